@@ -1,0 +1,1 @@
+//! netacc-core

@@ -1,0 +1,1 @@
+//! libnetacc-preload.so
