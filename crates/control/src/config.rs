@@ -1,0 +1,638 @@
+//! The configuration: where its values come from, whether they are right, and what results.
+//!
+//! Two steps, two types: raw text per [`Key`] with its [`Origin`], then the resolved, typed [`Config`]. Precedence:
+//! command line, environment, file, default. Every value that is given is checked, also one that a stronger source
+//! hides.
+//!
+//! `NACC_RDMA_MR_MIN_INC_SIZE` depends on `NACC_SOR_MSG_SIZE`, and `NACC_RDMA_MR_MAX_INC_SIZE` on the former. Where a
+//! stronger source changes the base alone (`netacc_run -s 65536` over a file that sets all three), the dependent value
+//! follows to the nearest valid one; where both come from the same source, or the dependent from the stronger one, a
+//! mismatch is an error.
+
+mod cpu_list;
+mod error;
+mod ini;
+mod setting;
+
+pub use cpu_list::{CPU_MAX, CpuList};
+pub use error::{ConfigError, Place};
+pub use setting::{
+    DEFAULT_FILE, ENV_FILE, ENV_FROM_COMMAND_LINE, Key, Kind, SECTION, SETTINGS, Setting,
+    TakesEffect,
+};
+
+use alloc::format;
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+use core::fmt::Write as _;
+
+/// Reads one environment variable.
+pub type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+/// Every option with its value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    /// `NACC_SOR_MSG_SIZE`: a multiple of 4096.
+    pub buffer_bytes: u32,
+    /// `NACC_RDMA_MR_MIN_INC_SIZE`: `buffer_bytes` times a power of two, at most 512 MiB.
+    pub arena_first_bytes: u32,
+    /// `NACC_RDMA_MR_MAX_INC_SIZE`: `arena_first_bytes` times a power of two, at most 512 MiB.
+    pub arena_growth_max_bytes: u32,
+    /// `NACC_SOR_CONN_PER_QP`.
+    pub connections_per_channel: u32,
+    /// `NACC_SOR_IO_THREADS`.
+    pub io_threads: u32,
+    /// `NACC_EMPTY_QP_EXPIRE_MS`: `Some(0)` at once, `None` never.
+    pub empty_channel_expire_ms: Option<u32>,
+    /// `NACC_EMPTY_QP_MAX_ALL`.
+    pub empty_channels_max: u32,
+    /// `NACC_EMPTY_QP_MAX_PER`.
+    pub empty_channels_max_per_peer: u32,
+    /// `NACC_CONNECT_RDMA_PERCENT`: 0 to 100.
+    pub accelerate_percent: u8,
+    /// `NACC_ENABLE_RDMA_DEFAULT`: when false, every connection stays on TCP.
+    pub accelerate_by_default: bool,
+    /// `NACC_LOG_LEVEL`: least severe level that is logged.
+    pub log_level: LogLevel,
+    /// `NACC_LOG_PATH`; empty: no log.
+    pub log_path: String,
+    /// `NACC_SOR_AFFINITY`; empty: all CPUs.
+    pub affinity: CpuList,
+    /// `NACC_CONN_TCP_FIRST`.
+    pub tcp_first: bool,
+    /// `NACC_FAST_CONNECT`.
+    pub fast_connect: bool,
+    /// `NACC_POLL_MS`: `None` adaptive, `Some(0)` never spin, `Some(n)` spin at most n ms.
+    pub poll_ms: Option<u32>,
+    /// `NACC_CQ_COMP_VECTOR`.
+    pub comp_vector: u32,
+}
+
+/// How severe a message is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum LogLevel {
+    /// 0
+    Trace,
+    /// 1
+    Debug,
+    /// 2
+    Info,
+    /// 3
+    Warn,
+    /// 4
+    Error,
+    /// 5
+    Fatal,
+}
+
+impl LogLevel {
+    /// The word in the log.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            LogLevel::Trace => "TRACE",
+            LogLevel::Debug => "DEBUG",
+            LogLevel::Info => "INFO",
+            LogLevel::Warn => "WARN",
+            LogLevel::Error => "ERROR",
+            LogLevel::Fatal => "FATAL",
+        }
+    }
+}
+
+/// Where a value comes from; a later one is stronger.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Origin {
+    /// Nobody set it.
+    Default,
+    /// The configuration file, at that line.
+    File(u32),
+    /// The environment.
+    Environment,
+    /// The command line of `netacc_run`.
+    CommandLine,
+}
+
+impl Origin {
+    /// `default`, `file`, `environment` or `command-line`.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Origin::Default => "default",
+            Origin::File(_) => "file",
+            Origin::Environment => "environment",
+            Origin::CommandLine => "command-line",
+        }
+    }
+
+    /// Compares by source: two lines of one file are equally strong.
+    fn strength(self) -> u8 {
+        match self {
+            Origin::Default => 0,
+            Origin::File(_) => 1,
+            Origin::Environment => 2,
+            Origin::CommandLine => 3,
+        }
+    }
+}
+
+/// Where each value of a [`Config`] comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Origins {
+    of: [Origin; KEYS],
+    file: Option<String>,
+}
+
+impl Origins {
+    /// The origin of one value.
+    pub fn of(&self, key: Key) -> Origin {
+        self.of
+            .get(key as usize)
+            .copied()
+            .unwrap_or(Origin::Default)
+    }
+
+    /// The configuration file that was read.
+    pub fn file(&self) -> Option<&str> {
+        self.file.as_deref()
+    }
+}
+
+impl Default for Config {
+    /// Every option at its default.
+    fn default() -> Config {
+        Config {
+            buffer_bytes: 16384,
+            arena_first_bytes: 16384,
+            arena_growth_max_bytes: 8 << 20,
+            connections_per_channel: 1,
+            io_threads: 1,
+            empty_channel_expire_ms: Some(60_000),
+            empty_channels_max: 100,
+            empty_channels_max_per_peer: 10,
+            accelerate_percent: 100,
+            accelerate_by_default: true,
+            log_level: LogLevel::Warn,
+            log_path: Key::LogPath.default_text().to_string(),
+            affinity: CpuList::default(),
+            tcp_first: false,
+            fast_connect: false,
+            poll_ms: None,
+            comp_vector: 0,
+        }
+    }
+}
+
+impl Config {
+    /// Resolves a configuration for `netacc_run`: any mistake anywhere is an error.
+    ///
+    /// `file` is path and content, `cli` what stands on the command line. A file that does not exist is `None`.
+    pub fn resolve(
+        file: Option<(&str, &str)>,
+        env: Env<'_>,
+        cli: &[(Key, &str)],
+    ) -> Result<(Config, Origins), Vec<ConfigError>> {
+        let (config, origins, errors) = Config::resolve_lossy(file, env, cli);
+        if errors.is_empty() {
+            Ok((config, origins))
+        } else {
+            Err(errors)
+        }
+    }
+
+    /// Resolves a configuration for the library, which has to run in any case: a value that is not valid gives way to
+    /// the default. The errors, at most [`ERRORS_MAX`], are for its log.
+    pub fn resolve_lossy(
+        file: Option<(&str, &str)>,
+        env: Env<'_>,
+        cli: &[(Key, &str)],
+    ) -> (Config, Origins, Vec<ConfigError>) {
+        let mut raw = Raw::new(file.map(|(path, _)| path));
+        if let Some((path, text)) = file {
+            raw.read_file(path, text);
+        }
+        raw.read_env(env);
+        for (key, text) in cli {
+            raw.give(*key, text, Origin::CommandLine);
+        }
+        raw.finish()
+    }
+
+    /// The value of one option, in the form it has in the file, without quotes.
+    pub fn value_text(&self, key: Key) -> String {
+        match key {
+            Key::BufferBytes => self.buffer_bytes.to_string(),
+            Key::ArenaFirstBytes => self.arena_first_bytes.to_string(),
+            Key::ArenaGrowthMaxBytes => self.arena_growth_max_bytes.to_string(),
+            Key::ConnectionsPerChannel => self.connections_per_channel.to_string(),
+            Key::IoThreads => self.io_threads.to_string(),
+            Key::EmptyChannelExpireMs => match self.empty_channel_expire_ms {
+                Some(ms) => ms.to_string(),
+                None => "-1".to_string(),
+            },
+            Key::EmptyChannelsMax => self.empty_channels_max.to_string(),
+            Key::EmptyChannelsMaxPerPeer => self.empty_channels_max_per_peer.to_string(),
+            Key::AcceleratePercent => self.accelerate_percent.to_string(),
+            Key::AccelerateByDefault => u8::from(self.accelerate_by_default).to_string(),
+            Key::LogLevel => (self.log_level as u8).to_string(),
+            Key::LogPath => self.log_path.clone(),
+            Key::Affinity => self.affinity.to_string(),
+            Key::TcpFirst => u8::from(self.tcp_first).to_string(),
+            Key::FastConnect => u8::from(self.fast_connect).to_string(),
+            Key::PollMs => self.poll_ms.map(|ms| ms.to_string()).unwrap_or_default(),
+            Key::CompVector => self.comp_vector.to_string(),
+        }
+    }
+
+    /// The configuration as text: `KEY=VALUE # origin` lines that [`parse_rendered`] and the file parser read back.
+    /// A comment line names the file.
+    pub fn render(&self, origins: &Origins) -> String {
+        let mut out = String::new();
+        if let Some(file) = origins.file() {
+            let file: String = file.chars().filter(|c| !c.is_control()).collect();
+            let _ = writeln!(out, "# file: {file}");
+        }
+        let _ = writeln!(out, "[{SECTION}]");
+        for key in Key::ALL.iter().copied() {
+            let value = ini::quote(&self.value_text(key)).unwrap_or_default();
+            let origin = origins.of(key);
+            let _ = match origin {
+                Origin::File(line) => writeln!(out, "{}={value} # file:{line}", key.name()),
+                _ => writeln!(out, "{}={value} # {}", key.name(), origin.as_str()),
+            };
+        }
+        out
+    }
+
+    fn set(&mut self, key: Key, value: Value) {
+        let number = |value: &Value| match value {
+            Value::Number(number) => u32::try_from(*number).unwrap_or(0),
+            _ => 0,
+        };
+        match key {
+            Key::BufferBytes => self.buffer_bytes = number(&value),
+            Key::ArenaFirstBytes => self.arena_first_bytes = number(&value),
+            Key::ArenaGrowthMaxBytes => self.arena_growth_max_bytes = number(&value),
+            Key::ConnectionsPerChannel => self.connections_per_channel = number(&value),
+            Key::IoThreads => self.io_threads = number(&value),
+            Key::EmptyChannelExpireMs => {
+                self.empty_channel_expire_ms = match value {
+                    Value::Number(ms) => u32::try_from(ms).ok(),
+                    _ => None,
+                }
+            }
+            Key::EmptyChannelsMax => self.empty_channels_max = number(&value),
+            Key::EmptyChannelsMaxPerPeer => self.empty_channels_max_per_peer = number(&value),
+            Key::AcceleratePercent => {
+                self.accelerate_percent = u8::try_from(number(&value)).unwrap_or(0);
+            }
+            Key::AccelerateByDefault => self.accelerate_by_default = number(&value) != 0,
+            Key::LogLevel => {
+                self.log_level = match number(&value) {
+                    0 => LogLevel::Trace,
+                    1 => LogLevel::Debug,
+                    2 => LogLevel::Info,
+                    3 => LogLevel::Warn,
+                    4 => LogLevel::Error,
+                    _ => LogLevel::Fatal,
+                }
+            }
+            Key::LogPath => {
+                if let Value::Text(path) = value {
+                    self.log_path = path;
+                }
+            }
+            Key::Affinity => {
+                if let Value::Cpus(cpus) = value {
+                    self.affinity = cpus;
+                }
+            }
+            Key::TcpFirst => self.tcp_first = number(&value) != 0,
+            Key::FastConnect => self.fast_connect = number(&value) != 0,
+            Key::PollMs => {
+                self.poll_ms = match value {
+                    Value::Number(ms) => u32::try_from(ms).ok(),
+                    _ => None,
+                }
+            }
+            Key::CompVector => self.comp_vector = number(&value),
+        }
+    }
+}
+
+/// Reads back what [`Config::render`] wrote: name, value and origin of each option. Unknown names are kept, so that a
+/// tool can show the configuration of a newer library.
+pub fn parse_rendered(text: &str) -> impl Iterator<Item = (&str, &str, &str)> {
+    ini::lines(text).filter_map(|(_, raw, line)| match line {
+        ini::Line::Pair(name, value) => {
+            let origin = raw.rsplit_once('#').map_or("", |(_, origin)| origin.trim());
+            let origin = origin.split(':').next().unwrap_or("");
+            Some((name, value, origin))
+        }
+        _ => None,
+    })
+}
+
+/// Most errors that are kept of one configuration.
+pub const ERRORS_MAX: usize = 64;
+
+const KEYS: usize = Key::ALL.len();
+const PATH_BYTES_MAX: usize = 1023;
+
+#[derive(Debug, Clone)]
+enum Value {
+    Number(i64),
+    Unset,
+    Text(String),
+    Cpus(CpuList),
+}
+
+/// What the sources say, before it is put together.
+struct Raw {
+    path: Option<String>,
+    /// The strongest valid-looking text of each key. `None`: default.
+    given: Vec<Option<(String, Value, Origin)>>,
+    /// Keys of which the strongest value is bad: these take the default.
+    errors: Vec<ConfigError>,
+}
+
+impl Raw {
+    fn new(path: Option<&str>) -> Raw {
+        Raw {
+            path: path.map(String::from),
+            given: Key::ALL.iter().map(|_| None).collect(),
+            errors: Vec::new(),
+        }
+    }
+
+    fn place(&self, key: Option<Key>, origin: Origin) -> Place {
+        match origin {
+            Origin::Default => Place::Default,
+            Origin::File(line) => Place::File {
+                path: self.path.clone().unwrap_or_default(),
+                line,
+            },
+            Origin::Environment => Place::Environment,
+            Origin::CommandLine => match key.and_then(Key::cli) {
+                Some(letter) => Place::CommandLine(letter),
+                None => Place::CommandLine('d'),
+            },
+        }
+    }
+
+    fn error(&mut self, place: Place, text: String, problem: &str, valid: String) {
+        if self.errors.len() < ERRORS_MAX {
+            self.errors.push(ConfigError {
+                place,
+                text,
+                problem: String::from(problem),
+                valid,
+            });
+        }
+    }
+
+    fn read_file(&mut self, path: &str, text: &str) {
+        let mut in_section = false;
+        let mut named_section = false;
+        let mut lines: Vec<Option<u32>> = Key::ALL.iter().map(|_| None).collect();
+        for (number, raw, line) in ini::lines(text) {
+            let place = Place::File {
+                path: String::from(path),
+                line: number,
+            };
+            let only_section = || format!("[{SECTION}]");
+            match line {
+                ini::Line::Bad(problem) => {
+                    let valid = "[section], KEY=VALUE, KEY=\"VALUE\" or # comment";
+                    self.error(place, String::from(raw), problem, String::from(valid));
+                }
+                ini::Line::Section(name) => {
+                    named_section = true;
+                    in_section = name == SECTION;
+                    if !in_section {
+                        let text = format!("[{name}]");
+                        self.error(place, text, "unknown section", only_section());
+                    }
+                }
+                // One error for the section is enough.
+                ini::Line::Pair(..) if !in_section && named_section => {}
+                ini::Line::Pair(name, value) => {
+                    let text = format!("{name}={value}");
+                    if !in_section {
+                        named_section = true;
+                        let valid = format!("[{SECTION}] on a line before it");
+                        self.error(place, text, "outside of a section", valid);
+                        continue;
+                    }
+                    let Some(key) = Key::from_name(name) else {
+                        let valid = nearest(name);
+                        self.error(place, text, "unknown key", valid);
+                        continue;
+                    };
+                    if let Some(seen) = lines.get_mut(key as usize) {
+                        if let Some(first) = *seen {
+                            let problem = format!("given twice, first in line {first}");
+                            self.error(place, text, &problem, String::from("each key once"));
+                            continue;
+                        }
+                        *seen = Some(number);
+                    }
+                    self.give(key, value, Origin::File(number));
+                }
+            }
+        }
+    }
+
+    fn read_env(&mut self, env: Env<'_>) {
+        let from_command_line = env(ENV_FROM_COMMAND_LINE).unwrap_or_default();
+        for key in Key::ALL.iter().copied() {
+            let Some(text) = env(key.name()) else {
+                continue;
+            };
+            let listed = from_command_line.split(',').any(|name| name == key.name());
+            let origin = if listed {
+                Origin::CommandLine
+            } else {
+                Origin::Environment
+            };
+            self.give(key, text.trim(), origin);
+        }
+    }
+
+    /// Takes one value from a source that is at least as strong as those before it.
+    fn give(&mut self, key: Key, text: &str, origin: Origin) {
+        let value = match parse(key.kind(), text) {
+            Ok(value) => Some((String::from(text), value, origin)),
+            Err(problem) => {
+                let place = self.place(Some(key), origin);
+                let text = format!("{}={text}", key.name());
+                self.error(place, text, problem, key.valid());
+                None
+            }
+        };
+        if let Some(slot) = self.given.get_mut(key as usize) {
+            *slot = value;
+        }
+    }
+
+    fn origin(&self, key: Key) -> Origin {
+        match self.given.get(key as usize) {
+            Some(Some((_, _, origin))) => *origin,
+            _ => Origin::Default,
+        }
+    }
+
+    fn number(&self, key: Key) -> i64 {
+        match self.given.get(key as usize) {
+            Some(Some((_, Value::Number(number), _))) => *number,
+            _ => key.default_text().parse().unwrap_or(0),
+        }
+    }
+
+    fn finish(mut self) -> (Config, Origins, Vec<ConfigError>) {
+        let buffer = self.number(Key::BufferBytes);
+        let strength = self.origin(Key::BufferBytes).strength();
+        let (first, strength) = self.multiple_of(Key::ArenaFirstBytes, buffer, strength);
+        let (growth, _) = self.multiple_of(Key::ArenaGrowthMaxBytes, first, strength);
+
+        let mut config = Config::default();
+        let mut of = [Origin::Default; KEYS];
+        for (key, given) in Key::ALL.iter().zip(self.given) {
+            if let (Some((_, value, origin)), Some(slot)) = (given, of.get_mut(*key as usize)) {
+                config.set(*key, value);
+                *slot = origin;
+            }
+        }
+        config.set(Key::ArenaFirstBytes, Value::Number(first));
+        config.set(Key::ArenaGrowthMaxBytes, Value::Number(growth));
+        let file = self.path;
+        (config, Origins { of, file }, self.errors)
+    }
+
+    /// The value of `key`, which has to be `base` times a power of two, and how strong its base and itself are.
+    fn multiple_of(&mut self, key: Key, base: i64, base_strength: u8) -> (i64, u8) {
+        let value = self.number(key);
+        let origin = self.origin(key);
+        let strength = base_strength.max(origin.strength());
+        if is_power_of_two_times(base, value) {
+            return (value, strength);
+        }
+        let follows = origin == Origin::Default || origin.strength() < base_strength;
+        if follows {
+            return (power_of_two_times(base, value), strength);
+        }
+        let place = self.place(Some(key), origin);
+        let Kind::PowerOfTwoTimes { of, .. } = key.kind() else {
+            return (value, strength);
+        };
+        let text = format!("{}={value}", key.name());
+        let problem = format!("not {base} ({}) times a power of two", of.name());
+        self.error(place, text, &problem, suggest(base, value));
+        if let Some(slot) = self.given.get_mut(key as usize) {
+            *slot = None;
+        }
+        (power_of_two_times(base, self.number(key)), base_strength)
+    }
+}
+
+const ARENA_BYTES_MAX: i64 = 512 << 20;
+
+fn is_power_of_two_times(base: i64, value: i64) -> bool {
+    base > 0
+        && value > 0
+        && value % base == 0
+        && u64::try_from(value / base).is_ok_and(u64::is_power_of_two)
+}
+
+/// The smallest `base` times a power of two that is at least `wanted`, but at most 512 MiB.
+fn power_of_two_times(base: i64, wanted: i64) -> i64 {
+    let mut value = base.max(1);
+    while value < wanted && value <= ARENA_BYTES_MAX / 2 {
+        value *= 2;
+    }
+    value
+}
+
+fn suggest(base: i64, value: i64) -> String {
+    let above = power_of_two_times(base, value);
+    if above > base && above > value {
+        format!("for example {} or {above}", above / 2)
+    } else {
+        format!("for example {above}")
+    }
+}
+
+fn parse(kind: Kind, text: &str) -> Result<Value, &'static str> {
+    match kind {
+        Kind::Number { min, max, step } => {
+            let number = number(text, min, max)?;
+            if number % step != 0 {
+                return Err("not a multiple");
+            }
+            Ok(Value::Number(number))
+        }
+        Kind::OptionalNumber { .. } if text.is_empty() => Ok(Value::Unset),
+        Kind::OptionalNumber { min, max } => number(text, min, max).map(Value::Number),
+        Kind::Flag => number(text, 0, 1).map(Value::Number),
+        Kind::PowerOfTwoTimes { max, .. } => number(text, 4096, max).map(Value::Number),
+        Kind::Path => {
+            if text.len() > PATH_BYTES_MAX {
+                Err("too long")
+            } else if ini::quote(text).is_none() {
+                Err("has control characters, or both kinds of quotes")
+            } else {
+                Ok(Value::Text(String::from(text)))
+            }
+        }
+        Kind::CpuList => CpuList::parse(text).map(Value::Cpus),
+    }
+}
+
+fn number(text: &str, min: i64, max: i64) -> Result<i64, &'static str> {
+    let digits = text.strip_prefix('-').unwrap_or(text);
+    if text.is_empty() {
+        return Err("empty");
+    }
+    if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err("not a number");
+    }
+    match text.parse::<i64>() {
+        Ok(number) if (min..=max).contains(&number) => Ok(number),
+        Ok(number) if number < min => Err("too small"),
+        _ if text.starts_with('-') => Err("too small"),
+        _ => Err("too large"),
+    }
+}
+
+/// The known key that an unknown one was probably meant to be.
+fn nearest(name: &str) -> String {
+    let distance = |key: &Key| edit_distance(name.as_bytes(), key.name().as_bytes());
+    match Key::ALL.iter().min_by_key(|key| distance(key)) {
+        Some(key) if distance(key) <= 4 => format!("did you mean {}?", key.name()),
+        _ => String::from("see netacc.conf(5)"),
+    }
+}
+
+/// Levenshtein's; names longer than 64 bytes are far from everything.
+fn edit_distance(a: &[u8], b: &[u8]) -> usize {
+    if a.len() > 64 || b.len() > 64 {
+        return usize::MAX;
+    }
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.iter().enumerate() {
+        let mut diagonal = i;
+        let mut left = i + 1;
+        if let Some(first) = row.first_mut() {
+            *first = left;
+        }
+        for (cell, y) in row.iter_mut().skip(1).zip(b) {
+            let replaced = diagonal + usize::from(x != y);
+            diagonal = *cell;
+            left = replaced.min(*cell + 1).min(left + 1);
+            *cell = left;
+        }
+    }
+    row.last().copied().unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,381 @@
+//! The statistics segment of a process that runs the library: its layout, and nothing else.
+//!
+//! The library creates a memfd named [`MEMFD_NAME`] (mode 0600, close-on-exec off the application's way at a high
+//! number), maps it `MAP_SHARED` and writes into it with relaxed stores; `netacc_ss` finds it through `/proc/PID/fd`
+//! and reads it. A [`Header`] is followed by `conn_capacity` [`ConnRecord`]s at offset [`CONNS_OFFSET`].
+//!
+//! Rules: only atomics; all zero is a valid, empty segment; writers never format; the layout is a contract, so any
+//! change of an offset or of a meaning bumps [`VERSION`]. New counters and reasons fit into the slots that are there.
+//!
+//! A forked child inherits its parent's descriptor: the segment of a process is the one whose `pid` is that process's
+//! own pid, as it sees itself in its pid namespace (the last `NSpid` of `/proc/PID/status`).
+
+mod names;
+mod read;
+
+pub use names::{COUNTERS, Counter, REASONS, Reason};
+pub use read::{Channel, Connection, ReadError, Snapshot};
+
+use core::mem::size_of;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
+
+/// Name given to memfd_create.
+pub const MEMFD_NAME: &str = "netacc-stats";
+/// What the link in `/proc/PID/fd` says.
+pub const MEMFD_LINK: &str = "/memfd:netacc-stats (deleted)";
+/// First word of a segment: "NETACCST", little endian.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"NETACCST");
+/// Version of this layout.
+pub const VERSION: u32 = 1;
+
+/// Room for counters; those of [`Counter`] come first.
+pub const COUNTER_SLOTS: usize = 128;
+/// Room for reasons, indexed by code.
+pub const REASON_SLOTS: usize = 64;
+/// Number of paths.
+pub const PATHS: usize = 4;
+/// Room for the rendered configuration.
+pub const CONFIG_BYTES: usize = 4096;
+/// Room for channels.
+pub const CHANNEL_SLOTS: usize = 64;
+/// Usual number of connection records; pages that are never written cost nothing.
+pub const CONN_CAPACITY: u32 = 65536;
+/// Where the first [`ConnRecord`] lies.
+pub const CONNS_OFFSET: usize = size_of::<Header>();
+
+/// How bytes travel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum Path {
+    /// Kernel TCP.
+    Tcp = 0,
+    /// Shared memory.
+    Shm = 1,
+    /// RDMA.
+    Rdma = 2,
+    /// AF_XDP.
+    Xdp = 3,
+}
+
+impl Path {
+    /// Every path, by code.
+    pub const ALL: [Path; PATHS] = [Path::Tcp, Path::Shm, Path::Rdma, Path::Xdp];
+    /// `tcp`, `shm`, `rdma` or `xdp`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Path::Tcp => "tcp",
+            Path::Shm => "shm",
+            Path::Rdma => "rdma",
+            Path::Xdp => "xdp",
+        }
+    }
+    /// The path with that code.
+    pub fn from_code(code: u32) -> Option<Path> {
+        Path::ALL.get(code as usize).copied()
+    }
+}
+
+/// Start of the segment.
+#[repr(C, align(4096))]
+#[derive(Debug)]
+pub struct Header {
+    /// [`MAGIC`]; stored last, with release.
+    pub magic: AtomicU64,
+    /// [`VERSION`].
+    pub version: AtomicU32,
+    /// The process's own pid, as it sees itself.
+    pub pid: AtomicU32,
+    /// When the segment was made.
+    pub started_unix_ns: AtomicU64,
+    /// Number of [`ConnRecord`]s that follow.
+    pub conn_capacity: AtomicU32,
+    /// Records at and above this index were never used. A reader stops here.
+    pub conn_high_water: AtomicU32,
+    /// Number of [`ChannelRecord`]s in `channels`.
+    pub channel_capacity: AtomicU32,
+    /// Length of the text in `config`.
+    pub config_len: AtomicU32,
+    /// Zero.
+    pub reserved: [AtomicU64; 3],
+    /// Open connections by their better direction's path.
+    pub open_by_path: [AtomicU64; PATHS],
+    /// All connections by the best path that they ever had.
+    pub total_by_path: [AtomicU64; PATHS],
+    /// Connections, open and closed, by the reason why they are, or ended, not accelerated.
+    pub reasons: [AtomicU64; REASON_SLOTS],
+    /// By [`Counter`].
+    pub counters: [AtomicU64; COUNTER_SLOTS],
+    /// What `Config::render` wrote.
+    pub config: [AtomicU8; CONFIG_BYTES],
+    /// Channels to other processes.
+    pub channels: [ChannelRecord; CHANNEL_SLOTS],
+}
+
+/// One connection.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct ConnRecord {
+    /// 0 free, 1 open; written last when opened, first when closed.
+    pub state: AtomicU32,
+    /// File descriptor in the owning process (its lowest, where it has several).
+    pub fd: AtomicU32,
+    /// [`Path`] on which this side sends.
+    pub tx_path: AtomicU32,
+    /// [`Path`] on which this side receives.
+    pub rx_path: AtomicU32,
+    /// [`Reason`] code.
+    pub reason: AtomicU32,
+    /// Pid of the peer process as we see it; 0 unknown.
+    pub peer_pid: AtomicU32,
+    /// AF_INET (2), AF_INET6 (10), or 0 unknown.
+    pub family: AtomicU32,
+    /// In host order.
+    pub local_port: AtomicU32,
+    /// In host order.
+    pub peer_port: AtomicU32,
+    /// Times a direction went from TCP to a faster path.
+    pub promotions: AtomicU32,
+    /// Times a direction went back to TCP.
+    pub demotions: AtomicU32,
+    /// Zero.
+    pub reserved: AtomicU32,
+    /// Address octets as two big-endian numbers; an IPv4 address fills the first four octets.
+    pub local_addr: [AtomicU64; 2],
+    /// As `local_addr`.
+    pub peer_addr: [AtomicU64; 2],
+    /// Bytes sent, by [`Path`].
+    pub tx_bytes: [AtomicU64; PATHS],
+    /// Bytes received, by [`Path`].
+    pub rx_bytes: [AtomicU64; PATHS],
+    /// When the connection was made.
+    pub opened_unix_ns: AtomicU64,
+    /// Zero.
+    pub reserved_tail: [AtomicU64; 13],
+}
+
+/// One channel: the shared memory between this process and another.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct ChannelRecord {
+    /// [`ChannelState`] code.
+    pub state: AtomicU32,
+    /// Pid of the other process as we see it.
+    pub peer_pid: AtomicU32,
+    /// Connections that it carries.
+    pub slots_used: AtomicU32,
+    /// Connections that it can carry.
+    pub slots_total: AtomicU32,
+    /// Shared memory that it takes.
+    pub arena_bytes: AtomicU64,
+    /// Connections that it has carried.
+    pub connections_total: AtomicU64,
+    /// When it was made.
+    pub opened_unix_ns: AtomicU64,
+    /// Zero.
+    pub reserved: [AtomicU64; 3],
+}
+
+/// What a channel is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum ChannelState {
+    /// The record is not in use.
+    Free = 0,
+    /// It carries connections, or can.
+    Open = 1,
+    /// It takes no new connections and goes away with its last one.
+    Draining = 2,
+    /// The peer broke the rules, or died; nothing of it is trusted any more.
+    Failed = 3,
+}
+
+impl ChannelState {
+    /// The word in tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            ChannelState::Free => "free",
+            ChannelState::Open => "open",
+            ChannelState::Draining => "draining",
+            ChannelState::Failed => "failed",
+        }
+    }
+    /// The state with that code.
+    pub fn from_code(code: u32) -> Option<ChannelState> {
+        match code {
+            0 => Some(ChannelState::Free),
+            1 => Some(ChannelState::Open),
+            2 => Some(ChannelState::Draining),
+            3 => Some(ChannelState::Failed),
+            _ => None,
+        }
+    }
+}
+
+impl Header {
+    /// Fills in a fresh segment.
+    pub fn init(&self, pid: u32, started_unix_ns: u64, conn_capacity: u32) {
+        self.version.store(VERSION, Relaxed);
+        self.pid.store(pid, Relaxed);
+        self.started_unix_ns.store(started_unix_ns, Relaxed);
+        self.conn_capacity.store(conn_capacity, Relaxed);
+        self.channel_capacity.store(CHANNEL_SLOTS as u32, Relaxed);
+        self.magic.store(MAGIC, Release);
+    }
+
+    /// Stores what `Config::render` made, as much of it as fits, in whole lines.
+    pub fn set_config(&self, text: &str) {
+        let mut fits = text.as_bytes();
+        if let Some(first) = fits.get(..CONFIG_BYTES) {
+            let whole = first.iter().rposition(|byte| *byte == b'\n');
+            fits = first.get(..whole.map_or(0, |end| end + 1)).unwrap_or(&[]);
+        }
+        self.config_len.store(0, Release);
+        for (to, from) in self.config.iter().zip(fits) {
+            to.store(*from, Relaxed);
+        }
+        self.config_len.store(fits.len() as u32, Release);
+    }
+
+    /// Adds to a counter.
+    #[inline]
+    pub fn add(&self, counter: Counter, amount: u64) {
+        if let Some(slot) = self.counters.get(counter as usize) {
+            slot.fetch_add(amount, Relaxed);
+        }
+    }
+
+    /// Adds one to a counter.
+    #[inline]
+    pub fn count(&self, counter: Counter) {
+        self.add(counter, 1);
+    }
+
+    /// A counter's value.
+    pub fn counter(&self, counter: Counter) -> u64 {
+        self.counters
+            .get(counter as usize)
+            .map_or(0, |slot| slot.load(Relaxed))
+    }
+
+    /// Counts a connection under a reason.
+    pub fn count_reason(&self, reason: Reason) {
+        if let Some(slot) = self.reasons.get(reason as usize) {
+            slot.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Moves a connection from one reason to another.
+    pub fn change_reason(&self, from: Reason, to: Reason) {
+        if from != to {
+            if let Some(slot) = self.reasons.get(from as usize) {
+                slot.fetch_sub(1, Relaxed);
+            }
+            self.count_reason(to);
+        }
+    }
+
+    /// Tells readers that the record at `index` is used.
+    pub fn raise_high_water(&self, index: u32) {
+        let above = index.saturating_add(1);
+        if self.conn_high_water.load(Relaxed) < above {
+            self.conn_high_water.fetch_max(above, Release);
+        }
+    }
+}
+
+impl ConnRecord {
+    /// Starts a record: everything zero but the descriptor, the time and the reason; on TCP; open.
+    pub fn open(&self, fd: u32, reason: Reason, opened_unix_ns: u64) {
+        for word in [
+            &self.state,
+            &self.tx_path,
+            &self.rx_path,
+            &self.peer_pid,
+            &self.family,
+            &self.local_port,
+            &self.peer_port,
+            &self.promotions,
+            &self.demotions,
+        ] {
+            word.store(0, Relaxed);
+        }
+        for words in [&self.local_addr, &self.peer_addr] {
+            words.iter().for_each(|word| word.store(0, Relaxed));
+        }
+        for words in [&self.tx_bytes, &self.rx_bytes] {
+            words.iter().for_each(|word| word.store(0, Relaxed));
+        }
+        self.fd.store(fd, Relaxed);
+        self.reason.store(reason as u32, Relaxed);
+        self.opened_unix_ns.store(opened_unix_ns, Relaxed);
+        self.state.store(1, Release);
+    }
+
+    /// Frees the record.
+    pub fn close(&self) {
+        self.state.store(0, Release);
+    }
+
+    /// Whether it is in use.
+    pub fn is_open(&self) -> bool {
+        self.state.load(Acquire) == 1
+    }
+
+    /// Stores both addresses.
+    pub fn set_addresses(&self, local: SocketAddr, peer: SocketAddr) {
+        self.family.store(family(&local), Relaxed);
+        self.local_port.store(u32::from(local.port()), Relaxed);
+        self.peer_port.store(u32::from(peer.port()), Relaxed);
+        store_addr(&self.local_addr, local.ip());
+        store_addr(&self.peer_addr, peer.ip());
+    }
+
+    /// Adds sent bytes.
+    #[inline]
+    pub fn add_tx(&self, path: Path, bytes: u64) {
+        if let Some(slot) = self.tx_bytes.get(path as usize) {
+            slot.fetch_add(bytes, Relaxed);
+        }
+    }
+
+    /// Adds received bytes.
+    #[inline]
+    pub fn add_rx(&self, path: Path, bytes: u64) {
+        if let Some(slot) = self.rx_bytes.get(path as usize) {
+            slot.fetch_add(bytes, Relaxed);
+        }
+    }
+}
+
+const AF_INET: u32 = 2;
+const AF_INET6: u32 = 10;
+
+fn family(addr: &SocketAddr) -> u32 {
+    match addr {
+        SocketAddr::V4(_) => AF_INET,
+        SocketAddr::V6(_) => AF_INET6,
+    }
+}
+
+fn store_addr(to: &[AtomicU64; 2], ip: IpAddr) {
+    let words = match ip {
+        IpAddr::V4(ip) => u128::from(ip.to_bits()) << 96,
+        IpAddr::V6(ip) => ip.to_bits(),
+    };
+    let [high, low] = to;
+    high.store((words >> 64) as u64, Relaxed);
+    low.store(words as u64, Relaxed);
+}
+
+fn unpack_addr(family: u32, high: u64, low: u64) -> Option<IpAddr> {
+    match family {
+        AF_INET => Some(Ipv4Addr::from_bits((high >> 32) as u32).into()),
+        AF_INET6 => Some(Ipv6Addr::from_bits((u128::from(high) << 64) | u128::from(low)).into()),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,175 @@
+//! The names of counters and reasons. New ones go at the end: the position is the code.
+
+macro_rules! counters {
+    ($($variant:ident $name:literal $doc:literal;)*) => {
+        /// What is counted.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        #[repr(u32)]
+        pub enum Counter { $(#[doc = $doc] $variant),* }
+
+        impl Counter {
+            /// Every counter, by code.
+            pub const ALL: &'static [Counter] = &[$(Counter::$variant),*];
+            /// Its name in `netacc_ss`.
+            pub const fn name(self) -> &'static str {
+                match self { $(Counter::$variant => $name),* }
+            }
+            /// What it counts.
+            pub const fn doc(self) -> &'static str {
+                match self { $(Counter::$variant => $doc),* }
+            }
+        }
+    };
+}
+
+counters! {
+    Accepted "accepted" "TCP connections accepted.";
+    Connected "connected" "TCP connections made.";
+    PromotedTx "promoted_tx" "Sending directions that left TCP for a faster path.";
+    PromotedRx "promoted_rx" "Receiving directions that left TCP for a faster path.";
+    Demoted "demoted" "Directions that went back to TCP.";
+    PulledBack "pulled_back" "Directions of which unread bytes were taken back from the fast path and sent by TCP.";
+    DoorbellsRung "doorbells_rung" "Wake-ups that this process sent to a sleeping peer.";
+    Wakeups "wakeups" "Wake-ups that this process got from a peer.";
+    SpinsWon "spins_won" "Waits in which polling found what it waited for.";
+    SpinsLost "spins_lost" "Waits in which polling was in vain and the thread slept after all.";
+    KernelEpollVisits "kernel_epoll_visits" "Calls of the kernel's epoll_wait.";
+    OffersSent "offers_sent" "Offers to accelerate a connection that this process made to a peer.";
+    OffersReceived "offers_received" "Offers to accelerate a connection that this process got from a peer.";
+    OffersRefused "offers_refused" "Offers that were refused, by this process or by a peer.";
+    AuthFailures "auth_failures" "Peers that could not prove that they hold the other end of the connection.";
+    PeerCorrupt "peer_corrupt" "Violations of the protocol found in memory shared with a peer.";
+    ShmBytesTx "shm_bytes_tx" "Bytes sent through shared memory by connections that are closed or demoted, or all, as the library counts them.";
+    ShmBytesRx "shm_bytes_rx" "As shm_bytes_tx, received.";
+    TcpBytesTx "tcp_bytes_tx" "Bytes sent through TCP on connections that the library follows.";
+    TcpBytesRx "tcp_bytes_rx" "As tcp_bytes_tx, received.";
+    ChannelsOpened "channels_opened" "Channels made to other processes.";
+    ChannelsClosed "channels_closed" "Channels closed.";
+    ChannelsFailed "channels_failed" "Channels given up because the peer died or broke the rules.";
+    SpinsSkipped "spins_skipped" "Waits that slept at once, because polling could not pay.";
+    Sleeps "sleeps" "Waits that went to sleep in the kernel.";
+    RecordsExhausted "records_exhausted" "Connections that found no free record in this segment.";
+    EpollCtlSaved "epoll_ctl_saved" "Calls of epoll_ctl that needed no system call.";
+    Forks "forks" "Forks of the process.";
+    LogLinesDropped "log_lines_dropped" "Log messages that could not be written.";
+}
+
+/// Number of counters.
+pub const COUNTERS: usize = Counter::ALL.len();
+
+macro_rules! reasons {
+    ($($variant:ident $name:literal $explanation:literal, $remedy:literal;)*) => {
+        /// Why a connection is on TCP.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        #[repr(u32)]
+        pub enum Reason { $(#[doc = $explanation] $variant),* }
+
+        impl Reason {
+            /// Every reason, by code.
+            pub const ALL: &'static [Reason] = &[$(Reason::$variant),*];
+            /// Its name in `netacc_ss`.
+            pub const fn name(self) -> &'static str {
+                match self { $(Reason::$variant => $name),* }
+            }
+            /// What it means.
+            pub const fn explanation(self) -> &'static str {
+                match self { $(Reason::$variant => $explanation),* }
+            }
+            /// What an operator can do about it.
+            pub const fn remedy(self) -> &'static str {
+                match self { $(Reason::$variant => $remedy),* }
+            }
+        }
+    };
+}
+
+reasons! {
+    None "none" "The connection is accelerated.", "Nothing to do.";
+    Negotiating "negotiating" "The two sides have not finished agreeing on a path.",
+        "Wait a moment; a connection that stays so has a peer that does not answer.";
+    PeerRemote "peer-remote" "The peer is not on this host.",
+        "Shared memory serves connections within one host.";
+    PeerWithoutLibrary "peer-without-library" "The peer process does not run the library.",
+        "Start the peer with netacc_run as well.";
+    ListenerWithoutLibrary "listener-without-library" "The process that listens at the peer's address does not run the library.",
+        "Start the server with netacc_run as well.";
+    DisabledByConfig "disabled-by-config" "The configuration turns acceleration off.",
+        "Set NACC_ENABLE_RDMA_DEFAULT=1.";
+    SampledOut "sampled-out" "NACC_CONNECT_RDMA_PERCENT left this connection on TCP.",
+        "Raise NACC_CONNECT_RDMA_PERCENT to 100.";
+    PeerRefused "peer-refused" "The peer's library refused the offer.",
+        "See the reason that netacc_ss shows for the peer.";
+    VersionMismatch "version-mismatch" "The two libraries speak no common protocol version.",
+        "Run the same version of netacc on both sides.";
+    NotAuthenticated "not-authenticated" "The peer could not prove that it holds the other end of the connection.",
+        "Run both processes as the same user; otherwise something interferes with the agreement: see the log.";
+    NoMemory "no-memory" "There was no memory for a channel or its buffers.",
+        "Check the memory limits of the process and its control group.";
+    NoDescriptor "no-descriptor" "There was no free file descriptor for a channel.",
+        "Raise the limit of open files (ulimit -n).";
+    ChannelFull "channel-full" "The channel to the peer carries as many connections as it can.",
+        "Spread the connections over more processes.";
+    InheritedByFork "inherited-by-fork" "The socket was inherited by a forked process and is used by several.",
+        "None needed; the connection is correct, at TCP's speed.";
+    InheritedByExec "inherited-by-exec" "The socket was inherited through exec.",
+        "None needed; the connection is correct, at TCP's speed.";
+    PassedByScmRights "passed-by-scm-rights" "The socket was passed to or from another process over a Unix socket.",
+        "None needed; the connection is correct, at TCP's speed.";
+    SocketOption "socket-option" "The program set a socket option that only the kernel's TCP has.",
+        "None, or turn off the feature of the program that sets it.";
+    UrgentData "urgent-data" "The connection uses urgent (out-of-band) data.",
+        "None; urgent data needs TCP.";
+    StdioStream "stdio-stream" "The socket is read or written through stdio (fdopen).",
+        "None; stdio calls inside libc cannot be followed.";
+    Splice "splice" "The program used splice, tee or a similar call that moves data inside the kernel.",
+        "None, or turn off the feature of the program that uses it.";
+    SeveralEpollSets "several-epoll-sets" "The socket is in several epoll sets.",
+        "None needed; the connection is correct, at TCP's speed.";
+    DuplicateInEpoll "duplicate-in-epoll" "A duplicate of the socket's descriptor is in an epoll set beside the first.",
+        "None needed; the connection is correct, at TCP's speed.";
+    PeerAskedForTcp "peer-asked-for-tcp" "The peer's library asked to go back to TCP.",
+        "See the reason that netacc_ss shows for the peer.";
+    PeerCorrupt "peer-corrupt" "The peer broke the protocol in shared memory; its channel was given up.",
+        "Look for a memory error or an attack in the peer process.";
+    FastOpen "fast-open" "The connection uses TCP Fast Open.",
+        "None, or turn off Fast Open in the program.";
+    Disconnected "disconnected" "The socket was disconnected with connect(AF_UNSPEC).",
+        "None needed.";
+    SelfConnect "self-connect" "The socket is connected to itself.",
+        "None needed.";
+    UncountedBytes "uncounted-bytes" "Bytes moved over the connection in a way the library did not see, so its position in the stream is unknown.",
+        "Report the program; the connection is correct, at TCP's speed.";
+    ShuttingDown "shutting-down" "The connection was shut down before it could be accelerated.",
+        "None; too short to gain anything.";
+    IoUring "io-uring" "The program uses io_uring, which passes the library by.",
+        "Turn off io_uring in the program.";
+    NotStream "not-stream" "The socket is not an ordinary TCP stream.",
+        "None.";
+    NotStarted "not-started" "No byte has been sent, or no agreement tried, yet.",
+        "None needed.";
+    NoRecord "no-record" "The process has more connections than the library follows.",
+        "None needed; the connection is correct, at TCP's speed.";
+    ChannelFailed "channel-failed" "The channel to the peer failed or the peer process died.",
+        "See the log of both processes.";
+    SharedByThreads "shared-by-threads" "Several waiting places use the socket in a way that the fast path does not carry.",
+        "None needed; the connection is correct, at TCP's speed.";
+    Internal "internal" "The library gave up for a reason of its own.",
+        "See the log, and report it.";
+}
+
+/// Number of reasons.
+pub const REASONS: usize = Reason::ALL.len();
+
+impl Reason {
+    /// The reason with that code.
+    pub fn from_code(code: u32) -> Option<Reason> {
+        Reason::ALL.get(code as usize).copied()
+    }
+}
+
+impl Counter {
+    /// The counter with that code.
+    pub fn from_code(code: u32) -> Option<Counter> {
+        Counter::ALL.get(code as usize).copied()
+    }
+}

@@ -1,0 +1,230 @@
+//! Reads a segment from a copy of its bytes.
+//!
+//! The tools copy the bytes with `pread` instead of mapping them: nothing can change under the reader, a segment that is
+//! cut short is an error instead of a SIGBUS, and no unsafe code is needed. The writer is not trusted: every length is
+//! checked, every code may be unknown.
+
+use super::{
+    CHANNEL_SLOTS, CONFIG_BYTES, CONNS_OFFSET, COUNTER_SLOTS, ChannelRecord, ConnRecord, Header,
+    MAGIC, PATHS, REASON_SLOTS, VERSION, unpack_addr,
+};
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::fmt;
+use core::mem::{offset_of, size_of};
+use core::net::{IpAddr, SocketAddr};
+
+/// Why bytes are not a segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReadError {
+    /// Too short for a header.
+    Short,
+    /// The first word is not the magic number; the process may be starting.
+    NotASegment,
+    /// Made by a library with another layout.
+    Version(u32),
+}
+
+impl fmt::Display for ReadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ReadError::Short => f.write_str("the statistics segment is cut short"),
+            ReadError::NotASegment => f.write_str("not a statistics segment, or not yet one"),
+            ReadError::Version(version) => write!(
+                f,
+                "the statistics have layout version {version}, this tool reads version {VERSION}"
+            ),
+        }
+    }
+}
+
+impl core::error::Error for ReadError {}
+
+/// A segment at one moment.
+#[derive(Debug, Clone)]
+pub struct Snapshot {
+    /// The process's own pid, as it sees itself.
+    pub pid: u32,
+    /// When the segment was made.
+    pub started_unix_ns: u64,
+    /// How many connections can be recorded.
+    pub conn_capacity: u32,
+    /// Records that were ever used.
+    pub conn_high_water: u32,
+    /// By path.
+    pub open_by_path: [u64; PATHS],
+    /// By path.
+    pub total_by_path: [u64; PATHS],
+    /// By code.
+    pub reasons: [u64; REASON_SLOTS],
+    /// By code.
+    pub counters: [u64; COUNTER_SLOTS],
+    /// What `Config::render` wrote.
+    pub config: String,
+    /// Those in use.
+    pub channels: Vec<Channel>,
+}
+
+/// A [`ChannelRecord`] at one moment.
+#[derive(Debug, Clone)]
+pub struct Channel {
+    /// Code.
+    pub state: u32,
+    /// Pid of the other process.
+    pub peer_pid: u32,
+    /// Connections that it carries.
+    pub slots_used: u32,
+    /// Connections that it can carry.
+    pub slots_total: u32,
+    /// Shared memory that it takes.
+    pub arena_bytes: u64,
+    /// Connections that it has carried.
+    pub connections_total: u64,
+    /// When it was made.
+    pub opened_unix_ns: u64,
+}
+
+/// A [`ConnRecord`] at one moment.
+#[derive(Debug, Clone)]
+pub struct Connection {
+    /// Descriptor.
+    pub fd: u32,
+    /// Code.
+    pub tx_path: u32,
+    /// Code.
+    pub rx_path: u32,
+    /// Code.
+    pub reason: u32,
+    /// Pid of the peer process; 0 unknown.
+    pub peer_pid: u32,
+    /// Own address, where known.
+    pub local: Option<SocketAddr>,
+    /// The peer's address, where known.
+    pub peer: Option<SocketAddr>,
+    /// By path.
+    pub tx_bytes: [u64; PATHS],
+    /// By path.
+    pub rx_bytes: [u64; PATHS],
+    /// Directions that left TCP.
+    pub promotions: u32,
+    /// Directions that went back.
+    pub demotions: u32,
+    /// When it was made.
+    pub opened_unix_ns: u64,
+}
+
+impl Snapshot {
+    /// Reads a header from the first [`CONNS_OFFSET`] bytes of a segment.
+    pub fn read(bytes: &[u8]) -> Result<Snapshot, ReadError> {
+        if bytes.len() < CONNS_OFFSET {
+            return Err(ReadError::Short);
+        }
+        if u64_at(bytes, offset_of!(Header, magic)) != MAGIC {
+            return Err(ReadError::NotASegment);
+        }
+        let version = u32_at(bytes, offset_of!(Header, version));
+        if version != VERSION {
+            return Err(ReadError::Version(version));
+        }
+        let config_len = u32_at(bytes, offset_of!(Header, config_len)) as usize;
+        let config = bytes
+            .get(offset_of!(Header, config)..)
+            .and_then(|from| from.get(..config_len.min(CONFIG_BYTES)))
+            .unwrap_or(&[]);
+        Ok(Snapshot {
+            pid: u32_at(bytes, offset_of!(Header, pid)),
+            started_unix_ns: u64_at(bytes, offset_of!(Header, started_unix_ns)),
+            conn_capacity: u32_at(bytes, offset_of!(Header, conn_capacity)),
+            conn_high_water: u32_at(bytes, offset_of!(Header, conn_high_water)),
+            open_by_path: u64s_at(bytes, offset_of!(Header, open_by_path)),
+            total_by_path: u64s_at(bytes, offset_of!(Header, total_by_path)),
+            reasons: u64s_at(bytes, offset_of!(Header, reasons)),
+            counters: u64s_at(bytes, offset_of!(Header, counters)),
+            config: String::from_utf8_lossy(config).into_owned(),
+            channels: (0..CHANNEL_SLOTS)
+                .filter_map(|index| {
+                    let at = offset_of!(Header, channels) + index * size_of::<ChannelRecord>();
+                    Channel::read(bytes.get(at..)?)
+                })
+                .collect(),
+        })
+    }
+
+    /// How many bytes of connection records follow the header that are worth reading.
+    pub fn conns_bytes(&self) -> usize {
+        let records = self.conn_high_water.min(self.conn_capacity) as usize;
+        records * size_of::<ConnRecord>()
+    }
+}
+
+impl Connection {
+    /// Reads the open connections from the bytes after the header.
+    pub fn read_all(bytes: &[u8]) -> Vec<Connection> {
+        bytes
+            .chunks_exact(size_of::<ConnRecord>())
+            .filter_map(Connection::read)
+            .collect()
+    }
+
+    fn read(bytes: &[u8]) -> Option<Connection> {
+        let word = |at| u32_at(bytes, at);
+        if word(offset_of!(ConnRecord, state)) != 1 {
+            return None;
+        }
+        let family = word(offset_of!(ConnRecord, family));
+        let address = |addr, port| {
+            let [high, low] = u64s_at(bytes, addr);
+            let ip: IpAddr = unpack_addr(family, high, low)?;
+            Some(SocketAddr::new(ip, u16::try_from(word(port)).ok()?))
+        };
+        Some(Connection {
+            fd: word(offset_of!(ConnRecord, fd)),
+            tx_path: word(offset_of!(ConnRecord, tx_path)),
+            rx_path: word(offset_of!(ConnRecord, rx_path)),
+            reason: word(offset_of!(ConnRecord, reason)),
+            peer_pid: word(offset_of!(ConnRecord, peer_pid)),
+            local: address(
+                offset_of!(ConnRecord, local_addr),
+                offset_of!(ConnRecord, local_port),
+            ),
+            peer: address(
+                offset_of!(ConnRecord, peer_addr),
+                offset_of!(ConnRecord, peer_port),
+            ),
+            tx_bytes: u64s_at(bytes, offset_of!(ConnRecord, tx_bytes)),
+            rx_bytes: u64s_at(bytes, offset_of!(ConnRecord, rx_bytes)),
+            promotions: word(offset_of!(ConnRecord, promotions)),
+            demotions: word(offset_of!(ConnRecord, demotions)),
+            opened_unix_ns: u64_at(bytes, offset_of!(ConnRecord, opened_unix_ns)),
+        })
+    }
+}
+
+impl Channel {
+    fn read(bytes: &[u8]) -> Option<Channel> {
+        let state = u32_at(bytes, offset_of!(ChannelRecord, state));
+        (state != 0).then(|| Channel {
+            state,
+            peer_pid: u32_at(bytes, offset_of!(ChannelRecord, peer_pid)),
+            slots_used: u32_at(bytes, offset_of!(ChannelRecord, slots_used)),
+            slots_total: u32_at(bytes, offset_of!(ChannelRecord, slots_total)),
+            arena_bytes: u64_at(bytes, offset_of!(ChannelRecord, arena_bytes)),
+            connections_total: u64_at(bytes, offset_of!(ChannelRecord, connections_total)),
+            opened_unix_ns: u64_at(bytes, offset_of!(ChannelRecord, opened_unix_ns)),
+        })
+    }
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    let word = bytes.get(at..).and_then(|from| from.first_chunk());
+    word.map_or(0, |word| u32::from_ne_bytes(*word))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    let word = bytes.get(at..).and_then(|from| from.first_chunk());
+    word.map_or(0, |word| u64::from_ne_bytes(*word))
+}
+
+fn u64s_at<const N: usize>(bytes: &[u8], at: usize) -> [u64; N] {
+    core::array::from_fn(|index| u64_at(bytes, at + index * 8))
+}
