@@ -349,9 +349,8 @@ enum Value {
 /// What the sources say, before it is put together.
 struct Raw {
     path: Option<String>,
-    /// The strongest valid-looking text of each key. `None`: default.
-    given: Vec<Option<(String, Value, Origin)>>,
-    /// Keys of which the strongest value is bad: these take the default.
+    /// By key, what its strongest source gives; `None` where nobody gives it, or that value is bad: the default.
+    given: Vec<Option<(Value, Origin)>>,
     errors: Vec<ConfigError>,
 }
 
@@ -424,8 +423,8 @@ impl Raw {
                         continue;
                     }
                     let Some(key) = Key::from_name(name) else {
-                        let valid = nearest(name);
-                        self.error(place, text, "unknown key", valid);
+                        let problem = format!("unknown key; {}", nearest(name));
+                        self.error(place, text, &problem, String::new());
                         continue;
                     };
                     if let Some(seen) = lines.get_mut(key as usize) {
@@ -461,7 +460,7 @@ impl Raw {
     /// Takes one value from a source that is at least as strong as those before it.
     fn give(&mut self, key: Key, text: &str, origin: Origin) {
         let value = match parse(key.kind(), text) {
-            Ok(value) => Some((String::from(text), value, origin)),
+            Ok(value) => Some((value, origin)),
             Err(problem) => {
                 let place = self.place(Some(key), origin);
                 let text = format!("{}={text}", key.name());
@@ -476,14 +475,14 @@ impl Raw {
 
     fn origin(&self, key: Key) -> Origin {
         match self.given.get(key as usize) {
-            Some(Some((_, _, origin))) => *origin,
+            Some(Some((_, origin))) => *origin,
             _ => Origin::Default,
         }
     }
 
     fn number(&self, key: Key) -> i64 {
         match self.given.get(key as usize) {
-            Some(Some((_, Value::Number(number), _))) => *number,
+            Some(Some((Value::Number(number), _))) => *number,
             _ => key.default_text().parse().unwrap_or(0),
         }
     }
@@ -497,7 +496,7 @@ impl Raw {
         let mut config = Config::default();
         let mut of = [Origin::Default; KEYS];
         for (key, given) in Key::ALL.iter().zip(self.given) {
-            if let (Some((_, value, origin)), Some(slot)) = (given, of.get_mut(*key as usize)) {
+            if let (Some((value, origin)), Some(slot)) = (given, of.get_mut(*key as usize)) {
                 config.set(*key, value);
                 *slot = origin;
             }

@@ -1,1 +1,201 @@
+use super::*;
+use core::mem::{align_of, offset_of};
+use std::boxed::Box;
 
+/// Safe way to a zeroed header: every field is an atomic zero.
+fn header() -> Box<Header> {
+    Box::new(Header {
+        magic: AtomicU64::new(0),
+        version: AtomicU32::new(0),
+        pid: AtomicU32::new(0),
+        started_unix_ns: AtomicU64::new(0),
+        conn_capacity: AtomicU32::new(0),
+        conn_high_water: AtomicU32::new(0),
+        channel_capacity: AtomicU32::new(0),
+        config_len: AtomicU32::new(0),
+        reserved: [const { AtomicU64::new(0) }; 3],
+        open_by_path: [const { AtomicU64::new(0) }; PATHS],
+        total_by_path: [const { AtomicU64::new(0) }; PATHS],
+        reasons: [const { AtomicU64::new(0) }; REASON_SLOTS],
+        counters: [const { AtomicU64::new(0) }; COUNTER_SLOTS],
+        config: [const { AtomicU8::new(0) }; CONFIG_BYTES],
+        channels: core::array::from_fn(|_| ChannelRecord {
+            state: AtomicU32::new(0),
+            peer_pid: AtomicU32::new(0),
+            slots_used: AtomicU32::new(0),
+            slots_total: AtomicU32::new(0),
+            arena_bytes: AtomicU64::new(0),
+            connections_total: AtomicU64::new(0),
+            opened_unix_ns: AtomicU64::new(0),
+            reserved: [const { AtomicU64::new(0) }; 3],
+        }),
+    })
+}
+
+/// The layout is a contract: when this test has to change, [`VERSION`] has to as well.
+#[test]
+fn layout_of_version_1() {
+    assert_eq!(VERSION, 1);
+    let header: [(usize, usize); 14] = [
+        (offset_of!(Header, magic), 0),
+        (offset_of!(Header, version), 8),
+        (offset_of!(Header, pid), 12),
+        (offset_of!(Header, started_unix_ns), 16),
+        (offset_of!(Header, conn_capacity), 24),
+        (offset_of!(Header, conn_high_water), 28),
+        (offset_of!(Header, channel_capacity), 32),
+        (offset_of!(Header, config_len), 36),
+        (offset_of!(Header, open_by_path), 64),
+        (offset_of!(Header, total_by_path), 96),
+        (offset_of!(Header, reasons), 128),
+        (offset_of!(Header, counters), 640),
+        (offset_of!(Header, config), 1664),
+        (offset_of!(Header, channels), 5760),
+    ];
+    for (is, should) in header {
+        assert_eq!(is, should);
+    }
+    assert_eq!((size_of::<Header>(), align_of::<Header>()), (12288, 4096));
+    let conn = [
+        (offset_of!(ConnRecord, state), 0),
+        (offset_of!(ConnRecord, fd), 4),
+        (offset_of!(ConnRecord, tx_path), 8),
+        (offset_of!(ConnRecord, rx_path), 12),
+        (offset_of!(ConnRecord, reason), 16),
+        (offset_of!(ConnRecord, peer_pid), 20),
+        (offset_of!(ConnRecord, family), 24),
+        (offset_of!(ConnRecord, local_port), 28),
+        (offset_of!(ConnRecord, peer_port), 32),
+        (offset_of!(ConnRecord, promotions), 36),
+        (offset_of!(ConnRecord, demotions), 40),
+        (offset_of!(ConnRecord, local_addr), 48),
+        (offset_of!(ConnRecord, peer_addr), 64),
+        (offset_of!(ConnRecord, tx_bytes), 80),
+        (offset_of!(ConnRecord, rx_bytes), 112),
+        (offset_of!(ConnRecord, opened_unix_ns), 144),
+    ];
+    for (is, should) in conn {
+        assert_eq!(is, should);
+    }
+    assert_eq!(
+        (size_of::<ConnRecord>(), align_of::<ConnRecord>()),
+        (256, 64)
+    );
+    let channel = [
+        (offset_of!(ChannelRecord, state), 0),
+        (offset_of!(ChannelRecord, peer_pid), 4),
+        (offset_of!(ChannelRecord, slots_used), 8),
+        (offset_of!(ChannelRecord, slots_total), 12),
+        (offset_of!(ChannelRecord, arena_bytes), 16),
+        (offset_of!(ChannelRecord, connections_total), 24),
+        (offset_of!(ChannelRecord, opened_unix_ns), 32),
+    ];
+    for (is, should) in channel {
+        assert_eq!(is, should);
+    }
+    assert_eq!(
+        (size_of::<ChannelRecord>(), align_of::<ChannelRecord>()),
+        (64, 64)
+    );
+}
+
+#[test]
+fn names_fit_their_slots_and_differ() {
+    const { assert!(COUNTERS <= COUNTER_SLOTS && REASONS <= REASON_SLOTS) };
+    let mut names: Vec<&str> = Counter::ALL.iter().map(|counter| counter.name()).collect();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), COUNTERS);
+    let mut names: Vec<&str> = Reason::ALL.iter().map(|reason| reason.name()).collect();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), REASONS);
+    for (code, reason) in (0u32..).zip(Reason::ALL) {
+        assert_eq!(*reason as u32, code);
+        assert_eq!(Reason::from_code(code), Some(*reason));
+        assert!(reason.explanation().ends_with('.') && reason.remedy().ends_with('.'));
+    }
+    for (code, counter) in (0u32..).zip(Counter::ALL) {
+        assert_eq!(Counter::from_code(code), Some(*counter));
+        assert!(counter.doc().ends_with('.'));
+    }
+    assert_eq!(Reason::from_code(63), None);
+    for (code, path) in (0u32..).zip(Path::ALL) {
+        assert_eq!(Path::from_code(code), Some(path));
+    }
+}
+
+#[test]
+fn addresses_pack_and_unpack() {
+    for text in [
+        "127.0.0.1:6379",
+        "255.254.253.252:65535",
+        "[::1]:1",
+        "[2001:db8::ff00:42:8329]:80",
+        "[::ffff:1.2.3.4]:9",
+    ] {
+        let addr: SocketAddr = text.parse().unwrap();
+        let words = [AtomicU64::new(0), AtomicU64::new(0)];
+        store_addr(&words, addr.ip());
+        let [high, low] = words.map(AtomicU64::into_inner);
+        assert_eq!(unpack_addr(family(&addr), high, low), Some(addr.ip()));
+    }
+    assert_eq!(unpack_addr(0, 1, 2), None);
+}
+
+#[test]
+fn a_configuration_that_is_too_long_is_cut_at_a_line() {
+    let header = header();
+    header.set_config("A=1\n");
+    assert_eq!(header.config_len.load(Relaxed), 4);
+    let line = format!("{}\n", "x".repeat(99));
+    header.set_config(&line.repeat(50));
+    assert_eq!(header.config_len.load(Relaxed), 4000);
+    header.set_config(&"y".repeat(5000));
+    assert_eq!(header.config_len.load(Relaxed), 0);
+}
+
+#[test]
+fn counting() {
+    let header = header();
+    header.count(Counter::Accepted);
+    header.add(Counter::ShmBytesTx, 5);
+    assert_eq!(
+        (
+            header.counter(Counter::Accepted),
+            header.counter(Counter::ShmBytesTx)
+        ),
+        (1, 5)
+    );
+    header.count_reason(Reason::Negotiating);
+    header.change_reason(Reason::Negotiating, Reason::None);
+    assert_eq!(header.reasons[1].load(Relaxed), 0);
+    assert_eq!(header.reasons[0].load(Relaxed), 1);
+    header.raise_high_water(7);
+    header.raise_high_water(3);
+    assert_eq!(header.conn_high_water.load(Relaxed), 8);
+}
+
+#[test]
+fn garbage_is_refused_or_read_without_harm() {
+    assert_eq!(Snapshot::read(&[]).unwrap_err(), ReadError::Short);
+    assert_eq!(
+        Snapshot::read(&[0; CONNS_OFFSET]).unwrap_err(),
+        ReadError::NotASegment
+    );
+    let mut bytes = vec![0xffu8; CONNS_OFFSET];
+    bytes[..8].copy_from_slice(&MAGIC.to_ne_bytes());
+    assert_eq!(
+        Snapshot::read(&bytes).unwrap_err(),
+        ReadError::Version(u32::MAX)
+    );
+    bytes[8..12].copy_from_slice(&VERSION.to_ne_bytes());
+    let snapshot = Snapshot::read(&bytes).unwrap();
+    assert_eq!(snapshot.channels.len(), CHANNEL_SLOTS);
+    assert!(Connection::read_all(&[0xff; 1000]).is_empty());
+    let mut record = [0xffu8; 256];
+    record[..4].copy_from_slice(&1u32.to_ne_bytes());
+    let connections = Connection::read_all(&record);
+    assert_eq!(connections.len(), 1);
+    assert_eq!(connections[0].local, None);
+}
