@@ -1,0 +1,145 @@
+//! Which connections have news, and whether their receiver sleeps.
+
+use crate::sync::{AtomicU32, AtomicU64, Ordering, fence, fence_after_rmw};
+
+/// The number of slots of a [`ReadySet`].
+pub const SLOTS_MAX: usize = 4096;
+const WORDS: usize = SLOTS_MAX / 64;
+
+/// Which slots have news, for one waiting place of the receiver, in memory that is shared with one peer.
+///
+/// All zero is the valid initial state: nothing ready, receiver awake. The peer may write anything at any time; the
+/// worst it gets is a look at slots that have no news.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct ReadySet {
+    /// Bit `w`: word `w` may have bits.
+    summary: AtomicU64,
+    /// Not 0: the receiver sleeps or is about to.
+    sleeping: AtomicU32,
+    cpu: AtomicU32,
+    /// The caller's.
+    pub user: AtomicU64,
+    /// A bit per slot; the first 5 words (320 slots) are on the line of `summary`.
+    words: [AtomicU64; WORDS],
+}
+
+#[cfg(not(loom))]
+const _: () = assert!(core::mem::offset_of!(ReadySet, words) == 24 && size_of::<ReadySet>() == 576);
+
+impl Default for ReadySet {
+    fn default() -> Self {
+        Self {
+            summary: AtomicU64::new(0),
+            sleeping: AtomicU32::new(0),
+            cpu: AtomicU32::new(0),
+            user: AtomicU64::new(0),
+            words: core::array::from_fn(|_| AtomicU64::new(0)),
+        }
+    }
+}
+
+impl ReadySet {
+    /// Sender, after publishing: `slot` has news. True: the receiver sleeps, and this caller must ring its doorbell.
+    #[inline]
+    #[must_use = "true: ring the doorbell"]
+    pub fn announce(&self, slot: u16) -> bool {
+        debug_assert!((slot as usize) < SLOTS_MAX);
+        let bit = 1u64 << (slot & 63);
+        let w = usize::from(slot >> 6) % WORDS;
+        let Some(word) = self.words.get(w) else {
+            return false;
+        };
+        fence(Ordering::SeqCst);
+        let mut news = false;
+        if word.load(Ordering::Acquire) & bit == 0 {
+            word.fetch_or(bit, Ordering::AcqRel);
+            news = true;
+        }
+        let summary_bit = 1u64 << w;
+        if self.summary.load(Ordering::Relaxed) & summary_bit == 0 {
+            self.summary.fetch_or(summary_bit, Ordering::AcqRel);
+            news = true;
+        }
+        if news {
+            fence_after_rmw();
+        }
+        self.elect()
+    }
+
+    /// Sender, after publishing, when the receiver watches the ring itself. True: as for
+    /// [`announce`](Self::announce).
+    #[inline]
+    #[must_use = "true: ring the doorbell"]
+    pub fn wake_only(&self) -> bool {
+        fence(Ordering::SeqCst);
+        self.elect()
+    }
+
+    /// Does the receiver sleep, and is this caller the one to wake it?
+    #[inline]
+    fn elect(&self) -> bool {
+        self.sleeping.load(Ordering::Relaxed) != 0 && self.sleeping.swap(0, Ordering::AcqRel) != 0
+    }
+
+    /// Receiver: takes every set bit and calls `f` with its slot; `f` (or what comes after) must look at the slot.
+    /// Returns the number of calls, at most [`SLOTS_MAX`].
+    #[inline]
+    pub fn drain(&self, mut f: impl FnMut(u16)) -> usize {
+        if self.is_empty() {
+            return 0;
+        }
+        let mut summary = self.summary.swap(0, Ordering::AcqRel);
+        let mut count = 0usize;
+        while summary != 0 {
+            let w = summary.trailing_zeros();
+            summary &= summary.wrapping_sub(1);
+            let Some(word) = self.words.get(w as usize) else {
+                break;
+            };
+            let mut bits = word.swap(0, Ordering::AcqRel);
+            fence_after_rmw();
+            while bits != 0 {
+                let slot = (w << 6) | bits.trailing_zeros();
+                bits &= bits.wrapping_sub(1);
+                count = count.wrapping_add(1);
+                f(slot as u16);
+            }
+        }
+        count
+    }
+
+    /// Nothing to drain? 1 load.
+    #[inline]
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.summary.load(Ordering::Relaxed) == 0
+    }
+
+    /// Receiver: from here on a sender rings the doorbell. The caller looks at everything once more, then sleeps, or
+    /// calls [`cancel_sleep`](Self::cancel_sleep).
+    #[inline]
+    pub fn prepare_sleep(&self) {
+        self.sleeping.store(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Receiver: awake again. True: a sender has been told to ring; its ring comes, or has come.
+    #[inline]
+    pub fn cancel_sleep(&self) -> bool {
+        self.sleeping.swap(0, Ordering::AcqRel) == 0
+    }
+
+    /// Receiver: the CPU it runs on, as the caller encodes it.
+    #[inline]
+    pub fn set_cpu(&self, cpu: u32) {
+        self.cpu.store(cpu, Ordering::Relaxed);
+    }
+
+    /// The CPU that the receiver ran on last: a hint.
+    #[inline]
+    #[must_use]
+    pub fn cpu(&self) -> u32 {
+        self.cpu.load(Ordering::Relaxed)
+    }
+}
