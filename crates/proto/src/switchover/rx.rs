@@ -1,0 +1,537 @@
+//! The receiver half.
+//!
+//! Responsible for: from which path the next bytes may be taken and how many, whether an announcement is credible,
+//! and whether the end of the carrier is the end of the stream. Not responsible for: moving bytes and storing words;
+//! after every call that may change [`Rx::ack`], the caller stores it.
+//!
+//! Invariants: `offset` counts the bytes delivered to the application; a recorded switch is at or after `offset`;
+//! `state` is written by `step` alone.
+
+use super::{Ack, Announce, Corrupt, Path};
+
+/// Where the receiver is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum RxState {
+    /// On the carrier; the sender cannot promote. Announcements need not be looked at.
+    Open = 0,
+    /// On the carrier; the sender may promote at any moment.
+    Armed = 1,
+    /// On the carrier; disarmed, and the announcement has not been loaded since.
+    Disarming = 2,
+    /// On the carrier up to `fast_from`, then the fast path.
+    ToFast = 3,
+    /// On the carrier up to `fast_from`, then the fast path up to `carrier_from`, then the carrier.
+    ToFastAndBack = 4,
+    /// On the fast path.
+    Fast = 5,
+    /// On the fast path up to `carrier_from`, then the carrier.
+    ToCarrier = 6,
+    /// On the carrier up to `fast_from`; nothing will be taken from the fast path.
+    FrozenToFast = 7,
+    /// On the fast path, but nothing more is taken: waits for the sender's fail-over.
+    Frozen = 8,
+}
+
+/// What happens to a receiver, with the guards already decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RxEvent {
+    /// The application allows promotions.
+    Arm,
+    /// The receiver wants everything on the carrier.
+    Freeze,
+    /// The announcement was loaded and holds nothing new.
+    SawNothing,
+    /// A promotion at or after the present offset.
+    SawPromotion,
+    /// A promotion and a demotion at the same offset: the carrier just goes on.
+    SawEmptyPromotion,
+    /// A promotion, and a demotion behind it.
+    SawPromotionAndDemotion,
+    /// A demotion (at the frozen offset, if frozen).
+    SawDemotion,
+    /// A demotion behind the frozen offset: it crossed the request to pull back.
+    SawCrossedDemotion,
+    /// `offset` has come to `fast_from`.
+    ReachedFast,
+    /// `offset` has come to `carrier_from`, armed or not.
+    ReachedCarrierArmed,
+    ReachedCarrierOpen,
+    /// The carrier has ended and the frozen receiver will get no answer.
+    CarrierEnded,
+}
+
+/// From where to read next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Plan {
+    /// Read at most `limit` bytes from the carrier.
+    Carrier {
+        /// `u64::MAX` when there is no limit.
+        limit: u64,
+        /// Peek first, load the announcement, and take what [`Rx::after_peek`] says.
+        peek_first: bool,
+    },
+    /// Take at most `limit` bytes from the fast path. If it has none and the carrier is readable:
+    /// [`Rx::on_carrier_readable`] or [`Rx::on_carrier_eof`].
+    Fast {
+        /// `u64::MAX` when there is no limit.
+        limit: u64,
+    },
+    /// Frozen: take nothing; wait for an announcement, or for the end of the carrier.
+    Wait,
+}
+
+/// What an announcement meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[must_use]
+pub enum Heard {
+    /// Nothing new.
+    Same,
+    /// A switch: plan again; store [`Rx::ack`].
+    Changed,
+    /// The sender has failed over to the carrier. First discard everything that the fast path still holds (it comes
+    /// again on the carrier), then store [`Rx::ack`] and plan again.
+    PulledBack,
+}
+
+/// What the end of the carrier (EOF or an error) means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[must_use]
+pub enum EofVerdict {
+    /// The stream ends here: deliver the EOF, or the error, to the application.
+    Eof,
+    /// Take the bytes of the fast path first, as [`Rx::plan`] says, then ask again.
+    DrainFastFirst,
+    /// The announcement changed the plan (and was followed): discard the fast path's bytes if told so, store
+    /// [`Rx::ack`], and plan again.
+    FollowAnnounce(Heard),
+    /// Bytes are missing: the sender died between two steps, or lied. Deliver ECONNRESET, never a clean EOF.
+    Truncated,
+}
+
+/// The receiver half of one direction. Zeroed memory is a valid new receiver.
+///
+/// Drive it under the lock of the direction: read as [`Rx::plan`] says, report with [`Rx::on_delivered`], store
+/// [`Rx::ack`] where told to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct Rx {
+    /// The epoch on whose path the receiver reads.
+    epoch: u32,
+    state: u32,
+    armed: u32,
+    reserved: u32,
+    offset: u64,
+    /// Valid in `ToFast`, `ToFastAndBack`, `FrozenToFast`.
+    fast_from: u64,
+    /// Valid in `ToFastAndBack`, `ToCarrier`.
+    carrier_from: u64,
+    /// If the carrier ends before this offset, bytes are missing.
+    resend_to: u64,
+}
+
+impl Rx {
+    /// A receiver at offset 0 on the carrier, not armed.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self {
+            epoch: 0,
+            state: 0,
+            armed: 0,
+            reserved: 0,
+            offset: 0,
+            fast_from: 0,
+            carrier_from: 0,
+            resend_to: 0,
+        }
+    }
+
+    /// The present state. An unknown value (damaged memory) reads as [`RxState::Frozen`].
+    #[must_use]
+    pub const fn state(&self) -> RxState {
+        match self.state {
+            0 => RxState::Open,
+            1 => RxState::Armed,
+            2 => RxState::Disarming,
+            3 => RxState::ToFast,
+            4 => RxState::ToFastAndBack,
+            5 => RxState::Fast,
+            6 => RxState::ToCarrier,
+            7 => RxState::FrozenToFast,
+            _ => RxState::Frozen,
+        }
+    }
+
+    /// The path of the next byte (of a frozen receiver: the path that it stands on).
+    #[must_use]
+    pub const fn path(&self) -> Path {
+        Path::of_epoch(self.epoch)
+    }
+
+    /// The epoch on whose path the receiver reads.
+    #[must_use]
+    pub const fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
+    /// Bytes delivered to the application so far.
+    #[must_use]
+    pub const fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// On the carrier for good: the sender cannot promote until [`Rx::arm`], so the application may use
+    /// the kernel socket as it likes.
+    #[must_use]
+    pub const fn is_released(&self) -> bool {
+        matches!(self.state(), RxState::Open)
+    }
+
+    /// Frozen on (or before) the fast path: the sender must be asked to pull back.
+    #[must_use]
+    pub const fn wants_pull_back(&self) -> bool {
+        matches!(self.state(), RxState::Frozen | RxState::FrozenToFast)
+    }
+
+    /// The words for the sender to see.
+    #[must_use]
+    pub const fn ack(&self) -> Ack {
+        let frozen = self.wants_pull_back();
+        let consumed = match self.state() {
+            RxState::FrozenToFast => self.fast_from,
+            _ => self.offset,
+        };
+        Ack {
+            epoch: self.epoch,
+            armed: self.armed != 0,
+            frozen,
+            consumed,
+        }
+    }
+
+    /// Allows the sender to promote. Store [`Rx::ack`] afterwards.
+    ///
+    /// Not while a read that was planned as released (without peeking) is still under way.
+    /// Returns whether the receiver is armed: a frozen one must be released first.
+    pub fn arm(&mut self) -> bool {
+        let armed = self.step(RxEvent::Arm).is_ok();
+        if armed {
+            self.armed = 1;
+        }
+        armed
+    }
+
+    /// Asks for everything on the carrier; the first step of pulling back. Returns the consumed offset that the
+    /// stored [`Rx::ack`] will show.
+    ///
+    /// Store [`Rx::ack`], `fence(SeqCst)`, load the announcement, [`Rx::on_announce`]. Then, until
+    /// [`Rx::is_released`]: send PullBack once if [`Rx::wants_pull_back`], and read on as [`Rx::plan`] says. A
+    /// demotion that crossed the request may oblige the receiver to drain the fast path first.
+    pub fn freeze(&mut self) -> u64 {
+        // Every state knows this event.
+        let _ = self.step(RxEvent::Freeze);
+        self.armed = 0;
+        self.ack().consumed
+    }
+
+    /// From where to read next, and how much.
+    #[must_use]
+    pub const fn plan(&self) -> Plan {
+        match self.state() {
+            RxState::Open => Plan::Carrier {
+                limit: u64::MAX,
+                peek_first: false,
+            },
+            RxState::Armed | RxState::Disarming => Plan::Carrier {
+                limit: u64::MAX,
+                peek_first: true,
+            },
+            RxState::ToFast | RxState::ToFastAndBack | RxState::FrozenToFast => Plan::Carrier {
+                limit: self.fast_from.saturating_sub(self.offset),
+                peek_first: false,
+            },
+            RxState::Fast => Plan::Fast { limit: u64::MAX },
+            RxState::ToCarrier => Plan::Fast {
+                limit: self.carrier_from.saturating_sub(self.offset),
+            },
+            RxState::Frozen => Plan::Wait,
+        }
+    }
+
+    /// Follows an announcement. Call it wherever the shared words were loaded; a released receiver ignores it.
+    ///
+    /// # Errors
+    /// The announcement is not one that an honest sender can have published.
+    pub fn on_announce(&mut self, latest: Announce) -> Result<Heard, Corrupt> {
+        match self.state() {
+            RxState::Open => Ok(Heard::Same),
+            RxState::Armed | RxState::Disarming => self.hear_on_carrier(latest),
+            RxState::ToFast | RxState::FrozenToFast => self.hear_before_promotion(latest),
+            RxState::Fast | RxState::Frozen => self.hear_on_fast(latest),
+            // Nothing can follow before the receiver has followed.
+            RxState::ToFastAndBack => self.hear_nothing_after(latest, 2),
+            RxState::ToCarrier => self.hear_nothing_after(latest, 1),
+        }
+    }
+
+    /// After a peek of `peeked` bytes on the carrier and then a load of the announcement: how many of exactly those bytes
+    /// may be taken. 0: plan again.
+    ///
+    /// # Errors
+    /// As [`Rx::on_announce`].
+    pub fn after_peek(&mut self, peeked: u64, latest: Announce) -> Result<u64, Corrupt> {
+        // Bytes of a later epoch cannot be among those that were peeked before the load that shows no switch.
+        let _ = self.on_announce(latest)?;
+        Ok(match self.plan() {
+            Plan::Carrier { limit, .. } => limit.min(peeked),
+            Plan::Fast { .. } | Plan::Wait => 0,
+        })
+    }
+
+    /// On the fast path, the carrier has data (seen first), and `latest` was loaded after that was seen.
+    ///
+    /// # Errors
+    /// [`Corrupt::CarrierData`] when no demotion is announced, otherwise as [`Rx::on_announce`].
+    pub fn on_carrier_readable(&mut self, latest: Announce) -> Result<Heard, Corrupt> {
+        let heard = self.on_announce(latest)?;
+        match self.state() {
+            RxState::Fast | RxState::Frozen => Err(Corrupt::CarrierData),
+            _ => Ok(heard),
+        }
+    }
+
+    /// Counts `n` bytes that were delivered as planned. `true`: the receiver stands on another path; store [`Rx::ack`].
+    ///
+    /// # Errors
+    /// [`Corrupt::Overrun`] when `n` is more than the plan allowed.
+    pub fn on_delivered(&mut self, n: u64) -> Result<bool, Corrupt> {
+        let limit = match self.plan() {
+            Plan::Carrier { limit, .. } | Plan::Fast { limit } => limit,
+            Plan::Wait => 0,
+        };
+        if n > limit {
+            return Err(Corrupt::Overrun);
+        }
+        self.offset = self.offset.checked_add(n).ok_or(Corrupt::Overrun)?;
+        let before = self.epoch;
+        self.settle()?;
+        Ok(self.epoch != before)
+    }
+
+    /// The carrier has ended (EOF, reset or another error), seen first; `latest` was loaded after that; and
+    /// `fast_drained` says, looked at last, that the fast path has no byte and can get none any more.
+    ///
+    /// # Errors
+    /// As [`Rx::on_announce`].
+    pub fn on_carrier_eof(
+        &mut self,
+        latest: Announce,
+        fast_drained: bool,
+    ) -> Result<EofVerdict, Corrupt> {
+        let heard = self.on_announce(latest)?;
+        if heard != Heard::Same {
+            return Ok(EofVerdict::FollowAnnounce(heard));
+        }
+        if self.state() == RxState::Frozen {
+            self.step(RxEvent::CarrierEnded)?;
+        }
+        Ok(match self.state() {
+            RxState::Open | RxState::Armed | RxState::Disarming if self.offset < self.resend_to => {
+                EofVerdict::Truncated
+            }
+            RxState::Open | RxState::Armed | RxState::Disarming => EofVerdict::Eof,
+            RxState::ToFast | RxState::ToFastAndBack | RxState::FrozenToFast => {
+                EofVerdict::Truncated
+            }
+            RxState::Fast | RxState::ToCarrier | RxState::Frozen if !fast_drained => {
+                EofVerdict::DrainFastFirst
+            }
+            RxState::Fast | RxState::Frozen => EofVerdict::Eof,
+            RxState::ToCarrier => EofVerdict::Truncated,
+        })
+    }
+
+    /// `Armed`, `Disarming`: nothing seen since the present even epoch.
+    fn hear_on_carrier(&mut self, latest: Announce) -> Result<Heard, Corrupt> {
+        match latest.epoch.wrapping_sub(self.epoch) {
+            0 => {
+                self.step(RxEvent::SawNothing)?;
+                Ok(Heard::Same)
+            }
+            1 => {
+                self.check_not_behind(latest.fast_from)?;
+                self.fast_from = latest.fast_from;
+                self.step(RxEvent::SawPromotion)?;
+                self.settle()?;
+                Ok(Heard::Changed)
+            }
+            2 => self.hear_promotion_and_demotion(latest, latest.fast_from),
+            _ => Err(Corrupt::Epoch),
+        }
+    }
+
+    /// `ToFast`, `FrozenToFast`: the promotion is known, its demotion is not.
+    fn hear_before_promotion(&mut self, latest: Announce) -> Result<Heard, Corrupt> {
+        match latest.epoch.wrapping_sub(self.epoch) {
+            1 => Ok(Heard::Same),
+            2 => self.hear_promotion_and_demotion(latest, self.fast_from),
+            _ => Err(Corrupt::Epoch),
+        }
+    }
+
+    fn hear_promotion_and_demotion(
+        &mut self,
+        latest: Announce,
+        fast_from: u64,
+    ) -> Result<Heard, Corrupt> {
+        let pulled_back = self.state() == RxState::FrozenToFast && latest.carrier_from == fast_from;
+        Self::check_order(latest, fast_from, pulled_back)?;
+        if latest.carrier_from == fast_from {
+            // No byte of this epoch was taken or will be taken from the fast path. The offset may lie behind,
+            // when the receiver was released while the sender withdrew the promotion.
+            self.step(RxEvent::SawEmptyPromotion)?;
+            self.epoch = latest.epoch;
+            self.resend_to = latest.resend_to;
+            return Ok(Heard::PulledBack);
+        }
+        self.check_not_behind(fast_from)?;
+        self.fast_from = fast_from;
+        self.carrier_from = latest.carrier_from;
+        self.resend_to = latest.resend_to;
+        self.step(RxEvent::SawPromotionAndDemotion)?;
+        self.settle()?;
+        Ok(Heard::Changed)
+    }
+
+    /// `Fast`, `Frozen`.
+    fn hear_on_fast(&mut self, latest: Announce) -> Result<Heard, Corrupt> {
+        match latest.epoch.wrapping_sub(self.epoch) {
+            0 => Ok(Heard::Same),
+            1 => {
+                self.check_not_behind(latest.carrier_from)?;
+                let pulled_back =
+                    self.state() == RxState::Frozen && latest.carrier_from == self.offset;
+                Self::check_order(latest, self.offset, pulled_back)?;
+                let crossed = self.state() == RxState::Frozen && !pulled_back;
+                self.carrier_from = latest.carrier_from;
+                self.resend_to = latest.resend_to;
+                self.step(if crossed {
+                    RxEvent::SawCrossedDemotion
+                } else {
+                    RxEvent::SawDemotion
+                })?;
+                self.settle()?;
+                Ok(if pulled_back {
+                    Heard::PulledBack
+                } else {
+                    Heard::Changed
+                })
+            }
+            _ => Err(Corrupt::Epoch),
+        }
+    }
+
+    fn hear_nothing_after(&self, latest: Announce, ahead: u32) -> Result<Heard, Corrupt> {
+        if latest.epoch.wrapping_sub(self.epoch) == ahead {
+            Ok(Heard::Same)
+        } else {
+            Err(Corrupt::Epoch)
+        }
+    }
+
+    /// Passes every recorded switch that `offset` has come to; at most two.
+    fn settle(&mut self) -> Result<(), Corrupt> {
+        if self.offset == self.fast_from
+            && matches!(
+                self.state(),
+                RxState::ToFast | RxState::ToFastAndBack | RxState::FrozenToFast
+            )
+        {
+            self.step(RxEvent::ReachedFast)?;
+            self.epoch = self.epoch.wrapping_add(1);
+        }
+        if self.offset == self.carrier_from && self.state() == RxState::ToCarrier {
+            let event = if self.armed != 0 {
+                RxEvent::ReachedCarrierArmed
+            } else {
+                RxEvent::ReachedCarrierOpen
+            };
+            self.step(event)?;
+            self.epoch = self.epoch.wrapping_add(1);
+        }
+        Ok(())
+    }
+
+    const fn check_not_behind(&self, at: u64) -> Result<(), Corrupt> {
+        if at < self.offset {
+            Err(Corrupt::OffsetBehind)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Only a receiver that asked for it, and only at its frozen offset, is sent bytes of the fast path again.
+    const fn check_order(latest: Announce, from: u64, pulled_back: bool) -> Result<(), Corrupt> {
+        let resends = latest.resend_to > latest.carrier_from;
+        if latest.carrier_from < from
+            || latest.resend_to < latest.carrier_from
+            || (resends && !pulled_back)
+        {
+            Err(Corrupt::OffsetOrder)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// The only writer of `state`.
+    fn step(&mut self, event: RxEvent) -> Result<(), Corrupt> {
+        // The callers raise an event only in states that know it, so this error means damaged memory.
+        self.state = RxState::next(self.state(), event).ok_or(Corrupt::Epoch)? as u32;
+        Ok(())
+    }
+}
+
+impl RxState {
+    /// The transition table.
+    pub(crate) const fn next(self, event: RxEvent) -> Option<Self> {
+        use RxEvent as E;
+        use RxState as S;
+        Some(match (self, event) {
+            (S::Open | S::Armed | S::Disarming, E::Arm) => S::Armed,
+            (S::ToFast | S::ToFastAndBack | S::Fast | S::ToCarrier, E::Arm) => self,
+
+            (S::Open | S::Disarming, E::Freeze) => self,
+            (S::Armed, E::Freeze) => S::Disarming,
+            (S::ToFast | S::FrozenToFast, E::Freeze) => S::FrozenToFast,
+            (S::Fast | S::Frozen, E::Freeze) => S::Frozen,
+            // The sender has already left the fast path: its bytes cannot be pulled back.
+            (S::ToFastAndBack | S::ToCarrier, E::Freeze) => self,
+
+            (S::Armed, E::SawNothing) => S::Armed,
+            (S::Disarming, E::SawNothing) => S::Open,
+
+            (S::Armed, E::SawPromotion) => S::ToFast,
+            (S::Disarming, E::SawPromotion) => S::FrozenToFast,
+
+            (S::Armed | S::ToFast, E::SawEmptyPromotion) => S::Armed,
+            (S::Disarming | S::FrozenToFast, E::SawEmptyPromotion) => S::Open,
+
+            (S::Armed | S::Disarming | S::ToFast | S::FrozenToFast, E::SawPromotionAndDemotion) => {
+                S::ToFastAndBack
+            }
+
+            (S::Fast | S::Frozen, E::SawDemotion) => S::ToCarrier,
+            (S::Frozen, E::SawCrossedDemotion) => S::ToCarrier,
+
+            (S::ToFast, E::ReachedFast) => S::Fast,
+            (S::ToFastAndBack, E::ReachedFast) => S::ToCarrier,
+            (S::FrozenToFast, E::ReachedFast) => S::Frozen,
+
+            (S::ToCarrier, E::ReachedCarrierArmed) => S::Armed,
+            (S::ToCarrier, E::ReachedCarrierOpen) => S::Open,
+
+            (S::Frozen, E::CarrierEnded) => S::Fast,
+            _ => return None,
+        })
+    }
+}
