@@ -373,7 +373,7 @@ impl Raw {
             Origin::Environment => Place::Environment,
             Origin::CommandLine => match key.and_then(Key::cli) {
                 Some(letter) => Place::CommandLine(letter),
-                None => Place::CommandLine('d'),
+                None => Place::Environment,
             },
         }
     }
@@ -423,7 +423,7 @@ impl Raw {
                         continue;
                     }
                     let Some(key) = Key::from_name(name) else {
-                        let problem = format!("unknown key; {}", nearest(name));
+                        let problem = format!("unknown key; {}", Key::suggest(name));
                         self.error(place, text, &problem, String::new());
                         continue;
                     };
@@ -600,37 +600,6 @@ fn number(text: &str, min: i64, max: i64) -> Result<i64, &'static str> {
         _ if text.starts_with('-') => Err("too small"),
         _ => Err("too large"),
     }
-}
-
-/// The known key that an unknown one was probably meant to be.
-fn nearest(name: &str) -> String {
-    let distance = |key: &Key| edit_distance(name.as_bytes(), key.name().as_bytes());
-    match Key::ALL.iter().min_by_key(|key| distance(key)) {
-        Some(key) if distance(key) <= 4 => format!("did you mean {}?", key.name()),
-        _ => String::from("see netacc.conf(5)"),
-    }
-}
-
-/// Levenshtein's; names longer than 64 bytes are far from everything.
-fn edit_distance(a: &[u8], b: &[u8]) -> usize {
-    if a.len() > 64 || b.len() > 64 {
-        return usize::MAX;
-    }
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.iter().enumerate() {
-        let mut diagonal = i;
-        let mut left = i + 1;
-        if let Some(first) = row.first_mut() {
-            *first = left;
-        }
-        for (cell, y) in row.iter_mut().skip(1).zip(b) {
-            let replaced = diagonal + usize::from(x != y);
-            diagonal = *cell;
-            left = replaced.min(*cell + 1).min(left + 1);
-            *cell = left;
-        }
-    }
-    row.last().copied().unwrap_or(usize::MAX)
 }
 
 #[cfg(test)]

@@ -1,6 +1,10 @@
 //! The table of options: each is declared once, here. Parser, `netacc_run --help`, the man pages and the sample file
 //! are written from it or checked against it.
 
+use alloc::format;
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+
 /// Default path of the configuration file.
 pub const DEFAULT_FILE: &str = "/etc/netacc.conf";
 /// Environment variable with the path of the configuration file (`netacc_run -f`).
@@ -182,20 +186,27 @@ impl Key {
             .copied()
             .find(|key| key.cli() == Some(letter))
     }
+    /// A hint for somebody who wrote an unknown name.
+    pub fn suggest(name: &str) -> String {
+        let distance = |key: &Key| edit_distance(name.as_bytes(), key.name().as_bytes());
+        match Key::ALL.iter().min_by_key(|key| distance(key)) {
+            Some(key) if distance(key) <= 4 => format!("did you mean {}?", key.name()),
+            _ => String::from("see netacc.conf(5)"),
+        }
+    }
     /// Its declaration.
     pub fn setting(self) -> Option<&'static Setting> {
         SETTINGS.get(self as usize)
     }
     /// How a valid value is described to people.
-    pub fn valid(self) -> alloc::string::String {
+    pub fn valid(self) -> String {
         self.kind().describe()
     }
 }
 
 impl Kind {
     /// How a valid value is described to people.
-    pub fn describe(self) -> alloc::string::String {
-        use alloc::{format, string::ToString};
+    pub fn describe(self) -> String {
         match self {
             Kind::Number { min, max, step: 1 } => format!("a whole number from {min} to {max}"),
             Kind::Number { min, max, step } => format!("a multiple of {step} from {min} to {max}"),
@@ -212,4 +223,26 @@ impl Kind {
             }
         }
     }
+}
+
+/// Levenshtein's; names longer than 64 bytes are far from everything.
+fn edit_distance(a: &[u8], b: &[u8]) -> usize {
+    if a.len() > 64 || b.len() > 64 {
+        return usize::MAX;
+    }
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.iter().enumerate() {
+        let mut diagonal = i;
+        let mut left = i + 1;
+        if let Some(first) = row.first_mut() {
+            *first = left;
+        }
+        for (cell, y) in row.iter_mut().skip(1).zip(b) {
+            let replaced = diagonal + usize::from(x != y);
+            diagonal = *cell;
+            left = replaced.min(*cell + 1).min(left + 1);
+            *cell = left;
+        }
+    }
+    row.last().copied().unwrap_or(usize::MAX)
 }

@@ -1,0 +1,249 @@
+//! The command lines of both tools. The options of `netacc_run` that set a value come from the configuration table.
+
+use clap::{Arg, ArgAction, Command, value_parser};
+use netacc_control::config::{DEFAULT_FILE, Key, Kind, SETTINGS, Setting};
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+/// Version of both tools.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// Width of the column of options in the help.
+const COLUMN: usize = 13;
+const HELP_WIDTH: usize = 80;
+
+/// The command line of `netacc_run`.
+pub fn run_command() -> Command {
+    let mut command = Command::new("netacc_run")
+        .about("Run COMMAND with its TCP connections accelerated by NetACC")
+        .override_usage("netacc_run [ OPTIONS ] COMMAND")
+        .override_help(run_help())
+        .version(VERSION)
+        .disable_help_flag(true)
+        .disable_version_flag(true)
+        .args_override_self(true)
+        .arg(
+            Arg::new("help")
+                .short('h')
+                .long("help")
+                .action(ArgAction::Help),
+        )
+        .arg(
+            Arg::new("version")
+                .short('v')
+                .long("version")
+                .action(ArgAction::Version),
+        )
+        .arg(
+            Arg::new("file")
+                .short('f')
+                .value_name("path")
+                .value_parser(value_parser!(PathBuf)),
+        )
+        .arg(Arg::new("debug").short('d').action(ArgAction::SetTrue))
+        .arg(
+            Arg::new("command")
+                .value_name("COMMAND")
+                .required(true)
+                .num_args(1..)
+                .trailing_var_arg(true)
+                .value_parser(value_parser!(OsString)),
+        );
+    for (setting, letter) in settings_with_letters() {
+        let arg = Arg::new(setting.name).short(letter);
+        command = command.arg(match value_name(setting) {
+            None => arg.action(ArgAction::SetTrue),
+            Some(name) => arg.value_name(name).allow_hyphen_values(true),
+        });
+    }
+    command
+}
+
+/// The options that set a value, in the order of the configuration table.
+pub fn settings_with_letters() -> impl Iterator<Item = (&'static Setting, char)> {
+    SETTINGS
+        .iter()
+        .filter_map(|setting| Some((setting, setting.cli?)))
+}
+
+/// What stands behind the letter; nothing for an option that is a switch.
+pub fn value_name(setting: &Setting) -> Option<&'static str> {
+    match setting.kind {
+        Kind::Flag => None,
+        Kind::CpuList => Some("str"),
+        Kind::Path => Some("path"),
+        _ => Some("num"),
+    }
+}
+
+/// Default and valid values of an option, for people.
+pub fn default_and_range(setting: &Setting) -> String {
+    let default = match (setting.kind, setting.default) {
+        (Kind::Flag, _) => return String::from("default: off"),
+        (Kind::OptionalNumber { .. }, "") => "adaptive",
+        (_, "") => "\"\"",
+        (_, default) => default,
+    };
+    format!("default: {default}; valid: {}", setting.key.valid())
+}
+
+fn run_help() -> String {
+    let mut help = String::from(
+        "Usage: netacc_run [ OPTIONS ] COMMAND\n\n\
+         Run COMMAND with its TCP connections accelerated by NetACC.\n\nOPTIONS:\n",
+    );
+    let file = format!("Configuration file (default: {DEFAULT_FILE}).");
+    help_row(&mut help, "-f <path>", &file);
+    for (setting, letter) in settings_with_letters() {
+        let option = match value_name(setting) {
+            Some(name) => format!("-{letter} <{name}>"),
+            None => format!("-{letter}"),
+        };
+        let note = if setting.in_effect {
+            ""
+        } else {
+            " No effect on shared memory."
+        };
+        let doc = switch_doc(setting);
+        let text = format!(
+            "{}: {doc} ({}).{note}",
+            setting.name,
+            default_and_range(setting)
+        );
+        help_row(&mut help, &option, &text);
+    }
+    help_row(&mut help, "-d", "Debug: NACC_LOG_LEVEL=1.");
+    help_row(&mut help, "-h", "Show this help.");
+    help_row(&mut help, "-v", "Show the version.");
+    help.push_str(
+        "\nOptions override the environment, which overrides the configuration file.\n\
+         See netacc_run(8), netacc.conf(5) and netacc_ss(8).\n",
+    );
+    help
+}
+
+/// What giving the option does.
+fn switch_doc(setting: &Setting) -> &'static str {
+    match setting.key {
+        Key::TcpFirst => "start every connection on TCP and accelerate it while it runs.",
+        _ => setting.doc,
+    }
+    .trim_end_matches('.')
+}
+
+fn help_row(help: &mut String, option: &str, text: &str) {
+    let _ = write!(help, "   {option:<COLUMN$}");
+    let mut column = COLUMN + 3;
+    let mut start_of_line = true;
+    for word in text.split(' ') {
+        if !start_of_line && column + 1 + word.len() > HELP_WIDTH {
+            let _ = write!(help, "\n   {:<COLUMN$}", "");
+            column = COLUMN + 3;
+            start_of_line = true;
+        }
+        if !start_of_line {
+            help.push(' ');
+            column += 1;
+        }
+        help.push_str(word);
+        column += word.len();
+        start_of_line = false;
+    }
+    help.push('\n');
+}
+
+/// The command line of `netacc_ss`.
+pub fn ss_command() -> Command {
+    Command::new("netacc_ss")
+        .about("Show the NetACC connections of a process")
+        .override_usage("netacc_ss [-p] <pid> [-s all|cfg|cnt|mem|qp|sock] [--json]")
+        .override_help(SS_HELP)
+        .version(VERSION)
+        .disable_help_flag(true)
+        .disable_version_flag(true)
+        .args_override_self(true)
+        .arg(
+            Arg::new("help")
+                .short('h')
+                .long("help")
+                .action(ArgAction::Help),
+        )
+        .arg(
+            Arg::new("version")
+                .short('v')
+                .long("version")
+                .action(ArgAction::Version),
+        )
+        .arg(
+            Arg::new("option-pid")
+                .short('p')
+                .value_name("pid")
+                .value_parser(value_parser!(u32).range(1..)),
+        )
+        .arg(
+            Arg::new("pid")
+                .value_name("pid")
+                .required_unless_present("option-pid")
+                .conflicts_with("option-pid")
+                .value_parser(value_parser!(u32).range(1..)),
+        )
+        .arg(
+            Arg::new("show")
+                .short('s')
+                .value_name("what")
+                .default_value("cnt")
+                .value_parser(["all", "cfg", "cnt", "mem", "qp", "sock"]),
+        )
+        .arg(Arg::new("json").long("json").action(ArgAction::SetTrue))
+}
+
+const SS_HELP: &str = "\
+Usage: netacc_ss [-p] <pid> [-s all|cfg|cnt|mem|qp|sock] [--json]
+
+Show the NetACC connections of a process.
+
+OPTIONS:
+   -p <pid>     Process to look at.
+   -s <what>    What to show (default: cnt):
+                  all   everything
+                  cfg   the configuration in effect, and where it comes from
+                  cnt   connections by path and by reason, and counters
+                  mem   memory shared with other processes
+                  qp    channels to other processes
+                  sock  each open connection
+   --json       Print JSON.
+   -h           Show this help.
+   -v           Show the version.
+
+See netacc_ss(8) for every column, state, reason and counter.
+";
+
+/// What clap has to say, in the manner of the tool: on stdout with status 0, or on stderr with status 2.
+pub fn answer(tool: &str, error: &clap::Error) -> (bool, String) {
+    let text = error.render().to_string();
+    if error.use_stderr() {
+        let text = text.strip_prefix("error: ").unwrap_or(&text);
+        (true, format!("{tool}: {text}"))
+    } else {
+        (false, text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_lines_are_well_formed() {
+        run_command().debug_assert();
+        ss_command().debug_assert();
+    }
+
+    #[test]
+    fn help_fits_a_terminal() {
+        for line in run_help().lines().chain(SS_HELP.lines()) {
+            assert!(line.chars().count() <= HELP_WIDTH, "{line}");
+        }
+    }
+}
