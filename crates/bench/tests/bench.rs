@@ -1,0 +1,56 @@
+//! Runs the real `netacc bench`, briefly and without the library: every workload has to come to an end with exact
+//! bytes, and nothing may be called accelerated.
+
+use serde_json::Value;
+use std::process::{Command, Output};
+
+fn bench(arguments: &str) -> Output {
+    let short =
+        "--rounds 1 --seconds 0.05 --warmup 0.02 --idle-seconds 0.1 --quiet --lib /nonexistent.so";
+    Command::new(env!("CARGO_BIN_EXE_netacc"))
+        .arg("bench")
+        .args(short.split(' '))
+        .args(arguments.split_whitespace())
+        .output()
+        .expect("netacc starts")
+}
+
+#[test]
+fn every_workload_ends_and_nothing_is_accelerated() {
+    let output = bench("--json -");
+    assert!(output.status.success(), "{output:?}");
+    let json: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let workloads = json["workloads"].as_array().expect("workloads");
+    assert_eq!(workloads.len(), 7);
+    for workload in workloads {
+        for summary in workload["summary"].as_array().expect("summary") {
+            assert_eq!(summary["rounds"], 1, "{workload}");
+            assert!(summary["p50_ns"].as_f64().expect("p50") > 0.0, "{workload}");
+            let expected = if summary["kind"] == "plain" {
+                "not-asked"
+            } else {
+                "none"
+            };
+            assert_eq!(summary["acceleration"]["verdict"], expected, "{workload}");
+        }
+    }
+}
+
+#[test]
+fn messages_larger_than_socket_buffers_arrive_exactly() {
+    let output = bench(
+        "pingpong-epoll reqrep --size 9M --request 300000 --response 100001 -c 5 -t 2 -P 40 --kinds plain --json -",
+    );
+    assert!(output.status.success(), "{output:?}");
+}
+
+#[test]
+fn table_is_loud_without_the_library() {
+    let output = bench("pingpong --load 1");
+    let text = String::from_utf8(output.stdout).expect("UTF-8");
+    assert!(text.contains("NOT ACCELERATED"), "{text}");
+    assert!(
+        text.contains("load average before") && text.contains("load average after"),
+        "{text}"
+    );
+}
