@@ -24,7 +24,7 @@
 mod rx;
 mod tx;
 
-pub use rx::{EofVerdict, Heard, Plan, Rx, RxState};
+pub use rx::{EofVerdict, Plan, Rx, RxState};
 pub use tx::{FailOver, Refused, Tx, TxState};
 
 /// How bytes travel.

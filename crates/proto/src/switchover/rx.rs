@@ -31,6 +31,10 @@ pub enum RxState {
     FrozenToFast = 7,
     /// On the fast path, but nothing more is taken: waits for the sender's fail-over.
     Frozen = 8,
+    /// On the carrier after a fail-over; bytes up to `resend_to` come again, and the fast path still has them.
+    Replaying = 9,
+    /// The carrier ended too early for that: takes the rest up to `resend_to` from the fast path.
+    Leftover = 10,
 }
 
 /// What happens to a receiver, with the guards already decided.
@@ -48,16 +52,18 @@ pub(crate) enum RxEvent {
     SawEmptyPromotion,
     /// A promotion, and a demotion behind it.
     SawPromotionAndDemotion,
-    /// A demotion (at the frozen offset, if frozen).
+    /// A demotion at or after the present offset.
     SawDemotion,
-    /// A demotion behind the frozen offset: it crossed the request to pull back.
-    SawCrossedDemotion,
+    /// A demotion at the frozen offset, with bytes that come again.
+    SawFailOver,
     /// `offset` has come to `fast_from`.
     ReachedFast,
     /// `offset` has come to `carrier_from`, armed or not.
     ReachedCarrierArmed,
     ReachedCarrierOpen,
-    /// The carrier has ended and the frozen receiver will get no answer.
+    /// `offset` has come to `resend_to`.
+    ReachedResendEnd,
+    /// The carrier has ended: a frozen receiver gets no answer, a replaying one no more bytes.
     CarrierEnded,
 }
 
@@ -81,19 +87,6 @@ pub enum Plan {
     Wait,
 }
 
-/// What an announcement meant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[must_use]
-pub enum Heard {
-    /// Nothing new.
-    Same,
-    /// A switch: plan again; store [`Rx::ack`].
-    Changed,
-    /// The sender has failed over to the carrier. First discard everything that the fast path still holds (it comes
-    /// again on the carrier), then store [`Rx::ack`] and plan again.
-    PulledBack,
-}
-
 /// What the end of the carrier (EOF or an error) means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[must_use]
@@ -102,9 +95,14 @@ pub enum EofVerdict {
     Eof,
     /// Take the bytes of the fast path first, as [`Rx::plan`] says, then ask again.
     DrainFastFirst,
-    /// The announcement changed the plan (and was followed): discard the fast path's bytes if told so, store
-    /// [`Rx::ack`], and plan again.
-    FollowAnnounce(Heard),
+    /// The sender died while it sent bytes again: discard the next `skip` bytes of the fast path (they did come on
+    /// the carrier; if it has fewer, discard those), then as [`EofVerdict::DrainFastFirst`].
+    SkipThenDrain {
+        /// How many.
+        skip: u64,
+    },
+    /// The announcement changed the plan (and was followed): store [`Rx::ack`], and plan again.
+    FollowAnnounce,
     /// Bytes are missing: the sender died between two steps, or lied. Deliver ECONNRESET, never a clean EOF.
     Truncated,
 }
@@ -124,7 +122,7 @@ pub struct Rx {
     offset: u64,
     /// Valid in `ToFast`, `ToFastAndBack`, `FrozenToFast`.
     fast_from: u64,
-    /// Valid in `ToFastAndBack`, `ToCarrier`.
+    /// Valid in `ToFastAndBack`, `ToCarrier`, `Replaying`.
     carrier_from: u64,
     /// If the carrier ends before this offset, bytes are missing.
     resend_to: u64,
@@ -146,6 +144,17 @@ impl Rx {
         }
     }
 
+    /// A receiver on the carrier, not armed, whose direction is known to be at this epoch and offset: for a process
+    /// that takes over a connection, with the byte count that the kernel reports (`tcpi_bytes_received` less what is
+    /// still queued). An odd epoch is made even. Both halves must start at the same place.
+    #[must_use]
+    pub const fn starting_at(epoch: u32, offset: u64) -> Self {
+        let mut rx = Self::new();
+        rx.epoch = epoch & !1;
+        rx.offset = offset;
+        rx
+    }
+
     /// The present state. An unknown value (damaged memory) reads as [`RxState::Frozen`].
     #[must_use]
     pub const fn state(&self) -> RxState {
@@ -158,6 +167,8 @@ impl Rx {
             5 => RxState::Fast,
             6 => RxState::ToCarrier,
             7 => RxState::FrozenToFast,
+            9 => RxState::Replaying,
+            10 => RxState::Leftover,
             _ => RxState::Frozen,
         }
     }
@@ -165,7 +176,10 @@ impl Rx {
     /// The path of the next byte (of a frozen receiver: the path that it stands on).
     #[must_use]
     pub const fn path(&self) -> Path {
-        Path::of_epoch(self.epoch)
+        match self.state() {
+            RxState::Leftover => Path::Fast,
+            _ => Path::of_epoch(self.epoch),
+        }
     }
 
     /// The epoch on whose path the receiver reads.
@@ -181,10 +195,11 @@ impl Rx {
     }
 
     /// On the carrier for good: the sender cannot promote until [`Rx::arm`], so the application may use
-    /// the kernel socket as it likes.
+    /// the kernel socket as it likes. (Bytes that [`Rx::on_delivered`] is not told of while
+    /// [`RxState::Replaying`] cost the protection against the sender's death.)
     #[must_use]
     pub const fn is_released(&self) -> bool {
-        matches!(self.state(), RxState::Open)
+        matches!(self.state(), RxState::Open | RxState::Replaying)
     }
 
     /// Frozen on (or before) the fast path: the sender must be asked to pull back.
@@ -211,8 +226,11 @@ impl Rx {
 
     /// Allows the sender to promote. Store [`Rx::ack`] afterwards.
     ///
+    /// If [`Rx::is_released`] before and armed after, everything that the fast path still holds is left over from
+    /// a fail-over: discard it *before* storing the ack (a lossy path: make sure that nothing can arrive late).
+    ///
     /// Not while a read that was planned as released (without peeking) is still under way.
-    /// Returns whether the receiver is armed: a frozen one must be released first.
+    /// Returns whether the receiver is armed: not one that is frozen or replaying.
     pub fn arm(&mut self) -> bool {
         let armed = self.step(RxEvent::Arm).is_ok();
         if armed {
@@ -238,7 +256,7 @@ impl Rx {
     #[must_use]
     pub const fn plan(&self) -> Plan {
         match self.state() {
-            RxState::Open => Plan::Carrier {
+            RxState::Open | RxState::Replaying => Plan::Carrier {
                 limit: u64::MAX,
                 peek_first: false,
             },
@@ -255,16 +273,20 @@ impl Rx {
                 limit: self.carrier_from.saturating_sub(self.offset),
             },
             RxState::Frozen => Plan::Wait,
+            RxState::Leftover => Plan::Fast {
+                limit: self.resend_to.saturating_sub(self.offset),
+            },
         }
     }
 
     /// Follows an announcement. Call it wherever the shared words were loaded; a released receiver ignores it.
+    /// `true`: plan again, and store [`Rx::ack`].
     ///
     /// # Errors
     /// The announcement is not one that an honest sender can have published.
-    pub fn on_announce(&mut self, latest: Announce) -> Result<Heard, Corrupt> {
+    pub fn on_announce(&mut self, latest: Announce) -> Result<bool, Corrupt> {
         match self.state() {
-            RxState::Open => Ok(Heard::Same),
+            RxState::Open | RxState::Replaying | RxState::Leftover => Ok(false),
             RxState::Armed | RxState::Disarming => self.hear_on_carrier(latest),
             RxState::ToFast | RxState::FrozenToFast => self.hear_before_promotion(latest),
             RxState::Fast | RxState::Frozen => self.hear_on_fast(latest),
@@ -275,7 +297,7 @@ impl Rx {
     }
 
     /// After a peek of `peeked` bytes on the carrier and then a load of the announcement: how many of exactly those bytes
-    /// may be taken. 0: plan again.
+    /// may be taken. 0: plan again. Store [`Rx::ack`] if [`Rx::epoch`] has changed.
     ///
     /// # Errors
     /// As [`Rx::on_announce`].
@@ -292,11 +314,11 @@ impl Rx {
     ///
     /// # Errors
     /// [`Corrupt::CarrierData`] when no demotion is announced, otherwise as [`Rx::on_announce`].
-    pub fn on_carrier_readable(&mut self, latest: Announce) -> Result<Heard, Corrupt> {
-        let heard = self.on_announce(latest)?;
+    pub fn on_carrier_readable(&mut self, latest: Announce) -> Result<bool, Corrupt> {
+        let changed = self.on_announce(latest)?;
         match self.state() {
             RxState::Fast | RxState::Frozen => Err(Corrupt::CarrierData),
-            _ => Ok(heard),
+            _ => Ok(changed),
         }
     }
 
@@ -328,42 +350,51 @@ impl Rx {
         latest: Announce,
         fast_drained: bool,
     ) -> Result<EofVerdict, Corrupt> {
-        let heard = self.on_announce(latest)?;
-        if heard != Heard::Same {
-            return Ok(EofVerdict::FollowAnnounce(heard));
+        use RxState as S;
+        if self.on_announce(latest)? {
+            return Ok(EofVerdict::FollowAnnounce);
         }
-        if self.state() == RxState::Frozen {
-            self.step(RxEvent::CarrierEnded)?;
+        match self.state() {
+            S::Open | S::Armed | S::Disarming if self.offset < self.resend_to => {
+                Ok(EofVerdict::Truncated)
+            }
+            S::Open | S::Armed | S::Disarming => Ok(EofVerdict::Eof),
+            // Carrier bytes before the switch are missing.
+            S::ToFast | S::ToFastAndBack | S::FrozenToFast => Ok(EofVerdict::Truncated),
+            S::Replaying => match self.offset.checked_sub(self.carrier_from) {
+                Some(skip) if !fast_drained => {
+                    self.step(RxEvent::CarrierEnded)?;
+                    Ok(EofVerdict::SkipThenDrain { skip })
+                }
+                _ => Ok(EofVerdict::Truncated),
+            },
+            S::Frozen => {
+                self.step(RxEvent::CarrierEnded)?;
+                Ok(if fast_drained {
+                    EofVerdict::Eof
+                } else {
+                    EofVerdict::DrainFastFirst
+                })
+            }
+            S::Fast | S::ToCarrier | S::Leftover if !fast_drained => Ok(EofVerdict::DrainFastFirst),
+            S::Fast => Ok(EofVerdict::Eof),
+            S::ToCarrier | S::Leftover => Ok(EofVerdict::Truncated),
         }
-        Ok(match self.state() {
-            RxState::Open | RxState::Armed | RxState::Disarming if self.offset < self.resend_to => {
-                EofVerdict::Truncated
-            }
-            RxState::Open | RxState::Armed | RxState::Disarming => EofVerdict::Eof,
-            RxState::ToFast | RxState::ToFastAndBack | RxState::FrozenToFast => {
-                EofVerdict::Truncated
-            }
-            RxState::Fast | RxState::ToCarrier | RxState::Frozen if !fast_drained => {
-                EofVerdict::DrainFastFirst
-            }
-            RxState::Fast | RxState::Frozen => EofVerdict::Eof,
-            RxState::ToCarrier => EofVerdict::Truncated,
-        })
     }
 
     /// `Armed`, `Disarming`: nothing seen since the present even epoch.
-    fn hear_on_carrier(&mut self, latest: Announce) -> Result<Heard, Corrupt> {
+    fn hear_on_carrier(&mut self, latest: Announce) -> Result<bool, Corrupt> {
         match latest.epoch.wrapping_sub(self.epoch) {
             0 => {
                 self.step(RxEvent::SawNothing)?;
-                Ok(Heard::Same)
+                Ok(false)
             }
             1 => {
                 self.check_not_behind(latest.fast_from)?;
                 self.fast_from = latest.fast_from;
                 self.step(RxEvent::SawPromotion)?;
                 self.settle()?;
-                Ok(Heard::Changed)
+                Ok(true)
             }
             2 => self.hear_promotion_and_demotion(latest, latest.fast_from),
             _ => Err(Corrupt::Epoch),
@@ -371,9 +402,9 @@ impl Rx {
     }
 
     /// `ToFast`, `FrozenToFast`: the promotion is known, its demotion is not.
-    fn hear_before_promotion(&mut self, latest: Announce) -> Result<Heard, Corrupt> {
+    fn hear_before_promotion(&mut self, latest: Announce) -> Result<bool, Corrupt> {
         match latest.epoch.wrapping_sub(self.epoch) {
-            1 => Ok(Heard::Same),
+            1 => Ok(false),
             2 => self.hear_promotion_and_demotion(latest, self.fast_from),
             _ => Err(Corrupt::Epoch),
         }
@@ -383,16 +414,22 @@ impl Rx {
         &mut self,
         latest: Announce,
         fast_from: u64,
-    ) -> Result<Heard, Corrupt> {
+    ) -> Result<bool, Corrupt> {
         let pulled_back = self.state() == RxState::FrozenToFast && latest.carrier_from == fast_from;
         Self::check_order(latest, fast_from, pulled_back)?;
         if latest.carrier_from == fast_from {
             // No byte of this epoch was taken or will be taken from the fast path. The offset may lie behind,
             // when the receiver was released while the sender withdrew the promotion.
-            self.step(RxEvent::SawEmptyPromotion)?;
+            let resends = latest.resend_to > latest.carrier_from;
+            self.step(if resends {
+                RxEvent::SawFailOver
+            } else {
+                RxEvent::SawEmptyPromotion
+            })?;
             self.epoch = latest.epoch;
+            self.carrier_from = latest.carrier_from;
             self.resend_to = latest.resend_to;
-            return Ok(Heard::PulledBack);
+            return Ok(true);
         }
         self.check_not_behind(fast_from)?;
         self.fast_from = fast_from;
@@ -400,40 +437,36 @@ impl Rx {
         self.resend_to = latest.resend_to;
         self.step(RxEvent::SawPromotionAndDemotion)?;
         self.settle()?;
-        Ok(Heard::Changed)
+        Ok(true)
     }
 
     /// `Fast`, `Frozen`.
-    fn hear_on_fast(&mut self, latest: Announce) -> Result<Heard, Corrupt> {
+    fn hear_on_fast(&mut self, latest: Announce) -> Result<bool, Corrupt> {
         match latest.epoch.wrapping_sub(self.epoch) {
-            0 => Ok(Heard::Same),
+            0 => Ok(false),
             1 => {
                 self.check_not_behind(latest.carrier_from)?;
                 let pulled_back =
                     self.state() == RxState::Frozen && latest.carrier_from == self.offset;
                 Self::check_order(latest, self.offset, pulled_back)?;
-                let crossed = self.state() == RxState::Frozen && !pulled_back;
                 self.carrier_from = latest.carrier_from;
                 self.resend_to = latest.resend_to;
-                self.step(if crossed {
-                    RxEvent::SawCrossedDemotion
+                if latest.resend_to > latest.carrier_from {
+                    self.step(RxEvent::SawFailOver)?;
+                    self.epoch = latest.epoch;
                 } else {
-                    RxEvent::SawDemotion
-                })?;
-                self.settle()?;
-                Ok(if pulled_back {
-                    Heard::PulledBack
-                } else {
-                    Heard::Changed
-                })
+                    self.step(RxEvent::SawDemotion)?;
+                    self.settle()?;
+                }
+                Ok(true)
             }
             _ => Err(Corrupt::Epoch),
         }
     }
 
-    fn hear_nothing_after(&self, latest: Announce, ahead: u32) -> Result<Heard, Corrupt> {
+    fn hear_nothing_after(&self, latest: Announce, ahead: u32) -> Result<bool, Corrupt> {
         if latest.epoch.wrapping_sub(self.epoch) == ahead {
-            Ok(Heard::Same)
+            Ok(false)
         } else {
             Err(Corrupt::Epoch)
         }
@@ -458,6 +491,11 @@ impl Rx {
             };
             self.step(event)?;
             self.epoch = self.epoch.wrapping_add(1);
+        }
+        if self.offset >= self.resend_to
+            && matches!(self.state(), RxState::Replaying | RxState::Leftover)
+        {
+            self.step(RxEvent::ReachedResendEnd)?;
         }
         Ok(())
     }
@@ -500,7 +538,7 @@ impl RxState {
             (S::Open | S::Armed | S::Disarming, E::Arm) => S::Armed,
             (S::ToFast | S::ToFastAndBack | S::Fast | S::ToCarrier, E::Arm) => self,
 
-            (S::Open | S::Disarming, E::Freeze) => self,
+            (S::Open | S::Disarming | S::Replaying | S::Leftover, E::Freeze) => self,
             (S::Armed, E::Freeze) => S::Disarming,
             (S::ToFast | S::FrozenToFast, E::Freeze) => S::FrozenToFast,
             (S::Fast | S::Frozen, E::Freeze) => S::Frozen,
@@ -520,8 +558,12 @@ impl RxState {
                 S::ToFastAndBack
             }
 
+            // A frozen receiver: the demotion crossed its request, or answers it with nothing to send again.
             (S::Fast | S::Frozen, E::SawDemotion) => S::ToCarrier,
-            (S::Frozen, E::SawCrossedDemotion) => S::ToCarrier,
+
+            (S::Frozen | S::FrozenToFast, E::SawFailOver) => S::Replaying,
+            (S::Replaying | S::Leftover, E::ReachedResendEnd) => S::Open,
+            (S::Replaying, E::CarrierEnded) => S::Leftover,
 
             (S::ToFast, E::ReachedFast) => S::Fast,
             (S::ToFastAndBack, E::ReachedFast) => S::ToCarrier,

@@ -112,6 +112,17 @@ impl Tx {
         }
     }
 
+    /// A sender on the carrier whose direction is known to be at this epoch and offset: for a process that takes over
+    /// a connection, with the byte count that the kernel reports (`tcpi_bytes_acked` plus what is still queued). An odd
+    /// epoch is made even. Both halves must start at the same place.
+    #[must_use]
+    pub const fn starting_at(epoch: u32, offset: u64) -> Self {
+        let mut tx = Self::new();
+        tx.epoch = epoch & !1;
+        tx.offset = offset;
+        tx
+    }
+
     /// The present state. An unknown value (damaged memory) reads as [`TxState::Shut`].
     #[must_use]
     pub const fn state(&self) -> TxState {
@@ -320,7 +331,8 @@ impl Tx {
     ///
     /// # Errors
     /// [`Refused::Unacked`] on a lossy path with unacknowledged bytes, [`Refused::State`] while bytes wait to be
-    /// re-sent: the FIN has to wait as well.
+    /// re-sent: the FIN has to wait as well. (On a reliable path the process may also just leave, as a crash would: the
+    /// receiver then takes the rest from the fast path, unless it has left the library.)
     pub fn shutdown(&mut self) -> Result<Option<Announce>, Refused> {
         TxState::next(self.state(), TxEvent::Shutdown).map_err(Refused::State)?;
         self.check_flushed()?;
