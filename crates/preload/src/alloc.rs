@@ -1,0 +1,383 @@
+//! The library's own heap, on pages of its own: the application's `malloc` is never called, so that hooks may run
+//! inside it, beside any other allocator, and between fork and exec.
+//!
+//! Sizes are rounded up to powers of two (16 bytes to 32 KiB), each of which has a free list and a region to cut new
+//! blocks from; larger allocations are mappings of their own. Memory of the small sizes is kept for ever.
+//!
+//! Nothing here can wait for something that does not come:
+//! - a class is locked by a spin lock that is never held across a system call. The lock word is the *generation*
+//!   of the process: a page that the kernel wipes on fork (MADV_WIPEONFORK) tells a child, however it was made, that it is
+//!   one, and a lock that another generation holds is nobody's: its holder does not exist in the child;
+//! - what a lock protects is changed by one final store, so that the copy a child gets is whole at any moment;
+//! - who cannot get the lock (a signal handler that interrupted its holder, a holder killed in a vfork child) gives up
+//!   after a bounded time and maps a page instead;
+//! - freeing never locks: it pushes onto a list that only the allocating side takes, as a whole.
+
+use core::alloc::{GlobalAlloc, Layout};
+use core::ffi::c_void;
+use core::hint::spin_loop;
+use core::ptr::{self, null_mut};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering::*};
+
+/// The `#[global_allocator]` of the library.
+#[derive(Debug)]
+pub struct Private;
+
+const SMALLEST_SHIFT: u32 = 4;
+const CLASS_COUNT: usize = 12;
+const LARGEST: usize = 1 << (SMALLEST_SHIFT as usize + CLASS_COUNT - 1);
+const REGION_BYTES: usize = 64 * 1024;
+const PAGE_BYTES: usize = 4096;
+/// Tries before the lock is given up; from `PATIENT` on the processor is yielded between them.
+const TRIES: u32 = 400;
+const PATIENT: u32 = 100;
+
+static CLASSES: [Class; CLASS_COUNT] = [const { Class::new() }; CLASS_COUNT];
+
+struct Class {
+    /// 0, or the generation of the process whose thread holds the lock.
+    lock: AtomicU32,
+    /// Blocks to hand out; each holds the address of the next one. Under the lock.
+    free: AtomicPtr<Block>,
+    /// Blocks given back. Pushed by anyone, taken as a whole.
+    returned: AtomicPtr<Block>,
+    /// The part of the region that has not been cut yet: `cut..end`. Under the lock.
+    cut: AtomicUsize,
+    end: AtomicUsize,
+}
+
+struct Block {
+    next: AtomicPtr<Block>,
+}
+
+// SAFETY: blocks are disjoint, at least as large as the layout and aligned to their size (a power of two that is
+// no less than the alignment), and mappings are page-aligned; see the methods.
+unsafe impl GlobalAlloc for Private {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        match class_of(layout) {
+            Some((class, size)) => class.allocate(size),
+            None => map_large(layout),
+        }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        match class_of(layout) {
+            Some((class, _)) => class.give_back(block.cast()),
+            // SAFETY: `alloc` mapped this range for this layout.
+            None => unsafe { sys::unmap(block.cast(), round_to_page(layout.size())) },
+        }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        match class_of(layout) {
+            Some((class, size)) => {
+                let block = class.allocate(size);
+                if !block.is_null() {
+                    // SAFETY: the block has `size` bytes, of which these are a part.
+                    unsafe { ptr::write_bytes(block, 0, layout.size()) };
+                }
+                block
+            }
+            None => map_large(layout),
+        }
+    }
+
+    unsafe fn realloc(&self, block: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
+        let new_layout = match Layout::from_size_align(new_size, layout.align()) {
+            Ok(new_layout) => new_layout,
+            Err(_) => return null_mut(),
+        };
+        match (class_of(layout), class_of(new_layout)) {
+            (Some((_, size)), Some((_, new))) if size == new => return block,
+            (None, None) if layout.align() <= PAGE_BYTES => {
+                // SAFETY: the range is a mapping of its own.
+                return unsafe { sys::remap(block.cast(), round_to_page(layout.size()), round_to_page(new_size)) };
+            }
+            _ => {}
+        }
+        // SAFETY: the caller's promises for realloc are those for alloc, and for dealloc once the bytes have moved.
+        unsafe {
+            let moved = self.alloc(new_layout);
+            if !moved.is_null() {
+                ptr::copy_nonoverlapping(block, moved, layout.size().min(new_size));
+                self.dealloc(block, layout);
+            }
+            moved
+        }
+    }
+}
+
+/// In the child of a fork: where the kernel does not know MADV_WIPEONFORK, this starts the new generation.
+pub fn after_fork() {
+    let page = GENERATION.load(Acquire);
+    if !page.is_null() {
+        // SAFETY: the page is mapped for ever.
+        let word = unsafe { &*page };
+        let seen = word.load(Relaxed);
+        if seen != 0 {
+            word.store(seen.wrapping_add(1).max(1), Relaxed);
+            LATEST.store(seen.wrapping_add(1).max(1), Relaxed);
+        }
+    }
+}
+
+impl Class {
+    const fn new() -> Class {
+        Class {
+            lock: AtomicU32::new(0),
+            free: AtomicPtr::new(null_mut()),
+            returned: AtomicPtr::new(null_mut()),
+            cut: AtomicUsize::new(0),
+            end: AtomicUsize::new(0),
+        }
+    }
+
+    fn allocate(&self, size: usize) -> *mut u8 {
+        let mut spare: *mut c_void = null_mut();
+        loop {
+            if !self.lock() {
+                break;
+            }
+            let block = self.take(size);
+            if block.is_null() && !spare.is_null() {
+                self.install(spare as usize);
+                spare = null_mut();
+                self.unlock();
+                continue;
+            }
+            self.unlock();
+            if !block.is_null() {
+                if !spare.is_null() {
+                    // SAFETY: mapped below, and nobody has seen it.
+                    unsafe { sys::unmap(spare, REGION_BYTES) };
+                }
+                return block;
+            }
+            spare = sys::map(REGION_BYTES);
+            if spare.is_null() {
+                return null_mut();
+            }
+        }
+        // Not to be had: a mapping serves as a block of the class, for ever.
+        if spare.is_null() { sys::map(size.max(PAGE_BYTES)).cast() } else { spare.cast() }
+    }
+
+    /// A block from the free list, from what was given back, or cut from the region. Under the lock.
+    fn take(&self, size: usize) -> *mut u8 {
+        let mut first = self.free.load(Relaxed);
+        if first.is_null() {
+            first = self.returned.swap(null_mut(), Acquire);
+        }
+        if !first.is_null() {
+            // SAFETY: a block on a list is free memory that holds its link.
+            let next = unsafe { (*first).next.load(Relaxed) };
+            self.free.store(next, Release);
+            return first.cast();
+        }
+        let cut = self.cut.load(Relaxed);
+        let after = cut.wrapping_add(size);
+        if after > self.end.load(Relaxed) {
+            return null_mut();
+        }
+        self.cut.store(after, Release);
+        cut as *mut u8
+    }
+
+    /// A new region, when the old one is used up. Under the lock. In any order of these stores that a fork can see,
+    /// `cut..end` is empty or right.
+    fn install(&self, region: usize) {
+        self.end.store(0, Release);
+        self.cut.store(region, Release);
+        self.end.store(region.wrapping_add(REGION_BYTES), Release);
+    }
+
+    fn give_back(&self, block: *mut Block) {
+        let mut first = self.returned.load(Relaxed);
+        loop {
+            // SAFETY: the block is the caller's until the exchange succeeds.
+            unsafe { (*block).next.store(first, Relaxed) };
+            match self.returned.compare_exchange_weak(first, block, Release, Relaxed) {
+                Ok(_) => return,
+                Err(seen) => first = seen,
+            }
+        }
+    }
+
+    fn lock(&self) -> bool {
+        let mine = generation();
+        for attempt in 0..TRIES {
+            match self.lock.compare_exchange(0, mine, Acquire, Relaxed) {
+                Ok(_) => return true,
+                // Held when a fork copied it, by a thread that is not here.
+                Err(holder) if holder != mine => {
+                    if self.lock.compare_exchange(holder, mine, Acquire, Relaxed).is_ok() {
+                        return true;
+                    }
+                }
+                Err(_) if attempt < PATIENT => spin_loop(),
+                Err(_) => sys::sched_yield(),
+            }
+        }
+        false
+    }
+
+    fn unlock(&self) {
+        self.lock.store(0, Release);
+    }
+}
+
+/// The class that serves a layout, and the size of its blocks.
+fn class_of(layout: Layout) -> Option<(&'static Class, usize)> {
+    let size = layout.size().max(layout.align()).max(1 << SMALLEST_SHIFT);
+    if size > LARGEST {
+        return None;
+    }
+    let size = size.next_power_of_two();
+    let index = size.trailing_zeros().saturating_sub(SMALLEST_SHIFT);
+    CLASSES.get(index as usize).map(|class| (class, size))
+}
+
+fn round_to_page(size: usize) -> usize {
+    size.saturating_add(PAGE_BYTES - 1) & !(PAGE_BYTES - 1)
+}
+
+/// A mapping of its own, aligned as asked: more is mapped than needed, and both ends are cut off.
+fn map_large(layout: Layout) -> *mut u8 {
+    let size = round_to_page(layout.size());
+    let align = layout.align();
+    if align <= PAGE_BYTES {
+        return sys::map(size).cast();
+    }
+    let Some(whole) = size.checked_add(align) else {
+        return null_mut();
+    };
+    let start = sys::map(whole) as usize;
+    if start == 0 {
+        return null_mut();
+    }
+    let aligned = start.wrapping_add(align).wrapping_sub(1) & !align.wrapping_sub(1);
+    let before = aligned.wrapping_sub(start);
+    let after = whole.wrapping_sub(before).wrapping_sub(size);
+    // SAFETY: both ranges are parts of the mapping outside `aligned..aligned + size`.
+    unsafe {
+        if before != 0 {
+            sys::unmap(start as *mut c_void, before);
+        }
+        if after != 0 {
+            sys::unmap(aligned.wrapping_add(size) as *mut c_void, after);
+        }
+    }
+    aligned as *mut u8
+}
+
+/// The page with the generation's word, which reads 0 in a new child.
+static GENERATION: AtomicPtr<AtomicU32> = AtomicPtr::new(null_mut());
+/// The last generation that was given out, in this process or in the one that it is a copy of.
+static LATEST: AtomicU32 = AtomicU32::new(0);
+
+/// The generation of this process: not 0, and not that of the process that it was forked from.
+fn generation() -> u32 {
+    let page = GENERATION.load(Acquire);
+    if !page.is_null() {
+        // SAFETY: the page is mapped for ever.
+        let seen = unsafe { &*page }.load(Relaxed);
+        if seen != 0 {
+            return seen;
+        }
+    }
+    new_generation(page)
+}
+
+#[cold]
+fn new_generation(mut page: *mut AtomicU32) -> u32 {
+    if page.is_null() {
+        page = sys::map(PAGE_BYTES).cast();
+        if page.is_null() {
+            return 1;
+        }
+        sys::wipe_on_fork(page.cast(), PAGE_BYTES);
+        if let Err(other) = GENERATION.compare_exchange(null_mut(), page, AcqRel, Acquire) {
+            // SAFETY: mapped above, and nobody has seen it.
+            unsafe { sys::unmap(page.cast(), PAGE_BYTES) };
+            page = other;
+        }
+    }
+    let next = LATEST.load(Relaxed).wrapping_add(1).max(1);
+    // SAFETY: the page is mapped for ever.
+    match unsafe { &*page }.compare_exchange(0, next, Relaxed, Relaxed) {
+        Ok(_) => {
+            LATEST.store(next, Relaxed);
+            next
+        }
+        Err(other) => other,
+    }
+}
+
+/// The five system calls of this module, made without libc: its `mmap` is a symbol like any other.
+mod sys {
+    use super::{PAGE_BYTES, c_void, null_mut};
+    use libc::{MADV_WIPEONFORK, MAP_ANONYMOUS, MAP_PRIVATE, MREMAP_MAYMOVE, PROT_READ, PROT_WRITE};
+
+    pub(super) fn map(size: usize) -> *mut c_void {
+        let access = (PROT_READ | PROT_WRITE) as usize;
+        let kind = (MAP_PRIVATE | MAP_ANONYMOUS) as usize;
+        // SAFETY: a new anonymous mapping harms nobody.
+        address(unsafe { call(libc::SYS_mmap, [0, size, access, kind, usize::MAX, 0]) })
+    }
+
+    /// # Safety
+    /// The range is the caller's and not used any more.
+    pub(super) unsafe fn unmap(start: *mut c_void, size: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { call(libc::SYS_munmap, [start as usize, size, 0, 0, 0, 0]) };
+    }
+
+    /// # Safety
+    /// The range is a mapping of the caller's.
+    pub(super) unsafe fn remap(start: *mut c_void, size: usize, new_size: usize) -> *mut u8 {
+        let flags = MREMAP_MAYMOVE as usize;
+        // SAFETY: the caller's promise.
+        address(unsafe { call(libc::SYS_mremap, [start as usize, size, new_size, flags, 0, 0]) }).cast()
+    }
+
+    pub(super) fn wipe_on_fork(start: *mut c_void, size: usize) {
+        // SAFETY: advice about a page of ours; kernels before 4.14 refuse it.
+        unsafe { call(libc::SYS_madvise, [start as usize, size, MADV_WIPEONFORK as usize, 0, 0, 0]) };
+    }
+
+    pub(super) fn sched_yield() {
+        // SAFETY: no arguments.
+        unsafe { call(libc::SYS_sched_yield, [0; 6]) };
+    }
+
+    fn address(result: isize) -> *mut c_void {
+        // The kernel's errors are the last 4095 values.
+        if (result as usize) > 0usize.wrapping_sub(PAGE_BYTES) { null_mut() } else { result as *mut c_void }
+    }
+
+    /// # Safety
+    /// As the system call demands.
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn call(number: libc::c_long, a: [usize; 6]) -> isize {
+        let result;
+        // SAFETY: the x86-64 system call convention.
+        unsafe {
+            core::arch::asm!("syscall", inlateout("rax") number as isize => result, in("rdi") a[0], in("rsi") a[1],
+                in("rdx") a[2], in("r10") a[3], in("r8") a[4], in("r9") a[5], lateout("rcx") _, lateout("r11") _, options(nostack));
+        }
+        result
+    }
+
+    /// # Safety
+    /// As the system call demands.
+    #[cfg(target_arch = "aarch64")]
+    unsafe fn call(number: libc::c_long, a: [usize; 6]) -> isize {
+        let result;
+        // SAFETY: the AArch64 system call convention.
+        unsafe {
+            core::arch::asm!("svc 0", in("x8") number, inlateout("x0") a[0] as isize => result, in("x1") a[1],
+                in("x2") a[2], in("x3") a[3], in("x4") a[4], in("x5") a[5], options(nostack));
+        }
+        result
+    }
+}

@@ -1,0 +1,122 @@
+//! epoll.
+//!
+//! A set without anything of ours is waited for by the next symbol. If such a wait ends only because the set has come to hold
+//! sockets of ours meanwhile, the core says so (no event is the application's) and the wait goes on with what is left.
+
+use super::time;
+use crate::errno;
+use core::ptr::null;
+use libc::{c_int, epoll_event, sigset_t, timespec};
+use netacc_core::api::{self, PASS};
+
+hook! {
+    /// `epoll_create(2)`.
+    fn epoll_create(size: c_int) -> c_int |next| {
+        let fd = next(size);
+        if fd >= 0 {
+            api::on_epoll_create(fd);
+        }
+        fd
+    }
+}
+hook! {
+    /// `epoll_create1(2)`.
+    fn epoll_create1(flags: c_int) -> c_int |next| {
+        let fd = next(flags);
+        if fd >= 0 {
+            api::on_epoll_create(fd);
+        }
+        fd
+    }
+}
+hook! {
+    /// `epoll_ctl(2)`.
+    fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int = api::epoll_ctl(epfd, op, fd, event);
+}
+
+/// A wait of at most `$timeout_ns`; `$next` is the next symbol's, for as long as `$left` says.
+macro_rules! wait {
+    ($epfd:ident, $events:ident, $max:ident, $timeout_ns:expr, $mask:expr, |$left:ident| $next:expr) => {{
+        let mut $left = Left::of($timeout_ns);
+        loop {
+            let answer = api::epoll_wait($epfd, $events, $max, $left.timeout_ns, $mask);
+            if answer != PASS {
+                return errno::ret(answer) as c_int;
+            }
+            let mut n: c_int = $next;
+            if n > 0 {
+                n = api::on_epoll_wait($epfd, $events, n);
+                if n == 0 && $left.again() {
+                    continue;
+                }
+            }
+            return n;
+        }
+    }};
+}
+
+hook! {
+    /// `epoll_wait(2)`.
+    fn epoll_wait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout: c_int) -> c_int |next| {
+        wait!(epfd, events, max, time::from_ms(timeout), null(), |left| next(epfd, events, max, left.ms()))
+    }
+}
+hook! {
+    /// `epoll_pwait(2)`.
+    fn epoll_pwait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout: c_int, mask: *const sigset_t) -> c_int |next| {
+        wait!(epfd, events, max, time::from_ms(timeout), mask, |left| next(epfd, events, max, left.ms(), mask))
+    }
+}
+hook! {
+    /// `epoll_pwait2(2)`.
+    unchecked fn epoll_pwait2(epfd: c_int, events: *mut epoll_event, max: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int |next| {
+        let Some(timeout_ns) = time::from_timespec(timeout) else {
+            return next(epfd, events, max, timeout, mask);
+        };
+        wait!(epfd, events, max, timeout_ns, mask, |left| match left.timespec() {
+            Some(left) => next(epfd, events, max, &left, mask),
+            None => next(epfd, events, max, null(), mask),
+        })
+    }
+}
+
+/// What is left of a timeout.
+pub(super) struct Left {
+    /// Negative: for ever.
+    pub(super) timeout_ns: i64,
+    /// 0 where there is nothing to count down: no timeout, or none left.
+    end_ns: u64,
+}
+
+impl Left {
+    /// Reads the clock only if there is something to count down.
+    #[inline]
+    pub(super) fn of(timeout_ns: i64) -> Left {
+        let end_ns = if timeout_ns > 0 { api::now_ns().saturating_add(timeout_ns as u64) } else { 0 };
+        Left { timeout_ns, end_ns }
+    }
+
+    /// Before another wait; false when the time is up.
+    pub(super) fn again(&mut self) -> bool {
+        if self.end_ns != 0 {
+            self.timeout_ns = self.end_ns.saturating_sub(api::now_ns()) as i64;
+        }
+        self.timeout_ns != 0
+    }
+
+    /// In milliseconds, rounded up: a wait must not end early.
+    #[inline]
+    pub(super) fn ms(&self) -> c_int {
+        if self.timeout_ns < 0 {
+            return -1;
+        }
+        c_int::try_from(self.timeout_ns.saturating_add(999_999) / 1_000_000).unwrap_or(c_int::MAX)
+    }
+
+    pub(super) fn timespec(&self) -> Option<timespec> {
+        if self.timeout_ns < 0 {
+            return None;
+        }
+        Some(timespec { tv_sec: self.timeout_ns / 1_000_000_000, tv_nsec: self.timeout_ns % 1_000_000_000 })
+    }
+}

@@ -1,0 +1,117 @@
+//! New programs and new processes.
+//!
+//! What a new program inherits goes back to the kernel's path before it starts. fork runs the handlers that the
+//! constructor registered; vfork needs no hook, which could not return twice anyway: the core tells a vfork child
+//! by its process id.
+
+use super::{fd, stdio};
+use libc::{FILE, c_char, c_int, c_void, pid_t};
+use netacc_core::api;
+
+type Arguments = *const *const c_char;
+
+/// Calls that start a program.
+macro_rules! starts_program {
+    ($($(#[$meta:meta])* $name:ident($($arg:ident: $ty:ty),*);)*) => {$(
+        hook! {
+            $(#[$meta])*
+            unchecked fn $name($($arg: $ty),*) -> c_int |next| {
+                api::before_exec();
+                next($($arg),*)
+            }
+        }
+    )*};
+}
+
+starts_program! {
+    /// `execve(2)`.
+    execve(path: *const c_char, arguments: Arguments, environment: Arguments);
+    /// `execv(3)`.
+    execv(path: *const c_char, arguments: Arguments);
+    /// `execvp(3)`.
+    execvp(file: *const c_char, arguments: Arguments);
+    /// `execvpe(3)`.
+    execvpe(file: *const c_char, arguments: Arguments, environment: Arguments);
+    /// `execveat(2)`.
+    execveat(dir: c_int, path: *const c_char, arguments: Arguments, environment: Arguments, flags: c_int);
+    /// `fexecve(3)`.
+    fexecve(fd: c_int, arguments: Arguments, environment: Arguments);
+    /// `posix_spawn(3)`: the child runs inside libc.
+    posix_spawn(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: Arguments, environment: Arguments);
+    /// `posix_spawnp(3)`.
+    posix_spawnp(pid: *mut pid_t, file: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: Arguments, environment: Arguments);
+    /// `system(3)`: spawns inside libc.
+    system(command: *const c_char);
+    /// `wordexp(3)`: may spawn a shell inside libc.
+    wordexp(words: *const c_char, expansion: *mut c_void, flags: c_int);
+}
+
+/// `popen` and its alias.
+macro_rules! popen {
+    ($($(#[$meta:meta])* $name:ident;)*) => {$(
+        hook! {
+            $(#[$meta])*
+            unchecked fn $name(command: *const c_char, mode: *const c_char) -> *mut FILE |next| {
+                api::before_exec();
+                stdio::opened(next(command, mode))
+            }
+        }
+    )*};
+}
+
+popen! {
+    /// `popen(3)`: spawns inside libc.
+    popen;
+    /// libc's older public name of `popen`.
+    _IO_popen;
+}
+
+watch! {
+    /// `execl(3)`.
+    fn execl, before_exec
+}
+watch! {
+    /// `execle(3)`.
+    fn execle, before_exec
+}
+watch! {
+    /// `execlp(3)`.
+    fn execlp, before_exec
+}
+
+fn before_exec(_first: usize) {
+    api::before_exec();
+}
+
+hook! {
+    /// `daemon(3)`: forks, with handlers, and puts /dev/null onto 0, 1 and 2 by private calls.
+    unchecked fn daemon(keep_directory: c_int, keep_stdio: c_int) -> c_int |next| {
+        let result = next(keep_directory, keep_stdio);
+        if result == 0 && keep_stdio == 0 {
+            fd::replaced_stdio();
+        }
+        result
+    }
+}
+hook! {
+    /// `forkpty(3)`: the child has the new terminal on 0, 1 and 2.
+    unchecked fn forkpty(main: *mut c_int, name: *mut c_char, settings: *const c_void, size: *const c_void) -> pid_t |next| {
+        let pid = next(main, name, settings, size);
+        match pid {
+            0 => fd::replaced_stdio(),
+            1.. => api::on_new_fd(*main),
+            _ => {}
+        }
+        pid
+    }
+}
+hook! {
+    /// `_Fork(3)`: a fork that runs no handlers.
+    unchecked fn _Fork() -> pid_t |next| {
+        let pid = next();
+        if pid == 0 {
+            crate::init::fork_child();
+        }
+        pid
+    }
+}

@@ -1,0 +1,108 @@
+//! Making, connecting and ending sockets. The kernel carries these calls out; the core is told, or asked first.
+
+use crate::errno;
+use libc::{c_int, c_void, sockaddr, socklen_t};
+use netacc_core::api::{self, PASS};
+
+hook! {
+    /// `socket(2)`.
+    fn socket(domain: c_int, ty: c_int, protocol: c_int) -> c_int |next| {
+        let fd = next(domain, ty, protocol);
+        if fd >= 0 {
+            api::on_socket(fd, domain, ty, protocol);
+        }
+        fd
+    }
+}
+
+hook! {
+    /// `socketpair(2)`: never ours, but the numbers may be known from a close that was not seen.
+    fn socketpair(domain: c_int, ty: c_int, protocol: c_int, pair: *mut c_int) -> c_int |next| {
+        let result = next(domain, ty, protocol, pair);
+        if result == 0 {
+            api::on_new_fd(*pair);
+            api::on_new_fd(*pair.wrapping_add(1));
+        }
+        result
+    }
+}
+
+hook! {
+    /// `listen(2)`.
+    fn listen(fd: c_int, backlog: c_int) -> c_int |next| {
+        let result = next(fd, backlog);
+        if result == 0 {
+            api::on_listen(fd);
+        }
+        result
+    }
+}
+
+hook! {
+    /// `accept(2)`.
+    fn accept(listener: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int |next| {
+        let fd = next(listener, addr, len);
+        if fd >= 0 {
+            api::on_accept(listener, fd, 0);
+        }
+        fd
+    }
+}
+
+hook! {
+    /// `accept4(2)`.
+    fn accept4(listener: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int |next| {
+        let fd = next(listener, addr, len, flags);
+        if fd >= 0 {
+            api::on_accept(listener, fd, flags);
+        }
+        fd
+    }
+}
+
+/// The one body of `connect` and its alias.
+macro_rules! connect {
+    ($($declaration:tt)*) => {
+        hook! {
+            $($declaration)*(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int |next| {
+                let answer = api::connect(fd, addr, len);
+                if answer != PASS {
+                    return errno::ret(answer) as c_int;
+                }
+                let result = next(fd, addr, len);
+                // errno stays what the next symbol made it: the core does not touch it.
+                api::on_connect(fd, if result == 0 { 0 } else { errno::get().wrapping_neg() });
+                result
+            }
+        }
+    };
+}
+
+connect! {
+    /// `connect(2)`.
+    fn connect
+}
+connect! {
+    /// libc's older public name of `connect`.
+    unchecked fn __connect
+}
+
+hook! {
+    /// `shutdown(2)`.
+    fn shutdown(fd: c_int, how: c_int) -> c_int = api::shutdown(fd, how);
+}
+
+hook! {
+    /// `setsockopt(2)`.
+    fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int |next| {
+        let answer = api::setsockopt(fd, level, name, value, len);
+        if answer != PASS {
+            return errno::ret(answer) as c_int;
+        }
+        let result = next(fd, level, name, value, len);
+        if result == 0 {
+            api::on_setsockopt(fd, level, name, value, len);
+        }
+        result
+    }
+}

@@ -1,0 +1,316 @@
+//! `syscall(2)`: the numbers of hooked calls are treated as their hooks do, all others go straight on.
+//!
+//! The way straight on is a jump with every register and the stack as they came: a child that clone gives a new stack, or a
+//! raw vfork, must not find a frame of ours. What is not ours always goes on as `syscall`, not as libc's
+//! wrapper, which has other cancellation points and other ideas of time-outs.
+
+#![allow(non_upper_case_globals, reason = "libc's names of the numbers")]
+
+use super::{epoll::Left, fd, io, message, poll, time};
+use crate::errno;
+use core::ptr::{null, null_mut};
+use libc::*;
+use netacc_core::api::{self, PASS, Ret};
+
+slot!(syscall);
+
+type Next = unsafe extern "C" fn(c_long, usize, usize, usize, usize, usize, usize) -> c_long;
+
+/// `syscall(2)`. Variadic in C; six arguments always travel, whatever they hold.
+#[cfg(target_arch = "x86_64")]
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+pub unsafe extern "C-unwind" fn syscall() {
+    core::arch::naked_asm!(
+        "cmp rdi, {count}",
+        "jae 2f",
+        "lea r11, [rip + {watched}]",
+        "cmp byte ptr [r11 + rdi], 0",
+        "jne {dispatch}",
+        "2: jmp qword ptr [rip + {slot}]",
+        count = const COUNT,
+        watched = sym WATCHED,
+        dispatch = sym dispatch,
+        slot = sym syscall::SLOT,
+    )
+}
+
+/// As on x86-64.
+#[cfg(target_arch = "aarch64")]
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+pub unsafe extern "C-unwind" fn syscall() {
+    core::arch::naked_asm!(
+        "cmp x0, {count}",
+        "b.hs 2f",
+        "adrp x16, {watched}",
+        "add x16, x16, :lo12:{watched}",
+        "ldrb w17, [x16, x0]",
+        "cbz w17, 2f",
+        "b {dispatch}",
+        "2: adrp x16, {slot}",
+        "add x16, x16, :lo12:{slot}",
+        "ldr x16, [x16]",
+        "br x16",
+        count = const COUNT,
+        watched = sym WATCHED,
+        dispatch = sym dispatch,
+        slot = sym syscall::SLOT,
+    )
+}
+
+/// Numbers beyond are not looked at.
+const COUNT: usize = 512;
+
+/// 1 for each number that [`dispatch`] knows.
+static WATCHED: [u8; COUNT] = watched();
+
+const fn watched() -> [u8; COUNT] {
+    let mut table = [0; COUNT];
+    let mut list = LISTS.as_slice();
+    while let [numbers, rest @ ..] = list {
+        let mut numbers = *numbers;
+        while let [number, others @ ..] = numbers {
+            table[*number as usize] = 1;
+            numbers = others;
+        }
+        list = rest;
+    }
+    table
+}
+
+const LISTS: [&[c_long]; 4] = [ASKED, TOLD, MAKES_FD, MAKES_FD_X86];
+
+/// The core is asked first.
+const ASKED: &[c_long] = &[
+    SYS_read, SYS_readv, SYS_preadv2, SYS_recvfrom, SYS_recvmsg, SYS_recvmmsg,
+    SYS_write, SYS_writev, SYS_pwritev2, SYS_sendto, SYS_sendmsg, SYS_sendmmsg,
+    SYS_sendfile, SYS_splice, SYS_tee, SYS_vmsplice, SYS_copy_file_range,
+    SYS_ppoll, SYS_pselect6, SYS_epoll_ctl, SYS_epoll_pwait, SYS_epoll_pwait2,
+    SYS_close, SYS_close_range, SYS_dup, SYS_dup3, SYS_fcntl, SYS_ioctl,
+    SYS_connect, SYS_shutdown, SYS_setsockopt, SYS_execve, SYS_execveat,
+    #[cfg(target_arch = "x86_64")] SYS_poll,
+    #[cfg(target_arch = "x86_64")] SYS_select,
+    #[cfg(target_arch = "x86_64")] SYS_epoll_wait,
+    #[cfg(target_arch = "x86_64")] SYS_dup2,
+];
+
+/// The core is told of the result.
+const TOLD: &[c_long] = &[
+    SYS_socket, SYS_socketpair, SYS_listen, SYS_accept, SYS_accept4, SYS_epoll_create1, SYS_pipe2,
+    #[cfg(target_arch = "x86_64")] SYS_epoll_create,
+    #[cfg(target_arch = "x86_64")] SYS_pipe,
+];
+
+/// The result is a new descriptor.
+const MAKES_FD: &[c_long] = &[
+    SYS_openat, SYS_openat2, SYS_open_by_handle_at, SYS_eventfd2, SYS_timerfd_create, SYS_signalfd4, SYS_inotify_init1,
+    SYS_fanotify_init, SYS_memfd_create, SYS_memfd_secret, SYS_pidfd_open, SYS_pidfd_getfd, SYS_userfaultfd,
+    SYS_perf_event_open, SYS_mq_open, SYS_fsopen, SYS_fsmount, SYS_fspick, SYS_open_tree, SYS_io_uring_setup,
+];
+
+/// Those that only the older architecture has.
+#[cfg(target_arch = "x86_64")]
+const MAKES_FD_X86: &[c_long] = &[SYS_open, SYS_creat, SYS_eventfd, SYS_signalfd, SYS_inotify_init];
+#[cfg(not(target_arch = "x86_64"))]
+const MAKES_FD_X86: &[c_long] = &[];
+
+/// The watched numbers.
+unsafe extern "C-unwind" fn dispatch(number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long {
+    let args = [a, b, c, d, e, f];
+    // SAFETY: the slot holds libc's variadic function, which takes its arguments where these are.
+    let next: Next = unsafe { core::mem::transmute(syscall::SLOT.address()) };
+    // SAFETY: the caller answers for the arguments as to the system call.
+    let mut answer = unsafe { ask(number, args) };
+    // SAFETY: as above.
+    while answer == PASS {
+        // SAFETY: as above.
+        let result = unsafe { next(number, a, b, c, d, e, f) };
+        let saved = errno::get();
+        // SAFETY: the call has been carried out with these arguments.
+        answer = unsafe { tell(number, args, if result < 0 { -(saved as isize) } else { result as isize }) };
+        if answer != PASS {
+            return if result < 0 { result } else { answer as c_long };
+        }
+    }
+    errno::ret(answer) as c_long
+}
+
+/// What the core answers before the call; [`PASS`] to make it.
+///
+/// # Safety
+/// `args` are right for the system call `number`.
+unsafe fn ask(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> Ret {
+    let fd = a as c_int;
+    // SAFETY: the caller's promise, for every arm.
+    unsafe {
+        match number {
+            SYS_read => api::recv(fd, b as *mut c_void, c, 0),
+            SYS_write => api::send(fd, b as *const c_void, c, 0),
+            SYS_readv => api::recvv(fd, b as *const iovec, c as c_int, 0),
+            SYS_writev => api::sendv(fd, b as *const iovec, c as c_int, 0),
+            SYS_preadv2 => match io::message_flags(d as off64_t, f as c_int) {
+                Some(flags) => api::recvv(fd, b as *const iovec, c as c_int, flags),
+                None => PASS,
+            },
+            SYS_pwritev2 => match io::message_flags(d as off64_t, f as c_int) {
+                Some(flags) => api::sendv(fd, b as *const iovec, c as c_int, flags),
+                None => PASS,
+            },
+            SYS_recvfrom => message::recv_from(fd, b as *mut c_void, c, d as c_int, e as *mut sockaddr, f as *mut socklen_t),
+            SYS_sendto => message::send_to(fd, b as *const c_void, c, d as c_int, e as *const sockaddr, f as socklen_t),
+            SYS_recvmsg => api::recvmsg(fd, b as *mut msghdr, c as c_int),
+            SYS_sendmsg => api::sendmsg(fd, b as *const msghdr, c as c_int),
+            SYS_recvmmsg => api::recvmmsg(fd, b as *mut mmsghdr, c as u32, d as c_int, e as *const timespec),
+            SYS_sendmmsg => api::sendmmsg(fd, b as *mut mmsghdr, c as u32, d as c_int),
+            SYS_sendfile | SYS_tee => kernel_between(a, b),
+            SYS_splice | SYS_copy_file_range => kernel_between(a, c),
+            SYS_vmsplice => kernel_between(a, a),
+            #[cfg(target_arch = "x86_64")]
+            SYS_poll => api::poll(a as *mut pollfd, b as u64, time::from_ms(c as c_int), null()),
+            SYS_ppoll => ppoll(a as *mut pollfd, b as u64, c as *mut timespec, d as *const sigset_t),
+            #[cfg(target_arch = "x86_64")]
+            SYS_select => poll::select_or_pass(fd, b as *mut fd_set, c as *mut fd_set, d as *mut fd_set, e as *mut timeval),
+            SYS_pselect6 => pselect(fd, b as *mut fd_set, c as *mut fd_set, d as *mut fd_set, e as *mut timespec, f as *const *const sigset_t),
+            SYS_epoll_ctl => api::epoll_ctl(fd, b as c_int, c as c_int, d as *mut epoll_event),
+            #[cfg(target_arch = "x86_64")]
+            SYS_epoll_wait => api::epoll_wait(fd, b as *mut epoll_event, c as c_int, time::from_ms(d as c_int), null()),
+            SYS_epoll_pwait => api::epoll_wait(fd, b as *mut epoll_event, c as c_int, time::from_ms(d as c_int), e as *const sigset_t),
+            SYS_epoll_pwait2 => match time::from_timespec(d as *const timespec) {
+                Some(timeout_ns) => api::epoll_wait(fd, b as *mut epoll_event, c as c_int, timeout_ns, e as *const sigset_t),
+                None => PASS,
+            },
+            SYS_close => api::close(fd),
+            SYS_close_range => api::close_range(a as u32, b as u32, c as u32),
+            SYS_dup => api::dup(fd),
+            #[cfg(target_arch = "x86_64")]
+            SYS_dup2 => {
+                fd::onto_stdio(fd, b as c_int);
+                api::dup3(fd, b as c_int, -1)
+            }
+            SYS_dup3 => {
+                fd::onto_stdio(fd, b as c_int);
+                api::dup3(fd, b as c_int, c as c_int)
+            }
+            SYS_fcntl => api::fcntl(fd, b as c_int, c),
+            SYS_ioctl => api::ioctl(fd, b, c),
+            SYS_connect => api::connect(fd, b as *const sockaddr, c as socklen_t),
+            SYS_shutdown => api::shutdown(fd, b as c_int),
+            SYS_setsockopt => api::setsockopt(fd, b as c_int, c as c_int, d as *const c_void, e as socklen_t),
+            SYS_execve | SYS_execveat => {
+                api::before_exec();
+                PASS
+            }
+            _ => PASS,
+        }
+    }
+}
+
+/// Tells the core of a call that has been made, and returns its result; [`PASS`] to start again.
+///
+/// # Safety
+/// `result` is what the system call `number` returned for `args`.
+unsafe fn tell(number: c_long, [a, b, c, d, e, _]: [usize; 6], result: isize) -> Ret {
+    let fd = a as c_int;
+    let new = result as c_int;
+    if number == SYS_connect {
+        api::on_connect(fd, new);
+    }
+    if result < 0 {
+        return result;
+    }
+    // SAFETY: the caller's promise, for every arm.
+    unsafe {
+        match number {
+            SYS_socket => api::on_socket(new, fd, b as c_int, c as c_int),
+            SYS_listen => api::on_listen(fd),
+            SYS_accept => api::on_accept(fd, new, 0),
+            SYS_accept4 => api::on_accept(fd, new, d as c_int),
+            SYS_setsockopt => api::on_setsockopt(fd, b as c_int, c as c_int, d as *const c_void, e as socklen_t),
+            SYS_recvmsg if (*(b as *const msghdr)).msg_controllen != 0 => api::on_recvmsg(b as *const msghdr),
+            SYS_recvmmsg => message::received(b as *const mmsghdr, result),
+            SYS_socketpair => new_pair(d as *const c_int),
+            SYS_pipe2 => new_pair(a as *const c_int),
+            #[cfg(target_arch = "x86_64")]
+            SYS_pipe => new_pair(a as *const c_int),
+            #[cfg(target_arch = "x86_64")]
+            SYS_epoll_create => api::on_epoll_create(new),
+            SYS_epoll_create1 => api::on_epoll_create(new),
+            #[cfg(target_arch = "x86_64")]
+            SYS_epoll_wait if result > 0 => return waited(fd, b, new),
+            SYS_epoll_pwait | SYS_epoll_pwait2 if result > 0 => return waited(fd, b, new),
+            SYS_dup => api::on_new_fd(new),
+            SYS_fcntl if matches!(b as c_int, F_DUPFD | F_DUPFD_CLOEXEC) => api::on_new_fd(new),
+            _ if MAKES_FD.contains(&number) || MAKES_FD_X86.contains(&number) => api::on_new_fd(new),
+            _ => {}
+        }
+    }
+    result
+}
+
+/// # Safety
+/// The kernel has just written two descriptors there.
+unsafe fn new_pair(pair: *const c_int) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        api::on_new_fd(*pair);
+        api::on_new_fd(*pair.wrapping_add(1));
+    }
+}
+
+fn kernel_between(one: usize, other: usize) -> Ret {
+    io::in_kernel(one as c_int, other as c_int);
+    PASS
+}
+
+/// The raw ppoll, which writes what is left of its timeout back.
+///
+/// # Safety
+/// As for ppoll(2).
+unsafe fn ppoll(fds: *mut pollfd, count: u64, timeout: *mut timespec, mask: *const sigset_t) -> Ret {
+    // SAFETY: the caller's promise.
+    let Some(timeout_ns) = (unsafe { time::from_timespec(timeout) }) else {
+        return PASS;
+    };
+    let mut left = Left::of(timeout_ns);
+    // SAFETY: the caller's promise.
+    let answer = unsafe { api::poll(fds, count, timeout_ns, mask) };
+    left.again();
+    if let (true, Some(left)) = (answer != PASS, left.timespec()) {
+        // SAFETY: there was a timeout, so there is a place for it.
+        unsafe { *timeout = left };
+    }
+    answer
+}
+
+/// The raw pselect6, which writes what is left of its timeout back and finds its mask behind a pointer.
+///
+/// # Safety
+/// As for the system call.
+unsafe fn pselect(nfds: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timespec, mask: *const *const sigset_t) -> Ret {
+    // SAFETY: the caller's promise.
+    let Some(timeout_ns) = (unsafe { time::from_timespec(timeout) }) else {
+        return PASS;
+    };
+    // SAFETY: the caller's promise.
+    let mask = if mask.is_null() { null_mut() } else { unsafe { (*mask).cast_mut() } };
+    let mut elapsed_ns = 0;
+    // SAFETY: the caller's promise.
+    let answer = unsafe { api::select(nfds, read, write, except, timeout_ns, mask, &mut elapsed_ns) };
+    if answer != PASS && !timeout.is_null() {
+        let left = time::to_timeval(timeout_ns, elapsed_ns);
+        // SAFETY: not null, so the caller's promise.
+        unsafe { *timeout = timespec { tv_sec: left.tv_sec, tv_nsec: left.tv_usec.saturating_mul(1000) } };
+    }
+    answer
+}
+
+/// # Safety
+/// epoll_wait(2) has just written `n` events there.
+unsafe fn waited(epfd: c_int, events: usize, n: c_int) -> Ret {
+    // SAFETY: the caller's promise.
+    match unsafe { api::on_epoll_wait(epfd, events as *mut epoll_event, n) } {
+        0 => PASS,
+        n => n as isize,
+    }
+}
