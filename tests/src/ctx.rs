@@ -1,0 +1,475 @@
+//! What a scenario sees: its transcript, its peer, and connections that are warmed up in the way the mode asks for.
+//!
+//! Standard output is the transcript. Standard input is a SOCK_SEQPACKET socket to the runner, which forwards messages
+//! between the two processes of a scenario and answers the question "is this connection on shared memory yet?". Both
+//! are below 3, so a scenario may close everything else.
+
+use crate::mover::{Receiver, Sender};
+use crate::pattern::Pattern;
+use crate::sys::{self, Addr, E, Fd, LOOPBACK};
+use std::cell::RefCell;
+use std::collections::VecDeque;
+
+const CONTROL: Fd = 0;
+const TRANSCRIPT: Fd = 1;
+/// The runner's word that the other process has ended.
+const GONE: &str = "gone";
+const WARM_MESSAGE: usize = 64;
+
+/// Which half of a scenario this process is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Role {
+    Server,
+    Client,
+    /// One process holds both ends.
+    Alone,
+}
+
+/// How connections are prepared before the scenario uses them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Warmup {
+    /// A few exchanges, so that every mode sends the same calls.
+    Fixed,
+    /// Exchanges until the runner has seen both directions on shared memory.
+    UntilShm,
+    /// None: promotion, if any, happens in the middle of the scenario.
+    None,
+}
+
+pub struct Ctx {
+    pub role: Role,
+    warmup: Warmup,
+    inbox: RefCell<VecDeque<String>>,
+}
+
+impl Ctx {
+    pub fn new(role: Role, warmup: Warmup) -> Ctx {
+        Ctx { role, warmup, inbox: RefCell::new(VecDeque::new()) }
+    }
+
+    // ------------------------------------------------------------------------------------------ transcript
+
+    /// One line of the transcript.
+    pub fn say(&self, line: impl AsRef<str>) {
+        let line = format!("{}\n", line.as_ref());
+        let _ = sys::write(TRANSCRIPT, line.as_bytes());
+    }
+
+    /// A line with a labelled value.
+    pub fn log(&self, label: &str, value: impl std::fmt::Debug) {
+        self.say(format!("{label}: {value:?}"));
+    }
+
+    /// A line with the text of the bytes received.
+    pub fn log_text(&self, label: &str, bytes: &[u8]) {
+        self.say(format!("{label}: {:?}", String::from_utf8_lossy(bytes)));
+    }
+
+    // ------------------------------------------------------------------------------------------ the other process
+
+    fn post(&self, message: &str) {
+        let _ = sys::send(CONTROL, message.as_bytes(), libc::MSG_NOSIGNAL);
+    }
+
+    fn next(&self) -> String {
+        let mut buf = [0u8; 4096];
+        loop {
+            match sys::recv(CONTROL, &mut buf, 0) {
+                Ok(0) => panic!("the runner or the peer went away"),
+                Ok(n) => return String::from_utf8_lossy(&buf[..n]).into_owned(),
+                Err(E(libc::EINTR)) => {}
+                Err(e) => panic!("control socket: {e:?}"),
+            }
+        }
+    }
+
+    /// Sends a word to the other process, beside the connection.
+    pub fn tell(&self, text: &str) {
+        self.post(&format!(">{text}"));
+    }
+
+    /// The next word of the other process.
+    pub fn hear(&self) -> String {
+        if let Some(text) = self.inbox.borrow_mut().pop_front() {
+            return text;
+        }
+        loop {
+            let message = self.next();
+            if let Some(text) = message.strip_prefix('>') {
+                return text.to_string();
+            }
+            assert!(message != GONE, "the other process ended");
+        }
+    }
+
+    /// Waits for exactly this word.
+    pub fn wait(&self, expected: &str) {
+        let text = self.hear();
+        assert!(text == expected, "waited for {expected:?}, heard {text:?}");
+    }
+
+    /// Both processes reach this point.
+    pub fn meet(&self, name: &str) {
+        self.tell(name);
+        self.wait(name);
+    }
+
+    /// Tells the runner to note something that is not part of the transcript.
+    pub fn note(&self, text: &str) {
+        self.post(&format!("N{text}"));
+    }
+
+    /// The runner's answer to a question.
+    fn ask(&self, question: &str) -> String {
+        self.post(question);
+        loop {
+            let message = self.next();
+            match message.strip_prefix('>') {
+                Some(text) => self.inbox.borrow_mut().push_back(text.to_string()),
+                None if message == GONE => {}
+                None => return message,
+            }
+        }
+    }
+
+    // ------------------------------------------------------------------------------------------ connections
+
+    /// A listener on a free port of 127.0.0.1.
+    pub fn listener(&self) -> Fd {
+        self.listener_on(LOOPBACK)
+    }
+
+    pub fn listener_on(&self, addr: Addr) -> Fd {
+        let fd = sys::socket(addr.family(), libc::SOCK_STREAM, 0).expect("socket");
+        sys::setopt(fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1).expect("SO_REUSEADDR");
+        sys::bind(fd, addr).expect("bind");
+        sys::listen(fd, 128).expect("listen");
+        fd
+    }
+
+    /// Tells the other process where we listen.
+    pub fn publish(&self, listener: Fd) {
+        self.tell(&sys::getsockname(listener).expect("getsockname").text());
+    }
+
+    pub fn publish_port(&self, host: Addr, listener: Fd) {
+        self.tell(&host.with_port(sys::getsockname(listener).expect("getsockname").port()).text());
+    }
+
+    pub fn hear_addr(&self) -> Addr {
+        let text = self.hear();
+        Addr::parse(&text).unwrap_or_else(|| panic!("no address: {text:?}"))
+    }
+
+    /// The server end of the scenario's connection: listens, accepts one, warms up; the listener is closed.
+    pub fn server(&self) -> Fd {
+        let listener = self.listener();
+        self.publish(listener);
+        let fd = self.accept(listener);
+        sys::close(listener).expect("close");
+        fd
+    }
+
+    /// Accepts and warms up.
+    pub fn accept(&self, listener: Fd) -> Fd {
+        let fd = sys::accept(listener).expect("accept");
+        self.warm_server(fd);
+        fd
+    }
+
+    /// The client end of the scenario's connection.
+    pub fn client(&self) -> Fd {
+        self.connect(self.hear_addr())
+    }
+
+    /// Connects and warms up.
+    pub fn connect(&self, addr: Addr) -> Fd {
+        let fd = sys::socket(addr.family(), libc::SOCK_STREAM, 0).expect("socket");
+        sys::connect(fd, addr).expect("connect");
+        self.warm_client(fd);
+        fd
+    }
+
+    /// Several connections at once, in order.
+    pub fn servers(&self, count: usize) -> Vec<Fd> {
+        let listener = self.listener();
+        self.publish(listener);
+        let fds = (0..count).map(|_| self.accept(listener)).collect();
+        sys::close(listener).expect("close");
+        fds
+    }
+
+    pub fn clients(&self, count: usize) -> Vec<Fd> {
+        let addr = self.hear_addr();
+        (0..count).map(|_| self.connect(addr)).collect()
+    }
+
+    /// A connection with both ends in this thread; returns (connecting end, accepted end).
+    pub fn pair(&self) -> (Fd, Fd) {
+        let listener = self.listener();
+        let addr = sys::getsockname(listener).expect("getsockname");
+        let near = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).expect("socket");
+        sys::connect(near, addr).expect("connect");
+        let far = sys::accept(listener).expect("accept");
+        sys::close(listener).expect("close");
+        self.warm_pair(near, far);
+        (near, far)
+    }
+
+    /// The server's half of the warm-up: answers each message with our pid until the client says that it is enough.
+    pub fn warm_server(&self, fd: Fd) {
+        if self.warmup == Warmup::None {
+            return;
+        }
+        loop {
+            let message = recv_exact(fd, WARM_MESSAGE);
+            let mut answer = [0u8; WARM_MESSAGE];
+            answer[..4].copy_from_slice(&sys::getpid().to_ne_bytes());
+            send_all(fd, &answer);
+            if message[0] == b'E' {
+                return;
+            }
+        }
+    }
+
+    /// The client's half of the warm-up.
+    pub fn warm_client(&self, fd: Fd) {
+        if self.warmup == Warmup::None {
+            return;
+        }
+        let exchange = |kind: u8| -> i32 {
+            send_all(fd, &[kind; WARM_MESSAGE]);
+            let answer = recv_exact(fd, WARM_MESSAGE);
+            i32::from_ne_bytes([answer[0], answer[1], answer[2], answer[3]])
+        };
+        let mut peer = exchange(b'P');
+        while self.warmup == Warmup::UntilShm && !self.settled(fd, peer) {
+            peer = exchange(b'P');
+        }
+        exchange(b'E');
+    }
+
+    /// The warm-up of a connection with both ends in this thread.
+    pub fn warm_pair(&self, near: Fd, far: Fd) {
+        if self.warmup == Warmup::None {
+            return;
+        }
+        loop {
+            for (from, to) in [(near, far), (far, near)] {
+                send_all(from, &[1; WARM_MESSAGE]);
+                recv_exact(to, WARM_MESSAGE);
+            }
+            if self.warmup != Warmup::UntilShm || self.settled(near, sys::getpid()) {
+                return;
+            }
+        }
+    }
+
+    /// Has the runner seen both directions on shared memory (or given up on it)?
+    fn settled(&self, fd: Fd, peer_pid: i32) -> bool {
+        let (Ok(local), Ok(peer)) = (sys::getsockname(fd), sys::getpeername(fd)) else { return true };
+        let answer = self.ask(&format!("W {} {} {} {}", sys::getpid(), peer_pid, local.port(), peer.port()));
+        answer == "yes" || answer == "give up"
+    }
+
+    /// Asks the runner to check, where the mode is shm, that a connection still is on shared memory.
+    pub fn still_shm(&self, fd: Fd) {
+        if let (Ok(local), Ok(peer)) = (sys::getsockname(fd), sys::getpeername(fd)) {
+            self.ask(&format!("S {} {} {}", sys::getpid(), local.port(), peer.port()));
+        }
+    }
+
+    // ------------------------------------------------------------------------------------------ streams
+
+    /// The sending half of a stream of bytes that depend on `seed`.
+    pub fn sender(&self, fd: Fd, seed: u64) -> Sender {
+        Sender::new(fd, seed + 100, Pattern::new(seed))
+    }
+
+    pub fn receiver(&self, fd: Fd, seed: u64) -> Receiver {
+        Receiver::new(fd, seed + 200, Pattern::new(seed))
+    }
+
+    /// Sends `total` pattern bytes with plain blocking sends.
+    pub fn pour(&self, fd: Fd, seed: u64, total: usize) {
+        send_all(fd, &Pattern::new(seed).bytes(0, total));
+    }
+
+    /// Receives `total` pattern bytes and logs whether they are right.
+    pub fn drain(&self, fd: Fd, seed: u64, total: usize) {
+        let mut receiver = self.receiver(fd, seed);
+        while receiver.received < total as u64 {
+            let mut buf = vec![0; (total - receiver.received as usize).min(65536)];
+            match sys::recv(fd, &mut buf, 0) {
+                Ok(0) => {
+                    self.say("unexpected EOF");
+                    break;
+                }
+                Ok(n) => receiver.accept(&buf[..n]),
+                Err(E(libc::EINTR)) => {}
+                Err(e) => {
+                    self.log("unexpected", e);
+                    break;
+                }
+            }
+        }
+        self.log("drained", receiver.verdict());
+    }
+
+    /// Receives pattern bytes to EOF; logs count, correctness and what ended it.
+    pub fn drain_to_end(&self, fd: Fd, seed: u64) {
+        let mut receiver = self.receiver(fd, seed);
+        let mut buf = vec![0; 65536];
+        let end = loop {
+            match sys::recv(fd, &mut buf, 0) {
+                Ok(0) => break "EOF".to_string(),
+                Ok(n) => receiver.accept(&buf[..n]),
+                Err(E(libc::EINTR)) => {}
+                Err(e) => break format!("{e:?}"),
+            }
+        };
+        self.say(format!("drained to end: {}, then {end}", receiver.verdict()));
+    }
+
+    // ------------------------------------------------------------------------------------------ children
+
+    /// Runs `body` in a forked child; its text comes back when the child is joined.
+    pub fn child(&self, body: impl FnOnce(&Ctx) -> String) -> Child {
+        let [from, to] = sys::pipe();
+        match sys::fork().expect("fork") {
+            0 => {
+                let _ = sys::close(from);
+                let text = body(self);
+                let _ = sys::write(to, text.as_bytes());
+                sys::exit_now(0)
+            }
+            pid => {
+                let _ = sys::close(to);
+                Child { pid, from }
+            }
+        }
+    }
+
+    /// A child that replaces itself by this program in the part of `helper`; it answers on its standard output.
+    pub fn helper(&self, name: &str, args: &[&str], keep_preload: bool, stdin: Option<Fd>) -> Child {
+        let [from, to] = sys::pipe();
+        match sys::fork().expect("fork") {
+            0 => {
+                if let Some(fd) = stdin {
+                    let _ = sys::dup2(fd, 0);
+                }
+                let _ = sys::dup2(to, 1);
+                let program = own_program();
+                let mut argv = vec![program.as_str(), "helper", name];
+                argv.extend_from_slice(args);
+                sys::exec(&program, &argv, keep_preload);
+                sys::exit_now(99)
+            }
+            pid => {
+                let _ = sys::close(to);
+                Child { pid, from }
+            }
+        }
+    }
+
+    /// A child that replaces itself by any program, with the given fd as its standard input and output.
+    pub fn exec_on(&self, fd: Fd, path: &str, args: &[&str], keep_preload: bool) -> libc::pid_t {
+        match sys::fork().expect("fork") {
+            0 => {
+                let _ = sys::dup2(fd, 0);
+                let _ = sys::dup2(fd, 1);
+                let _ = sys::close(fd);
+                sys::exec(path, args, keep_preload);
+                sys::exit_now(99)
+            }
+            pid => pid,
+        }
+    }
+}
+
+/// The path of this program.
+pub fn own_program() -> String {
+    std::env::var("NETACC_TEST_PROGRAM").unwrap_or_else(|_| "/proc/self/exe".into())
+}
+
+/// A child process and the pipe that brings its text.
+pub struct Child {
+    pub pid: libc::pid_t,
+    from: Fd,
+}
+
+impl Child {
+    /// What the child wrote, and how it ended.
+    pub fn join(self) -> String {
+        let text = read_to_end(self.from);
+        let _ = sys::close(self.from);
+        match sys::wait_child(self.pid) {
+            Ok(0) => text,
+            Ok(status) => format!("{text} (status {status})"),
+            Err(e) => format!("{text} (wait: {e:?})"),
+        }
+    }
+
+    /// The next bytes that the child wrote.
+    pub fn line(&self) -> String {
+        let mut line = Vec::new();
+        let mut byte = [0u8];
+        while sys::read(self.from, &mut byte) == Ok(1) && byte[0] != b'\n' {
+            line.push(byte[0]);
+        }
+        String::from_utf8_lossy(&line).into_owned()
+    }
+}
+
+pub fn read_to_end(fd: Fd) -> String {
+    let mut out = Vec::new();
+    let mut buf = [0u8; 4096];
+    loop {
+        match sys::read(fd, &mut buf) {
+            Ok(0) => break,
+            Ok(n) => out.extend_from_slice(&buf[..n]),
+            Err(E(libc::EINTR)) => {}
+            Err(e) => {
+                out.extend_from_slice(format!("<{e:?}>").as_bytes());
+                break;
+            }
+        }
+    }
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+/// Sends everything with blocking calls; panics on an error, which fails the scenario.
+pub fn send_all(fd: Fd, bytes: &[u8]) {
+    let mut at = 0;
+    while at < bytes.len() {
+        match sys::send(fd, &bytes[at..], libc::MSG_NOSIGNAL) {
+            Ok(n) => at += n,
+            Err(E(libc::EINTR)) => {}
+            Err(e) => panic!("send_all on fd {fd}: {e:?} after {at} of {} bytes", bytes.len()),
+        }
+    }
+}
+
+/// Receives exactly `len` bytes with blocking calls; panics on EOF or an error.
+pub fn recv_exact(fd: Fd, len: usize) -> Vec<u8> {
+    let mut buf = vec![0; len];
+    let mut at = 0;
+    while at < len {
+        match sys::recv(fd, &mut buf[at..], 0) {
+            Ok(0) => panic!("recv_exact on fd {fd}: EOF after {at} of {len} bytes"),
+            Ok(n) => at += n,
+            Err(E(libc::EINTR)) => {}
+            Err(e) => panic!("recv_exact on fd {fd}: {e:?} after {at} of {len} bytes"),
+        }
+    }
+    buf
+}
+
+/// Waits until at least `len` bytes can be read, as FIONREAD tells; the bytes stay.
+pub fn await_bytes(fd: Fd, len: usize) {
+    let deadline = sys::now_ns() + 10_000_000_000;
+    while sys::fionread(fd).unwrap_or(0) < len as i32 {
+        assert!(sys::now_ns() < deadline, "await_bytes on fd {fd}: {:?} of {len}", sys::fionread(fd));
+        let _ = sys::poll(&[], 1);
+    }
+}

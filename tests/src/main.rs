@@ -1,0 +1,124 @@
+//! The behaviour tests of netacc: every scenario is an ordinary sockets program that runs on kernel TCP, on the library
+//! with acceleration off, and on shared memory, and must not be able to tell them apart.
+
+mod ctx;
+mod helpers;
+mod kill;
+mod mover;
+mod pattern;
+mod runner;
+mod scenario;
+mod scenarios;
+mod ss;
+mod stress;
+mod sys;
+
+use ctx::{Ctx, Role, Warmup};
+use runner::{MODES, Mode, Options};
+use std::process::ExitCode;
+use std::time::Duration;
+
+const USAGE: &str = "usage:
+  netacc-conformance run [--mode plain|tcp|server-only|client-only|shm|early|switch]... [--twice] [--jobs N]
+                         [--timeout S] [--verbose] [NAME...]
+  netacc-conformance --list [--markdown]
+  netacc-conformance kill [--rounds N]      kill -9 of either side in the middle of traffic
+  netacc-conformance stress [--operations N] [--seed N]   checksummed streams over promotions and demotions
+The library is taken from $NETACC_LIB_DIR, or target/release.";
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = args.iter().map(String::as_str).collect();
+    match words[..] {
+        ["scenario", name, role, warmup] => part(name, role, warmup),
+        ["helper", name, ref rest @ ..] => helpers::run(name, rest),
+        ["run", ref rest @ ..] => run(rest),
+        ["--list", "--markdown"] | ["list", "--markdown"] => {
+            print!("{}", scenario::markdown());
+            ExitCode::SUCCESS
+        }
+        ["--list"] | ["list"] => {
+            for s in scenario::all() {
+                println!("{}: {}", s.name, s.about);
+            }
+            ExitCode::SUCCESS
+        }
+        ["kill", ref rest @ ..] => kill::run(rest),
+        ["stress", ref rest @ ..] => stress::run(rest),
+        _ => {
+            eprintln!("{USAGE}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// One process of a scenario.
+fn part(name: &str, role: &str, warmup: &str) -> ExitCode {
+    let Some(scenario) = scenario::find(name) else { return ExitCode::from(2) };
+    let role = match role {
+        "Server" => Role::Server,
+        "Client" => Role::Client,
+        _ => Role::Alone,
+    };
+    let warmup = match warmup {
+        "UntilShm" => Warmup::UntilShm,
+        "None" => Warmup::None,
+        _ => Warmup::Fixed,
+    };
+    // std ignores SIGPIPE; the scenarios are ordinary C programs in this respect.
+    sys::default_signal(libc::SIGPIPE);
+    scenario.run(&Ctx::new(role, warmup));
+    ExitCode::SUCCESS
+}
+
+/// The value after an option, parsed.
+pub fn option<T: std::str::FromStr>(words: &[&str], name: &str, default: T) -> T {
+    words
+        .iter()
+        .position(|w| *w == name)
+        .and_then(|i| words.get(i + 1))
+        .and_then(|v| v.parse().ok())
+        .unwrap_or(default)
+}
+
+fn run(words: &[&str]) -> ExitCode {
+    let mut options = Options {
+        filter: Vec::new(),
+        modes: Vec::new(),
+        jobs: 2,
+        plain_runs: 1,
+        verbose: false,
+        timeout: Duration::from_secs(30),
+    };
+    let mut rest = words.iter();
+    while let Some(word) = rest.next() {
+        match *word {
+            "--mode" => match rest.next().and_then(|v| MODES.iter().find(|(_, n)| n == v)) {
+                Some((mode, _)) => options.modes.push(*mode),
+                None => {
+                    eprintln!("{USAGE}");
+                    return ExitCode::from(2);
+                }
+            },
+            "--twice" => options.plain_runs = 2,
+            "--verbose" => options.verbose = true,
+            "--jobs" => options.jobs = rest.next().and_then(|v| v.parse().ok()).unwrap_or(1),
+            "--timeout" => {
+                options.timeout = Duration::from_secs(rest.next().and_then(|v| v.parse().ok()).unwrap_or(30));
+            }
+            name => options.filter.push(name.to_string()),
+        }
+    }
+    if options.modes.is_empty() {
+        options.modes = MODES.iter().map(|(m, _)| *m).collect::<Vec<Mode>>();
+    }
+    let ok = runner::run(scenario::all(), &options);
+    if let Some(log) = runner::take_log() {
+        let worrying: Vec<&str> =
+            log.lines().filter(|l| l.contains("panic") || l.contains("ERROR") || l.contains("FATAL")).collect();
+        for line in worrying.iter().take(20) {
+            println!("library log: {line}");
+        }
+    }
+    if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

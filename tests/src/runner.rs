@@ -1,0 +1,508 @@
+//! Runs scenarios in every mode and compares their transcripts with plain TCP's.
+
+use crate::ctx::{Role, Warmup};
+use crate::scenario::{Expect, Parts, Scenario};
+use crate::ss::Build;
+use crate::sys::{self, Fd};
+use std::collections::HashMap;
+use std::io::Read;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Who has the library, and what it may do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mode {
+    /// No library: kernel TCP, the oracle.
+    Plain,
+    /// Both ends have the library, acceleration is off.
+    Tcp,
+    ServerOnly,
+    ClientOnly,
+    /// Both ends, promoted before the scenario starts.
+    Shm,
+    /// Both ends, no warm-up: promotion comes in the middle.
+    Early,
+    /// Both ends; the library demotes and promotes at random points by itself.
+    Switch,
+}
+
+pub const MODES: [(Mode, &str); 7] = [
+    (Mode::Plain, "plain"),
+    (Mode::Tcp, "tcp"),
+    (Mode::ServerOnly, "server-only"),
+    (Mode::ClientOnly, "client-only"),
+    (Mode::Shm, "shm"),
+    (Mode::Early, "early"),
+    (Mode::Switch, "switch"),
+];
+
+impl Mode {
+    fn name(self) -> &'static str {
+        MODES.iter().find(|(m, _)| *m == self).map_or("", |(_, n)| n)
+    }
+
+    fn preloads(self, role: Role) -> bool {
+        match self {
+            Mode::Plain => false,
+            Mode::ServerOnly => role == Role::Server,
+            Mode::ClientOnly => role == Role::Client,
+            _ => true,
+        }
+    }
+
+    fn warmup(self) -> Warmup {
+        match self {
+            Mode::Shm => Warmup::UntilShm,
+            Mode::Early => Warmup::None,
+            _ => Warmup::Fixed,
+        }
+    }
+}
+
+pub struct Options {
+    pub filter: Vec<String>,
+    pub modes: Vec<Mode>,
+    pub jobs: usize,
+    /// Run the oracle this many times; all transcripts must agree.
+    pub plain_runs: usize,
+    pub verbose: bool,
+    pub timeout: Duration,
+}
+
+/// The sum of a suite.
+#[derive(Default)]
+pub struct Totals {
+    pub passed: AtomicUsize,
+    pub failed: AtomicUsize,
+    pub skipped: AtomicUsize,
+}
+
+impl Totals {
+    pub fn line(&self) -> String {
+        let skipped = self.skipped.load(Ordering::Relaxed);
+        let tail = if skipped > 0 { format!(", {skipped} skipped") } else { String::new() };
+        format!(
+            "{} passed, {} failed{tail}",
+            self.passed.load(Ordering::Relaxed),
+            self.failed.load(Ordering::Relaxed)
+        )
+    }
+
+    pub fn ok(&self) -> bool {
+        self.failed.load(Ordering::Relaxed) == 0
+    }
+
+    pub fn pass(&self) {
+        self.passed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn fail(&self) {
+        self.failed.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// What one run of a scenario left behind.
+struct Outcome {
+    transcript: String,
+    problems: Vec<String>,
+    stderr: String,
+    notes: Vec<String>,
+    accelerated: bool,
+    millis: u128,
+}
+
+/// Runs everything that the options select; true when nothing failed.
+pub fn run(scenarios: Vec<Scenario>, options: &Options) -> bool {
+    let build = Build::find();
+    let with_library = build.is_there();
+    let mut modes = options.modes.clone();
+    if !with_library && modes.iter().any(|m| *m != Mode::Plain) {
+        println!("no library at {}: only plain TCP is run", build.library.display());
+        modes.retain(|m| *m == Mode::Plain);
+    }
+    let selected: Vec<Scenario> = scenarios
+        .into_iter()
+        .filter(|s| options.filter.is_empty() || options.filter.iter().any(|f| s.name.contains(f.as_str())))
+        .collect();
+    let totals = Totals::default();
+    let failures = Mutex::new(Vec::new());
+    let next = AtomicUsize::new(0);
+    let print = Mutex::new(());
+    std::thread::scope(|scope| {
+        for _ in 0..options.jobs.max(1) {
+            scope.spawn(|| {
+                while let Some(scenario) = selected.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let (lines, failed) = judge(scenario, &modes, options, &build, &totals);
+                    let _guard = print.lock();
+                    print!("{lines}");
+                    if let Ok(mut list) = failures.lock() {
+                        list.extend(failed);
+                    }
+                }
+            });
+        }
+    });
+    let failures = failures.into_inner().unwrap_or_default();
+    if !failures.is_empty() {
+        println!("\nfailures:");
+        for failure in &failures {
+            println!("    {failure}");
+        }
+    }
+    println!("\nconformance: {}", totals.line());
+    totals.ok()
+}
+
+/// Runs one scenario in all modes; returns the report and the names of the modes that failed.
+fn judge(
+    scenario: &Scenario,
+    modes: &[Mode],
+    options: &Options,
+    build: &Build,
+    totals: &Totals,
+) -> (String, Vec<String>) {
+    let mut report = String::new();
+    let mut failed = Vec::new();
+    let mut verdict = |name: &str, outcome: &Outcome, problems: &[String], report: &mut String| {
+        let path = if outcome.accelerated { ", shm" } else { "" };
+        if problems.is_empty() {
+            totals.pass();
+            report.push_str(&format!("test {} [{name}] ... ok ({} ms{path})\n", scenario.name, outcome.millis));
+        } else {
+            totals.fail();
+            failed.push(format!("{} [{name}]", scenario.name));
+            report.push_str(&format!("test {} [{name}] ... FAILED ({} ms{path})\n", scenario.name, outcome.millis));
+            for problem in problems {
+                for line in problem.lines() {
+                    report.push_str(&format!("    {line}\n"));
+                }
+            }
+            for line in outcome.stderr.lines() {
+                report.push_str(&format!("    stderr: {line}\n"));
+            }
+        }
+        for note in &outcome.notes {
+            report.push_str(&format!("    note: {note}\n"));
+        }
+    };
+    let oracle = execute(scenario, Mode::Plain, options, build);
+    let mut problems = oracle.problems.clone();
+    for _ in 1..options.plain_runs {
+        let again = execute(scenario, Mode::Plain, options, build);
+        problems.extend(again.problems);
+        if let Some(diff) = difference(&oracle.transcript, &again.transcript) {
+            problems.push(format!("plain TCP disagrees with itself:\n{diff}"));
+        }
+    }
+    verdict("plain", &oracle, &problems, &mut report);
+    if options.verbose {
+        report.push_str(&oracle.transcript);
+    }
+    if !problems.is_empty() {
+        return (report, failed);
+    }
+    for &mode in modes.iter().filter(|m| **m != Mode::Plain) {
+        if matches!(scenario.parts, Parts::Alone(_)) && matches!(mode, Mode::ServerOnly | Mode::ClientOnly) {
+            continue;
+        }
+        let outcome = execute(scenario, mode, options, build);
+        let mut problems = outcome.problems.clone();
+        if let Some(diff) = difference(&oracle.transcript, &outcome.transcript) {
+            problems.push(format!("the transcript differs from plain TCP (-) :\n{diff}"));
+        }
+        verdict(mode.name(), &outcome, &problems, &mut report);
+    }
+    (report, failed)
+}
+
+/// The lines in which two transcripts differ, with the last common line before each group.
+fn difference(expected: &str, got: &str) -> Option<String> {
+    if expected == got {
+        return None;
+    }
+    let (a, b): (Vec<&str>, Vec<&str>) = (expected.lines().collect(), got.lines().collect());
+    // Longest common subsequence: transcripts are short.
+    let mut common = vec![vec![0u32; b.len() + 1]; a.len() + 1];
+    for i in (0..a.len()).rev() {
+        for j in (0..b.len()).rev() {
+            common[i][j] = if a[i] == b[j] { common[i + 1][j + 1] + 1 } else { common[i + 1][j].max(common[i][j + 1]) };
+        }
+    }
+    let (mut i, mut j) = (0, 0);
+    let mut out = String::new();
+    let mut context = None;
+    while i < a.len() || j < b.len() {
+        if i < a.len() && j < b.len() && a[i] == b[j] {
+            context = Some(a[i]);
+            i += 1;
+            j += 1;
+            continue;
+        }
+        if let Some(line) = context.take() {
+            out.push_str(&format!("  {line}\n"));
+        }
+        if j >= b.len() || (i < a.len() && common[i + 1][j] >= common[i][j + 1]) {
+            out.push_str(&format!("- {}\n", a[i]));
+            i += 1;
+        } else {
+            out.push_str(&format!("+ {}\n", b[j]));
+            j += 1;
+        }
+    }
+    Some(out)
+}
+
+struct Side {
+    role: Role,
+    child: Child,
+    control: Option<Fd>,
+    stdout: JoinHandle<String>,
+    stderr: JoinHandle<String>,
+}
+
+/// This program, whatever the current directory.
+pub fn own_program() -> PathBuf {
+    std::env::current_exe().unwrap_or_else(|_| PathBuf::from("/proc/self/exe"))
+}
+
+/// The environment of a process that has the library, or has not.
+pub fn library_env(command: &mut Command, build: &Build, preload: bool) {
+    for (key, _) in std::env::vars() {
+        if key.starts_with("NACC_") || key == "LD_PRELOAD" || key == "NETACC_TEST_SWITCH" {
+            command.env_remove(key);
+        }
+    }
+    command.env("NETACC_TEST_PROGRAM", own_program()).env("RUST_BACKTRACE", "0");
+    if preload {
+        command.env("LD_PRELOAD", &build.library);
+        let log = std::env::temp_dir().join(format!("netacc-test-{}.log", std::process::id()));
+        command.env("NACC_LOG_PATH", log);
+    }
+}
+
+/// Removes the library's log of this run; returns it when there is one.
+pub fn take_log() -> Option<String> {
+    let log = std::env::temp_dir().join(format!("netacc-test-{}.log", std::process::id()));
+    let text = std::fs::read_to_string(&log).ok();
+    let _ = std::fs::remove_file(&log);
+    text
+}
+
+fn start(scenario: &Scenario, role: Role, mode: Mode, build: &Build) -> Side {
+    let [mine, theirs] = sys::socketpair(libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC).expect("socketpair");
+    // SAFETY: a new fd that nothing else owns.
+    let theirs = unsafe { OwnedFd::from_raw_fd(theirs) };
+    let mut command = Command::new(own_program());
+    command.args(["scenario", scenario.name, &format!("{role:?}"), &format!("{:?}", mode.warmup())]);
+    command.stdin(Stdio::from(theirs)).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+    library_env(&mut command, build, mode.preloads(role));
+    match mode {
+        Mode::Tcp => command.env("NACC_ENABLE_RDMA_DEFAULT", "0"),
+        Mode::Early => command.env("NACC_CONN_TCP_FIRST", "1"),
+        Mode::Switch => command.env("NETACC_TEST_SWITCH", "12345"),
+        _ => &mut command,
+    };
+    let mut child = command.spawn().expect("start a scenario process");
+    let mut out = child.stdout.take().expect("piped");
+    let mut err = child.stderr.take().expect("piped");
+    let slurp = |pipe: &mut dyn Read| {
+        let mut bytes = Vec::new();
+        let _ = pipe.read_to_end(&mut bytes);
+        String::from_utf8_lossy(&bytes).into_owned()
+    };
+    Side {
+        role,
+        child,
+        control: Some(mine),
+        stdout: std::thread::spawn(move || slurp(&mut out)),
+        stderr: std::thread::spawn(move || slurp(&mut err)),
+    }
+}
+
+/// Answers the processes of one run.
+struct Broker<'a> {
+    build: &'a Build,
+    mode: Mode,
+    expect: Expect,
+    first_asked: HashMap<(u16, u16), Instant>,
+    problems: Vec<String>,
+    notes: Vec<String>,
+    accelerated: bool,
+}
+
+impl Broker<'_> {
+    fn answer(&mut self, message: &str) -> Option<String> {
+        let fields: Vec<&str> = message.split(' ').collect();
+        match fields[..] {
+            ["W", pid, peer_pid, local, peer] => {
+                let (local, peer) = (local.parse().unwrap_or(0), peer.parse().unwrap_or(0));
+                Some(self.promoted(pid.parse().unwrap_or(0), peer_pid.parse().unwrap_or(0), local, peer))
+            }
+            ["S", pid, local, peer] => {
+                if self.mode == Mode::Shm && self.accelerated {
+                    let pid = pid.parse().unwrap_or(0);
+                    match self.build.connection(pid, local.parse().unwrap_or(0), peer.parse().unwrap_or(0)) {
+                        Ok(c) if c.is_shm() => {}
+                        Ok(c) => self.problems.push(format!("the connection left shared memory: {c:?}")),
+                        Err(e) => self.problems.push(e),
+                    }
+                }
+                Some("ok".into())
+            }
+            _ => {
+                self.notes.push(message.trim_start_matches('N').to_string());
+                None
+            }
+        }
+    }
+
+    fn promoted(&mut self, pid: i32, peer_pid: i32, local: u16, peer: u16) -> String {
+        let asked = *self.first_asked.entry((local, peer)).or_insert_with(Instant::now);
+        let near = self.build.connection(pid, local, peer);
+        let far = self.build.connection(peer_pid, peer, local);
+        if let (Ok(near), Ok(far)) = (&near, &far)
+            && near.is_shm()
+            && far.is_shm()
+        {
+            self.accelerated = true;
+            return "yes".into();
+        }
+        let patience = if self.expect == Expect::Shm { Duration::from_secs(8) } else { Duration::from_millis(300) };
+        if asked.elapsed() < patience {
+            std::thread::sleep(Duration::from_millis(2));
+            return "no".into();
+        }
+        if self.expect == Expect::Shm {
+            self.problems.push(format!("not promoted within {patience:?}: near {near:?}, far {far:?}"));
+        }
+        "give up".into()
+    }
+}
+
+fn execute(scenario: &Scenario, mode: Mode, options: &Options, build: &Build) -> Outcome {
+    let begin = Instant::now();
+    let roles: &[Role] = match scenario.parts {
+        Parts::Pair { .. } => &[Role::Server, Role::Client],
+        Parts::Alone(_) => &[Role::Alone],
+    };
+    let mut sides: Vec<Side> = roles.iter().map(|&role| start(scenario, role, mode, build)).collect();
+    let mut broker = Broker {
+        build,
+        mode,
+        expect: scenario.expect,
+        first_asked: HashMap::new(),
+        problems: Vec::new(),
+        notes: Vec::new(),
+        accelerated: false,
+    };
+    let in_time = serve(&mut sides, &mut broker, begin + options.timeout);
+    if !in_time {
+        let where_ = sides.iter().map(|s| stacks(s.child.id())).collect::<Vec<_>>().join("\n");
+        broker.problems.push(format!("timed out after {:?}\n{where_}", options.timeout));
+    }
+    let mut transcript = String::new();
+    let mut stderr = String::new();
+    for side in &mut sides {
+        let group = -(side.child.id() as i32);
+        if !in_time {
+            let _ = sys::kill(group, libc::SIGKILL);
+        }
+        let status = side.child.wait();
+        // Whatever the scenario left running belongs to its group.
+        let _ = sys::kill(group, libc::SIGKILL);
+        if let Some(fd) = side.control {
+            let _ = sys::close(fd);
+        }
+        let end = match status {
+            Ok(s) => s.code().map_or_else(|| format!("signal {:?}", s.signal()), |c| format!("exit {c}")),
+            Err(e) => format!("{e}"),
+        };
+        if end != "exit 0" && in_time {
+            broker.problems.push(format!("[{:?}] ended with {end}", side.role));
+        }
+    }
+    for side in sides {
+        for line in side.stdout.join().unwrap_or_default().lines() {
+            transcript.push_str(&format!("[{:?}] {line}\n", side.role));
+        }
+        let text = side.stderr.join().unwrap_or_default();
+        if !text.is_empty() {
+            stderr.push_str(&format!("[{:?}] {text}\n", side.role));
+        }
+    }
+    Outcome {
+        transcript,
+        problems: broker.problems,
+        stderr,
+        notes: broker.notes,
+        accelerated: broker.accelerated,
+        millis: begin.elapsed().as_millis(),
+    }
+}
+
+/// Forwards messages until every process has closed its control socket; false when the time is up.
+fn serve(sides: &mut [Side], broker: &mut Broker, deadline: Instant) -> bool {
+    let mut held: Vec<(usize, String)> = Vec::new();
+    let mut gone = false;
+    loop {
+        let open: Vec<(usize, Fd)> =
+            sides.iter().enumerate().filter_map(|(i, s)| s.control.map(|fd| (i, fd))).collect();
+        if open.is_empty() {
+            return true;
+        }
+        let left = deadline.saturating_duration_since(Instant::now()).as_millis() as i32;
+        if left == 0 {
+            return false;
+        }
+        let set: Vec<(Fd, i16)> = open.iter().map(|&(_, fd)| (fd, libc::POLLIN)).collect();
+        let Ok((_, ready)) = sys::poll(&set, left) else { continue };
+        for (&(i, fd), revents) in open.iter().zip(ready) {
+            if revents == 0 {
+                continue;
+            }
+            let mut buf = [0u8; 4096];
+            let n = sys::recv(fd, &mut buf, 0).unwrap_or(0);
+            if n == 0 {
+                let _ = sys::close(fd);
+                sides[i].control = None;
+                continue;
+            }
+            let message = String::from_utf8_lossy(&buf[..n]).into_owned();
+            if message.starts_with('>') {
+                held.push((1 - i.min(1), message));
+            } else if let Some(answer) = broker.answer(&message) {
+                let _ = sys::send(fd, answer.as_bytes(), libc::MSG_NOSIGNAL);
+            }
+        }
+        for (to, message) in held.drain(..) {
+            if let Some(fd) = sides.get(to).and_then(|s| s.control) {
+                let _ = sys::send(fd, message.as_bytes(), libc::MSG_NOSIGNAL);
+            }
+        }
+        // A process that still waits for one that is gone must not wait for the deadline.
+        if sides.iter().any(|s| s.control.is_none()) && !gone {
+            gone = true;
+            for fd in sides.iter().filter_map(|s| s.control) {
+                let _ = sys::send(fd, b"gone", libc::MSG_NOSIGNAL);
+            }
+        }
+    }
+}
+
+/// Where the threads of a hung process wait in the kernel.
+fn stacks(pid: u32) -> String {
+    let mut out = String::new();
+    if let Ok(entries) = std::fs::read_dir(format!("/proc/{pid}/task")) {
+        for entry in entries.flatten() {
+            let read = |f: &str| std::fs::read_to_string(entry.path().join(f)).unwrap_or_default().trim().to_string();
+            out.push_str(&format!("{pid}: {} in {} ({})\n", read("comm"), read("wchan"), read("syscall")));
+        }
+    }
+    out
+}

@@ -1,0 +1,120 @@
+//! What a scenario is, and the list of all of them.
+
+use crate::ctx::{Ctx, Role};
+use crate::scenarios;
+
+/// Whether the scenario's connection must be on shared memory after the warm-up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Expect {
+    /// It must; the scenario fails in mode shm when it is not.
+    Shm,
+    /// It may.
+    Any,
+}
+
+/// The conformance table's mark: how the library carries the behaviour.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mark {
+    Accelerated,
+    Demoted,
+    PassedThrough,
+}
+
+pub struct Scenario {
+    pub name: &'static str,
+    /// The behaviour, in the words of the checklist.
+    pub about: &'static str,
+    pub expect: Expect,
+    pub mark: Mark,
+    pub parts: Parts,
+}
+
+pub enum Parts {
+    Pair { server: fn(&Ctx), client: fn(&Ctx) },
+    Alone(fn(&Ctx)),
+}
+
+/// Two processes, a connection that is accelerated.
+pub const fn pair(name: &'static str, about: &'static str, server: fn(&Ctx), client: fn(&Ctx)) -> Scenario {
+    Scenario { name, about, expect: Expect::Shm, mark: Mark::Accelerated, parts: Parts::Pair { server, client } }
+}
+
+/// One process.
+pub const fn alone(name: &'static str, about: &'static str, body: fn(&Ctx)) -> Scenario {
+    Scenario { name, about, expect: Expect::Any, mark: Mark::PassedThrough, parts: Parts::Alone(body) }
+}
+
+impl Scenario {
+    /// An operation that the fast path does not carry: the connection moves back to TCP, or never left it.
+    pub const fn demoted(mut self) -> Scenario {
+        self.mark = Mark::Demoted;
+        self
+    }
+
+    /// The library is not involved in the result.
+    pub const fn passed_through(mut self) -> Scenario {
+        self.mark = Mark::PassedThrough;
+        self
+    }
+
+    /// Acceleration is not required.
+    pub const fn any_path(mut self) -> Scenario {
+        self.expect = Expect::Any;
+        self
+    }
+
+    pub fn run(&self, ctx: &Ctx) {
+        match (&self.parts, ctx.role) {
+            (Parts::Pair { server, .. }, Role::Server) => server(ctx),
+            (Parts::Pair { client, .. }, Role::Client) => client(ctx),
+            (Parts::Alone(body), _) => body(ctx),
+            (Parts::Pair { .. }, Role::Alone) => panic!("a pair has no lone role"),
+        }
+    }
+}
+
+pub fn all() -> Vec<Scenario> {
+    let mut list = Vec::new();
+    list.extend(scenarios::data::list());
+    list.extend(scenarios::close::list());
+    list.extend(scenarios::epoll::list());
+    list.extend(scenarios::poll::list());
+    list.extend(scenarios::fds::list());
+    list.extend(scenarios::connect::list());
+    list.extend(scenarios::options::list());
+    list.extend(scenarios::process::list());
+    list.extend(scenarios::threads::list());
+    list
+}
+
+pub fn find(name: &str) -> Option<Scenario> {
+    all().into_iter().find(|s| s.name == name)
+}
+
+/// The conformance table.
+pub fn markdown() -> String {
+    let mut out = String::from("| scenario | behaviour | carried |\n|---|---|---|\n");
+    for s in all() {
+        let mark = match s.mark {
+            Mark::Accelerated => "accelerated",
+            Mark::Demoted => "demoted to tcp",
+            Mark::PassedThrough => "passed through",
+        };
+        out.push_str(&format!("| `{}` | {} | {mark} |\n", s.name, s.about.replace('|', "\\|")));
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scenario_names_are_unique() {
+        let mut names: Vec<&str> = all().iter().map(|s| s.name).collect();
+        let count = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), count);
+    }
+}

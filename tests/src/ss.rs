@@ -1,0 +1,120 @@
+//! Reads a process's connections through `netacc_ss --json -s sock <pid>`.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// What the tests need of one connection's line.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Connection {
+    pub local_port: u16,
+    pub peer_port: u16,
+    pub tx_path: String,
+    pub rx_path: String,
+    pub reason: String,
+    pub tx_shm_bytes: u64,
+    pub rx_shm_bytes: u64,
+}
+
+impl Connection {
+    pub fn is_shm(&self) -> bool {
+        self.tx_path == "shm" && self.rx_path == "shm"
+    }
+}
+
+/// Where the library and its tools are.
+#[derive(Clone, Debug)]
+pub struct Build {
+    pub library: PathBuf,
+    pub netacc_ss: PathBuf,
+}
+
+impl Build {
+    /// `NETACC_LIB_DIR`, or `target/release` beside this package.
+    pub fn find() -> Build {
+        let dir = std::env::var_os("NETACC_LIB_DIR")
+            .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/release"), PathBuf::from);
+        let dir = dir.canonicalize().unwrap_or(dir);
+        Build { library: dir.join("libnetacc_preload.so"), netacc_ss: dir.join("netacc_ss") }
+    }
+
+    pub fn is_there(&self) -> bool {
+        self.library.exists()
+    }
+
+    /// The connections of a process; an error message when the tool does not answer.
+    pub fn connections(&self, pid: i32) -> Result<Vec<Connection>, String> {
+        let output = Command::new(&self.netacc_ss)
+            .args(["--json", "-s", "sock", &pid.to_string()])
+            .stdin(Stdio::null())
+            .output()
+            .map_err(|e| format!("netacc_ss: {e}"))?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        if !output.status.success() {
+            return Err(format!("netacc_ss {pid}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr)));
+        }
+        Ok(parse(&text))
+    }
+
+    /// The connection of a process between two ports.
+    pub fn connection(&self, pid: i32, local: u16, peer: u16) -> Result<Connection, String> {
+        let list = self.connections(pid)?;
+        list.iter()
+            .find(|c| c.local_port == local && c.peer_port == peer)
+            .cloned()
+            .ok_or_else(|| format!("netacc_ss {pid}: no connection {local} to {peer} in {list:?}"))
+    }
+}
+
+/// The objects of the `sockets` array. The objects are flat, so braces delimit them.
+fn parse(json: &str) -> Vec<Connection> {
+    let Some((_, rest)) = json.split_once("\"sockets\"") else { return Vec::new() };
+    rest.split('{').skip(1).filter_map(|object| Some(connection(object.split_once('}')?.0))).collect()
+}
+
+fn connection(object: &str) -> Connection {
+    let port = |key| text(object, key).rsplit(':').next().and_then(|p| p.parse().ok()).unwrap_or(0);
+    Connection {
+        local_port: port("local"),
+        peer_port: port("peer"),
+        tx_path: text(object, "tx_path"),
+        rx_path: text(object, "rx_path"),
+        reason: text(object, "reason"),
+        tx_shm_bytes: number(object, "tx_shm_bytes"),
+        rx_shm_bytes: number(object, "rx_shm_bytes"),
+    }
+}
+
+fn value<'a>(object: &'a str, key: &str) -> &'a str {
+    let quoted = format!("\"{key}\"");
+    object
+        .split_once(&quoted)
+        .map_or("", |(_, rest)| rest.trim_start().strip_prefix(':').unwrap_or(rest).trim_start())
+}
+
+fn text(object: &str, key: &str) -> String {
+    value(object, key).strip_prefix('"').and_then(|v| v.split_once('"')).map_or_else(String::new, |(v, _)| v.into())
+}
+
+fn number(object: &str, key: &str) -> u64 {
+    let v = value(object, key);
+    v[..v.find(|c: char| !c.is_ascii_digit()).unwrap_or(v.len())].parse().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_contract_is_parsed() {
+        let json = r#"{"pid":7,"sockets":[
+            {"fd":5,"local":"127.0.0.1:40000","peer":"127.0.0.1:6379","tx_path":"shm","rx_path": "tcp","reason":"x y",
+             "tx_tcp_bytes":64,"tx_shm_bytes":1234,"rx_tcp_bytes":0,"rx_shm_bytes":9},
+            {"fd":6,"local":"[::1]:1","peer":"[::1]:2","tx_path":"shm","rx_path":"shm","reason":""}]}"#;
+        let list = parse(json);
+        assert_eq!(list.len(), 2);
+        assert_eq!((list[0].local_port, list[0].peer_port), (40000, 6379));
+        assert_eq!((list[0].tx_shm_bytes, list[0].rx_shm_bytes), (1234, 9));
+        assert!(!list[0].is_shm() && list[1].is_shm());
+        assert_eq!((list[1].local_port, list[1].peer_port), (1, 2));
+    }
+}
