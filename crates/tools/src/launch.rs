@@ -69,25 +69,21 @@ pub fn prepare(
     let mut warnings = unknown_variables(&environment);
 
     let name = arguments.first().cloned().unwrap_or_default();
-    match library::find(environment.get(library::ENV_LIBRARY), this_program) {
-        Err(missing) => {
-            let command = name.to_string_lossy();
-            warnings.push(format!("{command} runs unaccelerated: {missing}"));
-        }
-        Ok(library) => {
-            let path = environment.get("PATH");
-            let verdict = command::find(&name, path)
-                .and_then(|program| command::examine(&program, path, library.target));
-            let preload = match verdict {
-                None => true,
-                Some(verdict) => {
-                    warnings.push(describe(&verdict));
-                    verdict.obstacle.passes_preload_on()
+    let path = environment.get("PATH");
+    // A command that does not exist is exec's to report.
+    if let Some(program) = command::find(&name, path) {
+        match library::find(environment.get(library::ENV_LIBRARY), this_program) {
+            Err(missing) => {
+                let program = program.display();
+                warnings.push(format!("{program} runs unaccelerated: {missing}"));
+            }
+            Ok(library) => {
+                let verdict = command::examine(&program, path, library.target);
+                warnings.extend(verdict.as_ref().map(describe));
+                if verdict.is_none_or(|verdict| verdict.obstacle.passes_preload_on()) {
+                    let value = library::preload(&library.path, environment.get("LD_PRELOAD"));
+                    environment.set("LD_PRELOAD", value);
                 }
-            };
-            if preload {
-                let value = library::preload(&library.path, environment.get("LD_PRELOAD"));
-                environment.set("LD_PRELOAD", value);
             }
         }
     }

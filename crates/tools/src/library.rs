@@ -27,8 +27,8 @@ pub struct Library {
 /// Why there is none.
 #[derive(Debug)]
 pub enum Missing {
-    /// Not found in any of these places.
-    NotFound(Vec<PathBuf>),
+    /// Not found; looked beside this directory, and in the system's.
+    NotFound(Option<PathBuf>),
     /// Found, but not readable.
     Unreadable(PathBuf, io::Error),
     /// Found, but not a shared library.
@@ -40,13 +40,19 @@ pub enum Missing {
 impl fmt::Display for Missing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Missing::NotFound(places) => {
-                write!(f, "{FILE_NAME} not found in ")?;
-                for (index, place) in places.iter().enumerate() {
-                    let separator = if index == 0 { "" } else { ", " };
-                    write!(f, "{separator}{}", place.display())?;
+            Missing::NotFound(here) => {
+                write!(f, "{FILE_NAME} is neither ")?;
+                if let Some(here) = here {
+                    write!(
+                        f,
+                        "in {} or the lib directory beside it, nor ",
+                        here.display()
+                    )?;
                 }
-                write!(f, "; {ENV_LIBRARY} can name it")
+                write!(
+                    f,
+                    "in /usr/lib or /usr/local/lib; {ENV_LIBRARY} can name it"
+                )
             }
             Missing::Unreadable(path, error) => write!(f, "{}: {error}", path.display()),
             Missing::NotALibrary(path) => write!(f, "{}: not a shared library", path.display()),
@@ -64,8 +70,7 @@ pub fn find(named: Option<&OsStr>, program: Option<&Path>) -> Result<Library, Mi
     if let Some(named) = named.filter(|named| !named.is_empty()) {
         return open(Path::new(named));
     }
-    let places = places(program);
-    for place in &places {
+    for place in places(program) {
         for name in [FILE_NAME, CARGO_FILE_NAME] {
             let file = place.join(name);
             if file.exists() {
@@ -73,7 +78,8 @@ pub fn find(named: Option<&OsStr>, program: Option<&Path>) -> Result<Library, Mi
             }
         }
     }
-    Err(Missing::NotFound(places))
+    let here = program.and_then(Path::parent);
+    Err(Missing::NotFound(here.map(Path::to_path_buf)))
 }
 
 /// Where the library is looked for, in this order.

@@ -85,51 +85,47 @@ pub fn default_and_range(setting: &Setting) -> String {
         (_, "") => "\"\"",
         (_, default) => default,
     };
-    format!("default: {default}; valid: {}", setting.key.valid())
+    let valid = setting.key.valid();
+    let valid = valid.trim_start_matches("a whole number from ");
+    format!("{valid}; default: {default}")
 }
+
+/// The options in the order of the help.
+pub const ORDER: &str = "fptsFdTPAihv";
 
 fn run_help() -> String {
     let mut help = String::from(
         "Usage: netacc_run [ OPTIONS ] COMMAND\n\n\
          Run COMMAND with its TCP connections accelerated by NetACC.\n\nOPTIONS:\n",
     );
-    let file = format!("Configuration file (default: {DEFAULT_FILE}).");
-    help_row(&mut help, "-f <path>", &file);
-    for (setting, letter) in settings_with_letters() {
-        let option = match value_name(setting) {
-            Some(name) => format!("-{letter} <{name}>"),
-            None => format!("-{letter}"),
-        };
-        let note = if setting.in_effect {
-            ""
-        } else {
-            " No effect on shared memory."
-        };
-        let doc = switch_doc(setting);
-        let text = format!(
-            "{}: {doc} ({}).{note}",
-            setting.name,
-            default_and_range(setting)
-        );
-        help_row(&mut help, &option, &text);
+    for letter in ORDER.chars() {
+        match letter {
+            'f' => help_row(
+                &mut help,
+                "-f <path>",
+                &format!("configuration file (default: {DEFAULT_FILE})"),
+            ),
+            'd' => help_row(&mut help, "-d", "debug: log from level 1 on"),
+            'h' => help_row(&mut help, "-h", "show this help"),
+            'v' => help_row(&mut help, "-v", "show the version"),
+            _ => {
+                if let Some(setting) = Key::from_cli(letter).and_then(Key::setting) {
+                    let option = match value_name(setting) {
+                        Some(name) => format!("-{letter} <{name}>"),
+                        None => format!("-{letter}"),
+                    };
+                    let range = default_and_range(setting);
+                    help_row(&mut help, &option, &format!("{} ({range})", setting.brief));
+                }
+            }
+        }
     }
-    help_row(&mut help, "-d", "Debug: NACC_LOG_LEVEL=1.");
-    help_row(&mut help, "-h", "Show this help.");
-    help_row(&mut help, "-v", "Show the version.");
     help.push_str(
-        "\nOptions override the environment, which overrides the configuration file.\n\
-         See netacc_run(8), netacc.conf(5) and netacc_ss(8).\n",
+        "\nThe options override the environment, which overrides the configuration file.\n\
+         On shared memory -p, -t, -F, -A and -i have no effect; they are checked and\n\
+         kept for RDMA. See netacc_run(8), netacc.conf(5) and netacc_ss(8).\n",
     );
     help
-}
-
-/// What giving the option does.
-fn switch_doc(setting: &Setting) -> &'static str {
-    match setting.key {
-        Key::TcpFirst => "start every connection on TCP and accelerate it while it runs.",
-        _ => setting.doc,
-    }
-    .trim_end_matches('.')
 }
 
 fn help_row(help: &mut String, option: &str, text: &str) {
@@ -238,6 +234,24 @@ mod tests {
     fn the_command_lines_are_well_formed() {
         run_command().debug_assert();
         ss_command().debug_assert();
+    }
+
+    #[test]
+    fn help_names_every_option_and_those_without_effect() {
+        let help = run_help();
+        for (setting, letter) in settings_with_letters() {
+            assert!(ORDER.contains(letter));
+            assert!(help.contains(setting.brief));
+        }
+        let without: Vec<String> = ORDER
+            .chars()
+            .filter_map(|letter| Key::from_cli(letter)?.setting())
+            .filter(|setting| !setting.in_effect)
+            .filter_map(|setting| Some(format!("-{}", setting.cli?)))
+            .collect();
+        let (last, first) = without.split_last().unwrap();
+        let list = format!("{} and {last} have no effect", first.join(", "));
+        assert!(help.contains(&list), "{list}");
     }
 
     #[test]

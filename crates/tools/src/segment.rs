@@ -51,7 +51,7 @@ impl fmt::Display for SegmentError {
             SegmentError::NoProcess => f.write_str("no such process"),
             SegmentError::Zombie => f.write_str("the process has ended"),
             SegmentError::NotPermitted => {
-                f.write_str("not permitted: only its user and root can look into the process")
+                f.write_str("not permitted: this takes the user of the process, or CAP_SYS_PTRACE")
             }
             SegmentError::NotLoaded => write!(
                 f,

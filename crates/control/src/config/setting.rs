@@ -78,6 +78,8 @@ pub struct Setting {
     pub kind: Kind,
     /// Its letter on the command line of `netacc_run`.
     pub cli: Option<char>,
+    /// What it is, in a few words, for a list of options.
+    pub brief: &'static str,
     /// What it does.
     pub doc: &'static str,
     /// When a change takes effect.
@@ -87,7 +89,7 @@ pub struct Setting {
 }
 
 macro_rules! settings {
-    ($($key:ident $name:literal = $default:literal, $kind:expr, $cli:expr, $effect:expr, $doc:literal;)*) => {
+    ($($key:ident $name:literal = $default:literal, $kind:expr, $cli:expr, $effect:expr, $brief:literal, $doc:literal;)*) => {
         /// Names an option.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum Key { $(#[doc = $doc] $key),* }
@@ -99,6 +101,7 @@ macro_rules! settings {
             default: $default,
             kind: $kind,
             cli: $cli,
+            brief: $brief,
             doc: $doc,
             takes_effect: TakesEffect::Restart,
             in_effect: $effect,
@@ -137,40 +140,57 @@ const fn number(min: i64, max: i64) -> Kind {
 
 settings! {
     BufferBytes "NACC_SOR_MSG_SIZE" = "16384", Kind::Number { min: 4096, max: MIB, step: 4096 }, Some('s'), YES,
+        "size of a message buffer in bytes",
         "Size of a buffer in bytes. A connection's rings are made of such buffers.";
     ArenaFirstBytes "NACC_RDMA_MR_MIN_INC_SIZE" = "16384",
         Kind::PowerOfTwoTimes { of: Key::BufferBytes, max: 512 * MIB }, None, YES,
+        "size of the first arena of a channel in bytes",
         "Size in bytes of the first arena of a channel, from which buffers are taken; each further arena is twice as large as the one before.";
     ArenaGrowthMaxBytes "NACC_RDMA_MR_MAX_INC_SIZE" = "8388608",
         Kind::PowerOfTwoTimes { of: Key::ArenaFirstBytes, max: 512 * MIB }, None, YES,
+        "largest size of one arena in bytes",
         "Largest size in bytes of one arena, that is, of one growth step.";
     ConnectionsPerChannel "NACC_SOR_CONN_PER_QP" = "1", number(1, 4096), Some('p'), NOT_ON_SHM,
+        "most connections per QP",
         "Most connections that share one QP. On shared memory all connections between two processes share one channel in any case.";
     IoThreads "NACC_SOR_IO_THREADS" = "1", number(1, 64), Some('t'), NOT_ON_SHM,
+        "number of I/O threads",
         "Number of I/O threads of the library. The shared-memory path works in the application's own threads and has none.";
     EmptyChannelExpireMs "NACC_EMPTY_QP_EXPIRE_MS" = "60000", number(-1, i32::MAX as i64), None, NOT_ON_SHM,
+        "how long an empty QP is kept, in ms",
         "Milliseconds for which a QP without connections is kept for the next connection; 0 closes it at once, -1 keeps it for ever.";
     EmptyChannelsMax "NACC_EMPTY_QP_MAX_ALL" = "100", number(0, 65536), None, NOT_ON_SHM,
+        "most empty QPs that are kept",
         "Most QPs without connections that a process keeps.";
     EmptyChannelsMaxPerPeer "NACC_EMPTY_QP_MAX_PER" = "10", number(0, 65536), None, NOT_ON_SHM,
+        "most empty QPs that are kept to one address",
         "Most QPs without connections that a process keeps to one address.";
     AcceleratePercent "NACC_CONNECT_RDMA_PERCENT" = "100", number(0, 100), None, YES,
+        "share of new connections that are accelerated, in percent",
         "Share of the new connections that are accelerated, in percent; the others stay on TCP.";
     AccelerateByDefault "NACC_ENABLE_RDMA_DEFAULT" = "1", Kind::Flag, None, YES,
+        "accelerate TCP connections",
         "1 accelerates every TCP connection that can be; 0 accelerates nothing, every connection stays on TCP.";
     LogLevel "NACC_LOG_LEVEL" = "3", number(0, 5), None, YES,
+        "log level",
         "Least severe message that is logged: 0 TRACE, 1 DEBUG, 2 INFO, 3 WARN, 4 ERROR, 5 FATAL.";
     LogPath "NACC_LOG_PATH" = "/tmp/netacc.log", Kind::Path, None, YES,
+        "log file",
         "File to which the library appends its messages; empty: no log.";
     Affinity "NACC_SOR_AFFINITY" = "", Kind::CpuList, Some('A'), NOT_ON_SHM,
+        "CPUs for the I/O threads",
         "CPUs on which the library's I/O threads may run, such as 0, 1-3 or 1,3,4; empty: all.";
     TcpFirst "NACC_CONN_TCP_FIRST" = "0", Kind::Flag, Some('T'), YES,
+        "use TCP first in connect",
         "1 starts every connection on TCP and accelerates it while it runs; 0 waits a bounded moment so that the first byte is accelerated too, where the peer is known to be able to.";
     FastConnect "NACC_FAST_CONNECT" = "0", number(0, 1), Some('F'), NOT_ON_SHM,
+        "fast connect mode",
         "Fast connect mode: 1 lets a connection use a kept QP before the peer has confirmed it. A channel in shared memory is always used at once.";
     PollMs "NACC_POLL_MS" = "", Kind::OptionalNumber { min: 0, max: 60_000 }, Some('P'), YES,
+        "longest time to poll before a thread sleeps, in ms",
         "Longest time in milliseconds for which a waiting thread polls before it sleeps; 0 never polls; empty: adaptive, polls only while that pays.";
     CompVector "NACC_CQ_COMP_VECTOR" = "0", number(0, 1023), Some('i'), NOT_ON_SHM,
+        "completion vector of the CQs",
         "Completion vector of the completion queues, which selects the interrupt and so the CPU that handles completions.";
 }
 
@@ -208,6 +228,7 @@ impl Kind {
     /// How a valid value is described to people.
     pub fn describe(self) -> String {
         match self {
+            Kind::Number { min: 0, max: 1, .. } => "0 or 1".to_string(),
             Kind::Number { min, max, step: 1 } => format!("a whole number from {min} to {max}"),
             Kind::Number { min, max, step } => format!("a multiple of {step} from {min} to {max}"),
             Kind::OptionalNumber { min, max } => {
@@ -219,7 +240,7 @@ impl Kind {
             }
             Kind::Path => "a path of at most 1023 bytes, or empty".to_string(),
             Kind::CpuList => {
-                "CPU numbers from 0 to 8191 such as 0, 1-3 or 1,3,4, or empty".to_string()
+                "CPU numbers such as 0, 1-3 or 1,3,4, at most 8191, or empty".to_string()
             }
         }
     }

@@ -83,7 +83,7 @@ fn errors_say_where_what_why_and_what_is_valid() {
     );
     assert_eq!(
         error("", &[], &[(Key::Affinity, "1-")]),
-        "command line: -A: NACC_SOR_AFFINITY=1-: not a list of CPU numbers; valid: CPU numbers from 0 to 8191 such as 0, 1-3 or 1,3,4, or empty"
+        "command line: -A: NACC_SOR_AFFINITY=1-: not a list of CPU numbers; valid: CPU numbers such as 0, 1-3 or 1,3,4, at most 8191, or empty"
     );
     assert_eq!(
         error("[netacc]\nNACC_SOR_MSGSIZE=1\n", &[], &[]),

@@ -1,0 +1,268 @@
+//! The manual pages and the sample configuration file say what the tables say.
+//!
+//! They are written from the templates in `tests/manual/` and the tables in the code; this test compares. After a
+//! change, write them with
+//!
+//! ```text
+//! NETACC_BLESS=1 cargo test -p netacc-tools --test manual
+//! ```
+
+use netacc_control::config::{Config, Key, Kind, SETTINGS, Setting};
+use netacc_control::stats::{Counter, Reason};
+use netacc_tools::options::{ORDER, VERSION, run_command, value_name};
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn template(name: &str) -> String {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/manual");
+    let text = fs::read_to_string(directory.join(format!("{name}.in"))).unwrap();
+    text.replace("@VERSION@", VERSION)
+}
+
+fn check(path: &str, text: &str) {
+    assert!(!text.contains('@'), "{path}: a placeholder is left");
+    let file = repository().join(path);
+    if std::env::var_os("NETACC_BLESS").is_some() {
+        fs::write(&file, text).unwrap();
+    }
+    let is = fs::read_to_string(&file).unwrap_or_default();
+    assert!(
+        is == text,
+        "{path} is not up to date: see the head of crates/tools/tests/manual.rs"
+    );
+}
+
+fn roff(text: &str) -> String {
+    let text = text.replace('\\', "\\e").replace('-', "\\-");
+    match text.starts_with(['.', '\'']) {
+        true => format!("\\&{text}"),
+        false => text,
+    }
+}
+
+/// A new sentence starts a new line.
+fn sentences(text: &str) -> String {
+    roff(text).replace(". ", ".\n").replace("; ", ";\n")
+}
+
+fn default_of(setting: &Setting) -> String {
+    match setting.default {
+        "" => String::from("empty"),
+        default => String::from(default),
+    }
+}
+
+fn options() -> String {
+    let mut out = String::new();
+    for letter in ORDER.chars() {
+        let fixed = match letter {
+            'f' => Some((
+                ".BI \\-f \" path\"",
+                "The configuration file.\nDefault: /etc/netacc.conf, which need not exist.",
+            )),
+            'd' => Some((
+                ".B \\-d",
+                "Debug: log from level 1 on.\nSets NACC_LOG_LEVEL=1.",
+            )),
+            'h' => Some((".B \\-h", "Show a summary of the options.")),
+            'v' => Some((".B \\-v", "Show the version.")),
+            _ => None,
+        };
+        if let Some((option, text)) = fixed {
+            let _ = writeln!(out, ".TP\n{option}\n{text}");
+            continue;
+        }
+        let setting = Key::from_cli(letter).and_then(Key::setting).unwrap();
+        let text = sentences(setting.doc);
+        let effect = if setting.in_effect {
+            ""
+        } else {
+            "No effect on shared memory.\n"
+        };
+        match value_name(setting) {
+            None => {
+                let _ = writeln!(out, ".TP\n.B \\-{letter}\nSets {}=1.\n{text}", setting.name);
+            }
+            Some(name) => {
+                let _ = writeln!(
+                    out,
+                    ".TP\n.BI \\-{letter} \" {name}\"\nSets {}.\n{text}",
+                    setting.name
+                );
+                let (valid, default) = (roff(&setting.key.valid()), roff(&default_of(setting)));
+                let _ = writeln!(out, "Valid: {valid}.\nDefault: {default}.\n{effect}");
+            }
+        }
+    }
+    tidy(&out)
+}
+
+fn settings() -> String {
+    let mut out = String::new();
+    for setting in SETTINGS {
+        let (text, valid) = (sentences(setting.doc), roff(&setting.key.valid()));
+        let default = roff(&default_of(setting));
+        let _ = writeln!(
+            out,
+            ".TP\n.B {}\n{text}\nValid: {valid}.\nDefault: {default}.",
+            setting.name
+        );
+        if let Some(letter) = setting.cli {
+            let _ = writeln!(out, "Option of\n.BR netacc_run :\n.BR \\-{letter} .");
+        }
+        if !setting.in_effect {
+            let _ = writeln!(out, "No effect on shared memory.");
+        }
+    }
+    tidy(&out)
+}
+
+fn reasons() -> String {
+    let mut out = String::new();
+    for reason in Reason::ALL {
+        let (text, remedy) = (sentences(reason.explanation()), sentences(reason.remedy()));
+        let _ = writeln!(
+            out,
+            ".TP\n.B {}\n{text}\n.I Remedy:\n{remedy}",
+            roff(reason.name())
+        );
+    }
+    tidy(&out)
+}
+
+fn counters() -> String {
+    let mut out = String::new();
+    for counter in Counter::ALL {
+        let _ = writeln!(
+            out,
+            ".TP\n.B {}\n{}",
+            roff(counter.name()),
+            sentences(counter.doc())
+        );
+    }
+    tidy(&out)
+}
+
+fn tidy(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().filter(|line| !line.is_empty()).collect();
+    lines.join("\n")
+}
+
+fn sample_file() -> String {
+    // Those that NetACC's file does not have stay comments.
+    let own = [Key::FastConnect, Key::PollMs, Key::CompVector];
+    let mut out = String::new();
+    for setting in SETTINGS {
+        let effect = if setting.in_effect {
+            ""
+        } else {
+            " (No effect on shared memory.)"
+        };
+        let valid = setting.key.valid();
+        comment(
+            &mut out,
+            &format!("{}{effect} Valid: {valid}.", setting.doc),
+        );
+        let value = match setting.kind {
+            Kind::Path | Kind::CpuList | Kind::OptionalNumber { .. } => {
+                format!("\"{}\"", setting.default)
+            }
+            _ => String::from(setting.default),
+        };
+        let mark = if own.contains(&setting.key) { "#" } else { "" };
+        let _ = writeln!(out, "{mark}{}={value}\n", setting.name);
+    }
+    out.trim_end().to_owned()
+}
+
+fn comment(out: &mut String, text: &str) {
+    let mut line = String::from("#");
+    for word in text.split(' ') {
+        if line.len() + 1 + word.len() > 78 {
+            let _ = writeln!(out, "{line}");
+            line = String::from("#");
+        }
+        line.push(' ');
+        line.push_str(word);
+    }
+    let _ = writeln!(out, "{line}");
+}
+
+#[test]
+fn manual_pages_are_up_to_date() {
+    check(
+        "man/netacc_run.8",
+        &template("netacc_run.8").replace("@OPTIONS@", &options()),
+    );
+    let page = template("netacc_ss.8").replace("@REASONS@", &reasons());
+    check("man/netacc_ss.8", &page.replace("@COUNTERS@", &counters()));
+    check(
+        "man/netacc.conf.5",
+        &template("netacc.conf.5").replace("@SETTINGS@", &settings()),
+    );
+}
+
+#[test]
+fn sample_file_is_up_to_date_and_gives_the_defaults() {
+    let text = template("netacc.conf").replace("@SETTINGS@", &sample_file());
+    check("netacc.conf", &text);
+    let (config, _) = Config::resolve(Some(("netacc.conf", &text)), &|_| None, &[]).unwrap();
+    assert_eq!(config, Config::default());
+    let all = text.replace("\n#NACC_", "\nNACC_");
+    let (config, origins) = Config::resolve(Some(("netacc.conf", &all)), &|_| None, &[]).unwrap();
+    assert_eq!(config, Config::default());
+    for key in Key::ALL {
+        assert_eq!(origins.of(*key).as_str(), "file");
+    }
+}
+
+#[test]
+fn parser_help_and_pages_name_the_same_options() {
+    let command = run_command();
+    let mut parsed: Vec<char> = command
+        .get_arguments()
+        .filter_map(|arg| arg.get_short())
+        .collect();
+    let mut listed: Vec<char> = ORDER.chars().collect();
+    parsed.sort_unstable();
+    listed.sort_unstable();
+    assert_eq!(parsed, listed);
+    let help = Command::new(env!("CARGO_BIN_EXE_netacc_run"))
+        .arg("-h")
+        .output()
+        .unwrap();
+    let help = String::from_utf8(help.stdout).unwrap();
+    let page = fs::read_to_string(repository().join("man/netacc_run.8")).unwrap();
+    for letter in ORDER.chars() {
+        assert!(help.contains(&format!("\n   -{letter} ")), "-{letter}");
+        assert!(page.contains(&format!("\\-{letter}")), "-{letter}");
+    }
+}
+
+#[test]
+fn pages_are_good_roff() {
+    for page in ["netacc_run.8", "netacc_ss.8", "netacc.conf.5"] {
+        let file = repository().join("man").join(page);
+        let mut groff = Command::new("groff");
+        match groff
+            .args(["-man", "-Tutf8", "-ww", "-z"])
+            .arg(&file)
+            .output()
+        {
+            Err(_) => eprintln!("skipped: no groff"),
+            Ok(output) => {
+                let warnings = String::from_utf8_lossy(&output.stderr);
+                assert!(
+                    output.status.success() && warnings.is_empty(),
+                    "{page}: {warnings}"
+                );
+            }
+        }
+    }
+}

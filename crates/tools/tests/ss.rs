@@ -1,0 +1,397 @@
+//! `netacc_ss` against a segment that this test makes of itself.
+
+mod support;
+
+use netacc_control::Config;
+use netacc_control::stats::{
+    CHANNEL_SLOTS, CONNS_OFFSET, ChannelRecord, ConnRecord, Counter, Header, MAGIC, MEMFD_NAME,
+    Reason, VERSION,
+};
+use rustix::fs::{MemfdFlags, memfd_create};
+use serde_json::{Value, json};
+use std::fs::File;
+use std::mem::{offset_of, size_of};
+use std::os::unix::fs::FileExt;
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard};
+use support::{Ran, Scratch, run};
+
+/// One segment at a time: all tests of this file are one process.
+fn alone() -> MutexGuard<'static, ()> {
+    static LOCK: Mutex<()> = Mutex::new(());
+    LOCK.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+struct Segment(File);
+
+impl Segment {
+    fn new(pid: u32) -> Segment {
+        let file = File::from(memfd_create(MEMFD_NAME, MemfdFlags::CLOEXEC).unwrap());
+        file.set_len((CONNS_OFFSET + 65536 * size_of::<ConnRecord>()) as u64)
+            .unwrap();
+        let segment = Segment(file);
+        segment.u64(offset_of!(Header, magic), MAGIC);
+        segment.u32(offset_of!(Header, version), VERSION);
+        segment.u32(offset_of!(Header, pid), pid);
+        segment.u32(offset_of!(Header, conn_capacity), 65536);
+        segment.u32(offset_of!(Header, channel_capacity), CHANNEL_SLOTS as u32);
+        segment
+    }
+
+    fn u32(&self, at: usize, value: u32) {
+        self.0
+            .write_all_at(&value.to_ne_bytes(), at as u64)
+            .unwrap();
+    }
+
+    fn u64(&self, at: usize, value: u64) {
+        self.0
+            .write_all_at(&value.to_ne_bytes(), at as u64)
+            .unwrap();
+    }
+
+    fn config(&self, text: &str) {
+        self.0
+            .write_all_at(text.as_bytes(), offset_of!(Header, config) as u64)
+            .unwrap();
+        self.u32(offset_of!(Header, config_len), text.len() as u32);
+    }
+
+    fn filled(pid: u32) -> Segment {
+        let segment = Segment::new(pid);
+        let word = |base, index| base + 8 * index;
+        segment.u64(word(offset_of!(Header, open_by_path), 0), 1);
+        segment.u64(word(offset_of!(Header, open_by_path), 1), 2);
+        segment.u64(word(offset_of!(Header, total_by_path), 0), 4);
+        segment.u64(word(offset_of!(Header, total_by_path), 1), 6);
+        segment.u64(word(offset_of!(Header, reasons), Reason::None as usize), 6);
+        segment.u64(
+            word(
+                offset_of!(Header, reasons),
+                Reason::PeerWithoutLibrary as usize,
+            ),
+            3,
+        );
+        segment.u64(word(offset_of!(Header, reasons), 60), 1);
+        segment.u64(
+            word(offset_of!(Header, counters), Counter::Accepted as usize),
+            10,
+        );
+        let (config, origins) = Config::resolve(
+            Some(("/etc/netacc.conf", "[netacc]\nNACC_LOG_PATH=\"/a b\"\n")),
+            &|name| (name == "NACC_SOR_IO_THREADS").then(|| String::from("2")),
+            &[],
+        )
+        .unwrap();
+        segment.config(&config.render(&origins));
+
+        let record = |index: usize| CONNS_OFFSET + index * size_of::<ConnRecord>();
+        for (index, fd) in [(0, 7), (2, 5)] {
+            let at = record(index);
+            segment.u32(at + offset_of!(ConnRecord, state), 1);
+            segment.u32(at + offset_of!(ConnRecord, fd), fd);
+        }
+        let at = record(0);
+        segment.u32(at + offset_of!(ConnRecord, tx_path), 1);
+        segment.u32(at + offset_of!(ConnRecord, rx_path), 1);
+        segment.u32(at + offset_of!(ConnRecord, peer_pid), 99);
+        segment.u32(at + offset_of!(ConnRecord, family), 2);
+        segment.u64(
+            at + offset_of!(ConnRecord, local_addr),
+            0x7f00_0001_0000_0000,
+        );
+        segment.u64(
+            at + offset_of!(ConnRecord, peer_addr),
+            0x7f00_0002_0000_0000,
+        );
+        segment.u32(at + offset_of!(ConnRecord, local_port), 6379);
+        segment.u32(at + offset_of!(ConnRecord, peer_port), 40000);
+        segment.u64(at + offset_of!(ConnRecord, tx_bytes), 10);
+        segment.u64(at + offset_of!(ConnRecord, tx_bytes) + 8, 1000);
+        segment.u64(at + offset_of!(ConnRecord, rx_bytes), 20);
+        segment.u64(at + offset_of!(ConnRecord, rx_bytes) + 8, 2000);
+        segment.u32(at + offset_of!(ConnRecord, promotions), 2);
+        let at = record(2);
+        segment.u32(
+            at + offset_of!(ConnRecord, reason),
+            Reason::PeerRemote as u32,
+        );
+        segment.u32(at + offset_of!(ConnRecord, family), 10);
+        segment.u64(at + offset_of!(ConnRecord, local_addr) + 8, 1);
+        segment.u64(
+            at + offset_of!(ConnRecord, peer_addr),
+            0x2001_0db8_0000_0000,
+        );
+        segment.u32(at + offset_of!(ConnRecord, demotions), 1);
+        // Beyond the high-water mark: stale, not to be shown.
+        segment.u32(record(3) + offset_of!(ConnRecord, state), 1);
+        segment.u32(offset_of!(Header, conn_high_water), 3);
+
+        let at = offset_of!(Header, channels) + size_of::<ChannelRecord>();
+        segment.u32(at + offset_of!(ChannelRecord, state), 1);
+        segment.u32(at + offset_of!(ChannelRecord, peer_pid), 99);
+        segment.u32(at + offset_of!(ChannelRecord, slots_used), 2);
+        segment.u32(at + offset_of!(ChannelRecord, slots_total), 256);
+        segment.u64(at + offset_of!(ChannelRecord, arena_bytes), 65536);
+        segment.u64(at + offset_of!(ChannelRecord, connections_total), 6);
+        segment
+    }
+}
+
+fn ss(arguments: &[&str]) -> Ran {
+    run(Command::new(env!("CARGO_BIN_EXE_netacc_ss")).args(arguments))
+}
+
+fn json_of(what: &str) -> Value {
+    let ran = ss(&["-p", &std::process::id().to_string(), "-s", what, "--json"]);
+    assert_eq!((ran.status, ran.err.as_str()), (Some(0), ""));
+    serde_json::from_str(&ran.out).unwrap()
+}
+
+#[test]
+fn json_is_as_agreed() {
+    let _alone = alone();
+    let pid = std::process::id();
+    let _inherited = Segment::filled(pid + 1);
+    let _segment = Segment::filled(pid);
+
+    let cnt = json_of("cnt");
+    assert_eq!(cnt["pid"], json!(pid));
+    assert_eq!(cnt["connections_total"], json!(10));
+    assert_eq!(cnt["accelerated_total"], json!(6));
+    assert_eq!(
+        cnt["open"],
+        json!({"tcp": 1, "shm": 2, "rdma": 0, "xdp": 0})
+    );
+    assert_eq!(
+        cnt["total"],
+        json!({"tcp": 4, "shm": 6, "rdma": 0, "xdp": 0})
+    );
+    assert_eq!(
+        cnt["reasons"],
+        json!({"none": 6, "peer-without-library": 3, "unknown-60": 1})
+    );
+    assert_eq!(cnt["counters"]["accepted"], json!(10));
+    assert_eq!(
+        cnt["counters"].as_object().unwrap().len(),
+        Counter::ALL.len()
+    );
+
+    let sock = json_of("sock");
+    assert_eq!(
+        sock,
+        json!({"pid": pid, "sockets": [
+            {"fd": 5, "local": "[::1]:0", "peer": "[2001:db8::]:0", "tx_path": "tcp", "rx_path": "tcp",
+             "reason": "peer-remote", "tx_tcp_bytes": 0, "tx_shm_bytes": 0, "rx_tcp_bytes": 0, "rx_shm_bytes": 0,
+             "promotions": 0, "demotions": 1, "peer_pid": 0},
+            {"fd": 7, "local": "127.0.0.1:6379", "peer": "127.0.0.2:40000", "tx_path": "shm", "rx_path": "shm",
+             "reason": "none", "tx_tcp_bytes": 10, "tx_shm_bytes": 1000, "rx_tcp_bytes": 20, "rx_shm_bytes": 2000,
+             "promotions": 2, "demotions": 0, "peer_pid": 99},
+        ]})
+    );
+
+    let cfg = json_of("cfg");
+    assert_eq!(cfg["pid"], json!(pid));
+    assert_eq!(
+        cfg["config"]["NACC_LOG_PATH"],
+        json!({"value": "/a b", "origin": "file"})
+    );
+    assert_eq!(
+        cfg["config"]["NACC_SOR_IO_THREADS"],
+        json!({"value": "2", "origin": "environment"})
+    );
+    assert_eq!(
+        cfg["config"]["NACC_POLL_MS"],
+        json!({"value": "", "origin": "default"})
+    );
+
+    let channels = json!([{"peer_pid": 99, "state": "open", "slots_used": 2, "slots_total": 256,
+                           "connections_total": 6, "arena_bytes": 65536}]);
+    assert_eq!(json_of("qp"), json!({"pid": pid, "channels": channels}));
+    assert_eq!(
+        json_of("mem"),
+        json!({"pid": pid, "channels": channels, "arena_bytes": 65536})
+    );
+
+    let all = json_of("all");
+    let keys: Vec<&String> = all.as_object().unwrap().keys().collect();
+    assert_eq!(keys, ["cnt", "sock", "cfg", "mem", "qp"]);
+    assert_eq!(all["sock"], sock);
+}
+
+#[test]
+fn tables_say_the_same() {
+    let _alone = alone();
+    let pid = std::process::id().to_string();
+    let _segment = Segment::filled(std::process::id());
+    let text = |arguments: &[&str]| {
+        let ran = ss(arguments);
+        assert_eq!((ran.status, ran.err.as_str()), (Some(0), ""));
+        ran.out
+    };
+    let cnt = text(&[&pid]);
+    assert!(cnt.starts_with(&format!("Process {pid} (")), "{cnt}");
+    assert!(
+        cnt.contains("10 connections, 6 accelerated (60.0 %)"),
+        "{cnt}"
+    );
+    assert!(
+        cnt.contains(
+            "peer-without-library            3  The peer process does not run the library.\n"
+        ),
+        "{cnt}"
+    );
+    assert_eq!(cnt, text(&["-p", &pid, "-s", "cnt"]));
+    let sock = text(&["-s", "sock", &pid]);
+    assert!(
+        sock.lines()
+            .any(|line| line.split_whitespace().collect::<Vec<_>>()
+                == [
+                    "7",
+                    "127.0.0.1:6379",
+                    "127.0.0.2:40000",
+                    "99",
+                    "shm",
+                    "shm",
+                    "none",
+                    "10",
+                    "1000",
+                    "20",
+                    "2000",
+                    "2",
+                    "0"
+                ]),
+        "{sock}"
+    );
+    assert!(text(&["-s", "cfg", &pid]).contains("NACC_LOG_PATH=\"/a b\" # file:2\n"));
+    assert!(text(&["-s", "qp", &pid]).contains("open"));
+    assert!(text(&["-s", "mem", &pid]).contains(": 65536 bytes shared with other processes\n"));
+    let all = text(&["-s", "all", &pid]);
+    for what in ["cnt", "sock", "cfg", "mem", "qp"] {
+        assert!(all.contains(&text(&["-s", what, &pid])));
+    }
+}
+
+#[test]
+fn broken_segments_are_reported_or_read_without_harm() {
+    let _alone = alone();
+    let id = std::process::id();
+    let pid = id.to_string();
+    let error = || {
+        let ran = ss(&[&pid]);
+        assert_eq!((ran.status, ran.out.as_str()), (Some(1), ""));
+        ran.err
+    };
+    let segment = Segment::new(id);
+    segment.u32(offset_of!(Header, version), 77);
+    assert!(error().contains("layout version 77, this tool reads version 1"));
+    segment.u32(offset_of!(Header, version), VERSION);
+    segment.u64(0, 0);
+    assert!(error().contains("not a statistics segment"));
+    segment.u64(0, MAGIC);
+    segment.0.set_len(100).unwrap();
+    assert!(error().contains("cut short"));
+
+    // Lengths beyond the end of the file, and terminal control sequences as text.
+    let segment = Segment::filled(id);
+    segment.u32(offset_of!(Header, conn_high_water), u32::MAX);
+    segment.u32(offset_of!(Header, conn_capacity), u32::MAX);
+    segment.config("NACC_LOG_PATH=\u{1b}[2J\n");
+    segment.u32(offset_of!(Header, config_len), u32::MAX);
+    let ran = ss(&["-s", "all", &pid]);
+    assert_eq!((ran.status, ran.err.as_str()), (Some(0), ""));
+    assert!(!ran.out.contains('\u{1b}'));
+}
+
+#[test]
+fn the_newest_segment_counts() {
+    let _alone = alone();
+    let id = std::process::id();
+    let old = Segment::new(id);
+    old.u64(offset_of!(Header, started_unix_ns), 1);
+    old.u64(offset_of!(Header, total_by_path), 5);
+    let new = Segment::new(id);
+    new.u64(offset_of!(Header, started_unix_ns), 2);
+    new.u64(offset_of!(Header, total_by_path), 6);
+    assert_eq!(json_of("cnt")["connections_total"], json!(6));
+}
+
+#[test]
+fn why_there_is_nothing_to_show() {
+    let _alone = alone();
+    let ours = std::process::id();
+    let error = |pid: u32| {
+        let ran = ss(&[&pid.to_string()]);
+        assert_eq!((ran.status, ran.out.as_str()), (Some(1), ""));
+        ran.err
+    };
+    assert_eq!(error(4_194_305), "netacc_ss: 4194305: no such process\n");
+    assert_eq!(
+        error(ours),
+        format!(
+            "netacc_ss: {ours}: libnetacc-preload.so is not loaded: start the program with netacc_run\n"
+        )
+    );
+
+    let scratch = Scratch::new();
+    let library = scratch.library();
+    let mut child = Command::new("sleep")
+        .arg("60")
+        .env("LD_PRELOAD", &library)
+        .spawn()
+        .unwrap();
+    let pid = child.id();
+    let loaded = || error(pid).contains("is loaded, but the process has not used a TCP socket yet");
+    // The child may not have reached its dynamic loader.
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    while !loaded() {
+        assert!(std::time::Instant::now() < deadline, "{}", error(pid));
+        std::thread::yield_now();
+    }
+    child.kill().unwrap();
+    let ended = || error(pid).contains("the process has ended");
+    while !ended() {
+        assert!(std::time::Instant::now() < deadline, "{}", error(pid));
+        std::thread::yield_now();
+    }
+    child.wait().unwrap();
+}
+
+#[test]
+fn processes_of_other_users() {
+    use std::os::unix::process::CommandExt;
+    let _alone = alone();
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: needs root to become somebody else");
+        return;
+    }
+    let _segment = Segment::filled(std::process::id());
+    let scratch = Scratch::new();
+    let tool = scratch.path("netacc_ss");
+    std::fs::copy(env!("CARGO_BIN_EXE_netacc_ss"), &tool).unwrap();
+    let mut command = Command::new(&tool);
+    let ran = run(command
+        .arg(std::process::id().to_string())
+        .uid(65534)
+        .gid(65534));
+    assert_eq!(ran.status, Some(1));
+    assert!(ran.err.contains(": not permitted: "), "{}", ran.err);
+}
+
+#[test]
+fn usage() {
+    for arguments in [
+        &[][..],
+        &["x"],
+        &["0"],
+        &["-s", "x", "1"],
+        &["-p", "1", "2"],
+        &["--what", "1"],
+    ] {
+        let ran = ss(arguments);
+        assert_eq!(ran.status, Some(2), "{arguments:?}");
+        assert!(ran.err.starts_with("netacc_ss: "), "{}", ran.err);
+    }
+    assert!(ss(&["-h"]).out.starts_with("Usage: netacc_ss [-p] <pid>"));
+    assert!(ss(&["-v"]).out.starts_with("netacc_ss 0."));
+}
