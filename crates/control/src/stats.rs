@@ -117,7 +117,7 @@ pub struct Header {
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct ConnRecord {
-    /// 0 free, 1 open; written last when opened, first when closed.
+    /// 0 free, 1 open, 2 claimed but not filled in; 1 is written last when opened, 0 when closed.
     pub state: AtomicU32,
     /// File descriptor in the owning process (its lowest, where it has several).
     pub fd: AtomicU32,
@@ -286,10 +286,18 @@ impl Header {
 }
 
 impl ConnRecord {
+    /// Claims a free record; only its claimant may open it.
+    pub fn claim(&self) -> bool {
+        self.state
+            .compare_exchange(RECORD_FREE, RECORD_CLAIMED, Acquire, Relaxed)
+            .is_ok()
+    }
+
     /// Starts a record: everything zero but the descriptor, the time and the reason; on TCP; open.
     pub fn open(&self, fd: u32, reason: Reason, opened_unix_ns: u64) {
+        // Not free meanwhile: another thread may be looking for a record.
+        self.state.store(RECORD_CLAIMED, Relaxed);
         for word in [
-            &self.state,
             &self.tx_path,
             &self.rx_path,
             &self.peer_pid,
@@ -310,17 +318,17 @@ impl ConnRecord {
         self.fd.store(fd, Relaxed);
         self.reason.store(reason as u32, Relaxed);
         self.opened_unix_ns.store(opened_unix_ns, Relaxed);
-        self.state.store(1, Release);
+        self.state.store(RECORD_OPEN, Release);
     }
 
     /// Frees the record.
     pub fn close(&self) {
-        self.state.store(0, Release);
+        self.state.store(RECORD_FREE, Release);
     }
 
     /// Whether it is in use.
     pub fn is_open(&self) -> bool {
-        self.state.load(Acquire) == 1
+        self.state.load(Acquire) == RECORD_OPEN
     }
 
     /// Stores both addresses.
@@ -349,6 +357,9 @@ impl ConnRecord {
     }
 }
 
+const RECORD_FREE: u32 = 0;
+const RECORD_OPEN: u32 = 1;
+const RECORD_CLAIMED: u32 = 2;
 const AF_INET: u32 = 2;
 const AF_INET6: u32 = 10;
 

@@ -39,10 +39,10 @@ counters! {
     OffersRefused "offers_refused" "Offers that were refused, by this process or by a peer.";
     AuthFailures "auth_failures" "Peers that could not prove that they hold the other end of the connection.";
     PeerCorrupt "peer_corrupt" "Violations of the protocol found in memory shared with a peer.";
-    ShmBytesTx "shm_bytes_tx" "Bytes sent through shared memory by connections that are closed or demoted, or all, as the library counts them.";
-    ShmBytesRx "shm_bytes_rx" "As shm_bytes_tx, received.";
+    ShmBytesTx "shm_bytes_tx" "Bytes sent through shared memory.";
+    ShmBytesRx "shm_bytes_rx" "Bytes received through shared memory.";
     TcpBytesTx "tcp_bytes_tx" "Bytes sent through TCP on connections that the library follows.";
-    TcpBytesRx "tcp_bytes_rx" "As tcp_bytes_tx, received.";
+    TcpBytesRx "tcp_bytes_rx" "Bytes received through TCP on connections that the library follows.";
     ChannelsOpened "channels_opened" "Channels made to other processes.";
     ChannelsClosed "channels_closed" "Channels closed.";
     ChannelsFailed "channels_failed" "Channels given up because the peer died or broke the rules.";
@@ -84,7 +84,7 @@ macro_rules! reasons {
 }
 
 reasons! {
-    None "none" "The connection is accelerated.", "Nothing to do.";
+    None "none" "The connection is accelerated.", "None needed.";
     Negotiating "negotiating" "The two sides have not finished agreeing on a path.",
         "Wait a moment; a connection that stays so has a peer that does not answer.";
     PeerRemote "peer-remote" "The peer is not on this host.",

@@ -6,7 +6,7 @@
 
 use super::{
     CHANNEL_SLOTS, CONFIG_BYTES, CONNS_OFFSET, COUNTER_SLOTS, ChannelRecord, ConnRecord, Header,
-    MAGIC, PATHS, REASON_SLOTS, VERSION, unpack_addr,
+    MAGIC, PATHS, REASON_SLOTS, RECORD_OPEN, VERSION, unpack_addr,
 };
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -168,7 +168,7 @@ impl Connection {
 
     fn read(bytes: &[u8]) -> Option<Connection> {
         let word = |at| u32_at(bytes, at);
-        if word(offset_of!(ConnRecord, state)) != 1 {
+        if word(offset_of!(ConnRecord, state)) != RECORD_OPEN {
             return None;
         }
         let family = word(offset_of!(ConnRecord, family));

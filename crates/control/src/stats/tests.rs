@@ -199,3 +199,37 @@ fn garbage_is_refused_or_read_without_harm() {
     assert_eq!(connections.len(), 1);
     assert_eq!(connections[0].local, None);
 }
+
+#[test]
+fn a_record_is_never_free_between_claim_and_close() {
+    let bytes = [const { AtomicU64::new(0) }; PATHS];
+    let record = ConnRecord {
+        state: AtomicU32::new(0),
+        fd: AtomicU32::new(0),
+        tx_path: AtomicU32::new(1),
+        rx_path: AtomicU32::new(1),
+        reason: AtomicU32::new(0),
+        peer_pid: AtomicU32::new(9),
+        family: AtomicU32::new(0),
+        local_port: AtomicU32::new(0),
+        peer_port: AtomicU32::new(0),
+        promotions: AtomicU32::new(3),
+        demotions: AtomicU32::new(3),
+        reserved: AtomicU32::new(0),
+        local_addr: [const { AtomicU64::new(0) }; 2],
+        peer_addr: [const { AtomicU64::new(0) }; 2],
+        tx_bytes: bytes,
+        rx_bytes: [const { AtomicU64::new(7) }; PATHS],
+        opened_unix_ns: AtomicU64::new(0),
+        reserved_tail: [const { AtomicU64::new(0) }; 13],
+    };
+    assert!(record.claim() && !record.claim() && !record.is_open());
+    record.open(5, Reason::Negotiating, 1);
+    assert!(record.is_open() && !record.claim());
+    record.add_tx(Path::Shm, 4);
+    assert_eq!(record.tx_bytes[1].load(Relaxed), 4);
+    assert_eq!(record.rx_bytes[1].load(Relaxed), 0);
+    assert_eq!(record.promotions.load(Relaxed), 0);
+    record.close();
+    assert!(!record.is_open() && record.claim());
+}
