@@ -1,2 +1,1158 @@
-//! .
-pub fn list() -> Vec<crate::scenario::Scenario> { Vec::new() }
+//! epoll: triggering, re-arming, sets and threads, errors.
+
+use super::poll::interrupted;
+use crate::ctx::{Ctx, await_bytes, recv_exact, send_all};
+use crate::scenario::{Scenario, alone, pair};
+use crate::sys::{self, E, Fd};
+use libc::{EPOLL_CTL_ADD as ADD, EPOLL_CTL_DEL as DEL, EPOLL_CTL_MOD as MOD, MSG_DONTWAIT, MSG_NOSIGNAL, SIGUSR1};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+
+const IN: u32 = libc::EPOLLIN as u32;
+const OUT: u32 = libc::EPOLLOUT as u32;
+const PRI: u32 = libc::EPOLLPRI as u32;
+const RDHUP: u32 = libc::EPOLLRDHUP as u32;
+const ET: u32 = libc::EPOLLET as u32;
+const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
+const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
+
+type Events = Result<Vec<(u32, u64)>, E>;
+
+/// A transcript line with the events by name, sorted by data: the order within one call is not promised.
+fn show(t: &Ctx, label: &str, events: Events) {
+    t.log(
+        label,
+        events.map(|mut list| {
+            list.sort_by_key(|e| e.1);
+            list.into_iter().map(|(e, data)| format!("{data:x}:{}", sys::epoll_names(e))).collect::<Vec<_>>()
+        }),
+    );
+}
+
+fn set() -> Fd {
+    sys::epoll_create1(libc::EPOLL_CLOEXEC).expect("epoll_create1")
+}
+
+fn add(set: Fd, fd: Fd, events: u32, data: u64) {
+    sys::epoll_ctl(set, ADD, fd, events, data).expect("EPOLL_CTL_ADD");
+}
+
+/// Fills a non-blocking socket until it takes nothing for 50 ms; returns the bytes.
+fn fill(fd: Fd) -> usize {
+    let mut total = 0;
+    loop {
+        match sys::send(fd, &[9; 40_000], MSG_DONTWAIT | MSG_NOSIGNAL) {
+            Ok(n) => total += n,
+            Err(E(libc::EAGAIN)) => {
+                if sys::await_events(fd, libc::POLLOUT, 50) == 0 {
+                    return total;
+                }
+            }
+            Err(e) => panic!("send: {e:?}"),
+        }
+    }
+}
+
+/// A client that does what the server tells it: `N` sends the byte on connection N, `sN` half-closes, `cN` closes.
+fn obedient(t: &Ctx, count: usize) {
+    let fds = t.clients(count);
+    loop {
+        let word = t.hear();
+        let (verb, rest) = word.split_at(1);
+        match (verb, rest.parse::<usize>()) {
+            ("s", Ok(i)) => drop(sys::shutdown(fds[i], libc::SHUT_WR)),
+            ("c", Ok(i)) => drop(sys::close(fds[i])),
+            ("b", Ok(i)) => send_all(fds[i], b"!"),
+            ("d", Ok(i)) => {
+                let n = t.hear().parse().expect("a count");
+                recv_exact(fds[i], n);
+            }
+            _ => break,
+        }
+        t.tell("did");
+    }
+}
+
+/// Tells the obedient client to do something and waits until it has.
+fn ask(t: &Ctx, what: &str) {
+    t.tell(what);
+    t.wait("did");
+}
+
+
+pub fn list() -> Vec<Scenario> {
+    vec![
+        pair(
+            "epoll/level",
+            "LT: reported as long as bytes are there, not before, not after; data untouched",
+            |t| {
+                let fd = t.server();
+                let e = set();
+                add(e, fd, IN, 0xDEAD_BEEF_CAFE_F00D);
+                show(t, "quiet", sys::epoll_wait(e, 8, 0));
+                ask(t, "b0");
+                show(t, "data", sys::epoll_wait(e, 8, 5000));
+                show(t, "again", sys::epoll_wait(e, 8, 0));
+                ask(t, "b0");
+                await_bytes(fd, 2);
+                show(t, "more", sys::epoll_wait(e, 8, 0));
+                recv_exact(fd, 1);
+                show(t, "one left", sys::epoll_wait(e, 8, 0));
+                recv_exact(fd, 1);
+                show(t, "none left", sys::epoll_wait(e, 8, 0));
+                ask(t, "b0");
+                show(t, "new data", sys::epoll_wait(e, 8, 5000));
+                show(t, "del", sys::epoll_ctl(e, DEL, fd, 0, 0).map(|_| vec![]));
+                show(t, "deleted", sys::epoll_wait(e, 8, 0));
+                t.tell("x");
+            },
+            |t| obedient(t, 1),
+        ),
+        pair(
+            "epoll/edge",
+            "ET: once for each arrival, also when bytes are left over; once at ADD and at MOD",
+            |t| {
+                let fd = t.server();
+                let e = set();
+                ask(t, "b0");
+                await_bytes(fd, 1);
+                add(e, fd, IN | ET, 1);
+                show(t, "at ADD", sys::epoll_wait(e, 8, 5000));
+                show(t, "once", sys::epoll_wait(e, 8, 0));
+                ask(t, "b0");
+                show(t, "new arrival", sys::epoll_wait(e, 8, 5000));
+                show(t, "once", sys::epoll_wait(e, 8, 20));
+                recv_exact(fd, 1);
+                show(t, "reading is no edge", sys::epoll_wait(e, 8, 20));
+                t.log("mod", sys::epoll_ctl(e, MOD, fd, IN | ET, 2));
+                show(t, "at MOD", sys::epoll_wait(e, 8, 5000));
+                recv_exact(fd, 1);
+                t.log("mod", sys::epoll_ctl(e, MOD, fd, IN | ET, 3));
+                show(t, "MOD with nothing", sys::epoll_wait(e, 8, 20));
+                ask(t, "s0");
+                show(t, "eof", sys::epoll_wait(e, 8, 5000));
+                show(t, "once", sys::epoll_wait(e, 8, 20));
+                t.tell("x");
+            },
+            |t| obedient(t, 1),
+        ),
+        pair(
+            "epoll/edge-drain-loop",
+            "ET with a non-blocking drain loop over a long stream: nothing is missed",
+            |t| {
+                let fd = t.server();
+                let e = set();
+                sys::set_nonblocking(fd, true);
+                add(e, fd, IN | RDHUP | ET, 1);
+                let mut receiver = t.receiver(fd, 1);
+                'events: loop {
+                    let events = sys::epoll_wait(e, 8, 10_000).expect("epoll_wait");
+                    assert!(!events.is_empty(), "no event after {} bytes", receiver.received);
+                    loop {
+                        match receiver.step(3000, 0) {
+                            Ok(0) => break 'events,
+                            Ok(_) => {}
+                            Err(E(libc::EAGAIN)) => break,
+                            Err(e) => panic!("recv: {e:?}"),
+                        }
+                    }
+                }
+                t.log("stream", receiver.verdict());
+            },
+            |t| {
+                let fd = t.client();
+                let mut sender = t.sender(fd, 1);
+                while sender.sent < 3_000_000 {
+                    sender.step(5000, 0).expect("send");
+                }
+                send_all(fd, &sender.upcoming(3_010_000 - sender.sent as usize));
+                t.log("close", sys::close(fd));
+            },
+        ),
+        pair(
+            "epoll/edge-out",
+            "ET with EPOLLOUT: once at ADD, then after the socket was full and has room again",
+            |t| {
+                let fd = t.server();
+                let e = set();
+                add(e, fd, OUT | ET, 1);
+                show(t, "at ADD", sys::epoll_wait(e, 8, 5000));
+                show(t, "once", sys::epoll_wait(e, 8, 20));
+                let n = fill(fd);
+                // Room that came while filling is an edge of its own.
+                let _ = sys::epoll_wait(e, 8, 0);
+                show(t, "full", sys::epoll_wait(e, 8, 20));
+                t.tell("d0");
+                t.tell(&n.to_string());
+                show(t, "room", sys::epoll_wait(e, 8, 10_000));
+                t.wait("did");
+                t.log("send", sys::send(fd, b"x", MSG_DONTWAIT));
+                t.tell("x");
+            },
+            |t| obedient(t, 1),
+        ),
+        pair(
+            "epoll/level-out",
+            "LT with EPOLLOUT: not reported while full, reported after the peer has read",
+            |t| {
+                let fd = t.server();
+                let e = set();
+                add(e, fd, OUT | IN, 1);
+                show(t, "room", sys::epoll_wait(e, 8, 0));
+                let n = fill(fd);
+                show(t, "full", sys::epoll_wait(e, 8, 0));
+                ask(t, "b0");
+                show(t, "full and data", sys::epoll_wait(e, 8, 5000));
+                t.tell("d0");
+                t.tell(&n.to_string());
+                t.wait("did");
+                t.log("mod", sys::epoll_ctl(e, MOD, fd, OUT, 2));
+                show(t, "room again", sys::epoll_wait(e, 8, 5000));
+                t.tell("x");
+            },
+            |t| obedient(t, 1),
+        ),
+        pair(
+            "epoll/oneshot",
+            "ONESHOT: one event, then none until MOD",
+            |t| {
+                let fd = t.server();
+                let e = set();
+                add(e, fd, IN | ONESHOT, 1);
+                ask(t, "b0");
+                show(t, "first", sys::epoll_wait(e, 8, 5000));
+                show(t, "disabled", sys::epoll_wait(e, 8, 20));
+                ask(t, "b0");
+                await_bytes(fd, 2);
+                show(t, "still disabled", sys::epoll_wait(e, 8, 20));
+                t.log("add", sys::epoll_ctl(e, ADD, fd, IN, 2));
+                t.log("mod", sys::epoll_ctl(e, MOD, fd, IN | ONESHOT, 3));
+                show(t, "re-armed", sys::epoll_wait(e, 8, 5000));
+                recv_exact(fd, 2);
+                t.log("mod", sys::epoll_ctl(e, MOD, fd, IN | ET | ONESHOT, 4));
+                show(t, "nothing", sys::epoll_wait(e, 8, 20));
+                ask(t, "b0");
+                show(t, "after an arrival", sys::epoll_wait(e, 8, 5000));
+                ask(t, "s0");
+                show(t, "disabled for EOF too", sys::epoll_wait(e, 8, 20));
+                t.log("mod", sys::epoll_ctl(e, MOD, fd, IN | RDHUP, 5));
+                show(t, "level", sys::epoll_wait(e, 8, 5000));
+                t.tell("x");
+            },
+            |t| obedient(t, 1),
+        ),
+        pair(
+            "epoll/rdhup",
+            "EPOLLRDHUP when asked for, EPOLLIN at EOF, EPOLLHUP when both directions are closed",
+            |t| {
+                let fd = t.server();
+                let e = set();
+                add(e, fd, RDHUP, 1);
+                show(t, "quiet", sys::epoll_wait(e, 8, 0));
+                ask(t, "b0");
+                show(t, "data is not asked for", sys::epoll_wait(e, 8, 20));
+                ask(t, "s0");
+                show(t, "half-closed", sys::epoll_wait(e, 8, 5000));
+                t.log("mod", sys::epoll_ctl(e, MOD, fd, IN | RDHUP | OUT, 2));
+                show(t, "all", sys::epoll_wait(e, 8, 0));
+                recv_exact(fd, 1);
+                show(t, "eof", sys::epoll_wait(e, 8, 0));
+                t.log("shutdown", sys::shutdown(fd, libc::SHUT_WR));
+                show(t, "both closed", sys::epoll_wait(e, 8, 5000));
+                t.log("mod", sys::epoll_ctl(e, MOD, fd, 0, 3));
+                show(t, "nothing asked", sys::epoll_wait(e, 8, 0));
+                t.tell("x");
+            },
+            |t| obedient(t, 1),
+        ),
+        pair(
+            "epoll/error-without-asking",
+            "a reset is EPOLLERR|EPOLLHUP whatever was asked for",
+            |t| {
+                let fd = t.server();
+                let e = set();
+                add(e, fd, 0, 1);
+                t.tell("go");
+                show(t, "reset", sys::epoll_wait(e, 8, 5000));
+                t.log("mod", sys::epoll_ctl(e, MOD, fd, IN | OUT | RDHUP, 1));
+                show(t, "all", sys::epoll_wait(e, 8, 0));
+                t.log("recv", sys::recv(fd, &mut [0; 8], 0));
+                show(t, "after the error was taken", sys::epoll_wait(e, 8, 0));
+            },
+            |t| {
+                let fd = t.client();
+                t.wait("go");
+                sys::set_linger(fd, true, 0).expect("linger");
+                t.log("close", sys::close(fd));
+            },
+        ),
+        pair(
+            "epoll/mod",
+            "MOD between reading and writing, as event loops do at each request",
+            |t| {
+                let fd = t.server();
+                let e = set();
+                add(e, fd, IN, 1);
+                for i in 0..500u32 {
+                    let events = sys::epoll_wait(e, 8, 10_000).expect("epoll_wait");
+                    assert!(events.len() == 1 && events[0].0 == IN, "{events:x?} at {i}");
+                    let ask = recv_exact(fd, 4);
+                    sys::epoll_ctl(e, MOD, fd, OUT, 2).expect("MOD");
+                    let events = sys::epoll_wait(e, 8, 10_000).expect("epoll_wait");
+                    assert!(events == [(OUT, 2)], "{events:x?} at {i}");
+                    send_all(fd, &ask);
+                    sys::epoll_ctl(e, MOD, fd, IN, 1).expect("MOD");
+                }
+                t.say("500 requests");
+            },
+            |t| {
+                let fd = t.client();
+                for i in 0..500u32 {
+                    send_all(fd, &i.to_ne_bytes());
+                    assert!(recv_exact(fd, 4) == i.to_ne_bytes());
+                }
+                t.say("500 answers");
+            },
+        ),
+        pair(
+            "epoll/del-and-add-each-time",
+            "DEL and ADD at each request on both sides (redis-benchmark does it)",
+            |t| {
+                let fd = t.server();
+                let e = set();
+                for i in 0..1000u32 {
+                    add(e, fd, IN, u64::from(i));
+                    let events = sys::epoll_wait(e, 8, 10_000).expect("epoll_wait");
+                    assert!(events == [(IN, u64::from(i))], "{events:x?} at {i}");
+                    let ask = recv_exact(fd, 4);
+                    sys::epoll_ctl(e, DEL, fd, 0, 0).expect("DEL");
+                    add(e, fd, OUT, 7);
+                    let events = sys::epoll_wait(e, 8, 10_000).expect("epoll_wait");
+                    assert!(events == [(OUT, 7)], "{events:x?} at {i}");
+                    send_all(fd, &ask);
+                    sys::epoll_ctl(e, DEL, fd, 0, 0).expect("DEL");
+                }
+                t.say("1000 requests");
+            },
+            |t| {
+                let fd = t.client();
+                let e = set();
+                for i in 0..1000u32 {
+                    send_all(fd, &i.to_ne_bytes());
+                    add(e, fd, IN, 1);
+                    assert!(sys::epoll_wait(e, 8, 10_000) == Ok(vec![(IN, 1)]));
+                    sys::epoll_ctl(e, DEL, fd, 0, 0).expect("DEL");
+                    assert!(recv_exact(fd, 4) == i.to_ne_bytes());
+                }
+                t.say("1000 answers");
+            },
+        ),
+        pair(
+            "epoll/errors",
+            "EEXIST, ENOENT, EBADF, EINVAL, EPERM, EFAULT on a connection, exactly",
+            |t| {
+                let fd = t.server();
+                let e = set();
+                t.log("MOD before ADD", sys::epoll_ctl(e, MOD, fd, IN, 1));
+                t.log("DEL before ADD", sys::epoll_ctl(e, DEL, fd, 0, 0));
+                t.log("ADD", sys::epoll_ctl(e, ADD, fd, IN, 1));
+                t.log("ADD again", sys::epoll_ctl(e, ADD, fd, IN, 1));
+                t.log("ADD with a null event", sys::epoll_ctl_null(e, ADD, fd));
+                t.log("MOD with a null event", sys::epoll_ctl_null(e, MOD, fd));
+                t.log("bad operation", sys::epoll_ctl(e, 9, fd, IN, 1));
+                t.log("MOD to EXCLUSIVE", sys::epoll_ctl(e, MOD, fd, IN | EXCLUSIVE, 1));
+                t.log("DEL with a null event", sys::epoll_ctl_null(e, DEL, fd));
+                t.log("DEL again", sys::epoll_ctl(e, DEL, fd, 0, 0));
+                t.log("ADD EXCLUSIVE with ONESHOT", sys::epoll_ctl(e, ADD, fd, IN | EXCLUSIVE | ONESHOT, 1));
+                t.log("ADD EXCLUSIVE", sys::epoll_ctl(e, ADD, fd, IN | EXCLUSIVE, 1));
+                t.log("MOD of EXCLUSIVE", sys::epoll_ctl(e, MOD, fd, IN, 1));
+                t.log("set is a connection", sys::epoll_ctl(fd, ADD, e, IN, 1));
+                t.log("wait on a connection", sys::epoll_wait(fd, 8, 0).map(|v| v.len()));
+                t.log("set is bad", sys::epoll_ctl(-1, ADD, fd, IN, 1));
+                t.log("fd is bad", sys::epoll_ctl(e, ADD, 999, IN, 1));
+                t.log("the set itself", sys::epoll_ctl(e, ADD, e, IN, 1));
+                let file = sys::anonymous_file(b"x").expect("file");
+                t.log("a file", sys::epoll_ctl(e, ADD, file, IN, 1));
+                t.log("maxevents 0", sys::epoll_wait(e, 0, 0).map(|v| v.len()));
+                t.log("wait on -1", sys::epoll_wait(-1, 8, 0).map(|v| v.len()));
+                t.log("epoll_create(0)", sys::epoll_create(0));
+                t.log("epoll_create1(bad)", sys::epoll_create1(12345));
+                t.log("after all that", sys::epoll_wait(e, 8, 0).map(|v| v.len()));
+                let other = set();
+                t.log("nested", sys::epoll_ctl(e, ADD, other, IN, 1));
+                t.log("a loop", sys::epoll_ctl(other, ADD, e, IN, 1));
+                t.meet("end");
+            },
+            |t| {
+                let _fd = t.client();
+                t.meet("end");
+            },
+        ),
+        pair(
+            "epoll/mixed-kinds",
+            "pipes, eventfd, timerfd, signalfd, a listener and connections in one set: each is reported",
+            |t| {
+                let fds = t.servers(2);
+                let listener = t.listener();
+                let [from, to] = sys::pipe();
+                let event = sys::eventfd(0);
+                sys::block_signals(&[libc::SIGUSR2]).expect("block");
+                let signal = sys::signalfd(libc::SIGUSR2);
+                let timer = sys::timerfd(1);
+                let e = set();
+                for (fd, data) in
+                    [(fds[0], 1), (fds[1], 2), (listener, 3), (from, 4), (event, 5), (signal, 6), (timer, 7)]
+                {
+                    add(e, fd, IN, data);
+                }
+                show(t, "the timer", sys::epoll_wait(e, 16, 5000));
+                sys::write(to, b"x").expect("write");
+                sys::write(event, &1u64.to_ne_bytes()).expect("write");
+                sys::kill(sys::getpid(), libc::SIGUSR2).expect("kill");
+                ask(t, "b1");
+                await_bytes(fds[1], 1);
+                show(t, "five", sys::epoll_wait(e, 16, 0));
+                let near = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).expect("socket");
+                sys::connect(near, sys::getsockname(listener).expect("name")).expect("connect");
+                ask(t, "b0");
+                await_bytes(fds[0], 1);
+                sys::await_events(listener, libc::POLLIN, 5000);
+                show(t, "seven", sys::epoll_wait(e, 16, 0));
+                t.tell("x");
+            },
+            |t| obedient(t, 2),
+        ),
+        pair(
+            "epoll/fairness",
+            "maxevents smaller than the ready set: connections that are not read, and kernel fds, all get their turn",
+            |t| {
+                let fds = t.servers(8);
+                let e = set();
+                for (i, fd) in fds.iter().enumerate() {
+                    add(e, *fd, IN, i as u64);
+                }
+                for i in 0..4 {
+                    add(e, sys::eventfd(1), IN, 100 + i);
+                }
+                for (i, fd) in fds.iter().enumerate() {
+                    ask(t, &format!("b{i}"));
+                    await_bytes(*fd, 1);
+                }
+                for (max, calls) in [(1, 100), (2, 60), (5, 30)] {
+                    let mut seen = BTreeSet::new();
+                    for _ in 0..calls {
+                        let events = sys::epoll_wait(e, max, 0).expect("epoll_wait");
+                        assert!(events.len() <= max && !events.is_empty());
+                        seen.extend(events.into_iter().map(|e| e.1));
+                    }
+                    t.log("all served", (max, seen));
+                }
+                t.log("all at once", sys::epoll_wait(e, 64, 0).map(|v| v.len()));
+                t.tell("x");
+            },
+            |t| obedient(t, 8),
+        ),
+        pair(
+            "epoll/busy-kernel-fd-starves-nobody",
+            "an eventfd that is always ready and a connection that is always ready are both served",
+            |t| {
+                let fd = t.server();
+                let e = set();
+                add(e, fd, IN, 1);
+                add(e, sys::eventfd(1), IN, 2);
+                let mut got = 0;
+                let mut kernel = 0;
+                while got < 2000 {
+                    let events = sys::epoll_wait(e, 1, 10_000).expect("epoll_wait");
+                    for (_, data) in events {
+                        if data == 2 {
+                            kernel += 1;
+                        } else {
+                            got += recv_exact(fd, 1).len();
+                            send_all(fd, b"k");
+                        }
+                    }
+                }
+                t.log("bytes", got);
+                t.log("kernel fd served", kernel > 100);
+                t.meet("end");
+            },
+            |t| {
+                let fd = t.client();
+                for _ in 0..2000 {
+                    send_all(fd, b"p");
+                    recv_exact(fd, 1);
+                }
+                t.meet("end");
+            },
+        ),
+        pair(
+            "epoll/nested",
+            "an epoll fd in poll, in select and in another epoll set",
+            |t| {
+                let fd = t.server();
+                let (inner, outer) = (set(), set());
+                add(inner, fd, IN, 1);
+                add(outer, inner, IN, 2);
+                let sets = sys::Sets { read: vec![inner], ..sys::Sets::default() };
+                show(t, "quiet", sys::epoll_wait(outer, 8, 0));
+                t.log("poll", sys::poll_names(sys::await_events(inner, libc::POLLIN, 0)));
+                t.log("select", sys::select(inner + 1, &sets, Some(0)).map(|r| r.0));
+                ask(t, "b0");
+                show(t, "outer", sys::epoll_wait(outer, 8, 5000));
+                t.log("poll", sys::poll_names(sys::await_events(inner, libc::POLLIN, 5000)));
+                t.log("select", sys::select(inner + 1, &sets, Some(5000)).map(|r| r.0));
+                show(t, "inner", sys::epoll_wait(inner, 8, 0));
+                recv_exact(fd, 1);
+                show(t, "outer, read", sys::epoll_wait(outer, 8, 0));
+                t.log("poll, read", sys::poll_names(sys::await_events(inner, libc::POLLIN, 0)));
+                t.tell("b0");
+                show(t, "outer waits", sys::epoll_wait(outer, 8, 5000));
+                t.wait("did");
+                recv_exact(fd, 1);
+                t.tell("b0");
+                t.log("poll waits", sys::poll_names(sys::await_events(inner, libc::POLLIN, 5000)));
+                t.wait("did");
+                t.tell("x");
+            },
+            |t| obedient(t, 1),
+        ),
+        pair(
+            "epoll/two-sets",
+            "one connection in two sets: both report it",
+            |t| {
+                let fd = t.server();
+                let (a, b) = (set(), set());
+                add(a, fd, IN, 1);
+                add(b, fd, IN | ET, 2);
+                ask(t, "b0");
+                show(t, "a", sys::epoll_wait(a, 8, 5000));
+                show(t, "b", sys::epoll_wait(b, 8, 5000));
+                show(t, "a again", sys::epoll_wait(a, 8, 0));
+                show(t, "b once", sys::epoll_wait(b, 8, 0));
+                t.log("del from a", sys::epoll_ctl(a, DEL, fd, 0, 0));
+                ask(t, "b0");
+                show(t, "b", sys::epoll_wait(b, 8, 5000));
+                show(t, "a", sys::epoll_wait(a, 8, 0));
+                t.tell("x");
+            },
+            |t| obedient(t, 1),
+        ),
+        pair(
+            "epoll/duplicate-fds",
+            "a connection and its dup in one set are two registrations",
+            |t| {
+                let fd = t.server();
+                let twin = sys::dup(fd).expect("dup");
+                let e = set();
+                add(e, fd, IN, 1);
+                add(e, twin, IN | OUT, 2);
+                ask(t, "b0");
+                await_bytes(fd, 1);
+                show(t, "both", sys::epoll_wait(e, 8, 0));
+                t.log("del one", sys::epoll_ctl(e, DEL, fd, 0, 0));
+                show(t, "the other", sys::epoll_wait(e, 8, 0));
+                t.log("close the deleted one", sys::close(fd));
+                show(t, "the other", sys::epoll_wait(e, 8, 0));
+                t.log("recv", sys::recv(twin, &mut [0; 8], 0));
+                ask(t, "b0");
+                await_bytes(twin, 1);
+                show(t, "data", sys::epoll_wait(e, 8, 0));
+                t.tell("x");
+            },
+            |t| obedient(t, 1),
+        ),
+        pair(
+            "epoll/close-without-del",
+            "a closed connection leaves the set; a new one under its number is not registered",
+            |t| {
+                let listener = t.listener();
+                t.publish(listener);
+                let e = set();
+                let first = t.accept(listener);
+                add(e, first, IN | RDHUP, 1);
+                t.tell("data");
+                t.wait("sent");
+                await_bytes(first, 4);
+                show(t, "before", sys::epoll_wait(e, 8, 0));
+                t.log("close", sys::close(first));
+                show(t, "closed", sys::epoll_wait(e, 8, 0));
+                t.log("mod", sys::epoll_ctl(e, MOD, first, IN, 1));
+                t.tell("next");
+                let second = t.accept(listener);
+                t.log("same number", first == second);
+                t.tell("data");
+                t.wait("sent");
+                await_bytes(second, 4);
+                show(t, "not registered", sys::epoll_wait(e, 8, 20));
+                t.log("mod", sys::epoll_ctl(e, MOD, second, IN, 2));
+                t.log("add", sys::epoll_ctl(e, ADD, second, IN, 2));
+                show(t, "registered", sys::epoll_wait(e, 8, 0));
+            },
+            |t| {
+                let addr = t.hear_addr();
+                let first = t.connect(addr);
+                t.wait("data");
+                send_all(first, b"data");
+                t.tell("sent");
+                t.wait("next");
+                let second = t.connect(addr);
+                t.wait("data");
+                send_all(second, b"more");
+                t.tell("sent");
+                t.log("reset", sys::recv(second, &mut [0; 8], 0));
+            },
+        ),
+        pair(
+            "epoll/closed-with-a-dup-open",
+            "close of a registered fd whose dup is open: the registration lives on with the old data, as in the kernel",
+            |t| {
+                let fd = t.server();
+                let twin = sys::dup(fd).expect("dup");
+                let e = set();
+                add(e, fd, IN, 1);
+                t.log("close", sys::close(fd));
+                ask(t, "b0");
+                await_bytes(twin, 1);
+                show(t, "still reported", sys::epoll_wait(e, 8, 1000));
+                t.log("del by the old number", sys::epoll_ctl(e, DEL, fd, 0, 0));
+                t.log("recv", sys::recv(twin, &mut [0; 8], 0));
+                show(t, "read", sys::epoll_wait(e, 8, 0));
+                t.log("close the dup", sys::close(twin));
+                show(t, "gone", sys::epoll_wait(e, 8, 0));
+                t.tell("x");
+            },
+            |t| obedient(t, 1),
+        ),
+        pair(
+            "epoll/threads-on-one-set",
+            "four threads in epoll_wait on one set with ONESHOT: every request is answered once",
+            |t| {
+                let fds = Arc::new(t.servers(6));
+                let e = set();
+                for (i, fd) in fds.iter().enumerate() {
+                    add(e, *fd, IN | ONESHOT, i as u64);
+                }
+                let answered = Arc::new(AtomicUsize::new(0));
+                let threads: Vec<_> = (0..4)
+                    .map(|_| {
+                        let (fds, answered) = (fds.clone(), answered.clone());
+                        std::thread::spawn(move || {
+                            while answered.load(Ordering::Relaxed) < 1200 {
+                                for (_, i) in sys::epoll_wait(e, 2, 50).expect("epoll_wait") {
+                                    let fd = fds[i as usize];
+                                    let ask = recv_exact(fd, 4);
+                                    send_all(fd, &ask);
+                                    answered.fetch_add(1, Ordering::Relaxed);
+                                    sys::epoll_ctl(e, MOD, fd, IN | ONESHOT, i).expect("MOD");
+                                }
+                            }
+                        })
+                    })
+                    .collect();
+                for thread in threads {
+                    thread.join().expect("thread");
+                }
+                t.log("answered", answered.load(Ordering::Relaxed));
+                t.meet("end");
+            },
+            |t| {
+                let fds = t.clients(6);
+                for round in 0..200u32 {
+                    for fd in &fds {
+                        send_all(*fd, &round.to_ne_bytes());
+                    }
+                    for fd in &fds {
+                        assert!(recv_exact(*fd, 4) == round.to_ne_bytes());
+                    }
+                }
+                t.meet("end");
+            },
+        ),
+        pair(
+            "epoll/threads-edge",
+            "two threads in epoll_wait on one ET set: one arrival wakes at least one, and no byte is missed",
+            |t| {
+                let fd = t.server();
+                sys::set_nonblocking(fd, true);
+                let e = set();
+                add(e, fd, IN | ET, 1);
+                let got = Arc::new(AtomicUsize::new(0));
+                let threads: Vec<_> = (0..2)
+                    .map(|_| {
+                        let got = got.clone();
+                        std::thread::spawn(move || {
+                            while got.load(Ordering::Acquire) < 500 {
+                                if sys::epoll_wait(e, 4, 50).expect("epoll_wait").is_empty() {
+                                    continue;
+                                }
+                                while let Ok(n) = sys::recv(fd, &mut [0; 64], 0) {
+                                    got.fetch_add(n, Ordering::AcqRel);
+                                    sys::send(fd, &vec![7; n], MSG_NOSIGNAL).expect("send");
+                                }
+                            }
+                        })
+                    })
+                    .collect();
+                for thread in threads {
+                    thread.join().expect("thread");
+                }
+                t.log("bytes", got.load(Ordering::Relaxed));
+                t.meet("end");
+            },
+            |t| {
+                let fd = t.client();
+                for _ in 0..500 {
+                    send_all(fd, b"x");
+                    recv_exact(fd, 1);
+                }
+                t.meet("end");
+            },
+        ),
+        pair(
+            "epoll/add-from-another-thread",
+            "ADD and MOD by another thread wake a thread that already waits",
+            |t| {
+                let fds = t.servers(2);
+                ask(t, "b0");
+                ask(t, "b1");
+                await_bytes(fds[0], 1);
+                await_bytes(fds[1], 1);
+                let e = set();
+                add(e, fds[1], 0, 1);
+                for step in 0..2 {
+                    let waiter = std::thread::spawn(move || sys::epoll_wait(e, 8, 10_000));
+                    sys::sleep_ms(30);
+                    if step == 0 {
+                        t.log("add", sys::epoll_ctl(e, ADD, fds[0], IN, 2));
+                    } else {
+                        t.log("mod", sys::epoll_ctl(e, MOD, fds[1], IN, 3));
+                    }
+                    show(t, "woke", waiter.join().expect("thread"));
+                    t.log("del", sys::epoll_ctl(e, DEL, fds[0], 0, 0).is_ok());
+                }
+                t.tell("x");
+            },
+            |t| obedient(t, 2),
+        ),
+        pair(
+            "epoll/interrupted",
+            "EINTR in epoll_wait, also with SA_RESTART; epoll_pwait's mask is atomic",
+            |t| {
+                static SEEN: AtomicI32 = AtomicI32::new(0);
+                extern "C" fn count(_: libc::c_int) {
+                    SEEN.fetch_add(1, Ordering::Relaxed);
+                }
+                let fd = t.server();
+                let e = set();
+                add(e, fd, IN, 1);
+                sys::on_signal(SIGUSR1, count, 0).expect("sigaction");
+                show(t, "wait", interrupted(SIGUSR1, || sys::epoll_wait(e, 8, 10_000)));
+                sys::on_signal(SIGUSR1, count, libc::SA_RESTART).expect("sigaction");
+                show(t, "wait for ever, SA_RESTART", interrupted(SIGUSR1, || sys::epoll_wait(e, 8, -1)));
+                sys::block_signals(&[SIGUSR1]).expect("block");
+                SEEN.store(0, Ordering::Relaxed);
+                sys::tgkill(sys::gettid(), SIGUSR1).expect("tgkill");
+                show(t, "blocked", sys::epoll_wait(e, 8, 20));
+                show(t, "pwait without a mask", sys::epoll_pwait(e, 8, 20, None));
+                t.log("not delivered", SEEN.load(Ordering::Relaxed));
+                let open = sys::sigset(&[]);
+                show(t, "pwait opens it", sys::epoll_pwait(e, 8, -1, Some(&open)));
+                t.log("delivered", SEEN.load(Ordering::Relaxed));
+                show(t, "quiet", sys::epoll_pwait(e, 8, 20, Some(&open)));
+                ask(t, "b0");
+                show(t, "data", sys::epoll_pwait(e, 8, -1, Some(&open)));
+                t.tell("x");
+            },
+            |t| obedient(t, 1),
+        ),
+        pair(
+            "epoll/timeouts",
+            "0 at once, ms kept, -1 for ever, epoll_pwait2 in ns",
+            |t| {
+                let fd = t.server();
+                let e = set();
+                add(e, fd, IN, 1);
+                let timed = |label: &str, low: u64, high: u64, wait: &dyn Fn() -> Events| {
+                    let begin = sys::now_ns();
+                    show(t, label, wait());
+                    let ms = (sys::now_ns() - begin) / 1_000_000;
+                    t.log("in time", (low..high).contains(&ms));
+                };
+                timed("0", 0, 50, &|| sys::epoll_wait(e, 8, 0));
+                timed("90", 90, 1000, &|| sys::epoll_wait(e, 8, 90));
+                timed("1", 1, 200, &|| sys::epoll_wait(e, 8, 1));
+                timed("pwait 50", 50, 1000, &|| sys::epoll_pwait(e, 8, 50, None));
+                timed("pwait2 30", 30, 1000, &|| sys::epoll_pwait2(e, 8, Some(sys::timespec_ms(30))));
+                timed("pwait2 0", 0, 50, &|| sys::epoll_pwait2(e, 8, Some(sys::timespec_ms(0))));
+                let bad = libc::timespec { tv_sec: 0, tv_nsec: -1 };
+                show(t, "pwait2 bad", sys::epoll_pwait2(e, 8, Some(bad)));
+                t.tell("b0");
+                show(t, "for ever", sys::epoll_wait(e, 8, -1));
+                t.wait("did");
+                recv_exact(fd, 1);
+                t.tell("b0");
+                show(t, "pwait2 for ever", sys::epoll_pwait2(e, 8, None));
+                t.wait("did");
+                t.tell("x");
+            },
+            |t| obedient(t, 1),
+        ),
+        pair(
+            "epoll/inherited-by-fork",
+            "a set and its connection are used by a forked child; the parent uses them afterwards",
+            |t| {
+                let fd = t.server();
+                let e = set();
+                add(e, fd, IN, 1);
+                t.tell("b0");
+                let child = t.child(|_| {
+                    let events = sys::epoll_wait(e, 8, 5000);
+                    let byte = recv_exact(fd, 1);
+                    format!("{events:x?} {byte:?} {:?}", sys::epoll_wait(e, 8, 0))
+                });
+                t.log("child", child.join());
+                t.wait("did");
+                show(t, "parent, quiet", sys::epoll_wait(e, 8, 0));
+                ask(t, "b0");
+                show(t, "parent", sys::epoll_wait(e, 8, 5000));
+                t.log_text("byte", &recv_exact(fd, 1));
+                t.tell("x");
+            },
+            |t| obedient(t, 1),
+        ),
+        pair(
+            "epoll/registered-before-connected",
+            "a socket registered before it is connected, and before it is promoted, keeps its registration",
+            |t| {
+                let listener = t.listener();
+                t.publish(listener);
+                let fd = t.accept(listener);
+                t.wait("ready");
+                send_all(fd, b"data");
+                t.log("eof", sys::recv(fd, &mut [0; 8], 0).is_ok());
+            },
+            |t| {
+                let addr = t.hear_addr();
+                let fd = sys::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_NONBLOCK, 0).expect("socket");
+                let e = set();
+                add(e, fd, IN | OUT | ET, 0x1234);
+                show(t, "fresh", sys::epoll_wait(e, 8, 0));
+                t.log("connect", sys::connect(fd, addr).is_err());
+                show(t, "connected", sys::epoll_wait(e, 8, 5000));
+                t.log("error", sys::getopt(fd, libc::SOL_SOCKET, libc::SO_ERROR));
+                sys::set_nonblocking(fd, false);
+                t.warm_client(fd);
+                // The warm-up left edges of its own behind.
+                let _ = sys::epoll_wait(e, 8, 0);
+                t.tell("ready");
+                await_bytes(fd, 4);
+                show(t, "data", sys::epoll_wait(e, 8, 5000));
+                show(t, "once", sys::epoll_wait(e, 8, 0));
+                t.log_text("data", &recv_exact(fd, 4));
+            },
+        ),
+        pair(
+            "epoll/registered-before-promotion",
+            "LT registrations made while the connection is on TCP hold after its promotion",
+            |t| {
+                let listener = t.listener();
+                t.publish(listener);
+                let fd = sys::accept(listener).expect("accept");
+                let e = set();
+                add(e, fd, IN, 0xABCD_0000_0001);
+                t.warm_server(fd);
+                show(t, "quiet", sys::epoll_wait(e, 8, 0));
+                t.tell("go");
+                show(t, "data", sys::epoll_wait(e, 8, 5000));
+                t.log_text("data", &recv_exact(fd, 4));
+                t.tell("go");
+                show(t, "eof", sys::epoll_wait(e, 8, 5000));
+                t.log("recv", sys::recv(fd, &mut [0; 8], 0));
+            },
+            |t| {
+                let fd = t.client();
+                t.wait("go");
+                send_all(fd, b"data");
+                t.wait("go");
+                t.log("close", sys::close(fd));
+            },
+        ),
+        pair(
+            "epoll/exclusive",
+            "EPOLLEXCLUSIVE on a connection and on a listener shared by two forked children",
+            |t| {
+                let listener = t.listener();
+                t.publish(listener);
+                sys::set_nonblocking(listener, true);
+                let children: Vec<_> = (0..2)
+                    .map(|_| {
+                        t.child(|_| {
+                            let e = set();
+                            add(e, listener, IN | EXCLUSIVE, 1);
+                            let mut served = 0;
+                            loop {
+                                if sys::epoll_wait(e, 1, 10_000) == Ok(vec![]) {
+                                    return format!("idle after {served}");
+                                }
+                                let Ok(fd) = sys::accept(listener) else { continue };
+                                sys::set_nonblocking(fd, false);
+                                add(e, fd, IN | EXCLUSIVE, 2);
+                                let word = recv_exact(fd, 4);
+                                sys::close(fd).expect("close");
+                                if word == b"stop" {
+                                    return "stopped".into();
+                                }
+                                served += 1;
+                            }
+                        })
+                    })
+                    .collect();
+                for child in children {
+                    t.log("child", child.join());
+                }
+            },
+            |t| {
+                let addr = t.hear_addr();
+                let say = |word: &[u8]| {
+                    let fd = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).expect("socket");
+                    sys::connect(fd, addr).expect("connect");
+                    send_all(fd, word);
+                    sys::recv(fd, &mut [0; 1], 0)
+                };
+                for _ in 0..30 {
+                    assert!(say(b"work") == Ok(0));
+                }
+                // Each child takes one stop: it ends before it could take a second.
+                t.log("stop", say(b"stop"));
+                t.log("stop", say(b"stop"));
+            },
+        )
+        .any_path(),
+        pair(
+            "epoll/urgent",
+            "EPOLLPRI for urgent data",
+            |t| {
+                let fd = t.server();
+                let e = set();
+                add(e, fd, PRI, 1);
+                t.tell("go");
+                show(t, "pri", sys::epoll_wait(e, 8, 5000));
+                t.log("byte", sys::recv(fd, &mut [0; 1], libc::MSG_OOB));
+                show(t, "taken", sys::epoll_wait(e, 8, 0));
+                t.tell("end");
+            },
+            |t| {
+                let fd = t.client();
+                t.wait("go");
+                t.log("oob", sys::send(fd, b"!", libc::MSG_OOB));
+                t.wait("end");
+            },
+        )
+        .demoted(),
+        pair(
+            "epoll/many-connections",
+            "64 connections in one set, 3000 requests in random order, small maxevents",
+            |t| {
+                let fds = t.servers(64);
+                let e = set();
+                for (i, fd) in fds.iter().enumerate() {
+                    add(e, *fd, IN, i as u64);
+                }
+                let mut answered = 0;
+                while answered < 3000 {
+                    let events = sys::epoll_wait(e, 7, 10_000).expect("epoll_wait");
+                    assert!(!events.is_empty(), "stuck after {answered}");
+                    for (_, i) in events {
+                        let ask = recv_exact(fds[i as usize], 8);
+                        send_all(fds[i as usize], &ask);
+                        answered += 1;
+                    }
+                }
+                t.log("answered", answered);
+                t.meet("end");
+            },
+            |t| {
+                let fds = t.clients(64);
+                let mut rng = crate::pattern::Rng::new(5);
+                let mut sent = 0u64;
+                while sent < 3000 {
+                    let burst: BTreeSet<usize> = (0..20).map(|_| rng.range(0, 63)).collect();
+                    let burst: Vec<usize> = burst.into_iter().take((3000 - sent) as usize).collect();
+                    for i in &burst {
+                        send_all(fds[*i], &(sent + *i as u64).to_ne_bytes());
+                    }
+                    for i in &burst {
+                        assert!(recv_exact(fds[*i], 8) == (sent + *i as u64).to_ne_bytes());
+                    }
+                    sent += burst.len() as u64;
+                }
+                t.log("asked", sent);
+                t.meet("end");
+            },
+        ),
+        pair(
+            "epoll/dup-of-the-set",
+            "a dup of the epoll fd is the same set; the set outlives the close of one",
+            |t| {
+                let fd = t.server();
+                let e = set();
+                let twin = sys::dup(e).expect("dup");
+                add(e, fd, IN, 1);
+                ask(t, "b0");
+                show(t, "by the dup", sys::epoll_wait(twin, 8, 5000));
+                t.log("add by the dup", sys::epoll_ctl(twin, ADD, fd, IN, 2));
+                t.log("close", sys::close(e));
+                show(t, "after close", sys::epoll_wait(twin, 8, 0));
+                t.log("mod", sys::epoll_ctl(twin, MOD, fd, IN, 3));
+                show(t, "changed", sys::epoll_wait(twin, 8, 0));
+                t.tell("x");
+            },
+            |t| obedient(t, 1),
+        ),
+        pair(
+            "epoll/set-closed-and-number-reused",
+            "a set that is closed takes its registrations along; a new set under its number is empty",
+            |t| {
+                let fd = t.server();
+                let e = set();
+                add(e, fd, IN, 1);
+                ask(t, "b0");
+                t.log("close", sys::close(e));
+                let again = set();
+                t.log("same number", e == again);
+                show(t, "empty", sys::epoll_wait(again, 8, 20));
+                t.log("add", sys::epoll_ctl(again, ADD, fd, IN, 2));
+                show(t, "data", sys::epoll_wait(again, 8, 5000));
+                t.tell("x");
+            },
+            |t| obedient(t, 1),
+        ),
+        pair(
+            "epoll/idle-then-data",
+            "a waiter that has slept for a while wakes; bytes sent just before it sleeps are not missed",
+            |t| {
+                let fd = t.server();
+                let e = set();
+                add(e, fd, IN, 1);
+                for _ in 0..30 {
+                    t.tell("go");
+                    show(t, "woke", sys::epoll_wait(e, 8, 10_000));
+                    recv_exact(fd, 1);
+                }
+                t.tell("end");
+            },
+            |t| {
+                let fd = t.client();
+                let mut rng = crate::pattern::Rng::new(8);
+                while t.hear() == "go" {
+                    let _ = sys::poll(&[], rng.range(0, 15) as i32);
+                    send_all(fd, b"x");
+                }
+            },
+        ),
+        alone("epoll/one-process", "both ends in one set of one thread", |t| {
+            let (near, far) = t.pair();
+            let e = set();
+            add(e, near, IN | OUT, 1);
+            add(e, far, IN, 2);
+            show(t, "fresh", sys::epoll_wait(e, 8, 0));
+            send_all(near, b"ask");
+            await_bytes(far, 3);
+            show(t, "asked", sys::epoll_wait(e, 8, 0));
+            recv_exact(far, 3);
+            send_all(far, b"answer");
+            await_bytes(near, 6);
+            show(t, "answered", sys::epoll_wait(e, 8, 0));
+            t.log("close", sys::close(far));
+            sys::await_events(near, libc::POLLRDHUP, 5000);
+            show(t, "closed", sys::epoll_wait(e, 8, 0));
+        }),
+        pair(
+            "epoll/end-of-peer-process",
+            "a peer that exits is EPOLLIN and EPOLLRDHUP; then EOF",
+            |t| {
+                let fd = t.server();
+                let e = set();
+                add(e, fd, IN | RDHUP, 1);
+                t.tell("exit");
+                show(t, "end", sys::epoll_wait(e, 8, 5000));
+                t.log("recv", sys::recv(fd, &mut [0; 8], 0));
+            },
+            |t| {
+                let _fd = t.client();
+                t.wait("exit");
+                sys::exit_now(0);
+            },
+        ),
+        pair(
+            "epoll/listener",
+            "a listener in the set: EPOLLIN when a connection waits, gone after accept",
+            |t| {
+                let listener = t.listener();
+                sys::set_nonblocking(listener, true);
+                let e = set();
+                add(e, listener, IN, 1);
+                show(t, "quiet", sys::epoll_wait(e, 8, 0));
+                t.publish(listener);
+                show(t, "waiting", sys::epoll_wait(e, 8, 10_000));
+                let fd = sys::accept(listener).expect("accept");
+                show(t, "accepted", sys::epoll_wait(e, 8, 0));
+                t.log("accept", sys::accept(listener));
+                t.log("does not inherit O_NONBLOCK", sys::fcntl(fd, libc::F_GETFL, 0).map(|f| f as i32 & libc::O_NONBLOCK));
+                t.warm_server(fd);
+                t.meet("end");
+            },
+            |t| {
+                let fd = t.client();
+                t.meet("end");
+                t.log("eof", sys::recv(fd, &mut [0; 8], 0));
+            },
+        ),
+        pair(
+            "epoll/unused",
+            "a set that never sees its connections ready costs them nothing: plain blocking traffic",
+            |t| {
+                let fd = t.server();
+                let e = set();
+                add(e, fd, IN | ET, 1);
+                t.drain(fd, 2, 400_000);
+                let _ = sys::epoll_wait(e, 8, 0);
+                show(t, "after", sys::epoll_wait(e, 8, 0));
+            },
+            |t| {
+                let fd = t.client();
+                t.pour(fd, 2, 400_000);
+                eof(t, fd);
+            },
+        ),
+        pair("epoll/peer-without-epoll", "only one end uses epoll", |t| {
+            let fd = t.server();
+            let e = set();
+            add(e, fd, IN, 1);
+            show(t, "eof", sys::epoll_wait(e, 8, 5000).map(|v| v.into_iter().map(|(_, d)| (IN, d)).collect()));
+            t.log("recv", sys::recv(fd, &mut [0; 8], 0));
+        }, |t| {
+            let fd = t.client();
+            t.log("shutdown", sys::shutdown(fd, libc::SHUT_WR));
+            t.log("end", sys::recv(fd, &mut [0; 8], 0));
+        }),
+        pair("epoll/close-while-waiting", "another thread closes the connection that a waiter's set holds: the waiter just times out", |t| {
+            let fds = t.servers(2);
+            let e = set();
+            add(e, fds[0], IN, 1);
+            add(e, fds[1], IN, 2);
+            let waiter = std::thread::spawn(move || sys::epoll_wait(e, 8, 10_000));
+            sys::sleep_ms(30);
+            t.log("close", sys::close(fds[0]));
+            ask(t, "b1");
+            show(t, "the other wakes it", waiter.join().expect("thread"));
+            t.tell("x");
+        }, |t| obedient(t, 2)),
+    ]
+}
+
+fn eof(t: &Ctx, fd: Fd) {
+    t.log("eof", sys::recv(fd, &mut [0; 8], 0).is_ok());
+}

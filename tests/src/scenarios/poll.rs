@@ -1,2 +1,393 @@
-//! .
-pub fn list() -> Vec<crate::scenario::Scenario> { Vec::new() }
+//! poll, ppoll, select and pselect.
+
+use crate::ctx::{await_bytes, recv_exact, send_all};
+use crate::scenario::{Scenario, alone, pair};
+use crate::sys::{self, E, Fd, Sets};
+use libc::{EINTR, POLLIN, POLLOUT, POLLRDHUP, SIGALRM, SIGUSR1};
+use std::sync::atomic::{AtomicI32, Ordering};
+
+static SIGNALS: AtomicI32 = AtomicI32::new(0);
+
+extern "C" fn count(_: libc::c_int) {
+    SIGNALS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Calls `wait` in this thread while another thread sends it a signal until the call has returned.
+pub fn interrupted<T: Send>(signal: i32, wait: impl FnOnce() -> T) -> T {
+    let target = sys::gettid();
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            sys::sleep_ms(30);
+            while !done.load(Ordering::Acquire) {
+                let _ = sys::tgkill(target, signal);
+                sys::sleep_ms(20);
+            }
+        });
+        let result = wait();
+        done.store(true, Ordering::Release);
+        result
+    })
+}
+
+fn elapsed_ms(begin: u64) -> u64 {
+    (sys::now_ns() - begin) / 1_000_000
+}
+
+fn names(result: Result<(usize, Vec<i16>), E>) -> Result<(usize, Vec<String>), E> {
+    result.map(|(n, r)| (n, r.into_iter().map(sys::poll_names).collect()))
+}
+
+pub fn list() -> Vec<Scenario> {
+    vec![
+        pair(
+            "poll/mixed",
+            "sockets, pipes, negative and closed fds in one poll: each with its own revents",
+            |t| {
+                let fds = t.servers(2);
+                let [from, to] = sys::pipe();
+                let event = sys::eventfd(0);
+                let gone = sys::dup(0).expect("dup");
+                sys::close(gone).expect("close");
+                let set = [
+                    (fds[0], POLLIN | POLLOUT),
+                    (-1, POLLIN),
+                    (from, POLLIN),
+                    (gone, POLLIN),
+                    (fds[1], POLLIN),
+                    (event, POLLIN),
+                    (to, POLLOUT),
+                ];
+                t.log("quiet", names(sys::poll(&set, 0)));
+                t.tell("data");
+                await_bytes(fds[1], 4);
+                t.log("one socket", names(sys::poll(&set, 0)));
+                sys::write(to, b"x").expect("write");
+                t.log("and the pipe", names(sys::poll(&set, 0)));
+                t.log("with ppoll", names(sys::ppoll(&set, None, None)));
+                t.log_text("data", &recv_exact(fds[1], 4));
+                t.log("pipe only", names(sys::poll(&set[1..], -1)));
+            },
+            |t| {
+                let fds = t.clients(2);
+                t.wait("data");
+                send_all(fds[1], b"data");
+                t.log("eof", sys::recv(fds[1], &mut [0; 8], 0));
+            },
+        ),
+        pair(
+            "poll/wakes",
+            "a poll that waits wakes when the peer sends, whatever else is in the set",
+            |t| {
+                let fds = t.servers(3);
+                let [from, _to] = sys::pipe();
+                for i in [2usize, 0, 1] {
+                    t.tell(&i.to_string());
+                    let set = [(fds[0], POLLIN), (from, POLLIN), (fds[1], POLLIN), (-5, POLLIN), (fds[2], POLLIN)];
+                    t.log("poll", names(sys::poll(&set, 10_000)));
+                    t.log_text("data", &recv_exact(fds[i], 1));
+                }
+                t.tell("end");
+            },
+            |t| {
+                let fds = t.clients(3);
+                loop {
+                    let word = t.hear();
+                    let Ok(i) = word.parse::<usize>() else { break };
+                    sys::sleep_ms(20);
+                    send_all(fds[i], b"!");
+                }
+            },
+        ),
+        pair(
+            "poll/a-pipe-wakes",
+            "a poll over sockets and a pipe wakes for the pipe",
+            |t| {
+                let fds = t.servers(2);
+                let [from, to] = sys::pipe();
+                let writer = std::thread::spawn(move || {
+                    sys::sleep_ms(30);
+                    sys::write(to, b"x")
+                });
+                t.log("poll", names(sys::poll(&[(fds[0], POLLIN), (from, POLLIN), (fds[1], POLLIN)], 10_000)));
+                t.log("write", writer.join().expect("thread"));
+                t.meet("end");
+            },
+            |t| {
+                let _fds = t.clients(2);
+                t.meet("end");
+            },
+        ),
+        pair(
+            "poll/timeouts",
+            "0 returns at once, ms are kept, nfds 0 is a sleep",
+            |t| {
+                let fd = t.server();
+                let set = [(fd, POLLIN)];
+                let begin = sys::now_ns();
+                t.log("0", names(sys::poll(&set, 0)));
+                t.log("at once", elapsed_ms(begin) < 50);
+                let begin = sys::now_ns();
+                t.log("80", names(sys::poll(&set, 80)));
+                t.log("in time", (80..1000).contains(&elapsed_ms(begin)));
+                let begin = sys::now_ns();
+                t.log("ppoll 60", names(sys::ppoll(&set, Some(sys::timespec_ms(60)), None)));
+                t.log("in time", (60..1000).contains(&elapsed_ms(begin)));
+                let begin = sys::now_ns();
+                t.log("nothing, 50", names(sys::poll(&[], 50)));
+                t.log("in time", (50..1000).contains(&elapsed_ms(begin)));
+                let begin = sys::now_ns();
+                t.log("only negative, 50", names(sys::poll(&[(-1, POLLIN)], 50)));
+                t.log("in time", (50..1000).contains(&elapsed_ms(begin)));
+                let bad = libc::timespec { tv_sec: 0, tv_nsec: 2_000_000_000 };
+                t.log("bad timespec", names(sys::ppoll(&set, Some(bad), None)));
+                let bad = libc::timespec { tv_sec: -1, tv_nsec: 0 };
+                t.log("negative timespec", names(sys::ppoll(&set, Some(bad), None)));
+                t.meet("end");
+            },
+            |t| {
+                let _fd = t.client();
+                t.meet("end");
+            },
+        ),
+        pair(
+            "poll/event-bits",
+            "POLLRDNORM and POLLWRNORM, the same fd twice, events that nobody asked for",
+            |t| {
+                let fd = t.server();
+                await_bytes(fd, 1);
+                let set = [
+                    (fd, libc::POLLRDNORM),
+                    (fd, libc::POLLWRNORM),
+                    (fd, libc::POLLRDBAND | libc::POLLWRBAND | libc::POLLPRI),
+                    (fd, 0),
+                    (fd, POLLIN | POLLOUT | POLLRDHUP | libc::POLLRDNORM | libc::POLLWRNORM),
+                ];
+                t.log("poll", names(sys::poll(&set, 0)));
+                t.meet("end");
+            },
+            |t| {
+                let fd = t.client();
+                send_all(fd, b"x");
+                t.meet("end");
+            },
+        ),
+        pair(
+            "poll/interrupted",
+            "EINTR by a signal in poll and ppoll, with SA_RESTART too; the mask of ppoll is atomic",
+            |t| {
+                let fd = t.server();
+                let set = [(fd, POLLIN)];
+                sys::on_signal(SIGUSR1, count, 0).expect("sigaction");
+                t.log("poll", interrupted(SIGUSR1, || names(sys::poll(&set, 10_000))));
+                t.log("ppoll", interrupted(SIGUSR1, || names(sys::ppoll(&set, None, None))));
+                sys::on_signal(SIGUSR1, count, libc::SA_RESTART).expect("sigaction");
+                t.log("poll, SA_RESTART", interrupted(SIGUSR1, || names(sys::poll(&set, 10_000))));
+                sys::block_signals(&[SIGUSR1]).expect("block");
+                SIGNALS.store(0, Ordering::Relaxed);
+                sys::tgkill(sys::gettid(), SIGUSR1).expect("tgkill");
+                t.log("blocked", (names(sys::poll(&set, 20)), SIGNALS.load(Ordering::Relaxed)));
+                let open = sys::sigset(&[]);
+                t.log("ppoll opens it", names(sys::ppoll(&set, None, Some(&open))));
+                t.log("delivered", SIGNALS.load(Ordering::Relaxed));
+                let closed = sys::sigset(&[SIGUSR1, SIGALRM]);
+                sys::unblock_signals(&[SIGUSR1]).expect("unblock");
+                t.log("ppoll keeps it out", names(sys::ppoll(&set, Some(sys::timespec_ms(20)), Some(&closed))));
+                t.meet("end");
+            },
+            |t| {
+                let _fd = t.client();
+                t.meet("end");
+            },
+        ),
+        pair(
+            "poll/many-fds",
+            "300 fds, three of them connections: the right ones are reported",
+            |t| {
+                let fds = t.servers(3);
+                let pipes: Vec<[Fd; 2]> = (0..148).map(|_| sys::pipe()).collect();
+                let mut set: Vec<(Fd, i16)> = Vec::new();
+                set.push((fds[0], POLLIN));
+                for p in &pipes {
+                    set.push((p[0], POLLIN));
+                    set.push((-1, POLLIN));
+                }
+                set.push((fds[1], POLLIN));
+                set.push((fds[2], POLLIN));
+                t.tell("go");
+                await_bytes(fds[0], 1);
+                await_bytes(fds[2], 1);
+                sys::write(pipes[70][1], b"x").expect("write");
+                let (n, r) = sys::poll(&set, 1000).expect("poll");
+                let at: Vec<usize> = r.iter().enumerate().filter(|(_, r)| **r != 0).map(|(i, _)| i).collect();
+                t.log("ready", (n, at));
+            },
+            |t| {
+                let fds = t.clients(3);
+                t.wait("go");
+                send_all(fds[0], b"a");
+                send_all(fds[2], b"c");
+                t.log("eof", sys::recv(fds[0], &mut [0; 8], 0).is_ok());
+            },
+        ),
+        alone("poll/errors", "EFAULT and EINVAL of poll and select; nothing is open", |t| {
+            t.log("closed", names(sys::poll(&[(900, POLLIN), (901, 0)], 0)));
+            let gone = sys::dup(0).expect("dup");
+            sys::close(gone).expect("close");
+            let sets = Sets { read: vec![gone], ..Sets::default() };
+            t.log("select of a closed fd", sys::select(gone + 1, &sets, Some(0)).map(|r| r.0));
+            t.log("pselect of a closed fd", sys::pselect(gone + 1, &sets, Some(0), None).map(|r| r.0));
+            t.log("select of -1", sys::select(-1, &Sets::default(), Some(0)));
+            t.log("select of nothing", sys::select(0, &Sets::default(), Some(20)).map(|r| r.0));
+            t.log("negative time", sys::select(0, &Sets::default(), Some(-1000)).map(|r| r.0));
+        }),
+        pair(
+            "poll/several-threads",
+            "two threads polling one socket both wake",
+            |t| {
+                let fd = t.server();
+                let waiters: Vec<_> =
+                    (0..2).map(|_| std::thread::spawn(move || sys::await_events(fd, POLLIN, 10_000))).collect();
+                sys::sleep_ms(20);
+                t.tell("go");
+                for w in waiters {
+                    t.log("woke", sys::poll_names(w.join().expect("thread")));
+                }
+            },
+            |t| {
+                let fd = t.client();
+                t.wait("go");
+                send_all(fd, b"x");
+                t.log("eof", sys::recv(fd, &mut [0; 8], 0).is_ok());
+            },
+        ),
+        pair(
+            "poll/request-response",
+            "a thousand requests, each found by poll, ppoll, select or pselect in turn",
+            |t| {
+                let fd = t.server();
+                for i in 0..1000u32 {
+                    let ready = match i % 4 {
+                        0 => sys::poll(&[(fd, POLLIN)], 10_000).map(|r| r.0),
+                        1 => sys::ppoll(&[(fd, POLLIN)], Some(sys::timespec_ms(10_000)), None).map(|r| r.0),
+                        2 => {
+                            let sets = Sets { read: vec![fd], ..Sets::default() };
+                            sys::select(fd + 1, &sets, Some(10_000)).map(|r| r.0)
+                        }
+                        _ => {
+                            let sets = Sets { read: vec![fd], ..Sets::default() };
+                            sys::pselect(fd + 1, &sets, None, None).map(|r| r.0)
+                        }
+                    };
+                    assert!(ready == Ok(1), "{ready:?} at {i}");
+                    let ask = recv_exact(fd, 4);
+                    assert!(ask == i.to_ne_bytes());
+                    send_all(fd, &ask);
+                }
+                t.log("eof", sys::recv(fd, &mut [0; 8], 0));
+            },
+            |t| {
+                let fd = t.client();
+                for i in 0..1000u32 {
+                    send_all(fd, &i.to_ne_bytes());
+                    assert!(sys::await_events(fd, POLLIN, 10_000) == POLLIN);
+                    assert!(recv_exact(fd, 4) == i.to_ne_bytes());
+                }
+                t.say("1000 answers");
+            },
+        ),
+        pair(
+            "select/mixed",
+            "select with sockets and pipes in all three sets; the sets are left as the kernel leaves them",
+            |t| {
+                let fds = t.servers(2);
+                let [from, to] = sys::pipe();
+                let sets = Sets {
+                    read: vec![fds[0], fds[1], from],
+                    write: vec![fds[0], to],
+                    except: vec![fds[0], fds[1]],
+                };
+                let width = fds[1].max(to).max(from) + 1;
+                let show = |s: &Sets| {
+                    let name = |fd: &Fd| match *fd {
+                        x if x == fds[0] => "first",
+                        x if x == fds[1] => "second",
+                        x if x == from => "pipe out",
+                        _ => "pipe in",
+                    };
+                    [&s.read, &s.write, &s.except].map(|l| l.iter().map(name).collect::<Vec<_>>().join(" "))
+                };
+                let (n, left, _) = sys::select(width, &sets, Some(0)).expect("select");
+                t.log("quiet", (n, show(&left)));
+                t.tell("data");
+                await_bytes(fds[1], 4);
+                let (n, left, _) = sys::select(width, &sets, None).expect("select");
+                t.log("data", (n, show(&left)));
+                sys::write(to, b"x").expect("write");
+                let (n, left) = sys::pselect(width, &sets, Some(1000), None).expect("pselect");
+                t.log("and the pipe", (n, show(&left)));
+                let only_read = Sets { read: vec![fds[0]], ..Sets::default() };
+                let begin = sys::now_ns();
+                let (n, left, rest) = sys::select(width, &only_read, Some(70)).expect("select");
+                t.log("nothing for 70 ms", (n, show(&left), rest));
+                t.log("in time", (70..1000).contains(&elapsed_ms(begin)));
+                let narrow = Sets { read: vec![fds[1]], ..Sets::default() };
+                t.log("nfds too small", sys::select(fds[1], &narrow, Some(0)).map(|r| r.0));
+            },
+            |t| {
+                let fds = t.clients(2);
+                t.wait("data");
+                send_all(fds[1], b"data");
+                t.log("eof", sys::recv(fds[1], &mut [0; 8], 0).is_ok());
+            },
+        ),
+        pair(
+            "select/wakes",
+            "select wakes when the peer sends, the remaining time is left in the timeout; EOF is readable",
+            |t| {
+                let fd = t.server();
+                let sets = Sets { read: vec![fd], ..Sets::default() };
+                t.tell("go");
+                let (n, _, rest) = sys::select(fd + 1, &sets, Some(20_000)).expect("select");
+                t.log("woke", (n, (5_000..20_000).contains(&rest)));
+                t.log_text("data", &recv_exact(fd, 1));
+                t.tell("close");
+                t.log("eof", sys::pselect(fd + 1, &sets, None, None).map(|r| r.0));
+                t.log("recv", sys::recv(fd, &mut [0; 8], 0));
+            },
+            |t| {
+                let fd = t.client();
+                t.wait("go");
+                sys::sleep_ms(20);
+                send_all(fd, b"x");
+                t.wait("close");
+                sys::sleep_ms(20);
+                t.log("close", sys::close(fd));
+            },
+        ),
+        pair(
+            "select/interrupted",
+            "EINTR in select and pselect; the mask of pselect is atomic",
+            |t| {
+                let fd = t.server();
+                let sets = Sets { read: vec![fd], ..Sets::default() };
+                sys::on_signal(SIGUSR1, count, libc::SA_RESTART).expect("sigaction");
+                t.log("select", interrupted(SIGUSR1, || sys::select(fd + 1, &sets, Some(10_000)).map(|r| r.0)));
+                t.log("pselect", interrupted(SIGUSR1, || sys::pselect(fd + 1, &sets, None, None).map(|r| r.0)));
+                sys::block_signals(&[SIGUSR1]).expect("block");
+                SIGNALS.store(0, Ordering::Relaxed);
+                sys::tgkill(sys::gettid(), SIGUSR1).expect("tgkill");
+                t.log("blocked", sys::select(fd + 1, &sets, Some(20)).map(|r| r.0));
+                let open = sys::sigset(&[]);
+                t.log("pselect opens it", sys::pselect(fd + 1, &sets, None, Some(&open)).map(|r| r.0));
+                t.log("delivered", SIGNALS.load(Ordering::Relaxed));
+                t.log("eintr", E(EINTR));
+                t.meet("end");
+            },
+            |t| {
+                let _fd = t.client();
+                t.meet("end");
+            },
+        ),
+    ]
+}
