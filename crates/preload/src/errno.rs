@@ -8,6 +8,13 @@ pub(crate) fn ret(result: isize) -> isize {
     if result < 0 { fail(result) } else { result }
 }
 
+/// As [`ret`], in a hook that is a cancellation point.
+#[inline(always)]
+pub(crate) fn ret_at_point(result: isize) -> isize {
+    crate::hooks::cancel::point();
+    ret(result)
+}
+
 #[cold]
 #[inline(never)]
 fn fail(result: isize) -> isize {

@@ -1,8 +1,11 @@
 //! The hooked symbols, by family. `docs/hooks.md` says for each why it is here.
 
+pub(crate) mod cancel;
+#[macro_use]
 mod epoll;
 mod fd;
 mod io;
+mod io_uring;
 mod message;
 mod poll;
 mod process;

@@ -3,7 +3,8 @@
 //! It opens nothing, starts no thread and leaves the environment as it is. In a set-user-id program
 //! (AT_SECURE) the core is never started: every hook then passes on.
 
-use crate::{alloc, original};
+use crate::{heap, original};
+use alloc::string::String;
 use core::ffi::{CStr, c_char, c_void};
 use libc::c_int;
 use netacc_core::api;
@@ -35,16 +36,16 @@ fn symbol(name: &CStr) -> *mut c_void {
     unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }
 }
 
-extern "C" fn fork_prepare() {
+pub(crate) extern "C" fn fork_prepare() {
     api::fork_prepare();
 }
 
-extern "C" fn fork_parent() {
+pub(crate) extern "C" fn fork_parent() {
     api::fork_parent();
 }
 
 pub(crate) extern "C" fn fork_child() {
-    alloc::after_fork();
+    heap::after_fork();
     api::fork_child();
 }
 

@@ -12,17 +12,24 @@
 //! - the frames of hooks can be unwound: a thread may be cancelled inside the next symbol, a handler may `longjmp`.
 //!
 //! `docs/hooks.md` lists every hooked symbol, and those that are left alone, with the reasons.
+// Test harnesses force unwinding panics on, which need std; what is shipped has neither.
+#![cfg_attr(panic = "abort", no_std)]
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, clippy::arithmetic_side_effects)]
 
 #[cfg(not(all(target_os = "linux", target_env = "gnu", any(target_arch = "x86_64", target_arch = "aarch64"))))]
 compile_error!("the preload library knows the calling conventions of x86-64 and AArch64 Linux with glibc only");
 
+extern crate alloc;
+
 #[macro_use]
 mod original;
-mod alloc;
 mod errno;
+mod heap;
 mod hooks;
 mod init;
+mod raw;
+#[cfg(panic = "abort")]
+mod runtime;
 
 #[global_allocator]
-static ALLOCATOR: alloc::Private = alloc::Private;
+static ALLOCATOR: heap::Private = heap::Private;

@@ -236,6 +236,7 @@ macro_rules! slot {
 /// Declares a hook: the exported symbol, its slot, and the check that libc declares it so.
 ///
 /// - `fn name(args) -> ret = answer;`: the core's answer, or on [`netacc_core::api::PASS`] a jump to the next symbol;
+/// - `fn name(args) -> ret => answer;`: the same for a cancellation point;
 /// - `fn name(args) -> ret |next| { body }`: the body calls `next` where it wants to;
 /// - `unchecked fn …`: for symbols that the libc crate does not declare, or declares as variadic.
 ///
@@ -248,11 +249,21 @@ macro_rules! hook {
         const _: unsafe extern "C" fn($($ty),*) -> $ret = libc::$name;
         hook! { $(#[$meta])* unchecked fn $name($($arg: $ty),*) -> $ret = $answer; }
     };
+    ($(#[$meta:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?) -> $ret:ty => $answer:expr;) => {
+        const _: unsafe extern "C" fn($($ty),*) -> $ret = libc::$name;
+        hook! { $(#[$meta])* unchecked fn $name($($arg: $ty),*) -> $ret => $answer; }
+    };
     ($(#[$meta:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?) -> $ret:ty |$next:ident| $body:block) => {
         const _: unsafe extern "C" fn($($ty),*) -> $ret = libc::$name;
         hook! { $(#[$meta])* unchecked fn $name($($arg: $ty),*) -> $ret |$next| $body }
     };
     ($(#[$meta:meta])* unchecked fn $name:ident($($arg:ident: $ty:ty),* $(,)?) -> $ret:ty = $answer:expr;) => {
+        hook! { @ ret $(#[$meta])* fn $name($($arg: $ty),*) -> $ret = $answer; }
+    };
+    ($(#[$meta:meta])* unchecked fn $name:ident($($arg:ident: $ty:ty),* $(,)?) -> $ret:ty => $answer:expr;) => {
+        hook! { @ ret_at_point $(#[$meta])* fn $name($($arg: $ty),*) -> $ret = $answer; }
+    };
+    (@ $return:ident $(#[$meta:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?) -> $ret:ty = $answer:expr;) => {
         slot!($name);
         $(#[$meta])*
         #[unsafe(no_mangle)]
@@ -268,7 +279,7 @@ macro_rules! hook {
                 // SAFETY: as above.
                 return unsafe { next($($arg),*) };
             }
-            $crate::errno::ret(answer) as $ret
+            $crate::errno::$return(answer) as $ret
         }
     };
     ($(#[$meta:meta])* unchecked fn $name:ident($($arg:ident: $ty:ty),* $(,)?) -> $ret:ty |$next:ident| $body:block) => {

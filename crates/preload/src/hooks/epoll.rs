@@ -4,10 +4,9 @@
 //! sockets of ours meanwhile, the core says so (no event is the application's) and the wait goes on with what is left.
 
 use super::time;
-use crate::errno;
 use core::ptr::null;
 use libc::{c_int, epoll_event, sigset_t, timespec};
-use netacc_core::api::{self, PASS};
+use netacc_core::api;
 
 hook! {
     /// `epoll_create(2)`.
@@ -37,20 +36,21 @@ hook! {
 /// A wait of at most `$timeout_ns`; `$next` is the next symbol's, for as long as `$left` says.
 macro_rules! wait {
     ($epfd:ident, $events:ident, $max:ident, $timeout_ns:expr, $mask:expr, |$left:ident| $next:expr) => {{
-        let mut $left = Left::of($timeout_ns);
+        let mut $left = $crate::hooks::epoll::Left::of($timeout_ns);
         loop {
-            let answer = api::epoll_wait($epfd, $events, $max, $left.timeout_ns, $mask);
-            if answer != PASS {
-                return errno::ret(answer) as c_int;
+            let answer = netacc_core::api::epoll_wait($epfd, $events, $max, $left.timeout_ns, $mask);
+            if answer != netacc_core::api::PASS {
+                break $crate::errno::ret_at_point(answer) as c_int;
             }
+            $left.start();
             let mut n: c_int = $next;
             if n > 0 {
-                n = api::on_epoll_wait($epfd, $events, n);
+                n = netacc_core::api::on_epoll_wait($epfd, $events, n);
                 if n == 0 && $left.again() {
                     continue;
                 }
             }
-            return n;
+            break n;
         }
     }};
 }
@@ -84,16 +84,22 @@ hook! {
 pub(super) struct Left {
     /// Negative: for ever.
     pub(super) timeout_ns: i64,
-    /// 0 where there is nothing to count down: no timeout, or none left.
+    /// When the time is up; 0 before the start and where there is nothing to count down.
     end_ns: u64,
 }
 
 impl Left {
-    /// Reads the clock only if there is something to count down.
     #[inline]
     pub(super) fn of(timeout_ns: i64) -> Left {
-        let end_ns = if timeout_ns > 0 { api::now_ns().saturating_add(timeout_ns as u64) } else { 0 };
-        Left { timeout_ns, end_ns }
+        Left { timeout_ns, end_ns: 0 }
+    }
+
+    /// Reads the clock, if there is something to count down.
+    #[inline]
+    pub(super) fn start(&mut self) {
+        if self.timeout_ns > 0 && self.end_ns == 0 {
+            self.end_ns = api::now_ns().saturating_add(self.timeout_ns as u64);
+        }
     }
 
     /// Before another wait; false when the time is up.

@@ -10,11 +10,11 @@ use netacc_core::api::{self, PASS};
 
 hook! {
     /// `close(2)`.
-    fn close(fd: c_int) -> c_int = api::close(fd);
+    fn close(fd: c_int) -> c_int => api::close(fd);
 }
 hook! {
     /// libc's older public name of `close`.
-    unchecked fn __close(fd: c_int) -> c_int = api::close(fd);
+    unchecked fn __close(fd: c_int) -> c_int => api::close(fd);
 }
 hook! {
     /// `close_range(2)`.

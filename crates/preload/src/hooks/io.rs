@@ -6,25 +6,25 @@ use netacc_core::api::{self, PASS};
 
 hook! {
     /// `read(2)`.
-    fn read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t = api::recv(fd, buf, len, 0);
+    fn read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t => api::recv(fd, buf, len, 0);
 }
 hook! {
     /// libc's older public name of `read`.
-    unchecked fn __read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t = api::recv(fd, buf, len, 0);
+    unchecked fn __read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t => api::recv(fd, buf, len, 0);
 }
 hook! {
     /// `read` with `_FORTIFY_SOURCE`; the next symbol aborts a program that would overflow its buffer.
     unchecked fn __read_chk(fd: c_int, buf: *mut c_void, len: size_t, room: size_t) -> ssize_t
-        = if len > room { PASS } else { api::recv(fd, buf, len, 0) };
+        => if len > room { PASS } else { api::recv(fd, buf, len, 0) };
 }
 hook! {
     /// `readv(2)`.
-    fn readv(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t = api::recvv(fd, iov, count, 0);
+    fn readv(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t => api::recvv(fd, iov, count, 0);
 }
 hook! {
     /// `preadv2(2)`; with offset -1 it is a `readv` with flags.
     fn preadv2(fd: c_int, iov: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t
-        = match message_flags(offset, flags) {
+        => match message_flags(offset, flags) {
             Some(flags) => api::recvv(fd, iov, count, flags),
             None => PASS,
         };
@@ -32,7 +32,7 @@ hook! {
 hook! {
     /// `preadv2` with a 64-bit offset.
     unchecked fn preadv64v2(fd: c_int, iov: *const iovec, count: c_int, offset: off64_t, flags: c_int) -> ssize_t
-        = match message_flags(offset, flags) {
+        => match message_flags(offset, flags) {
             Some(flags) => api::recvv(fd, iov, count, flags),
             None => PASS,
         };
@@ -40,20 +40,20 @@ hook! {
 
 hook! {
     /// `write(2)`.
-    fn write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t = api::send(fd, buf, len, 0);
+    fn write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t => api::send(fd, buf, len, 0);
 }
 hook! {
     /// libc's older public name of `write`.
-    unchecked fn __write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t = api::send(fd, buf, len, 0);
+    unchecked fn __write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t => api::send(fd, buf, len, 0);
 }
 hook! {
     /// `writev(2)`.
-    fn writev(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t = api::sendv(fd, iov, count, 0);
+    fn writev(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t => api::sendv(fd, iov, count, 0);
 }
 hook! {
     /// `pwritev2(2)`; with offset -1 it is a `writev` with flags.
     fn pwritev2(fd: c_int, iov: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t
-        = match message_flags(offset, flags) {
+        => match message_flags(offset, flags) {
             Some(flags) => api::sendv(fd, iov, count, flags),
             None => PASS,
         };
@@ -61,7 +61,7 @@ hook! {
 hook! {
     /// `pwritev2` with a 64-bit offset.
     unchecked fn pwritev64v2(fd: c_int, iov: *const iovec, count: c_int, offset: off64_t, flags: c_int) -> ssize_t
-        = match message_flags(offset, flags) {
+        => match message_flags(offset, flags) {
             Some(flags) => api::sendv(fd, iov, count, flags),
             None => PASS,
         };

@@ -10,21 +10,21 @@ use netacc_core::api::{self, PASS};
 
 hook! {
     /// `poll(2)`.
-    fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int = api::poll(fds, count, time::from_ms(timeout), null());
+    fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int => api::poll(fds, count, time::from_ms(timeout), null());
 }
 hook! {
     /// libc's older public name of `poll`.
-    unchecked fn __poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int = api::poll(fds, count, time::from_ms(timeout), null());
+    unchecked fn __poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int => api::poll(fds, count, time::from_ms(timeout), null());
 }
 hook! {
     /// `poll` with `_FORTIFY_SOURCE`; the next symbol aborts a program that would overflow its array.
     unchecked fn __poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, room: size_t) -> c_int
-        = if fits(count, room) { api::poll(fds, count, time::from_ms(timeout), null()) } else { PASS };
+        => if fits(count, room) { api::poll(fds, count, time::from_ms(timeout), null()) } else { PASS };
 }
 hook! {
     /// `ppoll(2)`.
     fn ppoll(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int
-        = match time::from_timespec(timeout) {
+        => match time::from_timespec(timeout) {
             Some(timeout_ns) => api::poll(fds, count, timeout_ns, mask),
             None => PASS,
         };
@@ -32,7 +32,7 @@ hook! {
 hook! {
     /// `ppoll` with `_FORTIFY_SOURCE`.
     unchecked fn __ppoll_chk(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t, room: size_t) -> c_int
-        = match time::from_timespec(timeout) {
+        => match time::from_timespec(timeout) {
             Some(timeout_ns) if fits(count, room) => api::poll(fds, count, timeout_ns, mask),
             _ => PASS,
         };
@@ -47,7 +47,7 @@ macro_rules! select {
                 if answer == PASS {
                     return next(nfds, read, write, except, timeout);
                 }
-                errno::ret(answer) as c_int
+                errno::ret_at_point(answer) as c_int
             }
         }
     };
@@ -65,7 +65,7 @@ select! {
 hook! {
     /// `pselect(2)`; it leaves its timeout as it was.
     fn pselect(nfds: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *const timespec, mask: *const sigset_t) -> c_int
-        = match time::from_timespec(timeout) {
+        => match time::from_timespec(timeout) {
             Some(timeout_ns) => api::select(nfds, read, write, except, timeout_ns, mask, &mut 0),
             None => PASS,
         };

@@ -5,6 +5,7 @@
 //! by its process id.
 
 use super::{fd, stdio};
+use crate::init;
 use libc::{FILE, c_char, c_int, c_void, pid_t};
 use netacc_core::api;
 
@@ -106,11 +107,13 @@ hook! {
     }
 }
 hook! {
-    /// `_Fork(3)`: a fork that runs no handlers.
+    /// `_Fork(3)`: a fork that runs no handlers, for signal handlers; the library's own can run there.
     unchecked fn _Fork() -> pid_t |next| {
+        init::fork_prepare();
         let pid = next();
-        if pid == 0 {
-            crate::init::fork_child();
+        match pid {
+            0 => init::fork_child(),
+            _ => init::fork_parent(),
         }
         pid
     }

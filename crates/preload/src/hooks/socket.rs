@@ -1,5 +1,6 @@
 //! Making, connecting and ending sockets. The kernel carries these calls out; the core is told, or asked first.
 
+use super::io_uring;
 use crate::errno;
 use libc::{c_int, c_void, sockaddr, socklen_t};
 use netacc_core::api::{self, PASS};
@@ -10,6 +11,7 @@ hook! {
         let fd = next(domain, ty, protocol);
         if fd >= 0 {
             api::on_socket(fd, domain, ty, protocol);
+            io_uring::on_socket(fd);
         }
         fd
     }
@@ -44,6 +46,7 @@ hook! {
         let fd = next(listener, addr, len);
         if fd >= 0 {
             api::on_accept(listener, fd, 0);
+            io_uring::on_socket(fd);
         }
         fd
     }
@@ -55,6 +58,7 @@ hook! {
         let fd = next(listener, addr, len, flags);
         if fd >= 0 {
             api::on_accept(listener, fd, flags);
+            io_uring::on_socket(fd);
         }
         fd
     }
@@ -67,7 +71,7 @@ macro_rules! connect {
             $($declaration)*(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int |next| {
                 let answer = api::connect(fd, addr, len);
                 if answer != PASS {
-                    return errno::ret(answer) as c_int;
+                    return errno::ret_at_point(answer) as c_int;
                 }
                 let result = next(fd, addr, len);
                 // errno stays what the next symbol made it: the core does not touch it.

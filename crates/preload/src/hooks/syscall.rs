@@ -6,7 +6,7 @@
 
 #![allow(non_upper_case_globals, reason = "libc's names of the numbers")]
 
-use super::{epoll::Left, fd, io, message, poll, time};
+use super::{epoll::Left, fd, io, io_uring, message, poll, time};
 use crate::errno;
 use core::ptr::{null, null_mut};
 use libc::*;
@@ -79,25 +79,30 @@ const fn watched() -> [u8; COUNT] {
     table
 }
 
-const LISTS: [&[c_long]; 4] = [ASKED, TOLD, MAKES_FD, MAKES_FD_X86];
+const LISTS: [&[c_long]; 5] = [ASKED, EPOLL_WAITS, TOLD, MAKES_FD, MAKES_FD_X86];
 
 /// The core is asked first.
 const ASKED: &[c_long] = &[
     SYS_read, SYS_readv, SYS_preadv2, SYS_recvfrom, SYS_recvmsg, SYS_recvmmsg,
     SYS_write, SYS_writev, SYS_pwritev2, SYS_sendto, SYS_sendmsg, SYS_sendmmsg,
     SYS_sendfile, SYS_splice, SYS_tee, SYS_vmsplice, SYS_copy_file_range,
-    SYS_ppoll, SYS_pselect6, SYS_epoll_ctl, SYS_epoll_pwait, SYS_epoll_pwait2,
+    SYS_ppoll, SYS_pselect6, SYS_epoll_ctl,
     SYS_close, SYS_close_range, SYS_dup, SYS_dup3, SYS_fcntl, SYS_ioctl,
     SYS_connect, SYS_shutdown, SYS_setsockopt, SYS_execve, SYS_execveat,
     #[cfg(target_arch = "x86_64")] SYS_poll,
     #[cfg(target_arch = "x86_64")] SYS_select,
-    #[cfg(target_arch = "x86_64")] SYS_epoll_wait,
     #[cfg(target_arch = "x86_64")] SYS_dup2,
+];
+
+/// The core is asked, perhaps again.
+const EPOLL_WAITS: &[c_long] = &[
+    SYS_epoll_pwait, SYS_epoll_pwait2,
+    #[cfg(target_arch = "x86_64")] SYS_epoll_wait,
 ];
 
 /// The core is told of the result.
 const TOLD: &[c_long] = &[
-    SYS_socket, SYS_socketpair, SYS_listen, SYS_accept, SYS_accept4, SYS_epoll_create1, SYS_pipe2,
+    SYS_socket, SYS_socketpair, SYS_listen, SYS_accept, SYS_accept4, SYS_epoll_create1, SYS_pipe2, SYS_io_uring_setup,
     #[cfg(target_arch = "x86_64")] SYS_epoll_create,
     #[cfg(target_arch = "x86_64")] SYS_pipe,
 ];
@@ -106,7 +111,7 @@ const TOLD: &[c_long] = &[
 const MAKES_FD: &[c_long] = &[
     SYS_openat, SYS_openat2, SYS_open_by_handle_at, SYS_eventfd2, SYS_timerfd_create, SYS_signalfd4, SYS_inotify_init1,
     SYS_fanotify_init, SYS_memfd_create, SYS_memfd_secret, SYS_pidfd_open, SYS_pidfd_getfd, SYS_userfaultfd,
-    SYS_perf_event_open, SYS_mq_open, SYS_fsopen, SYS_fsmount, SYS_fspick, SYS_open_tree, SYS_io_uring_setup,
+    SYS_perf_event_open, SYS_mq_open, SYS_fsopen, SYS_fsmount, SYS_fspick, SYS_open_tree,
 ];
 
 /// Those that only the older architecture has.
@@ -121,19 +126,41 @@ unsafe extern "C-unwind" fn dispatch(number: c_long, a: usize, b: usize, c: usiz
     // SAFETY: the slot holds libc's variadic function, which takes its arguments where these are.
     let next: Next = unsafe { core::mem::transmute(syscall::SLOT.address()) };
     // SAFETY: the caller answers for the arguments as to the system call.
-    let mut answer = unsafe { ask(number, args) };
-    // SAFETY: as above.
-    while answer == PASS {
-        // SAFETY: as above.
-        let result = unsafe { next(number, a, b, c, d, e, f) };
-        let saved = errno::get();
-        // SAFETY: the call has been carried out with these arguments.
-        answer = unsafe { tell(number, args, if result < 0 { -(saved as isize) } else { result as isize }) };
-        if answer != PASS {
-            return if result < 0 { result } else { answer as c_long };
+    unsafe {
+        if EPOLL_WAITS.contains(&number) {
+            return epoll_wait(next, number, args).into();
         }
+        let answer = ask(number, args);
+        if answer != PASS {
+            return errno::ret(answer) as c_long;
+        }
+        let result = next(number, a, b, c, d, e, f);
+        tell(number, args, result as isize);
+        result
     }
-    errno::ret(answer) as c_long
+}
+
+/// The raw waits for epoll events, as the hooks of their wrappers.
+///
+/// # Safety
+/// `args` are right for the system call.
+unsafe fn epoll_wait(next: Next, number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> c_int {
+    let (epfd, events, max) = (a as c_int, b as *mut epoll_event, c as c_int);
+    let mask = if number == SYS_epoll_pwait || number == SYS_epoll_pwait2 { e as *const sigset_t } else { null() };
+    // SAFETY: the caller's promise.
+    unsafe {
+        if number != SYS_epoll_pwait2 {
+            let timeout_ns = time::from_ms(d as c_int);
+            return wait!(epfd, events, max, timeout_ns, mask, |left| next(number, a, b, c, left.ms() as usize, e, f) as c_int);
+        }
+        let Some(timeout_ns) = time::from_timespec(d as *const timespec) else {
+            return next(number, a, b, c, d, e, f) as c_int;
+        };
+        wait!(epfd, events, max, timeout_ns, mask, |left| {
+            let left = left.timespec();
+            next(number, a, b, c, left.as_ref().map_or(0, |left| &raw const *left as usize), e, f) as c_int
+        })
+    }
 }
 
 /// What the core answers before the call; [`PASS`] to make it.
@@ -173,13 +200,6 @@ unsafe fn ask(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> Ret {
             SYS_select => poll::select_or_pass(fd, b as *mut fd_set, c as *mut fd_set, d as *mut fd_set, e as *mut timeval),
             SYS_pselect6 => pselect(fd, b as *mut fd_set, c as *mut fd_set, d as *mut fd_set, e as *mut timespec, f as *const *const sigset_t),
             SYS_epoll_ctl => api::epoll_ctl(fd, b as c_int, c as c_int, d as *mut epoll_event),
-            #[cfg(target_arch = "x86_64")]
-            SYS_epoll_wait => api::epoll_wait(fd, b as *mut epoll_event, c as c_int, time::from_ms(d as c_int), null()),
-            SYS_epoll_pwait => api::epoll_wait(fd, b as *mut epoll_event, c as c_int, time::from_ms(d as c_int), e as *const sigset_t),
-            SYS_epoll_pwait2 => match time::from_timespec(d as *const timespec) {
-                Some(timeout_ns) => api::epoll_wait(fd, b as *mut epoll_event, c as c_int, timeout_ns, e as *const sigset_t),
-                None => PASS,
-            },
             SYS_close => api::close(fd),
             SYS_close_range => api::close_range(a as u32, b as u32, c as u32),
             SYS_dup => api::dup(fd),
@@ -206,46 +226,55 @@ unsafe fn ask(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> Ret {
     }
 }
 
-/// Tells the core of a call that has been made, and returns its result; [`PASS`] to start again.
+/// Tells the core of a call that has been made.
 ///
 /// # Safety
 /// `result` is what the system call `number` returned for `args`.
-unsafe fn tell(number: c_long, [a, b, c, d, e, _]: [usize; 6], result: isize) -> Ret {
+unsafe fn tell(number: c_long, [a, b, c, d, e, _]: [usize; 6], result: isize) {
     let fd = a as c_int;
     let new = result as c_int;
     if number == SYS_connect {
-        api::on_connect(fd, new);
+        api::on_connect(fd, if result == 0 { 0 } else { errno::get().wrapping_neg() });
     }
     if result < 0 {
-        return result;
+        return;
     }
     // SAFETY: the caller's promise, for every arm.
     unsafe {
         match number {
-            SYS_socket => api::on_socket(new, fd, b as c_int, c as c_int),
+            SYS_socket => {
+                api::on_socket(new, fd, b as c_int, c as c_int);
+                io_uring::on_socket(new);
+            }
             SYS_listen => api::on_listen(fd),
-            SYS_accept => api::on_accept(fd, new, 0),
-            SYS_accept4 => api::on_accept(fd, new, d as c_int),
+            SYS_accept => {
+                api::on_accept(fd, new, 0);
+                io_uring::on_socket(new);
+            }
+            SYS_accept4 => {
+                api::on_accept(fd, new, d as c_int);
+                io_uring::on_socket(new);
+            }
             SYS_setsockopt => api::on_setsockopt(fd, b as c_int, c as c_int, d as *const c_void, e as socklen_t),
             SYS_recvmsg if (*(b as *const msghdr)).msg_controllen != 0 => api::on_recvmsg(b as *const msghdr),
             SYS_recvmmsg => message::received(b as *const mmsghdr, result),
             SYS_socketpair => new_pair(d as *const c_int),
+            SYS_io_uring_setup => {
+                api::on_new_fd(new);
+                io_uring::on_ring();
+            }
             SYS_pipe2 => new_pair(a as *const c_int),
             #[cfg(target_arch = "x86_64")]
             SYS_pipe => new_pair(a as *const c_int),
             #[cfg(target_arch = "x86_64")]
             SYS_epoll_create => api::on_epoll_create(new),
             SYS_epoll_create1 => api::on_epoll_create(new),
-            #[cfg(target_arch = "x86_64")]
-            SYS_epoll_wait if result > 0 => return waited(fd, b, new),
-            SYS_epoll_pwait | SYS_epoll_pwait2 if result > 0 => return waited(fd, b, new),
             SYS_dup => api::on_new_fd(new),
             SYS_fcntl if matches!(b as c_int, F_DUPFD | F_DUPFD_CLOEXEC) => api::on_new_fd(new),
             _ if MAKES_FD.contains(&number) || MAKES_FD_X86.contains(&number) => api::on_new_fd(new),
             _ => {}
         }
     }
-    result
 }
 
 /// # Safety
@@ -273,6 +302,7 @@ unsafe fn ppoll(fds: *mut pollfd, count: u64, timeout: *mut timespec, mask: *con
         return PASS;
     };
     let mut left = Left::of(timeout_ns);
+    left.start();
     // SAFETY: the caller's promise.
     let answer = unsafe { api::poll(fds, count, timeout_ns, mask) };
     left.again();
@@ -303,14 +333,4 @@ unsafe fn pselect(nfds: c_int, read: *mut fd_set, write: *mut fd_set, except: *m
         unsafe { *timeout = timespec { tv_sec: left.tv_sec, tv_nsec: left.tv_usec.saturating_mul(1000) } };
     }
     answer
-}
-
-/// # Safety
-/// epoll_wait(2) has just written `n` events there.
-unsafe fn waited(epfd: c_int, events: usize, n: c_int) -> Ret {
-    // SAFETY: the caller's promise.
-    match unsafe { api::on_epoll_wait(epfd, events as *mut epoll_event, n) } {
-        0 => PASS,
-        n => n as isize,
-    }
 }

@@ -313,8 +313,9 @@ fn new_generation(mut page: *mut AtomicU32) -> u32 {
     }
 }
 
-/// The five system calls of this module, made without libc: its `mmap` is a symbol like any other.
+/// The system calls of this module.
 mod sys {
+    use super::super::raw::call;
     use super::{PAGE_BYTES, c_void, null_mut};
     use libc::{MADV_WIPEONFORK, MAP_ANONYMOUS, MAP_PRIVATE, MREMAP_MAYMOVE, PROT_READ, PROT_WRITE};
 
@@ -353,31 +354,5 @@ mod sys {
     fn address(result: isize) -> *mut c_void {
         // The kernel's errors are the last 4095 values.
         if (result as usize) > 0usize.wrapping_sub(PAGE_BYTES) { null_mut() } else { result as *mut c_void }
-    }
-
-    /// # Safety
-    /// As the system call demands.
-    #[cfg(target_arch = "x86_64")]
-    unsafe fn call(number: libc::c_long, a: [usize; 6]) -> isize {
-        let result;
-        // SAFETY: the x86-64 system call convention.
-        unsafe {
-            core::arch::asm!("syscall", inlateout("rax") number as isize => result, in("rdi") a[0], in("rsi") a[1],
-                in("rdx") a[2], in("r10") a[3], in("r8") a[4], in("r9") a[5], lateout("rcx") _, lateout("r11") _, options(nostack));
-        }
-        result
-    }
-
-    /// # Safety
-    /// As the system call demands.
-    #[cfg(target_arch = "aarch64")]
-    unsafe fn call(number: libc::c_long, a: [usize; 6]) -> isize {
-        let result;
-        // SAFETY: the AArch64 system call convention.
-        unsafe {
-            core::arch::asm!("svc 0", in("x8") number, inlateout("x0") a[0] as isize => result, in("x1") a[1],
-                in("x2") a[2], in("x3") a[3], in("x4") a[4], in("x5") a[5], options(nostack));
-        }
-        result
     }
 }
