@@ -1,0 +1,313 @@
+//! What the hooks call: one function per family of libc symbols.
+//!
+//! The rule for all of them: a return value `>= 0` is the call's result, `-errno` is its failure, and [`PASS`]
+//! means "not ours: call the next symbol with the very same arguments". Functions named `on_*` are told of a call
+//! that the next symbol has already carried out. None of them touches the caller's `errno`.
+//!
+//! All are thread-safe. Those for the calls that POSIX lists as async-signal-safe (read, write, send, recv,
+//! close, dup, poll, select, connect, accept, shutdown...) neither allocate nor wait for a lock that the interrupted
+//! thread may hold.
+
+use crate::sys;
+use core::ffi::{c_int, c_void};
+use libc::{epoll_event, iovec, mmsghdr, msghdr, pollfd, sigset_t, sockaddr, socklen_t, timespec};
+
+/// Result, `-errno`, or [`PASS`].
+pub type Ret = isize;
+/// "Not ours: call the next symbol."
+pub const PASS: Ret = isize::MIN;
+
+// ---- start and processes -------------------------------------------------------------------------------------
+
+/// The constructor. `env` looks a variable up in the environment as it is now (it is read once, here); the
+/// returned text must live for ever. Opens nothing and starts nothing.
+pub fn init(env: &dyn Fn(&str) -> Option<&'static str>, next: NextSymbols) {
+    crate::lifecycle::init(env, next)
+}
+
+/// The few libc functions that the core must call as libc's (thread creation has no raw system call twin).
+#[derive(Clone, Copy, Debug)]
+pub struct NextSymbols {
+    /// `pthread_create(3)`.
+    pub pthread_create: Option<
+        unsafe extern "C" fn(
+            *mut libc::pthread_t,
+            *const libc::pthread_attr_t,
+            extern "C" fn(*mut c_void) -> *mut c_void,
+            *mut c_void,
+        ) -> c_int,
+    >,
+    /// `pthread_attr_init(3)`, `pthread_attr_setdetachstate(3)` and friends are not needed: the thread detaches itself.
+    pub pthread_detach: Option<unsafe extern "C" fn(libc::pthread_t) -> c_int>,
+}
+
+/// `pthread_atfork` handler: in the parent, before the fork.
+pub fn fork_prepare() {
+    crate::lifecycle::fork_prepare()
+}
+/// `pthread_atfork` handler: in the parent, after the fork.
+pub fn fork_parent() {
+    crate::lifecycle::fork_parent()
+}
+/// `pthread_atfork` handler: in the child.
+pub fn fork_child() {
+    crate::lifecycle::fork_child()
+}
+/// Before any `exec*` (in whatever process image it happens, a `vfork` child included), and in the parent before
+/// `posix_spawn`, `system`, `popen`: what the new program inherits goes back to the kernel's path.
+pub fn before_exec() {
+    crate::lifecycle::before_exec()
+}
+/// Around a `vfork`: the hook cannot run code in the child's frame, so the vfork hook itself is `fork`-free: it is
+/// told here that until the process execs or exits, `close`/`dup2` come from a child that shares this memory.
+/// Returns true when the calling process shares its memory with a parent (raw getpid differs from the table's).
+pub fn in_vfork_child() -> bool {
+    crate::lifecycle::in_vfork_child()
+}
+
+// ---- descriptors ---------------------------------------------------------------------------------------------
+
+/// Any call that returned a new descriptor which is not a socket of ours (open, pipe, eventfd, memfd_create,
+/// signalfd, timerfd, inotify, socketpair, recvmsg's SCM_RIGHTS, pidfd_getfd...): drops what the table may still hold for that number.
+#[inline]
+pub fn on_new_fd(fd: c_int) {
+    crate::fd_table::forget_stale(fd)
+}
+/// `socket` succeeded.
+pub fn on_socket(fd: c_int, domain: c_int, ty: c_int, protocol: c_int) {
+    crate::socket::on_socket(fd, domain, ty, protocol)
+}
+/// `listen` succeeded.
+pub fn on_listen(fd: c_int) {
+    crate::socket::on_listen(fd)
+}
+/// `accept`/`accept4` on `listener` returned `fd`. `flags` are accept4's.
+pub fn on_accept(listener: c_int, fd: c_int, flags: c_int) {
+    crate::socket::on_accept(listener, fd, flags)
+}
+/// `connect`. [`PASS`] lets the hook call the next symbol and then [`on_connect`].
+///
+/// # Safety
+/// `addr` is the caller's, as for connect(2).
+pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> Ret {
+    // SAFETY: the caller's promise.
+    unsafe { crate::socket::before_connect(fd, addr, len) }
+}
+/// The next symbol's `connect` returned `result` (0 or `-errno`; EINPROGRESS and EISCONN included).
+pub fn on_connect(fd: c_int, result: c_int) {
+    crate::socket::on_connect(fd, result)
+}
+/// `close`.
+#[inline]
+pub fn close(fd: c_int) -> Ret {
+    crate::lifecycle::close(fd)
+}
+/// `close_range` (all flags). Never passes: our own descriptors are left out by splitting the range.
+pub fn close_range(first: u32, last: u32, flags: u32) -> Ret {
+    crate::lifecycle::close_range(first, last, flags)
+}
+/// `closefrom`.
+pub fn closefrom(low: c_int) {
+    let _ = crate::lifecycle::close_range(low.max(0) as u32, u32::MAX, 0);
+}
+/// `dup`.
+pub fn dup(fd: c_int) -> Ret {
+    crate::lifecycle::dup(fd)
+}
+/// `dup2` (`flags` = -1) and `dup3`.
+pub fn dup3(old: c_int, new: c_int, flags: c_int) -> Ret {
+    crate::lifecycle::dup3(old, new, flags)
+}
+/// `fcntl`/`fcntl64`.
+pub fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> Ret {
+    crate::lifecycle::fcntl(fd, cmd, arg)
+}
+/// `ioctl`.
+///
+/// # Safety
+/// `arg` is the caller's, as for ioctl(2).
+pub unsafe fn ioctl(fd: c_int, request: usize, arg: usize) -> Ret {
+    // SAFETY: the caller's promise.
+    unsafe { crate::options::ioctl(fd, request, arg) }
+}
+/// `shutdown`.
+pub fn shutdown(fd: c_int, how: c_int) -> Ret {
+    crate::socket::shutdown(fd, how)
+}
+/// `setsockopt`: looked at before it is passed on (the hook calls the next symbol, then [`on_setsockopt`] if that succeeded).
+///
+/// # Safety
+/// `value` is the caller's, as for setsockopt(2).
+pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> Ret {
+    // SAFETY: the caller's promise.
+    unsafe { crate::options::setsockopt(fd, level, name, value, len) }
+}
+/// The next symbol's `setsockopt` succeeded.
+///
+/// # Safety
+/// As [`setsockopt`].
+pub unsafe fn on_setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) {
+    // SAFETY: the caller's promise.
+    unsafe { crate::options::on_setsockopt(fd, level, name, value, len) }
+}
+/// The socket behind `fd` is about to be used in a way that only the kernel can carry: `fdopen`, `sendfile`, `splice`,
+/// `tee`, `vmsplice`, `copy_file_range`, `io_uring`...: back to the kernel's path, for good, before this returns.
+pub fn need_kernel(fd: c_int, why: netacc_control::stats::Reason) {
+    crate::lifecycle::need_kernel(fd, why)
+}
+
+// ---- data ----------------------------------------------------------------------------------------------------
+
+/// `read`, `recv` (with `flags`), `__read_chk`, `__recv_chk`.
+///
+/// # Safety
+/// `buf` is valid for `len` bytes, as for recv(2).
+#[inline]
+pub unsafe fn recv(fd: c_int, buf: *mut c_void, len: usize, flags: c_int) -> Ret {
+    // SAFETY: the caller's promise.
+    unsafe { crate::io::recv(fd, buf.cast(), len, flags) }
+}
+/// `readv`, `preadv2` with offset -1 (RWF_NOWAIT = MSG_DONTWAIT).
+///
+/// # Safety
+/// As for readv(2).
+pub unsafe fn recvv(fd: c_int, iov: *const iovec, count: c_int, flags: c_int) -> Ret {
+    // SAFETY: the caller's promise.
+    unsafe { crate::io::recvv(fd, iov, count, flags) }
+}
+/// `recvfrom` with an address to fill (without: [`recv`]).
+///
+/// # Safety
+/// As for recvfrom(2).
+pub unsafe fn recvfrom(fd: c_int, buf: *mut c_void, len: usize, flags: c_int, addr: *mut sockaddr, addr_len: *mut socklen_t) -> Ret {
+    // SAFETY: the caller's promise.
+    unsafe { crate::io::recvfrom(fd, buf.cast(), len, flags, addr, addr_len) }
+}
+/// `recvmsg`. Also clears stale table entries of descriptors received by SCM_RIGHTS when told by [`on_recvmsg`].
+///
+/// # Safety
+/// As for recvmsg(2).
+pub unsafe fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> Ret {
+    // SAFETY: the caller's promise.
+    unsafe { crate::io::recvmsg(fd, msg, flags) }
+}
+/// The next symbol's `recvmsg` returned data: descriptors in its control data are new.
+///
+/// # Safety
+/// `msg` was just filled by recvmsg(2).
+pub unsafe fn on_recvmsg(msg: *const msghdr) {
+    // SAFETY: the caller's promise.
+    unsafe { crate::io::on_recvmsg(msg) }
+}
+/// `recvmmsg`.
+///
+/// # Safety
+/// As for recvmmsg(2).
+pub unsafe fn recvmmsg(fd: c_int, msgs: *mut mmsghdr, count: u32, flags: c_int, timeout: *const timespec) -> Ret {
+    // SAFETY: the caller's promise.
+    unsafe { crate::io::recvmmsg(fd, msgs, count, flags, timeout) }
+}
+/// `write`, `send` (with `flags`), `sendto` without an address.
+///
+/// # Safety
+/// `buf` is valid for `len` bytes, as for send(2).
+#[inline]
+pub unsafe fn send(fd: c_int, buf: *const c_void, len: usize, flags: c_int) -> Ret {
+    // SAFETY: the caller's promise.
+    unsafe { crate::io::send(fd, buf.cast(), len, flags) }
+}
+/// `sendto` with an address (a connected TCP socket ignores it).
+///
+/// # Safety
+/// As for sendto(2).
+pub unsafe fn sendto(fd: c_int, buf: *const c_void, len: usize, flags: c_int, addr: *const sockaddr, addr_len: socklen_t) -> Ret {
+    // SAFETY: the caller's promise.
+    unsafe { crate::io::sendto(fd, buf.cast(), len, flags, addr, addr_len) }
+}
+/// `writev`, `pwritev2` with offset -1.
+///
+/// # Safety
+/// As for writev(2).
+pub unsafe fn sendv(fd: c_int, iov: *const iovec, count: c_int, flags: c_int) -> Ret {
+    // SAFETY: the caller's promise.
+    unsafe { crate::io::sendv(fd, iov, count, flags) }
+}
+/// `sendmsg` on any socket: on one that is not ours, SCM_RIGHTS control data is looked through for descriptors that
+/// are, before it is passed on.
+///
+/// # Safety
+/// As for sendmsg(2).
+pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> Ret {
+    // SAFETY: the caller's promise.
+    unsafe { crate::io::sendmsg(fd, msg, flags) }
+}
+/// `sendmmsg`.
+///
+/// # Safety
+/// As for sendmmsg(2).
+pub unsafe fn sendmmsg(fd: c_int, msgs: *mut mmsghdr, count: u32, flags: c_int) -> Ret {
+    // SAFETY: the caller's promise.
+    unsafe { crate::io::sendmmsg(fd, msgs, count, flags) }
+}
+
+// ---- readiness -----------------------------------------------------------------------------------------------
+
+/// A signal mask to hold during a wait, as the `p` variants take it.
+pub type Mask = *const sigset_t;
+
+/// `epoll_create*` returned `fd`.
+pub fn on_epoll_create(fd: c_int) {
+    crate::epoll::on_create(fd)
+}
+/// `epoll_ctl`.
+///
+/// # Safety
+/// As for epoll_ctl(2).
+#[inline]
+pub unsafe fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> Ret {
+    // SAFETY: the caller's promise.
+    unsafe { crate::epoll::ctl(epfd, op, fd, event) }
+}
+/// `epoll_wait`, `epoll_pwait`, `epoll_pwait2`. `timeout_ns` < 0 waits for ever.
+/// [`PASS`]: the set holds nothing of ours: the hook calls the next symbol and then [`on_epoll_wait`] with its result.
+///
+/// # Safety
+/// As for epoll_wait(2).
+#[inline]
+pub unsafe fn epoll_wait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout_ns: i64, mask: Mask) -> Ret {
+    // SAFETY: the caller's promise.
+    unsafe { crate::epoll::wait(epfd, events, max, timeout_ns, mask) }
+}
+/// The next symbol's `epoll_wait` returned `n` > 0 events: the set may have come to hold sockets of ours while the
+/// thread slept. Returns the number of events that are the application's; when it is 0 the hook calls
+/// [`epoll_wait`] again with what is left of the timeout.
+///
+/// # Safety
+/// `events` holds `n` events.
+#[inline]
+pub unsafe fn on_epoll_wait(epfd: c_int, events: *mut epoll_event, n: c_int) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { crate::epoll::on_wait(epfd, events, n) }
+}
+/// `poll`, `ppoll`, `__poll_chk`, `__ppoll_chk`. `timeout_ns` < 0 waits for ever.
+///
+/// # Safety
+/// As for poll(2).
+pub unsafe fn poll(fds: *mut pollfd, count: u64, timeout_ns: i64, mask: Mask) -> Ret {
+    // SAFETY: the caller's promise.
+    unsafe { crate::poll::poll(fds, count, timeout_ns, mask) }
+}
+/// `select`, `pselect`. The sets are the caller's and are rewritten as select(2) does; the hook of `select` updates the
+/// caller's timeval from the elapsed time that `elapsed_ns` receives.
+///
+/// # Safety
+/// As for select(2).
+pub unsafe fn select(nfds: c_int, read: *mut libc::fd_set, write: *mut libc::fd_set, except: *mut libc::fd_set, timeout_ns: i64, mask: Mask, elapsed_ns: &mut i64) -> Ret {
+    // SAFETY: the caller's promise.
+    unsafe { crate::poll::select(nfds, read, write, except, timeout_ns, mask, elapsed_ns) }
+}
+
+/// Monotonic nanoseconds, for hooks that must compute what is left of a timeout.
+pub fn now_ns() -> u64 {
+    sys::now_ns()
+}

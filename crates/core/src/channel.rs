@@ -1,0 +1,183 @@
+//! The memory that two processes share, and this process's view of it.
+//!
+//! A *channel* joins two processes. It has one control memfd ([`ChannelMem`]: per side the waiting places, per slot the
+//! control words of a connection's two rings) and arenas (memfds that hold the rings' bytes). The acceptor of the first
+//! connection creates the channel and all its memory, and is the only allocator; the other side maps what it is handed.
+//!
+//! Side 0 is the channel's creator (acceptor), side 1 the other process. Direction `d` of a slot is produced by side
+//! `d` and consumed by side `1 - d`.
+//!
+//! The peer may write anything anywhere in the mapped memory at any time: nothing read from it is an index before it
+//! was checked, and everything that must be true is kept in [`Channel`] and [`crate::socket::Socket`], out of its reach.
+
+use crate::socket::Socket;
+use crate::sys;
+use core::ffi::c_int;
+use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*, fence};
+use netacc_ring::{ReadySet, RingWords};
+
+/// Connections of one channel.
+pub(crate) const SLOTS: usize = netacc_ring::SLOTS_MAX;
+/// Waiting places of one side: epoll instances and threads that sleep.
+pub(crate) const PLACES: usize = 256;
+
+/// The control memfd.
+#[repr(C)]
+pub(crate) struct ChannelMem {
+    pub(crate) sides: [SideMem; 2],
+    pub(crate) slots: [SlotMem; SLOTS],
+}
+
+/// What one side's waiting threads publish; written by that side, and by the peer where [`ReadySet`] says so.
+#[repr(C, align(64))]
+pub(crate) struct SideMem {
+    /// The CPU on which a thread of this side last waited, plus one: a hint.
+    pub(crate) last_cpu: AtomicU32,
+    pub(crate) places: [ReadySet; PLACES],
+}
+
+/// One connection.
+#[repr(C, align(64))]
+pub(crate) struct SlotMem {
+    /// Direction `d`: produced by side `d`.
+    pub(crate) dirs: [RingWords; 2],
+}
+
+/// The meaning of `RingWords::quiet` (written by a direction's consumer, read by its producer).
+pub(crate) mod quiet {
+    /// Whom to notify of new bytes: bits 0-15 an epoll place + 1, bits 16-31 a blocked thread's place + 1.
+    pub(crate) const NOTIFY: usize = 0;
+    /// `netacc_proto::switchover::Ack::control`: the epoch that the consumer has followed, armed, frozen.
+    pub(crate) const ACK: usize = 1;
+    /// `Ack::consumed`.
+    pub(crate) const CONSUMED: usize = 2;
+    /// Bit 32: this end is closed and makes no further use of the slot.
+    pub(crate) const REQUEST: usize = 3;
+    pub(crate) const CLOSED: u64 = 1 << 32;
+}
+
+/// The meaning of `RingWords::producer_user` (written by the producer, on the line of the tail).
+pub(crate) mod announce {
+    pub(crate) const EPOCH: usize = 0;
+    pub(crate) const FAST_FROM: usize = 1;
+    pub(crate) const CARRIER_FROM: usize = 2;
+    pub(crate) const RESEND_TO: usize = 3;
+}
+
+/// The meaning of `RingWords::producer_quiet` (written rarely by the producer, read by the consumer).
+pub(crate) mod producer_quiet {
+    /// Whom to notify of room in the ring: as `quiet::NOTIFY`.
+    pub(crate) const NOTIFY: usize = 0;
+}
+
+/// This process's view of a channel. Never freed while a socket refers to it; lives in private memory, so that after a fork the
+/// child has its own copy whose mappings are the parent's.
+pub(crate) struct Channel {
+    pub(crate) mem: *mut ChannelMem,
+    /// Our side: 0 creator, 1 joiner.
+    pub(crate) side: usize,
+    /// The control connection (AF_UNIX, SEQPACKET), `-1` when gone.
+    pub(crate) control: AtomicI32,
+    /// As seen by us through SO_PEERCRED.
+    pub(crate) peer_pid: u32,
+    /// The peer's doorbells (eventfds) by its place number, `-1` where not known yet.
+    pub(crate) doorbells: [AtomicI32; PLACES],
+    /// Doorbells that were wanted before they were known: rung by the service thread when they arrive.
+    pub(crate) owed: [AtomicU64; PLACES / 64],
+    /// Our places whose doorbells were passed to the peer.
+    pub(crate) passed: [AtomicU64; PLACES / 64],
+    /// Our socket on each slot (null: none).
+    pub(crate) sockets: [AtomicPtr<Socket>; SLOTS],
+    /// Sockets attached or with an offer pending; the channel is unmapped when it reaches 0 and the control connection is gone.
+    pub(crate) users: AtomicU32,
+    /// 0 alive, 1 the peer's process is gone or misbehaved.
+    pub(crate) dead: AtomicU32,
+}
+
+// SAFETY: all shared fields are atomics; `mem` points to a mapping that outlives the channel and is only accessed through atomics
+// and the ring crate's copying accessors.
+unsafe impl Sync for Channel {}
+// SAFETY: as above; nothing in it belongs to one thread.
+unsafe impl Send for Channel {}
+
+impl Channel {
+    /// The words of direction `d` of `slot`; `slot` was checked against [`SLOTS`] where it came from the peer.
+    pub(crate) fn words(&self, slot: usize, d: usize) -> &RingWords {
+        // SAFETY: `mem` is a live mapping of a ChannelMem (see the type), all of whose bytes are atomics, valid for any bit pattern.
+        let mem = unsafe { &*self.mem };
+        &mem.slots[slot & (SLOTS - 1)].dirs[d & 1]
+    }
+    /// Our own waiting place `p` in this channel.
+    pub(crate) fn my_place(&self, p: usize) -> &ReadySet {
+        // SAFETY: as in `words`.
+        let mem = unsafe { &*self.mem };
+        &mem.sides[self.side & 1].places[p & (PLACES - 1)]
+    }
+    /// The peer's waiting place `p`.
+    pub(crate) fn peer_place(&self, p: usize) -> &ReadySet {
+        // SAFETY: as in `words`.
+        let mem = unsafe { &*self.mem };
+        &mem.sides[(self.side & 1) ^ 1].places[p & (PLACES - 1)]
+    }
+
+    /// Publishes the CPU that this thread waits on.
+    #[inline]
+    pub(crate) fn note_cpu(&self) {
+        // SAFETY: as in `words`.
+        let mem = unsafe { &*self.mem };
+        let word = &mem.sides[self.side & 1].last_cpu;
+        let cpu = sys::cpu().wrapping_add(1);
+        if word.load(Relaxed) != cpu {
+            word.store(cpu, Relaxed);
+        }
+    }
+    /// The peer last waited on the CPU that this thread is on: polling would keep it from running.
+    #[inline]
+    pub(crate) fn peer_shares_cpu(&self) -> bool {
+        // SAFETY: as in `words`.
+        let mem = unsafe { &*self.mem };
+        mem.sides[(self.side & 1) ^ 1].last_cpu.load(Relaxed) == sys::cpu().wrapping_add(1)
+    }
+
+    /// Tells whoever waits at the peer's end of `slot`; `notify` is a NOTIFY word of the peer's, loaded after a SeqCst
+    /// fence that followed the publication.
+    #[inline]
+    pub(crate) fn notify(&self, slot: usize, notify: u64) {
+        let epoll = (notify & 0xffff) as usize;
+        if epoll != 0 && epoll <= PLACES && self.peer_place(epoll - 1).announce(slot as u16) {
+            self.ring_doorbell(epoll - 1);
+        }
+        let thread = (notify >> 16 & 0xffff) as usize;
+        if thread != 0 && thread <= PLACES && self.peer_place(thread - 1).wake_only() {
+            self.ring_doorbell(thread - 1);
+        }
+    }
+
+    /// Writes to the eventfd of the peer's place, or leaves word with the service thread when it has not come yet.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn ring_doorbell(&self, place: usize) {
+        crate::stats::count(netacc_control::stats::Counter::DoorbellsRung);
+        let mut fd = self.doorbells[place].load(Acquire);
+        if fd < 0 {
+            self.owed[place / 64].fetch_or(1 << (place % 64), SeqCst);
+            fence(SeqCst);
+            fd = self.doorbells[place].load(Acquire);
+        }
+        if fd >= 0 {
+            let _ = sys::write(fd, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// The service thread received the peer's doorbell for `place`.
+    pub(crate) fn learn_doorbell(&self, place: usize, fd: c_int) {
+        let old = self.doorbells[place].swap(fd, SeqCst);
+        if old >= 0 {
+            crate::fd_table::close_internal(old);
+        }
+        fence(SeqCst);
+        if self.owed[place / 64].fetch_and(!(1 << (place % 64)), SeqCst) & (1 << (place % 64)) != 0 {
+            let _ = sys::write(fd, &1u64.to_ne_bytes());
+        }
+    }
+}

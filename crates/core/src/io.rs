@@ -1,0 +1,1526 @@
+//! The data calls: bytes onto and off the path that each direction is on.
+//!
+//! Budget of the fast path, both ways: one table load, one compare-and-swap for the end's lock, the copy, one release
+//! store, one fence; no system call. Everything else is in functions marked cold.
+
+use crate::api::{PASS, Ret};
+use crate::channel::{Channel, announce, producer_quiet, quiet};
+use crate::fd_table::{self, Entry};
+use crate::lock::{EndGuard, bump, lock_end};
+use crate::log::debug_log;
+use crate::socket::{self, ATTACHED, ATTACHING, CANDIDATE, PLAIN, RxEnd, Socket, TxEnd, flag};
+use crate::wait::{self, Side, Woke};
+use crate::{lifecycle, service, stats, sys};
+use core::ffi::{c_int, c_void};
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*, fence};
+use libc::{iovec, mmsghdr, msghdr, sockaddr, socklen_t, timespec};
+use netacc_control::stats::{Counter, Path, Reason};
+use netacc_proto::switchover::{Ack, Announce, Corrupt, EofVerdict, Link, Path as Way, Plan, Rx, Tx, TxState};
+use netacc_ring::{Consumer, PeerCorrupt, Producer, RingWords};
+
+const EAGAIN: Ret = -(libc::EAGAIN as Ret);
+const ECONNRESET: Ret = -(libc::ECONNRESET as Ret);
+/// Flags under which bytes may take the ring. MSG_MORE only asks to save packets.
+const SEND_FLAGS: c_int = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_MORE | libc::MSG_EOR;
+const RECV_FLAGS: c_int = libc::MSG_DONTWAIT | libc::MSG_PEEK | libc::MSG_WAITALL | libc::MSG_TRUNC | libc::MSG_NOSIGNAL | libc::MSG_CMSG_CLOEXEC;
+/// A call that finds the ring empty asks the carrier at most so often.
+const ASK_CARRIER_NS: u64 = 100_000;
+/// Pages below are never mapped: the usual bad pointer.
+const LOWEST_ADDRESS: usize = 4096;
+
+// ---- shared words --------------------------------------------------------------------------------------------
+
+fn load_announce(w: &RingWords) -> Announce {
+    let epoch = w.producer_user[announce::EPOCH].load(Acquire) as u32;
+    Announce {
+        epoch,
+        fast_from: w.producer_user[announce::FAST_FROM].load(Relaxed),
+        carrier_from: w.producer_user[announce::CARRIER_FROM].load(Relaxed),
+        resend_to: w.producer_user[announce::RESEND_TO].load(Relaxed),
+    }
+}
+
+fn publish_announce(w: &RingWords, a: Announce) {
+    w.producer_user[announce::FAST_FROM].store(a.fast_from, Relaxed);
+    w.producer_user[announce::CARRIER_FROM].store(a.carrier_from, Relaxed);
+    w.producer_user[announce::RESEND_TO].store(a.resend_to, Relaxed);
+    w.producer_user[announce::EPOCH].store(a.epoch as u64, Release);
+}
+
+fn load_ack(w: &RingWords) -> Ack {
+    let control = w.quiet[quiet::ACK].load(Acquire);
+    Ack::from_words(control, w.quiet[quiet::CONSUMED].load(Relaxed))
+}
+
+fn store_ack(w: &RingWords, rx: &Rx) {
+    let ack = rx.ack();
+    w.quiet[quiet::CONSUMED].store(ack.consumed, Relaxed);
+    w.quiet[quiet::ACK].store(ack.control(), Release);
+}
+
+// ---- access to a socket's ends ---------------------------------------------------------------------------------
+
+/// The sending half, held.
+struct TxHeld<'a> {
+    end: &'a mut TxEnd,
+    words: &'a RingWords,
+    channel: &'a Channel,
+    slot: usize,
+    _guard: EndGuard<'a>,
+}
+
+/// The receiving half, held.
+struct RxHeld<'a> {
+    end: &'a mut RxEnd,
+    words: &'a RingWords,
+    channel: &'a Channel,
+    slot: usize,
+    _guard: EndGuard<'a>,
+}
+
+/// Why a half could not be had.
+enum NotHeld {
+    /// The socket changed under the call: ask the table again.
+    Changed,
+    /// A signal handler interrupted the holder: this very thread.
+    Reentrant,
+}
+
+#[inline]
+fn hold_tx(s: &'static Socket, g: u16) -> Result<TxHeld<'static>, NotHeld> {
+    let guard = lock_end(&s.tx_lock).ok_or(NotHeld::Reentrant)?;
+    if s.generation16() != g || !s.is(ATTACHED) {
+        return Err(NotHeld::Changed);
+    }
+    // SAFETY: an attached socket's pointers were set by `attach` to words and a channel that live while it is attached.
+    let (words, channel) = unsafe { (s.tx_words.load(Relaxed).as_ref(), s.channel()) };
+    let (Some(words), Some(channel)) = (words, channel) else { return Err(NotHeld::Changed) };
+    // SAFETY: `tx` belongs to the holder of `tx_lock`, which `guard` proves.
+    let end = unsafe { &mut *s.tx.get() };
+    Ok(TxHeld { end, words, channel, slot: s.slot.load(Relaxed) as usize, _guard: guard })
+}
+
+#[inline]
+fn hold_rx(s: &'static Socket, g: u16) -> Result<RxHeld<'static>, NotHeld> {
+    let guard = lock_end(&s.rx_lock).ok_or(NotHeld::Reentrant)?;
+    if s.generation16() != g || !s.is(ATTACHED) {
+        return Err(NotHeld::Changed);
+    }
+    // SAFETY: as in `hold_tx`.
+    let (words, channel) = unsafe { (s.rx_words.load(Relaxed).as_ref(), s.channel()) };
+    let (Some(words), Some(channel)) = (words, channel) else { return Err(NotHeld::Changed) };
+    // SAFETY: `rx` belongs to the holder of `rx_lock`, which `guard` proves.
+    let end = unsafe { &mut *s.rx.get() };
+    Ok(RxHeld { end, words, channel, slot: s.slot.load(Relaxed) as usize, _guard: guard })
+}
+
+impl TxHeld<'_> {
+    /// Wakes whoever waits for what was just published.
+    #[inline]
+    fn notify(&self) {
+        fence(SeqCst);
+        self.channel.notify(self.slot, self.words.quiet[quiet::NOTIFY].load(Relaxed));
+    }
+}
+
+impl RxHeld<'_> {
+    #[inline]
+    fn notify_space(&self) {
+        fence(SeqCst);
+        self.channel.notify(self.slot, self.words.producer_quiet[producer_quiet::NOTIFY].load(Relaxed));
+    }
+
+    /// Passes over bytes that have come by the carrier instead (fewer, if the ring has fewer).
+    fn skip(&mut self, n: u64) -> Result<(), PeerCorrupt> {
+        let n = n.min(self.end.ring.refresh()? as u64) as usize;
+        self.end.ring.skip(n)?;
+        self.end.ring.publish();
+        Ok(())
+    }
+
+    /// The plan may have changed.
+    fn follow(&mut self, s: &Socket, changed: bool) -> Look {
+        if changed {
+            self.settled(s);
+        }
+        Look::Again
+    }
+
+    /// The receiver may stand on another path than before.
+    fn settled(&mut self, s: &Socket) {
+        store_ack(self.words, &self.end.switch);
+        show_path(s, false, self.end.switch.path());
+    }
+}
+
+/// Shows a direction's path in the statistics.
+#[cold]
+fn show_path(s: &Socket, tx: bool, way: Way) {
+    let Some(r) = s.record() else { return };
+    let new = if way == Way::Fast { Path::Shm } else { Path::Tcp };
+    let (mine, other) = if tx { (&r.tx_path, &r.rx_path) } else { (&r.rx_path, &r.tx_path) };
+    let old = mine.swap(new as u32, Relaxed);
+    if old == new as u32 {
+        return;
+    }
+    let before = old.max(other.load(Relaxed));
+    let after = (new as u32).max(other.load(Relaxed));
+    if new == Path::Shm {
+        r.promotions.fetch_add(1, Relaxed);
+        stats::count(if tx { Counter::PromotedTx } else { Counter::PromotedRx });
+        s.set_reason(Reason::None);
+    } else {
+        r.demotions.fetch_add(1, Relaxed);
+        stats::count(Counter::Demoted);
+    }
+    if before != after {
+        let first = r.promotions.load(Relaxed) == 1 && new == Path::Shm;
+        let code = |c| Path::from_code(c).unwrap_or(Path::Tcp);
+        stats::moved(code(before), code(after), first.then_some((Path::Tcp, Path::Shm)));
+    }
+}
+
+/// Size of the ring that an attached socket produces into.
+pub(crate) fn tx_ring_bytes(s: &Socket) -> u64 {
+    // SAFETY: written before the socket was attached, read-only afterwards.
+    unsafe { (*s.offer.get()).tx_bytes as u64 }
+}
+
+/// The peer broke the rules: nothing of what it says is believed any more, the connection is reset.
+#[cold]
+#[inline(never)]
+fn corrupt(s: &Socket, fd: c_int) -> Ret {
+    stats::count(Counter::PeerCorrupt);
+    s.set_reason(Reason::PeerCorrupt);
+    s.raise(flag::CORRUPT);
+    let _ = sys::shutdown(fd, libc::SHUT_RDWR);
+    ECONNRESET
+}
+
+// ---- entry points: receive -------------------------------------------------------------------------------------
+
+/// What the table says, for a data call.
+enum Who {
+    NotOurs,
+    Attached(&'static Socket, u16),
+    Candidate(&'static Socket, u16),
+}
+
+#[inline(always)]
+fn who(fd: c_int) -> Who {
+    let raw = fd_table::raw(fd);
+    if raw == 0 {
+        return Who::NotOurs;
+    }
+    match fd_table::decode(raw) {
+        Entry::Socket(s, g) => match s.state.load(Acquire) {
+            ATTACHED => Who::Attached(s, g),
+            CANDIDATE | ATTACHING => Who::Candidate(s, g),
+            _ => Who::NotOurs,
+        },
+        Entry::Fresh(_) => {
+            socket::look_again(fd);
+            match fd_table::get(fd) {
+                Entry::Socket(s, g) if s.is(CANDIDATE) => Who::Candidate(s, g),
+                _ => Who::NotOurs,
+            }
+        }
+        _ => Who::NotOurs,
+    }
+}
+
+#[inline]
+pub(crate) unsafe fn recv(fd: c_int, buf: *mut u8, len: usize, flags: c_int) -> Ret {
+    match who(fd) {
+        Who::NotOurs => PASS,
+        Who::Attached(s, g) => {
+            let iov = [sys::iov(buf, len)];
+            // SAFETY: the caller's buffer.
+            unsafe { recv_attached(s, g, fd, &iov, flags) }
+        }
+        Who::Candidate(s, g) => {
+            // SAFETY: the caller's buffer.
+            let call = || unsafe { sys::recvfrom(fd, buf, len, flags, core::ptr::null_mut(), core::ptr::null_mut()) };
+            // SAFETY: as this call.
+            candidate(s, g, fd, Side::Receive, flags, call).unwrap_or_else(|| unsafe { recv(fd, buf, len, flags) })
+        }
+    }
+}
+
+fn iovs<'a>(iov: *const iovec, count: usize) -> Option<&'a [iovec]> {
+    if count > libc::UIO_MAXIOV as usize || (count != 0 && (iov as usize) < LOWEST_ADDRESS) {
+        return None;
+    }
+    if count == 0 {
+        return Some(&[]);
+    }
+    // SAFETY: the application's array, of the length that it says, as readv(2) and friends demand.
+    Some(unsafe { core::slice::from_raw_parts(iov, count) })
+}
+
+pub(crate) unsafe fn recvv(fd: c_int, iov: *const iovec, count: c_int, flags: c_int) -> Ret {
+    match who(fd) {
+        Who::NotOurs => PASS,
+        Who::Attached(s, g) => match iovs(iov, count.max(0) as usize) {
+            // SAFETY: the caller's buffers.
+            Some(v) if count >= 0 => unsafe { recv_attached(s, g, fd, v, flags) },
+            _ => -(libc::EINVAL as Ret),
+        },
+        // SAFETY: the retry is this very call.
+        Who::Candidate(s, g) => candidate(s, g, fd, Side::Receive, flags, || {
+            // SAFETY: all zero is a valid msghdr; the buffers are the caller's.
+            unsafe {
+                let mut m: msghdr = core::mem::zeroed();
+                m.msg_iov = iov.cast_mut();
+                m.msg_iovlen = count.max(0) as usize;
+                sys::recvmsg(fd, &mut m, flags)
+            }
+        }).unwrap_or_else(|| unsafe { recvv(fd, iov, count, flags) }),
+    }
+}
+
+pub(crate) unsafe fn recvfrom(fd: c_int, buf: *mut u8, len: usize, flags: c_int, addr: *mut sockaddr, addr_len: *mut socklen_t) -> Ret {
+    match who(fd) {
+        Who::NotOurs => PASS,
+        Who::Attached(s, g) => {
+            let iov = [sys::iov(buf, len)];
+            // SAFETY: the caller's buffer; a connected TCP socket reports no address (tcp_recvmsg leaves msg_namelen 0).
+            unsafe {
+                let r = recv_attached(s, g, fd, &iov, flags);
+                if r >= 0 && !addr.is_null() && !addr_len.is_null() {
+                    *addr_len = 0;
+                }
+                r
+            }
+        }
+        // SAFETY: the retry is this very call.
+        Who::Candidate(s, g) => candidate(s, g, fd, Side::Receive, flags, || {
+            // SAFETY: the caller's buffers.
+            unsafe { sys::recvfrom(fd, buf, len, flags, addr.cast(), addr_len) }
+        }).unwrap_or_else(|| unsafe { recvfrom(fd, buf, len, flags, addr, addr_len) }),
+    }
+}
+
+pub(crate) unsafe fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> Ret {
+    match who(fd) {
+        Who::NotOurs => PASS,
+        Who::Attached(s, g) => {
+            if (msg as usize) < LOWEST_ADDRESS {
+                return -(libc::EFAULT as Ret);
+            }
+            // SAFETY: the caller's msghdr.
+            unsafe {
+                let Some(v) = iovs((*msg).msg_iov, (*msg).msg_iovlen) else { return -(libc::EMSGSIZE as Ret) };
+                if flags & libc::MSG_ERRQUEUE != 0 {
+                    return sys::recvmsg(fd, msg, flags);
+                }
+                let r = recv_attached(s, g, fd, v, flags);
+                if r >= 0 {
+                    (*msg).msg_namelen = 0;
+                    (*msg).msg_controllen = 0;
+                    (*msg).msg_flags = flags & libc::MSG_CMSG_CLOEXEC;
+                }
+                r
+            }
+        }
+        // SAFETY: the retry is this very call.
+        Who::Candidate(s, g) => candidate(s, g, fd, Side::Receive, flags, || {
+            // SAFETY: the caller's msghdr.
+            unsafe { sys::recvmsg(fd, msg, flags) }
+        }).unwrap_or_else(|| unsafe { recvmsg(fd, msg, flags) }),
+    }
+}
+
+pub(crate) unsafe fn recvmmsg(fd: c_int, msgs: *mut mmsghdr, count: u32, flags: c_int, _timeout: *const timespec) -> Ret {
+    if matches!(who(fd), Who::NotOurs) {
+        return PASS;
+    }
+    let mut flags = flags;
+    for i in 0..count.min(1024) as usize {
+        // SAFETY: the caller's array of `count` elements.
+        let m = unsafe { &mut *msgs.add(i) };
+        // SAFETY: the caller's msghdr.
+        let mut r = unsafe { recvmsg(fd, &mut m.msg_hdr, flags & !libc::MSG_WAITFORONE) };
+        if r == PASS {
+            // SAFETY: as above.
+            r = unsafe { sys::recvmsg(fd, &mut m.msg_hdr, flags & !libc::MSG_WAITFORONE) };
+        }
+        if r < 0 {
+            return if i > 0 { i as Ret } else { r };
+        }
+        m.msg_len = r as u32;
+        if flags & libc::MSG_WAITFORONE != 0 {
+            flags |= libc::MSG_DONTWAIT;
+        }
+        if r == 0 {
+            return i as Ret + 1;
+        }
+    }
+    count.min(1024) as Ret
+}
+
+/// Descriptors that came by SCM_RIGHTS are new, whatever the table remembers of their numbers.
+pub(crate) unsafe fn on_recvmsg(msg: *const msghdr) {
+    // SAFETY: the caller's promise: a msghdr just filled by the kernel.
+    unsafe { for_each_passed(msg, fd_table::forget_stale) }
+}
+
+/// Calls `f` for every descriptor in the control data of `msg`.
+unsafe fn for_each_passed(msg: *const msghdr, mut f: impl FnMut(c_int)) {
+    if (msg as usize) < LOWEST_ADDRESS {
+        return;
+    }
+    // SAFETY: the caller's msghdr; the CMSG macros check each header against msg_controllen.
+    unsafe {
+        if (*msg).msg_control.is_null() || (*msg).msg_controllen == 0 {
+            return;
+        }
+        let mut c = libc::CMSG_FIRSTHDR(msg);
+        while !c.is_null() {
+            if (*c).cmsg_level == libc::SOL_SOCKET && (*c).cmsg_type == libc::SCM_RIGHTS {
+                let data = libc::CMSG_DATA(c).cast::<c_int>();
+                let n = ((*c).cmsg_len).saturating_sub(libc::CMSG_LEN(0) as usize) / size_of::<c_int>();
+                for i in 0..n.min(253) {
+                    f(data.add(i).read_unaligned());
+                }
+            }
+            c = libc::CMSG_NXTHDR(msg, c);
+        }
+    }
+}
+
+// ---- entry points: send ----------------------------------------------------------------------------------------
+
+#[inline]
+pub(crate) unsafe fn send(fd: c_int, buf: *const u8, len: usize, flags: c_int) -> Ret {
+    match who(fd) {
+        Who::NotOurs => PASS,
+        Who::Attached(s, g) => {
+            let iov = [sys::iov(buf, len)];
+            // SAFETY: the caller's buffer.
+            unsafe { send_attached(s, g, fd, &iov, flags) }
+        }
+        // SAFETY: the retry is this very call.
+        Who::Candidate(s, g) => candidate(s, g, fd, Side::Send, flags, || {
+            // SAFETY: the caller's buffer.
+            unsafe { sys::sendto(fd, buf, len, flags) }
+        }).unwrap_or_else(|| unsafe { send(fd, buf, len, flags) }),
+    }
+}
+
+pub(crate) unsafe fn sendto(fd: c_int, buf: *const c_void, len: usize, flags: c_int, _addr: *const sockaddr, _addr_len: socklen_t) -> Ret {
+    // SAFETY: the caller's buffer. A connected TCP socket ignores the address, unless it opens with it (MSG_FASTOPEN, which
+    // `send` leaves to the kernel).
+    match who(fd) {
+        Who::NotOurs => PASS,
+        // SAFETY: as above.
+        _ => unsafe { send(fd, buf.cast(), len, flags) },
+    }
+}
+
+pub(crate) unsafe fn sendv(fd: c_int, iov: *const iovec, count: c_int, flags: c_int) -> Ret {
+    match who(fd) {
+        Who::NotOurs => PASS,
+        Who::Attached(s, g) => match iovs(iov, count.max(0) as usize) {
+            // SAFETY: the caller's buffers.
+            Some(v) if count >= 0 => unsafe { send_attached(s, g, fd, v, flags) },
+            _ => -(libc::EINVAL as Ret),
+        },
+        // SAFETY: the retry is this very call.
+        Who::Candidate(s, g) => candidate(s, g, fd, Side::Send, flags, || {
+            // SAFETY: all zero is a valid msghdr; the buffers are the caller's.
+            unsafe {
+                let mut m: msghdr = core::mem::zeroed();
+                m.msg_iov = iov.cast_mut();
+                m.msg_iovlen = count.max(0) as usize;
+                sys::sendmsg(fd, &m, flags)
+            }
+        }).unwrap_or_else(|| unsafe { sendv(fd, iov, count, flags) }),
+    }
+}
+
+pub(crate) unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> Ret {
+    match who(fd) {
+        Who::NotOurs => {
+            // SAFETY: the caller's msghdr.
+            unsafe {
+                for_each_passed(msg, |passed| {
+                    if fd_table::raw(passed) != 0 {
+                        lifecycle::need_kernel(passed, Reason::PassedByScmRights);
+                    }
+                });
+            }
+            PASS
+        }
+        Who::Attached(s, g) => {
+            if (msg as usize) < LOWEST_ADDRESS {
+                return -(libc::EFAULT as Ret);
+            }
+            // SAFETY: the caller's msghdr.
+            unsafe {
+                match iovs((*msg).msg_iov, (*msg).msg_iovlen) {
+                    // Control data (timestamps, zero copy...) is the kernel's.
+                    Some(v) if (*msg).msg_controllen == 0 => send_attached(s, g, fd, v, flags),
+                    Some(_) => {
+                        to_kernel(s, g, fd, Reason::SocketOption);
+                        PASS
+                    }
+                    None => -(libc::EMSGSIZE as Ret),
+                }
+            }
+        }
+        // SAFETY: the retry is this very call.
+        Who::Candidate(s, g) => candidate(s, g, fd, Side::Send, flags, || {
+            // SAFETY: the caller's msghdr.
+            unsafe { sys::sendmsg(fd, msg, flags) }
+        }).unwrap_or_else(|| unsafe { sendmsg(fd, msg, flags) }),
+    }
+}
+
+pub(crate) unsafe fn sendmmsg(fd: c_int, msgs: *mut mmsghdr, count: u32, flags: c_int) -> Ret {
+    if matches!(who(fd), Who::NotOurs) {
+        return PASS;
+    }
+    for i in 0..count.min(1024) as usize {
+        // SAFETY: the caller's array of `count` elements.
+        let m = unsafe { &mut *msgs.add(i) };
+        // SAFETY: the caller's msghdr.
+        let mut r = unsafe { sendmsg(fd, &m.msg_hdr, flags) };
+        if r == PASS {
+            // SAFETY: as above.
+            r = unsafe { sys::sendmsg(fd, &m.msg_hdr, flags) };
+        }
+        if r < 0 {
+            return if i > 0 { i as Ret } else { r };
+        }
+        m.msg_len = r as u32;
+        let total: usize = iovs(m.msg_hdr.msg_iov, m.msg_hdr.msg_iovlen).unwrap_or(&[]).iter().map(|v| v.iov_len).sum();
+        if (r as usize) < total {
+            return i as Ret + 1;
+        }
+    }
+    count.min(1024) as Ret
+}
+
+// ---- candidates ------------------------------------------------------------------------------------------------
+
+/// Flags under which a candidate's bytes cannot be counted as part of the plain stream.
+const ODD_FLAGS: c_int = libc::MSG_OOB | libc::MSG_ZEROCOPY | libc::MSG_FASTOPEN;
+
+/// Carries out a kernel call on a candidate, and counts what it moved. `None`: it is no candidate any more: start again.
+#[inline(never)]
+fn candidate(s: &'static Socket, g: u16, fd: c_int, side: Side, flags: c_int, call: impl FnOnce() -> isize) -> Option<Ret> {
+    if s.is_inherited() || s.generation16() != g {
+        socket::make_plain(s, Reason::InheritedByFork);
+        return Some(PASS);
+    }
+    if flags & ODD_FLAGS != 0 {
+        socket::make_plain(s, if flags & libc::MSG_OOB != 0 { Reason::UrgentData } else { Reason::SocketOption });
+        return Some(PASS);
+    }
+    let (inflight, bytes): (&AtomicU32, &AtomicU64) = match side {
+        Side::Receive => (&s.rx_inflight, &s.rx_bytes),
+        Side::Send => (&s.tx_inflight, &s.tx_bytes),
+    };
+    inflight.fetch_add(1, SeqCst);
+    while s.state.load(SeqCst) == ATTACHING {
+        inflight.fetch_sub(1, SeqCst);
+        core::hint::spin_loop();
+        inflight.fetch_add(1, SeqCst);
+    }
+    if !s.is(CANDIDATE) {
+        inflight.fetch_sub(1, SeqCst);
+        return None;
+    }
+    let r = call();
+    if r > 0 && flags & libc::MSG_PEEK == 0 {
+        bytes.fetch_add(r as u64, Relaxed);
+        if let Some(rec) = s.record() {
+            if side == Side::Send { rec.add_tx(Path::Tcp, r as u64) } else { rec.add_rx(Path::Tcp, r as u64) }
+        }
+    }
+    inflight.fetch_sub(1, SeqCst);
+    if r > 0 {
+        after_candidate_call(s, g, fd, side);
+    }
+    Some(r)
+}
+
+fn after_candidate_call(s: &'static Socket, g: u16, fd: c_int, side: Side) {
+    if side == Side::Receive && s.has(flag::CONNECTOR) && !s.has(flag::PROBED) {
+        s.raise(flag::PROBED);
+        if !service::probe_again(s) {
+            socket::make_plain(s, Reason::ListenerWithoutLibrary);
+            return;
+        }
+    }
+    if s.offered.load(Acquire) != 0 {
+        attach(s, g, fd);
+        return;
+    }
+    let calls = s.calls.fetch_add(1, Relaxed).wrapping_add(1);
+    if calls % 64 == 0 && calls >= 128 {
+        if let Some(r) = s.record() {
+            if sys::unix_ns().wrapping_sub(r.opened_unix_ns.load(Relaxed)) > 1_000_000_000 {
+                socket::make_plain(s, if s.has(flag::CONNECTOR) { Reason::PeerRefused } else { Reason::PeerWithoutLibrary });
+            }
+        }
+    }
+}
+
+/// Both ends have agreed: from now on the rings may be used. Runs in an application thread, between two calls.
+#[cold]
+#[inline(never)]
+fn attach(s: &'static Socket, g: u16, fd: c_int) {
+    if s.state.compare_exchange(CANDIDATE, ATTACHING, SeqCst, Relaxed).is_err() {
+        return;
+    }
+    if s.tx_inflight.load(SeqCst) != 0 || s.rx_inflight.load(SeqCst) != 0 {
+        // Another thread is inside the kernel with an unknown number of bytes: at the end of some later call.
+        s.state.store(CANDIDATE, SeqCst);
+        return;
+    }
+    // SAFETY: `offered` was seen set (acquire) by the caller; the service thread does not write it again.
+    let offer = unsafe { *s.offer.get() };
+    let why = if s.generation16() != g {
+        Some(Reason::Negotiating)
+    } else if s.registrations.load(Acquire) > 1 {
+        Some(Reason::SeveralEpollSets)
+    } else if !socket::counts_agree(s, fd) {
+        Some(Reason::UncountedBytes)
+    } else {
+        None
+    };
+    // SAFETY: the service thread's channel lives while `users` counts this socket.
+    let channel = unsafe { &*offer.channel };
+    let slot = offer.slot as usize;
+    let (tx_words, rx_words) = (channel.words(slot, channel.side), channel.words(slot, channel.side ^ 1));
+    let (Some(tx_ring), Some(rx_ring)) = (NonNull::new(offer.tx_ring), NonNull::new(offer.rx_ring)) else {
+        refuse_offer(s, channel, Reason::NoMemory);
+        return;
+    };
+    if let Some(why) = why {
+        refuse_offer(s, channel, why);
+        return;
+    }
+    let fl = sys::fcntl(fd, libc::F_GETFL, 0);
+    socket::set_nonblock(s, fl >= 0 && fl as c_int & libc::O_NONBLOCK != 0);
+    s.receive_timeout_ns.store(crate::options::timeout_of(fd, libc::SO_RCVTIMEO), Relaxed);
+    s.send_timeout_ns.store(crate::options::timeout_of(fd, libc::SO_SNDTIMEO), Relaxed);
+    let mut tx = Tx::new();
+    let mut rx = Rx::new();
+    let _ = tx.on_accepted(s.tx_bytes.load(Relaxed));
+    let _ = rx.on_delivered(s.rx_bytes.load(Relaxed));
+    rx.arm();
+    // SAFETY: nobody holds the ends: the state is ATTACHING and no call is in flight. The words and rings live in
+    // mappings that outlive the attachment; their sizes were checked by the service thread; both start at 0.
+    unsafe {
+        s.tx.get().write(TxEnd {
+            switch: tx,
+            ring: Producer::new(NonNull::from(tx_words), tx_ring, offer.tx_bytes as usize, 0),
+            never: false,
+            test_switch: lifecycle::test_switch(),
+        });
+        s.rx.get().write(RxEnd {
+            switch: rx,
+            ring: Consumer::new(NonNull::from(rx_words), rx_ring, offer.rx_bytes as usize, 0),
+            carrier_asked: 0,
+            pending_error: 0,
+        });
+    }
+    s.tx_words.store((tx_words as *const RingWords).cast_mut(), Release);
+    s.rx_words.store((rx_words as *const RingWords).cast_mut(), Release);
+    s.channel.store(offer.channel.cast_mut(), Release);
+    s.slot.store(offer.slot, Release);
+    if let Some(r) = s.record() {
+        r.peer_pid.store(channel.peer_pid, Relaxed);
+    }
+    s.state.store(ATTACHED, SeqCst);
+    crate::epoll::on_attached(s, fd);
+    // Last: the peer may send into the ring from here on.
+    store_ack(rx_words, &rx);
+    debug_log!("fd {fd}: attached to slot {slot}, sent {} received {}", s.tx_bytes.load(Relaxed), s.rx_bytes.load(Relaxed));
+}
+
+#[cold]
+fn refuse_offer(s: &'static Socket, channel: &Channel, why: Reason) {
+    // SAFETY: as in `attach`.
+    let slot = unsafe { (*s.offer.get()).slot } as usize;
+    s.set_reason(why);
+    s.state.store(PLAIN, SeqCst);
+    channel.words(slot, channel.side ^ 1).quiet[quiet::REQUEST].fetch_or(quiet::CLOSED, SeqCst);
+    service::released(channel, slot);
+}
+
+// ---- attached: send --------------------------------------------------------------------------------------------
+
+/// Copies what fits of `iov`, of which `done` bytes are already sent, into the ring. Returns how many.
+#[inline]
+unsafe fn fill(ring: &mut Producer, iov: &[iovec], done: usize) -> Result<usize, PeerCorrupt> {
+    let mut skip = done;
+    let mut n = 0;
+    for v in iov {
+        if skip >= v.iov_len {
+            skip -= v.iov_len;
+            continue;
+        }
+        let len = v.iov_len - skip;
+        // SAFETY: within the caller's buffer.
+        let put = unsafe { ring.write(v.iov_base.cast::<u8>().add(skip), len)? };
+        n += put;
+        if put < len {
+            break;
+        }
+        skip = 0;
+    }
+    Ok(n)
+}
+
+fn total_len(iov: &[iovec]) -> Option<usize> {
+    let mut total = 0usize;
+    for v in iov {
+        total = total.checked_add(v.iov_len).filter(|t| *t <= isize::MAX as usize)?;
+        if v.iov_len != 0 && (v.iov_base as usize) < LOWEST_ADDRESS {
+            return None;
+        }
+    }
+    Some(total)
+}
+
+#[inline]
+unsafe fn send_attached(s: &'static Socket, g: u16, fd: c_int, iov: &[iovec], flags: c_int) -> Ret {
+    let total = match iov {
+        [one] if one.iov_base as usize >= LOWEST_ADDRESS && one.iov_len <= isize::MAX as usize => one.iov_len,
+        _ => match total_len(iov) {
+            Some(t) => t,
+            None => return -(libc::EFAULT as Ret),
+        },
+    };
+    if s.is_inherited() {
+        to_kernel(s, g, fd, Reason::InheritedByFork);
+        return PASS;
+    }
+    let mut held = match hold_tx(s, g) {
+        Ok(h) => h,
+        Err(NotHeld::Reentrant) => return EAGAIN,
+        Err(NotHeld::Changed) => return PASS,
+    };
+    let plain = flags & !SEND_FLAGS == 0 && s.flags.load(Acquire) & (flag::SHUT_WR | flag::CARRIER_SPOKE | flag::CORRUPT) == 0;
+    if plain && held.end.switch.state() == TxState::Fast && held.end.test_switch == 0 && total > 0 {
+        // SAFETY: the caller's buffers.
+        let n = match unsafe { fill(&mut held.end.ring, iov, 0) } {
+            Ok(n) => n,
+            Err(_) => return corrupt(s, fd),
+        };
+        if n > 0 {
+            sent_fast(s, &mut held, n);
+            if n == total {
+                return n as Ret;
+            }
+        }
+        // SAFETY: the caller's buffers.
+        return unsafe { send_slow(s, g, fd, iov, total, n, flags, held) };
+    }
+    // SAFETY: the caller's buffers.
+    unsafe { send_slow(s, g, fd, iov, total, 0, flags, held) }
+}
+
+#[inline]
+fn sent_fast(s: &Socket, held: &mut TxHeld<'_>, n: usize) {
+    held.end.ring.publish();
+    let _ = held.end.switch.on_accepted(n as u64);
+    held.notify();
+    if let Some(r) = s.record() {
+        if let Some(w) = r.tx_bytes.get(Path::Shm as usize) {
+            bump(w, n as u64);
+        }
+    }
+}
+
+/// Sends on, from byte `done`: promotes, waits for room, or goes through the kernel.
+#[cold]
+#[inline(never)]
+#[allow(clippy::too_many_arguments, reason = "the state of one call, handed on once")]
+unsafe fn send_slow(s: &'static Socket, g: u16, fd: c_int, iov: &[iovec], total: usize, mut done: usize, flags: c_int, held: TxHeld<'static>) -> Ret {
+    let nonblocking = s.has(flag::NONBLOCK) || flags & libc::MSG_DONTWAIT != 0;
+    let timeout = s.send_timeout_ns.load(Relaxed);
+    let mut deadline = 0;
+    let mut held = Some(held);
+    let finish = |done: usize, r: Ret| if done > 0 { done as Ret } else { r };
+    loop {
+        let h = match held.as_mut() {
+            Some(h) => h,
+            None => match hold_tx(s, g) {
+                Ok(h) => held.insert(h),
+                Err(NotHeld::Reentrant) => return finish(done, EAGAIN),
+                Err(NotHeld::Changed) => {
+                    // Plain meanwhile: the kernel takes the rest.
+                    // SAFETY: the caller's buffers.
+                    return finish(done, if done == 0 { PASS } else { unsafe { kernel_send(fd, iov, done, flags) } });
+                }
+            },
+        };
+        if s.has(flag::CORRUPT) {
+            return finish(done, ECONNRESET);
+        }
+        test_switch_tx(s, h);
+        if h.end.switch.state() == TxState::Fast {
+            let odd = flags & !SEND_FLAGS != 0 || s.has(flag::SHUT_WR);
+            if odd || peer_is_going(s, h, fd) {
+                demote_tx(s, h, !odd);
+                continue;
+            }
+            if total == 0 {
+                return 0;
+            }
+            // SAFETY: the caller's buffers.
+            match unsafe { fill(&mut h.end.ring, iov, done) } {
+                Ok(0) => {}
+                Ok(n) => {
+                    sent_fast(s, h, n);
+                    done += n;
+                    if done == total {
+                        return done as Ret;
+                    }
+                    if !nonblocking {
+                        continue;
+                    }
+                }
+                Err(_) => return finish(done, corrupt(s, fd)),
+            }
+            match h.end.ring.want_space(1) {
+                Ok(true) => continue,
+                Ok(false) => {}
+                Err(_) => return finish(done, corrupt(s, fd)),
+            }
+            if nonblocking {
+                return finish(done, EAGAIN);
+            }
+        } else if h.end.switch.state() == TxState::Carrier {
+            if promote(s, h, flags) {
+                continue;
+            }
+            // SAFETY: the caller's buffers.
+            let r = unsafe { kernel_send(fd, iov, done, flags | libc::MSG_DONTWAIT) };
+            if r >= 0 {
+                let _ = h.end.switch.on_accepted(r as u64);
+                if let Some(rec) = s.record() {
+                    rec.add_tx(Path::Tcp, r as u64);
+                }
+                done += r as usize;
+                if done >= total || nonblocking {
+                    return done as Ret;
+                }
+                continue;
+            }
+            if r != EAGAIN || nonblocking {
+                return finish(done, r);
+            }
+        } else if h.end.switch.state() == TxState::Shut {
+            held = None;
+            let _ = &held;
+            // SAFETY: the caller's buffers; the kernel answers EPIPE and sends SIGPIPE as it must.
+            return finish(done, unsafe { kernel_send(fd, iov, done, flags) });
+        } else if nonblocking {
+            return finish(done, EAGAIN);
+        }
+        // Wait for room.
+        let on_carrier = h.end.switch.state() != TxState::Fast;
+        held = None;
+        if deadline == 0 && timeout > 0 {
+            deadline = sys::now_ns().saturating_add(timeout as u64);
+        }
+        match wait::block(s, fd, Side::Send, on_carrier, deadline) {
+            Woke::News => {}
+            Woke::Timeout => return finish(done, EAGAIN),
+            Woke::Signal if restarts() => {}
+            Woke::Signal => return finish(done, -(libc::EINTR as Ret)),
+        }
+    }
+}
+
+/// One kernel send of what comes after byte `done`.
+unsafe fn kernel_send(fd: c_int, iov: &[iovec], done: usize, flags: c_int) -> Ret {
+    let mut skip = done;
+    for (i, v) in iov.iter().enumerate() {
+        if skip >= v.iov_len && !(skip == 0 && iov.len() == 1) {
+            skip -= v.iov_len;
+            continue;
+        }
+        if skip == 0 {
+            // SAFETY: all zero is a valid msghdr; the buffers are the caller's.
+            return unsafe {
+                let mut m: msghdr = core::mem::zeroed();
+                m.msg_iov = iov.as_ptr().add(i).cast_mut();
+                m.msg_iovlen = iov.len() - i;
+                sys::sendmsg(fd, &m, flags)
+            };
+        }
+        // SAFETY: within the caller's buffer.
+        return unsafe { sys::sendto(fd, v.iov_base.cast::<u8>().add(skip), v.iov_len - skip, flags) };
+    }
+    // SAFETY: nothing to send: the kernel checks the socket's state.
+    unsafe { sys::sendto(fd, core::ptr::null(), 0, flags) }
+}
+
+/// The peer closed or is closing: from here on the kernel knows best what a send means (EPIPE, ECONNRESET, or bytes to a peer that
+/// only closed its sending half).
+fn peer_is_going(s: &Socket, h: &TxHeld<'_>, fd: c_int) -> bool {
+    if h.words.quiet[quiet::REQUEST].load(Relaxed) & quiet::CLOSED != 0 {
+        return true;
+    }
+    if !s.has(flag::CARRIER_SPOKE) {
+        return false;
+    }
+    if sys::poll_now(fd, libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0 {
+        return true;
+    }
+    // It said something else: the receiving side's business, who asks again when its ring is empty.
+    if sys::poll_now(fd, libc::POLLIN | libc::POLLPRI) == 0 {
+        s.lower(flag::CARRIER_SPOKE);
+    }
+    false
+}
+
+fn demote_tx(s: &Socket, h: &mut TxHeld<'_>, for_good: bool) {
+    if for_good {
+        h.end.never = true;
+    }
+    if let Ok(a) = h.end.switch.demote() {
+        publish_announce(h.words, a);
+        show_path(s, true, Way::Carrier);
+        h.notify();
+    }
+}
+
+/// Moves the sending direction onto the ring if the peer is ready for it.
+fn promote(s: &Socket, h: &mut TxHeld<'_>, flags: c_int) -> bool {
+    if h.end.never || flags & !SEND_FLAGS != 0 || s.flags.load(Acquire) & (flag::SHUT_WR | flag::CARRIER_SPOKE) != 0 {
+        return false;
+    }
+    if h.words.quiet[quiet::REQUEST].load(Relaxed) & quiet::CLOSED != 0 {
+        h.end.never = true;
+        return false;
+    }
+    let Ok(a) = h.end.switch.promote(load_ack(h.words), Link::Reliable) else { return false };
+    publish_announce(h.words, a);
+    fence(SeqCst);
+    h.end.ring.continue_at(h.end.switch.offset());
+    match h.end.switch.confirm(load_ack(h.words)) {
+        Ok(None) => {
+            show_path(s, true, Way::Fast);
+            true
+        }
+        Ok(Some(back)) => {
+            publish_announce(h.words, back);
+            false
+        }
+        Err(_) => false,
+    }
+}
+
+/// Test aid: changes the path now and then.
+fn test_switch_tx(s: &Socket, h: &mut TxHeld<'_>) {
+    if h.end.test_switch == 0 {
+        return;
+    }
+    // xorshift32, seeded by the variable's value: reproducible for one sequence of calls.
+    let mut x = h.end.test_switch;
+    x ^= x << 13;
+    x ^= x >> 17;
+    x ^= x << 5;
+    h.end.test_switch = x | 1;
+    if h.end.switch.state() == TxState::Fast && x % 16 == 0 {
+        demote_tx(s, h, false);
+    }
+}
+
+// ---- attached: receive -----------------------------------------------------------------------------------------
+
+/// Copies up to `limit` bytes from the ring into `iov`, of which `done` bytes are filled. `peek` leaves them there; `drop_bytes`
+/// (MSG_TRUNC) copies nothing.
+#[inline]
+unsafe fn drain(ring: &mut Consumer, iov: &[iovec], done: usize, limit: usize, peek: bool, drop_bytes: bool) -> Result<usize, PeerCorrupt> {
+    let mut skip = done;
+    let mut n = 0;
+    for v in iov {
+        if skip >= v.iov_len {
+            skip -= v.iov_len;
+            continue;
+        }
+        let len = (v.iov_len - skip).min(limit - n);
+        // SAFETY: within the caller's buffer.
+        let got = unsafe {
+            let at = v.iov_base.cast::<u8>().add(skip);
+            match (peek, drop_bytes) {
+                (false, false) => ring.read(at, len)?,
+                (true, false) => ring.peek(n, at, len)?,
+                (false, true) => ring.skip(len)?,
+                (true, true) => len.min(ring.available()?.saturating_sub(n)),
+            }
+        };
+        n += got;
+        if got < len || n == limit {
+            break;
+        }
+        skip = 0;
+    }
+    Ok(n)
+}
+
+#[inline]
+unsafe fn recv_attached(s: &'static Socket, g: u16, fd: c_int, iov: &[iovec], flags: c_int) -> Ret {
+    let drop_bytes = flags & libc::MSG_TRUNC != 0;
+    let total = match iov {
+        [one] if one.iov_base as usize >= LOWEST_ADDRESS && one.iov_len <= isize::MAX as usize => one.iov_len,
+        _ if drop_bytes => iov.iter().map(|v| v.iov_len).fold(0, usize::saturating_add),
+        _ => match total_len(iov) {
+            Some(t) => t,
+            None => return -(libc::EFAULT as Ret),
+        },
+    };
+    if s.is_inherited() {
+        to_kernel(s, g, fd, Reason::InheritedByFork);
+        return PASS;
+    }
+    if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
+        // SAFETY: the caller's buffer; urgent data and the error queue never leave the carrier.
+        return match iov.first() {
+            Some(v) => unsafe { sys::recvfrom(fd, v.iov_base.cast(), v.iov_len, flags, core::ptr::null_mut(), core::ptr::null_mut()) },
+            None => 0,
+        };
+    }
+    let mut held = match hold_rx(s, g) {
+        Ok(h) => h,
+        Err(NotHeld::Reentrant) => return EAGAIN,
+        Err(NotHeld::Changed) => return PASS,
+    };
+    if flags & !(libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) == 0 && total > 0 {
+        if let Plan::Fast { limit } = held.end.switch.plan() {
+            match held.end.ring.available() {
+                Ok(0) => {}
+                Ok(avail) => {
+                    let limit = (limit.min(avail as u64)) as usize;
+                    // SAFETY: the caller's buffers.
+                    return match unsafe { drain(&mut held.end.ring, iov, 0, limit, false, false) } {
+                        Ok(n) => {
+                            if received_fast(s, &mut held, n) { n as Ret } else { corrupt(s, fd) }
+                        }
+                        Err(_) => corrupt(s, fd),
+                    };
+                }
+                Err(_) => return corrupt(s, fd),
+            }
+        }
+    }
+    // SAFETY: the caller's buffers.
+    unsafe { recv_slow(s, g, fd, iov, total, flags, held) }
+}
+
+/// Bytes were taken from the ring: tells the producer, and the switch. False: the peer broke the rules.
+#[inline]
+fn received_fast(s: &Socket, held: &mut RxHeld<'_>, n: usize) -> bool {
+    held.end.ring.publish();
+    match held.end.switch.on_delivered(n as u64) {
+        Ok(false) => {}
+        Ok(true) => held.settled(s),
+        Err(_) => return false,
+    }
+    if held.end.ring.take_space_request() {
+        held.notify_space();
+    }
+    if let Some(r) = s.record() {
+        if let Some(w) = r.rx_bytes.get(Path::Shm as usize) {
+            bump(w, n as u64);
+        }
+    }
+    true
+}
+
+/// What one look at a path brought.
+enum Look {
+    /// Bytes, or the end: the call's result so far is complete.
+    Got(usize),
+    /// Nothing there now.
+    Empty,
+    /// The plan changed: look again.
+    Again,
+    /// The kernel's answer, to be handed to the application.
+    Kernel(Ret),
+    Corrupt,
+}
+
+#[cold]
+#[inline(never)]
+unsafe fn recv_slow(s: &'static Socket, g: u16, fd: c_int, iov: &[iovec], total: usize, flags: c_int, held: RxHeld<'static>) -> Ret {
+    let nonblocking = s.has(flag::NONBLOCK) || flags & libc::MSG_DONTWAIT != 0;
+    let peek = flags & libc::MSG_PEEK != 0;
+    let wait_all = flags & libc::MSG_WAITALL != 0 && !nonblocking;
+    let timeout = s.receive_timeout_ns.load(Relaxed);
+    let mut deadline = 0;
+    let mut done = 0usize;
+    let mut held = Some(held);
+    let finish = |done: usize, r: Ret| if done > 0 { done as Ret } else { r };
+    if total == 0 {
+        return 0;
+    }
+    loop {
+        let h = match held.as_mut() {
+            Some(h) => h,
+            None => match hold_rx(s, g) {
+                Ok(h) => held.insert(h),
+                Err(NotHeld::Reentrant) => return finish(done, EAGAIN),
+                Err(NotHeld::Changed) => {
+                    // SAFETY: the caller's buffers.
+                    return finish(done, if done == 0 { PASS } else { unsafe { kernel_recv(fd, iov, done, usize::MAX, flags) } });
+                }
+            },
+        };
+        if s.has(flag::CORRUPT) {
+            return finish(done, ECONNRESET);
+        }
+        let on_carrier;
+        // SAFETY: the caller's buffers.
+        let look = unsafe {
+            match h.end.switch.plan() {
+                Plan::Fast { limit } => {
+                    on_carrier = false;
+                    look_fast(s, h, fd, iov, if peek { 0 } else { done }, limit, flags, nonblocking)
+                }
+                Plan::Carrier { limit, peek_first } => {
+                    on_carrier = true;
+                    look_carrier(s, h, fd, iov, if peek { 0 } else { done }, limit, peek_first, flags)
+                }
+                Plan::Wait => {
+                    on_carrier = true;
+                    match h.end.switch.on_announce(load_announce(h.words)) {
+                        Ok(false) => Look::Empty,
+                        Ok(true) => h.follow(s, true),
+                        Err(_) => Look::Corrupt,
+                    }
+                }
+            }
+        };
+        match look {
+            Look::Again => continue,
+            Look::Corrupt => return finish(done, corrupt(s, fd)),
+            Look::Kernel(r) => return finish(done, r),
+            Look::Got(n) => {
+                done = if peek { n } else { done + n };
+                if done >= total || !wait_all {
+                    return done as Ret;
+                }
+                if !peek {
+                    continue;
+                }
+            }
+            Look::Empty => {}
+        }
+        if nonblocking {
+            return finish(done, EAGAIN);
+        }
+        held = None;
+        if deadline == 0 && timeout > 0 {
+            deadline = sys::now_ns().saturating_add(timeout as u64);
+        }
+        match wait::block(s, fd, Side::Receive, on_carrier, deadline) {
+            Woke::News => {}
+            Woke::Timeout => return finish(done, EAGAIN),
+            Woke::Signal if restarts() => {}
+            Woke::Signal => return finish(done, -(libc::EINTR as Ret)),
+        }
+    }
+}
+
+/// The receiver stands on the ring.
+#[allow(clippy::too_many_arguments, reason = "the state of one call")]
+unsafe fn look_fast(s: &Socket, h: &mut RxHeld<'_>, fd: c_int, iov: &[iovec], done: usize, limit: u64, flags: c_int, nonblocking: bool) -> Look {
+    let peek = flags & libc::MSG_PEEK != 0;
+    let Ok(avail) = h.end.ring.available() else { return Look::Corrupt };
+    if avail > 0 {
+        let limit = limit.min(avail as u64) as usize;
+        // SAFETY: the caller's buffers.
+        return match unsafe { drain(&mut h.end.ring, iov, done, limit, peek, flags & libc::MSG_TRUNC != 0) } {
+            Ok(n) if peek => Look::Got(n),
+            Ok(n) => if received_fast(s, h, n) { Look::Got(n) } else { Look::Corrupt },
+            Err(_) => Look::Corrupt,
+        };
+    }
+    match h.end.switch.on_announce(load_announce(h.words)) {
+        Ok(false) => {}
+        Ok(true) => return h.follow(s, true),
+        Err(_) => return Look::Corrupt,
+    }
+    let now = sys::now_ns();
+    if !s.has(flag::CARRIER_SPOKE) && !(nonblocking && now.wrapping_sub(h.end.carrier_asked) > ASK_CARRIER_NS) {
+        return Look::Empty;
+    }
+    h.end.carrier_asked = now;
+    ask_carrier(s, h, fd, flags)
+}
+
+/// The ring is empty: has the carrier ended, or is the stream to go on there?
+#[cold]
+fn ask_carrier(s: &Socket, h: &mut RxHeld<'_>, fd: c_int, flags: c_int) -> Look {
+    // Lowered before the question, so that what is said after it raises the flag again.
+    s.lower(flag::CARRIER_SPOKE);
+    let ev = sys::poll_now(fd, libc::POLLIN | libc::POLLRDHUP | libc::POLLPRI);
+    if ev & (libc::POLLIN | libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) == 0 {
+        return Look::Empty;
+    }
+    s.raise(flag::CARRIER_SPOKE);
+    let mut byte = 0u8;
+    // SAFETY: one byte of ours. A pending error is reported, and so taken, by this.
+    let r = unsafe { sys::recvfrom(fd, &mut byte, 1, libc::MSG_PEEK | libc::MSG_DONTWAIT, core::ptr::null_mut(), core::ptr::null_mut()) };
+    if r == EAGAIN {
+        return Look::Empty;
+    }
+    if r > 0 {
+        return match h.end.switch.on_carrier_readable(load_announce(h.words)) {
+            Ok(changed) => h.follow(s, changed),
+            Err(_) => Look::Corrupt,
+        };
+    }
+    carrier_ended(s, h, r, flags)
+}
+
+/// The carrier said that it ended (0) or failed (`-errno`).
+#[cold]
+fn carrier_ended(s: &Socket, h: &mut RxHeld<'_>, r: Ret, flags: c_int) -> Look {
+    let latest = load_announce(h.words);
+    if r != 0 {
+        // The kernel reports an error once; it belongs behind the ring's bytes.
+        h.end.pending_error = r as i32;
+    }
+    let Ok(left) = h.end.ring.refresh() else { return Look::Corrupt };
+    match h.end.switch.on_carrier_eof(latest, left == 0) {
+        Ok(EofVerdict::Eof) => {
+            let r = h.end.pending_error as Ret;
+            if flags & libc::MSG_PEEK == 0 {
+                h.end.pending_error = 0;
+            }
+            Look::Kernel(r)
+        }
+        Ok(EofVerdict::Truncated) => Look::Kernel(ECONNRESET),
+        Ok(EofVerdict::DrainFastFirst) => Look::Again,
+        Ok(EofVerdict::SkipThenDrain { skip }) => if h.skip(skip).is_ok() { Look::Again } else { Look::Corrupt },
+        Ok(EofVerdict::FollowAnnounce) => h.follow(s, true),
+        Err(_) => Look::Corrupt,
+    }
+}
+
+/// The receiver stands on the carrier.
+#[allow(clippy::too_many_arguments, reason = "the state of one call")]
+unsafe fn look_carrier(s: &Socket, h: &mut RxHeld<'_>, fd: c_int, iov: &[iovec], done: usize, limit: u64, peek_first: bool, flags: c_int) -> Look {
+    if h.end.pending_error != 0 {
+        return carrier_ended(s, h, 0, flags);
+    }
+    let flags = (flags | libc::MSG_DONTWAIT) & !libc::MSG_WAITALL;
+    let mut max = limit.min(isize::MAX as u64) as usize;
+    if peek_first {
+        // SAFETY: the caller's buffers: peeked bytes are overwritten by the same bytes when they are taken.
+        let r = unsafe { kernel_recv(fd, iov, done, max, (flags | libc::MSG_PEEK) & !libc::MSG_TRUNC) };
+        if r <= 0 {
+            return carrier_end(s, h, r, flags);
+        }
+        match h.end.switch.after_peek(r as u64, load_announce(h.words)) {
+            Ok(0) => {
+                h.settled(s);
+                return Look::Again;
+            }
+            Ok(n) => max = n as usize,
+            Err(_) => return Look::Corrupt,
+        }
+        if flags & libc::MSG_PEEK != 0 {
+            return Look::Got(max);
+        }
+    }
+    // SAFETY: the caller's buffers.
+    let r = unsafe { kernel_recv(fd, iov, done, max, flags) };
+    if r <= 0 {
+        return carrier_end(s, h, r, flags);
+    }
+    if flags & libc::MSG_PEEK != 0 {
+        return Look::Got(r as usize);
+    }
+    if let Some(rec) = s.record() {
+        rec.add_rx(Path::Tcp, r as u64);
+    }
+    match h.end.switch.on_delivered(r as u64) {
+        Ok(changed) => {
+            if changed {
+                h.settled(s);
+            }
+            Look::Got(r as usize)
+        }
+        Err(_) => Look::Corrupt,
+    }
+}
+
+/// The carrier had no byte: nothing yet (`r` is EAGAIN), its end (0), or an error.
+fn carrier_end(s: &Socket, h: &mut RxHeld<'_>, r: Ret, flags: c_int) -> Look {
+    if r != EAGAIN {
+        return carrier_ended(s, h, r, flags);
+    }
+    match h.end.switch.on_announce(load_announce(h.words)) {
+        Ok(false) => Look::Empty,
+        Ok(true) => h.follow(s, true),
+        Err(_) => Look::Corrupt,
+    }
+}
+
+/// One kernel receive of at most `max` bytes into what comes after byte `done` of `iov`.
+unsafe fn kernel_recv(fd: c_int, iov: &[iovec], done: usize, max: usize, flags: c_int) -> Ret {
+    let mut skip = done;
+    for v in iov {
+        if skip >= v.iov_len {
+            skip -= v.iov_len;
+            continue;
+        }
+        let len = (v.iov_len - skip).min(max);
+        // SAFETY: within the caller's buffer. Filling one buffer of several is a short read, which a stream allows.
+        return unsafe { sys::recvfrom(fd, v.iov_base.cast::<u8>().add(skip), len, flags, core::ptr::null_mut(), core::ptr::null_mut()) };
+    }
+    0
+}
+
+/// A signal handler ran during a wait: would the kernel have restarted the call? It would if the handler was installed with
+/// SA_RESTART. Which handler ran cannot be known; so the answer is yes only if all of the process's handlers have it.
+#[cold]
+fn restarts() -> bool {
+    (1..=64).all(|signal| sys::handler_restarts(signal))
+}
+
+// ---- shutdown and close ----------------------------------------------------------------------------------------
+
+pub(crate) fn shutdown(s: &'static Socket, g: u16, fd: c_int, how: c_int) -> Ret {
+    if s.is_inherited() {
+        to_kernel(s, g, fd, Reason::InheritedByFork);
+        return PASS;
+    }
+    if how == libc::SHUT_WR || how == libc::SHUT_RDWR {
+        if let Ok(mut h) = hold_tx(s, g) {
+            announce_end(s, &mut h);
+            s.raise(flag::SHUT_WR);
+        }
+    }
+    let r = sys::shutdown(fd, how);
+    if how == libc::SHUT_RD || how == libc::SHUT_RDWR {
+        s.raise(flag::CARRIER_SPOKE);
+    }
+    r
+}
+
+/// Tells the peer where the ring's part of the stream ends, before the carrier's FIN.
+fn announce_end(s: &Socket, h: &mut TxHeld<'_>) {
+    if let Ok(Some(a)) = h.end.switch.shutdown() {
+        publish_announce(h.words, a);
+        show_path(s, true, Way::Carrier);
+        h.notify();
+    }
+}
+
+/// The last descriptor is about to be closed.
+pub(crate) fn before_close(s: &'static Socket, fd: c_int) {
+    if s.is_inherited() {
+        return;
+    }
+    let g = s.generation16();
+    if let Ok(mut h) = hold_tx(s, g) {
+        announce_end(s, &mut h);
+    }
+    if let Ok(h) = hold_rx(s, g) {
+        let unread = h.end.ring.refresh().unwrap_or(0);
+        if unread > 0 && fd >= 0 {
+            // Closing with unread data resets the connection (RFC 9293 3.6.1; Linux: tcp_close); the kernel cannot see the ring's.
+            let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+            let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
+        }
+    }
+}
+
+/// The kernel has closed it.
+pub(crate) fn after_close(s: &'static Socket) {
+    let Some(channel) = s.channel() else { return };
+    let slot = s.slot.load(Relaxed) as usize;
+    if s.is_inherited() {
+        return;
+    }
+    let (tx, rx) = (channel.words(slot, channel.side), channel.words(slot, channel.side ^ 1));
+    rx.quiet[quiet::REQUEST].fetch_or(quiet::CLOSED, SeqCst);
+    fence(SeqCst);
+    channel.notify(slot, tx.quiet[quiet::NOTIFY].load(Relaxed));
+    channel.notify(slot, rx.producer_quiet[producer_quiet::NOTIFY].load(Relaxed));
+    s.channel.store(core::ptr::null_mut(), Release);
+    service::released(channel, slot);
+}
+
+/// This process has closed its last descriptor, a forked child has not: it goes on alone.
+pub(crate) fn abandon(s: &'static Socket) {
+    if s.is(CANDIDATE) {
+        service::closing(s);
+    }
+}
+
+// ---- back to the kernel ----------------------------------------------------------------------------------------
+
+/// How long a receiver waits for the peer's library to give back what the application has not read.
+const PULL_BACK_NS: u64 = 10_000_000_000;
+
+/// Both directions back onto the carrier for good: when this returns, the application may use the kernel's socket as it likes.
+#[cold]
+#[inline(never)]
+pub(crate) fn to_kernel(s: &'static Socket, g: u16, fd: c_int, why: Reason) {
+    loop {
+        match s.state.load(Acquire) {
+            CANDIDATE => socket::make_plain(s, why),
+            ATTACHING => core::hint::spin_loop(),
+            ATTACHED => break,
+            _ => return,
+        }
+    }
+    if let Ok(mut h) = hold_tx(s, g) {
+        demote_tx(s, &mut h, true);
+        h.end.switch.pin();
+    }
+    if !release_rx(s, g, fd) {
+        debug_log!("fd {fd}: the peer did not give back unread bytes ({})", why.name());
+        return;
+    }
+    if s.state.compare_exchange(ATTACHED, PLAIN, AcqRel, Relaxed).is_ok() {
+        s.set_reason(why);
+        if !s.is_inherited() {
+            crate::epoll::on_plain(s);
+            detach(s);
+        }
+    }
+}
+
+/// Gives the slot back; the socket is plain.
+fn detach(s: &'static Socket) {
+    if let Some(channel) = s.channel() {
+        let slot = s.slot.load(Relaxed) as usize;
+        channel.words(slot, channel.side ^ 1).quiet[quiet::REQUEST].fetch_or(quiet::CLOSED, SeqCst);
+        s.channel.store(core::ptr::null_mut(), Release);
+        service::released(channel, slot);
+    }
+}
+
+/// Gets the receiving direction onto the carrier; true when nothing of the stream can come by the ring any more.
+fn release_rx(s: &'static Socket, g: u16, fd: c_int) -> bool {
+    let deadline = sys::now_ns().saturating_add(PULL_BACK_NS);
+    let mut asked = false;
+    loop {
+        {
+            let mut h = match hold_rx(s, g) {
+                Ok(h) => h,
+                Err(NotHeld::Changed) => return true,
+                Err(NotHeld::Reentrant) => return false,
+            };
+            if !asked {
+                h.end.switch.freeze();
+                store_ack(h.words, &h.end.switch);
+                fence(SeqCst);
+            }
+            match h.end.switch.on_announce(load_announce(h.words)) {
+                Ok(true) => h.settled(s),
+                Ok(false) => {}
+                Err(_) => return false,
+            }
+            store_ack(h.words, &h.end.switch);
+            if h.end.switch.is_released() {
+                return true;
+            }
+            if h.end.switch.wants_pull_back() && !asked {
+                stats::count(Counter::PulledBack);
+                if !service::send_pull_back(h.channel, h.slot) {
+                    return false;
+                }
+            }
+            asked = true;
+        }
+        // The peer answers by an announcement; its death is heard on the carrier.
+        if sys::poll_now(fd, libc::POLLRDHUP) & (libc::POLLHUP | libc::POLLERR) != 0 || sys::now_ns() > deadline {
+            return false;
+        }
+        let Some(channel) = s.channel() else { return true };
+        let words = channel.words(s.slot.load(Relaxed) as usize, channel.side ^ 1);
+        // SAFETY: the low half of the epoch word, which lives in the mapping; futexes on it are shared with the peer.
+        let low = unsafe { AtomicU32::from_ptr(words.producer_user[announce::EPOCH].as_ptr().cast()) };
+        let seen = low.load(Acquire);
+        if seen == words.quiet[quiet::ACK].load(Relaxed) as u32 {
+            sys::futex_wait(low, seen, 1_000_000, false);
+        }
+    }
+}
+
+/// In the peer's service of a frozen receiver: what it has not consumed goes out again, over the carrier.
+pub(crate) fn serve_pull_back(channel: &Channel, slot: usize) {
+    let Some(socket) = channel.sockets.get(slot) else { return };
+    // SAFETY: null or a socket of a type-stable slab.
+    let Some(s) = (unsafe { socket.load(Acquire).as_ref() }) else { return };
+    let g = s.generation16();
+    let Ok(mut h) = hold_tx(s, g) else { return };
+    if !core::ptr::eq(h.channel, channel) || h.slot != slot {
+        return;
+    }
+    let fd = s.fd.load(Relaxed);
+    h.end.never = true;
+    let moved = h.end.switch.pull_back(load_ack(h.words));
+    h.end.switch.pin();
+    s.set_reason(Reason::PeerAskedForTcp);
+    let Ok(Some(over)) = moved else { return };
+    publish_announce(h.words, over.announce);
+    // SAFETY: as in `release_rx`.
+    let low = unsafe { AtomicU32::from_ptr(h.words.producer_user[announce::EPOCH].as_ptr().cast()) };
+    sys::futex_wake(low, i32::MAX, false);
+    h.notify();
+    show_path(s, true, Way::Carrier);
+    let mut at = over.resend.start;
+    let mut part = [0u8; 16384];
+    while at < over.resend.end {
+        // SAFETY: `part` is ours and outside the ring.
+        let n = unsafe { h.end.ring.copy_out(at, part.as_mut_ptr(), part.len().min((over.resend.end - at) as usize)) };
+        if n == 0 {
+            let _ = corrupt(s, fd);
+            return;
+        }
+        // SAFETY: `n` bytes of `part`.
+        let r = unsafe { sys::sendto(fd, part.as_ptr(), n, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
+        if r > 0 {
+            at += r as u64;
+            let _ = h.end.switch.on_resent(r as u64);
+        } else if r == EAGAIN {
+            let mut p = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
+            // SAFETY: one valid pollfd.
+            unsafe { sys::ppoll(&mut p, 1, 1_000_000_000, core::ptr::null()) };
+        } else {
+            return;
+        }
+    }
+}
+
+/// Bytes that a FIONREAD would count on the ring (0 when the receiver stands on the carrier), for [`crate::options`].
+pub(crate) fn unread(s: &'static Socket, g: u16) -> Option<usize> {
+    let h = hold_rx(s, g).ok()?;
+    h.end.ring.refresh().ok()
+}
+
+/// Bytes sent and not yet consumed by the peer, for SIOCOUTQ.
+pub(crate) fn unsent(s: &'static Socket, g: u16) -> Option<usize> {
+    let h = hold_tx(s, g).ok()?;
+    h.end.ring.in_flight().ok()
+}
+
+/// True when the receiver stands on the ring, by the shared word that only this end writes.
+pub(crate) fn receives_fast(channel: &Channel, slot: usize) -> bool {
+    channel.words(slot, channel.side ^ 1).quiet[quiet::ACK].load(Relaxed) & 1 != 0
+}
+
+/// True when the sender stands on the ring.
+pub(crate) fn sends_fast(channel: &Channel, slot: usize) -> bool {
+    channel.words(slot, channel.side).producer_user[announce::EPOCH].load(Relaxed) & 1 != 0
+}
+
+const _: fn(Corrupt) = |_| ();

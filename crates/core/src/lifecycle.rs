@@ -1,0 +1,443 @@
+//! Processes and descriptors: start, fork, exec, close, dup, and the way back to the kernel.
+
+use crate::api::{NextSymbols, PASS, Ret};
+use crate::fd_table::{self, Entry};
+use crate::log::warn_log;
+use crate::socket::{self, Socket};
+use crate::{epoll, io, service, stats, sys, wait};
+use alloc::boxed::Box;
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+use core::ffi::c_int;
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering::*};
+use netacc_control::config::{Config, DEFAULT_FILE, ENV_FILE, ENV_FROM_COMMAND_LINE, SETTINGS};
+use netacc_control::stats::Reason;
+
+/// What the environment held when the process started; programs overwrite it later.
+struct Environment {
+    values: Vec<(&'static str, &'static str)>,
+    next: NextSymbols,
+}
+
+struct Resolved {
+    config: Config,
+    text: String,
+}
+
+static ENVIRONMENT: AtomicPtr<Environment> = AtomicPtr::new(core::ptr::null_mut());
+static RESOLVED: AtomicPtr<Resolved> = AtomicPtr::new(core::ptr::null_mut());
+/// The pid: serial number of this process in everything that forked children inherit.
+static PROCESS: AtomicU32 = AtomicU32::new(1);
+/// Test aid: `NETACC_TEST_SWITCH=<n>`: after about n calls each direction changes its path by itself.
+static TEST_SWITCH: AtomicU32 = AtomicU32::new(0);
+/// Where glibc keeps the thread's id relative to the thread pointer; 0: not found, ask the kernel.
+static TID_OFFSET: AtomicUsize = AtomicUsize::new(0);
+static STARTED: AtomicBool = AtomicBool::new(false);
+
+pub(crate) fn init(env: &dyn Fn(&str) -> Option<&'static str>, next: NextSymbols) {
+    let mut values = Vec::new();
+    for name in SETTINGS.iter().map(|s| s.name).chain([ENV_FILE, ENV_FROM_COMMAND_LINE]) {
+        if let Some(value) = env(name) {
+            values.push((name, value));
+        }
+    }
+    if let Some(n) = env("NETACC_TEST_SWITCH").and_then(|v| v.parse().ok()) {
+        TEST_SWITCH.store(n, Relaxed);
+    }
+    let environment = Box::into_raw(Box::new(Environment { values, next }));
+    ENVIRONMENT.store(environment, Release);
+    PROCESS.store(sys::getpid(), Relaxed);
+    find_tid_offset();
+    let mut limit = libc::rlimit { rlim_cur: 1024, rlim_max: 1024 };
+    let _ = sys::getrlimit_nofile(&mut limit);
+    let soft = (limit.rlim_cur as usize).min(fd_table::CAPACITY);
+    fd_table::INTERNAL_FLOOR.store(soft - soft / 4, Relaxed);
+    STARTED.store(true, Release);
+}
+
+/// False until the constructor has run (and for ever where it refuses to: set-uid programs).
+pub(crate) fn started() -> bool {
+    STARTED.load(Acquire)
+}
+
+pub(crate) fn next_symbols() -> Option<NextSymbols> {
+    // SAFETY: set once to a leaked box.
+    unsafe { ENVIRONMENT.load(Acquire).as_ref() }.map(|e| e.next)
+}
+
+/// The configuration, resolved at the first use.
+pub(crate) fn config() -> &'static Config {
+    &resolved().config
+}
+
+/// The configuration as `netacc_ss -s cfg` shows it.
+pub(crate) fn config_text() -> &'static str {
+    &resolved().text
+}
+
+fn resolved() -> &'static Resolved {
+    // SAFETY: only ever set to a leaked box.
+    if let Some(r) = unsafe { RESOLVED.load(Acquire).as_ref() } {
+        return r;
+    }
+    resolve()
+}
+
+#[cold]
+#[inline(never)]
+fn resolve() -> &'static Resolved {
+    // SAFETY: as in `next_symbols`.
+    let environment = unsafe { ENVIRONMENT.load(Acquire).as_ref() };
+    let get = |name: &str| environment.and_then(|e| e.values.iter().find(|(n, _)| *n == name)).map(|(_, v)| v.to_string());
+    let path = get(ENV_FILE).unwrap_or_else(|| DEFAULT_FILE.to_string());
+    let text = read_file(&path);
+    let (config, origins, errors) = Config::resolve_lossy(text.as_deref().map(|t| (path.as_str(), t)), &get, &[]);
+    let text = config.render(&origins);
+    let new = Box::into_raw(Box::new(Resolved { config, text }));
+    match RESOLVED.compare_exchange(core::ptr::null_mut(), new, AcqRel, Acquire) {
+        Ok(_) => {
+            for e in &errors {
+                warn_log!("{e}");
+            }
+            // SAFETY: leaked.
+            unsafe { &*new }
+        }
+        Err(other) => {
+            // SAFETY: `new` was never shared; `other` is a leaked box.
+            unsafe {
+                drop(Box::from_raw(new));
+                &*other
+            }
+        }
+    }
+}
+
+fn read_file(path: &str) -> Option<String> {
+    let mut name = Vec::from(path.as_bytes());
+    name.push(0);
+    let fd = sys::open(&name, libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK, 0) as c_int;
+    if fd < 0 {
+        return None;
+    }
+    let mut bytes = Vec::new();
+    let mut part = [0u8; 4096];
+    loop {
+        let n = sys::read(fd, &mut part);
+        if n <= 0 || bytes.len() > 1 << 20 {
+            break;
+        }
+        bytes.extend_from_slice(part.get(..n as usize).unwrap_or(&[]));
+    }
+    let _ = sys::close(fd);
+    Some(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+pub(crate) fn test_switch() -> u32 {
+    TEST_SWITCH.load(Relaxed)
+}
+
+/// Serial number of this process.
+#[inline(always)]
+pub(crate) fn process() -> u32 {
+    PROCESS.load(Relaxed)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+fn thread_word(offset: usize) -> u32 {
+    let v: u32;
+    // SAFETY: `offset` lies within glibc's `struct pthread`, which begins at the thread pointer and is over 2 KiB long.
+    unsafe { core::arch::asm!("mov {0:e}, fs:[{1}]", out(reg) v, in(reg) offset, options(nostack, readonly, preserves_flags)) };
+    v
+}
+
+#[cfg(target_arch = "x86_64")]
+fn find_tid_offset() {
+    // `struct pthread` holds the thread's id for robust mutexes, at 0x2d0 in every glibc of the last decade. Believed
+    // only if it is there; in a forked child glibc keeps it up to date.
+    const GLIBC: usize = 0x2d0;
+    if thread_word(GLIBC) == sys::gettid() {
+        TID_OFFSET.store(GLIBC, Relaxed);
+    }
+}
+#[cfg(not(target_arch = "x86_64"))]
+fn find_tid_offset() {}
+
+/// The calling thread's id.
+#[inline(always)]
+pub(crate) fn tid() -> u32 {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let offset = TID_OFFSET.load(Relaxed);
+        if offset != 0 {
+            return thread_word(offset);
+        }
+    }
+    sys::gettid()
+}
+
+// ---- fork and exec -------------------------------------------------------------------------------------------
+
+/// Where walks over the descriptor table end.
+pub(crate) fn fd_limit() -> usize {
+    fd_table::high_water()
+}
+
+pub(crate) fn fork_prepare() {
+    if stats::header().is_none() {
+        return;
+    }
+    // Both processes will hold every socket: counted before either can close.
+    fd_table::for_each(|_, entry| {
+        if let Entry::Socket(s, _) = entry {
+            s.refs.fetch_add(1, AcqRel);
+        }
+    });
+}
+
+pub(crate) fn fork_parent() {
+    stats::count(netacc_control::stats::Counter::Forks);
+}
+
+pub(crate) fn fork_child() {
+    PROCESS.store(sys::getpid(), Relaxed);
+    if !started() {
+        return;
+    }
+    service::after_fork_in_child();
+    wait::after_fork_in_child();
+    socket::after_fork_in_child();
+    stats::after_fork_in_child();
+}
+
+/// True in a child that shares this memory (vfork, posix_spawn): what it does to its descriptors is not ours to note.
+pub(crate) fn in_vfork_child() -> bool {
+    sys::getpid() != process()
+}
+
+pub(crate) fn before_exec() {
+    if stats::header().is_none() && RESOLVED.load(Relaxed).is_null() {
+        return;
+    }
+    fd_table::for_each(|fd, entry| {
+        if let Entry::Socket(s, _) = entry {
+            let live = matches!(s.state.load(Acquire), socket::CANDIDATE | socket::ATTACHED | socket::ATTACHING);
+            if live && sys::fcntl(fd, libc::F_GETFD, 0) & libc::FD_CLOEXEC as isize == 0 {
+                need_kernel(fd, Reason::InheritedByExec);
+            }
+        }
+    });
+}
+
+/// See [`crate::api::need_kernel`].
+pub(crate) fn need_kernel(fd: c_int, why: Reason) {
+    match fd_table::get(fd) {
+        Entry::Fresh(_) | Entry::Listener(_) => fd_table::refuse(fd, why),
+        Entry::Socket(s, g) => io::to_kernel(s, g, fd, why),
+        _ => {}
+    }
+}
+
+// ---- descriptors ---------------------------------------------------------------------------------------------
+
+pub(crate) fn close(fd: c_int) -> Ret {
+    let raw = fd_table::raw(fd);
+    if raw == 0 { PASS } else { close_ours(fd, raw) }
+}
+
+#[cold]
+#[inline(never)]
+fn close_ours(fd: c_int, raw: u64) -> Ret {
+    if in_vfork_child() {
+        return sys::close(fd);
+    }
+    match fd_table::decode(raw) {
+        Entry::Internal => -(libc::EBADF as Ret),
+        Entry::Socket(s, g) => {
+            if fd_table::take(fd, raw) { socket::close(s, g, fd, true) } else { sys::close(fd) }
+        }
+        Entry::Epoll(e) => {
+            if fd_table::take(fd, raw) {
+                epoll::on_close(e);
+            }
+            sys::close(fd)
+        }
+        _ => {
+            fd_table::take(fd, raw);
+            sys::close(fd)
+        }
+    }
+}
+
+/// The number was closed by a call that we did not see, and is in use for something else.
+pub(crate) fn closed_unseen(s: &'static Socket, g: u16) {
+    let _ = socket::close(s, g, -1, false);
+}
+
+pub(crate) fn close_range(first: u32, last: u32, flags: u32) -> Ret {
+    if first > last {
+        return -(libc::EINVAL as Ret);
+    }
+    let only_marks = flags & libc::CLOSE_RANGE_CLOEXEC != 0;
+    if only_marks || in_vfork_child() {
+        return sys::close_range(first, last, flags);
+    }
+    if flags & libc::CLOSE_RANGE_UNSHARE != 0 && sys::unshare_files() < 0 {
+        return -(libc::ENOMEM as Ret);
+    }
+    let rest = flags & !libc::CLOSE_RANGE_UNSHARE;
+    let mut from = first;
+    let mut result = 0;
+    let mut close_up_to = |from: u32, to: u32| {
+        if from <= to {
+            result = sys::close_range(from, to, rest);
+        }
+    };
+    fd_table::for_each_all(|fd, entry| {
+        let n = fd as u32;
+        if n < first || n > last {
+            return;
+        }
+        match entry {
+            Entry::Internal => {
+                if n > from {
+                    close_up_to(from, n - 1);
+                }
+                from = n.saturating_add(1);
+            }
+            _ => {
+                let _ = close(fd);
+            }
+        }
+    });
+    if from <= last {
+        close_up_to(from, last);
+    }
+    result
+}
+
+/// `new` now names what `old` names.
+fn note_dup(old: c_int, new: c_int) {
+    fd_table::forget_stale(new);
+    match fd_table::get(old) {
+        Entry::Socket(s, g) => {
+            s.refs.fetch_add(1, AcqRel);
+            fd_table::set(new, Entry::Socket(s, g));
+        }
+        Entry::Epoll(e) => {
+            epoll::on_dup(e);
+            fd_table::set(new, Entry::Epoll(e));
+        }
+        e @ (Entry::Fresh(_) | Entry::Listener(_)) => {
+            // Options and connects through either number must be seen for both: rare enough to leave it to the kernel.
+            let reason = match e {
+                Entry::Listener(r) => Entry::Listener(r),
+                _ => Entry::None,
+            };
+            fd_table::set(new, reason);
+            if matches!(e, Entry::Fresh(_)) {
+                fd_table::set(old, Entry::None);
+            }
+        }
+        _ => {}
+    }
+}
+
+pub(crate) fn dup(fd: c_int) -> Ret {
+    match fd_table::get(fd) {
+        Entry::None => PASS,
+        Entry::Internal => -(libc::EBADF as Ret),
+        _ => {
+            let new = sys::fcntl(fd, libc::F_DUPFD, 0);
+            if new >= 0 && !in_vfork_child() {
+                note_dup(fd, new as c_int);
+            }
+            new
+        }
+    }
+}
+
+pub(crate) fn dup3(old: c_int, new: c_int, flags: c_int) -> Ret {
+    let raw_old = fd_table::raw(old);
+    let raw_new = fd_table::raw(new);
+    if raw_old == 0 && raw_new == 0 {
+        return PASS;
+    }
+    if matches!(fd_table::decode(raw_old), Entry::Internal) {
+        return -(libc::EBADF as Ret);
+    }
+    if matches!(fd_table::decode(raw_new), Entry::Internal) {
+        // One of the library's own stands there; the man page knows EBUSY for a number that is being taken.
+        return -(libc::EBUSY as Ret);
+    }
+    if old == new {
+        return if flags >= 0 { -(libc::EINVAL as Ret) } else { sys::fcntl(old, libc::F_GETFD, 0).min(0).max(-4095) + if sys::fcntl(old, libc::F_GETFD, 0) >= 0 { new as Ret } else { 0 } };
+    }
+    if in_vfork_child() {
+        return sys::dup3(old, new, flags.max(0));
+    }
+    if sys::fcntl(old, libc::F_GETFD, 0) < 0 {
+        return -(libc::EBADF as Ret);
+    }
+    // What `new` named is closed first, with all that belongs to a close; the kernel replaces it in one step.
+    if raw_new != 0 && fd_table::take(new, raw_new) {
+        match fd_table::decode(raw_new) {
+            Entry::Socket(s, g) => {
+                let _ = socket::close(s, g, new, false);
+            }
+            Entry::Epoll(e) => epoll::on_close(e),
+            _ => {}
+        }
+    }
+    let r = sys::dup3(old, new, flags.max(0));
+    if r >= 0 {
+        note_dup(old, r as c_int);
+    }
+    r
+}
+
+/// `linux/fcntl.h`; not in the libc crate for glibc.
+const F_SETSIG: c_int = 10;
+const F_SETOWN_EX: c_int = 15;
+
+pub(crate) fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> Ret {
+    let raw = fd_table::raw(fd);
+    if raw == 0 && cmd != libc::F_DUPFD && cmd != libc::F_DUPFD_CLOEXEC {
+        return PASS;
+    }
+    match fd_table::decode(raw) {
+        Entry::Internal => return -(libc::EBADF as Ret),
+        _ => {}
+    }
+    match cmd {
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => {
+            let new = sys::fcntl(fd, cmd, arg);
+            if new >= 0 && !in_vfork_child() {
+                note_dup(fd, new as c_int);
+            }
+            new
+        }
+        libc::F_SETFL => {
+            let r = sys::fcntl(fd, cmd, arg);
+            if let Entry::Socket(s, _) = fd_table::decode(raw) {
+                if r >= 0 {
+                    socket::set_nonblock(s, arg as c_int & libc::O_NONBLOCK != 0);
+                    if arg as c_int & libc::O_ASYNC != 0 {
+                        need_kernel(fd, Reason::SocketOption);
+                    }
+                }
+            }
+            r
+        }
+        F_SETSIG | libc::F_SETOWN | F_SETOWN_EX => {
+            need_kernel(fd, Reason::SocketOption);
+            PASS
+        }
+        _ => PASS,
+    }
+}
+
+/// The service thread received the peer's wish to get a direction's unread bytes over the carrier.
+pub(crate) fn serve_pull_back(channel: &crate::channel::Channel, slot: usize) {
+    io::serve_pull_back(channel, slot)
+}

@@ -1,0 +1,133 @@
+//! setsockopt and ioctl: which options leave a connection as it is, and which need the kernel's path.
+
+use crate::api::{PASS, Ret};
+use crate::fd_table::{self, Entry};
+use crate::lifecycle;
+use crate::socket::{self, ATTACHED};
+use crate::{io, sys};
+use core::ffi::{c_int, c_void};
+use core::sync::atomic::Ordering::*;
+use libc::{socklen_t, timeval};
+use netacc_control::stats::Reason;
+
+const TCP_REPAIR: c_int = 19;
+const TCP_ULP: c_int = 31;
+const TCP_FASTOPEN: c_int = 23;
+const TCP_FASTOPEN_CONNECT: c_int = 30;
+const TCP_ZEROCOPY_RECEIVE: c_int = 35;
+const TCP_INQ: c_int = 36;
+const TCP_TX_DELAY: c_int = 37;
+const TCP_AO: [c_int; 5] = [14, 38, 39, 40, 41];
+const SO_PEEK_OFF: c_int = 42;
+const SO_ZEROCOPY: c_int = 60;
+const SO_TXTIME: c_int = 61;
+const SO_TIMESTAMPS: [c_int; 6] = [29, 35, 37, 63, 64, 65];
+const IP_TRANSPARENT: c_int = 19;
+const IPV6_TRANSPARENT: c_int = 75;
+
+/// Options whose effect the rings cannot show: with one of them set the connection stays with the kernel.
+fn needs_kernel(level: c_int, name: c_int, value: i64) -> bool {
+    match level {
+        libc::SOL_SOCKET => match name {
+            libc::SO_RCVLOWAT => value > 1,
+            libc::SO_OOBINLINE | SO_ZEROCOPY | SO_TXTIME => value != 0,
+            SO_PEEK_OFF => value >= 0,
+            n => SO_TIMESTAMPS.contains(&n) && value != 0,
+        },
+        libc::IPPROTO_TCP => matches!(name, TCP_REPAIR | TCP_ULP | TCP_FASTOPEN_CONNECT | TCP_ZEROCOPY_RECEIVE | TCP_INQ | TCP_TX_DELAY) || TCP_AO.contains(&name),
+        libc::IPPROTO_IP => name == IP_TRANSPARENT && value != 0,
+        libc::IPPROTO_IPV6 => name == IPV6_TRANSPARENT && value != 0,
+        _ => false,
+    }
+}
+
+/// The kernel's receive or send timeout of a socket, nanoseconds, 0: none.
+pub(crate) fn timeout_of(fd: c_int, name: c_int) -> i64 {
+    let mut tv = timeval { tv_sec: 0, tv_usec: 0 };
+    if sys::getsockopt(fd, libc::SOL_SOCKET, name, &mut tv) < 0 {
+        return 0;
+    }
+    tv.tv_sec.saturating_mul(1_000_000_000).saturating_add(tv.tv_usec.saturating_mul(1000))
+}
+
+pub(crate) unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> Ret {
+    let raw = fd_table::raw(fd);
+    if raw == 0 {
+        return PASS;
+    }
+    if level == libc::IPPROTO_TCP && name == TCP_FASTOPEN {
+        return PASS;
+    }
+    let number = if value as usize >= 4096 && len as usize >= size_of::<c_int>() {
+        // SAFETY: the caller says that `len` >= 4 bytes are there.
+        unsafe { value.cast::<c_int>().read_unaligned() as i64 }
+    } else {
+        1
+    };
+    if needs_kernel(level, name, number) {
+        match fd_table::decode(raw) {
+            Entry::Internal => return -(libc::EBADF as Ret),
+            _ => lifecycle::need_kernel(fd, if name == TCP_FASTOPEN_CONNECT { Reason::FastOpen } else { Reason::SocketOption }),
+        }
+    }
+    PASS
+}
+
+pub(crate) unsafe fn on_setsockopt(fd: c_int, level: c_int, name: c_int, _value: *const c_void, _len: socklen_t) {
+    if level != libc::SOL_SOCKET {
+        return;
+    }
+    if let Some((s, _)) = fd_table::socket(fd) {
+        match name {
+            libc::SO_RCVTIMEO => s.receive_timeout_ns.store(timeout_of(fd, name), Relaxed),
+            libc::SO_SNDTIMEO => s.send_timeout_ns.store(timeout_of(fd, name), Relaxed),
+            _ => {}
+        }
+    }
+}
+
+pub(crate) unsafe fn ioctl(fd: c_int, request: usize, arg: usize) -> Ret {
+    let Some((s, g)) = fd_table::socket(fd) else { return PASS };
+    if !s.is(ATTACHED) {
+        return PASS;
+    }
+    let out = |n: usize| {
+        if arg < 4096 {
+            return -(libc::EFAULT as Ret);
+        }
+        // SAFETY: FIONREAD and SIOCOUTQ take a pointer to an int that the caller owns.
+        unsafe { (arg as *mut c_int).write_unaligned(n.min(c_int::MAX as usize) as c_int) };
+        0
+    };
+    match request as u64 {
+        libc::FIONBIO => {
+            let r = sys::ioctl(fd, request, arg);
+            if r >= 0 {
+                // SAFETY: the kernel has just read an int there.
+                socket::set_nonblock(s, unsafe { (arg as *const c_int).read_unaligned() } != 0);
+            }
+            r
+        }
+        libc::FIONREAD => {
+            let mut kernel: c_int = 0;
+            let r = sys::ioctl(fd, request, &mut kernel as *mut c_int as usize);
+            match io::unread(s, g) {
+                Some(n) if r >= 0 => out(n.saturating_add(kernel.max(0) as usize)),
+                _ => PASS,
+            }
+        }
+        libc::TIOCOUTQ => {
+            let mut kernel: c_int = 0;
+            let r = sys::ioctl(fd, request, &mut kernel as *mut c_int as usize);
+            match io::unsent(s, g) {
+                Some(n) if r >= 0 => out(n.saturating_add(kernel.max(0) as usize)),
+                _ => PASS,
+            }
+        }
+        libc::FIOASYNC => {
+            lifecycle::need_kernel(fd, Reason::SocketOption);
+            PASS
+        }
+        _ => PASS,
+    }
+}

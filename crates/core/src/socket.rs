@@ -1,0 +1,526 @@
+//! One connection, as this process and its forked children see it.
+//!
+//! A [`Socket`] lives in memory that is shared with forked children (they share the kernel's socket too), in type-stable slabs
+//! that are never unmapped. Its life:
+//!
+//! ```text
+//!   connect/accept ──▶ CANDIDATE ──offer──▶ ATTACHED ──need_kernel──▶ PLAIN
+//!                          └────────── no library there, odd option, ... ──────▲
+//! ```
+//!
+//! * CANDIDATE: all data goes through the kernel; bytes are counted, because a switch needs the exact offset.
+//! * ATTACHED: both directions have a slot in a channel; each direction is on the carrier or on the ring ([`crate::io`]).
+//! * PLAIN: nothing of ours is left; its table entries become 0.
+//!
+//! Only application threads change a socket's state. The service thread ([`crate::service`]) only leaves an [`Offer`].
+
+use crate::api::{PASS, Ret};
+use crate::channel::Channel;
+use crate::fd_table::{self, Entry};
+use crate::{lifecycle, service, stats, sys};
+use core::cell::UnsafeCell;
+use core::ffi::c_int;
+use core::net::{IpAddr, SocketAddr};
+use core::sync::atomic::{AtomicI32, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
+use libc::{sockaddr, socklen_t};
+use netacc_control::stats::{ConnRecord, Reason};
+use netacc_proto::rendezvous::Tuple;
+use netacc_proto::switchover::{Rx, Tx};
+use netacc_ring::{Consumer, EndLock, Producer, RingWords};
+
+pub(crate) const FREE: u32 = 0;
+pub(crate) const CANDIDATE: u32 = 1;
+/// A thread is turning the candidate into an attached socket; others wait a moment.
+pub(crate) const ATTACHING: u32 = 2;
+pub(crate) const ATTACHED: u32 = 3;
+pub(crate) const PLAIN: u32 = 4;
+
+/// `Socket::flags`
+pub(crate) mod flag {
+    pub(crate) const NONBLOCK: u32 = 1;
+    /// shutdown(SHUT_WR) was called: the kernel answers further sends.
+    pub(crate) const SHUT_WR: u32 = 2;
+    /// The carrier has said something that the ring cannot (FIN, RST, error, urgent data): ask it before waiting.
+    pub(crate) const CARRIER_SPOKE: u32 = 4;
+    /// Both directions are to stay on the kernel's path; retire at the next quiet moment.
+    pub(crate) const RETIRE: u32 = 8;
+    /// We made the connection (connect); clear: we accepted it.
+    pub(crate) const CONNECTOR: u32 = 16;
+    /// The connector has looked for an accelerated listener after the first received bytes.
+    pub(crate) const PROBED: u32 = 32;
+    /// The peer broke the rules: every call fails with ECONNRESET.
+    pub(crate) const CORRUPT: u32 = 64;
+}
+
+/// The sending half. Owned by whoever holds `Socket::tx_lock`.
+#[derive(Debug)]
+pub(crate) struct TxEnd {
+    pub(crate) switch: Tx,
+    pub(crate) ring: Producer,
+    /// Never promote again.
+    pub(crate) never: bool,
+    /// A random switch is due after this many further calls (tests only; 0 = off).
+    pub(crate) test_switch: u32,
+}
+
+/// The receiving half. Owned by whoever holds `Socket::rx_lock`.
+#[derive(Debug)]
+pub(crate) struct RxEnd {
+    pub(crate) switch: Rx,
+    pub(crate) ring: Consumer,
+    /// When the carrier was last asked for news by a call that found the ring empty.
+    pub(crate) carrier_asked: u64,
+    /// `-errno` that the carrier reported while bytes of the ring came first.
+    pub(crate) pending_error: i32,
+}
+
+#[repr(C, align(64))]
+pub(crate) struct Socket {
+    // Read at every call.
+    pub(crate) state: AtomicU32,
+    /// Counts the lives of this piece of memory; 16 bits of it stand in every table entry.
+    pub(crate) generation: AtomicU32,
+    /// Serial number of the process ([`lifecycle::process`]) that made it: another one (a forked child) takes the slow way.
+    pub(crate) owner: AtomicU32,
+    pub(crate) flags: AtomicU32,
+    pub(crate) slot: AtomicU32,
+    /// Some descriptor of the carrier, for the kernel calls that the service thread makes.
+    pub(crate) fd: AtomicI32,
+    pub(crate) channel: AtomicPtr<Channel>,
+    pub(crate) tx_words: AtomicPtr<RingWords>,
+    pub(crate) rx_words: AtomicPtr<RingWords>,
+    pub(crate) record: AtomicPtr<ConnRecord>,
+    // Taken at every call.
+    pub(crate) tx_lock: EndLock,
+    pub(crate) rx_lock: EndLock,
+    pub(crate) tx: UnsafeCell<TxEnd>,
+    pub(crate) rx: UnsafeCell<RxEnd>,
+    // While a candidate.
+    pub(crate) tx_inflight: AtomicU32,
+    pub(crate) rx_inflight: AtomicU32,
+    pub(crate) tx_bytes: AtomicU64,
+    pub(crate) rx_bytes: AtomicU64,
+    pub(crate) calls: AtomicU32,
+    /// Set, last, by the service thread: `offer` is complete.
+    pub(crate) offered: AtomicU32,
+    pub(crate) offer: UnsafeCell<Offer>,
+    pub(crate) tuple: UnsafeCell<Tuple>,
+    // Rare.
+    /// Descriptors, in this process and its children, that refer to it (a killed child is never subtracted).
+    pub(crate) refs: AtomicU32,
+    /// Epoll registrations (pairs of set and descriptor) that name it; more than one cannot be attached.
+    pub(crate) registrations: AtomicU32,
+    /// The epoll set that it is in, and its item there ([`crate::epoll`]).
+    pub(crate) epoll: AtomicPtr<crate::epoll::Epoll>,
+    pub(crate) item: AtomicU64,
+    pub(crate) receive_timeout_ns: AtomicI64,
+    pub(crate) send_timeout_ns: AtomicI64,
+    /// Link of the free list.
+    pub(crate) next_free: AtomicPtr<Socket>,
+}
+
+/// What the service thread hands over when both ends have agreed: written while `offered` is 0, read after it is 1.
+#[derive(Clone, Copy)]
+pub(crate) struct Offer {
+    pub(crate) channel: *const Channel,
+    pub(crate) slot: u32,
+    /// The bytes of the ring that we produce into, and of the one that we consume from, in the mapped arena.
+    pub(crate) tx_ring: *mut u8,
+    pub(crate) tx_bytes: u32,
+    pub(crate) rx_ring: *mut u8,
+    pub(crate) rx_bytes: u32,
+}
+
+// SAFETY: the UnsafeCells are governed by the locks and flags named beside them; everything else is atomic.
+unsafe impl Sync for Socket {}
+// SAFETY: as above.
+unsafe impl Send for Socket {}
+
+// ---- memory --------------------------------------------------------------------------------------------------
+
+/// Head of the free list: address in the low 48 bits, a counter against ABA above.
+static FREE_LIST: AtomicU64 = AtomicU64::new(0);
+const SLAB_BYTES: usize = 256 * 1024;
+const ADDRESS: u64 = (1 << 48) - 1;
+
+fn pop_free() -> Option<&'static Socket> {
+    loop {
+        let head = FREE_LIST.load(Acquire);
+        // SAFETY: the list holds only sockets of slabs, which are never unmapped.
+        let s = unsafe { ((head & ADDRESS) as *const Socket).as_ref() }?;
+        let next = s.next_free.load(Relaxed) as u64;
+        let new = (next & ADDRESS) | (head.wrapping_add(1 << 48) & !ADDRESS);
+        if FREE_LIST.compare_exchange(head, new, AcqRel, Relaxed).is_ok() {
+            return Some(s);
+        }
+    }
+}
+
+fn push_free(s: &'static Socket) {
+    loop {
+        let head = FREE_LIST.load(Acquire);
+        s.next_free.store((head & ADDRESS) as *mut Socket, Relaxed);
+        let new = (s as *const Socket as u64 & ADDRESS) | (head.wrapping_add(1 << 48) & !ADDRESS);
+        if FREE_LIST.compare_exchange(head, new, AcqRel, Relaxed).is_ok() {
+            return;
+        }
+    }
+}
+
+fn allocate() -> Option<&'static Socket> {
+    if let Some(s) = pop_free() {
+        return Some(s);
+    }
+    let slab = sys::map_shared(-1, SLAB_BYTES);
+    if slab.is_null() {
+        return None;
+    }
+    let count = SLAB_BYTES / size_of::<Socket>();
+    for i in 0..count {
+        // SAFETY: within the slab just mapped; all zero is a valid free Socket (atomics, locks, and cells that are
+        // written before they are read).
+        push_free(unsafe { &*slab.cast::<Socket>().add(i) });
+    }
+    pop_free()
+}
+
+/// The parent's free sockets are the parent's to give out.
+pub(crate) fn after_fork_in_child() {
+    FREE_LIST.store(0, Release);
+}
+
+impl Socket {
+    pub(crate) fn generation16(&self) -> u16 {
+        self.generation.load(Acquire) as u16
+    }
+    pub(crate) fn is(&self, state: u32) -> bool {
+        self.state.load(Acquire) == state
+    }
+    pub(crate) fn has(&self, flag: u32) -> bool {
+        self.flags.load(Acquire) & flag != 0
+    }
+    pub(crate) fn raise(&self, flag: u32) {
+        self.flags.fetch_or(flag, AcqRel);
+    }
+    pub(crate) fn lower(&self, flag: u32) {
+        self.flags.fetch_and(!flag, AcqRel);
+    }
+    /// Made by another process of the family: this one inherited it.
+    #[inline(always)]
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.owner.load(Relaxed) != lifecycle::process()
+    }
+    pub(crate) fn record(&self) -> Option<&'static ConnRecord> {
+        // SAFETY: null or a record of a statistics segment, which is never unmapped.
+        unsafe { self.record.load(Acquire).as_ref() }
+    }
+    pub(crate) fn channel(&self) -> Option<&'static Channel> {
+        // SAFETY: null, or a channel that is not freed while `users` counts this socket.
+        unsafe { self.channel.load(Acquire).as_ref() }
+    }
+    pub(crate) fn tuple(&self) -> Tuple {
+        // SAFETY: written before the socket is first shared, never after.
+        unsafe { *self.tuple.get() }
+    }
+    /// Records why the connection is where it is.
+    pub(crate) fn set_reason(&self, why: Reason) {
+        if let Some(r) = self.record() {
+            let old = r.reason.swap(why as u32, Relaxed);
+            let old = Reason::ALL.get(old as usize).copied().unwrap_or(Reason::None);
+            if let Some(h) = stats::header() {
+                h.change_reason(old, why);
+            }
+        }
+    }
+}
+
+// ---- life ----------------------------------------------------------------------------------------------------
+
+const NONE: u32 = Reason::None as u32;
+
+pub(crate) fn on_socket(fd: c_int, domain: c_int, ty: c_int, protocol: c_int) {
+    fd_table::forget_stale(fd);
+    let stream = ty & 0xf == libc::SOCK_STREAM && (protocol == 0 || protocol == libc::IPPROTO_TCP);
+    if stream && (domain == libc::AF_INET || domain == libc::AF_INET6) && lifecycle::started() {
+        fd_table::set(fd, Entry::Fresh(NONE));
+    }
+}
+
+pub(crate) fn on_listen(fd: c_int) {
+    if let Entry::Fresh(reason) = fd_table::get(fd) {
+        fd_table::set(fd, Entry::Listener(reason));
+    }
+}
+
+/// Reads an address of the kernel's. `None`: not an Internet address.
+fn address(raw: &[u8; 128], len: isize) -> Option<SocketAddr> {
+    let family = u16::from_ne_bytes([*raw.first()?, *raw.get(1)?]) as c_int;
+    let port = u16::from_be_bytes([*raw.get(2)?, *raw.get(3)?]);
+    let ip: IpAddr = if family == libc::AF_INET && len >= 8 {
+        <[u8; 4]>::try_from(raw.get(4..8)?).ok()?.into()
+    } else if family == libc::AF_INET6 && len >= 24 {
+        <[u8; 16]>::try_from(raw.get(8..24)?).ok()?.into()
+    } else {
+        return None;
+    };
+    Some(SocketAddr::new(ip, port))
+}
+
+/// Both addresses of a connected TCP socket. `None`: not connected, or not TCP.
+fn tuple_of(fd: c_int) -> Option<Tuple> {
+    let mut raw = [0u8; 128];
+    let len = sys::socket_name(fd, false, &mut raw);
+    let local = address(&raw, len)?;
+    let len = sys::socket_name(fd, true, &mut raw);
+    Tuple::new(local, address(&raw, len)?).ok()
+}
+
+/// Whether the other end can be on this host: loopback, or our own address.
+fn same_host(t: &Tuple) -> bool {
+    t.local().ip() == t.peer().ip() || (t.local().ip().is_loopback() && t.peer().ip().is_loopback())
+}
+
+/// Of every 100 new connections, `percent` are accelerated, evenly spread.
+fn sampled_out(percent: u8) -> bool {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let n = COUNT.fetch_add(1, Relaxed) as u64;
+    let p = percent as u64;
+    n * p / 100 == (n + 1) * p / 100
+}
+
+/// A connection has come to be: makes its socket and starts the search for the peer's library.
+fn begin(fd: c_int, reason: u32, connector: bool) {
+    let Some(tuple) = tuple_of(fd) else {
+        if !connector {
+            fd_table::set(fd, Entry::None);
+        }
+        return;
+    };
+    let Some(s) = allocate() else {
+        fd_table::set(fd, Entry::None);
+        return;
+    };
+    let generation = s.generation.load(Relaxed);
+    s.owner.store(lifecycle::process(), Relaxed);
+    s.flags.store(if connector { flag::CONNECTOR } else { 0 }, Relaxed);
+    s.slot.store(u32::MAX, Relaxed);
+    s.fd.store(fd, Relaxed);
+    s.channel.store(core::ptr::null_mut(), Relaxed);
+    s.tx_inflight.store(0, Relaxed);
+    s.rx_inflight.store(0, Relaxed);
+    s.tx_bytes.store(0, Relaxed);
+    s.rx_bytes.store(0, Relaxed);
+    s.calls.store(0, Relaxed);
+    s.offered.store(0, Relaxed);
+    s.refs.store(1, Relaxed);
+    s.registrations.store(0, Relaxed);
+    s.item.store(0, Relaxed);
+    s.epoll.store(core::ptr::null_mut(), Relaxed);
+    // SAFETY: nobody else knows this socket yet.
+    unsafe { *s.tuple.get() = tuple };
+    let config = lifecycle::config();
+    let why = Reason::ALL.get(reason as usize).copied().unwrap_or(Reason::None);
+    let why = if why != Reason::None {
+        why
+    } else if !config.accelerate_by_default {
+        Reason::DisabledByConfig
+    } else if !same_host(&tuple) {
+        Reason::PeerRemote
+    } else if tuple.local() == tuple.peer() {
+        Reason::SelfConnect
+    } else if sampled_out(config.accelerate_percent) {
+        Reason::SampledOut
+    } else {
+        Reason::Negotiating
+    };
+    let record = stats::open(fd, why);
+    s.record.store(record, Relaxed);
+    if let Some(r) = s.record() {
+        r.set_addresses(tuple.local(), tuple.peer());
+    }
+    stats::count(if connector { netacc_control::stats::Counter::Connected } else { netacc_control::stats::Counter::Accepted });
+    let candidate = why == Reason::Negotiating;
+    s.state.store(if candidate { CANDIDATE } else { PLAIN }, Release);
+    fd_table::set(fd, Entry::Socket(s, generation as u16));
+    if !candidate {
+        return;
+    }
+    if connector {
+        // The listener may not have accepted anything yet, and be unknown for that: asked again after its first answer.
+        if service::connected(s) {
+            s.raise(flag::PROBED);
+        }
+    } else {
+        service::accepting(tuple.local_port());
+        if !service::accepted(s) {
+            make_plain(s, Reason::PeerRefused);
+        }
+    }
+}
+
+pub(crate) fn on_accept(listener: c_int, fd: c_int, _flags: c_int) {
+    fd_table::forget_stale(fd);
+    if !lifecycle::started() {
+        return;
+    }
+    match fd_table::get(listener) {
+        Entry::Listener(reason) | Entry::Fresh(reason) => begin(fd, reason, false),
+        // A listener from before this program image; unix sockets come this way too.
+        _ => {
+            let mut raw = [0u8; 128];
+            let len = sys::socket_name(fd, false, &mut raw);
+            if address(&raw, len).is_some() {
+                begin(fd, NONE, false);
+            }
+        }
+    }
+}
+
+pub(crate) unsafe fn before_connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> Ret {
+    if let Entry::Socket(s, g) = fd_table::get(fd) {
+        // connect(AF_UNSPEC) dissolves the connection; the descriptor starts anew.
+        // SAFETY: only read when the caller says that two bytes are there.
+        if len >= 2 && !addr.is_null() && unsafe { (*addr).sa_family } as c_int == libc::AF_UNSPEC {
+            crate::io::to_kernel(s, g, fd, Reason::Disconnected);
+        }
+    }
+    PASS
+}
+
+pub(crate) fn on_connect(fd: c_int, result: c_int) {
+    if let Entry::Fresh(reason) = fd_table::get(fd) {
+        if result == 0 || result == -libc::EINPROGRESS || result == -libc::EINTR || result == -libc::EISCONN {
+            begin(fd, reason, true);
+        }
+    }
+}
+
+/// A fresh socket is used for data: a connect that was in progress has succeeded, unless it is no connection at all.
+#[cold]
+pub(crate) fn look_again(fd: c_int) {
+    if let Entry::Fresh(reason) = fd_table::get(fd) {
+        begin(fd, reason, true);
+    }
+}
+
+/// From candidate to plain, for good.
+pub(crate) fn make_plain(s: &'static Socket, why: Reason) {
+    if s.state.compare_exchange(CANDIDATE, PLAIN, AcqRel, Acquire).is_ok() {
+        s.set_reason(why);
+        service::closing(s);
+    }
+}
+
+/// The last descriptor of this process's (or, `kernel_too` false, one whose closing is somebody else's work) is closed.
+pub(crate) fn close(s: &'static Socket, g: u16, fd: c_int, kernel_too: bool) -> Ret {
+    let kernel_close = || if kernel_too { sys::close(fd) } else { 0 };
+    if s.generation16() != g {
+        return kernel_close();
+    }
+    crate::epoll::forget(s, fd);
+    if s.refs.fetch_sub(1, AcqRel) > 1 {
+        if s.fd.load(Relaxed) == fd {
+            let mut other = -1;
+            fd_table::for_each(|n, e| {
+                if matches!(e, Entry::Socket(o, _) if core::ptr::eq(o, s)) && other < 0 {
+                    other = n;
+                }
+            });
+            s.fd.store(other, Relaxed);
+            if other >= 0 {
+                if let Some(r) = s.record() {
+                    r.fd.store(other as u32, Relaxed);
+                }
+            }
+            if other < 0 && !s.is_inherited() {
+                // Only a forked child holds it now.
+                crate::io::abandon(s);
+            }
+        }
+        return kernel_close();
+    }
+    let state = s.state.load(Acquire);
+    if state == CANDIDATE || state == ATTACHING {
+        service::closing(s);
+    }
+    let attached = state == ATTACHED;
+    if attached {
+        crate::io::before_close(s, fd);
+    }
+    let r = kernel_close();
+    if attached {
+        crate::io::after_close(s);
+    }
+    if let Some(rec) = s.record() {
+        let path = rec.tx_path.load(Relaxed).max(rec.rx_path.load(Relaxed));
+        stats::closed(netacc_control::stats::Path::from_code(path).unwrap_or(netacc_control::stats::Path::Tcp));
+        rec.close();
+    }
+    // Threads that still wait on it find another generation when they look again.
+    let tx = crate::lock::lock_end(&s.tx_lock);
+    let rx = crate::lock::lock_end(&s.rx_lock);
+    if tx.is_some() && rx.is_some() {
+        s.generation.fetch_add(1, AcqRel);
+        s.state.store(FREE, Release);
+        s.record.store(core::ptr::null_mut(), Relaxed);
+        let mine = !s.is_inherited();
+        drop((tx, rx));
+        if mine && s.tx_inflight.load(Acquire) == 0 && s.rx_inflight.load(Acquire) == 0 {
+            push_free(s);
+        }
+    }
+    r
+}
+
+pub(crate) fn set_nonblock(s: &Socket, on: bool) {
+    if on { s.raise(flag::NONBLOCK) } else { s.lower(flag::NONBLOCK) }
+}
+
+pub(crate) fn shutdown(fd: c_int, how: c_int) -> Ret {
+    match fd_table::socket(fd) {
+        Some((s, g)) if s.is(ATTACHED) => crate::io::shutdown(s, g, fd, how),
+        _ => PASS,
+    }
+}
+
+/// What the kernel says of a candidate's position agrees with what was counted; otherwise bytes moved unseen.
+pub(crate) fn counts_agree(s: &Socket, fd: c_int) -> bool {
+    // SAFETY: all zero is a valid TcpInfo.
+    let mut info: TcpInfo = unsafe { core::mem::zeroed() };
+    if sys::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info) < 0 {
+        return false;
+    }
+    let mut unread: c_int = 0;
+    let _ = sys::ioctl(fd, libc::FIONREAD as usize, &mut unread as *mut c_int as usize);
+    let sent = info.bytes_sent.wrapping_sub(info.bytes_retrans).wrapping_add(info.notsent_bytes as u64);
+    // More may have arrived between the two questions; less can't be.
+    let read = info.bytes_received.wrapping_sub(unread as u64);
+    s.tx_bytes.load(Relaxed) == sent && s.rx_bytes.load(Relaxed) >= read && s.rx_bytes.load(Relaxed) <= info.bytes_received
+}
+
+/// The start of the kernel's `struct tcp_info` (linux/tcp.h) up to the last member that is needed here (4.19).
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct TcpInfo {
+    bytes: [u8; 8],
+    words: [u32; 24],
+    pacing_rate: u64,
+    max_pacing_rate: u64,
+    bytes_acked: u64,
+    bytes_received: u64,
+    segs_out: u32,
+    segs_in: u32,
+    notsent_bytes: u32,
+    min_rtt: u32,
+    data_segs_in: u32,
+    data_segs_out: u32,
+    delivery_rate: u64,
+    busy_time: u64,
+    rwnd_limited: u64,
+    sndbuf_limited: u64,
+    delivered: u32,
+    delivered_ce: u32,
+    bytes_sent: u64,
+    bytes_retrans: u64,
+}
+const _: () = assert!(core::mem::offset_of!(TcpInfo, pacing_rate) == 104);

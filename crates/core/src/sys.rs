@@ -1,0 +1,345 @@
+//! The door to the kernel: raw system calls.
+//!
+//! Nothing here goes through a libc symbol, so nothing can re-enter the hooks, be interposed, touch `errno`, or be a
+//! cancellation point. Every wrapper returns the kernel's own value: `>= 0`, or `-errno`.
+
+use core::ffi::{c_int, c_void};
+use core::sync::atomic::AtomicU32;
+use libc::{epoll_event, iovec, msghdr, pollfd, sigset_t, timespec};
+
+/// One system call with up to six arguments.
+///
+/// # Safety
+/// As the system call itself demands of its arguments.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+pub(crate) unsafe fn syscall(n: i64, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize {
+    let ret: isize;
+    // SAFETY: the x86-64 Linux system call convention: rcx and r11 are clobbered, memory may be written.
+    unsafe {
+        core::arch::asm!("syscall", inlateout("rax") n as isize => ret, in("rdi") a, in("rsi") b, in("rdx") c,
+            in("r10") d, in("r8") e, in("r9") f, lateout("rcx") _, lateout("r11") _, options(nostack));
+    }
+    ret
+}
+
+/// One system call with up to six arguments.
+///
+/// # Safety
+/// As the system call itself demands of its arguments.
+#[cfg(target_arch = "aarch64")]
+#[inline(always)]
+pub(crate) unsafe fn syscall(n: i64, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize {
+    let ret: isize;
+    // SAFETY: the AArch64 Linux system call convention.
+    unsafe {
+        core::arch::asm!("svc 0", in("x8") n, inlateout("x0") a as isize => ret, in("x1") b, in("x2") c,
+            in("x3") d, in("x4") e, in("x5") f, options(nostack));
+    }
+    ret
+}
+
+macro_rules! sys {
+    ($n:ident $(, $a:expr)*) => { sys!(@ libc::$n as i64; $($a as usize,)* 0, 0, 0, 0, 0, 0) };
+    (@ $n:expr; $a:expr, $b:expr, $c:expr, $d:expr, $e:expr, $f:expr $(, $rest:expr)*) => {
+        // SAFETY: each wrapper below states or owns the validity of the pointers that it passes.
+        unsafe { syscall($n, $a, $b, $c, $d, $e, $f) }
+    };
+}
+
+pub(crate) fn close(fd: c_int) -> isize {
+    sys!(SYS_close, fd)
+}
+pub(crate) fn dup3(old: c_int, new: c_int, flags: c_int) -> isize {
+    sys!(SYS_dup3, old, new, flags)
+}
+pub(crate) fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> isize {
+    sys!(SYS_fcntl, fd, cmd, arg)
+}
+pub(crate) fn ioctl(fd: c_int, request: usize, arg: usize) -> isize {
+    sys!(SYS_ioctl, fd, request, arg)
+}
+pub(crate) fn close_range(first: u32, last: u32, flags: u32) -> isize {
+    sys!(SYS_close_range, first, last, flags)
+}
+pub(crate) fn shutdown(fd: c_int, how: c_int) -> isize {
+    sys!(SYS_shutdown, fd, how)
+}
+pub(crate) fn getpid() -> u32 {
+    sys!(SYS_getpid) as u32
+}
+pub(crate) fn gettid() -> u32 {
+    sys!(SYS_gettid) as u32
+}
+pub(crate) fn geteuid() -> u32 {
+    sys!(SYS_geteuid) as u32
+}
+pub(crate) fn sched_yield() {
+    let _ = sys!(SYS_sched_yield);
+}
+/// True while a thread or process of that id exists (in this PID namespace).
+pub(crate) fn alive(tid: u32) -> bool {
+    sys!(SYS_kill, tid, 0) != -(libc::ESRCH as isize) || sys!(SYS_tkill, tid, 0) != -(libc::ESRCH as isize)
+}
+pub(crate) unsafe fn recvfrom(fd: c_int, buf: *mut u8, len: usize, flags: c_int, addr: *mut c_void, addr_len: *mut u32) -> isize {
+    sys!(SYS_recvfrom, fd, buf, len, flags, addr, addr_len)
+}
+pub(crate) unsafe fn sendto(fd: c_int, buf: *const u8, len: usize, flags: c_int) -> isize {
+    sys!(SYS_sendto, fd, buf, len, flags, 0, 0)
+}
+pub(crate) unsafe fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> isize {
+    sys!(SYS_recvmsg, fd, msg, flags)
+}
+pub(crate) unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> isize {
+    sys!(SYS_sendmsg, fd, msg, flags)
+}
+pub(crate) fn write(fd: c_int, bytes: &[u8]) -> isize {
+    sys!(SYS_write, fd, bytes.as_ptr(), bytes.len())
+}
+pub(crate) fn read(fd: c_int, bytes: &mut [u8]) -> isize {
+    sys!(SYS_read, fd, bytes.as_mut_ptr(), bytes.len())
+}
+/// Opens `path` (which ends in NUL).
+pub(crate) fn open(path: &[u8], flags: c_int, mode: u32) -> isize {
+    debug_assert!(path.last() == Some(&0));
+    sys!(SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, mode)
+}
+pub(crate) fn socket(domain: c_int, ty: c_int, protocol: c_int) -> isize {
+    sys!(SYS_socket, domain, ty, protocol)
+}
+pub(crate) fn bind(fd: c_int, addr: &[u8]) -> isize {
+    sys!(SYS_bind, fd, addr.as_ptr(), addr.len())
+}
+pub(crate) fn listen(fd: c_int, backlog: c_int) -> isize {
+    sys!(SYS_listen, fd, backlog)
+}
+pub(crate) fn connect(fd: c_int, addr: &[u8]) -> isize {
+    sys!(SYS_connect, fd, addr.as_ptr(), addr.len())
+}
+pub(crate) fn accept4(fd: c_int, flags: c_int) -> isize {
+    sys!(SYS_accept4, fd, 0, 0, flags)
+}
+/// `getsockname` (`peer` false) or `getpeername` into `addr`; returns the length.
+pub(crate) fn socket_name(fd: c_int, peer: bool, addr: &mut [u8; 128]) -> isize {
+    let mut len: u32 = 128;
+    let r = if peer { sys!(SYS_getpeername, fd, addr.as_mut_ptr(), &mut len as *mut u32) } else { sys!(SYS_getsockname, fd, addr.as_mut_ptr(), &mut len as *mut u32) };
+    if r < 0 { r } else { len.min(128) as isize }
+}
+/// `getsockopt` into any plain-old-data value of the option's type.
+pub(crate) fn getsockopt<T: Copy>(fd: c_int, level: c_int, name: c_int, value: &mut T) -> isize {
+    let mut len: u32 = size_of::<T>() as u32;
+    sys!(SYS_getsockopt, fd, level, name, value as *mut T, &mut len as *mut u32)
+}
+pub(crate) fn setsockopt<T: Copy>(fd: c_int, level: c_int, name: c_int, value: &T) -> isize {
+    sys!(SYS_setsockopt, fd, level, name, value as *const T, size_of::<T>())
+}
+pub(crate) fn epoll_create1(flags: c_int) -> isize {
+    sys!(SYS_epoll_create1, flags)
+}
+pub(crate) unsafe fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> isize {
+    sys!(SYS_epoll_ctl, epfd, op, fd, event)
+}
+/// `epoll_pwait2` with nanoseconds (`< 0`: for ever); falls back to milliseconds, rounded up, where the kernel lacks it.
+pub(crate) unsafe fn epoll_wait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout_ns: i64, mask: *const sigset_t) -> isize {
+    if timeout_ns == 0 || timeout_ns < 0 || timeout_ns % 1_000_000 == 0 {
+        let ms = if timeout_ns < 0 { -1 } else { (timeout_ns / 1_000_000).min(i32::MAX as i64) as i32 };
+        return sys!(SYS_epoll_pwait, epfd, events, max, ms, mask, 8);
+    }
+    let ts = to_timespec(timeout_ns);
+    let r = sys!(SYS_epoll_pwait2, epfd, events, max, &ts as *const timespec, mask, 8);
+    if r != -(libc::ENOSYS as isize) {
+        return r;
+    }
+    let ms = (timeout_ns.saturating_add(999_999) / 1_000_000).min(i32::MAX as i64) as i32;
+    sys!(SYS_epoll_pwait, epfd, events, max, ms, mask, 8)
+}
+pub(crate) unsafe fn ppoll(fds: *mut pollfd, count: usize, timeout_ns: i64, mask: *const sigset_t) -> isize {
+    let mut ts = to_timespec(timeout_ns.max(0));
+    let ts_ptr = if timeout_ns < 0 { core::ptr::null_mut() } else { &mut ts as *mut timespec };
+    sys!(SYS_ppoll, fds, count, ts_ptr, mask, 8)
+}
+/// What the kernel says of one descriptor right now.
+pub(crate) fn poll_now(fd: c_int, events: i16) -> i16 {
+    let mut p = pollfd { fd, events, revents: 0 };
+    // SAFETY: one valid pollfd; a zero timeout does not wait.
+    let r = unsafe { ppoll(&mut p, 1, 0, core::ptr::null()) };
+    if r > 0 { p.revents } else { 0 }
+}
+pub(crate) fn eventfd(flags: c_int) -> isize {
+    sys!(SYS_eventfd2, 0, flags)
+}
+pub(crate) fn memfd_create(name: &[u8], flags: u32) -> isize {
+    debug_assert!(name.last() == Some(&0));
+    sys!(SYS_memfd_create, name.as_ptr(), flags)
+}
+pub(crate) fn ftruncate(fd: c_int, len: usize) -> isize {
+    sys!(SYS_ftruncate, fd, len)
+}
+pub(crate) fn fchmod(fd: c_int, mode: u32) -> isize {
+    sys!(SYS_fchmod, fd, mode)
+}
+/// Size of the file behind `fd`, or `-errno`.
+pub(crate) fn file_size(fd: c_int) -> isize {
+    // SAFETY: all zero is a valid `stat`.
+    let mut st: libc::stat = unsafe { core::mem::zeroed() };
+    let r = sys!(SYS_fstat, fd, &mut st as *mut libc::stat);
+    if r < 0 { r } else { st.st_size as isize }
+}
+/// Maps `len` bytes shared and read-write: of `fd`, or anonymous memory when `fd` is -1. Null when refused.
+pub(crate) fn map_shared(fd: c_int, len: usize) -> *mut u8 {
+    let flags = libc::MAP_SHARED | if fd < 0 { libc::MAP_ANONYMOUS } else { 0 };
+    let r = sys!(SYS_mmap, 0, len, libc::PROT_READ | libc::PROT_WRITE, flags, fd, 0);
+    if (-4095..0).contains(&r) { core::ptr::null_mut() } else { r as *mut u8 }
+}
+pub(crate) unsafe fn unmap(at: *mut u8, len: usize) {
+    let _ = sys!(SYS_munmap, at, len);
+}
+/// `FUTEX_WAIT` (shared between processes unless `private`), at most `timeout_ns` (< 0: for ever).
+pub(crate) fn futex_wait(word: &AtomicU32, expect: u32, timeout_ns: i64, private: bool) -> isize {
+    let op = libc::FUTEX_WAIT | if private { libc::FUTEX_PRIVATE_FLAG } else { 0 };
+    let ts = to_timespec(timeout_ns.max(0));
+    let ts_ptr = if timeout_ns < 0 { core::ptr::null() } else { &ts as *const timespec };
+    sys!(SYS_futex, word.as_ptr(), op, expect, ts_ptr)
+}
+/// `FUTEX_WAKE` of up to `n` waiters.
+pub(crate) fn futex_wake(word: &AtomicU32, n: i32, private: bool) {
+    let op = libc::FUTEX_WAKE | if private { libc::FUTEX_PRIVATE_FLAG } else { 0 };
+    let _ = sys!(SYS_futex, word.as_ptr(), op, n);
+}
+pub(crate) fn random(bytes: &mut [u8]) {
+    let _ = sys!(SYS_getrandom, bytes.as_mut_ptr(), bytes.len(), libc::GRND_NONBLOCK);
+}
+pub(crate) fn now_ns() -> u64 {
+    clock(libc::CLOCK_MONOTONIC)
+}
+pub(crate) fn unix_ns() -> u64 {
+    clock(libc::CLOCK_REALTIME)
+}
+fn clock(id: c_int) -> u64 {
+    let mut ts = timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: clock_gettime(3) is a vDSO call, is not hooked, and only writes `ts`.
+    unsafe { libc::clock_gettime(id, &mut ts) };
+    (ts.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(ts.tv_nsec as u64)
+}
+/// Blocks every signal of the calling thread (for helper threads; glibc keeps its own internal ones deliverable by
+/// sending them to threads it knows, which unblocks nothing of the application's).
+pub(crate) fn block_all_signals() {
+    // The two signals that glibc keeps for setuid and cancellation (32, 33) must stay deliverable.
+    let mask: u64 = !((1 << 31) | (1 << 32));
+    let _ = sys!(SYS_rt_sigprocmask, libc::SIG_SETMASK, &mask as *const u64, 0, 8);
+}
+/// Names the calling thread as `ps -T` shows it (at most 15 bytes and NUL).
+pub(crate) fn name_thread(name: &[u8]) {
+    debug_assert!(name.last() == Some(&0));
+    let _ = sys!(SYS_prctl, libc::PR_SET_NAME, name.as_ptr());
+}
+/// One `iovec` over a byte range.
+pub(crate) fn iov(base: *const u8, len: usize) -> iovec {
+    iovec { iov_base: base as *mut c_void, iov_len: len }
+}
+fn to_timespec(ns: i64) -> timespec {
+    timespec { tv_sec: ns / 1_000_000_000, tv_nsec: ns % 1_000_000_000 }
+}
+
+/// Cycle counter for short spins: cheap, monotonic enough, never used for correctness.
+#[inline(always)]
+pub(crate) fn ticks() -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: rdtsc is available to user mode on every x86-64 Linux.
+    unsafe {
+        core::arch::x86_64::_rdtsc()
+    }
+    #[cfg(target_arch = "aarch64")]
+    {
+        let v: u64;
+        // SAFETY: the virtual counter is readable in user mode on Linux.
+        unsafe { core::arch::asm!("mrs {}, cntvct_el0", out(reg) v, options(nomem, nostack)) };
+        v
+    }
+}
+
+/// The CPU this thread runs on at the moment (a hint: it may have moved by the time it is used).
+#[inline(always)]
+pub(crate) fn cpu() -> u32 {
+    // SAFETY: sched_getcpu(3) reads the thread's rseq area or the vDSO; it is not hooked.
+    unsafe { libc::sched_getcpu() as u32 }
+}
+
+pub(crate) fn getrlimit_nofile(limit: &mut libc::rlimit) -> isize {
+    sys!(SYS_prlimit64, 0, libc::RLIMIT_NOFILE, 0, limit as *mut libc::rlimit)
+}
+/// Gives this process its own descriptor table (for `close_range` with UNSHARE, done in parts).
+pub(crate) fn unshare_files() -> isize {
+    sys!(SYS_unshare, libc::CLONE_FILES)
+}
+
+// ---- for the service thread ----------------------------------------------------------------------------------
+
+/// Blocks every signal of the calling thread and returns what was blocked before, for [`restore_signals`].
+pub(crate) fn hold_signals() -> u64 {
+    let all = u64::MAX;
+    let mut old = 0u64;
+    let _ = sys!(SYS_rt_sigprocmask, libc::SIG_SETMASK, &all as *const u64, &mut old as *mut u64, 8);
+    old
+}
+/// Undoes [`hold_signals`].
+pub(crate) fn restore_signals(old: u64) {
+    let _ = sys!(SYS_rt_sigprocmask, libc::SIG_SETMASK, &old as *const u64, 0, 8);
+}
+pub(crate) fn getegid() -> u32 {
+    sys!(SYS_getegid) as u32
+}
+/// The `f_type` of the file system behind `fd`, or 0.
+pub(crate) fn file_system(fd: c_int) -> i64 {
+    // SAFETY: all zero is a valid `statfs`.
+    let mut s: libc::statfs = unsafe { core::mem::zeroed() };
+    if sys!(SYS_fstatfs, fd, &mut s as *mut libc::statfs) < 0 { 0 } else { s.f_type as i64 }
+}
+/// Device and inode of `fd`; `None` when the descriptor is not open.
+pub(crate) fn inode(fd: c_int) -> Option<(u64, u64)> {
+    // SAFETY: all zero is a valid `stat`.
+    let mut st: libc::stat = unsafe { core::mem::zeroed() };
+    (sys!(SYS_fstat, fd, &mut st as *mut libc::stat) >= 0).then_some((st.st_dev, st.st_ino))
+}
+/// Reads a symbolic link (`path` ends in NUL) into `out`; returns the length.
+pub(crate) fn readlink(path: &[u8], out: &mut [u8]) -> isize {
+    debug_assert!(path.last() == Some(&0));
+    sys!(SYS_readlinkat, libc::AT_FDCWD, path.as_ptr(), out.as_mut_ptr(), out.len())
+}
+/// Maps `len` bytes of zeroed private memory. Null when refused.
+pub(crate) fn map_private(len: usize) -> *mut u8 {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let r = sys!(SYS_mmap, 0, len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
+    if (-4095..0).contains(&r) { core::ptr::null_mut() } else { r as *mut u8 }
+}
+/// Replaces the mapping at `at` by `fd` (shared), or, `fd` -1, by zeroed private memory. False: refused.
+///
+/// # Safety
+/// `at..at + len` is a mapping of the caller's that may change under whoever still uses it.
+pub(crate) unsafe fn map_over(at: *mut u8, fd: c_int, len: usize) -> bool {
+    let kind = if fd < 0 { libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE } else { libc::MAP_SHARED };
+    let r = sys!(SYS_mmap, at, len, libc::PROT_READ | libc::PROT_WRITE, kind | libc::MAP_FIXED, fd, 0);
+    r == at as isize
+}
+/// Gives the pages of a shared mapping back to the system; they read as zeros afterwards.
+///
+/// # Safety
+/// `at..at + len` lies in one shared mapping, whose bytes nobody needs any more.
+pub(crate) unsafe fn punch(at: *mut u8, len: usize) {
+    let _ = sys!(SYS_madvise, at, len, libc::MADV_REMOVE);
+}
+
+/// True unless the signal has a handler that interrupts system calls for good (no SA_RESTART).
+pub(crate) fn handler_restarts(signal: c_int) -> bool {
+    /// The kernel's own `struct sigaction`.
+    #[repr(C)]
+    struct KernelSigaction {
+        handler: usize,
+        flags: u64,
+        restorer: usize,
+        mask: u64,
+    }
+    let mut old = KernelSigaction { handler: 0, flags: 0, restorer: 0, mask: 0 };
+    let r = sys!(SYS_rt_sigaction, signal, 0, &mut old as *mut KernelSigaction, 8);
+    r < 0 || old.handler <= 1 || old.flags & libc::SA_RESTART as u64 != 0
+}

@@ -1,0 +1,302 @@
+//! Waiting: poll a little while that pays, then sleep in the kernel at no cost.
+//!
+//! A *waiting place* is where a thread sleeps: an eventfd (the doorbell) that peers may ring, and in every channel a
+//! [`netacc_ring::ReadySet`] whose flag says that its owner sleeps. An epoll instance keeps one for its life; a thread that blocks
+//! in recv, send, poll or select borrows one from the process's pool while it sleeps.
+//!
+//! `docs/design/waiting.md` has the policy of polling and its measurements.
+
+use crate::channel::{Channel, PLACES, announce, producer_quiet, quiet};
+use crate::socket::{Socket, flag};
+use crate::{fd_table, lifecycle, service, stats, sys};
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::*, fence};
+use libc::pollfd;
+use netacc_control::stats::Counter;
+
+struct Place {
+    taken: AtomicU32,
+    eventfd: AtomicI32,
+}
+
+static POOL: [Place; PLACES] = [const { Place { taken: AtomicU32::new(0), eventfd: AtomicI32::new(-1) } }; PLACES];
+
+/// Borrows a waiting place. `None`: all taken, or no descriptor for its doorbell.
+pub(crate) fn claim() -> Option<usize> {
+    for (i, p) in POOL.iter().enumerate() {
+        if p.taken.load(Relaxed) == 0 && p.taken.compare_exchange(0, 1, Acquire, Relaxed).is_ok() {
+            if p.eventfd.load(Acquire) < 0 {
+                let fd = sys::eventfd(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) as i32;
+                let fd = if fd >= 0 { fd_table::adopt_internal(fd) } else { fd };
+                if fd < 0 {
+                    p.taken.store(0, Release);
+                    return None;
+                }
+                p.eventfd.store(fd, Release);
+            }
+            return Some(i);
+        }
+    }
+    None
+}
+
+/// Gives a place back; its doorbell is kept for the next.
+pub(crate) fn give_back(place: usize) {
+    if let Some(p) = POOL.get(place) {
+        p.taken.store(0, Release);
+    }
+}
+
+/// The doorbell of a claimed place.
+pub(crate) fn doorbell(place: usize) -> i32 {
+    POOL.get(place).map_or(-1, |p| p.eventfd.load(Acquire))
+}
+
+/// Empties a doorbell.
+pub(crate) fn silence(place: usize) {
+    let mut count = [0u8; 8];
+    let _ = sys::read(doorbell(place), &mut count);
+}
+
+/// Makes sure that the peer of `channel` knows (or is about to know) the doorbell of our place.
+pub(crate) fn introduce(channel: &Channel, place: usize) -> bool {
+    let Some(word) = channel.passed.get(place / 64) else { return false };
+    let bit = 1u64 << (place % 64);
+    if word.load(Acquire) & bit != 0 {
+        return true;
+    }
+    if service::send_place(channel, place, doorbell(place)) {
+        word.fetch_or(bit, AcqRel);
+        return true;
+    }
+    false
+}
+
+/// The parent's doorbells are the parent's.
+pub(crate) fn after_fork_in_child() {
+    for p in &POOL {
+        p.taken.store(0, Relaxed);
+        let fd = p.eventfd.swap(-1, AcqRel);
+        if fd >= 0 {
+            fd_table::close_internal(fd);
+        }
+    }
+}
+
+// ---- polling -------------------------------------------------------------------------------------------------
+
+/// Longest polling before a sleep, nanoseconds: about what a wake-up on another CPU costs, both ways.
+const SPIN_MAX_NS: u32 = 60_000;
+/// What a thread that had given up polling tries again now and then.
+const SPIN_PROBE_NS: u32 = 8_000;
+/// A `sched_yield` that took longer has run somebody else.
+const YIELD_IDLE_NS: u64 = 3_000;
+
+/// What polling has brought a thread so far.
+struct Luck {
+    /// Thread it belongs to (a hash collision just mixes two threads' luck).
+    budget_ns: AtomicU32,
+    skipped: AtomicU32,
+}
+static LUCK: [Luck; 64] = [const { Luck { budget_ns: AtomicU32::new(SPIN_MAX_NS), skipped: AtomicU32::new(0) } }; 64];
+
+/// Polls `ready` for as long as that promises to be cheaper than a sleep. True: it came.
+///
+/// `same_cpu`: the peer was last seen on this very CPU and can only go on when this thread lets it.
+#[inline(never)]
+pub(crate) fn spin(same_cpu: bool, mut ready: impl FnMut() -> bool) -> bool {
+    let cap = match lifecycle::config().poll_ms {
+        Some(0) => return ready(),
+        Some(ms) => ms.saturating_mul(1_000_000),
+        None => SPIN_MAX_NS,
+    };
+    let Some(luck) = LUCK.get(lifecycle::tid() as usize % LUCK.len()) else { return false };
+    let mut budget = luck.budget_ns.load(Relaxed).min(cap);
+    if budget < SPIN_PROBE_NS {
+        let skipped = luck.skipped.load(Relaxed).wrapping_add(1);
+        luck.skipped.store(skipped, Relaxed);
+        if skipped % 16 != 0 {
+            stats::count(Counter::SpinsSkipped);
+            return ready();
+        }
+        budget = SPIN_PROBE_NS.min(cap);
+    }
+    let start = sys::now_ns();
+    let mut crowded = 0;
+    let mut yield_at = start + if same_cpu { 0 } else { 2_000 };
+    loop {
+        for _ in 0..8 {
+            if ready() {
+                luck.budget_ns.store(budget.saturating_mul(2).clamp(SPIN_PROBE_NS * 2, SPIN_MAX_NS), Relaxed);
+                stats::count(Counter::SpinsWon);
+                return true;
+            }
+            core::hint::spin_loop();
+        }
+        let now = sys::now_ns();
+        if now.wrapping_sub(start) >= budget as u64 {
+            break;
+        }
+        if now >= yield_at {
+            sys::sched_yield();
+            let after = sys::now_ns();
+            yield_at = after + if same_cpu { 0 } else { 1_000 };
+            if after.wrapping_sub(now) > YIELD_IDLE_NS {
+                // Others want this CPU. Once may have been the peer itself.
+                crowded += 1;
+                if crowded > 1 && !ready() {
+                    break;
+                }
+            }
+        }
+    }
+    luck.budget_ns.store(luck.budget_ns.load(Relaxed) / 2, Relaxed);
+    stats::count(Counter::SpinsLost);
+    ready()
+}
+
+// ---- blocking calls ------------------------------------------------------------------------------------------
+
+/// How a wait ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Woke {
+    /// Look again: there may be news.
+    News,
+    /// The deadline passed.
+    Timeout,
+    /// A signal handler ran.
+    Signal,
+}
+
+/// Which direction's news a blocked thread waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Side {
+    Receive,
+    Send,
+}
+
+/// Nanoseconds left until `deadline` (0: none, wait for ever) as the kernel takes them.
+pub(crate) fn left(deadline: u64) -> i64 {
+    if deadline == 0 { -1 } else { deadline.saturating_sub(sys::now_ns()).min(i64::MAX as u64) as i64 }
+}
+
+/// The NOTIFY word of the direction, by which the peer knows whom to wake.
+fn notify_word(channel: &Channel, slot: usize, side: Side) -> &AtomicU64 {
+    match side {
+        Side::Receive => &channel.words(slot, channel.side ^ 1).quiet[quiet::NOTIFY],
+        Side::Send => &channel.words(slot, channel.side).producer_quiet[producer_quiet::NOTIFY],
+    }
+}
+
+const THREAD_SHIFT: u32 = 16;
+const THREAD_MASK: u64 = 0xffff << THREAD_SHIFT;
+
+/// Puts a thread's place into the NOTIFY word; false when another thread's stands there.
+pub(crate) fn post(channel: &Channel, slot: usize, side: Side, place: usize) -> bool {
+    let word = notify_word(channel, slot, side);
+    let mine = (place as u64 + 1) << THREAD_SHIFT;
+    let mut old = word.load(Relaxed);
+    loop {
+        if old & THREAD_MASK != 0 && old & THREAD_MASK != mine {
+            return false;
+        }
+        match word.compare_exchange_weak(old, (old & !THREAD_MASK) | mine, SeqCst, Relaxed) {
+            Ok(_) => return true,
+            Err(now) => old = now,
+        }
+    }
+}
+
+/// Takes it out again.
+pub(crate) fn unpost(channel: &Channel, slot: usize, side: Side, place: usize) {
+    let word = notify_word(channel, slot, side);
+    let mine = (place as u64 + 1) << THREAD_SHIFT;
+    let mut old = word.load(Relaxed);
+    while old & THREAD_MASK == mine {
+        match word.compare_exchange_weak(old, old & !THREAD_MASK, SeqCst, Relaxed) {
+            Ok(_) => return,
+            Err(now) => old = now,
+        }
+    }
+}
+
+/// Is there anything to receive, or another announcement than the one that was followed? Only shared words are read.
+#[inline(always)]
+pub(crate) fn receive_news(channel: &Channel, slot: usize) -> bool {
+    let w = channel.words(slot, channel.side ^ 1);
+    w.tail.load(Acquire) != w.head.load(Relaxed) || w.producer_user[announce::EPOCH].load(Acquire) as u32 != w.quiet[quiet::ACK].load(Relaxed) as u32
+}
+
+/// Is half of the ring that we produce into free?
+#[inline(always)]
+pub(crate) fn send_room(channel: &Channel, slot: usize, ring_bytes: u64) -> bool {
+    let w = channel.words(slot, channel.side);
+    w.tail.load(Relaxed).wrapping_sub(w.head.load(Acquire)) <= ring_bytes / 2
+}
+
+/// Blocks until there may be news for `side`, polling first. `deadline` 0: for ever. The caller holds no lock.
+pub(crate) fn block(s: &Socket, fd: i32, side: Side, on_carrier: bool, deadline: u64) -> Woke {
+    let Some(channel) = s.channel() else { return Woke::News };
+    let slot = s.slot.load(Relaxed) as usize;
+    let ring_bytes = crate::io::tx_ring_bytes(s);
+    let ready = || match side {
+        Side::Receive => receive_news(channel, slot) || s.has(flag::CARRIER_SPOKE),
+        Side::Send => send_room(channel, slot, ring_bytes),
+    };
+    if !on_carrier {
+        channel.note_cpu();
+        if spin(channel.peer_shares_cpu(), ready) {
+            return Woke::News;
+        }
+    }
+    sleep(s, channel, slot, fd, side, on_carrier, deadline, ready)
+}
+
+#[allow(clippy::too_many_arguments, reason = "one call site; they are what a sleep is made of")]
+fn sleep(s: &Socket, channel: &Channel, slot: usize, fd: i32, side: Side, on_carrier: bool, deadline: u64, mut ready: impl FnMut() -> bool) -> Woke {
+    let timeout = left(deadline);
+    if deadline != 0 && timeout == 0 {
+        return Woke::Timeout;
+    }
+    let events = match (side, on_carrier) {
+        (Side::Send, true) => libc::POLLOUT,
+        (Side::Send, false) => libc::POLLRDHUP,
+        (Side::Receive, _) => libc::POLLIN | libc::POLLRDHUP | libc::POLLPRI,
+    };
+    let place = claim();
+    let posted = place.is_some_and(|p| introduce(channel, p) && post(channel, slot, side, p));
+    let mut fds = [pollfd { fd, events, revents: 0 }, pollfd { fd: place.map_or(-1, doorbell), events: libc::POLLIN, revents: 0 }];
+    let mut woke = Woke::News;
+    let mut missed = false;
+    if let Some(p) = place.filter(|_| posted) {
+        channel.my_place(p).prepare_sleep();
+        fence(SeqCst);
+        missed = !on_carrier && ready();
+    }
+    if !missed {
+        // Without a place of its own (a second thread on the same end, or 256 sleepers) the thread looks once a millisecond.
+        let limit = if posted { timeout } else if timeout < 0 { 1_000_000 } else { timeout.min(1_000_000) };
+        stats::count(Counter::Sleeps);
+        // SAFETY: two valid pollfds; no mask.
+        let r = unsafe { sys::ppoll(fds.as_mut_ptr(), 2, limit, core::ptr::null()) };
+        if r == -(libc::EINTR as isize) {
+            woke = Woke::Signal;
+        } else if r == 0 && posted {
+            woke = Woke::Timeout;
+        }
+    }
+    if let Some(p) = place {
+        if posted {
+            channel.my_place(p).cancel_sleep();
+            unpost(channel, slot, side, p);
+            if fds[1].revents != 0 {
+                silence(p);
+                stats::count(Counter::Wakeups);
+            }
+        }
+        give_back(p);
+    }
+    if fds[0].revents != 0 {
+        s.raise(flag::CARRIER_SPOKE);
+    }
+    woke
+}
