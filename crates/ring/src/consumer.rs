@@ -223,4 +223,17 @@ impl Consumer {
     pub fn continue_at(&mut self, pos: u64) {
         self.start = pos.wrapping_sub(self.head);
     }
+
+    /// As if `past` bytes had gone through.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn after(self, past: u64) -> Self {
+        Self {
+            head: past,
+            published: past,
+            tail_seen: past,
+            base: past,
+            fenced: past,
+            ..self
+        }
+    }
 }

@@ -117,4 +117,9 @@ impl EndLock {
     pub const fn as_ptr(&self) -> *mut u32 {
         self.0.as_ptr()
     }
+
+    #[cfg(all(test, loom))]
+    pub(crate) fn word(&self) -> u32 {
+        self.0.load(Ordering::Relaxed)
+    }
 }

@@ -40,7 +40,7 @@ mod producer;
 mod ready;
 mod ring;
 mod sync;
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests;
 
 pub use consumer::Consumer;

@@ -4,11 +4,12 @@ use core::ptr::NonNull;
 use core::sync::atomic::compiler_fence;
 
 use crate::ring::{Buffer, PeerCorrupt, RingWords};
-use crate::sync::{Ordering, fence};
+use crate::sync::{Ordering, fence_after_rmw};
 
 /// Small writes look at the consumer's head once per so many bytes, not at each write. One page: a connection
 /// whose messages are answered one by one touches no more of its ring than this.
-const LOOK_EVERY: u64 = 4096;
+/// Under loom at each write, so that small cases move the base.
+const LOOK_EVERY: u64 = if cfg!(loom) { 1 } else { 4096 };
 
 /// The sending end of a ring.
 ///
@@ -182,8 +183,8 @@ impl Producer {
     /// [`Consumer::take_space_request`](crate::Consumer::take_space_request): sleep. `Ok(true)`: there is room, the
     /// request is withdrawn.
     pub fn want_space(&mut self, want: usize) -> Result<bool, PeerCorrupt> {
-        self.words().space_wanted.store(1, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
+        self.words().space_wanted.swap(1, Ordering::Relaxed);
+        fence_after_rmw();
         self.look()?;
         // The consumer calls only when the used part falls to half of the ring: never wait for more than that.
         let enough = (want as u64).min(self.buffer.size() >> 1);
@@ -216,5 +217,17 @@ impl Producer {
     #[inline]
     pub fn continue_at(&mut self, pos: u64) {
         self.start = pos.wrapping_sub(self.tail);
+    }
+
+    /// As if `past` bytes had gone through.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn after(self, past: u64) -> Self {
+        Self {
+            tail: past,
+            published: past,
+            base: past,
+            head_seen: past,
+            ..self
+        }
     }
 }

@@ -120,8 +120,8 @@ impl ReadySet {
     /// calls [`cancel_sleep`](Self::cancel_sleep).
     #[inline]
     pub fn prepare_sleep(&self) {
-        self.sleeping.store(1, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
+        self.sleeping.swap(1, Ordering::Relaxed);
+        fence_after_rmw();
     }
 
     /// Receiver: awake again. True: a sender has been told to ring; its ring comes, or has come.
@@ -141,5 +141,11 @@ impl ReadySet {
     #[must_use]
     pub fn cpu(&self) -> u32 {
         self.cpu.load(Ordering::Relaxed)
+    }
+
+    /// What a sender has done that is killed half-way through [`announce`](Self::announce).
+    #[cfg(all(test, loom))]
+    pub(crate) fn set_word_bit_only(&self, slot: usize) {
+        self.words[slot / 64].fetch_or(1 << (slot % 64), Ordering::AcqRel);
     }
 }
