@@ -132,7 +132,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, default_value_t = 10.0, value_parser = seconds)]
     pub(crate) idle_seconds: f64,
 
-    /// The library [default: beside this program, then ../lib, /usr/local/lib, /usr/lib]
+    /// The library [default: $NETACC_LIB, or beside this program, then ../lib, /usr/local/lib, /usr/lib]
     #[arg(long, value_name = "PATH")]
     pub(crate) lib: Option<PathBuf>,
     /// netacc_ss [default: beside this program, then $PATH]

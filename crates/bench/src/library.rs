@@ -11,6 +11,9 @@ use std::time::{Duration, Instant};
 /// As installed, and as cargo names it.
 const FILE_NAMES: [&str; 2] = ["libnetacc-preload.so", "libnetacc_preload.so"];
 
+/// Names the library instead of the search, for `netacc_run` as well.
+const ENV_LIBRARY: &str = "NETACC_LIB";
+
 /// What is there to work with.
 #[derive(Clone, Debug)]
 pub(crate) struct Tools {
@@ -25,7 +28,8 @@ impl Tools {
         let beside = std::env::current_exe()
             .ok()
             .and_then(|exe| exe.parent().map(Path::to_path_buf));
-        let library = match library {
+        let named = std::env::var_os(ENV_LIBRARY).filter(|named| !named.is_empty());
+        let library = match library.map(Path::to_path_buf).or(named.map(PathBuf::from)) {
             Some(path) => path
                 .canonicalize()
                 .map_err(|error| format!("{}: {error}", path.display())),
@@ -174,6 +178,7 @@ impl Proof {
             Self::Counted(counts) => format!("{}/{}", counts.accelerated, counts.total),
         };
         match (expected, self.verdict()) {
+            (false, _) if self.counts().is_none() => format!("LIBRARY NOT LOADED {count}"),
             (true, "none") => format!("NOT ACCELERATED {count}"),
             (true, "partly") => format!("{count} PARTLY"),
             _ => count,
@@ -188,14 +193,18 @@ fn ask(ss: &Path, pid: u32) -> Result<Counts, String> {
         .args(["--json", "-s", "cnt", &pid.to_string()])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
-        .stderr(Stdio::null())
+        .stderr(Stdio::piped())
         .spawn()
         .map_err(|error| fail(&error))?;
-    let mut output = child.stdout.take().ok_or_else(|| fail(&"no output"))?;
-    let reader = std::thread::spawn(move || {
-        let mut text = String::new();
-        output.read_to_string(&mut text).map(|_| text)
-    });
+    let output = child.stdout.take().ok_or_else(|| fail(&"no output"))?;
+    let errors = child.stderr.take().ok_or_else(|| fail(&"no output"))?;
+    let [output, errors] =
+        [Box::new(output) as Box<dyn Read + Send>, Box::new(errors)].map(|mut pipe| {
+            std::thread::spawn(move || {
+                let mut text = String::new();
+                pipe.read_to_string(&mut text).map(|_| text)
+            })
+        });
     let limit = Instant::now() + Duration::from_secs(5);
     let status = loop {
         match child.try_wait() {
@@ -210,9 +219,12 @@ fn ask(ss: &Path, pid: u32) -> Result<Counts, String> {
         }
     };
     if !status.success() {
-        return Err(fail(&status));
+        // It says itself who speaks, and why.
+        let said = errors.join().ok().and_then(Result::ok).unwrap_or_default();
+        let line = said.lines().find(|line| !line.trim().is_empty());
+        return Err(line.map_or_else(|| fail(&status), |line| line.chars().take(90).collect()));
     }
-    let text = reader
+    let text = output
         .join()
         .map_err(|_| fail(&"unreadable"))?
         .map_err(|error| fail(&error))?;
@@ -302,6 +314,10 @@ mod tests {
         assert_eq!(counted(0, 0).cell(true), "NOT ACCELERATED 0/0");
         assert_eq!(counted(99, 100).cell(true), "99/100 PARTLY");
         assert_eq!(counted(0, 100).cell(false), "0/100");
+        assert_eq!(
+            Proof::NotLoaded("gone".into()).cell(false),
+            "LIBRARY NOT LOADED (gone)"
+        );
         assert_eq!(
             Proof::NotLoaded("library not found".into()).cell(true),
             "NOT ACCELERATED (library not found)"

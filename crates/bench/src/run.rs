@@ -25,7 +25,7 @@ pub(crate) struct Measured {
 }
 
 /// A run may take this much longer than it was told to.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(20);
 /// From the last byte of an idle run until its CPU time is counted: spinning has to have ended by then.
 const SETTLE: Duration = Duration::from_millis(500);
 

@@ -1,0 +1,71 @@
+# make            build everything, optimised
+# make demo       netacc bench and Redis, plain against accelerated: one table, under three minutes after the build
+# make bench      the full measurement against the project's targets, about 20 minutes; results in out/
+# make test       every test
+# make install    PREFIX=/usr/local SYSCONFDIR=/etc DESTDIR=
+# make clean
+
+CARGO      ?= cargo
+PREFIX     ?= /usr/local
+SYSCONFDIR ?= /etc
+DESTDIR    ?=
+BINDIR     ?= $(PREFIX)/bin
+LIBDIR     ?= $(PREFIX)/lib
+MANDIR     ?= $(PREFIX)/share/man
+
+BIN_DIR  := $(or $(CARGO_TARGET_DIR),target)/release
+PROGRAMS := netacc_run netacc_ss netacc
+CONF     := netacc.conf
+MAN      := $(wildcard man/*.[1-8])
+
+.PHONY: all build demo bench test install uninstall clean redis
+
+all: build
+
+build:
+	$(CARGO) build --release -p netacc-preload -p netacc-tools -p netacc-bench
+
+demo: build redis
+	BIN_DIR=$(BIN_DIR) bench/demo
+
+bench: build redis
+	BIN_DIR=$(BIN_DIR) bench/targets
+
+# The distribution's Redis, when there is none; RUNLEVEL keeps its service from being started.
+redis:
+	@command -v redis-server >/dev/null && command -v redis-benchmark >/dev/null || \
+	{ sudo=; [ "$$(id -u)" = 0 ] || sudo=sudo; \
+	  $$sudo env RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y redis-server redis-tools; }
+
+test:
+	tests/run-all
+
+# Installs what `make` has built (so that root builds nothing). An edited netacc.conf stays.
+install:
+	@for file in libnetacc_preload.so $(PROGRAMS); do \
+	  [ -e "$(BIN_DIR)/$$file" ] || { echo "$(BIN_DIR)/$$file is missing: run make first" >&2; exit 1; }; done
+	install -d "$(DESTDIR)$(LIBDIR)" "$(DESTDIR)$(BINDIR)" "$(DESTDIR)$(SYSCONFDIR)"
+	@# A new file under the old name: running programs keep the library they have mapped.
+	install -m 755 "$(BIN_DIR)/libnetacc_preload.so" "$(DESTDIR)$(LIBDIR)/libnetacc-preload.so.new"
+	mv -f "$(DESTDIR)$(LIBDIR)/libnetacc-preload.so.new" "$(DESTDIR)$(LIBDIR)/libnetacc-preload.so"
+	install -m 755 $(addprefix $(BIN_DIR)/,$(PROGRAMS)) "$(DESTDIR)$(BINDIR)"
+	@if [ -e "$(DESTDIR)$(SYSCONFDIR)/netacc.conf" ] && ! cmp -s "$(CONF)" "$(DESTDIR)$(SYSCONFDIR)/netacc.conf"; then \
+	  echo "install -m 644 $(CONF) $(DESTDIR)$(SYSCONFDIR)/netacc.conf.new (netacc.conf differs and is kept)"; \
+	  install -m 644 "$(CONF)" "$(DESTDIR)$(SYSCONFDIR)/netacc.conf.new"; \
+	else \
+	  echo "install -m 644 $(CONF) $(DESTDIR)$(SYSCONFDIR)/netacc.conf"; \
+	  install -m 644 "$(CONF)" "$(DESTDIR)$(SYSCONFDIR)/netacc.conf"; \
+	fi
+	@for page in $(MAN); do \
+	  dir="$(DESTDIR)$(MANDIR)/man$${page##*.}"; \
+	  echo "install -m 644 $$page $$dir"; \
+	  install -d "$$dir" && install -m 644 "$$page" "$$dir" || exit 1; done
+
+# Everything but netacc.conf.
+uninstall:
+	rm -f "$(DESTDIR)$(LIBDIR)/libnetacc-preload.so" $(foreach p,$(PROGRAMS),"$(DESTDIR)$(BINDIR)/$(p)") \
+	  $(foreach m,$(MAN),"$(DESTDIR)$(MANDIR)/man$(lastword $(subst ., ,$(m)))/$(notdir $(m))")
+
+clean:
+	$(CARGO) clean
+	rm -rf out
