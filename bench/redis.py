@@ -71,6 +71,10 @@ class Failed(Exception):
     """A run that gave no result."""
 
 
+# What a program that misbehaves may lead to; a server that hangs shows as a socket's TimeoutError.
+FAILURES = (Failed, OSError, subprocess.SubprocessError)
+
+
 # ---------------------------------------------------------------- parsers and statistics
 
 
@@ -247,7 +251,7 @@ class Bench:
 
     def __init__(self, bin_dir):
         def find(name):
-            beside = Path(bin_dir) / name
+            beside = Path(bin_dir).resolve() / name
             return str(beside) if os.access(beside, os.X_OK) else shutil.which(name)
 
         self.run, self.ss = find("netacc_run"), find("netacc_ss")
@@ -367,16 +371,16 @@ class Bench:
             try:
                 trial = self.measure(row, PLAIN, 100_000 if row.prefill else 20_000, timeout)
                 requests = requests_for(trial["rps"], seconds)
-            except Failed as error:
-                runs.append({"kind": PLAIN, "round": 0, "error": str(error)})
+            except FAILURES as error:
+                runs.append({"kind": PLAIN, "round": 0, "error": str(error) or repr(error)})
             for number in range(1, rounds + 1 if requests else 1):
                 for kind in row.kinds:
                     run = {"kind": kind, "round": number}
                     try:
                         run.update(self.measure(row, kind, requests, timeout))
                         text = f"{run['rps'] / 1e3:8.1f} k/s  p50 {run['p50_ms']:.3f} ms  p99 {run['p99_ms']:.3f} ms"
-                    except Failed as error:
-                        run["error"] = str(error)
+                    except FAILURES as error:
+                        run["error"] = str(error) or repr(error)
                         text = f"FAILED: {error}"
                     runs.append(run)
                     print(f"{row.name:<17} {number}/{rounds} {kind:<11} {text}", file=sys.stderr, flush=True)

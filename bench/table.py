@@ -71,6 +71,7 @@ def measured_rows(bench, redis):
         plain = workload["summary"][0]
         for summary in workload["summary"][1:]:
             row = {"name": workload["name"], "label": workload["label"], "kind": summary["kind"],
+                   "failed": failed_rounds(workload, summary["kind"]),
                    "load": bench["background_load"], "spec": workload["spec"], "cpus": workload["cpus"],
                    "ratio": summary["ratio"], "acceleration": summary["acceleration"], "plain": plain, "ours": summary}
             for name, key in (("p50", "p50_ns"), ("p99", "p99_ns"), ("max", "max_ns")):
@@ -86,12 +87,24 @@ def measured_rows(bench, redis):
         plain = entry["summary"][0]
         for summary in entry["summary"][1:]:
             row = {"name": entry["name"], "label": entry["label"], "kind": summary["kind"], "load": entry["load"],
+                   "failed": failed_rounds(entry, summary["kind"]),
                    "ratio": summary["ratio"], "acceleration": summary["acceleration"], "plain": plain, "ours": summary,
                    "figures": tuple(rate(s["rps"], "requests/s") for s in (plain, summary))}
             for name, key in (("p50", "p50_ms"), ("p99", "p99_ms"), ("max", "max_ms")):
                 row[name] = tuple(s[key] * 1e6 if s[key] is not None else None for s in (plain, summary))
             rows.append(row)
     return rows
+
+
+def failed_rounds(entry, kind):
+    """How many runs of this kind came to no result."""
+    return sum(1 for run in entry["runs"] if run["kind"] == kind and "error" in run)
+
+
+def counts_cell(row):
+    """Of the runs that came to a result, how many connections were accelerated; and that others did not."""
+    cell = accelerated(row["acceleration"], row["kind"])
+    return cell if not row["failed"] else f"{cell}, {row['failed']} FAILED" if cell != "-" else f"{row['failed']} FAILED"
 
 
 def cpu_pair(summary):
@@ -136,7 +149,7 @@ COMPARISON_HEAD = ["", "plain TCP", "accelerated", "ratio", "p99", "max", "accel
 
 def comparison_rows(bench, redis):
     return [[full_label(row), *row["figures"], times(row["ratio"]), change(row["p99"]), change(row["max"]),
-             accelerated(row["acceleration"], row["kind"])]
+             counts_cell(row)]
             for row in measured_rows(bench, redis)]
 
 
@@ -252,10 +265,11 @@ def target_rows(bench, loaded, redis):
             continue
         reached, measured = check(row)
         proven = row["acceleration"]["verdict"] == "all" if kind == "accelerated" else was_loaded(row["acceleration"])
+        reached = reached and not row["failed"]
         ok = "yes" if reached and proven else "NO" if proven or not reached else "NOT PROVEN"
         all_ok &= ok == "yes"
         rows.append([full_label(row), least, goal, *row["figures"], measured, change(row["p99"]),
-                     accelerated(row["acceleration"], kind), ok])
+                     counts_cell(row), ok])
     return rows, all_ok
 
 

@@ -160,6 +160,13 @@ class Tables(unittest.TestCase):
         self.assertEqual(set(verdicts), {"NOT MEASURED"})
         self.assertFalse(all_ok)
 
+    def test_failed_runs_reach_nothing(self):
+        bench = bench_json(500)
+        bench["workloads"][0]["runs"] = [{"kind": "accelerated", "round": 2, "error": "hangs"}]
+        rows, _ = table.target_rows(bench, bench_json(500), redis_json(5))
+        self.assertEqual([row[-1] for row in rows].count("NO"), 1)
+        self.assertIn("5/5, 1 FAILED", table.comparison(bench, None))
+
     def test_comparison_is_loud(self):
         text = table.comparison(bench_json(500, "none"), redis_json(5, counts=(505, 499)))
         self.assertIn("NOT ACCELERATED 0/5", text)
