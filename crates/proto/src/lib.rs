@@ -23,6 +23,7 @@
 )]
 
 #[cfg(test)]
+#[macro_use]
 extern crate std;
 
 pub mod rendezvous;

@@ -96,7 +96,8 @@ pub enum EofVerdict {
     /// Take the bytes of the fast path first, as [`Rx::plan`] says, then ask again.
     DrainFastFirst,
     /// The sender died while it sent bytes again: discard the next `skip` bytes of the fast path (they did come on
-    /// the carrier; if it has fewer, discard those), then as [`EofVerdict::DrainFastFirst`].
+    /// the carrier; if it has fewer, discard those), then as [`EofVerdict::DrainFastFirst`]. On a lossy path make
+    /// sure first that nothing can arrive late (destroy the receiving end), so that these are the right bytes.
     SkipThenDrain {
         /// How many.
         skip: u64,

@@ -1,1 +1,408 @@
+//! The transition tables, and scripts of single cases. The interleavings are in `tests/switchover`.
 
+use super::rx::RxEvent;
+use super::tx::TxEvent;
+use super::*;
+use std::string::String;
+use std::vec::Vec;
+
+const TX_STATES: [TxState; 5] = [
+    TxState::Carrier,
+    TxState::Promoting,
+    TxState::Fast,
+    TxState::Resending,
+    TxState::Shut,
+];
+
+const TX_EVENTS: [TxEvent; 10] = [
+    TxEvent::Promote,
+    TxEvent::ConfirmArmed,
+    TxEvent::ConfirmDisarmed,
+    TxEvent::Accept,
+    TxEvent::Demote,
+    TxEvent::FailOverDone,
+    TxEvent::FailOverResend,
+    TxEvent::ResentPart,
+    TxEvent::ResentAll,
+    TxEvent::Shutdown,
+];
+
+const RX_STATES: [RxState; 11] = [
+    RxState::Open,
+    RxState::Armed,
+    RxState::Disarming,
+    RxState::ToFast,
+    RxState::ToFastAndBack,
+    RxState::Fast,
+    RxState::ToCarrier,
+    RxState::FrozenToFast,
+    RxState::Frozen,
+    RxState::Replaying,
+    RxState::Leftover,
+];
+
+const RX_EVENTS: [RxEvent; 13] = [
+    RxEvent::Arm,
+    RxEvent::Freeze,
+    RxEvent::SawNothing,
+    RxEvent::SawPromotion,
+    RxEvent::SawEmptyPromotion,
+    RxEvent::SawPromotionAndDemotion,
+    RxEvent::SawDemotion,
+    RxEvent::SawFailOver,
+    RxEvent::ReachedFast,
+    RxEvent::ReachedCarrierArmed,
+    RxEvent::ReachedCarrierOpen,
+    RxEvent::ReachedResendEnd,
+    RxEvent::CarrierEnded,
+];
+
+/// Every (state, event), and the same as a diagram: the events that lead from one state to another.
+fn tables<S: Copy + core::fmt::Debug + PartialEq, E: Copy + core::fmt::Debug>(
+    states: &[S],
+    events: &[E],
+    next: impl Fn(S, E) -> Option<S>,
+) -> (String, String) {
+    let mut table = String::new();
+    let mut diagram = format!("```mermaid\nstateDiagram-v2\n    [*] --> {:?}\n", states[0]);
+    for &from in states {
+        for &event in events {
+            let to = next(from, event);
+            let name = to.map_or(String::from("-"), |to| format!("{to:?}"));
+            table += &format!(
+                "{:16}{:26}{name}\n",
+                format!("{from:?}"),
+                format!("{event:?}")
+            );
+        }
+        for &to in states.iter().filter(|&&to| to != from) {
+            let labels: Vec<_> = events
+                .iter()
+                .filter(|&&e| next(from, e) == Some(to))
+                .map(|e| format!("{e:?}"))
+                .collect();
+            if !labels.is_empty() {
+                diagram += &format!("    {from:?} --> {to:?}: {}\n", labels.join(", "));
+            }
+        }
+    }
+    (table, diagram + "```\n")
+}
+
+#[test]
+fn transition_tables_are_as_reviewed_and_documented() {
+    assert_eq!(TxEvent::Shutdown as usize, TX_EVENTS.len() - 1);
+    assert_eq!(RxEvent::CarrierEnded as usize, RX_EVENTS.len() - 1);
+    let (tx_table, tx_diagram) = tables(&TX_STATES, &TX_EVENTS, |s, e| s.next(e).ok());
+    let (rx_table, rx_diagram) = tables(&RX_STATES, &RX_EVENTS, RxState::next);
+    let note = include_str!("../../../../docs/design/switchover.md");
+    for (name, is, expected) in [
+        ("tx.txt", &tx_table, include_str!("snapshots/tx.txt")),
+        ("rx.txt", &rx_table, include_str!("snapshots/rx.txt")),
+    ] {
+        assert!(is == expected, "snapshots/{name} should be:\n{is}");
+    }
+    for diagram in [&tx_diagram, &rx_diagram] {
+        assert!(
+            note.contains(diagram.as_str()),
+            "docs/design/switchover.md should contain:\n{diagram}"
+        );
+    }
+}
+
+fn armed(rx: &mut Rx) -> Ack {
+    assert!(rx.arm());
+    rx.ack()
+}
+
+/// A pair on the fast path at offset 10, everything consumed.
+fn fast_pair(link: Link) -> (Tx, Rx) {
+    let (mut tx, mut rx) = (Tx::new(), Rx::new());
+    tx.on_accepted(10).unwrap();
+    rx.on_delivered(10).unwrap();
+    let announce = tx.promote(armed(&mut rx), link).unwrap();
+    assert_eq!(tx.confirm(rx.ack()), Ok(None));
+    assert_eq!(rx.on_announce(announce), Ok(true));
+    (tx, rx)
+}
+
+#[test]
+fn zeroed_halves_are_new_halves() {
+    assert_eq!(Tx::new(), Tx::default());
+    assert_eq!(Rx::new(), Rx::default());
+    assert_eq!(Tx::new().announce(), Announce::default());
+    assert_eq!(Rx::new().ack(), Ack::default());
+    assert_eq!(Rx::new().on_announce(Announce::default()), Ok(false));
+}
+
+#[test]
+fn ack_survives_its_two_words() {
+    for (armed, frozen) in [(false, false), (true, false), (false, true)] {
+        let ack = Ack {
+            epoch: 0x8000_0001,
+            armed,
+            frozen,
+            consumed: u64::MAX,
+        };
+        assert_eq!(Ack::from_words(ack.control(), ack.consumed), ack);
+    }
+}
+
+#[test]
+fn receiver_reads_each_path_up_to_the_switch() {
+    let (mut tx, mut rx) = (Tx::new(), Rx::new());
+    armed(&mut rx);
+    tx.on_accepted(10).unwrap();
+    let promoted = tx.promote(rx.ack(), Link::Reliable).unwrap();
+    assert!(!tx.can_accept());
+    tx.confirm(rx.ack()).unwrap();
+    tx.on_accepted(5).unwrap();
+    assert_eq!(
+        rx.plan(),
+        Plan::Carrier {
+            limit: u64::MAX,
+            peek_first: true
+        }
+    );
+    assert_eq!(rx.after_peek(4, Announce::default()), Ok(4));
+    rx.on_delivered(4).unwrap();
+    // The peek may show more than belongs to this stretch of the carrier.
+    assert_eq!(rx.after_peek(9, promoted), Ok(6));
+    assert_eq!(
+        rx.plan(),
+        Plan::Carrier {
+            limit: 6,
+            peek_first: false
+        }
+    );
+    assert_eq!(rx.on_delivered(6), Ok(true));
+    assert_eq!(rx.plan(), Plan::Fast { limit: u64::MAX });
+    let demoted = tx.demote().unwrap();
+    assert_eq!(rx.on_announce(demoted), Ok(true));
+    assert_eq!(rx.plan(), Plan::Fast { limit: 5 });
+    assert_eq!(rx.on_delivered(6), Err(Corrupt::Overrun));
+    assert_eq!(rx.on_delivered(5), Ok(true));
+    assert_eq!((rx.epoch(), rx.state()), (2, RxState::Armed));
+}
+
+#[test]
+fn promotion_waits_for_the_receiver() {
+    let (mut tx, mut rx) = fast_pair(Link::Reliable);
+    tx.on_accepted(1).unwrap();
+    let demoted = tx.demote().unwrap();
+    assert_eq!(
+        tx.promote(rx.ack(), Link::Reliable),
+        Err(Refused::NotFollowed)
+    );
+    let _ = rx.on_announce(demoted).unwrap();
+    assert_eq!(
+        tx.promote(rx.ack(), Link::Reliable),
+        Err(Refused::NotFollowed)
+    );
+    rx.on_delivered(1).unwrap();
+    assert!(tx.promote(rx.ack(), Link::Reliable).is_ok());
+}
+
+#[test]
+fn promotion_is_withdrawn_when_the_receiver_disarmed() {
+    let (mut tx, mut rx) = (Tx::new(), Rx::new());
+    let stale = armed(&mut rx);
+    rx.freeze();
+    assert_eq!(rx.on_announce(Announce::default()), Ok(false));
+    assert!(rx.is_released());
+    tx.promote(stale, Link::Reliable).unwrap();
+    let withdrawn = tx.confirm(rx.ack()).unwrap().unwrap();
+    assert_eq!(
+        (withdrawn.epoch, withdrawn.fast_from, withdrawn.carrier_from),
+        (2, 0, 0)
+    );
+    // The released receiver did not look, read on, and arms again.
+    tx.on_accepted(7).unwrap();
+    rx.on_delivered(7).unwrap();
+    armed(&mut rx);
+    assert_eq!(rx.on_announce(withdrawn), Ok(true));
+    assert!(tx.promote(rx.ack(), Link::Reliable).is_ok());
+}
+
+#[test]
+fn pull_back_sends_the_rest_again() {
+    let (mut tx, mut rx) = fast_pair(Link::Reliable);
+    tx.on_accepted(8).unwrap();
+    rx.on_delivered(3).unwrap();
+    assert_eq!(tx.pull_back(rx.ack()), Ok(None), "nobody asked");
+    assert_eq!(rx.freeze(), 13);
+    assert_eq!(rx.plan(), Plan::Wait);
+    let fail_over = tx.pull_back(rx.ack()).unwrap().unwrap();
+    assert_eq!(fail_over.resend, 13..18);
+    assert!(!tx.can_accept());
+    assert_eq!(tx.shutdown(), Err(Refused::State(TxState::Resending)));
+    assert_eq!(rx.on_announce(fail_over.announce), Ok(true));
+    assert!(rx.is_released() && !rx.arm());
+    tx.on_resent(4).unwrap();
+    assert_eq!(tx.unacked(), 17..18);
+    tx.on_resent(1).unwrap();
+    assert!(tx.can_accept());
+    rx.on_delivered(5).unwrap();
+    assert_eq!(rx.state(), RxState::Open);
+    assert!(rx.arm());
+}
+
+#[test]
+fn sender_dies_while_sending_again() {
+    let (mut tx, mut rx) = fast_pair(Link::Reliable);
+    tx.on_accepted(8).unwrap();
+    rx.freeze();
+    let fail_over = tx.pull_back(rx.ack()).unwrap().unwrap();
+    let _ = rx.on_announce(fail_over.announce).unwrap();
+    rx.on_delivered(3).unwrap();
+    let verdict = rx.on_carrier_eof(fail_over.announce, false);
+    assert_eq!(verdict, Ok(EofVerdict::SkipThenDrain { skip: 3 }));
+    assert_eq!(
+        (rx.path(), rx.plan()),
+        (Path::Fast, Plan::Fast { limit: 5 })
+    );
+    rx.on_delivered(5).unwrap();
+    assert_eq!(
+        rx.on_carrier_eof(fail_over.announce, true),
+        Ok(EofVerdict::Eof)
+    );
+}
+
+#[test]
+fn demotion_that_crosses_a_freeze_is_followed() {
+    let (mut tx, mut rx) = fast_pair(Link::Reliable);
+    tx.on_accepted(8).unwrap();
+    rx.on_delivered(3).unwrap();
+    rx.freeze();
+    let demoted = tx.demote().unwrap();
+    assert_eq!(tx.pull_back(rx.ack()), Ok(None), "too late");
+    assert_eq!(rx.on_announce(demoted), Ok(true));
+    assert_eq!(rx.plan(), Plan::Fast { limit: 5 });
+    rx.on_delivered(5).unwrap();
+    assert!(rx.is_released());
+}
+
+#[test]
+fn lossy_link_keeps_what_was_not_consumed() {
+    let (mut tx, mut rx) = fast_pair(Link::Lossy);
+    tx.on_accepted(8).unwrap();
+    assert_eq!(tx.unacked(), 10..18);
+    assert_eq!(tx.acked(14), Ok(()));
+    assert_eq!(tx.acked(12), Ok(()));
+    assert_eq!(tx.unacked(), 14..18);
+    assert_eq!(tx.acked(19), Err(Corrupt::Overrun));
+    assert_eq!(tx.demote(), Err(Refused::Unacked));
+    assert_eq!(tx.shutdown(), Err(Refused::Unacked));
+    assert_eq!(
+        tx.fail_over(13),
+        Err(Refused::Corrupt(Corrupt::Consumed)),
+        "no longer kept"
+    );
+    assert_eq!(tx.fail_over(19), Err(Refused::Corrupt(Corrupt::Consumed)));
+    rx.on_delivered(6).unwrap();
+    rx.freeze();
+    assert_eq!(tx.fail_over(rx.ack().consumed).unwrap().resend, 16..18);
+}
+
+#[test]
+fn end_of_stream_is_where_both_paths_end() {
+    let (mut tx, mut rx) = fast_pair(Link::Reliable);
+    tx.on_accepted(4).unwrap();
+    let now = tx.announce();
+    // Killed: FIN without a demotion.
+    assert_eq!(
+        { rx }.on_carrier_eof(now, false),
+        Ok(EofVerdict::DrainFastFirst)
+    );
+    assert_eq!({ rx }.on_carrier_eof(now, true), Ok(EofVerdict::Eof));
+    // Shut down: the demotion says where.
+    let last = tx.shutdown().unwrap().unwrap();
+    assert_eq!(tx.shutdown(), Ok(None));
+    assert_eq!(
+        rx.on_carrier_eof(last, true),
+        Ok(EofVerdict::FollowAnnounce)
+    );
+    assert_eq!({ rx }.on_carrier_eof(last, true), Ok(EofVerdict::Truncated));
+    assert_eq!(
+        rx.on_carrier_eof(last, false),
+        Ok(EofVerdict::DrainFastFirst)
+    );
+    rx.on_delivered(4).unwrap();
+    assert_eq!(rx.on_carrier_eof(last, true), Ok(EofVerdict::Eof));
+}
+
+#[test]
+fn reset_that_swallowed_carrier_bytes_is_no_clean_end() {
+    let (mut tx, mut rx) = (Tx::new(), Rx::new());
+    armed(&mut rx);
+    tx.on_accepted(10).unwrap();
+    let announce = tx.promote(rx.ack(), Link::Reliable).unwrap();
+    rx.on_delivered(4).unwrap();
+    assert_eq!(
+        rx.on_carrier_eof(announce, false),
+        Ok(EofVerdict::FollowAnnounce)
+    );
+    assert_eq!(
+        rx.on_carrier_eof(announce, false),
+        Ok(EofVerdict::Truncated)
+    );
+}
+
+#[test]
+fn carrier_data_without_a_demotion_is_corrupt() {
+    let (mut tx, mut rx) = fast_pair(Link::Reliable);
+    assert_eq!(
+        rx.on_carrier_readable(tx.announce()),
+        Err(Corrupt::CarrierData)
+    );
+    assert_eq!(rx.on_carrier_readable(tx.demote().unwrap()), Ok(true));
+}
+
+#[test]
+fn announcements_that_no_sender_makes_are_corrupt() {
+    let (tx, mut rx) = fast_pair(Link::Reliable);
+    let good = tx.announce();
+    let at = |epoch, carrier_from, resend_to| Announce {
+        epoch,
+        carrier_from,
+        resend_to,
+        ..good
+    };
+    let before = rx;
+    for (announce, corrupt) in [
+        (at(0, 0, 0), Corrupt::Epoch),
+        (at(3, 10, 10), Corrupt::Epoch),
+        (at(u32::MAX, 10, 10), Corrupt::Epoch),
+        (at(2, 9, 9), Corrupt::OffsetBehind),
+        (at(2, 10, 9), Corrupt::OffsetOrder),
+        (at(2, 10, 11), Corrupt::OffsetOrder),
+    ] {
+        assert_eq!(rx.on_announce(announce), Err(corrupt), "{announce:?}");
+        assert_eq!(rx, before);
+    }
+}
+
+#[test]
+fn pinned_sender_stays_on_the_carrier() {
+    let (mut tx, mut rx) = fast_pair(Link::Reliable);
+    tx.pin();
+    let _ = rx.on_announce(tx.demote().unwrap()).unwrap();
+    assert_eq!(tx.promote(rx.ack(), Link::Reliable), Err(Refused::Pinned));
+}
+
+#[test]
+fn epochs_wrap_around() {
+    let mut tx = Tx::starting_at(u32::MAX, 5);
+    let mut rx = Rx::starting_at(u32::MAX, 5);
+    for _ in 0..4 {
+        armed(&mut rx);
+        let announce = tx.promote(rx.ack(), Link::Reliable).unwrap();
+        tx.confirm(rx.ack()).unwrap();
+        tx.on_accepted(1).unwrap();
+        assert_eq!(rx.on_announce(announce), Ok(true));
+        assert_eq!(rx.on_announce(tx.demote().unwrap()), Ok(true));
+        rx.on_delivered(1).unwrap();
+        assert_eq!((rx.epoch(), rx.offset()), (tx.epoch(), tx.offset()));
+    }
+    assert_eq!(rx.epoch(), 6);
+}

@@ -1,7 +1,7 @@
 //! Visits every reachable state of a [`World`], breadth first.
 
 use crate::model::{Action, Config, World};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hasher};
 
 /// States are remembered by a 64-bit fingerprint, which is already a hash.
@@ -24,15 +24,17 @@ impl Hasher for Fingerprint {
 
 /// What an exploration found.
 #[derive(Debug)]
+#[expect(dead_code, reason = "printed")]
 pub struct Outcome {
     pub states: usize,
     pub steps: usize,
-    /// Length of the longest shortest way to a state.
+    /// Length of the longest shortest way to a state: everything up to this many steps was tried.
     pub depth: u32,
-    /// Ends that were reached.
+    /// Different ends that were reached.
     pub ends: usize,
-    /// The whole reachable space was visited.
-    pub complete: bool,
+    /// States of the two halves that were visited.
+    pub tx_states: BTreeSet<u32>,
+    pub rx_states: BTreeSet<u32>,
 }
 
 /// A wrong step, with the shortest way there.
@@ -42,10 +44,10 @@ pub struct Failure {
     pub trace: Vec<Action>,
 }
 
-/// Visits states until all were seen, or `max_states`, or a violation.
+/// Visits all states, or stops at a violation.
 ///
 /// Also checks that from every state the end can be reached without a fault: nobody is ever stuck.
-pub fn explore(config: Config, max_states: usize) -> Result<Outcome, Failure> {
+pub fn explore(config: Config) -> Result<Outcome, Failure> {
     let hash = BuildHasherDefault::<DefaultHasher>::default();
     let mut ids: HashMap<u64, u32, BuildHasherDefault<Fingerprint>> = HashMap::default();
     let mut parents: Vec<(u32, Action)> = vec![(0, Action::Arm)];
@@ -54,10 +56,14 @@ pub fn explore(config: Config, max_states: usize) -> Result<Outcome, Failure> {
     let mut queue = VecDeque::from([(0u32, 0u32, World::new(config))]);
     ids.insert(hash.hash_one(World::new(config)), 0);
     let mut actions = Vec::new();
+    let mut tx_states = BTreeSet::new();
+    let mut rx_states = BTreeSet::new();
     let mut depth = 0;
     let mut steps = 0;
     while let Some((id, level, world)) = queue.pop_front() {
         depth = level;
+        tx_states.insert(world.tx.state() as u32);
+        rx_states.insert(world.rx.state() as u32);
         if world.is_finished() {
             ends.push(id);
             continue;
@@ -82,15 +88,6 @@ pub fn explore(config: Config, max_states: usize) -> Result<Outcome, Failure> {
                 edges.push((next_id, id));
             }
         }
-        if ids.len() >= max_states {
-            return Ok(Outcome {
-                states: ids.len(),
-                steps,
-                depth,
-                ends: ends.len(),
-                complete: false,
-            });
-        }
     }
     if let Some(stuck) = find_stuck(parents.len(), &mut edges, &ends) {
         let (from, action) = parents[stuck];
@@ -104,7 +101,8 @@ pub fn explore(config: Config, max_states: usize) -> Result<Outcome, Failure> {
         steps,
         depth,
         ends: ends.len(),
-        complete: true,
+        tx_states,
+        rx_states,
     })
 }
 

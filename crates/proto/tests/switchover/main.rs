@@ -1,69 +1,158 @@
-//! Model tests of the switchover.
+//! Model tests of the switchover: every interleaving of small worlds, random runs of larger ones, and proof that each
+//! ordering rule is needed.
 
 mod explore;
+mod hostile;
 mod model;
+mod properties;
 
 use explore::explore;
 use model::{Config, Mutant};
 use netacc_proto::switchover::Link;
+use std::collections::BTreeSet;
 
-#[test]
-fn scratch() {
-    let t = std::time::Instant::now();
-    for (name, c) in [
-        ("small", Config::SMALL),
-        (
-            "freeze",
-            Config {
-                freezes: 1,
-                ..Config::SMALL
-            },
-        ),
-        (
-            "freeze crash",
-            Config {
-                freezes: 1,
-                crash: true,
-                ..Config::SMALL
-            },
-        ),
-        (
-            "2x",
-            Config {
-                promotes: 2,
-                demotes: 2,
-                ..Config::SMALL
-            },
-        ),
-        (
-            "2x freeze",
-            Config {
-                promotes: 2,
-                demotes: 1,
-                arms: 2,
-                freezes: 1,
-                ..Config::SMALL
-            },
-        ),
-        (
-            "lossy",
-            Config {
-                link: Link::Lossy,
-                arms: 2,
-                promotes: 2,
-                ..Config::SMALL
-            },
-        ),
-    ] {
-        match explore(c, 5_000_000) {
-            Ok(o) => println!("{name}: {o:?} {:?}", t.elapsed()),
-            Err(e) => {
-                println!("{name}: {} {:?}", e.violation, t.elapsed());
-                for a in e.trace {
-                    println!("    {a:?}");
-                }
+/// Two promotions, with the receiver changing its mind.
+const BOTH_WAYS: Config = Config {
+    promotes: 2,
+    arms: 2,
+    freezes: 1,
+    ..Config::SMALL
+};
+const LOSSY: Config = Config {
+    link: Link::Lossy,
+    ..BOTH_WAYS
+};
+
+fn explore_all(configs: &[Config]) -> BTreeSet<u32> {
+    let mut rx_states = BTreeSet::new();
+    for config in configs {
+        let start = std::time::Instant::now();
+        match explore(*config) {
+            Ok(outcome) => {
+                println!("{config:?}\n    {outcome:?} in {:?}", start.elapsed());
+                rx_states.extend(outcome.rx_states);
             }
+            Err(failure) => panic!("{}\n{config:?}\n{:#?}", failure.violation, failure.trace),
         }
     }
-    let _ = Mutant::None;
+    rx_states
+}
+
+#[test]
+fn every_interleaving_of_small_worlds() {
+    let rx_states = explore_all(&[
+        Config::SMALL,
+        Config {
+            crash: true,
+            ..Config::SMALL
+        },
+        Config {
+            bytes: 2,
+            crash: true,
+            freezes: 1,
+            ..Config::SMALL
+        },
+        Config {
+            bytes: 2,
+            ..BOTH_WAYS
+        },
+        Config {
+            bytes: 2,
+            arms: 1,
+            link: Link::Lossy,
+            ..Config::SMALL
+        },
+        Config {
+            bytes: 2,
+            promotes: 2,
+            demotes: 2,
+            chunk: 1,
+            epoch: u32::MAX - 1,
+            offset: 1 << 40,
+            ..Config::SMALL
+        },
+    ]);
+    assert_eq!(
+        rx_states,
+        (0..=10).collect(),
+        "all states of the receiver were visited"
+    );
+}
+
+/// About a minute in a release build: `cargo test --release -- --ignored every_interleaving_of_larger`.
+#[test]
+#[ignore = "minutes in a debug build"]
+fn every_interleaving_of_larger_worlds() {
+    explore_all(&[
+        Config {
+            crash: true,
+            ..BOTH_WAYS
+        },
+        Config {
+            crash: true,
+            demotes: 2,
+            freezes: 2,
+            ..BOTH_WAYS
+        },
+        Config {
+            crash: true,
+            bytes: 4,
+            carrier_cap: 3,
+            fast_cap: 3,
+            demotes: 2,
+            freezes: 2,
+            ..BOTH_WAYS
+        },
+        Config {
+            promotes: 3,
+            demotes: 3,
+            bytes: 4,
+            ..Config::SMALL
+        },
+        LOSSY,
+        Config {
+            crash: true,
+            ..LOSSY
+        },
+        Config {
+            bytes: 4,
+            fast_cap: 3,
+            ..LOSSY
+        },
+    ]);
+}
+
+/// Leaving out any one rule breaks the stream, which also shows that the model can see such breaks.
+#[test]
+fn each_rule_is_needed() {
+    let worlds = [
+        Config::SMALL,
+        Config {
+            bytes: 2,
+            crash: true,
+            ..Config::SMALL
+        },
+        Config {
+            bytes: 2,
+            link: Link::Lossy,
+            ..Config::SMALL
+        },
+        Config {
+            bytes: 2,
+            ..BOTH_WAYS
+        },
+    ];
+    for mutant in Mutant::ALL {
+        let failure = worlds
+            .iter()
+            .find_map(|config| explore(Config { mutant, ..*config }).err());
+        let Some(failure) = failure else {
+            panic!("{mutant:?} survived")
+        };
+        println!(
+            "{mutant:?}: after {} steps: {}",
+            failure.trace.len(),
+            failure.violation
+        );
+    }
 }

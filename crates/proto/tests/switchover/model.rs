@@ -38,6 +38,25 @@ pub enum Mutant {
     KeepFastBytes,
     /// The receiver stores the control word before the consumed offset.
     ControlFirst,
+    /// The sender demotes from a lossy link while bytes on it are not acknowledged.
+    DemoteUnacked,
+}
+
+impl Mutant {
+    pub const ALL: [Self; 12] = [
+        Self::SkipPeek,
+        Self::PromoteUnacked,
+        Self::SkipReloadAtEof,
+        Self::EmptyBeforeEof,
+        Self::SkipConfirm,
+        Self::NoPromoteFence,
+        Self::NoFreezeFence,
+        Self::BytesBeforeAnnounce,
+        Self::EpochFirst,
+        Self::KeepFastBytes,
+        Self::ControlFirst,
+        Self::DemoteUnacked,
+    ];
 }
 
 /// Bounds of one exploration.
@@ -93,8 +112,12 @@ pub enum Action {
     Fin,
     SenderStoreDrains,
     // Faults.
-    CrashFin { stores_kept: u8 },
-    CrashReset { stores_kept: u8 },
+    CrashFin {
+        stores_kept: u8,
+    },
+    CrashReset {
+        stores_kept: u8,
+    },
     LinkDies,
     // Network.
     CarrierArrives,
@@ -113,6 +136,8 @@ pub enum Action {
     Read(u8),
     ReadPeeked,
     ReceiverStoreDrains,
+    /// Only in [`Mutant::EmptyBeforeEof`].
+    NoteFastEmpty,
 }
 
 impl Action {
@@ -123,6 +148,9 @@ impl Action {
         )
     }
 }
+
+/// Stores of one process that others do not see yet.
+const STORE_BUFFER: u8 = 8;
 
 /// A FIFO of a few small items; plain data so that a state copies and hashes quickly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -217,7 +245,7 @@ enum Why {
     Plain,
     Peeked(u8),
     CarrierReadable,
-    CarrierEnded { was_empty: bool },
+    CarrierEnded,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -261,7 +289,7 @@ pub struct World {
     // Sender process.
     pub tx: Tx,
     stage: SenderStage,
-    stores: Fifo<Store, 12>,
+    stores: Fifo<Store, { STORE_BUFFER as usize }>,
     // Shared words.
     announce: Announce,
     control: u64,
@@ -274,16 +302,54 @@ pub struct World {
     // Receiver process.
     pub rx: Rx,
     receiver: ReceiverStage,
-    ack_stores: Fifo<Store, 12>,
+    ack_stores: Fifo<Store, { STORE_BUFFER as usize }>,
     /// What was stored in the control word last.
     stored_control: u64,
     /// Epoch of the last announcement that the receiver followed: the offsets need not be loaded again.
     known_epoch: u32,
+    noted_empty: bool,
     fate: Fate,
 }
 
 /// Why a step is wrong.
 pub type Violation = String;
+
+/// Runs one world: each byte of `choices` picks the next step; then on at random without faults, to the end.
+pub fn run(config: Config, choices: &[u8]) -> Result<World, Violation> {
+    let mut world = World::new(config);
+    let mut actions = Vec::new();
+    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+    for step in 0..choices.len() + 100_000 {
+        world.actions(&mut actions);
+        let choice = choices.get(step).copied();
+        match choice {
+            // Faults and the end are rare, so that there is a run before them.
+            Some(255) if step % 4 == 0 => {}
+            Some(_) if world.config.bytes > 0 => {
+                actions.retain(|a| !a.is_fault() && *a != Action::Shutdown);
+            }
+            _ => actions.retain(|a| !a.is_fault()),
+        }
+        if actions.is_empty() {
+            if world.is_finished() {
+                return Ok(world);
+            }
+            if choice.is_some() {
+                continue;
+            }
+            return Err(format!("stuck: {world:?}"));
+        }
+        random = random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        let pick = choice.map_or((random >> 33) as usize, usize::from) % actions.len();
+        let action = actions[pick];
+        world
+            .apply(action)
+            .map_err(|violation| format!("{action:?}: {violation}"))?;
+    }
+    Err(format!("no end after many steps: {world:?}"))
+}
 
 impl World {
     pub fn new(config: Config) -> Self {
@@ -307,6 +373,7 @@ impl World {
             ack_stores: Fifo::new(),
             stored_control: ack.control(),
             known_epoch: config.epoch,
+            noted_empty: false,
             fate: Fate::Alive,
         }
     }
@@ -447,6 +514,12 @@ impl World {
         if self.rx.state() != RxState::Open {
             out.push(A::LoadEpoch);
         }
+        if self.config.mutant == Mutant::EmptyBeforeEof
+            && self.fast.arrived == 0
+            && !self.noted_empty
+        {
+            out.push(A::NoteFastEmpty);
+        }
         match self.rx.plan() {
             Plan::Carrier {
                 peek_first: true, ..
@@ -503,7 +576,11 @@ impl World {
                 if self.config.mutant == Mutant::PromoteUnacked {
                     ack.epoch = self.tx.epoch();
                 }
-                match self.tx.promote(ack, self.config.link) {
+                let link = match self.config.mutant {
+                    Mutant::DemoteUnacked => Link::Reliable,
+                    _ => self.config.link,
+                };
+                match self.tx.promote(ack, link) {
                     Ok(announce) => {
                         self.config.promotes -= 1;
                         self.publish(&[
@@ -629,7 +706,7 @@ impl World {
                     }
                 }
                 if self.config.link == Link::Reliable {
-                    self.stores.push(Store::Produced(n));
+                    self.sender_store(Store::Produced(n));
                 }
             }
         }
@@ -648,10 +725,24 @@ impl World {
 
     fn publish(&mut self, stores: &[Store]) {
         if self.config.mutant == Mutant::EpochFirst {
-            stores.iter().rev().for_each(|s| self.stores.push(*s));
+            stores.iter().rev().for_each(|s| self.sender_store(*s));
         } else {
-            stores.iter().for_each(|s| self.stores.push(*s));
+            stores.iter().for_each(|s| self.sender_store(*s));
         }
+    }
+
+    fn sender_store(&mut self, store: Store) {
+        if self.stores.len == STORE_BUFFER {
+            self.drain_sender_store();
+        }
+        self.stores.push(store);
+    }
+
+    fn receiver_store(&mut self, store: Store) {
+        if self.ack_stores.len == STORE_BUFFER {
+            self.drain_receiver_store();
+        }
+        self.ack_stores.push(store);
     }
 
     /// Whoever sees the effect of a kernel call also sees the stores before it.
@@ -727,8 +818,7 @@ impl World {
                     ReceiverStage::MustLoad(why) => why,
                     _ => Why::Plain,
                 };
-                if matches!(why, Why::CarrierEnded { .. })
-                    && self.config.mutant == Mutant::SkipReloadAtEof
+                if matches!(why, Why::CarrierEnded) && self.config.mutant == Mutant::SkipReloadAtEof
                 {
                     let stale = Announce {
                         epoch: self.known_epoch,
@@ -767,9 +857,7 @@ impl World {
             A::Peek => {
                 self.receiver_kernel_call();
                 if self.carrier.arrived == 0 {
-                    self.receiver = ReceiverStage::MustLoad(Why::CarrierEnded {
-                        was_empty: self.fast.arrived == 0,
-                    });
+                    self.receiver = ReceiverStage::MustLoad(Why::CarrierEnded);
                 } else if self.config.mutant == Mutant::SkipPeek {
                     // Not a peek at all: remember only that the announcement has to be loaded now.
                     self.receiver = ReceiverStage::Peeked(u8::MAX);
@@ -780,11 +868,10 @@ impl World {
             }
             A::CheckCarrier => {
                 self.receiver_kernel_call();
-                let was_empty = self.fast.arrived == 0;
                 self.receiver = ReceiverStage::MustLoad(if self.carrier.arrived > 0 {
                     Why::CarrierReadable
                 } else {
-                    Why::CarrierEnded { was_empty }
+                    Why::CarrierEnded
                 });
             }
             A::Read(n) => self.read(n)?,
@@ -796,6 +883,7 @@ impl World {
                 self.read(n.min(self.carrier.arrived))?;
             }
             A::ReceiverStoreDrains => self.drain_receiver_store(),
+            A::NoteFastEmpty => self.noted_empty = true,
             other => unreachable!("{other:?}"),
         }
         Ok(())
@@ -836,9 +924,13 @@ impl World {
                 self.rx.on_carrier_readable(got).map_err(corrupt)?;
                 self.store_ack();
             }
-            Why::CarrierEnded { was_empty } => {
+            Why::CarrierEnded => {
+                if self.config.link == Link::Lossy && self.rx.state() == RxState::Replaying {
+                    // The receiver destroys its end of the link: nothing can arrive late.
+                    self.fast.bytes.truncate(self.fast.arrived);
+                }
                 let drained = match self.config.mutant {
-                    Mutant::EmptyBeforeEof => was_empty,
+                    Mutant::EmptyBeforeEof => self.noted_empty,
                     _ => {
                         self.fast.arrived == 0
                             && (self.config.link == Link::Reliable || self.fast.bytes.len == 0)
@@ -883,8 +975,7 @@ impl World {
             .map_err(|c| format!("on_delivered: {c:?}"))?;
         self.store_ack();
         if self.config.link == Link::Lossy && self.tx.path() == Path::Fast {
-            self.ack_stores
-                .push(Store::Consumed(self.rx.ack().consumed));
+            self.receiver_store(Store::Consumed(self.rx.ack().consumed));
         }
         Ok(())
     }
@@ -900,7 +991,7 @@ impl World {
         if self.config.mutant == Mutant::ControlFirst {
             stores.reverse();
         }
-        stores.into_iter().for_each(|s| self.ack_stores.push(s));
+        stores.into_iter().for_each(|s| self.receiver_store(s));
     }
 
     fn receiver_kernel_call(&mut self) {
@@ -934,7 +1025,8 @@ impl World {
         if self.rx.offset() > self.tx.offset() {
             return Err("the receiver is ahead of the sender".into());
         }
-        if self.tx.epoch().wrapping_sub(self.rx.epoch()) > 2 {
+        let behind = self.tx.epoch().wrapping_sub(self.rx.epoch());
+        if behind > 2 && self.config.mutant != Mutant::PromoteUnacked {
             return Err("the receiver is more than two epochs behind".into());
         }
         let kept = self.tx.unacked();
