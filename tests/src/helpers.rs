@@ -1,1 +1,64 @@
-pub fn run(_: &str, _: &[&str]) -> std::process::ExitCode { std::process::ExitCode::SUCCESS }
+//! Small programs that scenarios execute: with or without the library, unlike the process that starts them.
+
+use crate::ctx::{recv_exact, send_all};
+use crate::pattern::Pattern;
+use crate::sys::{self, Addr, Fd};
+use std::process::ExitCode;
+
+pub fn run(name: &str, args: &[&str]) -> ExitCode {
+    sys::default_signal(libc::SIGPIPE);
+    let number = |i: usize| args.get(i).and_then(|a| a.parse::<usize>().ok()).unwrap_or(0);
+    match name {
+        "take-fd" => take_fd(),
+        "echo" => echo(number(0) as Fd),
+        "say-on" => say_on(number(0) as Fd),
+        "is-closed" => println!("{:?}", sys::fcntl(number(0) as Fd, libc::F_GETFD, 0)),
+        "client" => client(args.first().and_then(|a| Addr::parse(a)), number(1)),
+        _ => return ExitCode::from(2),
+    }
+    ExitCode::SUCCESS
+}
+
+/// Receives a connection on standard input, reads 1000 pattern bytes from it, and waits for the end of the giver.
+fn take_fd() {
+    let (_, fds) = sys::recv_fds(0).expect("recvmsg");
+    let got = recv_exact(fds[0], 1000);
+    let ok = Pattern::new(1).first_error(500, &got).is_none();
+    println!("took 1000 bytes, exact: {ok}");
+    let _ = sys::close(fds[0]);
+    let end = sys::recv(0, &mut [0; 1], 0);
+    println!("giver ended: {end:?}");
+}
+
+/// Sends back what arrives, to EOF.
+fn echo(fd: Fd) {
+    let mut buf = [0; 4096];
+    let mut total = 0;
+    while let Ok(n) = sys::read(fd, &mut buf) {
+        if n == 0 {
+            break;
+        }
+        total += n;
+        send_all(fd, &buf[..n]);
+    }
+    println!("echoed {total} bytes");
+}
+
+fn say_on(fd: Fd) {
+    send_all(fd, b"from the helper");
+    println!("said");
+}
+
+/// Connects, sends pattern bytes, and checks that they come back.
+fn client(addr: Option<Addr>, count: usize) {
+    let Some(addr) = addr else { return };
+    let fd = sys::socket(addr.family(), libc::SOCK_STREAM, 0).expect("socket");
+    sys::connect(fd, addr).expect("connect");
+    let bytes = Pattern::new(41).bytes(0, count);
+    let mut same = true;
+    for part in bytes.chunks(1000) {
+        send_all(fd, part);
+        same &= recv_exact(fd, part.len()) == part;
+    }
+    println!("{count} bytes came back, exact: {same}");
+}

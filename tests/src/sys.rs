@@ -1001,6 +1001,14 @@ pub fn vfork_child_closing(close: Fd, from: Fd, over: Fd) -> Result<i32, E> {
     wait_child(pid)
 }
 
+/// A further name of one of our own fds, by pidfd_getfd.
+pub fn pidfd_getfd(fd: Fd) -> Result<Fd, E> {
+    let pidfd = fd_of(call!(libc::syscall(libc::SYS_pidfd_open, getpid(), 0)))?;
+    let got = fd_of(call!(libc::syscall(libc::SYS_pidfd_getfd, pidfd, fd, 0)));
+    let _ = close(pidfd);
+    got
+}
+
 pub fn system(command: &str) -> i32 {
     let command = CString::new(command).unwrap_or_default();
     // SAFETY: a live C string.
@@ -1119,4 +1127,38 @@ pub fn now_ns() -> u64 {
 
 pub fn sleep_ms(ms: u64) {
     std::thread::sleep(std::time::Duration::from_millis(ms));
+}
+
+/// How many sockets of this network namespace listen on an IPv4 port.
+pub fn process_listeners(port: u16) -> usize {
+    let wanted = format!(":{port:04X} 00000000:0000 0A");
+    std::fs::read_to_string("/proc/net/tcp").unwrap_or_default().lines().filter(|l| l.contains(&wanted)).count()
+}
+
+/// An IPv4 address of this machine that is not loopback.
+pub fn lan_address() -> Option<Addr> {
+    let mut list: *mut libc::ifaddrs = null_mut();
+    call!(libc::getifaddrs(&mut list)).ok()?;
+    let mut found = None;
+    let mut at = list;
+    while !at.is_null() {
+        // SAFETY: getifaddrs returns a null-terminated list that lives until freeifaddrs.
+        let entry = unsafe { &*at };
+        if !entry.ifa_addr.is_null() {
+            // SAFETY: as above; the family says how long the address is.
+            let family = c_int::from(unsafe { (*entry.ifa_addr).sa_family });
+            if family == libc::AF_INET {
+                // SAFETY: an AF_INET address is a sockaddr_in.
+                let sin = unsafe { &*entry.ifa_addr.cast::<libc::sockaddr_in>() };
+                let ip = sin.sin_addr.s_addr.to_ne_bytes();
+                if ip[0] != 127 && found.is_none() {
+                    found = Some(Addr::V4(ip, 0));
+                }
+            }
+        }
+        at = entry.ifa_next;
+    }
+    // SAFETY: the list came from getifaddrs.
+    unsafe { libc::freeifaddrs(list) };
+    found
 }

@@ -1,2 +1,181 @@
-//! .
-pub fn list() -> Vec<crate::scenario::Scenario> { Vec::new() }
+//! Socket options: they read back as the kernel's, and data flows whatever is set.
+
+use crate::ctx::{recv_exact, send_all};
+use crate::scenario::{Scenario, alone, pair};
+use crate::sys::{self, Fd};
+use libc::{IPPROTO_IP, IPPROTO_TCP, SOL_SOCKET};
+
+/// Sets and reads back integer options on a connection, with an exchange after each.
+const INTEGERS: &[(&str, i32, i32, i32)] = &[
+    ("TCP_NODELAY", IPPROTO_TCP, libc::TCP_NODELAY, 1),
+    ("TCP_NODELAY", IPPROTO_TCP, libc::TCP_NODELAY, 0),
+    ("SO_KEEPALIVE", SOL_SOCKET, libc::SO_KEEPALIVE, 1),
+    ("TCP_KEEPIDLE", IPPROTO_TCP, libc::TCP_KEEPIDLE, 77),
+    ("TCP_KEEPINTVL", IPPROTO_TCP, libc::TCP_KEEPINTVL, 7),
+    ("TCP_KEEPCNT", IPPROTO_TCP, libc::TCP_KEEPCNT, 4),
+    ("TCP_USER_TIMEOUT", IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 30_000),
+    ("TCP_SYNCNT", IPPROTO_TCP, libc::TCP_SYNCNT, 3),
+    ("TCP_LINGER2", IPPROTO_TCP, libc::TCP_LINGER2, 5),
+    ("TCP_QUICKACK", IPPROTO_TCP, libc::TCP_QUICKACK, 1),
+    ("TCP_NOTSENT_LOWAT", IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, 16_384),
+    ("SO_SNDBUF", SOL_SOCKET, libc::SO_SNDBUF, 50_000),
+    ("SO_RCVBUF", SOL_SOCKET, libc::SO_RCVBUF, 60_000),
+    ("SO_SNDBUF minimum", SOL_SOCKET, libc::SO_SNDBUF, 1),
+    ("SO_RCVBUF minimum", SOL_SOCKET, libc::SO_RCVBUF, 1),
+    ("SO_SNDBUF large", SOL_SOCKET, libc::SO_SNDBUF, 1 << 20),
+    ("SO_RCVBUF large", SOL_SOCKET, libc::SO_RCVBUF, 1 << 20),
+    ("SO_REUSEADDR", SOL_SOCKET, libc::SO_REUSEADDR, 1),
+    ("SO_OOBINLINE", SOL_SOCKET, libc::SO_OOBINLINE, 1),
+    ("SO_OOBINLINE", SOL_SOCKET, libc::SO_OOBINLINE, 0),
+    ("SO_PRIORITY", SOL_SOCKET, libc::SO_PRIORITY, 3),
+    ("SO_TIMESTAMP", SOL_SOCKET, libc::SO_TIMESTAMP, 1),
+    ("SO_TIMESTAMP", SOL_SOCKET, libc::SO_TIMESTAMP, 0),
+    ("IP_TOS", IPPROTO_IP, libc::IP_TOS, 0x10),
+    ("IP_TTL", IPPROTO_IP, libc::IP_TTL, 60),
+];
+
+pub fn list() -> Vec<Scenario> {
+    vec![
+        pair(
+            "options/integers",
+            "integer options read back as from the kernel (SO_SNDBUF doubled), and bytes flow after each",
+            |t| {
+                let fd = t.server();
+                for (label, level, name, value) in INTEGERS {
+                    let set = sys::setopt(fd, *level, *name, *value);
+                    t.log(label, (set, sys::getopt(fd, *level, *name)));
+                    send_all(fd, b"ping");
+                    t.log_text("answer", &recv_exact(fd, 4));
+                }
+                t.drain(fd, 1, 300_000);
+            },
+            |t| {
+                let fd = t.client();
+                for _ in INTEGERS {
+                    recv_exact(fd, 4);
+                    send_all(fd, b"pong");
+                }
+                t.pour(fd, 1, 300_000);
+                t.log("eof", sys::recv(fd, &mut [0; 1], 0));
+            },
+        ),
+        pair(
+            "options/structures",
+            "SO_LINGER, timeouts, TCP_INFO, TCP_CONGESTION, SO_MEMINFO, SO_COOKIE, SO_PEERCRED-like structures",
+            |t| {
+                let fd = t.server();
+                t.log("linger", sys::getopt_bytes(fd, SOL_SOCKET, libc::SO_LINGER, 8));
+                t.log("set linger", sys::set_linger(fd, true, 12));
+                t.log("linger", sys::getopt_bytes(fd, SOL_SOCKET, libc::SO_LINGER, 8));
+                t.log("unset linger", sys::set_linger(fd, false, 0));
+                t.log("set rcvtimeo", sys::set_timeout(fd, libc::SO_RCVTIMEO, 1500));
+                t.log("rcvtimeo", sys::getopt_bytes(fd, SOL_SOCKET, libc::SO_RCVTIMEO, 16));
+                t.log("unset rcvtimeo", sys::set_timeout(fd, libc::SO_RCVTIMEO, 0));
+                t.log("sndtimeo", sys::getopt_bytes(fd, SOL_SOCKET, libc::SO_SNDTIMEO, 16));
+                let info = sys::getopt_bytes(fd, IPPROTO_TCP, libc::TCP_INFO, 104).expect("TCP_INFO");
+                t.log("state", (info.len(), info[0]));
+                let name = sys::getopt_bytes(fd, IPPROTO_TCP, libc::TCP_CONGESTION, 16).expect("TCP_CONGESTION");
+                t.log_text("congestion", &name);
+                t.log("set congestion", sys::setopt_bytes(fd, IPPROTO_TCP, libc::TCP_CONGESTION, b"reno"));
+                t.log_text("congestion", &sys::getopt_bytes(fd, IPPROTO_TCP, libc::TCP_CONGESTION, 16).expect("get"));
+                t.log("meminfo", sys::getopt_bytes(fd, SOL_SOCKET, libc::SO_MEMINFO, 64).map(|v| v.len()));
+                t.log("cookie", sys::getopt_bytes(fd, SOL_SOCKET, libc::SO_COOKIE, 8).map(|v| v.len()));
+                t.log("incoming cpu", sys::getopt(fd, SOL_SOCKET, libc::SO_INCOMING_CPU).map(|c| c >= -1));
+                t.log("SO_ERROR", sys::getopt(fd, SOL_SOCKET, libc::SO_ERROR));
+                t.log("bound device", sys::getopt_bytes(fd, SOL_SOCKET, libc::SO_BINDTODEVICE, 16));
+                send_all(fd, b"done");
+                t.log("eof", sys::recv(fd, &mut [0; 1], 0));
+            },
+            |t| {
+                let fd = t.client();
+                let info = sys::getopt_bytes(fd, IPPROTO_TCP, libc::TCP_INFO, 104).expect("TCP_INFO");
+                t.log("state", info[0]);
+                t.log_text("data", &recv_exact(fd, 4));
+                t.log("close", sys::close(fd));
+            },
+        ),
+        pair(
+            "options/errors",
+            "unknown options, short and bad buffers, options of other families",
+            |t| {
+                let fd = t.server();
+                t.log("unknown socket option", sys::getopt(fd, SOL_SOCKET, 9999));
+                t.log("unknown tcp option", sys::setopt(fd, IPPROTO_TCP, 9999, 1));
+                t.log("unknown level", sys::setopt(fd, 9999, 1, 1));
+                t.log("short", sys::setopt_bytes(fd, IPPROTO_TCP, libc::TCP_NODELAY, b"x"));
+                t.log("short get", sys::getopt_bytes(fd, SOL_SOCKET, libc::SO_TYPE, 1));
+                t.log("read-only", sys::setopt(fd, SOL_SOCKET, libc::SO_TYPE, 1));
+                t.log("keepidle", sys::setopt(fd, IPPROTO_TCP, libc::TCP_KEEPIDLE, -1));
+                t.log("no such congestion", sys::setopt_bytes(fd, IPPROTO_TCP, libc::TCP_CONGESTION, b"nonesuch"));
+                t.log("no such ulp", sys::setopt_bytes(fd, IPPROTO_TCP, libc::TCP_ULP, b"nonesuch"));
+                t.log("on a closed fd", sys::getopt(999, SOL_SOCKET, libc::SO_TYPE));
+                let [from, _to] = sys::pipe();
+                t.log("on a pipe", sys::getopt(from, SOL_SOCKET, libc::SO_TYPE));
+                send_all(fd, b"alive");
+                t.log("eof", sys::recv(fd, &mut [0; 1], 0));
+            },
+            |t| {
+                let fd = t.client();
+                t.log_text("data", &recv_exact(fd, 5));
+                t.log("close", sys::close(fd));
+            },
+        ),
+        pair(
+            "options/inherited-from-the-listener",
+            "an accepted connection inherits the listener's options",
+            |t| {
+                let listener = t.listener();
+                for (level, name, value) in [
+                    (SOL_SOCKET, libc::SO_KEEPALIVE, 1),
+                    (IPPROTO_TCP, libc::TCP_NODELAY, 1),
+                    (SOL_SOCKET, libc::SO_RCVBUF, 40_000),
+                    (IPPROTO_TCP, libc::TCP_KEEPIDLE, 50),
+                ] {
+                    sys::setopt(listener, level, name, value).expect("setsockopt");
+                }
+                t.publish(listener);
+                let fd = t.accept(listener);
+                t.log("keepalive", sys::getopt(fd, SOL_SOCKET, libc::SO_KEEPALIVE));
+                t.log("nodelay", sys::getopt(fd, IPPROTO_TCP, libc::TCP_NODELAY));
+                t.log("rcvbuf", sys::getopt(fd, SOL_SOCKET, libc::SO_RCVBUF));
+                t.log("keepidle", sys::getopt(fd, IPPROTO_TCP, libc::TCP_KEEPIDLE));
+                t.drain(fd, 2, 200_000);
+            },
+            |t| {
+                let fd = t.client();
+                t.pour(fd, 2, 200_000);
+                t.log("eof", sys::recv(fd, &mut [0; 1], 0));
+            },
+        ),
+        pair(
+            "options/small-buffers",
+            "tiny SO_SNDBUF and SO_RCVBUF before the connection: megabytes still arrive",
+            |t| {
+                let listener = t.listener();
+                sys::setopt(listener, SOL_SOCKET, libc::SO_RCVBUF, 1).expect("SO_RCVBUF");
+                t.publish(listener);
+                let fd = t.accept(listener);
+                t.drain(fd, 3, 1 << 20);
+            },
+            |t| {
+                let addr = t.hear_addr();
+                let fd: Fd = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).expect("socket");
+                t.log("set", sys::setopt(fd, SOL_SOCKET, libc::SO_SNDBUF, 1));
+                t.log("connect", sys::connect(fd, addr));
+                t.warm_client(fd);
+                t.pour(fd, 3, 1 << 20);
+                t.log("eof", sys::recv(fd, &mut [0; 1], 0));
+            },
+        )
+        .any_path(),
+        alone("options/fresh-socket", "options of a socket that was never connected", |t| {
+            let fd = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).expect("socket");
+            for (label, level, name, value) in INTEGERS {
+                let set = sys::setopt(fd, *level, *name, *value);
+                t.log(label, (set, sys::getopt(fd, *level, *name)));
+            }
+            t.log("error", sys::getopt(fd, SOL_SOCKET, libc::SO_ERROR));
+            t.log("state", sys::getopt_bytes(fd, IPPROTO_TCP, libc::TCP_INFO, 1));
+        }),
+    ]
+}
