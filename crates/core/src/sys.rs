@@ -309,7 +309,7 @@ pub(crate) fn readlink(path: &[u8], out: &mut [u8]) -> isize {
 /// Maps `len` bytes of zeroed private memory. Null when refused.
 pub(crate) fn map_private(len: usize) -> *mut u8 {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    let r = sys!(SYS_mmap, 0, len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
+    let r = sys!(SYS_mmap, 0, len, libc::PROT_READ | libc::PROT_WRITE, flags, -1i32, 0);
     if (-4095..0).contains(&r) { core::ptr::null_mut() } else { r as *mut u8 }
 }
 /// Replaces the mapping at `at` by `fd` (shared), or, `fd` -1, by zeroed private memory. False: refused.

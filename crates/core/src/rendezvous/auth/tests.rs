@@ -1,0 +1,115 @@
+extern crate std;
+use super::*;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+
+/// A connection over `listen`, reached through `connect`: both ends.
+fn pair(listen: &str, connect: &str) -> (TcpStream, TcpStream, TcpListener) {
+    let listener = TcpListener::bind(listen).unwrap();
+    let to = SocketAddr::new(connect.parse().unwrap(), listener.local_addr().unwrap().port());
+    let client = TcpStream::connect(to).unwrap();
+    let (server, _) = listener.accept().unwrap();
+    (client, server, listener)
+}
+
+fn view(s: &TcpStream) -> Tuple {
+    Tuple::new(s.local_addr().unwrap(), s.peer_addr().unwrap()).unwrap()
+}
+
+const WAYS: [(&str, &str); 3] = [("127.0.0.1:0", "127.0.0.1"), ("[::1]:0", "::1"), ("[::]:0", "127.0.0.1")];
+
+#[test]
+fn both_ends_see_the_same_connection() {
+    for (listen, connect) in WAYS {
+        let Ok(_) = TcpListener::bind(listen) else { continue };
+        let (c, s, _l) = pair(listen, connect);
+        assert_eq!(view(&c).mirrored(), view(&s), "{listen}");
+    }
+}
+
+#[test]
+fn the_kernel_names_the_owner_both_ways() {
+    let me = sys::geteuid();
+    for (listen, connect) in WAYS {
+        let Ok(_) = TcpListener::bind(listen) else { continue };
+        let (c, s, _l) = pair(listen, connect);
+        for end in [view(&c), view(&s)] {
+            assert_eq!(ask_netlink(&end), Answer::Owner(me), "{listen} by netlink");
+            assert_eq!(read_tables(&end), Some(me), "{listen} by /proc");
+        }
+    }
+}
+
+#[test]
+fn a_connection_that_is_not_there_has_no_owner() {
+    let (c, s, listener) = pair("127.0.0.1:0", "127.0.0.1");
+    let mut far = c.local_addr().unwrap();
+    far.set_port(1);
+    // The listener would match this one.
+    let never = Tuple::new(listener.local_addr().unwrap(), far).unwrap();
+    assert_eq!(ask_netlink(&never), Answer::NoSuchSocket);
+    assert_eq!(read_tables(&never), None);
+    let (cv, sv) = (view(&c), view(&s));
+    drop(c);
+    drop(s);
+    for end in [cv, sv] {
+        assert_eq!(owner(&end), None, "TIME_WAIT has none");
+    }
+}
+
+#[test]
+fn another_user_must_own_the_other_end() {
+    let (c, s, _l) = pair("127.0.0.1:0", "127.0.0.1");
+    let me = sys::geteuid();
+    let peer = Cred { pid: 1, uid: me };
+    assert!(verify(peer, &view(&c)).is_some(), "same user");
+    // Seen from a process of another user, the peer (we) does own the other end.
+    assert!(verify_as(me + 7, peer, &view(&c)).is_some());
+    assert!(verify_as(me + 7, peer, &view(&s)).is_some());
+    // A stranger does not, root included, and whatever it claims about connections that do not exist.
+    let stranger = Cred { pid: 1, uid: me + 9 };
+    assert!(verify_as(me + 7, stranger, &view(&c)).is_none());
+    if me != 0 {
+        assert!(verify_as(me, Cred { pid: 1, uid: 0 }, &view(&c)).is_none());
+    }
+    let mut far = c.peer_addr().unwrap();
+    far.set_port(1);
+    let none = Tuple::new(c.local_addr().unwrap(), far).unwrap();
+    assert!(verify_as(me + 7, peer, &none).is_none());
+}
+
+#[test]
+fn uid_maps() {
+    assert!(maps_all(b"         0          0 4294967295\n"));
+    assert!(!maps_all(b"         0       1000          1\n"));
+    assert!(!maps_all(b"         0     100000      65536\n"));
+    assert!(!maps_all(b""));
+}
+
+#[test]
+fn lines_of_the_table() {
+    let line = b"   3: 0100007F:1F90 0200007F:C350 01 00000000:00000000 00:00000000 00000000  1000        0 12345 1";
+    let end = |l: &str, p: &str| Tuple::new(l.parse().unwrap(), p.parse().unwrap()).unwrap();
+    let right = end("127.0.0.1:8080", "127.0.0.2:50000");
+    assert_eq!(parse_line(line, &right), Some(1000));
+    assert_eq!(parse_line(line, &right.mirrored()), None);
+    let listening = b"   3: 0100007F:1F90 0200007F:C350 0A 00000000:00000000 00:00000000 00000000  1000        0 12345 1";
+    assert_eq!(parse_line(listening, &right), None);
+    let mapped = b" 0: 0000000000000000FFFF00000100007F:1F90 0000000000000000FFFF00000200007F:C350 01 0:0 0:0 0 33 0 1 1";
+    assert_eq!(parse_line(mapped, &right), Some(33));
+    for bad in [&b""[..], b"  sl  local_address rem_address   st", b"1: x:y z:w 01", b"1: 0100007F:1F90 0200007F:C350 FF 0 0 0 x"] {
+        assert_eq!(parse_line(bad, &right), None);
+    }
+}
+
+#[test]
+fn short_and_strange_replies_are_no_answer() {
+    let end = Tuple::new("127.0.0.1:1".parse().unwrap(), "127.0.0.1:2".parse().unwrap()).unwrap();
+    let mut bytes = [0u8; 128];
+    for n in 0..128 {
+        assert_ne!(parse_reply(&bytes[..n], &end), Answer::Owner(0));
+    }
+    bytes[4] = SOCK_DIAG_BY_FAMILY as u8;
+    for n in 0..128 {
+        assert_ne!(parse_reply(&bytes[..n], &end), Answer::Owner(0));
+    }
+}

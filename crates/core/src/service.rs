@@ -1,0 +1,499 @@
+//! The one helper thread of a process with candidate connections, and what application threads ask of it.
+//!
+//! The thread ("netacc", every signal blocked) sleeps in epoll_wait until a peer's message, a new peer or an application thread
+//! wakes it; it has a timeout only in the second after a connection was made to an advertised port. It owns the
+//! agreement ([`crate::rendezvous`]) and never touches the data of a connection, except to serve a pull-back, for which
+//! it starts a passing helper, because that may wait for a slow reader.
+//!
+//! Application threads take the same lock for the few microseconds that it takes to note a socket; with their signals
+//! blocked, so that no handler can come in between and want it too.
+
+use crate::channel::Channel;
+use crate::lock::{Guard, Mutex};
+use crate::rendezvous::packet::{self, Received};
+use crate::rendezvous::{ADVERTS, EVENT_ADVERT, EVENT_LINK, LINKS, State, Then, Violation, auth, link_of};
+use crate::socket::Socket;
+use crate::{fd_table, lifecycle, sys};
+use core::ffi::{c_int, c_void};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::*};
+use libc::epoll_event;
+use netacc_proto::rendezvous::{Direction, Message, Tuple};
+
+/// Messages of one link that are taken in a row.
+const MESSAGES_IN_A_ROW: usize = 64;
+/// Rivals for one connection that are tried in a row.
+const RIVALS: usize = 16;
+
+/// One process's end of all agreements. There is one; tests make several.
+pub(crate) struct Service {
+    state: Mutex<State>,
+    /// Wakes the thread.
+    bell: AtomicI32,
+    /// It was rung and not heard yet.
+    rung: AtomicBool,
+    /// The process that the thread runs in; 0: none.
+    running: AtomicU32,
+    /// Ports with an advert, as `1 << 48 | port << 32 | uid`, for a look without the lock.
+    advertised: [AtomicU64; ADVERTS],
+    /// A thread is started for it (not in tests, which turn it by hand).
+    threaded: bool,
+}
+
+static SERVICE: Service = Service::new(true);
+
+/// The lock, with the signals that are blocked while it is held.
+struct Held<'a> {
+    state: Option<Guard<'a, State>>,
+    signals: Option<u64>,
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.state = None;
+        if let Some(old) = self.signals {
+            sys::restore_signals(old);
+        }
+    }
+}
+
+impl Service {
+    const fn new(threaded: bool) -> Service {
+        Service {
+            state: Mutex::new(State::new()),
+            bell: AtomicI32::new(-1),
+            rung: AtomicBool::new(false),
+            running: AtomicU32::new(0),
+            advertised: [const { AtomicU64::new(0) }; ADVERTS],
+            threaded,
+        }
+    }
+
+    /// The lock, for a thread of the application's.
+    fn hold(&self) -> Held<'_> {
+        let signals = Some(sys::hold_signals());
+        Held { state: Some(self.state.lock()), signals }
+    }
+
+    /// Runs `f` under the lock, in a thread of the application's.
+    fn with<R>(&self, f: impl FnOnce(&mut State) -> R) -> Option<R> {
+        let mut held = self.hold();
+        held.state.as_mut().map(|s| f(s))
+    }
+
+    fn is_running(&self) -> bool {
+        self.running.load(Acquire) == lifecycle::process()
+    }
+
+    /// Starts the thread if it does not run. False: it cannot be.
+    fn ensure_started(&'static self) -> bool {
+        if self.is_running() {
+            return true;
+        }
+        self.start()
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn start(&'static self) -> bool {
+        let mut held = self.hold();
+        let Some(state) = held.state.as_mut() else { return false };
+        if self.is_running() {
+            return true;
+        }
+        // Failed before, in this process: not tried at every connection.
+        if state.process == lifecycle::process() {
+            return false;
+        }
+        state.process = lifecycle::process();
+        if !state.prepare() {
+            return false;
+        }
+        let epoll = sys::epoll_create1(libc::EPOLL_CLOEXEC) as c_int;
+        let epoll = if epoll >= 0 { fd_table::adopt_internal(epoll) } else { epoll };
+        let bell = sys::eventfd(libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) as c_int;
+        let bell = if bell >= 0 { fd_table::adopt_internal(bell) } else { bell };
+        let mut event = epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
+        // SAFETY: a live event.
+        let ok = epoll >= 0 && bell >= 0 && unsafe { sys::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, bell, &mut event) } >= 0;
+        if ok {
+            state.epoll = epoll;
+            self.bell.store(bell, Release);
+            self.rung.store(false, Release);
+            if !self.threaded || spawn(run, core::ptr::from_ref(self).cast_mut().cast()) {
+                self.running.store(lifecycle::process(), Release);
+                return true;
+            }
+            state.epoll = -1;
+            self.bell.store(-1, Release);
+        }
+        for fd in [epoll, bell] {
+            if fd >= 0 {
+                fd_table::close_internal(fd);
+            }
+        }
+        false
+    }
+
+    /// Wakes the thread.
+    fn ring(&self) {
+        if !self.rung.swap(true, AcqRel) {
+            let _ = sys::write(self.bell.load(Acquire), &1u64.to_ne_bytes());
+        }
+    }
+
+    // ---- the thread ----------------------------------------------------------------------------------------------
+
+    /// Waits for something to do, at most `limit_ns` (< 0: for ever), and does it. False: it can no longer wait.
+    fn turn(&self, limit_ns: i64) -> bool {
+        let (epoll, next) = {
+            let s = self.state.lock();
+            (s.epoll, s.next_try())
+        };
+        let timeout = if next == 0 {
+            limit_ns
+        } else {
+            // Whole milliseconds, so that no newer system call is needed.
+            let left = next.saturating_sub(sys::now_ns()).div_ceil(1_000_000).min(60_000) as i64 * 1_000_000;
+            if limit_ns < 0 { left } else { left.min(limit_ns) }
+        };
+        let mut events = [epoll_event { events: 0, u64: 0 }; 32];
+        // SAFETY: room for 32 events; no mask.
+        let n = unsafe { sys::epoll_wait(epoll, events.as_mut_ptr(), 32, timeout, core::ptr::null()) };
+        if n < 0 && n != -(libc::EINTR as isize) {
+            return false;
+        }
+        for e in events.iter().take(n.max(0) as usize) {
+            let what = e.u64;
+            if what & EVENT_LINK != 0 {
+                let (i, serial) = link_of(what);
+                self.serve_link(i, serial, e.events);
+            } else if what & EVENT_ADVERT != 0 {
+                self.state.lock().take_callers((what & !EVENT_ADVERT) as usize);
+            } else {
+                self.hear();
+            }
+        }
+        if next != 0 {
+            self.state.lock().try_ports();
+        }
+        true
+    }
+
+    /// An application thread left work.
+    fn hear(&self) {
+        let mut count = [0u8; 8];
+        let _ = sys::read(self.bell.load(Acquire), &mut count);
+        // Before the looks: what comes after them rings again.
+        self.rung.store(false, SeqCst);
+        self.state.lock().try_ports();
+        loop {
+            let next = self.state.lock().next_to_agree();
+            let Some(tuple) = next else { break };
+            self.agree(&tuple);
+        }
+        let mut s = self.state.lock();
+        if core::mem::take(&mut s.to_recycle) {
+            for i in 0..LINKS {
+                s.recycle(i);
+            }
+        }
+    }
+
+    fn serve_link(&self, i: usize, serial: u32, events: u32) {
+        if events & libc::EPOLLOUT as u32 != 0 {
+            let now_possible = {
+                let mut s = self.state.lock();
+                if s.readable(i, serial).is_none() {
+                    return;
+                }
+                let r = s.has_room(i);
+                if let Err(why) = r {
+                    s.end_link(i, why);
+                }
+                r.unwrap_or_default()
+            };
+            for tuple in now_possible {
+                self.agree(&tuple);
+            }
+        }
+        if events & !(libc::EPOLLOUT as u32) == 0 {
+            return;
+        }
+        for _ in 0..MESSAGES_IN_A_ROW {
+            // Only this thread ends links, so the descriptor stays what it is without the lock.
+            let Some(fd) = self.state.lock().readable(i, serial) else { return };
+            let result = match packet::receive(fd) {
+                Received::Nothing => return,
+                Received::Message(message, fd, sender) => self.state.lock().handle(i, message, fd, sender),
+                Received::End => Err(Violation::Ended),
+                Received::NoDescriptor => Err(Violation::NoDescriptor),
+                Received::OtherVersion => Err(Violation::OtherVersion),
+                Received::Malformed => Err(Violation::Malformed),
+            };
+            let result = result.and_then(|then| self.follow_up(i, then));
+            if let Err(why) = result {
+                self.state.lock().end_link(i, why);
+                return;
+            }
+        }
+    }
+
+    fn follow_up(&self, i: usize, then: Then) -> Result<(), Violation> {
+        match then {
+            Then::Nothing => {}
+            Then::Agree(tuple) => self.agree(&tuple),
+            Then::Judge(offer) => {
+                let found = self.state.lock().judge(i, &offer)?;
+                if let Some((tuple, maker)) = found {
+                    // May ask the kernel: without the lock.
+                    let proof = auth::verify(maker, &tuple);
+                    self.state.lock().take_up(i, &offer, proof)?;
+                }
+            }
+            Then::Pull => self.pull(i),
+        }
+        Ok(())
+    }
+
+    /// Makes an offer for a connection of which both parts are known.
+    fn agree(&self, tuple: &Tuple) {
+        for _ in 0..RIVALS {
+            let pair = self.state.lock().pair_for(tuple);
+            let Some((waiting, candidate, claimant)) = pair else { return };
+            // May ask the kernel: without the lock.
+            let proof = auth::verify(claimant, tuple);
+            self.state.lock().offer(waiting, candidate, proof);
+        }
+    }
+
+    /// Serves the pull-backs of a link, in a thread of their own where one can be had: the reader may be slow.
+    fn pull(&self, i: usize) {
+        if !self.state.lock().begin_pulls(i) {
+            return;
+        }
+        let at = core::ptr::from_ref(self);
+        // The links' numbers ride on the low bits of the address of the one service that has threads.
+        if self.threaded && core::ptr::eq(at, &SERVICE) && spawn(run_pulls, core::ptr::without_provenance_mut(i)) {
+            return;
+        }
+        self.serve_pulls(i);
+    }
+
+    fn serve_pulls(&self, i: usize) {
+        loop {
+            let next = self.state.lock().next_pull(i);
+            let Some((channel, slot)) = next else { break };
+            lifecycle::serve_pull_back(channel, slot);
+        }
+        if self.state.lock().to_recycle {
+            self.ring();
+        }
+    }
+
+    // ---- what application threads ask ----------------------------------------------------------------------------
+
+    fn accepting(&'static self, port: u16) -> bool {
+        let uid = sys::geteuid();
+        let word = 1 << 48 | u64::from(port) << 32 | u64::from(uid);
+        if self.is_running() && self.advertised.iter().any(|a| a.load(Acquire) == word) {
+            return true;
+        }
+        if port == 0 || !self.ensure_started() {
+            return false;
+        }
+        self.with(|s| {
+            let made = s.advertise(port, uid);
+            for (a, seen) in s.adverts.iter().zip(&self.advertised) {
+                if a.port == port {
+                    seen.store(if made { word } else { 0 }, Release);
+                }
+            }
+            made
+        })
+        .unwrap_or(false)
+    }
+
+    fn accepted(&'static self, socket: &'static Socket) -> bool {
+        if !self.ensure_started() {
+            return false;
+        }
+        match self.with(|s| s.add_accepted(socket)).flatten() {
+            Some(true) => {
+                self.ring();
+                true
+            }
+            Some(false) => true,
+            None => false,
+        }
+    }
+
+    fn connected(&'static self, socket: &'static Socket, later: bool) -> bool {
+        if !self.ensure_started() {
+            return false;
+        }
+        let port = socket.tuple().peer_port();
+        let done = self.with(|s| {
+            if later && s.is_connected(socket) {
+                s.seek_all(port);
+                return (true, s.next_try() != 0);
+            }
+            let told = s.seek(port, later) && s.add_connected(socket);
+            (told, told && s.next_try() != 0)
+        });
+        let Some((told, wake)) = done else { return false };
+        if wake {
+            // It computes its timeout anew.
+            self.ring();
+        }
+        told
+    }
+
+    fn closing(&self, socket: &Socket) {
+        if !self.is_running() {
+            return;
+        }
+        let clear = self.with(|s| {
+            s.closing(socket);
+            s.to_recycle
+        });
+        if clear == Some(true) {
+            self.ring();
+        }
+    }
+
+    fn released(&self, channel: &Channel, slot: usize) {
+        let clear = self.with(|s| !s.release_inherited(channel, slot) && s.released(channel, slot));
+        if clear == Some(true) {
+            self.ring();
+        }
+    }
+
+    /// A dead channel has lost its last user.
+    fn clear_away(&self) {
+        if self.with(|s| s.to_recycle = true).is_some() {
+            self.ring();
+        }
+    }
+
+    fn after_fork_in_child(&self) {
+        // One thread, no handlers of ours: the plain lock, which takes over what a thread of the parent's held.
+        self.state.lock().after_fork();
+        self.running.store(0, Release);
+        let bell = self.bell.swap(-1, AcqRel);
+        if bell >= 0 {
+            fd_table::close_internal(bell);
+        }
+        self.advertised.iter().for_each(|a| a.store(0, Release));
+    }
+}
+
+/// Starts a detached thread with every signal blocked, from its first instruction on.
+fn spawn(body: extern "C" fn(*mut c_void) -> *mut c_void, argument: *mut c_void) -> bool {
+    let Some(next) = lifecycle::next_symbols() else { return false };
+    let (Some(create), Some(detach)) = (next.pthread_create, next.pthread_detach) else { return false };
+    let mut thread: libc::pthread_t = 0;
+    let signals = sys::hold_signals();
+    // SAFETY: pthread_create(3) with default attributes; `body` takes the argument as it is.
+    let made = unsafe { create(&mut thread, core::ptr::null(), body, argument) } == 0;
+    if made {
+        // SAFETY: the thread was just made and is joined by nobody.
+        let _ = unsafe { detach(thread) };
+    }
+    sys::restore_signals(signals);
+    made
+}
+
+extern "C" fn run(service: *mut c_void) -> *mut c_void {
+    // SAFETY: what `start` passed: a service, which lives for ever.
+    let service = unsafe { &*service.cast::<Service>() };
+    sys::block_all_signals();
+    sys::name_thread(b"netacc\0");
+    while service.turn(-1) {}
+    // Somebody closed our descriptors behind our back: no more agreements; what is agreed goes on.
+    service.running.store(0, Release);
+    core::ptr::null_mut()
+}
+
+extern "C" fn run_pulls(i: *mut c_void) -> *mut c_void {
+    sys::block_all_signals();
+    sys::name_thread(b"netacc-pull\0");
+    SERVICE.serve_pulls(i.addr());
+    core::ptr::null_mut()
+}
+
+// ---- what the rest of the core calls -----------------------------------------------------------------------------
+
+/// Starts the service thread if it does not run yet. False: it cannot be started.
+pub(crate) fn ensure_started() -> bool {
+    SERVICE.ensure_started()
+}
+
+/// This process accepts connections on `port`: from the first call on, connectors can find it. Cheap when repeated.
+pub(crate) fn accepting(port: u16) {
+    SERVICE.accepting(port);
+}
+
+/// Accept made `s`: an agreement follows when its connector is known. False: none is possible.
+pub(crate) fn accepted(s: &'static Socket) -> bool {
+    SERVICE.accepted(s)
+}
+
+/// Connect made `s`, to an address of this host. False: nobody with the library is known to accept there (yet).
+pub(crate) fn connected(s: &'static Socket) -> bool {
+    SERVICE.connected(s, false)
+}
+
+/// `s` received its first bytes, so its acceptor has accepted. False: it does not run the library.
+pub(crate) fn probe_again(s: &'static Socket) -> bool {
+    SERVICE.connected(s, true)
+}
+
+/// `s` is no candidate any more, or its memory is about to be freed. When this returns the service thread has
+/// forgotten it, and a slot that was agreed on but not taken up is released. Not while another thread is attaching it.
+pub(crate) fn closing(s: &'static Socket) {
+    SERVICE.closing(s)
+}
+
+/// Our end of an attached slot is no longer used; says so to the peer as the last word on the slot.
+pub(crate) fn released(channel: &Channel, slot: usize) {
+    SERVICE.released(channel, slot)
+}
+
+/// A waiting place of ours keeps `channel` in view, beyond the sockets on it: it is not used for another peer.
+pub(crate) fn join_channel(channel: &Channel) {
+    channel.users.fetch_add(1, AcqRel);
+}
+
+/// Undoes [`join_channel`].
+pub(crate) fn leave_channel(channel: &Channel) {
+    if channel.users.fetch_sub(1, AcqRel) == 1 && channel.dead.load(Acquire) != 0 {
+        SERVICE.clear_away();
+    }
+}
+
+/// Passes the doorbell of one of our waiting places to the peer. One nonblocking system call, in any thread.
+pub(crate) fn send_place(channel: &Channel, place: usize, doorbell: c_int) -> bool {
+    let Ok(place) = u16::try_from(place) else { return false };
+    send(channel, &Message::Place { place }, doorbell)
+}
+
+/// Asks the peer to take back what it sent into the ring. One nonblocking system call, in any thread.
+pub(crate) fn send_pull_back(channel: &Channel, slot: usize) -> bool {
+    let Ok(slot) = u16::try_from(slot) else { return false };
+    // We are the receiver of the direction that the peer produces; side 0 is the acceptor.
+    let dir = if channel.side == 0 { Direction::ConnectorToAcceptor } else { Direction::AcceptorToConnector };
+    send(channel, &Message::PullBack { slot, dir }, -1)
+}
+
+fn send(channel: &Channel, message: &Message, fd: c_int) -> bool {
+    let control = channel.control.load(Acquire);
+    control >= 0 && packet::send(control, message, fd) == 0
+}
+
+/// In a forked child: the thread, the adverts and the agreements are the parent's.
+pub(crate) fn after_fork_in_child() {
+    SERVICE.after_fork_in_child()
+}
+
+#[cfg(test)]
+mod tests;

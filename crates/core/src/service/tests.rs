@@ -1,0 +1,817 @@
+extern crate std;
+use super::*;
+use crate::channel::{PLACES, SLOTS, quiet};
+use crate::rendezvous::{CHANNEL_BYTES, REFUSE_NOT_AUTHENTICATED};
+use crate::{arena, socket};
+use netacc_proto::rendezvous::{self as proto, Hello, Role, refuse};
+use std::boxed::Box;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::vec::Vec;
+
+fn service() -> &'static Service {
+    Box::leak(Box::new(Service::new(false)))
+}
+
+fn view(s: &TcpStream) -> Tuple {
+    Tuple::new(s.local_addr().unwrap(), s.peer_addr().unwrap()).unwrap()
+}
+
+/// A candidate socket as the core makes it.
+fn socket_for(tuple: Tuple) -> &'static Socket {
+    let memory = Box::leak(Box::new(core::mem::MaybeUninit::<Socket>::zeroed())).as_mut_ptr();
+    // SAFETY: all zero but for the tuple, which is written here, is a valid Socket.
+    unsafe {
+        (&raw mut (*memory).tuple).write(core::cell::UnsafeCell::new(tuple));
+        let s = &*memory;
+        s.state.store(socket::CANDIDATE, Relaxed);
+        s
+    }
+}
+
+fn offer_of(s: &Socket) -> socket::Offer {
+    assert_eq!(s.offered.load(Acquire), 1);
+    // SAFETY: complete.
+    unsafe { *s.offer.get() }
+}
+
+fn channel_of(s: &Socket) -> &'static Channel {
+    // SAFETY: channels are type-stable.
+    unsafe { &*offer_of(s).channel }
+}
+
+/// What `io` does.
+fn attach(s: &Socket) {
+    let o = offer_of(s);
+    s.slot.store(o.slot, Relaxed);
+    s.channel.store(o.channel.cast_mut(), Relaxed);
+    s.state.store(socket::ATTACHED, Relaxed);
+}
+
+fn settle(all: &[&Service]) {
+    for _ in 0..20 {
+        for s in all {
+            while s.state.lock().epoll >= 0 && s.turn(0) && s.rung.load(Acquire) {}
+        }
+    }
+}
+
+struct Net {
+    listener: TcpListener,
+}
+
+impl Net {
+    fn new() -> Net {
+        Net { listener: TcpListener::bind("127.0.0.1:0").unwrap() }
+    }
+    fn port(&self) -> u16 {
+        self.listener.local_addr().unwrap().port()
+    }
+    /// The connector's and the acceptor's socket of a new connection, and the carriers.
+    fn connect(&self) -> (&'static Socket, &'static Socket, (TcpStream, TcpStream)) {
+        let c = TcpStream::connect(SocketAddr::new("127.0.0.1".parse().unwrap(), self.port())).unwrap();
+        let (a, _) = self.listener.accept().unwrap();
+        (socket_for(view(&c)), socket_for(view(&a)), (c, a))
+    }
+}
+
+fn bytes_at(at: *mut u8, value: u8) {
+    // SAFETY: a ring of an offer, mapped by this process.
+    unsafe { at.write_volatile(value) }
+}
+fn byte_at(at: *mut u8) -> u8 {
+    // SAFETY: as above.
+    unsafe { at.read_volatile() }
+}
+
+#[test]
+fn a_connection_is_agreed_on() {
+    let (a, c, net) = (service(), service(), Net::new());
+    assert!(a.accepting(net.port()));
+    let (cs, as_, _tcp) = net.connect();
+    assert!(c.connected(cs, false));
+    assert!(a.accepted(as_));
+    settle(&[a, c]);
+    let (co, ao) = (offer_of(cs), offer_of(as_));
+    assert_eq!(co.slot, ao.slot);
+    assert_eq!((co.tx_bytes, co.rx_bytes), (ao.rx_bytes, ao.tx_bytes));
+    assert_ne!(co.tx_ring, ao.rx_ring, "two mappings");
+    bytes_at(co.tx_ring, 1);
+    bytes_at(ao.tx_ring, 2);
+    assert_eq!((byte_at(ao.rx_ring), byte_at(co.rx_ring)), (1, 2));
+    let (cc, ac) = (channel_of(cs), channel_of(as_));
+    assert_eq!((ac.side, cc.side), (0, 1));
+    assert_eq!((ac.peer_pid, cc.peer_pid), (sys::getpid(), sys::getpid()));
+    // Direction 0 is the acceptor's.
+    ac.words(ao.slot as usize, 0).tail.store(77, Relaxed);
+    assert_eq!(cc.words(co.slot as usize, 0).tail.load(Relaxed), 77);
+    assert!(core::ptr::eq(cc.sockets[co.slot as usize].load(Relaxed), cs));
+    assert!(core::ptr::eq(ac.sockets[ao.slot as usize].load(Relaxed), as_));
+    assert_eq!((ac.users.load(Relaxed), cc.users.load(Relaxed)), (1, 1));
+}
+
+#[test]
+fn the_order_of_candidate_and_accept_does_not_matter() {
+    let (a, c, net) = (service(), service(), Net::new());
+    a.accepting(net.port());
+    for candidate_first in [true, false] {
+        let (cs, as_, _tcp) = net.connect();
+        if candidate_first {
+            assert!(c.connected(cs, false));
+            settle(&[a, c]);
+            assert!(a.accepted(as_));
+        } else {
+            assert!(a.accepted(as_));
+            settle(&[a, c]);
+            assert!(c.connected(cs, false));
+        }
+        settle(&[a, c]);
+        assert_eq!((cs.offered.load(Acquire), as_.offered.load(Acquire)), (1, 1));
+    }
+}
+
+#[test]
+fn one_process_can_be_both_ends() {
+    let (s, net) = (service(), Net::new());
+    s.accepting(net.port());
+    let (cs, as_, _tcp) = net.connect();
+    assert!(s.connected(cs, false) && s.accepted(as_));
+    settle(&[s]);
+    assert_eq!(offer_of(cs).slot, offer_of(as_).slot);
+    assert_ne!(offer_of(cs).channel, offer_of(as_).channel);
+}
+
+#[test]
+fn nobody_there_is_said_at_once_and_found_later() {
+    let (a, c, net) = (service(), service(), Net::new());
+    let (cs, as_, _tcp) = net.connect();
+    assert!(!c.connected(cs, false));
+    assert!(!c.connected(cs, false), "remembered");
+    assert!(!c.connected(cs, true), "not accepting yet");
+    a.accepting(net.port());
+    a.accepted(as_);
+    let (cs2, as2, _tcp2) = net.connect();
+    assert!(!c.connected(cs2, false), "still remembered");
+    std::thread::sleep(core::time::Duration::from_millis(300));
+    assert!(c.connected(cs2, true));
+    assert!(c.connected(cs, true));
+    a.accepted(as2);
+    settle(&[a, c]);
+    offer_of(as_);
+    offer_of(as2);
+}
+
+#[test]
+fn all_advertisers_are_told_and_only_the_acceptor_offers() {
+    let (c, net) = (service(), Net::new());
+    let workers: Vec<&'static Service> = (0..6).map(|_| service()).collect();
+    let mut all = workers.clone();
+    all.push(c);
+    workers[0].accepting(net.port());
+    let (cs, as_, _tcp) = net.connect();
+    assert!(c.connected(cs, false));
+    settle(&all);
+    // The others advertise later; the one that accepted is found by a later look.
+    for w in &workers[1..] {
+        w.accepting(net.port());
+    }
+    workers[5].accepted(as_);
+    std::thread::sleep(core::time::Duration::from_millis(15));
+    settle(&all);
+    std::thread::sleep(core::time::Duration::from_millis(120));
+    settle(&all);
+    assert_eq!(offer_of(cs).slot, offer_of(as_).slot);
+    // The others have forgotten it.
+    for w in &workers[..5] {
+        assert!(w.state.lock().pair_for(&as_.tuple()).is_none());
+        w.accepted(socket_for(as_.tuple()));
+        settle(&all);
+    }
+    assert_eq!(cs.offered.load(Acquire), 1);
+}
+
+#[test]
+fn a_closed_candidate_is_withdrawn() {
+    let (a, c, net) = (service(), service(), Net::new());
+    a.accepting(net.port());
+    let (cs, as_, _tcp) = net.connect();
+    c.connected(cs, false);
+    settle(&[a, c]);
+    c.closing(cs);
+    settle(&[a, c]);
+    assert!(a.accepted(as_));
+    settle(&[a, c]);
+    assert_eq!((cs.offered.load(Acquire), as_.offered.load(Acquire)), (0, 0));
+}
+
+#[test]
+fn an_offer_that_crosses_a_close_is_refused_and_its_slot_reused() {
+    let (a, c, net) = (service(), service(), Net::new());
+    a.accepting(net.port());
+    let (cs, as_, _tcp) = net.connect();
+    c.connected(cs, false);
+    a.accepted(as_);
+    // The acceptor makes its offer before the withdrawal arrives.
+    settle(&[a]);
+    c.closing(cs);
+    settle(&[a, c]);
+    assert_eq!((cs.offered.load(Acquire), as_.offered.load(Acquire)), (0, 0));
+    let (cs, as_, _tcp) = net.connect();
+    c.connected(cs, false);
+    a.accepted(as_);
+    settle(&[a, c]);
+    assert_eq!(offer_of(as_).slot, 0);
+    offer_of(cs);
+}
+
+#[test]
+fn an_acceptor_that_closes_while_the_offer_travels_gives_its_end_back() {
+    let (a, c, net) = (service(), service(), Net::new());
+    a.accepting(net.port());
+    let (cs, as_, _tcp) = net.connect();
+    c.connected(cs, false);
+    a.accepted(as_);
+    settle(&[a]);
+    a.closing(as_);
+    settle(&[a, c]);
+    let o = offer_of(cs);
+    assert_eq!(as_.offered.load(Acquire), 0);
+    let cc = channel_of(cs);
+    // The connector sees that the other end is closed.
+    assert_ne!(cc.words(o.slot as usize, 1).quiet[quiet::REQUEST].load(Relaxed) & quiet::CLOSED, 0);
+    attach(cs);
+    c.released(cc, o.slot as usize);
+    let (cs2, as2, _tcp2) = net.connect();
+    c.connected(cs2, false);
+    a.accepted(as2);
+    settle(&[a, c]);
+    assert_eq!(offer_of(cs2).slot, o.slot, "reused");
+    assert_eq!(channel_of(as2).users.load(Relaxed), 1);
+}
+
+#[test]
+fn a_slot_is_reused_only_after_both_ends_left_and_starts_from_zero() {
+    let (a, c, net) = (service(), service(), Net::new());
+    a.accepting(net.port());
+    let mut held = Vec::new();
+    let mut agreed = || {
+        let (cs, as_, tcp) = net.connect();
+        c.connected(cs, false);
+        a.accepted(as_);
+        settle(&[a, c]);
+        attach(cs);
+        attach(as_);
+        held.push(tcp);
+        (cs, as_)
+    };
+    let (cs, as_) = agreed();
+    let (slot, cc, ac) = (offer_of(cs).slot as usize, channel_of(cs), channel_of(as_));
+    for d in 0..2 {
+        cc.words(slot, d).tail.store(9, Relaxed);
+        cc.words(slot, d).space_wanted.store(9, Relaxed);
+        cc.words(slot, d).producer_user[0].store(9, Relaxed);
+    }
+    a.released(ac, slot);
+    let (_, other) = agreed();
+    assert_ne!(offer_of(other).slot as usize, slot, "the connector is still there");
+    c.released(cc, slot);
+    c.released(cc, slot);
+    assert_eq!((ac.users.load(Relaxed), cc.users.load(Relaxed)), (1, 1), "released once");
+    let (cs, again) = agreed();
+    assert_eq!(offer_of(again).slot as usize, slot);
+    for d in 0..2 {
+        let w = cc.words(slot, d);
+        assert_eq!((w.tail.load(Relaxed), w.space_wanted.load(Relaxed), w.producer_user[0].load(Relaxed), w.quiet[quiet::REQUEST].load(Relaxed)), (0, 0, 0, 0));
+    }
+    // A late word about the old connection does not touch the new one.
+    cs.state.store(socket::CANDIDATE, Relaxed);
+    c.released(cc, slot);
+    assert!(core::ptr::eq(cc.sockets[slot].load(Relaxed), cs));
+}
+
+#[test]
+fn thousands_come_and_go_in_bounded_memory() {
+    let (a, c, net) = (service(), service(), Net::new());
+    a.accepting(net.port());
+    let mut top = 0;
+    for round in 0..40 {
+        let all: Vec<_> = (0..50)
+            .map(|_| {
+                let (cs, as_, tcp) = net.connect();
+                c.connected(cs, false);
+                a.accepted(as_);
+                (cs, as_, tcp)
+            })
+            .collect();
+        settle(&[a, c]);
+        for (i, (cs, as_, _)) in all.iter().enumerate() {
+            attach(cs);
+            attach(as_);
+            let slot = offer_of(cs).slot as usize;
+            top = top.max(slot);
+            let (x, y) = (|| c.released(channel_of(cs), slot), || a.released(channel_of(as_), slot));
+            if (i + round) % 2 == 0 {
+                x();
+                y();
+            } else {
+                y();
+                x();
+            }
+        }
+    }
+    assert!(top < 130, "highest slot {top}");
+}
+
+#[test]
+fn the_end_of_a_peer_frees_what_it_held() {
+    let (a, c, net) = (service(), service(), Net::new());
+    a.accepting(net.port());
+    let (cs, as_, _tcp) = net.connect();
+    c.connected(cs, false);
+    a.accepted(as_);
+    settle(&[a, c]);
+    attach(as_);
+    attach(cs);
+    let ac = channel_of(as_);
+    let slot = offer_of(as_).slot as usize;
+    c.state.lock().end_link(0, Violation::Ended);
+    settle(&[a]);
+    assert_eq!((ac.dead.load(Relaxed), ac.control.load(Relaxed)), (1, -1));
+    assert_eq!(a.state.lock().links[0].phase, crate::rendezvous::Phase::Dead);
+    a.released(ac, slot);
+    settle(&[a]);
+    assert_eq!(a.state.lock().links[0].phase, crate::rendezvous::Phase::Free);
+    // What a late reader finds says nothing.
+    assert!(ac.my_place(0).is_empty());
+    // And the place serves the next.
+    c.released(channel_of(cs), slot);
+    settle(&[c]);
+    let (cs, as_, _tcp) = net.connect();
+    assert!(c.connected(cs, false));
+    a.accepted(as_);
+    settle(&[a, c]);
+    assert!(core::ptr::eq(channel_of(as_), ac), "the same memory");
+    assert_eq!(ac.dead.load(Relaxed), 0);
+}
+
+#[test]
+fn doorbells_and_pull_backs_arrive() {
+    let (a, c, net) = (service(), service(), Net::new());
+    a.accepting(net.port());
+    let (cs, as_, _tcp) = net.connect();
+    c.connected(cs, false);
+    a.accepted(as_);
+    settle(&[a, c]);
+    let (cc, ac) = (channel_of(cs), channel_of(as_));
+    let bell = sys::eventfd(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) as c_int;
+    // Wanted before it is known: rung when it comes.
+    ac.ring_doorbell(5);
+    assert!(send_place(cc, 5, bell));
+    assert!(!send_place(cc, 70000, bell));
+    settle(&[a, c]);
+    let mut count = [0u8; 8];
+    assert_eq!(sys::read(bell, &mut count), 8);
+    ac.ring_doorbell(5);
+    assert_eq!(sys::read(bell, &mut count), 8);
+    // Passed again: another takes its place under the same number.
+    let known = ac.doorbells[5].load(Relaxed);
+    let second = sys::eventfd(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) as c_int;
+    assert!(send_place(cc, 5, second));
+    settle(&[a, c]);
+    assert_eq!(ac.doorbells[5].load(Relaxed), known);
+    assert_eq!(sys::read(second, &mut count), 8);
+    assert!(send_pull_back(cc, offer_of(cs).slot as usize));
+    assert!(send_pull_back(ac, offer_of(cs).slot as usize));
+    settle(&[a, c]);
+    assert_eq!((ac.dead.load(Relaxed), cc.dead.load(Relaxed)), (0, 0));
+    for fd in [bell, second] {
+        let _ = sys::close(fd);
+    }
+}
+
+#[test]
+fn a_silent_peer_does_not_stop_us() {
+    let (a, c, net) = (service(), service(), Net::new());
+    a.accepting(net.port());
+    // The acceptor never reads: candidates pile up, nothing blocks, nothing is lost.
+    let all: Vec<_> = (0..600).map(|_| net.connect()).collect();
+    for (cs, _, _) in &all {
+        assert!(c.connected(cs, false));
+    }
+    for (_, as_, _) in &all {
+        assert!(a.accepted(as_));
+    }
+    // Now one, now the other.
+    for _ in 0..40 {
+        settle(&[a]);
+        settle(&[c]);
+    }
+    for (cs, as_, _) in &all {
+        assert_eq!(offer_of(cs).slot, offer_of(as_).slot);
+    }
+}
+
+// ---- hostile peers -------------------------------------------------------------------------------------------------
+
+/// A control connection by hand.
+struct Raw(c_int);
+
+impl Raw {
+    /// To the advert of `port`.
+    fn caller(port: u16) -> Raw {
+        let fd = sys::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0) as c_int;
+        let mut name = std::vec![libc::AF_UNIX as u8, 0, 0];
+        name.extend_from_slice(std::format!("netacc/1/{port}/0").as_bytes());
+        assert!(sys::connect(fd, &name) >= 0);
+        let r = Raw(fd);
+        r.prepare();
+        r
+    }
+    /// Squats the advert of `port`.
+    fn squatter(port: u16) -> Raw {
+        let fd = sys::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0) as c_int;
+        let mut name = std::vec![libc::AF_UNIX as u8, 0, 0];
+        name.extend_from_slice(std::format!("netacc/1/{port}/0").as_bytes());
+        assert!(sys::bind(fd, &name) >= 0);
+        assert!(sys::listen(fd, 5) >= 0);
+        Raw(fd)
+    }
+    fn accept(&self) -> Raw {
+        let fd = sys::accept4(self.0, libc::SOCK_CLOEXEC) as c_int;
+        assert!(fd >= 0);
+        let r = Raw(fd);
+        r.prepare();
+        r
+    }
+    fn prepare(&self) {
+        assert!(sys::setsockopt(self.0, libc::SOL_SOCKET, libc::SO_PASSCRED, &1i32) >= 0);
+    }
+    fn send(&self, m: Message) {
+        self.send_fd(m, -1)
+    }
+    fn send_fd(&self, m: Message, fd: c_int) {
+        assert_eq!(packet::send(self.0, &m, fd), 0);
+    }
+    fn send_bytes(&self, bytes: &[u8]) {
+        // SAFETY: valid bytes.
+        assert!(unsafe { sys::sendto(self.0, bytes.as_ptr(), bytes.len(), libc::MSG_NOSIGNAL) } >= 0);
+    }
+    /// The next message that is no greeting.
+    fn next(&self) -> Option<Message> {
+        loop {
+            match packet::receive(self.0) {
+                Received::Message(Message::Hello(_), ..) => {}
+                Received::Message(m, fd, _) => {
+                    if fd >= 0 {
+                        fd_table::close_internal(fd);
+                    }
+                    return Some(m);
+                }
+                _ => return None,
+            }
+        }
+    }
+    fn is_ended(&self) -> bool {
+        loop {
+            match packet::receive(self.0) {
+                Received::Message(..) => {}
+                Received::End => return true,
+                _ => return false,
+            }
+        }
+    }
+    fn hello(&self, role: Role) {
+        self.send(Message::Hello(Hello::new([9, 9, 9], 1, role)));
+    }
+}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        let _ = sys::close(self.0);
+    }
+}
+
+fn memory(bytes: usize) -> c_int {
+    arena::create_sealed(b"t\0", bytes).unwrap()
+}
+
+#[test]
+fn whoever_does_not_keep_to_the_protocol_is_hung_up_on() {
+    let net = Net::new();
+    let a = service();
+    a.accepting(net.port());
+    let tuple = net.connect().0.tuple();
+    let event = sys::eventfd(libc::EFD_CLOEXEC) as c_int;
+    let bad: Vec<Box<dyn Fn(&Raw)>> = std::vec![
+        Box::new(|r| r.send_bytes(b"x")),
+        Box::new(|r| r.send_bytes(&[1u8; 500])),
+        Box::new(|r| r.send(Message::Bye)),
+        Box::new(move |r| r.send(Message::Candidate(proto::Candidate { tuple, token: 1 }))),
+        Box::new(|r| r.hello(Role::Acceptor)),
+        Box::new(|r| {
+            r.hello(Role::Connector);
+            r.hello(Role::Connector);
+        }),
+        Box::new(|r| {
+            let mut other = Hello::new([0; 3], 1, Role::Connector);
+            other.proto_version = 999;
+            r.send(Message::Hello(other));
+        }),
+        Box::new(|r| {
+            r.hello(Role::Connector);
+            r.send(Message::Accept { token: 1, slot: 0 });
+        }),
+        Box::new(|r| {
+            r.hello(Role::Connector);
+            r.send(Message::Refuse { token: 1, slot: 65535, reason: 1 });
+        }),
+        Box::new(|r| {
+            r.hello(Role::Connector);
+            r.send(Message::PullBack { slot: 1, dir: Direction::AcceptorToConnector });
+        }),
+        Box::new(move |r| {
+            r.hello(Role::Connector);
+            r.send_fd(Message::Place { place: 1 }, event);
+        }),
+        Box::new(move |r| {
+            // What only an acceptor sends.
+            r.hello(Role::Connector);
+            let m = memory(CHANNEL_BYTES);
+            r.send_fd(Message::Channel(proto::Channel { channel_bytes: CHANNEL_BYTES as u64, slots: SLOTS as u32, places: PLACES as u32 }), m);
+            fd_table::close_internal(m);
+        }),
+        Box::new(|r| {
+            // A descriptor too few.
+            r.hello(Role::Connector);
+            let mut bytes = [0u8; proto::MAX_MESSAGE];
+            let n = Message::Place { place: 1 }.encode(&mut bytes);
+            r.send_bytes(&bytes[..n]);
+        }),
+    ];
+    for (i, act) in bad.iter().enumerate() {
+        let r = Raw::caller(net.port());
+        settle(&[a]);
+        act(&r);
+        settle(&[a]);
+        assert!(r.is_ended(), "case {i}");
+        assert!(a.state.lock().links.iter().all(|l| l.phase == crate::rendezvous::Phase::Free), "case {i}");
+    }
+    let _ = sys::close(event);
+}
+
+/// A connector that we play by hand against an acceptor that has a connection for it.
+fn offered_by_hand() -> (&'static Service, Net, Raw, &'static Socket, proto::Offer, (TcpStream, TcpStream)) {
+    let (a, net) = (service(), Net::new());
+    a.accepting(net.port());
+    let (cs, as_, tcp) = net.connect();
+    let r = Raw::caller(net.port());
+    r.hello(Role::Connector);
+    r.send(Message::Candidate(proto::Candidate { tuple: cs.tuple(), token: 0xfeed }));
+    a.accepted(as_);
+    settle(&[a]);
+    let mut offer = None;
+    while let Some(m) = r.next() {
+        if let Message::Offer(o) = m {
+            offer = Some(o);
+        }
+    }
+    (a, net, r, as_, offer.expect("an offer"), tcp)
+}
+
+#[test]
+fn answers_that_do_not_fit_the_offer_end_the_link() {
+    for wrong in 0..4 {
+        let (a, _net, r, as_, o, _tcp) = offered_by_hand();
+        assert_eq!(o.token, 0xfeed);
+        assert_eq!(o.tuple, as_.tuple());
+        match wrong {
+            0 => r.send(Message::Accept { token: o.token + 1, slot: o.slot }),
+            1 => r.send(Message::Accept { token: o.token, slot: o.slot + 1 }),
+            2 => {
+                r.send(Message::Accept { token: o.token, slot: o.slot });
+                r.send(Message::Accept { token: o.token, slot: o.slot });
+            }
+            _ => r.send(Message::Refuse { token: o.token, slot: 4095, reason: 0 }),
+        }
+        settle(&[a]);
+        assert!(r.is_ended(), "case {wrong}");
+        assert_eq!(as_.offered.load(Acquire), u32::from(wrong == 2), "case {wrong}");
+    }
+}
+
+#[test]
+fn after_a_refusal_a_rival_gets_the_connection() {
+    let (a, net, r, as_, o, _tcp) = offered_by_hand();
+    let c = service();
+    let cs = socket_for(as_.tuple().mirrored());
+    assert!(c.connected(cs, false));
+    settle(&[a, c]);
+    assert_eq!(cs.offered.load(Acquire), 0, "the first claim is being tried");
+    r.send(Message::Refuse { token: o.token, slot: o.slot, reason: refuse::UNKNOWN_TOKEN });
+    settle(&[a, c]);
+    assert_eq!(offer_of(cs).slot, offer_of(as_).slot);
+    drop(net);
+}
+
+#[test]
+fn one_peer_cannot_fill_the_table() {
+    let (a, net) = (service(), Net::new());
+    a.accepting(net.port());
+    let r = Raw::caller(net.port());
+    r.hello(Role::Connector);
+    for n in 0..6000u64 {
+        let far = SocketAddr::new("127.0.0.1".parse().unwrap(), (n % 60000) as u16 + 1);
+        let tuple = Tuple::new(far, SocketAddr::new("127.0.0.1".parse().unwrap(), net.port())).unwrap();
+        r.send(Message::Candidate(proto::Candidate { tuple, token: n }));
+        if n % 50 == 0 {
+            settle(&[a]);
+        }
+    }
+    settle(&[a]);
+    assert!(!r.is_ended());
+    // An honest one still gets through.
+    let c = service();
+    let (cs, as_, _tcp) = net.connect();
+    assert!(c.connected(cs, false) && a.accepted(as_));
+    settle(&[a, c]);
+    offer_of(cs);
+}
+
+/// An acceptor that we play by hand against a connector.
+struct ByHand {
+    c: &'static Service,
+    _squat: Raw,
+    r: Raw,
+    cs: &'static Socket,
+    token: u64,
+    _tcp: (TcpStream, TcpStream),
+}
+
+fn accepting_by_hand() -> ByHand {
+    let (c, net) = (service(), Net::new());
+    let squat = Raw::squatter(net.port());
+    let (cs, _, tcp) = net.connect();
+    assert!(c.connected(cs, false));
+    let r = squat.accept();
+    r.hello(Role::Acceptor);
+    let Some(Message::Candidate(k)) = r.next() else { panic!("no candidate") };
+    assert_eq!(k.tuple, cs.tuple());
+    ByHand { c, _squat: squat, r, cs, token: k.token, _tcp: tcp }
+}
+
+impl ByHand {
+    fn channel(&self) {
+        let m = memory(CHANNEL_BYTES);
+        self.r.send_fd(Message::Channel(proto::Channel { channel_bytes: CHANNEL_BYTES as u64, slots: SLOTS as u32, places: PLACES as u32 }), m);
+        fd_table::close_internal(m);
+    }
+    fn arena(&self, arena: u32, bytes: usize) {
+        let m = memory(bytes);
+        self.r.send_fd(Message::Arena(proto::Arena { arena, bytes: bytes as u64 }), m);
+        fd_table::close_internal(m);
+    }
+    fn offer(&self) -> proto::Offer {
+        proto::Offer { token: self.token, tuple: self.cs.tuple().mirrored(), slot: 3, arena: 0, ring_offset: [0, 4096], ring_bytes: [4096, 4096] }
+    }
+}
+
+#[test]
+fn a_good_offer_is_taken() {
+    let h = accepting_by_hand();
+    h.channel();
+    h.arena(0, 8192);
+    h.r.send(Message::Offer(h.offer()));
+    settle(&[h.c]);
+    assert_eq!(h.r.next(), Some(Message::Accept { token: h.token, slot: 3 }));
+    let o = offer_of(h.cs);
+    assert_eq!((o.slot, o.tx_bytes, o.rx_bytes), (3, 4096, 4096));
+    assert_eq!(o.rx_ring as usize - o.tx_ring as usize, 4096);
+}
+
+#[test]
+fn offers_that_do_not_hold_water_are_refused() {
+    let change: Vec<(u16, Box<dyn Fn(&mut proto::Offer)>)> = std::vec![
+        (refuse::WITHDRAWN, Box::new(|o| o.token ^= 1 << 40)),
+        (refuse::WITHDRAWN, Box::new(|o| o.token = u64::MAX)),
+        (refuse::WRONG_TUPLE, Box::new(|o| o.tuple = o.tuple.mirrored())),
+        (refuse::BAD_MEMORY, Box::new(|o| o.slot = SLOTS as u16)),
+        (refuse::BAD_MEMORY, Box::new(|o| o.slot = u16::MAX)),
+        (refuse::BAD_MEMORY, Box::new(|o| o.arena = 1)),
+        (refuse::BAD_MEMORY, Box::new(|o| o.arena = u32::MAX)),
+        (refuse::BAD_MEMORY, Box::new(|o| o.ring_bytes = [2048, 4096])),
+        (refuse::BAD_MEMORY, Box::new(|o| o.ring_bytes = [4096, 6144])),
+        (refuse::BAD_MEMORY, Box::new(|o| o.ring_bytes = [0, 4096])),
+        (refuse::BAD_MEMORY, Box::new(|o| o.ring_bytes = [1 << 31, 4096])),
+        (refuse::BAD_MEMORY, Box::new(|o| o.ring_offset = [0, 8192])),
+        (refuse::BAD_MEMORY, Box::new(|o| o.ring_offset = [0, 2048])),
+        (refuse::BAD_MEMORY, Box::new(|o| o.ring_offset = [4096, 4096])),
+        (refuse::BAD_MEMORY, Box::new(|o| o.ring_offset = [1, 4160])),
+        (refuse::BAD_MEMORY, Box::new(|o| o.ring_offset = [u64::MAX - 63, 4096])),
+        (refuse::BAD_MEMORY, Box::new(|o| o.ring_offset = [u64::MAX - 4095, 4096])),
+    ];
+    let h = accepting_by_hand();
+    h.channel();
+    h.arena(0, 8192);
+    for (i, (reason, f)) in change.iter().enumerate() {
+        let mut o = h.offer();
+        f(&mut o);
+        h.r.send(Message::Offer(o));
+        settle(&[h.c]);
+        assert_eq!(h.r.next(), Some(Message::Refuse { token: o.token, slot: o.slot, reason: *reason }), "case {i}");
+        assert_eq!(h.cs.offered.load(Acquire), 0, "case {i}");
+    }
+    h.r.send(Message::Offer(h.offer()));
+    settle(&[h.c]);
+    offer_of(h.cs);
+}
+
+#[test]
+fn a_slot_in_use_is_not_taken_again() {
+    let h = accepting_by_hand();
+    h.channel();
+    h.arena(0, 16384);
+    h.r.send(Message::Offer(h.offer()));
+    settle(&[h.c]);
+    assert!(matches!(h.r.next(), Some(Message::Accept { .. })));
+    let net = Net { listener: TcpListener::bind("127.0.0.1:0").unwrap() };
+    let (other, _, _tcp) = net.connect();
+    let tuple = Tuple::new(other.tuple().local(), h.cs.tuple().peer()).unwrap();
+    let cs = socket_for(tuple);
+    assert!(h.c.connected(cs, false));
+    let Some(Message::Candidate(k)) = h.r.next() else { panic!() };
+    let o = proto::Offer { token: k.token, tuple: tuple.mirrored(), ring_offset: [8192, 12288], ..h.offer() };
+    h.r.send(Message::Offer(o));
+    settle(&[h.c]);
+    assert_eq!(h.r.next(), Some(Message::Refuse { token: k.token, slot: 3, reason: refuse::BAD_MEMORY }));
+    h.r.send(Message::Offer(proto::Offer { slot: 4, ..o }));
+    settle(&[h.c]);
+    assert_eq!(h.r.next(), Some(Message::Accept { token: k.token, slot: 4 }));
+}
+
+#[test]
+fn memory_that_could_be_taken_away_ends_the_link() {
+    for wrong in 0..7 {
+        let h = accepting_by_hand();
+        let unsealed = sys::memfd_create(b"t\0", libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) as c_int;
+        assert!(sys::ftruncate(unsealed, CHANNEL_BYTES) >= 0);
+        let good = proto::Channel { channel_bytes: CHANNEL_BYTES as u64, slots: SLOTS as u32, places: PLACES as u32 };
+        match wrong {
+            0 => h.r.send_fd(Message::Channel(good), unsealed),
+            1 => h.r.send_fd(Message::Channel(proto::Channel { slots: 1, ..good }), unsealed),
+            2 => {
+                h.channel();
+                h.channel();
+            }
+            3 => h.arena(0, 8192),
+            4 => {
+                h.channel();
+                h.arena(1, 8192);
+            }
+            5 => {
+                h.channel();
+                h.r.send_fd(Message::Arena(proto::Arena { arena: 0, bytes: CHANNEL_BYTES as u64 }), unsealed);
+            }
+            _ => h.r.send(Message::Offer(h.offer())),
+        }
+        settle(&[h.c]);
+        assert!(h.r.is_ended(), "case {wrong}");
+        assert_eq!(h.cs.offered.load(Acquire), 0);
+        assert_eq!(h.c.state.lock().links[0].phase, crate::rendezvous::Phase::Free, "case {wrong}");
+        let _ = sys::close(unsealed);
+    }
+}
+
+#[test]
+fn noise_never_hurts() {
+    let (a, net) = (service(), Net::new());
+    a.accepting(net.port());
+    let mut x = 7u64;
+    let mut random = move || {
+        x = x.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (x >> 33) as u8
+    };
+    for _ in 0..100 {
+        let r = Raw::caller(net.port());
+        r.hello(Role::Connector);
+        let n = usize::from(random()) % 96 + 1;
+        let mut bytes: Vec<u8> = (0..n).map(|_| random()).collect();
+        bytes[0] %= 14;
+        if n > 3 {
+            bytes[1] = 1;
+            bytes[2] = 0;
+            bytes[3] = 0;
+        }
+        r.send_bytes(&bytes);
+        settle(&[a]);
+    }
+    settle(&[a]);
+    let c = service();
+    let (cs, as_, _tcp) = net.connect();
+    assert!(c.connected(cs, false) && a.accepted(as_));
+    settle(&[a, c]);
+    offer_of(cs);
+}
+
+#[test]
+fn the_local_refusal_code_is_not_one_of_the_protocol() {
+    assert!(![refuse::WITHDRAWN, refuse::UNKNOWN_TOKEN, refuse::WRONG_TUPLE, refuse::BAD_MEMORY, refuse::NO_RESOURCES, refuse::CONFIG].contains(&REFUSE_NOT_AUTHENTICATED));
+}
