@@ -303,18 +303,20 @@ fn evaluate(item: &mut Item) -> u32 {
         ask = true;
     }
     if ask {
-        now |= ask_carrier(item, sends);
+        now |= ask_carrier(item, receives, sends);
     }
     now & (item.events | ALWAYS)
 }
 
 #[cold]
 #[inline(never)]
-fn ask_carrier(item: &mut Item, sends: bool) -> u32 {
+fn ask_carrier(item: &mut Item, receives: bool, sends: bool) -> u32 {
     let ev = sys::poll_now(item.fd, libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP | libc::POLLPRI) as u32;
     let spoke = ev & (libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLPRI | libc::EPOLLHUP | libc::EPOLLERR) as u32;
     item.carrier_news = spoke != 0;
-    if spoke != 0 {
+    // Data is news only where the stream is in the ring.
+    let expected = if receives { 0 } else { libc::EPOLLIN as u32 };
+    if spoke & !expected != 0 {
         item.socket.raise(flag::CARRIER_SPOKE);
     }
     let mut now = spoke;

@@ -798,7 +798,7 @@ unsafe fn send_slow(s: &'static Socket, g: u16, fd: c_int, iov: &[iovec], total:
                 return finish(done, EAGAIN);
             }
         } else if h.end.switch.state() == TxState::Carrier {
-            if promote(s, h, flags) {
+            if promote(s, h, fd, flags) {
                 continue;
             }
             // SAFETY: the caller's buffers.
@@ -895,11 +895,11 @@ fn demote_tx(s: &Socket, h: &mut TxHeld<'_>, for_good: bool) {
 }
 
 /// Moves the sending direction onto the ring if the peer is ready for it.
-fn promote(s: &Socket, h: &mut TxHeld<'_>, flags: c_int) -> bool {
-    if h.end.never || flags & !SEND_FLAGS != 0 || s.flags.load(Acquire) & (flag::SHUT_WR | flag::CARRIER_SPOKE) != 0 {
+fn promote(s: &Socket, h: &mut TxHeld<'_>, fd: c_int, flags: c_int) -> bool {
+    if h.end.never || flags & !SEND_FLAGS != 0 || s.has(flag::SHUT_WR) {
         return false;
     }
-    if h.words.quiet[quiet::REQUEST].load(Relaxed) & quiet::CLOSED != 0 {
+    if peer_is_going(s, h, fd) {
         h.end.never = true;
         return false;
     }

@@ -54,7 +54,9 @@ impl Want {
 
     /// The carrier's answer in the application's terms.
     fn translate(&self, revents: i16, events: i16) -> i16 {
-        if revents & (libc::POLLIN | libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR | libc::POLLPRI) != 0 {
+        // Data is news only where the stream is in the ring.
+        let data = if io::receives_fast(self.channel, self.slot) { libc::POLLIN } else { 0 };
+        if revents & (data | libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR | libc::POLLPRI) != 0 {
             self.socket.raise(flag::CARRIER_SPOKE);
         }
         let mut now = revents & (events | libc::POLLERR | libc::POLLHUP | libc::POLLNVAL);

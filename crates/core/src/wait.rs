@@ -295,7 +295,9 @@ fn sleep(s: &Socket, channel: &Channel, slot: usize, fd: i32, side: Side, on_car
         }
         give_back(p);
     }
-    if fds[0].revents != 0 {
+    // Data (or room) is news only where the stream is in the ring.
+    let expected = if on_carrier { libc::POLLIN | libc::POLLOUT } else { 0 };
+    if fds[0].revents & !expected != 0 {
         s.raise(flag::CARRIER_SPOKE);
     }
     woke
