@@ -18,6 +18,13 @@ const BOTH_WAYS: Config = Config {
     freezes: 1,
     ..Config::SMALL
 };
+const THRICE: Config = Config {
+    promotes: 3,
+    demotes: 2,
+    arms: 3,
+    freezes: 2,
+    ..Config::SMALL
+};
 const LOSSY: Config = Config {
     link: Link::Lossy,
     ..BOTH_WAYS
@@ -118,6 +125,14 @@ fn every_interleaving_of_larger_worlds() {
             bytes: 4,
             fast_cap: 3,
             ..LOSSY
+        },
+        Config {
+            crash: true,
+            ..THRICE
+        },
+        Config {
+            link: Link::Lossy,
+            ..THRICE
         },
     ]);
 }
