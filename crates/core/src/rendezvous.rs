@@ -38,8 +38,11 @@ const PENDING: u32 = 16384;
 /// Candidates of one peer that wait here.
 const CANDIDATES_PER_LINK: u32 = 4096;
 const CANDIDATES_PER_FOREIGN_LINK: u32 = 512;
-/// Messages that wait for a peer that does not read; no new offers from half of it on.
-const QUEUE: usize = 256;
+/// Messages that wait for a peer that does not read: more than the answers to all offers that can be on their way
+/// (what fits into a socket's buffer, and [`PUT_OFF`]).
+const QUEUE: usize = 2048;
+/// No new offers while so many messages wait.
+const PUT_OFF: usize = 128;
 /// Slots looked at for reuse at each allocation.
 const SWEEP: usize = 8;
 /// A peer that has not greeted for so long makes room for others.
@@ -874,7 +877,7 @@ impl State {
                 t.candidates.remove(candidate);
                 continue;
             };
-            if l.queue.len() >= QUEUE / 2 {
+            if l.queue.len() >= PUT_OFF {
                 l.put_off = true;
                 return None;
             }

@@ -404,7 +404,6 @@ fn a_silent_peer_does_not_stop_us() {
     for _ in 0..40 {
         settle(&[a]);
         settle(&[c]);
-        std::eprintln!("{:?} {} {}", a.state.lock().links[0].phase, all.iter().filter(|x| x.0.offered.load(Relaxed)==1).count(), all.iter().filter(|x| x.1.offered.load(Relaxed)==1).count());
     }
     for (cs, as_, _) in &all {
         assert_eq!(offer_of(cs).slot, offer_of(as_).slot);
