@@ -114,11 +114,6 @@ impl Ctx {
         self.wait(name);
     }
 
-    /// Tells the runner to note something that is not part of the transcript.
-    pub fn note(&self, text: &str) {
-        self.post(&format!("N{text}"));
-    }
-
     /// The runner's answer to a question.
     fn ask(&self, question: &str) -> String {
         self.post(question);

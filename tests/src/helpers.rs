@@ -13,6 +13,9 @@ pub fn run(name: &str, args: &[&str]) -> ExitCode {
         "echo" => echo(number(0) as Fd),
         "say-on" => say_on(number(0) as Fd),
         "is-closed" => println!("{:?}", sys::fcntl(number(0) as Fd, libc::F_GETFD, 0)),
+        "survivor" => crate::kill::survivor(args),
+        "victim" => crate::kill::victim(args),
+        "stress-end" => return crate::stress::end(args),
         "client" => client(args.first().and_then(|a| Addr::parse(a)), number(1)),
         _ => return ExitCode::from(2),
     }

@@ -32,7 +32,11 @@ fn main() -> ExitCode {
     match words[..] {
         ["scenario", name, role, warmup] => part(name, role, warmup),
         ["helper", name, ref rest @ ..] => helpers::run(name, rest),
-        ["run", ref rest @ ..] => run(rest),
+        ["run", ref rest @ ..] => {
+            // What this process was born with must not show in the scenarios' fd numbers.
+            let _ = sys::close_range(3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC);
+            run(rest)
+        }
         ["--list", "--markdown"] | ["list", "--markdown"] => {
             print!("{}", scenario::markdown());
             ExitCode::SUCCESS

@@ -3,10 +3,6 @@
 use crate::pattern::{Pattern, Rng};
 use crate::sys::{self, E, Fd, R};
 
-/// The names of the calls, in the order of the random choice.
-pub const WRITERS: [&str; 7] = ["write", "writev", "send", "sendto", "sendmsg", "sendmmsg", "pwritev2"];
-pub const READERS: [&str; 7] = ["read", "readv", "recv", "recvfrom", "recvmsg", "recvmmsg", "preadv2"];
-
 /// One end's sending half.
 pub struct Sender {
     fd: Fd,
@@ -123,6 +119,10 @@ impl Receiver {
 
     pub fn fd(&self) -> Fd {
         self.fd
+    }
+
+    pub fn pattern(&self) -> Pattern {
+        self.pattern.clone()
     }
 
     /// Checks bytes that arrived by another call.

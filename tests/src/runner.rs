@@ -112,7 +112,6 @@ struct Outcome {
     transcript: String,
     problems: Vec<String>,
     stderr: String,
-    notes: Vec<String>,
     accelerated: bool,
     millis: u128,
 }
@@ -186,9 +185,6 @@ fn judge(
             for line in outcome.stderr.lines() {
                 report.push_str(&format!("    stderr: {line}\n"));
             }
-        }
-        for note in &outcome.notes {
-            report.push_str(&format!("    note: {note}\n"));
         }
     };
     let oracle = execute(scenario, Mode::Plain, options, build);
@@ -332,7 +328,6 @@ struct Broker<'a> {
     expect: Expect,
     first_asked: HashMap<(u16, u16), Instant>,
     problems: Vec<String>,
-    notes: Vec<String>,
     accelerated: bool,
 }
 
@@ -356,7 +351,7 @@ impl Broker<'_> {
                 Some("ok".into())
             }
             _ => {
-                self.notes.push(message.trim_start_matches('N').to_string());
+                self.problems.push(format!("unknown message {message:?}"));
                 None
             }
         }
@@ -398,7 +393,6 @@ fn execute(scenario: &Scenario, mode: Mode, options: &Options, build: &Build) ->
         expect: scenario.expect,
         first_asked: HashMap::new(),
         problems: Vec::new(),
-        notes: Vec::new(),
         accelerated: false,
     };
     let in_time = serve(&mut sides, &mut broker, begin + options.timeout);
@@ -440,7 +434,6 @@ fn execute(scenario: &Scenario, mode: Mode, options: &Options, build: &Build) ->
         transcript,
         problems: broker.problems,
         stderr,
-        notes: broker.notes,
         accelerated: broker.accelerated,
         millis: begin.elapsed().as_millis(),
     }

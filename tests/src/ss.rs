@@ -11,6 +11,7 @@ pub struct Connection {
     pub tx_path: String,
     pub rx_path: String,
     pub reason: String,
+    pub tx_tcp_bytes: u64,
     pub tx_shm_bytes: u64,
     pub rx_shm_bytes: u64,
 }
@@ -79,6 +80,7 @@ fn connection(object: &str) -> Connection {
         tx_path: text(object, "tx_path"),
         rx_path: text(object, "rx_path"),
         reason: text(object, "reason"),
+        tx_tcp_bytes: number(object, "tx_tcp_bytes"),
         tx_shm_bytes: number(object, "tx_shm_bytes"),
         rx_shm_bytes: number(object, "rx_shm_bytes"),
     }

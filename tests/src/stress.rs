@@ -1,1 +1,397 @@
-pub fn run(_: &[&str]) -> std::process::ExitCode { std::process::ExitCode::SUCCESS }
+//! A checksummed stream of random sizes and calls over promotions and demotions: exact.
+//!
+//! Two processes, each with a sending and a receiving half, do random operations until the budget is used up, then
+//! half-close. Demotions come from operations that the fast path does not carry (sendfile, splice) and, in the mode
+//! `switch`, from the library itself, which moves between paths at random points when `NETACC_TEST_SWITCH` is set.
+
+use crate::mover::{Receiver, Sender};
+use crate::pattern::{Pattern, Rng};
+use crate::runner::{Totals, library_env, own_program, take_log};
+use crate::ss::Build;
+use crate::sys::{self, Addr, E, Fd, LOOPBACK};
+use std::io::Read;
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+const MAX: usize = 12_000;
+
+/// Which operations besides the ordinary ones, and in which way the two halves are driven.
+#[derive(Clone, Copy)]
+struct Style {
+    /// One in so many sends is a sendfile or splice; 0 for never.
+    odd_one_in: usize,
+    threads: bool,
+}
+
+// ---------------------------------------------------------------------------------------------- one end
+
+/// `stress-end SEED OPERATIONS ODD THREADS dial ADDR | listen`
+pub fn end(args: &[&str]) -> ExitCode {
+    let number = |i: usize| args.get(i).and_then(|a| a.parse::<u64>().ok()).unwrap_or(0);
+    let (seed, operations) = (number(0), number(1));
+    let style = Style { odd_one_in: number(2) as usize, threads: number(3) != 0 };
+    let dial = args.get(4) == Some(&"dial");
+    let fd = if dial {
+        let addr = args.get(5).and_then(|a| Addr::parse(a)).expect("an address");
+        let fd = sys::socket(addr.family(), libc::SOCK_STREAM, 0).expect("socket");
+        sys::connect(fd, addr).expect("connect");
+        fd
+    } else {
+        let listener = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).expect("socket");
+        sys::bind(listener, LOOPBACK).expect("bind");
+        sys::listen(listener, 5).expect("listen");
+        println!("addr {}", sys::getsockname(listener).expect("name").text());
+        let fd = sys::accept(listener).expect("accept");
+        sys::close(listener).expect("close");
+        fd
+    };
+    let name = |a: Result<Addr, E>| a.map(Addr::port).unwrap_or(0);
+    println!("ports {} {}", name(sys::getsockname(fd)), name(sys::getpeername(fd)));
+    let (mine, theirs) = if dial { (seed + 1, seed + 2) } else { (seed + 2, seed + 1) };
+    let sender = SendHalf::new(fd, mine, style);
+    let receiver = ReceiveHalf::new(fd, theirs, mine, style);
+    let (sent, received) = if style.threads {
+        let writer = std::thread::spawn(move || sender.run(operations / 2));
+        let received = receiver.run();
+        (writer.join().expect("thread"), received)
+    } else {
+        alternate(fd, sender, receiver, operations / 2)
+    };
+    println!("sent {} in {} operations", sent.inner.sent, sent.operations);
+    println!(
+        "received {} in {} operations, error {:?}",
+        received.inner.received, received.operations, received.inner.error
+    );
+    let _ = sys::close(fd);
+    if received.inner.error.is_none() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+struct SendHalf {
+    inner: Sender,
+    rng: Rng,
+    operations: u64,
+    style: Style,
+    pipe: [Fd; 2],
+}
+
+impl SendHalf {
+    fn new(fd: Fd, seed: u64, style: Style) -> SendHalf {
+        SendHalf {
+            inner: Sender::new(fd, seed + 10, Pattern::new(seed)),
+            rng: Rng::new(seed + 20),
+            operations: 0,
+            style,
+            pipe: sys::pipe(),
+        }
+    }
+
+    /// One operation; EAGAIN counts as none.
+    fn step(&mut self, flags: i32) -> sys::R {
+        let odd = self.style.odd_one_in > 0 && self.rng.range(1, self.style.odd_one_in) == 1;
+        let done = if odd && flags == libc::MSG_NOSIGNAL { self.odd() } else { self.inner.step(MAX, flags) };
+        if done.is_ok() {
+            self.operations += 1;
+        }
+        done
+    }
+
+    /// sendfile from a file, or splice from a pipe: both block, and both are retried until all is sent.
+    fn odd(&mut self) -> sys::R {
+        let len = self.rng.range(1, 4000);
+        let bytes = self.inner.upcoming(len);
+        let mut left = len;
+        if self.rng.range(0, 1) == 0 {
+            // A file of its own: sendfile sends the pages themselves, so they must not change until they are read.
+            let file = sys::anonymous_file(&bytes)?;
+            let mut at = 0;
+            while left > 0 {
+                left -= sys::sendfile(self.inner.fd(), file, Some(&mut at), left)?;
+            }
+            sys::close(file)?;
+        } else {
+            sys::write(self.pipe[1], &bytes)?;
+            while left > 0 {
+                left -= sys::splice(self.pipe[0], self.inner.fd(), left, 0)?;
+            }
+        }
+        self.inner.advance(len);
+        Ok(len)
+    }
+
+    fn run(mut self, operations: u64) -> SendHalf {
+        while self.operations < operations {
+            match self.step(libc::MSG_NOSIGNAL) {
+                Ok(_) | Err(E(libc::EINTR)) => {}
+                Err(e) => {
+                    println!("send failed: {e:?} after {}", self.inner.sent);
+                    break;
+                }
+            }
+        }
+        let _ = sys::shutdown(self.inner.fd(), libc::SHUT_WR);
+        self
+    }
+}
+
+struct ReceiveHalf {
+    inner: Receiver,
+    rng: Rng,
+    operations: u64,
+    style: Style,
+    pipe: [Fd; 2],
+    epoll: Fd,
+}
+
+impl ReceiveHalf {
+    fn new(fd: Fd, pattern: u64, seed: u64, style: Style) -> ReceiveHalf {
+        let epoll = sys::epoll_create1(libc::EPOLL_CLOEXEC).expect("epoll");
+        sys::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, fd, libc::EPOLLIN as u32, 1).expect("ADD");
+        ReceiveHalf {
+            inner: Receiver::new(fd, seed + 30, Pattern::new(pattern)),
+            rng: Rng::new(seed + 40),
+            operations: 0,
+            style,
+            pipe: sys::pipe(),
+            epoll,
+        }
+    }
+
+    /// One operation; `Ok(0)` is EOF.
+    fn step(&mut self, blocking: bool) -> sys::R {
+        self.operations += 1;
+        let fd = self.inner.fd();
+        match self.rng.range(0, 19) {
+            0 => {
+                let _ = sys::fionread(fd);
+            }
+            1 => {
+                let mut buf = [0; 500];
+                if let Ok(n) = sys::recv(fd, &mut buf, libc::MSG_PEEK | libc::MSG_DONTWAIT) {
+                    let mut probe = Receiver::new(fd, 1, self.inner.pattern());
+                    probe.received = self.inner.received;
+                    probe.accept(&buf[..n]);
+                    self.inner.error = self.inner.error.or(probe.error);
+                }
+            }
+            2 if blocking => {
+                let _ = sys::epoll_wait(self.epoll, 4, -1);
+            }
+            3 if blocking => {
+                let _ = sys::poll(&[(fd, libc::POLLIN)], -1);
+            }
+            4 if blocking => {
+                let sets = sys::Sets { read: vec![fd], ..sys::Sets::default() };
+                let _ = sys::select(fd + 1, &sets, None);
+            }
+            _ => {}
+        }
+        if blocking && self.style.odd_one_in > 0 && self.rng.range(1, self.style.odd_one_in) == 1 {
+            let n = sys::splice(fd, self.pipe[1], self.rng.range(1, 4000), 0)?;
+            let mut buf = vec![0; n];
+            let mut at = 0;
+            while at < n {
+                at += sys::read(self.pipe[0], &mut buf[at..])?;
+            }
+            self.inner.accept(&buf);
+            return Ok(n);
+        }
+        self.inner.step(MAX, if blocking { 0 } else { libc::MSG_DONTWAIT })
+    }
+
+    fn run(mut self) -> ReceiveHalf {
+        loop {
+            match self.step(true) {
+                Ok(0) => return self,
+                Ok(_) | Err(E(libc::EINTR)) => {}
+                Err(e) => {
+                    println!("receive failed: {e:?} after {}", self.inner.received);
+                    return self;
+                }
+            }
+        }
+    }
+}
+
+/// Both halves in one thread, without blocking.
+fn alternate(fd: Fd, mut sender: SendHalf, mut receiver: ReceiveHalf, operations: u64) -> (SendHalf, ReceiveHalf) {
+    sys::set_nonblocking(fd, true);
+    let mut sending = true;
+    loop {
+        let events = if sending { libc::POLLIN | libc::POLLOUT } else { libc::POLLIN };
+        let revents = sys::await_events(fd, events, 30_000);
+        if revents == 0 {
+            println!("stuck after {} sent, {} received", sender.inner.sent, receiver.inner.received);
+            return (sender, receiver);
+        }
+        if sending && revents & libc::POLLOUT != 0 {
+            for _ in 0..8 {
+                if sender.step(libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT).is_err() {
+                    break;
+                }
+            }
+            if sender.operations >= operations {
+                sending = false;
+                let _ = sys::shutdown(fd, libc::SHUT_WR);
+            }
+        }
+        if revents & (libc::POLLIN | libc::POLLHUP | libc::POLLERR) != 0 {
+            match receiver.step(false) {
+                Ok(0) if !sending => return (sender, receiver),
+                Ok(_) | Err(E(libc::EAGAIN)) => {}
+                Err(e) => {
+                    println!("receive failed: {e:?} after {}", receiver.inner.received);
+                    return (sender, receiver);
+                }
+            }
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------- the runner
+
+/// One campaign: who has the library, and how the ends behave.
+struct Campaign {
+    name: &'static str,
+    preload: bool,
+    switch: bool,
+    style: Style,
+    operations: u64,
+}
+
+pub fn run(words: &[&str]) -> ExitCode {
+    let operations = crate::option(words, "--operations", 1_000_000u64);
+    let seed = crate::option(words, "--seed", u64::from(std::process::id()));
+    let build = Build::find();
+    let totals = Totals::default();
+    println!("stress: seed {seed}");
+    let threads = |odd_one_in| Style { odd_one_in, threads: true };
+    let alone = Style { odd_one_in: 0, threads: false };
+    let campaigns = [
+        Campaign { name: "plain", preload: false, switch: false, style: threads(50), operations: operations / 10 },
+        Campaign { name: "plain-poll", preload: false, switch: false, style: alone, operations: operations / 10 },
+        Campaign { name: "shm", preload: true, switch: false, style: threads(0), operations: operations / 2 },
+        Campaign { name: "shm-poll", preload: true, switch: false, style: alone, operations: operations / 2 },
+        Campaign { name: "demoting-calls", preload: true, switch: false, style: threads(300), operations: operations / 2 },
+        Campaign { name: "switch", preload: true, switch: true, style: threads(0), operations },
+        Campaign { name: "switch-poll", preload: true, switch: true, style: alone, operations },
+        Campaign { name: "switch-demoting-calls", preload: true, switch: true, style: threads(300), operations },
+    ];
+    for (i, campaign) in campaigns.iter().enumerate() {
+        if campaign.preload && !build.is_there() {
+            continue;
+        }
+        let begin = Instant::now();
+        let (problems, notes) = conduct(campaign, &build, seed + 100 * i as u64);
+        if problems.is_empty() {
+            totals.pass();
+            println!("test stress/{} ... ok ({:.1} s; {notes})", campaign.name, begin.elapsed().as_secs_f64());
+        } else {
+            totals.fail();
+            println!("test stress/{} ... FAILED ({notes})", campaign.name);
+            for problem in problems {
+                println!("    {problem}");
+            }
+        }
+    }
+    if !build.is_there() {
+        println!("no library at {}: only plain TCP is run", build.library.display());
+    }
+    let _ = take_log();
+    println!("\nstress: {}", totals.line());
+    if totals.ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn conduct(campaign: &Campaign, build: &Build, seed: u64) -> (Vec<String>, String) {
+    let style = campaign.style;
+    let start = |tail: &[&str], salt: u64| {
+        let mut command = Command::new(own_program());
+        command.args(["helper", "stress-end", &seed.to_string(), &(campaign.operations / 2).to_string()]);
+        command.args([style.odd_one_in.to_string(), u8::from(style.threads).to_string()]);
+        command.args(tail).stdin(Stdio::null()).stdout(Stdio::piped());
+        library_env(&mut command, build, campaign.preload);
+        if campaign.switch {
+            command.env("NETACC_TEST_SWITCH", (seed + salt).to_string());
+        }
+        command.spawn().expect("start a process")
+    };
+    let mut server = start(&["listen"], 1);
+    let mut out = server.stdout.take().expect("piped");
+    let mut head = Vec::new();
+    let mut byte = [0];
+    while out.read(&mut byte).unwrap_or(0) == 1 && byte[0] != b'\n' {
+        head.push(byte[0]);
+    }
+    let addr = String::from_utf8_lossy(&head).trim_start_matches("addr ").to_string();
+    let mut client = start(&["dial", &addr], 2);
+    let mut client_out = client.stdout.take().expect("piped");
+    let slurp = |pipe: &mut dyn Read| {
+        let mut text = String::new();
+        let _ = pipe.read_to_string(&mut text);
+        text
+    };
+    let server_text = std::thread::spawn(move || slurp(&mut out));
+    let client_text = std::thread::spawn(move || slurp(&mut client_out));
+    let mut problems = Vec::new();
+    let port = addr.rsplit(':').next().and_then(|p| p.parse::<u16>().ok()).unwrap_or(0);
+    let deadline = Instant::now() + Duration::from_secs(120 + campaign.operations / 10_000);
+    let (mut shm, mut tcp, mut changes, mut last) = (0, 0, 0, String::new());
+    loop {
+        let ended = [&mut server, &mut client].map(|c| c.try_wait().ok().flatten().is_some());
+        if ended == [true, true] {
+            break;
+        }
+        if Instant::now() > deadline {
+            problems.push("timed out".into());
+            let _ = (server.kill(), client.kill());
+            break;
+        }
+        if campaign.preload
+            && let Ok(list) = build.connections(server.id() as i32)
+            && let Some(c) = list.iter().find(|c| c.local_port == port)
+        {
+            shm = shm.max(c.tx_shm_bytes);
+            tcp = tcp.max(c.tx_tcp_bytes);
+            if c.tx_path != last {
+                changes += 1;
+                last.clone_from(&c.tx_path);
+            }
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    for (name, child) in [("server", &mut server), ("client", &mut client)] {
+        match child.wait() {
+            Ok(status) if status.success() => {}
+            other => problems.push(format!("{name} ended with {other:?}")),
+        }
+    }
+    let (server_text, client_text) =
+        (server_text.join().unwrap_or_default(), client_text.join().unwrap_or_default());
+    let number = |text: &str, verb: &str| {
+        let line = text.lines().find(|l| l.starts_with(verb)).unwrap_or("");
+        let words: Vec<&str> = line.split([' ', ',']).collect();
+        let at = |i: usize| words.get(i).and_then(|w| w.parse::<u64>().ok());
+        (at(1), at(3).unwrap_or(0))
+    };
+    let (up, down) = (number(&client_text, "sent"), number(&server_text, "sent"));
+    let (up_got, down_got) = (number(&server_text, "received"), number(&client_text, "received"));
+    if up.0 != up_got.0 || down.0 != down_got.0 || up.0.is_none() {
+        problems.push(format!("sent {:?} and {:?}, received {:?} and {:?}", up.0, down.0, up_got.0, down_got.0));
+    }
+    if campaign.preload && shm == 0 {
+        problems.push("no byte was seen on shared memory".into());
+    }
+    if campaign.switch && (tcp < 10_000 || shm < 10_000) {
+        problems.push(format!("no switching: {tcp} bytes on tcp, {shm} on shm"));
+    }
+    if !problems.is_empty() {
+        problems.push(format!("server: {server_text}client: {client_text}"));
+    }
+    let operations = up.1 + down.1 + up_got.1 + down_got.1;
+    let bytes = up.0.unwrap_or(0) + down.0.unwrap_or(0);
+    let paths = if campaign.preload {
+        format!(", server sent {shm} bytes by shm and {tcp} by tcp, {changes} path changes seen")
+    } else {
+        String::new()
+    };
+    (problems, format!("{operations} operations, {bytes} bytes{paths}"))
+}

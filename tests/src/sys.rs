@@ -915,18 +915,6 @@ pub fn default_signal(signal: c_int) {
     unsafe { libc::signal(signal, libc::SIG_DFL) };
 }
 
-/// Is a signal ignored, default or handled? (0, 1, 2)
-pub fn disposition(signal: c_int) -> u8 {
-    // SAFETY: all-zero is a valid sigaction.
-    let mut action: libc::sigaction = unsafe { zeroed() };
-    let _ = call!(libc::sigaction(signal, null(), &mut action));
-    match action.sa_sigaction {
-        libc::SIG_IGN => 0,
-        libc::SIG_DFL => 1,
-        _ => 2,
-    }
-}
-
 fn c_strings(list: &[&str]) -> (Vec<CString>, Vec<*const c_char>) {
     let strings: Vec<CString> = list.iter().map(|s| CString::new(*s).unwrap_or_default()).collect();
     let mut pointers: Vec<*const c_char> = strings.iter().map(|s| s.as_ptr()).collect();

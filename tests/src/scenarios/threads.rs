@@ -228,7 +228,7 @@ pub fn list() -> Vec<Scenario> {
             |t| {
                 let fd = t.server();
                 t.wait("end");
-                drop(fd);
+                t.log("close", sys::close(fd));
             },
             |t| {
                 let fd = t.client();
