@@ -1229,7 +1229,12 @@ unsafe fn look_carrier(s: &Socket, h: &mut RxHeld<'_>, fd: c_int, iov: &[iovec],
                 h.settled(s);
                 return Look::Again;
             }
-            Ok(n) => max = n as usize,
+            Ok(n) => {
+                if h.end.switch.epoch() as u64 != h.words.quiet[quiet::ACK].load(Relaxed) & 0xffff_ffff {
+                    h.settled(s);
+                }
+                max = n as usize;
+            }
             Err(_) => return Look::Corrupt,
         }
         if flags & libc::MSG_PEEK != 0 {
@@ -1389,6 +1394,7 @@ pub(crate) fn to_kernel(s: &'static Socket, g: u16, fd: c_int, why: Reason) {
         return;
     }
     if s.state.compare_exchange(ATTACHED, PLAIN, AcqRel, Relaxed).is_ok() {
+        debug_log!("fd {fd}: back to the kernel for good ({})", why.name());
         s.set_reason(why);
         if !s.is_inherited() {
             crate::epoll::on_plain(s);

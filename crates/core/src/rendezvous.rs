@@ -60,8 +60,9 @@ const LIB_VERSION: [u16; 3] = [0, 1, 0];
 struct Mine {
     socket: &'static Socket,
     generation: u32,
-    /// The links that were told (connecting side).
+    /// The links that were told (connecting side), and when they are to be: never before that.
     announced: u64,
+    due: u64,
     /// Where an offer was made for it (accepting side).
     offered: Option<(usize, u16)>,
 }
@@ -271,6 +272,8 @@ const QUICK_NAMES: u8 = 4;
 const PORTS: usize = 64;
 const ABSENT_NS: u64 = 250_000_000;
 const RETRY_ADVERT_NS: u64 = 1_000_000_000;
+/// A connection is announced when it is this old: an agreement costs both processes more than a short one can gain.
+const ANNOUNCE_AFTER_NS: u64 = 2_000_000;
 /// Workers advertise when they first accept, so names are tried again a while after a connection was made...
 const TRY_AGAIN_NS: [u64; 3] = [10_000_000, 100_000_000, 1_000_000_000];
 /// ...and all anew when the last look is this old.
@@ -296,6 +299,8 @@ pub(crate) struct State {
     /// Channels by link and side. Their memory, and what they map, stays where it is for ever.
     shells: [[*mut Channel; 2]; LINKS],
     serial: u32,
+    /// Connected sockets that are not old enough to be announced, oldest first.
+    young: VecDeque<Key>,
     /// Accepted sockets whose candidate was there first.
     to_agree: Vec<Key>,
     /// Something for the service thread to do: links to recycle.
@@ -330,6 +335,7 @@ impl State {
             tables: None,
             shells: [[core::ptr::null_mut(); 2]; LINKS],
             serial: 0,
+            young: VecDeque::new(),
             to_agree: Vec::new(),
             to_recycle: false,
         }
@@ -345,6 +351,7 @@ impl State {
         let seed = u64::from_ne_bytes(seed) ^ sys::now_ns();
         self.tables = (|| {
             self.to_agree.try_reserve_exact(PENDING as usize).ok()?;
+            self.young.try_reserve_exact(PENDING as usize).ok()?;
             Some(Tables {
                 connected: Table::new(PENDING, seed)?,
                 accepted: Table::new(PENDING, seed)?,
@@ -669,28 +676,75 @@ impl State {
 
     // ---- our sockets ---------------------------------------------------------------------------------------------
 
-    /// Notes a socket that connect made, and tells every advertiser of its port. False: nobody to tell.
-    pub(crate) fn add_connected(&mut self, socket: &'static Socket) -> bool {
+    /// Notes a socket that connect made: every advertiser of its port is told of it in a while. `None`: nobody to tell.
+    /// `Some(true)`: the service thread does not know yet that it has to wake up for that.
+    pub(crate) fn add_connected(&mut self, socket: &'static Socket) -> Option<bool> {
         let tuple = socket.tuple();
-        let port = tuple.peer_port();
-        let told = self.links_to(port);
-        let Some(t) = self.tables.as_mut() else { return false };
-        if told == 0 {
-            return false;
+        if self.links_to(tuple.peer_port()) == 0 {
+            return None;
         }
-        let key = match add(&mut t.connected, tuple, socket) {
-            Some(key) => key,
-            None => return false,
-        };
-        for i in (0..LINKS).filter(|i| told & 1 << i != 0) {
-            self.announce(i, key);
+        let due = sys::now_ns().saturating_add(ANNOUNCE_AFTER_NS);
+        let key = add(&mut self.tables.as_mut()?.connected, tuple, socket, due)?;
+        let first = self.young.is_empty();
+        if self.young.len() < self.young.capacity() {
+            self.young.push_back(key);
+            return Some(first);
         }
-        true
+        self.announce_now(key);
+        Some(false)
     }
 
     pub(crate) fn is_connected(&self, socket: &Socket) -> bool {
         let tuple = socket.tuple();
         self.tables.as_ref().is_some_and(|t| t.connected.find(&tuple, |m| m.is(socket)).is_some())
+    }
+
+    /// Tells every advertiser of a socket's port of it, without waiting any longer.
+    pub(crate) fn hurry(&mut self, socket: &Socket) {
+        let key = self.tables.as_ref().and_then(|t| t.connected.find(&socket.tuple(), |m| m.is(socket)));
+        if let Some(key) = key {
+            self.announce_now(key);
+        }
+    }
+
+    fn announce_now(&mut self, key: Key) {
+        let Some(t) = self.tables.as_mut() else { return };
+        let Some(m) = t.connected.get_mut(key) else { return };
+        m.due = 0;
+        let port = t.connected.get(key).map_or(0, |(t, _)| t.peer_port());
+        let told = self.links_to(port);
+        for i in (0..LINKS).filter(|i| told & 1 << i != 0) {
+            self.announce(i, key);
+        }
+    }
+
+    /// Announces what is old enough. Service thread only.
+    pub(crate) fn announce_due(&mut self) {
+        let now = sys::now_ns();
+        while let Some(key) = self.young.front().copied() {
+            let due = self.tables.as_ref().and_then(|t| t.connected.get(key)).map_or(0, |(_, m)| m.due);
+            if due > now {
+                break;
+            }
+            self.young.pop_front();
+            self.announce_now(key);
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn age(&mut self) {
+        for key in &self.young {
+            if let Some(m) = self.tables.as_mut().and_then(|t| t.connected.get_mut(*key)) {
+                m.due = 0;
+            }
+        }
+        self.announce_due();
+    }
+
+    /// When [`announce_due`](Self::announce_due) has something to do; 0: never.
+    fn next_due(&self) -> u64 {
+        // One that is closed or announced already counts as due at once.
+        self.young.front().map_or(0, |key| self.tables.as_ref().and_then(|t| t.connected.get(*key)).map_or(1, |(_, m)| m.due.max(1)))
     }
 
     /// The links that take candidates for connections to `port`.
@@ -713,13 +767,15 @@ impl State {
         true
     }
 
-    /// Tells a link of all candidates that it does not know yet, as far as there is room.
+    /// Tells a link of all candidates that are old enough and that it does not know yet, as far as there is room.
     pub(crate) fn announce_all(&mut self, i: usize) {
         let Some(port) = self.link(i).filter(|l| l.takes_candidates()).map(|l| l.port) else { return };
+        let now = sys::now_ns();
         let mut at = self.tables.as_ref().and_then(|t| t.connected.oldest());
         while let Some(key) = at {
-            let to = self.tables.as_ref().and_then(|t| t.connected.get(key)).map(|(t, _)| t.peer_port());
-            if to == Some(port) && !self.announce(i, key) {
+            let found = self.tables.as_ref().and_then(|t| t.connected.get(key));
+            let wanted = found.is_some_and(|(t, m)| t.peer_port() == port && m.due <= now);
+            if wanted && !self.announce(i, key) {
                 return;
             }
             at = self.tables.as_ref().and_then(|t| t.connected.after(key));
@@ -730,7 +786,7 @@ impl State {
     pub(crate) fn add_accepted(&mut self, socket: &'static Socket) -> Option<bool> {
         let tuple = socket.tuple();
         let t = self.tables.as_mut()?;
-        let key = add(&mut t.accepted, tuple, socket)?;
+        let key = add(&mut t.accepted, tuple, socket, 0)?;
         let there = t.candidates.find(&tuple, |_| true).is_some();
         if there && self.to_agree.len() < self.to_agree.capacity() {
             self.to_agree.push(key);
@@ -1357,6 +1413,14 @@ impl State {
         self.ports.iter().map(|p| p.try_at).filter(|t| *t != 0).min().unwrap_or(0)
     }
 
+    /// When the service thread has something to do of its own accord; 0: never.
+    pub(crate) fn next_deed(&self) -> u64 {
+        match (self.next_try(), self.next_due()) {
+            (0, t) | (t, 0) => t,
+            (a, b) => a.min(b),
+        }
+    }
+
     /// Looks for new advertisers of the ports whose time has come. Service thread only.
     pub(crate) fn try_ports(&mut self) {
         let now = sys::now_ns();
@@ -1494,6 +1558,7 @@ impl State {
         }
         core::mem::forget(self.tables.take());
         core::mem::forget(core::mem::take(&mut self.to_agree));
+        core::mem::forget(core::mem::take(&mut self.young));
         self.ports = [Port::NONE; PORTS];
         self.to_recycle = false;
         self.process = 0;
@@ -1532,7 +1597,7 @@ impl Mine {
 }
 
 /// Notes a socket; the one that waited longest makes room.
-fn add(table: &mut Table<Mine>, tuple: Tuple, socket: &'static Socket) -> Option<Key> {
+fn add(table: &mut Table<Mine>, tuple: Tuple, socket: &'static Socket, due: u64) -> Option<Key> {
     if table.is_full() {
         if let Some((_, m)) = table.oldest().and_then(|k| table.remove(k)) {
             if m.is_current() {
@@ -1540,7 +1605,7 @@ fn add(table: &mut Table<Mine>, tuple: Tuple, socket: &'static Socket) -> Option
             }
         }
     }
-    table.insert(tuple, 0, Mine { socket, generation: socket.generation.load(Acquire), announced: 0, offered: None })
+    table.insert(tuple, 0, Mine { socket, generation: socket.generation.load(Acquire), announced: 0, due, offered: None })
 }
 
 /// The `REQUEST` word that `side` writes: that of the direction which it consumes.

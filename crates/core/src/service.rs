@@ -147,7 +147,7 @@ impl Service {
     fn turn(&self, limit_ns: i64) -> bool {
         let (epoll, next) = {
             let s = self.state.lock();
-            (s.epoll, s.next_try())
+            (s.epoll, s.next_deed())
         };
         let timeout = if next == 0 {
             limit_ns
@@ -174,9 +174,16 @@ impl Service {
             }
         }
         if next != 0 {
-            self.state.lock().try_ports();
+            self.on_time();
         }
         true
+    }
+
+    /// Does what is due.
+    fn on_time(&self) {
+        let mut s = self.state.lock();
+        s.try_ports();
+        s.announce_due();
     }
 
     /// An application thread left work.
@@ -185,7 +192,7 @@ impl Service {
         let _ = sys::read(self.bell.load(Acquire), &mut count);
         // Before the looks: what comes after them rings again.
         self.rung.store(false, SeqCst);
-        self.state.lock().try_ports();
+        self.on_time();
         loop {
             let next = self.state.lock().next_to_agree();
             let Some(tuple) = next else { break };
@@ -335,10 +342,15 @@ impl Service {
         let done = self.with(|s| {
             if later && s.is_connected(socket) {
                 s.seek_all(port);
-                return (true, s.next_try() != 0);
+                return (true, true);
             }
-            let told = s.seek(port, later) && s.add_connected(socket);
-            (told, told && s.next_try() != 0)
+            if !s.seek(port, later) {
+                return (false, false);
+            }
+            let now = sys::now_ns();
+            let added = s.add_connected(socket);
+            let next = s.next_try();
+            (added.is_some(), added == Some(true) || (next != 0 && next <= now))
         });
         let Some((told, wake)) = done else { return false };
         if wake {
@@ -346,6 +358,12 @@ impl Service {
             self.ring();
         }
         told
+    }
+
+    fn hurry(&self, socket: &Socket) {
+        if self.is_running() {
+            let _ = self.with(|s| s.hurry(socket));
+        }
     }
 
     fn closing(&self, socket: &Socket) {
@@ -446,6 +464,11 @@ pub(crate) fn connected(s: &'static Socket) -> bool {
 /// `s` received its first bytes, so its acceptor has accepted. False: it does not run the library.
 pub(crate) fn probe_again(s: &'static Socket) -> bool {
     SERVICE.connected(s, true)
+}
+
+/// `s` is in use: worth an agreement now, however young it is. Cheap when repeated, but not free.
+pub(crate) fn hurry(s: &'static Socket) {
+    SERVICE.hurry(s)
 }
 
 /// `s` is no candidate any more, or its memory is about to be freed. When this returns the service thread has

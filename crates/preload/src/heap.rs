@@ -8,7 +8,8 @@
 //! - a class is locked by a spin lock that is never held across a system call. The lock word is the *generation*
 //!   of the process: a page that the kernel wipes on fork (MADV_WIPEONFORK) tells a child, however it was made, that it is
 //!   one, and a lock that another generation holds is nobody's: its holder does not exist in the child;
-//! - what a lock protects is changed by one final store, so that the copy a child gets is whole at any moment;
+//! - a child forgets the lists that it inherited. fork copies page by page while other threads go on writing, so a list's head
+//!   and its links may be of different moments, whatever the order of the stores was;
 //! - who cannot get the lock (a signal handler that interrupted its holder, a holder killed in a vfork child) gives up
 //!   after a bounded time and maps a page instead;
 //! - freeing never locks: it pushes onto a list that only the allocating side takes, as a whole.
@@ -37,6 +38,8 @@ static CLASSES: [Class; CLASS_COUNT] = [const { Class::new() }; CLASS_COUNT];
 struct Class {
     /// 0, or the generation of the process whose thread holds the lock.
     lock: AtomicU32,
+    /// The generation to which the rest belongs. Under the lock.
+    generation: AtomicU32,
     /// Blocks to hand out; each holds the address of the next one. Under the lock.
     free: AtomicPtr<Block>,
     /// Blocks given back. Pushed by anyone, taken as a whole.
@@ -125,6 +128,7 @@ impl Class {
     const fn new() -> Class {
         Class {
             lock: AtomicU32::new(0),
+            generation: AtomicU32::new(0),
             free: AtomicPtr::new(null_mut()),
             returned: AtomicPtr::new(null_mut()),
             cut: AtomicUsize::new(0),
@@ -171,7 +175,7 @@ impl Class {
         if !first.is_null() {
             // SAFETY: a block on a list is free memory that holds its link.
             let next = unsafe { (*first).next.load(Relaxed) };
-            self.free.store(next, Release);
+            self.free.store(next, Relaxed);
             return first.cast();
         }
         let cut = self.cut.load(Relaxed);
@@ -179,19 +183,24 @@ impl Class {
         if after > self.end.load(Relaxed) {
             return null_mut();
         }
-        self.cut.store(after, Release);
+        self.cut.store(after, Relaxed);
         cut as *mut u8
     }
 
-    /// A new region, when the old one is used up. Under the lock. In any order of these stores that a fork can see,
-    /// `cut..end` is empty or right.
+    /// A new region, when the old one is used up. Under the lock.
     fn install(&self, region: usize) {
-        self.end.store(0, Release);
-        self.cut.store(region, Release);
-        self.end.store(region.wrapping_add(REGION_BYTES), Release);
+        self.cut.store(region, Relaxed);
+        self.end.store(region.wrapping_add(REGION_BYTES), Relaxed);
     }
 
     fn give_back(&self, block: *mut Block) {
+        if self.generation.load(Acquire) != generation() {
+            // The list must not be one that was inherited. Without the lock the block is given up.
+            if !self.lock() {
+                return;
+            }
+            self.unlock();
+        }
         let mut first = self.returned.load(Relaxed);
         loop {
             // SAFETY: the block is the caller's until the exchange succeeds.
@@ -203,22 +212,34 @@ impl Class {
         }
     }
 
+    /// Takes the lock; false when that would be to wait for ever.
     fn lock(&self) -> bool {
         let mine = generation();
         for attempt in 0..TRIES {
-            match self.lock.compare_exchange(0, mine, Acquire, Relaxed) {
-                Ok(_) => return true,
+            let free = match self.lock.compare_exchange(0, mine, Acquire, Relaxed) {
+                Ok(_) => true,
                 // Held when a fork copied it, by a thread that is not here.
-                Err(holder) if holder != mine => {
-                    if self.lock.compare_exchange(holder, mine, Acquire, Relaxed).is_ok() {
-                        return true;
-                    }
+                Err(holder) if holder != mine => self.lock.compare_exchange(holder, mine, Acquire, Relaxed).is_ok(),
+                Err(_) => false,
+            };
+            if free {
+                if self.generation.load(Relaxed) != mine {
+                    self.forget(mine);
                 }
-                Err(_) if attempt < PATIENT => spin_loop(),
-                Err(_) => sys::sched_yield(),
+                return true;
             }
+            if attempt < PATIENT { spin_loop() } else { sys::sched_yield() }
         }
         false
+    }
+
+    /// Starts anew in a child. Under the lock.
+    fn forget(&self, generation: u32) {
+        self.free.store(null_mut(), Relaxed);
+        self.returned.store(null_mut(), Relaxed);
+        self.cut.store(0, Relaxed);
+        self.end.store(0, Relaxed);
+        self.generation.store(generation, Release);
     }
 
     fn unlock(&self) {

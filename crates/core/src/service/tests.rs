@@ -48,6 +48,9 @@ fn attach(s: &Socket) {
 }
 
 fn settle(all: &[&Service]) {
+    for s in all {
+        s.state.lock().age();
+    }
     for _ in 0..20 {
         for s in all {
             while s.state.lock().epoll >= 0 && s.turn(0) && s.rung.load(Acquire) {}
@@ -190,6 +193,32 @@ fn all_advertisers_are_told_and_only_the_acceptor_offers() {
 }
 
 #[test]
+fn a_short_connection_costs_no_message() {
+    let (a, c, net) = (service(), service(), Net::new());
+    a.accepting(net.port());
+    let (cs, as_, _tcp) = net.connect();
+    assert!(c.connected(cs, false) && a.accepted(as_));
+    while c.turn(0) && c.rung.load(Acquire) {}
+    while a.turn(0) && a.rung.load(Acquire) {}
+    assert!(a.state.lock().pair_for(&as_.tuple()).is_none(), "not announced yet");
+    let soon = c.state.lock().next_deed();
+    assert!(soon > sys::now_ns() && soon < sys::now_ns() + 10_000_000);
+    // It waits by itself.
+    let start = sys::now_ns();
+    for _ in 0..100 {
+        c.turn(1_000_000);
+        a.turn(0);
+    }
+    assert_eq!(offer_of(cs).slot, offer_of(as_).slot, "after {} us", (sys::now_ns() - start) / 1000);
+    let (cs, as_, _tcp) = net.connect();
+    assert!(c.connected(cs, false) && a.accepted(as_));
+    c.closing(cs);
+    a.closing(as_);
+    settle(&[a, c]);
+    assert_eq!(c.state.lock().next_try(), c.state.lock().next_deed(), "nothing left to announce");
+}
+
+#[test]
 fn a_closed_candidate_is_withdrawn() {
     let (a, c, net) = (service(), service(), Net::new());
     a.accepting(net.port());
@@ -209,6 +238,7 @@ fn an_offer_that_crosses_a_close_is_refused_and_its_slot_reused() {
     a.accepting(net.port());
     let (cs, as_, _tcp) = net.connect();
     c.connected(cs, false);
+    c.hurry(cs);
     a.accepted(as_);
     // The acceptor makes its offer before the withdrawal arrives.
     settle(&[a]);
@@ -229,6 +259,7 @@ fn an_acceptor_that_closes_while_the_offer_travels_gives_its_end_back() {
     a.accepting(net.port());
     let (cs, as_, _tcp) = net.connect();
     c.connected(cs, false);
+    c.hurry(cs);
     a.accepted(as_);
     settle(&[a]);
     a.closing(as_);
@@ -651,6 +682,7 @@ fn accepting_by_hand() -> ByHand {
     let squat = Raw::squatter(net.port());
     let (cs, _, tcp) = net.connect();
     assert!(c.connected(cs, false));
+    c.hurry(cs);
     let r = squat.accept();
     r.hello(Role::Acceptor);
     let Some(Message::Candidate(k)) = r.next() else { panic!("no candidate") };
@@ -737,6 +769,7 @@ fn a_slot_in_use_is_not_taken_again() {
     let tuple = Tuple::new(other.tuple().local(), h.cs.tuple().peer()).unwrap();
     let cs = socket_for(tuple);
     assert!(h.c.connected(cs, false));
+    h.c.hurry(cs);
     let Some(Message::Candidate(k)) = h.r.next() else { panic!() };
     let o = proto::Offer { token: k.token, tuple: tuple.mirrored(), ring_offset: [8192, 12288], ..h.offer() };
     h.r.send(Message::Offer(o));
