@@ -53,8 +53,8 @@ struct Block {
     next: AtomicPtr<Block>,
 }
 
-// SAFETY: blocks are disjoint, at least as large as the layout and aligned to their size (a power of two that is
-// no less than the alignment), and mappings are page-aligned; see the methods.
+// SAFETY: blocks are disjoint, at least as large as the layout, and aligned to their size, a power of two that is no
+// less than the alignment, or to a page; mappings are page-aligned or aligned as asked. See the methods.
 unsafe impl GlobalAlloc for Private {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match class_of(layout) {
@@ -250,7 +250,7 @@ impl Class {
 /// The class that serves a layout, and the size of its blocks.
 fn class_of(layout: Layout) -> Option<(&'static Class, usize)> {
     let size = layout.size().max(layout.align()).max(1 << SMALLEST_SHIFT);
-    if size > LARGEST {
+    if size > LARGEST || layout.align() > PAGE_BYTES {
         return None;
     }
     let size = size.next_power_of_two();
