@@ -397,7 +397,13 @@ fn execute(scenario: &Scenario, mode: Mode, options: &Options, build: &Build) ->
     };
     let in_time = serve(&mut sides, &mut broker, begin + options.timeout);
     if !in_time {
-        let where_ = sides.iter().map(|s| stacks(s.child.id())).collect::<Vec<_>>().join("\n");
+        let mut where_ = String::new();
+        for side in &sides {
+            where_.push_str(&stacks(side.child.id()));
+            if mode.preloads(side.role) {
+                where_.push_str(&format!("{:?}\n", build.connections(side.child.id() as i32)));
+            }
+        }
         broker.problems.push(format!("timed out after {:?}\n{where_}", options.timeout));
     }
     let mut transcript = String::new();

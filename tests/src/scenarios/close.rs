@@ -31,6 +31,7 @@ pub fn list() -> Vec<Scenario> {
                 let fd = t.server();
                 t.drain_to_end(fd, 1);
                 t.log("eof again", sys::recv(fd, &mut [0; 8], 0));
+                t.wait("go");
                 t.pour(fd, 2, MIB);
                 t.log("close", sys::close(fd));
             },
@@ -39,9 +40,11 @@ pub fn list() -> Vec<Scenario> {
                 sys::ignore_signal(libc::SIGPIPE);
                 t.pour(fd, 1, MIB);
                 t.log("shutdown", sys::shutdown(fd, SHUT_WR));
+                t.log("shutdown again", sys::shutdown(fd, SHUT_WR));
                 t.log("send", sys::send(fd, b"x", 0));
                 t.log("write", sys::write(fd, b"x"));
                 t.log("send 0", sys::send(fd, b"", 0));
+                t.tell("go");
                 t.drain_to_end(fd, 2);
                 t.log("eof again", sys::recv(fd, &mut [0; 8], 0));
             },
@@ -60,7 +63,6 @@ pub fn list() -> Vec<Scenario> {
                 t.drain_to_end(fd, 3);
                 t.pour(fd, 4, 2 * MIB);
                 t.log("shutdown", sys::shutdown(fd, SHUT_WR));
-                t.log("shutdown again", sys::shutdown(fd, SHUT_WR));
                 t.log("eof", sys::recv(fd, &mut [0; 8], 0));
             },
         ),
@@ -159,6 +161,37 @@ pub fn list() -> Vec<Scenario> {
                 t.log("recv again", sys::recv(fd, &mut [0; 8], 0));
                 t.log("send", sys::send(fd, b"x", MSG_NOSIGNAL));
                 t.log("SO_ERROR", sys::getopt(fd, libc::SOL_SOCKET, libc::SO_ERROR));
+            },
+        ),
+        pair(
+            "close/exit-with-unread-data",
+            "a process that ends with unread data, by exit or killed: the peer gets ECONNRESET, as after close",
+            |t| {
+                let fds = t.servers(2);
+                for fd in &fds {
+                    await_bytes(*fd, 100);
+                }
+                let child = t.child(|_| {
+                    sys::exit_now(0);
+                });
+                t.log("child", child.join());
+                let child = t.child(|_| {
+                    let _ = sys::kill(sys::getpid(), libc::SIGKILL);
+                    String::new()
+                });
+                sys::close_range(3, u32::MAX, 0).expect("close_range");
+                let _ = sys::wait_child(child.pid);
+                sys::exit_now(0);
+            },
+            |t| {
+                let fds = t.clients(2);
+                for fd in &fds {
+                    send_all(*fd, &[1; 100]);
+                }
+                for fd in &fds {
+                    t.log("poll", wait_for_reset(*fd));
+                    t.log("recv", sys::recv(*fd, &mut [0; 8], 0));
+                }
             },
         ),
         pair(

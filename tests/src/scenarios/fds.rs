@@ -401,7 +401,8 @@ pub fn list() -> Vec<Scenario> {
                     Err(e) => break e,
                 }
             };
-            t.log("end", (end, n));
+            t.log("end", end);
+            assert!(n > 0, "no fd was left");
             send_all(far, b"again");
             t.log_text("data", &recv_exact(near, 5));
         }),

@@ -1,0 +1,82 @@
+# Shared by the application suites: results, temporary files, processes that are ended by their pid.
+# shellcheck shell=bash
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+LIB_DIR=${NETACC_LIB_DIR:-$here/../../target/release}
+LIB_DIR=$(cd "$LIB_DIR" 2>/dev/null && pwd || echo "$LIB_DIR")
+LIB=$LIB_DIR/libnetacc_preload.so
+SS=$LIB_DIR/netacc_ss
+TMP=$(mktemp -d)
+SUITE=$(basename "$0" .sh)
+PASSED=0 FAILED=0 SKIPPED=0
+PIDS=()
+
+# What a user may have set must not reach the programs under test.
+for name in $(compgen -e | grep -E '^(NACC_|NETACC_TEST)' || true) LD_PRELOAD; do unset "$name"; done
+
+cleanup() {
+  local pid
+  for pid in "${PIDS[@]}"; do kill "$pid" 2>/dev/null; done
+  for pid in "${PIDS[@]}"; do
+    for _ in $(seq 50); do kill -0 "$pid" 2>/dev/null || break; sleep 0.1; done
+    kill -9 "$pid" 2>/dev/null
+  done
+  rm -rf "$TMP"
+}
+trap cleanup EXIT
+
+ok() { PASSED=$((PASSED + 1)); echo "test $SUITE/$1 ... ok${2:+ ($2)}"; }
+fail() { FAILED=$((FAILED + 1)); echo "test $SUITE/$1 ... FAILED"; [ $# -gt 1 ] && printf '%s\n' "$2" | head -n 30 | sed 's/^/    /'; return 0; }
+skip() { SKIPPED=$((SKIPPED + 1)); echo "test $SUITE/$1 ... skipped ($2)"; }
+
+# check NAME CONDITION... : the condition is a command.
+check() {
+  local name=$1 out; shift
+  if out=$("$@" 2>&1); then ok "$name"; else fail "$name" "${out:-failed: $*}"; fi
+}
+
+# same NAME EXPECTED GOT
+same() {
+  if [ "$2" = "$3" ]; then ok "$1"; else
+    fail "$1" "$(diff <(printf '%s\n' "$2") <(printf '%s\n' "$3") | head -n 20)"; fi
+}
+
+finish() {
+  if [ -s "$TMP/netacc.log" ] && grep -E 'panick|FATAL' "$TMP/netacc.log" >"$TMP/worry"; then
+    fail library-log "$(head -n 5 "$TMP/worry")"
+  fi
+  echo
+  echo "$SUITE: $PASSED passed, $FAILED failed$([ $SKIPPED -gt 0 ] && echo ", $SKIPPED skipped")"
+  [ $FAILED -eq 0 ]
+}
+
+# Runs a command with the library.
+accel() { env LD_PRELOAD="$LIB" NACC_LOG_PATH="$TMP/netacc.log" "$@"; }
+
+# A TCP port that is free now.
+free_port() {
+  perl -MIO::Socket::INET -e 'print IO::Socket::INET->new(Listen => 1, LocalAddr => "127.0.0.1", LocalPort => 0)->sockport'
+}
+
+# wait_for SECONDS COMMAND... : until it succeeds.
+wait_for() {
+  local end=$((SECONDS + $1)); shift
+  until "$@" >/dev/null 2>&1; do [ $SECONDS -lt $end ] || return 1; sleep 0.05; done
+}
+
+# How many connections of a process are on shared memory in both directions.
+shm_count() {
+  "$SS" --json -s sock "$1" 2>/dev/null | tr '{' '\n' | grep -c '"tx_path": *"shm".*"rx_path": *"shm"'
+}
+
+# wait_for_end PID SECONDS: the exit status of a child of this shell, or 'running'.
+wait_for_end() {
+  local end=$((SECONDS + $2))
+  while kill -0 "$1" 2>/dev/null; do [ $SECONDS -lt $end ] || { echo running; return; }; sleep 0.05; done
+  wait "$1"; echo $?
+}
+
+need_library() {
+  [ -e "$LIB" ] && return
+  skip all "no library at $LIB"; finish; exit 0
+}
