@@ -215,7 +215,8 @@ fn a_short_connection_costs_no_message() {
     c.closing(cs);
     a.closing(as_);
     settle(&[a, c]);
-    assert_eq!(c.state.lock().next_try(), c.state.lock().next_deed(), "nothing left to announce");
+    let s = c.state.lock();
+    assert_eq!(s.next_try(), s.next_deed(), "nothing left to announce");
 }
 
 #[test]
