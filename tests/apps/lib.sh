@@ -66,14 +66,16 @@ wait_for() {
 
 # How many connections of a process are on shared memory in both directions.
 shm_count() {
-  "$SS" --json -s sock "$1" 2>/dev/null | tr '{' '\n' | grep -c '"tx_path": *"shm".*"rx_path": *"shm"'
+  "$SS" --json -s sock "$1" 2>/dev/null | tr -d ' \n' | tr '{' '\n' | grep -c '"tx_path":"shm","rx_path":"shm"'
 }
 
-# wait_for_end PID SECONDS: the exit status of a child of this shell, or 'running'.
+# wait_for_end PID SECONDS: sets STATUS to the exit status of a child of this shell, or to 'running'.
 wait_for_end() {
   local end=$((SECONDS + $2))
-  while kill -0 "$1" 2>/dev/null; do [ $SECONDS -lt $end ] || { echo running; return; }; sleep 0.05; done
-  wait "$1"; echo $?
+  STATUS=running
+  while kill -0 "$1" 2>/dev/null; do [ $SECONDS -lt $end ] || return; sleep 0.05; done
+  wait "$1"
+  STATUS=$?
 }
 
 need_library() {
