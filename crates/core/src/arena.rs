@@ -22,7 +22,7 @@ pub(crate) const ARENAS_MAX: usize = 1024;
 pub(crate) const ARENA_BYTES_MAX: usize = 1 << 30;
 pub(crate) const MAPPED_BYTES_MAX: usize = 16 << 30;
 /// Free pairs of rings that keep their pages.
-const WARM_PAIRS: usize = 16;
+const WARM_PAIRS: usize = 4;
 const PAGE: usize = 4096;
 
 /// Why there is no memory.
@@ -87,11 +87,13 @@ pub(crate) fn create_sealed(name: &[u8], bytes: usize) -> Result<c_int, MemoryEr
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 
 /// Whether `fd` is a memfd of exactly `bytes` whose size is fixed for ever, so that touching its mapping cannot fault:
-/// not a file that can be truncated, not huge pages that can run out.
+/// not a file that can be truncated, not huge pages that can run out. Nor one that cannot be mapped for writing.
 pub(crate) fn is_sealed(fd: c_int, bytes: usize) -> bool {
+    const FIXED: c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL;
+    const READ_ONLY: c_int = libc::F_SEAL_WRITE | libc::F_SEAL_FUTURE_WRITE;
     let seals = sys::fcntl(fd, libc::F_GET_SEALS, 0);
     seals >= 0
-        && seals as c_int & (libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL) == libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL
+        && seals as c_int & (FIXED | READ_ONLY) == FIXED
         && sys::file_size(fd) == bytes as isize
         && sys::file_system(fd) == TMPFS_MAGIC
 }

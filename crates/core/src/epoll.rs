@@ -34,6 +34,11 @@ const ET: u32 = libc::EPOLLET as u32;
 const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
 /// What the kernel is asked about the carrier of an attached socket.
 const CARRIER: u32 = libc::EPOLLIN as u32 | libc::EPOLLOUT as u32 | libc::EPOLLRDHUP as u32 | libc::EPOLLPRI as u32 | ET;
+/// How the carrier says that a direction, or all of it, has ended.
+const ENDS: u32 = (libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR) as u32;
+/// With EPOLLEXCLUSIVE the kernel allows these only (fs/eventpoll.c: EPOLLEXCLUSIVE_OK_BITS).
+const EXCLUSIVE_OK: u32 = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLERR | libc::EPOLLHUP | libc::EPOLLWAKEUP) as u32 | ET | EXCLUSIVE;
+const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
 /// The doorbell's index in a tag.
 const DOORBELL: u32 = 0xff_ffff;
 const NO_ITEM: u32 = u32::MAX;
@@ -58,6 +63,10 @@ struct Item {
     disabled: bool,
     /// The carrier has said something since it was last found silent.
     carrier_news: bool,
+    /// What the carrier last said of its end (RDHUP, HUP, ERR): said again it is no new edge.
+    ended: u32,
+    /// The wait in which it was last reported: a wait reports an item once.
+    reported_in: u64,
 }
 
 struct Inner {
@@ -70,6 +79,8 @@ struct Inner {
     /// Threads asleep in the kernel.
     sleepers: u32,
     last_visit: u64,
+    /// Number of the present wait.
+    wait: u64,
 }
 
 /// An epoll instance. Type-stable: never freed, reused through a pool.
@@ -141,6 +152,7 @@ pub(crate) fn on_create(fd: c_int) {
                 channels: Vec::new(),
                 sleepers: 0,
                 last_visit: 0,
+                wait: 1,
             }),
         }))
     });
@@ -314,6 +326,7 @@ fn ask_carrier(item: &mut Item, receives: bool, sends: bool) -> u32 {
     let ev = sys::poll_now(item.fd, libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP | libc::POLLPRI) as u32;
     let spoke = ev & (libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLPRI | libc::EPOLLHUP | libc::EPOLLERR) as u32;
     item.carrier_news = spoke != 0;
+    item.ended |= spoke & ENDS;
     // Data is news only where the stream is in the ring.
     let expected = if receives { 0 } else { libc::EPOLLIN as u32 };
     if spoke & !expected != 0 {
@@ -469,7 +482,7 @@ unsafe fn ctl_candidate(e: &'static Epoll, epfd: c_int, op: c_int, fd: c_int, ev
                 }
                 // SAFETY: the kernel has just read it.
                 let ev = unsafe { event.read_unaligned() };
-                let item = Item { socket: s, generation: g, fd, events: ev.events, data: ev.u64, present: true, attached: false, queued: false, disabled: false, carrier_news: false };
+                let item = Item { socket: s, generation: g, fd, events: ev.events, data: ev.u64, present: true, attached: false, queued: false, disabled: false, carrier_news: false, ended: 0, reported_in: 0 };
                 if let Some(i) = inner.insert(item) {
                     s.item.store(i as u64, Relaxed);
                     s.epoll.store((e as *const Epoll).cast_mut(), Release);
@@ -500,6 +513,13 @@ unsafe fn ctl_attached(e: &'static Epoll, epfd: c_int, op: c_int, fd: c_int, eve
     if op != libc::EPOLL_CTL_DEL && (event as usize) < 4096 {
         return -(libc::EFAULT as Ret);
     }
+    if op != libc::EPOLL_CTL_DEL {
+        // SAFETY: checked not to be null; the caller's.
+        let asked = unsafe { event.read_unaligned() }.events;
+        if asked & EXCLUSIVE != 0 && (op == libc::EPOLL_CTL_MOD || asked & !EXCLUSIVE_OK != 0) {
+            return -(libc::EINVAL as Ret);
+        }
+    }
     let mut inner = e.inner.lock();
     let mut index = inner.index_of(fd);
     if let Some(i) = index {
@@ -524,7 +544,7 @@ unsafe fn ctl_attached(e: &'static Epoll, epfd: c_int, op: c_int, fd: c_int, eve
             }
             // SAFETY: checked not to be null; the caller's.
             let ev = unsafe { event.read_unaligned() };
-            let item = Item { socket: s, generation: g, fd, events: ev.events, data: ev.u64, present: true, attached: true, queued: false, disabled: false, carrier_news: true };
+            let item = Item { socket: s, generation: g, fd, events: ev.events, data: ev.u64, present: true, attached: true, queued: false, disabled: false, carrier_news: true, ended: 0, reported_in: 0 };
             let Some(i) = inner.insert(item) else { return -(libc::ENOMEM as Ret) };
             let r = register_carrier(epfd, fd, i);
             if r < 0 {
@@ -543,6 +563,9 @@ unsafe fn ctl_attached(e: &'static Epoll, epfd: c_int, op: c_int, fd: c_int, eve
             let Some(item) = inner.item(i) else { return -(libc::ENOENT as Ret) };
             if item.present == (op == libc::EPOLL_CTL_ADD) {
                 return -(if item.present { libc::EEXIST } else { libc::ENOENT } as Ret);
+            }
+            if op == libc::EPOLL_CTL_MOD && item.events & EXCLUSIVE != 0 {
+                return -(libc::EINVAL as Ret);
             }
             // SAFETY: checked not to be null; the caller's.
             let ev = unsafe { event.read_unaligned() };
@@ -626,7 +649,7 @@ fn hand_back(e: &Epoll, inner: &mut Inner, index: u32) {
     leave(e, &item);
 }
 
-/// A descriptor of the socket is closed.
+/// A descriptor of the socket is about to be closed.
 pub(crate) fn forget(s: &'static Socket, fd: c_int) {
     let Some(e) = set_of(s) else { return };
     if e.owner.load(Relaxed) != lifecycle::process() {
@@ -634,6 +657,12 @@ pub(crate) fn forget(s: &'static Socket, fd: c_int) {
     }
     let mut inner = e.inner.lock();
     let index = s.item.load(Relaxed) as u32;
+    if s.refs.load(Relaxed) > 1 && fd >= 0 && inner.item(index).is_some_and(|item| core::ptr::eq(item.socket, s) && item.fd == fd && item.present && item.attached) {
+        // The kernel goes on reporting a closed descriptor whose file lives on (epoll(7), Q6): let it.
+        drop(inner);
+        io::to_kernel(s, s.generation16(), fd, Reason::DuplicateInEpoll);
+        return;
+    }
     if inner.item(index).is_some_and(|item| core::ptr::eq(item.socket, s) && (item.fd == fd || fd < 0)) {
         if let Some(item) = inner.remove(index) {
             if item.attached && s.refs.load(Relaxed) > 1 {
@@ -682,13 +711,22 @@ pub(crate) unsafe fn wait(epfd: c_int, events: *mut epoll_event, max: c_int, tim
     }
     let mut out = Out { events, max: max as usize, n: 0 };
     let mut inner = e.inner.lock();
+    inner.wait = inner.wait.wrapping_add(1);
     inner.drain(e);
-    collect(&mut inner, e, &mut out);
     let now = sys::ticks();
+    let due = now.wrapping_sub(inner.last_visit) > KERNEL_VISIT_TICKS;
+    if due && out.max < inner.ready.len() {
+        // The buffer cannot hold all: the kernel's descriptors go first this time.
+        inner.last_visit = now;
+        let room = (out.max / 2).max(1);
+        visit(&mut inner, e, epfd, &mut out, room);
+    }
+    collect(&mut inner, e, &mut out);
     if out.n > 0 {
-        if now.wrapping_sub(inner.last_visit) > KERNEL_VISIT_TICKS {
+        if due && inner.last_visit != now {
             inner.last_visit = now;
-            visit(&mut inner, e, epfd, &mut out);
+            let room = out.max - out.n;
+            visit(&mut inner, e, epfd, &mut out, room);
         }
         if inner.sleepers > 0 && !inner.ready.is_empty() {
             prod(e, &inner);
@@ -726,6 +764,10 @@ fn collect(inner: &mut Inner, e: &'static Epoll, out: &mut Out) {
         }
         let Some(index) = inner.ready.pop_front() else { return };
         let Some(Some(item)) = inner.items.get_mut(index as usize) else { continue };
+        if item.reported_in == inner.wait {
+            inner.ready.push_back(index);
+            continue;
+        }
         item.queued = false;
         if !item.present || item.disabled {
             continue;
@@ -740,6 +782,7 @@ fn collect(inner: &mut Inner, e: &'static Epoll, out: &mut Out) {
             continue;
         }
         out.push(now, item.data);
+        item.reported_in = inner.wait;
         if item.events & ONESHOT != 0 {
             item.disabled = true;
         } else if item.events & ET == 0 {
@@ -758,6 +801,16 @@ fn sort(inner: &mut Inner, ev: epoll_event, out: &mut Out) {
         Some(DOORBELL) => stats::count(Counter::Wakeups),
         Some(index) => {
             if let Some(item) = inner.item(index) {
+                let end = bits & ENDS;
+                let known = end & !item.ended == 0;
+                item.ended |= end;
+                let data = bits & (libc::EPOLLIN | libc::EPOLLPRI) as u32 != 0;
+                let room = bits & libc::EPOLLOUT as u32 != 0 && item.events & OUT != 0;
+                let fast = item.socket.channel().is_some_and(|c| io::sends_fast(c, item.socket.slot.load(Relaxed) as usize));
+                // Room on a carrier that carries nothing is no news, nor is an end that was reported before.
+                if (end != 0 && known && item.events & ET != 0) || (!data && end == 0 && (!room || fast)) {
+                    return;
+                }
                 item.carrier_news = true;
             }
             inner.queue(index);
@@ -766,8 +819,7 @@ fn sort(inner: &mut Inner, ev: epoll_event, out: &mut Out) {
 }
 
 /// Looks at the kernel's set without waiting.
-fn visit(inner: &mut Inner, e: &'static Epoll, epfd: c_int, out: &mut Out) {
-    let room = out.max - out.n;
+fn visit(inner: &mut Inner, e: &'static Epoll, epfd: c_int, out: &mut Out, room: usize) {
     if room == 0 {
         return;
     }
@@ -786,7 +838,8 @@ fn visit(inner: &mut Inner, e: &'static Epoll, epfd: c_int, out: &mut Out) {
 unsafe fn wait_slow(e: &'static Epoll, mut inner: Guard<'static, Inner>, epfd: c_int, mut out: Out, timeout_ns: i64, mask: Mask) -> Ret {
     if timeout_ns == 0 {
         inner.last_visit = sys::ticks();
-        visit(&mut inner, e, epfd, &mut out);
+        let room = out.max - out.n;
+        visit(&mut inner, e, epfd, &mut out, room);
         return out.n as Ret;
     }
     let deadline = if timeout_ns < 0 { 0 } else { sys::now_ns().saturating_add(timeout_ns as u64).max(1) };
@@ -808,7 +861,8 @@ unsafe fn wait_slow(e: &'static Epoll, mut inner: Guard<'static, Inner>, epfd: c
                 collect(&mut inner, e, &mut out);
                 if out.n == 0 {
                     inner.last_visit = sys::ticks();
-                    visit(&mut inner, e, epfd, &mut out);
+                    let room = out.max - out.n;
+        visit(&mut inner, e, epfd, &mut out, room);
                 }
                 if out.n > 0 {
                     return out.n as Ret;

@@ -144,29 +144,48 @@ pub(crate) fn refuse(fd: c_int, why: Reason) {
     }
 }
 
-/// Makes `fd`, just created close-on-exec, one of the library's own: moved out of the way of the numbers that the application
-/// expects next, and hidden. Returns its final number, or `-errno` (`fd` is closed then).
+/// Makes `fd`, just created close-on-exec, one of the library's own: moved out of the way, and hidden. Returns its final
+/// number, or `-errno` (`fd` is closed then).
+///
+/// Where the hard limit allows it the number lies above the *soft* RLIMIT_NOFILE: the application can neither be
+/// given it, nor reach it in a loop over its descriptors, nor miss it when it counts them. The soft limit is
+/// raised for the one call that makes the number.
 pub(crate) fn adopt_internal(fd: c_int) -> c_int {
-    for floor in [INTERNAL_FLOOR.load(Relaxed), 512, 128, 0] {
-        let high = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, floor) as c_int;
-        if high >= 0 {
-            let _ = sys::close(fd);
-            set(high, Entry::Internal);
-            return high;
+    let mut limit = libc::rlimit { rlim_cur: 1024, rlim_max: 1024 };
+    let _ = sys::getrlimit_nofile(&mut limit);
+    let soft = (limit.rlim_cur as usize).min(CAPACITY);
+    let mut high = -1;
+    if limit.rlim_max > limit.rlim_cur && soft + ROOM_ABOVE <= CAPACITY {
+        let raised = libc::rlimit { rlim_cur: limit.rlim_max.min((soft + ROOM_ABOVE) as u64), rlim_max: limit.rlim_max };
+        if sys::setrlimit_nofile(&raised) >= 0 {
+            high = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, soft) as c_int;
+            let _ = sys::setrlimit_nofile(&limit);
+        }
+    }
+    for floor in [soft - soft / 4, soft / 2, 0] {
+        if high < 0 {
+            high = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, floor) as c_int;
         }
     }
     let _ = sys::close(fd);
+    if high >= 0 && (high as usize) < CAPACITY {
+        set(high, Entry::Internal);
+        return high;
+    }
+    if high >= 0 {
+        let _ = sys::close(high);
+    }
     -libc::EMFILE
 }
+
+/// How many numbers above the soft limit the library may use.
+const ROOM_ABOVE: usize = 1024;
 
 /// Closes one of the library's own.
 pub(crate) fn close_internal(fd: c_int) {
     set(fd, Entry::None);
     let _ = sys::close(fd);
 }
-
-/// Where the library's own descriptors start: three quarters up the soft RLIMIT_NOFILE, set at start.
-pub(crate) static INTERNAL_FLOOR: core::sync::atomic::AtomicUsize = core::sync::atomic::AtomicUsize::new(768);
 
 /// One above the highest number that ever had an entry, the library's own (which stand high) left out.
 static HIGH_WATER: core::sync::atomic::AtomicUsize = core::sync::atomic::AtomicUsize::new(0);

@@ -742,10 +742,12 @@ fn sent_fast(s: &Socket, held: &mut TxHeld<'_>, n: usize) {
 #[cold]
 #[inline(never)]
 #[allow(clippy::too_many_arguments, reason = "the state of one call, handed on once")]
-unsafe fn send_slow(s: &'static Socket, g: u16, fd: c_int, iov: &[iovec], total: usize, mut done: usize, flags: c_int, held: TxHeld<'static>) -> Ret {
+unsafe fn send_slow(s: &'static Socket, g: u16, mut fd: c_int, iov: &[iovec], total: usize, mut done: usize, flags: c_int, held: TxHeld<'static>) -> Ret {
     let nonblocking = s.has(flag::NONBLOCK) || flags & libc::MSG_DONTWAIT != 0;
     let timeout = s.send_timeout_ns.load(Relaxed);
     let mut deadline = 0;
+    // Dropped after `held`.
+    let mut blocking = None;
     let mut held = Some(held);
     let finish = |done: usize, r: Ret| if done > 0 { done as Ret } else { r };
     loop {
@@ -831,11 +833,39 @@ unsafe fn send_slow(s: &'static Socket, g: u16, fd: c_int, iov: &[iovec], total:
         if deadline == 0 && timeout > 0 {
             deadline = sys::now_ns().saturating_add(timeout as u64);
         }
-        match wait::block(s, fd, Side::Send, on_carrier, deadline) {
+        match block(s, &mut blocking, &mut fd, Side::Send, on_carrier, deadline) {
             Woke::News => {}
             Woke::Timeout => return finish(done, EAGAIN),
             Woke::Signal if restarts() => {}
             Woke::Signal => return finish(done, -(libc::EINTR as Ret)),
+        }
+    }
+}
+
+/// Blocks, and survives that another thread closes the descriptor meanwhile: as in the kernel, the call goes on with what it was
+/// made on. `fd` becomes the carrier's other name then.
+fn block(s: &'static Socket, blocking: &mut Option<Blocking>, fd: &mut c_int, side: Side, on_carrier: bool, deadline: u64) -> Woke {
+    if blocking.is_none() {
+        s.waiters.fetch_add(1, SeqCst);
+        *blocking = Some(Blocking(s));
+    }
+    if s.has(flag::ORPHAN) {
+        *fd = s.fd.load(Acquire);
+    }
+    let woke = wait::block(s, *fd, side, on_carrier, deadline);
+    if s.has(flag::ORPHAN) {
+        *fd = s.fd.load(Acquire);
+    }
+    woke
+}
+
+/// A call that blocks: keeps the connection from being taken apart by a close in another thread.
+struct Blocking(&'static Socket);
+
+impl Drop for Blocking {
+    fn drop(&mut self) {
+        if self.0.waiters.fetch_sub(1, SeqCst) == 1 && self.0.has(flag::ORPHAN) {
+            socket::bury_orphan(self.0);
         }
     }
 }
@@ -972,13 +1002,9 @@ unsafe fn drain(ring: &mut Consumer, iov: &[iovec], done: usize, limit: usize, p
 #[inline]
 unsafe fn recv_attached(s: &'static Socket, g: u16, fd: c_int, iov: &[iovec], flags: c_int) -> Ret {
     let drop_bytes = flags & libc::MSG_TRUNC != 0;
-    let total = match iov {
-        [one] if one.iov_base as usize >= LOWEST_ADDRESS && one.iov_len <= isize::MAX as usize => one.iov_len,
-        _ if drop_bytes => iov.iter().map(|v| v.iov_len).fold(0, usize::saturating_add),
-        _ => match total_len(iov) {
-            Some(t) => t,
-            None => return -(libc::EFAULT as Ret),
-        },
+    let (total, valid) = match iov {
+        [one] if one.iov_base as usize >= LOWEST_ADDRESS && one.iov_len <= isize::MAX as usize => (one.iov_len, true),
+        _ => (iov.iter().map(|v| v.iov_len).fold(0, usize::saturating_add), drop_bytes || total_len(iov).is_some()),
     };
     if s.is_inherited() {
         to_kernel(s, g, fd, Reason::InheritedByFork);
@@ -996,7 +1022,7 @@ unsafe fn recv_attached(s: &'static Socket, g: u16, fd: c_int, iov: &[iovec], fl
         Err(NotHeld::Reentrant) => return EAGAIN,
         Err(NotHeld::Changed) => return PASS,
     };
-    if flags & !(libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) == 0 && total > 0 {
+    if flags & !(libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) == 0 && total > 0 && valid {
         if let Plan::Fast { limit } = held.end.switch.plan() {
             match held.end.ring.available() {
                 Ok(0) => {}
@@ -1013,6 +1039,9 @@ unsafe fn recv_attached(s: &'static Socket, g: u16, fd: c_int, iov: &[iovec], fl
                 Err(_) => return corrupt(s, fd),
             }
         }
+    }
+    if total == 0 || !valid {
+        return recv_nothing(s, g, fd, total, flags, held);
     }
     // SAFETY: the caller's buffers.
     unsafe { recv_slow(s, g, fd, iov, total, flags, held) }
@@ -1038,6 +1067,27 @@ fn received_fast(s: &Socket, held: &mut RxHeld<'_>, n: usize) -> bool {
     true
 }
 
+/// A receive that takes no byte, because none is asked for or the buffer is no buffer: waits as any other
+/// (tcp_recvmsg), then says so.
+#[cold]
+fn recv_nothing(s: &'static Socket, g: u16, fd: c_int, total: usize, flags: c_int, held: RxHeld<'static>) -> Ret {
+    drop(held);
+    let mut byte = 0u8;
+    let iov = [sys::iov(&raw const byte, 1)];
+    let peek = (flags | libc::MSG_PEEK) & !(libc::MSG_WAITALL | libc::MSG_TRUNC);
+    let r = match hold_rx(s, g) {
+        // SAFETY: one byte of ours, which a peek fills.
+        Ok(h) => unsafe { recv_slow(s, g, fd, &iov, 1, peek, h) },
+        Err(_) => return EAGAIN,
+    };
+    let _ = &mut byte;
+    match r {
+        PASS => PASS,
+        r if r > 0 && total > 0 => -(libc::EFAULT as Ret),
+        r => r.min(0),
+    }
+}
+
 /// What one look at a path brought.
 enum Look {
     /// Bytes, or the end: the call's result so far is complete.
@@ -1053,18 +1103,17 @@ enum Look {
 
 #[cold]
 #[inline(never)]
-unsafe fn recv_slow(s: &'static Socket, g: u16, fd: c_int, iov: &[iovec], total: usize, flags: c_int, held: RxHeld<'static>) -> Ret {
+unsafe fn recv_slow(s: &'static Socket, g: u16, mut fd: c_int, iov: &[iovec], total: usize, flags: c_int, held: RxHeld<'static>) -> Ret {
     let nonblocking = s.has(flag::NONBLOCK) || flags & libc::MSG_DONTWAIT != 0;
     let peek = flags & libc::MSG_PEEK != 0;
     let wait_all = flags & libc::MSG_WAITALL != 0 && !nonblocking;
     let timeout = s.receive_timeout_ns.load(Relaxed);
     let mut deadline = 0;
     let mut done = 0usize;
+    // Dropped after `held`.
+    let mut blocking = None;
     let mut held = Some(held);
     let finish = |done: usize, r: Ret| if done > 0 { done as Ret } else { r };
-    if total == 0 {
-        return 0;
-    }
     loop {
         let h = match held.as_mut() {
             Some(h) => h,
@@ -1095,6 +1144,8 @@ unsafe fn recv_slow(s: &'static Socket, g: u16, fd: c_int, iov: &[iovec], total:
                 Plan::Wait => {
                     on_carrier = true;
                     match h.end.switch.on_announce(load_announce(h.words)) {
+                        // No answer will come from a peer that is gone.
+                        Ok(false) if sys::poll_now(fd, libc::POLLRDHUP) != 0 => ask_carrier(s, h, fd, flags),
                         Ok(false) => Look::Empty,
                         Ok(true) => h.follow(s, true),
                         Err(_) => Look::Corrupt,
@@ -1124,7 +1175,7 @@ unsafe fn recv_slow(s: &'static Socket, g: u16, fd: c_int, iov: &[iovec], total:
         if deadline == 0 && timeout > 0 {
             deadline = sys::now_ns().saturating_add(timeout as u64);
         }
-        match wait::block(s, fd, Side::Receive, on_carrier, deadline) {
+        match block(s, &mut blocking, &mut fd, Side::Receive, on_carrier, deadline) {
             Woke::News => {}
             Woke::Timeout => return finish(done, EAGAIN),
             Woke::Signal if restarts() => {}
@@ -1314,6 +1365,7 @@ pub(crate) fn shutdown(s: &'static Socket, g: u16, fd: c_int, how: c_int) -> Ret
     if how == libc::SHUT_RD || how == libc::SHUT_RDWR {
         s.raise(flag::CARRIER_SPOKE);
     }
+    wait::prod(s);
     r
 }
 
@@ -1389,6 +1441,8 @@ pub(crate) fn to_kernel(s: &'static Socket, g: u16, fd: c_int, why: Reason) {
         demote_tx(s, &mut h, true);
         h.end.switch.pin();
     }
+    // A thread that waits for room in the ring goes on in the kernel.
+    wait::prod(s);
     if !release_rx(s, g, fd) {
         debug_log!("fd {fd}: the peer did not give back unread bytes ({})", why.name());
         return;
@@ -1396,6 +1450,7 @@ pub(crate) fn to_kernel(s: &'static Socket, g: u16, fd: c_int, why: Reason) {
     if s.state.compare_exchange(ATTACHED, PLAIN, AcqRel, Relaxed).is_ok() {
         debug_log!("fd {fd}: back to the kernel for good ({})", why.name());
         s.set_reason(why);
+        wait::prod(s);
         if !s.is_inherited() {
             crate::epoll::on_plain(s);
             detach(s);
@@ -1502,21 +1557,17 @@ pub(crate) fn serve_pull_back(channel: &Channel, slot: usize) {
             // SAFETY: one valid pollfd.
             unsafe { sys::ppoll(&mut p, 1, 1_000_000_000, core::ptr::null()) };
         } else {
-            return;
+            break;
         }
     }
+    drop(h);
+    wait::prod(s);
 }
 
 /// Bytes that a FIONREAD would count on the ring (0 when the receiver stands on the carrier), for [`crate::options`].
 pub(crate) fn unread(s: &'static Socket, g: u16) -> Option<usize> {
     let h = hold_rx(s, g).ok()?;
     h.end.ring.refresh().ok()
-}
-
-/// Bytes sent and not yet consumed by the peer, for SIOCOUTQ.
-pub(crate) fn unsent(s: &'static Socket, g: u16) -> Option<usize> {
-    let h = hold_tx(s, g).ok()?;
-    h.end.ring.in_flight().ok()
 }
 
 /// True when the receiver stands on the ring, by the shared word that only this end writes.

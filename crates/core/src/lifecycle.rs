@@ -48,10 +48,6 @@ pub(crate) fn init(env: &dyn Fn(&str) -> Option<&'static str>, next: NextSymbols
     ENVIRONMENT.store(environment, Release);
     PROCESS.store(sys::getpid(), Relaxed);
     find_tid_offset();
-    let mut limit = libc::rlimit { rlim_cur: 1024, rlim_max: 1024 };
-    let _ = sys::getrlimit_nofile(&mut limit);
-    let soft = (limit.rlim_cur as usize).min(fd_table::CAPACITY);
-    fd_table::INTERNAL_FLOOR.store(soft - soft / 4, Relaxed);
     STARTED.store(true, Release);
 }
 
@@ -371,7 +367,8 @@ pub(crate) fn dup3(old: c_int, new: c_int, flags: c_int) -> Ret {
         return -(libc::EBUSY as Ret);
     }
     if old == new {
-        return if flags >= 0 { -(libc::EINVAL as Ret) } else { sys::fcntl(old, libc::F_GETFD, 0).min(0).max(-4095) + if sys::fcntl(old, libc::F_GETFD, 0) >= 0 { new as Ret } else { 0 } };
+        // dup2 of a number onto itself does nothing; dup3 refuses.
+        return PASS;
     }
     if in_vfork_child() {
         return sys::dup3(old, new, flags.max(0));

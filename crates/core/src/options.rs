@@ -116,14 +116,6 @@ pub(crate) unsafe fn ioctl(fd: c_int, request: usize, arg: usize) -> Ret {
                 _ => PASS,
             }
         }
-        libc::TIOCOUTQ => {
-            let mut kernel: c_int = 0;
-            let r = sys::ioctl(fd, request, &mut kernel as *mut c_int as usize);
-            match io::unsent(s, g) {
-                Some(n) if r >= 0 => out(n.saturating_add(kernel.max(0) as usize)),
-                _ => PASS,
-            }
-        }
         libc::FIOASYNC => {
             lifecycle::need_kernel(fd, Reason::SocketOption);
             PASS

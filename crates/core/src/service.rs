@@ -168,7 +168,11 @@ impl Service {
                 let (i, serial) = link_of(what);
                 self.serve_link(i, serial, e.events);
             } else if what & EVENT_ADVERT != 0 {
-                self.state.lock().take_callers((what & !EVENT_ADVERT) as usize);
+                let advert = (what & !EVENT_ADVERT) as usize;
+                let kept = self.state.lock().take_callers(advert);
+                if let Some(a) = self.advertised.get(advert).filter(|_| !kept) {
+                    a.store(0, Release);
+                }
             } else {
                 self.hear();
             }
@@ -181,9 +185,15 @@ impl Service {
 
     /// Does what is due.
     fn on_time(&self) {
-        let mut s = self.state.lock();
-        s.try_ports();
-        s.announce_due();
+        {
+            let mut s = self.state.lock();
+            s.try_ports();
+            s.expire();
+        }
+        while {
+            let more = self.state.lock().announce_due();
+            more
+        } {}
     }
 
     /// An application thread left work.

@@ -50,6 +50,8 @@ pub(crate) mod flag {
     pub(crate) const PROBED: u32 = 32;
     /// The peer broke the rules: every call fails with ECONNRESET.
     pub(crate) const CORRUPT: u32 = 64;
+    /// Every descriptor is closed, but threads still block in calls on it: `fd` is a name of the library's own.
+    pub(crate) const ORPHAN: u32 = 128;
 }
 
 /// The sending half. Owned by whoever holds `Socket::tx_lock`.
@@ -108,6 +110,8 @@ pub(crate) struct Socket {
     // Rare.
     /// Descriptors, in this process and its children, that refer to it (a killed child is never subtracted).
     pub(crate) refs: AtomicU32,
+    /// Threads of this process that block in calls on it.
+    pub(crate) waiters: AtomicU32,
     /// Epoll registrations (pairs of set and descriptor) that name it; more than one cannot be attached.
     pub(crate) registrations: AtomicU32,
     /// The epoll set that it is in, and its item there ([`crate::epoll`]).
@@ -314,6 +318,7 @@ fn begin(fd: c_int, reason: u32, connector: bool) {
     s.offered.store(0, Relaxed);
     s.refs.store(1, Relaxed);
     s.registrations.store(0, Relaxed);
+    s.waiters.store(0, Relaxed);
     s.item.store(0, Relaxed);
     s.epoll.store(core::ptr::null_mut(), Relaxed);
     // SAFETY: nobody else knows this socket yet.
@@ -439,6 +444,36 @@ pub(crate) fn close(s: &'static Socket, g: u16, fd: c_int, kernel_too: bool) -> 
         }
         return kernel_close();
     }
+    if s.is(ATTACHED) && s.waiters.load(SeqCst) > 0 && fd >= 0 && !s.is_inherited() {
+        // The kernel's calls hold the file; ours hold a name of it.
+        let own = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) as c_int;
+        let own = if own >= 0 { fd_table::adopt_internal(own) } else { own };
+        if own >= 0 {
+            s.fd.store(own, Release);
+            s.raise(flag::ORPHAN);
+            let r = kernel_close();
+            if s.waiters.load(SeqCst) == 0 {
+                bury_orphan(s);
+            }
+            return r;
+        }
+    }
+    finish(s, fd, kernel_close)
+}
+
+/// The last call on a closed connection has returned.
+pub(crate) fn bury_orphan(s: &'static Socket) {
+    if s.flags.fetch_and(!flag::ORPHAN, AcqRel) & flag::ORPHAN != 0 {
+        let own = s.fd.load(Acquire);
+        let _ = finish(s, own, || {
+            fd_table::close_internal(own);
+            0
+        });
+    }
+}
+
+/// Takes a connection apart around the kernel's close of its last descriptor.
+fn finish(s: &'static Socket, fd: c_int, kernel_close: impl FnOnce() -> Ret) -> Ret {
     let state = s.state.load(Acquire);
     if state == CANDIDATE || state == ATTACHING {
         service::closing(s);

@@ -343,3 +343,6 @@ pub(crate) fn handler_restarts(signal: c_int) -> bool {
     let r = sys!(SYS_rt_sigaction, signal, 0, &mut old as *mut KernelSigaction, 8);
     r < 0 || old.handler <= 1 || old.flags & libc::SA_RESTART as u64 != 0
 }
+pub(crate) fn setrlimit_nofile(limit: &libc::rlimit) -> isize {
+    sys!(SYS_prlimit64, 0, libc::RLIMIT_NOFILE, limit as *const libc::rlimit, 0)
+}

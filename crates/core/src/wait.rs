@@ -219,6 +219,22 @@ pub(crate) fn unpost(channel: &Channel, slot: usize, side: Side, place: usize) {
     }
 }
 
+/// Wakes the threads of this process that block on `s`: something changed that no peer will announce.
+pub(crate) fn prod(s: &Socket) {
+    let Some(channel) = s.channel() else { return };
+    let slot = s.slot.load(Relaxed) as usize;
+    fence(SeqCst);
+    for side in [Side::Receive, Side::Send] {
+        let place = (notify_word(channel, slot, side).load(Relaxed) & THREAD_MASK) >> THREAD_SHIFT;
+        if place != 0 && place as usize <= PLACES {
+            let fd = doorbell(place as usize - 1);
+            if fd >= 0 {
+                let _ = sys::write(fd, &1u64.to_ne_bytes());
+            }
+        }
+    }
+}
+
 /// Is there anything to receive, or another announcement than the one that was followed? Only shared words are read.
 #[inline(always)]
 pub(crate) fn receive_news(channel: &Channel, slot: usize) -> bool {
@@ -270,7 +286,7 @@ fn sleep(s: &Socket, channel: &Channel, slot: usize, fd: i32, side: Side, on_car
     if let Some(p) = place.filter(|_| posted) {
         channel.my_place(p).prepare_sleep();
         fence(SeqCst);
-        missed = !on_carrier && ready();
+        missed = (side == Side::Receive || !on_carrier) && ready();
     }
     if !missed {
         // Without a place of its own (a second thread on the same end, or 256 sleepers) the thread looks once a millisecond.

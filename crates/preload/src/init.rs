@@ -18,6 +18,7 @@ extern "C" fn constructor() {
     original::resolve_all();
     // SAFETY: getauxval has no preconditions.
     if unsafe { libc::getauxval(libc::AT_SECURE) } == 0 {
+        #[allow(clippy::missing_transmute_annotations, reason = "the fields name the types")]
         let next = api::NextSymbols {
             // SAFETY: null or a function of this signature, which is what the field's type says.
             pthread_create: unsafe { core::mem::transmute::<*mut c_void, _>(symbol(c"pthread_create")) },

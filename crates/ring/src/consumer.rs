@@ -1,4 +1,8 @@
-//! The receiving end of a ring.
+//! The receiving end of a ring: what is there, copying out, giving room back. The protocol and its proofs are in
+//! [`ring`](crate::ring).
+//!
+//! Invariants: `published <= head <= tail_seen <= published + size`, in numbers that wrap. `tail_seen` never goes back
+//! and never passes what the producer has room for, whatever the producer writes.
 
 use core::ptr::NonNull;
 use core::sync::atomic::compiler_fence;

@@ -1,4 +1,15 @@
-//! The lock of one end of a connection.
+//! The lock of one end of a connection, in memory that a process shares with its forked children.
+//!
+//! What this is not: hardened against the peer (it must be out of the peer's reach), nor able to sleep or to tell
+//! whether an owner lives: the caller does both, in the closure of [`EndLock::lock`].
+//!
+//! Invariants:
+//! - The word is 0 when free, else the owner's thread id, with [`WAITERS`] when somebody may sleep until it changes. Who
+//!   has slept takes the lock with the mark, since others may sleep still.
+//! - A thread never waits for itself: a signal handler that comes in between gets [`Reentrant`].
+//!
+//! Thread ids must be unique among those who share the lock. They are not across pid namespaces, and the id of a dead
+//! owner can be given to a new thread, which then passes for a living owner: the caller's test has to tell them apart.
 
 use crate::sync::{AtomicU32, Ordering};
 

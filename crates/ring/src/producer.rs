@@ -1,4 +1,7 @@
-//! The sending end of a ring.
+//! The sending end of a ring: room, copying in, publishing. The protocol and its proofs are in [`ring`](crate::ring).
+//!
+//! Invariants: `head_seen <= published <= tail <= head_seen + size`, in numbers that wrap. `head_seen` never goes back
+//! and never passes `published`, whatever the consumer writes.
 
 use core::ptr::NonNull;
 use core::sync::atomic::compiler_fence;

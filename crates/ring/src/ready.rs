@@ -1,4 +1,28 @@
 //! Which connections have news, and whether their receiver sleeps.
+//!
+//! What this is not: a doorbell. The caller rings and sleeps, and it looks at what it is told about: a set bit is a
+//! reason to look, nothing more. One thread at a time drains a set and sleeps on it.
+//!
+//! # Why no news is lost
+//!
+//! Bits are cleared by [`ReadySet::drain`] alone. "Fence" is a full (`SeqCst`) fence; of two fences one comes first, and
+//! what stands before it is seen by what stands after the other.
+//!
+//! 1. *A sender that finds its word bit set* sets nothing, and a drain that has already begun may have taken the bit.
+//!    Sender: publish, fence, test the bit. Receiver: take the bit, fence, look at the slot. If the test did not see the
+//!    taking, the look sees the publication. Without the sender's fence, the store of the tail is still in its store
+//!    buffer when the bit is tested, and the look comes too early: wake-ups get lost under load.
+//! 2. *Word bit first, summary bit second* for the sender, the other way round for the receiver, with acquire and release
+//!    at each step: who takes a summary bit sees the word bit that it stands for. Who sets or sees a word bit after it was
+//!    last taken also sees that the summary bit was taken before, and sets it again. Therefore the summary is tested even
+//!    when the word bit was set: its setter may have been killed in between.
+//! 3. *Sleeping*: receiver: set `sleeping`, fence, look at the summary (or at the ring). Sender: set the bits (or
+//!    publish), fence, test `sleeping`. One of them sees the other. The fence of step 1 comes before the bits and does not
+//!    do; but a locked instruction is one on x86-64, so the second fence costs nothing there.
+//!
+//! Only death defeats this: a process that is killed between publishing and announcing, or between being told to ring and
+//! ringing, leaves news (or room, see [`Consumer::take_space_request`](crate::Consumer::take_space_request)) that
+//! nobody was told of. Who notices the death of a process of the peer's looks at all their rings once.
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence, fence_after_rmw};
 
@@ -50,6 +74,7 @@ impl ReadySet {
         let Some(word) = self.words.get(w) else {
             return false;
         };
+        // Budget: 1 fence and 3 loads when the bits are set, 2 locked instructions more when they are not.
         fence(Ordering::SeqCst);
         let mut news = false;
         if word.load(Ordering::Acquire) & bit == 0 {
@@ -79,7 +104,7 @@ impl ReadySet {
     /// Does the receiver sleep, and is this caller the one to wake it?
     #[inline]
     fn elect(&self) -> bool {
-        self.sleeping.load(Ordering::Relaxed) != 0 && self.sleeping.swap(0, Ordering::AcqRel) != 0
+        self.sleeping.load(Ordering::Relaxed) != 0 && self.sleeping.swap(0, Ordering::Relaxed) != 0
     }
 
     /// Receiver: takes every set bit and calls `f` with its slot; `f` (or what comes after) must look at the slot.
@@ -127,7 +152,7 @@ impl ReadySet {
     /// Receiver: awake again. True: a sender has been told to ring; its ring comes, or has come.
     #[inline]
     pub fn cancel_sleep(&self) -> bool {
-        self.sleeping.swap(0, Ordering::AcqRel) == 0
+        self.sleeping.swap(0, Ordering::Relaxed) == 0
     }
 
     /// Receiver: the CPU it runs on, as the caller encodes it.
@@ -147,5 +172,15 @@ impl ReadySet {
     #[cfg(all(test, loom))]
     pub(crate) fn set_word_bit_only(&self, slot: usize) {
         self.words[slot / 64].fetch_or(1 << (slot % 64), Ordering::AcqRel);
+    }
+
+    /// A hostile peer: writes `value` to any of the words.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn scribble(&self, word: usize, value: u64) {
+        match word % (WORDS + 2) {
+            0 => self.summary.store(value, Ordering::Relaxed),
+            1 => self.sleeping.store(value as u32, Ordering::Relaxed),
+            w => self.words[w - 2].store(value, Ordering::Relaxed),
+        }
     }
 }

@@ -1,4 +1,54 @@
-//! The words and the bytes that the two ends of a ring share.
+//! The words and the bytes that the two ends of a ring share, and why the ends may trust each other's timing but
+//! not each other's values.
+//!
+//! What this module is not: the moves of the two ends; they are in `producer` and `consumer`.
+//!
+//! # Positions
+//!
+//! A word in shared memory counts the bytes since the ring began, from 0 and wrapping, so that zeroed memory is an
+//! empty ring. Stream positions differ from these by a constant that is private to each end. Between the ends always
+//! `head <= tail <= head + size`; the bytes of `head..tail` belong to the consumer, the others to the producer.
+//! `tail` is stored with release after the bytes, `head` with release after they were copied out.
+//!
+//! # The base
+//!
+//! The byte at position `pos` lives at index `(pos - base) & (size - 1)`. When the producer finds the ring empty it
+//! moves the base to its tail: traffic that is answered message by message stays at the start of the buffer and
+//! touches little memory. It looks for that only once per page of small messages, because a look costs the transfer
+//! of the consumer's cache line (measured: at each message, a 64-byte round trip takes 590 ns instead of 450 ns).
+//!
+//! The consumer needs the base that the producer had when it published a tail, no older and no newer one. It loads
+//! `base` after an acquire load of a `tail` that it has not seen before, and keeps it until the next such tail.
+//!
+//! - *No older one*: the producer stores `base` before it stores `tail` with release.
+//! - *No newer one*: the producer moves its base, at position T, only after an acquire load of `head` that gave T. The
+//!   consumer stores T into `head` with release, when it has consumed everything before T and therefore after it loaded
+//!   the base for every byte before T. So each of these loads happens before the move.
+//! - *Bytes at hand do not move*: consumer bytes that are peeked at, or read but not given back, keep `head` below the
+//!   tail, and the base where it is.
+//!
+//! A base from a hostile producer is only ever used masked: the consumer reads wrong bytes, of the same ring.
+//!
+//! # Room
+//!
+//! A producer without room sets `space_wanted`, fences, and looks at `head` once more; it sleeps only while more than
+//! half of the ring is used. The consumer, to be symmetric, would have to fence between each store of `head` and a test
+//! of `space_wanted`. It need not, because it remembers F, the last `head` that it has published *with* a fence and
+//! a test (`fenced`), and the tail T that it knows:
+//!
+//! - The test at F did not see a request that was made later, so the fences order the producer's look after F: it found
+//!   a head of F or more. If it sleeps with the tail T, more than half was used: T - F > size / 2.
+//! - So a test is needed only at a head where T - F > size / 2 (somebody may sleep) and T - head <= size / 2 (it is worth
+//!   waking): a fence per half a ring of bytes, none for short messages most of the time.
+//! - T may be old. But a sleeping producer has stopped: the consumer learns its tail when it reads on, with at least one
+//!   byte left to consume, and then the rule holds for it. A consumer that reads everything wakes every sleeper.
+//!
+//! # Killed processes
+//!
+//! The ends are plain data (`repr(C)`), so that a process and its forked children can keep one end in memory that
+//! they share, under an [`EndLock`](crate::EndLock). An owner that is killed at any instruction leaves the end as after
+//! one of its whole steps: fields are changed in an order that makes the last store count, with compiler fences where
+//! it matters. What a call was about to hand over is lost with its caller, as in a killed system call.
 
 use core::ptr::NonNull;
 

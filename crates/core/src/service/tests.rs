@@ -1,14 +1,22 @@
 extern crate std;
 use super::*;
 use crate::channel::{PLACES, SLOTS, quiet};
-use crate::rendezvous::{CHANNEL_BYTES, REFUSE_NOT_AUTHENTICATED};
+use crate::rendezvous::{CHANNEL_BYTES, Phase, REFUSE_NOT_AUTHENTICATED};
 use crate::{arena, socket};
 use netacc_proto::rendezvous::{self as proto, Hello, Role, refuse};
 use std::boxed::Box;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::vec::Vec;
 
+/// What the constructor does, once.
+fn init() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    let next = crate::api::NextSymbols { pthread_create: Some(libc::pthread_create), pthread_detach: Some(libc::pthread_detach) };
+    ONCE.call_once(|| lifecycle::init(&|_| None, next));
+}
+
 fn service() -> &'static Service {
+    init();
     Box::leak(Box::new(Service::new(false)))
 }
 
@@ -368,10 +376,10 @@ fn the_end_of_a_peer_frees_what_it_held() {
     c.state.lock().end_link(0, Violation::Ended);
     settle(&[a]);
     assert_eq!((ac.dead.load(Relaxed), ac.control.load(Relaxed)), (1, -1));
-    assert_eq!(a.state.lock().links[0].phase, crate::rendezvous::Phase::Dead);
+    assert_eq!(a.state.lock().links[0].phase, Phase::Dead);
     a.released(ac, slot);
     settle(&[a]);
-    assert_eq!(a.state.lock().links[0].phase, crate::rendezvous::Phase::Free);
+    assert_eq!(a.state.lock().links[0].phase, Phase::Free);
     // What a late reader finds says nothing.
     assert!(ac.my_place(0).is_empty());
     // And the place serves the next.
@@ -438,6 +446,180 @@ fn a_silent_peer_does_not_stop_us() {
         settle(&[c]);
     }
     for (cs, as_, _) in &all {
+        assert_eq!(offer_of(cs).slot, offer_of(as_).slot);
+    }
+}
+
+#[test]
+fn a_link_that_nobody_uses_goes_and_comes_back() {
+    let (a, c, net) = (service(), service(), Net::new());
+    a.accepting(net.port());
+    let agreed = || {
+        let (cs, as_, tcp) = net.connect();
+        assert!(c.connected(cs, false) && a.accepted(as_));
+        settle(&[a, c]);
+        attach(cs);
+        attach(as_);
+        (cs, as_, tcp)
+    };
+    let phases = |s: &Service| s.state.lock().links[0].phase;
+    let (cs, as_, _tcp) = agreed();
+    let slot = offer_of(as_).slot as usize;
+    a.state.lock().make_old();
+    settle(&[a, c]);
+    assert_eq!(phases(a), Phase::Open, "in use");
+    a.released(channel_of(as_), slot);
+    settle(&[a, c]);
+    assert!(a.state.lock().next_deed() > sys::now_ns() + 50_000_000_000, "in a minute");
+    c.released(channel_of(cs), slot);
+    settle(&[a, c]);
+    assert_eq!(phases(a), Phase::Open, "not old");
+    a.state.lock().make_old();
+    a.on_time();
+    settle(&[a, c]);
+    assert_eq!((phases(a), phases(c)), (Phase::Free, Phase::Free));
+    assert_eq!(a.state.lock().next_deed(), 0);
+    agreed();
+}
+
+// ---- processes -----------------------------------------------------------------------------------------------------
+
+/// Runs `f` in a forked child; true if it said so.
+fn in_child(f: impl FnOnce() -> bool) -> bool {
+    // SAFETY: fork(2); the child calls only what works with one thread left, and exits without unwinding.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let code = if f() { 0 } else { 1 };
+        // SAFETY: _exit(2).
+        unsafe { libc::_exit(code) }
+    }
+    let mut status = 0;
+    // SAFETY: waitpid(2) for our own child.
+    unsafe { libc::waitpid(pid, &mut status, 0) };
+    status == 0
+}
+
+#[test]
+fn a_forked_child_agrees_on_nothing_over_an_inherited_connection() {
+    for (i, by_child) in [Message::Withdraw { token: 1 }, Message::Bye, Message::Accept { token: 1, slot: 0 }].into_iter().enumerate() {
+        let (a, c, net) = (service(), service(), Net::new());
+        a.accepting(net.port());
+        let (cs, as_, _tcp) = net.connect();
+        assert!(c.connected(cs, false) && a.accepted(as_));
+        settle(&[a, c]);
+        let control = channel_of(cs).control.load(Relaxed);
+        assert!(in_child(|| packet::send(control, &by_child, -1) == 0));
+        settle(&[a]);
+        assert_eq!(a.state.lock().links[0].phase, Phase::Dead, "case {i}");
+    }
+}
+
+#[test]
+fn a_forked_child_may_speak_for_the_sockets_it_inherited() {
+    let (a, c, net) = (service(), service(), Net::new());
+    a.accepting(net.port());
+    let (cs, as_, _tcp) = net.connect();
+    assert!(c.connected(cs, false) && a.accepted(as_));
+    settle(&[a, c]);
+    let bell = sys::eventfd(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) as c_int;
+    assert!(in_child(|| send_place(channel_of(cs), 9, bell) && send_pull_back(channel_of(cs), 0)));
+    settle(&[a]);
+    assert_eq!(a.state.lock().links[0].phase, Phase::Open);
+    assert!(channel_of(as_).doorbells[9].load(Relaxed) >= 0);
+    let _ = sys::close(bell);
+}
+
+#[test]
+fn who_has_given_up_a_privilege_cannot_use_it() {
+    if sys::geteuid() != 0 {
+        return;
+    }
+    let (a, c, net) = (service(), service(), Net::new());
+    a.accepting(net.port());
+    let (cs, as_, _tcp) = net.connect();
+    assert!(c.connected(cs, false) && a.accepted(as_));
+    settle(&[a, c]);
+    let bell = sys::eventfd(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) as c_int;
+    assert!(in_child(|| {
+        // SAFETY: setresuid(2) of the only thread.
+        let r = unsafe { libc::syscall(libc::SYS_setresuid, 65533, 65533, 65533) };
+        r == 0 && send_place(channel_of(cs), 9, bell)
+    }));
+    settle(&[a]);
+    assert_eq!(a.state.lock().links[0].phase, Phase::Dead);
+    assert_eq!(channel_of(as_).doorbells[9].load(Relaxed), -1);
+    let _ = sys::close(bell);
+}
+
+#[test]
+fn a_forked_child_starts_anew_and_keeps_what_it_inherited() {
+    let (a, c, net) = (service(), service(), Net::new());
+    a.accepting(net.port());
+    let (cs, as_, _tcp) = net.connect();
+    assert!(c.connected(cs, false) && a.accepted(as_));
+    settle(&[a, c]);
+    attach(as_);
+    let inherited = channel_of(as_);
+    let slot = offer_of(as_).slot as usize;
+    let (cs2, as2, _tcp2) = net.connect();
+    // The child is the acceptor of the second connection.
+    let work = || {
+        lifecycle::fork_child();
+        a.after_fork_in_child();
+        let kept = a.state.lock().links[0].phase == Phase::Inherited && inherited.control.load(Relaxed) >= 0;
+        let fresh = a.accepting(net.port()) && a.accepted(as2);
+        let until = sys::now_ns() + 5_000_000_000;
+        while as2.offered.load(Acquire) == 0 && sys::now_ns() < until {
+            a.turn(1_000_000);
+        }
+        let agreed = as2.offered.load(Acquire) == 1;
+        if agreed {
+            bytes_at(offer_of(as2).tx_ring, 42);
+        }
+        a.released(inherited, slot);
+        // Until the parent has read it.
+        while agreed && byte_at(offer_of(as2).rx_ring) != 43 && sys::now_ns() < until {
+            a.turn(1_000_000);
+        }
+        kept && fresh && agreed
+    };
+    let ok = std::thread::scope(|scope| {
+        let child = scope.spawn(|| in_child(work));
+        assert!(c.connected(cs2, false));
+        let until = sys::now_ns() + 5_000_000_000;
+        while (cs2.offered.load(Acquire) == 0 || byte_at(offer_of(cs2).rx_ring) != 42) && sys::now_ns() < until {
+            c.turn(1_000_000);
+        }
+        bytes_at(offer_of(cs2).tx_ring, 43);
+        child.join().unwrap()
+    });
+    assert!(ok);
+    assert_ne!(offer_of(cs2).channel, offer_of(cs).channel);
+    // The parent finds the slot that the child closed for good, when the peer has closed its end too.
+    attach(cs);
+    c.released(channel_of(cs), slot);
+    let (cs3, as3, _tcp3) = net.connect();
+    assert!(c.connected(cs3, false) && a.accepted(as3));
+    settle(&[a, c]);
+    assert_eq!(offer_of(as3).slot as usize, slot);
+    assert_eq!(inherited.users.load(Relaxed), 1);
+}
+
+#[test]
+fn the_thread_does_it_by_itself() {
+    static THREADED: Service = Service::new(true);
+    init();
+    let net = Net::new();
+    assert!(THREADED.accepting(net.port()));
+    let pairs: Vec<_> = (0..20).map(|_| net.connect()).collect();
+    for (cs, as_, _) in &pairs {
+        assert!(THREADED.connected(cs, false) && THREADED.accepted(as_));
+    }
+    let until = sys::now_ns() + 5_000_000_000;
+    while sys::now_ns() < until && pairs.iter().any(|(cs, as_, _)| cs.offered.load(Acquire) + as_.offered.load(Acquire) != 2) {
+        std::thread::sleep(core::time::Duration::from_millis(1));
+    }
+    for (cs, as_, _) in &pairs {
         assert_eq!(offer_of(cs).slot, offer_of(as_).slot);
     }
 }
@@ -585,7 +767,7 @@ fn whoever_does_not_keep_to_the_protocol_is_hung_up_on() {
         act(&r);
         settle(&[a]);
         assert!(r.is_ended(), "case {i}");
-        assert!(a.state.lock().links.iter().all(|l| l.phase == crate::rendezvous::Phase::Free), "case {i}");
+        assert!(a.state.lock().links.iter().all(|l| l.phase == Phase::Free), "case {i}");
     }
     let _ = sys::close(event);
 }
@@ -809,7 +991,7 @@ fn memory_that_could_be_taken_away_ends_the_link() {
         settle(&[h.c]);
         assert!(h.r.is_ended(), "case {wrong}");
         assert_eq!(h.cs.offered.load(Acquire), 0);
-        assert_eq!(h.c.state.lock().links[0].phase, crate::rendezvous::Phase::Free, "case {wrong}");
+        assert_eq!(h.c.state.lock().links[0].phase, Phase::Free, "case {wrong}");
         let _ = sys::close(unsealed);
     }
 }

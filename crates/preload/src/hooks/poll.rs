@@ -91,5 +91,5 @@ pub(super) unsafe fn select_or_pass(nfds: c_int, read: *mut fd_set, write: *mut 
 }
 
 fn fits(count: nfds_t, room: size_t) -> bool {
-    room / size_of::<pollfd>() >= count as usize
+    (count as usize).checked_mul(size_of::<pollfd>()).is_some_and(|size| size <= room)
 }

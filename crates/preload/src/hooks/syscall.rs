@@ -65,6 +65,7 @@ const COUNT: usize = 512;
 /// 1 for each number that [`dispatch`] knows.
 static WATCHED: [u8; COUNT] = watched();
 
+#[allow(clippy::indexing_slicing, reason = "evaluated by the compiler")]
 const fn watched() -> [u8; COUNT] {
     let mut table = [0; COUNT];
     let mut list = LISTS.as_slice();

@@ -1,10 +1,13 @@
 //! Random calls on both ends of a ring, checked against four counters.
 
+use proptest::collection::vec;
 use proptest::prelude::*;
-use std::vec;
 use std::vec::Vec;
 
 use super::util::{Ring, copy_out, peek, read, write};
+
+/// The largest number of calls in a case.
+pub(super) const OPS: usize = if cfg!(miri) { 40 } else { 200 };
 
 #[derive(Debug, Clone)]
 pub(super) enum Op {
@@ -22,34 +25,56 @@ pub(super) enum Op {
     GiveBack,
 }
 
-/// Lengths up to a little more than a ring of `size`, mostly short.
-fn len(size: usize) -> impl Strategy<Value = usize> + Clone {
-    prop_oneof![3 => 0..=size.min(8), 2 => 0..=size + 2, 1 => Just(usize::MAX >> 1)]
+impl Op {
+    /// The call that a random number stands for, with lengths that suit a ring of `size`.
+    pub(super) fn new(random: u64, size: usize) -> Self {
+        let [kind, .., a, b] = random.to_le_bytes();
+        // Mostly short, at most a little more than the ring. What copies makes a buffer of that length.
+        let len = |byte: u8| {
+            if byte & 1 == 0 {
+                usize::from(byte >> 1) % 9
+            } else {
+                (size + 3) * usize::from(byte) / 256
+            }
+        };
+        // What does not copy takes any length.
+        let any = |byte: u8| {
+            if byte < 250 {
+                len(byte)
+            } else {
+                usize::MAX - usize::from(byte & 1)
+            }
+        };
+        match kind % 24 {
+            0..4 => Op::Write(len(a)),
+            4..8 => Op::Publish,
+            8 => Op::Free(any(a)),
+            9 => Op::InFlight,
+            10 => Op::CopyOut(len(a), len(b)),
+            11 | 12 => Op::WantSpace(any(a)),
+            13 => Op::Available,
+            14 => Op::Refresh,
+            15..19 => Op::Read(len(a)),
+            19 => Op::Peek(any(a), len(b)),
+            20 => Op::Skip(any(a)),
+            _ => Op::GiveBack,
+        }
+    }
 }
 
-pub(super) fn ops(size: usize) -> impl Strategy<Value = Vec<Op>> {
-    // A buffer is made for each copy, so lengths are bounded; `len` alone may be huge where nothing is copied.
-    let copied = move || len(size).prop_map(move |len| len.min(size + 2));
-    let op = prop_oneof![
-        4 => copied().prop_map(Op::Write),
-        4 => Just(Op::Publish),
-        1 => len(size).prop_map(Op::Free),
-        1 => Just(Op::InFlight),
-        1 => (0..=size + 2, copied()).prop_map(|(back, len)| Op::CopyOut(back, len)),
-        2 => len(size).prop_map(Op::WantSpace),
-        1 => Just(Op::Available),
-        1 => Just(Op::Refresh),
-        4 => copied().prop_map(Op::Read),
-        1 => (len(size), copied()).prop_map(|(offset, len)| Op::Peek(offset, len)),
-        1 => len(size).prop_map(Op::Skip),
-        4 => Just(Op::GiveBack),
-    ];
-    proptest::collection::vec(op, 0..200)
-}
-
-/// Ring sizes; the largest is larger than the distance between two looks at the head.
-pub(super) fn size() -> impl Strategy<Value = usize> {
-    prop_oneof![8 => (0..8u32).prop_map(|bits| 1 << bits), 1 => Just(1 << 13)]
+/// A ring size (the largest is larger than the distance between two looks at the head) and calls for it.
+pub(super) fn size_and_ops() -> impl Strategy<Value = (usize, Vec<Op>)> {
+    let bits = prop_oneof![8 => 0..8u32, 1 => Just(13)];
+    (bits, vec(any::<u64>(), 0..OPS)).prop_map(|(bits, randoms)| {
+        let size = 1 << bits;
+        (
+            size,
+            randoms
+                .iter()
+                .map(|&random| Op::new(random, size))
+                .collect(),
+        )
+    })
 }
 
 /// Anywhere, with a liking for the place where numbers wrap.
@@ -154,14 +179,14 @@ fn check(size: usize, start: u64, past: u64, ops: &[Op]) {
 
 proptest! {
     #![proptest_config(ProptestConfig {
-        cases: if cfg!(miri) { 20 } else { 500 },
+        cases: if cfg!(miri) { 20 } else { 1000 },
         failure_persistence: None,
         ..ProptestConfig::default()
     })]
 
     #[test]
     fn ends_agree_with_the_oracle(
-        (size, ops) in size().prop_flat_map(|size| (Just(size), ops(size))),
+        (size, ops) in size_and_ops(),
         start in position(),
         past in position(),
     ) {

@@ -1,0 +1,111 @@
+//! The connector's part: it checks what it is offered, and maps it.
+
+use super::*;
+
+impl State {
+    /// The connection that an offer is for, and the process that made the offer. `None`: it is refused.
+    pub(crate) fn judge(&mut self, i: usize, offer: &proto::Offer) -> Result<Option<(Tuple, Cred)>, Violation> {
+        let reason = match self.check_offer(i, offer) {
+            Ok(found) => return Ok(Some(found)),
+            Err(reason) => reason,
+        };
+        self.refuse(i, offer, reason).map(|()| None)
+    }
+
+    pub(super) fn refuse(&mut self, i: usize, offer: &proto::Offer, reason: u16) -> Result<(), Violation> {
+        stats::count(Counter::OffersRefused);
+        self.post(i, Message::Refuse { token: offer.token, slot: offer.slot, reason }, -1)
+    }
+
+    pub(super) fn check_offer(&self, i: usize, offer: &proto::Offer) -> Result<(Tuple, Cred), u16> {
+        let (l, t) = self.link(i).zip(self.tables.as_ref()).ok_or(refuse::UNKNOWN_TOKEN)?;
+        let (tuple, m) = t.connected.get(Key(offer.token)).ok_or(refuse::WITHDRAWN)?;
+        // A token that this peer was never told is not its business.
+        if m.announced & 1 << i == 0 {
+            return Err(refuse::UNKNOWN_TOKEN);
+        }
+        if offer.tuple.mirrored() != *tuple {
+            return Err(refuse::WRONG_TUPLE);
+        }
+        if !m.is_current() || !m.socket.is(socket::CANDIDATE) {
+            return Err(refuse::WITHDRAWN);
+        }
+        let arena = l.arenas.get(offer.arena as usize).ok_or(refuse::BAD_MEMORY)?;
+        let slot = l.slots.get(offer.slot as usize).ok_or(refuse::BAD_MEMORY)?;
+        let sizes = offer.ring_bytes.iter().all(|b| b.is_power_of_two() && (RING_MIN..=RING_MAX).contains(&(*b as usize)));
+        let places = offer.ring_offset.iter().all(|o| o % 64 == 0);
+        if slot.state != SlotState::Free || !sizes || !places || !offer.fits(arena.bytes as u64) {
+            return Err(refuse::BAD_MEMORY);
+        }
+        Ok((*tuple, l.peer))
+    }
+
+    /// Takes an offer up, or refuses it. `proof`: its maker is who it has to be.
+    pub(crate) fn take_up(&mut self, i: usize, offer: &proto::Offer, proof: Option<PeerVerified>) -> Result<(), Violation> {
+        // The world may have changed while the kernel was asked.
+        if self.judge(i, offer)?.is_none() {
+            return Ok(());
+        }
+        let key = Key(offer.token);
+        if proof.is_none() {
+            stats::count(Counter::AuthFailures);
+            if let Some((_, m)) = self.tables.as_ref().and_then(|t| t.connected.get(key)) {
+                m.socket.set_reason(Reason::NotAuthenticated);
+            }
+            return self.refuse(i, offer, REFUSE_NOT_AUTHENTICATED);
+        }
+        self.post(i, Message::Accept { token: offer.token, slot: offer.slot }, -1)?;
+        let Some((_, m)) = self.tables.as_mut().and_then(|t| t.connected.remove(key)) else { return Ok(()) };
+        let Some(l) = self.links.get_mut(i) else { return Ok(()) };
+        let (Some(c), Some(arena), Some(s)) = (l.channel, l.arenas.get(offer.arena as usize), l.slots.get_mut(offer.slot as usize)) else { return Ok(()) };
+        let [tx_at, rx_at] = offer.ring_offset.map(|o| usize::try_from(o).unwrap_or(usize::MAX));
+        let [tx_bytes, rx_bytes] = offer.ring_bytes;
+        const { assert!(Direction::ConnectorToAcceptor as usize == 0 && Direction::AcceptorToConnector as usize == 1) };
+        // SAFETY: `check_offer` found both rings inside of this arena, which is mapped whole.
+        let (tx, rx) = unsafe { (arena.at.add(tx_at), arena.at.add(rx_at)) };
+        *s = Slot { state: SlotState::Live, socket: m.socket, generation: m.generation, ..Slot::FREE };
+        c.users.fetch_add(1, AcqRel);
+        l.slots_used += 1;
+        let used = l.slots_used;
+        record(i, |r| {
+            r.slots_used.store(used, Relaxed);
+            r.connections_total.fetch_add(1, Relaxed);
+        });
+        hand_over(m.socket, c, offer.slot, tx, tx_bytes, rx, rx_bytes);
+        for other in (0..LINKS).filter(|o| *o != i && m.announced & 1 << o != 0) {
+            self.try_send(other, Message::Withdraw { token: offer.token });
+        }
+        Ok(())
+    }
+
+    pub(super) fn on_channel(&mut self, i: usize, m: proto::Channel, fd: c_int) -> Result<Then, Violation> {
+        let ours = proto::Channel { channel_bytes: CHANNEL_BYTES as u64, slots: SLOTS as u32, places: PLACES as u32 };
+        let fresh = self.link(i).is_some_and(|l| l.channel.is_none());
+        if !fresh || m != ours || !arena::is_sealed(fd, CHANNEL_BYTES) {
+            return Err(Violation::Malformed);
+        }
+        match self.make_channel(i, fd) {
+            Ok(_) => Ok(Then::Nothing),
+            Err(_) => Err(Violation::NoMemory),
+        }
+    }
+
+    pub(super) fn on_arena(&mut self, i: usize, m: proto::Arena, fd: c_int) -> Result<Then, Violation> {
+        let Some(l) = self.link_mut(i).filter(|l| l.channel.is_some()) else { return Err(Violation::Malformed) };
+        let mapped: usize = l.arenas.iter().map(|a| a.bytes).sum();
+        let after = usize::try_from(m.bytes).ok().and_then(|b| b.checked_add(mapped));
+        if m.arena as usize != l.arenas.len() || l.arenas.len() >= ARENAS_MAX || after.is_none_or(|b| b > MAPPED_BYTES_MAX) {
+            return Err(Violation::Malformed);
+        }
+        if l.arenas.try_reserve(1).is_err() {
+            return Err(Violation::NoMemory);
+        }
+        match arena::map_received(fd, m.bytes) {
+            Ok(mapping) => l.arenas.push(mapping),
+            Err(MemoryError::NotSealed) => return Err(Violation::Malformed),
+            Err(_) => return Err(Violation::NoMemory),
+        }
+        record(i, |r| r.arena_bytes.store(after.unwrap_or(0) as u64, Relaxed));
+        Ok(Then::Nothing)
+    }
+}

@@ -1,0 +1,38 @@
+//! Doorbells that a peer passes to us: what may be one, and how one takes another's place.
+
+use super::*;
+
+/// What a peer passes as a doorbell: an eventfd, or a unix socket.
+pub(super) fn is_doorbell(fd: c_int) -> bool {
+    let mut domain = 0i32;
+    if sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_DOMAIN, &mut domain) >= 0 {
+        return domain == libc::AF_UNIX;
+    }
+    let mut path = [0u8; 32];
+    let mut out = [0u8; 32];
+    let len = decimal_path(b"/proc/self/fd/", fd as u32, &mut path);
+    let n = sys::readlink(path.get(..=len).unwrap_or(&[0]), &mut out);
+    if n > 0 {
+        return out.get(..n as usize) == Some(b"anon_inode:[eventfd]");
+    }
+    // No /proc: at least it is of the family that eventfds belong to.
+    let own = sys::eventfd(libc::EFD_CLOEXEC) as c_int;
+    let same = own >= 0 && sys::inode(own) == sys::inode(fd);
+    if own >= 0 {
+        let _ = sys::close(own);
+    }
+    same
+}
+
+/// Takes over the peer's doorbell; false: the descriptor given is not needed any more.
+pub(super) fn learn_doorbell(c: &Channel, place: usize, fd: c_int) -> bool {
+    let known = c.doorbells.get(place).map_or(-1, |d| d.load(Acquire));
+    if known < 0 {
+        c.learn_doorbell(place, fd);
+        return true;
+    }
+    // Under the same number, in one step: a thread may be about to write to it.
+    let _ = sys::dup3(fd, known, libc::O_CLOEXEC);
+    let _ = sys::write(known, &1u64.to_ne_bytes());
+    false
+}

@@ -1,0 +1,276 @@
+//! Finding each other: adverts, by the port that a process accepts on, and looks for them.
+
+use super::*;
+
+impl State {
+    pub(super) fn port(&mut self, port: u16) -> &mut Port {
+        let p = &mut self.ports[port as usize % PORTS];
+        if p.port != port {
+            *p = Port { port, ..Port::NONE };
+        }
+        p
+    }
+
+    /// Whether a socket that was just connected has somebody to be announced to; `later`: it has received bytes, so the
+    /// acceptor must be known by now.
+    pub(crate) fn seek(&mut self, port: u16, later: bool) -> bool {
+        let now = sys::now_ns();
+        let p = *self.port(port);
+        if self.links_to(port) == 0 {
+            let absent = if later { p.absent_later } else { p.absent_at_connect };
+            if now < absent {
+                return false;
+            }
+            if !self.probe(port, if later { NAMES } else { QUICK_NAMES }, true) {
+                let p = self.port(port);
+                p.absent_at_connect = now + ABSENT_NS;
+                if later {
+                    p.absent_later = now + ABSENT_NS;
+                }
+                return false;
+            }
+        }
+        let p = self.port(port);
+        if p.try_at == 0 && now.saturating_sub(p.tried_all) > TRIED_LATELY_NS {
+            p.tries = 0;
+            p.try_at = now;
+        }
+        true
+    }
+
+    /// Asks for another look at all names, now.
+    pub(crate) fn seek_all(&mut self, port: u16) {
+        let now = sys::now_ns();
+        let p = self.port(port);
+        if now.saturating_sub(p.tried_all) > 1_000_000 {
+            p.tries = 0;
+            p.try_at = now;
+        }
+    }
+
+    /// When the service thread has to look for new advertisers next; 0: never.
+    pub(crate) fn next_try(&self) -> u64 {
+        self.ports.iter().map(|p| p.try_at).filter(|t| *t != 0).min().unwrap_or(0)
+    }
+
+    /// When the service thread has something to do of its own accord; 0: never.
+    pub(crate) fn next_deed(&self) -> u64 {
+        [self.next_try(), self.next_due(), self.next_expiry].into_iter().filter(|t| *t != 0).min().unwrap_or(0)
+    }
+
+    /// Looks for new advertisers of the ports whose time has come. Service thread only.
+    pub(crate) fn try_ports(&mut self) {
+        let now = sys::now_ns();
+        for at in 0..PORTS {
+            let p = self.ports[at];
+            if p.try_at == 0 || p.try_at > now {
+                continue;
+            }
+            for i in 0..LINKS {
+                // Else the advert of its successor would not be looked for.
+                if self.link(i).is_some_and(|l| l.takes_candidates() && l.port == p.port && l.is_orphan()) {
+                    self.end_link(i, Violation::Ended);
+                }
+            }
+            self.probe(p.port, NAMES, false);
+            let waiting = self.tables.as_ref().is_some_and(|t| t.connected.len() != 0);
+            let p = self.port(p.port);
+            p.tried_all = now;
+            p.try_at = match TRY_AGAIN_NS.get(p.tries as usize) {
+                Some(pause) if waiting => now + pause,
+                _ => 0,
+            };
+            p.tries = p.tries.saturating_add(1);
+        }
+    }
+
+    /// Connects to the advertisers of `port` under the first `names` names that we have no link to; `one` will do.
+    pub(super) fn probe(&mut self, port: u16, names: u8, one: bool) -> bool {
+        let linked = |s: &State, k: u8| s.links.iter().any(|l| l.role == Role::Connector && l.is_read() && l.port == port && l.k == k);
+        let p = self.port(port);
+        if p.shunned_until < sys::now_ns() {
+            p.shunned = 0;
+        }
+        let shunned = p.shunned;
+        let mut fd = -1;
+        let mut found = false;
+        for k in 0..names {
+            if shunned & 1 << k != 0 || linked(self, k) {
+                continue;
+            }
+            if fd < 0 {
+                fd = control_socket();
+                if fd < 0 {
+                    return found;
+                }
+            }
+            let (name, len) = advert_name(port, k);
+            if sys::connect(fd, name.get(..len).unwrap_or(&[])) < 0 {
+                continue;
+            }
+            if let Some(i) = self.open_link(core::mem::replace(&mut fd, -1), Role::Connector, port, k) {
+                found = true;
+                self.announce_all(i);
+                if one {
+                    break;
+                }
+            }
+        }
+        if fd >= 0 {
+            fd_table::close_internal(fd);
+        }
+        found
+    }
+
+    /// Advertises that this process accepts on `port`, as the user that it runs as. True: it does (already).
+    pub(crate) fn advertise(&mut self, port: u16, uid: u32) -> bool {
+        let now = sys::now_ns();
+        let known = self.adverts.iter().position(|a| a.port == port && port != 0);
+        if let Some(a) = known.and_then(|i| self.adverts.get(i)) {
+            if a.uid == uid && (a.fd >= 0 || now < a.retry_at) {
+                return a.fd >= 0;
+            }
+        }
+        let Some(i) = known.or_else(|| self.adverts.iter().position(|a| a.port == 0)) else { return false };
+        let Some(a) = self.adverts.get_mut(i) else { return false };
+        if a.fd >= 0 {
+            // Made by us as another user: what it says of us is no longer true.
+            fd_table::close_internal(a.fd);
+        }
+        *a = Advert { port, fd: -1, uid, retry_at: now + RETRY_ADVERT_NS };
+        let fd = bind_advert(port);
+        if fd < 0 {
+            return false;
+        }
+        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: EVENT_ADVERT | i as u64 };
+        // SAFETY: a live event.
+        if unsafe { sys::epoll_ctl(self.epoll, libc::EPOLL_CTL_ADD, fd, &mut event) } < 0 {
+            fd_table::close_internal(fd);
+            return false;
+        }
+        a.fd = fd;
+        true
+    }
+
+    /// Takes the connections that wait at an advert. False: it had to be given up, for a while.
+    pub(crate) fn take_callers(&mut self, advert: usize) -> bool {
+        for _ in 0..LINKS {
+            let Some(a) = self.adverts.get_mut(advert).filter(|a| a.fd >= 0) else { return true };
+            let port = a.port;
+            let fd = sys::accept4(a.fd, libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) as c_int;
+            if fd < 0 {
+                if [libc::EAGAIN, libc::EINTR, libc::ECONNABORTED].contains(&-fd) {
+                    return true;
+                }
+                // No descriptor, most likely. Left alone it would wake us for ever.
+                fd_table::close_internal(a.fd);
+                a.fd = -1;
+                a.retry_at = sys::now_ns() + RETRY_ADVERT_NS;
+                return false;
+            }
+            let fd = fd_table::adopt_internal(fd);
+            if fd < 0 {
+                return true;
+            }
+            if self.free_link(false).is_none() {
+                self.evict_idle();
+            }
+            self.open_link(fd, Role::Acceptor, port, 0);
+        }
+        true
+    }
+
+    /// Ends links that nothing has used for as long as the configuration says. Service thread only.
+    pub(crate) fn expire(&mut self) {
+        let Some(ms) = lifecycle::config().empty_channel_expire_ms else {
+            self.next_expiry = 0;
+            return;
+        };
+        let now = sys::now_ns();
+        if self.next_expiry == 0 || self.next_expiry > now {
+            return;
+        }
+        self.next_expiry = 0;
+        for i in 0..LINKS {
+            let Some(l) = self.link(i).filter(|l| l.is_read() && l.users() == 0) else { continue };
+            let mut end = l.since.saturating_add(u64::from(ms) * 1_000_000);
+            if end <= now {
+                self.sweep(i, SLOTS);
+                if self.link(i).is_some_and(|l| l.is_idle()) {
+                    self.end_link(i, Violation::Evicted);
+                    continue;
+                }
+                // The peer still holds a slot, or waits for an answer.
+                end = now.saturating_add(u64::from(ms.max(1000)) * 1_000_000);
+            }
+            if self.next_expiry == 0 || end < self.next_expiry {
+                self.next_expiry = end;
+            }
+        }
+    }
+
+    /// A link has lost its last connection: it is looked at when it has been of no use for long. True: the service
+    /// thread has to learn of that.
+    pub(super) fn became_idle(&mut self, i: usize) -> bool {
+        let now = sys::now_ns();
+        if let Some(l) = self.link_mut(i).filter(|l| l.is_read() && l.users() == 0) {
+            l.since = now;
+            if self.next_expiry == 0 {
+                if let Some(ms) = lifecycle::config().empty_channel_expire_ms {
+                    self.next_expiry = now.saturating_add(u64::from(ms) * 1_000_000).max(1);
+                    return true;
+                }
+            }
+        }
+        false
+    }
+}
+
+/// `sockaddr_un` of an advert, and its length.
+pub(super) fn advert_name(port: u16, k: u8) -> ([u8; 48], usize) {
+    let mut name = [0u8; 48];
+    let [a, b] = (libc::AF_UNIX as u16).to_ne_bytes();
+    let mut at = 0;
+    let mut put = |bytes: &[u8]| {
+        for b in bytes {
+            if let Some(to) = name.get_mut(at) {
+                *to = *b;
+                at += 1;
+            }
+        }
+    };
+    put(&[a, b, 0]);
+    let mut number = [0u8; 12];
+    put(b"netacc/1/");
+    let n = decimal_path(b"", u32::from(port), &mut number);
+    put(number.get(..n).unwrap_or(&[]));
+    put(b"/");
+    let n = decimal_path(b"", u32::from(k), &mut number);
+    put(number.get(..n).unwrap_or(&[]));
+    (name, at)
+}
+
+fn control_socket() -> c_int {
+    let fd = sys::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK, 0) as c_int;
+    if fd < 0 { fd } else { fd_table::adopt_internal(fd) }
+}
+
+fn bind_advert(port: u16) -> c_int {
+    let fd = control_socket();
+    if fd < 0 {
+        return fd;
+    }
+    for k in 0..NAMES {
+        let (name, len) = advert_name(port, k);
+        let r = sys::bind(fd, name.get(..len).unwrap_or(&[]));
+        if r == -(libc::EADDRINUSE as isize) {
+            continue;
+        }
+        if r >= 0 && sys::listen(fd, 1024) >= 0 {
+            return fd;
+        }
+        break;
+    }
+    fd_table::close_internal(fd);
+    -1
+}

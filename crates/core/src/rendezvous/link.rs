@@ -1,0 +1,386 @@
+//! Control connections: made, written to, ended, and what becomes of their channels.
+
+use super::*;
+
+impl State {
+    pub(super) fn link(&self, i: usize) -> Option<&Link> {
+        self.links.get(i)
+    }
+
+    pub(super) fn link_mut(&mut self, i: usize) -> Option<&mut Link> {
+        self.links.get_mut(i)
+    }
+
+    /// The descriptor of a link, if it still is in that life and is read from.
+    pub(crate) fn readable(&self, i: usize, serial: u32) -> Option<c_int> {
+        self.link(i).filter(|l| l.serial == serial && l.is_read()).map(|l| l.fd)
+    }
+
+    /// A place for a new link; `foreign`: to another user's process.
+    pub(super) fn free_link(&self, foreign: bool) -> Option<usize> {
+        let me = sys::geteuid();
+        if foreign && self.links.iter().filter(|l| l.phase != Phase::Free && l.peer.uid != me).count() >= FOREIGN_LINKS {
+            return None;
+        }
+        self.links.iter().position(|l| l.phase == Phase::Free)
+    }
+
+    /// Makes a link of a connected control socket (one of the library's own, which is closed when that fails).
+    pub(crate) fn open_link(&mut self, fd: c_int, role: Role, port: u16, k: u8) -> Option<usize> {
+        let opened = self.try_open_link(fd, role, port, k);
+        if opened.is_none() {
+            fd_table::close_internal(fd);
+        }
+        opened
+    }
+
+    pub(super) fn try_open_link(&mut self, fd: c_int, role: Role, port: u16, k: u8) -> Option<usize> {
+        let peer = auth::peer_of(fd)?;
+        let i = self.free_link(peer.uid != sys::geteuid())?;
+        if sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_PASSCRED, &1i32) < 0 {
+            return None;
+        }
+        self.serial = self.serial.wrapping_add(1);
+        let serial = self.serial;
+        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: event_of(i, serial) };
+        // SAFETY: a live event.
+        if unsafe { sys::epoll_ctl(self.epoll, libc::EPOLL_CTL_ADD, fd, &mut event) } < 0 {
+            return None;
+        }
+        let hello = Message::Hello(Hello::new(LIB_VERSION, sys::getpid(), role));
+        if packet::send(fd, &hello, -1) < 0 {
+            return None;
+        }
+        let l = self.link_mut(i)?;
+        *l = Link { phase: Phase::Greeting, serial, fd, role, port, k, peer, since: sys::now_ns(), ..Link::new() };
+        Some(i)
+    }
+
+    /// Sends, or queues behind what could not be sent. Service thread only.
+    pub(super) fn post(&mut self, i: usize, message: Message, fd: c_int) -> Result<(), Violation> {
+        let Some(l) = self.link_mut(i).filter(|l| l.is_read()) else { return Err(Violation::Ended) };
+        if l.queue.is_empty() {
+            match packet::send(l.fd, &message, fd) {
+                0 => return Ok(()),
+                e if e == -(libc::EAGAIN as isize) => {}
+                _ => return Err(Violation::Ended),
+            }
+        }
+        if l.queue.len() >= QUEUE {
+            return Err(Violation::Stuck);
+        }
+        let own = if message.fds() != 0 { copy_internal(fd) } else { -1 };
+        if message.fds() != 0 && own < 0 {
+            return Err(Violation::NoDescriptor);
+        }
+        l.queue.push_back((message, own));
+        self.want_room(i);
+        Ok(())
+    }
+
+    /// Sends now or not at all: the way of application threads, and of what is tried again later.
+    pub(super) fn try_send(&mut self, i: usize, message: Message) -> bool {
+        let Some(l) = self.link(i).filter(|l| l.is_read()) else { return false };
+        if l.queue.is_empty() {
+            match packet::send(l.fd, &message, -1) {
+                0 => return true,
+                e if e != -(libc::EAGAIN as isize) => return false,
+                _ => {}
+            }
+        }
+        self.want_room(i);
+        false
+    }
+
+    pub(super) fn want_room(&mut self, i: usize) {
+        let epoll = self.epoll;
+        if let Some(l) = self.link_mut(i).filter(|l| !l.blocked) {
+            l.blocked = true;
+            let mut event = libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLOUT) as u32, u64: event_of(i, l.serial) };
+            // SAFETY: a live event.
+            let _ = unsafe { sys::epoll_ctl(epoll, libc::EPOLL_CTL_MOD, l.fd, &mut event) };
+        }
+    }
+
+    /// There is room: sends what waits. Returns the connections that can be agreed on now.
+    pub(crate) fn has_room(&mut self, i: usize) -> Result<Vec<Tuple>, Violation> {
+        let epoll = self.epoll;
+        let Some(l) = self.links.get_mut(i) else { return Ok(Vec::new()) };
+        while let Some((message, fd)) = l.queue.front() {
+            match packet::send(l.fd, message, *fd) {
+                0 => {}
+                e if e == -(libc::EAGAIN as isize) => return Ok(Vec::new()),
+                _ => return Err(Violation::Ended),
+            }
+            if let Some((_, fd)) = l.queue.pop_front().filter(|(_, fd)| *fd >= 0) {
+                fd_table::close_internal(fd);
+            }
+        }
+        l.blocked = false;
+        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: event_of(i, l.serial) };
+        // SAFETY: a live event.
+        let _ = unsafe { sys::epoll_ctl(epoll, libc::EPOLL_CTL_MOD, l.fd, &mut event) };
+        let put_off = core::mem::take(&mut l.put_off);
+        if l.role == Role::Connector {
+            self.announce_all(i);
+        }
+        let mut tuples = Vec::new();
+        if let Some(t) = self.tables.as_ref().filter(|_| put_off) {
+            let mut at = t.candidates.oldest();
+            while let Some(key) = at {
+                if let Some((tuple, _)) = t.candidates.get(key).filter(|(_, c)| c.link == i) {
+                    tuples.push(*tuple);
+                }
+                at = t.candidates.after(key);
+            }
+        }
+        Ok(tuples)
+    }
+
+    /// Ends a link. Its channel, if sockets are on it, stays until they have left.
+    pub(crate) fn end_link(&mut self, i: usize, why: Violation) {
+        let epoll = self.epoll;
+        let Some(l) = self.links.get_mut(i).filter(|l| l.is_read()) else { return };
+        let fault = why == Violation::Malformed;
+        if fault {
+            stats::count(Counter::PeerCorrupt);
+            warn_log!("process {} (user {}) broke the rules of the agreement: its channel is given up", l.peer.pid, l.peer.uid);
+        } else if why == Violation::Impostor {
+            stats::count(Counter::AuthFailures);
+            warn_log!("process {} (user {}) is not, or no longer, who made the connection: its channel is given up", l.peer.pid, l.peer.uid);
+        } else {
+            debug_log!("link to process {} ended: {why:?}", l.peer.pid);
+        }
+        let _ = packet::send(l.fd, &Message::Bye, -1);
+        // SAFETY: deleting takes no event.
+        let _ = unsafe { sys::epoll_ctl(epoll, libc::EPOLL_CTL_DEL, l.fd, core::ptr::null_mut()) };
+        let _ = sys::shutdown(l.fd, libc::SHUT_RDWR);
+        for (_, fd) in l.queue.drain(..) {
+            if fd >= 0 {
+                fd_table::close_internal(fd);
+            }
+        }
+        l.phase = Phase::Dead;
+        l.candidates = 0;
+        if let Some(c) = l.channel {
+            // The descriptor itself stays ours until the last user left, so that nobody writes into another's.
+            c.control.store(-1, Release);
+            c.dead.store(1, Release);
+            stats::count(if fault { Counter::ChannelsFailed } else { Counter::ChannelsClosed });
+            let state = if fault { ChannelState::Failed } else { ChannelState::Draining };
+            record(i, |r| r.state.store(state as u32, Relaxed));
+        }
+        let reason = match why {
+            Violation::OtherVersion => Reason::VersionMismatch,
+            Violation::Impostor => Reason::NotAuthenticated,
+            Violation::Malformed => Reason::PeerCorrupt,
+            Violation::NoDescriptor => Reason::NoDescriptor,
+            Violation::NoMemory => Reason::NoMemory,
+            _ => Reason::ChannelFailed,
+        };
+        let (role, port, k) = (l.role, l.port, l.k);
+        if role == Role::Connector && matches!(why, Violation::Malformed | Violation::Impostor | Violation::OtherVersion) {
+            let p = self.port(port);
+            p.shunned |= 1 << (k % NAMES);
+            p.shunned_until = sys::now_ns() + SHUN_NS;
+        }
+        self.forget_link(i, reason);
+        self.recycle(i);
+    }
+
+    /// Takes a dead link out of the tables.
+    pub(super) fn forget_link(&mut self, i: usize, reason: Reason) {
+        let Some(t) = self.tables.as_mut() else { return };
+        let mut at = t.candidates.oldest();
+        while let Some(key) = at {
+            at = t.candidates.after(key);
+            if t.candidates.get(key).is_some_and(|(_, c)| c.link == i) {
+                t.candidates.remove(key);
+            }
+        }
+        let mut at = t.connected.oldest();
+        while let Some(key) = at {
+            at = t.connected.after(key);
+            if let Some(m) = t.connected.get_mut(key).filter(|m| m.announced & (1 << i) != 0) {
+                m.announced &= !(1 << i);
+                if m.announced == 0 && m.is_current() {
+                    m.socket.set_reason(reason);
+                }
+            }
+        }
+        let mut at = t.accepted.oldest();
+        while let Some(key) = at {
+            at = t.accepted.after(key);
+            if let Some(m) = t.accepted.get_mut(key).filter(|m| m.offered.is_some_and(|(l, _)| l == i)) {
+                m.offered = None;
+                if m.is_current() {
+                    m.socket.set_reason(reason);
+                }
+            }
+        }
+    }
+
+    /// Frees a dead link when no socket is on its channel any more.
+    pub(crate) fn recycle(&mut self, i: usize) {
+        let Some(l) = self.links.get_mut(i).filter(|l| l.phase == Phase::Dead && l.users() == 0 && !l.pulling) else { return };
+        if let Some(c) = l.channel {
+            for d in &c.doorbells {
+                let fd = d.swap(-1, AcqRel);
+                if fd >= 0 {
+                    fd_table::close_internal(fd);
+                }
+            }
+            for s in &c.sockets {
+                s.store(core::ptr::null_mut(), Release);
+            }
+            // SAFETY: the mapping is the channel's own; a late reader finds zeros, which say nothing.
+            let _ = unsafe { sys::map_over(c.mem.cast(), -1, CHANNEL_BYTES) };
+            record(i, |r| r.state.store(ChannelState::Free as u32, Relaxed));
+        }
+        let arenas = l.pool.as_ref().map_or(l.arenas.as_slice(), |p| p.arenas());
+        for a in arenas {
+            // SAFETY: rings are used by attached sockets alone, and there are none.
+            unsafe { a.unmap() };
+        }
+        if l.fd >= 0 {
+            fd_table::close_internal(l.fd);
+        }
+        *l = Link::new();
+    }
+
+    /// Makes room by ending the link that has been of no use for longest. Service thread only.
+    pub(crate) fn evict_idle(&mut self) -> bool {
+        let now = sys::now_ns();
+        let idle = |l: &&(usize, &Link)| match l.1.phase {
+            Phase::Greeting => now.saturating_sub(l.1.since) > GREETING_NS,
+            _ => l.1.is_idle(),
+        };
+        let all: Vec<(usize, &Link)> = self.links.iter().enumerate().collect();
+        let gone = all.iter().find(|l| l.1.is_read() && l.1.is_orphan());
+        let victim = gone.or_else(|| all.iter().filter(idle).min_by_key(|l| l.1.since)).map(|l| l.0);
+        if let Some(i) = victim {
+            self.end_link(i, Violation::Evicted);
+        }
+        victim.is_some()
+    }
+
+    /// The channel of a link, made of `memfd`.
+    pub(super) fn make_channel(&mut self, i: usize, memfd: c_int) -> Result<&'static Channel, MemoryError> {
+        let Some(l) = self.links.get(i) else { return Err(MemoryError::NoMemory) };
+        let side = match l.role {
+            Role::Acceptor => 0,
+            Role::Connector => 1,
+        };
+        let (pid, fd) = (l.peer.pid, l.fd);
+        let Some(shell) = self.shells.get_mut(i).and_then(|s| s.get_mut(side)) else { return Err(MemoryError::NoMemory) };
+        if shell.is_null() {
+            let mem = sys::map_private(CHANNEL_BYTES);
+            let at = sys::map_private(size_of::<Channel>());
+            if mem.is_null() || at.is_null() {
+                return Err(MemoryError::NoMemory);
+            }
+            let at = at.cast::<Channel>();
+            // SAFETY: fresh zeroed memory of a Channel's size and alignment (pages); these two fields never change again.
+            unsafe { (&raw mut (*at).mem).write(mem.cast()) };
+            // SAFETY: as above.
+            unsafe { (&raw mut (*at).side).write(side) };
+            *shell = at;
+        }
+        let at = *shell;
+        // SAFETY: `mem` was written above when the shell was made.
+        let mem = unsafe { (*at).mem };
+        // SAFETY: nobody uses this channel: its link had been recycled, or never was.
+        if !unsafe { sys::map_over(mem.cast(), memfd, CHANNEL_BYTES) } {
+            // The place must stay readable for whoever comes late.
+            // SAFETY: as above.
+            let _ = unsafe { sys::map_over(mem.cast(), -1, CHANNEL_BYTES) };
+            return Err(MemoryError::NoMemory);
+        }
+        // SAFETY: as above.
+        unsafe { (&raw mut (*at).peer_pid).write_volatile(pid) };
+        // SAFETY: valid from here on for ever: zeroed atomics, and the fields just written.
+        let c: &'static Channel = unsafe { &*at };
+        c.doorbells.iter().for_each(|d| d.store(-1, Relaxed));
+        c.owed.iter().chain(&c.passed).for_each(|w| w.store(0, Relaxed));
+        c.users.store(0, Relaxed);
+        c.dead.store(0, Relaxed);
+        c.control.store(fd, Release);
+        let l = self.links.get_mut(i).ok_or(MemoryError::NoMemory)?;
+        l.slots.try_reserve_exact(SLOTS).map_err(|_| MemoryError::NoMemory)?;
+        l.free.try_reserve_exact(SLOTS).map_err(|_| MemoryError::NoMemory)?;
+        l.slots.resize(SLOTS, Slot::FREE);
+        if l.role == Role::Acceptor {
+            l.free.extend((0..SLOTS as u16).rev());
+        }
+        l.channel = Some(c);
+        stats::count(Counter::ChannelsOpened);
+        record(i, |r| {
+            r.peer_pid.store(pid, Relaxed);
+            r.slots_used.store(0, Relaxed);
+            r.slots_total.store(SLOTS as u32, Relaxed);
+            r.arena_bytes.store(0, Relaxed);
+            r.connections_total.store(0, Relaxed);
+            r.opened_unix_ns.store(sys::unix_ns(), Relaxed);
+            r.state.store(ChannelState::Open as u32, Release);
+        });
+        Ok(c)
+    }
+
+    /// In a forked child: forgets what is the parent's alone, and keeps what inherited sockets need.
+    ///
+    /// Another thread of the parent may have been in the middle of a change, so nothing that owns memory is trusted.
+    pub(crate) fn after_fork(&mut self) {
+        for a in &mut self.adverts {
+            if a.fd >= 0 {
+                fd_table::close_internal(a.fd);
+            }
+            *a = Advert::NONE;
+        }
+        for fd in [core::mem::replace(&mut self.epoll, -1)] {
+            if fd >= 0 {
+                fd_table::close_internal(fd);
+            }
+        }
+        for l in &mut self.links {
+            let mut old = core::mem::replace(l, Link::new());
+            let channel = old.channel.take();
+            let keep = channel.is_some_and(|c| c.users.load(Acquire) != 0) && old.phase != Phase::Free;
+            if keep {
+                // Sockets of the parent's live on this channel, and now in this process too.
+                if let Some(c) = channel {
+                    // What the peer was passed are the parent's doorbells.
+                    c.passed.iter().for_each(|w| w.store(0, Relaxed));
+                }
+                *l = Link { phase: Phase::Inherited, serial: old.serial, fd: old.fd, role: old.role, peer: old.peer, channel, ..Link::new() };
+            } else if old.fd >= 0 && old.phase != Phase::Free {
+                fd_table::close_internal(old.fd);
+            }
+            core::mem::forget(old);
+        }
+        core::mem::forget(self.tables.take());
+        core::mem::forget(core::mem::take(&mut self.to_agree));
+        core::mem::forget(core::mem::take(&mut self.young));
+        self.ports = [Port::NONE; PORTS];
+        self.to_recycle = false;
+        self.process = 0;
+    }
+
+    /// In a forked child: an inherited end is gone, and it was the last. The parent's books are the parent's: it finds the
+    /// mark when it looks for free slots.
+    pub(crate) fn release_inherited(&mut self, channel: &Channel, slot: usize) -> bool {
+        let inherited = self.link_with(channel).and_then(|i| self.link(i)).is_some_and(|l| l.phase == Phase::Inherited);
+        if inherited {
+            consumed_by(channel, slot, channel.side).fetch_or(quiet::CLOSED, AcqRel);
+        }
+        inherited
+    }
+}
+
+/// A second descriptor for one of the library's own, which is the library's own too.
+fn copy_internal(fd: c_int) -> c_int {
+    let copy = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, fd as usize) as c_int;
+    if copy >= 0 {
+        fd_table::set(copy, fd_table::Entry::Internal);
+    }
+    copy
+}

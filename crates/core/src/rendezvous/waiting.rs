@@ -1,0 +1,280 @@
+//! Our sockets: noted when they are made, announced when they have shown to last, forgotten when they are closed.
+
+use super::*;
+
+impl State {
+    /// Notes a socket that connect made: every advertiser of its port is told of it in a while. `None`: nobody to tell.
+    /// `Some(true)`: the service thread does not know yet that it has to wake up for that.
+    pub(crate) fn add_connected(&mut self, socket: &'static Socket) -> Option<bool> {
+        let tuple = socket.tuple();
+        if self.links_to(tuple.peer_port()) == 0 {
+            return None;
+        }
+        let due = sys::now_ns().saturating_add(ANNOUNCE_AFTER_NS);
+        let key = add(&mut self.tables.as_mut()?.connected, tuple, socket, due)?;
+        let first = self.young.is_empty();
+        if self.young.len() < self.young.capacity() {
+            self.young.push_back(key);
+            return Some(first);
+        }
+        self.announce_now(key);
+        Some(false)
+    }
+
+    pub(crate) fn is_connected(&self, socket: &Socket) -> bool {
+        let tuple = socket.tuple();
+        self.tables.as_ref().is_some_and(|t| t.connected.find(&tuple, |m| m.is(socket)).is_some())
+    }
+
+    /// Tells every advertiser of a socket's port of it, without waiting any longer.
+    pub(crate) fn hurry(&mut self, socket: &Socket) {
+        let key = self.tables.as_ref().and_then(|t| t.connected.find(&socket.tuple(), |m| m.is(socket)));
+        if let Some(key) = key {
+            self.announce_now(key);
+        }
+    }
+
+    pub(super) fn announce_now(&mut self, key: Key) {
+        let Some(t) = self.tables.as_mut() else { return };
+        let Some(m) = t.connected.get_mut(key) else { return };
+        m.due = 0;
+        let port = t.connected.get(key).map_or(0, |(t, _)| t.peer_port());
+        let told = self.links_to(port);
+        for i in (0..LINKS).filter(|i| told & 1 << i != 0) {
+            self.announce(i, key);
+        }
+    }
+
+    /// Announces what is old enough, in portions: true when there is more. Service thread only.
+    pub(crate) fn announce_due(&mut self) -> bool {
+        let now = sys::now_ns();
+        let mut left = ANNOUNCE_AT_ONCE;
+        while let Some(key) = self.young.front().copied() {
+            if left == 0 {
+                return true;
+            }
+            left -= 1;
+            let due = self.tables.as_ref().and_then(|t| t.connected.get(key)).map_or(0, |(_, m)| m.due);
+            if due > now {
+                break;
+            }
+            self.young.pop_front();
+            self.announce_now(key);
+        }
+        false
+    }
+
+    /// Makes every link that nobody uses too old.
+    #[cfg(test)]
+    pub(crate) fn make_old(&mut self) {
+        self.links.iter_mut().for_each(|l| l.since = 0);
+        self.next_expiry = self.next_expiry.min(1);
+    }
+
+    /// Makes all young candidates old enough, and announces them.
+    #[cfg(test)]
+    pub(crate) fn age(&mut self) {
+        for key in &self.young {
+            if let Some(m) = self.tables.as_mut().and_then(|t| t.connected.get_mut(*key)) {
+                m.due = 0;
+            }
+        }
+        while self.announce_due() {}
+    }
+
+    /// When [`announce_due`](Self::announce_due) has something to do; 0: never.
+    pub(super) fn next_due(&self) -> u64 {
+        // One that is closed or announced already counts as due at once.
+        self.young.front().map_or(0, |key| self.tables.as_ref().and_then(|t| t.connected.get(*key)).map_or(1, |(_, m)| m.due.max(1)))
+    }
+
+    /// The links that take candidates for connections to `port`.
+    pub(super) fn links_to(&self, port: u16) -> u64 {
+        self.links.iter().enumerate().filter(|(_, l)| l.takes_candidates() && l.port == port).fold(0, |m, (i, _)| m | 1 << i)
+    }
+
+    pub(super) fn announce(&mut self, i: usize, key: Key) -> bool {
+        let Some((tuple, m)) = self.tables.as_ref().and_then(|t| t.connected.get(key)) else { return true };
+        if m.announced & 1 << i != 0 {
+            return true;
+        }
+        let sent = Message::Candidate(proto::Candidate { tuple: *tuple, token: key.0 });
+        if !self.try_send(i, sent) {
+            return false;
+        }
+        if let Some(m) = self.tables.as_mut().and_then(|t| t.connected.get_mut(key)) {
+            m.announced |= 1 << i;
+        }
+        true
+    }
+
+    /// Tells a link of all candidates that are old enough and that it does not know yet, as far as there is room.
+    pub(crate) fn announce_all(&mut self, i: usize) {
+        let Some(port) = self.link(i).filter(|l| l.takes_candidates()).map(|l| l.port) else { return };
+        let now = sys::now_ns();
+        let mut left = ANNOUNCE_AT_ONCE;
+        let mut at = self.tables.as_ref().and_then(|t| t.connected.oldest());
+        while let Some(key) = at {
+            let found = self.tables.as_ref().and_then(|t| t.connected.get(key));
+            let wanted = found.is_some_and(|(t, m)| t.peer_port() == port && m.due <= now && m.announced & 1 << i == 0);
+            if wanted {
+                if left == 0 {
+                    // The rest when others have had the lock: there is room, so epoll comes back at once.
+                    self.want_room(i);
+                    return;
+                }
+                if !self.announce(i, key) {
+                    return;
+                }
+                left -= 1;
+            }
+            at = self.tables.as_ref().and_then(|t| t.connected.after(key));
+        }
+    }
+
+    /// Notes a socket that accept made. `None`: no room; `Some(true)`: its candidate is there already.
+    pub(crate) fn add_accepted(&mut self, socket: &'static Socket) -> Option<bool> {
+        let tuple = socket.tuple();
+        let t = self.tables.as_mut()?;
+        let key = add(&mut t.accepted, tuple, socket, 0)?;
+        let there = t.candidates.find(&tuple, |_| true).is_some();
+        if there && self.to_agree.len() < self.to_agree.capacity() {
+            self.to_agree.push(key);
+        }
+        Some(there)
+    }
+
+    /// The accepted sockets that [`add_accepted`](Self::add_accepted) found a candidate for.
+    pub(crate) fn next_to_agree(&mut self) -> Option<Tuple> {
+        loop {
+            let key = self.to_agree.pop()?;
+            if let Some((tuple, _)) = self.tables.as_ref().and_then(|t| t.accepted.get(key)) {
+                return Some(*tuple);
+            }
+        }
+    }
+
+    /// The socket's memory is about to be given up, or it is to stay in the kernel for good.
+    pub(crate) fn closing(&mut self, socket: &Socket) {
+        let tuple = socket.tuple();
+        let mut withdraw = None;
+        if let Some(t) = self.tables.as_mut() {
+            if let Some(key) = t.connected.find(&tuple, |m| m.is(socket)) {
+                withdraw = t.connected.remove(key).map(|(_, m)| (key, m.announced));
+            }
+            if let Some(key) = t.accepted.find(&tuple, |m| m.is(socket)) {
+                // A slot that was offered for it: the peer's answer will find nobody.
+                t.accepted.remove(key);
+            }
+        }
+        if let Some((key, told)) = withdraw {
+            for i in (0..LINKS).filter(|i| told & 1 << i != 0) {
+                self.try_send(i, Message::Withdraw { token: key.0 });
+            }
+        }
+        let taken_up = !socket.channel.load(Acquire).is_null() || socket.is(socket::ATTACHING);
+        if socket.offered.load(Acquire) == 1 && !taken_up {
+            // SAFETY: complete since `offered` is 1; written by no one else while we hold the lock.
+            let offer = unsafe { *socket.offer.get() };
+            let held = self.link_with(offer.channel).filter(|i| {
+                let slot = self.link(*i).and_then(|l| l.slots.get(offer.slot as usize));
+                slot.is_some_and(|s| s.state == SlotState::Live && core::ptr::eq(s.socket, socket) && s.generation == socket.generation.load(Acquire))
+            });
+            if let Some(i) = held {
+                self.release(i, offer.slot as usize);
+            }
+        }
+    }
+
+    pub(super) fn link_with(&self, channel: *const Channel) -> Option<usize> {
+        self.links.iter().position(|l| l.channel.is_some_and(|c| core::ptr::eq(c, channel)))
+    }
+
+    /// Our end of an attached slot is gone. True: the service thread has something to do for that.
+    pub(crate) fn released(&mut self, channel: &Channel, slot: usize) -> bool {
+        let Some(i) = self.link_with(channel) else { return false };
+        let stale = self.link(i).and_then(|l| l.slots.get(slot)).is_some_and(|s| {
+            // SAFETY: null or a socket, which is type-stable memory.
+            let socket = unsafe { s.socket.as_ref() };
+            s.state != SlotState::Live || socket.is_some_and(|k| k.is(socket::CANDIDATE) && k.generation.load(Acquire) == s.generation)
+        });
+        if stale { false } else { self.release(i, slot) }
+    }
+
+    /// Gives our end of a live slot back. True: the service thread has something to do for that.
+    pub(super) fn release(&mut self, i: usize, slot: usize) -> bool {
+        let Some(l) = self.links.get_mut(i) else { return false };
+        let (Some(c), Some(s)) = (l.channel, l.slots.get_mut(slot)) else { return false };
+        if s.state != SlotState::Live {
+            return false;
+        }
+        s.state = SlotState::Gone;
+        s.socket = core::ptr::null();
+        if let Some(k) = c.sockets.get(slot) {
+            k.store(core::ptr::null_mut(), Release);
+        }
+        // The last word of our side on this slot: from here on the acceptor may give it to another connection.
+        consumed_by(c, slot, c.side).fetch_or(quiet::CLOSED, AcqRel);
+        let left = c.users.fetch_sub(1, AcqRel);
+        match l.role {
+            Role::Connector => {
+                *s = Slot::FREE;
+                l.slots_used = l.slots_used.saturating_sub(1);
+                let used = l.slots_used;
+                record(i, |r| r.slots_used.store(used, Relaxed));
+            }
+            Role::Acceptor => self.reclaim(i, slot),
+        }
+        let l = self.link(i);
+        let clear = left == 1 && l.is_some_and(|l| matches!(l.phase, Phase::Dead));
+        self.to_recycle |= clear;
+        (left == 1 && self.became_idle(i)) | clear
+    }
+
+    /// Acceptor: makes a slot free again if both ends have left it.
+    pub(super) fn reclaim(&mut self, i: usize, slot: usize) {
+        let Some(l) = self.links.get_mut(i) else { return };
+        let (Some(c), Some(s)) = (l.channel, l.slots.get_mut(slot)) else { return };
+        let peer_gone = consumed_by(c, slot, c.side ^ 1).load(Acquire) & quiet::CLOSED != 0;
+        match s.state {
+            SlotState::Gone if peer_gone => {}
+            // A forked child of ours closed the last descriptor.
+            SlotState::Live if peer_gone && consumed_by(c, slot, c.side).load(Acquire) & quiet::CLOSED != 0 => {
+                c.users.fetch_sub(1, AcqRel);
+                if let Some(k) = c.sockets.get(slot) {
+                    k.store(core::ptr::null_mut(), Release);
+                }
+            }
+            _ => return,
+        }
+        self.free_slot(i, slot);
+    }
+
+    pub(super) fn free_slot(&mut self, i: usize, slot: usize) {
+        let Some(l) = self.links.get_mut(i) else { return };
+        let Some(s) = l.slots.get_mut(slot) else { return };
+        let pair = s.pair;
+        *s = Slot::FREE;
+        if let Some(p) = l.pool.as_mut() {
+            p.give_back(pair);
+        }
+        if l.free.len() < l.free.capacity() {
+            l.free.push(slot as u16);
+        }
+        l.slots_used = l.slots_used.saturating_sub(1);
+        let used = l.slots_used;
+        record(i, |r| r.slots_used.store(used, Relaxed));
+    }
+}
+
+/// Notes a socket; the one that waited longest makes room.
+fn add(table: &mut Table<Mine>, tuple: Tuple, socket: &'static Socket, due: u64) -> Option<Key> {
+    if table.is_full() {
+        if let Some((_, m)) = table.oldest().and_then(|k| table.remove(k)) {
+            if m.is_current() {
+                m.socket.set_reason(Reason::PeerWithoutLibrary);
+            }
+        }
+    }
+    table.insert(tuple, 0, Mine { socket, generation: socket.generation.load(Acquire), announced: 0, due, offered: None })
+}
