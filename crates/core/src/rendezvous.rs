@@ -28,6 +28,7 @@ use crate::{fd_table, lifecycle, stats, sys};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use auth::{Cred, PeerVerified};
+use doorbell::{is_doorbell, learn_doorbell};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering::*, fence};
 use netacc_control::stats::{CHANNEL_SLOTS, ChannelState, Counter, Reason};
@@ -492,13 +493,9 @@ impl State {
             }
         }
         l.pulling = false;
-        self.to_recycle |= l_is_dead(self.link(i));
+        self.to_recycle |= l.phase == Phase::Dead;
         None
     }
-}
-
-fn l_is_dead(l: Option<&Link>) -> bool {
-    l.is_some_and(|l| l.phase == Phase::Dead)
 }
 
 impl Mine {

@@ -288,9 +288,8 @@ impl Service {
         if !self.state.lock().begin_pulls(i) {
             return;
         }
-        let at = core::ptr::from_ref(self);
-        // The links' numbers ride on the low bits of the address of the one service that has threads.
-        if self.threaded && core::ptr::eq(at, &SERVICE) && spawn(run_pulls, core::ptr::without_provenance_mut(i)) {
+        // The helper finds the one service that is not a test's.
+        if core::ptr::eq(self, &SERVICE) && spawn(run_pulls, core::ptr::without_provenance_mut(i)) {
             return;
         }
         self.serve_pulls(i);
@@ -451,11 +450,6 @@ extern "C" fn run_pulls(i: *mut c_void) -> *mut c_void {
 
 // ---- what the rest of the core calls -----------------------------------------------------------------------------
 
-/// Starts the service thread if it does not run yet. False: it cannot be started.
-pub(crate) fn ensure_started() -> bool {
-    SERVICE.ensure_started()
-}
-
 /// This process accepts connections on `port`: from the first call on, connectors can find it. Cheap when repeated.
 pub(crate) fn accepting(port: u16) {
     SERVICE.accepting(port);
@@ -477,6 +471,7 @@ pub(crate) fn probe_again(s: &'static Socket) -> bool {
 }
 
 /// `s` is in use: worth an agreement now, however young it is. Cheap when repeated, but not free.
+#[allow(dead_code, reason = "for the data path to call after a few calls on a candidate")]
 pub(crate) fn hurry(s: &'static Socket) {
     SERVICE.hurry(s)
 }

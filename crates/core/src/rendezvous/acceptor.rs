@@ -63,7 +63,7 @@ impl State {
         }
     }
 
-    pub(super) fn try_offer(&mut self, i: usize, waiting: Key, token: u64, tuple: Tuple, _proof: &PeerVerified) -> Result<u16, OfferError> {
+    fn try_offer(&mut self, i: usize, waiting: Key, token: u64, tuple: Tuple, _proof: &PeerVerified) -> Result<u16, OfferError> {
         let channel = match self.link(i).and_then(|l| l.channel) {
             Some(c) => c,
             None => self.create_channel(i)?,
@@ -87,7 +87,7 @@ impl State {
     }
 
     /// Rings and fresh words for a slot.
-    pub(super) fn fill_slot(&mut self, i: usize, channel: &Channel, slot: u16, waiting: Key, token: u64, tuple: Tuple) -> Result<proto::Offer, OfferError> {
+    fn fill_slot(&mut self, i: usize, channel: &Channel, slot: u16, waiting: Key, token: u64, tuple: Tuple) -> Result<proto::Offer, OfferError> {
         let taken = self.link_mut(i).and_then(|l| l.pool.as_mut()?.take());
         let pair = match taken {
             Some(p) => p,
@@ -119,7 +119,7 @@ impl State {
         })
     }
 
-    pub(super) fn create_channel(&mut self, i: usize) -> Result<&'static Channel, OfferError> {
+    fn create_channel(&mut self, i: usize) -> Result<&'static Channel, OfferError> {
         let memfd = arena::create_sealed(b"netacc-channel\0", CHANNEL_BYTES).map_err(OfferError::Memory)?;
         let made = self.make_channel(i, memfd).map_err(OfferError::Memory);
         let told = made.and_then(|c| {
@@ -135,7 +135,7 @@ impl State {
         told
     }
 
-    pub(super) fn add_arena(&mut self, i: usize) -> Result<(), OfferError> {
+    fn add_arena(&mut self, i: usize) -> Result<(), OfferError> {
         let Some(pool) = self.link_mut(i).and_then(|l| l.pool.as_mut()) else { return Err(OfferError::Memory(MemoryError::NoMemory)) };
         let (memfd, number, bytes) = pool.grow().map_err(OfferError::Memory)?;
         let total = pool.total_bytes();

@@ -12,12 +12,12 @@ impl State {
         self.refuse(i, offer, reason).map(|()| None)
     }
 
-    pub(super) fn refuse(&mut self, i: usize, offer: &proto::Offer, reason: u16) -> Result<(), Violation> {
+    fn refuse(&mut self, i: usize, offer: &proto::Offer, reason: u16) -> Result<(), Violation> {
         stats::count(Counter::OffersRefused);
         self.post(i, Message::Refuse { token: offer.token, slot: offer.slot, reason }, -1)
     }
 
-    pub(super) fn check_offer(&self, i: usize, offer: &proto::Offer) -> Result<(Tuple, Cred), u16> {
+    fn check_offer(&self, i: usize, offer: &proto::Offer) -> Result<(Tuple, Cred), u16> {
         let (l, t) = self.link(i).zip(self.tables.as_ref()).ok_or(refuse::UNKNOWN_TOKEN)?;
         let (tuple, m) = t.connected.get(Key(offer.token)).ok_or(refuse::WITHDRAWN)?;
         // A token that this peer was never told is not its business.

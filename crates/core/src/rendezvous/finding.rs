@@ -85,7 +85,7 @@ impl State {
     }
 
     /// Connects to the advertisers of `port` under the first `names` names that we have no link to; `one` will do.
-    pub(super) fn probe(&mut self, port: u16, names: u8, one: bool) -> bool {
+    fn probe(&mut self, port: u16, names: u8, one: bool) -> bool {
         let linked = |s: &State, k: u8| s.links.iter().any(|l| l.role == Role::Connector && l.is_read() && l.port == port && l.k == k);
         let p = self.port(port);
         if p.shunned_until < sys::now_ns() {

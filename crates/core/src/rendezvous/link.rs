@@ -34,7 +34,7 @@ impl State {
         opened
     }
 
-    pub(super) fn try_open_link(&mut self, fd: c_int, role: Role, port: u16, k: u8) -> Option<usize> {
+    fn try_open_link(&mut self, fd: c_int, role: Role, port: u16, k: u8) -> Option<usize> {
         let peer = auth::peer_of(fd)?;
         let i = self.free_link(peer.uid != sys::geteuid())?;
         if sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_PASSCRED, &1i32) < 0 {
@@ -189,7 +189,7 @@ impl State {
     }
 
     /// Takes a dead link out of the tables.
-    pub(super) fn forget_link(&mut self, i: usize, reason: Reason) {
+    fn forget_link(&mut self, i: usize, reason: Reason) {
         let Some(t) = self.tables.as_mut() else { return };
         let mut at = t.candidates.oldest();
         while let Some(key) = at {

@@ -61,7 +61,7 @@ pub(crate) fn send(control: c_int, message: &Message, fd: c_int) -> isize {
     header.msg_iov = &mut iov;
     header.msg_iovlen = 1;
     header.msg_control = data.0.as_mut_ptr().cast();
-    header.msg_controllen = control_len as _;
+    header.msg_controllen = control_len;
     // SAFETY: the header describes live buffers with their lengths.
     unsafe { sys::sendmsg(control, &header, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) }.min(0)
 }
@@ -93,7 +93,7 @@ pub(crate) fn receive(control: c_int) -> Received {
     header.msg_iov = &mut iov;
     header.msg_iovlen = 1;
     header.msg_control = data.0.as_mut_ptr().cast();
-    header.msg_controllen = CONTROL as _;
+    header.msg_controllen = CONTROL;
     // SAFETY: the header describes live buffers with their lengths.
     let n = unsafe { sys::recvmsg(control, &mut header, libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC) };
     if n < 0 {
@@ -101,7 +101,7 @@ pub(crate) fn receive(control: c_int) -> Received {
         return if errno == libc::EAGAIN || errno == libc::EINTR { Received::Nothing } else { Received::End };
     }
     let mut fds = [-1 as c_int; FDS_MAX];
-    let (sender, count) = read_control(&data, header.msg_controllen as usize, &mut fds);
+    let (sender, count) = read_control(&data, header.msg_controllen, &mut fds);
     let give_up = |why: Received| {
         for fd in fds {
             if fd >= 0 {

@@ -1,4 +1,5 @@
 extern crate std;
+use super::finding::advert_name;
 use super::*;
 use std::format;
 

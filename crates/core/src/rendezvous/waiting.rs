@@ -34,7 +34,7 @@ impl State {
         }
     }
 
-    pub(super) fn announce_now(&mut self, key: Key) {
+    fn announce_now(&mut self, key: Key) {
         let Some(t) = self.tables.as_mut() else { return };
         let Some(m) = t.connected.get_mut(key) else { return };
         m.due = 0;
@@ -93,7 +93,7 @@ impl State {
         self.links.iter().enumerate().filter(|(_, l)| l.takes_candidates() && l.port == port).fold(0, |m, (i, _)| m | 1 << i)
     }
 
-    pub(super) fn announce(&mut self, i: usize, key: Key) -> bool {
+    fn announce(&mut self, i: usize, key: Key) -> bool {
         let Some((tuple, m)) = self.tables.as_ref().and_then(|t| t.connected.get(key)) else { return true };
         if m.announced & 1 << i != 0 {
             return true;
