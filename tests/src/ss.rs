@@ -14,6 +14,8 @@ pub struct Connection {
     pub tx_tcp_bytes: u64,
     pub tx_shm_bytes: u64,
     pub rx_shm_bytes: u64,
+    pub promotions: u64,
+    pub demotions: u64,
 }
 
 impl Connection {
@@ -83,6 +85,8 @@ fn connection(object: &str) -> Connection {
         tx_tcp_bytes: number(object, "tx_tcp_bytes"),
         tx_shm_bytes: number(object, "tx_shm_bytes"),
         rx_shm_bytes: number(object, "rx_shm_bytes"),
+        promotions: number(object, "promotions"),
+        demotions: number(object, "demotions"),
     }
 }
 

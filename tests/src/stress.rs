@@ -18,21 +18,27 @@ const MAX: usize = 12_000;
 /// Which operations besides the ordinary ones, and in which way the two halves are driven.
 #[derive(Clone, Copy)]
 struct Style {
-    /// One in so many sends is a sendfile or splice; 0 for never.
+    /// One in so many operations is an odd one; 0 for never.
     odd_one_in: usize,
+    /// Which odd ones: a sum of SENDFILE, SPLICE_OUT and SPLICE_IN.
+    odd: usize,
     threads: bool,
 }
 
+const SENDFILE: usize = 1;
+const SPLICE_OUT: usize = 2;
+const SPLICE_IN: usize = 4;
+
 // ---------------------------------------------------------------------------------------------- one end
 
-/// `stress-end SEED OPERATIONS ODD THREADS dial ADDR | listen`
+/// `stress-end SEED OPERATIONS ONE_IN ODD THREADS dial ADDR | listen`
 pub fn end(args: &[&str]) -> ExitCode {
     let number = |i: usize| args.get(i).and_then(|a| a.parse::<u64>().ok()).unwrap_or(0);
     let (seed, operations) = (number(0), number(1));
-    let style = Style { odd_one_in: number(2) as usize, threads: number(3) != 0 };
-    let dial = args.get(4) == Some(&"dial");
+    let style = Style { odd_one_in: number(2) as usize, odd: number(3) as usize, threads: number(4) != 0 };
+    let dial = args.get(5) == Some(&"dial");
     let fd = if dial {
-        let addr = args.get(5).and_then(|a| Addr::parse(a)).expect("an address");
+        let addr = args.get(6).and_then(|a| Addr::parse(a)).expect("an address");
         let fd = sys::socket(addr.family(), libc::SOCK_STREAM, 0).expect("socket");
         sys::connect(fd, addr).expect("connect");
         fd
@@ -48,8 +54,8 @@ pub fn end(args: &[&str]) -> ExitCode {
     let name = |a: Result<Addr, E>| a.map(Addr::port).unwrap_or(0);
     println!("ports {} {}", name(sys::getsockname(fd)), name(sys::getpeername(fd)));
     let (mine, theirs) = if dial { (seed + 1, seed + 2) } else { (seed + 2, seed + 1) };
-    let sender = SendHalf::new(fd, mine, style);
-    let receiver = ReceiveHalf::new(fd, theirs, mine, style);
+    let sender = SendHalf::new(fd, mine, style, operations / 2);
+    let receiver = ReceiveHalf::new(fd, theirs, mine, style, operations / 6);
     let (sent, received) = if style.threads {
         let writer = std::thread::spawn(move || sender.run(operations / 2));
         let received = receiver.run();
@@ -70,16 +76,18 @@ struct SendHalf {
     inner: Sender,
     rng: Rng,
     operations: u64,
+    budget: u64,
     style: Style,
     pipe: [Fd; 2],
 }
 
 impl SendHalf {
-    fn new(fd: Fd, seed: u64, style: Style) -> SendHalf {
+    fn new(fd: Fd, seed: u64, style: Style, budget: u64) -> SendHalf {
         SendHalf {
             inner: Sender::new(fd, seed + 10, Pattern::new(seed)),
             rng: Rng::new(seed + 20),
             operations: 0,
+            budget,
             style,
             pipe: sys::pipe(),
         }
@@ -87,7 +95,10 @@ impl SendHalf {
 
     /// One operation; EAGAIN counts as none.
     fn step(&mut self, flags: i32) -> sys::R {
-        let odd = self.style.odd_one_in > 0 && self.rng.range(1, self.style.odd_one_in) == 1;
+        // Not before the connection has had the time to be promoted.
+        let odd = self.style.odd & (SENDFILE | SPLICE_OUT) != 0
+            && self.operations > self.budget / 3
+            && self.rng.range(1, self.style.odd_one_in) == 1;
         let done = if odd && flags == libc::MSG_NOSIGNAL { self.odd() } else { self.inner.step(MAX, flags) };
         if done.is_ok() {
             self.operations += 1;
@@ -100,7 +111,12 @@ impl SendHalf {
         let len = self.rng.range(1, 4000);
         let bytes = self.inner.upcoming(len);
         let mut left = len;
-        if self.rng.range(0, 1) == 0 {
+        let sendfile = match self.style.odd & (SENDFILE | SPLICE_OUT) {
+            SENDFILE => true,
+            SPLICE_OUT => false,
+            _ => self.rng.range(0, 1) == 0,
+        };
+        if sendfile {
             // A file of its own: sendfile sends the pages themselves, so they must not change until they are read.
             let file = sys::anonymous_file(&bytes)?;
             let mut at = 0;
@@ -140,10 +156,11 @@ struct ReceiveHalf {
     style: Style,
     pipe: [Fd; 2],
     epoll: Fd,
+    odd_after: u64,
 }
 
 impl ReceiveHalf {
-    fn new(fd: Fd, pattern: u64, seed: u64, style: Style) -> ReceiveHalf {
+    fn new(fd: Fd, pattern: u64, seed: u64, style: Style, odd_after: u64) -> ReceiveHalf {
         let epoll = sys::epoll_create1(libc::EPOLL_CLOEXEC).expect("epoll");
         sys::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, fd, libc::EPOLLIN as u32, 1).expect("ADD");
         ReceiveHalf {
@@ -153,6 +170,7 @@ impl ReceiveHalf {
             style,
             pipe: sys::pipe(),
             epoll,
+            odd_after,
         }
     }
 
@@ -185,7 +203,8 @@ impl ReceiveHalf {
             }
             _ => {}
         }
-        if blocking && self.style.odd_one_in > 0 && self.rng.range(1, self.style.odd_one_in) == 1 {
+        let odd = self.style.odd & SPLICE_IN != 0 && self.operations > self.odd_after;
+        if blocking && odd && self.rng.range(1, self.style.odd_one_in) == 1 {
             let n = sys::splice(fd, self.pipe[1], self.rng.range(1, 4000), 0)?;
             let mut buf = vec![0; n];
             let mut at = 0;
@@ -264,17 +283,24 @@ pub fn run(words: &[&str]) -> ExitCode {
     let build = Build::find();
     let totals = Totals::default();
     println!("stress: seed {seed}");
-    let threads = |odd_one_in| Style { odd_one_in, threads: true };
-    let alone = Style { odd_one_in: 0, threads: false };
+    let every = SENDFILE | SPLICE_OUT | SPLICE_IN;
+    let threads = |odd_one_in, odd| Style { odd_one_in, odd, threads: true };
+    let alone = Style { odd_one_in: 0, odd: 0, threads: false };
+    let plain = |name, style| Campaign { name, preload: false, switch: false, style, operations: operations / 10 };
+    let shm = |name, style| Campaign { name, preload: true, switch: false, style, operations: operations / 2 };
+    let switch = |name, style| Campaign { name, preload: true, switch: true, style, operations };
     let campaigns = [
-        Campaign { name: "plain", preload: false, switch: false, style: threads(50), operations: operations / 10 },
-        Campaign { name: "plain-poll", preload: false, switch: false, style: alone, operations: operations / 10 },
-        Campaign { name: "shm", preload: true, switch: false, style: threads(0), operations: operations / 2 },
-        Campaign { name: "shm-poll", preload: true, switch: false, style: alone, operations: operations / 2 },
-        Campaign { name: "demoting-calls", preload: true, switch: false, style: threads(300), operations: operations / 2 },
-        Campaign { name: "switch", preload: true, switch: true, style: threads(0), operations },
-        Campaign { name: "switch-poll", preload: true, switch: true, style: alone, operations },
-        Campaign { name: "switch-demoting-calls", preload: true, switch: true, style: threads(300), operations },
+        plain("plain", threads(50, every)),
+        plain("plain-poll", alone),
+        shm("shm", threads(0, 0)),
+        shm("shm-poll", alone),
+        shm("sendfile", threads(300, SENDFILE)),
+        shm("splice-out", threads(300, SPLICE_OUT)),
+        shm("splice-in", threads(300, SPLICE_IN)),
+        shm("demoting-calls", threads(300, every)),
+        switch("switch", threads(0, 0)),
+        switch("switch-poll", alone),
+        switch("switch-demoting-calls", threads(300, every)),
     ];
     for (i, campaign) in campaigns.iter().enumerate() {
         if campaign.preload && !build.is_there() {
@@ -306,7 +332,7 @@ fn conduct(campaign: &Campaign, build: &Build, seed: u64) -> (Vec<String>, Strin
     let start = |tail: &[&str], salt: u64| {
         let mut command = Command::new(own_program());
         command.args(["helper", "stress-end", &seed.to_string(), &(campaign.operations / 2).to_string()]);
-        command.args([style.odd_one_in.to_string(), u8::from(style.threads).to_string()]);
+        command.args([style.odd_one_in, style.odd, usize::from(style.threads)].map(|v| v.to_string()));
         command.args(tail).stdin(Stdio::null()).stdout(Stdio::piped());
         library_env(&mut command, build, campaign.preload);
         if campaign.switch {
@@ -334,7 +360,7 @@ fn conduct(campaign: &Campaign, build: &Build, seed: u64) -> (Vec<String>, Strin
     let mut problems = Vec::new();
     let port = addr.rsplit(':').next().and_then(|p| p.parse::<u16>().ok()).unwrap_or(0);
     let deadline = Instant::now() + Duration::from_secs(120 + campaign.operations / 10_000);
-    let (mut shm, mut tcp, mut changes, mut last) = (0, 0, 0, String::new());
+    let (mut shm, mut tcp, mut promotions, mut demotions) = (0, 0, 0, 0);
     loop {
         let ended = [&mut server, &mut client].map(|c| c.try_wait().ok().flatten().is_some());
         if ended == [true, true] {
@@ -351,12 +377,10 @@ fn conduct(campaign: &Campaign, build: &Build, seed: u64) -> (Vec<String>, Strin
         {
             shm = shm.max(c.tx_shm_bytes);
             tcp = tcp.max(c.tx_tcp_bytes);
-            if c.tx_path != last {
-                changes += 1;
-                last.clone_from(&c.tx_path);
-            }
+            promotions = promotions.max(c.promotions);
+            demotions = demotions.max(c.demotions);
         }
-        std::thread::sleep(Duration::from_millis(20));
+        std::thread::sleep(Duration::from_millis(10));
     }
     for (name, child) in [("server", &mut server), ("client", &mut client)] {
         match child.wait() {
@@ -380,8 +404,8 @@ fn conduct(campaign: &Campaign, build: &Build, seed: u64) -> (Vec<String>, Strin
     if campaign.preload && shm == 0 {
         problems.push("no byte was seen on shared memory".into());
     }
-    if campaign.switch && (tcp < 10_000 || shm < 10_000) {
-        problems.push(format!("no switching: {tcp} bytes on tcp, {shm} on shm"));
+    if campaign.switch && (promotions < 20 || demotions < 20) {
+        problems.push(format!("too little switching: {promotions} promotions, {demotions} demotions"));
     }
     if !problems.is_empty() {
         problems.push(format!("server: {server_text}client: {client_text}"));
@@ -389,7 +413,7 @@ fn conduct(campaign: &Campaign, build: &Build, seed: u64) -> (Vec<String>, Strin
     let operations = up.1 + down.1 + up_got.1 + down_got.1;
     let bytes = up.0.unwrap_or(0) + down.0.unwrap_or(0);
     let paths = if campaign.preload {
-        format!(", server sent {shm} bytes by shm and {tcp} by tcp, {changes} path changes seen")
+        format!(", server sent {shm} bytes by shm and {tcp} by tcp, {promotions} promotions, {demotions} demotions")
     } else {
         String::new()
     };
