@@ -65,6 +65,11 @@ pub fn in_vfork_child() -> bool {
     crate::lifecycle::in_vfork_child()
 }
 
+/// The process ends by `exit` or by returning from `main`.
+pub fn at_exit() {
+    crate::lifecycle::at_exit()
+}
+
 // ---- descriptors ---------------------------------------------------------------------------------------------
 
 /// Any call that returned a new descriptor which is not a socket of ours (open, pipe, eventfd, memfd_create,
@@ -166,6 +171,18 @@ pub fn need_kernel(fd: c_int, why: netacc_control::stats::Reason) {
 pub unsafe fn recv(fd: c_int, buf: *mut c_void, len: usize, flags: c_int) -> Ret {
     // SAFETY: the caller's promise.
     unsafe { crate::io::recv(fd, buf.cast(), len, flags) }
+}
+/// `read`, `__read_chk`: as [`recv`], but reading nothing never waits (read(2)).
+///
+/// # Safety
+/// As for read(2).
+#[inline]
+pub unsafe fn read(fd: c_int, buf: *mut c_void, len: usize) -> Ret {
+    if len == 0 {
+        return PASS;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { crate::io::recv(fd, buf.cast(), len, 0) }
 }
 /// `readv`, `preadv2` with offset -1 (RWF_NOWAIT = MSG_DONTWAIT).
 ///

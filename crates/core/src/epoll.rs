@@ -714,8 +714,10 @@ pub(crate) unsafe fn wait(epfd: c_int, events: *mut epoll_event, max: c_int, tim
     inner.wait = inner.wait.wrapping_add(1);
     inner.drain(e);
     let now = sys::ticks();
-    let due = now.wrapping_sub(inner.last_visit) > KERNEL_VISIT_TICKS;
-    if due && out.max < inner.ready.len() {
+    // A buffer that is always full of sockets must not keep the kernel's descriptors out either.
+    let crowded = inner.wait % 8 == 0 && out.max <= inner.ready.len();
+    let due = crowded || now.wrapping_sub(inner.last_visit) > KERNEL_VISIT_TICKS;
+    if due && out.max <= inner.ready.len() {
         // The buffer cannot hold all: the kernel's descriptors go first this time.
         inner.last_visit = now;
         let room = (out.max / 2).max(1);

@@ -264,9 +264,11 @@ pub(crate) unsafe fn recvv(fd: c_int, iov: *const iovec, count: c_int, flags: c_
         Who::NotOurs => PASS,
         Who::Attached(s, g) => match iovs(iov, count.max(0) as usize) {
             // SAFETY: the caller's buffers.
-            Some(v) if count >= 0 => unsafe { recv_attached(s, g, fd, v, flags) },
-            _ => -(libc::EINVAL as Ret),
+            Some(v) if v.iter().any(|part| part.iov_len != 0) => unsafe { recv_attached(s, g, fd, v, flags) },
+            // Nothing asked, or not askable: the kernel knows the answers.
+            _ => PASS,
         },
+        Who::Candidate(..) if iovs(iov, count.max(0) as usize).is_none_or(|v| v.iter().all(|part| part.iov_len == 0)) => PASS,
         // SAFETY: the retry is this very call.
         Who::Candidate(s, g) => candidate(s, g, fd, Side::Receive, flags, || {
             // SAFETY: all zero is a valid msghdr; the buffers are the caller's.
@@ -424,8 +426,8 @@ pub(crate) unsafe fn sendv(fd: c_int, iov: *const iovec, count: c_int, flags: c_
         Who::NotOurs => PASS,
         Who::Attached(s, g) => match iovs(iov, count.max(0) as usize) {
             // SAFETY: the caller's buffers.
-            Some(v) if count >= 0 => unsafe { send_attached(s, g, fd, v, flags) },
-            _ => -(libc::EINVAL as Ret),
+            Some(v) if v.iter().any(|part| part.iov_len != 0) => unsafe { send_attached(s, g, fd, v, flags) },
+            _ => PASS,
         },
         // SAFETY: the retry is this very call.
         Who::Candidate(s, g) => candidate(s, g, fd, Side::Send, flags, || {
@@ -758,8 +760,12 @@ unsafe fn send_slow(s: &'static Socket, g: u16, mut fd: c_int, iov: &[iovec], to
                 Err(NotHeld::Reentrant) => return finish(done, EAGAIN),
                 Err(NotHeld::Changed) => {
                     // Plain meanwhile: the kernel takes the rest.
+                    if done == 0 {
+                        return PASS;
+                    }
                     // SAFETY: the caller's buffers.
-                    return finish(done, if done == 0 { PASS } else { unsafe { kernel_send(fd, iov, done, flags) } });
+                    let r = if nonblocking { 0 } else { unsafe { kernel_send(fd, iov, done, flags) } };
+                    return done as Ret + r.max(0);
                 }
             },
         };
@@ -820,10 +826,11 @@ unsafe fn send_slow(s: &'static Socket, g: u16, mut fd: c_int, iov: &[iovec], to
                 return finish(done, r);
             }
         } else if h.end.switch.state() == TxState::Shut {
-            held = None;
-            let _ = &held;
+            if done > 0 {
+                return done as Ret;
+            }
             // SAFETY: the caller's buffers; the kernel answers EPIPE and sends SIGPIPE as it must.
-            return finish(done, unsafe { kernel_send(fd, iov, done, flags) });
+            return unsafe { kernel_send(fd, iov, done, flags) };
         } else if nonblocking {
             return finish(done, EAGAIN);
         }
@@ -1121,8 +1128,12 @@ unsafe fn recv_slow(s: &'static Socket, g: u16, mut fd: c_int, iov: &[iovec], to
                 Ok(h) => held.insert(h),
                 Err(NotHeld::Reentrant) => return finish(done, EAGAIN),
                 Err(NotHeld::Changed) => {
+                    if done == 0 {
+                        return PASS;
+                    }
+                    // Only MSG_WAITALL gets here.
                     // SAFETY: the caller's buffers.
-                    return finish(done, if done == 0 { PASS } else { unsafe { kernel_recv(fd, iov, done, usize::MAX, flags) } });
+                    return done as Ret + unsafe { kernel_recv(fd, iov, done, usize::MAX, flags) }.max(0);
                 }
             },
         };
@@ -1395,6 +1406,22 @@ pub(crate) fn before_close(s: &'static Socket, fd: c_int) {
             let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
         }
     }
+}
+
+/// The process ends in order: what the kernel will close with bytes unread in a ring is to be reset.
+pub(crate) fn at_exit(s: &'static Socket, fd: c_int) {
+    // Never waits: another thread may hold the end for ever.
+    if s.is(ATTACHED) && s.refs.load(Acquire) == 1 && s.rx_lock.owner() == 0 && s.tx_lock.owner() == 0 {
+        before_close(s, fd);
+    }
+}
+
+/// What the peer's receiver has followed is all that went over the carrier; nothing of it is unacknowledged.
+pub(crate) fn carrier_is_drained(s: &Socket) -> bool {
+    let Some(channel) = s.channel() else { return false };
+    let w = channel.words(s.slot.load(Relaxed) as usize, channel.side);
+    let epoch = w.producer_user[announce::EPOCH].load(Relaxed) as u32;
+    epoch & 1 != 0 && w.quiet[quiet::ACK].load(Acquire) as u32 == epoch
 }
 
 /// The kernel has closed it.

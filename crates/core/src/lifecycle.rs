@@ -206,6 +206,17 @@ pub(crate) fn fork_child() {
     stats::after_fork_in_child();
 }
 
+pub(crate) fn at_exit() {
+    if stats::header().is_none() {
+        return;
+    }
+    fd_table::for_each(|fd, entry| {
+        if let Entry::Socket(s, _) = entry {
+            io::at_exit(s, fd);
+        }
+    });
+}
+
 /// True in a child that shares this memory (vfork, posix_spawn): what it does to its descriptors is not ours to note.
 pub(crate) fn in_vfork_child() -> bool {
     sys::getpid() != process()

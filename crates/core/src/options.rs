@@ -116,6 +116,7 @@ pub(crate) unsafe fn ioctl(fd: c_int, request: usize, arg: usize) -> Ret {
                 _ => PASS,
             }
         }
+        libc::TIOCOUTQ if io::carrier_is_drained(s) => out(0),
         libc::FIOASYNC => {
             lifecycle::need_kernel(fd, Reason::SocketOption);
             PASS

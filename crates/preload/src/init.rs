@@ -13,6 +13,17 @@ use netacc_core::api;
 #[unsafe(link_section = ".init_array")]
 static CONSTRUCTOR: extern "C" fn() = constructor;
 
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static DESTRUCTOR: extern "C" fn() = destructor;
+
+/// Other threads may still be in calls of ours: nothing is taken down here.
+extern "C" fn destructor() {
+    let errno = crate::errno::get();
+    api::at_exit();
+    crate::errno::set(errno);
+}
+
 extern "C" fn constructor() {
     let errno = crate::errno::get();
     original::resolve_all();

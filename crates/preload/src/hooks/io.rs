@@ -6,16 +6,16 @@ use netacc_core::api::{self, PASS};
 
 hook! {
     /// `read(2)`.
-    fn read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t => api::recv(fd, buf, len, 0);
+    fn read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t => api::read(fd, buf, len);
 }
 hook! {
     /// libc's older public name of `read`.
-    unchecked fn __read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t => api::recv(fd, buf, len, 0);
+    unchecked fn __read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t => api::read(fd, buf, len);
 }
 hook! {
     /// `read` with `_FORTIFY_SOURCE`; the next symbol aborts a program that would overflow its buffer.
     unchecked fn __read_chk(fd: c_int, buf: *mut c_void, len: size_t, room: size_t) -> ssize_t
-        => if len > room { PASS } else { api::recv(fd, buf, len, 0) };
+        => if len > room { PASS } else { api::read(fd, buf, len) };
 }
 hook! {
     /// `readv(2)`.
