@@ -180,9 +180,6 @@ pub(crate) fn fd_limit() -> usize {
 }
 
 pub(crate) fn fork_prepare() {
-    if stats::header().is_none() {
-        return;
-    }
     // Both processes will hold every socket: counted before either can close.
     fd_table::for_each(|_, entry| {
         if let Entry::Socket(s, _) = entry {
@@ -207,9 +204,6 @@ pub(crate) fn fork_child() {
 }
 
 pub(crate) fn at_exit() {
-    if stats::header().is_none() {
-        return;
-    }
     fd_table::for_each(|fd, entry| {
         if let Entry::Socket(s, _) = entry {
             io::at_exit(s, fd);
@@ -223,9 +217,6 @@ pub(crate) fn in_vfork_child() -> bool {
 }
 
 pub(crate) fn before_exec() {
-    if stats::header().is_none() && RESOLVED.load(Relaxed).is_null() {
-        return;
-    }
     fd_table::for_each(|fd, entry| {
         if let Entry::Socket(s, _) = entry {
             let live = matches!(s.state.load(Acquire), socket::CANDIDATE | socket::ATTACHED | socket::ATTACHING);

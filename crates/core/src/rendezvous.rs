@@ -22,7 +22,7 @@ mod waiting;
 
 use crate::arena::{self, ARENAS_MAX, MAPPED_BYTES_MAX, Mapping, MemoryError, Pair, Pool, RING_MAX, RING_MIN};
 use crate::channel::{Channel, ChannelMem, PLACES, SLOTS, quiet};
-use crate::log::{debug_log, warn_log};
+use crate::log::debug_log;
 use crate::socket::{self, Socket};
 use crate::{fd_table, lifecycle, stats, sys};
 use alloc::collections::VecDeque;
@@ -341,6 +341,8 @@ pub(crate) struct State {
     pub(crate) to_recycle: bool,
     /// When to look for links that nobody uses; 0: never.
     next_expiry: u64,
+    /// When a peer's fault was last logged: a hostile one must not fill the log.
+    logged_at: u64,
 }
 
 // SAFETY: the pointers name sockets and channels, which are type-stable and shared through atomics, and mappings.
@@ -375,6 +377,7 @@ impl State {
             to_agree: Vec::new(),
             to_recycle: false,
             next_expiry: 0,
+            logged_at: 0,
         }
     }
 

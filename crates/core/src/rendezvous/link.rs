@@ -1,6 +1,10 @@
 //! Control connections: made, written to, ended, and what becomes of their channels.
 
 use super::*;
+use crate::log::warn_log;
+
+/// Faults of peers are logged no more often.
+const LOG_EVERY_NS: u64 = 1_000_000_000;
 
 impl State {
     pub(super) fn link(&self, i: usize) -> Option<&Link> {
@@ -144,10 +148,17 @@ impl State {
         let fault = why == Violation::Malformed;
         if fault {
             stats::count(Counter::PeerCorrupt);
-            warn_log!("process {} (user {}) broke the rules of the agreement: its channel is given up", l.peer.pid, l.peer.uid);
         } else if why == Violation::Impostor {
             stats::count(Counter::AuthFailures);
-            warn_log!("process {} (user {}) is not, or no longer, who made the connection: its channel is given up", l.peer.pid, l.peer.uid);
+        }
+        if fault || why == Violation::Impostor {
+            let now = sys::now_ns();
+            let quiet = self.logged_at != 0 && now.saturating_sub(self.logged_at) < LOG_EVERY_NS;
+            if !quiet {
+                self.logged_at = now;
+                let what = if fault { "broke the rules of the agreement" } else { "is not, or no longer, who made the connection" };
+                warn_log!("process {} (user {}) {what}: its channel is given up", l.peer.pid, l.peer.uid);
+            }
         } else {
             debug_log!("link to process {} ended: {why:?}", l.peer.pid);
         }
