@@ -3,6 +3,9 @@
 use crate::pattern::{Pattern, Rng};
 use crate::sys::{self, E, Fd, R};
 
+/// The names of the receiving calls, in the order of the random choice.
+const READERS: [&str; 7] = ["read", "readv", "recv", "recvfrom", "recvmsg", "recvmmsg", "preadv2"];
+
 /// One end's sending half.
 pub struct Sender {
     fd: Fd,
@@ -78,11 +81,12 @@ pub struct Receiver {
     pub received: u64,
     /// The first stream offset at which a byte was wrong.
     pub error: Option<u64>,
+    call: &'static str,
 }
 
 impl Receiver {
     pub fn new(fd: Fd, seed: u64, pattern: Pattern) -> Receiver {
-        Receiver { fd, rng: Rng::new(seed), pattern, scratch: Vec::new(), received: 0, error: None }
+        Receiver { fd, rng: Rng::new(seed), pattern, scratch: Vec::new(), received: 0, error: None, call: "" }
     }
 
     /// One random call for at most `max` bytes; checks them.
@@ -93,6 +97,7 @@ impl Receiver {
         let (a, b) = (a.min(b), a.max(b));
         let choice = self.rng.range(0, 6);
         let fd = self.fd;
+        self.call = READERS[choice];
         let n = {
             let (first, rest) = self.scratch.split_at_mut(a);
             let (second, third) = rest.split_at_mut(b - a);
@@ -113,8 +118,32 @@ impl Receiver {
     fn check(&mut self, n: usize) {
         if self.error.is_none() {
             self.error = self.pattern.first_error(self.received, &self.scratch[..n]);
+            if let Some(at) = self.error {
+                let (call, from) = (self.call, self.received);
+                eprintln!("wrong byte {at} in {n} bytes from {from} by {call}: {}", self.explain(&self.scratch[..n]));
+            }
         }
         self.received += n as u64;
+    }
+
+    /// Where in the stream the bytes that are wrong belong, as far as it can be told.
+    fn explain(&self, got: &[u8]) -> String {
+        let at = self.error.unwrap_or(0);
+        let skip = (at - self.received) as usize;
+        let rest = &got[skip..got.len().min(skip + 64)];
+        if rest.len() < 12 {
+            return format!("{} wrong bytes at the end", rest.len());
+        }
+        // Less than half a period to either side: further away the answer would be ambiguous.
+        let near = at.saturating_sub(490_000);
+        let window = self.pattern.bytes(near, (at - near) as usize + 490_000);
+        match window.windows(rest.len()).position(|w| w == rest) {
+            Some(found) => {
+                let belongs = near + found as u64;
+                format!("they belong to {belongs}, {} bytes away", belongs as i64 - at as i64)
+            }
+            None => format!("they belong nowhere near; {rest:02x?}"),
+        }
     }
 
     pub fn fd(&self) -> Fd {
