@@ -267,6 +267,15 @@ pub unsafe fn sendmmsg(fd: c_int, msgs: *mut mmsghdr, count: u32, flags: c_int) 
     unsafe { crate::io::sendmmsg(fd, msgs, count, flags) }
 }
 
+/// `sendfile`, `sendfile64`: from a file to an accelerated socket the bytes are read here and take the socket's path.
+///
+/// # Safety
+/// As for sendfile(2).
+pub unsafe fn sendfile(out: c_int, input: c_int, offset: *mut i64, count: usize) -> Ret {
+    // SAFETY: the caller's promise.
+    unsafe { crate::io::sendfile(out, input, offset, count) }
+}
+
 // ---- readiness -----------------------------------------------------------------------------------------------
 
 /// A signal mask to hold during a wait, as the `p` variants take it.

@@ -505,6 +505,72 @@ pub(crate) unsafe fn sendmmsg(fd: c_int, msgs: *mut mmsghdr, count: u32, flags: 
     count.min(1024) as Ret
 }
 
+/// The kernel moves at most so much in one call (MAX_RW_COUNT).
+const SENDFILE_MAX: usize = 0x7fff_f000;
+
+/// From a file that can be read at an offset: read here, sent as any other bytes. Everything else is the kernel's.
+pub(crate) unsafe fn sendfile(out: c_int, input: c_int, offset: *mut i64, count: usize) -> Ret {
+    if fd_table::raw(input) != 0 {
+        lifecycle::need_kernel(input, Reason::Splice);
+    }
+    let (s, g) = match who(out) {
+        Who::NotOurs => return PASS,
+        Who::Candidate(..) => {
+            lifecycle::need_kernel(out, Reason::Splice);
+            return PASS;
+        }
+        Who::Attached(s, g) => (s, g),
+    };
+    // The file's own position is used where the caller gives none, and stays where the sent bytes end.
+    let start = if offset.is_null() {
+        sys::lseek(input, 0, libc::SEEK_CUR) as i64
+    } else if (offset as usize) < LOWEST_ADDRESS {
+        return -(libc::EFAULT as Ret);
+    } else {
+        // SAFETY: the caller's offset.
+        unsafe { offset.read_unaligned() }
+    };
+    let mut part = [0u8; 16384];
+    let count = count.min(SENDFILE_MAX);
+    let mut sent = 0usize;
+    let mut result = 0;
+    if start < 0 || sys::pread(input, part.get_mut(..count.min(1)).unwrap_or(&mut []), start) < 0 {
+        // A pipe, a bad descriptor...
+        to_kernel(s, g, out, Reason::Splice);
+        return PASS;
+    }
+    while sent < count {
+        let want = part.len().min(count - sent);
+        let n = sys::pread(input, part.get_mut(..want).unwrap_or(&mut []), start + sent as i64);
+        if n <= 0 {
+            result = n;
+            break;
+        }
+        let iov = [sys::iov(part.as_ptr(), n as usize)];
+        // SAFETY: `n` bytes of `part`.
+        let mut r = unsafe { send_attached(s, g, out, &iov, 0) };
+        if r == PASS {
+            // SAFETY: as above.
+            r = unsafe { sys::sendto(out, part.as_ptr(), n as usize, 0) };
+        }
+        if r < 0 {
+            result = r;
+            break;
+        }
+        sent += r as usize;
+        if r < n {
+            break;
+        }
+    }
+    if offset.is_null() {
+        let _ = sys::lseek(input, start + sent as i64, libc::SEEK_SET);
+    } else {
+        // SAFETY: as above.
+        unsafe { offset.write_unaligned(start + sent as i64) };
+    }
+    if sent > 0 { sent as Ret } else { result }
+}
+
 // ---- candidates ------------------------------------------------------------------------------------------------
 
 /// Flags under which a candidate's bytes cannot be counted as part of the plain stream.

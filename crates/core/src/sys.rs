@@ -346,3 +346,9 @@ pub(crate) fn handler_restarts(signal: c_int) -> bool {
 pub(crate) fn setrlimit_nofile(limit: &libc::rlimit) -> isize {
     sys!(SYS_prlimit64, 0, libc::RLIMIT_NOFILE, limit as *const libc::rlimit, 0)
 }
+pub(crate) fn lseek(fd: c_int, offset: i64, whence: c_int) -> isize {
+    sys!(SYS_lseek, fd, offset, whence)
+}
+pub(crate) fn pread(fd: c_int, bytes: &mut [u8], offset: i64) -> isize {
+    sys!(SYS_pread64, fd, bytes.as_mut_ptr(), bytes.len(), offset)
+}

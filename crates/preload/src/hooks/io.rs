@@ -69,17 +69,13 @@ hook! {
 
 hook! {
     /// `sendfile(2)`.
-    fn sendfile(out: c_int, input: c_int, offset: *mut off_t, count: size_t) -> ssize_t |next| {
-        in_kernel(out, input);
-        next(out, input, offset, count)
-    }
+    fn sendfile(out: c_int, input: c_int, offset: *mut off_t, count: size_t) -> ssize_t
+        => api::sendfile(out, input, offset, count);
 }
 hook! {
     /// `sendfile` with a 64-bit offset.
-    fn sendfile64(out: c_int, input: c_int, offset: *mut off64_t, count: size_t) -> ssize_t |next| {
-        in_kernel(out, input);
-        next(out, input, offset, count)
-    }
+    fn sendfile64(out: c_int, input: c_int, offset: *mut off64_t, count: size_t) -> ssize_t
+        => api::sendfile(out, input, offset, count);
 }
 hook! {
     /// `splice(2)`.
