@@ -144,11 +144,11 @@ impl Channel {
     #[inline]
     pub(crate) fn notify(&self, slot: usize, notify: u64) {
         let epoll = (notify & 0xffff) as usize;
-        if epoll != 0 && epoll <= PLACES && self.peer_place(epoll - 1).announce(slot as u16) {
+        if epoll != 0 && epoll <= PLACES && self.peer_place(epoll - 1).announce_fenced(slot as u16) {
             self.ring_doorbell(epoll - 1);
         }
         let thread = (notify >> 16 & 0xffff) as usize;
-        if thread != 0 && thread <= PLACES && self.peer_place(thread - 1).wake_only() {
+        if thread != 0 && thread <= PLACES && self.peer_place(thread - 1).wake_fenced() {
             self.ring_doorbell(thread - 1);
         }
     }

@@ -68,14 +68,22 @@ impl ReadySet {
     #[inline]
     #[must_use = "true: ring the doorbell"]
     pub fn announce(&self, slot: u16) -> bool {
+        fence(Ordering::SeqCst);
+        self.announce_fenced(slot)
+    }
+
+    /// [`announce`](Self::announce) for a sender that has put a `SeqCst` fence after its publication itself (because it
+    /// had to look somewhere for the set to announce to).
+    #[inline]
+    #[must_use = "true: ring the doorbell"]
+    pub fn announce_fenced(&self, slot: u16) -> bool {
         debug_assert!((slot as usize) < SLOTS_MAX);
         let bit = 1u64 << (slot & 63);
         let w = usize::from(slot >> 6) % WORDS;
         let Some(word) = self.words.get(w) else {
             return false;
         };
-        // Budget: 1 fence and 3 loads when the bits are set, 2 locked instructions more when they are not.
-        fence(Ordering::SeqCst);
+        // Budget: 3 loads when the bits are set, 2 locked instructions more when they are not.
         let mut news = false;
         if word.load(Ordering::Acquire) & bit == 0 {
             word.fetch_or(bit, Ordering::AcqRel);
@@ -98,6 +106,13 @@ impl ReadySet {
     #[must_use = "true: ring the doorbell"]
     pub fn wake_only(&self) -> bool {
         fence(Ordering::SeqCst);
+        self.elect()
+    }
+
+    /// [`wake_only`](Self::wake_only) for a sender that has put a `SeqCst` fence after its publication itself.
+    #[inline]
+    #[must_use = "true: ring the doorbell"]
+    pub fn wake_fenced(&self) -> bool {
         self.elect()
     }
 
