@@ -44,7 +44,11 @@ pub struct Ctx {
 
 impl Ctx {
     pub fn new(role: Role, warmup: Warmup) -> Ctx {
-        Ctx { role, warmup, inbox: RefCell::new(VecDeque::new()) }
+        Ctx {
+            role,
+            warmup,
+            inbox: RefCell::new(VecDeque::new()),
+        }
     }
 
     // ------------------------------------------------------------------------------------------ transcript
@@ -148,7 +152,11 @@ impl Ctx {
     }
 
     pub fn publish_port(&self, host: Addr, listener: Fd) {
-        self.tell(&host.with_port(sys::getsockname(listener).expect("getsockname").port()).text());
+        self.tell(
+            &host
+                .with_port(sys::getsockname(listener).expect("getsockname").port())
+                .text(),
+        );
     }
 
     pub fn hear_addr(&self) -> Addr {
@@ -262,15 +270,28 @@ impl Ctx {
 
     /// Has the runner seen both directions on shared memory (or given up on it)?
     fn settled(&self, fd: Fd, peer_pid: i32) -> bool {
-        let (Ok(local), Ok(peer)) = (sys::getsockname(fd), sys::getpeername(fd)) else { return true };
-        let answer = self.ask(&format!("W {} {} {} {}", sys::getpid(), peer_pid, local.port(), peer.port()));
+        let (Ok(local), Ok(peer)) = (sys::getsockname(fd), sys::getpeername(fd)) else {
+            return true;
+        };
+        let answer = self.ask(&format!(
+            "W {} {} {} {}",
+            sys::getpid(),
+            peer_pid,
+            local.port(),
+            peer.port()
+        ));
         answer == "yes" || answer == "give up"
     }
 
     /// Asks the runner to check, where the mode is shm, that a connection still is on shared memory.
     pub fn still_shm(&self, fd: Fd) {
         if let (Ok(local), Ok(peer)) = (sys::getsockname(fd), sys::getpeername(fd)) {
-            self.ask(&format!("S {} {} {}", sys::getpid(), local.port(), peer.port()));
+            self.ask(&format!(
+                "S {} {} {}",
+                sys::getpid(),
+                local.port(),
+                peer.port()
+            ));
         }
     }
 
@@ -323,7 +344,10 @@ impl Ctx {
                 Err(e) => break format!("{e:?}"),
             }
         };
-        self.say(format!("drained to end: {}, then {end}", receiver.verdict()));
+        self.say(format!(
+            "drained to end: {}, then {end}",
+            receiver.verdict()
+        ));
     }
 
     // ------------------------------------------------------------------------------------------ children
@@ -346,7 +370,13 @@ impl Ctx {
     }
 
     /// A child that replaces itself by this program in the part of `helper`; it answers on its standard output.
-    pub fn helper(&self, name: &str, args: &[&str], keep_preload: bool, stdin: Option<Fd>) -> Child {
+    pub fn helper(
+        &self,
+        name: &str,
+        args: &[&str],
+        keep_preload: bool,
+        stdin: Option<Fd>,
+    ) -> Child {
         let [from, to] = sys::pipe();
         match sys::fork().expect("fork") {
             0 => {
@@ -440,7 +470,10 @@ pub fn send_all(fd: Fd, bytes: &[u8]) {
         match sys::send(fd, &bytes[at..], libc::MSG_NOSIGNAL) {
             Ok(n) => at += n,
             Err(E(libc::EINTR)) => {}
-            Err(e) => panic!("send_all on fd {fd}: {e:?} after {at} of {} bytes", bytes.len()),
+            Err(e) => panic!(
+                "send_all on fd {fd}: {e:?} after {at} of {} bytes",
+                bytes.len()
+            ),
         }
     }
 }
@@ -464,7 +497,11 @@ pub fn recv_exact(fd: Fd, len: usize) -> Vec<u8> {
 pub fn await_bytes(fd: Fd, len: usize) {
     let deadline = sys::now_ns() + 10_000_000_000;
     while sys::fionread(fd).unwrap_or(0) < len as i32 {
-        assert!(sys::now_ns() < deadline, "await_bytes on fd {fd}: {:?} of {len}", sys::fionread(fd));
+        assert!(
+            sys::now_ns() < deadline,
+            "await_bytes on fd {fd}: {:?} of {len}",
+            sys::fionread(fd)
+        );
         let _ = sys::poll(&[], 1);
     }
 }

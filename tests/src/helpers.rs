@@ -7,7 +7,11 @@ use std::process::ExitCode;
 
 pub fn run(name: &str, args: &[&str]) -> ExitCode {
     sys::default_signal(libc::SIGPIPE);
-    let number = |i: usize| args.get(i).and_then(|a| a.parse::<usize>().ok()).unwrap_or(0);
+    let number = |i: usize| {
+        args.get(i)
+            .and_then(|a| a.parse::<usize>().ok())
+            .unwrap_or(0)
+    };
     match name {
         "take-fd" => take_fd(),
         "echo" => echo(number(0) as Fd),

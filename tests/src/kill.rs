@@ -21,7 +21,14 @@ const VICTIM_ERROR: usize = 2;
 const COUNTERS: usize = 8;
 
 /// What the two do until one dies.
-const KINDS: [&str; 6] = ["ping-pong", "victim-sends", "both-send", "survivor-sends", "rarely", "rarely-epoll"];
+const KINDS: [&str; 6] = [
+    "ping-pong",
+    "victim-sends",
+    "both-send",
+    "survivor-sends",
+    "rarely",
+    "rarely-epoll",
+];
 
 const VICTIM_SEED: u64 = 71;
 const SURVIVOR_SEED: u64 = 72;
@@ -30,7 +37,9 @@ const SURVIVOR_SEED: u64 = 72;
 
 /// `victim COUNTERS KIND dial ADDR | listen`
 pub fn victim(args: &[&str]) {
-    let [counters_path, kind, how, rest @ ..] = args else { return };
+    let [counters_path, kind, how, rest @ ..] = args else {
+        return;
+    };
     let counters = Counters::map(counters_path, COUNTERS);
     let fd = open_connection(how, rest);
     let pattern = Pattern::new(VICTIM_SEED);
@@ -71,7 +80,10 @@ pub fn victim(args: &[&str]) {
 
 fn open_connection(how: &str, rest: &[&str]) -> Fd {
     if how == "dial" {
-        let addr = rest.first().and_then(|a| Addr::parse(a)).expect("an address");
+        let addr = rest
+            .first()
+            .and_then(|a| Addr::parse(a))
+            .expect("an address");
         let fd = sys::socket(addr.family(), libc::SOCK_STREAM, 0).expect("socket");
         sys::connect(fd, addr).expect("connect");
         return fd;
@@ -89,7 +101,9 @@ fn open_connection(how: &str, rest: &[&str]) -> Fd {
 fn speak(fd: Fd, counters: &Counters, pattern: &Pattern, len: usize) {
     let mut at = counters.at(SENT).load(Ordering::SeqCst);
     let bytes = pattern.bytes(at, len);
-    counters.at(INTENDED).store(at + len as u64, Ordering::SeqCst);
+    counters
+        .at(INTENDED)
+        .store(at + len as u64, Ordering::SeqCst);
     let mut done = 0;
     while done < len {
         match sys::send(fd, &bytes[done..], libc::MSG_NOSIGNAL) {
@@ -126,11 +140,22 @@ pub fn survivor(_args: &[&str]) {
     sys::ignore_signal(libc::SIGPIPE);
     for line in std::io::stdin().lines().map_while(Result::ok) {
         let words: Vec<&str> = line.split(' ').collect();
-        let [kind, how, rest @ ..] = &words[..] else { return };
+        let [kind, how, rest @ ..] = &words[..] else {
+            return;
+        };
         let fd = open_connection(how, rest);
         let name = |a: Result<Addr, E>| a.map(Addr::port).unwrap_or(0);
-        println!("ports {} {}", name(sys::getsockname(fd)), name(sys::getpeername(fd)));
-        let mut life = Life { fd, pattern: Pattern::new(VICTIM_SEED), received: 0, error: None };
+        println!(
+            "ports {} {}",
+            name(sys::getsockname(fd)),
+            name(sys::getpeername(fd))
+        );
+        let mut life = Life {
+            fd,
+            pattern: Pattern::new(VICTIM_SEED),
+            received: 0,
+            error: None,
+        };
         let end = match *kind {
             "ping-pong" => life.ping_pong(),
             "both-send" | "survivor-sends" => life.both_ways(),
@@ -143,15 +168,25 @@ pub fn survivor(_args: &[&str]) {
         sys::close(fd).expect("close");
         let (fds, maps) = holdings();
         let error = life.error.map_or(-1, |e| e as i64);
-        println!("end {end} {seen} {} {error} {fds} {maps} {again:?} {send:?}", life.received);
+        println!(
+            "end {end} {seen} {} {error} {fds} {maps} {again:?} {send:?}",
+            life.received
+        );
     }
 }
 
 /// What this process holds: fds, and mappings of anonymous memory files.
 fn holdings() -> (usize, usize) {
-    let fds = std::fs::read_dir("/proc/self/fd").map(Iterator::count).unwrap_or(0);
+    let fds = std::fs::read_dir("/proc/self/fd")
+        .map(Iterator::count)
+        .unwrap_or(0);
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
-    (fds, maps.lines().filter(|l| l.contains("memfd:") || l.contains("/dev/shm/")).count())
+    (
+        fds,
+        maps.lines()
+            .filter(|l| l.contains("memfd:") || l.contains("/dev/shm/"))
+            .count(),
+    )
 }
 
 struct Life {
@@ -226,7 +261,11 @@ impl Life {
         let mut reset = false;
         let mut buf = vec![0; 50_000];
         loop {
-            let events = if sending { libc::POLLIN | libc::POLLOUT } else { libc::POLLIN };
+            let events = if sending {
+                libc::POLLIN | libc::POLLOUT
+            } else {
+                libc::POLLIN
+            };
             let revents = sys::await_events(self.fd, events, 20_000);
             if revents == 0 {
                 return "no-event".into();
@@ -262,11 +301,19 @@ struct Talker {
 impl Talker {
     fn start(args: &[&str], build: &Build, preload: bool) -> Talker {
         let mut command = Command::new(own_program());
-        command.arg("helper").args(args).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command
+            .arg("helper")
+            .args(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
         library_env(&mut command, build, preload);
         let mut child = command.spawn().expect("start a process");
         let output = BufReader::new(child.stdout.take().expect("piped"));
-        Talker { input: child.stdin.take(), output, child }
+        Talker {
+            input: child.stdin.take(),
+            output,
+            child,
+        }
     }
 
     fn pid(&self) -> i32 {
@@ -309,16 +356,27 @@ pub fn run(words: &[&str]) -> ExitCode {
     if build.is_there() {
         campaign(&build, true, rounds, seed, &totals);
     } else {
-        println!("no library at {}: only plain TCP is run", build.library.display());
+        println!(
+            "no library at {}: only plain TCP is run",
+            build.library.display()
+        );
     }
     let _ = take_log();
     println!("\nkill: {}", totals.line());
-    if totals.ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if totals.ok() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
 }
 
 fn shared_files() -> Vec<String> {
     let mut names: Vec<String> = std::fs::read_dir("/dev/shm")
-        .map(|dir| dir.flatten().map(|e| e.file_name().to_string_lossy().into_owned()).collect())
+        .map(|dir| {
+            dir.flatten()
+                .map(|e| e.file_name().to_string_lossy().into_owned())
+                .collect()
+        })
         .unwrap_or_default();
     names.sort();
     names
@@ -335,10 +393,13 @@ fn campaign(build: &Build, preload: bool, rounds: usize, seed: u64, totals: &Tot
     let mut bad = Vec::new();
     for i in 0..rounds {
         let kind = KINDS[i % KINDS.len()];
-        let dial = (i / KINDS.len()) % 2 == 0;
+        let dial = (i / KINDS.len()).is_multiple_of(2);
         let round = one(build, preload, &mut survivor, kind, dial, &path, &mut rng);
         if let Some(problem) = &round.problem {
-            bad.push(format!("round {i} ({kind}, survivor {}): {problem}", if dial { "serves" } else { "dials" }));
+            bad.push(format!(
+                "round {i} ({kind}, survivor {}): {problem}",
+                if dial { "serves" } else { "dials" }
+            ));
             if bad.len() >= 5 {
                 break;
             }
@@ -355,26 +416,59 @@ fn campaign(build: &Build, preload: bool, rounds: usize, seed: u64, totals: &Tot
         }
         Some(text) => {
             totals.fail();
-            println!("test kill/{name} [{mode}] ... FAILED\n    {}", text.replace('\n', "\n    "));
+            println!(
+                "test kill/{name} [{mode}] ... FAILED\n    {}",
+                text.replace('\n', "\n    ")
+            );
         }
     };
     report(&results);
-    verdict("bytes-and-end", if bad.is_empty() { None } else { Some(bad.join("\n")) });
-    let slow = results.iter().filter(|r| r.latency_ns > 2_000_000_000).count();
-    verdict("end-within-2s", (slow > 0).then(|| format!("{slow} rounds were slower")));
+    verdict(
+        "bytes-and-end",
+        if bad.is_empty() {
+            None
+        } else {
+            Some(bad.join("\n"))
+        },
+    );
+    let slow = results
+        .iter()
+        .filter(|r| r.latency_ns > 2_000_000_000)
+        .count();
+    verdict(
+        "end-within-2s",
+        (slow > 0).then(|| format!("{slow} rounds were slower")),
+    );
     let plain = results.iter().filter(|r| !r.accelerated).count();
-    verdict("accelerated-when-killed", (preload && plain > 0).then(|| format!("{plain} of {} were not", results.len())));
+    verdict(
+        "accelerated-when-killed",
+        (preload && plain > 0).then(|| format!("{plain} of {} were not", results.len())),
+    );
     if results.len() > 40 {
         let (early, late) = (&results[results.len() / 4], &results[results.len() - 1]);
         let grown = late.fds > early.fds + 4 || late.maps > early.maps + 4;
         verdict(
             "no-growth",
-            grown.then(|| format!("fds {} to {}, mappings {} to {}", early.fds, late.fds, early.maps, late.maps)),
+            grown.then(|| {
+                format!(
+                    "fds {} to {}, mappings {} to {}",
+                    early.fds, late.fds, early.maps, late.maps
+                )
+            }),
         );
     }
-    let left: Vec<String> = shared_files().into_iter().filter(|f| !files_before.contains(f)).collect();
-    verdict("no-files-left", (!left.is_empty()).then(|| format!("/dev/shm: {left:?}")));
-    verdict("survivor-ends", (!status.is_ok_and(|s| s.success())).then(|| "the survivor crashed".to_string()));
+    let left: Vec<String> = shared_files()
+        .into_iter()
+        .filter(|f| !files_before.contains(f))
+        .collect();
+    verdict(
+        "no-files-left",
+        (!left.is_empty()).then(|| format!("/dev/shm: {left:?}")),
+    );
+    verdict(
+        "survivor-ends",
+        (!status.is_ok_and(|s| s.success())).then(|| "the survivor crashed".to_string()),
+    );
 }
 
 fn report(results: &[Round]) {
@@ -429,7 +523,11 @@ fn one(
         survivor.order(&format!("{kind} dial {addr}"));
     }
     let ports = survivor.line();
-    let ports: Vec<u16> = ports.split(' ').skip(1).map(|p| p.parse().unwrap_or(0)).collect();
+    let ports: Vec<u16> = ports
+        .split(' ')
+        .skip(1)
+        .map(|p| p.parse().unwrap_or(0))
+        .collect();
     let mut problem = None;
     let mut accelerated = false;
     if preload {
@@ -444,9 +542,10 @@ fn one(
                 "ping-pong" | "both-send" => (true, true),
                 _ => (false, true),
             };
-            accelerated = near.as_ref().is_ok_and(|c| {
-                (!sends || c.tx_path == "shm") && (!receives || c.rx_path == "shm")
-            }) && far.is_ok();
+            accelerated = near
+                .as_ref()
+                .is_ok_and(|c| (!sends || c.tx_path == "shm") && (!receives || c.rx_path == "shm"))
+                && far.is_ok();
             last = format!("{near:?} {far:?}");
         }
         if !accelerated {
@@ -460,8 +559,16 @@ fn one(
     let _ = victim.child.wait();
     let line = survivor.line();
     let words: Vec<&str> = line.split(' ').collect();
-    let number = |i: usize| words.get(i).and_then(|w| w.parse::<i64>().ok()).unwrap_or(-1);
-    let (sent, intended) = (counters.at(SENT).load(Ordering::SeqCst), counters.at(INTENDED).load(Ordering::SeqCst));
+    let number = |i: usize| {
+        words
+            .get(i)
+            .and_then(|w| w.parse::<i64>().ok())
+            .unwrap_or(-1)
+    };
+    let (sent, intended) = (
+        counters.at(SENT).load(Ordering::SeqCst),
+        counters.at(INTENDED).load(Ordering::SeqCst),
+    );
     let round = Round {
         end: words.get(1).unwrap_or(&"").to_string(),
         latency_ns: (number(2).max(0) as u64).saturating_sub(killed),
@@ -477,7 +584,13 @@ fn one(
     Round { problem, ..round }
 }
 
-fn judge(round: &Round, line: &str, error: i64, preload: bool, counters: &Counters) -> Option<String> {
+fn judge(
+    round: &Round,
+    line: &str,
+    error: i64,
+    preload: bool,
+    counters: &Counters,
+) -> Option<String> {
     if !line.starts_with("end ") {
         return Some(format!("the survivor said {line:?}"));
     }
@@ -491,12 +604,18 @@ fn judge(round: &Round, line: &str, error: i64, preload: bool, counters: &Counte
         return Some("the victim received a wrong byte".into());
     }
     if round.received > round.intended {
-        return Some(format!("received {} of {} intended", round.received, round.intended));
+        return Some(format!(
+            "received {} of {} intended",
+            round.received, round.intended
+        ));
     }
     // Plain TCP drops what was not delivered when the victim had unread data: it resets.
     let must_have_all = round.end == "EOF" || (preload && round.accelerated);
     if must_have_all && round.received < round.sent {
-        return Some(format!("received {} of {} sent, then {}", round.received, round.sent, round.end));
+        return Some(format!(
+            "received {} of {} sent, then {}",
+            round.received, round.sent, round.end
+        ));
     }
     None
 }

@@ -58,7 +58,9 @@ fn main() -> ExitCode {
 
 /// One process of a scenario.
 fn part(name: &str, role: &str, warmup: &str) -> ExitCode {
-    let Some(scenario) = scenario::find(name) else { return ExitCode::from(2) };
+    let Some(scenario) = scenario::find(name) else {
+        return ExitCode::from(2);
+    };
     let role = match role {
         "Server" => Role::Server,
         "Client" => Role::Client,
@@ -108,7 +110,8 @@ fn run(words: &[&str]) -> ExitCode {
             "--verbose" => options.verbose = true,
             "--jobs" => options.jobs = rest.next().and_then(|v| v.parse().ok()).unwrap_or(1),
             "--timeout" => {
-                options.timeout = Duration::from_secs(rest.next().and_then(|v| v.parse().ok()).unwrap_or(30));
+                options.timeout =
+                    Duration::from_secs(rest.next().and_then(|v| v.parse().ok()).unwrap_or(30));
             }
             name => options.filter.push(name.to_string()),
         }
@@ -118,11 +121,17 @@ fn run(words: &[&str]) -> ExitCode {
     }
     let ok = runner::run(scenario::all(), &options);
     if let Some(log) = runner::take_log() {
-        let worrying: Vec<&str> =
-            log.lines().filter(|l| l.contains("panic") || l.contains("ERROR") || l.contains("FATAL")).collect();
+        let worrying: Vec<&str> = log
+            .lines()
+            .filter(|l| l.contains("panic") || l.contains("ERROR") || l.contains("FATAL"))
+            .collect();
         for line in worrying.iter().take(20) {
             println!("library log: {line}");
         }
     }
-    if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if ok {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
 }

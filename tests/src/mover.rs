@@ -4,7 +4,9 @@ use crate::pattern::{Pattern, Rng};
 use crate::sys::{self, E, Fd, R};
 
 /// The names of the receiving calls, in the order of the random choice.
-const READERS: [&str; 7] = ["read", "readv", "recv", "recvfrom", "recvmsg", "recvmmsg", "preadv2"];
+const READERS: [&str; 7] = [
+    "read", "readv", "recv", "recvfrom", "recvmsg", "recvmmsg", "preadv2",
+];
 
 /// One end's sending half.
 pub struct Sender {
@@ -17,7 +19,13 @@ pub struct Sender {
 
 impl Sender {
     pub fn new(fd: Fd, seed: u64, pattern: Pattern) -> Sender {
-        Sender { fd, rng: Rng::new(seed), pattern, scratch: Vec::new(), sent: 0 }
+        Sender {
+            fd,
+            rng: Rng::new(seed),
+            pattern,
+            scratch: Vec::new(),
+            sent: 0,
+        }
     }
 
     /// One random call with at most `max` bytes.
@@ -52,7 +60,10 @@ impl Sender {
             total += n;
             if *n < part.len() {
                 // Linux ends the call at a message that was cut short; going on would tear the stream.
-                assert!(i + 1 == lens.len(), "sendmmsg went on after a message that was cut short");
+                assert!(
+                    i + 1 == lens.len(),
+                    "sendmmsg went on after a message that was cut short"
+                );
             }
         }
         Ok(total)
@@ -86,7 +97,15 @@ pub struct Receiver {
 
 impl Receiver {
     pub fn new(fd: Fd, seed: u64, pattern: Pattern) -> Receiver {
-        Receiver { fd, rng: Rng::new(seed), pattern, scratch: Vec::new(), received: 0, error: None, call: "" }
+        Receiver {
+            fd,
+            rng: Rng::new(seed),
+            pattern,
+            scratch: Vec::new(),
+            received: 0,
+            error: None,
+            call: "",
+        }
     }
 
     /// One random call for at most `max` bytes; checks them.
@@ -120,7 +139,10 @@ impl Receiver {
             self.error = self.pattern.first_error(self.received, &self.scratch[..n]);
             if let Some(at) = self.error {
                 let (call, from) = (self.call, self.received);
-                eprintln!("wrong byte {at} in {n} bytes from {from} by {call}: {}", self.explain(&self.scratch[..n]));
+                eprintln!(
+                    "wrong byte {at} in {n} bytes from {from} by {call}: {}",
+                    self.explain(&self.scratch[..n])
+                );
             }
         }
         self.received += n as u64;
@@ -140,7 +162,10 @@ impl Receiver {
         match window.windows(rest.len()).position(|w| w == rest) {
             Some(found) => {
                 let belongs = near + found as u64;
-                format!("they belong to {belongs}, {} bytes away", belongs as i64 - at as i64)
+                format!(
+                    "they belong to {belongs}, {} bytes away",
+                    belongs as i64 - at as i64
+                )
             }
             None => format!("they belong nowhere near; {rest:02x?}"),
         }

@@ -73,7 +73,11 @@ impl Pattern {
             let n = (got.len() - done).min(PERIOD - at);
             let (mine, theirs) = (&self.0[at..at + n], &got[done..done + n]);
             if mine != theirs {
-                let bad = mine.iter().zip(theirs).position(|(a, b)| a != b).unwrap_or(0);
+                let bad = mine
+                    .iter()
+                    .zip(theirs)
+                    .position(|(a, b)| a != b)
+                    .unwrap_or(0);
                 return Some(offset + (done + bad) as u64);
             }
             done += n;

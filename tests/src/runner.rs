@@ -44,7 +44,10 @@ pub const MODES: [(Mode, &str); 7] = [
 
 impl Mode {
     fn name(self) -> &'static str {
-        MODES.iter().find(|(m, _)| *m == self).map_or("", |(_, n)| n)
+        MODES
+            .iter()
+            .find(|(m, _)| *m == self)
+            .map_or("", |(_, n)| n)
     }
 
     fn preloads(self, role: Role) -> bool {
@@ -86,7 +89,11 @@ pub struct Totals {
 impl Totals {
     pub fn line(&self) -> String {
         let skipped = self.skipped.load(Ordering::Relaxed);
-        let tail = if skipped > 0 { format!(", {skipped} skipped") } else { String::new() };
+        let tail = if skipped > 0 {
+            format!(", {skipped} skipped")
+        } else {
+            String::new()
+        };
         format!(
             "{} passed, {} failed{tail}",
             self.passed.load(Ordering::Relaxed),
@@ -122,12 +129,17 @@ pub fn run(scenarios: Vec<Scenario>, options: &Options) -> bool {
     let with_library = build.is_there();
     let mut modes = options.modes.clone();
     if !with_library && modes.iter().any(|m| *m != Mode::Plain) {
-        println!("no library at {}: only plain TCP is run", build.library.display());
+        println!(
+            "no library at {}: only plain TCP is run",
+            build.library.display()
+        );
         modes.retain(|m| *m == Mode::Plain);
     }
     let selected: Vec<Scenario> = scenarios
         .into_iter()
-        .filter(|s| options.filter.is_empty() || options.filter.iter().any(|f| s.name.contains(f.as_str())))
+        .filter(|s| {
+            options.filter.is_empty() || options.filter.iter().any(|f| s.name.contains(f.as_str()))
+        })
         .collect();
     let totals = Totals::default();
     let failures = Mutex::new(Vec::new());
@@ -172,11 +184,17 @@ fn judge(
         let path = if outcome.accelerated { ", shm" } else { "" };
         if problems.is_empty() {
             totals.pass();
-            report.push_str(&format!("test {} [{name}] ... ok ({} ms{path})\n", scenario.name, outcome.millis));
+            report.push_str(&format!(
+                "test {} [{name}] ... ok ({} ms{path})\n",
+                scenario.name, outcome.millis
+            ));
         } else {
             totals.fail();
             failed.push(format!("{} [{name}]", scenario.name));
-            report.push_str(&format!("test {} [{name}] ... FAILED ({} ms{path})\n", scenario.name, outcome.millis));
+            report.push_str(&format!(
+                "test {} [{name}] ... FAILED ({} ms{path})\n",
+                scenario.name, outcome.millis
+            ));
             for problem in problems {
                 for line in problem.lines() {
                     report.push_str(&format!("    {line}\n"));
@@ -204,13 +222,20 @@ fn judge(
         return (report, failed);
     }
     for &mode in modes.iter().filter(|m| **m != Mode::Plain) {
-        if matches!(scenario.parts, Parts::Alone(_)) && matches!(mode, Mode::ServerOnly | Mode::ClientOnly) {
+        if matches!(scenario.parts, Parts::Alone(_))
+            && matches!(mode, Mode::ServerOnly | Mode::ClientOnly)
+        {
+            continue;
+        }
+        if scenario.steady && matches!(mode, Mode::Early | Mode::Switch) {
             continue;
         }
         let outcome = execute(scenario, mode, options, build);
         let mut problems = outcome.problems.clone();
         if let Some(diff) = difference(&oracle.transcript, &outcome.transcript) {
-            problems.push(format!("the transcript differs from plain TCP (-) :\n{diff}"));
+            problems.push(format!(
+                "the transcript differs from plain TCP (-) :\n{diff}"
+            ));
         }
         verdict(mode.name(), &outcome, &problems, &mut report);
     }
@@ -227,7 +252,11 @@ fn difference(expected: &str, got: &str) -> Option<String> {
     let mut common = vec![vec![0u32; b.len() + 1]; a.len() + 1];
     for i in (0..a.len()).rev() {
         for j in (0..b.len()).rev() {
-            common[i][j] = if a[i] == b[j] { common[i + 1][j + 1] + 1 } else { common[i + 1][j].max(common[i][j + 1]) };
+            common[i][j] = if a[i] == b[j] {
+                common[i + 1][j + 1] + 1
+            } else {
+                common[i + 1][j].max(common[i][j + 1])
+            };
         }
     }
     let (mut i, mut j) = (0, 0);
@@ -274,7 +303,9 @@ pub fn library_env(command: &mut Command, build: &Build, preload: bool) {
             command.env_remove(key);
         }
     }
-    command.env("NETACC_TEST_PROGRAM", own_program()).env("RUST_BACKTRACE", "0");
+    command
+        .env("NETACC_TEST_PROGRAM", own_program())
+        .env("RUST_BACKTRACE", "0");
     if preload {
         command.env("LD_PRELOAD", &build.library);
         let log = std::env::temp_dir().join(format!("netacc-test-{}.log", std::process::id()));
@@ -291,12 +322,22 @@ pub fn take_log() -> Option<String> {
 }
 
 fn start(scenario: &Scenario, role: Role, mode: Mode, build: &Build) -> Side {
-    let [mine, theirs] = sys::socketpair(libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC).expect("socketpair");
+    let [mine, theirs] =
+        sys::socketpair(libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC).expect("socketpair");
     // SAFETY: a new fd that nothing else owns.
     let theirs = unsafe { OwnedFd::from_raw_fd(theirs) };
     let mut command = Command::new(own_program());
-    command.args(["scenario", scenario.name, &format!("{role:?}"), &format!("{:?}", mode.warmup())]);
-    command.stdin(Stdio::from(theirs)).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+    command.args([
+        "scenario",
+        scenario.name,
+        &format!("{role:?}"),
+        &format!("{:?}", mode.warmup()),
+    ]);
+    command
+        .stdin(Stdio::from(theirs))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .process_group(0);
     library_env(&mut command, build, mode.preloads(role));
     match mode {
         Mode::Tcp => command.env("NACC_ENABLE_RDMA_DEFAULT", "0"),
@@ -337,14 +378,25 @@ impl Broker<'_> {
         match fields[..] {
             ["W", pid, peer_pid, local, peer] => {
                 let (local, peer) = (local.parse().unwrap_or(0), peer.parse().unwrap_or(0));
-                Some(self.promoted(pid.parse().unwrap_or(0), peer_pid.parse().unwrap_or(0), local, peer))
+                Some(self.promoted(
+                    pid.parse().unwrap_or(0),
+                    peer_pid.parse().unwrap_or(0),
+                    local,
+                    peer,
+                ))
             }
             ["S", pid, local, peer] => {
                 if self.mode == Mode::Shm && self.accelerated {
                     let pid = pid.parse().unwrap_or(0);
-                    match self.build.connection(pid, local.parse().unwrap_or(0), peer.parse().unwrap_or(0)) {
+                    match self.build.connection(
+                        pid,
+                        local.parse().unwrap_or(0),
+                        peer.parse().unwrap_or(0),
+                    ) {
                         Ok(c) if c.is_shm() => {}
-                        Ok(c) => self.problems.push(format!("the connection left shared memory: {c:?}")),
+                        Ok(c) => self
+                            .problems
+                            .push(format!("the connection left shared memory: {c:?}")),
                         Err(e) => self.problems.push(e),
                     }
                 }
@@ -358,7 +410,10 @@ impl Broker<'_> {
     }
 
     fn promoted(&mut self, pid: i32, peer_pid: i32, local: u16, peer: u16) -> String {
-        let asked = *self.first_asked.entry((local, peer)).or_insert_with(Instant::now);
+        let asked = *self
+            .first_asked
+            .entry((local, peer))
+            .or_insert_with(Instant::now);
         let near = self.build.connection(pid, local, peer);
         let far = self.build.connection(peer_pid, peer, local);
         if let (Ok(near), Ok(far)) = (&near, &far)
@@ -368,13 +423,19 @@ impl Broker<'_> {
             self.accelerated = true;
             return "yes".into();
         }
-        let patience = if self.expect == Expect::Shm { Duration::from_secs(8) } else { Duration::from_millis(300) };
+        let patience = if self.expect == Expect::Shm {
+            Duration::from_secs(8)
+        } else {
+            Duration::from_millis(300)
+        };
         if asked.elapsed() < patience {
             std::thread::sleep(Duration::from_millis(2));
             return "no".into();
         }
         if self.expect == Expect::Shm {
-            self.problems.push(format!("not promoted within {patience:?}: near {near:?}, far {far:?}"));
+            self.problems.push(format!(
+                "not promoted within {patience:?}: near {near:?}, far {far:?}"
+            ));
         }
         "give up".into()
     }
@@ -386,7 +447,10 @@ fn execute(scenario: &Scenario, mode: Mode, options: &Options, build: &Build) ->
         Parts::Pair { .. } => &[Role::Server, Role::Client],
         Parts::Alone(_) => &[Role::Alone],
     };
-    let mut sides: Vec<Side> = roles.iter().map(|&role| start(scenario, role, mode, build)).collect();
+    let mut sides: Vec<Side> = roles
+        .iter()
+        .map(|&role| start(scenario, role, mode, build))
+        .collect();
     let mut broker = Broker {
         build,
         mode,
@@ -401,10 +465,15 @@ fn execute(scenario: &Scenario, mode: Mode, options: &Options, build: &Build) ->
         for side in &sides {
             where_.push_str(&stacks(side.child.id()));
             if mode.preloads(side.role) {
-                where_.push_str(&format!("{:?}\n", build.connections(side.child.id() as i32)));
+                where_.push_str(&format!(
+                    "{:?}\n",
+                    build.connections(side.child.id() as i32)
+                ));
             }
         }
-        broker.problems.push(format!("timed out after {:?}\n{where_}", options.timeout));
+        broker
+            .problems
+            .push(format!("timed out after {:?}\n{where_}", options.timeout));
     }
     let mut transcript = String::new();
     let mut stderr = String::new();
@@ -420,11 +489,16 @@ fn execute(scenario: &Scenario, mode: Mode, options: &Options, build: &Build) ->
             let _ = sys::close(fd);
         }
         let end = match status {
-            Ok(s) => s.code().map_or_else(|| format!("signal {:?}", s.signal()), |c| format!("exit {c}")),
+            Ok(s) => s.code().map_or_else(
+                || format!("signal {:?}", s.signal()),
+                |c| format!("exit {c}"),
+            ),
             Err(e) => format!("{e}"),
         };
         if end != "exit 0" && in_time {
-            broker.problems.push(format!("[{:?}] ended with {end}", side.role));
+            broker
+                .problems
+                .push(format!("[{:?}] ended with {end}", side.role));
         }
     }
     for side in sides {
@@ -450,17 +524,24 @@ fn serve(sides: &mut [Side], broker: &mut Broker, deadline: Instant) -> bool {
     let mut held: Vec<(usize, String)> = Vec::new();
     let mut gone = false;
     loop {
-        let open: Vec<(usize, Fd)> =
-            sides.iter().enumerate().filter_map(|(i, s)| s.control.map(|fd| (i, fd))).collect();
+        let open: Vec<(usize, Fd)> = sides
+            .iter()
+            .enumerate()
+            .filter_map(|(i, s)| s.control.map(|fd| (i, fd)))
+            .collect();
         if open.is_empty() {
             return true;
         }
-        let left = deadline.saturating_duration_since(Instant::now()).as_millis() as i32;
+        let left = deadline
+            .saturating_duration_since(Instant::now())
+            .as_millis() as i32;
         if left == 0 {
             return false;
         }
         let set: Vec<(Fd, i16)> = open.iter().map(|&(_, fd)| (fd, libc::POLLIN)).collect();
-        let Ok((_, ready)) = sys::poll(&set, left) else { continue };
+        let Ok((_, ready)) = sys::poll(&set, left) else {
+            continue;
+        };
         for (&(i, fd), revents) in open.iter().zip(ready) {
             if revents == 0 {
                 continue;
@@ -499,8 +580,18 @@ fn stacks(pid: u32) -> String {
     let mut out = String::new();
     if let Ok(entries) = std::fs::read_dir(format!("/proc/{pid}/task")) {
         for entry in entries.flatten() {
-            let read = |f: &str| std::fs::read_to_string(entry.path().join(f)).unwrap_or_default().trim().to_string();
-            out.push_str(&format!("{pid}: {} in {} ({})\n", read("comm"), read("wchan"), read("syscall")));
+            let read = |f: &str| {
+                std::fs::read_to_string(entry.path().join(f))
+                    .unwrap_or_default()
+                    .trim()
+                    .to_string()
+            };
+            out.push_str(&format!(
+                "{pid}: {} in {} ({})\n",
+                read("comm"),
+                read("wchan"),
+                read("syscall")
+            ));
         }
     }
     out

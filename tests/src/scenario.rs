@@ -26,6 +26,8 @@ pub struct Scenario {
     pub about: &'static str,
     pub expect: Expect,
     pub mark: Mark,
+    /// The connection must not change its path meanwhile: a switchover may cause a spurious edge.
+    pub steady: bool,
     pub parts: Parts,
 }
 
@@ -35,13 +37,32 @@ pub enum Parts {
 }
 
 /// Two processes, a connection that is accelerated.
-pub const fn pair(name: &'static str, about: &'static str, server: fn(&Ctx), client: fn(&Ctx)) -> Scenario {
-    Scenario { name, about, expect: Expect::Shm, mark: Mark::Accelerated, parts: Parts::Pair { server, client } }
+pub const fn pair(
+    name: &'static str,
+    about: &'static str,
+    server: fn(&Ctx),
+    client: fn(&Ctx),
+) -> Scenario {
+    Scenario {
+        name,
+        about,
+        expect: Expect::Shm,
+        mark: Mark::Accelerated,
+        steady: false,
+        parts: Parts::Pair { server, client },
+    }
 }
 
 /// One process.
 pub const fn alone(name: &'static str, about: &'static str, body: fn(&Ctx)) -> Scenario {
-    Scenario { name, about, expect: Expect::Any, mark: Mark::PassedThrough, parts: Parts::Alone(body) }
+    Scenario {
+        name,
+        about,
+        expect: Expect::Any,
+        mark: Mark::PassedThrough,
+        steady: false,
+        parts: Parts::Alone(body),
+    }
 }
 
 impl Scenario {
@@ -54,6 +75,12 @@ impl Scenario {
     /// The library is not involved in the result.
     pub const fn passed_through(mut self) -> Scenario {
         self.mark = Mark::PassedThrough;
+        self
+    }
+
+    /// Not run where the path may change in the middle.
+    pub const fn steady(mut self) -> Scenario {
+        self.steady = true;
         self
     }
 
@@ -100,7 +127,11 @@ pub fn markdown() -> String {
             Mark::Demoted => "demoted to tcp",
             Mark::PassedThrough => "passed through",
         };
-        out.push_str(&format!("| `{}` | {} | {mark} |\n", s.name, s.about.replace('|', "\\|")));
+        out.push_str(&format!(
+            "| `{}` | {} | {mark} |\n",
+            s.name,
+            s.about.replace('|', "\\|")
+        ));
     }
     out
 }

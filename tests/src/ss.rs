@@ -34,10 +34,15 @@ pub struct Build {
 impl Build {
     /// `NETACC_LIB_DIR`, or `target/release` beside this package.
     pub fn find() -> Build {
-        let dir = std::env::var_os("NETACC_LIB_DIR")
-            .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/release"), PathBuf::from);
+        let dir = std::env::var_os("NETACC_LIB_DIR").map_or_else(
+            || Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/release"),
+            PathBuf::from,
+        );
         let dir = dir.canonicalize().unwrap_or(dir);
-        Build { library: dir.join("libnetacc_preload.so"), netacc_ss: dir.join("netacc_ss") }
+        Build {
+            library: dir.join("libnetacc_preload.so"),
+            netacc_ss: dir.join("netacc_ss"),
+        }
     }
 
     pub fn is_there(&self) -> bool {
@@ -53,7 +58,11 @@ impl Build {
             .map_err(|e| format!("netacc_ss: {e}"))?;
         let text = String::from_utf8_lossy(&output.stdout);
         if !output.status.success() {
-            return Err(format!("netacc_ss {pid}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr)));
+            return Err(format!(
+                "netacc_ss {pid}: {}: {}",
+                output.status,
+                String::from_utf8_lossy(&output.stderr)
+            ));
         }
         Ok(parse(&text))
     }
@@ -70,12 +79,23 @@ impl Build {
 
 /// The objects of the `sockets` array. The objects are flat, so braces delimit them.
 fn parse(json: &str) -> Vec<Connection> {
-    let Some((_, rest)) = json.split_once("\"sockets\"") else { return Vec::new() };
-    rest.split('{').skip(1).filter_map(|object| Some(connection(object.split_once('}')?.0))).collect()
+    let Some((_, rest)) = json.split_once("\"sockets\"") else {
+        return Vec::new();
+    };
+    rest.split('{')
+        .skip(1)
+        .filter_map(|object| Some(connection(object.split_once('}')?.0)))
+        .collect()
 }
 
 fn connection(object: &str) -> Connection {
-    let port = |key| text(object, key).rsplit(':').next().and_then(|p| p.parse().ok()).unwrap_or(0);
+    let port = |key| {
+        text(object, key)
+            .rsplit(':')
+            .next()
+            .and_then(|p| p.parse().ok())
+            .unwrap_or(0)
+    };
     Connection {
         local_port: port("local"),
         peer_port: port("peer"),
@@ -92,18 +112,26 @@ fn connection(object: &str) -> Connection {
 
 fn value<'a>(object: &'a str, key: &str) -> &'a str {
     let quoted = format!("\"{key}\"");
-    object
-        .split_once(&quoted)
-        .map_or("", |(_, rest)| rest.trim_start().strip_prefix(':').unwrap_or(rest).trim_start())
+    object.split_once(&quoted).map_or("", |(_, rest)| {
+        rest.trim_start()
+            .strip_prefix(':')
+            .unwrap_or(rest)
+            .trim_start()
+    })
 }
 
 fn text(object: &str, key: &str) -> String {
-    value(object, key).strip_prefix('"').and_then(|v| v.split_once('"')).map_or_else(String::new, |(v, _)| v.into())
+    value(object, key)
+        .strip_prefix('"')
+        .and_then(|v| v.split_once('"'))
+        .map_or_else(String::new, |(v, _)| v.into())
 }
 
 fn number(object: &str, key: &str) -> u64 {
     let v = value(object, key);
-    v[..v.find(|c: char| !c.is_ascii_digit()).unwrap_or(v.len())].parse().unwrap_or(0)
+    v[..v.find(|c: char| !c.is_ascii_digit()).unwrap_or(v.len())]
+        .parse()
+        .unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -35,10 +35,17 @@ const SPLICE_IN: usize = 4;
 pub fn end(args: &[&str]) -> ExitCode {
     let number = |i: usize| args.get(i).and_then(|a| a.parse::<u64>().ok()).unwrap_or(0);
     let (seed, operations) = (number(0), number(1));
-    let style = Style { odd_one_in: number(2) as usize, odd: number(3) as usize, threads: number(4) != 0 };
+    let style = Style {
+        odd_one_in: number(2) as usize,
+        odd: number(3) as usize,
+        threads: number(4) != 0,
+    };
     let dial = args.get(5) == Some(&"dial");
     let fd = if dial {
-        let addr = args.get(6).and_then(|a| Addr::parse(a)).expect("an address");
+        let addr = args
+            .get(6)
+            .and_then(|a| Addr::parse(a))
+            .expect("an address");
         let fd = sys::socket(addr.family(), libc::SOCK_STREAM, 0).expect("socket");
         sys::connect(fd, addr).expect("connect");
         fd
@@ -52,8 +59,16 @@ pub fn end(args: &[&str]) -> ExitCode {
         fd
     };
     let name = |a: Result<Addr, E>| a.map(Addr::port).unwrap_or(0);
-    println!("ports {} {}", name(sys::getsockname(fd)), name(sys::getpeername(fd)));
-    let (mine, theirs) = if dial { (seed + 1, seed + 2) } else { (seed + 2, seed + 1) };
+    println!(
+        "ports {} {}",
+        name(sys::getsockname(fd)),
+        name(sys::getpeername(fd))
+    );
+    let (mine, theirs) = if dial {
+        (seed + 1, seed + 2)
+    } else {
+        (seed + 2, seed + 1)
+    };
     let sender = SendHalf::new(fd, mine, style, operations / 2);
     let receiver = ReceiveHalf::new(fd, theirs, mine, style, operations / 6);
     let (sent, received) = if style.threads {
@@ -69,7 +84,11 @@ pub fn end(args: &[&str]) -> ExitCode {
         received.inner.received, received.operations, received.inner.error, received.peek_error
     );
     let _ = sys::close(fd);
-    if received.inner.error.or(received.peek_error).is_none() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if received.inner.error.or(received.peek_error).is_none() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
 }
 
 struct SendHalf {
@@ -99,7 +118,11 @@ impl SendHalf {
         let odd = self.style.odd & (SENDFILE | SPLICE_OUT) != 0
             && self.operations > self.budget / 3
             && self.rng.range(1, self.style.odd_one_in) == 1;
-        let done = if odd && flags == libc::MSG_NOSIGNAL { self.odd() } else { self.inner.step(MAX, flags) };
+        let done = if odd && flags == libc::MSG_NOSIGNAL {
+            self.odd()
+        } else {
+            self.inner.step(MAX, flags)
+        };
         if done.is_ok() {
             self.operations += 1;
         }
@@ -201,7 +224,10 @@ impl ReceiveHalf {
                 let _ = sys::poll(&[(fd, libc::POLLIN)], -1);
             }
             4 if blocking => {
-                let sets = sys::Sets { read: vec![fd], ..sys::Sets::default() };
+                let sets = sys::Sets {
+                    read: vec![fd],
+                    ..sys::Sets::default()
+                };
                 let _ = sys::select(fd + 1, &sets, None);
             }
             _ => {}
@@ -222,7 +248,8 @@ impl ReceiveHalf {
             }
             return Ok(n);
         }
-        self.inner.step(MAX, if blocking { 0 } else { libc::MSG_DONTWAIT })
+        self.inner
+            .step(MAX, if blocking { 0 } else { libc::MSG_DONTWAIT })
     }
 
     fn run(mut self) -> ReceiveHalf {
@@ -240,19 +267,34 @@ impl ReceiveHalf {
 }
 
 /// Both halves in one thread, without blocking.
-fn alternate(fd: Fd, mut sender: SendHalf, mut receiver: ReceiveHalf, operations: u64) -> (SendHalf, ReceiveHalf) {
+fn alternate(
+    fd: Fd,
+    mut sender: SendHalf,
+    mut receiver: ReceiveHalf,
+    operations: u64,
+) -> (SendHalf, ReceiveHalf) {
     sys::set_nonblocking(fd, true);
     let mut sending = true;
     loop {
-        let events = if sending { libc::POLLIN | libc::POLLOUT } else { libc::POLLIN };
+        let events = if sending {
+            libc::POLLIN | libc::POLLOUT
+        } else {
+            libc::POLLIN
+        };
         let revents = sys::await_events(fd, events, 30_000);
         if revents == 0 {
-            println!("stuck after {} sent, {} received", sender.inner.sent, receiver.inner.received);
+            println!(
+                "stuck after {} sent, {} received",
+                sender.inner.sent, receiver.inner.received
+            );
             return (sender, receiver);
         }
         if sending && revents & libc::POLLOUT != 0 {
             for _ in 0..8 {
-                if sender.step(libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT).is_err() {
+                if sender
+                    .step(libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT)
+                    .is_err()
+                {
                     break;
                 }
             }
@@ -292,11 +334,37 @@ pub fn run(words: &[&str]) -> ExitCode {
     let totals = Totals::default();
     println!("stress: seed {seed}");
     let every = SENDFILE | SPLICE_OUT | SPLICE_IN;
-    let threads = |odd_one_in, odd| Style { odd_one_in, odd, threads: true };
-    let alone = Style { odd_one_in: 0, odd: 0, threads: false };
-    let plain = |name, style| Campaign { name, preload: false, switch: false, style, operations: operations / 10 };
-    let shm = |name, style| Campaign { name, preload: true, switch: false, style, operations: operations / 2 };
-    let switch = |name, style| Campaign { name, preload: true, switch: true, style, operations };
+    let threads = |odd_one_in, odd| Style {
+        odd_one_in,
+        odd,
+        threads: true,
+    };
+    let alone = Style {
+        odd_one_in: 0,
+        odd: 0,
+        threads: false,
+    };
+    let plain = |name, style| Campaign {
+        name,
+        preload: false,
+        switch: false,
+        style,
+        operations: operations / 10,
+    };
+    let shm = |name, style| Campaign {
+        name,
+        preload: true,
+        switch: false,
+        style,
+        operations: operations / 2,
+    };
+    let switch = |name, style| Campaign {
+        name,
+        preload: true,
+        switch: true,
+        style,
+        operations,
+    };
     let campaigns = [
         plain("plain", threads(50, every)),
         plain("plain-poll", alone),
@@ -318,7 +386,11 @@ pub fn run(words: &[&str]) -> ExitCode {
         let (problems, notes) = conduct(campaign, &build, seed + 100 * i as u64);
         if problems.is_empty() {
             totals.pass();
-            println!("test stress/{} ... ok ({:.1} s; {notes})", campaign.name, begin.elapsed().as_secs_f64());
+            println!(
+                "test stress/{} ... ok ({:.1} s; {notes})",
+                campaign.name,
+                begin.elapsed().as_secs_f64()
+            );
         } else {
             totals.fail();
             println!("test stress/{} ... FAILED ({notes})", campaign.name);
@@ -328,20 +400,36 @@ pub fn run(words: &[&str]) -> ExitCode {
         }
     }
     if !build.is_there() {
-        println!("no library at {}: only plain TCP is run", build.library.display());
+        println!(
+            "no library at {}: only plain TCP is run",
+            build.library.display()
+        );
     }
     let _ = take_log();
     println!("\nstress: {}", totals.line());
-    if totals.ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if totals.ok() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
 }
 
 fn conduct(campaign: &Campaign, build: &Build, seed: u64) -> (Vec<String>, String) {
     let style = campaign.style;
     let start = |tail: &[&str], salt: u64| {
         let mut command = Command::new(own_program());
-        command.args(["helper", "stress-end", &seed.to_string(), &(campaign.operations / 2).to_string()]);
-        command.args([style.odd_one_in, style.odd, usize::from(style.threads)].map(|v| v.to_string()));
-        command.args(tail).stdin(Stdio::null()).stdout(Stdio::piped());
+        command.args([
+            "helper",
+            "stress-end",
+            &seed.to_string(),
+            &(campaign.operations / 2).to_string(),
+        ]);
+        command
+            .args([style.odd_one_in, style.odd, usize::from(style.threads)].map(|v| v.to_string()));
+        command
+            .args(tail)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped());
         library_env(&mut command, build, campaign.preload);
         if campaign.switch {
             command.env("NETACC_TEST_SWITCH", (seed + salt).to_string());
@@ -355,7 +443,9 @@ fn conduct(campaign: &Campaign, build: &Build, seed: u64) -> (Vec<String>, Strin
     while out.read(&mut byte).unwrap_or(0) == 1 && byte[0] != b'\n' {
         head.push(byte[0]);
     }
-    let addr = String::from_utf8_lossy(&head).trim_start_matches("addr ").to_string();
+    let addr = String::from_utf8_lossy(&head)
+        .trim_start_matches("addr ")
+        .to_string();
     let mut client = start(&["dial", &addr], 2);
     let mut client_out = client.stdout.take().expect("piped");
     let slurp = |pipe: &mut dyn Read| {
@@ -366,7 +456,11 @@ fn conduct(campaign: &Campaign, build: &Build, seed: u64) -> (Vec<String>, Strin
     let server_text = std::thread::spawn(move || slurp(&mut out));
     let client_text = std::thread::spawn(move || slurp(&mut client_out));
     let mut problems = Vec::new();
-    let port = addr.rsplit(':').next().and_then(|p| p.parse::<u16>().ok()).unwrap_or(0);
+    let port = addr
+        .rsplit(':')
+        .next()
+        .and_then(|p| p.parse::<u16>().ok())
+        .unwrap_or(0);
     let deadline = Instant::now() + Duration::from_secs(120 + campaign.operations / 10_000);
     let (mut shm, mut tcp, mut promotions, mut demotions) = (0, 0, 0, 0);
     loop {
@@ -396,8 +490,10 @@ fn conduct(campaign: &Campaign, build: &Build, seed: u64) -> (Vec<String>, Strin
             other => problems.push(format!("{name} ended with {other:?}")),
         }
     }
-    let (server_text, client_text) =
-        (server_text.join().unwrap_or_default(), client_text.join().unwrap_or_default());
+    let (server_text, client_text) = (
+        server_text.join().unwrap_or_default(),
+        client_text.join().unwrap_or_default(),
+    );
     let number = |text: &str, verb: &str| {
         let line = text.lines().find(|l| l.starts_with(verb)).unwrap_or("");
         let words: Vec<&str> = line.split([' ', ',']).collect();
@@ -405,15 +501,23 @@ fn conduct(campaign: &Campaign, build: &Build, seed: u64) -> (Vec<String>, Strin
         (at(1), at(3).unwrap_or(0))
     };
     let (up, down) = (number(&client_text, "sent"), number(&server_text, "sent"));
-    let (up_got, down_got) = (number(&server_text, "received"), number(&client_text, "received"));
+    let (up_got, down_got) = (
+        number(&server_text, "received"),
+        number(&client_text, "received"),
+    );
     if up.0 != up_got.0 || down.0 != down_got.0 || up.0.is_none() {
-        problems.push(format!("sent {:?} and {:?}, received {:?} and {:?}", up.0, down.0, up_got.0, down_got.0));
+        problems.push(format!(
+            "sent {:?} and {:?}, received {:?} and {:?}",
+            up.0, down.0, up_got.0, down_got.0
+        ));
     }
     if campaign.preload && shm == 0 {
         problems.push("no byte was seen on shared memory".into());
     }
     if campaign.switch && (promotions < 20 || demotions < 20) {
-        problems.push(format!("too little switching: {promotions} promotions, {demotions} demotions"));
+        problems.push(format!(
+            "too little switching: {promotions} promotions, {demotions} demotions"
+        ));
     }
     if !problems.is_empty() {
         problems.push(format!("server: {server_text}client: {client_text}"));
@@ -421,9 +525,14 @@ fn conduct(campaign: &Campaign, build: &Build, seed: u64) -> (Vec<String>, Strin
     let operations = up.1 + down.1 + up_got.1 + down_got.1;
     let bytes = up.0.unwrap_or(0) + down.0.unwrap_or(0);
     let paths = if campaign.preload {
-        format!(", server sent {shm} bytes by shm and {tcp} by tcp, {promotions} promotions, {demotions} demotions")
+        format!(
+            ", server sent {shm} bytes by shm and {tcp} by tcp, {promotions} promotions, {demotions} demotions"
+        )
     } else {
         String::new()
     };
-    (problems, format!("{operations} operations, {bytes} bytes{paths}"))
+    (
+        problems,
+        format!("{operations} operations, {bytes} bytes{paths}"),
+    )
 }

@@ -150,12 +150,18 @@ impl Addr {
             libc::AF_INET => {
                 // SAFETY: the family says what the storage holds.
                 let sin = unsafe { &*at.cast::<libc::sockaddr_in>() };
-                Some(Addr::V4(sin.sin_addr.s_addr.to_ne_bytes(), u16::from_be(sin.sin_port)))
+                Some(Addr::V4(
+                    sin.sin_addr.s_addr.to_ne_bytes(),
+                    u16::from_be(sin.sin_port),
+                ))
             }
             libc::AF_INET6 => {
                 // SAFETY: as above.
                 let sin6 = unsafe { &*at.cast::<libc::sockaddr_in6>() };
-                Some(Addr::V6(sin6.sin6_addr.s6_addr, u16::from_be(sin6.sin6_port)))
+                Some(Addr::V6(
+                    sin6.sin6_addr.s6_addr,
+                    u16::from_be(sin6.sin6_port),
+                ))
             }
             _ => None,
         }
@@ -210,7 +216,11 @@ pub fn connect_len(fd: Fd, addr: Addr, len: u32) -> R {
 /// `connect(AF_UNSPEC)`: dissolves the association.
 pub fn disconnect(fd: Fd) -> R {
     let sa = storage();
-    call!(libc::connect(fd, (&raw const sa).cast(), size_of::<libc::sockaddr_in>() as u32))
+    call!(libc::connect(
+        fd,
+        (&raw const sa).cast(),
+        size_of::<libc::sockaddr_in>() as u32
+    ))
 }
 
 pub fn getsockname(fd: Fd) -> Result<Addr, E> {
@@ -248,33 +258,69 @@ pub fn socketpair(kind: c_int) -> Result<[Fd; 2], E> {
 pub fn getopt(fd: Fd, level: c_int, name: c_int) -> Result<i32, E> {
     let mut value = 0i32;
     let mut len = 4u32;
-    call!(libc::getsockopt(fd, level, name, (&raw mut value).cast(), &mut len))?;
+    call!(libc::getsockopt(
+        fd,
+        level,
+        name,
+        (&raw mut value).cast(),
+        &mut len
+    ))?;
     Ok(value)
 }
 
 pub fn getopt_bytes(fd: Fd, level: c_int, name: c_int, room: usize) -> Result<Vec<u8>, E> {
     let mut value = vec![0u8; room];
     let mut len = room as u32;
-    call!(libc::getsockopt(fd, level, name, value.as_mut_ptr().cast(), &mut len))?;
+    call!(libc::getsockopt(
+        fd,
+        level,
+        name,
+        value.as_mut_ptr().cast(),
+        &mut len
+    ))?;
     value.truncate(len as usize);
     Ok(value)
 }
 
 pub fn setopt(fd: Fd, level: c_int, name: c_int, value: i32) -> R {
-    call!(libc::setsockopt(fd, level, name, (&raw const value).cast(), 4))
+    call!(libc::setsockopt(
+        fd,
+        level,
+        name,
+        (&raw const value).cast(),
+        4
+    ))
 }
 
 pub fn setopt_bytes(fd: Fd, level: c_int, name: c_int, value: &[u8]) -> R {
-    call!(libc::setsockopt(fd, level, name, value.as_ptr().cast(), value.len() as u32))
+    call!(libc::setsockopt(
+        fd,
+        level,
+        name,
+        value.as_ptr().cast(),
+        value.len() as u32
+    ))
 }
 
 pub fn set_timeout(fd: Fd, name: c_int, ms: i64) -> R {
-    let tv = libc::timeval { tv_sec: ms / 1000, tv_usec: ms % 1000 * 1000 };
-    call!(libc::setsockopt(fd, libc::SOL_SOCKET, name, (&raw const tv).cast(), size_of::<libc::timeval>() as u32))
+    let tv = libc::timeval {
+        tv_sec: ms / 1000,
+        tv_usec: ms % 1000 * 1000,
+    };
+    call!(libc::setsockopt(
+        fd,
+        libc::SOL_SOCKET,
+        name,
+        (&raw const tv).cast(),
+        size_of::<libc::timeval>() as u32
+    ))
 }
 
 pub fn set_linger(fd: Fd, on: bool, seconds: i32) -> R {
-    let value = libc::linger { l_onoff: i32::from(on), l_linger: seconds };
+    let value = libc::linger {
+        l_onoff: i32::from(on),
+        l_linger: seconds,
+    };
     call!(libc::setsockopt(
         fd,
         libc::SOL_SOCKET,
@@ -306,7 +352,14 @@ pub fn send(fd: Fd, buf: &[u8], flags: c_int) -> R {
 pub fn recvfrom(fd: Fd, buf: &mut [u8], flags: c_int) -> Result<(usize, u32), E> {
     let mut sa = storage();
     let mut len = size_of::<libc::sockaddr_storage>() as u32;
-    let n = call!(libc::recvfrom(fd, buf.as_mut_ptr().cast(), buf.len(), flags, (&raw mut sa).cast(), &mut len))?;
+    let n = call!(libc::recvfrom(
+        fd,
+        buf.as_mut_ptr().cast(),
+        buf.len(),
+        flags,
+        (&raw mut sa).cast(),
+        &mut len
+    ))?;
     Ok((n, len))
 }
 
@@ -314,9 +367,23 @@ pub fn sendto(fd: Fd, buf: &[u8], flags: c_int, to: Option<Addr>) -> R {
     match to {
         Some(addr) => {
             let (sa, len) = addr.raw();
-            call!(libc::sendto(fd, buf.as_ptr().cast(), buf.len(), flags, (&raw const sa).cast(), len))
+            call!(libc::sendto(
+                fd,
+                buf.as_ptr().cast(),
+                buf.len(),
+                flags,
+                (&raw const sa).cast(),
+                len
+            ))
         }
-        None => call!(libc::sendto(fd, buf.as_ptr().cast(), buf.len(), flags, null(), 0)),
+        None => call!(libc::sendto(
+            fd,
+            buf.as_ptr().cast(),
+            buf.len(),
+            flags,
+            null(),
+            0
+        )),
     }
 }
 
@@ -336,11 +403,23 @@ pub fn send_bad_pointer(fd: Fd, len: usize, flags: c_int) -> R {
 }
 
 fn iov_out(parts: &[&[u8]]) -> Vec<libc::iovec> {
-    parts.iter().map(|p| libc::iovec { iov_base: p.as_ptr().cast_mut().cast(), iov_len: p.len() }).collect()
+    parts
+        .iter()
+        .map(|p| libc::iovec {
+            iov_base: p.as_ptr().cast_mut().cast(),
+            iov_len: p.len(),
+        })
+        .collect()
 }
 
 fn iov_in(parts: &mut [&mut [u8]]) -> Vec<libc::iovec> {
-    parts.iter_mut().map(|p| libc::iovec { iov_base: p.as_mut_ptr().cast(), iov_len: p.len() }).collect()
+    parts
+        .iter_mut()
+        .map(|p| libc::iovec {
+            iov_base: p.as_mut_ptr().cast(),
+            iov_len: p.len(),
+        })
+        .collect()
 }
 
 pub fn readv(fd: Fd, parts: &mut [&mut [u8]]) -> R {
@@ -355,23 +434,41 @@ pub fn writev(fd: Fd, parts: &[&[u8]]) -> R {
 
 /// `readv`/`writev` with an impossible vector count.
 pub fn readv_count(fd: Fd, count: c_int) -> R {
-    let iov = libc::iovec { iov_base: null_mut(), iov_len: 0 };
+    let iov = libc::iovec {
+        iov_base: null_mut(),
+        iov_len: 0,
+    };
     call!(libc::readv(fd, &iov, count))
 }
 
 pub fn writev_count(fd: Fd, count: c_int) -> R {
-    let iov = libc::iovec { iov_base: null_mut(), iov_len: 0 };
+    let iov = libc::iovec {
+        iov_base: null_mut(),
+        iov_len: 0,
+    };
     call!(libc::writev(fd, &iov, count))
 }
 
 pub fn preadv2(fd: Fd, parts: &mut [&mut [u8]], offset: i64, flags: c_int) -> R {
     let iov = iov_in(parts);
-    call!(libc::preadv2(fd, iov.as_ptr(), iov.len() as c_int, offset, flags))
+    call!(libc::preadv2(
+        fd,
+        iov.as_ptr(),
+        iov.len() as c_int,
+        offset,
+        flags
+    ))
 }
 
 pub fn pwritev2(fd: Fd, parts: &[&[u8]], offset: i64, flags: c_int) -> R {
     let iov = iov_out(parts);
-    call!(libc::pwritev2(fd, iov.as_ptr(), iov.len() as c_int, offset, flags))
+    call!(libc::pwritev2(
+        fd,
+        iov.as_ptr(),
+        iov.len() as c_int,
+        offset,
+        flags
+    ))
 }
 
 pub fn pread(fd: Fd, buf: &mut [u8], offset: i64) -> R {
@@ -436,7 +533,12 @@ pub fn recvmsg_full(fd: Fd, parts: &mut [&mut [u8]], flags: c_int) -> Result<Rec
         // SAFETY: as above.
         at = unsafe { libc::CMSG_NXTHDR(&msg, at) };
     }
-    Ok(Received { bytes, flags: msg.msg_flags, name_len: msg.msg_namelen, control })
+    Ok(Received {
+        bytes,
+        flags: msg.msg_flags,
+        name_len: msg.msg_namelen,
+        control,
+    })
 }
 
 pub fn recvmsg(fd: Fd, parts: &mut [&mut [u8]], flags: c_int) -> R {
@@ -449,25 +551,65 @@ pub fn recvmsg(fd: Fd, parts: &mut [&mut [u8]], flags: c_int) -> R {
 pub fn sendmmsg(fd: Fd, messages: &[&[u8]], flags: c_int) -> Result<Vec<usize>, E> {
     let iovs: Vec<[libc::iovec; 1]> = messages
         .iter()
-        .map(|m| [libc::iovec { iov_base: m.as_ptr().cast_mut().cast(), iov_len: m.len() }])
+        .map(|m| {
+            [libc::iovec {
+                iov_base: m.as_ptr().cast_mut().cast(),
+                iov_len: m.len(),
+            }]
+        })
         .collect();
-    let mut list: Vec<libc::mmsghdr> =
-        iovs.iter().map(|iov| libc::mmsghdr { msg_hdr: header(iov), msg_len: 0 }).collect();
-    let n = call!(libc::sendmmsg(fd, list.as_mut_ptr(), list.len() as u32, flags as _))?;
+    let mut list: Vec<libc::mmsghdr> = iovs
+        .iter()
+        .map(|iov| libc::mmsghdr {
+            msg_hdr: header(iov),
+            msg_len: 0,
+        })
+        .collect();
+    let n = call!(libc::sendmmsg(
+        fd,
+        list.as_mut_ptr(),
+        list.len() as u32,
+        flags as _
+    ))?;
     Ok(list.iter().take(n).map(|m| m.msg_len as usize).collect())
 }
 
 /// One message per part; returns the lengths of the messages that were filled.
-pub fn recvmmsg(fd: Fd, messages: &mut [&mut [u8]], flags: c_int, timeout_ms: Option<i64>) -> Result<Vec<usize>, E> {
+pub fn recvmmsg(
+    fd: Fd,
+    messages: &mut [&mut [u8]],
+    flags: c_int,
+    timeout_ms: Option<i64>,
+) -> Result<Vec<usize>, E> {
     let iovs: Vec<[libc::iovec; 1]> = messages
         .iter_mut()
-        .map(|m| [libc::iovec { iov_base: m.as_mut_ptr().cast(), iov_len: m.len() }])
+        .map(|m| {
+            [libc::iovec {
+                iov_base: m.as_mut_ptr().cast(),
+                iov_len: m.len(),
+            }]
+        })
         .collect();
-    let mut list: Vec<libc::mmsghdr> =
-        iovs.iter().map(|iov| libc::mmsghdr { msg_hdr: header(iov), msg_len: 0 }).collect();
+    let mut list: Vec<libc::mmsghdr> = iovs
+        .iter()
+        .map(|iov| libc::mmsghdr {
+            msg_hdr: header(iov),
+            msg_len: 0,
+        })
+        .collect();
     let mut ts = timespec_ms(timeout_ms.unwrap_or(0));
-    let tsp = if timeout_ms.is_some() { &raw mut ts } else { null_mut() };
-    let n = call!(libc::recvmmsg(fd, list.as_mut_ptr(), list.len() as u32, flags as _, tsp))?;
+    let tsp = if timeout_ms.is_some() {
+        &raw mut ts
+    } else {
+        null_mut()
+    };
+    let n = call!(libc::recvmmsg(
+        fd,
+        list.as_mut_ptr(),
+        list.len() as u32,
+        flags as _,
+        tsp
+    ))?;
     Ok(list.iter().take(n).map(|m| m.msg_len as usize).collect())
 }
 
@@ -486,7 +628,13 @@ pub fn send_fds(fd: Fd, payload: &[u8], fds: &[Fd]) -> R {
     // SAFETY: CMSG_LEN is arithmetic.
     head.cmsg_len = unsafe { libc::CMSG_LEN(bytes) } as _;
     // SAFETY: CMSG_DATA points into `space`, which has room for `bytes`.
-    unsafe { std::ptr::copy_nonoverlapping(fds.as_ptr().cast::<u8>(), libc::CMSG_DATA(head), bytes as usize) };
+    unsafe {
+        std::ptr::copy_nonoverlapping(
+            fds.as_ptr().cast::<u8>(),
+            libc::CMSG_DATA(head),
+            bytes as usize,
+        )
+    };
     call!(libc::sendmsg(fd, &msg, 0))
 }
 
@@ -497,7 +645,11 @@ pub fn recv_fds(fd: Fd) -> Result<(Vec<u8>, Vec<Fd>), E> {
     let mut fds = Vec::new();
     for (level, kind, payload) in got.control {
         if (level, kind) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
-            fds.extend(payload.chunks_exact(4).map(|c| i32::from_ne_bytes([c[0], c[1], c[2], c[3]])));
+            fds.extend(
+                payload
+                    .chunks_exact(4)
+                    .map(|c| i32::from_ne_bytes([c[0], c[1], c[2], c[3]])),
+            );
         }
     }
     Ok((buf[..got.bytes].to_vec(), fds))
@@ -522,7 +674,14 @@ pub fn tee(from: Fd, to: Fd, count: usize, flags: u32) -> R {
 }
 
 pub fn copy_file_range(from: Fd, to: Fd, count: usize) -> R {
-    call!(libc::copy_file_range(from, null_mut(), to, null_mut(), count, 0))
+    call!(libc::copy_file_range(
+        from,
+        null_mut(),
+        to,
+        null_mut(),
+        count,
+        0
+    ))
 }
 
 // ---------------------------------------------------------------------------------------------- fds
@@ -554,20 +713,24 @@ pub fn ioctl_int(fd: Fd, request: u64, value: &mut c_int) -> R {
 /// `FIONREAD`: the bytes that could be read.
 pub fn fionread(fd: Fd) -> Result<i32, E> {
     let mut n = 0;
-    ioctl_int(fd, libc::FIONREAD as u64, &mut n)?;
+    ioctl_int(fd, libc::FIONREAD, &mut n)?;
     Ok(n)
 }
 
 /// `SIOCOUTQ`: the bytes sent and not yet acknowledged.
 pub fn outq(fd: Fd) -> Result<i32, E> {
     let mut n = 0;
-    ioctl_int(fd, libc::TIOCOUTQ as u64, &mut n)?;
+    ioctl_int(fd, libc::TIOCOUTQ, &mut n)?;
     Ok(n)
 }
 
 pub fn set_nonblocking(fd: Fd, on: bool) {
     let flags = fcntl(fd, libc::F_GETFL, 0).unwrap_or(0) as c_int;
-    let flags = if on { flags | libc::O_NONBLOCK } else { flags & !libc::O_NONBLOCK };
+    let flags = if on {
+        flags | libc::O_NONBLOCK
+    } else {
+        flags & !libc::O_NONBLOCK
+    };
     let _ = fcntl(fd, libc::F_SETFL, flags);
 }
 
@@ -578,7 +741,10 @@ pub fn open(path: &str, flags: c_int) -> Result<Fd, E> {
 
 /// A temporary file without a name, holding `bytes`.
 pub fn anonymous_file(bytes: &[u8]) -> Result<Fd, E> {
-    let fd = fd_of(call!(libc::memfd_create(c"test".as_ptr(), libc::MFD_CLOEXEC)))?;
+    let fd = fd_of(call!(libc::memfd_create(
+        c"test".as_ptr(),
+        libc::MFD_CLOEXEC
+    )))?;
     let mut at = 0;
     while at < bytes.len() {
         at += pwrite(fd, &bytes[at..], at as i64)?;
@@ -593,13 +759,24 @@ pub fn pipe() -> [Fd; 2] {
 }
 
 pub fn eventfd(value: u32) -> Fd {
-    fd_of(call!(libc::eventfd(value, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC))).expect("eventfd")
+    fd_of(call!(libc::eventfd(
+        value,
+        libc::EFD_NONBLOCK | libc::EFD_CLOEXEC
+    )))
+    .expect("eventfd")
 }
 
 /// A timer fd that fires once, `ms` from now.
 pub fn timerfd(ms: i64) -> Fd {
-    let fd = fd_of(call!(libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_NONBLOCK))).expect("timerfd");
-    let spec = libc::itimerspec { it_interval: timespec_ms(0), it_value: timespec_ms(ms) };
+    let fd = fd_of(call!(libc::timerfd_create(
+        libc::CLOCK_MONOTONIC,
+        libc::TFD_NONBLOCK
+    )))
+    .expect("timerfd");
+    let spec = libc::itimerspec {
+        it_interval: timespec_ms(0),
+        it_value: timespec_ms(ms),
+    };
     call!(libc::timerfd_settime(fd, 0, &spec, null_mut())).expect("timerfd_settime");
     fd
 }
@@ -652,26 +829,41 @@ pub fn isatty(fd: Fd) -> bool {
 }
 
 pub fn nofile_limit() -> (u64, u64) {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
     call!(libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit)).expect("getrlimit");
     (limit.rlim_cur, limit.rlim_max)
 }
 
 pub fn set_nofile_limit(current: u64) -> R {
-    let limit = libc::rlimit { rlim_cur: current, rlim_max: nofile_limit().1 };
+    let limit = libc::rlimit {
+        rlim_cur: current,
+        rlim_max: nofile_limit().1,
+    };
     call!(libc::setrlimit(libc::RLIMIT_NOFILE, &limit))
 }
 
 // ---------------------------------------------------------------------------------------------- readiness
 
 pub fn timespec_ms(ms: i64) -> libc::timespec {
-    libc::timespec { tv_sec: ms / 1000, tv_nsec: ms % 1000 * 1_000_000 }
+    libc::timespec {
+        tv_sec: ms / 1000,
+        tv_nsec: ms % 1000 * 1_000_000,
+    }
 }
 
 /// `poll`; returns the count and each revents.
 pub fn poll(set: &[(Fd, i16)], timeout_ms: c_int) -> Result<(usize, Vec<i16>), E> {
-    let mut list: Vec<libc::pollfd> =
-        set.iter().map(|&(fd, events)| libc::pollfd { fd, events, revents: 0 }).collect();
+    let mut list: Vec<libc::pollfd> = set
+        .iter()
+        .map(|&(fd, events)| libc::pollfd {
+            fd,
+            events,
+            revents: 0,
+        })
+        .collect();
     let n = call!(libc::poll(list.as_mut_ptr(), list.len() as _, timeout_ms))?;
     Ok((n, list.iter().map(|p| p.revents).collect()))
 }
@@ -681,8 +873,14 @@ pub fn ppoll(
     timeout: Option<libc::timespec>,
     mask: Option<&libc::sigset_t>,
 ) -> Result<(usize, Vec<i16>), E> {
-    let mut list: Vec<libc::pollfd> =
-        set.iter().map(|&(fd, events)| libc::pollfd { fd, events, revents: 0 }).collect();
+    let mut list: Vec<libc::pollfd> = set
+        .iter()
+        .map(|&(fd, events)| libc::pollfd {
+            fd,
+            events,
+            revents: 0,
+        })
+        .collect();
     let ts = timeout.as_ref().map_or(null(), |t| &raw const *t);
     let mask = mask.map_or(null(), |m| &raw const *m);
     let n = call!(libc::ppoll(list.as_mut_ptr(), list.len() as _, ts, mask))?;
@@ -691,7 +889,9 @@ pub fn ppoll(
 
 /// Waits for `events` on one fd and returns its revents (0 on timeout).
 pub fn await_events(fd: Fd, events: i16, timeout_ms: c_int) -> i16 {
-    poll(&[(fd, events)], timeout_ms).map(|(_, r)| r[0]).unwrap_or(0)
+    poll(&[(fd, events)], timeout_ms)
+        .map(|(_, r)| r[0])
+        .unwrap_or(0)
 }
 
 pub fn poll_names(revents: i16) -> String {
@@ -708,7 +908,12 @@ pub fn poll_names(revents: i16) -> String {
         (libc::POLLWRBAND, "WRBAND"),
         (libc::POLLRDHUP, "RDHUP"),
     ];
-    names_of(table.iter().filter(|(bit, _)| revents & bit != 0).map(|&(_, name)| name))
+    names_of(
+        table
+            .iter()
+            .filter(|(bit, _)| revents & bit != 0)
+            .map(|&(_, name)| name),
+    )
 }
 
 pub fn epoll_names(events: u32) -> String {
@@ -724,12 +929,21 @@ pub fn epoll_names(events: u32) -> String {
         (libc::EPOLLWRBAND, "WRBAND"),
         (libc::EPOLLRDHUP, "RDHUP"),
     ];
-    names_of(table.iter().filter(|(bit, _)| events & (*bit as u32) != 0).map(|&(_, name)| name))
+    names_of(
+        table
+            .iter()
+            .filter(|(bit, _)| events & (*bit as u32) != 0)
+            .map(|&(_, name)| name),
+    )
 }
 
 fn names_of<'a>(names: impl Iterator<Item = &'a str>) -> String {
     let list: Vec<&str> = names.collect();
-    if list.is_empty() { "-".into() } else { list.join("|") }
+    if list.is_empty() {
+        "-".into()
+    } else {
+        list.join("|")
+    }
 }
 
 /// The three sets of `select`, by fd.
@@ -752,17 +966,35 @@ fn to_set(fds: &[Fd]) -> libc::fd_set {
 
 fn from_set(set: &libc::fd_set, fds: &[Fd]) -> Vec<Fd> {
     // SAFETY: callers pass fds below FD_SETSIZE.
-    fds.iter().copied().filter(|&fd| unsafe { libc::FD_ISSET(fd, set) }).collect()
+    fds.iter()
+        .copied()
+        .filter(|&fd| unsafe { libc::FD_ISSET(fd, set) })
+        .collect()
 }
 
 /// `select`; returns the count, what is left in the sets, and the remaining time in ms.
 pub fn select(nfds: c_int, sets: &Sets, timeout_ms: Option<i64>) -> Result<(usize, Sets, i64), E> {
-    let (mut r, mut w, mut x) = (to_set(&sets.read), to_set(&sets.write), to_set(&sets.except));
+    let (mut r, mut w, mut x) = (
+        to_set(&sets.read),
+        to_set(&sets.write),
+        to_set(&sets.except),
+    );
     let ms = timeout_ms.unwrap_or(0);
-    let mut tv = libc::timeval { tv_sec: ms / 1000, tv_usec: ms % 1000 * 1000 };
-    let tvp = if timeout_ms.is_some() { &raw mut tv } else { null_mut() };
+    let mut tv = libc::timeval {
+        tv_sec: ms / 1000,
+        tv_usec: ms % 1000 * 1000,
+    };
+    let tvp = if timeout_ms.is_some() {
+        &raw mut tv
+    } else {
+        null_mut()
+    };
     let n = call!(libc::select(nfds, &mut r, &mut w, &mut x, tvp))?;
-    let left = Sets { read: from_set(&r, &sets.read), write: from_set(&w, &sets.write), except: from_set(&x, &sets.except) };
+    let left = Sets {
+        read: from_set(&r, &sets.read),
+        write: from_set(&w, &sets.write),
+        except: from_set(&x, &sets.except),
+    };
     Ok((n, left, tv.tv_sec * 1000 + tv.tv_usec / 1000))
 }
 
@@ -772,12 +1004,24 @@ pub fn pselect(
     timeout_ms: Option<i64>,
     mask: Option<&libc::sigset_t>,
 ) -> Result<(usize, Sets), E> {
-    let (mut r, mut w, mut x) = (to_set(&sets.read), to_set(&sets.write), to_set(&sets.except));
+    let (mut r, mut w, mut x) = (
+        to_set(&sets.read),
+        to_set(&sets.write),
+        to_set(&sets.except),
+    );
     let ts = timespec_ms(timeout_ms.unwrap_or(0));
-    let tsp = if timeout_ms.is_some() { &raw const ts } else { null() };
+    let tsp = if timeout_ms.is_some() {
+        &raw const ts
+    } else {
+        null()
+    };
     let mask = mask.map_or(null(), |m| &raw const *m);
     let n = call!(libc::pselect(nfds, &mut r, &mut w, &mut x, tsp, mask))?;
-    let left = Sets { read: from_set(&r, &sets.read), write: from_set(&w, &sets.write), except: from_set(&x, &sets.except) };
+    let left = Sets {
+        read: from_set(&r, &sets.read),
+        write: from_set(&w, &sets.write),
+        except: from_set(&x, &sets.except),
+    };
     Ok((n, left))
 }
 
@@ -805,14 +1049,30 @@ fn taken(list: &[libc::epoll_event], n: usize) -> Vec<(u32, u64)> {
 
 pub fn epoll_wait(set: Fd, max: usize, timeout_ms: c_int) -> Result<Vec<(u32, u64)>, E> {
     let mut list = vec![libc::epoll_event { events: 0, u64: 0 }; max.max(1)];
-    let n = call!(libc::epoll_wait(set, list.as_mut_ptr(), max as c_int, timeout_ms))?;
+    let n = call!(libc::epoll_wait(
+        set,
+        list.as_mut_ptr(),
+        max as c_int,
+        timeout_ms
+    ))?;
     Ok(taken(&list, n))
 }
 
-pub fn epoll_pwait(set: Fd, max: usize, timeout_ms: c_int, mask: Option<&libc::sigset_t>) -> Result<Vec<(u32, u64)>, E> {
+pub fn epoll_pwait(
+    set: Fd,
+    max: usize,
+    timeout_ms: c_int,
+    mask: Option<&libc::sigset_t>,
+) -> Result<Vec<(u32, u64)>, E> {
     let mut list = vec![libc::epoll_event { events: 0, u64: 0 }; max.max(1)];
     let mask = mask.map_or(null(), |m| &raw const *m);
-    let n = call!(libc::epoll_pwait(set, list.as_mut_ptr(), max as c_int, timeout_ms, mask))?;
+    let n = call!(libc::epoll_pwait(
+        set,
+        list.as_mut_ptr(),
+        max as c_int,
+        timeout_ms,
+        mask
+    ))?;
     Ok(taken(&list, n))
 }
 
@@ -827,10 +1087,20 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-pub fn epoll_pwait2(set: Fd, max: usize, timeout: Option<libc::timespec>) -> Result<Vec<(u32, u64)>, E> {
+pub fn epoll_pwait2(
+    set: Fd,
+    max: usize,
+    timeout: Option<libc::timespec>,
+) -> Result<Vec<(u32, u64)>, E> {
     let mut list = vec![libc::epoll_event { events: 0, u64: 0 }; max.max(1)];
     let ts = timeout.as_ref().map_or(null(), |t| &raw const *t);
-    let n = call!(libc_epoll_pwait2(set, list.as_mut_ptr(), max as c_int, ts, null()))?;
+    let n = call!(libc_epoll_pwait2(
+        set,
+        list.as_mut_ptr(),
+        max as c_int,
+        ts,
+        null()
+    ))?;
     Ok(taken(&list, n))
 }
 
@@ -916,7 +1186,10 @@ pub fn default_signal(signal: c_int) {
 }
 
 fn c_strings(list: &[&str]) -> (Vec<CString>, Vec<*const c_char>) {
-    let strings: Vec<CString> = list.iter().map(|s| CString::new(*s).unwrap_or_default()).collect();
+    let strings: Vec<CString> = list
+        .iter()
+        .map(|s| CString::new(*s).unwrap_or_default())
+        .collect();
     let mut pointers: Vec<*const c_char> = strings.iter().map(|s| s.as_ptr()).collect();
     pointers.push(null());
     (strings, pointers)
@@ -930,8 +1203,10 @@ pub fn exec(path: &str, args: &[&str], keep_preload: bool) -> E {
         let _ = call!(libc::execv(program.as_ptr(), argv.as_ptr()));
         return errno();
     }
-    let env: Vec<String> =
-        std::env::vars().filter(|(k, _)| k != "LD_PRELOAD").map(|(k, v)| format!("{k}={v}")).collect();
+    let env: Vec<String> = std::env::vars()
+        .filter(|(k, _)| k != "LD_PRELOAD")
+        .map(|(k, v)| format!("{k}={v}"))
+        .collect();
     let env: Vec<&str> = env.iter().map(String::as_str).collect();
     let (_env_strings, envp) = c_strings(&env);
     let _ = call!(libc::execve(program.as_ptr(), argv.as_ptr(), envp.as_ptr()));
@@ -1001,7 +1276,11 @@ pub fn system(command: &str) -> i32 {
     let command = CString::new(command).unwrap_or_default();
     // SAFETY: a live C string.
     let status = unsafe { libc::system(command.as_ptr()) };
-    if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { -1 }
+    if libc::WIFEXITED(status) {
+        libc::WEXITSTATUS(status)
+    } else {
+        -1
+    }
 }
 
 pub fn clear_environment() {
@@ -1024,7 +1303,11 @@ impl Stream {
         let mode = CString::new(mode).unwrap_or_default();
         // SAFETY: a live C string.
         let file = unsafe { libc::fdopen(fd, mode.as_ptr()) };
-        if file.is_null() { Err(errno()) } else { Ok(Stream(file)) }
+        if file.is_null() {
+            Err(errno())
+        } else {
+            Ok(Stream(file))
+        }
     }
 
     pub fn popen(command: &str, mode: &str) -> Result<Stream, E> {
@@ -1032,7 +1315,11 @@ impl Stream {
         let mode = CString::new(mode).unwrap_or_default();
         // SAFETY: live C strings.
         let file = unsafe { libc::popen(command.as_ptr(), mode.as_ptr()) };
-        if file.is_null() { Err(errno()) } else { Ok(Stream(file)) }
+        if file.is_null() {
+            Err(errno())
+        } else {
+            Ok(Stream(file))
+        }
     }
 
     pub fn puts(&self, text: &str) -> bool {
@@ -1073,7 +1360,11 @@ impl Stream {
     pub fn pclose(self) -> i32 {
         // SAFETY: a stream from popen.
         let status = unsafe { libc::pclose(self.0) };
-        if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { -1 }
+        if libc::WIFEXITED(status) {
+            libc::WEXITSTATUS(status)
+        } else {
+            -1
+        }
     }
 }
 
@@ -1093,7 +1384,14 @@ impl Counters {
         call!(libc::ftruncate(fd, (count * 8) as i64)).expect("ftruncate");
         // SAFETY: a new shared mapping of a file of that size.
         let at = unsafe {
-            libc::mmap(null_mut(), count * 8, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, fd, 0)
+            libc::mmap(
+                null_mut(),
+                count * 8,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                fd,
+                0,
+            )
         };
         assert!(at != libc::MAP_FAILED, "mmap");
         let _ = close(fd);
@@ -1120,7 +1418,11 @@ pub fn sleep_ms(ms: u64) {
 /// How many sockets of this network namespace listen on an IPv4 port.
 pub fn process_listeners(port: u16) -> usize {
     let wanted = format!(":{port:04X} 00000000:0000 0A");
-    std::fs::read_to_string("/proc/net/tcp").unwrap_or_default().lines().filter(|l| l.contains(&wanted)).count()
+    std::fs::read_to_string("/proc/net/tcp")
+        .unwrap_or_default()
+        .lines()
+        .filter(|l| l.contains(&wanted))
+        .count()
 }
 
 /// An IPv4 address of this machine that is not loopback.

@@ -3,7 +3,10 @@
 use crate::ctx::{await_bytes, recv_exact, send_all};
 use crate::scenario::{Scenario, alone, pair};
 use crate::sys::{self, E, LOOPBACK};
-use libc::{MSG_DONTWAIT, MSG_NOSIGNAL, POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP, SHUT_RD, SHUT_RDWR, SHUT_WR};
+use libc::{
+    MSG_DONTWAIT, MSG_NOSIGNAL, POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP, SHUT_RD, SHUT_RDWR,
+    SHUT_WR,
+};
 use std::sync::atomic::{AtomicI32, Ordering};
 
 const MIB: usize = 1 << 20;

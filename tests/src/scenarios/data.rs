@@ -5,8 +5,8 @@ use crate::mover::{Receiver, Sender};
 use crate::scenario::{Scenario, alone, pair};
 use crate::sys::{self, Addr, E, Stream};
 use libc::{
-    MSG_DONTWAIT, MSG_ERRQUEUE, MSG_MORE, MSG_NOSIGNAL, MSG_OOB, MSG_PEEK, MSG_TRUNC, MSG_WAITALL, MSG_WAITFORONE,
-    POLLERR, POLLIN, POLLOUT, POLLPRI, SOL_SOCKET,
+    MSG_DONTWAIT, MSG_ERRQUEUE, MSG_MORE, MSG_NOSIGNAL, MSG_OOB, MSG_PEEK, MSG_TRUNC, MSG_WAITALL,
+    MSG_WAITFORONE, POLLERR, POLLIN, POLLOUT, POLLPRI, SOL_SOCKET,
 };
 
 const MIB: usize = 1 << 20;
@@ -45,7 +45,12 @@ fn duplex(fd: i32, mut sender: Sender, mut receiver: Receiver, total: u64, max: 
             events |= POLLIN;
         }
         let revents = sys::await_events(fd, events, 10_000);
-        assert!(revents != 0, "stuck at {} sent, {} received", sender.sent, receiver.received);
+        assert!(
+            revents != 0,
+            "stuck at {} sent, {} received",
+            sender.sent,
+            receiver.received
+        );
         if revents & POLLIN != 0 {
             match receiver.step(max.min((total - receiver.received) as usize), 0) {
                 Ok(0) => panic!("EOF after {}", receiver.received),

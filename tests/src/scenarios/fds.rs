@@ -3,7 +3,10 @@
 use crate::ctx::{Ctx, await_bytes, recv_exact, send_all};
 use crate::scenario::{Scenario, alone, pair};
 use crate::sys::{self, Addr, Fd};
-use libc::{F_DUPFD, F_DUPFD_CLOEXEC, F_GETFD, F_GETFL, F_SETFD, F_SETFL, MSG_DONTWAIT, MSG_NOSIGNAL, O_NONBLOCK};
+use libc::{
+    F_DUPFD, F_DUPFD_CLOEXEC, F_GETFD, F_GETFL, F_SETFD, F_SETFL, MSG_DONTWAIT, MSG_NOSIGNAL,
+    O_NONBLOCK,
+};
 
 /// A client that sends pattern bytes when told `N`, and says what ended the connection.
 fn feeder(t: &Ctx) {
@@ -67,7 +70,10 @@ pub fn list() -> Vec<Scenario> {
                 for name in names {
                     feed(t, 500);
                     receiver.accept(&recv_exact(name, 500));
-                    t.log("poll", sys::poll_names(sys::await_events(name, libc::POLLOUT, 0)));
+                    t.log(
+                        "poll",
+                        sys::poll_names(sys::await_events(name, libc::POLLOUT, 0)),
+                    );
                     t.log("close", sys::close(name));
                     t.log("closed", sys::recv(name, &mut [0; 1], 0));
                     if name != names[5] {
@@ -187,8 +193,10 @@ pub fn list() -> Vec<Scenario> {
                 let file = sys::open("/dev/null", libc::O_RDONLY).expect("open");
                 let e = sys::epoll_create1(0).expect("epoll");
                 t.log("numbers", [listener, first, second, a, b, file, e]);
-                sys::epoll_ctl(e, libc::EPOLL_CTL_ADD, first, libc::EPOLLIN as u32, 1).expect("ADD");
-                sys::epoll_ctl(e, libc::EPOLL_CTL_ADD, second, libc::EPOLLIN as u32, 1).expect("ADD");
+                sys::epoll_ctl(e, libc::EPOLL_CTL_ADD, first, libc::EPOLLIN as u32, 1)
+                    .expect("ADD");
+                sys::epoll_ctl(e, libc::EPOLL_CTL_ADD, second, libc::EPOLLIN as u32, 1)
+                    .expect("ADD");
                 let _ = sys::epoll_wait(e, 4, 20);
                 t.log("next", sys::dup(0));
                 t.log("close", sys::close(first));
@@ -325,7 +333,10 @@ pub fn list() -> Vec<Scenario> {
                 let mut receiver = t.receiver(moved, 1);
                 feed(t, 20_000);
                 receiver.accept(&recv_exact(moved, 20_000));
-                t.log("cloexec", sys::close_range(3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC));
+                t.log(
+                    "cloexec",
+                    sys::close_range(3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC),
+                );
                 t.log("flag", sys::fcntl(moved, F_GETFD, 0));
                 t.log("bad flags", sys::close_range(3, 10, 999));
                 t.log("bad range", sys::close_range(10, 3, 0));
@@ -389,23 +400,27 @@ pub fn list() -> Vec<Scenario> {
                 t.log("eof", sys::recv(third, &mut [0; 1], 0));
             },
         ),
-        alone("fds/limit-from-the-start", "a program with almost no fds left makes a connection to itself", |t| {
-            sys::set_nofile_limit(8).expect("setrlimit");
-            let (near, far) = t.pair();
-            send_all(near, b"hello");
-            t.log_text("data", &recv_exact(far, 5));
-            let mut n = 0;
-            let end = loop {
-                match sys::dup(0) {
-                    Ok(_) => n += 1,
-                    Err(e) => break e,
-                }
-            };
-            t.log("end", end);
-            assert!(n > 0, "no fd was left");
-            send_all(far, b"again");
-            t.log_text("data", &recv_exact(near, 5));
-        }),
+        alone(
+            "fds/limit-from-the-start",
+            "a program with almost no fds left makes a connection to itself",
+            |t| {
+                sys::set_nofile_limit(8).expect("setrlimit");
+                let (near, far) = t.pair();
+                send_all(near, b"hello");
+                t.log_text("data", &recv_exact(far, 5));
+                let mut n = 0;
+                let end = loop {
+                    match sys::dup(0) {
+                        Ok(_) => n += 1,
+                        Err(e) => break e,
+                    }
+                };
+                t.log("end", end);
+                assert!(n > 0, "no fd was left");
+                send_all(far, b"again");
+                t.log_text("data", &recv_exact(near, 5));
+            },
+        ),
         pair(
             "fds/file-status",
             "fstat, isatty, SO_TYPE, SO_DOMAIN, SO_PROTOCOL, SO_ACCEPTCONN of a connection",
@@ -428,7 +443,10 @@ pub fn list() -> Vec<Scenario> {
             |t| {
                 let fd = t.client();
                 t.log("socket", sys::file_type(fd).map(|m| m == libc::S_IFSOCK));
-                t.log("acceptconn", sys::getopt(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN));
+                t.log(
+                    "acceptconn",
+                    sys::getopt(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN),
+                );
                 t.meet("end");
             },
         ),
@@ -441,29 +459,36 @@ pub fn list() -> Vec<Scenario> {
                 t.publish(listener);
                 sys::await_events(listener, libc::POLLIN, 5000);
                 let fd = sys::accept(listener).expect("accept");
-                let access = |fd| sys::fcntl(fd, F_GETFL, 0).map(|f| (f as i32 & O_NONBLOCK != 0, f as i32 & libc::O_ACCMODE));
+                let access = |fd| {
+                    sys::fcntl(fd, F_GETFL, 0)
+                        .map(|f| (f as i32 & O_NONBLOCK != 0, f as i32 & libc::O_ACCMODE))
+                };
                 t.log("accepted", (access(fd), sys::fcntl(fd, F_GETFD, 0)));
                 t.warm_server(fd);
                 let twin = sys::dup(fd).expect("dup");
                 t.log("set", sys::fcntl(fd, F_SETFL, O_NONBLOCK));
                 t.log("twin", (access(twin), sys::recv(twin, &mut [0; 1], 0)));
                 let mut off = 0;
-                t.log("FIONBIO off", sys::ioctl_int(twin, libc::FIONBIO as u64, &mut off));
+                t.log("FIONBIO off", sys::ioctl_int(twin, libc::FIONBIO, &mut off));
                 t.log("fd", access(fd));
                 let mut on = 1;
-                t.log("FIONBIO on", sys::ioctl_int(fd, libc::FIONBIO as u64, &mut on));
+                t.log("FIONBIO on", sys::ioctl_int(fd, libc::FIONBIO, &mut on));
                 t.log("twin", (access(twin), sys::read(twin, &mut [0; 1])));
                 t.log("off", sys::fcntl(fd, F_SETFL, 0));
                 t.log("dontwait", sys::recv(fd, &mut [0; 1], MSG_DONTWAIT));
                 t.log("cloexec", sys::fcntl(fd, F_SETFD, libc::FD_CLOEXEC));
-                t.log("flags", (sys::fcntl(fd, F_GETFD, 0), sys::fcntl(twin, F_GETFD, 0)));
+                t.log(
+                    "flags",
+                    (sys::fcntl(fd, F_GETFD, 0), sys::fcntl(twin, F_GETFD, 0)),
+                );
                 t.log("FIOCLEX", sys::ioctl_int(twin, 0x5451, &mut off));
                 t.log("flag", sys::fcntl(twin, F_GETFD, 0));
                 t.log("FIONCLEX", sys::ioctl_int(twin, 0x5450, &mut off));
                 t.log("flag", sys::fcntl(twin, F_GETFD, 0));
                 t.tell("second");
                 sys::await_events(listener, libc::POLLIN, 5000);
-                let second = sys::accept4(listener, libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC).expect("accept4");
+                let second = sys::accept4(listener, libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC)
+                    .expect("accept4");
                 t.log("accept4", (access(second), sys::fcntl(second, F_GETFD, 0)));
                 t.log("accept4 bad flags", sys::accept4(listener, 1));
                 t.meet("end");
@@ -474,7 +499,10 @@ pub fn list() -> Vec<Scenario> {
                 t.wait("second");
                 let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
                 let second = sys::socket(libc::AF_INET, kind, 0).expect("socket");
-                t.log("flags", sys::fcntl(second, F_GETFL, 0).map(|f| f as i32 & O_NONBLOCK != 0));
+                t.log(
+                    "flags",
+                    sys::fcntl(second, F_GETFL, 0).map(|f| f as i32 & O_NONBLOCK != 0),
+                );
                 t.log("cloexec", sys::fcntl(second, F_GETFD, 0));
                 let _ = sys::connect(second, addr);
                 t.meet("end");
@@ -495,7 +523,10 @@ pub fn list() -> Vec<Scenario> {
                 t.log("read", sys::read(file, &mut buf));
                 t.log("recv", sys::recv(file, &mut buf, 0));
                 t.log("seek", sys::lseek(file, 1, libc::SEEK_SET));
-                t.log("poll", sys::poll_names(sys::await_events(file, libc::POLLIN, 0)));
+                t.log(
+                    "poll",
+                    sys::poll_names(sys::await_events(file, libc::POLLIN, 0)),
+                );
                 t.log("close", sys::close(file));
                 let udp = sys::socket(libc::AF_INET, libc::SOCK_DGRAM, 0).expect("socket");
                 t.log("same number", udp == fds[0]);
@@ -517,10 +548,13 @@ pub fn list() -> Vec<Scenario> {
             |t| {
                 let fd = t.server();
                 let mut value = 0;
-                t.log("TCGETS", sys::ioctl_int(fd, libc::TCGETS as u64, &mut [0; 64][0]));
+                t.log("TCGETS", sys::ioctl_int(fd, libc::TCGETS, &mut value));
                 t.log("unknown", sys::ioctl_int(fd, 0xDEAD, &mut value));
                 t.log("SIOCGPGRP", sys::ioctl_int(fd, 0x8904, &mut value));
-                t.log("FIONREAD by SIOCINQ", sys::ioctl_int(fd, 0x541B, &mut value));
+                t.log(
+                    "FIONREAD by SIOCINQ",
+                    sys::ioctl_int(fd, 0x541B, &mut value),
+                );
                 send_all(fd, b"alive");
                 t.log_text("data", &recv_exact(fd, 2));
             },
@@ -543,7 +577,10 @@ pub fn list() -> Vec<Scenario> {
                 let fd = t.server();
                 sys::on_signal(libc::SIGIO, count, libc::SA_RESTART).expect("sigaction");
                 t.log("own", sys::fcntl(fd, libc::F_SETOWN, sys::getpid()));
-                t.log("owner", sys::fcntl(fd, libc::F_GETOWN, 0) == Ok(sys::getpid() as usize));
+                t.log(
+                    "owner",
+                    sys::fcntl(fd, libc::F_GETOWN, 0) == Ok(sys::getpid() as usize),
+                );
                 t.log("async", sys::fcntl(fd, F_SETFL, libc::O_ASYNC | O_NONBLOCK));
                 t.tell("go");
                 let deadline = sys::now_ns() + 5_000_000_000;
@@ -567,7 +604,8 @@ pub fn list() -> Vec<Scenario> {
             "SCM_RIGHTS of a connection to the same process: a further name of it",
             |t| {
                 let fd = t.server();
-                let [a, b] = sys::socketpair(libc::SOCK_STREAM | libc::SOCK_CLOEXEC).expect("socketpair");
+                let [a, b] =
+                    sys::socketpair(libc::SOCK_STREAM | libc::SOCK_CLOEXEC).expect("socketpair");
                 let mut receiver = t.receiver(fd, 1);
                 feed(t, 1000);
                 await_bytes(fd, 1000);
@@ -590,7 +628,8 @@ pub fn list() -> Vec<Scenario> {
             "SCM_RIGHTS: the sender closes its name while the connection is in flight",
             |t| {
                 let fd = t.server();
-                let [a, b] = sys::socketpair(libc::SOCK_STREAM | libc::SOCK_CLOEXEC).expect("socketpair");
+                let [a, b] =
+                    sys::socketpair(libc::SOCK_STREAM | libc::SOCK_CLOEXEC).expect("socketpair");
                 feed(t, 1000);
                 await_bytes(fd, 1000);
                 t.log("send", sys::send_fds(a, b"fd", &[fd]));
@@ -636,32 +675,59 @@ pub fn list() -> Vec<Scenario> {
             feeder,
         )
         .demoted(),
-        alone("fds/other-kinds", "pipes, unix sockets, UDP, files and ttys are not touched", |t| {
-            let mut buf = [0; 16];
-            let [from, to] = sys::pipe();
-            t.log("pipe", (sys::write(to, b"abc"), sys::read(from, &mut buf)));
-            for kind in [libc::SOCK_STREAM, libc::SOCK_DGRAM, libc::SOCK_SEQPACKET] {
-                let [a, b] = sys::socketpair(kind).expect("socketpair");
-                t.log("unix", (sys::send(a, b"hello", 0), sys::recv(b, &mut buf, 0)));
-                t.log("peek", (sys::send(a, b"hello", 0), sys::recv(b, &mut buf, libc::MSG_PEEK), sys::fionread(b)));
-                t.log("shutdown", sys::shutdown(a, libc::SHUT_WR));
-            }
-            let udp = sys::socket(libc::AF_INET, libc::SOCK_DGRAM, 0).expect("socket");
-            sys::bind(udp, sys::LOOPBACK).expect("bind");
-            let name = sys::getsockname(udp).expect("name");
-            t.log("udp", sys::sendto(udp, b"datagram", 0, Some(name)));
-            t.log("udp", sys::recvfrom(udp, &mut buf, 0));
-            t.log("udp connect", sys::connect(udp, name));
-            t.log("udp send", (sys::send(udp, b"x", 0), sys::recv(udp, &mut buf, 0)));
-            t.log("udp accept", sys::accept(udp));
-            t.log("udp listen", sys::listen(udp, 1));
-            let unknown = Addr::V4([127, 0, 0, 1], 1);
-            t.log("udp refused", (sys::connect(udp, unknown), sys::send(udp, b"x", 0), sys::send(udp, b"x", 0)));
-            t.log("raw kind", sys::socket(libc::AF_INET, 99, 0));
-            t.log("family", sys::socket(99, libc::SOCK_STREAM, 0));
-            t.log("protocol", sys::socket(libc::AF_INET, libc::SOCK_STREAM, libc::IPPROTO_UDP));
-            t.log("socketpair", sys::socketpair(99).map(|_| ()));
-        }),
+        alone(
+            "fds/other-kinds",
+            "pipes, unix sockets, UDP, files and ttys are not touched",
+            |t| {
+                let mut buf = [0; 16];
+                let [from, to] = sys::pipe();
+                t.log("pipe", (sys::write(to, b"abc"), sys::read(from, &mut buf)));
+                for kind in [libc::SOCK_STREAM, libc::SOCK_DGRAM, libc::SOCK_SEQPACKET] {
+                    let [a, b] = sys::socketpair(kind).expect("socketpair");
+                    t.log(
+                        "unix",
+                        (sys::send(a, b"hello", 0), sys::recv(b, &mut buf, 0)),
+                    );
+                    t.log(
+                        "peek",
+                        (
+                            sys::send(a, b"hello", 0),
+                            sys::recv(b, &mut buf, libc::MSG_PEEK),
+                            sys::fionread(b),
+                        ),
+                    );
+                    t.log("shutdown", sys::shutdown(a, libc::SHUT_WR));
+                }
+                let udp = sys::socket(libc::AF_INET, libc::SOCK_DGRAM, 0).expect("socket");
+                sys::bind(udp, sys::LOOPBACK).expect("bind");
+                let name = sys::getsockname(udp).expect("name");
+                t.log("udp", sys::sendto(udp, b"datagram", 0, Some(name)));
+                t.log("udp", sys::recvfrom(udp, &mut buf, 0));
+                t.log("udp connect", sys::connect(udp, name));
+                t.log(
+                    "udp send",
+                    (sys::send(udp, b"x", 0), sys::recv(udp, &mut buf, 0)),
+                );
+                t.log("udp accept", sys::accept(udp));
+                t.log("udp listen", sys::listen(udp, 1));
+                let unknown = Addr::V4([127, 0, 0, 1], 1);
+                t.log(
+                    "udp refused",
+                    (
+                        sys::connect(udp, unknown),
+                        sys::send(udp, b"x", 0),
+                        sys::send(udp, b"x", 0),
+                    ),
+                );
+                t.log("raw kind", sys::socket(libc::AF_INET, 99, 0));
+                t.log("family", sys::socket(99, libc::SOCK_STREAM, 0));
+                t.log(
+                    "protocol",
+                    sys::socket(libc::AF_INET, libc::SOCK_STREAM, libc::IPPROTO_UDP),
+                );
+                t.log("socketpair", sys::socketpair(99).map(|_| ()));
+            },
+        ),
     ]
 }
 

@@ -83,7 +83,13 @@ pub fn list() -> Vec<Scenario> {
                 let [from, _to] = sys::pipe();
                 for i in [2usize, 0, 1] {
                     t.tell(&i.to_string());
-                    let set = [(fds[0], POLLIN), (from, POLLIN), (fds[1], POLLIN), (-5, POLLIN), (fds[2], POLLIN)];
+                    let set = [
+                        (fds[0], POLLIN),
+                        (from, POLLIN),
+                        (fds[1], POLLIN),
+                        (-5, POLLIN),
+                        (fds[2], POLLIN),
+                    ];
                     t.log("poll", names(sys::poll(&set, 10_000)));
                     t.log_text("data", &recv_exact(fds[i], 1));
                 }
@@ -109,7 +115,13 @@ pub fn list() -> Vec<Scenario> {
                     sys::sleep_ms(30);
                     sys::write(to, b"x")
                 });
-                t.log("poll", names(sys::poll(&[(fds[0], POLLIN), (from, POLLIN), (fds[1], POLLIN)], 10_000)));
+                t.log(
+                    "poll",
+                    names(sys::poll(
+                        &[(fds[0], POLLIN), (from, POLLIN), (fds[1], POLLIN)],
+                        10_000,
+                    )),
+                );
                 t.log("write", writer.join().expect("thread"));
                 t.meet("end");
             },
@@ -131,7 +143,10 @@ pub fn list() -> Vec<Scenario> {
                 t.log("80", names(sys::poll(&set, 80)));
                 t.log("in time", (80..1000).contains(&elapsed_ms(begin)));
                 let begin = sys::now_ns();
-                t.log("ppoll 60", names(sys::ppoll(&set, Some(sys::timespec_ms(60)), None)));
+                t.log(
+                    "ppoll 60",
+                    names(sys::ppoll(&set, Some(sys::timespec_ms(60)), None)),
+                );
                 t.log("in time", (60..1000).contains(&elapsed_ms(begin)));
                 let begin = sys::now_ns();
                 t.log("nothing, 50", names(sys::poll(&[], 50)));
@@ -139,10 +154,19 @@ pub fn list() -> Vec<Scenario> {
                 let begin = sys::now_ns();
                 t.log("only negative, 50", names(sys::poll(&[(-1, POLLIN)], 50)));
                 t.log("in time", (50..1000).contains(&elapsed_ms(begin)));
-                let bad = libc::timespec { tv_sec: 0, tv_nsec: 2_000_000_000 };
+                let bad = libc::timespec {
+                    tv_sec: 0,
+                    tv_nsec: 2_000_000_000,
+                };
                 t.log("bad timespec", names(sys::ppoll(&set, Some(bad), None)));
-                let bad = libc::timespec { tv_sec: -1, tv_nsec: 0 };
-                t.log("negative timespec", names(sys::ppoll(&set, Some(bad), None)));
+                let bad = libc::timespec {
+                    tv_sec: -1,
+                    tv_nsec: 0,
+                };
+                t.log(
+                    "negative timespec",
+                    names(sys::ppoll(&set, Some(bad), None)),
+                );
                 t.meet("end");
             },
             |t| {
@@ -161,7 +185,10 @@ pub fn list() -> Vec<Scenario> {
                     (fd, libc::POLLWRNORM),
                     (fd, libc::POLLRDBAND | libc::POLLWRBAND | libc::POLLPRI),
                     (fd, 0),
-                    (fd, POLLIN | POLLOUT | POLLRDHUP | libc::POLLRDNORM | libc::POLLWRNORM),
+                    (
+                        fd,
+                        POLLIN | POLLOUT | POLLRDHUP | libc::POLLRDNORM | libc::POLLWRNORM,
+                    ),
                 ];
                 t.log("poll", names(sys::poll(&set, 0)));
                 t.meet("end");
@@ -179,20 +206,35 @@ pub fn list() -> Vec<Scenario> {
                 let fd = t.server();
                 let set = [(fd, POLLIN)];
                 sys::on_signal(SIGUSR1, count, 0).expect("sigaction");
-                t.log("poll", interrupted(SIGUSR1, || names(sys::poll(&set, 10_000))));
-                t.log("ppoll", interrupted(SIGUSR1, || names(sys::ppoll(&set, None, None))));
+                t.log(
+                    "poll",
+                    interrupted(SIGUSR1, || names(sys::poll(&set, 10_000))),
+                );
+                t.log(
+                    "ppoll",
+                    interrupted(SIGUSR1, || names(sys::ppoll(&set, None, None))),
+                );
                 sys::on_signal(SIGUSR1, count, libc::SA_RESTART).expect("sigaction");
-                t.log("poll, SA_RESTART", interrupted(SIGUSR1, || names(sys::poll(&set, 10_000))));
+                t.log(
+                    "poll, SA_RESTART",
+                    interrupted(SIGUSR1, || names(sys::poll(&set, 10_000))),
+                );
                 sys::block_signals(&[SIGUSR1]).expect("block");
                 SIGNALS.store(0, Ordering::Relaxed);
                 sys::tgkill(sys::gettid(), SIGUSR1).expect("tgkill");
-                t.log("blocked", (names(sys::poll(&set, 20)), SIGNALS.load(Ordering::Relaxed)));
+                t.log(
+                    "blocked",
+                    (names(sys::poll(&set, 20)), SIGNALS.load(Ordering::Relaxed)),
+                );
                 let open = sys::sigset(&[]);
                 t.log("ppoll opens it", names(sys::ppoll(&set, None, Some(&open))));
                 t.log("delivered", SIGNALS.load(Ordering::Relaxed));
                 let closed = sys::sigset(&[SIGUSR1, SIGALRM]);
                 sys::unblock_signals(&[SIGUSR1]).expect("unblock");
-                t.log("ppoll keeps it out", names(sys::ppoll(&set, Some(sys::timespec_ms(20)), Some(&closed))));
+                t.log(
+                    "ppoll keeps it out",
+                    names(sys::ppoll(&set, Some(sys::timespec_ms(20)), Some(&closed))),
+                );
                 t.meet("end");
             },
             |t| {
@@ -219,7 +261,12 @@ pub fn list() -> Vec<Scenario> {
                 await_bytes(fds[2], 1);
                 sys::write(pipes[70][1], b"x").expect("write");
                 let (n, r) = sys::poll(&set, 1000).expect("poll");
-                let at: Vec<usize> = r.iter().enumerate().filter(|(_, r)| **r != 0).map(|(i, _)| i).collect();
+                let at: Vec<usize> = r
+                    .iter()
+                    .enumerate()
+                    .filter(|(_, r)| **r != 0)
+                    .map(|(i, _)| i)
+                    .collect();
                 t.log("ready", (n, at));
                 t.meet("end");
             },
@@ -231,24 +278,44 @@ pub fn list() -> Vec<Scenario> {
                 t.meet("end");
             },
         ),
-        alone("poll/errors", "EFAULT and EINVAL of poll and select; nothing is open", |t| {
-            t.log("closed", names(sys::poll(&[(900, POLLIN), (901, 0)], 0)));
-            let gone = sys::dup(0).expect("dup");
-            sys::close(gone).expect("close");
-            let sets = Sets { read: vec![gone], ..Sets::default() };
-            t.log("select of a closed fd", sys::select(gone + 1, &sets, Some(0)).map(|r| r.0));
-            t.log("pselect of a closed fd", sys::pselect(gone + 1, &sets, Some(0), None).map(|r| r.0));
-            t.log("select of -1", sys::select(-1, &Sets::default(), Some(0)));
-            t.log("select of nothing", sys::select(0, &Sets::default(), Some(20)).map(|r| r.0));
-            t.log("negative time", sys::select(0, &Sets::default(), Some(-1000)).map(|r| r.0));
-        }),
+        alone(
+            "poll/errors",
+            "EFAULT and EINVAL of poll and select; nothing is open",
+            |t| {
+                t.log("closed", names(sys::poll(&[(900, POLLIN), (901, 0)], 0)));
+                let gone = sys::dup(0).expect("dup");
+                sys::close(gone).expect("close");
+                let sets = Sets {
+                    read: vec![gone],
+                    ..Sets::default()
+                };
+                t.log(
+                    "select of a closed fd",
+                    sys::select(gone + 1, &sets, Some(0)).map(|r| r.0),
+                );
+                t.log(
+                    "pselect of a closed fd",
+                    sys::pselect(gone + 1, &sets, Some(0), None).map(|r| r.0),
+                );
+                t.log("select of -1", sys::select(-1, &Sets::default(), Some(0)));
+                t.log(
+                    "select of nothing",
+                    sys::select(0, &Sets::default(), Some(20)).map(|r| r.0),
+                );
+                t.log(
+                    "negative time",
+                    sys::select(0, &Sets::default(), Some(-1000)).map(|r| r.0),
+                );
+            },
+        ),
         pair(
             "poll/several-threads",
             "two threads polling one socket both wake",
             |t| {
                 let fd = t.server();
-                let waiters: Vec<_> =
-                    (0..2).map(|_| std::thread::spawn(move || sys::await_events(fd, POLLIN, 10_000))).collect();
+                let waiters: Vec<_> = (0..2)
+                    .map(|_| std::thread::spawn(move || sys::await_events(fd, POLLIN, 10_000)))
+                    .collect();
                 sys::sleep_ms(20);
                 t.tell("go");
                 for w in waiters {
@@ -271,13 +338,20 @@ pub fn list() -> Vec<Scenario> {
                 for i in 0..1000u32 {
                     let ready = match i % 4 {
                         0 => sys::poll(&[(fd, POLLIN)], 10_000).map(|r| r.0),
-                        1 => sys::ppoll(&[(fd, POLLIN)], Some(sys::timespec_ms(10_000)), None).map(|r| r.0),
+                        1 => sys::ppoll(&[(fd, POLLIN)], Some(sys::timespec_ms(10_000)), None)
+                            .map(|r| r.0),
                         2 => {
-                            let sets = Sets { read: vec![fd], ..Sets::default() };
+                            let sets = Sets {
+                                read: vec![fd],
+                                ..Sets::default()
+                            };
                             sys::select(fd + 1, &sets, Some(10_000)).map(|r| r.0)
                         }
                         _ => {
-                            let sets = Sets { read: vec![fd], ..Sets::default() };
+                            let sets = Sets {
+                                read: vec![fd],
+                                ..Sets::default()
+                            };
                             sys::pselect(fd + 1, &sets, None, None).map(|r| r.0)
                         }
                     };
@@ -317,7 +391,8 @@ pub fn list() -> Vec<Scenario> {
                         x if x == from => "pipe out",
                         _ => "pipe in",
                     };
-                    [&s.read, &s.write, &s.except].map(|l| l.iter().map(name).collect::<Vec<_>>().join(" "))
+                    [&s.read, &s.write, &s.except]
+                        .map(|l| l.iter().map(name).collect::<Vec<_>>().join(" "))
                 };
                 let (n, left, _) = sys::select(width, &sets, Some(0)).expect("select");
                 t.log("quiet", (n, show(&left)));
@@ -328,13 +403,22 @@ pub fn list() -> Vec<Scenario> {
                 sys::write(to, b"x").expect("write");
                 let (n, left) = sys::pselect(width, &sets, Some(1000), None).expect("pselect");
                 t.log("and the pipe", (n, show(&left)));
-                let only_read = Sets { read: vec![fds[0]], ..Sets::default() };
+                let only_read = Sets {
+                    read: vec![fds[0]],
+                    ..Sets::default()
+                };
                 let begin = sys::now_ns();
                 let (n, left, rest) = sys::select(width, &only_read, Some(70)).expect("select");
                 t.log("nothing for 70 ms", (n, show(&left), rest));
                 t.log("in time", (70..1000).contains(&elapsed_ms(begin)));
-                let narrow = Sets { read: vec![fds[1]], ..Sets::default() };
-                t.log("nfds too small", sys::select(fds[1], &narrow, Some(0)).map(|r| r.0));
+                let narrow = Sets {
+                    read: vec![fds[1]],
+                    ..Sets::default()
+                };
+                t.log(
+                    "nfds too small",
+                    sys::select(fds[1], &narrow, Some(0)).map(|r| r.0),
+                );
                 t.meet("end");
             },
             |t| {
@@ -349,7 +433,10 @@ pub fn list() -> Vec<Scenario> {
             "select wakes when the peer sends, the remaining time is left in the timeout; EOF is readable",
             |t| {
                 let fd = t.server();
-                let sets = Sets { read: vec![fd], ..Sets::default() };
+                let sets = Sets {
+                    read: vec![fd],
+                    ..Sets::default()
+                };
                 t.tell("go");
                 let (n, _, rest) = sys::select(fd + 1, &sets, Some(20_000)).expect("select");
                 t.log("woke", (n, (5_000..20_000).contains(&rest)));
@@ -373,16 +460,32 @@ pub fn list() -> Vec<Scenario> {
             "EINTR in select and pselect; the mask of pselect is atomic",
             |t| {
                 let fd = t.server();
-                let sets = Sets { read: vec![fd], ..Sets::default() };
+                let sets = Sets {
+                    read: vec![fd],
+                    ..Sets::default()
+                };
                 sys::on_signal(SIGUSR1, count, libc::SA_RESTART).expect("sigaction");
-                t.log("select", interrupted(SIGUSR1, || sys::select(fd + 1, &sets, Some(10_000)).map(|r| r.0)));
-                t.log("pselect", interrupted(SIGUSR1, || sys::pselect(fd + 1, &sets, None, None).map(|r| r.0)));
+                t.log(
+                    "select",
+                    interrupted(SIGUSR1, || {
+                        sys::select(fd + 1, &sets, Some(10_000)).map(|r| r.0)
+                    }),
+                );
+                t.log(
+                    "pselect",
+                    interrupted(SIGUSR1, || {
+                        sys::pselect(fd + 1, &sets, None, None).map(|r| r.0)
+                    }),
+                );
                 sys::block_signals(&[SIGUSR1]).expect("block");
                 SIGNALS.store(0, Ordering::Relaxed);
                 sys::tgkill(sys::gettid(), SIGUSR1).expect("tgkill");
                 t.log("blocked", sys::select(fd + 1, &sets, Some(20)).map(|r| r.0));
                 let open = sys::sigset(&[]);
-                t.log("pselect opens it", sys::pselect(fd + 1, &sets, None, Some(&open)).map(|r| r.0));
+                t.log(
+                    "pselect opens it",
+                    sys::pselect(fd + 1, &sets, None, Some(&open)).map(|r| r.0),
+                );
                 t.log("delivered", SIGNALS.load(Ordering::Relaxed));
                 t.log("eintr", E(EINTR));
                 t.meet("end");

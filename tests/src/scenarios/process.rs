@@ -747,5 +747,8 @@ fn give_turn(to: Fd) {
 }
 
 fn wait_turn(from: Fd) {
-    assert!(sys::read(from, &mut [0; 1]) == Ok(1), "the other process ended");
+    assert!(
+        sys::read(from, &mut [0; 1]) == Ok(1),
+        "the other process ended"
+    );
 }

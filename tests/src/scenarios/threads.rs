@@ -82,7 +82,14 @@ pub fn list() -> Vec<Scenario> {
                 sys::sleep_ms(30);
                 t.log("shutdown", sys::shutdown(fd, SHUT_RDWR));
                 let events = waiter.join().expect("thread");
-                t.log("epoll", events.map(|v| v.iter().map(|e| e.0 & libc::EPOLLIN as u32 != 0).collect::<Vec<_>>()));
+                t.log(
+                    "epoll",
+                    events.map(|v| {
+                        v.iter()
+                            .map(|e| e.0 & libc::EPOLLIN as u32 != 0)
+                            .collect::<Vec<_>>()
+                    }),
+                );
                 t.meet("end");
             },
             |t| {
@@ -213,7 +220,10 @@ pub fn list() -> Vec<Scenario> {
                         })
                     })
                     .collect();
-                let total = threads.into_iter().map(|t| t.join().expect("thread")).fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1));
+                let total = threads
+                    .into_iter()
+                    .map(|t| t.join().expect("thread"))
+                    .fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1));
                 t.log("together", total);
             },
             |t| {
@@ -256,10 +266,19 @@ pub fn list() -> Vec<Scenario> {
                 }
                 let fd = t.server();
                 sys::on_signal(SIGUSR1, count, 0).expect("sigaction");
-                t.log("recv", interrupted(SIGUSR1, || sys::recv(fd, &mut [0; 8], 0)));
+                t.log(
+                    "recv",
+                    interrupted(SIGUSR1, || sys::recv(fd, &mut [0; 8], 0)),
+                );
                 t.log("read", interrupted(SIGUSR1, || sys::read(fd, &mut [0; 8])));
-                t.log("recvmsg", interrupted(SIGUSR1, || sys::recvmsg(fd, &mut [&mut [0; 8]], 0)));
-                t.log("readv", interrupted(SIGUSR1, || sys::readv(fd, &mut [&mut [0; 8]])));
+                t.log(
+                    "recvmsg",
+                    interrupted(SIGUSR1, || sys::recvmsg(fd, &mut [&mut [0; 8]], 0)),
+                );
+                t.log(
+                    "readv",
+                    interrupted(SIGUSR1, || sys::readv(fd, &mut [&mut [0; 8]])),
+                );
                 sys::on_signal(SIGUSR1, count, libc::SA_RESTART).expect("sigaction");
                 SIGNALS.store(0, Ordering::Relaxed);
                 let got = interrupted(SIGUSR1, || {
@@ -270,7 +289,10 @@ pub fn list() -> Vec<Scenario> {
                 t.log("interrupted", SIGNALS.load(Ordering::Relaxed) > 0);
                 t.log("set", sys::set_timeout(fd, libc::SO_RCVTIMEO, 10_000));
                 // With a timeout set, Linux does not restart.
-                t.log("with a timeout", interrupted(SIGUSR1, || sys::recv(fd, &mut [0; 8], 0)));
+                t.log(
+                    "with a timeout",
+                    interrupted(SIGUSR1, || sys::recv(fd, &mut [0; 8], 0)),
+                );
                 t.meet("end");
             },
             |t| {
@@ -360,7 +382,8 @@ pub fn list() -> Vec<Scenario> {
                 FD.store(fds[1], Ordering::Relaxed);
                 sys::on_signal(SIGUSR1, read_and_close, 0).expect("sigaction");
                 let e = sys::epoll_create1(0).expect("epoll");
-                sys::epoll_ctl(e, libc::EPOLL_CTL_ADD, fds[0], libc::EPOLLIN as u32, 1).expect("ADD");
+                sys::epoll_ctl(e, libc::EPOLL_CTL_ADD, fds[0], libc::EPOLLIN as u32, 1)
+                    .expect("ADD");
                 let end = interrupted(SIGUSR1, || sys::epoll_wait(e, 4, 10_000).map(|v| v.len()));
                 t.log("epoll_wait", end);
                 t.log("the handler read", GOT.load(Ordering::Relaxed));
@@ -408,7 +431,8 @@ pub fn list() -> Vec<Scenario> {
                     .map(|who| {
                         std::thread::spawn(move || {
                             for i in 0..100u32 {
-                                let fd = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).expect("socket");
+                                let fd = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0)
+                                    .expect("socket");
                                 sys::connect(fd, addr).expect("connect");
                                 let mut ask = who.to_ne_bytes().to_vec();
                                 ask.extend_from_slice(&i.to_ne_bytes());
@@ -478,7 +502,9 @@ pub fn list() -> Vec<Scenario> {
             |t| {
                 let fd = t.client();
                 let checker = std::thread::spawn(|| {
-                    (0..2000).all(|_| sys::close(-1) == Err(E(libc::EBADF)) && sys::errno() == E(libc::EBADF))
+                    (0..2000).all(|_| {
+                        sys::close(-1) == Err(E(libc::EBADF)) && sys::errno() == E(libc::EBADF)
+                    })
                 });
                 t.pour(fd, 5, 500_000);
                 t.log("errno", checker.join().expect("thread"));
@@ -512,7 +538,11 @@ pub fn list() -> Vec<Scenario> {
 }
 
 fn duplex(t: &crate::ctx::Ctx, send_seed: u64, recv_seed: u64) {
-    let fd = if t.role == crate::ctx::Role::Server { t.server() } else { t.client() };
+    let fd = if t.role == crate::ctx::Role::Server {
+        t.server()
+    } else {
+        t.client()
+    };
     let mut sender = t.sender(fd, send_seed);
     let writer = std::thread::spawn(move || {
         while sender.sent < 6 * MIB {
