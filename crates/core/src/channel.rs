@@ -84,8 +84,9 @@ pub(crate) struct Channel {
     pub(crate) doorbells: [AtomicI32; PLACES],
     /// Doorbells that were wanted before they were known: rung by the service thread when they arrive.
     pub(crate) owed: [AtomicU64; PLACES / 64],
-    /// Our places whose doorbells were passed to the peer.
-    pub(crate) passed: [AtomicU64; PLACES / 64],
+    /// Our own doorbells by our place number, one for this channel alone: what this peer does to them cannot keep
+    /// another peer's call from being heard. `-1`: not made yet.
+    pub(crate) own_doorbells: [AtomicI32; PLACES],
     /// Our socket on each slot (null: none).
     pub(crate) sockets: [AtomicPtr<Socket>; SLOTS],
     /// Sockets attached or with an offer pending; the channel is unmapped when it reaches 0 and the control connection is gone.
@@ -165,7 +166,7 @@ impl Channel {
             fd = self.doorbells[place].load(Acquire);
         }
         if fd >= 0 {
-            let _ = sys::write(fd, &1u64.to_ne_bytes());
+            ring(fd);
         }
     }
 
@@ -177,7 +178,15 @@ impl Channel {
         }
         fence(SeqCst);
         if self.owed[place / 64].fetch_and(!(1 << (place % 64)), SeqCst) & (1 << (place % 64)) != 0 {
-            let _ = sys::write(fd, &1u64.to_ne_bytes());
+            ring(fd);
         }
     }
+}
+
+/// Rings a doorbell: an eventfd whose counter is never 0 and whose owner waits for it edge-triggered.
+///
+/// Adding 0 wakes as adding 1 does (fs/eventfd.c: eventfd_write), but can neither overflow the counter nor block,
+/// whatever the other process does to the counter or to the descriptor's flags.
+pub(crate) fn ring(fd: c_int) {
+    let _ = sys::write(fd, &0u64.to_ne_bytes());
 }

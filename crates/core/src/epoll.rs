@@ -352,19 +352,12 @@ fn activate(e: &'static Epoll, inner: &mut Inner, channel: &'static Channel) -> 
     }
     let mut place = e.place.load(Relaxed);
     if place == 0 {
-        let Some(p) = wait::claim() else { return false };
-        let mut ev = epoll_event { events: libc::EPOLLIN as u32 | ET, u64: tag(DOORBELL) };
-        // SAFETY: one valid event.
-        let r = unsafe { sys::epoll_ctl(e.fd.load(Relaxed), libc::EPOLL_CTL_ADD, wait::doorbell(p), &mut ev) };
-        if r < 0 && r != -(libc::EEXIST as isize) {
-            wait::give_back(p);
-            return false;
-        }
+        let Some(p) = wait::claim_for_epoll(e.fd.load(Relaxed), tag(DOORBELL)) else { return false };
         place = p as u32 + 1;
         e.place.store(place, Release);
     }
     if !inner.channels.iter().any(|c| core::ptr::eq(*c, channel)) {
-        if inner.channels.len() >= WATCHED || !wait::introduce(channel, place as usize - 1) {
+        if inner.channels.len() >= WATCHED || !wait::introduce(channel, place as usize - 1, e.fd.load(Relaxed), tag(DOORBELL)) {
             return false;
         }
         service::join_channel(channel);
@@ -395,7 +388,7 @@ fn post(e: &Epoll, s: &Socket, channel: &Channel) {
 fn prod(e: &Epoll, inner: &Inner) {
     let place = e.place.load(Relaxed);
     if inner.sleepers > 0 && place != 0 {
-        let _ = sys::write(wait::doorbell(place as usize - 1), &1u64.to_ne_bytes());
+        wait::ring_own(place as usize - 1);
     }
 }
 

@@ -194,12 +194,12 @@ fn look_all(fds: &mut [pollfd], wants: &[Want], kernel: &mut Vec<pollfd>, timeou
 
 /// Sleeps until anything may have changed. 0: look again; otherwise `-errno`.
 fn sleep(fds: &[pollfd], wants: &mut [Want], kernel: &mut Vec<pollfd>, deadline: u64, mask: Mask) -> Ret {
-    let place = wait::claim();
+    let place = wait::claim_for_thread();
     let mut all_posted = place.is_some();
     if let Some(p) = place {
         for w in wants.iter_mut() {
             let events = fds.get(w.index).map_or(0, |p| p.events);
-            let introduced = wait::introduce(w.channel, p);
+            let introduced = wait::introduce(w.channel, p, wait::gather(p), 0);
             for (side, bits, posted) in [(Side::Receive, IN, 0), (Side::Send, OUT, 1)] {
                 if events & bits != 0 {
                     let ok = introduced && wait::post(w.channel, w.slot, side, p);
@@ -223,7 +223,7 @@ fn sleep(fds: &[pollfd], wants: &mut [Want], kernel: &mut Vec<pollfd>, deadline:
                 k.events = w.carrier_events(p.events);
             }
         }
-        kernel.push(pollfd { fd: place.map_or(-1, wait::doorbell), events: libc::POLLIN, revents: 0 });
+        kernel.push(pollfd { fd: place.map_or(-1, wait::gather), events: libc::POLLIN, revents: 0 });
         let left = wait::left(deadline);
         // Where a doorbell could not be had the list is looked at once a millisecond.
         let left = if all_posted { left } else if left < 0 { 1_000_000 } else { left.min(1_000_000) };

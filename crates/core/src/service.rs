@@ -110,7 +110,7 @@ impl Service {
         }
         let epoll = sys::epoll_create1(libc::EPOLL_CLOEXEC) as c_int;
         let epoll = if epoll >= 0 { fd_table::adopt_internal(epoll) } else { epoll };
-        let bell = sys::eventfd(libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) as c_int;
+        let bell = sys::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) as c_int;
         let bell = if bell >= 0 { fd_table::adopt_internal(bell) } else { bell };
         let mut event = epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
         // SAFETY: a live event.
@@ -389,7 +389,7 @@ impl Service {
     }
 
     fn released(&self, channel: &Channel, slot: usize) {
-        let clear = self.with(|s| !s.release_inherited(channel, slot) && s.released(channel, slot));
+        let clear = self.with(|s| s.released(channel, slot));
         if clear == Some(true) {
             self.ring();
         }
@@ -482,7 +482,8 @@ pub(crate) fn closing(s: &'static Socket) {
     SERVICE.closing(s)
 }
 
-/// Our end of an attached slot is no longer used; says so to the peer as the last word on the slot.
+/// Our end of a slot is no longer used. The caller has set `quiet::CLOSED` as its last word on the slot, and the socket
+/// names the channel no more. (In a forked child, for an inherited socket: the mark alone counts, the books are the parent's.)
 pub(crate) fn released(channel: &Channel, slot: usize) {
     SERVICE.released(channel, slot)
 }

@@ -165,8 +165,9 @@ pub(crate) fn poll_now(fd: c_int, events: i16) -> i16 {
     let r = unsafe { ppoll(&mut p, 1, 0, core::ptr::null()) };
     if r > 0 { p.revents } else { 0 }
 }
-pub(crate) fn eventfd(flags: c_int) -> isize {
-    sys!(SYS_eventfd2, 0, flags)
+/// An eventfd whose counter starts at `count`.
+pub(crate) fn eventfd(count: u32, flags: c_int) -> isize {
+    sys!(SYS_eventfd2, count, flags)
 }
 pub(crate) fn memfd_create(name: &[u8], flags: u32) -> isize {
     debug_assert!(name.last() == Some(&0));

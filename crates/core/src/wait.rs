@@ -1,83 +1,145 @@
 //! Waiting: poll a little while that pays, then sleep in the kernel at no cost.
 //!
-//! A *waiting place* is where a thread sleeps: an eventfd (the doorbell) that peers may ring, and in every channel a
-//! [`netacc_ring::ReadySet`] whose flag says that its owner sleeps. An epoll instance keeps one for its life; a thread that blocks
+//! A *waiting place* is where a thread sleeps: an epoll set that hears its doorbells (eventfds, one for each channel, and
+//! one of this process's own), and in every channel a [`netacc_ring::ReadySet`] whose flag says that its owner sleeps. An epoll instance keeps one for its life; a thread that blocks
 //! in recv, send, poll or select borrows one from the process's pool while it sleeps.
 //!
 //! `docs/design/waiting.md` has the policy of polling and its measurements.
 
 use crate::channel::{Channel, PLACES, announce, producer_quiet, quiet};
 use crate::socket::{Socket, flag};
-use crate::{fd_table, lifecycle, service, stats, sys};
+use crate::{channel, fd_table, lifecycle, service, stats, sys};
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::*, fence};
-use libc::pollfd;
+use libc::{epoll_event, pollfd};
 use netacc_control::stats::Counter;
 
 struct Place {
     taken: AtomicU32,
-    eventfd: AtomicI32,
+    /// A thread's place: the epoll descriptor that gathers its doorbells. (An epoll instance gathers its own.)
+    gather: AtomicI32,
+    /// The doorbell that threads of this process ring.
+    own: AtomicI32,
 }
 
-static POOL: [Place; PLACES] = [const { Place { taken: AtomicU32::new(0), eventfd: AtomicI32::new(-1) } }; PLACES];
+static POOL: [Place; PLACES] = [const { Place { taken: AtomicU32::new(0), gather: AtomicI32::new(-1), own: AtomicI32::new(-1) } }; PLACES];
 
-/// Borrows a waiting place. `None`: all taken, or no descriptor for its doorbell.
-pub(crate) fn claim() -> Option<usize> {
-    for (i, p) in POOL.iter().enumerate() {
-        if p.taken.load(Relaxed) == 0 && p.taken.compare_exchange(0, 1, Acquire, Relaxed).is_ok() {
-            if p.eventfd.load(Acquire) < 0 {
-                let fd = sys::eventfd(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) as i32;
-                let fd = if fd >= 0 { fd_table::adopt_internal(fd) } else { fd };
-                if fd < 0 {
-                    p.taken.store(0, Release);
-                    return None;
+/// Places below are for threads, the others for epoll instances.
+const THREAD_PLACES: usize = PLACES / 2;
+
+/// A new doorbell: see [`crate::channel::ring`].
+fn new_doorbell() -> i32 {
+    let fd = sys::eventfd(1, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) as i32;
+    if fd >= 0 { fd_table::adopt_internal(fd) } else { fd }
+}
+
+/// Adds a doorbell to an epoll set, under `data`; it may be there already.
+fn listen(set: i32, doorbell: i32, data: u64) -> bool {
+    let mut ev = epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: data };
+    // SAFETY: one valid event.
+    let r = unsafe { sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, doorbell, &mut ev) };
+    r >= 0 || r == -(libc::EEXIST as isize)
+}
+
+fn claim(range: core::ops::Range<usize>) -> Option<usize> {
+    let base = range.start;
+    let free = |p: &Place| p.taken.load(Relaxed) == 0 && p.taken.compare_exchange(0, 1, Acquire, Relaxed).is_ok();
+    POOL.get(range)?.iter().position(free).map(|i| base + i)
+}
+
+/// Borrows a waiting place for a thread. `None`: all taken, or no descriptors for it.
+pub(crate) fn claim_for_thread() -> Option<usize> {
+    let i = claim(0..THREAD_PLACES)?;
+    let p = POOL.get(i)?;
+    if p.gather.load(Acquire) < 0 {
+        let set = sys::epoll_create1(libc::EPOLL_CLOEXEC) as i32;
+        let set = if set >= 0 { fd_table::adopt_internal(set) } else { set };
+        let own = new_doorbell();
+        if set < 0 || own < 0 || !listen(set, own, 0) {
+            for fd in [set, own] {
+                if fd >= 0 {
+                    fd_table::close_internal(fd);
                 }
-                p.eventfd.store(fd, Release);
             }
-            return Some(i);
+            p.taken.store(0, Release);
+            return None;
         }
+        p.own.store(own, Release);
+        p.gather.store(set, Release);
+        silence(i);
     }
-    None
+    Some(i)
 }
 
-/// Gives a place back; its doorbell is kept for the next.
+/// Takes a waiting place for the epoll instance `set`, whose doorbells come with `data`.
+pub(crate) fn claim_for_epoll(set: i32, data: u64) -> Option<usize> {
+    let i = claim(THREAD_PLACES..PLACES)?;
+    let p = POOL.get(i)?;
+    if p.own.load(Acquire) < 0 {
+        p.own.store(new_doorbell(), Release);
+    }
+    if p.own.load(Acquire) < 0 || !listen(set, p.own.load(Acquire), data) {
+        p.taken.store(0, Release);
+        return None;
+    }
+    Some(i)
+}
+
+/// Gives a place back; its doorbells are kept for the next.
 pub(crate) fn give_back(place: usize) {
     if let Some(p) = POOL.get(place) {
         p.taken.store(0, Release);
     }
 }
 
-/// The doorbell of a claimed place.
-pub(crate) fn doorbell(place: usize) -> i32 {
-    POOL.get(place).map_or(-1, |p| p.eventfd.load(Acquire))
+/// What a thread polls to hear the doorbells of its place.
+pub(crate) fn gather(place: usize) -> i32 {
+    POOL.get(place).map_or(-1, |p| p.gather.load(Acquire))
 }
 
-/// Empties a doorbell.
+/// Takes note of the doorbells of a thread's place that have rung.
 pub(crate) fn silence(place: usize) {
-    let mut count = [0u8; 8];
-    let _ = sys::read(doorbell(place), &mut count);
+    let mut heard = [epoll_event { events: 0, u64: 0 }; 16];
+    // SAFETY: a buffer of that many events; does not wait.
+    while unsafe { sys::epoll_wait(gather(place), heard.as_mut_ptr(), 16, 0, core::ptr::null()) } == 16 {}
 }
 
-/// Makes sure that the peer of `channel` knows (or is about to know) the doorbell of our place.
-pub(crate) fn introduce(channel: &Channel, place: usize) -> bool {
-    let Some(word) = channel.passed.get(place / 64) else { return false };
-    let bit = 1u64 << (place % 64);
-    if word.load(Acquire) & bit != 0 {
-        return true;
+/// Rings a place of this process.
+pub(crate) fn ring_own(place: usize) {
+    let fd = POOL.get(place).map_or(-1, |p| p.own.load(Acquire));
+    if fd >= 0 {
+        channel::ring(fd);
     }
-    if service::send_place(channel, place, doorbell(place)) {
-        word.fetch_or(bit, AcqRel);
-        return true;
+}
+
+/// Makes sure that the peer of `channel` has (or is about to get) a doorbell of our place that is heard in `set` (with `data`).
+pub(crate) fn introduce(channel: &Channel, place: usize, set: i32, data: u64) -> bool {
+    let Some(word) = channel.own_doorbells.get(place) else { return false };
+    let known = word.load(Acquire);
+    if known >= 0 {
+        // A thread's set has it since it was made; an epoll instance may be the place's next.
+        return place < THREAD_PLACES || listen(set, known, data);
     }
-    false
+    let fd = new_doorbell();
+    if fd < 0 {
+        return false;
+    }
+    if !listen(set, fd, data) || !service::send_place(channel, place, fd) {
+        fd_table::close_internal(fd);
+        return false;
+    }
+    word.store(fd, Release);
+    true
 }
 
 /// The parent's doorbells are the parent's.
 pub(crate) fn after_fork_in_child() {
     for p in &POOL {
         p.taken.store(0, Relaxed);
-        let fd = p.eventfd.swap(-1, AcqRel);
-        if fd >= 0 {
-            fd_table::close_internal(fd);
+        for fd in [&p.gather, &p.own] {
+            let fd = fd.swap(-1, AcqRel);
+            if fd >= 0 {
+                fd_table::close_internal(fd);
+            }
         }
     }
 }
@@ -227,10 +289,7 @@ pub(crate) fn prod(s: &Socket) {
     for side in [Side::Receive, Side::Send] {
         let place = (notify_word(channel, slot, side).load(Relaxed) & THREAD_MASK) >> THREAD_SHIFT;
         if place != 0 && place as usize <= PLACES {
-            let fd = doorbell(place as usize - 1);
-            if fd >= 0 {
-                let _ = sys::write(fd, &1u64.to_ne_bytes());
-            }
+            ring_own(place as usize - 1);
         }
     }
 }
@@ -278,9 +337,9 @@ fn sleep(s: &Socket, channel: &Channel, slot: usize, fd: i32, side: Side, on_car
         (Side::Send, false) => libc::POLLRDHUP,
         (Side::Receive, _) => libc::POLLIN | libc::POLLRDHUP | libc::POLLPRI,
     };
-    let place = claim();
-    let posted = place.is_some_and(|p| introduce(channel, p) && post(channel, slot, side, p));
-    let mut fds = [pollfd { fd, events, revents: 0 }, pollfd { fd: place.map_or(-1, doorbell), events: libc::POLLIN, revents: 0 }];
+    let place = claim_for_thread();
+    let posted = place.is_some_and(|p| introduce(channel, p, gather(p), 0) && post(channel, slot, side, p));
+    let mut fds = [pollfd { fd, events, revents: 0 }, pollfd { fd: place.map_or(-1, gather), events: libc::POLLIN, revents: 0 }];
     let mut woke = Woke::News;
     let mut missed = false;
     if let Some(p) = place.filter(|_| posted) {

@@ -117,7 +117,7 @@ fn what_could_be_taken_away_is_not_mapped() {
     // SAFETY: nobody uses it.
     unsafe { m.unmap() };
     let _ = sys::close(plain);
-    let event = sys::eventfd(libc::EFD_CLOEXEC) as c_int;
+    let event = sys::eventfd(0, libc::EFD_CLOEXEC) as c_int;
     assert!(map_received(event, 4096).is_err());
     let _ = sys::close(event);
     let null = sys::open(b"/dev/zero\0", libc::O_RDWR | libc::O_CLOEXEC, 0) as c_int;

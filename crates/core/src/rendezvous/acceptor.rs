@@ -178,6 +178,7 @@ impl State {
             }
             None => {
                 // Closed in the meantime.
+                self.leave(i, slot as usize);
                 self.release(i, slot as usize);
             }
         }

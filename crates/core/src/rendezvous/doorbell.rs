@@ -2,12 +2,8 @@
 
 use super::*;
 
-/// What a peer passes as a doorbell: an eventfd, or a unix socket.
+/// What a peer passes as a doorbell must be an eventfd: writing 0 to anything else could block, or do worse.
 pub(super) fn is_doorbell(fd: c_int) -> bool {
-    let mut domain = 0i32;
-    if sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_DOMAIN, &mut domain) >= 0 {
-        return domain == libc::AF_UNIX;
-    }
     let mut path = [0u8; 32];
     let mut out = [0u8; 32];
     let len = decimal_path(b"/proc/self/fd/", fd as u32, &mut path);
@@ -16,7 +12,7 @@ pub(super) fn is_doorbell(fd: c_int) -> bool {
         return out.get(..n as usize) == Some(b"anon_inode:[eventfd]");
     }
     // No /proc: at least it is of the family that eventfds belong to.
-    let own = sys::eventfd(libc::EFD_CLOEXEC) as c_int;
+    let own = sys::eventfd(0, libc::EFD_CLOEXEC) as c_int;
     let same = own >= 0 && sys::inode(own) == sys::inode(fd);
     if own >= 0 {
         let _ = sys::close(own);
@@ -33,6 +29,6 @@ pub(super) fn learn_doorbell(c: &Channel, place: usize, fd: c_int) -> bool {
     }
     // Under the same number, in one step: a thread may be about to write to it.
     let _ = sys::dup3(fd, known, libc::O_CLOEXEC);
-    let _ = sys::write(known, &1u64.to_ne_bytes());
+    crate::channel::ring(known);
     false
 }

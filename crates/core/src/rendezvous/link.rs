@@ -235,7 +235,7 @@ impl State {
     pub(crate) fn recycle(&mut self, i: usize) {
         let Some(l) = self.links.get_mut(i).filter(|l| l.phase == Phase::Dead && l.users() == 0 && !l.pulling) else { return };
         if let Some(c) = l.channel {
-            for d in &c.doorbells {
+            for d in c.doorbells.iter().chain(&c.own_doorbells) {
                 let fd = d.swap(-1, AcqRel);
                 if fd >= 0 {
                     fd_table::close_internal(fd);
@@ -311,8 +311,8 @@ impl State {
         unsafe { (&raw mut (*at).peer_pid).write_volatile(pid) };
         // SAFETY: valid from here on for ever: zeroed atomics, and the fields just written.
         let c: &'static Channel = unsafe { &*at };
-        c.doorbells.iter().for_each(|d| d.store(-1, Relaxed));
-        c.owed.iter().chain(&c.passed).for_each(|w| w.store(0, Relaxed));
+        c.doorbells.iter().chain(&c.own_doorbells).for_each(|d| d.store(-1, Relaxed));
+        c.owed.iter().for_each(|w| w.store(0, Relaxed));
         c.users.store(0, Relaxed);
         c.dead.store(0, Relaxed);
         c.control.store(fd, Release);
@@ -360,7 +360,12 @@ impl State {
                 // Sockets of the parent's live on this channel, and now in this process too.
                 if let Some(c) = channel {
                     // What the peer was passed are the parent's doorbells.
-                    c.passed.iter().for_each(|w| w.store(0, Relaxed));
+                    for d in &c.own_doorbells {
+                        let fd = d.swap(-1, AcqRel);
+                        if fd >= 0 {
+                            fd_table::close_internal(fd);
+                        }
+                    }
                 }
                 *l = Link { phase: Phase::Inherited, serial: old.serial, fd: old.fd, role: old.role, peer: old.peer, channel, ..Link::new() };
             } else if old.fd >= 0 && old.phase != Phase::Free {
@@ -374,16 +379,6 @@ impl State {
         self.ports = [Port::NONE; PORTS];
         self.to_recycle = false;
         self.process = 0;
-    }
-
-    /// In a forked child: an inherited end is gone, and it was the last. The parent's books are the parent's: it finds the
-    /// mark when it looks for free slots.
-    pub(crate) fn release_inherited(&mut self, channel: &Channel, slot: usize) -> bool {
-        let inherited = self.link_with(channel).and_then(|i| self.link(i)).is_some_and(|l| l.phase == Phase::Inherited);
-        if inherited {
-            consumed_by(channel, slot, channel.side).fetch_or(quiet::CLOSED, AcqRel);
-        }
-        inherited
     }
 }
 

@@ -181,6 +181,7 @@ impl State {
                 slot.is_some_and(|s| s.state == SlotState::Live && core::ptr::eq(s.socket, socket) && s.generation == socket.generation.load(Acquire))
             });
             if let Some(i) = held {
+                self.leave(i, offer.slot as usize);
                 self.release(i, offer.slot as usize);
             }
         }
@@ -190,18 +191,31 @@ impl State {
         self.links.iter().position(|l| l.channel.is_some_and(|c| core::ptr::eq(c, channel)))
     }
 
-    /// Our end of an attached slot is gone. True: the service thread has something to do for that.
+    /// Our end of a slot is gone: its last word, `CLOSED`, is said, and its socket names the channel no more. True: the
+    /// service thread has something to do for that.
+    ///
+    /// Nothing is written to the slot here: since that last word it may belong to another connection. So may our entry
+    /// of it, if both ends had said theirs and we were slow to come here.
     pub(crate) fn released(&mut self, channel: &Channel, slot: usize) -> bool {
         let Some(i) = self.link_with(channel) else { return false };
-        let stale = self.link(i).and_then(|l| l.slots.get(slot)).is_some_and(|s| {
+        let in_use = self.link(i).and_then(|l| l.slots.get(slot)).is_none_or(|s| {
             // SAFETY: null or a socket, which is type-stable memory.
             let socket = unsafe { s.socket.as_ref() };
-            s.state != SlotState::Live || socket.is_some_and(|k| k.is(socket::CANDIDATE) && k.generation.load(Acquire) == s.generation)
+            let current = socket.filter(|k| k.generation.load(Acquire) == s.generation);
+            s.state != SlotState::Live
+                || current.is_some_and(|k| matches!(k.state.load(Acquire), socket::CANDIDATE | socket::ATTACHING) || core::ptr::eq(k.channel.load(Acquire), channel))
         });
-        if stale { false } else { self.release(i, slot) }
+        if in_use { false } else { self.release(i, slot) }
     }
 
-    /// Gives our end of a live slot back. True: the service thread has something to do for that.
+    /// Says the last word of our side on a slot: from here on the acceptor may give it to another connection.
+    pub(super) fn leave(&mut self, i: usize, slot: usize) {
+        if let Some(c) = self.link(i).and_then(|l| l.channel) {
+            consumed_by(c, slot, c.side).fetch_or(quiet::CLOSED, AcqRel);
+        }
+    }
+
+    /// Notes that our end of a live slot is gone. True: the service thread has something to do for that.
     pub(super) fn release(&mut self, i: usize, slot: usize) -> bool {
         let Some(l) = self.links.get_mut(i) else { return false };
         let (Some(c), Some(s)) = (l.channel, l.slots.get_mut(slot)) else { return false };
@@ -213,8 +227,6 @@ impl State {
         if let Some(k) = c.sockets.get(slot) {
             k.store(core::ptr::null_mut(), Release);
         }
-        // The last word of our side on this slot: from here on the acceptor may give it to another connection.
-        consumed_by(c, slot, c.side).fetch_or(quiet::CLOSED, AcqRel);
         let left = c.users.fetch_sub(1, AcqRel);
         match l.role {
             Role::Connector => {
@@ -238,7 +250,7 @@ impl State {
         let peer_gone = consumed_by(c, slot, c.side ^ 1).load(Acquire) & quiet::CLOSED != 0;
         match s.state {
             SlotState::Gone if peer_gone => {}
-            // A forked child of ours closed the last descriptor.
+            // A forked child of ours closed the last descriptor; or a thread of ours has said our last word just now.
             SlotState::Live if peer_gone && consumed_by(c, slot, c.side).load(Acquire) & quiet::CLOSED != 0 => {
                 c.users.fetch_sub(1, AcqRel);
                 if let Some(k) = c.sockets.get(slot) {

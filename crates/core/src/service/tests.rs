@@ -55,6 +55,18 @@ fn attach(s: &Socket) {
     s.state.store(socket::ATTACHED, Relaxed);
 }
 
+/// What `io` does when it is done with a slot.
+fn last_word(s: &Socket) -> (&'static Channel, usize) {
+    let (c, slot) = (channel_of(s), offer_of(s).slot as usize);
+    c.words(slot, c.side ^ 1).quiet[quiet::REQUEST].fetch_or(quiet::CLOSED, SeqCst);
+    s.channel.store(core::ptr::null_mut(), Relaxed);
+    (c, slot)
+}
+fn leave(service: &Service, s: &Socket) {
+    let (c, slot) = last_word(s);
+    service.released(c, slot);
+}
+
 fn settle(all: &[&Service]) {
     for s in all {
         s.state.lock().age();
@@ -279,7 +291,7 @@ fn an_acceptor_that_closes_while_the_offer_travels_gives_its_end_back() {
     // The connector sees that the other end is closed.
     assert_ne!(cc.words(o.slot as usize, 1).quiet[quiet::REQUEST].load(Relaxed) & quiet::CLOSED, 0);
     attach(cs);
-    c.released(cc, o.slot as usize);
+    leave(c, cs);
     let (cs2, as2, _tcp2) = net.connect();
     c.connected(cs2, false);
     a.accepted(as2);
@@ -310,22 +322,64 @@ fn a_slot_is_reused_only_after_both_ends_left_and_starts_from_zero() {
         cc.words(slot, d).space_wanted.store(9, Relaxed);
         cc.words(slot, d).producer_user[0].store(9, Relaxed);
     }
-    a.released(ac, slot);
+    leave(a, as_);
     let (_, other) = agreed();
     assert_ne!(offer_of(other).slot as usize, slot, "the connector is still there");
-    c.released(cc, slot);
+    leave(c, cs);
     c.released(cc, slot);
     assert_eq!((ac.users.load(Relaxed), cc.users.load(Relaxed)), (1, 1), "released once");
-    let (cs, again) = agreed();
+    let (_, again) = agreed();
     assert_eq!(offer_of(again).slot as usize, slot);
     for d in 0..2 {
         let w = cc.words(slot, d);
         assert_eq!((w.tail.load(Relaxed), w.space_wanted.load(Relaxed), w.producer_user[0].load(Relaxed), w.quiet[quiet::REQUEST].load(Relaxed)), (0, 0, 0, 0));
     }
-    // A late word about the old connection does not touch the new one.
-    cs.state.store(socket::CANDIDATE, Relaxed);
-    c.released(cc, slot);
-    assert!(core::ptr::eq(cc.sockets[slot].load(Relaxed), cs));
+}
+
+#[test]
+fn a_thread_that_is_late_to_give_a_slot_back_does_not_take_it_from_the_next() {
+    // Whose thread is late, and how far the next connection has come.
+    for (late_acceptor, attached) in [(true, false), (true, true), (false, false)] {
+        let (a, c, net) = (service(), service(), Net::new());
+        a.accepting(net.port());
+        let agreed = || {
+            let (cs, as_, tcp) = net.connect();
+            c.connected(cs, false);
+            a.accepted(as_);
+            settle(&[a, c]);
+            (cs, as_, tcp)
+        };
+        let (cs, as_, _tcp) = agreed();
+        attach(cs);
+        attach(as_);
+        let (early, late, es, ls) = if late_acceptor { (c, a, cs, as_) } else { (a, c, as_, cs) };
+        let (channel, slot) = last_word(ls);
+        leave(early, es);
+        let (cs, as_, _tcp) = agreed();
+        if !late_acceptor {
+            // Its books say that the slot is taken.
+            assert_eq!((cs.offered.load(Acquire), as_.offered.load(Acquire)), (0, 0));
+            late.released(channel, slot);
+            let (cs, as_, _tcp) = agreed();
+            assert_eq!((offer_of(cs).slot as usize, offer_of(as_).slot as usize), (slot, slot));
+            let words = channel_of(as_);
+            for d in 0..2 {
+                assert_eq!(words.words(slot, d).quiet[quiet::REQUEST].load(Relaxed), 0, "nothing is said about the next");
+            }
+            continue;
+        }
+        assert_eq!(offer_of(as_).slot as usize, slot);
+        if attached {
+            attach(cs);
+            attach(as_);
+        }
+        late.released(channel, slot);
+        let (ac, cc) = (channel_of(as_), channel_of(cs));
+        assert!(core::ptr::eq(ac.sockets[slot].load(Relaxed), as_));
+        assert_eq!((ac.users.load(Relaxed), cc.users.load(Relaxed)), (1, 1));
+        let (_, other, _tcp) = agreed();
+        assert_ne!(offer_of(other).slot as usize, slot);
+    }
 }
 
 #[test]
@@ -348,7 +402,7 @@ fn thousands_come_and_go_in_bounded_memory() {
             attach(as_);
             let slot = offer_of(cs).slot as usize;
             top = top.max(slot);
-            let (x, y) = (|| c.released(channel_of(cs), slot), || a.released(channel_of(as_), slot));
+            let (x, y) = (|| leave(c, cs), || leave(a, as_));
             if (i + round) % 2 == 0 {
                 x();
                 y();
@@ -377,13 +431,13 @@ fn the_end_of_a_peer_frees_what_it_held() {
     settle(&[a]);
     assert_eq!((ac.dead.load(Relaxed), ac.control.load(Relaxed)), (1, -1));
     assert_eq!(a.state.lock().links[0].phase, Phase::Dead);
-    a.released(ac, slot);
+    leave(a, as_);
     settle(&[a]);
     assert_eq!(a.state.lock().links[0].phase, Phase::Free);
     // What a late reader finds says nothing.
     assert!(ac.my_place(0).is_empty());
     // And the place serves the next.
-    c.released(channel_of(cs), slot);
+    leave(c, cs);
     settle(&[c]);
     let (cs, as_, _tcp) = net.connect();
     assert!(c.connected(cs, false));
@@ -402,7 +456,7 @@ fn doorbells_and_pull_backs_arrive() {
     a.accepted(as_);
     settle(&[a, c]);
     let (cc, ac) = (channel_of(cs), channel_of(as_));
-    let bell = sys::eventfd(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) as c_int;
+    let bell = sys::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) as c_int;
     // Wanted before it is known: rung when it comes.
     ac.ring_doorbell(5);
     assert!(send_place(cc, 5, bell));
@@ -414,7 +468,7 @@ fn doorbells_and_pull_backs_arrive() {
     assert_eq!(sys::read(bell, &mut count), 8);
     // Passed again: another takes its place under the same number.
     let known = ac.doorbells[5].load(Relaxed);
-    let second = sys::eventfd(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) as c_int;
+    let second = sys::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) as c_int;
     assert!(send_place(cc, 5, second));
     settle(&[a, c]);
     assert_eq!(ac.doorbells[5].load(Relaxed), known);
@@ -468,10 +522,10 @@ fn a_link_that_nobody_uses_goes_and_comes_back() {
     a.state.lock().make_old();
     settle(&[a, c]);
     assert_eq!(phases(a), Phase::Open, "in use");
-    a.released(channel_of(as_), slot);
+    leave(a, as_);
     settle(&[a, c]);
     assert!(a.state.lock().next_deed() > sys::now_ns() + 50_000_000_000, "in a minute");
-    c.released(channel_of(cs), slot);
+    leave(c, cs);
     settle(&[a, c]);
     assert_eq!(phases(a), Phase::Open, "not old");
     a.state.lock().make_old();
@@ -521,7 +575,7 @@ fn a_forked_child_may_speak_for_the_sockets_it_inherited() {
     let (cs, as_, _tcp) = net.connect();
     assert!(c.connected(cs, false) && a.accepted(as_));
     settle(&[a, c]);
-    let bell = sys::eventfd(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) as c_int;
+    let bell = sys::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) as c_int;
     assert!(in_child(|| send_place(channel_of(cs), 9, bell) && send_pull_back(channel_of(cs), 0)));
     settle(&[a]);
     assert_eq!(a.state.lock().links[0].phase, Phase::Open);
@@ -539,7 +593,7 @@ fn who_has_given_up_a_privilege_cannot_use_it() {
     let (cs, as_, _tcp) = net.connect();
     assert!(c.connected(cs, false) && a.accepted(as_));
     settle(&[a, c]);
-    let bell = sys::eventfd(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) as c_int;
+    let bell = sys::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) as c_int;
     assert!(in_child(|| {
         // SAFETY: setresuid(2) of the only thread.
         let r = unsafe { libc::syscall(libc::SYS_setresuid, 65533, 65533, 65533) };
@@ -576,7 +630,7 @@ fn a_forked_child_starts_anew_and_keeps_what_it_inherited() {
         if agreed {
             bytes_at(offer_of(as2).tx_ring, 42);
         }
-        a.released(inherited, slot);
+        leave(a, as_);
         // Until the parent has read it.
         while agreed && byte_at(offer_of(as2).rx_ring) != 43 && sys::now_ns() < until {
             a.turn(1_000_000);
@@ -597,7 +651,7 @@ fn a_forked_child_starts_anew_and_keeps_what_it_inherited() {
     assert_ne!(offer_of(cs2).channel, offer_of(cs).channel);
     // The parent finds the slot that the child closed for good, when the peer has closed its end too.
     attach(cs);
-    c.released(channel_of(cs), slot);
+    leave(c, cs);
     let (cs3, as3, _tcp3) = net.connect();
     assert!(c.connected(cs3, false) && a.accepted(as3));
     settle(&[a, c]);
@@ -714,7 +768,7 @@ fn whoever_does_not_keep_to_the_protocol_is_hung_up_on() {
     let a = service();
     a.accepting(net.port());
     let tuple = net.connect().0.tuple();
-    let event = sys::eventfd(libc::EFD_CLOEXEC) as c_int;
+    let event = sys::eventfd(0, libc::EFD_CLOEXEC) as c_int;
     let bad: Vec<Box<dyn Fn(&Raw)>> = std::vec![
         Box::new(|r| r.send_bytes(b"x")),
         Box::new(|r| r.send_bytes(&[1u8; 500])),
