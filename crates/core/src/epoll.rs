@@ -181,10 +181,7 @@ pub(crate) fn on_close(e: &'static Epoll) {
     inner.free.clear();
     inner.by_fd.clear();
     inner.ready.clear();
-    e.watching.store(0, Release);
-    for c in core::mem::take(&mut inner.channels) {
-        service::leave_channel(c);
-    }
+    leave_channels(e, &mut inner);
     let idle = inner.sleepers == 0;
     drop(inner);
     let place = e.place.swap(0, AcqRel);
@@ -194,6 +191,13 @@ pub(crate) fn on_close(e: &'static Epoll) {
     e.active.store(false, Release);
     if idle {
         POOL.lock().push(e);
+    }
+}
+
+fn leave_channels(e: &Epoll, inner: &mut Inner) {
+    e.watching.store(0, Release);
+    for c in core::mem::take(&mut inner.channels) {
+        service::leave_channel(c);
     }
 }
 
@@ -682,6 +686,17 @@ pub(crate) fn bar(e: &'static Epoll) {
     for fd in fds {
         lifecycle::need_kernel(fd, Reason::SeveralEpollSets);
     }
+    // The doorbells would make the set look ready to whoever polls it.
+    let mut inner = e.inner.lock();
+    let place = e.place.swap(0, AcqRel) as usize;
+    if place != 0 && inner.items.iter().flatten().all(|i| !i.attached) {
+        wait::leave_set(place - 1, e.fd.load(Relaxed), &inner.channels);
+        leave_channels(e, &mut inner);
+        wait::give_back(place - 1);
+        e.active.store(false, Release);
+    } else {
+        e.place.store(place as u32, Release);
+    }
 }
 
 // ---- epoll_wait ------------------------------------------------------------------------------------------------
@@ -941,7 +956,9 @@ fn spin(e: &'static Epoll, same_cpu: bool, epfd: c_int, last_visit: u64) -> bool
 #[inline]
 pub(crate) unsafe fn on_wait(epfd: c_int, events: *mut epoll_event, n: c_int) -> c_int {
     let Entry::Epoll(e) = fd_table::get(epfd) else { return n };
-    if !e.active.load(Acquire) {
+    // A set that a child inherited still holds its parent's tags.
+    let inherited = e.owner.load(Relaxed) != lifecycle::process();
+    if !e.active.load(Acquire) && !inherited {
         return n;
     }
     let mut inner = e.inner.lock();

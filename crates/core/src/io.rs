@@ -429,6 +429,7 @@ pub(crate) unsafe fn sendv(fd: c_int, iov: *const iovec, count: c_int, flags: c_
             Some(v) if v.iter().any(|part| part.iov_len != 0) => unsafe { send_attached(s, g, fd, v, flags) },
             _ => PASS,
         },
+        Who::Candidate(..) if iovs(iov, count.max(0) as usize).is_none_or(|v| v.iter().all(|part| part.iov_len == 0)) => PASS,
         // SAFETY: the retry is this very call.
         Who::Candidate(s, g) => candidate(s, g, fd, Side::Send, flags, || {
             // SAFETY: all zero is a valid msghdr; the buffers are the caller's.
@@ -839,6 +840,11 @@ unsafe fn send_slow(s: &'static Socket, g: u16, mut fd: c_int, iov: &[iovec], to
             return finish(done, ECONNRESET);
         }
         test_switch_tx(s, h);
+        if flags & libc::MSG_OOB != 0 && !h.end.never {
+            // The receiver's urgent byte stands outside of the bytes that it reads: offsets would no longer agree.
+            h.end.never = true;
+            s.set_reason(Reason::UrgentData);
+        }
         if h.end.switch.state() == TxState::Fast {
             let odd = flags & !SEND_FLAGS != 0 || s.has(flag::SHUT_WR);
             if odd || peer_is_going(s, h, fd) {

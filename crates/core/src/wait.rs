@@ -103,6 +103,19 @@ pub(crate) fn silence(place: usize) {
     while unsafe { sys::epoll_wait(gather(place), heard.as_mut_ptr(), 16, 0, core::ptr::null()) } == 16 {}
 }
 
+/// Takes the doorbells of an epoll instance's place out of its kernel set.
+pub(crate) fn leave_set(place: usize, set: i32, channels: &[&'static Channel]) {
+    let own = POOL.get(place).map(|p| &p.own);
+    for word in own.into_iter().chain(channels.iter().filter_map(|c| c.own_doorbells.get(place))) {
+        let fd = word.load(Acquire);
+        if fd >= 0 {
+            let mut ev = epoll_event { events: 0, u64: 0 };
+            // SAFETY: one valid event.
+            let _ = unsafe { sys::epoll_ctl(set, libc::EPOLL_CTL_DEL, fd, &mut ev) };
+        }
+    }
+}
+
 /// Rings a place of this process.
 pub(crate) fn ring_own(place: usize) {
     let fd = POOL.get(place).map_or(-1, |p| p.own.load(Acquire));
@@ -314,7 +327,8 @@ pub(crate) fn block(s: &Socket, fd: i32, side: Side, on_carrier: bool, deadline:
     let slot = s.slot.load(Relaxed) as usize;
     let ring_bytes = crate::io::tx_ring_bytes(s);
     let ready = || match side {
-        Side::Receive => receive_news(channel, slot) || s.has(flag::CARRIER_SPOKE),
+        // Where the stream is on the carrier, the kernel is asked for the carrier's news by the sleep itself.
+        Side::Receive => receive_news(channel, slot) || (!on_carrier && s.has(flag::CARRIER_SPOKE)),
         Side::Send => send_room(channel, slot, ring_bytes),
     };
     if !on_carrier {
