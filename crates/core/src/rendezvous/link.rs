@@ -356,17 +356,18 @@ impl State {
             let mut old = core::mem::replace(l, Link::new());
             let channel = old.channel.take();
             let keep = channel.is_some_and(|c| c.users.load(Acquire) != 0) && old.phase != Phase::Free;
-            if keep {
-                // Sockets of the parent's live on this channel, and now in this process too.
-                if let Some(c) = channel {
-                    // What the peer was passed are the parent's doorbells.
-                    for d in &c.own_doorbells {
-                        let fd = d.swap(-1, AcqRel);
-                        if fd >= 0 {
-                            fd_table::close_internal(fd);
-                        }
+            if let Some(c) = channel {
+                // What the peer was passed are the parent's doorbells. Its own are still needed where sockets are.
+                let theirs = if keep { &[][..] } else { &c.doorbells[..] };
+                for d in c.own_doorbells.iter().chain(theirs) {
+                    let fd = d.swap(-1, AcqRel);
+                    if fd >= 0 {
+                        fd_table::close_internal(fd);
                     }
                 }
+            }
+            if keep {
+                // Sockets of the parent's live on this channel, and now in this process too.
                 *l = Link { phase: Phase::Inherited, serial: old.serial, fd: old.fd, role: old.role, peer: old.peer, channel, ..Link::new() };
             } else if old.fd >= 0 && old.phase != Phase::Free {
                 fd_table::close_internal(old.fd);
