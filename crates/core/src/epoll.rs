@@ -354,6 +354,8 @@ fn activate(e: &'static Epoll, inner: &mut Inner, channel: &'static Channel) -> 
     if e.barred.load(Relaxed) {
         return false;
     }
+    // First: from here on the kernel's set may report a tag to a thread that sleeps in it.
+    e.active.store(true, SeqCst);
     let mut place = e.place.load(Relaxed);
     if place == 0 {
         let Some(p) = wait::claim_for_epoll(e.fd.load(Relaxed), tag(DOORBELL)) else { return false };
@@ -375,7 +377,6 @@ fn activate(e: &'static Epoll, inner: &mut Inner, channel: &'static Channel) -> 
             channel.my_place(place as usize - 1).prepare_sleep();
         }
     }
-    e.active.store(true, Release);
     true
 }
 
@@ -634,14 +635,29 @@ pub(crate) fn on_plain(s: &'static Socket) {
     hand_back(e, &mut inner, index);
 }
 
+/// Registers an item's descriptor in the kernel's set as the application asked for it.
+fn give_to_kernel(epfd: c_int, item: &Item) {
+    let events = if item.disabled { ONESHOT } else { item.events };
+    let mut ev = epoll_event { events, u64: item.data };
+    let mut ctl = |op| {
+        // SAFETY: one valid event.
+        let _ = unsafe { sys::epoll_ctl(epfd, op, item.fd, &mut ev) };
+    };
+    if item.present && events & EXCLUSIVE == 0 {
+        ctl(libc::EPOLL_CTL_MOD);
+        return;
+    }
+    ctl(libc::EPOLL_CTL_DEL);
+    if item.present {
+        // EXCLUSIVE can only be added.
+        ctl(libc::EPOLL_CTL_ADD);
+    }
+}
+
 fn hand_back(e: &Epoll, inner: &mut Inner, index: u32) {
     let Some(item) = inner.remove(index) else { return };
     if item.attached {
-        let events = if item.disabled { ONESHOT } else { item.events };
-        let mut ev = epoll_event { events, u64: item.data };
-        let op = if item.present { libc::EPOLL_CTL_MOD } else { libc::EPOLL_CTL_DEL };
-        // SAFETY: one valid event.
-        let _ = unsafe { sys::epoll_ctl(e.fd.load(Relaxed), op, item.fd, &mut ev) };
+        give_to_kernel(e.fd.load(Relaxed), &item);
     }
     leave(e, &item);
 }
@@ -974,16 +990,10 @@ pub(crate) unsafe fn on_wait(epfd: c_int, events: *mut epoll_event, n: c_int) ->
 /// A forked child uses its parent's set: what is kept here is the parent's; the sockets go back to the kernel.
 #[cold]
 fn inherited(e: &'static Epoll) {
-    let mut fds = Vec::new();
-    for item in e.inner.lock().items.iter().flatten().filter(|i| i.attached) {
-        fds.push((item.fd, item.events, item.data, item.present));
-    }
-    for (fd, events, data, present) in fds {
-        lifecycle::need_kernel(fd, Reason::InheritedByFork);
-        let mut ev = epoll_event { events, u64: data };
-        let op = if present { libc::EPOLL_CTL_MOD } else { libc::EPOLL_CTL_DEL };
-        // SAFETY: one valid event.
-        let _ = unsafe { sys::epoll_ctl(e.fd.load(Relaxed), op, fd, &mut ev) };
+    let mut inner = e.inner.lock();
+    for item in core::mem::take(&mut inner.items).into_iter().flatten().filter(|i| i.attached) {
+        lifecycle::need_kernel(item.fd, Reason::InheritedByFork);
+        give_to_kernel(e.fd.load(Relaxed), &item);
     }
     e.active.store(false, Release);
 }

@@ -7,7 +7,7 @@
 //! `docs/design/waiting.md` has the policy of polling and its measurements.
 
 use crate::channel::{Channel, PLACES, announce, producer_quiet, quiet};
-use crate::socket::{Socket, flag};
+use crate::socket::{ATTACHED, Socket, flag};
 use crate::{channel, fd_table, lifecycle, service, stats, sys};
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::*, fence};
 use libc::{epoll_event, pollfd};
@@ -326,10 +326,11 @@ pub(crate) fn block(s: &Socket, fd: i32, side: Side, on_carrier: bool, deadline:
     let Some(channel) = s.channel() else { return Woke::News };
     let slot = s.slot.load(Relaxed) as usize;
     let ring_bytes = crate::io::tx_ring_bytes(s);
-    let ready = || match side {
+    // Besides news, whatever `prod` is called for: it may come between the caller's look and the sleep.
+    let ready = || !s.is(ATTACHED) || match side {
         // Where the stream is on the carrier, the kernel is asked for the carrier's news by the sleep itself.
         Side::Receive => receive_news(channel, slot) || (!on_carrier && s.has(flag::CARRIER_SPOKE)),
-        Side::Send => send_room(channel, slot, ring_bytes),
+        Side::Send => send_room(channel, slot, ring_bytes) || !crate::io::sends_fast(channel, slot) || s.has(flag::SHUT_WR),
     };
     if !on_carrier {
         channel.note_cpu();
