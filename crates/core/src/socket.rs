@@ -351,8 +351,9 @@ fn begin(fd: c_int, reason: u32, connector: bool) {
         return;
     }
     if connector {
-        // The listener may not have accepted anything yet, and be unknown for that: asked again after its first answer.
-        if service::connected(s) {
+        // The listener may not have accepted anything yet, and be unknown for that: asked again after its first answer;
+        // with NACC_CONN_TCP_FIRST=1 only then.
+        if !config.tcp_first && service::connected(s) {
             s.raise(flag::PROBED);
         }
     } else {
