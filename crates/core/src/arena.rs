@@ -220,11 +220,11 @@ impl Pool {
 
     /// Takes back what [`take`](Self::take) gave out.
     pub(crate) fn give_back(&mut self, pair: Pair) {
-        if self.free.len() >= WARM_PAIRS {
-            if let Some([first, _]) = self.rings(pair) {
-                // SAFETY: both rings lie side by side in one arena, and both ends of the connection are gone.
-                unsafe { sys::punch(first, self.ring * 2) };
-            }
+        if self.free.len() >= WARM_PAIRS
+            && let Some([first, _]) = self.rings(pair)
+        {
+            // SAFETY: both rings lie side by side in one arena, and both ends of the connection are gone.
+            unsafe { sys::punch(first, self.ring * 2) };
         }
         // Room was reserved when the arena was made.
         if self.free.len() < self.free.capacity() {
@@ -234,4 +234,5 @@ impl Pool {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests may fail loudly")]
 mod tests;

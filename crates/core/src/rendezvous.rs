@@ -432,13 +432,9 @@ impl State {
         match message {
             Message::Candidate(c) if acceptor => Ok(self.on_candidate(i, c)),
             Message::Withdraw { token } if acceptor => {
-                if let Some(t) = self.tables.as_mut() {
-                    if let Some(key) = t.candidates.find_number(token, |x| x.link == i) {
-                        t.candidates.remove(key);
-                        if let Some(l) = self.links.get_mut(i) {
-                            l.candidates = l.candidates.saturating_sub(1);
-                        }
-                    }
+                let known = self.tables.as_mut().and_then(|t| t.candidates.find_number(token, |x| x.link == i).and_then(|key| t.candidates.remove(key)));
+                if let Some(l) = self.links.get_mut(i).filter(|_| known.is_some()) {
+                    l.candidates = l.candidates.saturating_sub(1);
                 }
                 Ok(Then::Nothing)
             }
@@ -559,4 +555,5 @@ fn decimal_path(prefix: &[u8], number: u32, out: &mut [u8]) -> usize {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests may fail loudly")]
 mod tests;

@@ -190,10 +190,13 @@ impl Service {
             s.try_ports();
             s.expire();
         }
-        while {
+        loop {
+            // In portions, so that others get the lock in between.
             let more = self.state.lock().announce_due();
-            more
-        } {}
+            if !more {
+                break;
+            }
+        }
     }
 
     /// An application thread left work.
@@ -525,4 +528,5 @@ pub(crate) fn after_fork_in_child() {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests may fail loudly")]
 mod tests;

@@ -127,10 +127,8 @@ impl State {
             self.post(i, Message::Channel(m), memfd).map_err(OfferError::Link).map(|()| c)
         });
         fd_table::close_internal(memfd);
-        if told.is_ok() {
-            if let Some(l) = self.link_mut(i) {
-                l.pool = Some(Pool::new(lifecycle::config()));
-            }
+        if let Some(l) = self.link_mut(i).filter(|_| told.is_ok()) {
+            l.pool = Some(Pool::new(lifecycle::config()));
         }
         told
     }

@@ -314,4 +314,5 @@ fn endpoint(word: &[u8]) -> Option<(IpAddr, u16)> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests may fail loudly")]
 mod tests;

@@ -126,10 +126,8 @@ impl State {
     pub(crate) fn advertise(&mut self, port: u16, uid: u32) -> bool {
         let now = sys::now_ns();
         let known = self.adverts.iter().position(|a| a.port == port && port != 0);
-        if let Some(a) = known.and_then(|i| self.adverts.get(i)) {
-            if a.uid == uid && (a.fd >= 0 || now < a.retry_at) {
-                return a.fd >= 0;
-            }
+        if let Some(a) = known.and_then(|i| self.adverts.get(i)).filter(|a| a.uid == uid && (a.fd >= 0 || now < a.retry_at)) {
+            return a.fd >= 0;
         }
         let Some(i) = known.or_else(|| self.adverts.iter().position(|a| a.port == 0)) else { return false };
         let Some(a) = self.adverts.get_mut(i) else { return false };
@@ -215,11 +213,10 @@ impl State {
         let now = sys::now_ns();
         if let Some(l) = self.link_mut(i).filter(|l| l.is_read() && l.users() == 0) {
             l.since = now;
-            if self.next_expiry == 0 {
-                if let Some(ms) = lifecycle::config().empty_channel_expire_ms {
-                    self.next_expiry = now.saturating_add(u64::from(ms) * 1_000_000).max(1);
-                    return true;
-                }
+            let ms = lifecycle::config().empty_channel_expire_ms;
+            if let Some(ms) = ms.filter(|_| self.next_expiry == 0) {
+                self.next_expiry = now.saturating_add(u64::from(ms) * 1_000_000).max(1);
+                return true;
             }
         }
         false

@@ -251,6 +251,7 @@ impl<T> Table<T> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests may fail loudly")]
 mod tests {
     extern crate std;
     use super::*;
@@ -301,7 +302,7 @@ mod tests {
         for _ in 0..20_000 {
             x = x.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             let r = (x >> 33) as u16;
-            if r % 3 != 0 {
+            if !r.is_multiple_of(3) {
                 let (port, number) = (r / 3 % 16, u64::from(r / 48 % 16));
                 match t.insert(tuple(port), number, number) {
                     Some(k) => list.push((k, port, number)),

@@ -282,10 +282,9 @@ impl State {
 /// Notes a socket; the one that waited longest makes room.
 fn add(table: &mut Table<Mine>, tuple: Tuple, socket: &'static Socket, due: u64) -> Option<Key> {
     if table.is_full() {
-        if let Some((_, m)) = table.oldest().and_then(|k| table.remove(k)) {
-            if m.is_current() {
-                m.socket.set_reason(Reason::PeerWithoutLibrary);
-            }
+        let evicted = table.oldest().and_then(|k| table.remove(k));
+        if let Some((_, m)) = evicted.filter(|(_, m)| m.is_current()) {
+            m.socket.set_reason(Reason::PeerWithoutLibrary);
         }
     }
     table.insert(tuple, 0, Mine { socket, generation: socket.generation.load(Acquire), announced: 0, due, offered: None })

@@ -783,7 +783,8 @@ fn whoever_does_not_keep_to_the_protocol_is_hung_up_on() {
     a.accepting(net.port());
     let tuple = net.connect().0.tuple();
     let event = sys::eventfd(0, libc::EFD_CLOEXEC) as c_int;
-    let bad: Vec<Box<dyn Fn(&Raw)>> = std::vec![
+    type Act = Box<dyn Fn(&Raw)>;
+    let bad: Vec<Act> = std::vec![
         Box::new(|r| r.send_bytes(b"x")),
         Box::new(|r| r.send_bytes(&[1u8; 500])),
         Box::new(|r| r.send(Message::Bye)),
@@ -972,7 +973,8 @@ fn a_good_offer_is_taken() {
 
 #[test]
 fn offers_that_do_not_hold_water_are_refused() {
-    let change: Vec<(u16, Box<dyn Fn(&mut proto::Offer)>)> = std::vec![
+    type Change = Box<dyn Fn(&mut proto::Offer)>;
+    let change: Vec<(u16, Change)> = std::vec![
         (refuse::WITHDRAWN, Box::new(|o| o.token ^= 1 << 40)),
         (refuse::WITHDRAWN, Box::new(|o| o.token = u64::MAX)),
         (refuse::WRONG_TUPLE, Box::new(|o| o.tuple = o.tuple.mirrored())),
