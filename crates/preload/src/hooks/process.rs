@@ -7,6 +7,7 @@
 use super::{fd, stdio};
 use crate::init;
 use libc::{FILE, c_char, c_int, c_void, pid_t};
+use netacc_control::stats::Reason;
 use netacc_core::api;
 
 type Arguments = *const *const c_char;
@@ -47,6 +48,14 @@ starts_program! {
     wordexp(words: *const c_char, expansion: *mut c_void, flags: c_int);
 }
 
+hook! {
+    /// `posix_spawn_file_actions_adddup2(3)`: the child will hold the socket even if it is closed on exec here.
+    unchecked fn posix_spawn_file_actions_adddup2(actions: *mut c_void, fd: c_int, new: c_int) -> c_int |next| {
+        api::need_kernel(fd, Reason::InheritedByExec);
+        next(actions, fd, new)
+    }
+}
+
 /// `popen` and its alias.
 macro_rules! popen {
     ($($(#[$meta:meta])* $name:ident;)*) => {$(
@@ -78,6 +87,15 @@ watch! {
 watch! {
     /// `execlp(3)`.
     fn execlp, before_exec
+}
+
+watch! {
+    /// `pidfd_spawn(3)`, since glibc 2.39.
+    fn pidfd_spawn, before_exec
+}
+watch! {
+    /// `pidfd_spawnp(3)`, since glibc 2.39.
+    fn pidfd_spawnp, before_exec
 }
 
 fn before_exec(_first: usize) {

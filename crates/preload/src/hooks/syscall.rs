@@ -173,7 +173,7 @@ unsafe fn ask(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> Ret {
     // SAFETY: the caller's promise, for every arm.
     unsafe {
         match number {
-            SYS_read => api::recv(fd, b as *mut c_void, c, 0),
+            SYS_read => api::read(fd, b as *mut c_void, c),
             SYS_write => api::send(fd, b as *const c_void, c, 0),
             SYS_readv => api::recvv(fd, b as *const iovec, c as c_int, 0),
             SYS_writev => api::sendv(fd, b as *const iovec, c as c_int, 0),
@@ -191,7 +191,8 @@ unsafe fn ask(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> Ret {
             SYS_sendmsg => api::sendmsg(fd, b as *const msghdr, c as c_int),
             SYS_recvmmsg => api::recvmmsg(fd, b as *mut mmsghdr, c as u32, d as c_int, e as *const timespec),
             SYS_sendmmsg => api::sendmmsg(fd, b as *mut mmsghdr, c as u32, d as c_int),
-            SYS_sendfile | SYS_tee => kernel_between(a, b),
+            SYS_sendfile => api::sendfile(fd, b as c_int, c as *mut off64_t, d),
+            SYS_tee => kernel_between(a, b),
             SYS_splice | SYS_copy_file_range => kernel_between(a, c),
             SYS_vmsplice => kernel_between(a, a),
             #[cfg(target_arch = "x86_64")]
