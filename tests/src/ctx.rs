@@ -505,3 +505,31 @@ pub fn await_bytes(fd: Fd, len: usize) {
         let _ = sys::poll(&[], 1);
     }
 }
+
+/// Runs `body` in a thread, and returns when that thread sleeps in the kernel: it waits inside the call under test.
+pub fn blocked<T: Send + 'static>(
+    body: impl FnOnce() -> T + Send + 'static,
+) -> std::thread::JoinHandle<T> {
+    let (tell, hear) = std::sync::mpsc::channel();
+    let handle = std::thread::spawn(move || {
+        let _ = tell.send(sys::gettid());
+        body()
+    });
+    let stat = format!("/proc/self/task/{}/stat", hear.recv().unwrap_or(0));
+    let deadline = sys::now_ns() + 5_000_000_000;
+    let mut asleep = 0;
+    // Asleep for a while, not just on the way into the call (the sending of the id may sleep for a moment).
+    while asleep < 6 && sys::now_ns() < deadline {
+        let _ = sys::poll(&[], 5);
+        let text = std::fs::read_to_string(&stat).unwrap_or_default();
+        let state = text
+            .rsplit(") ")
+            .next()
+            .and_then(|rest| rest.chars().next());
+        asleep = if state == Some('S') { asleep + 1 } else { 0 };
+        if state.is_none() {
+            break;
+        }
+    }
+    handle
+}

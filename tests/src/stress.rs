@@ -4,6 +4,7 @@
 //! half-close. Demotions come from operations that the fast path does not carry (sendfile, splice) and, in the mode
 //! `switch`, from the library itself, which moves between paths at random points when `NETACC_TEST_SWITCH` is set.
 
+use crate::ctx::{recv_exact, send_all};
 use crate::mover::{Receiver, Sender};
 use crate::pattern::{Pattern, Rng};
 use crate::runner::{Totals, library_env, own_program, take_log};
@@ -64,6 +65,7 @@ pub fn end(args: &[&str]) -> ExitCode {
         name(sys::getsockname(fd)),
         name(sys::getpeername(fd))
     );
+    warm(fd, dial);
     let (mine, theirs) = if dial {
         (seed + 1, seed + 2)
     } else {
@@ -88,6 +90,20 @@ pub fn end(args: &[&str]) -> ExitCode {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
+    }
+}
+
+/// Small exchanges with pauses, in which a connection that can be promoted is.
+fn warm(fd: Fd, dial: bool) {
+    for _ in 0..100 {
+        if dial {
+            send_all(fd, &[0; 64]);
+            recv_exact(fd, 64);
+            sys::sleep_ms(2);
+        } else {
+            recv_exact(fd, 64);
+            send_all(fd, &[0; 64]);
+        }
     }
 }
 

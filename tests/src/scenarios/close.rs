@@ -1,6 +1,6 @@
 //! The end of a connection: EOF, half-close, reset, SIGPIPE.
 
-use crate::ctx::{await_bytes, recv_exact, send_all};
+use crate::ctx::{await_bytes, blocked, recv_exact, send_all};
 use crate::scenario::{Scenario, alone, pair};
 use crate::sys::{self, E, LOOPBACK};
 use libc::{
@@ -453,8 +453,7 @@ pub fn list() -> Vec<Scenario> {
         }),
         alone("close/shutdown-wakes-accept", "shutdown of a listener wakes a thread that waits in accept", |t| {
             let listener = t.listener();
-            let waiter = std::thread::spawn(move || sys::accept(listener));
-            sys::sleep_ms(30);
+            let waiter = blocked(move || sys::accept(listener));
             t.log("shutdown", sys::shutdown(listener, SHUT_RD));
             t.log("accept", waiter.join().expect("thread"));
             t.log("accept again", sys::accept(listener));

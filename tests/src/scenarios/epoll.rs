@@ -1,7 +1,7 @@
 //! epoll: triggering, re-arming, sets and threads, errors.
 
 use super::poll::interrupted;
-use crate::ctx::{Ctx, await_bytes, recv_exact, send_all};
+use crate::ctx::{Ctx, await_bytes, blocked, recv_exact, send_all};
 use crate::scenario::{Scenario, alone, pair};
 use crate::sys::{self, E, Fd};
 use libc::{
@@ -771,8 +771,7 @@ pub fn list() -> Vec<Scenario> {
                 let e = set();
                 add(e, fds[1], 0, 1);
                 for step in 0..2 {
-                    let waiter = std::thread::spawn(move || sys::epoll_wait(e, 8, 10_000));
-                    sys::sleep_ms(30);
+                    let waiter = blocked(move || sys::epoll_wait(e, 8, 10_000));
                     if step == 0 {
                         t.log("add", sys::epoll_ctl(e, ADD, fds[0], IN, 2));
                     } else {
@@ -1231,8 +1230,7 @@ pub fn list() -> Vec<Scenario> {
                 let e = set();
                 add(e, fds[0], IN, 1);
                 add(e, fds[1], IN, 2);
-                let waiter = std::thread::spawn(move || sys::epoll_wait(e, 8, 10_000));
-                sys::sleep_ms(30);
+                let waiter = blocked(move || sys::epoll_wait(e, 8, 10_000));
                 t.log("close", sys::close(fds[0]));
                 ask(t, "b1");
                 show(t, "the other wakes it", waiter.join().expect("thread"));

@@ -1,6 +1,6 @@
 //! fork, exec, spawn and their kin with live connections.
 
-use crate::ctx::{Ctx, await_bytes, own_program, read_to_end, recv_exact, send_all};
+use crate::ctx::{Ctx, await_bytes, blocked, own_program, read_to_end, recv_exact, send_all};
 use crate::pattern::Pattern;
 use crate::scenario::{Scenario, pair};
 use crate::sys::{self, Fd, Stream};
@@ -303,11 +303,10 @@ pub fn list() -> Vec<Scenario> {
             |t| {
                 let fds = t.servers(3);
                 let (a, b, c) = (fds[0], fds[1], fds[2]);
-                let reader = std::thread::spawn(move || recv_exact(a, 5));
+                let reader = blocked(move || recv_exact(a, 5));
                 let e = sys::epoll_create1(0).expect("epoll");
                 sys::epoll_ctl(e, libc::EPOLL_CTL_ADD, b, libc::EPOLLIN as u32, 7).expect("ADD");
-                let waiter = std::thread::spawn(move || sys::epoll_wait(e, 4, 10_000).map(|v| v.len()));
-                sys::sleep_ms(30);
+                let waiter = blocked(move || sys::epoll_wait(e, 4, 10_000).map(|v| v.len()));
                 for _ in 0..5 {
                     let child = t.child(|_| {
                         send_all(c, b"child");

@@ -1,7 +1,7 @@
 //! Several threads, and signal handlers, on one connection.
 
 use super::poll::interrupted;
-use crate::ctx::{await_bytes, recv_exact, send_all};
+use crate::ctx::{await_bytes, blocked, recv_exact, send_all};
 use crate::scenario::{Scenario, pair};
 use crate::sys::{self, E};
 use libc::{MSG_NOSIGNAL, POLLIN, SHUT_RD, SHUT_RDWR, SHUT_WR, SIGUSR1};
@@ -45,14 +45,12 @@ pub fn list() -> Vec<Scenario> {
             |t| {
                 let fds = t.servers(3);
                 for (fd, how) in [(fds[0], SHUT_RD), (fds[1], SHUT_RDWR)] {
-                    let reader = std::thread::spawn(move || sys::recv(fd, &mut [0; 8], 0));
-                    sys::sleep_ms(30);
+                    let reader = blocked(move || sys::recv(fd, &mut [0; 8], 0));
                     t.log("shutdown", sys::shutdown(fd, how));
                     t.log("recv", reader.join().expect("thread"));
                 }
                 let fd = fds[2];
-                let reader = std::thread::spawn(move || sys::recv(fd, &mut [0; 8], 0));
-                sys::sleep_ms(30);
+                let reader = blocked(move || sys::recv(fd, &mut [0; 8], 0));
                 t.log("shutdown", sys::shutdown(fd, SHUT_WR));
                 t.tell("send");
                 t.log("recv", reader.join().expect("thread"));
@@ -71,15 +69,13 @@ pub fn list() -> Vec<Scenario> {
             |t| {
                 let fds = t.servers(2);
                 let fd = fds[0];
-                let waiter = std::thread::spawn(move || sys::await_events(fd, POLLIN, 10_000));
-                sys::sleep_ms(30);
+                let waiter = blocked(move || sys::await_events(fd, POLLIN, 10_000));
                 t.log("shutdown", sys::shutdown(fd, SHUT_RD));
                 t.log("poll", sys::poll_names(waiter.join().expect("thread")));
                 let fd = fds[1];
                 let e = sys::epoll_create1(0).expect("epoll");
                 sys::epoll_ctl(e, libc::EPOLL_CTL_ADD, fd, libc::EPOLLIN as u32, 1).expect("ADD");
-                let waiter = std::thread::spawn(move || sys::epoll_wait(e, 4, 10_000));
-                sys::sleep_ms(30);
+                let waiter = blocked(move || sys::epoll_wait(e, 4, 10_000));
                 t.log("shutdown", sys::shutdown(fd, SHUT_RDWR));
                 let events = waiter.join().expect("thread");
                 t.log(
@@ -102,12 +98,11 @@ pub fn list() -> Vec<Scenario> {
             "close by another thread: the blocked recv still gets what arrives, as the kernel does; then the fd is gone",
             |t| {
                 let fd = t.server();
-                let reader = std::thread::spawn(move || {
+                let reader = blocked(move || {
                     let mut buf = [0; 8];
                     let n = sys::recv(fd, &mut buf, 0);
                     (n, buf)
                 });
-                sys::sleep_ms(40);
                 t.log("close", sys::close(fd));
                 t.log("gone", sys::recv(fd, &mut [0; 1], 0));
                 t.tell("send");
@@ -129,12 +124,11 @@ pub fn list() -> Vec<Scenario> {
             |t| {
                 let fds = t.servers(2);
                 let (a, b) = (fds[0], fds[1]);
-                let reader = std::thread::spawn(move || {
+                let reader = blocked(move || {
                     let mut buf = [0; 8];
                     let n = sys::recv(a, &mut buf, 0);
                     (n, buf)
                 });
-                sys::sleep_ms(40);
                 t.log("dup2", sys::dup2(b, a) == Ok(a));
                 send_all(a, b"by the second");
                 t.tell("send");
@@ -243,14 +237,13 @@ pub fn list() -> Vec<Scenario> {
             |t| {
                 let fd = t.client();
                 sys::ignore_signal(libc::SIGPIPE);
-                let writer = std::thread::spawn(move || {
+                let writer = blocked(move || {
                     loop {
                         if let Err(e) = sys::send(fd, &[1; 100_000], MSG_NOSIGNAL) {
                             return e;
                         }
                     }
                 });
-                sys::sleep_ms(150);
                 t.log("shutdown", sys::shutdown(fd, SHUT_WR));
                 t.log("send", writer.join().expect("thread"));
                 t.tell("end");
