@@ -194,6 +194,25 @@ pub(crate) fn on_close(e: &'static Epoll) {
     }
 }
 
+/// Lets go of channels whose peer is gone and that no item of the set uses.
+fn prune(e: &Epoll, inner: &mut Inner, place: usize) {
+    if inner.channels.iter().all(|c| c.dead.load(Acquire) == 0) {
+        return;
+    }
+    let used = |c: &Channel| inner.items.iter().flatten().any(|i| i.attached && i.socket.channel().is_some_and(|own| core::ptr::eq(own, c)));
+    let (keep, drop): (Vec<_>, Vec<_>) = inner.channels.iter().copied().partition(|c| c.dead.load(Acquire) == 0 || used(c));
+    // Nobody polls the old list while it changes: a thread that does holds pins of its own through `inner.channels` only.
+    e.watching.store(0, SeqCst);
+    for (w, c) in e.watch.iter().zip(&keep) {
+        w.store((c.my_place(place) as *const ReadySet).cast_mut(), Release);
+    }
+    e.watching.store(keep.len(), SeqCst);
+    inner.channels = keep;
+    for c in drop {
+        service::leave_channel(c);
+    }
+}
+
 fn leave_channels(e: &Epoll, inner: &mut Inner) {
     e.watching.store(0, Release);
     for c in core::mem::take(&mut inner.channels) {
@@ -312,7 +331,7 @@ fn evaluate(item: &mut Item) -> u32 {
         ask = true;
     }
     if sends {
-        if item.events & OUT != 0 && wait::send_room(channel, slot, io::tx_ring_bytes(s)) {
+        if item.events & OUT != 0 && wait::send_room_or_ask(channel, slot, io::tx_ring_bytes(s)) {
             now |= OUT;
         }
     } else {
@@ -363,6 +382,7 @@ fn activate(e: &'static Epoll, inner: &mut Inner, channel: &'static Channel) -> 
         e.place.store(place, Release);
     }
     if !inner.channels.iter().any(|c| core::ptr::eq(*c, channel)) {
+        prune(e, inner, place as usize - 1);
         if inner.channels.len() >= WATCHED || !wait::introduce(channel, place as usize - 1, e.fd.load(Relaxed), tag(DOORBELL)) {
             return false;
         }
@@ -444,6 +464,12 @@ unsafe fn ctl_ours(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event, r
     loop {
         match s.state.load(SeqCst) {
             CANDIDATE => {
+                if op == libc::EPOLL_CTL_MOD && s.offered.load(Acquire) != 0 {
+                    io::attach(s, g, fd);
+                    if !s.is(CANDIDATE) {
+                        continue;
+                    }
+                }
                 // Counted before the kernel knows it, so that an attach either sees it or is seen below.
                 // SAFETY: the caller's event.
                 match unsafe { ctl_candidate(e, epfd, op, fd, event, s, g) } {
@@ -603,6 +629,15 @@ fn set_of(s: &Socket) -> Option<&'static Epoll> {
     unsafe { s.epoll.load(Acquire).as_ref() }
 }
 
+/// Whether the socket can be attached now as far as its set is concerned.
+pub(crate) fn may_attach(s: &Socket) -> bool {
+    let Some(e) = set_of(s) else { return true };
+    // Not in a signal handler that interrupted a call on the set.
+    let Some(mut inner) = e.inner.try_lock() else { return false };
+    let index = s.item.load(Relaxed) as u32;
+    inner.item(index).is_none_or(|item| item.events & ONESHOT == 0)
+}
+
 /// A candidate became attached: what the kernel kept for it is kept here from now on.
 pub(crate) fn on_attached(s: &'static Socket, fd: c_int) {
     let Some(e) = set_of(s) else { return };
@@ -621,6 +656,8 @@ pub(crate) fn on_attached(s: &'static Socket, fd: c_int) {
     if let Some(item) = inner.item(index) {
         item.attached = true;
         item.carrier_news = true;
+        // Attached only by the call that arms it (`ctl_ours`).
+        item.disabled = item.events & ONESHOT != 0;
     }
     post(e, s, channel);
     inner.queue(index);
@@ -668,12 +705,13 @@ pub(crate) fn forget(s: &'static Socket, fd: c_int) {
     if e.owner.load(Relaxed) != lifecycle::process() {
         return;
     }
-    let mut inner = e.inner.lock();
+    // A signal handler that interrupted a call on this very set leaves the item to the set's next look.
+    let Some(mut inner) = e.inner.lock_unless_mine() else { return };
     let index = s.item.load(Relaxed) as u32;
     if s.refs.load(Relaxed) > 1 && fd >= 0 && inner.item(index).is_some_and(|item| core::ptr::eq(item.socket, s) && item.fd == fd && item.present && item.attached) {
         // The kernel goes on reporting a closed descriptor whose file lives on (epoll(7), Q6): let it.
         drop(inner);
-        io::to_kernel(s, s.generation16(), fd, Reason::DuplicateInEpoll);
+        let _ = io::to_kernel(s, s.generation16(), fd, Reason::DuplicateInEpoll, false);
         return;
     }
     if inner.item(index).is_some_and(|item| core::ptr::eq(item.socket, s) && (item.fd == fd || fd < 0)) {
@@ -796,6 +834,11 @@ fn collect(inner: &mut Inner, e: &'static Epoll, out: &mut Out) {
         }
         item.queued = false;
         if !item.present || item.disabled {
+            continue;
+        }
+        if item.socket.generation16() != item.generation {
+            // Closed where the set could not be told.
+            inner.remove(index);
             continue;
         }
         if !item.socket.is(ATTACHED) {

@@ -162,10 +162,9 @@ pub(crate) fn adopt_internal(fd: c_int) -> c_int {
             let _ = sys::setrlimit_nofile(&limit);
         }
     }
-    for floor in [soft - soft / 4, soft / 2, 0] {
-        if high < 0 {
-            high = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, floor) as c_int;
-        }
+    if high < 0 {
+        // Never a number that the application is about to be given.
+        high = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, soft - soft / 4) as c_int;
     }
     let _ = sys::close(fd);
     if high >= 0 && (high as usize) < CAPACITY {

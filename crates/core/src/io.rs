@@ -89,7 +89,7 @@ enum NotHeld {
 
 #[inline]
 fn hold_tx(s: &'static Socket, g: u16) -> Result<TxHeld<'static>, NotHeld> {
-    let guard = lock_end(&s.tx_lock).ok_or(NotHeld::Reentrant)?;
+    let (guard, owner_died) = lock_end(&s.tx_lock).ok_or(NotHeld::Reentrant)?;
     if s.generation16() != g || !s.is(ATTACHED) {
         return Err(NotHeld::Changed);
     }
@@ -98,12 +98,15 @@ fn hold_tx(s: &'static Socket, g: u16) -> Result<TxHeld<'static>, NotHeld> {
     let (Some(words), Some(channel)) = (words, channel) else { return Err(NotHeld::Changed) };
     // SAFETY: `tx` belongs to the holder of `tx_lock`, which `guard` proves.
     let end = unsafe { &mut *s.tx.get() };
+    if owner_died {
+        repair_tx(end);
+    }
     Ok(TxHeld { end, words, channel, slot: s.slot.load(Relaxed) as usize, _guard: guard })
 }
 
 #[inline]
 fn hold_rx(s: &'static Socket, g: u16) -> Result<RxHeld<'static>, NotHeld> {
-    let guard = lock_end(&s.rx_lock).ok_or(NotHeld::Reentrant)?;
+    let (guard, owner_died) = lock_end(&s.rx_lock).ok_or(NotHeld::Reentrant)?;
     if s.generation16() != g || !s.is(ATTACHED) {
         return Err(NotHeld::Changed);
     }
@@ -112,7 +115,24 @@ fn hold_rx(s: &'static Socket, g: u16) -> Result<RxHeld<'static>, NotHeld> {
     let (Some(words), Some(channel)) = (words, channel) else { return Err(NotHeld::Changed) };
     // SAFETY: `rx` belongs to the holder of `rx_lock`, which `guard` proves.
     let end = unsafe { &mut *s.rx.get() };
+    if owner_died && end.switch.path() == Way::Fast {
+        // Killed between taking bytes and counting them.
+        end.ring.publish();
+        let _ = end.switch.on_delivered(end.ring.head().wrapping_sub(end.switch.offset()));
+    }
     Ok(RxHeld { end, words, channel, slot: s.slot.load(Relaxed) as usize, _guard: guard })
+}
+
+/// A process of the family was killed while it held the sending end: what it wrote and did not publish or count is made whole
+/// (`docs/design/switchover.md`); a promotion is not tried again.
+#[cold]
+fn repair_tx(end: &mut TxEnd) {
+    end.never = true;
+    end.switch.pin();
+    if end.switch.state() == TxState::Fast {
+        end.ring.publish();
+        let _ = end.switch.on_accepted(end.ring.tail().wrapping_sub(end.switch.offset()));
+    }
 }
 
 impl TxHeld<'_> {
@@ -466,7 +486,7 @@ pub(crate) unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> Ret
                     // Control data (timestamps, zero copy...) is the kernel's.
                     Some(v) if (*msg).msg_controllen == 0 => send_attached(s, g, fd, v, flags),
                     Some(_) => {
-                        to_kernel(s, g, fd, Reason::SocketOption);
+                        to_kernel(s, g, fd, Reason::SocketOption, false);
                         PASS
                     }
                     None => -(libc::EMSGSIZE as Ret),
@@ -537,7 +557,7 @@ pub(crate) unsafe fn sendfile(out: c_int, input: c_int, offset: *mut i64, count:
     let mut result = 0;
     if start < 0 || sys::pread(input, part.get_mut(..count.min(1)).unwrap_or(&mut []), start) < 0 {
         // A pipe, a bad descriptor...
-        to_kernel(s, g, out, Reason::Splice);
+        to_kernel(s, g, out, Reason::Splice, false);
         return PASS;
     }
     while sent < count {
@@ -580,7 +600,10 @@ const ODD_FLAGS: c_int = libc::MSG_OOB | libc::MSG_ZEROCOPY | libc::MSG_FASTOPEN
 /// Carries out a kernel call on a candidate, and counts what it moved. `None`: it is no candidate any more: start again.
 #[inline(never)]
 fn candidate(s: &'static Socket, g: u16, fd: c_int, side: Side, flags: c_int, call: impl FnOnce() -> isize) -> Option<Ret> {
-    if s.is_inherited() || s.generation16() != g {
+    if s.generation16() != g {
+        return Some(PASS);
+    }
+    if s.is_inherited() {
         socket::make_plain(s, Reason::InheritedByFork);
         return Some(PASS);
     }
@@ -625,10 +648,17 @@ fn after_candidate_call(s: &'static Socket, g: u16, fd: c_int, side: Side) {
         }
     }
     if s.offered.load(Acquire) != 0 {
-        attach(s, g, fd);
+        // A registration with ONESHOT may have fired: attached when it is armed again (epoll::ctl).
+        if crate::epoll::may_attach(s) {
+            attach(s, g, fd);
+        }
         return;
     }
     let calls = s.calls.fetch_add(1, Relaxed).wrapping_add(1);
+    if calls == 4 && s.has(flag::CONNECTOR) {
+        // Worth it by now.
+        service::hurry(s);
+    }
     if calls % 64 == 0 && calls >= 128 {
         if let Some(r) = s.record() {
             if sys::unix_ns().wrapping_sub(r.opened_unix_ns.load(Relaxed)) > 1_000_000_000 {
@@ -641,7 +671,7 @@ fn after_candidate_call(s: &'static Socket, g: u16, fd: c_int, side: Side) {
 /// Both ends have agreed: from now on the rings may be used. Runs in an application thread, between two calls.
 #[cold]
 #[inline(never)]
-fn attach(s: &'static Socket, g: u16, fd: c_int) {
+pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
     if s.state.compare_exchange(CANDIDATE, ATTACHING, SeqCst, Relaxed).is_err() {
         return;
     }
@@ -767,7 +797,8 @@ unsafe fn send_attached(s: &'static Socket, g: u16, fd: c_int, iov: &[iovec], fl
         },
     };
     if s.is_inherited() {
-        to_kernel(s, g, fd, Reason::InheritedByFork);
+        // The sending direction is the carrier's from here on, whatever becomes of the other.
+        to_kernel(s, g, fd, Reason::InheritedByFork, false);
         return PASS;
     }
     let mut held = match hold_tx(s, g) {
@@ -1086,8 +1117,8 @@ unsafe fn recv_attached(s: &'static Socket, g: u16, fd: c_int, iov: &[iovec], fl
         _ => (iov.iter().map(|v| v.iov_len).fold(0, usize::saturating_add), drop_bytes || total_len(iov).is_some()),
     };
     if s.is_inherited() {
-        to_kernel(s, g, fd, Reason::InheritedByFork);
-        return PASS;
+        // SAFETY: the caller's buffers.
+        return unsafe { recv_inherited(s, g, fd, iov, total, flags) };
     }
     if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
         // SAFETY: the caller's buffer; urgent data and the error queue never leave the carrier.
@@ -1144,6 +1175,32 @@ fn received_fast(s: &Socket, held: &mut RxHeld<'_>, n: usize) -> bool {
         }
     }
     true
+}
+
+/// A forked child receives: from the kernel, as soon as nothing of the stream is left in the ring that only the ring can give
+/// (the peer has closed, died, or left the ring by itself).
+#[cold]
+unsafe fn recv_inherited(s: &'static Socket, g: u16, fd: c_int, iov: &[iovec], total: usize, flags: c_int) -> Ret {
+    let nonblocking = s.has(flag::NONBLOCK) || flags & libc::MSG_DONTWAIT != 0;
+    loop {
+        if to_kernel(s, g, fd, Reason::InheritedByFork, false) || total == 0 {
+            return PASS;
+        }
+        let r = match hold_rx(s, g) {
+            // SAFETY: the caller's buffers. Never blocks: the child has no waiting place in its parent's channel.
+            Ok(h) => unsafe { recv_slow(s, g, fd, iov, total, flags | libc::MSG_DONTWAIT, h) },
+            Err(NotHeld::Changed) => return PASS,
+            Err(NotHeld::Reentrant) => return EAGAIN,
+        };
+        if r != EAGAIN || nonblocking {
+            return r;
+        }
+        let mut p = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        // SAFETY: one valid pollfd.
+        if unsafe { sys::ppoll(&mut p, 1, 1_000_000, core::ptr::null()) } == -(libc::EINTR as isize) && !restarts() {
+            return -(libc::EINTR as Ret);
+        }
+    }
 }
 
 /// A receive that takes no byte, because none is asked for or the buffer is no buffer: waits as any other
@@ -1239,7 +1296,13 @@ unsafe fn recv_slow(s: &'static Socket, g: u16, mut fd: c_int, iov: &[iovec], to
         match look {
             Look::Again => continue,
             Look::Corrupt => return finish(done, corrupt(s, fd)),
-            Look::Kernel(r) => return finish(done, r),
+            Look::Kernel(r) => {
+                if done > 0 && r < 0 {
+                    // It belongs to the next call.
+                    h.end.pending_error = r as i32;
+                }
+                return finish(done, r);
+            }
             Look::Got(n) => {
                 done = if peek { n } else { done + n };
                 if done >= total || !wait_all {
@@ -1248,6 +1311,18 @@ unsafe fn recv_slow(s: &'static Socket, g: u16, mut fd: c_int, iov: &[iovec], to
                 if !peek {
                     continue;
                 }
+                // More than what can be peeked is wanted: looked for once a millisecond, until the stream ends.
+                held = None;
+                if deadline == 0 && timeout > 0 {
+                    deadline = sys::now_ns().saturating_add(timeout as u64);
+                }
+                let mut p = libc::pollfd { fd, events: libc::POLLRDHUP, revents: 0 };
+                // SAFETY: one valid pollfd.
+                let r = unsafe { sys::ppoll(&mut p, 1, 1_000_000, core::ptr::null()) };
+                if r != 0 || (deadline != 0 && sys::now_ns() >= deadline) {
+                    return done as Ret;
+                }
+                continue;
             }
             Look::Empty => {}
         }
@@ -1354,7 +1429,7 @@ unsafe fn look_carrier(s: &Socket, h: &mut RxHeld<'_>, fd: c_int, iov: &[iovec],
     let mut max = limit.min(isize::MAX as u64) as usize;
     if peek_first {
         // SAFETY: the caller's buffers: peeked bytes are overwritten by the same bytes when they are taken.
-        let r = unsafe { kernel_recv(fd, iov, done, max, (flags | libc::MSG_PEEK) & !libc::MSG_TRUNC) };
+        let r = unsafe { kernel_recv(fd, iov, done, max, flags | libc::MSG_PEEK) };
         if r <= 0 {
             return carrier_end(s, h, r, flags);
         }
@@ -1399,6 +1474,9 @@ unsafe fn look_carrier(s: &Socket, h: &mut RxHeld<'_>, fd: c_int, iov: &[iovec],
 
 /// The carrier had no byte: nothing yet (`r` is EAGAIN), its end (0), or an error.
 fn carrier_end(s: &Socket, h: &mut RxHeld<'_>, r: Ret, flags: c_int) -> Look {
+    if matches!(-r as i32, libc::EFAULT | libc::EINTR | libc::ENOMEM | libc::EINVAL) {
+        return Look::Kernel(r);
+    }
     if r != EAGAIN {
         return carrier_ended(s, h, r, flags);
     }
@@ -1435,13 +1513,21 @@ fn restarts() -> bool {
 
 pub(crate) fn shutdown(s: &'static Socket, g: u16, fd: c_int, how: c_int) -> Ret {
     if s.is_inherited() {
-        to_kernel(s, g, fd, Reason::InheritedByFork);
+        to_kernel(s, g, fd, Reason::InheritedByFork, false);
         return PASS;
     }
     if how == libc::SHUT_WR || how == libc::SHUT_RDWR {
-        if let Ok(mut h) = hold_tx(s, g) {
-            announce_end(s, &mut h);
-            s.raise(flag::SHUT_WR);
+        // Bytes that go out again over the carrier go before its FIN.
+        while let Ok(mut h) = hold_tx(s, g) {
+            if h.end.switch.state() != TxState::Resending {
+                announce_end(s, &mut h);
+                s.raise(flag::SHUT_WR);
+                break;
+            }
+            drop(h);
+            let mut p = libc::pollfd { fd, events: 0, revents: 0 };
+            // SAFETY: one valid pollfd.
+            unsafe { sys::ppoll(&mut p, 1, 1_000_000, core::ptr::null()) };
         }
     }
     let r = sys::shutdown(fd, how);
@@ -1496,44 +1582,48 @@ pub(crate) fn carrier_is_drained(s: &Socket) -> bool {
     epoch & 1 != 0 && w.quiet[quiet::ACK].load(Acquire) as u32 == epoch
 }
 
-/// The kernel has closed it.
+/// The kernel has closed it and no thread can find it any more: the slot is given back.
 pub(crate) fn after_close(s: &'static Socket) {
     let Some(channel) = s.channel() else { return };
     let slot = s.slot.load(Relaxed) as usize;
-    if s.is_inherited() {
-        return;
-    }
     let (tx, rx) = (channel.words(slot, channel.side), channel.words(slot, channel.side ^ 1));
-    rx.quiet[quiet::REQUEST].fetch_or(quiet::CLOSED, SeqCst);
-    fence(SeqCst);
-    channel.notify(slot, tx.quiet[quiet::NOTIFY].load(Relaxed));
-    channel.notify(slot, rx.producer_quiet[producer_quiet::NOTIFY].load(Relaxed));
+    let (readers, writers) = (tx.quiet[quiet::NOTIFY].load(Relaxed), rx.producer_quiet[producer_quiet::NOTIFY].load(Relaxed));
     s.channel.store(core::ptr::null_mut(), Release);
-    service::released(channel, slot);
-}
-
-/// This process has closed its last descriptor, a forked child has not: it goes on alone.
-pub(crate) fn abandon(s: &'static Socket) {
-    if s.is(CANDIDATE) {
-        service::closing(s);
+    fence(SeqCst);
+    channel.notify(slot, readers);
+    channel.notify(slot, writers);
+    // Last: the slot may serve another connection from here on.
+    rx.quiet[quiet::REQUEST].fetch_or(quiet::CLOSED, SeqCst);
+    if !s.is_inherited() {
+        service::released(channel, slot);
     }
 }
 
 // ---- back to the kernel ----------------------------------------------------------------------------------------
 
-/// How long a receiver waits for the peer's library to give back what the application has not read.
-const PULL_BACK_NS: u64 = 10_000_000_000;
+/// How long a receiver waits for the peer's library to give back what the application has not read: where the call can go on
+/// without, and where it cannot.
+const PULL_BACK_NS: u64 = 50_000_000;
+const PULL_BACK_STRICT_NS: u64 = 2_000_000_000;
 
-/// Both directions back onto the carrier for good: when this returns, the application may use the kernel's socket as it likes.
+/// Both directions back onto the carrier for good. True: the application may use the kernel's socket as it likes.
+///
+/// False: the sending direction is the carrier's, but bytes of the receiving one are in the ring and cannot be had over the carrier (the
+/// peer has left the ring by itself, or does not answer). They are served from the ring as before. Where
+/// the caller is about to hand the descriptor to somebody who cannot do that (`strict`), the connection is broken instead: an error that
+/// is seen, never a gap in the stream.
 #[cold]
 #[inline(never)]
-pub(crate) fn to_kernel(s: &'static Socket, g: u16, fd: c_int, why: Reason) {
+pub(crate) fn to_kernel(s: &'static Socket, g: u16, fd: c_int, why: Reason, strict: bool) -> bool {
     loop {
+        if s.generation16() != g {
+            return true;
+        }
         match s.state.load(Acquire) {
             CANDIDATE => socket::make_plain(s, why),
             ATTACHING => core::hint::spin_loop(),
             ATTACHED => break,
-            _ => return,
+            _ => return true,
         }
     }
     if let Ok(mut h) = hold_tx(s, g) {
@@ -1542,9 +1632,14 @@ pub(crate) fn to_kernel(s: &'static Socket, g: u16, fd: c_int, why: Reason) {
     }
     // A thread that waits for room in the ring goes on in the kernel.
     wait::prod(s);
-    if !release_rx(s, g, fd) {
-        debug_log!("fd {fd}: the peer did not give back unread bytes ({})", why.name());
-        return;
+    if !release_rx(s, g, fd, if strict { PULL_BACK_STRICT_NS } else { PULL_BACK_NS }) {
+        debug_log!("fd {fd}: unread bytes stay in the ring ({})", why.name());
+        let unread = hold_rx(s, g).map_or(0, |h| h.end.ring.refresh().unwrap_or(0));
+        if strict && unread > 0 {
+            crate::log::warn_log!("fd {fd}: {unread} unread bytes cannot follow the descriptor ({}): the connection is broken off", why.name());
+            let _ = sys::connect(fd, &(libc::AF_UNSPEC as u64).to_ne_bytes());
+        }
+        return false;
     }
     if s.state.compare_exchange(ATTACHED, PLAIN, AcqRel, Relaxed).is_ok() {
         debug_log!("fd {fd}: back to the kernel for good ({})", why.name());
@@ -1555,10 +1650,11 @@ pub(crate) fn to_kernel(s: &'static Socket, g: u16, fd: c_int, why: Reason) {
             detach(s);
         }
     }
+    true
 }
 
 /// Gives the slot back; the socket is plain.
-fn detach(s: &'static Socket) {
+pub(crate) fn detach(s: &'static Socket) {
     if let Some(channel) = s.channel() {
         let slot = s.slot.load(Relaxed) as usize;
         channel.words(slot, channel.side ^ 1).quiet[quiet::REQUEST].fetch_or(quiet::CLOSED, SeqCst);
@@ -1568,8 +1664,9 @@ fn detach(s: &'static Socket) {
 }
 
 /// Gets the receiving direction onto the carrier; true when nothing of the stream can come by the ring any more.
-fn release_rx(s: &'static Socket, g: u16, fd: c_int) -> bool {
-    let deadline = sys::now_ns().saturating_add(PULL_BACK_NS);
+fn release_rx(s: &'static Socket, g: u16, fd: c_int, patience_ns: u64) -> bool {
+    let deadline = sys::now_ns().saturating_add(patience_ns);
+    let mut frozen = false;
     let mut asked = false;
     loop {
         {
@@ -1578,7 +1675,8 @@ fn release_rx(s: &'static Socket, g: u16, fd: c_int) -> bool {
                 Err(NotHeld::Changed) => return true,
                 Err(NotHeld::Reentrant) => return false,
             };
-            if !asked {
+            if !frozen {
+                frozen = true;
                 h.end.switch.freeze();
                 store_ack(h.words, &h.end.switch);
                 fence(SeqCst);
@@ -1592,16 +1690,28 @@ fn release_rx(s: &'static Socket, g: u16, fd: c_int) -> bool {
             if h.end.switch.is_released() {
                 return true;
             }
-            if h.end.switch.wants_pull_back() && !asked {
-                stats::count(Counter::PulledBack);
-                if !service::send_pull_back(h.channel, h.slot) {
-                    return false;
+            if !h.end.switch.wants_pull_back() {
+                // The peer has left the ring by itself: what is in it can only be read there.
+                return false;
+            }
+            if !asked {
+                // May fail for want of room in the control connection: again in a moment.
+                asked = service::send_pull_back(h.channel, h.slot);
+                if asked {
+                    stats::count(Counter::PulledBack);
                 }
             }
-            asked = true;
         }
         // The peer answers by an announcement; its death is heard on the carrier.
-        if sys::poll_now(fd, libc::POLLRDHUP) & (libc::POLLHUP | libc::POLLERR) != 0 || sys::now_ns() > deadline {
+        if sys::poll_now(fd, libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0 {
+            // Its last announcement came before its end.
+            return hold_rx(s, g).is_ok_and(|mut h| {
+                let followed = h.end.switch.on_announce(load_announce(h.words)).is_ok();
+                h.settled(s);
+                followed && h.end.switch.is_released()
+            });
+        }
+        if sys::now_ns() > deadline {
             return false;
         }
         let Some(channel) = s.channel() else { return true };
@@ -1625,7 +1735,6 @@ pub(crate) fn serve_pull_back(channel: &Channel, slot: usize) {
     if !core::ptr::eq(h.channel, channel) || h.slot != slot {
         return;
     }
-    let fd = s.fd.load(Relaxed);
     h.end.never = true;
     let moved = h.end.switch.pull_back(load_ack(h.words));
     h.end.switch.pin();
@@ -1637,21 +1746,37 @@ pub(crate) fn serve_pull_back(channel: &Channel, slot: usize) {
     sys::futex_wake(low, i32::MAX, false);
     h.notify();
     show_path(s, true, Way::Carrier);
-    let mut at = over.resend.start;
+    // A close meanwhile leaves the carrier to this thread until all is sent.
+    s.waiters.fetch_add(1, SeqCst);
+    let _blocking = Blocking(s);
     let mut part = [0u8; 16384];
-    while at < over.resend.end {
+    let mut held = Some(h);
+    loop {
+        let h = match held.take().map_or_else(|| hold_tx(s, g), Ok) {
+            Ok(h) => h,
+            Err(_) => return,
+        };
+        let mut h = h;
+        let resend = h.end.switch.resend();
+        let fd = s.fd.load(Acquire);
+        if !core::ptr::eq(h.channel, channel) || h.slot != slot || resend.is_empty() {
+            break;
+        }
+        let want = part.len().min((resend.end - resend.start) as usize);
         // SAFETY: `part` is ours and outside the ring.
-        let n = unsafe { h.end.ring.copy_out(at, part.as_mut_ptr(), part.len().min((over.resend.end - at) as usize)) };
+        let n = unsafe { h.end.ring.copy_out(resend.start, part.as_mut_ptr(), want) };
         if n == 0 {
             let _ = corrupt(s, fd);
-            return;
+            break;
         }
         // SAFETY: `n` bytes of `part`.
         let r = unsafe { sys::sendto(fd, part.as_ptr(), n, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
         if r > 0 {
-            at += r as u64;
             let _ = h.end.switch.on_resent(r as u64);
+            held = Some(h);
         } else if r == EAGAIN {
+            // Without the lock: the application's own sends answer EAGAIN meanwhile.
+            drop(h);
             let mut p = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
             // SAFETY: one valid pollfd.
             unsafe { sys::ppoll(&mut p, 1, 1_000_000_000, core::ptr::null()) };
@@ -1659,7 +1784,6 @@ pub(crate) fn serve_pull_back(channel: &Channel, slot: usize) {
             break;
         }
     }
-    drop(h);
     wait::prod(s);
 }
 

@@ -231,7 +231,11 @@ pub(crate) fn before_exec() {
 pub(crate) fn need_kernel(fd: c_int, why: Reason) {
     match fd_table::get(fd) {
         Entry::Fresh(_) | Entry::Listener(_) => fd_table::refuse(fd, why),
-        Entry::Socket(s, g) => io::to_kernel(s, g, fd, why),
+        Entry::Socket(s, g) => {
+            // Where somebody is about to read who cannot read a ring.
+            let strict = matches!(why, Reason::InheritedByExec | Reason::PassedByScmRights | Reason::StdioStream | Reason::Splice);
+            let _ = io::to_kernel(s, g, fd, why, strict);
+        }
         _ => {}
     }
 }

@@ -8,13 +8,17 @@ use netacc_ring::{EndLock, Waited};
 
 /// A mutex between the threads of one process.
 ///
-/// A child forked while another thread held it finds a word of the parent's process serial and takes it over: the
+/// A child forked while another thread held it finds the parent's serial beside a word that nobody will free, and takes it over: the
 /// data may be half changed then, so whoever owns such data rebuilds it in the child (`after_fork_in_child`).
 pub(crate) struct Mutex<T> {
-    /// 0 free; otherwise the holder's process serial << 1 | "somebody waits".
+    /// 0 free; otherwise the holder's thread id, and [`WAITERS`].
     word: AtomicU32,
+    /// Serial of the holder's process, 0 for a moment at both ends of a hold.
+    process: AtomicU32,
     value: UnsafeCell<T>,
 }
+
+const WAITERS: u32 = 1 << 31;
 
 // SAFETY: the word hands `value` to one thread at a time.
 unsafe impl<T: Send> Sync for Mutex<T> {}
@@ -23,53 +27,76 @@ pub(crate) struct Guard<'a, T>(&'a Mutex<T>);
 
 impl<T> Mutex<T> {
     pub(crate) const fn new(value: T) -> Self {
-        Self { word: AtomicU32::new(0), value: UnsafeCell::new(value) }
+        Self { word: AtomicU32::new(0), process: AtomicU32::new(0), value: UnsafeCell::new(value) }
     }
 
-    /// Takes the mutex, sleeping on a futex while another thread of this process holds it.
+    /// Takes the mutex, sleeping on a futex while another thread of this process holds it. Not for code that may run in a
+    /// signal handler: that uses [`Mutex::lock_unless_mine`].
     #[inline]
     pub(crate) fn lock(&self) -> Guard<'_, T> {
-        let me = lifecycle::process() << 1;
-        if self.word.compare_exchange(0, me, Acquire, Relaxed).is_err() {
-            self.lock_slow(me);
+        loop {
+            if let Some(guard) = self.lock_unless_mine() {
+                return guard;
+            }
+            // A signal handler has come back into a call that POSIX does not allow it: the thread it interrupted cannot go on.
+            sys::sched_yield();
         }
-        Guard(self)
     }
 
-    /// Takes the mutex if no other thread holds it: the way for code that may run in a signal handler.
+    /// As [`Mutex::lock`]; `None` when this very thread holds it already: a signal handler interrupted it.
+    #[inline]
+    pub(crate) fn lock_unless_mine(&self) -> Option<Guard<'_, T>> {
+        let me = lifecycle::tid();
+        if self.word.compare_exchange(0, me, Acquire, Relaxed).is_err() && !self.lock_slow(me) {
+            return None;
+        }
+        self.process.store(lifecycle::process(), Relaxed);
+        Some(Guard(self))
+    }
+
+    /// Takes the mutex if nobody holds it.
     pub(crate) fn try_lock(&self) -> Option<Guard<'_, T>> {
-        let me = lifecycle::process() << 1;
-        self.word.compare_exchange(0, me, Acquire, Relaxed).ok().map(|_| Guard(self))
+        self.word.compare_exchange(0, lifecycle::tid(), Acquire, Relaxed).ok()?;
+        self.process.store(lifecycle::process(), Relaxed);
+        Some(Guard(self))
     }
 
     #[cold]
     #[inline(never)]
-    fn lock_slow(&self, me: u32) {
-        for _ in 0..100 {
-            if self.word.compare_exchange(0, me, Acquire, Relaxed).is_ok() {
-                return;
-            }
-            core::hint::spin_loop();
-        }
+    fn lock_slow(&self, me: u32) -> bool {
+        let mut tries = 0u32;
         loop {
+            tries += 1;
             let word = self.word.load(Relaxed);
             if word == 0 {
-                if self.word.compare_exchange(0, me | 1, Acquire, Relaxed).is_ok() {
-                    return;
+                let mine = if tries > 100 { me | WAITERS } else { me };
+                if self.word.compare_exchange(0, mine, Acquire, Relaxed).is_ok() {
+                    return true;
                 }
                 continue;
             }
-            if word & !1 != me {
-                // Held at the moment of a fork by a thread that does not exist in this process.
-                if self.word.compare_exchange(word, me | 1, Acquire, Relaxed).is_ok() {
-                    return;
+            let holder = self.process.load(Relaxed);
+            let forked_away = holder != 0 && holder != lifecycle::process();
+            // A holder that never came to say which process it is of: it was just taking it when its process was forked.
+            let vanished = holder == 0 && tries > 5_000;
+            if forked_away || vanished {
+                if self.word.compare_exchange(word, me | WAITERS, Acquire, Relaxed).is_ok() {
+                    return true;
                 }
                 continue;
             }
-            if word & 1 == 0 && self.word.compare_exchange(word, word | 1, Relaxed, Relaxed).is_err() {
+            if word & !WAITERS == me {
+                return false;
+            }
+            if tries < 100 {
+                core::hint::spin_loop();
                 continue;
             }
-            sys::futex_wait(&self.word, word | 1, -1, true);
+            if word & WAITERS == 0 && self.word.compare_exchange(word, word | WAITERS, Relaxed, Relaxed).is_err() {
+                continue;
+            }
+            let timeout = if holder == 0 { 1_000_000 } else { -1 };
+            sys::futex_wait(&self.word, word | WAITERS, timeout, true);
         }
     }
 }
@@ -94,7 +121,8 @@ impl<T> DerefMut for Guard<'_, T> {
 impl<T> Drop for Guard<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        if self.0.word.swap(0, Release) & 1 != 0 {
+        self.0.process.store(0, Relaxed);
+        if self.0.word.swap(0, Release) & WAITERS != 0 {
             sys::futex_wake(&self.0.word, 1, true);
         }
     }
@@ -104,19 +132,19 @@ impl<T> Drop for Guard<'_, T> {
 pub(crate) struct EndGuard<'a>(&'a EndLock);
 
 /// Takes the lock of a connection's end, which threads of this process and of its forked children contend for. `None`: a signal
-/// handler interrupted this very thread while it held the lock.
+/// handler interrupted this very thread while it held the lock. True beside the guard: the last holder was killed.
 #[inline]
-pub(crate) fn lock_end(lock: &EndLock) -> Option<EndGuard<'_>> {
+pub(crate) fn lock_end(lock: &EndLock) -> Option<(EndGuard<'_>, bool)> {
     let tid = lifecycle::tid();
     if lock.try_lock(tid).is_ok() {
-        return Some(EndGuard(lock));
+        return Some((EndGuard(lock), false));
     }
     lock_end_slow(lock, tid)
 }
 
 #[cold]
 #[inline(never)]
-fn lock_end_slow(lock: &EndLock, tid: u32) -> Option<EndGuard<'_>> {
+fn lock_end_slow(lock: &EndLock, tid: u32) -> Option<(EndGuard<'_>, bool)> {
     let mut tries = 0u32;
     lock.lock(tid, |owner| {
         tries += 1;
@@ -132,7 +160,7 @@ fn lock_end_slow(lock: &EndLock, tid: u32) -> Option<EndGuard<'_>> {
         Waited::Retry
     })
     .ok()
-    .map(|_| EndGuard(lock))
+    .map(|owner_died| (EndGuard(lock), owner_died))
 }
 
 impl Drop for EndGuard<'_> {

@@ -213,7 +213,12 @@ fn sleep(fds: &[pollfd], wants: &mut [Want], kernel: &mut Vec<pollfd>, deadline:
         }
         fence(SeqCst);
     }
-    let missed = wants.iter().any(|w| fds.get(w.index).is_some_and(|p| w.look(p.events).0 != 0));
+    let missed = wants.iter().any(|w| {
+        fds.get(w.index).is_some_and(|p| {
+            let room = p.events & OUT != 0 && io::sends_fast(w.channel, w.slot) && wait::send_room_or_ask(w.channel, w.slot, io::tx_ring_bytes(w.socket));
+            room || w.look(p.events).0 != 0
+        })
+    });
     let mut r = 0;
     if !missed {
         kernel.clear();

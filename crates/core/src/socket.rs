@@ -387,7 +387,7 @@ pub(crate) unsafe fn before_connect(fd: c_int, addr: *const sockaddr, len: sockl
         // connect(AF_UNSPEC) dissolves the connection; the descriptor starts anew.
         // SAFETY: only read when the caller says that two bytes are there.
         if len >= 2 && !addr.is_null() && unsafe { (*addr).sa_family } as c_int == libc::AF_UNSPEC {
-            crate::io::to_kernel(s, g, fd, Reason::Disconnected);
+            let _ = crate::io::to_kernel(s, g, fd, Reason::Disconnected, false);
         }
     }
     PASS
@@ -424,26 +424,26 @@ pub(crate) fn close(s: &'static Socket, g: u16, fd: c_int, kernel_too: bool) -> 
         return kernel_close();
     }
     crate::epoll::forget(s, fd);
+    let mut other = -1;
     if s.refs.fetch_sub(1, AcqRel) > 1 {
-        if s.fd.load(Relaxed) == fd {
-            let mut other = -1;
-            fd_table::for_each(|n, e| {
-                if matches!(e, Entry::Socket(o, _) if core::ptr::eq(o, s)) && other < 0 {
-                    other = n;
-                }
-            });
-            s.fd.store(other, Relaxed);
-            if other >= 0 {
-                if let Some(r) = s.record() {
+        fd_table::for_each(|n, e| {
+            if other < 0 && matches!(e, Entry::Socket(o, h) if core::ptr::eq(o, s) && h == g) {
+                other = n;
+            }
+        });
+        if other < 0 && !s.is_inherited() && fd >= 0 && !crate::io::to_kernel(s, g, fd, Reason::InheritedByFork, false) {
+            // A forked child may want what only the ring has; it is the peer's end that frees it.
+            return kernel_close();
+        }
+        if other >= 0 || s.is_inherited() {
+            if s.fd.load(Relaxed) == fd {
+                s.fd.store(other, Relaxed);
+                if let Some(r) = s.record().filter(|_| other >= 0) {
                     r.fd.store(other as u32, Relaxed);
                 }
             }
-            if other < 0 && !s.is_inherited() {
-                // Only a forked child holds it now.
-                crate::io::abandon(s);
-            }
+            return kernel_close();
         }
-        return kernel_close();
     }
     if s.is(ATTACHED) && s.waiters.load(SeqCst) > 0 && fd >= 0 && !s.is_inherited() {
         // The kernel's calls hold the file; ours hold a name of it.
@@ -475,24 +475,28 @@ pub(crate) fn bury_orphan(s: &'static Socket) {
 
 /// Takes a connection apart around the kernel's close of its last descriptor.
 fn finish(s: &'static Socket, fd: c_int, kernel_close: impl FnOnce() -> Ret) -> Ret {
-    let state = s.state.load(Acquire);
-    if state == CANDIDATE || state == ATTACHING {
+    let mut state = s.state.load(Acquire);
+    for _ in 0..1_000_000 {
+        if state != ATTACHING {
+            break;
+        }
+        // Another thread is about to attach it: it finishes first, and this takes the result apart.
+        core::hint::spin_loop();
+        state = s.state.load(Acquire);
+    }
+    if state == CANDIDATE {
         service::closing(s);
     }
-    let attached = state == ATTACHED;
-    if attached {
+    if state == ATTACHED {
         crate::io::before_close(s, fd);
     }
     let r = kernel_close();
-    if attached {
-        crate::io::after_close(s);
-    }
     if let Some(rec) = s.record() {
         let path = rec.tx_path.load(Relaxed).max(rec.rx_path.load(Relaxed));
         stats::closed(netacc_control::stats::Path::from_code(path).unwrap_or(netacc_control::stats::Path::Tcp));
         rec.close();
     }
-    // Threads that still wait on it find another generation when they look again.
+    // Threads that still know it find another generation when they look again; only then is its slot given back.
     let tx = crate::lock::lock_end(&s.tx_lock);
     let rx = crate::lock::lock_end(&s.rx_lock);
     if tx.is_some() && rx.is_some() {
@@ -501,6 +505,10 @@ fn finish(s: &'static Socket, fd: c_int, kernel_close: impl FnOnce() -> Ret) -> 
         s.record.store(core::ptr::null_mut(), Relaxed);
         let mine = !s.is_inherited();
         drop((tx, rx));
+        if state == ATTACHED || state == PLAIN {
+            // (A plain one may have been made so by a forked child, which cannot give the slot back.)
+            crate::io::after_close(s);
+        }
         if mine && s.tx_inflight.load(Acquire) == 0 && s.rx_inflight.load(Acquire) == 0 {
             push_free(s);
         }

@@ -321,6 +321,17 @@ pub(crate) fn send_room(channel: &Channel, slot: usize, ring_bytes: u64) -> bool
     w.tail.load(Relaxed).wrapping_sub(w.head.load(Acquire)) <= ring_bytes / 2
 }
 
+/// As [`send_room`]; if there is none, the consumer is asked to tell when there is. Every look that precedes a sleep asks.
+#[inline]
+pub(crate) fn send_room_or_ask(channel: &Channel, slot: usize, ring_bytes: u64) -> bool {
+    if send_room(channel, slot, ring_bytes) {
+        return true;
+    }
+    channel.words(slot, channel.side).space_wanted.swap(1, SeqCst);
+    fence(SeqCst);
+    send_room(channel, slot, ring_bytes)
+}
+
 /// Blocks until there may be news for `side`, polling first. `deadline` 0: for ever. The caller holds no lock.
 pub(crate) fn block(s: &Socket, fd: i32, side: Side, on_carrier: bool, deadline: u64) -> Woke {
     let Some(channel) = s.channel() else { return Woke::News };
@@ -360,7 +371,8 @@ fn sleep(s: &Socket, channel: &Channel, slot: usize, fd: i32, side: Side, on_car
     if let Some(p) = place.filter(|_| posted) {
         channel.my_place(p).prepare_sleep();
         fence(SeqCst);
-        missed = (side == Side::Receive || !on_carrier) && ready();
+        let room = || side == Side::Send && send_room_or_ask(channel, slot, crate::io::tx_ring_bytes(s));
+        missed = (side == Side::Receive || !on_carrier) && (ready() || room());
     }
     if !missed {
         // Without a place of its own (a second thread on the same end, or 256 sleepers) the thread looks once a millisecond.

@@ -6,7 +6,7 @@
 
 #![allow(non_upper_case_globals, reason = "libc's names of the numbers")]
 
-use super::{epoll::Left, fd, io, io_uring, message, poll, time};
+use super::{fd, io, io_uring, message, poll, time};
 use crate::errno;
 use core::ptr::{null, null_mut};
 use libc::*;
@@ -303,14 +303,13 @@ unsafe fn ppoll(fds: *mut pollfd, count: u64, timeout: *mut timespec, mask: *con
     let Some(timeout_ns) = (unsafe { time::from_timespec(timeout) }) else {
         return PASS;
     };
-    let mut left = Left::of(timeout_ns);
-    left.start();
+    let start_ns = if timeout_ns > 0 { api::now_ns() } else { 0 };
     // SAFETY: the caller's promise.
     let answer = unsafe { api::poll(fds, count, timeout_ns, mask) };
-    left.again();
-    if let (true, Some(left)) = (answer != PASS, left.timespec()) {
+    if answer != PASS && timeout_ns > 0 {
+        let left_ns = timeout_ns.saturating_sub_unsigned(api::now_ns().saturating_sub(start_ns)).max(0);
         // SAFETY: there was a timeout, so there is a place for it.
-        unsafe { *timeout = left };
+        unsafe { *timeout = time::to_timespec(left_ns) };
     }
     answer
 }
@@ -330,9 +329,9 @@ unsafe fn pselect(nfds: c_int, read: *mut fd_set, write: *mut fd_set, except: *m
     // SAFETY: the caller's promise.
     let answer = unsafe { api::select(nfds, read, write, except, timeout_ns, mask, &mut elapsed_ns) };
     if answer != PASS && !timeout.is_null() {
-        let left = time::to_timeval(timeout_ns, elapsed_ns);
+        let left_ns = timeout_ns.saturating_sub(elapsed_ns).max(0);
         // SAFETY: not null, so the caller's promise.
-        unsafe { *timeout = timespec { tv_sec: left.tv_sec, tv_nsec: left.tv_usec.saturating_mul(1000) } };
+        unsafe { *timeout = time::to_timespec(left_ns) };
     }
     answer
 }

@@ -48,3 +48,8 @@ pub(super) fn to_timeval(timeout_ns: i64, elapsed_ns: i64) -> timeval {
     let left = timeout_ns.saturating_sub(elapsed_ns).max(0);
     timeval { tv_sec: left / 1_000_000_000, tv_usec: left % 1_000_000_000 / 1000 }
 }
+
+/// A time that is not negative, as a timespec.
+pub(super) fn to_timespec(time_ns: i64) -> timespec {
+    timespec { tv_sec: time_ns / 1_000_000_000, tv_nsec: time_ns % 1_000_000_000 }
+}
