@@ -536,9 +536,10 @@ pub(crate) unsafe fn sendfile(out: c_int, input: c_int, offset: *mut i64, count:
     }
     let (s, g) = match who(out) {
         Who::NotOurs => return PASS,
-        Who::Candidate(..) => {
-            lifecycle::need_kernel(out, Reason::Splice);
-            return PASS;
+        Who::Candidate(s, g) => {
+            let r = candidate(s, g, out, Side::Send, 0, || sys::sendfile(out, input, offset, count));
+            // SAFETY: the retry is this very call.
+            return r.unwrap_or_else(|| unsafe { sendfile(out, input, offset, count) });
         }
         Who::Attached(s, g) => (s, g),
     };
@@ -646,6 +647,10 @@ fn after_candidate_call(s: &'static Socket, g: u16, fd: c_int, side: Side) {
             socket::make_plain(s, Reason::ListenerWithoutLibrary);
             return;
         }
+    }
+    // A program that only sends gets no answer to look after: it looks after some calls.
+    if side == Side::Send && s.has(flag::CONNECTOR) && !s.has(flag::PROBED) && matches!(s.calls.load(Relaxed), 4 | 16 | 64) && service::probe_again(s) {
+        s.raise(flag::PROBED);
     }
     if s.offered.load(Acquire) != 0 {
         // A registration with ONESHOT may have fired: attached when it is armed again (epoll::ctl).

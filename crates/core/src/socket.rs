@@ -431,7 +431,7 @@ pub(crate) fn close(s: &'static Socket, g: u16, fd: c_int, kernel_too: bool) -> 
                 other = n;
             }
         });
-        if other < 0 && !s.is_inherited() && fd >= 0 && !crate::io::to_kernel(s, g, fd, Reason::InheritedByFork, false) {
+        if other < 0 && !s.is_inherited() && fd >= 0 && !crate::io::to_kernel(s, g, fd, Reason::None, false) {
             // A forked child may want what only the ring has; it is the peer's end that frees it.
             return kernel_close();
         }
@@ -493,6 +493,7 @@ fn finish(s: &'static Socket, fd: c_int, kernel_close: impl FnOnce() -> Ret) -> 
     let r = kernel_close();
     if let Some(rec) = s.record() {
         let path = rec.tx_path.load(Relaxed).max(rec.rx_path.load(Relaxed));
+        stats::add_bytes(rec);
         stats::closed(netacc_control::stats::Path::from_code(path).unwrap_or(netacc_control::stats::Path::Tcp));
         rec.close();
     }

@@ -89,6 +89,7 @@ pub(crate) fn open(fd: i32, reason: Reason) -> *mut ConnRecord {
             return r as *const ConnRecord as *mut ConnRecord;
         }
     }
+    h.count(Counter::RecordsExhausted);
     core::ptr::null_mut()
 }
 
@@ -119,6 +120,16 @@ pub(crate) fn moved(from: Path, to: Path, best_changed: Option<(Path, Path)>) {
         add(&h.total_by_path, old, false);
         add(&h.total_by_path, new, true);
     }
+}
+
+/// A connection ends: its bytes are added to the process's.
+pub(crate) fn add_bytes(r: &ConnRecord) {
+    let Some(h) = header() else { return };
+    let of = |words: &[core::sync::atomic::AtomicU64; 4], p: Path| words.get(p as usize).map_or(0, |w| w.load(Relaxed));
+    h.add(Counter::ShmBytesTx, of(&r.tx_bytes, Path::Shm));
+    h.add(Counter::ShmBytesRx, of(&r.rx_bytes, Path::Shm));
+    h.add(Counter::TcpBytesTx, of(&r.tx_bytes, Path::Tcp));
+    h.add(Counter::TcpBytesRx, of(&r.rx_bytes, Path::Tcp));
 }
 
 /// A connection on `path` is gone.

@@ -353,3 +353,6 @@ pub(crate) fn lseek(fd: c_int, offset: i64, whence: c_int) -> isize {
 pub(crate) fn pread(fd: c_int, bytes: &mut [u8], offset: i64) -> isize {
     sys!(SYS_pread64, fd, bytes.as_mut_ptr(), bytes.len(), offset)
 }
+pub(crate) fn sendfile(out: c_int, input: c_int, offset: *mut i64, count: usize) -> isize {
+    sys!(SYS_sendfile, out, input, offset, count)
+}

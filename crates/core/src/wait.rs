@@ -163,16 +163,37 @@ pub(crate) fn after_fork_in_child() {
 const SPIN_MAX_NS: u32 = 60_000;
 /// What a thread that had given up polling tries again now and then.
 const SPIN_PROBE_NS: u32 = 8_000;
-/// A `sched_yield` that took longer has run somebody else.
+/// A `sched_yield` that took longer has run somebody else: the peer, or a sibling.
 const YIELD_IDLE_NS: u64 = 3_000;
+/// One that took longer than this has run somebody who has nothing to do with us, for a whole slice of the scheduler's.
+const YIELD_STRANGER_NS: u64 = 700_000;
+/// How long no thread of the process polls after that, at first; doubled each time up to the second.
+const CROWDED_NS: u64 = 100_000_000;
+const CROWDED_MAX_NS: u64 = 1_000_000_000;
 
-/// What polling has brought a thread so far.
+/// What polling has brought a thread so far (a hash collision just mixes two threads' luck).
 struct Luck {
-    /// Thread it belongs to (a hash collision just mixes two threads' luck).
+    /// What the last polls ask for; [`UNTRIED`]: the longest allowed.
     budget_ns: AtomicU32,
     skipped: AtomicU32,
 }
-static LUCK: [Luck; 64] = [const { Luck { budget_ns: AtomicU32::new(SPIN_MAX_NS), skipped: AtomicU32::new(0) } }; 64];
+const UNTRIED: u32 = u32::MAX;
+static LUCK: [Luck; 64] = [const { Luck { budget_ns: AtomicU32::new(UNTRIED), skipped: AtomicU32::new(0) } }; 64];
+
+/// Until when the CPUs are taken to be wanted by others, and how long the last such time was.
+static CROWDED_UNTIL: AtomicU64 = AtomicU64::new(0);
+static CROWDED_FOR: AtomicU64 = AtomicU64::new(0);
+
+/// Somebody else had this CPU from `from` to `now` while this thread polled.
+#[cold]
+fn crowded(now: u64) {
+    let last = CROWDED_FOR.load(Relaxed);
+    let quiet_since = now.saturating_sub(CROWDED_UNTIL.load(Relaxed));
+    // Long ago: a new crowd.
+    let next = if last == 0 || quiet_since > CROWDED_MAX_NS { CROWDED_NS } else { (last * 2).min(CROWDED_MAX_NS) };
+    CROWDED_FOR.store(next, Relaxed);
+    CROWDED_UNTIL.store(now.saturating_add(next), Relaxed);
+}
 
 /// Polls `ready` for as long as that promises to be cheaper than a sleep. True: it came.
 ///
@@ -185,7 +206,12 @@ pub(crate) fn spin(same_cpu: bool, mut ready: impl FnMut() -> bool) -> bool {
         None => SPIN_MAX_NS,
     };
     let Some(luck) = LUCK.get(lifecycle::tid() as usize % LUCK.len()) else { return false };
+    let start = sys::now_ns();
     let mut budget = luck.budget_ns.load(Relaxed).min(cap);
+    if start < CROWDED_UNTIL.load(Relaxed) {
+        stats::count(Counter::SpinsSkipped);
+        return ready();
+    }
     if budget < SPIN_PROBE_NS {
         let skipped = luck.skipped.load(Relaxed).wrapping_add(1);
         luck.skipped.store(skipped, Relaxed);
@@ -195,13 +221,12 @@ pub(crate) fn spin(same_cpu: bool, mut ready: impl FnMut() -> bool) -> bool {
         }
         budget = SPIN_PROBE_NS.min(cap);
     }
-    let start = sys::now_ns();
-    let mut crowded = 0;
+    let mut others = 0;
     let mut yield_at = start + if same_cpu { 0 } else { 2_000 };
     loop {
         for _ in 0..8 {
             if ready() {
-                luck.budget_ns.store(budget.saturating_mul(2).clamp(SPIN_PROBE_NS * 2, SPIN_MAX_NS), Relaxed);
+                luck.budget_ns.store(budget.saturating_mul(2).clamp(SPIN_PROBE_NS.min(cap), cap), Relaxed);
                 stats::count(Counter::SpinsWon);
                 return true;
             }
@@ -215,16 +240,21 @@ pub(crate) fn spin(same_cpu: bool, mut ready: impl FnMut() -> bool) -> bool {
             sys::sched_yield();
             let after = sys::now_ns();
             yield_at = after + if same_cpu { 0 } else { 1_000 };
-            if after.wrapping_sub(now) > YIELD_IDLE_NS {
+            let away = after.wrapping_sub(now);
+            if away > YIELD_STRANGER_NS {
+                crowded(after);
+                break;
+            }
+            if away > YIELD_IDLE_NS {
                 // Others want this CPU. Once may have been the peer itself.
-                crowded += 1;
-                if crowded > 1 && !ready() {
+                others += 1;
+                if others > 1 && !ready() {
                     break;
                 }
             }
         }
     }
-    luck.budget_ns.store(luck.budget_ns.load(Relaxed) / 2, Relaxed);
+    luck.budget_ns.store(luck.budget_ns.load(Relaxed).min(cap) / 2, Relaxed);
     stats::count(Counter::SpinsLost);
     ready()
 }

@@ -166,14 +166,14 @@ fn impossible_sizes_fail_without_harm() {
 #[test]
 fn child_of_fork_can_allocate_whatever_other_threads_were_doing() {
     // SAFETY: the child calls what this test is about and _exit.
-    while_others_churn(|| (0..200).for_each(|_| child_can_allocate(|| unsafe { libc::fork() })));
+    while_others_churn(|| (0..60).for_each(|_| child_can_allocate(|| unsafe { libc::fork() })));
 }
 
 #[test]
 fn child_of_a_raw_fork_that_runs_no_handlers_can_allocate() {
     // SAFETY: clone without a shared memory or a stack is fork.
     let raw_fork = || unsafe { raw::call(libc::SYS_clone, [libc::SIGCHLD as usize, 0, 0, 0, 0, 0]) } as libc::pid_t;
-    while_others_churn(|| (0..200).for_each(|_| child_can_allocate(raw_fork)));
+    while_others_churn(|| (0..60).for_each(|_| child_can_allocate(raw_fork)));
 }
 
 static HANDLED: AtomicU64 = AtomicU64::new(0);

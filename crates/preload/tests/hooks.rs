@@ -637,6 +637,7 @@ fn a_vfork_child_changes_nothing_for_its_parent() {
         let null_fd = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR);
         let pid = vfork_and(one, null_fd);
         assert_eq!(exited(wait_for(pid)), Some(46));
+        assert_eq!(exited(wait_for(vfork_and(one, -1))), Some(1));
         let mut byte = [0u8; 1];
         assert_eq!(libc::send(other, c"x".as_ptr().cast(), 1, 0), 1);
         assert_eq!(libc::recv(one, byte.as_mut_ptr().cast(), 1, 0), 1);
@@ -655,7 +656,9 @@ unsafe fn vfork_and(socket: c_int, null_fd: c_int) -> pid_t {
             libc::close(socket);
             libc::dup2(null_fd, socket);
             libc::fcntl(socket, libc::F_SETFD, libc::FD_CLOEXEC);
-            libc::execv(c"/bin/sh".as_ptr(), arguments.as_ptr());
+            if null_fd >= 0 {
+                libc::execv(c"/bin/sh".as_ptr(), arguments.as_ptr());
+            }
             libc::_exit(1);
         }
         pid
