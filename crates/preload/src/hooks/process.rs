@@ -136,27 +136,3 @@ hook! {
         pid
     }
 }
-
-/// `_exit` and its alias.
-macro_rules! exit {
-    ($($declaration:tt)*) => {
-        hook! {
-            $($declaration)*(status: c_int) -> ! |next| {
-                // A vfork child ends like this, and must not end its parent's connections.
-                if !api::in_vfork_child() {
-                    api::at_exit();
-                }
-                next(status)
-            }
-        }
-    };
-}
-
-exit! {
-    /// `_exit(2)`: ends the process without the destructor of this library.
-    fn _exit
-}
-exit! {
-    /// `_Exit(3)`.
-    unchecked fn _Exit
-}
