@@ -356,3 +356,20 @@ pub(crate) fn pread(fd: c_int, bytes: &mut [u8], offset: i64) -> isize {
 pub(crate) fn sendfile(out: c_int, input: c_int, offset: *mut i64, count: usize) -> isize {
     sys!(SYS_sendfile, out, input, offset, count)
 }
+
+/// CPU time that a process has used, all its threads together; 0 when it cannot be known.
+pub(crate) fn cpu_time_ns(pid: u32) -> u64 {
+    // linux/posix-timers.h: MAKE_PROCESS_CPUCLOCK(pid, CPUCLOCK_SCHED).
+    let clock = (!(pid as i32)) << 3 | 2;
+    let mut ts = timespec { tv_sec: 0, tv_nsec: 0 };
+    if sys!(SYS_clock_gettime, clock, &mut ts as *mut timespec) < 0 {
+        return 0;
+    }
+    (ts.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(ts.tv_nsec as u64)
+}
+/// CPUs that this thread may run on.
+pub(crate) fn allowed_cpus() -> u64 {
+    let mut mask = [0u64; 64];
+    let n = sys!(SYS_sched_getaffinity, 0, 512, mask.as_mut_ptr());
+    if n <= 0 { 1 } else { mask.iter().map(|w| w.count_ones() as u64).sum::<u64>().max(1) }
+}

@@ -11,7 +11,7 @@ use crate::socket::{ATTACHED, Socket, flag};
 use crate::{channel, fd_table, lifecycle, service, stats, sys};
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::*, fence};
 use libc::{epoll_event, pollfd};
-use netacc_control::stats::Counter;
+use netacc_control::stats::{ChannelState, Counter};
 
 struct Place {
     taken: AtomicU32,
@@ -163,11 +163,13 @@ pub(crate) fn after_fork_in_child() {
 const SPIN_MAX_NS: u32 = 60_000;
 /// What a thread that had given up polling tries again now and then.
 const SPIN_PROBE_NS: u32 = 8_000;
-/// A `sched_yield` that took longer has run somebody else: the peer, or a sibling.
-const YIELD_IDLE_NS: u64 = 3_000;
-/// One that took longer than this has run somebody who has nothing to do with us, for a whole slice of the scheduler's.
-const YIELD_STRANGER_NS: u64 = 700_000;
-/// How long no thread of the process polls after that, at first; doubled each time up to the second.
+/// A `sched_yield` that took longer has run somebody for a whole slice of the scheduler's: time to ask who that was.
+const YIELD_LONG_NS: u64 = 700_000;
+/// A `sched_yield` that took longer has run somebody.
+const YIELD_SHORT_NS: u64 = 2_000;
+/// Longest time on the clock that a poll lasts, whoever has the CPU meanwhile.
+const SPIN_WALL_NS: u64 = 10_000_000;
+/// How long no thread of the process polls after strangers were found, at first; doubled each time up to the second.
 const CROWDED_NS: u64 = 100_000_000;
 const CROWDED_MAX_NS: u64 = 1_000_000_000;
 
@@ -184,7 +186,29 @@ static LUCK: [Luck; 64] = [const { Luck { budget_ns: AtomicU32::new(UNTRIED), sk
 static CROWDED_UNTIL: AtomicU64 = AtomicU64::new(0);
 static CROWDED_FOR: AtomicU64 = AtomicU64::new(0);
 
-/// Somebody else had this CPU from `from` to `now` while this thread polled.
+/// Clock and CPU time of this process and its peers when a long yield was last looked into.
+static ASKED_AT: AtomicU64 = AtomicU64::new(0);
+static ASKED_CPU: AtomicU64 = AtomicU64::new(0);
+
+/// After a long yield: did others than this process and its peers have the CPUs? Judged by the CPU time that these have used since the last
+/// long yield: when all CPUs are busy (they are, or the yield had been short), the rest is strangers'.
+#[cold]
+fn strangers(now: u64) -> bool {
+    let mut used = sys::cpu_time_ns(sys::getpid());
+    for r in (0..).map_while(stats::channel_record).filter(|r| r.state.load(Relaxed) == ChannelState::Open as u32).take(8) {
+        used = used.wrapping_add(sys::cpu_time_ns(r.peer_pid.load(Relaxed)));
+    }
+    let (then, used_then) = (ASKED_AT.swap(now, Relaxed), ASKED_CPU.swap(used, Relaxed));
+    let wall = now.saturating_sub(then);
+    // Without a sample of a sensible age: no judgement yet.
+    if then == 0 || !(2_000_000..2_000_000_000).contains(&wall) {
+        return false;
+    }
+    let ours = used.saturating_sub(used_then);
+    ours < wall.saturating_mul(sys::allowed_cpus()) / 10 * 8
+}
+
+/// Others want the CPUs.
 #[cold]
 fn crowded(now: u64) {
     let last = CROWDED_FOR.load(Relaxed);
@@ -221,8 +245,9 @@ pub(crate) fn spin(same_cpu: bool, mut ready: impl FnMut() -> bool) -> bool {
         }
         budget = SPIN_PROBE_NS.min(cap);
     }
-    let mut others = 0;
     let mut yield_at = start + if same_cpu { 0 } else { 2_000 };
+    // Time in which others had the CPU.
+    let mut away = 0;
     loop {
         for _ in 0..8 {
             if ready() {
@@ -233,24 +258,20 @@ pub(crate) fn spin(same_cpu: bool, mut ready: impl FnMut() -> bool) -> bool {
             core::hint::spin_loop();
         }
         let now = sys::now_ns();
-        if now.wrapping_sub(start) >= budget as u64 {
+        let wall = now.wrapping_sub(start);
+        if wall.wrapping_sub(away) >= budget as u64 || wall > SPIN_WALL_NS {
             break;
         }
         if now >= yield_at {
             sys::sched_yield();
             let after = sys::now_ns();
-            yield_at = after + if same_cpu { 0 } else { 1_000 };
-            let away = after.wrapping_sub(now);
-            if away > YIELD_STRANGER_NS {
+            let gone = after.wrapping_sub(now);
+            away += gone;
+            // Who gave way to somebody may do so again at once.
+            yield_at = after + if same_cpu || gone > YIELD_SHORT_NS { 0 } else { 1_000 };
+            if gone > YIELD_LONG_NS && strangers(after) {
                 crowded(after);
                 break;
-            }
-            if away > YIELD_IDLE_NS {
-                // Others want this CPU. Once may have been the peer itself.
-                others += 1;
-                if others > 1 && !ready() {
-                    break;
-                }
             }
         }
     }
