@@ -276,6 +276,15 @@ pub unsafe fn sendfile(out: c_int, input: c_int, offset: *mut i64, count: usize)
     unsafe { crate::io::sendfile(out, input, offset, count) }
 }
 
+/// `splice`, with an accelerated socket at either end.
+///
+/// # Safety
+/// As for splice(2).
+pub unsafe fn splice(input: c_int, input_offset: *mut i64, out: c_int, out_offset: *mut i64, len: usize, flags: u32) -> Ret {
+    // SAFETY: the caller's promise.
+    unsafe { crate::io::splice(input, input_offset, out, out_offset, len, flags) }
+}
+
 // ---- readiness -----------------------------------------------------------------------------------------------
 
 /// A signal mask to hold during a wait, as the `p` variants take it.

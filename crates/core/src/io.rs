@@ -531,9 +531,6 @@ const SENDFILE_MAX: usize = 0x7fff_f000;
 
 /// From a file that can be read at an offset: read here, sent as any other bytes. Everything else is the kernel's.
 pub(crate) unsafe fn sendfile(out: c_int, input: c_int, offset: *mut i64, count: usize) -> Ret {
-    if fd_table::raw(input) != 0 {
-        lifecycle::need_kernel(input, Reason::Splice);
-    }
     let (s, g) = match who(out) {
         Who::NotOurs => return PASS,
         Who::Candidate(s, g) => {
@@ -558,8 +555,7 @@ pub(crate) unsafe fn sendfile(out: c_int, input: c_int, offset: *mut i64, count:
     let mut result = 0;
     if start < 0 || sys::pread(input, part.get_mut(..count.min(1)).unwrap_or(&mut []), start) < 0 {
         // A pipe, a bad descriptor...
-        to_kernel(s, g, out, Reason::Splice, false);
-        return PASS;
+        return in_carrier(s, g, out, input, false, || sys::sendfile(out, input, offset, count));
     }
     while sent < count {
         let want = part.len().min(count - sent);
@@ -591,6 +587,113 @@ pub(crate) unsafe fn sendfile(out: c_int, input: c_int, offset: *mut i64, count:
         unsafe { offset.write_unaligned(start + sent as i64) };
     }
     if sent > 0 { sent as Ret } else { result }
+}
+
+/// Out of a socket: the pipe is filled with what a peek shows, and so much is then taken. Into a socket: the kernel does it, on the
+/// carrier.
+pub(crate) unsafe fn splice(input: c_int, input_offset: *mut i64, out: c_int, out_offset: *mut i64, len: usize, flags: u32) -> Ret {
+    match who(input) {
+        Who::NotOurs => {}
+        Who::Candidate(s, g) => {
+            let call = || sys::splice(input, input_offset, out, out_offset, len, flags);
+            let r = candidate(s, g, input, Side::Receive, 0, call);
+            // SAFETY: the retry is this very call.
+            return r.unwrap_or_else(|| unsafe { splice(input, input_offset, out, out_offset, len, flags) });
+        }
+        Who::Attached(s, g) => {
+            if !input_offset.is_null() || !out_offset.is_null() {
+                return -(libc::ESPIPE as Ret);
+            }
+            return splice_from(s, g, input, out, len, flags);
+        }
+    }
+    match who(out) {
+        Who::NotOurs => PASS,
+        Who::Candidate(s, g) => {
+            let call = || sys::splice(input, input_offset, out, out_offset, len, flags);
+            let r = candidate(s, g, out, Side::Send, 0, call);
+            // SAFETY: the retry is this very call.
+            r.unwrap_or_else(|| unsafe { splice(input, input_offset, out, out_offset, len, flags) })
+        }
+        Who::Attached(s, g) => in_carrier(s, g, out, input, flags & libc::SPLICE_F_NONBLOCK != 0, || {
+            sys::splice(input, input_offset, out, out_offset, len, flags | libc::SPLICE_F_NONBLOCK)
+        }),
+    }
+}
+
+fn splice_from(s: &'static Socket, g: u16, input: c_int, out: c_int, len: usize, flags: u32) -> Ret {
+    let mut part = [0u8; 16384];
+    let iov = [sys::iov(part.as_mut_ptr(), len.min(part.len()))];
+    let wait = if flags & libc::SPLICE_F_NONBLOCK != 0 { libc::MSG_DONTWAIT } else { 0 };
+    // SAFETY: within `part`.
+    let n = unsafe { recv_attached(s, g, input, &iov, libc::MSG_PEEK | wait) };
+    if n == PASS {
+        return sys::splice(input, core::ptr::null_mut(), out, core::ptr::null_mut(), len, flags);
+    }
+    if n <= 0 {
+        return n;
+    }
+    // One write: a pipe takes all of up to PIPE_BUF or blocks (or answers EAGAIN), of more perhaps a part.
+    let mut p = libc::pollfd { fd: out, events: libc::POLLOUT, revents: 0 };
+    // SAFETY: one valid pollfd.
+    if wait != 0 && unsafe { sys::ppoll(&mut p, 1, 0, core::ptr::null()) } == 0 {
+        return EAGAIN;
+    }
+    let most = if wait != 0 { 4096 } else { part.len() };
+    let w = sys::write(out, part.get(..(n as usize).min(most)).unwrap_or(&[]));
+    if w <= 0 {
+        return w;
+    }
+    let taken = [sys::iov(part.as_mut_ptr(), w as usize)];
+    // SAFETY: within `part`; these bytes were just peeked, so this does not wait.
+    match unsafe { recv_attached(s, g, input, &taken, libc::MSG_WAITALL | libc::MSG_TRUNC) } {
+        // SAFETY: as above.
+        PASS => unsafe { sys::recvfrom(input, part.as_mut_ptr(), w as usize, libc::MSG_TRUNC, core::ptr::null_mut(), core::ptr::null_mut()) },
+        r => r,
+    }
+}
+
+/// A kernel call that sends: on the carrier, with its bytes counted; later sends may take the ring again. `call` must not wait.
+fn in_carrier(s: &'static Socket, g: u16, fd: c_int, source: c_int, nonblocking: bool, call: impl Fn() -> isize) -> Ret {
+    let nonblocking = nonblocking || s.has(flag::NONBLOCK);
+    loop {
+        if s.is_inherited() {
+            to_kernel(s, g, fd, Reason::InheritedByFork, false);
+            return PASS;
+        }
+        {
+            let mut h = match hold_tx(s, g) {
+                Ok(h) => h,
+                Err(NotHeld::Reentrant) => return EAGAIN,
+                Err(NotHeld::Changed) => return PASS,
+            };
+            if h.end.switch.state() == TxState::Fast {
+                demote_tx(s, &mut h, false);
+            }
+            if h.end.switch.state() != TxState::Resending {
+                let r = call();
+                if r > 0 {
+                    let _ = h.end.switch.on_accepted(r as u64);
+                    if let Some(rec) = s.record() {
+                        rec.add_tx(Path::Tcp, r as u64);
+                    }
+                }
+                if r != EAGAIN || nonblocking {
+                    return r;
+                }
+            } else if nonblocking {
+                return EAGAIN;
+            }
+        }
+        // The socket has no room, or the source has nothing yet: waits for the one, then for the other.
+        for mut p in [libc::pollfd { fd, events: libc::POLLOUT, revents: 0 }, libc::pollfd { fd: source, events: libc::POLLIN, revents: 0 }] {
+            // SAFETY: one valid pollfd.
+            let r = unsafe { sys::ppoll(&mut p, 1, -1, core::ptr::null()) };
+            if r == -(libc::EINTR as isize) && !restarts() {
+                return -(libc::EINTR as Ret);
+            }
+        }
+    }
 }
 
 // ---- candidates ------------------------------------------------------------------------------------------------

@@ -373,3 +373,6 @@ pub(crate) fn allowed_cpus() -> u64 {
     let n = sys!(SYS_sched_getaffinity, 0, 512, mask.as_mut_ptr());
     if n <= 0 { 1 } else { mask.iter().map(|w| w.count_ones() as u64).sum::<u64>().max(1) }
 }
+pub(crate) fn splice(input: c_int, input_offset: *mut i64, out: c_int, out_offset: *mut i64, len: usize, flags: u32) -> isize {
+    sys!(SYS_splice, input, input_offset, out, out_offset, len, flags)
+}

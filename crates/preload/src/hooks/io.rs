@@ -79,10 +79,8 @@ hook! {
 }
 hook! {
     /// `splice(2)`.
-    fn splice(input: c_int, input_offset: *mut loff_t, out: c_int, out_offset: *mut loff_t, len: size_t, flags: c_uint) -> ssize_t |next| {
-        in_kernel(input, out);
-        next(input, input_offset, out, out_offset, len, flags)
-    }
+    fn splice(input: c_int, input_offset: *mut loff_t, out: c_int, out_offset: *mut loff_t, len: size_t, flags: c_uint) -> ssize_t
+        => api::splice(input, input_offset, out, out_offset, len, flags);
 }
 hook! {
     /// `tee(2)`.
