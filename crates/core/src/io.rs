@@ -792,6 +792,9 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
     let offer = unsafe { *s.offer.get() };
     let why = if s.generation16() != g {
         Some(Reason::Negotiating)
+    } else if s.forks.load(Relaxed) != lifecycle::forks() {
+        // A child has it too, and may not have the memory that this process has mapped since.
+        Some(Reason::InheritedByFork)
     } else if s.registrations.load(Acquire) > 1 {
         Some(Reason::SeveralEpollSets)
     } else if !socket::counts_agree(s, fd) {

@@ -179,7 +179,15 @@ pub(crate) fn fd_limit() -> usize {
     fd_table::high_water()
 }
 
+/// How often this process has forked.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+pub(crate) fn forks() -> u32 {
+    FORKS.load(Acquire)
+}
+
 pub(crate) fn fork_prepare() {
+    FORKS.fetch_add(1, AcqRel);
     // Both processes will hold every socket: counted before either can close.
     fd_table::for_each(|_, entry| {
         if let Entry::Socket(s, _) = entry {
@@ -264,9 +272,13 @@ fn close_ours(fd: c_int, raw: u64) -> Ret {
             }
             sys::close(fd)
         }
-        _ => {
+        entry => {
             fd_table::take(fd, raw);
-            sys::close(fd)
+            let r = sys::close(fd);
+            if matches!(entry, Entry::Listener(_)) {
+                service::listener_closed();
+            }
+            r
         }
     }
 }

@@ -110,6 +110,8 @@ pub(crate) struct Socket {
     // Rare.
     /// Descriptors, in this process and its children, that refer to it (a killed child is never subtracted).
     pub(crate) refs: AtomicU32,
+    /// How often the process had forked when the connection was made.
+    pub(crate) forks: AtomicU32,
     /// Threads of this process that block in calls on it.
     pub(crate) waiters: AtomicU32,
     /// Epoll registrations (pairs of set and descriptor) that name it; more than one cannot be attached.
@@ -279,6 +281,13 @@ fn tuple_of(fd: c_int) -> Option<Tuple> {
     Tuple::new(local, address(&raw, len)?).ok()
 }
 
+/// The port that a socket is bound to; 0: none.
+pub(crate) fn local_port(fd: c_int) -> u16 {
+    let mut raw = [0u8; 128];
+    let len = sys::socket_name(fd, false, &mut raw);
+    address(&raw, len).map_or(0, |a| a.port())
+}
+
 /// Whether the other end can be on this host: loopback, or our own address.
 fn same_host(t: &Tuple) -> bool {
     t.local().ip() == t.peer().ip() || (t.local().ip().is_loopback() && t.peer().ip().is_loopback())
@@ -319,6 +328,7 @@ fn begin(fd: c_int, reason: u32, connector: bool) {
     s.refs.store(1, Relaxed);
     s.registrations.store(0, Relaxed);
     s.waiters.store(0, Relaxed);
+    s.forks.store(lifecycle::forks(), Relaxed);
     s.item.store(0, Relaxed);
     s.epoll.store(core::ptr::null_mut(), Relaxed);
     // SAFETY: nobody else knows this socket yet.
