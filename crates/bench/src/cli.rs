@@ -104,7 +104,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) load: usize,
 
-    /// pingpong, mixed, rate: bytes of a message
+    /// pingpong, pingpong-epoll, mixed, rate, idle: bytes of a message
     #[arg(long, default_value = "64", value_parser = frame_size)]
     pub(crate) size: usize,
     /// reqrep: bytes of a request

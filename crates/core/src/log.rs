@@ -28,9 +28,10 @@ pub(crate) fn log(level: LogLevel, text: fmt::Arguments<'_>) {
     if level < config.log_level || config.log_path.is_empty() {
         return;
     }
-    let mut path = [0u8; 256];
+    // As long as the configuration allows a path to be, and its NUL.
+    let mut path = [0u8; 1024];
     let name = config.log_path.as_bytes();
-    let Some(to) = path.get_mut(..name.len()).filter(|_| name.len() < 255) else { return };
+    let Some(to) = path.get_mut(..name.len()).filter(|_| name.len() < 1024) else { return };
     to.copy_from_slice(name);
     let mut line = Line { bytes: [0; 512], len: 0 };
     let now = sys::unix_ns();

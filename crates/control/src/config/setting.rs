@@ -156,9 +156,9 @@ settings! {
     IoThreads "NACC_SOR_IO_THREADS" = "1", number(1, 64), Some('t'), NOT_ON_SHM,
         "number of I/O threads",
         "Number of I/O threads of the library. The shared-memory path works in the application's own threads and has none.";
-    EmptyChannelExpireMs "NACC_EMPTY_QP_EXPIRE_MS" = "60000", number(-1, i32::MAX as i64), None, NOT_ON_SHM,
+    EmptyChannelExpireMs "NACC_EMPTY_QP_EXPIRE_MS" = "60000", number(-1, i32::MAX as i64), None, YES,
         "how long an empty QP is kept, in ms",
-        "Milliseconds for which a QP without connections is kept for the next connection; 0 closes it at once, -1 keeps it for ever.";
+        "Milliseconds for which the channel to a process with which no connection is left is kept for the next one; 0 ends it at once, -1 keeps it for ever.";
     EmptyChannelsMax "NACC_EMPTY_QP_MAX_ALL" = "100", number(0, 65536), None, NOT_ON_SHM,
         "most empty QPs that are kept",
         "Most QPs without connections that a process keeps.";
@@ -182,13 +182,13 @@ settings! {
         "CPUs on which the library's I/O threads may run, such as 0, 1-3 or 1,3,4; empty: all.";
     TcpFirst "NACC_CONN_TCP_FIRST" = "0", Kind::Flag, Some('T'), YES,
         "use TCP first in connect",
-        "1 starts every connection on TCP and accelerates it while it runs; 0 waits a bounded moment so that the first byte is accelerated too, where the peer is known to be able to.";
+        "1 starts the agreement with the peer only after its first answer, or some sends without one; 0 starts it at connect, beside the data. Neither delays connect, and the first bytes are on TCP in both cases.";
     FastConnect "NACC_FAST_CONNECT" = "0", number(0, 1), Some('F'), NOT_ON_SHM,
         "fast connect mode",
         "Fast connect mode: 1 lets a connection use a kept QP before the peer has confirmed it. A channel in shared memory is always used at once.";
     PollMs "NACC_POLL_MS" = "", Kind::OptionalNumber { min: 0, max: 60_000 }, Some('P'), YES,
         "longest time to poll before a thread sleeps, in ms",
-        "Longest time in milliseconds for which a waiting thread polls before it sleeps; 0 never polls; empty: adaptive, polls only while that pays.";
+        "Longest time in milliseconds for which a waiting thread polls before it sleeps, where polling has paid; more than 10 counts as 10; 0 never polls; empty: at most 60 microseconds.";
     CompVector "NACC_CQ_COMP_VECTOR" = "0", number(0, 1023), Some('i'), NOT_ON_SHM,
         "completion vector of the CQs",
         "Completion vector of the completion queues, which selects the interrupt and so the CPU that handles completions.";
