@@ -112,6 +112,10 @@ impl Totals {
     pub fn fail(&self) {
         self.failed.fetch_add(1, Ordering::Relaxed);
     }
+
+    pub fn skip(&self) {
+        self.skipped.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 /// What one run of a scenario left behind.
@@ -227,7 +231,12 @@ fn judge(
         {
             continue;
         }
-        if scenario.steady && matches!(mode, Mode::Early | Mode::Switch) {
+        if let Some((name, why)) = scenario.skip.iter().find(|(m, _)| *m == mode.name()) {
+            totals.skip();
+            report.push_str(&format!(
+                "test {} [{name}] ... skipped ({why})\n",
+                scenario.name
+            ));
             continue;
         }
         let outcome = execute(scenario, mode, options, build);

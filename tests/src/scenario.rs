@@ -26,8 +26,8 @@ pub struct Scenario {
     pub about: &'static str,
     pub expect: Expect,
     pub mark: Mark,
-    /// The connection must not change its path meanwhile: a switchover may cause a spurious edge.
-    pub steady: bool,
+    /// Modes in which it is not run, and why.
+    pub skip: &'static [(&'static str, &'static str)],
     pub parts: Parts,
 }
 
@@ -48,7 +48,7 @@ pub const fn pair(
         about,
         expect: Expect::Shm,
         mark: Mark::Accelerated,
-        steady: false,
+        skip: &[],
         parts: Parts::Pair { server, client },
     }
 }
@@ -60,7 +60,7 @@ pub const fn alone(name: &'static str, about: &'static str, body: fn(&Ctx)) -> S
         about,
         expect: Expect::Any,
         mark: Mark::PassedThrough,
-        steady: false,
+        skip: &[],
         parts: Parts::Alone(body),
     }
 }
@@ -78,10 +78,16 @@ impl Scenario {
         self
     }
 
-    /// Not run where the path may change in the middle.
-    pub const fn steady(mut self) -> Scenario {
-        self.steady = true;
+    /// Not run in these modes, for the reason that stands with each.
+    pub const fn skip(mut self, modes: &'static [(&'static str, &'static str)]) -> Scenario {
+        self.skip = modes;
         self
+    }
+
+    /// Not run where the path may change in the middle.
+    pub const fn steady(self) -> Scenario {
+        const WHY: &str = "a switchover may cause a spurious edge";
+        self.skip(&[("early", WHY), ("switch", WHY)])
     }
 
     /// Acceleration is not required.

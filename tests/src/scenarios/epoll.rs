@@ -8,7 +8,7 @@ use libc::{
     EPOLL_CTL_ADD as ADD, EPOLL_CTL_DEL as DEL, EPOLL_CTL_MOD as MOD, MSG_DONTWAIT, MSG_NOSIGNAL,
     SIGUSR1,
 };
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
@@ -83,6 +83,26 @@ fn obedient(t: &Ctx, count: usize) {
 fn ask(t: &Ctx, what: &str) {
     t.tell(what);
     t.wait("did");
+}
+
+/// Waits until `count` different registrations have been reported; the events of each, together. The library may leave
+/// the kernel's descriptors to one of the next waits, so one call need not report all; each must report something.
+fn collect(set: Fd, max: usize, count: usize) -> Events {
+    let mut seen = BTreeMap::new();
+    for _ in 0..200 {
+        let events = sys::epoll_wait(set, max, 0)?;
+        assert!(events.len() <= max && !events.is_empty());
+        for (events, data) in events {
+            *seen.entry(data).or_insert(0) |= events;
+        }
+        if seen.len() >= count {
+            break;
+        }
+    }
+    Ok(seen
+        .into_iter()
+        .map(|(data, events)| (events, data))
+        .collect())
 }
 
 pub fn list() -> Vec<Scenario> {
@@ -440,13 +460,13 @@ pub fn list() -> Vec<Scenario> {
                 sys::kill(sys::getpid(), libc::SIGUSR2).expect("kill");
                 ask(t, "b1");
                 await_bytes(fds[1], 1);
-                show(t, "five", sys::epoll_wait(e, 16, 0));
+                show(t, "five", collect(e, 16, 5));
                 let near = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).expect("socket");
                 sys::connect(near, sys::getsockname(listener).expect("name")).expect("connect");
                 ask(t, "b0");
                 await_bytes(fds[0], 1);
                 sys::await_events(listener, libc::POLLIN, 5000);
-                show(t, "seven", sys::epoll_wait(e, 16, 0));
+                show(t, "seven", collect(e, 16, 7));
                 t.tell("x");
             },
             |t| obedient(t, 2),
@@ -467,14 +487,12 @@ pub fn list() -> Vec<Scenario> {
                     ask(t, &format!("b{i}"));
                     await_bytes(*fd, 1);
                 }
-                for (max, calls) in [(1, 100), (2, 60), (5, 30), (64, 10)] {
-                    let mut seen = BTreeSet::new();
-                    for _ in 0..calls {
-                        let events = sys::epoll_wait(e, max, 0).expect("epoll_wait");
-                        assert!(events.len() <= max && !events.is_empty());
-                        seen.extend(events.into_iter().map(|e| e.1));
-                    }
-                    t.log("all served", (max, seen));
+                for max in [1, 2, 5, 64] {
+                    show(
+                        t,
+                        &format!("all served, {max} at a time"),
+                        collect(e, max, 12),
+                    );
                 }
                 t.tell("x");
             },
@@ -887,7 +905,7 @@ pub fn list() -> Vec<Scenario> {
         ),
         pair(
             "epoll/registered-before-connected",
-            "a socket registered before it is connected, and before it is promoted, keeps its registration",
+            "a socket registered before it is connected keeps its registration",
             |t| {
                 let listener = t.listener();
                 t.publish(listener);
@@ -916,7 +934,9 @@ pub fn list() -> Vec<Scenario> {
                 show(t, "once", sys::epoll_wait(e, 8, 0));
                 t.log_text("data", &recv_exact(fd, 4));
             },
-        ),
+        )
+        // Such a socket stays on TCP.
+        .any_path(),
         pair(
             "epoll/registered-before-promotion",
             "LT registrations made while the connection is on TCP hold after its promotion",
