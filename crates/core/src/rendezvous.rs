@@ -29,6 +29,7 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use auth::{Cred, PeerVerified};
 use doorbell::{is_doorbell, learn_doorbell};
+pub(crate) use finding::Listens;
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering::*, fence};
 use netacc_control::stats::{CHANNEL_SLOTS, ChannelState, Counter, Reason};
@@ -290,10 +291,12 @@ pub(crate) struct Advert {
     uid: u32,
     /// When to try again, where it could not be made.
     retry_at: u64,
+    /// When it was first found that none of our sockets listens on the port any more; 0: one does.
+    unused_since: u64,
 }
 
 impl Advert {
-    const NONE: Advert = Advert { port: 0, fd: -1, uid: u32::MAX, retry_at: 0 };
+    const NONE: Advert = Advert { port: 0, fd: -1, uid: u32::MAX, retry_at: 0, unused_since: 0 };
 }
 
 /// Ports that one process advertises.
@@ -309,7 +312,13 @@ const RETRY_ADVERT_NS: u64 = 1_000_000_000;
 /// A connection is announced when it is this old: an agreement costs both processes more than a short one can gain.
 const ANNOUNCE_AFTER_NS: u64 = 2_000_000;
 /// Workers advertise when they first accept, so names are tried again a while after a connection was made...
-const TRY_AGAIN_NS: [u64; 3] = [10_000_000, 100_000_000, 1_000_000_000];
+const TRY_AGAIN_NS: [u64; 5] = [10_000_000, 50_000_000, 200_000_000, 600_000_000, 1_000_000_000];
+/// Looks that a connection asks for are at least so far apart.
+const TRY_PAUSE_NS: u64 = 50_000_000;
+/// After a listening socket was closed, its advert is looked at: at first after so long, then after twice as long...
+const LOOK_AT_ADVERTS_NS: u64 = 50_000_000;
+/// ...and goes after so long, even if a connection that was accepted there still waits for its peer.
+const UNUSED_ADVERT_NS: u64 = 10_000_000_000;
 /// ...and all anew when the last look is this old.
 const TRIED_LATELY_NS: u64 = 1_000_000_000;
 
@@ -341,6 +350,9 @@ pub(crate) struct State {
     pub(crate) to_recycle: bool,
     /// When to look for links that nobody uses; 0: never.
     next_expiry: u64,
+    /// When to look for adverts that nobody needs (0: never), and the pause before that look.
+    pub(crate) next_advert_look: u64,
+    advert_pause: u64,
     /// When a peer's fault was last logged: a hostile one must not fill the log.
     logged_at: u64,
 }
@@ -377,6 +389,8 @@ impl State {
             to_agree: Vec::new(),
             to_recycle: false,
             next_expiry: 0,
+            next_advert_look: 0,
+            advert_pause: 0,
             logged_at: 0,
         }
     }

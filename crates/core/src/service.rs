@@ -11,8 +11,8 @@
 use crate::channel::Channel;
 use crate::lock::{Guard, Mutex};
 use crate::rendezvous::packet::{self, Received};
-use crate::rendezvous::{ADVERTS, EVENT_ADVERT, EVENT_LINK, LINKS, State, Then, Violation, auth, link_of};
-use crate::socket::Socket;
+use crate::rendezvous::{ADVERTS, EVENT_ADVERT, EVENT_LINK, LINKS, Listens, State, Then, Violation, auth, link_of};
+use crate::socket::{Socket, flag};
 use crate::{fd_table, lifecycle, sys};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::*};
@@ -185,10 +185,22 @@ impl Service {
 
     /// Does what is due.
     fn on_time(&self) {
-        {
+        let look = {
             let mut s = self.state.lock();
             s.try_ports();
             s.expire();
+            s.next_advert_look != 0 && s.next_advert_look <= sys::now_ns()
+        };
+        if look {
+            // Asks the kernel: without the lock.
+            let listens = Listens::now();
+            let mut s = self.state.lock();
+            let gone = s.take_down_adverts(&listens);
+            for (i, a) in self.advertised.iter().enumerate() {
+                if gone & 1 << i != 0 {
+                    a.store(0, Release);
+                }
+            }
         }
         loop {
             // In portions, so that others get the lock in between.
@@ -346,13 +358,15 @@ impl Service {
         }
     }
 
+    /// `later`: the socket has received bytes, so its acceptor must be known by now.
     fn connected(&'static self, socket: &'static Socket, later: bool) -> bool {
         if !self.ensure_started() {
             return false;
         }
         let port = socket.tuple().peer_port();
         let done = self.with(|s| {
-            if later && s.is_connected(socket) {
+            let known = later && s.is_connected(socket);
+            if known && s.has_advertiser(port) {
                 s.seek_all(port);
                 return (true, true);
             }
@@ -360,7 +374,7 @@ impl Service {
                 return (false, false);
             }
             let now = sys::now_ns();
-            let added = s.add_connected(socket);
+            let added = if known { Some(false) } else { s.add_connected(socket) };
             let next = s.next_try();
             (added.is_some(), added == Some(true) || (next != 0 && next <= now))
         });
@@ -370,6 +384,25 @@ impl Service {
             self.ring();
         }
         told
+    }
+
+    /// `socket` has been sent on several times, and has received nothing. True: somebody is told of it.
+    fn sending(&'static self, socket: &'static Socket) -> bool {
+        if !self.ensure_started() {
+            return false;
+        }
+        let done = self.with(|s| (s.has_advertiser(socket.tuple().peer_port()) && s.is_connected(socket), s.expect(socket)));
+        let Some((told, wake)) = done else { return false };
+        if wake {
+            self.ring();
+        }
+        told
+    }
+
+    fn listener_closed(&self) {
+        if self.is_running() && self.advertised.iter().any(|a| a.load(Acquire) != 0) && self.with(|s| s.look_at_adverts()).is_some() {
+            self.ring();
+        }
     }
 
     fn hurry(&self, socket: &Socket) {
@@ -468,9 +501,15 @@ pub(crate) fn connected(s: &'static Socket) -> bool {
     SERVICE.connected(s, false)
 }
 
-/// `s` received its first bytes, so its acceptor has accepted. False: it does not run the library.
+/// `s` has no known acceptor yet and is in use. With [`flag::PROBED`] raised it has received its first bytes, so its acceptor has
+/// accepted; false: that does not run the library. Otherwise it has only sent, to somebody who may accept later; false: not found yet.
 pub(crate) fn probe_again(s: &'static Socket) -> bool {
-    SERVICE.connected(s, true)
+    if s.has(flag::PROBED) { SERVICE.connected(s, true) } else { SERVICE.sending(s) }
+}
+
+/// A listening socket of this process was closed.
+pub(crate) fn listener_closed() {
+    SERVICE.listener_closed()
 }
 
 /// `s` is in use: worth an agreement now, however young it is. Cheap when repeated, but not free.

@@ -48,6 +48,32 @@ impl State {
         }
     }
 
+    /// `socket` sends and has received nothing, so its acceptor may not have accepted yet: whoever appears within the next
+    /// seconds is told of it. True: the service thread has to learn of that.
+    pub(crate) fn expect(&mut self, socket: &'static Socket) -> bool {
+        if self.is_connected(socket) {
+            return false;
+        }
+        let now = sys::now_ns();
+        self.note_connected(socket);
+        let p = self.port(socket.tuple().peer_port());
+        let at = p.tried_all.saturating_add(TRY_PAUSE_NS).max(now + TRY_AGAIN_NS[0]);
+        if p.try_at == 0 || at < p.try_at {
+            p.try_at = at;
+        }
+        p.tries = 1;
+        true
+    }
+
+    /// Asks for another look at all names in a moment, because somebody has gone.
+    pub(super) fn seek_soon(&mut self, port: u16) {
+        let at = sys::now_ns() + TRY_PAUSE_NS;
+        let p = self.port(port);
+        if p.try_at == 0 || at < p.try_at {
+            p.try_at = at;
+        }
+    }
+
     /// When the service thread has to look for new advertisers next; 0: never.
     pub(crate) fn next_try(&self) -> u64 {
         self.ports.iter().map(|p| p.try_at).filter(|t| *t != 0).min().unwrap_or(0)
@@ -55,7 +81,7 @@ impl State {
 
     /// When the service thread has something to do of its own accord; 0: never.
     pub(crate) fn next_deed(&self) -> u64 {
-        [self.next_try(), self.next_due(), self.next_expiry].into_iter().filter(|t| *t != 0).min().unwrap_or(0)
+        [self.next_try(), self.next_due(), self.next_expiry, self.next_advert_look].into_iter().filter(|t| *t != 0).min().unwrap_or(0)
     }
 
     /// Looks for new advertisers of the ports whose time has come. Service thread only.
@@ -135,7 +161,7 @@ impl State {
             // Made by us as another user: what it says of us is no longer true.
             fd_table::close_internal(a.fd);
         }
-        *a = Advert { port, fd: -1, uid, retry_at: now + RETRY_ADVERT_NS };
+        *a = Advert { port, fd: -1, uid, retry_at: now + RETRY_ADVERT_NS, unused_since: 0 };
         let fd = bind_advert(port);
         if fd < 0 {
             return false;
@@ -148,6 +174,49 @@ impl State {
         }
         a.fd = fd;
         true
+    }
+
+    /// A listening socket was closed: its advert may be of no use any more.
+    pub(crate) fn look_at_adverts(&mut self) {
+        self.advert_pause = LOOK_AT_ADVERTS_NS;
+        self.next_advert_look = sys::now_ns() + LOOK_AT_ADVERTS_NS;
+    }
+
+    /// Takes down the adverts of ports that no socket of ours listens on, and that nobody who was accepted there needs.
+    /// Returns their places. (One too many is made again at the next accept.) Service thread only.
+    pub(crate) fn take_down_adverts(&mut self, listens: &Listens) -> u32 {
+        let now = sys::now_ns();
+        let mut gone = 0;
+        let mut more = false;
+        for (i, a) in self.adverts.iter_mut().enumerate().filter(|(_, a)| a.port != 0) {
+            if listens.on(a.port) {
+                a.unused_since = 0;
+                continue;
+            }
+            if a.unused_since == 0 {
+                a.unused_since = now;
+            }
+            let mut needed = false;
+            if let Some(t) = self.tables.as_ref().filter(|_| now.saturating_sub(a.unused_since) < UNUSED_ADVERT_NS) {
+                let mut at = t.accepted.oldest();
+                while let Some(key) = at.filter(|_| !needed) {
+                    needed = t.accepted.get(key).is_some_and(|(t, m)| t.local_port() == a.port && m.is_current());
+                    at = t.accepted.after(key);
+                }
+            }
+            if needed {
+                more = true;
+                continue;
+            }
+            if a.fd >= 0 {
+                fd_table::close_internal(a.fd);
+            }
+            *a = Advert::NONE;
+            gone |= 1 << i;
+        }
+        self.advert_pause = self.advert_pause.saturating_mul(2);
+        self.next_advert_look = if more { now + self.advert_pause } else { 0 };
+        gone
     }
 
     /// Takes the connections that wait at an advert. False: it had to be given up, for a while.
@@ -220,6 +289,33 @@ impl State {
             }
         }
         false
+    }
+}
+
+/// The ports that sockets of this process listen on, as far as it was seen.
+pub(crate) struct Listens {
+    ports: [u16; 64],
+    len: usize,
+}
+
+impl Listens {
+    pub(crate) fn now() -> Listens {
+        let mut all = Listens { ports: [0; 64], len: 0 };
+        fd_table::for_each(|fd, entry| {
+            if matches!(entry, fd_table::Entry::Listener(_)) {
+                let port = socket::local_port(fd);
+                if let Some(to) = all.ports.get_mut(all.len).filter(|_| port != 0) {
+                    *to = port;
+                }
+                all.len += usize::from(port != 0);
+            }
+        });
+        all
+    }
+
+    fn on(&self, port: u16) -> bool {
+        // More than fit: each of them may be it.
+        self.ports.get(..self.len).is_none_or(|all| all.contains(&port))
     }
 }
 

@@ -195,13 +195,18 @@ impl State {
             p.shunned |= 1 << (k % NAMES);
             p.shunned_until = sys::now_ns() + SHUN_NS;
         }
-        self.forget_link(i, reason);
+        let orphans = self.forget_link(i, reason);
         self.recycle(i);
+        if role == Role::Connector && orphans {
+            // The listener may have a successor.
+            self.seek_soon(port);
+        }
     }
 
-    /// Takes a dead link out of the tables.
-    fn forget_link(&mut self, i: usize, reason: Reason) {
-        let Some(t) = self.tables.as_mut() else { return };
+    /// Takes a dead link out of the tables. True: one of our sockets has nobody else who was told of it.
+    fn forget_link(&mut self, i: usize, reason: Reason) -> bool {
+        let Some(t) = self.tables.as_mut() else { return false };
+        let mut orphans = false;
         let mut at = t.candidates.oldest();
         while let Some(key) = at {
             at = t.candidates.after(key);
@@ -216,6 +221,7 @@ impl State {
                 m.announced &= !(1 << i);
                 if m.announced == 0 && m.is_current() {
                     m.socket.set_reason(reason);
+                    orphans = true;
                 }
             }
         }
@@ -229,6 +235,7 @@ impl State {
                 }
             }
         }
+        orphans
     }
 
     /// Frees a dead link when no socket is on its channel any more.
@@ -379,6 +386,8 @@ impl State {
         core::mem::forget(core::mem::take(&mut self.young));
         self.ports = [Port::NONE; PORTS];
         self.to_recycle = false;
+        self.next_expiry = 0;
+        self.next_advert_look = 0;
         self.process = 0;
     }
 }

@@ -6,10 +6,12 @@ impl State {
     /// Notes a socket that connect made: every advertiser of its port is told of it in a while. `None`: nobody to tell.
     /// `Some(true)`: the service thread does not know yet that it has to wake up for that.
     pub(crate) fn add_connected(&mut self, socket: &'static Socket) -> Option<bool> {
+        if self.links_to(socket.tuple().peer_port()) == 0 { None } else { self.note_connected(socket) }
+    }
+
+    /// Notes a socket for advertisers that may yet appear.
+    pub(super) fn note_connected(&mut self, socket: &'static Socket) -> Option<bool> {
         let tuple = socket.tuple();
-        if self.links_to(tuple.peer_port()) == 0 {
-            return None;
-        }
         let due = sys::now_ns().saturating_add(ANNOUNCE_AFTER_NS);
         let key = add(&mut self.tables.as_mut()?.connected, tuple, socket, due)?;
         let first = self.young.is_empty();
@@ -86,6 +88,10 @@ impl State {
     pub(super) fn next_due(&self) -> u64 {
         // One that is closed or announced already counts as due at once.
         self.young.front().map_or(0, |key| self.tables.as_ref().and_then(|t| t.connected.get(*key)).map_or(1, |(_, m)| m.due.max(1)))
+    }
+
+    pub(crate) fn has_advertiser(&self, port: u16) -> bool {
+        self.links_to(port) != 0
     }
 
     /// The links that take candidates for connections to `port`.
