@@ -81,6 +81,8 @@ struct Inner {
     last_visit: u64,
     /// Number of the present wait.
     wait: u64,
+    /// [`service::deaths`] when channels were last let go.
+    deaths: u32,
 }
 
 /// An epoll instance. Type-stable: never freed, reused through a pool.
@@ -153,6 +155,7 @@ pub(crate) fn on_create(fd: c_int) {
                 sleepers: 0,
                 last_visit: 0,
                 wait: 1,
+                deaths: 0,
             }),
         }))
     });
@@ -196,6 +199,7 @@ pub(crate) fn on_close(e: &'static Epoll) {
 
 /// Lets go of channels whose peer is gone and that no item of the set uses.
 fn prune(e: &Epoll, inner: &mut Inner, place: usize) {
+    inner.deaths = service::deaths();
     if inner.channels.iter().all(|c| c.dead.load(Acquire) == 0) {
         return;
     }
@@ -210,6 +214,14 @@ fn prune(e: &Epoll, inner: &mut Inner, place: usize) {
     inner.channels = keep;
     for c in drop {
         service::leave_channel(c);
+    }
+}
+
+#[inline]
+fn prune_if_due(e: &Epoll, inner: &mut Inner) {
+    let place = e.place.load(Relaxed) as usize;
+    if inner.deaths != service::deaths() && place != 0 {
+        prune(e, inner, place - 1);
     }
 }
 
@@ -722,6 +734,10 @@ pub(crate) fn forget(s: &'static Socket, fd: c_int) {
                 let _ = unsafe { sys::epoll_ctl(e.fd.load(Relaxed), libc::EPOLL_CTL_DEL, item.fd, &mut ev) };
             }
             leave(e, &item);
+            let place = e.place.load(Relaxed) as usize;
+            if place != 0 && s.channel().is_some_and(|c| c.dead.load(Acquire) != 0) {
+                prune(e, &mut inner, place - 1);
+            }
         }
     }
 }
@@ -774,6 +790,7 @@ pub(crate) unsafe fn wait(epfd: c_int, events: *mut epoll_event, max: c_int, tim
     let mut out = Out { events, max: max as usize, n: 0 };
     let mut inner = e.inner.lock();
     inner.wait = inner.wait.wrapping_add(1);
+    prune_if_due(e, &mut inner);
     inner.drain(e);
     let now = sys::ticks();
     // A buffer that is always full of sockets must not keep the kernel's descriptors out either.
@@ -912,11 +929,9 @@ unsafe fn wait_slow(e: &'static Epoll, mut inner: Guard<'static, Inner>, epfd: c
         return out.n as Ret;
     }
     let deadline = if timeout_ns < 0 { 0 } else { sys::now_ns().saturating_add(timeout_ns as u64).max(1) };
-    let mut polled = false;
     loop {
         let Some(place) = (e.place.load(Relaxed) as usize).checked_sub(1) else { return PASS };
-        if !polled && mask.is_null() {
-            polled = true;
+        if mask.is_null() {
             let same_cpu = inner.channels.iter().filter(|c| c.dead.load(Relaxed) == 0).all(|c| {
                 c.note_cpu();
                 c.peer_shares_cpu()
@@ -976,7 +991,7 @@ unsafe fn wait_slow(e: &'static Epoll, mut inner: Guard<'static, Inner>, epfd: c
             return 0;
         }
         // News that was no event of the application's.
-        polled = false;
+        prune_if_due(e, &mut inner);
     }
 }
 

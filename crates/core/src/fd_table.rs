@@ -5,6 +5,7 @@
 //! is left over from a close that we did not see.
 
 use crate::epoll::Epoll;
+use crate::lock::Mutex;
 use crate::socket::Socket;
 use crate::sys;
 use core::ffi::c_int;
@@ -151,6 +152,17 @@ pub(crate) fn refuse(fd: c_int, why: Reason) {
 /// given it, nor reach it in a loop over its descriptors, nor miss it when it counts them. The soft limit is
 /// raised for the one call that makes the number.
 pub(crate) fn adopt_internal(fd: c_int) -> c_int {
+    // One at a time: another thread would take the raised limit for the application's, and leave it so.
+    static RAISING: Mutex<()> = Mutex::new(());
+    let signals = sys::hold_signals();
+    let raising = RAISING.lock();
+    let high = adopt(fd);
+    drop(raising);
+    sys::restore_signals(signals);
+    high
+}
+
+fn adopt(fd: c_int) -> c_int {
     let mut limit = libc::rlimit { rlim_cur: 1024, rlim_max: 1024 };
     let _ = sys::getrlimit_nofile(&mut limit);
     let soft = (limit.rlim_cur as usize).min(CAPACITY);

@@ -8,7 +8,7 @@
 //! Application threads take the same lock for the few microseconds that it takes to note a socket; with their signals
 //! blocked, so that no handler can come in between and want it too.
 
-use crate::channel::Channel;
+use crate::channel::{Channel, PLACES};
 use crate::lock::{Guard, Mutex};
 use crate::rendezvous::packet::{self, Received};
 use crate::rendezvous::{ADVERTS, EVENT_ADVERT, EVENT_LINK, LINKS, Listens, State, Then, Violation, auth, link_of};
@@ -40,6 +40,9 @@ pub(crate) struct Service {
 }
 
 static SERVICE: Service = Service::new(true);
+
+/// Channels that have died.
+static DEATHS: AtomicU32 = AtomicU32::new(0);
 
 /// The lock, with the signals that are blocked while it is held.
 struct Held<'a> {
@@ -533,6 +536,23 @@ pub(crate) fn released(channel: &Channel, slot: usize) {
 /// A waiting place of ours keeps `channel` in view, beyond the sockets on it: it is not used for another peer.
 pub(crate) fn join_channel(channel: &Channel) {
     channel.users.fetch_add(1, AcqRel);
+}
+
+/// Changes when a channel dies: who has joined it looks whether to leave it.
+#[inline]
+pub(crate) fn deaths() -> u32 {
+    DEATHS.load(Acquire)
+}
+
+/// `channel` has just been marked dead: wakes our epoll instances, which may keep it for nothing.
+pub(crate) fn died(channel: &Channel) {
+    DEATHS.fetch_add(1, AcqRel);
+    for d in channel.own_doorbells.iter().skip(PLACES / 2) {
+        let fd = d.load(Acquire);
+        if fd >= 0 {
+            crate::channel::ring(fd);
+        }
+    }
 }
 
 /// Undoes [`join_channel`].

@@ -177,6 +177,7 @@ impl State {
             // The descriptor itself stays ours until the last user left, so that nobody writes into another's.
             c.control.store(-1, Release);
             c.dead.store(1, Release);
+            crate::service::died(c);
             stats::count(if fault { Counter::ChannelsFailed } else { Counter::ChannelsClosed });
             let state = if fault { ChannelState::Failed } else { ChannelState::Draining };
             record(i, |r| r.state.store(state as u32, Relaxed));

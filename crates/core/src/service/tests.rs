@@ -78,13 +78,32 @@ fn settle(all: &[&Service]) {
     }
 }
 
+/// Turns until `done`, for so long as a loaded machine may need.
+fn wait_until(all: &[&Service], done: impl Fn() -> bool) {
+    let end = sys::now_ns() + 20_000_000_000;
+    while !done() {
+        assert!(sys::now_ns() < end, "did not happen");
+        settle(all);
+        std::thread::sleep(core::time::Duration::from_millis(1));
+    }
+}
+
 struct Net {
     listener: TcpListener,
 }
 
 impl Net {
     fn new() -> Net {
-        Net { listener: TcpListener::bind("127.0.0.1:0").unwrap() }
+        // Services of tests that are over keep their adverts: no port twice.
+        static USED: std::sync::Mutex<Vec<u16>> = std::sync::Mutex::new(Vec::new());
+        loop {
+            let net = Net { listener: TcpListener::bind("127.0.0.1:0").unwrap() };
+            let mut used = USED.lock().unwrap();
+            if !used.contains(&net.port()) {
+                used.push(net.port());
+                return net;
+            }
+        }
     }
     fn port(&self) -> u16 {
         self.listener.local_addr().unwrap().port()
@@ -181,6 +200,47 @@ fn nobody_there_is_said_at_once_and_found_later() {
     settle(&[a, c]);
     offer_of(as_);
     offer_of(as2);
+}
+
+#[test]
+fn who_only_sends_is_found_when_the_listener_accepts_late() {
+    let (a, c, net) = (service(), service(), Net::new());
+    let (cs, as_, _tcp) = net.connect();
+    assert!(!c.connected(cs, false));
+    // Looks before the accept prove nothing, and do not spoil later ones.
+    assert!(!c.sending(cs));
+    assert!(!c.sending(cs));
+    settle(&[c]);
+    assert!(!c.connected(cs, true), "who has an answer has an acceptor");
+    c.closing(cs);
+    let (cs2, as2, _tcp2) = net.connect();
+    assert!(!c.sending(cs2));
+    a.accepting(net.port());
+    a.accepted(as_);
+    a.accepted(as2);
+    wait_until(&[a, c], || cs2.offered.load(Acquire) == 1 && as2.offered.load(Acquire) == 1);
+    assert!(c.connected(cs2, true) && c.sending(cs2));
+    assert_eq!(offer_of(cs2).slot, offer_of(as2).slot);
+}
+
+#[test]
+fn the_advert_of_a_port_goes_when_nobody_listens() {
+    let (a, c, net) = (service(), service(), Net::new());
+    let port = net.port();
+    let used = |a: &Service| a.state.lock().adverts.iter().any(|x| x.port == port);
+    assert!(a.accepting(port));
+    // (The test's listener is none that the table of descriptors knows.)
+    let (cs, as_, _tcp) = net.connect();
+    a.accepted(as_);
+    a.listener_closed();
+    std::thread::sleep(core::time::Duration::from_millis(60));
+    settle(&[a]);
+    assert!(used(a), "an accepted connection still waits");
+    assert!(c.connected(cs, false));
+    wait_until(&[a, c], || cs.offered.load(Acquire) == 1 && !used(a));
+    assert_eq!(a.state.lock().next_deed(), 0);
+    // It comes back with the next accept.
+    assert!(a.accepting(port) && used(a));
 }
 
 #[test]
@@ -476,8 +536,7 @@ fn doorbells_and_pull_backs_arrive() {
     ac.ring_doorbell(5);
     assert!(send_place(cc, 5, bell));
     assert!(!send_place(cc, 70000, bell));
-    settle(&[a, c]);
-    assert!(heard());
+    wait_until(&[a, c], &heard);
     assert!(!heard());
     ac.ring_doorbell(5);
     assert!(heard());
@@ -485,9 +544,8 @@ fn doorbells_and_pull_backs_arrive() {
     let known = ac.doorbells[5].load(Relaxed);
     let (second, heard) = doorbell();
     assert!(send_place(cc, 5, second));
-    settle(&[a, c]);
+    wait_until(&[a, c], heard);
     assert_eq!(ac.doorbells[5].load(Relaxed), known);
-    assert!(heard());
     assert!(send_pull_back(cc, offer_of(cs).slot as usize));
     assert!(send_pull_back(ac, offer_of(cs).slot as usize));
     settle(&[a, c]);
