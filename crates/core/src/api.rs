@@ -29,14 +29,8 @@ pub fn init(env: &dyn Fn(&str) -> Option<&'static str>, next: NextSymbols) {
 #[derive(Clone, Copy, Debug)]
 pub struct NextSymbols {
     /// `pthread_create(3)`.
-    pub pthread_create: Option<
-        unsafe extern "C" fn(
-            *mut libc::pthread_t,
-            *const libc::pthread_attr_t,
-            extern "C" fn(*mut c_void) -> *mut c_void,
-            *mut c_void,
-        ) -> c_int,
-    >,
+    pub pthread_create:
+        Option<unsafe extern "C" fn(*mut libc::pthread_t, *const libc::pthread_attr_t, extern "C" fn(*mut c_void) -> *mut c_void, *mut c_void) -> c_int>,
     /// `pthread_attr_init(3)`, `pthread_attr_setdetachstate(3)` and friends are not needed: the thread detaches itself.
     pub pthread_detach: Option<unsafe extern "C" fn(libc::pthread_t) -> c_int>,
 }
@@ -337,7 +331,15 @@ pub unsafe fn poll(fds: *mut pollfd, count: u64, timeout_ns: i64, mask: Mask) ->
 ///
 /// # Safety
 /// As for select(2).
-pub unsafe fn select(nfds: c_int, read: *mut libc::fd_set, write: *mut libc::fd_set, except: *mut libc::fd_set, timeout_ns: i64, mask: Mask, elapsed_ns: &mut i64) -> Ret {
+pub unsafe fn select(
+    nfds: c_int,
+    read: *mut libc::fd_set,
+    write: *mut libc::fd_set,
+    except: *mut libc::fd_set,
+    timeout_ns: i64,
+    mask: Mask,
+    elapsed_ns: &mut i64,
+) -> Ret {
     // SAFETY: the caller's promise.
     unsafe { crate::poll::select(nfds, read, write, except, timeout_ns, mask, elapsed_ns) }
 }

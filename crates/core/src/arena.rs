@@ -92,10 +92,7 @@ pub(crate) fn is_sealed(fd: c_int, bytes: usize) -> bool {
     const FIXED: c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL;
     const READ_ONLY: c_int = libc::F_SEAL_WRITE | libc::F_SEAL_FUTURE_WRITE;
     let seals = sys::fcntl(fd, libc::F_GET_SEALS, 0);
-    seals >= 0
-        && seals as c_int & (FIXED | READ_ONLY) == FIXED
-        && sys::file_size(fd) == bytes as isize
-        && sys::file_system(fd) == TMPFS_MAGIC
+    seals >= 0 && seals as c_int & (FIXED | READ_ONLY) == FIXED && sys::file_size(fd) == bytes as isize && sys::file_system(fd) == TMPFS_MAGIC
 }
 
 /// Maps what a peer handed over, if it is safe to.
@@ -137,14 +134,7 @@ impl Pool {
     /// An empty pool as the configuration wants it: no memory is taken yet.
     pub(crate) fn new(config: &Config) -> Self {
         let ring = (config.buffer_bytes as usize).saturating_mul(RING_BUFFERS).clamp(RING_MIN, RING_MAX).next_power_of_two().min(RING_MAX);
-        Self {
-            ring,
-            next: config.arena_first_bytes as usize,
-            limit: config.arena_growth_max_bytes as usize,
-            arenas: Vec::new(),
-            free: Vec::new(),
-            bytes: 0,
-        }
+        Self { ring, next: config.arena_first_bytes as usize, limit: config.arena_growth_max_bytes as usize, arenas: Vec::new(), free: Vec::new(), bytes: 0 }
     }
 
     /// Bytes of one ring.

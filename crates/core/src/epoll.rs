@@ -518,7 +518,20 @@ unsafe fn ctl_candidate(e: &'static Epoll, epfd: c_int, op: c_int, fd: c_int, ev
                 }
                 // SAFETY: the kernel has just read it.
                 let ev = unsafe { event.read_unaligned() };
-                let item = Item { socket: s, generation: g, fd, events: ev.events, data: ev.u64, present: true, attached: false, queued: false, disabled: false, carrier_news: false, ended: 0, reported_in: 0 };
+                let item = Item {
+                    socket: s,
+                    generation: g,
+                    fd,
+                    events: ev.events,
+                    data: ev.u64,
+                    present: true,
+                    attached: false,
+                    queued: false,
+                    disabled: false,
+                    carrier_news: false,
+                    ended: 0,
+                    reported_in: 0,
+                };
                 if let Some(i) = inner.insert(item) {
                     s.item.store(i as u64, Relaxed);
                     s.epoll.store((e as *const Epoll).cast_mut(), Release);
@@ -580,7 +593,20 @@ unsafe fn ctl_attached(e: &'static Epoll, epfd: c_int, op: c_int, fd: c_int, eve
             }
             // SAFETY: checked not to be null; the caller's.
             let ev = unsafe { event.read_unaligned() };
-            let item = Item { socket: s, generation: g, fd, events: ev.events, data: ev.u64, present: true, attached: true, queued: false, disabled: false, carrier_news: true, ended: 0, reported_in: 0 };
+            let item = Item {
+                socket: s,
+                generation: g,
+                fd,
+                events: ev.events,
+                data: ev.u64,
+                present: true,
+                attached: true,
+                queued: false,
+                disabled: false,
+                carrier_news: true,
+                ended: 0,
+                reported_in: 0,
+            };
             let Some(i) = inner.insert(item) else { return -(libc::ENOMEM as Ret) };
             let r = register_carrier(epfd, fd, i);
             if r < 0 {
@@ -720,7 +746,10 @@ pub(crate) fn forget(s: &'static Socket, fd: c_int) {
     // A signal handler that interrupted a call on this very set leaves the item to the set's next look.
     let Some(mut inner) = e.inner.lock_unless_mine() else { return };
     let index = s.item.load(Relaxed) as u32;
-    if s.refs.load(Relaxed) > 1 && fd >= 0 && inner.item(index).is_some_and(|item| core::ptr::eq(item.socket, s) && item.fd == fd && item.present && item.attached) {
+    if s.refs.load(Relaxed) > 1
+        && fd >= 0
+        && inner.item(index).is_some_and(|item| core::ptr::eq(item.socket, s) && item.fd == fd && item.present && item.attached)
+    {
         // The kernel goes on reporting a closed descriptor whose file lives on (epoll(7), Q6): let it.
         drop(inner);
         let _ = io::to_kernel(s, s.generation16(), fd, Reason::DuplicateInEpoll, false);
@@ -946,7 +975,7 @@ unsafe fn wait_slow(e: &'static Epoll, mut inner: Guard<'static, Inner>, epfd: c
                 if out.n == 0 {
                     inner.last_visit = sys::ticks();
                     let room = out.max - out.n;
-        visit(&mut inner, e, epfd, &mut out, room);
+                    visit(&mut inner, e, epfd, &mut out, room);
                 }
                 if out.n > 0 {
                     return out.n as Ret;

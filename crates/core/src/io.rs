@@ -16,14 +16,13 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*, fence};
 use libc::{iovec, mmsghdr, msghdr, sockaddr, socklen_t, timespec};
 use netacc_control::stats::{Counter, Path, Reason};
-use netacc_proto::switchover::{Ack, Announce, Corrupt, EofVerdict, Link, Path as Way, Plan, Rx, Tx, TxState};
+use netacc_proto::switchover::{Ack, Announce, EofVerdict, Link, Path as Way, Plan, Rx, Tx, TxState};
 use netacc_ring::{Consumer, PeerCorrupt, Producer, RingWords};
 
 const EAGAIN: Ret = -(libc::EAGAIN as Ret);
 const ECONNRESET: Ret = -(libc::ECONNRESET as Ret);
 /// Flags under which bytes may take the ring. MSG_MORE only asks to save packets.
 const SEND_FLAGS: c_int = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_MORE | libc::MSG_EOR;
-const RECV_FLAGS: c_int = libc::MSG_DONTWAIT | libc::MSG_PEEK | libc::MSG_WAITALL | libc::MSG_TRUNC | libc::MSG_NOSIGNAL | libc::MSG_CMSG_CLOEXEC;
 /// A call that finds the ring empty asks the carrier at most so often.
 const ASK_CARRIER_NS: u64 = 100_000;
 /// Pages below are never mapped: the usual bad pointer.
@@ -298,7 +297,8 @@ pub(crate) unsafe fn recvv(fd: c_int, iov: *const iovec, count: c_int, flags: c_
                 m.msg_iovlen = count.max(0) as usize;
                 sys::recvmsg(fd, &mut m, flags)
             }
-        }).unwrap_or_else(|| unsafe { recvv(fd, iov, count, flags) }),
+        })
+        .unwrap_or_else(|| unsafe { recvv(fd, iov, count, flags) }),
     }
 }
 
@@ -320,7 +320,8 @@ pub(crate) unsafe fn recvfrom(fd: c_int, buf: *mut u8, len: usize, flags: c_int,
         Who::Candidate(s, g) => candidate(s, g, fd, Side::Receive, flags, || {
             // SAFETY: the caller's buffers.
             unsafe { sys::recvfrom(fd, buf, len, flags, addr.cast(), addr_len) }
-        }).unwrap_or_else(|| unsafe { recvfrom(fd, buf, len, flags, addr, addr_len) }),
+        })
+        .unwrap_or_else(|| unsafe { recvfrom(fd, buf, len, flags, addr, addr_len) }),
     }
 }
 
@@ -350,7 +351,8 @@ pub(crate) unsafe fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> Ret {
         Who::Candidate(s, g) => candidate(s, g, fd, Side::Receive, flags, || {
             // SAFETY: the caller's msghdr.
             unsafe { sys::recvmsg(fd, msg, flags) }
-        }).unwrap_or_else(|| unsafe { recvmsg(fd, msg, flags) }),
+        })
+        .unwrap_or_else(|| unsafe { recvmsg(fd, msg, flags) }),
     }
 }
 
@@ -427,7 +429,8 @@ pub(crate) unsafe fn send(fd: c_int, buf: *const u8, len: usize, flags: c_int) -
         Who::Candidate(s, g) => candidate(s, g, fd, Side::Send, flags, || {
             // SAFETY: the caller's buffer.
             unsafe { sys::sendto(fd, buf, len, flags) }
-        }).unwrap_or_else(|| unsafe { send(fd, buf, len, flags) }),
+        })
+        .unwrap_or_else(|| unsafe { send(fd, buf, len, flags) }),
     }
 }
 
@@ -459,7 +462,8 @@ pub(crate) unsafe fn sendv(fd: c_int, iov: *const iovec, count: c_int, flags: c_
                 m.msg_iovlen = count.max(0) as usize;
                 sys::sendmsg(fd, &m, flags)
             }
-        }).unwrap_or_else(|| unsafe { sendv(fd, iov, count, flags) }),
+        })
+        .unwrap_or_else(|| unsafe { sendv(fd, iov, count, flags) }),
     }
 }
 
@@ -497,7 +501,8 @@ pub(crate) unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> Ret
         Who::Candidate(s, g) => candidate(s, g, fd, Side::Send, flags, || {
             // SAFETY: the caller's msghdr.
             unsafe { sys::sendmsg(fd, msg, flags) }
-        }).unwrap_or_else(|| unsafe { sendmsg(fd, msg, flags) }),
+        })
+        .unwrap_or_else(|| unsafe { sendmsg(fd, msg, flags) }),
     }
 }
 
@@ -1232,8 +1237,9 @@ unsafe fn recv_attached(s: &'static Socket, g: u16, fd: c_int, iov: &[iovec], fl
         return unsafe { recv_inherited(s, g, fd, iov, total, flags) };
     }
     if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
-        // SAFETY: the caller's buffer; urgent data and the error queue never leave the carrier.
+        // Urgent data and the error queue never leave the carrier.
         return match iov.first() {
+            // SAFETY: the caller's buffer.
             Some(v) => unsafe { sys::recvfrom(fd, v.iov_base.cast(), v.iov_len, flags, core::ptr::null_mut(), core::ptr::null_mut()) },
             None => 0,
         };
@@ -1252,7 +1258,11 @@ unsafe fn recv_attached(s: &'static Socket, g: u16, fd: c_int, iov: &[iovec], fl
                     // SAFETY: the caller's buffers.
                     return match unsafe { drain(&mut held.end.ring, iov, 0, limit, false, false) } {
                         Ok(n) => {
-                            if received_fast(s, &mut held, n) { n as Ret } else { corrupt(s, fd) }
+                            if received_fast(s, &mut held, n) {
+                                n as Ret
+                            } else {
+                                corrupt(s, fd)
+                            }
                         }
                         Err(_) => corrupt(s, fd),
                     };
@@ -1463,7 +1473,13 @@ unsafe fn look_fast(s: &Socket, h: &mut RxHeld<'_>, fd: c_int, iov: &[iovec], do
         // SAFETY: the caller's buffers.
         return match unsafe { drain(&mut h.end.ring, iov, done, limit, peek, flags & libc::MSG_TRUNC != 0) } {
             Ok(n) if peek => Look::Got(n),
-            Ok(n) => if received_fast(s, h, n) { Look::Got(n) } else { Look::Corrupt },
+            Ok(n) => {
+                if received_fast(s, h, n) {
+                    Look::Got(n)
+                } else {
+                    Look::Corrupt
+                }
+            }
             Err(_) => Look::Corrupt,
         };
     }
@@ -1524,7 +1540,13 @@ fn carrier_ended(s: &Socket, h: &mut RxHeld<'_>, r: Ret, flags: c_int) -> Look {
         }
         Ok(EofVerdict::Truncated) => Look::Kernel(ECONNRESET),
         Ok(EofVerdict::DrainFastFirst) => Look::Again,
-        Ok(EofVerdict::SkipThenDrain { skip }) => if h.skip(skip).is_ok() { Look::Again } else { Look::Corrupt },
+        Ok(EofVerdict::SkipThenDrain { skip }) => {
+            if h.skip(skip).is_ok() {
+                Look::Again
+            } else {
+                Look::Corrupt
+            }
+        }
         Ok(EofVerdict::FollowAnnounce) => h.follow(s, true),
         Err(_) => Look::Corrupt,
     }
@@ -1842,7 +1864,7 @@ pub(crate) fn serve_pull_back(channel: &Channel, slot: usize) {
     // SAFETY: null or a socket of a type-stable slab.
     let Some(s) = (unsafe { socket.load(Acquire).as_ref() }) else { return };
     let g = s.generation16();
-    let Ok(mut h) = hold_tx(s, g) else { return };
+    let Ok(h) = hold_tx(s, g) else { return };
     if !core::ptr::eq(h.channel, channel) || h.slot != slot {
         return;
     }
@@ -1867,7 +1889,7 @@ pub(crate) fn serve_pull_back(channel: &Channel, slot: usize) {
             Ok(h) => h,
             Err(_) => return,
         };
-        let mut h = h;
+
         let resend = h.end.switch.resend();
         let fd = s.fd.load(Acquire);
         if !core::ptr::eq(h.channel, channel) || h.slot != slot || resend.is_empty() {
@@ -1913,5 +1935,3 @@ pub(crate) fn receives_fast(channel: &Channel, slot: usize) -> bool {
 pub(crate) fn sends_fast(channel: &Channel, slot: usize) -> bool {
     channel.words(slot, channel.side).producer_user[announce::EPOCH].load(Relaxed) & 1 != 0
 }
-
-const _: fn(Corrupt) = |_| ();

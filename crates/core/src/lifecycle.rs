@@ -174,11 +174,6 @@ pub(crate) fn tid() -> u32 {
 
 // ---- fork and exec -------------------------------------------------------------------------------------------
 
-/// Where walks over the descriptor table end.
-pub(crate) fn fd_limit() -> usize {
-    fd_table::high_water()
-}
-
 /// How often this process has forked.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
@@ -264,7 +259,11 @@ fn close_ours(fd: c_int, raw: u64) -> Ret {
     match fd_table::decode(raw) {
         Entry::Internal => -(libc::EBADF as Ret),
         Entry::Socket(s, g) => {
-            if fd_table::take(fd, raw) { socket::close(s, g, fd, true) } else { sys::close(fd) }
+            if fd_table::take(fd, raw) {
+                socket::close(s, g, fd, true)
+            } else {
+                sys::close(fd)
+            }
         }
         Entry::Epoll(e) => {
             if fd_table::take(fd, raw) {

@@ -41,7 +41,11 @@ pub(crate) fn log(level: LogLevel, text: fmt::Arguments<'_>) {
         line.len += 1;
     }
     let end = path.iter().position(|b| *b == 0).map_or(path.len(), |n| n + 1);
-    let fd = sys::open(path.get(..end).unwrap_or(&[0]), libc::O_WRONLY | libc::O_APPEND | libc::O_CREAT | libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NONBLOCK, 0o600) as i32;
+    let fd = sys::open(
+        path.get(..end).unwrap_or(&[0]),
+        libc::O_WRONLY | libc::O_APPEND | libc::O_CREAT | libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NONBLOCK,
+        0o600,
+    ) as i32;
     if fd >= 0 {
         let _ = sys::write(fd, line.bytes.get(..line.len).unwrap_or(&[]));
         let _ = sys::close(fd);

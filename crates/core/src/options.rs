@@ -34,7 +34,9 @@ fn needs_kernel(level: c_int, name: c_int, value: i64) -> bool {
             SO_PEEK_OFF => value >= 0,
             n => SO_TIMESTAMPS.contains(&n) && value != 0,
         },
-        libc::IPPROTO_TCP => matches!(name, TCP_REPAIR | TCP_ULP | TCP_FASTOPEN_CONNECT | TCP_ZEROCOPY_RECEIVE | TCP_INQ | TCP_TX_DELAY) || TCP_AO.contains(&name),
+        libc::IPPROTO_TCP => {
+            matches!(name, TCP_REPAIR | TCP_ULP | TCP_FASTOPEN_CONNECT | TCP_ZEROCOPY_RECEIVE | TCP_INQ | TCP_TX_DELAY) || TCP_AO.contains(&name)
+        }
         libc::IPPROTO_IP => name == IP_TRANSPARENT && value != 0,
         libc::IPPROTO_IPV6 => name == IPV6_TRANSPARENT && value != 0,
         _ => false,

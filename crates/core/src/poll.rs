@@ -35,7 +35,9 @@ impl Want {
         let mut ask = self.socket.has(flag::CARRIER_SPOKE);
         if rx.tail.load(Acquire) != rx.head.load(Relaxed) {
             now |= events & IN;
-        } else if !io::receives_fast(self.channel, self.slot) || rx.producer_user[announce::EPOCH].load(Acquire) as u32 != rx.quiet[quiet::ACK].load(Relaxed) as u32 {
+        } else if !io::receives_fast(self.channel, self.slot)
+            || rx.producer_user[announce::EPOCH].load(Acquire) as u32 != rx.quiet[quiet::ACK].load(Relaxed) as u32
+        {
             ask = true;
         }
         if !io::sends_fast(self.channel, self.slot) {
@@ -231,7 +233,13 @@ fn sleep(fds: &[pollfd], wants: &mut [Want], kernel: &mut Vec<pollfd>, deadline:
         kernel.push(pollfd { fd: place.map_or(-1, wait::gather), events: libc::POLLIN, revents: 0 });
         let left = wait::left(deadline);
         // Where a doorbell could not be had the list is looked at once a millisecond.
-        let left = if all_posted { left } else if left < 0 { 1_000_000 } else { left.min(1_000_000) };
+        let left = if all_posted {
+            left
+        } else if left < 0 {
+            1_000_000
+        } else {
+            left.min(1_000_000)
+        };
         stats::count(Counter::Sleeps);
         // SAFETY: a buffer of that many pollfds; the caller's mask.
         r = unsafe { sys::ppoll(kernel.as_mut_ptr(), kernel.len(), left, mask) };

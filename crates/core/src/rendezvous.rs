@@ -28,10 +28,10 @@ use crate::{fd_table, lifecycle, stats, sys};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use auth::{Cred, PeerVerified};
-use doorbell::{is_doorbell, learn_doorbell};
-pub(crate) use finding::Listens;
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering::*, fence};
+use doorbell::{is_doorbell, learn_doorbell};
+pub(crate) use finding::Listens;
 use netacc_control::stats::{CHANNEL_SLOTS, ChannelState, Counter, Reason};
 use netacc_proto::rendezvous::{self as proto, Direction, Hello, Message, Role, Tuple, refuse};
 use table::{Key, Table};
@@ -64,8 +64,7 @@ pub(crate) const CHANNEL_BYTES: usize = arena::whole_pages(size_of::<ChannelMem>
 /// A `Refuse` reason beside those of the protocol: the acceptor could not prove that it holds the connection.
 pub(crate) const REFUSE_NOT_AUTHENTICATED: u16 = 7;
 
-const LIB_VERSION: [u16; 3] =
-    [number(env!("CARGO_PKG_VERSION_MAJOR")), number(env!("CARGO_PKG_VERSION_MINOR")), number(env!("CARGO_PKG_VERSION_PATCH"))];
+const LIB_VERSION: [u16; 3] = [number(env!("CARGO_PKG_VERSION_MAJOR")), number(env!("CARGO_PKG_VERSION_MINOR")), number(env!("CARGO_PKG_VERSION_PATCH"))];
 
 const fn number(text: &str) -> u16 {
     let mut rest = text.as_bytes();
@@ -119,14 +118,8 @@ struct Slot {
 }
 
 impl Slot {
-    const FREE: Slot = Slot {
-        state: SlotState::Free,
-        token: 0,
-        waiting: Key(u64::MAX),
-        pair: Pair { arena: 0, offset: 0 },
-        socket: core::ptr::null(),
-        generation: 0,
-    };
+    const FREE: Slot =
+        Slot { state: SlotState::Free, token: 0, waiting: Key(u64::MAX), pair: Pair { arena: 0, offset: 0 }, socket: core::ptr::null(), generation: 0 };
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -406,11 +399,7 @@ impl State {
         self.tables = (|| {
             self.to_agree.try_reserve_exact(PENDING as usize).ok()?;
             self.young.try_reserve_exact(PENDING as usize).ok()?;
-            Some(Tables {
-                connected: Table::new(PENDING, seed)?,
-                accepted: Table::new(PENDING, seed)?,
-                candidates: Table::new(PENDING, seed)?,
-            })
+            Some(Tables { connected: Table::new(PENDING, seed)?, accepted: Table::new(PENDING, seed)?, candidates: Table::new(PENDING, seed)? })
         })();
         self.tables.is_some()
     }
@@ -473,7 +462,9 @@ impl State {
             }
             Message::PullBack { slot, dir } => {
                 let produced = if acceptor { Direction::AcceptorToConnector } else { Direction::ConnectorToAcceptor };
-                let Some(word) = l.pulls.get_mut(slot as usize / 64).filter(|_| l.channel.is_some() && dir == produced) else { return Err(Violation::Malformed) };
+                let Some(word) = l.pulls.get_mut(slot as usize / 64).filter(|_| l.channel.is_some() && dir == produced) else {
+                    return Err(Violation::Malformed);
+                };
                 *word |= 1 << (slot % 64);
                 Ok(Then::Pull)
             }

@@ -42,8 +42,6 @@ pub(crate) mod flag {
     pub(crate) const SHUT_WR: u32 = 2;
     /// The carrier has said something that the ring cannot (FIN, RST, error, urgent data): ask it before waiting.
     pub(crate) const CARRIER_SPOKE: u32 = 4;
-    /// Both directions are to stay on the kernel's path; retire at the next quiet moment.
-    pub(crate) const RETIRE: u32 = 8;
     /// We made the connection (connect); clear: we accepted it.
     pub(crate) const CONNECTOR: u32 = 16;
     /// The connector has looked for an accelerated listener after the first received bytes.

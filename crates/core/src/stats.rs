@@ -111,7 +111,11 @@ pub(crate) fn moved(from: Path, to: Path, best_changed: Option<(Path, Path)>) {
     let Some(h) = header() else { return };
     let add = |w: &[core::sync::atomic::AtomicU64; 4], p: Path, up: bool| {
         if let Some(n) = w.get(p as usize) {
-            if up { n.fetch_add(1, Relaxed) } else { n.fetch_sub(1, Relaxed) };
+            if up {
+                n.fetch_add(1, Relaxed)
+            } else {
+                n.fetch_sub(1, Relaxed)
+            };
         }
     };
     add(&h.open_by_path, from, false);

@@ -122,7 +122,11 @@ pub(crate) fn accept4(fd: c_int, flags: c_int) -> isize {
 /// `getsockname` (`peer` false) or `getpeername` into `addr`; returns the length.
 pub(crate) fn socket_name(fd: c_int, peer: bool, addr: &mut [u8; 128]) -> isize {
     let mut len: u32 = 128;
-    let r = if peer { sys!(SYS_getpeername, fd, addr.as_mut_ptr(), &mut len as *mut u32) } else { sys!(SYS_getsockname, fd, addr.as_mut_ptr(), &mut len as *mut u32) };
+    let r = if peer {
+        sys!(SYS_getpeername, fd, addr.as_mut_ptr(), &mut len as *mut u32)
+    } else {
+        sys!(SYS_getsockname, fd, addr.as_mut_ptr(), &mut len as *mut u32)
+    };
     if r < 0 { r } else { len.min(128) as isize }
 }
 /// `getsockopt` into any plain-old-data value of the option's type.

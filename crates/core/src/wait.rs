@@ -178,9 +178,13 @@ struct Luck {
     /// What the last polls ask for; [`UNTRIED`]: the longest allowed.
     budget_ns: AtomicU32,
     skipped: AtomicU32,
+    /// Polls that paid since strangers last had the CPU.
+    won: AtomicU32,
 }
+/// So many polls that paid, between two slices of strangers', are worth the slice.
+const WORTH_A_SLICE: u32 = 200;
 const UNTRIED: u32 = u32::MAX;
-static LUCK: [Luck; 64] = [const { Luck { budget_ns: AtomicU32::new(UNTRIED), skipped: AtomicU32::new(0) } }; 64];
+static LUCK: [Luck; 64] = [const { Luck { budget_ns: AtomicU32::new(UNTRIED), skipped: AtomicU32::new(0), won: AtomicU32::new(0) } }; 64];
 
 /// Until when the CPUs are taken to be wanted by others, and how long the last such time was.
 static CROWDED_UNTIL: AtomicU64 = AtomicU64::new(0);
@@ -252,6 +256,7 @@ pub(crate) fn spin(same_cpu: bool, mut ready: impl FnMut() -> bool) -> bool {
         for _ in 0..8 {
             if ready() {
                 luck.budget_ns.store(budget.saturating_mul(2).clamp(SPIN_PROBE_NS.min(cap), cap), Relaxed);
+                luck.won.store(luck.won.load(Relaxed).saturating_add(1), Relaxed);
                 stats::count(Counter::SpinsWon);
                 return true;
             }
@@ -269,7 +274,7 @@ pub(crate) fn spin(same_cpu: bool, mut ready: impl FnMut() -> bool) -> bool {
             away += gone;
             // Who gave way to somebody may do so again at once.
             yield_at = after + if same_cpu || gone > YIELD_SHORT_NS { 0 } else { 1_000 };
-            if gone > YIELD_LONG_NS && strangers(after) {
+            if gone > YIELD_LONG_NS && luck.won.swap(0, Relaxed) < WORTH_A_SLICE && strangers(after) {
                 crowded(after);
                 break;
             }
@@ -389,10 +394,13 @@ pub(crate) fn block(s: &Socket, fd: i32, side: Side, on_carrier: bool, deadline:
     let slot = s.slot.load(Relaxed) as usize;
     let ring_bytes = crate::io::tx_ring_bytes(s);
     // Besides news, whatever `prod` is called for: it may come between the caller's look and the sleep.
-    let ready = || !s.is(ATTACHED) || match side {
-        // Where the stream is on the carrier, the kernel is asked for the carrier's news by the sleep itself.
-        Side::Receive => receive_news(channel, slot) || (!on_carrier && s.has(flag::CARRIER_SPOKE)),
-        Side::Send => send_room(channel, slot, ring_bytes) || !crate::io::sends_fast(channel, slot) || s.has(flag::SHUT_WR),
+    let ready = || {
+        !s.is(ATTACHED)
+            || match side {
+                // Where the stream is on the carrier, the kernel is asked for the carrier's news by the sleep itself.
+                Side::Receive => receive_news(channel, slot) || (!on_carrier && s.has(flag::CARRIER_SPOKE)),
+                Side::Send => send_room(channel, slot, ring_bytes) || !crate::io::sends_fast(channel, slot) || s.has(flag::SHUT_WR),
+            }
     };
     if !on_carrier {
         channel.note_cpu();
@@ -427,7 +435,13 @@ fn sleep(s: &Socket, channel: &Channel, slot: usize, fd: i32, side: Side, on_car
     }
     if !missed {
         // Without a place of its own (a second thread on the same end, or 256 sleepers) the thread looks once a millisecond.
-        let limit = if posted { timeout } else if timeout < 0 { 1_000_000 } else { timeout.min(1_000_000) };
+        let limit = if posted {
+            timeout
+        } else if timeout < 0 {
+            1_000_000
+        } else {
+            timeout.min(1_000_000)
+        };
         stats::count(Counter::Sleeps);
         // SAFETY: two valid pollfds; no mask.
         let r = unsafe { sys::ppoll(fds.as_mut_ptr(), 2, limit, core::ptr::null()) };

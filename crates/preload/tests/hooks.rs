@@ -206,7 +206,23 @@ fn variadic_exec_passes_every_argument() {
         let p = |text: &'static CStr| text.as_ptr();
         let end = null::<c_char>();
         let status = in_child(|| {
-            libc::execl(p(c"/bin/sh"), p(c"sh"), p(c"-c"), p(script), p(c"0"), p(c"1"), p(c"2"), p(c"3"), p(c"4"), p(c"5"), p(c"6"), p(c"7"), p(c"8"), p(c"9"), end)
+            libc::execl(
+                p(c"/bin/sh"),
+                p(c"sh"),
+                p(c"-c"),
+                p(script),
+                p(c"0"),
+                p(c"1"),
+                p(c"2"),
+                p(c"3"),
+                p(c"4"),
+                p(c"5"),
+                p(c"6"),
+                p(c"7"),
+                p(c"8"),
+                p(c"9"),
+                end,
+            )
         });
         assert_eq!(exited(status), Some(42));
         let status = in_child(|| {
@@ -214,9 +230,8 @@ fn variadic_exec_passes_every_argument() {
         });
         assert_eq!(exited(status), Some(42));
         let environment = [c"ONLY=this".as_ptr(), null()];
-        let status = in_child(|| {
-            libc::execle(p(c"/bin/sh"), p(c"sh"), p(c"-c"), p(c"test $ONLY$1 = this5 && exit 43"), p(c"0"), p(c"5"), end, environment.as_ptr())
-        });
+        let status =
+            in_child(|| libc::execle(p(c"/bin/sh"), p(c"sh"), p(c"-c"), p(c"test $ONLY$1 = this5 && exit 43"), p(c"0"), p(c"5"), end, environment.as_ptr()));
         assert_eq!(exited(status), Some(43));
     });
 }
@@ -226,8 +241,23 @@ fn dprintf_passes_every_argument() {
     both_ways("dprintf_passes_every_argument", || unsafe {
         let [reader, writer] = pipe();
         let n = dprintf(
-            writer, c"%d %g %s %g %d %g %g %g %g %g %g %g %d %d %d".as_ptr(),
-            1 as c_int, 0.5, c"two".as_ptr(), 1.5, 3 as c_int, 2.5, 3.5, 4.5, 5.5, 6.5, 7.5, 8.5, 4 as c_int, 5 as c_int, 6 as c_int,
+            writer,
+            c"%d %g %s %g %d %g %g %g %g %g %g %g %d %d %d".as_ptr(),
+            1 as c_int,
+            0.5,
+            c"two".as_ptr(),
+            1.5,
+            3 as c_int,
+            2.5,
+            3.5,
+            4.5,
+            5.5,
+            6.5,
+            7.5,
+            8.5,
+            4 as c_int,
+            5 as c_int,
+            6 as c_int,
         );
         let expected = b"1 0.5 two 1.5 3 2.5 3.5 4.5 5.5 6.5 7.5 8.5 4 5 6";
         assert_eq!(n as usize, expected.len());

@@ -196,7 +196,8 @@ pub fn list() -> Vec<Scenario> {
                     t.log("recv", sys::recv(*fd, &mut [0; 8], 0));
                 }
             },
-        ),
+        )
+        .skip(&[("shm", "the kernel does not see unread bytes of a ring: a process that dies without closing gives EOF")]),
         pair(
             "close/data-before-reset",
             "bytes that were sent before a reset can still be read; then ECONNRESET",

@@ -109,14 +109,7 @@ impl State {
             r.slots_used.store(used, Relaxed);
             r.connections_total.fetch_add(1, Relaxed);
         });
-        Ok(proto::Offer {
-            token,
-            tuple,
-            slot,
-            arena: pair.arena,
-            ring_offset: [pair.offset, pair.offset + ring as u64],
-            ring_bytes: [ring as u32; 2],
-        })
+        Ok(proto::Offer { token, tuple, slot, arena: pair.arena, ring_offset: [pair.offset, pair.offset + ring as u64], ring_bytes: [ring as u32; 2] })
     }
 
     fn create_channel(&mut self, i: usize) -> Result<&'static Channel, OfferError> {

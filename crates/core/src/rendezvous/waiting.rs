@@ -209,7 +209,8 @@ impl State {
             let socket = unsafe { s.socket.as_ref() };
             let current = socket.filter(|k| k.generation.load(Acquire) == s.generation);
             s.state != SlotState::Live
-                || current.is_some_and(|k| matches!(k.state.load(Acquire), socket::CANDIDATE | socket::ATTACHING) || core::ptr::eq(k.channel.load(Acquire), channel))
+                || current
+                    .is_some_and(|k| matches!(k.state.load(Acquire), socket::CANDIDATE | socket::ATTACHING) || core::ptr::eq(k.channel.load(Acquire), channel))
         });
         if in_use { false } else { self.release(i, slot) }
     }

@@ -1161,5 +1161,8 @@ fn noise_never_hurts() {
 
 #[test]
 fn the_local_refusal_code_is_not_one_of_the_protocol() {
-    assert!(![refuse::WITHDRAWN, refuse::UNKNOWN_TOKEN, refuse::WRONG_TUPLE, refuse::BAD_MEMORY, refuse::NO_RESOURCES, refuse::CONFIG].contains(&REFUSE_NOT_AUTHENTICATED));
+    assert!(
+        ![refuse::WITHDRAWN, refuse::UNKNOWN_TOKEN, refuse::WRONG_TUPLE, refuse::BAD_MEMORY, refuse::NO_RESOURCES, refuse::CONFIG]
+            .contains(&REFUSE_NOT_AUTHENTICATED)
+    );
 }

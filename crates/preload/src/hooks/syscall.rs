@@ -84,35 +84,90 @@ const LISTS: [&[c_long]; 5] = [ASKED, EPOLL_WAITS, TOLD, MAKES_FD, MAKES_FD_X86]
 
 /// The core is asked first.
 const ASKED: &[c_long] = &[
-    SYS_read, SYS_readv, SYS_preadv2, SYS_recvfrom, SYS_recvmsg, SYS_recvmmsg,
-    SYS_write, SYS_writev, SYS_pwritev2, SYS_sendto, SYS_sendmsg, SYS_sendmmsg,
-    SYS_sendfile, SYS_splice, SYS_tee, SYS_vmsplice, SYS_copy_file_range,
-    SYS_ppoll, SYS_pselect6, SYS_epoll_ctl,
-    SYS_close, SYS_close_range, SYS_dup, SYS_dup3, SYS_fcntl, SYS_ioctl,
-    SYS_connect, SYS_shutdown, SYS_setsockopt, SYS_execve, SYS_execveat,
-    #[cfg(target_arch = "x86_64")] SYS_poll,
-    #[cfg(target_arch = "x86_64")] SYS_select,
-    #[cfg(target_arch = "x86_64")] SYS_dup2,
+    SYS_read,
+    SYS_readv,
+    SYS_preadv2,
+    SYS_recvfrom,
+    SYS_recvmsg,
+    SYS_recvmmsg,
+    SYS_write,
+    SYS_writev,
+    SYS_pwritev2,
+    SYS_sendto,
+    SYS_sendmsg,
+    SYS_sendmmsg,
+    SYS_sendfile,
+    SYS_splice,
+    SYS_tee,
+    SYS_vmsplice,
+    SYS_copy_file_range,
+    SYS_ppoll,
+    SYS_pselect6,
+    SYS_epoll_ctl,
+    SYS_close,
+    SYS_close_range,
+    SYS_dup,
+    SYS_dup3,
+    SYS_fcntl,
+    SYS_ioctl,
+    SYS_connect,
+    SYS_shutdown,
+    SYS_setsockopt,
+    SYS_execve,
+    SYS_execveat,
+    #[cfg(target_arch = "x86_64")]
+    SYS_poll,
+    #[cfg(target_arch = "x86_64")]
+    SYS_select,
+    #[cfg(target_arch = "x86_64")]
+    SYS_dup2,
 ];
 
 /// The core is asked, perhaps again.
 const EPOLL_WAITS: &[c_long] = &[
-    SYS_epoll_pwait, SYS_epoll_pwait2,
-    #[cfg(target_arch = "x86_64")] SYS_epoll_wait,
+    SYS_epoll_pwait,
+    SYS_epoll_pwait2,
+    #[cfg(target_arch = "x86_64")]
+    SYS_epoll_wait,
 ];
 
 /// The core is told of the result.
 const TOLD: &[c_long] = &[
-    SYS_socket, SYS_socketpair, SYS_listen, SYS_accept, SYS_accept4, SYS_epoll_create1, SYS_pipe2, SYS_io_uring_setup,
-    #[cfg(target_arch = "x86_64")] SYS_epoll_create,
-    #[cfg(target_arch = "x86_64")] SYS_pipe,
+    SYS_socket,
+    SYS_socketpair,
+    SYS_listen,
+    SYS_accept,
+    SYS_accept4,
+    SYS_epoll_create1,
+    SYS_pipe2,
+    SYS_io_uring_setup,
+    #[cfg(target_arch = "x86_64")]
+    SYS_epoll_create,
+    #[cfg(target_arch = "x86_64")]
+    SYS_pipe,
 ];
 
 /// The result is a new descriptor.
 const MAKES_FD: &[c_long] = &[
-    SYS_openat, SYS_openat2, SYS_open_by_handle_at, SYS_eventfd2, SYS_timerfd_create, SYS_signalfd4, SYS_inotify_init1,
-    SYS_fanotify_init, SYS_memfd_create, SYS_memfd_secret, SYS_pidfd_open, SYS_pidfd_getfd, SYS_userfaultfd,
-    SYS_perf_event_open, SYS_mq_open, SYS_fsopen, SYS_fsmount, SYS_fspick, SYS_open_tree,
+    SYS_openat,
+    SYS_openat2,
+    SYS_open_by_handle_at,
+    SYS_eventfd2,
+    SYS_timerfd_create,
+    SYS_signalfd4,
+    SYS_inotify_init1,
+    SYS_fanotify_init,
+    SYS_memfd_create,
+    SYS_memfd_secret,
+    SYS_pidfd_open,
+    SYS_pidfd_getfd,
+    SYS_userfaultfd,
+    SYS_perf_event_open,
+    SYS_mq_open,
+    SYS_fsopen,
+    SYS_fsmount,
+    SYS_fspick,
+    SYS_open_tree,
 ];
 
 /// Those that only the older architecture has.
