@@ -295,11 +295,14 @@ impl Inner {
     }
     #[inline]
     fn queue(&mut self, index: u32) {
-        if let Some(Some(item)) = self.items.get_mut(index as usize) {
-            if !item.queued && item.present && item.attached && !item.disabled {
-                item.queued = true;
-                self.ready.push_back(index);
-            }
+        if let Some(Some(item)) = self.items.get_mut(index as usize)
+            && !item.queued
+            && item.present
+            && item.attached
+            && !item.disabled
+        {
+            item.queued = true;
+            self.ready.push_back(index);
         }
     }
     /// Takes the news of all channels over into the ready queue.
@@ -571,11 +574,11 @@ unsafe fn ctl_attached(e: &'static Epoll, epfd: c_int, op: c_int, fd: c_int, eve
     }
     let mut inner = e.inner.lock();
     let mut index = inner.index_of(fd);
-    if let Some(i) = index {
-        if inner.item(i).is_none_or(|item| item.generation != g || !core::ptr::eq(item.socket, s)) {
-            inner.remove(i);
-            index = None;
-        }
+    if let Some(i) = index
+        && inner.item(i).is_none_or(|item| item.generation != g || !core::ptr::eq(item.socket, s))
+    {
+        inner.remove(i);
+        index = None;
     }
     match (op, index) {
         (libc::EPOLL_CTL_ADD, None) => {
@@ -755,18 +758,18 @@ pub(crate) fn forget(s: &'static Socket, fd: c_int) {
         let _ = io::to_kernel(s, s.generation16(), fd, Reason::DuplicateInEpoll, false);
         return;
     }
-    if inner.item(index).is_some_and(|item| core::ptr::eq(item.socket, s) && (item.fd == fd || fd < 0)) {
-        if let Some(item) = inner.remove(index) {
-            if item.attached && s.refs.load(Relaxed) > 1 {
-                let mut ev = epoll_event { events: 0, u64: 0 };
-                // SAFETY: one valid event; the descriptor is still open.
-                let _ = unsafe { sys::epoll_ctl(e.fd.load(Relaxed), libc::EPOLL_CTL_DEL, item.fd, &mut ev) };
-            }
-            leave(e, &item);
-            let place = e.place.load(Relaxed) as usize;
-            if place != 0 && s.channel().is_some_and(|c| c.dead.load(Acquire) != 0) {
-                prune(e, &mut inner, place - 1);
-            }
+    if inner.item(index).is_some_and(|item| core::ptr::eq(item.socket, s) && (item.fd == fd || fd < 0))
+        && let Some(item) = inner.remove(index)
+    {
+        if item.attached && s.refs.load(Relaxed) > 1 {
+            let mut ev = epoll_event { events: 0, u64: 0 };
+            // SAFETY: one valid event; the descriptor is still open.
+            let _ = unsafe { sys::epoll_ctl(e.fd.load(Relaxed), libc::EPOLL_CTL_DEL, item.fd, &mut ev) };
+        }
+        leave(e, &item);
+        let place = e.place.load(Relaxed) as usize;
+        if place != 0 && s.channel().is_some_and(|c| c.dead.load(Acquire) != 0) {
+            prune(e, &mut inner, place - 1);
         }
     }
 }

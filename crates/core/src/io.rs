@@ -772,12 +772,12 @@ fn after_candidate_call(s: &'static Socket, g: u16, fd: c_int, side: Side) {
         // Worth it by now.
         service::hurry(s);
     }
-    if calls % 64 == 0 && calls >= 128 {
-        if let Some(r) = s.record() {
-            if sys::unix_ns().wrapping_sub(r.opened_unix_ns.load(Relaxed)) > 1_000_000_000 {
-                socket::make_plain(s, if s.has(flag::CONNECTOR) { Reason::PeerRefused } else { Reason::PeerWithoutLibrary });
-            }
-        }
+    if calls.is_multiple_of(64)
+        && calls >= 128
+        && let Some(r) = s.record()
+        && sys::unix_ns().wrapping_sub(r.opened_unix_ns.load(Relaxed)) > 1_000_000_000
+    {
+        socket::make_plain(s, if s.has(flag::CONNECTOR) { Reason::PeerRefused } else { Reason::PeerWithoutLibrary });
     }
 }
 
@@ -947,10 +947,10 @@ fn sent_fast(s: &Socket, held: &mut TxHeld<'_>, n: usize) {
     held.end.ring.publish();
     let _ = held.end.switch.on_accepted(n as u64);
     held.notify();
-    if let Some(r) = s.record() {
-        if let Some(w) = r.tx_bytes.get(Path::Shm as usize) {
-            bump(w, n as u64);
-        }
+    if let Some(r) = s.record()
+        && let Some(w) = r.tx_bytes.get(Path::Shm as usize)
+    {
+        bump(w, n as u64);
     }
 }
 
@@ -1187,7 +1187,7 @@ fn test_switch_tx(s: &Socket, h: &mut TxHeld<'_>) {
     x ^= x >> 17;
     x ^= x << 5;
     h.end.test_switch = x | 1;
-    if h.end.switch.state() == TxState::Fast && x % 16 == 0 {
+    if h.end.switch.state() == TxState::Fast && x.is_multiple_of(16) {
         demote_tx(s, h, false);
     }
 }
@@ -1249,26 +1249,28 @@ unsafe fn recv_attached(s: &'static Socket, g: u16, fd: c_int, iov: &[iovec], fl
         Err(NotHeld::Reentrant) => return EAGAIN,
         Err(NotHeld::Changed) => return PASS,
     };
-    if flags & !(libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) == 0 && total > 0 && valid {
-        if let Plan::Fast { limit } = held.end.switch.plan() {
-            match held.end.ring.available() {
-                Ok(0) => {}
-                Ok(avail) => {
-                    let limit = (limit.min(avail as u64)) as usize;
-                    // SAFETY: the caller's buffers.
-                    return match unsafe { drain(&mut held.end.ring, iov, 0, limit, false, false) } {
-                        Ok(n) => {
-                            if received_fast(s, &mut held, n) {
-                                n as Ret
-                            } else {
-                                corrupt(s, fd)
-                            }
+    if flags & !(libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) == 0
+        && total > 0
+        && valid
+        && let Plan::Fast { limit } = held.end.switch.plan()
+    {
+        match held.end.ring.available() {
+            Ok(0) => {}
+            Ok(avail) => {
+                let limit = (limit.min(avail as u64)) as usize;
+                // SAFETY: the caller's buffers.
+                return match unsafe { drain(&mut held.end.ring, iov, 0, limit, false, false) } {
+                    Ok(n) => {
+                        if received_fast(s, &mut held, n) {
+                            n as Ret
+                        } else {
+                            corrupt(s, fd)
                         }
-                        Err(_) => corrupt(s, fd),
-                    };
-                }
-                Err(_) => return corrupt(s, fd),
+                    }
+                    Err(_) => corrupt(s, fd),
+                };
             }
+            Err(_) => return corrupt(s, fd),
         }
     }
     if total == 0 || !valid {
@@ -1290,10 +1292,10 @@ fn received_fast(s: &Socket, held: &mut RxHeld<'_>, n: usize) -> bool {
     if held.end.ring.take_space_request() {
         held.notify_space();
     }
-    if let Some(r) = s.record() {
-        if let Some(w) = r.rx_bytes.get(Path::Shm as usize) {
-            bump(w, n as u64);
-        }
+    if let Some(r) = s.record()
+        && let Some(w) = r.rx_bytes.get(Path::Shm as usize)
+    {
+        bump(w, n as u64);
     }
     true
 }
@@ -1489,7 +1491,8 @@ unsafe fn look_fast(s: &Socket, h: &mut RxHeld<'_>, fd: c_int, iov: &[iovec], do
         Err(_) => return Look::Corrupt,
     }
     let now = sys::now_ns();
-    if !s.has(flag::CARRIER_SPOKE) && !(nonblocking && now.wrapping_sub(h.end.carrier_asked) > ASK_CARRIER_NS) {
+    let due = nonblocking && now.wrapping_sub(h.end.carrier_asked) > ASK_CARRIER_NS;
+    if !due && !s.has(flag::CARRIER_SPOKE) {
         return Look::Empty;
     }
     h.end.carrier_asked = now;
@@ -1639,7 +1642,7 @@ unsafe fn kernel_recv(fd: c_int, iov: &[iovec], done: usize, max: usize, flags: 
 /// SA_RESTART. Which handler ran cannot be known; so the answer is yes only if all of the process's handlers have it.
 #[cold]
 fn restarts() -> bool {
-    (1..=64).all(|signal| sys::handler_restarts(signal))
+    (1..=64).all(sys::handler_restarts)
 }
 
 // ---- shutdown and close ----------------------------------------------------------------------------------------

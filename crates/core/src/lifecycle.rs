@@ -419,9 +419,8 @@ pub(crate) fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> Ret {
     if raw == 0 && cmd != libc::F_DUPFD && cmd != libc::F_DUPFD_CLOEXEC {
         return PASS;
     }
-    match fd_table::decode(raw) {
-        Entry::Internal => return -(libc::EBADF as Ret),
-        _ => {}
+    if let Entry::Internal = fd_table::decode(raw) {
+        return -(libc::EBADF as Ret);
     }
     match cmd {
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => {
@@ -433,12 +432,12 @@ pub(crate) fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> Ret {
         }
         libc::F_SETFL => {
             let r = sys::fcntl(fd, cmd, arg);
-            if let Entry::Socket(s, _) = fd_table::decode(raw) {
-                if r >= 0 {
-                    socket::set_nonblock(s, arg as c_int & libc::O_NONBLOCK != 0);
-                    if arg as c_int & libc::O_ASYNC != 0 {
-                        need_kernel(fd, Reason::SocketOption);
-                    }
+            if let Entry::Socket(s, _) = fd_table::decode(raw)
+                && r >= 0
+            {
+                socket::set_nonblock(s, arg as c_int & libc::O_NONBLOCK != 0);
+                if arg as c_int & libc::O_ASYNC != 0 {
+                    need_kernel(fd, Reason::SocketOption);
                 }
             }
             r

@@ -248,10 +248,10 @@ fn sleep(fds: &[pollfd], wants: &mut [Want], kernel: &mut Vec<pollfd>, deadline:
                 let _ = w.translate(k.revents, p.events);
             }
         }
-        if kernel.last().is_some_and(|k| k.revents != 0) {
-            if let Some(p) = place {
-                wait::silence(p);
-            }
+        if kernel.last().is_some_and(|k| k.revents != 0)
+            && let Some(p) = place
+        {
+            wait::silence(p);
         }
     }
     if let Some(p) = place {

@@ -402,10 +402,10 @@ pub(crate) unsafe fn before_connect(fd: c_int, addr: *const sockaddr, len: sockl
 }
 
 pub(crate) fn on_connect(fd: c_int, result: c_int) {
-    if let Entry::Fresh(reason) = fd_table::get(fd) {
-        if result == 0 || result == -libc::EINPROGRESS || result == -libc::EINTR || result == -libc::EISCONN {
-            begin(fd, reason, true);
-        }
+    if let Entry::Fresh(reason) = fd_table::get(fd)
+        && (result == 0 || result == -libc::EINPROGRESS || result == -libc::EINTR || result == -libc::EISCONN)
+    {
+        begin(fd, reason, true);
     }
 }
 

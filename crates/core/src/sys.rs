@@ -145,7 +145,7 @@ pub(crate) unsafe fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut ep
 }
 /// `epoll_pwait2` with nanoseconds (`< 0`: for ever); falls back to milliseconds, rounded up, where the kernel lacks it.
 pub(crate) unsafe fn epoll_wait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout_ns: i64, mask: *const sigset_t) -> isize {
-    if timeout_ns == 0 || timeout_ns < 0 || timeout_ns % 1_000_000 == 0 {
+    if timeout_ns <= 0 || timeout_ns % 1_000_000 == 0 {
         let ms = if timeout_ns < 0 { -1 } else { (timeout_ns / 1_000_000).min(i32::MAX as i64) as i32 };
         return sys!(SYS_epoll_pwait, epfd, events, max, ms, mask, 8);
     }
