@@ -16,7 +16,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*, fence};
 use libc::{iovec, mmsghdr, msghdr, sockaddr, socklen_t, timespec};
 use netacc_control::stats::{Counter, Path, Reason};
-use netacc_proto::switchover::{Ack, Announce, EofVerdict, Link, Path as Way, Plan, Rx, Tx, TxState};
+use netacc_proto::switchover::{Ack, Announce, EofVerdict, Link, Path as Way, Plan, Rx, RxState, Tx, TxState};
 use netacc_ring::{Consumer, PeerCorrupt, Producer, RingWords};
 
 const EAGAIN: Ret = -(libc::EAGAIN as Ret);
@@ -606,6 +606,9 @@ pub(crate) unsafe fn splice(input: c_int, input_offset: *mut i64, out: c_int, ou
             return r.unwrap_or_else(|| unsafe { splice(input, input_offset, out, out_offset, len, flags) });
         }
         Who::Attached(s, g) => {
+            if len == 0 {
+                return 0;
+            }
             if !input_offset.is_null() || !out_offset.is_null() {
                 return -(libc::ESPIPE as Ret);
             }
@@ -644,10 +647,22 @@ fn splice_from(s: &'static Socket, g: u16, input: c_int, out: c_int, len: usize,
     if wait != 0 && unsafe { sys::ppoll(&mut p, 1, 0, core::ptr::null()) } == 0 {
         return EAGAIN;
     }
-    let most = if wait != 0 { 4096 } else { part.len() };
-    let w = sys::write(out, part.get(..(n as usize).min(most)).unwrap_or(&[]));
-    if w <= 0 {
-        return w;
+    // A page at a time while the pipe says that it has room: only the first may wait.
+    let mut w: isize = 0;
+    while w < n {
+        let end = (n as usize).min(w as usize + 4096);
+        // SAFETY: one valid pollfd.
+        if w > 0 && unsafe { sys::ppoll(&mut p, 1, 0, core::ptr::null()) } == 0 {
+            break;
+        }
+        let r = sys::write(out, part.get(w as usize..end).unwrap_or(&[]));
+        if r <= 0 {
+            if w == 0 {
+                return r;
+            }
+            break;
+        }
+        w += r;
     }
     let taken = [sys::iov(part.as_mut_ptr(), w as usize)];
     // SAFETY: within `part`; these bytes were just peeked, so this does not wait.
@@ -663,8 +678,7 @@ fn in_carrier(s: &'static Socket, g: u16, fd: c_int, source: c_int, nonblocking:
     let nonblocking = nonblocking || s.has(flag::NONBLOCK);
     loop {
         if s.is_inherited() {
-            to_kernel(s, g, fd, Reason::InheritedByFork, false);
-            return PASS;
+            return inherited_send(s, g, fd, nonblocking);
         }
         {
             let mut h = match hold_tx(s, g) {
@@ -903,6 +917,25 @@ fn total_len(iov: &[iovec]) -> Option<usize> {
     Some(total)
 }
 
+/// A forked child sends: through the kernel, once nothing waits to go before it. [`PASS`], or `-errno`.
+#[cold]
+fn inherited_send(s: &'static Socket, g: u16, fd: c_int, nonblocking: bool) -> Ret {
+    loop {
+        to_kernel(s, g, fd, Reason::InheritedByFork, false);
+        if !is_resending(s, g) {
+            return PASS;
+        }
+        if nonblocking || s.has(flag::NONBLOCK) {
+            return EAGAIN;
+        }
+        let mut p = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
+        // SAFETY: one valid pollfd.
+        if unsafe { sys::ppoll(&mut p, 1, -1, core::ptr::null()) } == -(libc::EINTR as isize) && !restarts() {
+            return -(libc::EINTR as Ret);
+        }
+    }
+}
+
 #[inline]
 unsafe fn send_attached(s: &'static Socket, g: u16, fd: c_int, iov: &[iovec], flags: c_int) -> Ret {
     let total = match iov {
@@ -914,8 +947,7 @@ unsafe fn send_attached(s: &'static Socket, g: u16, fd: c_int, iov: &[iovec], fl
     };
     if s.is_inherited() {
         // The sending direction is the carrier's from here on, whatever becomes of the other.
-        to_kernel(s, g, fd, Reason::InheritedByFork, false);
-        return PASS;
+        return inherited_send(s, g, fd, flags & libc::MSG_DONTWAIT != 0);
     }
     let mut held = match hold_tx(s, g) {
         Ok(h) => h,
@@ -1720,11 +1752,11 @@ pub(crate) fn carrier_is_drained(s: &Socket) -> bool {
 
 /// The kernel has closed it and no thread can find it any more: the slot is given back.
 pub(crate) fn after_close(s: &'static Socket) {
-    let Some(channel) = s.channel() else { return };
+    // SAFETY: as in `Socket::channel`; the swap gives it to one caller.
+    let Some(channel) = (unsafe { s.channel.swap(core::ptr::null_mut(), AcqRel).as_ref() }) else { return };
     let slot = s.slot.load(Relaxed) as usize;
     let (tx, rx) = (channel.words(slot, channel.side), channel.words(slot, channel.side ^ 1));
     let (readers, writers) = (tx.quiet[quiet::NOTIFY].load(Relaxed), rx.producer_quiet[producer_quiet::NOTIFY].load(Relaxed));
-    s.channel.store(core::ptr::null_mut(), Release);
     fence(SeqCst);
     channel.notify(slot, readers);
     channel.notify(slot, writers);
@@ -1762,19 +1794,44 @@ pub(crate) fn to_kernel(s: &'static Socket, g: u16, fd: c_int, why: Reason, stri
             _ => return true,
         }
     }
-    if let Ok(mut h) = hold_tx(s, g) {
+    let patience_ns = if strict { PULL_BACK_STRICT_NS } else { PULL_BACK_NS };
+    let until = sys::now_ns().saturating_add(patience_ns);
+    // Bytes that go out again go before all that the kernel is asked to send.
+    let resending = loop {
+        let Ok(mut h) = hold_tx(s, g) else { break false };
         demote_tx(s, &mut h, true);
         h.end.switch.pin();
-    }
+        if h.end.switch.state() != TxState::Resending || send_again(s, &mut h, fd) != EAGAIN {
+            break false;
+        }
+        drop(h);
+        if sys::now_ns() > until {
+            break true;
+        }
+        let mut p = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
+        // SAFETY: one valid pollfd.
+        unsafe { sys::ppoll(&mut p, 1, 5_000_000, core::ptr::null()) };
+    };
     // A thread that waits for room in the ring goes on in the kernel.
     wait::prod(s);
-    if !release_rx(s, g, fd, if strict { PULL_BACK_STRICT_NS } else { PULL_BACK_NS }) {
+    if !release_rx(s, g, fd, patience_ns) {
         debug_log!("fd {fd}: unread bytes stay in the ring ({})", why.name());
         let unread = hold_rx(s, g).map_or(0, |h| h.end.ring.refresh().unwrap_or(0));
         if strict && unread > 0 {
             crate::log::warn_log!("fd {fd}: {unread} unread bytes cannot follow the descriptor ({}): the connection is broken off", why.name());
             let _ = sys::connect(fd, &(libc::AF_UNSPEC as u64).to_ne_bytes());
         }
+        return false;
+    }
+    if resending {
+        if strict {
+            crate::log::warn_log!("fd {fd}: the peer takes no bytes that go before the descriptor ({}): the connection is broken off", why.name());
+            let _ = sys::connect(fd, &(libc::AF_UNSPEC as u64).to_ne_bytes());
+        }
+        return false;
+    }
+    // What comes again over the carrier is in the ring too, should the sender die on the way: the ring is kept until all has come.
+    if !strict && hold_rx(s, g).is_ok_and(|h| h.end.switch.state() != RxState::Open) {
         return false;
     }
     if s.state.compare_exchange(ATTACHED, PLAIN, AcqRel, Relaxed).is_ok() {
@@ -1791,10 +1848,10 @@ pub(crate) fn to_kernel(s: &'static Socket, g: u16, fd: c_int, why: Reason, stri
 
 /// Gives the slot back; the socket is plain.
 pub(crate) fn detach(s: &'static Socket) {
-    if let Some(channel) = s.channel() {
+    // SAFETY: as in `Socket::channel`; the swap gives it to one caller.
+    if let Some(channel) = unsafe { s.channel.swap(core::ptr::null_mut(), AcqRel).as_ref() } {
         let slot = s.slot.load(Relaxed) as usize;
         channel.words(slot, channel.side ^ 1).quiet[quiet::REQUEST].fetch_or(quiet::CLOSED, SeqCst);
-        s.channel.store(core::ptr::null_mut(), Release);
         service::released(channel, slot);
     }
 }
@@ -1861,6 +1918,34 @@ fn release_rx(s: &'static Socket, g: u16, fd: c_int, patience_ns: u64) -> bool {
     }
 }
 
+/// Sends on the carrier what a pull-back has to send again, as far as there is room: 0 when all is out, EAGAIN, or another error.
+fn send_again(s: &Socket, h: &mut TxHeld<'_>, fd: c_int) -> Ret {
+    let mut part = [0u8; 16384];
+    loop {
+        let resend = h.end.switch.resend();
+        if resend.is_empty() {
+            return 0;
+        }
+        let want = part.len().min((resend.end - resend.start) as usize);
+        // SAFETY: `part` is ours and outside the ring.
+        let n = unsafe { h.end.ring.copy_out(resend.start, part.as_mut_ptr(), want) };
+        if n == 0 {
+            return corrupt(s, fd);
+        }
+        // SAFETY: `n` bytes of `part`.
+        let r = unsafe { sys::sendto(fd, part.as_ptr(), n, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
+        if r <= 0 {
+            return if r == 0 { EAGAIN } else { r };
+        }
+        let _ = h.end.switch.on_resent(r as u64);
+    }
+}
+
+/// Whether bytes wait to be sent again, before all that the kernel is asked to send.
+fn is_resending(s: &'static Socket, g: u16) -> bool {
+    hold_tx(s, g).is_ok_and(|h| h.end.switch.state() == TxState::Resending)
+}
+
 /// In the peer's service of a frozen receiver: what it has not consumed goes out again, over the carrier.
 pub(crate) fn serve_pull_back(channel: &Channel, slot: usize) {
     let Some(socket) = channel.sockets.get(slot) else { return };
@@ -1885,40 +1970,21 @@ pub(crate) fn serve_pull_back(channel: &Channel, slot: usize) {
     // A close meanwhile leaves the carrier to this thread until all is sent.
     s.waiters.fetch_add(1, SeqCst);
     let _blocking = Blocking(s);
-    let mut part = [0u8; 16384];
     let mut held = Some(h);
     loop {
-        let h = match held.take().map_or_else(|| hold_tx(s, g), Ok) {
-            Ok(h) => h,
-            Err(_) => return,
-        };
-
-        let resend = h.end.switch.resend();
+        let Ok(mut h) = held.take().map_or_else(|| hold_tx(s, g), Ok) else { return };
+        if !core::ptr::eq(h.channel, channel) || h.slot != slot {
+            break;
+        }
         let fd = s.fd.load(Acquire);
-        if !core::ptr::eq(h.channel, channel) || h.slot != slot || resend.is_empty() {
+        if fd < 0 || send_again(s, &mut h, fd) != EAGAIN {
             break;
         }
-        let want = part.len().min((resend.end - resend.start) as usize);
-        // SAFETY: `part` is ours and outside the ring.
-        let n = unsafe { h.end.ring.copy_out(resend.start, part.as_mut_ptr(), want) };
-        if n == 0 {
-            let _ = corrupt(s, fd);
-            break;
-        }
-        // SAFETY: `n` bytes of `part`.
-        let r = unsafe { sys::sendto(fd, part.as_ptr(), n, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
-        if r > 0 {
-            let _ = h.end.switch.on_resent(r as u64);
-            held = Some(h);
-        } else if r == EAGAIN {
-            // Without the lock: the application's own sends answer EAGAIN meanwhile.
-            drop(h);
-            let mut p = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
-            // SAFETY: one valid pollfd.
-            unsafe { sys::ppoll(&mut p, 1, 1_000_000_000, core::ptr::null()) };
-        } else {
-            break;
-        }
+        // Without the lock: the application's own sends answer EAGAIN meanwhile.
+        drop(h);
+        let mut p = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
+        // SAFETY: one valid pollfd.
+        unsafe { sys::ppoll(&mut p, 1, 1_000_000_000, core::ptr::null()) };
     }
     wait::prod(s);
 }

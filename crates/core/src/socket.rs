@@ -441,6 +441,8 @@ pub(crate) fn close(s: &'static Socket, g: u16, fd: c_int, kernel_too: bool) -> 
         });
         if other < 0 && !s.is_inherited() && fd >= 0 && !crate::io::to_kernel(s, g, fd, Reason::None, false) {
             // A forked child may want what only the ring has; it is the peer's end that frees it.
+            let _tx = crate::lock::lock_end(&s.tx_lock);
+            s.fd.store(-1, Release);
             return kernel_close();
         }
         if other >= 0 || s.is_inherited() {
