@@ -826,8 +826,8 @@ pub(crate) unsafe fn wait(epfd: c_int, events: *mut epoll_event, max: c_int, tim
     inner.drain(e);
     let now = sys::ticks();
     // A buffer that is always full of sockets must not keep the kernel's descriptors out either.
-    let crowded = inner.wait % 8 == 0 && out.max <= inner.ready.len();
-    let due = crowded || now.wrapping_sub(inner.last_visit) > KERNEL_VISIT_TICKS;
+    let crowded = inner.wait.is_multiple_of(8) && out.max <= inner.ready.len();
+    let due = crowded || inner.wait.is_multiple_of(32) || now.wrapping_sub(inner.last_visit) > KERNEL_VISIT_TICKS;
     if due && out.max <= inner.ready.len() {
         // The buffer cannot hold all: the kernel's descriptors go first this time.
         inner.last_visit = now;
@@ -1082,7 +1082,8 @@ pub(crate) unsafe fn on_wait(epfd: c_int, events: *mut epoll_event, n: c_int) ->
 fn inherited(e: &'static Epoll) {
     let mut inner = e.inner.lock();
     for item in core::mem::take(&mut inner.items).into_iter().flatten().filter(|i| i.attached) {
-        lifecycle::need_kernel(item.fd, Reason::InheritedByFork);
+        // The kernel's set is all that the child has: nothing may stay in the ring.
+        let _ = io::to_kernel(item.socket, item.generation, item.fd, Reason::InheritedByFork, true);
         give_to_kernel(e.fd.load(Relaxed), &item);
     }
     e.active.store(false, Release);

@@ -497,7 +497,11 @@ pub fn list() -> Vec<Scenario> {
                 t.tell("x");
             },
             |t| obedient(t, 8),
-        ),
+        )
+        .skip(&[
+            ("switch", "a socket may be ready one wait later while its path changes"),
+            ("early", "a socket may be ready one wait later while its path changes"),
+        ]),
         pair(
             "epoll/busy-kernel-fd-starves-nobody",
             "an eventfd that is always ready and a connection that is always ready are both served",
