@@ -445,15 +445,21 @@ fn campaign(build: &Build, preload: bool, rounds: usize, seed: u64, totals: &Tot
         (preload && plain > 0).then(|| format!("{plain} of {} were not", results.len())),
     );
     if results.len() > 40 {
-        let (early, late) = (&results[results.len() / 4], &results[results.len() - 1]);
-        // The advert of a closed listener goes within 10 s: those of the last rounds may still stand. A leak is one for each round.
-        let grown = late.fds > early.fds + 16 || late.maps > early.maps + 4;
+        // The least of a quarter's rounds: the advert of a closed listener stands for up to 10 s, a leak for ever.
+        let quarter = results.len() / 4;
+        let least = |rounds: &[Round]| {
+            let fds = rounds.iter().map(|r| r.fds).min().unwrap_or(0);
+            (fds, rounds.iter().map(|r| r.maps).min().unwrap_or(0))
+        };
+        let early = least(&results[quarter..2 * quarter]);
+        let late = least(&results[results.len() - quarter..]);
+        let grown = late.0 > early.0 + 4 || late.1 > early.1 + 4;
         verdict(
             "no-growth",
             grown.then(|| {
                 format!(
                     "fds {} to {}, mappings {} to {}",
-                    early.fds, late.fds, early.maps, late.maps
+                    early.0, late.0, early.1, late.1
                 )
             }),
         );
