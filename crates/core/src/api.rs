@@ -16,6 +16,8 @@ use libc::{epoll_event, iovec, mmsghdr, msghdr, pollfd, sigset_t, sockaddr, sock
 pub type Ret = isize;
 /// "Not ours: call the next symbol."
 pub const PASS: Ret = isize::MIN;
+/// "A signal came: look whether the thread has been cancelled, then call again." Only after [`threads_are_cancelled`].
+pub const RESTART: Ret = isize::MIN + 1;
 
 // ---- start and processes -------------------------------------------------------------------------------------
 
@@ -57,6 +59,11 @@ pub fn before_exec() {
 /// Returns true when the calling process shares its memory with a parent (raw getpid differs from the table's).
 pub fn in_vfork_child() -> bool {
     crate::lifecycle::in_vfork_child()
+}
+
+/// The program cancels threads (`pthread_cancel`): from now on calls that the kernel would restart answer [`RESTART`].
+pub fn threads_are_cancelled() {
+    crate::lifecycle::note_cancellation()
 }
 
 /// The process ends by `exit` or by returning from `main`.

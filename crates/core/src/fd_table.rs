@@ -162,6 +162,12 @@ pub(crate) fn adopt_internal(fd: c_int) -> c_int {
     high
 }
 
+/// A name of the library's own for the file behind `fd`, or `-errno`.
+pub(crate) fn duplicate_internal(fd: c_int) -> c_int {
+    let own = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) as c_int;
+    if own >= 0 { adopt_internal(own) } else { own }
+}
+
 fn adopt(fd: c_int) -> c_int {
     let mut limit = libc::rlimit { rlim_cur: 1024, rlim_max: 1024 };
     let _ = sys::getrlimit_nofile(&mut limit);

@@ -3,7 +3,7 @@
 //! Budget of the fast path, both ways: one table load, one compare-and-swap for the end's lock, the copy, one release
 //! store, one fence; no system call. Everything else is in functions marked cold.
 
-use crate::api::{PASS, Ret};
+use crate::api::{PASS, RESTART, Ret};
 use crate::channel::{Channel, announce, producer_quiet, quiet};
 use crate::fd_table::{self, Entry};
 use crate::lock::{EndGuard, bump, lock_end};
@@ -13,7 +13,7 @@ use crate::wait::{self, Side, Woke};
 use crate::{lifecycle, service, stats, sys};
 use core::ffi::{c_int, c_void};
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*, fence};
+use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::*, fence};
 use libc::{iovec, mmsghdr, msghdr, sockaddr, socklen_t, timespec};
 use netacc_control::stats::{Counter, Path, Reason};
 use netacc_proto::switchover::{Ack, Announce, EofVerdict, Link, Path as Way, Plan, Rx, RxState, Tx, TxState};
@@ -98,7 +98,7 @@ fn hold_tx(s: &'static Socket, g: u16) -> Result<TxHeld<'static>, NotHeld> {
     // SAFETY: `tx` belongs to the holder of `tx_lock`, which `guard` proves.
     let end = unsafe { &mut *s.tx.get() };
     if owner_died {
-        repair_tx(end);
+        repair_tx(s, end);
     }
     Ok(TxHeld { end, words, channel, slot: s.slot.load(Relaxed) as usize, _guard: guard })
 }
@@ -125,12 +125,17 @@ fn hold_rx(s: &'static Socket, g: u16) -> Result<RxHeld<'static>, NotHeld> {
 /// A process of the family was killed while it held the sending end: what it wrote and did not publish or count is made whole
 /// (`docs/design/switchover.md`); a promotion is not tried again.
 #[cold]
-fn repair_tx(end: &mut TxEnd) {
+fn repair_tx(s: &Socket, end: &mut TxEnd) {
     end.never = true;
     end.switch.pin();
     if end.switch.state() == TxState::Fast {
         end.ring.publish();
         let _ = end.switch.on_accepted(end.ring.tail().wrapping_sub(end.switch.offset()));
+    }
+    if let Some(before) = end.resend_mark.take() {
+        let resend = end.switch.resend();
+        let now = socket::carrier_sent(s.fd.load(Acquire)).unwrap_or(before);
+        let _ = end.switch.on_resent(now.wrapping_sub(before).min(resend.end - resend.start));
     }
 }
 
@@ -676,6 +681,7 @@ fn splice_from(s: &'static Socket, g: u16, input: c_int, out: c_int, len: usize,
 /// A kernel call that sends: on the carrier, with its bytes counted; later sends may take the ring again. `call` must not wait.
 fn in_carrier(s: &'static Socket, g: u16, fd: c_int, source: c_int, nonblocking: bool, call: impl Fn() -> isize) -> Ret {
     let nonblocking = nonblocking || s.has(flag::NONBLOCK);
+    let mut patience = Patience::of(&s.send_timeout_ns);
     loop {
         if s.is_inherited() {
             return inherited_send(s, g, fd, nonblocking);
@@ -705,12 +711,12 @@ fn in_carrier(s: &'static Socket, g: u16, fd: c_int, source: c_int, nonblocking:
             }
         }
         // The socket has no room, or the source has nothing yet: waits for the one, then for the other.
-        for mut p in [libc::pollfd { fd, events: libc::POLLOUT, revents: 0 }, libc::pollfd { fd: source, events: libc::POLLIN, revents: 0 }] {
-            // SAFETY: one valid pollfd.
-            let r = unsafe { sys::ppoll(&mut p, 1, -1, core::ptr::null()) };
-            if r == -(libc::EINTR as isize) && !restarts() {
-                return -(libc::EINTR as Ret);
-            }
+        // (The source, a pipe or a file, knows no time-out.)
+        if let Some(r) = patience.wait(fd, libc::POLLOUT, -1) {
+            return r;
+        }
+        if let Some(r) = Patience::endless().wait(source, libc::POLLIN, -1) {
+            return r;
         }
     }
 }
@@ -849,6 +855,8 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
             switch: tx,
             ring: Producer::new(NonNull::from(tx_words), tx_ring, offer.tx_bytes as usize, 0),
             never: false,
+            resend_mark: None,
+            linger: None,
             test_switch: lifecycle::test_switch(),
         });
         s.rx.get().write(RxEnd {
@@ -920,6 +928,7 @@ fn total_len(iov: &[iovec]) -> Option<usize> {
 /// A forked child sends: through the kernel, once nothing waits to go before it. [`PASS`], or `-errno`.
 #[cold]
 fn inherited_send(s: &'static Socket, g: u16, fd: c_int, nonblocking: bool) -> Ret {
+    let mut patience = Patience::of(&s.send_timeout_ns);
     loop {
         to_kernel(s, g, fd, Reason::InheritedByFork, false);
         if !is_resending(s, g) {
@@ -928,10 +937,8 @@ fn inherited_send(s: &'static Socket, g: u16, fd: c_int, nonblocking: bool) -> R
         if nonblocking || s.has(flag::NONBLOCK) {
             return EAGAIN;
         }
-        let mut p = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
-        // SAFETY: one valid pollfd.
-        if unsafe { sys::ppoll(&mut p, 1, -1, core::ptr::null()) } == -(libc::EINTR as isize) && !restarts() {
-            return -(libc::EINTR as Ret);
+        if let Some(r) = patience.wait(fd, libc::POLLOUT, -1) {
+            return r;
         }
     }
 }
@@ -1082,6 +1089,12 @@ unsafe fn send_slow(s: &'static Socket, g: u16, mut fd: c_int, iov: &[iovec], to
             }
             // SAFETY: the caller's buffers; the kernel answers EPIPE and sends SIGPIPE as it must.
             return unsafe { kernel_send(fd, iov, done, flags) };
+        } else if s.has(flag::SHUT_WR) {
+            // Shut down, but bytes still go before the FIN: the kernel cannot say it yet.
+            if done == 0 && flags & libc::MSG_NOSIGNAL == 0 {
+                sys::raise(libc::SIGPIPE);
+            }
+            return finish(done, -(libc::EPIPE as Ret));
         } else if nonblocking {
             return finish(done, EAGAIN);
         }
@@ -1094,8 +1107,11 @@ unsafe fn send_slow(s: &'static Socket, g: u16, mut fd: c_int, iov: &[iovec], to
         match block(s, &mut blocking, &mut fd, Side::Send, on_carrier, deadline) {
             Woke::News => {}
             Woke::Timeout => return finish(done, EAGAIN),
-            Woke::Signal if restarts() => {}
-            Woke::Signal => return finish(done, -(libc::EINTR as Ret)),
+            Woke::Signal => {
+                if let Some(r) = interrupted(timeout) {
+                    return finish(done, r);
+                }
+            }
         }
     }
 }
@@ -1104,21 +1120,33 @@ unsafe fn send_slow(s: &'static Socket, g: u16, mut fd: c_int, iov: &[iovec], to
 /// made on. `fd` becomes the carrier's other name then.
 fn block(s: &'static Socket, blocking: &mut Option<Blocking>, fd: &mut c_int, side: Side, on_carrier: bool, deadline: u64) -> Woke {
     if blocking.is_none() {
-        s.waiters.fetch_add(1, SeqCst);
-        *blocking = Some(Blocking(s));
+        *blocking = Some(Blocking::new(s));
     }
-    if s.has(flag::ORPHAN) {
-        *fd = s.fd.load(Acquire);
-    }
+    renew(s, fd);
     let woke = wait::block(s, *fd, side, on_carrier, deadline);
-    if s.has(flag::ORPHAN) {
-        *fd = s.fd.load(Acquire);
-    }
+    renew(s, fd);
     woke
 }
 
-/// A call that blocks: keeps the connection from being taken apart by a close in another thread.
+/// Where `fd` was closed meanwhile, another name of the carrier: a duplicate, or the library's own.
+fn renew(s: &Socket, fd: &mut c_int) {
+    if !matches!(fd_table::get(*fd), Entry::Socket(now, _) if core::ptr::eq(now, s)) {
+        let other = s.fd.load(Acquire);
+        if other >= 0 {
+            *fd = other;
+        }
+    }
+}
+
+/// Something that is under way, a call that blocks or a pull-back: keeps the connection from being taken apart by a close meanwhile.
 struct Blocking(&'static Socket);
+
+impl Blocking {
+    fn new(s: &'static Socket) -> Blocking {
+        s.waiters.fetch_add(1, SeqCst);
+        Blocking(s)
+    }
+}
 
 impl Drop for Blocking {
     fn drop(&mut self) {
@@ -1337,6 +1365,7 @@ fn received_fast(s: &Socket, held: &mut RxHeld<'_>, n: usize) -> bool {
 #[cold]
 unsafe fn recv_inherited(s: &'static Socket, g: u16, fd: c_int, iov: &[iovec], total: usize, flags: c_int) -> Ret {
     let nonblocking = s.has(flag::NONBLOCK) || flags & libc::MSG_DONTWAIT != 0;
+    let mut patience = Patience::of(&s.receive_timeout_ns);
     loop {
         if to_kernel(s, g, fd, Reason::InheritedByFork, false) || total == 0 {
             return PASS;
@@ -1350,10 +1379,9 @@ unsafe fn recv_inherited(s: &'static Socket, g: u16, fd: c_int, iov: &[iovec], t
         if r != EAGAIN || nonblocking {
             return r;
         }
-        let mut p = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-        // SAFETY: one valid pollfd.
-        if unsafe { sys::ppoll(&mut p, 1, 1_000_000, core::ptr::null()) } == -(libc::EINTR as isize) && !restarts() {
-            return -(libc::EINTR as Ret);
+        // The ring's news does not reach the kernel's socket: looked for once a millisecond.
+        if let Some(r) = patience.wait(fd, libc::POLLIN, 1_000_000) {
+            return r;
         }
     }
 }
@@ -1491,8 +1519,11 @@ unsafe fn recv_slow(s: &'static Socket, g: u16, mut fd: c_int, iov: &[iovec], to
         match block(s, &mut blocking, &mut fd, Side::Receive, on_carrier, deadline) {
             Woke::News => {}
             Woke::Timeout => return finish(done, EAGAIN),
-            Woke::Signal if restarts() => {}
-            Woke::Signal => return finish(done, -(libc::EINTR as Ret)),
+            Woke::Signal => {
+                if let Some(r) = interrupted(timeout) {
+                    return finish(done, r);
+                }
+            }
         }
     }
 }
@@ -1670,11 +1701,53 @@ unsafe fn kernel_recv(fd: c_int, iov: &[iovec], done: usize, max: usize, flags: 
     0
 }
 
-/// A signal handler ran during a wait: would the kernel have restarted the call? It would if the handler was installed with
-/// SA_RESTART. Which handler ran cannot be known; so the answer is yes only if all of the process's handlers have it.
+/// A signal handler ran during a wait. `None`: the call goes on, as the kernel would have restarted it; otherwise the call's result.
+///
+/// The kernel restarts a call that has no time-out (signal(7)) when the handler was installed with SA_RESTART. Which handler ran cannot
+/// be known; so it is done only if all of the process's handlers have it.
 #[cold]
-fn restarts() -> bool {
-    (1..=64).all(sys::handler_restarts)
+fn interrupted(timeout_ns: i64) -> Option<Ret> {
+    if timeout_ns > 0 || !(1..=64).all(sys::handler_restarts) {
+        return Some(-(libc::EINTR as Ret));
+    }
+    // The thread may have been cancelled, which only the hook can see to.
+    lifecycle::threads_are_cancelled().then_some(RESTART)
+}
+
+/// How long one call may wait: SO_RCVTIMEO or SO_SNDTIMEO, counted from its first wait.
+struct Patience {
+    timeout_ns: i64,
+    until: u64,
+}
+
+impl Patience {
+    fn endless() -> Patience {
+        Patience { timeout_ns: 0, until: 0 }
+    }
+
+    fn of(timeout_ns: &AtomicI64) -> Patience {
+        Patience { timeout_ns: timeout_ns.load(Relaxed), until: 0 }
+    }
+
+    /// Waits until the kernel says one of `events` of `fd`, or `look_ns` have passed (< 0: no such limit). `Some`: the call ends with that.
+    fn wait(&mut self, fd: c_int, events: i16, look_ns: i64) -> Option<Ret> {
+        let mut limit = look_ns;
+        if self.timeout_ns > 0 {
+            let now = sys::now_ns();
+            if self.until == 0 {
+                self.until = now.saturating_add(self.timeout_ns as u64);
+            }
+            let left = self.until.saturating_sub(now) as i64;
+            if left == 0 {
+                return Some(EAGAIN);
+            }
+            limit = if look_ns < 0 { left } else { left.min(look_ns) };
+        }
+        let mut p = libc::pollfd { fd, events, revents: 0 };
+        // SAFETY: one valid pollfd.
+        let r = unsafe { sys::ppoll(&mut p, 1, limit, core::ptr::null()) };
+        if r == -(libc::EINTR as isize) { interrupted(self.timeout_ns) } else { None }
+    }
 }
 
 // ---- shutdown and close ----------------------------------------------------------------------------------------
@@ -1685,20 +1758,21 @@ pub(crate) fn shutdown(s: &'static Socket, g: u16, fd: c_int, how: c_int) -> Ret
         return PASS;
     }
     if how == libc::SHUT_WR || how == libc::SHUT_RDWR {
-        // Bytes that go out again over the carrier go before its FIN.
-        while let Ok(mut h) = hold_tx(s, g) {
-            if h.end.switch.state() != TxState::Resending {
+        if let Ok(mut h) = hold_tx(s, g) {
+            s.raise(flag::SHUT_WR);
+            if h.end.switch.state() == TxState::Resending {
+                // Bytes that go out again over the carrier go before its FIN: who sends the last of them shuts it down.
+                s.raise(flag::FIN_LATER);
+            } else {
                 announce_end(s, &mut h);
-                s.raise(flag::SHUT_WR);
-                break;
             }
-            drop(h);
-            let mut p = libc::pollfd { fd, events: 0, revents: 0 };
-            // SAFETY: one valid pollfd.
-            unsafe { sys::ppoll(&mut p, 1, 1_000_000, core::ptr::null()) };
         }
     }
-    let r = sys::shutdown(fd, how);
+    let r = match how {
+        libc::SHUT_WR if s.has(flag::FIN_LATER) => 0,
+        libc::SHUT_RDWR if s.has(flag::FIN_LATER) => sys::shutdown(fd, libc::SHUT_RD),
+        _ => sys::shutdown(fd, how),
+    };
     if how == libc::SHUT_RD || how == libc::SHUT_RDWR {
         s.raise(flag::CARRIER_SPOKE);
     }
@@ -1728,16 +1802,50 @@ pub(crate) fn before_close(s: &'static Socket, fd: c_int) {
         let unread = h.end.ring.refresh().unwrap_or(0);
         if unread > 0 && fd >= 0 {
             // Closing with unread data resets the connection (RFC 9293 3.6.1; Linux: tcp_close); the kernel cannot see the ring's.
-            let linger = libc::linger { l_onoff: 1, l_linger: 0 };
-            let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
+            let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &RESET_ON_CLOSE);
         }
     }
 }
 
-/// The process ends in order: what the kernel will close with bytes unread in a ring is to be reset.
-pub(crate) fn at_exit(s: &'static Socket, fd: c_int) {
-    // Never waits: another thread may hold the end for ever.
-    if s.is(ATTACHED) && s.refs.load(Acquire) == 1 && s.rx_lock.owner() == 0 && s.tx_lock.owner() == 0 {
+/// The last descriptor is about to be closed, and something is under way that needs the carrier: `fd`'s other name becomes the
+/// library's own. True: the socket lives on as an orphan. False: nothing new can get under way any more.
+pub(crate) fn outlives_close(s: &'static Socket, fd: c_int) -> bool {
+    let g = s.generation16();
+    let Ok(mut h) = hold_tx(s, g) else { return false };
+    if s.waiters.load(SeqCst) > 0 {
+        // The kernel's calls hold the file; ours hold a name of it.
+        let own = fd_table::duplicate_internal(fd);
+        if own >= 0 {
+            s.fd.store(own, Release);
+            s.raise(flag::ORPHAN);
+            return true;
+        }
+    }
+    announce_end(s, &mut h);
+    false
+}
+
+/// The process ends in order: what the kernel will close with bytes unread in a ring is to be reset, and what goes out again over
+/// the carrier gets until `until`.
+pub(crate) fn at_exit(s: &'static Socket, fd: c_int, until: u64) {
+    // Never waits for a lock: another thread may hold the end for ever.
+    let is_free = || s.is(ATTACHED) && s.rx_lock.owner() == 0 && s.tx_lock.owner() == 0;
+    while is_free() && !s.is_inherited() {
+        let Ok(mut h) = hold_tx(s, s.generation16()) else { return };
+        if send_again(s, &mut h, fd) != EAGAIN {
+            break;
+        }
+        drop(h);
+        let now = sys::now_ns();
+        if now >= until {
+            // The carrier will be reset.
+            return;
+        }
+        let mut p = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
+        // SAFETY: one valid pollfd.
+        unsafe { sys::ppoll(&mut p, 1, (until - now) as i64, core::ptr::null()) };
+    }
+    if is_free() && s.refs.load(Acquire) == 1 {
         before_close(s, fd);
     }
 }
@@ -1918,75 +2026,120 @@ fn release_rx(s: &'static Socket, g: u16, fd: c_int, patience_ns: u64) -> bool {
     }
 }
 
-/// Sends on the carrier what a pull-back has to send again, as far as there is room: 0 when all is out, EAGAIN, or another error.
+/// Sends on the carrier what a pull-back has to send again, as far as there is room: 0 when nothing of it is left, or EAGAIN.
 fn send_again(s: &Socket, h: &mut TxHeld<'_>, fd: c_int) -> Ret {
     let mut part = [0u8; 16384];
-    loop {
+    while h.end.switch.state() == TxState::Resending {
         let resend = h.end.switch.resend();
-        if resend.is_empty() {
-            return 0;
-        }
-        let want = part.len().min((resend.end - resend.start) as usize);
+        let left = resend.end - resend.start;
+        let want = part.len().min(left as usize);
         // SAFETY: `part` is ours and outside the ring.
         let n = unsafe { h.end.ring.copy_out(resend.start, part.as_mut_ptr(), want) };
         if n == 0 {
             return corrupt(s, fd);
         }
+        // Should this process be killed between the next two steps, a child that has the connection too knows how far it came.
+        h.end.resend_mark = socket::carrier_sent(fd);
         // SAFETY: `n` bytes of `part`.
         let r = unsafe { sys::sendto(fd, part.as_ptr(), n, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
-        if r <= 0 {
-            return if r == 0 { EAGAIN } else { r };
+        // A carrier that fails takes no byte any more: the application's next call hears it from the kernel.
+        let gone = if r > 0 { r as u64 } else { left };
+        if r > 0 || !matches!(-r as c_int, 0 | libc::EAGAIN | libc::EINTR | libc::ENOBUFS | libc::ENOMEM) {
+            let _ = h.end.switch.on_resent(gone);
         }
-        let _ = h.end.switch.on_resent(r as u64);
+        h.end.resend_mark = None;
+        if h.end.switch.state() != TxState::Resending {
+            all_is_sent_again(s, h, fd);
+        } else if r <= 0 {
+            return EAGAIN;
+        }
+    }
+    0
+}
+
+/// The carrier goes on as usual: what was put off is done.
+fn all_is_sent_again(s: &Socket, h: &mut TxHeld<'_>, fd: c_int) {
+    if let Some(linger) = h.end.linger.take() {
+        let mut now = RESET_ON_CLOSE;
+        // Another one was set by the application meanwhile.
+        if sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &mut now) >= 0 && (now.l_onoff, now.l_linger) == (1, 0) {
+            let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
+        }
+    }
+    if s.has(flag::FIN_LATER) {
+        announce_end(s, h);
+        let _ = sys::shutdown(fd, libc::SHUT_WR);
+        s.lower(flag::FIN_LATER);
     }
 }
+
+/// The kernel resets a connection that is closed with this (tcp(7), RFC 9293 ABORT).
+const RESET_ON_CLOSE: libc::linger = libc::linger { l_onoff: 1, l_linger: 0 };
 
 /// Whether bytes wait to be sent again, before all that the kernel is asked to send.
 fn is_resending(s: &'static Socket, g: u16) -> bool {
     hold_tx(s, g).is_ok_and(|h| h.end.switch.state() == TxState::Resending)
 }
 
-/// In the peer's service of a frozen receiver: what it has not consumed goes out again, over the carrier.
-pub(crate) fn serve_pull_back(channel: &Channel, slot: usize) {
-    let Some(socket) = channel.sockets.get(slot) else { return };
+/// A pull-back of which not all has found room on the carrier. While there is one a close leaves the carrier to it.
+pub(crate) struct PullBack {
+    blocking: Blocking,
+    generation: u16,
+}
+
+/// The receiver that the peer has frozen gets what it has not consumed over the carrier. Sends what there is room for, and never waits;
+/// `Some`: the rest is for [`PullBack::go_on`].
+pub(crate) fn serve_pull_back(channel: &Channel, slot: usize) -> Option<PullBack> {
     // SAFETY: null or a socket of a type-stable slab.
-    let Some(s) = (unsafe { socket.load(Acquire).as_ref() }) else { return };
+    let s = unsafe { channel.sockets.get(slot)?.load(Acquire).as_ref() }?;
     let g = s.generation16();
-    let Ok(h) = hold_tx(s, g) else { return };
-    if !core::ptr::eq(h.channel, channel) || h.slot != slot {
-        return;
+    let mut h = hold_tx(s, g).ok()?;
+    let fd = s.fd.load(Acquire);
+    if !core::ptr::eq(h.channel, channel) || h.slot != slot || fd < 0 {
+        return None;
     }
     h.end.never = true;
     let moved = h.end.switch.pull_back(load_ack(h.words));
     h.end.switch.pin();
     s.set_reason(Reason::PeerAskedForTcp);
-    let Ok(Some(over)) = moved else { return };
+    let Ok(Some(over)) = moved else { return None };
+    // Until all is sent again the end of this process must not look like the end of the stream.
+    let mut linger = RESET_ON_CLOSE;
+    if h.end.switch.state() == TxState::Resending && sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &mut linger) >= 0 {
+        let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &RESET_ON_CLOSE);
+        h.end.linger = Some(linger);
+    }
     publish_announce(h.words, over.announce);
     // SAFETY: as in `release_rx`.
     let low = unsafe { AtomicU32::from_ptr(h.words.producer_user[announce::EPOCH].as_ptr().cast()) };
     sys::futex_wake(low, i32::MAX, false);
     h.notify();
     show_path(s, true, Way::Carrier);
-    // A close meanwhile leaves the carrier to this thread until all is sent.
-    s.waiters.fetch_add(1, SeqCst);
-    let _blocking = Blocking(s);
-    let mut held = Some(h);
-    loop {
-        let Ok(mut h) = held.take().map_or_else(|| hold_tx(s, g), Ok) else { return };
-        if !core::ptr::eq(h.channel, channel) || h.slot != slot {
-            break;
-        }
-        let fd = s.fd.load(Acquire);
-        if fd < 0 || send_again(s, &mut h, fd) != EAGAIN {
-            break;
-        }
-        // Without the lock: the application's own sends answer EAGAIN meanwhile.
-        drop(h);
-        let mut p = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
-        // SAFETY: one valid pollfd.
-        unsafe { sys::ppoll(&mut p, 1, 1_000_000_000, core::ptr::null()) };
+    let done = send_again(s, &mut h, fd) != EAGAIN;
+    // Counted under the lock, under which a close looks.
+    let rest = (!done).then(|| PullBack { blocking: Blocking::new(s), generation: g });
+    drop(h);
+    if done {
+        wait::prod(s);
     }
-    wait::prod(s);
+    rest
+}
+
+impl PullBack {
+    /// Sends on. `Some`: there is more; the descriptor that has no room now.
+    pub(crate) fn go_on(&self) -> Option<c_int> {
+        let s = self.blocking.0;
+        {
+            // Held only while it sends: the application's own sends answer EAGAIN meanwhile.
+            let mut h = hold_tx(s, self.generation).ok()?;
+            let fd = s.fd.load(Acquire);
+            if fd >= 0 && send_again(s, &mut h, fd) == EAGAIN {
+                return Some(fd);
+            }
+        }
+        wait::prod(s);
+        None
+    }
 }
 
 /// Bytes that a FIONREAD would count on the ring (0 when the receiver stands on the carrier), for [`crate::options`].

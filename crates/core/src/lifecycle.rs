@@ -206,12 +206,27 @@ pub(crate) fn fork_child() {
     stats::after_fork_in_child();
 }
 
+/// How long the end of a process may be held up by peers that are slow to read what goes out again over the carrier.
+const EXIT_NS: u64 = 2_000_000_000;
+
 pub(crate) fn at_exit() {
+    let until = sys::now_ns().saturating_add(EXIT_NS);
     fd_table::for_each(|fd, entry| {
         if let Entry::Socket(s, _) = entry {
-            io::at_exit(s, fd);
+            io::at_exit(s, fd, until);
         }
     });
+}
+
+static CANCELS: AtomicBool = AtomicBool::new(false);
+
+pub(crate) fn note_cancellation() {
+    CANCELS.store(true, Relaxed);
+}
+
+/// The program has cancelled a thread, this or another.
+pub(crate) fn threads_are_cancelled() -> bool {
+    CANCELS.load(Relaxed)
 }
 
 /// True in a child that shares this memory (vfork, posix_spawn): what it does to its descriptors is not ours to note.
@@ -448,9 +463,4 @@ pub(crate) fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> Ret {
         }
         _ => PASS,
     }
-}
-
-/// The service thread received the peer's wish to get a direction's unread bytes over the carrier.
-pub(crate) fn serve_pull_back(channel: &crate::channel::Channel, slot: usize) {
-    io::serve_pull_back(channel, slot)
 }

@@ -168,9 +168,6 @@ pub(crate) struct Link {
     blocked: bool,
     /// Agreements were put off for that.
     put_off: bool,
-    /// Pull-backs asked for and not served yet; somebody is at it.
-    pulls: [u64; SLOTS / 64],
-    pub(crate) pulling: bool,
 }
 
 impl Link {
@@ -196,8 +193,6 @@ impl Link {
             queue: VecDeque::new(),
             blocked: false,
             put_off: false,
-            pulls: [0; SLOTS / 64],
-            pulling: false,
         }
     }
 
@@ -251,8 +246,8 @@ pub(crate) enum Then {
     Agree(Tuple),
     /// An offer to check: see [`State::judge`].
     Judge(proto::Offer),
-    /// A pull-back to serve: see [`State::next_pull`].
-    Pull,
+    /// A pull-back of this slot to serve: see [`State::channel`].
+    PullBack(usize),
 }
 
 /// What this process knows of ports that it connects to.
@@ -462,11 +457,10 @@ impl State {
             }
             Message::PullBack { slot, dir } => {
                 let produced = if acceptor { Direction::AcceptorToConnector } else { Direction::ConnectorToAcceptor };
-                let Some(word) = l.pulls.get_mut(slot as usize / 64).filter(|_| l.channel.is_some() && dir == produced) else {
+                if l.channel.is_none() || slot as usize >= SLOTS || dir != produced {
                     return Err(Violation::Malformed);
-                };
-                *word |= 1 << (slot % 64);
-                Ok(Then::Pull)
+                }
+                Ok(Then::PullBack(slot as usize))
             }
             // A wish that the shared words express better; not used between processes of one host.
             Message::Demote { slot } if (slot as usize) < SLOTS => Ok(Then::Nothing),
@@ -478,27 +472,8 @@ impl State {
         }
     }
 
-    /// Somebody begins to serve the pull-backs of a link. False: somebody else is at it, or there are none.
-    pub(crate) fn begin_pulls(&mut self, i: usize) -> bool {
-        let Some(l) = self.link_mut(i).filter(|l| !l.pulling && l.channel.is_some()) else { return false };
-        l.pulling = l.pulls.iter().any(|w| *w != 0);
-        l.pulling
-    }
-
-    /// The next pull-back to serve; `None` ends what [`begin_pulls`](Self::begin_pulls) began.
-    pub(crate) fn next_pull(&mut self, i: usize) -> Option<(&'static Channel, usize)> {
-        let l = self.link_mut(i)?;
-        let c = l.channel?;
-        for (w, word) in l.pulls.iter_mut().enumerate() {
-            if *word != 0 {
-                let bit = word.trailing_zeros() as usize;
-                *word &= *word - 1;
-                return Some((c, w * 64 + bit));
-            }
-        }
-        l.pulling = false;
-        self.to_recycle |= l.phase == Phase::Dead;
-        None
+    pub(crate) fn channel(&mut self, i: usize) -> Option<&'static Channel> {
+        self.link_mut(i)?.channel
     }
 }
 

@@ -2,31 +2,38 @@
 //!
 //! The thread ("netacc", every signal blocked) sleeps in epoll_wait until a peer's message, a new peer or an application thread
 //! wakes it; it has a timeout only in the second after a connection was made to an advertised port. It owns the
-//! agreement ([`crate::rendezvous`]) and never touches the data of a connection, except to serve a pull-back, for which
-//! it starts a passing helper, because that may wait for a slow reader.
+//! agreement ([`crate::rendezvous`]) and never touches the data of a connection, except to serve a pull-back: it sends
+//! again what there is room for, and leaves the rest to a passing helper ("netacc-pull"), because that may take as long as a reader
+//! is slow. One helper serves all of them in turn, so that none waits for another's reader.
 //!
 //! Application threads take the same lock for the few microseconds that it takes to note a socket; with their signals
 //! blocked, so that no handler can come in between and want it too.
 
 use crate::channel::{Channel, PLACES};
+use crate::io::{self, PullBack};
 use crate::lock::{Guard, Mutex};
 use crate::rendezvous::packet::{self, Received};
 use crate::rendezvous::{ADVERTS, EVENT_ADVERT, EVENT_LINK, LINKS, Listens, State, Then, Violation, auth, link_of};
 use crate::socket::{Socket, flag};
 use crate::{fd_table, lifecycle, sys};
+use alloc::vec::Vec;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::*};
-use libc::epoll_event;
+use libc::{epoll_event, pollfd};
 use netacc_proto::rendezvous::{Direction, Message, Tuple};
 
 /// Messages of one link that are taken in a row.
 const MESSAGES_IN_A_ROW: usize = 64;
 /// Rivals for one connection that are tried in a row.
 const RIVALS: usize = 16;
+/// Pull-backs that found no room while others waited for theirs are joined to these after so long.
+const PULLS_NS: i64 = 100_000_000;
 
 /// One process's end of all agreements. There is one; tests make several.
 pub(crate) struct Service {
     state: Mutex<State>,
+    /// Pull-backs under way. Not empty: a helper serves them. (The one that it is at is `None`.)
+    pulls: Mutex<Vec<Option<PullBack>>>,
     /// Wakes the thread.
     bell: AtomicI32,
     /// It was rung and not heard yet.
@@ -63,6 +70,7 @@ impl Service {
     const fn new(threaded: bool) -> Service {
         Service {
             state: Mutex::new(State::new()),
+            pulls: Mutex::new(Vec::new()),
             bell: AtomicI32::new(-1),
             rung: AtomicBool::new(false),
             running: AtomicU32::new(0),
@@ -285,7 +293,7 @@ impl Service {
                     self.state.lock().take_up(i, &offer, proof)?;
                 }
             }
-            Then::Pull => self.pull(i),
+            Then::PullBack(slot) => self.pull_back(i, slot),
         }
         Ok(())
     }
@@ -301,26 +309,48 @@ impl Service {
         }
     }
 
-    /// Serves the pull-backs of a link, in a thread of their own where one can be had: the reader may be slow.
-    fn pull(&self, i: usize) {
-        if !self.state.lock().begin_pulls(i) {
-            return;
+    fn pull_back(&self, i: usize, slot: usize) {
+        let Some(channel) = self.state.lock().channel(i) else { return };
+        let Some(rest) = io::serve_pull_back(channel, slot) else { return };
+        let is_first = {
+            let mut pulls = self.pulls.lock();
+            let is_first = pulls.is_empty();
+            pulls.push(Some(rest));
+            is_first
+        };
+        // In this thread where no other can be had.
+        if is_first && !(self.threaded && spawn(run_pulls, core::ptr::from_ref(self).cast_mut().cast())) {
+            self.serve_pulls();
         }
-        // The helper finds the one service that is not a test's.
-        if core::ptr::eq(self, &SERVICE) && spawn(run_pulls, core::ptr::without_provenance_mut(i)) {
-            return;
-        }
-        self.serve_pulls(i);
     }
 
-    fn serve_pulls(&self, i: usize) {
+    /// Serves the pull-backs that are noted, and those that come meanwhile, until none is left.
+    fn serve_pulls(&self) {
+        let mut waiting = Vec::new();
         loop {
-            let next = self.state.lock().next_pull(i);
-            let Some((channel, slot)) = next else { break };
-            lifecycle::serve_pull_back(channel, slot);
-        }
-        if self.state.lock().to_recycle {
-            self.ring();
+            let mut i = 0;
+            waiting.clear();
+            loop {
+                // One at a time, and without the lock while it sends. It stays in its place for that: the list must not look empty.
+                let Some(pull) = self.pulls.lock().get_mut(i).map(Option::take) else { break };
+                let more = pull.as_ref().and_then(PullBack::go_on);
+                let mut pulls = self.pulls.lock();
+                match (more, pulls.get_mut(i)) {
+                    (Some(fd), Some(place)) => {
+                        *place = pull;
+                        waiting.push(pollfd { fd, events: libc::POLLOUT, revents: 0 });
+                        i += 1;
+                    }
+                    _ => {
+                        pulls.swap_remove(i);
+                        if pulls.is_empty() {
+                            return;
+                        }
+                    }
+                }
+            }
+            // SAFETY: valid pollfds; no mask. (One whose number was closed meanwhile costs a turn.)
+            unsafe { sys::ppoll(waiting.as_mut_ptr(), waiting.len(), PULLS_NS, core::ptr::null()) };
         }
     }
 
@@ -442,6 +472,8 @@ impl Service {
     }
 
     fn after_fork_in_child(&self) {
+        // What the parent sends again is the parent's: never dropped here.
+        core::mem::forget(core::mem::take(&mut *self.pulls.lock()));
         // One thread, no handlers of ours: the plain lock, which takes over what a thread of the parent's held.
         self.state.lock().after_fork();
         self.running.store(0, Release);
@@ -480,10 +512,12 @@ extern "C" fn run(service: *mut c_void) -> *mut c_void {
     core::ptr::null_mut()
 }
 
-extern "C" fn run_pulls(i: *mut c_void) -> *mut c_void {
+extern "C" fn run_pulls(service: *mut c_void) -> *mut c_void {
+    // SAFETY: what `pull_back` passed: a service, which lives for ever.
+    let service = unsafe { &*service.cast::<Service>() };
     sys::block_all_signals();
     sys::name_thread(b"netacc-pull\0");
-    SERVICE.serve_pulls(i.addr());
+    service.serve_pulls();
     core::ptr::null_mut()
 }
 

@@ -48,8 +48,10 @@ pub(crate) mod flag {
     pub(crate) const PROBED: u32 = 32;
     /// The peer broke the rules: every call fails with ECONNRESET.
     pub(crate) const CORRUPT: u32 = 64;
-    /// Every descriptor is closed, but threads still block in calls on it: `fd` is a name of the library's own.
+    /// Every descriptor is closed, but something is still under way on it (`waiters`): `fd` is a name of the library's own.
     pub(crate) const ORPHAN: u32 = 128;
+    /// Shut down for sending, but the kernel is told when all is sent again.
+    pub(crate) const FIN_LATER: u32 = 256;
 }
 
 /// The sending half. Owned by whoever holds `Socket::tx_lock`.
@@ -59,6 +61,10 @@ pub(crate) struct TxEnd {
     pub(crate) ring: Producer,
     /// Never promote again.
     pub(crate) never: bool,
+    /// While bytes are sent again: what the carrier had taken before the send that is under way.
+    pub(crate) resend_mark: Option<u64>,
+    /// While bytes are sent again: the application's SO_LINGER.
+    pub(crate) linger: Option<libc::linger>,
     /// A random switch is due after this many further calls (tests only; 0 = off).
     pub(crate) test_switch: u32,
 }
@@ -110,7 +116,7 @@ pub(crate) struct Socket {
     pub(crate) refs: AtomicU32,
     /// How often the process had forked when the connection was made.
     pub(crate) forks: AtomicU32,
-    /// Threads of this process that block in calls on it.
+    /// What is under way on it in this process: calls that block, a pull-back. It is not taken apart before that ends.
     pub(crate) waiters: AtomicU32,
     /// Epoll registrations (pairs of set and descriptor) that name it; more than one cannot be attached.
     pub(crate) registrations: AtomicU32,
@@ -325,7 +331,6 @@ fn begin(fd: c_int, reason: u32, connector: bool) {
     s.offered.store(0, Relaxed);
     s.refs.store(1, Relaxed);
     s.registrations.store(0, Relaxed);
-    s.waiters.store(0, Relaxed);
     s.forks.store(lifecycle::forks(), Relaxed);
     s.item.store(0, Relaxed);
     s.epoll.store(core::ptr::null_mut(), Relaxed);
@@ -439,37 +444,39 @@ pub(crate) fn close(s: &'static Socket, g: u16, fd: c_int, kernel_too: bool) -> 
                 other = n;
             }
         });
-        if other < 0 && !s.is_inherited() && fd >= 0 && !crate::io::to_kernel(s, g, fd, Reason::None, false) {
-            // A forked child may want what only the ring has; it is the peer's end that frees it.
-            let _tx = crate::lock::lock_end(&s.tx_lock);
-            s.fd.store(-1, Release);
+        if s.is_inherited() {
+            // What it says of descriptors is its maker's.
             return kernel_close();
         }
-        if other >= 0 || s.is_inherited() {
-            if s.fd.load(Relaxed) == fd {
-                s.fd.store(other, Relaxed);
-                if let Some(r) = s.record().filter(|_| other >= 0) {
-                    r.fd.store(other as u32, Relaxed);
-                }
-            }
+        if other < 0 && fd >= 0 && !crate::io::to_kernel(s, g, fd, Reason::None, false) {
+            // A forked child may want what only the ring has; it is the peer's end that frees it.
+            rename(s, fd, -1);
+            return kernel_close();
+        }
+        if other >= 0 {
+            rename(s, fd, other);
             return kernel_close();
         }
     }
-    if s.is(ATTACHED) && s.waiters.load(SeqCst) > 0 && fd >= 0 && !s.is_inherited() {
-        // The kernel's calls hold the file; ours hold a name of it.
-        let own = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) as c_int;
-        let own = if own >= 0 { fd_table::adopt_internal(own) } else { own };
-        if own >= 0 {
-            s.fd.store(own, Release);
-            s.raise(flag::ORPHAN);
-            let r = kernel_close();
-            if s.waiters.load(SeqCst) == 0 {
-                bury_orphan(s);
-            }
-            return r;
+    if s.is(ATTACHED) && fd >= 0 && !s.is_inherited() && crate::io::outlives_close(s, fd) {
+        let r = kernel_close();
+        if s.waiters.load(SeqCst) == 0 {
+            bury_orphan(s);
         }
+        return r;
     }
     finish(s, fd, kernel_close)
+}
+
+/// `fd` is about to be closed: who sends on it finds `other` from here on.
+fn rename(s: &'static Socket, fd: c_int, other: c_int) {
+    let _tx = crate::lock::lock_end(&s.tx_lock);
+    if s.fd.load(Relaxed) == fd || other < 0 {
+        s.fd.store(other, Release);
+        if let Some(r) = s.record().filter(|_| other >= 0) {
+            r.fd.store(other as u32, Relaxed);
+        }
+    }
 }
 
 /// The last call on a closed connection has returned.
@@ -520,7 +527,7 @@ fn finish(s: &'static Socket, fd: c_int, kernel_close: impl FnOnce() -> Ret) -> 
             // (A plain one may have been made so by a forked child, which cannot give the slot back.)
             crate::io::after_close(s);
         }
-        if mine && s.tx_inflight.load(Acquire) == 0 && s.rx_inflight.load(Acquire) == 0 {
+        if mine && s.tx_inflight.load(Acquire) == 0 && s.rx_inflight.load(Acquire) == 0 && s.waiters.load(Acquire) == 0 {
             push_free(s);
         }
     }
@@ -547,10 +554,22 @@ pub(crate) fn counts_agree(s: &Socket, fd: c_int) -> bool {
     }
     let mut unread: c_int = 0;
     let _ = sys::ioctl(fd, libc::FIONREAD as usize, &mut unread as *mut c_int as usize);
-    let sent = info.bytes_sent.wrapping_sub(info.bytes_retrans).wrapping_add(info.notsent_bytes as u64);
     // More may have arrived between the two questions; less can't be.
     let read = info.bytes_received.wrapping_sub(unread as u64);
-    s.tx_bytes.load(Relaxed) == sent && s.rx_bytes.load(Relaxed) >= read && s.rx_bytes.load(Relaxed) <= info.bytes_received
+    s.tx_bytes.load(Relaxed) == info.sent() && s.rx_bytes.load(Relaxed) >= read && s.rx_bytes.load(Relaxed) <= info.bytes_received
+}
+
+/// How many bytes the kernel has taken to send on `fd`.
+pub(crate) fn carrier_sent(fd: c_int) -> Option<u64> {
+    // SAFETY: all zero is a valid TcpInfo.
+    let mut info: TcpInfo = unsafe { core::mem::zeroed() };
+    (sys::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info) >= 0).then(|| info.sent())
+}
+
+impl TcpInfo {
+    fn sent(&self) -> u64 {
+        self.bytes_sent.wrapping_sub(self.bytes_retrans).wrapping_add(self.notsent_bytes as u64)
+    }
 }
 
 /// The start of the kernel's `struct tcp_info` (linux/tcp.h) up to the last member that is needed here (4.19).

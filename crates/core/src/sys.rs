@@ -74,6 +74,10 @@ pub(crate) fn gettid() -> u32 {
 pub(crate) fn geteuid() -> u32 {
     sys!(SYS_geteuid) as u32
 }
+/// Sends the calling thread a signal.
+pub(crate) fn raise(signal: c_int) {
+    let _ = sys!(SYS_tgkill, getpid(), gettid(), signal);
+}
 pub(crate) fn sched_yield() {
     let _ = sys!(SYS_sched_yield);
 }

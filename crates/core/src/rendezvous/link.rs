@@ -241,7 +241,7 @@ impl State {
 
     /// Frees a dead link when no socket is on its channel any more.
     pub(crate) fn recycle(&mut self, i: usize) {
-        let Some(l) = self.links.get_mut(i).filter(|l| l.phase == Phase::Dead && l.users() == 0 && !l.pulling) else { return };
+        let Some(l) = self.links.get_mut(i).filter(|l| l.phase == Phase::Dead && l.users() == 0) else { return };
         if let Some(c) = l.channel {
             for d in c.doorbells.iter().chain(&c.own_doorbells) {
                 let fd = d.swap(-1, AcqRel);
