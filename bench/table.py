@@ -2,7 +2,8 @@
 """One table from the JSON of `netacc bench` and of redis.py.
 
     table.py demo    BENCH.json REDIS.json                       plain TCP against accelerated, everything measured
-    table.py targets BENCH.json BENCH-UNDER-LOAD.json REDIS.json  the same against the project's targets
+    table.py targets BENCH.json ONE-SIDED.json BENCH-UNDER-LOAD.json REDIS.json
+                                                                 the same against the project's targets
 
 Latencies are "plain > accelerated". `targets` marks a row "yes" only when its figure is reached *and* the counters
 prove that the connections were accelerated (for a library on one side only: that it was there). --markdown FILE writes the table a second time, as Markdown; --check makes a missed target the exit status.
