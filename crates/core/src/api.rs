@@ -73,6 +73,23 @@ pub fn at_exit() {
 
 // ---- descriptors ---------------------------------------------------------------------------------------------
 
+/// A call that takes the lowest free number, or a number of the caller's choice, is about to be made: the library's own descriptors, which
+/// are on such a number for a moment when they are made, are out of the way until [`after_number`]. Async-signal-safe.
+#[inline]
+pub fn before_number() -> u32 {
+    crate::numbers::enter()
+}
+/// The call has returned; `ticket` is what [`before_number`] gave. A thread that never comes here costs the library a millisecond, once.
+#[inline]
+pub fn after_number(ticket: u32) {
+    crate::numbers::leave(ticket)
+}
+/// As [`before_number`] for a call that may block for ever, and has no end to be told of.
+#[inline]
+pub fn pass_number() {
+    crate::numbers::pass()
+}
+
 /// Any call that returned a new descriptor which is not a socket of ours (open, pipe, eventfd, memfd_create,
 /// signalfd, timerfd, inotify, socketpair, recvmsg's SCM_RIGHTS, pidfd_getfd...): drops what the table may still hold for that number.
 #[inline]

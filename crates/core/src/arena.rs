@@ -6,7 +6,7 @@
 //! Pages are taken when they are first written, so a connection that carries nothing costs nothing; rings that come
 //! back keep their pages while few of them are free, and lose them beyond that.
 
-use crate::sys;
+use crate::{numbers, sys};
 use alloc::vec::Vec;
 use core::ffi::c_int;
 use netacc_control::config::Config;
@@ -67,9 +67,9 @@ const SEALS: c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL
 /// Makes a memfd whose size nobody can change any more. Returns one of the library's own descriptors.
 pub(crate) fn create_sealed(name: &[u8], bytes: usize) -> Result<c_int, MemoryError> {
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-    let mut fd = sys::memfd_create(name, flags | libc::MFD_NOEXEC_SEAL) as c_int;
+    let mut fd = numbers::make(|| sys::memfd_create(name, flags | libc::MFD_NOEXEC_SEAL));
     if fd == -libc::EINVAL {
-        fd = sys::memfd_create(name, flags) as c_int;
+        fd = numbers::make(|| sys::memfd_create(name, flags));
     }
     if fd < 0 {
         return Err(if fd == -libc::EMFILE || fd == -libc::ENFILE { MemoryError::NoDescriptor } else { MemoryError::NoMemory });
@@ -77,11 +77,10 @@ pub(crate) fn create_sealed(name: &[u8], bytes: usize) -> Result<c_int, MemoryEr
     let _ = sys::fchmod(fd, 0o600);
     let sealed = sys::ftruncate(fd, bytes) >= 0 && sys::fcntl(fd, libc::F_ADD_SEALS, SEALS as usize) >= 0;
     if !sealed {
-        let _ = sys::close(fd);
+        crate::fd_table::close_internal(fd);
         return Err(MemoryError::NoMemory);
     }
-    let high = crate::fd_table::adopt_internal(fd);
-    if high < 0 { Err(MemoryError::NoDescriptor) } else { Ok(high) }
+    Ok(fd)
 }
 
 const TMPFS_MAGIC: i64 = 0x0102_1994;

@@ -5,7 +5,6 @@
 //! is left over from a close that we did not see.
 
 use crate::epoll::Epoll;
-use crate::lock::Mutex;
 use crate::socket::Socket;
 use crate::sys;
 use core::ffi::c_int;
@@ -144,59 +143,6 @@ pub(crate) fn refuse(fd: c_int, why: Reason) {
         _ => {}
     }
 }
-
-/// Makes `fd`, just created close-on-exec, one of the library's own: moved out of the way, and hidden. Returns its final
-/// number, or `-errno` (`fd` is closed then).
-///
-/// Where the hard limit allows it the number lies above the *soft* RLIMIT_NOFILE: the application can neither be
-/// given it, nor reach it in a loop over its descriptors, nor miss it when it counts them. The soft limit is
-/// raised for the one call that makes the number.
-pub(crate) fn adopt_internal(fd: c_int) -> c_int {
-    // One at a time: another thread would take the raised limit for the application's, and leave it so.
-    static RAISING: Mutex<()> = Mutex::new(());
-    let signals = sys::hold_signals();
-    let raising = RAISING.lock();
-    let high = adopt(fd);
-    drop(raising);
-    sys::restore_signals(signals);
-    high
-}
-
-/// A name of the library's own for the file behind `fd`, or `-errno`.
-pub(crate) fn duplicate_internal(fd: c_int) -> c_int {
-    let own = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) as c_int;
-    if own >= 0 { adopt_internal(own) } else { own }
-}
-
-fn adopt(fd: c_int) -> c_int {
-    let mut limit = libc::rlimit { rlim_cur: 1024, rlim_max: 1024 };
-    let _ = sys::getrlimit_nofile(&mut limit);
-    let soft = (limit.rlim_cur as usize).min(CAPACITY);
-    let mut high = -1;
-    if limit.rlim_max > limit.rlim_cur && soft + ROOM_ABOVE <= CAPACITY {
-        let raised = libc::rlimit { rlim_cur: limit.rlim_max.min((soft + ROOM_ABOVE) as u64), rlim_max: limit.rlim_max };
-        if sys::setrlimit_nofile(&raised) >= 0 {
-            high = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, soft) as c_int;
-            let _ = sys::setrlimit_nofile(&limit);
-        }
-    }
-    if high < 0 {
-        // Never a number that the application is about to be given.
-        high = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, soft - soft / 4) as c_int;
-    }
-    let _ = sys::close(fd);
-    if high >= 0 && (high as usize) < CAPACITY {
-        set(high, Entry::Internal);
-        return high;
-    }
-    if high >= 0 {
-        let _ = sys::close(high);
-    }
-    -libc::EMFILE
-}
-
-/// How many numbers above the soft limit the library may use.
-const ROOM_ABOVE: usize = 1024;
 
 /// Closes one of the library's own.
 pub(crate) fn close_internal(fd: c_int) {

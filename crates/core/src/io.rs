@@ -10,7 +10,7 @@ use crate::lock::{EndGuard, bump, lock_end};
 use crate::log::debug_log;
 use crate::socket::{self, ATTACHED, ATTACHING, CANDIDATE, PLAIN, RxEnd, Socket, TxEnd, flag};
 use crate::wait::{self, Side, Woke};
-use crate::{lifecycle, service, stats, sys};
+use crate::{lifecycle, numbers, service, stats, sys};
 use core::ffi::{c_int, c_void};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::*, fence};
@@ -1757,15 +1757,15 @@ pub(crate) fn shutdown(s: &'static Socket, g: u16, fd: c_int, how: c_int) -> Ret
         to_kernel(s, g, fd, Reason::InheritedByFork, false);
         return PASS;
     }
-    if how == libc::SHUT_WR || how == libc::SHUT_RDWR {
-        if let Ok(mut h) = hold_tx(s, g) {
-            s.raise(flag::SHUT_WR);
-            if h.end.switch.state() == TxState::Resending {
-                // Bytes that go out again over the carrier go before its FIN: who sends the last of them shuts it down.
-                s.raise(flag::FIN_LATER);
-            } else {
-                announce_end(s, &mut h);
-            }
+    if (how == libc::SHUT_WR || how == libc::SHUT_RDWR)
+        && let Ok(mut h) = hold_tx(s, g)
+    {
+        s.raise(flag::SHUT_WR);
+        if h.end.switch.state() == TxState::Resending {
+            // Bytes that go out again over the carrier go before its FIN: who sends the last of them shuts it down.
+            s.raise(flag::FIN_LATER);
+        } else {
+            announce_end(s, &mut h);
         }
     }
     let r = match how {
@@ -1814,7 +1814,7 @@ pub(crate) fn outlives_close(s: &'static Socket, fd: c_int) -> bool {
     let Ok(mut h) = hold_tx(s, g) else { return false };
     if s.waiters.load(SeqCst) > 0 {
         // The kernel's calls hold the file; ours hold a name of it.
-        let own = fd_table::duplicate_internal(fd);
+        let own = numbers::make(|| sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0));
         if own >= 0 {
             s.fd.store(own, Release);
             s.raise(flag::ORPHAN);

@@ -16,6 +16,7 @@ mod io;
 mod lifecycle;
 mod lock;
 mod log;
+mod numbers;
 mod options;
 mod poll;
 mod rendezvous;

@@ -4,7 +4,7 @@ use crate::api::{NextSymbols, PASS, Ret};
 use crate::fd_table::{self, Entry};
 use crate::log::warn_log;
 use crate::socket::{self, Socket};
-use crate::{epoll, io, service, stats, sys, wait};
+use crate::{epoll, io, numbers, service, stats, sys, wait};
 use alloc::boxed::Box;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
@@ -200,6 +200,7 @@ pub(crate) fn fork_child() {
     if !started() {
         return;
     }
+    numbers::after_fork_in_child();
     service::after_fork_in_child();
     wait::after_fork_in_child();
     socket::after_fork_in_child();
@@ -318,7 +319,7 @@ pub(crate) fn close_range(first: u32, last: u32, flags: u32) -> Ret {
     let mut result = 0;
     let mut close_up_to = |from: u32, to: u32| {
         if from <= to {
-            result = sys::close_range(from, to, rest);
+            result = numbered(|| sys::close_range(from, to, rest));
         }
     };
     fd_table::for_each_all(|fd, entry| {
@@ -371,12 +372,20 @@ fn note_dup(old: c_int, new: c_int) {
     }
 }
 
+/// A system call of the application's that takes or frees numbers.
+fn numbered(call: impl FnOnce() -> Ret) -> Ret {
+    let ticket = numbers::enter();
+    let r = call();
+    numbers::leave(ticket);
+    r
+}
+
 pub(crate) fn dup(fd: c_int) -> Ret {
     match fd_table::get(fd) {
         Entry::None => PASS,
         Entry::Internal => -(libc::EBADF as Ret),
         _ => {
-            let new = sys::fcntl(fd, libc::F_DUPFD, 0);
+            let new = numbered(|| sys::fcntl(fd, libc::F_DUPFD, 0));
             if new >= 0 && !in_vfork_child() {
                 note_dup(fd, new as c_int);
             }
@@ -418,7 +427,7 @@ pub(crate) fn dup3(old: c_int, new: c_int, flags: c_int) -> Ret {
             _ => {}
         }
     }
-    let r = sys::dup3(old, new, flags.max(0));
+    let r = numbered(|| sys::dup3(old, new, flags.max(0)));
     if r >= 0 {
         note_dup(old, r as c_int);
     }
@@ -439,7 +448,7 @@ pub(crate) fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> Ret {
     }
     match cmd {
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => {
-            let new = sys::fcntl(fd, cmd, arg);
+            let new = numbered(|| sys::fcntl(fd, cmd, arg));
             if new >= 0 && !in_vfork_child() {
                 note_dup(fd, new as c_int);
             }

@@ -1,6 +1,6 @@
 //! The log: one line per message, appended by one `write`, errors ignored. Never on the data path.
 
-use crate::{lifecycle, sys};
+use crate::{lifecycle, numbers, sys};
 use core::fmt::{self, Write as _};
 use netacc_control::config::LogLevel;
 
@@ -41,15 +41,14 @@ pub(crate) fn log(level: LogLevel, text: fmt::Arguments<'_>) {
         line.len += 1;
     }
     let end = path.iter().position(|b| *b == 0).map_or(path.len(), |n| n + 1);
-    let fd = sys::open(
-        path.get(..end).unwrap_or(&[0]),
-        libc::O_WRONLY | libc::O_APPEND | libc::O_CREAT | libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NONBLOCK,
-        0o600,
-    ) as i32;
-    if fd >= 0 {
-        let _ = sys::write(fd, line.bytes.get(..line.len).unwrap_or(&[]));
-        let _ = sys::close(fd);
-    }
+    let flags = libc::O_WRONLY | libc::O_APPEND | libc::O_CREAT | libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    numbers::exclusively(|| {
+        let fd = sys::open(path.get(..end).unwrap_or(&[0]), flags, 0o600) as i32;
+        if fd >= 0 {
+            let _ = sys::write(fd, line.bytes.get(..line.len).unwrap_or(&[]));
+            let _ = sys::close(fd);
+        }
+    });
 }
 
 /// Logs a warning.

@@ -15,7 +15,7 @@ use crate::lock::{Guard, Mutex};
 use crate::rendezvous::packet::{self, Received};
 use crate::rendezvous::{ADVERTS, EVENT_ADVERT, EVENT_LINK, LINKS, Listens, State, Then, Violation, auth, link_of};
 use crate::socket::{Socket, flag};
-use crate::{fd_table, lifecycle, sys};
+use crate::{fd_table, lifecycle, numbers, sys};
 use alloc::vec::Vec;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::*};
@@ -119,10 +119,8 @@ impl Service {
         if !state.prepare() {
             return false;
         }
-        let epoll = sys::epoll_create1(libc::EPOLL_CLOEXEC) as c_int;
-        let epoll = if epoll >= 0 { fd_table::adopt_internal(epoll) } else { epoll };
-        let bell = sys::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) as c_int;
-        let bell = if bell >= 0 { fd_table::adopt_internal(bell) } else { bell };
+        let epoll = numbers::make(|| sys::epoll_create1(libc::EPOLL_CLOEXEC));
+        let bell = numbers::make(|| sys::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK));
         let mut event = epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
         // SAFETY: a live event.
         let ok = epoll >= 0 && bell >= 0 && unsafe { sys::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, bell, &mut event) } >= 0;

@@ -1,6 +1,6 @@
 //! The statistics segment of this process: made at its first connection, read by `netacc_ss` from outside.
 
-use crate::{fd_table, lifecycle, sys};
+use crate::{fd_table, lifecycle, numbers, sys};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering::*};
 use netacc_control::stats::{CONN_CAPACITY, CONNS_OFFSET, ChannelRecord, ConnRecord, Counter, Header, Path, Reason};
 
@@ -29,28 +29,27 @@ fn records() -> &'static [ConnRecord] {
 #[cold]
 #[inline(never)]
 fn create() -> Option<&'static Header> {
-    let fd = sys::memfd_create(b"netacc-stats\0", libc::MFD_CLOEXEC) as i32;
+    let fd = numbers::make(|| sys::memfd_create(b"netacc-stats\0", libc::MFD_CLOEXEC));
     if fd < 0 {
         return None;
     }
     let _ = sys::fchmod(fd, 0o600);
     if sys::ftruncate(fd, BYTES) < 0 {
-        let _ = sys::close(fd);
+        fd_table::close_internal(fd);
         return None;
     }
     let at = sys::map_shared(fd, BYTES);
     if at.is_null() {
-        let _ = sys::close(fd);
+        fd_table::close_internal(fd);
         return None;
     }
     if HEADER.compare_exchange(core::ptr::null_mut(), at.cast(), AcqRel, Acquire).is_err() {
         // SAFETY: `at` is the mapping made above, which nobody else knows.
         unsafe { sys::unmap(at, BYTES) };
-        let _ = sys::close(fd);
+        fd_table::close_internal(fd);
         return header();
     }
-    let high = fd_table::adopt_internal(fd);
-    SEGMENT_FD.store(high, Relaxed);
+    SEGMENT_FD.store(fd, Relaxed);
     let h = header()?;
     h.set_config(lifecycle::config_text());
     h.init(sys::getpid(), sys::unix_ns(), CONN_CAPACITY);

@@ -8,7 +8,7 @@
 
 use crate::channel::{Channel, PLACES, announce, producer_quiet, quiet};
 use crate::socket::{ATTACHED, Socket, flag};
-use crate::{channel, fd_table, lifecycle, service, stats, sys};
+use crate::{channel, fd_table, lifecycle, numbers, service, stats, sys};
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::*, fence};
 use libc::{epoll_event, pollfd};
 use netacc_control::stats::{ChannelState, Counter};
@@ -28,8 +28,7 @@ const THREAD_PLACES: usize = PLACES / 2;
 
 /// A new doorbell: see [`crate::channel::ring`].
 fn new_doorbell() -> i32 {
-    let fd = sys::eventfd(1, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) as i32;
-    if fd >= 0 { fd_table::adopt_internal(fd) } else { fd }
+    numbers::make(|| sys::eventfd(1, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC))
 }
 
 /// Adds a doorbell to an epoll set, under `data`; it may be there already.
@@ -51,8 +50,7 @@ pub(crate) fn claim_for_thread() -> Option<usize> {
     let i = claim(0..THREAD_PLACES)?;
     let p = POOL.get(i)?;
     if p.gather.load(Acquire) < 0 {
-        let set = sys::epoll_create1(libc::EPOLL_CLOEXEC) as i32;
-        let set = if set >= 0 { fd_table::adopt_internal(set) } else { set };
+        let set = numbers::make(|| sys::epoll_create1(libc::EPOLL_CLOEXEC));
         let own = new_doorbell();
         if set < 0 || own < 0 || !listen(set, own, 0) {
             for fd in [set, own] {

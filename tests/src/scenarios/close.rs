@@ -625,11 +625,6 @@ pub fn list() -> Vec<Scenario> {
                 t.pour(fd, 13, 300_000);
                 t.log("close", sys::close(fd));
             },
-        )
-        .skip(&[
-            ("shm", "a descriptor of the library's stands on a low number for some microseconds"),
-            ("early", "a descriptor of the library's stands on a low number for some microseconds"),
-            ("switch", "a descriptor of the library's stands on a low number for some microseconds"),
-        ]),
+        ),
     ]
 }

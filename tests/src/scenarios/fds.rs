@@ -402,12 +402,7 @@ pub fn list() -> Vec<Scenario> {
                 t.pour(third, 5, 10_000);
                 t.log("eof", sys::recv(third, &mut [0; 1], 0));
             },
-        )
-        .skip(&[
-            ("shm", "a descriptor of the library's stands on a low number for some microseconds"),
-            ("early", "a descriptor of the library's stands on a low number for some microseconds"),
-            ("switch", "a descriptor of the library's stands on a low number for some microseconds"),
-        ]),
+        ),
         alone(
             "fds/limit-from-the-start",
             "a program with almost no fds left makes a connection to itself",

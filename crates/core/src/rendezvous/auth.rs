@@ -11,7 +11,7 @@
 //! peer is what the kernel says of the control connection (`SO_PEERCRED`) *and* of the sender of each message that matters
 //! (`SCM_CREDENTIALS`), so neither a dropped privilege nor an inherited descriptor carries over.
 
-use crate::sys;
+use crate::{fd_table, numbers, sys};
 use core::ffi::c_int;
 use core::net::IpAddr;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -74,12 +74,12 @@ fn maps_all(uid_map: &[u8]) -> bool {
 }
 
 fn read_start(path: &[u8], into: &mut [u8]) -> usize {
-    let fd = sys::open(path, libc::O_RDONLY | libc::O_CLOEXEC, 0) as c_int;
+    let fd = numbers::make(|| sys::open(path, libc::O_RDONLY | libc::O_CLOEXEC, 0));
     if fd < 0 {
         return 0;
     }
     let n = if sys::file_system(fd) == PROC_SUPER_MAGIC { sys::read(fd, into) } else { 0 };
-    let _ = sys::close(fd);
+    fd_table::close_internal(fd);
     n.max(0) as usize
 }
 
@@ -151,12 +151,12 @@ mod reply {
 }
 
 fn ask_netlink(end: &Tuple) -> Answer {
-    let fd = sys::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, NETLINK_SOCK_DIAG) as c_int;
+    let fd = numbers::make(|| sys::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, NETLINK_SOCK_DIAG));
     if fd < 0 {
         return Answer::CannotAsk;
     }
     let answer = ask(fd, end);
-    let _ = sys::close(fd);
+    fd_table::close_internal(fd);
     answer
 }
 
@@ -243,13 +243,13 @@ fn read_tables(end: &Tuple) -> Option<u32> {
 }
 
 fn read_table(path: &[u8], end: &Tuple) -> Option<u32> {
-    let fd = sys::open(path, libc::O_RDONLY | libc::O_CLOEXEC, 0) as c_int;
+    let fd = numbers::make(|| sys::open(path, libc::O_RDONLY | libc::O_CLOEXEC, 0));
     if fd < 0 {
         return None;
     }
     // In a chroot anything may stand at that path.
     let found = if sys::file_system(fd) == PROC_SUPER_MAGIC { scan(fd, end) } else { None };
-    let _ = sys::close(fd);
+    fd_table::close_internal(fd);
     found
 }
 

@@ -12,10 +12,10 @@ pub(super) fn is_doorbell(fd: c_int) -> bool {
         return out.get(..n as usize) == Some(b"anon_inode:[eventfd]");
     }
     // No /proc: at least it is of the family that eventfds belong to.
-    let own = sys::eventfd(0, libc::EFD_CLOEXEC) as c_int;
+    let own = numbers::make(|| sys::eventfd(0, libc::EFD_CLOEXEC));
     let same = own >= 0 && sys::inode(own) == sys::inode(fd);
     if own >= 0 {
-        let _ = sys::close(own);
+        fd_table::close_internal(own);
     }
     same
 }

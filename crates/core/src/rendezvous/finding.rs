@@ -224,7 +224,8 @@ impl State {
         for _ in 0..LINKS {
             let Some(a) = self.adverts.get_mut(advert).filter(|a| a.fd >= 0) else { return true };
             let port = a.port;
-            let fd = sys::accept4(a.fd, libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) as c_int;
+            let advert = a.fd;
+            let fd = numbers::make(|| sys::accept4(advert, libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC));
             if fd < 0 {
                 if [libc::EAGAIN, libc::EINTR, libc::ECONNABORTED].contains(&-fd) {
                     return true;
@@ -234,10 +235,6 @@ impl State {
                 a.fd = -1;
                 a.retry_at = sys::now_ns() + RETRY_ADVERT_NS;
                 return false;
-            }
-            let fd = fd_table::adopt_internal(fd);
-            if fd < 0 {
-                return true;
             }
             if self.free_link(false).is_none() {
                 self.evict_idle();
@@ -344,8 +341,7 @@ pub(super) fn advert_name(port: u16, k: u8) -> ([u8; 48], usize) {
 }
 
 fn control_socket() -> c_int {
-    let fd = sys::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK, 0) as c_int;
-    if fd < 0 { fd } else { fd_table::adopt_internal(fd) }
+    numbers::make(|| sys::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK, 0))
 }
 
 fn bind_advert(port: u16) -> c_int {

@@ -1,7 +1,7 @@
 //! One packet of a control connection: the message, at most one descriptor, and who sends it.
 
 use super::auth::Cred;
-use crate::{fd_table, sys};
+use crate::{numbers, sys};
 use core::ffi::c_int;
 use core::mem::MaybeUninit;
 use libc::{cmsghdr, msghdr, ucred};
@@ -85,6 +85,11 @@ pub(crate) enum Received {
 
 /// Receives one message. Never waits.
 pub(crate) fn receive(control: c_int) -> Received {
+    // It may bring descriptors.
+    numbers::exclusively(|| receive_now(control))
+}
+
+fn receive_now(control: c_int) -> Received {
     // One byte more than any message: a longer one is seen to be.
     let mut bytes = [0u8; MAX_MESSAGE + 1];
     let mut data = Control([0; CONTROL]);
@@ -129,7 +134,7 @@ pub(crate) fn receive(control: c_int) -> Received {
     if fd < 0 {
         return Received::Message(message, -1, sender);
     }
-    let high = fd_table::adopt_internal(fd);
+    let high = numbers::adopt(fd);
     if high < 0 { Received::NoDescriptor } else { Received::Message(message, high, sender) }
 }
 

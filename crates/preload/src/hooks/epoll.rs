@@ -3,6 +3,7 @@
 //! A set without anything of ours is waited for by the next symbol. If such a wait ends only because the set has come to hold
 //! sockets of ours meanwhile, the core says so (no event is the application's) and the wait goes on with what is left.
 
+use super::fd::numbered;
 use super::time;
 use core::ptr::null;
 use libc::{c_int, epoll_event, sigset_t, timespec};
@@ -11,7 +12,7 @@ use netacc_core::api;
 hook! {
     /// `epoll_create(2)`.
     fn epoll_create(size: c_int) -> c_int |next| {
-        let fd = next(size);
+        let fd = numbered(|| next(size));
         if fd >= 0 {
             api::on_epoll_create(fd);
         }
@@ -21,7 +22,7 @@ hook! {
 hook! {
     /// `epoll_create1(2)`.
     fn epoll_create1(flags: c_int) -> c_int |next| {
-        let fd = next(flags);
+        let fd = numbered(|| next(flags));
         if fd >= 0 {
             api::on_epoll_create(fd);
         }

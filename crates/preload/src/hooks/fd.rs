@@ -34,7 +34,7 @@ hook! {
         if answer != PASS {
             return errno::ret(answer) as c_int;
         }
-        made(next(fd))
+        numbered(|| made(next(fd)))
     }
 }
 
@@ -46,7 +46,7 @@ macro_rules! dup2 {
                 onto_stdio(old, new);
                 let answer = api::dup3(old, new, -1);
                 if answer == PASS {
-                    return next(old, new);
+                    return numbered(|| next(old, new));
                 }
                 errno::ret(answer) as c_int
             }
@@ -68,7 +68,7 @@ hook! {
         onto_stdio(old, new);
         let answer = api::dup3(old, new, flags);
         if answer == PASS {
-            return next(old, new, flags);
+            return numbered(|| next(old, new, flags));
         }
         errno::ret(answer) as c_int
     }
@@ -84,7 +84,7 @@ macro_rules! fcntl {
                     return errno::ret(answer) as c_int;
                 }
                 match cmd {
-                    libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => made(next(fd, cmd, arg)),
+                    libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => numbered(|| made(next(fd, cmd, arg))),
                     _ => next(fd, cmd, arg),
                 }
             }
@@ -114,7 +114,7 @@ macro_rules! makes_fd {
     ($($(#[$meta:meta])* $name:ident($($arg:ident: $ty:ty),*);)*) => {$(
         hook! {
             $(#[$meta])*
-            unchecked fn $name($($arg: $ty),*) -> c_int |next| { made(next($($arg),*)) }
+            unchecked fn $name($($arg: $ty),*) -> c_int |next| { numbered(|| made(next($($arg),*))) }
         }
     )*};
 }
@@ -204,7 +204,7 @@ macro_rules! makes_two {
         hook! {
             $(#[$meta])*
             unchecked fn $name($pair: *mut c_int $(, $arg: $ty)*) -> c_int |next| {
-                let result = next($pair $(, $arg)*);
+                let result = numbered(|| next($pair $(, $arg)*));
                 if result == 0 {
                     api::on_new_fd(*$pair);
                     api::on_new_fd(*$pair.wrapping_add(1));
@@ -243,6 +243,15 @@ hook! {
         }
         result
     }
+}
+
+/// Runs a call that takes numbers; nothing in it needs dropping, should the thread be cancelled there.
+#[inline(always)]
+pub(super) fn numbered<R>(call: impl FnOnce() -> R) -> R {
+    let ticket = api::before_number();
+    let result = call();
+    api::after_number(ticket);
+    result
 }
 
 /// Passes a new descriptor, or -1, on.

@@ -1,6 +1,6 @@
 //! Making, connecting and ending sockets. The kernel carries these calls out; the core is told, or asked first.
 
-use super::io_uring;
+use super::{fd::numbered, io_uring};
 use crate::errno;
 use libc::{c_int, c_void, sockaddr, socklen_t};
 use netacc_core::api::{self, PASS};
@@ -8,7 +8,7 @@ use netacc_core::api::{self, PASS};
 hook! {
     /// `socket(2)`.
     fn socket(domain: c_int, ty: c_int, protocol: c_int) -> c_int |next| {
-        let fd = next(domain, ty, protocol);
+        let fd = numbered(|| next(domain, ty, protocol));
         if fd >= 0 {
             api::on_socket(fd, domain, ty, protocol);
             io_uring::on_socket(fd);
@@ -20,7 +20,7 @@ hook! {
 hook! {
     /// `socketpair(2)`: never ours, but the numbers may be known from a close that was not seen.
     fn socketpair(domain: c_int, ty: c_int, protocol: c_int, pair: *mut c_int) -> c_int |next| {
-        let result = next(domain, ty, protocol, pair);
+        let result = numbered(|| next(domain, ty, protocol, pair));
         if result == 0 {
             api::on_new_fd(*pair);
             api::on_new_fd(*pair.wrapping_add(1));
@@ -43,6 +43,7 @@ hook! {
 hook! {
     /// `accept(2)`.
     fn accept(listener: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int |next| {
+        api::pass_number();
         let fd = next(listener, addr, len);
         if fd >= 0 {
             api::on_accept(listener, fd, 0);
@@ -55,6 +56,7 @@ hook! {
 hook! {
     /// `accept4(2)`.
     fn accept4(listener: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int |next| {
+        api::pass_number();
         let fd = next(listener, addr, len, flags);
         if fd >= 0 {
             api::on_accept(listener, fd, flags);

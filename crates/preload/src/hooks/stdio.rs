@@ -1,6 +1,7 @@
 //! stdio: libc reads and writes a stream's descriptor by private calls that no hook sees, so a socket under a stream stays
 //! with the kernel. Nothing here touches `errno` beside the next symbol.
 
+use super::fd::numbered;
 use crate::errno;
 use core::ffi::c_void;
 use libc::{FILE, c_char, c_int};
@@ -54,7 +55,7 @@ macro_rules! opens {
     ($($(#[$meta:meta])* $name:ident($($arg:ident: $ty:ty),*);)*) => {$(
         hook! {
             $(#[$meta])*
-            unchecked fn $name($($arg: $ty),*) -> *mut FILE |next| { opened(next($($arg),*)) }
+            unchecked fn $name($($arg: $ty),*) -> *mut FILE |next| { opened(numbered(|| next($($arg),*))) }
         }
     )*};
 }
@@ -79,7 +80,7 @@ macro_rules! reopens {
             $(#[$meta])*
             unchecked fn $name(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE |next| {
                 forget(stream);
-                opened(next(path, mode, stream))
+                opened(numbered(|| next(path, mode, stream)))
             }
         }
     )*};

@@ -1,0 +1,193 @@
+//! Descriptor numbers: how the library's stay out of the application's way.
+//!
+//! The kernel gives every new descriptor the lowest free number, and programs rely on it (`close(0); open(...)`). The library's own
+//! are moved away at once ([`adopt`]), above the *soft* RLIMIT_NOFILE where the hard limit allows it: there the application can neither
+//! be given the number, nor reach it in a loop over its descriptors, nor miss it when it counts them.
+//!
+//! For the few microseconds before that a new one stands on a number that is the application's. Its calls that take
+//! numbers therefore announce themselves ([`enter`], [`leave`]), and the library makes a descriptor ([`make`]) while none of them
+//! is under way, and they wait meanwhile. Both sides wait for a bounded time only: a call may block in the kernel for long (a FIFO, a
+//! dead NFS server), and a thread may be cancelled or leave by `longjmp` in the middle of one. Then a number may be seen to be
+//! taken for some microseconds, which is all that can go wrong.
+
+use crate::fd_table::{self, CAPACITY, Entry};
+use crate::lock::Mutex;
+use crate::sys;
+use core::ffi::c_int;
+use core::sync::atomic::{AtomicU32, Ordering::*};
+
+/// The application's calls under way: their number, and above it the epoch that they belong to ([`EPOCH`]).
+static INSIDE: AtomicU32 = AtomicU32::new(0);
+/// Not 0: a descriptor of the library's is being made.
+static MAKING: AtomicU32 = AtomicU32::new(0);
+
+const COUNT: u32 = (1 << 16) - 1;
+const EPOCH: u32 = 1 << 16;
+/// How long the library waits for calls that are under way. Those that take longer are not waited for again.
+const CALLS_NS: i64 = 1_000_000;
+/// How long a call waits for the library.
+const MAKING_NS: i64 = 10_000_000;
+
+/// A call that takes a number begins. Returns what [`leave`] wants. Async-signal-safe; two atomic operations.
+#[inline]
+pub(crate) fn enter() -> u32 {
+    loop {
+        let epoch = INSIDE.fetch_add(1, SeqCst) & !COUNT;
+        if MAKING.load(SeqCst) == 0 {
+            return epoch;
+        }
+        leave(epoch);
+        if !wait_for_library() {
+            INSIDE.fetch_add(1, SeqCst);
+            return epoch;
+        }
+    }
+}
+
+/// The call has ended.
+#[inline]
+pub(crate) fn leave(epoch: u32) {
+    let mut now = INSIDE.load(Relaxed);
+    // (An entry of an earlier epoch is not counted any more.)
+    while now & !COUNT == epoch && now & COUNT != 0 {
+        match INSIDE.compare_exchange_weak(now, now - 1, SeqCst, Relaxed) {
+            Ok(_) => {
+                if now & COUNT == 1 && MAKING.load(SeqCst) != 0 {
+                    sys::futex_wake(&INSIDE, 1, true);
+                }
+                return;
+            }
+            Err(other) => now = other,
+        }
+    }
+}
+
+/// As [`enter`], for a call that may block for ever (accept): it only waits for the library.
+#[inline]
+pub(crate) fn pass() {
+    if MAKING.load(SeqCst) != 0 {
+        wait_for_library();
+    }
+}
+
+/// False: it takes too long.
+#[cold]
+#[inline(never)]
+fn wait_for_library() -> bool {
+    let until = sys::now_ns().saturating_add(MAKING_NS as u64);
+    while MAKING.load(SeqCst) != 0 {
+        if sys::now_ns() >= until {
+            return false;
+        }
+        sys::futex_wait(&MAKING, 1, MAKING_NS, true);
+    }
+    true
+}
+
+/// Runs `f`, in which descriptors may stand on low numbers, while no call of the application's takes any.
+pub(crate) fn exclusively<R>(f: impl FnOnce() -> R) -> R {
+    static LIBRARY: Mutex<()> = Mutex::new(());
+    // No handler of the application's may come in between, and want a number.
+    let signals = sys::hold_signals();
+    let one = LIBRARY.lock();
+    MAKING.store(1, SeqCst);
+    wait_for_calls();
+    let r = f();
+    MAKING.store(0, SeqCst);
+    sys::futex_wake(&MAKING, i32::MAX, true);
+    drop(one);
+    sys::restore_signals(signals);
+    r
+}
+
+fn wait_for_calls() {
+    let mut until = 0;
+    loop {
+        let now = INSIDE.load(SeqCst);
+        if now & COUNT == 0 {
+            return;
+        }
+        let time = sys::now_ns();
+        if until == 0 {
+            until = time.saturating_add(CALLS_NS as u64);
+        } else if time >= until {
+            // They block, or will never end: forgotten.
+            let next = (now & !COUNT).wrapping_add(EPOCH);
+            let _ = INSIDE.compare_exchange(now, next, SeqCst, Relaxed);
+            return;
+        }
+        sys::futex_wait(&INSIDE, now, CALLS_NS, true);
+    }
+}
+
+/// In a forked child no call is under way.
+pub(crate) fn after_fork_in_child() {
+    INSIDE.store((INSIDE.load(Relaxed) & !COUNT).wrapping_add(EPOCH), SeqCst);
+    MAKING.store(0, SeqCst);
+}
+
+/// Makes a descriptor of the library's own, by a system call that makes one close-on-exec. Returns its number, or `-errno`.
+pub(crate) fn make(call: impl FnOnce() -> isize) -> c_int {
+    exclusively(|| match call() as c_int {
+        fd if fd >= 0 => adopt(fd),
+        error => error,
+    })
+}
+
+/// Makes `fd`, just created close-on-exec and inside of [`exclusively`], one of the library's own: moved out of the way, and hidden. Returns its
+/// final number, or `-errno` (`fd` is closed then). The soft limit is raised for the one call that makes the number.
+pub(crate) fn adopt(fd: c_int) -> c_int {
+    let mut limit = libc::rlimit { rlim_cur: 1024, rlim_max: 1024 };
+    let _ = sys::getrlimit_nofile(&mut limit);
+    let soft = (limit.rlim_cur as usize).min(CAPACITY);
+    let mut high = -1;
+    if limit.rlim_max > limit.rlim_cur && soft + ROOM_ABOVE <= CAPACITY {
+        let raised = libc::rlimit { rlim_cur: limit.rlim_max.min((soft + ROOM_ABOVE) as u64), rlim_max: limit.rlim_max };
+        if sys::setrlimit_nofile(&raised) >= 0 {
+            high = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, soft) as c_int;
+            let _ = sys::setrlimit_nofile(&limit);
+        }
+    }
+    if high < 0 {
+        // Never a number that the application is about to be given.
+        high = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, soft - soft / 4) as c_int;
+    }
+    let _ = sys::close(fd);
+    if high >= 0 && (high as usize) < CAPACITY {
+        fd_table::set(high, Entry::Internal);
+        return high;
+    }
+    if high >= 0 {
+        let _ = sys::close(high);
+    }
+    -libc::EMFILE
+}
+
+/// How many numbers above the soft limit the library may use.
+const ROOM_ABOVE: usize = 1024;
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests may fail loudly")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_and_the_library_exclude_each_other() {
+        // One test: the words are the process's.
+        let first = enter();
+        let second = enter();
+        assert_eq!(INSIDE.load(Relaxed) & COUNT, 2);
+        leave(second);
+        leave(first);
+        assert_eq!(INSIDE.load(Relaxed) & COUNT, 0);
+
+        let stuck = enter();
+        let fd = make(|| sys::eventfd(0, libc::EFD_CLOEXEC));
+        assert!(fd > 100, "made in spite of a call that never ends");
+        assert_ne!(INSIDE.load(Relaxed) & !COUNT, stuck, "which is not waited for again");
+        let now = INSIDE.load(Relaxed);
+        leave(stuck);
+        assert_eq!(INSIDE.load(Relaxed), now, "and does not count when it ends");
+        fd_table::close_internal(fd);
+    }
+}
