@@ -18,7 +18,9 @@ pub(crate) fn ret_at_point(result: isize) -> isize {
 #[cold]
 #[inline(never)]
 fn fail(result: isize) -> isize {
-    set(result.wrapping_neg() as c_int);
+    // A hook that cannot call again tells the program of the signal.
+    let restart = result == netacc_core::api::RESTART;
+    set(if restart { libc::EINTR } else { result.wrapping_neg() as c_int });
     -1
 }
 

@@ -269,9 +269,15 @@ macro_rules! hook {
         #[unsafe(no_mangle)]
         #[allow(non_snake_case, reason = "libc's names")]
         pub unsafe extern "C-unwind" fn $name($($arg: $ty),*) -> $ret {
-            // SAFETY: the arguments are the caller's, who answers for them as to libc.
-            #[allow(unused_unsafe, reason = "some of the core's functions are safe")]
-            let answer: netacc_core::api::Ret = unsafe { $answer };
+            let answer = loop {
+                // SAFETY: the arguments are the caller's, who answers for them as to libc.
+                #[allow(unused_unsafe, reason = "some of the core's functions are safe")]
+                let answer: netacc_core::api::Ret = unsafe { $answer };
+                if answer != netacc_core::api::RESTART {
+                    break answer;
+                }
+                $crate::hooks::cancel::point();
+            };
             if answer == netacc_core::api::PASS {
                 let next = $name::SLOT.address();
                 // SAFETY: the slot holds a function of this signature.

@@ -16,7 +16,7 @@ unsafe extern "C" {
     fn pthread_testcancel();
 }
 
-/// Ends the thread if it has been cancelled.
+/// Ends the thread if it has been cancelled. Also where the core answers RESTART: a call that the kernel would have restarted.
 #[inline(always)]
 pub(crate) fn point() {
     if REQUESTED.load(Relaxed) {
@@ -29,6 +29,7 @@ hook! {
     /// `pthread_cancel(3)`.
     fn pthread_cancel(thread: pthread_t) -> c_int |next| {
         REQUESTED.store(true, Relaxed);
+        netacc_core::api::threads_are_cancelled();
         let result = next(thread);
         if result == 0 && thread != libc::pthread_self() {
             interrupt(thread);
