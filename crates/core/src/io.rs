@@ -768,18 +768,11 @@ fn candidate(s: &'static Socket, g: u16, fd: c_int, side: Side, flags: c_int, ca
     Some(r)
 }
 
+/// A candidate's calls that move bytes before its peer is told of it. An agreement costs both processes some ten microseconds,
+/// which a connection of one request and one reply never gets back.
+const NOTED_AFTER: u32 = 3;
+
 fn after_candidate_call(s: &'static Socket, g: u16, fd: c_int, side: Side) {
-    if side == Side::Receive && s.has(flag::CONNECTOR) && !s.has(flag::PROBED) {
-        s.raise(flag::PROBED);
-        if !service::probe_again(s) {
-            socket::make_plain(s, Reason::ListenerWithoutLibrary);
-            return;
-        }
-    }
-    // A program that only sends gets no answer to look after: it looks after some calls.
-    if side == Side::Send && s.has(flag::CONNECTOR) && !s.has(flag::PROBED) && matches!(s.calls.load(Relaxed), 4 | 16 | 64) && service::probe_again(s) {
-        s.raise(flag::PROBED);
-    }
     if s.offered.load(Acquire) != 0 {
         // A registration with ONESHOT may have fired: attached when it is armed again (epoll::ctl).
         if crate::epoll::may_attach(s) {
@@ -788,16 +781,36 @@ fn after_candidate_call(s: &'static Socket, g: u16, fd: c_int, side: Side) {
         return;
     }
     let calls = s.calls.fetch_add(1, Relaxed).wrapping_add(1);
-    if calls == 4 && s.has(flag::CONNECTOR) {
-        // Worth it by now.
-        service::hurry(s);
+    let mut found = !s.has(flag::CONNECTOR) || s.has(flag::PROBED);
+    let mut worth_it = calls == NOTED_AFTER;
+    if !found && side == Side::Receive {
+        s.raise(flag::PROBED);
+        if !service::probe_again(s) {
+            socket::make_plain(s, Reason::ListenerWithoutLibrary);
+            return;
+        }
+        found = true;
+        worth_it = calls >= NOTED_AFTER;
+    }
+    // A program that only sends gets no answer to look after: it looks after some calls.
+    if !found && matches!(calls, 4 | 16 | 64) && service::probe_again(s) {
+        s.raise(flag::PROBED);
+    }
+    if found && worth_it && !service::note(s) {
+        socket::make_plain(s, Reason::PeerRefused);
+        return;
     }
     if calls.is_multiple_of(64)
         && calls >= 128
         && let Some(r) = s.record()
         && sys::unix_ns().wrapping_sub(r.opened_unix_ns.load(Relaxed)) > 1_000_000_000
     {
-        socket::make_plain(s, if s.has(flag::CONNECTOR) { Reason::PeerRefused } else { Reason::PeerWithoutLibrary });
+        let why = match (s.has(flag::CONNECTOR), found) {
+            (false, _) => Reason::PeerWithoutLibrary,
+            (true, true) => Reason::PeerRefused,
+            (true, false) => Reason::ListenerWithoutLibrary,
+        };
+        socket::make_plain(s, why);
     }
 }
 

@@ -10,6 +10,7 @@
 //!
 //! `docs/design/rendezvous.md` tells the whole story.
 
+pub(crate) mod absent;
 mod acceptor;
 pub(crate) mod auth;
 mod connector;
@@ -80,9 +81,8 @@ const fn number(text: &str) -> u16 {
 struct Mine {
     socket: &'static Socket,
     generation: u32,
-    /// The links that were told (connecting side), and when they are to be: never before that.
+    /// The links that were told (connecting side).
     announced: u64,
-    due: u64,
     /// Where an offer was made for it (accepting side).
     offered: Option<(usize, u16)>,
 }
@@ -256,9 +256,6 @@ struct Port {
     port: u16,
     /// When all advert names were last tried.
     tried_all: u64,
-    /// No listener with the library before that moment: said by a look at connect, and by one after the first bytes.
-    absent_at_connect: u64,
-    absent_later: u64,
     /// When all names are to be tried next (0: not), and how often that was done in a row.
     try_at: u64,
     tries: u8,
@@ -268,7 +265,7 @@ struct Port {
 }
 
 impl Port {
-    const NONE: Port = Port { port: 0, tried_all: 0, absent_at_connect: 0, absent_later: 0, try_at: 0, tries: 0, shunned: 0, shunned_until: 0 };
+    const NONE: Port = Port { port: 0, tried_all: 0, try_at: 0, tries: 0, shunned: 0, shunned_until: 0 };
 }
 
 /// A listening socket that tells connectors of this process.
@@ -294,11 +291,8 @@ pub(crate) const NAMES: u8 = 32;
 /// Of these, how many are tried at connect.
 const QUICK_NAMES: u8 = 4;
 const PORTS: usize = 64;
-const ABSENT_NS: u64 = 250_000_000;
 const SHUN_NS: u64 = 5_000_000_000;
 const RETRY_ADVERT_NS: u64 = 1_000_000_000;
-/// A connection is announced when it is this old: an agreement costs both processes more than a short one can gain.
-const ANNOUNCE_AFTER_NS: u64 = 2_000_000;
 /// Workers advertise when they first accept, so names are tried again a while after a connection was made...
 const TRY_AGAIN_NS: [u64; 5] = [10_000_000, 50_000_000, 200_000_000, 600_000_000, 1_000_000_000];
 /// Looks that a connection asks for are at least so far apart.
@@ -330,8 +324,6 @@ pub(crate) struct State {
     /// Channels by link and side. Their memory, and what they map, stays where it is for ever.
     shells: [[*mut Channel; 2]; LINKS],
     serial: u32,
-    /// Connected sockets that are not old enough to be announced, oldest first.
-    young: VecDeque<Key>,
     /// Accepted sockets whose candidate was there first.
     to_agree: Vec<Key>,
     /// Something for the service thread to do: links to recycle.
@@ -373,7 +365,6 @@ impl State {
             tables: None,
             shells: [[core::ptr::null_mut(); 2]; LINKS],
             serial: 0,
-            young: VecDeque::new(),
             to_agree: Vec::new(),
             to_recycle: false,
             next_expiry: 0,
@@ -393,7 +384,6 @@ impl State {
         let seed = u64::from_ne_bytes(seed) ^ sys::now_ns();
         self.tables = (|| {
             self.to_agree.try_reserve_exact(PENDING as usize).ok()?;
-            self.young.try_reserve_exact(PENDING as usize).ok()?;
             Some(Tables { connected: Table::new(PENDING, seed)?, accepted: Table::new(PENDING, seed)?, candidates: Table::new(PENDING, seed)? })
         })();
         self.tables.is_some()

@@ -12,6 +12,7 @@
 use crate::channel::{Channel, PLACES};
 use crate::io::{self, PullBack};
 use crate::lock::{Guard, Mutex};
+use crate::rendezvous::absent::Absent;
 use crate::rendezvous::packet::{self, Received};
 use crate::rendezvous::{ADVERTS, EVENT_ADVERT, EVENT_LINK, LINKS, Listens, State, Then, Violation, auth, link_of};
 use crate::socket::{Socket, flag};
@@ -40,6 +41,8 @@ pub(crate) struct Service {
     rung: AtomicBool,
     /// The process that the thread runs in; 0: none.
     running: AtomicU32,
+    /// Ports that nobody advertises, for a look without the lock.
+    absent: Absent,
     /// Ports with an advert, as `1 << 48 | port << 32 | uid`, for a look without the lock.
     advertised: [AtomicU64; ADVERTS],
     /// A thread is started for it (not in tests, which turn it by hand).
@@ -74,6 +77,7 @@ impl Service {
             bell: AtomicI32::new(-1),
             rung: AtomicBool::new(false),
             running: AtomicU32::new(0),
+            absent: Absent::new(),
             advertised: [const { AtomicU64::new(0) }; ADVERTS],
             threaded,
         }
@@ -209,13 +213,6 @@ impl Service {
                 if gone & 1 << i != 0 {
                     a.store(0, Release);
                 }
-            }
-        }
-        loop {
-            // In portions, so that others get the lock in between.
-            let more = self.state.lock().announce_due();
-            if !more {
-                break;
             }
         }
     }
@@ -375,46 +372,47 @@ impl Service {
         .unwrap_or(false)
     }
 
-    fn accepted(&'static self, socket: &'static Socket) -> bool {
-        if !self.ensure_started() {
-            return false;
-        }
-        match self.with(|s| s.add_accepted(socket)).flatten() {
-            Some(true) => {
-                self.ring();
-                true
-            }
-            Some(false) => true,
-            None => false,
-        }
-    }
-
-    /// `later`: the socket has received bytes, so its acceptor must be known by now.
+    /// Somebody is known to accept connections on the peer's port. `later`: the socket has received bytes.
     fn connected(&'static self, socket: &'static Socket, later: bool) -> bool {
-        if !self.ensure_started() {
+        let port = socket.tuple().peer_port();
+        // (One that is noted may have been found since by the service thread.)
+        if (!socket.has(flag::NOTED) && self.absent.is_known(port, later)) || !self.ensure_started() {
             return false;
         }
-        let port = socket.tuple().peer_port();
         let done = self.with(|s| {
-            let known = later && s.is_connected(socket);
-            if known && s.has_advertiser(port) {
+            if later && socket.has(flag::NOTED) && s.has_advertiser(port) {
                 s.seek_all(port);
-                return (true, true);
-            }
-            if !s.seek(port, later) {
+            } else if !s.seek(port, later) {
                 return (false, false);
             }
-            let now = sys::now_ns();
-            let added = if known { Some(false) } else { s.add_connected(socket) };
             let next = s.next_try();
-            (added.is_some(), added == Some(true) || (next != 0 && next <= now))
+            (true, next != 0 && next <= sys::now_ns())
         });
-        let Some((told, wake)) = done else { return false };
+        let (known, wake) = done.unwrap_or_default();
+        if !known {
+            self.absent.note(port, later);
+        }
         if wake {
             // It computes its timeout anew.
             self.ring();
         }
-        told
+        known
+    }
+
+    /// `socket` is used: worth an agreement with its peer. False: none is possible.
+    fn note(&'static self, socket: &'static Socket) -> bool {
+        if !self.ensure_started() {
+            return false;
+        }
+        if socket.has(flag::CONNECTOR) {
+            return self.with(|s| s.add_connected(socket)) == Some(true);
+        }
+        let noted = self.with(|s| s.add_accepted(socket)).flatten();
+        if noted == Some(true) {
+            // Its candidate is there.
+            self.ring();
+        }
+        noted.is_some()
     }
 
     /// `socket` has been sent on several times, and has received nothing. True: somebody is told of it.
@@ -436,14 +434,9 @@ impl Service {
         }
     }
 
-    fn hurry(&self, socket: &Socket) {
-        if self.is_running() {
-            let _ = self.with(|s| s.hurry(socket));
-        }
-    }
-
     fn closing(&self, socket: &Socket) {
-        if !self.is_running() {
+        // Short connections never come to its notice.
+        if !socket.has(flag::NOTED) || !self.is_running() {
             return;
         }
         let clear = self.with(|s| {
@@ -475,6 +468,7 @@ impl Service {
         // One thread, no handlers of ours: the plain lock, which takes over what a thread of the parent's held.
         self.state.lock().after_fork();
         self.running.store(0, Release);
+        self.absent.forget_all();
         let bell = self.bell.swap(-1, AcqRel);
         if bell >= 0 {
             fd_table::close_internal(bell);
@@ -526,11 +520,6 @@ pub(crate) fn accepting(port: u16) {
     SERVICE.accepting(port);
 }
 
-/// Accept made `s`: an agreement follows when its connector is known. False: none is possible.
-pub(crate) fn accepted(s: &'static Socket) -> bool {
-    SERVICE.accepted(s)
-}
-
 /// Connect made `s`, to an address of this host. False: nobody with the library is known to accept there (yet).
 pub(crate) fn connected(s: &'static Socket) -> bool {
     SERVICE.connected(s, false)
@@ -547,10 +536,9 @@ pub(crate) fn listener_closed() {
     SERVICE.listener_closed()
 }
 
-/// `s` is in use: worth an agreement now, however young it is. Cheap when repeated, but not free.
-#[allow(dead_code, reason = "for the data path to call after a few calls on a candidate")]
-pub(crate) fn hurry(s: &'static Socket) {
-    SERVICE.hurry(s)
+/// `s` has shown to be used, and its peer can have the library: an agreement follows when both ends have said so. False: none is possible.
+pub(crate) fn note(s: &'static Socket) -> bool {
+    SERVICE.note(s)
 }
 
 /// `s` is no candidate any more, or its memory is about to be freed. When this returns the service thread has

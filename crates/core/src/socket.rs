@@ -50,6 +50,8 @@ pub(crate) mod flag {
     pub(crate) const CORRUPT: u32 = 64;
     /// Every descriptor is closed, but something is still under way on it (`waiters`): `fd` is a name of the library's own.
     pub(crate) const ORPHAN: u32 = 128;
+    /// The service knows it.
+    pub(crate) const NOTED: u32 = 512;
     /// Shut down for sending, but the kernel is told when all is sent again.
     pub(crate) const FIN_LATER: u32 = 256;
 }
@@ -371,9 +373,6 @@ fn begin(fd: c_int, reason: u32, connector: bool) {
         }
     } else {
         service::accepting(tuple.local_port());
-        if !service::accepted(s) {
-            make_plain(s, Reason::PeerRefused);
-        }
     }
 }
 

@@ -4,31 +4,24 @@ use super::*;
 
 impl State {
     pub(super) fn port(&mut self, port: u16) -> &mut Port {
-        let p = &mut self.ports[port as usize % PORTS];
+        let known = self.ports.iter().position(|p| p.port == port);
+        let at = known.unwrap_or_else(|| {
+            // In the place of the one that was looked at longest ago, and is not to be looked at again.
+            let age = |i: &usize| self.ports.get(*i).map(|p| (p.try_at != 0, p.tried_all));
+            (0..PORTS).min_by_key(age).unwrap_or(0)
+        });
+        let p = &mut self.ports[at % PORTS];
         if p.port != port {
             *p = Port { port, ..Port::NONE };
         }
         p
     }
 
-    /// Whether a socket that was just connected has somebody to be announced to; `later`: it has received bytes, so the
-    /// acceptor must be known by now.
+    /// Whether somebody is known to accept on `port`; `later`: bytes have come from there, so they must be known by now.
     pub(crate) fn seek(&mut self, port: u16, later: bool) -> bool {
         let now = sys::now_ns();
-        let p = *self.port(port);
-        if self.links_to(port) == 0 {
-            let absent = if later { p.absent_later } else { p.absent_at_connect };
-            if now < absent {
-                return false;
-            }
-            if !self.probe(port, if later { NAMES } else { QUICK_NAMES }, true) {
-                let p = self.port(port);
-                p.absent_at_connect = now + ABSENT_NS;
-                if later {
-                    p.absent_later = now + ABSENT_NS;
-                }
-                return false;
-            }
+        if self.links_to(port) == 0 && !self.probe(port, if later { NAMES } else { QUICK_NAMES }, true) {
+            return false;
         }
         let p = self.port(port);
         if p.try_at == 0 && now.saturating_sub(p.tried_all) > TRIED_LATELY_NS {
@@ -55,7 +48,7 @@ impl State {
             return false;
         }
         let now = sys::now_ns();
-        self.note_connected(socket);
+        self.add_connected(socket);
         let p = self.port(socket.tuple().peer_port());
         let at = p.tried_all.saturating_add(TRY_PAUSE_NS).max(now + TRY_AGAIN_NS[0]);
         if p.try_at == 0 || at < p.try_at {
@@ -81,7 +74,7 @@ impl State {
 
     /// When the service thread has something to do of its own accord; 0: never.
     pub(crate) fn next_deed(&self) -> u64 {
-        [self.next_try(), self.next_due(), self.next_expiry, self.next_advert_look].into_iter().filter(|t| *t != 0).min().unwrap_or(0)
+        [self.next_try(), self.next_expiry, self.next_advert_look].into_iter().filter(|t| *t != 0).min().unwrap_or(0)
     }
 
     /// Looks for new advertisers of the ports whose time has come. Service thread only.

@@ -384,7 +384,6 @@ impl State {
         }
         core::mem::forget(self.tables.take());
         core::mem::forget(core::mem::take(&mut self.to_agree));
-        core::mem::forget(core::mem::take(&mut self.young));
         self.ports = [Port::NONE; PORTS];
         self.to_recycle = false;
         self.next_expiry = 0;

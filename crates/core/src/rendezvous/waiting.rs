@@ -1,26 +1,20 @@
-//! Our sockets: noted when they are made, announced when they have shown to last, forgotten when they are closed.
+//! Our sockets: noted and announced when they have shown to be used, forgotten when they are closed.
 
 use super::*;
 
 impl State {
-    /// Notes a socket that connect made: every advertiser of its port is told of it in a while. `None`: nobody to tell.
-    /// `Some(true)`: the service thread does not know yet that it has to wake up for that.
-    pub(crate) fn add_connected(&mut self, socket: &'static Socket) -> Option<bool> {
-        if self.links_to(socket.tuple().peer_port()) == 0 { None } else { self.note_connected(socket) }
-    }
-
-    /// Notes a socket for advertisers that may yet appear.
-    pub(super) fn note_connected(&mut self, socket: &'static Socket) -> Option<bool> {
-        let tuple = socket.tuple();
-        let due = sys::now_ns().saturating_add(ANNOUNCE_AFTER_NS);
-        let key = add(&mut self.tables.as_mut()?.connected, tuple, socket, due)?;
-        let first = self.young.is_empty();
-        if self.young.len() < self.young.capacity() {
-            self.young.push_back(key);
-            return Some(first);
+    /// Notes a socket that connect made, and tells every advertiser of its port, also those that may yet appear.
+    pub(crate) fn add_connected(&mut self, socket: &'static Socket) -> bool {
+        if self.is_connected(socket) {
+            return true;
         }
-        self.announce_now(key);
-        Some(false)
+        let tuple = socket.tuple();
+        let Some(key) = self.tables.as_mut().and_then(|t| add(&mut t.connected, tuple, socket)) else { return false };
+        let told = self.links_to(tuple.peer_port());
+        for i in (0..LINKS).filter(|i| told & 1 << i != 0) {
+            self.announce(i, key);
+        }
+        true
     }
 
     pub(crate) fn is_connected(&self, socket: &Socket) -> bool {
@@ -29,65 +23,11 @@ impl State {
     }
 
     /// Tells every advertiser of a socket's port of it, without waiting any longer.
-    pub(crate) fn hurry(&mut self, socket: &Socket) {
-        let key = self.tables.as_ref().and_then(|t| t.connected.find(&socket.tuple(), |m| m.is(socket)));
-        if let Some(key) = key {
-            self.announce_now(key);
-        }
-    }
-
-    fn announce_now(&mut self, key: Key) {
-        let Some(t) = self.tables.as_mut() else { return };
-        let Some(m) = t.connected.get_mut(key) else { return };
-        m.due = 0;
-        let port = t.connected.get(key).map_or(0, |(t, _)| t.peer_port());
-        let told = self.links_to(port);
-        for i in (0..LINKS).filter(|i| told & 1 << i != 0) {
-            self.announce(i, key);
-        }
-    }
-
-    /// Announces what is old enough, in portions: true when there is more. Service thread only.
-    pub(crate) fn announce_due(&mut self) -> bool {
-        let now = sys::now_ns();
-        let mut left = ANNOUNCE_AT_ONCE;
-        while let Some(key) = self.young.front().copied() {
-            if left == 0 {
-                return true;
-            }
-            left -= 1;
-            let due = self.tables.as_ref().and_then(|t| t.connected.get(key)).map_or(0, |(_, m)| m.due);
-            if due > now {
-                break;
-            }
-            self.young.pop_front();
-            self.announce_now(key);
-        }
-        false
-    }
-
     /// Makes every link that nobody uses too old.
     #[cfg(test)]
     pub(crate) fn make_old(&mut self) {
         self.links.iter_mut().for_each(|l| l.since = 0);
         self.next_expiry = self.next_expiry.min(1);
-    }
-
-    /// Makes all young candidates old enough, and announces them.
-    #[cfg(test)]
-    pub(crate) fn age(&mut self) {
-        for key in &self.young {
-            if let Some(m) = self.tables.as_mut().and_then(|t| t.connected.get_mut(*key)) {
-                m.due = 0;
-            }
-        }
-        while self.announce_due() {}
-    }
-
-    /// When [`announce_due`](Self::announce_due) has something to do; 0: never.
-    pub(super) fn next_due(&self) -> u64 {
-        // One that is closed or announced already counts as due at once.
-        self.young.front().map_or(0, |key| self.tables.as_ref().and_then(|t| t.connected.get(*key)).map_or(1, |(_, m)| m.due.max(1)))
     }
 
     pub(crate) fn has_advertiser(&self, port: u16) -> bool {
@@ -114,15 +54,14 @@ impl State {
         true
     }
 
-    /// Tells a link of all candidates that are old enough and that it does not know yet, as far as there is room.
+    /// Tells a link of all candidates that it does not know yet, as far as there is room.
     pub(crate) fn announce_all(&mut self, i: usize) {
         let Some(port) = self.link(i).filter(|l| l.takes_candidates()).map(|l| l.port) else { return };
-        let now = sys::now_ns();
         let mut left = ANNOUNCE_AT_ONCE;
         let mut at = self.tables.as_ref().and_then(|t| t.connected.oldest());
         while let Some(key) = at {
             let found = self.tables.as_ref().and_then(|t| t.connected.get(key));
-            let wanted = found.is_some_and(|(t, m)| t.peer_port() == port && m.due <= now && m.announced & 1 << i == 0);
+            let wanted = found.is_some_and(|(t, m)| t.peer_port() == port && m.announced & 1 << i == 0);
             if wanted {
                 if left == 0 {
                     // The rest when others have had the lock: there is room, so epoll comes back at once.
@@ -142,7 +81,7 @@ impl State {
     pub(crate) fn add_accepted(&mut self, socket: &'static Socket) -> Option<bool> {
         let tuple = socket.tuple();
         let t = self.tables.as_mut()?;
-        let key = add(&mut t.accepted, tuple, socket, 0)?;
+        let key = add(&mut t.accepted, tuple, socket)?;
         let there = t.candidates.find(&tuple, |_| true).is_some();
         if there && self.to_agree.len() < self.to_agree.capacity() {
             self.to_agree.push(key);
@@ -287,12 +226,14 @@ impl State {
 }
 
 /// Notes a socket; the one that waited longest makes room.
-fn add(table: &mut Table<Mine>, tuple: Tuple, socket: &'static Socket, due: u64) -> Option<Key> {
+fn add(table: &mut Table<Mine>, tuple: Tuple, socket: &'static Socket) -> Option<Key> {
     if table.is_full() {
         let evicted = table.oldest().and_then(|k| table.remove(k));
         if let Some((_, m)) = evicted.filter(|(_, m)| m.is_current()) {
             m.socket.set_reason(Reason::PeerWithoutLibrary);
         }
     }
-    table.insert(tuple, 0, Mine { socket, generation: socket.generation.load(Acquire), announced: 0, due, offered: None })
+    let key = table.insert(tuple, 0, Mine { socket, generation: socket.generation.load(Acquire), announced: 0, offered: None })?;
+    socket.raise(socket::flag::NOTED);
+    Some(key)
 }

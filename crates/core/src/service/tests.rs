@@ -20,6 +20,14 @@ fn service() -> &'static Service {
     Box::leak(Box::new(Service::new(false)))
 }
 
+impl Service {
+    /// What the core does for a connecting socket that is used.
+    fn connect(&'static self, s: &'static Socket) -> bool {
+        s.raise(flag::CONNECTOR);
+        self.connected(s, false) && self.note(s)
+    }
+}
+
 fn view(s: &TcpStream) -> Tuple {
     Tuple::new(s.local_addr().unwrap(), s.peer_addr().unwrap()).unwrap()
 }
@@ -68,9 +76,6 @@ fn leave(service: &Service, s: &Socket) {
 }
 
 fn settle(all: &[&Service]) {
-    for s in all {
-        s.state.lock().age();
-    }
     for _ in 0..20 {
         for s in all {
             while s.state.lock().epoll >= 0 && s.turn(0) && s.rung.load(Acquire) {}
@@ -130,8 +135,8 @@ fn a_connection_is_agreed_on() {
     let (a, c, net) = (service(), service(), Net::new());
     assert!(a.accepting(net.port()));
     let (cs, as_, _tcp) = net.connect();
-    assert!(c.connected(cs, false));
-    assert!(a.accepted(as_));
+    assert!(c.connect(cs));
+    assert!(a.note(as_));
     settle(&[a, c]);
     let (co, ao) = (offer_of(cs), offer_of(as_));
     assert_eq!(co.slot, ao.slot);
@@ -158,13 +163,13 @@ fn the_order_of_candidate_and_accept_does_not_matter() {
     for candidate_first in [true, false] {
         let (cs, as_, _tcp) = net.connect();
         if candidate_first {
-            assert!(c.connected(cs, false));
+            assert!(c.connect(cs));
             settle(&[a, c]);
-            assert!(a.accepted(as_));
+            assert!(a.note(as_));
         } else {
-            assert!(a.accepted(as_));
+            assert!(a.note(as_));
             settle(&[a, c]);
-            assert!(c.connected(cs, false));
+            assert!(c.connect(cs));
         }
         settle(&[a, c]);
         assert_eq!((cs.offered.load(Acquire), as_.offered.load(Acquire)), (1, 1));
@@ -176,7 +181,7 @@ fn one_process_can_be_both_ends() {
     let (s, net) = (service(), Net::new());
     s.accepting(net.port());
     let (cs, as_, _tcp) = net.connect();
-    assert!(s.connected(cs, false) && s.accepted(as_));
+    assert!(s.connect(cs) && s.note(as_));
     settle(&[s]);
     assert_eq!(offer_of(cs).slot, offer_of(as_).slot);
     assert_ne!(offer_of(cs).channel, offer_of(as_).channel);
@@ -186,17 +191,18 @@ fn one_process_can_be_both_ends() {
 fn nobody_there_is_said_at_once_and_found_later() {
     let (a, c, net) = (service(), service(), Net::new());
     let (cs, as_, _tcp) = net.connect();
-    assert!(!c.connected(cs, false));
-    assert!(!c.connected(cs, false), "remembered");
+    assert!(!c.connect(cs));
+    assert!(!c.connect(cs), "remembered");
     assert!(!c.connected(cs, true), "not accepting yet");
     a.accepting(net.port());
-    a.accepted(as_);
+    a.note(as_);
     let (cs2, as2, _tcp2) = net.connect();
-    assert!(!c.connected(cs2, false), "still remembered");
+    assert!(!c.connect(cs2), "still remembered");
     std::thread::sleep(core::time::Duration::from_millis(300));
-    assert!(c.connected(cs2, true));
-    assert!(c.connected(cs, true));
-    a.accepted(as2);
+    for s in [cs2, cs] {
+        assert!(c.connected(s, true) && c.note(s));
+    }
+    a.note(as2);
     settle(&[a, c]);
     offer_of(as_);
     offer_of(as2);
@@ -206,7 +212,7 @@ fn nobody_there_is_said_at_once_and_found_later() {
 fn who_only_sends_is_found_when_the_listener_accepts_late() {
     let (a, c, net) = (service(), service(), Net::new());
     let (cs, as_, _tcp) = net.connect();
-    assert!(!c.connected(cs, false));
+    assert!(!c.connect(cs));
     // Looks before the accept prove nothing, and do not spoil later ones.
     assert!(!c.sending(cs));
     assert!(!c.sending(cs));
@@ -214,12 +220,13 @@ fn who_only_sends_is_found_when_the_listener_accepts_late() {
     assert!(!c.connected(cs, true), "who has an answer has an acceptor");
     c.closing(cs);
     let (cs2, as2, _tcp2) = net.connect();
+    cs2.raise(flag::CONNECTOR);
     assert!(!c.sending(cs2));
     a.accepting(net.port());
-    a.accepted(as_);
-    a.accepted(as2);
+    a.note(as_);
+    a.note(as2);
     wait_until(&[a, c], || cs2.offered.load(Acquire) == 1 && as2.offered.load(Acquire) == 1);
-    assert!(c.connected(cs2, true) && c.sending(cs2));
+    assert!(c.connected(cs2, true));
     assert_eq!(offer_of(cs2).slot, offer_of(as2).slot);
 }
 
@@ -231,12 +238,12 @@ fn the_advert_of_a_port_goes_when_nobody_listens() {
     assert!(a.accepting(port));
     // (The test's listener is none that the table of descriptors knows.)
     let (cs, as_, _tcp) = net.connect();
-    a.accepted(as_);
+    a.note(as_);
     a.listener_closed();
     std::thread::sleep(core::time::Duration::from_millis(60));
     settle(&[a]);
     assert!(used(a), "an accepted connection still waits");
-    assert!(c.connected(cs, false));
+    assert!(c.connect(cs));
     wait_until(&[a, c], || cs.offered.load(Acquire) == 1 && !used(a));
     assert_eq!(a.state.lock().next_deed(), 0);
     // It comes back with the next accept.
@@ -251,13 +258,13 @@ fn all_advertisers_are_told_and_only_the_acceptor_offers() {
     all.push(c);
     workers[0].accepting(net.port());
     let (cs, as_, _tcp) = net.connect();
-    assert!(c.connected(cs, false));
+    assert!(c.connect(cs));
     settle(&all);
     // The others advertise later; the one that accepted is found by a later look.
     for w in &workers[1..] {
         w.accepting(net.port());
     }
-    workers[5].accepted(as_);
+    workers[5].note(as_);
     std::thread::sleep(core::time::Duration::from_millis(15));
     settle(&all);
     std::thread::sleep(core::time::Duration::from_millis(120));
@@ -266,7 +273,7 @@ fn all_advertisers_are_told_and_only_the_acceptor_offers() {
     // The others have forgotten it.
     for w in &workers[..5] {
         assert!(w.state.lock().pair_for(&as_.tuple()).is_none());
-        w.accepted(socket_for(as_.tuple()));
+        w.note(socket_for(as_.tuple()));
         settle(&all);
     }
     assert_eq!(cs.offered.load(Acquire), 1);
@@ -276,27 +283,21 @@ fn all_advertisers_are_told_and_only_the_acceptor_offers() {
 fn a_short_connection_costs_no_message() {
     let (a, c, net) = (service(), service(), Net::new());
     a.accepting(net.port());
-    let (cs, as_, _tcp) = net.connect();
-    assert!(c.connected(cs, false) && a.accepted(as_));
-    while c.turn(0) && c.rung.load(Acquire) {}
-    while a.turn(0) && a.rung.load(Acquire) {}
-    assert!(a.state.lock().pair_for(&as_.tuple()).is_none(), "not announced yet");
-    let soon = c.state.lock().next_deed();
-    assert!(soon > sys::now_ns() && soon < sys::now_ns() + 10_000_000);
-    // It waits by itself.
-    let start = sys::now_ns();
-    for _ in 0..100 {
-        c.turn(1_000_000);
-        a.turn(0);
+    for lasts in [false, true] {
+        let (cs, as_, _tcp) = net.connect();
+        cs.raise(flag::CONNECTOR);
+        assert!(c.connected(cs, false), "somebody is there");
+        settle(&[a, c]);
+        assert!(a.state.lock().pair_for(&as_.tuple()).is_none());
+        if lasts {
+            assert!(c.note(cs) && a.note(as_));
+            settle(&[a, c]);
+            assert_eq!(offer_of(cs).slot, offer_of(as_).slot);
+        }
+        c.closing(cs);
+        a.closing(as_);
+        settle(&[a, c]);
     }
-    assert_eq!(offer_of(cs).slot, offer_of(as_).slot, "after {} us", (sys::now_ns() - start) / 1000);
-    let (cs, as_, _tcp) = net.connect();
-    assert!(c.connected(cs, false) && a.accepted(as_));
-    c.closing(cs);
-    a.closing(as_);
-    settle(&[a, c]);
-    let s = c.state.lock();
-    assert_eq!(s.next_try(), s.next_deed(), "nothing left to announce");
 }
 
 #[test]
@@ -304,11 +305,11 @@ fn a_closed_candidate_is_withdrawn() {
     let (a, c, net) = (service(), service(), Net::new());
     a.accepting(net.port());
     let (cs, as_, _tcp) = net.connect();
-    c.connected(cs, false);
+    c.connect(cs);
     settle(&[a, c]);
     c.closing(cs);
     settle(&[a, c]);
-    assert!(a.accepted(as_));
+    assert!(a.note(as_));
     settle(&[a, c]);
     assert_eq!((cs.offered.load(Acquire), as_.offered.load(Acquire)), (0, 0));
 }
@@ -318,17 +319,16 @@ fn an_offer_that_crosses_a_close_is_refused_and_its_slot_reused() {
     let (a, c, net) = (service(), service(), Net::new());
     a.accepting(net.port());
     let (cs, as_, _tcp) = net.connect();
-    c.connected(cs, false);
-    c.hurry(cs);
-    a.accepted(as_);
+    c.connect(cs);
+    a.note(as_);
     // The acceptor makes its offer before the withdrawal arrives.
     settle(&[a]);
     c.closing(cs);
     settle(&[a, c]);
     assert_eq!((cs.offered.load(Acquire), as_.offered.load(Acquire)), (0, 0));
     let (cs, as_, _tcp) = net.connect();
-    c.connected(cs, false);
-    a.accepted(as_);
+    c.connect(cs);
+    a.note(as_);
     settle(&[a, c]);
     assert_eq!(offer_of(as_).slot, 0);
     offer_of(cs);
@@ -339,9 +339,8 @@ fn an_acceptor_that_closes_while_the_offer_travels_gives_its_end_back() {
     let (a, c, net) = (service(), service(), Net::new());
     a.accepting(net.port());
     let (cs, as_, _tcp) = net.connect();
-    c.connected(cs, false);
-    c.hurry(cs);
-    a.accepted(as_);
+    c.connect(cs);
+    a.note(as_);
     settle(&[a]);
     a.closing(as_);
     settle(&[a, c]);
@@ -353,8 +352,8 @@ fn an_acceptor_that_closes_while_the_offer_travels_gives_its_end_back() {
     attach(cs);
     leave(c, cs);
     let (cs2, as2, _tcp2) = net.connect();
-    c.connected(cs2, false);
-    a.accepted(as2);
+    c.connect(cs2);
+    a.note(as2);
     settle(&[a, c]);
     assert_eq!(offer_of(cs2).slot, o.slot, "reused");
     assert_eq!(channel_of(as2).users.load(Relaxed), 1);
@@ -367,8 +366,8 @@ fn a_slot_is_reused_only_after_both_ends_left_and_starts_from_zero() {
     let mut held = Vec::new();
     let mut agreed = || {
         let (cs, as_, tcp) = net.connect();
-        c.connected(cs, false);
-        a.accepted(as_);
+        c.connect(cs);
+        a.note(as_);
         settle(&[a, c]);
         attach(cs);
         attach(as_);
@@ -404,8 +403,8 @@ fn a_thread_that_is_late_to_give_a_slot_back_does_not_take_it_from_the_next() {
         a.accepting(net.port());
         let agreed = || {
             let (cs, as_, tcp) = net.connect();
-            c.connected(cs, false);
-            a.accepted(as_);
+            c.connect(cs);
+            a.note(as_);
             settle(&[a, c]);
             (cs, as_, tcp)
         };
@@ -451,8 +450,8 @@ fn thousands_come_and_go_in_bounded_memory() {
         let all: Vec<_> = (0..50)
             .map(|_| {
                 let (cs, as_, tcp) = net.connect();
-                c.connected(cs, false);
-                a.accepted(as_);
+                c.connect(cs);
+                a.note(as_);
                 (cs, as_, tcp)
             })
             .collect();
@@ -480,8 +479,8 @@ fn the_end_of_a_peer_frees_what_it_held() {
     let (a, c, net) = (service(), service(), Net::new());
     a.accepting(net.port());
     let (cs, as_, _tcp) = net.connect();
-    c.connected(cs, false);
-    a.accepted(as_);
+    c.connect(cs);
+    a.note(as_);
     settle(&[a, c]);
     attach(as_);
     attach(cs);
@@ -499,8 +498,8 @@ fn the_end_of_a_peer_frees_what_it_held() {
     leave(c, cs);
     settle(&[c]);
     let (cs, as_, _tcp) = net.connect();
-    assert!(c.connected(cs, false));
-    a.accepted(as_);
+    assert!(c.connect(cs));
+    a.note(as_);
     settle(&[a, c]);
     assert!(core::ptr::eq(channel_of(as_), ac), "the same memory");
     assert_eq!(ac.dead.load(Relaxed), 0);
@@ -527,8 +526,8 @@ fn doorbells_and_pull_backs_arrive() {
     let (a, c, net) = (service(), service(), Net::new());
     a.accepting(net.port());
     let (cs, as_, _tcp) = net.connect();
-    c.connected(cs, false);
-    a.accepted(as_);
+    c.connect(cs);
+    a.note(as_);
     settle(&[a, c]);
     let (cc, ac) = (channel_of(cs), channel_of(as_));
     let (bell, heard) = doorbell();
@@ -562,10 +561,10 @@ fn a_silent_peer_does_not_stop_us() {
     // The acceptor never reads: candidates pile up, nothing blocks, nothing is lost.
     let all: Vec<_> = (0..600).map(|_| net.connect()).collect();
     for (cs, _, _) in &all {
-        assert!(c.connected(cs, false));
+        assert!(c.connect(cs));
     }
     for (_, as_, _) in &all {
-        assert!(a.accepted(as_));
+        assert!(a.note(as_));
     }
     // Now one, now the other.
     for _ in 0..40 {
@@ -583,7 +582,7 @@ fn a_link_that_nobody_uses_goes_and_comes_back() {
     a.accepting(net.port());
     let agreed = || {
         let (cs, as_, tcp) = net.connect();
-        assert!(c.connected(cs, false) && a.accepted(as_));
+        assert!(c.connect(cs) && a.note(as_));
         settle(&[a, c]);
         attach(cs);
         attach(as_);
@@ -631,7 +630,7 @@ fn a_forked_child_agrees_on_nothing_over_an_inherited_connection() {
         let (a, c, net) = (service(), service(), Net::new());
         a.accepting(net.port());
         let (cs, as_, _tcp) = net.connect();
-        assert!(c.connected(cs, false) && a.accepted(as_));
+        assert!(c.connect(cs) && a.note(as_));
         settle(&[a, c]);
         let control = channel_of(cs).control.load(Relaxed);
         assert!(in_child(|| packet::send(control, &by_child, -1) == 0));
@@ -645,7 +644,7 @@ fn a_forked_child_may_speak_for_the_sockets_it_inherited() {
     let (a, c, net) = (service(), service(), Net::new());
     a.accepting(net.port());
     let (cs, as_, _tcp) = net.connect();
-    assert!(c.connected(cs, false) && a.accepted(as_));
+    assert!(c.connect(cs) && a.note(as_));
     settle(&[a, c]);
     let bell = sys::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) as c_int;
     assert!(in_child(|| send_place(channel_of(cs), 9, bell) && send_pull_back(channel_of(cs), 0)));
@@ -663,7 +662,7 @@ fn who_has_given_up_a_privilege_cannot_use_it() {
     let (a, c, net) = (service(), service(), Net::new());
     a.accepting(net.port());
     let (cs, as_, _tcp) = net.connect();
-    assert!(c.connected(cs, false) && a.accepted(as_));
+    assert!(c.connect(cs) && a.note(as_));
     settle(&[a, c]);
     let bell = sys::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) as c_int;
     assert!(in_child(|| {
@@ -682,7 +681,7 @@ fn a_forked_child_starts_anew_and_keeps_what_it_inherited() {
     let (a, c, net) = (service(), service(), Net::new());
     a.accepting(net.port());
     let (cs, as_, _tcp) = net.connect();
-    assert!(c.connected(cs, false) && a.accepted(as_));
+    assert!(c.connect(cs) && a.note(as_));
     settle(&[a, c]);
     attach(as_);
     let inherited = channel_of(as_);
@@ -693,7 +692,7 @@ fn a_forked_child_starts_anew_and_keeps_what_it_inherited() {
         lifecycle::fork_child();
         a.after_fork_in_child();
         let kept = a.state.lock().links[0].phase == Phase::Inherited && inherited.control.load(Relaxed) >= 0;
-        let fresh = a.accepting(net.port()) && a.accepted(as2);
+        let fresh = a.accepting(net.port()) && a.note(as2);
         let until = sys::now_ns() + 5_000_000_000;
         while as2.offered.load(Acquire) == 0 && sys::now_ns() < until {
             a.turn(1_000_000);
@@ -711,7 +710,7 @@ fn a_forked_child_starts_anew_and_keeps_what_it_inherited() {
     };
     let ok = std::thread::scope(|scope| {
         let child = scope.spawn(|| in_child(work));
-        assert!(c.connected(cs2, false));
+        assert!(c.connect(cs2));
         let until = sys::now_ns() + 5_000_000_000;
         while (cs2.offered.load(Acquire) == 0 || byte_at(offer_of(cs2).rx_ring) != 42) && sys::now_ns() < until {
             c.turn(1_000_000);
@@ -725,7 +724,7 @@ fn a_forked_child_starts_anew_and_keeps_what_it_inherited() {
     attach(cs);
     leave(c, cs);
     let (cs3, as3, _tcp3) = net.connect();
-    assert!(c.connected(cs3, false) && a.accepted(as3));
+    assert!(c.connect(cs3) && a.note(as3));
     settle(&[a, c]);
     assert_eq!(offer_of(as3).slot as usize, slot);
     assert_eq!(inherited.users.load(Relaxed), 1);
@@ -739,7 +738,7 @@ fn the_thread_does_it_by_itself() {
     assert!(THREADED.accepting(net.port()));
     let pairs: Vec<_> = (0..20).map(|_| net.connect()).collect();
     for (cs, as_, _) in &pairs {
-        assert!(THREADED.connected(cs, false) && THREADED.accepted(as_));
+        assert!(THREADED.connect(cs) && THREADED.note(as_));
     }
     let until = sys::now_ns() + 5_000_000_000;
     while sys::now_ns() < until && pairs.iter().any(|(cs, as_, _)| cs.offered.load(Acquire) + as_.offered.load(Acquire) != 2) {
@@ -907,7 +906,7 @@ fn offered_by_hand() -> (&'static Service, Net, Raw, &'static Socket, proto::Off
     let r = Raw::caller(net.port());
     r.hello(Role::Connector);
     r.send(Message::Candidate(proto::Candidate { tuple: cs.tuple(), token: 0xfeed }));
-    a.accepted(as_);
+    a.note(as_);
     settle(&[a]);
     let mut offer = None;
     while let Some(m) = r.next() {
@@ -944,7 +943,7 @@ fn after_a_refusal_a_rival_gets_the_connection() {
     let (a, net, r, as_, o, _tcp) = offered_by_hand();
     let c = service();
     let cs = socket_for(as_.tuple().mirrored());
-    assert!(c.connected(cs, false));
+    assert!(c.connect(cs));
     settle(&[a, c]);
     assert_eq!(cs.offered.load(Acquire), 0, "the first claim is being tried");
     r.send(Message::Refuse { token: o.token, slot: o.slot, reason: refuse::UNKNOWN_TOKEN });
@@ -972,7 +971,7 @@ fn one_peer_cannot_fill_the_table() {
     // An honest one still gets through.
     let c = service();
     let (cs, as_, _tcp) = net.connect();
-    assert!(c.connected(cs, false) && a.accepted(as_));
+    assert!(c.connect(cs) && a.note(as_));
     settle(&[a, c]);
     offer_of(cs);
 }
@@ -991,8 +990,7 @@ fn accepting_by_hand() -> ByHand {
     let (c, net) = (service(), Net::new());
     let squat = Raw::squatter(net.port());
     let (cs, _, tcp) = net.connect();
-    assert!(c.connected(cs, false));
-    c.hurry(cs);
+    assert!(c.connect(cs));
     let r = squat.accept();
     r.hello(Role::Acceptor);
     let Some(Message::Candidate(k)) = r.next() else { panic!("no candidate") };
@@ -1079,8 +1077,7 @@ fn a_slot_in_use_is_not_taken_again() {
     let (other, _, _tcp) = net.connect();
     let tuple = Tuple::new(other.tuple().local(), h.cs.tuple().peer()).unwrap();
     let cs = socket_for(tuple);
-    assert!(h.c.connected(cs, false));
-    h.c.hurry(cs);
+    assert!(h.c.connect(cs));
     let Some(Message::Candidate(k)) = h.r.next() else { panic!() };
     let o = proto::Offer { token: k.token, tuple: tuple.mirrored(), ring_offset: [8192, 12288], ..h.offer() };
     h.r.send(Message::Offer(o));
@@ -1154,7 +1151,7 @@ fn noise_never_hurts() {
     settle(&[a]);
     let c = service();
     let (cs, as_, _tcp) = net.connect();
-    assert!(c.connected(cs, false) && a.accepted(as_));
+    assert!(c.connect(cs) && a.note(as_));
     settle(&[a, c]);
     offer_of(cs);
 }
