@@ -1,0 +1,183 @@
+//! Before the agreement: calls go through the kernel and are counted; then the connection is attached.
+
+use super::*;
+
+/// Flags under which a candidate's bytes cannot be counted as part of the plain stream.
+pub(super) const ODD_FLAGS: c_int = libc::MSG_OOB | libc::MSG_ZEROCOPY | libc::MSG_FASTOPEN;
+
+/// Carries out a kernel call on a candidate, and counts what it moved. `None`: it is no candidate any more: start again.
+#[inline(never)]
+pub(super) fn candidate(s: &'static Socket, g: u16, fd: c_int, side: Side, flags: c_int, call: impl FnOnce() -> isize) -> Option<Ret> {
+    if s.generation16() != g {
+        return Some(PASS);
+    }
+    if s.is_inherited() {
+        socket::make_plain(s, Reason::InheritedByFork);
+        return Some(PASS);
+    }
+    if flags & ODD_FLAGS != 0 {
+        socket::make_plain(s, if flags & libc::MSG_OOB != 0 { Reason::UrgentData } else { Reason::SocketOption });
+        return Some(PASS);
+    }
+    let (inflight, bytes): (&AtomicU32, &AtomicU64) = match side {
+        Side::Receive => (&s.rx_inflight, &s.rx_bytes),
+        Side::Send => (&s.tx_inflight, &s.tx_bytes),
+    };
+    inflight.fetch_add(1, SeqCst);
+    while s.state.load(SeqCst) == ATTACHING {
+        inflight.fetch_sub(1, SeqCst);
+        core::hint::spin_loop();
+        inflight.fetch_add(1, SeqCst);
+    }
+    if !s.is(CANDIDATE) {
+        inflight.fetch_sub(1, SeqCst);
+        return None;
+    }
+    let r = call();
+    if r > 0 && flags & libc::MSG_PEEK == 0 {
+        bytes.fetch_add(r as u64, Relaxed);
+        if let Some(rec) = s.record() {
+            if side == Side::Send { rec.add_tx(Path::Tcp, r as u64) } else { rec.add_rx(Path::Tcp, r as u64) }
+        }
+    }
+    inflight.fetch_sub(1, SeqCst);
+    if r > 0 {
+        after_candidate_call(s, g, fd, side);
+    }
+    Some(r)
+}
+
+/// A candidate's calls that move bytes before its peer is told of it. An agreement costs both processes some ten microseconds,
+/// which a connection of one request and one reply never gets back.
+pub(super) const NOTED_AFTER: u32 = 3;
+
+pub(super) fn after_candidate_call(s: &'static Socket, g: u16, fd: c_int, side: Side) {
+    if s.offered.load(Acquire) != 0 {
+        // A registration with ONESHOT may have fired: attached when it is armed again (epoll::ctl).
+        if crate::epoll::may_attach(s) {
+            attach(s, g, fd);
+        }
+        return;
+    }
+    let calls = s.calls.fetch_add(1, Relaxed).wrapping_add(1);
+    let mut found = !s.has(flag::CONNECTOR) || s.has(flag::PROBED);
+    let mut worth_it = calls == NOTED_AFTER;
+    if !found && side == Side::Receive {
+        s.raise(flag::PROBED);
+        if !service::probe_again(s) {
+            socket::make_plain(s, Reason::ListenerWithoutLibrary);
+            return;
+        }
+        found = true;
+        worth_it = calls >= NOTED_AFTER;
+    }
+    // A program that only sends gets no answer to look after: it looks after some calls.
+    if !found && matches!(calls, 4 | 16 | 64) && service::probe_again(s) {
+        s.raise(flag::PROBED);
+    }
+    if found && worth_it && !service::note(s) {
+        socket::make_plain(s, Reason::PeerRefused);
+        return;
+    }
+    if calls.is_multiple_of(64)
+        && calls >= 128
+        && let Some(r) = s.record()
+        && sys::unix_ns().wrapping_sub(r.opened_unix_ns.load(Relaxed)) > 1_000_000_000
+    {
+        let why = match (s.has(flag::CONNECTOR), found) {
+            (false, _) => Reason::PeerWithoutLibrary,
+            (true, true) => Reason::PeerRefused,
+            (true, false) => Reason::ListenerWithoutLibrary,
+        };
+        socket::make_plain(s, why);
+    }
+}
+
+/// Both ends have agreed: from now on the rings may be used. Runs in an application thread, between two calls.
+#[cold]
+#[inline(never)]
+pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
+    if s.state.compare_exchange(CANDIDATE, ATTACHING, SeqCst, Relaxed).is_err() {
+        return;
+    }
+    if s.tx_inflight.load(SeqCst) != 0 || s.rx_inflight.load(SeqCst) != 0 {
+        // Another thread is inside the kernel with an unknown number of bytes: at the end of some later call.
+        s.state.store(CANDIDATE, SeqCst);
+        return;
+    }
+    // SAFETY: `offered` was seen set (acquire) by the caller; the service thread does not write it again.
+    let offer = unsafe { *s.offer.get() };
+    let why = if s.generation16() != g {
+        Some(Reason::Negotiating)
+    } else if s.forks.load(Relaxed) != lifecycle::forks() {
+        // A child has it too, and may not have the memory that this process has mapped since.
+        Some(Reason::InheritedByFork)
+    } else if s.registrations.load(Acquire) > 1 {
+        Some(Reason::SeveralEpollSets)
+    } else if !socket::counts_agree(s, fd) {
+        Some(Reason::UncountedBytes)
+    } else {
+        None
+    };
+    // SAFETY: the service thread's channel lives while `users` counts this socket.
+    let channel = unsafe { &*offer.channel };
+    let slot = offer.slot as usize;
+    let (tx_words, rx_words) = (channel.words(slot, channel.side), channel.words(slot, channel.side ^ 1));
+    let (Some(tx_ring), Some(rx_ring)) = (NonNull::new(offer.tx_ring), NonNull::new(offer.rx_ring)) else {
+        refuse_offer(s, channel, Reason::NoMemory);
+        return;
+    };
+    if let Some(why) = why {
+        refuse_offer(s, channel, why);
+        return;
+    }
+    let fl = sys::fcntl(fd, libc::F_GETFL, 0);
+    socket::set_nonblock(s, fl >= 0 && fl as c_int & libc::O_NONBLOCK != 0);
+    s.receive_timeout_ns.store(crate::options::timeout_of(fd, libc::SO_RCVTIMEO), Relaxed);
+    s.send_timeout_ns.store(crate::options::timeout_of(fd, libc::SO_SNDTIMEO), Relaxed);
+    let mut tx = Tx::new();
+    let mut rx = Rx::new();
+    let _ = tx.on_accepted(s.tx_bytes.load(Relaxed));
+    let _ = rx.on_delivered(s.rx_bytes.load(Relaxed));
+    rx.arm();
+    // SAFETY: nobody holds the ends: the state is ATTACHING and no call is in flight. The words and rings live in
+    // mappings that outlive the attachment; their sizes were checked by the service thread; both start at 0.
+    unsafe {
+        s.tx.get().write(TxEnd {
+            switch: tx,
+            ring: Producer::new(NonNull::from(tx_words), tx_ring, offer.tx_bytes as usize, 0),
+            never: false,
+            resend_mark: None,
+            linger: None,
+            test_switch: lifecycle::test_switch(),
+        });
+        s.rx.get().write(RxEnd {
+            switch: rx,
+            ring: Consumer::new(NonNull::from(rx_words), rx_ring, offer.rx_bytes as usize, 0),
+            carrier_asked: 0,
+            pending_error: 0,
+        });
+    }
+    s.tx_words.store((tx_words as *const RingWords).cast_mut(), Release);
+    s.rx_words.store((rx_words as *const RingWords).cast_mut(), Release);
+    s.channel.store(offer.channel.cast_mut(), Release);
+    s.slot.store(offer.slot, Release);
+    if let Some(r) = s.record() {
+        r.peer_pid.store(channel.peer_pid, Relaxed);
+    }
+    s.state.store(ATTACHED, SeqCst);
+    crate::epoll::on_attached(s, fd);
+    // Last: the peer may send into the ring from here on.
+    store_ack(rx_words, &rx);
+    debug_log!("fd {fd}: attached to slot {slot}, sent {} received {}", s.tx_bytes.load(Relaxed), s.rx_bytes.load(Relaxed));
+}
+
+#[cold]
+pub(super) fn refuse_offer(s: &'static Socket, channel: &Channel, why: Reason) {
+    // SAFETY: as in `attach`.
+    let slot = unsafe { (*s.offer.get()).slot } as usize;
+    s.set_reason(why);
+    s.state.store(PLAIN, SeqCst);
+    channel.words(slot, channel.side ^ 1).quiet[quiet::REQUEST].fetch_or(quiet::CLOSED, SeqCst);
+    service::released(channel, slot);
+}

@@ -1,0 +1,209 @@
+//! A connection's two ends: the words that both processes see, and who holds which end.
+
+use super::*;
+
+pub(super) fn load_announce(w: &RingWords) -> Announce {
+    let epoch = w.producer_user[announce::EPOCH].load(Acquire) as u32;
+    Announce {
+        epoch,
+        fast_from: w.producer_user[announce::FAST_FROM].load(Relaxed),
+        carrier_from: w.producer_user[announce::CARRIER_FROM].load(Relaxed),
+        resend_to: w.producer_user[announce::RESEND_TO].load(Relaxed),
+    }
+}
+
+pub(super) fn publish_announce(w: &RingWords, a: Announce) {
+    w.producer_user[announce::FAST_FROM].store(a.fast_from, Relaxed);
+    w.producer_user[announce::CARRIER_FROM].store(a.carrier_from, Relaxed);
+    w.producer_user[announce::RESEND_TO].store(a.resend_to, Relaxed);
+    w.producer_user[announce::EPOCH].store(a.epoch as u64, Release);
+}
+
+pub(super) fn load_ack(w: &RingWords) -> Ack {
+    let control = w.quiet[quiet::ACK].load(Acquire);
+    Ack::from_words(control, w.quiet[quiet::CONSUMED].load(Relaxed))
+}
+
+pub(super) fn store_ack(w: &RingWords, rx: &Rx) {
+    let ack = rx.ack();
+    w.quiet[quiet::CONSUMED].store(ack.consumed, Relaxed);
+    w.quiet[quiet::ACK].store(ack.control(), Release);
+}
+
+/// The sending half, held.
+pub(super) struct TxHeld<'a> {
+    pub(super) end: &'a mut TxEnd,
+    pub(super) words: &'a RingWords,
+    pub(super) channel: &'a Channel,
+    pub(super) slot: usize,
+    _guard: EndGuard<'a>,
+}
+
+/// The receiving half, held.
+pub(super) struct RxHeld<'a> {
+    pub(super) end: &'a mut RxEnd,
+    pub(super) words: &'a RingWords,
+    pub(super) channel: &'a Channel,
+    pub(super) slot: usize,
+    _guard: EndGuard<'a>,
+}
+
+/// Why a half could not be had.
+pub(super) enum NotHeld {
+    /// The socket changed under the call: ask the table again.
+    Changed,
+    /// A signal handler interrupted the holder: this very thread.
+    Reentrant,
+}
+
+#[inline]
+pub(super) fn hold_tx(s: &'static Socket, g: u16) -> Result<TxHeld<'static>, NotHeld> {
+    let (guard, owner_died) = lock_end(&s.tx_lock).ok_or(NotHeld::Reentrant)?;
+    if s.generation16() != g || !s.is(ATTACHED) {
+        return Err(NotHeld::Changed);
+    }
+    // SAFETY: an attached socket's pointers were set by `attach` to words and a channel that live while it is attached.
+    let (words, channel) = unsafe { (s.tx_words.load(Relaxed).as_ref(), s.channel()) };
+    let (Some(words), Some(channel)) = (words, channel) else { return Err(NotHeld::Changed) };
+    // SAFETY: `tx` belongs to the holder of `tx_lock`, which `guard` proves.
+    let end = unsafe { &mut *s.tx.get() };
+    if owner_died {
+        repair_tx(s, end);
+    }
+    Ok(TxHeld { end, words, channel, slot: s.slot.load(Relaxed) as usize, _guard: guard })
+}
+
+#[inline]
+pub(super) fn hold_rx(s: &'static Socket, g: u16) -> Result<RxHeld<'static>, NotHeld> {
+    let (guard, owner_died) = lock_end(&s.rx_lock).ok_or(NotHeld::Reentrant)?;
+    if s.generation16() != g || !s.is(ATTACHED) {
+        return Err(NotHeld::Changed);
+    }
+    // SAFETY: as in `hold_tx`.
+    let (words, channel) = unsafe { (s.rx_words.load(Relaxed).as_ref(), s.channel()) };
+    let (Some(words), Some(channel)) = (words, channel) else { return Err(NotHeld::Changed) };
+    // SAFETY: `rx` belongs to the holder of `rx_lock`, which `guard` proves.
+    let end = unsafe { &mut *s.rx.get() };
+    if owner_died && end.switch.path() == Way::Fast {
+        // Killed between taking bytes and counting them.
+        end.ring.publish();
+        let _ = end.switch.on_delivered(end.ring.head().wrapping_sub(end.switch.offset()));
+    }
+    Ok(RxHeld { end, words, channel, slot: s.slot.load(Relaxed) as usize, _guard: guard })
+}
+
+/// A process of the family was killed while it held the sending end: what it wrote and did not publish or count is made whole
+/// (`docs/design/switchover.md`); a promotion is not tried again.
+#[cold]
+pub(super) fn repair_tx(s: &Socket, end: &mut TxEnd) {
+    end.never = true;
+    end.switch.pin();
+    if end.switch.state() == TxState::Fast {
+        end.ring.publish();
+        let _ = end.switch.on_accepted(end.ring.tail().wrapping_sub(end.switch.offset()));
+    }
+    if let Some(before) = end.resend_mark.take() {
+        let resend = end.switch.resend();
+        let now = socket::carrier_sent(s.fd.load(Acquire)).unwrap_or(before);
+        let _ = end.switch.on_resent(now.wrapping_sub(before).min(resend.end - resend.start));
+    }
+}
+
+impl TxHeld<'_> {
+    /// Wakes whoever waits for what was just published.
+    #[inline]
+    pub(super) fn notify(&self) {
+        fence(SeqCst);
+        self.channel.notify(self.slot, self.words.quiet[quiet::NOTIFY].load(Relaxed));
+    }
+}
+
+impl RxHeld<'_> {
+    #[inline]
+    pub(super) fn notify_space(&self) {
+        fence(SeqCst);
+        self.channel.notify(self.slot, self.words.producer_quiet[producer_quiet::NOTIFY].load(Relaxed));
+    }
+
+    /// Passes over bytes that have come by the carrier instead (fewer, if the ring has fewer).
+    pub(super) fn skip(&mut self, n: u64) -> Result<(), PeerCorrupt> {
+        let n = n.min(self.end.ring.refresh()? as u64) as usize;
+        self.end.ring.skip(n)?;
+        self.end.ring.publish();
+        Ok(())
+    }
+
+    /// The plan may have changed.
+    pub(super) fn follow(&mut self, s: &Socket, changed: bool) -> Look {
+        if changed {
+            self.settled(s);
+        }
+        Look::Again
+    }
+
+    /// The receiver may stand on another path than before.
+    pub(super) fn settled(&mut self, s: &Socket) {
+        store_ack(self.words, &self.end.switch);
+        show_path(s, false, self.end.switch.path());
+    }
+}
+
+/// Shows a direction's path in the statistics.
+#[cold]
+pub(super) fn show_path(s: &Socket, tx: bool, way: Way) {
+    let Some(r) = s.record() else { return };
+    let new = if way == Way::Fast { Path::Shm } else { Path::Tcp };
+    let (mine, other) = if tx { (&r.tx_path, &r.rx_path) } else { (&r.rx_path, &r.tx_path) };
+    let old = mine.swap(new as u32, Relaxed);
+    if old == new as u32 {
+        return;
+    }
+    let before = old.max(other.load(Relaxed));
+    let after = (new as u32).max(other.load(Relaxed));
+    if new == Path::Shm {
+        r.promotions.fetch_add(1, Relaxed);
+        stats::count(if tx { Counter::PromotedTx } else { Counter::PromotedRx });
+        s.set_reason(Reason::None);
+    } else {
+        r.demotions.fetch_add(1, Relaxed);
+        stats::count(Counter::Demoted);
+    }
+    if before != after {
+        let first = r.promotions.load(Relaxed) == 1 && new == Path::Shm;
+        let code = |c| Path::from_code(c).unwrap_or(Path::Tcp);
+        stats::moved(code(before), code(after), first.then_some((Path::Tcp, Path::Shm)));
+    }
+}
+
+/// Size of the ring that an attached socket produces into.
+pub(crate) fn tx_ring_bytes(s: &Socket) -> u64 {
+    // SAFETY: written before the socket was attached, read-only afterwards.
+    unsafe { (*s.offer.get()).tx_bytes as u64 }
+}
+
+/// The peer broke the rules: nothing of what it says is believed any more, the connection is reset.
+#[cold]
+#[inline(never)]
+pub(super) fn corrupt(s: &Socket, fd: c_int) -> Ret {
+    stats::count(Counter::PeerCorrupt);
+    s.set_reason(Reason::PeerCorrupt);
+    s.raise(flag::CORRUPT);
+    let _ = sys::shutdown(fd, libc::SHUT_RDWR);
+    ECONNRESET
+}
+
+/// Bytes that a FIONREAD would count on the ring (0 when the receiver stands on the carrier), for [`crate::options`].
+pub(crate) fn unread(s: &'static Socket, g: u16) -> Option<usize> {
+    let h = hold_rx(s, g).ok()?;
+    h.end.ring.refresh().ok()
+}
+
+/// True when the receiver stands on the ring, by the shared word that only this end writes.
+pub(crate) fn receives_fast(channel: &Channel, slot: usize) -> bool {
+    channel.words(slot, channel.side ^ 1).quiet[quiet::ACK].load(Relaxed) & 1 != 0
+}
+
+/// True when the sender stands on the ring.
+pub(crate) fn sends_fast(channel: &Channel, slot: usize) -> bool {
+    channel.words(slot, channel.side).producer_user[announce::EPOCH].load(Relaxed) & 1 != 0
+}

@@ -1,0 +1,391 @@
+//! The ways out: shutdown, close, and both directions back onto the carrier.
+
+use super::*;
+
+pub(crate) fn shutdown(s: &'static Socket, g: u16, fd: c_int, how: c_int) -> Ret {
+    if s.is_inherited() {
+        to_kernel(s, g, fd, Reason::InheritedByFork, false);
+        return PASS;
+    }
+    if (how == libc::SHUT_WR || how == libc::SHUT_RDWR)
+        && let Ok(mut h) = hold_tx(s, g)
+    {
+        s.raise(flag::SHUT_WR);
+        if h.end.switch.state() == TxState::Resending {
+            // Bytes that go out again over the carrier go before its FIN: who sends the last of them shuts it down.
+            s.raise(flag::FIN_LATER);
+        } else {
+            announce_end(s, &mut h);
+        }
+    }
+    let r = match how {
+        libc::SHUT_WR if s.has(flag::FIN_LATER) => 0,
+        libc::SHUT_RDWR if s.has(flag::FIN_LATER) => sys::shutdown(fd, libc::SHUT_RD),
+        _ => sys::shutdown(fd, how),
+    };
+    if how == libc::SHUT_RD || how == libc::SHUT_RDWR {
+        s.raise(flag::CARRIER_SPOKE);
+    }
+    wait::prod(s);
+    r
+}
+
+/// Tells the peer where the ring's part of the stream ends, before the carrier's FIN.
+pub(super) fn announce_end(s: &Socket, h: &mut TxHeld<'_>) {
+    if let Ok(Some(a)) = h.end.switch.shutdown() {
+        publish_announce(h.words, a);
+        show_path(s, true, Way::Carrier);
+        h.notify();
+    }
+}
+
+/// The last descriptor is about to be closed.
+pub(crate) fn before_close(s: &'static Socket, fd: c_int) {
+    if s.is_inherited() {
+        return;
+    }
+    let g = s.generation16();
+    if let Ok(mut h) = hold_tx(s, g) {
+        announce_end(s, &mut h);
+    }
+    if let Ok(h) = hold_rx(s, g) {
+        let unread = h.end.ring.refresh().unwrap_or(0);
+        if unread > 0 && fd >= 0 {
+            // Closing with unread data resets the connection (RFC 9293 3.6.1; Linux: tcp_close); the kernel cannot see the ring's.
+            let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &RESET_ON_CLOSE);
+        }
+    }
+}
+
+/// The last descriptor is about to be closed, and something is under way that needs the carrier: `fd`'s other name becomes the
+/// library's own. True: the socket lives on as an orphan. False: nothing new can get under way any more.
+pub(crate) fn outlives_close(s: &'static Socket, fd: c_int) -> bool {
+    let g = s.generation16();
+    let Ok(mut h) = hold_tx(s, g) else { return false };
+    if s.waiters.load(SeqCst) > 0 {
+        // The kernel's calls hold the file; ours hold a name of it.
+        let own = numbers::make(|| sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0));
+        if own >= 0 {
+            s.fd.store(own, Release);
+            s.raise(flag::ORPHAN);
+            return true;
+        }
+    }
+    announce_end(s, &mut h);
+    false
+}
+
+/// The process ends in order: what the kernel will close with bytes unread in a ring is to be reset, and what goes out again over
+/// the carrier gets until `until`.
+pub(crate) fn at_exit(s: &'static Socket, fd: c_int, until: u64) {
+    // Never waits for a lock: another thread may hold the end for ever.
+    let is_free = || s.is(ATTACHED) && s.rx_lock.owner() == 0 && s.tx_lock.owner() == 0;
+    while is_free() && !s.is_inherited() {
+        let Ok(mut h) = hold_tx(s, s.generation16()) else { return };
+        if send_again(s, &mut h, fd) != EAGAIN {
+            break;
+        }
+        drop(h);
+        let now = sys::now_ns();
+        if now >= until {
+            // The carrier will be reset.
+            return;
+        }
+        let mut p = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
+        // SAFETY: one valid pollfd.
+        unsafe { sys::ppoll(&mut p, 1, (until - now) as i64, core::ptr::null()) };
+    }
+    if is_free() && s.refs.load(Acquire) == 1 {
+        before_close(s, fd);
+    }
+}
+
+/// What the peer's receiver has followed is all that went over the carrier; nothing of it is unacknowledged.
+pub(crate) fn carrier_is_drained(s: &Socket) -> bool {
+    let Some(channel) = s.channel() else { return false };
+    let w = channel.words(s.slot.load(Relaxed) as usize, channel.side);
+    let epoch = w.producer_user[announce::EPOCH].load(Relaxed) as u32;
+    epoch & 1 != 0 && w.quiet[quiet::ACK].load(Acquire) as u32 == epoch
+}
+
+/// The kernel has closed it and no thread can find it any more: the slot is given back.
+pub(crate) fn after_close(s: &'static Socket) {
+    // SAFETY: as in `Socket::channel`; the swap gives it to one caller.
+    let Some(channel) = (unsafe { s.channel.swap(core::ptr::null_mut(), AcqRel).as_ref() }) else { return };
+    let slot = s.slot.load(Relaxed) as usize;
+    let (tx, rx) = (channel.words(slot, channel.side), channel.words(slot, channel.side ^ 1));
+    let (readers, writers) = (tx.quiet[quiet::NOTIFY].load(Relaxed), rx.producer_quiet[producer_quiet::NOTIFY].load(Relaxed));
+    fence(SeqCst);
+    channel.notify(slot, readers);
+    channel.notify(slot, writers);
+    // Last: the slot may serve another connection from here on.
+    rx.quiet[quiet::REQUEST].fetch_or(quiet::CLOSED, SeqCst);
+    if !s.is_inherited() {
+        service::released(channel, slot);
+    }
+}
+
+/// How long a receiver waits for the peer's library to give back what the application has not read: where the call can go on
+/// without, and where it cannot.
+pub(super) const PULL_BACK_NS: u64 = 50_000_000;
+pub(super) const PULL_BACK_STRICT_NS: u64 = 2_000_000_000;
+
+/// Both directions back onto the carrier for good. True: the application may use the kernel's socket as it likes.
+///
+/// False: the sending direction is the carrier's, but bytes of the receiving one are in the ring and cannot be had over the carrier (the
+/// peer has left the ring by itself, or does not answer). They are served from the ring as before. Where
+/// the caller is about to hand the descriptor to somebody who cannot do that (`strict`), the connection is broken instead: an error that
+/// is seen, never a gap in the stream.
+#[cold]
+#[inline(never)]
+pub(crate) fn to_kernel(s: &'static Socket, g: u16, fd: c_int, why: Reason, strict: bool) -> bool {
+    loop {
+        if s.generation16() != g {
+            return true;
+        }
+        match s.state.load(Acquire) {
+            CANDIDATE => socket::make_plain(s, why),
+            ATTACHING => core::hint::spin_loop(),
+            ATTACHED => break,
+            _ => return true,
+        }
+    }
+    let patience_ns = if strict { PULL_BACK_STRICT_NS } else { PULL_BACK_NS };
+    let until = sys::now_ns().saturating_add(patience_ns);
+    // Bytes that go out again go before all that the kernel is asked to send.
+    let resending = loop {
+        let Ok(mut h) = hold_tx(s, g) else { break false };
+        demote_tx(s, &mut h, true);
+        h.end.switch.pin();
+        if h.end.switch.state() != TxState::Resending || send_again(s, &mut h, fd) != EAGAIN {
+            break false;
+        }
+        drop(h);
+        if sys::now_ns() > until {
+            break true;
+        }
+        let mut p = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
+        // SAFETY: one valid pollfd.
+        unsafe { sys::ppoll(&mut p, 1, 5_000_000, core::ptr::null()) };
+    };
+    // A thread that waits for room in the ring goes on in the kernel.
+    wait::prod(s);
+    if !release_rx(s, g, fd, patience_ns) {
+        debug_log!("fd {fd}: unread bytes stay in the ring ({})", why.name());
+        let unread = hold_rx(s, g).map_or(0, |h| h.end.ring.refresh().unwrap_or(0));
+        if strict && unread > 0 {
+            crate::log::warn_log!("fd {fd}: {unread} unread bytes cannot follow the descriptor ({}): the connection is broken off", why.name());
+            let _ = sys::connect(fd, &(libc::AF_UNSPEC as u64).to_ne_bytes());
+        }
+        return false;
+    }
+    if resending {
+        if strict {
+            crate::log::warn_log!("fd {fd}: the peer takes no bytes that go before the descriptor ({}): the connection is broken off", why.name());
+            let _ = sys::connect(fd, &(libc::AF_UNSPEC as u64).to_ne_bytes());
+        }
+        return false;
+    }
+    // What comes again over the carrier is in the ring too, should the sender die on the way: the ring is kept until all has come.
+    if !strict && hold_rx(s, g).is_ok_and(|h| h.end.switch.state() != RxState::Open) {
+        return false;
+    }
+    if s.state.compare_exchange(ATTACHED, PLAIN, AcqRel, Relaxed).is_ok() {
+        debug_log!("fd {fd}: back to the kernel for good ({})", why.name());
+        s.set_reason(why);
+        wait::prod(s);
+        if !s.is_inherited() {
+            crate::epoll::on_plain(s);
+            detach(s);
+        }
+    }
+    true
+}
+
+/// Gives the slot back; the socket is plain.
+pub(crate) fn detach(s: &'static Socket) {
+    // SAFETY: as in `Socket::channel`; the swap gives it to one caller.
+    if let Some(channel) = unsafe { s.channel.swap(core::ptr::null_mut(), AcqRel).as_ref() } {
+        let slot = s.slot.load(Relaxed) as usize;
+        channel.words(slot, channel.side ^ 1).quiet[quiet::REQUEST].fetch_or(quiet::CLOSED, SeqCst);
+        service::released(channel, slot);
+    }
+}
+
+/// Gets the receiving direction onto the carrier; true when nothing of the stream can come by the ring any more.
+pub(super) fn release_rx(s: &'static Socket, g: u16, fd: c_int, patience_ns: u64) -> bool {
+    let deadline = sys::now_ns().saturating_add(patience_ns);
+    let mut frozen = false;
+    let mut asked = false;
+    loop {
+        {
+            let mut h = match hold_rx(s, g) {
+                Ok(h) => h,
+                Err(NotHeld::Changed) => return true,
+                Err(NotHeld::Reentrant) => return false,
+            };
+            if !frozen {
+                frozen = true;
+                h.end.switch.freeze();
+                store_ack(h.words, &h.end.switch);
+                fence(SeqCst);
+            }
+            match h.end.switch.on_announce(load_announce(h.words)) {
+                Ok(true) => h.settled(s),
+                Ok(false) => {}
+                Err(_) => return false,
+            }
+            store_ack(h.words, &h.end.switch);
+            if h.end.switch.is_released() {
+                return true;
+            }
+            if !h.end.switch.wants_pull_back() {
+                // The peer has left the ring by itself: what is in it can only be read there.
+                return false;
+            }
+            if !asked {
+                // May fail for want of room in the control connection: again in a moment.
+                asked = service::send_pull_back(h.channel, h.slot);
+                if asked {
+                    stats::count(Counter::PulledBack);
+                }
+            }
+        }
+        // The peer answers by an announcement; its death is heard on the carrier.
+        if sys::poll_now(fd, libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0 {
+            // Its last announcement came before its end.
+            return hold_rx(s, g).is_ok_and(|mut h| {
+                let followed = h.end.switch.on_announce(load_announce(h.words)).is_ok();
+                h.settled(s);
+                followed && h.end.switch.is_released()
+            });
+        }
+        if sys::now_ns() > deadline {
+            return false;
+        }
+        let Some(channel) = s.channel() else { return true };
+        let words = channel.words(s.slot.load(Relaxed) as usize, channel.side ^ 1);
+        // SAFETY: the low half of the epoch word, which lives in the mapping; futexes on it are shared with the peer.
+        let low = unsafe { AtomicU32::from_ptr(words.producer_user[announce::EPOCH].as_ptr().cast()) };
+        let seen = low.load(Acquire);
+        if seen == words.quiet[quiet::ACK].load(Relaxed) as u32 {
+            sys::futex_wait(low, seen, 1_000_000, false);
+        }
+    }
+}
+
+/// Sends on the carrier what a pull-back has to send again, as far as there is room: 0 when nothing of it is left, or EAGAIN.
+pub(super) fn send_again(s: &Socket, h: &mut TxHeld<'_>, fd: c_int) -> Ret {
+    let mut part = [0u8; 16384];
+    while h.end.switch.state() == TxState::Resending {
+        let resend = h.end.switch.resend();
+        let left = resend.end - resend.start;
+        let want = part.len().min(left as usize);
+        // SAFETY: `part` is ours and outside the ring.
+        let n = unsafe { h.end.ring.copy_out(resend.start, part.as_mut_ptr(), want) };
+        if n == 0 {
+            return corrupt(s, fd);
+        }
+        // Should this process be killed between the next two steps, a child that has the connection too knows how far it came.
+        h.end.resend_mark = socket::carrier_sent(fd);
+        // SAFETY: `n` bytes of `part`.
+        let r = unsafe { sys::sendto(fd, part.as_ptr(), n, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
+        // A carrier that fails takes no byte any more: the application's next call hears it from the kernel.
+        let gone = if r > 0 { r as u64 } else { left };
+        if r > 0 || !matches!(-r as c_int, 0 | libc::EAGAIN | libc::EINTR | libc::ENOBUFS | libc::ENOMEM) {
+            let _ = h.end.switch.on_resent(gone);
+        }
+        h.end.resend_mark = None;
+        if h.end.switch.state() != TxState::Resending {
+            all_is_sent_again(s, h, fd);
+        } else if r <= 0 {
+            return EAGAIN;
+        }
+    }
+    0
+}
+
+/// The carrier goes on as usual: what was put off is done.
+pub(super) fn all_is_sent_again(s: &Socket, h: &mut TxHeld<'_>, fd: c_int) {
+    if let Some(linger) = h.end.linger.take() {
+        let mut now = RESET_ON_CLOSE;
+        // Another one was set by the application meanwhile.
+        if sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &mut now) >= 0 && (now.l_onoff, now.l_linger) == (1, 0) {
+            let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
+        }
+    }
+    if s.has(flag::FIN_LATER) {
+        announce_end(s, h);
+        let _ = sys::shutdown(fd, libc::SHUT_WR);
+        s.lower(flag::FIN_LATER);
+    }
+}
+
+/// The kernel resets a connection that is closed with this (tcp(7), RFC 9293 ABORT).
+pub(super) const RESET_ON_CLOSE: libc::linger = libc::linger { l_onoff: 1, l_linger: 0 };
+
+/// Whether bytes wait to be sent again, before all that the kernel is asked to send.
+pub(super) fn is_resending(s: &'static Socket, g: u16) -> bool {
+    hold_tx(s, g).is_ok_and(|h| h.end.switch.state() == TxState::Resending)
+}
+
+/// A pull-back of which not all has found room on the carrier. While there is one a close leaves the carrier to it.
+pub(crate) struct PullBack {
+    pub(super) blocking: Blocking,
+    pub(super) generation: u16,
+}
+
+/// The receiver that the peer has frozen gets what it has not consumed over the carrier. Sends what there is room for, and never waits;
+/// `Some`: the rest is for [`PullBack::go_on`].
+pub(crate) fn serve_pull_back(channel: &Channel, slot: usize) -> Option<PullBack> {
+    // SAFETY: null or a socket of a type-stable slab.
+    let s = unsafe { channel.sockets.get(slot)?.load(Acquire).as_ref() }?;
+    let g = s.generation16();
+    let mut h = hold_tx(s, g).ok()?;
+    let fd = s.fd.load(Acquire);
+    if !core::ptr::eq(h.channel, channel) || h.slot != slot || fd < 0 {
+        return None;
+    }
+    h.end.never = true;
+    let moved = h.end.switch.pull_back(load_ack(h.words));
+    h.end.switch.pin();
+    s.set_reason(Reason::PeerAskedForTcp);
+    let Ok(Some(over)) = moved else { return None };
+    // Until all is sent again the end of this process must not look like the end of the stream.
+    let mut linger = RESET_ON_CLOSE;
+    if h.end.switch.state() == TxState::Resending && sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &mut linger) >= 0 {
+        let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &RESET_ON_CLOSE);
+        h.end.linger = Some(linger);
+    }
+    publish_announce(h.words, over.announce);
+    // SAFETY: as in `release_rx`.
+    let low = unsafe { AtomicU32::from_ptr(h.words.producer_user[announce::EPOCH].as_ptr().cast()) };
+    sys::futex_wake(low, i32::MAX, false);
+    h.notify();
+    show_path(s, true, Way::Carrier);
+    let done = send_again(s, &mut h, fd) != EAGAIN;
+    // Counted under the lock, under which a close looks.
+    let rest = (!done).then(|| PullBack { blocking: Blocking::new(s), generation: g });
+    drop(h);
+    if done {
+        wait::prod(s);
+    }
+    rest
+}
+
+impl PullBack {
+    /// Sends on. `Some`: there is more; the descriptor that has no room now.
+    pub(crate) fn go_on(&self) -> Option<c_int> {
+        let s = self.blocking.0;
+        {
+            // Held only while it sends: the application's own sends answer EAGAIN meanwhile.
+            let mut h = hold_tx(s, self.generation).ok()?;
+            let fd = s.fd.load(Acquire);
+            if fd >= 0 && send_again(s, &mut h, fd) == EAGAIN {
+                return Some(fd);
+            }
+        }
+        wait::prod(s);
+        None
+    }
+}

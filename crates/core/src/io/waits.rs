@@ -1,0 +1,92 @@
+//! Calls that wait: their time-outs, signals, and a close in another thread meanwhile.
+
+use super::*;
+
+/// Blocks, and survives that another thread closes the descriptor meanwhile: as in the kernel, the call goes on with what it was
+/// made on. `fd` becomes the carrier's other name then.
+pub(super) fn block(s: &'static Socket, blocking: &mut Option<Blocking>, fd: &mut c_int, side: Side, on_carrier: bool, deadline: u64) -> Woke {
+    if blocking.is_none() {
+        *blocking = Some(Blocking::new(s));
+    }
+    renew(s, fd);
+    let woke = wait::block(s, *fd, side, on_carrier, deadline);
+    renew(s, fd);
+    woke
+}
+
+/// Where `fd` was closed meanwhile, another name of the carrier: a duplicate, or the library's own.
+pub(super) fn renew(s: &Socket, fd: &mut c_int) {
+    if !matches!(fd_table::get(*fd), Entry::Socket(now, _) if core::ptr::eq(now, s)) {
+        let other = s.fd.load(Acquire);
+        if other >= 0 {
+            *fd = other;
+        }
+    }
+}
+
+/// Something that is under way, a call that blocks or a pull-back: keeps the connection from being taken apart by a close meanwhile.
+pub(super) struct Blocking(pub(super) &'static Socket);
+
+impl Blocking {
+    pub(super) fn new(s: &'static Socket) -> Blocking {
+        s.waiters.fetch_add(1, SeqCst);
+        Blocking(s)
+    }
+}
+
+impl Drop for Blocking {
+    fn drop(&mut self) {
+        if self.0.waiters.fetch_sub(1, SeqCst) == 1 && self.0.has(flag::ORPHAN) {
+            socket::bury_orphan(self.0);
+        }
+    }
+}
+
+/// A signal handler ran during a wait. `None`: the call goes on, as the kernel would have restarted it; otherwise the call's result.
+///
+/// The kernel restarts a call that has no time-out (signal(7)) when the handler was installed with SA_RESTART. Which handler ran cannot
+/// be known; so it is done only if all of the process's handlers have it.
+#[cold]
+pub(super) fn interrupted(timeout_ns: i64) -> Option<Ret> {
+    if timeout_ns > 0 || !(1..=64).all(sys::handler_restarts) {
+        return Some(-(libc::EINTR as Ret));
+    }
+    // The thread may have been cancelled, which only the hook can see to.
+    lifecycle::threads_are_cancelled().then_some(RESTART)
+}
+
+/// How long one call may wait: SO_RCVTIMEO or SO_SNDTIMEO, counted from its first wait.
+pub(super) struct Patience {
+    pub(super) timeout_ns: i64,
+    pub(super) until: u64,
+}
+
+impl Patience {
+    pub(super) fn endless() -> Patience {
+        Patience { timeout_ns: 0, until: 0 }
+    }
+
+    pub(super) fn of(timeout_ns: &AtomicI64) -> Patience {
+        Patience { timeout_ns: timeout_ns.load(Relaxed), until: 0 }
+    }
+
+    /// Waits until the kernel says one of `events` of `fd`, or `look_ns` have passed (< 0: no such limit). `Some`: the call ends with that.
+    pub(super) fn wait(&mut self, fd: c_int, events: i16, look_ns: i64) -> Option<Ret> {
+        let mut limit = look_ns;
+        if self.timeout_ns > 0 {
+            let now = sys::now_ns();
+            if self.until == 0 {
+                self.until = now.saturating_add(self.timeout_ns as u64);
+            }
+            let left = self.until.saturating_sub(now) as i64;
+            if left == 0 {
+                return Some(EAGAIN);
+            }
+            limit = if look_ns < 0 { left } else { left.min(look_ns) };
+        }
+        let mut p = libc::pollfd { fd, events, revents: 0 };
+        // SAFETY: one valid pollfd.
+        let r = unsafe { sys::ppoll(&mut p, 1, limit, core::ptr::null()) };
+        if r == -(libc::EINTR as isize) { interrupted(self.timeout_ns) } else { None }
+    }
+}
