@@ -125,6 +125,14 @@ impl RxHeld<'_> {
         self.channel.notify(self.slot, self.words.producer_quiet[producer_quiet::NOTIFY].load(Relaxed));
     }
 
+    /// Bytes that only the ring has. (After a fail-over it still has what comes again over the carrier.)
+    pub(super) fn unread(&mut self) -> Result<usize, PeerCorrupt> {
+        match self.end.switch.state() {
+            RxState::Open | RxState::Replaying => Ok(0),
+            _ => self.end.ring.refresh(),
+        }
+    }
+
     /// Passes over bytes that have come by the carrier instead (fewer, if the ring has fewer).
     pub(super) fn skip(&mut self, n: u64) -> Result<(), PeerCorrupt> {
         let n = n.min(self.end.ring.refresh()? as u64) as usize;
@@ -143,6 +151,10 @@ impl RxHeld<'_> {
 
     /// The receiver may stand on another path than before.
     pub(super) fn settled(&mut self, s: &Socket) {
+        if self.end.switch.state() == RxState::Open {
+            // All has come again over the carrier: what the ring still has of it must not look like news.
+            let _ = self.skip(u64::MAX);
+        }
         store_ack(self.words, &self.end.switch);
         show_path(s, false, self.end.switch.path());
     }
@@ -192,10 +204,10 @@ pub(super) fn corrupt(s: &Socket, fd: c_int) -> Ret {
     ECONNRESET
 }
 
-/// Bytes that a FIONREAD would count on the ring (0 when the receiver stands on the carrier), for [`crate::options`].
+/// Bytes that a FIONREAD would count on the ring, for [`crate::options`].
 pub(crate) fn unread(s: &'static Socket, g: u16) -> Option<usize> {
-    let h = hold_rx(s, g).ok()?;
-    h.end.ring.refresh().ok()
+    let mut h = hold_rx(s, g).ok()?;
+    h.unread().ok()
 }
 
 /// True when the receiver stands on the ring, by the shared word that only this end writes.

@@ -48,12 +48,10 @@ pub(crate) fn before_close(s: &'static Socket, fd: c_int) {
     if let Ok(mut h) = hold_tx(s, g) {
         announce_end(s, &mut h);
     }
-    if let Ok(h) = hold_rx(s, g) {
-        let unread = h.end.ring.refresh().unwrap_or(0);
-        if unread > 0 && fd >= 0 {
-            // Closing with unread data resets the connection (RFC 9293 3.6.1; Linux: tcp_close); the kernel cannot see the ring's.
-            let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &RESET_ON_CLOSE);
-        }
+    let unread = hold_rx(s, g).is_ok_and(|mut h| h.unread().is_ok_and(|n| n > 0));
+    if unread && fd >= 0 {
+        // Closing with unread data resets the connection (RFC 9293 3.6.1; Linux: tcp_close); the kernel cannot see the ring's.
+        let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &RESET_ON_CLOSE);
     }
 }
 
@@ -172,7 +170,7 @@ pub(crate) fn to_kernel(s: &'static Socket, g: u16, fd: c_int, why: Reason, stri
     wait::prod(s);
     if !release_rx(s, g, fd, patience_ns) {
         debug_log!("fd {fd}: unread bytes stay in the ring ({})", why.name());
-        let unread = hold_rx(s, g).map_or(0, |h| h.end.ring.refresh().unwrap_or(0));
+        let unread = hold_rx(s, g).map_or(0, |mut h| h.unread().unwrap_or(0));
         if strict && unread > 0 {
             crate::log::warn_log!("fd {fd}: {unread} unread bytes cannot follow the descriptor ({}): the connection is broken off", why.name());
             let _ = sys::connect(fd, &(libc::AF_UNSPEC as u64).to_ne_bytes());
