@@ -20,11 +20,13 @@
 //!   Nothing is promised between pairs, nor between what a pair sends and what it receives.
 //! - A write is in the peer's memory before the receive completion of its immediate, or of a later send, is polled there.
 //!   The *sender's* completion proves nothing about the peer (iWARP completes what TCP has taken).
-//! - A slot of the send queue is free again when a completion of it, *or of a later signaled one*, was polled.
+//! - A slot of the send queue is free again when a completion of it, *or of a later signaled one*, was polled. (Some devices
+//!   free it earlier; a full queue is `ENOMEM`.)
 //! - A message that finds no posted receive: InfiniBand's kind waits, iWARP's breaks the connection.
 //! - Arming reports only what completes afterwards: poll once more after it.
-//! - A pair in error completes everything that was posted as [`Failure::Flushed`], signaled or not. A queue needs room for
-//!   all of that; one that overflows is lost, with all its pairs ([`Fault::QueueLost`]).
+//! - A pair that goes into error completes everything that was posted as [`Failure::Flushed`], signaled or not. A queue needs
+//!   room for all of that; one that overflows is lost, with all its pairs ([`Fault::QueueLost`]). What is posted on a pair
+//!   that *is* in error is refused, flushed, or (siw) taken and never heard of: nobody may wait for it.
 //! - A failed completion says which work request, and nothing else about it.
 //! - Completions of a closed pair may still be polled: identifiers must tell them apart.
 //! - Objects are closed children first: a device with open pairs, queues or regions refuses (`EBUSY`), and so on.
@@ -133,8 +135,37 @@ pub struct Facts {
     pub active: bool,
     /// Pages that are pinned stay with the parent after fork without anybody's help (Linux 5.12 on).
     pub survives_fork: bool,
-    /// The kernel's name for it, NUL-padded; for people, not for decisions.
-    pub name: [u8; 32],
+    /// The kernel's name for it; for people, not for decisions.
+    pub name: Name,
+}
+
+/// A name of up to 31 bytes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Name([u8; 31]);
+
+impl Name {
+    /// Keeps what comes before the first NUL, and fits.
+    #[must_use]
+    pub fn new(from: impl IntoIterator<Item = u8>) -> Self {
+        let mut name = [0; 31];
+        for (to, from) in name.iter_mut().zip(from.into_iter().take_while(|c| *c != 0)) {
+            *to = from;
+        }
+        Self(name)
+    }
+
+    /// The name; empty when it is not UTF-8.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        let length = self.0.iter().position(|c| *c == 0).unwrap_or(self.0.len());
+        self.0.get(..length).and_then(|name| core::str::from_utf8(name).ok()).unwrap_or("")
+    }
+}
+
+impl core::fmt::Debug for Name {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        core::fmt::Debug::fmt(self.as_str(), f)
+    }
 }
 
 /// What a pair is created with.

@@ -12,7 +12,7 @@ use super::convert::{check, error, last_errno, object};
 use crate::fabric::*;
 use crate::ffi::*;
 use crate::load::Api;
-use core::ffi::{c_char, c_int};
+use core::ffi::c_int;
 use core::mem::zeroed;
 use core::ptr::{NonNull, null_mut};
 
@@ -85,21 +85,12 @@ pub(super) fn facts(api: &Api, context: NonNull<ibv_context>, pd: NonNull<ibv_pd
         vectors: positive(vectors),
         active: at_port.state == IBV_PORT_ACTIVE,
         survives_fork,
-        name: name(&about.name),
+        name: Name::new(about.name.iter().map(|c| *c as u8)),
     })
 }
 
 fn positive(n: c_int) -> u32 {
     u32::try_from(n).unwrap_or(0)
-}
-
-fn name(from: &[c_char; 64]) -> [u8; 32] {
-    let mut name = [0; 32];
-    // The last byte stays 0.
-    for (to, from) in name.iter_mut().take(31).zip(from).take_while(|(_, c)| **c != 0) {
-        *to = *from as u8;
-    }
-    name
 }
 
 struct Tried {

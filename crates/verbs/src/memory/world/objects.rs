@@ -45,10 +45,6 @@ impl World {
             return Err(libc::ENODEV);
         }
         let m = h.model;
-        let mut name = [0; 32];
-        for (to, from) in name.iter_mut().zip(b"memory") {
-            *to = *from;
-        }
         let facts = Facts {
             transport: m.transport,
             writes_imm: m.writes_imm,
@@ -62,7 +58,7 @@ impl World {
             vectors: 1,
             active: !h.down,
             survives_fork: true,
-            name,
+            name: Name::new(*b"memory"),
         };
         let fd = Self::open_fd()?;
         let number = self.number();
