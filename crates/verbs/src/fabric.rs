@@ -30,7 +30,8 @@
 //! - A failed completion says which work request, and nothing else about it.
 //! - Completions of a closed pair may still be polled: identifiers must tell them apart.
 //! - Objects are closed children first: a device with open pairs, queues or regions refuses (`EBUSY`), and so on.
-//! - iWARP: the connecting end sends first.
+//! - iWARP: the connecting end sends first, and not before it knows from elsewhere that the accepting end is established,
+//!   too: siw does not notice, or breaks on, what comes right behind its handshake.
 //!
 //! # Threads
 //!

@@ -143,6 +143,8 @@ pub(super) struct Pair {
     sends: VecDeque<Send>,
     /// iWARP: on their way to the peer.
     wire: VecDeque<Payload>,
+    /// iWARP: what is on the wire came before the peer was ready, and lies there until more comes.
+    asleep: bool,
     /// Something of the peer's has arrived.
     heard: bool,
     receives: VecDeque<(u64, Option<Segment>)>,

@@ -106,3 +106,33 @@ fn an_armed_queue_is_never_slept_on_while_something_is_under_way() {
         }
     }
 }
+
+/// Both ends must know that both are established before anybody sends: what comes earlier may lie at the accepting end.
+#[test]
+fn iwarp_may_not_notice_what_comes_right_behind_the_handshake() {
+    let mut seen = BTreeSet::new();
+    for seed in SEEDS {
+        let (net, a, b) = ends(Order::Shuffled(seed), Model::SIW);
+        let address = SocketAddr::new(B, PORT);
+        let listener = b.host.listen(&b.manager, address, 8, 77).unwrap();
+        let mut active = a.host.resolve(&a.manager, A, address, 100, 1).unwrap();
+        a.news().unwrap();
+        a.host.create(&mut active, &a.device, &a.queue, CAPACITY).unwrap();
+        a.host.connect(&mut active, &[], Patience::DEFAULT).unwrap();
+        let Some(Event { news: News::Request { pair: mut passive, .. }, .. }) = b.news() else { panic!() };
+        b.host.create(&mut passive, &b.device, &b.queue, CAPACITY).unwrap();
+        post_receives(&b, &passive, 2);
+        b.host.accept(&mut passive, &[], Patience::DEFAULT).unwrap();
+        assert!(matches!(a.news(), Some(Event { news: News::Established { .. }, .. })));
+        a.host.post(&active, &[send(1, b"eager")]).unwrap();
+        assert!(net.settle());
+        let at_once = b.outcomes().len();
+        a.host.post(&active, &[send(2, b"more")]).unwrap();
+        let later = b.outcomes().len();
+        assert_eq!(at_once + later, 2, "seed {seed}: nothing is lost");
+        seen.insert(at_once);
+        b.host.close_listener(listener).unwrap();
+        finish(a, b, vec![active], vec![passive]);
+    }
+    assert_eq!(seen, BTreeSet::from([0, 1]));
+}

@@ -25,6 +25,7 @@ impl World {
                 capacity: Capacity { sends: 0, receives: 0, inline_bytes: 0 },
                 sends: VecDeque::new(),
                 wire: VecDeque::new(),
+                asleep: false,
                 heard: false,
                 receives: VecDeque::new(),
                 posted: 0,

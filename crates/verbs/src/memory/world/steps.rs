@@ -28,7 +28,9 @@ impl World {
                 if p.sends.front().is_some() && (p.asked || p.heard) {
                     steps.push(Step::Take(*number));
                 }
-                if linked && peer.phase == Phase::Connected && p.wire.front().is_some() {
+                // As siw: what comes before the accepting end is established lies there until more comes.
+                let noticed = !p.asleep || (peer.told && p.wire.len() > 1);
+                if linked && peer.phase == Phase::Connected && p.wire.front().is_some() && noticed {
                     steps.push(Step::Arrive(*number));
                 }
                 continue;
@@ -163,10 +165,16 @@ impl World {
 
     /// iWARP: what is first on the wire arrives.
     pub(in crate::memory) fn arrive(&mut self, pair: u64) {
+        let peer = self.pairs.get(&pair).and_then(|p| p.peer);
+        let told = peer.and_then(|peer| self.pairs.get(&peer)).is_some_and(|peer| peer.told);
         let Some(p) = self.pairs.get_mut(&pair) else {
             return;
         };
-        let (Some(peer), Some(payload)) = (p.peer, p.wire.pop_front()) else {
+        p.asleep = !told;
+        if p.asleep {
+            return;
+        }
+        let (Some(peer), Some(payload)) = (peer, p.wire.pop_front()) else {
             return;
         };
         if self.take_effect(peer, &payload).is_err() {
