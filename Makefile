@@ -2,6 +2,7 @@
 # make demo       netacc bench and Redis, plain against accelerated: one table, under three minutes after the build
 # make bench      the full measurement against the project's targets, about 20 minutes; results in out/
 # make test       every test
+# make test-rdma  in user-mode Linux kernels with RDMA devices; builds such a kernel once, see tests/rdma/README.md
 # make soak       conformance, kill and stress for hours
 # make install    PREFIX=/usr/local SYSCONFDIR=/etc DESTDIR=
 # make clean
@@ -19,7 +20,7 @@ PROGRAMS := netacc_run netacc_ss netacc
 CONF     := netacc.conf
 MAN      := $(wildcard man/*.[1-8])
 
-.PHONY: all build demo bench test soak install uninstall clean redis
+.PHONY: all build demo bench test test-rdma soak install uninstall clean redis
 
 all: build
 
@@ -40,6 +41,9 @@ redis:
 
 test:
 	tests/run-all
+
+test-rdma: build
+	NETACC_LIB_DIR="$(BIN_DIR)" tests/rdma/run
 
 soak:
 	NETACC_SUITES="conformance kill stress" NETACC_REPEAT=20 NETACC_KILL_ROUNDS=3000 NETACC_STRESS_OPERATIONS=20000000 tests/run-all
