@@ -53,6 +53,9 @@ finish() {
 # Runs a command with the library.
 accel() { env LD_PRELOAD="$LIB" NACC_LOG_PATH="$TMP/netacc.log" "$@"; }
 
+# The same for `become_accel COMMAND &`: $! is then the command's pid.
+become_accel() { exec env LD_PRELOAD="$LIB" NACC_LOG_PATH="$TMP/netacc.log" "$@"; }
+
 # A TCP port that is free now.
 free_port() {
   perl -MIO::Socket::INET -e 'print IO::Socket::INET->new(Listen => 1, LocalAddr => "127.0.0.1", LocalPort => 0)->sockport'
@@ -68,6 +71,8 @@ wait_for() {
 shm_count() {
   "$SS" --json -s sock "$1" 2>/dev/null | tr -d ' \n' | tr '{' '\n' | grep -c '"tx_path":"shm","rx_path":"shm"'
 }
+
+any_shm() { [ "$(shm_count "$1")" -ge 1 ]; }
 
 # wait_for_end PID SECONDS: sets STATUS to the exit status of a child of this shell, or to 'running'.
 wait_for_end() {

@@ -69,7 +69,7 @@ urls 500 >"$TMP/run/urls"
 same keep-alive "500 200" "$(accel curl -s -w '%{http_code}\n' -K "$TMP/run/urls" | sort | uniq -c | awk '{print $1, $2}')"
 same parallel "500 200" "$(accel curl -sSZ --no-progress-meter --parallel-max 40 -w '%{http_code}\n' -K "$TMP/run/urls" | sort | uniq -c | awk '{print $1, $2}')"
 urls 12000 >"$TMP/run/urls"
-accel curl -s -K "$TMP/run/urls" >/dev/null 2>&1 &
+become_accel curl -s -K "$TMP/run/urls" >/dev/null 2>&1 &
 client=$!
 most=0
 for _ in $(seq 100); do
