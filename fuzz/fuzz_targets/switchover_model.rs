@@ -6,7 +6,7 @@
 mod model;
 
 use libfuzzer_sys::fuzz_target;
-use model::{Config, Mutant, run};
+use model::{Config, GiveUp, Mutant, run};
 use netacc_proto::switchover::Link;
 
 fuzz_target!(|input: &[u8]| {
@@ -23,6 +23,7 @@ fuzz_target!(|input: &[u8]| {
         carrier_cap: 1 + carrier_cap % 12,
         fast_cap: 1 + fast_cap % 6,
         crash: flags & 2 != 0,
+        gives_up: [GiveUp::Never, GiveUp::WhenOpen, GiveUp::WhenReleased][usize::from(flags >> 2) % 3],
         mutant: Mutant::None,
         epoch: u32::from(epoch).wrapping_sub(128) & !1,
         offset: u64::from(high) << 48 | u64::from(low),

@@ -7,7 +7,7 @@ mod model;
 mod properties;
 
 use explore::explore;
-use model::{Config, Mutant};
+use model::{Config, GiveUp, Mutant};
 use netacc_proto::switchover::Link;
 use std::collections::BTreeSet;
 
@@ -24,6 +24,18 @@ const THRICE: Config = Config {
     arms: 3,
     freezes: 2,
     ..Config::SMALL
+};
+/// The receiver leaves the library, at the latest possible moment or at the earliest.
+const STAYS: Config = Config {
+    bytes: 2,
+    crash: true,
+    freezes: 1,
+    gives_up: GiveUp::WhenOpen,
+    ..Config::SMALL
+};
+const HANDS_ON: Config = Config {
+    gives_up: GiveUp::WhenReleased,
+    ..STAYS
 };
 const LOSSY: Config = Config {
     link: Link::Lossy,
@@ -78,6 +90,8 @@ fn every_interleaving_of_small_worlds() {
             offset: 1 << 40,
             ..Config::SMALL
         },
+        STAYS,
+        HANDS_ON,
     ]);
     assert_eq!(
         rx_states,
@@ -134,13 +148,28 @@ fn every_interleaving_of_larger_worlds() {
             link: Link::Lossy,
             ..THRICE
         },
+        Config { bytes: 3, ..STAYS },
+        Config {
+            bytes: 3,
+            ..HANDS_ON
+        },
+        Config {
+            link: Link::Lossy,
+            ..HANDS_ON
+        },
+        Config {
+            promotes: 2,
+            arms: 2,
+            freezes: 2,
+            ..HANDS_ON
+        },
     ]);
 }
 
 /// Leaving out any one rule breaks the stream, which also shows that the model can see such breaks.
 #[test]
 fn each_rule_is_needed() {
-    let worlds = [
+    let staying = [
         Config::SMALL,
         Config {
             bytes: 2,
@@ -157,7 +186,14 @@ fn each_rule_is_needed() {
             ..BOTH_WAYS
         },
     ];
+    let leaving = [STAYS, HANDS_ON];
     for mutant in Mutant::ALL {
+        // Where nobody leaves the library an early FIN deceives nobody.
+        let worlds = if mutant.is_about_leaving() {
+            &leaving[..]
+        } else {
+            &staying[..]
+        };
         let failure = worlds
             .iter()
             .find_map(|config| explore(Config { mutant, ..*config }).err());

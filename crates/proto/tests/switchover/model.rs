@@ -40,10 +40,22 @@ pub enum Mutant {
     ControlFirst,
     /// The sender demotes from a lossy link while bytes on it are not acknowledged.
     DemoteUnacked,
+    /// A receiver gives up the fast path as soon as it has asked for a pull-back, not when it has been answered.
+    GiveUpFrozen,
+    /// A receiver that stays gives up the fast path before all has come again on the carrier.
+    GiveUpReplaying,
+    /// The sender's FIN does not wait for the bytes that must be sent again.
+    FinWhileResending,
+    /// A sender that dies while bytes must be sent again leaves a FIN.
+    NoReset,
+    /// It leaves a reset only when it has announced the fail-over and a moment has passed.
+    ResetTooLate,
+    /// It leaves a FIN again before the last of these bytes is sent.
+    ResetEndsTooEarly,
 }
 
 impl Mutant {
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 18] = [
         Self::SkipPeek,
         Self::PromoteUnacked,
         Self::SkipReloadAtEof,
@@ -56,7 +68,29 @@ impl Mutant {
         Self::KeepFastBytes,
         Self::ControlFirst,
         Self::DemoteUnacked,
+        Self::GiveUpFrozen,
+        Self::GiveUpReplaying,
+        Self::FinWhileResending,
+        Self::NoReset,
+        Self::ResetTooLate,
+        Self::ResetEndsTooEarly,
     ];
+
+    /// A rule for the case that the receiver leaves the library.
+    pub const fn is_about_leaving(self) -> bool {
+        self as u32 >= Self::GiveUpFrozen as u32
+    }
+}
+
+/// When the receiver may give up the fast path and read the carrier as any TCP program does, for good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum GiveUp {
+    Never,
+    /// On the carrier, with nothing to come again: whatever happens then, it misses nothing.
+    WhenOpen,
+    /// As soon as it is released, because the socket goes to somebody who knows no fast path: the sender's death may
+    /// cost it bytes, and must then be an error.
+    WhenReleased,
 }
 
 /// Bounds of one exploration.
@@ -73,6 +107,7 @@ pub struct Config {
     pub fast_cap: u8,
     /// The sender's process may die.
     pub crash: bool,
+    pub gives_up: GiveUp,
     pub mutant: Mutant,
     /// Where the stream starts.
     pub epoch: u32,
@@ -91,6 +126,7 @@ impl Config {
         carrier_cap: 2,
         fast_cap: 2,
         crash: false,
+        gives_up: GiveUp::Never,
         mutant: Mutant::None,
         epoch: 0,
         offset: 0,
@@ -107,6 +143,11 @@ pub enum Action {
     LoadAckControl,
     LoadAckConsumed,
     Resend(u8),
+    /// From here on the sender's death resets the carrier.
+    ArmReset,
+    AnnounceFailOver,
+    /// From here on it ends it with a FIN.
+    DisarmReset,
     Trim,
     Shutdown,
     Fin,
@@ -136,6 +177,9 @@ pub enum Action {
     Read(u8),
     ReadPeeked,
     ReceiverStoreDrains,
+    GiveUp,
+    ReadCarrier(u8),
+    SeeCarrierEnd,
     /// Only in [`Mutant::EmptyBeforeEof`].
     NoteFastEmpty,
 }
@@ -236,6 +280,13 @@ enum SenderStage {
     Confirming,
     /// The control word of the ack was loaded, the consumed offset was not.
     AckControl(u64),
+    /// A fail-over with bytes to send again: is its death a reset, is it announced?
+    FailingOver {
+        announce: Announce,
+        announced: bool,
+    },
+    /// The last byte was sent again.
+    ResentAll,
     FinPending,
     Gone,
 }
@@ -263,6 +314,8 @@ enum ReceiverStage {
     ReadPeeked(u8),
     /// The receiver saw the end of the carrier or data on it, and has not loaded the announcement since.
     MustLoad(Why),
+    /// Reads the carrier without the library; so much of the stream was taken.
+    GivenUp(u64),
     Done(EofVerdict),
 }
 
@@ -297,6 +350,8 @@ pub struct World {
     // Paths.
     carrier: Pipe,
     carrier_end: CarrierEnd,
+    /// The sender's death resets the carrier.
+    resets: bool,
     fast: Pipe,
     link_dead: bool,
     // Receiver process.
@@ -326,7 +381,13 @@ pub fn run(config: Config, choices: &[u8]) -> Result<World, Violation> {
             // Faults and the end are rare, so that there is a run before them.
             Some(255) if step % 4 == 0 => {}
             Some(_) if world.config.bytes > 0 => {
-                actions.retain(|a| !a.is_fault() && *a != Action::Shutdown);
+                let early = world.rx.epoch() == config.epoch;
+                actions.retain(|a| match a {
+                    Action::Shutdown => false,
+                    // Nothing happens after it.
+                    Action::GiveUp => !early,
+                    a => !a.is_fault(),
+                });
             }
             _ => actions.retain(|a| !a.is_fault()),
         }
@@ -366,6 +427,7 @@ impl World {
             consumed: ack.consumed,
             carrier: Pipe::new(),
             carrier_end: CarrierEnd::None,
+            resets: false,
             fast: Pipe::new(),
             link_dead: false,
             rx,
@@ -413,12 +475,27 @@ impl World {
                 }
             }
             SenderStage::AckControl(_) => out.push(A::LoadAckConsumed),
+            SenderStage::FailingOver { announced, .. } => {
+                let first = if self.config.mutant == Mutant::ResetTooLate {
+                    A::AnnounceFailOver
+                } else {
+                    A::ArmReset
+                };
+                out.push(match first {
+                    A::ArmReset if self.resets => A::AnnounceFailOver,
+                    A::AnnounceFailOver if announced => A::ArmReset,
+                    first => first,
+                });
+            }
+            SenderStage::ResentAll => out.push(A::DisarmReset),
             SenderStage::FinPending => out.push(A::Fin),
         }
         if self.config.crash {
             // Stores that were not yet issued when the process died are never seen.
             for stores_kept in 0..=self.stores.len {
-                out.push(A::CrashFin { stores_kept });
+                if !self.resets || self.config.mutant == Mutant::NoReset {
+                    out.push(A::CrashFin { stores_kept });
+                }
                 out.push(A::CrashReset { stores_kept });
             }
         }
@@ -447,6 +524,9 @@ impl World {
             let rest = u8::try_from(rest.end - rest.start).unwrap();
             for n in 1..=self.config.chunk.min(rest).min(room) {
                 out.push(A::Resend(n));
+            }
+            if self.resets && self.config.mutant == Mutant::ResetEndsTooEarly {
+                out.push(A::DisarmReset);
             }
         }
         if self.tx.state() == TxState::Carrier && self.config.promotes > 0 {
@@ -493,6 +573,14 @@ impl World {
                 out.push([A::LoadFastFrom, A::LoadCarrierFrom, A::LoadResendTo][usize::from(next)]);
             }
             ReceiverStage::ReadPeeked(_) => out.push(A::ReadPeeked),
+            ReceiverStage::GivenUp(_) => {
+                for n in 1..=self.carrier.arrived.min(self.config.chunk) {
+                    out.push(A::ReadCarrier(n));
+                }
+                if self.carrier_ended() {
+                    out.push(A::SeeCarrierEnd);
+                }
+            }
             ReceiverStage::Done(_) => {}
         }
     }
@@ -513,6 +601,9 @@ impl World {
         }
         if self.rx.state() != RxState::Open {
             out.push(A::LoadEpoch);
+        }
+        if self.may_give_up() {
+            out.push(A::GiveUp);
         }
         if self.config.mutant == Mutant::EmptyBeforeEof
             && self.fast.arrived == 0
@@ -550,6 +641,22 @@ impl World {
         };
         if checks_carrier && (has_data || self.carrier_ended()) {
             out.push(A::CheckCarrier);
+        }
+    }
+
+    fn may_give_up(&self) -> bool {
+        let released = match self.config.mutant {
+            Mutant::GiveUpFrozen => self.rx.is_released() || self.rx.wants_pull_back(),
+            _ => self.rx.is_released(),
+        };
+        match self.config.gives_up {
+            GiveUp::Never => false,
+            GiveUp::WhenOpen => {
+                released
+                    && (self.rx.state() == RxState::Open
+                        || self.config.mutant == Mutant::GiveUpReplaying)
+            }
+            GiveUp::WhenReleased => released,
         }
     }
 
@@ -640,8 +747,44 @@ impl World {
                     if fail_over.resend != self.tx.resend() {
                         return Err("fail_over and resend() disagree".into());
                     }
-                    self.publish_demotion(fail_over.announce);
+                    if fail_over.resend.is_empty() || self.config.gives_up == GiveUp::Never {
+                        self.publish_demotion(fail_over.announce);
+                    } else {
+                        self.stage = SenderStage::FailingOver {
+                            announce: fail_over.announce,
+                            announced: false,
+                        };
+                    }
                 }
+            }
+            A::ArmReset => {
+                self.sender_kernel_call();
+                self.resets = true;
+                if let SenderStage::FailingOver {
+                    announced: true, ..
+                } = self.stage
+                {
+                    self.stage = SenderStage::Idle;
+                }
+            }
+            A::AnnounceFailOver => {
+                let SenderStage::FailingOver { announce, .. } = self.stage else {
+                    unreachable!()
+                };
+                self.publish_demotion(announce);
+                self.stage = if self.resets {
+                    SenderStage::Idle
+                } else {
+                    SenderStage::FailingOver {
+                        announce,
+                        announced: true,
+                    }
+                };
+            }
+            A::DisarmReset => {
+                self.sender_kernel_call();
+                self.resets = false;
+                self.stage = SenderStage::Idle;
             }
             A::Resend(n) => {
                 self.sender_kernel_call();
@@ -653,6 +796,9 @@ impl World {
                 self.tx
                     .on_resent(u64::from(n))
                     .map_err(|e| format!("on_resent: {e:?}"))?;
+                if self.resets && self.tx.state() != TxState::Resending {
+                    self.stage = SenderStage::ResentAll;
+                }
             }
             A::Trim => self
                 .tx
@@ -666,7 +812,11 @@ impl World {
                     self.stage = SenderStage::FinPending;
                 }
                 Err(Refused::Unacked) if self.config.link == Link::Lossy => {}
-                Err(Refused::State(TxState::Resending)) => {}
+                Err(Refused::State(TxState::Resending)) => {
+                    if self.config.mutant == Mutant::FinWhileResending {
+                        self.stage = SenderStage::FinPending;
+                    }
+                }
                 Err(refused) => return Err(format!("shutdown: {refused:?}")),
             },
             A::Fin => {
@@ -778,7 +928,7 @@ impl World {
             lost |= self.tx.unacked() != (sent..sent);
         }
         if end == CarrierEnd::Reset {
-            lost |= self.carrier.bytes.len > self.carrier.arrived;
+            lost |= self.swallows_bytes();
             self.carrier.bytes.truncate(self.carrier.arrived);
         }
         self.carrier_end = end;
@@ -790,6 +940,16 @@ impl World {
         } else {
             self.fate
         };
+    }
+
+    /// A reset now loses bytes for ever: the carrier's that are on their way, unless the fast path has them too.
+    fn swallows_bytes(&self) -> bool {
+        let again = self.announce.carrier_from..self.announce.resend_to;
+        let kept = self.config.link == Link::Reliable && self.announce.epoch & 1 == 0;
+        let on_the_way = usize::from(self.carrier.arrived)..usize::from(self.carrier.bytes.len);
+        self.carrier.bytes.items[on_the_way]
+            .iter()
+            .any(|&lost| !kept || !again.clone().any(|offset| tag(offset) == lost))
     }
 
     fn apply_receiver(&mut self, action: Action) -> Result<(), Violation> {
@@ -884,6 +1044,24 @@ impl World {
             }
             A::ReceiverStoreDrains => self.drain_receiver_store(),
             A::NoteFastEmpty => self.noted_empty = true,
+            A::GiveUp => self.receiver = ReceiverStage::GivenUp(self.rx.offset()),
+            A::ReadCarrier(n) => {
+                let ReceiverStage::GivenUp(got) = self.receiver else {
+                    unreachable!()
+                };
+                self.receiver_kernel_call();
+                for offset in got..got + u64::from(n) {
+                    let byte = self.carrier.take();
+                    if byte != Some(tag(offset)) {
+                        return Err(format!(
+                            "byte {byte:?} instead of {} came after the fast path was given up",
+                            tag(offset)
+                        ));
+                    }
+                }
+                self.receiver = ReceiverStage::GivenUp(got + u64::from(n));
+            }
+            A::SeeCarrierEnd => self.end_given_up()?,
             other => unreachable!("{other:?}"),
         }
         Ok(())
@@ -1016,6 +1194,28 @@ impl World {
             (Fate::Cut, EofVerdict::Eof | EofVerdict::Truncated) => Ok(()),
             (fate, verdict) => Err(format!(
                 "{verdict:?} at {got}, but the sender's fate is {fate:?}"
+            )),
+        }
+    }
+
+    /// A FIN is believed; an error says that bytes may be missing, which is allowed only where the fast path was given up early.
+    fn end_given_up(&mut self) -> Result<(), Violation> {
+        let ReceiverStage::GivenUp(got) = self.receiver else {
+            unreachable!()
+        };
+        let reset = self.carrier_end == CarrierEnd::Reset;
+        self.receiver = ReceiverStage::Done(if reset {
+            EofVerdict::Truncated
+        } else {
+            EofVerdict::Eof
+        });
+        match self.fate {
+            Fate::Exact(sent) if sent == got => Ok(()),
+            Fate::Exact(_) if reset && self.config.gives_up == GiveUp::WhenReleased => Ok(()),
+            Fate::Cut if reset => Ok(()),
+            fate => Err(format!(
+                "{:?} at {got} after the fast path was given up, but the sender's fate is {fate:?}",
+                self.carrier_end
             )),
         }
     }

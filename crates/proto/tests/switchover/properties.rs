@@ -1,7 +1,7 @@
 //! Random runs: of large worlds, and of single halves against a hostile peer.
 
 use crate::hostile::{RxOp, TxOp, apply_rx, apply_tx};
-use crate::model::{Config, Mutant, run};
+use crate::model::{Config, GiveUp, Mutant, run};
 use netacc_proto::switchover::{Ack, Announce, Link, Rx, Tx};
 use proptest::prelude::*;
 
@@ -12,12 +12,17 @@ fn any_config() -> impl Strategy<Value = Config> {
         1..=12u8,
         1..=6u8,
         any::<bool>(),
+        prop_oneof![
+            Just(GiveUp::Never),
+            Just(GiveUp::WhenOpen),
+            Just(GiveUp::WhenReleased)
+        ],
         0..8u32,
         0..1u64 << 62,
     );
     (budgets, place).prop_map(
         |((bytes, chunk, promotes, demotes, arms, freezes), place)| {
-            let (lossy, carrier_cap, fast_cap, crash, epoch, offset) = place;
+            let (lossy, carrier_cap, fast_cap, crash, gives_up, epoch, offset) = place;
             Config {
                 link: if lossy { Link::Lossy } else { Link::Reliable },
                 bytes,
@@ -29,6 +34,7 @@ fn any_config() -> impl Strategy<Value = Config> {
                 carrier_cap,
                 fast_cap,
                 crash,
+                gives_up,
                 mutant: Mutant::None,
                 epoch: (u32::MAX - 5).wrapping_add(epoch) & !1,
                 offset,
