@@ -6,7 +6,7 @@
 //! # Driving it
 //!
 //! ```text
-//! open_manager ─ open_device(local address) ─ open_queue ─ register
+//! open_manager ─ open_device(local address) ─ open_queue ─ open_domain ─ register
 //! accepting:   listen ─▶ Event::Request{pair} ─ set_token ─ create ─ post_receives ─ accept ─▶ Event::Established
 //! connecting:  resolve ─▶ Event::Resolved ─────────────── create ─ post_receives ─ connect ─▶ Event::Established
 //! data:        post, poll; before sleeping: arm, poll once more, then wait on the queue's descriptor; clear, poll
@@ -27,9 +27,11 @@
 //! - A pair that goes into error completes everything that was posted as [`Failure::Flushed`], signaled or not. A queue needs
 //!   room for all of that; one that overflows is lost, with all its pairs ([`Fault::QueueLost`]). What is posted on a pair
 //!   that *is* in error is refused, flushed, or (siw) taken and never heard of: nobody may wait for it.
+//! - News of one pair come in order; across pairs, a new request can come before the end of an older connection.
 //! - A failed completion says which work request, and nothing else about it.
 //! - Completions of a closed pair may still be polled: identifiers must tell them apart.
-//! - Objects are closed children first: a device with open pairs, queues or regions refuses (`EBUSY`), and so on.
+//! - Objects are closed children first: a domain with open pairs or regions refuses (`EBUSY`), a device with domains or
+//!   queues, a queue with pairs.
 //! - iWARP: the connecting end sends first, and not before it knows from elsewhere that the accepting end is established,
 //!   too: siw does not notice, or breaks on, what comes right behind its handshake.
 //!
@@ -58,6 +60,7 @@ pub enum Call {
     NextEvent,
     OpenDevice,
     QueryDevice,
+    OpenDomain,
     OpenQueue,
     Register,
     Listen,
@@ -196,7 +199,7 @@ pub enum Access {
 pub struct Remote {
     /// Address of the first byte.
     pub address: u64,
-    /// The key. Whoever has it, and a pair to the same device, can write there.
+    /// The key. Whoever has it, or guesses it, and has a pair of the same domain can write there: a domain for each peer.
     pub key: u32,
 }
 
@@ -458,6 +461,8 @@ pub trait Fabric {
     type Listener;
     /// A device, by one of its addresses.
     type Device;
+    /// A protection domain of a device: what its pairs receive can only touch its regions.
+    type Domain;
     /// A completion queue with its wake-up descriptor.
     type Queue;
     /// Registered memory.
@@ -487,6 +492,11 @@ pub trait Fabric {
     /// Closes it.
     fn close_device(&self, device: Self::Device) -> Result<(), Error>;
 
+    /// Makes a protection domain.
+    fn open_domain(&self, device: &Self::Device) -> Result<Self::Domain, Error>;
+    /// Closes it.
+    fn close_domain(&self, domain: Self::Domain) -> Result<(), Error>;
+
     /// Makes a queue for at least so many completions.
     fn open_queue(&self, device: &Self::Device, entries: u32, vector: u32) -> Result<Self::Queue, Error>;
     /// Readable after an armed queue got a completion. Nonblocking.
@@ -507,7 +517,7 @@ pub trait Fabric {
     /// device (or of the peer, for [`Access::RemoteWrite`]) would make undefined.
     unsafe fn register(
         &self,
-        device: &Self::Device,
+        domain: &Self::Domain,
         at: NonNull<u8>,
         bytes: usize,
         access: Access,
@@ -545,7 +555,7 @@ pub trait Fabric {
     fn create(
         &self,
         pair: &mut Self::Pair,
-        device: &Self::Device,
+        domain: &Self::Domain,
         queue: &Self::Queue,
         capacity: Capacity,
     ) -> Result<Capacity, Error>;

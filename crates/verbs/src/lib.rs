@@ -40,4 +40,4 @@ pub mod window;
 
 pub use fabric::Fabric;
 pub use load::{LoadError, Loader};
-pub use verbs::{Device, Host, Listener, Manager, Pair, Queue, Region, Verbs};
+pub use verbs::{Device, Domain, Host, Listener, Manager, Pair, Queue, Region, Verbs};

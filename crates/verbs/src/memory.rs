@@ -187,6 +187,8 @@ handles! {
     Manager { fd: c_int }
     /// An opened device.
     Device { fd: c_int, facts: Facts }
+    /// A protection domain.
+    Domain {}
     /// A completion queue.
     Queue { fd: c_int }
     /// A region.

@@ -110,13 +110,18 @@ pub struct Manager {
     route_timeout: AtomicU32,
 }
 
-/// A device: an identifier bound to one of its addresses, which keeps librdmacm from closing it, and a protection domain.
+/// A device: an identifier bound to one of its addresses, which keeps librdmacm from closing it.
 #[derive(Debug)]
 pub struct Device {
     anchor: NonNull<rdma_cm_id>,
     context: NonNull<ibv_context>,
-    pd: NonNull<ibv_pd>,
     facts: Facts,
+}
+
+/// A protection domain.
+#[derive(Debug)]
+pub struct Domain {
+    pd: NonNull<ibv_pd>,
 }
 
 /// A completion queue and its channel.
@@ -156,7 +161,7 @@ macro_rules! shared {
         unsafe impl Sync for $name {}
     )* };
 }
-shared!(Manager Device Queue Region Listener Pair);
+shared!(Manager Device Domain Queue Region Listener Pair);
 
 impl Region {
     /// The segment of a piece; `None` when it is not inside of the region.
@@ -219,14 +224,10 @@ impl Verbs {
         }
         // SAFETY: a context that lives.
         let pd = object(call, unsafe { (self.api.ibv_alloc_pd)(context.as_ptr()) })?;
-        match probe::facts(self.api, context, pd, id.port_num.max(1)) {
-            Ok(facts) => Ok(Device { anchor, context, pd, facts }),
-            Err(e) => {
-                // SAFETY: just allocated, and nothing on it.
-                unsafe { (self.api.ibv_dealloc_pd)(pd.as_ptr()) };
-                Err(e)
-            }
-        }
+        let facts = probe::facts(self.api, context, pd, id.port_num.max(1));
+        // SAFETY: just allocated, and nothing is left on it.
+        unsafe { (self.api.ibv_dealloc_pd)(pd.as_ptr()) };
+        Ok(Device { anchor, context, facts: facts? })
     }
 
     fn param(private: &[u8], patience: Patience) -> rdma_conn_param {

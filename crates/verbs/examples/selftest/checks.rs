@@ -58,6 +58,7 @@ pub struct Side<F: Fabric> {
     pub manager: F::Manager,
     pub device: F::Device,
     pub queue: F::Queue,
+    pub domain: F::Domain,
     pub region: F::Region,
     memory: NonNull<u8>,
 }
@@ -67,19 +68,21 @@ impl<F: Fabric> Side<F> {
         let manager = f.open_manager().to("open the manager")?;
         let device = f.open_device(&manager, address, token).to("open the device")?;
         let queue = f.open_queue(&device, 4 * (SENDS + RECEIVES), 0).to("open a queue")?;
+        let domain = f.open_domain(&device).to("open a domain")?;
         let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
         // SAFETY: a new mapping.
         let at = unsafe { libc::mmap(std::ptr::null_mut(), BYTES, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
         ensure(at != libc::MAP_FAILED, || "mmap".into())?;
         let memory = NonNull::new(at.cast::<u8>()).to("mmap")?;
         // SAFETY: mapped until `close`, which closes the region first; `put` and `get` copy.
-        let region = unsafe { f.register(&device, memory, BYTES, Access::RemoteWrite) }.to("register")?;
-        Ok(Self { f, address, manager, device, queue, region, memory })
+        let region = unsafe { f.register(&domain, memory, BYTES, Access::RemoteWrite) }.to("register")?;
+        Ok(Self { f, address, manager, device, queue, domain, region, memory })
     }
 
     pub fn close(self) -> Result<(), Failed> {
         self.f.close_region(self.region).to("close the region")?;
         self.f.close_queue(self.queue).to("close the queue")?;
+        self.f.close_domain(self.domain).to("close the domain")?;
         self.f.close_device(self.device).to("close the device")?;
         self.f.close_manager(self.manager).to("close the manager")?;
         // SAFETY: mapped in `open`, and nobody uses it any more.
@@ -221,7 +224,7 @@ pub fn connect<F: Fabric>(x: &Side<F>, y: &Side<F>, listener: &F::Listener) -> R
     let event = expect([x, y], 0, "resolve")?;
     ensure(matches!(event.news, News::Resolved), || format!("not resolved but {}", name(&event.news)))?;
     ensure(x.f.is_on(&x.device, &active), || "resolved to another device".into())?;
-    let granted = x.f.create(&mut active, &x.device, &x.queue, CAPACITY).to("create")?;
+    let granted = x.f.create(&mut active, &x.domain, &x.queue, CAPACITY).to("create")?;
     for i in 0..RECEIVES {
         x.post_receive(&active, i)?;
     }
@@ -235,7 +238,7 @@ pub fn connect<F: Fabric>(x: &Side<F>, y: &Side<F>, listener: &F::Listener) -> R
     ensure(event.token == LISTENER, || "a request at another listener".into())?;
     ensure(private.starts_with(b"what the connecting end says"), || format!("the request says {private:?}"))?;
     y.f.set_token(&mut passive, PASSIVE);
-    y.f.create(&mut passive, &y.device, &y.queue, CAPACITY).to("create")?;
+    y.f.create(&mut passive, &y.domain, &y.queue, CAPACITY).to("create")?;
     for i in 0..RECEIVES {
         y.post_receive(&passive, i)?;
     }
@@ -611,7 +614,7 @@ fn nobody_listens<F: Fabric>(bed: &Bed<F>) -> Checked {
     y.f.close_listener(closed).to("close the listener")?;
     let mut pair = x.f.resolve(&x.manager, x.address, to, 2000, ACTIVE).to("resolve")?;
     expect([x, y], 0, "resolve")?;
-    x.f.create(&mut pair, &x.device, &x.queue, CAPACITY).to("create")?;
+    x.f.create(&mut pair, &x.domain, &x.queue, CAPACITY).to("create")?;
     let said = match x.f.connect(&mut pair, &[], PATIENCE) {
         Ok(()) => {
             let event = expect([x, y], 0, "connect")?;
@@ -631,7 +634,7 @@ fn rejecting<F: Fabric>(bed: &Bed<F>) -> Checked {
     let to = SocketAddr::new(y.address, y.f.port(listener));
     let mut pair = x.f.resolve(&x.manager, x.address, to, 2000, ACTIVE).to("resolve")?;
     expect([x, y], 0, "resolve")?;
-    x.f.create(&mut pair, &x.device, &x.queue, CAPACITY).to("create")?;
+    x.f.create(&mut pair, &x.domain, &x.queue, CAPACITY).to("create")?;
     x.f.connect(&mut pair, b"please", PATIENCE).to("connect")?;
     let News::Request { pair: request, .. } = expect([x, y], 1, "request")?.news else {
         return Err("no request".into());
@@ -975,7 +978,7 @@ pub fn call<F: Fabric>(side: &Side<F>, to: SocketAddr, count: u32, rounds: u32, 
 fn call_once<F: Fabric>(side: &Side<F>, to: SocketAddr, rounds: u32, seed: u32, meet: Meet<'_>) -> Result<(), Failed> {
     let mut pair = side.f.resolve(&side.manager, side.address, to, 5000, ACTIVE).to("resolve")?;
     let News::Resolved = next(side, "resolve")? else { return Err("not resolved".into()) };
-    side.f.create(&mut pair, &side.device, &side.queue, CAPACITY).to("create")?;
+    side.f.create(&mut pair, &side.domain, &side.queue, CAPACITY).to("create")?;
     for i in 0..RECEIVES {
         side.post_receive(&pair, i)?;
     }
@@ -1009,18 +1012,31 @@ fn call_once<F: Fabric>(side: &Side<F>, to: SocketAddr, rounds: u32, seed: u32, 
 pub fn serve<F: Fabric>(side: &Side<F>, port: u16, count: u32, meet: Meet<'_>) -> Checked {
     let listener = side.f.listen(&side.manager, SocketAddr::new(side.address, port), 8, LISTENER).to("listen")?;
     meet()?;
+    let mut waiting = VecDeque::new();
     for i in 0..count {
-        serve_once(side, meet).map_err(|e| format!("connection {i}: {e}"))?;
+        serve_once(side, meet, &mut waiting).map_err(|e| format!("connection {i}: {e}"))?;
     }
     side.f.close_listener(listener).to("close the listener")?;
     Ok(format!("{count} connections served"))
 }
 
-fn serve_once<F: Fabric>(side: &Side<F>, meet: Meet<'_>) -> Result<(), Failed> {
-    let News::Request { mut pair, private } = next(side, "request")? else { return Err("no request".into()) };
+/// `waiting`: a request that came before the end of the connection before it, which happens: only the news of one
+/// connection come in order.
+fn serve_once<F: Fabric>(
+    side: &Side<F>,
+    meet: Meet<'_>,
+    waiting: &mut VecDeque<(F::Pair, Private)>,
+) -> Result<(), Failed> {
+    let (mut pair, private) = match waiting.pop_front() {
+        Some(request) => request,
+        None => match next(side, "request")? {
+            News::Request { pair, private } => (pair, private),
+            other => return Err(format!("no request but {}", name(&other))),
+        },
+    };
     let there = invited(&private)?;
     side.f.set_token(&mut pair, PASSIVE);
-    side.f.create(&mut pair, &side.device, &side.queue, CAPACITY).to("create")?;
+    side.f.create(&mut pair, &side.domain, &side.queue, CAPACITY).to("create")?;
     for i in 0..RECEIVES {
         side.post_receive(&pair, i)?;
     }
@@ -1041,7 +1057,13 @@ fn serve_once<F: Fabric>(side: &Side<F>, meet: Meet<'_>) -> Result<(), Failed> {
     let bye = Work { id: 0, action: Action::SendInline(b"bye"), signaled: false };
     side.f.post(&pair, &[bye]).to("say bye")?;
     // The calling end hangs up when it has read this; hanging up here could overtake it.
-    let News::Disconnected = next(side, "disconnect")? else { return Err("not disconnected".into()) };
+    loop {
+        match next(side, "disconnect")? {
+            News::Disconnected => break,
+            News::Request { pair, private } => waiting.push_back((pair, private)),
+            other => return Err(format!("not disconnected but {}", name(&other))),
+        }
+    }
     side.f.disconnect(&pair).to("disconnect")?;
     side.f.close_pair(pair).to("close the pair")?;
     let mut rest = VecDeque::new();

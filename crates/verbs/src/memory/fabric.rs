@@ -6,6 +6,7 @@ impl Fabric for Memory {
     type Manager = Manager;
     type Listener = Listener;
     type Device = Device;
+    type Domain = Domain;
     type Queue = Queue;
     type Region = Region;
     type Pair = Pair;
@@ -72,6 +73,14 @@ impl Fabric for Memory {
         self.call(Call::Close, |w| w.close_device(device.number))
     }
 
+    fn open_domain(&self, device: &Device) -> Result<Domain, Error> {
+        self.call(Call::OpenDomain, |w| Ok(Domain { number: w.open_domain(device.number)? }))
+    }
+
+    fn close_domain(&self, domain: Domain) -> Result<(), Error> {
+        self.call(Call::Close, |w| w.close_domain(domain.number))
+    }
+
     fn open_queue(&self, device: &Device, entries: u32, _vector: u32) -> Result<Queue, Error> {
         self.call(Call::OpenQueue, |w| {
             let (number, fd) = w.open_queue(device.number, entries)?;
@@ -104,10 +113,10 @@ impl Fabric for Memory {
         self.call(Call::Close, |w| w.close_queue(queue.number))
     }
 
-    unsafe fn register(&self, device: &Device, at: NonNull<u8>, bytes: usize, access: Access) -> Result<Region, Error> {
+    unsafe fn register(&self, domain: &Domain, at: NonNull<u8>, bytes: usize, access: Access) -> Result<Region, Error> {
         self.call(Call::Register, |w| {
             let address = at.as_ptr().expose_provenance();
-            let (number, key) = w.register(device.number, address, bytes, access)?;
+            let (number, key) = w.register(domain.number, address, bytes, access)?;
             Ok(Region { number, remote: Remote { address: address as u64, key }, bytes })
         })
     }
@@ -155,8 +164,8 @@ impl Fabric for Memory {
         self.net.world.lock().set_token(pair.number, token);
     }
 
-    fn create(&self, pair: &mut Pair, device: &Device, queue: &Queue, capacity: Capacity) -> Result<Capacity, Error> {
-        self.call(Call::Create, |w| w.create(pair.number, device.number, queue.number, capacity))
+    fn create(&self, pair: &mut Pair, domain: &Domain, queue: &Queue, capacity: Capacity) -> Result<Capacity, Error> {
+        self.call(Call::Create, |w| w.create(pair.number, domain.number, queue.number, capacity))
     }
 
     fn connect(&self, pair: &mut Pair, private: &[u8], _patience: Patience) -> Result<(), Error> {

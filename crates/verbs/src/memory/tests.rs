@@ -24,6 +24,7 @@ struct End {
     host: Memory,
     manager: Manager,
     device: Device,
+    domain: Domain,
     queue: Queue,
     region: Region,
     memory: *mut [u8; BYTES],
@@ -38,11 +39,12 @@ impl End {
         let manager = host.open_manager().unwrap();
         let device = host.open_device(&manager, address, 0).unwrap();
         let queue = host.open_queue(&device, entries, 0).unwrap();
+        let domain = host.open_domain(&device).unwrap();
         let memory = Box::into_raw(Box::new([0; BYTES]));
         let at = NonNull::new(memory.cast()).unwrap();
         // SAFETY: freed in `close`, after the region; `bytes` and `fill` copy.
-        let region = unsafe { host.register(&device, at, BYTES, Access::RemoteWrite) }.unwrap();
-        Self { host, manager, device, queue, region, memory }
+        let region = unsafe { host.register(&domain, at, BYTES, Access::RemoteWrite) }.unwrap();
+        Self { host, manager, device, domain, queue, region, memory }
     }
 
     fn fill(&self, offset: usize, bytes: &[u8]) {
@@ -94,6 +96,7 @@ impl End {
     fn close(self) {
         self.host.close_region(self.region).unwrap();
         self.host.close_queue(self.queue).unwrap();
+        self.host.close_domain(self.domain).unwrap();
         self.host.close_device(self.device).unwrap();
         self.host.close_manager(self.manager).unwrap();
         assert_eq!(self.host.net().objects(&self.host), 0);
@@ -110,7 +113,7 @@ fn connect(a: &End, b: &End, capacity: Capacity, receives: usize) -> (Pair, Pair
     let listener = b.host.listen(&b.manager, address, 8, 77).unwrap();
     let mut active = a.host.resolve(&a.manager, A, address, 100, 1).unwrap();
     assert!(matches!(a.news(), Some(Event { token: 1, news: News::Resolved })));
-    a.host.create(&mut active, &a.device, &a.queue, capacity).unwrap();
+    a.host.create(&mut active, &a.domain, &a.queue, capacity).unwrap();
     post_receives(a, &active, receives);
     a.host.connect(&mut active, b"question", Patience::DEFAULT).unwrap();
     let Some(Event { token: 77, news: News::Request { pair: mut passive, private } }) = b.news() else {
@@ -118,7 +121,7 @@ fn connect(a: &End, b: &End, capacity: Capacity, receives: usize) -> (Pair, Pair
     };
     assert_eq!(&private[..8], b"question");
     b.host.set_token(&mut passive, 2);
-    b.host.create(&mut passive, &b.device, &b.queue, capacity).unwrap();
+    b.host.create(&mut passive, &b.domain, &b.queue, capacity).unwrap();
     post_receives(b, &passive, receives);
     b.host.accept(&mut passive, b"answer", Patience::DEFAULT).unwrap();
     let Some(Event { token: 1, news: News::Established { private } }) = a.news() else { panic!("not established") };

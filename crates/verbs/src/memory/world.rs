@@ -41,6 +41,8 @@ pub(super) struct World {
     hosts: Vec<Host>,
     managers: BTreeMap<u64, Manager>,
     devices: BTreeMap<u64, Device>,
+    /// Protection domains, and the device of each.
+    domains: BTreeMap<u64, u64>,
     queues: BTreeMap<u64, Queue>,
     regions: BTreeMap<u64, Region>,
     listeners: BTreeMap<u64, Listener>,
@@ -100,7 +102,7 @@ pub(super) enum Frees {
 }
 
 pub(super) struct Region {
-    device: u64,
+    domain: u64,
     address: usize,
     bytes: usize,
     access: Access,
@@ -137,7 +139,7 @@ pub(super) struct Pair {
     asked: bool,
     /// The listener that nobody has taken its request from yet.
     waits_at: Option<u64>,
-    device: Option<u64>,
+    domain: Option<u64>,
     queue: Option<u64>,
     capacity: Capacity,
     sends: VecDeque<Send>,
@@ -225,6 +227,7 @@ impl World {
             hosts: Vec::new(),
             managers: BTreeMap::new(),
             devices: BTreeMap::new(),
+            domains: BTreeMap::new(),
             queues: BTreeMap::new(),
             regions: BTreeMap::new(),
             listeners: BTreeMap::new(),
@@ -311,7 +314,8 @@ impl World {
         self.managers.values().filter(|m| m.host == host).count()
             + self.devices.values().filter(|d| d.host == host).count()
             + self.queues.values().filter(|q| on(&q.device)).count()
-            + self.regions.values().filter(|r| on(&r.device)).count()
+            + self.domains.values().filter(|d| on(d)).count()
+            + self.regions.values().filter(|r| self.domains.get(&r.domain).is_some_and(on)).count()
             + self.listeners.values().filter(|l| l.host == host).count()
             + self.pairs.values().filter(|p| p.host == host).count()
     }

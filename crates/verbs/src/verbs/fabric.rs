@@ -11,6 +11,7 @@ impl Fabric for Verbs {
     type Manager = Manager;
     type Listener = Listener;
     type Device = Device;
+    type Domain = Domain;
     type Queue = Queue;
     type Region = Region;
     type Pair = Pair;
@@ -131,13 +132,24 @@ impl Fabric for Verbs {
 
     fn close_device(&self, device: Device) -> Result<(), Error> {
         let _errno = KeptErrno::keep();
-        // SAFETY: the device's own domain; the kernel refuses while something is left on it.
-        check(Call::Close, unsafe { (self.api.ibv_dealloc_pd)(device.pd.as_ptr()) })?;
         // SAFETY: the context lives until the anchor is gone.
         let context = unsafe { device.context.as_ref() };
         (self.host.release)(context.cmd_fd);
         (self.host.release)(context.async_fd);
         self.destroy_id(device.anchor)
+    }
+
+    fn open_domain(&self, device: &Device) -> Result<Domain, Error> {
+        let _errno = KeptErrno::keep();
+        // SAFETY: the context lives while the device is open.
+        let pd = unsafe { (self.api.ibv_alloc_pd)(device.context.as_ptr()) };
+        Ok(Domain { pd: object(Call::OpenDomain, pd)? })
+    }
+
+    fn close_domain(&self, domain: Domain) -> Result<(), Error> {
+        let _errno = KeptErrno::keep();
+        // SAFETY: ours; the kernel refuses while something is left on it.
+        check(Call::Close, unsafe { (self.api.ibv_dealloc_pd)(domain.pd.as_ptr()) })
     }
 
     fn open_queue(&self, device: &Device, entries: u32, vector: u32) -> Result<Queue, Error> {
@@ -250,15 +262,15 @@ impl Fabric for Verbs {
         check(Call::Close, unsafe { (self.api.ibv_destroy_comp_channel)(queue.channel.as_ptr()) })
     }
 
-    unsafe fn register(&self, device: &Device, at: NonNull<u8>, bytes: usize, access: Access) -> Result<Region, Error> {
+    unsafe fn register(&self, domain: &Domain, at: NonNull<u8>, bytes: usize, access: Access) -> Result<Region, Error> {
         let _errno = KeptErrno::keep();
         let access = match access {
             Access::Local => 0,
             Access::Receive => IBV_ACCESS_LOCAL_WRITE,
             Access::RemoteWrite => IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE,
         };
-        // SAFETY: the device's domain; the memory is the caller's promise.
-        let mr = unsafe { (self.api.ibv_reg_mr)(device.pd.as_ptr(), at.as_ptr().cast(), bytes, access) };
+        // SAFETY: a domain that is open; the memory is the caller's promise.
+        let mr = unsafe { (self.api.ibv_reg_mr)(domain.pd.as_ptr(), at.as_ptr().cast(), bytes, access) };
         Ok(Region { mr: object(Call::Register, mr)? })
     }
 
@@ -333,15 +345,17 @@ impl Fabric for Verbs {
         unsafe { (*pair.id.as_ptr()).context = context_of(token) };
     }
 
-    fn create(&self, pair: &mut Pair, device: &Device, queue: &Queue, capacity: Capacity) -> Result<Capacity, Error> {
+    fn create(&self, pair: &mut Pair, domain: &Domain, queue: &Queue, capacity: Capacity) -> Result<Capacity, Error> {
         let _errno = KeptErrno::keep();
         let call = Call::Create;
-        if !self.is_on(device, pair) {
+        // SAFETY: our identifier, and a domain that is open.
+        let (verbs, context) = unsafe { (pair.id.as_ref().verbs, domain.pd.as_ref().context) };
+        if verbs != context {
             return Err(error(call, libc::EXDEV));
         }
         let mut init = probe::pair_init(queue.cq, capacity);
         // SAFETY: an identifier that we own, on this device; domain and queue live.
-        let r = unsafe { (self.api.rdma_create_qp)(pair.id.as_ptr(), device.pd.as_ptr(), &mut init) };
+        let r = unsafe { (self.api.rdma_create_qp)(pair.id.as_ptr(), domain.pd.as_ptr(), &mut init) };
         check(call, r)?;
         // SAFETY: our identifier; the call has set the field.
         pair.qp = unsafe { pair.id.as_ref() }.qp;

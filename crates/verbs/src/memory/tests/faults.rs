@@ -11,6 +11,7 @@ fn life(a: &Memory, b: &Memory) -> Result<(), String> {
         manager: Option<Manager>,
         device: Option<Device>,
         queue: Option<Queue>,
+        domain: Option<Domain>,
         region: Option<Region>,
         listener: Option<Listener>,
         pair: Option<Pair>,
@@ -20,21 +21,23 @@ fn life(a: &Memory, b: &Memory) -> Result<(), String> {
         fn new(host: &Memory) -> Self {
             let memory = Box::new([0; 64]);
             let host = host.clone();
-            let (manager, device, queue, region, listener, pair) = (None, None, None, None, None, None);
-            Self { host, manager, device, queue, region, listener, pair, memory }
+            let (manager, device, queue, domain) = (None, None, None, None);
+            let (region, listener, pair) = (None, None, None);
+            Self { host, manager, device, queue, domain, region, listener, pair, memory }
         }
         fn open(&mut self, address: IpAddr) -> Result<(), Error> {
             let manager = self.manager.insert(self.host.open_manager()?);
             let device = self.device.insert(self.host.open_device(manager, address, 0)?);
             self.queue = Some(self.host.open_queue(device, 64, 0)?);
+            let domain = self.domain.insert(self.host.open_domain(device)?);
             let at = NonNull::from(&mut *self.memory).cast();
             // SAFETY: the box lives until the region is closed.
-            self.region = Some(unsafe { self.host.register(device, at, 64, Access::RemoteWrite)? });
+            self.region = Some(unsafe { self.host.register(domain, at, 64, Access::RemoteWrite)? });
             Ok(())
         }
         fn create(&mut self) -> Result<(), Error> {
-            let (Some(pair), Some(device), Some(queue)) = (&mut self.pair, &self.device, &self.queue) else { panic!() };
-            self.host.create(pair, device, queue, CAPACITY).map(drop)
+            let (Some(pair), Some(domain), Some(queue)) = (&mut self.pair, &self.domain, &self.queue) else { panic!() };
+            self.host.create(pair, domain, queue, CAPACITY).map(drop)
         }
         /// Closing may fail by order, too: then it is done again, as a program that is told EINTR would.
         fn close(mut self) {
@@ -62,6 +65,12 @@ fn life(a: &Memory, b: &Memory) -> Result<(), String> {
                     let (number, fd) = (q.number, q.fd);
                     if self.host.close_queue(q).is_err() {
                         self.queue = Some(Queue { number, fd });
+                    }
+                }
+                if let Some(d) = self.domain.take() {
+                    let number = d.number;
+                    if self.host.close_domain(d).is_err() {
+                        self.domain = Some(Domain { number });
                     }
                 }
                 if let Some(d) = self.device.take() {
@@ -126,11 +135,12 @@ fn life(a: &Memory, b: &Memory) -> Result<(), String> {
     result
 }
 
-const CALLS: [Call; 17] = [
+const CALLS: [Call; 18] = [
     Call::OpenManager,
     Call::NextEvent,
     Call::OpenDevice,
     Call::OpenQueue,
+    Call::OpenDomain,
     Call::Register,
     Call::Listen,
     Call::Resolve,
@@ -322,7 +332,7 @@ fn a_connecting_end_that_gives_up_is_noticed() {
     let ask = |token| {
         let mut pair = a.host.resolve(&a.manager, A, address, 1, token).unwrap();
         assert!(matches!(a.news(), Some(Event { news: News::Resolved, .. })));
-        a.host.create(&mut pair, &a.device, &a.queue, CAPACITY).unwrap();
+        a.host.create(&mut pair, &a.domain, &a.queue, CAPACITY).unwrap();
         a.host.connect(&mut pair, &[], Patience::DEFAULT).unwrap();
         pair
     };
@@ -331,7 +341,7 @@ fn a_connecting_end_that_gives_up_is_noticed() {
     let Some(Event { news: News::Request { pair: mut request, .. }, .. }) = b.news() else { panic!() };
     a.host.close_pair(pair).unwrap();
     b.host.set_token(&mut request, 8);
-    b.host.create(&mut request, &b.device, &b.queue, CAPACITY).unwrap();
+    b.host.create(&mut request, &b.domain, &b.queue, CAPACITY).unwrap();
     b.host.accept(&mut request, &[], Patience::DEFAULT).unwrap();
     assert!(matches!(b.news(), Some(Event { token: 8, news: News::Disconnected })));
     b.host.close_pair(request).unwrap();

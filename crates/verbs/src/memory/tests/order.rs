@@ -117,10 +117,10 @@ fn iwarp_may_not_notice_what_comes_right_behind_the_handshake() {
         let listener = b.host.listen(&b.manager, address, 8, 77).unwrap();
         let mut active = a.host.resolve(&a.manager, A, address, 100, 1).unwrap();
         a.news().unwrap();
-        a.host.create(&mut active, &a.device, &a.queue, CAPACITY).unwrap();
+        a.host.create(&mut active, &a.domain, &a.queue, CAPACITY).unwrap();
         a.host.connect(&mut active, &[], Patience::DEFAULT).unwrap();
         let Some(Event { news: News::Request { pair: mut passive, .. }, .. }) = b.news() else { panic!() };
-        b.host.create(&mut passive, &b.device, &b.queue, CAPACITY).unwrap();
+        b.host.create(&mut passive, &b.domain, &b.queue, CAPACITY).unwrap();
         post_receives(&b, &passive, 2);
         b.host.accept(&mut passive, &[], Patience::DEFAULT).unwrap();
         assert!(matches!(a.news(), Some(Event { news: News::Established { .. }, .. })));

@@ -100,7 +100,7 @@ fn writes_need_the_key_and_stay_inside_of_the_region() {
             // The key of a region that is closed.
             let at = NonNull::new(b.memory.cast()).unwrap();
             // SAFETY: the end's own memory, for a moment.
-            let region = unsafe { b.host.register(&b.device, at, 64, Access::RemoteWrite) }.unwrap();
+            let region = unsafe { b.host.register(&b.domain, at, 64, Access::RemoteWrite) }.unwrap();
             let key = b.host.remote(&region).key;
             b.host.close_region(region).unwrap();
             (Remote { key, ..*r }, 8)
@@ -111,21 +111,21 @@ fn writes_need_the_key_and_stay_inside_of_the_region() {
 #[test]
 fn writes_need_a_writable_region_of_the_same_domain() {
     for access in [Access::Local, Access::Receive, Access::RemoteWrite] {
-        for other_device in [false, true] {
+        for other in [false, true] {
             let (_net, a, b) = ends(Order::Prompt, Model::ROCE);
             let (pa, pb) = connect(&a, &b, CAPACITY, 2);
-            let device = b.host.open_device(&b.manager, B, 9).unwrap();
-            let on = if other_device { &device } else { &b.device };
+            let domain = b.host.open_domain(&b.device).unwrap();
+            let on = if other { &domain } else { &b.domain };
             let mut memory = Box::new([0u8; 64]);
             let at = NonNull::from(&mut *memory).cast();
             // SAFETY: the box outlives the region, and is not used before that is closed.
             let region = unsafe { b.host.register(on, at, 64, access) }.unwrap();
             a.host.post(&pa, &[write(1, a.piece(0, 8), b.host.remote(&region))]).unwrap();
-            let fine = access == Access::RemoteWrite && !other_device;
+            let fine = access == Access::RemoteWrite && !other;
             let outcome = if fine { Outcome::Written } else { Outcome::Failed(Failure::RemoteAccess) };
-            assert_eq!(sends(a.outcomes()), [(1, outcome)], "{access:?}, another domain: {other_device}");
+            assert_eq!(sends(a.outcomes()), [(1, outcome)], "{access:?}, another domain: {other}");
             b.host.close_region(region).unwrap();
-            b.host.close_device(device).unwrap();
+            b.host.close_domain(domain).unwrap();
             finish(a, b, vec![pa], vec![pb]);
         }
     }
@@ -141,7 +141,7 @@ fn our_own_memory_must_still_be_registered_when_it_is_read() {
         }
         let at = NonNull::new(a.memory.cast()).unwrap();
         // SAFETY: the end's own memory, for a moment.
-        let region = unsafe { a.host.register(&a.device, at, 64, Access::Local) }.unwrap();
+        let region = unsafe { a.host.register(&a.domain, at, 64, Access::Local) }.unwrap();
         let piece = Piece { region: &region, offset: 0, bytes: 8 };
         a.host.post(&pa, &[write(1, piece, b.to(0))]).unwrap();
         a.host.close_region(region).unwrap();
@@ -278,7 +278,7 @@ fn work_is_only_taken_when_the_pair_is_connected() {
     let one = [write(1, a.piece(0, 1), b.to(0))];
     assert_eq!(a.host.post(&pair, &one).unwrap_err().errno, libc::EINVAL);
     assert!(a.host.post_receives(&pair, &[Receive { id: 0, into: None }]).is_err());
-    a.host.create(&mut pair, &a.device, &a.queue, CAPACITY).unwrap();
+    a.host.create(&mut pair, &a.domain, &a.queue, CAPACITY).unwrap();
     a.host.post_receives(&pair, &[Receive { id: 8, into: None }]).unwrap();
     assert_eq!(a.host.post(&pair, &one).unwrap_err().errno, libc::EINVAL);
     a.host.fail(&pair).unwrap();
@@ -316,8 +316,10 @@ fn children_are_closed_first() {
     let (net, a, b) = ends(Order::Prompt, Model::ROCE);
     let busy = |call: Result<(), Error>| assert_eq!(call.unwrap_err().errno, libc::EBUSY);
     let (pa, pb) = connect(&a, &b, CAPACITY, 0);
-    let End { host, manager, device, queue, region, memory } = a;
+    let End { host, manager, device, domain, queue, region, memory } = a;
     let (queue_number, device_number, manager_number) = (queue.number, device.number, manager.number);
+    let domain_number = domain.number;
+    busy(host.close_domain(domain));
     busy(host.close_queue(queue));
     busy(host.close_device(device));
     busy(host.close_manager(manager));
@@ -326,7 +328,9 @@ fn children_are_closed_first() {
     host.close_queue(queue).unwrap();
     let facts = *b.host.facts(&b.device);
     busy(host.close_device(Device { number: device_number, fd: 0, facts }));
+    busy(host.close_domain(Domain { number: domain_number }));
     host.close_region(region).unwrap();
+    host.close_domain(Domain { number: domain_number }).unwrap();
     host.close_device(Device { number: device_number, fd: 0, facts }).unwrap();
     host.close_manager(Manager { number: manager_number, fd: 0 }).unwrap();
     assert_eq!(net.objects(&host), 0);
@@ -360,7 +364,7 @@ fn private_data_is_padded_or_exact() {
         let listener = b.host.listen(&b.manager, address, 8, 1).unwrap();
         let mut pair = a.host.resolve(&a.manager, A, address, 1, 2).unwrap();
         a.news();
-        a.host.create(&mut pair, &a.device, &a.queue, CAPACITY).unwrap();
+        a.host.create(&mut pair, &a.domain, &a.queue, CAPACITY).unwrap();
         a.host.connect(&mut pair, b"seven__", Patience::DEFAULT).unwrap();
         let Some(Event { news: News::Request { pair: request, private }, .. }) = b.news() else { panic!() };
         assert_eq!(private.len(), if exact { 7 } else { PRIVATE_MAX });
@@ -387,7 +391,7 @@ fn there_is_somebody_to_connect_to_or_there_is_not() {
     // Nobody listens there.
     let mut pair = a.host.resolve(&a.manager, A, SocketAddr::new(B, PORT), 1, 5).unwrap();
     a.news();
-    a.host.create(&mut pair, &a.device, &a.queue, CAPACITY).unwrap();
+    a.host.create(&mut pair, &a.domain, &a.queue, CAPACITY).unwrap();
     a.host.connect(&mut pair, &[], Patience::DEFAULT).unwrap();
     assert!(matches!(a.news(), Some(Event { token: 5, news: News::Refused { .. } })));
     // Ports are taken.
@@ -411,7 +415,7 @@ fn limits_of_the_device_and_of_locked_memory_are_kept() {
     let b = End::new(&net, B, model);
     let at = NonNull::new(a.memory.cast::<u8>()).unwrap();
     // SAFETY: the end's own memory, for a moment.
-    let register = |bytes| unsafe { a.host.register(&a.device, at, bytes, Access::Local) };
+    let register = |bytes| unsafe { a.host.register(&a.domain, at, bytes, Access::Local) };
     let error = register(BYTES + 1).unwrap_err();
     assert_eq!((error.call, error.errno), (Call::Register, libc::ENOMEM));
     let (one, two) = (register(1).unwrap(), register(1).unwrap());
@@ -420,11 +424,11 @@ fn limits_of_the_device_and_of_locked_memory_are_kept() {
     a.host.close_region(two).unwrap();
     let (pa, pb) = connect(&a, &b, CAPACITY, 0);
     let mut second = a.host.resolve(&a.manager, A, SocketAddr::new(B, PORT), 1, 5).unwrap();
-    assert_eq!(a.host.create(&mut second, &a.device, &a.queue, CAPACITY).unwrap_err().errno, libc::ENOMEM);
+    assert_eq!(a.host.create(&mut second, &a.domain, &a.queue, CAPACITY).unwrap_err().errno, libc::ENOMEM);
     let too_much = Capacity { inline_bytes: model.inline_max + 1, ..CAPACITY };
-    assert_eq!(a.host.create(&mut second, &a.device, &a.queue, too_much).unwrap_err().errno, libc::EINVAL);
+    assert_eq!(a.host.create(&mut second, &a.domain, &a.queue, too_much).unwrap_err().errno, libc::EINVAL);
     let too_deep = Capacity { sends: model.depth_max + 1, ..CAPACITY };
-    assert_eq!(a.host.create(&mut second, &a.device, &a.queue, too_deep).unwrap_err().errno, libc::EINVAL);
+    assert_eq!(a.host.create(&mut second, &a.domain, &a.queue, too_deep).unwrap_err().errno, libc::EINVAL);
     assert!(a.host.open_queue(&a.device, model.entries_max + 1, 0).is_err());
     finish(a, b, vec![pa, second], vec![pb]);
 }

@@ -20,7 +20,7 @@ impl World {
                 peer: None,
                 asked: false,
                 waits_at: None,
-                device: None,
+                domain: None,
                 queue: None,
                 capacity: Capacity { sends: 0, receives: 0, inline_bytes: 0 },
                 sends: VecDeque::new(),
@@ -64,10 +64,11 @@ impl World {
     pub(in crate::memory) fn create(
         &mut self,
         pair: u64,
-        device: u64,
+        domain: u64,
         queue: u64,
         capacity: Capacity,
     ) -> Result<Capacity> {
+        let device = *self.domains.get(&domain).ok_or(libc::EINVAL)?;
         let model = self.host_of(device)?.model;
         let same_host = self.is_on(device, pair);
         let same_device = self.queues.get(&queue).is_some_and(|q| q.device == device);
@@ -92,7 +93,7 @@ impl World {
         if on_host >= model.pairs_max as usize {
             return Err(libc::ENOMEM);
         }
-        p.device = Some(device);
+        p.domain = Some(domain);
         p.queue = Some(queue);
         // Real devices round up, too: nobody may count on the exact number.
         p.capacity = Capacity {

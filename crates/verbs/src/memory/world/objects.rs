@@ -67,15 +67,34 @@ impl World {
     }
 
     pub(in crate::memory) fn close_device(&mut self, device: u64) -> Result<()> {
-        let used = self.pairs.values().any(|p| p.device == Some(device))
-            || self.queues.values().any(|q| q.device == device)
-            || self.regions.values().any(|r| r.device == device);
+        let used = self.domains.values().any(|d| *d == device) || self.queues.values().any(|q| q.device == device);
         if used {
             return Err(libc::EBUSY);
         }
         let gone = self.devices.remove(&device).ok_or(libc::EINVAL)?;
         sys::close(gone.fd);
         Ok(())
+    }
+
+    pub(in crate::memory) fn open_domain(&mut self, device: u64) -> Result<u64> {
+        self.host_of(device)?;
+        let number = self.number();
+        self.domains.insert(number, device);
+        Ok(number)
+    }
+
+    pub(in crate::memory) fn close_domain(&mut self, domain: u64) -> Result<()> {
+        let used =
+            self.pairs.values().any(|p| p.domain == Some(domain)) || self.regions.values().any(|r| r.domain == domain);
+        if used {
+            return Err(libc::EBUSY);
+        }
+        self.domains.remove(&domain).map(drop).ok_or(libc::EINVAL)
+    }
+
+    /// The device of a domain, in case that is open.
+    pub(in crate::memory) fn device_of(&self, domain: Option<u64>) -> Option<u64> {
+        domain.and_then(|domain| self.domains.get(&domain)).copied()
     }
 
     /// The host of a device that is still there.
@@ -94,11 +113,12 @@ impl World {
 
     pub(in crate::memory) fn register(
         &mut self,
-        device: u64,
+        domain: u64,
         address: usize,
         bytes: usize,
         access: Access,
     ) -> Result<(u64, u32)> {
+        let device = self.device_of(Some(domain)).ok_or(libc::EINVAL)?;
         let model = self.host_of(device)?.model;
         let host = self.devices.get(&device).map(|d| d.host);
         if bytes == 0 {
@@ -106,7 +126,8 @@ impl World {
         }
         let (mut count, mut sum) = (0u32, bytes as u64);
         for r in self.regions.values() {
-            if self.devices.get(&r.device).map(|d| d.host) == host {
+            let device = self.device_of(Some(r.domain)).and_then(|device| self.devices.get(&device));
+            if device.map(|d| d.host) == host {
                 count = count.wrapping_add(1);
                 sum = sum.saturating_add(r.bytes as u64);
             }
@@ -117,7 +138,7 @@ impl World {
         let number = self.number();
         // Not the number itself, so that nobody takes one for the other.
         let key = (number as u32).wrapping_mul(0x9e37_79b1) ^ 0x5bd1_e995;
-        self.regions.insert(number, Region { device, address, bytes, access, key });
+        self.regions.insert(number, Region { domain, address, bytes, access, key });
         Ok((number, key))
     }
 

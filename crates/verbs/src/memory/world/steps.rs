@@ -104,14 +104,14 @@ impl World {
         let Some(p) = self.pairs.get(&pair) else {
             return;
         };
-        let (device, peer) = (p.device, p.peer);
+        let (domain, peer) = (p.domain, p.peer);
         let (Some(peer), Some(index)) = (peer, p.sends.iter().position(|s| !s.taken)) else {
             return;
         };
         let Some(send) = p.sends.get(index) else {
             return;
         };
-        let payload = self.bytes_of(device, send).map(|bytes| Payload { what: send.what, bytes });
+        let payload = self.bytes_of(domain, send).map(|bytes| Payload { what: send.what, bytes });
         let effect = payload.and_then(|payload| self.take_effect(peer, &payload));
         let why = match effect {
             Ok(()) => {
@@ -145,7 +145,7 @@ impl World {
             return;
         };
         let Some(send) = p.sends.front() else { return };
-        match self.bytes_of(p.device, send) {
+        match self.bytes_of(p.domain, send) {
             Ok(bytes) => {
                 let what = send.what;
                 let send = self.pairs.get_mut(&pair).and_then(|p| {

@@ -76,7 +76,7 @@ impl World {
     /// The bytes of a pair's request, checked as its own device does.
     pub(in crate::memory) fn bytes_of(
         &self,
-        device: Option<u64>,
+        domain: Option<u64>,
         send: &Send,
     ) -> core::result::Result<Vec<u8>, Refusal> {
         if let Some(bytes) = &send.inline {
@@ -87,7 +87,7 @@ impl World {
             return Ok(Vec::new());
         };
         match self.regions.get(&segment.region) {
-            Some(region) if Some(region.device) == device => Ok(load(&segment)),
+            Some(region) if Some(region.domain) == domain => Ok(load(&segment)),
             _ => Err(Refusal::Local),
         }
     }
@@ -102,11 +102,11 @@ impl World {
         if let What::Write { to, .. } | What::WriteImm { to, .. } = payload.what
             && !payload.bytes.is_empty()
         {
-            let device = receiver.device;
+            let domain = receiver.domain;
             let fits = |r: &&Region| {
                 let offset = to.address.checked_sub(r.address as u64);
                 let end = offset.and_then(|o| o.checked_add(payload.bytes.len() as u64));
-                Some(r.device) == device
+                Some(r.domain) == domain
                     && r.key == to.key
                     && r.access == Access::RemoteWrite
                     && end.is_some_and(|end| end <= r.bytes as u64)
@@ -125,9 +125,9 @@ impl World {
         let outcome = match payload.what {
             What::WriteImm { imm, .. } => Outcome::Announced(imm),
             _ => {
-                let device = receiver.device;
+                let domain = receiver.domain;
                 let place = into.filter(|s| {
-                    (self.regions.get(&s.region)).is_some_and(|r| Some(r.device) == device && r.access != Access::Local)
+                    (self.regions.get(&s.region)).is_some_and(|r| Some(r.domain) == domain && r.access != Access::Local)
                 });
                 let room = place.map_or(0, |s| s.bytes);
                 if payload.bytes.len() > room {
@@ -154,7 +154,7 @@ impl World {
 
     /// The receiving device has refused a request: its pair is in error, too.
     pub(in crate::memory) fn refused_by(&mut self, receiver: u64) {
-        let device = self.pairs.get(&receiver).and_then(|p| p.device);
+        let device = self.device_of(self.pairs.get(&receiver).and_then(|p| p.domain));
         if let Some(d) = device.and_then(|d| self.devices.get_mut(&d)) {
             d.faults.push_back(Fault::PairLost);
             sys::raise(d.fd);
