@@ -79,6 +79,8 @@ struct Inner {
     /// Threads asleep in the kernel.
     sleepers: u32,
     last_visit: u64,
+    /// The last look at the kernel's set brought as much as there was room for.
+    backlog: bool,
     /// Number of the present wait.
     wait: u64,
     /// [`service::deaths`] when channels were last let go.
@@ -154,6 +156,7 @@ pub(crate) fn on_create(fd: c_int) {
                 channels: Vec::new(),
                 sleepers: 0,
                 last_visit: 0,
+                backlog: false,
                 wait: 1,
                 deaths: 0,
             }),
@@ -825,10 +828,11 @@ pub(crate) unsafe fn wait(epfd: c_int, events: *mut epoll_event, max: c_int, tim
     prune_if_due(e, &mut inner);
     inner.drain(e);
     let now = sys::ticks();
-    // A buffer that is always full of sockets must not keep the kernel's descriptors out either.
-    let crowded = inner.wait.is_multiple_of(8) && out.max <= inner.ready.len();
-    let due = crowded || inner.wait.is_multiple_of(32) || now.wrapping_sub(inner.last_visit) > KERNEL_VISIT_TICKS;
-    if due && out.max <= inner.ready.len() {
+    // A buffer that is always full of sockets must not keep the kernel's descriptors out either; nor they the sockets, where it has one place.
+    let full = out.max <= inner.ready.len();
+    let overdue = inner.backlog || inner.wait.is_multiple_of(32) || now.wrapping_sub(inner.last_visit) > KERNEL_VISIT_TICKS;
+    let due = overdue || (full && inner.wait.is_multiple_of(8));
+    if due && full && (out.max > 1 || inner.wait.is_multiple_of(2)) {
         // The buffer cannot hold all: the kernel's descriptors go first this time.
         inner.last_visit = now;
         let room = (out.max / 2).max(1);
@@ -836,9 +840,9 @@ pub(crate) unsafe fn wait(epfd: c_int, events: *mut epoll_event, max: c_int, tim
     }
     collect(&mut inner, e, &mut out);
     if out.n > 0 {
-        if due && inner.last_visit != now {
+        let room = out.max - out.n;
+        if due && room > 0 && inner.last_visit != now {
             inner.last_visit = now;
-            let room = out.max - out.n;
             visit(&mut inner, e, epfd, &mut out, room);
         }
         if inner.sleepers > 0 && !inner.ready.is_empty() {
@@ -943,8 +947,10 @@ fn visit(inner: &mut Inner, e: &'static Epoll, epfd: c_int, out: &mut Out, room:
     }
     stats::count(Counter::KernelEpollVisits);
     let mut local = [epoll_event { events: 0, u64: 0 }; 32];
+    let room = room.min(local.len());
     // SAFETY: a buffer of that many events.
-    let r = unsafe { sys::epoll_wait(epfd, local.as_mut_ptr(), room.min(32) as c_int, 0, core::ptr::null()) };
+    let r = unsafe { sys::epoll_wait(epfd, local.as_mut_ptr(), room as c_int, 0, core::ptr::null()) };
+    inner.backlog = r == room as isize;
     for ev in local.iter().take(r.max(0) as usize) {
         sort(inner, *ev, out);
     }
@@ -998,12 +1004,14 @@ unsafe fn wait_slow(e: &'static Epoll, mut inner: Guard<'static, Inner>, epfd: c
         inner.sleepers += 1;
         drop(inner);
         let mut local = [epoll_event { events: 0, u64: 0 }; 64];
+        let room = out.max.min(local.len());
         stats::count(Counter::Sleeps);
         // SAFETY: a buffer of that many events; the caller's mask.
-        let r = unsafe { sys::epoll_wait(epfd, local.as_mut_ptr(), out.max.min(64) as c_int, wait::left(deadline), mask) };
+        let r = unsafe { sys::epoll_wait(epfd, local.as_mut_ptr(), room as c_int, wait::left(deadline), mask) };
         inner = e.inner.lock();
         inner.sleepers = inner.sleepers.saturating_sub(1);
         inner.last_visit = sys::ticks();
+        inner.backlog = r == room as isize;
         wake_up(&inner, place);
         if r < 0 {
             return r;

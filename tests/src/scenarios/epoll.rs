@@ -497,11 +497,48 @@ pub fn list() -> Vec<Scenario> {
                 t.tell("x");
             },
             |t| obedient(t, 8),
-        )
-        .skip(&[
-            ("switch", "a socket may be ready one wait later while its path changes"),
-            ("early", "a socket may be ready one wait later while its path changes"),
-        ]),
+        ),
+        pair(
+            "epoll/fairness-to-kernel-fds",
+            "one connection that is not read and many kernel fds: they get their turn at small maxevents",
+            |t| {
+                let fd = t.server();
+                let e = set();
+                add(e, fd, IN, 1);
+                for i in 0..20 {
+                    add(e, sys::eventfd(1), IN, 100 + i);
+                }
+                ask(t, "b0");
+                await_bytes(fd, 1);
+                for max in [2, 3, 8] {
+                    show(t, &format!("{max} at a time"), collect(e, max, 21));
+                }
+                t.tell("x");
+            },
+            |t| obedient(t, 1),
+        ),
+        pair(
+            "epoll/one-at-a-time",
+            "maxevents 1 and time between the calls: a kernel fd that is always ready does not keep a connection out",
+            |t| {
+                let fd = t.server();
+                let e = set();
+                add(e, fd, IN, 1);
+                add(e, sys::eventfd(1), IN, 2);
+                ask(t, "b0");
+                await_bytes(fd, 1);
+                let mut seen = [0; 2];
+                for _ in 0..40 {
+                    for (_, data) in sys::epoll_wait(e, 1, 0).expect("epoll_wait") {
+                        seen[data as usize - 1] += 1;
+                    }
+                    let _ = sys::poll(&[], 1);
+                }
+                t.log("a fair share", seen.map(|n| n > 10));
+                t.tell("x");
+            },
+            |t| obedient(t, 1),
+        ),
         pair(
             "epoll/busy-kernel-fd-starves-nobody",
             "an eventfd that is always ready and a connection that is always ready are both served",
