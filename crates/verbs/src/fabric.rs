@@ -418,7 +418,7 @@ pub enum News<P> {
     },
     /// The connection is at its end.
     Disconnected,
-    /// The device goes away: close everything on it.
+    /// The device goes away: close everything on it. Whoever removes it waits for that.
     DeviceRemoved,
 }
 
@@ -487,7 +487,7 @@ pub trait Fabric {
     fn is_on(&self, device: &Self::Device, pair: &Self::Pair) -> bool;
     /// Readable when there are news of the device. Nonblocking.
     fn device_fd(&self, device: &Self::Device) -> c_int;
-    /// Takes the next news of the device, if there are any.
+    /// Takes the next news of the device, if there are any. Where a device was opened several times, each comes to one only.
     fn next_fault(&self, device: &Self::Device) -> Result<Option<Fault>, Error>;
     /// Closes it.
     fn close_device(&self, device: Self::Device) -> Result<(), Error>;

@@ -7,6 +7,7 @@ mod checks;
 use checks::{Bed, Side};
 use netacc_verbs::memory::{Memory, Model, Net, Order};
 use std::net::IpAddr;
+use std::time::Duration;
 
 fn run(order: Order, model: Model, rounds: u32) {
     let net = Net::new(order);
@@ -61,6 +62,21 @@ fn each_end_in_a_thread_of_its_own() {
             checks::call(&side, (b, 7000).into(), 3, 20, &mut { meet }).unwrap();
             side.close().unwrap();
         });
+        assert_eq!(net.objects(&at_a) + net.objects(&at_b), 0);
+    }
+}
+
+#[test]
+fn a_device_that_goes_away_can_be_closed() {
+    for model in [Model::ROCE, Model::SIW, Model::ERDMA] {
+        let net = Net::new(Order::Prompt);
+        let (a, b) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
+        let (at_a, at_b) = (net.host(a, model), net.host(b, model));
+        let (x, y) = (Side::open(at_a.clone(), a, 1).unwrap(), Side::open(at_b.clone(), b, 2).unwrap());
+        let bed = Bed::new(x, y, 0, 1, |_| ()).unwrap();
+        let removed = || net.remove_device(&at_b);
+        let heard = checks::watch(bed, removed, Duration::from_millis(1)).unwrap();
+        assert!(heard.contains("news of 2: device removed"), "{heard}");
         assert_eq!(net.objects(&at_a) + net.objects(&at_b), 0);
     }
 }

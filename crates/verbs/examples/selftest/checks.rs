@@ -944,6 +944,52 @@ pub fn all<F: Fabric>(bed: &Bed<F>, mut said: impl FnMut(&str, &Checked)) -> usi
     failed
 }
 
+/// What is heard of a connection while something is done to its device: in order, with the milliseconds since then. One
+/// message is under way at that moment, and one is posted after it. Everything must be possible to close afterwards.
+pub fn watch<F: Fabric>(bed: Bed<F>, done_to_it: impl FnOnce(), limit: Duration) -> Checked {
+    let c = bed.connect()?;
+    let Bed { x, y, .. } = &bed;
+    ping_pong(x, y, &c, Tell::Send, Await::Asleep, 2)?;
+    done_to_it();
+    let start = Instant::now();
+    let mut heard = Vec::new();
+    let mut say = |text: String| heard.push(format!("{:>5} ms {text}", start.elapsed().as_millis()));
+    let write = Action::Write { from: Some(x.piece(0, 512)), to: y.at(0), inline: false };
+    match x.f.post(&c.x, &[Work { id: 1, action: write, signaled: true }]) {
+        Ok(()) => say("a write is posted".into()),
+        Err(e) => say(format!("a write is refused: {e:?}")),
+    }
+    while start.elapsed() < limit {
+        let sides = [("x", x), ("y", y)];
+        for (at, side) in sides {
+            while let Some(event) = side.f.next_event(&side.manager).to("next event")? {
+                say(format!("{at}: news of {}: {}", event.token, name(&event.news)));
+            }
+            while let Some(fault) = side.f.next_fault(&side.device).to("next fault")? {
+                say(format!("{at}: device: {fault:?}"));
+            }
+            let mut seen = VecDeque::new();
+            side.poll(&mut seen)?;
+            let receives = seen.iter().filter(|c| c.id & RECEIVE != 0).count();
+            for c in seen.iter().filter(|c| c.id & RECEIVE == 0) {
+                say(format!("{at}: completion {}: {:?}", c.id, c.outcome));
+            }
+            if receives > 0 {
+                say(format!("{at}: {receives} receives: {:?}", seen[0].outcome));
+            }
+            side.f.arm(&side.queue).to("arm")?;
+        }
+        let fds = sides.map(|(_, s)| [s.f.manager_fd(&s.manager), s.f.device_fd(&s.device), s.f.queue_fd(&s.queue)]);
+        wait(fds.as_flattened(), Duration::from_millis(100));
+        let _ = (x.f.clear(&x.queue), y.f.clear(&y.queue));
+    }
+    let closing = Instant::now();
+    let closed = c.close(x, y).and_then(|()| bed.close());
+    let end = format!("closed in {} ms: {closed:?}", closing.elapsed().as_millis());
+    ensure(closed.is_ok(), || format!("\n  {}\n  {end}", heard.join("\n  ")))?;
+    Ok(format!("\n  {}\n  {end}", heard.join("\n  ")))
+}
+
 // ---- one side in a process of its own: for two hosts ----------------------------------------------------------------
 
 fn next<F: Fabric>(side: &Side<F>, what: &str) -> Result<News<F::Pair>, Failed> {

@@ -4,6 +4,7 @@
 //! selftest ADDRESS [PORT]                  both ends in this process, all checks
 //! selftest serve ADDRESS PORT COUNT        one end of COUNT connections, one after the other
 //! selftest call ADDRESS PEER PORT COUNT    the other end, with 200 rounds of ping-pong on each
+//! selftest watch ADDRESS SECONDS COMMAND   what is heard of a connection after a shell COMMAND, for so many seconds
 //! ```
 //!
 //! `serve` and `call` keep in step over a TCP connection to PORT + 1.
@@ -18,6 +19,7 @@ use std::ffi::c_int;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::process::ExitCode;
+use std::time::Duration;
 
 const ROUNDS: u32 = 200;
 /// Where the libraries' descriptors are moved to, as the preload library does it.
@@ -44,6 +46,7 @@ fn in_the_way() -> usize {
 enum Task {
     All { address: IpAddr, port: u16 },
     Serve { address: IpAddr, port: u16, count: u32 },
+    Watch { address: IpAddr, limit: Duration, command: String },
     Call { address: IpAddr, peer: SocketAddr, count: u32 },
 }
 
@@ -54,6 +57,11 @@ fn task(arguments: &[String]) -> Option<Task> {
         ["serve", address, port, count] => {
             Task::Serve { address: address.parse().ok()?, port: port.parse().ok()?, count: count.parse().ok()? }
         }
+        ["watch", address, seconds, command] => Task::Watch {
+            address: address.parse().ok()?,
+            limit: Duration::from_secs(seconds.parse().ok()?),
+            command: command.into(),
+        },
         ["call", address, peer, port, count] => Task::Call {
             address: address.parse().ok()?,
             peer: SocketAddr::new(peer.parse().ok()?, port.parse().ok()?),
@@ -98,6 +106,16 @@ fn run(verbs: Verbs, task: Task) -> Result<usize, Failed> {
             }
             Ok(failed)
         }
+        Task::Watch { address, limit, command } => {
+            let (x, y) = (Side::open(verbs, address, 1)?, Side::open(verbs, address, 2)?);
+            let bed = Bed::new(x, y, 0, 1, |_| ())?;
+            // Not waited for: removing a device waits for us to let go of it.
+            let mut child = None;
+            let run = || child = std::process::Command::new("sh").arg("-c").arg(&command).spawn().ok();
+            let failed = said("watch", &checks::watch(bed, run, limit));
+            println!("{command}: {:?}", child.map(|mut child| child.wait()));
+            Ok(failed)
+        }
         Task::Serve { address, port, count } => {
             let side = Side::open(verbs, address, 1)?;
             let listener = TcpListener::bind((address, port + 1)).map_err(|e| e.to_string())?;
@@ -119,7 +137,9 @@ fn run(verbs: Verbs, task: Task) -> Result<usize, Failed> {
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let Some(task) = task(&arguments) else {
-        eprintln!("usage: selftest ADDRESS [PORT] | serve ADDRESS PORT COUNT | call ADDRESS PEER PORT COUNT");
+        eprintln!(
+            "usage: selftest ADDRESS [PORT] | serve ADDRESS PORT COUNT | call ADDRESS PEER PORT COUNT | watch ADDRESS SECONDS COMMAND"
+        );
         return ExitCode::from(2);
     };
     let verbs = match Verbs::load(Host { loader: Loader::LIBC, adopt, release: |_| () }) {
