@@ -169,6 +169,15 @@ pub(crate) fn for_each_all(mut f: impl FnMut(c_int, Entry)) {
     walk(high_water(), INTERNAL_HIGH_WATER.load(Relaxed).min(CAPACITY), &mut f);
 }
 
+/// Calls `f` for every number of the library's own.
+pub(crate) fn for_each_internal(mut f: impl FnMut(c_int)) {
+    walk(0, INTERNAL_HIGH_WATER.load(Relaxed).min(CAPACITY), |fd, entry| {
+        if matches!(entry, Entry::Internal) {
+            f(fd);
+        }
+    });
+}
+
 static INTERNAL_HIGH_WATER: core::sync::atomic::AtomicUsize = core::sync::atomic::AtomicUsize::new(0);
 
 fn walk(from: usize, to: usize, mut f: impl FnMut(c_int, Entry)) {

@@ -8,7 +8,7 @@ use crate::channel::{Channel, announce, producer_quiet, quiet};
 use crate::fd_table::{self, Entry};
 use crate::lock::{EndGuard, bump, lock_end};
 use crate::log::debug_log;
-use crate::socket::{self, ATTACHED, ATTACHING, CANDIDATE, PLAIN, RxEnd, Socket, TxEnd, flag};
+use crate::socket::{self, ATTACHED, ATTACHING, CANDIDATE, LastName, PLAIN, RxEnd, Socket, TxEnd, flag};
 use crate::wait::{self, Side, Woke};
 use crate::{lifecycle, numbers, service, stats, sys};
 use core::ffi::{c_int, c_void};
@@ -40,7 +40,7 @@ use candidate::candidate;
 use ends::*;
 pub(crate) use ends::{receives_fast, sends_fast, tx_ring_bytes, unread};
 use leave::*;
-pub(crate) use leave::{PullBack, after_close, at_exit, before_close, carrier_is_drained, outlives_close, serve_pull_back, shutdown, to_kernel};
+pub(crate) use leave::{PullBack, after_close, at_exit, before_close, carrier_is_drained, last_name, never_linger, on_linger, serve_pull_back, shutdown, to_kernel};
 use receive::*;
 use send::*;
 use waits::*;
@@ -350,7 +350,7 @@ unsafe fn sendfile_attached(s: &'static Socket, g: u16, out: c_int, input: c_int
     let mut result = 0;
     if start < 0 || sys::pread(input, part.get_mut(..count.min(1)).unwrap_or(&mut []), start) < 0 {
         // A pipe, a bad descriptor...
-        return in_carrier(s, g, out, input, false, || sys::sendfile(out, input, offset, count));
+        return in_carrier(s, g, out, input, false, |out| sys::sendfile(out, input, offset, count));
     }
     while sent < count {
         let want = part.len().min(count - sent);
@@ -387,19 +387,19 @@ unsafe fn sendfile_attached(s: &'static Socket, g: u16, out: c_int, input: c_int
 /// Out of a socket: the pipe is filled with what a peek shows, and so much is then taken. Into a socket: the kernel does it, on the
 /// carrier.
 pub(crate) unsafe fn splice(input: c_int, input_offset: *mut i64, out: c_int, out_offset: *mut i64, len: usize, flags: u32) -> Ret {
-    let by_kernel = |flags| sys::splice(input, input_offset, out, out_offset, len, flags);
+    let by_kernel = |out, flags| sys::splice(input, input_offset, out, out_offset, len, flags);
     let from_ring = |s, g| match len {
         0 => 0,
         _ if !input_offset.is_null() || !out_offset.is_null() => -(libc::ESPIPE as Ret),
         _ => splice_from(s, g, input, out, len, flags),
     };
-    let r = dispatch(input, Side::Receive, 0, from_ring, || by_kernel(flags));
+    let r = dispatch(input, Side::Receive, 0, from_ring, || by_kernel(out, flags));
     if r != PASS {
         return r;
     }
     let nonblocking = flags & libc::SPLICE_F_NONBLOCK != 0;
-    let into_carrier = |s, g| in_carrier(s, g, out, input, nonblocking, || by_kernel(flags | libc::SPLICE_F_NONBLOCK));
-    dispatch(out, Side::Send, 0, into_carrier, || by_kernel(flags))
+    let into_carrier = |s, g| in_carrier(s, g, out, input, nonblocking, |out| by_kernel(out, flags | libc::SPLICE_F_NONBLOCK));
+    dispatch(out, Side::Send, 0, into_carrier, || by_kernel(out, flags))
 }
 
 fn splice_from(s: &'static Socket, g: u16, input: c_int, out: c_int, len: usize, flags: u32) -> Ret {
@@ -447,7 +447,7 @@ fn splice_from(s: &'static Socket, g: u16, input: c_int, out: c_int, len: usize,
 }
 
 /// A kernel call that sends: on the carrier, with its bytes counted; later sends may take the ring again. `call` must not wait.
-fn in_carrier(s: &'static Socket, g: u16, fd: c_int, source: c_int, nonblocking: bool, call: impl Fn() -> isize) -> Ret {
+fn in_carrier(s: &'static Socket, g: u16, mut fd: c_int, source: c_int, nonblocking: bool, call: impl Fn(c_int) -> isize) -> Ret {
     let nonblocking = nonblocking || s.has(flag::NONBLOCK);
     let mut patience = Patience::of(&s.send_timeout_ns);
     loop {
@@ -460,11 +460,12 @@ fn in_carrier(s: &'static Socket, g: u16, fd: c_int, source: c_int, nonblocking:
                 Err(NotHeld::Reentrant) => return EAGAIN,
                 Err(NotHeld::Changed) => return PASS,
             };
+            renew(s, &mut fd);
             if h.end.switch.state() == TxState::Fast {
                 demote_tx(s, &mut h, false);
             }
-            if h.end.switch.state() != TxState::Resending {
-                let r = call();
+            if send_again(s, &mut h, fd) != EAGAIN {
+                let r = call(fd);
                 if r > 0 {
                     let _ = h.end.switch.on_accepted(r as u64);
                     if let Some(rec) = s.record() {

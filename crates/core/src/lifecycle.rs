@@ -181,25 +181,58 @@ pub(crate) fn forks() -> u32 {
     FORKS.load(Acquire)
 }
 
+/// The thread that forks: one at a time, so that each child knows what was counted for it. Waited for no longer than this.
+static FORKING: AtomicU32 = AtomicU32::new(0);
+const FORKING_NS: u64 = 1_000_000_000;
+
 pub(crate) fn fork_prepare() {
-    FORKS.fetch_add(1, AcqRel);
+    let until = sys::now_ns().saturating_add(FORKING_NS);
+    while let Err(other) = FORKING.compare_exchange(0, tid(), AcqRel, Acquire) {
+        if other == tid() || sys::now_ns() >= until {
+            break;
+        }
+        sys::futex_wait(&FORKING, other, FORKING_NS as i64, true);
+    }
+    let serial = FORKS.fetch_add(1, AcqRel).wrapping_add(1);
     // Both processes will hold every socket: counted before either can close.
     fd_table::for_each(|_, entry| {
         if let Entry::Socket(s, _) = entry {
             s.refs.fetch_add(1, AcqRel);
+            s.counted.store(serial, Release);
         }
     });
 }
 
 pub(crate) fn fork_parent() {
+    forked();
     stats::count(netacc_control::stats::Counter::Forks);
+}
+
+fn forked() {
+    FORKING.store(0, Release);
+    sys::futex_wake(&FORKING, i32::MAX, true);
+}
+
+/// A fork is not one step: the kernel copies the descriptors, then the memory, and other threads go on. What came to be after
+/// [`fork_prepare`] had counted is the parent's alone, whatever stands under its number here.
+fn forget_what_was_not_counted() {
+    let serial = forks();
+    fd_table::for_each(|fd, entry| {
+        if let Entry::Socket(s, g) = entry
+            && (s.counted.load(Acquire) != serial || s.generation16() != g)
+        {
+            fd_table::set(fd, Entry::None);
+        }
+    });
 }
 
 pub(crate) fn fork_child() {
     PROCESS.store(sys::getpid(), Relaxed);
+    forked();
     if !started() {
         return;
     }
+    forget_what_was_not_counted();
     numbers::after_fork_in_child();
     service::after_fork_in_child();
     wait::after_fork_in_child();
@@ -207,14 +240,14 @@ pub(crate) fn fork_child() {
     stats::after_fork_in_child();
 }
 
-/// How long the end of a process may be held up by peers that are slow to read what goes out again over the carrier.
+/// How long the end of a process, or its exec, may be held up by peers that are slow to read what goes out again over the carrier.
 const EXIT_NS: u64 = 2_000_000_000;
 
 pub(crate) fn at_exit() {
-    let until = sys::now_ns().saturating_add(EXIT_NS);
+    service::finish_pull_backs(EXIT_NS);
     fd_table::for_each(|fd, entry| {
         if let Entry::Socket(s, _) = entry {
-            io::at_exit(s, fd, until);
+            io::at_exit(s, fd);
         }
     });
 }
@@ -244,6 +277,10 @@ pub(crate) fn before_exec() {
             }
         }
     });
+    if !in_vfork_child() {
+        // The new program has no thread that goes on with them.
+        service::finish_pull_backs(EXIT_NS);
+    }
 }
 
 /// See [`crate::api::need_kernel`].

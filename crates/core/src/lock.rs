@@ -8,17 +8,15 @@ use netacc_ring::{EndLock, Waited};
 
 /// A mutex between the threads of one process.
 ///
-/// A child forked while another thread held it finds the parent's serial beside a word that nobody will free, and takes it over: the
+/// A child forked while another thread held it finds its parent in a word that nobody will free, and takes it over: the
 /// data may be half changed then, so whoever owns such data rebuilds it in the child (`after_fork_in_child`).
 pub(crate) struct Mutex<T> {
-    /// 0 free; otherwise the holder's thread id, and [`WAITERS`].
-    word: AtomicU32,
-    /// Serial of the holder's process, 0 for a moment at both ends of a hold.
-    process: AtomicU32,
+    /// 0 free; otherwise the holder's thread id and [`WAITERS`] below (the futex), its process above.
+    word: AtomicU64,
     value: UnsafeCell<T>,
 }
 
-const WAITERS: u32 = 1 << 31;
+const WAITERS: u64 = 1 << 31;
 
 // SAFETY: the word hands `value` to one thread at a time.
 unsafe impl<T: Send> Sync for Mutex<T> {}
@@ -27,7 +25,7 @@ pub(crate) struct Guard<'a, T>(&'a Mutex<T>);
 
 impl<T> Mutex<T> {
     pub(crate) const fn new(value: T) -> Self {
-        Self { word: AtomicU32::new(0), process: AtomicU32::new(0), value: UnsafeCell::new(value) }
+        Self { word: AtomicU64::new(0), value: UnsafeCell::new(value) }
     }
 
     /// Takes the mutex, sleeping on a futex while another thread of this process holds it. Not for code that may run in a
@@ -46,41 +44,41 @@ impl<T> Mutex<T> {
     /// As [`Mutex::lock`]; `None` when this very thread holds it already: a signal handler interrupted it.
     #[inline]
     pub(crate) fn lock_unless_mine(&self) -> Option<Guard<'_, T>> {
-        let me = lifecycle::tid();
+        let me = Self::me();
         if self.word.compare_exchange(0, me, Acquire, Relaxed).is_err() && !self.lock_slow(me) {
             return None;
         }
-        self.process.store(lifecycle::process(), Relaxed);
         Some(Guard(self))
     }
 
     /// Takes the mutex if nobody holds it.
     pub(crate) fn try_lock(&self) -> Option<Guard<'_, T>> {
-        self.word.compare_exchange(0, lifecycle::tid(), Acquire, Relaxed).ok()?;
-        self.process.store(lifecycle::process(), Relaxed);
+        self.word.compare_exchange(0, Self::me(), Acquire, Relaxed).ok()?;
         Some(Guard(self))
+    }
+
+    #[inline]
+    fn me() -> u64 {
+        u64::from(lifecycle::process()) << 32 | u64::from(lifecycle::tid())
+    }
+
+    fn futex(&self) -> &AtomicU32 {
+        const { assert!(cfg!(target_endian = "little"), "the futex is the lower half") };
+        // SAFETY: the lower half of the word, which lives as long; the kernel only compares it.
+        unsafe { AtomicU32::from_ptr(self.word.as_ptr().cast()) }
     }
 
     #[cold]
     #[inline(never)]
-    fn lock_slow(&self, me: u32) -> bool {
+    fn lock_slow(&self, me: u64) -> bool {
         let mut tries = 0u32;
         loop {
             tries += 1;
             let word = self.word.load(Relaxed);
-            if word == 0 {
-                let mine = if tries > 100 { me | WAITERS } else { me };
-                if self.word.compare_exchange(0, mine, Acquire, Relaxed).is_ok() {
-                    return true;
-                }
-                continue;
-            }
-            let holder = self.process.load(Relaxed);
-            let forked_away = holder != 0 && holder != lifecycle::process();
-            // A holder that never came to say which process it is of: it was just taking it when its process was forked.
-            let vanished = holder == 0 && tries > 5_000;
-            if forked_away || vanished {
-                if self.word.compare_exchange(word, me | WAITERS, Acquire, Relaxed).is_ok() {
+            let forked_away = word != 0 && word >> 32 != me >> 32;
+            if word == 0 || forked_away {
+                let mine = if tries > 100 || forked_away { me | WAITERS } else { me };
+                if self.word.compare_exchange(word, mine, Acquire, Relaxed).is_ok() {
                     return true;
                 }
                 continue;
@@ -95,8 +93,7 @@ impl<T> Mutex<T> {
             if word & WAITERS == 0 && self.word.compare_exchange(word, word | WAITERS, Relaxed, Relaxed).is_err() {
                 continue;
             }
-            let timeout = if holder == 0 { 1_000_000 } else { -1 };
-            sys::futex_wait(&self.word, word | WAITERS, timeout, true);
+            sys::futex_wait(self.futex(), (word | WAITERS) as u32, -1, true);
         }
     }
 }
@@ -121,9 +118,8 @@ impl<T> DerefMut for Guard<'_, T> {
 impl<T> Drop for Guard<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        self.0.process.store(0, Relaxed);
         if self.0.word.swap(0, Release) & WAITERS != 0 {
-            sys::futex_wake(&self.0.word, 1, true);
+            sys::futex_wake(self.0.futex(), 1, true);
         }
     }
 }

@@ -134,9 +134,21 @@ pub(crate) fn make(call: impl FnOnce() -> isize) -> c_int {
     })
 }
 
+/// A second name for `fd`, of the library's own, or `-errno`. Needs no low number.
+pub(crate) fn copy(fd: c_int) -> c_int {
+    exclusively(|| keep(lift(fd)))
+}
+
 /// Makes `fd`, just created close-on-exec and inside of [`exclusively`], one of the library's own: moved out of the way, and hidden. Returns its
 /// final number, or `-errno` (`fd` is closed then). The soft limit is raised for the one call that makes the number.
 pub(crate) fn adopt(fd: c_int) -> c_int {
+    let high = lift(fd);
+    let _ = sys::close(fd);
+    keep(high)
+}
+
+/// A name for `fd` out of the application's way.
+fn lift(fd: c_int) -> c_int {
     let mut limit = libc::rlimit { rlim_cur: 1024, rlim_max: 1024 };
     let _ = sys::getrlimit_nofile(&mut limit);
     let soft = (limit.rlim_cur as usize).min(CAPACITY);
@@ -152,7 +164,10 @@ pub(crate) fn adopt(fd: c_int) -> c_int {
         // Never a number that the application is about to be given.
         high = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, soft - soft / 4) as c_int;
     }
-    let _ = sys::close(fd);
+    high
+}
+
+fn keep(high: c_int) -> c_int {
     if high >= 0 && (high as usize) < CAPACITY {
         fd_table::set(high, Entry::Internal);
         return high;

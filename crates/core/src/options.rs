@@ -79,8 +79,9 @@ pub(crate) unsafe fn on_setsockopt(fd: c_int, level: c_int, name: c_int, _value:
     if level != libc::SOL_SOCKET {
         return;
     }
-    if let Some((s, _)) = fd_table::socket(fd) {
+    if let Some((s, g)) = fd_table::socket(fd) {
         match name {
+            libc::SO_LINGER if s.is(ATTACHED) => io::on_linger(s, g, fd),
             libc::SO_RCVTIMEO => s.receive_timeout_ns.store(timeout_of(fd, name), Relaxed),
             libc::SO_SNDTIMEO => s.send_timeout_ns.store(timeout_of(fd, name), Relaxed),
             _ => {}

@@ -35,6 +35,8 @@ pub(crate) struct Service {
     state: Mutex<State>,
     /// Pull-backs under way. Not empty: a helper serves them. (The one that it is at is `None`.)
     pulls: Mutex<Vec<Option<PullBack>>>,
+    /// Counts those that have ended; a futex.
+    pulls_ended: AtomicU32,
     /// Wakes the thread.
     bell: AtomicI32,
     /// It was rung and not heard yet.
@@ -74,6 +76,7 @@ impl Service {
         Service {
             state: Mutex::new(State::new()),
             pulls: Mutex::new(Vec::new()),
+            pulls_ended: AtomicU32::new(0),
             bell: AtomicI32::new(-1),
             rung: AtomicBool::new(false),
             running: AtomicU32::new(0),
@@ -338,7 +341,12 @@ impl Service {
                     }
                     _ => {
                         pulls.swap_remove(i);
-                        if pulls.is_empty() {
+                        let was_last = pulls.is_empty();
+                        drop(pulls);
+                        drop(pull);
+                        self.pulls_ended.fetch_add(1, Release);
+                        sys::futex_wake(&self.pulls_ended, i32::MAX, true);
+                        if was_last {
                             return;
                         }
                     }
@@ -346,6 +354,21 @@ impl Service {
             }
             // SAFETY: valid pollfds; no mask. (One whose number was closed meanwhile costs a turn.)
             unsafe { sys::ppoll(waiting.as_mut_ptr(), waiting.len(), PULLS_NS, core::ptr::null()) };
+        }
+    }
+
+    /// Waits until no pull-back is under way.
+    fn finish_pull_backs(&self, limit_ns: u64) {
+        let until = sys::now_ns().saturating_add(limit_ns);
+        loop {
+            let seen = self.pulls_ended.load(Acquire);
+            // (Not for ever, should this be a handler that interrupted the lock's holder.)
+            let none = self.pulls.try_lock().is_some_and(|p| p.is_empty());
+            let left = until.saturating_sub(sys::now_ns());
+            if none || left == 0 {
+                return;
+            }
+            sys::futex_wait(&self.pulls_ended, seen, left.min(10_000_000) as i64, true);
         }
     }
 
@@ -599,6 +622,11 @@ pub(crate) fn send_pull_back(channel: &Channel, slot: usize) -> bool {
 fn send(channel: &Channel, message: &Message, fd: c_int) -> bool {
     let control = channel.control.load(Acquire);
     control >= 0 && packet::send(control, message, fd) == 0
+}
+
+/// Waits, at most `limit_ns`, until what goes out again over the carriers is sent: nobody will go on with it.
+pub(crate) fn finish_pull_backs(limit_ns: u64) {
+    SERVICE.finish_pull_backs(limit_ns)
 }
 
 /// In a forked child: the thread, the adverts and the agreements are the parent's.

@@ -109,6 +109,8 @@ pub(crate) struct Socket {
     pub(crate) tx_bytes: AtomicU64,
     pub(crate) rx_bytes: AtomicU64,
     pub(crate) calls: AtomicU32,
+    /// When the search for an agreement began (monotonic); 0: not yet.
+    pub(crate) sought_at: AtomicU64,
     /// Set, last, by the service thread: `offer` is complete.
     pub(crate) offered: AtomicU32,
     pub(crate) offer: UnsafeCell<Offer>,
@@ -118,6 +120,8 @@ pub(crate) struct Socket {
     pub(crate) refs: AtomicU32,
     /// How often the process had forked when the connection was made.
     pub(crate) forks: AtomicU32,
+    /// The last fork that `refs` was counted for.
+    pub(crate) counted: AtomicU32,
     /// What is under way on it in this process: calls that block, a pull-back. It is not taken apart before that ends.
     pub(crate) waiters: AtomicU32,
     /// Epoll registrations (pairs of set and descriptor) that name it; more than one cannot be attached.
@@ -199,6 +203,16 @@ fn allocate() -> Option<&'static Socket> {
 /// The parent's free sockets are the parent's to give out.
 pub(crate) fn after_fork_in_child() {
     FREE_LIST.store(0, Release);
+    if ORPHANS.swap(0, Relaxed) != 0 {
+        // Their carriers would stay open for as long as this process lives.
+        let mut raw = [0u8; 128];
+        fd_table::for_each_internal(|fd| {
+            let len = sys::socket_name(fd, false, &mut raw);
+            if address(&raw, len).is_some() {
+                fd_table::close_internal(fd);
+            }
+        });
+    }
 }
 
 impl Socket {
@@ -330,10 +344,12 @@ fn begin(fd: c_int, reason: u32, connector: bool) {
     s.tx_bytes.store(0, Relaxed);
     s.rx_bytes.store(0, Relaxed);
     s.calls.store(0, Relaxed);
+    s.sought_at.store(0, Relaxed);
     s.offered.store(0, Relaxed);
     s.refs.store(1, Relaxed);
     s.registrations.store(0, Relaxed);
     s.forks.store(lifecycle::forks(), Relaxed);
+    s.counted.store(0, Relaxed);
     s.item.store(0, Relaxed);
     s.epoll.store(core::ptr::null_mut(), Relaxed);
     // SAFETY: nobody else knows this socket yet.
@@ -436,8 +452,8 @@ pub(crate) fn close(s: &'static Socket, g: u16, fd: c_int, kernel_too: bool) -> 
         return kernel_close();
     }
     crate::epoll::forget(s, fd);
-    let mut other = -1;
     if s.refs.fetch_sub(1, AcqRel) > 1 {
+        let mut other = -1;
         fd_table::for_each(|n, e| {
             if other < 0 && matches!(e, Entry::Socket(o, h) if core::ptr::eq(o, s) && h == g) {
                 other = n;
@@ -447,24 +463,54 @@ pub(crate) fn close(s: &'static Socket, g: u16, fd: c_int, kernel_too: bool) -> 
             // What it says of descriptors is its maker's.
             return kernel_close();
         }
-        if other < 0 && fd >= 0 && !crate::io::to_kernel(s, g, fd, Reason::None, false) {
-            // A forked child may want what only the ring has; it is the peer's end that frees it.
-            rename(s, fd, -1);
-            return kernel_close();
-        }
         if other >= 0 {
             rename(s, fd, other);
             return kernel_close();
         }
     }
-    if s.is(ATTACHED) && fd >= 0 && !s.is_inherited() && crate::io::outlives_close(s, fd) {
-        let r = kernel_close();
-        if s.waiters.load(SeqCst) == 0 {
-            bury_orphan(s);
-        }
-        return r;
+    // A child takes apart only what its maker has left to it, by a close or by its end.
+    if s.is_inherited() && s.fd.load(Acquire) >= 0 && sys::alive(s.owner.load(Relaxed)) {
+        return kernel_close();
     }
-    finish(s, fd, kernel_close)
+    let_go(s, g, fd, kernel_close)
+}
+
+/// The last name of a connection that this process has goes. (A forked child may have it, too; `refs` says so, or did.)
+fn let_go(s: &'static Socket, g: u16, fd: c_int, kernel_close: impl FnOnce() -> Ret) -> Ret {
+    if !s.is(ATTACHED) || fd < 0 || s.is_inherited() {
+        return finish(s, fd, kernel_close);
+    }
+    let shared = s.refs.load(Acquire) > 0;
+    let in_ring = !(shared && crate::io::to_kernel(s, g, fd, Reason::None, false));
+    match crate::io::last_name(s, fd, shared && in_ring) {
+        LastName::Outlived => {
+            let r = kernel_close();
+            if s.waiters.load(SeqCst) == 0 {
+                bury_orphan(s);
+            }
+            r
+        }
+        // A forked child may want what only the ring has; it is the peer's end that frees it.
+        LastName::LeftToChild => kernel_close(),
+        LastName::Gone => finish(s, fd, kernel_close),
+    }
+}
+
+/// What becomes of a connection whose last name in this process goes.
+pub(crate) enum LastName {
+    /// Something is under way that needs the carrier: it lives on as an orphan.
+    Outlived,
+    LeftToChild,
+    Gone,
+}
+
+/// Orphans of this process: a forked child closes its copies of their names.
+static ORPHANS: AtomicU32 = AtomicU32::new(0);
+
+pub(crate) fn orphan(s: &Socket, own: c_int) {
+    ORPHANS.fetch_add(1, Relaxed);
+    s.fd.store(own, Release);
+    s.raise(flag::ORPHAN);
 }
 
 /// `fd` is about to be closed: who sends on it finds `other` from here on.
@@ -478,11 +524,13 @@ fn rename(s: &'static Socket, fd: c_int, other: c_int) {
     }
 }
 
-/// The last call on a closed connection has returned.
+/// What was under way on a closed connection has ended.
 pub(crate) fn bury_orphan(s: &'static Socket) {
     if s.flags.fetch_and(!flag::ORPHAN, AcqRel) & flag::ORPHAN != 0 {
+        ORPHANS.fetch_sub(1, Relaxed);
         let own = s.fd.load(Acquire);
-        let _ = finish(s, own, || {
+        crate::io::never_linger(own);
+        let _ = let_go(s, s.generation16(), own, || {
             fd_table::close_internal(own);
             0
         });
@@ -531,6 +579,17 @@ fn finish(s: &'static Socket, fd: c_int, kernel_close: impl FnOnce() -> Ret) -> 
         }
     }
     r
+}
+
+/// Learns how calls on it wait.
+pub(crate) fn look_at_options(s: &Socket, fd: c_int) {
+    let fl = sys::fcntl(fd, libc::F_GETFL, 0);
+    let nonblocking = fl >= 0 && fl as c_int & libc::O_NONBLOCK != 0;
+    set_nonblock(s, nonblocking);
+    if !nonblocking {
+        s.receive_timeout_ns.store(crate::options::timeout_of(fd, libc::SO_RCVTIMEO), Relaxed);
+        s.send_timeout_ns.store(crate::options::timeout_of(fd, libc::SO_SNDTIMEO), Relaxed);
+    }
 }
 
 pub(crate) fn set_nonblock(s: &Socket, on: bool) {

@@ -348,15 +348,23 @@ pub(crate) fn unpost(channel: &Channel, slot: usize, side: Side, place: usize) {
     }
 }
 
-/// Wakes the threads of this process that block on `s`: something changed that no peer will announce.
+/// Wakes the threads of this process that block on `s`, or wait in its epoll set: something changed that no peer will announce.
 pub(crate) fn prod(s: &Socket) {
     let Some(channel) = s.channel() else { return };
     let slot = s.slot.load(Relaxed) as usize;
     fence(SeqCst);
     for side in [Side::Receive, Side::Send] {
-        let place = (notify_word(channel, slot, side).load(Relaxed) & THREAD_MASK) >> THREAD_SHIFT;
+        let word = notify_word(channel, slot, side).load(Relaxed);
+        let place = (word & THREAD_MASK) >> THREAD_SHIFT;
         if place != 0 && place as usize <= PLACES {
             ring_own(place as usize - 1);
+        }
+        let epoll = (word & 0xffff) as usize;
+        if epoll != 0 && epoll <= PLACES && channel.my_place(epoll - 1).announce_fenced(slot as u16) {
+            let doorbell = channel.own_doorbells.get(epoll - 1).map_or(-1, |d| d.load(Acquire));
+            if doorbell >= 0 {
+                channel::ring(doorbell);
+            }
         }
     }
 }

@@ -41,6 +41,10 @@ pub(super) fn candidate(s: &'static Socket, g: u16, fd: c_int, side: Side, flags
         }
     }
     inflight.fetch_sub(1, SeqCst);
+    if r == -(libc::EINTR as Ret) && lifecycle::threads_are_cancelled() {
+        // Perhaps by libc's signal for that, from which the kernel does not restart.
+        return Some(interrupted(0).unwrap_or(r));
+    }
     if r > 0 {
         after_candidate_call(s, g, fd, side);
     }
@@ -62,6 +66,9 @@ pub(super) fn after_candidate_call(s: &'static Socket, g: u16, fd: c_int, side: 
     let calls = s.calls.fetch_add(1, Relaxed).wrapping_add(1);
     let mut found = !s.has(flag::CONNECTOR) || s.has(flag::PROBED);
     let mut worth_it = calls == NOTED_AFTER;
+    if worth_it {
+        s.sought_at.store(sys::now_ns(), Relaxed);
+    }
     if !found && side == Side::Receive {
         s.raise(flag::PROBED);
         if !service::probe_again(s) {
@@ -79,11 +86,7 @@ pub(super) fn after_candidate_call(s: &'static Socket, g: u16, fd: c_int, side: 
         socket::make_plain(s, Reason::PeerRefused);
         return;
     }
-    if calls.is_multiple_of(64)
-        && calls >= 128
-        && let Some(r) = s.record()
-        && sys::unix_ns().wrapping_sub(r.opened_unix_ns.load(Relaxed)) > 1_000_000_000
-    {
+    if calls.is_multiple_of(64) && calls >= 128 && sys::now_ns().saturating_sub(s.sought_at.load(Relaxed)) > 1_000_000_000 {
         let why = match (s.has(flag::CONNECTOR), found) {
             (false, _) => Reason::PeerWithoutLibrary,
             (true, true) => Reason::PeerRefused,
@@ -131,10 +134,7 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
         refuse_offer(s, channel, why);
         return;
     }
-    let fl = sys::fcntl(fd, libc::F_GETFL, 0);
-    socket::set_nonblock(s, fl >= 0 && fl as c_int & libc::O_NONBLOCK != 0);
-    s.receive_timeout_ns.store(crate::options::timeout_of(fd, libc::SO_RCVTIMEO), Relaxed);
-    s.send_timeout_ns.store(crate::options::timeout_of(fd, libc::SO_SNDTIMEO), Relaxed);
+    socket::look_at_options(s, fd);
     let mut tx = Tx::new();
     let mut rx = Rx::new();
     let _ = tx.on_accepted(s.tx_bytes.load(Relaxed));

@@ -3,18 +3,18 @@
 use super::*;
 
 pub(crate) fn shutdown(s: &'static Socket, g: u16, fd: c_int, how: c_int) -> Ret {
-    if s.is_inherited() {
+    let inherited = s.is_inherited();
+    if inherited {
         to_kernel(s, g, fd, Reason::InheritedByFork, false);
-        return PASS;
     }
     if (how == libc::SHUT_WR || how == libc::SHUT_RDWR)
         && let Ok(mut h) = hold_tx(s, g)
     {
-        s.raise(flag::SHUT_WR);
         if h.end.switch.state() == TxState::Resending {
             // Bytes that go out again over the carrier go before its FIN: who sends the last of them shuts it down.
-            s.raise(flag::FIN_LATER);
-        } else {
+            s.raise(flag::SHUT_WR | flag::FIN_LATER);
+        } else if !inherited {
+            s.raise(flag::SHUT_WR);
             announce_end(s, &mut h);
         }
     }
@@ -55,45 +55,30 @@ pub(crate) fn before_close(s: &'static Socket, fd: c_int) {
     }
 }
 
-/// The last descriptor is about to be closed, and something is under way that needs the carrier: `fd`'s other name becomes the
-/// library's own. True: the socket lives on as an orphan. False: nothing new can get under way any more.
-pub(crate) fn outlives_close(s: &'static Socket, fd: c_int) -> bool {
-    let g = s.generation16();
-    let Ok(mut h) = hold_tx(s, g) else { return false };
+/// The last descriptor of this process's is about to be closed. `for_child`: a forked child has it too, and may want what is in the ring.
+pub(crate) fn last_name(s: &'static Socket, fd: c_int, for_child: bool) -> LastName {
+    let Ok(mut h) = hold_tx(s, s.generation16()) else { return LastName::Gone };
+    // Under the lock: nothing new gets under way meanwhile.
     if s.waiters.load(SeqCst) > 0 {
         // The kernel's calls hold the file; ours hold a name of it.
-        let own = numbers::make(|| sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0));
+        let own = numbers::copy(fd);
         if own >= 0 {
-            s.fd.store(own, Release);
-            s.raise(flag::ORPHAN);
-            return true;
+            socket::orphan(s, own);
+            return LastName::Outlived;
         }
+    }
+    if for_child {
+        s.fd.store(-1, Release);
+        return LastName::LeftToChild;
     }
     announce_end(s, &mut h);
-    false
+    LastName::Gone
 }
 
-/// The process ends in order: what the kernel will close with bytes unread in a ring is to be reset, and what goes out again over
-/// the carrier gets until `until`.
-pub(crate) fn at_exit(s: &'static Socket, fd: c_int, until: u64) {
-    // Never waits for a lock: another thread may hold the end for ever.
-    let is_free = || s.is(ATTACHED) && s.rx_lock.owner() == 0 && s.tx_lock.owner() == 0;
-    while is_free() && !s.is_inherited() {
-        let Ok(mut h) = hold_tx(s, s.generation16()) else { return };
-        if send_again(s, &mut h, fd) != EAGAIN {
-            break;
-        }
-        drop(h);
-        let now = sys::now_ns();
-        if now >= until {
-            // The carrier will be reset.
-            return;
-        }
-        let mut p = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
-        // SAFETY: one valid pollfd.
-        unsafe { sys::ppoll(&mut p, 1, (until - now) as i64, core::ptr::null()) };
-    }
-    if is_free() && s.refs.load(Acquire) == 1 {
+/// The process ends in order: what the kernel will close with bytes unread in a ring is to be reset.
+pub(crate) fn at_exit(s: &'static Socket, fd: c_int) {
+    // Never waits: another thread may hold the end for ever.
+    if s.is(ATTACHED) && s.refs.load(Acquire) == 1 && s.rx_lock.owner() == 0 && s.tx_lock.owner() == 0 {
         before_close(s, fd);
     }
 }
@@ -215,7 +200,9 @@ pub(super) fn release_rx(s: &'static Socket, g: u16, fd: c_int, patience_ns: u64
     let deadline = sys::now_ns().saturating_add(patience_ns);
     let mut frozen = false;
     let mut asked = false;
+    let mut fd = fd;
     loop {
+        renew(s, &mut fd);
         {
             let mut h = match hold_rx(s, g) {
                 Ok(h) => h,
@@ -272,9 +259,32 @@ pub(super) fn release_rx(s: &'static Socket, g: u16, fd: c_int, patience_ns: u64
     }
 }
 
-/// Sends on the carrier what a pull-back has to send again, as far as there is room: 0 when nothing of it is left, or EAGAIN.
+/// Before a close that nobody waits for: with a time in SO_LINGER it would hold up the helper that makes it.
+pub(crate) fn never_linger(fd: c_int) {
+    let mut linger = RESET_ON_CLOSE;
+    if sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &mut linger) >= 0 && linger.l_onoff != 0 && linger.l_linger > 0 {
+        let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &libc::linger { l_onoff: 0, l_linger: 0 });
+    }
+}
+
+/// The application has set SO_LINGER: noted while bytes are sent again.
+pub(crate) fn on_linger(s: &'static Socket, g: u16, fd: c_int) {
+    let Ok(h) = hold_tx(s, g) else { return };
+    if let Some(kept) = h.end.linger.as_mut()
+        && sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, kept) >= 0
+    {
+        let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &RESET_ON_CLOSE);
+    }
+}
+
+/// Sends on the carrier what a pull-back has to send again, as far as there is room: 0 when nothing of it is left, or EAGAIN. `fd` is the
+/// caller's name of the carrier, which counts in a forked child; in the maker's process it may have been closed meanwhile.
 pub(super) fn send_again(s: &Socket, h: &mut TxHeld<'_>, fd: c_int) -> Ret {
+    let fd = if s.is_inherited() { fd } else { s.fd.load(Acquire) };
     let mut part = [0u8; 16384];
+    if fd < 0 {
+        return EAGAIN;
+    }
     while h.end.switch.state() == TxState::Resending {
         let resend = h.end.switch.resend();
         let left = resend.end - resend.start;
@@ -288,16 +298,20 @@ pub(super) fn send_again(s: &Socket, h: &mut TxHeld<'_>, fd: c_int) -> Ret {
         h.end.resend_mark = socket::carrier_sent(fd);
         // SAFETY: `n` bytes of `part`.
         let r = unsafe { sys::sendto(fd, part.as_ptr(), n, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
-        // A carrier that fails takes no byte any more: the application's next call hears it from the kernel.
-        let gone = if r > 0 { r as u64 } else { left };
-        if r > 0 || !matches!(-r as c_int, 0 | libc::EAGAIN | libc::EINTR | libc::ENOBUFS | libc::ENOMEM) {
-            let _ = h.end.switch.on_resent(gone);
-        }
         h.end.resend_mark = None;
+        if r > 0 {
+            let _ = h.end.switch.on_resent(r as u64);
+        } else if matches!(-r as c_int, 0 | libc::EAGAIN | libc::EINTR | libc::ENOBUFS | libc::ENOMEM) {
+            return EAGAIN;
+        } else {
+            // The carrier takes no byte any more. The peer must not take what it got for all: the connection is reset, if it is not yet.
+            h.end.linger = None;
+            let _ = h.end.switch.on_resent(left);
+            let _ = sys::connect(fd, &(libc::AF_UNSPEC as u64).to_ne_bytes());
+            return 0;
+        }
         if h.end.switch.state() != TxState::Resending {
             all_is_sent_again(s, h, fd);
-        } else if r <= 0 {
-            return EAGAIN;
         }
     }
     0
@@ -306,11 +320,7 @@ pub(super) fn send_again(s: &Socket, h: &mut TxHeld<'_>, fd: c_int) -> Ret {
 /// The carrier goes on as usual: what was put off is done.
 pub(super) fn all_is_sent_again(s: &Socket, h: &mut TxHeld<'_>, fd: c_int) {
     if let Some(linger) = h.end.linger.take() {
-        let mut now = RESET_ON_CLOSE;
-        // Another one was set by the application meanwhile.
-        if sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &mut now) >= 0 && (now.l_onoff, now.l_linger) == (1, 0) {
-            let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
-        }
+        let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
     }
     if s.has(flag::FIN_LATER) {
         announce_end(s, h);

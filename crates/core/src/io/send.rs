@@ -214,6 +214,8 @@ pub(super) unsafe fn send_slow(
                 sys::raise(libc::SIGPIPE);
             }
             return finish(done, -(libc::EPIPE as Ret));
+        } else if send_again(s, h, fd) != EAGAIN {
+            continue;
         } else if nonblocking {
             return finish(done, EAGAIN);
         }

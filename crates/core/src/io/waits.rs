@@ -16,6 +16,9 @@ pub(super) fn block(s: &'static Socket, blocking: &mut Option<Blocking>, fd: &mu
 
 /// Where `fd` was closed meanwhile, another name of the carrier: a duplicate, or the library's own.
 pub(super) fn renew(s: &Socket, fd: &mut c_int) {
+    if s.is_inherited() {
+        return;
+    }
     if !matches!(fd_table::get(*fd), Entry::Socket(now, _) if core::ptr::eq(now, s)) {
         let other = s.fd.load(Acquire);
         if other >= 0 {
@@ -48,7 +51,8 @@ impl Drop for Blocking {
 /// be known; so it is done only if all of the process's handlers have it.
 #[cold]
 pub(super) fn interrupted(timeout_ns: i64) -> Option<Ret> {
-    if timeout_ns > 0 || !(1..=64).all(sys::handler_restarts) {
+    // libc's own two signals, 32 and 33, are none of the application's.
+    if timeout_ns > 0 || !(1..=64).filter(|n| !matches!(n, 32 | 33)).all(sys::handler_restarts) {
         return Some(-(libc::EINTR as Ret));
     }
     // The thread may have been cancelled, which only the hook can see to.

@@ -189,7 +189,7 @@ impl State {
             if a.unused_since == 0 {
                 a.unused_since = now;
             }
-            let mut needed = false;
+            let mut needed = listens.awaited(a.port) && now.saturating_sub(a.unused_since) < UNUSED_ADVERT_NS;
             if let Some(t) = self.tables.as_ref().filter(|_| now.saturating_sub(a.unused_since) < UNUSED_ADVERT_NS) {
                 let mut at = t.accepted.oldest();
                 while let Some(key) = at.filter(|_| !needed) {
@@ -284,28 +284,53 @@ impl State {
 
 /// The ports that sockets of this process listen on, as far as it was seen.
 pub(crate) struct Listens {
+    on: Ports,
+    /// Of connections that were accepted and wait for their peer.
+    accepted: Ports,
+}
+
+/// Some ports; when there are more than fit, each may be one of them.
+#[derive(Clone, Copy)]
+struct Ports {
     ports: [u16; 64],
     len: usize,
 }
 
+impl Ports {
+    const NONE: Ports = Ports { ports: [0; 64], len: 0 };
+
+    fn has(&self, port: u16) -> bool {
+        self.ports.get(..self.len).is_none_or(|all| all.contains(&port))
+    }
+
+    fn add(&mut self, port: u16) {
+        if port == 0 || self.has(port) {
+            return;
+        }
+        if let Some(to) = self.ports.get_mut(self.len) {
+            *to = port;
+        }
+        self.len += 1;
+    }
+}
+
 impl Listens {
     pub(crate) fn now() -> Listens {
-        let mut all = Listens { ports: [0; 64], len: 0 };
-        fd_table::for_each(|fd, entry| {
-            if matches!(entry, fd_table::Entry::Listener(_)) {
-                let port = socket::local_port(fd);
-                if let Some(to) = all.ports.get_mut(all.len).filter(|_| port != 0) {
-                    *to = port;
-                }
-                all.len += usize::from(port != 0);
-            }
+        let mut all = Listens { on: Ports::NONE, accepted: Ports::NONE };
+        fd_table::for_each(|fd, entry| match entry {
+            fd_table::Entry::Listener(_) => all.on.add(socket::local_port(fd)),
+            fd_table::Entry::Socket(s, _) if s.is(socket::CANDIDATE) && !s.has(socket::flag::CONNECTOR) => all.accepted.add(s.tuple().local_port()),
+            _ => {}
         });
         all
     }
 
     fn on(&self, port: u16) -> bool {
-        // More than fit: each of them may be it.
-        self.ports.get(..self.len).is_none_or(|all| all.contains(&port))
+        self.on.has(port)
+    }
+
+    fn awaited(&self, port: u16) -> bool {
+        self.accepted.has(port)
     }
 }
 

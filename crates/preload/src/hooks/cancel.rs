@@ -53,6 +53,16 @@ fn interrupt(thread: pthread_t) {
     let mut action = [0usize; 4];
     // SAFETY: a rt_sigaction that only reads, into room for the kernel's struct; without libc's handler the signal would kill.
     let read = unsafe { crate::raw::call(libc::SYS_rt_sigaction, [SIGCANCEL, 0, action.as_mut_ptr() as usize, 8, 0, 0]) };
+    // libc installs it once, with SA_RESTART: a receive would be restarted by the kernel.
+    if let [handler, flags, ..] = &mut action
+        && read == 0
+        && *handler > 1
+        && *flags & libc::SA_RESTART as usize != 0
+    {
+        *flags &= !(libc::SA_RESTART as usize);
+        // SAFETY: the action that was just read, but for one flag.
+        unsafe { crate::raw::call(libc::SYS_rt_sigaction, [SIGCANCEL, action.as_ptr() as usize, 0, 8, 0, 0]) };
+    }
     if read == 0 && action.first().is_some_and(|handler| *handler > 1) {
         // SAFETY: a signal with a handler that expects it.
         unsafe {
