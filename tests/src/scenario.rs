@@ -84,12 +84,6 @@ impl Scenario {
         self
     }
 
-    /// Not run where the path may change in the middle.
-    pub const fn steady(self) -> Scenario {
-        const WHY: &str = "a switchover may cause a spurious edge";
-        self.skip(&[("early", WHY), ("switch", WHY)])
-    }
-
     /// Acceleration is not required.
     pub const fn any_path(mut self) -> Scenario {
         self.expect = Expect::Any;

@@ -10,14 +10,15 @@
 //! eventfd) stands there too. A tag is a random 40-bit number of this process's and an item's index.
 //!
 //! What a set cannot carry here (a socket in several sets, an inherited set, a set that is itself polled) sends its sockets back to the
-//! kernel first.
+//! kernel first. A socket whose unread bytes do not follow at once stays an item, in each of its sets: the first is its *home*, which the peer
+//! notifies; the others hold *extra* items, looked at in every wait, until all that is in the ring has been read.
 
 use crate::api::{Mask, PASS, Ret};
 use crate::channel::{Channel, announce, producer_quiet, quiet};
 use crate::fd_table::{self, Entry};
 use crate::lock::{Guard, Mutex};
 use crate::socket::{ATTACHED, ATTACHING, CANDIDATE, Socket, flag};
-use crate::{io, lifecycle, service, stats, sys, wait};
+use crate::{io, lifecycle, numbers, service, stats, sys, wait};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -25,6 +26,7 @@ use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*, fence};
 use libc::epoll_event;
 use netacc_control::stats::{Counter, Reason};
+use netacc_proto::switchover::Ack;
 use netacc_ring::ReadySet;
 
 const IN: u32 = libc::EPOLLIN as u32 | libc::EPOLLRDNORM as u32;
@@ -46,6 +48,14 @@ const NO_ITEM: u32 = u32::MAX;
 const KERNEL_VISIT_TICKS: u64 = 100_000;
 /// Channels of one set that a polling thread watches.
 const WATCHED: usize = 64;
+/// How long a thread sleeps at most while news may come that nobody announces to its set.
+const LOOK_NS: i64 = 1_000_000;
+/// How soon after a try in vain a socket is tried again to be given to the kernel, at first and at last (doubled each time).
+const AGAIN_NS: u64 = 1_000_000;
+const AGAIN_MAX_NS: u64 = 1_000_000_000;
+
+/// Extra items of all sets: while there are none a socket is in no set but its home.
+static EXTRAS: AtomicU32 = AtomicU32::new(0);
 
 /// One socket in a set.
 struct Item {
@@ -58,6 +68,15 @@ struct Item {
     present: bool,
     /// Kept here; otherwise the kernel has it as the application put it, and this is only the record of that.
     attached: bool,
+    /// Why it is here although this is not the socket's home: the peer does not announce its news to this set.
+    extra: Option<Reason>,
+    /// The announcement and the tail when an extra item was last looked at.
+    stamp: (u32, u64),
+    /// The number under which it was put into the set is closed: the kernel's registration cannot be changed any more, and the
+    /// item stays; `fd` is another name of the socket.
+    nameless: bool,
+    /// Nameless, and the socket is the kernel's.
+    plain: bool,
     queued: bool,
     /// ONESHOT has fired.
     disabled: bool,
@@ -81,10 +100,22 @@ struct Inner {
     last_visit: u64,
     /// The last look at the kernel's set brought as much as there was room for.
     backlog: bool,
+    /// A carrier was put into the kernel's set, which may tell what the item already knows: both are taken in one wait.
+    fresh: bool,
     /// Number of the present wait.
     wait: u64,
     /// [`service::deaths`] when channels were last let go.
     deaths: u32,
+    /// The items that are `extra`.
+    extras: Vec<u32>,
+    /// There are sockets that should be the kernel's and are not yet.
+    unsettled: bool,
+    /// When they are tried again, and how long after that the next time.
+    settle_at: u64,
+    settle_after: u64,
+    /// In a set that is itself polled: what makes the set look ready while an item is (-1: not made yet), and whether it is in the set.
+    beacon: c_int,
+    lit: bool,
 }
 
 /// An epoll instance. Type-stable: never freed, reused through a pool.
@@ -157,8 +188,15 @@ pub(crate) fn on_create(fd: c_int) {
                 sleepers: 0,
                 last_visit: 0,
                 backlog: false,
+                fresh: false,
                 wait: 1,
                 deaths: 0,
+                extras: Vec::new(),
+                unsettled: false,
+                settle_at: 0,
+                settle_after: 0,
+                beacon: -1,
+                lit: false,
             }),
         }))
     });
@@ -183,11 +221,19 @@ pub(crate) fn on_close(e: &'static Epoll) {
     for item in inner.items.iter().flatten() {
         leave(e, item);
     }
+    EXTRAS.fetch_sub(inner.extras.len() as u32, AcqRel);
+    inner.extras.clear();
+    inner.unsettled = false;
     inner.items.clear();
     inner.free.clear();
     inner.by_fd.clear();
     inner.ready.clear();
     leave_channels(e, &mut inner);
+    inner.lit = false;
+    let beacon = core::mem::replace(&mut inner.beacon, -1);
+    if beacon >= 0 {
+        fd_table::close_internal(beacon);
+    }
     let idle = inner.sleepers == 0;
     drop(inner);
     let place = e.place.swap(0, AcqRel);
@@ -235,14 +281,15 @@ fn leave_channels(e: &Epoll, inner: &mut Inner) {
     }
 }
 
-/// The socket is no longer in this set.
+/// The socket is no longer in this set by this item.
 fn leave(e: &Epoll, item: &Item) {
     let s = item.socket;
-    if s.generation16() != item.generation {
+    // What an inherited socket says of sets is its maker's.
+    if s.generation16() != item.generation || s.is_inherited() {
         return;
     }
-    s.registrations.fetch_sub(1, AcqRel);
-    if core::ptr::eq(s.epoll.load(Acquire), e) {
+    s.registrations.fetch_sub(1, SeqCst);
+    if item.extra.is_none() && core::ptr::eq(s.epoll.load(Acquire), e) {
         s.epoll.store(core::ptr::null_mut(), Release);
         if let (true, Some(channel)) = (item.attached, s.channel()) {
             let slot = s.slot.load(Relaxed) as usize;
@@ -287,14 +334,32 @@ impl Inner {
     }
     fn remove(&mut self, index: u32) -> Option<Item> {
         let item = self.items.get_mut(index as usize)?.take()?;
-        if let Some(i) = self.by_fd.get_mut(item.fd as usize).filter(|i| **i == index) {
-            *i = NO_ITEM;
-        }
+        self.forget_number(item.fd, index);
         if item.queued {
             self.ready.retain(|i| *i != index);
         }
+        if item.extra.is_some() {
+            self.extras.retain(|i| *i != index);
+            EXTRAS.fetch_sub(1, AcqRel);
+        }
         self.free.push(index);
         Some(item)
+    }
+    /// `fd` does not stand for the item any more.
+    fn forget_number(&mut self, fd: c_int, index: u32) {
+        if let Some(i) = self.by_fd.get_mut(fd as usize).filter(|i| **i == index) {
+            *i = NO_ITEM;
+        }
+    }
+    /// The item, if it is `s`'s of today.
+    fn item_of(&mut self, index: u32, s: &Socket) -> Option<&mut Item> {
+        self.item(index).filter(|item| core::ptr::eq(item.socket, s) && item.generation == s.generation16())
+    }
+    /// The first item of `s` from `from` on.
+    fn next_of(&self, s: &Socket, from: u32) -> Option<u32> {
+        let g = s.generation16();
+        let its = |item: &Option<Item>| item.as_ref().is_some_and(|i| core::ptr::eq(i.socket, s) && i.generation == g);
+        self.items.iter().skip(from as usize).position(its).map(|i| from + i as u32)
     }
     #[inline]
     fn queue(&mut self, index: u32) {
@@ -311,6 +376,9 @@ impl Inner {
     /// Takes the news of all channels over into the ready queue.
     #[inline]
     fn drain(&mut self, e: &Epoll) {
+        if !self.extras.is_empty() {
+            self.look_at_extras();
+        }
         let place = e.place.load(Relaxed) as usize;
         if place == 0 {
             return;
@@ -332,21 +400,84 @@ impl Inner {
     }
 }
 
+/// `Ack::control`'s flag of a receiver that waits for the peer to send again over the carrier.
+const FROZEN: u64 = Ack { epoch: 0, armed: false, frozen: true, consumed: 0 }.control();
+
+/// Whether a receive finds bytes in the ring, and whether the carrier has to be asked as well; by the shared words.
+#[inline]
+pub(crate) fn ring_says(channel: &Channel, slot: usize) -> (bool, bool) {
+    let rx = channel.words(slot, channel.side ^ 1);
+    // Before the announcement, which comes before the bytes.
+    let some = rx.tail.load(Acquire) != rx.head.load(Relaxed);
+    let ack = rx.quiet[quiet::ACK].load(Relaxed);
+    let fast = ack & 1 != 0 && ack & FROZEN == 0;
+    if some && fast {
+        return (true, false);
+    }
+    let followed = rx.producer_user[announce::EPOCH].load(Acquire) as u32 == ack as u32;
+    // Of a receiver that has followed to the carrier the ring has only what has come there too. One that waits is told whether its bytes
+    // come again, or stay where they are.
+    let stay = || rx.producer_user[announce::RESEND_TO].load(Relaxed) == rx.producer_user[announce::CARRIER_FROM].load(Relaxed);
+    let readable = some && !followed && (ack & FROZEN == 0 || stay());
+    (readable, !readable && (!fast || !followed))
+}
+
+/// What changes in the ring of a socket whose news is not announced to this set.
+fn stamp(channel: &Channel, slot: usize) -> (u32, u64) {
+    let rx = channel.words(slot, channel.side ^ 1);
+    (rx.producer_user[announce::EPOCH].load(Acquire) as u32, rx.tail.load(Acquire))
+}
+
+/// The receiver waits for the peer's answer to a pull-back: news that only the home is told of.
+fn is_frozen(channel: &Channel, slot: usize) -> bool {
+    channel.words(slot, channel.side ^ 1).quiet[quiet::ACK].load(Relaxed) & FROZEN != 0
+}
+
+/// The receiver has followed the sender to the carrier, and can stay there.
+fn is_released(channel: &Channel, slot: usize) -> bool {
+    let rx = channel.words(slot, channel.side ^ 1);
+    let ack = rx.quiet[quiet::ACK].load(Relaxed);
+    ack & 1 == 0 && ack >> 32 == 0 && rx.producer_user[announce::EPOCH].load(Acquire) as u32 == ack as u32
+}
+
+impl Inner {
+    /// Queues the extra items of which anything is new.
+    #[cold]
+    fn look_at_extras(&mut self) {
+        for i in 0..self.extras.len() {
+            let Some(index) = self.extras.get(i).copied() else { return };
+            let Some(item) = self.item(index) else { continue };
+            let Some(channel) = item.socket.channel() else { continue };
+            let now = stamp(channel, item.socket.slot.load(Relaxed) as usize);
+            if core::mem::replace(&mut item.stamp, now) != now {
+                self.queue(index);
+            }
+        }
+    }
+    /// Whether news of a socket may come that nobody announces: of extra items, or (`all`) of all.
+    fn hears_not_all(&self, all: bool) -> bool {
+        (all || !self.extras.is_empty())
+            && self.items.iter().flatten().any(|item| {
+                let s = item.socket;
+                (item.extra.is_some() || (all && item.attached && !item.plain))
+                    && s.channel().is_some_and(|channel| is_frozen(channel, s.slot.load(Relaxed) as usize))
+            })
+    }
+}
+
 /// What a kept item has to report; reads shared words, and asks the kernel only where the carrier matters.
 #[inline]
 fn evaluate(item: &mut Item) -> u32 {
     let s = item.socket;
-    let Some(channel) = s.channel() else { return 0 };
+    let Some(channel) = s.channel().filter(|_| !item.plain) else { return evaluate_plain(item) };
     let slot = s.slot.load(Relaxed) as usize;
-    let rx = channel.words(slot, channel.side ^ 1);
     let mut now = 0;
-    let mut ask = item.carrier_news;
     let receives = io::receives_fast(channel, slot);
     let sends = io::sends_fast(channel, slot);
-    if rx.tail.load(Acquire) != rx.head.load(Relaxed) {
+    let (readable, mut ask) = ring_says(channel, slot);
+    ask |= item.carrier_news;
+    if readable {
         now |= IN;
-    } else if !receives || rx.producer_user[announce::EPOCH].load(Acquire) as u32 != rx.quiet[quiet::ACK].load(Relaxed) as u32 {
-        ask = true;
     }
     if sends {
         if item.events & OUT != 0 && wait::send_room_or_ask(channel, slot, io::tx_ring_bytes(s)) {
@@ -359,6 +490,17 @@ fn evaluate(item: &mut Item) -> u32 {
         now |= ask_carrier(item, receives, sends);
     }
     now & (item.events | ALWAYS)
+}
+
+/// A nameless item of a socket that is the kernel's: the kernel says all.
+#[cold]
+#[inline(never)]
+fn evaluate_plain(item: &Item) -> u32 {
+    if !item.plain {
+        return 0;
+    }
+    let asked = (item.events | ALWAYS) & 0xffff;
+    sys::poll_now(item.fd, asked as i16) as u16 as u32 & asked
 }
 
 #[cold]
@@ -386,19 +528,24 @@ fn ask_carrier(item: &mut Item, receives: bool, sends: bool) -> u32 {
     now
 }
 
+/// Makes sure that the set has a waiting place, by which its own process's threads wake those that sleep on it.
+fn take_place(e: &'static Epoll) -> Option<u32> {
+    // First: from here on the kernel's set may report a tag to a thread that sleeps in it.
+    e.active.store(true, SeqCst);
+    let mut place = e.place.load(Relaxed);
+    if place == 0 {
+        place = wait::claim_for_epoll(e.fd.load(Relaxed), tag(DOORBELL))? as u32 + 1;
+        e.place.store(place, Release);
+    }
+    Some(place)
+}
+
 /// Makes the set one that has attached sockets, on `channel`.
 fn activate(e: &'static Epoll, inner: &mut Inner, channel: &'static Channel) -> bool {
     if e.barred.load(Relaxed) {
         return false;
     }
-    // First: from here on the kernel's set may report a tag to a thread that sleeps in it.
-    e.active.store(true, SeqCst);
-    let mut place = e.place.load(Relaxed);
-    if place == 0 {
-        let Some(p) = wait::claim_for_epoll(e.fd.load(Relaxed), tag(DOORBELL)) else { return false };
-        place = p as u32 + 1;
-        e.place.store(place, Release);
-    }
+    let Some(place) = take_place(e) else { return false };
     if !inner.channels.iter().any(|c| core::ptr::eq(*c, channel)) {
         prune(e, inner, place as usize - 1);
         if inner.channels.len() >= WATCHED || !wait::introduce(channel, place as usize - 1, e.fd.load(Relaxed), tag(DOORBELL)) {
@@ -477,7 +624,11 @@ unsafe fn ctl_ours(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event, r
     };
     if e.owner.load(Relaxed) != lifecycle::process() || s.is_inherited() {
         lifecycle::need_kernel(fd, Reason::InheritedByFork);
-        return PASS;
+        if e.owner.load(Relaxed) != lifecycle::process() || !s.is(ATTACHED) {
+            return PASS;
+        }
+        // SAFETY: the caller's event.
+        return unsafe { ctl_attached(e, epfd, op, fd, event, s, g) };
     }
     loop {
         match s.state.load(SeqCst) {
@@ -504,128 +655,134 @@ unsafe fn ctl_ours(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event, r
     unsafe { ctl_attached(e, epfd, op, fd, event, s, g) }
 }
 
-/// The kernel keeps it; recorded for the day it is attached. `None`: it was attached meanwhile.
+/// The kernel keeps it; recorded for the day it is attached. `None`: it is no candidate any more.
 unsafe fn ctl_candidate(e: &'static Epoll, epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event, s: &'static Socket, g: u16) -> Option<Ret> {
     let mut inner = e.inner.lock();
-    s.registrations.fetch_add(1, SeqCst);
-    if s.state.load(SeqCst) != CANDIDATE {
-        s.registrations.fetch_sub(1, SeqCst);
+    let here = inner.index_of(fd).filter(|i| inner.item_of(*i, s).is_some());
+    let adds = op == libc::EPOLL_CTL_ADD && here.is_none();
+    let others = if adds { s.registrations.fetch_add(1, SeqCst) } else { 0 };
+    if s.state.load(SeqCst) != CANDIDATE || others > 0 {
+        if adds {
+            s.registrations.fetch_sub(1, SeqCst);
+        }
+        drop(inner);
+        if others > 0 {
+            // What the kernel keeps under several names is not followed.
+            let _ = io::to_kernel(s, g, fd, several(e, s), false);
+        }
         return None;
     }
     // SAFETY: the caller's event.
     let r = unsafe { sys::epoll_ctl(epfd, op, fd, event) };
-    let mut added = false;
-    if r == 0 {
-        let stale = inner.index_of(fd);
-        match op {
-            libc::EPOLL_CTL_ADD => {
-                if let Some(i) = stale {
-                    inner.remove(i);
-                }
-                // SAFETY: the kernel has just read it.
-                let ev = unsafe { event.read_unaligned() };
-                let item = Item {
-                    socket: s,
-                    generation: g,
-                    fd,
-                    events: ev.events,
-                    data: ev.u64,
-                    present: true,
-                    attached: false,
-                    queued: false,
-                    disabled: false,
-                    carrier_news: false,
-                    ended: 0,
-                    reported_in: 0,
-                };
-                if let Some(i) = inner.insert(item) {
-                    s.item.store(i as u64, Relaxed);
-                    s.epoll.store((e as *const Epoll).cast_mut(), Release);
-                    added = true;
-                }
-            }
-            libc::EPOLL_CTL_DEL => {
-                if let Some(item) = stale.and_then(|i| inner.remove(i)) {
+    if !adds {
+        match (op, here) {
+            (libc::EPOLL_CTL_DEL, Some(i)) if r == 0 => {
+                if let Some(item) = inner.remove(i) {
                     leave(e, &item);
                 }
             }
-            _ => {
-                // SAFETY: as above.
+            (libc::EPOLL_CTL_MOD, Some(i)) if r == 0 => {
+                // SAFETY: the kernel has just read it.
                 let ev = unsafe { event.read_unaligned() };
-                if let Some(item) = stale.and_then(|i| inner.item(i)) {
+                if let Some(item) = inner.item(i) {
                     (item.events, item.data) = (ev.events, ev.u64);
                 }
             }
+            _ => {}
+        }
+        return Some(r);
+    }
+    let mut home = None;
+    if r == 0 {
+        // SAFETY: as above.
+        let ev = unsafe { event.read_unaligned() };
+        home = put(e, &mut inner, new_item(s, g, fd, ev));
+    }
+    let Some(i) = home else {
+        s.registrations.fetch_sub(1, SeqCst);
+        if r == 0 {
+            drop(inner);
+            let _ = io::to_kernel(s, g, fd, Reason::NoMemory, false);
+        }
+        return Some(r);
+    };
+    make_home(e, s, i);
+    drop(inner);
+    // An attach that did not find it home yet has left it to this thread.
+    loop {
+        match s.state.load(SeqCst) {
+            ATTACHING => core::hint::spin_loop(),
+            ATTACHED => {
+                take_over(e, s, fd, true);
+                return Some(r);
+            }
+            _ => return Some(r),
         }
     }
-    if !added {
-        s.registrations.fetch_sub(1, SeqCst);
+}
+
+fn new_item(s: &'static Socket, g: u16, fd: c_int, ev: epoll_event) -> Item {
+    Item {
+        socket: s,
+        generation: g,
+        fd,
+        events: ev.events,
+        data: ev.u64,
+        present: true,
+        attached: false,
+        extra: None,
+        stamp: (0, 0),
+        nameless: false,
+        plain: false,
+        queued: false,
+        disabled: false,
+        carrier_news: true,
+        ended: 0,
+        reported_in: 0,
     }
-    Some(r)
+}
+
+/// Inserts an item, in the place of what may be left over under its number.
+fn put(e: &Epoll, inner: &mut Inner, item: Item) -> Option<u32> {
+    if let Some(old) = inner.index_of(item.fd).and_then(|stale| inner.remove(stale)) {
+        leave(e, &old);
+    }
+    inner.insert(item)
+}
+
+/// The peer, and whoever looks for the socket's set, finds it here from now on.
+fn make_home(e: &'static Epoll, s: &Socket, index: u32) {
+    s.item.store(index as u64, Relaxed);
+    s.epoll.store((e as *const Epoll).cast_mut(), SeqCst);
+    fence(SeqCst);
+}
+
+/// Why a socket that is in a set already cannot be put into `e` as well.
+fn several(e: &Epoll, s: &Socket) -> Reason {
+    if core::ptr::eq(s.epoll.load(Relaxed), e) { Reason::DuplicateInEpoll } else { Reason::SeveralEpollSets }
 }
 
 unsafe fn ctl_attached(e: &'static Epoll, epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event, s: &'static Socket, g: u16) -> Ret {
-    if op != libc::EPOLL_CTL_DEL && (event as usize) < 4096 {
-        return -(libc::EFAULT as Ret);
-    }
+    let mut ev = epoll_event { events: 0, u64: 0 };
     if op != libc::EPOLL_CTL_DEL {
+        if (event as usize) < 4096 {
+            return -(libc::EFAULT as Ret);
+        }
         // SAFETY: checked not to be null; the caller's.
-        let asked = unsafe { event.read_unaligned() }.events;
+        ev = unsafe { event.read_unaligned() };
+        let asked = ev.events;
         if asked & EXCLUSIVE != 0 && (op == libc::EPOLL_CTL_MOD || asked & !EXCLUSIVE_OK != 0) {
             return -(libc::EINVAL as Ret);
         }
     }
     let mut inner = e.inner.lock();
-    let mut index = inner.index_of(fd);
-    if let Some(i) = index
-        && inner.item(i).is_none_or(|item| item.generation != g || !core::ptr::eq(item.socket, s))
-    {
-        inner.remove(i);
-        index = None;
-    }
-    match (op, index) {
+    let index = inner.index_of(fd).filter(|i| inner.item_of(*i, s).is_some());
+    let r = match (op, index) {
         (libc::EPOLL_CTL_ADD, None) => {
-            let elsewhere = !s.epoll.load(Acquire).is_null();
-            let Some(channel) = s.channel().filter(|_| !elsewhere) else {
-                drop(inner);
-                let why = if elsewhere && core::ptr::eq(s.epoll.load(Relaxed), e) { Reason::DuplicateInEpoll } else { Reason::SeveralEpollSets };
-                lifecycle::need_kernel(fd, why);
-                return PASS;
-            };
-            if !activate(e, &mut inner, channel) {
-                drop(inner);
-                lifecycle::need_kernel(fd, Reason::NoDescriptor);
-                return PASS;
-            }
-            // SAFETY: checked not to be null; the caller's.
-            let ev = unsafe { event.read_unaligned() };
-            let item = Item {
-                socket: s,
-                generation: g,
-                fd,
-                events: ev.events,
-                data: ev.u64,
-                present: true,
-                attached: true,
-                queued: false,
-                disabled: false,
-                carrier_news: true,
-                ended: 0,
-                reported_in: 0,
-            };
-            let Some(i) = inner.insert(item) else { return -(libc::ENOMEM as Ret) };
-            let r = register_carrier(epfd, fd, i);
-            if r < 0 {
-                inner.remove(i);
-                return r;
-            }
-            s.registrations.fetch_add(1, SeqCst);
-            s.item.store(i as u64, Relaxed);
-            s.epoll.store((e as *const Epoll).cast_mut(), Release);
-            post(e, s, channel);
-            inner.queue(i);
-            prod(e, &inner);
-            0
+            drop(inner);
+            let r = add(e, epfd, fd, ev, s, g);
+            inner = e.inner.lock();
+            r
         }
         (libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD, Some(i)) => {
             let Some(item) = inner.item(i) else { return -(libc::ENOENT as Ret) };
@@ -635,8 +792,6 @@ unsafe fn ctl_attached(e: &'static Epoll, epfd: c_int, op: c_int, fd: c_int, eve
             if op == libc::EPOLL_CTL_MOD && item.events & EXCLUSIVE != 0 {
                 return -(libc::EINVAL as Ret);
             }
-            // SAFETY: checked not to be null; the caller's.
-            let ev = unsafe { event.read_unaligned() };
             (item.events, item.data, item.present, item.disabled) = (ev.events, ev.u64, true, false);
             stats::count(Counter::EpollCtlSaved);
             inner.queue(i);
@@ -645,13 +800,109 @@ unsafe fn ctl_attached(e: &'static Epoll, epfd: c_int, op: c_int, fd: c_int, eve
         }
         (libc::EPOLL_CTL_DEL, Some(i)) => {
             let Some(item) = inner.item(i).filter(|item| item.present) else { return -(libc::ENOENT as Ret) };
-            item.present = false;
-            stats::count(Counter::EpollCtlSaved);
+            if item.extra.is_some() {
+                take_out(e, &mut inner, i);
+            } else {
+                item.present = false;
+                stats::count(Counter::EpollCtlSaved);
+            }
             0
         }
+        // The kernel may have an inherited one.
+        (libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL, None) if s.is_inherited() => PASS,
         (libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL, None) => -(libc::ENOENT as Ret),
         _ => -(libc::EINVAL as Ret),
+    };
+    if e.barred.load(Relaxed) {
+        light(e, &mut inner);
     }
+    r
+}
+
+/// Puts an attached socket into the set: at home, if it is in no other; otherwise it goes to the kernel, and only if it cannot go at once
+/// becomes an extra item.
+fn add(e: &'static Epoll, epfd: c_int, fd: c_int, ev: epoll_event, s: &'static Socket, g: u16) -> Ret {
+    let counts = !s.is_inherited();
+    let mut extra = (!counts).then_some(Reason::InheritedByFork);
+    loop {
+        let mut inner = e.inner.lock();
+        if s.generation16() != g || !s.is(ATTACHED) {
+            return PASS;
+        }
+        let others = if counts { s.registrations.fetch_add(1, SeqCst) } else { 0 };
+        let uncount = || if counts { s.registrations.fetch_sub(1, SeqCst) } else { 0 };
+        if extra.is_none() {
+            let why = if others > 0 {
+                Some(several(e, s))
+            } else {
+                let here = s.channel().is_some_and(|channel| activate(e, &mut inner, channel));
+                (!here).then_some(Reason::NoDescriptor)
+            };
+            if let Some(why) = why {
+                uncount();
+                drop(inner);
+                if others > 0 && evict(s) {
+                    continue;
+                }
+                if io::to_kernel(s, g, fd, why, false) {
+                    return PASS;
+                }
+                extra = Some(why);
+                continue;
+            }
+        }
+        let mut item = new_item(s, g, fd, ev);
+        (item.attached, item.extra) = (true, extra);
+        let Some(i) = put(e, &mut inner, item) else {
+            uncount();
+            return -(libc::ENOMEM as Ret);
+        };
+        if extra.is_some() {
+            inner.extras.push(i);
+            inner.unsettled = true;
+            EXTRAS.fetch_add(1, AcqRel);
+            let _ = take_place(e);
+        }
+        let r = register_carrier(epfd, fd, i);
+        if r < 0 {
+            inner.remove(i);
+            uncount();
+            return r;
+        }
+        if extra.is_none() {
+            make_home(e, s, i);
+            if let Some(channel) = s.channel() {
+                post(e, s, channel);
+            }
+        }
+        inner.fresh = true;
+        inner.queue(i);
+        prod(e, &inner);
+        return 0;
+    }
+}
+
+/// Takes an item out of the set and of the kernel's; it has a name.
+fn take_out(e: &Epoll, inner: &mut Inner, index: u32) {
+    let Some(item) = inner.remove(index) else { return };
+    if item.attached {
+        let mut ev = epoll_event { events: 0, u64: 0 };
+        // SAFETY: one valid event; the descriptor is open.
+        let _ = unsafe { sys::epoll_ctl(e.fd.load(Relaxed), libc::EPOLL_CTL_DEL, item.fd, &mut ev) };
+    }
+    leave(e, &item);
+}
+
+/// The socket leaves its home if the application has taken it out there. True: look again.
+fn evict(s: &'static Socket) -> bool {
+    let Some(home) = set_of(s) else { return false };
+    let mut inner = home.inner.lock();
+    let index = s.item.load(Relaxed) as u32;
+    if inner.item_of(index, s).is_none_or(|item| item.present || !item.attached || item.nameless) {
+        return false;
+    }
+    take_out(home, &mut inner, index);
+    true
 }
 
 /// Puts the carrier into the kernel's set under a tag, whatever stands there for it.
@@ -668,9 +919,25 @@ fn register_carrier(epfd: c_int, fd: c_int, index: u32) -> isize {
 
 // ---- changes of a socket's state -------------------------------------------------------------------------------
 
+/// The socket's home. (An inherited socket's is its maker's.)
 fn set_of(s: &Socket) -> Option<&'static Epoll> {
-    // SAFETY: null or a type-stable instance.
-    unsafe { s.epoll.load(Acquire).as_ref() }
+    // SAFETY: null or a type-stable instance of this process.
+    if s.is_inherited() { None } else { unsafe { s.epoll.load(SeqCst).as_ref() } }
+}
+
+/// Calls `f` for every set that may hold the socket, some perhaps twice.
+fn for_each_set_of(s: &Socket, mut f: impl FnMut(&'static Epoll)) {
+    if EXTRAS.load(Acquire) != 0 {
+        fd_table::for_each(|_, entry| {
+            if let Entry::Epoll(e) = entry
+                && e.owner.load(Relaxed) == lifecycle::process()
+            {
+                f(e);
+            }
+        });
+    } else if let Some(e) = set_of(s) {
+        f(e);
+    }
 }
 
 /// Whether the socket can be attached now as far as its set is concerned.
@@ -679,20 +946,27 @@ pub(crate) fn may_attach(s: &Socket) -> bool {
     // Not in a signal handler that interrupted a call on the set.
     let Some(mut inner) = e.inner.try_lock() else { return false };
     let index = s.item.load(Relaxed) as u32;
-    inner.item(index).is_none_or(|item| item.events & ONESHOT == 0)
+    inner.item_of(index, s).is_none_or(|item| item.events & ONESHOT == 0)
 }
 
 /// A candidate became attached: what the kernel kept for it is kept here from now on.
 pub(crate) fn on_attached(s: &'static Socket, fd: c_int) {
-    let Some(e) = set_of(s) else { return };
+    if let Some(e) = set_of(s) {
+        // Attached only by the call that arms it (`ctl_ours`).
+        take_over(e, s, fd, false);
+    }
+}
+
+/// Takes an attached socket's registration over from the kernel. `armed`: one with ONESHOT has not fired.
+fn take_over(e: &'static Epoll, s: &'static Socket, fd: c_int, armed: bool) {
     let mut inner = e.inner.lock();
     let index = s.item.load(Relaxed) as u32;
     let Some(channel) = s.channel() else { return };
-    let Some((item_fd, generation)) = inner.item(index).map(|i| (i.fd, i.generation)) else { return };
-    if generation != s.generation16() {
+    let Some((item_fd, attached)) = inner.item_of(index, s).map(|i| (i.fd, i.attached)) else { return };
+    if attached && !armed {
         return;
     }
-    if !activate(e, &mut inner, channel) || register_carrier(e.fd.load(Relaxed), item_fd, index) < 0 {
+    if !attached && (!activate(e, &mut inner, channel) || register_carrier(e.fd.load(Relaxed), item_fd, index) < 0) {
         drop(inner);
         lifecycle::need_kernel(fd, Reason::NoDescriptor);
         return;
@@ -700,9 +974,9 @@ pub(crate) fn on_attached(s: &'static Socket, fd: c_int) {
     if let Some(item) = inner.item(index) {
         item.attached = true;
         item.carrier_news = true;
-        // Attached only by the call that arms it (`ctl_ours`).
-        item.disabled = item.events & ONESHOT != 0;
+        item.disabled = !armed && item.events & ONESHOT != 0;
     }
+    inner.fresh = true;
     post(e, s, channel);
     inner.queue(index);
     prod(e, &inner);
@@ -710,10 +984,26 @@ pub(crate) fn on_attached(s: &'static Socket, fd: c_int) {
 
 /// The socket is plain now: the kernel gets back what the application asked for.
 pub(crate) fn on_plain(s: &'static Socket) {
-    let Some(e) = set_of(s) else { return };
-    let mut inner = e.inner.lock();
+    for_each_set_of(s, |e| {
+        let mut inner = e.inner.lock();
+        let mut from = 0;
+        while let Some(index) = its_next(&inner, e, s, from) {
+            from = index + 1;
+            hand_back(e, &mut inner, index);
+        }
+    });
+}
+
+/// The first item of the socket's in this set, from index `from` on.
+fn its_next(inner: &Inner, e: &Epoll, s: &Socket, from: u32) -> Option<u32> {
+    if EXTRAS.load(Relaxed) != 0 {
+        return inner.next_of(s, from);
+    }
+    // Only its home, under a known index.
     let index = s.item.load(Relaxed) as u32;
-    hand_back(e, &mut inner, index);
+    let home = from <= index && core::ptr::eq(s.epoll.load(Relaxed), e);
+    let its = |item: &Item| core::ptr::eq(item.socket, s) && item.generation == s.generation16();
+    (home && inner.items.get(index as usize).is_some_and(|item| item.as_ref().is_some_and(its))).then_some(index)
 }
 
 /// Registers an item's descriptor in the kernel's set as the application asked for it.
@@ -736,6 +1026,12 @@ fn give_to_kernel(epfd: c_int, item: &Item) {
 }
 
 fn hand_back(e: &Epoll, inner: &mut Inner, index: u32) {
+    if let Some(item) = inner.item(index).filter(|item| item.nameless) {
+        item.plain = true;
+        inner.queue(index);
+        prod(e, inner);
+        return;
+    }
     let Some(item) = inner.remove(index) else { return };
     if item.attached {
         give_to_kernel(e.fd.load(Relaxed), &item);
@@ -743,64 +1039,193 @@ fn hand_back(e: &Epoll, inner: &mut Inner, index: u32) {
     leave(e, &item);
 }
 
-/// A descriptor of the socket is about to be closed.
+/// A descriptor of the socket is about to be closed; -1: one was, and nobody told us which.
 pub(crate) fn forget(s: &'static Socket, fd: c_int) {
-    let Some(e) = set_of(s) else { return };
+    let last = s.refs.load(Relaxed) <= 1;
+    for_each_set_of(s, |e| forget_in(e, s, fd, last));
+}
+
+/// As [`forget`], in one set. `last`: no other descriptor of it is open anywhere.
+fn forget_in(e: &'static Epoll, s: &'static Socket, fd: c_int, last: bool) {
     if e.owner.load(Relaxed) != lifecycle::process() {
         return;
     }
-    // A signal handler that interrupted a call on this very set leaves the item to the set's next look.
-    let Some(mut inner) = e.inner.lock_unless_mine() else { return };
-    let index = s.item.load(Relaxed) as u32;
-    if s.refs.load(Relaxed) > 1
-        && fd >= 0
-        && inner.item(index).is_some_and(|item| core::ptr::eq(item.socket, s) && item.fd == fd && item.present && item.attached)
-    {
-        // The kernel goes on reporting a closed descriptor whose file lives on (epoll(7), Q6): let it.
+    let mut from = 0;
+    loop {
+        // A signal handler that interrupted a call on this very set leaves the item to the set's next look.
+        let Some(mut inner) = e.inner.lock_unless_mine() else { return };
+        let Some(i) = its_next(&inner, e, s, from) else { return };
+        from = i + 1;
+        let Some(item) = inner.item(i) else { return };
+        if last {
+            if let Some(item) = inner.remove(i) {
+                leave(e, &item);
+            }
+            let place = e.place.load(Relaxed) as usize;
+            if place != 0 && s.channel().is_some_and(|c| c.dead.load(Acquire) != 0) {
+                prune(e, &mut inner, place - 1);
+            }
+            continue;
+        }
+        if item.fd != fd && (fd >= 0 || names(item.fd, s)) {
+            continue;
+        }
+        if item.nameless {
+            lose_name(e, &mut inner, i);
+            continue;
+        }
+        if !item.present {
+            take_out(e, &mut inner, i);
+            continue;
+        }
+        // The kernel goes on reporting a closed descriptor whose file lives on (epoll(7), Q6): let it, as the application put it.
+        let mut name = item.fd;
+        if fd < 0 && item.attached {
+            // Too late to change what the kernel has.
+            lose_name(e, &mut inner, i);
+            name = inner.item_of(i, s).map_or(-1, |item| item.fd);
+        }
         drop(inner);
-        let _ = io::to_kernel(s, s.generation16(), fd, Reason::DuplicateInEpoll, false);
-        return;
+        let plain = io::to_kernel(s, s.generation16(), name, Reason::DuplicateInEpoll, false);
+        let Some(mut inner) = e.inner.lock_unless_mine() else { return };
+        let Some(item) = inner.item_of(i, s).filter(|item| !item.nameless) else { continue };
+        if item.attached && !plain {
+            lose_name(e, &mut inner, i);
+        } else if let Some(item) = inner.remove(i) {
+            leave(e, &item);
+        }
     }
-    if inner.item(index).is_some_and(|item| core::ptr::eq(item.socket, s) && (item.fd == fd || fd < 0))
-        && let Some(item) = inner.remove(index)
-    {
-        if item.attached && s.refs.load(Relaxed) > 1 {
-            let mut ev = epoll_event { events: 0, u64: 0 };
-            // SAFETY: one valid event; the descriptor is still open.
-            let _ = unsafe { sys::epoll_ctl(e.fd.load(Relaxed), libc::EPOLL_CTL_DEL, item.fd, &mut ev) };
+}
+
+/// Whether the table says that `fd` is the socket's.
+fn names(fd: c_int, s: &Socket) -> bool {
+    fd_table::socket(fd).is_some_and(|(now, g)| core::ptr::eq(now, s) && g == s.generation16())
+}
+
+/// The number of a registered, attached socket is closed: the item goes on under another, if this process has one.
+fn lose_name(e: &Epoll, inner: &mut Inner, index: u32) {
+    let Some(item) = inner.item(index) else { return };
+    let (s, old, was_nameless) = (item.socket, item.fd, item.nameless);
+    let mut other = -1;
+    fd_table::for_each(|fd, _| {
+        if other < 0 && fd != old && names(fd, s) {
+            other = fd;
         }
-        leave(e, &item);
-        let place = e.place.load(Relaxed) as usize;
-        if place != 0 && s.channel().is_some_and(|c| c.dead.load(Acquire) != 0) {
-            prune(e, &mut inner, place - 1);
+    });
+    if other < 0 && !was_nameless {
+        take_out(e, inner, index);
+    } else if other < 0 {
+        if let Some(item) = inner.remove(index) {
+            leave(e, &item);
         }
+    } else {
+        inner.forget_number(old, index);
+        if let Some(item) = inner.item(index) {
+            item.fd = other;
+            item.nameless = true;
+        }
+        inner.unsettled = true;
     }
 }
 
 /// The set is itself polled, or shared with another process: its sockets go back to the kernel, and none comes here again.
 #[cold]
 pub(crate) fn bar(e: &'static Epoll) {
-    e.barred.store(true, SeqCst);
+    let before = e.barred.swap(true, SeqCst);
     if !e.active.load(Acquire) {
         return;
     }
-    let mut fds = Vec::new();
-    for item in e.inner.lock().items.iter().flatten().filter(|i| i.attached) {
-        fds.push(item.fd);
-    }
-    for fd in fds {
-        lifecycle::need_kernel(fd, Reason::SeveralEpollSets);
-    }
-    // The doorbells would make the set look ready to whoever polls it.
     let mut inner = e.inner.lock();
-    let place = e.place.swap(0, AcqRel) as usize;
-    if place != 0 && inner.items.iter().flatten().all(|i| !i.attached) {
-        wait::leave_set(place - 1, e.fd.load(Relaxed), &inner.channels);
-        leave_channels(e, &mut inner);
-        wait::give_back(place - 1);
+    if !before {
+        let mut fds = Vec::new();
+        for item in inner.items.iter().flatten().filter(|i| i.attached) {
+            fds.push(item.fd);
+        }
+        drop(inner);
+        for fd in fds {
+            lifecycle::need_kernel(fd, Reason::SeveralEpollSets);
+        }
+        inner = e.inner.lock();
+        inner.unsettled = true;
+        inner.settle_at = 0;
+    }
+    inner.drain(e);
+    inner = settle(e, inner);
+    light(e, &mut inner);
+}
+
+/// Gives those sockets to the kernel that could not go at once. Without the lock in between: it may take a while.
+#[cold]
+#[inline(never)]
+fn settle(e: &'static Epoll, mut inner: Guard<'static, Inner>) -> Guard<'static, Inner> {
+    let barred = e.barred.load(Relaxed);
+    let waits = |item: &Item| item.attached && !item.plain && (barred || item.extra.is_some() || item.nameless);
+    let now = sys::now_ns();
+    if now < inner.settle_at {
+        return inner;
+    }
+    let mut ready = Vec::new();
+    for item in inner.items.iter().flatten().filter(|item| waits(item)) {
+        let s = item.socket;
+        if s.channel().is_some_and(|c| is_released(c, s.slot.load(Relaxed) as usize)) {
+            ready.push((s, item.generation, item.fd, item.extra.unwrap_or(Reason::SeveralEpollSets)));
+        }
+    }
+    let mut all = true;
+    if !ready.is_empty() {
+        drop(inner);
+        for (s, g, fd, why) in ready {
+            all &= io::to_kernel(s, g, fd, why, false);
+        }
+        inner = e.inner.lock();
+    }
+    inner.settle_after = if all { AGAIN_NS } else { (inner.settle_after * 2).clamp(AGAIN_NS, AGAIN_MAX_NS) };
+    inner.settle_at = sys::now_ns().saturating_add(inner.settle_after);
+    for i in 0..inner.items.len() as u32 {
+        // Given to the kernel by another process, or before it was put in here.
+        if inner.item(i).is_some_and(|item| waits(item) && !item.socket.is(ATTACHED)) {
+            hand_back(e, &mut inner, i);
+        }
+    }
+    inner.unsettled = inner.items.iter().flatten().any(waits);
+    if barred && inner.items.iter().flatten().all(|item| !item.attached) {
+        // Nothing is left but doorbells, which would make the set look ready to whoever polls it.
+        unlight(e, &mut inner);
+        let place = e.place.swap(0, AcqRel) as usize;
+        if place != 0 {
+            wait::leave_set(place - 1, e.fd.load(Relaxed), &inner.channels);
+            leave_channels(e, &mut inner);
+            wait::give_back(place - 1);
+        }
         e.active.store(false, Release);
-    } else {
-        e.place.store(place as u32, Release);
+    }
+    inner
+}
+
+/// Makes a set that is itself polled look ready exactly as long as an item of it may be. (What the kernel keeps speaks for itself.)
+#[cold]
+#[inline(never)]
+fn light(e: &Epoll, inner: &mut Inner) {
+    if inner.ready.is_empty() && !inner.hears_not_all(true) {
+        unlight(e, inner);
+        return;
+    }
+    if inner.lit {
+        return;
+    }
+    if inner.beacon < 0 {
+        inner.beacon = numbers::make(|| sys::eventfd(1, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC));
+    }
+    let mut ev = epoll_event { events: libc::EPOLLIN as u32, u64: tag(DOORBELL) };
+    // SAFETY: one valid event.
+    inner.lit = inner.beacon >= 0 && unsafe { sys::epoll_ctl(e.fd.load(Relaxed), libc::EPOLL_CTL_ADD, inner.beacon, &mut ev) } >= 0;
+}
+
+fn unlight(e: &Epoll, inner: &mut Inner) {
+    if core::mem::take(&mut inner.lit) {
+        let mut ev = epoll_event { events: 0, u64: 0 };
+        // SAFETY: one valid event.
+        let _ = unsafe { sys::epoll_ctl(e.fd.load(Relaxed), libc::EPOLL_CTL_DEL, inner.beacon, &mut ev) };
     }
 }
 
@@ -822,17 +1247,29 @@ pub(crate) unsafe fn wait(epfd: c_int, events: *mut epoll_event, max: c_int, tim
     if (events as usize) < 4096 {
         return -(libc::EFAULT as Ret);
     }
-    let mut out = Out { events, max: max as usize, n: 0 };
+    // SAFETY: the caller's buffer of `max` events.
+    let r = unsafe { look(e, epfd, Out { events, max: max as usize, n: 0 }, timeout_ns, mask) };
+    if e.barred.load(Relaxed) {
+        light(e, &mut e.inner.lock());
+    }
+    r
+}
+
+#[inline]
+unsafe fn look(e: &'static Epoll, epfd: c_int, mut out: Out, timeout_ns: i64, mask: Mask) -> Ret {
     let mut inner = e.inner.lock();
     inner.wait = inner.wait.wrapping_add(1);
     prune_if_due(e, &mut inner);
+    if inner.unsettled {
+        inner = settle(e, inner);
+    }
     inner.drain(e);
     let now = sys::ticks();
     // A buffer that is always full of sockets must not keep the kernel's descriptors out either; nor they the sockets, where it has one place.
     let full = out.max <= inner.ready.len();
     let overdue = inner.backlog || inner.wait.is_multiple_of(32) || now.wrapping_sub(inner.last_visit) > KERNEL_VISIT_TICKS;
-    let due = overdue || (full && inner.wait.is_multiple_of(8));
-    if due && full && (out.max > 1 || inner.wait.is_multiple_of(2)) {
+    let due = overdue || inner.fresh || (full && inner.wait.is_multiple_of(8));
+    if due && (full || inner.fresh) && (out.max > 1 || inner.wait.is_multiple_of(2)) {
         // The buffer cannot hold all: the kernel's descriptors go first this time.
         inner.last_visit = now;
         let room = (out.max / 2).max(1);
@@ -894,7 +1331,7 @@ fn collect(inner: &mut Inner, e: &'static Epoll, out: &mut Out) {
             inner.remove(index);
             continue;
         }
-        if !item.socket.is(ATTACHED) {
+        if !item.plain && !item.socket.is(ATTACHED) {
             // Made plain by another process that shares it.
             hand_back(e, inner, index);
             continue;
@@ -951,6 +1388,7 @@ fn visit(inner: &mut Inner, e: &'static Epoll, epfd: c_int, out: &mut Out, room:
     // SAFETY: a buffer of that many events.
     let r = unsafe { sys::epoll_wait(epfd, local.as_mut_ptr(), room as c_int, 0, core::ptr::null()) };
     inner.backlog = r == room as isize;
+    inner.fresh = false;
     for ev in local.iter().take(r.max(0) as usize) {
         sort(inner, *ev, out);
     }
@@ -968,7 +1406,10 @@ unsafe fn wait_slow(e: &'static Epoll, mut inner: Guard<'static, Inner>, epfd: c
     }
     let deadline = if timeout_ns < 0 { 0 } else { sys::now_ns().saturating_add(timeout_ns as u64).max(1) };
     loop {
-        let Some(place) = (e.place.load(Relaxed) as usize).checked_sub(1) else { return PASS };
+        let place = (e.place.load(Relaxed) as usize).checked_sub(1);
+        if !e.active.load(Acquire) || (place.is_none() && inner.extras.is_empty()) {
+            return PASS;
+        }
         if mask.is_null() {
             let same_cpu = inner.channels.iter().filter(|c| c.dead.load(Relaxed) == 0).all(|c| {
                 c.note_cpu();
@@ -992,7 +1433,7 @@ unsafe fn wait_slow(e: &'static Epoll, mut inner: Guard<'static, Inner>, epfd: c
             }
         }
         for c in &inner.channels {
-            c.my_place(place).prepare_sleep();
+            c.my_place(place.unwrap_or(0)).prepare_sleep();
         }
         fence(SeqCst);
         inner.drain(e);
@@ -1001,17 +1442,25 @@ unsafe fn wait_slow(e: &'static Epoll, mut inner: Guard<'static, Inner>, epfd: c
             wake_up(&inner, place);
             return out.n as Ret;
         }
+        let mut left = wait::left(deadline);
+        // What nobody rings for is looked for.
+        let looks = !inner.extras.is_empty() && (place.is_none() || inner.hears_not_all(false));
+        if looks && !(0..=LOOK_NS).contains(&left) {
+            left = LOOK_NS;
+        }
+        unlight(e, &mut inner);
         inner.sleepers += 1;
         drop(inner);
         let mut local = [epoll_event { events: 0, u64: 0 }; 64];
         let room = out.max.min(local.len());
         stats::count(Counter::Sleeps);
         // SAFETY: a buffer of that many events; the caller's mask.
-        let r = unsafe { sys::epoll_wait(epfd, local.as_mut_ptr(), room as c_int, wait::left(deadline), mask) };
+        let r = unsafe { sys::epoll_wait(epfd, local.as_mut_ptr(), room as c_int, left, mask) };
         inner = e.inner.lock();
         inner.sleepers = inner.sleepers.saturating_sub(1);
         inner.last_visit = sys::ticks();
         inner.backlog = r == room as isize;
+        inner.fresh = false;
         wake_up(&inner, place);
         if r < 0 {
             return r;
@@ -1027,16 +1476,20 @@ unsafe fn wait_slow(e: &'static Epoll, mut inner: Guard<'static, Inner>, epfd: c
             }
             return out.n as Ret;
         }
-        if r == 0 || (deadline != 0 && sys::now_ns() >= deadline) {
+        if (r == 0 && !looks) || (deadline != 0 && sys::now_ns() >= deadline) {
             return 0;
         }
         // News that was no event of the application's.
         prune_if_due(e, &mut inner);
+        if inner.unsettled {
+            inner = settle(e, inner);
+        }
     }
 }
 
 /// This thread does not sleep any more; others may.
-fn wake_up(inner: &Inner, place: usize) {
+fn wake_up(inner: &Inner, place: Option<usize>) {
+    let Some(place) = place else { return };
     for c in &inner.channels {
         if inner.sleepers == 0 {
             c.my_place(place).cancel_sleep();
@@ -1089,6 +1542,9 @@ pub(crate) unsafe fn on_wait(epfd: c_int, events: *mut epoll_event, n: c_int) ->
 #[cold]
 fn inherited(e: &'static Epoll) {
     let mut inner = e.inner.lock();
+    EXTRAS.fetch_sub(inner.extras.len() as u32, AcqRel);
+    inner.extras.clear();
+    inner.unsettled = false;
     for item in core::mem::take(&mut inner.items).into_iter().flatten().filter(|i| i.attached) {
         // The kernel's set is all that the child has: nothing may stay in the ring.
         let _ = io::to_kernel(item.socket, item.generation, item.fd, Reason::InheritedByFork, true);

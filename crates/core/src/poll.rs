@@ -3,7 +3,7 @@
 //! Both become one list of [`Want`]s. If none of them is an attached socket, the hook passes the call on untouched.
 
 use crate::api::{Mask, PASS, Ret};
-use crate::channel::{Channel, announce, quiet};
+use crate::channel::Channel;
 use crate::fd_table::{self, Entry};
 use crate::socket::{ATTACHED, Socket, flag};
 use crate::wait::{self, Side};
@@ -24,21 +24,19 @@ struct Want {
     generation: u16,
     channel: &'static Channel,
     slot: usize,
+    /// The peer cannot tell this process of its news: a child that inherited it, and in whose hands bytes were left in the ring.
+    silent: bool,
     posted: [bool; 2],
 }
 
 impl Want {
     /// What can be said of it from the shared words, and whether the carrier has to be asked as well.
     fn look(&self, events: i16) -> (i16, bool) {
-        let rx = self.channel.words(self.slot, self.channel.side ^ 1);
         let mut now = 0;
-        let mut ask = self.socket.has(flag::CARRIER_SPOKE);
-        if rx.tail.load(Acquire) != rx.head.load(Relaxed) {
+        let (readable, mut ask) = epoll::ring_says(self.channel, self.slot);
+        ask |= self.socket.has(flag::CARRIER_SPOKE);
+        if readable {
             now |= events & IN;
-        } else if !io::receives_fast(self.channel, self.slot)
-            || rx.producer_user[announce::EPOCH].load(Acquire) as u32 != rx.quiet[quiet::ACK].load(Relaxed) as u32
-        {
-            ask = true;
         }
         if !io::sends_fast(self.channel, self.slot) {
             ask = true;
@@ -82,10 +80,12 @@ fn find(fds: &[pollfd]) -> Vec<Want> {
         }
         match fd_table::get(p.fd) {
             Entry::Socket(s, generation) if s.is(ATTACHED) => {
-                if s.is_inherited() {
+                let silent = s.is_inherited();
+                if silent {
                     lifecycle::need_kernel(p.fd, Reason::InheritedByFork);
-                } else if let Some(channel) = s.channel() {
-                    wants.push(Want { index, socket: s, generation, channel, slot: s.slot.load(Relaxed) as usize, posted: [false; 2] });
+                }
+                if let Some(channel) = s.channel().filter(|_| s.is(ATTACHED)) {
+                    wants.push(Want { index, socket: s, generation, channel, slot: s.slot.load(Relaxed) as usize, silent, posted: [false; 2] });
                 }
             }
             Entry::Epoll(e) => epoll::bar(e),
@@ -201,7 +201,7 @@ fn sleep(fds: &[pollfd], wants: &mut [Want], kernel: &mut Vec<pollfd>, deadline:
     if let Some(p) = place {
         for w in wants.iter_mut() {
             let events = fds.get(w.index).map_or(0, |p| p.events);
-            let introduced = wait::introduce(w.channel, p, wait::gather(p), 0);
+            let introduced = !w.silent && wait::introduce(w.channel, p, wait::gather(p), 0);
             for (side, bits, posted) in [(Side::Receive, IN, 0), (Side::Send, OUT, 1)] {
                 if events & bits != 0 {
                     let ok = introduced && wait::post(w.channel, w.slot, side, p);
@@ -211,7 +211,9 @@ fn sleep(fds: &[pollfd], wants: &mut [Want], kernel: &mut Vec<pollfd>, deadline:
                     all_posted &= ok;
                 }
             }
-            w.channel.my_place(p).prepare_sleep();
+            if !w.silent {
+                w.channel.my_place(p).prepare_sleep();
+            }
         }
         fence(SeqCst);
     }
@@ -256,7 +258,9 @@ fn sleep(fds: &[pollfd], wants: &mut [Want], kernel: &mut Vec<pollfd>, deadline:
     }
     if let Some(p) = place {
         for w in wants.iter_mut() {
-            w.channel.my_place(p).cancel_sleep();
+            if !w.silent {
+                w.channel.my_place(p).cancel_sleep();
+            }
             for (side, posted) in [(Side::Receive, 0), (Side::Send, 1)] {
                 if let Some(flag) = w.posted.get_mut(posted).filter(|f| **f) {
                     *flag = false;

@@ -1,6 +1,6 @@
 //! poll, ppoll, select and pselect.
 
-use crate::ctx::{await_bytes, recv_exact, send_all};
+use crate::ctx::{Ctx, await_bytes, blocked, recv_exact, send_all};
 use crate::scenario::{Scenario, alone, pair};
 use crate::sys::{self, E, Fd, Sets};
 use libc::{EINTR, POLLIN, POLLOUT, POLLRDHUP, SIGALRM, SIGUSR1};
@@ -38,8 +38,127 @@ fn names(result: Result<(usize, Vec<i16>), E>) -> Result<(usize, Vec<String>), E
     result.map(|(n, r)| (n, r.into_iter().map(sys::poll_names).collect()))
 }
 
+/// Puts a connection into two epoll sets, which both stay: from then on it is the kernel's, but for what is in the ring unread.
+fn into_two_sets(fd: Fd) {
+    for _ in 0..2 {
+        let set = sys::epoll_create1(libc::EPOLL_CLOEXEC).expect("epoll_create1");
+        sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, 0, 1).expect("EPOLL_CTL_ADD");
+    }
+}
+
+/// A client that sends a byte for each `b`, puts its end into two sets at `l`, and ends with any other word.
+fn sender(t: &Ctx) {
+    let fd = t.client();
+    t.tell(&sys::getpid().to_string());
+    loop {
+        match t.hear().as_str() {
+            "b" => send_all(fd, b"!"),
+            "l" => into_two_sets(fd),
+            _ => break,
+        }
+        t.tell("did");
+    }
+}
+
+fn ask(t: &Ctx, what: &str) {
+    t.tell(what);
+    t.wait("did");
+}
+
+/// poll and select of a connection and of its duplicate.
+fn both(t: &Ctx, label: &str, fds: [Fd; 2], timeout: i32) {
+    let set = fds.map(|fd| (fd, POLLIN));
+    t.log(label, names(sys::poll(&set, timeout)));
+    let sets = Sets {
+        read: fds.to_vec(),
+        ..Sets::default()
+    };
+    let width = fds[0].max(fds[1]) + 1;
+    t.log(
+        label,
+        sys::select(width, &sets, Some(timeout.into())).map(|r| (r.0, r.1.read.len())),
+    );
+}
+
 pub fn list() -> Vec<Scenario> {
     vec![
+        pair(
+            "poll/left-in-the-ring",
+            "a connection and its duplicate, when unread bytes are where the kernel does not see them",
+            |t| {
+                let fd = t.server();
+                let _peer = t.hear();
+                let fds = [fd, sys::dup(fd).expect("dup")];
+                both(t, "quiet", fds, 0);
+                ask(t, "b");
+                ask(t, "l");
+                await_bytes(fd, 1);
+                into_two_sets(fd);
+                both(t, "left", fds, 5000);
+                t.log("recv", sys::recv(fds[1], &mut [0; 8], 0));
+                both(t, "read", fds, 20);
+                let waiter = blocked(move || names(sys::poll(&fds.map(|fd| (fd, POLLIN)), 10_000)));
+                ask(t, "b");
+                t.log("woke", waiter.join().expect("thread"));
+                both(t, "new", fds, 5000);
+                t.log("close", sys::close(fds[0]));
+                t.log("the other", names(sys::poll(&[(fds[1], POLLIN)], 0)));
+                t.tell("x");
+            },
+            sender,
+        ),
+        pair(
+            "poll/fetched-back",
+            "bytes that the library gets back from the peer are reported once they are there, and not when they are read",
+            |t| {
+                let fd = t.server();
+                let peer: i32 = t.hear().parse().expect("a pid");
+                let fds = [fd, sys::dup(fd).expect("dup")];
+                ask(t, "b");
+                await_bytes(fd, 1);
+                t.log("stop", sys::kill(peer, libc::SIGSTOP));
+                into_two_sets(fd);
+                let waiter = blocked(move || {
+                    let ready = names(sys::poll(&fds.map(|fd| (fd, POLLIN)), 10_000));
+                    (ready, sys::recv(fds[1], &mut [0; 8], libc::MSG_DONTWAIT))
+                });
+                t.log("continue", sys::kill(peer, libc::SIGCONT));
+                t.log("came", waiter.join().expect("thread"));
+                both(t, "read", fds, 20);
+                ask(t, "b");
+                both(t, "new", fds, 5000);
+                t.tell("x");
+            },
+            sender,
+        ),
+        pair(
+            "poll/left-in-the-ring-child",
+            "a forked child polls and selects a connection with bytes left in the ring",
+            |t| {
+                let fd = t.server();
+                let _peer = t.hear();
+                ask(t, "b");
+                ask(t, "l");
+                await_bytes(fd, 1);
+                let child = t.child(|_| {
+                    let set = [(fd, POLLIN)];
+                    let sets = Sets {
+                        read: vec![fd],
+                        ..Sets::default()
+                    };
+                    let first = names(sys::poll(&set, 5000));
+                    let select = sys::select(fd + 1, &sets, Some(5000)).map(|r| r.0);
+                    recv_exact(fd, 1);
+                    format!("{first:?} {select:?} {:?}", names(sys::poll(&set, 20)))
+                });
+                t.log("child", child.join());
+                t.log("quiet", names(sys::poll(&[(fd, POLLIN)], 20)));
+                ask(t, "b");
+                t.log("parent", names(sys::poll(&[(fd, POLLIN)], 5000)));
+                t.tell("x");
+            },
+            sender,
+        ),
         pair(
             "poll/mixed",
             "sockets, pipes, negative and closed fds in one poll: each with its own revents",
