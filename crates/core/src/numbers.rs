@@ -38,8 +38,7 @@ pub(crate) fn enter() -> u32 {
         }
         leave(epoch);
         if !wait_for_library() {
-            INSIDE.fetch_add(1, SeqCst);
-            return epoch;
+            return INSIDE.fetch_add(1, SeqCst) & !COUNT;
         }
     }
 }

@@ -15,7 +15,7 @@ use crate::lock::{Guard, Mutex};
 use crate::rendezvous::absent::Absent;
 use crate::rendezvous::packet::{self, Received};
 use crate::rendezvous::{ADVERTS, EVENT_ADVERT, EVENT_LINK, LINKS, Listens, State, Then, Violation, auth, link_of};
-use crate::socket::{Socket, flag};
+use crate::socket::{CANDIDATE, Socket, flag};
 use crate::{fd_table, lifecycle, numbers, sys};
 use alloc::vec::Vec;
 use core::ffi::{c_int, c_void};
@@ -423,14 +423,17 @@ impl Service {
     }
 
     /// `socket` is used: worth an agreement with its peer. False: none is possible.
-    fn note(&'static self, socket: &'static Socket) -> bool {
+    fn note(&'static self, socket: &'static Socket, generation: u16) -> bool {
         if !self.ensure_started() {
             return false;
         }
+        // Before the look at its state: who closes it changes that first, and then looks for the mark.
+        socket.flags.fetch_or(flag::NOTED, SeqCst);
+        let is_over = || socket.state.load(SeqCst) != CANDIDATE || socket.generation16() != generation;
         if socket.has(flag::CONNECTOR) {
-            return self.with(|s| s.add_connected(socket)) == Some(true);
+            return self.with(|s| is_over() || s.add_connected(socket)) == Some(true);
         }
-        let noted = self.with(|s| s.add_accepted(socket)).flatten();
+        let noted = self.with(|s| if is_over() { Some(false) } else { s.add_accepted(socket) }).flatten();
         if noted == Some(true) {
             // Its candidate is there.
             self.ring();
@@ -441,6 +444,12 @@ impl Service {
     /// `socket` has been sent on several times, and has received nothing. True: somebody is told of it.
     fn sending(&'static self, socket: &'static Socket) -> bool {
         if !self.ensure_started() {
+            return false;
+        }
+        let generation = socket.generation16();
+        // As in `note`.
+        socket.flags.fetch_or(flag::NOTED, SeqCst);
+        if socket.state.load(SeqCst) != CANDIDATE || socket.generation16() != generation {
             return false;
         }
         let done = self.with(|s| (s.has_advertiser(socket.tuple().peer_port()) && s.is_connected(socket), s.expect(socket)));
@@ -560,8 +569,8 @@ pub(crate) fn listener_closed() {
 }
 
 /// `s` has shown to be used, and its peer can have the library: an agreement follows when both ends have said so. False: none is possible.
-pub(crate) fn note(s: &'static Socket) -> bool {
-    SERVICE.note(s)
+pub(crate) fn note(s: &'static Socket, generation: u16) -> bool {
+    SERVICE.note(s, generation)
 }
 
 /// `s` is no candidate any more, or its memory is about to be freed. When this returns the service thread has

@@ -52,6 +52,8 @@ pub(crate) mod flag {
     pub(crate) const ORPHAN: u32 = 128;
     /// The service knows it.
     pub(crate) const NOTED: u32 = 512;
+    /// Over; its memory is free as soon as nobody is in a call on it.
+    pub(crate) const FREE_LATER: u32 = 1024;
     /// Shut down for sending, but the kernel is told when all is sent again.
     pub(crate) const FIN_LATER: u32 = 256;
 }
@@ -486,7 +488,7 @@ fn let_go(s: &'static Socket, g: u16, fd: c_int, kernel_close: impl FnOnce() -> 
         LastName::Outlived => {
             let r = kernel_close();
             if s.waiters.load(SeqCst) == 0 {
-                bury_orphan(s);
+                bury_orphan(s, g);
             }
             r
         }
@@ -525,12 +527,12 @@ fn rename(s: &'static Socket, fd: c_int, other: c_int) {
 }
 
 /// What was under way on a closed connection has ended.
-pub(crate) fn bury_orphan(s: &'static Socket) {
-    if s.flags.fetch_and(!flag::ORPHAN, AcqRel) & flag::ORPHAN != 0 {
+pub(crate) fn bury_orphan(s: &'static Socket, g: u16) {
+    if s.generation16() == g && s.flags.fetch_and(!flag::ORPHAN, AcqRel) & flag::ORPHAN != 0 {
         ORPHANS.fetch_sub(1, Relaxed);
         let own = s.fd.load(Acquire);
         crate::io::never_linger(own);
-        let _ = let_go(s, s.generation16(), own, || {
+        let _ = let_go(s, g, own, || {
             fd_table::close_internal(own);
             0
         });
@@ -549,6 +551,8 @@ fn finish(s: &'static Socket, fd: c_int, kernel_close: impl FnOnce() -> Ret) -> 
         state = s.state.load(Acquire);
     }
     if state == CANDIDATE {
+        // In this order: who notes it raises NOTED first, and looks at the state afterwards.
+        let _ = s.state.compare_exchange(CANDIDATE, PLAIN, SeqCst, Relaxed);
         service::closing(s);
     }
     if state == ATTACHED {
@@ -574,8 +578,9 @@ fn finish(s: &'static Socket, fd: c_int, kernel_close: impl FnOnce() -> Ret) -> 
             // (A plain one may have been made so by a forked child, which cannot give the slot back.)
             crate::io::after_close(s);
         }
-        if mine && s.tx_inflight.load(Acquire) == 0 && s.rx_inflight.load(Acquire) == 0 && s.waiters.load(Acquire) == 0 {
-            push_free(s);
+        if mine {
+            s.raise(flag::FREE_LATER);
+            recycle(s);
         }
     }
     r
@@ -589,6 +594,14 @@ pub(crate) fn look_at_options(s: &Socket, fd: c_int) {
     if !nonblocking {
         s.receive_timeout_ns.store(crate::options::timeout_of(fd, libc::SO_RCVTIMEO), Relaxed);
         s.send_timeout_ns.store(crate::options::timeout_of(fd, libc::SO_SNDTIMEO), Relaxed);
+    }
+}
+
+/// The memory of a connection that is over serves again when nobody is in a call on it. Called by whoever leaves one.
+pub(crate) fn recycle(s: &'static Socket) {
+    let unused = || s.tx_inflight.load(SeqCst) == 0 && s.rx_inflight.load(SeqCst) == 0 && s.waiters.load(SeqCst) == 0;
+    if s.has(flag::FREE_LATER) && unused() && s.flags.fetch_and(!flag::FREE_LATER, AcqRel) & flag::FREE_LATER != 0 {
+        push_free(s);
     }
 }
 

@@ -31,6 +31,7 @@ pub(super) fn candidate(s: &'static Socket, g: u16, fd: c_int, side: Side, flags
     }
     if !s.is(CANDIDATE) {
         inflight.fetch_sub(1, SeqCst);
+        socket::recycle(s);
         return None;
     }
     let r = call();
@@ -41,6 +42,11 @@ pub(super) fn candidate(s: &'static Socket, g: u16, fd: c_int, side: Side, flags
         }
     }
     inflight.fetch_sub(1, SeqCst);
+    if s.generation16() != g {
+        // Closed by another thread meanwhile.
+        socket::recycle(s);
+        return Some(r);
+    }
     if r == -(libc::EINTR as Ret) && lifecycle::threads_are_cancelled() {
         // Perhaps by libc's signal for that, from which the kernel does not restart.
         return Some(interrupted(0).unwrap_or(r));
@@ -65,8 +71,7 @@ pub(super) fn after_candidate_call(s: &'static Socket, g: u16, fd: c_int, side: 
     }
     let calls = s.calls.fetch_add(1, Relaxed).wrapping_add(1);
     let mut found = !s.has(flag::CONNECTOR) || s.has(flag::PROBED);
-    let mut worth_it = calls == NOTED_AFTER;
-    if worth_it {
+    if calls == NOTED_AFTER {
         s.sought_at.store(sys::now_ns(), Relaxed);
     }
     if !found && side == Side::Receive {
@@ -76,13 +81,12 @@ pub(super) fn after_candidate_call(s: &'static Socket, g: u16, fd: c_int, side: 
             return;
         }
         found = true;
-        worth_it = calls >= NOTED_AFTER;
     }
     // A program that only sends gets no answer to look after: it looks after some calls.
     if !found && matches!(calls, 4 | 16 | 64) && service::probe_again(s) {
         s.raise(flag::PROBED);
     }
-    if found && worth_it && !service::note(s) {
+    if found && calls >= NOTED_AFTER && !s.has(flag::NOTED) && !service::note(s, g) {
         socket::make_plain(s, Reason::PeerRefused);
         return;
     }

@@ -338,10 +338,7 @@ pub(super) fn is_resending(s: &'static Socket, g: u16) -> bool {
 }
 
 /// A pull-back of which not all has found room on the carrier. While there is one a close leaves the carrier to it.
-pub(crate) struct PullBack {
-    pub(super) blocking: Blocking,
-    pub(super) generation: u16,
-}
+pub(crate) struct PullBack(Blocking);
 
 /// The receiver that the peer has frozen gets what it has not consumed over the carrier. Sends what there is room for, and never waits;
 /// `Some`: the rest is for [`PullBack::go_on`].
@@ -373,7 +370,7 @@ pub(crate) fn serve_pull_back(channel: &Channel, slot: usize) -> Option<PullBack
     show_path(s, true, Way::Carrier);
     let done = send_again(s, &mut h, fd) != EAGAIN;
     // Counted under the lock, under which a close looks.
-    let rest = (!done).then(|| PullBack { blocking: Blocking::new(s), generation: g });
+    let rest = (!done).then(|| PullBack(Blocking::new(s, g)));
     drop(h);
     if done {
         wait::prod(s);
@@ -384,10 +381,10 @@ pub(crate) fn serve_pull_back(channel: &Channel, slot: usize) -> Option<PullBack
 impl PullBack {
     /// Sends on. `Some`: there is more; the descriptor that has no room now.
     pub(crate) fn go_on(&self) -> Option<c_int> {
-        let s = self.blocking.0;
+        let Blocking(s, g) = self.0;
         {
             // Held only while it sends: the application's own sends answer EAGAIN meanwhile.
-            let mut h = hold_tx(s, self.generation).ok()?;
+            let mut h = hold_tx(s, g).ok()?;
             let fd = s.fd.load(Acquire);
             if fd >= 0 && send_again(s, &mut h, fd) == EAGAIN {
                 return Some(fd);

@@ -6,7 +6,7 @@ use super::*;
 /// made on. `fd` becomes the carrier's other name then.
 pub(super) fn block(s: &'static Socket, blocking: &mut Option<Blocking>, fd: &mut c_int, side: Side, on_carrier: bool, deadline: u64) -> Woke {
     if blocking.is_none() {
-        *blocking = Some(Blocking::new(s));
+        *blocking = Some(Blocking::new(s, s.generation16()));
     }
     renew(s, fd);
     let woke = wait::block(s, *fd, side, on_carrier, deadline);
@@ -28,19 +28,20 @@ pub(super) fn renew(s: &Socket, fd: &mut c_int) {
 }
 
 /// Something that is under way, a call that blocks or a pull-back: keeps the connection from being taken apart by a close meanwhile.
-pub(super) struct Blocking(pub(super) &'static Socket);
+pub(super) struct Blocking(pub(super) &'static Socket, pub(super) u16);
 
 impl Blocking {
-    pub(super) fn new(s: &'static Socket) -> Blocking {
+    pub(super) fn new(s: &'static Socket, generation: u16) -> Blocking {
         s.waiters.fetch_add(1, SeqCst);
-        Blocking(s)
+        Blocking(s, generation)
     }
 }
 
 impl Drop for Blocking {
     fn drop(&mut self) {
-        if self.0.waiters.fetch_sub(1, SeqCst) == 1 && self.0.has(flag::ORPHAN) {
-            socket::bury_orphan(self.0);
+        if self.0.waiters.fetch_sub(1, SeqCst) == 1 && self.0.has(flag::ORPHAN | flag::FREE_LATER) {
+            socket::bury_orphan(self.0, self.1);
+            socket::recycle(self.0);
         }
     }
 }

@@ -24,7 +24,11 @@ impl Service {
     /// What the core does for a connecting socket that is used.
     fn connect(&'static self, s: &'static Socket) -> bool {
         s.raise(flag::CONNECTOR);
-        self.connected(s, false) && self.note(s)
+        self.connected(s, false) && self.noted(s)
+    }
+
+    fn noted(&'static self, s: &'static Socket) -> bool {
+        self.note(s, s.generation16())
     }
 }
 
@@ -136,7 +140,7 @@ fn a_connection_is_agreed_on() {
     assert!(a.accepting(net.port()));
     let (cs, as_, _tcp) = net.connect();
     assert!(c.connect(cs));
-    assert!(a.note(as_));
+    assert!(a.noted(as_));
     settle(&[a, c]);
     let (co, ao) = (offer_of(cs), offer_of(as_));
     assert_eq!(co.slot, ao.slot);
@@ -165,9 +169,9 @@ fn the_order_of_candidate_and_accept_does_not_matter() {
         if candidate_first {
             assert!(c.connect(cs));
             settle(&[a, c]);
-            assert!(a.note(as_));
+            assert!(a.noted(as_));
         } else {
-            assert!(a.note(as_));
+            assert!(a.noted(as_));
             settle(&[a, c]);
             assert!(c.connect(cs));
         }
@@ -181,7 +185,7 @@ fn one_process_can_be_both_ends() {
     let (s, net) = (service(), Net::new());
     s.accepting(net.port());
     let (cs, as_, _tcp) = net.connect();
-    assert!(s.connect(cs) && s.note(as_));
+    assert!(s.connect(cs) && s.noted(as_));
     settle(&[s]);
     assert_eq!(offer_of(cs).slot, offer_of(as_).slot);
     assert_ne!(offer_of(cs).channel, offer_of(as_).channel);
@@ -195,14 +199,14 @@ fn nobody_there_is_said_at_once_and_found_later() {
     assert!(!c.connect(cs), "remembered");
     assert!(!c.connected(cs, true), "not accepting yet");
     a.accepting(net.port());
-    a.note(as_);
+    a.noted(as_);
     let (cs2, as2, _tcp2) = net.connect();
     assert!(!c.connect(cs2), "still remembered");
     std::thread::sleep(core::time::Duration::from_millis(300));
     for s in [cs2, cs] {
-        assert!(c.connected(s, true) && c.note(s));
+        assert!(c.connected(s, true) && c.noted(s));
     }
-    a.note(as2);
+    a.noted(as2);
     settle(&[a, c]);
     offer_of(as_);
     offer_of(as2);
@@ -223,8 +227,8 @@ fn who_only_sends_is_found_when_the_listener_accepts_late() {
     cs2.raise(flag::CONNECTOR);
     assert!(!c.sending(cs2));
     a.accepting(net.port());
-    a.note(as_);
-    a.note(as2);
+    a.noted(as_);
+    a.noted(as2);
     wait_until(&[a, c], || cs2.offered.load(Acquire) == 1 && as2.offered.load(Acquire) == 1);
     assert!(c.connected(cs2, true));
     assert_eq!(offer_of(cs2).slot, offer_of(as2).slot);
@@ -238,7 +242,7 @@ fn the_advert_of_a_port_goes_when_nobody_listens() {
     assert!(a.accepting(port));
     // (The test's listener is none that the table of descriptors knows.)
     let (cs, as_, _tcp) = net.connect();
-    a.note(as_);
+    a.noted(as_);
     a.listener_closed();
     std::thread::sleep(core::time::Duration::from_millis(60));
     settle(&[a]);
@@ -264,7 +268,7 @@ fn all_advertisers_are_told_and_only_the_acceptor_offers() {
     for w in &workers[1..] {
         w.accepting(net.port());
     }
-    workers[5].note(as_);
+    workers[5].noted(as_);
     std::thread::sleep(core::time::Duration::from_millis(15));
     settle(&all);
     std::thread::sleep(core::time::Duration::from_millis(120));
@@ -273,7 +277,7 @@ fn all_advertisers_are_told_and_only_the_acceptor_offers() {
     // The others have forgotten it.
     for w in &workers[..5] {
         assert!(w.state.lock().pair_for(&as_.tuple()).is_none());
-        w.note(socket_for(as_.tuple()));
+        w.noted(socket_for(as_.tuple()));
         settle(&all);
     }
     assert_eq!(cs.offered.load(Acquire), 1);
@@ -290,7 +294,7 @@ fn a_short_connection_costs_no_message() {
         settle(&[a, c]);
         assert!(a.state.lock().pair_for(&as_.tuple()).is_none());
         if lasts {
-            assert!(c.note(cs) && a.note(as_));
+            assert!(c.noted(cs) && a.noted(as_));
             settle(&[a, c]);
             assert_eq!(offer_of(cs).slot, offer_of(as_).slot);
         }
@@ -309,7 +313,7 @@ fn a_closed_candidate_is_withdrawn() {
     settle(&[a, c]);
     c.closing(cs);
     settle(&[a, c]);
-    assert!(a.note(as_));
+    assert!(a.noted(as_));
     settle(&[a, c]);
     assert_eq!((cs.offered.load(Acquire), as_.offered.load(Acquire)), (0, 0));
 }
@@ -320,7 +324,7 @@ fn an_offer_that_crosses_a_close_is_refused_and_its_slot_reused() {
     a.accepting(net.port());
     let (cs, as_, _tcp) = net.connect();
     c.connect(cs);
-    a.note(as_);
+    a.noted(as_);
     // The acceptor makes its offer before the withdrawal arrives.
     settle(&[a]);
     c.closing(cs);
@@ -328,7 +332,7 @@ fn an_offer_that_crosses_a_close_is_refused_and_its_slot_reused() {
     assert_eq!((cs.offered.load(Acquire), as_.offered.load(Acquire)), (0, 0));
     let (cs, as_, _tcp) = net.connect();
     c.connect(cs);
-    a.note(as_);
+    a.noted(as_);
     settle(&[a, c]);
     assert_eq!(offer_of(as_).slot, 0);
     offer_of(cs);
@@ -340,7 +344,7 @@ fn an_acceptor_that_closes_while_the_offer_travels_gives_its_end_back() {
     a.accepting(net.port());
     let (cs, as_, _tcp) = net.connect();
     c.connect(cs);
-    a.note(as_);
+    a.noted(as_);
     settle(&[a]);
     a.closing(as_);
     settle(&[a, c]);
@@ -353,7 +357,7 @@ fn an_acceptor_that_closes_while_the_offer_travels_gives_its_end_back() {
     leave(c, cs);
     let (cs2, as2, _tcp2) = net.connect();
     c.connect(cs2);
-    a.note(as2);
+    a.noted(as2);
     settle(&[a, c]);
     assert_eq!(offer_of(cs2).slot, o.slot, "reused");
     assert_eq!(channel_of(as2).users.load(Relaxed), 1);
@@ -367,7 +371,7 @@ fn a_slot_is_reused_only_after_both_ends_left_and_starts_from_zero() {
     let mut agreed = || {
         let (cs, as_, tcp) = net.connect();
         c.connect(cs);
-        a.note(as_);
+        a.noted(as_);
         settle(&[a, c]);
         attach(cs);
         attach(as_);
@@ -404,7 +408,7 @@ fn a_thread_that_is_late_to_give_a_slot_back_does_not_take_it_from_the_next() {
         let agreed = || {
             let (cs, as_, tcp) = net.connect();
             c.connect(cs);
-            a.note(as_);
+            a.noted(as_);
             settle(&[a, c]);
             (cs, as_, tcp)
         };
@@ -451,7 +455,7 @@ fn thousands_come_and_go_in_bounded_memory() {
             .map(|_| {
                 let (cs, as_, tcp) = net.connect();
                 c.connect(cs);
-                a.note(as_);
+                a.noted(as_);
                 (cs, as_, tcp)
             })
             .collect();
@@ -480,7 +484,7 @@ fn the_end_of_a_peer_frees_what_it_held() {
     a.accepting(net.port());
     let (cs, as_, _tcp) = net.connect();
     c.connect(cs);
-    a.note(as_);
+    a.noted(as_);
     settle(&[a, c]);
     attach(as_);
     attach(cs);
@@ -499,7 +503,7 @@ fn the_end_of_a_peer_frees_what_it_held() {
     settle(&[c]);
     let (cs, as_, _tcp) = net.connect();
     assert!(c.connect(cs));
-    a.note(as_);
+    a.noted(as_);
     settle(&[a, c]);
     assert!(core::ptr::eq(channel_of(as_), ac), "the same memory");
     assert_eq!(ac.dead.load(Relaxed), 0);
@@ -527,7 +531,7 @@ fn doorbells_and_pull_backs_arrive() {
     a.accepting(net.port());
     let (cs, as_, _tcp) = net.connect();
     c.connect(cs);
-    a.note(as_);
+    a.noted(as_);
     settle(&[a, c]);
     let (cc, ac) = (channel_of(cs), channel_of(as_));
     let (bell, heard) = doorbell();
@@ -564,7 +568,7 @@ fn a_silent_peer_does_not_stop_us() {
         assert!(c.connect(cs));
     }
     for (_, as_, _) in &all {
-        assert!(a.note(as_));
+        assert!(a.noted(as_));
     }
     // Now one, now the other.
     for _ in 0..40 {
@@ -582,7 +586,7 @@ fn a_link_that_nobody_uses_goes_and_comes_back() {
     a.accepting(net.port());
     let agreed = || {
         let (cs, as_, tcp) = net.connect();
-        assert!(c.connect(cs) && a.note(as_));
+        assert!(c.connect(cs) && a.noted(as_));
         settle(&[a, c]);
         attach(cs);
         attach(as_);
@@ -630,7 +634,7 @@ fn a_forked_child_agrees_on_nothing_over_an_inherited_connection() {
         let (a, c, net) = (service(), service(), Net::new());
         a.accepting(net.port());
         let (cs, as_, _tcp) = net.connect();
-        assert!(c.connect(cs) && a.note(as_));
+        assert!(c.connect(cs) && a.noted(as_));
         settle(&[a, c]);
         let control = channel_of(cs).control.load(Relaxed);
         assert!(in_child(|| packet::send(control, &by_child, -1) == 0));
@@ -644,7 +648,7 @@ fn a_forked_child_may_speak_for_the_sockets_it_inherited() {
     let (a, c, net) = (service(), service(), Net::new());
     a.accepting(net.port());
     let (cs, as_, _tcp) = net.connect();
-    assert!(c.connect(cs) && a.note(as_));
+    assert!(c.connect(cs) && a.noted(as_));
     settle(&[a, c]);
     let bell = sys::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) as c_int;
     assert!(in_child(|| send_place(channel_of(cs), 9, bell) && send_pull_back(channel_of(cs), 0)));
@@ -662,7 +666,7 @@ fn who_has_given_up_a_privilege_cannot_use_it() {
     let (a, c, net) = (service(), service(), Net::new());
     a.accepting(net.port());
     let (cs, as_, _tcp) = net.connect();
-    assert!(c.connect(cs) && a.note(as_));
+    assert!(c.connect(cs) && a.noted(as_));
     settle(&[a, c]);
     let bell = sys::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) as c_int;
     assert!(in_child(|| {
@@ -681,7 +685,7 @@ fn a_forked_child_starts_anew_and_keeps_what_it_inherited() {
     let (a, c, net) = (service(), service(), Net::new());
     a.accepting(net.port());
     let (cs, as_, _tcp) = net.connect();
-    assert!(c.connect(cs) && a.note(as_));
+    assert!(c.connect(cs) && a.noted(as_));
     settle(&[a, c]);
     attach(as_);
     let inherited = channel_of(as_);
@@ -692,7 +696,7 @@ fn a_forked_child_starts_anew_and_keeps_what_it_inherited() {
         lifecycle::fork_child();
         a.after_fork_in_child();
         let kept = a.state.lock().links[0].phase == Phase::Inherited && inherited.control.load(Relaxed) >= 0;
-        let fresh = a.accepting(net.port()) && a.note(as2);
+        let fresh = a.accepting(net.port()) && a.noted(as2);
         let until = sys::now_ns() + 5_000_000_000;
         while as2.offered.load(Acquire) == 0 && sys::now_ns() < until {
             a.turn(1_000_000);
@@ -724,7 +728,7 @@ fn a_forked_child_starts_anew_and_keeps_what_it_inherited() {
     attach(cs);
     leave(c, cs);
     let (cs3, as3, _tcp3) = net.connect();
-    assert!(c.connect(cs3) && a.note(as3));
+    assert!(c.connect(cs3) && a.noted(as3));
     settle(&[a, c]);
     assert_eq!(offer_of(as3).slot as usize, slot);
     assert_eq!(inherited.users.load(Relaxed), 1);
@@ -738,7 +742,7 @@ fn the_thread_does_it_by_itself() {
     assert!(THREADED.accepting(net.port()));
     let pairs: Vec<_> = (0..20).map(|_| net.connect()).collect();
     for (cs, as_, _) in &pairs {
-        assert!(THREADED.connect(cs) && THREADED.note(as_));
+        assert!(THREADED.connect(cs) && THREADED.noted(as_));
     }
     let until = sys::now_ns() + 5_000_000_000;
     while sys::now_ns() < until && pairs.iter().any(|(cs, as_, _)| cs.offered.load(Acquire) + as_.offered.load(Acquire) != 2) {
@@ -906,7 +910,7 @@ fn offered_by_hand() -> (&'static Service, Net, Raw, &'static Socket, proto::Off
     let r = Raw::caller(net.port());
     r.hello(Role::Connector);
     r.send(Message::Candidate(proto::Candidate { tuple: cs.tuple(), token: 0xfeed }));
-    a.note(as_);
+    a.noted(as_);
     settle(&[a]);
     let mut offer = None;
     while let Some(m) = r.next() {
@@ -971,7 +975,7 @@ fn one_peer_cannot_fill_the_table() {
     // An honest one still gets through.
     let c = service();
     let (cs, as_, _tcp) = net.connect();
-    assert!(c.connect(cs) && a.note(as_));
+    assert!(c.connect(cs) && a.noted(as_));
     settle(&[a, c]);
     offer_of(cs);
 }
@@ -1151,7 +1155,7 @@ fn noise_never_hurts() {
     settle(&[a]);
     let c = service();
     let (cs, as_, _tcp) = net.connect();
-    assert!(c.connect(cs) && a.note(as_));
+    assert!(c.connect(cs) && a.noted(as_));
     settle(&[a, c]);
     offer_of(cs);
 }
