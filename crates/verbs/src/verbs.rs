@@ -35,7 +35,7 @@ pub struct Host {
     /// Takes a descriptor that a library has just opened and returns the number under which it goes on, or a
     /// negative one. Returns a descriptor that it has taken before as it is.
     pub adopt: fn(c_int) -> c_int,
-    /// The library is about to close a descriptor that was adopted.
+    /// The library is about to close a descriptor that was adopted. (Those of a device are never released.)
     pub release: fn(c_int),
 }
 

@@ -909,9 +909,7 @@ fn forking<F: Fabric>(bed: &Bed<F>) -> Checked {
 fn many<F: Fabric>(bed: &Bed<F>, count: usize) -> Checked {
     let start = Instant::now();
     for i in 0..count {
-        let c = bed.connect().map_err(|e| format!("connection {i}: {e}"))?;
-        ping_pong(&bed.x, &bed.y, &c, Tell::Send, Await::Asleep, 1).map_err(|e| format!("connection {i}: {e}"))?;
-        c.finish(&bed.x, &bed.y).map_err(|e| format!("connection {i}: {e}"))?;
+        life(bed).map_err(|e| format!("connection {i}: {e}"))?;
     }
     Ok(format!("{:?} each", start.elapsed() / count as u32))
 }
@@ -942,6 +940,13 @@ pub fn all<F: Fabric>(bed: &Bed<F>, mut said: impl FnMut(&str, &Checked)) -> usi
         && check("fork", forking(bed))
         && check("20 connections", many(bed, 20));
     failed
+}
+
+/// One connection from beginning to end.
+pub fn life<F: Fabric>(bed: &Bed<F>) -> Result<(), Failed> {
+    let c = bed.connect()?;
+    ping_pong(&bed.x, &bed.y, &c, Tell::Send, Await::Asleep, 3)?;
+    c.finish(&bed.x, &bed.y)
 }
 
 /// What is heard of a connection while something is done to its device: in order, with the milliseconds since then. One

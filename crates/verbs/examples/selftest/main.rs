@@ -5,6 +5,7 @@
 //! selftest serve ADDRESS PORT COUNT        one end of COUNT connections, one after the other
 //! selftest call ADDRESS PEER PORT COUNT    the other end, with 200 rounds of ping-pong on each
 //! selftest watch ADDRESS SECONDS COMMAND   what is heard of a connection after a shell COMMAND, for so many seconds
+//! selftest failing FUNCTION ADDRESS        both ends, and this C function fails whenever it is called
 //! ```
 //!
 //! `serve` and `call` keep in step over a TCP connection to PORT + 1.
@@ -15,10 +16,12 @@ mod checks;
 
 use checks::{Bed, Failed, Side};
 use netacc_verbs::{Host, Loader, Verbs};
-use std::ffi::c_int;
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::process::ExitCode;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 const ROUNDS: u32 = 200;
@@ -46,6 +49,7 @@ fn in_the_way() -> usize {
 enum Task {
     All { address: IpAddr, port: u16 },
     Serve { address: IpAddr, port: u16, count: u32 },
+    Failing { function: String, address: IpAddr },
     Watch { address: IpAddr, limit: Duration, command: String },
     Call { address: IpAddr, peer: SocketAddr, count: u32 },
 }
@@ -57,6 +61,7 @@ fn task(arguments: &[String]) -> Option<Task> {
         ["serve", address, port, count] => {
             Task::Serve { address: address.parse().ok()?, port: port.parse().ok()?, count: count.parse().ok()? }
         }
+        ["failing", function, address] => Task::Failing { function: function.into(), address: address.parse().ok()? },
         ["watch", address, seconds, command] => Task::Watch {
             address: address.parse().ok()?,
             limit: Duration::from_secs(seconds.parse().ok()?),
@@ -70,6 +75,65 @@ fn task(arguments: &[String]) -> Option<Task> {
         [address, port] => Task::All { address: address.parse().ok()?, port: port.parse().ok()? },
         _ => return None,
     })
+}
+
+/// The function that fails.
+static FAILING: OnceLock<CString> = OnceLock::new();
+/// How often it has.
+static FAILED: AtomicU32 = AtomicU32::new(0);
+
+/// As functions that return 0 or -1 fail.
+unsafe extern "C" fn fails() -> c_int {
+    FAILED.fetch_add(1, Ordering::Relaxed);
+    // SAFETY: the thread's own.
+    unsafe { *libc::__errno_location() = libc::ENOMEM };
+    -1
+}
+
+/// As functions that return an object fail.
+unsafe extern "C" fn fails_to_make() -> *mut c_void {
+    // SAFETY: counts, and sets errno.
+    unsafe { fails() };
+    std::ptr::null_mut()
+}
+
+unsafe extern "C" fn symbol(library: *mut c_void, name: *const c_char) -> *mut c_void {
+    const OBJECTS: [&CStr; 6] = [
+        c"ibv_alloc_pd",
+        c"ibv_reg_mr",
+        c"ibv_create_comp_channel",
+        c"ibv_create_cq",
+        c"ibv_create_qp",
+        c"rdma_create_event_channel",
+    ];
+    // SAFETY: the loader passes C strings.
+    let wanted = unsafe { CStr::from_ptr(name) };
+    match FAILING.get() {
+        Some(failing) if failing.as_c_str() == wanted && OBJECTS.contains(&wanted) => fails_to_make as *mut c_void,
+        Some(failing) if failing.as_c_str() == wanted => fails as *mut c_void,
+        // SAFETY: as the loader calls it.
+        _ => unsafe { libc::dlsym(library, name) },
+    }
+}
+
+/// An error says which call failed, and how; nothing is waited for that cannot come.
+fn failing(verbs: Verbs, function: &str, address: IpAddr) -> usize {
+    let life = || {
+        let bed = Bed::new(Side::open(verbs, address, 1)?, Side::open(verbs, address, 2)?, 0, 1, |_| ())?;
+        checks::life(&bed)?;
+        bed.close()
+    };
+    let result: Result<(), Failed> = life();
+    let count = FAILED.load(Ordering::Relaxed);
+    let text = format!("{function} failed {count} times: {result:?}");
+    // Optional ones may fail: how long to be patient, what fork does, whether immediates are known, cleaning up.
+    let may = ["rdma_set_option", "ibv_is_fork_initialized", "ibv_modify_qp", "ibv_destroy_qp", "ibv_get_cq_event"];
+    let may = may.contains(&function);
+    let reported = match &result {
+        Ok(()) => count == 0 || may,
+        Err(why) => count > 0 && why.contains("12)"),
+    };
+    said("failing", &if reported { Ok(text) } else { Err(text) })
 }
 
 fn said(name: &str, result: &Result<String, Failed>) -> usize {
@@ -106,6 +170,7 @@ fn run(verbs: Verbs, task: Task) -> Result<usize, Failed> {
             }
             Ok(failed)
         }
+        Task::Failing { function, address } => Ok(failing(verbs, &function, address)),
         Task::Watch { address, limit, command } => {
             let (x, y) = (Side::open(verbs, address, 1)?, Side::open(verbs, address, 2)?);
             let bed = Bed::new(x, y, 0, 1, |_| ())?;
@@ -142,7 +207,13 @@ fn main() -> ExitCode {
         );
         return ExitCode::from(2);
     };
-    let verbs = match Verbs::load(Host { loader: Loader::LIBC, adopt, release: |_| () }) {
+    if let Task::Failing { function, .. } = &task
+        && let Ok(name) = CString::new(function.as_str())
+    {
+        FAILING.get_or_init(|| name);
+    }
+    let loader = Loader { symbol, ..Loader::LIBC };
+    let verbs = match Verbs::load(Host { loader, adopt, release: |_| () }) {
         Ok(verbs) => verbs,
         Err(e) => {
             println!("SKIPPED: {e}");
