@@ -73,6 +73,11 @@ impl Sender {
         self.fd
     }
 
+    /// The connection has another number now.
+    pub fn set_fd(&mut self, fd: Fd) {
+        self.fd = fd;
+    }
+
     /// The next `len` bytes, for calls that this type does not know; `advance` afterwards.
     pub fn upcoming(&self, len: usize) -> Vec<u8> {
         self.pattern.bytes(self.sent, len)
@@ -173,6 +178,11 @@ impl Receiver {
 
     pub fn fd(&self) -> Fd {
         self.fd
+    }
+
+    /// The connection has another number now.
+    pub fn set_fd(&mut self, fd: Fd) {
+        self.fd = fd;
     }
 
     pub fn pattern(&self) -> Pattern {

@@ -3,6 +3,9 @@
 //! Two processes, each with a sending and a receiving half, do random operations until the budget is used up, then
 //! half-close. Demotions come from operations that the fast path does not carry (sendfile, splice) and, in the mode
 //! `switch`, from the library itself, which moves between paths at random points when `NETACC_TEST_SWITCH` is set.
+//! [`leave`] has ends that leave the fast path for good.
+
+mod leave;
 
 use crate::ctx::{recv_exact, send_all};
 use crate::mover::{Receiver, Sender};
@@ -32,8 +35,15 @@ const SPLICE_IN: usize = 4;
 
 // ---------------------------------------------------------------------------------------------- one end
 
-/// `stress-end SEED OPERATIONS ONE_IN ODD THREADS dial ADDR | listen`
+/// `stress-end SEED OPERATIONS ONE_IN ODD THREADS dial ADDR | listen`, or a process of [`leave`].
 pub fn end(args: &[&str]) -> ExitCode {
+    match args {
+        ["leave", rest @ ..] => return leave::end(rest),
+        ["leave-carry", rest @ ..] => return leave::carry(rest),
+        ["leave-take", rest @ ..] => return leave::take(rest),
+        ["leave-plan", rest @ ..] => return leave::show(rest),
+        _ => {}
+    }
     let number = |i: usize| args.get(i).and_then(|a| a.parse::<u64>().ok()).unwrap_or(0);
     let (seed, operations) = (number(0), number(1));
     let style = Style {
@@ -334,6 +344,16 @@ fn alternate(
 
 // ---------------------------------------------------------------------------------------------- the runner
 
+/// The campaigns of [`leave`]: name, library on both ends, the library's own switching.
+const LEAVING: [(&str, bool, bool); 3] = [
+    ("leave-plain", false, false),
+    ("leave", true, false),
+    ("leave-switch", true, true),
+];
+
+/// Only with `--only NAME`: what they find has not been mended yet.
+const ON_REQUEST: [&str; 2] = ["leave", "leave-switch"];
+
 /// One campaign: who has the library, and how the ends behave.
 struct Campaign {
     name: &'static str,
@@ -346,6 +366,7 @@ struct Campaign {
 pub fn run(words: &[&str]) -> ExitCode {
     let operations = crate::option(words, "--operations", 1_000_000u64);
     let seed = crate::option(words, "--seed", u64::from(std::process::id()));
+    let only = crate::option(words, "--only", String::new());
     let build = Build::find();
     let totals = Totals::default();
     println!("stress: seed {seed}");
@@ -394,25 +415,50 @@ pub fn run(words: &[&str]) -> ExitCode {
         switch("switch-poll", alone),
         switch("switch-demoting-calls", threads(300, every)),
     ];
-    for (i, campaign) in campaigns.iter().enumerate() {
-        if campaign.preload && !build.is_there() {
-            continue;
-        }
-        let begin = Instant::now();
-        let (problems, notes) = conduct(campaign, &build, seed + 100 * i as u64);
+    let report = |name: &str, begin: Instant, problems: Vec<String>, notes: String| {
         if problems.is_empty() {
             totals.pass();
-            println!(
-                "test stress/{} ... ok ({:.1} s; {notes})",
-                campaign.name,
-                begin.elapsed().as_secs_f64()
-            );
+            let seconds = begin.elapsed().as_secs_f64();
+            println!("test stress/{name} ... ok ({seconds:.1} s; {notes})");
         } else {
             totals.fail();
-            println!("test stress/{} ... FAILED ({notes})", campaign.name);
-            for problem in problems {
-                println!("    {problem}");
+            println!("test stress/{name} ... FAILED ({notes})");
+            for line in problems.iter().flat_map(|p| p.lines()) {
+                println!("    {line}");
             }
+        }
+    };
+    let wanted = |name: &str, preload: bool| {
+        let named = only == name || (only.is_empty() && !ON_REQUEST.contains(&name));
+        (!preload || build.is_there()) && named
+    };
+    for (i, campaign) in campaigns.iter().enumerate() {
+        if wanted(campaign.name, campaign.preload) {
+            let begin = Instant::now();
+            let (problems, notes) = conduct(campaign, &build, seed + 100 * i as u64);
+            report(campaign.name, begin, problems, notes);
+        }
+    }
+    // A batch takes about a tenth of a second.
+    let batches = (operations / 50_000).clamp(4, 1000) as usize;
+    let (batch, connection) = ("--batch", "--connection");
+    let batch = Some(crate::option(words, batch, usize::MAX)).filter(|b| *b != usize::MAX);
+    let connection =
+        Some(crate::option(words, connection, usize::MAX)).filter(|c| *c != usize::MAX);
+    for (name, preload, switch) in LEAVING {
+        if wanted(name, preload) {
+            let begin = Instant::now();
+            let campaign = leave::Campaign {
+                preload,
+                switch,
+                // The same plans with and without the library.
+                seed,
+                first: batch.unwrap_or(0),
+                batches: if batch.is_some() { 1 } else { batches },
+                only: connection,
+            };
+            let (problems, notes) = leave::conduct(&campaign, &build);
+            report(name, begin, problems, notes);
         }
     }
     if !build.is_there() {
