@@ -1,0 +1,505 @@
+//! The sending half: what slots have to send becomes work requests.
+//!
+//! One turn of one slot is at most one message and [`Settings::turn_bytes`] bytes; then the next slot that has something
+//! comes. What is remembered of a slot changes when the requests are posted, and not before.
+//!
+//! What may be posted is bounded twice: by the send queue ([`Window`]), and by the receives that the peer has posted. One
+//! receive is never used for anything but giving receives back, so that two ends that have filled each other's queues
+//! can always free them. Neither bound depends on what an application reads: a slot whose reader stops has a full ring, and
+//! nothing to post.
+
+use super::*;
+use crate::counters::add;
+use crate::slot::{announce, quiet};
+use crate::wire::{Announcement, Draft, IMM_RETURNED_MAX, Imm, Item, Ring};
+use netacc_verbs::fabric::{Action, Remote, Work};
+
+/// Most work requests of one message: a part of the message's words, two parts of the bytes, what announces them.
+const WORKS_MAX: usize = 4;
+
+/// What the turn's holder has.
+pub(crate) struct Tx {
+    pub(super) window: Window,
+    /// The last signaled request.
+    signaled: u32,
+    /// The slot whose turn is next.
+    cursor: u16,
+}
+
+impl Tx {
+    pub(super) const fn new(window: Window) -> Self {
+        Self { window, signaled: 0, cursor: 0 }
+    }
+}
+
+/// Bytes to post.
+#[derive(Clone, Copy)]
+struct Bytes {
+    from: u64,
+    base: u64,
+    rebased: bool,
+    bytes: u32,
+}
+
+/// What one turn of a slot came to.
+enum Served {
+    /// It has nothing to send.
+    Idle,
+    /// It may have more.
+    More,
+    /// There was no room for it.
+    Full,
+    /// The link is lost.
+    Lost,
+}
+
+impl<F: Fabric> Link<F> {
+    /// Posts what there is, or leaves it to who is posting.
+    pub(crate) fn pump(&self) -> Kicked {
+        if !self.turn.enter() {
+            return self.lost().map_or(Kicked::Left, Kicked::Lost);
+        }
+        self.pump_held();
+        self.lost().map_or(Kicked::Done, Kicked::Lost)
+    }
+
+    /// The turn is ours; gives it up.
+    pub(super) fn pump_held(&self) {
+        loop {
+            // SAFETY: the turn is ours.
+            self.pump_once(unsafe { &mut *self.tx.get() });
+            if self.turn.leave() {
+                return;
+            }
+        }
+    }
+
+    fn pump_once(&self, tx: &mut Tx) {
+        let Some(pair) = self.pair() else { return };
+        if self.greets.load(Relaxed) && self.say_nothing(tx, pair) {
+            self.greets.store(false, Relaxed);
+        }
+        while self.lost().is_none() {
+            tx.window.completed(self.completed.load(Acquire));
+            let Some(slot) = self.dirty.next(tx.cursor) else { break };
+            tx.cursor = slot.wrapping_add(1);
+            // Before the look at what there is: what comes after the look sets it again.
+            self.dirty.clear(slot);
+            match self.serve(tx, pair, slot) {
+                Served::Idle => {}
+                Served::More => self.dirty.set(slot),
+                Served::Full => {
+                    self.dirty.set(slot);
+                    tx.cursor = slot;
+                    break;
+                }
+                Served::Lost => return,
+            }
+        }
+        if self.lost().is_none() && self.owes() {
+            self.say_nothing(tx, pair);
+        }
+    }
+
+    /// Posts a message that only gives receives back. It may use the last receive of the peer's.
+    fn say_nothing(&self, tx: &mut Tx, pair: &F::Pair) -> bool {
+        if self.allowance() == 0 || tx.window.room() == 0 {
+            return false;
+        }
+        let mut message = Message { draft: &mut Draft::new(), bytes: None, ring: None, credit: true, last: false };
+        matches!(self.post(tx, pair, &mut message, || {}), Served::More)
+    }
+
+    /// Enough receives were posted again for a message of their own.
+    pub(super) fn owes(&self) -> bool {
+        let owed = self.reposted.load(Acquire).wrapping_sub(self.returned.load(Relaxed));
+        owed >= self.settings.receives / 2
+    }
+
+    /// Receives of the peer's that are free.
+    fn allowance(&self) -> u32 {
+        let used = self.sent.load(Relaxed).wrapping_sub(self.granted.load(Acquire));
+        self.settings.peer_receives.saturating_sub(used)
+    }
+
+    /// One turn of a slot.
+    fn serve(&self, tx: &mut Tx, pair: &F::Pair, n: u16) -> Served {
+        let Some(slot) = self.slot(n) else { return Served::Idle };
+        let state = slot.state.load(Acquire);
+        if !matches!(state, OPEN | CLOSING | REFUSING) {
+            return Served::Idle;
+        }
+        // SAFETY: the turn is ours; a slot in these states has its configuration, which changes only under the turn.
+        let (mine, config) = unsafe { (&mut *slot.tx.get(), (*slot.config.get()).as_ref()) };
+        if mine.closed {
+            return Served::Idle;
+        }
+        let mut next = *mine;
+        let mut turn = Turned { draft: Draft::new(), bytes: None, credit: true, more: false };
+        match config {
+            Some(c) if !next.opened => {
+                let Remote { address, key } = c.rings.inbound_remote();
+                let ring = Ring { address, key, log2: c.rings.size.trailing_zeros() as u8 };
+                turn.add(n, Item::Open { ring, token: c.token }, || next.opened = true);
+                turn.more = true;
+            }
+            Some(c) => {
+                if next.remote.is_none() && slot.peer_open.load(Acquire) {
+                    // SAFETY: written before `peer_open`, and not again before the slot is taken back under the turn.
+                    next.remote = unsafe { *slot.peer.get() };
+                    if next.remote.is_some_and(|r| r.bytes() != c.rings.size) {
+                        self.lose(Reason::Peer(Violation::Open));
+                        return Served::Lost;
+                    }
+                }
+                if next.remote.is_some() && self.gather(slot, c, n, &mut next, &mut turn).is_none() {
+                    self.lose(Reason::Words);
+                    return Served::Lost;
+                }
+            }
+            None => {}
+        }
+        // With an immediate the bytes come after the message: then the end has to wait for the next turn.
+        if state != OPEN && !turn.more && turn.bytes.is_none() {
+            turn.add(n, Item::Close, || next.closed = true);
+        } else if state != OPEN {
+            turn.more = true;
+        }
+        if turn.draft.is_empty() && turn.bytes.is_none() {
+            *mine = next;
+            slot.want_served.store(next.want_served, Relaxed);
+            return Served::Idle;
+        }
+        let before = mine.posted;
+        let Turned { mut draft, bytes, credit, more } = turn;
+        let ring = config.zip(next.remote).map(|(c, remote)| (n, &c.rings, remote));
+        let mut message = Message { draft: &mut draft, bytes, ring, credit, last: next.closed };
+        if !self.has_room(tx, &message) {
+            return Served::Full;
+        }
+        // What the receiving half measures the peer's answers by is stored before there can be any.
+        let number = tx.window.next(message.works(self.settings.immediate)).0;
+        let ready = || {
+            slot.posted.store(next.posted, Release);
+            slot.announced.store(next.announced.epoch, Release);
+            if next.closed {
+                slot.close_number.store(number, Relaxed);
+                slot.close_sent.store(true, Release);
+                self.closing.set(n);
+            }
+        };
+        match self.post(tx, pair, &mut message, ready) {
+            Served::More => {
+                *mine = next;
+                slot.want_served.store(next.want_served, Relaxed);
+                if let Some(c) = config {
+                    slot.due.store(next.told.wrapping_add(c.rings.size as u64 / 4), Relaxed);
+                }
+                if more { Served::More } else { Served::Idle }
+            }
+            other => {
+                slot.posted.store(before, Release);
+                slot.announced.store(mine.announced.epoch, Release);
+                if next.closed {
+                    self.closing.clear(n);
+                    slot.close_sent.store(false, Release);
+                }
+                other
+            }
+        }
+    }
+
+    /// Collects what an established slot has to say, in the order in which it was said. `None`: the words are impossible.
+    fn gather(&self, slot: &Slot<F>, c: &Config<F>, n: u16, next: &mut SlotTx, turn: &mut Turned) -> Option<()> {
+        let (out, inb, size) = (c.outbound(), c.inbound(), c.rings.size as u64);
+        let [epoch, fast_from, carrier_from, resend_to] =
+            [announce::EPOCH, announce::FAST_FROM, announce::CARRIER_FROM, announce::RESEND_TO];
+        let producer = |i: usize, order| out.producer_user.get(i).map_or(0, |w| w.load(order));
+        let consumer = |i: usize, order| inb.quiet.get(i).map_or(0, |w| w.load(order));
+
+        // The epoch before the tail: all bytes of before this announcement are in this tail.
+        let announced = if self.settings.words {
+            Announcement {
+                epoch: producer(epoch, Acquire) as u32,
+                fast_from: producer(fast_from, Relaxed),
+                carrier_from: producer(carrier_from, Relaxed),
+                resend_to: producer(resend_to, Relaxed),
+            }
+        } else {
+            next.announced
+        };
+        let tail = out.tail.load(Acquire);
+        let pending = tail.wrapping_sub(next.posted);
+        if pending > size {
+            return None;
+        }
+
+        if self.settings.words {
+            // An echo says that the acknowledgement before it is of after the announcement.
+            let echo = slot.echo_due.load(Acquire);
+            if echo != next.echoed {
+                fence(SeqCst);
+            }
+            let ack = (consumer(quiet::ACK, Acquire), consumer(quiet::CONSUMED, Relaxed));
+            if ack != next.ack {
+                turn.add(n, Item::Ack { control: ack.0, consumed: ack.1 }, || next.ack = ack);
+            }
+            if echo != next.echoed && !turn.more {
+                let epoch = echo.wrapping_sub(1) as u32;
+                turn.add(n, Item::Echo { epoch }, || next.echoed = echo);
+            }
+            let request = consumer(quiet::REQUEST, Acquire);
+            if request != next.request {
+                turn.add(n, Item::Request { word: request }, || next.request = request);
+            }
+        }
+
+        // A promotion goes before the bytes that follow it, a demotion after the bytes that it follows.
+        let is_new = announced.epoch != next.announced.epoch;
+        if is_new && announced.epoch & 1 == 1 {
+            turn.add(n, Item::Announce(announced), || next.announced = announced);
+        } else if is_new && pending != 0 && next.announced.epoch & 1 == 0 {
+            // Promoted, written and demoted since the last look: as it would have looked in between.
+            let Announcement { carrier_from, resend_to, .. } = next.announced;
+            let epoch = announced.epoch.wrapping_sub(1);
+            let promoted = Announcement { epoch, fast_from: announced.fast_from, carrier_from, resend_to };
+            turn.add(n, Item::Announce(promoted), || next.announced = promoted);
+        }
+        let is_promoted = !turn.more;
+
+        let ask = slot.ask.load(Acquire);
+        if ask != next.asked {
+            turn.add(n, Item::Ask { head: ask.wrapping_sub(1) }, || next.asked = ask);
+        }
+
+        // The peer's wish before the head, and a fence between: `Link::consumed` does it the other way round.
+        let want = slot.want.load(Acquire);
+        let wants = want != 0 && want != next.want_served;
+        if wants {
+            fence(SeqCst);
+        }
+        let head = inb.head.load(Acquire);
+        let consumed = head.wrapping_sub(next.told);
+        if consumed > size {
+            return None;
+        }
+        let wants = wants && head.wrapping_sub(want.wrapping_sub(1)).cast_signed() >= 0;
+        if wants && consumed == 0 {
+            next.want_served = want;
+        }
+        let sends = pending != 0 && is_promoted;
+        let only_credit = turn.draft.is_empty();
+        let rides = !only_credit || (sends && !self.settings.immediate);
+        if consumed != 0 && (wants || consumed >= size / 4 || rides) {
+            // What only rides along may miss it.
+            let fits = turn.draft.room() > usize::from(sends && !self.settings.immediate);
+            if fits && turn.draft.push(n, Item::Credit { head }) {
+                next.told = head;
+                if wants {
+                    next.want_served = want;
+                }
+            } else if wants || consumed >= size / 4 {
+                turn.more = true;
+            }
+        }
+        turn.credit = only_credit;
+
+        if sends {
+            let base = out.base.load(Relaxed);
+            let rebased = base != next.base;
+            if rebased && base != next.posted {
+                return None;
+            }
+            let bytes = pending.min(u64::from(self.settings.turn_bytes())) as u32;
+            let tail = next.posted.wrapping_add(u64::from(bytes));
+            if self.settings.immediate || turn.draft.push(n, Item::Data { rebased, bytes, tail }) {
+                turn.bytes = Some(Bytes { from: next.posted, base, rebased, bytes });
+                turn.credit = false;
+                (next.base, next.posted) = (base, tail);
+            } else {
+                turn.more = true;
+            }
+        }
+        if next.posted != tail {
+            turn.more = true;
+        } else if announced.epoch != next.announced.epoch && is_promoted {
+            if turn.bytes.is_some() && self.settings.immediate {
+                turn.more = true;
+            } else {
+                turn.credit = false;
+                turn.add(n, Item::Announce(announced), || next.announced = announced);
+            }
+        }
+        Some(())
+    }
+
+    fn has_room(&self, tx: &Tx, message: &Message<'_, F>) -> bool {
+        let immediate = self.settings.immediate;
+        if tx.window.room() < message.works(immediate) {
+            add(&self.counters.queue_full, 1);
+            return false;
+        }
+        if self.allowance() <= message.messages(immediate) {
+            add(&self.counters.no_receive, 1);
+            return false;
+        }
+        true
+    }
+
+    /// Posts a message and its bytes, and calls `ready` just before. [`Served::More`]: done.
+    fn post(&self, tx: &mut Tx, pair: &F::Pair, message: &mut Message<'_, F>, ready: impl FnOnce()) -> Served {
+        let immediate = self.settings.immediate;
+        let reposted = self.reposted.load(Acquire);
+        let (count, messages) = (message.works(immediate), message.messages(immediate));
+        let says = message.says(immediate);
+        let (slot, rebased, total) =
+            message.ring.as_ref().zip(message.bytes).map_or((0, false, 0), |((n, ..), b)| (*n, b.rebased, b.bytes));
+        let parts = message.parts();
+        let text = message.draft.finish(reposted);
+        // A message of its own has told it already.
+        let owed = if says { 0 } else { reposted.wrapping_sub(self.returned.load(Relaxed)) };
+        let returned = owed.min(IMM_RETURNED_MAX);
+        let imm = Imm { slot, rebased, returned, bytes: total }.encode();
+
+        let (last, due) = tx.window.next(count);
+        let signaled = due || message.last;
+        let mut works = [Work { id: 0, action: Action::SendInline(&[]), signaled: false }; WORKS_MAX];
+        let mut actions = 0u32;
+        let mut put = |action| {
+            actions += 1;
+            // Each has the number that the window gives it: whichever fails tells no more than it should.
+            let id = self.tag.of_send(last.wrapping_sub(count).wrapping_add(actions));
+            if let Some(work) = works.get_mut(actions as usize - 1) {
+                *work = Work { id, action, signaled: signaled && actions == count };
+            }
+        };
+        if immediate && says {
+            put(Action::SendInline(text));
+        }
+        if let Some((_, rings, _)) = message.ring {
+            let pieces = parts.iter().flatten();
+            let many = parts.iter().flatten().count();
+            for (i, part) in pieces.enumerate() {
+                let from = Some(Piece { region: &rings.arena.region, offset: part.offset, bytes: part.bytes });
+                let inline = part.bytes <= self.settings.inline_bytes as usize;
+                put(if immediate && i + 1 == many {
+                    Action::WriteImm { from, to: part.to, inline, imm }
+                } else {
+                    Action::Write { from, to: part.to, inline }
+                });
+            }
+        }
+        if !immediate && says {
+            put(Action::SendInline(text));
+        }
+        debug_assert_eq!(actions, count);
+
+        let sent = self.sent.load(Relaxed);
+        self.sent.store(sent.wrapping_add(messages), Release);
+        ready();
+        let result = self.fabric.post(pair, works.get(..count as usize).unwrap_or(&[]));
+        add(&self.counters.posts, 1);
+        match result {
+            Ok(()) => {
+                tx.window.posted(count, signaled);
+                if signaled {
+                    tx.signaled = last;
+                }
+                let told = if says { reposted } else { self.returned.load(Relaxed).wrapping_add(returned) };
+                self.returned.store(told, Relaxed);
+                add(&self.counters.works, u64::from(count));
+                add(&self.counters.messages, u64::from(messages));
+                add(&self.counters.data_messages, u64::from(total != 0));
+                add(&self.counters.credit_messages, u64::from(says && message.credit));
+                add(&self.counters.bytes_sent, u64::from(total));
+                Served::More
+            }
+            // The queue is fuller than it should be. What frees it is under way, or nothing will.
+            Err(PostError { posted: 0, errno: crate::arena::ENOMEM, unknown: false })
+                if tx.signaled.wrapping_sub(self.completed.load(Acquire)).cast_signed() > 0 =>
+            {
+                self.sent.store(sent, Release);
+                add(&self.counters.queue_full, 1);
+                Served::Full
+            }
+            Err(e) => {
+                self.lose(Reason::Refused { call: Call::Post, errno: e.errno });
+                Served::Lost
+            }
+        }
+    }
+}
+
+/// What [`Link::gather`] collects.
+struct Turned {
+    draft: Draft,
+    bytes: Option<Bytes>,
+    /// The message has nothing but a credit.
+    credit: bool,
+    /// There is more than this message.
+    more: bool,
+}
+
+impl Turned {
+    /// Adds an item that is no credit, and does `then`; or says that there is more.
+    fn add(&mut self, slot: u16, item: Item, then: impl FnOnce()) {
+        if self.draft.push(slot, item) {
+            self.credit = false;
+            then();
+        } else {
+            self.more = true;
+        }
+    }
+}
+
+/// What is posted at once.
+struct Message<'a, F: Fabric> {
+    draft: &'a mut Draft,
+    bytes: Option<Bytes>,
+    /// Slot, and where its bytes are and go.
+    ring: Option<(u16, &'a Rings<F>, Ring)>,
+    credit: bool,
+    /// Its completion is waited for.
+    last: bool,
+}
+
+/// A piece of a ring that does not wrap.
+#[derive(Clone, Copy)]
+struct Part {
+    offset: usize,
+    bytes: usize,
+    to: Remote,
+}
+
+impl<F: Fabric> Message<'_, F> {
+    /// The bytes, as they lie in the ring.
+    fn parts(&self) -> [Option<Part>; 2] {
+        let Some((b, (_, rings, remote))) = self.bytes.zip(self.ring.as_ref()) else { return [None; 2] };
+        let size = rings.size as u64;
+        let index = b.from.wrapping_sub(b.base) & size.wrapping_sub(1);
+        let first = u64::from(b.bytes).min(size.wrapping_sub(index));
+        let part = |index: u64, bytes: u64| Part {
+            // Within the ring: index + bytes <= size.
+            offset: rings.offset.wrapping_add(index as usize),
+            bytes: bytes as usize,
+            to: Remote { address: remote.address.wrapping_add(index), key: remote.key },
+        };
+        let rest = u64::from(b.bytes).wrapping_sub(first);
+        [Some(part(index, first)), (rest != 0).then(|| part(0, rest))]
+    }
+
+    /// Whether there is a message besides an immediate.
+    fn says(&self, immediate: bool) -> bool {
+        !immediate || !self.draft.is_empty() || self.bytes.is_none()
+    }
+
+    /// Work requests.
+    fn works(&self, immediate: bool) -> u32 {
+        u32::from(self.says(immediate)) + self.parts().iter().flatten().count() as u32
+    }
+
+    /// Receives of the peer's.
+    fn messages(&self, immediate: bool) -> u32 {
+        u32::from(self.says(immediate)) + u32::from(immediate && self.bytes.is_some())
+    }
+}

@@ -1,0 +1,168 @@
+//! One connection of a link: what each half of the engine knows of it, and what they tell each other.
+//!
+//! Who may touch what: [`SlotTx`] belongs to who has the link's turn, [`SlotRx`] to who has the hub's poll lock, the
+//! configuration is written while the slot is free or both are held. Everything else is an atomic with one writer.
+
+use crate::arena::Rings;
+use crate::wire::{Announcement, Ring};
+use core::cell::UnsafeCell;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use netacc_ring::RingWords;
+use netacc_verbs::Fabric;
+
+/// Most slots of a link.
+pub const SLOTS_MAX: usize = netacc_ring::SLOTS_MAX;
+
+/// Meaning of `RingWords::producer_user`, as in the rest of the library.
+pub(crate) mod announce {
+    pub(crate) const EPOCH: usize = 0;
+    pub(crate) const FAST_FROM: usize = 1;
+    pub(crate) const CARRIER_FROM: usize = 2;
+    pub(crate) const RESEND_TO: usize = 3;
+}
+
+/// Meaning of `RingWords::quiet`, as in the rest of the library. `NOTIFY` (0) stays at home.
+pub(crate) mod quiet {
+    pub(crate) const ACK: usize = 1;
+    pub(crate) const CONSUMED: usize = 2;
+    pub(crate) const REQUEST: usize = 3;
+}
+
+/// [`Slot::state`]: nobody uses it.
+pub(crate) const FREE: u32 = 0;
+/// Its configuration is being written.
+pub(crate) const BUSY: u32 = 1;
+/// In use.
+pub(crate) const OPEN: u32 = 2;
+/// What is published still goes out, then the end.
+pub(crate) const CLOSING: u32 = 3;
+/// The peer's opening is answered with the end.
+pub(crate) const REFUSING: u32 = 4;
+
+/// What the owner gave.
+pub(crate) struct Config<F: Fabric> {
+    /// Of the direction that this end produces.
+    pub(crate) outbound: NonNull<RingWords>,
+    /// Of the direction that this end consumes.
+    pub(crate) inbound: NonNull<RingWords>,
+    pub(crate) rings: Rings<F>,
+    pub(crate) token: u64,
+}
+
+impl<F: Fabric> Config<F> {
+    pub(crate) fn outbound(&self) -> &RingWords {
+        // SAFETY: valid until the slot is taken back (`Link::open`), which needs turn and poll lock, one of which every
+        // reader of the configuration holds; all fields are atomics.
+        unsafe { self.outbound.as_ref() }
+    }
+
+    pub(crate) fn inbound(&self) -> &RingWords {
+        // SAFETY: as above.
+        unsafe { self.inbound.as_ref() }
+    }
+}
+
+/// What the sending half knows.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct SlotTx {
+    /// Our `OPEN` was sent; our `CLOSE` was.
+    pub(crate) opened: bool,
+    pub(crate) closed: bool,
+    /// The peer's ring, once it has opened.
+    pub(crate) remote: Option<Ring>,
+    /// Position up to which bytes were posted.
+    pub(crate) posted: u64,
+    /// Position at index 0, as the peer knows it.
+    pub(crate) base: u64,
+    /// The last announcement, acknowledgement, request and head that were sent.
+    pub(crate) announced: Announcement,
+    pub(crate) ack: (u64, u64),
+    pub(crate) request: u64,
+    pub(crate) told: u64,
+    /// The last [`Slot::echo_due`], [`Slot::want`] and [`Slot::ask`] that were served.
+    pub(crate) echoed: u64,
+    pub(crate) want_served: u64,
+    pub(crate) asked: u64,
+}
+
+/// How far the peer has come with a slot.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Peer {
+    #[default]
+    Free,
+    Open,
+    Closed,
+}
+
+/// What the receiving half knows.
+#[derive(Default)]
+pub(crate) struct SlotRx {
+    pub(crate) peer: Peer,
+    /// The peer has opened the slot again before we have taken it back.
+    pub(crate) reopened: Option<crate::link::Again>,
+    /// Position up to which the peer has announced bytes.
+    pub(crate) tail: u64,
+    /// Position at index 0 of our inbound ring.
+    pub(crate) base: u64,
+    /// Our `CLOSE`, and with it everything before it, has left our memory.
+    pub(crate) close_done: bool,
+    /// Position from which on a credit is news ([`crate::News::Drained`]).
+    pub(crate) ask_reported: u64,
+}
+
+pub(crate) struct Slot<F: Fabric> {
+    pub(crate) state: AtomicU32,
+    pub(crate) config: UnsafeCell<Option<Config<F>>>,
+    pub(crate) tx: UnsafeCell<SlotTx>,
+    pub(crate) rx: UnsafeCell<SlotRx>,
+    /// Written by the receiving half before `peer_open`, read by the sending half after it.
+    pub(crate) peer: UnsafeCell<Option<Ring>>,
+    pub(crate) peer_open: AtomicBool,
+    /// Sending half: as [`SlotTx::posted`], stored before the bytes are posted.
+    pub(crate) posted: AtomicU64,
+    /// Receiving half: position up to which the peer has consumed.
+    pub(crate) acked: AtomicU64,
+    /// Sending half: epoch of the last announcement, stored before it is posted.
+    pub(crate) announced: AtomicU32,
+    /// Receiving half: the last epoch that the peer has echoed.
+    pub(crate) echoed: AtomicU32,
+    /// Receiving half: an announcement to echo, plus one.
+    pub(crate) echo_due: AtomicU64,
+    /// Sending half: the head from which on a credit is due.
+    pub(crate) due: AtomicU64,
+    /// Receiving half: the head at which the peer wants a credit, plus one.
+    pub(crate) want: AtomicU64,
+    /// Sending half: the last `want` that was served.
+    pub(crate) want_served: AtomicU64,
+    /// Owner: the head at which it wants a credit, plus one.
+    pub(crate) ask: AtomicU64,
+    /// Sending half: stored before `CLOSE` is posted.
+    pub(crate) close_sent: AtomicBool,
+    /// Sending half: number of the request that carries `CLOSE`.
+    pub(crate) close_number: AtomicU32,
+}
+
+impl<F: Fabric> Slot<F> {
+    pub(crate) fn new() -> Self {
+        Self {
+            state: AtomicU32::new(FREE),
+            config: UnsafeCell::new(None),
+            tx: UnsafeCell::new(SlotTx::default()),
+            rx: UnsafeCell::new(SlotRx::default()),
+            peer: UnsafeCell::new(None),
+            peer_open: AtomicBool::new(false),
+            posted: AtomicU64::new(0),
+            acked: AtomicU64::new(0),
+            announced: AtomicU32::new(0),
+            echoed: AtomicU32::new(0),
+            echo_due: AtomicU64::new(0),
+            due: AtomicU64::new(0),
+            want: AtomicU64::new(0),
+            want_served: AtomicU64::new(0),
+            ask: AtomicU64::new(0),
+            close_sent: AtomicBool::new(false),
+            close_number: AtomicU32::new(0),
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! A peer that is not the engine: it posts what it likes, and writes where it can.
+
+use super::*;
+use crate::wire::{Announcement, Draft, Imm, Item, Ring};
+use netacc_verbs::fabric::{Access, Action, Completion, Piece, Remote, Work};
+
+/// An honest end, and a pair with nothing behind it.
+struct Victim {
+    end: End,
+    peer: End,
+    pair: memory::Pair,
+    region: memory::Region,
+    receives: memory::Region,
+    block: Block,
+}
+
+impl Victim {
+    fn new(immediate: bool) -> Self {
+        let mut rig = Rig::new(Order::Prompt, Model::ROCE, settings(immediate));
+        rig.settle();
+        let Rig { ends: [end, mut peer], .. } = rig;
+        // The peer's engine is put away; its pair stays.
+        let (pair, receives) = peer.steal_pair();
+        let block = Block::new(1 << 16);
+        // SAFETY: freed in `close`.
+        let region = unsafe { peer.host.register(&peer.domain, block.0, 1 << 16, Access::RemoteWrite) }.unwrap();
+        Self { end, peer, pair, region, receives, block }
+    }
+
+    fn ring(&self) -> Ring {
+        let Remote { address, key } = self.peer.host.remote(&self.region);
+        Ring { address, key, log2: 12 }
+    }
+
+    fn post(&self, action: Action<'_, memory::Region>) {
+        // Refused when the pair is in error; its own completions it does not look at.
+        let _ = self.peer.host.post(&self.pair, &[Work { id: u64::MAX, action, signaled: true }]);
+        let mut out = [Completion::EMPTY; 64];
+        self.peer.host.poll(self.peer.hub.queue(), &mut out).unwrap();
+    }
+
+    fn say(&self, items: &[(u16, Item)]) {
+        self.say_returned(0, items);
+    }
+
+    fn say_returned(&self, returned: u32, items: &[(u16, Item)]) {
+        let mut draft = Draft::new();
+        items.iter().for_each(|(slot, item)| assert!(draft.push(*slot, *item)));
+        self.post(Action::SendInline(draft.finish(returned)));
+    }
+
+    /// Both ends have slot 0 open, as far as the victim knows.
+    fn open(&mut self) {
+        self.end.open(0, 0);
+        self.say(&[(0, Item::Open { ring: self.ring(), token: 1 })]);
+        self.end.poll();
+        assert_eq!(self.end.lost(), None);
+    }
+
+    fn reason(&mut self) -> Option<Reason> {
+        self.end.poll();
+        self.end.lost()
+    }
+
+    fn close(self) {
+        let Self { end, peer, pair, region, receives, block } = self;
+        end.close();
+        peer.host.close_pair(pair).unwrap();
+        peer.host.close_region(region).unwrap();
+        peer.host.close_region(receives).unwrap();
+        block.free();
+        peer.close();
+    }
+}
+
+#[test]
+fn each_lie_is_found_and_named() {
+    type Lie = fn(&mut Victim);
+    let lies: &[(Violation, Lie)] = &[
+        (Violation::Message, |v| v.post(Action::SendInline(&[]))),
+        (Violation::Message, |v| v.post(Action::SendInline(&[0; 64]))),
+        (Violation::Message, |v| v.post(Action::SendInline(&[4, 1, 0, 0, 0, 0, 0, 0]))),
+        (Violation::Slot, |v| v.say(&[(8, Item::Credit { head: 0 })])),
+        (Violation::Slot, |v| v.say(&[(u16::MAX, Item::Close)])),
+        (Violation::Slot, |v| v.say(&[(1, Item::Credit { head: 0 })])),
+        (Violation::Slot, |v| v.say(&[(1, Item::Data { rebased: false, bytes: 1, tail: 1 })])),
+        (Violation::Slot, |v| {
+            // Opened by the peer alone.
+            v.say(&[
+                (1, Item::Open { ring: v.ring(), token: 1 }),
+                (1, Item::Data { rebased: false, bytes: 1, tail: 1 }),
+            ]);
+        }),
+        (Violation::Open, |v| v.say(&[(0, Item::Open { ring: v.ring(), token: 1 })])),
+        (Violation::Open, |v| v.say(&[(1, Item::Open { ring: Ring { log2: 11, ..v.ring() }, token: 1 })])),
+        (Violation::Open, |v| v.say(&[(1, Item::Open { ring: Ring { log2: 27, ..v.ring() }, token: 1 })])),
+        (Violation::Open, |v| v.say(&[(1, Item::Open { ring: Ring { log2: 255, ..v.ring() }, token: 1 })])),
+        (Violation::Open, |v| {
+            v.say(&[(1, Item::Open { ring: Ring { address: u64::MAX - 4000, ..v.ring() }, token: 1 })]);
+        }),
+        (Violation::Open, |v| {
+            // A ring of another size than the victim's.
+            v.say(&[(1, Item::Open { ring: Ring { log2: 13, ..v.ring() }, token: 1 })]);
+            v.end.poll();
+            v.end.open(1, 2);
+        }),
+        (Violation::Open, |v| v.say(&[(0, Item::Close), (0, Item::Open { ring: v.ring(), token: 1 })])),
+        (Violation::Close, |v| v.say(&[(0, Item::Close), (0, Item::Close)])),
+        (Violation::Close, |v| v.say(&[(1, Item::Close)])),
+        (Violation::Slot, |v| v.say(&[(0, Item::Close), (0, Item::Credit { head: 0 })])),
+        (Violation::Tail, |v| v.say(&[(0, Item::Data { rebased: false, bytes: 0, tail: 0 })])),
+        (Violation::Tail, |v| v.say(&[(0, Item::Data { rebased: false, bytes: 5, tail: 6 })])),
+        (Violation::Room, |v| v.say(&[(0, Item::Data { rebased: false, bytes: 4097, tail: 4097 })])),
+        (Violation::Room, |v| {
+            v.say(&[(0, Item::Data { rebased: false, bytes: u32::MAX, tail: u64::from(u32::MAX) })]);
+        }),
+        (Violation::Rebase, |v| {
+            v.say(&[
+                (0, Item::Data { rebased: false, bytes: 5, tail: 5 }),
+                (0, Item::Data { rebased: true, bytes: 5, tail: 10 }),
+            ]);
+        }),
+        (Violation::Head, |v| v.say(&[(0, Item::Credit { head: 1 })])),
+        (Violation::Head, |v| v.say(&[(0, Item::Credit { head: u64::MAX })])),
+        (Violation::Head, |v| {
+            v.end.produce(0, 100);
+            v.say(&[(0, Item::Credit { head: 60 })]);
+            v.say(&[(0, Item::Credit { head: 59 })]);
+        }),
+        (Violation::Echo, |v| v.say(&[(0, Item::Echo { epoch: 1 })])),
+        (Violation::Returned, |v| v.say_returned(1000, &[])),
+        (Violation::Returned, |v| v.say_returned(u32::MAX, &[])),
+    ];
+    for immediate in [true, false] {
+        for (i, (expected, lie)) in lies.iter().enumerate() {
+            let mut v = Victim::new(immediate);
+            v.open();
+            lie(&mut v);
+            assert_eq!(v.reason(), Some(Reason::Peer(*expected)), "lie {i}");
+            assert!(v.end.news.contains(&News::Lost(Reason::Peer(*expected))), "lie {i}");
+            // The pair is in error: the peer writes nothing any more.
+            let before = v.end.conn(0).inb().tail.load(Relaxed);
+            v.say(&[(0, Item::Data { rebased: false, bytes: 1, tail: 1 })]);
+            v.end.poll();
+            assert_eq!(v.end.conn(0).inb().tail.load(Relaxed), before);
+            v.close();
+        }
+    }
+}
+
+#[test]
+fn an_immediate_lies_too() {
+    let imm = |slot, rebased, returned, bytes| Imm { slot, rebased, returned, bytes }.encode();
+    for (agreed, imm, expected) in [
+        (false, imm(0, false, 0, 1), Violation::Immediate),
+        (true, imm(1, false, 0, 1), Violation::Slot),
+        (true, imm(4095, false, 0, 1), Violation::Slot),
+        (true, imm(0, false, 0, 4097), Violation::Room),
+        (true, imm(0, false, 7, 1), Violation::Returned),
+    ] {
+        let mut v = Victim::new(agreed);
+        v.open();
+        let to = Remote { address: 0, key: 0 };
+        v.post(Action::WriteImm { from: None, to, inline: false, imm });
+        assert_eq!(v.reason(), Some(Reason::Peer(expected)));
+        v.close();
+    }
+}
+
+#[test]
+fn words_that_were_not_agreed_upon() {
+    for item in [
+        Item::Announce(Announcement::default()),
+        Item::Echo { epoch: 0 },
+        Item::Ack { control: 1, consumed: 1 },
+        Item::Request { word: 1 },
+    ] {
+        let quiet = Settings { words: false, ..settings(true) };
+        let mut rig = Rig::of(Order::Prompt, Model::ROCE, [quiet, settings(true)]);
+        rig.open(1);
+        // With a peer that keeps to it nothing is sent, whatever the words are.
+        let conn = rig.ends[0].conn(0);
+        conn.out().producer_user[0].store(1, Relaxed);
+        conn.inb().quiet[1].store(1, Relaxed);
+        let before = rig.ends[0].link().counters.read();
+        rig.ends[0].link().kick(0);
+        assert_eq!(rig.ends[0].link().counters.read(), before);
+        let conn = rig.ends[1].conn(0);
+        match item {
+            Item::Ack { .. } => conn.inb().quiet[1].store(1, Relaxed),
+            Item::Request { .. } => conn.inb().quiet[3].store(1, Relaxed),
+            _ => conn.out().producer_user[0].store(1, Relaxed),
+        }
+        rig.ends[1].link().kick(0);
+        rig.ends[0].poll();
+        assert_eq!(rig.ends[0].lost(), Some(Reason::Peer(Violation::Words)));
+        rig.close();
+    }
+}
+
+/// Random messages: the victim finds a lie or goes on, and reads bytes of its own ring only.
+#[test]
+fn anything_may_be_said() {
+    for seed in 0..if cfg!(miri) { 3 } else { 1500 } {
+        let mut random = Random::new(seed);
+        let mut v = Victim::new(seed & 1 == 0);
+        v.open();
+        let (mut tail, mut posted) = (0u64, 0u64);
+        for _ in 0..60 {
+            // Mostly near what is right, so that it gets somewhere.
+            let slot = [0, 0, 0, 0, 0, 0, 1, 7, 8, 4095][random.below(10)] as u16;
+            let word = match random.below(6) {
+                0 => random.next(),
+                1 => tail,
+                2 => posted,
+                3 => tail + random.below(4096) as u64,
+                4 => random.below(4) as u64,
+                _ => posted.saturating_sub(random.below(100) as u64),
+            };
+            let bytes = [0, 1, 100, 4096, 4097, u32::MAX][random.below(6)];
+            let item = match random.below(14) {
+                0 => Item::Open {
+                    ring: Ring { log2: [12, 12, 12, 13, 200][random.below(5)], ..v.ring() },
+                    token: random.next(),
+                },
+                1 if random.below(4) == 0 => Item::Close,
+                2 | 3 => Item::Credit { head: word },
+                4 => Item::Ask { head: word },
+                5 => Item::Announce(Announcement {
+                    epoch: word as u32,
+                    fast_from: random.next(),
+                    carrier_from: word,
+                    resend_to: 0,
+                }),
+                6 => Item::Echo { epoch: random.below(2) as u32 },
+                7 => Item::Ack { control: word & 0xff_ffff_ffff, consumed: random.next() },
+                8 => Item::Request { word },
+                _ if random.below(6) > 0 => {
+                    let bytes = 1 + random.below(900) as u32;
+                    Item::Data { rebased: random.below(9) == 0, bytes, tail: tail + u64::from(bytes) }
+                }
+                _ => Item::Data { rebased: random.below(2) == 0, bytes, tail: word },
+            };
+            match random.below(20) {
+                0 => {
+                    let text: Vec<u8> = (0..random.below(65)).map(|_| random.next() as u8).collect();
+                    v.post(Action::SendInline(&text));
+                }
+                1 => {
+                    let imm = if random.below(2) == 0 { random.next() as u32 } else { random.below(64) as u32 };
+                    v.post(Action::WriteImm { from: None, to: Remote { address: 0, key: 0 }, inline: false, imm });
+                }
+                2 => v.say_returned([1, 2, u32::MAX][random.below(3)], &[(slot, item)]),
+                // Writes with any key, to any place near.
+                3 => {
+                    let ours = v.end.arena_remote();
+                    let to = Remote { address: ours.address.wrapping_add(random.next() & 0x3fff), key: ours.key };
+                    v.post(Action::Write {
+                        from: Some(Piece { region: &v.region, offset: 0, bytes: 1 + random.below(4000) }),
+                        to,
+                        inline: false,
+                    });
+                }
+                _ => v.say(&[(slot, item)]),
+            }
+            v.end.poll();
+            if v.end.lost().is_some() {
+                break;
+            }
+            // The victim's application goes on: it never sees more than its ring.
+            let conn = v.end.conn(0);
+            tail = conn.inb().tail.load(Acquire);
+            let mut buffer = [0u8; RING];
+            // SAFETY: an array of ours.
+            let got = unsafe { conn.consumer.read(buffer.as_mut_ptr(), random.below(RING)) };
+            assert!(got.is_ok(), "the ring's own check has found what the engine let through");
+            conn.consumer.publish();
+            let head = conn.inb().head.load(Relaxed);
+            assert!(conn.produce_unchecked(random.below(500)), "as above");
+            posted = conn.out().tail.load(Relaxed);
+            v.end.link().consumed(0, head);
+            v.end.link().kick(0);
+        }
+        v.end.poll();
+        v.close();
+    }
+}

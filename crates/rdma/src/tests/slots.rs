@@ -1,0 +1,148 @@
+//! Slots are opened, closed, refused, and used again.
+
+use super::*;
+
+fn saw(end: &End, news: News) -> bool {
+    end.news.contains(&news)
+}
+
+#[test]
+fn a_slot_is_used_again_when_both_ends_are_through_with_it() {
+    for (model, immediate) in WAYS {
+        for seed in 0..if cfg!(miri) { 1 } else { 20 } {
+            let mut random = Random::new(seed);
+            let mut rig = Rig::new(Order::Shuffled(seed + 3), model, settings(immediate));
+            for life in 0..6u64 {
+                for side in [0, 1] {
+                    rig.ends[side].news.clear();
+                    rig.ends[side].open(5, life << 1 | side as u64);
+                }
+                rig.settle();
+                for side in [0, 1] {
+                    let opened = News::Opened { slot: 5, token: life << 1, ring_bytes: RING };
+                    assert!(saw(&rig.ends[side], opened), "{:?}", rig.ends[side].news);
+                }
+                for side in [0, 1] {
+                    rig.ends[side].produce(5, 1 + random.below(2000));
+                }
+                // Closed with bytes on their way: they arrive before the end does.
+                let first = random.below(2);
+                assert!(matches!(rig.ends[first].link().close(5), Ok(Kicked::Done)));
+                rig.drain();
+                rig.check();
+                assert!(saw(&rig.ends[first ^ 1], News::Closed { slot: 5 }));
+                assert!(!saw(&rig.ends[first], News::Released { slot: 5 }));
+                assert_eq!(
+                    rig.ends[first].hub.take_back(TID, rig.ends[first].link(), 5).unwrap_err(),
+                    HubError::Slot(OpenError::State)
+                );
+                rig.ends[first ^ 1].link().close(5).unwrap();
+                rig.settle();
+                for side in [0, 1] {
+                    // The completion of the end may be signaled only: it is waited for.
+                    assert!(saw(&rig.ends[side], News::Released { slot: 5 }), "{:?}", rig.ends[side].news);
+                    assert_eq!(rig.ends[side].take_back(5), None);
+                }
+            }
+            // One arena for all of them: rings came back.
+            assert_eq!(rig.ends[0].pool.regions(), 1);
+            rig.close();
+        }
+    }
+}
+
+#[test]
+fn what_is_not_wanted_is_refused() {
+    for (model, immediate) in WAYS {
+        let mut rig = Rig::new(Order::Prompt, model, settings(immediate));
+        assert_eq!(rig.ends[1].link().refuse(2), Err(OpenError::State));
+        for _ in 0..3 {
+            rig.ends[0].open(2, 40);
+            rig.ends.iter_mut().for_each(|e| e.news.clear());
+            rig.settle();
+            assert!(
+                saw(&rig.ends[1], News::Opened { slot: 2, token: 40, ring_bytes: RING }),
+                "{:?}",
+                rig.ends[1].lost()
+            );
+            rig.ends[1].link().refuse(2).unwrap();
+            rig.settle();
+            assert!(saw(&rig.ends[0], News::Closed { slot: 2 }));
+            rig.ends[0].link().close(2).unwrap();
+            rig.settle();
+            assert_eq!(rig.ends[0].take_back(2), None);
+            assert_eq!(rig.ends[1].take_back(2), None);
+        }
+        assert!(rig.ends[1].lost().is_none());
+        rig.close();
+    }
+}
+
+#[test]
+fn the_faster_end_opens_again_before_the_slower_one_has_taken_back() {
+    for closes_again in [false, true] {
+        let mut rig = Rig::new(Order::Prompt, Model::SIW, settings(false));
+        rig.open(1);
+        for side in [0, 1] {
+            rig.ends[side].link().close(0).unwrap();
+        }
+        rig.settle();
+        assert_eq!(rig.ends[0].take_back(0), None);
+        rig.ends[0].open(0, 20);
+        if closes_again {
+            rig.ends[0].link().close(0).unwrap();
+        }
+        rig.settle();
+        let reopened = Reopened { token: 20, ring_bytes: RING, closed: closes_again };
+        assert_eq!(rig.ends[1].take_back(0), Some(reopened));
+        if closes_again {
+            rig.ends[1].link().refuse(0).unwrap();
+            rig.settle();
+            assert!(saw(&rig.ends[0], News::Released { slot: 0 }));
+        } else {
+            rig.ends[1].open(0, 21);
+            rig.settle();
+            rig.ends[0].produce(0, 1000);
+            rig.drain();
+            rig.check();
+        }
+        rig.close();
+    }
+}
+
+#[test]
+fn rings_of_different_sizes_do_not_match() {
+    let mut rig = Rig::new(Order::Prompt, Model::ROCE, settings(true));
+    rig.ends[1].pool = Pool::new(2 * RING, 0, 0);
+    rig.ends[0].open(0, 0);
+    rig.ends[1].open(0, 1);
+    rig.net.settle();
+    for _ in 0..5 {
+        for end in &mut rig.ends {
+            end.poll();
+        }
+    }
+    assert!(rig.ends.iter().any(|e| e.lost() == Some(Reason::Peer(Violation::Open))));
+    rig.close();
+}
+
+#[test]
+fn slots_that_are_not_there_are_not_opened() {
+    let mut rig = Rig::new(Order::Prompt, Model::ROCE, settings(true));
+    rig.open(1);
+    let rings = rig.ends[0].rings();
+    let words = NonNull::from(rig.ends[0].conn(0).out());
+    for (slot, why) in [(8, OpenError::NoSlot), (u16::MAX, OpenError::NoSlot), (0, OpenError::State)] {
+        let again = rig.ends[0].pool.take();
+        let Some(rings) = again else { break };
+        // SAFETY: refused.
+        let (error, rings) = unsafe { rig.ends[0].link().open(slot, words, words, rings, 0) }.unwrap_err();
+        assert_eq!(error, why);
+        rig.ends[0].pool.give_back(rings);
+        assert_eq!(rig.ends[0].link().account(slot).is_some(), slot == 0);
+        assert_eq!(rig.ends[0].link().close(slot).is_ok(), slot == 0);
+    }
+    rig.ends[0].pool.give_back(rings);
+    assert_eq!(rig.ends[0].link().kick(u16::MAX), Kicked::Done);
+    rig.close();
+}

@@ -1,0 +1,330 @@
+//! What travels: messages of up to [`MESSAGE_BYTES`] bytes, and the 32 bits of an immediate.
+//!
+//! A message is a header and up to [`UNITS_MAX`] units of 16 bytes; an item is one or two units. Little-endian:
+//!
+//! ```text
+//! header   0 units (u8) | 1 version (u8) | 2 zero (u16) | 4 returned (u32)
+//! unit     0 slot (u16) | 2 kind (u8) | 3 small (u8) | 4 half (u32) | 8 word (u64)
+//! 2nd unit 0 first (u64) | 8 second (u64)
+//! ```
+//!
+//! | kind | small | half | word | first, second |
+//! |---|---|---|---|---|
+//! | `OPEN` | log2 of the ring's bytes | key of the ring | its address | token, 0 |
+//! | `CLOSE` | | | | |
+//! | `DATA` | 1: rebased | bytes | tail after them | |
+//! | `CREDIT` | | | head | |
+//! | `ASK` | | | a credit is wanted from here on | |
+//! | `ANNOUNCE` | | epoch | `fast_from` | `carrier_from`, `resend_to` |
+//! | `ECHO` | | the epoch that was announced | | |
+//! | `ACK` | flags | epoch | consumed | |
+//! | `REQUEST` | | | the word | |
+//!
+//! `returned` counts all messages that the sender has received, and posted receives for again, since the pair began.
+//!
+//! An immediate announces bytes: the slot in bits 20 to 31, rebased in bit 19, how many more receives were posted again
+//! (0 to 7) in bits 16 to 18, and the number of bytes less one in bits 0 to 15.
+//!
+//! Reading checks the form only: what a value may be depends on the slot, and is checked where it is applied.
+
+/// Most bytes of a message: what every device carries inline.
+pub const MESSAGE_BYTES: usize = 64;
+/// Most units of a message.
+pub const UNITS_MAX: usize = 3;
+/// Most bytes that an immediate can announce.
+pub const IMM_BYTES_MAX: u32 = 1 << 16;
+/// Most receives that an immediate can give back.
+pub const IMM_RETURNED_MAX: u32 = 7;
+
+const HEADER: usize = 8;
+const UNIT: usize = 16;
+const VERSION: u8 = 1;
+const _: () = assert!(HEADER + UNITS_MAX * UNIT <= MESSAGE_BYTES);
+
+mod kind {
+    pub(super) const OPEN: u8 = 1;
+    pub(super) const CLOSE: u8 = 2;
+    pub(super) const DATA: u8 = 3;
+    pub(super) const CREDIT: u8 = 4;
+    pub(super) const ASK: u8 = 5;
+    pub(super) const ANNOUNCE: u8 = 6;
+    pub(super) const ECHO: u8 = 7;
+    pub(super) const ACK: u8 = 8;
+    pub(super) const REQUEST: u8 = 9;
+}
+
+/// Where a ring of the other end is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ring {
+    /// Address of its first byte.
+    pub address: u64,
+    /// Key of its region.
+    pub key: u32,
+    /// Its size is 2 to this power.
+    pub log2: u8,
+}
+
+/// What `RingWords::producer_user` holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Announcement {
+    /// Number of switches.
+    pub epoch: u32,
+    /// See `netacc_proto::switchover::Announce`.
+    pub fast_from: u64,
+    /// As above.
+    pub carrier_from: u64,
+    /// As above.
+    pub resend_to: u64,
+}
+
+/// One item of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Item {
+    /// The sender uses the slot, and its ring for what it receives there is this.
+    Open {
+        /// The ring.
+        ring: Ring,
+        /// Tells the connection.
+        token: u64,
+    },
+    /// The sender says nothing more about the slot.
+    Close,
+    /// Bytes were written.
+    Data {
+        /// The first of them is at index 0 of the ring.
+        rebased: bool,
+        /// How many.
+        bytes: u32,
+        /// Position after them.
+        tail: u64,
+    },
+    /// Everything before this position is consumed.
+    Credit {
+        /// The position.
+        head: u64,
+    },
+    /// A credit is wanted as soon as everything before this position is consumed.
+    Ask {
+        /// The position.
+        head: u64,
+    },
+    /// The sender's announcement.
+    Announce(Announcement),
+    /// The announcement with this epoch stands at the sender of this item; its acknowledgement before this item is of after that.
+    Echo {
+        /// The epoch.
+        epoch: u32,
+    },
+    /// The words `ACK` and `CONSUMED`.
+    Ack {
+        /// `netacc_proto::switchover::Ack::control`; bits 40 and up are 0.
+        control: u64,
+        /// Offset.
+        consumed: u64,
+    },
+    /// The word `REQUEST`.
+    Request {
+        /// The word.
+        word: u64,
+    },
+}
+
+impl Item {
+    const fn units(&self) -> usize {
+        match self {
+            Self::Open { .. } | Self::Announce(_) => 2,
+            _ => 1,
+        }
+    }
+}
+
+/// A message that is being written.
+#[derive(Clone, Copy, Debug)]
+pub struct Draft {
+    bytes: [u8; MESSAGE_BYTES],
+    units: usize,
+}
+
+impl Default for Draft {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Draft {
+    /// A message without items.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { bytes: [0; MESSAGE_BYTES], units: 0 }
+    }
+
+    /// Whether it has no items.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.units == 0
+    }
+
+    /// How many units there is room for.
+    #[must_use]
+    pub const fn room(&self) -> usize {
+        UNITS_MAX.saturating_sub(self.units)
+    }
+
+    fn put(&mut self, at: usize, bytes: &[u8]) {
+        for (to, from) in self.bytes.iter_mut().skip(at).zip(bytes) {
+            *to = *from;
+        }
+    }
+
+    /// Adds an item. False: it does not fit, and nothing has changed.
+    pub fn push(&mut self, slot: u16, item: Item) -> bool {
+        if item.units() > self.room() {
+            return false;
+        }
+        let at = HEADER + self.units * UNIT;
+        let (kind, small, half, word) = match item {
+            Item::Open { ring, .. } => (kind::OPEN, ring.log2, ring.key, ring.address),
+            Item::Close => (kind::CLOSE, 0, 0, 0),
+            Item::Data { rebased, bytes, tail } => (kind::DATA, u8::from(rebased), bytes, tail),
+            Item::Credit { head } => (kind::CREDIT, 0, 0, head),
+            Item::Ask { head } => (kind::ASK, 0, 0, head),
+            Item::Announce(a) => (kind::ANNOUNCE, 0, a.epoch, a.fast_from),
+            Item::Echo { epoch } => (kind::ECHO, 0, epoch, 0),
+            Item::Ack { control, consumed } => (kind::ACK, (control >> 32) as u8, control as u32, consumed),
+            Item::Request { word } => (kind::REQUEST, 0, 0, word),
+        };
+        self.put(at, &slot.to_le_bytes());
+        self.put(at + 2, &[kind, small]);
+        self.put(at + 4, &half.to_le_bytes());
+        self.put(at + 8, &word.to_le_bytes());
+        let second = match item {
+            Item::Open { token, .. } => Some((token, 0u64)),
+            Item::Announce(a) => Some((a.carrier_from, a.resend_to)),
+            _ => None,
+        };
+        if let Some((first, second)) = second {
+            self.put(at + UNIT, &first.to_le_bytes());
+            self.put(at + UNIT + 8, &second.to_le_bytes());
+        }
+        self.units += item.units();
+        true
+    }
+
+    /// The finished message.
+    pub fn finish(&mut self, returned: u32) -> &[u8] {
+        self.put(0, &[self.units as u8, VERSION, 0, 0]);
+        self.put(4, &returned.to_le_bytes());
+        self.bytes.get(..HEADER + self.units * UNIT).unwrap_or(&[])
+    }
+}
+
+/// A message that has come, copied out of the peer's reach.
+#[derive(Clone, Copy, Debug)]
+pub struct Message<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_le_bytes(bytes.get(at..)?.first_chunk().copied()?))
+}
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_le_bytes(bytes.get(at..)?.first_chunk().copied()?))
+}
+fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_le_bytes(bytes.get(at..)?.first_chunk().copied()?))
+}
+
+impl<'a> Message<'a> {
+    /// Reads the header. `None`: this is no message. Else the message, and `returned`.
+    #[must_use]
+    pub fn read(bytes: &'a [u8]) -> Option<(Self, u32)> {
+        let [units, version, 0, 0, ..] = *bytes else { return None };
+        if version != VERSION || usize::from(units) > UNITS_MAX || bytes.len() != HEADER + usize::from(units) * UNIT {
+            return None;
+        }
+        Some((Self { bytes, at: HEADER }, u32_at(bytes, 4)?))
+    }
+
+    /// The next item with its slot. `None`: there is no more. `Some(None)`: this is no item.
+    #[expect(
+        clippy::should_implement_trait,
+        reason = "it ends at the first bad item, which an iterator's user would not expect"
+    )]
+    pub fn next(&mut self) -> Option<Option<(u16, Item)>> {
+        if self.at >= self.bytes.len() {
+            return None;
+        }
+        let item = self.item();
+        match item {
+            Some((_, item)) => self.at += item.units() * UNIT,
+            None => self.at = self.bytes.len(),
+        }
+        Some(item)
+    }
+
+    fn item(&self) -> Option<(u16, Item)> {
+        let (bytes, at) = (self.bytes, self.at);
+        let slot = u16_at(bytes, at)?;
+        let [kind, small] = *bytes.get(at + 2..)?.first_chunk()?;
+        let half = u32_at(bytes, at + 4)?;
+        let word = u64_at(bytes, at + 8)?;
+        let item = match kind {
+            kind::OPEN => {
+                let ring = Ring { address: word, key: half, log2: small };
+                Item::Open { ring, token: u64_at(bytes, at + UNIT)? }
+            }
+            kind::CLOSE => Item::Close,
+            kind::DATA => Item::Data { rebased: small != 0, bytes: half, tail: word },
+            kind::CREDIT => Item::Credit { head: word },
+            kind::ASK => Item::Ask { head: word },
+            kind::ANNOUNCE => {
+                let (carrier_from, resend_to) = (u64_at(bytes, at + UNIT)?, u64_at(bytes, at + UNIT + 8)?);
+                Item::Announce(Announcement { epoch: half, fast_from: word, carrier_from, resend_to })
+            }
+            kind::ECHO => Item::Echo { epoch: half },
+            kind::ACK => Item::Ack { control: u64::from(half) | u64::from(small) << 32, consumed: word },
+            kind::REQUEST => Item::Request { word },
+            _ => return None,
+        };
+        Some((slot, item))
+    }
+}
+
+/// What an immediate says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Imm {
+    /// Where bytes were written.
+    pub slot: u16,
+    /// As [`Item::Data`]'s.
+    pub rebased: bool,
+    /// Receives posted again since the sender last spoke of them.
+    pub returned: u32,
+    /// How many bytes: 1 to [`IMM_BYTES_MAX`].
+    pub bytes: u32,
+}
+
+impl Imm {
+    /// The 32 bits. Values out of range are cut off.
+    #[must_use]
+    pub const fn encode(self) -> u32 {
+        (self.slot as u32) << 20
+            | (self.rebased as u32) << 19
+            | (self.returned & IMM_RETURNED_MAX) << 16
+            | self.bytes.wrapping_sub(1) & 0xffff
+    }
+
+    /// The opposite: every value means something.
+    #[must_use]
+    pub const fn decode(imm: u32) -> Self {
+        Self {
+            slot: (imm >> 20) as u16,
+            rebased: imm >> 19 & 1 != 0,
+            returned: imm >> 16 & IMM_RETURNED_MAX,
+            bytes: (imm & 0xffff) + 1,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

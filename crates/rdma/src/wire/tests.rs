@@ -1,0 +1,94 @@
+use super::*;
+use std::vec::Vec;
+
+fn items() -> Vec<Item> {
+    let ring = Ring { address: 0x1122_3344_5566_7788, key: 0x99aa_bbcc, log2: 17 };
+    let announcement =
+        Announcement { epoch: u32::MAX, fast_from: 1, carrier_from: u64::MAX - 1, resend_to: 0x0102_0304_0506_0708 };
+    std::vec![
+        Item::Open { ring, token: u64::MAX - 2 },
+        Item::Close,
+        Item::Data { rebased: true, bytes: 0x0001_0203, tail: u64::MAX },
+        Item::Data { rebased: false, bytes: 1, tail: 1 },
+        Item::Credit { head: 5 },
+        Item::Ask { head: 6 },
+        Item::Announce(announcement),
+        Item::Echo { epoch: 7 },
+        Item::Ack { control: 3 << 32 | 0xffff_ffff, consumed: 8 },
+        Item::Request { word: 1 << 32 },
+    ]
+}
+
+#[test]
+fn what_is_written_is_read() {
+    for a in items() {
+        for b in items() {
+            let mut draft = Draft::new();
+            assert!(draft.push(4095, a));
+            let both = draft.push(1, b);
+            assert_eq!(both, a.units() + b.units() <= UNITS_MAX);
+            let bytes = draft.finish(0xdead_beef).to_vec();
+            assert!(bytes.len() <= MESSAGE_BYTES);
+            let (mut message, returned) = Message::read(&bytes).unwrap();
+            assert_eq!(returned, 0xdead_beef);
+            assert_eq!(message.next(), Some(Some((4095, a))));
+            assert_eq!(message.next(), both.then_some(Some((1, b))));
+            // Cut off anywhere, or longer: no message.
+            for len in (0..bytes.len()).chain([bytes.len() + 1]) {
+                let mut other = bytes.clone();
+                other.resize(len, 0);
+                assert!(Message::read(&other).is_none());
+            }
+        }
+    }
+}
+
+#[test]
+fn the_bytes_are_these() {
+    let mut draft = Draft::new();
+    assert!(draft.push(0x0abc, Item::Data { rebased: true, bytes: 0x0000_0200, tail: 0x1_0000_0200 }));
+    let expected = [
+        1, 1, 0, 0, 9, 0, 0, 0, // header: one unit, version 1, nine returned
+        0xbc, 0x0a, 3, 1, 0, 2, 0, 0, // slot, kind, rebased, bytes
+        0, 2, 0, 0, 1, 0, 0, 0, // tail
+    ];
+    assert_eq!(draft.finish(9), expected);
+    let imm = Imm { slot: 0xabc, rebased: true, returned: 5, bytes: 512 };
+    assert_eq!(imm.encode(), 0xabcd_01ff);
+    assert_eq!(Imm::decode(0xabcd_01ff), imm);
+}
+
+#[test]
+fn every_immediate_means_something_and_comes_back() {
+    for i in 0..=0xffffu32 {
+        for imm in [i, i << 16, i.wrapping_mul(0x9e37_79b1)] {
+            assert_eq!(Imm::decode(imm).encode(), imm);
+            assert!((1..=IMM_BYTES_MAX).contains(&Imm::decode(imm).bytes));
+        }
+    }
+}
+
+#[test]
+fn any_bytes_are_read_to_an_end() {
+    let mut x = 1u64;
+    for _ in 0..if cfg!(miri) { 200 } else { 50_000 } {
+        let mut bytes = [0u8; MESSAGE_BYTES];
+        for b in &mut bytes {
+            x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            *b = (x >> 56) as u8;
+        }
+        // Mostly a good header, so that items are looked at.
+        let units = bytes[0] % 5;
+        if x >> 40 & 7 != 0 {
+            bytes[..4].copy_from_slice(&[units, 1, 0, 0]);
+        }
+        for len in [8 + 16 * usize::from(units), 64, 0] {
+            let Some((mut message, _)) = Message::read(&bytes[..len.min(64)]) else { continue };
+            let mut count = 0;
+            while message.next().is_some() {
+                count += 1;
+            }
+            assert!(count <= UNITS_MAX);
+        }
+    }
+}
