@@ -1,0 +1,336 @@
+//! epoll_ctl: a registration is the kernel's (of a candidate), an item at the socket's home, or an extra item.
+
+use super::*;
+
+#[inline]
+pub(crate) unsafe fn ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> Ret {
+    let raw = fd_table::raw(fd);
+    if raw == 0 {
+        return PASS;
+    }
+    // SAFETY: the caller's event.
+    unsafe { ctl_ours(epfd, op, fd, event, raw) }
+}
+
+unsafe fn ctl_ours(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event, raw: u64) -> Ret {
+    let mut entry = fd_table::decode(raw);
+    if let Entry::Fresh(_) = entry {
+        crate::socket::look_again(fd);
+        entry = fd_table::get(fd);
+        if let Entry::Fresh(_) = entry {
+            // In a set before it is connected: what the kernel was told then could not be kept in step.
+            if op == libc::EPOLL_CTL_ADD {
+                fd_table::refuse(fd, Reason::SeveralEpollSets);
+            }
+            return PASS;
+        }
+    }
+    let (s, g) = match entry {
+        Entry::Socket(s, g) => (s, g),
+        Entry::Epoll(inner) => {
+            bar(inner);
+            return PASS;
+        }
+        Entry::Internal => return -(libc::EBADF as Ret),
+        _ => return PASS,
+    };
+    let Entry::Epoll(e) = fd_table::get(epfd) else {
+        if op == libc::EPOLL_CTL_ADD {
+            lifecycle::need_kernel(fd, Reason::SeveralEpollSets);
+        }
+        return PASS;
+    };
+    if e.owner.load(Relaxed) != lifecycle::process() || s.is_inherited() {
+        lifecycle::need_kernel(fd, Reason::InheritedByFork);
+        if e.owner.load(Relaxed) != lifecycle::process() || !s.is(ATTACHED) {
+            return PASS;
+        }
+        // SAFETY: the caller's event.
+        return unsafe { ctl_attached(e, epfd, op, fd, event, s, g) };
+    }
+    loop {
+        match s.state.load(SeqCst) {
+            CANDIDATE => {
+                if op == libc::EPOLL_CTL_MOD && s.offered.load(Acquire) != 0 {
+                    io::attach(s, g, fd);
+                    if !s.is(CANDIDATE) {
+                        continue;
+                    }
+                }
+                // Counted before the kernel knows it, so that an attach either sees it or is seen below.
+                // SAFETY: the caller's event.
+                match unsafe { ctl_candidate(e, epfd, op, fd, event, s, g) } {
+                    Some(r) => return r,
+                    None => continue,
+                }
+            }
+            ATTACHING => core::hint::spin_loop(),
+            ATTACHED => break,
+            _ => return PASS,
+        }
+    }
+    // SAFETY: the caller's event.
+    unsafe { ctl_attached(e, epfd, op, fd, event, s, g) }
+}
+
+/// The kernel keeps it; recorded for the day it is attached. `None`: it is no candidate any more.
+unsafe fn ctl_candidate(e: &'static Epoll, epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event, s: &'static Socket, g: u16) -> Option<Ret> {
+    let mut inner = e.inner.lock();
+    let here = inner.index_of(fd).filter(|i| inner.item_of(*i, s).is_some());
+    let adds = op == libc::EPOLL_CTL_ADD && here.is_none();
+    let others = if adds { s.registrations.fetch_add(1, SeqCst) } else { 0 };
+    if s.state.load(SeqCst) != CANDIDATE || others > 0 {
+        if adds {
+            s.registrations.fetch_sub(1, SeqCst);
+        }
+        drop(inner);
+        if others > 0 {
+            // What the kernel keeps under several names is not followed.
+            let _ = io::to_kernel(s, g, fd, several(e, s), false);
+        }
+        return None;
+    }
+    // SAFETY: the caller's event.
+    let r = unsafe { sys::epoll_ctl(epfd, op, fd, event) };
+    if !adds {
+        match (op, here) {
+            (libc::EPOLL_CTL_DEL, Some(i)) if r == 0 => {
+                if let Some(item) = inner.remove(i) {
+                    leave(e, &item);
+                }
+            }
+            (libc::EPOLL_CTL_MOD, Some(i)) if r == 0 => {
+                // SAFETY: the kernel has just read it.
+                let ev = unsafe { event.read_unaligned() };
+                if let Some(item) = inner.item(i) {
+                    (item.events, item.data) = (ev.events, ev.u64);
+                }
+            }
+            _ => {}
+        }
+        return Some(r);
+    }
+    let mut home = None;
+    if r == 0 {
+        // SAFETY: as above.
+        let ev = unsafe { event.read_unaligned() };
+        home = put(e, &mut inner, new_item(s, g, fd, ev));
+    }
+    let Some(i) = home else {
+        s.registrations.fetch_sub(1, SeqCst);
+        if r == 0 {
+            drop(inner);
+            let _ = io::to_kernel(s, g, fd, Reason::NoMemory, false);
+        }
+        return Some(r);
+    };
+    make_home(e, s, i);
+    drop(inner);
+    // An attach that did not find it home yet has left it to this thread.
+    loop {
+        match s.state.load(SeqCst) {
+            ATTACHING => core::hint::spin_loop(),
+            ATTACHED => {
+                take_over(e, s, fd, true);
+                return Some(r);
+            }
+            _ => return Some(r),
+        }
+    }
+}
+
+fn new_item(s: &'static Socket, g: u16, fd: c_int, ev: epoll_event) -> Item {
+    Item {
+        socket: s,
+        generation: g,
+        fd,
+        events: ev.events,
+        data: ev.u64,
+        present: true,
+        attached: false,
+        extra: None,
+        stamp: (0, 0),
+        nameless: false,
+        plain: false,
+        queued: false,
+        disabled: false,
+        carrier_news: true,
+        ended: 0,
+        reported_in: 0,
+    }
+}
+
+/// Inserts an item, in the place of what may be left over under its number.
+fn put(e: &Epoll, inner: &mut Inner, item: Item) -> Option<u32> {
+    if let Some(old) = inner.index_of(item.fd).and_then(|stale| inner.remove(stale)) {
+        leave(e, &old);
+    }
+    inner.insert(item)
+}
+
+/// The peer, and whoever looks for the socket's set, finds it here from now on.
+fn make_home(e: &'static Epoll, s: &Socket, index: u32) {
+    s.item.store(index as u64, Relaxed);
+    s.epoll.store((e as *const Epoll).cast_mut(), SeqCst);
+    fence(SeqCst);
+}
+
+/// Why a socket that is in a set already cannot be put into `e` as well.
+fn several(e: &Epoll, s: &Socket) -> Reason {
+    if core::ptr::eq(s.epoll.load(Relaxed), e) { Reason::DuplicateInEpoll } else { Reason::SeveralEpollSets }
+}
+
+unsafe fn ctl_attached(e: &'static Epoll, epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event, s: &'static Socket, g: u16) -> Ret {
+    let mut ev = epoll_event { events: 0, u64: 0 };
+    if op != libc::EPOLL_CTL_DEL {
+        if (event as usize) < 4096 {
+            return -(libc::EFAULT as Ret);
+        }
+        // SAFETY: checked not to be null; the caller's.
+        ev = unsafe { event.read_unaligned() };
+        let asked = ev.events;
+        if asked & EXCLUSIVE != 0 && (op == libc::EPOLL_CTL_MOD || asked & !EXCLUSIVE_OK != 0) {
+            return -(libc::EINVAL as Ret);
+        }
+    }
+    let mut inner = e.inner.lock();
+    let index = inner.index_of(fd).filter(|i| inner.item_of(*i, s).is_some());
+    let r = match (op, index) {
+        (libc::EPOLL_CTL_ADD, None) => {
+            drop(inner);
+            let r = add(e, epfd, fd, ev, s, g);
+            inner = e.inner.lock();
+            r
+        }
+        (libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD, Some(i)) => {
+            let Some(item) = inner.item(i) else { return -(libc::ENOENT as Ret) };
+            if item.present == (op == libc::EPOLL_CTL_ADD) {
+                return -(if item.present { libc::EEXIST } else { libc::ENOENT } as Ret);
+            }
+            if op == libc::EPOLL_CTL_MOD && item.events & EXCLUSIVE != 0 {
+                return -(libc::EINVAL as Ret);
+            }
+            (item.events, item.data, item.present, item.disabled) = (ev.events, ev.u64, true, false);
+            stats::count(Counter::EpollCtlSaved);
+            inner.queue(i);
+            prod(e, &inner);
+            0
+        }
+        (libc::EPOLL_CTL_DEL, Some(i)) => {
+            let Some(item) = inner.item(i).filter(|item| item.present) else { return -(libc::ENOENT as Ret) };
+            if item.extra.is_some() {
+                take_out(e, &mut inner, i);
+            } else {
+                item.present = false;
+                stats::count(Counter::EpollCtlSaved);
+            }
+            0
+        }
+        // The kernel may have an inherited one.
+        (libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL, None) if s.is_inherited() => PASS,
+        (libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL, None) => -(libc::ENOENT as Ret),
+        _ => -(libc::EINVAL as Ret),
+    };
+    if e.barred.load(Relaxed) {
+        light(e, &mut inner);
+    }
+    r
+}
+
+/// Puts an attached socket into the set: at home, if it is in no other; otherwise it goes to the kernel, and only if it cannot go at once
+/// becomes an extra item.
+fn add(e: &'static Epoll, epfd: c_int, fd: c_int, ev: epoll_event, s: &'static Socket, g: u16) -> Ret {
+    let counts = !s.is_inherited();
+    let mut extra = (!counts).then_some(Reason::InheritedByFork);
+    loop {
+        let mut inner = e.inner.lock();
+        if s.generation16() != g || !s.is(ATTACHED) {
+            return PASS;
+        }
+        let others = if counts { s.registrations.fetch_add(1, SeqCst) } else { 0 };
+        let uncount = || if counts { s.registrations.fetch_sub(1, SeqCst) } else { 0 };
+        if extra.is_none() {
+            let why = if others > 0 {
+                Some(several(e, s))
+            } else {
+                let here = s.channel().is_some_and(|channel| activate(e, &mut inner, channel));
+                (!here).then_some(Reason::NoDescriptor)
+            };
+            if let Some(why) = why {
+                uncount();
+                drop(inner);
+                if others > 0 && evict(s) {
+                    continue;
+                }
+                if io::to_kernel(s, g, fd, why, false) {
+                    return PASS;
+                }
+                extra = Some(why);
+                continue;
+            }
+        }
+        let mut item = new_item(s, g, fd, ev);
+        (item.attached, item.extra) = (true, extra);
+        let Some(i) = put(e, &mut inner, item) else {
+            uncount();
+            return -(libc::ENOMEM as Ret);
+        };
+        if extra.is_some() {
+            inner.extras.push(i);
+            inner.unsettled = true;
+            EXTRAS.fetch_add(1, AcqRel);
+            let _ = take_place(e);
+        }
+        let r = register_carrier(epfd, fd, i);
+        if r < 0 {
+            inner.remove(i);
+            uncount();
+            return r;
+        }
+        if extra.is_none() {
+            make_home(e, s, i);
+            if let Some(channel) = s.channel() {
+                post(e, s, channel);
+            }
+        }
+        inner.fresh = true;
+        inner.queue(i);
+        prod(e, &inner);
+        return 0;
+    }
+}
+
+/// Takes an item out of the set and of the kernel's; it has a name.
+pub(super) fn take_out(e: &Epoll, inner: &mut Inner, index: u32) {
+    let Some(item) = inner.remove(index) else { return };
+    if item.attached {
+        let mut ev = epoll_event { events: 0, u64: 0 };
+        // SAFETY: one valid event; the descriptor is open.
+        let _ = unsafe { sys::epoll_ctl(e.fd.load(Relaxed), libc::EPOLL_CTL_DEL, item.fd, &mut ev) };
+    }
+    leave(e, &item);
+}
+
+/// The socket leaves its home if the application has taken it out there. True: look again.
+fn evict(s: &'static Socket) -> bool {
+    let Some(home) = set_of(s) else { return false };
+    let mut inner = home.inner.lock();
+    let index = s.item.load(Relaxed) as u32;
+    if inner.item_of(index, s).is_none_or(|item| item.present || !item.attached || item.nameless) {
+        return false;
+    }
+    take_out(home, &mut inner, index);
+    true
+}
+
+/// Puts the carrier into the kernel's set under a tag, whatever stands there for it.
+pub(super) fn register_carrier(epfd: c_int, fd: c_int, index: u32) -> isize {
+    let mut ev = epoll_event { events: CARRIER, u64: tag(index) };
+    // SAFETY: one valid event.
+    let r = unsafe { sys::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, &mut ev) };
+    if r == -(libc::EEXIST as isize) {
+        // SAFETY: as above.
+        return unsafe { sys::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, fd, &mut ev) };
+    }
+    r
+}

@@ -1,0 +1,313 @@
+//! Registrations change hands between the kernel and the library: a promotion, a demotion, a close, a set that is itself polled.
+
+use super::*;
+
+/// The socket's home. (An inherited socket's is its maker's.)
+pub(super) fn set_of(s: &Socket) -> Option<&'static Epoll> {
+    // SAFETY: null or a type-stable instance of this process.
+    if s.is_inherited() { None } else { unsafe { s.epoll.load(SeqCst).as_ref() } }
+}
+
+/// Calls `f` for every set that may hold the socket, some perhaps twice.
+fn for_each_set_of(s: &Socket, mut f: impl FnMut(&'static Epoll)) {
+    if EXTRAS.load(Acquire) != 0 {
+        fd_table::for_each(|_, entry| {
+            if let Entry::Epoll(e) = entry
+                && e.owner.load(Relaxed) == lifecycle::process()
+            {
+                f(e);
+            }
+        });
+    } else if let Some(e) = set_of(s) {
+        f(e);
+    }
+}
+
+/// Whether the socket can be attached now as far as its set is concerned.
+pub(crate) fn may_attach(s: &Socket) -> bool {
+    let Some(e) = set_of(s) else { return true };
+    // Not in a signal handler that interrupted a call on the set.
+    let Some(mut inner) = e.inner.try_lock() else { return false };
+    let index = s.item.load(Relaxed) as u32;
+    inner.item_of(index, s).is_none_or(|item| item.events & ONESHOT == 0)
+}
+
+/// A candidate became attached: what the kernel kept for it is kept here from now on.
+pub(crate) fn on_attached(s: &'static Socket, fd: c_int) {
+    if let Some(e) = set_of(s) {
+        // Attached only by the call that arms it (`ctl_ours`).
+        take_over(e, s, fd, false);
+    }
+}
+
+/// Takes an attached socket's registration over from the kernel. `armed`: one with ONESHOT has not fired.
+pub(super) fn take_over(e: &'static Epoll, s: &'static Socket, fd: c_int, armed: bool) {
+    let mut inner = e.inner.lock();
+    let index = s.item.load(Relaxed) as u32;
+    let Some(channel) = s.channel() else { return };
+    let Some((item_fd, attached)) = inner.item_of(index, s).map(|i| (i.fd, i.attached)) else { return };
+    if attached && !armed {
+        return;
+    }
+    if !attached && (!activate(e, &mut inner, channel) || register_carrier(e.fd.load(Relaxed), item_fd, index) < 0) {
+        drop(inner);
+        lifecycle::need_kernel(fd, Reason::NoDescriptor);
+        return;
+    }
+    if let Some(item) = inner.item(index) {
+        item.attached = true;
+        item.carrier_news = true;
+        item.disabled = !armed && item.events & ONESHOT != 0;
+    }
+    inner.fresh = true;
+    post(e, s, channel);
+    inner.queue(index);
+    prod(e, &inner);
+}
+
+/// The socket is plain now: the kernel gets back what the application asked for.
+pub(crate) fn on_plain(s: &'static Socket) {
+    for_each_set_of(s, |e| {
+        let mut inner = e.inner.lock();
+        let mut from = 0;
+        while let Some(index) = its_next(&inner, e, s, from) {
+            from = index + 1;
+            hand_back(e, &mut inner, index);
+        }
+    });
+}
+
+/// The first item of the socket's in this set, from index `from` on.
+fn its_next(inner: &Inner, e: &Epoll, s: &Socket, from: u32) -> Option<u32> {
+    if EXTRAS.load(Relaxed) != 0 {
+        return inner.next_of(s, from);
+    }
+    // Only its home, under a known index.
+    let index = s.item.load(Relaxed) as u32;
+    let home = from <= index && core::ptr::eq(s.epoll.load(Relaxed), e);
+    let its = |item: &Item| core::ptr::eq(item.socket, s) && item.generation == s.generation16();
+    (home && inner.items.get(index as usize).is_some_and(|item| item.as_ref().is_some_and(its))).then_some(index)
+}
+
+/// Registers an item's descriptor in the kernel's set as the application asked for it.
+pub(super) fn give_to_kernel(epfd: c_int, item: &Item) {
+    let events = if item.disabled { ONESHOT } else { item.events };
+    let mut ev = epoll_event { events, u64: item.data };
+    let mut ctl = |op| {
+        // SAFETY: one valid event.
+        let _ = unsafe { sys::epoll_ctl(epfd, op, item.fd, &mut ev) };
+    };
+    if item.present && events & EXCLUSIVE == 0 {
+        ctl(libc::EPOLL_CTL_MOD);
+        return;
+    }
+    ctl(libc::EPOLL_CTL_DEL);
+    if item.present {
+        // EXCLUSIVE can only be added.
+        ctl(libc::EPOLL_CTL_ADD);
+    }
+}
+
+pub(super) fn hand_back(e: &Epoll, inner: &mut Inner, index: u32) {
+    if let Some(item) = inner.item(index).filter(|item| item.nameless) {
+        item.plain = true;
+        inner.queue(index);
+        prod(e, inner);
+        return;
+    }
+    let Some(item) = inner.remove(index) else { return };
+    if item.attached {
+        give_to_kernel(e.fd.load(Relaxed), &item);
+    }
+    leave(e, &item);
+}
+
+/// A descriptor of the socket is about to be closed; -1: one was, and nobody told us which.
+pub(crate) fn forget(s: &'static Socket, fd: c_int) {
+    let last = s.refs.load(Relaxed) <= 1;
+    for_each_set_of(s, |e| forget_in(e, s, fd, last));
+}
+
+/// As [`forget`], in one set. `last`: no other descriptor of it is open anywhere.
+fn forget_in(e: &'static Epoll, s: &'static Socket, fd: c_int, last: bool) {
+    if e.owner.load(Relaxed) != lifecycle::process() {
+        return;
+    }
+    let mut from = 0;
+    loop {
+        // A signal handler that interrupted a call on this very set leaves the item to the set's next look.
+        let Some(mut inner) = e.inner.lock_unless_mine() else { return };
+        let Some(i) = its_next(&inner, e, s, from) else { return };
+        from = i + 1;
+        let Some(item) = inner.item(i) else { return };
+        if last {
+            if let Some(item) = inner.remove(i) {
+                leave(e, &item);
+            }
+            let place = e.place.load(Relaxed) as usize;
+            if place != 0 && s.channel().is_some_and(|c| c.dead.load(Acquire) != 0) {
+                prune(e, &mut inner, place - 1);
+            }
+            continue;
+        }
+        if item.fd != fd && (fd >= 0 || names(item.fd, s)) {
+            continue;
+        }
+        if item.nameless {
+            lose_name(e, &mut inner, i);
+            continue;
+        }
+        if !item.present {
+            take_out(e, &mut inner, i);
+            continue;
+        }
+        // The kernel goes on reporting a closed descriptor whose file lives on (epoll(7), Q6): let it, as the application put it.
+        let mut name = item.fd;
+        if fd < 0 && item.attached {
+            // Too late to change what the kernel has.
+            lose_name(e, &mut inner, i);
+            name = inner.item_of(i, s).map_or(-1, |item| item.fd);
+        }
+        drop(inner);
+        let plain = io::to_kernel(s, s.generation16(), name, Reason::DuplicateInEpoll, false);
+        let Some(mut inner) = e.inner.lock_unless_mine() else { return };
+        let Some(item) = inner.item_of(i, s).filter(|item| !item.nameless) else { continue };
+        if item.attached && !plain {
+            lose_name(e, &mut inner, i);
+        } else if let Some(item) = inner.remove(i) {
+            leave(e, &item);
+        }
+    }
+}
+
+/// Whether the table says that `fd` is the socket's.
+fn names(fd: c_int, s: &Socket) -> bool {
+    fd_table::socket(fd).is_some_and(|(now, g)| core::ptr::eq(now, s) && g == s.generation16())
+}
+
+/// The number of a registered, attached socket is closed: the item goes on under another, if this process has one.
+fn lose_name(e: &Epoll, inner: &mut Inner, index: u32) {
+    let Some(item) = inner.item(index) else { return };
+    let (s, old, was_nameless) = (item.socket, item.fd, item.nameless);
+    let mut other = -1;
+    fd_table::for_each(|fd, _| {
+        if other < 0 && fd != old && names(fd, s) {
+            other = fd;
+        }
+    });
+    if other < 0 && !was_nameless {
+        take_out(e, inner, index);
+    } else if other < 0 {
+        if let Some(item) = inner.remove(index) {
+            leave(e, &item);
+        }
+    } else {
+        inner.forget_number(old, index);
+        if let Some(item) = inner.item(index) {
+            item.fd = other;
+            item.nameless = true;
+        }
+        inner.unsettled = true;
+    }
+}
+
+/// The set is itself polled, or shared with another process: its sockets go back to the kernel, and none comes here again.
+#[cold]
+pub(crate) fn bar(e: &'static Epoll) {
+    let before = e.barred.swap(true, SeqCst);
+    if !e.active.load(Acquire) {
+        return;
+    }
+    let mut inner = e.inner.lock();
+    if !before {
+        let mut fds = Vec::new();
+        for item in inner.items.iter().flatten().filter(|i| i.attached) {
+            fds.push(item.fd);
+        }
+        drop(inner);
+        for fd in fds {
+            lifecycle::need_kernel(fd, Reason::SeveralEpollSets);
+        }
+        inner = e.inner.lock();
+        inner.unsettled = true;
+        inner.settle_at = 0;
+    }
+    inner.drain(e);
+    inner = settle(e, inner);
+    light(e, &mut inner);
+}
+
+/// Gives those sockets to the kernel that could not go at once. Without the lock in between: it may take a while.
+#[cold]
+#[inline(never)]
+pub(super) fn settle(e: &'static Epoll, mut inner: Guard<'static, Inner>) -> Guard<'static, Inner> {
+    let barred = e.barred.load(Relaxed);
+    let waits = |item: &Item| item.attached && !item.plain && (barred || item.extra.is_some() || item.nameless);
+    let now = sys::now_ns();
+    if now < inner.settle_at {
+        return inner;
+    }
+    let mut ready = Vec::new();
+    for item in inner.items.iter().flatten().filter(|item| waits(item)) {
+        let s = item.socket;
+        if s.channel().is_some_and(|c| is_released(c, s.slot.load(Relaxed) as usize)) {
+            ready.push((s, item.generation, item.fd, item.extra.unwrap_or(Reason::SeveralEpollSets)));
+        }
+    }
+    let mut all = true;
+    if !ready.is_empty() {
+        drop(inner);
+        for (s, g, fd, why) in ready {
+            all &= io::to_kernel(s, g, fd, why, false);
+        }
+        inner = e.inner.lock();
+    }
+    inner.settle_after = if all { AGAIN_NS } else { (inner.settle_after * 2).clamp(AGAIN_NS, AGAIN_MAX_NS) };
+    inner.settle_at = sys::now_ns().saturating_add(inner.settle_after);
+    for i in 0..inner.items.len() as u32 {
+        // Given to the kernel by another process, or before it was put in here.
+        if inner.item(i).is_some_and(|item| waits(item) && !item.socket.is(ATTACHED)) {
+            hand_back(e, &mut inner, i);
+        }
+    }
+    inner.unsettled = inner.items.iter().flatten().any(waits);
+    if barred && inner.items.iter().flatten().all(|item| !item.attached) {
+        // Nothing is left but doorbells, which would make the set look ready to whoever polls it.
+        unlight(e, &mut inner);
+        let place = e.place.swap(0, AcqRel) as usize;
+        if place != 0 {
+            wait::leave_set(place - 1, e.fd.load(Relaxed), &inner.channels);
+            leave_channels(e, &mut inner);
+            wait::give_back(place - 1);
+        }
+        e.active.store(false, Release);
+    }
+    inner
+}
+
+/// Makes a set that is itself polled look ready exactly as long as an item of it may be. (What the kernel keeps speaks for itself.)
+#[cold]
+#[inline(never)]
+pub(super) fn light(e: &Epoll, inner: &mut Inner) {
+    if inner.ready.is_empty() && !inner.hears_not_all(true) {
+        unlight(e, inner);
+        return;
+    }
+    if inner.lit {
+        return;
+    }
+    if inner.beacon < 0 {
+        inner.beacon = numbers::make(|| sys::eventfd(1, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC));
+    }
+    let mut ev = epoll_event { events: libc::EPOLLIN as u32, u64: tag(DOORBELL) };
+    // SAFETY: one valid event.
+    inner.lit = inner.beacon >= 0 && unsafe { sys::epoll_ctl(e.fd.load(Relaxed), libc::EPOLL_CTL_ADD, inner.beacon, &mut ev) } >= 0;
+}
+
+pub(super) fn unlight(e: &Epoll, inner: &mut Inner) {
+    if core::mem::take(&mut inner.lit) {
+        let mut ev = epoll_event { events: 0, u64: 0 };
+        // SAFETY: one valid event.
+        let _ = unsafe { sys::epoll_ctl(e.fd.load(Relaxed), libc::EPOLL_CTL_DEL, inner.beacon, &mut ev) };
+    }
+}
