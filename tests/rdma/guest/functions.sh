@@ -4,8 +4,8 @@
 # tell NAME: a word to the other guest.
 tell() { : >"/rig/told/$1"; }
 
-# await NAME: until a guest has told it; fails when the other one has ended without. The rig itself tells `server-ended`
-# and `client-ended`.
+# await NAME: until a guest has told it; fails when the command of the other one has ended without. `server-ended` and
+# `client-ended` are told by themselves.
 await() {
   until [ -e "/rig/told/$1" ]; do
     if [ -e "/rig/told/$PEER-ended" ] && [ ! -e "/rig/told/$1" ]; then
