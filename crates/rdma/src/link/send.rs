@@ -197,15 +197,17 @@ impl<F: Fabric> Link<F> {
                 }
                 if more { Served::More } else { Served::Idle }
             }
-            other => {
+            Served::Full => {
                 slot.posted.store(before, Release);
                 slot.announced.store(mine.announced.epoch, Release);
                 if next.closed {
                     self.closing.clear(n);
                     slot.close_sent.store(false, Release);
                 }
-                other
+                Served::Full
             }
+            // A part of it may have been posted: it counts as posted.
+            other => other,
         }
     }
 

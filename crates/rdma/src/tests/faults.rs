@@ -61,7 +61,7 @@ fn fails(model: Model, immediate: bool, call: Call, nth: u64, errno: i32, seed: 
     let mut rig = Rig::new(Order::Shuffled(seed), model, small(immediate));
     rig.open(3);
     rig.net.fail_call(&rig.ends[0].host, call, nth, errno);
-    traffic(&mut rig, seed, 150, |_, _| {});
+    traffic(&mut rig, seed, few(150, 30), |_, _| {});
     // Whoever waits hears of it in the end; InfiniBand's kind only when the tries are used up.
     rig.net.settle();
     rig.net.time_out();
@@ -102,7 +102,7 @@ fn fails(model: Model, immediate: bool, call: Call, nth: u64, errno: i32, seed: 
 #[test]
 fn any_call_may_fail_at_any_time() {
     let nths: &[u64] = if cfg!(miri) { &[1, 2] } else { &[1, 2, 3, 4, 5, 7, 10, 14, 20, 28, 40, 56] };
-    for (model, immediate) in WAYS {
+    for &(model, immediate) in WAYS {
         for &nth in nths {
             for (call, errno) in [
                 (Call::Post, libc::EIO),
@@ -112,7 +112,7 @@ fn any_call_may_fail_at_any_time() {
             ] {
                 let lost = fails(model, immediate, call, nth, errno, nth * 7 + 1);
                 // Later ones may not have come to pass.
-                if nth < 5 {
+                if nth < 5 && !cfg!(miri) {
                     assert_eq!(lost, Some(Reason::Refused { call, errno }));
                 }
             }
@@ -124,7 +124,7 @@ fn any_call_may_fail_at_any_time() {
 #[test]
 fn a_full_queue_is_waited_for() {
     let mut survived = 0;
-    for (model, immediate) in WAYS {
+    for &(model, immediate) in WAYS {
         for nth in if cfg!(miri) { 1..3 } else { 1..20 } {
             match fails(model, immediate, Call::Post, nth, libc::ENOMEM, nth * 3) {
                 None => survived += 1,
@@ -139,7 +139,7 @@ fn a_full_queue_is_waited_for() {
 #[test]
 fn the_peer_is_lost_at_any_moment_and_no_byte_with_it() {
     let steps = if cfg!(miri) { 12 } else { 120 };
-    for (model, immediate) in WAYS {
+    for &(model, immediate) in WAYS {
         for (kind, when) in (0..5).flat_map(|kind| (0..steps).step_by(4).map(move |when| (kind, when))) {
             let seed = when as u64 * 31 + kind;
             let mut rig = Rig::new(Order::Shuffled(seed), model, small(immediate));
@@ -179,7 +179,7 @@ fn the_peer_is_lost_at_any_moment_and_no_byte_with_it() {
 /// What is retained is exactly what is not acknowledged: not a byte more is asked of the ring.
 #[test]
 fn what_is_acknowledged_may_be_written_over() {
-    for (model, immediate) in WAYS {
+    for &(model, immediate) in WAYS {
         let mut rig = Rig::new(Order::Prompt, model, settings(immediate));
         rig.open(3);
         rig.ends[0].produce(0, RING);
@@ -201,7 +201,7 @@ fn what_is_acknowledged_may_be_written_over() {
 
 #[test]
 fn completions_of_a_link_that_is_gone_are_nobodys() {
-    for (model, immediate) in WAYS {
+    for &(model, immediate) in WAYS {
         let mut rig = Rig::new(Order::Prompt, model, settings(immediate));
         rig.open(3);
         for _ in 0..3 {
@@ -297,7 +297,7 @@ fn settings_that_cannot_work_are_refused() {
 #[test]
 fn a_peer_that_has_no_receive_is_found_out() {
     // The peer says that it has more receives than it posts: InfiniBand's kind gives up in the end, iWARP's at once.
-    for (model, immediate) in WAYS {
+    for &(model, immediate) in WAYS {
         let a = Settings { peer_receives: 64, ..settings(immediate) };
         let b = Settings { receives: 4, ..settings(immediate) };
         let mut rig = Rig::of(Order::Prompt, model, [a, b]);

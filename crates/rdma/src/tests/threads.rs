@@ -8,8 +8,8 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 #[test]
 fn threads_may_kick_and_poll_at_the_same_time() {
     const SLOTS: u16 = 2;
-    let bytes: u64 = if cfg!(miri) { 3000 } else { 40_000 };
-    for (model, immediate) in WAYS {
+    let bytes: u64 = few(40_000, 600) as u64;
+    for &(model, immediate) in WAYS {
         let mut rig = Rig::new(Order::Prompt, model, settings(immediate));
         rig.open(SLOTS);
         let tids = AtomicU32::new(10);

@@ -49,7 +49,7 @@ fn run(seed: u64, model: Model, settings: Settings, order: Order, steps: usize) 
 fn every_byte_arrives_once_and_in_order_in_any_order_of_steps() {
     let (seeds, steps) = if cfg!(miri) { (1, 60) } else { (30, 800) };
     for seed in 0..seeds {
-        for (model, immediate) in WAYS {
+        for &(model, immediate) in WAYS {
             run(seed, model, settings(immediate), Order::Shuffled(seed + 1), steps).close();
         }
     }
@@ -59,8 +59,8 @@ fn every_byte_arrives_once_and_in_order_in_any_order_of_steps() {
 fn tiny_queues_slow_it_down_and_do_not_stop_it() {
     let (seeds, steps) = if cfg!(miri) { (1, 40) } else { (6, 400) };
     for seed in 0..seeds {
-        for (model, immediate) in WAYS {
-            for receives in 4..9 {
+        for &(model, immediate) in WAYS {
+            for receives in 4..few(9, 5) as u32 {
                 let settings = Settings { sends: 8, receives, peer_receives: receives, ..settings(immediate) };
                 let rig = run(seed, model, settings, Order::Shuffled(seed * 100 + u64::from(receives)), steps);
                 rig.close();
@@ -71,12 +71,12 @@ fn tiny_queues_slow_it_down_and_do_not_stop_it() {
 
 #[test]
 fn ends_may_differ_in_their_queues() {
-    for (model, immediate) in WAYS {
+    for &(model, immediate) in WAYS {
         let a = Settings { sends: 8, receives: 4, peer_receives: 33, ..settings(immediate) };
         let b = Settings { sends: 64, receives: 33, peer_receives: 4, ..settings(immediate) };
         let mut rig = Rig::of(Order::Prompt, model, [a, b]);
         rig.open(3);
-        for round in 0..200 {
+        for round in 0..few(200, 2) {
             for side in [0, 1] {
                 for slot in 0..3 {
                     rig.ends[side].produce(slot, 1 + (round * 37) % 900);
@@ -91,12 +91,12 @@ fn ends_may_differ_in_their_queues() {
 
 #[test]
 fn a_ring_that_wraps_in_the_middle_of_a_message() {
-    for (model, immediate) in WAYS {
+    for &(model, immediate) in WAYS {
         let mut rig = Rig::new(Order::Prompt, model, settings(immediate));
         rig.open(1);
         // Never empty, so that the ring does not begin anew.
         rig.ends[0].produce(0, 100);
-        for _ in 0..50 {
+        for _ in 0..few(50, 6) {
             assert_eq!(rig.ends[0].produce(0, 999), 999);
             rig.settle();
             assert_eq!(rig.ends[1].consume(0, 999), 999);
@@ -111,7 +111,7 @@ fn a_ring_that_wraps_in_the_middle_of_a_message() {
 
 #[test]
 fn a_ring_that_is_empty_begins_anew_at_both_ends() {
-    for (model, immediate) in WAYS {
+    for &(model, immediate) in WAYS {
         let mut rig = Rig::new(Order::Prompt, model, settings(immediate));
         rig.open(1);
         for _ in 0..8 {
@@ -132,14 +132,14 @@ fn a_ring_that_is_empty_begins_anew_at_both_ends() {
 #[test]
 fn links_on_one_queue_do_not_see_each_other() {
     for seed in 0..if cfg!(miri) { 1 } else { 20 } {
-        for (model, immediate) in WAYS {
+        for &(model, immediate) in WAYS {
             let mut random = Random::new(seed);
             let mut rig = Rig::new(Order::Shuffled(seed + 7), model, settings(immediate));
             rig.open(2);
             let mut other = rig.ends.each_mut().map(|e| (e.link.take().unwrap(), core::mem::take(&mut e.conns)));
             rig.connect([settings(immediate); 2]);
             rig.open(2);
-            for _ in 0..300 {
+            for _ in 0..few(300, 20) {
                 let side = random.below(2);
                 let end = &mut rig.ends[side];
                 let slot = random.below(2) as u16;
@@ -167,7 +167,7 @@ fn links_on_one_queue_do_not_see_each_other() {
                     core::mem::swap(&mut end.conns, conns);
                 }
                 // Both ends have the same link now if they were swapped equally often; drain each end by itself.
-                for _ in 0..50 {
+                for _ in 0..few(50, 8) {
                     rig.settle();
                     for end in &mut rig.ends {
                         for slot in 0..2 {

@@ -17,7 +17,7 @@ fn announced(conn: &Conn) -> [u64; 4] {
 
 #[test]
 fn words_arrive_as_they_were_stored() {
-    for (model, immediate) in WAYS {
+    for &(model, immediate) in WAYS {
         let mut rig = Rig::new(Order::Prompt, model, settings(immediate));
         rig.open(3);
         publish(rig.ends[0].conn(2), 1, u64::MAX - 4, 5, 6);
@@ -49,7 +49,7 @@ fn words_arrive_as_they_were_stored() {
 #[test]
 fn promotions_come_before_their_bytes_and_demotions_after() {
     for seed in 0..if cfg!(miri) { 1 } else { 40 } {
-        for (model, immediate) in WAYS {
+        for &(model, immediate) in WAYS {
             let mut random = Random::new(seed);
             let small = Settings { receives: 5, peer_receives: 5, sends: 8, turn_bytes: 300, ..settings(immediate) };
             let mut rig = Rig::new(Order::Shuffled(seed + 1), model, small);
@@ -57,7 +57,7 @@ fn promotions_come_before_their_bytes_and_demotions_after() {
             let mut epoch = 0u64;
             // For each promotion the position at which it was made; for each demotion the one at which it ended.
             let mut positions = std::vec![0u64];
-            for _ in 0..400 {
+            for _ in 0..few(400, 60) {
                 match random.below(6) {
                     0 if epoch & 1 == 0 => {
                         // As `Tx::promote`: only when the peer has followed.
@@ -109,7 +109,7 @@ fn promotions_come_before_their_bytes_and_demotions_after() {
             rig.check();
             assert_eq!(announced(rig.ends[1].conn(0))[0], epoch);
             assert_eq!(u64::from(rig.ends[0].link().account(0).unwrap().echoed), epoch);
-            assert!(epoch > 2, "nothing happened");
+            assert!(cfg!(miri) || epoch > 2, "nothing happened");
             rig.close();
         }
     }
@@ -119,7 +119,7 @@ fn promotions_come_before_their_bytes_and_demotions_after() {
 #[test]
 fn an_echo_is_not_older_than_what_it_echoes() {
     for seed in 0..if cfg!(miri) { 2 } else { 100 } {
-        for (model, immediate) in WAYS {
+        for &(model, immediate) in WAYS {
             let mut random = Random::new(seed);
             let mut rig = Rig::new(Order::Shuffled(seed), model, settings(immediate));
             rig.open(1);
