@@ -57,6 +57,7 @@ fn ping_pong(model: Model, immediate: bool, ring: usize) -> [Snapshot; 2] {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "too long; nothing that the others do not touch")]
 fn a_request_and_its_reply_take_two_requests_of_each_side_or_one_with_immediate() {
     let rounds = if cfg!(miri) { 20 } else { ROUNDS };
     for &(model, immediate) in WAYS {
@@ -85,6 +86,7 @@ fn a_request_and_its_reply_take_two_requests_of_each_side_or_one_with_immediate(
 
 /// A stream in one direction: what comes back is a credit for each quarter of the ring.
 #[test]
+#[cfg_attr(miri, ignore = "too long; nothing that the others do not touch")]
 fn a_stream_costs_four_credits_a_ring() {
     for &(model, immediate) in WAYS {
         let mut rig = Rig::new(Order::Prompt, model, usual(immediate, 0).0);
@@ -108,6 +110,7 @@ fn a_stream_costs_four_credits_a_ring() {
 
 /// Idle means that nothing goes back and forth: no credit answers a credit.
 #[test]
+#[cfg_attr(miri, ignore = "too long; nothing that the others do not touch")]
 fn it_comes_to_rest() {
     for &(model, immediate) in WAYS {
         for receives in [4, 5, 8, 16].into_iter().take(few(4, 1)) {

@@ -3,6 +3,7 @@
 use super::*;
 
 #[test]
+#[cfg_attr(miri, ignore = "too long; nothing that the others do not touch")]
 fn a_reader_that_stops_does_not_stop_its_neighbours() {
     for &(model, immediate) in WAYS {
         for receives in [4, 16].into_iter().take(few(2, 1)) {
@@ -40,6 +41,7 @@ fn a_reader_that_stops_does_not_stop_its_neighbours() {
 
 /// Everybody has a full ring to send, and the peer takes messages one by one: whoever has had its turn waits for all others.
 #[test]
+#[cfg_attr(miri, ignore = "too long; nothing that the others do not touch")]
 fn turns_go_round() {
     for &(model, immediate) in WAYS {
         let settings = Settings { receives: 4, peer_receives: 4, turn_bytes: 256, ..settings(immediate) };
@@ -68,6 +70,7 @@ fn turns_go_round() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "too long; nothing that the others do not touch")]
 fn a_producer_without_room_is_told() {
     for &(model, immediate) in WAYS {
         let mut rig = Rig::new(Order::Prompt, model, settings(immediate));
@@ -88,6 +91,7 @@ fn a_producer_without_room_is_told() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "too long; nothing that the others do not touch")]
 fn who_asks_is_told_when_everything_is_consumed() {
     for &(model, immediate) in WAYS {
         let mut rig = Rig::new(Order::Prompt, model, settings(immediate));

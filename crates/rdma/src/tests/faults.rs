@@ -100,6 +100,7 @@ fn fails(model: Model, immediate: bool, call: Call, nth: u64, errno: i32, seed: 
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "too long; nothing that the others do not touch")]
 fn any_call_may_fail_at_any_time() {
     let nths: &[u64] = if cfg!(miri) { &[1, 2] } else { &[1, 2, 3, 4, 5, 7, 10, 14, 20, 28, 40, 56] };
     for &(model, immediate) in WAYS {
@@ -122,6 +123,7 @@ fn any_call_may_fail_at_any_time() {
 
 /// A queue that is fuller than it should be: with something under way the engine tries again, and nothing happens.
 #[test]
+#[cfg_attr(miri, ignore = "too long; nothing that the others do not touch")]
 fn a_full_queue_is_waited_for() {
     let mut survived = 0;
     for &(model, immediate) in WAYS {
@@ -137,6 +139,43 @@ fn a_full_queue_is_waited_for() {
 }
 
 #[test]
+fn a_full_queue_changes_nothing_until_there_is_room() {
+    for &(model, immediate) in WAYS {
+        let mut rig = Rig::new(Order::Prompt, model, Settings { sends: 8, ..settings(immediate) });
+        rig.open(1);
+        // Until a completion is under way that nobody has polled.
+        let mut posted = 0;
+        for _ in 0..2 {
+            posted += rig.ends[0].produce(0, 100) as u64;
+        }
+        rig.net.fail_call(&rig.ends[0].host, Call::Post, 1, libc::ENOMEM);
+        let works = rig.ends[0].link().counters.read().works;
+        rig.ends[0].produce(0, 100);
+        let account = rig.ends[0].link().account(0).unwrap();
+        assert_eq!(account.posted, posted, "it was not posted");
+        assert_eq!(rig.ends[0].link().counters.read().works, works);
+        assert_eq!(rig.ends[0].lost(), None);
+        // With the completion it goes.
+        rig.ends[0].poll();
+        assert_eq!(rig.ends[0].link().account(0).unwrap().posted, posted + 100);
+        rig.drain();
+        rig.check();
+
+        // With nothing under way there is nothing to wait for.
+        let idle = Settings { sends: 64, ..settings(immediate) };
+        let mut other = Rig::new(Order::Prompt, model, idle);
+        other.open(1);
+        other.net.fail_call(&other.ends[0].host, Call::Post, 1, libc::ENOMEM);
+        other.ends[0].produce(0, 100);
+        assert_eq!(other.ends[0].lost(), Some(Reason::Refused { call: Call::Post, errno: libc::ENOMEM }));
+        nothing_is_lost(&mut other);
+        other.close();
+        rig.close();
+    }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "too long; nothing that the others do not touch")]
 fn the_peer_is_lost_at_any_moment_and_no_byte_with_it() {
     let steps = if cfg!(miri) { 12 } else { 120 };
     for &(model, immediate) in WAYS {
@@ -295,6 +334,7 @@ fn settings_that_cannot_work_are_refused() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "too long; nothing that the others do not touch")]
 fn a_peer_that_has_no_receive_is_found_out() {
     // The peer says that it has more receives than it posts: InfiniBand's kind gives up in the end, iWARP's at once.
     for &(model, immediate) in WAYS {

@@ -56,6 +56,7 @@ fn every_byte_arrives_once_and_in_order_in_any_order_of_steps() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "too long; nothing that the others do not touch")]
 fn tiny_queues_slow_it_down_and_do_not_stop_it() {
     let (seeds, steps) = if cfg!(miri) { (1, 40) } else { (6, 400) };
     for seed in 0..seeds {
@@ -70,6 +71,7 @@ fn tiny_queues_slow_it_down_and_do_not_stop_it() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "too long; nothing that the others do not touch")]
 fn ends_may_differ_in_their_queues() {
     for &(model, immediate) in WAYS {
         let a = Settings { sends: 8, receives: 4, peer_receives: 33, ..settings(immediate) };
@@ -130,6 +132,7 @@ fn a_ring_that_is_empty_begins_anew_at_both_ends() {
 
 /// What another link's completions do in between is nothing to this one.
 #[test]
+#[cfg_attr(miri, ignore = "too long; nothing that the others do not touch")]
 fn links_on_one_queue_do_not_see_each_other() {
     for seed in 0..if cfg!(miri) { 1 } else { 20 } {
         for &(model, immediate) in WAYS {

@@ -47,6 +47,7 @@ fn words_arrive_as_they_were_stored() {
 /// What the peer may ever see: bytes of a fast stretch never before its promotion, and its demotion never before the last of
 /// them. Whoever looks at any moment of any order of steps.
 #[test]
+#[cfg_attr(miri, ignore = "too long; nothing that the others do not touch")]
 fn promotions_come_before_their_bytes_and_demotions_after() {
     for seed in 0..if cfg!(miri) { 1 } else { 40 } {
         for &(model, immediate) in WAYS {
