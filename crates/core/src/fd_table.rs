@@ -17,6 +17,21 @@ pub(crate) const CAPACITY: usize = 1 << 20;
 // 8 MiB of zero pages, touched only where numbers are used.
 static TABLE: [AtomicU64; CAPACITY] = [const { AtomicU64::new(0) }; CAPACITY];
 
+/// The entries that the last fork counted. Private memory: a child has it as it was when it was made.
+static COUNTED: [AtomicU64; CAPACITY] = [const { AtomicU64::new(0) }; CAPACITY];
+
+/// The present entry of `fd` is counted for the child that is about to be made.
+pub(crate) fn note_counted(fd: c_int, raw: u64) {
+    if let Some(w) = COUNTED.get(fd as usize) {
+        w.store(raw, Release);
+    }
+}
+
+/// In a child: whether the entry of `fd` was counted for it.
+pub(crate) fn was_counted(fd: c_int) -> bool {
+    COUNTED.get(fd as usize).is_some_and(|w| w.load(Acquire) == raw(fd))
+}
+
 const KIND: u64 = 0b111;
 const FRESH: u64 = 1;
 const SOCKET: u64 = 2;
@@ -87,7 +102,7 @@ pub(crate) fn socket(fd: c_int) -> Option<(&'static Socket, u16)> {
     }
 }
 
-fn encode(entry: Entry) -> u64 {
+pub(crate) fn encode(entry: Entry) -> u64 {
     match entry {
         Entry::None => 0,
         Entry::Fresh(reason) => FRESH | (reason as u64) << 8,

@@ -193,12 +193,12 @@ pub(crate) fn fork_prepare() {
         }
         sys::futex_wait(&FORKING, other, FORKING_NS as i64, true);
     }
-    let serial = FORKS.fetch_add(1, AcqRel).wrapping_add(1);
+    FORKS.fetch_add(1, AcqRel);
     // Both processes will hold every socket: counted before either can close.
-    fd_table::for_each(|_, entry| {
+    fd_table::for_each(|fd, entry| {
         if let Entry::Socket(s, _) = entry {
             s.refs.fetch_add(1, AcqRel);
-            s.counted.store(serial, Release);
+            fd_table::note_counted(fd, fd_table::encode(entry));
         }
     });
 }
@@ -216,11 +216,8 @@ fn forked() {
 /// A fork is not one step: the kernel copies the descriptors, then the memory, and other threads go on. What came to be after
 /// [`fork_prepare`] had counted is the parent's alone, whatever stands under its number here.
 fn forget_what_was_not_counted() {
-    let serial = forks();
     fd_table::for_each(|fd, entry| {
-        if let Entry::Socket(s, g) = entry
-            && (s.counted.load(Acquire) != serial || s.generation16() != g)
-        {
+        if matches!(entry, Entry::Socket(..)) && !fd_table::was_counted(fd) {
             fd_table::set(fd, Entry::None);
         }
     });

@@ -122,8 +122,6 @@ pub(crate) struct Socket {
     pub(crate) refs: AtomicU32,
     /// How often the process had forked when the connection was made.
     pub(crate) forks: AtomicU32,
-    /// The last fork that `refs` was counted for.
-    pub(crate) counted: AtomicU32,
     /// What is under way on it in this process: calls that block, a pull-back. It is not taken apart before that ends.
     pub(crate) waiters: AtomicU32,
     /// Epoll registrations (pairs of set and descriptor) that name it; more than one cannot be attached.
@@ -351,7 +349,6 @@ fn begin(fd: c_int, reason: u32, connector: bool) {
     s.refs.store(1, Relaxed);
     s.registrations.store(0, Relaxed);
     s.forks.store(lifecycle::forks(), Relaxed);
-    s.counted.store(0, Relaxed);
     s.item.store(0, Relaxed);
     s.epoll.store(core::ptr::null_mut(), Relaxed);
     // SAFETY: nobody else knows this socket yet.

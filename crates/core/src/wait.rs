@@ -8,7 +8,7 @@
 
 use crate::channel::{Channel, PLACES, announce, producer_quiet, quiet};
 use crate::socket::{ATTACHED, Socket, flag};
-use crate::{channel, fd_table, lifecycle, numbers, service, stats, sys};
+use crate::{channel, epoll, fd_table, lifecycle, numbers, service, stats, sys};
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::*, fence};
 use libc::{epoll_event, pollfd};
 use netacc_control::stats::{ChannelState, Counter};
@@ -373,7 +373,7 @@ pub(crate) fn prod(s: &Socket) {
 #[inline(always)]
 pub(crate) fn receive_news(channel: &Channel, slot: usize) -> bool {
     let w = channel.words(slot, channel.side ^ 1);
-    w.tail.load(Acquire) != w.head.load(Relaxed) || w.producer_user[announce::EPOCH].load(Acquire) as u32 != w.quiet[quiet::ACK].load(Relaxed) as u32
+    epoll::ring_says(channel, slot).0 || w.producer_user[announce::EPOCH].load(Acquire) as u32 != w.quiet[quiet::ACK].load(Relaxed) as u32
 }
 
 /// Is half of the ring that we produce into free?

@@ -132,6 +132,28 @@ pub fn list() -> Vec<Scenario> {
             sender,
         ),
         pair(
+            "poll/fetched-back-while-a-thread-receives",
+            "a receive that waits for what the library gets back from the peer sleeps",
+            |t| {
+                let fd = t.server();
+                let peer: i32 = t.hear().parse().expect("a pid");
+                ask(t, "b");
+                await_bytes(fd, 1);
+                t.log("first", sys::recv(fd, &mut [0; 8], libc::MSG_PEEK));
+                t.log("stop", sys::kill(peer, libc::SIGSTOP));
+                into_two_sets(fd);
+                let begin = sys::now_ns();
+                // Waits for the second byte too, which nobody has sent yet: plain TCP sleeps just as well.
+                let waiter = blocked(move || sys::recv(fd, &mut [0; 2], libc::MSG_WAITALL));
+                t.log("sleeps", elapsed_ms(begin) < 4000);
+                t.log("continue", sys::kill(peer, libc::SIGCONT));
+                ask(t, "b");
+                t.log("came", waiter.join().expect("thread"));
+                t.tell("x");
+            },
+            sender,
+        ),
+        pair(
             "poll/left-in-the-ring-child",
             "a forked child polls and selects a connection with bytes left in the ring",
             |t| {

@@ -171,8 +171,10 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
     }
     s.state.store(ATTACHED, SeqCst);
     crate::epoll::on_attached(s, fd);
-    // Last: the peer may send into the ring from here on.
-    store_ack(rx_words, &rx);
+    // Last: the peer may send into the ring from here on. (Unless the set had no place for it, and it went back to the kernel.)
+    if let Ok(h) = hold_rx(s, g) {
+        store_ack(h.words, &h.end.switch);
+    }
     debug_log!("fd {fd}: attached to slot {slot}, sent {} received {}", s.tx_bytes.load(Relaxed), s.rx_bytes.load(Relaxed));
 }
 

@@ -304,6 +304,7 @@ pub(super) fn send_again(s: &Socket, h: &mut TxHeld<'_>, fd: c_int) -> Ret {
         } else if matches!(-r as c_int, 0 | libc::EAGAIN | libc::EINTR | libc::ENOBUFS | libc::ENOMEM) {
             return EAGAIN;
         } else {
+            debug_log!("fd {fd}: {left} bytes that were to go out again are lost: errno {}", -r);
             // The carrier takes no byte any more. The peer must not take what it got for all: the connection is reset, if it is not yet.
             h.end.linger = None;
             let _ = h.end.switch.on_resent(left);
@@ -319,6 +320,7 @@ pub(super) fn send_again(s: &Socket, h: &mut TxHeld<'_>, fd: c_int) -> Ret {
 
 /// The carrier goes on as usual: what was put off is done.
 pub(super) fn all_is_sent_again(s: &Socket, h: &mut TxHeld<'_>, fd: c_int) {
+    debug_log!("fd {fd}: all is sent again");
     if let Some(linger) = h.end.linger.take() {
         let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
     }
@@ -356,6 +358,7 @@ pub(crate) fn serve_pull_back(channel: &Channel, slot: usize) -> Option<PullBack
     h.end.switch.pin();
     s.set_reason(Reason::PeerAskedForTcp);
     let Ok(Some(over)) = moved else { return None };
+    debug_log!("fd {fd}: bytes {:?} go out again", over.resend);
     // Until all is sent again the end of this process must not look like the end of the stream.
     let mut linger = RESET_ON_CLOSE;
     if h.end.switch.state() == TxState::Resending && sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &mut linger) >= 0 {
