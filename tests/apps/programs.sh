@@ -85,15 +85,10 @@ else
   skip ssh "no sshd"
 fi
 
-# The start: /bin/true, median of 50.
-median() {
-  local i begin end
-  for i in $(seq 50); do
-    begin=${EPOCHREALTIME/./}; "$@"; end=${EPOCHREALTIME/./}
-    echo $((end - begin))
-  done | sort -n | sed -n 25p
-}
-median env /bin/true >/dev/null
-without=$(median env X=1 /bin/true); with=$(median env LD_PRELOAD="$LIB" /bin/true)
-ok start-up-cost "/bin/true by env, median of 50: $without µs without, $with µs with the library"
+# What the start of a program costs.
+if command -v python3 >/dev/null; then
+  if cost=$(python3 "$here/start_cost.py" "$LIB" 2>&1); then ok start-up-cost "$cost"; else fail start-up-cost "$cost"; fi
+else
+  skip start-up-cost "no python3"
+fi
 finish
