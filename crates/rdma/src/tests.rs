@@ -366,6 +366,22 @@ impl Rig {
 
     /// End 1 connects to end 0.
     fn connect(&mut self, settings: [Settings; 2]) {
+        self.join(settings);
+        for side in [1, 0] {
+            self.start(side);
+        }
+    }
+
+    /// A connected end may post from here on.
+    fn start(&mut self, side: usize) {
+        let end = &mut self.ends[side];
+        let pair = end.pair.take().unwrap();
+        end.link().start(pair, side == 1).unwrap();
+        end.poll();
+    }
+
+    /// Makes pairs, and connects them.
+    fn join(&mut self, settings: [Settings; 2]) {
         let [a, b] = &mut self.ends;
         // What is left of an earlier link.
         for end in [&*a, &*b] {
@@ -380,11 +396,9 @@ impl Rig {
         let CmNews::Request { pair, .. } = a.host.next_event(&a.manager).unwrap().unwrap().news else { panic!() };
         a.make_link(pair, settings[0]);
         a.host.accept(a.pair.as_mut().unwrap(), &[], Patience::DEFAULT).unwrap();
-        for (end, connected) in [(b, true), (a, false)] {
+        for end in [b, a] {
             let news = end.host.next_event(&end.manager).unwrap().unwrap().news;
             assert!(matches!(news, CmNews::Established { .. }), "{news:?}");
-            end.link.as_ref().unwrap().start(end.pair.take().unwrap(), connected).unwrap();
-            end.poll();
         }
         let [a, _] = &self.ends;
         a.host.close_listener(listener).unwrap();

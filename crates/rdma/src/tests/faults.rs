@@ -239,6 +239,25 @@ fn what_is_acknowledged_may_be_written_over() {
 }
 
 #[test]
+fn after_the_loss_nothing_is_applied() {
+    for &(model, immediate) in WAYS {
+        let mut rig = Rig::new(Order::Prompt, model, settings(immediate));
+        rig.open(1);
+        rig.ends[0].produce(0, 100);
+        rig.ends[1].produce(0, 100);
+        rig.net.settle();
+        // Both are in the queue when the owner ends it.
+        rig.ends[1].link().end();
+        rig.ends[1].poll();
+        assert_eq!(rig.ends[1].conn(0).inb().tail.load(Relaxed), 0);
+        assert_eq!(rig.ends[1].news.iter().filter(|n| matches!(n, News::Lost(_))).count(), 1);
+        rig.ends[0].link().end();
+        nothing_is_lost(&mut rig);
+        rig.close();
+    }
+}
+
+#[test]
 fn completions_of_a_link_that_is_gone_are_nobodys() {
     for &(model, immediate) in WAYS {
         let mut rig = Rig::new(Order::Prompt, model, settings(immediate));

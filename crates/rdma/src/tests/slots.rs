@@ -52,6 +52,54 @@ fn a_slot_is_used_again_when_both_ends_are_through_with_it() {
     }
 }
 
+/// The device may still read the ring of whoever closes last.
+#[test]
+fn a_slot_is_not_free_before_its_end_has_gone() {
+    for &(model, immediate) in WAYS {
+        let mut rig = Rig::new(Order::Prompt, model, settings(immediate));
+        rig.open(1);
+        rig.ends[1].link().close(0).unwrap();
+        rig.settle();
+        rig.ends[0].link().close(0).unwrap();
+        assert!(!saw(&rig.ends[0], News::Released { slot: 0 }));
+        let early = rig.ends[0].hub.take_back(TID, rig.ends[0].link(), 0);
+        assert_eq!(early.unwrap_err(), HubError::Slot(OpenError::State));
+        rig.ends[0].poll();
+        assert!(saw(&rig.ends[0], News::Released { slot: 0 }));
+        rig.ends[0].take_back(0);
+        rig.close();
+    }
+}
+
+/// What comes before an end may post is applied, and its receives are given back as soon as it may.
+#[test]
+fn the_other_end_may_be_faster() {
+    for &(model, immediate) in WAYS {
+        let settings = Settings { receives: 4, peer_receives: 4, ..settings(immediate) };
+        let net = Net::new(Order::Prompt);
+        let ends = [0, 1].map(|side| End::new(&net, side, model));
+        let mut rig = Rig { net, ends };
+        rig.join([settings; 2]);
+        rig.start(1);
+        for slot in 0..8 {
+            rig.ends[1].open(slot, u64::from(slot) << 1 | 1);
+        }
+        rig.settle();
+        let opened = |end: &End| end.news.iter().filter(|n| matches!(n, News::Opened { .. })).count();
+        assert!((1..8).contains(&opened(&rig.ends[0])), "the receives are used up");
+        rig.start(0);
+        rig.settle();
+        assert_eq!(opened(&rig.ends[0]), 8);
+        for slot in 0..8 {
+            rig.ends[0].open(slot, u64::from(slot) << 1);
+            rig.ends[1].produce(slot, 100);
+        }
+        rig.drain();
+        rig.check();
+        rig.close();
+    }
+}
+
 #[test]
 fn what_is_not_wanted_is_refused() {
     for &(model, immediate) in WAYS {
