@@ -6,12 +6,14 @@ import asyncio
 import hashlib
 import http.server
 import os
+import select
 import selectors
 import socket
 import socketserver
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 
 DATA = bytes((i * 7 + (i >> 8)) % 251 for i in range(3_000_000))
@@ -61,17 +63,20 @@ async def answer(reader, writer):
 
 
 def serve():
-    """Four servers; their ports are the first line of output."""
+    """Five servers; their ports are the first line of output."""
     web = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Pages)
     threading.Thread(target=web.serve_forever, daemon=True).start()
     forking = Forking(("127.0.0.1", 0), Shout)
     threading.Thread(target=forking.serve_forever, daemon=True).start()
     selected = socket.create_server(("127.0.0.1", 0))
     threading.Thread(target=by_selector, args=(selected,), daemon=True).start()
+    edges = socket.create_server(("127.0.0.1", 0))
+    threading.Thread(target=by_edges, args=(edges,), daemon=True).start()
 
     async def main():
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
-        ports = [web.server_port, forking.server_address[1], selected.getsockname()[1], server.sockets[0].getsockname()[1]]
+        listeners = [web.socket, forking.socket, selected, server.sockets[0], edges]
+        ports = [listener.getsockname()[1] for listener in listeners]
         print(*ports, flush=True)
         async with server:
             await server.serve_forever()
@@ -97,6 +102,33 @@ def by_selector(listener):
             else:
                 choose.unregister(key.fileobj)
                 key.fileobj.close()
+
+
+def by_edges(listener):
+    """Reads as event loops do: after a read that fell short nothing is left, and the next edge is waited for."""
+
+    def read(edges, peer, most, total):
+        got = 0
+        while got < total and edges.poll(10):
+            try:
+                got += len(peer.recv(min(most, total - got), socket.MSG_DONTWAIT))
+            except BlockingIOError:
+                pass
+        return got
+
+    while True:
+        peer, _ = listener.accept()
+        for _ in range(200):
+            peer.sendall(peer.recv(64, socket.MSG_WAITALL))
+        edges = select.epoll()
+        edges.register(peer, select.EPOLLIN | select.EPOLLET)
+        peer.sendall(b"1")
+        first = read(edges, peer, 50, 50)
+        # That one was full: half of what came is there still, and is read with what comes next.
+        peer.sendall(b"2")
+        peer.sendall(f"{first} {read(edges, peer, 4096, 1050)}\n".encode())
+        peer.close()
+        edges.close()
 
 
 def web_client(port):
@@ -144,6 +176,19 @@ def selector_client(port):
         print("eof", s.recv(1))
 
 
+def edge_client(port):
+    with socket.create_connection(("127.0.0.1", port)) as s:
+        for _ in range(200):
+            s.sendall(b"x" * 64)
+            s.recv(64, socket.MSG_WAITALL)
+            time.sleep(0.0005)
+        s.recv(1)
+        s.sendall(b"y" * 100)
+        s.recv(1)
+        s.sendall(b"z" * 1000)
+        print("edges", s.makefile().readline().strip())
+
+
 async def talk(port, number):
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     for i in range(100):
@@ -160,6 +205,7 @@ def client(ports):
     web_client(ports[0])
     fork_client(ports[1])
     selector_client(ports[2])
+    edge_client(ports[4])
 
     async def all_of_them():
         return await asyncio.gather(*(talk(ports[3], n) for n in range(40)))
