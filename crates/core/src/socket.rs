@@ -490,7 +490,10 @@ fn let_go(s: &'static Socket, g: u16, fd: c_int, kernel_close: impl FnOnce() -> 
             r
         }
         // A forked child may want what only the ring has; it is the peer's end that frees it.
-        LastName::LeftToChild => kernel_close(),
+        LastName::LeftToChild => {
+            close_books(s);
+            kernel_close()
+        }
         LastName::Gone => finish(s, fd, kernel_close),
     }
 }
@@ -536,6 +539,16 @@ pub(crate) fn bury_orphan(s: &'static Socket, g: u16) {
     }
 }
 
+/// The connection is this process's no more: it goes from the statistics.
+fn close_books(s: &Socket) {
+    let Some(rec) = s.record() else { return };
+    s.record.store(core::ptr::null_mut(), Release);
+    let path = rec.tx_path.load(Relaxed).max(rec.rx_path.load(Relaxed));
+    stats::add_bytes(rec);
+    stats::closed(netacc_control::stats::Path::from_code(path).unwrap_or(netacc_control::stats::Path::Tcp));
+    rec.close();
+}
+
 /// Takes a connection apart around the kernel's close of its last descriptor.
 fn finish(s: &'static Socket, fd: c_int, kernel_close: impl FnOnce() -> Ret) -> Ret {
     let mut state = s.state.load(Acquire);
@@ -556,11 +569,8 @@ fn finish(s: &'static Socket, fd: c_int, kernel_close: impl FnOnce() -> Ret) -> 
         crate::io::before_close(s, fd);
     }
     let r = kernel_close();
-    if let Some(rec) = s.record() {
-        let path = rec.tx_path.load(Relaxed).max(rec.rx_path.load(Relaxed));
-        stats::add_bytes(rec);
-        stats::closed(netacc_control::stats::Path::from_code(path).unwrap_or(netacc_control::stats::Path::Tcp));
-        rec.close();
+    if !s.is_inherited() {
+        close_books(s);
     }
     // Threads that still know it find another generation when they look again; only then is its slot given back.
     let tx = crate::lock::lock_end(&s.tx_lock);

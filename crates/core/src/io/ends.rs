@@ -180,7 +180,8 @@ pub(super) fn show_path(s: &Socket, tx: bool, way: Way) {
         r.demotions.fetch_add(1, Relaxed);
         stats::count(Counter::Demoted);
     }
-    if before != after {
+    // (A forked child has books of its own, in which its parent's connections do not stand.)
+    if before != after && !s.is_inherited() {
         let first = r.promotions.load(Relaxed) == 1 && new == Path::Shm;
         let code = |c| Path::from_code(c).unwrap_or(Path::Tcp);
         stats::moved(code(before), code(after), first.then_some((Path::Tcp, Path::Shm)));

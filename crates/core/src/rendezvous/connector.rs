@@ -5,11 +5,23 @@ use super::*;
 impl State {
     /// The connection that an offer is for, and the process that made the offer. `None`: it is refused.
     pub(crate) fn judge(&mut self, i: usize, offer: &proto::Offer) -> Result<Option<(Tuple, Cred)>, Violation> {
+        self.free_if_left(i, offer.slot as usize);
         let reason = match self.check_offer(i, offer) {
             Ok(found) => return Ok(Some(found)),
             Err(reason) => reason,
         };
         self.refuse(i, offer, reason).map(|()| None)
+    }
+
+    /// A forked child of ours may have said the last word of our end of a slot, and could not say it here.
+    fn free_if_left(&mut self, i: usize, slot: usize) {
+        let Some(s) = self.link(i).and_then(|l| l.slots.get(slot)) else { return };
+        // SAFETY: null or a socket, which is type-stable memory.
+        let socket = unsafe { s.socket.as_ref() };
+        let is_over = socket.is_none_or(|k| k.generation.load(Acquire) != s.generation);
+        if s.state == SlotState::Live && is_over {
+            self.release(i, slot);
+        }
     }
 
     fn refuse(&mut self, i: usize, offer: &proto::Offer, reason: u16) -> Result<(), Violation> {
