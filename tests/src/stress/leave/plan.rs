@@ -57,7 +57,7 @@ pub struct Side {
     pub nonblocking: bool,
     /// Ends by a close right after its last send, not by a shutdown.
     pub closes: bool,
-    /// Ends without a shutdown: the peer closes, and it is known when it has all.
+    /// Ends without a shutdown. Where the peer is to close, it is known when it has all.
     pub stays_open: bool,
     /// The last bytes are read when the peer has closed.
     pub lingers: bool,
@@ -175,10 +175,10 @@ impl Plan {
     pub fn may_break(&self, switch: bool) -> bool {
         let strict = |a: &Answer| matches!(a, Answer::Leave(l) if l.is_strict());
         match &self.stage {
-            // A half-closed peer is sent to by TCP.
+            // A peer that has half-closed is sent to by TCP.
             Some(s) => {
-                let half_closed = s.has_close() && !self.sides[s.leader].stays_open;
-                s.answers.iter().any(strict) || (s.leave.is_strict() && (switch || half_closed))
+                let left_alone = self.sides[s.leader].stays_open && !switch;
+                s.answers.iter().any(strict) || (s.leave.is_strict() && !left_alone)
             }
             None => {
                 let leaves = self.sides.iter().flat_map(|s| &s.leaves);
@@ -191,7 +191,7 @@ impl Plan {
     pub fn pulls_back(&self) -> bool {
         self.stage.as_ref().is_some_and(|s| {
             matches!(s.leave, Leave::Option(_) | Leave::Pass { .. })
-                && (!s.has_close() || self.sides[s.leader].stays_open)
+                && self.sides[s.leader].stays_open
         })
     }
 }
@@ -237,7 +237,7 @@ fn staged(rng: &mut Rng, sides: &mut [Side; 2]) -> Stage {
     let hold = !answers
         .iter()
         .any(|a| matches!(a, Answer::Leave(l) if l.is_strict()));
-    sides[leader].stays_open = answers.contains(&Answer::Close) && rng.range(0, 3) > 0;
+    sides[leader].stays_open = rng.range(0, 3) > 0;
     let follower = &mut sides[1 - leader];
     follower.polls = true;
     follower.closes = answers.contains(&Answer::Close);
