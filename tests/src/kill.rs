@@ -21,7 +21,7 @@ use crate::pattern::Rng;
 use crate::runner::{Totals, library_env, own_program};
 use crate::ss::Build;
 use crate::sys::{self, Addr, Counters, Fd, LOOPBACK};
-use ends::{BLOCKING, COUNTERS, INTENDED, KINDS, RECEIVED, SENT, WRONG, cpu_wait_ns};
+use ends::{BLOCKING, COUNTERS, INTENDED, KINDS, OPEN, RECEIVED, SENT, WRONG, cpu_wait_ns};
 use left::Holdings;
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
@@ -35,6 +35,8 @@ use std::time::{Duration, Instant};
 
 /// The bound of the end.
 const BOUND_NS: u64 = 100_000_000;
+/// So many rounds until each kind has been there in both roles.
+const WARM: usize = 2 * KINDS.len();
 /// How long anything may take that has no bound of its own.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -45,7 +47,8 @@ enum Mode {
     Plain,
     /// Both, once the connection is on shared memory.
     Shm,
-    /// Both, from the first moment of the connection on: before, while and after it moves.
+    /// Both, from the first moment of the connection on: before, while and after it moves. (Not in the first rounds, by
+    /// which is told what the survivor comes to hold.)
     Early,
 }
 
@@ -88,7 +91,7 @@ impl Place<'_> {
         self.scratch.join("log")
     }
 
-    /// Starts a process in a session of its own.
+    /// Starts a process in a session of its own, that ends when the runner does.
     fn start(&self, args: &[&str], marker: &str) -> Talker {
         let mut command = Command::new(own_program());
         command
@@ -103,10 +106,11 @@ impl Place<'_> {
         if let Some((key, value)) = marker.split_once('=') {
             command.env(key, value);
         }
-        // SAFETY: setsid is async-signal-safe and touches no memory.
+        // SAFETY: both calls are async-signal-safe and touch no memory.
         unsafe {
             command.pre_exec(|| {
                 libc::setsid();
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
                 Ok(())
             })
         };
@@ -332,7 +336,12 @@ impl Campaign<'_> {
         let [local, peer] = ports[..] else {
             return Err("the survivor has no connection".into());
         };
-        if self.place.mode == Mode::Shm {
+        let moved = match self.place.mode {
+            Mode::Plain => false,
+            Mode::Shm => true,
+            Mode::Early => number < WARM,
+        };
+        if moved {
             let found = self.await_promotion(kind, victim.pid(), local, peer);
             round.accelerated = found.is_ok();
             if let Err(last) = found {
@@ -427,10 +436,10 @@ impl Campaign<'_> {
         }
         // The other way round is allowed: killed with bytes unread in a ring, it gives an EOF (docs/manual/limits.md).
         let unread = number(sent) > count(RECEIVED);
-        if end != "EOF" && !unread {
+        if end != "EOF" && !unread && count(OPEN) != 0 {
             return Err(format!("a reset, with nothing unread: {line}"));
         }
-        let loss = if end == "EOF" || self.place.mode == Mode::Shm {
+        let loss = if end == "EOF" || moved {
             Loss::None
         } else {
             Loss::ByReset
@@ -525,8 +534,6 @@ fn campaign(build: &Build, mode: Mode, rounds: usize, seed: u64, totals: &Totals
     };
     let mut results: Vec<Round> = Vec::new();
     let mut broken = Vec::new();
-    // What the survivor holds when each kind has been there in both roles.
-    let warm = 2 * KINDS.len();
     let mut baseline = None;
     // A stalled round is replaced by another of its kind; twice as many rounds are the end of that.
     let mut number = 0;
@@ -539,7 +546,7 @@ fn campaign(build: &Build, mode: Mode, rounds: usize, seed: u64, totals: &Totals
         }
         number += usize::from(round.timing() != Timing::Stalled);
         results.push(round);
-        if number == warm && baseline.is_none() {
+        if number == WARM && baseline.is_none() {
             baseline = Some(settled(campaign.survivor.pid()));
         }
     }

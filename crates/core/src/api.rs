@@ -52,7 +52,11 @@ pub fn fork_child() {
 /// Before any `exec*` (in whatever process image it happens, a `vfork` child included), and in the parent before
 /// `posix_spawn`, `system`, `popen`: what the new program inherits goes back to the kernel's path.
 pub fn before_exec() {
-    crate::lifecycle::before_exec()
+    crate::lifecycle::before_exec(true)
+}
+/// As [`before_exec`], where the calling process goes on (`posix_spawn`, `system`, `popen`).
+pub fn before_spawn() {
+    crate::lifecycle::before_exec(false)
 }
 /// Around a `vfork`: the hook cannot run code in the child's frame, so the vfork hook itself is `fork`-free: it is
 /// told here that until the process execs or exits, `close`/`dup2` come from a child that shares this memory.

@@ -265,7 +265,8 @@ pub(crate) fn in_vfork_child() -> bool {
     sys::getpid() != process()
 }
 
-pub(crate) fn before_exec() {
+/// `ends`: this very process becomes the new program.
+pub(crate) fn before_exec(ends: bool) {
     fd_table::for_each(|fd, entry| {
         if let Entry::Socket(s, _) = entry {
             let live = matches!(s.state.load(Acquire), socket::CANDIDATE | socket::ATTACHED | socket::ATTACHING);
@@ -274,7 +275,7 @@ pub(crate) fn before_exec() {
             }
         }
     });
-    if !in_vfork_child() {
+    if ends && !in_vfork_child() {
         // The new program has no thread that goes on with them.
         service::finish_pull_backs(EXIT_NS);
     }

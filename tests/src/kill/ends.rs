@@ -18,6 +18,8 @@ pub const INTENDED: usize = 1;
 pub const RECEIVED: usize = 2;
 /// Not 0: a byte that it received was wrong.
 pub const WRONG: usize = 3;
+/// Not 0: it has the connection. One that it has not accepted yet is reset by its death.
+pub const OPEN: usize = 4;
 pub const COUNTERS: usize = 8;
 
 /// What the two do until one dies.
@@ -57,6 +59,7 @@ pub fn victim(args: &[&str]) {
         // The listener stays open, so that this process has an advert when it dies.
         listen_once().0
     };
+    counters.at(OPEN).store(1, Ordering::SeqCst);
     let pattern = Pattern::new(VICTIM_SEED);
     let mut rng = Rng::new(u64::from(sys::getpid() as u32));
     match *kind {

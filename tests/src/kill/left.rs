@@ -183,7 +183,12 @@ impl Holdings {
         let mut kinds = BTreeMap::new();
         let mut count = |kind: String| *kinds.entry(kind).or_insert(0) += 1;
         for (_, target) in fds(&path) {
-            count(format!("fd {}", target.split(":[").next().unwrap_or("")));
+            // The number of a socket or pipe is its own, the name of an anon_inode its kind's.
+            let kind = match target.split_once(":[") {
+                Some((kind, number)) if number.starts_with(|c: char| c.is_ascii_digit()) => kind,
+                _ => &target,
+            };
+            count(format!("fd {kind}"));
         }
         for line in fs::read_to_string(path.join("maps"))
             .unwrap_or_default()

@@ -12,20 +12,20 @@ use netacc_core::api;
 
 type Arguments = *const *const c_char;
 
-/// Calls that start a program.
+/// Calls that start a program, after `$before`.
 macro_rules! starts_program {
-    ($($(#[$meta:meta])* $name:ident($($arg:ident: $ty:ty),*);)*) => {$(
+    ($before:path: $($(#[$meta:meta])* $name:ident($($arg:ident: $ty:ty),*);)*) => {$(
         hook! {
             $(#[$meta])*
             unchecked fn $name($($arg: $ty),*) -> c_int |next| {
-                api::before_exec();
+                $before();
                 next($($arg),*)
             }
         }
     )*};
 }
 
-starts_program! {
+starts_program! { api::before_exec:
     /// `execve(2)`.
     execve(path: *const c_char, arguments: Arguments, environment: Arguments);
     /// `execv(3)`.
@@ -38,6 +38,10 @@ starts_program! {
     execveat(dir: c_int, path: *const c_char, arguments: Arguments, environment: Arguments, flags: c_int);
     /// `fexecve(3)`.
     fexecve(fd: c_int, arguments: Arguments, environment: Arguments);
+}
+
+// This process goes on.
+starts_program! { api::before_spawn:
     /// `posix_spawn(3)`: the child runs inside libc.
     posix_spawn(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: Arguments, environment: Arguments);
     /// `posix_spawnp(3)`.
@@ -62,7 +66,7 @@ macro_rules! popen {
         hook! {
             $(#[$meta])*
             unchecked fn $name(command: *const c_char, mode: *const c_char) -> *mut FILE |next| {
-                api::before_exec();
+                api::before_spawn();
                 stdio::opened(next(command, mode))
             }
         }
@@ -91,11 +95,15 @@ watch! {
 
 watch! {
     /// `pidfd_spawn(3)`, since glibc 2.39.
-    fn pidfd_spawn, before_exec
+    fn pidfd_spawn, before_spawn
 }
 watch! {
     /// `pidfd_spawnp(3)`, since glibc 2.39.
-    fn pidfd_spawnp, before_exec
+    fn pidfd_spawnp, before_spawn
+}
+
+fn before_spawn(_first: usize) {
+    api::before_spawn();
 }
 
 fn before_exec(_first: usize) {
