@@ -49,8 +49,8 @@ pub fn fork_parent() {
 pub fn fork_child() {
     crate::lifecycle::fork_child()
 }
-/// Before any `exec*` (in whatever process image it happens, a `vfork` child included), and in the parent before
-/// `posix_spawn`, `system`, `popen`: what the new program inherits goes back to the kernel's path.
+/// Before any `exec*` (in whatever process image it happens, a `vfork` child included):
+/// what the new program inherits goes back to the kernel's path.
 pub fn before_exec() {
     crate::lifecycle::before_exec(true)
 }
