@@ -157,6 +157,12 @@ impl RxHeld<'_> {
         }
         store_ack(self.words, &self.end.switch);
         show_path(s, false, self.end.switch.path());
+        // An edge may have been taken for a spurious one while the other path was the stream's.
+        fence(SeqCst);
+        let place = (self.words.quiet[quiet::NOTIFY].load(Relaxed) & 0xffff) as usize;
+        if place != 0 && self.channel.my_place(place - 1).announce_fenced(self.slot as u16) {
+            crate::wait::ring_own(place - 1);
+        }
     }
 }
 

@@ -65,6 +65,8 @@ pub(super) unsafe fn recv_attached(s: &'static Socket, g: u16, fd: c_int, iov: &
         match held.end.ring.available() {
             Ok(0) => {}
             Ok(avail) => {
+                // A read that falls short says that nothing is left, and an edge for the rest may have been reported (epoll(7)).
+                let Ok(avail) = (if avail < total { held.end.ring.refresh() } else { Ok(avail) }) else { return corrupt(s, fd) };
                 let limit = (limit.min(avail as u64)) as usize;
                 // SAFETY: the caller's buffers.
                 return match unsafe { drain(&mut held.end.ring, iov, 0, limit, false, false) } {
@@ -236,7 +238,14 @@ pub(super) unsafe fn recv_slow(s: &'static Socket, g: u16, mut fd: c_int, iov: &
             }
             Look::Got(n) => {
                 done = if peek { n } else { done + n };
-                if done >= total || !wait_all {
+                if done >= total {
+                    return done as Ret;
+                }
+                if !wait_all {
+                    // Nor may it stop where the path changes.
+                    if !peek && on_carrier == matches!(h.end.switch.plan(), Plan::Fast { .. }) {
+                        continue;
+                    }
                     return done as Ret;
                 }
                 if !peek {
@@ -257,7 +266,7 @@ pub(super) unsafe fn recv_slow(s: &'static Socket, g: u16, mut fd: c_int, iov: &
             }
             Look::Empty => {}
         }
-        if nonblocking {
+        if nonblocking || done > 0 && !wait_all {
             return finish(done, EAGAIN);
         }
         held = None;
@@ -280,7 +289,7 @@ pub(super) unsafe fn recv_slow(s: &'static Socket, g: u16, mut fd: c_int, iov: &
 #[allow(clippy::too_many_arguments, reason = "the state of one call")]
 pub(super) unsafe fn look_fast(s: &Socket, h: &mut RxHeld<'_>, fd: c_int, iov: &[iovec], done: usize, limit: u64, flags: c_int, nonblocking: bool) -> Look {
     let peek = flags & libc::MSG_PEEK != 0;
-    let Ok(avail) = h.end.ring.available() else { return Look::Corrupt };
+    let Ok(avail) = h.end.ring.refresh() else { return Look::Corrupt };
     if avail > 0 {
         let limit = limit.min(avail as u64) as usize;
         // SAFETY: the caller's buffers.
@@ -437,13 +446,19 @@ pub(super) fn carrier_end(s: &Socket, h: &mut RxHeld<'_>, r: Ret, flags: c_int) 
 /// One kernel receive of at most `max` bytes into what comes after byte `done` of `iov`.
 pub(super) unsafe fn kernel_recv(fd: c_int, iov: &[iovec], done: usize, max: usize, flags: c_int) -> Ret {
     let mut skip = done;
-    for v in iov {
+    for (i, v) in iov.iter().enumerate() {
         if skip >= v.iov_len {
             skip -= v.iov_len;
             continue;
         }
+        let rest = iov.get(i..).unwrap_or(&[]);
+        if skip == 0 && rest.len() > 1 && rest.iter().map(|v| v.iov_len).fold(0, usize::saturating_add) <= max {
+            // All of them: a read that falls short says that nothing is left (epoll(7)).
+            // SAFETY: the caller's buffers.
+            return unsafe { sys::recvmsg(fd, &mut header_of(rest), flags) };
+        }
         let len = (v.iov_len - skip).min(max);
-        // SAFETY: within the caller's buffer. Filling one buffer of several is a short read, which a stream allows.
+        // SAFETY: within the caller's buffer. What stops at `max` is looked for again.
         return unsafe { sys::recvfrom(fd, v.iov_base.cast::<u8>().add(skip), len, flags, core::ptr::null_mut(), core::ptr::null_mut()) };
     }
     0
