@@ -40,7 +40,9 @@ use candidate::candidate;
 use ends::*;
 pub(crate) use ends::{receives_fast, sends_fast, tx_ring_bytes, unread};
 use leave::*;
-pub(crate) use leave::{PullBack, after_close, at_exit, before_close, carrier_is_drained, last_name, never_linger, on_linger, serve_pull_back, shutdown, to_kernel};
+pub(crate) use leave::{
+    PullBack, after_close, at_exit, before_close, carrier_is_drained, last_name, never_linger, on_linger, serve_pull_back, shutdown, to_kernel,
+};
 use receive::*;
 use send::*;
 use waits::*;
@@ -193,8 +195,12 @@ pub(crate) unsafe fn recvmmsg(fd: c_int, msgs: *mut mmsghdr, count: u32, flags: 
             // SAFETY: as above.
             r = unsafe { sys::recvmsg(fd, &mut m.msg_hdr, flags & !libc::MSG_WAITFORONE) };
         }
+        if r < 0 && i > 0 {
+            keep_error(fd, r);
+            return i as Ret;
+        }
         if r < 0 {
-            return if i > 0 { i as Ret } else { r };
+            return r;
         }
         m.msg_len = r as u32;
         if flags & libc::MSG_WAITFORONE != 0 {
@@ -205,6 +211,16 @@ pub(crate) unsafe fn recvmmsg(fd: c_int, msgs: *mut mmsghdr, count: u32, flags: 
         }
     }
     count.min(1024) as Ret
+}
+
+/// An error that a call has met after it had something to return belongs to the next call (recvmmsg(2)).
+fn keep_error(fd: c_int, r: Ret) {
+    if let Who::Attached(s, g) = who(fd)
+        && !matches!(-r as c_int, libc::EAGAIN | libc::EINTR)
+        && let Ok(h) = hold_rx(s, g)
+    {
+        h.end.pending_error = r as i32;
+    }
 }
 
 /// Descriptors that came by SCM_RIGHTS are new, whatever the table remembers of their numbers.
