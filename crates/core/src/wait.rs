@@ -417,6 +417,9 @@ pub(crate) fn block(s: &Socket, fd: i32, side: Side, on_carrier: bool, deadline:
     sleep(s, channel, slot, fd, side, on_carrier, deadline, ready)
 }
 
+/// How often a sleeper looks whose connection a forked child has, too.
+const CHILDREN_NS: i64 = 20_000_000;
+
 #[allow(clippy::too_many_arguments, reason = "one call site; they are what a sleep is made of")]
 fn sleep(s: &Socket, channel: &Channel, slot: usize, fd: i32, side: Side, on_carrier: bool, deadline: u64, mut ready: impl FnMut() -> bool) -> Woke {
     let timeout = left(deadline);
@@ -440,9 +443,12 @@ fn sleep(s: &Socket, channel: &Channel, slot: usize, fd: i32, side: Side, on_car
         missed = (side == Side::Receive || !on_carrier) && (ready() || room());
     }
     if !missed {
-        // Without a place of its own (a second thread on the same end, or 256 sleepers) the thread looks once a millisecond.
-        let limit = if posted {
+        // Without a place of its own (a second thread on the same end, or 256 sleepers) the thread looks once a millisecond. A child
+        // that the process has forked since may change the paths, and has no way to wake it.
+        let limit = if posted && s.forks.load(Relaxed) == lifecycle::forks() {
             timeout
+        } else if posted {
+            if timeout < 0 { CHILDREN_NS } else { timeout.min(CHILDREN_NS) }
         } else if timeout < 0 {
             1_000_000
         } else {
@@ -453,7 +459,7 @@ fn sleep(s: &Socket, channel: &Channel, slot: usize, fd: i32, side: Side, on_car
         let r = unsafe { sys::ppoll(fds.as_mut_ptr(), 2, limit, core::ptr::null()) };
         if r == -(libc::EINTR as isize) {
             woke = Woke::Signal;
-        } else if r == 0 && posted {
+        } else if r == 0 && posted && limit == timeout {
             woke = Woke::Timeout;
         }
     }
