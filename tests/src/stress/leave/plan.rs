@@ -156,7 +156,7 @@ impl Plan {
                 stage.answers = vec![Answer::Leave(Leave::Pass { taker: 0 })];
                 stage.hold = true;
                 sides[1 - stage.leader].closes = false;
-                sides[stage.leader].stays_open = false;
+                sides[stage.leader].stays_open = true;
             }
             Some(stage)
         } else {
