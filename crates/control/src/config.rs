@@ -12,12 +12,14 @@
 mod cpu_list;
 mod error;
 mod ini;
+mod paths;
 mod setting;
 
 pub use cpu_list::{CPU_MAX, CpuList};
 pub use error::{ConfigError, Place};
+pub use paths::Paths;
 pub use setting::{
-    DEFAULT_FILE, ENV_FILE, ENV_FROM_COMMAND_LINE, Key, Kind, SECTION, SETTINGS, Setting,
+    Cli, DEFAULT_FILE, ENV_FILE, ENV_FROM_COMMAND_LINE, Key, Kind, SECTION, SETTINGS, Setting,
     TakesEffect,
 };
 
@@ -66,6 +68,8 @@ pub struct Config {
     pub poll_ms: Option<u32>,
     /// `NACC_CQ_COMP_VECTOR`.
     pub comp_vector: u32,
+    /// `NACC_PATHS`: a connection takes the first of them that both of its ends can use.
+    pub paths: Paths,
 }
 
 /// How severe a message is.
@@ -178,6 +182,7 @@ impl Default for Config {
             fast_connect: false,
             poll_ms: None,
             comp_vector: 0,
+            paths: Paths::default(),
         }
     }
 }
@@ -240,6 +245,7 @@ impl Config {
             Key::FastConnect => u8::from(self.fast_connect).to_string(),
             Key::PollMs => self.poll_ms.map(|ms| ms.to_string()).unwrap_or_default(),
             Key::CompVector => self.comp_vector.to_string(),
+            Key::Paths => self.paths.to_string(),
         }
     }
 
@@ -315,6 +321,11 @@ impl Config {
                 }
             }
             Key::CompVector => self.comp_vector = number(&value),
+            Key::Paths => {
+                if let Value::Paths(paths) = value {
+                    self.paths = paths;
+                }
+            }
         }
     }
 }
@@ -344,6 +355,7 @@ enum Value {
     Unset,
     Text(String),
     Cpus(CpuList),
+    Paths(Paths),
 }
 
 /// What the sources say, before it is put together.
@@ -372,7 +384,7 @@ impl Raw {
             },
             Origin::Environment => Place::Environment,
             Origin::CommandLine => match key.and_then(Key::cli) {
-                Some(letter) => Place::CommandLine(letter),
+                Some(option) => Place::CommandLine(option),
                 None => Place::Environment,
             },
         }
@@ -583,6 +595,7 @@ fn parse(kind: Kind, text: &str) -> Result<Value, &'static str> {
             }
         }
         Kind::CpuList => CpuList::parse(text).map(Value::Cpus),
+        Kind::Paths => Paths::parse(text).map(Value::Paths),
     }
 }
 

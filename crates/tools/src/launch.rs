@@ -2,7 +2,7 @@
 
 use crate::command::{self, Verdict};
 use crate::library;
-use crate::options::{self, settings_with_letters};
+use crate::options::{self, settings_with_options};
 use clap::ArgMatches;
 use netacc_control::config::{
     Config, ConfigError, DEFAULT_FILE, ENV_FILE, ENV_FROM_COMMAND_LINE, Key, Place,
@@ -111,7 +111,7 @@ fn settings(matches: &ArgMatches) -> Vec<(Key, String)> {
     if matches.get_flag("debug") {
         given.push((Key::LogLevel, String::from("1")));
     }
-    for (setting, _) in settings_with_letters() {
+    for (setting, _) in settings_with_options() {
         if options::value_name(setting).is_none() {
             if matches.get_flag(setting.name) {
                 given.push((setting.key, String::from("1")));

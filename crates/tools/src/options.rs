@@ -1,7 +1,7 @@
 //! The command lines of both tools. The options of `netacc_run` that set a value come from the configuration table.
 
 use clap::{Arg, ArgAction, Command, value_parser};
-use netacc_control::config::{DEFAULT_FILE, Key, Kind, SETTINGS, Setting};
+use netacc_control::config::{Cli, DEFAULT_FILE, Key, Kind, SETTINGS, Setting};
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use std::path::PathBuf;
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Width of the column of options in the help.
-const COLUMN: usize = 13;
+const COLUMN: usize = 15;
 const HELP_WIDTH: usize = 80;
 
 /// The command line of `netacc_run`.
@@ -50,8 +50,12 @@ pub fn run_command() -> Command {
                 .trailing_var_arg(true)
                 .value_parser(value_parser!(OsString)),
         );
-    for (setting, letter) in settings_with_letters() {
-        let arg = Arg::new(setting.name).short(letter);
+    for (setting, option) in settings_with_options() {
+        let arg = Arg::new(setting.name);
+        let arg = match option {
+            Cli::Letter(letter) => arg.short(letter),
+            Cli::Word(word) => arg.long(word),
+        };
         command = command.arg(match value_name(setting) {
             None => arg.action(ArgAction::SetTrue),
             Some(name) => arg.value_name(name).allow_hyphen_values(true),
@@ -61,17 +65,18 @@ pub fn run_command() -> Command {
 }
 
 /// The options that set a value, in the order of the configuration table.
-pub fn settings_with_letters() -> impl Iterator<Item = (&'static Setting, char)> {
+pub fn settings_with_options() -> impl Iterator<Item = (&'static Setting, Cli)> {
     SETTINGS
         .iter()
         .filter_map(|setting| Some((setting, setting.cli?)))
 }
 
-/// What stands behind the letter; nothing for an option that is a switch.
+/// What stands behind the option; nothing for an option that is a switch.
 pub fn value_name(setting: &Setting) -> Option<&'static str> {
     match setting.kind {
         Kind::Flag => None,
         Kind::CpuList => Some("str"),
+        Kind::Paths => Some("list"),
         Kind::Path => Some("path"),
         _ => Some("num"),
     }
@@ -91,28 +96,42 @@ pub fn default_and_range(setting: &Setting) -> String {
 }
 
 /// The options in the order of the help.
-pub const ORDER: &str = "fptsFdTPAihv";
+pub const ORDER: &[Cli] = &[
+    Cli::Letter('f'),
+    Cli::Letter('p'),
+    Cli::Letter('t'),
+    Cli::Letter('s'),
+    Cli::Letter('F'),
+    Cli::Letter('d'),
+    Cli::Letter('T'),
+    Cli::Letter('P'),
+    Cli::Letter('A'),
+    Cli::Letter('i'),
+    Cli::Word("paths"),
+    Cli::Letter('h'),
+    Cli::Letter('v'),
+];
 
 fn run_help() -> String {
     let mut help = String::from(
         "Usage: netacc_run [ OPTIONS ] COMMAND\n\n\
          Run COMMAND with its TCP connections accelerated by NetACC.\n\nOPTIONS:\n",
     );
-    for letter in ORDER.chars() {
-        match letter {
-            'f' => help_row(
+    for option in ORDER.iter().copied() {
+        match option {
+            Cli::Letter('f') => help_row(
                 &mut help,
                 "-f <path>",
                 &format!("configuration file (default: {DEFAULT_FILE})"),
             ),
-            'd' => help_row(&mut help, "-d", "debug: log from level 1 on"),
-            'h' => help_row(&mut help, "-h", "show this help"),
-            'v' => help_row(&mut help, "-v", "show the version"),
+            Cli::Letter('d') => help_row(&mut help, "-d", "debug: log from level 1 on"),
+            Cli::Letter('h') => help_row(&mut help, "-h", "show this help"),
+            Cli::Letter('v') => help_row(&mut help, "-v", "show the version"),
             _ => {
-                if let Some(setting) = Key::from_cli(letter).and_then(Key::setting) {
+                if let Some(setting) = Key::from_cli(option).and_then(Key::setting) {
                     let option = match value_name(setting) {
-                        Some(name) => format!("-{letter} <{name}>"),
-                        None => format!("-{letter}"),
+                        Some(name) => format!("{option} <{name}>"),
+                        None => option.to_string(),
                     };
                     let range = default_and_range(setting);
                     help_row(&mut help, &option, &format!("{} ({range})", setting.brief));
@@ -239,15 +258,15 @@ mod tests {
     #[test]
     fn help_names_every_option_and_those_without_effect() {
         let help = run_help();
-        for (setting, letter) in settings_with_letters() {
-            assert!(ORDER.contains(letter));
+        for (setting, option) in settings_with_options() {
+            assert!(ORDER.contains(&option));
             assert!(help.contains(setting.brief));
         }
         let without: Vec<String> = ORDER
-            .chars()
-            .filter_map(|letter| Key::from_cli(letter)?.setting())
+            .iter()
+            .filter_map(|option| Key::from_cli(*option)?.setting())
             .filter(|setting| !setting.in_effect)
-            .filter_map(|setting| Some(format!("-{}", setting.cli?)))
+            .filter_map(|setting| Some(setting.cli?.to_string()))
             .collect();
         let (last, first) = without.split_last().unwrap();
         let list = format!("{} and {last} have no effect", first.join(", "));

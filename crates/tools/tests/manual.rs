@@ -7,7 +7,7 @@
 //! NETACC_BLESS=1 cargo test -p netacc-tools --test manual
 //! ```
 
-use netacc_control::config::{Config, Key, Kind, SETTINGS, Setting};
+use netacc_control::config::{Cli, Config, Key, Kind, SETTINGS, Setting};
 use netacc_control::stats::{Counter, Reason};
 use netacc_tools::options::{ORDER, VERSION, run_command, value_name};
 use std::fmt::Write as _;
@@ -60,25 +60,26 @@ fn default_of(setting: &Setting) -> String {
 
 fn options() -> String {
     let mut out = String::new();
-    for letter in ORDER.chars() {
-        let fixed = match letter {
-            'f' => Some((
+    for option in ORDER.iter().copied() {
+        let fixed = match option {
+            Cli::Letter('f') => Some((
                 ".BI \\-f \" path\"",
                 "The configuration file.\nDefault: /etc/netacc.conf, which need not exist.",
             )),
-            'd' => Some((
+            Cli::Letter('d') => Some((
                 ".B \\-d",
                 "Debug: log from level 1 on.\nSets NACC_LOG_LEVEL=1.",
             )),
-            'h' => Some((".B \\-h", "Show a summary of the options.")),
-            'v' => Some((".B \\-v", "Show the version.")),
+            Cli::Letter('h') => Some((".B \\-h", "Show a summary of the options.")),
+            Cli::Letter('v') => Some((".B \\-v", "Show the version.")),
             _ => None,
         };
-        if let Some((option, text)) = fixed {
-            let _ = writeln!(out, ".TP\n{option}\n{text}");
+        if let Some((head, text)) = fixed {
+            let _ = writeln!(out, ".TP\n{head}\n{text}");
             continue;
         }
-        let setting = Key::from_cli(letter).and_then(Key::setting).unwrap();
+        let setting = Key::from_cli(option).and_then(Key::setting).unwrap();
+        let option = roff(&option.to_string());
         let text = sentences(setting.doc);
         let effect = if setting.in_effect {
             ""
@@ -87,12 +88,12 @@ fn options() -> String {
         };
         match value_name(setting) {
             None => {
-                let _ = writeln!(out, ".TP\n.B \\-{letter}\nSets {}=1.\n{text}", setting.name);
+                let _ = writeln!(out, ".TP\n.B {option}\nSets {}=1.\n{text}", setting.name);
             }
             Some(name) => {
                 let _ = writeln!(
                     out,
-                    ".TP\n.BI \\-{letter} \" {name}\"\nSets {}.\n{text}",
+                    ".TP\n.BI {option} \" {name}\"\nSets {}.\n{text}",
                     setting.name
                 );
                 let (valid, default) = (roff(&setting.key.valid()), roff(&default_of(setting)));
@@ -113,8 +114,9 @@ fn settings() -> String {
             ".TP\n.B {}\n{text}\nValid: {valid}.\nDefault: {default}.",
             setting.name
         );
-        if let Some(letter) = setting.cli {
-            let _ = writeln!(out, "Option of\n.BR netacc_run :\n.BR \\-{letter} .");
+        if let Some(option) = setting.cli {
+            let option = roff(&option.to_string());
+            let _ = writeln!(out, "Option of\n.BR netacc_run :\n.BR {option} .");
         }
         if !setting.in_effect {
             let _ = writeln!(out, "No effect on shared memory.");
@@ -156,7 +158,7 @@ fn tidy(text: &str) -> String {
 
 fn sample_file() -> String {
     // Those that NetACC's file does not have stay comments.
-    let own = [Key::FastConnect, Key::PollMs, Key::CompVector];
+    let own = [Key::FastConnect, Key::PollMs, Key::CompVector, Key::Paths];
     let mut out = String::new();
     for setting in SETTINGS {
         let effect = if setting.in_effect {
@@ -225,11 +227,15 @@ fn sample_file_is_up_to_date_and_gives_the_defaults() {
 #[test]
 fn parser_help_and_pages_name_the_same_options() {
     let command = run_command();
-    let mut parsed: Vec<char> = command
+    // An option with a letter and a word is listed by its letter.
+    let mut parsed: Vec<String> = command
         .get_arguments()
-        .filter_map(|arg| arg.get_short())
+        .filter_map(|arg| match (arg.get_short(), arg.get_long()) {
+            (Some(letter), _) => Some(format!("-{letter}")),
+            (None, word) => Some(format!("--{}", word?)),
+        })
         .collect();
-    let mut listed: Vec<char> = ORDER.chars().collect();
+    let mut listed: Vec<String> = ORDER.iter().map(ToString::to_string).collect();
     parsed.sort_unstable();
     listed.sort_unstable();
     assert_eq!(parsed, listed);
@@ -239,9 +245,9 @@ fn parser_help_and_pages_name_the_same_options() {
         .unwrap();
     let help = String::from_utf8(help.stdout).unwrap();
     let page = fs::read_to_string(repository().join("man/netacc_run.8")).unwrap();
-    for letter in ORDER.chars() {
-        assert!(help.contains(&format!("\n   -{letter} ")), "-{letter}");
-        assert!(page.contains(&format!("\\-{letter}")), "-{letter}");
+    for option in ORDER {
+        assert!(help.contains(&format!("\n   {option} ")), "{option}");
+        assert!(page.contains(&roff(&option.to_string())), "{option}");
     }
 }
 

@@ -131,6 +131,22 @@ fn options_become_variables_and_nothing_else_does() {
             "NACC_SOR_MSG_SIZE=65536",
         ]
     );
+    let paths = ["NACC_CLI_KEYS=NACC_PATHS", "NACC_PATHS=rdma,shm"];
+    assert_eq!(variables(&["--paths", "rdma,shm"]), paths);
+    assert_eq!(variables(&["--paths=tcp", "--paths=rdma,shm"]), paths);
+}
+
+#[test]
+fn a_bad_list_of_paths_starts_nothing() {
+    let scratch = Scratch::new();
+    let library = scratch.library();
+    let ran = run(netacc_run(&library).args(["--paths", "shm,shm", "true"]));
+    assert_eq!(ran.status, Some(2));
+    assert_eq!(
+        ran.err,
+        "netacc_run: command line: --paths: NACC_PATHS=shm,shm: names a path twice; \
+         valid: shm and rdma, separated by a comma, each at most once, or tcp alone\n"
+    );
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! What is wrong with a configuration, said so that an operator can put it right: where, what, why, and what is valid.
 
+use super::setting::Cli;
 use alloc::string::String;
 use core::fmt;
 
@@ -15,8 +16,8 @@ pub enum Place {
     },
     /// In the environment.
     Environment,
-    /// On the command line, with that letter.
-    CommandLine(char),
+    /// On the command line, with that option.
+    CommandLine(Cli),
     /// A default.
     Default,
 }
@@ -40,7 +41,7 @@ impl fmt::Display for ConfigError {
             Place::File { path, line: 0 } => write!(f, "{path}: ")?,
             Place::File { path, line } => write!(f, "{path}:{line}: ")?,
             Place::Environment => f.write_str("environment: ")?,
-            Place::CommandLine(letter) => write!(f, "command line: -{letter}: ")?,
+            Place::CommandLine(option) => write!(f, "command line: {option}: ")?,
             Place::Default => f.write_str("default: ")?,
         }
         if !self.text.is_empty() {

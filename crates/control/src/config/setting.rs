@@ -4,6 +4,7 @@
 use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
+use core::fmt;
 
 /// Default path of the configuration file.
 pub const DEFAULT_FILE: &str = "/etc/netacc.conf";
@@ -47,6 +48,26 @@ pub enum Kind {
     Path,
     /// CPU numbers, `0`, `1-3` or `1,3,4`, or nothing: no restriction.
     CpuList,
+    /// Names of paths in the order of preference.
+    Paths,
+}
+
+/// An option of `netacc_run`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cli {
+    /// `-p`; all of NetACC's are such.
+    Letter(char),
+    /// `--paths`; all of netacc's own are such, so that they cannot clash with NetACC's.
+    Word(&'static str),
+}
+
+impl fmt::Display for Cli {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Cli::Letter(letter) => write!(f, "-{letter}"),
+            Cli::Word(word) => write!(f, "--{word}"),
+        }
+    }
 }
 
 /// When a changed value is honoured.
@@ -76,8 +97,8 @@ pub struct Setting {
     pub default: &'static str,
     /// Its valid values.
     pub kind: Kind,
-    /// Its letter on the command line of `netacc_run`.
-    pub cli: Option<char>,
+    /// Its option on the command line of `netacc_run`.
+    pub cli: Option<Cli>,
     /// What it is, in a few words, for a list of options.
     pub brief: &'static str,
     /// What it does.
@@ -122,8 +143,8 @@ macro_rules! settings {
             pub const fn kind(self) -> Kind {
                 match self { $(Key::$key => $kind),* }
             }
-            /// The letter on the command line of `netacc_run`.
-            pub const fn cli(self) -> Option<char> {
+            /// The option on the command line of `netacc_run`.
+            pub const fn cli(self) -> Option<Cli> {
                 match self { $(Key::$key => $cli),* }
             }
         }
@@ -134,12 +155,16 @@ const MIB: i64 = 1 << 20;
 const YES: bool = true;
 const NOT_ON_SHM: bool = false;
 
+const fn letter(letter: char) -> Option<Cli> {
+    Some(Cli::Letter(letter))
+}
+
 const fn number(min: i64, max: i64) -> Kind {
     Kind::Number { min, max, step: 1 }
 }
 
 settings! {
-    BufferBytes "NACC_SOR_MSG_SIZE" = "16384", Kind::Number { min: 4096, max: MIB, step: 4096 }, Some('s'), YES,
+    BufferBytes "NACC_SOR_MSG_SIZE" = "16384", Kind::Number { min: 4096, max: MIB, step: 4096 }, letter('s'), YES,
         "size of a message buffer in bytes",
         "Size of a buffer in bytes. A connection's rings are made of such buffers.";
     ArenaFirstBytes "NACC_RDMA_MR_MIN_INC_SIZE" = "16384",
@@ -150,10 +175,10 @@ settings! {
         Kind::PowerOfTwoTimes { of: Key::ArenaFirstBytes, max: 512 * MIB }, None, YES,
         "largest size of one arena in bytes",
         "Largest size in bytes of one arena, that is, of one growth step.";
-    ConnectionsPerChannel "NACC_SOR_CONN_PER_QP" = "1", number(1, 4096), Some('p'), NOT_ON_SHM,
+    ConnectionsPerChannel "NACC_SOR_CONN_PER_QP" = "1", number(1, 4096), letter('p'), NOT_ON_SHM,
         "most connections per QP",
         "Most connections that share one QP. On shared memory all connections between two processes share one channel in any case.";
-    IoThreads "NACC_SOR_IO_THREADS" = "1", number(1, 64), Some('t'), NOT_ON_SHM,
+    IoThreads "NACC_SOR_IO_THREADS" = "1", number(1, 64), letter('t'), NOT_ON_SHM,
         "number of I/O threads",
         "Number of I/O threads of the library. The shared-memory path works in the application's own threads and has none.";
     EmptyChannelExpireMs "NACC_EMPTY_QP_EXPIRE_MS" = "60000", number(-1, i32::MAX as i64), None, YES,
@@ -177,21 +202,24 @@ settings! {
     LogPath "NACC_LOG_PATH" = "/tmp/netacc.log", Kind::Path, None, YES,
         "log file",
         "File to which the library appends its messages; empty: no log.";
-    Affinity "NACC_SOR_AFFINITY" = "", Kind::CpuList, Some('A'), NOT_ON_SHM,
+    Affinity "NACC_SOR_AFFINITY" = "", Kind::CpuList, letter('A'), NOT_ON_SHM,
         "CPUs for the I/O threads",
         "CPUs on which the library's I/O threads may run, such as 0, 1-3 or 1,3,4; empty: all.";
-    TcpFirst "NACC_CONN_TCP_FIRST" = "0", Kind::Flag, Some('T'), YES,
+    TcpFirst "NACC_CONN_TCP_FIRST" = "0", Kind::Flag, letter('T'), YES,
         "use TCP first in connect",
         "1 starts the agreement with the peer only after its first answer, or some sends without one; 0 starts it at connect, beside the data. Neither delays connect, and the first bytes are on TCP in both cases.";
-    FastConnect "NACC_FAST_CONNECT" = "0", number(0, 1), Some('F'), NOT_ON_SHM,
+    FastConnect "NACC_FAST_CONNECT" = "0", number(0, 1), letter('F'), NOT_ON_SHM,
         "fast connect mode",
         "Fast connect mode: 1 lets a connection use a kept QP before the peer has confirmed it. A channel in shared memory is always used at once.";
-    PollMs "NACC_POLL_MS" = "", Kind::OptionalNumber { min: 0, max: 60_000 }, Some('P'), YES,
+    PollMs "NACC_POLL_MS" = "", Kind::OptionalNumber { min: 0, max: 60_000 }, letter('P'), YES,
         "longest time to poll before a thread sleeps, in ms",
         "Longest time in milliseconds for which a waiting thread polls before it sleeps, where polling has paid; more than 10 counts as 10; 0 never polls; empty: at most 60 microseconds.";
-    CompVector "NACC_CQ_COMP_VECTOR" = "0", number(0, 1023), Some('i'), NOT_ON_SHM,
+    CompVector "NACC_CQ_COMP_VECTOR" = "0", number(0, 1023), letter('i'), NOT_ON_SHM,
         "completion vector of the CQs",
         "Completion vector of the completion queues, which selects the interrupt and so the CPU that handles completions.";
+    Paths "NACC_PATHS" = "shm,rdma", Kind::Paths, Some(Cli::Word("paths")), YES,
+        "paths that connections may take, the preferred one first",
+        "Paths that connections may take, the preferred one first: each takes the first one that both of its ends can use. shm (shared memory) serves connections within one host, rdma those whose addresses belong to RDMA devices, never 127.0.0.0/8 or ::1. rdma alone or rdma,shm lets connections within one host go over RDMA. tcp accelerates nothing.";
 }
 
 impl Key {
@@ -199,12 +227,12 @@ impl Key {
     pub fn from_name(name: &str) -> Option<Key> {
         Key::ALL.iter().copied().find(|key| key.name() == name)
     }
-    /// The key with that letter on the command line.
-    pub fn from_cli(letter: char) -> Option<Key> {
+    /// The key with that option on the command line.
+    pub fn from_cli(option: Cli) -> Option<Key> {
         Key::ALL
             .iter()
             .copied()
-            .find(|key| key.cli() == Some(letter))
+            .find(|key| key.cli() == Some(option))
     }
     /// A hint for somebody who wrote an unknown name.
     pub fn suggest(name: &str) -> String {
@@ -241,6 +269,9 @@ impl Kind {
             Kind::Path => "a path of at most 1023 bytes, or empty".to_string(),
             Kind::CpuList => {
                 "CPU numbers such as 0, 1-3 or 1,3,4, at most 8191, or empty".to_string()
+            }
+            Kind::Paths => {
+                "shm and rdma, separated by a comma, each at most once, or tcp alone".to_string()
             }
         }
     }

@@ -86,6 +86,14 @@ fn errors_say_where_what_why_and_what_is_valid() {
         "command line: -A: NACC_SOR_AFFINITY=1-: not a list of CPU numbers; valid: CPU numbers such as 0, 1-3 or 1,3,4, at most 8191, or empty"
     );
     assert_eq!(
+        error("", &[], &[(Key::Paths, "shm,ib")]),
+        "command line: --paths: NACC_PATHS=shm,ib: not a list of paths; valid: shm and rdma, separated by a comma, each at most once, or tcp alone"
+    );
+    assert_eq!(
+        error("[netacc]\nNACC_PATHS=tcp,shm\n", &[], &[]),
+        "/etc/netacc.conf:2: NACC_PATHS=tcp,shm: names tcp beside other paths; valid: shm and rdma, separated by a comma, each at most once, or tcp alone"
+    );
+    assert_eq!(
         error("[netacc]\nNACC_SOR_MSGSIZE=1\n", &[], &[]),
         "/etc/netacc.conf:2: NACC_SOR_MSGSIZE=1: unknown key; did you mean NACC_SOR_MSG_SIZE?"
     );
@@ -144,6 +152,26 @@ fn numbers_are_plain_decimal_numbers_in_their_range() {
     assert_eq!(config.empty_channel_expire_ms, None);
     assert_eq!(config.poll_ms, Some(0));
     error("", &[(Key::LogPath.name(), &"a".repeat(1024))], &[]);
+}
+
+#[test]
+fn paths_are_resolved_as_any_other_value() {
+    let of = |file: &str, env: &[_], cli: &[_]| {
+        let (config, origins) = resolve(file, env, cli).unwrap();
+        (config.paths.to_string(), origins.of(Key::Paths))
+    };
+    let file = "[netacc]\nNACC_PATHS=\"rdma, shm\"\n";
+    assert_eq!(of("", &[], &[]), ("shm,rdma".into(), Origin::Default));
+    assert_eq!(of(file, &[], &[]), ("rdma,shm".into(), Origin::File(2)));
+    let env = [("NACC_PATHS", "tcp")];
+    assert_eq!(of(file, &env, &[]), ("tcp".into(), Origin::Environment));
+    assert_eq!(
+        of(file, &env, &[(Key::Paths, "rdma")]),
+        ("rdma".into(), Origin::CommandLine)
+    );
+    let (config, _, errors) =
+        Config::resolve_lossy(Some(("/f", "[netacc]\nNACC_PATHS=\n")), &|_| None, &[]);
+    assert_eq!((config, errors.len()), (Config::default(), 1));
 }
 
 #[test]
@@ -265,6 +293,7 @@ fn what_is_rendered_reads_back() {
         ("NACC_LOG_PATH", "/a b#\"c"),
         ("NACC_SOR_AFFINITY", "3,1,2"),
         ("NACC_POLL_MS", "7"),
+        ("NACC_PATHS", "rdma"),
     ];
     let file = "[netacc]\nNACC_EMPTY_QP_EXPIRE_MS=-1\n";
     let (config, origins) = resolve(file, &env, &[(Key::TcpFirst, "1")]).unwrap();

@@ -52,6 +52,22 @@ counters! {
     EpollCtlSaved "epoll_ctl_saved" "Calls of epoll_ctl that needed no system call.";
     Forks "forks" "Forks of the process.";
     LogLinesDropped "log_lines_dropped" "Log messages that could not be written.";
+    RdmaBytesTx "rdma_bytes_tx" "Bytes sent through RDMA.";
+    RdmaBytesRx "rdma_bytes_rx" "Bytes received through RDMA.";
+    RdmaLinks "rdma_links" "Agreements made with processes of other hosts.";
+    RdmaPairsCreated "rdma_pairs_created" "Queue pairs created.";
+    RdmaPairsLost "rdma_pairs_lost" "Queue pairs lost: an error, a link that went down, or a peer that died.";
+    RdmaPairsReused "rdma_pairs_reused" "Connections that found a place on a queue pair that was there.";
+    RdmaRegions "rdma_regions" "Memory regions registered.";
+    RdmaRegisteredBytes "rdma_registered_bytes" "Bytes of the memory regions registered.";
+    RdmaWorkRequests "rdma_work_requests" "Work requests posted for sending.";
+    RdmaMessagesSent "rdma_messages_sent" "Messages, and writes with immediate, sent: what uses up a receive of the peer.";
+    RdmaMessagesReceived "rdma_messages_received" "Messages, and writes with immediate, received.";
+    RdmaCredits "rdma_credits" "Messages sent that only give room or receives back.";
+    RdmaPolls "rdma_polls" "Polls of completion queues.";
+    RdmaArms "rdma_arms" "Completion queues armed, so that they wake a sleeping thread.";
+    RdmaIoWakeups "rdma_io_wakeups" "Wake-ups of I/O threads.";
+    FailOvers "fail_overs" "Directions that went on over TCP because the fast path was lost or left.";
 }
 
 /// Number of counters.
@@ -87,8 +103,8 @@ reasons! {
     None "none" "The connection is accelerated.", "None needed.";
     Negotiating "negotiating" "The two sides have not finished agreeing on a path.",
         "Wait a moment; a connection that stays so has a peer that does not answer.";
-    PeerRemote "peer-remote" "The peer is not on this host.",
-        "Shared memory serves connections within one host.";
+    PeerRemote "peer-remote" "The peer is on another host, or in another network namespace of this one, and no path leads there.",
+        "Shared memory serves connections within one host, RDMA those whose addresses belong to RDMA devices at both ends.";
     PeerWithoutLibrary "peer-without-library" "The peer process does not run the library.",
         "Start the peer with netacc_run as well.";
     ListenerWithoutLibrary "listener-without-library" "The process that listens at the peer's address does not run the library.",
@@ -155,6 +171,18 @@ reasons! {
         "None needed; the connection is correct, at TCP's speed.";
     Internal "internal" "The library gave up for a reason of its own.",
         "See the log, and report it.";
+    RdmaCoreMissing "rdma-core-missing" "The libraries of rdma-core (libibverbs, librdmacm) are not installed, or cannot be loaded.",
+        "Install them (Debian, Ubuntu: ibverbs-providers and librdmacm1; Fedora, RHEL: libibverbs and librdmacm) and start the program again.";
+    NoRdmaDevice "no-rdma-device" "The connection's address here belongs to no RDMA device, or the device's port is down.",
+        "Look at rdma link and ibv_devinfo, and let the program use an address of an RDMA device.";
+    MemlockLimit "memlock" "The process may not lock as much memory as RDMA needs (RLIMIT_MEMLOCK).",
+        "Raise the limit: ulimit -l in the shell, LimitMEMLOCK= in the systemd unit, memlock in /etc/security/limits.conf; and start the program again.";
+    RdmaRefused "rdma-refused" "A call of the RDMA libraries or their connection manager was refused.",
+        "See the log, which names the call and its error; it is tried again by itself.";
+    RdmaLost "rdma-lost" "The queue pair to the peer was lost; the stream goes on over TCP.",
+        "Look at the link and at the log; RDMA is tried again by itself.";
+    PathsExcludeIt "paths-exclude-it" "NACC_PATHS names no path that could serve this connection.",
+        "Add shm or rdma to NACC_PATHS.";
 }
 
 /// Number of reasons.

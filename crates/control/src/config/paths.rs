@@ -1,0 +1,168 @@
+//! The order of paths: `shm,rdma`, `rdma`, … or `tcp` alone.
+
+use crate::stats::Path;
+use core::fmt;
+
+/// Which faster paths a connection may take, the preferred one first. Empty: none, every connection stays on TCP.
+///
+/// [`Path::Tcp`] is never in it, since it is under every connection in any case.
+///
+/// ```
+/// use netacc_control::{Path, config::Paths};
+/// let paths = Paths::parse("rdma,shm")?;
+/// assert_eq!(paths.first(), Some(Path::Rdma));
+/// assert!(paths.contains(Path::Shm));
+/// assert!(Paths::parse("tcp")?.is_empty());
+/// # Ok::<(), &'static str>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Paths {
+    /// Each path at most once, none behind a `None`.
+    order: [Option<Path>; Paths::MAX],
+}
+
+impl Paths {
+    /// The paths that a list may name.
+    pub const CHOICES: [Path; Paths::MAX] = [Path::Shm, Path::Rdma];
+    /// None: every connection stays on TCP.
+    pub const TCP: Paths = Paths {
+        order: [None; Paths::MAX],
+    };
+    const MAX: usize = 2;
+
+    /// Parses a list. The error says what is wrong with it.
+    pub fn parse(text: &str) -> Result<Paths, &'static str> {
+        let mut paths = Paths::TCP;
+        let mut tcp = false;
+        if text.trim().is_empty() {
+            return Err("empty");
+        }
+        for name in text.split(',').map(str::trim) {
+            if name.is_empty() {
+                return Err("has a comma too many");
+            }
+            let path = Path::ALL.into_iter().find(|path| path.name() == name);
+            match path {
+                Some(Path::Tcp) if !tcp => tcp = true,
+                Some(Path::Xdp) => return Err("xdp is not in this version"),
+                Some(path) if !paths.contains(path) && path != Path::Tcp => {
+                    if let Some(slot) = paths.order.iter_mut().find(|slot| slot.is_none()) {
+                        *slot = Some(path);
+                    }
+                }
+                Some(_) => return Err("names a path twice"),
+                None => return Err("not a list of paths"),
+            }
+        }
+        if tcp && !paths.is_empty() {
+            return Err("names tcp beside other paths");
+        }
+        Ok(paths)
+    }
+
+    /// The preferred path; `None`: every connection stays on TCP.
+    pub const fn first(self) -> Option<Path> {
+        let [first, _] = self.order;
+        first
+    }
+
+    /// The paths, the preferred one first.
+    pub fn iter(self) -> impl Iterator<Item = Path> {
+        self.order.into_iter().flatten()
+    }
+
+    /// Whether a connection may take that path; false for [`Path::Tcp`].
+    pub fn contains(self, path: Path) -> bool {
+        self.iter().any(|is| is == path)
+    }
+
+    /// Whether no path is faster than TCP.
+    pub const fn is_empty(self) -> bool {
+        self.first().is_none()
+    }
+}
+
+impl Default for Paths {
+    /// `shm,rdma`.
+    fn default() -> Paths {
+        Paths {
+            order: Paths::CHOICES.map(Some),
+        }
+    }
+}
+
+impl fmt::Display for Paths {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_empty() {
+            return f.write_str(Path::Tcp.name());
+        }
+        let mut separator = "";
+        for path in self.iter() {
+            write!(f, "{separator}{}", path.name())?;
+            separator = ",";
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_order_is_kept() {
+        for (text, first, order) in [
+            (
+                "shm,rdma",
+                Some(Path::Shm),
+                [Some(Path::Shm), Some(Path::Rdma)],
+            ),
+            (
+                "rdma,shm",
+                Some(Path::Rdma),
+                [Some(Path::Rdma), Some(Path::Shm)],
+            ),
+            ("shm", Some(Path::Shm), [Some(Path::Shm), None]),
+            ("rdma", Some(Path::Rdma), [Some(Path::Rdma), None]),
+            ("tcp", None, [None, None]),
+        ] {
+            let paths = Paths::parse(text).unwrap();
+            assert_eq!(paths.first(), first, "{text}");
+            assert!(paths.iter().eq(order.into_iter().flatten()), "{text}");
+            for path in Path::ALL {
+                assert_eq!(paths.contains(path), order.contains(&Some(path)), "{text}");
+            }
+            assert_eq!(paths.is_empty(), text == "tcp");
+            assert_eq!(paths.to_string(), text);
+        }
+        assert_eq!(
+            Paths::parse(" rdma , shm ").unwrap().to_string(),
+            "rdma,shm"
+        );
+        assert_eq!(Paths::parse("shm,rdma").unwrap(), Paths::default());
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        for (text, problem) in [
+            ("", "empty"),
+            (" ", "empty"),
+            (",", "comma"),
+            ("shm,", "comma"),
+            ("shm,,rdma", "comma"),
+            ("shm,shm", "twice"),
+            ("rdma,shm,rdma", "twice"),
+            ("tcp,tcp", "twice"),
+            ("tcp,shm", "beside"),
+            ("rdma,tcp", "beside"),
+            ("xdp", "not in this version"),
+            ("SHM", "not a list of paths"),
+            ("shm rdma", "not a list of paths"),
+            ("shm;rdma", "not a list of paths"),
+            ("rdmax", "not a list of paths"),
+        ] {
+            let error = Paths::parse(text).unwrap_err();
+            assert!(error.contains(problem), "{text}: {error}");
+        }
+    }
+}
