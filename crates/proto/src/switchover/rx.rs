@@ -7,7 +7,7 @@
 //! Invariants: `offset` counts the bytes delivered to the application; a recorded switch is at or after `offset`;
 //! `state` is written by `step` alone.
 
-use super::{Ack, Announce, Corrupt, Path};
+use super::{Ack, Announce, Corrupt, Link, Path};
 
 /// Where the receiver is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -119,7 +119,8 @@ pub struct Rx {
     epoch: u32,
     state: u32,
     armed: u32,
-    reserved: u32,
+    /// Of `LOSSY`, `ARMED_SEEN` and `DISARMED_SEEN`.
+    link: u32,
     offset: u64,
     /// Valid in `ToFast`, `ToFastAndBack`, `FrozenToFast`.
     fast_from: u64,
@@ -130,14 +131,31 @@ pub struct Rx {
 }
 
 impl Rx {
-    /// A receiver at offset 0 on the carrier, not armed.
+    /// The fast path is [`Link::Lossy`].
+    const LOSSY: u32 = 1;
+    /// The sender has seen the present turn of `armed`: it can be taken back.
+    const ARMED_SEEN: u32 = 2;
+    /// And then that it was taken back.
+    const DISARMED_SEEN: u32 = 4;
+
+    /// A receiver at offset 0 on the carrier, not armed, whose fast path is [`Link::Reliable`].
     #[must_use]
     pub const fn new() -> Self {
+        Self::new_over(Link::Reliable)
+    }
+
+    /// As [`Rx::new`], for this kind of fast path. Over a lossy one the words travel, too, so the sender's view of them
+    /// is older than they are: tell [`Rx::ack_seen`] what it has seen.
+    #[must_use]
+    pub const fn new_over(link: Link) -> Self {
         Self {
             epoch: 0,
             state: 0,
             armed: 0,
-            reserved: 0,
+            link: match link {
+                Link::Reliable => 0,
+                Link::Lossy => Self::LOSSY,
+            },
             offset: 0,
             fast_from: 0,
             carrier_from: 0,
@@ -150,7 +168,13 @@ impl Rx {
     /// still queued). An odd epoch is made even. Both halves must start at the same place.
     #[must_use]
     pub const fn starting_at(epoch: u32, offset: u64) -> Self {
-        let mut rx = Self::new();
+        Self::starting_at_over(Link::Reliable, epoch, offset)
+    }
+
+    /// As [`Rx::starting_at`], for this kind of fast path.
+    #[must_use]
+    pub const fn starting_at_over(link: Link, epoch: u32, offset: u64) -> Self {
+        let mut rx = Self::new_over(link);
         rx.epoch = epoch & !1;
         rx.offset = offset;
         rx
@@ -219,10 +243,22 @@ impl Rx {
         };
         Ack {
             epoch: self.epoch,
-            armed: self.armed != 0,
+            armed: self.armed != 0 || self.keeps_armed_word(),
             frozen,
             consumed,
         }
+    }
+
+    const fn is_lossy(&self) -> bool {
+        self.link & Self::LOSSY != 0
+    }
+
+    /// Disarming, but the sender has not seen `armed` yet. If it were taken back at once, an echo of the same word from
+    /// before it was set could not be told from the answer to this one.
+    const fn keeps_armed_word(&self) -> bool {
+        matches!(self.state(), RxState::Disarming)
+            && self.is_lossy()
+            && self.link & Self::ARMED_SEEN == 0
     }
 
     /// Allows the sender to promote. Store [`Rx::ack`] afterwards.
@@ -231,11 +267,19 @@ impl Rx {
     /// a fail-over: discard it *before* storing the ack (a lossy path: make sure that nothing can arrive late).
     ///
     /// Not while a read that was planned as released (without peeking) is still under way.
-    /// Returns whether the receiver is armed: not one that is frozen or replaying.
+    /// Returns whether the receiver is armed: not one that is frozen or replaying, nor, over a lossy link, one that is
+    /// disarming.
     pub fn arm(&mut self) -> bool {
+        if self.is_lossy() && self.state() == RxState::Disarming {
+            return false;
+        }
+        let was_open = self.state() == RxState::Open;
         let armed = self.step(RxEvent::Arm).is_ok();
         if armed {
             self.armed = 1;
+        }
+        if armed && was_open {
+            self.link &= Self::LOSSY;
         }
         armed
     }
@@ -246,11 +290,31 @@ impl Rx {
     /// Store [`Rx::ack`], `fence(SeqCst)`, load the announcement, [`Rx::on_announce`]. Then, until
     /// [`Rx::is_released`]: send PullBack once if [`Rx::wants_pull_back`], and read on as [`Rx::plan`] says. A
     /// demotion that crossed the request may oblige the receiver to drain the fast path first.
+    ///
+    /// Over a lossy link there is no such fence: a receiver that is still on the carrier is released only after
+    /// [`Rx::ack_seen`] was told what [`Rx::ack`] shows, which may change once more before.
     pub fn freeze(&mut self) -> u64 {
         // Every state knows this event.
         let _ = self.step(RxEvent::Freeze);
         self.armed = 0;
         self.ack().consumed
+    }
+
+    /// The sender has this control word of an [`Ack`] before it, as it says itself, and every announcement that it made before
+    /// has arrived. `true`: store [`Rx::ack`], load the announcement *after* this call, [`Rx::on_announce`]. Call it with
+    /// each echo that arrives; one that tells nothing new, or comes over a reliable link, changes nothing.
+    pub fn ack_seen(&mut self, control: u64) -> bool {
+        if !self.is_lossy() || control != self.ack().control() {
+            return false;
+        }
+        let before = self.link;
+        self.link |= match self.state() {
+            RxState::Armed => Self::ARMED_SEEN,
+            RxState::Disarming if self.keeps_armed_word() => Self::ARMED_SEEN,
+            RxState::Disarming => Self::DISARMED_SEEN,
+            _ => 0,
+        };
+        self.link != before && self.state() == RxState::Disarming
     }
 
     /// From where to read next, and how much.
@@ -344,6 +408,9 @@ impl Rx {
     /// The carrier has ended (EOF, reset or another error), seen first; `latest` was loaded after that; and
     /// `fast_drained` says, looked at last, that the fast path has no byte and can get none any more.
     ///
+    /// An empty lossy path does not show that all has come: without a demotion that says where it ends, the stream is
+    /// truncated there. What it held before a fail-over is not taken into account.
+    ///
     /// # Errors
     /// As [`Rx::on_announce`].
     pub fn on_carrier_eof(
@@ -362,6 +429,7 @@ impl Rx {
             S::Open | S::Armed | S::Disarming => Ok(EofVerdict::Eof),
             // Carrier bytes before the switch are missing.
             S::ToFast | S::ToFastAndBack | S::FrozenToFast => Ok(EofVerdict::Truncated),
+            S::Replaying if self.is_lossy() => Ok(EofVerdict::Truncated),
             S::Replaying => match self.offset.checked_sub(self.carrier_from) {
                 Some(skip) if !fast_drained => {
                     self.step(RxEvent::CarrierEnded)?;
@@ -371,13 +439,16 @@ impl Rx {
             },
             S::Frozen => {
                 self.step(RxEvent::CarrierEnded)?;
-                Ok(if fast_drained {
-                    EofVerdict::Eof
-                } else {
+                Ok(if !fast_drained {
                     EofVerdict::DrainFastFirst
+                } else if self.is_lossy() {
+                    EofVerdict::Truncated
+                } else {
+                    EofVerdict::Eof
                 })
             }
             S::Fast | S::ToCarrier | S::Leftover if !fast_drained => Ok(EofVerdict::DrainFastFirst),
+            S::Fast if self.is_lossy() => Ok(EofVerdict::Truncated),
             S::Fast => Ok(EofVerdict::Eof),
             S::ToCarrier | S::Leftover => Ok(EofVerdict::Truncated),
         }
@@ -386,6 +457,13 @@ impl Rx {
     /// `Armed`, `Disarming`: nothing seen since the present even epoch.
     fn hear_on_carrier(&mut self, latest: Announce) -> Result<bool, Corrupt> {
         match latest.epoch.wrapping_sub(self.epoch) {
+            // Between hosts a promotion may still be on its way.
+            0 if self.state() == RxState::Disarming
+                && self.is_lossy()
+                && self.link & Self::DISARMED_SEEN == 0 =>
+            {
+                Ok(false)
+            }
             0 => {
                 self.step(RxEvent::SawNothing)?;
                 Ok(false)

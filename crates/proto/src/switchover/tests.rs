@@ -406,3 +406,125 @@ fn epochs_wrap_around() {
     }
     assert_eq!(rx.epoch(), 6);
 }
+
+fn lossy_armed() -> Rx {
+    let mut rx = Rx::new_over(Link::Lossy);
+    assert!(rx.arm());
+    rx
+}
+
+#[test]
+fn zeroed_receiver_is_reliable() {
+    assert_eq!(Rx::new_over(Link::Reliable), Rx::default());
+    assert_eq!(
+        Rx::starting_at_over(Link::Reliable, 3, 7),
+        Rx::starting_at(3, 7)
+    );
+    assert_ne!(Rx::new_over(Link::Lossy), Rx::default());
+    assert_eq!(Rx::new_over(Link::Lossy).ack(), Ack::default());
+}
+
+#[test]
+fn disarming_over_a_lossy_link_waits_for_the_echo() {
+    let mut rx = lossy_armed();
+    let armed = rx.ack().control();
+    assert!(!rx.ack_seen(armed), "nothing follows from it yet");
+    rx.freeze();
+    assert!(!rx.ack().armed);
+    assert_eq!(rx.on_announce(Announce::default()), Ok(false));
+    assert_eq!(rx.after_peek(4, Announce::default()), Ok(4));
+    assert_eq!(rx.state(), RxState::Disarming);
+    assert!(!rx.arm(), "not before the sender has seen it disarmed");
+    assert!(!rx.ack_seen(armed), "an older word");
+    assert!(rx.ack_seen(rx.ack().control()));
+    assert!(!rx.ack_seen(rx.ack().control()), "known");
+    assert_eq!(rx.state(), RxState::Disarming, "not looked yet");
+    assert_eq!(rx.on_announce(Announce::default()), Ok(false));
+    assert!(rx.is_released() && rx.arm());
+}
+
+#[test]
+fn armed_word_stands_until_the_sender_has_seen_it() {
+    let mut rx = Rx::new_over(Link::Lossy);
+    let before = rx.ack().control();
+    rx.arm();
+    rx.freeze();
+    assert!(rx.ack().armed, "not taken back yet");
+    assert!(!rx.ack_seen(before), "an echo from before it was armed");
+    assert!(rx.ack_seen(rx.ack().control()));
+    assert_eq!(rx.ack().control(), before);
+    assert_eq!(rx.on_announce(Announce::default()), Ok(false));
+    assert_eq!(rx.state(), RxState::Disarming);
+    assert!(rx.ack_seen(before));
+    assert_eq!(rx.on_announce(Announce::default()), Ok(false));
+    assert!(rx.is_released());
+}
+
+#[test]
+fn promotion_that_crosses_a_disarming_is_pulled_back() {
+    let mut rx = lossy_armed();
+    let mut tx = Tx::new();
+    let promoted = tx.promote(rx.ack(), Link::Lossy).unwrap();
+    assert_eq!(tx.confirm(rx.ack()), Ok(None));
+    tx.on_accepted(5).unwrap();
+    rx.freeze();
+    assert_eq!(rx.on_announce(promoted), Ok(true));
+    assert!(!rx.ack().armed && rx.ack().frozen);
+    let fail_over = tx.pull_back(rx.ack()).unwrap().unwrap();
+    assert_eq!(fail_over.resend, 0..5);
+    assert_eq!(rx.on_announce(fail_over.announce), Ok(true));
+    assert!(rx.is_released());
+}
+
+#[test]
+fn carrier_opens_with_the_echo_of_the_demotion() {
+    let (mut tx, _) = fast_pair(Link::Reliable);
+    assert!(tx.carrier_is_open(0), "nothing travels");
+    tx.demote().unwrap();
+    assert!(tx.carrier_is_open(1), "nothing travels");
+    assert!(Tx::new().carrier_is_open(0), "never left");
+    let (mut tx, mut rx) = fast_pair(Link::Lossy);
+    tx.on_accepted(2).unwrap();
+    assert!(!tx.carrier_is_open(1), "on the fast path");
+    rx.freeze();
+    let _ = tx.pull_back(rx.ack()).unwrap().unwrap();
+    assert!(!tx.carrier_is_open(1));
+    assert!(tx.carrier_is_open(2));
+}
+
+#[test]
+fn end_of_the_carrier_on_a_lossy_path_is_no_clean_end() {
+    let mut rx = lossy_armed();
+    let mut tx = Tx::new();
+    let promoted = tx.promote(rx.ack(), Link::Lossy).unwrap();
+    assert_eq!(tx.confirm(rx.ack()), Ok(None));
+    tx.on_accepted(5).unwrap();
+    assert_eq!(rx.on_announce(promoted), Ok(true));
+    assert_eq!(
+        { rx }.on_carrier_eof(promoted, false),
+        Ok(EofVerdict::DrainFastFirst)
+    );
+    assert_eq!(
+        { rx }.on_carrier_eof(promoted, true),
+        Ok(EofVerdict::Truncated)
+    );
+    let mut frozen = rx;
+    frozen.freeze();
+    assert_eq!(
+        { frozen }.on_carrier_eof(promoted, true),
+        Ok(EofVerdict::Truncated)
+    );
+    assert_eq!(
+        { frozen }.on_carrier_eof(promoted, false),
+        Ok(EofVerdict::DrainFastFirst)
+    );
+    let again = tx.pull_back(frozen.ack()).unwrap().unwrap().announce;
+    assert_eq!(frozen.on_announce(again), Ok(true));
+    frozen.on_delivered(2).unwrap();
+    assert_eq!(
+        { frozen }.on_carrier_eof(again, false),
+        Ok(EofVerdict::Truncated)
+    );
+    frozen.on_delivered(3).unwrap();
+    assert_eq!(frozen.on_carrier_eof(again, false), Ok(EofVerdict::Eof));
+}

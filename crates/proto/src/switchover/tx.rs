@@ -159,6 +159,14 @@ impl Tx {
         matches!(self.state(), TxState::Carrier | TxState::Fast)
     }
 
+    /// Whether bytes (re-sent ones, too) and the FIN may go to the carrier, as far as it depends on the receiver: it must
+    /// have an announcement before it that changes the meaning of the carrier's next byte. Shared memory shows it
+    /// at once; over a lossy link the receiver's end says which epoch has arrived there.
+    #[must_use]
+    pub const fn carrier_is_open(&self, seen_epoch: u32) -> bool {
+        self.lossy == 0 || (matches!(self.path(), Path::Carrier) && seen_epoch == self.epoch)
+    }
+
     /// The words to publish. Every switching method returns the same value.
     #[must_use]
     pub const fn announce(&self) -> Announce {
