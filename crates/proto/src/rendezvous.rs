@@ -28,7 +28,7 @@
 //! carrier ends are gone (A sees its own close and C's FIN or RST).
 
 mod tuple;
-mod wire;
+pub(crate) mod wire;
 
 pub use tuple::{Family, FamilyMismatch, Tuple};
 pub use wire::{DecodeError, FORMAT, MAX_MESSAGE};

@@ -191,14 +191,14 @@ impl Message {
     }
 }
 
-/// Appends to a buffer that is long enough for every message (a test encodes them all).
-struct Writer<'a> {
-    out: &'a mut [u8; MAX_MESSAGE],
-    at: usize,
+/// Appends to a buffer that is long enough for every message (tests encode them all).
+pub(crate) struct Writer<'a> {
+    pub(crate) out: &'a mut [u8],
+    pub(crate) at: usize,
 }
 
 impl Writer<'_> {
-    fn bytes(&mut self, bytes: &[u8]) {
+    pub(crate) fn bytes(&mut self, bytes: &[u8]) {
         let end = self.at.saturating_add(bytes.len());
         if let Some(place) = self.out.get_mut(self.at..end) {
             place.copy_from_slice(bytes);
@@ -206,23 +206,23 @@ impl Writer<'_> {
         }
     }
 
-    fn u8(&mut self, v: u8) {
+    pub(crate) fn u8(&mut self, v: u8) {
         self.bytes(&[v]);
     }
 
-    fn u16(&mut self, v: u16) {
+    pub(crate) fn u16(&mut self, v: u16) {
         self.bytes(&v.to_le_bytes());
     }
 
-    fn u32(&mut self, v: u32) {
+    pub(crate) fn u32(&mut self, v: u32) {
         self.bytes(&v.to_le_bytes());
     }
 
-    fn u64(&mut self, v: u64) {
+    pub(crate) fn u64(&mut self, v: u64) {
         self.bytes(&v.to_le_bytes());
     }
 
-    fn tuple(&mut self, tuple: &Tuple) {
+    pub(crate) fn tuple(&mut self, tuple: &Tuple) {
         self.u8(tuple.family() as u8);
         self.bytes(&tuple.local_addr());
         self.u16(tuple.local_port());
@@ -232,12 +232,12 @@ impl Writer<'_> {
 }
 
 /// Takes from the front of a packet.
-struct Reader<'a> {
-    rest: &'a [u8],
+pub(crate) struct Reader<'a> {
+    pub(crate) rest: &'a [u8],
 }
 
 impl Reader<'_> {
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], DecodeError> {
+    pub(crate) fn array<const N: usize>(&mut self) -> Result<[u8; N], DecodeError> {
         let (first, rest) = self
             .rest
             .split_first_chunk::<N>()
@@ -246,19 +246,19 @@ impl Reader<'_> {
         Ok(*first)
     }
 
-    fn u8(&mut self) -> Result<u8, DecodeError> {
+    pub(crate) fn u8(&mut self) -> Result<u8, DecodeError> {
         self.array().map(u8::from_le_bytes)
     }
 
-    fn u16(&mut self) -> Result<u16, DecodeError> {
+    pub(crate) fn u16(&mut self) -> Result<u16, DecodeError> {
         self.array().map(u16::from_le_bytes)
     }
 
-    fn u32(&mut self) -> Result<u32, DecodeError> {
+    pub(crate) fn u32(&mut self) -> Result<u32, DecodeError> {
         self.array().map(u32::from_le_bytes)
     }
 
-    fn u64(&mut self) -> Result<u64, DecodeError> {
+    pub(crate) fn u64(&mut self) -> Result<u64, DecodeError> {
         self.array().map(u64::from_le_bytes)
     }
 
@@ -289,7 +289,7 @@ impl Reader<'_> {
     }
 
     /// Only the normal form is accepted, so that one connection has one encoding.
-    fn tuple(&mut self) -> Result<Tuple, DecodeError> {
+    pub(crate) fn tuple(&mut self) -> Result<Tuple, DecodeError> {
         let family = match self.u8()? {
             4 => Family::V4,
             6 => Family::V6,

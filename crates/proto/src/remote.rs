@@ -1,0 +1,485 @@
+//! Between two hosts: the frames of the link between two processes that run the library.
+//!
+//! The link is a TCP connection of the libraries' own. It carries what is not application bytes: who the two are, which
+//! connections could be accelerated, which queue pairs there are, and the words of `switchover` of every accelerated connection,
+//! which each end has a copy of. `docs/design/rdma.md` tells the whole story; this module is the bytes of a frame. The peer is
+//! hostile: [`Frame::decode`] accepts exactly the bytes that [`Frame::encode`] produces.
+//!
+//! **Layout**: little endian, no padding. `length: u16` of what follows it, `kind: u8`, `format: u8`, then the fields in the order
+//! of the struct. A frame's length is fixed by its kind.
+//!
+//! **Order** (C = the process that called `connect` on the TCP connections that are to be accelerated, and on the link; A = the one
+//! that accepted them):
+//!
+//! | who | frame | meaning |
+//! |---|---|---|
+//! | A, then C | `Hello` | first frame of each side. A speaks first, so that a stranger's port is not spoken to |
+//! | C → A | `Candidate`, `Withdraw` | this connection may be accelerated (not any more); `token` is C's, never used again |
+//! | A → C | `Pair` | connect a queue pair to that port, and say the nonce |
+//! | both | `PairReady` | established at this end. An end that has said it and heard it may use the pair |
+//! | both | `PairEnd` | it is lost, or never came to be |
+//! | A → C | `Offer` | a place on a pair for that candidate |
+//! | C → A | `Accept`, `Refuse` | after `Accept` both may arm and promote |
+//! | both | `Words` | the present state of one end's words |
+//! | C → A | `Freed` | the slot may serve another connection |
+//! | both | `Bye` | the last frame |
+
+use crate::rendezvous::wire::{Reader, Writer};
+use crate::rendezvous::{DecodeError, Role, Tuple};
+use crate::switchover::{Ack, Announce};
+
+/// Version of the link's protocol. Both ends must have the same.
+pub const VERSION: u16 = 1;
+/// First field of [`Hello`].
+pub const MAGIC: u64 = u64::from_le_bytes(*b"netaccR\n");
+/// Version of the layout.
+pub const FORMAT: u8 = 1;
+/// Length of the longest frame, and of the buffer for [`Frame::encode`].
+pub const MAX_FRAME: usize = 96;
+/// Bytes of a frame's length.
+const LENGTH: usize = 2;
+
+/// Whom one talks to, and what its device can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Hello {
+    /// [`VERSION`] of the sender.
+    pub version: u16,
+    /// Version of the sender's library, for the operator.
+    pub lib_version: [u16; 3],
+    /// Process id on its host, for the operator.
+    pub pid: u32,
+    /// The sender's role.
+    pub role: Role,
+    /// Random: names the process for its life.
+    pub process: [u8; 16],
+    /// The port of the connections that this link is for.
+    pub port: u16,
+    /// Writes with immediate can be posted there.
+    pub immediate: bool,
+    /// `ibv_transport_type` of its device: pairs connect like with like.
+    pub transport: u8,
+    /// Receives that it posts on each pair.
+    pub receives: u16,
+    /// Two to this power is the size of its rings.
+    pub ring_log2: u8,
+    /// Most connections that it puts on one pair.
+    pub lanes: u16,
+}
+
+/// A → C: connect a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Pair {
+    /// Its number on this link, never used again.
+    pub pair: u32,
+    /// What the connection request has to say.
+    pub nonce: [u8; 16],
+    /// Where the connection manager listens.
+    pub port: u16,
+    /// Connections on it.
+    pub lanes: u16,
+}
+
+/// C → A: this connection of mine may be accelerated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Candidate {
+    /// The connection as the connector sees it.
+    pub tuple: Tuple,
+    /// The connector's name for it.
+    pub token: u64,
+}
+
+/// A → C: a place for a candidate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Offer {
+    /// The candidate.
+    pub token: u64,
+    /// Its slot on the link.
+    pub slot: u16,
+    /// The pair, and the place on it.
+    pub pair: u32,
+    /// As above.
+    pub lane: u16,
+}
+
+/// The present state of one end's words of a connection. A later one makes an earlier one superfluous.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Words {
+    /// The connection.
+    pub slot: u16,
+    /// Whose words these are, should the slot serve another connection meanwhile.
+    pub token: u64,
+    /// As sender.
+    pub announce: Announce,
+    /// As receiver.
+    pub ack: Ack,
+    /// See [`request`].
+    pub request: u32,
+    /// The announcement of the peer's that stands here.
+    pub seen_epoch: u32,
+    /// The control word of the peer's acknowledgement that stands here.
+    pub seen_ack: u64,
+}
+
+/// Bits of [`Words::request`].
+pub mod request {
+    /// Everything is to go over the carrier again.
+    pub const LEAVE: u32 = 1;
+}
+
+/// Values of `reason` in [`Frame::Refuse`]. Unknown ones are possible (a newer peer).
+pub mod refuse {
+    /// The candidate was withdrawn while the offer was on its way, or was never told.
+    pub const WITHDRAWN: u16 = 1;
+    /// No memory, or no more of it may be pinned.
+    pub const NO_MEMORY: u16 = 2;
+    /// The slot, or the place on the pair, is in use here.
+    pub const BUSY: u16 = 3;
+}
+
+/// Any frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs, reason = "the fields are those of the table above")]
+pub enum Frame {
+    Hello(Hello),
+    Candidate(Candidate),
+    Withdraw { token: u64 },
+    Pair(Pair),
+    PairReady { pair: u32 },
+    PairEnd { pair: u32 },
+    Offer(Offer),
+    Accept { token: u64, slot: u16 },
+    Refuse { token: u64, slot: u16, reason: u16 },
+    Words(Words),
+    Freed { slot: u16 },
+    Bye,
+}
+
+mod kind {
+    pub(super) const HELLO: u8 = 1;
+    pub(super) const CANDIDATE: u8 = 2;
+    pub(super) const WITHDRAW: u8 = 3;
+    pub(super) const PAIR: u8 = 4;
+    pub(super) const PAIR_READY: u8 = 5;
+    pub(super) const PAIR_END: u8 = 6;
+    pub(super) const OFFER: u8 = 7;
+    pub(super) const ACCEPT: u8 = 8;
+    pub(super) const REFUSE: u8 = 9;
+    pub(super) const WORDS: u8 = 10;
+    pub(super) const FREED: u8 = 11;
+    pub(super) const BYE: u8 = 12;
+}
+
+impl Frame {
+    /// Writes the frame to the start of `out` and returns its length.
+    pub fn encode(&self, out: &mut [u8; MAX_FRAME]) -> usize {
+        let mut w = Writer { out, at: LENGTH };
+        w.u8(self.kind());
+        w.u8(FORMAT);
+        match self {
+            Self::Hello(m) => {
+                w.u64(MAGIC);
+                w.u16(m.version);
+                m.lib_version.iter().for_each(|v| w.u16(*v));
+                w.u32(m.pid);
+                w.u8(m.role as u8);
+                w.bytes(&m.process);
+                w.u16(m.port);
+                w.u8(u8::from(m.immediate));
+                w.u8(m.transport);
+                w.u16(m.receives);
+                w.u8(m.ring_log2);
+                w.u16(m.lanes);
+            }
+            Self::Candidate(m) => {
+                w.tuple(&m.tuple);
+                w.u64(m.token);
+            }
+            Self::Withdraw { token } => w.u64(*token),
+            Self::Pair(m) => {
+                w.u32(m.pair);
+                w.bytes(&m.nonce);
+                w.u16(m.port);
+                w.u16(m.lanes);
+            }
+            Self::PairReady { pair } | Self::PairEnd { pair } => w.u32(*pair),
+            Self::Offer(m) => {
+                w.u64(m.token);
+                w.u16(m.slot);
+                w.u32(m.pair);
+                w.u16(m.lane);
+            }
+            Self::Accept { token, slot } => {
+                w.u64(*token);
+                w.u16(*slot);
+            }
+            Self::Refuse {
+                token,
+                slot,
+                reason,
+            } => {
+                w.u64(*token);
+                w.u16(*slot);
+                w.u16(*reason);
+            }
+            Self::Words(m) => {
+                w.u16(m.slot);
+                w.u64(m.token);
+                w.u32(m.announce.epoch);
+                w.u64(m.announce.fast_from);
+                w.u64(m.announce.carrier_from);
+                w.u64(m.announce.resend_to);
+                w.u64(m.ack.control());
+                w.u64(m.ack.consumed);
+                w.u32(m.request);
+                w.u32(m.seen_epoch);
+                w.u64(m.seen_ack);
+            }
+            Self::Freed { slot } => w.u16(*slot),
+            Self::Bye => {}
+        }
+        let at = w.at;
+        let length = u16::try_from(at.saturating_sub(LENGTH)).unwrap_or(0);
+        if let Some(place) = out.first_chunk_mut() {
+            *place = length.to_le_bytes();
+        }
+        at
+    }
+
+    /// How long the frame is that begins like this. `None`: more of it is needed.
+    ///
+    /// # Errors
+    /// No frame is so short or so long.
+    pub fn length(bytes: &[u8]) -> Result<Option<usize>, DecodeError> {
+        let Some(first) = bytes.first_chunk::<LENGTH>() else {
+            return Ok(None);
+        };
+        let all = usize::from(u16::from_le_bytes(*first)).saturating_add(LENGTH);
+        if (LENGTH.saturating_add(2)..=MAX_FRAME).contains(&all) {
+            Ok(Some(all))
+        } else {
+            Err(DecodeError::Length)
+        }
+    }
+
+    /// Reads one whole frame, of [`Frame::length`] bytes.
+    ///
+    /// # Errors
+    /// The bytes are not exactly one frame.
+    pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        if Self::length(bytes)? != Some(bytes.len()) {
+            return Err(DecodeError::Length);
+        }
+        let mut r = Reader {
+            rest: bytes.get(LENGTH..).unwrap_or(&[]),
+        };
+        let [kind, format] = r.array()?;
+        if format != FORMAT {
+            return Err(DecodeError::Format);
+        }
+        let frame = match kind {
+            kind::HELLO => Self::Hello(hello(&mut r)?),
+            kind::CANDIDATE => Self::Candidate(Candidate {
+                tuple: r.tuple()?,
+                token: r.u64()?,
+            }),
+            kind::WITHDRAW => Self::Withdraw { token: r.u64()? },
+            kind::PAIR => Self::Pair(Pair {
+                pair: r.u32()?,
+                nonce: r.array()?,
+                port: r.u16()?,
+                lanes: r.u16()?,
+            }),
+            kind::PAIR_READY => Self::PairReady { pair: r.u32()? },
+            kind::PAIR_END => Self::PairEnd { pair: r.u32()? },
+            kind::OFFER => Self::Offer(Offer {
+                token: r.u64()?,
+                slot: r.u16()?,
+                pair: r.u32()?,
+                lane: r.u16()?,
+            }),
+            kind::ACCEPT => Self::Accept {
+                token: r.u64()?,
+                slot: r.u16()?,
+            },
+            kind::REFUSE => Self::Refuse {
+                token: r.u64()?,
+                slot: r.u16()?,
+                reason: r.u16()?,
+            },
+            kind::WORDS => Self::Words(words(&mut r)?),
+            kind::FREED => Self::Freed { slot: r.u16()? },
+            kind::BYE => Self::Bye,
+            _ => return Err(DecodeError::Kind),
+        };
+        if r.rest.is_empty() {
+            Ok(frame)
+        } else {
+            Err(DecodeError::Length)
+        }
+    }
+
+    const fn kind(&self) -> u8 {
+        match self {
+            Self::Hello(_) => kind::HELLO,
+            Self::Candidate(_) => kind::CANDIDATE,
+            Self::Withdraw { .. } => kind::WITHDRAW,
+            Self::Pair(_) => kind::PAIR,
+            Self::PairReady { .. } => kind::PAIR_READY,
+            Self::PairEnd { .. } => kind::PAIR_END,
+            Self::Offer(_) => kind::OFFER,
+            Self::Accept { .. } => kind::ACCEPT,
+            Self::Refuse { .. } => kind::REFUSE,
+            Self::Words(_) => kind::WORDS,
+            Self::Freed { .. } => kind::FREED,
+            Self::Bye => kind::BYE,
+        }
+    }
+}
+
+fn hello(r: &mut Reader<'_>) -> Result<Hello, DecodeError> {
+    if r.u64()? != MAGIC {
+        return Err(DecodeError::Magic);
+    }
+    Ok(Hello {
+        version: r.u16()?,
+        lib_version: [r.u16()?, r.u16()?, r.u16()?],
+        pid: r.u32()?,
+        role: match r.u8()? {
+            1 => Role::Connector,
+            2 => Role::Acceptor,
+            _ => return Err(DecodeError::Value),
+        },
+        process: r.array()?,
+        port: r.u16()?,
+        immediate: match r.u8()? {
+            0 => false,
+            1 => true,
+            _ => return Err(DecodeError::Value),
+        },
+        transport: r.u8()?,
+        receives: r.u16()?,
+        ring_log2: r.u8()?,
+        lanes: r.u16()?,
+    })
+}
+
+fn words(r: &mut Reader<'_>) -> Result<Words, DecodeError> {
+    let (slot, token) = (r.u16()?, r.u64()?);
+    let announce = Announce {
+        epoch: r.u32()?,
+        fast_from: r.u64()?,
+        carrier_from: r.u64()?,
+        resend_to: r.u64()?,
+    };
+    let (control, consumed) = (r.u64()?, r.u64()?);
+    let ack = Ack::from_words(control, consumed);
+    if ack.control() != control {
+        return Err(DecodeError::Value);
+    }
+    Ok(Words {
+        slot,
+        token,
+        announce,
+        ack,
+        request: r.u32()?,
+        seen_epoch: r.u32()?,
+        seen_ack: r.u64()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+    fn all() -> [Frame; 13] {
+        let v4 = |d, port| SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 0, 0, d)), port);
+        let v6 = |d, port| SocketAddr::new(IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, d)), port);
+        let candidate = |a, b| {
+            Frame::Candidate(Candidate { tuple: Tuple::new(a, b).unwrap(), token: u64::MAX })
+        };
+        [
+            Frame::Hello(Hello {
+                version: VERSION,
+                lib_version: [1, 2, 3],
+                pid: 77,
+                role: Role::Acceptor,
+                process: [7; 16],
+                port: 6379,
+                immediate: true,
+                transport: 1,
+                receives: 128,
+                ring_log2: 17,
+                lanes: 32,
+            }),
+            candidate(v4(1, 40000), v4(2, 6379)),
+            candidate(v6(1, 40000), v6(2, 6379)),
+            Frame::Withdraw { token: 5 },
+            Frame::Pair(Pair { pair: 9, nonce: [3; 16], port: 26379, lanes: 4095 }),
+            Frame::PairReady { pair: 9 },
+            Frame::PairEnd { pair: u32::MAX },
+            Frame::Offer(Offer { token: 1 << 40, slot: 4095, pair: 9, lane: 31 }),
+            Frame::Accept { token: 1 << 40, slot: 4095 },
+            Frame::Refuse { token: 1 << 40, slot: 0, reason: refuse::BUSY },
+            Frame::Words(Words {
+                slot: 3,
+                token: 4,
+                announce: Announce { epoch: 3, fast_from: u64::MAX, carrier_from: 2, resend_to: 3 },
+                ack: Ack { epoch: 2, armed: true, frozen: false, consumed: 9 },
+                request: request::LEAVE,
+                seen_epoch: 8,
+                seen_ack: 1 << 33,
+            }),
+            Frame::Freed { slot: 1 },
+            Frame::Bye,
+        ]
+    }
+
+    #[test]
+    fn every_frame_comes_back_and_nothing_else_is_one() {
+        for frame in all() {
+            let mut bytes = [0; MAX_FRAME];
+            let n = frame.encode(&mut bytes);
+            assert!(n < MAX_FRAME, "{frame:?} may be cut off");
+            assert_eq!(Frame::length(&bytes), Ok(Some(n)));
+            assert_eq!(Frame::decode(&bytes[..n]), Ok(frame));
+            for short in 0..n {
+                assert!(Frame::decode(&bytes[..short]).is_err());
+            }
+            // A frame that says another length than its kind has.
+            let mut longer = bytes;
+            let length = u16::from_le_bytes([bytes[0], bytes[1]]) + 1;
+            longer[..2].copy_from_slice(&length.to_le_bytes());
+            assert_eq!(Frame::decode(&longer[..=n]), Err(DecodeError::Length));
+        }
+    }
+
+    #[test]
+    fn a_length_waits_or_is_refused() {
+        assert_eq!(Frame::length(&[]), Ok(None));
+        assert_eq!(Frame::length(&[9]), Ok(None));
+        assert_eq!(Frame::length(&[1, 0]), Err(DecodeError::Length));
+        assert_eq!(Frame::length(&[0xff, 0xff, 0]), Err(DecodeError::Length));
+    }
+
+    #[test]
+    fn impossible_values_are_refused() {
+        let encoded = |frame: Frame| {
+            let mut bytes = [0; MAX_FRAME];
+            let n = frame.encode(&mut bytes);
+            bytes[..n].to_vec()
+        };
+        let mut hello = encoded(all()[0]);
+        hello[4] ^= 1;
+        assert_eq!(Frame::decode(&hello), Err(DecodeError::Magic));
+        let mut words = encoded(all()[10]);
+        // A bit of the acknowledgement's control word that means nothing.
+        words[2 + 2 + 2 + 8 + 4 + 24 + 7] = 0x80;
+        assert_eq!(Frame::decode(&words), Err(DecodeError::Value));
+        let mut bye = encoded(Frame::Bye);
+        bye[2] = 99;
+        assert_eq!(Frame::decode(&bye), Err(DecodeError::Kind));
+        bye[3] = 9;
+        assert_eq!(Frame::decode(&bye), Err(DecodeError::Format));
+    }
+}
