@@ -38,8 +38,10 @@ pub const REASON_SLOTS: usize = 64;
 pub const PATHS: usize = 4;
 /// Room for the rendered configuration.
 pub const CONFIG_BYTES: usize = 4096;
-/// Room for channels.
+/// Room for channels to processes of this host.
 pub const CHANNEL_SLOTS: usize = 64;
+/// Room for agreements with processes of other hosts.
+pub const REMOTE_SLOTS: usize = 32;
 /// Usual number of connection records; pages that are never written cost nothing.
 pub const CONN_CAPACITY: u32 = 65536;
 /// Where the first [`ConnRecord`] lies.
@@ -109,8 +111,11 @@ pub struct Header {
     pub counters: [AtomicU64; COUNTER_SLOTS],
     /// What `Config::render` wrote.
     pub config: [AtomicU8; CONFIG_BYTES],
-    /// Channels to other processes.
+    /// Channels to other processes of this host.
     pub channels: [ChannelRecord; CHANNEL_SLOTS],
+    /// Agreements with processes of other hosts, whose connections are on [`Path::Rdma`]. These bytes were zero before there
+    /// were such: a reader and a writer of different age understand each other.
+    pub remote: [ChannelRecord; REMOTE_SLOTS],
 }
 
 /// One connection.
@@ -155,26 +160,31 @@ pub struct ConnRecord {
     pub reserved_tail: [AtomicU64; 13],
 }
 
-/// One channel: the shared memory between this process and another.
+/// One channel: the shared memory between this process and another of this host, or the queue pairs and the registered
+/// memory between this process and one of another host.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct ChannelRecord {
     /// [`ChannelState`] code.
     pub state: AtomicU32,
-    /// Pid of the other process as we see it.
+    /// Pid of the other process as we see it; on another host, as it says.
     pub peer_pid: AtomicU32,
     /// Connections that it carries.
     pub slots_used: AtomicU32,
     /// Connections that it can carry.
     pub slots_total: AtomicU32,
-    /// Shared memory that it takes.
+    /// Shared memory that it takes, or memory that is registered for it.
     pub arena_bytes: AtomicU64,
     /// Connections that it has carried.
     pub connections_total: AtomicU64,
     /// When it was made.
     pub opened_unix_ns: AtomicU64,
-    /// Zero.
-    pub reserved: [AtomicU64; 3],
+    /// Queue pairs that it has; 0 on this host.
+    pub pairs: AtomicU32,
+    /// Of `peer_addr`: AF_INET (2), AF_INET6 (10), or 0 on this host.
+    pub peer_family: AtomicU32,
+    /// The other host, as in [`ConnRecord`].
+    pub peer_addr: [AtomicU64; 2],
 }
 
 /// What a channel is doing.
@@ -282,6 +292,18 @@ impl Header {
         if self.conn_high_water.load(Relaxed) < above {
             self.conn_high_water.fetch_max(above, Release);
         }
+    }
+}
+
+impl ChannelRecord {
+    /// Stores the address of the other host.
+    pub fn set_peer(&self, host: IpAddr) {
+        let family = match host {
+            IpAddr::V4(_) => AF_INET,
+            IpAddr::V6(_) => AF_INET6,
+        };
+        self.peer_family.store(family, Relaxed);
+        store_addr(&self.peer_addr, host);
     }
 }
 

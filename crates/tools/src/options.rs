@@ -224,8 +224,8 @@ OPTIONS:
                   all   everything
                   cfg   the configuration in effect, and where it comes from
                   cnt   connections by path and by reason, and counters
-                  mem   memory shared with other processes
-                  qp    channels to other processes
+                  mem   memory that is shared, or registered for RDMA
+                  qp    channels and queue pairs to other processes
                   sock  each open connection
    --json       Print JSON.
    -h           Show this help.

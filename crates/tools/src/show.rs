@@ -2,10 +2,10 @@
 
 use crate::segment::Process;
 use netacc_control::config::parse_rendered;
-use netacc_control::stats::{Channel, ChannelState, Connection, Counter, Path, Reason};
+use netacc_control::stats::{Channel, ChannelState, Connection, Counter, PATHS, Path, Reason};
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 /// The statistics as JSON; `what` is one of the words of `-s`.
 pub fn json(process: &Process, what: &str) -> Value {
@@ -16,7 +16,8 @@ pub fn json(process: &Process, what: &str) -> Value {
         "mem" => json!({
             "pid": process.pid,
             "channels": channels_json(process),
-            "arena_bytes": arena_bytes(process),
+            "arena_bytes": memory(process, Path::Shm),
+            "registered_bytes": memory(process, Path::Rdma),
         }),
         "all" => {
             let parts = ["cnt", "sock", "cfg", "mem", "qp"];
@@ -49,6 +50,7 @@ fn counts_json(process: &Process) -> Value {
             .map(|(path, value)| (path.name().to_owned(), json!(value)))
             .collect()
     };
+    let (tx_bytes, rx_bytes): (Vec<u64>, Vec<u64>) = bytes_by_path(process).into_iter().unzip();
     let reasons: Map<String, Value> = reasons(process)
         .map(|(code, count)| (reason_name(code), json!(count)))
         .collect();
@@ -63,6 +65,8 @@ fn counts_json(process: &Process) -> Value {
         "accelerated_total": accelerated_total(process),
         "open": by_path(&header.open_by_path),
         "total": by_path(&header.total_by_path),
+        "tx_bytes": by_path(&tx_bytes),
+        "rx_bytes": by_path(&rx_bytes),
         "reasons": reasons,
         "counters": counters,
     })
@@ -82,6 +86,8 @@ fn sockets_json(process: &Process) -> Vec<Value> {
             "tx_shm_bytes": bytes(&connection.tx_bytes, Path::Shm),
             "rx_tcp_bytes": bytes(&connection.rx_bytes, Path::Tcp),
             "rx_shm_bytes": bytes(&connection.rx_bytes, Path::Shm),
+            "tx_rdma_bytes": bytes(&connection.tx_bytes, Path::Rdma),
+            "rx_rdma_bytes": bytes(&connection.rx_bytes, Path::Rdma),
             "promotions": connection.promotions,
             "demotions": connection.demotions,
             "peer_pid": connection.peer_pid,
@@ -99,10 +105,13 @@ fn config_json(process: &Process) -> Map<String, Value> {
 fn channels_json(process: &Process) -> Vec<Value> {
     let channel = |channel: &Channel| {
         json!({
+            "path": channel.path.name(),
+            "peer": host(channel.peer),
             "peer_pid": channel.peer_pid,
             "state": state_name(channel.state),
             "slots_used": channel.slots_used,
             "slots_total": channel.slots_total,
+            "pairs": channel.pairs,
             "connections_total": channel.connections_total,
             "arena_bytes": channel.arena_bytes,
         })
@@ -124,13 +133,16 @@ fn counts_text(process: &Process) -> String {
         title(process)
     );
 
-    let mut paths = Table::new(&["Path", ">Open", ">Total"]);
-    for (index, path) in Path::ALL.iter().enumerate() {
+    let mut paths = Table::new(&["Path", ">Open", ">Total", ">Tx-Bytes", ">Rx-Bytes"]);
+    let bytes = bytes_by_path(process);
+    for ((index, path), (tx, rx)) in Path::ALL.iter().enumerate().zip(bytes) {
         let value = |values: &[u64]| values.get(index).copied().unwrap_or(0).to_string();
         paths.row([
             path.name().to_owned(),
             value(&header.open_by_path),
             value(&header.total_by_path),
+            tx.to_string(),
+            rx.to_string(),
         ]);
     }
     out += &paths.render();
@@ -143,12 +155,17 @@ fn counts_text(process: &Process) -> String {
     out.push('\n');
     out += &table.render();
 
-    let mut table = Table::new(&["Counter", ">Value"]);
-    for (counter, value) in Counter::ALL.iter().zip(header.counters) {
-        table.row([counter.name().to_owned(), value.to_string()]);
+    for (heading, is_rdma) in [("Counter", false), ("RDMA counter", true)] {
+        let mut table = Table::new(&[heading, ">Value"]);
+        for (counter, value) in Counter::ALL.iter().zip(header.counters) {
+            if counter.is_rdma() == is_rdma {
+                table.row([counter.name().to_owned(), value.to_string()]);
+            }
+        }
+        out.push('\n');
+        out += &table.render();
     }
-    out.push('\n');
-    out + &table.render()
+    out
 }
 
 fn sockets_text(process: &Process) -> String {
@@ -162,8 +179,10 @@ fn sockets_text(process: &Process) -> String {
         "Reason",
         ">Tx-Tcp",
         ">Tx-Shm",
+        ">Tx-Rdma",
         ">Rx-Tcp",
         ">Rx-Shm",
+        ">Rx-Rdma",
         ">Promoted",
         ">Demoted",
     ]);
@@ -180,8 +199,10 @@ fn sockets_text(process: &Process) -> String {
             reason_name(connection.reason),
             bytes(&connection.tx_bytes, Path::Tcp),
             bytes(&connection.tx_bytes, Path::Shm),
+            bytes(&connection.tx_bytes, Path::Rdma),
             bytes(&connection.rx_bytes, Path::Tcp),
             bytes(&connection.rx_bytes, Path::Shm),
+            bytes(&connection.rx_bytes, Path::Rdma),
             connection.promotions.to_string(),
             connection.demotions.to_string(),
         ]);
@@ -201,19 +222,25 @@ fn config_text(process: &Process) -> String {
 
 fn channels_text(process: &Process) -> String {
     let mut table = Table::new(&[
+        "Path",
+        "Peer",
         ">Peer-Pid",
         "State",
         ">Used",
         ">Slots",
+        ">Pairs",
         ">Connections",
         ">Memory",
     ]);
     for channel in &process.header.channels {
         table.row([
+            channel.path.name().to_owned(),
+            host(channel.peer),
             pid(channel.peer_pid),
             state_name(channel.state),
             channel.slots_used.to_string(),
             channel.slots_total.to_string(),
+            channel.pairs.to_string(),
             channel.connections_total.to_string(),
             channel.arena_bytes.to_string(),
         ]);
@@ -223,14 +250,19 @@ fn channels_text(process: &Process) -> String {
 }
 
 fn memory_text(process: &Process) -> String {
-    let mut table = Table::new(&[">Peer-Pid", "State", ">Memory"]);
+    let mut table = Table::new(&["Path", "Peer", ">Peer-Pid", "State", ">Memory"]);
     for channel in &process.header.channels {
-        let memory = channel.arena_bytes.to_string();
-        table.row([pid(channel.peer_pid), state_name(channel.state), memory]);
+        table.row([
+            channel.path.name().to_owned(),
+            host(channel.peer),
+            pid(channel.peer_pid),
+            state_name(channel.state),
+            channel.arena_bytes.to_string(),
+        ]);
     }
-    let bytes = arena_bytes(process);
+    let (shared, registered) = (memory(process, Path::Shm), memory(process, Path::Rdma));
     format!(
-        "{}: {bytes} bytes shared with other processes\n\n{}",
+        "{}: {shared} bytes shared with other processes, {registered} bytes registered for RDMA\n\n{}",
         title(process),
         table.render()
     )
@@ -250,8 +282,15 @@ fn accelerated_total(process: &Process) -> u64 {
     totals.fold(0, |sum, count| sum.saturating_add(*count))
 }
 
-fn arena_bytes(process: &Process) -> u64 {
+/// Bytes sent and received on each path, also by the connections that are open.
+fn bytes_by_path(process: &Process) -> [(u64, u64); PATHS] {
+    Path::ALL.map(|path| process.header.bytes(path, &process.connections))
+}
+
+/// Memory of all channels on a path.
+fn memory(process: &Process, path: Path) -> u64 {
     let channels = process.header.channels.iter();
+    let channels = channels.filter(|channel| channel.path == path);
     channels.fold(0, |sum, channel| sum.saturating_add(channel.arena_bytes))
 }
 
@@ -284,6 +323,10 @@ fn state_name(code: u32) -> String {
 
 fn address(address: Option<SocketAddr>) -> String {
     address.map_or_else(|| String::from("-"), |address| address.to_string())
+}
+
+fn host(host: Option<IpAddr>) -> String {
+    host.map_or_else(|| String::from("-"), |host| host.to_string())
 }
 
 fn pid(pid: u32) -> String {

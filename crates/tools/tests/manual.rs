@@ -138,9 +138,9 @@ fn reasons() -> String {
     tidy(&out)
 }
 
-fn counters() -> String {
+fn counters(is_rdma: bool) -> String {
     let mut out = String::new();
-    for counter in Counter::ALL {
+    for counter in Counter::ALL.iter().filter(|c| c.is_rdma() == is_rdma) {
         let _ = writeln!(
             out,
             ".TP\n.B {}\n{}",
@@ -203,7 +203,11 @@ fn manual_pages_are_up_to_date() {
         &template("netacc_run.8").replace("@OPTIONS@", &options()),
     );
     let page = template("netacc_ss.8").replace("@REASONS@", &reasons());
-    check("man/netacc_ss.8", &page.replace("@COUNTERS@", &counters()));
+    let page = page.replace("@COUNTERS@", &counters(false));
+    check(
+        "man/netacc_ss.8",
+        &page.replace("@RDMA_COUNTERS@", &counters(true)),
+    );
     check(
         "man/netacc.conf.5",
         &template("netacc.conf.5").replace("@SETTINGS@", &settings()),

@@ -64,6 +64,8 @@ impl Segment {
         segment.u64(word(offset_of!(Header, open_by_path), 1), 2);
         segment.u64(word(offset_of!(Header, total_by_path), 0), 4);
         segment.u64(word(offset_of!(Header, total_by_path), 1), 6);
+        segment.u64(word(offset_of!(Header, open_by_path), 2), 1);
+        segment.u64(word(offset_of!(Header, total_by_path), 2), 5);
         segment.u64(word(offset_of!(Header, reasons), Reason::None as usize), 6);
         segment.u64(
             word(
@@ -77,6 +79,16 @@ impl Segment {
             word(offset_of!(Header, counters), Counter::Accepted as usize),
             10,
         );
+        for (counter, value) in [
+            (Counter::TcpBytesTx, 1),
+            (Counter::ShmBytesRx, 2),
+            (Counter::RdmaBytesTx, 300),
+            (Counter::RdmaBytesRx, 400),
+            (Counter::RdmaPairsCreated, 3),
+            (Counter::FailOvers, 2),
+        ] {
+            segment.u64(word(offset_of!(Header, counters), counter as usize), value);
+        }
         let (config, origins) = Config::resolve(
             Some(("/etc/netacc.conf", "[netacc]\nNACC_LOG_PATH=\"/a b\"\n")),
             &|name| (name == "NACC_SOR_IO_THREADS").then(|| String::from("2")),
@@ -86,7 +98,7 @@ impl Segment {
         segment.config(&config.render(&origins));
 
         let record = |index: usize| CONNS_OFFSET + index * size_of::<ConnRecord>();
-        for (index, fd) in [(0, 7), (2, 5)] {
+        for (index, fd) in [(0, 7), (1, 8), (2, 5)] {
             let at = record(index);
             segment.u32(at + offset_of!(ConnRecord, state), 1);
             segment.u32(at + offset_of!(ConnRecord, fd), fd);
@@ -111,6 +123,11 @@ impl Segment {
         segment.u64(at + offset_of!(ConnRecord, rx_bytes), 20);
         segment.u64(at + offset_of!(ConnRecord, rx_bytes) + 8, 2000);
         segment.u32(at + offset_of!(ConnRecord, promotions), 2);
+        let at = record(1);
+        segment.u32(at + offset_of!(ConnRecord, tx_path), 2);
+        segment.u32(at + offset_of!(ConnRecord, reason), Reason::RdmaLost as u32);
+        segment.u64(at + offset_of!(ConnRecord, tx_bytes) + 16, 3000);
+        segment.u64(at + offset_of!(ConnRecord, rx_bytes) + 16, 4000);
         let at = record(2);
         segment.u32(
             at + offset_of!(ConnRecord, reason),
@@ -134,6 +151,19 @@ impl Segment {
         segment.u32(at + offset_of!(ChannelRecord, slots_total), 256);
         segment.u64(at + offset_of!(ChannelRecord, arena_bytes), 65536);
         segment.u64(at + offset_of!(ChannelRecord, connections_total), 6);
+        let at = offset_of!(Header, remote);
+        segment.u32(at + offset_of!(ChannelRecord, state), 1);
+        segment.u32(at + offset_of!(ChannelRecord, peer_pid), 4711);
+        segment.u32(at + offset_of!(ChannelRecord, slots_used), 1);
+        segment.u32(at + offset_of!(ChannelRecord, slots_total), 32);
+        segment.u32(at + offset_of!(ChannelRecord, pairs), 3);
+        segment.u64(at + offset_of!(ChannelRecord, arena_bytes), 262144);
+        segment.u64(at + offset_of!(ChannelRecord, connections_total), 5);
+        segment.u32(at + offset_of!(ChannelRecord, peer_family), 2);
+        segment.u64(
+            at + offset_of!(ChannelRecord, peer_addr),
+            0x0a00_0002_0000_0000,
+        );
         segment
     }
 }
@@ -157,16 +187,26 @@ fn json_is_as_agreed() {
 
     let cnt = json_of("cnt");
     assert_eq!(cnt["pid"], json!(pid));
-    assert_eq!(cnt["connections_total"], json!(10));
-    assert_eq!(cnt["accelerated_total"], json!(6));
+    assert_eq!(cnt["connections_total"], json!(15));
+    assert_eq!(cnt["accelerated_total"], json!(11));
     assert_eq!(
         cnt["open"],
-        json!({"tcp": 1, "shm": 2, "rdma": 0, "xdp": 0})
+        json!({"tcp": 1, "shm": 2, "rdma": 1, "xdp": 0})
     );
     assert_eq!(
         cnt["total"],
-        json!({"tcp": 4, "shm": 6, "rdma": 0, "xdp": 0})
+        json!({"tcp": 4, "shm": 6, "rdma": 5, "xdp": 0})
     );
+    // Of the connections that have ended, and of the open ones.
+    assert_eq!(
+        cnt["tx_bytes"],
+        json!({"tcp": 1 + 10, "shm": 1000, "rdma": 300 + 3000, "xdp": 0})
+    );
+    assert_eq!(
+        cnt["rx_bytes"],
+        json!({"tcp": 20, "shm": 2 + 2000, "rdma": 400 + 4000, "xdp": 0})
+    );
+    assert_eq!(cnt["counters"]["rdma_pairs_created"], json!(3));
     assert_eq!(
         cnt["reasons"],
         json!({"none": 6, "peer-without-library": 3, "unknown-60": 1})
@@ -183,10 +223,16 @@ fn json_is_as_agreed() {
         json!({"pid": pid, "sockets": [
             {"fd": 5, "local": "[::1]:0", "peer": "[2001:db8::]:0", "tx_path": "tcp", "rx_path": "tcp",
              "reason": "peer-remote", "tx_tcp_bytes": 0, "tx_shm_bytes": 0, "rx_tcp_bytes": 0, "rx_shm_bytes": 0,
+             "tx_rdma_bytes": 0, "rx_rdma_bytes": 0,
              "promotions": 0, "demotions": 1, "peer_pid": 0},
             {"fd": 7, "local": "127.0.0.1:6379", "peer": "127.0.0.2:40000", "tx_path": "shm", "rx_path": "shm",
              "reason": "none", "tx_tcp_bytes": 10, "tx_shm_bytes": 1000, "rx_tcp_bytes": 20, "rx_shm_bytes": 2000,
+             "tx_rdma_bytes": 0, "rx_rdma_bytes": 0,
              "promotions": 2, "demotions": 0, "peer_pid": 99},
+            {"fd": 8, "local": "-", "peer": "-", "tx_path": "rdma", "rx_path": "tcp",
+             "reason": "rdma-lost", "tx_tcp_bytes": 0, "tx_shm_bytes": 0, "rx_tcp_bytes": 0, "rx_shm_bytes": 0,
+             "tx_rdma_bytes": 3000, "rx_rdma_bytes": 4000,
+             "promotions": 0, "demotions": 0, "peer_pid": 0},
         ]})
     );
 
@@ -205,12 +251,16 @@ fn json_is_as_agreed() {
         json!({"value": "", "origin": "default"})
     );
 
-    let channels = json!([{"peer_pid": 99, "state": "open", "slots_used": 2, "slots_total": 256,
-                           "connections_total": 6, "arena_bytes": 65536}]);
+    let channels = json!([
+        {"path": "shm", "peer": "-", "peer_pid": 99, "state": "open", "slots_used": 2, "slots_total": 256,
+         "pairs": 0, "connections_total": 6, "arena_bytes": 65536},
+        {"path": "rdma", "peer": "10.0.0.2", "peer_pid": 4711, "state": "open", "slots_used": 1, "slots_total": 32,
+         "pairs": 3, "connections_total": 5, "arena_bytes": 262144},
+    ]);
     assert_eq!(json_of("qp"), json!({"pid": pid, "channels": channels}));
     assert_eq!(
         json_of("mem"),
-        json!({"pid": pid, "channels": channels, "arena_bytes": 65536})
+        json!({"pid": pid, "channels": channels, "arena_bytes": 65536, "registered_bytes": 262144})
     );
 
     let all = json_of("all");
@@ -232,7 +282,7 @@ fn tables_say_the_same() {
     let cnt = text(&[&pid]);
     assert!(cnt.starts_with(&format!("Process {pid} (")), "{cnt}");
     assert!(
-        cnt.contains("10 connections, 6 accelerated (60.0 %)"),
+        cnt.contains("15 connections, 11 accelerated (73.3 %)"),
         "{cnt}"
     );
     assert!(
@@ -241,31 +291,57 @@ fn tables_say_the_same() {
         ),
         "{cnt}"
     );
+    let words = |text: &str| -> Vec<String> {
+        let rows = text.lines().map(|row| row.split_whitespace());
+        rows.map(|row| row.collect::<Vec<_>>().join(" ")).collect()
+    };
+    assert!(
+        words(&cnt).contains(&"rdma 1 5 3300 4400".to_owned()),
+        "{cnt}"
+    );
+    // The counters of the rdma path, and no others, stand in the last table.
+    let (common, rdma) = cnt.split_once("\nRDMA counter").unwrap();
+    for counter in Counter::ALL {
+        let row = |text: &str| {
+            words(text)
+                .iter()
+                .any(|row| row.split(' ').next() == Some(counter.name()))
+        };
+        assert_eq!(
+            (row(common), row(rdma)),
+            (!counter.is_rdma(), counter.is_rdma())
+        );
+    }
+    assert!(
+        words(rdma).contains(&"rdma_pairs_created 3".to_owned()),
+        "{cnt}"
+    );
+    assert!(words(common).contains(&"fail_overs 2".to_owned()), "{cnt}");
     assert_eq!(cnt, text(&["-p", &pid, "-s", "cnt"]));
     let sock = text(&["-s", "sock", &pid]);
-    assert!(
-        sock.lines()
-            .any(|line| line.split_whitespace().collect::<Vec<_>>()
-                == [
-                    "7",
-                    "127.0.0.1:6379",
-                    "127.0.0.2:40000",
-                    "99",
-                    "shm",
-                    "shm",
-                    "none",
-                    "10",
-                    "1000",
-                    "20",
-                    "2000",
-                    "2",
-                    "0"
-                ]),
-        "{sock}"
-    );
+    for row in [
+        "7 127.0.0.1:6379 127.0.0.2:40000 99 shm shm none 10 1000 0 20 2000 0 2 0",
+        "8 - - - rdma tcp rdma-lost 0 0 3000 0 0 4000 0 0",
+    ] {
+        assert!(words(&sock).contains(&row.to_owned()), "{sock}");
+    }
     assert!(text(&["-s", "cfg", &pid]).contains("NACC_LOG_PATH=\"/a b\" # file:2\n"));
-    assert!(text(&["-s", "qp", &pid]).contains("open"));
-    assert!(text(&["-s", "mem", &pid]).contains(": 65536 bytes shared with other processes\n"));
+    let qp = text(&["-s", "qp", &pid]);
+    for row in [
+        "shm - 99 open 2 256 0 6 65536",
+        "rdma 10.0.0.2 4711 open 1 32 3 5 262144",
+    ] {
+        assert!(words(&qp).contains(&row.to_owned()), "{qp}");
+    }
+    let mem = text(&["-s", "mem", &pid]);
+    assert!(
+        mem.contains(
+            ": 65536 bytes shared with other processes, 262144 bytes registered for RDMA\n"
+        )
+    );
+    for row in ["shm - 99 open 65536", "rdma 10.0.0.2 4711 open 262144"] {
+        assert!(words(&mem).contains(&row.to_owned()), "{mem}");
+    }
     let all = text(&["-s", "all", &pid]);
     for what in ["cnt", "sock", "cfg", "mem", "qp"] {
         assert!(all.contains(&text(&["-s", what, &pid])));

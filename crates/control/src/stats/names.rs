@@ -1,5 +1,7 @@
 //! The names of counters and reasons. New ones go at the end: the position is the code.
 
+use super::Path;
+
 macro_rules! counters {
     ($($variant:ident $name:literal $doc:literal;)*) => {
         /// What is counted.
@@ -39,10 +41,10 @@ counters! {
     OffersRefused "offers_refused" "Offers that were refused, by this process or by a peer.";
     AuthFailures "auth_failures" "Peers that could not prove that they hold the other end of the connection.";
     PeerCorrupt "peer_corrupt" "Violations of the protocol found in memory shared with a peer.";
-    ShmBytesTx "shm_bytes_tx" "Bytes sent through shared memory.";
-    ShmBytesRx "shm_bytes_rx" "Bytes received through shared memory.";
-    TcpBytesTx "tcp_bytes_tx" "Bytes sent through TCP on connections that the library follows.";
-    TcpBytesRx "tcp_bytes_rx" "Bytes received through TCP on connections that the library follows.";
+    ShmBytesTx "shm_bytes_tx" "Bytes that connections which have ended sent through shared memory.";
+    ShmBytesRx "shm_bytes_rx" "Bytes that connections which have ended received through shared memory.";
+    TcpBytesTx "tcp_bytes_tx" "Bytes that connections which have ended sent through TCP, of those that the library follows.";
+    TcpBytesRx "tcp_bytes_rx" "Bytes that connections which have ended received through TCP, of those that the library follows.";
     ChannelsOpened "channels_opened" "Channels made to other processes.";
     ChannelsClosed "channels_closed" "Channels closed.";
     ChannelsFailed "channels_failed" "Channels given up because the peer died or broke the rules.";
@@ -52,8 +54,8 @@ counters! {
     EpollCtlSaved "epoll_ctl_saved" "Calls of epoll_ctl that needed no system call.";
     Forks "forks" "Forks of the process.";
     LogLinesDropped "log_lines_dropped" "Log messages that could not be written.";
-    RdmaBytesTx "rdma_bytes_tx" "Bytes sent through RDMA.";
-    RdmaBytesRx "rdma_bytes_rx" "Bytes received through RDMA.";
+    RdmaBytesTx "rdma_bytes_tx" "Bytes that connections which have ended sent through RDMA.";
+    RdmaBytesRx "rdma_bytes_rx" "Bytes that connections which have ended received through RDMA.";
     RdmaLinks "rdma_links" "Agreements made with processes of other hosts.";
     RdmaPairsCreated "rdma_pairs_created" "Queue pairs created.";
     RdmaPairsLost "rdma_pairs_lost" "Queue pairs lost: an error, a link that went down, or a peer that died.";
@@ -199,5 +201,30 @@ impl Counter {
     /// The counter with that code.
     pub fn from_code(code: u32) -> Option<Counter> {
         Counter::ALL.get(code as usize).copied()
+    }
+
+    /// Whether it counts what the rdma path alone does.
+    pub fn is_rdma(self) -> bool {
+        self.name().starts_with("rdma_")
+    }
+
+    /// The counter of the bytes that connections which have ended sent on that path.
+    pub const fn bytes_tx(path: Path) -> Option<Counter> {
+        match path {
+            Path::Tcp => Some(Counter::TcpBytesTx),
+            Path::Shm => Some(Counter::ShmBytesTx),
+            Path::Rdma => Some(Counter::RdmaBytesTx),
+            Path::Xdp => None,
+        }
+    }
+
+    /// The counter of the bytes that connections which have ended received on that path.
+    pub const fn bytes_rx(path: Path) -> Option<Counter> {
+        match path {
+            Path::Tcp => Some(Counter::TcpBytesRx),
+            Path::Shm => Some(Counter::ShmBytesRx),
+            Path::Rdma => Some(Counter::RdmaBytesRx),
+            Path::Xdp => None,
+        }
     }
 }

@@ -5,8 +5,8 @@
 //! checked, every code may be unknown.
 
 use super::{
-    CHANNEL_SLOTS, CONFIG_BYTES, CONNS_OFFSET, COUNTER_SLOTS, ChannelRecord, ConnRecord, Header,
-    MAGIC, PATHS, REASON_SLOTS, RECORD_OPEN, VERSION, unpack_addr,
+    CHANNEL_SLOTS, CONFIG_BYTES, CONNS_OFFSET, COUNTER_SLOTS, ChannelRecord, ConnRecord, Counter,
+    Header, MAGIC, PATHS, Path, REASON_SLOTS, RECORD_OPEN, REMOTE_SLOTS, VERSION, unpack_addr,
 };
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -61,13 +61,17 @@ pub struct Snapshot {
     pub counters: [u64; COUNTER_SLOTS],
     /// What `Config::render` wrote.
     pub config: String,
-    /// Those in use.
+    /// Those in use, on this host and to others.
     pub channels: Vec<Channel>,
 }
 
 /// A [`ChannelRecord`] at one moment.
 #[derive(Debug, Clone)]
 pub struct Channel {
+    /// The path of its connections: [`Path::Shm`] to a process of this host, [`Path::Rdma`] to one of another.
+    pub path: Path,
+    /// The other host.
+    pub peer: Option<IpAddr>,
     /// Code.
     pub state: u32,
     /// Pid of the other process.
@@ -76,7 +80,9 @@ pub struct Channel {
     pub slots_used: u32,
     /// Connections that it can carry.
     pub slots_total: u32,
-    /// Shared memory that it takes.
+    /// Queue pairs that it has.
+    pub pairs: u32,
+    /// Memory that it takes.
     pub arena_bytes: u64,
     /// Connections that it has carried.
     pub connections_total: u64,
@@ -141,12 +147,26 @@ impl Snapshot {
             reasons: u64s_at(bytes, offset_of!(Header, reasons)),
             counters: u64s_at(bytes, offset_of!(Header, counters)),
             config: String::from_utf8_lossy(config).into_owned(),
-            channels: (0..CHANNEL_SLOTS)
-                .filter_map(|index| {
-                    let at = offset_of!(Header, channels) + index * size_of::<ChannelRecord>();
-                    Channel::read(bytes.get(at..)?)
-                })
-                .collect(),
+            channels: Channel::read_all(bytes),
+        })
+    }
+
+    /// Bytes sent and received on a path, by the connections that have ended and those given, which are open.
+    pub fn bytes(&self, path: Path, open: &[Connection]) -> (u64, u64) {
+        let ended = |counter: Option<Counter>| {
+            let value = counter.and_then(|counter| self.counters.get(counter as usize));
+            value.copied().unwrap_or(0)
+        };
+        let of = |words: &[u64; PATHS]| words.get(path as usize).copied().unwrap_or(0);
+        let both = (
+            ended(Counter::bytes_tx(path)),
+            ended(Counter::bytes_rx(path)),
+        );
+        open.iter().fold(both, |(tx, rx), connection| {
+            (
+                tx.saturating_add(of(&connection.tx_bytes)),
+                rx.saturating_add(of(&connection.rx_bytes)),
+            )
         })
     }
 
@@ -201,9 +221,25 @@ impl Connection {
 }
 
 impl Channel {
-    fn read(bytes: &[u8]) -> Option<Channel> {
+    fn read_all(bytes: &[u8]) -> Vec<Channel> {
+        let here = (offset_of!(Header, channels), CHANNEL_SLOTS, Path::Shm);
+        let elsewhere = (offset_of!(Header, remote), REMOTE_SLOTS, Path::Rdma);
+        let mut all = Vec::new();
+        for (start, slots, path) in [here, elsewhere] {
+            let records = (0..slots).map(|index| start + index * size_of::<ChannelRecord>());
+            all.extend(records.filter_map(|at| Channel::read(bytes.get(at..)?, path)));
+        }
+        all
+    }
+
+    fn read(bytes: &[u8], path: Path) -> Option<Channel> {
         let state = u32_at(bytes, offset_of!(ChannelRecord, state));
+        let family = u32_at(bytes, offset_of!(ChannelRecord, peer_family));
+        let [high, low] = u64s_at(bytes, offset_of!(ChannelRecord, peer_addr));
         (state != 0).then(|| Channel {
+            path,
+            peer: unpack_addr(family, high, low),
+            pairs: u32_at(bytes, offset_of!(ChannelRecord, pairs)),
             state,
             peer_pid: u32_at(bytes, offset_of!(ChannelRecord, peer_pid)),
             slots_used: u32_at(bytes, offset_of!(ChannelRecord, slots_used)),

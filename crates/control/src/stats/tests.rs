@@ -19,24 +19,31 @@ fn header() -> Box<Header> {
         reasons: [const { AtomicU64::new(0) }; REASON_SLOTS],
         counters: [const { AtomicU64::new(0) }; COUNTER_SLOTS],
         config: [const { AtomicU8::new(0) }; CONFIG_BYTES],
-        channels: core::array::from_fn(|_| ChannelRecord {
-            state: AtomicU32::new(0),
-            peer_pid: AtomicU32::new(0),
-            slots_used: AtomicU32::new(0),
-            slots_total: AtomicU32::new(0),
-            arena_bytes: AtomicU64::new(0),
-            connections_total: AtomicU64::new(0),
-            opened_unix_ns: AtomicU64::new(0),
-            reserved: [const { AtomicU64::new(0) }; 3],
-        }),
+        channels: core::array::from_fn(|_| channel()),
+        remote: core::array::from_fn(|_| channel()),
     })
+}
+
+fn channel() -> ChannelRecord {
+    ChannelRecord {
+        state: AtomicU32::new(0),
+        peer_pid: AtomicU32::new(0),
+        slots_used: AtomicU32::new(0),
+        slots_total: AtomicU32::new(0),
+        arena_bytes: AtomicU64::new(0),
+        connections_total: AtomicU64::new(0),
+        opened_unix_ns: AtomicU64::new(0),
+        pairs: AtomicU32::new(0),
+        peer_family: AtomicU32::new(0),
+        peer_addr: [const { AtomicU64::new(0) }; 2],
+    }
 }
 
 /// The layout is a contract: when this test has to change, [`VERSION`] has to as well.
 #[test]
 fn layout_of_version_1() {
     assert_eq!(VERSION, 1);
-    let header: [(usize, usize); 14] = [
+    let header: [(usize, usize); 15] = [
         (offset_of!(Header, magic), 0),
         (offset_of!(Header, version), 8),
         (offset_of!(Header, pid), 12),
@@ -51,6 +58,7 @@ fn layout_of_version_1() {
         (offset_of!(Header, counters), 640),
         (offset_of!(Header, config), 1664),
         (offset_of!(Header, channels), 5760),
+        (offset_of!(Header, remote), 9856),
     ];
     for (is, should) in header {
         assert_eq!(is, should);
@@ -89,6 +97,9 @@ fn layout_of_version_1() {
         (offset_of!(ChannelRecord, arena_bytes), 16),
         (offset_of!(ChannelRecord, connections_total), 24),
         (offset_of!(ChannelRecord, opened_unix_ns), 32),
+        (offset_of!(ChannelRecord, pairs), 40),
+        (offset_of!(ChannelRecord, peer_family), 44),
+        (offset_of!(ChannelRecord, peer_addr), 48),
     ];
     for (is, should) in channel {
         assert_eq!(is, should);
@@ -120,6 +131,16 @@ fn names_fit_their_slots_and_differ() {
         assert!(counter.doc().ends_with('.'));
     }
     assert_eq!(Reason::from_code(63), None);
+    for path in Path::ALL {
+        for (counter, direction) in [
+            (Counter::bytes_tx(path), "tx"),
+            (Counter::bytes_rx(path), "rx"),
+        ] {
+            let name = format!("{}_bytes_{direction}", path.name());
+            let named = Counter::ALL.iter().find(|counter| counter.name() == name);
+            assert_eq!(counter.as_ref(), named);
+        }
+    }
     for (code, path) in (0u32..).zip(Path::ALL) {
         assert_eq!(Path::from_code(code), Some(path));
     }
@@ -177,6 +198,34 @@ fn counting() {
 }
 
 #[test]
+fn channels_to_other_hosts_are_told_apart() {
+    for (text, family) in [("10.1.2.3", 2), ("2001:db8::1", 10)] {
+        let record = channel();
+        record.set_peer(text.parse().unwrap());
+        assert_eq!(record.peer_family.load(Relaxed), family);
+        let mut bytes = vec![0; CONNS_OFFSET];
+        bytes[..8].copy_from_slice(&MAGIC.to_ne_bytes());
+        bytes[8..12].copy_from_slice(&VERSION.to_ne_bytes());
+        let mut put = |at: usize, word: u32| bytes[at..at + 4].copy_from_slice(&word.to_ne_bytes());
+        let here = offset_of!(Header, channels) + 63 * size_of::<ChannelRecord>();
+        let there = offset_of!(Header, remote) + 31 * size_of::<ChannelRecord>();
+        for at in [here, there] {
+            put(at + offset_of!(ChannelRecord, state), 1);
+        }
+        put(there + offset_of!(ChannelRecord, peer_family), family);
+        put(there + offset_of!(ChannelRecord, pairs), 3);
+        for (index, word) in record.peer_addr.iter().enumerate() {
+            let at = there + offset_of!(ChannelRecord, peer_addr) + 8 * index;
+            bytes[at..at + 8].copy_from_slice(&word.load(Relaxed).to_ne_bytes());
+        }
+        let channels = Snapshot::read(&bytes).unwrap().channels;
+        let is: Vec<_> = channels.iter().map(|c| (c.path, c.peer, c.pairs)).collect();
+        let host = text.parse().ok();
+        assert_eq!(is, [(Path::Shm, None, 0), (Path::Rdma, host, 3)]);
+    }
+}
+
+#[test]
 fn garbage_is_refused_or_read_without_harm() {
     assert_eq!(Snapshot::read(&[]).unwrap_err(), ReadError::Short);
     assert_eq!(
@@ -191,13 +240,17 @@ fn garbage_is_refused_or_read_without_harm() {
     );
     bytes[8..12].copy_from_slice(&VERSION.to_ne_bytes());
     let snapshot = Snapshot::read(&bytes).unwrap();
-    assert_eq!(snapshot.channels.len(), CHANNEL_SLOTS);
+    assert_eq!(snapshot.channels.len(), CHANNEL_SLOTS + REMOTE_SLOTS);
     assert!(Connection::read_all(&[0xff; 1000]).is_empty());
     let mut record = [0xffu8; 256];
     record[..4].copy_from_slice(&1u32.to_ne_bytes());
     let connections = Connection::read_all(&record);
     assert_eq!(connections.len(), 1);
     assert_eq!(connections[0].local, None);
+    assert_eq!(
+        snapshot.bytes(Path::Rdma, &connections),
+        (u64::MAX, u64::MAX)
+    );
 }
 
 #[test]
