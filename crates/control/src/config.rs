@@ -19,8 +19,8 @@ pub use cpu_list::{CPU_MAX, CpuList};
 pub use error::{ConfigError, Place};
 pub use paths::Paths;
 pub use setting::{
-    Cli, DEFAULT_FILE, ENV_FILE, ENV_FROM_COMMAND_LINE, Key, Kind, SECTION, SETTINGS, Setting,
-    TakesEffect,
+    Cli, DEFAULT_FILE, ENV_FILE, ENV_FROM_COMMAND_LINE, Effect, Key, Kind, SECTION, SETTINGS,
+    Setting, TakesEffect,
 };
 
 use alloc::format;

@@ -141,8 +141,8 @@ fn run_help() -> String {
     }
     help.push_str(
         "\nThe options override the environment, which overrides the configuration file.\n\
-         On shared memory -p, -t, -F, -A and -i have no effect; they are checked and\n\
-         kept for RDMA. See netacc_run(8), netacc.conf(5) and netacc_ss(8).\n",
+         On shared memory -p, -t, -A and -i have no effect; -F has none at all.\n\
+         See netacc_run(8), netacc.conf(5) and netacc_ss(8).\n",
     );
     help
 }
@@ -248,6 +248,7 @@ pub fn answer(tool: &str, error: &clap::Error) -> (bool, String) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use netacc_control::config::Effect;
 
     #[test]
     fn the_command_lines_are_well_formed() {
@@ -262,14 +263,21 @@ mod tests {
             assert!(ORDER.contains(&option));
             assert!(help.contains(setting.brief));
         }
-        let without: Vec<String> = ORDER
-            .iter()
-            .filter_map(|option| Key::from_cli(*option)?.setting())
-            .filter(|setting| !setting.in_effect)
-            .filter_map(|setting| Some(setting.cli?.to_string()))
-            .collect();
-        let (last, first) = without.split_last().unwrap();
-        let list = format!("{} and {last} have no effect", first.join(", "));
+        let with = |effect: Effect| -> Vec<String> {
+            ORDER
+                .iter()
+                .filter_map(|option| Key::from_cli(*option)?.setting())
+                .filter(|setting| setting.effect == effect)
+                .filter_map(|setting| Some(setting.cli?.to_string()))
+                .collect()
+        };
+        let on_rdma = with(Effect::OnRdma);
+        let (last, first) = on_rdma.split_last().unwrap();
+        let list = format!(
+            "{} and {last} have no effect; {} has none at all",
+            first.join(", "),
+            with(Effect::Nowhere).join(", ")
+        );
         assert!(help.contains(&list), "{list}");
     }
 

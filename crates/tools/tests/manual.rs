@@ -81,11 +81,7 @@ fn options() -> String {
         let setting = Key::from_cli(option).and_then(Key::setting).unwrap();
         let option = roff(&option.to_string());
         let text = sentences(setting.doc);
-        let effect = if setting.in_effect {
-            ""
-        } else {
-            "No effect on shared memory.\n"
-        };
+        let effect = setting.effect.note();
         match value_name(setting) {
             None => {
                 let _ = writeln!(out, ".TP\n.B {option}\nSets {}=1.\n{text}", setting.name);
@@ -118,9 +114,7 @@ fn settings() -> String {
             let option = roff(&option.to_string());
             let _ = writeln!(out, "Option of\n.BR netacc_run :\n.BR {option} .");
         }
-        if !setting.in_effect {
-            let _ = writeln!(out, "No effect on shared memory.");
-        }
+        let _ = writeln!(out, "{}", setting.effect.note());
     }
     tidy(&out)
 }
@@ -161,10 +155,9 @@ fn sample_file() -> String {
     let own = [Key::FastConnect, Key::PollMs, Key::CompVector, Key::Paths];
     let mut out = String::new();
     for setting in SETTINGS {
-        let effect = if setting.in_effect {
-            ""
-        } else {
-            " (No effect on shared memory.)"
+        let effect = match setting.effect.note() {
+            "" => String::new(),
+            note => format!(" ({note})"),
         };
         let valid = setting.key.valid();
         comment(

@@ -105,8 +105,30 @@ pub struct Setting {
     pub doc: &'static str,
     /// When a change takes effect.
     pub takes_effect: TakesEffect,
-    /// Whether the shared-memory path honours it. If not, it is parsed and checked and kept for the RDMA path.
-    pub in_effect: bool,
+    /// Where it has an effect. It is parsed and checked in any case.
+    pub effect: Effect,
+}
+
+/// The paths on which an option has an effect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Effect {
+    /// Shared memory and RDMA.
+    Everywhere,
+    /// RDMA alone.
+    OnRdma,
+    /// None of them.
+    Nowhere,
+}
+
+impl Effect {
+    /// The sentence for manuals; empty where nothing need be said.
+    pub const fn note(self) -> &'static str {
+        match self {
+            Effect::Everywhere => "",
+            Effect::OnRdma => "No effect on shared memory.",
+            Effect::Nowhere => "No effect.",
+        }
+    }
 }
 
 macro_rules! settings {
@@ -125,7 +147,7 @@ macro_rules! settings {
             brief: $brief,
             doc: $doc,
             takes_effect: TakesEffect::Restart,
-            in_effect: $effect,
+            effect: $effect,
         }),*];
 
         impl Key {
@@ -152,8 +174,9 @@ macro_rules! settings {
 }
 
 const MIB: i64 = 1 << 20;
-const YES: bool = true;
-const NOT_ON_SHM: bool = false;
+const EVERYWHERE: Effect = Effect::Everywhere;
+const ON_RDMA: Effect = Effect::OnRdma;
+const NOWHERE: Effect = Effect::Nowhere;
 
 const fn letter(letter: char) -> Option<Cli> {
     Some(Cli::Letter(letter))
@@ -164,60 +187,60 @@ const fn number(min: i64, max: i64) -> Kind {
 }
 
 settings! {
-    BufferBytes "NACC_SOR_MSG_SIZE" = "16384", Kind::Number { min: 4096, max: MIB, step: 4096 }, letter('s'), YES,
+    BufferBytes "NACC_SOR_MSG_SIZE" = "16384", Kind::Number { min: 4096, max: MIB, step: 4096 }, letter('s'), EVERYWHERE,
         "size of a message buffer in bytes",
-        "Size of a buffer in bytes. A connection's rings are made of such buffers.";
+        "Size of a message buffer in bytes. On shared memory each direction of a connection has a ring of 16. Over RDMA a ring is 8, rounded up to a power of two, and each end locks two of them, one to send from and one to receive into. Give both hosts the same value.";
     ArenaFirstBytes "NACC_RDMA_MR_MIN_INC_SIZE" = "16384",
-        Kind::PowerOfTwoTimes { of: Key::BufferBytes, max: 512 * MIB }, None, YES,
-        "size of the first arena of a channel in bytes",
-        "Size in bytes of the first arena of a channel, from which buffers are taken; each further arena is twice as large as the one before.";
+        Kind::PowerOfTwoTimes { of: Key::BufferBytes, max: 512 * MIB }, None, EVERYWHERE,
+        "first piece of memory for rings in bytes",
+        "Size in bytes of the first piece of memory for the rings of the connections with one process, at least what one connection needs; each further piece is twice as large as the one before. Over RDMA a piece is a memory region, which is registered and locked as a whole.";
     ArenaGrowthMaxBytes "NACC_RDMA_MR_MAX_INC_SIZE" = "8388608",
-        Kind::PowerOfTwoTimes { of: Key::ArenaFirstBytes, max: 512 * MIB }, None, YES,
-        "largest size of one arena in bytes",
-        "Largest size in bytes of one arena, that is, of one growth step.";
-    ConnectionsPerChannel "NACC_SOR_CONN_PER_QP" = "1", number(1, 4096), letter('p'), NOT_ON_SHM,
+        Kind::PowerOfTwoTimes { of: Key::ArenaFirstBytes, max: 512 * MIB }, None, EVERYWHERE,
+        "largest piece of memory for rings in bytes",
+        "Largest size in bytes of one such piece, that is, of one growth step.";
+    ConnectionsPerChannel "NACC_SOR_CONN_PER_QP" = "1", number(1, 4096), letter('p'), ON_RDMA,
         "most connections per QP",
-        "Most connections that share one QP. On shared memory all connections between two processes share one channel in any case.";
-    IoThreads "NACC_SOR_IO_THREADS" = "1", number(1, 64), letter('t'), NOT_ON_SHM,
+        "Most connections that share one queue pair. More save queue pairs and the time to make them, but share one send queue, and are lost together. Give both hosts the same value. On shared memory all connections between two processes share one channel in any case.";
+    IoThreads "NACC_SOR_IO_THREADS" = "1", number(1, 64), letter('t'), ON_RDMA,
         "number of I/O threads",
-        "Number of I/O threads of the library. The shared-memory path works in the application's own threads and has none.";
-    EmptyChannelExpireMs "NACC_EMPTY_QP_EXPIRE_MS" = "60000", number(-1, i32::MAX as i64), None, YES,
+        "Most I/O threads of the library. They serve the completion queues while no thread of the application polls them, and sleep otherwise; none is started before the first queue pair is needed. Shared memory works in the application's own threads.";
+    EmptyChannelExpireMs "NACC_EMPTY_QP_EXPIRE_MS" = "60000", number(-1, i32::MAX as i64), None, EVERYWHERE,
         "how long an empty QP is kept, in ms",
-        "Milliseconds for which the channel to a process with which no connection is left is kept for the next one; 0 ends it at once, -1 keeps it for ever.";
-    EmptyChannelsMax "NACC_EMPTY_QP_MAX_ALL" = "100", number(0, 65536), None, NOT_ON_SHM,
+        "Milliseconds for which the channel to a process with which no connection is left, or a queue pair without connections, is kept for the next one; 0 ends it at once, -1 keeps it for ever.";
+    EmptyChannelsMax "NACC_EMPTY_QP_MAX_ALL" = "100", number(0, 65536), None, ON_RDMA,
         "most empty QPs that are kept",
-        "Most QPs without connections that a process keeps.";
-    EmptyChannelsMaxPerPeer "NACC_EMPTY_QP_MAX_PER" = "10", number(0, 65536), None, NOT_ON_SHM,
+        "Most queue pairs without connections that a process keeps.";
+    EmptyChannelsMaxPerPeer "NACC_EMPTY_QP_MAX_PER" = "10", number(0, 65536), None, ON_RDMA,
         "most empty QPs that are kept to one address",
-        "Most QPs without connections that a process keeps to one address.";
-    AcceleratePercent "NACC_CONNECT_RDMA_PERCENT" = "100", number(0, 100), None, YES,
+        "Most queue pairs without connections that a process keeps to one address.";
+    AcceleratePercent "NACC_CONNECT_RDMA_PERCENT" = "100", number(0, 100), None, EVERYWHERE,
         "share of new connections that are accelerated, in percent",
         "Share of the new connections that are accelerated, in percent; the others stay on TCP.";
-    AccelerateByDefault "NACC_ENABLE_RDMA_DEFAULT" = "1", Kind::Flag, None, YES,
+    AccelerateByDefault "NACC_ENABLE_RDMA_DEFAULT" = "1", Kind::Flag, None, EVERYWHERE,
         "accelerate TCP connections",
         "1 accelerates every TCP connection that can be; 0 accelerates nothing, every connection stays on TCP.";
-    LogLevel "NACC_LOG_LEVEL" = "3", number(0, 5), None, YES,
+    LogLevel "NACC_LOG_LEVEL" = "3", number(0, 5), None, EVERYWHERE,
         "log level",
         "Least severe message that is logged: 0 TRACE, 1 DEBUG, 2 INFO, 3 WARN, 4 ERROR, 5 FATAL.";
-    LogPath "NACC_LOG_PATH" = "/tmp/netacc.log", Kind::Path, None, YES,
+    LogPath "NACC_LOG_PATH" = "/tmp/netacc.log", Kind::Path, None, EVERYWHERE,
         "log file",
         "File to which the library appends its messages; empty: no log.";
-    Affinity "NACC_SOR_AFFINITY" = "", Kind::CpuList, letter('A'), NOT_ON_SHM,
+    Affinity "NACC_SOR_AFFINITY" = "", Kind::CpuList, letter('A'), ON_RDMA,
         "CPUs for the I/O threads",
         "CPUs on which the library's I/O threads may run, such as 0, 1-3 or 1,3,4; empty: all.";
-    TcpFirst "NACC_CONN_TCP_FIRST" = "0", Kind::Flag, letter('T'), YES,
+    TcpFirst "NACC_CONN_TCP_FIRST" = "0", Kind::Flag, letter('T'), EVERYWHERE,
         "use TCP first in connect",
         "1 starts the agreement with the peer only after its first answer, or some sends without one; 0 starts it at connect, beside the data. Neither delays connect, and the first bytes are on TCP in both cases.";
-    FastConnect "NACC_FAST_CONNECT" = "0", number(0, 1), letter('F'), NOT_ON_SHM,
+    FastConnect "NACC_FAST_CONNECT" = "0", number(0, 1), letter('F'), NOWHERE,
         "fast connect mode",
-        "Fast connect mode: 1 lets a connection use a kept QP before the peer has confirmed it. A channel in shared memory is always used at once.";
-    PollMs "NACC_POLL_MS" = "", Kind::OptionalNumber { min: 0, max: 60_000 }, letter('P'), YES,
+        "NetACC's fast connect mode. Here no connection waits for the agreement, and the next one to a place finds what is kept in any case: there is nothing to switch on.";
+    PollMs "NACC_POLL_MS" = "", Kind::OptionalNumber { min: 0, max: 60_000 }, letter('P'), EVERYWHERE,
         "longest time to poll before a thread sleeps, in ms",
-        "Longest time in milliseconds for which a waiting thread polls before it sleeps, where polling has paid; more than 10 counts as 10; 0 never polls; empty: at most 60 microseconds.";
-    CompVector "NACC_CQ_COMP_VECTOR" = "0", number(0, 1023), letter('i'), NOT_ON_SHM,
+        "Longest time in milliseconds for which a waiting thread polls before it sleeps, where polling has paid; more than 10 counts as 10; 0 never polls; empty: at most 60 microseconds. Over RDMA it polls the completion queue, too.";
+    CompVector "NACC_CQ_COMP_VECTOR" = "0", number(0, 1023), letter('i'), ON_RDMA,
         "completion vector of the CQs",
-        "Completion vector of the completion queues, which selects the interrupt and so the CPU that handles completions.";
-    Paths "NACC_PATHS" = "shm,rdma", Kind::Paths, Some(Cli::Word("paths")), YES,
+        "Completion vector of a device's first completion queue, which selects the interrupt and so the CPU that handles completions; further queues take the next ones. Counted modulo those that the device has.";
+    Paths "NACC_PATHS" = "shm,rdma", Kind::Paths, Some(Cli::Word("paths")), EVERYWHERE,
         "paths that connections may take, the preferred one first",
         "Paths that connections may take, the preferred one first: each takes the first one that both of its ends can use. shm (shared memory) serves connections within one host, rdma those whose addresses belong to RDMA devices, never 127.0.0.0/8 or ::1. rdma alone or rdma,shm lets connections within one host go over RDMA. tcp accelerates nothing.";
 }
