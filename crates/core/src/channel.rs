@@ -9,11 +9,16 @@
 //!
 //! The peer may write anything anywhere in the mapped memory at any time: nothing read from it is an index before it
 //! was checked, and everything that must be true is kept in [`Channel`] and [`crate::socket::Socket`], out of its reach.
+//!
+//! Between hosts nobody shares the memory: it mirrors what the peer's channel holds, and a *wire* ([`crate::remote::wire`])
+//! carries the changes.
 
+use crate::remote::wire::Wire;
 use crate::socket::Socket;
 use crate::sys;
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*, fence};
+use netacc_control::stats::Path;
 use netacc_ring::{ReadySet, RingWords};
 
 /// Connections of one channel.
@@ -76,6 +81,8 @@ pub(crate) struct Channel {
     pub(crate) mem: *mut ChannelMem,
     /// Our side: 0 creator, 1 joiner.
     pub(crate) side: usize,
+    /// Between hosts: how changes travel. Null: `mem` is shared with the peer.
+    pub(crate) wire: *const Wire,
     /// The control connection (AF_UNIX, SEQPACKET), `-1` when gone.
     pub(crate) control: AtomicI32,
     /// As seen by us through SO_PEERCRED.
@@ -132,9 +139,18 @@ impl Channel {
             word.store(cpu, Relaxed);
         }
     }
+    /// The path that its connections take.
+    #[inline(always)]
+    pub(crate) fn path(&self) -> Path {
+        if self.wire.is_null() { Path::Shm } else { Path::Rdma }
+    }
+
     /// The peer last waited on the CPU that this thread is on: polling would keep it from running.
     #[inline]
     pub(crate) fn peer_shares_cpu(&self) -> bool {
+        if !self.wire.is_null() {
+            return false;
+        }
         // SAFETY: as in `words`.
         let mem = unsafe { &*self.mem };
         mem.sides[(self.side & 1) ^ 1].last_cpu.load(Relaxed) == sys::cpu().wrapping_add(1)
@@ -144,6 +160,9 @@ impl Channel {
     /// fence that followed the publication.
     #[inline]
     pub(crate) fn notify(&self, slot: usize, notify: u64) {
+        if !self.wire.is_null() {
+            return self.kick(slot);
+        }
         let epoll = (notify & 0xffff) as usize;
         if epoll != 0 && epoll <= PLACES && self.peer_place(epoll - 1).announce_fenced(slot as u16) {
             self.ring_doorbell(epoll - 1);

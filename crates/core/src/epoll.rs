@@ -18,6 +18,7 @@ use crate::channel::{Channel, announce, producer_quiet, quiet};
 use crate::fd_table::{self, Entry};
 use crate::lock::{Guard, Mutex};
 use crate::socket::{ATTACHED, ATTACHING, CANDIDATE, Socket, flag};
+use crate::remote::wire;
 use crate::{io, lifecycle, numbers, service, stats, sys, wait};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -129,6 +130,8 @@ struct Inner {
     /// In a set that is itself polled: what makes the set look ready while an item is (-1: not made yet), and whether it is in the set.
     beacon: c_int,
     lit: bool,
+    /// A channel of it leads to another host: its news has to be polled for.
+    between_hosts: bool,
 }
 
 /// An epoll instance. Type-stable: never freed, reused through a pool.
@@ -210,6 +213,7 @@ pub(crate) fn on_create(fd: c_int) {
                 settle_after: 0,
                 beacon: -1,
                 lit: false,
+                between_hosts: false,
             }),
         }))
     });
@@ -289,6 +293,7 @@ fn prune_if_due(e: &Epoll, inner: &mut Inner) {
 
 fn leave_channels(e: &Epoll, inner: &mut Inner) {
     e.watching.store(0, Release);
+    inner.between_hosts = false;
     for c in core::mem::take(&mut inner.channels) {
         service::leave_channel(c);
     }
@@ -389,6 +394,9 @@ impl Inner {
     /// Takes the news of all channels over into the ready queue.
     #[inline]
     fn drain(&mut self, e: &Epoll) {
+        if self.between_hosts && self.ready.is_empty() {
+            wire::progress();
+        }
         if !self.extras.is_empty() {
             self.look_at_extras();
         }
@@ -438,6 +446,7 @@ fn activate(e: &'static Epoll, inner: &mut Inner, channel: &'static Channel) -> 
         }
         service::join_channel(channel);
         let n = inner.channels.len();
+        inner.between_hosts |= channel.wire().is_some();
         inner.channels.push(channel);
         if let Some(w) = e.watch.get(n) {
             w.store((channel.my_place(place as usize - 1) as *const ReadySet).cast_mut(), Release);

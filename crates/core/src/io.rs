@@ -10,7 +10,8 @@ use crate::lock::{EndGuard, bump, lock_end};
 use crate::log::debug_log;
 use crate::socket::{self, ATTACHED, ATTACHING, CANDIDATE, LastName, PLAIN, RxEnd, Socket, TxEnd, flag};
 use crate::wait::{self, Side, Woke};
-use crate::{lifecycle, numbers, service, stats, sys};
+use crate::remote::wire::{WireSlot, parting};
+use crate::{lifecycle, numbers, remote, service, stats, sys};
 use core::ffi::{c_int, c_void};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::*, fence};
@@ -28,6 +29,7 @@ const ASK_CARRIER_NS: u64 = 100_000;
 /// Pages below are never mapped: the usual bad pointer.
 const LOWEST_ADDRESS: usize = 4096;
 
+mod apart;
 mod candidate;
 mod ends;
 mod leave;
@@ -35,6 +37,8 @@ mod receive;
 mod send;
 mod waits;
 
+pub(crate) use apart::{Apart, Moved, begin_exit};
+use apart::{outlives_close, to_kernel_between_hosts};
 pub(crate) use candidate::attach;
 use candidate::candidate;
 use ends::*;
@@ -81,11 +85,15 @@ fn who(fd: c_int) -> Who {
 
 /// One data call: `ring` on an attached connection, `kernel` on a candidate, whose bytes are counted. [`PASS`]: it is neither.
 #[inline(always)]
-fn dispatch(fd: c_int, side: Side, flags: c_int, ring: impl FnOnce(&'static Socket, u16) -> Ret, kernel: impl Fn() -> isize) -> Ret {
+fn dispatch(fd: c_int, side: Side, flags: c_int, ring: impl Fn(&'static Socket, u16) -> Ret, kernel: impl Fn() -> isize) -> Ret {
     loop {
         match who(fd) {
             Who::NotOurs => return PASS,
-            Who::Attached(s, g) => return ring(s, g),
+            Who::Attached(s, g) => match ring(s, g) {
+                // Between hosts a connection may become a candidate again.
+                PASS if s.is(CANDIDATE) && s.generation16() == g => {}
+                r => return r,
+            },
             Who::Candidate(s, g) => {
                 if let Some(r) = candidate(s, g, fd, side, flags, &kernel) {
                     return r;
@@ -380,6 +388,10 @@ unsafe fn sendfile_attached(s: &'static Socket, g: u16, out: c_int, input: c_int
         let mut r = unsafe { send_attached(s, g, out, &iov, 0) };
         if r == PASS {
             // SAFETY: as above.
+            r = unsafe { send(out, part.as_ptr(), n as usize, 0) };
+        }
+        if r == PASS {
+            // SAFETY: as above.
             r = unsafe { sys::sendto(out, part.as_ptr(), n as usize, 0) };
         }
         if r < 0 {
@@ -424,6 +436,9 @@ fn splice_from(s: &'static Socket, g: u16, input: c_int, out: c_int, len: usize,
     let wait = if flags & libc::SPLICE_F_NONBLOCK != 0 { libc::MSG_DONTWAIT } else { 0 };
     // SAFETY: within `part`.
     let n = unsafe { recv_attached(s, g, input, &iov, libc::MSG_PEEK | wait) };
+    if n == PASS && s.is(CANDIDATE) {
+        return PASS;
+    }
     if n == PASS {
         return sys::splice(input, core::ptr::null_mut(), out, core::ptr::null_mut(), len, flags);
     }
@@ -457,7 +472,11 @@ fn splice_from(s: &'static Socket, g: u16, input: c_int, out: c_int, len: usize,
     // SAFETY: within `part`; these bytes were just peeked, so this does not wait.
     match unsafe { recv_attached(s, g, input, &taken, libc::MSG_WAITALL | libc::MSG_TRUNC) } {
         // SAFETY: as above.
-        PASS => unsafe { sys::recvfrom(input, part.as_mut_ptr(), w as usize, libc::MSG_TRUNC, core::ptr::null_mut(), core::ptr::null_mut()) },
+        PASS => match unsafe { recv(input, part.as_mut_ptr(), w as usize, libc::MSG_TRUNC) } {
+            // SAFETY: as above.
+            PASS => unsafe { sys::recvfrom(input, part.as_mut_ptr(), w as usize, libc::MSG_TRUNC, core::ptr::null_mut(), core::ptr::null_mut()) },
+            r => r,
+        },
         r => r,
     }
 }
@@ -469,6 +488,15 @@ fn in_carrier(s: &'static Socket, g: u16, mut fd: c_int, source: c_int, nonblock
     loop {
         if s.is_inherited() {
             return inherited_send(s, g, fd, nonblocking);
+        }
+        if s.channel().is_some_and(|c| c.wire().is_some()) {
+            if to_kernel(s, g, fd, Reason::Splice, false) {
+                return PASS;
+            }
+            if nonblocking {
+                return EAGAIN;
+            }
+            continue;
         }
         {
             let mut h = match hold_tx(s, g) {

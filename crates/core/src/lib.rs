@@ -19,6 +19,7 @@ mod log;
 mod numbers;
 mod options;
 mod poll;
+mod remote;
 mod rendezvous;
 mod service;
 mod socket;

@@ -4,7 +4,7 @@ use crate::api::{NextSymbols, PASS, Ret};
 use crate::fd_table::{self, Entry};
 use crate::log::warn_log;
 use crate::socket::{self, Socket};
-use crate::{epoll, io, numbers, service, stats, sys, wait};
+use crate::{epoll, io, numbers, remote, service, stats, sys, wait};
 use alloc::boxed::Box;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
@@ -241,12 +241,23 @@ pub(crate) fn fork_child() {
 const EXIT_NS: u64 = 2_000_000_000;
 
 pub(crate) fn at_exit() {
+    leave_remote_peers();
     service::finish_pull_backs(EXIT_NS);
     fd_table::for_each(|fd, entry| {
         if let Entry::Socket(s, _) = entry {
             io::at_exit(s, fd);
         }
     });
+}
+
+/// Bytes that a peer on another host may not have yet go over the carriers.
+fn leave_remote_peers() {
+    fd_table::for_each(|_, entry| {
+        if let Entry::Socket(s, _) = entry {
+            io::begin_exit(s);
+        }
+    });
+    remote::finish(EXIT_NS);
 }
 
 static CANCELS: AtomicBool = AtomicBool::new(false);
@@ -277,6 +288,7 @@ pub(crate) fn before_exec(ends: bool) {
     });
     if ends && !in_vfork_child() {
         // The new program has no thread that goes on with them.
+        leave_remote_peers();
         service::finish_pull_backs(EXIT_NS);
     }
 }

@@ -7,6 +7,7 @@ use crate::channel::Channel;
 use crate::fd_table::{self, Entry};
 use crate::socket::{ATTACHED, Socket, flag};
 use crate::wait::{self, Side};
+use crate::remote::wire;
 use crate::{epoll, io, lifecycle, stats, sys};
 use alloc::vec::Vec;
 use core::ffi::c_int;
@@ -130,6 +131,10 @@ fn poll_list(fds: &mut [pollfd], timeout_ns: i64, mask: Mask) -> Option<Ret> {
     let mut polled = false;
     loop {
         wants.retain(Want::alive);
+        let between_hosts = wants.iter().any(|w| w.channel.wire().is_some());
+        if between_hosts {
+            wire::progress();
+        }
         let found = look_all(fds, &wants, &mut kernel, 0, core::ptr::null());
         if found != 0 || timeout_ns == 0 {
             return Some(found);
@@ -140,7 +145,12 @@ fn poll_list(fds: &mut [pollfd], timeout_ns: i64, mask: Mask) -> Option<Ret> {
                 w.channel.note_cpu();
                 w.channel.peer_shares_cpu()
             });
-            if wait::spin(same_cpu, || wants.iter().any(|w| fds.get(w.index).is_some_and(|p| w.look(p.events).0 != 0))) {
+            if wait::spin(same_cpu, || {
+                if between_hosts {
+                    wire::progress();
+                }
+                wants.iter().any(|w| fds.get(w.index).is_some_and(|p| w.look(p.events).0 != 0))
+            }) {
                 continue;
             }
         }
@@ -216,6 +226,9 @@ fn sleep(fds: &[pollfd], wants: &mut [Want], kernel: &mut Vec<pollfd>, deadline:
             }
         }
         fence(SeqCst);
+        if wants.iter().any(|w| w.channel.wire().is_some()) {
+            wire::before_sleep();
+        }
     }
     let missed = wants.iter().any(|w| {
         fds.get(w.index).is_some_and(|p| {

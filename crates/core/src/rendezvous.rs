@@ -18,7 +18,7 @@ mod doorbell;
 mod finding;
 mod link;
 pub(crate) mod packet;
-mod table;
+pub(crate) mod table;
 mod waiting;
 
 use crate::arena::{self, ARENAS_MAX, MAPPED_BYTES_MAX, Mapping, MemoryError, Pair, Pool, RING_MAX, RING_MIN};

@@ -16,7 +16,7 @@ use crate::rendezvous::absent::Absent;
 use crate::rendezvous::packet::{self, Received};
 use crate::rendezvous::{ADVERTS, EVENT_ADVERT, EVENT_LINK, LINKS, Listens, State, Then, Violation, auth, link_of};
 use crate::socket::{CANDIDATE, Socket, flag};
-use crate::{fd_table, lifecycle, numbers, sys};
+use crate::{fd_table, lifecycle, numbers, remote, sys};
 use alloc::vec::Vec;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::*};
@@ -510,7 +510,7 @@ impl Service {
 }
 
 /// Starts a detached thread with every signal blocked, from its first instruction on.
-fn spawn(body: extern "C" fn(*mut c_void) -> *mut c_void, argument: *mut c_void) -> bool {
+pub(crate) fn spawn(body: extern "C" fn(*mut c_void) -> *mut c_void, argument: *mut c_void) -> bool {
     let Some(next) = lifecycle::next_symbols() else { return false };
     let (Some(create), Some(detach)) = (next.pthread_create, next.pthread_detach) else { return false };
     let mut thread: libc::pthread_t = 0;
@@ -576,17 +576,20 @@ pub(crate) fn note(s: &'static Socket, generation: u16) -> bool {
 /// `s` is no candidate any more, or its memory is about to be freed. When this returns the service thread has
 /// forgotten it, and a slot that was agreed on but not taken up is released. Not while another thread is attaching it.
 pub(crate) fn closing(s: &'static Socket) {
-    SERVICE.closing(s)
+    if s.has(flag::REMOTE) { remote::closing(s) } else { SERVICE.closing(s) }
 }
 
 /// Our end of a slot is no longer used. The caller has set `quiet::CLOSED` as its last word on the slot, and the socket
 /// names the channel no more. (In a forked child, for an inherited socket: the mark alone counts, the books are the parent's.)
-pub(crate) fn released(channel: &Channel, slot: usize) {
-    SERVICE.released(channel, slot)
+pub(crate) fn released(channel: &'static Channel, slot: usize) {
+    if channel.wire().is_some() { remote::released(channel, slot) } else { SERVICE.released(channel, slot) }
 }
 
 /// A waiting place of ours keeps `channel` in view, beyond the sockets on it: it is not used for another peer.
 pub(crate) fn join_channel(channel: &Channel) {
+    if channel.wire().is_some() {
+        return;
+    }
     channel.users.fetch_add(1, AcqRel);
 }
 
@@ -609,6 +612,10 @@ pub(crate) fn died(channel: &Channel) {
 
 /// Undoes [`join_channel`].
 pub(crate) fn leave_channel(channel: &Channel) {
+    if channel.wire().is_some() {
+        // Its memory stays.
+        return;
+    }
     if channel.users.fetch_sub(1, AcqRel) == 1 && channel.dead.load(Acquire) != 0 {
         SERVICE.clear_away();
     }
@@ -640,7 +647,8 @@ pub(crate) fn finish_pull_backs(limit_ns: u64) {
 
 /// In a forked child: the thread, the adverts and the agreements are the parent's.
 pub(crate) fn after_fork_in_child() {
-    SERVICE.after_fork_in_child()
+    SERVICE.after_fork_in_child();
+    remote::after_fork_in_child();
 }
 
 #[cfg(test)]

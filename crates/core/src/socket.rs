@@ -17,13 +17,14 @@
 use crate::api::{PASS, Ret};
 use crate::channel::Channel;
 use crate::fd_table::{self, Entry};
-use crate::{lifecycle, service, stats, sys};
+use crate::{lifecycle, remote, service, stats, sys};
 use core::cell::UnsafeCell;
 use core::ffi::c_int;
 use core::net::{IpAddr, SocketAddr};
 use core::sync::atomic::{AtomicI32, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 use libc::{sockaddr, socklen_t};
-use netacc_control::stats::{ConnRecord, Reason};
+use netacc_control::config::Paths;
+use netacc_control::stats::{ConnRecord, Path, Reason};
 use netacc_proto::rendezvous::Tuple;
 use netacc_proto::switchover::{Rx, Tx};
 use netacc_ring::{Consumer, EndLock, Producer, RingWords};
@@ -56,6 +57,10 @@ pub(crate) mod flag {
     pub(crate) const FREE_LATER: u32 = 1024;
     /// Shut down for sending, but the kernel is told when all is sent again.
     pub(crate) const FIN_LATER: u32 = 256;
+    /// The peer is on another host.
+    pub(crate) const REMOTE: u32 = 2048;
+    /// Closed, but bytes have to go over the carrier first: counted in `waiters` until somebody sees to that.
+    pub(crate) const CLOSE_LATER: u32 = 4096;
 }
 
 /// The sending half. Owned by whoever holds `Socket::tx_lock`.
@@ -113,8 +118,10 @@ pub(crate) struct Socket {
     pub(crate) calls: AtomicU32,
     /// When the search for an agreement began (monotonic); 0: not yet.
     pub(crate) sought_at: AtomicU64,
-    /// Set, last, by the service thread: `offer` is complete.
+    /// Set, last, by the service thread: `offer` is complete. (Between hosts: a value of [`crate::remote`].)
     pub(crate) offered: AtomicU32,
+    /// Between hosts: why there will be no offer.
+    pub(crate) verdict: AtomicU32,
     pub(crate) offer: UnsafeCell<Offer>,
     pub(crate) tuple: UnsafeCell<Tuple>,
     // Rare.
@@ -279,7 +286,7 @@ pub(crate) fn on_listen(fd: c_int) {
 }
 
 /// Reads an address of the kernel's. `None`: not an Internet address.
-fn address(raw: &[u8; 128], len: isize) -> Option<SocketAddr> {
+pub(crate) fn address(raw: &[u8; 128], len: isize) -> Option<SocketAddr> {
     let family = u16::from_ne_bytes([*raw.first()?, *raw.get(1)?]) as c_int;
     let port = u16::from_be_bytes([*raw.get(2)?, *raw.get(3)?]);
     let ip: IpAddr = if family == libc::AF_INET && len >= 8 {
@@ -311,6 +318,23 @@ pub(crate) fn local_port(fd: c_int) -> u16 {
 /// Whether the other end can be on this host: loopback, or our own address.
 fn same_host(t: &Tuple) -> bool {
     t.local().ip() == t.peer().ip() || (t.local().ip().is_loopback() && t.peer().ip().is_loopback())
+}
+
+/// The path that a connection could take: the first one of the configuration's that can serve its addresses.
+fn path_of(t: &Tuple, paths: &Paths) -> Result<Path, Reason> {
+    let mut why = if paths.contains(Path::Rdma) || same_host(t) { Reason::PathsExcludeIt } else { Reason::PeerRemote };
+    for path in paths.iter() {
+        match path {
+            Path::Shm if same_host(t) => return Ok(path),
+            Path::Rdma => match remote::could_serve(t) {
+                Ok(()) => return Ok(path),
+                Err(reason) if !same_host(t) => why = reason,
+                Err(_) => {}
+            },
+            _ => {}
+        }
+    }
+    Err(why)
 }
 
 /// Of every 100 new connections, `percent` are accelerated, evenly spread.
@@ -359,14 +383,19 @@ fn begin(fd: c_int, reason: u32, connector: bool) {
         why
     } else if !config.accelerate_by_default {
         Reason::DisabledByConfig
-    } else if !same_host(&tuple) {
-        Reason::PeerRemote
     } else if tuple.local() == tuple.peer() {
         Reason::SelfConnect
-    } else if sampled_out(config.accelerate_percent) {
-        Reason::SampledOut
     } else {
-        Reason::Negotiating
+        match path_of(&tuple, &config.paths) {
+            Err(why) => why,
+            Ok(_) if sampled_out(config.accelerate_percent) => Reason::SampledOut,
+            Ok(path) => {
+                if path == Path::Rdma {
+                    s.raise(flag::REMOTE);
+                }
+                Reason::Negotiating
+            }
+        }
     };
     let record = stats::open(fd, why);
     s.record.store(record, Relaxed);
@@ -380,7 +409,11 @@ fn begin(fd: c_int, reason: u32, connector: bool) {
     if !candidate {
         return;
     }
-    if connector {
+    if s.has(flag::REMOTE) {
+        if !connector {
+            remote::accepting(tuple.local());
+        }
+    } else if connector {
         // The listener may not have accepted anything yet, and be unknown for that: asked again after its first answer;
         // with NACC_CONN_TCP_FIRST=1 only then.
         if !config.tcp_first && service::connected(s) {
@@ -635,6 +668,17 @@ pub(crate) fn counts_agree(s: &Socket, fd: c_int) -> bool {
     // More may have arrived between the two questions; less can't be.
     let read = info.bytes_received.wrapping_sub(unread as u64);
     s.tx_bytes.load(Relaxed) == info.sent() && s.rx_bytes.load(Relaxed) >= read && s.rx_bytes.load(Relaxed) <= info.bytes_received
+}
+
+/// Bytes that the kernel has taken to send on `fd`, and bytes of it that were read.
+pub(crate) fn carrier_counts(fd: c_int) -> Option<(u64, u64)> {
+    // SAFETY: all zero is a valid TcpInfo.
+    let mut info: TcpInfo = unsafe { core::mem::zeroed() };
+    let mut unread: c_int = 0;
+    // Unread first: more may arrive in between, and counts as unread then, which `counts_agree` allows for.
+    let ok = sys::ioctl(fd, libc::FIONREAD as usize, &mut unread as *mut c_int as usize) >= 0
+        && sys::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info) >= 0;
+    ok.then(|| (info.sent(), info.bytes_received.wrapping_sub(unread as u64)))
 }
 
 /// How many bytes the kernel has taken to send on `fd`.

@@ -100,6 +100,13 @@ pub(crate) fn count(counter: Counter) {
     }
 }
 
+/// Counts several at once.
+pub(crate) fn add(counter: Counter, n: u64) {
+    if let Some(word) = header().filter(|_| n != 0).and_then(|h| h.counters.get(counter as usize)) {
+        word.fetch_add(n, Relaxed);
+    }
+}
+
 /// The record of a channel.
 pub(crate) fn channel_record(i: usize) -> Option<&'static ChannelRecord> {
     header()?.channels.get(i)

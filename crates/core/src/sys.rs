@@ -384,3 +384,27 @@ pub(crate) fn allowed_cpus() -> u64 {
 pub(crate) fn splice(input: c_int, input_offset: *mut i64, out: c_int, out_offset: *mut i64, len: usize, flags: u32) -> isize {
     sys!(SYS_splice, input, input_offset, out, out_offset, len, flags)
 }
+
+/// How many bytes this process may lock in memory (RLIMIT_MEMLOCK, soft).
+pub(crate) fn memlock_limit() -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: a live rlimit; prlimit64(2) of this process, which sets nothing.
+    let r = unsafe { syscall(libc::SYS_prlimit64, 0, libc::RLIMIT_MEMLOCK as usize, 0, &raw mut limit as usize, 0, 0) };
+    if r >= 0 { limit.rlim_cur } else { 0 }
+}
+
+/// Lets the calling thread run on these CPUs only; on all that it may when there are none in the list.
+pub(crate) fn set_affinity(cpus: &netacc_control::config::CpuList) {
+    let mut set = [0u64; 16];
+    let mut any = false;
+    for cpu in cpus.iter() {
+        if let Some(word) = set.get_mut(cpu as usize / 64) {
+            *word |= 1 << (cpu % 64);
+            any = true;
+        }
+    }
+    if any {
+        // SAFETY: sched_setaffinity(2) of this thread reads that many bytes.
+        let _ = unsafe { syscall(libc::SYS_sched_setaffinity, 0, size_of_val(&set), set.as_ptr() as usize, 0, 0, 0) };
+    }
+}

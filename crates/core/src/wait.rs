@@ -8,6 +8,7 @@
 
 use crate::channel::{Channel, PLACES, announce, producer_quiet, quiet};
 use crate::socket::{ATTACHED, Socket, flag};
+use crate::remote::wire;
 use crate::{channel, epoll, fd_table, lifecycle, numbers, service, stats, sys};
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::*, fence};
 use libc::{epoll_event, pollfd};
@@ -134,7 +135,8 @@ pub(crate) fn introduce(channel: &Channel, place: usize, set: i32, data: u64) ->
     if fd < 0 {
         return false;
     }
-    if !listen(set, fd, data) || !service::send_place(channel, place, fd) {
+    // Between hosts the queues' pollers, which are of this process, ring it.
+    if !listen(set, fd, data) || (channel.wire().is_none() && !service::send_place(channel, place, fd)) {
         fd_table::close_internal(fd);
         return false;
     }
@@ -399,8 +401,12 @@ pub(crate) fn block(s: &Socket, fd: i32, side: Side, on_carrier: bool, deadline:
     let Some(channel) = s.channel() else { return Woke::News };
     let slot = s.slot.load(Relaxed) as usize;
     let ring_bytes = crate::io::tx_ring_bytes(s);
+    let between_hosts = channel.wire().is_some();
     // Besides news, whatever `prod` is called for: it may come between the caller's look and the sleep.
     let ready = || {
+        if between_hosts {
+            wire::progress();
+        }
         !s.is(ATTACHED)
             || match side {
                 // Where the stream is on the carrier, the kernel is asked for the carrier's news by the sleep itself.
@@ -439,6 +445,9 @@ fn sleep(s: &Socket, channel: &Channel, slot: usize, fd: i32, side: Side, on_car
     if let Some(p) = place.filter(|_| posted) {
         channel.my_place(p).prepare_sleep();
         fence(SeqCst);
+        if channel.wire().is_some() {
+            wire::before_sleep();
+        }
         let room = || side == Side::Send && send_room_or_ask(channel, slot, crate::io::tx_ring_bytes(s));
         missed = (side == Side::Receive || !on_carrier) && (ready() || room());
     }

@@ -124,6 +124,8 @@ pub struct Words {
 pub mod request {
     /// Everything is to go over the carrier again.
     pub const LEAVE: u32 = 1;
+    /// But not for good: the connection is a candidate afterwards.
+    pub const AGAIN: u32 = 2;
 }
 
 /// Values of `reason` in [`Frame::Refuse`]. Unknown ones are possible (a newer peer).

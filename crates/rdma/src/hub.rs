@@ -224,6 +224,13 @@ impl<F: Fabric> Hub<F> {
         link.take_back(slot).ok_or(HubError::Busy)?.map_err(HubError::Slot)
     }
 
+    /// Calls `f` for every link, unless somebody polls. False: somebody does.
+    pub fn for_each(&self, tid: u32, f: &mut dyn FnMut(&Arc<Link<F>>)) -> bool {
+        let Ok(mut held) = self.hold(tid) else { return false };
+        held.inner().seats.iter().filter_map(|s| s.link.as_ref()).for_each(f);
+        true
+    }
+
     /// Gives the queue back; every link was removed.
     pub fn into_queue(self) -> F::Queue {
         self.queue

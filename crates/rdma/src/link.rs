@@ -28,7 +28,7 @@ use core::cell::UnsafeCell;
 use core::ffi::c_int;
 use core::ptr::NonNull;
 use core::sync::atomic::{
-    AtomicBool, AtomicU32, AtomicU64,
+    AtomicBool, AtomicU32, AtomicU64, AtomicUsize,
     Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst},
     fence,
 };
@@ -308,6 +308,7 @@ pub struct Link<F: Fabric> {
     returned: AtomicU32,
     region: F::Region,
     receives: NonNull<u8>,
+    owner: AtomicUsize,
     /// What it has done.
     pub counters: Counters,
 }
@@ -385,6 +386,7 @@ impl<F: Fabric> Link<F> {
             returned: AtomicU32::new(0),
             region,
             receives: memory,
+            owner: AtomicUsize::new(0),
             counters: Counters::default(),
             settings,
             fabric,
@@ -415,6 +417,17 @@ impl<F: Fabric> Link<F> {
     #[must_use]
     pub fn tag(&self) -> Tag {
         self.tag
+    }
+
+    /// A word of the owner's, which the link only keeps: who is told its news finds by it what it belongs to. 0 at first.
+    #[must_use]
+    pub fn owner(&self) -> usize {
+        self.owner.load(Acquire)
+    }
+
+    /// Sets that word.
+    pub fn set_owner(&self, word: usize) {
+        self.owner.store(word, Release);
     }
 
     /// How it works.

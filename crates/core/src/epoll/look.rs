@@ -187,8 +187,9 @@ unsafe fn wait_slow(e: &'static Epoll, mut inner: Guard<'static, Inner>, epfd: c
                 c.peer_shares_cpu()
             });
             let last = inner.last_visit;
+            let between_hosts = inner.between_hosts;
             drop(inner);
-            let won = spin(e, same_cpu, epfd, last);
+            let won = spin(e, same_cpu, epfd, last, between_hosts);
             inner = e.inner.lock();
             if won {
                 inner.drain(e);
@@ -207,6 +208,9 @@ unsafe fn wait_slow(e: &'static Epoll, mut inner: Guard<'static, Inner>, epfd: c
             c.my_place(place.unwrap_or(0)).prepare_sleep();
         }
         fence(SeqCst);
+        if inner.between_hosts {
+            wire::before_sleep();
+        }
         inner.drain(e);
         collect(&mut inner, e, &mut out);
         if out.n > 0 {
@@ -271,9 +275,12 @@ fn wake_up(inner: &Inner, place: Option<usize>) {
 }
 
 /// Polls the channels, and now and then the kernel's set.
-fn spin(e: &'static Epoll, same_cpu: bool, epfd: c_int, last_visit: u64) -> bool {
+fn spin(e: &'static Epoll, same_cpu: bool, epfd: c_int, last_visit: u64, between_hosts: bool) -> bool {
     let mut last = last_visit;
     wait::spin(same_cpu, || {
+        if between_hosts {
+            wire::progress();
+        }
         let n = e.watching.load(Acquire);
         for w in e.watch.iter().take(n) {
             // SAFETY: within a channel that this set has joined, which keeps it mapped.

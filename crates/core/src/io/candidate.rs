@@ -62,7 +62,13 @@ pub(super) fn candidate(s: &'static Socket, g: u16, fd: c_int, side: Side, flags
 pub(super) const NOTED_AFTER: u32 = 3;
 
 pub(super) fn after_candidate_call(s: &'static Socket, g: u16, fd: c_int, side: Side) {
-    if s.offered.load(Acquire) != 0 {
+    let offered = s.offered.load(Acquire);
+    if offered == remote::NEVER {
+        let why = Reason::ALL.get(s.verdict.load(Relaxed) as usize).copied().unwrap_or(Reason::PeerRefused);
+        socket::make_plain(s, why);
+        return;
+    }
+    if offered != 0 {
         // A registration with ONESHOT may have fired: attached when it is armed again (epoll::ctl).
         if crate::epoll::may_attach(s) {
             attach(s, g, fd);
@@ -70,6 +76,15 @@ pub(super) fn after_candidate_call(s: &'static Socket, g: u16, fd: c_int, side: 
         return;
     }
     let calls = s.calls.fetch_add(1, Relaxed).wrapping_add(1);
+    if s.has(flag::REMOTE) {
+        if calls >= NOTED_AFTER && !s.has(flag::NOTED) {
+            s.raise(flag::NOTED);
+            if !remote::note(s, s.generation.load(Acquire)) {
+                socket::make_plain(s, Reason::RdmaRefused);
+            }
+        }
+        return;
+    }
     let mut found = !s.has(flag::CONNECTOR) || s.has(flag::PROBED);
     if calls == NOTED_AFTER {
         s.sought_at.store(sys::now_ns(), Relaxed);
@@ -127,7 +142,7 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
         None
     };
     // SAFETY: the service thread's channel lives while `users` counts this socket.
-    let channel = unsafe { &*offer.channel };
+    let channel: &'static Channel = unsafe { &*offer.channel };
     let slot = offer.slot as usize;
     let (tx_words, rx_words) = (channel.words(slot, channel.side), channel.words(slot, channel.side ^ 1));
     let (Some(tx_ring), Some(rx_ring)) = (NonNull::new(offer.tx_ring), NonNull::new(offer.rx_ring)) else {
@@ -140,7 +155,7 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
     }
     socket::look_at_options(s, fd);
     let mut tx = Tx::new();
-    let mut rx = Rx::new();
+    let mut rx = if channel.wire().is_some() { Rx::new_over(Link::Lossy) } else { Rx::new() };
     let _ = tx.on_accepted(s.tx_bytes.load(Relaxed));
     let _ = rx.on_delivered(s.rx_bytes.load(Relaxed));
     rx.arm();
@@ -173,17 +188,19 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
     crate::epoll::on_attached(s, fd);
     // Last: the peer may send into the ring from here on. (Unless the set had no place for it, and it went back to the kernel.)
     if let Ok(h) = hold_rx(s, g) {
-        store_ack(h.words, &h.end.switch);
+        store_ack(&h);
     }
     debug_log!("fd {fd}: attached to slot {slot}, sent {} received {}", s.tx_bytes.load(Relaxed), s.rx_bytes.load(Relaxed));
 }
 
 #[cold]
-pub(super) fn refuse_offer(s: &'static Socket, channel: &Channel, why: Reason) {
+pub(super) fn refuse_offer(s: &'static Socket, channel: &'static Channel, why: Reason) {
     // SAFETY: as in `attach`.
     let slot = unsafe { (*s.offer.get()).slot } as usize;
     s.set_reason(why);
     s.state.store(PLAIN, SeqCst);
-    channel.words(slot, channel.side ^ 1).quiet[quiet::REQUEST].fetch_or(quiet::CLOSED, SeqCst);
+    if channel.wire().is_none() {
+        channel.words(slot, channel.side ^ 1).quiet[quiet::REQUEST].fetch_or(quiet::CLOSED, SeqCst);
+    }
     service::released(channel, slot);
 }

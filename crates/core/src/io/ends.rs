@@ -12,11 +12,13 @@ pub(super) fn load_announce(w: &RingWords) -> Announce {
     }
 }
 
-pub(super) fn publish_announce(w: &RingWords, a: Announce) {
+pub(super) fn publish_announce(h: &TxHeld<'_>, a: Announce) {
+    let w = h.words;
     w.producer_user[announce::FAST_FROM].store(a.fast_from, Relaxed);
     w.producer_user[announce::CARRIER_FROM].store(a.carrier_from, Relaxed);
     w.producer_user[announce::RESEND_TO].store(a.resend_to, Relaxed);
     w.producer_user[announce::EPOCH].store(a.epoch as u64, Release);
+    h.channel.words_changed(h.slot);
 }
 
 pub(super) fn load_ack(w: &RingWords) -> Ack {
@@ -24,10 +26,15 @@ pub(super) fn load_ack(w: &RingWords) -> Ack {
     Ack::from_words(control, w.quiet[quiet::CONSUMED].load(Relaxed))
 }
 
-pub(super) fn store_ack(w: &RingWords, rx: &Rx) {
-    let ack = rx.ack();
+pub(super) fn store_ack(h: &RxHeld<'_>) {
+    let (w, ack) = (h.words, h.end.switch.ack());
+    if h.channel.wire().is_some() && w.quiet[quiet::ACK].load(Relaxed) == ack.control() && (!ack.frozen || w.quiet[quiet::CONSUMED].load(Relaxed) == ack.consumed) {
+        // Nothing to tell. (How far a receiver has come matters only when it is frozen; the engine brings the rest back.)
+        return;
+    }
     w.quiet[quiet::CONSUMED].store(ack.consumed, Relaxed);
     w.quiet[quiet::ACK].store(ack.control(), Release);
+    h.channel.words_changed(h.slot);
 }
 
 /// The sending half, held.
@@ -155,7 +162,7 @@ impl RxHeld<'_> {
             // All has come again over the carrier: what the ring still has of it must not look like news.
             let _ = self.skip(u64::MAX);
         }
-        store_ack(self.words, &self.end.switch);
+        store_ack(self);
         show_path(s, false, self.end.switch.path());
         // An edge may have been taken for a spurious one while the other path was the stream's.
         fence(SeqCst);
@@ -170,7 +177,8 @@ impl RxHeld<'_> {
 #[cold]
 pub(super) fn show_path(s: &Socket, tx: bool, way: Way) {
     let Some(r) = s.record() else { return };
-    let new = if way == Way::Fast { Path::Shm } else { Path::Tcp };
+    let fast = s.channel().map_or(Path::Shm, Channel::path);
+    let new = if way == Way::Fast { fast } else { Path::Tcp };
     let (mine, other) = if tx { (&r.tx_path, &r.rx_path) } else { (&r.rx_path, &r.tx_path) };
     let old = mine.swap(new as u32, Relaxed);
     if old == new as u32 {
@@ -178,7 +186,7 @@ pub(super) fn show_path(s: &Socket, tx: bool, way: Way) {
     }
     let before = old.max(other.load(Relaxed));
     let after = (new as u32).max(other.load(Relaxed));
-    if new == Path::Shm {
+    if way == Way::Fast {
         r.promotions.fetch_add(1, Relaxed);
         stats::count(if tx { Counter::PromotedTx } else { Counter::PromotedRx });
         s.set_reason(Reason::None);
@@ -188,9 +196,9 @@ pub(super) fn show_path(s: &Socket, tx: bool, way: Way) {
     }
     // (A forked child has books of its own, in which its parent's connections do not stand.)
     if before != after && !s.is_inherited() {
-        let first = r.promotions.load(Relaxed) == 1 && new == Path::Shm;
+        let first = r.promotions.load(Relaxed) == 1 && way == Way::Fast;
         let code = |c| Path::from_code(c).unwrap_or(Path::Tcp);
-        stats::moved(code(before), code(after), first.then_some((Path::Tcp, Path::Shm)));
+        stats::moved(code(before), code(after), first.then_some((Path::Tcp, fast)));
     }
 }
 

@@ -6,6 +6,15 @@ pub(crate) fn shutdown(s: &'static Socket, g: u16, fd: c_int, how: c_int) -> Ret
     let inherited = s.is_inherited();
     if inherited {
         to_kernel(s, g, fd, Reason::InheritedByFork, false);
+    } else if s.channel().is_some_and(|c| c.wire().is_some()) {
+        if to_kernel(s, g, fd, Reason::Disconnected, false) {
+            return sys::shutdown(fd, how);
+        }
+        // The peer does not answer, or bytes find no room: the FIN goes behind them.
+        if how != libc::SHUT_RD {
+            s.raise(flag::SHUT_WR | flag::FIN_LATER);
+        }
+        return 0;
     }
     if (how == libc::SHUT_WR || how == libc::SHUT_RDWR)
         && let Ok(mut h) = hold_tx(s, g)
@@ -32,8 +41,11 @@ pub(crate) fn shutdown(s: &'static Socket, g: u16, fd: c_int, how: c_int) -> Ret
 
 /// Tells the peer where the ring's part of the stream ends, before the carrier's FIN.
 pub(super) fn announce_end(s: &Socket, h: &mut TxHeld<'_>) {
+    if h.channel.wire().is_some() && !may_use_carrier(h) {
+        return;
+    }
     if let Ok(Some(a)) = h.end.switch.shutdown() {
-        publish_announce(h.words, a);
+        publish_announce(h, a);
         show_path(s, true, Way::Carrier);
         h.notify();
     }
@@ -71,6 +83,13 @@ pub(crate) fn last_name(s: &'static Socket, fd: c_int, for_child: bool) -> LastN
         s.fd.store(-1, Release);
         return LastName::LeftToChild;
     }
+    if h.channel.wire().is_some() {
+        // Closing with unread data resets the connection: nothing is waited for.
+        let unread = hold_rx(s, s.generation16()).is_ok_and(|mut h| h.unread().is_ok_and(|n| n > 0));
+        if !unread && outlives_close(s, &h, fd) {
+            return LastName::Outlived;
+        }
+    }
     announce_end(s, &mut h);
     LastName::Gone
 }
@@ -96,6 +115,12 @@ pub(crate) fn after_close(s: &'static Socket) {
     // SAFETY: as in `Socket::channel`; the swap gives it to one caller.
     let Some(channel) = (unsafe { s.channel.swap(core::ptr::null_mut(), AcqRel).as_ref() }) else { return };
     let slot = s.slot.load(Relaxed) as usize;
+    if channel.wire().is_some() {
+        if !s.is_inherited() {
+            service::released(channel, slot);
+        }
+        return;
+    }
     let (tx, rx) = (channel.words(slot, channel.side), channel.words(slot, channel.side ^ 1));
     let (readers, writers) = (tx.quiet[quiet::NOTIFY].load(Relaxed), rx.producer_quiet[producer_quiet::NOTIFY].load(Relaxed));
     fence(SeqCst);
@@ -132,6 +157,9 @@ pub(crate) fn to_kernel(s: &'static Socket, g: u16, fd: c_int, why: Reason, stri
             ATTACHED => break,
             _ => return true,
         }
+    }
+    if s.channel().is_some_and(|c| c.wire().is_some()) {
+        return to_kernel_between_hosts(s, g, fd, why, strict);
     }
     let patience_ns = if strict { PULL_BACK_STRICT_NS } else { PULL_BACK_NS };
     let until = sys::now_ns().saturating_add(patience_ns);
@@ -190,7 +218,9 @@ pub(crate) fn detach(s: &'static Socket) {
     // SAFETY: as in `Socket::channel`; the swap gives it to one caller.
     if let Some(channel) = unsafe { s.channel.swap(core::ptr::null_mut(), AcqRel).as_ref() } {
         let slot = s.slot.load(Relaxed) as usize;
-        channel.words(slot, channel.side ^ 1).quiet[quiet::REQUEST].fetch_or(quiet::CLOSED, SeqCst);
+        if channel.wire().is_none() {
+            channel.words(slot, channel.side ^ 1).quiet[quiet::REQUEST].fetch_or(quiet::CLOSED, SeqCst);
+        }
         service::released(channel, slot);
     }
 }
@@ -212,7 +242,7 @@ pub(super) fn release_rx(s: &'static Socket, g: u16, fd: c_int, patience_ns: u64
             if !frozen {
                 frozen = true;
                 h.end.switch.freeze();
-                store_ack(h.words, &h.end.switch);
+                store_ack(&h);
                 fence(SeqCst);
             }
             match h.end.switch.on_announce(load_announce(h.words)) {
@@ -220,7 +250,7 @@ pub(super) fn release_rx(s: &'static Socket, g: u16, fd: c_int, patience_ns: u64
                 Ok(false) => {}
                 Err(_) => return false,
             }
-            store_ack(h.words, &h.end.switch);
+            store_ack(&h);
             if h.end.switch.is_released() {
                 return true;
             }
@@ -365,7 +395,7 @@ pub(crate) fn serve_pull_back(channel: &Channel, slot: usize) -> Option<PullBack
         let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &RESET_ON_CLOSE);
         h.end.linger = Some(linger);
     }
-    publish_announce(h.words, over.announce);
+    publish_announce(&h, over.announce);
     // SAFETY: as in `release_rx`.
     let low = unsafe { AtomicU32::from_ptr(h.words.producer_user[announce::EPOCH].as_ptr().cast()) };
     sys::futex_wake(low, i32::MAX, false);

@@ -99,11 +99,13 @@ pub(super) fn received_fast(s: &Socket, held: &mut RxHeld<'_>, n: usize) -> bool
         Ok(true) => held.settled(s),
         Err(_) => return false,
     }
-    if held.end.ring.take_space_request() {
+    if held.channel.wire().is_some() {
+        held.channel.consumed(held.slot);
+    } else if held.end.ring.take_space_request() {
         held.notify_space();
     }
     if let Some(r) = s.record()
-        && let Some(w) = r.rx_bytes.get(Path::Shm as usize)
+        && let Some(w) = r.rx_bytes.get(held.channel.path() as usize)
     {
         bump(w, n as u64);
     }
@@ -194,6 +196,14 @@ pub(super) unsafe fn recv_slow(s: &'static Socket, g: u16, mut fd: c_int, iov: &
                         return PASS;
                     }
                     // Only MSG_WAITALL gets here.
+                    if matches!(s.state.load(Acquire), CANDIDATE | ATTACHING) {
+                        // As in `send_slow`.
+                        // SAFETY: the caller's buffers.
+                        match candidate(s, g, fd, Side::Receive, flags, || unsafe { kernel_recv(fd, iov, done, usize::MAX, flags) }) {
+                            Some(r) if r != PASS => return done as Ret + r.max(0),
+                            _ => continue,
+                        }
+                    }
                     // SAFETY: the caller's buffers.
                     return done as Ret + unsafe { kernel_recv(fd, iov, done, usize::MAX, flags) }.max(0);
                 }
@@ -289,7 +299,12 @@ pub(super) unsafe fn recv_slow(s: &'static Socket, g: u16, mut fd: c_int, iov: &
 #[allow(clippy::too_many_arguments, reason = "the state of one call")]
 pub(super) unsafe fn look_fast(s: &Socket, h: &mut RxHeld<'_>, fd: c_int, iov: &[iovec], done: usize, limit: u64, flags: c_int, nonblocking: bool) -> Look {
     let peek = flags & libc::MSG_PEEK != 0;
-    let Ok(avail) = h.end.ring.refresh() else { return Look::Corrupt };
+    let Ok(mut avail) = h.end.ring.refresh() else { return Look::Corrupt };
+    if avail == 0 && h.channel.wire().is_some() {
+        remote::wire::progress();
+        let Ok(now) = h.end.ring.refresh() else { return Look::Corrupt };
+        avail = now;
+    }
     if avail > 0 {
         let limit = limit.min(avail as u64) as usize;
         // SAFETY: the caller's buffers.

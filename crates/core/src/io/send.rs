@@ -97,7 +97,7 @@ pub(super) fn sent_fast(s: &Socket, held: &mut TxHeld<'_>, n: usize) {
     let _ = held.end.switch.on_accepted(n as u64);
     held.notify();
     if let Some(r) = s.record()
-        && let Some(w) = r.tx_bytes.get(Path::Shm as usize)
+        && let Some(w) = r.tx_bytes.get(held.channel.path() as usize)
     {
         bump(w, n as u64);
     }
@@ -135,6 +135,14 @@ pub(super) unsafe fn send_slow(
                     if done == 0 {
                         return PASS;
                     }
+                    if !nonblocking && matches!(s.state.load(Acquire), CANDIDATE | ATTACHING) {
+                        // Between hosts: on TCP for a while, where its bytes are counted.
+                        // SAFETY: the caller's buffers.
+                        match candidate(s, g, fd, Side::Send, flags, || unsafe { kernel_send(fd, iov, done, flags) }) {
+                            Some(r) if r != PASS => return done as Ret + r.max(0),
+                            _ => continue,
+                        }
+                    }
                     // SAFETY: the caller's buffers.
                     let r = if nonblocking { 0 } else { unsafe { kernel_send(fd, iov, done, flags) } };
                     return done as Ret + r.max(0);
@@ -152,7 +160,21 @@ pub(super) unsafe fn send_slow(
         }
         if h.end.switch.state() == TxState::Fast {
             let odd = flags & !SEND_FLAGS != 0 || s.has(flag::SHUT_WR);
-            if odd || peer_is_going(s, h, fd) {
+            let going = peer_is_going(s, h, fd);
+            if (odd || going) && h.channel.wire().is_some() {
+                held = None;
+                if going {
+                    // It has not left in order, so it is gone: the kernel says how. No byte may follow where some are missing.
+                    let _ = sys::shutdown(fd, libc::SHUT_RDWR);
+                    // SAFETY: the caller's buffers.
+                    return finish(done, unsafe { kernel_send(fd, iov, done, flags) });
+                }
+                if !to_kernel(s, g, fd, Reason::SocketOption, false) && nonblocking {
+                    return finish(done, EAGAIN);
+                }
+                continue;
+            }
+            if odd || going {
                 demote_tx(s, h, !odd);
                 continue;
             }
@@ -184,6 +206,15 @@ pub(super) unsafe fn send_slow(
             }
         } else if h.end.switch.state() == TxState::Carrier {
             if promote(s, h, fd, flags) {
+                continue;
+            }
+            if !may_use_carrier(h) && (total > 0 || flags & libc::MSG_OOB != 0) {
+                // The peer has not heard yet that the stream goes on there.
+                held = None;
+                if nonblocking {
+                    return finish(done, EAGAIN);
+                }
+                let _ = to_kernel(s, g, fd, Reason::RdmaLost, false);
                 continue;
             }
             // SAFETY: the caller's buffers.
@@ -285,10 +316,15 @@ pub(super) fn demote_tx(s: &Socket, h: &mut TxHeld<'_>, for_good: bool) {
         h.end.never = true;
     }
     if let Ok(a) = h.end.switch.demote() {
-        publish_announce(h.words, a);
+        publish_announce(h, a);
         show_path(s, true, Way::Carrier);
         h.notify();
     }
+}
+
+/// Between hosts: whether the peer knows that the stream goes on on the carrier.
+pub(super) fn may_use_carrier(h: &TxHeld<'_>) -> bool {
+    h.channel.wire().is_none_or(|w| h.end.switch.carrier_is_open(w.slot(h.slot).seen_epoch.load(SeqCst)))
 }
 
 /// Moves the sending direction onto the ring if the peer is ready for it.
@@ -300,8 +336,9 @@ pub(super) fn promote(s: &Socket, h: &mut TxHeld<'_>, fd: c_int, flags: c_int) -
         h.end.never = true;
         return false;
     }
-    let Ok(a) = h.end.switch.promote(load_ack(h.words), Link::Reliable) else { return false };
-    publish_announce(h.words, a);
+    let link = if h.channel.wire().is_some() { Link::Lossy } else { Link::Reliable };
+    let Ok(a) = h.end.switch.promote(load_ack(h.words), link) else { return false };
+    publish_announce(h, a);
     fence(SeqCst);
     h.end.ring.continue_at(h.end.switch.offset());
     match h.end.switch.confirm(load_ack(h.words)) {
@@ -310,7 +347,7 @@ pub(super) fn promote(s: &Socket, h: &mut TxHeld<'_>, fd: c_int, flags: c_int) -
             true
         }
         Ok(Some(back)) => {
-            publish_announce(h.words, back);
+            publish_announce(h, back);
             false
         }
         Err(_) => false,
@@ -322,6 +359,7 @@ pub(super) fn test_switch_tx(s: &Socket, h: &mut TxHeld<'_>) {
     if h.end.test_switch == 0 {
         return;
     }
+    let between_hosts = h.channel.wire().is_some();
     // xorshift32, seeded by the variable's value: reproducible for one sequence of calls.
     let mut x = h.end.test_switch;
     x ^= x << 13;
@@ -329,6 +367,12 @@ pub(super) fn test_switch_tx(s: &Socket, h: &mut TxHeld<'_>) {
     x ^= x << 5;
     h.end.test_switch = x | 1;
     if h.end.switch.state() == TxState::Fast && x.is_multiple_of(16) {
-        demote_tx(s, h, false);
+        if between_hosts {
+            if x.is_multiple_of(1024) {
+                h.channel.ask_to_leave(h.slot, Reason::RdmaLost, true);
+            }
+        } else {
+            demote_tx(s, h, false);
+        }
     }
 }

@@ -8,7 +8,7 @@ const NONE: u32 = u32::MAX;
 /// Entries by [`Tuple`] (several may have the same) and by a secondary number of the caller's.
 ///
 /// All memory is taken when it is made: nothing else allocates.
-pub(super) struct Table<T> {
+pub(crate) struct Table<T> {
     entries: Vec<Entry<T>>,
     /// Heads of the hash chains: by tuple, by secondary number.
     by_tuple: Vec<u32>,
@@ -33,7 +33,7 @@ struct Entry<T> {
 
 /// Names an entry for its life; never names another one after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Key(pub(super) u64);
+pub(crate) struct Key(pub(crate) u64);
 
 impl Key {
     fn index(self) -> u32 {
@@ -68,7 +68,7 @@ fn words(t: &Tuple) -> [u64; 5] {
 
 impl<T> Table<T> {
     /// A table for `capacity` entries; `None` when there is no memory.
-    pub(super) fn new(capacity: u32, seed: u64) -> Option<Self> {
+    pub(crate) fn new(capacity: u32, seed: u64) -> Option<Self> {
         let buckets = capacity.next_power_of_two() as usize;
         let mut t = Self {
             entries: Vec::new(),
@@ -109,16 +109,16 @@ impl<T> Table<T> {
         self.entries.get_mut(i as usize)
     }
 
-    pub(super) fn len(&self) -> u32 {
+    pub(crate) fn len(&self) -> u32 {
         self.len
     }
 
-    pub(super) fn is_full(&self) -> bool {
+    pub(crate) fn is_full(&self) -> bool {
         self.free == NONE && self.entries.len() == self.entries.capacity()
     }
 
     /// Adds an entry; `None` when the table is full.
-    pub(super) fn insert(&mut self, tuple: Tuple, number: u64, value: T) -> Option<Key> {
+    pub(crate) fn insert(&mut self, tuple: Tuple, number: u64, value: T) -> Option<Key> {
         if self.is_full() {
             return None;
         }
@@ -156,17 +156,17 @@ impl<T> Table<T> {
         self.entry(key.index()).filter(|e| e.serial == key.serial() && e.used.is_some())
     }
 
-    pub(super) fn get(&self, key: Key) -> Option<(&Tuple, &T)> {
+    pub(crate) fn get(&self, key: Key) -> Option<(&Tuple, &T)> {
         self.live(key)?.used.as_ref().map(|(t, _, v)| (t, v))
     }
 
-    pub(super) fn get_mut(&mut self, key: Key) -> Option<&mut T> {
+    pub(crate) fn get_mut(&mut self, key: Key) -> Option<&mut T> {
         self.live(key)?;
         self.entry_mut(key.index())?.used.as_mut().map(|(_, _, v)| v)
     }
 
     /// The newest entry with these addresses that `wanted` accepts.
-    pub(super) fn find(&self, tuple: &Tuple, mut wanted: impl FnMut(&T) -> bool) -> Option<Key> {
+    pub(crate) fn find(&self, tuple: &Tuple, mut wanted: impl FnMut(&T) -> bool) -> Option<Key> {
         let mask = self.by_tuple.len().wrapping_sub(1);
         let mut i = *self.by_tuple.get(mix(self.seed, &words(tuple)) as usize & mask)?;
         while let Some(e) = self.entry(i) {
@@ -179,7 +179,7 @@ impl<T> Table<T> {
     }
 
     /// The newest entry with this number that `wanted` accepts.
-    pub(super) fn find_number(&self, number: u64, mut wanted: impl FnMut(&T) -> bool) -> Option<Key> {
+    pub(crate) fn find_number(&self, number: u64, mut wanted: impl FnMut(&T) -> bool) -> Option<Key> {
         let mask = self.by_number.len().wrapping_sub(1);
         let mut i = *self.by_number.get(mix(self.seed, &[number]) as usize & mask)?;
         while let Some(e) = self.entry(i) {
@@ -191,16 +191,16 @@ impl<T> Table<T> {
         None
     }
 
-    pub(super) fn oldest(&self) -> Option<Key> {
+    pub(crate) fn oldest(&self) -> Option<Key> {
         self.key_of(self.oldest)
     }
 
     /// The next younger entry.
-    pub(super) fn after(&self, key: Key) -> Option<Key> {
+    pub(crate) fn after(&self, key: Key) -> Option<Key> {
         self.key_of(self.live(key)?.newer)
     }
 
-    pub(super) fn remove(&mut self, key: Key) -> Option<(Tuple, T)> {
+    pub(crate) fn remove(&mut self, key: Key) -> Option<(Tuple, T)> {
         self.live(key)?;
         let i = key.index();
         let (tuple, number, value) = self.entry_mut(i)?.used.take()?;

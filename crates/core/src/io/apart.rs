@@ -1,0 +1,208 @@
+//! What the thread "netacc-rdma" does to a connection's ends: both directions go back to the carrier, at exact offsets.
+//!
+//! `docs/design/switchover.md`, "Between hosts", has the rules; [`crate::remote`] says when.
+
+use super::*;
+
+/// What a step came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Moved {
+    /// It is the peer's turn.
+    Waits,
+    /// Bytes go again over the carrier, which has no room for more of them.
+    NoRoom,
+    /// The peer is gone with what it had, or has broken the rules: the connection is broken.
+    Broken,
+    /// Both directions are the carrier's.
+    Done,
+}
+
+/// A connection on its way. While there is one a close leaves the carrier to it.
+pub(crate) struct Apart(Blocking);
+
+impl Apart {
+    pub(crate) fn new(s: &'static Socket) -> Apart {
+        let held = Blocking::new(s, s.generation16());
+        // A close that could not be a close yet has counted for us.
+        if s.flags.fetch_and(!flag::CLOSE_LATER, AcqRel) & flag::CLOSE_LATER != 0 {
+            s.waiters.fetch_sub(1, SeqCst);
+        }
+        Apart(held)
+    }
+
+    /// Does what can be done. `first`: nothing was done before. `seen`: the epoch of our announcement, and the control word of our
+    /// acknowledgement, that the peer is known to have. `gone`: there is no peer any more.
+    pub(crate) fn step(&self, first: bool, seen: (u32, u64), gone: bool) -> Moved {
+        let Blocking(s, g) = self.0;
+        let fd = s.fd.load(Acquire);
+        let Ok(mut rx) = hold_rx(s, g) else { return Moved::Waits };
+        if first && !gone {
+            rx.end.switch.freeze();
+            store_ack(&rx);
+        }
+        rx.end.switch.ack_seen(seen.1);
+        match rx.end.switch.on_announce(load_announce(rx.words)) {
+            Ok(true) => rx.settled(s),
+            Ok(false) => {}
+            Err(_) => {
+                drop(rx);
+                corrupt(s, fd);
+                return Moved::Broken;
+            }
+        }
+        store_ack(&rx);
+        let received = if gone { rx.end.switch.path() == Way::Carrier && !rx.end.switch.wants_pull_back() } else { rx.end.switch.is_released() };
+        drop(rx);
+        let Ok(mut tx) = hold_tx(s, g) else { return Moved::Waits };
+        tx.end.never = true;
+        tx.end.switch.pin();
+        let open = tx.end.switch.carrier_is_open(seen.0);
+        let sent = match tx.end.switch.state() {
+            TxState::Fast | TxState::Promoting => {
+                match tx.end.switch.pull_back(load_ack(tx.words)) {
+                    Ok(Some(over)) => {
+                        debug_log!("fd {fd}: bytes {:?} go again over the carrier", over.resend);
+                        // Until all is sent again the end of this process must not look like the end of the stream.
+                        let mut linger = RESET_ON_CLOSE;
+                        if tx.end.switch.state() == TxState::Resending && sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &mut linger) >= 0 {
+                            let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &RESET_ON_CLOSE);
+                            tx.end.linger = Some(linger);
+                        }
+                        publish_announce(&tx, over.announce);
+                        show_path(s, true, Way::Carrier);
+                    }
+                    Ok(None) | Err(netacc_proto::switchover::Refused::State(_)) => {}
+                    Err(_) => {
+                        drop(tx);
+                        corrupt(s, fd);
+                        return Moved::Broken;
+                    }
+                }
+                false
+            }
+            TxState::Resending if open => {
+                if send_again(s, &mut tx, fd) == EAGAIN {
+                    return Moved::NoRoom;
+                }
+                true
+            }
+            TxState::Resending => false,
+            TxState::Carrier | TxState::Shut => open,
+        };
+        drop(tx);
+        if sent && received {
+            return Moved::Done;
+        }
+        if gone {
+            // The carrier must not go on where bytes are missing. What was received is still read.
+            s.raise(flag::CARRIER_SPOKE);
+            let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &RESET_ON_CLOSE);
+            let _ = sys::shutdown(fd, libc::SHUT_RDWR);
+            return Moved::Broken;
+        }
+        Moved::Waits
+    }
+
+    /// Both directions are the carrier's: the connection is the kernel's, or (`again`) a candidate as it was at first.
+    pub(crate) fn conclude(self, channel: &'static Channel, slot: usize, why: Reason, again: bool) {
+        let Blocking(s, g) = self.0;
+        let fd = s.fd.load(Acquire);
+        {
+            let (Ok(tx), Ok(_rx)) = (hold_tx(s, g), hold_rx(s, g)) else { return };
+            // The carrier's own counts are the stream's offsets from here on, at both ends.
+            let counts = if again && s.refs.load(Acquire) > 0 && !s.has(flag::ORPHAN | flag::FIN_LATER) { socket::carrier_counts(fd) } else { None };
+            s.set_reason(why);
+            if let Some((sent, received)) = counts {
+                s.tx_bytes.store(sent, Relaxed);
+                s.rx_bytes.store(received, Relaxed);
+                s.calls.store(0, Relaxed);
+                s.sought_at.store(0, Relaxed);
+                s.lower(flag::NOTED);
+                s.offered.store(0, SeqCst);
+                s.state.store(CANDIDATE, SeqCst);
+            } else {
+                s.state.store(PLAIN, SeqCst);
+            }
+            drop(tx);
+        }
+        if s.has(flag::FIN_LATER) {
+            let _ = sys::shutdown(fd, libc::SHUT_WR);
+            s.lower(flag::FIN_LATER);
+        }
+        wait::prod(s);
+        crate::epoll::on_plain(s);
+        debug_log!("fd {fd}: slot {slot} of {:p} is left", channel);
+        s.channel.store(core::ptr::null_mut(), Release);
+    }
+
+    /// Nothing more can be done.
+    pub(crate) fn give_up(self) {}
+}
+
+/// The last descriptor is closed, but bytes are in the ring that the peer does not have, or nobody knows whether it does: true, and the
+/// carrier lives on until they have gone over it.
+pub(super) fn outlives_close(s: &'static Socket, h: &TxHeld<'_>, fd: c_int) -> bool {
+    let Some(at) = h.channel.wire().map(|w| w.slot(h.slot)) else { return false };
+    if at.leave.load(SeqCst) & parting::GONE != 0 {
+        let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &RESET_ON_CLOSE);
+        return false;
+    }
+    if is_clean(h, at) {
+        return false;
+    }
+    let own = numbers::copy(fd);
+    if own < 0 {
+        return false;
+    }
+    s.waiters.fetch_add(1, SeqCst);
+    s.raise(flag::CLOSE_LATER);
+    socket::orphan(s, own);
+    h.channel.ask_to_leave(h.slot, Reason::Disconnected, false);
+    true
+}
+
+/// The sender stands on the carrier, and the peer knows.
+fn is_clean(h: &TxHeld<'_>, at: &WireSlot) -> bool {
+    matches!(h.end.switch.state(), TxState::Carrier | TxState::Shut) && h.end.switch.carrier_is_open(at.seen_epoch.load(SeqCst))
+}
+
+/// The process ends, or becomes another program: what the peer does not have goes over the carrier.
+pub(crate) fn begin_exit(s: &'static Socket) {
+    if s.is(ATTACHED)
+        && !s.is_inherited()
+        && s.rx_lock.owner() == 0
+        && s.tx_lock.owner() == 0
+        && let Ok(h) = hold_tx(s, s.generation16())
+        && let Some(at) = h.channel.wire().map(|w| w.slot(h.slot))
+        && !is_clean(&h, at)
+    {
+        h.channel.ask_to_leave(h.slot, Reason::Disconnected, false);
+    }
+}
+
+/// [`to_kernel`] of a connection between hosts: the thread does it, and is waited for. In a forked child it is the parent's.
+pub(super) fn to_kernel_between_hosts(s: &'static Socket, g: u16, fd: c_int, why: Reason, strict: bool) -> bool {
+    let Some((channel, wire)) = s.channel().and_then(|c| Some((c, c.wire()?))) else { return !s.is(ATTACHED) };
+    let slot = s.slot.load(Relaxed) as usize;
+    channel.ask_to_leave(slot, why, false);
+    let until = sys::now_ns().saturating_add(if strict || s.is_inherited() { PULL_BACK_STRICT_NS } else { PULL_BACK_NS });
+    loop {
+        let seen = wire.left.load(SeqCst);
+        if s.generation16() != g || !s.is(ATTACHED) {
+            if s.is(CANDIDATE) {
+                socket::make_plain(s, why);
+            }
+            return true;
+        }
+        let left = until.saturating_sub(sys::now_ns());
+        if left == 0 || wire.slot(slot).leave.load(SeqCst) & parting::GONE != 0 {
+            break;
+        }
+        sys::futex_wait(&wire.left, seen, left.min(10_000_000) as i64, false);
+    }
+    if strict || s.is_inherited() {
+        crate::log::warn_log!("fd {fd}: the peer does not take the connection back to TCP ({}): it is broken off", why.name());
+        let _ = sys::connect(fd, &(libc::AF_UNSPEC as u64).to_ne_bytes());
+    }
+    false
+}

@@ -1,0 +1,399 @@
+//! Between hosts: connections over RDMA verbs.
+//!
+//! One thread ("netacc-rdma", every signal blocked) owns everything here but the data path: it loads the libraries, opens
+//! devices, makes the TCP links to other processes' libraries, agrees with them on connections, connects queue pairs,
+//! carries the words of switchover, and takes connections back to their carriers. It is started by the first connection that a
+//! device could serve. Application threads leave word in an inbox, or mark a slot ([`wire`]), and ring.
+//!
+//! - [`wire`]: what data calls and waits use;
+//! - `devices`: the libraries, devices, queues, and the threads that poll them while nobody else does;
+//! - `links`: TCP connections to other processes, and the frames on them;
+//! - `pairs`: queue pairs, and the memory for rings;
+//! - `agree`: which connections are accelerated;
+//! - `apart`: words, and the way back to the carrier.
+//!
+//! `docs/design/rdma.md` tells the whole story.
+
+mod agree;
+mod apart;
+mod devices;
+mod links;
+mod pairs;
+pub(crate) mod wire;
+
+use crate::channel::Channel;
+use crate::lock::Mutex;
+use crate::rendezvous::table::{Key, Table};
+use crate::socket::{CANDIDATE, Socket};
+use crate::{fd_table, lifecycle, numbers, service, sys};
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::ffi::{c_int, c_void};
+use core::net::{IpAddr, SocketAddr};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::*};
+use libc::epoll_event;
+use netacc_control::stats::Reason;
+use netacc_proto::rendezvous::Tuple;
+use netacc_verbs::fabric::Fabric as _;
+
+/// Sockets that wait, each way, and candidates of peers.
+const PENDING: u32 = 16384;
+/// Links of this process.
+const LINKS: usize = 64;
+
+// ---- the inbox ---------------------------------------------------------------------------------------------------
+
+/// What application threads ask of the thread.
+enum Ask {
+    /// This socket is used: worth an agreement. With its generation.
+    Note(&'static Socket, u32),
+    /// Connections are accepted at that address.
+    Accepting(SocketAddr),
+    /// Our end of a slot is no longer used.
+    Released(&'static Channel, usize),
+}
+
+static INBOX: Mutex<Vec<Ask>> = Mutex::new(Vec::new());
+static BELL: AtomicI32 = AtomicI32::new(-1);
+static RUNG: AtomicBool = AtomicBool::new(false);
+/// The process that the thread runs in; 0: none.
+static RUNNING: AtomicU32 = AtomicU32::new(0);
+/// The process in which it could not be started.
+static FAILED: AtomicU32 = AtomicU32::new(0);
+/// In a forked child: its parent's bell.
+static PARENTS_BELL: AtomicI32 = AtomicI32::new(-1);
+static STARTING: Mutex<()> = Mutex::new(());
+
+/// Wakes the thread. (In a forked child: its parent's, which has what the child inherited.)
+fn ring() {
+    let bell = if RUNNING.load(Acquire) == lifecycle::process() {
+        if RUNG.swap(true, SeqCst) {
+            return;
+        }
+        BELL.load(Acquire)
+    } else {
+        PARENTS_BELL.load(Acquire)
+    };
+    if bell >= 0 {
+        let _ = sys::write(bell, &1u64.to_ne_bytes());
+    }
+}
+
+fn ask(what: Ask) -> bool {
+    if !ensure_started() {
+        return false;
+    }
+    let signals = sys::hold_signals();
+    let mut inbox = INBOX.lock();
+    let room = inbox.try_reserve(1).is_ok();
+    if room {
+        inbox.push(what);
+    }
+    drop(inbox);
+    sys::restore_signals(signals);
+    ring();
+    room
+}
+
+fn ensure_started() -> bool {
+    RUNNING.load(Acquire) == lifecycle::process() || start()
+}
+
+#[cold]
+#[inline(never)]
+fn start() -> bool {
+    let signals = sys::hold_signals();
+    let started = {
+        let _one = STARTING.lock();
+        let me = lifecycle::process();
+        RUNNING.load(Acquire) == me || (FAILED.load(Relaxed) != me && start_now(me))
+    };
+    sys::restore_signals(signals);
+    started
+}
+
+fn start_now(me: u32) -> bool {
+    FAILED.store(me, Relaxed);
+    let epoll = numbers::make(|| sys::epoll_create1(libc::EPOLL_CLOEXEC));
+    let bell = numbers::make(|| sys::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK));
+    let made = (epoll >= 0 && bell >= 0 && watch(epoll, bell, libc::EPOLLIN as u32, EVENT_BELL)).then(|| Remote::new(epoll)).flatten();
+    if let Some(remote) = made {
+        BELL.store(bell, Release);
+        RUNG.store(false, SeqCst);
+        let argument = Box::into_raw(remote);
+        if service::spawn(run, argument.cast()) {
+            RUNNING.store(me, Release);
+            FAILED.store(0, Relaxed);
+            return true;
+        }
+        // SAFETY: made above, and nobody else has it.
+        drop(unsafe { Box::from_raw(argument) });
+        BELL.store(-1, Release);
+    }
+    for fd in [epoll, bell] {
+        if fd >= 0 {
+            fd_table::close_internal(fd);
+        }
+    }
+    false
+}
+
+extern "C" fn run(remote: *mut c_void) -> *mut c_void {
+    // SAFETY: what `start_now` passed, for this thread alone.
+    let mut remote = unsafe { Box::from_raw(remote.cast::<Remote>()) };
+    sys::block_all_signals();
+    sys::name_thread(b"netacc-rdma\0");
+    while remote.turn() {}
+    // Somebody closed our descriptors behind our back. What was agreed on cannot be taken back any more; the memory is left.
+    RUNNING.store(0, Release);
+    FAILED.store(lifecycle::process(), Relaxed);
+    core::mem::forget(remote);
+    core::ptr::null_mut()
+}
+
+fn watch(epoll: c_int, fd: c_int, events: u32, data: u64) -> bool {
+    let mut event = epoll_event { events, u64: data };
+    // SAFETY: a live event.
+    let r = unsafe { sys::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, fd, &mut event) };
+    // SAFETY: as above.
+    r >= 0 || (r == -(libc::EEXIST as isize) && unsafe { sys::epoll_ctl(epoll, libc::EPOLL_CTL_MOD, fd, &mut event) } >= 0)
+}
+
+// ---- what the rest of the core calls -------------------------------------------------------------------------------
+
+/// Whether a device could serve connections like this one. Asks the kernel once in the life of a process.
+pub(crate) fn could_serve(tuple: &Tuple) -> Result<(), Reason> {
+    /// 0: not asked; 1: there are devices; 2: there are none.
+    static DEVICES: AtomicU32 = AtomicU32::new(0);
+    let ip = tuple.local().ip();
+    if ip.is_loopback() || tuple.peer().ip().is_loopback() {
+        return Err(Reason::NoRdmaDevice);
+    }
+    let mut known = DEVICES.load(Relaxed);
+    if known == 0 {
+        let fd = numbers::make(|| sys::open(b"/sys/class/infiniband\0", libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC, 0));
+        known = if fd >= 0 { 1 } else { 2 };
+        if fd >= 0 {
+            fd_table::close_internal(fd);
+        }
+        DEVICES.store(known, Relaxed);
+    }
+    if known == 1 { Ok(()) } else { Err(Reason::NoRdmaDevice) }
+}
+
+/// Connections are accepted at `local`. Cheap when repeated.
+pub(crate) fn accepting(local: SocketAddr) {
+    static KNOWN: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
+    let hash = match local.ip() {
+        IpAddr::V4(a) => u64::from(u32::from(a)),
+        IpAddr::V6(a) => {
+            let bits = u128::from(a);
+            (bits >> 64) as u64 ^ (bits as u64).rotate_left(13)
+        }
+    };
+    let mixed = (hash ^ u64::from(local.port()) << 40 ^ u64::from(lifecycle::process()) << 20).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let Some(place) = KNOWN.get((mixed >> 58) as usize) else { return };
+    if place.load(Relaxed) != mixed && ask(Ask::Accepting(local)) {
+        place.store(mixed, Relaxed);
+    }
+}
+
+/// `s` is used. False: there is nobody to agree with.
+pub(crate) fn note(s: &'static Socket, generation: u32) -> bool {
+    ask(Ask::Note(s, generation))
+}
+
+/// `s` is no candidate any more, or its memory is about to be freed. Not while another thread is attaching it.
+pub(crate) fn closing(s: &'static Socket) {
+    if s.offered.compare_exchange(OFFERED, TAKEN, SeqCst, Relaxed).is_ok() {
+        // SAFETY: complete since `offered` was set; not written again.
+        let offer = unsafe { *s.offer.get() };
+        // SAFETY: channels live for ever.
+        released(unsafe { &*offer.channel }, offer.slot as usize);
+    }
+}
+
+/// Our end of a slot is no longer used; the socket names the channel no more.
+pub(crate) fn released(channel: &'static Channel, slot: usize) {
+    // Without room in the inbox the slot is lost, and nothing else.
+    let _ = ask(Ask::Released(channel, slot));
+}
+
+/// Values of `Socket::offered`.
+pub(crate) const OFFERED: u32 = 1;
+pub(crate) const TAKEN: u32 = 2;
+/// There will be none; the reason is in `Socket::verdict`.
+pub(crate) const NEVER: u32 = 3;
+
+/// Waits, at most `limit_ns`, until the connections that are on their way back to their carriers have arrived.
+pub(crate) fn finish(limit_ns: u64) {
+    apart::finish(limit_ns);
+}
+
+/// In a forked child: thread, links, pairs and queues are the parent's.
+pub(crate) fn after_fork_in_child() {
+    wire::forget_queues();
+    apart::after_fork_in_child();
+    core::mem::forget(core::mem::take(&mut *INBOX.lock()));
+    drop(STARTING.lock());
+    RUNNING.store(0, Release);
+    FAILED.store(0, Relaxed);
+    let bell = BELL.swap(-1, AcqRel);
+    if bell >= 0 {
+        let older = PARENTS_BELL.swap(bell, AcqRel);
+        if older >= 0 {
+            fd_table::close_internal(older);
+        }
+    }
+}
+
+// ---- the thread ----------------------------------------------------------------------------------------------------
+
+/// Kinds of events in the thread's epoll set, in the upper byte.
+const EVENT_BELL: u64 = 1 << 56;
+const EVENT_MANAGER: u64 = 2 << 56;
+const EVENT_DEVICE: u64 = 3 << 56;
+const EVENT_LISTENER: u64 = 4 << 56;
+const EVENT_LINK: u64 = 5 << 56;
+const EVENT_KIND: u64 = 0xff << 56;
+
+/// One of our sockets that waits for an agreement.
+struct Mine {
+    socket: &'static Socket,
+    generation: u32,
+    /// The links that were told (connecting side).
+    announced: u64,
+    /// An offer was made for it on that link (accepting side).
+    offered: Option<usize>,
+    /// When it was noted.
+    since: u64,
+}
+
+impl Mine {
+    fn is_current(&self) -> bool {
+        self.socket.generation.load(Acquire) == self.generation && self.socket.is(CANDIDATE)
+    }
+}
+
+/// A peer's candidate.
+struct Theirs {
+    link: usize,
+    token: u64,
+}
+
+/// Everything that the thread owns.
+struct Remote {
+    epoll: c_int,
+    devices: devices::Devices,
+    listeners: Vec<links::Listener>,
+    links: [Option<Box<links::Link>>; LINKS],
+    places: Vec<links::Place>,
+    connected: Table<Mine>,
+    accepted: Table<Mine>,
+    candidates: Table<Theirs>,
+    /// Our name for links, never used again.
+    serial: u32,
+    /// Names this process.
+    process: [u8; 16],
+    /// Channels and memory of receives that serve again.
+    channels: Vec<&'static Channel>,
+    /// Connections that are on their way back to their carriers, and what keeps them alive meanwhile.
+    leaving: Vec<apart::Leaving>,
+    /// When something has to be done without being told; 0: never.
+    timer: u64,
+}
+
+impl Remote {
+    fn new(epoll: c_int) -> Option<Box<Remote>> {
+        let mut seed = [0u8; 8];
+        sys::random(&mut seed);
+        let seed = u64::from_ne_bytes(seed) ^ sys::now_ns();
+        let mut process = [0u8; 16];
+        sys::random(&mut process);
+        Some(Box::new(Remote {
+            epoll,
+            devices: devices::Devices::default(),
+            listeners: Vec::new(),
+            links: [const { None }; LINKS],
+            places: Vec::new(),
+            connected: Table::new(PENDING, seed)?,
+            accepted: Table::new(PENDING, seed.rotate_left(7))?,
+            candidates: Table::new(PENDING, seed.rotate_left(17))?,
+            serial: 0,
+            process,
+            channels: Vec::new(),
+            leaving: Vec::new(),
+            timer: 0,
+        }))
+    }
+
+    /// Something has to be done at `at`.
+    fn at(&mut self, at: u64) {
+        if self.timer == 0 || at < self.timer {
+            self.timer = at.max(1);
+        }
+    }
+
+    /// Waits for something to do, and does it. False: it can no longer wait.
+    fn turn(&mut self) -> bool {
+        let timeout = match self.timer {
+            0 => -1,
+            // Whole milliseconds, so that no newer system call is needed.
+            at => at.saturating_sub(sys::now_ns()).div_ceil(1_000_000).min(60_000) as i64 * 1_000_000,
+        };
+        let mut events = [epoll_event { events: 0, u64: 0 }; 32];
+        // SAFETY: room for 32 events; no mask.
+        let n = unsafe { sys::epoll_wait(self.epoll, events.as_mut_ptr(), 32, timeout, core::ptr::null()) };
+        if n < 0 && n != -(libc::EINTR as isize) {
+            return false;
+        }
+        for e in events.iter().take(n.max(0) as usize) {
+            let (what, bits) = (e.u64, e.events);
+            let rest = what & !EVENT_KIND;
+            match what & EVENT_KIND {
+                EVENT_BELL => {
+                    let mut count = [0u8; 8];
+                    let _ = sys::read(BELL.load(Acquire), &mut count);
+                    // Before the looks: what comes after them rings again.
+                    RUNG.store(false, SeqCst);
+                }
+                EVENT_MANAGER => self.hear_manager(),
+                EVENT_DEVICE => self.hear_device(rest as usize),
+                EVENT_LISTENER => self.take_callers(rest as usize),
+                EVENT_LINK => self.serve_link((rest & 0xff) as usize, (rest >> 8) as u32, bits),
+                _ => {}
+            }
+        }
+        self.open_inbox();
+        if wire::take_pair_news() {
+            self.look_at_pairs();
+        }
+        self.take_connected();
+        if self.timer != 0 && self.timer <= sys::now_ns() {
+            self.timer = 0;
+            self.on_time();
+        }
+        self.serve_words();
+        self.go_on_leaving();
+        true
+    }
+
+    fn open_inbox(&mut self) {
+        let asks = core::mem::take(&mut *INBOX.lock());
+        for a in asks {
+            match a {
+                Ask::Note(s, generation) => self.on_note(s, generation),
+                Ask::Accepting(local) => self.on_accepting(local),
+                Ask::Released(channel, slot) => self.on_released(channel, slot),
+            }
+        }
+    }
+
+    /// Looks at everything that has a time.
+    fn on_time(&mut self) {
+        self.time_links();
+        self.time_pairs();
+        self.time_places();
+        self.time_devices();
+    }
+}

@@ -1,0 +1,561 @@
+//! Which connections are accelerated: candidates, offers, and the slots of a channel.
+
+use super::links::{Conn, ConnState, Fault, Link};
+use super::pairs::{PairState, unlink};
+use super::wire::Wire;
+use super::*;
+use crate::channel::{ChannelMem, SLOTS};
+use crate::lock::lock_end;
+use crate::log::debug_log;
+use crate::socket::{ATTACHED, ATTACHING, Offer, flag};
+use crate::stats;
+use core::ptr::NonNull;
+use netacc_control::stats::Counter;
+use netacc_proto::remote::{self as proto, Frame, refuse};
+use netacc_proto::rendezvous::Role;
+use netacc_rdma::arena::Rings;
+use netacc_ring::RingWords;
+
+/// An accepted connection whose peer's library has not spoken for so long has none.
+const SILENT_NS: u64 = 10_000_000_000;
+/// Candidates of one link that wait here.
+const CANDIDATES_PER_LINK: usize = 4096;
+
+/// There will be no agreement on a connection, for that reason.
+fn verdict(s: &'static Socket, generation: u32, why: Reason) {
+    let _tx = lock_end(&s.tx_lock);
+    if s.generation.load(Acquire) == generation && s.is(CANDIDATE) {
+        s.set_reason(why);
+        s.verdict.store(why as u32, Relaxed);
+        let _ = s.offered.compare_exchange(0, NEVER, SeqCst, Relaxed);
+    }
+}
+
+impl Remote {
+    /// A connection of ours is used.
+    pub(super) fn on_note(&mut self, s: &'static Socket, generation: u32) {
+        let mine = Mine { socket: s, generation, announced: 0, offered: None, since: sys::now_ns() };
+        if !mine.is_current() {
+            return;
+        }
+        let tuple = s.tuple();
+        let local = tuple.local().ip();
+        let connector = s.has(flag::CONNECTOR);
+        let found = if connector { self.seek(local, tuple.peer()) } else { self.device_at(local).map(|_| ()) };
+        if let Err(why) = found {
+            return verdict(s, generation, why);
+        }
+        let table = if connector { &mut self.connected } else { &mut self.accepted };
+        if let Some(old) = table.find(&tuple, |_| true) {
+            table.remove(old);
+        }
+        if table.is_full() {
+            let evicted = table.oldest().and_then(|k| table.remove(k));
+            if let Some((_, m)) = evicted {
+                verdict(m.socket, m.generation, Reason::PeerWithoutLibrary);
+            }
+        }
+        let table = if connector { &mut self.connected } else { &mut self.accepted };
+        let Some(key) = table.insert(tuple, 0, mine) else { return };
+        if !connector {
+            self.at(sys::now_ns() + SILENT_NS);
+            return self.agree(tuple);
+        }
+        for i in 0..LINKS {
+            self.announce(i, key);
+        }
+    }
+
+    /// Tells a link of a candidate.
+    fn announce(&mut self, i: usize, key: Key) {
+        let Some((tuple, m)) = self.connected.get(key) else { return };
+        let tuple = *tuple;
+        let fits = |l: &Link| l.role == Role::Connector && l.is_up() && l.local == tuple.local().ip() && l.peer == tuple.peer().ip() && l.port == tuple.peer_port();
+        if m.announced & 1 << i != 0 || !self.link(i).is_some_and(fits) {
+            return;
+        }
+        if let Some(m) = self.connected.get_mut(key) {
+            m.announced |= 1 << i;
+        }
+        self.send(i, Frame::Candidate(proto::Candidate { tuple, token: key.0 }));
+    }
+
+    pub(super) fn announce_all(&mut self, i: usize) {
+        let mut at = self.connected.oldest();
+        while let Some(key) = at {
+            at = self.connected.after(key);
+            self.announce(i, key);
+        }
+    }
+
+    /// Nobody is at that place: what waits for it stays where it is.
+    pub(super) fn give_up_on(&mut self, local: IpAddr, peer: SocketAddr, why: Reason) {
+        let mut at = self.connected.oldest();
+        while let Some(key) = at {
+            at = self.connected.after(key);
+            if self.connected.get(key).is_some_and(|(t, _)| t.local().ip() == local && t.peer() == peer)
+                && let Some((_, m)) = self.connected.remove(key)
+            {
+                verdict(m.socket, m.generation, why);
+            }
+        }
+    }
+
+    /// Accepted connections that nobody asks for.
+    pub(super) fn time_waiting(&mut self, _link: usize) {
+        let now = sys::now_ns();
+        while let Some(key) = self.accepted.oldest() {
+            let Some((_, m)) = self.accepted.get(key) else { return };
+            if now < m.since + SILENT_NS {
+                let at = m.since + SILENT_NS;
+                return self.at(at);
+            }
+            if let Some((tuple, m)) = self.accepted.remove(key)
+                && m.offered.is_none()
+            {
+                let known = self.links.iter().flatten().any(|l| l.role == Role::Acceptor && l.is_up() && l.peer == tuple.peer().ip());
+                verdict(m.socket, m.generation, if known { Reason::PeerRefused } else { Reason::PeerWithoutLibrary });
+            }
+        }
+    }
+
+    /// Why connections that wait for a pair of this link are where they are.
+    pub(super) fn explain_waiting(&mut self, i: usize, why: Reason) {
+        let Some(l) = self.link(i) else { return };
+        for tuple in &l.waiting {
+            if let Some((_, m)) = self.accepted.find(tuple, |_| true).and_then(|k| self.accepted.get(k)).filter(|(_, m)| m.is_current()) {
+                m.socket.set_reason(why);
+            }
+        }
+    }
+
+    // ---- the acceptor --------------------------------------------------------------------------------------------------
+
+    pub(super) fn on_candidate(&mut self, i: usize, c: proto::Candidate) -> Result<(), Fault> {
+        let tuple = c.tuple.mirrored();
+        let Some(l) = self.link(i) else { return Ok(()) };
+        // It can only speak for connections between its address and ours: its own address took TCP's handshake to prove.
+        if tuple.local().ip() != l.local || tuple.peer().ip() != l.peer || tuple.local_port() != l.port {
+            stats::count(Counter::AuthFailures);
+            return Err(Fault::Malformed);
+        }
+        if let Some(old) = self.candidates.find_number(c.token, |x| x.link == i) {
+            self.candidates.remove(old);
+        }
+        if self.candidates.is_full() {
+            let oldest = self.candidates.oldest();
+            oldest.and_then(|k| self.candidates.remove(k));
+        }
+        // Two claims to one connection: neither is believed (users of one host could claim each other's).
+        if let Some(other) = self.candidates.find(&tuple, |x| x.link != i) {
+            self.candidates.remove(other);
+            stats::count(Counter::AuthFailures);
+            return Ok(());
+        }
+        if self.candidates.len() as usize >= CANDIDATES_PER_LINK * LINKS {
+            return Ok(());
+        }
+        let _ = self.candidates.insert(tuple, c.token, Theirs { link: i, token: c.token });
+        self.agree(tuple);
+        Ok(())
+    }
+
+    pub(super) fn on_withdraw(&mut self, i: usize, token: u64) -> Result<(), Fault> {
+        if let Some(key) = self.candidates.find_number(token, |x| x.link == i) {
+            self.candidates.remove(key);
+        }
+        Ok(())
+    }
+
+    /// Makes an offer for a connection of which both parts are known, if there is a place for it.
+    fn agree(&mut self, tuple: Tuple) {
+        let Some(waiting) = self.accepted.find(&tuple, |m| m.offered.is_none()) else { return };
+        if !self.accepted.get(waiting).is_some_and(|(_, m)| m.is_current()) {
+            self.accepted.remove(waiting);
+            return;
+        }
+        let Some(candidate) = self.candidates.find(&tuple, |_| true) else { return };
+        let Some((i, token)) = self.candidates.get(candidate).map(|(_, t)| (t.link, t.token)) else { return };
+        if !self.link(i).is_some_and(Link::is_up) {
+            self.candidates.remove(candidate);
+            return;
+        }
+        let Some((pair, lane)) = self.free_lane(i) else {
+            if let Some(l) = self.link_mut(i)
+                && !l.waiting.contains(&tuple)
+            {
+                l.waiting.push_back(tuple);
+            }
+            return self.want_pairs(i);
+        };
+        let Some(slot) = self.free_slot(i) else {
+            if let Some((_, m)) = self.accepted.remove(waiting) {
+                verdict(m.socket, m.generation, Reason::ChannelFull);
+            }
+            return;
+        };
+        let rings = match self.take_rings(i) {
+            Ok(rings) => rings,
+            Err(why) => {
+                if let Some((_, m)) = self.accepted.remove(waiting) {
+                    verdict(m.socket, m.generation, why);
+                }
+                return;
+            }
+        };
+        self.candidates.remove(candidate);
+        if let Some(m) = self.accepted.get_mut(waiting) {
+            m.offered = Some(i);
+        }
+        let Some(l) = self.link_mut(i) else { return };
+        if let Some(p) = l.pair_mut(pair) {
+            if p.reused() {
+                stats::count(Counter::RdmaPairsReused);
+            }
+            p.take(lane);
+        }
+        if let Some(c) = l.conns.get_mut(slot) {
+            *c = Conn { state: ConnState::Offered, token, waiting, pair, lane, rings: Some(rings), ..Conn::FREE };
+        }
+        stats::count(Counter::OffersSent);
+        self.send(i, Frame::Offer(proto::Offer { token, slot: slot as u16, pair, lane }));
+    }
+
+    /// A free place on a pair.
+    fn free_lane(&self, i: usize) -> Option<(u32, u16)> {
+        let l = self.link(i)?;
+        // The fullest first, so that the others may become empty.
+        let usable = l.pairs.iter().filter(|p| p.state == PairState::Ready && p.used.iter().any(|u| !*u));
+        let p = usable.max_by_key(|p| p.used.iter().filter(|u| **u).count())?;
+        let lane = p.used.iter().position(|u| !*u)?;
+        Some((p.number, lane as u16))
+    }
+
+    fn free_slot(&mut self, i: usize) -> Option<usize> {
+        let l = self.link_mut(i)?;
+        if let Some(at) = l.conns.iter().position(|c| c.state == ConnState::Free) {
+            return Some(at);
+        }
+        if l.conns.len() >= SLOTS || l.conns.try_reserve(1).is_err() {
+            return None;
+        }
+        l.conns.push(Conn::FREE);
+        Some(l.conns.len() - 1)
+    }
+
+    /// Connections that waited for a place: there may be one.
+    pub(super) fn serve_waiting(&mut self, i: usize) {
+        while self.free_lane(i).is_some() {
+            let Some(tuple) = self.link_mut(i).and_then(|l| l.waiting.pop_front()) else { return };
+            self.agree(tuple);
+        }
+    }
+
+    pub(super) fn on_accept(&mut self, i: usize, token: u64, slot: u16) -> Result<(), Fault> {
+        let slot = usize::from(slot);
+        let Some(l) = self.link_mut(i) else { return Ok(()) };
+        let Some(c) = l.conns.get_mut(slot).filter(|c| c.state == ConnState::Offered && c.token == token) else { return Err(Fault::Malformed) };
+        let (waiting, rings) = (c.waiting, c.rings.take());
+        let mine = self.accepted.remove(waiting).map(|(_, m)| m);
+        let Some(rings) = rings else { return Err(Fault::Malformed) };
+        let at = place_of(&rings);
+        if !self.open(i, slot, token, rings) {
+            self.left(i, slot);
+            return Ok(());
+        }
+        match mine {
+            Some(m) => self.hand_over(i, slot, &m, at),
+            None => self.left(i, slot),
+        }
+        Ok(())
+    }
+
+    pub(super) fn on_refuse(&mut self, i: usize, token: u64, slot: u16, reason: u16) -> Result<(), Fault> {
+        let slot = usize::from(slot);
+        let Some(l) = self.link_mut(i) else { return Ok(()) };
+        let Some(c) = l.conns.get_mut(slot).filter(|c| c.state == ConnState::Offered && c.token == token) else { return Err(Fault::Malformed) };
+        let (waiting, rings) = (c.waiting, c.rings.take());
+        c.freed = true;
+        stats::count(Counter::OffersRefused);
+        if let Some(rings) = rings {
+            self.give_rings_back(i, rings);
+        }
+        self.conn_is_done(i, slot);
+        if reason == refuse::NO_MEMORY
+            && let Some((_, m)) = self.accepted.remove(waiting)
+        {
+            verdict(m.socket, m.generation, Reason::PeerRefused);
+        } else if let Some(m) = self.accepted.get_mut(waiting) {
+            m.offered = None;
+        }
+        Ok(())
+    }
+
+    pub(super) fn on_freed(&mut self, i: usize, slot: u16) -> Result<(), Fault> {
+        let Some(l) = self.link_mut(i) else { return Ok(()) };
+        let Some(c) = l.conns.get_mut(usize::from(slot)) else { return Err(Fault::Malformed) };
+        match c.state {
+            ConnState::Free | ConnState::Offered => return Err(Fault::Malformed),
+            _ => c.freed = true,
+        }
+        if c.state == ConnState::Done {
+            self.conn_is_done(i, usize::from(slot));
+        }
+        Ok(())
+    }
+
+    // ---- the connector -------------------------------------------------------------------------------------------------
+
+    pub(super) fn on_offer(&mut self, i: usize, o: proto::Offer) -> Result<(), Fault> {
+        stats::count(Counter::OffersReceived);
+        let slot = usize::from(o.slot);
+        let Some(l) = self.link_mut(i) else { return Ok(()) };
+        if slot >= SLOTS {
+            return Err(Fault::Malformed);
+        }
+        while l.conns.len() <= slot {
+            if l.conns.try_reserve(1).is_err() {
+                return Err(Fault::NoMemory);
+            }
+            l.conns.push(Conn::FREE);
+        }
+        let free = l.conns.get(slot).is_some_and(|c| c.state == ConnState::Free);
+        let lane_free = l.pair(o.pair).is_some_and(|p| p.state == PairState::Ready && p.used.get(usize::from(o.lane)) == Some(&false));
+        let key = Key(o.token);
+        let known = self.connected.get(key).is_some_and(|(_, m)| m.announced & 1 << i != 0 && m.is_current());
+        let reason = if !known {
+            Some(refuse::WITHDRAWN)
+        } else if !free || !lane_free {
+            Some(refuse::BUSY)
+        } else {
+            None
+        };
+        let refused = |r: &mut Remote, reason| {
+            stats::count(Counter::OffersRefused);
+            r.send(i, Frame::Refuse { token: o.token, slot: o.slot, reason });
+            Ok(())
+        };
+        if let Some(reason) = reason {
+            return refused(self, reason);
+        }
+        let rings = match self.take_rings(i) {
+            Ok(rings) => rings,
+            Err(why) => {
+                if let Some((_, m)) = self.connected.remove(key) {
+                    verdict(m.socket, m.generation, why);
+                }
+                return refused(self, refuse::NO_MEMORY);
+            }
+        };
+        let Some((_, m)) = self.connected.remove(key) else { return refused(self, refuse::WITHDRAWN) };
+        let Some(l) = self.link_mut(i) else { return Ok(()) };
+        if let Some(p) = l.pair_mut(o.pair) {
+            if p.reused() {
+                stats::count(Counter::RdmaPairsReused);
+            }
+            p.take(o.lane);
+        }
+        if let Some(c) = l.conns.get_mut(slot) {
+            *c = Conn { token: o.token, pair: o.pair, lane: o.lane, ..Conn::FREE };
+        }
+        let at = place_of(&rings);
+        let opened = self.open(i, slot, o.token, rings);
+        self.send(i, Frame::Accept { token: o.token, slot: o.slot });
+        if opened {
+            self.hand_over(i, slot, &m, at);
+        } else {
+            self.left(i, slot);
+        }
+        for other in (0..LINKS).filter(|other| *other != i && m.announced & 1 << other != 0) {
+            self.send(other, Frame::Withdraw { token: o.token });
+        }
+        Ok(())
+    }
+
+    // ---- both ----------------------------------------------------------------------------------------------------------
+
+    /// Opens a lane for a slot. The words are fresh. False: the pair is lost meanwhile.
+    fn open(&mut self, i: usize, slot: usize, token: u64, rings: Rings<wire::Net>) -> bool {
+        let Some(l) = self.link_mut(i) else { return false };
+        let Some((channel, wire)) = l.channel.zip(l.wire()) else { return false };
+        let Some(c) = l.conns.get_mut(slot) else { return false };
+        c.state = ConnState::Live;
+        (c.said, c.asked, c.freed) = (None, 0, false);
+        let (number, lane) = (c.pair, c.lane);
+        for d in 0..2 {
+            zero(channel.words(slot, d));
+        }
+        let at = wire.slot(slot);
+        at.seen_epoch.store(0, Relaxed);
+        at.seen_ack.store(0, Relaxed);
+        at.leave.store(0, Relaxed);
+        at.lane.store(u32::from(lane), Relaxed);
+        let link = l.pair(number).filter(|p| p.state == PairState::Ready).and_then(|p| {
+            // SAFETY: alive while the pair is ready.
+            let context = unsafe { p.context().as_ref() }?;
+            context.slots.get(usize::from(lane))?.store(slot as u32 + 1, Release);
+            p.link.clone()
+        });
+        let Some(link) = link else {
+            self.give_rings_back(i, rings);
+            return false;
+        };
+        let (out, inb) = (NonNull::from(channel.words(slot, channel.side)), NonNull::from(channel.words(slot, channel.side ^ 1)));
+        // SAFETY: the words lie in a mapping that lives for ever, were zeroed just now, and serve no other connection before the slot
+        // is taken back; producer and consumer are those of the socket that this is handed to.
+        match unsafe { link.open(lane, out, inb, rings, token) } {
+            Ok(_) => {
+                at.link.store(alloc::sync::Arc::as_ptr(&link).cast_mut(), Release);
+                true
+            }
+            Err((why, rings)) => {
+                debug_log!("lane {lane} of pair {number} cannot be opened: {why:?}");
+                self.give_rings_back(i, rings);
+                false
+            }
+        }
+    }
+
+    /// Leaves the agreement for the application's threads.
+    fn hand_over(&mut self, i: usize, slot: usize, m: &Mine, (tx_ring, rx_ring, bytes): (*mut u8, *mut u8, usize)) {
+        let Some(l) = self.link_mut(i) else { return };
+        let Some(channel) = l.channel else { return };
+        let Some(c) = l.conns.get_mut(slot) else { return };
+        let s = m.socket;
+        (c.socket, c.generation) = (Some(s), m.generation);
+        {
+            // Who takes a connection apart holds both.
+            let _tx = lock_end(&s.tx_lock);
+            let _rx = lock_end(&s.rx_lock);
+            if m.is_current() && s.offered.load(SeqCst) == 0 {
+                let offer = Offer { channel, slot: slot as u32, tx_ring, tx_bytes: bytes as u32, rx_ring, rx_bytes: bytes as u32 };
+                // SAFETY: `offered` is 0: nobody reads it yet, and only this thread writes the offers of such a socket.
+                unsafe { *s.offer.get() = offer };
+                if let Some(at) = channel.sockets.get(slot) {
+                    at.store(core::ptr::from_ref(s).cast_mut(), Release);
+                }
+                s.offered.store(OFFERED, SeqCst);
+            } else {
+                c.socket = None;
+            }
+        }
+        let taken = c.socket.is_some();
+        // Closed in that moment: whoever closed it found no offer to give back.
+        let over = s.generation.load(SeqCst) != m.generation || !matches!(s.state.load(SeqCst), CANDIDATE | ATTACHING | ATTACHED);
+        if !taken || (over && s.offered.compare_exchange(OFFERED, TAKEN, SeqCst, Relaxed).is_ok()) {
+            self.left(i, slot);
+        }
+    }
+
+    pub(super) fn on_released(&mut self, channel: &'static Channel, slot: usize) {
+        if let Some(i) = self.links.iter().position(|l| l.as_ref().and_then(|l| l.channel).is_some_and(|c| core::ptr::eq(c, channel))) {
+            self.left(i, slot);
+        }
+    }
+
+    /// Our end of a slot is gone.
+    pub(super) fn left(&mut self, i: usize, slot: usize) {
+        let Some(l) = self.link_mut(i) else { return };
+        let channel = l.channel;
+        let Some(c) = l.conns.get_mut(slot).filter(|c| c.state == ConnState::Live) else { return };
+        c.state = ConnState::Left;
+        let (number, lane, socket) = (c.pair, c.lane, c.socket.take());
+        unlink(channel, slot, socket);
+        if let Some(ch) = channel {
+            if let Some(at) = ch.sockets.get(slot) {
+                at.store(core::ptr::null_mut(), Release);
+            }
+            apart::forget_leave(ch, slot);
+        }
+        let Some(l) = self.link_mut(i) else { return };
+        let open = l.pair(number).filter(|p| p.state == PairState::Ready).and_then(|p| p.link.clone());
+        match open {
+            // Its memory is ours again when the peer has closed it, too.
+            Some(link) if link.close(lane).is_ok() => {}
+            _ => self.conn_is_done(i, slot),
+        }
+    }
+
+    /// A dead link takes what waits for it out of the tables.
+    pub(super) fn forget_link(&mut self, i: usize) {
+        let mut at = self.candidates.oldest();
+        while let Some(key) = at {
+            at = self.candidates.after(key);
+            if self.candidates.get(key).is_some_and(|(_, c)| c.link == i) {
+                self.candidates.remove(key);
+            }
+        }
+        let mut at = self.connected.oldest();
+        while let Some(key) = at {
+            at = self.connected.after(key);
+            if let Some(m) = self.connected.get_mut(key) {
+                m.announced &= !(1 << i);
+            }
+        }
+        let mut at = self.accepted.oldest();
+        while let Some(key) = at {
+            at = self.accepted.after(key);
+            if let Some(m) = self.accepted.get_mut(key).filter(|m| m.offered == Some(i)) {
+                m.offered = None;
+            }
+        }
+        // Nobody will answer.
+        let offered = |c: &Conn| c.state == ConnState::Offered;
+        while let Some(slot) = self.link(i).and_then(|l| l.conns.iter().position(offered)) {
+            let rings = self.link_mut(i).and_then(|l| l.conns.get_mut(slot)).and_then(|c| {
+                c.freed = true;
+                c.rings.take()
+            });
+            if let Some(rings) = rings {
+                self.give_rings_back(i, rings);
+            }
+            self.conn_is_done(i, slot);
+        }
+    }
+
+    /// The channel of a link.
+    pub(super) fn ensure_channel(&mut self, i: usize) -> Option<&'static Channel> {
+        if let Some(c) = self.link(i)?.channel {
+            return Some(c);
+        }
+        let side = usize::from(self.link(i)?.role == Role::Connector);
+        let found = self.channels.iter().position(|c| c.side == side);
+        let channel = match found {
+            Some(at) => self.channels.swap_remove(at),
+            None => new_channel(side)?,
+        };
+        self.link_mut(i)?.channel = Some(channel);
+        Some(channel)
+    }
+}
+
+/// Both rings, and the bytes of each.
+fn place_of(rings: &Rings<wire::Net>) -> (*mut u8, *mut u8, usize) {
+    (rings.outbound().as_ptr(), rings.inbound().as_ptr(), rings.ring_bytes())
+}
+
+fn zero(w: &RingWords) {
+    let at = core::ptr::from_ref(w).cast::<AtomicU64>();
+    for i in 0..size_of::<RingWords>() / 8 {
+        // SAFETY: inside of the words, which are atomics of 8 or (in pairs) 4 bytes.
+        unsafe { &*at.add(i) }.store(0, Relaxed);
+    }
+}
+
+/// A channel that nobody shares. Its memory, which forked children see, stays where it is for ever.
+fn new_channel(side: usize) -> Option<&'static Channel> {
+    let mem = NonNull::new(sys::map_shared(-1, size_of::<ChannelMem>()))?;
+    let wire = NonNull::new(sys::map_shared(-1, size_of::<Wire>()))?;
+    let at = NonNull::new(sys::map_private(size_of::<Channel>()))?.cast::<Channel>().as_ptr();
+    // SAFETY: fresh zeroed memory of a Channel's size and alignment (pages); these fields never change again.
+    unsafe {
+        (&raw mut (*at).mem).write(mem.cast().as_ptr());
+        (&raw mut (*at).wire).write(wire.cast().as_ptr());
+        (&raw mut (*at).side).write(side);
+    }
+    // SAFETY: valid from here on for ever: zeroed atomics, and the fields just written.
+    let c: &'static Channel = unsafe { &*at };
+    c.doorbells.iter().chain(&c.own_doorbells).for_each(|d| d.store(-1, Relaxed));
+    c.control.store(-1, Relaxed);
+    Some(c)
+}

@@ -1,0 +1,365 @@
+//! The libraries, the devices, their queues, and the threads that poll them while nobody else does.
+
+use super::wire::{self, Net, QUEUES, Queue};
+use super::*;
+use crate::log::{debug_log, warn_log};
+use crate::stats;
+use netacc_control::config::Config;
+use netacc_control::stats::Counter;
+use netacc_rdma::Settings;
+use netacc_verbs::fabric::{Error, Facts, Fault, Transport};
+use netacc_verbs::{Host, Loader, Verbs};
+
+/// An address that no device has is looked at again after so long.
+const NO_DEVICE_NS: u64 = 60_000_000_000;
+/// A device that failed is opened again after so long.
+const FAILED_NS: u64 = 5_000_000_000;
+/// A port may be down for so long before its pairs are given up.
+const DOWN_NS: u64 = 100_000_000;
+/// Entries of a queue, where the device has as many.
+const ENTRIES: u32 = 8192;
+/// libibverbs prints a warning where so little, or less, may be locked and the user is not root (ibv_dontfork.c, `ibv_get_device_list`).
+const MEMLOCK_MIN: u64 = 32 << 10;
+/// How long an I/O thread leaves the queues to threads of the application's that poll.
+const OTHERS_POLL_NS: i64 = 1_000_000;
+
+/// A device, by one of its addresses.
+pub(super) struct Device {
+    pub(super) address: IpAddr,
+    /// `None`: it is gone; links that were on it still name the place.
+    pub(super) device: Option<netacc_verbs::Device>,
+    pub(super) queues: Vec<&'static Queue>,
+    /// When its port went down; 0: it is up.
+    down_since: u64,
+}
+
+#[derive(Default)]
+pub(super) struct Devices {
+    verbs: Option<Result<Net, Reason>>,
+    pub(super) manager: Option<netacc_verbs::Manager>,
+    pub(super) list: Vec<Device>,
+    /// Addresses that cannot be served: why, and until when they are not looked at again.
+    failed: Vec<(IpAddr, Reason, u64)>,
+    threads: usize,
+}
+
+fn adopt(fd: c_int) -> c_int {
+    if matches!(fd_table::get(fd), fd_table::Entry::Internal) { fd } else { numbers::exclusively(|| numbers::adopt(fd)) }
+}
+
+fn release(fd: c_int) {
+    fd_table::set(fd, fd_table::Entry::None);
+}
+
+/// Errors of the fabric's as a reason.
+pub(super) fn reason_of(e: Error) -> Reason {
+    match e.errno {
+        libc::ENOMEM => Reason::MemlockLimit,
+        libc::ENODEV | libc::EADDRNOTAVAIL | libc::ENOENT => Reason::NoRdmaDevice,
+        libc::EMFILE | libc::ENFILE => Reason::NoDescriptor,
+        _ => Reason::RdmaRefused,
+    }
+}
+
+/// What a pair for so many connections is made with. Both ends reckon alike.
+pub(super) fn settings(lanes: u16, immediate: bool) -> Settings {
+    let depth = (u32::from(lanes) * 16).clamp(32, 128);
+    let turn_bytes = lifecycle::config().buffer_bytes.max(4096);
+    Settings { sends: depth, receives: depth, peer_receives: depth, inline_bytes: 64, immediate, words: false, slots: lanes, turn_bytes }
+}
+
+impl Devices {
+    pub(super) fn verbs(&self) -> Option<Net> {
+        self.verbs.and_then(Result::ok)
+    }
+
+    fn load(&mut self) -> Result<Net, Reason> {
+        if let Some(known) = self.verbs {
+            return known;
+        }
+        let loaded = if sys::memlock_limit() <= MEMLOCK_MIN && sys::geteuid() != 0 {
+            warn_log!("RLIMIT_MEMLOCK is {} bytes: too little for RDMA (ulimit -l; LimitMEMLOCK= of a systemd unit; memlock in limits.conf)", sys::memlock_limit());
+            Err(Reason::MemlockLimit)
+        } else {
+            Verbs::load(Host { loader: Loader::LIBC, adopt, release }).map_err(|e| {
+                warn_log!("RDMA cannot be used: {e}");
+                Reason::RdmaCoreMissing
+            })
+        };
+        self.verbs = Some(loaded);
+        loaded
+    }
+}
+
+impl Remote {
+    /// The device that has `address`.
+    pub(super) fn device_at(&mut self, address: IpAddr) -> Result<usize, Reason> {
+        if let Some(i) = self.devices.list.iter().position(|d| d.address == address && d.device.is_some()) {
+            return if self.devices.list.get(i).is_some_and(|d| d.down_since == 0) { Ok(i) } else { Err(Reason::NoRdmaDevice) };
+        }
+        let now = sys::now_ns();
+        if let Some((_, why, _)) = self.devices.failed.iter().find(|(a, _, until)| *a == address && now < *until) {
+            return Err(*why);
+        }
+        self.devices.failed.retain(|(a, _, until)| *a != address && now < *until);
+        self.open_device(address).inspect_err(|why| {
+            let pause = if *why == Reason::NoRdmaDevice { NO_DEVICE_NS } else { FAILED_NS };
+            if self.devices.failed.len() < 256 {
+                self.devices.failed.push((address, *why, now + pause));
+            }
+        })
+    }
+
+    fn open_device(&mut self, address: IpAddr) -> Result<usize, Reason> {
+        let verbs = self.devices.load()?;
+        if self.devices.manager.is_none() {
+            let manager = verbs.open_manager().map_err(reason_of)?;
+            if !watch(self.epoll, verbs.manager_fd(&manager), libc::EPOLLIN as u32, EVENT_MANAGER) {
+                return Err(Reason::NoDescriptor);
+            }
+            self.devices.manager = Some(manager);
+        }
+        let place = self.devices.list.iter().position(|d| d.address == address).unwrap_or(self.devices.list.len());
+        let Some(manager) = self.devices.manager.as_ref() else { return Err(Reason::RdmaRefused) };
+        let device = verbs.open_device(manager, address, TOKEN_DEVICE | place as u64).map_err(|e| {
+            debug_log!("{address}: no RDMA device: {:?}: errno {}", e.call, e.errno);
+            reason_of(e)
+        })?;
+        let facts = *verbs.facts(&device);
+        if !facts.survives_fork || !facts.active {
+            debug_log!("{address}: device {} cannot be used: active {}, survives fork {}", facts.name.as_str(), facts.active, facts.survives_fork);
+            let _ = verbs.close_device(device);
+            return Err(if facts.active { Reason::RdmaRefused } else { Reason::NoRdmaDevice });
+        }
+        let fd = verbs.device_fd(&device);
+        let _ = watch(self.epoll, fd, libc::EPOLLIN as u32, EVENT_DEVICE | place as u64);
+        debug_log!("{address}: device {}, writes with immediate: {}", facts.name.as_str(), facts.writes_imm);
+        let new = Device { address, device: Some(device), queues: Vec::new(), down_since: 0 };
+        match self.devices.list.get_mut(place) {
+            Some(old) => *old = new,
+            None => self.devices.list.push(new),
+        }
+        Ok(place)
+    }
+
+    pub(super) fn facts(&self, device: usize) -> Option<Facts> {
+        let verbs = self.devices.verbs()?;
+        self.devices.list.get(device)?.device.as_ref().map(|d| *verbs.facts(d))
+    }
+
+    /// A queue of the device's with room for a pair with these settings, and the pair's place on it.
+    pub(super) fn seat(&mut self, device: usize, settings: &Settings) -> Result<(&'static Queue, netacc_rdma::Tag), Reason> {
+        let me = lifecycle::tid();
+        let reserve = |q: &'static Queue| {
+            for _ in 0..1000 {
+                match q.hub.reserve(me, settings) {
+                    Err(netacc_rdma::HubError::Busy) => sys::sched_yield(),
+                    Ok(tag) => return Some((q, tag)),
+                    Err(_) => return None,
+                };
+            }
+            None
+        };
+        let found = self.devices.list.get(device).and_then(|d| d.queues.iter().copied().find_map(reserve));
+        if let Some(found) = found {
+            return Ok(found);
+        }
+        let q = self.new_queue(device)?;
+        reserve(q).ok_or(Reason::RdmaRefused)
+    }
+
+    fn new_queue(&mut self, at: usize) -> Result<&'static Queue, Reason> {
+        let verbs = self.devices.verbs().ok_or(Reason::RdmaCoreMissing)?;
+        let config = lifecycle::config();
+        let number = wire::queues().count();
+        if number >= QUEUES {
+            return Err(Reason::ChannelFull);
+        }
+        let entries = self.facts(at).map_or(0, |f| f.entries_max).min(ENTRIES);
+        let d = self.devices.list.get_mut(at).ok_or(Reason::NoRdmaDevice)?;
+        let device = d.device.as_ref().ok_or(Reason::NoRdmaDevice)?;
+        let queue = verbs.open_queue(device, entries, config.comp_vector.wrapping_add(d.queues.len() as u32)).map_err(reason_of)?;
+        let hub = netacc_rdma::Hub::new(alloc::sync::Arc::new(verbs), queue, entries);
+        let queue: &'static Queue = Box::leak(Box::new(Queue { hub, armed: AtomicBool::new(false), visits: AtomicU64::new(0) }));
+        if !wire::add_queue(queue) || !self.devices.serve(number, queue, config) {
+            return Err(Reason::NoDescriptor);
+        }
+        queue.arm();
+        if let Some(d) = self.devices.list.get_mut(at) {
+            d.queues.push(queue);
+        }
+        Ok(queue)
+    }
+
+    // ---- news of devices ---------------------------------------------------------------------------------------------
+
+    pub(super) fn hear_device(&mut self, at: usize) {
+        let Some(verbs) = self.devices.verbs() else { return };
+        // Bounded: what is left is told again.
+        for _ in 0..64 {
+            let Some(d) = self.devices.list.get(at) else { return };
+            let Some(device) = d.device.as_ref() else { return };
+            match verbs.next_fault(device) {
+                Ok(None) => return,
+                Ok(Some(Fault::PortDown)) => self.port_is(device_down, at),
+                Ok(Some(Fault::PortUp)) => self.port_is(device_up, at),
+                Ok(Some(Fault::DeviceLost)) => self.lose_device(at),
+                Ok(Some(_)) => self.look_at_pairs(),
+                Err(e) => {
+                    debug_log!("device {at}: {:?}: errno {}", e.call, e.errno);
+                    // It would be told for ever.
+                    // SAFETY: deleting takes no event.
+                    let _ = unsafe { sys::epoll_ctl(self.epoll, libc::EPOLL_CTL_DEL, verbs.device_fd(device), core::ptr::null_mut()) };
+                    return;
+                }
+            }
+        }
+    }
+
+    /// News of a port concern every address of the device's: it was opened once for each, and only one is told.
+    fn port_is(&mut self, change: fn(&mut Device), at: usize) {
+        let name = self.facts(at).map(|f| f.name);
+        for i in 0..self.devices.list.len() {
+            if self.facts(i).map(|f| f.name) == name
+                && let Some(d) = self.devices.list.get_mut(i)
+            {
+                change(d);
+            }
+        }
+        self.devices.failed.clear();
+        self.at(sys::now_ns() + DOWN_NS);
+        self.places.iter_mut().for_each(|p| p.forget_failures());
+        self.forget_pair_failures();
+    }
+
+    pub(super) fn time_devices(&mut self) {
+        let now = sys::now_ns();
+        for i in 0..self.devices.list.len() {
+            let Some(down) = self.devices.list.get(i).map(|d| d.down_since).filter(|t| *t != 0) else { continue };
+            if now >= down + DOWN_NS {
+                self.end_pairs_on(i);
+            } else {
+                self.at(down + DOWN_NS);
+            }
+        }
+    }
+
+    /// The device goes away: everything on it is closed. Whoever removes it waits for that.
+    pub(super) fn lose_device(&mut self, at: usize) {
+        debug_log!("device {at} goes away");
+        self.end_pairs_on(at);
+        self.end_links_on(at);
+        let Some(verbs) = self.devices.verbs() else { return };
+        if let Some(d) = self.devices.list.get_mut(at) {
+            // The queues stay on the list: a thread may be polling one. They are empty.
+            d.queues.clear();
+            if let Some(device) = d.device.take() {
+                let _ = verbs.close_device(device);
+            }
+        }
+    }
+}
+
+fn device_down(d: &mut Device) {
+    if d.down_since == 0 {
+        d.down_since = sys::now_ns();
+    }
+}
+
+fn device_up(d: &mut Device) {
+    d.down_since = 0;
+}
+
+// ---- the threads that poll -----------------------------------------------------------------------------------------
+
+/// Most I/O threads.
+const THREADS: usize = 64;
+static EPOLLS: [AtomicI32; THREADS] = [const { AtomicI32::new(-1) }; THREADS];
+static THREAD_COUNT: AtomicU32 = AtomicU32::new(1);
+
+impl Devices {
+    /// Gives a queue to an I/O thread, which is started if it is its first.
+    fn serve(&mut self, number: usize, queue: &'static Queue, config: &Config) -> bool {
+        let count = (config.io_threads.max(1) as usize).min(THREADS);
+        THREAD_COUNT.store(count as u32, Relaxed);
+        let at = number % count;
+        let Some(place) = EPOLLS.get(at) else { return false };
+        let mut epoll = place.load(Acquire);
+        if at >= self.threads {
+            epoll = numbers::make(|| sys::epoll_create1(libc::EPOLL_CLOEXEC));
+            place.store(epoll, Release);
+            if epoll < 0 || !service::spawn(run_io, at as *mut c_void) {
+                return false;
+            }
+            self.threads = at + 1;
+        }
+        watch(epoll, queue.hub.fd(), libc::EPOLLIN as u32, core::ptr::from_ref(queue) as u64)
+    }
+}
+
+extern "C" fn run_io(index: *mut c_void) -> *mut c_void {
+    let index = index as usize;
+    sys::block_all_signals();
+    sys::name_thread(b"netacc-io\0");
+    sys::set_affinity(&lifecycle::config().affinity);
+    let epoll = EPOLLS.get(index).map_or(-1, |e| e.load(Acquire));
+    let mut visits = [0u64; QUEUES];
+    loop {
+        let others_poll = visit(index, &mut visits);
+        let mut events = [epoll_event { events: 0, u64: 0 }; QUEUES];
+        let timeout = if others_poll { OTHERS_POLL_NS } else { -1 };
+        // SAFETY: room for so many events; no mask.
+        let n = unsafe { sys::epoll_wait(epoll, events.as_mut_ptr(), QUEUES as c_int, timeout, core::ptr::null()) };
+        if n < 0 && n != -(libc::EINTR as isize) {
+            return core::ptr::null_mut();
+        }
+        for e in events.iter().take(n.max(0) as usize) {
+            let at = e.u64;
+            // SAFETY: what `serve` registered: a queue, which lives for ever.
+            let Some(q) = (unsafe { (at as *const Queue).as_ref() }) else { continue };
+            stats::count(Counter::RdmaIoWakeups);
+            q.armed.store(false, SeqCst);
+            let _ = q.hub.clear();
+            q.drain();
+        }
+    }
+}
+
+/// Polls and arms the queues of an I/O thread that nobody else polls. True: somebody polls one, or may.
+fn visit(index: usize, visits: &mut [u64; QUEUES]) -> bool {
+    let count = THREAD_COUNT.load(Relaxed).max(1) as usize;
+    let mut others_poll = false;
+    for (q, seen) in wire::queues().zip(visits.iter_mut()).enumerate().filter(|(i, _)| i % count == index).map(|(_, x)| x) {
+        if q.armed.load(SeqCst) {
+            q.flush();
+            continue;
+        }
+        let now = q.visits.load(Relaxed);
+        if now != *seen {
+            *seen = now;
+            others_poll = true;
+            continue;
+        }
+        q.drain();
+        q.arm();
+        // What came before it was armed makes no noise.
+        q.drain();
+        q.flush();
+        others_poll |= !q.armed.load(SeqCst);
+    }
+    others_poll
+}
+
+/// Tokens of the manager's news: what they are about, in the upper byte.
+pub(super) const TOKEN_PAIR: u64 = 1 << 56;
+pub(super) const TOKEN_DEVICE: u64 = 2 << 56;
+pub(super) const TOKEN_LISTENER: u64 = 3 << 56;
+
+/// Pairs of one kind only understand each other.
+pub(super) fn transport_code(t: Transport) -> u8 {
+    match t {
+        Transport::Infiniband => 0,
+        Transport::Iwarp => 1,
+        Transport::Other(_) => 0xff,
+    }
+}

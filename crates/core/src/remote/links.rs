@@ -1,0 +1,782 @@
+//! TCP connections between libraries: found, greeted, written to, ended.
+//!
+//! For connections to TCP port P an accepting process listens on the first free one of P + 20000 … P + 20003 (40000 less where
+//! that is above 65535), on the address at which it accepts. A connecting process tries all four at once, nonblocking, and
+//! keeps a link to each process that answers. The acceptor speaks first.
+
+use super::pairs::{Arenas, Pair};
+use super::wire::Wire;
+use super::*;
+use crate::log::{debug_log, warn_log};
+use crate::socket::address;
+use crate::stats;
+use alloc::collections::VecDeque;
+use netacc_control::stats::Counter;
+use netacc_proto::remote::{Frame, Hello, MAX_FRAME, VERSION};
+use netacc_proto::rendezvous::Role;
+use netacc_verbs::fabric::Transport;
+
+/// From the port of the connections to the first one of the links.
+const OFFSET: u32 = 20_000;
+/// Ports that are tried.
+const TRIED: u8 = 4;
+/// A peer that has not answered, or not greeted, for so long is given up.
+const ANSWER_NS: u64 = 1_000_000_000;
+/// Where nobody was found it is tried again: the acceptor may not have accepted yet…
+const AGAIN_NS: [u64; 3] = [100_000_000, 400_000_000, 1_000_000_000];
+/// …and when others connect after so long, doubled each time.
+const NOBODY_NS: u64 = 10_000_000_000;
+const NOBODY_MAX_NS: u64 = 300_000_000_000;
+/// New connections to a place make it looked at again for more processes, at most so often.
+const MORE_NS: u64 = 1_000_000_000;
+/// Places that are remembered.
+const PLACES: usize = 256;
+/// What waits to be written to a peer that does not read.
+const OUTPUT_MAX: usize = 1 << 20;
+/// Words wait while so much does.
+const OUTPUT_BUSY: usize = 1 << 16;
+const LIB_VERSION: [u16; 3] = [0, 1, 0];
+
+/// The `k`th port of the links for connections to `port`.
+pub(super) fn link_port(port: u16, k: u8) -> u16 {
+    let wanted = u32::from(port) + OFFSET + u32::from(k);
+    (if wanted > 65_535 { wanted - 2 * OFFSET } else { wanted }) as u16
+}
+
+/// Where this process takes links.
+pub(super) struct Listener {
+    /// Where the connections are accepted that they are for.
+    pub(super) local: SocketAddr,
+    fd: c_int,
+    pub(super) device: usize,
+    pub(super) cm: Option<netacc_verbs::Listener>,
+    pub(super) cm_port: u16,
+}
+
+/// Where connections of this process go.
+pub(super) struct Place {
+    local: IpAddr,
+    peer: SocketAddr,
+    /// When it is tried next; 0: not.
+    next: u64,
+    /// How often nobody was found in a row.
+    tries: usize,
+    /// When it was tried last.
+    tried: u64,
+    /// Nobody is there: until when that is believed.
+    nobody_until: u64,
+}
+
+impl Place {
+    pub(super) fn forget_failures(&mut self) {
+        (self.tries, self.nobody_until) = (0, 0);
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// TCP's handshake is under way.
+    Connecting,
+    /// The peer has not greeted.
+    Greeting,
+    Up,
+    /// The TCP connection has ended; connections are still on the channel.
+    Gone,
+}
+
+/// Why a link ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// It ended.
+    Ended,
+    /// Nobody is there, or somebody else.
+    NotFound,
+    /// The peer broke the rules.
+    Malformed,
+    OtherVersion,
+    /// It does not read.
+    Stuck,
+    NoMemory,
+    /// It is of no use any more.
+    Idle,
+    /// The device is gone.
+    Device,
+}
+
+/// What we know of a slot of a link's.
+pub(super) struct Conn {
+    pub(super) state: ConnState,
+    pub(super) token: u64,
+    /// Acceptor: the waiting socket.
+    pub(super) waiting: Key,
+    pub(super) socket: Option<&'static Socket>,
+    pub(super) generation: u32,
+    pub(super) pair: u32,
+    pub(super) lane: u16,
+    /// Its rings, until the pair has them.
+    pub(super) rings: Option<netacc_rdma::arena::Rings<wire::Net>>,
+    /// What was last said of it.
+    pub(super) said: Option<netacc_proto::remote::Words>,
+    /// The peer's last request.
+    pub(super) asked: u32,
+    /// Acceptor: the connector has taken its memory back, too.
+    pub(super) freed: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ConnState {
+    Free,
+    /// Offered, not answered.
+    Offered,
+    /// Agreed: our end may be in use.
+    Live,
+    /// Our end is gone; the pair still has its memory.
+    Left,
+    /// Acceptor: ours again, perhaps not the connector's.
+    Done,
+}
+
+impl Conn {
+    pub(super) const FREE: Conn = Conn {
+        state: ConnState::Free,
+        token: 0,
+        waiting: Key(u64::MAX),
+        socket: None,
+        generation: 0,
+        pair: 0,
+        lane: 0,
+        rings: None,
+        said: None,
+        asked: 0,
+        freed: false,
+    };
+}
+
+/// A TCP connection to another process's library, and what was agreed on it.
+pub(super) struct Link {
+    pub(super) serial: u32,
+    pub(super) fd: c_int,
+    pub(super) role: Role,
+    pub(super) phase: Phase,
+    pub(super) local: IpAddr,
+    pub(super) peer: IpAddr,
+    /// The port of the connections that it is for.
+    pub(super) port: u16,
+    k: u8,
+    /// When it was made; when it was last of use.
+    pub(super) since: u64,
+    pub(super) hello: Option<Hello>,
+    pub(super) device: usize,
+    /// Acceptor: where the manager listens for its pairs.
+    pub(super) cm_port: u16,
+    input: Vec<u8>,
+    pub(super) output: VecDeque<u8>,
+    blocked: bool,
+    pub(super) domain: Option<netacc_verbs::Domain>,
+    pub(super) arenas: Option<Arenas>,
+    pub(super) channel: Option<&'static Channel>,
+    pub(super) conns: Vec<Conn>,
+    pub(super) pairs: Vec<Pair>,
+    pub(super) next_pair: u32,
+    /// No new pair before that; and how long the next pause is.
+    pub(super) pair_after: u64,
+    pub(super) pair_pause: u64,
+    /// Acceptor: connections of which both ends are there, and no pair is.
+    pub(super) waiting: VecDeque<Tuple>,
+}
+
+impl Link {
+    pub(super) fn wire(&self) -> Option<&'static Wire> {
+        self.channel.and_then(Channel::wire)
+    }
+
+    /// The channel's slots in use.
+    pub(super) fn in_use(&self) -> bool {
+        self.conns.iter().any(|c| c.state != ConnState::Free)
+    }
+
+    /// The peer can be talked to.
+    pub(super) fn is_up(&self) -> bool {
+        self.phase == Phase::Up
+    }
+
+    pub(super) fn immediate(&self, ours: bool) -> bool {
+        ours && self.hello.is_some_and(|h| h.immediate)
+    }
+}
+
+/// `sockaddr_in` or `sockaddr_in6`, and its length.
+fn sockaddr(of: SocketAddr) -> ([u8; 28], usize) {
+    let mut raw = [0u8; 28];
+    let mut put = |at: usize, bytes: &[u8]| {
+        if let Some(to) = raw.get_mut(at..at + bytes.len()) {
+            to.copy_from_slice(bytes);
+        }
+    };
+    put(2, &of.port().to_be_bytes());
+    let (family, len) = match of.ip() {
+        IpAddr::V4(ip) => {
+            put(4, &ip.octets());
+            (libc::AF_INET, 16)
+        }
+        IpAddr::V6(ip) => {
+            put(8, &ip.octets());
+            (libc::AF_INET6, 28)
+        }
+    };
+    put(0, &(family as u16).to_ne_bytes());
+    (raw, len)
+}
+
+fn tcp_socket(of: IpAddr) -> c_int {
+    let domain = if of.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+    numbers::make(|| sys::socket(domain, libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK, 0))
+}
+
+fn bind(fd: c_int, to: SocketAddr) -> isize {
+    let (raw, len) = sockaddr(to);
+    sys::bind(fd, raw.get(..len).unwrap_or(&[]))
+}
+
+/// Small frames, at once; and a peer whose host has vanished is noticed.
+fn set_up(fd: c_int) {
+    for (level, name, value) in [
+        (libc::IPPROTO_TCP, libc::TCP_NODELAY, 1),
+        (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1),
+        (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 15),
+        (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 5),
+        (libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 6),
+    ] {
+        let _ = sys::setsockopt(fd, level, name, &(value as c_int));
+    }
+}
+
+impl Remote {
+    pub(super) fn link(&self, i: usize) -> Option<&Link> {
+        self.links.get(i)?.as_deref()
+    }
+
+    pub(super) fn link_mut(&mut self, i: usize) -> Option<&mut Link> {
+        self.links.get_mut(i)?.as_deref_mut()
+    }
+
+    // ---- accepting -------------------------------------------------------------------------------------------------
+
+    /// Connections are accepted at `local`: connectors of other hosts can find this process from here on.
+    pub(super) fn on_accepting(&mut self, local: SocketAddr) {
+        if self.listeners.iter().any(|l| l.local == local) || self.listeners.len() >= 64 {
+            return;
+        }
+        let Ok(device) = self.device_at(local.ip()) else { return };
+        let fd = tcp_socket(local.ip());
+        if fd < 0 {
+            return;
+        }
+        let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, &1i32);
+        let k = (0..TRIED).find(|k| bind(fd, SocketAddr::new(local.ip(), link_port(local.port(), *k))) >= 0 && sys::listen(fd, 128) >= 0);
+        let Some(k) = k else {
+            warn_log!("no port for agreements over RDMA: {} to {} are taken", link_port(local.port(), 0), link_port(local.port(), TRIED - 1));
+            fd_table::close_internal(fd);
+            return;
+        };
+        let (cm, cm_port) = match self.listen_for_pairs(local, device, self.listeners.len(), k) {
+            Some((cm, port)) => (Some(cm), port),
+            None => {
+                fd_table::close_internal(fd);
+                return;
+            }
+        };
+        let at = self.listeners.len();
+        if !watch(self.epoll, fd, libc::EPOLLIN as u32, EVENT_LISTENER | at as u64) {
+            fd_table::close_internal(fd);
+            return;
+        }
+        debug_log!("links for {local} on port {}, pairs on {cm_port}", link_port(local.port(), k));
+        self.listeners.push(Listener { local, fd, device, cm, cm_port });
+    }
+
+    /// The manager's listener: at the next free one of the same ports where the transport shares TCP's, so that a firewall needs
+    /// to let four ports through; otherwise at any.
+    fn listen_for_pairs(&mut self, local: SocketAddr, device: usize, at: usize, k: u8) -> Option<(netacc_verbs::Listener, u16)> {
+        let verbs = self.devices.verbs()?;
+        let shares = self.facts(device)?.transport != Transport::Infiniband;
+        let manager = self.devices.manager.as_ref()?;
+        let token = devices::TOKEN_LISTENER | at as u64;
+        let from = if shares { k + 1 } else { 0 };
+        let ports = (from..TRIED).map(|k| link_port(local.port(), k)).chain([0]);
+        for port in ports {
+            if let Ok(listener) = verbs.listen(manager, SocketAddr::new(local.ip(), port), 128, token) {
+                let port = verbs.port(&listener);
+                return Some((listener, port));
+            }
+        }
+        warn_log!("no port for queue pairs at {}", local.ip());
+        None
+    }
+
+    pub(super) fn take_callers(&mut self, listener: usize) {
+        for _ in 0..LINKS {
+            self.mend_listener(listener);
+            let Some((at, device, local, cm_port)) = self.listeners.get(listener).map(|l| (l.fd, l.device, l.local, l.cm_port)) else { return };
+            let fd = numbers::make(|| sys::accept4(at, libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC));
+            if fd < 0 {
+                if ![libc::EAGAIN, libc::EINTR, libc::ECONNABORTED].contains(&-fd) {
+                    // No descriptor, most likely. Left alone it would wake us for ever.
+                    // SAFETY: deleting takes no event.
+                    let _ = unsafe { sys::epoll_ctl(self.epoll, libc::EPOLL_CTL_DEL, at, core::ptr::null_mut()) };
+                }
+                return;
+            }
+            let mut raw = [0u8; 128];
+            let len = sys::socket_name(fd, true, &mut raw);
+            let peer = address(&raw, len).map(|a| a.ip().to_canonical());
+            let made = peer.and_then(|peer| self.new_link(fd, Role::Acceptor, Phase::Greeting, local.ip(), peer, local.port(), 0, device));
+            match made {
+                Some(i) => {
+                    if let Some(l) = self.link_mut(i) {
+                        l.cm_port = cm_port;
+                    }
+                    self.greet(i);
+                }
+                None => fd_table::close_internal(fd),
+            }
+        }
+    }
+
+    /// The device of a listener was gone, and may be there again.
+    fn mend_listener(&mut self, at: usize) {
+        let Some(local) = self.listeners.get(at).filter(|l| l.cm.is_none()).map(|l| l.local) else { return };
+        let Ok(device) = self.device_at(local.ip()) else { return };
+        if let Some((cm, port)) = self.listen_for_pairs(local, device, at, 0)
+            && let Some(l) = self.listeners.get_mut(at)
+        {
+            (l.device, l.cm, l.cm_port) = (device, Some(cm), port);
+        }
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "the state of one link")]
+    fn new_link(&mut self, fd: c_int, role: Role, phase: Phase, local: IpAddr, peer: IpAddr, port: u16, k: u8, device: usize) -> Option<usize> {
+        if !self.links.iter().any(Option::is_none) {
+            self.evict();
+        }
+        let i = self.links.iter().position(Option::is_none)?;
+        self.serial = self.serial.wrapping_add(1);
+        let serial = self.serial;
+        set_up(fd);
+        let connecting = phase == Phase::Connecting;
+        let events = (libc::EPOLLIN | if connecting { libc::EPOLLOUT } else { 0 }) as u32;
+        if !watch(self.epoll, fd, events, EVENT_LINK | u64::from(serial) << 8 | i as u64) {
+            return None;
+        }
+        let now = sys::now_ns();
+        self.at(now + ANSWER_NS);
+        let new = Link {
+            serial,
+            fd,
+            role,
+            phase,
+            local,
+            peer,
+            port,
+            k,
+            since: now,
+            hello: None,
+            device,
+            cm_port: 0,
+            input: Vec::new(),
+            output: VecDeque::new(),
+            blocked: connecting,
+            domain: None,
+            arenas: None,
+            channel: None,
+            conns: Vec::new(),
+            pairs: Vec::new(),
+            next_pair: 0,
+            pair_after: 0,
+            pair_pause: 0,
+            waiting: VecDeque::new(),
+        };
+        *self.links.get_mut(i)? = Some(Box::new(new));
+        Some(i)
+    }
+
+    /// Makes room by ending the link that has been of no use for longest.
+    fn evict(&mut self) {
+        let idle = self.links.iter().enumerate().filter_map(|(i, l)| l.as_deref().filter(|l| !l.in_use()).map(|l| (i, l.since)));
+        if let Some((i, _)) = idle.min_by_key(|(_, since)| *since) {
+            self.end_link(i, Fault::Idle);
+        }
+    }
+
+    // ---- connecting ------------------------------------------------------------------------------------------------
+
+    /// A connection of ours goes to `peer`: links to all who accept there are made, if there are none.
+    /// `Err`: nobody is there.
+    pub(super) fn seek(&mut self, local: IpAddr, peer: SocketAddr) -> Result<(), Reason> {
+        let now = sys::now_ns();
+        let found = self.links.iter().flatten().any(|l| l.leads_to(local, peer) && l.is_up());
+        let at = self.places.iter().position(|p| p.local == local && p.peer == peer);
+        let at = match at {
+            Some(at) => at,
+            None => {
+                if self.places.len() >= PLACES {
+                    let oldest = self.places.iter().enumerate().min_by_key(|(_, p)| p.tried).map_or(0, |(i, _)| i);
+                    self.places.swap_remove(oldest);
+                }
+                self.places.push(Place { local, peer, next: 0, tries: 0, tried: 0, nobody_until: 0 });
+                self.places.len() - 1
+            }
+        };
+        let Some(p) = self.places.get_mut(at) else { return Ok(()) };
+        if !found && now < p.nobody_until {
+            return Err(Reason::ListenerWithoutLibrary);
+        }
+        if p.next == 0 && (p.tried == 0 || now.saturating_sub(p.tried) > MORE_NS || !found) {
+            p.next = now;
+            if !found {
+                p.tries = 0;
+            }
+            self.try_place(at)?;
+        }
+        Ok(())
+    }
+
+    /// Connects to the ports of a place to which there is no link.
+    fn try_place(&mut self, at: usize) -> Result<(), Reason> {
+        let now = sys::now_ns();
+        let Some(p) = self.places.get_mut(at) else { return Ok(()) };
+        (p.next, p.tried) = (0, now);
+        let (local, peer) = (p.local, p.peer);
+        let device = self.device_at(local)?;
+        for k in 0..TRIED {
+            if self.links.iter().flatten().any(|l| l.leads_to(local, peer) && l.k == k && l.phase != Phase::Gone) {
+                continue;
+            }
+            let fd = tcp_socket(local);
+            if fd < 0 {
+                return Err(Reason::NoDescriptor);
+            }
+            let (raw, len) = sockaddr(SocketAddr::new(peer.ip(), link_port(peer.port(), k)));
+            let ok = bind(fd, SocketAddr::new(local, 0)) >= 0
+                && [0, -(libc::EINPROGRESS as isize)].contains(&sys::connect(fd, raw.get(..len).unwrap_or(&[])))
+                && self.new_link(fd, Role::Connector, Phase::Connecting, local, peer.ip(), peer.port(), k, device).is_some();
+            if !ok {
+                fd_table::close_internal(fd);
+            }
+        }
+        self.settle_place(local, peer);
+        Ok(())
+    }
+
+    /// An attempt has ended: if it was the last one, and nobody was found, it is tried again, or given up.
+    fn settle_place(&mut self, local: IpAddr, peer: SocketAddr) {
+        if self.links.iter().flatten().any(|l| l.leads_to(local, peer) && l.phase != Phase::Gone) {
+            return;
+        }
+        let now = sys::now_ns();
+        let Some(p) = self.places.iter_mut().find(|p| p.local == local && p.peer == peer) else { return };
+        if p.next != 0 {
+            return;
+        }
+        let tries = p.tries;
+        p.tries += 1;
+        if let Some(pause) = AGAIN_NS.get(tries) {
+            p.next = now + pause;
+            let next = p.next;
+            self.at(next);
+            return;
+        }
+        p.nobody_until = now + NOBODY_NS.saturating_mul(1 << (tries - AGAIN_NS.len()).min(8)).min(NOBODY_MAX_NS);
+        debug_log!("{peer}: nobody with the library answers at ports {} to {}", link_port(peer.port(), 0), link_port(peer.port(), TRIED - 1));
+        self.give_up_on(local, peer, Reason::ListenerWithoutLibrary);
+    }
+
+    pub(super) fn time_places(&mut self) {
+        let now = sys::now_ns();
+        for i in 0..self.places.len() {
+            match self.places.get(i).map_or(0, |p| p.next) {
+                0 => {}
+                next if next <= now => {
+                    if let (Err(why), Some((local, peer))) = (self.try_place(i), self.places.get(i).map(|p| (p.local, p.peer))) {
+                        self.give_up_on(local, peer, why);
+                    }
+                }
+                next => self.at(next),
+            }
+        }
+    }
+
+    // ---- one link --------------------------------------------------------------------------------------------------
+
+    pub(super) fn time_links(&mut self) {
+        let now = sys::now_ns();
+        for i in 0..LINKS {
+            let Some(l) = self.link(i) else { continue };
+            match l.phase {
+                Phase::Connecting | Phase::Greeting if now >= l.since + ANSWER_NS => self.end_link(i, Fault::NotFound),
+                Phase::Connecting | Phase::Greeting => {
+                    let at = l.since + ANSWER_NS;
+                    self.at(at);
+                }
+                Phase::Gone if !l.in_use() => self.drop_link(i),
+                _ => {}
+            }
+        }
+    }
+
+    fn greet(&mut self, i: usize) {
+        let Some(l) = self.link(i) else { return };
+        let (role, port, device) = (l.role, l.port, l.device);
+        let Some(facts) = self.facts(device) else { return };
+        let config = lifecycle::config();
+        let hello = Hello {
+            version: VERSION,
+            lib_version: LIB_VERSION,
+            pid: sys::getpid(),
+            role,
+            process: self.process,
+            port,
+            immediate: facts.writes_imm,
+            transport: devices::transport_code(facts.transport),
+            receives: 128,
+            ring_log2: pairs::ring_bytes(config).trailing_zeros() as u8,
+            lanes: pairs::lanes(config),
+        };
+        self.send(i, Frame::Hello(hello));
+    }
+
+    /// Sends, or leaves it to be sent when there is room.
+    pub(super) fn send(&mut self, i: usize, frame: Frame) {
+        let Some(l) = self.link_mut(i).filter(|l| matches!(l.phase, Phase::Greeting | Phase::Up)) else { return };
+        let mut bytes = [0u8; MAX_FRAME];
+        let n = frame.encode(&mut bytes);
+        if l.output.len() > OUTPUT_MAX || l.output.try_reserve(n).is_err() {
+            self.end_link(i, Fault::Stuck);
+            return;
+        }
+        l.output.extend(bytes.get(..n).unwrap_or(&[]));
+    }
+
+    /// Whether words should wait: the peer does not read.
+    pub(super) fn is_busy(&self, i: usize) -> bool {
+        self.link(i).is_none_or(|l| l.output.len() > OUTPUT_BUSY)
+    }
+
+    /// Writes what waits.
+    pub(super) fn flush(&mut self, i: usize) {
+        let epoll = self.epoll;
+        let Some(l) = self.link_mut(i).filter(|l| matches!(l.phase, Phase::Greeting | Phase::Up)) else { return };
+        while !l.output.is_empty() {
+            let (first, _) = l.output.as_slices();
+            // SAFETY: a live buffer.
+            let r = unsafe { sys::sendto(l.fd, first.as_ptr(), first.len(), libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
+            if r > 0 {
+                l.output.drain(..r as usize);
+            } else if r == -(libc::EAGAIN as isize) || r == -(libc::EINTR as isize) {
+                break;
+            } else {
+                self.end_link(i, Fault::Ended);
+                return;
+            }
+        }
+        let blocked = !l.output.is_empty();
+        if blocked != l.blocked {
+            l.blocked = blocked;
+            let events = (libc::EPOLLIN | if blocked { libc::EPOLLOUT } else { 0 }) as u32;
+            let _ = watch(epoll, l.fd, events, EVENT_LINK | u64::from(l.serial) << 8 | i as u64);
+        }
+    }
+
+    /// Writes what waits on all links.
+    pub(super) fn flush_all(&mut self) {
+        for i in 0..LINKS {
+            if self.link(i).is_some_and(|l| !l.output.is_empty() && !l.blocked) {
+                self.flush(i);
+            }
+        }
+    }
+
+    pub(super) fn serve_link(&mut self, i: usize, serial: u32, events: u32) {
+        let Some(l) = self.link_mut(i).filter(|l| l.serial == serial && l.phase != Phase::Gone) else { return };
+        if l.phase == Phase::Connecting {
+            let mut error: c_int = 0;
+            let asked = sys::getsockopt(l.fd, libc::SOL_SOCKET, libc::SO_ERROR, &mut error);
+            if asked < 0 || error != 0 {
+                self.end_link(i, Fault::NotFound);
+                return;
+            }
+            if events & libc::EPOLLOUT as u32 == 0 {
+                return;
+            }
+            l.phase = Phase::Greeting;
+            // Connected to itself (a free port of this host): nobody.
+            let mut raw = [[0u8; 128]; 2];
+            let [a, b] = &mut raw;
+            if sys::socket_name(l.fd, false, a) == sys::socket_name(l.fd, true, b) && a == b {
+                self.end_link(i, Fault::NotFound);
+                return;
+            }
+        }
+        if events & libc::EPOLLOUT as u32 != 0 {
+            self.flush(i);
+        }
+        if let Err(why) = self.read(i) {
+            self.end_link(i, why);
+        }
+    }
+
+    fn read(&mut self, i: usize) -> Result<(), Fault> {
+        loop {
+            let Some(l) = self.link_mut(i).filter(|l| l.phase != Phase::Gone) else { return Ok(()) };
+            let mut part = [0u8; 16384];
+            // SAFETY: a live buffer.
+            let r = unsafe { sys::recvfrom(l.fd, part.as_mut_ptr(), part.len(), libc::MSG_DONTWAIT, core::ptr::null_mut(), core::ptr::null_mut()) };
+            let n = match r {
+                1.. => r as usize,
+                0 => return Err(Fault::Ended),
+                e if e == -(libc::EAGAIN as isize) || e == -(libc::EINTR as isize) => return Ok(()),
+                _ => return Err(Fault::Ended),
+            };
+            l.input.try_reserve(n).map_err(|_| Fault::NoMemory)?;
+            l.input.extend_from_slice(part.get(..n).unwrap_or(&[]));
+            let mut at = 0;
+            loop {
+                let Some(l) = self.link(i).filter(|l| l.phase != Phase::Gone) else { return Ok(()) };
+                let rest = l.input.get(at..).unwrap_or(&[]);
+                let Some(len) = Frame::length(rest).map_err(|_| Fault::Malformed)? else { break };
+                let Some(bytes) = rest.get(..len) else { break };
+                let frame = Frame::decode(bytes).map_err(|e| match e {
+                    netacc_proto::rendezvous::DecodeError::Format => Fault::OtherVersion,
+                    _ => Fault::Malformed,
+                })?;
+                at += len;
+                self.handle(i, frame)?;
+            }
+            let Some(l) = self.link_mut(i) else { return Ok(()) };
+            l.input.drain(..at.min(l.input.len()));
+        }
+    }
+
+    fn handle(&mut self, i: usize, frame: Frame) -> Result<(), Fault> {
+        let Some(l) = self.link(i) else { return Ok(()) };
+        if l.phase == Phase::Greeting {
+            let Frame::Hello(hello) = frame else { return Err(Fault::Malformed) };
+            return self.on_hello(i, hello);
+        }
+        let acceptor = l.role == Role::Acceptor;
+        match frame {
+            Frame::Candidate(c) if acceptor => self.on_candidate(i, c),
+            Frame::Withdraw { token } if acceptor => self.on_withdraw(i, token),
+            Frame::Accept { token, slot } if acceptor => self.on_accept(i, token, slot),
+            Frame::Refuse { token, slot, reason } if acceptor => self.on_refuse(i, token, slot, reason),
+            Frame::Freed { slot } if acceptor => self.on_freed(i, slot),
+            Frame::Pair(p) if !acceptor => self.on_pair(i, p),
+            Frame::Offer(o) if !acceptor => self.on_offer(i, o),
+            Frame::PairReady { pair } => self.on_pair_ready(i, pair),
+            Frame::PairEnd { pair } => {
+                self.on_pair_end(i, pair);
+                Ok(())
+            }
+            Frame::Words(w) => self.on_words(i, w),
+            Frame::Bye => Err(Fault::Ended),
+            _ => Err(Fault::Malformed),
+        }
+    }
+
+    fn on_hello(&mut self, i: usize, hello: Hello) -> Result<(), Fault> {
+        let Some(l) = self.link(i) else { return Ok(()) };
+        let (role, port, device, local, peer) = (l.role, l.port, l.device, l.local, l.peer);
+        if hello.version != VERSION {
+            return Err(Fault::OtherVersion);
+        }
+        let transport = self.facts(device).map(|f| devices::transport_code(f.transport));
+        // Another process's port may lie where ours is looked for; and nobody talks to himself.
+        let fits = hello.role != role && hello.port == port && transport == Some(hello.transport);
+        if !fits || hello.process == self.process || !(12..=26).contains(&hello.ring_log2) || !(1..=4096).contains(&hello.lanes) {
+            return Err(Fault::NotFound);
+        }
+        let known = |l: &Link| l.role == role && l.port == port && l.peer == peer && l.local == local && l.hello.is_some_and(|h| h.process == hello.process);
+        if self.links.iter().flatten().any(|l| l.phase == Phase::Up && known(l)) {
+            return Err(Fault::NotFound);
+        }
+        if role == Role::Connector {
+            self.greet(i);
+        }
+        let Some(l) = self.link_mut(i) else { return Ok(()) };
+        l.phase = Phase::Up;
+        l.hello = Some(hello);
+        stats::count(Counter::RdmaLinks);
+        debug_log!("link to process {} at {peer}, port {port}", hello.pid);
+        if role == Role::Connector {
+            if let Some(p) = self.places.iter_mut().find(|p| p.local == local && p.peer == SocketAddr::new(peer, port)) {
+                p.forget_failures();
+            }
+            self.announce_all(i);
+        }
+        Ok(())
+    }
+
+    /// Ends a link. What was on its pairs has nobody to agree with any more.
+    pub(super) fn end_link(&mut self, i: usize, why: Fault) {
+        let Some(l) = self.link_mut(i).filter(|l| l.phase != Phase::Gone) else { return };
+        let was_up = l.is_up();
+        let (role, local, peer) = (l.role, l.local, SocketAddr::new(l.peer, l.port));
+        if why == Fault::Malformed {
+            stats::count(Counter::PeerCorrupt);
+            warn_log!("the library at {peer} broke the rules of the link: what was agreed with it is given up");
+        } else if was_up {
+            debug_log!("link to {peer} ended: {why:?}");
+        }
+        if was_up && why != Fault::Ended {
+            self.send(i, Frame::Bye);
+            self.flush(i);
+        }
+        let Some(l) = self.link_mut(i) else { return };
+        l.phase = Phase::Gone;
+        l.output = VecDeque::new();
+        fd_table::close_internal(core::mem::replace(&mut l.fd, -1));
+        if was_up {
+            self.forget_link(i);
+            self.end_all_pairs(i);
+            self.abandon(i);
+        }
+        if self.link(i).is_some_and(|l| !l.in_use()) {
+            self.drop_link(i);
+        }
+        if role == Role::Connector {
+            if was_up && let Some(p) = self.places.iter_mut().find(|p| p.local == local && p.peer == peer) {
+                // The process may have a successor.
+                p.forget_failures();
+            }
+            self.settle_place(local, peer);
+        }
+    }
+
+    pub(super) fn end_links_on(&mut self, device: usize) {
+        for i in 0..LINKS {
+            if self.link(i).is_some_and(|l| l.device == device) {
+                self.end_link(i, Fault::Device);
+            }
+        }
+        let Some(verbs) = self.devices.verbs() else { return };
+        for l in self.listeners.iter_mut().filter(|l| l.device == device) {
+            if let Some(cm) = l.cm.take() {
+                let _ = verbs.close_listener(cm);
+            }
+        }
+    }
+
+    /// Nothing is left of a link.
+    pub(super) fn drop_link(&mut self, i: usize) {
+        let Some(place) = self.links.get_mut(i) else { return };
+        let Some(link) = place.take() else { return };
+        self.take_apart(*link);
+    }
+}
+
+impl Link {
+    /// Connections from `local` to `peer` are what it is for.
+    fn leads_to(&self, local: IpAddr, peer: SocketAddr) -> bool {
+        self.role == Role::Connector && self.local == local && self.peer == peer.ip() && self.port == peer.port()
+    }
+}

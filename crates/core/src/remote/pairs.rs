@@ -1,0 +1,888 @@
+//! Queue pairs: connected, shared by connections, lost; and the memory of their rings.
+//!
+//! ```text
+//! A: Pair ─▶ C: resolve, create, connect ─▶ A: (nonce?) create, accept ─▶ both: Established, PairReady ─▶ ready
+//! ```
+//!
+//! A pair that is lost is closed at once; the rings of its connections stay as they are until these have gone back to their
+//! carriers, because what was not acknowledged is sent again from there.
+
+use super::devices::{TOKEN_DEVICE, TOKEN_LISTENER, TOKEN_PAIR};
+use super::links::{Conn, ConnState, Fault, Link};
+use super::wire::{Net, PairContext, Queue};
+use super::*;
+use crate::log::{debug_log, warn_log};
+use crate::stats;
+use alloc::sync::Arc;
+use core::ptr::NonNull;
+use netacc_control::config::Config;
+use netacc_control::stats::Counter;
+use netacc_proto::remote::{self as proto, Frame};
+use netacc_proto::rendezvous::Role;
+use netacc_rdma::arena::{GrowError, Pool, Rings};
+use netacc_rdma::{HubError, Tag};
+use netacc_verbs::fabric::{Capacity, Error, Event, News, Patience, Transport};
+
+/// A ring holds so many of the configured buffers (`NACC_SOR_MSG_SIZE`), rounded up to a power of two.
+const RING_BUFFERS: usize = 8;
+const RING_MAX: usize = 16 << 20;
+/// A pair that is not established after so long will not be.
+const CONNECT_NS: u64 = 5_000_000_000;
+/// After a failure no pair is tried for so long, doubled each time.
+const PAUSE_NS: u64 = 1_000_000_000;
+const PAUSE_MAX_NS: u64 = 60_000_000_000;
+/// Pairs that are being connected at the same time, on one link.
+const AT_ONCE: usize = 16;
+/// Why memory cannot be had is logged no more often.
+const LOG_EVERY_NS: u64 = 60_000_000_000;
+/// For how long a silent peer is tried: the driver's choice of time-out, so often.
+const PATIENCE: Patience = Patience::DEFAULT;
+
+/// Bytes of a ring.
+pub(super) fn ring_bytes(config: &Config) -> usize {
+    (config.buffer_bytes as usize).saturating_mul(RING_BUFFERS).clamp(netacc_rdma::arena::RING_BYTES_MIN, RING_MAX).next_power_of_two()
+}
+
+/// Connections on one pair.
+pub(super) fn lanes(config: &Config) -> u16 {
+    config.connections_per_channel.clamp(1, netacc_rdma::SLOTS_MAX as u32) as u16
+}
+
+/// The rings of one peer, and the memory that they are cut from.
+pub(super) struct Arenas {
+    pub(super) pool: Pool<Net>,
+    logged_at: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PairState {
+    /// Acceptor: the peer was asked to connect it.
+    Requested,
+    /// Connector: the manager looks for the way.
+    Resolving,
+    /// Asked, or accepted.
+    Connecting,
+    /// Established at this end.
+    Established,
+    /// Established at both ends, and both know.
+    Ready,
+    /// Closed; connections that were on it still name it.
+    Lost,
+}
+
+/// A queue pair.
+pub(super) struct Pair {
+    pub(super) number: u32,
+    pub(super) state: PairState,
+    nonce: [u8; 16],
+    pub(super) lanes: u16,
+    /// Until it is ready. `None` before it is created, and while a thread connects it.
+    pair: Option<netacc_verbs::Pair>,
+    /// A thread connects it.
+    connecting: bool,
+    pub(super) link: Option<Arc<wire::Link>>,
+    seat: Option<(&'static Queue, Tag)>,
+    context: *mut PairContext,
+    receives: Option<(NonNull<u8>, usize)>,
+    /// The peer has said that it is established there.
+    peer_ready: bool,
+    deadline: u64,
+    /// Its connections.
+    pub(super) used: Vec<bool>,
+    was_used: bool,
+    /// Since when it has none.
+    idle_since: u64,
+    /// Once it is lost: the rings of the connections that were on it.
+    rings: Vec<Rings<Net>>,
+}
+
+impl Pair {
+    fn new(number: u32, state: PairState, nonce: [u8; 16], lanes: u16) -> Pair {
+        Pair {
+            number,
+            state,
+            nonce,
+            lanes,
+            pair: None,
+            connecting: false,
+            link: None,
+            seat: None,
+            context: core::ptr::null_mut(),
+            receives: None,
+            peer_ready: false,
+            deadline: sys::now_ns() + CONNECT_NS,
+            used: alloc::vec![false; usize::from(lanes)],
+            was_used: false,
+            idle_since: sys::now_ns(),
+            rings: Vec::new(),
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        !self.used.iter().any(|u| *u)
+    }
+
+    /// It had connections before.
+    pub(super) fn reused(&self) -> bool {
+        self.was_used
+    }
+
+    pub(super) fn take(&mut self, lane: u16) {
+        self.was_used = true;
+        if let Some(used) = self.used.get_mut(usize::from(lane)) {
+            *used = true;
+        }
+    }
+
+    pub(super) fn context(&self) -> *const PairContext {
+        self.context
+    }
+
+    fn is_coming(&self) -> bool {
+        !matches!(self.state, PairState::Ready | PairState::Lost)
+    }
+}
+
+/// A pair that a thread has connected, or not.
+struct Connected {
+    verbs: Net,
+    pair: netacc_verbs::Pair,
+    private: [u8; 48],
+    token: u64,
+    result: Result<(), Error>,
+}
+
+static CONNECTED: Mutex<Vec<Box<Connected>>> = Mutex::new(Vec::new());
+
+extern "C" fn run_connect(job: *mut c_void) -> *mut c_void {
+    sys::block_all_signals();
+    sys::name_thread(b"netacc-connect\0");
+    // SAFETY: what `connect` passed, for this thread alone.
+    let mut job = unsafe { Box::from_raw(job.cast::<Connected>()) };
+    job.result = job.verbs.connect(&mut job.pair, &job.private, PATIENCE);
+    CONNECTED.lock().push(job);
+    ring();
+    core::ptr::null_mut()
+}
+
+const MAGIC: [u8; 8] = *b"netacc\r\n";
+
+/// What a connection request says: whose pair, and the nonce that came over the link.
+fn private_data(pair: u32, nonce: [u8; 16], process: [u8; 16]) -> [u8; 48] {
+    let mut all = [0u8; 48];
+    let parts: [&[u8]; 5] = [&MAGIC, &[1, 0, 0, 0], &pair.to_le_bytes(), &nonce, &process];
+    for (to, from) in all.iter_mut().zip(parts.into_iter().flatten()) {
+        *to = *from;
+    }
+    all
+}
+
+/// Pair, nonce and process of a request.
+fn read_private(data: &[u8]) -> Option<(u32, [u8; 16], [u8; 16])> {
+    let head = data.get(..12)?;
+    (head.get(..8)? == MAGIC && head.get(8..)? == [1, 0, 0, 0]).then_some(())?;
+    let pair = u32::from_le_bytes(*data.get(12..)?.first_chunk()?);
+    Some((pair, *data.get(16..)?.first_chunk()?, *data.get(32..)?.first_chunk()?))
+}
+
+impl Link {
+    pub(super) fn pair(&self, number: u32) -> Option<&Pair> {
+        self.pairs.iter().find(|p| p.number == number)
+    }
+
+    pub(super) fn pair_mut(&mut self, number: u32) -> Option<&mut Pair> {
+        self.pairs.iter_mut().find(|p| p.number == number)
+    }
+
+    fn token(&self, number: u32) -> u64 {
+        TOKEN_PAIR | u64::from(self.serial & 0xff_ffff) << 32 | u64::from(number)
+    }
+}
+
+impl Remote {
+    /// The link and the number of a pair's token.
+    fn pair_of(&self, token: u64) -> Option<(usize, u32)> {
+        let serial = (token >> 32) as u32 & 0xff_ffff;
+        let i = self.links.iter().position(|l| l.as_ref().is_some_and(|l| l.serial & 0xff_ffff == serial))?;
+        let number = token as u32;
+        self.link(i)?.pair(number).map(|_| (i, number))
+    }
+
+    // ---- connecting --------------------------------------------------------------------------------------------------
+
+    /// Acceptor: makes sure that pairs are on their way for the connections that wait.
+    pub(super) fn want_pairs(&mut self, i: usize) {
+        let now = sys::now_ns();
+        loop {
+            let Some(l) = self.link_mut(i).filter(|l| l.is_up()) else { return };
+            if now < l.pair_after {
+                let at = l.pair_after;
+                return self.at(at);
+            }
+            let coming: usize = l.pairs.iter().filter(|p| p.is_coming()).map(|p| usize::from(p.lanes)).sum();
+            if coming >= l.waiting.len() || l.pairs.iter().filter(|p| p.is_coming()).count() >= AT_ONCE {
+                return;
+            }
+            let lanes = l.hello.map_or(1, |h| h.lanes).min(lanes(lifecycle::config()));
+            let mut nonce = [0u8; 16];
+            sys::random(&mut nonce);
+            let number = l.next_pair;
+            l.next_pair = number.wrapping_add(1);
+            let port = l.cm_port;
+            l.pairs.push(Pair::new(number, PairState::Requested, nonce, lanes));
+            self.at(now + CONNECT_NS);
+            self.send(i, Frame::Pair(proto::Pair { pair: number, nonce, port, lanes }));
+        }
+    }
+
+    /// Connector: the peer asks for a pair.
+    pub(super) fn on_pair(&mut self, i: usize, asked: proto::Pair) -> Result<(), Fault> {
+        let Some(l) = self.link_mut(i) else { return Ok(()) };
+        if l.pair(asked.pair).is_some() || asked.lanes == 0 || usize::from(asked.lanes) > netacc_rdma::SLOTS_MAX {
+            return Err(Fault::Malformed);
+        }
+        if l.pairs.iter().filter(|p| p.is_coming()).count() >= AT_ONCE {
+            self.send(i, Frame::PairEnd { pair: asked.pair });
+            return Ok(());
+        }
+        l.pairs.push(Pair::new(asked.pair, PairState::Resolving, asked.nonce, asked.lanes));
+        let (local, to, token) = (l.local, SocketAddr::new(l.peer, asked.port), l.token(asked.pair));
+        self.at(sys::now_ns() + CONNECT_NS);
+        let pair = match (self.devices.verbs(), self.devices.manager.as_ref()) {
+            (Some(verbs), Some(manager)) => verbs.resolve(manager, local, to, 2000, token).ok(),
+            _ => None,
+        };
+        match (pair, self.link_mut(i).and_then(|l| l.pair_mut(asked.pair))) {
+            (Some(pair), Some(p)) => p.pair = Some(pair),
+            _ => self.lose_pair(i, asked.pair, Reason::RdmaRefused, true),
+        }
+        Ok(())
+    }
+
+    /// Gives a pair its queues, receives and engine, before it is connected or accepted.
+    fn make(&mut self, i: usize, number: u32) -> Result<(), Reason> {
+        let verbs = self.devices.verbs().ok_or(Reason::RdmaCoreMissing)?;
+        let (device, lanes) = self.link(i).and_then(|l| l.pair(number).map(|p| (l.device, p.lanes))).ok_or(Reason::RdmaRefused)?;
+        self.ensure_domain(i)?;
+        let facts = self.facts(device).ok_or(Reason::NoRdmaDevice)?;
+        let channel = self.ensure_channel(i).ok_or(Reason::NoMemory)?;
+        let immediate = self.link(i).is_some_and(|l| l.immediate(facts.writes_imm));
+        let settings = devices::settings(lanes, immediate);
+        let seat = self.seat(device, &settings)?;
+        let made = self.make_on(i, number, verbs, channel, &settings, seat);
+        if made.is_err() {
+            let _ = until_free(|| seat.0.hub.release(lifecycle::tid(), seat.1));
+        }
+        made
+    }
+
+    fn make_on(&mut self, i: usize, number: u32, verbs: Net, channel: &'static Channel, settings: &netacc_rdma::Settings, seat: (&'static Queue, Tag)) -> Result<(), Reason> {
+        let (queue, tag) = seat;
+        let l = self.link_mut(i).ok_or(Reason::RdmaRefused)?;
+        let domain = l.domain.take().ok_or(Reason::RdmaRefused)?;
+        let made = (|| {
+            let p = l.pair_mut(number).ok_or(Reason::RdmaRefused)?;
+            let pair = p.pair.as_mut().ok_or(Reason::RdmaRefused)?;
+            let capacity = Capacity { sends: settings.sends, receives: settings.receives, inline_bytes: settings.inline_bytes };
+            verbs.create(pair, &domain, queue.hub.queue(), capacity).map_err(devices::reason_of)?;
+            stats::count(Counter::RdmaPairsCreated);
+            let bytes = settings.receives as usize * 64;
+            let memory = NonNull::new(sys::map_shared(-1, bytes)).ok_or(Reason::NoMemory)?;
+            let words = usize::from(settings.slots);
+            let context = PairContext {
+                channel,
+                slots: (0..words).map(|_| AtomicU32::new(0)).collect(),
+                lost: AtomicBool::new(false),
+                released: (0..words.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
+                told: [const { AtomicU64::new(0) }; 4],
+            };
+            // SAFETY: mapped just now, for this alone; unmapped when `dismantle` has handed it back.
+            let link = match unsafe { wire::Link::new(Arc::new(verbs), tag, *settings, &domain, pair, memory) } {
+                Ok(link) => link,
+                Err(e) => {
+                    // SAFETY: the link was not made, so nobody uses it; should the region still be open it is closed with the pair.
+                    unsafe { sys::unmap(memory.as_ptr(), bytes) };
+                    return Err(devices::reason_of(e));
+                }
+            };
+            stats::count(Counter::RdmaRegions);
+            stats::add(Counter::RdmaRegisteredBytes, bytes as u64);
+            p.context = Box::into_raw(Box::new(context));
+            link.set_owner(p.context as usize);
+            let link = Arc::new(link);
+            p.receives = Some((memory, bytes));
+            p.seat = Some((queue, tag));
+            p.link = Some(Arc::clone(&link));
+            until_free(|| queue.hub.add(lifecycle::tid(), Arc::clone(&link))).map_err(|_| Reason::RdmaRefused)
+        })();
+        l.domain = Some(domain);
+        made
+    }
+
+    fn connect(&mut self, i: usize, number: u32) {
+        let Some(verbs) = self.devices.verbs() else { return };
+        let blocks = self.link(i).and_then(|l| self.facts(l.device)).is_some_and(|f| f.transport != Transport::Infiniband);
+        let process = self.process;
+        let Some(l) = self.link_mut(i) else { return };
+        let token = l.token(number);
+        let Some(p) = l.pair_mut(number) else { return };
+        let private = private_data(number, p.nonce, process);
+        p.state = PairState::Connecting;
+        let Some(mut pair) = p.pair.take() else { return };
+        let result = if blocks {
+            p.connecting = true;
+            let job = Box::into_raw(Box::new(Connected { verbs, pair, private, token, result: Ok(()) }));
+            if service::spawn(run_connect, job.cast()) {
+                return;
+            }
+            // SAFETY: made above, and the thread was not.
+            let job = unsafe { Box::from_raw(job) };
+            p.connecting = false;
+            p.pair = Some(job.pair);
+            Err(Reason::NoMemory)
+        } else {
+            let r = verbs.connect(&mut pair, &private, PATIENCE).map_err(devices::reason_of);
+            p.pair = Some(pair);
+            r
+        };
+        if let Err(why) = result {
+            self.lose_pair(i, number, why, true);
+        }
+    }
+
+    /// Takes what the connecting threads have done.
+    pub(super) fn take_connected(&mut self) {
+        loop {
+            let Some(job) = CONNECTED.lock().pop() else { return };
+            let found = self.pair_of(job.token);
+            let place = found.and_then(|(i, n)| self.link_mut(i)?.pair_mut(n)).filter(|p| p.connecting);
+            let Some(p) = place else {
+                let _ = job.verbs.close_pair(job.pair);
+                continue;
+            };
+            p.connecting = false;
+            p.pair = Some(job.pair);
+            let (state, number, peer_ready) = (p.state, p.number, p.peer_ready);
+            let Some((i, _)) = found else { continue };
+            match (state, job.result) {
+                (PairState::Lost, _) => self.dismantle(i, number),
+                (_, Err(e)) => {
+                    debug_log!("pair {number}: {:?}: errno {}", e.call, e.errno);
+                    self.lose_pair(i, number, devices::reason_of(e), true);
+                }
+                (PairState::Established, Ok(())) if peer_ready => self.ready(i, number),
+                _ => {}
+            }
+        }
+    }
+
+    /// News of the connection manager.
+    pub(super) fn hear_manager(&mut self) {
+        // Bounded: what is left is told again.
+        for _ in 0..256 {
+            let (Some(verbs), Some(manager)) = (self.devices.verbs(), self.devices.manager.as_ref()) else { return };
+            match verbs.next_event(manager) {
+                Ok(Some(event)) => self.on_event(verbs, event),
+                Ok(None) => return,
+                Err(e) => {
+                    debug_log!("the connection manager: errno {}", e.errno);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn on_event(&mut self, verbs: Net, event: Event<netacc_verbs::Pair>) {
+        let rest = event.token & 0x00ff_ffff_ffff_ffff;
+        match event.token & 0xff00_0000_0000_0000 {
+            TOKEN_LISTENER => match event.news {
+                News::Request { pair, private } => self.on_request(verbs, pair, &private),
+                News::DeviceRemoved => {
+                    if let Some(device) = self.listeners.get(rest as usize).map(|l| l.device) {
+                        self.lose_device(device);
+                    }
+                }
+                _ => {}
+            },
+            TOKEN_DEVICE => {
+                if matches!(event.news, News::DeviceRemoved) {
+                    self.lose_device(rest as usize);
+                }
+            }
+            _ => {
+                let Some((i, number)) = self.pair_of(event.token) else {
+                    if let News::Request { pair, .. } = event.news {
+                        let _ = verbs.reject(pair, &[]);
+                    }
+                    return;
+                };
+                match event.news {
+                    News::Resolved => match self.make(i, number) {
+                        Ok(()) => self.connect(i, number),
+                        Err(why) => self.lose_pair(i, number, why, true),
+                    },
+                    News::Established { .. } => self.on_established(i, number),
+                    News::Request { pair, .. } => {
+                        let _ = verbs.reject(pair, &[]);
+                    }
+                    News::Disconnected => self.lose_pair(i, number, Reason::RdmaLost, true),
+                    News::DeviceRemoved => {
+                        if let Some(device) = self.link(i).map(|l| l.device) {
+                            self.lose_device(device);
+                        }
+                    }
+                    News::Refused { .. } | News::Unreachable { .. } => self.lose_pair(i, number, Reason::RdmaRefused, true),
+                }
+            }
+        }
+    }
+
+    /// Acceptor: somebody connects a pair. It is the one that was asked for only if it knows the nonce, which went over its link.
+    fn on_request(&mut self, verbs: Net, mut pair: netacc_verbs::Pair, private: &[u8]) {
+        let known = read_private(private).and_then(|(number, nonce, process)| {
+            let of = |l: &Link| {
+                l.role == Role::Acceptor
+                    && l.is_up()
+                    && l.hello.is_some_and(|h| h.process == process)
+                    && l.pair(number).is_some_and(|p| p.state == PairState::Requested && p.nonce == nonce)
+            };
+            let i = self.links.iter().position(|l| l.as_deref().is_some_and(of))?;
+            let l = self.link(i)?;
+            let device = self.devices.list.get(l.device)?.device.as_ref()?;
+            verbs.is_on(device, &pair).then_some((i, number, l.token(number)))
+        });
+        let Some((i, number, token)) = known else {
+            stats::count(Counter::AuthFailures);
+            let _ = verbs.reject(pair, &[]);
+            return;
+        };
+        verbs.set_token(&mut pair, token);
+        if let Some(p) = self.link_mut(i).and_then(|l| l.pair_mut(number)) {
+            p.pair = Some(pair);
+            p.state = PairState::Connecting;
+        }
+        let answer = private_data(number, [0; 16], self.process);
+        let made = self.make(i, number).and_then(|()| {
+            let p = self.link_mut(i).and_then(|l| l.pair_mut(number)).and_then(|p| p.pair.as_mut()).ok_or(Reason::RdmaRefused)?;
+            verbs.accept(p, &answer, PATIENCE).map_err(devices::reason_of)
+        });
+        if let Err(why) = made {
+            self.lose_pair(i, number, why, true);
+        }
+    }
+
+    fn on_established(&mut self, i: usize, number: u32) {
+        let Some(p) = self.link_mut(i).and_then(|l| l.pair_mut(number)).filter(|p| p.state == PairState::Connecting) else { return };
+        p.state = PairState::Established;
+        let go = p.peer_ready && !p.connecting;
+        self.send(i, Frame::PairReady { pair: number });
+        if go {
+            self.ready(i, number);
+        }
+    }
+
+    pub(super) fn on_pair_ready(&mut self, i: usize, number: u32) -> Result<(), Fault> {
+        let Some(p) = self.link_mut(i).and_then(|l| l.pair_mut(number)) else { return Ok(()) };
+        p.peer_ready = true;
+        if p.state == PairState::Established && !p.connecting {
+            self.ready(i, number);
+        }
+        Ok(())
+    }
+
+    /// Both ends are established, and know it of each other.
+    fn ready(&mut self, i: usize, number: u32) {
+        let Some(l) = self.link_mut(i) else { return };
+        let connector = l.role == Role::Connector;
+        (l.pair_after, l.pair_pause) = (0, 0);
+        let Some(p) = l.pair_mut(number) else { return };
+        let (Some(link), Some(pair), Some((queue, _))) = (p.link.as_ref(), p.pair.take(), p.seat) else { return };
+        p.state = PairState::Ready;
+        p.idle_since = sys::now_ns();
+        let started = link.start(pair, connector);
+        debug_log!("pair {number} is ready");
+        if started.is_err() {
+            self.lose_pair(i, number, Reason::RdmaRefused, true);
+            return;
+        }
+        queue.drain();
+        if connector {
+            // The acceptor offers.
+            return;
+        }
+        self.serve_waiting(i);
+    }
+
+    pub(super) fn on_pair_end(&mut self, i: usize, number: u32) {
+        self.lose_pair(i, number, Reason::RdmaLost, false);
+    }
+
+    // ---- the end -----------------------------------------------------------------------------------------------------
+
+    /// A pair is lost, or will not come to be. `tell`: the peer does not know.
+    pub(super) fn lose_pair(&mut self, i: usize, number: u32, why: Reason, tell: bool) {
+        let now = sys::now_ns();
+        let Some(l) = self.link_mut(i) else { return };
+        let Some(p) = l.pair_mut(number).filter(|p| p.state != PairState::Lost) else { return };
+        let (was, connecting, seat) = (p.state, p.connecting, p.seat);
+        if let (PairState::Ready, Some((queue, _))) = (was, seat) {
+            // What has come counts.
+            queue.drain();
+            stats::count(Counter::RdmaPairsLost);
+        }
+        p.state = PairState::Lost;
+        if let Some(link) = p.link.as_ref() {
+            debug_log!("pair {number} is lost: {:?} ({})", link.lost(), why.name());
+            link.end();
+        }
+        if was != PairState::Ready {
+            l.pair_pause = (l.pair_pause * 2).clamp(PAUSE_NS, PAUSE_MAX_NS);
+            l.pair_after = now + l.pair_pause;
+            self.explain_waiting(i, why);
+        } else {
+            l.pair_after = now + PAUSE_NS;
+        }
+        if tell {
+            self.send(i, Frame::PairEnd { pair: number });
+        }
+        if !connecting {
+            self.dismantle(i, number);
+        }
+        if let Some(at) = self.link(i).map(|l| l.pair_after) {
+            self.at(at);
+        }
+        self.leave_pair(i, number);
+    }
+
+    /// Closes a lost pair. From here on nothing arrives in the rings of its connections.
+    fn dismantle(&mut self, i: usize, number: u32) {
+        let me = lifecycle::tid();
+        let Some(verbs) = self.devices.verbs() else { return };
+        let Some(l) = self.link_mut(i) else { return };
+        for (slot, c) in l.conns.iter().enumerate().filter(|(_, c)| c.pair == number && c.state != ConnState::Free) {
+            unlink(l.channel, slot, c.socket);
+        }
+        let Some(p) = l.pair_mut(number) else { return };
+        let Some(link) = p.link.take() else {
+            if let Some(pair) = p.pair.take() {
+                let _ = verbs.close_pair(pair);
+            }
+            if let Some((queue, tag)) = p.seat.take() {
+                let _ = until_free(|| queue.hub.release(me, tag));
+            }
+            return;
+        };
+        if let Some((queue, tag)) = p.seat.take() {
+            // The caller's and the hub's are the only ones.
+            drop(until_free(|| queue.hub.remove(me, tag)));
+            let mut link = link;
+            let whole = loop {
+                match Arc::try_unwrap(link) {
+                    Ok(whole) => break whole,
+                    Err(shared) => link = shared,
+                }
+                sys::sched_yield();
+            };
+            // SAFETY: made by `make_on`, and given up below.
+            if let Some(context) = unsafe { p.context.as_ref() } {
+                context.flush(&whole);
+            }
+            let parts = whole.dismantle(p.pair.take());
+            p.rings = parts.rings;
+            if let (None, Some((memory, bytes))) = (parts.error, p.receives.take()) {
+                // SAFETY: handed back by `dismantle`: no device writes there.
+                unsafe { sys::unmap(memory.as_ptr(), bytes) };
+            }
+            let _ = until_free(|| queue.hub.release(me, tag));
+            if !p.context.is_null() {
+                // SAFETY: made by `make_on`; the hub has let go of the link, so nobody looks at it any more.
+                drop(unsafe { Box::from_raw(core::mem::replace(&mut p.context, core::ptr::null_mut())) });
+            }
+        }
+        self.forget_lost(i);
+    }
+
+    /// Forgets lost pairs that no connection names any more; their rings serve again.
+    pub(super) fn forget_lost(&mut self, i: usize) {
+        let Some(l) = self.link_mut(i) else { return };
+        let mut at = 0;
+        while let Some(p) = l.pairs.get(at) {
+            let number = p.number;
+            let named = l.conns.iter().any(|c| c.pair == number && !matches!(c.state, ConnState::Free | ConnState::Done));
+            if p.state != PairState::Lost || p.connecting || p.link.is_some() || named {
+                at += 1;
+                continue;
+            }
+            let p = l.pairs.swap_remove(at);
+            if let Some(a) = l.arenas.as_mut() {
+                p.rings.into_iter().for_each(|r| a.pool.give_back(r));
+            }
+        }
+    }
+
+    pub(super) fn end_all_pairs(&mut self, i: usize) {
+        loop {
+            let next = self.link(i).and_then(|l| l.pairs.iter().find(|p| p.state != PairState::Lost).map(|p| p.number));
+            let Some(number) = next else { return };
+            self.lose_pair(i, number, Reason::RdmaLost, false);
+        }
+    }
+
+    pub(super) fn end_pairs_on(&mut self, device: usize) {
+        for i in 0..LINKS {
+            let numbers: Vec<u32> = match self.link(i).filter(|l| l.device == device) {
+                Some(l) => l.pairs.iter().filter(|p| p.state != PairState::Lost).map(|p| p.number).collect(),
+                None => continue,
+            };
+            for n in numbers {
+                self.lose_pair(i, n, Reason::RdmaLost, true);
+            }
+        }
+    }
+
+    pub(super) fn forget_pair_failures(&mut self) {
+        for i in 0..LINKS {
+            if let Some(l) = self.link_mut(i) {
+                (l.pair_after, l.pair_pause) = (0, 0);
+                self.want_pairs(i);
+            }
+        }
+    }
+
+    /// Pairs have told something: lost ones are given up, memory that is free is taken back.
+    pub(super) fn look_at_pairs(&mut self) {
+        for i in 0..LINKS {
+            let Some(l) = self.link(i) else { continue };
+            let mut lost = Vec::new();
+            let mut released = Vec::new();
+            for p in l.pairs.iter().filter(|p| p.state != PairState::Lost) {
+                // SAFETY: set by `make_on`, and alive until the pair is dismantled, by this thread.
+                let Some(context) = (unsafe { p.context.as_ref() }) else { continue };
+                if context.lost.load(Acquire) || p.link.as_ref().is_some_and(|l| l.lost().is_some()) {
+                    lost.push(p.number);
+                    continue;
+                }
+                for (w, word) in context.released.iter().enumerate() {
+                    let mut bits = word.swap(0, AcqRel);
+                    while bits != 0 {
+                        released.push((p.number, (w * 64) as u16 + bits.trailing_zeros() as u16));
+                        bits &= bits - 1;
+                    }
+                }
+            }
+            for (number, lane) in released {
+                self.take_back(i, number, lane);
+            }
+            for number in lost {
+                self.lose_pair(i, number, Reason::RdmaLost, true);
+            }
+        }
+    }
+
+    /// Both ends have closed a lane.
+    fn take_back(&mut self, i: usize, number: u32, lane: u16) {
+        let me = lifecycle::tid();
+        let Some(l) = self.link_mut(i) else { return };
+        let Some(p) = l.pair_mut(number) else { return };
+        let (Some(link), Some((queue, _))) = (p.link.as_ref(), p.seat) else { return };
+        let Ok(taken) = until_free(|| queue.hub.take_back(me, link, lane)) else { return };
+        if let (Some(rings), Some(a)) = (taken.rings, l.arenas.as_mut()) {
+            a.pool.give_back(rings);
+        }
+        let slot = l.conns.iter().position(|c| c.state == ConnState::Left && c.pair == number && c.lane == lane);
+        if let Some(slot) = slot {
+            self.conn_is_done(i, slot);
+        }
+    }
+
+    /// A slot's memory is ours again.
+    pub(super) fn conn_is_done(&mut self, i: usize, slot: usize) {
+        let now = sys::now_ns();
+        let Some(l) = self.link_mut(i) else { return };
+        let acceptor = l.role == Role::Acceptor;
+        let gone = !l.is_up();
+        let Some(c) = l.conns.get_mut(slot) else { return };
+        let (number, lane) = (c.pair, usize::from(c.lane));
+        c.state = ConnState::Done;
+        let free = !acceptor || c.freed || gone;
+        if free {
+            *c = Conn::FREE;
+            if let Some(p) = l.pair_mut(number) {
+                if let Some(used) = p.used.get_mut(lane) {
+                    *used = false;
+                }
+                if p.is_empty() {
+                    p.idle_since = now;
+                }
+            }
+        }
+        if !acceptor {
+            self.send(i, Frame::Freed { slot: slot as u16 });
+        }
+        self.forget_lost(i);
+        self.settle_empty(i);
+        if free && acceptor {
+            self.serve_waiting(i);
+        }
+        if gone {
+            self.at(now);
+        }
+    }
+
+    // ---- empty pairs -------------------------------------------------------------------------------------------------
+
+    pub(super) fn time_pairs(&mut self) {
+        let now = sys::now_ns();
+        for i in 0..LINKS {
+            let Some(l) = self.link(i) else { continue };
+            let late: Vec<u32> = l.pairs.iter().filter(|p| p.is_coming() && now >= p.deadline).map(|p| p.number).collect();
+            for n in late {
+                debug_log!("pair {n} does not come to be");
+                self.lose_pair(i, n, Reason::RdmaRefused, true);
+            }
+            let next = self.link(i).and_then(|l| l.pairs.iter().filter(|p| p.is_coming()).map(|p| p.deadline).min());
+            if let Some(at) = next {
+                self.at(at);
+            }
+            self.settle_empty(i);
+            self.want_pairs(i);
+            self.time_waiting(i);
+        }
+    }
+
+    /// Ends pairs that have been empty for as long as the configuration says, or that are too many.
+    fn settle_empty(&mut self, i: usize) {
+        let config = lifecycle::config();
+        let now = sys::now_ns();
+        loop {
+            let empty = |l: &Link| l.pairs.iter().filter(|p| p.state == PairState::Ready && p.is_empty()).count();
+            let all: usize = self.links.iter().flatten().map(|l| empty(l)).sum();
+            let Some(l) = self.link(i) else { return };
+            let of_peer: usize = self.links.iter().flatten().filter(|o| o.peer == l.peer).map(|o| empty(o)).sum();
+            let oldest = l.pairs.iter().filter(|p| p.state == PairState::Ready && p.is_empty()).min_by_key(|p| p.idle_since);
+            let Some((number, since)) = oldest.map(|p| (p.number, p.idle_since)) else { break };
+            let expired = config.empty_channel_expire_ms.map(|ms| since.saturating_add(u64::from(ms) * 1_000_000));
+            let too_many = all > config.empty_channels_max as usize || of_peer > config.empty_channels_max_per_peer as usize;
+            match expired {
+                _ if too_many => {}
+                Some(at) if now >= at => {}
+                Some(at) => return self.at(at),
+                None => return,
+            }
+            // Both ends have closed every connection on it: nothing is lost with it.
+            self.lose_pair(i, number, Reason::None, true);
+        }
+        // With its last pair a link gives its memory back.
+        let verbs = self.devices.verbs();
+        let Some(l) = self.link_mut(i) else { return };
+        if l.pairs.is_empty() && !l.in_use() && l.waiting.is_empty() {
+            close_memory(verbs, l.arenas.take(), l.domain.take());
+        }
+    }
+
+    // ---- memory ------------------------------------------------------------------------------------------------------
+
+    fn ensure_domain(&mut self, i: usize) -> Result<(), Reason> {
+        let verbs = self.devices.verbs().ok_or(Reason::RdmaCoreMissing)?;
+        let l = self.link(i).ok_or(Reason::RdmaRefused)?;
+        if l.domain.is_none() {
+            let device = self.devices.list.get(l.device).and_then(|d| d.device.as_ref()).ok_or(Reason::NoRdmaDevice)?;
+            let domain = verbs.open_domain(device).map_err(devices::reason_of)?;
+            self.link_mut(i).ok_or(Reason::RdmaRefused)?.domain = Some(domain);
+        }
+        Ok(())
+    }
+
+    /// Rings for one connection.
+    pub(super) fn take_rings(&mut self, i: usize) -> Result<Rings<Net>, Reason> {
+        let verbs = self.devices.verbs().ok_or(Reason::RdmaCoreMissing)?;
+        self.ensure_domain(i)?;
+        let config = lifecycle::config();
+        let l = self.link_mut(i).ok_or(Reason::RdmaRefused)?;
+        let theirs = l.hello.map_or(usize::MAX, |h| 1 << h.ring_log2);
+        let ring = ring_bytes(config).min(theirs);
+        let arenas = l.arenas.get_or_insert_with(|| Arenas {
+            pool: Pool::new(ring, config.arena_first_bytes as usize, config.arena_growth_max_bytes as usize),
+            logged_at: 0,
+        });
+        if let Some(rings) = arenas.pool.take() {
+            return Ok(rings);
+        }
+        let bytes = arenas.pool.next_bytes();
+        let memory = NonNull::new(sys::map_shared(-1, bytes)).ok_or(Reason::NoMemory)?;
+        let Some(domain) = l.domain.as_ref() else { return Err(Reason::RdmaRefused) };
+        // SAFETY: mapped just now, for this alone; unmapped when the pool hands it back.
+        match unsafe { arenas.pool.grow(&verbs, domain, memory, bytes) } {
+            Ok(()) => {
+                stats::count(Counter::RdmaRegions);
+                stats::add(Counter::RdmaRegisteredBytes, bytes as u64);
+                arenas.pool.take().ok_or(Reason::NoMemory)
+            }
+            Err(e) => {
+                // SAFETY: it was not registered.
+                unsafe { sys::unmap(memory.as_ptr(), bytes) };
+                let now = sys::now_ns();
+                if arenas.logged_at == 0 || now.saturating_sub(arenas.logged_at) > LOG_EVERY_NS {
+                    arenas.logged_at = now;
+                    warn_log!("{e}; the limit is {} bytes", sys::memlock_limit());
+                }
+                Err(match e {
+                    GrowError::Locked { .. } => Reason::MemlockLimit,
+                    GrowError::Refused(e) => devices::reason_of(e),
+                    _ => Reason::NoMemory,
+                })
+            }
+        }
+    }
+
+    pub(super) fn give_rings_back(&mut self, i: usize, rings: Rings<Net>) {
+        if let Some(a) = self.link_mut(i).and_then(|l| l.arenas.as_mut()) {
+            a.pool.give_back(rings);
+        }
+    }
+
+    /// What is left of a link: nobody uses any of it.
+    pub(super) fn take_apart(&mut self, mut l: Link) {
+        let verbs = self.devices.verbs();
+        for p in l.pairs.drain(..) {
+            if let Some(a) = l.arenas.as_mut() {
+                p.rings.into_iter().for_each(|r| a.pool.give_back(r));
+            }
+        }
+        close_memory(verbs, l.arenas.take(), l.domain.take());
+        if let Some(c) = l.channel {
+            apart::clear_channel(c);
+            self.channels.push(c);
+        }
+    }
+}
+
+fn close_memory(verbs: Option<Net>, arenas: Option<Arenas>, domain: Option<netacc_verbs::Domain>) {
+    let Some(verbs) = verbs else { return };
+    if let Some(a) = arenas {
+        // SAFETY: the pool hands back what was mapped for it, and is done with.
+        a.pool.close(&verbs, |at, bytes| unsafe { sys::unmap(at.as_ptr(), bytes) });
+    }
+    if let Some(d) = domain {
+        let _ = verbs.close_domain(d);
+    }
+}
+
+/// Takes the pair away from a connection: no data call uses it any more.
+pub(super) fn unlink(channel: Option<&'static Channel>, slot: usize, socket: Option<&'static Socket>) {
+    let Some(wire) = channel.and_then(Channel::wire) else { return };
+    // Data calls use the pair under one of these.
+    let _tx = socket.and_then(|s| crate::lock::lock_end(&s.tx_lock));
+    let _rx = socket.and_then(|s| crate::lock::lock_end(&s.rx_lock));
+    wire.slot(slot).link.store(core::ptr::null_mut(), Release);
+}
+
+/// Repeats what is answered `Busy` until it is not: somebody polls, which takes microseconds.
+fn until_free<T>(mut f: impl FnMut() -> Result<T, HubError>) -> Result<T, HubError> {
+    loop {
+        match f() {
+            Err(HubError::Busy) => sys::sched_yield(),
+            other => return other,
+        };
+    }
+}
