@@ -121,8 +121,12 @@ pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> Ret {
     unsafe { crate::socket::before_connect(fd, addr, len) }
 }
 /// The next symbol's `connect` returned `result` (0 or `-errno`; EINPROGRESS and EISCONN included).
-pub fn on_connect(fd: c_int, result: c_int) {
-    crate::socket::on_connect(fd, result)
+///
+/// # Safety
+/// As [`connect`].
+pub unsafe fn on_connect(fd: c_int, addr: *const sockaddr, len: socklen_t, result: c_int) {
+    // SAFETY: the caller's promise.
+    unsafe { crate::socket::on_connect(fd, addr, len, result) }
 }
 /// `close`.
 #[inline]

@@ -347,12 +347,16 @@ fn sampled_out(percent: u8) -> bool {
 
 /// A connection has come to be: makes its socket and starts the search for the peer's library.
 fn begin(fd: c_int, reason: u32, connector: bool) {
-    let Some(tuple) = tuple_of(fd) else {
-        if !connector {
+    match tuple_of(fd) {
+        Some(tuple) => begin_as(fd, reason, connector, tuple),
+        None if !connector => {
             fd_table::set(fd, Entry::None);
         }
-        return;
-    };
+        None => {}
+    }
+}
+
+fn begin_as(fd: c_int, reason: u32, connector: bool, tuple: Tuple) {
     let Some(s) = allocate() else {
         fd_table::set(fd, Entry::None);
         return;
@@ -448,17 +452,45 @@ pub(crate) unsafe fn before_connect(fd: c_int, addr: *const sockaddr, len: sockl
         // SAFETY: only read when the caller says that two bytes are there.
         if len >= 2 && !addr.is_null() && unsafe { (*addr).sa_family } as c_int == libc::AF_UNSPEC {
             let _ = crate::io::to_kernel(s, g, fd, Reason::Disconnected, false);
+        } else if s.is(CANDIDATE) && s.has(flag::CONNECTOR) && state_of(fd) == Some(TCP_CLOSE) {
+            // It was refused, and is tried again, perhaps elsewhere.
+            make_plain(s, Reason::Disconnected);
         }
     }
     PASS
 }
 
-pub(crate) fn on_connect(fd: c_int, result: c_int) {
-    if let Entry::Fresh(reason) = fd_table::get(fd)
-        && (result == 0 || result == -libc::EINPROGRESS || result == -libc::EINTR || result == -libc::EISCONN)
-    {
+pub(crate) unsafe fn on_connect(fd: c_int, addr: *const sockaddr, len: socklen_t, result: c_int) {
+    let Entry::Fresh(reason) = fd_table::get(fd) else { return };
+    if result == 0 || result == -libc::EISCONN {
         begin(fd, reason, true);
+    } else if result == -libc::EINPROGRESS || result == -libc::EINTR {
+        // Under way: the kernel does not say yet where to, but what is done to the descriptor meanwhile has to be followed.
+        let mut raw = [0u8; 128];
+        let n = (len as usize).min(raw.len());
+        if addr.is_null() || n < 2 {
+            return;
+        }
+        // SAFETY: the kernel has just read as much.
+        unsafe { core::ptr::copy_nonoverlapping(addr.cast::<u8>(), raw.as_mut_ptr(), n) };
+        let peer = address(&raw, n as isize).filter(|a| !a.ip().is_unspecified());
+        let len = sys::socket_name(fd, false, &mut raw);
+        if let (Some(peer), Some(local)) = (peer, address(&raw, len))
+            && let Ok(tuple) = Tuple::new(local, peer)
+        {
+            begin_as(fd, reason, true, tuple);
+        }
     }
+}
+
+/// `TCP_CLOSE` of the kernel's states (include/net/tcp_states.h).
+const TCP_CLOSE: u8 = 7;
+
+/// The kernel's state of a TCP socket.
+fn state_of(fd: c_int) -> Option<u8> {
+    // SAFETY: all zero is a valid TcpInfo.
+    let mut info: TcpInfo = unsafe { core::mem::zeroed() };
+    (sys::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info) >= 0).then_some(info.bytes[0])
 }
 
 /// A fresh socket is used for data: a connect that was in progress has succeeded, unless it is no connection at all.

@@ -318,8 +318,9 @@ extern "C" fn run_io(index: *mut c_void) -> *mut c_void {
             // SAFETY: what `serve` registered: a queue, which lives for ever.
             let Some(q) = (unsafe { (at as *const Queue).as_ref() }) else { continue };
             stats::count(Counter::RdmaIoWakeups);
-            q.armed.store(false, SeqCst);
+            // In this order: what is cleared belongs to an arming of before, and whoever found the queue armed is told by this look.
             let _ = q.hub.clear();
+            q.armed.store(false, SeqCst);
             q.drain();
         }
     }

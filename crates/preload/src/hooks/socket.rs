@@ -77,7 +77,7 @@ macro_rules! connect {
                 }
                 let result = next(fd, addr, len);
                 // errno stays what the next symbol made it: the core does not touch it.
-                api::on_connect(fd, if result == 0 { 0 } else { errno::get().wrapping_neg() });
+                api::on_connect(fd, addr, len, if result == 0 { 0 } else { errno::get().wrapping_neg() });
                 result
             }
         }

@@ -291,7 +291,8 @@ unsafe fn tell(number: c_long, [a, b, c, d, e, _]: [usize; 6], result: isize) {
     let fd = a as c_int;
     let new = result as c_int;
     if number == SYS_connect {
-        api::on_connect(fd, if result == 0 { 0 } else { errno::get().wrapping_neg() });
+        // SAFETY: the caller's promise.
+        unsafe { api::on_connect(fd, b as *const sockaddr, c as socklen_t, if result == 0 { 0 } else { errno::get().wrapping_neg() }) };
     }
     if result < 0 {
         return;
