@@ -309,11 +309,18 @@ fn leave(e: &Epoll, item: &Item) {
     s.registrations.fetch_sub(1, SeqCst);
     if item.extra.is_none() && core::ptr::eq(s.epoll.load(Acquire), e) {
         s.epoll.store(core::ptr::null_mut(), Release);
-        if let (true, Some(channel)) = (item.attached, s.channel()) {
-            let slot = s.slot.load(Relaxed) as usize;
-            set_notify(&channel.words(slot, channel.side ^ 1).quiet[quiet::NOTIFY], 0);
-            set_notify(&channel.words(slot, channel.side).producer_quiet[producer_quiet::NOTIFY], 0);
+        if item.attached {
+            unpost(s);
         }
+    }
+}
+
+/// Nobody waits for the socket's news in a set any more.
+fn unpost(s: &Socket) {
+    if let Some(channel) = s.channel() {
+        let slot = s.slot.load(Relaxed) as usize;
+        set_notify(&channel.words(slot, channel.side ^ 1).quiet[quiet::NOTIFY], 0);
+        set_notify(&channel.words(slot, channel.side).producer_quiet[producer_quiet::NOTIFY], 0);
     }
 }
 

@@ -702,15 +702,28 @@ pub(crate) fn counts_agree(s: &Socket, fd: c_int) -> bool {
     s.tx_bytes.load(Relaxed) == info.sent() && s.rx_bytes.load(Relaxed) >= read && s.rx_bytes.load(Relaxed) <= info.bytes_received
 }
 
-/// Bytes that the kernel has taken to send on `fd`, and bytes of it that were read.
+/// How many bytes the kernel has taken to send on `fd`, and how many that it received were read. Nobody sends or reads meanwhile.
 pub(crate) fn carrier_counts(fd: c_int) -> Option<(u64, u64)> {
-    // SAFETY: all zero is a valid TcpInfo.
-    let mut info: TcpInfo = unsafe { core::mem::zeroed() };
-    let mut unread: c_int = 0;
-    // Unread first: more may arrive in between, and counts as unread then, which `counts_agree` allows for.
-    let ok = sys::ioctl(fd, libc::FIONREAD as usize, &mut unread as *mut c_int as usize) >= 0
-        && sys::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info) >= 0;
-    ok.then(|| (info.sent(), info.bytes_received.wrapping_sub(unread as u64)))
+    let ask = || {
+        // SAFETY: all zero is a valid TcpInfo.
+        let mut info: TcpInfo = unsafe { core::mem::zeroed() };
+        (sys::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info) >= 0).then_some(info)
+    };
+    let mut before = ask()?;
+    // Bounded: where bytes come in all the time, some other moment will do.
+    for _ in 0..100 {
+        let mut unread: c_int = 0;
+        if sys::ioctl(fd, libc::FIONREAD as usize, &mut unread as *mut c_int as usize) < 0 {
+            return None;
+        }
+        let after = ask()?;
+        // Nothing came between the questions: they speak of one moment.
+        if after.bytes_received == before.bytes_received {
+            return Some((after.sent(), after.bytes_received.wrapping_sub(unread as u64)));
+        }
+        before = after;
+    }
+    None
 }
 
 /// How many bytes the kernel has taken to send on `fd`.

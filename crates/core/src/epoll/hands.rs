@@ -65,7 +65,7 @@ pub(super) fn take_over(e: &'static Epoll, s: &'static Socket, fd: c_int, armed:
     prod(e, &inner);
 }
 
-/// The socket is plain now: the kernel gets back what the application asked for.
+/// The socket is plain now, or a candidate again: the kernel gets back what the application asked for.
 pub(crate) fn on_plain(s: &'static Socket) {
     for_each_set_of(s, |e| {
         let mut inner = e.inner.lock();
@@ -113,6 +113,13 @@ pub(super) fn hand_back(e: &Epoll, inner: &mut Inner, index: u32) {
         item.plain = true;
         inner.queue(index);
         prod(e, inner);
+        return;
+    }
+    if let Some(item) = inner.item(index).filter(|item| item.attached && item.present && item.extra.is_none() && item.socket.is(CANDIDATE)) {
+        // It may come back: recorded for that day, as any candidate's.
+        give_to_kernel(e.fd.load(Relaxed), item);
+        item.attached = false;
+        unpost(item.socket);
         return;
     }
     let Some(item) = inner.remove(index) else { return };

@@ -152,7 +152,9 @@ struct Connected {
     result: Result<(), Error>,
 }
 
-static CONNECTED: Mutex<Vec<Box<Connected>>> = Mutex::new(Vec::new());
+/// Boxed, as the thread was given it.
+type Job = Box<Connected>;
+static CONNECTED: Mutex<Vec<Job>> = Mutex::new(Vec::new());
 
 extern "C" fn run_connect(job: *mut c_void) -> *mut c_void {
     sys::block_all_signals();

@@ -185,13 +185,20 @@ impl Queue {
     /// As [`Queue::poll`], until nothing more comes.
     pub(crate) fn drain(&self) -> bool {
         let mut any = false;
+        let mut looks = 0;
+        let mut waits = 0u32;
         // Bounded: a peer that never stops sending must not keep a thread here.
-        for _ in 0..64 {
+        while looks < 64 {
             match self.hub.poll(lifecycle::tid(), &mut tell) {
-                Ok(1..) => any = true,
-                // Another one polls, and may have looked before the caller did what it looks for now.
+                Ok(1..) => {
+                    any = true;
+                    looks += 1;
+                }
+                // Another one has the queue, and may have looked before the caller did what it looks for now. It takes microseconds,
+                // unless it has lost its CPU.
                 Err(PollError::Busy) => {
-                    sys::sched_yield();
+                    waits = waits.saturating_add(1);
+                    if waits < 16 { sys::sched_yield() } else { sys::pause_ns(50_000) }
                 }
                 _ => break,
             }
