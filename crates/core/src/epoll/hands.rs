@@ -115,11 +115,16 @@ pub(super) fn hand_back(e: &Epoll, inner: &mut Inner, index: u32) {
         prod(e, inner);
         return;
     }
-    if let Some(item) = inner.item(index).filter(|item| item.attached && item.present && item.extra.is_none() && item.socket.is(CANDIDATE)) {
+    if let Some(item) = inner.item(index).filter(|item| item.present && item.extra.is_none() && item.socket.is(CANDIDATE)) {
         // It may come back: recorded for that day, as any candidate's.
+        if !item.attached {
+            return;
+        }
         give_to_kernel(e.fd.load(Relaxed), item);
         item.attached = false;
+        item.queued = false;
         unpost(item.socket);
+        inner.ready.retain(|i| *i != index);
         return;
     }
     let Some(item) = inner.remove(index) else { return };
