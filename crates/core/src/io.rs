@@ -37,7 +37,7 @@ mod receive;
 mod send;
 mod waits;
 
-pub(crate) use apart::{Apart, Moved, begin_exit};
+pub(crate) use apart::{Apart, Moved, begin_exit, carrier_is_over};
 use apart::{outlives_close, to_kernel_between_hosts};
 pub(crate) use candidate::attach;
 use candidate::candidate;

@@ -375,6 +375,7 @@ impl Remote {
         }
         self.serve_words();
         self.go_on_leaving();
+        self.show();
         true
     }
 

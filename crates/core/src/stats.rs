@@ -112,6 +112,11 @@ pub(crate) fn channel_record(i: usize) -> Option<&'static ChannelRecord> {
     header()?.channels.get(i)
 }
 
+/// The record of a process of another host.
+pub(crate) fn remote_record(i: usize) -> Option<&'static ChannelRecord> {
+    header()?.remote.get(i)
+}
+
 /// A connection's better path changed; `best` is the best it ever had.
 pub(crate) fn moved(from: Path, to: Path, best_changed: Option<(Path, Path)>) {
     let Some(h) = header() else { return };
@@ -136,10 +141,14 @@ pub(crate) fn moved(from: Path, to: Path, best_changed: Option<(Path, Path)>) {
 pub(crate) fn add_bytes(r: &ConnRecord) {
     let Some(h) = header() else { return };
     let of = |words: &[core::sync::atomic::AtomicU64; 4], p: Path| words.get(p as usize).map_or(0, |w| w.load(Relaxed));
-    h.add(Counter::ShmBytesTx, of(&r.tx_bytes, Path::Shm));
-    h.add(Counter::ShmBytesRx, of(&r.rx_bytes, Path::Shm));
-    h.add(Counter::TcpBytesTx, of(&r.tx_bytes, Path::Tcp));
-    h.add(Counter::TcpBytesRx, of(&r.rx_bytes, Path::Tcp));
+    for (tx, rx, path) in [
+        (Counter::TcpBytesTx, Counter::TcpBytesRx, Path::Tcp),
+        (Counter::ShmBytesTx, Counter::ShmBytesRx, Path::Shm),
+        (Counter::RdmaBytesTx, Counter::RdmaBytesRx, Path::Rdma),
+    ] {
+        h.add(tx, of(&r.tx_bytes, path));
+        h.add(rx, of(&r.rx_bytes, path));
+    }
 }
 
 /// A connection on `path` is gone.

@@ -22,6 +22,8 @@
 //! | C → A | `Accept`, `Refuse` | after `Accept` both may arm and promote |
 //! | both | `Words` | the present state of one end's words |
 //! | C → A | `Freed` | the slot may serve another connection |
+//! | A → C | `Resume` | the answer to a greeting that resumes: what was agreed is still known, or not |
+//! | both | `Synced` | after a resumption: every pair that is still ready has been named by `PairReady` |
 //! | both | `Bye` | the last frame |
 
 use crate::rendezvous::wire::{Reader, Writer};
@@ -64,6 +66,8 @@ pub struct Hello {
     pub ring_log2: u8,
     /// Most connections that it puts on one pair.
     pub lanes: u16,
+    /// C: goes on with what was agreed on an earlier link between the two, which has broken.
+    pub resumes: bool,
 }
 
 /// A → C: connect a queue pair.
@@ -153,6 +157,8 @@ pub enum Frame {
     Refuse { token: u64, slot: u16, reason: u16 },
     Words(Words),
     Freed { slot: u16 },
+    Resume { known: bool },
+    Synced,
     Bye,
 }
 
@@ -169,6 +175,8 @@ mod kind {
     pub(super) const WORDS: u8 = 10;
     pub(super) const FREED: u8 = 11;
     pub(super) const BYE: u8 = 12;
+    pub(super) const RESUME: u8 = 13;
+    pub(super) const SYNCED: u8 = 14;
 }
 
 impl Frame {
@@ -191,6 +199,7 @@ impl Frame {
                 w.u16(m.receives);
                 w.u8(m.ring_log2);
                 w.u16(m.lanes);
+                w.u8(u8::from(m.resumes));
             }
             Self::Candidate(m) => {
                 w.tuple(&m.tuple);
@@ -237,7 +246,8 @@ impl Frame {
                 w.u64(m.seen_ack);
             }
             Self::Freed { slot } => w.u16(*slot),
-            Self::Bye => {}
+            Self::Resume { known } => w.u8(u8::from(*known)),
+            Self::Synced | Self::Bye => {}
         }
         let at = w.at;
         let length = u16::try_from(at.saturating_sub(LENGTH)).unwrap_or(0);
@@ -311,6 +321,8 @@ impl Frame {
             kind::WORDS => Self::Words(words(&mut r)?),
             kind::FREED => Self::Freed { slot: r.u16()? },
             kind::BYE => Self::Bye,
+            kind::RESUME => Self::Resume { known: flag(&mut r)? },
+            kind::SYNCED => Self::Synced,
             _ => return Err(DecodeError::Kind),
         };
         if r.rest.is_empty() {
@@ -334,6 +346,8 @@ impl Frame {
             Self::Words(_) => kind::WORDS,
             Self::Freed { .. } => kind::FREED,
             Self::Bye => kind::BYE,
+            Self::Resume { .. } => kind::RESUME,
+            Self::Synced => kind::SYNCED,
         }
     }
 }
@@ -353,16 +367,21 @@ fn hello(r: &mut Reader<'_>) -> Result<Hello, DecodeError> {
         },
         process: r.array()?,
         port: r.u16()?,
-        immediate: match r.u8()? {
-            0 => false,
-            1 => true,
-            _ => return Err(DecodeError::Value),
-        },
+        immediate: flag(r)?,
         transport: r.u8()?,
         receives: r.u16()?,
         ring_log2: r.u8()?,
         lanes: r.u16()?,
+        resumes: flag(r)?,
     })
+}
+
+fn flag(r: &mut Reader<'_>) -> Result<bool, DecodeError> {
+    match r.u8()? {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(DecodeError::Value),
+    }
 }
 
 fn words(r: &mut Reader<'_>) -> Result<Words, DecodeError> {
@@ -394,7 +413,7 @@ mod tests {
     use super::*;
     use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-    fn all() -> [Frame; 13] {
+    fn all() -> [Frame; 15] {
         let v4 = |d, port| SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 0, 0, d)), port);
         let v6 = |d, port| SocketAddr::new(IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, d)), port);
         let candidate = |a, b| {
@@ -413,6 +432,7 @@ mod tests {
                 receives: 128,
                 ring_log2: 17,
                 lanes: 32,
+                resumes: true,
             }),
             candidate(v4(1, 40000), v4(2, 6379)),
             candidate(v6(1, 40000), v6(2, 6379)),
@@ -434,6 +454,8 @@ mod tests {
             }),
             Frame::Freed { slot: 1 },
             Frame::Bye,
+            Frame::Resume { known: true },
+            Frame::Synced,
         ]
     }
 

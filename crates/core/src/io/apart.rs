@@ -150,6 +150,11 @@ pub(super) fn outlives_close(s: &'static Socket, h: &TxHeld<'_>, fd: c_int) -> b
     if is_clean(h, at) {
         return false;
     }
+    if carrier_is_over(s) {
+        // The peer's end without a word: its process is gone, and takes nothing any more.
+        let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &RESET_ON_CLOSE);
+        return false;
+    }
     let own = numbers::copy(fd);
     if own < 0 {
         return false;
@@ -159,6 +164,11 @@ pub(super) fn outlives_close(s: &'static Socket, h: &TxHeld<'_>, fd: c_int) -> b
     socket::orphan(s, own);
     h.channel.ask_to_leave(h.slot, Reason::Disconnected, false);
     true
+}
+
+/// The carrier has ended, or failed.
+pub(crate) fn carrier_is_over(s: &Socket) -> bool {
+    sys::poll_now(s.fd.load(Acquire), libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0
 }
 
 /// The sender stands on the carrier, and the peer knows.

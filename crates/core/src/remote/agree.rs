@@ -254,6 +254,10 @@ impl Remote {
     pub(super) fn on_accept(&mut self, i: usize, token: u64, slot: u16) -> Result<(), Fault> {
         let slot = usize::from(slot);
         let Some(l) = self.link_mut(i) else { return Ok(()) };
+        if l.conns.get(slot).is_some_and(|c| !matches!(c.state, ConnState::Free | ConnState::Offered) && c.token == token) {
+            // Said again after the link had broken.
+            return Ok(());
+        }
         let Some(c) = l.conns.get_mut(slot).filter(|c| c.state == ConnState::Offered && c.token == token) else { return Err(Fault::Malformed) };
         let (waiting, rings) = (c.waiting, c.rings.take());
         let mine = self.accepted.remove(waiting).map(|(_, m)| m);
@@ -295,7 +299,8 @@ impl Remote {
         let Some(l) = self.link_mut(i) else { return Ok(()) };
         let Some(c) = l.conns.get_mut(usize::from(slot)) else { return Err(Fault::Malformed) };
         match c.state {
-            ConnState::Free | ConnState::Offered => return Err(Fault::Malformed),
+            // Said again after the link had broken.
+            ConnState::Free | ConnState::Offered => return Ok(()),
             _ => c.freed = true,
         }
         if c.state == ConnState::Done {
@@ -318,6 +323,11 @@ impl Remote {
                 return Err(Fault::NoMemory);
             }
             l.conns.push(Conn::FREE);
+        }
+        if l.conns.get(slot).is_some_and(|c| c.state != ConnState::Free && c.token == o.token) {
+            // Our answer was lost with an earlier link.
+            self.send(i, Frame::Accept { token: o.token, slot: o.slot });
+            return Ok(());
         }
         let free = l.conns.get(slot).is_some_and(|c| c.state == ConnState::Free);
         let lane_free = l.pair(o.pair).is_some_and(|p| p.state == PairState::Ready && p.used.get(usize::from(o.lane)) == Some(&false));
@@ -380,6 +390,8 @@ impl Remote {
         let Some((channel, wire)) = l.channel.zip(l.wire()) else { return false };
         let Some(c) = l.conns.get_mut(slot) else { return false };
         c.state = ConnState::Live;
+        l.connections += 1;
+        let Some(c) = l.conns.get_mut(slot) else { return false };
         (c.said, c.asked, c.freed) = (None, 0, false);
         let (number, lane) = (c.pair, c.lane);
         for d in 0..2 {
@@ -476,8 +488,8 @@ impl Remote {
         }
     }
 
-    /// A dead link takes what waits for it out of the tables.
-    pub(super) fn forget_link(&mut self, i: usize) {
+    /// What candidates were told on a link that broke is told again.
+    pub(super) fn forget_candidates(&mut self, i: usize) {
         let mut at = self.candidates.oldest();
         while let Some(key) = at {
             at = self.candidates.after(key);
@@ -492,6 +504,11 @@ impl Remote {
                 m.announced &= !(1 << i);
             }
         }
+    }
+
+    /// A dead link takes what waits for it out of the tables.
+    pub(super) fn forget_link(&mut self, i: usize) {
+        self.forget_candidates(i);
         let mut at = self.accepted.oldest();
         while let Some(key) = at {
             at = self.accepted.after(key);

@@ -25,8 +25,13 @@ static LEAVING: AtomicU32 = AtomicU32::new(0);
 const RESEND_NS: u64 = 1_000_000;
 const RESEND_MAX_NS: u64 = 50_000_000;
 
-pub(super) fn count_leaving() {
-    LEAVING.fetch_add(1, SeqCst);
+/// One more is to leave. False: in a forked child, whose parent does it.
+pub(super) fn count_leaving() -> bool {
+    let ours = RUNNING.load(Acquire) == lifecycle::process();
+    if ours {
+        LEAVING.fetch_add(1, SeqCst);
+    }
+    ours
 }
 
 /// One that was asked to has left, or needs not any more.
@@ -38,7 +43,7 @@ fn uncount_leaving() {
 /// A slot serves no connection any more.
 pub(super) fn forget_leave(channel: &Channel, slot: usize) {
     if let Some(w) = channel.wire() {
-        if w.slot(slot).leave.swap(0, SeqCst) & parting::WANTED != 0 {
+        if w.slot(slot).leave.swap(0, SeqCst) & parting::COUNTED != 0 {
             uncount_leaving();
         }
         w.left.fetch_add(1, SeqCst);
@@ -229,7 +234,7 @@ impl Remote {
     /// Goes on with a connection that leaves, as far as that is possible now.
     fn step(&mut self, i: usize, slot: usize) {
         let Some(l) = self.link(i) else { return };
-        let serial = l.serial;
+        let (serial, up) = (l.serial, l.is_up());
         let Some((channel, wire)) = l.channel.zip(l.wire()) else { return };
         let Some((s, generation, number)) = l.conns.get(slot).filter(|c| c.state == ConnState::Live).and_then(|c| Some((c.socket?, c.generation, c.pair))) else { return };
         let at = wire.slot(slot);
@@ -260,7 +265,8 @@ impl Remote {
                 self.leaving.len() - 1
             }
         };
-        let gone = leaves & parting::GONE != 0;
+        // A carrier that ends while the link is broken: the peer's process is gone.
+        let gone = leaves & parting::GONE != 0 || (!up && io::carrier_is_over(s));
         let first = at.leave.fetch_or(parting::FROZEN, SeqCst) & parting::FROZEN == 0;
         let seen = (at.seen_epoch.load(SeqCst), at.seen_ack.load(SeqCst));
         let Some(x) = self.leaving.get_mut(index) else { return };
@@ -329,8 +335,8 @@ impl Remote {
 /// Whoever waits for it need not any more, although the slot stays as it is.
 fn uncount_leaving_of(channel: &Channel, slot: usize) {
     if let Some(w) = channel.wire() {
-        let old = w.slot(slot).leave.fetch_and(!parting::WANTED, SeqCst);
-        if old & parting::WANTED != 0 {
+        let old = w.slot(slot).leave.fetch_and(!(parting::WANTED | parting::COUNTED), SeqCst);
+        if old & parting::COUNTED != 0 {
             uncount_leaving();
         }
         w.left.fetch_add(1, SeqCst);

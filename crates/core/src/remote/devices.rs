@@ -180,7 +180,7 @@ impl Remote {
         let device = d.device.as_ref().ok_or(Reason::NoRdmaDevice)?;
         let queue = verbs.open_queue(device, entries, config.comp_vector.wrapping_add(d.queues.len() as u32)).map_err(reason_of)?;
         let hub = netacc_rdma::Hub::new(alloc::sync::Arc::new(verbs), queue, entries);
-        let queue: &'static Queue = Box::leak(Box::new(Queue { hub, armed: AtomicBool::new(false), visits: AtomicU64::new(0) }));
+        let queue: &'static Queue = Box::leak(Box::new(Queue { hub, armed: AtomicBool::new(false), visits: AtomicU64::new(0), polls_told: AtomicU64::new(0) }));
         if !wire::add_queue(queue) || !self.devices.serve(number, queue, config) {
             return Err(Reason::NoDescriptor);
         }

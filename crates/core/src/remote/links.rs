@@ -11,7 +11,7 @@ use crate::log::{debug_log, warn_log};
 use crate::socket::address;
 use crate::stats;
 use alloc::collections::VecDeque;
-use netacc_control::stats::Counter;
+use netacc_control::stats::{ChannelState, Counter};
 use netacc_proto::remote::{Frame, Hello, MAX_FRAME, VERSION};
 use netacc_proto::rendezvous::Role;
 use netacc_verbs::fabric::Transport;
@@ -29,6 +29,10 @@ const NOBODY_NS: u64 = 10_000_000_000;
 const NOBODY_MAX_NS: u64 = 300_000_000_000;
 /// New connections to a place make it looked at again for more processes, at most so often.
 const MORE_NS: u64 = 1_000_000_000;
+/// A link that broke is resumed within so long, or what was on it is given up.
+const RESUME_NS: u64 = 30_000_000_000;
+/// The connector tries after so long, and then again.
+const RETRY_NS: [u64; 6] = [1_000_000, 100_000_000, 500_000_000, 1_500_000_000, 3_000_000_000, 5_000_000_000];
 /// Places that are remembered.
 const PLACES: usize = 256;
 /// What waits to be written to a peer that does not read.
@@ -79,8 +83,12 @@ pub(super) enum Phase {
     Connecting,
     /// The peer has not greeted.
     Greeting,
+    /// Connector: it has, and is to say whether it still knows what was agreed.
+    Resuming,
     Up,
-    /// The TCP connection has ended; connections are still on the channel.
+    /// The TCP connection has broken; what was agreed on it goes on, and is resumed on another one.
+    Broken,
+    /// The TCP connection has ended for good; connections are still on the channel.
     Gone,
 }
 
@@ -89,6 +97,8 @@ pub(super) enum Phase {
 pub(super) enum Fault {
     /// It ended.
     Ended,
+    /// The peer has said so, or has not come back.
+    Over,
     /// Nobody is there, or somebody else.
     NotFound,
     /// The peer broke the rules.
@@ -169,6 +179,9 @@ pub(super) struct Link {
     pub(super) device: usize,
     /// Acceptor: where the manager listens for its pairs.
     pub(super) cm_port: u16,
+    /// When it broke, and how often it was tried to resume since.
+    broken_at: u64,
+    retries: usize,
     input: Vec<u8>,
     pub(super) output: VecDeque<u8>,
     blocked: bool,
@@ -181,6 +194,9 @@ pub(super) struct Link {
     /// No new pair before that; and how long the next pause is.
     pub(super) pair_after: u64,
     pub(super) pair_pause: u64,
+    /// When it was greeted, and the connections that it has carried: for people.
+    opened_unix_ns: u64,
+    pub(super) connections: u64,
     /// Acceptor: connections of which both ends are there, and no pair is.
     pub(super) waiting: VecDeque<Tuple>,
 }
@@ -383,6 +399,8 @@ impl Remote {
             hello: None,
             device,
             cm_port: 0,
+            broken_at: 0,
+            retries: 0,
             input: Vec::new(),
             output: VecDeque::new(),
             blocked: connecting,
@@ -394,6 +412,8 @@ impl Remote {
             next_pair: 0,
             pair_after: 0,
             pair_pause: 0,
+            opened_unix_ns: sys::unix_ns(),
+            connections: 0,
             waiting: VecDeque::new(),
         };
         *self.links.get_mut(i)? = Some(Box::new(new));
@@ -506,6 +526,29 @@ impl Remote {
         }
     }
 
+    /// Brings what is shown of the links up to date.
+    pub(super) fn show(&self) {
+        for (i, l) in self.links.iter().enumerate() {
+            let Some(r) = stats::remote_record(i) else { return };
+            let Some(l) = l.as_deref().filter(|l| l.hello.is_some()) else {
+                if r.state.load(Relaxed) != ChannelState::Free as u32 {
+                    r.state.store(ChannelState::Free as u32, Relaxed);
+                }
+                continue;
+            };
+            r.peer_pid.store(l.hello.map_or(0, |h| h.pid), Relaxed);
+            r.set_peer(l.peer);
+            r.slots_used.store(l.conns.iter().filter(|c| c.state != ConnState::Free).count() as u32, Relaxed);
+            r.slots_total.store(crate::channel::SLOTS as u32, Relaxed);
+            r.arena_bytes.store(l.arenas.as_ref().map_or(0, |a| a.pool.registered() as u64), Relaxed);
+            r.connections_total.store(l.connections, Relaxed);
+            r.opened_unix_ns.store(l.opened_unix_ns, Relaxed);
+            r.pairs.store(l.pairs.iter().filter(|p| p.state == pairs::PairState::Ready).count() as u32, Relaxed);
+            let state = if l.is_up() { ChannelState::Open } else { ChannelState::Draining };
+            r.state.store(state as u32, Release);
+        }
+    }
+
     // ---- one link --------------------------------------------------------------------------------------------------
 
     pub(super) fn time_links(&mut self) {
@@ -513,8 +556,9 @@ impl Remote {
         for i in 0..LINKS {
             let Some(l) = self.link(i) else { continue };
             match l.phase {
-                Phase::Connecting | Phase::Greeting if now >= l.since + ANSWER_NS => self.end_link(i, Fault::NotFound),
-                Phase::Connecting | Phase::Greeting => {
+                Phase::Broken => self.time_broken(i, now),
+                Phase::Connecting | Phase::Greeting | Phase::Resuming if now >= l.since + ANSWER_NS => self.end_link(i, Fault::NotFound),
+                Phase::Connecting | Phase::Greeting | Phase::Resuming => {
                     let at = l.since + ANSWER_NS;
                     self.at(at);
                 }
@@ -541,13 +585,14 @@ impl Remote {
             receives: 128,
             ring_log2: pairs::ring_bytes(config).trailing_zeros() as u8,
             lanes: pairs::lanes(config),
+            resumes: l.broken_at != 0,
         };
         self.send(i, Frame::Hello(hello));
     }
 
     /// Sends, or leaves it to be sent when there is room.
     pub(super) fn send(&mut self, i: usize, frame: Frame) {
-        let Some(l) = self.link_mut(i).filter(|l| matches!(l.phase, Phase::Greeting | Phase::Up)) else { return };
+        let Some(l) = self.link_mut(i).filter(|l| matches!(l.phase, Phase::Greeting | Phase::Resuming | Phase::Up)) else { return };
         let mut bytes = [0u8; MAX_FRAME];
         let n = frame.encode(&mut bytes);
         if l.output.len() > OUTPUT_MAX || l.output.try_reserve(n).is_err() {
@@ -565,7 +610,7 @@ impl Remote {
     /// Writes what waits.
     pub(super) fn flush(&mut self, i: usize) {
         let epoll = self.epoll;
-        let Some(l) = self.link_mut(i).filter(|l| matches!(l.phase, Phase::Greeting | Phase::Up)) else { return };
+        let Some(l) = self.link_mut(i).filter(|l| matches!(l.phase, Phase::Greeting | Phase::Resuming | Phase::Up)) else { return };
         while !l.output.is_empty() {
             let (first, _) = l.output.as_slices();
             // SAFETY: a live buffer.
@@ -597,12 +642,14 @@ impl Remote {
     }
 
     pub(super) fn serve_link(&mut self, i: usize, serial: u32, events: u32) {
-        let Some(l) = self.link_mut(i).filter(|l| l.serial == serial && l.phase != Phase::Gone) else { return };
+        let Some(l) = self.link_mut(i).filter(|l| l.serial == serial && !matches!(l.phase, Phase::Gone | Phase::Broken)) else { return };
         if l.phase == Phase::Connecting {
             let mut error: c_int = 0;
             let asked = sys::getsockopt(l.fd, libc::SOL_SOCKET, libc::SO_ERROR, &mut error);
             if asked < 0 || error != 0 {
-                self.end_link(i, Fault::NotFound);
+                // Nobody listens where the peer's process did: it is gone.
+                let over = error == libc::ECONNREFUSED && l.broken_at != 0;
+                self.end_link(i, if over { Fault::Over } else { Fault::NotFound });
                 return;
             }
             if events & libc::EPOLLOUT as u32 == 0 {
@@ -627,7 +674,7 @@ impl Remote {
 
     fn read(&mut self, i: usize) -> Result<(), Fault> {
         loop {
-            let Some(l) = self.link_mut(i).filter(|l| l.phase != Phase::Gone) else { return Ok(()) };
+            let Some(l) = self.link_mut(i).filter(|l| !matches!(l.phase, Phase::Gone | Phase::Broken)) else { return Ok(()) };
             let mut part = [0u8; 16384];
             // SAFETY: a live buffer.
             let r = unsafe { sys::recvfrom(l.fd, part.as_mut_ptr(), part.len(), libc::MSG_DONTWAIT, core::ptr::null_mut(), core::ptr::null_mut()) };
@@ -641,7 +688,7 @@ impl Remote {
             l.input.extend_from_slice(part.get(..n).unwrap_or(&[]));
             let mut at = 0;
             loop {
-                let Some(l) = self.link(i).filter(|l| l.phase != Phase::Gone) else { return Ok(()) };
+                let Some(l) = self.link(i).filter(|l| !matches!(l.phase, Phase::Gone | Phase::Broken)) else { return Ok(()) };
                 let rest = l.input.get(at..).unwrap_or(&[]);
                 let Some(len) = Frame::length(rest).map_err(|_| Fault::Malformed)? else { break };
                 let Some(bytes) = rest.get(..len) else { break };
@@ -663,6 +710,14 @@ impl Remote {
             let Frame::Hello(hello) = frame else { return Err(Fault::Malformed) };
             return self.on_hello(i, hello);
         }
+        if l.phase == Phase::Resuming {
+            let Frame::Resume { known } = frame else { return Err(Fault::Malformed) };
+            if !known {
+                return Err(Fault::Over);
+            }
+            self.resume(i);
+            return Ok(());
+        }
         let acceptor = l.role == Role::Acceptor;
         match frame {
             Frame::Candidate(c) if acceptor => self.on_candidate(i, c),
@@ -678,7 +733,11 @@ impl Remote {
                 Ok(())
             }
             Frame::Words(w) => self.on_words(i, w),
-            Frame::Bye => Err(Fault::Ended),
+            Frame::Synced => {
+                self.on_synced(i);
+                Ok(())
+            }
+            Frame::Bye => Err(Fault::Over),
             _ => Err(Fault::Malformed),
         }
     }
@@ -696,6 +755,24 @@ impl Remote {
             return Err(Fault::NotFound);
         }
         let known = |l: &Link| l.role == role && l.port == port && l.peer == peer && l.local == local && l.hello.is_some_and(|h| h.process == hello.process);
+        if role == Role::Connector && self.link(i).is_some_and(|l| l.broken_at != 0) {
+            // Another process has its port: the one that we knew is gone.
+            if !self.link(i).is_some_and(known) {
+                return Err(Fault::Over);
+            }
+            self.greet(i);
+            if let Some(l) = self.link_mut(i) {
+                l.phase = Phase::Resuming;
+            }
+            return Ok(());
+        }
+        if role == Role::Acceptor && hello.resumes {
+            let earlier = self.links.iter().position(|l| l.as_deref().is_some_and(|l| matches!(l.phase, Phase::Up | Phase::Broken) && known(l)));
+            if let Some(earlier) = earlier {
+                return self.take_over(earlier, i);
+            }
+            self.send(i, Frame::Resume { known: false });
+        }
         if self.links.iter().flatten().any(|l| l.phase == Phase::Up && known(l)) {
             return Err(Fault::NotFound);
         }
@@ -719,7 +796,10 @@ impl Remote {
     /// Ends a link. What was on its pairs has nobody to agree with any more.
     pub(super) fn end_link(&mut self, i: usize, why: Fault) {
         let Some(l) = self.link_mut(i).filter(|l| l.phase != Phase::Gone) else { return };
-        let was_up = l.is_up();
+        if matches!(why, Fault::Ended | Fault::NotFound) && (l.is_up() || l.broken_at != 0) && (l.in_use() || !l.pairs.is_empty()) {
+            return self.break_link(i);
+        }
+        let was_up = l.is_up() || l.broken_at != 0;
         let (role, local, peer) = (l.role, l.local, SocketAddr::new(l.peer, l.port));
         if why == Fault::Malformed {
             stats::count(Counter::PeerCorrupt);
@@ -727,14 +807,17 @@ impl Remote {
         } else if was_up {
             debug_log!("link to {peer} ended: {why:?}");
         }
-        if was_up && why != Fault::Ended {
+        if was_up && why != Fault::Over {
             self.send(i, Frame::Bye);
             self.flush(i);
         }
         let Some(l) = self.link_mut(i) else { return };
         l.phase = Phase::Gone;
         l.output = VecDeque::new();
-        fd_table::close_internal(core::mem::replace(&mut l.fd, -1));
+        let fd = core::mem::replace(&mut l.fd, -1);
+        if fd >= 0 {
+            fd_table::close_internal(fd);
+        }
         if was_up {
             self.forget_link(i);
             self.end_all_pairs(i);
@@ -749,6 +832,136 @@ impl Remote {
                 p.forget_failures();
             }
             self.settle_place(local, peer);
+        }
+    }
+
+    // ---- a link that breaks, and is resumed --------------------------------------------------------------------------
+
+    /// The TCP connection is gone, the peer perhaps not. Data goes on; what needs the link waits.
+    fn break_link(&mut self, i: usize) {
+        let now = sys::now_ns();
+        let Some(l) = self.link_mut(i) else { return };
+        debug_log!("the link to {} broke", l.peer);
+        let fd = core::mem::replace(&mut l.fd, -1);
+        (l.phase, l.blocked) = (Phase::Broken, false);
+        (l.input, l.output) = (Vec::new(), VecDeque::new());
+        if l.broken_at == 0 {
+            (l.broken_at, l.retries) = (now, 0);
+        }
+        let coming: Vec<u32> = l.pairs.iter().filter(|p| p.state != pairs::PairState::Ready && p.state != pairs::PairState::Lost).map(|p| p.number).collect();
+        if fd >= 0 {
+            fd_table::close_internal(fd);
+        }
+        self.forget_candidates(i);
+        for n in coming {
+            self.lose_pair(i, n, Reason::RdmaLost, false);
+        }
+        self.time_broken(i, now);
+    }
+
+    fn time_broken(&mut self, i: usize, now: u64) {
+        let Some(l) = self.link(i) else { return };
+        let (since, retries, role) = (l.broken_at, l.retries, l.role);
+        if now >= since + RESUME_NS {
+            return self.end_link(i, Fault::Over);
+        }
+        let next = match role {
+            Role::Acceptor => since + RESUME_NS,
+            Role::Connector => {
+                let after: u64 = (0..=retries).map(|n| RETRY_NS.get(n).copied().unwrap_or(RESUME_NS / 6)).sum();
+                since + after
+            }
+        };
+        if role == Role::Acceptor || now < next {
+            return self.at(next.min(since + RESUME_NS));
+        }
+        let Some(l) = self.link_mut(i) else { return };
+        l.retries += 1;
+        let (local, peer, port, k, serial) = (l.local, l.peer, l.port, l.k, l.serial);
+        let fd = tcp_socket(local);
+        let (raw, len) = sockaddr(SocketAddr::new(peer, link_port(port, k)));
+        let ok = fd >= 0
+            && bind(fd, SocketAddr::new(local, 0)) >= 0
+            && [0, -(libc::EINPROGRESS as isize)].contains(&sys::connect(fd, raw.get(..len).unwrap_or(&[])))
+            && watch(self.epoll, fd, (libc::EPOLLIN | libc::EPOLLOUT) as u32, EVENT_LINK | u64::from(serial) << 8 | i as u64);
+        if !ok {
+            if fd >= 0 {
+                fd_table::close_internal(fd);
+            }
+            return self.at(now + RETRY_NS[1]);
+        }
+        set_up(fd);
+        if let Some(l) = self.link_mut(i) {
+            (l.fd, l.phase, l.since, l.blocked) = (fd, Phase::Connecting, now, true);
+        }
+        self.at(now + ANSWER_NS);
+    }
+
+    /// Acceptor: the peer comes back on the TCP connection of link `new`.
+    fn take_over(&mut self, earlier: usize, new: usize) -> Result<(), Fault> {
+        if self.link(earlier).is_some_and(Link::is_up) {
+            // It has noticed before we did.
+            self.break_link(earlier);
+        }
+        let Some(fd) = self.link_mut(new).map(|l| core::mem::replace(&mut l.fd, -1)) else { return Ok(()) };
+        if let Some(place) = self.links.get_mut(new) {
+            *place = None;
+        }
+        let Some(l) = self.link_mut(earlier) else {
+            fd_table::close_internal(fd);
+            return Ok(());
+        };
+        l.fd = fd;
+        let serial = l.serial;
+        l.phase = Phase::Resuming;
+        let _ = watch(self.epoll, fd, libc::EPOLLIN as u32, EVENT_LINK | u64::from(serial) << 8 | earlier as u64);
+        self.send(earlier, Frame::Resume { known: true });
+        self.resume(earlier);
+        Ok(())
+    }
+
+    /// The link is up again: both ends say everything that the other may not know.
+    fn resume(&mut self, i: usize) {
+        let Some(l) = self.link_mut(i) else { return };
+        debug_log!("the link to {} is resumed", l.peer);
+        (l.phase, l.broken_at, l.blocked) = (Phase::Up, 0, false);
+        let mut frames = Vec::new();
+        for p in l.pairs.iter_mut().filter(|p| p.state == pairs::PairState::Ready) {
+            p.forget_peer();
+            frames.push(Frame::PairReady { pair: p.number });
+        }
+        for (slot, c) in l.conns.iter_mut().enumerate() {
+            c.said = None;
+            let offer = netacc_proto::remote::Offer { token: c.token, slot: slot as u16, pair: c.pair, lane: c.lane };
+            match (l.role, c.state) {
+                (Role::Acceptor, ConnState::Offered) => frames.push(Frame::Offer(offer)),
+                (Role::Connector, ConnState::Free) => frames.push(Frame::Freed { slot: slot as u16 }),
+                (_, ConnState::Live) => {
+                    if let Some(c) = l.channel {
+                        c.words_changed(slot);
+                    }
+                }
+                _ => {}
+            }
+        }
+        frames.push(Frame::Synced);
+        let connector = l.role == Role::Connector;
+        for f in frames {
+            self.send(i, f);
+        }
+        if connector {
+            self.announce_all(i);
+        } else {
+            self.serve_waiting(i);
+        }
+    }
+
+    /// The peer has named every pair that it has.
+    fn on_synced(&mut self, i: usize) {
+        let Some(l) = self.link(i) else { return };
+        let lost: Vec<u32> = l.pairs.iter().filter(|p| p.state == pairs::PairState::Ready && !p.peer_has_it()).map(|p| p.number).collect();
+        for n in lost {
+            self.lose_pair(i, n, Reason::RdmaLost, false);
         }
     }
 

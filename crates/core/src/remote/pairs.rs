@@ -134,6 +134,15 @@ impl Pair {
         }
     }
 
+    /// The link has broken: what the peer said before does not count.
+    pub(super) fn forget_peer(&mut self) {
+        self.peer_ready = false;
+    }
+
+    pub(super) fn peer_has_it(&self) -> bool {
+        self.peer_ready
+    }
+
     pub(super) fn context(&self) -> *const PairContext {
         self.context
     }

@@ -45,6 +45,8 @@ pub(crate) mod parting {
     pub(crate) const FROZEN: u32 = 4;
     /// The peer is gone with what it had; nothing can be agreed upon any more.
     pub(crate) const GONE: u32 = 8;
+    /// Somebody counts those that leave, and it is among them.
+    pub(crate) const COUNTED: u32 = 16;
     /// Above: the reason's code.
     pub(crate) const REASON: u32 = 16;
 }
@@ -149,6 +151,8 @@ pub(crate) struct Queue {
     pub(crate) armed: AtomicBool,
     /// How often a thread of the application's has polled.
     pub(crate) visits: AtomicU64,
+    /// What the statistics know of its polls.
+    pub(crate) polls_told: AtomicU64,
 }
 
 /// Queues of one process.
@@ -281,7 +285,9 @@ impl Channel {
         let wanted = parting::WANTED | if again { parting::AGAIN } else { 0 } | (why as u32) << parting::REASON;
         // Who asks first says why; who wants it for good has the last word.
         if at.leave.compare_exchange(0, wanted, SeqCst, Relaxed).is_ok() {
-            super::apart::count_leaving();
+            if super::apart::count_leaving() {
+                at.leave.fetch_or(parting::COUNTED, SeqCst);
+            }
         } else if !again {
             let for_good = |old: u32| (old & parting::AGAIN != 0).then_some((old & 0xffff & !parting::AGAIN) | parting::WANTED | (why as u32) << parting::REASON);
             let _ = at.leave.fetch_update(SeqCst, Relaxed, for_good);
@@ -324,6 +330,8 @@ impl Queue {
             }
         };
         self.hub.for_each(lifecycle::tid(), &mut each);
+        let (polls, _) = self.hub.polls();
+        stats::add(Counter::RdmaPolls, polls.wrapping_sub(self.polls_told.swap(polls, Relaxed)));
     }
 }
 

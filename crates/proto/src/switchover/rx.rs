@@ -119,7 +119,7 @@ pub struct Rx {
     epoch: u32,
     state: u32,
     armed: u32,
-    /// Of `LOSSY`, `ARMED_SEEN` and `DISARMED_SEEN`.
+    /// Of `LOSSY`, `ARMED_SEEN`, `DISARMED_SEEN` and `ENDED`.
     link: u32,
     offset: u64,
     /// Valid in `ToFast`, `ToFastAndBack`, `FrozenToFast`.
@@ -137,6 +137,9 @@ impl Rx {
     const ARMED_SEEN: u32 = 2;
     /// And then that it was taken back.
     const DISARMED_SEEN: u32 = 4;
+    /// The carrier has ended while bytes were on the fast path: what it holds is the rest, and an announcement that comes
+    /// late changes nothing any more.
+    const ENDED: u32 = 8;
 
     /// A receiver at offset 0 on the carrier, not armed, whose fast path is [`Link::Reliable`].
     #[must_use]
@@ -352,6 +355,7 @@ impl Rx {
     pub fn on_announce(&mut self, latest: Announce) -> Result<bool, Corrupt> {
         match self.state() {
             RxState::Open | RxState::Replaying | RxState::Leftover => Ok(false),
+            _ if self.link & Self::ENDED != 0 => Ok(false),
             RxState::Armed | RxState::Disarming => self.hear_on_carrier(latest),
             RxState::ToFast | RxState::FrozenToFast => self.hear_before_promotion(latest),
             RxState::Fast | RxState::Frozen => self.hear_on_fast(latest),
@@ -421,6 +425,9 @@ impl Rx {
         use RxState as S;
         if self.on_announce(latest)? {
             return Ok(EofVerdict::FollowAnnounce);
+        }
+        if self.is_lossy() && matches!(self.state(), S::Fast | S::Frozen) {
+            self.link |= Self::ENDED;
         }
         match self.state() {
             S::Open | S::Armed | S::Disarming if self.offset < self.resend_to => {

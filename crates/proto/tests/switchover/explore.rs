@@ -1,8 +1,55 @@
-//! Visits every reachable state of a [`World`], breadth first.
+//! Visits every reachable state of a [`Model`], breadth first.
 
-use crate::model::{Action, Config, World};
+use crate::model::{Action, Violation, World};
 use std::collections::{BTreeSet, HashMap, VecDeque};
-use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hasher};
+use std::fmt::Debug;
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hash, Hasher};
+
+/// A state, and the steps that lead from it.
+pub trait Model: Copy + Hash {
+    type Action: Copy + Debug;
+
+    /// All steps that are possible now.
+    fn actions(&self, out: &mut Vec<Self::Action>);
+    /// One step.
+    fn apply(&mut self, action: Self::Action) -> Result<(), Violation>;
+    /// Nothing happens any more.
+    fn is_finished(&self) -> bool;
+    /// It is right to stay like this for ever.
+    fn is_settled(&self) -> bool;
+    /// The step will be made some time, if it stays possible.
+    fn is_due(&self, action: Self::Action) -> bool;
+    /// States of the two halves.
+    fn states(&self) -> (u32, u32);
+}
+
+impl Model for World {
+    type Action = Action;
+
+    fn actions(&self, out: &mut Vec<Action>) {
+        self.actions(out);
+    }
+
+    fn apply(&mut self, action: Action) -> Result<(), Violation> {
+        self.apply(action)
+    }
+
+    fn is_finished(&self) -> bool {
+        self.is_finished()
+    }
+
+    fn is_settled(&self) -> bool {
+        self.is_finished()
+    }
+
+    fn is_due(&self, action: Action) -> bool {
+        !action.is_fault()
+    }
+
+    fn states(&self) -> (u32, u32) {
+        (self.tx.state() as u32, self.rx.state() as u32)
+    }
+}
 
 /// States are remembered by a 64-bit fingerprint, which is already a hash.
 #[derive(Default)]
@@ -30,7 +77,7 @@ pub struct Outcome {
     pub steps: usize,
     /// Length of the longest shortest way to a state: everything up to this many steps was tried.
     pub depth: u32,
-    /// Different ends that were reached.
+    /// Different states that were reached in which all is well.
     pub ends: usize,
     /// States of the two halves that were visited.
     pub tx_states: BTreeSet<u32>,
@@ -39,22 +86,22 @@ pub struct Outcome {
 
 /// A wrong step, with the shortest way there.
 #[derive(Debug)]
-pub struct Failure {
-    pub violation: String,
-    pub trace: Vec<Action>,
+pub struct Failure<A> {
+    pub violation: Violation,
+    pub trace: Vec<A>,
 }
 
 /// Visits all states, or stops at a violation.
 ///
-/// Also checks that from every state the end can be reached without a fault: nobody is ever stuck.
-pub fn explore(config: Config) -> Result<Outcome, Failure> {
+/// Also checks that from every state one in which all is well can be reached by steps that are due: nobody is ever stuck.
+pub fn explore<M: Model>(start: M) -> Result<Outcome, Failure<M::Action>> {
     let hash = BuildHasherDefault::<DefaultHasher>::default();
     let mut ids: HashMap<u64, u32, BuildHasherDefault<Fingerprint>> = HashMap::default();
-    let mut parents: Vec<(u32, Action)> = vec![(0, Action::Arm)];
+    let mut parents: Vec<(u32, Option<M::Action>)> = vec![(0, None)];
     let mut edges: Vec<(u32, u32)> = Vec::new();
     let mut ends: Vec<u32> = Vec::new();
-    let mut queue = VecDeque::from([(0u32, 0u32, World::new(config))]);
-    ids.insert(hash.hash_one(World::new(config)), 0);
+    let mut queue = VecDeque::from([(0u32, 0u32, start)]);
+    ids.insert(hash.hash_one(start), 0);
     let mut actions = Vec::new();
     let mut tx_states = BTreeSet::new();
     let mut rx_states = BTreeSet::new();
@@ -62,10 +109,13 @@ pub fn explore(config: Config) -> Result<Outcome, Failure> {
     let mut steps = 0;
     while let Some((id, level, world)) = queue.pop_front() {
         depth = level;
-        tx_states.insert(world.tx.state() as u32);
-        rx_states.insert(world.rx.state() as u32);
-        if world.is_finished() {
+        let (tx_state, rx_state) = world.states();
+        tx_states.insert(tx_state);
+        rx_states.insert(rx_state);
+        if world.is_settled() {
             ends.push(id);
+        }
+        if world.is_finished() {
             continue;
         }
         world.actions(&mut actions);
@@ -75,16 +125,16 @@ pub fn explore(config: Config) -> Result<Outcome, Failure> {
             if let Err(violation) = next.apply(action) {
                 return Err(Failure {
                     violation,
-                    trace: trace(&parents, id, action),
+                    trace: trace(&parents, id, Some(action)),
                 });
             }
             let count = u32::try_from(ids.len()).unwrap();
             let next_id = *ids.entry(hash.hash_one(next)).or_insert(count);
             if next_id == count {
-                parents.push((id, action));
+                parents.push((id, Some(action)));
                 queue.push_back((next_id, level + 1, next));
             }
-            if !action.is_fault() && next_id != id {
+            if world.is_due(action) && next_id != id {
                 edges.push((next_id, id));
             }
         }
@@ -92,7 +142,7 @@ pub fn explore(config: Config) -> Result<Outcome, Failure> {
     if let Some(stuck) = find_stuck(parents.len(), &mut edges, &ends) {
         let (from, action) = parents[stuck];
         return Err(Failure {
-            violation: "from here the end cannot be reached".into(),
+            violation: "from here a good end cannot be reached".into(),
             trace: trace(&parents, from, action),
         });
     }
@@ -106,11 +156,11 @@ pub fn explore(config: Config) -> Result<Outcome, Failure> {
     })
 }
 
-fn trace(parents: &[(u32, Action)], mut id: u32, last: Action) -> Vec<Action> {
-    let mut trace = vec![last];
+fn trace<A: Copy>(parents: &[(u32, Option<A>)], mut id: u32, last: Option<A>) -> Vec<A> {
+    let mut trace: Vec<A> = last.into_iter().collect();
     while id != 0 {
         let (parent, action) = parents[id as usize];
-        trace.push(action);
+        trace.extend(action);
         id = parent;
     }
     trace.reverse();

@@ -3,11 +3,12 @@
 
 mod explore;
 mod hostile;
+mod hosts;
 mod model;
 mod properties;
 
 use explore::explore;
-use model::{Config, GiveUp, Mutant};
+use model::{Config, GiveUp, Mutant, World};
 use netacc_proto::switchover::Link;
 use std::collections::BTreeSet;
 
@@ -46,7 +47,7 @@ fn explore_all(configs: &[Config]) -> BTreeSet<u32> {
     let mut rx_states = BTreeSet::new();
     for config in configs {
         let start = std::time::Instant::now();
-        match explore(*config) {
+        match explore(World::new(*config)) {
             Ok(outcome) => {
                 println!("{config:?}\n    {outcome:?} in {:?}", start.elapsed());
                 rx_states.extend(outcome.rx_states);
@@ -196,7 +197,7 @@ fn each_rule_is_needed() {
         };
         let failure = worlds
             .iter()
-            .find_map(|config| explore(Config { mutant, ..*config }).err());
+            .find_map(|config| explore(World::new(Config { mutant, ..*config })).err());
         let Some(failure) = failure else {
             panic!("{mutant:?} survived")
         };

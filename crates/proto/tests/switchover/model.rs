@@ -199,24 +199,24 @@ const STORE_BUFFER: u8 = 8;
 /// A FIFO of a few small items; plain data so that a state copies and hashes quickly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fifo<T, const N: usize> {
-    len: u8,
+    pub len: u8,
     items: [T; N],
 }
 
 impl<T: Copy + Default, const N: usize> Fifo<T, N> {
-    fn new() -> Self {
+    pub fn new() -> Self {
         Self {
             len: 0,
             items: [T::default(); N],
         }
     }
 
-    fn push(&mut self, item: T) {
+    pub fn push(&mut self, item: T) {
         self.items[usize::from(self.len)] = item;
         self.len += 1;
     }
 
-    fn pop(&mut self) -> Option<T> {
+    pub fn pop(&mut self) -> Option<T> {
         if self.len == 0 {
             return None;
         }
@@ -227,7 +227,7 @@ impl<T: Copy + Default, const N: usize> Fifo<T, N> {
         Some(first)
     }
 
-    fn truncate(&mut self, len: u8) {
+    pub fn truncate(&mut self, len: u8) {
         while self.len > len {
             self.len -= 1;
             self.items[usize::from(self.len)] = T::default();
