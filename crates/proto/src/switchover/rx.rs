@@ -119,7 +119,7 @@ pub struct Rx {
     epoch: u32,
     state: u32,
     armed: u32,
-    /// Of `LOSSY`, `ARMED_SEEN`, `DISARMED_SEEN` and `ENDED`.
+    /// Of `LOSSY`, `ARMED_SEEN`, `DISARMED_SEEN`, `ENDED` and `PEER_LEFT`.
     link: u32,
     offset: u64,
     /// Valid in `ToFast`, `ToFastAndBack`, `FrozenToFast`.
@@ -140,6 +140,8 @@ impl Rx {
     /// The carrier has ended while bytes were on the fast path: what it holds is the rest, and an announcement that comes
     /// late changes nothing any more.
     const ENDED: u32 = 8;
+    /// The sender will never promote again, so whatever it has to see counts as seen.
+    const PEER_LEFT: u32 = 16;
 
     /// A receiver at offset 0 on the carrier, not armed, whose fast path is [`Link::Reliable`].
     #[must_use]
@@ -261,7 +263,7 @@ impl Rx {
     const fn keeps_armed_word(&self) -> bool {
         matches!(self.state(), RxState::Disarming)
             && self.is_lossy()
-            && self.link & Self::ARMED_SEEN == 0
+            && self.link & (Self::ARMED_SEEN | Self::PEER_LEFT) == 0
     }
 
     /// Allows the sender to promote. Store [`Rx::ack`] afterwards.
@@ -282,7 +284,7 @@ impl Rx {
             self.armed = 1;
         }
         if armed && was_open {
-            self.link &= Self::LOSSY;
+            self.link &= !(Self::ARMED_SEEN | Self::DISARMED_SEEN);
         }
         armed
     }
@@ -318,6 +320,14 @@ impl Rx {
             _ => 0,
         };
         self.link != before && self.state() == RxState::Disarming
+    }
+
+    /// The sender's end is on the carrier for good, has left the library, and has said so in its last words. `true`: as
+    /// [`Rx::ack_seen`].
+    pub fn peer_left(&mut self) -> bool {
+        let before = self.link;
+        self.link |= Self::PEER_LEFT;
+        self.link != before && self.is_lossy() && self.state() == RxState::Disarming
     }
 
     /// From where to read next, and how much.
@@ -467,7 +477,7 @@ impl Rx {
             // Between hosts a promotion may still be on its way.
             0 if self.state() == RxState::Disarming
                 && self.is_lossy()
-                && self.link & Self::DISARMED_SEEN == 0 =>
+                && self.link & (Self::DISARMED_SEEN | Self::PEER_LEFT) == 0 =>
             {
                 Ok(false)
             }

@@ -528,3 +528,56 @@ fn end_of_the_carrier_on_a_lossy_path_is_no_clean_end() {
     frozen.on_delivered(3).unwrap();
     assert_eq!(frozen.on_carrier_eof(again, false), Ok(EofVerdict::Eof));
 }
+
+#[test]
+fn who_has_left_is_not_waited_for() {
+    let mut rx = lossy_armed();
+    let mut tx = Tx::new();
+    let stale = rx.ack();
+    rx.freeze();
+    assert!(rx.peer_left() && !rx.peer_left());
+    assert!(!rx.ack().armed);
+    assert_eq!(rx.on_announce(Announce::default()), Ok(false));
+    assert!(rx.is_released());
+    // The receiver has left while the sender promoted.
+    tx.promote(stale, Link::Lossy).unwrap();
+    assert!(tx.confirm(rx.ack()).unwrap().is_some());
+    assert!(!tx.carrier_is_open(0));
+    tx.peer_left();
+    assert!(tx.carrier_is_open(0) && !tx.must_end_in_reset(0));
+    assert_eq!(tx.promote(stale, Link::Lossy), Err(Refused::Pinned));
+}
+
+#[test]
+fn end_of_the_process_resets_the_carrier_while_bytes_may_be_missing() {
+    let (tx, _) = fast_pair(Link::Reliable);
+    assert!(!tx.must_end_in_reset(1), "the ring outlives the process");
+    let (mut tx, mut rx) = fast_pair(Link::Lossy);
+    tx.on_accepted(1).unwrap();
+    assert!(tx.must_end_in_reset(1));
+    rx.freeze();
+    tx.pull_back(rx.ack()).unwrap().unwrap();
+    assert!(tx.must_end_in_reset(2), "not sent again yet");
+    tx.on_resent(1).unwrap();
+    assert!(tx.must_end_in_reset(1), "the receiver does not know yet");
+    assert!(!tx.must_end_in_reset(2));
+}
+
+#[test]
+fn announcement_that_comes_after_the_end_of_the_carrier_is_too_late() {
+    let mut rx = lossy_armed();
+    let mut tx = Tx::new();
+    let promoted = tx.promote(rx.ack(), Link::Lossy).unwrap();
+    assert_eq!(tx.confirm(rx.ack()), Ok(None));
+    tx.on_accepted(5).unwrap();
+    assert_eq!(rx.on_announce(promoted), Ok(true));
+    rx.freeze();
+    let again = tx.pull_back(rx.ack()).unwrap().unwrap().announce;
+    assert_eq!(
+        rx.on_carrier_eof(promoted, false),
+        Ok(EofVerdict::DrainFastFirst)
+    );
+    rx.on_delivered(3).unwrap();
+    assert_eq!(rx.on_announce(again), Ok(false));
+    assert_eq!(rx.on_carrier_eof(again, true), Ok(EofVerdict::Truncated));
+}

@@ -52,7 +52,7 @@ pub enum Refused {
     NotArmed,
     /// Bytes on a lossy fast path are not acknowledged: wait, or ask the receiver to freeze and fail over.
     Unacked,
-    /// This sender was pinned to the carrier.
+    /// This sender was pinned to the carrier, or the receiver has left.
     Pinned,
     /// The peer broke the protocol.
     Corrupt(Corrupt),
@@ -83,6 +83,7 @@ pub struct Tx {
     epoch: u32,
     state: u32,
     lossy: u32,
+    /// Of `PINNED` and `PEER_LEFT`; with any of them there is no promotion.
     pinned: u32,
     /// Application bytes accepted so far, on all paths.
     offset: u64,
@@ -95,6 +96,9 @@ pub struct Tx {
 }
 
 impl Tx {
+    const PINNED: u32 = 1;
+    const PEER_LEFT: u32 = 2;
+
     /// A sender at offset 0 on the carrier.
     #[must_use]
     pub const fn new() -> Self {
@@ -164,7 +168,23 @@ impl Tx {
     /// at once; over a lossy link the receiver's end says which epoch has arrived there.
     #[must_use]
     pub const fn carrier_is_open(&self, seen_epoch: u32) -> bool {
-        self.lossy == 0 || (matches!(self.path(), Path::Carrier) && seen_epoch == self.epoch)
+        let known = seen_epoch == self.epoch || self.pinned & Self::PEER_LEFT != 0;
+        self.lossy == 0 || (matches!(self.path(), Path::Carrier) && known)
+    }
+
+    /// Whether bytes would be missing if this process ended now, without the receiver knowing it: then its end must reset the
+    /// carrier (`SO_LINGER` with no time), because a FIN would look like the end of the stream. On a lossy path that is so from
+    /// before a promotion is published until everything is the carrier's again.
+    #[must_use]
+    pub const fn must_end_in_reset(&self, seen_epoch: u32) -> bool {
+        let on_carrier = matches!(self.state(), TxState::Carrier | TxState::Shut);
+        self.lossy != 0 && !(on_carrier && self.carrier_is_open(seen_epoch))
+    }
+
+    /// The receiver's end was released, has left the library for good, and has said so in its last words: it needs no announcement any more, will
+    /// answer none, and cannot be promoted.
+    pub fn peer_left(&mut self) {
+        self.pinned |= Self::PEER_LEFT;
     }
 
     /// The words to publish. Every switching method returns the same value.
@@ -355,7 +375,7 @@ impl Tx {
     /// Never promote again, for example because a process died while it held the lock of this direction and
     /// [`Tx::offset`] can no longer be trusted. Staying on the carrier needs no offsets.
     pub fn pin(&mut self) {
-        self.pinned = 1;
+        self.pinned |= Self::PINNED;
     }
 
     /// The next epoch, on the carrier, from `at`.
