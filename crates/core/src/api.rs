@@ -71,6 +71,11 @@ pub fn threads_are_cancelled() {
 }
 
 /// The process ends by `exit` or by returning from `main`.
+/// The process is about to end without its exit handlers (`_exit`). Async-signal-safe; bounded.
+pub fn before_end() {
+    crate::lifecycle::before_end()
+}
+/// The process ends: its exit handlers run.
 pub fn at_exit() {
     crate::lifecycle::at_exit()
 }

@@ -250,8 +250,19 @@ pub(crate) fn at_exit() {
     });
 }
 
+/// The process ends without its exit handlers. What is in memory that it shares with a peer stays there; what a peer on another host
+/// does not have yet goes with this process.
+pub(crate) fn before_end() {
+    if started() && !in_vfork_child() {
+        leave_remote_peers();
+    }
+}
+
 /// Bytes that a peer on another host may not have yet go over the carriers.
 fn leave_remote_peers() {
+    if !remote::is_running() {
+        return;
+    }
     fd_table::for_each(|_, entry| {
         if let Entry::Socket(s, _) = entry {
             io::begin_exit(s);

@@ -225,6 +225,11 @@ pub(crate) const TAKEN: u32 = 2;
 /// There will be none; the reason is in `Socket::verdict`.
 pub(crate) const NEVER: u32 = 3;
 
+/// This process has, or had, connections to other hosts that can be accelerated.
+pub(crate) fn is_running() -> bool {
+    RUNNING.load(Acquire) == lifecycle::process()
+}
+
 /// Waits, at most `limit_ns`, until the connections that are on their way back to their carriers have arrived.
 pub(crate) fn finish(limit_ns: u64) {
     apart::finish(limit_ns);
@@ -396,5 +401,6 @@ impl Remote {
         self.time_pairs();
         self.time_places();
         self.time_devices();
+        self.time_waiting();
     }
 }

@@ -87,6 +87,8 @@ pub(crate) struct RxEnd {
     pub(crate) carrier_asked: u64,
     /// `-errno` that the carrier reported while bytes of the ring came first.
     pub(crate) pending_error: i32,
+    /// The application was told that the stream broke off. (As of any error, once: tcp(7).)
+    pub(crate) broke_off: bool,
 }
 
 #[repr(C, align(64))]
@@ -485,6 +487,11 @@ pub(crate) unsafe fn on_connect(fd: c_int, addr: *const sockaddr, len: socklen_t
 
 /// `TCP_CLOSE` of the kernel's states (include/net/tcp_states.h).
 const TCP_CLOSE: u8 = 7;
+
+/// The connection is over, at both ends or by a reset.
+pub(crate) fn is_closed(fd: c_int) -> bool {
+    state_of(fd) == Some(TCP_CLOSE)
+}
 
 /// The kernel's state of a TCP socket.
 fn state_of(fd: c_int) -> Option<u8> {

@@ -18,6 +18,8 @@ use netacc_ring::RingWords;
 
 /// An accepted connection whose peer's library has not spoken for so long has none.
 const SILENT_NS: u64 = 10_000_000_000;
+/// A connection that was offered a place which is not free at the peer is offered another one after so long.
+const BUSY_NS: u64 = 5_000_000;
 /// Candidates of one link that wait here.
 const CANDIDATES_PER_LINK: usize = 4096;
 
@@ -102,7 +104,7 @@ impl Remote {
     }
 
     /// Accepted connections that nobody asks for.
-    pub(super) fn time_waiting(&mut self, _link: usize) {
+    pub(super) fn time_waiting(&mut self) {
         let now = sys::now_ns();
         while let Some(key) = self.accepted.oldest() {
             let Some((_, m)) = self.accepted.get(key) else { return };
@@ -245,7 +247,12 @@ impl Remote {
 
     /// Connections that waited for a place: there may be one.
     pub(super) fn serve_waiting(&mut self, i: usize) {
-        while self.free_lane(i).is_some() {
+        // Each at most once: `agree` may put one back.
+        let count = self.link(i).map_or(0, |l| l.waiting.len());
+        for _ in 0..count {
+            if self.free_lane(i).is_none() {
+                return;
+            }
             let Some(tuple) = self.link_mut(i).and_then(|l| l.waiting.pop_front()) else { return };
             self.agree(tuple);
         }
@@ -289,8 +296,18 @@ impl Remote {
             && let Some((_, m)) = self.accepted.remove(waiting)
         {
             verdict(m.socket, m.generation, Reason::PeerRefused);
-        } else if let Some(m) = self.accepted.get_mut(waiting) {
-            m.offered = None;
+        } else if let Some((tuple, m)) = self.accepted.get(waiting).map(|(t, m)| (*t, m.is_current())) {
+            if let Some(m) = self.accepted.get_mut(waiting) {
+                m.offered = None;
+            }
+            if reason == refuse::BUSY && m {
+                // What it was offered is not free there yet: again in a moment.
+                let _ = self.candidates.insert(tuple, token, Theirs { link: i, token });
+                if let Some(l) = self.link_mut(i) {
+                    l.waiting.push_back(tuple);
+                }
+                self.at(sys::now_ns() + BUSY_NS);
+            }
         }
         Ok(())
     }

@@ -381,7 +381,12 @@ impl Remote {
                     debug_log!("pair {number}: {:?}: errno {}", e.call, e.errno);
                     self.lose_pair(i, number, devices::reason_of(e), true);
                 }
-                (PairState::Established, Ok(())) if peer_ready => self.ready(i, number),
+                (PairState::Established, Ok(())) => {
+                    self.send(i, Frame::PairReady { pair: number });
+                    if peer_ready {
+                        self.ready(i, number);
+                    }
+                }
                 _ => {}
             }
         }
@@ -485,7 +490,11 @@ impl Remote {
     fn on_established(&mut self, i: usize, number: u32) {
         let Some(p) = self.link_mut(i).and_then(|l| l.pair_mut(number)).filter(|p| p.state == PairState::Connecting) else { return };
         p.state = PairState::Established;
-        let go = p.peer_ready && !p.connecting;
+        if p.connecting {
+            // The thread that connects it has not come back: nobody can use it before. `take_connected` goes on.
+            return;
+        }
+        let go = p.peer_ready;
         self.send(i, Frame::PairReady { pair: number });
         if go {
             self.ready(i, number);
@@ -756,8 +765,8 @@ impl Remote {
                 self.at(at);
             }
             self.settle_empty(i);
+            self.serve_waiting(i);
             self.want_pairs(i);
-            self.time_waiting(i);
         }
     }
 

@@ -102,6 +102,23 @@ watch! {
     fn pidfd_spawnp, before_spawn
 }
 
+watch! {
+    /// `_exit(2)`.
+    fn _exit, before_end
+}
+watch! {
+    /// `_Exit(3)`.
+    fn _Exit, before_end
+}
+watch! {
+    /// `quick_exit(3)`.
+    fn quick_exit, before_end
+}
+
+fn before_end(_first: usize) {
+    api::before_end();
+}
+
 fn before_spawn(_first: usize) {
     api::before_spawn();
 }

@@ -115,6 +115,7 @@ const ASKED: &[c_long] = &[
     SYS_setsockopt,
     SYS_execve,
     SYS_execveat,
+    SYS_exit_group,
     #[cfg(target_arch = "x86_64")]
     SYS_poll,
     #[cfg(target_arch = "x86_64")]
@@ -276,6 +277,10 @@ unsafe fn ask(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> Ret {
             SYS_setsockopt => api::setsockopt(fd, b as c_int, c as c_int, d as *const c_void, e as socklen_t),
             SYS_execve | SYS_execveat => {
                 api::before_exec();
+                PASS
+            }
+            SYS_exit_group => {
+                api::before_end();
                 PASS
             }
             _ => PASS,
