@@ -130,6 +130,8 @@ pub mod request {
     pub const LEAVE: u32 = 1;
     /// But not for good: the connection is a candidate afterwards.
     pub const AGAIN: u32 = 2;
+    /// These are the last words: this end answers nothing any more.
+    pub const LEFT: u32 = 4;
 }
 
 /// Values of `reason` in [`Frame::Refuse`]. Unknown ones are possible (a newer peer).

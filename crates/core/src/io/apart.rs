@@ -31,8 +31,8 @@ impl Apart {
     }
 
     /// Does what can be done. `first`: nothing was done before. `seen`: the epoch of our announcement, and the control word of our
-    /// acknowledgement, that the peer is known to have. `gone`: there is no peer any more.
-    pub(crate) fn step(&self, first: bool, seen: (u32, u64), gone: bool) -> Moved {
+    /// acknowledgement, that the peer is known to have. `peer_left`: its end has said its last words. `gone`: there is no peer any more.
+    pub(crate) fn step(&self, first: bool, seen: (u32, u64), peer_left: bool, gone: bool) -> Moved {
         let Blocking(s, g) = self.0;
         let fd = s.fd.load(Acquire);
         let Ok(mut rx) = hold_rx(s, g) else { return Moved::Waits };
@@ -41,6 +41,9 @@ impl Apart {
             store_ack(&rx);
         }
         rx.end.switch.ack_seen(seen.1);
+        if peer_left {
+            rx.end.switch.peer_left();
+        }
         match rx.end.switch.on_announce(load_announce(rx.words)) {
             Ok(true) => rx.settled(s),
             Ok(false) => {}
@@ -56,20 +59,23 @@ impl Apart {
         let Ok(mut tx) = hold_tx(s, g) else { return Moved::Waits };
         tx.end.never = true;
         tx.end.switch.pin();
+        if peer_left {
+            tx.end.switch.peer_left();
+        }
         let open = tx.end.switch.carrier_is_open(seen.0);
         let sent = match tx.end.switch.state() {
             TxState::Fast | TxState::Promoting => {
                 match tx.end.switch.pull_back(load_ack(tx.words)) {
                     Ok(Some(over)) => {
                         debug_log!("fd {fd}: bytes {:?} go again over the carrier", over.resend);
-                        // Until all is sent again the end of this process must not look like the end of the stream.
-                        let mut linger = RESET_ON_CLOSE;
-                        if tx.end.switch.state() == TxState::Resending && sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &mut linger) >= 0 {
-                            let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &RESET_ON_CLOSE);
-                            tx.end.linger = Some(linger);
-                        }
                         publish_announce(&tx, over.announce);
                         show_path(s, true, Way::Carrier);
+                    }
+                    // It was closed without a word about what it had read, as one is whose unread data resets the connection.
+                    Ok(None) if peer_left => {
+                        drop(tx);
+                        self.break_off(fd);
+                        return Moved::Broken;
                     }
                     Ok(None) | Err(netacc_proto::switchover::Refused::State(_)) => {}
                     Err(_) => {
@@ -95,12 +101,16 @@ impl Apart {
         }
         if gone {
             // The carrier must not go on where bytes are missing. What was received is still read.
-            s.raise(flag::CARRIER_SPOKE);
-            let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &RESET_ON_CLOSE);
-            let _ = sys::shutdown(fd, libc::SHUT_RDWR);
+            self.break_off(fd);
             return Moved::Broken;
         }
         Moved::Waits
+    }
+
+    fn break_off(&self, fd: c_int) {
+        self.0.0.raise(flag::CARRIER_SPOKE);
+        let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &RESET_ON_CLOSE);
+        let _ = sys::shutdown(fd, libc::SHUT_RDWR);
     }
 
     /// Both directions are the carrier's: the connection is the kernel's, or (`again`) a candidate as it was at first.
@@ -109,6 +119,9 @@ impl Apart {
         let fd = s.fd.load(Acquire);
         {
             let (Ok(tx), Ok(_rx)) = (hold_tx(s, g), hold_rx(s, g)) else { return };
+            if let Some(linger) = tx.end.linger.take() {
+                let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
+            }
             // The carrier's own counts are the stream's offsets from here on, at both ends.
             let counts = if again && s.refs.load(Acquire) > 0 && !s.has(flag::ORPHAN | flag::FIN_LATER) { socket::carrier_counts(fd) } else { None };
             s.set_reason(why);
@@ -139,15 +152,29 @@ impl Apart {
     pub(crate) fn give_up(self) {}
 }
 
+/// Before a promotion: from here on, until everything is the carrier's again, the end of this process must not look like the end of the
+/// stream. A FIN of the kernel's would overtake what the peer does not have yet.
+pub(super) fn end_in_reset(s: &Socket, h: &mut TxHeld<'_>) {
+    let fd = s.fd.load(Acquire);
+    let mut linger = RESET_ON_CLOSE;
+    if h.end.linger.is_none() && sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &mut linger) >= 0 {
+        let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &RESET_ON_CLOSE);
+        h.end.linger = Some(linger);
+    }
+}
+
 /// The last descriptor is closed, but bytes are in the ring that the peer does not have, or nobody knows whether it does: true, and the
 /// carrier lives on until they have gone over it.
-pub(super) fn outlives_close(s: &'static Socket, h: &TxHeld<'_>, fd: c_int) -> bool {
+pub(super) fn outlives_close(s: &'static Socket, h: &mut TxHeld<'_>, fd: c_int) -> bool {
     let Some(at) = h.channel.wire().map(|w| w.slot(h.slot)) else { return false };
     if at.leave.load(SeqCst) & parting::GONE != 0 {
         let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &RESET_ON_CLOSE);
         return false;
     }
     if is_clean(h, at) {
+        if let Some(linger) = h.end.linger.take() {
+            let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
+        }
         return false;
     }
     if carrier_is_over(s) {

@@ -86,7 +86,7 @@ pub(crate) fn last_name(s: &'static Socket, fd: c_int, for_child: bool) -> LastN
     if h.channel.wire().is_some() {
         // Closing with unread data resets the connection: nothing is waited for.
         let unread = hold_rx(s, s.generation16()).is_ok_and(|mut h| h.unread().is_ok_and(|n| n > 0));
-        if !unread && outlives_close(s, &h, fd) {
+        if !unread && outlives_close(s, &mut h, fd) {
             return LastName::Outlived;
         }
     }

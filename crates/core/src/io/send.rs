@@ -337,7 +337,11 @@ pub(super) fn promote(s: &Socket, h: &mut TxHeld<'_>, fd: c_int, flags: c_int) -
         return false;
     }
     let link = if h.channel.wire().is_some() { Link::Lossy } else { Link::Reliable };
-    let Ok(a) = h.end.switch.promote(load_ack(h.words), link) else { return false };
+    let ack = load_ack(h.words);
+    if link == Link::Lossy && ack.armed && !ack.frozen {
+        end_in_reset(s, h);
+    }
+    let Ok(a) = h.end.switch.promote(ack, link) else { return false };
     publish_announce(h, a);
     fence(SeqCst);
     h.end.ring.continue_at(h.end.switch.offset());

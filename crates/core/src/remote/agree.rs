@@ -484,6 +484,11 @@ impl Remote {
 
     /// Our end of a slot is gone.
     pub(super) fn left(&mut self, i: usize, slot: usize) {
+        if !self.link(i).and_then(|l| l.conns.get(slot)).is_some_and(|c| c.state == ConnState::Live) {
+            return;
+        }
+        // With the last echo.
+        self.say_last(i, slot);
         let Some(l) = self.link_mut(i) else { return };
         let channel = l.channel;
         let Some(c) = l.conns.get_mut(slot).filter(|c| c.state == ConnState::Live) else { return };

@@ -110,7 +110,7 @@ impl Remote {
                 while bits != 0 {
                     let slot = w * 64 + bits.trailing_zeros() as usize;
                     bits &= bits - 1;
-                    self.say(i, slot);
+                    self.say(i, slot, false);
                     self.step(i, slot);
                 }
             }
@@ -134,7 +134,8 @@ impl Remote {
         let control = inb.quiet[quiet::ACK].load(Acquire);
         let ack = Ack::from_words(control, inb.quiet[quiet::CONSUMED].load(Relaxed));
         let leaves = wire.slot(slot).leave.load(SeqCst);
-        let request = if leaves & parting::WANTED == 0 { 0 } else { request::LEAVE | if leaves & parting::AGAIN != 0 { request::AGAIN } else { 0 } };
+        let bits = [(parting::WANTED, request::LEAVE), (parting::WANTED | parting::AGAIN, request::AGAIN), (parting::LEFT, request::LEFT)];
+        let request = bits.iter().filter(|(all, _)| leaves & all == *all).fold(0, |r, (_, bit)| r | bit);
         Some(Words {
             slot: slot as u16,
             token: c.token,
@@ -147,9 +148,9 @@ impl Remote {
     }
 
     /// Tells the peer, if it does not know.
-    fn say(&mut self, i: usize, slot: usize) {
+    fn say(&mut self, i: usize, slot: usize, at_once: bool) {
         let Some(words) = self.words_of(i, slot) else { return };
-        if self.is_busy(i) {
+        if self.is_busy(i) && !at_once {
             // Later: only the last state counts.
             if let Some(c) = self.link(i).and_then(|l| l.channel) {
                 c.words_changed(slot);
@@ -163,6 +164,14 @@ impl Remote {
         }
         c.said = Some(words);
         self.send(i, Frame::Words(words));
+    }
+
+    /// Our end of a slot is about to be forgotten: the peer need not wait for any answer.
+    pub(super) fn say_last(&mut self, i: usize, slot: usize) {
+        if let Some(w) = self.link(i).filter(|l| l.is_up()).and_then(|l| l.wire()) {
+            w.slot(slot).leave.fetch_or(parting::LEFT, SeqCst);
+            self.say(i, slot, true);
+        }
     }
 
     /// The peer's words of a slot.
@@ -190,7 +199,8 @@ impl Remote {
         let at = wire.slot(slot);
         changed |= at.seen_epoch.swap(w.seen_epoch, SeqCst) != w.seen_epoch;
         changed |= at.seen_ack.swap(w.seen_ack, SeqCst) != w.seen_ack;
-        if w.request & request::LEAVE != 0 && at.leave.load(SeqCst) & parting::WANTED == 0 {
+        changed |= w.request & request::LEFT != 0;
+        if w.request & (request::LEAVE | request::LEFT) != 0 && at.leave.load(SeqCst) & parting::WANTED == 0 {
             channel.ask_to_leave(slot, Reason::PeerAskedForTcp, w.request & request::AGAIN != 0);
         }
         if changed {
@@ -236,7 +246,8 @@ impl Remote {
         let Some(l) = self.link(i) else { return };
         let (serial, up) = (l.serial, l.is_up());
         let Some((channel, wire)) = l.channel.zip(l.wire()) else { return };
-        let Some((s, generation, number)) = l.conns.get(slot).filter(|c| c.state == ConnState::Live).and_then(|c| Some((c.socket?, c.generation, c.pair))) else { return };
+        let Some(c) = l.conns.get(slot).filter(|c| c.state == ConnState::Live) else { return };
+        let (Some(s), generation, number, peer_left) = (c.socket, c.generation, c.pair, c.asked & request::LEFT != 0) else { return };
         let at = wire.slot(slot);
         let leaves = at.leave.load(SeqCst);
         if leaves & parting::WANTED == 0 {
@@ -270,7 +281,7 @@ impl Remote {
         let first = at.leave.fetch_or(parting::FROZEN, SeqCst) & parting::FROZEN == 0;
         let seen = (at.seen_epoch.load(SeqCst), at.seen_ack.load(SeqCst));
         let Some(x) = self.leaving.get_mut(index) else { return };
-        let moved = x.apart.step(first, seen, gone);
+        let moved = x.apart.step(first, seen, peer_left, gone);
         match moved {
             io::Moved::Waits => x.again_at = 0,
             io::Moved::NoRoom => {
@@ -289,8 +300,6 @@ impl Remote {
                 x.apart.give_up();
             }
             io::Moved::Done => {
-                // The last echo goes out before the slot is forgotten.
-                self.say(i, slot);
                 let x = self.leaving.swap_remove(index);
                 let why = Reason::ALL.get((leaves >> parting::REASON) as usize).copied().unwrap_or(Reason::RdmaLost);
                 let again = leaves & parting::AGAIN != 0 && !s.has(flag::SHUT_WR) && !gone;

@@ -47,6 +47,8 @@ pub(crate) mod parting {
     pub(crate) const GONE: u32 = 8;
     /// Somebody counts those that leave, and it is among them.
     pub(crate) const COUNTED: u32 = 16;
+    /// Our last words are said.
+    pub(crate) const LEFT: u32 = 32;
     /// Above: the reason's code.
     pub(crate) const REASON: u32 = 16;
 }
