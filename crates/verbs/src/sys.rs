@@ -66,21 +66,36 @@ pub(crate) fn close(fd: c_int) {
     unsafe { syscall(libc::SYS_close, fd as usize, 0, 0) };
 }
 
-/// Keeps the calling thread's `errno` as it is: the libraries write it, and hooks must not lose the application's.
-pub(crate) struct KeptErrno(c_int);
+/// Around every call of the libraries: keeps the calling thread's `errno` as it is, which they write, and keeps the thread from being
+/// cancelled. Providers write to a descriptor, which is a cancellation point, while they hold a spin lock.
+pub(crate) struct Shelter {
+    errno: c_int,
+    cancelling: c_int,
+}
 
-impl KeptErrno {
+const PTHREAD_CANCEL_DISABLE: c_int = 1;
+
+unsafe extern "C" {
+    fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
+}
+
+impl Shelter {
     #[inline]
-    pub(crate) fn keep() -> Self {
-        Self(errno())
+    pub(crate) fn take() -> Self {
+        let mut cancelling = 0;
+        // SAFETY: pthread_setcancelstate(3) of the calling thread, with a place for the old state.
+        unsafe { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &raw mut cancelling) };
+        Self { errno: errno(), cancelling }
     }
 }
 
-impl Drop for KeptErrno {
+impl Drop for Shelter {
     #[inline]
     fn drop(&mut self) {
+        // SAFETY: as in `take`; the old state is not wanted.
+        unsafe { pthread_setcancelstate(self.cancelling, core::ptr::null_mut()) };
         // SAFETY: the thread's own errno.
-        unsafe { *libc::__errno_location() = self.0 };
+        unsafe { *libc::__errno_location() = self.errno };
     }
 }
 

@@ -14,7 +14,7 @@
 use crate::fabric::*;
 use crate::ffi::*;
 use crate::load::{Api, LoadError, Loader};
-use crate::sys::{self, KeptErrno};
+use crate::sys::{self, Shelter};
 use core::alloc::Layout;
 use core::ffi::{c_int, c_void};
 use core::net::{IpAddr, SocketAddr};
@@ -65,7 +65,7 @@ impl Verbs {
     pub fn load(host: Host) -> Result<Self, LoadError> {
         let mut at = LOADED.load(Ordering::Acquire);
         if at.is_null() {
-            let _errno = KeptErrno::keep();
+            let _shelter = Shelter::take();
             let api = Api::load(&host.loader)?;
             let layout = Layout::new::<Api>();
             // SAFETY: `Api` is not of size 0.

@@ -3,6 +3,7 @@
 //! `docs/design/switchover.md`, "Between hosts", has the rules; [`crate::remote`] says when.
 
 use super::*;
+use core::cell::Cell;
 
 /// What a step came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,7 +19,14 @@ pub(crate) enum Moved {
 }
 
 /// A connection on its way. While there is one a close leaves the carrier to it.
-pub(crate) struct Apart(Blocking);
+pub(crate) struct Apart {
+    held: Blocking,
+    /// Since when bytes that come again are waited for.
+    waits_since: Cell<u64>,
+}
+
+/// For so long; a receive buffer may be too small for them.
+const COME_NS: u64 = 30_000_000;
 
 impl Apart {
     pub(crate) fn new(s: &'static Socket) -> Apart {
@@ -27,13 +35,25 @@ impl Apart {
         if s.flags.fetch_and(!flag::CLOSE_LATER, AcqRel) & flag::CLOSE_LATER != 0 {
             s.waiters.fetch_sub(1, SeqCst);
         }
-        Apart(held)
+        Apart { held, waits_since: Cell::new(0) }
+    }
+
+    fn has_come(&self, fd: c_int, outstanding: u64) -> bool {
+        let mut unread: c_int = 0;
+        if outstanding == 0 || sys::ioctl(fd, libc::FIONREAD as usize, &mut unread as *mut c_int as usize) < 0 || unread as u64 >= outstanding {
+            return true;
+        }
+        let now = sys::now_ns();
+        if self.waits_since.get() == 0 {
+            self.waits_since.set(now);
+        }
+        now.saturating_sub(self.waits_since.get()) > COME_NS
     }
 
     /// Does what can be done. `first`: nothing was done before. `seen`: the epoch of our announcement, and the control word of our
     /// acknowledgement, that the peer is known to have. `peer_left`: its end has said its last words. `gone`: there is no peer any more.
     pub(crate) fn step(&self, first: bool, seen: (u32, u64), peer_left: bool, gone: bool) -> Moved {
-        let Blocking(s, g) = self.0;
+        let Blocking(s, g) = self.held;
         let fd = s.fd.load(Acquire);
         let Ok(mut rx) = hold_rx(s, g) else { return Moved::Waits };
         if first && !gone {
@@ -55,6 +75,8 @@ impl Apart {
         }
         store_ack(&rx);
         let received = if gone { rx.end.switch.path() == Way::Carrier && !rx.end.switch.wants_pull_back() } else { rx.end.switch.is_released() };
+        // What was readable stays so: the kernel has the connection when it has what comes again.
+        let here = gone || self.has_come(fd, rx.end.switch.outstanding());
         drop(rx);
         let Ok(mut tx) = hold_tx(s, g) else { return Moved::Waits };
         tx.end.never = true;
@@ -97,7 +119,7 @@ impl Apart {
         };
         drop(tx);
         if sent && received {
-            return Moved::Done;
+            return if here { Moved::Done } else { Moved::NoRoom };
         }
         if gone {
             // The carrier must not go on where bytes are missing. What was received is still read.
@@ -108,14 +130,14 @@ impl Apart {
     }
 
     fn break_off(&self, fd: c_int) {
-        self.0.0.raise(flag::CARRIER_SPOKE);
+        self.held.0.raise(flag::CARRIER_SPOKE);
         let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &RESET_ON_CLOSE);
         let _ = sys::shutdown(fd, libc::SHUT_RDWR);
     }
 
     /// Both directions are the carrier's: the connection is the kernel's, or (`again`) a candidate as it was at first.
     pub(crate) fn conclude(self, channel: &'static Channel, slot: usize, why: Reason, again: bool) {
-        let Blocking(s, g) = self.0;
+        let Blocking(s, g) = self.held;
         let fd = s.fd.load(Acquire);
         {
             let (Ok(tx), Ok(_rx)) = (hold_tx(s, g), hold_rx(s, g)) else { return };

@@ -53,6 +53,7 @@ fn release(fd: c_int) {
 
 /// Errors of the fabric's as a reason.
 pub(super) fn reason_of(e: Error) -> Reason {
+    debug_log!("{:?} is refused: errno {}", e.call, e.errno);
     match e.errno {
         libc::ENOMEM => Reason::MemlockLimit,
         libc::ENODEV | libc::EADDRNOTAVAIL | libc::ENOENT => Reason::NoRdmaDevice,

@@ -232,6 +232,15 @@ impl Rx {
         matches!(self.state(), RxState::Open | RxState::Replaying)
     }
 
+    /// Bytes that come again on the carrier and were not delivered yet: where they were readable before, they are not before they have come.
+    #[must_use]
+    pub const fn outstanding(&self) -> u64 {
+        match self.state() {
+            RxState::Replaying => self.resend_to.saturating_sub(self.offset),
+            _ => 0,
+        }
+    }
+
     /// Frozen on (or before) the fast path: the sender must be asked to pull back.
     #[must_use]
     pub const fn wants_pull_back(&self) -> bool {

@@ -17,7 +17,7 @@ impl Fabric for Verbs {
     type Pair = Pair;
 
     fn open_manager(&self) -> Result<Manager, Error> {
-        let _errno = KeptErrno::keep();
+        let _shelter = Shelter::take();
         let call = Call::OpenManager;
         // SAFETY: no arguments.
         let mut channel = object(call, unsafe { (self.api.rdma_create_event_channel)() })?;
@@ -42,7 +42,7 @@ impl Fabric for Verbs {
     }
 
     fn next_event(&self, manager: &Manager) -> Result<Option<Event<Pair>>, Error> {
-        let _errno = KeptErrno::keep();
+        let _shelter = Shelter::take();
         let call = Call::NextEvent;
         for _ in 0..PASS_OVER_MAX {
             let mut event = null_mut();
@@ -68,7 +68,7 @@ impl Fabric for Verbs {
     }
 
     fn close_manager(&self, manager: Manager) -> Result<(), Error> {
-        let _errno = KeptErrno::keep();
+        let _shelter = Shelter::take();
         (self.host.release)(self.manager_fd(&manager));
         // SAFETY: ours, and by the trait's rule nothing of it is left.
         unsafe { (self.api.rdma_destroy_event_channel)(manager.channel.as_ptr()) };
@@ -76,7 +76,7 @@ impl Fabric for Verbs {
     }
 
     fn open_device(&self, manager: &Manager, address: IpAddr, token: u64) -> Result<Device, Error> {
-        let _errno = KeptErrno::keep();
+        let _shelter = Shelter::take();
         // To these the kernel binds any device at all.
         if address.is_loopback() || address.is_unspecified() {
             return Err(error(Call::OpenDevice, libc::EADDRNOTAVAIL));
@@ -102,7 +102,7 @@ impl Fabric for Verbs {
     }
 
     fn next_fault(&self, device: &Device) -> Result<Option<Fault>, Error> {
-        let _errno = KeptErrno::keep();
+        let _shelter = Shelter::take();
         for _ in 0..PASS_OVER_MAX {
             let mut event = ibv_async_event { element: null_mut(), event_type: 0 };
             // SAFETY: a context that lives, and a place for the result.
@@ -131,26 +131,26 @@ impl Fabric for Verbs {
     }
 
     fn close_device(&self, device: Device) -> Result<(), Error> {
-        let _errno = KeptErrno::keep();
+        let _shelter = Shelter::take();
         // The context and its descriptors stay: librdmacm keeps a device open until the process ends, or the device does.
         self.destroy_id(device.anchor)
     }
 
     fn open_domain(&self, device: &Device) -> Result<Domain, Error> {
-        let _errno = KeptErrno::keep();
+        let _shelter = Shelter::take();
         // SAFETY: the context lives while the device is open.
         let pd = unsafe { (self.api.ibv_alloc_pd)(device.context.as_ptr()) };
         Ok(Domain { pd: object(Call::OpenDomain, pd)? })
     }
 
     fn close_domain(&self, domain: Domain) -> Result<(), Error> {
-        let _errno = KeptErrno::keep();
+        let _shelter = Shelter::take();
         // SAFETY: ours; the kernel refuses while something is left on it.
         check(Call::Close, unsafe { (self.api.ibv_dealloc_pd)(domain.pd.as_ptr()) })
     }
 
     fn open_queue(&self, device: &Device, entries: u32, vector: u32) -> Result<Queue, Error> {
-        let _errno = KeptErrno::keep();
+        let _shelter = Shelter::take();
         let call = Call::OpenQueue;
         let context = device.context.as_ptr();
         let entries = c_int::try_from(entries.max(1)).map_err(|_| error(call, libc::EINVAL))?;
@@ -184,7 +184,7 @@ impl Fabric for Verbs {
 
     #[inline]
     fn poll(&self, queue: &Queue, out: &mut [Completion]) -> Result<usize, Error> {
-        let _errno = KeptErrno::keep();
+        let _shelter = Shelter::take();
         let cq = queue.cq.as_ptr();
         // SAFETY: queue and context live; the table is never written.
         let Some(poll_cq) = (unsafe { (*(*cq).context).ops.poll_cq }) else {
@@ -211,7 +211,7 @@ impl Fabric for Verbs {
     }
 
     fn arm(&self, queue: &Queue) -> Result<(), Error> {
-        let _errno = KeptErrno::keep();
+        let _shelter = Shelter::take();
         let cq = queue.cq.as_ptr();
         // SAFETY: queue and context live; the table is never written.
         let Some(notify) = (unsafe { (*(*cq).context).ops.req_notify_cq }) else {
@@ -223,7 +223,7 @@ impl Fabric for Verbs {
     }
 
     fn clear(&self, queue: &Queue) -> Result<u32, Error> {
-        let _errno = KeptErrno::keep();
+        let _shelter = Shelter::take();
         let mut count = 0u32;
         let result = loop {
             let (mut cq, mut context) = (null_mut(), null_mut());
@@ -250,7 +250,7 @@ impl Fabric for Verbs {
     }
 
     fn close_queue(&self, queue: Queue) -> Result<(), Error> {
-        let _errno = KeptErrno::keep();
+        let _shelter = Shelter::take();
         let _ = self.clear(&queue);
         // SAFETY: ours; the kernel refuses while a pair uses it.
         check(Call::Close, unsafe { (self.api.ibv_destroy_cq)(queue.cq.as_ptr()) })?;
@@ -260,7 +260,7 @@ impl Fabric for Verbs {
     }
 
     unsafe fn register(&self, domain: &Domain, at: NonNull<u8>, bytes: usize, access: Access) -> Result<Region, Error> {
-        let _errno = KeptErrno::keep();
+        let _shelter = Shelter::take();
         let access = match access {
             Access::Local => 0,
             Access::Receive => IBV_ACCESS_LOCAL_WRITE,
@@ -278,13 +278,13 @@ impl Fabric for Verbs {
     }
 
     fn close_region(&self, region: Region) -> Result<(), Error> {
-        let _errno = KeptErrno::keep();
+        let _shelter = Shelter::take();
         // SAFETY: ours, and not used again.
         check(Call::Close, unsafe { (self.api.ibv_dereg_mr)(region.mr.as_ptr()) })
     }
 
     fn listen(&self, manager: &Manager, address: SocketAddr, backlog: u32, token: u64) -> Result<Listener, Error> {
-        let _errno = KeptErrno::keep();
+        let _shelter = Shelter::take();
         let call = Call::Listen;
         let id = self.new_id(call, manager, token)?;
         let listening = self.bind(call, id, address).and_then(|()| {
@@ -310,7 +310,7 @@ impl Fabric for Verbs {
     }
 
     fn close_listener(&self, listener: Listener) -> Result<(), Error> {
-        let _errno = KeptErrno::keep();
+        let _shelter = Shelter::take();
         self.destroy_id(listener.id)
     }
 
@@ -322,7 +322,7 @@ impl Fabric for Verbs {
         timeout_ms: u32,
         token: u64,
     ) -> Result<Pair, Error> {
-        let _errno = KeptErrno::keep();
+        let _shelter = Shelter::take();
         let call = Call::Resolve;
         let timeout = timeout_ms.clamp(1, c_int::MAX as u32);
         manager.route_timeout.fetch_max(timeout, Ordering::Relaxed);
@@ -343,7 +343,7 @@ impl Fabric for Verbs {
     }
 
     fn create(&self, pair: &mut Pair, domain: &Domain, queue: &Queue, capacity: Capacity) -> Result<Capacity, Error> {
-        let _errno = KeptErrno::keep();
+        let _shelter = Shelter::take();
         let call = Call::Create;
         // SAFETY: our identifier, and a domain that is open.
         let (verbs, context) = unsafe { (pair.id.as_ref().verbs, domain.pd.as_ref().context) };
@@ -365,7 +365,7 @@ impl Fabric for Verbs {
     }
 
     fn connect(&self, pair: &mut Pair, private: &[u8], patience: Patience) -> Result<(), Error> {
-        let _errno = KeptErrno::keep();
+        let _shelter = Shelter::take();
         self.set_patience(pair, patience);
         let mut param = Self::param(private, patience);
         // SAFETY: an identifier that we own; the private data outlives the call.
@@ -373,7 +373,7 @@ impl Fabric for Verbs {
     }
 
     fn accept(&self, pair: &mut Pair, private: &[u8], patience: Patience) -> Result<(), Error> {
-        let _errno = KeptErrno::keep();
+        let _shelter = Shelter::take();
         // Without a queue pair the library would take one from the parameters.
         if pair.qp.is_null() {
             return Err(error(Call::Accept, libc::EINVAL));
@@ -385,7 +385,7 @@ impl Fabric for Verbs {
     }
 
     fn reject(&self, pair: Pair, private: &[u8]) -> Result<(), Error> {
-        let _errno = KeptErrno::keep();
+        let _shelter = Shelter::take();
         let bytes = private.len().min(PRIVATE_MAX) as u8;
         // SAFETY: an identifier that we own; the private data outlives the call.
         let r = unsafe { (self.api.rdma_reject)(pair.id.as_ptr(), private.as_ptr().cast(), bytes) };
@@ -395,7 +395,7 @@ impl Fabric for Verbs {
 
     #[inline]
     fn post(&self, pair: &Pair, works: &[Work<'_, Region>]) -> Result<(), PostError> {
-        let _errno = KeptErrno::keep();
+        let _shelter = Shelter::take();
         let refused = PostError { posted: 0, errno: libc::EINVAL, unknown: false };
         if pair.qp.is_null() || works.len() > BATCH_MAX {
             return Err(refused);
@@ -436,7 +436,7 @@ impl Fabric for Verbs {
 
     #[inline]
     fn post_receives(&self, pair: &Pair, receives: &[Receive<'_, Region>]) -> Result<(), PostError> {
-        let _errno = KeptErrno::keep();
+        let _shelter = Shelter::take();
         let refused = PostError { posted: 0, errno: libc::EINVAL, unknown: false };
         if pair.qp.is_null() || receives.len() > BATCH_MAX {
             return Err(refused);
@@ -478,7 +478,7 @@ impl Fabric for Verbs {
     }
 
     fn fail(&self, pair: &Pair) -> Result<(), Error> {
-        let _errno = KeptErrno::keep();
+        let _shelter = Shelter::take();
         if pair.qp.is_null() {
             return Err(error(Call::Fail, libc::EINVAL));
         }
@@ -487,13 +487,13 @@ impl Fabric for Verbs {
     }
 
     fn disconnect(&self, pair: &Pair) -> Result<(), Error> {
-        let _errno = KeptErrno::keep();
+        let _shelter = Shelter::take();
         // SAFETY: an identifier that lives.
         check(Call::Disconnect, unsafe { (self.api.rdma_disconnect)(pair.id.as_ptr()) })
     }
 
     fn close_pair(&self, pair: Pair) -> Result<(), Error> {
-        let _errno = KeptErrno::keep();
+        let _shelter = Shelter::take();
         if !pair.qp.is_null() {
             // SAFETY: the identifier's own queue pair.
             unsafe { (self.api.rdma_destroy_qp)(pair.id.as_ptr()) };
