@@ -1,0 +1,66 @@
+# Shared by the rdma suites, on top of the application suites' lib.sh: the rig, the programs for its kernels.
+# shellcheck shell=bash
+. "$(dirname "${BASH_SOURCE[0]}")/../apps/lib.sh"
+RDMA=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+RIG=$RDMA/rig
+
+# packages COMMAND:PACKAGE... : installs those whose command is missing.
+packages() {
+  local missing=() pair sudo=''
+  for pair in python3:python3 cc:gcc ld:binutils "$@"; do
+    command -v "${pair%%:*}" >/dev/null || [ -x "/usr/sbin/${pair%%:*}" ] || missing+=("${pair#*:}")
+  done
+  [ -e /usr/include/stdio.h ] || missing+=(libc6-dev)
+  [ ${#missing[@]} -eq 0 ] && return
+  [ "$(id -u)" = 0 ] || sudo="sudo -n"
+  echo "installing ${missing[*]}"
+  # RUNLEVEL=1 keeps the packages' services from being started.
+  install() { $sudo env RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 install -y --no-install-recommends "${missing[@]}"; }
+  { install || { $sudo apt-get update && install; }; } >"$TMP/apt.log" 2>&1 || { fail packages "$(tail -n 5 "$TMP/apt.log")"; finish; exit 1; }
+}
+
+# The rig, built; its folders are in $TMP/built. Ends the suite where there can be none.
+need_rig() {
+  local reason
+  reason=$("$RIG" check 2>&1)
+  case $? in
+    0) ;;
+    77) skip all "${reason#rig: }"; finish; exit 0 ;;
+    *) fail check "$reason"; finish; exit 1 ;;
+  esac
+  "$RIG" build >"$TMP/built" || { fail build; finish; exit 1; }
+  export NETACC_LIB_DIR=$LIB_DIR
+}
+
+# compile NAME OPTIONS... : guest/NAME.c, for the exchange folder of every rig.
+mkdir "$TMP/programs"
+compile() {
+  local name=$1; shift
+  if ! cc -Wall -Wextra -Werror -O2 -o "$TMP/programs/$name" "$RDMA/guest/$name.c" "$@" 2>"$TMP/err"; then
+    fail "$name-compiles" "$(cat "$TMP/err")"; finish; exit 1
+  fi
+}
+
+# rig one|two ARGUMENTS... : sets STATUS, OUT and ERR. The exchange folder is $X.
+X=$TMP/exchange
+rig() {
+  local what=$1; shift
+  rm -rf "$X"; cp -r "$TMP/programs" "$X"
+  "$RIG" "$what" --limit "${LIMIT:-120}" --exchange "$X" "$@" >"$TMP/out" 2>"$TMP/err"
+  STATUS=$? OUT=$(cat "$TMP/out") ERR=$(cat "$TMP/err")
+}
+
+# is NAME STATUS OUT ERR: what the last one came to.
+is() { same "$1" "status $2 out $3 err $4" "status $STATUS out $OUT err $ERR"; }
+
+# succeeds NAME ARGUMENTS... : a rig whose commands end with status 0.
+succeeds() {
+  local name=$1; shift
+  rig "$@"
+  if [ "$STATUS" = 0 ]; then ok "$name"; else fail "$name" "status $STATUS
+$OUT
+$ERR"; fi
+}
+
+# json FILE EXPRESSION: of the value `it`.
+json() { python3 -c 'import json, sys; it = json.load(open(sys.argv[1])); print(eval(sys.argv[2]))' "$@" 2>&1; }
