@@ -1,12 +1,12 @@
 //! What a scenario sees: its transcript, its peer, and connections that are warmed up in the way the mode asks for.
 //!
 //! Standard output is the transcript. Standard input is a SOCK_SEQPACKET socket to the runner, which forwards messages
-//! between the two processes of a scenario and answers the question "is this connection on shared memory yet?". Both
+//! between the two processes of a scenario and answers the question "is this connection on the fast path yet?". Both
 //! are below 3, so a scenario may close everything else.
 
 use crate::mover::{Receiver, Sender};
 use crate::pattern::Pattern;
-use crate::sys::{self, Addr, E, Fd, LOOPBACK};
+use crate::sys::{self, Addr, E, Fd};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 
@@ -30,8 +30,8 @@ pub enum Role {
 pub enum Warmup {
     /// A few exchanges, so that every mode sends the same calls.
     Fixed,
-    /// Exchanges until the runner has seen both directions on shared memory.
-    UntilShm,
+    /// Exchanges until the runner has seen both directions on the fast path.
+    UntilFast,
     /// None: promotion, if any, happens in the middle of the scenario.
     None,
 }
@@ -133,9 +133,9 @@ impl Ctx {
 
     // ------------------------------------------------------------------------------------------ connections
 
-    /// A listener on a free port of 127.0.0.1.
+    /// A listener on a free port of [`sys::home`].
     pub fn listener(&self) -> Fd {
-        self.listener_on(LOOPBACK)
+        self.listener_on(sys::home())
     }
 
     pub fn listener_on(&self, addr: Addr) -> Fd {
@@ -246,7 +246,7 @@ impl Ctx {
             i32::from_ne_bytes([answer[0], answer[1], answer[2], answer[3]])
         };
         let mut peer = exchange(b'P');
-        while self.warmup == Warmup::UntilShm && !self.settled(fd, peer) {
+        while self.warmup == Warmup::UntilFast && !self.settled(fd, peer) {
             peer = exchange(b'P');
         }
         exchange(b'E');
@@ -262,13 +262,13 @@ impl Ctx {
                 send_all(from, &[1; WARM_MESSAGE]);
                 recv_exact(to, WARM_MESSAGE);
             }
-            if self.warmup != Warmup::UntilShm || self.settled(near, sys::getpid()) {
+            if self.warmup != Warmup::UntilFast || self.settled(near, sys::getpid()) {
                 return;
             }
         }
     }
 
-    /// Has the runner seen both directions on shared memory (or given up on it)?
+    /// Has the runner seen both directions on the fast path (or given up on it)?
     fn settled(&self, fd: Fd, peer_pid: i32) -> bool {
         let (Ok(local), Ok(peer)) = (sys::getsockname(fd), sys::getpeername(fd)) else {
             return true;
@@ -283,8 +283,8 @@ impl Ctx {
         answer == "yes" || answer == "give up"
     }
 
-    /// Asks the runner to check, where the mode is shm, that a connection still is on shared memory.
-    pub fn still_shm(&self, fd: Fd) {
+    /// Asks the runner to check, in the modes with that warm-up, that a connection still is on the fast path.
+    pub fn still_fast(&self, fd: Fd) {
         if let (Ok(local), Ok(peer)) = (sys::getsockname(fd), sys::getpeername(fd)) {
             self.ask(&format!(
                 "S {} {} {}",
@@ -495,7 +495,7 @@ pub fn recv_exact(fd: Fd, len: usize) -> Vec<u8> {
 
 /// Waits until at least `len` bytes can be read, as FIONREAD tells; the bytes stay.
 pub fn await_bytes(fd: Fd, len: usize) {
-    let deadline = sys::now_ns() + 10_000_000_000;
+    let deadline = sys::now_ns() + 10_000_000_000 * u64::from(sys::patience());
     while sys::fionread(fd).unwrap_or(0) < len as i32 {
         assert!(
             sys::now_ns() < deadline,
@@ -516,7 +516,7 @@ pub fn blocked<T: Send + 'static>(
         body()
     });
     let stat = format!("/proc/self/task/{}/stat", hear.recv().unwrap_or(0));
-    let deadline = sys::now_ns() + 5_000_000_000;
+    let deadline = sys::now_ns() + 5_000_000_000 * u64::from(sys::patience());
     let mut asleep = 0;
     // Asleep for a while, not just on the way into the call (the sending of the id may sleep for a moment).
     while asleep < 6 && sys::now_ns() < deadline {

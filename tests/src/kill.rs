@@ -19,7 +19,7 @@ pub use ends::{survivor, victim};
 
 use crate::pattern::Rng;
 use crate::runner::{Totals, library_env, own_program};
-use crate::ss::Build;
+use crate::ss::{Build, Path as Fast};
 use crate::sys::{self, Addr, Counters, Fd, LOOPBACK};
 use ends::{BLOCKING, COUNTERS, INTENDED, KINDS, OPEN, RECEIVED, SENT, WRONG, cpu_wait_ns};
 use left::Holdings;
@@ -45,18 +45,18 @@ const PATIENCE: Duration = Duration::from_secs(20);
 enum Mode {
     /// Nobody: kernel TCP.
     Plain,
-    /// Both, once the connection is on shared memory.
-    Shm,
+    /// Both, once the connection is on the fast path.
+    Moved,
     /// Both, from the first moment of the connection on: before, while and after it moves. (Not in the first rounds, by
     /// which is told what the survivor comes to hold.)
     Early,
 }
 
 impl Mode {
-    fn name(self) -> &'static str {
+    fn name(self, path: Fast) -> &'static str {
         match self {
             Mode::Plain => "plain",
-            Mode::Shm => "shm",
+            Mode::Moved => path.name(),
             Mode::Early => "early",
         }
     }
@@ -338,7 +338,7 @@ impl Campaign<'_> {
         };
         let moved = match self.place.mode {
             Mode::Plain => false,
-            Mode::Shm => true,
+            Mode::Moved => true,
             Mode::Early => number < WARM,
         };
         if moved {
@@ -468,13 +468,14 @@ impl Campaign<'_> {
             _ => (false, true),
         };
         let build = self.place.build;
+        let path = build.path.name();
         let deadline = Instant::now() + PATIENCE;
         loop {
             let near = build.connection(self.survivor.pid(), local, peer);
             let far = build.connection(victim, peer, local);
             let moved = near
                 .as_ref()
-                .is_ok_and(|c| (!sends || c.tx_path == "shm") && (!receives || c.rx_path == "shm"));
+                .is_ok_and(|c| (!sends || c.tx_path == path) && (!receives || c.rx_path == path));
             if moved && far.is_ok() {
                 return Ok(());
             }
@@ -490,12 +491,14 @@ impl Campaign<'_> {
 pub fn run(words: &[&str]) -> ExitCode {
     let rounds = crate::option(words, "--rounds", 200usize);
     let seed = crate::option(words, "--seed", u64::from(std::process::id()));
-    let build = Build::find();
+    let Some(build) = crate::build_of(words) else {
+        return ExitCode::from(2);
+    };
     let totals = Totals::default();
     println!("kill: seed {seed}");
     campaign(&build, Mode::Plain, rounds, seed, &totals);
     if build.is_there() {
-        campaign(&build, Mode::Shm, rounds, seed, &totals);
+        campaign(&build, Mode::Moved, rounds, seed, &totals);
         campaign(&build, Mode::Early, rounds.div_ceil(2), seed, &totals);
     } else {
         println!(
@@ -556,7 +559,8 @@ fn campaign(build: &Build, mode: Mode, rounds: usize, seed: u64, totals: &Totals
     let log = std::fs::read_to_string(campaign.place.log()).unwrap_or_default();
 
     report(&results);
-    let verdict = |name: &str, problems: Vec<String>| {
+    let name = mode.name(build.path);
+    let verdict = |what: &str, problems: Vec<String>| {
         let (word, text) = if problems.is_empty() {
             totals.pass();
             ("ok", String::new())
@@ -565,7 +569,7 @@ fn campaign(build: &Build, mode: Mode, rounds: usize, seed: u64, totals: &Totals
             let shown: Vec<String> = problems.iter().take(8).cloned().collect();
             ("FAILED", format!("\n    {}", shown.join("\n    ")))
         };
-        println!("test kill/{name} [{}] ... {word}{text}", mode.name());
+        println!("test kill/{what} [{name}] ... {word}{text}");
     };
     verdict(
         "bytes-and-end",
@@ -574,8 +578,8 @@ fn campaign(build: &Build, mode: Mode, rounds: usize, seed: u64, totals: &Totals
             .chain(results.iter().filter_map(|r| r.problem.clone()))
             .collect(),
     );
-    timing(&results, rounds, mode, totals, verdict);
-    if mode == Mode::Shm {
+    timing(&results, rounds, name, totals, verdict);
+    if mode == Mode::Moved {
         let plain = results.iter().filter(|r| !r.accelerated).count();
         verdict(
             "accelerated-when-killed",
@@ -675,7 +679,7 @@ fn growth(pid: i32, before: Result<Holdings, Vec<String>>) -> Vec<String> {
 fn timing(
     results: &[Round],
     rounds: usize,
-    mode: Mode,
+    mode: &str,
     totals: &Totals,
     verdict: impl Fn(&str, Vec<String>),
 ) {
@@ -700,8 +704,7 @@ fn timing(
     if late.is_empty() && stalled >= rounds {
         totals.skip();
         println!(
-            "test kill/end-within-100ms [{}] ... skipped (the machine stalled in {stalled} of {} rounds)",
-            mode.name(),
+            "test kill/end-within-100ms [{mode}] ... skipped (the machine stalled in {stalled} of {} rounds)",
             results.len()
         );
         return;

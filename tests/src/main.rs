@@ -19,12 +19,16 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 const USAGE: &str = "usage:
-  netacc-conformance run [--mode plain|tcp|server-only|client-only|shm|early|switch]... [--twice] [--jobs N]
+  netacc-conformance run [--mode plain|tcp|server-only|client-only|shm|early|switch|rdma]... [--twice] [--jobs N]
                          [--timeout S] [--verbose] [NAME...]
   netacc-conformance --list [--markdown]
-  netacc-conformance kill [--rounds N]      kill -9 of either side in the middle of traffic
-  netacc-conformance stress [--operations N] [--seed N]   checksummed streams over promotions and demotions
-The library is taken from $NETACC_LIB_DIR, or target/release.";
+  netacc-conformance kill [--rounds N] [--path shm|rdma]
+                         kill -9 of either side in the middle of traffic
+  netacc-conformance stress [--operations N] [--seed N] [--path shm|rdma] [--only NAME]
+                         checksummed streams over promotions and demotions
+The library is taken from $NETACC_LIB_DIR, or target/release. Connections are between $NETACC_TEST_ADDRESS and itself
+(127.0.0.1), or $NETACC_TEST_ADDRESS6 (::1); the mode or path rdma needs addresses of an RDMA device. All limits of time
+are multiplied by $NETACC_TEST_PATIENCE (1).";
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -67,7 +71,7 @@ fn part(name: &str, role: &str, warmup: &str) -> ExitCode {
         _ => Role::Alone,
     };
     let warmup = match warmup {
-        "UntilShm" => Warmup::UntilShm,
+        "UntilFast" => Warmup::UntilFast,
         "None" => Warmup::None,
         _ => Warmup::Fixed,
     };
@@ -75,6 +79,16 @@ fn part(name: &str, role: &str, warmup: &str) -> ExitCode {
     sys::default_signal(libc::SIGPIPE);
     scenario.run(&Ctx::new(role, warmup));
     ExitCode::SUCCESS
+}
+
+/// The library, and the path that `--path` names; an error is the user's.
+pub fn build_of(words: &[&str]) -> Option<ss::Build> {
+    let name = option(words, "--path", "shm".to_string());
+    let path = ss::Path::from_name(&name);
+    if path.is_none() {
+        eprintln!("{USAGE}");
+    }
+    Some(ss::Build::find().with_path(path?))
 }
 
 /// The value after an option, parsed.
@@ -118,6 +132,7 @@ fn run(words: &[&str]) -> ExitCode {
     }
     if options.modes.is_empty() {
         options.modes = MODES.iter().map(|(m, _)| *m).collect::<Vec<Mode>>();
+        options.modes.retain(|m| *m != Mode::Rdma);
     }
     let ok = runner::run(scenario::all(), &options);
     if let Some(log) = runner::take_log() {

@@ -2,7 +2,7 @@
 
 use crate::ctx::{Role, Warmup};
 use crate::scenario::{Expect, Parts, Scenario};
-use crate::ss::Build;
+use crate::ss::{Build, Connection, Path};
 use crate::sys::{self, Fd};
 use std::collections::HashMap;
 use std::io::Read;
@@ -30,9 +30,11 @@ pub enum Mode {
     Early,
     /// Both ends; the library demotes and promotes at random points by itself.
     Switch,
+    /// As `Shm`, but over an RDMA device, which the machine must have: only when it is asked for.
+    Rdma,
 }
 
-pub const MODES: [(Mode, &str); 7] = [
+pub const MODES: [(Mode, &str); 8] = [
     (Mode::Plain, "plain"),
     (Mode::Tcp, "tcp"),
     (Mode::ServerOnly, "server-only"),
@@ -40,6 +42,7 @@ pub const MODES: [(Mode, &str); 7] = [
     (Mode::Shm, "shm"),
     (Mode::Early, "early"),
     (Mode::Switch, "switch"),
+    (Mode::Rdma, "rdma"),
 ];
 
 impl Mode {
@@ -48,6 +51,22 @@ impl Mode {
             .iter()
             .find(|(m, _)| *m == self)
             .map_or("", |(_, n)| n)
+    }
+
+    fn path(self) -> Path {
+        match self {
+            Mode::Rdma => Path::Rdma,
+            _ => Path::Shm,
+        }
+    }
+
+    /// Whether a connection of such a scenario must be accelerated.
+    fn requires(self, expect: Expect) -> bool {
+        match self {
+            Mode::Shm => expect != Expect::Any,
+            Mode::Rdma => expect == Expect::Fast,
+            _ => false,
+        }
     }
 
     fn preloads(self, role: Role) -> bool {
@@ -61,7 +80,7 @@ impl Mode {
 
     fn warmup(self) -> Warmup {
         match self {
-            Mode::Shm => Warmup::UntilShm,
+            Mode::Shm | Mode::Rdma => Warmup::UntilFast,
             Mode::Early => Warmup::None,
             _ => Warmup::Fixed,
         }
@@ -184,8 +203,12 @@ fn judge(
 ) -> (String, Vec<String>) {
     let mut report = String::new();
     let mut failed = Vec::new();
-    let mut verdict = |name: &str, outcome: &Outcome, problems: &[String], report: &mut String| {
-        let path = if outcome.accelerated { ", shm" } else { "" };
+    let mut verdict = |mode: Mode, outcome: &Outcome, problems: &[String], report: &mut String| {
+        let name = mode.name();
+        let path = match outcome.accelerated {
+            true => format!(", {}", mode.path().name()),
+            false => String::new(),
+        };
         if problems.is_empty() {
             totals.pass();
             report.push_str(&format!(
@@ -218,7 +241,7 @@ fn judge(
             problems.push(format!("plain TCP disagrees with itself:\n{diff}"));
         }
     }
-    verdict("plain", &oracle, &problems, &mut report);
+    verdict(Mode::Plain, &oracle, &problems, &mut report);
     if options.verbose {
         report.push_str(&oracle.transcript);
     }
@@ -246,7 +269,7 @@ fn judge(
                 "the transcript differs from plain TCP (-) :\n{diff}"
             ));
         }
-        verdict(mode.name(), &outcome, &problems, &mut report);
+        verdict(mode, &outcome, &problems, &mut report);
     }
     (report, failed)
 }
@@ -317,16 +340,28 @@ pub fn library_env(command: &mut Command, build: &Build, preload: bool) {
         .env("RUST_BACKTRACE", "0");
     if preload {
         command.env("LD_PRELOAD", &build.library);
-        let log = std::env::temp_dir().join(format!("netacc-test-{}.log", std::process::id()));
-        command.env("NACC_LOG_PATH", log);
+        command.env("NACC_LOG_PATH", log_path());
+        if build.path == Path::Rdma {
+            command.env("NACC_PATHS", build.path.name());
+        }
     }
 }
 
-/// Removes the library's log of this run; returns it when there is one.
+/// Where the library logs to: $NETACC_TEST_LOG, or a file of this run's.
+fn log_path() -> PathBuf {
+    std::env::var_os("NETACC_TEST_LOG").map_or_else(
+        || std::env::temp_dir().join(format!("netacc-test-{}.log", std::process::id())),
+        PathBuf::from,
+    )
+}
+
+/// Removes the library's log of this run, unless somebody wants to have it; returns it when there is one.
 pub fn take_log() -> Option<String> {
-    let log = std::env::temp_dir().join(format!("netacc-test-{}.log", std::process::id()));
+    let log = log_path();
     let text = std::fs::read_to_string(&log).ok();
-    let _ = std::fs::remove_file(&log);
+    if std::env::var_os("NETACC_TEST_LOG").is_none() {
+        let _ = std::fs::remove_file(&log);
+    }
     text
 }
 
@@ -395,17 +430,17 @@ impl Broker<'_> {
                 ))
             }
             ["S", pid, local, peer] => {
-                if self.mode == Mode::Shm && self.accelerated {
+                if self.accelerated {
                     let pid = pid.parse().unwrap_or(0);
                     match self.build.connection(
                         pid,
                         local.parse().unwrap_or(0),
                         peer.parse().unwrap_or(0),
                     ) {
-                        Ok(c) if c.is_shm() => {}
+                        Ok(c) if c.is_on(self.build.path) => {}
                         Ok(c) => self
                             .problems
-                            .push(format!("the connection left shared memory: {c:?}")),
+                            .push(format!("the connection left the fast path: {c:?}")),
                         Err(e) => self.problems.push(e),
                     }
                 }
@@ -423,25 +458,27 @@ impl Broker<'_> {
             .first_asked
             .entry((local, peer))
             .or_insert_with(Instant::now);
+        // The far end is asked when the near one has moved: where a process takes a while to start, that is half the time.
+        let moved =
+            |c: &Result<Connection, String>| c.as_ref().is_ok_and(|c| c.is_on(self.build.path));
         let near = self.build.connection(pid, local, peer);
-        let far = self.build.connection(peer_pid, peer, local);
-        if let (Ok(near), Ok(far)) = (&near, &far)
-            && near.is_shm()
-            && far.is_shm()
-        {
+        let far = moved(&near).then(|| self.build.connection(peer_pid, peer, local));
+        if far.as_ref().is_some_and(moved) {
             self.accelerated = true;
             return "yes".into();
         }
-        let patience = if self.expect == Expect::Shm {
-            Duration::from_secs(8)
-        } else {
-            Duration::from_millis(300)
-        };
+        let required = self.mode.requires(self.expect);
+        let patience = sys::patience()
+            * if required {
+                Duration::from_secs(8)
+            } else {
+                Duration::from_millis(300)
+            };
         if asked.elapsed() < patience {
             std::thread::sleep(Duration::from_millis(2));
             return "no".into();
         }
-        if self.expect == Expect::Shm {
+        if required {
             self.problems.push(format!(
                 "not promoted within {patience:?}: near {near:?}, far {far:?}"
             ));
@@ -452,6 +489,8 @@ impl Broker<'_> {
 
 fn execute(scenario: &Scenario, mode: Mode, options: &Options, build: &Build) -> Outcome {
     let begin = Instant::now();
+    let build = &build.clone().with_path(mode.path());
+    let timeout = options.timeout * sys::patience();
     let roles: &[Role] = match scenario.parts {
         Parts::Pair { .. } => &[Role::Server, Role::Client],
         Parts::Alone(_) => &[Role::Alone],
@@ -468,21 +507,18 @@ fn execute(scenario: &Scenario, mode: Mode, options: &Options, build: &Build) ->
         problems: Vec::new(),
         accelerated: false,
     };
-    let in_time = serve(&mut sides, &mut broker, begin + options.timeout);
+    let in_time = serve(&mut sides, &mut broker, begin + timeout);
     if !in_time {
         let mut where_ = String::new();
         for side in &sides {
             where_.push_str(&stacks(side.child.id()));
             if mode.preloads(side.role) {
-                where_.push_str(&format!(
-                    "{:?}\n",
-                    build.connections(side.child.id() as i32)
-                ));
+                where_.push_str(&connections_of(build, side.child.id() as i32));
             }
         }
         broker
             .problems
-            .push(format!("timed out after {:?}\n{where_}", options.timeout));
+            .push(format!("timed out after {timeout:?}\n{where_}"));
     }
     let mut transcript = String::new();
     let mut stderr = String::new();
@@ -582,6 +618,25 @@ fn serve(sides: &mut [Side], broker: &mut Broker, deadline: Instant) -> bool {
             }
         }
     }
+}
+
+/// The connections of a hung process: some of them, and how many there are.
+fn connections_of(build: &Build, pid: i32) -> String {
+    let list = match build.connections(pid) {
+        Ok(list) => list,
+        Err(e) => return format!("{e}\n"),
+    };
+    let odd = |c: &&Connection| !c.is_on(build.path);
+    let mut out = format!(
+        "{pid}: {} connections, {} not on {}\n",
+        list.len(),
+        list.iter().filter(odd).count(),
+        build.path.name()
+    );
+    for connection in list.iter().filter(odd).chain(list.first()).take(8) {
+        out.push_str(&format!("{pid}: {connection:?}\n"));
+    }
+    out
 }
 
 /// Where the threads of a hung process wait in the kernel.

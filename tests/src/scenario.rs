@@ -3,10 +3,12 @@
 use crate::ctx::{Ctx, Role};
 use crate::scenarios;
 
-/// Whether the scenario's connection must be on shared memory after the warm-up.
+/// Whether the scenario's connection must be on the fast path after the warm-up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Expect {
-    /// It must; the scenario fails in mode shm when it is not.
+    /// It must; the scenario fails in the modes shm and rdma when it is not.
+    Fast,
+    /// It must in mode shm: its addresses are of the loopback interface, which no RDMA device has.
     Shm,
     /// It may.
     Any,
@@ -46,7 +48,7 @@ pub const fn pair(
     Scenario {
         name,
         about,
-        expect: Expect::Shm,
+        expect: Expect::Fast,
         mark: Mark::Accelerated,
         skip: &[],
         parts: Parts::Pair { server, client },
@@ -87,6 +89,12 @@ impl Scenario {
     /// Acceleration is not required.
     pub const fn any_path(mut self) -> Scenario {
         self.expect = Expect::Any;
+        self
+    }
+
+    /// Its addresses are of the loopback interface.
+    pub const fn loopback(mut self) -> Scenario {
+        self.expect = Expect::Shm;
         self
     }
 

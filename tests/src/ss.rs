@@ -1,6 +1,6 @@
 //! Reads a process's connections through `netacc_ss --json -s sock <pid>`.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 /// What the tests need of one connection's line.
@@ -14,35 +14,74 @@ pub struct Connection {
     pub tx_tcp_bytes: u64,
     pub tx_shm_bytes: u64,
     pub rx_shm_bytes: u64,
+    pub tx_rdma_bytes: u64,
     pub promotions: u64,
     pub demotions: u64,
 }
 
 impl Connection {
-    pub fn is_shm(&self) -> bool {
-        self.tx_path == "shm" && self.rx_path == "shm"
+    /// Both directions are on this path.
+    pub fn is_on(&self, path: Path) -> bool {
+        self.tx_path == path.name() && self.rx_path == path.name()
+    }
+
+    /// What this end has sent on this path.
+    pub fn tx_bytes(&self, path: Path) -> u64 {
+        match path {
+            Path::Shm => self.tx_shm_bytes,
+            Path::Rdma => self.tx_rdma_bytes,
+        }
     }
 }
 
-/// Where the library and its tools are.
+/// The path that connections are to take.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Path {
+    Shm,
+    /// Also within a host: it needs an RDMA device, and [`crate::sys::home`] to be an address of it.
+    Rdma,
+}
+
+impl Path {
+    pub fn name(self) -> &'static str {
+        match self {
+            Path::Shm => "shm",
+            Path::Rdma => "rdma",
+        }
+    }
+
+    pub fn from_name(name: &str) -> Option<Path> {
+        [Path::Shm, Path::Rdma]
+            .into_iter()
+            .find(|path| path.name() == name)
+    }
+}
+
+/// Where the library and its tools are, and the path that processes with the library are to take.
 #[derive(Clone, Debug)]
 pub struct Build {
     pub library: PathBuf,
     pub netacc_ss: PathBuf,
+    pub path: Path,
 }
 
 impl Build {
     /// `NETACC_LIB_DIR`, or `target/release` beside this package.
     pub fn find() -> Build {
         let dir = std::env::var_os("NETACC_LIB_DIR").map_or_else(
-            || Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/release"),
+            || std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/release"),
             PathBuf::from,
         );
         let dir = dir.canonicalize().unwrap_or(dir);
         Build {
             library: dir.join("libnetacc_preload.so"),
             netacc_ss: dir.join("netacc_ss"),
+            path: Path::Shm,
         }
+    }
+
+    pub fn with_path(self, path: Path) -> Build {
+        Build { path, ..self }
     }
 
     pub fn is_there(&self) -> bool {
@@ -105,6 +144,7 @@ fn connection(object: &str) -> Connection {
         tx_tcp_bytes: number(object, "tx_tcp_bytes"),
         tx_shm_bytes: number(object, "tx_shm_bytes"),
         rx_shm_bytes: number(object, "rx_shm_bytes"),
+        tx_rdma_bytes: number(object, "tx_rdma_bytes"),
         promotions: number(object, "promotions"),
         demotions: number(object, "demotions"),
     }
@@ -148,7 +188,7 @@ mod tests {
         assert_eq!(list.len(), 2);
         assert_eq!((list[0].local_port, list[0].peer_port), (40000, 6379));
         assert_eq!((list[0].tx_shm_bytes, list[0].rx_shm_bytes), (1234, 9));
-        assert!(!list[0].is_shm() && list[1].is_shm());
+        assert!(!list[0].is_on(Path::Shm) && list[1].is_on(Path::Shm));
         assert_eq!((list[1].local_port, list[1].peer_port), (1, 2));
     }
 }

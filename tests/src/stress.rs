@@ -12,7 +12,7 @@ use crate::mover::{Receiver, Sender};
 use crate::pattern::{Pattern, Rng};
 use crate::runner::{Totals, library_env, own_program, take_log};
 use crate::ss::Build;
-use crate::sys::{self, Addr, E, Fd, LOOPBACK};
+use crate::sys::{self, Addr, E, Fd};
 use std::io::Read;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
@@ -62,7 +62,7 @@ pub fn end(args: &[&str]) -> ExitCode {
         fd
     } else {
         let listener = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).expect("socket");
-        sys::bind(listener, LOOPBACK).expect("bind");
+        sys::bind(listener, sys::home()).expect("bind");
         sys::listen(listener, 5).expect("listen");
         println!("addr {}", sys::getsockname(listener).expect("name").text());
         let fd = sys::accept(listener).expect("accept");
@@ -307,7 +307,7 @@ fn alternate(
         } else {
             libc::POLLIN
         };
-        let revents = sys::await_events(fd, events, 30_000);
+        let revents = sys::await_events(fd, events, 30_000 * sys::patience() as i32);
         if revents == 0 {
             println!(
                 "stuck after {} sent, {} received",
@@ -367,7 +367,9 @@ pub fn run(words: &[&str]) -> ExitCode {
     let operations = crate::option(words, "--operations", 1_000_000u64);
     let seed = crate::option(words, "--seed", u64::from(std::process::id()));
     let only = crate::option(words, "--only", String::new());
-    let build = Build::find();
+    let Some(build) = crate::build_of(words) else {
+        return ExitCode::from(2);
+    };
     let totals = Totals::default();
     println!("stress: seed {seed}");
     let every = SENDFILE | SPLICE_OUT | SPLICE_IN;
@@ -388,7 +390,7 @@ pub fn run(words: &[&str]) -> ExitCode {
         style,
         operations: operations / 10,
     };
-    let shm = |name, style| Campaign {
+    let steady = |name, style| Campaign {
         name,
         preload: true,
         switch: false,
@@ -405,12 +407,12 @@ pub fn run(words: &[&str]) -> ExitCode {
     let campaigns = [
         plain("plain", threads(50, every)),
         plain("plain-poll", alone),
-        shm("shm", threads(0, 0)),
-        shm("shm-poll", alone),
-        shm("sendfile", threads(300, SENDFILE)),
-        shm("splice-out", threads(300, SPLICE_OUT)),
-        shm("splice-in", threads(300, SPLICE_IN)),
-        shm("demoting-calls", threads(300, every)),
+        steady("steady", threads(0, 0)),
+        steady("steady-poll", alone),
+        steady("sendfile", threads(300, SENDFILE)),
+        steady("splice-out", threads(300, SPLICE_OUT)),
+        steady("splice-in", threads(300, SPLICE_IN)),
+        steady("demoting-calls", threads(300, every)),
         switch("switch", threads(0, 0)),
         switch("switch-poll", alone),
         switch("switch-demoting-calls", threads(300, every)),
@@ -523,8 +525,9 @@ fn conduct(campaign: &Campaign, build: &Build, seed: u64) -> (Vec<String>, Strin
         .next()
         .and_then(|p| p.parse::<u16>().ok())
         .unwrap_or(0);
-    let deadline = Instant::now() + Duration::from_secs(120 + campaign.operations / 10_000);
-    let (mut shm, mut tcp, mut promotions, mut demotions) = (0, 0, 0, 0);
+    let deadline =
+        Instant::now() + sys::patience() * Duration::from_secs(120 + campaign.operations / 10_000);
+    let (mut fast, mut tcp, mut promotions, mut demotions) = (0, 0, 0, 0);
     loop {
         let ended = [&mut server, &mut client].map(|c| c.try_wait().ok().flatten().is_some());
         if ended == [true, true] {
@@ -539,7 +542,7 @@ fn conduct(campaign: &Campaign, build: &Build, seed: u64) -> (Vec<String>, Strin
             && let Ok(list) = build.connections(server.id() as i32)
             && let Some(c) = list.iter().find(|c| c.local_port == port)
         {
-            shm = shm.max(c.tx_shm_bytes);
+            fast = fast.max(c.tx_bytes(build.path));
             tcp = tcp.max(c.tx_tcp_bytes);
             promotions = promotions.max(c.promotions);
             demotions = demotions.max(c.demotions);
@@ -573,8 +576,8 @@ fn conduct(campaign: &Campaign, build: &Build, seed: u64) -> (Vec<String>, Strin
             up.0, down.0, up_got.0, down_got.0
         ));
     }
-    if campaign.preload && shm == 0 {
-        problems.push("no byte was seen on shared memory".into());
+    if campaign.preload && fast == 0 {
+        problems.push("no byte was seen on the fast path".into());
     }
     if campaign.switch && (promotions < 20 || demotions < 20) {
         problems.push(format!(
@@ -588,7 +591,8 @@ fn conduct(campaign: &Campaign, build: &Build, seed: u64) -> (Vec<String>, Strin
     let bytes = up.0.unwrap_or(0) + down.0.unwrap_or(0);
     let paths = if campaign.preload {
         format!(
-            ", server sent {shm} bytes by shm and {tcp} by tcp, {promotions} promotions, {demotions} demotions"
+            ", server sent {fast} bytes by {} and {tcp} by tcp, {promotions} promotions, {demotions} demotions",
+            build.path.name()
         )
     } else {
         String::new()

@@ -77,6 +77,36 @@ pub const LOOPBACK: Addr = Addr::V4([127, 0, 0, 1], 0);
 pub const LOOPBACK6: Addr = Addr::V6([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1], 0);
 pub const ANY6: Addr = Addr::V6([0; 16], 0);
 
+/// The address of the connections under test: $NETACC_TEST_ADDRESS (an RDMA device has one of its own), or the loopback
+/// address.
+pub fn home() -> Addr {
+    address_in("NETACC_TEST_ADDRESS", LOOPBACK)
+}
+
+/// The same in IPv6: $NETACC_TEST_ADDRESS6.
+pub fn home6() -> Addr {
+    address_in("NETACC_TEST_ADDRESS6", LOOPBACK6)
+}
+
+fn address_in(variable: &str, otherwise: Addr) -> Addr {
+    let Ok(text) = std::env::var(variable) else {
+        return otherwise;
+    };
+    match (text.parse(), otherwise) {
+        (Ok(std::net::IpAddr::V4(ip)), Addr::V4(..)) => Addr::V4(ip.octets(), 0),
+        (Ok(std::net::IpAddr::V6(ip)), Addr::V6(..)) => Addr::V6(ip.octets(), 0),
+        _ => panic!("{variable} is no address of that family: {text:?}"),
+    }
+}
+
+/// Each limit of time is so many times as long: $NETACC_TEST_PATIENCE, for machines on which everything is slow.
+pub fn patience() -> u32 {
+    std::env::var("NETACC_TEST_PATIENCE")
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(1)
+}
+
 impl Addr {
     pub fn port(self) -> u16 {
         match self {
@@ -88,6 +118,16 @@ impl Addr {
         match self {
             Addr::V4(ip, _) => Addr::V4(ip, port),
             Addr::V6(ip, _) => Addr::V6(ip, port),
+        }
+    }
+
+    /// As an IPv6 socket names it.
+    pub fn mapped(self) -> Addr {
+        match self {
+            Addr::V4(ip, port) => {
+                Addr::V6(std::net::Ipv4Addr::from(ip).to_ipv6_mapped().octets(), port)
+            }
+            Addr::V6(..) => self,
         }
     }
 

@@ -5,7 +5,7 @@
 
 use crate::ctx::recv_exact;
 use crate::pattern::{Pattern, Rng};
-use crate::sys::{self, Addr, Counters, E, Fd, LOOPBACK};
+use crate::sys::{self, Addr, Counters, E, Fd};
 use std::io::{Lines, StdinLock};
 use std::sync::atomic::Ordering;
 
@@ -123,7 +123,7 @@ fn dial(address: &str) -> Fd {
 /// Says where it listens, and accepts one connection; returns it and the listener.
 fn listen_once() -> (Fd, Fd) {
     let listener = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).expect("socket");
-    sys::bind(listener, LOOPBACK).expect("bind");
+    sys::bind(listener, sys::home()).expect("bind");
     sys::listen(listener, 5).expect("listen");
     println!("{}", sys::getsockname(listener).expect("name").text());
     (sys::accept(listener).expect("accept"), listener)

@@ -2,7 +2,7 @@
 
 use crate::ctx::{Ctx, recv_exact, send_all};
 use crate::scenario::{Scenario, alone, pair};
-use crate::sys::{self, ANY6, Addr, E, Fd, LOOPBACK, LOOPBACK6};
+use crate::sys::{self, ANY6, Addr, E, Fd, LOOPBACK, home, home6};
 use libc::{AF_INET, AF_INET6, POLLIN, POLLOUT, SO_ERROR, SOCK_NONBLOCK, SOCK_STREAM, SOL_SOCKET};
 
 fn tcp() -> Fd {
@@ -163,14 +163,14 @@ pub fn list() -> Vec<Scenario> {
                 let fd = tcp();
                 t.log("short address", sys::connect_len(fd, addr, 4));
                 t.log("length 0", sys::connect_len(fd, addr, 0));
-                t.log("family", sys::connect(fd, LOOPBACK6));
+                t.log("family", sys::connect(fd, home6()));
                 t.log("connect", sys::connect(fd, addr));
                 t.log("connect again", sys::connect(fd, addr));
-                t.log("bind afterwards", sys::bind(fd, LOOPBACK));
+                t.log("bind afterwards", sys::bind(fd, home()));
                 t.log("listen on a connection", sys::listen(fd, 1));
                 t.log("accept on a connection", sys::accept(fd));
                 t.log("connect a listener", sys::connect(listener, addr));
-                t.log("bind twice", sys::bind(listener, LOOPBACK));
+                t.log("bind twice", sys::bind(listener, home()));
                 t.log("address in use", {
                     let other = tcp();
                     sys::bind(other, addr)
@@ -243,9 +243,9 @@ pub fn list() -> Vec<Scenario> {
         ),
         pair(
             "connect/ipv6",
-            "::1",
+            "an IPv6 address",
             |t| {
-                let listener = t.listener_on(LOOPBACK6);
+                let listener = t.listener_on(home6());
                 t.publish(listener);
                 let fd = t.accept(listener);
                 t.log("peer", sys::getpeername(fd).map(Addr::host));
@@ -262,7 +262,7 @@ pub fn list() -> Vec<Scenario> {
             "an IPv6 listener serves IPv4 clients as v4-mapped, and IPv6 clients",
             |t| {
                 let listener = t.listener_on(ANY6);
-                t.publish_port(LOOPBACK, listener);
+                t.publish_port(home(), listener);
                 for _ in 0..2 {
                     let fd = t.accept(listener);
                     t.log("peer", sys::getpeername(fd).map(Addr::host));
@@ -274,25 +274,20 @@ pub fn list() -> Vec<Scenario> {
                 let addr = t.hear_addr();
                 let fd = t.connect(addr);
                 exchange_client(t, fd);
-                let fd = t.connect(LOOPBACK6.with_port(addr.port()));
+                let fd = t.connect(home6().with_port(addr.port()));
                 exchange_client(t, fd);
             },
         ),
         pair(
             "connect/v4-mapped-client",
-            "an IPv6 socket connected to ::ffff:127.0.0.1",
+            "an IPv6 socket connected to a v4-mapped address",
             |t| {
                 let fd = t.server();
                 t.log("peer", sys::getpeername(fd).map(Addr::host));
                 exchange_server(t, fd);
             },
             |t| {
-                let port = t.hear_addr().port();
-                let mapped = Addr::V6(
-                    [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF, 127, 0, 0, 1],
-                    port,
-                );
-                let fd = t.connect(mapped);
+                let fd = t.connect(t.hear_addr().mapped());
                 t.log(
                     "names",
                     (
@@ -312,9 +307,9 @@ pub fn list() -> Vec<Scenario> {
             t.log("bind", sys::bind(fd, ANY6));
             t.log("listen", sys::listen(fd, 5));
             let port = sys::getsockname(fd).expect("name").port();
-            t.log("IPv4", sys::connect(tcp(), LOOPBACK.with_port(port)));
+            t.log("IPv4", sys::connect(tcp(), home().with_port(port)));
             let six = sys::socket(AF_INET6, SOCK_STREAM, 0).expect("socket");
-            t.log("IPv6", sys::connect(six, LOOPBACK6.with_port(port)));
+            t.log("IPv6", sys::connect(six, home6().with_port(port)));
             let far = sys::accept(fd).expect("accept");
             send_all(far, b"six");
             t.log_text("data", &recv_exact(six, 3));
@@ -345,7 +340,8 @@ pub fn list() -> Vec<Scenario> {
                 t.warm_client(fd);
                 exchange_client(t, fd);
             },
-        ),
+        )
+        .loopback(),
         pair(
             "connect/bound-client",
             "bind with SO_REUSEADDR before connect; the port is the client's",
@@ -358,7 +354,7 @@ pub fn list() -> Vec<Scenario> {
             |t| {
                 let addr = t.hear_addr();
                 let fd = tcp();
-                t.log("bind", sys::bind(fd, LOOPBACK));
+                t.log("bind", sys::bind(fd, home()));
                 let port = sys::getsockname(fd).expect("name").port();
                 t.log("connect", sys::connect(fd, addr));
                 t.log("kept", sys::getsockname(fd).map(|a| a.port() == port));
@@ -372,7 +368,7 @@ pub fn list() -> Vec<Scenario> {
             "a socket connected to itself (simultaneous open)",
             |t| {
                 let fd = tcp();
-                sys::bind(fd, LOOPBACK).expect("bind");
+                sys::bind(fd, home()).expect("bind");
                 let addr = sys::getsockname(fd).expect("name");
                 t.log("connect", sys::connect(fd, addr));
                 t.log("names", sys::getsockname(fd) == sys::getpeername(fd));
@@ -487,7 +483,7 @@ pub fn list() -> Vec<Scenario> {
                     sys::listen(fd, 64).expect("listen");
                     fd
                 };
-                let own = bound(LOOPBACK);
+                let own = bound(home());
                 let addr = sys::getsockname(own).expect("name");
                 let child = t.child(|_| {
                     sys::close(own).expect("close");
@@ -737,7 +733,7 @@ pub fn list() -> Vec<Scenario> {
             "connect/own-lan-address",
             "the machine's own address on its network interface",
             |t| {
-                let addr = sys::lan_address().unwrap_or(LOOPBACK);
+                let addr = sys::lan_address().unwrap_or(home());
                 let listener = t.listener_on(addr);
                 t.publish(listener);
                 let fd = t.accept(listener);

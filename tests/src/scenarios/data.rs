@@ -80,7 +80,8 @@ pub fn list() -> Vec<Scenario> {
                 t.log("up", receiver.verdict());
                 pump(t.sender(fd, 2), 6 * MIB as u64, 70_000);
                 t.wait("done");
-                t.still_shm(fd);
+                t.still_fast(fd);
+                t.tell("seen");
             },
             |t| {
                 let fd = t.client();
@@ -89,6 +90,7 @@ pub fn list() -> Vec<Scenario> {
                 suck(&mut receiver, 6 * MIB as u64, 70_000);
                 t.log("down", receiver.verdict());
                 t.tell("done");
+                t.wait("seen");
             },
         ),
         pair(

@@ -1160,7 +1160,7 @@ pub fn list() -> Vec<Scenario> {
                         sys::epoll_ctl(set, DEL, fd, 0, 0).expect("DEL");
                     }
                 }
-                t.still_shm(fd);
+                t.still_fast(fd);
                 show(t, "a", sys::epoll_wait(a, 8, 20));
                 show(t, "b", sys::epoll_wait(b, 8, 20));
                 t.tell("x");

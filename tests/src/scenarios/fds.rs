@@ -679,6 +679,7 @@ pub fn list() -> Vec<Scenario> {
         )
         .skip(&[
             ("shm", PIDFD_GETFD),
+            ("rdma", PIDFD_GETFD),
             ("early", PIDFD_GETFD),
             ("switch", PIDFD_GETFD),
         ])

@@ -18,7 +18,7 @@ mod runner;
 pub use runner::{Campaign, conduct};
 
 use crate::ctx::{recv_exact, send_all};
-use crate::sys::{self, Addr, Fd, LOOPBACK};
+use crate::sys::{self, Addr, Fd};
 use board::{Board, Cell, Wire};
 use end::{End, FAILED_CHILDREN, Process};
 use plan::{Half, Plan};
@@ -86,7 +86,7 @@ pub fn end(args: &[&str]) -> ExitCode {
     let listener = peer.is_none().then(|| {
         let fd = sys::socket(libc::AF_INET, kind, 0).expect("socket");
         narrow(fd, 2048);
-        sys::bind(fd, LOOPBACK).expect("bind");
+        sys::bind(fd, sys::home()).expect("bind");
         sys::listen(fd, 50).expect("listen");
         say(&format!(
             "addr {}",

@@ -5,7 +5,9 @@ use crate::sys::{self, Counters, E, Fd};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 /// Nobody waits longer; then something is lost.
-pub const PATIENCE_MS: i32 = 20_000;
+pub fn patience_ms() -> i32 {
+    20_000 * sys::patience() as i32
+}
 
 /// What an end notes, each word written by one of its halves.
 #[derive(Clone, Copy)]
@@ -210,7 +212,7 @@ impl Wire {
     pub fn wait(&self, half: Half, until: impl Fn(&Wire) -> bool) -> bool {
         let bell = half as usize;
         while !until(self) {
-            if sys::await_events(self.bells[bell], libc::POLLIN, PATIENCE_MS) == 0 {
+            if sys::await_events(self.bells[bell], libc::POLLIN, patience_ms()) == 0 {
                 return until(self);
             }
             self.hush(bell);

@@ -1,6 +1,6 @@
 //! One end of a connection, or one half of it, in whatever process it is at the moment.
 
-use super::board::{Board, Cell, DECEIVED, DONE, PATIENCE_MS, STUCK, Wire, error_end};
+use super::board::{Board, Cell, DECEIVED, DONE, STUCK, Wire, error_end, patience_ms};
 use super::plan::{Answer, FILL, Half, Leave, Plan, Side, Stage, mix, odd_option};
 use super::{CONNECTIONS, MAX, TAKERS};
 use crate::mover::{Receiver, Sender};
@@ -634,7 +634,7 @@ impl End {
                 // About to sleep: nobody shall wait for bytes.
                 self.wire.full(true);
             }
-            let revents = match sys::poll(&set, PATIENCE_MS) {
+            let revents = match sys::poll(&set, patience_ms()) {
                 Ok((0, _)) => return self.stuck(),
                 Ok((_, revents)) => revents,
                 Err(_) => continue,

@@ -1,10 +1,10 @@
 //! Starts the processes, and judges what the board says.
 
-use super::board::{Board, PATIENCE_MS};
+use super::board::{Board, patience_ms};
 use super::plan::Plan;
 use super::{CONNECTIONS, RING_UNIT};
 use crate::runner::{library_env, own_program};
-use crate::ss::{Build, Connection};
+use crate::ss::{Build, Connection, Path};
 use crate::sys::{self, Fd};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -74,7 +74,7 @@ impl Talker {
 
     /// The next word; an error when the process has ended or is silent for too long.
     fn hear(&mut self) -> Result<String, String> {
-        let deadline = Instant::now() + Duration::from_millis(2 * PATIENCE_MS as u64);
+        let deadline = Instant::now() + Duration::from_millis(2 * patience_ms() as u64);
         while sys::await_events(self.control, libc::POLLIN, 100) == 0 {
             if let Ok(Some(status)) = self.child.try_wait() {
                 return Err(format!("the {} ended: {status}", self.name));
@@ -96,7 +96,7 @@ impl Talker {
             let _ = sys::kill(group, libc::SIGKILL);
         }
         let _ = sys::close(self.control);
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + sys::patience() * Duration::from_secs(10);
         while self.child.try_wait().is_ok_and(|end| end.is_none()) {
             if Instant::now() > deadline {
                 problems.push(format!("the {} does not end", self.name));
@@ -272,7 +272,7 @@ fn conduct_batch(
         expect(end, "warm")?;
     }
     let all = campaign.connections(batch);
-    let deadline = Instant::now() + Duration::from_secs(5);
+    let deadline = Instant::now() + sys::patience() * Duration::from_secs(5);
     let mut promoted = Vec::new();
     while campaign.preload && promoted.len() < all.len() && Instant::now() < deadline {
         let lists = [
@@ -282,7 +282,7 @@ fn conduct_batch(
         promoted = all
             .iter()
             .copied()
-            .filter(|&index| is_promoted(campaign.switch, &lists, board.ports(index)))
+            .filter(|&index| is_promoted(campaign.switch, build.path, &lists, board.ports(index)))
             .collect();
     }
     client.say("go");
@@ -291,7 +291,7 @@ fn conduct_batch(
         expect(end, "done")?;
     }
     // What takers have may take longer.
-    let deadline = Instant::now() + Duration::from_millis(2 * PATIENCE_MS as u64);
+    let deadline = Instant::now() + Duration::from_millis(2 * patience_ms() as u64);
     while !all.iter().all(|&index| board.is_over(index)) && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -299,13 +299,19 @@ fn conduct_batch(
 }
 
 /// As both processes see it. (The library's own switching never lets it stand still.)
-fn is_promoted(switch: bool, lists: &[Vec<Connection>; 2], ports: [u16; 2]) -> bool {
-    let on_shm = |c: &Connection| if switch { c.promotions > 1 } else { c.is_shm() };
+fn is_promoted(switch: bool, path: Path, lists: &[Vec<Connection>; 2], ports: [u16; 2]) -> bool {
+    let is_fast = |c: &Connection| {
+        if switch {
+            c.promotions > 1
+        } else {
+            c.is_on(path)
+        }
+    };
     [0, 1].iter().all(|&side| {
         let [mine, theirs] = [ports[side], ports[1 - side]];
         lists[side]
             .iter()
-            .any(|c| c.local_port == mine && c.peer_port == theirs && on_shm(c))
+            .any(|c| c.local_port == mine && c.peer_port == theirs && is_fast(c))
     })
 }
 
