@@ -166,7 +166,9 @@ pub(crate) fn could_serve(tuple: &Tuple) -> Result<(), Reason> {
     /// 0: not asked; 1: there are devices; 2: there are none.
     static DEVICES: AtomicU32 = AtomicU32::new(0);
     let ip = tuple.local().ip();
-    if ip.is_loopback() || tuple.peer().ip().is_loopback() {
+    // A link-local address is none without the interface's number, which the connection manager does not carry.
+    let link_local = matches!(ip, IpAddr::V6(a) if a.is_unicast_link_local());
+    if link_local || ip.is_loopback() || tuple.peer().ip().is_loopback() {
         return Err(Reason::NoRdmaDevice);
     }
     let mut known = DEVICES.load(Relaxed);

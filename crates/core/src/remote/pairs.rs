@@ -33,6 +33,10 @@ const PAUSE_NS: u64 = 1_000_000_000;
 const PAUSE_MAX_NS: u64 = 60_000_000_000;
 /// Pairs that are being connected at the same time, on one link.
 const AT_ONCE: usize = 16;
+/// Pairs of one link.
+const PAIRS_MAX: usize = 4096;
+/// A pair without connections counts as one too many only after so long: it may be meant for one that is being offered.
+const FRESH_NS: u64 = 1_000_000_000;
 /// Why memory cannot be had is logged no more often.
 const LOG_EVERY_NS: u64 = 60_000_000_000;
 /// For how long a silent peer is tried: the driver's choice of time-out, so often.
@@ -252,7 +256,9 @@ impl Remote {
         if l.pair(asked.pair).is_some() || asked.lanes == 0 || usize::from(asked.lanes) > netacc_rdma::SLOTS_MAX {
             return Err(Fault::Malformed);
         }
-        if l.pairs.iter().filter(|p| p.is_coming()).count() >= AT_ONCE {
+        // More than its connections can need are not made, whatever the peer wants.
+        let full = l.pairs.len() >= PAIRS_MAX || l.pairs.iter().filter(|p| p.is_coming()).count() >= AT_ONCE;
+        if full {
             self.send(i, Frame::PairEnd { pair: asked.pair });
             return Ok(());
         }
@@ -526,6 +532,7 @@ impl Remote {
             return;
         }
         queue.drain();
+        self.at(sys::now_ns() + 2 * FRESH_NS);
         if connector {
             // The acceptor offers.
             return;
@@ -775,14 +782,15 @@ impl Remote {
         let config = lifecycle::config();
         let now = sys::now_ns();
         loop {
-            let empty = |l: &Link| l.pairs.iter().filter(|p| p.state == PairState::Ready && p.is_empty()).count();
+            let old = |p: &&Pair| p.state == PairState::Ready && p.is_empty() && now.saturating_sub(p.idle_since) > FRESH_NS;
+            let empty = |l: &Link| l.pairs.iter().filter(old).count();
             let all: usize = self.links.iter().flatten().map(|l| empty(l)).sum();
             let Some(l) = self.link(i) else { return };
             let of_peer: usize = self.links.iter().flatten().filter(|o| o.peer == l.peer).map(|o| empty(o)).sum();
             let oldest = l.pairs.iter().filter(|p| p.state == PairState::Ready && p.is_empty()).min_by_key(|p| p.idle_since);
             let Some((number, since)) = oldest.map(|p| (p.number, p.idle_since)) else { break };
             let expired = config.empty_channel_expire_ms.map(|ms| since.saturating_add(u64::from(ms) * 1_000_000));
-            let too_many = all > config.empty_channels_max as usize || of_peer > config.empty_channels_max_per_peer as usize;
+            let too_many = now.saturating_sub(since) > FRESH_NS && (all > config.empty_channels_max as usize || of_peer > config.empty_channels_max_per_peer as usize);
             match expired {
                 _ if too_many => {}
                 Some(at) if now >= at => {}
