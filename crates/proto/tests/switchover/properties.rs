@@ -2,7 +2,7 @@
 
 use crate::hostile::{RxOp, TxOp, apply_rx, apply_tx};
 use crate::model::{Config, GiveUp, Mutant, run};
-use netacc_proto::switchover::{Ack, Announce, Link, Rx, Tx};
+use netacc_proto::switchover::{Ack, Announce, Link, Rx, RxState, Tx};
 use proptest::prelude::*;
 
 fn any_config() -> impl Strategy<Value = Config> {
@@ -116,6 +116,35 @@ proptest! {
     fn receiver_survives_any_announcement(ops in prop::collection::vec(rx_op(), 0..60)) {
         let mut rx = Rx::new();
         ops.into_iter().for_each(|op| apply_rx(&mut rx, op));
+    }
+
+    /// As above, over a lossy link, where echoes come as well.
+    #[test]
+    fn lossy_receiver_survives_any_announcement_and_echo(
+        ops in prop::collection::vec((rx_op(), epoch(), 0..4u64, prop::bool::weighted(0.02)), 0..60),
+    ) {
+        let mut rx = Rx::new_over(Link::Lossy);
+        for (op, epoch, flags, peer_leaves) in ops {
+            match op {
+                // The armed word may stand a while longer.
+                RxOp::Freeze => prop_assert!(rx.freeze() >= rx.offset()),
+                op => apply_rx(&mut rx, op),
+            }
+            prop_assert!(rx.state() != RxState::Leftover);
+            let before = rx;
+            let control = rx.ack().control();
+            let echo = u64::from(epoch) | flags << 32;
+            if rx.ack_seen(echo) {
+                prop_assert!(echo == control && rx.state() == RxState::Disarming);
+            }
+            if echo != control {
+                prop_assert_eq!(rx, before);
+            }
+            if peer_leaves {
+                rx.peer_left();
+            }
+            prop_assert!(rx.offset() == before.offset() && rx.state() == before.state());
+        }
     }
 
     #[test]

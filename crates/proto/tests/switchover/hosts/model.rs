@@ -14,7 +14,7 @@
 use crate::explore::Model;
 use crate::model::{CarrierEnd, Fifo, Violation};
 use netacc_proto::switchover::{
-    Ack, Announce, EofVerdict, Link, Path, Plan, Rx, RxState, Tx, TxState,
+    Ack, Announce, EofVerdict, Link, Path, Plan, Refused, Rx, RxState, Tx, TxState,
 };
 
 /// One rule left out.
@@ -413,19 +413,25 @@ impl World {
             }
             SenderStage::Ended => {}
         }
-        let settled = match self.tx.state() {
-            TxState::Carrier | TxState::Shut => self.has_echo() || self.is(Mutant::FinBeforeEcho),
-            TxState::Resending => self.is(Mutant::DeathIsFinTooEarly),
+        let too_early = match self.config.mutant {
+            Mutant::FinBeforeEcho => self.tx.path() == Path::Carrier,
+            Mutant::DeathIsFinTooEarly => self.tx.state() == TxState::Resending,
             _ => false,
         };
-        if self.resets && settled {
+        let must_reset = self.tx.must_end_in_reset(self.receivers.seen_epoch);
+        if self.resets && (!must_reset || too_early) {
             out.push(A::DisarmReset);
         }
         if self.broken && !self.sender_closed_pair {
             out.push(A::SenderLearnsLoss);
         }
         let settles = self.stage == SenderStage::Idle && self.tx.state() == TxState::Carrier;
-        if self.config.sender_leaves && settles && !self.resets && !self.words.left {
+        if self.config.sender_leaves
+            && settles
+            && self.has_echo()
+            && !self.resets
+            && !self.words.left
+        {
             out.push(A::SenderLeaves);
         }
         let has_room = self.to_receiver.len < self.config.frames;
@@ -618,17 +624,8 @@ impl World {
 
     fn echo_tells(&self) -> bool {
         let mut rx = self.rx;
-        rx.ack_seen(self.echo());
+        take_echo(&mut rx, self.senders);
         rx != self.rx
-    }
-
-    /// A sender that has left never promotes again, so it has seen whatever it has to see.
-    fn echo(&self) -> u64 {
-        if self.senders.left {
-            self.rx.ack().control()
-        } else {
-            self.senders.seen_ack
-        }
     }
 
     fn take_actions(&self, out: &mut Vec<Action>, waiting: u8, take: fn(u8) -> Action) {
@@ -656,11 +653,8 @@ impl World {
         matches!(self.receiver, ReceiverStage::Left(_))
     }
 
-    /// Bytes and FIN may go to the carrier. A receiver that has left was released, so it needs no announcement any more.
+    /// Bytes and FIN may go to the carrier.
     fn has_echo(&self) -> bool {
-        if self.receivers.left {
-            return true;
-        }
         if self.is(Mutant::DemoteUnconsumed) {
             return self.tx.path() == Path::Carrier && self.receivers.seen_epoch == self.tx.epoch();
         }
@@ -863,13 +857,18 @@ impl World {
                     Mutant::DemoteUnconsumed => Link::Reliable,
                     _ => Link::Lossy,
                 };
-                self.resets = !self.is(Mutant::DeathIsFin);
-                self.tx
-                    .promote(Ack::from_words(control, 0), link)
-                    .map_err(|e| format!("promote: {e:?}"))?;
-                self.config.promotes -= 1;
-                self.publish();
-                self.stage = SenderStage::Confirming;
+                self.stage = SenderStage::Idle;
+                match self.tx.promote(Ack::from_words(control, 0), link) {
+                    Ok(_) => {
+                        self.config.promotes -= 1;
+                        self.resets = !self.is(Mutant::DeathIsFin);
+                        self.publish();
+                        self.stage = SenderStage::Confirming;
+                    }
+                    // The receiver has left meanwhile.
+                    Err(Refused::Pinned) => {}
+                    Err(refused) => return Err(format!("promote: {refused:?}")),
+                }
             }
             A::Confirm => {
                 let mut ack = Ack::from_words(self.receivers.control, 0);
@@ -944,6 +943,9 @@ impl World {
             A::SenderTakesFrame(which) => {
                 self.receivers = take(&mut self.to_sender, which);
                 self.words.seen_ack = self.receivers.control;
+                if self.receivers.left {
+                    self.tx.peer_left();
+                }
             }
             A::SenderLeaves => {
                 self.to_sender = Fifo::new();
@@ -1019,7 +1021,7 @@ impl World {
             }
             A::FreezeAsAsked => self.freeze(),
             A::TakeEcho => {
-                self.rx.ack_seen(self.echo());
+                take_echo(&mut self.rx, self.senders);
                 self.store_ack();
             }
             A::LoadEpoch => {
@@ -1231,6 +1233,15 @@ fn expect(byte: Option<u8>, offset: u64) -> Result<(), Violation> {
             "the receiver took byte {byte:?} instead of {}",
             tag(offset)
         ))
+    }
+}
+
+/// What the receiver learns of what the sender has seen.
+fn take_echo(rx: &mut Rx, senders: SenderWords) {
+    if senders.left {
+        rx.peer_left();
+    } else {
+        rx.ack_seen(senders.seen_ack);
     }
 }
 
