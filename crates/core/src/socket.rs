@@ -59,6 +59,10 @@ pub(crate) mod flag {
     pub(crate) const FIN_LATER: u32 = 256;
     /// The peer is on another host.
     pub(crate) const REMOTE: u32 = 2048;
+    /// shutdown(SHUT_RD) was called between hosts: an empty ring is the end.
+    pub(crate) const SHUT_RD: u32 = 8192;
+    /// The library has broken the connection off: bytes are missing, whatever the kernel says.
+    pub(crate) const BROKEN_OFF: u32 = 16384;
     /// Closed, but bytes have to go over the carrier first: counted in `waiters` until somebody sees to that.
     pub(crate) const CLOSE_LATER: u32 = 4096;
 }
@@ -691,6 +695,11 @@ pub(crate) fn set_nonblock(s: &Socket, on: bool) {
 pub(crate) fn shutdown(fd: c_int, how: c_int) -> Ret {
     match fd_table::socket(fd) {
         Some((s, g)) if s.is(ATTACHED) => crate::io::shutdown(s, g, fd, how),
+        Some((s, _)) if s.has(flag::REMOTE) => {
+            // Half a connection is not worth an agreement with another host.
+            make_plain(s, Reason::Disconnected);
+            PASS
+        }
         _ => PASS,
     }
 }

@@ -68,6 +68,8 @@ pub struct Hello {
     pub lanes: u16,
     /// C: goes on with what was agreed on an earlier link between the two, which has broken.
     pub resumes: bool,
+    /// Random, and made for this link. Who resumes one says the key that the acceptor had made for it: nobody else knows it.
+    pub key: [u8; 16],
 }
 
 /// A → C: connect a queue pair.
@@ -132,6 +134,8 @@ pub mod request {
     pub const AGAIN: u32 = 2;
     /// These are the last words: this end answers nothing any more.
     pub const LEFT: u32 = 4;
+    /// Nothing is known of this connection here (any more): only slot, token and this mean anything.
+    pub const FORGOTTEN: u32 = 8;
 }
 
 /// Values of `reason` in [`Frame::Refuse`]. Unknown ones are possible (a newer peer).
@@ -202,6 +206,7 @@ impl Frame {
                 w.u8(m.ring_log2);
                 w.u16(m.lanes);
                 w.u8(u8::from(m.resumes));
+                w.bytes(&m.key);
             }
             Self::Candidate(m) => {
                 w.tuple(&m.tuple);
@@ -375,6 +380,7 @@ fn hello(r: &mut Reader<'_>) -> Result<Hello, DecodeError> {
         ring_log2: r.u8()?,
         lanes: r.u16()?,
         resumes: flag(r)?,
+        key: r.array()?,
     })
 }
 
@@ -435,6 +441,7 @@ mod tests {
                 ring_log2: 17,
                 lanes: 32,
                 resumes: true,
+                key: [9; 16],
             }),
             candidate(v4(1, 40000), v4(2, 6379)),
             candidate(v6(1, 40000), v6(2, 6379)),

@@ -130,7 +130,7 @@ impl Apart {
     }
 
     fn break_off(&self, fd: c_int) {
-        self.held.0.raise(flag::CARRIER_SPOKE);
+        self.held.0.raise(flag::CARRIER_SPOKE | flag::BROKEN_OFF);
         let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &RESET_ON_CLOSE);
         let _ = sys::shutdown(fd, libc::SHUT_RDWR);
     }
@@ -227,16 +227,50 @@ fn is_clean(h: &TxHeld<'_>, at: &WireSlot) -> bool {
 
 /// The process ends, or becomes another program: what the peer does not have goes over the carrier.
 pub(crate) fn begin_exit(s: &'static Socket) {
-    if s.is(ATTACHED)
-        && !s.is_inherited()
-        && s.rx_lock.owner() == 0
-        && s.tx_lock.owner() == 0
-        && let Ok(h) = hold_tx(s, s.generation16())
+    if !s.is(ATTACHED) || s.is_inherited() || s.channel().is_none_or(|c| c.wire().is_none()) {
+        return;
+    }
+    // Never for long: another thread may hold an end for ever.
+    for _ in 0..200 {
+        if s.rx_lock.owner() == 0 && s.tx_lock.owner() == 0 {
+            break;
+        }
+        sys::sched_yield();
+    }
+    if s.rx_lock.owner() != 0 || s.tx_lock.owner() != 0 {
+        return;
+    }
+    // A forked child may go on with it, and only this process can give it what is in the ring.
+    let shared = s.refs.load(Acquire) > 1 && hold_rx(s, s.generation16()).is_ok_and(|h| !h.end.switch.is_released());
+    if let Ok(h) = hold_tx(s, s.generation16())
         && let Some(at) = h.channel.wire().map(|w| w.slot(h.slot))
-        && !is_clean(&h, at)
+        && (shared || !is_clean(&h, at))
     {
         h.channel.ask_to_leave(h.slot, Reason::Disconnected, false);
     }
+}
+
+/// `shutdown(2)` of a connection between hosts. Waits for nothing: what the peer does not have goes over the carrier before its FIN.
+pub(super) fn shutdown_between_hosts(s: &'static Socket, g: u16, fd: c_int, how: c_int) -> Ret {
+    if how != libc::SHUT_RD && how != libc::SHUT_WR && how != libc::SHUT_RDWR {
+        return -(libc::EINVAL as Ret);
+    }
+    let Ok(h) = hold_tx(s, g) else { return PASS };
+    let (channel, slot) = (h.channel, h.slot);
+    if how != libc::SHUT_RD {
+        s.raise(flag::SHUT_WR | flag::FIN_LATER);
+    }
+    drop(h);
+    if how != libc::SHUT_WR {
+        s.raise(flag::SHUT_RD | flag::CARRIER_SPOKE);
+        let r = sys::shutdown(fd, libc::SHUT_RD);
+        if r < 0 {
+            return r;
+        }
+    }
+    channel.ask_to_leave(slot, Reason::Disconnected, false);
+    wait::prod(s);
+    0
 }
 
 /// [`to_kernel`] of a connection between hosts: the thread does it, and is waited for. In a forked child it is the parent's.

@@ -127,6 +127,11 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
         s.state.store(CANDIDATE, SeqCst);
         return;
     }
+    // Between hosts it may be taken back as long as nobody has taken it.
+    if s.has(flag::REMOTE) && s.offered.compare_exchange(remote::OFFERED, remote::TAKEN, SeqCst, Relaxed).is_err() {
+        s.state.store(CANDIDATE, SeqCst);
+        return;
+    }
     // SAFETY: `offered` was seen set (acquire) by the caller; the service thread does not write it again.
     let offer = unsafe { *s.offer.get() };
     let why = if s.generation16() != g {

@@ -7,14 +7,7 @@ pub(crate) fn shutdown(s: &'static Socket, g: u16, fd: c_int, how: c_int) -> Ret
     if inherited {
         to_kernel(s, g, fd, Reason::InheritedByFork, false);
     } else if s.channel().is_some_and(|c| c.wire().is_some()) {
-        if to_kernel(s, g, fd, Reason::Disconnected, false) {
-            return sys::shutdown(fd, how);
-        }
-        // The peer does not answer, or bytes find no room: the FIN goes behind them.
-        if how != libc::SHUT_RD {
-            s.raise(flag::SHUT_WR | flag::FIN_LATER);
-        }
-        return 0;
+        return shutdown_between_hosts(s, g, fd, how);
     }
     if (how == libc::SHUT_WR || how == libc::SHUT_RDWR)
         && let Ok(mut h) = hold_tx(s, g)
@@ -337,6 +330,7 @@ pub(super) fn send_again(s: &Socket, h: &mut TxHeld<'_>, fd: c_int) -> Ret {
             debug_log!("fd {fd}: {left} bytes that were to go out again are lost: errno {}", -r);
             // The carrier takes no byte any more. The peer must not take what it got for all: the connection is reset, if it is not yet.
             h.end.linger = None;
+            s.raise(flag::BROKEN_OFF);
             let _ = h.end.switch.on_resent(left);
             let _ = sys::connect(fd, &(libc::AF_UNSPEC as u64).to_ne_bytes());
             return 0;

@@ -376,7 +376,7 @@ pub(super) fn carrier_ended(s: &Socket, h: &mut RxHeld<'_>, r: Ret, flags: c_int
             }
             Look::Kernel(r)
         }
-        Ok(EofVerdict::Truncated) if h.end.broke_off || (r == 0 && error_was_taken(s, h)) => Look::Kernel(0),
+        Ok(EofVerdict::Truncated) if h.end.broke_off || s.has(flag::SHUT_RD) || (r == 0 && error_was_taken(s, h)) => Look::Kernel(0),
         Ok(EofVerdict::Truncated) => {
             if flags & libc::MSG_PEEK == 0 {
                 (h.end.pending_error, h.end.broke_off) = (0, true);
@@ -399,7 +399,7 @@ pub(super) fn carrier_ended(s: &Socket, h: &mut RxHeld<'_>, r: Ret, flags: c_int
 /// The carrier was reset, and the application has heard of that elsewhere (SO_ERROR).
 fn error_was_taken(s: &Socket, h: &RxHeld<'_>) -> bool {
     let gone = h.channel.wire().is_some_and(|w| w.slot(h.slot).leave.load(SeqCst) & parting::GONE != 0);
-    !gone && !s.has(flag::SHUT_WR) && socket::is_closed(s.fd.load(Acquire))
+    !gone && !s.has(flag::SHUT_WR | flag::BROKEN_OFF) && socket::is_closed(s.fd.load(Acquire))
 }
 
 /// The receiver stands on the carrier.

@@ -159,6 +159,12 @@ pub(super) unsafe fn send_slow(
             s.set_reason(Reason::UrgentData);
         }
         if h.end.switch.state() == TxState::Fast {
+            if s.has(flag::SHUT_WR) && h.channel.wire().is_some() {
+                if done == 0 && flags & libc::MSG_NOSIGNAL == 0 {
+                    sys::raise(libc::SIGPIPE);
+                }
+                return finish(done, -(libc::EPIPE as Ret));
+            }
             let odd = flags & !SEND_FLAGS != 0 || s.has(flag::SHUT_WR);
             let going = peer_is_going(s, h, fd);
             if (odd || going) && h.channel.wire().is_some() {

@@ -73,7 +73,7 @@ impl Remote {
         let Some((tuple, m)) = self.connected.get(key) else { return };
         let tuple = *tuple;
         let fits = |l: &Link| l.role == Role::Connector && l.is_up() && l.local == tuple.local().ip() && l.peer == tuple.peer().ip() && l.port == tuple.peer_port();
-        if m.announced & 1 << i != 0 || !self.link(i).is_some_and(fits) {
+        if m.announced & 1 << i != 0 || !self.link(i).is_some_and(fits) || self.is_busy(i) {
             return;
         }
         if let Some(m) = self.connected.get_mut(key) {
@@ -148,10 +148,9 @@ impl Remote {
             let oldest = self.candidates.oldest();
             oldest.and_then(|k| self.candidates.remove(k));
         }
-        // Two claims to one connection: neither is believed (users of one host could claim each other's).
-        if let Some(other) = self.candidates.find(&tuple, |x| x.link != i) {
-            self.candidates.remove(other);
-            stats::count(Counter::AuthFailures);
+        // Two claims to one connection: neither is believed, now or later (users of one host could claim each other's).
+        if self.has_rival(i, &tuple) {
+            self.contest(&tuple);
             return Ok(());
         }
         if self.candidates.len() as usize >= CANDIDATES_PER_LINK * LINKS {
@@ -160,6 +159,34 @@ impl Remote {
         let _ = self.candidates.insert(tuple, c.token, Theirs { link: i, token: c.token });
         self.agree(tuple);
         Ok(())
+    }
+
+    /// Another process than that of link `i` claims the connection, or has it.
+    fn has_rival(&self, i: usize, tuple: &Tuple) -> bool {
+        let has = |c: &Conn| c.socket.is_some_and(|s| s.generation.load(Acquire) == c.generation && s.tuple() == *tuple);
+        let offered = self.accepted.find(tuple, |m| m.offered.is_some_and(|o| o != i)).is_some();
+        offered
+            || self.candidates.find(tuple, |x| x.link != i).is_some()
+            || self.links.iter().enumerate().any(|(o, l)| o != i && l.as_ref().is_some_and(|l| l.role == Role::Acceptor && l.peer == tuple.peer().ip() && l.conns.iter().any(has)))
+    }
+
+    /// A connection that two processes claim stays on TCP, or goes back there, for good.
+    fn contest(&mut self, tuple: &Tuple) {
+        stats::count(Counter::AuthFailures);
+        crate::log::warn_log!("two processes claim the connection from {}: it stays on TCP", tuple.peer());
+        while let Some(key) = self.candidates.find(tuple, |_| true) {
+            self.candidates.remove(key);
+        }
+        if let Some((_, m)) = self.accepted.find(tuple, |_| true).and_then(|k| self.accepted.remove(k)) {
+            verdict(m.socket, m.generation, Reason::NotAuthenticated);
+        }
+        for l in self.links.iter().flatten() {
+            for (slot, c) in l.conns.iter().enumerate().filter(|(_, c)| c.state == ConnState::Live) {
+                if let (Some(channel), true) = (l.channel, c.socket.is_some_and(|s| s.tuple() == *tuple)) {
+                    channel.ask_to_leave(slot, Reason::NotAuthenticated, false);
+                }
+            }
+        }
     }
 
     pub(super) fn on_withdraw(&mut self, i: usize, token: u64) -> Result<(), Fault> {
@@ -182,12 +209,14 @@ impl Remote {
             self.candidates.remove(candidate);
             return;
         }
-        let Some((pair, lane)) = self.free_lane(i) else {
+        let lane = if self.is_busy(i) { None } else { self.free_lane(i) };
+        let Some((pair, lane)) = lane else {
             if let Some(l) = self.link_mut(i)
                 && !l.waiting.contains(&tuple)
             {
                 l.waiting.push_back(tuple);
             }
+            self.at(sys::now_ns() + BUSY_NS * 20);
             return self.want_pairs(i);
         };
         let Some(slot) = self.free_slot(i) else {
@@ -350,6 +379,16 @@ impl Remote {
         let lane_free = l.pair(o.pair).is_some_and(|p| p.state == PairState::Ready && p.used.get(usize::from(o.lane)) == Some(&false));
         let key = Key(o.token);
         let known = self.connected.get(key).is_some_and(|(_, m)| m.announced & 1 << i != 0 && m.is_current());
+        // Another process has offered for this connection before.
+        let rival = (0..LINKS).filter(|other| *other != i).find_map(|other| {
+            let l = self.link(other)?;
+            let slot = l.conns.iter().position(|c| c.state == ConnState::Live && c.token == o.token)?;
+            Some((l.channel?, slot))
+        });
+        if let Some((channel, slot)) = rival {
+            stats::count(Counter::AuthFailures);
+            channel.ask_to_leave(slot, Reason::NotAuthenticated, false);
+        }
         let reason = if !known {
             Some(refuse::WITHDRAWN)
         } else if !free || !lane_free {

@@ -152,11 +152,10 @@ impl Remote {
         let Some(words) = self.words_of(i, slot) else { return };
         if self.is_busy(i) && !at_once {
             // Later: only the last state counts.
-            if let Some(c) = self.link(i).and_then(|l| l.channel) {
-                c.words_changed(slot);
-                self.at(sys::now_ns() + RESEND_NS);
+            if let Some(w) = self.link(i).and_then(|l| l.wire()) {
+                w.mark(slot);
             }
-            return;
+            return self.at(sys::now_ns() + RESEND_NS);
         }
         let Some(c) = self.link_mut(i).and_then(|l| l.conns.get_mut(slot)) else { return };
         if c.said == Some(words) {
@@ -179,9 +178,20 @@ impl Remote {
         let slot = usize::from(w.slot);
         let Some(l) = self.link_mut(i) else { return Ok(()) };
         let Some((channel, wire)) = l.channel.zip(l.wire()) else { return Ok(()) };
-        // Words of an earlier connection, or of one whose end is gone here, are late.
-        let Some(c) = l.conns.get_mut(slot).filter(|c| c.state == ConnState::Live && c.token == w.token) else { return Ok(()) };
+        let Some(c) = l.conns.get_mut(slot).filter(|c| c.state == ConnState::Live && c.token == w.token) else {
+            // Words of a connection whose end is gone here: they wait for no answer.
+            if w.request & (request::FORGOTTEN | request::LEFT) == 0 {
+                self.send(i, Frame::Words(Words { slot: w.slot, token: w.token, request: request::FORGOTTEN, ..Words::default() }));
+            }
+            return Ok(());
+        };
         c.asked = w.request;
+        if w.request & request::FORGOTTEN != 0 {
+            c.asked |= request::LEFT;
+            channel.ask_to_leave(slot, Reason::PeerAskedForTcp, false);
+            channel.words_changed(slot);
+            return Ok(());
+        }
         let (out, inb) = (channel.words(slot, channel.side), channel.words(slot, channel.side ^ 1));
         let mut changed = false;
         if inb.producer_user[announce::EPOCH].load(Relaxed) as u32 != w.announce.epoch {
@@ -241,6 +251,15 @@ impl Remote {
         }
     }
 
+    /// While a link is broken: connections whose carriers are over have lost their peer.
+    pub(super) fn look_at_carriers(&mut self, i: usize) {
+        let Some(l) = self.link(i) else { return };
+        let live: Vec<usize> = l.conns.iter().enumerate().filter(|(_, c)| c.state == ConnState::Live).map(|(slot, _)| slot).collect();
+        for slot in live {
+            self.step(i, slot);
+        }
+    }
+
     /// Goes on with a connection that leaves, as far as that is possible now.
     fn step(&mut self, i: usize, slot: usize) {
         let Some(l) = self.link(i) else { return };
@@ -293,6 +312,7 @@ impl Remote {
                 self.at(again_at);
             }
             io::Moved::Broken => {
+                at.leave.fetch_or(parting::GONE, SeqCst);
                 debug_log!("slot {slot}: the peer is gone with what it had");
                 wait::prod(s);
                 let x = self.leaving.swap_remove(index);
@@ -302,7 +322,7 @@ impl Remote {
             io::Moved::Done => {
                 let x = self.leaving.swap_remove(index);
                 let why = Reason::ALL.get((leaves >> parting::REASON) as usize).copied().unwrap_or(Reason::RdmaLost);
-                let again = leaves & parting::AGAIN != 0 && !s.has(flag::SHUT_WR) && !gone;
+                let again = leaves & parting::AGAIN != 0 && !s.has(flag::SHUT_WR | flag::SHUT_RD) && !gone;
                 debug_log!("slot {slot}: back on the carrier ({}){}", why.name(), if again { ", for now" } else { "" });
                 x.apart.conclude(channel, slot, why, again);
                 self.left(i, slot);

@@ -248,8 +248,9 @@ impl Remote {
     /// The device goes away: everything on it is closed. Whoever removes it waits for that.
     pub(super) fn lose_device(&mut self, at: usize) {
         debug_log!("device {at} goes away");
+        // The links stay, which need no device: by them the connections go back to their carriers.
         self.end_pairs_on(at);
-        self.end_links_on(at);
+        self.leave_device(at);
         let Some(verbs) = self.devices.verbs() else { return };
         if let Some(d) = self.devices.list.get_mut(at) {
             // The queues stay on the list: a thread may be polling one. They are empty.

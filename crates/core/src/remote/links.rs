@@ -29,10 +29,12 @@ const NOBODY_NS: u64 = 10_000_000_000;
 const NOBODY_MAX_NS: u64 = 300_000_000_000;
 /// New connections to a place make it looked at again for more processes, at most so often.
 const MORE_NS: u64 = 1_000_000_000;
-/// A link that broke is resumed within so long, or what was on it is given up.
-const RESUME_NS: u64 = 30_000_000_000;
-/// The connector tries after so long, and then again.
+/// To resume a link that broke the connector tries after so long, then again, and at last every so long.
 const RETRY_NS: [u64; 6] = [1_000_000, 100_000_000, 500_000_000, 1_500_000_000, 3_000_000_000, 5_000_000_000];
+/// Whether the carriers of its connections are over is looked at every so long. As long as one is not, it may be resumed.
+const LOOK_NS: u64 = 1_000_000_000;
+/// Reads of one link in a row.
+const READS: usize = 4;
 /// Places that are remembered.
 const PLACES: usize = 256;
 /// What waits to be written to a peer that does not read.
@@ -109,8 +111,6 @@ pub(super) enum Fault {
     NoMemory,
     /// It is of no use any more.
     Idle,
-    /// The device is gone.
-    Device,
 }
 
 /// What we know of a slot of a link's.
@@ -179,6 +179,8 @@ pub(super) struct Link {
     pub(super) device: usize,
     /// Acceptor: where the manager listens for its pairs.
     pub(super) cm_port: u16,
+    /// Ours, for this link alone.
+    key: [u8; 16],
     /// When it broke, and how often it was tried to resume since.
     broken_at: u64,
     retries: usize,
@@ -187,6 +189,8 @@ pub(super) struct Link {
     blocked: bool,
     pub(super) domain: Option<netacc_verbs::Domain>,
     pub(super) arenas: Option<Arenas>,
+    /// Domain and arenas are those of a device that is gone.
+    pub(super) stale: bool,
     pub(super) channel: Option<&'static Channel>,
     pub(super) conns: Vec<Conn>,
     pub(super) pairs: Vec<Pair>,
@@ -386,6 +390,8 @@ impl Remote {
         }
         let now = sys::now_ns();
         self.at(now + ANSWER_NS);
+        let mut key = [0u8; 16];
+        sys::random(&mut key);
         let new = Link {
             serial,
             fd,
@@ -399,6 +405,7 @@ impl Remote {
             hello: None,
             device,
             cm_port: 0,
+            key,
             broken_at: 0,
             retries: 0,
             input: Vec::new(),
@@ -406,6 +413,7 @@ impl Remote {
             blocked: connecting,
             domain: None,
             arenas: None,
+            stale: false,
             channel: None,
             conns: Vec::new(),
             pairs: Vec::new(),
@@ -571,6 +579,8 @@ impl Remote {
     fn greet(&mut self, i: usize) {
         let Some(l) = self.link(i) else { return };
         let (role, port, device) = (l.role, l.port, l.device);
+        let resumes = l.broken_at != 0;
+        let key = if resumes { l.hello.map_or(l.key, |h| h.key) } else { l.key };
         let Some(facts) = self.facts(device) else { return };
         let config = lifecycle::config();
         let hello = Hello {
@@ -585,7 +595,8 @@ impl Remote {
             receives: 128,
             ring_log2: pairs::ring_bytes(config).trailing_zeros() as u8,
             lanes: pairs::lanes(config),
-            resumes: l.broken_at != 0,
+            resumes,
+            key,
         };
         self.send(i, Frame::Hello(hello));
     }
@@ -625,10 +636,15 @@ impl Remote {
             }
         }
         let blocked = !l.output.is_empty();
+        let drained = !blocked && l.blocked && l.role == Role::Connector && l.is_up();
         if blocked != l.blocked {
             l.blocked = blocked;
             let events = (libc::EPOLLIN | if blocked { libc::EPOLLOUT } else { 0 }) as u32;
             let _ = watch(epoll, l.fd, events, EVENT_LINK | u64::from(l.serial) << 8 | i as u64);
+        }
+        if drained {
+            // Candidates that were not told of for want of room.
+            self.announce_all(i);
         }
     }
 
@@ -647,9 +663,7 @@ impl Remote {
             let mut error: c_int = 0;
             let asked = sys::getsockopt(l.fd, libc::SOL_SOCKET, libc::SO_ERROR, &mut error);
             if asked < 0 || error != 0 {
-                // Nobody listens where the peer's process did: it is gone.
-                let over = error == libc::ECONNREFUSED && l.broken_at != 0;
-                self.end_link(i, if over { Fault::Over } else { Fault::NotFound });
+                self.end_link(i, Fault::NotFound);
                 return;
             }
             if events & libc::EPOLLOUT as u32 == 0 {
@@ -673,7 +687,8 @@ impl Remote {
     }
 
     fn read(&mut self, i: usize) -> Result<(), Fault> {
-        loop {
+        // Bounded: what is left is told again, after the others' turn.
+        for _ in 0..READS {
             let Some(l) = self.link_mut(i).filter(|l| !matches!(l.phase, Phase::Gone | Phase::Broken)) else { return Ok(()) };
             let mut part = [0u8; 16384];
             // SAFETY: a live buffer.
@@ -702,6 +717,7 @@ impl Remote {
             let Some(l) = self.link_mut(i) else { return Ok(()) };
             l.input.drain(..at.min(l.input.len()));
         }
+        Ok(())
     }
 
     fn handle(&mut self, i: usize, frame: Frame) -> Result<(), Fault> {
@@ -767,7 +783,7 @@ impl Remote {
             return Ok(());
         }
         if role == Role::Acceptor && hello.resumes {
-            let earlier = self.links.iter().position(|l| l.as_deref().is_some_and(|l| matches!(l.phase, Phase::Up | Phase::Broken) && known(l)));
+            let earlier = self.links.iter().position(|l| l.as_deref().is_some_and(|l| matches!(l.phase, Phase::Up | Phase::Broken) && known(l) && l.key == hello.key));
             if let Some(earlier) = earlier {
                 return self.take_over(earlier, i);
             }
@@ -796,7 +812,7 @@ impl Remote {
     /// Ends a link. What was on its pairs has nobody to agree with any more.
     pub(super) fn end_link(&mut self, i: usize, why: Fault) {
         let Some(l) = self.link_mut(i).filter(|l| l.phase != Phase::Gone) else { return };
-        if matches!(why, Fault::Ended | Fault::NotFound) && (l.is_up() || l.broken_at != 0) && (l.in_use() || !l.pairs.is_empty()) {
+        if matches!(why, Fault::Ended | Fault::NotFound | Fault::Stuck) && (l.is_up() || l.broken_at != 0) && (l.in_use() || !l.pairs.is_empty()) {
             return self.break_link(i);
         }
         let was_up = l.is_up() || l.broken_at != 0;
@@ -861,19 +877,20 @@ impl Remote {
 
     fn time_broken(&mut self, i: usize, now: u64) {
         let Some(l) = self.link(i) else { return };
-        let (since, retries, role) = (l.broken_at, l.retries, l.role);
-        if now >= since + RESUME_NS {
+        if !l.in_use() {
             return self.end_link(i, Fault::Over);
         }
-        let next = match role {
-            Role::Acceptor => since + RESUME_NS,
-            Role::Connector => {
-                let after: u64 = (0..=retries).map(|n| RETRY_NS.get(n).copied().unwrap_or(RESUME_NS / 6)).sum();
-                since + after
-            }
-        };
+        let (since, retries, role) = (l.broken_at, l.retries, l.role);
+        let [.., last] = RETRY_NS;
+        let after: u64 = (0..=retries).map(|n| RETRY_NS.get(n).copied().unwrap_or(last)).sum();
+        let next = since.saturating_add(after);
+        self.look_at_carriers(i);
+        self.at(now + LOOK_NS);
         if role == Role::Acceptor || now < next {
-            return self.at(next.min(since + RESUME_NS));
+            if role == Role::Connector {
+                self.at(next);
+            }
+            return;
         }
         let Some(l) = self.link_mut(i) else { return };
         l.retries += 1;
@@ -965,11 +982,13 @@ impl Remote {
         }
     }
 
-    pub(super) fn end_links_on(&mut self, device: usize) {
+    /// Nothing new is made on a device that goes away; what was is closed when nobody uses it any more.
+    pub(super) fn leave_device(&mut self, device: usize) {
         for i in 0..LINKS {
-            if self.link(i).is_some_and(|l| l.device == device) {
-                self.end_link(i, Fault::Device);
+            if let Some(l) = self.link_mut(i).filter(|l| l.device == device) {
+                l.stale = l.domain.is_some();
             }
+            self.renew_memory(i);
         }
         let Some(verbs) = self.devices.verbs() else { return };
         for l in self.listeners.iter_mut().filter(|l| l.device == device) {

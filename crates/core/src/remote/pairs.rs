@@ -33,8 +33,6 @@ const PAUSE_NS: u64 = 1_000_000_000;
 const PAUSE_MAX_NS: u64 = 60_000_000_000;
 /// Pairs that are being connected at the same time, on one link.
 const AT_ONCE: usize = 16;
-/// Pairs of one link.
-const PAIRS_MAX: usize = 4096;
 /// A pair without connections counts as one too many only after so long: it may be meant for one that is being offered.
 const FRESH_NS: u64 = 1_000_000_000;
 /// Why memory cannot be had is logged no more often.
@@ -257,7 +255,8 @@ impl Remote {
             return Err(Fault::Malformed);
         }
         // More than its connections can need are not made, whatever the peer wants.
-        let full = l.pairs.len() >= PAIRS_MAX || l.pairs.iter().filter(|p| p.is_coming()).count() >= AT_ONCE;
+        let most = crate::channel::SLOTS / usize::from(asked.lanes) + AT_ONCE;
+        let full = l.pairs.len() >= most || l.pairs.iter().filter(|p| p.is_coming() || p.connecting).count() >= AT_ONCE;
         if full {
             self.send(i, Frame::PairEnd { pair: asked.pair });
             return Ok(());
@@ -810,7 +809,20 @@ impl Remote {
 
     // ---- memory ------------------------------------------------------------------------------------------------------
 
+    /// The memory of a device that is gone is given up as soon as nobody uses it.
+    pub(super) fn renew_memory(&mut self, i: usize) {
+        let verbs = self.devices.verbs();
+        if let Some(l) = self.link_mut(i).filter(|l| l.stale && !l.in_use() && l.pairs.iter().all(|p| p.link.is_none() && p.rings.is_empty())) {
+            l.stale = false;
+            close_memory(verbs, l.arenas.take(), l.domain.take());
+        }
+    }
+
     fn ensure_domain(&mut self, i: usize) -> Result<(), Reason> {
+        self.renew_memory(i);
+        if self.link(i).is_some_and(|l| l.stale) {
+            return Err(Reason::NoRdmaDevice);
+        }
         let verbs = self.devices.verbs().ok_or(Reason::RdmaCoreMissing)?;
         let l = self.link(i).ok_or(Reason::RdmaRefused)?;
         if l.domain.is_none() {

@@ -70,7 +70,7 @@ impl Wire {
     }
 
     /// The words of a slot have changed. True: somebody has to be told.
-    fn mark(&self, slot: usize) -> bool {
+    pub(super) fn mark(&self, slot: usize) -> bool {
         if let Some(word) = self.dirty_slots.get(slot / 64) {
             word.fetch_or(1 << (slot % 64), SeqCst);
         }
@@ -254,6 +254,10 @@ impl Channel {
     #[cold]
     pub(crate) fn kick(&self, slot: usize) {
         let Some(at) = self.wire().map(|w| w.slot(slot)) else { return };
+        if !super::is_running() {
+            // A forked child: the pair is its parent's.
+            return;
+        }
         // SAFETY: null, or a link that is not taken away while an end of this connection is held.
         if let Some(link) = unsafe { at.link.load(Acquire).as_ref() } {
             let _ = link.kick(at.lane.load(Relaxed) as u16);
@@ -263,7 +267,7 @@ impl Channel {
     /// Gives back the room of what was consumed, when it is time for that. The caller holds the receiving end.
     #[inline]
     pub(crate) fn consumed(&self, slot: usize) {
-        let Some(at) = self.wire().map(|w| w.slot(slot)) else { return };
+        let Some(at) = self.wire().map(|w| w.slot(slot)).filter(|_| super::is_running()) else { return };
         // SAFETY: as in `kick`.
         if let Some(link) = unsafe { at.link.load(Acquire).as_ref() } {
             let head = self.words(slot, self.side ^ 1).head.load(Relaxed);
