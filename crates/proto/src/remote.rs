@@ -487,6 +487,29 @@ mod tests {
         }
     }
 
+    proptest::proptest! {
+        /// Whatever a peer sends: no panic, and one encoding for each frame. Most of it is a frame with a few bytes changed.
+        #[test]
+        fn nothing_but_frames_decodes(
+            which in 0..15usize,
+            changes in proptest::collection::vec((0..MAX_FRAME, proptest::num::u8::ANY), 0..4),
+            length in 0..=MAX_FRAME,
+            keep in proptest::bool::ANY,
+        ) {
+            let mut bytes = [0; MAX_FRAME];
+            let n = all()[which].encode(&mut bytes);
+            for (at, value) in changes {
+                bytes[at] = value;
+            }
+            let bytes = &bytes[..if keep { n } else { length }];
+            if let Ok(frame) = Frame::decode(bytes) {
+                let mut out = [0; MAX_FRAME];
+                let len = frame.encode(&mut out);
+                assert_eq!(&out[..len], bytes);
+            }
+        }
+    }
+
     #[test]
     fn a_length_waits_or_is_refused() {
         assert_eq!(Frame::length(&[]), Ok(None));

@@ -1012,3 +1012,33 @@ impl Link {
         self.role == Role::Connector && self.local == local && self.peer == peer.ip() && self.port == peer.port()
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests may fail loudly")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_are_those_of_the_convention_and_never_wrap_to_nothing() {
+        assert_eq!((0..TRIED).map(|k| link_port(6379, k)).collect::<Vec<_>>(), [26379, 26380, 26381, 26382]);
+        assert_eq!(link_port(45535, 0), 65535);
+        assert_eq!(link_port(45535, 1), 25536, "above 65535: 40000 less");
+        for port in 1..=u16::MAX {
+            for k in 0..TRIED {
+                let at = link_port(port, k);
+                assert!(at >= OFFSET as u16 && at != port, "{port} and {k}: {at}");
+            }
+        }
+    }
+
+    #[test]
+    fn addresses_are_read_as_they_were_written() {
+        for text in ["10.0.0.1:26379", "[fd00::1]:65535", "0.0.0.0:0", "[::1]:1"] {
+            let of: SocketAddr = text.parse().unwrap();
+            let (raw, len) = sockaddr(of);
+            let mut wide = [0u8; 128];
+            wide.get_mut(..len).unwrap().copy_from_slice(raw.get(..len).unwrap());
+            assert_eq!(address(&wide, len as isize), Some(of));
+        }
+    }
+}

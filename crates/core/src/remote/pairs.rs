@@ -926,3 +926,35 @@ fn until_free<T>(mut f: impl FnMut() -> Result<T, HubError>) -> Result<T, HubErr
         };
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_read_as_it_was_written_padded_or_not() {
+        let data = private_data(7, [1; 16], [2; 16]);
+        assert_eq!(read_private(&data), Some((7, [1; 16], [2; 16])));
+        // InfiniBand's transports pad it with zeros.
+        let mut padded = [0u8; 56];
+        padded.iter_mut().zip(data).for_each(|(to, from)| *to = from);
+        assert_eq!(read_private(&padded), Some((7, [1; 16], [2; 16])));
+        for short in 0..48 {
+            assert_eq!(read_private(data.get(..short).unwrap_or(&[])), None);
+        }
+        for at in 0..12 {
+            let mut other = data;
+            if let Some(byte) = other.get_mut(at) {
+                *byte ^= 1;
+            }
+            assert_eq!(read_private(&other), None, "byte {at}");
+        }
+    }
+
+    #[test]
+    fn a_ring_is_a_power_of_two_of_at_least_eight_buffers() {
+        let with = |buffer_bytes| ring_bytes(&Config { buffer_bytes, ..Config::default() });
+        assert_eq!([with(4096), with(16384), with(20480)], [32768, 131_072, 262_144]);
+        assert_eq!(with(1 << 30), RING_MAX);
+    }
+}
