@@ -94,17 +94,16 @@ impl Bits {
     }
 
     fn first(&self, from: u16) -> Option<u16> {
-        let (start, bit) = (usize::from(from) / 64, usize::from(from) % 64);
-        let summary = self.summary.load(Acquire);
-        let mut mask = u64::MAX << bit;
-        for (i, word) in self.words.iter().enumerate().skip(start) {
-            if summary >> i & 1 != 0 {
-                let found = word.load(Acquire) & mask;
-                if found != 0 {
-                    return u16::try_from(i * 64 + found.trailing_zeros() as usize).ok();
-                }
+        let (start, bit) = (u32::from(from) / 64, u32::from(from) % 64);
+        let mut left = self.summary.load(Acquire) & u64::MAX.checked_shl(start).unwrap_or(0);
+        while left != 0 {
+            let i = left.trailing_zeros();
+            let mask = if i == start { u64::MAX << bit } else { u64::MAX };
+            let found = self.words.get(i as usize).map_or(0, |word| word.load(Acquire)) & mask;
+            if found != 0 {
+                return u16::try_from(i * 64 + found.trailing_zeros()).ok();
             }
-            mask = u64::MAX;
+            left &= left - 1;
         }
         None
     }

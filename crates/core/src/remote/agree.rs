@@ -21,7 +21,7 @@ const SILENT_NS: u64 = 10_000_000_000;
 /// A connection that was offered a place which is not free at the peer is offered another one after so long.
 const BUSY_NS: u64 = 5_000_000;
 /// Candidates of one link that wait here.
-const CANDIDATES_PER_LINK: usize = 4096;
+const CANDIDATES_PER_LINK: u32 = 4096;
 
 /// There will be no agreement on a connection, for that reason.
 fn verdict(s: &'static Socket, generation: u32, why: Reason) {
@@ -142,23 +142,41 @@ impl Remote {
             return Err(Fault::Malformed);
         }
         if let Some(old) = self.candidates.find_number(c.token, |x| x.link == i) {
-            self.candidates.remove(old);
+            self.drop_candidate(old);
         }
         if self.candidates.is_full() {
             let oldest = self.candidates.oldest();
-            oldest.and_then(|k| self.candidates.remove(k));
+            if let Some(k) = oldest {
+                self.drop_candidate(k);
+            }
         }
         // Two claims to one connection: neither is believed, now or later (users of one host could claim each other's).
         if self.has_rival(i, &tuple) {
             self.contest(&tuple);
             return Ok(());
         }
-        if self.candidates.len() as usize >= CANDIDATES_PER_LINK * LINKS {
-            return Ok(());
-        }
-        let _ = self.candidates.insert(tuple, c.token, Theirs { link: i, token: c.token });
+        self.add_candidate(i, tuple, c.token);
         self.agree(tuple);
         Ok(())
+    }
+
+    fn add_candidate(&mut self, i: usize, tuple: Tuple, token: u64) {
+        // One peer's must not push out the others'.
+        if self.link(i).is_some_and(|l| l.candidates >= CANDIDATES_PER_LINK) {
+            return;
+        }
+        let added = self.candidates.insert(tuple, token, Theirs { link: i, token }).is_some();
+        if let Some(l) = self.link_mut(i).filter(|_| added) {
+            l.candidates += 1;
+        }
+    }
+
+    fn drop_candidate(&mut self, key: Key) {
+        if let Some((_, theirs)) = self.candidates.remove(key)
+            && let Some(l) = self.link_mut(theirs.link)
+        {
+            l.candidates = l.candidates.saturating_sub(1);
+        }
     }
 
     /// Another process than that of link `i` claims the connection, or has it.
@@ -175,7 +193,7 @@ impl Remote {
         stats::count(Counter::AuthFailures);
         crate::log::warn_log!("two processes claim the connection from {}: it stays on TCP", tuple.peer());
         while let Some(key) = self.candidates.find(tuple, |_| true) {
-            self.candidates.remove(key);
+            self.drop_candidate(key);
         }
         if let Some((_, m)) = self.accepted.find(tuple, |_| true).and_then(|k| self.accepted.remove(k)) {
             verdict(m.socket, m.generation, Reason::NotAuthenticated);
@@ -191,7 +209,7 @@ impl Remote {
 
     pub(super) fn on_withdraw(&mut self, i: usize, token: u64) -> Result<(), Fault> {
         if let Some(key) = self.candidates.find_number(token, |x| x.link == i) {
-            self.candidates.remove(key);
+            self.drop_candidate(key);
         }
         Ok(())
     }
@@ -206,7 +224,7 @@ impl Remote {
         let Some(candidate) = self.candidates.find(&tuple, |_| true) else { return };
         let Some((i, token)) = self.candidates.get(candidate).map(|(_, t)| (t.link, t.token)) else { return };
         if !self.link(i).is_some_and(Link::is_up) {
-            self.candidates.remove(candidate);
+            self.drop_candidate(candidate);
             return;
         }
         let lane = if self.is_busy(i) { None } else { self.free_lane(i) };
@@ -234,7 +252,7 @@ impl Remote {
                 return;
             }
         };
-        self.candidates.remove(candidate);
+        self.drop_candidate(candidate);
         if let Some(m) = self.accepted.get_mut(waiting) {
             m.offered = Some(i);
         }
@@ -331,7 +349,7 @@ impl Remote {
             }
             if reason == refuse::BUSY && m {
                 // What it was offered is not free there yet: again in a moment.
-                let _ = self.candidates.insert(tuple, token, Theirs { link: i, token });
+                self.add_candidate(i, tuple, token);
                 if let Some(l) = self.link_mut(i) {
                     l.waiting.push_back(tuple);
                 }
@@ -555,7 +573,7 @@ impl Remote {
         while let Some(key) = at {
             at = self.candidates.after(key);
             if self.candidates.get(key).is_some_and(|(_, c)| c.link == i) {
-                self.candidates.remove(key);
+                self.drop_candidate(key);
             }
         }
         let mut at = self.connected.oldest();

@@ -201,6 +201,8 @@ pub(super) struct Link {
     /// When it was greeted, and the connections that it has carried: for people.
     opened_unix_ns: u64,
     pub(super) connections: u64,
+    /// Of the peer's candidates, how many wait here.
+    pub(super) candidates: u32,
     /// Acceptor: connections of which both ends are there, and no pair is.
     pub(super) waiting: VecDeque<Tuple>,
 }
@@ -422,6 +424,7 @@ impl Remote {
             pair_pause: 0,
             opened_unix_ns: sys::unix_ns(),
             connections: 0,
+            candidates: 0,
             waiting: VecDeque::new(),
         };
         *self.links.get_mut(i)? = Some(Box::new(new));
@@ -823,6 +826,8 @@ impl Remote {
         } else if was_up {
             debug_log!("link to {peer} ended: {why:?}");
         }
+        // What waits is of no use any more; and it must not keep the last word out.
+        l.output.clear();
         if was_up && why != Fault::Over {
             self.send(i, Frame::Bye);
             self.flush(i);
