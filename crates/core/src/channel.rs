@@ -16,6 +16,7 @@
 use crate::remote::wire::Wire;
 use crate::socket::Socket;
 use crate::sys;
+use crate::wait::Peers;
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*, fence};
 use netacc_control::stats::Path;
@@ -145,15 +146,15 @@ impl Channel {
         if self.wire.is_null() { Path::Shm } else { Path::Rdma }
     }
 
-    /// The peer last waited on the CPU that this thread is on: polling would keep it from running.
+    /// Where the peer is, for a thread that polls.
     #[inline]
-    pub(crate) fn peer_shares_cpu(&self) -> bool {
+    pub(crate) fn peers(&self) -> Peers {
         if !self.wire.is_null() {
-            return false;
+            return Peers::OtherHosts;
         }
         // SAFETY: as in `words`.
         let mem = unsafe { &*self.mem };
-        mem.sides[(self.side & 1) ^ 1].last_cpu.load(Relaxed) == sys::cpu().wrapping_add(1)
+        if mem.sides[(self.side & 1) ^ 1].last_cpu.load(Relaxed) == sys::cpu().wrapping_add(1) { Peers::SameCpu } else { Peers::OtherCpus }
     }
 
     /// Tells whoever waits at the peer's end of `slot`; `notify` is a NOTIFY word of the peer's, loaded after a SeqCst

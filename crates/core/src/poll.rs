@@ -141,11 +141,8 @@ fn poll_list(fds: &mut [pollfd], timeout_ns: i64, mask: Mask) -> Option<Ret> {
         }
         if !polled && mask.is_null() && wants.len() == fds.len() {
             polled = true;
-            let same_cpu = wants.iter().all(|w| {
-                w.channel.note_cpu();
-                w.channel.peer_shares_cpu()
-            });
-            if wait::spin(same_cpu, || {
+            let peers = wait::Peers::of(wants.iter().map(|w| w.channel));
+            if wait::spin(peers, || {
                 if between_hosts {
                     wire::progress();
                 }

@@ -223,11 +223,45 @@ fn crowded(now: u64) {
     CROWDED_UNTIL.store(now.saturating_add(next), Relaxed);
 }
 
+/// Where the peers are that a thread polls for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Peers {
+    /// Last seen on this very CPU: they can only go on when this thread lets them.
+    SameCpu,
+    OtherCpus,
+    /// They need none of this host's CPUs, and are some microseconds away: this thread makes room for others less often.
+    OtherHosts,
+}
+
+impl Peers {
+    /// Those of several channels, on which this thread waits.
+    pub(crate) fn of<'a>(channels: impl Iterator<Item = &'a Channel>) -> Peers {
+        let mut all = None;
+        for c in channels {
+            c.note_cpu();
+            let peers = c.peers();
+            if peers == Peers::OtherCpus || all.is_some_and(|all| all != peers) {
+                return Peers::OtherCpus;
+            }
+            all = Some(peers);
+        }
+        all.unwrap_or(Peers::SameCpu)
+    }
+
+    /// How long a poll keeps the CPU before it makes room for others.
+    fn turn_ns(self) -> u64 {
+        match self {
+            Peers::SameCpu => 0,
+            // (A fabric in software needs the only CPU.)
+            Peers::OtherHosts if sys::allowed_cpus() > 1 => 20_000,
+            _ => 1_000,
+        }
+    }
+}
+
 /// Polls `ready` for as long as that promises to be cheaper than a sleep. True: it came.
-///
-/// `same_cpu`: the peer was last seen on this very CPU and can only go on when this thread lets it.
 #[inline(never)]
-pub(crate) fn spin(same_cpu: bool, mut ready: impl FnMut() -> bool) -> bool {
+pub(crate) fn spin(peers: Peers, mut ready: impl FnMut() -> bool) -> bool {
     let cap = match lifecycle::config().poll_ms {
         Some(0) => return ready(),
         Some(ms) => ms.saturating_mul(1_000_000),
@@ -249,7 +283,8 @@ pub(crate) fn spin(same_cpu: bool, mut ready: impl FnMut() -> bool) -> bool {
         }
         budget = SPIN_PROBE_NS.min(cap);
     }
-    let mut yield_at = start + if same_cpu { 0 } else { 2_000 };
+    let turn = peers.turn_ns();
+    let mut yield_at = start + turn * 2;
     // Time in which others had the CPU.
     let mut away = 0;
     loop {
@@ -273,7 +308,7 @@ pub(crate) fn spin(same_cpu: bool, mut ready: impl FnMut() -> bool) -> bool {
             let gone = after.wrapping_sub(now);
             away += gone;
             // Who gave way to somebody may do so again at once.
-            yield_at = after + if same_cpu || gone > YIELD_SHORT_NS { 0 } else { 1_000 };
+            yield_at = after + if gone > YIELD_SHORT_NS { 0 } else { turn };
             if gone > YIELD_LONG_NS && luck.won.swap(0, Relaxed) < WORTH_A_SLICE && strangers(after) {
                 crowded(after);
                 break;
@@ -416,7 +451,7 @@ pub(crate) fn block(s: &Socket, fd: i32, side: Side, on_carrier: bool, deadline:
     };
     if !on_carrier {
         channel.note_cpu();
-        if spin(channel.peer_shares_cpu(), ready) {
+        if spin(channel.peers(), ready) {
             return Woke::News;
         }
     }

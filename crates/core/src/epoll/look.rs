@@ -1,6 +1,7 @@
 //! epoll_wait: the ready queue, the kernel's set, polling and sleep.
 
 use super::*;
+use crate::wait::Peers;
 
 #[inline]
 pub(crate) unsafe fn wait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout_ns: i64, mask: Mask) -> Ret {
@@ -182,14 +183,11 @@ unsafe fn wait_slow(e: &'static Epoll, mut inner: Guard<'static, Inner>, epfd: c
             return PASS;
         }
         if mask.is_null() {
-            let same_cpu = inner.channels.iter().filter(|c| c.dead.load(Relaxed) == 0).all(|c| {
-                c.note_cpu();
-                c.peer_shares_cpu()
-            });
+            let peers = Peers::of(inner.channels.iter().copied().filter(|c| c.dead.load(Relaxed) == 0));
             let last = inner.last_visit;
             let between_hosts = inner.between_hosts;
             drop(inner);
-            let won = spin(e, same_cpu, epfd, last, between_hosts);
+            let won = spin(e, peers, epfd, last, between_hosts);
             inner = e.inner.lock();
             if won {
                 inner.drain(e);
@@ -275,9 +273,9 @@ fn wake_up(inner: &Inner, place: Option<usize>) {
 }
 
 /// Polls the channels, and now and then the kernel's set.
-fn spin(e: &'static Epoll, same_cpu: bool, epfd: c_int, last_visit: u64, between_hosts: bool) -> bool {
+fn spin(e: &'static Epoll, peers: Peers, epfd: c_int, last_visit: u64, between_hosts: bool) -> bool {
     let mut last = last_visit;
-    wait::spin(same_cpu, || {
+    wait::spin(peers, || {
         if between_hosts {
             wire::progress();
         }
