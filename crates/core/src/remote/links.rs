@@ -1,8 +1,8 @@
 //! TCP connections between libraries: found, greeted, written to, ended.
 //!
-//! For connections to TCP port P an accepting process listens on the first free one of P + 20000 … P + 20003 (40000 less where
-//! that is above 65535), on the address at which it accepts. A connecting process tries all four at once, nonblocking, and
-//! keeps a link to each process that answers. The acceptor speaks first.
+//! For connections to TCP port P an accepting process listens on the first free one of P + 20000, P + 20001, … (40000 less where
+//! that is above 65535), on the address at which it accepts. A connecting process tries four at once, nonblocking, and four more
+//! where all of them answer, up to 32. It keeps a link to each process that answers. The acceptor speaks first.
 
 use super::pairs::{Arenas, Pair};
 use super::wire::Wire;
@@ -18,8 +18,10 @@ use netacc_verbs::fabric::Transport;
 
 /// From the port of the connections to the first one of the links.
 const OFFSET: u32 = 20_000;
-/// Ports that are tried.
+/// Ports that are tried at once; so many more when a process was found at each of these.
 const TRIED: u8 = 4;
+/// Processes that can be found at one port.
+const PORTS: u8 = 32;
 /// A peer that has not answered, or not greeted, for so long is given up.
 const ANSWER_NS: u64 = 1_000_000_000;
 /// Where nobody was found it is tried again: the acceptor may not have accepted yet…
@@ -295,9 +297,9 @@ impl Remote {
             return;
         }
         let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, &1i32);
-        let k = (0..TRIED).find(|k| bind(fd, SocketAddr::new(local.ip(), link_port(local.port(), *k))) >= 0 && sys::listen(fd, 128) >= 0);
+        let k = (0..PORTS).find(|k| bind(fd, SocketAddr::new(local.ip(), link_port(local.port(), *k))) >= 0 && sys::listen(fd, 128) >= 0);
         let Some(k) = k else {
-            warn_log!("no port for agreements over RDMA: {} to {} are taken", link_port(local.port(), 0), link_port(local.port(), TRIED - 1));
+            warn_log!("no port for agreements over RDMA: {} to {} are taken", link_port(local.port(), 0), link_port(local.port(), PORTS - 1));
             fd_table::close_internal(fd);
             return;
         };
@@ -325,7 +327,7 @@ impl Remote {
         let manager = self.devices.manager.as_ref()?;
         let token = devices::TOKEN_LISTENER | at as u64;
         let from = if shares { k + 1 } else { 0 };
-        let ports = (from..TRIED).map(|k| link_port(local.port(), k)).chain([0]);
+        let ports = (from..from.max(TRIED)).map(|k| link_port(local.port(), k)).chain([0]);
         for port in ports {
             if let Ok(listener) = verbs.listen(manager, SocketAddr::new(local.ip(), port), 128, token) {
                 let port = verbs.port(&listener);
@@ -479,7 +481,11 @@ impl Remote {
         (p.next, p.tried) = (0, now);
         let (local, peer) = (p.local, p.peer);
         let device = self.device_at(local)?;
-        for k in 0..TRIED {
+        let mut ports = TRIED;
+        while ports < PORTS && (ports - TRIED..ports).all(|k| self.links.iter().flatten().any(|l| l.leads_to(local, peer) && l.k == k && l.is_up())) {
+            ports += TRIED;
+        }
+        for k in 0..ports {
             if self.links.iter().flatten().any(|l| l.leads_to(local, peer) && l.k == k && l.phase != Phase::Gone) {
                 continue;
             }
@@ -806,6 +812,12 @@ impl Remote {
         if role == Role::Connector {
             if let Some(p) = self.places.iter_mut().find(|p| p.local == local && p.peer == SocketAddr::new(peer, port)) {
                 p.forget_failures();
+                let found = self.links.iter().flatten().filter(|l| l.leads_to(local, SocketAddr::new(peer, port)) && l.is_up()).count();
+                if found.is_multiple_of(usize::from(TRIED)) {
+                    // There may be more of them.
+                    p.next = sys::now_ns();
+                    self.timer = 1;
+                }
             }
             self.announce_all(i);
         }
