@@ -71,6 +71,10 @@ pub fn threads_are_cancelled() {
 }
 
 /// The process ends by `exit` or by returning from `main`.
+/// `daemon`: this process forks and ends, by private calls; the child goes on.
+pub fn before_daemon() {
+    crate::lifecycle::before_daemon()
+}
 /// The process is about to end without its exit handlers (`_exit`). Async-signal-safe; bounded.
 pub fn before_end() {
     crate::lifecycle::before_end()

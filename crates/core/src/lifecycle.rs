@@ -193,6 +193,7 @@ pub(crate) fn fork_prepare() {
         }
         sys::futex_wait(&FORKING, other, FORKING_NS as i64, true);
     }
+    remote::fork_prepare();
     FORKS.fetch_add(1, AcqRel);
     // Both processes will hold every socket: counted before either can close.
     fd_table::for_each(|fd, entry| {
@@ -209,6 +210,7 @@ pub(crate) fn fork_parent() {
 }
 
 fn forked() {
+    remote::fork_done();
     FORKING.store(0, Release);
     sys::futex_wake(&FORKING, i32::MAX, true);
 }
@@ -246,6 +248,20 @@ pub(crate) fn at_exit() {
     fd_table::for_each(|fd, entry| {
         if let Entry::Socket(s, _) = entry {
             io::at_exit(s, fd);
+        }
+    });
+}
+
+/// The process forks and ends, and its child goes on with its connections: those that only it can serve go back to the kernel.
+pub(crate) fn before_daemon() {
+    if !started() || !remote::is_running() {
+        return;
+    }
+    fd_table::for_each(|fd, entry| {
+        if let Entry::Socket(s, g) = entry
+            && s.channel().is_some_and(|c| c.wire().is_some())
+        {
+            let _ = io::to_kernel(s, g, fd, Reason::InheritedByFork, false);
         }
     });
 }

@@ -165,6 +165,10 @@ fn watch(epoll: c_int, fd: c_int, events: u32, data: u64) -> bool {
 pub(crate) fn could_serve(tuple: &Tuple) -> Result<(), Reason> {
     /// 0: not asked; 1: there are devices; 2: there are none.
     static DEVICES: AtomicU32 = AtomicU32::new(0);
+    if LOADED.load(Acquire) && LOADED_BY.load(Relaxed) != lifecycle::process() {
+        // The libraries' state is a copy of the parent's, and the kernel refuses a child the use of its device.
+        return Err(Reason::ForkedAfterRdma);
+    }
     let ip = tuple.local().ip();
     // A link-local address is none without the interface's number, which the connection manager does not carry.
     let link_local = matches!(ip, IpAddr::V6(a) if a.is_unicast_link_local());
@@ -232,6 +236,65 @@ pub(crate) fn is_running() -> bool {
     RUNNING.load(Acquire) == lifecycle::process()
 }
 
+/// Who has it: the thread, in what it does between its waits, or one that forks. A child must not see the libraries, or a
+/// descriptor of theirs, in the middle of something.
+static TURN: AtomicU32 = AtomicU32::new(0);
+/// A fork waits for no longer than this. (Loading takes some milliseconds.)
+const TURN_NS: u64 = 1_000_000_000;
+
+fn take_turn(limit_ns: u64) -> bool {
+    let until = sys::now_ns().saturating_add(limit_ns);
+    while let Err(other) = TURN.compare_exchange(0, lifecycle::tid(), AcqRel, Acquire) {
+        if other == lifecycle::tid() || sys::now_ns() >= until {
+            return false;
+        }
+        sys::futex_wait(&TURN, other, 10_000_000, true);
+    }
+    true
+}
+
+fn end_turn() {
+    TURN.store(0, Release);
+    sys::futex_wake(&TURN, i32::MAX, true);
+}
+
+/// Before a fork, in the thread that forks.
+pub(crate) fn fork_prepare() {
+    if is_running() {
+        take_turn(TURN_NS);
+    }
+}
+
+/// After it, in both processes.
+pub(crate) fn fork_done() {
+    if TURN.load(Relaxed) == lifecycle::tid() || !is_running() {
+        end_turn();
+    }
+}
+
+/// Descriptors that a forked child has no use for: links, listeners, and the libraries'.
+static OWN: [AtomicI32; 4096] = [const { AtomicI32::new(-1) }; 4096];
+
+/// Notes one. One too many just stays open in a child.
+fn note_own(fd: c_int) {
+    let _ = OWN.iter().any(|at| at.compare_exchange(-1, fd, AcqRel, Relaxed).is_ok());
+}
+
+fn forget_own(fd: c_int) {
+    let _ = OWN.iter().any(|at| at.compare_exchange(fd, -1, AcqRel, Relaxed).is_ok());
+}
+
+/// Closes one of the thread's.
+fn close_own(fd: c_int) {
+    forget_own(fd);
+    fd_table::close_internal(fd);
+}
+
+/// An ancestor of this process, or itself, has loaded the libraries.
+static LOADED: AtomicBool = AtomicBool::new(false);
+/// The process that has.
+static LOADED_BY: AtomicU32 = AtomicU32::new(0);
+
 /// Waits, at most `limit_ns`, until the connections that are on their way back to their carriers have arrived.
 pub(crate) fn finish(limit_ns: u64) {
     apart::finish(limit_ns);
@@ -240,6 +303,12 @@ pub(crate) fn finish(limit_ns: u64) {
 /// In a forked child: thread, links, pairs and queues are the parent's.
 pub(crate) fn after_fork_in_child() {
     wire::forget_queues();
+    for at in &OWN {
+        let fd = at.swap(-1, AcqRel);
+        if fd >= 0 {
+            fd_table::close_internal(fd);
+        }
+    }
     apart::after_fork_in_child();
     core::mem::forget(core::mem::take(&mut *INBOX.lock()));
     drop(STARTING.lock());
@@ -354,7 +423,16 @@ impl Remote {
         if n < 0 && n != -(libc::EINTR as isize) {
             return false;
         }
-        for e in events.iter().take(n.max(0) as usize) {
+        let turn = take_turn(u64::MAX);
+        self.work(events.get(..n.max(0) as usize).unwrap_or(&[]));
+        if turn {
+            end_turn();
+        }
+        true
+    }
+
+    fn work(&mut self, events: &[epoll_event]) {
+        for e in events.iter() {
             let (what, bits) = (e.u64, e.events);
             let rest = what & !EVENT_KIND;
             match what & EVENT_KIND {
@@ -383,7 +461,6 @@ impl Remote {
         self.serve_words();
         self.go_on_leaving();
         self.show();
-        true
     }
 
     fn open_inbox(&mut self) {

@@ -185,6 +185,8 @@ reasons! {
         "Look at the link and at the log; RDMA is tried again by itself.";
     PathsExcludeIt "paths-exclude-it" "NACC_PATHS names no path that could serve this connection.",
         "Add shm or rdma to NACC_PATHS.";
+    ForkedAfterRdma "forked-after-rdma" "The process was forked from one that had used RDMA, whose device a child cannot use.",
+        "None needed; the connection is correct, at TCP's speed. Fork before the first connection to another host, or exec.";
 }
 
 /// Number of reasons.

@@ -115,23 +115,29 @@ impl Apart {
                 true
             }
             TxState::Resending => false,
-            TxState::Carrier | TxState::Shut => open,
+            // Without a peer nobody needs to know.
+            TxState::Carrier | TxState::Shut => open || gone,
         };
         drop(tx);
         if sent && received {
             return if here { Moved::Done } else { Moved::NoRoom };
         }
         if gone {
-            // The carrier must not go on where bytes are missing. What was received is still read.
-            self.break_off(fd);
+            // The carrier must not go on where bytes are missing. What was received, or has come over the carrier, is still read.
+            if received { self.break_sending(fd) } else { self.break_off(fd) }
             return Moved::Broken;
         }
         Moved::Waits
     }
 
-    fn break_off(&self, fd: c_int) {
+    /// Nothing is sent any more, and the close resets the connection.
+    fn break_sending(&self, fd: c_int) {
         self.held.0.raise(flag::CARRIER_SPOKE | flag::BROKEN_OFF);
         let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &RESET_ON_CLOSE);
+    }
+
+    fn break_off(&self, fd: c_int) {
+        self.break_sending(fd);
         let _ = sys::shutdown(fd, libc::SHUT_RDWR);
     }
 

@@ -71,7 +71,7 @@ pub(super) unsafe fn send_attached(s: &'static Socket, g: u16, fd: c_int, iov: &
         Err(NotHeld::Reentrant) => return EAGAIN,
         Err(NotHeld::Changed) => return PASS,
     };
-    let plain = flags & !SEND_FLAGS == 0 && s.flags.load(Acquire) & (flag::SHUT_WR | flag::CARRIER_SPOKE | flag::CORRUPT) == 0;
+    let plain = flags & !SEND_FLAGS == 0 && s.flags.load(Acquire) & (flag::SHUT_WR | flag::CARRIER_SPOKE | flag::CORRUPT | flag::BROKEN_OFF) == 0;
     if plain && held.end.switch.state() == TxState::Fast && held.end.test_switch == 0 && total > 0 {
         // SAFETY: the caller's buffers.
         let n = match unsafe { fill(&mut held.end.ring, iov, 0) } {
@@ -149,7 +149,7 @@ pub(super) unsafe fn send_slow(
                 }
             },
         };
-        if s.has(flag::CORRUPT) {
+        if s.has(flag::CORRUPT) || (s.has(flag::BROKEN_OFF) && h.channel.wire().is_some()) {
             return finish(done, ECONNRESET);
         }
         test_switch_tx(s, h);

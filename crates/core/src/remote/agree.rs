@@ -544,8 +544,9 @@ impl Remote {
         if !self.link(i).and_then(|l| l.conns.get(slot)).is_some_and(|c| c.state == ConnState::Live) {
             return;
         }
-        // With the last echo.
+        // With the last echo; and at once, should this process be about to end.
         self.say_last(i, slot);
+        self.flush(i);
         let Some(l) = self.link_mut(i) else { return };
         let channel = l.channel;
         let Some(c) = l.conns.get_mut(slot).filter(|c| c.state == ConnState::Live) else { return };

@@ -44,10 +44,18 @@ pub(super) struct Devices {
 }
 
 fn adopt(fd: c_int) -> c_int {
-    if matches!(fd_table::get(fd), fd_table::Entry::Internal) { fd } else { numbers::exclusively(|| numbers::adopt(fd)) }
+    if matches!(fd_table::get(fd), fd_table::Entry::Internal) {
+        return fd;
+    }
+    let own = numbers::exclusively(|| numbers::adopt(fd));
+    if own >= 0 {
+        note_own(own);
+    }
+    own
 }
 
 fn release(fd: c_int) {
+    forget_own(fd);
     fd_table::set(fd, fd_table::Entry::None);
 }
 
@@ -82,6 +90,8 @@ impl Devices {
             warn_log!("RLIMIT_MEMLOCK is {} bytes: too little for RDMA (ulimit -l; LimitMEMLOCK= of a systemd unit; memlock in limits.conf)", sys::memlock_limit());
             Err(Reason::MemlockLimit)
         } else {
+            LOADED_BY.store(lifecycle::process(), Relaxed);
+            LOADED.store(true, Release);
             Verbs::load(Host { loader: Loader::LIBC, adopt, release }).map_err(|e| {
                 warn_log!("RDMA cannot be used: {e}");
                 Reason::RdmaCoreMissing

@@ -254,7 +254,11 @@ fn sockaddr(of: SocketAddr) -> ([u8; 28], usize) {
 
 fn tcp_socket(of: IpAddr) -> c_int {
     let domain = if of.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
-    numbers::make(|| sys::socket(domain, libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK, 0))
+    let fd = numbers::make(|| sys::socket(domain, libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK, 0));
+    if fd >= 0 {
+        note_own(fd);
+    }
+    fd
 }
 
 fn bind(fd: c_int, to: SocketAddr) -> isize {
@@ -300,19 +304,19 @@ impl Remote {
         let k = (0..PORTS).find(|k| bind(fd, SocketAddr::new(local.ip(), link_port(local.port(), *k))) >= 0 && sys::listen(fd, 128) >= 0);
         let Some(k) = k else {
             warn_log!("no port for agreements over RDMA: {} to {} are taken", link_port(local.port(), 0), link_port(local.port(), PORTS - 1));
-            fd_table::close_internal(fd);
+            close_own(fd);
             return;
         };
         let (cm, cm_port) = match self.listen_for_pairs(local, device, self.listeners.len(), k) {
             Some((cm, port)) => (Some(cm), port),
             None => {
-                fd_table::close_internal(fd);
+                close_own(fd);
                 return;
             }
         };
         let at = self.listeners.len();
         if !watch(self.epoll, fd, libc::EPOLLIN as u32, EVENT_LISTENER | at as u64) {
-            fd_table::close_internal(fd);
+            close_own(fd);
             return;
         }
         debug_log!("links for {local} on port {}, pairs on {cm_port}", link_port(local.port(), k));
@@ -354,6 +358,7 @@ impl Remote {
             let mut raw = [0u8; 128];
             let len = sys::socket_name(fd, true, &mut raw);
             let peer = address(&raw, len).map(|a| a.ip().to_canonical());
+            note_own(fd);
             let made = peer.and_then(|peer| self.new_link(fd, Role::Acceptor, Phase::Greeting, local.ip(), peer, local.port(), 0, device));
             match made {
                 Some(i) => {
@@ -362,7 +367,7 @@ impl Remote {
                     }
                     self.greet(i);
                 }
-                None => fd_table::close_internal(fd),
+                None => close_own(fd),
             }
         }
     }
@@ -498,7 +503,7 @@ impl Remote {
                 && [0, -(libc::EINPROGRESS as isize)].contains(&sys::connect(fd, raw.get(..len).unwrap_or(&[])))
                 && self.new_link(fd, Role::Connector, Phase::Connecting, local, peer.ip(), peer.port(), k, device).is_some();
             if !ok {
-                fd_table::close_internal(fd);
+                close_own(fd);
             }
         }
         self.settle_place(local, peer);
@@ -849,7 +854,7 @@ impl Remote {
         l.output = VecDeque::new();
         let fd = core::mem::replace(&mut l.fd, -1);
         if fd >= 0 {
-            fd_table::close_internal(fd);
+            close_own(fd);
         }
         if was_up {
             self.forget_link(i);
@@ -883,7 +888,7 @@ impl Remote {
         }
         let coming: Vec<u32> = l.pairs.iter().filter(|p| p.state != pairs::PairState::Ready && p.state != pairs::PairState::Lost).map(|p| p.number).collect();
         if fd >= 0 {
-            fd_table::close_internal(fd);
+            close_own(fd);
         }
         self.forget_candidates(i);
         for n in coming {
@@ -920,7 +925,7 @@ impl Remote {
             && watch(self.epoll, fd, (libc::EPOLLIN | libc::EPOLLOUT) as u32, EVENT_LINK | u64::from(serial) << 8 | i as u64);
         if !ok {
             if fd >= 0 {
-                fd_table::close_internal(fd);
+                close_own(fd);
             }
             return self.at(now + RETRY_NS[1]);
         }
@@ -942,7 +947,7 @@ impl Remote {
             *place = None;
         }
         let Some(l) = self.link_mut(earlier) else {
-            fd_table::close_internal(fd);
+            close_own(fd);
             return Ok(());
         };
         l.fd = fd;

@@ -130,6 +130,7 @@ fn before_exec(_first: usize) {
 hook! {
     /// `daemon(3)`: forks, with handlers, and puts /dev/null onto 0, 1 and 2 by private calls.
     unchecked fn daemon(keep_directory: c_int, keep_stdio: c_int) -> c_int |next| {
+        api::before_daemon();
         let result = next(keep_directory, keep_stdio);
         if result == 0 && keep_stdio == 0 {
             fd::replaced_stdio();
