@@ -562,6 +562,8 @@ fn let_go(s: &'static Socket, g: u16, fd: c_int, kernel_close: impl FnOnce() -> 
             let r = kernel_close();
             if s.waiters.load(SeqCst) == 0 {
                 bury_orphan(s, g);
+            } else {
+                crate::io::await_peer(s, g);
             }
             r
         }

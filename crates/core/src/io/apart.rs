@@ -221,6 +221,30 @@ pub(super) fn outlives_close(s: &'static Socket, h: &mut TxHeld<'_>, fd: c_int) 
     true
 }
 
+/// How long a close waits for a peer on another host, which answers in some microseconds: TCP keeps the promise of a close also when the
+/// process is killed right after it, and so does this if the peer has answered.
+const CLOSE_NS: u64 = 3_000_000;
+/// One that did not answer is not waited for again so soon.
+const SLOW_NS: u64 = 1_000_000_000;
+
+/// The last descriptor is closed, and bytes go over the carrier: gives that a moment.
+pub(crate) fn await_peer(s: &'static Socket, g: u16) {
+    static SLOW_AT: AtomicU64 = AtomicU64::new(0);
+    let now = sys::now_ns();
+    let Some(wire) = s.channel().and_then(Channel::wire).filter(|_| now.saturating_sub(SLOW_AT.load(Relaxed)) > SLOW_NS) else { return };
+    loop {
+        let seen = wire.left.load(SeqCst);
+        if s.generation16() != g || !s.is(ATTACHED) {
+            return;
+        }
+        let left = (now + CLOSE_NS).saturating_sub(sys::now_ns());
+        if left == 0 {
+            return SLOW_AT.store(now, Relaxed);
+        }
+        sys::futex_wait(&wire.left, seen, left as i64, false);
+    }
+}
+
 /// The carrier has ended, or failed.
 pub(crate) fn carrier_is_over(s: &Socket) -> bool {
     sys::poll_now(s.fd.load(Acquire), libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0
