@@ -492,6 +492,11 @@ pub(crate) unsafe fn on_connect(fd: c_int, addr: *const sockaddr, len: socklen_t
 /// `TCP_CLOSE` of the kernel's states (include/net/tcp_states.h).
 const TCP_CLOSE: u8 = 7;
 
+/// The peer's FIN, or a reset, has come: TCP's states CLOSE_WAIT, LAST_ACK, CLOSING, TIME_WAIT and CLOSE.
+pub(crate) fn peer_ended(fd: c_int) -> bool {
+    state_of(fd).is_none_or(|state| matches!(state, 6..=9 | 11))
+}
+
 /// The connection is over, at both ends or by a reset.
 pub(crate) fn is_closed(fd: c_int) -> bool {
     state_of(fd) == Some(TCP_CLOSE)

@@ -247,7 +247,13 @@ pub(crate) fn await_peer(s: &'static Socket, g: u16) {
 
 /// The carrier has ended, or failed.
 pub(crate) fn carrier_is_over(s: &Socket) -> bool {
-    sys::poll_now(s.fd.load(Acquire), libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0
+    peer_has_ended(s, s.fd.load(Acquire))
+}
+
+/// The peer's FIN, or a reset, has come. (Of a socket that is shut down for reading poll says so in any case.)
+pub(super) fn peer_has_ended(s: &Socket, fd: c_int) -> bool {
+    let said = sys::poll_now(fd, libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0;
+    said && (!s.has(flag::SHUT_RD) || socket::peer_ended(fd))
 }
 
 /// The sender stands on the carrier, and the peer knows.

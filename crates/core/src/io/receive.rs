@@ -228,7 +228,7 @@ pub(super) unsafe fn recv_slow(s: &'static Socket, g: u16, mut fd: c_int, iov: &
                     on_carrier = true;
                     match h.end.switch.on_announce(load_announce(h.words)) {
                         // No answer will come from a peer that is gone.
-                        Ok(false) if sys::poll_now(fd, libc::POLLRDHUP) != 0 => ask_carrier(s, h, fd, flags),
+                        Ok(false) if peer_has_ended(s, fd) => ask_carrier(s, h, fd, flags),
                         Ok(false) => Look::Empty,
                         Ok(true) => h.follow(s, true),
                         Err(_) => Look::Corrupt,
@@ -362,6 +362,10 @@ pub(super) fn ask_carrier(s: &Socket, h: &mut RxHeld<'_>, fd: c_int, flags: c_in
 /// The carrier said that it ended (0) or failed (`-errno`).
 #[cold]
 pub(super) fn carrier_ended(s: &Socket, h: &mut RxHeld<'_>, r: Ret, flags: c_int) -> Look {
+    if r == 0 && s.has(flag::SHUT_RD) && !peer_has_ended(s, s.fd.load(Acquire)) {
+        // Our own doing: nothing is there now, and nothing is waited for.
+        return Look::Kernel(0);
+    }
     let latest = load_announce(h.words);
     if r != 0 {
         // The kernel reports an error once; it belongs behind the ring's bytes.

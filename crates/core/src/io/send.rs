@@ -307,7 +307,7 @@ pub(super) fn peer_is_going(s: &Socket, h: &TxHeld<'_>, fd: c_int) -> bool {
     if !s.has(flag::CARRIER_SPOKE) {
         return false;
     }
-    if sys::poll_now(fd, libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0 {
+    if peer_has_ended(s, fd) {
         return true;
     }
     // It said something else: the receiving side's business, who asks again when its ring is empty.
