@@ -37,7 +37,7 @@ mod receive;
 mod send;
 mod waits;
 
-pub(crate) use apart::{Apart, Moved, await_peer, begin_exit, carrier_is_over};
+pub(crate) use apart::{Apart, Moved, await_peer, begin_exit, carrier_is_over, may_send_on_carrier};
 use apart::{end_in_reset, outlives_close, peer_has_ended, shutdown_between_hosts, to_kernel_between_hosts};
 pub(crate) use candidate::attach;
 use candidate::candidate;

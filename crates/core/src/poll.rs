@@ -49,8 +49,8 @@ impl Want {
 
     /// What the kernel is asked about the carrier.
     fn carrier_events(&self, events: i16) -> i16 {
-        let sends_fast = io::sends_fast(self.channel, self.slot);
-        (events & !(if sends_fast { OUT } else { 0 })) | if events & IN != 0 { libc::POLLRDHUP } else { 0 }
+        let no_room_there = io::sends_fast(self.channel, self.slot) || !io::may_send_on_carrier(self.socket);
+        (events & !(if no_room_there { OUT } else { 0 })) | if events & IN != 0 { libc::POLLRDHUP } else { 0 }
     }
 
     /// The carrier's answer in the application's terms.

@@ -121,7 +121,7 @@ fn ask_carrier(item: &mut Item, receives: bool, sends: bool) -> u32 {
     if ev & libc::EPOLLIN as u32 != 0 {
         now |= IN;
     }
-    if !sends && ev & libc::EPOLLOUT as u32 != 0 {
+    if !sends && ev & libc::EPOLLOUT as u32 != 0 && io::may_send_on_carrier(item.socket) {
         now |= OUT;
     }
     if ev & libc::POLLNVAL as u32 != 0 {

@@ -256,6 +256,15 @@ pub(super) fn peer_has_ended(s: &Socket, fd: c_int) -> bool {
     said && (!s.has(flag::SHUT_RD) || socket::peer_ended(fd))
 }
 
+/// Whether a send finds the carrier open: not while the peer has not heard yet that the stream goes on there. (Looks without the lock:
+/// what it sees is the last that was announced.)
+pub(crate) fn may_send_on_carrier(s: &Socket) -> bool {
+    let Some((channel, wire)) = s.channel().and_then(|c| Some((c, c.wire()?))) else { return true };
+    let slot = s.slot.load(Relaxed) as usize;
+    let epoch = channel.words(slot, channel.side).producer_user[announce::EPOCH].load(Relaxed) as u32;
+    epoch == 0 || wire.slot(slot).seen_epoch.load(SeqCst) == epoch
+}
+
 /// The sender stands on the carrier, and the peer knows.
 fn is_clean(h: &TxHeld<'_>, at: &WireSlot) -> bool {
     matches!(h.end.switch.state(), TxState::Carrier | TxState::Shut) && h.end.switch.carrier_is_open(at.seen_epoch.load(SeqCst))

@@ -220,6 +220,14 @@ pub(super) unsafe fn send_slow(
                 if nonblocking {
                     return finish(done, EAGAIN);
                 }
+                if timeout > 0 {
+                    if deadline == 0 {
+                        deadline = sys::now_ns().saturating_add(timeout as u64);
+                    }
+                    if sys::now_ns() >= deadline {
+                        return finish(done, EAGAIN);
+                    }
+                }
                 let _ = to_kernel(s, g, fd, Reason::RdmaLost, false);
                 continue;
             }
@@ -251,7 +259,7 @@ pub(super) unsafe fn send_slow(
                 sys::raise(libc::SIGPIPE);
             }
             return finish(done, -(libc::EPIPE as Ret));
-        } else if send_again(s, h, fd) != EAGAIN {
+        } else if may_use_carrier(h) && send_again(s, h, fd) != EAGAIN {
             continue;
         } else if nonblocking {
             return finish(done, EAGAIN);

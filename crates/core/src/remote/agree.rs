@@ -41,6 +41,9 @@ impl Remote {
             return;
         }
         let tuple = s.tuple();
+        if !mine.is_current() {
+            return;
+        }
         let local = tuple.local().ip();
         let connector = s.has(flag::CONNECTOR);
         let found = if connector { self.seek(local, tuple.peer()) } else { self.device_at(local).map(|_| ()) };
@@ -474,7 +477,7 @@ impl Remote {
         let at = wire.slot(slot);
         at.seen_epoch.store(0, Relaxed);
         at.seen_ack.store(0, Relaxed);
-        at.leave.store(0, Relaxed);
+        apart::forget_leave(channel, slot);
         at.lane.store(u32::from(lane), Relaxed);
         let link = l.pair(number).filter(|p| p.state == PairState::Ready).and_then(|p| {
             // SAFETY: alive while the pair is ready.

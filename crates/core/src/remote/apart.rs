@@ -25,17 +25,13 @@ static LEAVING: AtomicU32 = AtomicU32::new(0);
 const RESEND_NS: u64 = 1_000_000;
 const RESEND_MAX_NS: u64 = 50_000_000;
 
-/// One more is to leave. False: in a forked child, whose parent does it.
-pub(super) fn count_leaving() -> bool {
-    let ours = RUNNING.load(Acquire) == lifecycle::process();
-    if ours {
-        LEAVING.fetch_add(1, SeqCst);
-    }
-    ours
+/// One more is to leave.
+pub(super) fn count_leaving() {
+    LEAVING.fetch_add(1, SeqCst);
 }
 
 /// One that was asked to has left, or needs not any more.
-fn uncount_leaving() {
+pub(super) fn uncount_leaving() {
     LEAVING.fetch_sub(1, SeqCst);
     sys::futex_wake(&LEAVING, i32::MAX, true);
 }
@@ -71,14 +67,8 @@ pub(super) fn after_fork_in_child() {
     LEAVING.store(0, Relaxed);
 }
 
-/// Before a channel serves another link.
+/// Before a channel serves another link. (Its doorbells stay: sets that have joined it go on hearing them.)
 pub(super) fn clear_channel(c: &'static Channel) {
-    for d in &c.own_doorbells {
-        let fd = d.swap(-1, AcqRel);
-        if fd >= 0 {
-            fd_table::close_internal(fd);
-        }
-    }
     for s in &c.sockets {
         s.store(core::ptr::null_mut(), Release);
     }
@@ -180,7 +170,8 @@ impl Remote {
         let Some((channel, wire)) = l.channel.zip(l.wire()) else { return Ok(()) };
         let Some(c) = l.conns.get_mut(slot).filter(|c| c.state == ConnState::Live && c.token == w.token) else {
             // Words of a connection whose end is gone here: they wait for no answer.
-            if w.request & (request::FORGOTTEN | request::LEFT) == 0 {
+            let coming = l.conns.get(slot).is_some_and(|c| c.state == ConnState::Offered && c.token == w.token);
+            if !coming && w.request & (request::FORGOTTEN | request::LEFT) == 0 {
                 self.send(i, Frame::Words(Words { slot: w.slot, token: w.token, request: request::FORGOTTEN, ..Words::default() }));
             }
             return Ok(());
@@ -290,7 +281,9 @@ impl Remote {
         let index = match known {
             Some(index) => index,
             None => {
-                stats::add(Counter::FailOvers, 2);
+                if leaves & parting::AGAIN != 0 {
+                    stats::add(Counter::FailOvers, 2);
+                }
                 self.leaving.push(Leaving { link: i, serial, slot, apart: Apart::new(s), again_at: 0, pause: RESEND_NS });
                 self.leaving.len() - 1
             }

@@ -407,6 +407,9 @@ impl Remote {
                 Ok(None) => return,
                 Err(e) => {
                     debug_log!("the connection manager: errno {}", e.errno);
+                    // It would be told for ever.
+                    // SAFETY: deleting takes no event.
+                    let _ = unsafe { sys::epoll_ctl(self.epoll, libc::EPOLL_CTL_DEL, verbs.manager_fd(manager), core::ptr::null_mut()) };
                     return;
                 }
             }
@@ -537,6 +540,7 @@ impl Remote {
             return;
         }
         self.serve_waiting(i);
+        self.want_pairs(i);
     }
 
     pub(super) fn on_pair_end(&mut self, i: usize, number: u32) {
@@ -554,7 +558,9 @@ impl Remote {
         if let (PairState::Ready, Some((queue, _))) = (was, seat) {
             // What has come counts.
             queue.drain();
-            stats::count(Counter::RdmaPairsLost);
+            if why != Reason::None {
+                stats::count(Counter::RdmaPairsLost);
+            }
         }
         p.state = PairState::Lost;
         if let Some(link) = p.link.as_ref() {
@@ -565,7 +571,7 @@ impl Remote {
             l.pair_pause = (l.pair_pause * 2).clamp(PAUSE_NS, PAUSE_MAX_NS);
             l.pair_after = now + l.pair_pause;
             self.explain_waiting(i, why);
-        } else {
+        } else if why != Reason::None {
             l.pair_after = now + PAUSE_NS;
         }
         if tell {
@@ -614,7 +620,12 @@ impl Remote {
                 context.flush(&whole);
             }
             let parts = whole.dismantle(p.pair.take());
-            p.rings = parts.rings;
+            // A device may still write where something could not be closed: that memory serves nobody any more.
+            if parts.error.is_none() {
+                p.rings = parts.rings;
+            } else {
+                core::mem::forget(parts.rings);
+            }
             if let (None, Some((memory, bytes))) = (parts.error, p.receives.take()) {
                 // SAFETY: handed back by `dismantle`: no device writes there.
                 unsafe { sys::unmap(memory.as_ptr(), bytes) };
@@ -749,6 +760,7 @@ impl Remote {
         self.settle_empty(i);
         if free && acceptor {
             self.serve_waiting(i);
+            self.want_pairs(i);
         }
         if gone {
             self.at(now);

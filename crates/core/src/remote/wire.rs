@@ -288,13 +288,19 @@ impl Channel {
     /// Both directions of a slot are to go back to the carrier. `again`: until a better path is there.
     pub(crate) fn ask_to_leave(&self, slot: usize, why: netacc_control::stats::Reason, again: bool) {
         let Some(at) = self.wire().map(|w| w.slot(slot)) else { return };
-        let wanted = parting::WANTED | if again { parting::AGAIN } else { 0 } | (why as u32) << parting::REASON;
+        // (In a forked child it is the parent who does it, and does not count it.)
+        let counted = super::is_running();
+        if counted {
+            super::apart::count_leaving();
+        }
+        let bits = [(true, parting::WANTED), (again, parting::AGAIN), (counted, parting::COUNTED)];
+        let wanted = bits.iter().filter(|(is, _)| *is).fold((why as u32) << parting::REASON, |w, (_, bit)| w | bit);
         // Who asks first says why; who wants it for good has the last word.
-        if at.leave.compare_exchange(0, wanted, SeqCst, Relaxed).is_ok() {
-            if super::apart::count_leaving() {
-                at.leave.fetch_or(parting::COUNTED, SeqCst);
-            }
-        } else if !again {
+        let first = at.leave.compare_exchange(0, wanted, SeqCst, Relaxed).is_ok();
+        if counted && !first {
+            super::apart::uncount_leaving();
+        }
+        if !first && !again {
             let for_good = |old: u32| (old & parting::AGAIN != 0).then_some((old & 0xffff & !parting::AGAIN) | parting::WANTED | (why as u32) << parting::REASON);
             let _ = at.leave.fetch_update(SeqCst, Relaxed, for_good);
         }
