@@ -132,16 +132,16 @@ nginx_client() {
     mkdir "get$i"
     # One connection for all; that it was one is what num_connects says.
     for size in $SIZES $SIZES $SIZES; do printf 'url = "%s%s"\noutput = "get%s/%s"\n' "$folder" "$size" "$i" "$size"; done >urls
-    "${RUN[@]}" curl -sSg -K urls -w '%{http_code} %{num_connects}\n' >codes 2>curl.err
+    "${RUN[@]}" curl -sSg --max-time 60 -K urls -w '%{http_code} %{num_connects}\n' >codes 2>curl.err
     note "get$i" "$? $(sort codes | uniq -c | tr -s ' \n' ' ') $(cat curl.err) $(cd "get$i" && sha256sum $SIZES | diff - /rig/exchange/sums && echo same)"
   done
   for size in $SIZES; do
-    (cd get1 && "${RUN[@]}" curl -sSf -T "$size" "http://$SERVER:8080/up/$size" >/dev/null) 2>>put.err
+    (cd get1 && "${RUN[@]}" curl -sSf --max-time 60 -T "$size" "http://$SERVER:8080/up/$size" >/dev/null) 2>>put.err
   done
   note put "$(cat put.err)"
   for i in $(seq 200); do printf 'url = "http://%s:8080/16384"\noutput = "many/%s"\n' "$SERVER" "$i"; done >urls
   mkdir many
-  "${RUN[@]}" curl -sS -Z --no-progress-meter --parallel-max 20 -K urls 2>curl.err
+  "${RUN[@]}" curl -sS --max-time 60 -Z --no-progress-meter --parallel-max 20 -K urls 2>curl.err
   note parallel "$? $(sha256sum many/* | cut -d' ' -f1 | sort | uniq -c | tr -s ' ') $(cat curl.err)"
   "${RUN[@]}" wrk -t 2 -c 40 -d 100000 --timeout 60 "http://$SERVER:8080/16384" >endless 2>&1 &
   pid=$!
@@ -218,4 +218,56 @@ traffic_client() {
   tell stopped
   note said "$(cat /tmp/client.out)"
   look streams /tmp/traffic.client | sort -n >/rig/exchange/client.streams
+}
+
+# --- where RDMA cannot be
+
+limited_server() {
+  local pid
+  cd /tmp || return
+  $LIMITED "${RUN[@]}" redis-server --bind "$SERVER" --protected-mode no --save '' >/tmp/redis.log 2>/tmp/redis.err &
+  pid=$!
+  wait_for 30 redis-cli -h "$SERVER" ping || { cat /tmp/redis.log /tmp/redis.err; return 1; }
+  tell up
+  await loaded && note paths "$(NETACC_PEER=$CLIENT: named "$pid")"
+  tell looked
+  await client-ended
+  redis-cli -h "$SERVER" shutdown nosave
+  ended status $pid
+  note said "$(cat /tmp/redis.err)"
+}
+
+# What a process's connections are on, as soon as none is still agreed on.
+named() {
+  local begin=$SECONDS
+  while look paths "$1" | grep -qE 'negotiating|not-started|rdma/' && [ $((SECONDS - begin)) -lt 20 ]; do sleep 0.2; done
+  look paths "$1"
+}
+
+limited_client() {
+  local pid
+  await up || return
+  $LIMITED "${RUN[@]}" redis-benchmark -h "$SERVER" -c 20 -n 2000 -d 512 -t set --csv >/tmp/benchmark 2>&1
+  note benchmark "$? $(grep -c '^"SET"' /tmp/benchmark)"
+  $LIMITED "${RUN[@]}" redis-benchmark -h "$SERVER" -c 20 -n 1000000000 -d 512 -t set >/dev/null 2>&1 &
+  pid=$!
+  note paths "$(named $pid)"
+  tell loaded
+  await looked
+  kill $pid
+  wait $pid
+  return 0
+}
+
+start_server() {
+  cd /tmp || return
+  strace -f -c -o true.calls "${RUN[@]}" true
+  note true "$(awk '$1 ~ /^[0-9.]+$/ && $NF != "total" {n += $4} END {print n " calls"}' true.calls)"
+  strace -f -e trace=openat,open,execve -o redis.calls "${RUN[@]}" redis-server --bind 127.0.0.1 --save '' >/dev/null &
+  wait_for 30 redis-cli ping
+  "${RUN[@]}" redis-benchmark -c 5 -n 500 -t set -q >/dev/null
+  redis-cli shutdown nosave
+  wait
+  grep -q 'redis-server' redis.calls || return 1
+  note opened "$(grep -hE 'ibverbs|rdmacm|infiniband' redis.calls | head -n 5)"
 }

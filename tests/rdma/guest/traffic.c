@@ -7,6 +7,7 @@
 //   -s N      seed of the bytes and of their cutting (1); the same at both ends
 //   -h        hold: with all bytes over, leave the connections open until told to stop
 //   -r        resist: a connection that breaks is no failure; the client makes another, the server takes any number
+//   -o N      the client's numbers of its connections begin at N * connections (0)
 //   -f FILE   progress, a file for others to map: see `struct file`
 //   -w N      end with status 5 when an open connection has not moved for N seconds
 //   -x I:N    spoil byte N of what is sent on connection I: the other end must notice
@@ -48,7 +49,7 @@
 #define PREAMBLE 16 /* MAGIC, number of the connection; from the client */
 #define ENDED 1     /* `recv_end`, `send_end`: by end of stream; errno + 1 otherwise; 0: not yet */
 
-// What others may map. The connections of both ends have the same numbers: index + N * the index's earlier connections.
+// What others may map. The connections of both ends have the same numbers: index + connections * (N of -o + how many the index had before).
 struct entry {
     _Atomic uint64_t number_plus_1, sent, received, send_end, recv_end;
 };
@@ -75,7 +76,7 @@ struct worker {
 };
 
 static int client, hold, resist, watch;
-static uint64_t connections = 1, bytes, seed = 1, spoil_index = UINT64_MAX, spoil_offset;
+static uint64_t connections = 1, bytes, seed = 1, spoil_index = UINT64_MAX, spoil_offset, first_round;
 static const char *kinds = "b", *address, *port;
 static struct file *file;
 static struct worker workers[128];
@@ -625,12 +626,13 @@ int main(int argc, char **argv) {
     const char *path = NULL;
     static sigset_t signals;
     int option;
-    while ((option = getopt(argc, argv, "n:k:b:s:hrf:w:x:")) != -1)
+    while ((option = getopt(argc, argv, "n:k:b:s:o:hrf:w:x:")) != -1)
         switch (option) {
         case 'n': connections = number_of(optarg, 0); break;
         case 'k': kinds = optarg; break;
         case 'b': bytes = number_of(optarg, 0); break;
         case 's': seed = number_of(optarg, 0); break;
+        case 'o': first_round = number_of(optarg, 0); break;
         case 'h': hold = 1; break;
         case 'r': resist = 1; break;
         case 'f': path = optarg; break;
@@ -659,7 +661,7 @@ int main(int argc, char **argv) {
     if (client) {
         uint32_t *rounds = calloc(connections, sizeof *rounds);
         for (uint64_t i = 0; i < connections; i++)
-            while (!connect_once(to, i)) {
+            while (!connect_once(to, i + connections * first_round)) {
                 if (!resist || atomic_load(&stopping))
                     die("connect");
                 sleep_until(now_ns() + 50000000);
@@ -673,7 +675,7 @@ int main(int argc, char **argv) {
             uint32_t index = lost[--lost_count];
             pthread_mutex_unlock(&ends_lock);
             rounds[index]++;
-            while (!connect_once(to, index + connections * rounds[index]) && !atomic_load(&stopping))
+            while (!connect_once(to, index + connections * (first_round + rounds[index])) && !atomic_load(&stopping))
                 sleep_until(now_ns() + 50000000);
             pthread_mutex_lock(&ends_lock);
         }
