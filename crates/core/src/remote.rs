@@ -51,6 +51,8 @@ enum Ask {
     Accepting(SocketAddr),
     /// Our end of a slot is no longer used.
     Released(&'static Channel, usize),
+    /// A listening socket of this process was closed.
+    ListenerClosed,
 }
 
 static INBOX: Mutex<Vec<Ask>> = Mutex::new(Vec::new());
@@ -187,9 +189,18 @@ pub(crate) fn could_serve(tuple: &Tuple) -> Result<(), Reason> {
     if known == 1 { Ok(()) } else { Err(Reason::NoRdmaDevice) }
 }
 
+/// Addresses that the thread was told of, hashed.
+static KNOWN: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
+
+/// A listening socket of this process was closed.
+pub(crate) fn listener_closed() {
+    if is_running() {
+        let _ = ask(Ask::ListenerClosed);
+    }
+}
+
 /// Connections are accepted at `local`. Cheap when repeated.
 pub(crate) fn accepting(local: SocketAddr) {
-    static KNOWN: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
     let hash = match local.ip() {
         IpAddr::V4(a) => u64::from(u32::from(a)),
         IpAddr::V6(a) => {
@@ -362,6 +373,8 @@ struct Remote {
     epoll: c_int,
     devices: devices::Devices,
     listeners: Vec<links::Listener>,
+    /// When to look whether they are of use; 0: not.
+    listeners_at: u64,
     links: [Option<Box<links::Link>>; LINKS],
     places: Vec<links::Place>,
     connected: Table<Mine>,
@@ -390,6 +403,7 @@ impl Remote {
             epoll,
             devices: devices::Devices::default(),
             listeners: Vec::new(),
+            listeners_at: 0,
             links: [const { None }; LINKS],
             places: Vec::new(),
             connected: Table::new(PENDING, seed)?,
@@ -470,6 +484,7 @@ impl Remote {
                 Ask::Note(s, generation) => self.on_note(s, generation),
                 Ask::Accepting(local) => self.on_accepting(local),
                 Ask::Released(channel, slot) => self.on_released(channel, slot),
+                Ask::ListenerClosed => self.look_at_listeners(),
             }
         }
     }
@@ -481,5 +496,6 @@ impl Remote {
         self.time_places();
         self.time_devices();
         self.time_waiting();
+        self.time_listeners();
     }
 }

@@ -565,7 +565,8 @@ pub(crate) fn probe_again(s: &'static Socket) -> bool {
 
 /// A listening socket of this process was closed.
 pub(crate) fn listener_closed() {
-    SERVICE.listener_closed()
+    SERVICE.listener_closed();
+    remote::listener_closed();
 }
 
 /// `s` has shown to be used, and its peer can have the library: an agreement follows when both ends have said so. False: none is possible.

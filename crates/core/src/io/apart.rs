@@ -245,6 +245,20 @@ pub(crate) fn await_peer(s: &'static Socket, g: u16) {
     }
 }
 
+/// This process's last descriptor is closed, and a forked child goes on: what is in the rings it gets over the carrier, from here.
+pub(super) fn outlives_for_child(s: &'static Socket, h: &TxHeld<'_>, fd: c_int) -> bool {
+    let Some(at) = h.channel.wire().map(|w| w.slot(h.slot)) else { return false };
+    let own = if at.leave.load(SeqCst) & parting::GONE == 0 { numbers::copy(fd) } else { -1 };
+    if own < 0 {
+        return false;
+    }
+    s.waiters.fetch_add(1, SeqCst);
+    s.raise(flag::CLOSE_LATER);
+    socket::orphan(s, own);
+    h.channel.ask_to_leave(h.slot, Reason::InheritedByFork, false);
+    true
+}
+
 /// The carrier has ended, or failed.
 pub(crate) fn carrier_is_over(s: &Socket) -> bool {
     peer_has_ended(s, s.fd.load(Acquire))
@@ -323,7 +337,7 @@ pub(super) fn to_kernel_between_hosts(s: &'static Socket, g: u16, fd: c_int, why
     let Some((channel, wire)) = s.channel().and_then(|c| Some((c, c.wire()?))) else { return !s.is(ATTACHED) };
     let slot = s.slot.load(Relaxed) as usize;
     channel.ask_to_leave(slot, why, false);
-    let until = sys::now_ns().saturating_add(if strict || s.is_inherited() { PULL_BACK_STRICT_NS } else { PULL_BACK_NS });
+    let until = sys::now_ns().saturating_add(if strict { PULL_BACK_STRICT_NS } else { PULL_BACK_NS });
     loop {
         let seen = wire.left.load(SeqCst);
         if s.generation16() != g || !s.is(ATTACHED) {
@@ -338,7 +352,9 @@ pub(super) fn to_kernel_between_hosts(s: &'static Socket, g: u16, fd: c_int, why
         }
         sys::futex_wait(&wire.left, seen, left.min(10_000_000) as i64, false);
     }
-    if strict || s.is_inherited() {
+    // A child's parent does it as soon as the peer's reader lets it, which may take as long as with TCP.
+    let abandoned = s.is_inherited() && (!sys::alive(s.owner.load(Relaxed)) || wire.slot(slot).leave.load(SeqCst) & parting::GONE != 0);
+    if strict || abandoned {
         crate::log::warn_log!("fd {fd}: the peer does not take the connection back to TCP ({}): it is broken off", why.name());
         let _ = sys::connect(fd, &(libc::AF_UNSPEC as u64).to_ne_bytes());
     }

@@ -5,7 +5,10 @@ use super::*;
 pub(crate) fn shutdown(s: &'static Socket, g: u16, fd: c_int, how: c_int) -> Ret {
     let inherited = s.is_inherited();
     if inherited {
-        to_kernel(s, g, fd, Reason::InheritedByFork, false);
+        let done = to_kernel(s, g, fd, Reason::InheritedByFork, false);
+        if !done && s.is(ATTACHED) && s.channel().is_some_and(|c| c.wire().is_some()) {
+            return shutdown_between_hosts(s, g, fd, how);
+        }
     } else if s.channel().is_some_and(|c| c.wire().is_some()) {
         return shutdown_between_hosts(s, g, fd, how);
     }
@@ -71,6 +74,9 @@ pub(crate) fn last_name(s: &'static Socket, fd: c_int, for_child: bool) -> LastN
             socket::orphan(s, own);
             return LastName::Outlived;
         }
+    }
+    if for_child && outlives_for_child(s, &h, fd) {
+        return LastName::Outlived;
     }
     if for_child {
         s.fd.store(-1, Release);

@@ -40,8 +40,10 @@ pub(super) fn total_len(iov: &[iovec]) -> Option<usize> {
 pub(super) fn inherited_send(s: &'static Socket, g: u16, fd: c_int, nonblocking: bool) -> Ret {
     let mut patience = Patience::of(&s.send_timeout_ns);
     loop {
-        to_kernel(s, g, fd, Reason::InheritedByFork, false);
-        if !is_resending(s, g) {
+        let done = to_kernel(s, g, fd, Reason::InheritedByFork, false);
+        // Between hosts nothing may go there before all of it has.
+        let waits = !done && s.channel().is_some_and(|c| c.wire().is_some()) && s.is(ATTACHED);
+        if !waits && !is_resending(s, g) {
             return PASS;
         }
         if nonblocking || s.has(flag::NONBLOCK) {

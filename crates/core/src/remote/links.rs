@@ -35,6 +35,10 @@ const MORE_NS: u64 = 1_000_000_000;
 const RETRY_NS: [u64; 6] = [1_000_000, 100_000_000, 500_000_000, 1_500_000_000, 3_000_000_000, 5_000_000_000];
 /// Whether the carriers of its connections are over is looked at every so long. As long as one is not, it may be resumed.
 const LOOK_NS: u64 = 1_000_000_000;
+/// Addresses at which links are taken.
+const LISTENERS: usize = 64;
+/// One where no socket of the application's listens any more is closed after so long.
+const UNUSED_NS: u64 = 10_000_000_000;
 /// Reads of one link in a row.
 const READS: usize = 4;
 /// Places that are remembered.
@@ -292,7 +296,12 @@ impl Remote {
 
     /// Connections are accepted at `local`: connectors of other hosts can find this process from here on.
     pub(super) fn on_accepting(&mut self, local: SocketAddr) {
-        if self.listeners.iter().any(|l| l.local == local) || self.listeners.len() >= 64 {
+        if self.listeners.iter().any(|l| l.local == local && l.fd >= 0) {
+            return;
+        }
+        // In the place of one that is closed: events name the place.
+        let at = self.listeners.iter().position(|l| l.fd < 0).unwrap_or(self.listeners.len());
+        if at >= LISTENERS {
             return;
         }
         let Ok(device) = self.device_at(local.ip()) else { return };
@@ -307,20 +316,60 @@ impl Remote {
             close_own(fd);
             return;
         };
-        let (cm, cm_port) = match self.listen_for_pairs(local, device, self.listeners.len(), k) {
+        let (cm, cm_port) = match self.listen_for_pairs(local, device, at, k) {
             Some((cm, port)) => (Some(cm), port),
             None => {
                 close_own(fd);
                 return;
             }
         };
-        let at = self.listeners.len();
         if !watch(self.epoll, fd, libc::EPOLLIN as u32, EVENT_LISTENER | at as u64) {
             close_own(fd);
             return;
         }
         debug_log!("links for {local} on port {}, pairs on {cm_port}", link_port(local.port(), k));
-        self.listeners.push(Listener { local, fd, device, cm, cm_port });
+        let new = Listener { local, fd, device, cm, cm_port };
+        match self.listeners.get_mut(at) {
+            Some(old) => *old = new,
+            None => self.listeners.push(new),
+        }
+    }
+
+    /// A listening socket was closed: where none is left links are of no use after a while.
+    pub(super) fn look_at_listeners(&mut self) {
+        self.listeners_at = sys::now_ns() + UNUSED_NS;
+        let at = self.listeners_at;
+        self.at(at);
+    }
+
+    pub(super) fn time_listeners(&mut self) {
+        if self.listeners_at == 0 || self.listeners_at > sys::now_ns() {
+            if self.listeners_at != 0 {
+                let at = self.listeners_at;
+                self.at(at);
+            }
+            return;
+        }
+        self.listeners_at = 0;
+        let verbs = self.devices.verbs();
+        let listens = crate::rendezvous::Listens::now();
+        let mut gone = false;
+        for l in self.listeners.iter_mut().filter(|l| l.fd >= 0 && !listens.on(l.local.port())) {
+            let used = |link: &Link| link.role == Role::Acceptor && link.local == l.local.ip() && link.port == l.local.port() && link.phase != Phase::Gone;
+            if self.links.iter().flatten().any(|link| used(link)) {
+                // Looked at again when the next one is closed.
+                continue;
+            }
+            close_own(core::mem::replace(&mut l.fd, -1));
+            if let (Some(cm), Some(verbs)) = (l.cm.take(), verbs) {
+                let _ = verbs.close_listener(cm);
+            }
+            gone = true;
+        }
+        if gone {
+            // The next accept there is told of anew.
+            KNOWN.iter().for_each(|k| k.store(0, Relaxed));
+        }
     }
 
     /// The manager's listener: at the next free one of the same ports where the transport shares TCP's, so that a firewall needs
@@ -374,7 +423,7 @@ impl Remote {
 
     /// The device of a listener was gone, and may be there again.
     fn mend_listener(&mut self, at: usize) {
-        let Some(local) = self.listeners.get(at).filter(|l| l.cm.is_none()).map(|l| l.local) else { return };
+        let Some(local) = self.listeners.get(at).filter(|l| l.cm.is_none() && l.fd >= 0).map(|l| l.local) else { return };
         let Ok(device) = self.device_at(local.ip()) else { return };
         if let Some((cm, port)) = self.listen_for_pairs(local, device, at, 0)
             && let Some(l) = self.listeners.get_mut(at)

@@ -325,7 +325,7 @@ impl Listens {
         all
     }
 
-    fn on(&self, port: u16) -> bool {
+    pub(crate) fn on(&self, port: u16) -> bool {
         self.on.has(port)
     }
 
