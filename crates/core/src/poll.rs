@@ -5,9 +5,9 @@
 use crate::api::{Mask, PASS, Ret};
 use crate::channel::Channel;
 use crate::fd_table::{self, Entry};
+use crate::remote::wire;
 use crate::socket::{ATTACHED, Socket, flag};
 use crate::wait::{self, Side};
-use crate::remote::wire;
 use crate::{epoll, io, lifecycle, stats, sys};
 use alloc::vec::Vec;
 use core::ffi::c_int;

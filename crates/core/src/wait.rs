@@ -7,8 +7,8 @@
 //! `docs/design/waiting.md` has the policy of polling and its measurements.
 
 use crate::channel::{Channel, PLACES, announce, producer_quiet, quiet};
-use crate::socket::{ATTACHED, Socket, flag};
 use crate::remote::wire;
+use crate::socket::{ATTACHED, Socket, flag};
 use crate::{channel, epoll, fd_table, lifecycle, numbers, service, stats, sys};
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::*, fence};
 use libc::{epoll_event, pollfd};

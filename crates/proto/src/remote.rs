@@ -328,7 +328,9 @@ impl Frame {
             kind::WORDS => Self::Words(words(&mut r)?),
             kind::FREED => Self::Freed { slot: r.u16()? },
             kind::BYE => Self::Bye,
-            kind::RESUME => Self::Resume { known: flag(&mut r)? },
+            kind::RESUME => Self::Resume {
+                known: flag(&mut r)?,
+            },
             kind::SYNCED => Self::Synced,
             _ => return Err(DecodeError::Kind),
         };
@@ -423,9 +425,13 @@ mod tests {
 
     fn all() -> [Frame; 15] {
         let v4 = |d, port| SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 0, 0, d)), port);
-        let v6 = |d, port| SocketAddr::new(IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, d)), port);
+        let v6 =
+            |d, port| SocketAddr::new(IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, d)), port);
         let candidate = |a, b| {
-            Frame::Candidate(Candidate { tuple: Tuple::new(a, b).unwrap(), token: u64::MAX })
+            Frame::Candidate(Candidate {
+                tuple: Tuple::new(a, b).unwrap(),
+                token: u64::MAX,
+            })
         };
         [
             Frame::Hello(Hello {
@@ -446,17 +452,44 @@ mod tests {
             candidate(v4(1, 40000), v4(2, 6379)),
             candidate(v6(1, 40000), v6(2, 6379)),
             Frame::Withdraw { token: 5 },
-            Frame::Pair(Pair { pair: 9, nonce: [3; 16], port: 26379, lanes: 4095 }),
+            Frame::Pair(Pair {
+                pair: 9,
+                nonce: [3; 16],
+                port: 26379,
+                lanes: 4095,
+            }),
             Frame::PairReady { pair: 9 },
             Frame::PairEnd { pair: u32::MAX },
-            Frame::Offer(Offer { token: 1 << 40, slot: 4095, pair: 9, lane: 31 }),
-            Frame::Accept { token: 1 << 40, slot: 4095 },
-            Frame::Refuse { token: 1 << 40, slot: 0, reason: refuse::BUSY },
+            Frame::Offer(Offer {
+                token: 1 << 40,
+                slot: 4095,
+                pair: 9,
+                lane: 31,
+            }),
+            Frame::Accept {
+                token: 1 << 40,
+                slot: 4095,
+            },
+            Frame::Refuse {
+                token: 1 << 40,
+                slot: 0,
+                reason: refuse::BUSY,
+            },
             Frame::Words(Words {
                 slot: 3,
                 token: 4,
-                announce: Announce { epoch: 3, fast_from: u64::MAX, carrier_from: 2, resend_to: 3 },
-                ack: Ack { epoch: 2, armed: true, frozen: false, consumed: 9 },
+                announce: Announce {
+                    epoch: 3,
+                    fast_from: u64::MAX,
+                    carrier_from: 2,
+                    resend_to: 3,
+                },
+                ack: Ack {
+                    epoch: 2,
+                    armed: true,
+                    frozen: false,
+                    consumed: 9,
+                },
                 request: request::LEAVE,
                 seen_epoch: 8,
                 seen_ack: 1 << 33,

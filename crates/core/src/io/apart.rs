@@ -124,7 +124,11 @@ impl Apart {
         }
         if gone {
             // The carrier must not go on where bytes are missing. What was received, or has come over the carrier, is still read.
-            if received { self.break_sending(fd) } else { self.break_off(fd) }
+            if received {
+                self.break_sending(fd)
+            } else {
+                self.break_off(fd)
+            }
             return Moved::Broken;
         }
         Moved::Waits

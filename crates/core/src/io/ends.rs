@@ -28,7 +28,10 @@ pub(super) fn load_ack(w: &RingWords) -> Ack {
 
 pub(super) fn store_ack(h: &RxHeld<'_>) {
     let (w, ack) = (h.words, h.end.switch.ack());
-    if h.channel.wire().is_some() && w.quiet[quiet::ACK].load(Relaxed) == ack.control() && (!ack.frozen || w.quiet[quiet::CONSUMED].load(Relaxed) == ack.consumed) {
+    if h.channel.wire().is_some()
+        && w.quiet[quiet::ACK].load(Relaxed) == ack.control()
+        && (!ack.frozen || w.quiet[quiet::CONSUMED].load(Relaxed) == ack.consumed)
+    {
         // Nothing to tell. (How far a receiver has come matters only when it is frozen; the engine brings the rest back.)
         return;
     }

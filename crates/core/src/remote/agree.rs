@@ -75,7 +75,8 @@ impl Remote {
     fn announce(&mut self, i: usize, key: Key) {
         let Some((tuple, m)) = self.connected.get(key) else { return };
         let tuple = *tuple;
-        let fits = |l: &Link| l.role == Role::Connector && l.is_up() && l.local == tuple.local().ip() && l.peer == tuple.peer().ip() && l.port == tuple.peer_port();
+        let fits =
+            |l: &Link| l.role == Role::Connector && l.is_up() && l.local == tuple.local().ip() && l.peer == tuple.peer().ip() && l.port == tuple.peer_port();
         if m.announced & 1 << i != 0 || !self.link(i).is_some_and(fits) || self.is_busy(i) {
             return;
         }
@@ -188,7 +189,11 @@ impl Remote {
         let offered = self.accepted.find(tuple, |m| m.offered.is_some_and(|o| o != i)).is_some();
         offered
             || self.candidates.find(tuple, |x| x.link != i).is_some()
-            || self.links.iter().enumerate().any(|(o, l)| o != i && l.as_ref().is_some_and(|l| l.role == Role::Acceptor && l.peer == tuple.peer().ip() && l.conns.iter().any(has)))
+            || self
+                .links
+                .iter()
+                .enumerate()
+                .any(|(o, l)| o != i && l.as_ref().is_some_and(|l| l.role == Role::Acceptor && l.peer == tuple.peer().ip() && l.conns.iter().any(has)))
     }
 
     /// A connection that two processes claim stays on TCP, or goes back there, for good.

@@ -87,7 +87,10 @@ impl Devices {
             return known;
         }
         let loaded = if sys::memlock_limit() <= MEMLOCK_MIN && sys::geteuid() != 0 {
-            warn_log!("RLIMIT_MEMLOCK is {} bytes: too little for RDMA (ulimit -l; LimitMEMLOCK= of a systemd unit; memlock in limits.conf)", sys::memlock_limit());
+            warn_log!(
+                "RLIMIT_MEMLOCK is {} bytes: too little for RDMA (ulimit -l; LimitMEMLOCK= of a systemd unit; memlock in limits.conf)",
+                sys::memlock_limit()
+            );
             Err(Reason::MemlockLimit)
         } else {
             LOADED_BY.store(lifecycle::process(), Relaxed);

@@ -846,7 +846,8 @@ impl Remote {
             return Ok(());
         }
         if role == Role::Acceptor && hello.resumes {
-            let earlier = self.links.iter().position(|l| l.as_deref().is_some_and(|l| matches!(l.phase, Phase::Up | Phase::Broken) && known(l) && l.key == hello.key));
+            let earlier =
+                self.links.iter().position(|l| l.as_deref().is_some_and(|l| matches!(l.phase, Phase::Up | Phase::Broken) && known(l) && l.key == hello.key));
             if let Some(earlier) = earlier {
                 return self.take_over(earlier, i);
             }

@@ -292,7 +292,15 @@ impl Remote {
         made
     }
 
-    fn make_on(&mut self, i: usize, number: u32, verbs: Net, channel: &'static Channel, settings: &netacc_rdma::Settings, seat: (&'static Queue, Tag)) -> Result<(), Reason> {
+    fn make_on(
+        &mut self,
+        i: usize,
+        number: u32,
+        verbs: Net,
+        channel: &'static Channel,
+        settings: &netacc_rdma::Settings,
+        seat: (&'static Queue, Tag),
+    ) -> Result<(), Reason> {
         let (queue, tag) = seat;
         let l = self.link_mut(i).ok_or(Reason::RdmaRefused)?;
         let domain = l.domain.take().ok_or(Reason::RdmaRefused)?;
@@ -801,7 +809,8 @@ impl Remote {
             let oldest = l.pairs.iter().filter(|p| p.state == PairState::Ready && p.is_empty()).min_by_key(|p| p.idle_since);
             let Some((number, since)) = oldest.map(|p| (p.number, p.idle_since)) else { break };
             let expired = config.empty_channel_expire_ms.map(|ms| since.saturating_add(u64::from(ms) * 1_000_000));
-            let too_many = now.saturating_sub(since) > FRESH_NS && (all > config.empty_channels_max as usize || of_peer > config.empty_channels_max_per_peer as usize);
+            let too_many =
+                now.saturating_sub(since) > FRESH_NS && (all > config.empty_channels_max as usize || of_peer > config.empty_channels_max_per_peer as usize);
             match expired {
                 _ if too_many => {}
                 Some(at) if now >= at => {}
@@ -853,10 +862,9 @@ impl Remote {
         let l = self.link_mut(i).ok_or(Reason::RdmaRefused)?;
         let theirs = l.hello.map_or(usize::MAX, |h| 1 << h.ring_log2);
         let ring = ring_bytes(config).min(theirs);
-        let arenas = l.arenas.get_or_insert_with(|| Arenas {
-            pool: Pool::new(ring, config.arena_first_bytes as usize, config.arena_growth_max_bytes as usize),
-            logged_at: 0,
-        });
+        let arenas = l
+            .arenas
+            .get_or_insert_with(|| Arenas { pool: Pool::new(ring, config.arena_first_bytes as usize, config.arena_growth_max_bytes as usize), logged_at: 0 });
         if let Some(rings) = arenas.pool.take() {
             return Ok(rings);
         }

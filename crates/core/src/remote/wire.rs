@@ -301,7 +301,8 @@ impl Channel {
             super::apart::uncount_leaving();
         }
         if !first && !again {
-            let for_good = |old: u32| (old & parting::AGAIN != 0).then_some((old & 0xffff & !parting::AGAIN) | parting::WANTED | (why as u32) << parting::REASON);
+            let for_good =
+                |old: u32| (old & parting::AGAIN != 0).then_some((old & 0xffff & !parting::AGAIN) | parting::WANTED | (why as u32) << parting::REASON);
             let _ = at.leave.fetch_update(SeqCst, Relaxed, for_good);
         }
         self.words_changed(slot);
