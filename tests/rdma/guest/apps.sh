@@ -8,6 +8,8 @@ case $HOW in
   tcp) RUN=(env NACC_PATHS=tcp /rig/build/netacc_run) ;;
   rdma) RUN=(/rig/build/netacc_run $OPTIONS) ;;
 esac
+# The reason of a failure is mostly in there.
+export NACC_LOG_LEVEL=1 NACC_LOG_PATH=/rig/exchange/$ROLE.log
 
 look() { /rig/tree/tests/rdma/guest/look.py "$@"; }
 note() { echo "$2" >"/rig/exchange/$ROLE$NOTES.$1"; }
@@ -156,7 +158,7 @@ nginx_client() {
 
 # --- streams of known bytes: traffic_server|traffic_client ADDRESS HELD_BYTES OPTIONS...
 # With bytes: so many both ways on each connection, and then a look at the idle connections. With 0: until all are on RDMA
-# and have moved 16 KiB more.
+# and have moved 4 KiB more.
 
 traffic_server() {
   local address=$1 bytes=$2 pid count; shift 2
@@ -205,9 +207,9 @@ traffic_client() {
     # From here on.
     look streams /tmp/traffic.client | sort -n >/tmp/before
     further() {
-      ! kill -0 $pid || look streams /tmp/traffic.client | sort -n | join /tmp/before - | awk '$6 < $2 + 16384 || $7 < $3 + 16384 {exit 1}'
+      ! kill -0 $pid || look streams /tmp/traffic.client | sort -n | join /tmp/before - | awk '$6 < $2 + 4096 || $7 < $3 + 4096 {exit 1}'
     }
-    wait_for "${PATIENCE:-40}" further && note further yes || note further "$(look streams /tmp/traffic.client | sort -n | join /tmp/before - | awk '$6 < $2 + 16384 || $7 < $3 + 16384' | head -n 5)"
+    wait_for "${PATIENCE:-40}" further && note further yes || note further "$(look streams /tmp/traffic.client | sort -n | join /tmp/before - | awk '$6 < $2 + 4096 || $7 < $3 + 4096' | head -n 5)"
   fi
   [ "$HOW" != rdma ] || note counters "$(look counters $pid)"
   tell moved

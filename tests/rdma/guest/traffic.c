@@ -12,10 +12,10 @@
 //   -w N      end with status 5 when an open connection has not moved for N seconds
 //   -x I:N    spoil byte N of what is sent on connection I: the other end must notice
 //
-// Kinds: b bulk, s small messages, p bursts and pauses, q question and answer, r reads late. A small letter: one thread
-// for all of that kind with epoll, level-triggered and, on every other connection, edge-triggered. A capital letter: two
-// threads for each connection, with blocking calls. Threads of b, s and q sleep without a timeout, so that an event that
-// is lost is a stop.
+// Kinds: b bulk, s small messages, p bursts and pauses, q question and answer, i the same and up to 3 s of thought before
+// each question, r reads late. A small letter: one thread for all of that kind with epoll, level-triggered and, on every
+// other connection, edge-triggered. A capital letter: two threads for each connection, with blocking calls. Threads of b, s
+// and q sleep without a timeout, so that an event that is lost is a stop.
 //
 // SIGTERM tells to stop: the client shuts down for writing; the server answers an end of stream with its own. Status: 0
 // every stream came to its end with the right bytes, 3 a wrong byte, 4 a connection broke, 5 stopped moving, 1 other errors.
@@ -174,8 +174,10 @@ static uint64_t question(struct connection *c, int mine, uint64_t i) {
 // Where the sending has to stop for now. Question and answer: a message may be sent when the other end's one before it is there.
 static uint64_t may_send(struct connection *c) {
     uint64_t end = bytes ? bytes : UINT64_MAX;
-    if (c->kind == 'q') {
+    if (c->kind == 'q' || c->kind == 'i') {
         if (c->sent == c->my_end && (c->received >= c->peer_end || (bytes && c->received == bytes) || c->recv_done) && !(bytes && c->sent >= bytes)) {
+            if (c->kind == 'i' && client)
+                c->write_at = now_ns() + chance(c, c->sent) % 3000000000;
             c->my_end += question(c, 1, c->my_messages++);
             c->peer_end += question(c, 0, c->peer_messages++);
         }
@@ -224,7 +226,7 @@ static int send_some(struct connection *c) {
         n = 1 + luck % (c->kind == 's' ? 600 : 20000);
     if (n > end - c->sent)
         n = end - c->sent;
-    if (n == 0)
+    if (n == 0 || c->write_at > now_ns())
         return 0;
     if (c->kind == 'p' && c->sent >= c->burst_end) {
         // A burst is over: a pause of up to 40 ms, then one of up to 200 KB.
@@ -376,7 +378,7 @@ static void epoll_step(struct worker *w, struct connection *c, uint32_t events) 
             got = !c->recv_done && c->read_at <= now ? receive_some(c) : 0;
         if (sent > 0)
             sent = !c->send_done && (c->write_at <= now || wants_to_end(c)) ? send_some(c) : 0;
-        if (got > 0 && c->kind == 'q' && sent == 0)
+        if (got > 0 && (c->kind == 'q' || c->kind == 'i') && sent == 0)
             sent = 1; // it may be our turn
     }
     if (c->recv_done && c->send_done) {
@@ -411,7 +413,7 @@ static void *epoll_worker(void *it) {
     int told = 0;
     for (;;) {
         int timeout = -1;
-        if (w->kind == 'p' || w->kind == 'r') {
+        if (w->kind == 'p' || w->kind == 'i' || w->kind == 'r') {
             uint64_t next = UINT64_MAX, now = now_ns();
             pthread_mutex_lock(&w->lock);
             for (size_t i = 0; i < w->count; i++) {
@@ -493,7 +495,7 @@ static void add(int fd, uint64_t number) {
     }
     if (fcntl(fd, F_SETFL, O_NONBLOCK))
         die("fcntl");
-    c->edge = number / strlen(kinds) & 1 && kind != 'r' && kind != 'p';
+    c->edge = number / strlen(kinds) & 1 && kind != 'r' && kind != 'p' && kind != 'i';
     c->in_epoll = 1;
     c->events = EPOLLIN | EPOLLRDHUP | EPOLLOUT | (c->edge ? EPOLLET : 0);
     pthread_mutex_lock(&w->lock);
@@ -640,7 +642,7 @@ int main(int argc, char **argv) {
         case 'x': spoil_index = number_of(optarg, ':'), spoil_offset = number_of(strchr(optarg, ':') + 1, 0); break;
         default: return 2;
         }
-    if (argc - optind != 3 || !connections || !*kinds || strspn(kinds, "bspqrBSPQR") != strlen(kinds) || (bytes && resist))
+    if (argc - optind != 3 || !connections || !*kinds || strspn(kinds, "bspqirBSPQIR") != strlen(kinds) || (bytes && resist))
         return fprintf(stderr, "usage: the beginning of traffic.c\n"), 2;
     client = !strcmp(argv[optind], "client");
     address = argv[optind + 1], port = argv[optind + 2];
