@@ -20,7 +20,7 @@ use std::time::Duration;
 
 const USAGE: &str = "usage:
   netacc-conformance run [--mode plain|tcp|server-only|client-only|shm|early|switch|rdma]... [--twice] [--jobs N]
-                         [--timeout S] [--verbose] [NAME...]
+                         [--timeout S] [--verbose] [--except NAME]... [NAME...]
   netacc-conformance --list [--markdown]
   netacc-conformance kill [--rounds N] [--path shm|rdma]
                          kill -9 of either side in the middle of traffic
@@ -104,6 +104,7 @@ pub fn option<T: std::str::FromStr>(words: &[&str], name: &str, default: T) -> T
 fn run(words: &[&str]) -> ExitCode {
     let mut options = Options {
         filter: Vec::new(),
+        except: Vec::new(),
         modes: Vec::new(),
         jobs: 2,
         plain_runs: 1,
@@ -120,6 +121,7 @@ fn run(words: &[&str]) -> ExitCode {
                     return ExitCode::from(2);
                 }
             },
+            "--except" => options.except.extend(rest.next().map(|v| v.to_string())),
             "--twice" => options.plain_runs = 2,
             "--verbose" => options.verbose = true,
             "--jobs" => options.jobs = rest.next().and_then(|v| v.parse().ok()).unwrap_or(1),

@@ -89,6 +89,8 @@ impl Mode {
 
 pub struct Options {
     pub filter: Vec<String>,
+    /// Scenarios of these names are not run.
+    pub except: Vec<String>,
     pub modes: Vec<Mode>,
     pub jobs: usize,
     /// Run the oracle this many times; all transcripts must agree.
@@ -161,7 +163,9 @@ pub fn run(scenarios: Vec<Scenario>, options: &Options) -> bool {
     let selected: Vec<Scenario> = scenarios
         .into_iter()
         .filter(|s| {
-            options.filter.is_empty() || options.filter.iter().any(|f| s.name.contains(f.as_str()))
+            let named = options.filter.is_empty()
+                || options.filter.iter().any(|f| s.name.contains(f.as_str()));
+            named && !options.except.iter().any(|name| name == s.name)
         })
         .collect();
     let totals = Totals::default();

@@ -751,7 +751,7 @@ pub fn list() -> Vec<Scenario> {
 /// Echoes connections until none has come for a while; the number served, as text.
 fn serve_until_idle(listener: Fd) -> String {
     let mut served = 0;
-    while sys::await_events(listener, POLLIN, 700) != 0 {
+    while sys::await_events(listener, POLLIN, 700 * sys::patience() as i32) != 0 {
         let fd = sys::accept(listener).expect("accept");
         let mut buf = [0; 4096];
         while let Ok(n) = sys::recv(fd, &mut buf, 0) {
