@@ -190,6 +190,14 @@ pub unsafe fn on_setsockopt(fd: c_int, level: c_int, name: c_int, value: *const 
     // SAFETY: the caller's promise.
     unsafe { crate::options::on_setsockopt(fd, level, name, value, len) }
 }
+/// The next symbol's `getsockopt` succeeded: what the library itself has set is taken out of the answer.
+///
+/// # Safety
+/// `value` and `len` are the caller's, as for getsockopt(2).
+pub unsafe fn on_getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *const socklen_t) {
+    // SAFETY: the caller's promise.
+    unsafe { crate::options::on_getsockopt(fd, level, name, value, len) }
+}
 /// The socket behind `fd` is about to be used in a way that only the kernel can carry: `fdopen`, `sendfile`, `splice`,
 /// `tee`, `vmsplice`, `copy_file_range`, `io_uring`...: back to the kernel's path, for good, before this returns.
 pub fn need_kernel(fd: c_int, why: netacc_control::stats::Reason) {

@@ -37,7 +37,7 @@ mod receive;
 mod send;
 mod waits;
 
-pub(crate) use apart::{Apart, Moved, await_peer, begin_exit, carrier_is_over, may_send_on_carrier};
+pub(crate) use apart::{Apart, Moved, await_peer, begin_exit, carrier_is_over, carrier_is_reset, may_send_on_carrier};
 use apart::{end_in_reset, outlives_close, outlives_for_child, peer_has_ended, shutdown_between_hosts, to_kernel_between_hosts};
 pub(crate) use candidate::attach;
 use candidate::candidate;
@@ -45,7 +45,8 @@ use ends::*;
 pub(crate) use ends::{receives_fast, sends_fast, tx_ring_bytes, unread};
 use leave::*;
 pub(crate) use leave::{
-    PullBack, after_close, at_exit, before_close, carrier_is_drained, last_name, never_linger, on_linger, serve_pull_back, shutdown, to_kernel,
+    PullBack, after_close, application_linger, at_exit, before_close, carrier_is_drained, last_name, never_linger, on_error_taken, on_linger, serve_pull_back,
+    shutdown, to_kernel,
 };
 use receive::*;
 use send::*;
@@ -487,11 +488,14 @@ fn in_carrier(s: &'static Socket, g: u16, mut fd: c_int, source: c_int, nonblock
     let mut patience = Patience::of(&s.send_timeout_ns);
     loop {
         if s.is_inherited() {
-            return inherited_send(s, g, fd, nonblocking);
+            return inherited_send(s, g, fd, 0, nonblocking);
         }
         if s.channel().is_some_and(|c| c.wire().is_some()) {
             if to_kernel(s, g, fd, Reason::Splice, false) {
                 return PASS;
+            }
+            if is_broken(s) {
+                return send_broken(s, 0);
             }
             if nonblocking {
                 return EAGAIN;

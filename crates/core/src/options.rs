@@ -89,6 +89,29 @@ pub(crate) unsafe fn on_setsockopt(fd: c_int, level: c_int, name: c_int, _value:
     }
 }
 
+/// Between hosts the library's own SO_LINGER stands on the carrier, and an error of the connection may be one that the kernel does not know.
+pub(crate) unsafe fn on_getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *const socklen_t) {
+    if level != libc::SOL_SOCKET || (name != libc::SO_LINGER && name != libc::SO_ERROR) {
+        return;
+    }
+    let Some((s, g)) = fd_table::socket(fd).filter(|(s, _)| s.is(ATTACHED)) else { return };
+    // SAFETY: the kernel has just written its answer's length there.
+    let room = unsafe { len.read_unaligned() } as usize;
+    if name == libc::SO_LINGER {
+        if let Some(linger) = io::application_linger(s, g) {
+            // SAFETY: the kernel has just written that many bytes there.
+            unsafe { core::ptr::copy_nonoverlapping((&raw const linger).cast::<u8>(), value.cast(), room.min(size_of_val(&linger))) };
+        }
+    } else if room == size_of::<c_int>() {
+        // SAFETY: as above.
+        let error = unsafe { value.cast::<c_int>().read_unaligned() };
+        if let Some(error) = io::on_error_taken(s, error) {
+            // SAFETY: as above.
+            unsafe { value.cast::<c_int>().write_unaligned(error) };
+        }
+    }
+}
+
 pub(crate) unsafe fn ioctl(fd: c_int, request: usize, arg: usize) -> Ret {
     let Some((s, g)) = fd_table::socket(fd) else { return PASS };
     if !s.is(ATTACHED) {

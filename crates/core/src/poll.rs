@@ -35,7 +35,7 @@ impl Want {
     fn look(&self, events: i16) -> (i16, bool) {
         let mut now = 0;
         let (readable, mut ask) = epoll::ring_says(self.channel, self.slot);
-        ask |= self.socket.has(flag::CARRIER_SPOKE);
+        ask |= self.socket.has(flag::CARRIER_SPOKE | flag::FIN_LATER);
         if readable {
             now |= events & IN;
         }
@@ -50,7 +50,8 @@ impl Want {
     /// What the kernel is asked about the carrier.
     fn carrier_events(&self, events: i16) -> i16 {
         let no_room_there = io::sends_fast(self.channel, self.slot) || !io::may_send_on_carrier(self.socket);
-        (events & !(if no_room_there { OUT } else { 0 })) | if events & IN != 0 { libc::POLLRDHUP } else { 0 }
+        let end = events & IN != 0 || self.socket.has(flag::FIN_LATER);
+        (events & !(if no_room_there { OUT } else { 0 })) | if end { libc::POLLRDHUP } else { 0 }
     }
 
     /// The carrier's answer in the application's terms.
@@ -63,6 +64,10 @@ impl Want {
         let mut now = revents & (events | libc::POLLERR | libc::POLLHUP | libc::POLLNVAL);
         if revents & libc::POLLIN != 0 {
             now |= events & IN;
+        }
+        if revents & libc::POLLRDHUP != 0 && self.socket.has(flag::FIN_LATER) {
+            // Both ways are shut down, but the kernel does not know yet.
+            now |= libc::POLLHUP;
         }
         now
     }

@@ -77,7 +77,7 @@ pub(super) fn evaluate(item: &mut Item) -> u32 {
     let receives = io::receives_fast(channel, slot);
     let sends = io::sends_fast(channel, slot);
     let (readable, mut ask) = ring_says(channel, slot);
-    ask |= item.carrier_news;
+    ask |= item.carrier_news || s.has(flag::FIN_LATER);
     if readable {
         now |= IN;
     }
@@ -123,6 +123,10 @@ fn ask_carrier(item: &mut Item, receives: bool, sends: bool) -> u32 {
     }
     if !sends && ev & libc::EPOLLOUT as u32 != 0 && io::may_send_on_carrier(item.socket) {
         now |= OUT;
+    }
+    if ev & libc::EPOLLRDHUP as u32 != 0 && item.socket.has(flag::FIN_LATER) {
+        // Both ways are shut down, but the kernel does not know yet.
+        now |= libc::EPOLLHUP as u32;
     }
     if ev & libc::POLLNVAL as u32 != 0 {
         now = 0;

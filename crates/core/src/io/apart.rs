@@ -268,6 +268,11 @@ pub(crate) fn carrier_is_over(s: &Socket) -> bool {
     peer_has_ended(s, s.fd.load(Acquire))
 }
 
+/// It has failed: nobody is at its other end.
+pub(crate) fn carrier_is_reset(s: &Socket) -> bool {
+    socket::is_closed(s.fd.load(Acquire))
+}
+
 /// The peer's FIN, or a reset, has come. (Of a socket that is shut down for reading poll says so in any case.)
 pub(super) fn peer_has_ended(s: &Socket, fd: c_int) -> bool {
     let said = sys::poll_now(fd, libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0;
@@ -358,7 +363,7 @@ pub(super) fn to_kernel_between_hosts(s: &'static Socket, g: u16, fd: c_int, why
     }
     // A child's parent does it as soon as the peer's reader lets it, which may take as long as with TCP.
     let abandoned = s.is_inherited() && (!sys::alive(s.owner.load(Relaxed)) || wire.slot(slot).leave.load(SeqCst) & parting::GONE != 0);
-    if strict || abandoned {
+    if (strict || abandoned) && s.flags.fetch_or(flag::BROKEN_OFF, AcqRel) & flag::BROKEN_OFF == 0 {
         crate::log::warn_log!("fd {fd}: the peer does not take the connection back to TCP ({}): it is broken off", why.name());
         let _ = sys::connect(fd, &(libc::AF_UNSPEC as u64).to_ne_bytes());
     }

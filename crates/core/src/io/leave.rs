@@ -306,6 +306,20 @@ pub(crate) fn on_linger(s: &'static Socket, g: u16, fd: c_int) {
     }
 }
 
+/// The application's SO_LINGER, where the library's own stands on the carrier.
+pub(crate) fn application_linger(s: &'static Socket, g: u16) -> Option<libc::linger> {
+    hold_tx(s, g).ok()?.end.linger
+}
+
+/// The application has taken the carrier's error (SO_ERROR), which counts as told. `Some`: one that the carrier does not know.
+pub(crate) fn on_error_taken(s: &Socket, error: c_int) -> Option<c_int> {
+    if error != 0 {
+        s.raise(flag::TOLD);
+        return None;
+    }
+    (is_broken(s) && s.flags.fetch_or(flag::TOLD, AcqRel) & flag::TOLD == 0).then_some(libc::ECONNRESET)
+}
+
 /// Sends on the carrier what a pull-back has to send again, as far as there is room: 0 when nothing of it is left, or EAGAIN. `fd` is the
 /// caller's name of the carrier, which counts in a forked child; in the maker's process it may have been closed meanwhile.
 pub(super) fn send_again(s: &Socket, h: &mut TxHeld<'_>, fd: c_int) -> Ret {

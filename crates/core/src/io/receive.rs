@@ -374,16 +374,25 @@ pub(super) fn carrier_ended(s: &Socket, h: &mut RxHeld<'_>, r: Ret, flags: c_int
     let Ok(left) = h.end.ring.refresh() else { return Look::Corrupt };
     match h.end.switch.on_carrier_eof(latest, left == 0) {
         Ok(EofVerdict::Eof) => {
-            let r = h.end.pending_error as Ret;
+            let mut r = h.end.pending_error as Ret;
+            let ours = r == -(libc::ENOTCONN as Ret) && is_broken(s);
+            if ours {
+                // Our own doing.
+                r = if s.has(flag::TOLD) { 0 } else { ECONNRESET };
+            }
             if flags & libc::MSG_PEEK == 0 {
                 h.end.pending_error = 0;
+                if ours {
+                    s.raise(flag::TOLD);
+                }
             }
             Look::Kernel(r)
         }
-        Ok(EofVerdict::Truncated) if h.end.broke_off || s.has(flag::SHUT_RD) || (r == 0 && error_was_taken(s, h)) => Look::Kernel(0),
+        Ok(EofVerdict::Truncated) if s.has(flag::TOLD | flag::SHUT_RD) || (r == 0 && error_was_taken(s, h)) => Look::Kernel(0),
         Ok(EofVerdict::Truncated) => {
             if flags & libc::MSG_PEEK == 0 {
-                (h.end.pending_error, h.end.broke_off) = (0, true);
+                h.end.pending_error = 0;
+                s.raise(flag::TOLD);
             }
             Look::Kernel(ECONNRESET)
         }

@@ -35,14 +35,34 @@ pub(super) fn total_len(iov: &[iovec]) -> Option<usize> {
     Some(total)
 }
 
+/// Between hosts: the connection was broken off. What the carrier says of itself does not count any more.
+pub(super) fn is_broken(s: &Socket) -> bool {
+    s.has(flag::BROKEN_OFF) && s.channel().is_some_and(|c| c.wire().is_some())
+}
+
+/// A send on such a connection: the error once, if nobody was told, then as on any that is over (send(2)).
+#[cold]
+pub(super) fn send_broken(s: &Socket, flags: c_int) -> Ret {
+    if s.flags.fetch_or(flag::TOLD, AcqRel) & flag::TOLD == 0 {
+        return ECONNRESET;
+    }
+    if flags & libc::MSG_NOSIGNAL == 0 {
+        sys::raise(libc::SIGPIPE);
+    }
+    -(libc::EPIPE as Ret)
+}
+
 /// A forked child sends: through the kernel, once nothing waits to go before it. [`PASS`], or `-errno`.
 #[cold]
-pub(super) fn inherited_send(s: &'static Socket, g: u16, fd: c_int, nonblocking: bool) -> Ret {
+pub(super) fn inherited_send(s: &'static Socket, g: u16, fd: c_int, flags: c_int, nonblocking: bool) -> Ret {
     let mut patience = Patience::of(&s.send_timeout_ns);
     loop {
         let done = to_kernel(s, g, fd, Reason::InheritedByFork, false);
         // Between hosts nothing may go there before all of it has.
         let waits = !done && s.channel().is_some_and(|c| c.wire().is_some()) && s.is(ATTACHED);
+        if waits && s.has(flag::BROKEN_OFF) {
+            return send_broken(s, flags);
+        }
         if !waits && !is_resending(s, g) {
             return PASS;
         }
@@ -66,7 +86,7 @@ pub(super) unsafe fn send_attached(s: &'static Socket, g: u16, fd: c_int, iov: &
     };
     if s.is_inherited() {
         // The sending direction is the carrier's from here on, whatever becomes of the other.
-        return inherited_send(s, g, fd, flags & libc::MSG_DONTWAIT != 0);
+        return inherited_send(s, g, fd, flags, flags & libc::MSG_DONTWAIT != 0);
     }
     let mut held = match hold_tx(s, g) {
         Ok(h) => h,
@@ -151,8 +171,11 @@ pub(super) unsafe fn send_slow(
                 }
             },
         };
-        if s.has(flag::CORRUPT) || (s.has(flag::BROKEN_OFF) && h.channel.wire().is_some()) {
+        if s.has(flag::CORRUPT) {
             return finish(done, ECONNRESET);
+        }
+        if is_broken(s) {
+            return if done > 0 { done as Ret } else { send_broken(s, flags) };
         }
         test_switch_tx(s, h);
         if flags & libc::MSG_OOB != 0 && !h.end.never {

@@ -99,6 +99,17 @@ hook! {
 }
 
 hook! {
+    /// `getsockopt(2)`.
+    fn getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int |next| {
+        let result = next(fd, level, name, value, len);
+        if result == 0 {
+            api::on_getsockopt(fd, level, name, value, len);
+        }
+        result
+    }
+}
+
+hook! {
     /// `setsockopt(2)`.
     fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int |next| {
         let answer = api::setsockopt(fd, level, name, value, len);

@@ -135,6 +135,7 @@ const EPOLL_WAITS: &[c_long] = &[
 /// The core is told of the result.
 const TOLD: &[c_long] = &[
     SYS_socket,
+    SYS_getsockopt,
     SYS_socketpair,
     SYS_listen,
     SYS_accept,
@@ -319,6 +320,7 @@ unsafe fn tell(number: c_long, [a, b, c, d, e, _]: [usize; 6], result: isize) {
                 io_uring::on_socket(new);
             }
             SYS_setsockopt => api::on_setsockopt(fd, b as c_int, c as c_int, d as *const c_void, e as socklen_t),
+            SYS_getsockopt => api::on_getsockopt(fd, b as c_int, c as c_int, d as *mut c_void, e as *const socklen_t),
             SYS_recvmsg if (*(b as *const msghdr)).msg_controllen != 0 => api::on_recvmsg(b as *const msghdr),
             SYS_recvmmsg => message::received(b as *const mmsghdr, result),
             SYS_socketpair => new_pair(d as *const c_int),
