@@ -17,7 +17,7 @@
 use crate::api::{PASS, Ret};
 use crate::channel::Channel;
 use crate::fd_table::{self, Entry};
-use crate::{lifecycle, remote, service, stats, sys};
+use crate::{lifecycle, numbers, remote, service, stats, sys};
 use core::cell::UnsafeCell;
 use core::ffi::c_int;
 use core::net::{IpAddr, SocketAddr};
@@ -63,6 +63,8 @@ pub(crate) mod flag {
     pub(crate) const SHUT_RD: u32 = 8192;
     /// The library has broken the connection off: bytes are missing, whatever the kernel says.
     pub(crate) const BROKEN_OFF: u32 = 16384;
+    /// The application was told that the stream broke off. (As of any error, once: tcp(7).)
+    pub(crate) const TOLD: u32 = 32768;
     /// Closed, but bytes have to go over the carrier first: counted in `waiters` until somebody sees to that.
     pub(crate) const CLOSE_LATER: u32 = 4096;
 }
@@ -91,8 +93,6 @@ pub(crate) struct RxEnd {
     pub(crate) carrier_asked: u64,
     /// `-errno` that the carrier reported while bytes of the ring came first.
     pub(crate) pending_error: i32,
-    /// The application was told that the stream broke off. (As of any error, once: tcp(7).)
-    pub(crate) broke_off: bool,
 }
 
 #[repr(C, align(64))]
@@ -305,6 +305,29 @@ pub(crate) fn address(raw: &[u8; 128], len: isize) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip, port))
 }
 
+/// `sockaddr_in` or `sockaddr_in6`, and its length.
+pub(crate) fn sockaddr(of: SocketAddr) -> ([u8; 28], usize) {
+    let mut raw = [0u8; 28];
+    let mut put = |at: usize, bytes: &[u8]| {
+        if let Some(to) = raw.get_mut(at..at + bytes.len()) {
+            to.copy_from_slice(bytes);
+        }
+    };
+    put(2, &of.port().to_be_bytes());
+    let (family, len) = match of.ip() {
+        IpAddr::V4(ip) => {
+            put(4, &ip.octets());
+            (libc::AF_INET, 16)
+        }
+        IpAddr::V6(ip) => {
+            put(8, &ip.octets());
+            (libc::AF_INET6, 28)
+        }
+    };
+    put(0, &(family as u16).to_ne_bytes());
+    (raw, len)
+}
+
 /// Both addresses of a connected TCP socket. `None`: not connected, or not TCP.
 fn tuple_of(fd: c_int) -> Option<Tuple> {
     let mut raw = [0u8; 128];
@@ -321,20 +344,84 @@ pub(crate) fn local_port(fd: c_int) -> u16 {
     address(&raw, len).map_or(0, |a| a.port())
 }
 
-/// Whether the other end can be on this host: loopback, or our own address.
+/// Whether the other end is on this host: loopback, or an address of its own.
 fn same_host(t: &Tuple) -> bool {
-    t.local().ip() == t.peer().ip() || (t.local().ip().is_loopback() && t.peer().ip().is_loopback())
+    let (local, peer) = (t.local().ip(), t.peer().ip());
+    local == peer || (local.is_loopback() && peer.is_loopback()) || is_own(peer)
+}
+
+/// Whether this host (this network namespace) has that address. The kernel is asked again after some seconds.
+fn is_own(ip: IpAddr) -> bool {
+    const BELIEVED_NS: u64 = 10_000_000_000;
+    /// A hash of the address, its last bit being the answer; and until when that is believed.
+    static KNOWN: [(AtomicU64, AtomicU64); 16] = [const { (AtomicU64::new(0), AtomicU64::new(0)) }; 16];
+    let bits = match ip {
+        IpAddr::V4(ip) => u128::from(u32::from(ip)),
+        IpAddr::V6(ip) => u128::from(ip),
+    };
+    let hash = ((bits >> 64) as u64).rotate_left(13) ^ bits as u64;
+    let hash = hash.wrapping_mul(0x9e37_79b9_7f4a_7c15) & !1;
+    let Some((known, until)) = KNOWN.get((hash >> 60) as usize) else { return false };
+    let now = sys::now_ns();
+    let before = known.load(Acquire);
+    if before & !1 == hash && now < until.load(Relaxed) {
+        return before & 1 != 0;
+    }
+    let own = routes_to_itself(ip);
+    until.store(now.saturating_add(BELIEVED_NS), Relaxed);
+    known.store(hash | u64::from(own), Release);
+    own
+}
+
+/// Asks the kernel for the route to an address (rtnetlink(7)). (An address can be bound to that is not of this host:
+/// net.ipv4.ip_nonlocal_bind.)
+fn routes_to_itself(ip: IpAddr) -> bool {
+    const HEADER: usize = 16;
+    let fd = numbers::make(|| sys::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::NETLINK_ROUTE));
+    if fd < 0 {
+        return false;
+    }
+    let (family, octets, n) = match ip {
+        IpAddr::V4(ip) => (libc::AF_INET, u128::from(u32::from(ip)) << 96, 4usize),
+        IpAddr::V6(ip) => (libc::AF_INET6, u128::from(ip), 16),
+    };
+    let octets = octets.to_be_bytes();
+    let len = HEADER + 12 + 4 + n;
+    // struct nlmsghdr; struct rtmsg; one struct rtattr with the address.
+    let parts: [&[u8]; 8] = [
+        &(len as u32).to_ne_bytes(),
+        &libc::RTM_GETROUTE.to_ne_bytes(),
+        &(libc::NLM_F_REQUEST as u16).to_ne_bytes(),
+        &[0; 8],
+        &[family as u8, (n * 8) as u8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+        &(4 + n as u16).to_ne_bytes(),
+        &libc::RTA_DST.to_ne_bytes(),
+        octets.get(..n).unwrap_or(&[]),
+    ];
+    let mut question = [0u8; HEADER + 12 + 4 + 16];
+    question.iter_mut().zip(parts.into_iter().flatten()).for_each(|(to, from)| *to = *from);
+    let mut answer = [0u8; 256];
+    // SAFETY: live buffers of those lengths; the kernel answers at once.
+    let got = unsafe {
+        sys::sendto(fd, question.as_ptr(), len, libc::MSG_DONTWAIT);
+        sys::recvfrom(fd, answer.as_mut_ptr(), answer.len(), libc::MSG_DONTWAIT, core::ptr::null_mut(), core::ptr::null_mut())
+    };
+    fd_table::close_internal(fd);
+    let kind = answer.get(4..6).and_then(|k| k.try_into().ok()).map(u16::from_ne_bytes);
+    // rtm_type, the eighth of struct rtmsg.
+    got >= (HEADER + 12) as isize && kind == Some(libc::RTM_NEWROUTE) && answer.get(HEADER + 7) == Some(&libc::RTN_LOCAL)
 }
 
 /// The path that a connection could take: the first one of the configuration's that can serve its addresses.
 fn path_of(t: &Tuple, paths: &Paths) -> Result<Path, Reason> {
-    let mut why = if paths.contains(Path::Rdma) || same_host(t) { Reason::PathsExcludeIt } else { Reason::PeerRemote };
+    let same_host = same_host(t);
+    let mut why = if paths.contains(Path::Rdma) || same_host { Reason::PathsExcludeIt } else { Reason::PeerRemote };
     for path in paths.iter() {
         match path {
-            Path::Shm if same_host(t) => return Ok(path),
+            Path::Shm if same_host => return Ok(path),
             Path::Rdma => match remote::could_serve(t) {
                 Ok(()) => return Ok(path),
-                Err(reason) if !same_host(t) => why = reason,
+                Err(reason) if !same_host => why = reason,
                 Err(_) => {}
             },
             _ => {}
@@ -788,3 +875,29 @@ pub(crate) struct TcpInfo {
     bytes_retrans: u64,
 }
 const _: () = assert!(core::mem::offset_of!(TcpInfo, pacing_rate) == 104);
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests may fail loudly")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read_as_they_were_written() {
+        for text in ["10.0.0.1:26379", "[fd00::1]:65535", "0.0.0.0:0", "[::1]:1"] {
+            let of: SocketAddr = text.parse().unwrap();
+            let (raw, len) = sockaddr(of);
+            let mut wide = [0u8; 128];
+            wide.get_mut(..len).unwrap().copy_from_slice(raw.get(..len).unwrap());
+            assert_eq!(address(&wide, len as isize), Some(of));
+        }
+    }
+
+    #[test]
+    fn own_addresses_are_known_from_others() {
+        for (text, own) in [("127.0.0.1", true), ("127.1.2.3", true), ("192.0.2.1", false), ("2001:db8::1", false)] {
+            let ip: IpAddr = text.parse().unwrap();
+            // Asked, and remembered.
+            assert_eq!([is_own(ip), is_own(ip)], [own, own], "{text}");
+        }
+    }
+}
