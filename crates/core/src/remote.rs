@@ -382,6 +382,8 @@ struct Remote {
     candidates: Table<Theirs>,
     /// Our name for links, never used again.
     serial: u32,
+    /// When to look for candidates whose connections are over; 0: there are none.
+    sweep_at: u64,
     /// Names this process.
     process: [u8; 16],
     /// Channels and memory of receives that serve again.
@@ -410,6 +412,7 @@ impl Remote {
             accepted: Table::new(PENDING, seed.rotate_left(7))?,
             candidates: Table::new(PENDING, seed.rotate_left(17))?,
             serial: 0,
+            sweep_at: 0,
             process,
             channels: Vec::new(),
             leaving: Vec::new(),
@@ -496,6 +499,7 @@ impl Remote {
         self.time_places();
         self.time_devices();
         self.time_waiting();
+        self.sweep();
         self.time_listeners();
     }
 }

@@ -14,7 +14,8 @@
 //! | who | frame | meaning |
 //! |---|---|---|
 //! | A, then C | `Hello` | first frame of each side. A speaks first, so that a stranger's port is not spoken to |
-//! | C → A | `Candidate`, `Withdraw` | this connection may be accelerated (not any more); `token` is C's, never used again |
+//! | C → A | `Candidate` | this connection may be accelerated; `token` is C's, never used again |
+//! | both | `Withdraw` | C: it may not any more. A: there will be no offer for it |
 //! | A → C | `Pair` | connect a queue pair to that port, and say the nonce |
 //! | both | `PairReady` | established at this end. An end that has said it and heard it may use the pair |
 //! | both | `PairEnd` | it is lost, or never came to be |

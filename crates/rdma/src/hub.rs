@@ -128,6 +128,11 @@ impl<F: Fabric> Hub<F> {
         }
     }
 
+    /// Closes the queue of a hub that has no links.
+    pub fn close(self) -> Result<(), Error> {
+        self.fabric.close_queue(self.queue)
+    }
+
     /// Its queue, for creating pairs on.
     #[must_use]
     pub fn queue(&self) -> &F::Queue {

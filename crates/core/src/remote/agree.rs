@@ -17,7 +17,9 @@ use netacc_rdma::arena::Rings;
 use netacc_ring::RingWords;
 
 /// An accepted connection whose peer's library has not spoken for so long has none.
-const SILENT_NS: u64 = 10_000_000_000;
+const SILENT_NS: u64 = 30_000_000_000;
+/// Candidates whose connections are over are withdrawn after so long.
+const SWEEP_NS: u64 = 10_000_000_000;
 /// A connection that was offered a place which is not free at the peer is offered another one after so long.
 const BUSY_NS: u64 = 5_000_000;
 /// Candidates of one link that wait here.
@@ -30,6 +32,15 @@ fn verdict(s: &'static Socket, generation: u32, why: Reason) {
         s.set_reason(why);
         s.verdict.store(why as u32, Relaxed);
         let _ = s.offered.compare_exchange(0, NEVER, SeqCst, Relaxed);
+    }
+}
+
+/// Nothing has come of an agreement: the connection's next calls ask for another one.
+fn ask_again(m: &Mine) {
+    let _tx = lock_end(&m.socket.tx_lock);
+    if m.is_current() && m.socket.offered.load(SeqCst) == 0 {
+        m.socket.calls.store(0, Relaxed);
+        m.socket.lower(flag::NOTED);
     }
 }
 
@@ -65,6 +76,11 @@ impl Remote {
         if !connector {
             self.at(sys::now_ns() + SILENT_NS);
             return self.agree(tuple);
+        }
+        if self.sweep_at == 0 {
+            self.sweep_at = sys::now_ns() + SWEEP_NS;
+            let at = self.sweep_at;
+            self.at(at);
         }
         for i in 0..LINKS {
             self.announce(i, key);
@@ -116,12 +132,55 @@ impl Remote {
                 let at = m.since + SILENT_NS;
                 return self.at(at);
             }
-            if let Some((tuple, m)) = self.accepted.remove(key)
-                && m.offered.is_none()
-            {
-                let known = self.links.iter().flatten().any(|l| l.role == Role::Acceptor && l.is_up() && l.peer == tuple.peer().ip());
-                verdict(m.socket, m.generation, if known { Reason::PeerRefused } else { Reason::PeerWithoutLibrary });
+            let Some((tuple, m)) = self.accepted.remove(key) else { continue };
+            if !m.is_current() {
+                continue;
             }
+            let is_asked_for = m.offered.is_some() || self.candidates.find(&tuple, |_| true).is_some();
+            let known = self.links.iter().flatten().any(|l| l.role == Role::Acceptor && l.is_up() && l.peer == tuple.peer().ip());
+            if is_asked_for || known {
+                // It is being seen to, or its process may be one of those that are known, and has not used it enough. (It gets a new
+                // key: who has offered it knows it by that.)
+                let offered = m.offered;
+                if !is_asked_for {
+                    m.socket.set_reason(Reason::PeerRefused);
+                }
+                let new = self.accepted.insert(tuple, 0, Mine { since: now, ..m });
+                if let (Some(l), Some(new)) = (offered.and_then(|i| self.link_mut(i)), new) {
+                    l.conns.iter_mut().filter(|c| c.state == ConnState::Offered && c.waiting == key).for_each(|c| c.waiting = new);
+                }
+                continue;
+            }
+            verdict(m.socket, m.generation, Reason::PeerWithoutLibrary);
+        }
+    }
+
+    /// Withdraws candidates whose connections are over: another process may have one between the same ports after them.
+    pub(super) fn sweep(&mut self) {
+        let now = sys::now_ns();
+        if self.sweep_at == 0 || now < self.sweep_at {
+            let at = self.sweep_at;
+            return if at != 0 {
+                self.at(at)
+            };
+        }
+        let mut at = self.connected.oldest();
+        let mut any = false;
+        while let Some(key) = at {
+            at = self.connected.after(key);
+            if self.connected.get(key).is_none_or(|(_, m)| m.is_current()) {
+                any = true;
+                continue;
+            }
+            let told = self.connected.remove(key).map_or(0, |(_, m)| m.announced);
+            for i in (0..LINKS).filter(|i| told & 1 << i != 0) {
+                self.send(i, Frame::Withdraw { token: key.0 });
+            }
+        }
+        self.sweep_at = if any { now + SWEEP_NS } else { 0 };
+        let at = self.sweep_at;
+        if at != 0 {
+            self.at(at);
         }
     }
 
@@ -216,6 +275,15 @@ impl Remote {
     }
 
     pub(super) fn on_withdraw(&mut self, i: usize, token: u64) -> Result<(), Fault> {
+        if self.link(i).is_some_and(|l| l.role == Role::Connector) {
+            let key = Key(token);
+            if self.connected.get(key).is_some_and(|(_, m)| m.announced & 1 << i != 0)
+                && let Some((_, m)) = self.connected.remove(key)
+            {
+                verdict(m.socket, m.generation, Reason::PeerRefused);
+            }
+            return Ok(());
+        }
         if let Some(key) = self.candidates.find_number(token, |x| x.link == i) {
             self.drop_candidate(key);
         }
@@ -245,20 +313,10 @@ impl Remote {
             self.at(sys::now_ns() + BUSY_NS * 20);
             return self.want_pairs(i);
         };
-        let Some(slot) = self.free_slot(i) else {
-            if let Some((_, m)) = self.accepted.remove(waiting) {
-                verdict(m.socket, m.generation, Reason::ChannelFull);
-            }
-            return;
-        };
+        let Some(slot) = self.free_slot(i) else { return self.decline(waiting, candidate, Reason::ChannelFull) };
         let rings = match self.take_rings(i) {
             Ok(rings) => rings,
-            Err(why) => {
-                if let Some((_, m)) = self.accepted.remove(waiting) {
-                    verdict(m.socket, m.generation, why);
-                }
-                return;
-            }
+            Err(why) => return self.decline(waiting, candidate, why),
         };
         self.drop_candidate(candidate);
         if let Some(m) = self.accepted.get_mut(waiting) {
@@ -276,6 +334,18 @@ impl Remote {
         }
         stats::count(Counter::OffersSent);
         self.send(i, Frame::Offer(proto::Offer { token, slot: slot as u16, pair, lane }));
+    }
+
+    /// There will be no offer, and the peer need not wait for one.
+    fn decline(&mut self, waiting: Key, candidate: Key, why: Reason) {
+        if let Some((_, m)) = self.accepted.remove(waiting) {
+            verdict(m.socket, m.generation, why);
+        }
+        let theirs = self.candidates.get(candidate).map(|(_, t)| (t.link, t.token));
+        self.drop_candidate(candidate);
+        if let Some((i, token)) = theirs {
+            self.send(i, Frame::Withdraw { token });
+        }
     }
 
     /// A free place on a pair.
@@ -327,6 +397,7 @@ impl Remote {
         let at = place_of(&rings);
         if !self.open(i, slot, token, rings) {
             self.left(i, slot);
+            mine.iter().for_each(ask_again);
             return Ok(());
         }
         match mine {
@@ -457,6 +528,7 @@ impl Remote {
             self.hand_over(i, slot, &m, at);
         } else {
             self.left(i, slot);
+            ask_again(&m);
         }
         for other in (0..LINKS).filter(|other| *other != i && m.announced & 1 << other != 0) {
             self.send(other, Frame::Withdraw { token: o.token });
@@ -607,15 +679,39 @@ impl Remote {
         // Nobody will answer.
         let offered = |c: &Conn| c.state == ConnState::Offered;
         while let Some(slot) = self.link(i).and_then(|l| l.conns.iter().position(offered)) {
-            let rings = self.link_mut(i).and_then(|l| l.conns.get_mut(slot)).and_then(|c| {
-                c.freed = true;
-                c.rings.take()
-            });
-            if let Some(rings) = rings {
-                self.give_rings_back(i, rings);
-            }
+            self.take_offer_back(i, slot);
+        }
+    }
+
+    /// Without a link no peer says that a slot is free at its end; and should the slot not be, it refuses the next offer for it.
+    pub(super) fn free_done(&mut self, i: usize) {
+        let done = |c: &Conn| c.state == ConnState::Done;
+        while let Some(slot) = self.link(i).filter(|l| !l.is_up()).and_then(|l| l.conns.iter().position(done)) {
             self.conn_is_done(i, slot);
         }
+    }
+
+    /// While a link is broken: offers whose connections are over need no answer any more.
+    pub(super) fn forget_offers_to_nobody(&mut self, i: usize) {
+        for slot in 0..self.link(i).map_or(0, |l| l.conns.len()) {
+            let Some(waiting) = self.link(i).and_then(|l| l.conns.get(slot)).filter(|c| c.state == ConnState::Offered).map(|c| c.waiting) else { continue };
+            if self.accepted.get(waiting).is_some_and(|(_, m)| m.is_current()) {
+                continue;
+            }
+            self.accepted.remove(waiting);
+            self.take_offer_back(i, slot);
+        }
+    }
+
+    fn take_offer_back(&mut self, i: usize, slot: usize) {
+        let rings = self.link_mut(i).and_then(|l| l.conns.get_mut(slot)).and_then(|c| {
+            c.freed = true;
+            c.rings.take()
+        });
+        if let Some(rings) = rings {
+            self.give_rings_back(i, rings);
+        }
+        self.conn_is_done(i, slot);
     }
 
     /// The channel of a link.

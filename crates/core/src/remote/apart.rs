@@ -24,6 +24,8 @@ static LEAVING: AtomicU32 = AtomicU32::new(0);
 /// Bytes that go again over the carrier are tried again after so long, at first and at most.
 const RESEND_NS: u64 = 1_000_000;
 const RESEND_MAX_NS: u64 = 50_000_000;
+/// A peer whose link has broken and whose carrier has ended has so long to come back.
+const BACK_NS: u64 = 2_000_000_000;
 
 /// One more is to leave.
 pub(super) fn count_leaving() {
@@ -179,7 +181,10 @@ impl Remote {
         c.asked = w.request;
         if w.request & request::FORGOTTEN != 0 {
             c.asked |= request::LEFT;
-            channel.ask_to_leave(slot, Reason::PeerAskedForTcp, false);
+            // (For good, unless it is on its way back for another reason: the peer's words may have crossed ours.)
+            if wire.slot(slot).leave.load(SeqCst) & parting::WANTED == 0 {
+                channel.ask_to_leave(slot, Reason::PeerAskedForTcp, false);
+            }
             channel.words_changed(slot);
             return Ok(());
         }
@@ -254,7 +259,7 @@ impl Remote {
     /// Goes on with a connection that leaves, as far as that is possible now.
     fn step(&mut self, i: usize, slot: usize) {
         let Some(l) = self.link(i) else { return };
-        let (serial, up) = (l.serial, l.is_up());
+        let (serial, up, broken_at) = (l.serial, l.is_up(), l.broken_at);
         let Some((channel, wire)) = l.channel.zip(l.wire()) else { return };
         let Some(c) = l.conns.get(slot).filter(|c| c.state == ConnState::Live) else { return };
         let (Some(s), generation, number, peer_left) = (c.socket, c.generation, c.pair, c.asked & request::LEFT != 0) else { return };
@@ -288,8 +293,9 @@ impl Remote {
                 self.leaving.len() - 1
             }
         };
-        // A carrier that ends while the link is broken: the peer's process is gone.
-        let gone = leaves & parting::GONE != 0 || (!up && io::carrier_is_over(s));
+        // A carrier that ends while the link is broken: the peer's process is gone. (Not at once: it may have shut down, and be back soon.)
+        let late = broken_at != 0 && sys::now_ns().saturating_sub(broken_at) > BACK_NS;
+        let gone = leaves & parting::GONE != 0 || (!up && (late || io::carrier_is_reset(s)) && io::carrier_is_over(s));
         let first = at.leave.fetch_or(parting::FROZEN, SeqCst) & parting::FROZEN == 0;
         let seen = (at.seen_epoch.load(SeqCst), at.seen_ack.load(SeqCst));
         let Some(x) = self.leaving.get_mut(index) else { return };

@@ -189,15 +189,25 @@ impl Remote {
         if number >= QUEUES {
             return Err(Reason::ChannelFull);
         }
+        // First, because it may fail: a queue on the list stays there.
+        let epoll = self.devices.io_set(number, config).ok_or(Reason::NoDescriptor)?;
         let entries = self.facts(at).map_or(0, |f| f.entries_max).min(ENTRIES);
         let d = self.devices.list.get_mut(at).ok_or(Reason::NoRdmaDevice)?;
         let device = d.device.as_ref().ok_or(Reason::NoRdmaDevice)?;
         let queue = verbs.open_queue(device, entries, config.comp_vector.wrapping_add(d.queues.len() as u32)).map_err(reason_of)?;
         let hub = netacc_rdma::Hub::new(alloc::sync::Arc::new(verbs), queue, entries);
-        let queue: &'static Queue = Box::leak(Box::new(Queue { hub, armed: AtomicBool::new(false), visits: AtomicU64::new(0), polls_told: AtomicU64::new(0) }));
-        if !wire::add_queue(queue) || !self.devices.serve(number, queue, config) {
+        let queue = Box::into_raw(Box::new(Queue { hub, armed: AtomicBool::new(false), visits: AtomicU64::new(0), polls_told: AtomicU64::new(0) }));
+        // SAFETY: made just now; never freed unless nobody has heard of it.
+        let hub_fd = unsafe { (*queue).hub.fd() };
+        if !watch(epoll, hub_fd, libc::EPOLLIN as u32, queue as u64) {
+            // SAFETY: as above: nobody has.
+            let _ = unsafe { Box::from_raw(queue) }.hub.close();
             return Err(Reason::NoDescriptor);
         }
+        // SAFETY: as above.
+        let queue: &'static Queue = unsafe { &*queue };
+        // (There is room: it was counted.)
+        wire::add_queue(queue);
         queue.arm();
         if let Some(d) = self.devices.list.get_mut(at) {
             d.queues.push(queue);
@@ -293,22 +303,26 @@ static EPOLLS: [AtomicI32; THREADS] = [const { AtomicI32::new(-1) }; THREADS];
 static THREAD_COUNT: AtomicU32 = AtomicU32::new(1);
 
 impl Devices {
-    /// Gives a queue to an I/O thread, which is started if it is its first.
-    fn serve(&mut self, number: usize, queue: &'static Queue, config: &Config) -> bool {
+    /// The set that the I/O thread of a queue waits on. The thread is started if it is its first.
+    fn io_set(&mut self, number: usize, config: &Config) -> Option<c_int> {
         let count = (config.io_threads.max(1) as usize).min(THREADS);
         THREAD_COUNT.store(count as u32, Relaxed);
         let at = number % count;
-        let Some(place) = EPOLLS.get(at) else { return false };
-        let mut epoll = place.load(Acquire);
-        if at >= self.threads {
-            epoll = numbers::make(|| sys::epoll_create1(libc::EPOLL_CLOEXEC));
-            place.store(epoll, Release);
-            if epoll < 0 || !service::spawn(run_io, at as *mut c_void) {
-                return false;
-            }
-            self.threads = at + 1;
+        let place = EPOLLS.get(at)?;
+        if at < self.threads {
+            return Some(place.load(Acquire));
         }
-        watch(epoll, queue.hub.fd(), libc::EPOLLIN as u32, core::ptr::from_ref(queue) as u64)
+        let epoll = numbers::make(|| sys::epoll_create1(libc::EPOLL_CLOEXEC));
+        if epoll < 0 {
+            return None;
+        }
+        place.store(epoll, Release);
+        if !service::spawn(run_io, at as *mut c_void) {
+            fd_table::close_internal(epoll);
+            return None;
+        }
+        self.threads = at + 1;
+        Some(epoll)
     }
 }
 

@@ -8,7 +8,7 @@ use super::pairs::{Arenas, Pair};
 use super::wire::Wire;
 use super::*;
 use crate::log::{debug_log, warn_log};
-use crate::socket::address;
+use crate::socket::{address, sockaddr};
 use crate::stats;
 use alloc::collections::VecDeque;
 use netacc_control::stats::{ChannelState, Counter};
@@ -29,8 +29,9 @@ const AGAIN_NS: [u64; 3] = [100_000_000, 400_000_000, 1_000_000_000];
 /// …and when others connect after so long, doubled each time.
 const NOBODY_NS: u64 = 10_000_000_000;
 const NOBODY_MAX_NS: u64 = 300_000_000_000;
-/// New connections to a place make it looked at again for more processes, at most so often.
+/// New connections to a place make it looked at again for more processes: at first so often, then more and more rarely, up to that.
 const MORE_NS: u64 = 1_000_000_000;
+const MORE_MAX_NS: u64 = 60_000_000_000;
 /// To resume a link that broke the connector tries after so long, then again, and at last every so long.
 const RETRY_NS: [u64; 6] = [1_000_000, 100_000_000, 500_000_000, 1_500_000_000, 3_000_000_000, 5_000_000_000];
 /// Whether the carriers of its connections are over is looked at every so long. As long as one is not, it may be resumed.
@@ -75,13 +76,15 @@ pub(super) struct Place {
     tries: usize,
     /// When it was tried last.
     tried: u64,
+    /// With a link there: for how long its other ports are left alone after that.
+    more_ns: u64,
     /// Nobody is there: until when that is believed.
     nobody_until: u64,
 }
 
 impl Place {
     pub(super) fn forget_failures(&mut self) {
-        (self.tries, self.nobody_until) = (0, 0);
+        (self.tries, self.nobody_until, self.more_ns) = (0, 0, MORE_NS);
     }
 }
 
@@ -188,7 +191,7 @@ pub(super) struct Link {
     /// Ours, for this link alone.
     key: [u8; 16],
     /// When it broke, and how often it was tried to resume since.
-    broken_at: u64,
+    pub(super) broken_at: u64,
     retries: usize,
     input: Vec<u8>,
     pub(super) output: VecDeque<u8>,
@@ -218,9 +221,9 @@ impl Link {
         self.channel.and_then(Channel::wire)
     }
 
-    /// The channel's slots in use.
+    /// The channel's slots in use, or a thread still connecting a pair of it.
     pub(super) fn in_use(&self) -> bool {
-        self.conns.iter().any(|c| c.state != ConnState::Free)
+        self.conns.iter().any(|c| c.state != ConnState::Free) || self.pairs.iter().any(Pair::is_connecting)
     }
 
     /// The peer can be talked to.
@@ -231,29 +234,6 @@ impl Link {
     pub(super) fn immediate(&self, ours: bool) -> bool {
         ours && self.hello.is_some_and(|h| h.immediate)
     }
-}
-
-/// `sockaddr_in` or `sockaddr_in6`, and its length.
-fn sockaddr(of: SocketAddr) -> ([u8; 28], usize) {
-    let mut raw = [0u8; 28];
-    let mut put = |at: usize, bytes: &[u8]| {
-        if let Some(to) = raw.get_mut(at..at + bytes.len()) {
-            to.copy_from_slice(bytes);
-        }
-    };
-    put(2, &of.port().to_be_bytes());
-    let (family, len) = match of.ip() {
-        IpAddr::V4(ip) => {
-            put(4, &ip.octets());
-            (libc::AF_INET, 16)
-        }
-        IpAddr::V6(ip) => {
-            put(8, &ip.octets());
-            (libc::AF_INET6, 28)
-        }
-    };
-    put(0, &(family as u16).to_ne_bytes());
-    (raw, len)
 }
 
 fn tcp_socket(of: IpAddr) -> c_int {
@@ -510,7 +490,7 @@ impl Remote {
                     let oldest = self.places.iter().enumerate().min_by_key(|(_, p)| p.tried).map_or(0, |(i, _)| i);
                     self.places.swap_remove(oldest);
                 }
-                self.places.push(Place { local, peer, next: 0, tries: 0, tried: 0, nobody_until: 0 });
+                self.places.push(Place { local, peer, next: 0, tries: 0, tried: 0, more_ns: MORE_NS, nobody_until: 0 });
                 self.places.len() - 1
             }
         };
@@ -518,9 +498,11 @@ impl Remote {
         if !found && now < p.nobody_until {
             return Err(Reason::ListenerWithoutLibrary);
         }
-        if p.next == 0 && (p.tried == 0 || now.saturating_sub(p.tried) > MORE_NS || !found) {
+        if p.next == 0 && (p.tried == 0 || now.saturating_sub(p.tried) > p.more_ns || !found) {
             p.next = now;
-            if !found {
+            if found {
+                p.more_ns = p.more_ns.saturating_mul(2).min(MORE_MAX_NS);
+            } else {
                 p.tries = 0;
             }
             self.try_place(at)?;
@@ -800,7 +782,7 @@ impl Remote {
         let acceptor = l.role == Role::Acceptor;
         match frame {
             Frame::Candidate(c) if acceptor => self.on_candidate(i, c),
-            Frame::Withdraw { token } if acceptor => self.on_withdraw(i, token),
+            Frame::Withdraw { token } => self.on_withdraw(i, token),
             Frame::Accept { token, slot } if acceptor => self.on_accept(i, token, slot),
             Frame::Refuse { token, slot, reason } if acceptor => self.on_refuse(i, token, slot, reason),
             Frame::Freed { slot } if acceptor => self.on_freed(i, slot),
@@ -908,6 +890,7 @@ impl Remote {
         }
         if was_up {
             self.forget_link(i);
+            self.free_done(i);
             self.end_all_pairs(i);
             self.abandon(i);
         }
@@ -941,6 +924,7 @@ impl Remote {
             close_own(fd);
         }
         self.forget_candidates(i);
+        self.free_done(i);
         for n in coming {
             self.lose_pair(i, n, Reason::RdmaLost, false);
         }
@@ -948,6 +932,7 @@ impl Remote {
     }
 
     fn time_broken(&mut self, i: usize, now: u64) {
+        self.forget_offers_to_nobody(i);
         let Some(l) = self.link(i) else { return };
         if !l.in_use() {
             return self.end_link(i, Fault::Over);
@@ -1100,17 +1085,6 @@ mod tests {
                 let at = link_port(port, k);
                 assert!(at >= OFFSET as u16 && at != port, "{port} and {k}: {at}");
             }
-        }
-    }
-
-    #[test]
-    fn addresses_are_read_as_they_were_written() {
-        for text in ["10.0.0.1:26379", "[fd00::1]:65535", "0.0.0.0:0", "[::1]:1"] {
-            let of: SocketAddr = text.parse().unwrap();
-            let (raw, len) = sockaddr(of);
-            let mut wide = [0u8; 128];
-            wide.get_mut(..len).unwrap().copy_from_slice(raw.get(..len).unwrap());
-            assert_eq!(address(&wide, len as isize), Some(of));
         }
     }
 }

@@ -149,6 +149,11 @@ impl Pair {
         self.context
     }
 
+    /// A thread is at it.
+    pub(super) fn is_connecting(&self) -> bool {
+        self.connecting
+    }
+
     fn is_coming(&self) -> bool {
         !matches!(self.state, PairState::Ready | PairState::Lost)
     }
@@ -386,6 +391,9 @@ impl Remote {
             };
             p.connecting = false;
             p.pair = Some(job.pair);
+            // A link that was kept for it may go.
+            self.timer = 1;
+            let Some(p) = found.and_then(|(i, n)| self.link_mut(i)?.pair_mut(n)) else { continue };
             let (state, number, peer_ready) = (p.state, p.number, p.peer_ready);
             let Some((i, _)) = found else { continue };
             match (state, job.result) {
@@ -576,8 +584,11 @@ impl Remote {
             link.end();
         }
         if was != PairState::Ready {
-            l.pair_pause = (l.pair_pause * 2).clamp(PAUSE_NS, PAUSE_MAX_NS);
-            l.pair_after = now + l.pair_pause;
+            // Those that were asked for at the same time count once.
+            if now >= l.pair_after {
+                l.pair_pause = (l.pair_pause * 2).clamp(PAUSE_NS, PAUSE_MAX_NS);
+                l.pair_after = now + l.pair_pause;
+            }
             self.explain_waiting(i, why);
         } else if why != Reason::None {
             l.pair_after = now + PAUSE_NS;
