@@ -583,6 +583,7 @@ fn conduct(campaign: &Campaign, build: &Build, seed: u64) -> (Vec<String>, Strin
     // that are always in one leave it where it is.
     let least = match (build.path, style.threads) {
         (Path::Rdma, true) => 2,
+        (Path::Rdma, false) => 8,
         _ => 20,
     };
     if campaign.switch && promotions.min(demotions) < least {

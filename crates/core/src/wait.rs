@@ -387,8 +387,13 @@ pub(crate) fn unpost(channel: &Channel, slot: usize, side: Side, place: usize) {
 
 /// Wakes the threads of this process that block on `s`, or wait in its epoll set: something changed that no peer will announce.
 pub(crate) fn prod(s: &Socket) {
-    let Some(channel) = s.channel() else { return };
-    let slot = s.slot.load(Relaxed) as usize;
+    if let Some(channel) = s.channel() {
+        prod_on(channel, s.slot.load(Relaxed) as usize);
+    }
+}
+
+/// As [`prod`], of the connection that has, or just had, this slot.
+pub(crate) fn prod_on(channel: &Channel, slot: usize) {
     fence(SeqCst);
     for side in [Side::Receive, Side::Send] {
         let word = notify_word(channel, slot, side).load(Relaxed);

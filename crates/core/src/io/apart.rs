@@ -90,6 +90,9 @@ impl Apart {
                 match tx.end.switch.pull_back(load_ack(tx.words)) {
                     Ok(Some(over)) => {
                         debug_log!("fd {fd}: bytes {:?} go again over the carrier", over.resend);
+                        if !over.resend.is_empty() {
+                            stats::count(Counter::PulledBack);
+                        }
                         publish_announce(&tx, over.announce);
                         show_path(s, true, Way::Carrier);
                     }
@@ -145,12 +148,15 @@ impl Apart {
         let _ = sys::shutdown(fd, libc::SHUT_RDWR);
     }
 
-    /// Both directions are the carrier's: the connection is the kernel's, or (`again`) a candidate as it was at first.
-    pub(crate) fn conclude(self, channel: &'static Channel, slot: usize, why: Reason, again: bool) {
+    /// Both directions are the carrier's: the connection is the kernel's, or (`again`) a candidate as it was at first. True: the slot
+    /// is the caller's to give back; false: somebody who closed it does that.
+    pub(crate) fn conclude(self, channel: &'static Channel, slot: usize, why: Reason, again: bool) -> bool {
         let Blocking(s, g) = self.held;
         let fd = s.fd.load(Acquire);
-        {
-            let (Ok(tx), Ok(_rx)) = (hold_tx(s, g), hold_rx(s, g)) else { return };
+        let own = {
+            let (Ok(tx), Ok(_rx)) = (hold_tx(s, g), hold_rx(s, g)) else { return false };
+            // First: a close that finds another state than ATTACHED finds nothing to give back.
+            let own = !s.channel.swap(core::ptr::null_mut(), AcqRel).is_null();
             if let Some(linger) = tx.end.linger.take() {
                 let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
             }
@@ -169,15 +175,16 @@ impl Apart {
                 s.state.store(PLAIN, SeqCst);
             }
             drop(tx);
-        }
+            own
+        };
         if s.has(flag::FIN_LATER) {
             let _ = sys::shutdown(fd, libc::SHUT_WR);
             s.lower(flag::FIN_LATER);
         }
-        wait::prod(s);
+        wait::prod_on(channel, slot);
         crate::epoll::on_plain(s);
         debug_log!("fd {fd}: slot {slot} of {:p} is left", channel);
-        s.channel.store(core::ptr::null_mut(), Release);
+        own
     }
 
     /// Nothing more can be done.
@@ -228,25 +235,39 @@ pub(super) fn outlives_close(s: &'static Socket, h: &mut TxHeld<'_>, fd: c_int) 
 /// How long a close waits for a peer on another host, which answers in some microseconds: TCP keeps the promise of a close also when the
 /// process is killed right after it, and so does this if the peer has answered.
 const CLOSE_NS: u64 = 3_000_000;
-/// One that did not answer is not waited for again so soon.
+/// A peer that did not answer is not waited for again so soon.
 const SLOW_NS: u64 = 1_000_000_000;
+/// And all closes together wait for no more than [`CLOSE_NS`] in so long: an event loop may close many.
+const WINDOW_NS: u64 = 100_000_000;
 
 /// The last descriptor is closed, and bytes go over the carrier: gives that a moment.
 pub(crate) fn await_peer(s: &'static Socket, g: u16) {
     static SLOW_AT: AtomicU64 = AtomicU64::new(0);
+    /// When the present window began, and the waiting in it. (Threads that race here wait once more, at most.)
+    static WINDOW: (AtomicU64, AtomicU64) = (AtomicU64::new(0), AtomicU64::new(0));
     let now = sys::now_ns();
-    let Some(wire) = s.channel().and_then(Channel::wire).filter(|_| now.saturating_sub(SLOW_AT.load(Relaxed)) > SLOW_NS) else { return };
+    if now.saturating_sub(WINDOW.0.load(Relaxed)) > WINDOW_NS {
+        WINDOW.0.store(now, Relaxed);
+        WINDOW.1.store(0, Relaxed);
+    }
+    let budget = CLOSE_NS.saturating_sub(WINDOW.1.load(Relaxed));
+    let wanted = budget > 0 && now.saturating_sub(SLOW_AT.load(Relaxed)) > SLOW_NS;
+    let Some(wire) = s.channel().and_then(Channel::wire).filter(|_| wanted) else { return };
     loop {
         let seen = wire.left.load(SeqCst);
         if s.generation16() != g || !s.is(ATTACHED) {
-            return;
+            break;
         }
-        let left = (now + CLOSE_NS).saturating_sub(sys::now_ns());
+        let left = (now + budget).saturating_sub(sys::now_ns());
         if left == 0 {
-            return SLOW_AT.store(now, Relaxed);
+            if budget == CLOSE_NS {
+                SLOW_AT.store(now, Relaxed);
+            }
+            break;
         }
         sys::futex_wait(&wire.left, seen, left as i64, false);
     }
+    WINDOW.1.fetch_add(sys::now_ns().saturating_sub(now), Relaxed);
 }
 
 /// This process's last descriptor is closed, and a forked child goes on: what is in the rings it gets over the carrier, from here.

@@ -323,8 +323,9 @@ impl Remote {
                 let why = Reason::ALL.get((leaves >> parting::REASON) as usize).copied().unwrap_or(Reason::RdmaLost);
                 let again = leaves & parting::AGAIN != 0 && !s.has(flag::SHUT_WR | flag::SHUT_RD) && !gone;
                 debug_log!("slot {slot}: back on the carrier ({}){}", why.name(), if again { ", for now" } else { "" });
-                x.apart.conclude(channel, slot, why, again);
-                self.left(i, slot);
+                if x.apart.conclude(channel, slot, why, again) {
+                    self.left(i, slot);
+                }
                 forget_leave(channel, slot);
             }
         }
