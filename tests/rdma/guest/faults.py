@@ -25,6 +25,7 @@ import time
 from pathlib import Path
 
 TOLD, EXCHANGE, TREE, BUILD = Path("/rig/told"), Path("/rig/exchange"), Path("/rig/tree"), "/rig/build"
+LOG = f"/rig/exchange/log.{os.environ['ROLE']}"
 PORT, LINK_PORTS = 7000, "27000-27003"
 KINDS = "bspqrBSPQR"
 # A fault and its part of the plan.
@@ -67,7 +68,8 @@ class Side:
             self.traffic = subprocess.Popen(
                 ["nice", "-n", "19", *self.accelerate, "/rig/exchange/traffic", "-r", "-n", str(len(KINDS)), "-k", KINDS, "-s", str(seed), "-f", file,
                  # No number twice, in none of its lives.
-                 "-o", str(100 * self.incarnation), self.role, os.environ["SERVER"], str(PORT)], stdout=out, stderr=out)
+                 "-o", str(100 * self.incarnation), self.role, os.environ["SERVER"], str(PORT)], stdout=out, stderr=out,
+                env={**os.environ, "NACC_LOG_LEVEL": "1", "NACC_LOG_PATH": LOG})
         if self.role == "server":
             self.until(lambda: run("ss", "-Hltn", f"sport = {PORT}") or self.traffic.poll() is not None, 30)
 
@@ -103,12 +105,13 @@ class Side:
         return {number: stream for file in self.files for number, stream in self.streams(file).items()}
 
     def on_rdma(self):
-        """How many of the open connections are on RDMA, and how many there are."""
+        """How many of the open connections are on RDMA, how many there are, and what the others are on."""
         if self.how != "rdma":
-            return 0, 0
+            return 0, 0, ""
         answer = run(f"{BUILD}/netacc_ss", "--json", "-s", "sock", str(self.traffic.pid), check=False)
         sockets = json.loads(answer)["sockets"] if answer else []
-        return sum(s["tx_path"] == s["rx_path"] == "rdma" for s in sockets), len(sockets)
+        others = [f"{s['tx_path']}/{s['rx_path']}({s['reason']})" for s in sockets if not s["tx_path"] == s["rx_path"] == "rdma"]
+        return len(sockets) - len(others), len(sockets), ", ".join(f"{n} {other}" for other, n in collections.Counter(others).items())
 
     def reap(self, seconds):
         """The program's status; -9 and a word when it did not end by itself."""
@@ -215,7 +218,7 @@ class Side:
             pid = str(self.traffic.pid)
             if self.how != "plain":
                 note("netacc_ss", run(f"{BUILD}/netacc_ss", "-s", "all", pid, check=False))
-                note("netacc.log", run("tail", "-n", "60", "/tmp/netacc.log", check=False))
+                note("netacc.log", run("tail", "-n", "400", LOG, check=False))
             note("threads", run("bash", "-c", f"for t in /proc/{pid}/task/*; do echo $(cat $t/comm) $(cut -d' ' -f3,14,15 $t/stat) $(cat $t/wchan); done", check=False))
             note("sockets", run("ss", "-tnoi", check=False))
             note("queue pairs", run("rdma", "resource", "show", "qp", check=False))
@@ -330,9 +333,12 @@ class Campaign:
             return 0
         end = time.monotonic() + 10
         while True:
-            found = [side.on_rdma() for side in self.sides.values()]
-            if all(on == of == len(KINDS) for on, of in found) or time.monotonic() > end:
-                return min(on for on, _ in found)
+            found = {role: side.on_rdma() for role, side in self.sides.items()}
+            if all(on == of == len(KINDS) for on, of, _ in found.values()):
+                return len(KINDS)
+            if time.monotonic() > end:
+                self.say("not on rdma: " + "; ".join(f"{role}: {others or of}" for role, (_, of, others) in found.items()))
+                return min(on for on, *_ in found.values())
             time.sleep(0.2)
 
     def pick(self):
