@@ -163,10 +163,13 @@ fn watch(epoll: c_int, fd: c_int, events: u32, data: u64) -> bool {
 
 // ---- what the rest of the core calls -------------------------------------------------------------------------------
 
-/// Whether a device could serve connections like this one. Asks the kernel once in the life of a process.
+/// Whether a device could serve connections like this one. Asks the kernel once; where there is none, once a minute.
 pub(crate) fn could_serve(tuple: &Tuple) -> Result<(), Reason> {
-    /// 0: not asked; 1: there are devices; 2: there are none.
-    static DEVICES: AtomicU32 = AtomicU32::new(0);
+    const ASK_AGAIN_NS: u64 = 60_000_000_000;
+    /// There are devices.
+    static DEVICES: AtomicBool = AtomicBool::new(false);
+    /// When it was last found that there are none; 0: not asked.
+    static NONE_AT: AtomicU64 = AtomicU64::new(0);
     if LOADED.load(Acquire) && LOADED_BY.load(Relaxed) != lifecycle::process() {
         // The libraries' state is a copy of the parent's, and the kernel refuses a child the use of its device.
         return Err(Reason::ForkedAfterRdma);
@@ -177,16 +180,16 @@ pub(crate) fn could_serve(tuple: &Tuple) -> Result<(), Reason> {
     if link_local || ip.is_loopback() || tuple.peer().ip().is_loopback() {
         return Err(Reason::NoRdmaDevice);
     }
-    let mut known = DEVICES.load(Relaxed);
-    if known == 0 {
+    let none_at = NONE_AT.load(Relaxed);
+    if !DEVICES.load(Relaxed) && (none_at == 0 || sys::now_ns().saturating_sub(none_at) > ASK_AGAIN_NS) {
         let fd = numbers::make(|| sys::open(b"/sys/class/infiniband\0", libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC, 0));
-        known = if fd >= 0 { 1 } else { 2 };
         if fd >= 0 {
             fd_table::close_internal(fd);
         }
-        DEVICES.store(known, Relaxed);
+        DEVICES.store(fd >= 0, Relaxed);
+        NONE_AT.store(sys::now_ns(), Relaxed);
     }
-    if known == 1 { Ok(()) } else { Err(Reason::NoRdmaDevice) }
+    if DEVICES.load(Relaxed) { Ok(()) } else { Err(Reason::NoRdmaDevice) }
 }
 
 /// Addresses that the thread was told of, hashed.
@@ -222,6 +225,18 @@ pub(crate) fn note(s: &'static Socket, generation: u32) -> bool {
 
 /// `s` is no candidate any more, or its memory is about to be freed. Not while another thread is attaching it.
 pub(crate) fn closing(s: &'static Socket) {
+    if s.is_inherited() {
+        // What is offered is its parent's to give back.
+        if s.offered.load(SeqCst) == OFFERED {
+            // SAFETY: as below; it is the parent's memory, which this process shares.
+            let offer = unsafe { *s.offer.get() };
+            // SAFETY: as below; it was mapped before the fork (`hand_over`), so it is here, too.
+            if let Some(channel) = unsafe { offer.channel.as_ref() } {
+                channel.ask_to_leave(offer.slot as usize, Reason::InheritedByFork, false);
+            }
+        }
+        return;
+    }
     if s.offered.compare_exchange(OFFERED, TAKEN, SeqCst, Relaxed).is_ok() {
         // SAFETY: complete since `offered` was set; not written again.
         let offer = unsafe { *s.offer.get() };

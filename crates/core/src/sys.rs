@@ -393,6 +393,15 @@ pub(crate) fn memlock_limit() -> u64 {
     if r >= 0 { limit.rlim_cur } else { 0 }
 }
 
+/// Bytes of this host's memory.
+pub(crate) fn host_memory() -> u64 {
+    // SAFETY: all zero is a valid sysinfo.
+    let mut info: libc::sysinfo = unsafe { core::mem::zeroed() };
+    // SAFETY: sysinfo(2) writes that structure.
+    let r = unsafe { syscall(libc::SYS_sysinfo, &raw mut info as usize, 0, 0, 0, 0, 0) };
+    if r >= 0 { info.totalram.saturating_mul(u64::from(info.mem_unit)) } else { u64::MAX }
+}
+
 /// Lets the calling thread run on these CPUs only; on all that it may when there are none in the list.
 pub(crate) fn set_affinity(cpus: &netacc_control::config::CpuList) {
     let mut set = [0u64; 16];

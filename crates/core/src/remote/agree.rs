@@ -589,11 +589,13 @@ impl Remote {
         let Some(c) = l.conns.get_mut(slot) else { return };
         let s = m.socket;
         (c.socket, c.generation) = (Some(s), m.generation);
+        // A child that has it may not have what this process has mapped since. (The fork waits while this thread works.)
+        let shared = s.forks.load(Relaxed) != lifecycle::forks();
         {
             // Who takes a connection apart holds both.
             let _tx = lock_end(&s.tx_lock);
             let _rx = lock_end(&s.rx_lock);
-            if m.is_current() && s.offered.load(SeqCst) == 0 {
+            if m.is_current() && s.offered.load(SeqCst) == 0 && !shared {
                 let offer = Offer { channel, slot: slot as u32, tx_ring, tx_bytes: bytes as u32, rx_ring, rx_bytes: bytes as u32 };
                 // SAFETY: `offered` is 0: nobody reads it yet, and only this thread writes the offers of such a socket.
                 unsafe { *s.offer.get() = offer };
@@ -606,6 +608,9 @@ impl Remote {
             }
         }
         let taken = c.socket.is_some();
+        if shared {
+            verdict(s, m.generation, Reason::InheritedByFork);
+        }
         // Closed in that moment: whoever closed it found no offer to give back.
         let over = s.generation.load(SeqCst) != m.generation || !matches!(s.state.load(SeqCst), CANDIDATE | ATTACHING | ATTACHED);
         if !taken || (over && s.offered.compare_exchange(OFFERED, TAKEN, SeqCst, Relaxed).is_ok()) {

@@ -12,7 +12,7 @@ use super::*;
 use crate::channel::{announce, producer_quiet, quiet};
 use crate::io::{self, Apart};
 use crate::log::debug_log;
-use crate::socket::{ATTACHED, flag};
+use crate::socket::{ATTACHED, PLAIN, flag};
 use crate::{stats, wait};
 use core::sync::atomic::fence;
 use netacc_control::stats::Counter;
@@ -269,11 +269,14 @@ impl Remote {
             return;
         }
         if s.generation.load(Acquire) != generation || !s.is(ATTACHED) {
-            if s.generation.load(Acquire) == generation && s.is(CANDIDATE) && s.offered.compare_exchange(OFFERED, TAKEN, SeqCst, Relaxed).is_ok() {
-                // Not taken up yet, and now it is too late for that.
-                s.calls.store(0, Relaxed);
-                s.lower(flag::NOTED);
-                s.offered.store(0, SeqCst);
+            let here = s.generation.load(Acquire) == generation && (s.is(CANDIDATE) || s.is(PLAIN));
+            if here && s.offered.compare_exchange(OFFERED, TAKEN, SeqCst, Relaxed).is_ok() {
+                // Not taken up yet, and now it is too late for that. (PLAIN: by a forked child, which cannot give it back.)
+                if s.is(CANDIDATE) {
+                    s.calls.store(0, Relaxed);
+                    s.lower(flag::NOTED);
+                    s.offered.store(0, SeqCst);
+                }
                 self.left(i, slot);
             }
             return;

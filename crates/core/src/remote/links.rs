@@ -80,11 +80,17 @@ pub(super) struct Place {
     more_ns: u64,
     /// Nobody is there: until when that is believed.
     nobody_until: u64,
+    /// Somebody is, whose library is another version.
+    other_version: bool,
 }
 
 impl Place {
     pub(super) fn forget_failures(&mut self) {
-        (self.tries, self.nobody_until, self.more_ns) = (0, 0, MORE_NS);
+        (self.tries, self.nobody_until, self.more_ns, self.other_version) = (0, 0, MORE_NS, false);
+    }
+
+    fn why(&self) -> Reason {
+        if self.other_version { Reason::VersionMismatch } else { Reason::ListenerWithoutLibrary }
     }
 }
 
@@ -490,13 +496,13 @@ impl Remote {
                     let oldest = self.places.iter().enumerate().min_by_key(|(_, p)| p.tried).map_or(0, |(i, _)| i);
                     self.places.swap_remove(oldest);
                 }
-                self.places.push(Place { local, peer, next: 0, tries: 0, tried: 0, more_ns: MORE_NS, nobody_until: 0 });
+                self.places.push(Place { local, peer, next: 0, tries: 0, tried: 0, more_ns: MORE_NS, nobody_until: 0, other_version: false });
                 self.places.len() - 1
             }
         };
         let Some(p) = self.places.get_mut(at) else { return Ok(()) };
         if !found && now < p.nobody_until {
-            return Err(Reason::ListenerWithoutLibrary);
+            return Err(p.why());
         }
         if p.next == 0 && (p.tried == 0 || now.saturating_sub(p.tried) > p.more_ns || !found) {
             p.next = now;
@@ -560,8 +566,9 @@ impl Remote {
             return;
         }
         p.nobody_until = now + NOBODY_NS.saturating_mul(1 << (tries - AGAIN_NS.len()).min(8)).min(NOBODY_MAX_NS);
-        debug_log!("{peer}: nobody with the library answers at ports {} to {}", link_port(peer.port(), 0), link_port(peer.port(), TRIED - 1));
-        self.give_up_on(local, peer, Reason::ListenerWithoutLibrary);
+        let why = p.why();
+        debug_log!("{peer}: ports {} to {}: {}", link_port(peer.port(), 0), link_port(peer.port(), TRIED - 1), why.name());
+        self.give_up_on(local, peer, why);
     }
 
     pub(super) fn time_places(&mut self) {
@@ -898,9 +905,12 @@ impl Remote {
             self.drop_link(i);
         }
         if role == Role::Connector {
-            if was_up && let Some(p) = self.places.iter_mut().find(|p| p.local == local && p.peer == peer) {
-                // The process may have a successor.
-                p.forget_failures();
+            if let Some(p) = self.places.iter_mut().find(|p| p.local == local && p.peer == peer) {
+                if was_up {
+                    // The process may have a successor.
+                    p.forget_failures();
+                }
+                p.other_version |= why == Fault::OtherVersion;
             }
             self.settle_place(local, peer);
         }

@@ -35,6 +35,8 @@ const PAUSE_MAX_NS: u64 = 60_000_000_000;
 const AT_ONCE: usize = 16;
 /// A pair without connections counts as one too many only after so long: it may be meant for one that is being offered.
 const FRESH_NS: u64 = 1_000_000_000;
+/// A process registers no more than this part of the host's memory, whatever its limits: it is locked, and peers ask for it.
+const MEMORY_SHARE: u64 = 2;
 /// Why memory cannot be had is logged no more often.
 const LOG_EVERY_NS: u64 = 60_000_000_000;
 /// For how long a silent peer is tried: the driver's choice of time-out, so often.
@@ -870,6 +872,7 @@ impl Remote {
         let verbs = self.devices.verbs().ok_or(Reason::RdmaCoreMissing)?;
         self.ensure_domain(i)?;
         let config = lifecycle::config();
+        let registered: usize = self.links.iter().flatten().filter_map(|l| l.arenas.as_ref()).map(|a| a.pool.registered()).sum();
         let l = self.link_mut(i).ok_or(Reason::RdmaRefused)?;
         let theirs = l.hello.map_or(usize::MAX, |h| 1 << h.ring_log2);
         let ring = ring_bytes(config).min(theirs);
@@ -880,6 +883,14 @@ impl Remote {
             return Ok(rings);
         }
         let bytes = arenas.pool.next_bytes();
+        if registered.saturating_add(bytes) as u64 > sys::host_memory() / MEMORY_SHARE {
+            let now = sys::now_ns();
+            if arenas.logged_at == 0 || now.saturating_sub(arenas.logged_at) > LOG_EVERY_NS {
+                arenas.logged_at = now;
+                warn_log!("{registered} bytes are registered with RDMA devices: a process may lock half of the host's memory for them");
+            }
+            return Err(Reason::NoMemory);
+        }
         let memory = NonNull::new(sys::map_shared(-1, bytes)).ok_or(Reason::NoMemory)?;
         let Some(domain) = l.domain.as_ref() else { return Err(Reason::RdmaRefused) };
         // SAFETY: mapped just now, for this alone; unmapped when the pool hands it back.
