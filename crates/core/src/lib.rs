@@ -6,6 +6,8 @@
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 extern crate alloc;
+#[cfg(test)]
+extern crate std;
 
 pub mod api;
 mod arena;
@@ -25,4 +27,6 @@ mod service;
 mod socket;
 mod stats;
 mod sys;
+#[cfg(test)]
+mod testing;
 mod wait;

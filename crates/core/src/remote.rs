@@ -6,6 +6,7 @@
 //! device could serve. Application threads leave word in an inbox, or mark a slot ([`wire`]), and ring.
 //!
 //! - [`wire`]: what data calls and waits use;
+//! - `net`: which fabric that is;
 //! - `devices`: the libraries, devices, queues, and the threads that poll them while nobody else does;
 //! - `links`: TCP connections to other processes, and the frames on them;
 //! - `pairs`: queue pairs, and the memory for rings;
@@ -18,7 +19,10 @@ mod agree;
 mod apart;
 mod devices;
 mod links;
+mod net;
 mod pairs;
+#[cfg(test)]
+mod tests;
 pub(crate) mod wire;
 
 use crate::channel::Channel;

@@ -78,6 +78,19 @@ impl Model {
     pub const ERDMA: Self = Self { transport: Transport::Iwarp, writes_imm: true, inline_max: 96, ..Self::ROCE };
 }
 
+/// What a host has not closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "each is the number of such objects")]
+pub struct Objects {
+    pub managers: usize,
+    pub devices: usize,
+    pub queues: usize,
+    pub domains: usize,
+    pub regions: usize,
+    pub listeners: usize,
+    pub pairs: usize,
+}
+
 /// A few hosts and what is between them.
 #[derive(Clone)]
 pub struct Net {
@@ -135,6 +148,13 @@ impl Net {
     /// How many objects (of all kinds) the host has not closed.
     #[must_use]
     pub fn objects(&self, host: &Memory) -> usize {
+        let o = self.open_objects(host);
+        o.managers + o.devices + o.queues + o.domains + o.regions + o.listeners + o.pairs
+    }
+
+    /// The same by kind.
+    #[must_use]
+    pub fn open_objects(&self, host: &Memory) -> Objects {
         self.world.lock().objects(host.host)
     }
 

@@ -539,7 +539,7 @@ impl Remote {
     // ---- both ----------------------------------------------------------------------------------------------------------
 
     /// Opens a lane for a slot. The words are fresh. False: the pair is lost meanwhile.
-    fn open(&mut self, i: usize, slot: usize, token: u64, rings: Rings<wire::Net>) -> bool {
+    fn open(&mut self, i: usize, slot: usize, token: u64, rings: Rings<net::Net>) -> bool {
         let Some(l) = self.link_mut(i) else { return false };
         let Some((channel, wire)) = l.channel.zip(l.wire()) else { return false };
         let Some(c) = l.conns.get_mut(slot) else { return false };
@@ -736,7 +736,7 @@ impl Remote {
 }
 
 /// Both rings, and the bytes of each.
-fn place_of(rings: &Rings<wire::Net>) -> (*mut u8, *mut u8, usize) {
+fn place_of(rings: &Rings<net::Net>) -> (*mut u8, *mut u8, usize) {
     (rings.outbound().as_ptr(), rings.inbound().as_ptr(), rings.ring_bytes())
 }
 

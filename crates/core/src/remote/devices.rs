@@ -1,6 +1,7 @@
 //! The libraries, the devices, their queues, and the threads that poll them while nobody else does.
 
-use super::wire::{self, Net, QUEUES, Queue};
+use super::net::{self, Net};
+use super::wire::{self, QUEUES, Queue};
 use super::*;
 use crate::log::{debug_log, warn_log};
 use crate::stats;
@@ -8,7 +9,6 @@ use netacc_control::config::Config;
 use netacc_control::stats::Counter;
 use netacc_rdma::Settings;
 use netacc_verbs::fabric::{Error, Facts, Fault, Transport};
-use netacc_verbs::{Host, Loader, Verbs};
 
 /// An address that no device has is looked at again after so long.
 const NO_DEVICE_NS: u64 = 60_000_000_000;
@@ -27,7 +27,7 @@ const OTHERS_POLL_NS: i64 = 1_000_000;
 pub(super) struct Device {
     pub(super) address: IpAddr,
     /// `None`: it is gone; links that were on it still name the place.
-    pub(super) device: Option<netacc_verbs::Device>,
+    pub(super) device: Option<net::Device>,
     pub(super) queues: Vec<&'static Queue>,
     /// When its port went down; 0: it is up.
     down_since: u64,
@@ -36,27 +36,11 @@ pub(super) struct Device {
 #[derive(Default)]
 pub(super) struct Devices {
     verbs: Option<Result<Net, Reason>>,
-    pub(super) manager: Option<netacc_verbs::Manager>,
+    pub(super) manager: Option<net::Manager>,
     pub(super) list: Vec<Device>,
     /// Addresses that cannot be served: why, and until when they are not looked at again.
     failed: Vec<(IpAddr, Reason, u64)>,
-    threads: usize,
-}
-
-fn adopt(fd: c_int) -> c_int {
-    if matches!(fd_table::get(fd), fd_table::Entry::Internal) {
-        return fd;
-    }
-    let own = numbers::exclusively(|| numbers::adopt(fd));
-    if own >= 0 {
-        note_own(own);
-    }
-    own
-}
-
-fn release(fd: c_int) {
-    forget_own(fd);
-    fd_table::set(fd, fd_table::Entry::None);
+    pub(super) threads: usize,
 }
 
 /// Errors of the fabric's as a reason.
@@ -79,14 +63,21 @@ pub(super) fn settings(lanes: u16, immediate: bool) -> Settings {
 
 impl Devices {
     pub(super) fn verbs(&self) -> Option<Net> {
-        self.verbs.and_then(Result::ok)
+        self.verbs.as_ref()?.as_ref().ok().cloned()
     }
 
     fn load(&mut self) -> Result<Net, Reason> {
-        if let Some(known) = self.verbs {
-            return known;
+        if self.verbs.is_none() {
+            self.verbs = Some(Self::load_once());
         }
-        let loaded = if sys::memlock_limit() <= MEMLOCK_MIN && sys::geteuid() != 0 {
+        match &self.verbs {
+            Some(Err(why)) => Err(*why),
+            _ => self.verbs().ok_or(Reason::RdmaCoreMissing),
+        }
+    }
+
+    fn load_once() -> Result<Net, Reason> {
+        if sys::memlock_limit() <= MEMLOCK_MIN && sys::geteuid() != 0 {
             warn_log!(
                 "RLIMIT_MEMLOCK is {} bytes: too little for RDMA (ulimit -l; LimitMEMLOCK= of a systemd unit; memlock in limits.conf)",
                 sys::memlock_limit()
@@ -95,13 +86,11 @@ impl Devices {
         } else {
             LOADED_BY.store(lifecycle::process(), Relaxed);
             LOADED.store(true, Release);
-            Verbs::load(Host { loader: Loader::LIBC, adopt, release }).map_err(|e| {
+            net::load().map_err(|e| {
                 warn_log!("RDMA cannot be used: {e}");
                 Reason::RdmaCoreMissing
             })
-        };
-        self.verbs = Some(loaded);
-        loaded
+        }
     }
 }
 
@@ -299,7 +288,7 @@ fn device_up(d: &mut Device) {
 
 /// Most I/O threads.
 const THREADS: usize = 64;
-static EPOLLS: [AtomicI32; THREADS] = [const { AtomicI32::new(-1) }; THREADS];
+pub(super) static EPOLLS: [AtomicI32; THREADS] = [const { AtomicI32::new(-1) }; THREADS];
 static THREAD_COUNT: AtomicU32 = AtomicU32::new(1);
 
 impl Devices {
@@ -335,28 +324,35 @@ extern "C" fn run_io(index: *mut c_void) -> *mut c_void {
     let mut visits = [0u64; QUEUES];
     loop {
         let others_poll = visit(index, &mut visits);
-        let mut events = [epoll_event { events: 0, u64: 0 }; QUEUES];
-        let timeout = if others_poll { OTHERS_POLL_NS } else { -1 };
-        // SAFETY: room for so many events; no mask.
-        let n = unsafe { sys::epoll_wait(epoll, events.as_mut_ptr(), QUEUES as c_int, timeout, core::ptr::null()) };
-        if n < 0 && n != -(libc::EINTR as isize) {
+        if !await_queues(epoll, if others_poll { OTHERS_POLL_NS } else { -1 }) {
             return core::ptr::null_mut();
-        }
-        for e in events.iter().take(n.max(0) as usize) {
-            let at = e.u64;
-            // SAFETY: what `serve` registered: a queue, which lives for ever.
-            let Some(q) = (unsafe { (at as *const Queue).as_ref() }) else { continue };
-            stats::count(Counter::RdmaIoWakeups);
-            // In this order: what is cleared belongs to an arming of before, and whoever found the queue armed is told by this look.
-            let _ = q.hub.clear();
-            q.armed.store(false, SeqCst);
-            q.drain();
         }
     }
 }
 
+/// Polls the armed queues of an I/O thread that got something. False: it can no longer wait.
+pub(super) fn await_queues(epoll: c_int, timeout_ns: i64) -> bool {
+    let mut events = [epoll_event { events: 0, u64: 0 }; QUEUES];
+    // SAFETY: room for so many events; no mask.
+    let n = unsafe { sys::epoll_wait(epoll, events.as_mut_ptr(), QUEUES as c_int, timeout_ns, core::ptr::null()) };
+    if n < 0 && n != -(libc::EINTR as isize) {
+        return false;
+    }
+    for e in events.iter().take(n.max(0) as usize) {
+        let at = e.u64;
+        // SAFETY: what `serve` registered: a queue, which lives for ever.
+        let Some(q) = (unsafe { (at as *const Queue).as_ref() }) else { continue };
+        stats::count(Counter::RdmaIoWakeups);
+        // In this order: what is cleared belongs to an arming of before, and whoever found the queue armed is told by this look.
+        let _ = q.hub.clear();
+        q.armed.store(false, SeqCst);
+        q.drain();
+    }
+    true
+}
+
 /// Polls and arms the queues of an I/O thread that nobody else polls. True: somebody polls one, or may.
-fn visit(index: usize, visits: &mut [u64; QUEUES]) -> bool {
+pub(super) fn visit(index: usize, visits: &mut [u64; QUEUES]) -> bool {
     let count = THREAD_COUNT.load(Relaxed).max(1) as usize;
     let mut others_poll = false;
     for (q, seen) in wire::queues().zip(visits.iter_mut()).enumerate().filter(|(i, _)| i % count == index).map(|(_, x)| x) {

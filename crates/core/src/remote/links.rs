@@ -4,6 +4,7 @@
 //! that is above 65535), on the address at which it accepts. A connecting process tries four at once, nonblocking, and four more
 //! where all of them answer, up to 32. It keeps a link to each process that answers. The acceptor speaks first.
 
+use super::net;
 use super::pairs::{Arenas, Pair};
 use super::wire::Wire;
 use super::*;
@@ -60,9 +61,9 @@ pub(super) fn link_port(port: u16, k: u8) -> u16 {
 pub(super) struct Listener {
     /// Where the connections are accepted that they are for.
     pub(super) local: SocketAddr,
-    fd: c_int,
+    pub(super) fd: c_int,
     pub(super) device: usize,
-    pub(super) cm: Option<netacc_verbs::Listener>,
+    pub(super) cm: Option<net::Listener>,
     pub(super) cm_port: u16,
 }
 
@@ -139,7 +140,7 @@ pub(super) struct Conn {
     pub(super) pair: u32,
     pub(super) lane: u16,
     /// Its rings, until the pair has them.
-    pub(super) rings: Option<netacc_rdma::arena::Rings<wire::Net>>,
+    pub(super) rings: Option<netacc_rdma::arena::Rings<net::Net>>,
     /// What was last said of it.
     pub(super) said: Option<netacc_proto::remote::Words>,
     /// The peer's last request.
@@ -202,7 +203,7 @@ pub(super) struct Link {
     input: Vec<u8>,
     pub(super) output: VecDeque<u8>,
     blocked: bool,
-    pub(super) domain: Option<netacc_verbs::Domain>,
+    pub(super) domain: Option<net::Domain>,
     pub(super) arenas: Option<Arenas>,
     /// Domain and arenas are those of a device that is gone.
     pub(super) stale: bool,
@@ -347,7 +348,7 @@ impl Remote {
                 continue;
             }
             close_own(core::mem::replace(&mut l.fd, -1));
-            if let (Some(cm), Some(verbs)) = (l.cm.take(), verbs) {
+            if let (Some(cm), Some(verbs)) = (l.cm.take(), verbs.as_ref()) {
                 let _ = verbs.close_listener(cm);
             }
             gone = true;
@@ -360,7 +361,7 @@ impl Remote {
 
     /// The manager's listener: at the next free one of the same ports where the transport shares TCP's, so that a firewall needs
     /// to let four ports through; otherwise at any.
-    fn listen_for_pairs(&mut self, local: SocketAddr, device: usize, at: usize, k: u8) -> Option<(netacc_verbs::Listener, u16)> {
+    fn listen_for_pairs(&mut self, local: SocketAddr, device: usize, at: usize, k: u8) -> Option<(net::Listener, u16)> {
         let verbs = self.devices.verbs()?;
         let shares = self.facts(device)?.transport != Transport::Infiniband;
         let manager = self.devices.manager.as_ref()?;

@@ -9,7 +9,8 @@
 
 use super::devices::{TOKEN_DEVICE, TOKEN_LISTENER, TOKEN_PAIR};
 use super::links::{Conn, ConnState, Fault, Link};
-use super::wire::{Net, PairContext, Queue};
+use super::net::{self, Net};
+use super::wire::{PairContext, Queue};
 use super::*;
 use crate::log::{debug_log, warn_log};
 use crate::stats;
@@ -81,7 +82,7 @@ pub(super) struct Pair {
     nonce: [u8; 16],
     pub(super) lanes: u16,
     /// Until it is ready. `None` before it is created, and while a thread connects it.
-    pair: Option<netacc_verbs::Pair>,
+    pair: Option<net::Pair>,
     /// A thread connects it.
     connecting: bool,
     pub(super) link: Option<Arc<wire::Link>>,
@@ -162,17 +163,17 @@ impl Pair {
 }
 
 /// A pair that a thread has connected, or not.
-struct Connected {
+pub(super) struct Connected {
     verbs: Net,
-    pair: netacc_verbs::Pair,
+    pair: net::Pair,
     private: [u8; 48],
-    token: u64,
+    pub(super) token: u64,
     result: Result<(), Error>,
 }
 
 /// Boxed, as the thread was given it.
-type Job = Box<Connected>;
-static CONNECTED: Mutex<Vec<Job>> = Mutex::new(Vec::new());
+pub(super) type Job = Box<Connected>;
+pub(super) static CONNECTED: Mutex<Vec<Job>> = Mutex::new(Vec::new());
 
 extern "C" fn run_connect(job: *mut c_void) -> *mut c_void {
     sys::block_all_signals();
@@ -434,7 +435,7 @@ impl Remote {
         }
     }
 
-    fn on_event(&mut self, verbs: Net, event: Event<netacc_verbs::Pair>) {
+    fn on_event(&mut self, verbs: Net, event: Event<net::Pair>) {
         let rest = event.token & 0x00ff_ffff_ffff_ffff;
         match event.token & 0xff00_0000_0000_0000 {
             TOKEN_LISTENER => match event.news {
@@ -480,7 +481,7 @@ impl Remote {
     }
 
     /// Acceptor: somebody connects a pair. It is the one that was asked for only if it knows the nonce, which went over its link.
-    fn on_request(&mut self, verbs: Net, mut pair: netacc_verbs::Pair, private: &[u8]) {
+    fn on_request(&mut self, verbs: Net, mut pair: net::Pair, private: &[u8]) {
         let known = read_private(private).and_then(|(number, nonce, process)| {
             let of = |l: &Link| {
                 l.role == Role::Acceptor
@@ -939,7 +940,7 @@ impl Remote {
     }
 }
 
-fn close_memory(verbs: Option<Net>, arenas: Option<Arenas>, domain: Option<netacc_verbs::Domain>) {
+fn close_memory(verbs: Option<Net>, arenas: Option<Arenas>, domain: Option<net::Domain>) {
     let Some(verbs) = verbs else { return };
     if let Some(a) = arenas {
         // SAFETY: the pool hands back what was mapped for it, and is done with.

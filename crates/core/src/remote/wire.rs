@@ -7,6 +7,7 @@
 //!
 //! A slot's link is used under the lock of one of the connection's ends, and taken away under both.
 
+use super::net::Net;
 use crate::channel::{Channel, PLACES, SLOTS, producer_quiet, quiet};
 use crate::lock::bump;
 use crate::{channel, lifecycle, stats, sys};
@@ -16,8 +17,6 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsiz
 use netacc_control::stats::Counter;
 use netacc_rdma::{News, PollError};
 
-/// The fabric that is used.
-pub(crate) type Net = netacc_verbs::Verbs;
 pub(crate) type Link = netacc_rdma::Link<Net>;
 
 /// One connection.
@@ -100,7 +99,7 @@ impl PairContext {
 }
 
 /// A pair has something to tell the thread.
-static PAIR_NEWS: AtomicBool = AtomicBool::new(false);
+pub(super) static PAIR_NEWS: AtomicBool = AtomicBool::new(false);
 
 /// Whether any pair has had news since the last question.
 pub(super) fn take_pair_news() -> bool {

@@ -8,15 +8,8 @@ use std::boxed::Box;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::vec::Vec;
 
-/// What the constructor does, once.
-fn init() {
-    static ONCE: std::sync::Once = std::sync::Once::new();
-    let next = crate::api::NextSymbols { pthread_create: Some(libc::pthread_create), pthread_detach: Some(libc::pthread_detach) };
-    ONCE.call_once(|| lifecycle::init(&|_| None, next));
-}
-
 fn service() -> &'static Service {
-    init();
+    crate::testing::init();
     Box::leak(Box::new(Service::new(false)))
 }
 
@@ -737,7 +730,7 @@ fn a_forked_child_starts_anew_and_keeps_what_it_inherited() {
 #[test]
 fn the_thread_does_it_by_itself() {
     static THREADED: Service = Service::new(true);
-    init();
+    crate::testing::init();
     let net = Net::new();
     assert!(THREADED.accepting(net.port()));
     let pairs: Vec<_> = (0..20).map(|_| net.connect()).collect();

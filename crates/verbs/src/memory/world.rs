@@ -16,7 +16,7 @@ mod objects;
 mod steps;
 mod work;
 
-use super::{Model, Order, Region as RegionHandle, Segment};
+use super::{Model, Objects, Order, Region as RegionHandle, Segment};
 use crate::fabric::*;
 use crate::sys;
 use alloc::collections::{BTreeMap, VecDeque};
@@ -309,15 +309,17 @@ impl World {
         host.and_then(|h| h.calls.get(&call)).copied().unwrap_or(0)
     }
 
-    pub(super) fn objects(&self, host: usize) -> usize {
+    pub(super) fn objects(&self, host: usize) -> Objects {
         let on = |device: &u64| self.devices.get(device).is_some_and(|d| d.host == host);
-        self.managers.values().filter(|m| m.host == host).count()
-            + self.devices.values().filter(|d| d.host == host).count()
-            + self.queues.values().filter(|q| on(&q.device)).count()
-            + self.domains.values().filter(|d| on(d)).count()
-            + self.regions.values().filter(|r| self.domains.get(&r.domain).is_some_and(on)).count()
-            + self.listeners.values().filter(|l| l.host == host).count()
-            + self.pairs.values().filter(|p| p.host == host).count()
+        Objects {
+            managers: self.managers.values().filter(|m| m.host == host).count(),
+            devices: self.devices.values().filter(|d| d.host == host).count(),
+            queues: self.queues.values().filter(|q| on(&q.device)).count(),
+            domains: self.domains.values().filter(|d| on(d)).count(),
+            regions: self.regions.values().filter(|r| self.domains.get(&r.domain).is_some_and(on)).count(),
+            listeners: self.listeners.values().filter(|l| l.host == host).count(),
+            pairs: self.pairs.values().filter(|p| p.host == host).count(),
+        }
     }
 
     fn pairs_of(&self, host: usize) -> Vec<u64> {

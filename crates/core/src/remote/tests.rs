@@ -1,0 +1,650 @@
+//! The control plane on the fabric in memory: several hosts in one process, in one thread.
+//!
+//! Each host is a [`Remote`], stepped by its test, with a device of the fabric's (`netacc_verbs::memory`) that fails, reorders and vanishes
+//! as it is told. Links and connections are real TCP connections on loopback, the hosts' addresses are 127.0.1.1, 127.0.1.2, …,
+//! and applications use the real data calls (`crate::io`) on real sockets of the core. Nothing sleeps for time: when nothing more
+//! happens the clock is set forward to the next timer.
+//!
+//! What is one process's in the library is handed round: the inbox, the bell, the news of pairs and what connecting threads
+//! have done are given to the host that each is for ([`Rig::route`]); the I/O thread is [`Rig::serve_queues`], for all hosts' queues.
+#![allow(dead_code, reason = "not every test needs all of it")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests may fail loudly")]
+
+mod agreed;
+
+use super::links::ConnState;
+use super::net::Net;
+use super::pairs::{CONNECTED, Job, PairState};
+use super::wire::QUEUES;
+use super::*;
+use crate::socket::{ATTACHED, flag};
+use crate::testing::{self, Threads};
+use crate::{api, io, stats};
+use core::cell::RefCell;
+use netacc_verbs::fabric::Call;
+use netacc_verbs::memory::{Memory, Model, Net as Wires, Objects, Order};
+use std::{format, string::String, vec};
+
+/// One after another: inbox, bell and queues are the process's.
+static ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
+std::thread_local! {
+    /// The fabric of the host that is stepped.
+    static FABRIC: RefCell<Option<Memory>> = const { RefCell::new(None) };
+}
+
+/// What loading the libraries comes to.
+pub(super) fn load() -> Result<Net, &'static str> {
+    FABRIC.with(|f| f.borrow().clone()).ok_or("this host has none")
+}
+
+/// xorshift64*
+struct Random(u64);
+
+impl Random {
+    fn new(seed: u64) -> Random {
+        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+    fn below(&mut self, below: usize) -> usize {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % below
+    }
+}
+
+/// What stands at `offset` of a stream.
+fn byte(stream: u64, offset: u64) -> u8 {
+    (stream.wrapping_mul(101) ^ offset.wrapping_mul(31) ^ (offset >> 8).wrapping_mul(7) ^ (offset >> 16)) as u8
+}
+
+struct Host {
+    fabric: Memory,
+    address: IpAddr,
+    /// `None`: its process was killed.
+    remote: Option<Box<Remote>>,
+    /// Stopped, as by SIGSTOP.
+    stopped: bool,
+    asks: Vec<Ask>,
+    jobs: Vec<Job>,
+    rung: bool,
+    news: bool,
+    /// The application's listening socket.
+    listener: c_int,
+}
+
+/// One end of a connection, with its application.
+struct End {
+    host: usize,
+    fd: c_int,
+    socket: &'static Socket,
+    /// Which stream it sends; it receives the one after (connector) or before it.
+    stream: u64,
+    sent: u64,
+    received: u64,
+    /// What a call said that was neither bytes nor "not now": 0 is the end.
+    over: Option<isize>,
+    open: bool,
+}
+
+type Conn = [End; 2];
+/// Sides of a connection.
+const C: usize = 0;
+const A: usize = 1;
+
+struct Rig {
+    wires: Wires,
+    hosts: Vec<Host>,
+    conns: Vec<Conn>,
+    random: Random,
+    visits: [u64; QUEUES],
+    io: c_int,
+    all: c_int,
+    _one: std::sync::MutexGuard<'static, ()>,
+}
+
+fn epoll() -> c_int {
+    let fd = numbers::make(|| sys::epoll_create1(libc::EPOLL_CLOEXEC));
+    assert!(fd >= 0);
+    fd
+}
+
+impl Rig {
+    /// So many hosts with devices of that model.
+    fn new(order: Order, model: Model, hosts: usize) -> Rig {
+        let one = ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        testing::init();
+        testing::set_threads(Threads::Hold);
+        wire::forget_queues();
+        INBOX.lock().clear();
+        CONNECTED.lock().clear();
+        wire::take_pair_news();
+        KNOWN.iter().for_each(|k| k.store(0, Relaxed));
+        BELL.store(-1, Relaxed);
+        RUNG.store(false, Relaxed);
+        RUNNING.store(lifecycle::process(), Relaxed);
+        let (io, all) = (epoll(), epoll());
+        devices::EPOLLS[0].store(io, Relaxed);
+        let seed = if let Order::Shuffled(seed) = order { seed } else { 0 };
+        let mut rig =
+            Rig { wires: Wires::new(order), hosts: Vec::new(), conns: Vec::new(), random: Random::new(seed), visits: [0; QUEUES], io, all, _one: one };
+        assert!(watch(all, io, libc::EPOLLIN as u32, 0));
+        for h in 0..hosts {
+            let address = IpAddr::from([127, 0, 1, h as u8 + 1]);
+            let fabric = rig.wires.host(address, model);
+            let host = Host { fabric, address, remote: None, stopped: false, asks: Vec::new(), jobs: Vec::new(), rung: false, news: false, listener: -1 };
+            rig.hosts.push(host);
+            rig.start(h);
+        }
+        rig
+    }
+
+    /// A process with the library on that host.
+    fn start(&mut self, h: usize) {
+        let epoll = epoll();
+        assert!(watch(self.all, epoll, libc::EPOLLIN as u32, 0));
+        let mut remote = Remote::new(epoll).unwrap();
+        // So that the tokens of its pairs say whose they are.
+        remote.serial = (h as u32) << 16;
+        // Its I/O thread is `serve_queues`.
+        remote.devices.threads = 1;
+        self.hosts[h].remote = Some(remote);
+    }
+
+    fn remote(&mut self, h: usize) -> &mut Remote {
+        self.hosts[h].remote.as_mut().unwrap()
+    }
+
+    // ---- steps -----------------------------------------------------------------------------------------------------
+
+    /// Gives what was left for "the thread" to the host that it is for.
+    fn route(&mut self) {
+        let asks = core::mem::take(&mut *INBOX.lock());
+        for ask in asks {
+            let at = |ip: IpAddr| self.hosts.iter().position(|h| h.address == ip);
+            let has = |c: &Channel| {
+                let on = |l: &links::Link| l.channel.is_some_and(|x| core::ptr::eq(x, c));
+                self.hosts.iter().position(|h| h.remote.as_ref().is_some_and(|r| r.links.iter().flatten().any(|l| on(l))))
+            };
+            let whose = match &ask {
+                Ask::Note(s, _) => at(s.tuple().local().ip()),
+                Ask::Accepting(local) => at(local.ip()),
+                Ask::Released(channel, _) => has(channel),
+                Ask::ListenerClosed => {
+                    self.hosts.iter_mut().for_each(|h| h.asks.push(Ask::ListenerClosed));
+                    None
+                }
+            };
+            if let Some(h) = whose {
+                self.hosts[h].asks.push(ask);
+            }
+        }
+        for job in core::mem::take(&mut *CONNECTED.lock()) {
+            let h = (job.token >> 48) as usize & 0xff;
+            self.hosts[h].jobs.push(job);
+        }
+        let news = wire::take_pair_news();
+        let rung = RUNG.swap(false, SeqCst) || news;
+        for h in &mut self.hosts {
+            h.news |= news;
+            h.rung |= rung;
+        }
+    }
+
+    /// One turn of a host's thread, if there is anything for it to do.
+    fn step(&mut self, h: usize) -> bool {
+        self.route();
+        let host = &mut self.hosts[h];
+        let Some(remote) = host.remote.as_mut().filter(|_| !host.stopped) else { return false };
+        let mut events = [epoll_event { events: 0, u64: 0 }; 32];
+        // SAFETY: room for 32 events; no mask; does not wait.
+        let n = unsafe { sys::epoll_wait(remote.epoll, events.as_mut_ptr(), 32, 0, core::ptr::null()) };
+        let due = remote.timer != 0 && remote.timer <= sys::now_ns();
+        if n <= 0 && !due && !core::mem::take(&mut host.rung) {
+            return false;
+        }
+        host.rung = false;
+        *INBOX.lock() = core::mem::take(&mut host.asks);
+        *CONNECTED.lock() = core::mem::take(&mut host.jobs);
+        if core::mem::take(&mut host.news) {
+            wire::PAIR_NEWS.store(true, SeqCst);
+        }
+        FABRIC.set(Some(host.fabric.clone()));
+        remote.work(&events[..n.max(0) as usize]);
+        FABRIC.set(None);
+        true
+    }
+
+    /// What the I/O threads do.
+    fn serve_queues(&mut self) {
+        devices::visit(0, &mut self.visits);
+        assert!(devices::await_queues(self.io, 0));
+    }
+
+    /// Everybody's turn, in some order. False: nobody had anything to do.
+    fn round(&mut self) -> bool {
+        let mut any = false;
+        let first = self.random.below(self.hosts.len());
+        for h in 0..self.hosts.len() {
+            any |= self.step((first + h) % self.hosts.len());
+            if self.random.below(2) == 0 {
+                self.serve_queues();
+            }
+        }
+        self.serve_queues();
+        any | testing::run_held()
+    }
+
+    /// Until nothing more happens by itself.
+    fn settle(&mut self) {
+        let mut idle = 0;
+        for _ in 0..20_000 {
+            if self.round() {
+                idle = 0;
+                continue;
+            }
+            idle += 1;
+            if idle > 3 {
+                let mut event = epoll_event { events: 0, u64: 0 };
+                // What is on its way over loopback comes within microseconds.
+                // SAFETY: room for one event; no mask.
+                let n = unsafe { sys::epoll_wait(self.all, &mut event, 1, 50_000, core::ptr::null()) };
+                if n <= 0 {
+                    return;
+                }
+            }
+        }
+        panic!("never comes to rest");
+    }
+
+    /// The clock goes on to when somebody has something to do. False: nobody has.
+    fn pass(&mut self) -> bool {
+        let next = self.hosts.iter().filter(|h| !h.stopped).filter_map(|h| h.remote.as_ref()).map(|r| r.timer).filter(|t| *t != 0).min();
+        let Some(next) = next else { return false };
+        testing::pass_ns(next.saturating_sub(sys::now_ns()));
+        true
+    }
+
+    /// Until it is so. Applications go on as `done` has them.
+    #[track_caller]
+    fn until(&mut self, what: &str, mut done: impl FnMut(&mut Rig) -> bool) {
+        let end = sys::now_ns() + 400_000_000_000;
+        let mut idle = 0;
+        loop {
+            self.settle();
+            if done(self) {
+                return;
+            }
+            self.settle();
+            idle = if self.pass() { 0 } else { idle + 1 };
+            assert!(idle < 1000 && sys::now_ns() < end, "did not happen: {what}\n{}", self.describe());
+        }
+    }
+
+    // ---- applications ----------------------------------------------------------------------------------------------
+
+    /// Where connections to host `a` are accepted.
+    fn listen(&mut self, a: usize) -> SocketAddr {
+        let address = self.hosts[a].address;
+        if self.hosts[a].listener < 0 {
+            let fd = tcp(SocketAddr::new(address, 0));
+            assert!(sys::listen(fd, 64) >= 0);
+            api::on_socket(fd, libc::AF_INET, libc::SOCK_STREAM, 0);
+            api::on_listen(fd);
+            self.hosts[a].listener = fd;
+        }
+        name(self.hosts[a].listener, false)
+    }
+
+    /// A connection from host `c` to host `a`.
+    fn connect(&mut self, c: usize, a: usize) -> usize {
+        let to = self.listen(a);
+        let listener = self.hosts[a].listener;
+        let fd = tcp(SocketAddr::new(self.hosts[c].address, 0));
+        let (raw, len) = crate::socket::sockaddr(to);
+        assert!(sys::connect(fd, &raw[..len]) >= 0);
+        let other = sys::accept4(listener, libc::SOCK_CLOEXEC) as c_int;
+        assert!(other >= 0);
+        let stream = self.conns.len() as u64 * 2;
+        let ends = [(c, fd, true, stream), (a, other, false, stream + 1)].map(|(host, fd, connector, stream)| {
+            let socket = begin(fd, connector);
+            End { host, fd, socket, stream, sent: 0, received: 0, over: None, open: true }
+        });
+        self.conns.push(ends);
+        self.conns.len() - 1
+    }
+
+    /// A send of up to `n` bytes that does not wait. What it took.
+    #[track_caller]
+    fn send(&mut self, i: usize, side: usize, n: usize) -> usize {
+        let e = &mut self.conns[i][side];
+        if !e.open || self.hosts[e.host].stopped {
+            return 0;
+        }
+        let bytes: Vec<u8> = (0..n as u64).map(|at| byte(e.stream, e.sent + at)).collect();
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        // SAFETY: a buffer of ours.
+        let mut r = unsafe { io::send(e.fd, bytes.as_ptr(), n, flags) };
+        if r == api::PASS {
+            // SAFETY: as above.
+            r = unsafe { sys::sendto(e.fd, bytes.as_ptr(), n, flags) };
+        }
+        match r {
+            1.. => e.sent += r as u64,
+            _ if r == -(libc::EAGAIN as isize) => {}
+            _ => e.over = e.over.or(Some(r)),
+        }
+        r.max(0) as usize
+    }
+
+    /// A receive of up to `n` bytes that does not wait. What came is what was sent.
+    #[track_caller]
+    fn receive(&mut self, i: usize, side: usize, n: usize) -> usize {
+        let e = &mut self.conns[i][side];
+        if !e.open || self.hosts[e.host].stopped {
+            return 0;
+        }
+        let mut bytes = vec![0u8; n];
+        // SAFETY: a buffer of ours.
+        let mut r = unsafe { io::recv(e.fd, bytes.as_mut_ptr(), n, libc::MSG_DONTWAIT) };
+        if r == api::PASS {
+            // SAFETY: as above.
+            r = unsafe { sys::recvfrom(e.fd, bytes.as_mut_ptr(), n, libc::MSG_DONTWAIT, core::ptr::null_mut(), core::ptr::null_mut()) };
+        }
+        if r == 0 || (r < 0 && r != -(libc::EAGAIN as isize)) {
+            e.over = e.over.or(Some(r));
+        }
+        let stream = e.stream ^ 1;
+        for got in &bytes[..r.max(0) as usize] {
+            assert_eq!(*got, byte(stream, e.received), "connection {i}, side {side}, byte {}", e.received);
+            e.received += 1;
+        }
+        let (received, sent) = (e.received, self.conns[i][side ^ 1].sent);
+        assert!(received <= sent, "connection {i}, side {side}: {received} bytes came, {sent} were sent");
+        r.max(0) as usize
+    }
+
+    /// Both applications of a connection say something, and read what there is.
+    fn chat(&mut self, i: usize) {
+        for side in [C, A] {
+            self.send(i, side, 700);
+        }
+        for side in [C, A] {
+            while self.receive(i, side, 5000) > 0 {}
+        }
+    }
+
+    /// Everything that was sent on a connection has come.
+    fn has_come(&self, i: usize) -> bool {
+        let [c, a] = &self.conns[i];
+        c.sent == a.received && a.sent == c.received
+    }
+
+    /// Until both directions of a connection, used all the while, are on the ring.
+    #[track_caller]
+    fn promoted(&mut self, i: usize) {
+        self.until("promoted", |r| {
+            r.chat(i);
+            r.is_fast(i)
+        });
+    }
+
+    /// `bytes` each way, and all of them come.
+    #[track_caller]
+    fn exchange(&mut self, i: usize, bytes: u64) {
+        let goals = [C, A].map(|side| self.conns[i][side].sent + bytes);
+        self.until("exchanged", |r| {
+            for side in [C, A] {
+                let left = goals[side].saturating_sub(r.conns[i][side].sent);
+                let n = left.min(1 + r.random.below(20_000) as u64);
+                r.send(i, side, n as usize);
+                while r.receive(i, side ^ 1, 30_000) > 0 {}
+            }
+            (0..2).all(|side| r.conns[i][side].sent >= goals[side]) && r.has_come(i)
+        });
+    }
+
+    /// Nothing is lost: what was sent comes, without another byte being sent.
+    #[track_caller]
+    fn drain(&mut self, i: usize) {
+        self.until("all bytes come", |r| {
+            for side in [C, A] {
+                while r.receive(i, side, 30_000) > 0 {}
+            }
+            r.has_come(i)
+        });
+    }
+
+    fn is_attached(&self, i: usize, side: usize) -> bool {
+        self.conns[i][side].socket.is(ATTACHED)
+    }
+
+    /// Both directions are on the ring at both ends.
+    fn is_fast(&self, i: usize) -> bool {
+        self.conns[i].iter().all(|e| {
+            let slot = e.socket.slot.load(Relaxed) as usize;
+            e.socket.is(ATTACHED) && e.socket.channel().is_some_and(|c| io::sends_fast(c, slot) && io::receives_fast(c, slot))
+        })
+    }
+
+    fn reason(&self, i: usize, side: usize) -> Reason {
+        let why = self.conns[i][side].socket.record().map_or(0, |r| r.reason.load(Relaxed));
+        Reason::ALL.get(why as usize).copied().unwrap_or(Reason::None)
+    }
+
+    fn close(&mut self, i: usize, side: usize) {
+        let e = &mut self.conns[i][side];
+        if core::mem::take(&mut e.open) && api::close(e.fd) == api::PASS {
+            let _ = sys::close(e.fd);
+        }
+    }
+
+    /// So many small steps, drawn: a host's turn, the queues', a send, a receive. `at` is called before each with its number.
+    #[track_caller]
+    fn play(&mut self, steps: usize, mut at: impl FnMut(&mut Rig, usize)) {
+        for step in 0..steps {
+            at(self, step);
+            let i = self.random.below(self.conns.len());
+            let side = self.random.below(2);
+            match self.random.below(8) {
+                0 | 1 => {
+                    let n = 1 + self.random.below(6000);
+                    self.send(i, side, n);
+                }
+                2 | 3 => {
+                    let n = 1 + self.random.below(8000);
+                    self.receive(i, side, n);
+                }
+                4 => self.serve_queues(),
+                5 => {
+                    testing::run_held();
+                }
+                _ => {
+                    let h = self.random.below(self.hosts.len());
+                    self.step(h);
+                }
+            }
+        }
+    }
+
+    // ---- what is there -----------------------------------------------------------------------------------------------
+
+    fn calls(&self, h: usize, call: Call) -> u64 {
+        self.wires.calls(&self.hosts[h].fabric, call)
+    }
+
+    fn objects(&self, h: usize) -> Objects {
+        self.wires.open_objects(&self.hosts[h].fabric)
+    }
+
+    /// What a host that serves no connection keeps open.
+    fn least(&self, h: usize) -> Objects {
+        let remote = self.hosts[h].remote.as_ref().unwrap();
+        let devices = remote.devices.list.iter().filter(|d| d.device.is_some()).count();
+        let queues = remote.devices.list.iter().map(|d| d.queues.len()).sum();
+        let listeners = remote.listeners.iter().filter(|l| l.cm.is_some()).count();
+        Objects { managers: usize::from(remote.devices.manager.is_some()), devices, queues, domains: 0, regions: 0, listeners, pairs: 0 }
+    }
+
+    fn describe(&self) -> String {
+        let mut text = String::new();
+        for (i, c) in self.conns.iter().enumerate() {
+            for (side, e) in c.iter().enumerate() {
+                let (tx, rx) = e.socket.channel().map_or((false, false), |c| {
+                    let slot = e.socket.slot.load(Relaxed) as usize;
+                    (io::sends_fast(c, slot), io::receives_fast(c, slot))
+                });
+                text += &format!(
+                    "connection {i} side {side}: state {} flags {:#x} offered {} slot {} fast {tx}/{rx} sent {} received {} over {:?} open {} ({})\n",
+                    e.socket.state.load(Relaxed),
+                    e.socket.flags.load(Relaxed),
+                    e.socket.offered.load(Relaxed),
+                    e.socket.slot.load(Relaxed) as i32,
+                    e.sent,
+                    e.received,
+                    e.over,
+                    e.open,
+                    self.reason(i, side).name()
+                );
+            }
+        }
+        for (h, host) in self.hosts.iter().enumerate() {
+            text += &format!("host {h}: {:?}\n", self.objects(h));
+            let Some(r) = host.remote.as_ref() else { continue };
+            for (i, l) in r.links.iter().enumerate().filter_map(|(i, l)| Some((i, l.as_deref()?))) {
+                let pairs: Vec<(u32, PairState)> = l.pairs.iter().map(|p| (p.number, p.state)).collect();
+                let conns: Vec<(usize, ConnState, u32, u16, u32)> =
+                    l.conns.iter().enumerate().filter(|(_, c)| c.state != ConnState::Free).map(|(n, c)| (n, c.state, c.pair, c.lane, c.asked)).collect();
+                text += &format!("  link {i}: {:?} {:?} pairs {pairs:?} slots {conns:?} waiting {}\n", l.role, l.phase, l.waiting.len());
+            }
+            let timer = r.timer.saturating_sub(sys::now_ns());
+            text += &format!("  leaving {} timer {} in {timer} ns\n", r.leaving.len(), r.timer);
+        }
+        text
+    }
+
+    // ---- the end -----------------------------------------------------------------------------------------------------
+
+    /// Everything is closed in order, and nothing is left open.
+    #[track_caller]
+    fn finish(mut self) {
+        for i in 0..self.conns.len() {
+            self.close(i, C);
+            self.close(i, A);
+        }
+        self.until("nothing is left open", |r| {
+            (0..r.hosts.len()).all(|h| {
+                let idle = r.hosts[h].remote.as_ref().is_none_or(|x| x.leaving.is_empty() && x.links.iter().flatten().all(|l| !l.in_use()));
+                idle && (r.hosts[h].remote.is_none() || r.objects(h) == r.least(h))
+            })
+        });
+        let whole = self.hosts.iter().all(|h| h.remote.is_some());
+        let queues: Vec<&'static wire::Queue> = wire::queues().collect();
+        drop(self);
+        if whole {
+            for q in queues {
+                // SAFETY: leaked by `new_queue`; taken off the list by `drop`, and every pair on it is closed.
+                drop(unsafe { Box::from_raw(core::ptr::from_ref(q).cast_mut()) });
+            }
+        }
+    }
+
+    /// The process on a host is killed: its kernel closes everything.
+    fn kill(&mut self, h: usize) {
+        let Some(remote) = self.hosts[h].remote.take() else { return };
+        self.wires.kill(&self.hosts[h].fabric);
+        close_all(&remote);
+        // What its pairs and rings lie in is still named by queues that others poll.
+        core::mem::forget(remote);
+        for e in self.conns.iter_mut().flatten().filter(|e| e.host == h && e.open) {
+            e.open = false;
+            fd_table::set(e.fd, fd_table::Entry::None);
+            let _ = sys::close(e.fd);
+        }
+        let listener = core::mem::replace(&mut self.hosts[h].listener, -1);
+        if listener >= 0 {
+            fd_table::set(listener, fd_table::Entry::None);
+            let _ = sys::close(listener);
+        }
+        KNOWN.iter().for_each(|k| k.store(0, Relaxed));
+    }
+}
+
+/// The descriptors of a host's thread.
+fn close_all(remote: &Remote) {
+    let links = remote.links.iter().flatten().map(|l| l.fd);
+    let listeners = remote.listeners.iter().map(|l| l.fd);
+    for fd in links.chain(listeners).filter(|fd| *fd >= 0) {
+        close_own(fd);
+    }
+    fd_table::close_internal(remote.epoll);
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        testing::set_threads(Threads::Start);
+        RUNNING.store(0, Relaxed);
+        wire::forget_queues();
+        INBOX.lock().clear();
+        devices::EPOLLS[0].store(-1, Relaxed);
+        for e in self.conns.iter_mut().flatten().filter(|e| e.open) {
+            // After a failure: as it is.
+            fd_table::set(e.fd, fd_table::Entry::None);
+            let _ = sys::close(e.fd);
+        }
+        for h in &mut self.hosts {
+            if h.listener >= 0 {
+                fd_table::set(h.listener, fd_table::Entry::None);
+                let _ = sys::close(h.listener);
+            }
+            if let Some(remote) = h.remote.take() {
+                close_all(&remote);
+                if std::thread::panicking() {
+                    core::mem::forget(remote);
+                }
+            }
+        }
+        for fd in [self.io, self.all] {
+            fd_table::close_internal(fd);
+        }
+    }
+}
+
+/// A TCP socket bound to that address.
+fn tcp(at: SocketAddr) -> c_int {
+    let fd = sys::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) as c_int;
+    assert!(fd >= 0);
+    let (raw, len) = crate::socket::sockaddr(at);
+    assert!(sys::bind(fd, &raw[..len]) >= 0);
+    fd
+}
+
+fn name(fd: c_int, peer: bool) -> SocketAddr {
+    let mut raw = [0u8; 128];
+    let len = sys::socket_name(fd, peer, &mut raw);
+    crate::socket::address(&raw, len).unwrap()
+}
+
+/// What `crate::socket` does with a new connection that a device could serve. (Loopback addresses are not served.)
+fn begin(fd: c_int, connector: bool) -> &'static Socket {
+    let tuple = Tuple::new(name(fd, false), name(fd, true)).unwrap();
+    let memory = Box::leak(Box::new(core::mem::MaybeUninit::<Socket>::zeroed())).as_mut_ptr();
+    // SAFETY: all zero but for the tuple, which is written here, is a valid Socket.
+    let s = unsafe {
+        (&raw mut (*memory).tuple).write(core::cell::UnsafeCell::new(tuple));
+        &*memory
+    };
+    s.owner.store(lifecycle::process(), Relaxed);
+    s.flags.store(flag::REMOTE | if connector { flag::CONNECTOR } else { 0 }, Relaxed);
+    s.slot.store(u32::MAX, Relaxed);
+    s.fd.store(fd, Relaxed);
+    s.refs.store(1, Relaxed);
+    s.forks.store(lifecycle::forks(), Relaxed);
+    s.record.store(stats::open(fd, Reason::Negotiating), Relaxed);
+    s.state.store(CANDIDATE, Release);
+    fd_table::set(fd, fd_table::Entry::Socket(s, 0));
+    if !connector {
+        accepting(tuple.local());
+    }
+    s
+}

@@ -1,0 +1,97 @@
+//! What the tests of several modules share: the constructor, a clock that can be set forward, and threads that are held back.
+
+use crate::lifecycle;
+use core::cell::{Cell, RefCell};
+use core::ffi::{c_int, c_void};
+use std::vec::Vec;
+
+/// What the constructor does, once. The configuration has small rings and several connections on a pair; `NACC_LOG_PATH` and
+/// `NACC_LOG_LEVEL` are those of the tests' environment.
+pub(crate) fn init() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    let next = crate::api::NextSymbols { pthread_create: Some(create), pthread_detach: Some(detach) };
+    let env = |name: &str| match name {
+        "NACC_SOR_MSG_SIZE" => Some("4096"),
+        "NACC_SOR_CONN_PER_QP" => Some("4"),
+        "NACC_RDMA_MR_MIN_INC_SIZE" => Some("262144"),
+        "NACC_LOG_PATH" | "NACC_LOG_LEVEL" => std::env::var(name).ok().map(|value| &*value.leak()),
+        _ => None,
+    };
+    ONCE.call_once(|| lifecycle::init(&env, next));
+}
+
+// ---- the clock ---------------------------------------------------------------------------------------------------
+
+std::thread_local! {
+    static AHEAD: Cell<u64> = const { Cell::new(0) };
+}
+
+/// By how much this thread's monotonic clock is ahead of the system's.
+pub(crate) fn ahead_ns() -> u64 {
+    AHEAD.with(Cell::get)
+}
+
+/// Sets this thread's clock forward.
+pub(crate) fn pass_ns(ns: u64) {
+    AHEAD.with(|a| a.set(a.get() + ns));
+}
+
+// ---- threads -----------------------------------------------------------------------------------------------------
+
+/// The body of a thread, and its argument.
+type Body = (extern "C" fn(*mut c_void) -> *mut c_void, usize);
+
+/// What happens when this thread starts a thread of the library's.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[allow(dead_code, reason = "as in the tests of `remote`")]
+pub(crate) enum Threads {
+    Start,
+    /// They wait until [`run_held`].
+    Hold,
+    Refuse,
+}
+
+std::thread_local! {
+    static THREADS: Cell<Threads> = const { Cell::new(Threads::Start) };
+    static HELD: RefCell<Vec<Body>> = const { RefCell::new(Vec::new()) };
+}
+
+pub(crate) fn set_threads(how: Threads) {
+    THREADS.with(|t| t.set(how));
+}
+
+/// Runs what was held back, to its end. False: there was nothing.
+pub(crate) fn run_held() -> bool {
+    let held = HELD.with(RefCell::take);
+    let any = !held.is_empty();
+    for (body, argument) in held {
+        let thread = std::thread::spawn(move || {
+            body(argument as *mut c_void);
+        });
+        assert!(thread.join().is_ok(), "a thread of the library's panicked");
+    }
+    any
+}
+
+unsafe extern "C" fn create(
+    thread: *mut libc::pthread_t,
+    attributes: *const libc::pthread_attr_t,
+    body: extern "C" fn(*mut c_void) -> *mut c_void,
+    argument: *mut c_void,
+) -> c_int {
+    match THREADS.with(Cell::get) {
+        // SAFETY: the caller's promise.
+        Threads::Start => unsafe { libc::pthread_create(thread, attributes, body, argument) },
+        Threads::Hold => {
+            HELD.with(|h| h.borrow_mut().push((body, argument as usize)));
+            0
+        }
+        Threads::Refuse => libc::EAGAIN,
+    }
+}
+
+unsafe extern "C" fn detach(thread: libc::pthread_t) -> c_int {
+    // Of one that is held back there is none.
+    // SAFETY: the caller's promise.
+    if thread == 0 { 0 } else { unsafe { libc::pthread_detach(thread) } }
+}
