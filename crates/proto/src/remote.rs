@@ -155,16 +155,35 @@ pub mod refuse {
 pub enum Frame {
     Hello(Hello),
     Candidate(Candidate),
-    Withdraw { token: u64 },
+    Withdraw {
+        token: u64,
+    },
     Pair(Pair),
-    PairReady { pair: u32 },
-    PairEnd { pair: u32 },
+    PairReady {
+        pair: u32,
+    },
+    PairEnd {
+        pair: u32,
+    },
     Offer(Offer),
-    Accept { token: u64, slot: u16 },
-    Refuse { token: u64, slot: u16, reason: u16 },
+    Accept {
+        token: u64,
+        slot: u16,
+    },
+    Refuse {
+        token: u64,
+        slot: u16,
+        reason: u16,
+    },
     Words(Words),
-    Freed { slot: u16 },
-    Resume { known: bool },
+    Freed {
+        slot: u16,
+    },
+    /// `key` is what the connector made for this link: it knows by it whom it talks to.
+    Resume {
+        known: bool,
+        key: [u8; 16],
+    },
     Synced,
     Bye,
 }
@@ -254,7 +273,10 @@ impl Frame {
                 w.u64(m.seen_ack);
             }
             Self::Freed { slot } => w.u16(*slot),
-            Self::Resume { known } => w.u8(u8::from(*known)),
+            Self::Resume { known, key } => {
+                w.u8(u8::from(*known));
+                w.bytes(key);
+            }
             Self::Synced | Self::Bye => {}
         }
         let at = w.at;
@@ -331,6 +353,7 @@ impl Frame {
             kind::BYE => Self::Bye,
             kind::RESUME => Self::Resume {
                 known: flag(&mut r)?,
+                key: r.array()?,
             },
             kind::SYNCED => Self::Synced,
             _ => return Err(DecodeError::Kind),
@@ -497,7 +520,10 @@ mod tests {
             }),
             Frame::Freed { slot: 1 },
             Frame::Bye,
-            Frame::Resume { known: true },
+            Frame::Resume {
+                known: true,
+                key: [7; 16],
+            },
             Frame::Synced,
         ]
     }

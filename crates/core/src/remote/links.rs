@@ -30,8 +30,8 @@ const AGAIN_NS: [u64; 3] = [100_000_000, 400_000_000, 1_000_000_000];
 /// …and when others connect after so long, doubled each time.
 const NOBODY_NS: u64 = 10_000_000_000;
 const NOBODY_MAX_NS: u64 = 300_000_000_000;
-/// New connections to a place make it looked at again for more processes: at first so often, then more and more rarely, up to that.
-const MORE_NS: u64 = 1_000_000_000;
+/// As long as connections to a place wait for an answer, its other ports are tried: after so long, then more and more rarely, up to that.
+const MORE_NS: u64 = 100_000_000;
 const MORE_MAX_NS: u64 = 60_000_000_000;
 /// To resume a link that broke the connector tries after so long, then again, and at last every so long.
 const RETRY_NS: [u64; 6] = [1_000_000, 100_000_000, 500_000_000, 1_500_000_000, 3_000_000_000, 5_000_000_000];
@@ -83,11 +83,24 @@ pub(super) struct Place {
     nobody_until: u64,
     /// Somebody is, whose library is another version.
     other_version: bool,
+    /// Bits of the ports that took a connection when they were last tried, whoever is there.
+    taken: u32,
+    /// How many ports were tried last.
+    ports: u8,
 }
 
 impl Place {
     pub(super) fn forget_failures(&mut self) {
         (self.tries, self.nobody_until, self.more_ns, self.other_version) = (0, 0, MORE_NS, false);
+    }
+
+    /// The ports to try: four more whenever all before them are taken.
+    fn ports_to_try(&self) -> u8 {
+        let mut ports = TRIED;
+        while ports < PORTS && self.taken.trailing_ones() >= u32::from(ports) {
+            ports += TRIED;
+        }
+        ports
     }
 
     fn why(&self) -> Reason {
@@ -497,7 +510,18 @@ impl Remote {
                     let oldest = self.places.iter().enumerate().min_by_key(|(_, p)| p.tried).map_or(0, |(i, _)| i);
                     self.places.swap_remove(oldest);
                 }
-                self.places.push(Place { local, peer, next: 0, tries: 0, tried: 0, more_ns: MORE_NS, nobody_until: 0, other_version: false });
+                self.places.push(Place {
+                    local,
+                    peer,
+                    next: 0,
+                    tries: 0,
+                    tried: 0,
+                    more_ns: MORE_NS,
+                    nobody_until: 0,
+                    other_version: false,
+                    taken: 0,
+                    ports: 0,
+                });
                 self.places.len() - 1
             }
         };
@@ -505,29 +529,63 @@ impl Remote {
         if !found && now < p.nobody_until {
             return Err(p.why());
         }
-        if p.next == 0 && (p.tried == 0 || now.saturating_sub(p.tried) > p.more_ns || !found) {
-            p.next = now;
-            if found {
-                p.more_ns = p.more_ns.saturating_mul(2).min(MORE_MAX_NS);
-            } else {
-                p.tries = 0;
-            }
-            self.try_place(at)?;
+        if p.next != 0 {
+            return Ok(());
         }
-        Ok(())
+        if found {
+            // If nobody has answered by then, the process that accepted it has another port.
+            p.next = (now + MORE_NS).max(p.tried.saturating_add(p.more_ns));
+            let next = p.next;
+            self.at(next);
+            return Ok(());
+        }
+        p.next = now;
+        p.tries = 0;
+        self.try_place(at)
+    }
+
+    /// Whether a connection of ours to there still waits for an answer.
+    fn is_waited_for(&self, local: IpAddr, peer: SocketAddr) -> bool {
+        let mut at = self.connected.oldest();
+        while let Some(key) = at {
+            at = self.connected.after(key);
+            if self.connected.get(key).is_some_and(|(t, m)| t.local().ip() == local && t.peer() == peer && m.is_current()) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// It is time to look at a place (again).
+    fn look_at_place(&mut self, at: usize) {
+        let now = sys::now_ns();
+        let Some((local, peer)) = self.places.get(at).map(|p| (p.local, p.peer)) else { return };
+        let found = self.links.iter().flatten().any(|l| l.leads_to(local, peer) && l.is_up());
+        let wanted = !found || self.is_waited_for(local, peer);
+        let Some(p) = self.places.get_mut(at) else { return };
+        p.next = 0;
+        if !wanted {
+            return;
+        }
+        if let Err(why) = self.try_place(at) {
+            return self.give_up_on(local, peer, why);
+        }
+        if let Some(p) = self.places.get_mut(at).filter(|_| found) {
+            p.next = now + p.more_ns;
+            p.more_ns = p.more_ns.saturating_mul(2).min(MORE_MAX_NS);
+            let next = p.next;
+            self.at(next);
+        }
     }
 
     /// Connects to the ports of a place to which there is no link.
     fn try_place(&mut self, at: usize) -> Result<(), Reason> {
         let now = sys::now_ns();
         let Some(p) = self.places.get_mut(at) else { return Ok(()) };
-        (p.next, p.tried) = (0, now);
+        let ports = p.ports_to_try();
+        (p.next, p.tried, p.ports) = (0, now, ports);
         let (local, peer) = (p.local, p.peer);
         let device = self.device_at(local)?;
-        let mut ports = TRIED;
-        while ports < PORTS && (ports - TRIED..ports).all(|k| self.links.iter().flatten().any(|l| l.leads_to(local, peer) && l.k == k && l.is_up())) {
-            ports += TRIED;
-        }
         for k in 0..ports {
             if self.links.iter().flatten().any(|l| l.leads_to(local, peer) && l.k == k && l.phase != Phase::Gone) {
                 continue;
@@ -577,11 +635,7 @@ impl Remote {
         for i in 0..self.places.len() {
             match self.places.get(i).map_or(0, |p| p.next) {
                 0 => {}
-                next if next <= now => {
-                    if let (Err(why), Some((local, peer))) = (self.try_place(i), self.places.get(i).map(|p| (p.local, p.peer))) {
-                        self.give_up_on(local, peer, why);
-                    }
-                }
+                next if next <= now => self.look_at_place(i),
                 next => self.at(next),
             }
         }
@@ -710,12 +764,26 @@ impl Remote {
         }
     }
 
+    /// Connector: a port took a connection, or did not.
+    fn port_is_taken(&mut self, i: usize, taken: bool) {
+        let Some((local, peer, k)) = self.link(i).map(|l| (l.local, SocketAddr::new(l.peer, l.port), l.k)) else { return };
+        let Some(p) = self.places.iter_mut().find(|p| p.local == local && p.peer == peer) else { return };
+        let bit = 1u32.checked_shl(u32::from(k)).unwrap_or(0);
+        p.taken = if taken { p.taken | bit } else { p.taken & !bit };
+        if p.ports_to_try() > p.ports {
+            // There may be more of them.
+            p.next = sys::now_ns();
+            self.timer = 1;
+        }
+    }
+
     pub(super) fn serve_link(&mut self, i: usize, serial: u32, events: u32) {
         let Some(l) = self.link_mut(i).filter(|l| l.serial == serial && !matches!(l.phase, Phase::Gone | Phase::Broken)) else { return };
         if l.phase == Phase::Connecting {
             let mut error: c_int = 0;
             let asked = sys::getsockopt(l.fd, libc::SOL_SOCKET, libc::SO_ERROR, &mut error);
             if asked < 0 || error != 0 {
+                self.port_is_taken(i, false);
                 self.end_link(i, Fault::NotFound);
                 return;
             }
@@ -723,6 +791,8 @@ impl Remote {
                 return;
             }
             l.phase = Phase::Greeting;
+            self.port_is_taken(i, true);
+            let Some(l) = self.link(i) else { return };
             // Connected to itself (a free port of this host): nobody.
             let mut raw = [[0u8; 128]; 2];
             let [a, b] = &mut raw;
@@ -780,8 +850,9 @@ impl Remote {
             return self.on_hello(i, hello);
         }
         if l.phase == Phase::Resuming {
-            let Frame::Resume { known } = frame else { return Err(Fault::Malformed) };
-            if !known {
+            let Frame::Resume { known, key } = frame else { return Err(Fault::Malformed) };
+            // Somebody else may have the port, and the name of the process that had it.
+            if !known || key != l.key {
                 return Err(Fault::Over);
             }
             self.resume(i);
@@ -841,7 +912,7 @@ impl Remote {
             if let Some(earlier) = earlier {
                 return self.take_over(earlier, i);
             }
-            self.send(i, Frame::Resume { known: false });
+            self.send(i, Frame::Resume { known: false, key: [0; 16] });
         }
         if self.links.iter().flatten().any(|l| l.phase == Phase::Up && known(l)) {
             return Err(Fault::NotFound);
@@ -857,12 +928,6 @@ impl Remote {
         if role == Role::Connector {
             if let Some(p) = self.places.iter_mut().find(|p| p.local == local && p.peer == SocketAddr::new(peer, port)) {
                 p.forget_failures();
-                let found = self.links.iter().flatten().filter(|l| l.leads_to(local, SocketAddr::new(peer, port)) && l.is_up()).count();
-                if found.is_multiple_of(usize::from(TRIED)) {
-                    // There may be more of them.
-                    p.next = sys::now_ns();
-                    self.timer = 1;
-                }
             }
             self.announce_all(i);
         }
@@ -997,10 +1062,10 @@ impl Remote {
             return Ok(());
         };
         l.fd = fd;
-        let serial = l.serial;
+        let (serial, key) = (l.serial, l.hello.map_or([0; 16], |h| h.key));
         l.phase = Phase::Resuming;
         let _ = watch(self.epoll, fd, libc::EPOLLIN as u32, EVENT_LINK | u64::from(serial) << 8 | earlier as u64);
-        self.send(earlier, Frame::Resume { known: true });
+        self.send(earlier, Frame::Resume { known: true, key });
         self.resume(earlier);
         Ok(())
     }
