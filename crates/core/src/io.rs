@@ -38,7 +38,7 @@ mod send;
 mod waits;
 
 pub(crate) use apart::{Apart, Moved, await_peer, begin_exit, carrier_is_over, carrier_is_reset, may_send_on_carrier};
-use apart::{end_in_reset, outlives_close, outlives_for_child, peer_has_ended, shutdown_between_hosts, to_kernel_between_hosts};
+use apart::{await_departure, end_in_reset, outlives_close, outlives_for_child, peer_has_ended, shutdown_between_hosts, to_kernel_between_hosts};
 pub(crate) use candidate::attach;
 use candidate::candidate;
 use ends::*;

@@ -362,6 +362,17 @@ pub(super) fn shutdown_between_hosts(s: &'static Socket, g: u16, fd: c_int, how:
     0
 }
 
+/// Waits a while for a connection that is on its way back to the carrier to have left.
+pub(super) fn await_departure(s: &'static Socket, g: u16) -> Woke {
+    let Some(wire) = s.channel().and_then(Channel::wire) else { return Woke::News };
+    let seen = wire.left.load(SeqCst);
+    if s.generation16() != g || !s.is(ATTACHED) {
+        return Woke::News;
+    }
+    let r = sys::futex_wait(&wire.left, seen, 10_000_000, false);
+    if r == -(libc::EINTR as isize) { Woke::Signal } else { Woke::News }
+}
+
 /// [`to_kernel`] of a connection between hosts: the thread does it, and is waited for. In a forked child it is the parent's.
 pub(super) fn to_kernel_between_hosts(s: &'static Socket, g: u16, fd: c_int, why: Reason, strict: bool) -> bool {
     let Some((channel, wire)) = s.channel().and_then(|c| Some((c, c.wire()?))) else { return !s.is(ATTACHED) };

@@ -241,6 +241,7 @@ pub(super) unsafe fn send_slow(
             }
             if !may_use_carrier(h) && (total > 0 || flags & libc::MSG_OOB != 0) {
                 // The peer has not heard yet that the stream goes on there.
+                h.channel.ask_to_leave(h.slot, Reason::RdmaLost, true);
                 held = None;
                 if nonblocking {
                     return finish(done, EAGAIN);
@@ -253,7 +254,11 @@ pub(super) unsafe fn send_slow(
                         return finish(done, EAGAIN);
                     }
                 }
-                let _ = to_kernel(s, g, fd, Reason::RdmaLost, false);
+                if await_departure(s, g) == Woke::Signal
+                    && let Some(r) = interrupted(timeout)
+                {
+                    return finish(done, r);
+                }
                 continue;
             }
             // SAFETY: the caller's buffers.

@@ -206,7 +206,9 @@ impl Remote {
         changed |= at.seen_epoch.swap(w.seen_epoch, SeqCst) != w.seen_epoch;
         changed |= at.seen_ack.swap(w.seen_ack, SeqCst) != w.seen_ack;
         changed |= w.request & request::LEFT != 0;
-        if w.request & (request::LEAVE | request::LEFT) != 0 && at.leave.load(SeqCst) & parting::WANTED == 0 {
+        // (What one end wants for good is for good at the other, too.)
+        let (leaves, again) = (at.leave.load(SeqCst), w.request & request::AGAIN != 0);
+        if w.request & (request::LEAVE | request::LEFT) != 0 && (leaves & parting::WANTED == 0 || (!again && leaves & parting::AGAIN != 0)) {
             channel.ask_to_leave(slot, Reason::PeerAskedForTcp, w.request & request::AGAIN != 0);
         }
         if changed {
