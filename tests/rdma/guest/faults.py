@@ -155,6 +155,11 @@ class Side:
         self.deletion.join(seconds + 2)
         return "still going" if self.deletion.is_alive() else ""
 
+    def device_is_back(self):
+        self.deletion.join(30)
+        if self.deletion.is_alive():
+            raise Wrong("a deleted device is not gone 30 s after the end of the program that used it")
+
     @staticmethod
     def loss(seconds, percent, delay_ms):
         run("tc", "qdisc", "add", "dev", "net0", "root", "netem", "loss", f"{percent}%", "delay", f"{delay_ms}ms", f"{delay_ms // 2}ms")
@@ -376,6 +381,14 @@ class Campaign:
             broken = set(alive.values()) - set(after.values())
             if broken:
                 raise Wrong(f"{name}: connections {' '.join(broken)} have ended, though both programs live")
+            if kind == "device" and result:
+                # It goes with the program that has it open, and only then can there be another one.
+                hit.kill()
+                self.say(f"kill at the {side}, whose device goes")
+                self.ended(other, after.values(), name)
+                hit.device_is_back()
+                hit.start(self.seed)
+                self.moves_on(name)
 
     def end(self):
         """All streams are shut down, and complete."""
