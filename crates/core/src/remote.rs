@@ -165,6 +165,11 @@ fn watch(epoll: c_int, fd: c_int, events: u32, data: u64) -> bool {
     r >= 0 || (r == -(libc::EEXIST as isize) && unsafe { sys::epoll_ctl(epoll, libc::EPOLL_CTL_MOD, fd, &mut event) } >= 0)
 }
 
+fn unwatch(epoll: c_int, fd: c_int) {
+    // SAFETY: deleting takes no event.
+    let _ = unsafe { sys::epoll_ctl(epoll, libc::EPOLL_CTL_DEL, fd, core::ptr::null_mut()) };
+}
+
 // ---- what the rest of the core calls -------------------------------------------------------------------------------
 
 /// Whether a device could serve connections like this one. Asks the kernel once; where there is none, once a minute.
@@ -198,6 +203,11 @@ pub(crate) fn could_serve(tuple: &Tuple) -> Result<(), Reason> {
 
 /// Addresses that the thread was told of, hashed.
 static KNOWN: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
+
+/// The thread is told anew where connections are accepted.
+fn forget_known() {
+    KNOWN.iter().for_each(|k| k.store(0, Relaxed));
+}
 
 /// A listening socket of this process was closed.
 pub(crate) fn listener_closed() {
@@ -394,6 +404,8 @@ struct Remote {
     listeners: Vec<links::Listener>,
     /// When to look whether they are of use; 0: not.
     listeners_at: u64,
+    /// No links are taken at some address: when that is tried anew, with the next accept there; 0: not.
+    anew_at: u64,
     links: [Option<Box<links::Link>>; LINKS],
     places: Vec<links::Place>,
     connected: Table<Mine>,
@@ -425,6 +437,7 @@ impl Remote {
             devices: devices::Devices::default(),
             listeners: Vec::new(),
             listeners_at: 0,
+            anew_at: 0,
             links: [const { None }; LINKS],
             places: Vec::new(),
             connected: Table::new(PENDING, seed)?,

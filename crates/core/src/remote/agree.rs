@@ -57,7 +57,13 @@ impl Remote {
         }
         let local = tuple.local().ip();
         let connector = s.has(flag::CONNECTOR);
-        let found = if connector { self.seek(local, tuple.peer()) } else { self.device_at(local).map(|_| ()) };
+        let found = if connector {
+            self.seek(local, tuple.peer())
+        } else if self.is_down(local) {
+            Ok(())
+        } else {
+            self.device_at(local).map(|_| ())
+        };
         if let Err(why) = found {
             return verdict(s, generation, why);
         }

@@ -54,6 +54,11 @@ pub(super) fn reason_of(e: Error) -> Reason {
     }
 }
 
+/// For how long an address that could not be served is left alone.
+pub(super) fn pause_after(why: Reason) -> u64 {
+    if why == Reason::NoRdmaDevice { NO_DEVICE_NS } else { FAILED_NS }
+}
+
 /// What a pair for so many connections is made with. Both ends reckon alike.
 pub(super) fn settings(lanes: u16, immediate: bool) -> Settings {
     let depth = (u32::from(lanes) * 16).clamp(32, 128);
@@ -106,11 +111,15 @@ impl Remote {
         }
         self.devices.failed.retain(|(a, _, until)| *a != address && now < *until);
         self.open_device(address).inspect_err(|why| {
-            let pause = if *why == Reason::NoRdmaDevice { NO_DEVICE_NS } else { FAILED_NS };
             if self.devices.failed.len() < 256 {
-                self.devices.failed.push((address, *why, now + pause));
+                self.devices.failed.push((address, *why, now + pause_after(*why)));
             }
         })
+    }
+
+    /// The device that has `address` is there, and its port is down: that passes.
+    pub(super) fn is_down(&self, address: IpAddr) -> bool {
+        self.devices.list.iter().any(|d| d.address == address && d.device.is_some() && d.down_since != 0)
     }
 
     fn open_device(&mut self, address: IpAddr) -> Result<usize, Reason> {
@@ -221,8 +230,7 @@ impl Remote {
                 Err(e) => {
                     debug_log!("device {at}: {:?}: errno {}", e.call, e.errno);
                     // It would be told for ever.
-                    // SAFETY: deleting takes no event.
-                    let _ = unsafe { sys::epoll_ctl(self.epoll, libc::EPOLL_CTL_DEL, verbs.device_fd(device), core::ptr::null_mut()) };
+                    unwatch(self.epoll, verbs.device_fd(device));
                     return;
                 }
             }
@@ -240,6 +248,7 @@ impl Remote {
             }
         }
         self.devices.failed.clear();
+        forget_known();
         self.at(sys::now_ns() + DOWN_NS);
         self.places.iter_mut().for_each(|p| p.forget_failures());
         self.forget_pair_failures();
@@ -268,6 +277,8 @@ impl Remote {
             // The queues stay on the list: a thread may be polling one. They are empty.
             d.queues.clear();
             if let Some(device) = d.device.take() {
+                // Its descriptor outlives it (librdmacm's, and what is in the queues), with news that nobody fetches any more.
+                unwatch(self.epoll, verbs.device_fd(&device));
                 let _ = verbs.close_device(device);
             }
         }

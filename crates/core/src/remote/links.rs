@@ -33,6 +33,8 @@ const NOBODY_MAX_NS: u64 = 300_000_000_000;
 /// As long as connections to a place wait for an answer, its other ports are tried: after so long, then more and more rarely, up to that.
 const MORE_NS: u64 = 100_000_000;
 const MORE_MAX_NS: u64 = 60_000_000_000;
+/// While the device's port is down nothing is tried; whether it still is is looked at every so long.
+const PORT_NS: u64 = 1_000_000_000;
 /// To resume a link that broke the connector tries after so long, then again, and at last every so long.
 const RETRY_NS: [u64; 6] = [1_000_000, 100_000_000, 500_000_000, 1_500_000_000, 3_000_000_000, 5_000_000_000];
 /// Whether the carriers of its connections are over is looked at every so long. As long as one is not, it may be resumed.
@@ -299,40 +301,51 @@ impl Remote {
         if self.listeners.iter().any(|l| l.local == local && l.fd >= 0) {
             return;
         }
+        if let Err(why) = self.take_links(local) {
+            debug_log!("no links for {local}: {}", why.name());
+            let at = sys::now_ns() + devices::pause_after(why);
+            self.anew_at = if self.anew_at == 0 { at } else { self.anew_at.min(at) };
+            self.at(at);
+        }
+    }
+
+    fn take_links(&mut self, local: SocketAddr) -> Result<(), Reason> {
         // In the place of one that is closed: events name the place.
         let at = self.listeners.iter().position(|l| l.fd < 0).unwrap_or(self.listeners.len());
         if at >= LISTENERS {
-            return;
+            return Err(Reason::ChannelFull);
         }
-        let Ok(device) = self.device_at(local.ip()) else { return };
+        let device = self.device_at(local.ip())?;
         let fd = tcp_socket(local.ip());
         if fd < 0 {
-            return;
+            return Err(Reason::NoDescriptor);
         }
-        let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, &1i32);
-        let k = (0..PORTS).find(|k| bind(fd, SocketAddr::new(local.ip(), link_port(local.port(), *k))) >= 0 && sys::listen(fd, 128) >= 0);
-        let Some(k) = k else {
-            warn_log!("no port for agreements over RDMA: {} to {} are taken", link_port(local.port(), 0), link_port(local.port(), PORTS - 1));
-            close_own(fd);
-            return;
-        };
-        let (cm, cm_port) = match self.listen_for_pairs(local, device, at, k) {
-            Some((cm, port)) => (Some(cm), port),
-            None => {
-                close_own(fd);
-                return;
-            }
-        };
-        if !watch(self.epoll, fd, libc::EPOLLIN as u32, EVENT_LISTENER | at as u64) {
-            close_own(fd);
-            return;
-        }
+        let (k, cm, cm_port) = self.listen_at(fd, local, device, at).inspect_err(|_| close_own(fd))?;
         debug_log!("links for {local} on port {}, pairs on {cm_port}", link_port(local.port(), k));
-        let new = Listener { local, fd, device, cm, cm_port };
+        let new = Listener { local, fd, device, cm: Some(cm), cm_port };
         match self.listeners.get_mut(at) {
             Some(old) => *old = new,
             None => self.listeners.push(new),
         }
+        Ok(())
+    }
+
+    /// Both listeners of a place: the number of the first one's port, the manager's, and its port.
+    fn listen_at(&mut self, fd: c_int, local: SocketAddr, device: usize, at: usize) -> Result<(u8, net::Listener, u16), Reason> {
+        let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, &1i32);
+        let k = (0..PORTS).find(|k| bind(fd, SocketAddr::new(local.ip(), link_port(local.port(), *k))) >= 0 && sys::listen(fd, 128) >= 0);
+        let Some(k) = k else {
+            warn_log!("no port for agreements over RDMA: {} to {} are taken", link_port(local.port(), 0), link_port(local.port(), PORTS - 1));
+            return Err(Reason::RdmaRefused);
+        };
+        let (cm, cm_port) = self.listen_for_pairs(local, device, at, k).ok_or(Reason::RdmaRefused)?;
+        if !watch(self.epoll, fd, libc::EPOLLIN as u32, EVENT_LISTENER | at as u64) {
+            if let Some(verbs) = self.devices.verbs() {
+                let _ = verbs.close_listener(cm);
+            }
+            return Err(Reason::NoDescriptor);
+        }
+        Ok((k, cm, cm_port))
     }
 
     /// A listening socket was closed: where none is left links are of no use after a while.
@@ -343,6 +356,13 @@ impl Remote {
     }
 
     pub(super) fn time_listeners(&mut self) {
+        if self.anew_at != 0 && self.anew_at <= sys::now_ns() {
+            self.anew_at = 0;
+            forget_known();
+        } else if self.anew_at != 0 {
+            let at = self.anew_at;
+            self.at(at);
+        }
         if self.listeners_at == 0 || self.listeners_at > sys::now_ns() {
             if self.listeners_at != 0 {
                 let at = self.listeners_at;
@@ -368,7 +388,7 @@ impl Remote {
         }
         if gone {
             // The next accept there is told of anew.
-            KNOWN.iter().for_each(|k| k.store(0, Relaxed));
+            forget_known();
         }
     }
 
@@ -430,6 +450,13 @@ impl Remote {
         {
             (l.device, l.cm, l.cm_port) = (device, Some(cm), port);
         }
+    }
+
+    /// Where the manager takes pairs for the links of that place.
+    pub(super) fn port_for_pairs(&mut self, local: SocketAddr) -> Option<u16> {
+        let at = self.listeners.iter().position(|l| l.local == local && l.fd >= 0)?;
+        self.mend_listener(at);
+        self.listeners.get(at).filter(|l| l.cm.is_some()).map(|l| l.cm_port)
     }
 
     #[allow(clippy::too_many_arguments, reason = "the state of one link")]
@@ -578,6 +605,14 @@ impl Remote {
         }
     }
 
+    fn try_later(&mut self, at: usize, next: u64) -> Result<(), Reason> {
+        if let Some(p) = self.places.get_mut(at) {
+            p.next = next;
+        }
+        self.at(next);
+        Ok(())
+    }
+
     /// Connects to the ports of a place to which there is no link.
     fn try_place(&mut self, at: usize) -> Result<(), Reason> {
         let now = sys::now_ns();
@@ -585,6 +620,9 @@ impl Remote {
         let ports = p.ports_to_try();
         (p.next, p.tried, p.ports) = (0, now, ports);
         let (local, peer) = (p.local, p.peer);
+        if self.is_down(local) {
+            return self.try_later(at, now + PORT_NS);
+        }
         let device = self.device_at(local)?;
         for k in 0..ports {
             if self.links.iter().flatten().any(|l| l.leads_to(local, peer) && l.k == k && l.phase != Phase::Gone) {

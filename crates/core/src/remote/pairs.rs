@@ -244,11 +244,16 @@ impl Remote {
             if coming >= l.waiting.len() || l.pairs.iter().filter(|p| p.is_coming()).count() >= AT_ONCE {
                 return;
             }
+            let local = SocketAddr::new(l.local, l.port);
+            let port = self.port_for_pairs(local);
+            let Some(l) = self.link_mut(i) else { return };
             let lanes = l.hello.map_or(1, |h| h.lanes).min(lanes(lifecycle::config()));
             let mut nonce = [0u8; 16];
             sys::random(&mut nonce);
             let number = l.next_pair;
             l.next_pair = number.wrapping_add(1);
+            // (Where nobody listens, because the device is gone, none comes, and another one is tried later.)
+            l.cm_port = port.unwrap_or(l.cm_port);
             let port = l.cm_port;
             l.pairs.push(Pair::new(number, PairState::Requested, nonce, lanes));
             self.at(now + CONNECT_NS);
@@ -624,7 +629,7 @@ impl Remote {
             if let Some((queue, tag)) = p.seat.take() {
                 let _ = until_free(|| queue.hub.release(me, tag));
             }
-            return;
+            return self.forget_lost(i);
         };
         if let Some((queue, tag)) = p.seat.take() {
             // The caller's and the hub's are the only ones.
