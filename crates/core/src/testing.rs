@@ -43,7 +43,6 @@ type Body = (extern "C" fn(*mut c_void) -> *mut c_void, usize);
 
 /// What happens when this thread starts a thread of the library's.
 #[derive(Clone, Copy, PartialEq, Eq)]
-#[allow(dead_code, reason = "as in the tests of `remote`")]
 pub(crate) enum Threads {
     Start,
     /// They wait until [`run_held`].

@@ -1,0 +1,127 @@
+//! What is lost in the middle of traffic: pairs, ports, devices, peers. No byte is lost or doubled, and connections come back.
+
+use super::*;
+
+#[derive(Clone, Copy, Debug)]
+enum Loss {
+    /// Completions fail.
+    Broken(usize),
+    /// The port is down for as long as the pairs live on.
+    PortDown(usize),
+    /// And for longer.
+    PortGone(usize),
+}
+
+fn lose(rig: &mut Rig, loss: Loss) {
+    match loss {
+        Loss::Broken(h) => rig.wires.break_pairs(&rig.hosts[h].fabric),
+        Loss::PortDown(h) => {
+            rig.wires.cut(&rig.hosts[h].fabric, true);
+            rig.play(30, |_, _| {});
+            testing::pass_ns(50_000_000);
+            rig.play(30, |_, _| {});
+            rig.wires.cut(&rig.hosts[h].fabric, false);
+        }
+        Loss::PortGone(h) => {
+            rig.wires.cut(&rig.hosts[h].fabric, true);
+            rig.play(30, |_, _| {});
+            testing::pass_ns(200_000_000);
+            rig.play(100, |_, _| {});
+            rig.wires.cut(&rig.hosts[h].fabric, false);
+        }
+    }
+}
+
+fn comes_back(model: Model, loss: Loss, when: usize, seed: u64) {
+    let mut rig = Rig::new(Order::Shuffled(seed), model, 2);
+    let conns = [rig.connect(0, 1), rig.connect(0, 1)];
+    conns.iter().for_each(|i| rig.promoted(*i));
+    rig.play(when, |_, _| {});
+    lose(&mut rig, loss);
+    rig.play(60, |_, _| {});
+    for i in conns {
+        rig.drain(i);
+        rig.promoted(i);
+        rig.exchange(i, 50_000);
+        assert!(rig.conns[i].iter().all(|e| e.over.is_none()), "{loss:?} at {when}: {}", rig.describe());
+    }
+    rig.finish();
+}
+
+#[test]
+fn a_pair_is_lost_at_any_moment_and_the_connections_come_back() {
+    for model in MODELS {
+        for when in (0..100).step_by(9) {
+            for h in [0, 1] {
+                comes_back(model, Loss::Broken(h), when, when as u64 * 7 + h as u64);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_port_goes_down_and_comes_up() {
+    for model in MODELS {
+        for when in [0, 20, 60] {
+            for h in [0, 1] {
+                comes_back(model, Loss::PortDown(h), when, when as u64 * 5 + h as u64);
+                comes_back(model, Loss::PortGone(h), when, when as u64 * 3 + h as u64);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_device_is_taken_out_and_put_in() {
+    for model in MODELS {
+        for when in [0, 20, 60] {
+            for h in [0, 1] {
+                let mut rig = Rig::new(Order::Shuffled(when as u64 * 5 + h as u64), model, 2);
+                let conns = [rig.connect(0, 1), rig.connect(0, 1)];
+                conns.iter().for_each(|i| rig.promoted(*i));
+                rig.play(when, |_, _| {});
+                rig.remove_device(h);
+                rig.play(100, |_, _| {});
+                for i in conns {
+                    rig.drain(i);
+                    rig.exchange(i, 50_000);
+                    assert!(rig.conns[i].iter().all(|e| e.over.is_none()), "{}", rig.describe());
+                    assert!(!rig.is_fast(i), "over a device that is not there");
+                }
+                // An address without a device is asked for again after a minute.
+                rig.wires.add_device(&rig.hosts[h].fabric);
+                testing::pass_ns(61_000_000_000);
+                rig.settle();
+                let new = rig.connect(0, 1);
+                rig.promoted(new);
+                rig.exchange(new, 50_000);
+                rig.finish();
+            }
+        }
+    }
+}
+
+#[test]
+fn the_peers_process_is_killed() {
+    for model in MODELS {
+        for when in (0..60).step_by(7) {
+            for h in [0, 1] {
+                let mut rig = Rig::new(Order::Shuffled(when as u64), model, 2);
+                let i = rig.connect(0, 1);
+                rig.promoted(i);
+                rig.play(when, |_, _| {});
+                rig.kill(h);
+                // What had arrived is read; then the connection is broken.
+                let side = 1 - h;
+                rig.until("the survivor is told", |r| {
+                    while r.receive(i, side, 30_000) > 0 {}
+                    r.send(i, side, 100);
+                    r.conns[i][side].over.is_some()
+                });
+                let over = rig.conns[i][side].over;
+                assert!(over == Some(-(libc::ECONNRESET as isize)) || over == Some(-(libc::EPIPE as isize)), "{over:?}");
+                rig.finish();
+            }
+        }
+    }
+}
