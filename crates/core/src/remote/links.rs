@@ -986,17 +986,19 @@ impl Remote {
         } else if was_up {
             debug_log!("link to {peer} ended: {why:?}");
         }
-        // What waits is of no use any more; and it must not keep the last word out.
-        l.output.clear();
-        if was_up && why != Fault::Over {
-            self.send(i, Frame::Bye);
-            self.flush(i);
-        }
         let Some(l) = self.link_mut(i) else { return };
         l.phase = Phase::Gone;
+        // In the middle of another frame it would be none.
+        let bye = was_up && !matches!(why, Fault::Over | Fault::Ended) && l.output.is_empty();
         l.output = VecDeque::new();
         let fd = core::mem::replace(&mut l.fd, -1);
         if fd >= 0 {
+            if bye {
+                let mut bytes = [0u8; MAX_FRAME];
+                let n = Frame::Bye.encode(&mut bytes);
+                // SAFETY: a live buffer. Whether it can be sent does not matter any more.
+                let _ = unsafe { sys::sendto(fd, bytes.as_ptr(), n.min(bytes.len()), libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
+            }
             close_own(fd);
         }
         if was_up {
