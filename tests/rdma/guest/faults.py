@@ -2,7 +2,8 @@
 """Faults in the middle of streams between two kernels; `tests/rdma/faults` runs this in both of them.
 
     faults.py server HOW                          does what the client's says, until that ends
-    faults.py client HOW SEED N [KIND:SIDE:...]   N faults out of the seed, or these; status 0 when all streams were as they should
+    faults.py client HOW SEED N [KIND:SIDE:...]   N faults out of the seed, or these (with a ! at the end: at once, wherever the
+                                                  connections are); status 0 when all streams were as they should
 
 guest/traffic runs on both sides, with several kinds of connection. A fault hits one side; when it is over, every connection
 must move on at both ends. Where both programs live, it must be the same connections: a stream goes on where it was, whatever
@@ -155,6 +156,11 @@ class Side:
         self.deletion.join(seconds + 2)
         return "still going" if self.deletion.is_alive() else ""
 
+    @staticmethod
+    def manager_is_lost():
+        """What rxe's connection manager sends while the link is down fails, and nothing brings its own queue pair back (6.12)."""
+        return "type GSI state ERR" in run("rdma", "resource", "show", "qp", check=False)
+
     def device_is_back(self):
         self.deletion.join(30)
         if self.deletion.is_alive():
@@ -227,6 +233,8 @@ class Side:
             note("threads", run("bash", "-c", f"for t in /proc/{pid}/task/*; do echo $(cat $t/comm) $(cut -d' ' -f3,14,15 $t/stat) $(cat $t/wchan); done", check=False))
             note("sockets", run("ss", "-tnoi", check=False))
             note("queue pairs", run("rdma", "resource", "show", "qp", check=False))
+            note("device counters", run("bash", "-c", "grep -H . /sys/class/infiniband/*/ports/1/hw_counters/* /sys/class/infiniband/*/ports/1/gids/* | grep -vE ':0$|:0000:0000:0000:0000:0000:0000:0000:0000$'", check=False))
+            note("what the manager has", run("rdma", "resource", "show", "cm_id", check=False))
             note("devices", run("rdma", "link", check=False) + run("ip", "addr", "show", "net0", check=False))
 
     def stopped(self):
@@ -332,17 +340,17 @@ class Campaign:
         if not Side.until(gone, PATIENCE):
             raise Wrong(f"{why}: the {role} does not see that its connections have ended")
 
-    def accelerated(self):
-        """Waits for a while until all connections are on RDMA at both ends; how many are."""
+    def accelerated(self, seconds=10):
+        """Waits for so long until all connections are on RDMA at both ends; how many are."""
         if self.how != "rdma":
             return 0
-        end = time.monotonic() + 10
+        end = time.monotonic() + seconds
         while True:
             found = {role: side.on_rdma() for role, side in self.sides.items()}
             if all(on == of == len(KINDS) for on, of, _ in found.values()):
                 return len(KINDS)
             if time.monotonic() > end:
-                self.say("not on rdma: " + "; ".join(f"{role}: {others or of}" for role, (_, of, others) in found.items()))
+                self.say(f"not on rdma{'' if seconds else ' yet'}: " + "; ".join(f"{role}: {others or of}" for role, (_, of, others) in found.items()))
                 return min(on for on, *_ in found.values())
             time.sleep(0.2)
 
@@ -354,13 +362,13 @@ class Campaign:
             "loss": [self.dice.choice([1, 3]), self.dice.choice([2, 10, 30]), self.dice.choice([0, 2, 20])],
             "silence": [self.dice.choice([0.5, 2, 6])], "qp": [self.dice.choice([0.5, 3, 8])],
         }.get(kind, [])
-        # In the middle of something, not always at the same point of it.
-        return kind, side, arguments, self.dice.choice([0, 0.05, 0.5])
+        # In the middle of something, not always at the same point of it; and some while connections are still on their way back.
+        return kind, side, arguments, self.dice.choice([0, 0.05, 0.5]), self.dice.random() < 0.25
 
-    def fault(self, kind, side, arguments, pause):
-        on = self.accelerated()
+    def fault(self, kind, side, arguments, pause, hurry):
+        on = self.accelerated(0 if hurry else 10)
         self.on_rdma.append(on)
-        alive = self.moves_on("before the fault")
+        alive = self.alive(self.look()) if hurry else self.moves_on("before the fault")
         time.sleep(pause)
         name = f"{kind} at the {side} {' '.join(map(str, arguments))}".strip()
         hit = self.sides[side]
@@ -382,13 +390,22 @@ class Campaign:
             if broken:
                 raise Wrong(f"{name}: connections {' '.join(broken)} have ended, though both programs live")
             if kind == "device" and result:
-                # It goes with the program that has it open, and only then can there be another one.
-                hit.kill()
-                self.say(f"kill at the {side}, whose device goes")
-                self.ended(other, after.values(), name)
-                hit.device_is_back()
-                hit.start(self.seed)
-                self.moves_on(name)
+                self.renew(side, after)
+        for role, one in self.sides.items():
+            if one.manager_is_lost():
+                self.say(f"rxe's connection manager at the {role} is lost")
+                one.device(0.1)
+                self.renew(role, self.moves_on(name))
+
+    def renew(self, side, alive):
+        """A device that was deleted goes with the program that has it open, and only then can there be another one."""
+        other = "client" if side == "server" else "server"
+        self.say(f"kill at the {side}, whose device goes")
+        self.sides[side].kill()
+        self.ended(other, alive.values(), "kill")
+        self.sides[side].device_is_back()
+        self.sides[side].start(self.seed)
+        self.moves_on("another device")
 
     def end(self):
         """All streams are shut down, and complete."""
@@ -432,10 +449,11 @@ class Campaign:
 
 
 def parsed(text):
+    text, hurry = text.removesuffix("!"), text.endswith("!")
     kind, side, *arguments = text.split(":")
     if kind not in FAULTS and kind not in ("freeze", "unexpected"):
         raise SystemExit(f"no fault {kind}")
-    return kind, side, [float(argument) if "." in argument else int(argument) for argument in arguments], 0
+    return kind, side, [float(argument) if "." in argument else int(argument) for argument in arguments], 0, hurry
 
 
 def main():
