@@ -800,56 +800,64 @@ pub(crate) fn shutdown(fd: c_int, how: c_int) -> Ret {
 
 /// What the kernel says of a candidate's position agrees with what was counted; otherwise bytes moved unseen.
 pub(crate) fn counts_agree(s: &Socket, fd: c_int) -> bool {
-    // SAFETY: all zero is a valid TcpInfo.
-    let mut info: TcpInfo = unsafe { core::mem::zeroed() };
-    if sys::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info) < 0 {
-        return false;
-    }
-    let mut unread: c_int = 0;
-    let _ = sys::ioctl(fd, libc::FIONREAD as usize, &mut unread as *mut c_int as usize);
-    // More may have arrived between the two questions; less can't be.
-    let read = info.bytes_received.wrapping_sub(unread as u64);
-    s.tx_bytes.load(Relaxed) == info.sent() && s.rx_bytes.load(Relaxed) >= read && s.rx_bytes.load(Relaxed) <= info.bytes_received
+    let Some(counts) = counts(fd, s.has(flag::CONNECTOR)) else { return false };
+    // More may have arrived between two questions; less can't be.
+    s.tx_bytes.load(Relaxed) == counts.sent && s.rx_bytes.load(Relaxed) >= counts.read && s.rx_bytes.load(Relaxed) <= counts.received
 }
 
-/// How many bytes the kernel has taken to send on `fd`, and how many that it received were read. Nobody sends or reads meanwhile.
-pub(crate) fn carrier_counts(fd: c_int) -> Option<(u64, u64)> {
+/// How many bytes the kernel has taken to send on a connection, and how many that it received were read. Nobody sends or reads meanwhile.
+pub(crate) fn carrier_counts(s: &Socket, fd: c_int) -> Option<(u64, u64)> {
+    // Bounded: where bytes come in all the time, some other moment will do.
+    (0..100).find_map(|_| {
+        let c = counts(fd, s.has(flag::CONNECTOR))?;
+        // Nothing came between the questions: they speak of one moment.
+        (c.received == c.received_before).then_some((c.sent, c.read))
+    })
+}
+
+/// How many bytes the kernel has taken to send on `fd`, give or take one for all of a connection's life.
+pub(crate) fn carrier_sent(fd: c_int) -> Option<u64> {
+    counts(fd, false).map(|c| c.sent)
+}
+
+/// The kernel's position in both directions of a connection.
+struct Counts {
+    sent: u64,
+    /// Read, at most: what came between the first and the last question counts as unread.
+    read: u64,
+    received_before: u64,
+    received: u64,
+}
+
+/// Asks until what is said of sending speaks of one moment. (Not `tcpi_bytes_sent`: a packet that could not be handed to the device
+/// counts there without having been sent, and again when it is.)
+fn counts(fd: c_int, connector: bool) -> Option<Counts> {
     let ask = || {
         // SAFETY: all zero is a valid TcpInfo.
         let mut info: TcpInfo = unsafe { core::mem::zeroed() };
         (sys::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info) >= 0).then_some(info)
     };
+    let unacknowledged = |out: &mut c_int| sys::ioctl(fd, libc::TIOCOUTQ as usize, out as *mut c_int as usize) >= 0;
+    let unread = |out: &mut c_int| sys::ioctl(fd, libc::FIONREAD as usize, out as *mut c_int as usize) >= 0;
     let mut before = ask()?;
-    // Bounded: where bytes come in all the time, some other moment will do.
     for _ in 0..100 {
-        let mut unread: c_int = 0;
-        if sys::ioctl(fd, libc::FIONREAD as usize, &mut unread as *mut c_int as usize) < 0 {
+        let (mut queued, mut waiting): (c_int, c_int) = (0, 0);
+        if !unacknowledged(&mut queued) || !unread(&mut waiting) {
             return None;
         }
         let after = ask()?;
-        // Nothing came between the questions: they speak of one moment.
-        if after.bytes_received == before.bytes_received {
-            return Some((after.sent(), after.bytes_received.wrapping_sub(unread as u64)));
+        if after.bytes_acked == before.bytes_acked {
+            // The SYN of the end that connected is acknowledged as a byte is (tcp_ack in SYN-SENT); the other end's is not counted.
+            let sent = after.bytes_acked.wrapping_sub(u64::from(connector)).wrapping_add(queued.max(0) as u64);
+            let read = before.bytes_received.saturating_sub(waiting.max(0) as u64);
+            return Some(Counts { sent, read, received_before: before.bytes_received, received: after.bytes_received });
         }
         before = after;
     }
     None
 }
 
-/// How many bytes the kernel has taken to send on `fd`.
-pub(crate) fn carrier_sent(fd: c_int) -> Option<u64> {
-    // SAFETY: all zero is a valid TcpInfo.
-    let mut info: TcpInfo = unsafe { core::mem::zeroed() };
-    (sys::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info) >= 0).then(|| info.sent())
-}
-
-impl TcpInfo {
-    fn sent(&self) -> u64 {
-        self.bytes_sent.wrapping_sub(self.bytes_retrans).wrapping_add(self.notsent_bytes as u64)
-    }
-}
-
-/// The start of the kernel's `struct tcp_info` (linux/tcp.h) up to the last member that is needed here (4.19).
+/// The start of the kernel's `struct tcp_info` (linux/tcp.h) up to the last member that is needed here (4.1).
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct TcpInfo {
@@ -859,20 +867,6 @@ pub(crate) struct TcpInfo {
     max_pacing_rate: u64,
     bytes_acked: u64,
     bytes_received: u64,
-    segs_out: u32,
-    segs_in: u32,
-    notsent_bytes: u32,
-    min_rtt: u32,
-    data_segs_in: u32,
-    data_segs_out: u32,
-    delivery_rate: u64,
-    busy_time: u64,
-    rwnd_limited: u64,
-    sndbuf_limited: u64,
-    delivered: u32,
-    delivered_ce: u32,
-    bytes_sent: u64,
-    bytes_retrans: u64,
 }
 const _: () = assert!(core::mem::offset_of!(TcpInfo, pacing_rate) == 104);
 

@@ -34,7 +34,7 @@ def paths():
     """What this process's connections are on; netacc_ss is not to run under the library itself."""
     env = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
     shown = subprocess.run([os.environ["NETACC_LIB_DIR"] + "/netacc_ss", "--json", "-s", "sock", str(os.getpid())], env=env, stdout=subprocess.PIPE)
-    return collections.Counter((s["tx_path"], s["rx_path"]) for s in json.loads(shown.stdout)["sockets"])
+    return collections.Counter((s["tx_path"], s["rx_path"], s["reason"]) for s in json.loads(shown.stdout)["sockets"])
 
 
 def client(local, address, n, path):
@@ -53,10 +53,10 @@ def client(local, address, n, path):
                 if answer != message:
                     sys.exit("a wrong byte")
         now = paths()
-        if now == {(path, path): n}:
+        if now == {(path, path, "none"): n}:
             break
-    print(*(f"{tx}/{rx} {count}" for (tx, rx), count in sorted(now.items())))
-    return now != {(path, path): n}
+    print(*(f"{tx}/{rx} {count}" + (f" {reason}" if reason != "none" else "") for (tx, rx, reason), count in sorted(now.items())))
+    return now != {(path, path, "none"): n}
 
 
 if __name__ == "__main__":

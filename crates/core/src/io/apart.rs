@@ -161,7 +161,7 @@ impl Apart {
                 let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
             }
             // The carrier's own counts are the stream's offsets from here on, at both ends.
-            let counts = if again && s.refs.load(Acquire) > 0 && !s.has(flag::ORPHAN | flag::FIN_LATER) { socket::carrier_counts(fd) } else { None };
+            let counts = if again && s.refs.load(Acquire) > 0 && !s.has(flag::ORPHAN | flag::FIN_LATER) { socket::carrier_counts(s, fd) } else { None };
             s.set_reason(why);
             if let Some((sent, received)) = counts {
                 s.tx_bytes.store(sent, Relaxed);

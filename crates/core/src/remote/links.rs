@@ -26,7 +26,7 @@ const PORTS: u8 = 32;
 /// A peer that has not answered, or not greeted, for so long is given up.
 const ANSWER_NS: u64 = 1_000_000_000;
 /// Where nobody was found it is tried again: the acceptor may not have accepted yet…
-const AGAIN_NS: [u64; 3] = [100_000_000, 400_000_000, 1_000_000_000];
+const AGAIN_NS: [u64; 5] = [100_000_000, 400_000_000, 1_000_000_000, 3_000_000_000, 5_000_000_000];
 /// …and when others connect after so long, doubled each time.
 const NOBODY_NS: u64 = 10_000_000_000;
 const NOBODY_MAX_NS: u64 = 300_000_000_000;
@@ -966,6 +966,12 @@ impl Remote {
         if role == Role::Connector {
             if let Some(p) = self.places.iter_mut().find(|p| p.local == local && p.peer == SocketAddr::new(peer, port)) {
                 p.forget_failures();
+                if p.next == 0 {
+                    // Its connections may be another process's.
+                    p.next = sys::now_ns() + MORE_NS;
+                    let next = p.next;
+                    self.at(next);
+                }
             }
             self.announce_all(i);
         }

@@ -541,7 +541,7 @@ impl Rig {
                     e.received,
                     e.over,
                     e.open,
-                    if e.open { crate::socket::carrier_counts(e.fd) } else { None },
+                    if e.open { crate::socket::carrier_counts(e.socket, e.fd) } else { None },
                     self.reason(i, side).name()
                 );
             }
