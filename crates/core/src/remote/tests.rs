@@ -12,6 +12,8 @@
 mod agreed;
 mod failing;
 mod lost;
+mod random;
+mod resumed;
 
 use super::links::ConnState;
 use super::net::Net;
@@ -97,6 +99,8 @@ struct End {
     received: u64,
     /// What a call said that was neither bytes nor "not now": 0 is the end.
     over: Option<isize>,
+    /// It has said that it sends no more.
+    shut: bool,
     open: bool,
 }
 
@@ -344,7 +348,7 @@ impl Rig {
         let stream = self.conns.len() as u64 * 2;
         let ends = [(c, fd, true, stream), (a, other, false, stream + 1)].map(|(host, fd, connector, stream)| {
             let socket = begin(fd, connector);
-            End { host, fd, socket, stream, sent: 0, received: 0, over: None, open: true }
+            End { host, fd, socket, stream, sent: 0, received: 0, over: None, shut: false, open: true }
         });
         self.conns.push(ends);
         self.conns.len() - 1
@@ -354,7 +358,7 @@ impl Rig {
     #[track_caller]
     fn send(&mut self, i: usize, side: usize, n: usize) -> usize {
         let e = &mut self.conns[i][side];
-        if n == 0 || !e.open || self.hosts[e.host].stopped {
+        if n == 0 || !e.open || e.shut || self.hosts[e.host].stopped {
             return 0;
         }
         let bytes = bytes(e.stream, e.sent, n);
@@ -420,7 +424,7 @@ impl Rig {
     /// Until both directions of a connection, used all the while, are on the ring.
     #[track_caller]
     fn promoted(&mut self, i: usize) {
-        self.until("promoted", |r| {
+        self.until(&format!("connection {i} is promoted"), |r| {
             r.chat(i);
             r.is_fast(i)
         });
@@ -430,7 +434,7 @@ impl Rig {
     #[track_caller]
     fn exchange(&mut self, i: usize, bytes: u64) {
         let goals = [C, A].map(|side| self.conns[i][side].sent + bytes);
-        self.until("exchanged", |r| {
+        self.until(&format!("{bytes} bytes each way on connection {i}, to {goals:?}"), |r| {
             for side in [C, A] {
                 let left = goals[side].saturating_sub(r.conns[i][side].sent);
                 let n = left.min(1 + r.random.below(20_000) as u64);
@@ -444,7 +448,7 @@ impl Rig {
     /// Nothing is lost: what was sent comes, without another byte being sent.
     #[track_caller]
     fn drain(&mut self, i: usize) {
-        self.until("all bytes come", |r| {
+        self.until(&format!("all bytes of connection {i} come"), |r| {
             for side in [C, A] {
                 while r.receive(i, side, 30_000) > 0 {}
             }
@@ -501,6 +505,15 @@ impl Rig {
                     self.step(h);
                 }
             }
+        }
+    }
+
+    /// The application has nothing more to say.
+    fn shut(&mut self, i: usize, side: usize) {
+        let e = &mut self.conns[i][side];
+        e.shut = true;
+        if api::shutdown(e.fd, libc::SHUT_WR) == api::PASS {
+            let _ = sys::shutdown(e.fd, libc::SHUT_WR);
         }
     }
 
@@ -584,6 +597,14 @@ impl Rig {
                 // SAFETY: leaked by `new_queue`; taken off the list by `drop`, and every pair on it is closed.
                 drop(unsafe { Box::from_raw(core::ptr::from_ref(q).cast_mut()) });
             }
+        }
+    }
+
+    /// The TCP connections of a host's links break.
+    fn break_links(&mut self, h: usize) {
+        let Some(remote) = self.hosts[h].remote.as_ref() else { return };
+        for l in remote.links.iter().flatten().filter(|l| l.fd >= 0) {
+            let _ = sys::shutdown(l.fd, libc::SHUT_RDWR);
         }
     }
 

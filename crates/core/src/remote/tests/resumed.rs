@@ -1,0 +1,122 @@
+//! Links that break, and are resumed: in the middle of anything.
+
+use super::*;
+
+/// Whatever is under way, with the link broken `after` so many steps.
+fn in_the_middle(model: Model, seed: u64, after: usize, begin: impl Fn(&mut Rig, usize), end: impl Fn(&mut Rig, usize)) {
+    let mut rig = Rig::new(Order::Shuffled(seed), model, 2);
+    let conns = [rig.connect(0, 1), rig.connect(0, 1)];
+    conns.iter().for_each(|i| rig.promoted(*i));
+    rig.play(30, |_, _| {});
+    begin(&mut rig, conns[0]);
+    rig.play(after, |_, _| {});
+    rig.break_links(seed as usize % 2);
+    rig.play(60, |_, _| {});
+    end(&mut rig, conns[0]);
+    // The other one is not disturbed for long.
+    rig.drain(conns[1]);
+    rig.promoted(conns[1]);
+    rig.exchange(conns[1], 50_000);
+    assert!(rig.conns[conns[1]].iter().all(|e| e.over.is_none()), "{}", rig.describe());
+    rig.finish();
+}
+
+#[test]
+fn a_link_breaks_while_a_connection_changes_its_pair() {
+    for model in MODELS {
+        for after in (0..90).step_by(6) {
+            let seed = after as u64;
+            let begin = |rig: &mut Rig, _| rig.wires.break_pairs(&rig.hosts[seed as usize / 2 % 2].fabric);
+            in_the_middle(model, seed, after, begin, |rig, i| {
+                rig.drain(i);
+                rig.promoted(i);
+                rig.exchange(i, 50_000);
+                assert!(rig.conns[i].iter().all(|e| e.over.is_none()), "{}", rig.describe());
+            });
+        }
+    }
+}
+
+#[test]
+fn a_link_breaks_while_a_connection_is_shut_down() {
+    for model in MODELS {
+        for after in (0..90).step_by(9) {
+            for side in [C, A] {
+                let seed = after as u64 * 3 + side as u64;
+                in_the_middle(
+                    model,
+                    seed,
+                    after,
+                    |rig, i| rig.shut(i, side),
+                    |rig, i| {
+                        // Its peer gets every byte, then the end; what the peer says still comes.
+                        rig.until("the end is told", |r| {
+                            while r.receive(i, side ^ 1, 30_000) > 0 {}
+                            while r.receive(i, side, 30_000) > 0 {}
+                            r.conns[i][side ^ 1].over.is_some()
+                        });
+                        let [end, other] = [&rig.conns[i][side ^ 1], &rig.conns[i][side]];
+                        assert_eq!((end.over, end.received), (Some(0), other.sent), "{}", rig.describe());
+                        rig.send(i, side ^ 1, 3000);
+                        rig.until("the answer comes", |r| {
+                            while r.receive(i, side, 30_000) > 0 {}
+                            r.conns[i][side].received == r.conns[i][side ^ 1].sent
+                        });
+                    },
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_link_breaks_while_a_connection_is_closed() {
+    for model in MODELS {
+        for after in (0..90).step_by(9) {
+            for side in [C, A] {
+                let seed = after as u64 * 3 + side as u64;
+                let begin = |rig: &mut Rig, i| {
+                    // With everything read, so that the close is a FIN; otherwise it is a reset, as TCP's.
+                    for _ in 0..20 {
+                        rig.settle();
+                        while rig.receive(i, side, 30_000) > 0 {}
+                    }
+                    rig.close(i, side);
+                };
+                in_the_middle(model, seed, after, begin, |rig, i| {
+                    rig.until("the end is told", |r| {
+                        while r.receive(i, side ^ 1, 30_000) > 0 {}
+                        r.conns[i][side ^ 1].over.is_some()
+                    });
+                    let [end, other] = [&rig.conns[i][side ^ 1], &rig.conns[i][side]];
+                    // The peer may have gone on sending: then TCP resets, too, and what had not been read is gone.
+                    if end.over == Some(0) {
+                        assert_eq!(end.received, other.sent, "{}", rig.describe());
+                    }
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn a_link_breaks_before_anything_is_agreed() {
+    for model in MODELS {
+        for after in 0..25 {
+            let mut rig = Rig::new(Order::Shuffled(after), model, 2);
+            let i = rig.connect(0, 1);
+            for _ in 0..after {
+                for side in [C, A] {
+                    rig.send(i, side, 100);
+                }
+                rig.play(2, |_, _| {});
+            }
+            rig.break_links(after as usize % 2);
+            rig.play(20, |_, _| {});
+            rig.drain(i);
+            rig.promoted(i);
+            rig.exchange(i, 20_000);
+            rig.finish();
+        }
+    }
+}
