@@ -1,0 +1,407 @@
+//! Peers that break the rules of the link: theirs is ended or what they say is ignored, as `docs/design/rdma.md` says; nothing else suffers.
+
+use super::*;
+use crate::remote::links::Phase;
+use netacc_proto::remote::{Candidate, Frame, Hello, MAX_FRAME, Offer, Pair, VERSION, Words, request};
+use netacc_proto::rendezvous::Role;
+use netacc_proto::switchover::{Ack, Announce};
+
+/// Somebody without a device who speaks the protocol of links.
+struct Stranger {
+    fd: c_int,
+    input: Vec<u8>,
+}
+
+impl Stranger {
+    fn call(from: IpAddr, to: SocketAddr) -> Stranger {
+        let fd = tcp(SocketAddr::new(from, 0));
+        let (raw, len) = crate::socket::sockaddr(to);
+        assert!(sys::connect(fd, &raw[..len]) >= 0);
+        Stranger { fd, input: Vec::new() }
+    }
+
+    fn say(&self, frame: Frame) {
+        let mut bytes = [0u8; MAX_FRAME];
+        let n = frame.encode(&mut bytes);
+        self.say_bytes(&bytes[..n]);
+    }
+
+    fn say_bytes(&self, bytes: &[u8]) {
+        // SAFETY: a live buffer. (It may have been hung up on.)
+        let _ = unsafe { sys::sendto(self.fd, bytes.as_ptr(), bytes.len(), libc::MSG_NOSIGNAL) };
+    }
+
+    /// The frames that have come. `Err`: and the end.
+    fn hear(&mut self) -> Result<Vec<Frame>, Vec<Frame>> {
+        let mut part = [0u8; 4096];
+        let over = loop {
+            // SAFETY: a live buffer.
+            let r = unsafe { sys::recvfrom(self.fd, part.as_mut_ptr(), part.len(), libc::MSG_DONTWAIT, core::ptr::null_mut(), core::ptr::null_mut()) };
+            if r <= 0 {
+                break r != -(libc::EAGAIN as isize);
+            }
+            self.input.extend(&part[..r as usize]);
+        };
+        let mut frames = Vec::new();
+        while let Ok(Some(n)) = Frame::length(&self.input) {
+            let Some(bytes) = self.input.get(..n) else { break };
+            frames.push(Frame::decode(bytes).unwrap());
+            self.input.drain(..n);
+        }
+        if over { Err(frames) } else { Ok(frames) }
+    }
+}
+
+impl Drop for Stranger {
+    fn drop(&mut self) {
+        let _ = sys::close(self.fd);
+    }
+}
+
+fn hello(role: Role, port: u16) -> Hello {
+    Hello {
+        version: VERSION,
+        lib_version: [0, 1, 0],
+        pid: 4711,
+        role,
+        process: [7; 16],
+        port,
+        immediate: true,
+        transport: 0,
+        receives: 128,
+        ring_log2: 15,
+        lanes: 4,
+        resumes: false,
+        key: [9; 16],
+    }
+}
+
+const STRANGER: IpAddr = IpAddr::V4(core::net::Ipv4Addr::new(127, 0, 1, 99));
+
+/// Host 1 with a connection of host 0's on the ring, and where it takes links for which port.
+fn victim() -> (Rig, usize, SocketAddr, u16) {
+    let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+    let i = rig.connect(0, 1);
+    rig.promoted(i);
+    let port = name(rig.hosts[1].listener, false).port();
+    let at = name(rig.remote(1).listeners[0].fd, false);
+    (rig, i, at, port)
+}
+
+#[test]
+fn frames_that_no_connector_sends_end_its_link_and_no_other() {
+    let (mut rig, i, at, port) = victim();
+    let tuple = |from: IpAddr, port| Tuple::new(SocketAddr::new(from, 4000), SocketAddr::new(at.ip(), port)).unwrap();
+    let words = Words { slot: 3, token: 5, ..Words::default() };
+    let ends = [
+        Frame::Hello(hello(Role::Connector, port)),
+        Frame::Pair(Pair { pair: 0, nonce: [0; 16], port: 1, lanes: 1 }),
+        Frame::Offer(Offer { token: 0, slot: 0, pair: 0, lane: 0 }),
+        Frame::Resume { known: true, key: [9; 16] },
+        Frame::Candidate(Candidate { tuple: tuple(IpAddr::from([127, 0, 1, 98]), port), token: 1 }),
+        Frame::Candidate(Candidate { tuple: tuple(STRANGER, port ^ 1), token: 1 }),
+        Frame::Candidate(Candidate { tuple: rig.conns[i][C].socket.tuple(), token: 1 }),
+        Frame::Accept { token: 1, slot: 0 },
+        Frame::Accept { token: 1, slot: u16::MAX },
+        Frame::Refuse { token: 1, slot: 0, reason: 1 },
+        Frame::Freed { slot: 0 },
+        Frame::Bye,
+    ];
+    let ignored = [
+        Frame::Candidate(Candidate { tuple: tuple(STRANGER, port), token: 1 }),
+        Frame::Withdraw { token: 77 },
+        Frame::PairReady { pair: 0 },
+        Frame::PairReady { pair: u32::MAX },
+        Frame::PairEnd { pair: 0 },
+        Frame::PairEnd { pair: u32::MAX },
+        Frame::Words(words),
+        Frame::Words(Words { request: request::LEAVE, slot: u16::MAX, ..words }),
+        Frame::Words(Words { request: request::FORGOTTEN | request::LEFT, ..words }),
+        Frame::Synced,
+    ];
+    let all = ends.iter().map(|f| (f, true)).chain(ignored.iter().map(|f| (f, false)));
+    for (frame, ends) in all {
+        let mut peer = Stranger::call(STRANGER, at);
+        rig.settle();
+        assert!(matches!(peer.hear().unwrap()[..], [Frame::Hello(h)] if h.role == Role::Acceptor && h.port == port));
+        peer.say(Frame::Hello(hello(Role::Connector, port)));
+        rig.settle();
+        assert_eq!(peer.hear(), Ok(Vec::new()));
+        peer.say(*frame);
+        rig.settle();
+        match peer.hear() {
+            Ok(frames) => assert!(!ends && frames.is_empty(), "{frame:?}: goes on with {frames:?}"),
+            Err(frames) => assert!(ends && matches!(frames[..], [] | [Frame::Bye]), "{frame:?}: ended with {frames:?}"),
+        }
+        drop(peer);
+        rig.settle();
+        rig.exchange(i, 2000);
+        assert!(rig.is_fast(i), "{frame:?}");
+    }
+    rig.finish();
+}
+
+#[test]
+fn who_does_not_greet_properly_is_left_alone() {
+    let (mut rig, i, at, port) = victim();
+    let good = hello(Role::Connector, port);
+    let bad = [
+        Hello { role: Role::Acceptor, ..good },
+        Hello { port: port ^ 1, ..good },
+        Hello { version: VERSION + 1, ..good },
+        Hello { transport: 1, ..good },
+        Hello { lanes: 0, ..good },
+        Hello { lanes: 4097, ..good },
+        Hello { ring_log2: 11, ..good },
+        Hello { ring_log2: 27, ..good },
+        // Nobody talks to himself.
+        Hello { process: rig.remote(1).process, ..good },
+    ];
+    for hello in bad {
+        let mut peer = Stranger::call(STRANGER, at);
+        peer.say(Frame::Hello(hello));
+        rig.settle();
+        assert!(peer.hear().is_err(), "{hello:?}");
+    }
+    // A key that was never made resumes nothing.
+    let mut peer = Stranger::call(STRANGER, at);
+    peer.say(Frame::Hello(Hello { resumes: true, ..good }));
+    rig.settle();
+    assert!(matches!(peer.hear().unwrap_or_else(|e| e)[..], [Frame::Hello(_), Frame::Resume { known: false, .. }, ..]));
+    // Something else altogether, in one piece and in many.
+    for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 100], &[255; 100]] {
+        let mut peer = Stranger::call(STRANGER, at);
+        rig.settle();
+        for byte in bytes.chunks(if bytes[0] == 0 { 100 } else { 1 }) {
+            peer.say_bytes(byte);
+            rig.settle();
+        }
+        assert!(peer.hear().is_err());
+    }
+    // Silence is given a second.
+    let mut silent = Stranger::call(STRANGER, at);
+    rig.settle();
+    assert!(silent.hear().is_ok());
+    testing::pass_ns(1_100_000_000);
+    rig.settle();
+    assert!(silent.hear().is_err());
+    rig.exchange(i, 2000);
+    rig.finish();
+}
+
+/// The stranger accepts: what it says to host 0, which has connected to it.
+fn as_acceptor(frames: &[Frame]) -> Result<Vec<Frame>, Vec<Frame>> {
+    let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+    let honest = rig.connect(0, 1);
+    rig.promoted(honest);
+    let app = tcp(SocketAddr::new(STRANGER, 0));
+    assert!(sys::listen(app, 8) >= 0);
+    let to = name(app, false);
+    let links = tcp(SocketAddr::new(STRANGER, links::link_port(to.port(), 0)));
+    assert!(sys::listen(links, 8) >= 0);
+    // A connection to it, used.
+    let fd = tcp(SocketAddr::new(rig.hosts[0].address, 0));
+    let (raw, len) = crate::socket::sockaddr(to);
+    assert!(sys::connect(fd, &raw[..len]) >= 0);
+    let other = sys::accept4(app, libc::SOCK_CLOEXEC) as c_int;
+    begin(fd, true);
+    for _ in 0..4 {
+        // SAFETY: a live buffer.
+        let r = unsafe { io::send(fd, b"some".as_ptr(), 4, libc::MSG_DONTWAIT) };
+        assert_eq!(r, 4);
+    }
+    rig.settle();
+    let mut peer = Stranger { fd: sys::accept4(links, libc::SOCK_CLOEXEC) as c_int, input: Vec::new() };
+    assert!(peer.fd >= 0);
+    peer.say(Frame::Hello(hello(Role::Acceptor, to.port())));
+    rig.settle();
+    let said = peer.hear().unwrap();
+    let [Frame::Hello(_), Frame::Candidate(Candidate { token, .. })] = said[..] else { panic!("{said:?}") };
+    for frame in frames {
+        let frame = match *frame {
+            // Its token stands for the true one.
+            Frame::Offer(Offer { token: 0, slot, pair, lane }) => Frame::Offer(Offer { token, slot, pair, lane }),
+            other => other,
+        };
+        peer.say(frame);
+        rig.settle();
+    }
+    rig.until("nothing comes of it", |r| {
+        let r = r.remote(0);
+        r.links.iter().flatten().filter(|l| l.peer == STRANGER).all(|l| l.pairs.is_empty() && !l.in_use())
+    });
+    let said = peer.hear();
+    rig.exchange(honest, 2000);
+    assert!(rig.is_fast(honest));
+    drop(peer);
+    for fd in [fd, other, app, links] {
+        if api::close(fd) == api::PASS {
+            let _ = sys::close(fd);
+        }
+    }
+    rig.finish();
+    said
+}
+
+#[test]
+fn frames_that_no_acceptor_sends_end_its_link() {
+    let pair = Pair { pair: 0, nonce: [0; 16], port: 1, lanes: 4 };
+    let tuple = Tuple::new(SocketAddr::new(STRANGER, 1), SocketAddr::new(STRANGER, 2)).unwrap();
+    let bad: [&[Frame]; 10] = [
+        &[Frame::Hello(hello(Role::Acceptor, 1))],
+        &[Frame::Candidate(Candidate { tuple, token: 1 })],
+        &[Frame::Accept { token: 1, slot: 0 }],
+        &[Frame::Refuse { token: 1, slot: 0, reason: 1 }],
+        &[Frame::Freed { slot: 0 }],
+        &[Frame::Resume { known: true, key: [9; 16] }],
+        &[Frame::Offer(Offer { token: 0, slot: 4096, pair: 0, lane: 0 })],
+        &[Frame::Pair(Pair { lanes: 0, ..pair })],
+        &[Frame::Pair(Pair { lanes: 4097, ..pair })],
+        &[Frame::Bye],
+    ];
+    for frames in bad {
+        assert!(as_acceptor(frames).is_err(), "{frames:?}");
+    }
+}
+
+#[test]
+fn what_an_acceptor_may_say_and_does_not_mean_is_answered() {
+    let pair = Pair { pair: 0, nonce: [0; 16], port: 1, lanes: 4 };
+    // Offers of a pair that is none; of a connection that nobody knows.
+    let said = as_acceptor(&[Frame::Offer(Offer { token: 0, slot: 0, pair: 0, lane: 0 })]).unwrap();
+    assert!(matches!(said[..], [Frame::Refuse { slot: 0, reason: netacc_proto::remote::refuse::BUSY, .. }]), "{said:?}");
+    let said = as_acceptor(&[Frame::Offer(Offer { token: 12345, slot: 4095, pair: 9, lane: 9 })]).unwrap();
+    assert!(matches!(said[..], [Frame::Refuse { token: 12345, slot: 4095, reason: netacc_proto::remote::refuse::WITHDRAWN }]), "{said:?}");
+    // A pair that nobody takes, and more of them than are made at once.
+    let said = as_acceptor(&[Frame::Pair(pair)]).unwrap();
+    assert!(matches!(said[..], [Frame::PairEnd { pair: 0 }]), "{said:?}");
+    let many: Vec<Frame> = (0..100).map(|n| Frame::Pair(Pair { pair: n, ..pair })).collect();
+    assert_eq!(as_acceptor(&many).unwrap().len(), 100);
+    // Nothing that is known of.
+    let words = Words { slot: 0, token: 1, request: request::LEAVE, ..Words::default() };
+    let idle = [Frame::PairReady { pair: 3 }, Frame::PairEnd { pair: 3 }, Frame::Synced, Frame::Withdraw { token: 9 }, Frame::Words(words)];
+    assert_eq!(as_acceptor(&idle).unwrap(), Vec::new());
+}
+
+// ---- from within: frames that are put between those of an honest library ------------------------------------------------
+
+impl Rig {
+    /// As if the library of host `from` had said it to that of host `to`.
+    fn inject(&mut self, from: usize, to: usize, frame: Frame) {
+        let peer = self.hosts[to].address;
+        let Some(remote) = self.hosts[from].remote.as_ref() else { return };
+        let mut bytes = [0u8; MAX_FRAME];
+        let n = frame.encode(&mut bytes);
+        // (Between two turns there are whole frames only, unless the peer does not read.)
+        for l in remote.links.iter().flatten().filter(|l| l.peer == peer && l.phase == Phase::Up && l.output.is_empty()) {
+            // SAFETY: a live buffer.
+            let _ = unsafe { sys::sendto(l.fd, bytes.as_ptr(), n, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
+        }
+    }
+
+    /// Slot and token of a connection.
+    fn named(&mut self, h: usize) -> (u16, u64) {
+        let links = self.remote(h).links.iter().flatten();
+        let mut conns = links.flat_map(|l| l.conns.iter().enumerate()).filter(|(_, c)| c.state == ConnState::Live);
+        conns.next().map(|(slot, c)| (slot as u16, c.token)).unwrap()
+    }
+}
+
+#[test]
+fn what_is_said_twice_changes_nothing() {
+    for model in MODELS {
+        let mut rig = Rig::new(Order::Prompt, model, 2);
+        let i = rig.connect(0, 1);
+        rig.promoted(i);
+        let (slot, token) = rig.named(1);
+        rig.inject(0, 1, Frame::Accept { token, slot });
+        rig.inject(1, 0, Frame::Offer(Offer { token, slot, pair: 0, lane: 0 }));
+        rig.inject(0, 1, Frame::PairReady { pair: 0 });
+        rig.inject(1, 0, Frame::PairReady { pair: 0 });
+        rig.inject(1, 0, Frame::PairEnd { pair: 55 });
+        rig.inject(0, 1, Frame::PairEnd { pair: 55 });
+        rig.exchange(i, 50_000);
+        assert!(rig.is_fast(i), "{}", rig.describe());
+        rig.finish();
+    }
+}
+
+#[test]
+fn a_pair_that_the_peer_ends_is_changed_for_another() {
+    for model in MODELS {
+        for from in [0, 1] {
+            let mut rig = Rig::new(Order::Shuffled(from as u64), model, 2);
+            let i = rig.connect(0, 1);
+            rig.promoted(i);
+            rig.play(30, |_, _| {});
+            rig.inject(from, 1 - from, Frame::PairEnd { pair: 0 });
+            rig.play(30, |_, _| {});
+            rig.drain(i);
+            rig.promoted(i);
+            rig.exchange(i, 50_000);
+            rig.finish();
+        }
+    }
+}
+
+/// Frames that are drawn, some of them with values that mean something.
+fn frame(random: &mut Random, token: u64) -> Frame {
+    let mut number = |most: usize| {
+        let wild = random.below(8) == 0;
+        if wild { random.below(1 << 30) as u64 * random.below(1 << 30) as u64 } else { random.below(most) as u64 }
+    };
+    let (slot, pair, lane) = (number(3) as u16, number(3) as u32, number(4) as u16);
+    let token = if number(3) == 0 { number(10) } else { token };
+    match number(12) {
+        0 => Frame::Withdraw { token },
+        1 => Frame::Pair(Pair { pair, nonce: [number(256) as u8; 16], port: number(65536) as u16, lanes: lane }),
+        2 => Frame::PairReady { pair },
+        3 => Frame::PairEnd { pair },
+        4 => Frame::Offer(Offer { token, slot, pair, lane }),
+        5 => Frame::Accept { token, slot },
+        6 => Frame::Refuse { token, slot, reason: number(5) as u16 },
+        7 => Frame::Freed { slot },
+        8 => Frame::Synced,
+        _ => Frame::Words(Words {
+            slot,
+            token,
+            announce: Announce { epoch: number(6) as u32, fast_from: number(5000), carrier_from: number(5000), resend_to: number(5000) },
+            ack: Ack::from_words(number(64), number(5000)),
+            request: number(16) as u32,
+            seen_epoch: number(6) as u32,
+            seen_ack: number(64),
+        }),
+    }
+}
+
+#[test]
+fn whatever_a_library_says_its_peer_lives_and_other_connections_do_not_notice() {
+    for seed in seeds(1..40) {
+        std::println!("seed {seed}");
+        let model = MODELS[seed as usize % 3];
+        // Host 0 speaks the truth to nobody; host 2 has a connection to the same process.
+        let mut rig = Rig::new(Order::Shuffled(seed), model, 3);
+        let (bad, good) = (rig.connect(0, 1), rig.connect(2, 1));
+        rig.conns[bad].iter_mut().for_each(|e| e.honest = false);
+        rig.promoted(good);
+        let settled = rig.random.below(3) > 0;
+        if settled {
+            rig.promoted(bad);
+        }
+        for _ in 0..40 {
+            rig.play(12, |_, _| {});
+            let token = rig.remote(1).links.iter().flatten().flat_map(|l| &l.conns).map(|c| c.token).next().unwrap_or(0);
+            let frame = frame(&mut rig.random, token);
+            // A connector lies, or an acceptor.
+            let (from, to) = if seed % 2 == 0 { (0, 1) } else { (1, 0) };
+            rig.inject(from, to, frame);
+            if rig.random.below(4) == 0 {
+                rig.pass();
+            }
+        }
+        rig.drain(good);
+        rig.exchange(good, 30_000);
+        assert!(rig.is_fast(good) && rig.conns[good].iter().all(|e| e.over.is_none()), "seed {seed}\n{}", rig.describe());
+        rig.finish();
+    }
+}
