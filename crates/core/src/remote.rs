@@ -8,8 +8,9 @@
 //! - [`wire`]: what data calls and waits use;
 //! - `net`: which fabric that is;
 //! - `devices`: the libraries, devices, queues, and the threads that poll them while nobody else does;
+//! - `listeners`, `places`: where such connections are taken, and where they go;
 //! - `links`: TCP connections to other processes, and the frames on them;
-//! - `pairs`: queue pairs, and the memory for rings;
+//! - `pairs`: queue pairs; `memory`: that of rings;
 //! - `agree`: which connections are accelerated;
 //! - `apart`: words, and the way back to the carrier.
 //!
@@ -19,8 +20,11 @@ mod agree;
 mod apart;
 mod devices;
 mod links;
+mod listeners;
+mod memory;
 mod net;
 mod pairs;
+mod places;
 #[cfg(test)]
 mod tests;
 pub(crate) mod wire;
@@ -401,13 +405,13 @@ struct Theirs {
 struct Remote {
     epoll: c_int,
     devices: devices::Devices,
-    listeners: Vec<links::Listener>,
+    listeners: Vec<listeners::Listener>,
     /// When to look whether they are of use; 0: not.
     listeners_at: u64,
     /// No links are taken at some address: when that is tried anew, with the next accept there; 0: not.
     anew_at: u64,
     links: [Option<Box<links::Link>>; LINKS],
-    places: Vec<links::Place>,
+    places: Vec<places::Place>,
     connected: Table<Mine>,
     accepted: Table<Mine>,
     candidates: Table<Theirs>,

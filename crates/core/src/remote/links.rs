@@ -1,114 +1,32 @@
-//! TCP connections between libraries: found, greeted, written to, ended.
-//!
-//! For connections to TCP port P an accepting process listens on the first free one of P + 20000, P + 20001, … (40000 less where
-//! that is above 65535), on the address at which it accepts. A connecting process tries four at once, nonblocking, and four more
-//! where all of them answer, up to 32. It keeps a link to each process that answers. The acceptor speaks first.
+//! TCP connections between libraries: greeted, written to, ended, resumed. A connecting process has one to each process that accepts at a
+//! place ([`super::places`] finds them), an accepting one has those that [`super::listeners`] takes. The acceptor speaks first.
 
+use super::memory::Arenas;
 use super::net;
-use super::pairs::{Arenas, Pair};
+use super::pairs::Pair;
 use super::wire::Wire;
 use super::*;
 use crate::log::{debug_log, warn_log};
-use crate::socket::{address, sockaddr};
+use crate::socket::sockaddr;
 use crate::stats;
 use alloc::collections::VecDeque;
 use netacc_control::stats::{ChannelState, Counter};
 use netacc_proto::remote::{Frame, Hello, MAX_FRAME, VERSION};
 use netacc_proto::rendezvous::Role;
-use netacc_verbs::fabric::Transport;
 
-/// From the port of the connections to the first one of the links.
-const OFFSET: u32 = 20_000;
-/// Ports that are tried at once; so many more when a process was found at each of these.
-const TRIED: u8 = 4;
-/// Processes that can be found at one port.
-const PORTS: u8 = 32;
 /// A peer that has not answered, or not greeted, for so long is given up.
 const ANSWER_NS: u64 = 1_000_000_000;
-/// Where nobody was found it is tried again: the acceptor may not have accepted yet…
-const AGAIN_NS: [u64; 5] = [100_000_000, 400_000_000, 1_000_000_000, 3_000_000_000, 5_000_000_000];
-/// …and when others connect after so long, doubled each time.
-const NOBODY_NS: u64 = 10_000_000_000;
-const NOBODY_MAX_NS: u64 = 300_000_000_000;
-/// As long as connections to a place wait for an answer, its other ports are tried: after so long, then more and more rarely, up to that.
-const MORE_NS: u64 = 100_000_000;
-const MORE_MAX_NS: u64 = 60_000_000_000;
-/// While the device's port is down nothing is tried; whether it still is is looked at every so long.
-const PORT_NS: u64 = 1_000_000_000;
 /// To resume a link that broke the connector tries after so long, then again, and at last every so long.
 const RETRY_NS: [u64; 6] = [1_000_000, 100_000_000, 500_000_000, 1_500_000_000, 3_000_000_000, 5_000_000_000];
 /// Whether the carriers of its connections are over is looked at every so long. As long as one is not, it may be resumed.
 const LOOK_NS: u64 = 1_000_000_000;
-/// Addresses at which links are taken.
-const LISTENERS: usize = 64;
-/// One where no socket of the application's listens any more is closed after so long.
-const UNUSED_NS: u64 = 10_000_000_000;
 /// Reads of one link in a row.
 const READS: usize = 4;
-/// Places that are remembered.
-const PLACES: usize = 256;
 /// What waits to be written to a peer that does not read.
 const OUTPUT_MAX: usize = 1 << 20;
 /// Words wait while so much does.
 const OUTPUT_BUSY: usize = 1 << 16;
 const LIB_VERSION: [u16; 3] = [0, 1, 0];
-
-/// The `k`th port of the links for connections to `port`.
-pub(super) fn link_port(port: u16, k: u8) -> u16 {
-    let wanted = u32::from(port) + OFFSET + u32::from(k);
-    (if wanted > 65_535 { wanted - 2 * OFFSET } else { wanted }) as u16
-}
-
-/// Where this process takes links.
-pub(super) struct Listener {
-    /// Where the connections are accepted that they are for.
-    pub(super) local: SocketAddr,
-    pub(super) fd: c_int,
-    pub(super) device: usize,
-    pub(super) cm: Option<net::Listener>,
-    pub(super) cm_port: u16,
-}
-
-/// Where connections of this process go.
-pub(super) struct Place {
-    local: IpAddr,
-    peer: SocketAddr,
-    /// When it is tried next; 0: not.
-    next: u64,
-    /// How often nobody was found in a row.
-    tries: usize,
-    /// When it was tried last.
-    tried: u64,
-    /// With a link there: for how long its other ports are left alone after that.
-    more_ns: u64,
-    /// Nobody is there: until when that is believed.
-    nobody_until: u64,
-    /// Somebody is, whose library is another version.
-    other_version: bool,
-    /// Bits of the ports that took a connection when they were last tried, whoever is there.
-    taken: u32,
-    /// How many ports were tried last.
-    ports: u8,
-}
-
-impl Place {
-    pub(super) fn forget_failures(&mut self) {
-        (self.tries, self.nobody_until, self.more_ns, self.other_version) = (0, 0, MORE_NS, false);
-    }
-
-    /// The ports to try: four more whenever all before them are taken.
-    fn ports_to_try(&self) -> u8 {
-        let mut ports = TRIED;
-        while ports < PORTS && self.taken.trailing_ones() >= u32::from(ports) {
-            ports += TRIED;
-        }
-        ports
-    }
-
-    fn why(&self) -> Reason {
-        if self.other_version { Reason::VersionMismatch } else { Reason::ListenerWithoutLibrary }
-    }
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
@@ -203,7 +121,7 @@ pub(super) struct Link {
     pub(super) peer: IpAddr,
     /// The port of the connections that it is for.
     pub(super) port: u16,
-    k: u8,
+    pub(super) k: u8,
     /// When it was made; when it was last of use.
     pub(super) since: u64,
     pub(super) hello: Option<Hello>,
@@ -253,12 +171,17 @@ impl Link {
         self.phase == Phase::Up
     }
 
+    /// Connections from `local` to `peer` are what it is for.
+    pub(super) fn leads_to(&self, local: IpAddr, peer: SocketAddr) -> bool {
+        self.role == Role::Connector && self.local == local && self.peer == peer.ip() && self.port == peer.port()
+    }
+
     pub(super) fn immediate(&self, ours: bool) -> bool {
         ours && self.hello.is_some_and(|h| h.immediate)
     }
 }
 
-fn tcp_socket(of: IpAddr) -> c_int {
+pub(super) fn tcp_socket(of: IpAddr) -> c_int {
     let domain = if of.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     let fd = numbers::make(|| sys::socket(domain, libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK, 0));
     if fd >= 0 {
@@ -267,7 +190,7 @@ fn tcp_socket(of: IpAddr) -> c_int {
     fd
 }
 
-fn bind(fd: c_int, to: SocketAddr) -> isize {
+pub(super) fn bind(fd: c_int, to: SocketAddr) -> isize {
     let (raw, len) = sockaddr(to);
     sys::bind(fd, raw.get(..len).unwrap_or(&[]))
 }
@@ -294,173 +217,8 @@ impl Remote {
         self.links.get_mut(i)?.as_deref_mut()
     }
 
-    // ---- accepting -------------------------------------------------------------------------------------------------
-
-    /// Connections are accepted at `local`: connectors of other hosts can find this process from here on.
-    pub(super) fn on_accepting(&mut self, local: SocketAddr) {
-        if self.listeners.iter().any(|l| l.local == local && l.fd >= 0) {
-            return;
-        }
-        if let Err(why) = self.take_links(local) {
-            debug_log!("no links for {local}: {}", why.name());
-            let at = sys::now_ns() + devices::pause_after(why);
-            self.anew_at = if self.anew_at == 0 { at } else { self.anew_at.min(at) };
-            self.at(at);
-        }
-    }
-
-    fn take_links(&mut self, local: SocketAddr) -> Result<(), Reason> {
-        // In the place of one that is closed: events name the place.
-        let at = self.listeners.iter().position(|l| l.fd < 0).unwrap_or(self.listeners.len());
-        if at >= LISTENERS {
-            return Err(Reason::ChannelFull);
-        }
-        let device = self.device_at(local.ip())?;
-        let fd = tcp_socket(local.ip());
-        if fd < 0 {
-            return Err(Reason::NoDescriptor);
-        }
-        let (k, cm, cm_port) = self.listen_at(fd, local, device, at).inspect_err(|_| close_own(fd))?;
-        debug_log!("links for {local} on port {}, pairs on {cm_port}", link_port(local.port(), k));
-        let new = Listener { local, fd, device, cm: Some(cm), cm_port };
-        match self.listeners.get_mut(at) {
-            Some(old) => *old = new,
-            None => self.listeners.push(new),
-        }
-        Ok(())
-    }
-
-    /// Both listeners of a place: the number of the first one's port, the manager's, and its port.
-    fn listen_at(&mut self, fd: c_int, local: SocketAddr, device: usize, at: usize) -> Result<(u8, net::Listener, u16), Reason> {
-        let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, &1i32);
-        let k = (0..PORTS).find(|k| bind(fd, SocketAddr::new(local.ip(), link_port(local.port(), *k))) >= 0 && sys::listen(fd, 128) >= 0);
-        let Some(k) = k else {
-            warn_log!("no port for agreements over RDMA: {} to {} are taken", link_port(local.port(), 0), link_port(local.port(), PORTS - 1));
-            return Err(Reason::RdmaRefused);
-        };
-        let (cm, cm_port) = self.listen_for_pairs(local, device, at, k).ok_or(Reason::RdmaRefused)?;
-        if !watch(self.epoll, fd, libc::EPOLLIN as u32, EVENT_LISTENER | at as u64) {
-            if let Some(verbs) = self.devices.verbs() {
-                let _ = verbs.close_listener(cm);
-            }
-            return Err(Reason::NoDescriptor);
-        }
-        Ok((k, cm, cm_port))
-    }
-
-    /// A listening socket was closed: where none is left links are of no use after a while.
-    pub(super) fn look_at_listeners(&mut self) {
-        self.listeners_at = sys::now_ns() + UNUSED_NS;
-        let at = self.listeners_at;
-        self.at(at);
-    }
-
-    pub(super) fn time_listeners(&mut self) {
-        if self.anew_at != 0 && self.anew_at <= sys::now_ns() {
-            self.anew_at = 0;
-            forget_known();
-        } else if self.anew_at != 0 {
-            let at = self.anew_at;
-            self.at(at);
-        }
-        if self.listeners_at == 0 || self.listeners_at > sys::now_ns() {
-            if self.listeners_at != 0 {
-                let at = self.listeners_at;
-                self.at(at);
-            }
-            return;
-        }
-        self.listeners_at = 0;
-        let verbs = self.devices.verbs();
-        let listens = crate::rendezvous::Listens::now();
-        let mut gone = false;
-        for l in self.listeners.iter_mut().filter(|l| l.fd >= 0 && !listens.on(l.local.port())) {
-            let used = |link: &Link| link.role == Role::Acceptor && link.local == l.local.ip() && link.port == l.local.port() && link.phase != Phase::Gone;
-            if self.links.iter().flatten().any(|link| used(link)) {
-                // Looked at again when the next one is closed.
-                continue;
-            }
-            close_own(core::mem::replace(&mut l.fd, -1));
-            if let (Some(cm), Some(verbs)) = (l.cm.take(), verbs.as_ref()) {
-                let _ = verbs.close_listener(cm);
-            }
-            gone = true;
-        }
-        if gone {
-            // The next accept there is told of anew.
-            forget_known();
-        }
-    }
-
-    /// The manager's listener: at the next free one of the same ports where the transport shares TCP's, so that a firewall needs
-    /// to let four ports through; otherwise at any.
-    fn listen_for_pairs(&mut self, local: SocketAddr, device: usize, at: usize, k: u8) -> Option<(net::Listener, u16)> {
-        let verbs = self.devices.verbs()?;
-        let shares = self.facts(device)?.transport != Transport::Infiniband;
-        let manager = self.devices.manager.as_ref()?;
-        let token = devices::TOKEN_LISTENER | at as u64;
-        let from = if shares { k + 1 } else { 0 };
-        let ports = (from..from.max(TRIED)).map(|k| link_port(local.port(), k)).chain([0]);
-        for port in ports {
-            if let Ok(listener) = verbs.listen(manager, SocketAddr::new(local.ip(), port), 128, token) {
-                let port = verbs.port(&listener);
-                return Some((listener, port));
-            }
-        }
-        warn_log!("no port for queue pairs at {}", local.ip());
-        None
-    }
-
-    pub(super) fn take_callers(&mut self, listener: usize) {
-        for _ in 0..LINKS {
-            self.mend_listener(listener);
-            let Some((at, device, local, cm_port)) = self.listeners.get(listener).map(|l| (l.fd, l.device, l.local, l.cm_port)) else { return };
-            let fd = numbers::make(|| sys::accept4(at, libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC));
-            if fd < 0 {
-                if ![libc::EAGAIN, libc::EINTR, libc::ECONNABORTED].contains(&-fd) {
-                    // No descriptor, most likely. Left alone it would wake us for ever.
-                    // SAFETY: deleting takes no event.
-                    let _ = unsafe { sys::epoll_ctl(self.epoll, libc::EPOLL_CTL_DEL, at, core::ptr::null_mut()) };
-                }
-                return;
-            }
-            let mut raw = [0u8; 128];
-            let len = sys::socket_name(fd, true, &mut raw);
-            let peer = address(&raw, len).map(|a| a.ip().to_canonical());
-            note_own(fd);
-            let made = peer.and_then(|peer| self.new_link(fd, Role::Acceptor, Phase::Greeting, local.ip(), peer, local.port(), 0, device));
-            match made {
-                Some(i) => {
-                    if let Some(l) = self.link_mut(i) {
-                        l.cm_port = cm_port;
-                    }
-                    self.greet(i);
-                }
-                None => close_own(fd),
-            }
-        }
-    }
-
-    /// The device of a listener was gone, and may be there again.
-    fn mend_listener(&mut self, at: usize) {
-        let Some(local) = self.listeners.get(at).filter(|l| l.cm.is_none() && l.fd >= 0).map(|l| l.local) else { return };
-        let Ok(device) = self.device_at(local.ip()) else { return };
-        if let Some((cm, port)) = self.listen_for_pairs(local, device, at, 0)
-            && let Some(l) = self.listeners.get_mut(at)
-        {
-            (l.device, l.cm, l.cm_port) = (device, Some(cm), port);
-        }
-    }
-
-    /// Where the manager takes pairs for the links of that place.
-    pub(super) fn port_for_pairs(&mut self, local: SocketAddr) -> Option<u16> {
-        let at = self.listeners.iter().position(|l| l.local == local && l.fd >= 0)?;
-        self.mend_listener(at);
-        self.listeners.get(at).filter(|l| l.cm.is_some()).map(|l| l.cm_port)
-    }
-
     #[allow(clippy::too_many_arguments, reason = "the state of one link")]
-    fn new_link(&mut self, fd: c_int, role: Role, phase: Phase, local: IpAddr, peer: IpAddr, port: u16, k: u8, device: usize) -> Option<usize> {
+    pub(super) fn new_link(&mut self, fd: c_int, role: Role, phase: Phase, local: IpAddr, peer: IpAddr, port: u16, k: u8, device: usize) -> Option<usize> {
         if !self.links.iter().any(Option::is_none) {
             self.evict();
         }
@@ -522,163 +280,6 @@ impl Remote {
         }
     }
 
-    // ---- connecting ------------------------------------------------------------------------------------------------
-
-    /// A connection of ours goes to `peer`: links to all who accept there are made, if there are none.
-    /// `Err`: nobody is there.
-    pub(super) fn seek(&mut self, local: IpAddr, peer: SocketAddr) -> Result<(), Reason> {
-        let now = sys::now_ns();
-        let found = self.links.iter().flatten().any(|l| l.leads_to(local, peer) && l.is_up());
-        let at = self.places.iter().position(|p| p.local == local && p.peer == peer);
-        let at = match at {
-            Some(at) => at,
-            None => {
-                if self.places.len() >= PLACES {
-                    let oldest = self.places.iter().enumerate().min_by_key(|(_, p)| p.tried).map_or(0, |(i, _)| i);
-                    self.places.swap_remove(oldest);
-                }
-                self.places.push(Place {
-                    local,
-                    peer,
-                    next: 0,
-                    tries: 0,
-                    tried: 0,
-                    more_ns: MORE_NS,
-                    nobody_until: 0,
-                    other_version: false,
-                    taken: 0,
-                    ports: 0,
-                });
-                self.places.len() - 1
-            }
-        };
-        let Some(p) = self.places.get_mut(at) else { return Ok(()) };
-        if !found && now < p.nobody_until {
-            return Err(p.why());
-        }
-        if p.next != 0 {
-            return Ok(());
-        }
-        if found {
-            // If nobody has answered by then, the process that accepted it has another port.
-            p.next = (now + MORE_NS).max(p.tried.saturating_add(p.more_ns));
-            let next = p.next;
-            self.at(next);
-            return Ok(());
-        }
-        p.next = now;
-        p.tries = 0;
-        self.try_place(at)
-    }
-
-    /// Whether a connection of ours to there still waits for an answer.
-    fn is_waited_for(&self, local: IpAddr, peer: SocketAddr) -> bool {
-        let mut at = self.connected.oldest();
-        while let Some(key) = at {
-            at = self.connected.after(key);
-            if self.connected.get(key).is_some_and(|(t, m)| t.local().ip() == local && t.peer() == peer && m.is_current()) {
-                return true;
-            }
-        }
-        false
-    }
-
-    /// It is time to look at a place (again).
-    fn look_at_place(&mut self, at: usize) {
-        let now = sys::now_ns();
-        let Some((local, peer)) = self.places.get(at).map(|p| (p.local, p.peer)) else { return };
-        let found = self.links.iter().flatten().any(|l| l.leads_to(local, peer) && l.is_up());
-        let wanted = !found || self.is_waited_for(local, peer);
-        let Some(p) = self.places.get_mut(at) else { return };
-        p.next = 0;
-        if !wanted {
-            return;
-        }
-        if let Err(why) = self.try_place(at) {
-            return self.give_up_on(local, peer, why);
-        }
-        if let Some(p) = self.places.get_mut(at).filter(|_| found) {
-            p.next = now + p.more_ns;
-            p.more_ns = p.more_ns.saturating_mul(2).min(MORE_MAX_NS);
-            let next = p.next;
-            self.at(next);
-        }
-    }
-
-    fn try_later(&mut self, at: usize, next: u64) -> Result<(), Reason> {
-        if let Some(p) = self.places.get_mut(at) {
-            p.next = next;
-        }
-        self.at(next);
-        Ok(())
-    }
-
-    /// Connects to the ports of a place to which there is no link.
-    fn try_place(&mut self, at: usize) -> Result<(), Reason> {
-        let now = sys::now_ns();
-        let Some(p) = self.places.get_mut(at) else { return Ok(()) };
-        let ports = p.ports_to_try();
-        (p.next, p.tried, p.ports) = (0, now, ports);
-        let (local, peer) = (p.local, p.peer);
-        if self.is_down(local) {
-            return self.try_later(at, now + PORT_NS);
-        }
-        let device = self.device_at(local)?;
-        for k in 0..ports {
-            if self.links.iter().flatten().any(|l| l.leads_to(local, peer) && l.k == k && l.phase != Phase::Gone) {
-                continue;
-            }
-            let fd = tcp_socket(local);
-            if fd < 0 {
-                return Err(Reason::NoDescriptor);
-            }
-            let (raw, len) = sockaddr(SocketAddr::new(peer.ip(), link_port(peer.port(), k)));
-            let ok = bind(fd, SocketAddr::new(local, 0)) >= 0
-                && [0, -(libc::EINPROGRESS as isize)].contains(&sys::connect(fd, raw.get(..len).unwrap_or(&[])))
-                && self.new_link(fd, Role::Connector, Phase::Connecting, local, peer.ip(), peer.port(), k, device).is_some();
-            if !ok {
-                close_own(fd);
-            }
-        }
-        self.settle_place(local, peer);
-        Ok(())
-    }
-
-    /// An attempt has ended: if it was the last one, and nobody was found, it is tried again, or given up.
-    fn settle_place(&mut self, local: IpAddr, peer: SocketAddr) {
-        if self.links.iter().flatten().any(|l| l.leads_to(local, peer) && l.phase != Phase::Gone) {
-            return;
-        }
-        let now = sys::now_ns();
-        let Some(p) = self.places.iter_mut().find(|p| p.local == local && p.peer == peer) else { return };
-        if p.next != 0 {
-            return;
-        }
-        let tries = p.tries;
-        p.tries += 1;
-        if let Some(pause) = AGAIN_NS.get(tries) {
-            p.next = now + pause;
-            let next = p.next;
-            self.at(next);
-            return;
-        }
-        p.nobody_until = now + NOBODY_NS.saturating_mul(1 << (tries - AGAIN_NS.len()).min(8)).min(NOBODY_MAX_NS);
-        let why = p.why();
-        debug_log!("{peer}: ports {} to {}: {}", link_port(peer.port(), 0), link_port(peer.port(), TRIED - 1), why.name());
-        self.give_up_on(local, peer, why);
-    }
-
-    pub(super) fn time_places(&mut self) {
-        let now = sys::now_ns();
-        for i in 0..self.places.len() {
-            match self.places.get(i).map_or(0, |p| p.next) {
-                0 => {}
-                next if next <= now => self.look_at_place(i),
-                next => self.at(next),
-            }
-        }
-    }
-
     /// Brings what is shown of the links up to date.
     pub(super) fn show(&self) {
         for (i, l) in self.links.iter().enumerate() {
@@ -721,7 +322,7 @@ impl Remote {
         }
     }
 
-    fn greet(&mut self, i: usize) {
+    pub(super) fn greet(&mut self, i: usize) {
         let Some(l) = self.link(i) else { return };
         let (role, port, device) = (l.role, l.port, l.device);
         let resumes = l.broken_at != 0;
@@ -738,7 +339,7 @@ impl Remote {
             immediate: facts.writes_imm,
             transport: devices::transport_code(facts.transport),
             receives: 128,
-            ring_log2: pairs::ring_bytes(config).trailing_zeros() as u8,
+            ring_log2: memory::ring_bytes(config).trailing_zeros() as u8,
             lanes: pairs::lanes(config),
             resumes,
             key,
@@ -799,19 +400,6 @@ impl Remote {
             if self.link(i).is_some_and(|l| !l.output.is_empty() && !l.blocked) {
                 self.flush(i);
             }
-        }
-    }
-
-    /// Connector: a port took a connection, or did not.
-    fn port_is_taken(&mut self, i: usize, taken: bool) {
-        let Some((local, peer, k)) = self.link(i).map(|l| (l.local, SocketAddr::new(l.peer, l.port), l.k)) else { return };
-        let Some(p) = self.places.iter_mut().find(|p| p.local == local && p.peer == peer) else { return };
-        let bit = 1u32.checked_shl(u32::from(k)).unwrap_or(0);
-        p.taken = if taken { p.taken | bit } else { p.taken & !bit };
-        if p.ports_to_try() > p.ports {
-            // There may be more of them.
-            p.next = sys::now_ns();
-            self.timer = 1;
         }
     }
 
@@ -964,15 +552,7 @@ impl Remote {
         stats::count(Counter::RdmaLinks);
         debug_log!("link to process {} at {peer}, port {port}", hello.pid);
         if role == Role::Connector {
-            if let Some(p) = self.places.iter_mut().find(|p| p.local == local && p.peer == SocketAddr::new(peer, port)) {
-                p.forget_failures();
-                if p.next == 0 {
-                    // Its connections may be another process's.
-                    p.next = sys::now_ns() + MORE_NS;
-                    let next = p.next;
-                    self.at(next);
-                }
-            }
+            self.place_is_found(local, SocketAddr::new(peer, port));
             self.announce_all(i);
         }
         Ok(())
@@ -1017,14 +597,7 @@ impl Remote {
             self.drop_link(i);
         }
         if role == Role::Connector {
-            if let Some(p) = self.places.iter_mut().find(|p| p.local == local && p.peer == peer) {
-                if was_up {
-                    // The process may have a successor.
-                    p.forget_failures();
-                }
-                p.other_version |= why == Fault::OtherVersion;
-            }
-            self.settle_place(local, peer);
+            self.place_is_lost(local, peer, was_up, why == Fault::OtherVersion);
         }
     }
 
@@ -1075,7 +648,7 @@ impl Remote {
         l.retries += 1;
         let (local, peer, port, k, serial) = (l.local, l.peer, l.port, l.k, l.serial);
         let fd = tcp_socket(local);
-        let (raw, len) = sockaddr(SocketAddr::new(peer, link_port(port, k)));
+        let (raw, len) = sockaddr(SocketAddr::new(peer, places::link_port(port, k)));
         let ok = fd >= 0
             && bind(fd, SocketAddr::new(local, 0)) >= 0
             && [0, -(libc::EINPROGRESS as isize)].contains(&sys::connect(fd, raw.get(..len).unwrap_or(&[])))
@@ -1169,12 +742,7 @@ impl Remote {
             }
             self.renew_memory(i);
         }
-        let Some(verbs) = self.devices.verbs() else { return };
-        for l in self.listeners.iter_mut().filter(|l| l.device == device) {
-            if let Some(cm) = l.cm.take() {
-                let _ = verbs.close_listener(cm);
-            }
-        }
+        self.close_managers_listeners(device);
     }
 
     /// Nothing is left of a link.
@@ -1182,31 +750,5 @@ impl Remote {
         let Some(place) = self.links.get_mut(i) else { return };
         let Some(link) = place.take() else { return };
         self.take_apart(*link);
-    }
-}
-
-impl Link {
-    /// Connections from `local` to `peer` are what it is for.
-    fn leads_to(&self, local: IpAddr, peer: SocketAddr) -> bool {
-        self.role == Role::Connector && self.local == local && self.peer == peer.ip() && self.port == peer.port()
-    }
-}
-
-#[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests may fail loudly")]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ports_are_those_of_the_convention_and_never_wrap_to_nothing() {
-        assert_eq!((0..TRIED).map(|k| link_port(6379, k)).collect::<Vec<_>>(), [26379, 26380, 26381, 26382]);
-        assert_eq!(link_port(45535, 0), 65535);
-        assert_eq!(link_port(45535, 1), 25536, "above 65535: 40000 less");
-        for port in 1..=u16::MAX {
-            for k in 0..TRIED {
-                let at = link_port(port, k);
-                assert!(at >= OFFSET as u16 && at != port, "{port} and {k}: {at}");
-            }
-        }
     }
 }

@@ -12,7 +12,7 @@ use super::links::{Conn, ConnState, Fault, Link};
 use super::net::{self, Net};
 use super::wire::{PairContext, Queue};
 use super::*;
-use crate::log::{debug_log, warn_log};
+use crate::log::debug_log;
 use crate::stats;
 use alloc::sync::Arc;
 use core::ptr::NonNull;
@@ -20,13 +20,10 @@ use netacc_control::config::Config;
 use netacc_control::stats::Counter;
 use netacc_proto::remote::{self as proto, Frame};
 use netacc_proto::rendezvous::Role;
-use netacc_rdma::arena::{GrowError, Pool, Rings};
+use netacc_rdma::arena::Rings;
 use netacc_rdma::{HubError, Tag};
 use netacc_verbs::fabric::{Capacity, Error, Event, News, Patience, Transport};
 
-/// A ring holds so many of the configured buffers (`NACC_SOR_MSG_SIZE`), rounded up to a power of two.
-const RING_BUFFERS: usize = 8;
-const RING_MAX: usize = 16 << 20;
 /// A pair that is not established after so long will not be.
 const CONNECT_NS: u64 = 5_000_000_000;
 /// After a failure no pair is tried for so long, doubled each time.
@@ -36,27 +33,12 @@ const PAUSE_MAX_NS: u64 = 60_000_000_000;
 const AT_ONCE: usize = 16;
 /// A pair without connections counts as one too many only after so long: it may be meant for one that is being offered.
 const FRESH_NS: u64 = 1_000_000_000;
-/// A process registers no more than this part of the host's memory, whatever its limits: it is locked, and peers ask for it.
-const MEMORY_SHARE: u64 = 2;
-/// Why memory cannot be had is logged no more often.
-const LOG_EVERY_NS: u64 = 60_000_000_000;
 /// For how long a silent peer is tried: the driver's choice of time-out, so often.
 const PATIENCE: Patience = Patience::DEFAULT;
-
-/// Bytes of a ring.
-pub(super) fn ring_bytes(config: &Config) -> usize {
-    (config.buffer_bytes as usize).saturating_mul(RING_BUFFERS).clamp(netacc_rdma::arena::RING_BYTES_MIN, RING_MAX).next_power_of_two()
-}
 
 /// Connections on one pair.
 pub(super) fn lanes(config: &Config) -> u16 {
     config.connections_per_channel.clamp(1, netacc_rdma::SLOTS_MAX as u32) as u16
-}
-
-/// The rings of one peer, and the memory that they are cut from.
-pub(super) struct Arenas {
-    pub(super) pool: Pool<Net>,
-    logged_at: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,7 +80,7 @@ pub(super) struct Pair {
     /// Since when it has none.
     idle_since: u64,
     /// Once it is lost: the rings of the connections that were on it.
-    rings: Vec<Rings<Net>>,
+    pub(super) rings: Vec<Rings<Net>>,
 }
 
 impl Pair {
@@ -843,116 +825,8 @@ impl Remote {
         let verbs = self.devices.verbs();
         let Some(l) = self.link_mut(i) else { return };
         if l.pairs.is_empty() && !l.in_use() && l.waiting.is_empty() {
-            close_memory(verbs, l.arenas.take(), l.domain.take());
+            memory::close_memory(verbs, l.arenas.take(), l.domain.take());
         }
-    }
-
-    // ---- memory ------------------------------------------------------------------------------------------------------
-
-    /// The memory of a device that is gone is given up as soon as nobody uses it.
-    pub(super) fn renew_memory(&mut self, i: usize) {
-        let verbs = self.devices.verbs();
-        if let Some(l) = self.link_mut(i).filter(|l| l.stale && !l.in_use() && l.pairs.iter().all(|p| p.link.is_none() && p.rings.is_empty())) {
-            l.stale = false;
-            close_memory(verbs, l.arenas.take(), l.domain.take());
-        }
-    }
-
-    fn ensure_domain(&mut self, i: usize) -> Result<(), Reason> {
-        self.renew_memory(i);
-        if self.link(i).is_some_and(|l| l.stale) {
-            return Err(Reason::NoRdmaDevice);
-        }
-        let verbs = self.devices.verbs().ok_or(Reason::RdmaCoreMissing)?;
-        let l = self.link(i).ok_or(Reason::RdmaRefused)?;
-        if l.domain.is_none() {
-            let device = self.devices.list.get(l.device).and_then(|d| d.device.as_ref()).ok_or(Reason::NoRdmaDevice)?;
-            let domain = verbs.open_domain(device).map_err(devices::reason_of)?;
-            self.link_mut(i).ok_or(Reason::RdmaRefused)?.domain = Some(domain);
-        }
-        Ok(())
-    }
-
-    /// Rings for one connection.
-    pub(super) fn take_rings(&mut self, i: usize) -> Result<Rings<Net>, Reason> {
-        let verbs = self.devices.verbs().ok_or(Reason::RdmaCoreMissing)?;
-        self.ensure_domain(i)?;
-        let config = lifecycle::config();
-        let registered: usize = self.links.iter().flatten().filter_map(|l| l.arenas.as_ref()).map(|a| a.pool.registered()).sum();
-        let l = self.link_mut(i).ok_or(Reason::RdmaRefused)?;
-        let theirs = l.hello.map_or(usize::MAX, |h| 1 << h.ring_log2);
-        let ring = ring_bytes(config).min(theirs);
-        let arenas = l
-            .arenas
-            .get_or_insert_with(|| Arenas { pool: Pool::new(ring, config.arena_first_bytes as usize, config.arena_growth_max_bytes as usize), logged_at: 0 });
-        if let Some(rings) = arenas.pool.take() {
-            return Ok(rings);
-        }
-        let bytes = arenas.pool.next_bytes();
-        if registered.saturating_add(bytes) as u64 > sys::host_memory() / MEMORY_SHARE {
-            let now = sys::now_ns();
-            if arenas.logged_at == 0 || now.saturating_sub(arenas.logged_at) > LOG_EVERY_NS {
-                arenas.logged_at = now;
-                warn_log!("{registered} bytes are registered with RDMA devices: a process may lock half of the host's memory for them");
-            }
-            return Err(Reason::NoMemory);
-        }
-        let memory = NonNull::new(sys::map_shared(-1, bytes)).ok_or(Reason::NoMemory)?;
-        let Some(domain) = l.domain.as_ref() else { return Err(Reason::RdmaRefused) };
-        // SAFETY: mapped just now, for this alone; unmapped when the pool hands it back.
-        match unsafe { arenas.pool.grow(&verbs, domain, memory, bytes) } {
-            Ok(()) => {
-                stats::count(Counter::RdmaRegions);
-                stats::add(Counter::RdmaRegisteredBytes, bytes as u64);
-                arenas.pool.take().ok_or(Reason::NoMemory)
-            }
-            Err(e) => {
-                // SAFETY: it was not registered.
-                unsafe { sys::unmap(memory.as_ptr(), bytes) };
-                let now = sys::now_ns();
-                if arenas.logged_at == 0 || now.saturating_sub(arenas.logged_at) > LOG_EVERY_NS {
-                    arenas.logged_at = now;
-                    warn_log!("{e}; the limit is {} bytes", sys::memlock_limit());
-                }
-                Err(match e {
-                    GrowError::Locked { .. } => Reason::MemlockLimit,
-                    GrowError::Refused(e) => devices::reason_of(e),
-                    _ => Reason::NoMemory,
-                })
-            }
-        }
-    }
-
-    pub(super) fn give_rings_back(&mut self, i: usize, rings: Rings<Net>) {
-        if let Some(a) = self.link_mut(i).and_then(|l| l.arenas.as_mut()) {
-            a.pool.give_back(rings);
-        }
-    }
-
-    /// What is left of a link: nobody uses any of it.
-    pub(super) fn take_apart(&mut self, mut l: Link) {
-        let verbs = self.devices.verbs();
-        for p in l.pairs.drain(..) {
-            if let Some(a) = l.arenas.as_mut() {
-                p.rings.into_iter().for_each(|r| a.pool.give_back(r));
-            }
-        }
-        close_memory(verbs, l.arenas.take(), l.domain.take());
-        if let Some(c) = l.channel {
-            apart::clear_channel(c);
-            self.channels.push(c);
-        }
-    }
-}
-
-fn close_memory(verbs: Option<Net>, arenas: Option<Arenas>, domain: Option<net::Domain>) {
-    let Some(verbs) = verbs else { return };
-    if let Some(a) = arenas {
-        // SAFETY: the pool hands back what was mapped for it, and is done with.
-        a.pool.close(&verbs, |at, bytes| unsafe { sys::unmap(at.as_ptr(), bytes) });
-    }
-    if let Some(d) = domain {
-        let _ = verbs.close_domain(d);
     }
 }
 
@@ -997,12 +871,5 @@ mod tests {
             }
             assert_eq!(read_private(&other), None, "byte {at}");
         }
-    }
-
-    #[test]
-    fn a_ring_is_a_power_of_two_of_at_least_eight_buffers() {
-        let with = |buffer_bytes| ring_bytes(&Config { buffer_bytes, ..Config::default() });
-        assert_eq!([with(4096), with(16384), with(20480)], [32768, 131_072, 262_144]);
-        assert_eq!(with(1 << 30), RING_MAX);
     }
 }

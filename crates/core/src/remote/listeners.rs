@@ -1,0 +1,200 @@
+//! Where this process takes links: for connections that are accepted at TCP port P, on the first free one of P + 20000, P + 20001, …
+//! (40000 less where that is above 65535), on the address at which they are accepted; and where the connection manager takes pairs.
+
+use super::links::{Link, Phase, bind, tcp_socket};
+use super::places::{PORTS, TRIED, link_port};
+use super::*;
+use crate::log::{debug_log, warn_log};
+use crate::socket::address;
+use netacc_proto::rendezvous::Role;
+use netacc_verbs::fabric::Transport;
+
+/// Addresses at which links are taken.
+const LISTENERS: usize = 64;
+/// One where no socket of the application's listens any more is closed after so long.
+const UNUSED_NS: u64 = 10_000_000_000;
+
+/// Where this process takes links.
+pub(super) struct Listener {
+    /// Where the connections are accepted that they are for.
+    pub(super) local: SocketAddr,
+    pub(super) fd: c_int,
+    pub(super) device: usize,
+    pub(super) cm: Option<net::Listener>,
+    pub(super) cm_port: u16,
+}
+
+impl Remote {
+    /// Connections are accepted at `local`: connectors of other hosts can find this process from here on.
+    pub(super) fn on_accepting(&mut self, local: SocketAddr) {
+        if self.listeners.iter().any(|l| l.local == local && l.fd >= 0) {
+            return;
+        }
+        if let Err(why) = self.take_links(local) {
+            debug_log!("no links for {local}: {}", why.name());
+            let at = sys::now_ns() + devices::pause_after(why);
+            self.anew_at = if self.anew_at == 0 { at } else { self.anew_at.min(at) };
+            self.at(at);
+        }
+    }
+
+    fn take_links(&mut self, local: SocketAddr) -> Result<(), Reason> {
+        // In the place of one that is closed: events name the place.
+        let at = self.listeners.iter().position(|l| l.fd < 0).unwrap_or(self.listeners.len());
+        if at >= LISTENERS {
+            return Err(Reason::ChannelFull);
+        }
+        let device = self.device_at(local.ip())?;
+        let fd = tcp_socket(local.ip());
+        if fd < 0 {
+            return Err(Reason::NoDescriptor);
+        }
+        let (k, cm, cm_port) = self.listen_at(fd, local, device, at).inspect_err(|_| close_own(fd))?;
+        debug_log!("links for {local} on port {}, pairs on {cm_port}", link_port(local.port(), k));
+        let new = Listener { local, fd, device, cm: Some(cm), cm_port };
+        match self.listeners.get_mut(at) {
+            Some(old) => *old = new,
+            None => self.listeners.push(new),
+        }
+        Ok(())
+    }
+
+    /// Both listeners of a place: the number of the first one's port, the manager's, and its port.
+    fn listen_at(&mut self, fd: c_int, local: SocketAddr, device: usize, at: usize) -> Result<(u8, net::Listener, u16), Reason> {
+        let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, &1i32);
+        let k = (0..PORTS).find(|k| bind(fd, SocketAddr::new(local.ip(), link_port(local.port(), *k))) >= 0 && sys::listen(fd, 128) >= 0);
+        let Some(k) = k else {
+            warn_log!("no port for agreements over RDMA: {} to {} are taken", link_port(local.port(), 0), link_port(local.port(), PORTS - 1));
+            return Err(Reason::RdmaRefused);
+        };
+        let (cm, cm_port) = self.listen_for_pairs(local, device, at, k).ok_or(Reason::RdmaRefused)?;
+        if !watch(self.epoll, fd, libc::EPOLLIN as u32, EVENT_LISTENER | at as u64) {
+            if let Some(verbs) = self.devices.verbs() {
+                let _ = verbs.close_listener(cm);
+            }
+            return Err(Reason::NoDescriptor);
+        }
+        Ok((k, cm, cm_port))
+    }
+
+    /// A listening socket was closed: where none is left links are of no use after a while.
+    pub(super) fn look_at_listeners(&mut self) {
+        self.listeners_at = sys::now_ns() + UNUSED_NS;
+        let at = self.listeners_at;
+        self.at(at);
+    }
+
+    pub(super) fn time_listeners(&mut self) {
+        if self.anew_at != 0 && self.anew_at <= sys::now_ns() {
+            self.anew_at = 0;
+            forget_known();
+        } else if self.anew_at != 0 {
+            let at = self.anew_at;
+            self.at(at);
+        }
+        if self.listeners_at == 0 || self.listeners_at > sys::now_ns() {
+            if self.listeners_at != 0 {
+                let at = self.listeners_at;
+                self.at(at);
+            }
+            return;
+        }
+        self.listeners_at = 0;
+        let verbs = self.devices.verbs();
+        let listens = crate::rendezvous::Listens::now();
+        let mut gone = false;
+        for l in self.listeners.iter_mut().filter(|l| l.fd >= 0 && !listens.on(l.local.port())) {
+            let used = |link: &Link| link.role == Role::Acceptor && link.local == l.local.ip() && link.port == l.local.port() && link.phase != Phase::Gone;
+            if self.links.iter().flatten().any(|link| used(link)) {
+                // Looked at again when the next one is closed.
+                continue;
+            }
+            close_own(core::mem::replace(&mut l.fd, -1));
+            if let (Some(cm), Some(verbs)) = (l.cm.take(), verbs.as_ref()) {
+                let _ = verbs.close_listener(cm);
+            }
+            gone = true;
+        }
+        if gone {
+            // The next accept there is told of anew.
+            forget_known();
+        }
+    }
+
+    /// The manager's listener: at the next free one of the same ports where the transport shares TCP's, so that a firewall needs
+    /// to let four ports through; otherwise at any.
+    fn listen_for_pairs(&mut self, local: SocketAddr, device: usize, at: usize, k: u8) -> Option<(net::Listener, u16)> {
+        let verbs = self.devices.verbs()?;
+        let shares = self.facts(device)?.transport != Transport::Infiniband;
+        let manager = self.devices.manager.as_ref()?;
+        let token = devices::TOKEN_LISTENER | at as u64;
+        let from = if shares { k + 1 } else { 0 };
+        let ports = (from..from.max(TRIED)).map(|k| link_port(local.port(), k)).chain([0]);
+        for port in ports {
+            if let Ok(listener) = verbs.listen(manager, SocketAddr::new(local.ip(), port), 128, token) {
+                let port = verbs.port(&listener);
+                return Some((listener, port));
+            }
+        }
+        warn_log!("no port for queue pairs at {}", local.ip());
+        None
+    }
+
+    pub(super) fn take_callers(&mut self, listener: usize) {
+        for _ in 0..LINKS {
+            self.mend_listener(listener);
+            let Some((at, device, local, cm_port)) = self.listeners.get(listener).map(|l| (l.fd, l.device, l.local, l.cm_port)) else { return };
+            let fd = numbers::make(|| sys::accept4(at, libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC));
+            if fd < 0 {
+                if ![libc::EAGAIN, libc::EINTR, libc::ECONNABORTED].contains(&-fd) {
+                    // No descriptor, most likely. Left alone it would wake us for ever.
+                    // SAFETY: deleting takes no event.
+                    let _ = unsafe { sys::epoll_ctl(self.epoll, libc::EPOLL_CTL_DEL, at, core::ptr::null_mut()) };
+                }
+                return;
+            }
+            let mut raw = [0u8; 128];
+            let len = sys::socket_name(fd, true, &mut raw);
+            let peer = address(&raw, len).map(|a| a.ip().to_canonical());
+            note_own(fd);
+            let made = peer.and_then(|peer| self.new_link(fd, Role::Acceptor, Phase::Greeting, local.ip(), peer, local.port(), 0, device));
+            match made {
+                Some(i) => {
+                    if let Some(l) = self.link_mut(i) {
+                        l.cm_port = cm_port;
+                    }
+                    self.greet(i);
+                }
+                None => close_own(fd),
+            }
+        }
+    }
+
+    /// The device of a listener was gone, and may be there again.
+    fn mend_listener(&mut self, at: usize) {
+        let Some(local) = self.listeners.get(at).filter(|l| l.cm.is_none() && l.fd >= 0).map(|l| l.local) else { return };
+        let Ok(device) = self.device_at(local.ip()) else { return };
+        if let Some((cm, port)) = self.listen_for_pairs(local, device, at, 0)
+            && let Some(l) = self.listeners.get_mut(at)
+        {
+            (l.device, l.cm, l.cm_port) = (device, Some(cm), port);
+        }
+    }
+
+    /// Where the manager takes pairs for the links of that place.
+    pub(super) fn port_for_pairs(&mut self, local: SocketAddr) -> Option<u16> {
+        let at = self.listeners.iter().position(|l| l.local == local && l.fd >= 0)?;
+        self.mend_listener(at);
+        self.listeners.get(at).filter(|l| l.cm.is_some()).map(|l| l.cm_port)
+    }
+
+    /// Those of a device that goes away.
+    pub(super) fn close_managers_listeners(&mut self, device: usize) {
+        let Some(verbs) = self.devices.verbs() else { return };
+        for l in self.listeners.iter_mut().filter(|l| l.device == device) {
+            if let Some(cm) = l.cm.take() {
+                let _ = verbs.close_listener(cm);
+            }
+        }
+    }
+}

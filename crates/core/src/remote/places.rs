@@ -1,0 +1,287 @@
+//! Where connections of this process go, and which processes take links there: four ports are tried at once, nonblocking, and four more
+//! where all before them take connections, up to 32.
+
+use super::links::{Phase, bind, tcp_socket};
+use super::*;
+use crate::log::debug_log;
+use crate::socket::sockaddr;
+use netacc_proto::rendezvous::Role;
+
+/// From the port of the connections to the first one of the links.
+const OFFSET: u32 = 20_000;
+/// Ports that are tried at once; so many more when a process was found at each of these.
+pub(super) const TRIED: u8 = 4;
+/// Processes that can be found at one port.
+pub(super) const PORTS: u8 = 32;
+/// Where nobody was found it is tried again: the acceptor may not have accepted yet…
+const AGAIN_NS: [u64; 5] = [100_000_000, 400_000_000, 1_000_000_000, 3_000_000_000, 5_000_000_000];
+/// …and when others connect after so long, doubled each time.
+const NOBODY_NS: u64 = 10_000_000_000;
+const NOBODY_MAX_NS: u64 = 300_000_000_000;
+/// As long as connections to a place wait for an answer, its other ports are tried: after so long, then more and more rarely, up to that.
+const MORE_NS: u64 = 100_000_000;
+const MORE_MAX_NS: u64 = 60_000_000_000;
+/// While the device's port is down nothing is tried; whether it still is is looked at every so long.
+const PORT_NS: u64 = 1_000_000_000;
+/// Places that are remembered.
+const PLACES: usize = 256;
+
+/// The `k`th port of the links for connections to `port`.
+pub(super) fn link_port(port: u16, k: u8) -> u16 {
+    let wanted = u32::from(port) + OFFSET + u32::from(k);
+    (if wanted > 65_535 { wanted - 2 * OFFSET } else { wanted }) as u16
+}
+
+/// Where connections of this process go.
+pub(super) struct Place {
+    local: IpAddr,
+    peer: SocketAddr,
+    /// When it is tried next; 0: not.
+    next: u64,
+    /// How often nobody was found in a row.
+    tries: usize,
+    /// When it was tried last.
+    tried: u64,
+    /// With a link there: for how long its other ports are left alone after that.
+    more_ns: u64,
+    /// Nobody is there: until when that is believed.
+    nobody_until: u64,
+    /// Somebody is, whose library is another version.
+    other_version: bool,
+    /// Bits of the ports that took a connection when they were last tried, whoever is there.
+    taken: u32,
+    /// How many ports were tried last.
+    ports: u8,
+}
+
+impl Place {
+    pub(super) fn forget_failures(&mut self) {
+        (self.tries, self.nobody_until, self.more_ns, self.other_version) = (0, 0, MORE_NS, false);
+    }
+
+    /// The ports to try: four more whenever all before them are taken.
+    fn ports_to_try(&self) -> u8 {
+        let mut ports = TRIED;
+        while ports < PORTS && self.taken.trailing_ones() >= u32::from(ports) {
+            ports += TRIED;
+        }
+        ports
+    }
+
+    fn why(&self) -> Reason {
+        if self.other_version { Reason::VersionMismatch } else { Reason::ListenerWithoutLibrary }
+    }
+}
+
+impl Remote {
+    /// A connection of ours goes to `peer`: links to all who accept there are made, if there are none.
+    /// `Err`: nobody is there.
+    pub(super) fn seek(&mut self, local: IpAddr, peer: SocketAddr) -> Result<(), Reason> {
+        let now = sys::now_ns();
+        let found = self.links.iter().flatten().any(|l| l.leads_to(local, peer) && l.is_up());
+        let at = self.places.iter().position(|p| p.local == local && p.peer == peer);
+        let at = match at {
+            Some(at) => at,
+            None => {
+                if self.places.len() >= PLACES {
+                    let oldest = self.places.iter().enumerate().min_by_key(|(_, p)| p.tried).map_or(0, |(i, _)| i);
+                    self.places.swap_remove(oldest);
+                }
+                self.places.push(Place {
+                    local,
+                    peer,
+                    next: 0,
+                    tries: 0,
+                    tried: 0,
+                    more_ns: MORE_NS,
+                    nobody_until: 0,
+                    other_version: false,
+                    taken: 0,
+                    ports: 0,
+                });
+                self.places.len() - 1
+            }
+        };
+        let Some(p) = self.places.get_mut(at) else { return Ok(()) };
+        if !found && now < p.nobody_until {
+            return Err(p.why());
+        }
+        if p.next != 0 {
+            return Ok(());
+        }
+        if found {
+            // If nobody has answered by then, the process that accepted it has another port.
+            p.next = (now + MORE_NS).max(p.tried.saturating_add(p.more_ns));
+            let next = p.next;
+            self.at(next);
+            return Ok(());
+        }
+        p.next = now;
+        p.tries = 0;
+        self.try_place(at)
+    }
+
+    /// Whether a connection of ours to there still waits for an answer.
+    fn is_waited_for(&self, local: IpAddr, peer: SocketAddr) -> bool {
+        let mut at = self.connected.oldest();
+        while let Some(key) = at {
+            at = self.connected.after(key);
+            if self.connected.get(key).is_some_and(|(t, m)| t.local().ip() == local && t.peer() == peer && m.is_current()) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// It is time to look at a place (again).
+    fn look_at_place(&mut self, at: usize) {
+        let now = sys::now_ns();
+        let Some((local, peer)) = self.places.get(at).map(|p| (p.local, p.peer)) else { return };
+        let found = self.links.iter().flatten().any(|l| l.leads_to(local, peer) && l.is_up());
+        let wanted = !found || self.is_waited_for(local, peer);
+        let Some(p) = self.places.get_mut(at) else { return };
+        p.next = 0;
+        if !wanted {
+            return;
+        }
+        if let Err(why) = self.try_place(at) {
+            return self.give_up_on(local, peer, why);
+        }
+        if let Some(p) = self.places.get_mut(at).filter(|_| found) {
+            p.next = now + p.more_ns;
+            p.more_ns = p.more_ns.saturating_mul(2).min(MORE_MAX_NS);
+            let next = p.next;
+            self.at(next);
+        }
+    }
+
+    fn try_later(&mut self, at: usize, next: u64) -> Result<(), Reason> {
+        if let Some(p) = self.places.get_mut(at) {
+            p.next = next;
+        }
+        self.at(next);
+        Ok(())
+    }
+
+    /// Connects to the ports of a place to which there is no link.
+    fn try_place(&mut self, at: usize) -> Result<(), Reason> {
+        let now = sys::now_ns();
+        let Some(p) = self.places.get_mut(at) else { return Ok(()) };
+        let ports = p.ports_to_try();
+        (p.next, p.tried, p.ports) = (0, now, ports);
+        let (local, peer) = (p.local, p.peer);
+        if self.is_down(local) {
+            return self.try_later(at, now + PORT_NS);
+        }
+        let device = self.device_at(local)?;
+        for k in 0..ports {
+            if self.links.iter().flatten().any(|l| l.leads_to(local, peer) && l.k == k && l.phase != Phase::Gone) {
+                continue;
+            }
+            let fd = tcp_socket(local);
+            if fd < 0 {
+                return Err(Reason::NoDescriptor);
+            }
+            let (raw, len) = sockaddr(SocketAddr::new(peer.ip(), link_port(peer.port(), k)));
+            let ok = bind(fd, SocketAddr::new(local, 0)) >= 0
+                && [0, -(libc::EINPROGRESS as isize)].contains(&sys::connect(fd, raw.get(..len).unwrap_or(&[])))
+                && self.new_link(fd, Role::Connector, Phase::Connecting, local, peer.ip(), peer.port(), k, device).is_some();
+            if !ok {
+                close_own(fd);
+            }
+        }
+        self.settle_place(local, peer);
+        Ok(())
+    }
+
+    /// An attempt has ended: if it was the last one, and nobody was found, it is tried again, or given up.
+    fn settle_place(&mut self, local: IpAddr, peer: SocketAddr) {
+        if self.links.iter().flatten().any(|l| l.leads_to(local, peer) && l.phase != Phase::Gone) {
+            return;
+        }
+        let now = sys::now_ns();
+        let Some(p) = self.places.iter_mut().find(|p| p.local == local && p.peer == peer) else { return };
+        if p.next != 0 {
+            return;
+        }
+        let tries = p.tries;
+        p.tries += 1;
+        if let Some(pause) = AGAIN_NS.get(tries) {
+            p.next = now + pause;
+            let next = p.next;
+            self.at(next);
+            return;
+        }
+        p.nobody_until = now + NOBODY_NS.saturating_mul(1 << (tries - AGAIN_NS.len()).min(8)).min(NOBODY_MAX_NS);
+        let why = p.why();
+        debug_log!("{peer}: ports {} to {}: {}", link_port(peer.port(), 0), link_port(peer.port(), TRIED - 1), why.name());
+        self.give_up_on(local, peer, why);
+    }
+
+    pub(super) fn time_places(&mut self) {
+        let now = sys::now_ns();
+        for i in 0..self.places.len() {
+            match self.places.get(i).map_or(0, |p| p.next) {
+                0 => {}
+                next if next <= now => self.look_at_place(i),
+                next => self.at(next),
+            }
+        }
+    }
+
+    /// A process was found at a place.
+    pub(super) fn place_is_found(&mut self, local: IpAddr, peer: SocketAddr) {
+        let Some(p) = self.places.iter_mut().find(|p| p.local == local && p.peer == peer) else { return };
+        p.forget_failures();
+        if p.next == 0 {
+            // The connections may be another one's.
+            p.next = sys::now_ns() + MORE_NS;
+            let next = p.next;
+            self.at(next);
+        }
+    }
+
+    /// An attempt has failed, or (`was_up`) a link has ended.
+    pub(super) fn place_is_lost(&mut self, local: IpAddr, peer: SocketAddr, was_up: bool, other_version: bool) {
+        if let Some(p) = self.places.iter_mut().find(|p| p.local == local && p.peer == peer) {
+            if was_up {
+                // The process may have a successor.
+                p.forget_failures();
+            }
+            p.other_version |= other_version;
+        }
+        self.settle_place(local, peer);
+    }
+
+    /// Connector: a port took a connection, or did not.
+    pub(super) fn port_is_taken(&mut self, i: usize, taken: bool) {
+        let Some((local, peer, k)) = self.link(i).map(|l| (l.local, SocketAddr::new(l.peer, l.port), l.k)) else { return };
+        let Some(p) = self.places.iter_mut().find(|p| p.local == local && p.peer == peer) else { return };
+        let bit = 1u32.checked_shl(u32::from(k)).unwrap_or(0);
+        p.taken = if taken { p.taken | bit } else { p.taken & !bit };
+        if p.ports_to_try() > p.ports {
+            // There may be more of them.
+            p.next = sys::now_ns();
+            self.timer = 1;
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests may fail loudly")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_are_those_of_the_convention_and_never_wrap_to_nothing() {
+        assert_eq!((0..TRIED).map(|k| link_port(6379, k)).collect::<Vec<_>>(), [26379, 26380, 26381, 26382]);
+        assert_eq!(link_port(45535, 0), 65535);
+        assert_eq!(link_port(45535, 1), 25536, "above 65535: 40000 less");
+        for port in 1..=u16::MAX {
+            for k in 0..TRIED {
+                let at = link_port(port, k);
+                assert!(at >= OFFSET as u16 && at != port, "{port} and {k}: {at}");
+            }
+        }
+    }
+}
