@@ -29,6 +29,7 @@ TOLD, EXCHANGE, TREE, BUILD = Path("/rig/told"), Path("/rig/exchange"), Path("/r
 LOG = f"/rig/exchange/log.{os.environ['ROLE']}"
 PORT, LINK_PORTS = 7000, "27000-27003"
 KINDS = "bspqrBSPQR"
+LANES = [1, 4, 16]
 # A fault and its part of the plan.
 FAULTS = {"kill": 4, "down": 4, "device": 2, "stop": 3, "loss": 3, "silence": 2, "link": 3, "qp": 3, "carrier": 2}
 # How long streams may need to move on: the kernel's TCP may have doubled its timeouts several times, the machine may be busy.
@@ -54,7 +55,7 @@ class Side:
 
     def __init__(self, role, how):
         self.role = role
-        self.accelerate = {"plain": [], "tcp": ["env", "NACC_PATHS=tcp", f"{BUILD}/netacc_run"], "rdma": [f"{BUILD}/netacc_run"]}[how]
+        self.accelerate = {"plain": [], "tcp": ["env", "NACC_PATHS=tcp", f"{BUILD}/netacc_run"], "rdma": [f"{BUILD}/netacc_run", "-p"]}[how]
         self.how = how
         self.traffic, self.incarnation, self.files = None, 0, []
         self.deletion = None
@@ -65,9 +66,11 @@ class Side:
         self.incarnation += 1
         file = f"/tmp/traffic.{self.incarnation}"
         self.files.append(file)
+        # One connection on each queue pair, or several; not the same with each device, whose seeds alternate.
+        lanes = [str(LANES[seed // 2 % len(LANES)])] if self.how == "rdma" else []
         with open(f"{file}.out", "w", encoding="utf-8") as out:
             self.traffic = subprocess.Popen(
-                ["nice", "-n", "19", *self.accelerate, "/rig/exchange/traffic", "-r", "-n", str(len(KINDS)), "-k", KINDS, "-s", str(seed), "-f", file,
+                ["nice", "-n", "19", *self.accelerate, *lanes, "/rig/exchange/traffic", "-r", "-n", str(len(KINDS)), "-k", KINDS, "-s", str(seed), "-f", file,
                  # No number twice, in none of its lives.
                  "-o", str(100 * self.incarnation), self.role, os.environ["SERVER"], str(PORT)], stdout=out, stderr=out,
                 env={**os.environ, "NACC_LOG_LEVEL": "1", "NACC_LOG_PATH": LOG})
