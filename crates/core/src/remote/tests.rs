@@ -611,10 +611,13 @@ impl Rig {
         }
     }
 
-    /// The TCP connections of a host's links break.
+    /// The TCP connections of a host's links break, and what is on its way to it is lost.
     fn break_links(&mut self, h: usize) {
         let Some(remote) = self.hosts[h].remote.as_ref() else { return };
+        let mut part = [0u8; 4096];
         for l in remote.links.iter().flatten().filter(|l| l.fd >= 0) {
+            // SAFETY: a live buffer.
+            while unsafe { sys::recvfrom(l.fd, part.as_mut_ptr(), part.len(), libc::MSG_DONTWAIT, core::ptr::null_mut(), core::ptr::null_mut()) } > 0 {}
             let _ = sys::shutdown(l.fd, libc::SHUT_RDWR);
         }
     }

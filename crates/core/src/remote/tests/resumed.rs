@@ -5,7 +5,8 @@ use super::*;
 /// Whatever is under way, with the link broken `after` so many steps.
 fn in_the_middle(model: Model, seed: u64, after: usize, begin: impl Fn(&mut Rig, usize), end: impl Fn(&mut Rig, usize)) {
     let mut rig = Rig::new(Order::Shuffled(seed), model, 2);
-    let conns = [rig.connect(0, 1), rig.connect(0, 1)];
+    // With another one, for which the link is kept in any case, or alone.
+    let conns: Vec<usize> = (0..1 + after % 2).map(|_| rig.connect(0, 1)).collect();
     conns.iter().for_each(|i| rig.promoted(*i));
     rig.play(30, |_, _| {});
     begin(&mut rig, conns[0]);
@@ -13,18 +14,19 @@ fn in_the_middle(model: Model, seed: u64, after: usize, begin: impl Fn(&mut Rig,
     rig.break_links(seed as usize % 2);
     rig.play(60, |_, _| {});
     end(&mut rig, conns[0]);
-    // The other one is not disturbed for long.
-    rig.drain(conns[1]);
-    rig.promoted(conns[1]);
-    rig.exchange(conns[1], 50_000);
-    assert!(rig.conns[conns[1]].iter().all(|e| e.over.is_none()), "{}", rig.describe());
+    for i in conns.into_iter().skip(1) {
+        rig.drain(i);
+        rig.promoted(i);
+        rig.exchange(i, 50_000);
+        assert!(rig.conns[i].iter().all(|e| e.over.is_none()), "{}", rig.describe());
+    }
     rig.finish();
 }
 
 #[test]
 fn a_link_breaks_while_a_connection_changes_its_pair() {
     for model in MODELS {
-        for after in (0..90).step_by(6) {
+        for after in (0..100).step_by(5) {
             let seed = after as u64;
             let begin = |rig: &mut Rig, _| rig.wires.break_pairs(&rig.hosts[seed as usize / 2 % 2].fabric);
             in_the_middle(model, seed, after, begin, |rig, i| {
@@ -118,5 +120,35 @@ fn a_link_breaks_before_anything_is_agreed() {
             rig.exchange(i, 20_000);
             rig.finish();
         }
+    }
+}
+
+#[test]
+fn a_link_breaks_with_the_last_words_on_it() {
+    for seed in seeds(0..40) {
+        let model = MODELS[seed as usize % 3];
+        let mut rig = Rig::new(Order::Shuffled(seed), model, 2);
+        let i = rig.connect(0, 1);
+        rig.promoted(i);
+        rig.play(30, |_, _| {});
+        rig.wires.break_pairs(&rig.hosts[seed as usize / 2 % 2].fabric);
+        // One end is done with the departure, and the other one does not know.
+        let mut done = None;
+        for _ in 0..2000 {
+            rig.play(1, |_, _| {});
+            done = [C, A].into_iter().find(|side| !rig.is_attached(i, *side));
+            if done.is_some() {
+                break;
+            }
+        }
+        assert!(done.is_some(), "seed {seed}\n{}", rig.describe());
+        rig.break_links(0);
+        rig.break_links(1);
+        rig.play(60, |_, _| {});
+        rig.drain(i);
+        rig.promoted(i);
+        rig.exchange(i, 50_000);
+        assert!(rig.conns[i].iter().all(|e| e.over.is_none()), "seed {seed}\n{}", rig.describe());
+        rig.finish();
     }
 }
