@@ -18,6 +18,8 @@ use netacc_proto::rendezvous::Role;
 const ANSWER_NS: u64 = 1_000_000_000;
 /// To resume a link that broke the connector tries after so long, then again, and at last every so long.
 const RETRY_NS: [u64; 6] = [1_000_000, 100_000_000, 500_000_000, 1_500_000_000, 3_000_000_000, 5_000_000_000];
+/// One that has had connections is kept for so long, at both ends.
+const KEPT_NS: u64 = 3_000_000_000;
 /// Whether the carriers of its connections are over is looked at every so long. As long as one is not, it may be resumed.
 const LOOK_NS: u64 = 1_000_000_000;
 /// Reads of one link in a row.
@@ -561,7 +563,8 @@ impl Remote {
     /// Ends a link. What was on its pairs has nobody to agree with any more.
     pub(super) fn end_link(&mut self, i: usize, why: Fault) {
         let Some(l) = self.link_mut(i).filter(|l| l.phase != Phase::Gone) else { return };
-        if matches!(why, Fault::Ended | Fault::NotFound | Fault::Stuck) && (l.is_up() || l.broken_at != 0) && (l.in_use() || !l.pairs.is_empty()) {
+        let of_use = l.in_use() || !l.pairs.is_empty() || l.connections > 0;
+        if matches!(why, Fault::Ended | Fault::NotFound | Fault::Stuck) && (l.is_up() || l.broken_at != 0) && of_use {
             return self.break_link(i);
         }
         let was_up = l.is_up() || l.broken_at != 0;
@@ -629,7 +632,8 @@ impl Remote {
     fn time_broken(&mut self, i: usize, now: u64) {
         self.forget_offers_to_nobody(i);
         let Some(l) = self.link(i) else { return };
-        if !l.in_use() {
+        // With connections it is kept for them; without, for the peer's sake: the last words of one may have been lost.
+        if !l.in_use() && (l.connections == 0 || now.saturating_sub(l.broken_at) > KEPT_NS) {
             return self.end_link(i, Fault::Over);
         }
         let (since, retries, role) = (l.broken_at, l.retries, l.role);
