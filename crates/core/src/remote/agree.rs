@@ -366,11 +366,12 @@ impl Remote {
 
     fn free_slot(&mut self, i: usize) -> Option<usize> {
         let l = self.link_mut(i)?;
-        if let Some(at) = l.conns.iter().position(|c| c.state == ConnState::Free) {
-            return Some(at);
+        let free = |c: &Conn| c.state == ConnState::Free;
+        if let Some(at) = l.conns.iter().skip(l.refused).position(free) {
+            return Some(l.refused + at);
         }
         if l.conns.len() >= SLOTS || l.conns.try_reserve(1).is_err() {
-            return None;
+            return l.conns.iter().position(free);
         }
         l.conns.push(Conn::FREE);
         Some(l.conns.len() - 1)
@@ -433,6 +434,10 @@ impl Remote {
                 m.offered = None;
             }
             if reason == refuse::BUSY && m {
+                if let Some(l) = self.link_mut(i) {
+                    // (It may be in use there for long: by a connection that was broken off, and that nobody closes.)
+                    l.refused = slot + 1;
+                }
                 // What it was offered is not free there yet: again in a moment.
                 self.add_candidate(i, tuple, token);
                 if let Some(l) = self.link_mut(i) {
@@ -447,6 +452,7 @@ impl Remote {
     pub(super) fn on_freed(&mut self, i: usize, slot: u16) -> Result<(), Fault> {
         let Some(l) = self.link_mut(i) else { return Ok(()) };
         let Some(c) = l.conns.get_mut(usize::from(slot)) else { return Err(Fault::Malformed) };
+        l.refused = 0;
         match c.state {
             // Said again after the link had broken.
             ConnState::Free | ConnState::Offered => return Ok(()),

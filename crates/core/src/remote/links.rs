@@ -144,6 +144,8 @@ pub(super) struct Link {
     pub(super) stale: bool,
     pub(super) channel: Option<&'static Channel>,
     pub(super) conns: Vec<Conn>,
+    /// Acceptor: slots below that are not offered first, because the last of them was in use at the peer.
+    pub(super) refused: usize,
     pub(super) pairs: Vec<Pair>,
     pub(super) next_pair: u32,
     /// No new pair before that; and how long the next pause is.
@@ -261,6 +263,7 @@ impl Remote {
             stale: false,
             channel: None,
             conns: Vec::new(),
+            refused: 0,
             pairs: Vec::new(),
             next_pair: 0,
             pair_after: 0,

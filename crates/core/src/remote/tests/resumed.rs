@@ -152,3 +152,29 @@ fn a_link_breaks_with_the_last_words_on_it() {
         rig.finish();
     }
 }
+
+#[test]
+fn a_slot_that_only_one_end_has_left_is_in_nobodys_way() {
+    for model in MODELS {
+        let mut rig = Rig::new(Order::Prompt, model, 2);
+        let old = rig.connect(0, 1);
+        rig.promoted(old);
+        // A reset: the peer closes with bytes unread. This end is not closed for long.
+        rig.send(old, C, 5000);
+        rig.settle();
+        rig.close(old, A);
+        rig.until("the reset is told", |r| {
+            r.receive(old, C, 100);
+            r.conns[old][C].over.is_some()
+        });
+        rig.wires.break_pairs(&rig.hosts[1].fabric);
+        rig.settle();
+        rig.break_links(1);
+        rig.settle();
+        rig.until("the link is resumed", |r| r.remote(1).links.iter().flatten().any(|l| l.is_up()));
+        let new = rig.connect(0, 1);
+        rig.promoted(new);
+        rig.exchange(new, 20_000);
+        rig.finish();
+    }
+}
