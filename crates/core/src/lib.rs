@@ -20,6 +20,7 @@ mod lock;
 mod log;
 mod numbers;
 mod options;
+mod own;
 mod poll;
 mod remote;
 mod rendezvous;

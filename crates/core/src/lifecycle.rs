@@ -4,7 +4,7 @@ use crate::api::{NextSymbols, PASS, Ret};
 use crate::fd_table::{self, Entry};
 use crate::log::warn_log;
 use crate::socket::{self, Socket};
-use crate::{epoll, io, numbers, remote, service, stats, sys, wait};
+use crate::{epoll, io, numbers, own, remote, service, stats, sys, wait};
 use alloc::boxed::Box;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
@@ -236,6 +236,7 @@ pub(crate) fn fork_child() {
     service::after_fork_in_child();
     wait::after_fork_in_child();
     socket::after_fork_in_child();
+    own::after_fork_in_child();
     stats::after_fork_in_child();
 }
 

@@ -105,7 +105,7 @@ pub(crate) unsafe fn on_getsockopt(fd: c_int, level: c_int, name: c_int, value: 
     } else if room == size_of::<c_int>() {
         // SAFETY: as above.
         let error = unsafe { value.cast::<c_int>().read_unaligned() };
-        if let Some(error) = io::on_error_taken(s, error) {
+        if let Some(error) = io::on_error_taken(s, fd, error) {
             // SAFETY: as above.
             unsafe { value.cast::<c_int>().write_unaligned(error) };
         }

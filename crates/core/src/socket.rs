@@ -17,7 +17,7 @@
 use crate::api::{PASS, Ret};
 use crate::channel::Channel;
 use crate::fd_table::{self, Entry};
-use crate::{lifecycle, numbers, remote, service, stats, sys};
+use crate::{lifecycle, own, remote, service, stats, sys};
 use core::cell::UnsafeCell;
 use core::ffi::c_int;
 use core::net::{IpAddr, SocketAddr};
@@ -347,69 +347,7 @@ pub(crate) fn local_port(fd: c_int) -> u16 {
 /// Whether the other end is on this host: loopback, or an address of its own.
 fn same_host(t: &Tuple) -> bool {
     let (local, peer) = (t.local().ip(), t.peer().ip());
-    local == peer || (local.is_loopback() && peer.is_loopback()) || is_own(peer)
-}
-
-/// Whether this host (this network namespace) has that address. The kernel is asked again after some seconds.
-fn is_own(ip: IpAddr) -> bool {
-    const BELIEVED_NS: u64 = 10_000_000_000;
-    /// A hash of the address, its last bit being the answer; and until when that is believed.
-    static KNOWN: [(AtomicU64, AtomicU64); 16] = [const { (AtomicU64::new(0), AtomicU64::new(0)) }; 16];
-    let bits = match ip {
-        IpAddr::V4(ip) => u128::from(u32::from(ip)),
-        IpAddr::V6(ip) => u128::from(ip),
-    };
-    let hash = ((bits >> 64) as u64).rotate_left(13) ^ bits as u64;
-    let hash = hash.wrapping_mul(0x9e37_79b9_7f4a_7c15) & !1;
-    let Some((known, until)) = KNOWN.get((hash >> 60) as usize) else { return false };
-    let now = sys::now_ns();
-    let before = known.load(Acquire);
-    if before & !1 == hash && now < until.load(Relaxed) {
-        return before & 1 != 0;
-    }
-    let own = routes_to_itself(ip);
-    until.store(now.saturating_add(BELIEVED_NS), Relaxed);
-    known.store(hash | u64::from(own), Release);
-    own
-}
-
-/// Asks the kernel for the route to an address (rtnetlink(7)). (An address can be bound to that is not of this host:
-/// net.ipv4.ip_nonlocal_bind.)
-fn routes_to_itself(ip: IpAddr) -> bool {
-    const HEADER: usize = 16;
-    let fd = numbers::make(|| sys::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::NETLINK_ROUTE));
-    if fd < 0 {
-        return false;
-    }
-    let (family, octets, n) = match ip {
-        IpAddr::V4(ip) => (libc::AF_INET, u128::from(u32::from(ip)) << 96, 4usize),
-        IpAddr::V6(ip) => (libc::AF_INET6, u128::from(ip), 16),
-    };
-    let octets = octets.to_be_bytes();
-    let len = HEADER + 12 + 4 + n;
-    // struct nlmsghdr; struct rtmsg; one struct rtattr with the address.
-    let parts: [&[u8]; 8] = [
-        &(len as u32).to_ne_bytes(),
-        &libc::RTM_GETROUTE.to_ne_bytes(),
-        &(libc::NLM_F_REQUEST as u16).to_ne_bytes(),
-        &[0; 8],
-        &[family as u8, (n * 8) as u8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
-        &(4 + n as u16).to_ne_bytes(),
-        &libc::RTA_DST.to_ne_bytes(),
-        octets.get(..n).unwrap_or(&[]),
-    ];
-    let mut question = [0u8; HEADER + 12 + 4 + 16];
-    question.iter_mut().zip(parts.into_iter().flatten()).for_each(|(to, from)| *to = *from);
-    let mut answer = [0u8; 256];
-    // SAFETY: live buffers of those lengths; the kernel answers at once.
-    let got = unsafe {
-        sys::sendto(fd, question.as_ptr(), len, libc::MSG_DONTWAIT);
-        sys::recvfrom(fd, answer.as_mut_ptr(), answer.len(), libc::MSG_DONTWAIT, core::ptr::null_mut(), core::ptr::null_mut())
-    };
-    fd_table::close_internal(fd);
-    let kind = answer.get(4..6).and_then(|k| k.try_into().ok()).map(u16::from_ne_bytes);
-    // rtm_type, the eighth of struct rtmsg.
-    got >= (HEADER + 12) as isize && kind == Some(libc::RTM_NEWROUTE) && answer.get(HEADER + 7) == Some(&libc::RTN_LOCAL)
+    local == peer || peer.is_loopback() || own::has(peer)
 }
 
 /// The path that a connection could take: the first one of the configuration's that can serve its addresses.
@@ -883,15 +821,6 @@ mod tests {
             let mut wide = [0u8; 128];
             wide.get_mut(..len).unwrap().copy_from_slice(raw.get(..len).unwrap());
             assert_eq!(address(&wide, len as isize), Some(of));
-        }
-    }
-
-    #[test]
-    fn own_addresses_are_known_from_others() {
-        for (text, own) in [("127.0.0.1", true), ("127.1.2.3", true), ("192.0.2.1", false), ("2001:db8::1", false)] {
-            let ip: IpAddr = text.parse().unwrap();
-            // Asked, and remembered.
-            assert_eq!([is_own(ip), is_own(ip)], [own, own], "{text}");
         }
     }
 }

@@ -69,7 +69,9 @@ impl Apart {
             Ok(false) => {}
             Err(_) => {
                 drop(rx);
-                corrupt(s, fd);
+                self.on_carrier(|fd| {
+                    let _ = corrupt(s, fd);
+                });
                 return Moved::Broken;
             }
         }
@@ -99,13 +101,12 @@ impl Apart {
                     // It was closed without a word about what it had read, as one is whose unread data resets the connection.
                     Ok(None) if peer_left => {
                         drop(tx);
-                        self.break_off(fd);
+                        self.break_off();
                         return Moved::Broken;
                     }
                     Ok(None) | Err(netacc_proto::switchover::Refused::State(_)) => {}
                     Err(_) => {
-                        drop(tx);
-                        corrupt(s, fd);
+                        let _ = corrupt(s, s.fd.load(Acquire));
                         return Moved::Broken;
                     }
                 }
@@ -128,33 +129,47 @@ impl Apart {
         if gone {
             // The carrier must not go on where bytes are missing. What was received, or has come over the carrier, is still read.
             if received {
-                self.break_sending(fd)
+                self.break_sending()
             } else {
-                self.break_off(fd)
+                self.break_off()
             }
             return Moved::Broken;
         }
         Moved::Waits
     }
 
-    /// Nothing is sent any more, and the close resets the connection.
-    fn break_sending(&self, fd: c_int) {
-        self.held.0.raise(flag::CARRIER_SPOKE | flag::BROKEN_OFF);
-        let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &RESET_ON_CLOSE);
+    /// A call on the carrier. A close takes the lock before it gives the number away, and leaves another name here (`io::last_name`).
+    fn on_carrier(&self, call: impl FnOnce(c_int)) {
+        let Blocking(s, g) = self.held;
+        if let Ok(_held) = hold_tx(s, g) {
+            call(s.fd.load(Acquire));
+        }
     }
 
-    fn break_off(&self, fd: c_int) {
-        self.break_sending(fd);
-        let _ = sys::shutdown(fd, libc::SHUT_RDWR);
+    /// Nothing is sent any more, and the close resets the connection.
+    fn break_sending(&self) {
+        self.held.0.raise(flag::CARRIER_SPOKE | flag::BROKEN_OFF);
+        self.on_carrier(|fd| {
+            let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &RESET_ON_CLOSE);
+        });
+    }
+
+    fn break_off(&self) {
+        self.break_sending();
+        self.on_carrier(|fd| {
+            let _ = sys::shutdown(fd, libc::SHUT_RDWR);
+        });
     }
 
     /// Both directions are the carrier's: the connection is the kernel's, or (`again`) a candidate as it was at first. True: the slot
     /// is the caller's to give back; false: somebody who closed it does that.
     pub(crate) fn conclude(self, channel: &'static Channel, slot: usize, why: Reason, again: bool) -> bool {
         let Blocking(s, g) = self.held;
-        let fd = s.fd.load(Acquire);
+        let fd;
         let own = {
             let (Ok(tx), Ok(_rx)) = (hold_tx(s, g), hold_rx(s, g)) else { return false };
+            // What is called on the carrier is called before the state changes: after that a close gives the number away.
+            fd = s.fd.load(Acquire);
             // First: a close that finds another state than ATTACHED finds nothing to give back.
             let own = !s.channel.swap(core::ptr::null_mut(), AcqRel).is_null();
             if let Some(linger) = tx.end.linger.take() {
@@ -162,6 +177,10 @@ impl Apart {
             }
             // The carrier's own counts are the stream's offsets from here on, at both ends.
             let counts = if again && s.refs.load(Acquire) > 0 && !s.has(flag::ORPHAN | flag::FIN_LATER) { socket::carrier_counts(s, fd) } else { None };
+            if s.has(flag::FIN_LATER) {
+                let _ = sys::shutdown(fd, libc::SHUT_WR);
+                s.lower(flag::FIN_LATER);
+            }
             s.set_reason(why);
             if let Some((sent, received)) = counts {
                 s.tx_bytes.store(sent, Relaxed);
@@ -177,10 +196,6 @@ impl Apart {
             drop(tx);
             own
         };
-        if s.has(flag::FIN_LATER) {
-            let _ = sys::shutdown(fd, libc::SHUT_WR);
-            s.lower(flag::FIN_LATER);
-        }
         wait::prod_on(channel, slot);
         crate::epoll::on_plain(s);
         debug_log!("fd {fd}: slot {slot} of {:p} is left", channel);

@@ -189,6 +189,7 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
     if let Some(r) = s.record() {
         r.peer_pid.store(channel.peer_pid, Relaxed);
     }
+    s.lower(flag::TOLD | flag::BROKEN_OFF);
     s.state.store(ATTACHED, SeqCst);
     crate::epoll::on_attached(s, fd);
     // Last: the peer may send into the ring from here on. (Unless the set had no place for it, and it went back to the kernel.)

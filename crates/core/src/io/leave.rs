@@ -311,10 +311,13 @@ pub(crate) fn application_linger(s: &'static Socket, g: u16) -> Option<libc::lin
     hold_tx(s, g).ok()?.end.linger
 }
 
-/// The application has taken the carrier's error (SO_ERROR), which counts as told. `Some`: one that the carrier does not know.
-pub(crate) fn on_error_taken(s: &Socket, error: c_int) -> Option<c_int> {
+/// The application has taken the carrier's error (SO_ERROR), which counts as told if the carrier is over (it may be a soft error, of an
+/// attempt that failed). `Some`: one that the carrier does not know.
+pub(crate) fn on_error_taken(s: &Socket, fd: c_int, error: c_int) -> Option<c_int> {
     if error != 0 {
-        s.raise(flag::TOLD);
+        if socket::is_closed(fd) {
+            s.raise(flag::TOLD);
+        }
         return None;
     }
     (is_broken(s) && s.flags.fetch_or(flag::TOLD, AcqRel) & flag::TOLD == 0).then_some(libc::ECONNRESET)

@@ -147,7 +147,7 @@ impl Remote {
             if let Some(w) = self.link(i).and_then(|l| l.wire()) {
                 w.mark(slot);
             }
-            return self.at(sys::now_ns() + RESEND_NS);
+            return self.at(sys::now_ns() + RESEND_MAX_NS);
         }
         let Some(c) = self.link_mut(i).and_then(|l| l.conns.get_mut(slot)) else { return };
         if c.said == Some(words) {

@@ -24,7 +24,7 @@ const MORE_MAX_NS: u64 = 60_000_000_000;
 /// While the device's port is down nothing is tried; whether it still is is looked at every so long.
 const PORT_NS: u64 = 1_000_000_000;
 /// Places that are remembered.
-const PLACES: usize = 256;
+const PLACES: usize = 1024;
 
 /// The `k`th port of the links for connections to `port`.
 pub(super) fn link_port(port: u16, k: u8) -> u16 {
@@ -84,8 +84,12 @@ impl Remote {
             Some(at) => at,
             None => {
                 if self.places.len() >= PLACES {
-                    let oldest = self.places.iter().enumerate().min_by_key(|(_, p)| p.tried).map_or(0, |(i, _)| i);
-                    self.places.swap_remove(oldest);
+                    // One that is not being tried, if there is one; who waits for another one goes on without.
+                    let oldest = self.places.iter().enumerate().min_by_key(|(_, p)| (p.next != 0, p.tried)).map_or(0, |(i, _)| i);
+                    let p = self.places.swap_remove(oldest);
+                    if !self.links.iter().flatten().any(|l| l.leads_to(p.local, p.peer)) {
+                        self.give_up_on(p.local, p.peer, p.why());
+                    }
                 }
                 self.places.push(Place {
                     local,
@@ -117,7 +121,9 @@ impl Remote {
             return Ok(());
         }
         p.next = now;
-        p.tries = 0;
+        if p.nobody_until == 0 {
+            p.tries = 0;
+        }
         self.try_place(at)
     }
 
@@ -138,7 +144,8 @@ impl Remote {
         let now = sys::now_ns();
         let Some((local, peer)) = self.places.get(at).map(|p| (p.local, p.peer)) else { return };
         let found = self.links.iter().flatten().any(|l| l.leads_to(local, peer) && l.is_up());
-        let wanted = !found || self.is_waited_for(local, peer);
+        // (While a port is down nothing comes of it, and who waits is looked for each time.)
+        let wanted = (!found && !self.is_down(local)) || self.is_waited_for(local, peer);
         let Some(p) = self.places.get_mut(at) else { return };
         p.next = 0;
         if !wanted {

@@ -1,0 +1,169 @@
+//! The addresses of this host, as far as this process's network namespace knows them (rtnetlink(7)): a peer at one of them is no other host.
+//! (An address can be bound to that is not of this host: net.ipv4.ip_nonlocal_bind.)
+
+use crate::{fd_table, numbers, sys};
+use core::ffi::c_int;
+use core::net::IpAddr;
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};
+
+/// The kernel is asked again when an answer is needed and the last one is so old.
+const BELIEVED_NS: u64 = 10_000_000_000;
+/// So many addresses are known; a peer at another one counts as another host.
+const MOST: usize = 256;
+
+/// Hashes of the addresses, never 0; in turn one list is used and the other one written.
+static LISTS: [[AtomicU64; MOST]; 2] = [const { [const { AtomicU64::new(0) }; MOST] }; 2];
+static CURRENT: AtomicUsize = AtomicUsize::new(0);
+static COUNTS: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+static ASKED_AT: AtomicU64 = AtomicU64::new(0);
+static ASKING: AtomicBool = AtomicBool::new(false);
+
+/// Whether this host has that address.
+pub(crate) fn has(ip: IpAddr) -> bool {
+    let now = sys::now_ns();
+    let asked = ASKED_AT.load(Acquire);
+    if (asked == 0 || now.saturating_sub(asked) > BELIEVED_NS) && !ASKING.swap(true, Acquire) {
+        // Only by one thread at a time; the others believe the old list meanwhile.
+        ask();
+        ASKED_AT.store(now, Release);
+        ASKING.store(false, Release);
+    }
+    // The first answer is waited for, which takes microseconds. (Bounded: who asks may have been forked away.)
+    for _ in 0..1000 {
+        if ASKED_AT.load(Acquire) != 0 {
+            break;
+        }
+        sys::sched_yield();
+    }
+    let current = CURRENT.load(Acquire) & 1;
+    let (Some(list), Some(count)) = (LISTS.get(current), COUNTS.get(current)) else { return false };
+    let wanted = hash(ip);
+    list.iter().take(count.load(Acquire)).any(|h| h.load(Relaxed) == wanted)
+}
+
+/// In a forked child nobody is asking.
+pub(crate) fn after_fork_in_child() {
+    ASKING.store(false, Relaxed);
+}
+
+fn hash(ip: IpAddr) -> u64 {
+    let bits = match ip {
+        IpAddr::V4(ip) => u128::from(u32::from(ip)),
+        IpAddr::V6(ip) => u128::from(ip),
+    };
+    let mixed = (bits as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ ((bits >> 64) as u64).wrapping_mul(0xc2b2_ae3d_27d4_eb4f).rotate_left(31);
+    mixed | 1
+}
+
+fn ask() {
+    let fd = numbers::make(|| sys::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::NETLINK_ROUTE));
+    if fd < 0 {
+        return;
+    }
+    if let Some(count) = list_into(fd) {
+        let next = CURRENT.load(Relaxed) & 1 ^ 1;
+        if let Some(c) = COUNTS.get(next) {
+            c.store(count, Release);
+            CURRENT.store(next, Release);
+        }
+    }
+    fd_table::close_internal(fd);
+}
+
+/// Writes the list that is not in use. `None`: the kernel did not say.
+fn list_into(fd: c_int) -> Option<usize> {
+    let list = LISTS.get(CURRENT.load(Relaxed) & 1 ^ 1)?;
+    // struct nlmsghdr, and a struct ifaddrmsg that asks for every family.
+    let mut question = [0u8; 24];
+    let parts: [&[u8]; 3] = [&24u32.to_ne_bytes(), &libc::RTM_GETADDR.to_ne_bytes(), &((libc::NLM_F_REQUEST | libc::NLM_F_DUMP) as u16).to_ne_bytes()];
+    question.iter_mut().zip(parts.into_iter().flatten()).for_each(|(to, from)| *to = *from);
+    // SAFETY: a live buffer.
+    if unsafe { sys::sendto(fd, question.as_ptr(), question.len(), libc::MSG_DONTWAIT) } < 0 {
+        return None;
+    }
+    let mut count = 0;
+    // Each answer holds some tens of addresses.
+    for _ in 0..64 {
+        let mut answer = [0u8; 8192];
+        // SAFETY: a live buffer; the kernel has answered already, or does so within the call.
+        let got = unsafe { sys::recvfrom(fd, answer.as_mut_ptr(), answer.len(), libc::MSG_DONTWAIT, core::ptr::null_mut(), core::ptr::null_mut()) };
+        let mut rest = answer.get(..usize::try_from(got).ok()?)?;
+        while let Some((kind, body, next)) = message(rest) {
+            match i32::from(kind) {
+                libc::NLMSG_DONE => return Some(count),
+                libc::NLMSG_ERROR => return None,
+                _ if kind == libc::RTM_NEWADDR => {
+                    if let (Some(ip), Some(place)) = (address_of(body), list.get(count)) {
+                        place.store(hash(ip), Relaxed);
+                        count += 1;
+                    }
+                }
+                _ => {}
+            }
+            rest = next;
+        }
+    }
+    None
+}
+
+/// The type of a netlink message, what it says, and what follows it.
+fn message(at: &[u8]) -> Option<(u16, &[u8], &[u8])> {
+    let len = u32::from_ne_bytes(*at.first_chunk()?) as usize;
+    let kind = u16::from_ne_bytes(*at.get(4..)?.first_chunk()?);
+    let body = at.get(16..len)?;
+    Some((kind, body, at.get(len.next_multiple_of(4)..).unwrap_or(&[])))
+}
+
+/// The address that a `struct ifaddrmsg` with its attributes is about: IFA_LOCAL, which a point-to-point link has besides its peer's, or
+/// IFA_ADDRESS.
+fn address_of(body: &[u8]) -> Option<IpAddr> {
+    let family = i32::from(*body.first()?);
+    let mut rest = body.get(8..)?;
+    let mut found = None;
+    while let Some(len) = rest.first_chunk().map(|l| usize::from(u16::from_ne_bytes(*l))).filter(|len| *len >= 4) {
+        let kind = u16::from_ne_bytes(*rest.get(2..)?.first_chunk()?);
+        let value = rest.get(4..len)?;
+        let ip = match family {
+            libc::AF_INET => value.first_chunk::<4>().map(|o| IpAddr::from(*o)),
+            libc::AF_INET6 => value.first_chunk::<16>().map(|o| IpAddr::from(*o)),
+            _ => None,
+        };
+        if kind == libc::IFA_LOCAL || (kind == libc::IFA_ADDRESS && found.is_none()) {
+            found = ip;
+        }
+        rest = rest.get(len.next_multiple_of(4)..).unwrap_or(&[]);
+    }
+    found
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests may fail loudly")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn own_addresses_are_known_from_others_and_asked_for_once() {
+        let other = |last| IpAddr::from([198, 51, 100, last]);
+        // (Another test's thread may be asking.)
+        while ASKED_AT.load(Relaxed) == 0 {
+            let _ = has(other(0));
+        }
+        let asked = ASKED_AT.load(Relaxed);
+        assert!(has("127.0.0.1".parse().unwrap()));
+        for last in 0..100u8 {
+            assert!(!has(other(last)));
+        }
+        let now = ASKED_AT.load(Relaxed);
+        assert!(now == asked || now - asked > BELIEVED_NS, "asked again");
+    }
+
+    #[test]
+    fn what_is_no_answer_is_none() {
+        assert_eq!(message(&[0; 15]), None);
+        assert_eq!(message(&[255; 32]), None, "longer than what there is");
+        assert_eq!(address_of(&[]), None);
+        assert_eq!(address_of(&[2, 0, 0, 0, 0, 0, 0, 0, 8, 0, 2, 0, 10, 0]), None, "cut off");
+        let point_to_point = [2, 0, 0, 0, 0, 0, 0, 0, 8, 0, 1, 0, 10, 0, 0, 2, 8, 0, 2, 0, 10, 0, 0, 1];
+        assert_eq!(address_of(&point_to_point), Some(IpAddr::from([10, 0, 0, 1])));
+    }
+}
