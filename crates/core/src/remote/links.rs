@@ -277,10 +277,10 @@ impl Remote {
         Some(i)
     }
 
-    /// Makes room by ending the link that has been of no use for longest.
+    /// Makes room by ending the link that has been of no use for longest. Those that have not greeted go first: anybody can make them.
     fn evict(&mut self) {
-        let idle = self.links.iter().enumerate().filter_map(|(i, l)| l.as_deref().filter(|l| !l.in_use()).map(|l| (i, l.since)));
-        if let Some((i, _)) = idle.min_by_key(|(_, since)| *since) {
+        let idle = self.links.iter().enumerate().filter_map(|(i, l)| l.as_deref().filter(|l| !l.in_use()).map(|l| (i, l.is_up(), l.since)));
+        if let Some((i, ..)) = idle.min_by_key(|(_, up, since)| (*up, *since)) {
             self.end_link(i, Fault::Idle);
         }
     }

@@ -23,6 +23,8 @@ const MORE_NS: u64 = 100_000_000;
 const MORE_MAX_NS: u64 = 60_000_000_000;
 /// While the device's port is down nothing is tried; whether it still is is looked at every so long.
 const PORT_NS: u64 = 1_000_000_000;
+/// Ports that are tried at the same time; other places wait, so that they do not push each other, or links that are up, out of the table.
+const TRYING: usize = LINKS / 2;
 /// Places that are remembered.
 const PLACES: usize = 1024;
 
@@ -181,6 +183,10 @@ impl Remote {
             return self.try_later(at, now + PORT_NS);
         }
         let device = self.device_at(local)?;
+        let trying = self.links.iter().flatten().filter(|l| l.role == Role::Connector && matches!(l.phase, Phase::Connecting | Phase::Greeting)).count();
+        if trying + usize::from(ports) > TRYING {
+            return self.try_later(at, now + MORE_NS);
+        }
         for k in 0..ports {
             if self.links.iter().flatten().any(|l| l.leads_to(local, peer) && l.k == k && l.phase != Phase::Gone) {
                 continue;
