@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};
 /// The kernel is asked again when an answer is needed and the last one is so old.
 const BELIEVED_NS: u64 = 10_000_000_000;
 /// So many addresses are known; a peer at another one counts as another host.
-const MOST: usize = 256;
+const MOST: usize = 1024;
 
 /// Hashes of the addresses, never 0; in turn one list is used and the other one written.
 static LISTS: [[AtomicU64; MOST]; 2] = [const { [const { AtomicU64::new(0) }; MOST] }; 2];

@@ -586,7 +586,9 @@ fn let_go(s: &'static Socket, g: u16, fd: c_int, kernel_close: impl FnOnce() -> 
         return finish(s, fd, kernel_close);
     }
     let shared = s.refs.load(Acquire) > 0;
-    let in_ring = !(shared && crate::io::to_kernel(s, g, fd, Reason::None, false));
+    // (Between hosts it leaves behind the close, which waits for that within bounds.)
+    let between_hosts = s.channel().is_some_and(|c| c.wire().is_some());
+    let in_ring = !(shared && !between_hosts && crate::io::to_kernel(s, g, fd, Reason::None, false));
     match crate::io::last_name(s, fd, shared && in_ring) {
         LastName::Outlived => {
             let r = kernel_close();

@@ -62,7 +62,9 @@ impl Remote {
     /// Both listeners of a place: the number of the first one's port, the manager's, and its port.
     fn listen_at(&mut self, fd: c_int, local: SocketAddr, device: usize, at: usize) -> Result<(u8, net::Listener, u16), Reason> {
         let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, &1i32);
-        let k = (0..PORTS).find(|k| bind(fd, SocketAddr::new(local.ip(), link_port(local.port(), *k))) >= 0 && sys::listen(fd, 128) >= 0);
+        let reserved = Reserved::now();
+        let free = |k: &u8| !reserved.has(link_port(local.port(), *k));
+        let k = (0..PORTS).filter(free).find(|k| bind(fd, SocketAddr::new(local.ip(), link_port(local.port(), *k))) >= 0 && sys::listen(fd, 128) >= 0);
         let Some(k) = k else {
             warn_log!("no port for agreements over RDMA: {} to {} are taken", link_port(local.port(), 0), link_port(local.port(), PORTS - 1));
             return Err(Reason::RdmaRefused);
@@ -129,7 +131,8 @@ impl Remote {
         let manager = self.devices.manager.as_ref()?;
         let token = devices::TOKEN_LISTENER | at as u64;
         let from = if shares { k + 1 } else { 0 };
-        let ports = (from..from.max(TRIED)).map(|k| link_port(local.port(), k)).chain([0]);
+        let reserved = Reserved::now();
+        let ports = (from..from.max(TRIED)).map(|k| link_port(local.port(), k)).filter(|p| !reserved.has(*p)).chain([0]);
         for port in ports {
             if let Ok(listener) = verbs.listen(manager, SocketAddr::new(local.ip(), port), 128, token) {
                 let port = verbs.port(&listener);
@@ -196,5 +199,49 @@ impl Remote {
                 let _ = verbs.close_listener(cm);
             }
         }
+    }
+}
+
+/// Ports that the operator keeps for others (net.ipv4.ip_local_reserved_ports): `8080,26379,30000-30010`.
+struct Reserved(Vec<core::ops::RangeInclusive<u16>>);
+
+impl Reserved {
+    fn now() -> Reserved {
+        let mut text = [0u8; 4096];
+        let fd = numbers::make(|| sys::open(b"/proc/sys/net/ipv4/ip_local_reserved_ports\0", libc::O_RDONLY | libc::O_CLOEXEC, 0));
+        if fd < 0 {
+            return Reserved(Vec::new());
+        }
+        let n = sys::read(fd, &mut text);
+        fd_table::close_internal(fd);
+        Reserved::read(text.get(..n.max(0) as usize).unwrap_or(&[]))
+    }
+
+    fn read(text: &[u8]) -> Reserved {
+        let text = core::str::from_utf8(text).unwrap_or("");
+        let range = |part: &str| {
+            let (first, last) = part.trim().split_once('-').unwrap_or((part.trim(), part.trim()));
+            Some(first.parse().ok()?..=last.parse().ok()?)
+        };
+        Reserved(text.split(',').filter_map(range).collect())
+    }
+
+    fn has(&self, port: u16) -> bool {
+        self.0.iter().any(|r| r.contains(&port))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reserved_ports_are_read_as_the_kernel_writes_them() {
+        let some = Reserved::read(b"8080,26379,30000-30010\n");
+        let of = |ports: &[u16]| ports.iter().map(|p| some.has(*p)).collect::<Vec<_>>();
+        assert_eq!(of(&[8080, 26379, 30000, 30005, 30010]), [true; 5]);
+        assert_eq!(of(&[8079, 26378, 29999, 30011]), [false; 4]);
+        assert!(!Reserved::read(b"\n").has(0));
+        assert!(!Reserved::read(b"a-b,,-,99999").has(9));
     }
 }

@@ -15,6 +15,8 @@ pub(super) const TRIED: u8 = 4;
 pub(super) const PORTS: u8 = 32;
 /// Where nobody was found it is tried again: the acceptor may not have accepted yet…
 const AGAIN_NS: [u64; 5] = [100_000_000, 400_000_000, 1_000_000_000, 3_000_000_000, 5_000_000_000];
+/// …so long after the first try of a later round…
+const SECOND_NS: u64 = 1_000_000_000;
 /// …and when others connect after so long, doubled each time.
 const NOBODY_NS: u64 = 10_000_000_000;
 const NOBODY_MAX_NS: u64 = 300_000_000_000;
@@ -42,6 +44,8 @@ pub(super) struct Place {
     next: u64,
     /// How often nobody was found in a row.
     tries: usize,
+    /// After a pause it is tried twice: a server may have its library's port a moment after it has accepted.
+    second: bool,
     /// When it was tried last.
     tried: u64,
     /// With a link there: for how long its other ports are left alone after that.
@@ -89,7 +93,7 @@ impl Remote {
                     // One that is not being tried, if there is one; who waits for another one goes on without.
                     let oldest = self.places.iter().enumerate().min_by_key(|(_, p)| (p.next != 0, p.tried)).map_or(0, |(i, _)| i);
                     let p = self.places.swap_remove(oldest);
-                    if !self.links.iter().flatten().any(|l| l.leads_to(p.local, p.peer)) {
+                    if !self.links.iter().flatten().any(|l| l.leads_to(p.local, p.peer) && l.is_up()) {
                         self.give_up_on(p.local, p.peer, p.why());
                     }
                 }
@@ -98,6 +102,7 @@ impl Remote {
                     peer,
                     next: 0,
                     tries: 0,
+                    second: false,
                     tried: 0,
                     more_ns: MORE_NS,
                     nobody_until: 0,
@@ -218,6 +223,12 @@ impl Remote {
             return;
         }
         let tries = p.tries;
+        p.second = !p.second && tries > AGAIN_NS.len();
+        if p.second {
+            p.next = now + SECOND_NS;
+            let next = p.next;
+            return self.at(next);
+        }
         p.tries += 1;
         if let Some(pause) = AGAIN_NS.get(tries) {
             p.next = now + pause;
