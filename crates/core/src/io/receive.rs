@@ -274,6 +274,8 @@ pub(super) unsafe fn recv_slow(s: &'static Socket, g: u16, mut fd: c_int, iov: &
                 }
                 continue;
             }
+            // Nothing is waited for, also while the connection is on its way back to the carrier.
+            Look::Empty if s.has(flag::SHUT_RD) => return done as Ret,
             Look::Empty => {}
         }
         if nonblocking || done > 0 && !wait_all {
