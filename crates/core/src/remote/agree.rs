@@ -210,9 +210,6 @@ impl Remote {
             stats::count(Counter::AuthFailures);
             return Err(Fault::Malformed);
         }
-        if let Some(old) = self.candidates.find_number(c.token, |x| x.link == i) {
-            self.drop_candidate(old);
-        }
         if self.candidates.is_full() {
             let oldest = self.candidates.oldest();
             if let Some(k) = oldest {
@@ -230,6 +227,9 @@ impl Remote {
     }
 
     fn add_candidate(&mut self, i: usize, tuple: Tuple, token: u64) {
+        if let Some(old) = self.candidates.find_number(token, |x| x.link == i) {
+            self.drop_candidate(old);
+        }
         // One peer's must not push out the others'.
         if self.link(i).is_some_and(|l| l.candidates >= CANDIDATES_PER_LINK) {
             return;
@@ -444,6 +444,9 @@ impl Remote {
                     l.waiting.push_back(tuple);
                 }
                 self.at(sys::now_ns() + BUSY_NS);
+            } else if m {
+                // It may have been told of under another name since.
+                self.agree(tuple);
             }
         }
         Ok(())
