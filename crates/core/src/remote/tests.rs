@@ -13,6 +13,7 @@ mod agreed;
 mod failing;
 mod hostile;
 mod lost;
+mod peers;
 mod random;
 mod resumed;
 
@@ -189,6 +190,12 @@ impl Rig {
         self.hosts[h].remote = Some(remote);
     }
 
+    /// After a [`Rig::kill`]: another process there.
+    fn restart(&mut self, h: usize, model: Model) {
+        self.hosts[h].fabric = self.wires.host(self.hosts[h].address, model);
+        self.start(h);
+    }
+
     fn remote(&mut self, h: usize) -> &mut Remote {
         self.hosts[h].remote.as_mut().unwrap()
     }
@@ -312,12 +319,19 @@ impl Rig {
         let end = sys::now_ns() + 400_000_000_000;
         let began = std::time::Instant::now();
         let mut idle = 0;
+        let mut steps = 0;
         loop {
             self.settle();
+            let before = self.moved();
             if done(self) {
                 return;
             }
             self.settle();
+            // As long as applications say something there is no need for time to pass; but they may do so for ever.
+            steps += 1;
+            if self.moved() != before && steps % 6 != 0 {
+                continue;
+            }
             if sys::now_ns() < end && self.pass() {
                 idle = 0;
                 continue;
@@ -329,6 +343,11 @@ impl Rig {
             }
             assert!(idle < 1000 || began.elapsed().as_secs() < 2, "did not happen: {what}\n{}", self.describe());
         }
+    }
+
+    /// Bytes that applications have sent and received.
+    fn moved(&self) -> u64 {
+        self.conns.iter().flatten().map(|e| e.sent + e.received).sum()
     }
 
     // ---- applications ----------------------------------------------------------------------------------------------
@@ -556,7 +575,9 @@ impl Rig {
                     (io::sends_fast(c, slot), io::receives_fast(c, slot))
                 });
                 text += &format!(
-                    "connection {i} side {side}: state {} flags {:#x} offered {} slot {} fast {tx}/{rx} sent {} received {} over {:?} open {} carrier {:?} ({})\n",
+                    "connection {i} side {side} (host {}, {:?}): state {} flags {:#x} offered {} slot {} fast {tx}/{rx} sent {} received {} over {:?} open {} carrier {:?} ({})\n",
+                    e.host,
+                    e.socket.tuple(),
                     e.socket.state.load(Relaxed),
                     e.socket.flags.load(Relaxed),
                     e.socket.offered.load(Relaxed),
@@ -578,6 +599,22 @@ impl Rig {
                 let conns: Vec<(usize, ConnState, u32, u16, u32)> =
                     l.conns.iter().enumerate().filter(|(_, c)| c.state != ConnState::Free).map(|(n, c)| (n, c.state, c.pair, c.lane, c.asked)).collect();
                 text += &format!("  link {i}: {:?} {:?} pairs {pairs:?} slots {conns:?} waiting {}\n", l.role, l.phase, l.waiting.len());
+            }
+            for (tables, name) in [(&r.connected, "connected"), (&r.accepted, "accepted")] {
+                let mut at = tables.oldest();
+                while let Some(key) = at {
+                    at = tables.after(key);
+                    if let Some((tuple, m)) = tables.get(key) {
+                        text += &format!("  {name} {tuple:?} key {:#x} told {:#x} offered {:?} current {}\n", key.0, m.announced, m.offered, m.is_current());
+                    }
+                }
+            }
+            let mut at = r.candidates.oldest();
+            while let Some(key) = at {
+                at = r.candidates.after(key);
+                if let Some((tuple, t)) = r.candidates.get(key) {
+                    text += &format!("  candidate {tuple:?} of link {} token {:#x}\n", t.link, t.token);
+                }
             }
             let timer = r.timer.saturating_sub(sys::now_ns());
             text += &format!("  leaving {} timer {} in {timer} ns\n", r.leaving.len(), r.timer);

@@ -40,3 +40,47 @@ fn without_threads_connections_stay_on_tcp_until_there_are_some() {
         rig.finish();
     }
 }
+
+#[test]
+fn connections_share_pairs_and_are_kept_apart() {
+    for model in MODELS {
+        for seed in 0..4 {
+            let mut rig = Rig::new(Order::Shuffled(seed), model, 3);
+            // Four on each pair; and others to the same process from another one.
+            let conns: Vec<usize> = (0..12).map(|n| rig.connect(if n < 10 { 0 } else { 2 }, 1)).collect();
+            for i in &conns {
+                rig.promoted(*i);
+            }
+            assert_eq!([0, 1, 2].map(|h| rig.objects(h).pairs), [3, 4, 1]);
+            rig.play(400, |_, _| {});
+            for i in &conns {
+                rig.drain(*i);
+                rig.exchange(*i, 10_000);
+                assert!(rig.is_fast(*i));
+            }
+            rig.finish();
+        }
+    }
+}
+
+#[test]
+fn slots_and_lanes_serve_one_connection_after_the_other() {
+    for model in MODELS {
+        let mut rig = Rig::new(Order::Shuffled(1), model, 2);
+        for n in 0..20 {
+            let i = rig.connect(0, 1);
+            rig.promoted(i);
+            rig.exchange(i, 3000);
+            rig.close(i, n % 2);
+            rig.until("the end is told", |r| {
+                r.receive(i, 1 - n % 2, 1000);
+                r.conns[i][1 - n % 2].over == Some(0)
+            });
+            rig.close(i, 1 - n % 2);
+        }
+        // One pair, one arena, whatever came and went.
+        assert_eq!([0, 1].map(|h| rig.calls(h, Call::Create)), [1, 1]);
+        assert_eq!([0, 1].map(|h| rig.objects(h).regions), [2, 2]);
+        rig.finish();
+    }
+}

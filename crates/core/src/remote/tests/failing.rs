@@ -68,3 +68,105 @@ fn each_call_fails_once_at_each_end() {
         }
     }
 }
+
+/// What cannot be closed stays open; nothing else suffers.
+#[test]
+fn what_cannot_be_closed_is_left() {
+    for model in MODELS {
+        for nth in 1..=6 {
+            for h in [0, 1] {
+                let mut rig = Rig::new(Order::Shuffled(nth), model, 2);
+                let first = rig.connect(0, 1);
+                rig.promoted(first);
+                rig.wires.fail_call(&rig.hosts[h].fabric, Call::Close, nth, libc::EBUSY);
+                rig.wires.break_pairs(&rig.hosts[0].fabric);
+                rig.play(60, |_, _| {});
+                rig.drain(first);
+                rig.promoted(first);
+                rig.exchange(first, 20_000);
+                let second = rig.connect(0, 1);
+                rig.promoted(second);
+                for i in [first, second] {
+                    rig.exchange(i, 20_000);
+                    rig.close(i, C);
+                    rig.close(i, A);
+                }
+                // A pair keeps its receives and its domain open, and nothing more stays.
+                rig.until("all else is closed", |r| {
+                    let left = |o: Objects| o.pairs + o.regions + o.domains;
+                    (0..2).all(|h| r.remote(h).links.iter().flatten().all(|l| !l.in_use() && l.pairs.is_empty()))
+                        && left(r.objects(h)) <= 3
+                        && left(r.objects(1 - h)) == 0
+                });
+            }
+        }
+    }
+}
+
+/// Without news of the manager's there are no pairs; connections stay where they are.
+#[test]
+fn a_manager_that_fails_is_not_asked_again() {
+    for model in MODELS {
+        for nth in 1..=3 {
+            for h in [0, 1] {
+                let mut rig = Rig::new(Order::Shuffled(nth), model, 2);
+                rig.wires.fail_call(&rig.hosts[h].fabric, Call::NextEvent, nth, libc::EIO);
+                let i = rig.connect(0, 1);
+                for _ in 0..40 {
+                    rig.chat(i);
+                    rig.settle();
+                    rig.pass();
+                }
+                rig.exchange(i, 50_000);
+                assert!(rig.conns[i].iter().all(|e| e.over.is_none()));
+                // (Requests that nobody hears of lie in the manager, as many as its backlog is.)
+            }
+        }
+    }
+}
+
+#[test]
+fn memory_that_cannot_be_pinned_is_a_reason() {
+    for model in MODELS {
+        for h in [0, 1] {
+            // Enough for the receives of a pair, and not for rings.
+            let mut rig = Rig::new(Order::Prompt, Model { registered_max: 100_000, ..model }, 2);
+            let other = rig.wires.host(rig.hosts[1 - h].address, model);
+            rig.hosts[1 - h].fabric = other;
+            let i = rig.connect(0, 1);
+            for _ in 0..40 {
+                rig.chat(i);
+                rig.settle();
+                rig.pass();
+            }
+            rig.exchange(i, 20_000);
+            let own = if h == 0 { C } else { A };
+            assert_eq!(rig.reason(i, own), Reason::MemlockLimit, "{}", rig.describe());
+            assert_eq!(rig.reason(i, own ^ 1), Reason::PeerRefused, "{}", rig.describe());
+            rig.finish();
+        }
+    }
+}
+
+#[test]
+fn without_an_io_thread_there_is_no_queue() {
+    for model in MODELS {
+        let mut rig = Rig::new(Order::Prompt, model, 2);
+        rig.remote(1).devices.threads = 0;
+        testing::set_threads(Threads::Refuse);
+        let i = rig.connect(0, 1);
+        for _ in 0..10 {
+            rig.chat(i);
+            rig.settle();
+            rig.pass();
+        }
+        assert!(!rig.is_attached(i, C) && !rig.is_attached(i, A));
+        assert_eq!(rig.objects(1).queues, 0, "{}", rig.describe());
+        devices::EPOLLS[0].store(rig.io, Relaxed);
+        rig.remote(1).devices.threads = 1;
+        testing::set_threads(Threads::Hold);
+        rig.promoted(i);
+        rig.exchange(i, 10_000);
+        rig.finish();
+    }
+}
