@@ -377,6 +377,15 @@ impl Remote {
         Some(l.conns.len() - 1)
     }
 
+    /// Connections that are over wait for no place any more.
+    pub(super) fn forget_waiting(&mut self, i: usize) {
+        let Some(mut waiting) = self.link_mut(i).map(|l| core::mem::take(&mut l.waiting)) else { return };
+        waiting.retain(|tuple| self.accepted.find(tuple, |m| m.offered.is_none() && m.is_current()).is_some());
+        if let Some(l) = self.link_mut(i) {
+            l.waiting = waiting;
+        }
+    }
+
     /// Connections that waited for a place: there may be one.
     pub(super) fn serve_waiting(&mut self, i: usize) {
         // Each at most once: `agree` may put one back.

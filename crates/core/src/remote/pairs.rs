@@ -792,6 +792,7 @@ impl Remote {
                 self.at(at);
             }
             self.settle_empty(i);
+            self.forget_waiting(i);
             self.serve_waiting(i);
             self.want_pairs(i);
         }

@@ -170,3 +170,30 @@ fn without_an_io_thread_there_is_no_queue() {
         rig.finish();
     }
 }
+
+#[test]
+fn connections_that_are_over_wait_for_no_pair() {
+    let mut rig = Rig::new(Order::Prompt, Model::SIW, 2);
+    // iWARP's pairs need a thread.
+    testing::set_threads(Threads::Refuse);
+    for _ in 0..30 {
+        let i = rig.connect(0, 1);
+        for _ in 0..5 {
+            rig.chat(i);
+            rig.settle();
+        }
+        rig.close(i, C);
+        rig.close(i, A);
+    }
+    let waiting = |r: &mut Rig| r.remote(1).links.iter().flatten().map(|l| l.waiting.len()).sum::<usize>();
+    assert!(waiting(&mut rig) > 0, "the test is none");
+    rig.until("nobody waits", |r| waiting(r) == 0);
+    // And no pair is asked for any more.
+    let asked = rig.calls(0, Call::Resolve);
+    for _ in 0..20 {
+        rig.settle();
+        rig.pass();
+    }
+    assert_eq!(rig.calls(0, Call::Resolve), asked);
+    rig.finish();
+}
