@@ -274,8 +274,8 @@ pub(super) unsafe fn recv_slow(s: &'static Socket, g: u16, mut fd: c_int, iov: &
                 }
                 continue;
             }
-            // Nothing is waited for, also while the connection is on its way back to the carrier.
-            Look::Empty if s.has(flag::SHUT_RD) => return done as Ret,
+            // Nothing new is waited for; what was there before, and comes again by way of the carrier, is.
+            Look::Empty if s.has(flag::SHUT_RD) && h.end.switch.outstanding() == 0 && h.end.ring.available().is_ok_and(|n| n == 0) => return done as Ret,
             Look::Empty => {}
         }
         if nonblocking || done > 0 && !wait_all {
@@ -284,6 +284,10 @@ pub(super) unsafe fn recv_slow(s: &'static Socket, g: u16, mut fd: c_int, iov: &
         held = None;
         if deadline == 0 && timeout > 0 {
             deadline = sys::now_ns().saturating_add(timeout as u64);
+        }
+        if s.has(flag::SHUT_RD) {
+            // Of a socket that is shut down poll says at all times that there is something.
+            sys::pause_ns(1_000_000);
         }
         match block(s, &mut blocking, &mut fd, Side::Receive, on_carrier, deadline) {
             Woke::News => {}
@@ -365,8 +369,8 @@ pub(super) fn ask_carrier(s: &Socket, h: &mut RxHeld<'_>, fd: c_int, flags: c_in
 #[cold]
 pub(super) fn carrier_ended(s: &Socket, h: &mut RxHeld<'_>, r: Ret, flags: c_int) -> Look {
     if r == 0 && s.has(flag::SHUT_RD) && !peer_has_ended(s, s.fd.load(Acquire)) {
-        // Our own doing: nothing is there now, and nothing is waited for.
-        return Look::Kernel(0);
+        // Our own doing: nothing is there now, and nothing new is waited for.
+        return if h.end.switch.outstanding() > 0 { Look::Empty } else { Look::Kernel(0) };
     }
     let latest = load_announce(h.words);
     if r != 0 {
