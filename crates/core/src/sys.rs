@@ -14,6 +14,8 @@ use libc::{epoll_event, iovec, msghdr, pollfd, sigset_t, timespec};
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub(crate) unsafe fn syscall(n: i64, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize {
+    #[cfg(test)]
+    crate::testing::count_call();
     let ret: isize;
     // SAFETY: the x86-64 Linux system call convention: rcx and r11 are clobbered, memory may be written.
     unsafe {
@@ -30,6 +32,8 @@ pub(crate) unsafe fn syscall(n: i64, a: usize, b: usize, c: usize, d: usize, e: 
 #[cfg(target_arch = "aarch64")]
 #[inline(always)]
 pub(crate) unsafe fn syscall(n: i64, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize {
+    #[cfg(test)]
+    crate::testing::count_call();
     let ret: isize;
     // SAFETY: the AArch64 Linux system call convention.
     unsafe {

@@ -36,6 +36,21 @@ pub(crate) fn pass_ns(ns: u64) {
     AHEAD.with(|a| a.set(a.get() + ns));
 }
 
+// ---- system calls ------------------------------------------------------------------------------------------------
+
+std::thread_local! {
+    static CALLS: Cell<u64> = const { Cell::new(0) };
+}
+
+pub(crate) fn count_call() {
+    CALLS.with(|c| c.set(c.get() + 1));
+}
+
+/// How many system calls the core has made in this thread.
+pub(crate) fn calls() -> u64 {
+    CALLS.with(Cell::get)
+}
+
 // ---- threads -----------------------------------------------------------------------------------------------------
 
 /// The body of a thread, and its argument.

@@ -21,6 +21,33 @@ fn the_second_connection_needs_no_pair_and_no_region() {
 }
 
 #[test]
+fn requests_and_replies_of_ends_that_poll_are_no_system_calls() {
+    const ROUNDS: u64 = 2000;
+    for model in MODELS {
+        let mut rig = Rig::new(Order::Prompt, model, 2);
+        let i = rig.connect(0, 1);
+        rig.promoted(i);
+        rig.exchange(i, 100_000);
+        let before = testing::calls();
+        let mut looks = 0;
+        for _ in 0..ROUNDS {
+            for side in [C, A] {
+                assert_eq!(rig.send(i, side, 512), 512);
+                let mut left = 512;
+                while left > 0 {
+                    left -= rig.receive(i, side ^ 1, left);
+                    looks += 1;
+                }
+            }
+        }
+        // (An end that has found nothing for a while asks whether the carrier has said something.)
+        let calls = testing::calls() - before;
+        assert!(calls <= ROUNDS / 100, "{calls} system calls in {ROUNDS} rounds, {looks} looks");
+        rig.finish();
+    }
+}
+
+#[test]
 fn without_threads_connections_stay_on_tcp_until_there_are_some() {
     for model in [Model::SIW, Model::ERDMA] {
         let mut rig = Rig::new(Order::Prompt, model, 2);
