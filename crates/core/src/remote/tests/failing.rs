@@ -28,7 +28,7 @@ fn fails_once(model: Model, h: usize, call: Call, nth: u64, errno: c_int) {
     let mut rig = Rig::new(Order::Shuffled(seed), model, 2);
     rig.wires.fail_call(&rig.hosts[h].fabric, call, nth, errno);
     let first = rig.connect(0, 1);
-    for _ in 0..40 {
+    for _ in 0..24 {
         rig.chat(first);
         rig.play(20, |_, _| {});
         rig.settle();

@@ -344,6 +344,74 @@ fn a_pair_that_the_peer_ends_is_changed_for_another() {
     }
 }
 
+#[test]
+fn words_that_no_honest_library_says_reset_their_connection_and_no_other() {
+    let nothing = Ack::from_words(0, 0);
+    let epoch = |epoch| Announce { epoch, fast_from: 0, carrier_from: 0, resend_to: 0 };
+    let lies = [
+        // Announcements do not skip one, and no byte of the future is sent again.
+        Words { announce: epoch(77), ack: nothing, ..Words::default() },
+        Words { announce: Announce { resend_to: u64::MAX, ..epoch(2) }, ack: nothing, ..Words::default() },
+        // It has consumed what was never sent, and is frozen there.
+        Words { ack: Ack::from_words(u64::MAX, u64::MAX), request: request::LEAVE, announce: epoch(1), ..Words::default() },
+    ];
+    for (n, words) in lies.into_iter().enumerate() {
+        for from in [0, 1] {
+            let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+            let (bad, good) = (rig.connect(0, 1), rig.connect(0, 1));
+            rig.conns[bad].iter_mut().for_each(|e| e.honest = false);
+            rig.promoted(bad);
+            rig.promoted(good);
+            let token = {
+                let generation = rig.conns[bad][1 - from].socket;
+                let links = rig.remote(1 - from).links.iter().flatten();
+                links.flat_map(|l| &l.conns).find(|c| c.socket.is_some_and(|s| core::ptr::eq(s, generation))).map(|c| c.token).unwrap()
+            };
+            let slot = rig.conns[bad][1 - from].socket.slot.load(Relaxed) as u16;
+            rig.inject(from, 1 - from, Frame::Words(Words { slot, token, ..words }));
+            let (victim, liar) = (1 - from, from);
+            rig.until("the victim is told", |r| {
+                r.receive(bad, victim, 1000);
+                r.send(bad, victim, 10);
+                r.receive(bad, liar, 1000);
+                r.conns[bad][victim].over.is_some()
+            });
+            let over = rig.conns[bad][victim].over;
+            assert!(over.is_some_and(|r| r < 0), "lie {n}: {over:?}");
+            rig.exchange(good, 20_000);
+            assert!(rig.is_fast(good) && rig.conns[good].iter().all(|e| e.over.is_none()), "lie {n}\n{}", rig.describe());
+            // (What becomes of the liar's own end does not matter.)
+            rig.kill(liar);
+            rig.finish();
+        }
+    }
+}
+
+#[test]
+fn a_connection_that_two_processes_claim_goes_to_tcp_for_good() {
+    let (mut rig, i, at, port) = victim();
+    // Another process of the connector's host.
+    let mut rival = Stranger::call(rig.hosts[0].address, at);
+    rival.say(Frame::Hello(hello(Role::Connector, port)));
+    rig.settle();
+    rival.hear().unwrap();
+    let tuple = rig.conns[i][C].socket.tuple();
+    rival.say(Frame::Candidate(Candidate { tuple, token: 3 }));
+    rig.until("it leaves", |r| {
+        r.chat(i);
+        r.conns[i].iter().all(|e| e.socket.is(crate::socket::PLAIN))
+    });
+    assert_eq!(rig.reason(i, A), Reason::NotAuthenticated);
+    rig.exchange(i, 20_000);
+    assert!(rig.conns[i].iter().all(|e| e.over.is_none()), "{}", rig.describe());
+    // The rival is offered nothing, and other connections are agreed on as before.
+    assert_eq!(rival.hear(), Ok(Vec::new()));
+    let other = rig.connect(0, 1);
+    rig.promoted(other);
+    drop(rival);
+    rig.finish();
+}
+
 /// Frames that are drawn, some of them with values that mean something.
 fn frame(random: &mut Random, token: u64) -> Frame {
     let mut number = |most: usize| {

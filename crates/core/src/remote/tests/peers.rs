@@ -103,3 +103,30 @@ fn a_killed_process_has_a_successor() {
         }
     }
 }
+
+/// One end only receives: its own sending half stays on TCP, where the peer leaves some of what was sent before unread.
+#[test]
+fn a_close_with_bytes_unread_ends_a_one_way_connection() {
+    for model in MODELS {
+        for side in [C, A] {
+            let mut rig = Rig::new(Order::Prompt, model, 2);
+            let i = rig.connect(0, 1);
+            let (reader, writer) = (side, side ^ 1);
+            rig.send(i, reader, 100);
+            rig.until("one direction is on the ring", |r| {
+                r.send(i, writer, 500);
+                while r.receive(i, reader, 5000) > 0 {}
+                let s = r.conns[i][writer].socket;
+                s.channel().is_some_and(|c| io::sends_fast(c, s.slot.load(Relaxed) as usize))
+            });
+            rig.send(i, writer, 3000);
+            rig.settle();
+            rig.close(i, writer);
+            rig.until("it is told", |r| {
+                while r.receive(i, reader, 5000) > 0 {}
+                r.conns[i][reader].over.is_some()
+            });
+            rig.finish();
+        }
+    }
+}
