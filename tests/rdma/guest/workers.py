@@ -2,9 +2,10 @@
 """Connections to a server whose every worker process accepts one, by any path.
 
     workers.py server ADDRESS N         forks N workers; each echoes what its connection says, to its end
-    workers.py client LOCAL ADDRESS N PATH
+    workers.py client LOCAL ADDRESS N PATH [REASON]
                                         N connections from LOCAL; speaks on each until netacc_ss says that all of them have come
-                                        onto PATH in both directions, and prints what they are on in the end; status 1: not within a minute
+                                        onto PATH in both directions (for REASON), and prints what they are on in the end; status 1: not
+                                        within a minute
 """
 import collections
 import json
@@ -37,7 +38,7 @@ def paths():
     return collections.Counter((s["tx_path"], s["rx_path"], s["reason"]) for s in json.loads(shown.stdout)["sockets"])
 
 
-def client(local, address, n, path):
+def client(local, address, n, path, reason="none"):
     connections = [socket.create_connection((address, PORT), source_address=(local, 0)) for _ in range(n)]
     end = time.monotonic() + 60
     message = bytes(range(256))
@@ -53,12 +54,12 @@ def client(local, address, n, path):
                 if answer != message:
                     sys.exit("a wrong byte")
         now = paths()
-        if now == {(path, path, "none"): n}:
+        if now == {(path, path, reason): n}:
             break
     print(*(f"{tx}/{rx} {count}" + (f" {reason}" if reason != "none" else "") for (tx, rx, reason), count in sorted(now.items())))
-    return now != {(path, path, "none"): n}
+    return now != {(path, path, reason): n}
 
 
 if __name__ == "__main__":
     role, *rest = sys.argv[1:]
-    sys.exit(server(rest[0], int(rest[1])) if role == "server" else client(rest[0], rest[1], int(rest[2]), rest[3]))
+    sys.exit(server(rest[0], int(rest[1])) if role == "server" else client(rest[0], rest[1], int(rest[2]), *rest[3:]))

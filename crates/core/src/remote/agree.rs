@@ -206,9 +206,11 @@ impl Remote {
         let tuple = c.tuple.mirrored();
         let Some(l) = self.link(i) else { return Ok(()) };
         // It can only speak for connections between its address and ours: its own address took TCP's handshake to prove.
+        // (Where addresses are translated in between, an honest peer claims others.)
         if tuple.local().ip() != l.local || tuple.peer().ip() != l.peer || tuple.local_port() != l.port {
             stats::count(Counter::AuthFailures);
-            return Err(Fault::Malformed);
+            self.send(i, Frame::Withdraw { token: c.token });
+            return Ok(());
         }
         if self.candidates.is_full() {
             let oldest = self.candidates.oldest();

@@ -571,6 +571,7 @@ impl Remote {
             return self.break_link(i);
         }
         let was_up = l.is_up() || l.broken_at != 0;
+        let was_of_use = was_up && l.connections > 0;
         let (role, local, peer) = (l.role, l.local, SocketAddr::new(l.peer, l.port));
         if why == Fault::Malformed {
             stats::count(Counter::PeerCorrupt);
@@ -603,7 +604,7 @@ impl Remote {
             self.drop_link(i);
         }
         if role == Role::Connector {
-            self.place_is_lost(local, peer, was_up, why == Fault::OtherVersion);
+            self.place_is_lost(local, peer, was_of_use, why == Fault::OtherVersion);
         }
     }
 

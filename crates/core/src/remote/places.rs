@@ -256,7 +256,7 @@ impl Remote {
     /// A process was found at a place.
     pub(super) fn place_is_found(&mut self, local: IpAddr, peer: SocketAddr) {
         let Some(p) = self.places.iter_mut().find(|p| p.local == local && p.peer == peer) else { return };
-        p.forget_failures();
+        (p.nobody_until, p.more_ns, p.other_version) = (0, MORE_NS, false);
         if p.next == 0 {
             // The connections may be another one's.
             p.next = sys::now_ns() + MORE_NS;
@@ -265,10 +265,10 @@ impl Remote {
         }
     }
 
-    /// An attempt has failed, or (`was_up`) a link has ended.
-    pub(super) fn place_is_lost(&mut self, local: IpAddr, peer: SocketAddr, was_up: bool, other_version: bool) {
+    /// An attempt has failed, or a link has ended, which was of use or not.
+    pub(super) fn place_is_lost(&mut self, local: IpAddr, peer: SocketAddr, was_of_use: bool, other_version: bool) {
         if let Some(p) = self.places.iter_mut().find(|p| p.local == local && p.peer == peer) {
-            if was_up {
+            if was_of_use {
                 // The process may have a successor.
                 p.forget_failures();
             }
