@@ -414,7 +414,7 @@ impl Remote {
         let Some(rings) = rings else { return Err(Fault::Malformed) };
         let at = place_of(&rings);
         if !self.open(i, slot, token, rings) {
-            self.left(i, slot);
+            self.left_for_now(i, slot);
             mine.iter().for_each(ask_again);
             return Ok(());
         }
@@ -553,7 +553,7 @@ impl Remote {
         if opened {
             self.hand_over(i, slot, &m, at);
         } else {
-            self.left(i, slot);
+            self.left_for_now(i, slot);
             ask_again(&m);
         }
         for other in (0..LINKS).filter(|other| *other != i && m.announced & 1 << other != 0) {
@@ -642,6 +642,14 @@ impl Remote {
         if !taken || (over && s.offered.compare_exchange(OFFERED, TAKEN, SeqCst, Relaxed).is_ok()) {
             self.left(i, slot);
         }
+    }
+
+    /// The pair is lost before anything was done with it: the peer, which may have taken the connection up, is to try again.
+    fn left_for_now(&mut self, i: usize, slot: usize) {
+        if let Some(channel) = self.link(i).and_then(|l| l.channel) {
+            channel.ask_to_leave(slot, Reason::RdmaLost, true);
+        }
+        self.left(i, slot);
     }
 
     pub(super) fn on_released(&mut self, channel: &'static Channel, slot: usize) {
