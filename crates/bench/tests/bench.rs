@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 
 fn bench(arguments: &str) -> Output {
     let short =
-        "--rounds 1 --seconds 0.05 --warmup 0.02 --idle-seconds 0.1 --quiet --lib /nonexistent.so";
+        "--rounds 1 --seconds 0.4 --warmup 0.02 --idle-seconds 0.1 --quiet --lib /nonexistent.so";
     Command::new(env!("CARGO_BIN_EXE_netacc"))
         .arg("bench")
         .args(short.split(' '))
