@@ -236,15 +236,7 @@ pub(super) fn outlives_close(s: &'static Socket, h: &mut TxHeld<'_>, fd: c_int) 
         let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &RESET_ON_CLOSE);
         return false;
     }
-    let own = numbers::copy(fd);
-    if own < 0 {
-        return false;
-    }
-    s.waiters.fetch_add(1, SeqCst);
-    s.raise(flag::CLOSE_LATER);
-    socket::orphan(s, own);
-    h.channel.ask_to_leave(h.slot, Reason::Disconnected, false);
-    true
+    leaves_behind(s, h, fd, Reason::Disconnected)
 }
 
 /// How long a close waits for a peer on another host, which answers in some microseconds: TCP keeps the promise of a close also when the
@@ -288,14 +280,19 @@ pub(crate) fn await_peer(s: &'static Socket, g: u16) {
 /// This process's last descriptor is closed, and a forked child goes on: what is in the rings it gets over the carrier, from here.
 pub(super) fn outlives_for_child(s: &'static Socket, h: &TxHeld<'_>, fd: c_int) -> bool {
     let Some(at) = h.channel.wire().map(|w| w.slot(h.slot)) else { return false };
-    let own = if at.leave.load(SeqCst) & parting::GONE == 0 { numbers::copy(fd) } else { -1 };
+    at.leave.load(SeqCst) & parting::GONE == 0 && leaves_behind(s, h, fd, Reason::InheritedByFork)
+}
+
+/// The carrier lives on under a name of the library's own until both directions are back on it. False: there is no descriptor for that.
+fn leaves_behind(s: &'static Socket, h: &TxHeld<'_>, fd: c_int, why: Reason) -> bool {
+    let own = numbers::copy(fd);
     if own < 0 {
         return false;
     }
     s.waiters.fetch_add(1, SeqCst);
     s.raise(flag::CLOSE_LATER);
     socket::orphan(s, own);
-    h.channel.ask_to_leave(h.slot, Reason::InheritedByFork, false);
+    h.channel.ask_to_leave(h.slot, why, false);
     true
 }
 

@@ -151,8 +151,7 @@ impl Remote {
             if fd < 0 {
                 if ![libc::EAGAIN, libc::EINTR, libc::ECONNABORTED].contains(&-fd) {
                     // No descriptor, most likely. Left alone it would wake us for ever.
-                    // SAFETY: deleting takes no event.
-                    let _ = unsafe { sys::epoll_ctl(self.epoll, libc::EPOLL_CTL_DEL, at, core::ptr::null_mut()) };
+                    unwatch(self.epoll, at);
                 }
                 return;
             }

@@ -414,8 +414,7 @@ impl Remote {
                 Err(e) => {
                     debug_log!("the connection manager: errno {}", e.errno);
                     // It would be told for ever.
-                    // SAFETY: deleting takes no event.
-                    let _ = unsafe { sys::epoll_ctl(self.epoll, libc::EPOLL_CTL_DEL, verbs.manager_fd(manager), core::ptr::null_mut()) };
+                    unwatch(self.epoll, verbs.manager_fd(manager));
                     return;
                 }
             }

@@ -9,7 +9,7 @@ use netacc_proto::rendezvous::Role;
 
 /// From the port of the connections to the first one of the links.
 const OFFSET: u32 = 20_000;
-/// Ports that are tried at once; so many more when a process was found at each of these.
+/// Ports that are tried at once; so many more when all of these take connections.
 pub(super) const TRIED: u8 = 4;
 /// Processes that can be found at one port.
 pub(super) const PORTS: u8 = 32;
