@@ -93,6 +93,8 @@ pub(crate) struct RxEnd {
     pub(crate) carrier_asked: u64,
     /// `-errno` that the carrier reported while bytes of the ring came first.
     pub(crate) pending_error: i32,
+    /// Shut down for receiving (between hosts): the stream's offset up to which there were bytes then.
+    pub(crate) read_until: u64,
 }
 
 #[repr(C, align(64))]

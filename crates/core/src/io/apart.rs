@@ -39,6 +39,8 @@ impl Apart {
     }
 
     fn has_come(&self, fd: c_int, outstanding: u64) -> bool {
+        // (Behind shutdown(SHUT_RD) the kernel would call the stream ended that has bytes to come.)
+        let limit = if self.held.0.has(flag::SHUT_RD) { PULL_BACK_STRICT_NS } else { COME_NS };
         let mut unread: c_int = 0;
         if outstanding == 0 || sys::ioctl(fd, libc::FIONREAD as usize, &mut unread as *mut c_int as usize) < 0 || unread as u64 >= outstanding {
             return true;
@@ -47,7 +49,7 @@ impl Apart {
         if self.waits_since.get() == 0 {
             self.waits_since.set(now);
         }
-        now.saturating_sub(self.waits_since.get()) > COME_NS
+        now.saturating_sub(self.waits_since.get()) > limit
     }
 
     /// Does what can be done. `first`: nothing was done before. `seen`: the epoch of our announcement, and the control word of our
@@ -363,6 +365,10 @@ pub(super) fn shutdown_between_hosts(s: &'static Socket, g: u16, fd: c_int, how:
     }
     drop(h);
     if how != libc::SHUT_WR {
+        if let Ok(rx) = hold_rx(s, g) {
+            let there = rx.end.ring.available().unwrap_or(0) as u64;
+            rx.end.read_until = rx.end.switch.offset().saturating_add(there.max(rx.end.switch.outstanding()));
+        }
         s.raise(flag::SHUT_RD | flag::CARRIER_SPOKE);
         let r = sys::shutdown(fd, libc::SHUT_RD);
         if r < 0 {

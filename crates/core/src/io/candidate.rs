@@ -180,6 +180,7 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
             ring: Consumer::new(NonNull::from(rx_words), rx_ring, offer.rx_bytes as usize, 0),
             carrier_asked: 0,
             pending_error: 0,
+            read_until: 0,
         });
     }
     s.tx_words.store((tx_words as *const RingWords).cast_mut(), Release);

@@ -275,7 +275,7 @@ pub(super) unsafe fn recv_slow(s: &'static Socket, g: u16, mut fd: c_int, iov: &
                 continue;
             }
             // Nothing new is waited for; what was there before, and comes again by way of the carrier, is.
-            Look::Empty if s.has(flag::SHUT_RD) && h.end.switch.outstanding() == 0 && h.end.ring.available().is_ok_and(|n| n == 0) => return done as Ret,
+            Look::Empty if s.has(flag::SHUT_RD) && h.end.switch.offset() >= h.end.read_until => return done as Ret,
             Look::Empty => {}
         }
         if nonblocking || done > 0 && !wait_all {
@@ -370,7 +370,7 @@ pub(super) fn ask_carrier(s: &Socket, h: &mut RxHeld<'_>, fd: c_int, flags: c_in
 pub(super) fn carrier_ended(s: &Socket, h: &mut RxHeld<'_>, r: Ret, flags: c_int) -> Look {
     if r == 0 && s.has(flag::SHUT_RD) && !peer_has_ended(s, s.fd.load(Acquire)) {
         // Our own doing: nothing is there now, and nothing new is waited for.
-        return if h.end.switch.outstanding() > 0 { Look::Empty } else { Look::Kernel(0) };
+        return if h.end.switch.offset() < h.end.read_until { Look::Empty } else { Look::Kernel(0) };
     }
     let latest = load_announce(h.words);
     if r != 0 {
