@@ -32,7 +32,7 @@ pub(crate) mod wire;
 use crate::channel::Channel;
 use crate::lock::Mutex;
 use crate::rendezvous::table::{Key, Table};
-use crate::socket::{CANDIDATE, Socket};
+use crate::socket::{CANDIDATE, Socket, flag};
 use crate::{fd_table, lifecycle, numbers, service, sys};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -391,7 +391,7 @@ struct Mine {
 
 impl Mine {
     fn is_current(&self) -> bool {
-        self.socket.generation.load(Acquire) == self.generation && self.socket.is(CANDIDATE)
+        self.socket.generation.load(Acquire) == self.generation && self.socket.is(CANDIDATE) && self.socket.has(flag::REMOTE)
     }
 }
 

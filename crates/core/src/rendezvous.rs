@@ -25,7 +25,7 @@ use crate::arena::{self, ARENAS_MAX, MAPPED_BYTES_MAX, Mapping, MemoryError, Pai
 use crate::channel::{Channel, ChannelMem, PLACES, SLOTS, quiet};
 use crate::log::debug_log;
 use crate::socket::{self, Socket};
-use crate::{fd_table, lifecycle, numbers, stats, sys};
+use crate::{fd_table, lifecycle, numbers, remote, stats, sys};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use auth::{Cred, PeerVerified};

@@ -577,7 +577,17 @@ pub(crate) fn note(s: &'static Socket, generation: u16) -> bool {
 /// `s` is no candidate any more, or its memory is about to be freed. When this returns the service thread has
 /// forgotten it, and a slot that was agreed on but not taken up is released. Not while another thread is attaching it.
 pub(crate) fn closing(s: &'static Socket) {
-    if s.has(flag::REMOTE) { remote::closing(s) } else { SERVICE.closing(s) }
+    if !s.has(flag::REMOTE) || s.has(flag::RDMA_FIRST) {
+        SERVICE.closing(s);
+    }
+    if s.has(flag::REMOTE) {
+        remote::closing(s);
+    }
+}
+
+/// `s` has come to an agreement over RDMA: it waits for none here.
+pub(crate) fn forget(s: &'static Socket) {
+    SERVICE.closing(s);
 }
 
 /// Our end of a slot is no longer used. The caller has set `quiet::CLOSED` as its last word on the slot, and the socket

@@ -57,8 +57,10 @@ pub(crate) mod flag {
     pub(crate) const FREE_LATER: u32 = 1024;
     /// Shut down for sending, but the kernel is told when all is sent again.
     pub(crate) const FIN_LATER: u32 = 256;
-    /// The peer is on another host.
+    /// The peer is on another host, or the connection is for RDMA all the same. Goes when that cannot be ([`make_local`]).
     pub(crate) const REMOTE: u32 = 2048;
+    /// Within the host, and the configuration prefers RDMA there: shared memory if that cannot be.
+    pub(crate) const RDMA_FIRST: u32 = 65536;
     /// shutdown(SHUT_RD) was called between hosts: an empty ring is the end.
     pub(crate) const SHUT_RD: u32 = 8192;
     /// The library has broken the connection off: bytes are missing, whatever the kernel says.
@@ -430,6 +432,9 @@ fn begin_as(fd: c_int, reason: u32, connector: bool, tuple: Tuple) {
                 if path == Path::Rdma {
                     s.raise(flag::REMOTE);
                 }
+                if config.paths.first() == Some(Path::Rdma) && config.paths.contains(Path::Shm) && same_host(&tuple) {
+                    s.raise(flag::RDMA_FIRST);
+                }
                 Reason::Negotiating
             }
         }
@@ -449,6 +454,10 @@ fn begin_as(fd: c_int, reason: u32, connector: bool, tuple: Tuple) {
     if s.has(flag::REMOTE) {
         if !connector {
             remote::accepting(tuple.local());
+            if s.has(flag::RDMA_FIRST) {
+                // The connector may find that there is no RDMA, and look for shared memory.
+                service::accepting(tuple.local_port());
+            }
         }
     } else if connector {
         // The listener may not have accepted anything yet, and be unknown for that: asked again after its first answer;
@@ -550,6 +559,23 @@ pub(crate) fn make_plain(s: &'static Socket, why: Reason) {
         s.set_reason(why);
         service::closing(s);
     }
+}
+
+/// RDMA cannot serve a connection within the host: from now on it is a candidate for shared memory. False: it is not such a one.
+pub(crate) fn make_local(s: &'static Socket, g: u16) -> bool {
+    if !s.has(flag::RDMA_FIRST) {
+        return false;
+    }
+    // What "netacc-rdma" leaves for such sockets it leaves under this lock.
+    let Some(_tx) = crate::lock::lock_end(&s.tx_lock) else { return true };
+    if s.generation16() == g && s.is(CANDIDATE) && s.has(flag::REMOTE) {
+        s.set_reason(Reason::Negotiating);
+        s.calls.store(0, Relaxed);
+        s.lower(flag::REMOTE | flag::NOTED);
+        // Last: whoever finds an offer from here on finds one of shared memory.
+        s.offered.store(0, SeqCst);
+    }
+    true
 }
 
 /// The last descriptor of this process's (or, `kernel_too` false, one whose closing is somebody else's work) is closed.

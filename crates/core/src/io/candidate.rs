@@ -61,11 +61,16 @@ pub(super) fn candidate(s: &'static Socket, g: u16, fd: c_int, side: Side, flags
 /// which a connection of one request and one reply never gets back.
 pub(super) const NOTED_AFTER: u32 = 3;
 
+/// Where RDMA comes first, the other end may look so long for that before it turns to shared memory.
+const RDMA_FIRST_NS: u64 = 30_000_000_000;
+
 pub(super) fn after_candidate_call(s: &'static Socket, g: u16, fd: c_int, side: Side) {
     let offered = s.offered.load(Acquire);
     if offered == remote::NEVER {
-        let why = Reason::ALL.get(s.verdict.load(Relaxed) as usize).copied().unwrap_or(Reason::PeerRefused);
-        socket::make_plain(s, why);
+        if !socket::make_local(s, g) {
+            let why = Reason::ALL.get(s.verdict.load(Relaxed) as usize).copied().unwrap_or(Reason::PeerRefused);
+            socket::make_plain(s, why);
+        }
         return;
     }
     if offered != 0 {
@@ -79,8 +84,11 @@ pub(super) fn after_candidate_call(s: &'static Socket, g: u16, fd: c_int, side: 
     if s.has(flag::REMOTE) {
         if calls >= NOTED_AFTER && !s.has(flag::NOTED) {
             s.raise(flag::NOTED);
-            if !remote::note(s, s.generation.load(Acquire)) {
+            if !remote::note(s, s.generation.load(Acquire)) && !socket::make_local(s, g) {
                 socket::make_plain(s, Reason::RdmaRefused);
+            } else if s.has(flag::RDMA_FIRST) && !s.has(flag::CONNECTOR) {
+                // It is the connector that turns to shared memory.
+                service::note(s, g);
             }
         }
         return;
@@ -105,7 +113,8 @@ pub(super) fn after_candidate_call(s: &'static Socket, g: u16, fd: c_int, side: 
         socket::make_plain(s, Reason::PeerRefused);
         return;
     }
-    if calls.is_multiple_of(64) && calls >= 128 && sys::now_ns().saturating_sub(s.sought_at.load(Relaxed)) > 1_000_000_000 {
+    let patience = if s.has(flag::RDMA_FIRST) { RDMA_FIRST_NS } else { 1_000_000_000 };
+    if calls.is_multiple_of(64) && calls >= 128 && sys::now_ns().saturating_sub(s.sought_at.load(Relaxed)) > patience {
         let why = match (s.has(flag::CONNECTOR), found) {
             (false, _) => Reason::PeerWithoutLibrary,
             (true, true) => Reason::PeerRefused,
@@ -128,9 +137,17 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
         return;
     }
     // Between hosts it may be taken back as long as nobody has taken it.
-    if s.has(flag::REMOTE) && s.offered.compare_exchange(remote::OFFERED, remote::TAKEN, SeqCst, Relaxed).is_err() {
+    let is_remote = s.has(flag::REMOTE);
+    let offered = match is_remote {
+        true => s.offered.compare_exchange(remote::OFFERED, remote::TAKEN, SeqCst, Relaxed).is_ok(),
+        false => s.offered.load(SeqCst) == remote::OFFERED,
+    };
+    if !offered {
         s.state.store(CANDIDATE, SeqCst);
         return;
+    }
+    if is_remote && s.has(flag::RDMA_FIRST) {
+        service::forget(s);
     }
     // SAFETY: `offered` was seen set (acquire) by the caller; the service thread does not write it again.
     let offer = unsafe { *s.offer.get() };

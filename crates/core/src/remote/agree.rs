@@ -7,7 +7,7 @@ use super::*;
 use crate::channel::{ChannelMem, SLOTS};
 use crate::lock::lock_end;
 use crate::log::debug_log;
-use crate::socket::{ATTACHED, ATTACHING, Offer, flag};
+use crate::socket::{ATTACHED, ATTACHING, Offer};
 use crate::stats;
 use core::ptr::NonNull;
 use netacc_control::stats::Counter;
@@ -28,7 +28,7 @@ const CANDIDATES_PER_LINK: u32 = 4096;
 /// There will be no agreement on a connection, for that reason.
 fn verdict(s: &'static Socket, generation: u32, why: Reason) {
     let _tx = lock_end(&s.tx_lock);
-    if s.generation.load(Acquire) == generation && s.is(CANDIDATE) {
+    if s.generation.load(Acquire) == generation && s.is(CANDIDATE) && s.has(flag::REMOTE) {
         s.set_reason(why);
         s.verdict.store(why as u32, Relaxed);
         let _ = s.offered.compare_exchange(0, NEVER, SeqCst, Relaxed);
@@ -57,7 +57,11 @@ impl Remote {
         }
         let local = tuple.local().ip();
         let connector = s.has(flag::CONNECTOR);
-        let found = if connector {
+        let found = if connector && s.has(flag::RDMA_FIRST) {
+            // Both addresses are this host's: nobody needs to be asked whether RDMA serves them.
+            let devices = self.device_at(local).and_then(|_| self.device_at(tuple.peer().ip()));
+            devices.and_then(|_| self.seek(local, tuple.peer()))
+        } else if connector {
             self.seek(local, tuple.peer())
         } else if self.is_down(local) {
             Ok(())
@@ -628,7 +632,10 @@ impl Remote {
                 if let Some(at) = channel.sockets.get(slot) {
                     at.store(core::ptr::from_ref(s).cast_mut(), Release);
                 }
-                s.offered.store(OFFERED, SeqCst);
+                // (Within a host its connector may have turned to shared memory.)
+                if s.offered.compare_exchange(0, OFFERED, SeqCst, Relaxed).is_err() {
+                    c.socket = None;
+                }
             } else {
                 c.socket = None;
             }

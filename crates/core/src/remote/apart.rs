@@ -12,7 +12,7 @@ use super::*;
 use crate::channel::{announce, producer_quiet, quiet};
 use crate::io::{self, Apart};
 use crate::log::debug_log;
-use crate::socket::{ATTACHED, PLAIN, flag};
+use crate::socket::{ATTACHED, PLAIN};
 use crate::{stats, wait};
 use core::sync::atomic::fence;
 use netacc_control::stats::Counter;

@@ -22,7 +22,7 @@ use super::net::Net;
 use super::pairs::{CONNECTED, Job, PairState};
 use super::wire::QUEUES;
 use super::*;
-use crate::socket::{ATTACHED, flag};
+use crate::socket::ATTACHED;
 use crate::testing::{self, Threads};
 use crate::{api, io, stats};
 use core::cell::RefCell;

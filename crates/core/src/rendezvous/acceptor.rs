@@ -30,6 +30,11 @@ impl State {
     pub(crate) fn offer(&mut self, waiting: u64, candidate: u64, proof: Option<PeerVerified>) {
         let (waiting, candidate) = (Key(waiting), Key(candidate));
         let Some(t) = self.tables.as_mut() else { return };
+        if let Some((_, m)) = t.accepted.get(waiting).filter(|(_, m)| m.is_current() && m.socket.has(socket::flag::REMOTE) && proof.is_some()) {
+            // It waits for RDMA, and its connector does so no more: its next call makes it wait for this candidate.
+            let _ = m.socket.offered.compare_exchange(0, remote::NEVER, SeqCst, Relaxed);
+            return;
+        }
         let Some((tuple, theirs)) = t.candidates.remove(candidate) else { return };
         let i = theirs.link;
         if let Some(l) = self.links.get_mut(i) {

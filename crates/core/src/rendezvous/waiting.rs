@@ -81,7 +81,8 @@ impl State {
     pub(crate) fn add_accepted(&mut self, socket: &'static Socket) -> Option<bool> {
         let tuple = socket.tuple();
         let t = self.tables.as_mut()?;
-        let key = add(&mut t.accepted, tuple, socket)?;
+        let known = t.accepted.find(&tuple, |m| m.is(socket));
+        let key = known.map_or_else(|| add(&mut t.accepted, tuple, socket), Some)?;
         let there = t.candidates.find(&tuple, |_| true).is_some();
         if there && self.to_agree.len() < self.to_agree.capacity() {
             self.to_agree.push(key);

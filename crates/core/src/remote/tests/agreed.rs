@@ -1,6 +1,7 @@
 //! Connections that are agreed on, and what they cost.
 
 use super::*;
+use crate::socket::flag;
 
 #[test]
 fn the_second_connection_needs_no_pair_and_no_region() {
@@ -108,6 +109,59 @@ fn slots_and_lanes_serve_one_connection_after_the_other() {
         // One pair, one arena, whatever came and went.
         assert_eq!([0, 1].map(|h| rig.calls(h, Call::Create)), [1, 1]);
         assert_eq!([0, 1].map(|h| rig.objects(h).regions), [2, 2]);
+        rig.finish();
+    }
+}
+
+// ---- within a host, where RDMA is preferred ----------------------------------------------------------------------------
+
+impl Rig {
+    /// A connection for which RDMA comes first, and shared memory second: the thread for that is a real one.
+    fn prefer_rdma(&mut self, i: usize) {
+        testing::set_threads(Threads::Start);
+        self.conns[i].iter().for_each(|e| e.socket.raise(flag::RDMA_FIRST));
+        service::accepting(self.conns[i][A].socket.tuple().local_port());
+    }
+
+    #[track_caller]
+    fn comes_to_shared_memory(&mut self, i: usize) {
+        let is_local = |e: &End| e.socket.channel().is_some_and(|c| c.wire().is_none());
+        let began = std::time::Instant::now();
+        // (The clock is not set forward: that thread has its own.)
+        while !(self.is_fast(i) && self.conns[i].iter().all(is_local)) {
+            self.chat(i);
+            self.settle();
+            self.wait(1_000_000);
+            assert!(began.elapsed().as_secs() < 20, "{}", self.describe());
+        }
+        self.exchange(i, 100_000);
+        assert!(self.is_fast(i) && self.conns[i].iter().all(|e| is_local(e) && e.over.is_none()), "{}", self.describe());
+    }
+}
+
+#[test]
+fn within_a_host_shared_memory_serves_what_rdma_cannot() {
+    for without in [C, A] {
+        // Two addresses of a host, of which one has no device.
+        let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+        rig.remove_device(without);
+        let i = rig.connect(0, 1);
+        rig.prefer_rdma(i);
+        rig.comes_to_shared_memory(i);
+        rig.finish();
+    }
+}
+
+#[test]
+fn within_a_host_a_connection_that_loses_rdma_goes_on_in_shared_memory() {
+    for loses in [C, A] {
+        let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+        let i = rig.connect(0, 1);
+        rig.promoted(i);
+        rig.prefer_rdma(i);
+        rig.exchange(i, 100_000);
+        rig.remove_device(loses);
+        rig.comes_to_shared_memory(i);
         rig.finish();
     }
 }
