@@ -37,8 +37,10 @@ mod receive;
 mod send;
 mod waits;
 
-pub(crate) use apart::{Apart, Moved, await_peer, begin_exit, carrier_is_over, carrier_is_reset, may_send_on_carrier};
-use apart::{await_departure, end_in_reset, outlives_close, outlives_for_child, peer_has_ended, shutdown_between_hosts, to_kernel_between_hosts};
+pub(crate) use apart::{Apart, Moved, await_peer, begin_exit, carrier_is_over, carrier_is_reset, may_send_on_carrier, wake_leavers};
+use apart::{
+    await_departure, end_in_reset, outlives_close, outlives_for_child, peer_has_ended, shutdown_between_hosts, shutdown_of_parents, to_kernel_between_hosts,
+};
 pub(crate) use candidate::attach;
 use candidate::candidate;
 use ends::*;
@@ -490,7 +492,7 @@ fn in_carrier(s: &'static Socket, g: u16, mut fd: c_int, source: c_int, nonblock
         if s.is_inherited() {
             return inherited_send(s, g, fd, 0, nonblocking);
         }
-        if s.channel().is_some_and(|c| c.wire().is_some()) {
+        if s.has(flag::REMOTE) {
             if to_kernel(s, g, fd, Reason::Splice, false) {
                 return PASS;
             }

@@ -260,7 +260,7 @@ pub(crate) fn before_daemon() {
     }
     fd_table::for_each(|fd, entry| {
         if let Entry::Socket(s, g) = entry
-            && s.channel().is_some_and(|c| c.wire().is_some())
+            && s.has(socket::flag::REMOTE)
         {
             let _ = io::to_kernel(s, g, fd, Reason::InheritedByFork, false);
         }

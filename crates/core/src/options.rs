@@ -137,7 +137,7 @@ pub(crate) unsafe fn ioctl(fd: c_int, request: usize, arg: usize) -> Ret {
         libc::FIONREAD => {
             let mut kernel: c_int = 0;
             let r = sys::ioctl(fd, request, &mut kernel as *mut c_int as usize);
-            match io::unread(s, g) {
+            match io::unread(s, g, fd) {
                 Some(n) if r >= 0 => out(n.saturating_add(kernel.max(0) as usize)),
                 _ => PASS,
             }

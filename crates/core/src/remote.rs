@@ -70,23 +70,34 @@ static RUNG: AtomicBool = AtomicBool::new(false);
 static RUNNING: AtomicU32 = AtomicU32::new(0);
 /// The process in which it could not be started.
 static FAILED: AtomicU32 = AtomicU32::new(0);
-/// In a forked child: its parent's bell.
-static PARENTS_BELL: AtomicI32 = AtomicI32::new(-1);
+/// How often the process had forked when the thread started: children of later forks can call it.
+static FORKS_BEFORE: AtomicU32 = AtomicU32::new(0);
+/// In a forked child: the bells of its parent, and of older ancestors that had the thread.
+static PARENTS_BELLS: [AtomicI32; 4] = [const { AtomicI32::new(-1) }; 4];
+/// What a child adds to a parent's bell.
+const CHILD: u64 = 1 << 32;
 static STARTING: Mutex<()> = Mutex::new(());
 
-/// Wakes the thread. (In a forked child: its parent's, which has what the child inherited.)
+/// Wakes the thread.
 fn ring() {
-    let bell = if RUNNING.load(Acquire) == lifecycle::process() {
-        if RUNG.swap(true, SeqCst) {
-            return;
-        }
-        BELL.load(Acquire)
-    } else {
-        PARENTS_BELL.load(Acquire)
-    };
-    if bell >= 0 {
-        let _ = sys::write(bell, &1u64.to_ne_bytes());
+    if is_running() && !RUNG.swap(true, SeqCst) {
+        let _ = sys::write(BELL.load(Acquire), &1u64.to_ne_bytes());
     }
+}
+
+/// In a forked child, which uses a connection of its parent's between hosts: the parent takes it back to the carrier. Nothing else of it
+/// is touched here; what the parent has mapped since the fork this process does not even have.
+pub(crate) fn call_back(s: &Socket) {
+    s.raise(flag::CALLED_BACK);
+    for bell in PARENTS_BELLS.iter().map(|b| b.load(Acquire)).filter(|b| *b >= 0) {
+        let _ = sys::write(bell, &CHILD.to_ne_bytes());
+    }
+}
+
+/// Whether every child that has `s` can call it back. (One that was forked before the thread started cannot.)
+pub(crate) fn can_be_called_back(s: &Socket) -> bool {
+    let since = |forks: u32| s.forks.load(Relaxed).wrapping_sub(forks).cast_signed() >= 0;
+    since(lifecycle::forks()) || (is_running() && since(FORKS_BEFORE.load(Acquire)))
 }
 
 fn ask(what: Ask) -> bool {
@@ -128,8 +139,10 @@ fn start_now(me: u32) -> bool {
     let bell = numbers::make(|| sys::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK));
     let made = (epoll >= 0 && bell >= 0 && watch(epoll, bell, libc::EPOLLIN as u32, EVENT_BELL)).then(|| Remote::new(epoll)).flatten();
     if let Some(remote) = made {
-        BELL.store(bell, Release);
         RUNG.store(false, SeqCst);
+        BELL.store(bell, SeqCst);
+        // After that: a fork that is not counted here yet copies the bell.
+        FORKS_BEFORE.store(lifecycle::forks(), SeqCst);
         let argument = Box::into_raw(remote);
         if service::spawn(run, argument.cast()) {
             RUNNING.store(me, Release);
@@ -246,12 +259,7 @@ pub(crate) fn closing(s: &'static Socket) {
     if s.is_inherited() {
         // What is offered is its parent's to give back.
         if s.offered.load(SeqCst) == OFFERED {
-            // SAFETY: as below; it is the parent's memory, which this process shares.
-            let offer = unsafe { *s.offer.get() };
-            // SAFETY: as below; it was mapped before the fork (`hand_over`), so it is here, too.
-            if let Some(channel) = unsafe { offer.channel.as_ref() } {
-                channel.ask_to_leave(offer.slot as usize, Reason::InheritedByFork, false);
-            }
+            call_back(s);
         }
         return;
     }
@@ -360,9 +368,9 @@ pub(crate) fn after_fork_in_child() {
     FAILED.store(0, Relaxed);
     let bell = BELL.swap(-1, AcqRel);
     if bell >= 0 {
-        let older = PARENTS_BELL.swap(bell, AcqRel);
-        if older >= 0 {
-            fd_table::close_internal(older);
+        let oldest = PARENTS_BELLS.iter().fold(bell, |younger, at| at.swap(younger, AcqRel));
+        if oldest >= 0 {
+            fd_table::close_internal(oldest);
         }
     }
 }
@@ -494,6 +502,9 @@ impl Remote {
                     let _ = sys::read(BELL.load(Acquire), &mut count);
                     // Before the looks: what comes after them rings again.
                     RUNG.store(false, SeqCst);
+                    if u64::from_ne_bytes(count) >= CHILD {
+                        self.serve_children();
+                    }
                 }
                 EVENT_MANAGER => self.hear_manager(),
                 EVENT_DEVICE => self.hear_device(rest as usize),

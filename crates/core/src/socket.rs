@@ -69,6 +69,8 @@ pub(crate) mod flag {
     pub(crate) const TOLD: u32 = 32768;
     /// Closed, but bytes have to go over the carrier first: counted in `waiters` until somebody sees to that.
     pub(crate) const CLOSE_LATER: u32 = 4096;
+    /// A forked child uses it: between hosts its maker takes it back to the carrier, for good.
+    pub(crate) const CALLED_BACK: u32 = 65536;
 }
 
 /// The sending half. Owned by whoever holds `Socket::tx_lock`.
@@ -257,8 +259,13 @@ impl Socket {
         // SAFETY: null or a record of a statistics segment, which is never unmapped.
         unsafe { self.record.load(Acquire).as_ref() }
     }
+    /// `None` also in a forked child if it leads to another host: the memory may be of after the fork, and its maker does everything.
     pub(crate) fn channel(&self) -> Option<&'static Channel> {
-        // SAFETY: null, or a channel that is not freed while `users` counts this socket.
+        if self.is_inherited() && self.has(flag::REMOTE) {
+            return None;
+        }
+        // SAFETY: null, or a channel that is not freed while `users` counts this socket; the memory of one within the host is older than
+        // any fork that this process inherited the socket by (`attach`).
         unsafe { self.channel.load(Acquire).as_ref() }
     }
     pub(crate) fn tuple(&self) -> Tuple {
@@ -615,7 +622,7 @@ fn let_go(s: &'static Socket, g: u16, fd: c_int, kernel_close: impl FnOnce() -> 
     }
     let shared = s.refs.load(Acquire) > 0;
     // (Between hosts it leaves behind the close, which waits for that within bounds.)
-    let between_hosts = s.channel().is_some_and(|c| c.wire().is_some());
+    let between_hosts = s.has(flag::REMOTE);
     let in_ring = !(shared && !between_hosts && crate::io::to_kernel(s, g, fd, Reason::None, false));
     match crate::io::last_name(s, fd, shared && in_ring) {
         LastName::Outlived => {

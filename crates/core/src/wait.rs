@@ -493,8 +493,8 @@ fn sleep(s: &Socket, channel: &Channel, slot: usize, fd: i32, side: Side, on_car
     }
     if !missed {
         // Without a place of its own (a second thread on the same end, or 256 sleepers) the thread looks once a millisecond. A child
-        // that the process has forked since may change the paths, and has no way to wake it.
-        let limit = if posted && s.forks.load(Relaxed) == lifecycle::forks() {
+        // that the process has forked since may change the paths, and has no way to wake it. (Not between hosts.)
+        let limit = if posted && (s.has(flag::REMOTE) || s.forks.load(Relaxed) == lifecycle::forks()) {
             timeout
         } else if posted {
             if timeout < 0 { CHILDREN_NS } else { timeout.min(CHILDREN_NS) }

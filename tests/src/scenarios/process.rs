@@ -140,6 +140,38 @@ pub fn list() -> Vec<Scenario> {
             echo_client,
         ),
         pair(
+            "process/fork-before-first-use",
+            "a connection that was made before the fork is first used by the parent, then by the child, then by the parent",
+            |t| {
+                let listener = t.listener();
+                t.publish(listener);
+                let other = t.accept(listener);
+                let fd = sys::accept(listener).expect("accept");
+                let [to_child, child_in] = pipe_pair();
+                let child = t.child(|t| {
+                    wait_turn(child_in);
+                    serve(t, fd, 300);
+                    "served".into()
+                });
+                serve(t, fd, 300);
+                t.still_fast(other);
+                give_turn(to_child);
+                t.log("child", child.join());
+                serve(t, fd, 300);
+                t.tell("end");
+                t.log("close", sys::close(fd));
+            },
+            |t| {
+                let addr = t.hear_addr();
+                let _other = t.connect(addr);
+                let fd = sys::socket(addr.family(), libc::SOCK_STREAM, 0).expect("socket");
+                sys::connect(fd, addr).expect("connect");
+                echo_rounds(t, fd);
+                t.log("end", sys::recv(fd, &mut [0; 8], 0));
+            },
+        )
+        .any_path(),
+        pair(
             "process/fork-split-directions",
             "the child only reads, the parent only writes, at the same time",
             |t| {

@@ -183,6 +183,9 @@ impl Apart {
                 let _ = sys::shutdown(fd, libc::SHUT_WR);
                 s.lower(flag::FIN_LATER);
             }
+            if s.has(flag::CALLED_BACK) && s.has(flag::SHUT_RD) {
+                let _ = sys::shutdown(fd, libc::SHUT_RD);
+            }
             s.set_reason(why);
             if let Some((sent, received)) = counts {
                 s.tx_bytes.store(sent, Relaxed);
@@ -198,6 +201,7 @@ impl Apart {
             drop(tx);
             own
         };
+        wake_leavers(s);
         wait::prod_on(channel, slot);
         crate::epoll::on_plain(s);
         debug_log!("fd {fd}: slot {slot} of {:p} is left", channel);
@@ -261,9 +265,10 @@ pub(crate) fn await_peer(s: &'static Socket, g: u16) {
     }
     let budget = CLOSE_NS.saturating_sub(WINDOW.1.load(Relaxed));
     let wanted = budget > 0 && now.saturating_sub(SLOW_AT.load(Relaxed)) > SLOW_NS;
-    let Some(wire) = s.channel().and_then(Channel::wire).filter(|_| wanted) else { return };
+    if !wanted {
+        return;
+    }
     loop {
-        let seen = wire.left.load(SeqCst);
         if s.generation16() != g || !s.is(ATTACHED) {
             break;
         }
@@ -274,7 +279,7 @@ pub(crate) fn await_peer(s: &'static Socket, g: u16) {
             }
             break;
         }
-        sys::futex_wait(&wire.left, seen, left as i64, false);
+        sys::futex_wait(&s.state, ATTACHED, left as i64, false);
     }
     WINDOW.1.fetch_add(sys::now_ns().saturating_sub(now), Relaxed);
 }
@@ -330,7 +335,7 @@ fn is_clean(h: &TxHeld<'_>, at: &WireSlot) -> bool {
 
 /// The process ends, or becomes another program: what the peer does not have goes over the carrier.
 pub(crate) fn begin_exit(s: &'static Socket) {
-    if !s.is(ATTACHED) || s.is_inherited() || s.channel().is_none_or(|c| c.wire().is_none()) {
+    if !s.is(ATTACHED) || s.is_inherited() || !s.has(flag::REMOTE) {
         return;
     }
     // Never for long: another thread may hold an end for ever.
@@ -380,39 +385,56 @@ pub(super) fn shutdown_between_hosts(s: &'static Socket, g: u16, fd: c_int, how:
     0
 }
 
+/// Whoever waits for a connection to have left looks again, in a forked child, too. (Its state says so; nobody relies on being woken.)
+pub(crate) fn wake_leavers(s: &Socket) {
+    sys::futex_wake(&s.state, i32::MAX, false);
+}
+
 /// Waits a while for a connection that is on its way back to the carrier to have left.
 pub(super) fn await_departure(s: &'static Socket, g: u16) -> Woke {
-    let Some(wire) = s.channel().and_then(Channel::wire) else { return Woke::News };
-    let seen = wire.left.load(SeqCst);
     if s.generation16() != g || !s.is(ATTACHED) {
         return Woke::News;
     }
-    let r = sys::futex_wait(&wire.left, seen, 10_000_000, false);
+    let r = sys::futex_wait(&s.state, ATTACHED, 10_000_000, false);
     if r == -(libc::EINTR as isize) { Woke::Signal } else { Woke::News }
 }
 
-/// [`to_kernel`] of a connection between hosts: the thread does it, and is waited for. In a forked child it is the parent's.
+/// `shutdown(2)` in a forked child whose parent has not taken the connection to the carrier yet, and tells the kernel then.
+pub(super) fn shutdown_of_parents(s: &Socket, how: c_int) -> Ret {
+    match how {
+        libc::SHUT_WR => s.raise(flag::SHUT_WR | flag::FIN_LATER),
+        libc::SHUT_RD => s.raise(flag::SHUT_RD),
+        libc::SHUT_RDWR => s.raise(flag::SHUT_WR | flag::FIN_LATER | flag::SHUT_RD),
+        _ => return -(libc::EINVAL as Ret),
+    }
+    0
+}
+
+/// [`to_kernel`] of a connection between hosts: the thread does it, and is waited for. In a forked child it is its maker's.
 pub(super) fn to_kernel_between_hosts(s: &'static Socket, g: u16, fd: c_int, why: Reason, strict: bool) -> bool {
-    let Some((channel, wire)) = s.channel().and_then(|c| Some((c, c.wire()?))) else { return !s.is(ATTACHED) };
-    let slot = s.slot.load(Relaxed) as usize;
-    channel.ask_to_leave(slot, why, false);
+    let inherited = s.is_inherited();
+    let at = s.channel().and_then(|c| Some(c.wire()?.slot(s.slot.load(Relaxed) as usize)));
+    match s.channel() {
+        Some(channel) => channel.ask_to_leave(s.slot.load(Relaxed) as usize, why, false),
+        None if inherited => crate::remote::call_back(s),
+        None => return !s.is(ATTACHED),
+    }
     let until = sys::now_ns().saturating_add(if strict { PULL_BACK_STRICT_NS } else { PULL_BACK_NS });
-    loop {
-        let seen = wire.left.load(SeqCst);
+    let abandoned = loop {
         if s.generation16() != g || !s.is(ATTACHED) {
             if s.is(CANDIDATE) {
                 socket::make_plain(s, why);
             }
             return true;
         }
+        // As soon as the peer's reader lets it, which may take as long as with TCP; but its maker has to live.
+        let abandoned = inherited && !sys::alive(s.owner.load(Relaxed));
         let left = until.saturating_sub(sys::now_ns());
-        if left == 0 || wire.slot(slot).leave.load(SeqCst) & parting::GONE != 0 {
-            break;
+        if left == 0 || abandoned || s.has(flag::BROKEN_OFF) || at.is_some_and(|at| at.leave.load(SeqCst) & parting::GONE != 0) {
+            break abandoned;
         }
-        sys::futex_wait(&wire.left, seen, left.min(10_000_000) as i64, false);
-    }
-    // A child's parent does it as soon as the peer's reader lets it, which may take as long as with TCP.
-    let abandoned = s.is_inherited() && (!sys::alive(s.owner.load(Relaxed)) || wire.slot(slot).leave.load(SeqCst) & parting::GONE != 0);
+        sys::futex_wait(&s.state, ATTACHED, left.min(10_000_000) as i64, false);
+    };
     if (strict || abandoned) && s.flags.fetch_or(flag::BROKEN_OFF, AcqRel) & flag::BROKEN_OFF == 0 {
         crate::log::warn_log!("fd {fd}: the peer does not take the connection back to TCP ({}): it is broken off", why.name());
         let _ = sys::connect(fd, &(libc::AF_UNSPEC as u64).to_ne_bytes());

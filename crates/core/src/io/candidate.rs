@@ -153,8 +153,7 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
     let offer = unsafe { *s.offer.get() };
     let why = if s.generation16() != g {
         Some(Reason::Negotiating)
-    } else if s.forks.load(Relaxed) != lifecycle::forks() {
-        // A child has it too, and may not have the memory that this process has mapped since.
+    } else if !children_can_follow(s) {
         Some(Reason::InheritedByFork)
     } else if s.registrations.load(Acquire) > 1 {
         Some(Reason::SeveralEpollSets)
@@ -215,6 +214,15 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
         store_ack(&h);
     }
     debug_log!("fd {fd}: attached to slot {slot}, sent {} received {}", s.tx_bytes.load(Relaxed), s.rx_bytes.load(Relaxed));
+}
+
+/// Whether a forked child that has the connection too could still use it: within the host by the memory that it inherited, which must be all
+/// that the connection uses; between hosts by calling its parent.
+fn children_can_follow(s: &Socket) -> bool {
+    if s.has(flag::REMOTE) {
+        return remote::can_be_called_back(s) && !s.has(flag::CALLED_BACK);
+    }
+    s.forks.load(Relaxed) == lifecycle::forks()
 }
 
 #[cold]

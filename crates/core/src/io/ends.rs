@@ -72,9 +72,9 @@ pub(super) fn hold_tx(s: &'static Socket, g: u16) -> Result<TxHeld<'static>, Not
     if s.generation16() != g || !s.is(ATTACHED) {
         return Err(NotHeld::Changed);
     }
+    let Some(channel) = s.channel() else { return Err(NotHeld::Changed) };
     // SAFETY: an attached socket's pointers were set by `attach` to words and a channel that live while it is attached.
-    let (words, channel) = unsafe { (s.tx_words.load(Relaxed).as_ref(), s.channel()) };
-    let (Some(words), Some(channel)) = (words, channel) else { return Err(NotHeld::Changed) };
+    let Some(words) = (unsafe { s.tx_words.load(Relaxed).as_ref() }) else { return Err(NotHeld::Changed) };
     // SAFETY: `tx` belongs to the holder of `tx_lock`, which `guard` proves.
     let end = unsafe { &mut *s.tx.get() };
     if owner_died {
@@ -89,9 +89,9 @@ pub(super) fn hold_rx(s: &'static Socket, g: u16) -> Result<RxHeld<'static>, Not
     if s.generation16() != g || !s.is(ATTACHED) {
         return Err(NotHeld::Changed);
     }
+    let Some(channel) = s.channel() else { return Err(NotHeld::Changed) };
     // SAFETY: as in `hold_tx`.
-    let (words, channel) = unsafe { (s.rx_words.load(Relaxed).as_ref(), s.channel()) };
-    let (Some(words), Some(channel)) = (words, channel) else { return Err(NotHeld::Changed) };
+    let Some(words) = (unsafe { s.rx_words.load(Relaxed).as_ref() }) else { return Err(NotHeld::Changed) };
     // SAFETY: `rx` belongs to the holder of `rx_lock`, which `guard` proves.
     let end = unsafe { &mut *s.rx.get() };
     if owner_died && end.switch.path() == Way::Fast {
@@ -222,8 +222,11 @@ pub(super) fn corrupt(s: &Socket, fd: c_int) -> Ret {
     ECONNRESET
 }
 
-/// Bytes that a FIONREAD would count on the ring, for [`crate::options`].
-pub(crate) fn unread(s: &'static Socket, g: u16) -> Option<usize> {
+/// Bytes that a FIONREAD would count on the ring, for [`crate::options`]. `None`: ask the kernel.
+pub(crate) fn unread(s: &'static Socket, g: u16, fd: c_int) -> Option<usize> {
+    if s.is_inherited() && s.has(flag::REMOTE) {
+        let _ = to_kernel(s, g, fd, Reason::InheritedByFork, false);
+    }
     let mut h = hold_rx(s, g).ok()?;
     h.unread().ok()
 }

@@ -6,10 +6,10 @@ pub(crate) fn shutdown(s: &'static Socket, g: u16, fd: c_int, how: c_int) -> Ret
     let inherited = s.is_inherited();
     if inherited {
         let done = to_kernel(s, g, fd, Reason::InheritedByFork, false);
-        if !done && s.is(ATTACHED) && s.channel().is_some_and(|c| c.wire().is_some()) {
-            return shutdown_between_hosts(s, g, fd, how);
+        if !done && s.is(ATTACHED) && s.has(flag::REMOTE) {
+            return shutdown_of_parents(s, how);
         }
-    } else if s.channel().is_some_and(|c| c.wire().is_some()) {
+    } else if s.has(flag::REMOTE) {
         return shutdown_between_hosts(s, g, fd, how);
     }
     if (how == libc::SHUT_WR || how == libc::SHUT_RDWR)
@@ -111,13 +111,14 @@ pub(crate) fn carrier_is_drained(s: &Socket) -> bool {
 
 /// The kernel has closed it and no thread can find it any more: the slot is given back.
 pub(crate) fn after_close(s: &'static Socket) {
+    if s.is_inherited() && s.has(flag::REMOTE) {
+        return;
+    }
     // SAFETY: as in `Socket::channel`; the swap gives it to one caller.
     let Some(channel) = (unsafe { s.channel.swap(core::ptr::null_mut(), AcqRel).as_ref() }) else { return };
     let slot = s.slot.load(Relaxed) as usize;
     if channel.wire().is_some() {
-        if !s.is_inherited() {
-            service::released(channel, slot);
-        }
+        service::released(channel, slot);
         return;
     }
     let (tx, rx) = (channel.words(slot, channel.side), channel.words(slot, channel.side ^ 1));
@@ -157,7 +158,7 @@ pub(crate) fn to_kernel(s: &'static Socket, g: u16, fd: c_int, why: Reason, stri
             _ => return true,
         }
     }
-    if s.channel().is_some_and(|c| c.wire().is_some()) {
+    if s.has(flag::REMOTE) {
         return to_kernel_between_hosts(s, g, fd, why, strict);
     }
     let patience_ns = if strict { PULL_BACK_STRICT_NS } else { PULL_BACK_NS };

@@ -122,7 +122,13 @@ pub(super) unsafe fn recv_inherited(s: &'static Socket, g: u16, fd: c_int, iov: 
         if to_kernel(s, g, fd, Reason::InheritedByFork, false) || total == 0 {
             return PASS;
         }
+        if is_broken(s) {
+            let told = if flags & libc::MSG_PEEK == 0 { flag::TOLD } else { 0 };
+            return if s.flags.fetch_or(told, AcqRel) & flag::TOLD == 0 { ECONNRESET } else { 0 };
+        }
         let r = match hold_rx(s, g) {
+            // Between hosts: its parent's, who is asked again.
+            Err(NotHeld::Changed) if s.has(flag::REMOTE) && s.is(ATTACHED) => EAGAIN,
             // SAFETY: the caller's buffers. Never blocks: the child has no waiting place in its parent's channel.
             Ok(h) => unsafe { recv_slow(s, g, fd, iov, total, flags | libc::MSG_DONTWAIT, h) },
             Err(NotHeld::Changed) => return PASS,

@@ -37,7 +37,7 @@ pub(super) fn total_len(iov: &[iovec]) -> Option<usize> {
 
 /// Between hosts: the connection was broken off. What the carrier says of itself does not count any more.
 pub(super) fn is_broken(s: &Socket) -> bool {
-    s.has(flag::BROKEN_OFF) && s.channel().is_some_and(|c| c.wire().is_some())
+    s.has(flag::BROKEN_OFF) && s.has(flag::REMOTE)
 }
 
 /// A send on such a connection: the error once, if nobody was told, then as on any that is over (send(2)).
@@ -59,7 +59,7 @@ pub(super) fn inherited_send(s: &'static Socket, g: u16, fd: c_int, flags: c_int
     loop {
         let done = to_kernel(s, g, fd, Reason::InheritedByFork, false);
         // Between hosts nothing may go there before all of it has.
-        let waits = !done && s.channel().is_some_and(|c| c.wire().is_some()) && s.is(ATTACHED);
+        let waits = !done && s.has(flag::REMOTE) && s.is(ATTACHED);
         if waits && s.has(flag::BROKEN_OFF) {
             return send_broken(s, flags);
         }

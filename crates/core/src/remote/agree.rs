@@ -619,8 +619,7 @@ impl Remote {
         let Some(c) = l.conns.get_mut(slot) else { return };
         let s = m.socket;
         (c.socket, c.generation) = (Some(s), m.generation);
-        // A child that has it may not have what this process has mapped since. (The fork waits while this thread works.)
-        let shared = s.forks.load(Relaxed) != lifecycle::forks();
+        let shared = !can_be_called_back(s);
         {
             // Who takes a connection apart holds both.
             let _tx = lock_end(&s.tx_lock);
@@ -789,7 +788,7 @@ fn zero(w: &RingWords) {
     }
 }
 
-/// A channel that nobody shares. Its memory, which forked children see, stays where it is for ever.
+/// A channel that nobody shares (`map_shared`: so that the kernel need not copy it after a fork). Its memory stays where it is for ever.
 fn new_channel(side: usize) -> Option<&'static Channel> {
     let mem = NonNull::new(sys::map_shared(-1, size_of::<ChannelMem>()))?;
     let wire = NonNull::new(sys::map_shared(-1, size_of::<Wire>()))?;

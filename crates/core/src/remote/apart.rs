@@ -40,12 +40,10 @@ pub(super) fn uncount_leaving() {
 
 /// A slot serves no connection any more.
 pub(super) fn forget_leave(channel: &Channel, slot: usize) {
-    if let Some(w) = channel.wire() {
-        if w.slot(slot).leave.swap(0, SeqCst) & parting::COUNTED != 0 {
-            uncount_leaving();
-        }
-        w.left.fetch_add(1, SeqCst);
-        sys::futex_wake(&w.left, i32::MAX, false);
+    if let Some(w) = channel.wire()
+        && w.slot(slot).leave.swap(0, SeqCst) & parting::COUNTED != 0
+    {
+        uncount_leaving();
     }
 }
 
@@ -249,6 +247,21 @@ impl Remote {
         }
     }
 
+    /// Forked children use connections of this process's: those go back to the carrier.
+    pub(super) fn serve_children(&mut self) {
+        for i in 0..LINKS {
+            let Some(l) = self.link(i) else { continue };
+            let Some(channel) = l.channel else { continue };
+            let called = |c: &links::Conn| {
+                c.state == ConnState::Live && c.socket.is_some_and(|s| s.generation.load(Acquire) == c.generation && s.has(flag::CALLED_BACK))
+            };
+            let slots: Vec<usize> = l.conns.iter().enumerate().filter(|(_, c)| called(c)).map(|(slot, _)| slot).collect();
+            for slot in slots {
+                channel.ask_to_leave(slot, Reason::InheritedByFork, false);
+            }
+        }
+    }
+
     /// While a link is broken: connections whose carriers are over have lost their peer.
     pub(super) fn look_at_carriers(&mut self, i: usize) {
         let Some(l) = self.link(i) else { return };
@@ -319,6 +332,7 @@ impl Remote {
                 at.leave.fetch_or(parting::GONE, SeqCst);
                 debug_log!("slot {slot}: the peer is gone with what it had");
                 wait::prod(s);
+                io::wake_leavers(s);
                 let x = self.leaving.swap_remove(index);
                 uncount_leaving_of(channel, slot);
                 x.apart.give_up();
@@ -373,7 +387,5 @@ fn uncount_leaving_of(channel: &Channel, slot: usize) {
         if old & parting::COUNTED != 0 {
             uncount_leaving();
         }
-        w.left.fetch_add(1, SeqCst);
-        sys::futex_wake(&w.left, i32::MAX, false);
     }
 }

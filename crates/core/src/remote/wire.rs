@@ -52,15 +52,13 @@ pub(crate) mod parting {
     pub(crate) const REASON: u32 = 16;
 }
 
-/// Shared with forked children, who can ask their parent for something by it.
+/// What is said of a channel's slots.
 #[repr(C)]
 pub(crate) struct Wire {
     /// Some slot's words have changed.
     pub(crate) dirty: AtomicBool,
     pub(crate) dirty_slots: [AtomicU64; SLOTS / 64],
     slots: [WireSlot; SLOTS],
-    /// Counts the connections that have left; a futex.
-    pub(crate) left: AtomicU32,
 }
 
 impl Wire {
@@ -253,10 +251,6 @@ impl Channel {
     #[cold]
     pub(crate) fn kick(&self, slot: usize) {
         let Some(at) = self.wire().map(|w| w.slot(slot)) else { return };
-        if !super::is_running() {
-            // A forked child: the pair is its parent's.
-            return;
-        }
         // SAFETY: null, or a link that is not taken away while an end of this connection is held.
         if let Some(link) = unsafe { at.link.load(Acquire).as_ref() } {
             let _ = link.kick(at.lane.load(Relaxed) as u16);
@@ -266,7 +260,7 @@ impl Channel {
     /// Gives back the room of what was consumed, when it is time for that. The caller holds the receiving end.
     #[inline]
     pub(crate) fn consumed(&self, slot: usize) {
-        let Some(at) = self.wire().map(|w| w.slot(slot)).filter(|_| super::is_running()) else { return };
+        let Some(at) = self.wire().map(|w| w.slot(slot)) else { return };
         // SAFETY: as in `kick`.
         if let Some(link) = unsafe { at.link.load(Acquire).as_ref() } {
             let head = self.words(slot, self.side ^ 1).head.load(Relaxed);
@@ -287,16 +281,11 @@ impl Channel {
     /// Both directions of a slot are to go back to the carrier. `again`: until a better path is there.
     pub(crate) fn ask_to_leave(&self, slot: usize, why: netacc_control::stats::Reason, again: bool) {
         let Some(at) = self.wire().map(|w| w.slot(slot)) else { return };
-        // (In a forked child it is the parent who does it, and does not count it.)
-        let counted = super::is_running();
-        if counted {
-            super::apart::count_leaving();
-        }
-        let bits = [(true, parting::WANTED), (again, parting::AGAIN), (counted, parting::COUNTED)];
-        let wanted = bits.iter().filter(|(is, _)| *is).fold((why as u32) << parting::REASON, |w, (_, bit)| w | bit);
+        super::apart::count_leaving();
+        let wanted = (why as u32) << parting::REASON | parting::WANTED | parting::COUNTED | if again { parting::AGAIN } else { 0 };
         // Who asks first says why; who wants it for good has the last word.
         let first = at.leave.compare_exchange(0, wanted, SeqCst, Relaxed).is_ok();
-        if counted && !first {
+        if !first {
             super::apart::uncount_leaving();
         }
         if !first && !again {
