@@ -70,7 +70,7 @@ pub(crate) mod flag {
     /// Closed, but bytes have to go over the carrier first: counted in `waiters` until somebody sees to that.
     pub(crate) const CLOSE_LATER: u32 = 4096;
     /// A forked child uses it: between hosts its maker takes it back to the carrier, for good.
-    pub(crate) const CALLED_BACK: u32 = 65536;
+    pub(crate) const CALLED_BACK: u32 = 131072;
 }
 
 /// The sending half. Owned by whoever holds `Socket::tx_lock`.
