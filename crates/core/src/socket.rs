@@ -38,39 +38,40 @@ pub(crate) const PLAIN: u32 = 4;
 
 /// `Socket::flags`
 pub(crate) mod flag {
-    pub(crate) const NONBLOCK: u32 = 1;
+    /// O_NONBLOCK.
+    pub(crate) const NONBLOCK: u32 = 1 << 0;
     /// shutdown(SHUT_WR) was called: the kernel answers further sends.
-    pub(crate) const SHUT_WR: u32 = 2;
+    pub(crate) const SHUT_WR: u32 = 1 << 1;
     /// The carrier has said something that the ring cannot (FIN, RST, error, urgent data): ask it before waiting.
-    pub(crate) const CARRIER_SPOKE: u32 = 4;
+    pub(crate) const CARRIER_SPOKE: u32 = 1 << 2;
     /// We made the connection (connect); clear: we accepted it.
-    pub(crate) const CONNECTOR: u32 = 16;
+    pub(crate) const CONNECTOR: u32 = 1 << 3;
     /// The connector has looked for an accelerated listener after the first received bytes.
-    pub(crate) const PROBED: u32 = 32;
+    pub(crate) const PROBED: u32 = 1 << 4;
     /// The peer broke the rules: every call fails with ECONNRESET.
-    pub(crate) const CORRUPT: u32 = 64;
+    pub(crate) const CORRUPT: u32 = 1 << 5;
     /// Every descriptor is closed, but something is still under way on it (`waiters`): `fd` is a name of the library's own.
-    pub(crate) const ORPHAN: u32 = 128;
-    /// The service knows it.
-    pub(crate) const NOTED: u32 = 512;
-    /// Over; its memory is free as soon as nobody is in a call on it.
-    pub(crate) const FREE_LATER: u32 = 1024;
+    pub(crate) const ORPHAN: u32 = 1 << 6;
     /// Shut down for sending, but the kernel is told when all is sent again.
-    pub(crate) const FIN_LATER: u32 = 256;
+    pub(crate) const FIN_LATER: u32 = 1 << 7;
+    /// The service knows it.
+    pub(crate) const NOTED: u32 = 1 << 8;
+    /// Over; its memory is free as soon as nobody is in a call on it.
+    pub(crate) const FREE_LATER: u32 = 1 << 9;
     /// The peer is on another host, or the connection is for RDMA all the same. Goes when that cannot be ([`make_local`]).
-    pub(crate) const REMOTE: u32 = 2048;
-    /// Within the host, and the configuration prefers RDMA there: shared memory if that cannot be.
-    pub(crate) const RDMA_FIRST: u32 = 65536;
-    /// shutdown(SHUT_RD) was called between hosts: an empty ring is the end.
-    pub(crate) const SHUT_RD: u32 = 8192;
-    /// The library has broken the connection off: bytes are missing, whatever the kernel says.
-    pub(crate) const BROKEN_OFF: u32 = 16384;
-    /// The application was told that the stream broke off. (As of any error, once: tcp(7).)
-    pub(crate) const TOLD: u32 = 32768;
+    pub(crate) const REMOTE: u32 = 1 << 10;
     /// Closed, but bytes have to go over the carrier first: counted in `waiters` until somebody sees to that.
-    pub(crate) const CLOSE_LATER: u32 = 4096;
+    pub(crate) const CLOSE_LATER: u32 = 1 << 11;
+    /// shutdown(SHUT_RD) was called between hosts: an empty ring is the end.
+    pub(crate) const SHUT_RD: u32 = 1 << 12;
+    /// The library has broken the connection off: bytes are missing, whatever the kernel says.
+    pub(crate) const BROKEN_OFF: u32 = 1 << 13;
+    /// The application was told that the stream broke off. (As of any error, once: tcp(7).)
+    pub(crate) const TOLD: u32 = 1 << 14;
+    /// Within the host, and the configuration prefers RDMA there: shared memory if that cannot be.
+    pub(crate) const RDMA_FIRST: u32 = 1 << 15;
     /// A forked child uses it: between hosts its maker takes it back to the carrier, for good.
-    pub(crate) const CALLED_BACK: u32 = 131072;
+    pub(crate) const CALLED_BACK: u32 = 1 << 16;
 }
 
 /// The sending half. Owned by whoever holds `Socket::tx_lock`.
