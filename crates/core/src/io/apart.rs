@@ -78,6 +78,12 @@ impl Apart {
             }
         }
         store_ack(&rx);
+        if peer_left && rx.end.switch.wants_pull_back() {
+            // It left without a word about where its stream goes on.
+            drop(rx);
+            self.break_off();
+            return Moved::Broken;
+        }
         let received = if gone { rx.end.switch.path() == Way::Carrier && !rx.end.switch.wants_pull_back() } else { rx.end.switch.is_released() };
         // What was readable stays so: the kernel has the connection when it has what comes again.
         let here = gone || self.has_come(fd, rx.end.switch.outstanding());

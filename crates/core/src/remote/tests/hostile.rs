@@ -1,6 +1,7 @@
 //! Peers that break the rules of the link: theirs is ended or what they say is ignored, as `docs/design/rdma.md` says; nothing else suffers.
 
 use super::*;
+use crate::channel::announce;
 use crate::remote::links::Phase;
 use netacc_proto::remote::{Candidate, Frame, Hello, MAX_FRAME, Offer, Pair, VERSION, Words, request};
 use netacc_proto::rendezvous::Role;
@@ -388,6 +389,40 @@ fn words_that_no_honest_library_says_reset_their_connection_and_no_other() {
             rig.kill(liar);
             rig.finish();
         }
+    }
+}
+
+#[test]
+fn last_words_that_do_not_say_where_the_stream_goes_on_do_not_keep_a_closed_end() {
+    for from in [0, 1] {
+        let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+        let (bad, good) = (rig.connect(0, 1), rig.connect(0, 1));
+        rig.conns[bad].iter_mut().for_each(|e| e.honest = false);
+        rig.promoted(bad);
+        rig.promoted(good);
+        let (victim, liar) = (1 - from, from);
+        let slot = rig.conns[bad][victim].socket.slot.load(Relaxed) as usize;
+        let conns = |r: &mut Rig| r.remote(victim).links.iter().flatten().flat_map(|l| &l.conns).map(|c| (c.state, c.token)).collect::<Vec<_>>();
+        let token = conns(&mut rig)[slot].1;
+        // It has received everything, has left, and is still on the ring.
+        let announced = |e: &End| {
+            let c = e.socket.channel().unwrap();
+            let words = &c.words(slot, c.side).producer_user;
+            (words[announce::EPOCH].load(Relaxed) as u32, words[announce::FAST_FROM].load(Relaxed))
+        };
+        let ends = &rig.conns[bad];
+        let ((epoch, fast_from), (seen, _)) = (announced(&ends[liar]), announced(&ends[victim]));
+        let ack = Ack { epoch: seen, armed: false, frozen: true, consumed: ends[liar].received };
+        let announce = Announce { epoch, fast_from, carrier_from: 0, resend_to: 0 };
+        rig.hosts[liar].stopped = true;
+        rig.inject(from, victim, Frame::Words(Words { slot: slot as u16, token, announce, ack, request: request::LEFT, seen_epoch: seen, seen_ack: 0 }));
+        rig.close(bad, victim);
+        rig.until("the closed end is given back", |r| conns(r)[slot].0 != ConnState::Live);
+        rig.hosts[liar].stopped = false;
+        rig.exchange(good, 20_000);
+        assert!(rig.conns[good].iter().all(|e| e.over.is_none()), "{}", rig.describe());
+        rig.kill(liar);
+        rig.finish();
     }
 }
 
