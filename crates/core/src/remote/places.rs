@@ -30,10 +30,16 @@ const TRYING: usize = LINKS / 2;
 /// Places that are remembered.
 const PLACES: usize = 1024;
 
+/// Where programs listen that run beside one whose port is 20000 below, and may start after it: Redis Sentinel (6379), RabbitMQ's nodes
+/// (5672), Kafka (9092), MongoDB (7017 to 7019).
+const NEIGHBOURS: [u16; 6] = [26379, 25672, 29092, 27017, 27018, 27019];
+
 /// The `k`th port of the links for connections to `port`.
 pub(super) fn link_port(port: u16, k: u8) -> u16 {
-    let wanted = u32::from(port) + OFFSET + u32::from(k);
-    (if wanted > 65_535 { wanted - 2 * OFFSET } else { wanted }) as u16
+    let wrapped = |at: u32| (if at > 65_535 { at - 2 * OFFSET } else { at }) as u16;
+    let first = u32::from(port) + OFFSET;
+    let mut ports = (first..).map(wrapped).filter(|p| !NEIGHBOURS.contains(p));
+    ports.nth(usize::from(k)).unwrap_or(0)
 }
 
 /// Where connections of this process go.
@@ -298,11 +304,14 @@ mod tests {
 
     #[test]
     fn ports_are_those_of_the_convention_and_never_wrap_to_nothing() {
-        assert_eq!((0..TRIED).map(|k| link_port(6379, k)).collect::<Vec<_>>(), [26379, 26380, 26381, 26382]);
+        let of = |port| [0, 1, 2, 3].map(|k| link_port(port, k));
+        assert_eq!(of(7000), [27000, 27001, 27002, 27003]);
+        assert_eq!(of(6379), [26380, 26381, 26382, 26383], "Sentinel's is left to it");
+        assert_eq!(of(7016), [27016, 27020, 27021, 27022]);
         assert_eq!(link_port(45535, 0), 65535);
         assert_eq!(link_port(45535, 1), 25536, "above 65535: 40000 less");
         for port in 1..=u16::MAX {
-            for k in 0..TRIED {
+            for k in 0..PORTS {
                 let at = link_port(port, k);
                 assert!(at >= OFFSET as u16 && at != port, "{port} and {k}: {at}");
             }
