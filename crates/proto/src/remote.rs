@@ -18,7 +18,7 @@
 //! | both | `Withdraw` | C: it may not any more. A: there will be no offer for it |
 //! | A → C | `Pair` | connect a queue pair to that port, and say the nonce |
 //! | both | `PairReady` | established at this end. An end that has said it and heard it may use the pair |
-//! | both | `PairEnd` | it is lost, or never came to be |
+//! | both | `PairEnd` | it is lost, never came to be, or ends empty: answered then |
 //! | A → C | `Offer` | a place on a pair for that candidate |
 //! | C → A | `Accept`, `Refuse` | after `Accept` both may arm and promote |
 //! | both | `Words` | the present state of one end's words |

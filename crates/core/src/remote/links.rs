@@ -621,7 +621,7 @@ impl Remote {
         if l.broken_at == 0 {
             (l.broken_at, l.retries) = (now, 0);
         }
-        let coming: Vec<u32> = l.pairs.iter().filter(|p| p.state != pairs::PairState::Ready && p.state != pairs::PairState::Lost).map(|p| p.number).collect();
+        let coming: Vec<u32> = l.pairs.iter().filter(|p| p.is_coming() || p.state == pairs::PairState::Ending).map(|p| p.number).collect();
         if fd >= 0 {
             close_own(fd);
         }

@@ -29,6 +29,8 @@ const CONNECT_NS: u64 = 5_000_000_000;
 /// After a failure no pair is tried for so long, doubled each time.
 const PAUSE_NS: u64 = 1_000_000_000;
 const PAUSE_MAX_NS: u64 = 60_000_000_000;
+/// For so long the peer is waited for before an empty pair is closed.
+const END_NS: u64 = 1_000_000_000;
 /// Pairs that are being connected at the same time, on one link.
 const AT_ONCE: usize = 16;
 /// A pair without connections counts as one too many only after so long: it may be meant for one that is being offered.
@@ -53,6 +55,8 @@ pub(super) enum PairState {
     Established,
     /// Established at both ends, and both know.
     Ready,
+    /// Empty, and to be closed when the peer knows.
+    Ending,
     /// Closed; connections that were on it still name it.
     Lost,
 }
@@ -139,8 +143,8 @@ impl Pair {
         self.connecting
     }
 
-    fn is_coming(&self) -> bool {
-        !matches!(self.state, PairState::Ready | PairState::Lost)
+    pub(super) fn is_coming(&self) -> bool {
+        !matches!(self.state, PairState::Ready | PairState::Ending | PairState::Lost)
     }
 }
 
@@ -549,18 +553,37 @@ impl Remote {
     }
 
     pub(super) fn on_pair_end(&mut self, i: usize, number: u32) {
-        self.lose_pair(i, number, Reason::RdmaLost, false);
+        // An empty one ends in order, which the peer waits to hear.
+        let in_order = self.link(i).and_then(|l| l.pair(number)).is_some_and(|p| p.state == PairState::Ready && p.is_empty());
+        let why = if in_order { Reason::None } else { Reason::RdmaLost };
+        self.lose_pair(i, number, why, in_order);
     }
 
     // ---- the end -----------------------------------------------------------------------------------------------------
 
-    /// A pair is lost, or will not come to be. `tell`: the peer does not know.
+    /// A pair that no connection is on is closed when the peer has said that it knows, so that no end takes it for a failure.
+    fn end_pair(&mut self, i: usize, number: u32) {
+        let at = sys::now_ns() + END_NS;
+        let Some(l) = self.link_mut(i) else { return };
+        let up = l.is_up();
+        let Some(p) = l.pair_mut(number) else { return };
+        p.state = PairState::Ending;
+        if !up {
+            return self.lose_pair(i, number, Reason::None, true);
+        }
+        p.deadline = at;
+        self.send(i, Frame::PairEnd { pair: number });
+        self.at(at);
+    }
+
+    /// A pair is lost, or will not come to be, or has come to its end. `tell`: the peer does not know.
     pub(super) fn lose_pair(&mut self, i: usize, number: u32, why: Reason, tell: bool) {
         let now = sys::now_ns();
         let Some(l) = self.link_mut(i) else { return };
         let Some(p) = l.pair_mut(number).filter(|p| p.state != PairState::Lost) else { return };
         let (was, connecting, seat) = (p.state, p.connecting, p.seat);
-        if let (PairState::Ready, Some((queue, _))) = (was, seat) {
+        let (why, tell) = if was == PairState::Ending { (Reason::None, false) } else { (why, tell) };
+        if let (PairState::Ready | PairState::Ending, Some((queue, _))) = (was, seat) {
             // What has come counts.
             queue.drain();
             if why != Reason::None {
@@ -572,7 +595,7 @@ impl Remote {
             debug_log!("pair {number} is lost: {:?} ({})", link.lost(), why.name());
             link.end();
         }
-        if was != PairState::Ready {
+        if !matches!(was, PairState::Ready | PairState::Ending) {
             // Those that were asked for at the same time count once.
             if now >= l.pair_after {
                 l.pair_pause = (l.pair_pause * 2).clamp(PAUSE_NS, PAUSE_MAX_NS);
@@ -781,12 +804,17 @@ impl Remote {
         let now = sys::now_ns();
         for i in 0..LINKS {
             let Some(l) = self.link(i) else { continue };
-            let late: Vec<u32> = l.pairs.iter().filter(|p| p.is_coming() && now >= p.deadline).map(|p| p.number).collect();
+            let late = |state: fn(&Pair) -> bool| l.pairs.iter().filter(|p| state(p) && now >= p.deadline).map(|p| p.number).collect();
+            let (late, ended): (Vec<u32>, Vec<u32>) = (late(Pair::is_coming), late(|p| p.state == PairState::Ending));
             for n in late {
                 debug_log!("pair {n} does not come to be");
                 self.lose_pair(i, n, Reason::RdmaRefused, true);
             }
-            let next = self.link(i).and_then(|l| l.pairs.iter().filter(|p| p.is_coming()).map(|p| p.deadline).min());
+            for n in ended {
+                self.lose_pair(i, n, Reason::None, false);
+            }
+            let waits = |p: &&Pair| p.is_coming() || p.state == PairState::Ending;
+            let next = self.link(i).and_then(|l| l.pairs.iter().filter(waits).map(|p| p.deadline).min());
             if let Some(at) = next {
                 self.at(at);
             }
@@ -819,7 +847,7 @@ impl Remote {
                 None => return,
             }
             // Both ends have closed every connection on it: nothing is lost with it.
-            self.lose_pair(i, number, Reason::None, true);
+            self.end_pair(i, number);
         }
         // With its last pair a link gives its memory back.
         let verbs = self.devices.verbs();

@@ -113,6 +113,29 @@ fn slots_and_lanes_serve_one_connection_after_the_other() {
     }
 }
 
+#[test]
+fn an_empty_pair_ends_at_both_ends_without_a_failure() {
+    for model in MODELS {
+        for (first, second) in [(C, A), (A, C)] {
+            let mut rig = Rig::new(Order::Prompt, model, 2);
+            let i = rig.connect(0, 1);
+            rig.promoted(i);
+            rig.exchange(i, 100_000);
+            rig.close(i, first);
+            rig.close(i, second);
+            rig.until("the empty pair ends", |r| (0..2).all(|h| r.remote(h).links.iter().flatten().all(|l| l.pairs.is_empty())));
+            // Behind a failure the next pair would wait.
+            for h in 0..2 {
+                assert!(rig.remote(h).links.iter().flatten().all(|l| l.pair_after <= sys::now_ns()), "host {h}");
+            }
+            let i = rig.connect(0, 1);
+            rig.promoted(i);
+            rig.exchange(i, 100_000);
+            rig.finish();
+        }
+    }
+}
+
 // ---- within a host, where RDMA is preferred ----------------------------------------------------------------------------
 
 impl Rig {
