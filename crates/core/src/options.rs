@@ -12,8 +12,6 @@ use netacc_control::stats::Reason;
 
 const TCP_REPAIR: c_int = 19;
 const TCP_ULP: c_int = 31;
-const TCP_FASTOPEN: c_int = 23;
-const TCP_FASTOPEN_CONNECT: c_int = 30;
 const TCP_ZEROCOPY_RECEIVE: c_int = 35;
 const TCP_INQ: c_int = 36;
 const TCP_TX_DELAY: c_int = 37;
@@ -35,7 +33,7 @@ fn needs_kernel(level: c_int, name: c_int, value: i64) -> bool {
             n => SO_TIMESTAMPS.contains(&n) && value != 0,
         },
         libc::IPPROTO_TCP => {
-            matches!(name, TCP_REPAIR | TCP_ULP | TCP_FASTOPEN_CONNECT | TCP_ZEROCOPY_RECEIVE | TCP_INQ | TCP_TX_DELAY) || TCP_AO.contains(&name)
+            matches!(name, TCP_REPAIR | TCP_ULP | TCP_ZEROCOPY_RECEIVE | TCP_INQ | TCP_TX_DELAY) || TCP_AO.contains(&name)
         }
         libc::IPPROTO_IP => name == IP_TRANSPARENT && value != 0,
         libc::IPPROTO_IPV6 => name == IPV6_TRANSPARENT && value != 0,
@@ -57,9 +55,6 @@ pub(crate) unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *co
     if raw == 0 {
         return PASS;
     }
-    if level == libc::IPPROTO_TCP && name == TCP_FASTOPEN {
-        return PASS;
-    }
     let number = if value as usize >= 4096 && len as usize >= size_of::<c_int>() {
         // SAFETY: the caller says that `len` >= 4 bytes are there.
         unsafe { value.cast::<c_int>().read_unaligned() as i64 }
@@ -69,7 +64,7 @@ pub(crate) unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *co
     if needs_kernel(level, name, number) {
         match fd_table::decode(raw) {
             Entry::Internal => return -(libc::EBADF as Ret),
-            _ => lifecycle::need_kernel(fd, if name == TCP_FASTOPEN_CONNECT { Reason::FastOpen } else { Reason::SocketOption }),
+            _ => lifecycle::need_kernel(fd, Reason::SocketOption),
         }
     }
     PASS

@@ -391,7 +391,7 @@ fn sampled_out(percent: u8) -> bool {
 /// A connection has come to be: makes its socket and starts the search for the peer's library.
 fn begin(fd: c_int, reason: u32, connector: bool) {
     match tuple_of(fd) {
-        Some(tuple) => begin_as(fd, reason, connector, tuple),
+        Some(tuple) => begin_as(fd, reason, connector, tuple, (0, 0)),
         None if !connector => {
             fd_table::set(fd, Entry::None);
         }
@@ -399,7 +399,8 @@ fn begin(fd: c_int, reason: u32, connector: bool) {
     }
 }
 
-fn begin_as(fd: c_int, reason: u32, connector: bool, tuple: Tuple) {
+/// `moved`: what was sent and received on it before.
+fn begin_as(fd: c_int, reason: u32, connector: bool, tuple: Tuple, moved: (u64, u64)) {
     let Some(s) = allocate() else {
         fd_table::set(fd, Entry::None);
         return;
@@ -412,8 +413,8 @@ fn begin_as(fd: c_int, reason: u32, connector: bool, tuple: Tuple) {
     s.channel.store(core::ptr::null_mut(), Relaxed);
     s.tx_inflight.store(0, Relaxed);
     s.rx_inflight.store(0, Relaxed);
-    s.tx_bytes.store(0, Relaxed);
-    s.rx_bytes.store(0, Relaxed);
+    s.tx_bytes.store(moved.0, Relaxed);
+    s.rx_bytes.store(moved.1, Relaxed);
     s.calls.store(0, Relaxed);
     s.sought_at.store(0, Relaxed);
     s.offered.store(0, Relaxed);
@@ -528,7 +529,7 @@ pub(crate) unsafe fn on_connect(fd: c_int, addr: *const sockaddr, len: socklen_t
         if let (Some(peer), Some(local)) = (peer, address(&raw, len))
             && let Ok(tuple) = Tuple::new(local, peer)
         {
-            begin_as(fd, reason, true, tuple);
+            begin_as(fd, reason, true, tuple, (0, 0));
         }
     }
 }
@@ -553,11 +554,14 @@ fn state_of(fd: c_int) -> Option<u8> {
     (sys::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info) >= 0).then_some(info.bytes[0])
 }
 
-/// A fresh socket is used for data: a connect that was in progress has succeeded, unless it is no connection at all.
+/// A fresh socket is used for data: a connect that was in progress has succeeded, unless it is no connection at all. (Opened with its
+/// first bytes, by TCP Fast Open, it was none before them.)
 #[cold]
 pub(crate) fn look_again(fd: c_int) {
-    if let Entry::Fresh(reason) = fd_table::get(fd) {
-        begin(fd, reason, true);
+    if let Entry::Fresh(reason) = fd_table::get(fd)
+        && let Some(tuple) = tuple_of(fd)
+    {
+        begin_as(fd, reason, true, tuple, settled_counts(fd, true).unwrap_or_default());
     }
 }
 
@@ -783,9 +787,13 @@ pub(crate) fn counts_agree(s: &Socket, fd: c_int) -> bool {
 
 /// How many bytes the kernel has taken to send on a connection, and how many that it received were read. Nobody sends or reads meanwhile.
 pub(crate) fn carrier_counts(s: &Socket, fd: c_int) -> Option<(u64, u64)> {
+    settled_counts(fd, s.has(flag::CONNECTOR))
+}
+
+fn settled_counts(fd: c_int, connector: bool) -> Option<(u64, u64)> {
     // Bounded: where bytes come in all the time, some other moment will do.
     (0..100).find_map(|_| {
-        let c = counts(fd, s.has(flag::CONNECTOR))?;
+        let c = counts(fd, connector)?;
         // Nothing came between the questions: they speak of one moment.
         (c.received == c.received_before).then_some((c.sent, c.read))
     })

@@ -536,6 +536,7 @@ pub fn list() -> Vec<Scenario> {
                 for _ in 0..2 {
                     let fd = sys::accept(listener).expect("accept");
                     t.log_text("data", &recv_exact(fd, 9));
+                    t.warm_server(fd);
                     exchange_server(t, fd);
                 }
             },
@@ -548,32 +549,37 @@ pub fn list() -> Vec<Scenario> {
                         sys::sendto(fd, b"fast open", libc::MSG_FASTOPEN, Some(addr)),
                     );
                     t.log("peer", sys::getpeername(fd) == Ok(addr));
+                    t.warm_client(fd);
                     exchange_client(t, fd);
                 }
             },
-        )
-        .any_path(),
+        ),
         pair(
             "connect/fast-open-connect",
             "TCP_FASTOPEN_CONNECT: the connection is made at the first send",
             |t| {
                 let listener = t.listener();
+                let _ = sys::setopt(listener, libc::IPPROTO_TCP, libc::TCP_FASTOPEN, 5);
                 t.publish(listener);
-                let fd = sys::accept(listener).expect("accept");
-                exchange_server(t, fd);
+                for _ in 0..2 {
+                    let fd = t.accept(listener);
+                    exchange_server(t, fd);
+                }
             },
             |t| {
                 let addr = t.hear_addr();
-                let fd = tcp();
-                t.log(
-                    "set",
-                    sys::setopt(fd, libc::IPPROTO_TCP, libc::TCP_FASTOPEN_CONNECT, 1),
-                );
-                t.log("connect", sys::connect(fd, addr));
-                exchange_client(t, fd);
+                for _ in 0..2 {
+                    let fd = tcp();
+                    t.log(
+                        "set",
+                        sys::setopt(fd, libc::IPPROTO_TCP, libc::TCP_FASTOPEN_CONNECT, 1),
+                    );
+                    t.log("connect", sys::connect(fd, addr));
+                    t.warm_client(fd);
+                    exchange_client(t, fd);
+                }
             },
-        )
-        .any_path(),
+        ),
         pair(
             "connect/defer-accept",
             "TCP_DEFER_ACCEPT: accept returns when data is there",

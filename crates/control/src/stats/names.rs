@@ -149,8 +149,6 @@ reasons! {
         "See the reason that netacc_ss shows for the peer.";
     PeerCorrupt "peer-corrupt" "The peer broke the protocol in shared memory; its channel was given up.",
         "Look for a memory error or an attack in the peer process.";
-    FastOpen "fast-open" "The connection uses TCP Fast Open.",
-        "None, or turn off Fast Open in the program.";
     Disconnected "disconnected" "The socket was disconnected with connect(AF_UNSPEC).",
         "None needed.";
     SelfConnect "self-connect" "The socket is connected to itself.",
