@@ -31,8 +31,8 @@ use crate::rendezvous::wire::{Reader, Writer};
 use crate::rendezvous::{DecodeError, Role, Tuple};
 use crate::switchover::{Ack, Announce};
 
-/// Version of the link's protocol. Both ends must have the same.
-pub const VERSION: u16 = 1;
+/// Version of the link's protocol, and of what travels on its pairs (`netacc_rdma::wire`). Both ends must have the same.
+pub const VERSION: u16 = 2;
 /// First field of [`Hello`].
 pub const MAGIC: u64 = u64::from_le_bytes(*b"netaccR\n");
 /// Version of the layout.

@@ -132,7 +132,7 @@ pub enum Violation {
     Tail,
     /// The ring was to begin anew while it was not empty.
     Rebase,
-    /// More was consumed than was sent, or less than before.
+    /// More was consumed than was sent, or less than before; or a mark that was not set.
     Head,
     /// An announcement was echoed that was not made.
     Echo,
@@ -529,7 +529,18 @@ impl<F: Fabric> Link<F> {
             let reopened = rx.reopened.take();
             *rx = SlotRx::default();
             *tx = SlotTx::default();
-            for word in [&s.posted, &s.acked, &s.echo_due, &s.due, &s.want, &s.want_served, &s.ask] {
+            for word in [
+                &s.posted,
+                &s.acked,
+                &s.marked,
+                &s.reached,
+                &s.mark,
+                &s.echo_due,
+                &s.due,
+                &s.want,
+                &s.want_served,
+                &s.ask,
+            ] {
                 word.store(0, Relaxed);
             }
             for word in [&s.announced, &s.echoed, &s.close_number] {

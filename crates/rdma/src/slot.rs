@@ -80,10 +80,13 @@ pub(crate) struct SlotTx {
     pub(crate) ack: (u64, u64),
     pub(crate) request: u64,
     pub(crate) told: u64,
-    /// The last [`Slot::echo_due`], [`Slot::want`] and [`Slot::ask`] that were served.
+    /// The last [`Slot::echo_due`], [`Slot::want`], [`Slot::ask`] and [`Slot::mark`] that were served.
     pub(crate) echoed: u64,
     pub(crate) want_served: u64,
     pub(crate) asked: u64,
+    pub(crate) mark_served: u64,
+    /// End of the last bytes that were marked, plus one.
+    pub(crate) marked: u64,
 }
 
 /// How far the peer has come with a slot.
@@ -123,6 +126,12 @@ pub(crate) struct Slot<F: Fabric> {
     pub(crate) posted: AtomicU64,
     /// Receiving half: position up to which the peer has consumed.
     pub(crate) acked: AtomicU64,
+    /// Sending half: as [`SlotTx::marked`], stored before the mark is posted. If it is not, the next bytes set another one.
+    pub(crate) marked: AtomicU64,
+    /// Receiving half: the last `marked` that the peer has reached. There is no other mark before.
+    pub(crate) reached: AtomicU64,
+    /// Receiving half: the peer's last mark, plus one; stored before its bytes are published.
+    pub(crate) mark: AtomicU64,
     /// Sending half: epoch of the last announcement, stored before it is posted.
     pub(crate) announced: AtomicU32,
     /// Receiving half: the last epoch that the peer has echoed.
@@ -154,6 +163,9 @@ impl<F: Fabric> Slot<F> {
             peer_open: AtomicBool::new(false),
             posted: AtomicU64::new(0),
             acked: AtomicU64::new(0),
+            marked: AtomicU64::new(0),
+            reached: AtomicU64::new(0),
+            mark: AtomicU64::new(0),
             announced: AtomicU32::new(0),
             echoed: AtomicU32::new(0),
             echo_due: AtomicU64::new(0),

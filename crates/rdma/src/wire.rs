@@ -22,8 +22,13 @@
 //!
 //! `returned` counts all messages that the sender has received, and posted receives for again, since the pair began.
 //!
-//! An immediate announces bytes: the slot in bits 20 to 31, rebased in bit 19, how many more receives were posted again
-//! (0 to 7) in bits 16 to 18, and the number of bytes less one in bits 0 to 15.
+//! An immediate announces bytes, in one of two forms; `returned` is how many more receives were posted again:
+//!
+//! ```text
+//! bits     20-31 slot | 19 long | 18 rebased | 17 mark | 16 reached
+//! short    12-15 returned | 0-11 bytes less one
+//! long     15 returned | 0-14 bytes less one
+//! ```
 //!
 //! Reading checks the form only: what a value may be depends on the slot, and is checked where it is applied.
 
@@ -32,13 +37,16 @@ pub const MESSAGE_BYTES: usize = 64;
 /// Most units of a message.
 pub const UNITS_MAX: usize = 3;
 /// Most bytes that an immediate can announce.
-pub const IMM_BYTES_MAX: u32 = 1 << 16;
-/// Most receives that an immediate can give back.
-pub const IMM_RETURNED_MAX: u32 = 7;
+pub const IMM_BYTES_MAX: u32 = 1 << 15;
+
+/// Most bytes of an immediate's short form.
+const IMM_SHORT_MAX: u32 = 1 << 12;
 
 const HEADER: usize = 8;
 const UNIT: usize = 16;
-const VERSION: u8 = 1;
+/// Who changes what travels counts `netacc_proto::remote::VERSION` up as well: by that two builds refuse each other before there is a
+/// pair.
+const VERSION: u8 = 2;
 const _: () = assert!(HEADER + UNITS_MAX * UNIT <= MESSAGE_BYTES);
 
 mod kind {
@@ -298,30 +306,48 @@ pub struct Imm {
     pub slot: u16,
     /// As [`Item::Data`]'s.
     pub rebased: bool,
-    /// Receives posted again since the sender last spoke of them.
+    /// The sender wants to be told when everything before the end of these bytes is consumed.
+    pub mark: bool,
+    /// Everything before the receiver's last mark is consumed.
+    pub reached: bool,
+    /// Receives posted again since the sender last spoke of them: at most [`Imm::returned_max`].
     pub returned: u32,
     /// How many bytes: 1 to [`IMM_BYTES_MAX`].
     pub bytes: u32,
 }
 
 impl Imm {
+    /// Most receives that one for so many bytes can give back.
+    #[must_use]
+    pub const fn returned_max(bytes: u32) -> u32 {
+        if bytes <= IMM_SHORT_MAX { 15 } else { 1 }
+    }
+
     /// The 32 bits. Values out of range are cut off.
     #[must_use]
     pub const fn encode(self) -> u32 {
-        (self.slot as u32) << 20
-            | (self.rebased as u32) << 19
-            | (self.returned & IMM_RETURNED_MAX) << 16
-            | self.bytes.wrapping_sub(1) & 0xffff
+        let Self { slot, rebased, mark, reached, returned, bytes } = self;
+        let less_one = bytes.wrapping_sub(1);
+        let amounts = if bytes <= IMM_SHORT_MAX {
+            (returned & 15) << 12 | less_one & 0xfff
+        } else {
+            1 << 19 | (returned & 1) << 15 | less_one & 0x7fff
+        };
+        (slot as u32) << 20 | (rebased as u32) << 18 | (mark as u32) << 17 | (reached as u32) << 16 | amounts
     }
 
     /// The opposite: every value means something.
     #[must_use]
     pub const fn decode(imm: u32) -> Self {
+        let (returned, less_one) =
+            if imm >> 19 & 1 == 0 { (imm >> 12 & 15, imm & 0xfff) } else { (imm >> 15 & 1, imm & 0x7fff) };
         Self {
             slot: (imm >> 20) as u16,
-            rebased: imm >> 19 & 1 != 0,
-            returned: imm >> 16 & IMM_RETURNED_MAX,
-            bytes: (imm & 0xffff) + 1,
+            rebased: imm >> 18 & 1 != 0,
+            mark: imm >> 17 & 1 != 0,
+            reached: imm >> 16 & 1 != 0,
+            returned,
+            bytes: less_one + 1,
         }
     }
 }

@@ -24,10 +24,10 @@ def show(what):
 
 
 def counters():
-    """At rest: two looks that agree."""
+    """At rest: two looks that agree. With the packets, and those of them that came to this end a second time."""
     last = None
     while True:
-        now = show("cnt")["counters"]
+        now = show("cnt")["counters"] | {"packets": packets(), "repeated": rxe("duplicate_request")}
         if now == last:
             return now
         last = now
@@ -45,12 +45,12 @@ def receive(connection, size=SIZE):
 
 
 def serve_one(connection):
-    while (request := receive(connection)) is not None:
-        if request[:1] in b"?#":
-            text = json.dumps(counters() if request[:1] == b"?" else show("qp")).encode()
-            connection.sendall(len(text).to_bytes(4, "big") + text)
-        else:
-            connection.sendall(request)
+    with connection:
+        while (request := receive(connection)) is not None:
+            if request[:1] in b"?#":
+                connection.sendall(json.dumps(counters() if request[:1] == b"?" else show("qp")).encode())
+            else:
+                connection.sendall(request)
 
 
 def serve(address, port):
@@ -62,9 +62,18 @@ def serve(address, port):
 
 
 def packets():
-    """On the wire, both ways."""
-    base = "/sys/class/net/net0/statistics/"
-    return sum(int(open(base + name).read()) for name in ("tx_packets", "rx_packets"))
+    """On the wire, both ways: TCP's, and those that rxe has sent and received."""
+    lines = [line.split() for line in open("/proc/net/snmp") if line.startswith("Tcp:")]
+    tcp = dict(zip(*lines))
+    return int(tcp["InSegs"]) + int(tcp["OutSegs"]) + rxe("sent_pkts") + rxe("rcvd_pkts")
+
+
+def rxe(name):
+    """A counter of the device's; siw has none."""
+    try:
+        return int(open(f"/sys/class/infiniband/rdma0/ports/1/hw_counters/{name}").read())
+    except FileNotFoundError:
+        return 0
 
 
 def round_trip(connection, number):
@@ -86,22 +95,33 @@ def until_on_rdma(connection):
     sys.exit(f"never on RDMA: {mine}")
 
 
-def both(connection):
-    connection.sendall(b"?" * SIZE)
-    theirs = json.loads(receive(connection, int.from_bytes(receive(connection, 4), "big")))
-    return counters(), theirs
-
-
-def used(address, port):
-    """How many connections have memory at the server's end. Asked by a program without the library."""
+def asked(what, address, port):
+    """The server's answer, over plain TCP: asked by a program without the library, which sees the connection's end."""
     script = (
         "import socket, sys\n"
         "c = socket.create_connection((sys.argv[1], int(sys.argv[2])))\n"
-        f"c.sendall(b'#' * {SIZE})\n"
-        "print(c.makefile('rb').read(int.from_bytes(c.recv(4), 'big')).decode())"
+        f"c.sendall({what.encode()} * {SIZE})\n"
+        "c.shutdown(socket.SHUT_WR)\n"
+        "print(c.makefile('rb').read().decode())"
     )
     answer = subprocess.run([sys.executable, "-c", script, address, port], capture_output=True, check=True, env=PLAIN)
-    return sum(channel["slots_used"] for channel in json.loads(answer.stdout)["channels"])
+    return json.loads(answer.stdout)
+
+
+def used(address, port):
+    """How many connections have memory at the server's end."""
+    return sum(channel["slots_used"] for channel in asked("#", address, port)["channels"])
+
+
+def both(connection, address, port):
+    """Both ends' counters, when each has received what the other one has sent; and how many round trips that took: threads
+    bring the counters up to date before they sleep, and leave it when another one polls."""
+    for number in range(100):
+        theirs, mine = asked("?", address, port), counters()
+        if all(a["rdma_messages_sent"] == b["rdma_messages_received"] for a, b in ((mine, theirs), (theirs, mine))):
+            return mine, theirs, number
+        round_trip(connection, number)
+    sys.exit(f"what one end sends the other one does not receive: {mine} {theirs}")
 
 
 def cpu_ticks():
@@ -119,22 +139,25 @@ def ask(address, port, count):
     count = int(count)
     first = socket.create_connection((address, int(port)))
     until_on_rdma(first)
-    before, wire = both(first), packets()
+    *before, _ = both(first, address, port)
+    wire = counters()["packets"]
     for number in range(count):
         round_trip(first, number)
-    wire = packets() - wire
-    after = both(first)
+    wire = counters()["packets"] - wire
+    *after, more = both(first, address, port)
     for end, (old, new) in zip(("client", "server"), zip(before, after)):
         for name in ("rdma_work_requests", "rdma_messages_sent", "rdma_credits"):
-            print(f"{end}_{name}={(new[name] - old[name]) / count:.3f}")
-    print(f"packets={wire / count:.3f}")
+            print(f"{end}_{name}={(new[name] - old[name]) / (count + more)}")
+    # On a busy machine an acknowledgement may be late: then the same packet goes out again, and so does the acknowledgement.
+    repeated = sum(new["repeated"] - old["repeated"] for old, new in zip(before, after))
+    print(f"packets={(wire - 2 * repeated) / count}")
     # The next connection, when this one is gone from both ends.
     first.close()
     while used(address, port) or sum(channel["slots_used"] for channel in show("qp")["channels"]):
         pass
     second = socket.create_connection((address, int(port)))
     until_on_rdma(second)
-    again = both(second)
+    again = counters(), asked("?", address, port)
     for end, (old, new) in zip(("client", "server"), zip(after, again)):
         for name in ("rdma_pairs_created", "rdma_regions", "rdma_pairs_reused"):
             print(f"{end}_second_{name}={new[name] - old[name]}")

@@ -182,14 +182,64 @@ impl<F: Fabric> Link<F> {
         if !self.settings.immediate {
             return Err(Violation::Immediate);
         }
-        let Imm { slot: n, rebased, returned, bytes } = Imm::decode(imm);
+        let Imm { slot: n, rebased, mark, reached, returned, bytes } = Imm::decode(imm);
         self.grant(self.granted.load(Relaxed).wrapping_add(returned))?;
         let slot = self.slot(n).ok_or(Violation::Slot)?;
         // SAFETY: the poll lock is ours.
         let rx = unsafe { &mut *slot.rx.get() };
         let config = self.config(slot, rx)?;
+        // Before the bytes are published: whoever answers them knows both.
+        if reached {
+            let marked = slot.marked.load(Acquire);
+            if marked == slot.reached.load(Relaxed) {
+                return Err(Violation::Head);
+            }
+            // A credit may have said more.
+            let head = marked.wrapping_sub(1);
+            if head.wrapping_sub(slot.acked.load(Relaxed)).cast_signed() > 0 {
+                self.credit(n, slot, rx, config, head, tell)?;
+            }
+            slot.reached.store(marked, Release);
+        }
         let tail = rx.tail.wrapping_add(u64::from(bytes));
+        if mark {
+            slot.mark.store(tail.wrapping_add(1), Release);
+        }
         self.advance(n, rx, config, rebased, bytes, tail, tell)
+    }
+
+    /// The peer has consumed everything before `head`.
+    fn credit(
+        &self,
+        n: u16,
+        slot: &Slot<F>,
+        rx: &mut SlotRx,
+        config: &Config<F>,
+        head: u64,
+        tell: &mut dyn FnMut(News),
+    ) -> Applied {
+        let out = config.outbound();
+        let acked = slot.acked.load(Relaxed);
+        if head.wrapping_sub(acked) > slot.posted.load(Acquire).wrapping_sub(acked) {
+            return Err(Violation::Head);
+        }
+        slot.acked.store(head, Release);
+        out.head.store(head, Release);
+        // Against `Producer::want_space` and `Link::ask`, which store, fence and look at the head.
+        fence(SeqCst);
+        let half = config.rings.size as u64 / 2;
+        if out.space_wanted.load(Relaxed) != 0
+            && out.tail.load(Relaxed).wrapping_sub(head) <= half
+            && out.space_wanted.swap(0, Relaxed) != 0
+        {
+            tell(News::Room { slot: n });
+        }
+        let ask = slot.ask.load(Relaxed);
+        if ask != rx.ask_reported && head.wrapping_sub(ask.wrapping_sub(1)).cast_signed() >= 0 {
+            rx.ask_reported = ask;
+            tell(News::Drained { slot: n });
+        }
+        Ok(())
     }
 
     /// The configuration of a slot that both ends have opened, and the peer has not closed.
@@ -254,28 +304,7 @@ impl<F: Fabric> Link<F> {
         match item {
             Item::Open { .. } | Item::Close => {}
             Item::Data { rebased, bytes, tail } => return self.advance(n, rx, config, rebased, bytes, tail, tell),
-            Item::Credit { head } => {
-                let acked = slot.acked.load(Relaxed);
-                if head.wrapping_sub(acked) > slot.posted.load(Acquire).wrapping_sub(acked) {
-                    return Err(Violation::Head);
-                }
-                slot.acked.store(head, Release);
-                out.head.store(head, Release);
-                // Against `Producer::want_space` and `Link::ask`, which store, fence and look at the head.
-                fence(SeqCst);
-                let half = config.rings.size as u64 / 2;
-                if out.space_wanted.load(Relaxed) != 0
-                    && out.tail.load(Relaxed).wrapping_sub(head) <= half
-                    && out.space_wanted.swap(0, Relaxed) != 0
-                {
-                    tell(News::Room { slot: n });
-                }
-                let ask = slot.ask.load(Relaxed);
-                if ask != rx.ask_reported && head.wrapping_sub(ask.wrapping_sub(1)).cast_signed() >= 0 {
-                    rx.ask_reported = ask;
-                    tell(News::Drained { slot: n });
-                }
-            }
+            Item::Credit { head } => return self.credit(n, slot, rx, config, head, tell),
             Item::Ask { head } => {
                 slot.want.store(head.wrapping_add(1), Release);
                 self.dirty.set(n);

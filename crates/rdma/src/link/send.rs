@@ -11,7 +11,7 @@
 use super::*;
 use crate::counters::add;
 use crate::slot::{announce, quiet};
-use crate::wire::{Announcement, Draft, IMM_RETURNED_MAX, Imm, Item, Ring};
+use crate::wire::{Announcement, Draft, Imm, Item, Ring};
 use netacc_verbs::fabric::{Action, Remote, Work};
 
 /// Most work requests of one message: a part of the message's words, two parts of the bytes, what announces them.
@@ -38,6 +38,8 @@ struct Bytes {
     from: u64,
     base: u64,
     rebased: bool,
+    mark: bool,
+    reached: bool,
     bytes: u32,
 }
 
@@ -170,7 +172,6 @@ impl<F: Fabric> Link<F> {
             slot.want_served.store(next.want_served, Relaxed);
             return Served::Idle;
         }
-        let before = mine.posted;
         let Turned { mut draft, bytes, credit, more } = turn;
         let ring = config.zip(next.remote).map(|(c, remote)| (n, &c.rings, remote));
         let mut message = Message { draft: &mut draft, bytes, ring, credit, last: next.closed };
@@ -181,6 +182,7 @@ impl<F: Fabric> Link<F> {
         let number = tx.window.next(message.works(self.settings.immediate)).0;
         let ready = || {
             slot.posted.store(next.posted, Release);
+            slot.marked.store(next.marked, Release);
             slot.announced.store(next.announced.epoch, Release);
             if next.closed {
                 slot.close_number.store(number, Relaxed);
@@ -198,7 +200,7 @@ impl<F: Fabric> Link<F> {
                 if more { Served::More } else { Served::Idle }
             }
             Served::Full => {
-                slot.posted.store(before, Release);
+                slot.posted.store(mine.posted, Release);
                 slot.announced.store(mine.announced.epoch, Release);
                 if next.closed {
                     self.closing.clear(n);
@@ -281,20 +283,31 @@ impl<F: Fabric> Link<F> {
             fence(SeqCst);
         }
         let head = inb.head.load(Acquire);
-        let consumed = head.wrapping_sub(next.told);
-        if consumed > size {
+        if head.wrapping_sub(next.told) > size {
             return None;
         }
-        let wants = wants && head.wrapping_sub(want.wrapping_sub(1)).cast_signed() >= 0;
+        let sends = pending != 0 && is_promoted;
+        let reaches = |position: u64| head.wrapping_sub(position).cast_signed() >= 0;
+        // An immediate says that the peer's last mark is consumed.
+        let (mark, immediate) = (slot.mark.load(Acquire), self.settings.immediate);
+        let reached = sends && immediate && mark != next.mark_served && reaches(mark.wrapping_sub(1));
+        if reached {
+            next.mark_served = mark;
+            // A credit may have told more.
+            if mark.wrapping_sub(1).wrapping_sub(next.told).cast_signed() > 0 {
+                next.told = mark.wrapping_sub(1);
+            }
+        }
+        let consumed = head.wrapping_sub(next.told);
+        let wants = wants && reaches(want.wrapping_sub(1));
         if wants && consumed == 0 {
             next.want_served = want;
         }
-        let sends = pending != 0 && is_promoted;
         let only_credit = turn.draft.is_empty();
-        let rides = !only_credit || (sends && !self.settings.immediate);
+        let rides = !only_credit || (sends && !immediate);
         if consumed != 0 && (wants || consumed >= size / 4 || rides) {
             // What only rides along may miss it.
-            let fits = turn.draft.room() > usize::from(sends && !self.settings.immediate);
+            let fits = turn.draft.room() > usize::from(sends && !immediate);
             if fits && turn.draft.push(n, Item::Credit { head }) {
                 next.told = head;
                 if wants {
@@ -314,8 +327,12 @@ impl<F: Fabric> Link<F> {
             }
             let bytes = pending.min(u64::from(self.settings.turn_bytes())) as u32;
             let tail = next.posted.wrapping_add(u64::from(bytes));
-            if self.settings.immediate || turn.draft.push(n, Item::Data { rebased, bytes, tail }) {
-                turn.bytes = Some(Bytes { from: next.posted, base, rebased, bytes });
+            if immediate || turn.draft.push(n, Item::Data { rebased, bytes, tail }) {
+                let mark = immediate && slot.reached.load(Acquire) == next.marked;
+                if mark {
+                    next.marked = tail.wrapping_add(1);
+                }
+                turn.bytes = Some(Bytes { from: next.posted, base, rebased, mark, reached, bytes });
                 turn.credit = false;
                 (next.base, next.posted) = (base, tail);
             } else {
@@ -325,7 +342,7 @@ impl<F: Fabric> Link<F> {
         if next.posted != tail {
             turn.more = true;
         } else if announced.epoch != next.announced.epoch && is_promoted {
-            if turn.bytes.is_some() && self.settings.immediate {
+            if turn.bytes.is_some() && immediate {
                 turn.more = true;
             } else {
                 turn.credit = false;
@@ -354,14 +371,15 @@ impl<F: Fabric> Link<F> {
         let reposted = self.reposted.load(Acquire);
         let (count, messages) = (message.works(immediate), message.messages(immediate));
         let says = message.says(immediate);
-        let (slot, rebased, total) =
-            message.ring.as_ref().zip(message.bytes).map_or((0, false, 0), |((n, ..), b)| (*n, b.rebased, b.bytes));
+        let total = message.bytes.map_or(0, |b| b.bytes);
         let parts = message.parts();
         let text = message.draft.finish(reposted);
         // A message of its own has told it already.
         let owed = if says { 0 } else { reposted.wrapping_sub(self.returned.load(Relaxed)) };
-        let returned = owed.min(IMM_RETURNED_MAX);
-        let imm = Imm { slot, rebased, returned, bytes: total }.encode();
+        let returned = owed.min(Imm::returned_max(total));
+        let imm = message.ring.as_ref().zip(message.bytes).map_or(0, |((slot, ..), b)| {
+            Imm { slot: *slot, rebased: b.rebased, mark: b.mark, reached: b.reached, returned, bytes: total }.encode()
+        });
 
         let (last, due) = tx.window.next(count);
         let signaled = due || message.last;

@@ -4,8 +4,8 @@ use super::*;
 use crate::counters::Snapshot;
 use netacc_verbs::fabric::Call;
 
-const BYTES: usize = 512;
-const ROUNDS: u64 = 2000;
+/// More than two rings of messages of 500 bytes.
+const ROUNDS: u64 = 600;
 
 /// Rings as the library makes them, queues as it asks for them.
 fn usual(immediate: bool, ring: usize) -> (Settings, usize) {
@@ -13,7 +13,9 @@ fn usual(immediate: bool, ring: usize) -> (Settings, usize) {
     (queues, ring)
 }
 
-fn ping_pong(model: Model, immediate: bool, ring: usize) -> [Snapshot; 2] {
+/// Each round one end sends so many messages of so many bytes, each by itself, and when they are read the other one.
+/// What each end has done in these rounds.
+fn rounds(model: Model, immediate: bool, ring: usize, sends: [(usize, usize); 2], count: u64) -> [Snapshot; 2] {
     let (settings, ring) = usual(immediate, ring);
     let net = Net::new(Order::Prompt);
     let mut ends = [0, 1].map(|side| End::new(&net, side, model));
@@ -25,8 +27,7 @@ fn ping_pong(model: Model, immediate: bool, ring: usize) -> [Snapshot; 2] {
     rig.open(1);
     let mut before = [Snapshot::default(); 2];
     let mut calls = [(0, 0); 2];
-    let rounds = if cfg!(miri) { 20 } else { ROUNDS };
-    for round in 0..rounds + 10 {
+    for round in 0..count + 10 {
         if round == 10 {
             before = rig.ends.each_ref().map(|e| e.link().counters.read());
             calls = rig
@@ -36,11 +37,17 @@ fn ping_pong(model: Model, immediate: bool, ring: usize) -> [Snapshot; 2] {
         }
         // Each end: produce and kick; poll until there is something; consume.
         for (from, to) in [(0, 1), (1, 0)] {
-            assert_eq!(rig.ends[from].produce(0, BYTES), BYTES);
-            while !rig.ends[to].conn(0).consumer.peek_published() {
-                assert_ne!(rig.ends[to].poll(), 0, "nothing comes");
+            let (messages, bytes) = sends[from];
+            for _ in 0..messages {
+                assert_eq!(rig.ends[from].produce(0, bytes), bytes);
             }
-            assert_eq!(rig.ends[to].consume(0, BYTES), BYTES);
+            let mut left = messages * bytes;
+            while left > 0 {
+                while !rig.ends[to].conn(0).consumer.peek_published() {
+                    assert_ne!(rig.ends[to].poll(), 0, "nothing comes");
+                }
+                left -= rig.ends[to].consume(0, left);
+            }
         }
     }
     let after = rig.ends.each_ref().map(|e| e.link().counters.read());
@@ -59,26 +66,44 @@ fn ping_pong(model: Model, immediate: bool, ring: usize) -> [Snapshot; 2] {
 #[test]
 #[cfg_attr(miri, ignore = "too long; nothing that the others do not touch")]
 fn a_request_and_its_reply_take_two_requests_of_each_side_or_one_with_immediate() {
-    let rounds = if cfg!(miri) { 20 } else { ROUNDS };
     for &(model, immediate) in WAYS {
-        for ring in [16 << 10, 256 << 10] {
-            for c in ping_pong(model, immediate, ring) {
-                assert_eq!(c.data_messages, rounds, "one announcement for each");
-                assert_eq!(c.bytes_sent, rounds * BYTES as u64);
-                assert!(c.credit_messages * 8 <= c.data_messages, "{c:?}");
-                assert_eq!(c.messages, c.data_messages + c.credit_messages, "nothing else is said");
-                assert_eq!((c.queue_full, c.no_receive), (0, 0));
-                let for_bytes = c.works - c.credit_messages;
-                // A ring that wraps in the middle of a message has one write more, at most once a round of the ring.
-                let wraps = c.bytes_sent / ring as u64 + 1;
-                let each = if immediate { 1 } else { 2 };
-                assert!((each * rounds..=each * rounds + wraps).contains(&for_bytes), "{c:?}");
-                if !immediate {
-                    assert_eq!(c.credit_messages, 0, "everything rides on the replies");
-                } else if ring == 256 << 10 {
-                    // A quarter of the ring; receives come back with the immediates.
-                    assert!(c.credit_messages * 128 <= c.data_messages, "{c:?}");
+        for ring in [4 << 10, 128 << 10] {
+            // Some fit into a ring without a rest, some do not.
+            for bytes in [512, 500] {
+                for c in rounds(model, immediate, ring, [(1, bytes); 2], ROUNDS) {
+                    assert_eq!(c.works, if immediate { ROUNDS } else { 2 * ROUNDS }, "{c:?}");
+                    assert_eq!(
+                        (c.data_messages, c.messages),
+                        (ROUNDS, ROUNDS),
+                        "one announcement for each, nothing else"
+                    );
+                    assert_eq!(c.bytes_sent, ROUNDS * bytes as u64);
+                    assert_eq!((c.credit_messages, c.queue_full, c.no_receive), (0, 0, 0));
                 }
+            }
+        }
+    }
+}
+
+/// Other traffic in which each end waits for the other one: long messages, many for one, long ones for short ones.
+#[test]
+#[cfg_attr(miri, ignore = "too long; nothing that the others do not touch")]
+fn what_is_answered_needs_no_message_for_room_or_receives() {
+    let ring = 128 << 10;
+    for &(model, immediate) in WAYS {
+        for sends in [
+            [(1, 4096), (1, 4096)],
+            [(1, 4097), (1, 4097)],
+            [(1, 16384), (1, 16384)],
+            [(1, 16384), (1, 100)],
+            [(1, 100), (1, 16384)],
+            [(2, 300), (1, 512)],
+            [(15, 512), (1, 512)],
+            [(1, 512), (15, 512)],
+        ] {
+            for (side, c) in rounds(model, immediate, ring, sends, ROUNDS / 4).into_iter().enumerate() {
+                assert_eq!(c.data_messages, sends[side].0 as u64 * ROUNDS / 4, "{sends:?}: {c:?}");
+                assert_eq!((c.credit_messages, c.queue_full, c.no_receive), (0, 0, 0), "{sends:?}: {c:?}");
             }
         }
     }

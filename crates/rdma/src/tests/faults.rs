@@ -94,6 +94,7 @@ fn fails(model: Model, immediate: bool, call: Call, nth: u64, errno: i32, seed: 
         nothing_is_lost(&mut rig);
     } else {
         rig.check();
+        rig.replies_acknowledge(0);
     }
     rig.close();
     lost

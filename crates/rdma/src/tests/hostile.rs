@@ -79,7 +79,7 @@ fn each_lie_is_found_and_named() {
     let lies: &[(Violation, Lie)] = &[
         (Violation::Message, |v| v.post(Action::SendInline(&[]))),
         (Violation::Message, |v| v.post(Action::SendInline(&[0; 64]))),
-        (Violation::Message, |v| v.post(Action::SendInline(&[4, 1, 0, 0, 0, 0, 0, 0]))),
+        (Violation::Message, |v| v.post(Action::SendInline(&[4, 2, 0, 0, 0, 0, 0, 0]))),
         (Violation::Slot, |v| v.say(&[(8, Item::Credit { head: 0 })])),
         (Violation::Slot, |v| v.say(&[(u16::MAX, Item::Close)])),
         (Violation::Slot, |v| v.say(&[(1, Item::Credit { head: 0 })])),
@@ -150,19 +150,48 @@ fn each_lie_is_found_and_named() {
 
 #[test]
 fn an_immediate_lies_too() {
-    let imm = |slot, rebased, returned, bytes| Imm { slot, rebased, returned, bytes }.encode();
+    let imm =
+        |slot, rebased, returned, bytes| Imm { slot, rebased, mark: true, reached: false, returned, bytes }.encode();
+    let reached = Imm { slot: 0, rebased: false, mark: false, reached: true, returned: 0, bytes: 1 }.encode();
     for (agreed, imm, expected) in [
         (false, imm(0, false, 0, 1), Violation::Immediate),
         (true, imm(1, false, 0, 1), Violation::Slot),
         (true, imm(4095, false, 0, 1), Violation::Slot),
         (true, imm(0, false, 0, 4097), Violation::Room),
         (true, imm(0, false, 7, 1), Violation::Returned),
+        (true, reached, Violation::Head),
     ] {
         let mut v = Victim::new(agreed);
         v.open();
         let to = Remote { address: 0, key: 0 };
         v.post(Action::WriteImm { from: None, to, inline: false, imm });
         assert_eq!(v.reason(), Some(Reason::Peer(expected)));
+        v.close();
+    }
+}
+
+/// A mark is reached once, and only what it says is acknowledged, whatever credits have said before.
+#[test]
+fn a_mark_is_reached_once() {
+    for credit in [None, Some(40), Some(60), Some(100)] {
+        let mut v = Victim::new(true);
+        v.open();
+        // The first bytes are marked; the next ones are not, because nobody has reached the first mark.
+        v.end.produce(0, 60);
+        v.end.produce(0, 40);
+        if let Some(head) = credit {
+            v.say(&[(0, Item::Credit { head })]);
+        }
+        // A peer that marks all it sends is told of the last one, and that is its own concern.
+        let imm = Imm { slot: 0, rebased: false, mark: true, reached: true, returned: 0, bytes: 1 }.encode();
+        let announce = |v: &Victim| {
+            v.post(Action::WriteImm { from: None, to: Remote { address: 0, key: 0 }, inline: false, imm });
+        };
+        announce(&v);
+        assert_eq!(v.reason(), None);
+        assert_eq!(v.end.link().account(0).unwrap().acknowledged, credit.unwrap_or(0).max(60));
+        announce(&v);
+        assert_eq!(v.reason(), Some(Reason::Peer(Violation::Head)));
         v.close();
     }
 }

@@ -23,6 +23,7 @@ fn a_slot_is_used_again_when_both_ends_are_through_with_it() {
                     let opened = News::Opened { slot: 5, token: life << 1, ring_bytes: RING };
                     assert!(saw(&rig.ends[side], opened), "{:?}", rig.ends[side].news);
                 }
+                rig.replies_acknowledge(5);
                 for side in [0, 1] {
                     rig.ends[side].produce(5, 1 + random.below(2000));
                 }

@@ -48,22 +48,44 @@ fn the_bytes_are_these() {
     let mut draft = Draft::new();
     assert!(draft.push(0x0abc, Item::Data { rebased: true, bytes: 0x0000_0200, tail: 0x1_0000_0200 }));
     let expected = [
-        1, 1, 0, 0, 9, 0, 0, 0, // header: one unit, version 1, nine returned
+        1, 2, 0, 0, 9, 0, 0, 0, // header: one unit, version 2, nine returned
         0xbc, 0x0a, 3, 1, 0, 2, 0, 0, // slot, kind, rebased, bytes
         0, 2, 0, 0, 1, 0, 0, 0, // tail
     ];
     assert_eq!(draft.finish(9), expected);
-    let imm = Imm { slot: 0xabc, rebased: true, returned: 5, bytes: 512 };
-    assert_eq!(imm.encode(), 0xabcd_01ff);
-    assert_eq!(Imm::decode(0xabcd_01ff), imm);
+    let short = Imm { slot: 0xabc, rebased: true, mark: false, reached: true, returned: 5, bytes: 512 };
+    let long = Imm { slot: 0xabc, rebased: false, mark: true, reached: false, returned: 1, bytes: 4097 };
+    for (imm, bits) in [(short, 0xabc5_51ff), (long, 0xabca_9000)] {
+        assert_eq!(imm.encode(), bits);
+        assert_eq!(Imm::decode(bits), imm);
+    }
 }
 
 #[test]
 fn every_immediate_means_something_and_comes_back() {
     for i in 0..=0xffffu32 {
         for imm in [i, i << 16, i.wrapping_mul(0x9e37_79b1)] {
-            assert_eq!(Imm::decode(imm).encode(), imm);
-            assert!((1..=IMM_BYTES_MAX).contains(&Imm::decode(imm).bytes));
+            let read = Imm::decode(imm);
+            assert!((1..=IMM_BYTES_MAX).contains(&read.bytes));
+            // The long form of a small number gives back what the short one can, too.
+            assert!(read.returned <= Imm::returned_max(read.bytes));
+            assert_eq!(Imm::decode(read.encode()), read);
+            if imm >> 19 & 1 == 0 || read.bytes > 4096 {
+                assert_eq!(read.encode(), imm);
+            }
+        }
+    }
+}
+
+#[test]
+fn what_an_immediate_can_say_it_says() {
+    for bytes in [1, 512, 4095, 4096, 4097, 16384, IMM_BYTES_MAX] {
+        let returned = Imm::returned_max(bytes);
+        assert_eq!(returned, if bytes <= 4096 { 15 } else { 1 });
+        for flags in 0..8u32 {
+            let [rebased, mark, reached] = [1, 2, 4].map(|bit| flags & bit != 0);
+            let imm = Imm { slot: 4095, rebased, mark, reached, returned, bytes };
+            assert_eq!(Imm::decode(imm.encode()), imm);
         }
     }
 }
@@ -80,7 +102,7 @@ fn any_bytes_are_read_to_an_end() {
         // Mostly a good header, so that items are looked at.
         let units = bytes[0] % 5;
         if x >> 40 & 7 != 0 {
-            bytes[..4].copy_from_slice(&[units, 1, 0, 0]);
+            bytes[..4].copy_from_slice(&[units, VERSION, 0, 0]);
         }
         for len in [8 + 16 * usize::from(units), 64, 0] {
             let Some((mut message, _)) = Message::read(&bytes[..len.min(64)]) else { continue };
