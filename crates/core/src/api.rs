@@ -113,6 +113,10 @@ pub fn on_new_fd(fd: c_int) {
 pub fn on_socket(fd: c_int, domain: c_int, ty: c_int, protocol: c_int) {
     crate::socket::on_socket(fd, domain, ty, protocol)
 }
+/// `listen` is about to be called.
+pub fn before_listen(fd: c_int) {
+    crate::syn::before_listen(fd)
+}
 /// `listen` succeeded.
 pub fn on_listen(fd: c_int) {
     crate::socket::on_listen(fd)
@@ -189,6 +193,10 @@ pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_v
 pub unsafe fn on_setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) {
     // SAFETY: the caller's promise.
     unsafe { crate::options::on_setsockopt(fd, level, name, value, len) }
+}
+/// `getsockopt` is about to be called: what only the library has had the kernel keep is not there for the application.
+pub fn before_getsockopt(fd: c_int, level: c_int, name: c_int) {
+    crate::options::before_getsockopt(fd, level, name)
 }
 /// The next symbol's `getsockopt` succeeded: what the library itself has set is taken out of the answer.
 ///

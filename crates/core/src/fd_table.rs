@@ -41,6 +41,10 @@ const LISTENER: u64 = 5;
 /// User addresses fit into 47 bits; bits 48-63 carry the object's generation.
 const ADDRESS: u64 = (1 << 48) - 8;
 
+/// Of a fresh socket's entry, above the kind: the reason, and the millisecond at which it began to connect.
+const REASON: u32 = 0xffff;
+const BEGAN: u32 = 24;
+
 /// A decoded entry.
 #[derive(Clone, Copy)]
 pub(crate) enum Entry {
@@ -80,7 +84,7 @@ pub(crate) fn decode(raw: u64) -> Entry {
         SOCKET => Entry::Socket(unsafe { &*((raw & ADDRESS) as *const Socket) }, (raw >> 48) as u16),
         // SAFETY: as above.
         EPOLL => Entry::Epoll(unsafe { &*((raw & ADDRESS) as *const Epoll) }),
-        FRESH => Entry::Fresh((raw >> 8) as u32),
+        FRESH => Entry::Fresh((raw >> 8) as u32 & REASON),
         LISTENER => Entry::Listener((raw >> 8) as u32),
         INTERNAL => Entry::Internal,
         _ => Entry::None,
@@ -105,7 +109,7 @@ pub(crate) fn socket(fd: c_int) -> Option<(&'static Socket, u16)> {
 pub(crate) fn encode(entry: Entry) -> u64 {
     match entry {
         Entry::None => 0,
-        Entry::Fresh(reason) => FRESH | (reason as u64) << 8,
+        Entry::Fresh(reason) => FRESH | ((reason & REASON) as u64) << 8,
         Entry::Listener(reason) => LISTENER | (reason as u64) << 8,
         Entry::Socket(s, g) => SOCKET | (s as *const Socket as u64 & ADDRESS) | (g as u64) << 48,
         Entry::Epoll(e) => EPOLL | (e as *const Epoll as u64 & ADDRESS),
@@ -157,6 +161,20 @@ pub(crate) fn refuse(fd: c_int, why: Reason) {
         Entry::Listener(_) => drop(set(fd, Entry::Listener(why as u32))),
         _ => {}
     }
+}
+
+/// A fresh socket may begin to connect at that moment (0: has not, after all). Another thread may change its entry meanwhile: then not.
+pub(crate) fn set_began(fd: c_int, ns: u64) {
+    let (Some(w), old) = (word(fd), raw(fd)) else { return };
+    if let entry @ Entry::Fresh(_) = decode(old) {
+        let _ = w.compare_exchange(old, encode(entry) | (ns / 1_000_000) << BEGAN, AcqRel, Relaxed);
+    }
+}
+
+/// When a fresh socket began to connect, to the millisecond before; 0: not seen.
+pub(crate) fn began(fd: c_int) -> u64 {
+    let raw = raw(fd);
+    if matches!(decode(raw), Entry::Fresh(_)) { (raw >> BEGAN) * 1_000_000 } else { 0 }
 }
 
 /// Closes one of the library's own.

@@ -11,7 +11,7 @@ use crate::log::debug_log;
 use crate::remote::wire::{WireSlot, parting};
 use crate::socket::{self, ATTACHED, ATTACHING, CANDIDATE, LastName, PLAIN, RxEnd, Socket, TxEnd, flag};
 use crate::wait::{self, Side, Woke};
-use crate::{lifecycle, numbers, remote, service, stats, sys};
+use crate::{lifecycle, numbers, remote, service, stats, syn, sys};
 use core::ffi::{c_int, c_void};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::*, fence};

@@ -27,6 +27,7 @@ mod rendezvous;
 mod service;
 mod socket;
 mod stats;
+mod syn;
 mod sys;
 #[cfg(test)]
 mod testing;

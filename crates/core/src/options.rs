@@ -4,7 +4,7 @@ use crate::api::{PASS, Ret};
 use crate::fd_table::{self, Entry};
 use crate::lifecycle;
 use crate::socket::{self, ATTACHED};
-use crate::{io, sys};
+use crate::{io, syn, sys};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::Ordering::*;
 use libc::{socklen_t, timeval};
@@ -32,9 +32,7 @@ fn needs_kernel(level: c_int, name: c_int, value: i64) -> bool {
             SO_PEEK_OFF => value >= 0,
             n => SO_TIMESTAMPS.contains(&n) && value != 0,
         },
-        libc::IPPROTO_TCP => {
-            matches!(name, TCP_REPAIR | TCP_ULP | TCP_ZEROCOPY_RECEIVE | TCP_INQ | TCP_TX_DELAY) || TCP_AO.contains(&name)
-        }
+        libc::IPPROTO_TCP => matches!(name, TCP_REPAIR | TCP_ULP | TCP_ZEROCOPY_RECEIVE | TCP_INQ | TCP_TX_DELAY) || TCP_AO.contains(&name),
         libc::IPPROTO_IP => name == IP_TRANSPARENT && value != 0,
         libc::IPPROTO_IPV6 => name == IPV6_TRANSPARENT && value != 0,
         _ => false,
@@ -51,6 +49,10 @@ pub(crate) fn timeout_of(fd: c_int, name: c_int) -> i64 {
 }
 
 pub(crate) unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> Ret {
+    if level == libc::IPPROTO_TCP && name == syn::TCP_SAVE_SYN {
+        syn::before_use();
+        return PASS;
+    }
     let raw = fd_table::raw(fd);
     if raw == 0 {
         return PASS;
@@ -84,8 +86,25 @@ pub(crate) unsafe fn on_setsockopt(fd: c_int, level: c_int, name: c_int, _value:
     }
 }
 
+pub(crate) fn before_getsockopt(fd: c_int, level: c_int, name: c_int) {
+    if level == libc::IPPROTO_TCP && name == syn::TCP_SAVED_SYN {
+        syn::before_asked(fd);
+    }
+}
+
 /// Between hosts the library's own SO_LINGER stands on the carrier, and an error of the connection may be one that the kernel does not know.
 pub(crate) unsafe fn on_getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *const socklen_t) {
+    if level == libc::IPPROTO_TCP && name == syn::TCP_SAVE_SYN {
+        // SAFETY: the kernel has just written its answer's length there, and as many bytes of an int.
+        unsafe {
+            let mut number: c_int = 0;
+            let len = (len.read_unaligned() as usize).min(size_of::<c_int>());
+            core::ptr::copy_nonoverlapping(value.cast::<u8>(), (&raw mut number).cast(), len);
+            let shown = syn::shown(number);
+            core::ptr::copy_nonoverlapping((&raw const shown).cast(), value.cast::<u8>(), len);
+        }
+        return;
+    }
     if level != libc::SOL_SOCKET || (name != libc::SO_LINGER && name != libc::SO_ERROR) {
         return;
     }

@@ -41,6 +41,7 @@ use core::net::{IpAddr, SocketAddr};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::*};
 use libc::epoll_event;
 use netacc_control::stats::Reason;
+use netacc_proto::remote::Proof;
 use netacc_proto::rendezvous::Tuple;
 use netacc_verbs::fabric::Fabric as _;
 
@@ -191,11 +192,6 @@ fn unwatch(epoll: c_int, fd: c_int) {
 
 /// Whether a device could serve connections like this one. Asks the kernel once; where there is none, once a minute.
 pub(crate) fn could_serve(tuple: &Tuple) -> Result<(), Reason> {
-    const ASK_AGAIN_NS: u64 = 60_000_000_000;
-    /// There are devices.
-    static DEVICES: AtomicBool = AtomicBool::new(false);
-    /// When it was last found that there are none; 0: not asked.
-    static NONE_AT: AtomicU64 = AtomicU64::new(0);
     if LOADED.load(Acquire) && LOADED_BY.load(Relaxed) != lifecycle::process() {
         // The libraries' state is a copy of the parent's, and the kernel refuses a child the use of its device.
         return Err(Reason::ForkedAfterRdma);
@@ -206,6 +202,17 @@ pub(crate) fn could_serve(tuple: &Tuple) -> Result<(), Reason> {
     if link_local || ip.is_loopback() || tuple.peer().ip().is_loopback() {
         return Err(Reason::NoRdmaDevice);
     }
+    if has_devices() { Ok(()) } else { Err(Reason::NoRdmaDevice) }
+}
+
+/// There are devices.
+static DEVICES: AtomicBool = AtomicBool::new(false);
+/// When it was last found that there are none; 0: not asked.
+static NONE_AT: AtomicU64 = AtomicU64::new(0);
+
+/// Whether this host has devices. Asks the kernel once; where there is none, once a minute.
+pub(crate) fn has_devices() -> bool {
+    const ASK_AGAIN_NS: u64 = 60_000_000_000;
     let none_at = NONE_AT.load(Relaxed);
     if !DEVICES.load(Relaxed) && (none_at == 0 || sys::now_ns().saturating_sub(none_at) > ASK_AGAIN_NS) {
         let fd = numbers::make(|| sys::open(b"/sys/class/infiniband\0", libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC, 0));
@@ -215,7 +222,12 @@ pub(crate) fn could_serve(tuple: &Tuple) -> Result<(), Reason> {
         DEVICES.store(fd >= 0, Relaxed);
         NONE_AT.store(sys::now_ns(), Relaxed);
     }
-    if DEVICES.load(Relaxed) { Ok(()) } else { Err(Reason::NoRdmaDevice) }
+    DEVICES.load(Relaxed)
+}
+
+/// As [`has_devices`], without asking.
+pub(crate) fn may_have_devices() -> bool {
+    DEVICES.load(Relaxed) || NONE_AT.load(Relaxed) == 0
 }
 
 /// Addresses that the thread was told of, hashed.
@@ -407,6 +419,7 @@ impl Mine {
 struct Theirs {
     link: usize,
     token: u64,
+    proof: Proof,
 }
 
 /// Everything that the thread owns.

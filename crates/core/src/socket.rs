@@ -17,7 +17,7 @@
 use crate::api::{PASS, Ret};
 use crate::channel::Channel;
 use crate::fd_table::{self, Entry};
-use crate::{lifecycle, own, remote, service, stats, sys};
+use crate::{lifecycle, own, remote, service, stats, syn, sys};
 use core::cell::UnsafeCell;
 use core::ffi::c_int;
 use core::net::{IpAddr, SocketAddr};
@@ -138,6 +138,8 @@ pub(crate) struct Socket {
     pub(crate) offer: UnsafeCell<Offer>,
     pub(crate) tuple: UnsafeCell<Tuple>,
     // Rare.
+    /// Between hosts: what is known of its SYN.
+    pub(crate) syn: syn::Syn,
     /// Descriptors, in this process and its children, that refer to it (a killed child is never subtracted).
     pub(crate) refs: AtomicU32,
     /// How often the process had forked when the connection was made.
@@ -287,7 +289,7 @@ impl Socket {
 
 // ---- life ----------------------------------------------------------------------------------------------------
 
-const NONE: u32 = Reason::None as u32;
+pub(crate) const NONE: u32 = Reason::None as u32;
 
 pub(crate) fn on_socket(fd: c_int, domain: c_int, ty: c_int, protocol: c_int) {
     fd_table::forget_stale(fd);
@@ -391,7 +393,7 @@ fn sampled_out(percent: u8) -> bool {
 /// A connection has come to be: makes its socket and starts the search for the peer's library.
 fn begin(fd: c_int, reason: u32, connector: bool) {
     match tuple_of(fd) {
-        Some(tuple) => begin_as(fd, reason, connector, tuple, (0, 0)),
+        Some(tuple) => begin_as(fd, reason, connector, tuple, (0, 0), true),
         None if !connector => {
             fd_table::set(fd, Entry::None);
         }
@@ -399,8 +401,9 @@ fn begin(fd: c_int, reason: u32, connector: bool) {
     }
 }
 
-/// `moved`: what was sent and received on it before.
-fn begin_as(fd: c_int, reason: u32, connector: bool, tuple: Tuple, moved: (u64, u64)) {
+/// `moved`: what was sent and received on it before. `made`: it is a connection already.
+fn begin_as(fd: c_int, reason: u32, connector: bool, tuple: Tuple, moved: (u64, u64), made: bool) {
+    let began = fd_table::began(fd);
     let Some(s) = allocate() else {
         fd_table::set(fd, Entry::None);
         return;
@@ -421,6 +424,7 @@ fn begin_as(fd: c_int, reason: u32, connector: bool, tuple: Tuple, moved: (u64, 
     s.refs.store(1, Relaxed);
     s.registrations.store(0, Relaxed);
     s.forks.store(lifecycle::forks(), Relaxed);
+    s.syn.reset();
     s.item.store(0, Relaxed);
     s.epoll.store(core::ptr::null_mut(), Relaxed);
     // SAFETY: nobody else knows this socket yet.
@@ -440,6 +444,9 @@ fn begin_as(fd: c_int, reason: u32, connector: bool, tuple: Tuple, moved: (u64, 
             Ok(path) => {
                 if path == Path::Rdma {
                     s.raise(flag::REMOTE);
+                    if connector {
+                        s.syn.sent(began, sys::kernel_ns(), made);
+                    }
                 }
                 if config.paths.first() == Some(Path::Rdma) && config.paths.contains(Path::Shm) && same_host(&tuple) {
                     s.raise(flag::RDMA_FIRST);
@@ -492,12 +499,22 @@ pub(crate) fn on_accept(listener: c_int, fd: c_int, _flags: c_int) {
             let len = sys::socket_name(fd, false, &mut raw);
             if address(&raw, len).is_some() {
                 begin(fd, NONE, false);
+                adopt(listener, fd);
             }
         }
     }
 }
 
+/// A listener that this program image has inherited is known from its first connection of another host's on.
+fn adopt(listener: c_int, fd: c_int) {
+    if fd_table::raw(listener) == 0 && fd_table::socket(fd).is_some_and(|(s, _)| s.has(flag::REMOTE)) {
+        syn::keep(listener);
+        fd_table::set(listener, Entry::Listener(NONE));
+    }
+}
+
 pub(crate) unsafe fn before_connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> Ret {
+    syn::may_begin(fd);
     if let Entry::Socket(s, g) = fd_table::get(fd) {
         // connect(AF_UNSPEC) dissolves the connection; the descriptor starts anew.
         // SAFETY: only read when the caller says that two bytes are there.
@@ -514,6 +531,9 @@ pub(crate) unsafe fn before_connect(fd: c_int, addr: *const sockaddr, len: sockl
 pub(crate) unsafe fn on_connect(fd: c_int, addr: *const sockaddr, len: socklen_t, result: c_int) {
     let Entry::Fresh(reason) = fd_table::get(fd) else { return };
     if result == 0 || result == -libc::EISCONN {
+        if result != 0 {
+            fd_table::set_began(fd, 0);
+        }
         begin(fd, reason, true);
     } else if result == -libc::EINPROGRESS || result == -libc::EINTR {
         // Under way: the kernel does not say yet where to, but what is done to the descriptor meanwhile has to be followed.
@@ -529,8 +549,10 @@ pub(crate) unsafe fn on_connect(fd: c_int, addr: *const sockaddr, len: socklen_t
         if let (Some(peer), Some(local)) = (peer, address(&raw, len))
             && let Ok(tuple) = Tuple::new(local, peer)
         {
-            begin_as(fd, reason, true, tuple, (0, 0));
+            begin_as(fd, reason, true, tuple, (0, 0), false);
         }
+    } else if result != -libc::EALREADY {
+        fd_table::set_began(fd, 0);
     }
 }
 
@@ -549,9 +571,13 @@ pub(crate) fn is_closed(fd: c_int) -> bool {
 
 /// The kernel's state of a TCP socket.
 fn state_of(fd: c_int) -> Option<u8> {
+    tcp_info(fd).map(|info| info.bytes[0])
+}
+
+fn tcp_info(fd: c_int) -> Option<TcpInfo> {
     // SAFETY: all zero is a valid TcpInfo.
     let mut info: TcpInfo = unsafe { core::mem::zeroed() };
-    (sys::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info) >= 0).then_some(info.bytes[0])
+    (sys::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info) >= 0).then_some(info)
 }
 
 /// A fresh socket is used for data: a connect that was in progress has succeeded, unless it is no connection at all. (Opened with its
@@ -561,7 +587,9 @@ pub(crate) fn look_again(fd: c_int) {
     if let Entry::Fresh(reason) = fd_table::get(fd)
         && let Some(tuple) = tuple_of(fd)
     {
-        begin_as(fd, reason, true, tuple, settled_counts(fd, true).unwrap_or_default());
+        begin_as(fd, reason, true, tuple, settled_counts(fd, true).unwrap_or_default(), true);
+    } else {
+        syn::may_begin(fd);
     }
 }
 
@@ -799,6 +827,21 @@ fn settled_counts(fd: c_int, connector: bool) -> Option<(u64, u64)> {
     })
 }
 
+/// Of the packets of a connection, so far.
+pub(crate) struct Packets {
+    pub(crate) sent_twice: u32,
+    /// Their time stamps are in microseconds.
+    pub(crate) microseconds: bool,
+}
+
+pub(crate) fn packets(fd: c_int) -> Option<Packets> {
+    /// Of `tcpi_options`.
+    const TCPI_OPT_USEC_TS: u8 = 64;
+    let info = tcp_info(fd)?;
+    // tcpi_options and tcpi_total_retrans
+    Some(Packets { sent_twice: info.words[23], microseconds: info.bytes[5] & TCPI_OPT_USEC_TS != 0 })
+}
+
 /// How many bytes the kernel has taken to send on `fd`, give or take one for all of a connection's life.
 pub(crate) fn carrier_sent(fd: c_int) -> Option<u64> {
     counts(fd, false).map(|c| c.sent)
@@ -816,11 +859,7 @@ struct Counts {
 /// Asks until what is said of sending speaks of one moment. (Not `tcpi_bytes_sent`: a packet that could not be handed to the device
 /// counts there without having been sent, and again when it is.)
 fn counts(fd: c_int, connector: bool) -> Option<Counts> {
-    let ask = || {
-        // SAFETY: all zero is a valid TcpInfo.
-        let mut info: TcpInfo = unsafe { core::mem::zeroed() };
-        (sys::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info) >= 0).then_some(info)
-    };
+    let ask = || tcp_info(fd);
     let unacknowledged = |out: &mut c_int| sys::ioctl(fd, libc::TIOCOUTQ as usize, out as *mut c_int as usize) >= 0;
     let unread = |out: &mut c_int| sys::ioctl(fd, libc::FIONREAD as usize, out as *mut c_int as usize) >= 0;
     let mut before = ask()?;

@@ -142,6 +142,12 @@ pub(crate) fn getsockopt<T: Copy>(fd: c_int, level: c_int, name: c_int, value: &
     let mut len: u32 = size_of::<T>() as u32;
     sys!(SYS_getsockopt, fd, level, name, value as *mut T, &mut len as *mut u32)
 }
+/// `getsockopt` of an option of no fixed length: the length, or `-errno`.
+pub(crate) fn getsockopt_bytes(fd: c_int, level: c_int, name: c_int, value: &mut [u8]) -> isize {
+    let mut len = value.len() as u32;
+    let r = sys!(SYS_getsockopt, fd, level, name, value.as_mut_ptr(), &mut len as *mut u32);
+    if r < 0 { r } else { len as isize }
+}
 pub(crate) fn setsockopt<T: Copy>(fd: c_int, level: c_int, name: c_int, value: &T) -> isize {
     sys!(SYS_setsockopt, fd, level, name, value as *const T, size_of::<T>())
 }
@@ -231,6 +237,10 @@ use crate::testing::ahead_ns;
 #[cfg(not(test))]
 const fn ahead_ns() -> u64 {
     0
+}
+/// The clock that the kernel's TCP goes by, where tests do not set it forward.
+pub(crate) fn kernel_ns() -> u64 {
+    clock(libc::CLOCK_MONOTONIC)
 }
 pub(crate) fn unix_ns() -> u64 {
     clock(libc::CLOCK_REALTIME)

@@ -14,7 +14,7 @@
 //! | who | frame | meaning |
 //! |---|---|---|
 //! | A, then C | `Hello` | first frame of each side. A speaks first, so that a stranger's port is not spoken to |
-//! | C → A | `Candidate` | this connection may be accelerated; `token` is C's, never used again |
+//! | C → A | `Candidate` | this connection may be accelerated; `token` is C's, never used again; `proof` is what C knows of its SYN |
 //! | both | `Withdraw` | C: it may not any more. A: there will be no offer for it |
 //! | A → C | `Pair` | connect a queue pair to that port, and say the nonce |
 //! | both | `PairReady` | established at this end. An end that has said it and heard it may use the pair |
@@ -32,7 +32,7 @@ use crate::rendezvous::{DecodeError, Role, Tuple};
 use crate::switchover::{Ack, Announce};
 
 /// Version of the link's protocol, and of what travels on its pairs (`netacc_rdma::wire`). Both ends must have the same.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 /// First field of [`Hello`].
 pub const MAGIC: u64 = u64::from_le_bytes(*b"netaccR\n");
 /// Version of the layout.
@@ -93,6 +93,46 @@ pub struct Candidate {
     pub tuple: Tuple,
     /// The connector's name for it.
     pub token: u64,
+    /// What only the two ends of the connection know.
+    pub proof: Proof,
+}
+
+/// What a connector knows of the time stamp in its connection's SYN: it is one of `span + 1` values from `lowest` on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Proof {
+    /// The first of them; those behind it may wrap around.
+    pub lowest: u32,
+    /// How many more there are: few, so that a guess is in vain. [`Proof::NONE`] has no values at all.
+    pub span: u16,
+}
+
+impl Proof {
+    /// Nothing is known.
+    pub const NONE: Self = Self {
+        lowest: 0,
+        span: u16::MAX,
+    };
+
+    /// The time stamps from `lowest` to `highest`; [`Proof::NONE`] if these are too many to prove anything.
+    #[must_use]
+    pub fn new(lowest: u32, highest: u32) -> Self {
+        match u16::try_from(highest.wrapping_sub(lowest)) {
+            Ok(span) if span != Self::NONE.span => Self { lowest, span },
+            _ => Self::NONE,
+        }
+    }
+
+    /// Whether the connector says that it knows something.
+    #[must_use]
+    pub const fn knows(&self) -> bool {
+        self.span != u16::MAX
+    }
+
+    /// Whether `stamp` is what it says.
+    #[must_use]
+    pub const fn fits(&self, stamp: u32) -> bool {
+        self.knows() && stamp.wrapping_sub(self.lowest) <= self.span as u32
+    }
 }
 
 /// A → C: a place for a candidate.
@@ -231,6 +271,8 @@ impl Frame {
             Self::Candidate(m) => {
                 w.tuple(&m.tuple);
                 w.u64(m.token);
+                w.u32(m.proof.lowest);
+                w.u16(m.proof.span);
             }
             Self::Withdraw { token } => w.u64(*token),
             Self::Pair(m) => {
@@ -323,6 +365,10 @@ impl Frame {
             kind::CANDIDATE => Self::Candidate(Candidate {
                 tuple: r.tuple()?,
                 token: r.u64()?,
+                proof: Proof {
+                    lowest: r.u32()?,
+                    span: r.u16()?,
+                },
             }),
             kind::WITHDRAW => Self::Withdraw { token: r.u64()? },
             kind::PAIR => Self::Pair(Pair {
@@ -455,6 +501,10 @@ mod tests {
             Frame::Candidate(Candidate {
                 tuple: Tuple::new(a, b).unwrap(),
                 token: u64::MAX,
+                proof: Proof {
+                    lowest: 0xdead_beef,
+                    span: 3,
+                },
             })
         };
         [
@@ -568,6 +618,24 @@ mod tests {
                 assert_eq!(&out[..len], bytes);
             }
         }
+    }
+
+    #[test]
+    fn a_proof_fits_what_it_names_and_nothing_else() {
+        let around = Proof::new(u32::MAX - 1, 2);
+        assert_eq!(around.span, 4);
+        let fitting = [u32::MAX - 1, u32::MAX, 0, 1, 2];
+        assert!(fitting.iter().all(|stamp| around.fits(*stamp)));
+        assert!(![3, u32::MAX - 2, 1 << 31].iter().any(|s| around.fits(*s)));
+        // Who names more values than a guess would need knows nothing.
+        assert_eq!(Proof::new(5, 5 + 65_534).span, 65_534);
+        assert_eq!(Proof::new(5, 5 + 65_535), Proof::NONE);
+        assert_eq!(Proof::new(5, 4), Proof::NONE);
+        assert!(
+            ![0, 1, 65_535, u32::MAX]
+                .iter()
+                .any(|s| Proof::NONE.fits(*s))
+        );
     }
 
     #[test]

@@ -70,6 +70,8 @@ counters! {
     RdmaArms "rdma_arms" "Completion queues armed, so that they wake a sleeping thread.";
     RdmaIoWakeups "rdma_io_wakeups" "Wake-ups of I/O threads.";
     FailOvers "fail_overs" "Directions that went on over TCP because the fast path was lost or left.";
+    RdmaClaimsProven "rdma_claims_proven" "Accepted connections agreed on with a peer that knew the time stamp of their SYN.";
+    RdmaClaimsUnproven "rdma_claims_unproven" "Accepted connections agreed on by their addresses alone.";
 }
 
 /// Number of counters.

@@ -82,7 +82,7 @@ pub(super) fn after_candidate_call(s: &'static Socket, g: u16, fd: c_int, side: 
     }
     let calls = s.calls.fetch_add(1, Relaxed).wrapping_add(1);
     if s.has(flag::REMOTE) {
-        if calls >= NOTED_AFTER && !s.has(flag::NOTED) {
+        if calls >= NOTED_AFTER && !s.has(flag::NOTED) && syn::learn(s, fd) {
             s.raise(flag::NOTED);
             if !remote::note(s, s.generation.load(Acquire)) && !socket::make_local(s, g) {
                 socket::make_plain(s, Reason::RdmaRefused);

@@ -9,6 +9,7 @@ use crate::lock::lock_end;
 use crate::log::debug_log;
 use crate::socket::{ATTACHED, ATTACHING, Offer};
 use crate::stats;
+use crate::syn::Said;
 use core::ptr::NonNull;
 use netacc_control::stats::Counter;
 use netacc_proto::remote::{self as proto, Frame, refuse};
@@ -106,10 +107,11 @@ impl Remote {
         if m.announced & 1 << i != 0 || !self.link(i).is_some_and(fits) || self.is_busy(i) {
             return;
         }
+        let proof = m.socket.syn.proof();
         if let Some(m) = self.connected.get_mut(key) {
             m.announced |= 1 << i;
         }
-        self.send(i, Frame::Candidate(proto::Candidate { tuple, token: key.0 }));
+        self.send(i, Frame::Candidate(proto::Candidate { tuple, token: key.0, proof }));
     }
 
     pub(super) fn announce_all(&mut self, i: usize) {
@@ -227,12 +229,12 @@ impl Remote {
             self.contest(&tuple);
             return Ok(());
         }
-        self.add_candidate(i, tuple, c.token);
+        self.add_candidate(i, tuple, c.token, c.proof);
         self.agree(tuple);
         Ok(())
     }
 
-    fn add_candidate(&mut self, i: usize, tuple: Tuple, token: u64) {
+    fn add_candidate(&mut self, i: usize, tuple: Tuple, token: u64, proof: Proof) {
         if let Some(old) = self.candidates.find_number(token, |x| x.link == i) {
             self.drop_candidate(old);
         }
@@ -240,7 +242,7 @@ impl Remote {
         if self.link(i).is_some_and(|l| l.candidates >= CANDIDATES_PER_LINK) {
             return;
         }
-        let added = self.candidates.insert(tuple, token, Theirs { link: i, token }).is_some();
+        let added = self.candidates.insert(tuple, token, Theirs { link: i, token, proof }).is_some();
         if let Some(l) = self.link_mut(i).filter(|_| added) {
             l.candidates += 1;
         }
@@ -310,10 +312,14 @@ impl Remote {
             return;
         }
         let Some(candidate) = self.candidates.find(&tuple, |_| true) else { return };
-        let Some((i, token)) = self.candidates.get(candidate).map(|(_, t)| (t.link, t.token)) else { return };
+        let Some((i, token, proof)) = self.candidates.get(candidate).map(|(_, t)| (t.link, t.token, t.proof)) else { return };
         if !self.link(i).is_some_and(Link::is_up) {
             self.drop_candidate(candidate);
             return;
+        }
+        if !self.is_believed(waiting, proof) {
+            // For good: a claim is a guess at most once.
+            return self.decline(waiting, candidate, Reason::NotAuthenticated);
         }
         let lane = if self.is_busy(i) { None } else { self.free_lane(i) };
         let Some((pair, lane)) = lane else {
@@ -342,10 +348,23 @@ impl Remote {
             p.take(lane);
         }
         if let Some(c) = l.conns.get_mut(slot) {
-            *c = Conn { state: ConnState::Offered, token, waiting, pair, lane, rings: Some(rings), ..Conn::FREE };
+            *c = Conn { state: ConnState::Offered, token, proof, waiting, pair, lane, rings: Some(rings), ..Conn::FREE };
         }
         stats::count(Counter::OffersSent);
         self.send(i, Frame::Offer(proto::Offer { token, slot: slot as u16, pair, lane }));
+    }
+
+    /// Whether a claim to a connection says of its SYN what the kernel has kept of it. (Where nothing is kept, it is believed by its addresses.)
+    fn is_believed(&self, waiting: Key, proof: Proof) -> bool {
+        let Some((tuple, m)) = self.accepted.get(waiting) else { return false };
+        let Said::Stamp(stamp) = m.socket.syn.said() else { return true };
+        if !proof.knows() {
+            debug_log!("the peer of the connection from {} knows nothing of its SYN", tuple.peer());
+        } else if !proof.fits(stamp) {
+            stats::count(Counter::AuthFailures);
+            crate::log::warn_log!("a claim to the connection from {} knows another SYN than its: it stays on TCP", tuple.peer());
+        }
+        proof.fits(stamp)
     }
 
     /// There will be no offer, and the peer need not wait for one.
@@ -423,7 +442,11 @@ impl Remote {
             return Ok(());
         }
         match mine {
-            Some(m) => self.hand_over(i, slot, &m, at),
+            Some(m) => {
+                let proven = matches!(m.socket.syn.said(), Said::Stamp(_));
+                stats::count(if proven { Counter::RdmaClaimsProven } else { Counter::RdmaClaimsUnproven });
+                self.hand_over(i, slot, &m, at);
+            }
             None => self.left(i, slot),
         }
         Ok(())
@@ -433,7 +456,7 @@ impl Remote {
         let slot = usize::from(slot);
         let Some(l) = self.link_mut(i) else { return Ok(()) };
         let Some(c) = l.conns.get_mut(slot).filter(|c| c.state == ConnState::Offered && c.token == token) else { return Err(Fault::Malformed) };
-        let (waiting, rings) = (c.waiting, c.rings.take());
+        let (waiting, proof, rings) = (c.waiting, c.proof, c.rings.take());
         c.freed = true;
         stats::count(Counter::OffersRefused);
         if let Some(rings) = rings {
@@ -454,7 +477,7 @@ impl Remote {
                     l.refused = slot + 1;
                 }
                 // What it was offered is not free there yet: again in a moment.
-                self.add_candidate(i, tuple, token);
+                self.add_candidate(i, tuple, token, proof);
                 if let Some(l) = self.link_mut(i) {
                     l.waiting.push_back(tuple);
                 }

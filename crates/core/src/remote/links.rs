@@ -68,6 +68,8 @@ pub(super) enum Fault {
 pub(super) struct Conn {
     pub(super) state: ConnState,
     pub(super) token: u64,
+    /// Acceptor: of the claim that it was offered for.
+    pub(super) proof: Proof,
     /// Acceptor: the waiting socket.
     pub(super) waiting: Key,
     pub(super) socket: Option<&'static Socket>,
@@ -101,6 +103,7 @@ impl Conn {
     pub(super) const FREE: Conn = Conn {
         state: ConnState::Free,
         token: 0,
+        proof: Proof::NONE,
         waiting: Key(u64::MAX),
         socket: None,
         generation: 0,

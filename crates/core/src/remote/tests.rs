@@ -357,6 +357,7 @@ impl Rig {
         let address = self.hosts[a].address;
         if self.hosts[a].listener < 0 {
             let fd = tcp(SocketAddr::new(address, 0));
+            crate::syn::set(fd);
             assert!(sys::listen(fd, 64) >= 0);
             api::on_socket(fd, libc::AF_INET, libc::SOCK_STREAM, 0);
             api::on_listen(fd);
@@ -371,7 +372,9 @@ impl Rig {
         let listener = self.hosts[a].listener;
         let fd = tcp(SocketAddr::new(self.hosts[c].address, 0));
         let (raw, len) = crate::socket::sockaddr(to);
+        let began = sys::kernel_ns();
         assert!(sys::connect(fd, &raw[..len]) >= 0);
+        let ended = sys::kernel_ns();
         let other = sys::accept4(listener, libc::SOCK_CLOEXEC) as c_int;
         assert!(other >= 0);
         let stream = self.conns.len() as u64 * 2;
@@ -379,6 +382,7 @@ impl Rig {
             let socket = begin(fd, connector);
             End { host, fd, socket, stream, sent: 0, received: 0, over: None, honest: true, shut: false, open: true }
         });
+        ends[C].socket.syn.sent(began, ended, true);
         self.conns.push(ends);
         self.conns.len() - 1
     }

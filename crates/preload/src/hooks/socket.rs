@@ -32,6 +32,7 @@ hook! {
 hook! {
     /// `listen(2)`.
     fn listen(fd: c_int, backlog: c_int) -> c_int |next| {
+        api::before_listen(fd);
         let result = next(fd, backlog);
         if result == 0 {
             api::on_listen(fd);
@@ -101,6 +102,7 @@ hook! {
 hook! {
     /// `getsockopt(2)`.
     fn getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int |next| {
+        api::before_getsockopt(fd, level, name);
         let result = next(fd, level, name, value, len);
         if result == 0 {
             api::on_getsockopt(fd, level, name, value, len);

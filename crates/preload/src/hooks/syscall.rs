@@ -276,6 +276,14 @@ unsafe fn ask(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> Ret {
             SYS_connect => api::connect(fd, b as *const sockaddr, c as socklen_t),
             SYS_shutdown => api::shutdown(fd, b as c_int),
             SYS_setsockopt => api::setsockopt(fd, b as c_int, c as c_int, d as *const c_void, e as socklen_t),
+            SYS_listen => {
+                api::before_listen(fd);
+                PASS
+            }
+            SYS_getsockopt => {
+                api::before_getsockopt(fd, b as c_int, c as c_int);
+                PASS
+            }
             SYS_execve | SYS_execveat => {
                 api::before_exec();
                 PASS

@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::socket::flag;
+use crate::syn::Said;
+use netacc_control::stats::Counter;
 
 #[test]
 fn the_second_connection_needs_no_pair_and_no_region() {
@@ -67,6 +69,48 @@ fn without_threads_connections_stay_on_tcp_until_there_are_some() {
         rig.exchange(i, 10_000);
         rig.finish();
     }
+}
+
+/// Claims that were agreed to: with the SYN's time stamp, and without.
+fn claims() -> [u64; 2] {
+    let count = |c| stats::header().map_or(0, |h| h.counter(c));
+    [count(Counter::RdmaClaimsProven), count(Counter::RdmaClaimsUnproven)]
+}
+
+#[test]
+fn what_a_claim_has_to_know_is_what_the_acceptor_knows() {
+    let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+    let [proven, unproven] = claims();
+    let i = rig.connect(0, 1);
+    rig.promoted(i);
+    let (proof, said) = (rig.conns[i][C].socket.syn.proof(), rig.conns[i][A].socket.syn.said());
+    assert!(matches!(said, Said::Stamp(stamp) if proof.fits(stamp)), "{proof:?} {said:?}");
+    assert_eq!(claims(), [proven + 1, unproven]);
+    // The same knowledge serves when the connection comes back after it had to leave.
+    rig.wires.break_pairs(&rig.hosts[0].fabric);
+    rig.until("it leaves", |r| {
+        r.chat(i);
+        !r.is_fast(i)
+    });
+    rig.promoted(i);
+    assert_eq!(claims(), [proven + 2, unproven]);
+    // An acceptor that knows of no time stamp believes the addresses.
+    for (n, bare) in [false, true].into_iter().enumerate() {
+        let i = rig.connect(0, 1);
+        rig.conns[i][A].socket.syn.forget(bare);
+        rig.promoted(i);
+        assert_eq!(claims(), [proven + 2, unproven + 1 + n as u64]);
+    }
+    // A connector that has not seen the call of connect, or the kernel's answer, knows nothing, and is told that there will be no offer.
+    let i = rig.connect(0, 1);
+    rig.conns[i][C].socket.syn.forget(false);
+    rig.until("both stay on TCP", |r| {
+        r.chat(i);
+        r.conns[i].iter().all(|e| e.socket.is(crate::socket::PLAIN))
+    });
+    assert_eq!((rig.reason(i, C), rig.reason(i, A)), (Reason::PeerRefused, Reason::NotAuthenticated));
+    rig.exchange(i, 5000);
+    rig.finish();
 }
 
 #[test]

@@ -3,7 +3,9 @@
 use super::*;
 use crate::channel::announce;
 use crate::remote::links::Phase;
-use netacc_proto::remote::{Candidate, Frame, Hello, MAX_FRAME, Offer, Pair, VERSION, Words, request};
+use crate::syn::Said;
+use netacc_control::stats::Counter;
+use netacc_proto::remote::{Candidate, Frame, Hello, MAX_FRAME, Offer, Pair, Proof, VERSION, Words, request};
 use netacc_proto::rendezvous::Role;
 use netacc_proto::switchover::{Ack, Announce};
 
@@ -106,7 +108,7 @@ fn frames_that_no_connector_sends_end_its_link_and_no_other() {
         Frame::Bye,
     ];
     let ignored = [
-        Frame::Candidate(Candidate { tuple: tuple(STRANGER, port), token: 1 }),
+        Frame::Candidate(Candidate { tuple: tuple(STRANGER, port), token: 1, proof: Proof::NONE }),
         Frame::Withdraw { token: 77 },
         Frame::PairReady { pair: 0 },
         Frame::PairReady { pair: u32::MAX },
@@ -119,9 +121,9 @@ fn frames_that_no_connector_sends_end_its_link_and_no_other() {
     ];
     // Connections of others, as behind translated addresses: there will be no offer.
     let refused = [
-        Frame::Candidate(Candidate { tuple: tuple(IpAddr::from([127, 0, 1, 98]), port), token: 1 }),
-        Frame::Candidate(Candidate { tuple: tuple(STRANGER, port ^ 1), token: 1 }),
-        Frame::Candidate(Candidate { tuple: rig.conns[i][C].socket.tuple(), token: 1 }),
+        Frame::Candidate(Candidate { tuple: tuple(IpAddr::from([127, 0, 1, 98]), port), token: 1, proof: Proof::NONE }),
+        Frame::Candidate(Candidate { tuple: tuple(STRANGER, port ^ 1), token: 1, proof: Proof::NONE }),
+        Frame::Candidate(Candidate { tuple: rig.conns[i][C].socket.tuple(), token: 1, proof: Proof::NONE }),
     ];
     let all = ends.iter().map(|f| (f, true)).chain(ignored.iter().chain(&refused).map(|f| (f, false)));
     for (frame, ends) in all {
@@ -254,7 +256,7 @@ fn frames_that_no_acceptor_sends_end_its_link() {
     let tuple = Tuple::new(SocketAddr::new(STRANGER, 1), SocketAddr::new(STRANGER, 2)).unwrap();
     let bad: [&[Frame]; 10] = [
         &[Frame::Hello(hello(Role::Acceptor, 1))],
-        &[Frame::Candidate(Candidate { tuple, token: 1 })],
+        &[Frame::Candidate(Candidate { tuple, token: 1, proof: Proof::NONE })],
         &[Frame::Accept { token: 1, slot: 0 }],
         &[Frame::Refuse { token: 1, slot: 0, reason: 1 }],
         &[Frame::Freed { slot: 0 }],
@@ -435,7 +437,7 @@ fn a_connection_that_two_processes_claim_goes_to_tcp_for_good() {
     rig.settle();
     rival.hear().unwrap();
     let tuple = rig.conns[i][C].socket.tuple();
-    rival.say(Frame::Candidate(Candidate { tuple, token: 3 }));
+    rival.say(Frame::Candidate(Candidate { tuple, token: 3, proof: Proof::NONE }));
     rig.until("it leaves", |r| {
         r.chat(i);
         r.conns[i].iter().all(|e| e.socket.is(crate::socket::PLAIN))
@@ -449,6 +451,79 @@ fn a_connection_that_two_processes_claim_goes_to_tcp_for_good() {
     rig.promoted(other);
     drop(rival);
     rig.finish();
+}
+
+/// What came of a claim that another process of the connector's host makes to a connection whose owner has no library.
+fn claimed(early: bool, proof: impl Fn(Said) -> Proof) -> (Rig, usize, Vec<Frame>) {
+    let (mut rig, _, at, port) = victim();
+    let i = rig.connect(0, 1);
+    crate::socket::make_plain(rig.conns[i][C].socket, Reason::DisabledByConfig);
+    // What the third call will learn.
+    let accepted = &rig.conns[i][A];
+    assert!(crate::syn::learn(accepted.socket, accepted.fd));
+    let candidate = Candidate { tuple: rig.conns[i][C].socket.tuple(), token: 3, proof: proof(accepted.socket.syn.said()) };
+    let mut rival = Stranger::call(rig.hosts[0].address, at);
+    rival.say(Frame::Hello(hello(Role::Connector, port)));
+    rig.settle();
+    rival.hear().unwrap();
+    if early {
+        rival.say(Frame::Candidate(candidate));
+        rig.settle();
+    }
+    for _ in 0..4 {
+        rig.chat(i);
+    }
+    rig.settle();
+    if !early {
+        rival.say(Frame::Candidate(candidate));
+        rig.settle();
+    }
+    let mut heard = rival.hear().unwrap();
+    // Whatever it says afterwards.
+    let stamp = match rig.conns[i][A].socket.syn.said() {
+        Said::Stamp(stamp) => Proof::new(stamp, stamp),
+        _ => Proof::NONE,
+    };
+    rig.chat(i);
+    rival.say(Frame::Candidate(Candidate { token: 4, proof: stamp, ..candidate }));
+    rig.chat(i);
+    rig.settle();
+    heard.extend(rival.hear().unwrap());
+    drop(rival);
+    (rig, i, heard)
+}
+
+#[test]
+fn a_claim_has_to_know_the_time_stamp_of_the_connections_syn() {
+    let around = |said: Said, by: u32| match said {
+        Said::Stamp(stamp) => Proof::new(stamp.wrapping_add(by), stamp.wrapping_add(by).wrapping_add(9)),
+        _ => panic!("{said:?}"),
+    };
+    type Claim<'a> = (&'a str, &'a dyn Fn(Said) -> Proof, u64);
+    let lies: [Claim; 4] = [
+        ("a millisecond late", &|said| around(said, 1), 1),
+        ("ten early", &|said| around(said, 10u32.wrapping_neg()), 1),
+        ("half the clock away", &|said| around(said, 1 << 31), 1),
+        ("nothing", &|_| Proof::NONE, 0),
+    ];
+    for early in [false, true] {
+        for (what, lie, counted) in lies {
+            let failures = stats::header().map_or(0, |h| h.counter(Counter::AuthFailures));
+            let (mut rig, i, heard) = claimed(early, lie);
+            assert_eq!(heard, [Frame::Withdraw { token: 3 }], "{what}");
+            assert!(rig.conns[i][A].socket.is(crate::socket::PLAIN), "{what}");
+            assert_eq!(rig.reason(i, A), Reason::NotAuthenticated, "{what}");
+            // (Other tests may count theirs.)
+            assert!(stats::header().map_or(0, |h| h.counter(Counter::AuthFailures)) >= failures + counted, "{what}");
+            rig.exchange(i, 20_000);
+            rig.finish();
+        }
+        for by in [0, 9u32.wrapping_neg()] {
+            let (rig, _, heard) = claimed(early, |said| around(said, by));
+            assert!(matches!(heard[..], [Frame::Pair(_), ..]), "{heard:?}");
+            rig.finish();
+        }
+    }
 }
 
 /// Frames that are drawn, some of them with values that mean something.
