@@ -1,6 +1,6 @@
 //! Socket options: they read back as the kernel's, and data flows whatever is set.
 
-use crate::ctx::{recv_exact, send_all};
+use crate::ctx::{Ctx, recv_exact, send_all};
 use crate::scenario::{Scenario, alone, pair};
 use crate::sys::{self, Fd};
 use libc::{IPPROTO_IP, IPPROTO_TCP, SOL_SOCKET};
@@ -44,8 +44,58 @@ const INTEGERS: &[(&str, i32, i32, i32)] = &[
     ("IP_TTL", IPPROTO_IP, libc::IP_TTL, 60),
 ];
 
+const TCP_SAVE_SYN: i32 = 27;
+const TCP_SAVED_SYN: i32 = 28;
+
+/// What the kernel has kept of a connection's SYN: how long it is and how it begins. Asked with too little room, with enough, and again.
+fn saved_syn(t: &Ctx, label: &str, fd: Fd) {
+    t.log(label, sys::getopt(fd, IPPROTO_TCP, TCP_SAVE_SYN));
+    for room in [8, 200, 200] {
+        let syn = sys::getopt_bytes(fd, IPPROTO_TCP, TCP_SAVED_SYN, room);
+        t.log(label, syn.map(|s| (s.len(), s.first().map(|b| b >> 4))));
+    }
+}
+
 pub fn list() -> Vec<Scenario> {
     vec![
+        pair(
+            "options/saved-syn",
+            "TCP_SAVE_SYN and TCP_SAVED_SYN of one that never sets it, and of one that does: before listen, after it, and no more",
+            |t| {
+                let connection = |label: &str, listener| {
+                    t.log(label, sys::getopt(listener, IPPROTO_TCP, TCP_SAVE_SYN));
+                    t.publish(listener);
+                    let fd = sys::accept(listener).expect("accept");
+                    saved_syn(t, label, fd);
+                    t.warm_server(fd);
+                    saved_syn(t, label, fd);
+                    t.drain(fd, 1, 100_000);
+                    sys::close(fd).expect("close");
+                };
+                let first = t.listener();
+                connection("not used", first);
+                let second =
+                    sys::socket(sys::home().family(), libc::SOCK_STREAM, 0).expect("socket");
+                t.log("set", sys::setopt(second, IPPROTO_TCP, TCP_SAVE_SYN, 1));
+                sys::bind(second, sys::home()).expect("bind");
+                sys::listen(second, 8).expect("listen");
+                connection("before listen", second);
+                connection("another one's use", first);
+                t.log("set", sys::setopt(first, IPPROTO_TCP, TCP_SAVE_SYN, 1));
+                connection("after listen", first);
+                t.log("set", sys::setopt(first, IPPROTO_TCP, TCP_SAVE_SYN, 0));
+                t.log("set", sys::setopt(first, IPPROTO_TCP, TCP_SAVE_SYN, 7));
+                connection("no more", first);
+            },
+            |t| {
+                for _ in 0..5 {
+                    let fd = t.client();
+                    saved_syn(t, "connector", fd);
+                    t.pour(fd, 1, 100_000);
+                    sys::close(fd).expect("close");
+                }
+            },
+        ),
         pair(
             "options/integers",
             "integer options read back as from the kernel (SO_SNDBUF doubled), and bytes flow after each",
