@@ -138,20 +138,19 @@ fn start_now(me: u32) -> bool {
     FAILED.store(me, Relaxed);
     let epoll = numbers::make(|| sys::epoll_create1(libc::EPOLL_CLOEXEC));
     let bell = numbers::make(|| sys::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK));
-    let made = (epoll >= 0 && bell >= 0 && watch(epoll, bell, libc::EPOLLIN as u32, EVENT_BELL)).then(|| Remote::new(epoll)).flatten();
-    if let Some(remote) = made {
+    if epoll >= 0 && bell >= 0 && watch(epoll, bell, libc::EPOLLIN as u32, EVENT_BELL) {
         RUNG.store(false, SeqCst);
         BELL.store(bell, SeqCst);
         // After that: a fork that is not counted here yet copies the bell.
         FORKS_BEFORE.store(lifecycle::forks(), SeqCst);
-        let argument = Box::into_raw(remote);
-        if service::spawn(run, argument.cast()) {
-            RUNNING.store(me, Release);
-            FAILED.store(0, Relaxed);
+        // Before it runs: it may find that it cannot.
+        FAILED.store(0, Relaxed);
+        RUNNING.store(me, Release);
+        if service::spawn(run, epoll as usize as *mut c_void) {
             return true;
         }
-        // SAFETY: made above, and nobody else has it.
-        drop(unsafe { Box::from_raw(argument) });
+        RUNNING.store(0, Release);
+        FAILED.store(me, Relaxed);
         BELL.store(-1, Release);
     }
     for fd in [epoll, bell] {
@@ -162,16 +161,22 @@ fn start_now(me: u32) -> bool {
     false
 }
 
-extern "C" fn run(remote: *mut c_void) -> *mut c_void {
-    // SAFETY: what `start_now` passed, for this thread alone.
-    let mut remote = unsafe { Box::from_raw(remote.cast::<Remote>()) };
+extern "C" fn run(epoll: *mut c_void) -> *mut c_void {
     sys::block_all_signals();
     sys::name_thread(b"netacc-rdma\0");
-    while remote.turn() {}
-    // Somebody closed our descriptors behind our back. What was agreed on cannot be taken back any more; the memory is left.
+    // Here, because first touching all that memory takes a third of a millisecond.
+    let turn = take_turn(u64::MAX);
+    let made = Remote::new(epoll as usize as c_int);
+    if turn {
+        end_turn();
+    }
+    if let Some(mut remote) = made {
+        while remote.turn() {}
+        // Somebody closed our descriptors behind our back. What was agreed on cannot be taken back any more; the memory is left.
+        core::mem::forget(remote);
+    }
     RUNNING.store(0, Release);
     FAILED.store(lifecycle::process(), Relaxed);
-    core::mem::forget(remote);
     core::ptr::null_mut()
 }
 
