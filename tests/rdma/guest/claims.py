@@ -2,6 +2,7 @@
 """Connections to a server on another host, made in several ways; whether the claims to them were proven by their SYNs.
 
     claims.py serve [uses] ADDRESS...   accepts there and echoes; `uses`: asks the kernel for the SYNs itself; "?" is answered by its counters
+    claims.py inherit ADDRESS...        the same; the listening sockets are made without the library, and inherited by a program that has it
     claims.py call ADDRESS...           two connections to each, by a blocking and a nonblocking connect, one whose first SYN is lost and one by
                                         TCP Fast Open; speaks on all until they are on RDMA, and prints how many were, and how many claims were proven
 """
@@ -60,8 +61,27 @@ def serve(*addresses):
     print("listening", flush=True)
 
 
+def inherit(*addresses):
+    listeners = [socket.create_server((address, PORT), family=family(address), backlog=64) for address in addresses]
+    for listener in listeners:
+        listener.set_inheritable(True)
+    run = os.environ["NETACC_LIB_DIR"] + "/netacc_run"
+    os.execv(run, [run, sys.executable, "-B", __file__, "on", *(str(listener.fileno()) for listener in listeners)])
+
+
+def on(*numbers):
+    for number in numbers:
+        threading.Thread(target=accept, args=(socket.socket(fileno=int(number)), False)).start()
+    print("listening", flush=True)
+
+
 def family(address):
     return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def speak(connection):
+    connection.sendall(b"#" * SIZE)
+    receive(connection, SIZE)
 
 
 def connect(address, waits):
@@ -69,6 +89,14 @@ def connect(address, waits):
     connection.setblocking(waits)
     if connection.connect_ex((address, PORT)) not in (0, errno.EINPROGRESS):
         sys.exit("no connection")
+    return connection
+
+
+def used(connection):
+    """When it is one, and was answered."""
+    select.select([], [connection], [])
+    connection.setblocking(True)
+    speak(connection)
     return connection
 
 
@@ -85,7 +113,7 @@ def lossy(address):
     while not sent_twice(connection):
         pass
     subprocess.run("tc qdisc del dev net0 clsact", shell=True, check=True)
-    return connection
+    return used(connection)
 
 
 def with_first_bytes(address):
@@ -97,23 +125,18 @@ def with_first_bytes(address):
 
 
 def call(*addresses):
-    connections = [connect(address, waits) for address in addresses for waits in (True, False)]
+    connections = [used(connect(address, waits)) for address in addresses for waits in (True, False)]
     connections += [lossy(addresses[0]), with_first_bytes(addresses[1])]
-    for connection in connections:
-        if not connection.getblocking():
-            select.select([], [connection], [])
-            connection.setblocking(True)
-    on = 0
+    count = 0
     for _ in range(200):
         for connection in connections * 10:
-            connection.sendall(b"#" * SIZE)
-            receive(connection, SIZE)
-        on = sum((s["tx_path"], s["rx_path"]) == ("rdma", "rdma") for s in show("sock")["sockets"])
-        if on == len(connections):
+            speak(connection)
+        count = sum((s["tx_path"], s["rx_path"]) == ("rdma", "rdma") for s in show("sock")["sockets"])
+        if count == len(connections):
             break
     connections[0].sendall(b"?" * SIZE)
     proven, unproven = receive(connections[0], SIZE).split()
-    print(f"{on} on RDMA, {int(proven)} proven, {int(unproven)} not")
+    print(f"{count} on RDMA, {int(proven)} proven, {int(unproven)} not")
 
 
-{"serve": serve, "call": call}[sys.argv[1]](*sys.argv[2:])
+{"serve": serve, "inherit": inherit, "on": on, "call": call}[sys.argv[1]](*sys.argv[2:])
