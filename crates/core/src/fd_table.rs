@@ -91,10 +91,19 @@ pub(crate) fn decode(raw: u64) -> Entry {
     }
 }
 
+/// What the table knows of `fd`. (A connection that its maker has closed since a fork is none of the child's: its memory may serve another.)
 #[inline(always)]
 pub(crate) fn get(fd: c_int) -> Entry {
     let raw = raw(fd);
-    if raw == 0 { Entry::None } else { decode(raw) }
+    if raw == 0 { Entry::None } else { current(decode(raw)) }
+}
+
+#[inline(always)]
+fn current(entry: Entry) -> Entry {
+    match entry {
+        Entry::Socket(s, g) if s.generation16() != g => Entry::None,
+        entry => entry,
+    }
 }
 
 /// The socket behind `fd`, if it is one of ours.
@@ -217,7 +226,7 @@ fn walk(from: usize, to: usize, mut f: impl FnMut(c_int, Entry)) {
     for (fd, w) in TABLE.iter().enumerate().take(to).skip(from) {
         let raw = w.load(Acquire);
         if raw != 0 {
-            f(fd as c_int, decode(raw));
+            f(fd as c_int, current(decode(raw)));
         }
     }
 }

@@ -39,7 +39,8 @@ mod waits;
 
 pub(crate) use apart::{Apart, Moved, await_peer, begin_exit, carrier_is_over, carrier_is_reset, may_send_on_carrier, wake_leavers};
 use apart::{
-    await_departure, end_in_reset, outlives_close, outlives_for_child, peer_has_ended, shutdown_between_hosts, shutdown_of_parents, to_kernel_between_hosts,
+    await_departure, await_maker, end_in_reset, outlives_close, outlives_for_child, peer_has_ended, shutdown_between_hosts, shutdown_of_parents,
+    to_kernel_between_hosts,
 };
 pub(crate) use candidate::attach;
 use candidate::candidate;

@@ -226,14 +226,14 @@ fn forget_what_was_not_counted() {
 }
 
 pub(crate) fn fork_child() {
-    PROCESS.store(sys::getpid(), Relaxed);
+    let parent = PROCESS.swap(sys::getpid(), Relaxed);
     forked();
     if !started() {
         return;
     }
     forget_what_was_not_counted();
     numbers::after_fork_in_child();
-    service::after_fork_in_child();
+    service::after_fork_in_child(parent);
     wait::after_fork_in_child();
     socket::after_fork_in_child();
     own::after_fork_in_child();

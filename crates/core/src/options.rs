@@ -3,7 +3,7 @@
 use crate::api::{PASS, Ret};
 use crate::fd_table::{self, Entry};
 use crate::lifecycle;
-use crate::socket::{self, ATTACHED};
+use crate::socket::{self, ATTACHED, flag};
 use crate::{io, syn, sys};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::Ordering::*;
@@ -63,6 +63,11 @@ pub(crate) unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *co
     } else {
         1
     };
+    let parents = |s: &socket::Socket| s.is_inherited() && s.has(flag::REMOTE) && s.is(ATTACHED);
+    if level == libc::SOL_SOCKET && name == libc::SO_LINGER && fd_table::socket(fd).is_some_and(|(s, _)| parents(s)) {
+        // The library's own stands on the carrier until the connection is back there.
+        lifecycle::need_kernel(fd, Reason::InheritedByFork);
+    }
     if needs_kernel(level, name, number) {
         match fd_table::decode(raw) {
             Entry::Internal => return -(libc::EBADF as Ret),
@@ -112,7 +117,7 @@ pub(crate) unsafe fn on_getsockopt(fd: c_int, level: c_int, name: c_int, value: 
     // SAFETY: the kernel has just written its answer's length there.
     let room = unsafe { len.read_unaligned() } as usize;
     if name == libc::SO_LINGER {
-        if let Some(linger) = io::application_linger(s, g) {
+        if let Some(linger) = io::application_linger(s, g, fd) {
             // SAFETY: the kernel has just written that many bytes there.
             unsafe { core::ptr::copy_nonoverlapping((&raw const linger).cast::<u8>(), value.cast(), room.min(size_of_val(&linger))) };
         }

@@ -6,7 +6,7 @@ use crate::api::{Mask, PASS, Ret};
 use crate::channel::Channel;
 use crate::fd_table::{self, Entry};
 use crate::remote::wire;
-use crate::socket::{ATTACHED, Socket, flag};
+use crate::socket::{ATTACHED, ATTACHING, CANDIDATE, Socket, flag};
 use crate::wait::{self, Side};
 use crate::{epoll, io, lifecycle, stats, sys};
 use alloc::vec::Vec;
@@ -77,15 +77,44 @@ impl Want {
     }
 }
 
-/// Finds the attached sockets. Sets and inherited sockets that cannot be polled here go back to the kernel.
-fn find(fds: &[pollfd]) -> Vec<Want> {
+/// Candidates that a thread waits for in the kernel, where it would not hear what comes to a ring: they stay candidates meanwhile.
+#[derive(Default)]
+struct Waited(Vec<&'static Socket>);
+
+impl Waited {
+    /// True: it is a candidate, and stays one. (False also where there is no memory to note it.)
+    fn add(&mut self, s: &'static Socket) -> bool {
+        if self.0.try_reserve(1).is_err() {
+            return false;
+        }
+        s.pollers.fetch_add(1, SeqCst);
+        self.0.push(s);
+        // Who attaches it at this moment has looked at the number before, or will look.
+        while s.state.load(SeqCst) == ATTACHING {
+            core::hint::spin_loop();
+        }
+        s.is(CANDIDATE)
+    }
+}
+
+impl Drop for Waited {
+    fn drop(&mut self) {
+        for s in &self.0 {
+            s.pollers.fetch_sub(1, SeqCst);
+        }
+    }
+}
+
+/// Finds the attached sockets, and notes the candidates. Sets and inherited sockets that cannot be polled here go back to the kernel.
+fn find(fds: &[pollfd], waited: &mut Waited) -> Vec<Want> {
     let mut wants = Vec::new();
     for (index, p) in fds.iter().enumerate() {
         if p.fd < 0 {
             continue;
         }
         match fd_table::get(p.fd) {
-            Entry::Socket(s, generation) if s.is(ATTACHED) => {
+            Entry::Socket(s, _) if s.is_inherited() && s.is(CANDIDATE) => lifecycle::need_kernel(p.fd, Reason::InheritedByFork),
+            Entry::Socket(s, generation) if s.is(ATTACHED) || (is_coming(s) && !waited.add(s)) => {
                 let silent = s.is_inherited();
                 if silent {
                     lifecycle::need_kernel(p.fd, Reason::InheritedByFork);
@@ -101,16 +130,17 @@ fn find(fds: &[pollfd]) -> Vec<Want> {
     wants
 }
 
-/// True when the table knows any of the descriptors as something that needs a closer look.
-fn any_ours(fds: &[pollfd]) -> bool {
-    fds.iter().any(|p| {
-        p.fd >= 0
-            && match fd_table::get(p.fd) {
-                Entry::Socket(s, _) => s.is(ATTACHED),
-                Entry::Epoll(_) => true,
-                _ => false,
-            }
-    })
+fn is_coming(s: &Socket) -> bool {
+    matches!(s.state.load(Acquire), CANDIDATE | ATTACHING)
+}
+
+/// True when the table knows the descriptor as something that needs a closer look. `waits`: the call may wait.
+fn is_ours(fd: c_int, waits: bool) -> bool {
+    match fd_table::get(fd) {
+        Entry::Socket(s, _) => s.is(ATTACHED) || (waits && is_coming(s)),
+        Entry::Epoll(_) => true,
+        _ => false,
+    }
 }
 
 pub(crate) unsafe fn poll(fds: *mut pollfd, count: u64, timeout_ns: i64, mask: Mask) -> Ret {
@@ -119,7 +149,7 @@ pub(crate) unsafe fn poll(fds: *mut pollfd, count: u64, timeout_ns: i64, mask: M
     }
     // SAFETY: the caller's array of `count` elements.
     let fds = unsafe { core::slice::from_raw_parts_mut(fds, count as usize) };
-    if !any_ours(fds) {
+    if !fds.iter().any(|p| p.fd >= 0 && is_ours(p.fd, timeout_ns != 0)) {
         return PASS;
     }
     poll_list(fds, timeout_ns, mask).unwrap_or(PASS)
@@ -127,9 +157,11 @@ pub(crate) unsafe fn poll(fds: *mut pollfd, count: u64, timeout_ns: i64, mask: M
 
 /// `None`: nothing of ours after all.
 fn poll_list(fds: &mut [pollfd], timeout_ns: i64, mask: Mask) -> Option<Ret> {
-    let mut wants = find(fds);
+    let mut waited = Waited::default();
+    let mut wants = find(fds, &mut waited);
     if wants.is_empty() {
-        return None;
+        // SAFETY: the caller's array, and its mask.
+        return (!waited.0.is_empty()).then(|| unsafe { sys::ppoll(fds.as_mut_ptr(), fds.len(), timeout_ns, mask) });
     }
     let deadline = if timeout_ns < 0 { 0 } else { sys::now_ns().saturating_add(timeout_ns as u64).max(1) };
     let mut kernel: Vec<pollfd> = Vec::with_capacity(fds.len() + 1);
@@ -321,12 +353,7 @@ pub(crate) unsafe fn select(nfds: c_int, read: *mut fd_set, write: *mut fd_set, 
         return PASS;
     }
     let (r, w, x) = (Bits(read.cast()), Bits(write.cast()), Bits(except.cast()));
-    let ours = |fd: usize| match fd_table::get(fd as c_int) {
-        Entry::Socket(s, _) => s.is(ATTACHED),
-        Entry::Epoll(_) => true,
-        _ => false,
-    };
-    if !(0..nfds as usize).any(|fd| (r.get(fd) || w.get(fd) || x.get(fd)) && ours(fd)) {
+    if !(0..nfds as usize).any(|fd| (r.get(fd) || w.get(fd) || x.get(fd)) && is_ours(fd as c_int, timeout_ns != 0)) {
         return PASS;
     }
     let mut list = Vec::new();

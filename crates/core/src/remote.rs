@@ -73,8 +73,18 @@ static RUNNING: AtomicU32 = AtomicU32::new(0);
 static FAILED: AtomicU32 = AtomicU32::new(0);
 /// How often the process had forked when the thread started: children of later forks can call it.
 static FORKS_BEFORE: AtomicU32 = AtomicU32::new(0);
-/// In a forked child: the bells of its parent, and of older ancestors that had the thread.
-static PARENTS_BELLS: [AtomicI32; 4] = [const { AtomicI32::new(-1) }; 4];
+/// This process, as its forked children see whether it lives (pidfd_open(2)), whatever PID namespace they are in.
+static LIFE: AtomicI32 = AtomicI32::new(-1);
+
+/// What a forked child has of a process of which it inherited connections.
+struct Parent {
+    process: AtomicU32,
+    bell: AtomicI32,
+    life: AtomicI32,
+}
+
+/// In a forked child: its parent, and older ancestors that had the thread.
+static PARENTS: [Parent; 4] = [const { Parent { process: AtomicU32::new(0), bell: AtomicI32::new(-1), life: AtomicI32::new(-1) } }; 4];
 /// What a child adds to a parent's bell.
 const CHILD: u64 = 1 << 32;
 static STARTING: Mutex<()> = Mutex::new(());
@@ -90,9 +100,21 @@ fn ring() {
 /// is touched here; what the parent has mapped since the fork this process does not even have.
 pub(crate) fn call_back(s: &Socket) {
     s.raise(flag::CALLED_BACK);
-    for bell in PARENTS_BELLS.iter().map(|b| b.load(Acquire)).filter(|b| *b >= 0) {
+    if let Some(bell) = maker_of(s).map(|p| p.bell.load(Acquire)) {
         let _ = sys::write(bell, &CHILD.to_ne_bytes());
     }
+}
+
+fn maker_of(s: &Socket) -> Option<&'static Parent> {
+    let owner = s.owner.load(Relaxed);
+    PARENTS.iter().find(|p| p.bell.load(Acquire) >= 0 && p.process.load(Relaxed) == owner)
+}
+
+/// In a forked child: whether the process that made `s` can still be called.
+pub(crate) fn maker_lives(s: &Socket) -> bool {
+    let Some(life) = maker_of(s).map(|p| p.life.load(Acquire)) else { return false };
+    // (It is readable when the process has ended. Without one: Linux before 5.3.)
+    if life >= 0 { sys::poll_now(life, libc::POLLIN) == 0 } else { sys::alive(s.owner.load(Relaxed)) }
 }
 
 /// Whether every child that has `s` can call it back. (One that was forked before the thread started cannot.)
@@ -140,6 +162,9 @@ fn start_now(me: u32) -> bool {
     let bell = numbers::make(|| sys::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK));
     if epoll >= 0 && bell >= 0 && watch(epoll, bell, libc::EPOLLIN as u32, EVENT_BELL) {
         RUNG.store(false, SeqCst);
+        if LIFE.load(Relaxed) < 0 {
+            LIFE.store(numbers::make(|| sys::pidfd_open(me)), Relaxed);
+        }
         BELL.store(bell, SeqCst);
         // After that: a fork that is not counted here yet copies the bell.
         FORKS_BEFORE.store(lifecycle::forks(), SeqCst);
@@ -370,7 +395,7 @@ pub(crate) fn finish(limit_ns: u64) {
 }
 
 /// In a forked child: thread, links, pairs and queues are the parent's.
-pub(crate) fn after_fork_in_child() {
+pub(crate) fn after_fork_in_child(parent: u32) {
     wire::forget_queues();
     for at in &OWN {
         let fd = at.swap(-1, AcqRel);
@@ -383,11 +408,18 @@ pub(crate) fn after_fork_in_child() {
     drop(STARTING.lock());
     RUNNING.store(0, Release);
     FAILED.store(0, Relaxed);
-    let bell = BELL.swap(-1, AcqRel);
+    let (mut process, mut bell, mut life) = (parent, BELL.swap(-1, AcqRel), LIFE.swap(-1, AcqRel));
     if bell >= 0 {
-        let oldest = PARENTS_BELLS.iter().fold(bell, |younger, at| at.swap(younger, AcqRel));
-        if oldest >= 0 {
-            fd_table::close_internal(oldest);
+        for p in &PARENTS {
+            process = p.process.swap(process, AcqRel);
+            bell = p.bell.swap(bell, AcqRel);
+            life = p.life.swap(life, AcqRel);
+        }
+    }
+    // (The oldest, which are one too many; or of a process whose thread never came to be.)
+    for fd in [bell, life] {
+        if fd >= 0 {
+            fd_table::close_internal(fd);
         }
     }
 }

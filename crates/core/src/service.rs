@@ -657,9 +657,9 @@ pub(crate) fn finish_pull_backs(limit_ns: u64) {
 }
 
 /// In a forked child: the thread, the adverts and the agreements are the parent's.
-pub(crate) fn after_fork_in_child() {
+pub(crate) fn after_fork_in_child(parent: u32) {
     SERVICE.after_fork_in_child();
-    remote::after_fork_in_child();
+    remote::after_fork_in_child(parent);
 }
 
 #[cfg(test)]

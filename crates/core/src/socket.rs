@@ -126,6 +126,8 @@ pub(crate) struct Socket {
     // While a candidate.
     pub(crate) tx_inflight: AtomicU32,
     pub(crate) rx_inflight: AtomicU32,
+    /// Threads that wait for it in poll or select. (Never set to 0: they may outlive the connection.)
+    pub(crate) pollers: AtomicU32,
     pub(crate) tx_bytes: AtomicU64,
     pub(crate) rx_bytes: AtomicU64,
     pub(crate) calls: AtomicU32,

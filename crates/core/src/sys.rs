@@ -85,9 +85,16 @@ pub(crate) fn raise(signal: c_int) {
 pub(crate) fn sched_yield() {
     let _ = sys!(SYS_sched_yield);
 }
-/// True while a thread or process of that id exists (in this PID namespace).
+/// True while a thread or process of that id runs (in this PID namespace).
 pub(crate) fn alive(tid: u32) -> bool {
-    sys!(SYS_kill, tid, 0) != -(libc::ESRCH as isize) || sys!(SYS_tkill, tid, 0) != -(libc::ESRCH as isize)
+    let gone = -(libc::ESRCH as isize);
+    let exists = sys!(SYS_kill, tid, 0) != gone || sys!(SYS_tkill, tid, 0) != gone;
+    // One that has ended and was not waited for can still be sent signals, but has no memory: process_vm_readv(2) says so whoever asks.
+    let mut byte = 0u8;
+    let (here, there) = (iov(&raw const byte, 1), iov(core::ptr::dangling(), 1));
+    let r = sys!(SYS_process_vm_readv, tid, (&raw const here) as usize, 1, (&raw const there) as usize, 1, 0);
+    let _ = &mut byte;
+    exists && r != gone
 }
 pub(crate) unsafe fn recvfrom(fd: c_int, buf: *mut u8, len: usize, flags: c_int, addr: *mut c_void, addr_len: *mut u32) -> isize {
     sys!(SYS_recvfrom, fd, buf, len, flags, addr, addr_len)
@@ -182,6 +189,10 @@ pub(crate) fn poll_now(fd: c_int, events: i16) -> i16 {
     // SAFETY: one valid pollfd; a zero timeout does not wait.
     let r = unsafe { ppoll(&mut p, 1, 0, core::ptr::null()) };
     if r > 0 { p.revents } else { 0 }
+}
+/// A descriptor that is readable when the process has ended (Linux 5.3).
+pub(crate) fn pidfd_open(pid: u32) -> isize {
+    sys!(SYS_pidfd_open, pid, 0)
 }
 /// An eventfd whose counter starts at `count`.
 pub(crate) fn eventfd(count: u32, flags: c_int) -> isize {

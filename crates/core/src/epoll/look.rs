@@ -6,11 +6,11 @@ use crate::wait::Peers;
 #[inline]
 pub(crate) unsafe fn wait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout_ns: i64, mask: Mask) -> Ret {
     let Entry::Epoll(e) = fd_table::get(epfd) else { return PASS };
-    if !e.active.load(Acquire) {
-        return PASS;
-    }
     if e.owner.load(Relaxed) != lifecycle::process() {
         inherited(e);
+        return PASS;
+    }
+    if !e.active.load(Acquire) {
         return PASS;
     }
     if max <= 0 || max as usize > isize::MAX as usize / size_of::<epoll_event>() {
@@ -321,10 +321,15 @@ fn inherited(e: &'static Epoll) {
     EXTRAS.fetch_sub(inner.extras.len() as u32, AcqRel);
     inner.extras.clear();
     inner.unsettled = false;
-    for item in core::mem::take(&mut inner.items).into_iter().flatten().filter(|i| i.attached) {
+    for item in inner.items.iter_mut().flatten() {
+        // Its parent may have attached it since the fork, or may do so later.
+        let s = item.socket;
+        let attached = s.is(ATTACHED) && s.generation16() == item.generation;
         // The kernel's set is all that the child has: nothing may stay in the ring.
-        let _ = io::to_kernel(item.socket, item.generation, item.fd, Reason::InheritedByFork, true);
-        give_to_kernel(e.fd.load(Relaxed), &item);
+        let _ = io::to_kernel(s, item.generation, item.fd, Reason::InheritedByFork, true);
+        if core::mem::take(&mut item.attached) || attached {
+            give_to_kernel(e.fd.load(Relaxed), item);
+        }
     }
     e.active.store(false, Release);
 }

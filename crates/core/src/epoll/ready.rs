@@ -61,8 +61,10 @@ impl Inner {
         (all || !self.extras.is_empty())
             && self.items.iter().flatten().any(|item| {
                 let s = item.socket;
+                // (A forked child hears nothing of what its parent does with a connection to another host.)
+                let parents = s.is_inherited() && s.has(flag::REMOTE);
                 (item.extra.is_some() || (all && item.attached && !item.plain))
-                    && s.channel().is_some_and(|channel| is_frozen(channel, s.slot.load(Relaxed) as usize))
+                    && (parents || s.channel().is_some_and(|channel| is_frozen(channel, s.slot.load(Relaxed) as usize)))
             })
     }
 }

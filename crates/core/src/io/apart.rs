@@ -416,6 +416,46 @@ pub(super) fn shutdown_of_parents(s: &Socket, how: c_int) -> Ret {
     0
 }
 
+/// A data call in a forked child: waits, as it would wait for the peer, until the connection's maker has taken it to the carrier, or it is
+/// broken. `Err`: the call's result.
+#[cold]
+pub(super) fn await_maker(s: &'static Socket, g: u16, fd: c_int, timeout_ns: i64, nonblocking: bool) -> Result<(), Ret> {
+    let limit = if nonblocking { PULL_BACK_NS } else { timeout_ns.max(0) as u64 };
+    let until = if limit == 0 { u64::MAX } else { sys::now_ns().saturating_add(limit) };
+    if s.generation16() == g {
+        crate::remote::call_back(s);
+    }
+    loop {
+        if s.generation16() != g || s.has(flag::BROKEN_OFF) {
+            return Ok(());
+        }
+        match s.state.load(Acquire) {
+            // It may have been on its way back for another reason.
+            CANDIDATE => socket::make_plain(s, Reason::InheritedByFork),
+            ATTACHING => core::hint::spin_loop(),
+            ATTACHED if !crate::remote::maker_lives(s) => break_off_abandoned(s, fd, Reason::InheritedByFork),
+            ATTACHED if sys::now_ns() >= until => return Err(EAGAIN),
+            ATTACHED => {
+                if await_departure(s, g) == Woke::Signal
+                    && !nonblocking
+                    && let Some(r) = interrupted(timeout_ns)
+                {
+                    return Err(r);
+                }
+            }
+            _ => return Ok(()),
+        }
+    }
+}
+
+/// Nobody brings what is in the rings back: an error that is seen, never a gap in the stream.
+fn break_off_abandoned(s: &Socket, fd: c_int, why: Reason) {
+    if s.flags.fetch_or(flag::BROKEN_OFF, AcqRel) & flag::BROKEN_OFF == 0 {
+        crate::log::warn_log!("fd {fd}: the peer does not take the connection back to TCP ({}): it is broken off", why.name());
+        let _ = sys::connect(fd, &(libc::AF_UNSPEC as u64).to_ne_bytes());
+    }
+}
+
 /// [`to_kernel`] of a connection between hosts: the thread does it, and is waited for. In a forked child it is its maker's.
 pub(super) fn to_kernel_between_hosts(s: &'static Socket, g: u16, fd: c_int, why: Reason, strict: bool) -> bool {
     let inherited = s.is_inherited();
@@ -434,16 +474,15 @@ pub(super) fn to_kernel_between_hosts(s: &'static Socket, g: u16, fd: c_int, why
             return true;
         }
         // As soon as the peer's reader lets it, which may take as long as with TCP; but its maker has to live.
-        let abandoned = inherited && !sys::alive(s.owner.load(Relaxed));
+        let abandoned = inherited && !crate::remote::maker_lives(s);
         let left = until.saturating_sub(sys::now_ns());
         if left == 0 || abandoned || s.has(flag::BROKEN_OFF) || at.is_some_and(|at| at.leave.load(SeqCst) & parting::GONE != 0) {
             break abandoned;
         }
         sys::futex_wait(&s.state, ATTACHED, left.min(10_000_000) as i64, false);
     };
-    if (strict || abandoned) && s.flags.fetch_or(flag::BROKEN_OFF, AcqRel) & flag::BROKEN_OFF == 0 {
-        crate::log::warn_log!("fd {fd}: the peer does not take the connection back to TCP ({}): it is broken off", why.name());
-        let _ = sys::connect(fd, &(libc::AF_UNSPEC as u64).to_ne_bytes());
+    if strict || abandoned {
+        break_off_abandoned(s, fd, why);
     }
     false
 }

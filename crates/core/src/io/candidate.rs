@@ -12,8 +12,16 @@ pub(super) fn candidate(s: &'static Socket, g: u16, fd: c_int, side: Side, flags
         return Some(PASS);
     }
     if s.is_inherited() {
-        socket::make_plain(s, Reason::InheritedByFork);
-        return Some(PASS);
+        // Its maker may be attaching it at this moment.
+        return loop {
+            match s.state.load(SeqCst) {
+                _ if s.generation16() != g => break Some(PASS),
+                CANDIDATE => socket::make_plain(s, Reason::InheritedByFork),
+                ATTACHING => core::hint::spin_loop(),
+                ATTACHED => break None,
+                _ => break Some(PASS),
+            }
+        };
     }
     if flags & ODD_FLAGS != 0 {
         socket::make_plain(s, if flags & libc::MSG_OOB != 0 { Reason::UrgentData } else { Reason::SocketOption });
@@ -131,8 +139,8 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
     if s.state.compare_exchange(CANDIDATE, ATTACHING, SeqCst, Relaxed).is_err() {
         return;
     }
-    if s.tx_inflight.load(SeqCst) != 0 || s.rx_inflight.load(SeqCst) != 0 {
-        // Another thread is inside the kernel with an unknown number of bytes: at the end of some later call.
+    if s.tx_inflight.load(SeqCst) != 0 || s.rx_inflight.load(SeqCst) != 0 || s.pollers.load(SeqCst) != 0 {
+        // Another thread is inside the kernel with an unknown number of bytes, or waits for some there: at the end of some later call.
         s.state.store(CANDIDATE, SeqCst);
         return;
     }

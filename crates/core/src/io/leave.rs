@@ -307,8 +307,13 @@ pub(crate) fn on_linger(s: &'static Socket, g: u16, fd: c_int) {
     }
 }
 
-/// The application's SO_LINGER, where the library's own stands on the carrier.
-pub(crate) fn application_linger(s: &'static Socket, g: u16) -> Option<libc::linger> {
+/// The application's SO_LINGER, where the library's own stands, or has just stood, on the carrier.
+pub(crate) fn application_linger(s: &'static Socket, g: u16, fd: c_int) -> Option<libc::linger> {
+    if s.is_inherited() {
+        let _ = to_kernel(s, g, fd, Reason::InheritedByFork, false);
+        let mut linger = RESET_ON_CLOSE;
+        return (sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &mut linger) >= 0).then_some(linger);
+    }
     hold_tx(s, g).ok()?.end.linger
 }
 

@@ -117,18 +117,25 @@ pub(super) fn received_fast(s: &Socket, held: &mut RxHeld<'_>, n: usize) -> bool
 #[cold]
 pub(super) unsafe fn recv_inherited(s: &'static Socket, g: u16, fd: c_int, iov: &[iovec], total: usize, flags: c_int) -> Ret {
     let nonblocking = s.has(flag::NONBLOCK) || flags & libc::MSG_DONTWAIT != 0;
+    if total == 0 {
+        return PASS;
+    }
+    if s.has(flag::REMOTE) {
+        return match await_maker(s, g, fd, s.receive_timeout_ns.load(Relaxed), nonblocking) {
+            Ok(()) if is_broken(s) && s.is(ATTACHED) => {
+                let told = if flags & libc::MSG_PEEK == 0 { flag::TOLD } else { 0 };
+                if s.flags.fetch_or(told, AcqRel) & flag::TOLD == 0 { ECONNRESET } else { 0 }
+            }
+            Ok(()) => PASS,
+            Err(r) => r,
+        };
+    }
     let mut patience = Patience::of(&s.receive_timeout_ns);
     loop {
-        if to_kernel(s, g, fd, Reason::InheritedByFork, false) || total == 0 {
+        if to_kernel(s, g, fd, Reason::InheritedByFork, false) {
             return PASS;
         }
-        if is_broken(s) {
-            let told = if flags & libc::MSG_PEEK == 0 { flag::TOLD } else { 0 };
-            return if s.flags.fetch_or(told, AcqRel) & flag::TOLD == 0 { ECONNRESET } else { 0 };
-        }
         let r = match hold_rx(s, g) {
-            // Between hosts: its parent's, who is asked again.
-            Err(NotHeld::Changed) if s.has(flag::REMOTE) && s.is(ATTACHED) => EAGAIN,
             // SAFETY: the caller's buffers. Never blocks: the child has no waiting place in its parent's channel.
             Ok(h) => unsafe { recv_slow(s, g, fd, iov, total, flags | libc::MSG_DONTWAIT, h) },
             Err(NotHeld::Changed) => return PASS,

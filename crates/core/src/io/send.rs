@@ -55,15 +55,17 @@ pub(super) fn send_broken(s: &Socket, flags: c_int) -> Ret {
 /// A forked child sends: through the kernel, once nothing waits to go before it. [`PASS`], or `-errno`.
 #[cold]
 pub(super) fn inherited_send(s: &'static Socket, g: u16, fd: c_int, flags: c_int, nonblocking: bool) -> Ret {
+    if s.has(flag::REMOTE) {
+        return match await_maker(s, g, fd, s.send_timeout_ns.load(Relaxed), nonblocking || s.has(flag::NONBLOCK)) {
+            Ok(()) if is_broken(s) && s.is(ATTACHED) => send_broken(s, flags),
+            Ok(()) => PASS,
+            Err(r) => r,
+        };
+    }
     let mut patience = Patience::of(&s.send_timeout_ns);
     loop {
-        let done = to_kernel(s, g, fd, Reason::InheritedByFork, false);
-        // Between hosts nothing may go there before all of it has.
-        let waits = !done && s.has(flag::REMOTE) && s.is(ATTACHED);
-        if waits && s.has(flag::BROKEN_OFF) {
-            return send_broken(s, flags);
-        }
-        if !waits && !is_resending(s, g) {
+        let _ = to_kernel(s, g, fd, Reason::InheritedByFork, false);
+        if !is_resending(s, g) {
             return PASS;
         }
         if nonblocking || s.has(flag::NONBLOCK) {
