@@ -315,10 +315,7 @@ pub(crate) unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> Ret
             match iovs((*msg).msg_iov, (*msg).msg_iovlen) {
                 // Control data (timestamps, zero copy...) is the kernel's.
                 Some(v) if (*msg).msg_controllen == 0 => send_attached(s, g, fd, v, flags),
-                Some(_) => {
-                    to_kernel(s, g, fd, Reason::SocketOption, false);
-                    PASS
-                }
+                Some(_) => leave_to_send(s, g, fd, flags, Reason::SocketOption),
                 None => -(libc::EMSGSIZE as Ret),
             }
         }
@@ -494,16 +491,7 @@ fn in_carrier(s: &'static Socket, g: u16, mut fd: c_int, source: c_int, nonblock
             return inherited_send(s, g, fd, 0, nonblocking);
         }
         if s.has(flag::REMOTE) {
-            if to_kernel(s, g, fd, Reason::Splice, false) {
-                return PASS;
-            }
-            if is_broken(s) {
-                return send_broken(s, 0);
-            }
-            if nonblocking {
-                return EAGAIN;
-            }
-            continue;
+            return leave_to_send(s, g, fd, if nonblocking { libc::MSG_DONTWAIT } else { 0 }, Reason::Splice);
         }
         {
             let mut h = match hold_tx(s, g) {

@@ -610,12 +610,17 @@ pub(crate) fn make_local(s: &'static Socket, g: u16) -> bool {
     }
     // What "netacc-rdma" leaves for such sockets it leaves under this lock.
     let Some(_tx) = crate::lock::lock_end(&s.tx_lock) else { return true };
-    if s.generation16() == g && s.is(CANDIDATE) && s.has(flag::REMOTE) {
-        s.set_reason(Reason::Negotiating);
-        s.calls.store(0, Relaxed);
-        s.lower(flag::REMOTE | flag::NOTED);
-        // Last: whoever finds an offer from here on finds one of shared memory.
-        s.offered.store(0, SeqCst);
+    if s.generation16() == g && s.is(CANDIDATE) {
+        let offered = s.offered.load(SeqCst);
+        if s.has(flag::REMOTE) && offered != remote::OFFERED {
+            s.set_reason(Reason::Negotiating);
+            s.calls.store(0, Relaxed);
+            s.lower(flag::REMOTE | flag::NOTED);
+        }
+        // Last: whoever finds an offer from here on finds one of shared memory. (That it is never to be may be said once more meanwhile.)
+        if offered == remote::NEVER {
+            let _ = s.offered.compare_exchange(offered, 0, SeqCst, Relaxed);
+        }
     }
     true
 }
@@ -797,14 +802,15 @@ pub(crate) fn set_nonblock(s: &Socket, on: bool) {
 }
 
 pub(crate) fn shutdown(fd: c_int, how: c_int) -> Ret {
-    match fd_table::socket(fd) {
-        Some((s, g)) if s.is(ATTACHED) => crate::io::shutdown(s, g, fd, how),
-        Some((s, _)) if s.has(flag::REMOTE) => {
+    let Some((s, g)) = fd_table::socket(fd) else { return PASS };
+    loop {
+        match s.state.load(SeqCst) {
+            ATTACHED => return crate::io::shutdown(s, g, fd, how),
+            ATTACHING => core::hint::spin_loop(),
             // Half a connection is not worth an agreement with another host.
-            make_plain(s, Reason::Disconnected);
-            PASS
+            CANDIDATE if s.has(flag::REMOTE) => make_plain(s, Reason::Disconnected),
+            _ => return PASS,
         }
-        _ => PASS,
     }
 }
 

@@ -406,14 +406,15 @@ pub(super) fn await_departure(s: &'static Socket, g: u16) -> Woke {
 }
 
 /// `shutdown(2)` in a forked child whose parent has not taken the connection to the carrier yet, and tells the kernel then.
-pub(super) fn shutdown_of_parents(s: &Socket, how: c_int) -> Ret {
+pub(super) fn shutdown_of_parents(s: &Socket, fd: c_int, how: c_int) -> Ret {
     match how {
         libc::SHUT_WR => s.raise(flag::SHUT_WR | flag::FIN_LATER),
         libc::SHUT_RD => s.raise(flag::SHUT_RD),
         libc::SHUT_RDWR => s.raise(flag::SHUT_WR | flag::FIN_LATER | flag::SHUT_RD),
         _ => return -(libc::EINVAL as Ret),
     }
-    0
+    // It may have been there already, and have seen nothing of this.
+    if s.is(ATTACHED) { 0 } else { sys::shutdown(fd, how) }
 }
 
 /// A data call in a forked child: waits, as it would wait for the peer, until the connection's maker has taken it to the carrier, or it is
@@ -426,7 +427,7 @@ pub(super) fn await_maker(s: &'static Socket, g: u16, fd: c_int, timeout_ns: i64
         crate::remote::call_back(s);
     }
     loop {
-        if s.generation16() != g || s.has(flag::BROKEN_OFF) {
+        if s.generation16() != g || s.has(flag::BROKEN_OFF | flag::CORRUPT) {
             return Ok(());
         }
         match s.state.load(Acquire) {
@@ -476,7 +477,7 @@ pub(super) fn to_kernel_between_hosts(s: &'static Socket, g: u16, fd: c_int, why
         // As soon as the peer's reader lets it, which may take as long as with TCP; but its maker has to live.
         let abandoned = inherited && !crate::remote::maker_lives(s);
         let left = until.saturating_sub(sys::now_ns());
-        if left == 0 || abandoned || s.has(flag::BROKEN_OFF) || at.is_some_and(|at| at.leave.load(SeqCst) & parting::GONE != 0) {
+        if left == 0 || abandoned || s.has(flag::BROKEN_OFF | flag::CORRUPT) || at.is_some_and(|at| at.leave.load(SeqCst) & parting::GONE != 0) {
             break abandoned;
         }
         sys::futex_wait(&s.state, ATTACHED, left.min(10_000_000) as i64, false);

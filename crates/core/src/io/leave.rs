@@ -7,7 +7,7 @@ pub(crate) fn shutdown(s: &'static Socket, g: u16, fd: c_int, how: c_int) -> Ret
     if inherited {
         let done = to_kernel(s, g, fd, Reason::InheritedByFork, false);
         if !done && s.is(ATTACHED) && s.has(flag::REMOTE) {
-            return shutdown_of_parents(s, how);
+            return shutdown_of_parents(s, fd, how);
         }
     } else if s.has(flag::REMOTE) {
         return shutdown_between_hosts(s, g, fd, how);

@@ -37,7 +37,7 @@ pub(super) fn total_len(iov: &[iovec]) -> Option<usize> {
 
 /// Between hosts: the connection was broken off. What the carrier says of itself does not count any more.
 pub(super) fn is_broken(s: &Socket) -> bool {
-    s.has(flag::BROKEN_OFF) && s.has(flag::REMOTE)
+    s.has(flag::BROKEN_OFF | flag::CORRUPT) && s.has(flag::REMOTE)
 }
 
 /// A send on such a connection: the error once, if nobody was told, then as on any that is over (send(2)).
@@ -72,6 +72,30 @@ pub(super) fn inherited_send(s: &'static Socket, g: u16, fd: c_int, flags: c_int
             return EAGAIN;
         }
         if let Some(r) = patience.wait(fd, libc::POLLOUT, -1) {
+            return r;
+        }
+    }
+}
+
+/// A send that only the kernel can carry out, behind all that went before it: [`PASS`], or the call's result. (Within the host nothing of that
+/// is on its way any more.)
+#[cold]
+pub(super) fn leave_to_send(s: &'static Socket, g: u16, fd: c_int, flags: c_int, why: Reason) -> Ret {
+    let timeout_ns = s.send_timeout_ns.load(Relaxed);
+    let until = if timeout_ns > 0 { sys::now_ns().saturating_add(timeout_ns as u64) } else { u64::MAX };
+    loop {
+        if to_kernel(s, g, fd, why, false) || !s.has(flag::REMOTE) {
+            return PASS;
+        }
+        if is_broken(s) {
+            return send_broken(s, flags);
+        }
+        if s.has(flag::NONBLOCK) || flags & libc::MSG_DONTWAIT != 0 || sys::now_ns() >= until {
+            return EAGAIN;
+        }
+        if await_departure(s, g) == Woke::Signal
+            && let Some(r) = interrupted(timeout_ns)
+        {
             return r;
         }
     }
