@@ -531,6 +531,23 @@ fn header(iov: &[libc::iovec]) -> libc::msghdr {
     msg
 }
 
+/// With control data that TCP does not look at.
+pub fn sendmsg_with_control(fd: Fd, parts: &[&[u8]], flags: c_int) -> R {
+    let iov = iov_out(parts);
+    let mut msg = header(&iov);
+    let mut control = [0u64; 3];
+    msg.msg_control = control.as_mut_ptr().cast();
+    msg.msg_controllen = size_of_val(&control) as _;
+    // SAFETY: room for a header and four bytes.
+    unsafe {
+        let first = libc::CMSG_FIRSTHDR(&msg);
+        (*first).cmsg_len = libc::CMSG_LEN(4) as _;
+        (*first).cmsg_level = libc::IPPROTO_IP;
+        (*first).cmsg_type = libc::IP_TOS;
+    }
+    call!(libc::sendmsg(fd, &msg, flags))
+}
+
 pub fn sendmsg(fd: Fd, parts: &[&[u8]], flags: c_int) -> R {
     let iov = iov_out(parts);
     let msg = header(&iov);

@@ -2,6 +2,7 @@
 
 use crate::ctx::{await_bytes, recv_exact, send_all};
 use crate::mover::{Receiver, Sender};
+use crate::pattern::Pattern;
 use crate::scenario::{Scenario, alone, pair};
 use crate::sys::{self, Addr, E, Stream};
 use libc::{
@@ -1004,6 +1005,34 @@ pub fn list() -> Vec<Scenario> {
                 t.wait("go");
                 send_all(fd, b"012345678");
                 t.log("eof", sys::recv(fd, &mut [0; 8], 0));
+            },
+        )
+        .demoted(),
+        pair(
+            "data/control-behind-bytes",
+            "a message with control data, sent behind others to a peer that is stopped, comes behind them",
+            |t| {
+                let fd = t.server();
+                let peer: libc::pid_t = t.hear().parse().expect("pid");
+                let bytes = Pattern::new(8).bytes(0, 21 * 512);
+                sys::kill(peer, libc::SIGSTOP).expect("stop");
+                for part in bytes[..20 * 512].chunks(512) {
+                    send_all(fd, part);
+                }
+                let goes_on = std::thread::spawn(move || {
+                    sys::sleep_ms(300);
+                    sys::kill(peer, libc::SIGCONT)
+                });
+                t.log("sent", sys::sendmsg_with_control(fd, &[&bytes[20 * 512..]], 0));
+                goes_on.join().expect("thread").expect("continue");
+                t.tell("end");
+            },
+            |t| {
+                let fd = t.client();
+                t.tell(&sys::getpid().to_string());
+                let got = recv_exact(fd, 21 * 512);
+                t.log("first error", Pattern::new(8).first_error(0, &got));
+                t.wait("end");
             },
         )
         .demoted(),

@@ -182,6 +182,40 @@ pub fn list() -> Vec<Scenario> {
             sender,
         ),
         pair(
+            "poll/while-another-thread-sends",
+            "a thread polls a new connection for reading, another one sends on it many times, then the answer comes",
+            |t| {
+                let listener = t.listener();
+                t.publish(listener);
+                let fd = sys::accept(listener).expect("accept");
+                for _ in 0..80 {
+                    recv_exact(fd, 64);
+                    t.tell("got");
+                }
+                send_all(fd, b"answer");
+                t.log("end", sys::recv(fd, &mut [0; 1], 0));
+            },
+            |t| {
+                let addr = t.hear_addr();
+                let fd = sys::socket(addr.family(), libc::SOCK_STREAM, 0).expect("socket");
+                sys::connect(fd, addr).expect("connect");
+                let sets = Sets {
+                    read: vec![fd],
+                    ..Sets::default()
+                };
+                let poller = blocked(move || names(sys::poll(&[(fd, POLLIN)], 20_000)));
+                let selecter = blocked(move || sys::select(fd + 1, &sets, Some(20_000)).map(|r| r.0));
+                for _ in 0..80 {
+                    send_all(fd, &[7; 64]);
+                    t.wait("got");
+                }
+                t.log("poll", poller.join().expect("thread"));
+                t.log("select", selecter.join().expect("thread"));
+                t.log_text("answer", &recv_exact(fd, 6));
+            },
+        )
+        .any_path(),
+        pair(
             "poll/mixed",
             "sockets, pipes, negative and closed fds in one poll: each with its own revents",
             |t| {

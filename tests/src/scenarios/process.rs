@@ -172,6 +172,116 @@ pub fn list() -> Vec<Scenario> {
         )
         .any_path(),
         pair(
+            "process/child-polls-before-first-use",
+            "a forked child polls a new connection, its parent sends on it many times, then the answer comes",
+            |t| {
+                let listener = t.listener();
+                t.publish(listener);
+                let other = t.accept(listener);
+                let fd = sys::accept(listener).expect("accept");
+                let child = t.child(|t| {
+                    t.tell("polls");
+                    let revents = sys::poll_names(sys::await_events(fd, POLLIN, 20_000));
+                    format!("{revents} {:?}", recv_exact(fd, 6))
+                });
+                t.wait("polls seen");
+                for _ in 0..40 {
+                    send_all(fd, &[7; 512]);
+                }
+                t.still_fast(other);
+                t.tell("sent");
+                t.log("child", child.join());
+            },
+            |t| {
+                let addr = t.hear_addr();
+                let _other = t.connect(addr);
+                let fd = sys::socket(addr.family(), libc::SOCK_STREAM, 0).expect("socket");
+                sys::connect(fd, addr).expect("connect");
+                t.wait("polls");
+                t.tell("polls seen");
+                recv_exact(fd, 40 * 512);
+                t.wait("sent");
+                send_all(fd, b"answer");
+                t.log("end", sys::recv(fd, &mut [0; 1], 0));
+            },
+        )
+        .any_path(),
+        pair(
+            "process/fork-before-acceleration-set",
+            "an epoll set of before the fork is used by the child when its parent has moved much on the connection since",
+            |t| {
+                let listener = t.listener();
+                t.publish(listener);
+                let other = t.accept(listener);
+                let fd = sys::accept(listener).expect("accept");
+                let set = sys::epoll_create1(0).expect("set");
+                sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, libc::EPOLLIN as u32, 7).expect("add");
+                let [to_child, child_in] = pipe_pair();
+                let child = t.child(|t| {
+                    wait_turn(child_in);
+                    t.tell("1");
+                    let events = sys::epoll_wait(set, 4, 20_000);
+                    echo(fd, 1);
+                    format!("{events:x?}")
+                });
+                for _ in 0..3 {
+                    serve(t, fd, 100);
+                    t.log("set", sys::epoll_wait(set, 4, 0));
+                }
+                t.still_fast(other);
+                give_turn(to_child);
+                t.log("child", child.join());
+                t.wait("did");
+                t.tell("end");
+                t.log("close", sys::close(fd));
+            },
+            |t| {
+                let addr = t.hear_addr();
+                let _other = t.connect(addr);
+                let fd = sys::socket(addr.family(), libc::SOCK_STREAM, 0).expect("socket");
+                sys::connect(fd, addr).expect("connect");
+                echo_rounds(t, fd);
+                t.log("end", sys::recv(fd, &mut [0; 8], 0));
+            },
+        )
+        .any_path(),
+        pair(
+            "process/child-keeps-what-its-parent-closed",
+            "a child shuts down a connection that its parent has closed, when the parent has moved much on another one since",
+            |t| {
+                let listener = t.listener();
+                t.publish(listener);
+                let fd = sys::accept(listener).expect("accept");
+                let [to_child, child_in] = pipe_pair();
+                let child = t.child(|_| {
+                    wait_turn(child_in);
+                    let mut queued = 0;
+                    format!("{:?} {:?}", sys::ioctl_int(fd, libc::TIOCOUTQ, &mut queued), sys::shutdown(fd, libc::SHUT_WR))
+                });
+                t.log("close", sys::close(fd));
+                let next = sys::accept(listener).expect("accept");
+                serve(t, next, 300);
+                give_turn(to_child);
+                t.log("child", child.join());
+                serve(t, next, 300);
+                t.tell("end");
+                t.log("close", sys::close(next));
+            },
+            |t| {
+                let addr = t.hear_addr();
+                let open = || {
+                    let fd = sys::socket(addr.family(), libc::SOCK_STREAM, 0).expect("socket");
+                    sys::connect(fd, addr).expect("connect");
+                    fd
+                };
+                let (first, next) = (open(), open());
+                echo_rounds(t, next);
+                t.log("first", sys::recv(first, &mut [0; 8], 0));
+                t.log("next", sys::recv(next, &mut [0; 8], 0));
+            },
+        )
+        .any_path(),
+        pair(
             "process/fork-split-directions",
             "the child only reads, the parent only writes, at the same time",
             |t| {
