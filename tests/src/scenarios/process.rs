@@ -3,7 +3,7 @@
 use crate::ctx::{Ctx, await_bytes, blocked, own_program, read_to_end, recv_exact, send_all};
 use crate::pattern::Pattern;
 use crate::scenario::{Scenario, pair};
-use crate::sys::{self, Fd, Stream};
+use crate::sys::{self, Addr, Fd, Stream};
 use libc::{MSG_DONTWAIT, POLLIN};
 
 /// A client that checks an echo of numbered messages until it is told to stop, then says what the end was.
@@ -42,6 +42,27 @@ fn serve(t: &Ctx, fd: Fd, n: usize) {
     t.tell(&n.to_string());
     echo(fd, n);
     t.wait("did");
+}
+
+/// Two accepted connections: one that was warmed up, and one that nobody has used.
+fn used_and_new(t: &Ctx) -> (Fd, Fd) {
+    let listener = t.listener();
+    t.publish(listener);
+    let used = t.accept(listener);
+    (used, sys::accept(listener).expect("accept"))
+}
+
+/// The other ends of these.
+fn use_and_open(t: &Ctx) -> (Fd, Fd) {
+    let addr = t.hear_addr();
+    let used = t.connect(addr);
+    (used, connected(addr))
+}
+
+fn connected(addr: Addr) -> Fd {
+    let fd = sys::socket(addr.family(), libc::SOCK_STREAM, 0).expect("socket");
+    sys::connect(fd, addr).expect("connect");
+    fd
 }
 
 pub fn list() -> Vec<Scenario> {
@@ -143,10 +164,7 @@ pub fn list() -> Vec<Scenario> {
             "process/fork-before-first-use",
             "a connection that was made before the fork is first used by the parent, then by the child, then by the parent",
             |t| {
-                let listener = t.listener();
-                t.publish(listener);
-                let other = t.accept(listener);
-                let fd = sys::accept(listener).expect("accept");
+                let (other, fd) = used_and_new(t);
                 let [to_child, child_in] = pipe_pair();
                 let child = t.child(|t| {
                     wait_turn(child_in);
@@ -162,10 +180,7 @@ pub fn list() -> Vec<Scenario> {
                 t.log("close", sys::close(fd));
             },
             |t| {
-                let addr = t.hear_addr();
-                let _other = t.connect(addr);
-                let fd = sys::socket(addr.family(), libc::SOCK_STREAM, 0).expect("socket");
-                sys::connect(fd, addr).expect("connect");
+                let (_other, fd) = use_and_open(t);
                 echo_rounds(t, fd);
                 t.log("end", sys::recv(fd, &mut [0; 8], 0));
             },
@@ -175,10 +190,7 @@ pub fn list() -> Vec<Scenario> {
             "process/child-polls-before-first-use",
             "a forked child polls a new connection, its parent sends on it many times, then the answer comes",
             |t| {
-                let listener = t.listener();
-                t.publish(listener);
-                let other = t.accept(listener);
-                let fd = sys::accept(listener).expect("accept");
+                let (other, fd) = used_and_new(t);
                 let child = t.child(|t| {
                     t.tell("polls");
                     let revents = sys::poll_names(sys::await_events(fd, POLLIN, 20_000));
@@ -193,10 +205,7 @@ pub fn list() -> Vec<Scenario> {
                 t.log("child", child.join());
             },
             |t| {
-                let addr = t.hear_addr();
-                let _other = t.connect(addr);
-                let fd = sys::socket(addr.family(), libc::SOCK_STREAM, 0).expect("socket");
-                sys::connect(fd, addr).expect("connect");
+                let (_other, fd) = use_and_open(t);
                 t.wait("polls");
                 t.tell("polls seen");
                 recv_exact(fd, 40 * 512);
@@ -210,10 +219,7 @@ pub fn list() -> Vec<Scenario> {
             "process/fork-before-acceleration-set",
             "an epoll set of before the fork is used by the child when its parent has moved much on the connection since",
             |t| {
-                let listener = t.listener();
-                t.publish(listener);
-                let other = t.accept(listener);
-                let fd = sys::accept(listener).expect("accept");
+                let (other, fd) = used_and_new(t);
                 let set = sys::epoll_create1(0).expect("set");
                 sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, libc::EPOLLIN as u32, 7).expect("add");
                 let [to_child, child_in] = pipe_pair();
@@ -236,10 +242,7 @@ pub fn list() -> Vec<Scenario> {
                 t.log("close", sys::close(fd));
             },
             |t| {
-                let addr = t.hear_addr();
-                let _other = t.connect(addr);
-                let fd = sys::socket(addr.family(), libc::SOCK_STREAM, 0).expect("socket");
-                sys::connect(fd, addr).expect("connect");
+                let (_other, fd) = use_and_open(t);
                 echo_rounds(t, fd);
                 t.log("end", sys::recv(fd, &mut [0; 8], 0));
             },
@@ -269,12 +272,7 @@ pub fn list() -> Vec<Scenario> {
             },
             |t| {
                 let addr = t.hear_addr();
-                let open = || {
-                    let fd = sys::socket(addr.family(), libc::SOCK_STREAM, 0).expect("socket");
-                    sys::connect(fd, addr).expect("connect");
-                    fd
-                };
-                let (first, next) = (open(), open());
+                let (first, next) = (connected(addr), connected(addr));
                 echo_rounds(t, next);
                 t.log("first", sys::recv(first, &mut [0; 8], 0));
                 t.log("next", sys::recv(next, &mut [0; 8], 0));
