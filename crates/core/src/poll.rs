@@ -6,7 +6,7 @@ use crate::api::{Mask, PASS, Ret};
 use crate::channel::Channel;
 use crate::fd_table::{self, Entry};
 use crate::remote::wire;
-use crate::socket::{ATTACHED, ATTACHING, CANDIDATE, Socket, flag};
+use crate::socket::{self, ATTACHED, ATTACHING, CANDIDATE, Socket, flag};
 use crate::wait::{self, Side};
 use crate::{epoll, io, lifecycle, stats, sys};
 use alloc::vec::Vec;
@@ -90,10 +90,7 @@ impl Waited {
         s.pollers.fetch_add(1, SeqCst);
         self.0.push(s);
         // Who attaches it at this moment has looked at the number before, or will look.
-        while s.state.load(SeqCst) == ATTACHING {
-            core::hint::spin_loop();
-        }
-        s.is(CANDIDATE)
+        socket::await_attach(s) && s.is(CANDIDATE)
     }
 }
 

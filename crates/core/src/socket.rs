@@ -126,6 +126,8 @@ pub(crate) struct Socket {
     // While a candidate.
     pub(crate) tx_inflight: AtomicU32,
     pub(crate) rx_inflight: AtomicU32,
+    /// The thread that attaches it; 0: none, or it has just begun.
+    pub(crate) attacher: AtomicU32,
     /// Threads that wait for it in poll or select. (Never set to 0: they may outlive the connection.)
     pub(crate) pollers: AtomicU32,
     pub(crate) tx_bytes: AtomicU64,
@@ -603,6 +605,30 @@ pub(crate) fn make_plain(s: &'static Socket, why: Reason) {
     }
 }
 
+/// Waits until nobody attaches it any more, which takes some system calls. False: it is this very thread that does, and a signal handler has
+/// interrupted it.
+pub(crate) fn await_attach(s: &Socket) -> bool {
+    for n in 0u32.. {
+        if s.state.load(SeqCst) != ATTACHING {
+            return true;
+        }
+        if s.attacher.load(SeqCst) == lifecycle::tid() {
+            return false;
+        }
+        if n < 1000 {
+            core::hint::spin_loop();
+            continue;
+        }
+        sys::sched_yield();
+        // A forked child has no other way to hear that its parent was killed there.
+        let over = || if s.has(flag::REMOTE) { !remote::maker_lives(s) } else { !sys::alive(s.owner.load(Relaxed)) };
+        if n.is_multiple_of(10_000) && s.is_inherited() && over() {
+            let _ = s.state.compare_exchange(ATTACHING, PLAIN, SeqCst, Relaxed);
+        }
+    }
+    true
+}
+
 /// RDMA cannot serve a connection within the host: from now on it is a candidate for shared memory. False: it is not such a one.
 pub(crate) fn make_local(s: &'static Socket, g: u16) -> bool {
     if !s.has(flag::RDMA_FIRST) {
@@ -806,7 +832,7 @@ pub(crate) fn shutdown(fd: c_int, how: c_int) -> Ret {
     loop {
         match s.state.load(SeqCst) {
             ATTACHED => return crate::io::shutdown(s, g, fd, how),
-            ATTACHING => core::hint::spin_loop(),
+            ATTACHING if await_attach(s) => {}
             // Half a connection is not worth an agreement with another host.
             CANDIDATE if s.has(flag::REMOTE) => make_plain(s, Reason::Disconnected),
             _ => return PASS,

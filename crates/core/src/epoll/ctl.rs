@@ -64,7 +64,7 @@ unsafe fn ctl_ours(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event, r
                     None => continue,
                 }
             }
-            ATTACHING => core::hint::spin_loop(),
+            ATTACHING if crate::socket::await_attach(s) => {}
             ATTACHED => break,
             _ => return PASS,
         }
@@ -129,7 +129,7 @@ unsafe fn ctl_candidate(e: &'static Epoll, epfd: c_int, op: c_int, fd: c_int, ev
     // An attach that did not find it home yet has left it to this thread.
     loop {
         match s.state.load(SeqCst) {
-            ATTACHING => core::hint::spin_loop(),
+            ATTACHING if crate::socket::await_attach(s) => {}
             ATTACHED => {
                 take_over(e, s, fd, true);
                 return Some(r);

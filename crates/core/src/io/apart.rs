@@ -433,8 +433,9 @@ pub(super) fn await_maker(s: &'static Socket, g: u16, fd: c_int, timeout_ns: i64
         match s.state.load(Acquire) {
             // It may have been on its way back for another reason.
             CANDIDATE => socket::make_plain(s, Reason::InheritedByFork),
-            ATTACHING => core::hint::spin_loop(),
-            ATTACHED if !crate::remote::maker_lives(s) => break_off_abandoned(s, fd, Reason::InheritedByFork),
+            ATTACHING if socket::await_attach(s) => {}
+            // (What it did before it ended is seen then.)
+            ATTACHED if !crate::remote::maker_lives(s) && s.is(ATTACHED) && s.generation16() == g => break_off_abandoned(s, fd, Reason::InheritedByFork),
             ATTACHED if sys::now_ns() >= until => return Err(EAGAIN),
             ATTACHED => {
                 if await_departure(s, g) == Woke::Signal
@@ -475,7 +476,7 @@ pub(super) fn to_kernel_between_hosts(s: &'static Socket, g: u16, fd: c_int, why
             return true;
         }
         // As soon as the peer's reader lets it, which may take as long as with TCP; but its maker has to live.
-        let abandoned = inherited && !crate::remote::maker_lives(s);
+        let abandoned = inherited && !crate::remote::maker_lives(s) && s.is(ATTACHED) && s.generation16() == g;
         let left = until.saturating_sub(sys::now_ns());
         if left == 0 || abandoned || s.has(flag::BROKEN_OFF | flag::CORRUPT) || at.is_some_and(|at| at.leave.load(SeqCst) & parting::GONE != 0) {
             break abandoned;

@@ -17,7 +17,7 @@ pub(super) fn candidate(s: &'static Socket, g: u16, fd: c_int, side: Side, flags
             match s.state.load(SeqCst) {
                 _ if s.generation16() != g => break Some(PASS),
                 CANDIDATE => socket::make_plain(s, Reason::InheritedByFork),
-                ATTACHING => core::hint::spin_loop(),
+                ATTACHING if socket::await_attach(s) => {}
                 ATTACHED => break None,
                 _ => break Some(PASS),
             }
@@ -34,7 +34,9 @@ pub(super) fn candidate(s: &'static Socket, g: u16, fd: c_int, side: Side, flags
     inflight.fetch_add(1, SeqCst);
     while s.state.load(SeqCst) == ATTACHING {
         inflight.fetch_sub(1, SeqCst);
-        core::hint::spin_loop();
+        if !socket::await_attach(s) {
+            return Some(EAGAIN);
+        }
         inflight.fetch_add(1, SeqCst);
     }
     if !s.is(CANDIDATE) {
@@ -139,9 +141,10 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
     if s.state.compare_exchange(CANDIDATE, ATTACHING, SeqCst, Relaxed).is_err() {
         return;
     }
+    s.attacher.store(lifecycle::tid(), Relaxed);
     if s.tx_inflight.load(SeqCst) != 0 || s.rx_inflight.load(SeqCst) != 0 || s.pollers.load(SeqCst) != 0 {
         // Another thread is inside the kernel with an unknown number of bytes, or waits for some there: at the end of some later call.
-        s.state.store(CANDIDATE, SeqCst);
+        end_attach(s, CANDIDATE);
         return;
     }
     // Between hosts it may be taken back as long as nobody has taken it.
@@ -151,7 +154,7 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
         false => s.offered.load(SeqCst) == remote::OFFERED,
     };
     if !offered {
-        s.state.store(CANDIDATE, SeqCst);
+        end_attach(s, CANDIDATE);
         return;
     }
     if is_remote && s.has(flag::RDMA_FIRST) {
@@ -215,13 +218,19 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
         r.peer_pid.store(channel.peer_pid, Relaxed);
     }
     s.lower(flag::TOLD | flag::BROKEN_OFF);
-    s.state.store(ATTACHED, SeqCst);
+    end_attach(s, ATTACHED);
     crate::epoll::on_attached(s, fd);
     // Last: the peer may send into the ring from here on. (Unless the set had no place for it, and it went back to the kernel.)
     if let Ok(h) = hold_rx(s, g) {
         store_ack(&h);
     }
     debug_log!("fd {fd}: attached to slot {slot}, sent {} received {}", s.tx_bytes.load(Relaxed), s.rx_bytes.load(Relaxed));
+}
+
+/// The thread that attaches a connection has done so, or not.
+fn end_attach(s: &Socket, state: u32) {
+    s.attacher.store(0, SeqCst);
+    s.state.store(state, SeqCst);
 }
 
 /// Whether a forked child that has the connection too could still use it: within the host by the memory that it inherited, which must be all
@@ -238,7 +247,7 @@ pub(super) fn refuse_offer(s: &'static Socket, channel: &'static Channel, why: R
     // SAFETY: as in `attach`.
     let slot = unsafe { (*s.offer.get()).slot } as usize;
     s.set_reason(why);
-    s.state.store(PLAIN, SeqCst);
+    end_attach(s, PLAIN);
     if channel.wire().is_none() {
         channel.words(slot, channel.side ^ 1).quiet[quiet::REQUEST].fetch_or(quiet::CLOSED, SeqCst);
     }

@@ -153,7 +153,8 @@ pub(crate) fn to_kernel(s: &'static Socket, g: u16, fd: c_int, why: Reason, stri
         }
         match s.state.load(Acquire) {
             CANDIDATE => socket::make_plain(s, why),
-            ATTACHING => core::hint::spin_loop(),
+            ATTACHING if socket::await_attach(s) => {}
+            ATTACHING => return false,
             ATTACHED => break,
             _ => return true,
         }
