@@ -112,6 +112,10 @@ pub(crate) fn open(path: &[u8], flags: c_int, mode: u32) -> isize {
     debug_assert!(path.last() == Some(&0));
     sys!(SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, mode)
 }
+pub(crate) fn exists(path: &[u8]) -> bool {
+    debug_assert!(path.last() == Some(&0));
+    sys!(SYS_faccessat, libc::AT_FDCWD, path.as_ptr(), libc::F_OK) == 0
+}
 pub(crate) fn socket(domain: c_int, ty: c_int, protocol: c_int) -> isize {
     sys!(SYS_socket, domain, ty, protocol)
 }

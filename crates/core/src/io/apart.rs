@@ -207,9 +207,9 @@ impl Apart {
             drop(tx);
             own
         };
-        wake_leavers(s);
         wait::prod_on(channel, slot);
         crate::epoll::on_plain(s);
+        wake_leavers(s);
         debug_log!("fd {fd}: slot {slot} of {:p} is left", channel);
         own
     }
@@ -472,6 +472,10 @@ pub(super) fn to_kernel_between_hosts(s: &'static Socket, g: u16, fd: c_int, why
         if s.generation16() != g || !s.is(ATTACHED) {
             if s.is(CANDIDATE) {
                 socket::make_plain(s, why);
+            }
+            if !inherited && s.generation16() == g {
+                // The thread may not have come to that yet.
+                crate::epoll::on_plain(s);
             }
             return true;
         }
