@@ -39,7 +39,7 @@ mod waits;
 
 pub(crate) use apart::{Apart, Moved, await_peer, begin_exit, carrier_is_over, carrier_is_reset, may_send_on_carrier, wake_leavers};
 use apart::{
-    await_departure, await_maker, end_in_reset, outlives_close, outlives_for_child, peer_has_ended, shutdown_between_hosts, shutdown_of_parents,
+    await_carrier, await_departure, end_in_reset, outlives_close, outlives_for_child, peer_has_ended, shutdown_between_hosts, shutdown_of_parents,
     to_kernel_between_hosts,
 };
 pub(crate) use candidate::attach;
@@ -488,7 +488,7 @@ fn in_carrier(s: &'static Socket, g: u16, mut fd: c_int, source: c_int, nonblock
     let mut patience = Patience::of(&s.send_timeout_ns);
     loop {
         if s.is_inherited() {
-            return inherited_send(s, g, fd, 0, nonblocking);
+            return leave_to_send(s, g, fd, if nonblocking { libc::MSG_DONTWAIT } else { 0 }, Reason::InheritedByFork);
         }
         if s.has(flag::REMOTE) {
             return leave_to_send(s, g, fd, if nonblocking { libc::MSG_DONTWAIT } else { 0 }, Reason::Splice);

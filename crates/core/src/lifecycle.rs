@@ -531,9 +531,7 @@ pub(crate) fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> Ret {
         }
         libc::F_SETFL => {
             let r = sys::fcntl(fd, cmd, arg);
-            if let Entry::Socket(s, _) = fd_table::decode(raw)
-                && r >= 0
-            {
+            if let Some((s, _)) = fd_table::socket(fd).filter(|_| r >= 0) {
                 socket::set_nonblock(s, arg as c_int & libc::O_NONBLOCK != 0);
                 if arg as c_int & libc::O_ASYNC != 0 {
                     need_kernel(fd, Reason::SocketOption);

@@ -79,7 +79,7 @@ impl Want {
 
 /// Candidates that a thread waits for in the kernel, where it would not hear what comes to a ring: they stay candidates meanwhile.
 #[derive(Default)]
-struct Waited(Vec<&'static Socket>);
+struct Waited(Vec<(&'static Socket, u32)>);
 
 impl Waited {
     /// True: it is a candidate, and stays one. (False also where there is no memory to note it.)
@@ -87,8 +87,11 @@ impl Waited {
         if self.0.try_reserve(1).is_err() {
             return false;
         }
-        s.pollers.fetch_add(1, SeqCst);
-        self.0.push(s);
+        let generation = s.generation.load(Acquire);
+        if !s.count_poller(generation, |n| n.wrapping_add(1)) {
+            return false;
+        }
+        self.0.push((s, generation));
         // Who attaches it at this moment has looked at the number before, or will look.
         socket::await_attach(s) && s.is(CANDIDATE)
     }
@@ -96,8 +99,8 @@ impl Waited {
 
 impl Drop for Waited {
     fn drop(&mut self) {
-        for s in &self.0 {
-            s.pollers.fetch_sub(1, SeqCst);
+        for (s, generation) in &self.0 {
+            let _ = s.count_poller(*generation, |n| n.wrapping_sub(1));
         }
     }
 }

@@ -128,8 +128,8 @@ pub(crate) struct Socket {
     pub(crate) rx_inflight: AtomicU32,
     /// The thread that attaches it; 0: none, or it has just begun.
     pub(crate) attacher: AtomicU32,
-    /// Threads that wait for it in poll or select. (Never set to 0: they may outlive the connection.)
-    pub(crate) pollers: AtomicU32,
+    /// Threads that wait for it in poll or select; above, the generation that they wait for. (A jump out of a handler leaves one behind.)
+    pub(crate) pollers: AtomicU64,
     pub(crate) tx_bytes: AtomicU64,
     pub(crate) rx_bytes: AtomicU64,
     pub(crate) calls: AtomicU32,
@@ -261,6 +261,11 @@ impl Socket {
     #[inline(always)]
     pub(crate) fn is_inherited(&self) -> bool {
         self.owner.load(Relaxed) != lifecycle::process()
+    }
+    /// One more thread waits for it in poll or select, or one less; nothing, if it is another connection by now.
+    pub(crate) fn count_poller(&self, generation: u32, change: fn(u32) -> u32) -> bool {
+        let counted = |old: u64| ((old >> 32) as u32 == generation).then(|| u64::from(generation) << 32 | u64::from(change(old as u32)));
+        self.pollers.fetch_update(SeqCst, SeqCst, counted).is_ok()
     }
     pub(crate) fn record(&self) -> Option<&'static ConnRecord> {
         // SAFETY: null or a record of a statistics segment, which is never unmapped.
@@ -426,6 +431,7 @@ fn begin_as(fd: c_int, reason: u32, connector: bool, tuple: Tuple, moved: (u64, 
     s.sought_at.store(0, Relaxed);
     s.offered.store(0, Relaxed);
     s.refs.store(1, Relaxed);
+    s.pollers.store(u64::from(generation) << 32, Relaxed);
     s.registrations.store(0, Relaxed);
     s.forks.store(lifecycle::forks(), Relaxed);
     s.syn.reset();

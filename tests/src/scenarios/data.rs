@@ -1,6 +1,6 @@
 //! Bytes: every read and write call, their flags, and what they return.
 
-use crate::ctx::{await_bytes, recv_exact, send_all};
+use crate::ctx::{await_bytes, blocked, recv_exact, send_all};
 use crate::mover::{Receiver, Sender};
 use crate::pattern::Pattern;
 use crate::scenario::{Scenario, alone, pair};
@@ -1033,6 +1033,50 @@ pub fn list() -> Vec<Scenario> {
                 let got = recv_exact(fd, 21 * 512);
                 t.log("first error", Pattern::new(8).first_error(0, &got));
                 t.wait("end");
+            },
+        )
+        .demoted(),
+        pair(
+            "data/control-behind-returned-bytes",
+            "as before, where the receiver takes back what it has not read, and small buffers hold little of it",
+            |t| {
+                let listener = t.listener();
+                sys::setopt(listener, SOL_SOCKET, libc::SO_SNDBUF, 8192).expect("SO_SNDBUF");
+                t.publish(listener);
+                let fd = t.accept(listener);
+                let pattern = Pattern::new(9);
+                let mut sent = 0;
+                while let Ok(n) = sys::send(fd, &pattern.bytes(sent as u64, 1000), libc::MSG_DONTWAIT) {
+                    sent += n;
+                }
+                t.tell(&(sent + 40_000).to_string());
+                t.wait("taken back");
+                let rest = pattern.bytes(sent as u64, 40_000);
+                let sender = blocked(move || {
+                    let mut at = 0;
+                    while at < rest.len() {
+                        at += sys::sendmsg_with_control(fd, &[&rest[at..]], 0).expect("sendmsg");
+                    }
+                });
+                t.tell("read");
+                sender.join().expect("thread");
+                t.wait("all");
+            },
+            |t| {
+                let addr = t.hear_addr();
+                let fd = sys::socket(addr.family(), libc::SOCK_STREAM, 0).expect("socket");
+                sys::setopt(fd, SOL_SOCKET, libc::SO_RCVBUF, 8192).expect("SO_RCVBUF");
+                sys::connect(fd, addr).expect("connect");
+                t.warm_client(fd);
+                let total: usize = t.hear().parse().expect("number");
+                sys::setopt(fd, SOL_SOCKET, libc::SO_RCVLOWAT, 2).expect("SO_RCVLOWAT");
+                t.tell("taken back");
+                t.wait("read");
+                // A reader that is slow: the sender has to wait for longer than the library waits for it.
+                sys::sleep_ms(200);
+                let got = recv_exact(fd, total);
+                t.log("first error", Pattern::new(9).first_error(0, &got));
+                t.tell("all");
             },
         )
         .demoted(),

@@ -325,9 +325,10 @@ fn inherited(e: &'static Epoll) {
         // Its parent may have attached it since the fork, or may do so later.
         let s = item.socket;
         let attached = s.is(ATTACHED) && s.generation16() == item.generation;
-        // The kernel's set is all that the child has: nothing may stay in the ring.
-        let _ = io::to_kernel(s, item.generation, item.fd, Reason::InheritedByFork, true);
-        if core::mem::take(&mut item.attached) || attached {
+        // The kernel's set is all that the child has: nothing may stay in the ring. Between hosts the parent goes on with what takes longer,
+        // and gives the set, which both have, what the application asked for.
+        let strict = !s.has(flag::REMOTE);
+        if (io::to_kernel(s, item.generation, item.fd, Reason::InheritedByFork, strict) || strict) && (core::mem::take(&mut item.attached) || attached) {
             give_to_kernel(e.fd.load(Relaxed), item);
         }
     }

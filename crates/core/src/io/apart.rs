@@ -204,6 +204,11 @@ impl Apart {
             } else {
                 s.state.store(PLAIN, SeqCst);
             }
+            // A child that has shut it down meanwhile looks at the state behind that (`shutdown_of_parents`).
+            fence(SeqCst);
+            if s.has(flag::CALLED_BACK) && s.flags.fetch_and(!flag::FIN_LATER, AcqRel) & flag::FIN_LATER != 0 {
+                let _ = sys::shutdown(fd, libc::SHUT_WR);
+            }
             drop(tx);
             own
         };
@@ -414,28 +419,28 @@ pub(super) fn shutdown_of_parents(s: &Socket, fd: c_int, how: c_int) -> Ret {
         _ => return -(libc::EINVAL as Ret),
     }
     // It may have been there already, and have seen nothing of this.
+    fence(SeqCst);
     if s.is(ATTACHED) { 0 } else { sys::shutdown(fd, how) }
 }
 
-/// A data call in a forked child: waits, as it would wait for the peer, until the connection's maker has taken it to the carrier, or it is
-/// broken. `Err`: the call's result.
+/// A call that needs the carrier of a connection between hosts: waits, as it would wait for the peer, until both directions are there, or the
+/// connection is broken. In a forked child it is the maker who takes it there. `Err`: the call's result.
 #[cold]
-pub(super) fn await_maker(s: &'static Socket, g: u16, fd: c_int, timeout_ns: i64, nonblocking: bool) -> Result<(), Ret> {
+pub(super) fn await_carrier(s: &'static Socket, g: u16, fd: c_int, why: Reason, timeout_ns: i64, nonblocking: bool) -> Result<(), Ret> {
     let limit = if nonblocking { PULL_BACK_NS } else { timeout_ns.max(0) as u64 };
     let until = if limit == 0 { u64::MAX } else { sys::now_ns().saturating_add(limit) };
-    if s.generation16() == g {
-        crate::remote::call_back(s);
-    }
+    let inherited = s.is_inherited();
+    ask_back(s, g, why);
     loop {
         if s.generation16() != g || s.has(flag::BROKEN_OFF | flag::CORRUPT) {
             return Ok(());
         }
         match s.state.load(Acquire) {
             // It may have been on its way back for another reason.
-            CANDIDATE => socket::make_plain(s, Reason::InheritedByFork),
+            CANDIDATE => socket::make_plain(s, why),
             ATTACHING if socket::await_attach(s) => {}
             // (What it did before it ended is seen then.)
-            ATTACHED if !crate::remote::maker_lives(s) && s.is(ATTACHED) && s.generation16() == g => break_off_abandoned(s, fd, Reason::InheritedByFork),
+            ATTACHED if inherited && !crate::remote::maker_lives(s) && s.is(ATTACHED) && s.generation16() == g => break_off_abandoned(s, fd, why),
             ATTACHED if sys::now_ns() >= until => return Err(EAGAIN),
             ATTACHED => {
                 if await_departure(s, g) == Woke::Signal
@@ -445,8 +450,27 @@ pub(super) fn await_maker(s: &'static Socket, g: u16, fd: c_int, timeout_ns: i64
                     return Err(r);
                 }
             }
-            _ => return Ok(()),
+            _ => {
+                has_left(s, g);
+                return Ok(());
+            }
         }
+    }
+}
+
+/// Both directions are to be the carrier's, for good.
+fn ask_back(s: &'static Socket, g: u16, why: Reason) {
+    match s.channel() {
+        Some(channel) => channel.ask_to_leave(s.slot.load(Relaxed) as usize, why, false),
+        None if s.is_inherited() && s.generation16() == g => crate::remote::call_back(s),
+        None => {}
+    }
+}
+
+/// It has left: its registrations are the kernel's. (The thread may not have come to that yet.)
+fn has_left(s: &'static Socket, g: u16) {
+    if !s.is_inherited() && s.generation16() == g {
+        crate::epoll::on_plain(s);
     }
 }
 
@@ -462,21 +486,14 @@ fn break_off_abandoned(s: &Socket, fd: c_int, why: Reason) {
 pub(super) fn to_kernel_between_hosts(s: &'static Socket, g: u16, fd: c_int, why: Reason, strict: bool) -> bool {
     let inherited = s.is_inherited();
     let at = s.channel().and_then(|c| Some(c.wire()?.slot(s.slot.load(Relaxed) as usize)));
-    match s.channel() {
-        Some(channel) => channel.ask_to_leave(s.slot.load(Relaxed) as usize, why, false),
-        None if inherited => crate::remote::call_back(s),
-        None => return !s.is(ATTACHED),
-    }
+    ask_back(s, g, why);
     let until = sys::now_ns().saturating_add(if strict { PULL_BACK_STRICT_NS } else { PULL_BACK_NS });
     let abandoned = loop {
         if s.generation16() != g || !s.is(ATTACHED) {
             if s.is(CANDIDATE) {
                 socket::make_plain(s, why);
             }
-            if !inherited && s.generation16() == g {
-                // The thread may not have come to that yet.
-                crate::epoll::on_plain(s);
-            }
+            has_left(s, g);
             return true;
         }
         // As soon as the peer's reader lets it, which may take as long as with TCP; but its maker has to live.

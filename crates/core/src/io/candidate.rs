@@ -142,7 +142,7 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
         return;
     }
     s.attacher.store(lifecycle::tid(), Relaxed);
-    if s.tx_inflight.load(SeqCst) != 0 || s.rx_inflight.load(SeqCst) != 0 || s.pollers.load(SeqCst) != 0 {
+    if s.tx_inflight.load(SeqCst) != 0 || s.rx_inflight.load(SeqCst) != 0 || s.pollers.load(SeqCst) as u32 != 0 {
         // Another thread is inside the kernel with an unknown number of bytes, or waits for some there: at the end of some later call.
         end_attach(s, CANDIDATE);
         return;

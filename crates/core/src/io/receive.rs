@@ -121,8 +121,8 @@ pub(super) unsafe fn recv_inherited(s: &'static Socket, g: u16, fd: c_int, iov: 
         return PASS;
     }
     if s.has(flag::REMOTE) {
-        return match await_maker(s, g, fd, s.receive_timeout_ns.load(Relaxed), nonblocking) {
-            Ok(()) if is_broken(s) && s.is(ATTACHED) => {
+        return match await_carrier(s, g, fd, Reason::InheritedByFork, s.receive_timeout_ns.load(Relaxed), nonblocking) {
+            Ok(()) if s.generation16() == g && s.is(ATTACHED) && is_broken(s) => {
                 let told = if flags & libc::MSG_PEEK == 0 { flag::TOLD } else { 0 };
                 if s.flags.fetch_or(told, AcqRel) & flag::TOLD == 0 { ECONNRESET } else { 0 }
             }

@@ -52,50 +52,28 @@ pub(super) fn send_broken(s: &Socket, flags: c_int) -> Ret {
     -(libc::EPIPE as Ret)
 }
 
-/// A forked child sends: through the kernel, once nothing waits to go before it. [`PASS`], or `-errno`.
+/// A send that only the kernel can carry out, by a forked child or of something that a ring cannot take: once nothing waits to go before it.
+/// [`PASS`], or the call's result.
 #[cold]
-pub(super) fn inherited_send(s: &'static Socket, g: u16, fd: c_int, flags: c_int, nonblocking: bool) -> Ret {
+pub(super) fn leave_to_send(s: &'static Socket, g: u16, fd: c_int, flags: c_int, why: Reason) -> Ret {
+    let nonblocking = s.has(flag::NONBLOCK) || flags & libc::MSG_DONTWAIT != 0;
     if s.has(flag::REMOTE) {
-        return match await_maker(s, g, fd, s.send_timeout_ns.load(Relaxed), nonblocking || s.has(flag::NONBLOCK)) {
-            Ok(()) if is_broken(s) && s.is(ATTACHED) => send_broken(s, flags),
+        return match await_carrier(s, g, fd, why, s.send_timeout_ns.load(Relaxed), nonblocking) {
+            Ok(()) if s.generation16() == g && s.is(ATTACHED) && is_broken(s) => send_broken(s, flags),
             Ok(()) => PASS,
             Err(r) => r,
         };
     }
     let mut patience = Patience::of(&s.send_timeout_ns);
     loop {
-        let _ = to_kernel(s, g, fd, Reason::InheritedByFork, false);
+        let _ = to_kernel(s, g, fd, why, false);
         if !is_resending(s, g) {
             return PASS;
         }
-        if nonblocking || s.has(flag::NONBLOCK) {
+        if nonblocking {
             return EAGAIN;
         }
         if let Some(r) = patience.wait(fd, libc::POLLOUT, -1) {
-            return r;
-        }
-    }
-}
-
-/// A send that only the kernel can carry out, behind all that went before it: [`PASS`], or the call's result. (Within the host nothing of that
-/// is on its way any more.)
-#[cold]
-pub(super) fn leave_to_send(s: &'static Socket, g: u16, fd: c_int, flags: c_int, why: Reason) -> Ret {
-    let timeout_ns = s.send_timeout_ns.load(Relaxed);
-    let until = if timeout_ns > 0 { sys::now_ns().saturating_add(timeout_ns as u64) } else { u64::MAX };
-    loop {
-        if to_kernel(s, g, fd, why, false) || !s.has(flag::REMOTE) {
-            return PASS;
-        }
-        if is_broken(s) {
-            return send_broken(s, flags);
-        }
-        if s.has(flag::NONBLOCK) || flags & libc::MSG_DONTWAIT != 0 || sys::now_ns() >= until {
-            return EAGAIN;
-        }
-        if await_departure(s, g) == Woke::Signal
-            && let Some(r) = interrupted(timeout_ns)
-        {
             return r;
         }
     }
@@ -112,7 +90,7 @@ pub(super) unsafe fn send_attached(s: &'static Socket, g: u16, fd: c_int, iov: &
     };
     if s.is_inherited() {
         // The sending direction is the carrier's from here on, whatever becomes of the other.
-        return inherited_send(s, g, fd, flags, flags & libc::MSG_DONTWAIT != 0);
+        return leave_to_send(s, g, fd, flags, Reason::InheritedByFork);
     }
     let mut held = match hold_tx(s, g) {
         Ok(h) => h,
@@ -226,10 +204,10 @@ pub(super) unsafe fn send_slow(
                     // SAFETY: the caller's buffers.
                     return finish(done, unsafe { kernel_send(fd, iov, done, flags) });
                 }
-                if !to_kernel(s, g, fd, Reason::SocketOption, false) && nonblocking {
-                    return finish(done, EAGAIN);
+                match await_carrier(s, g, fd, Reason::SocketOption, s.send_timeout_ns.load(Relaxed), nonblocking) {
+                    Ok(()) => continue,
+                    Err(r) => return finish(done, r),
                 }
-                continue;
             }
             if odd || going {
                 demote_tx(s, h, !odd);

@@ -272,7 +272,9 @@ impl Remote {
     /// A connection that two processes claim stays on TCP, or goes back there, for good.
     fn contest(&mut self, tuple: &Tuple) {
         stats::count(Counter::AuthFailures);
-        crate::log::warn_log!("two processes claim the connection from {}: it stays on TCP", tuple.peer());
+        if may_warn() {
+            crate::log::warn_log!("two processes claim the connection from {}: it stays on TCP", tuple.peer());
+        }
         while let Some(key) = self.candidates.find(tuple, |_| true) {
             self.drop_candidate(key);
         }
@@ -362,7 +364,9 @@ impl Remote {
             debug_log!("the peer of the connection from {} knows nothing of its SYN", tuple.peer());
         } else if !proof.fits(stamp) {
             stats::count(Counter::AuthFailures);
-            crate::log::warn_log!("a claim to the connection from {} knows another SYN than its: it stays on TCP", tuple.peer());
+            if may_warn() {
+                crate::log::warn_log!("a claim to the connection from {} knows another SYN than its: it stays on TCP", tuple.peer());
+            }
         }
         proof.fits(stamp)
     }
@@ -796,6 +800,17 @@ impl Remote {
         self.link_mut(i)?.channel = Some(channel);
         Some(channel)
     }
+}
+
+/// What peers do wrong is said once a second at most, however many do; all of it is counted.
+fn may_warn() -> bool {
+    static WARNED_AT: AtomicU64 = AtomicU64::new(0);
+    let (now, at) = (sys::now_ns(), WARNED_AT.load(Relaxed));
+    let may = at == 0 || now.saturating_sub(at) > 1_000_000_000;
+    if may {
+        WARNED_AT.store(now, Relaxed);
+    }
+    may
 }
 
 /// Both rings, and the bytes of each.
