@@ -51,7 +51,7 @@ redis_server() {
   done
   await counted
   note value "$(redis-cli get key:__rand_int__ | sha256sum)"
-  [ "$HOW" != rdma ] || note counters "$(look counters $pid)"
+  [ "$HOW" != rdma ] || { note counters "$(look counters $pid)"; note total "$(look total $pid)"; }
   tell noted
   await client-ended
   redis-cli shutdown nosave
