@@ -22,17 +22,17 @@ wait_for() {
   until "$@" >/dev/null 2>&1; do [ $SECONDS -lt $end ] || return 1; sleep 0.02; done
 }
 
-# add_device rxe|siw: makes rdma0 on net0, and returns when it can be used.
+# add_device rxe|siw [N ADDRESS]: makes rdmaN on netN, which has this address (rdma0), and returns when it can be used.
 add_device() {
-  rdma link add rdma0 type "$1" netdev net0 || return
-  wait_for 10 device_works "$1" || { echo "rdma0 does not come up" >&2; return 1; }
+  rdma link add "rdma${2:-0}" type "$1" netdev "net${2:-0}" || return
+  wait_for 10 device_works "$1" "${2:-0}" "${3:-10.0.0.$NUMBER}" || { echo "rdma${2:-0} does not come up" >&2; return 1; }
 }
 
 device_works() {
-  local device=/sys/class/infiniband/rdma0
-  grep -q ACTIVE $device/ports/1/state && ls /dev/infiniband/uverbs* || return
+  local device=/sys/class/infiniband/rdma$2
+  grep -q ACTIVE "$device/ports/1/state" && ls /dev/infiniband/uverbs* || return
   # RoCE finds addresses in this table, which is filled some time after the device has come.
-  [ "$1" != rxe ] || grep -qs "ffff:0a00:000$NUMBER" $device/ports/1/gids/*
+  [ "$1" != rxe ] || grep -qs "$(printf 'ffff:%02x%02x:%02x%02x' ${3//./ })" "$device"/ports/1/gids/*
 }
 
 # listening: whether an RDMA listener is there.
