@@ -38,6 +38,21 @@ const FRESH_NS: u64 = 1_000_000_000;
 /// For how long a silent peer is tried: the driver's choice of time-out, so often.
 const PATIENCE: Patience = Patience::DEFAULT;
 
+/// How many pairs without connections are kept, and for how long.
+#[derive(Clone, Copy)]
+pub(super) struct Kept {
+    /// `None`: for ever.
+    pub(super) expire_ms: Option<u32>,
+    pub(super) all: usize,
+    pub(super) of_peer: usize,
+}
+
+impl Kept {
+    pub(super) fn new(config: &Config) -> Kept {
+        Kept { expire_ms: config.empty_channel_expire_ms, all: config.empty_channels_max as usize, of_peer: config.empty_channels_max_per_peer as usize }
+    }
+}
+
 /// Connections on one pair.
 pub(super) fn lanes(config: &Config) -> u16 {
     config.connections_per_channel.clamp(1, netacc_rdma::SLOTS_MAX as u32) as u16
@@ -827,24 +842,29 @@ impl Remote {
 
     /// Ends pairs that have been empty for as long as the configuration says, or that are too many.
     fn settle_empty(&mut self, i: usize) {
-        let config = lifecycle::config();
+        let kept = self.kept;
         let now = sys::now_ns();
+        let is_empty = |p: &&Pair| p.state == PairState::Ready && p.is_empty();
+        let counts_at = |p: &Pair| p.idle_since.saturating_add(FRESH_NS);
         loop {
-            let old = |p: &&Pair| p.state == PairState::Ready && p.is_empty() && now.saturating_sub(p.idle_since) > FRESH_NS;
-            let empty = |l: &Link| l.pairs.iter().filter(old).count();
-            let all: usize = self.links.iter().flatten().map(|l| empty(l)).sum();
             let Some(l) = self.link(i) else { return };
-            let of_peer: usize = self.links.iter().flatten().filter(|o| o.peer == l.peer).map(|o| empty(o)).sum();
-            let oldest = l.pairs.iter().filter(|p| p.state == PairState::Ready && p.is_empty()).min_by_key(|p| p.idle_since);
-            let Some((number, since)) = oldest.map(|p| (p.number, p.idle_since)) else { break };
-            let expired = config.empty_channel_expire_ms.map(|ms| since.saturating_add(u64::from(ms) * 1_000_000));
-            let too_many =
-                now.saturating_sub(since) > FRESH_NS && (all > config.empty_channels_max as usize || of_peer > config.empty_channels_max_per_peer as usize);
-            match expired {
-                _ if too_many => {}
-                Some(at) if now >= at => {}
-                Some(at) => return self.at(at),
-                None => return,
+            let Some(oldest) = l.pairs.iter().filter(is_empty).min_by_key(|p| (p.idle_since, p.number)) else { break };
+            // It is one too many if as many as may be kept, on whatever link, have been empty for less long.
+            let age = |l: &Link, p: &Pair| (p.idle_since, l.serial, p.number);
+            let newer = |o: &Link| o.pairs.iter().filter(is_empty).filter(|p| now >= counts_at(p) && age(o, p) > age(l, oldest)).count();
+            let all: usize = self.links.iter().flatten().map(|o| newer(o)).sum();
+            let of_peer: usize = self.links.iter().flatten().filter(|o| o.peer == l.peer).map(|o| newer(o)).sum();
+            let too_many = now >= counts_at(oldest) && (all >= kept.all || of_peer >= kept.of_peer);
+            let number = oldest.number;
+            let expired = kept.expire_ms.map(|ms| oldest.idle_since.saturating_add(u64::from(ms) * 1_000_000));
+            // One that has never had a connection is on its way to its first.
+            let expired = expired.map(|at| if oldest.was_used { at } else { at.max(counts_at(oldest)) });
+            if !too_many && expired.is_none_or(|at| now < at) {
+                let next = l.pairs.iter().filter(is_empty).map(counts_at).filter(|at| now < *at).chain(expired).min();
+                if let Some(at) = next {
+                    self.at(at);
+                }
+                return;
             }
             // Both ends have closed every connection on it: nothing is lost with it.
             self.end_pair(i, number);

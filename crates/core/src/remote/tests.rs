@@ -10,9 +10,11 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests may fail loudly")]
 
 mod agreed;
+mod empty;
 mod failing;
 mod hostile;
 mod lost;
+mod nobody;
 mod peers;
 mod random;
 mod resumed;
