@@ -487,11 +487,9 @@ fn in_carrier(s: &'static Socket, g: u16, mut fd: c_int, source: c_int, nonblock
     let nonblocking = nonblocking || s.has(flag::NONBLOCK);
     let mut patience = Patience::of(&s.send_timeout_ns);
     loop {
-        if s.is_inherited() {
-            return leave_to_send(s, g, fd, if nonblocking { libc::MSG_DONTWAIT } else { 0 }, Reason::InheritedByFork);
-        }
-        if s.has(flag::REMOTE) {
-            return leave_to_send(s, g, fd, if nonblocking { libc::MSG_DONTWAIT } else { 0 }, Reason::Splice);
+        if s.is_inherited() || s.has(flag::REMOTE) {
+            let why = if s.is_inherited() { Reason::InheritedByFork } else { Reason::Splice };
+            return leave_to_send(s, g, fd, if nonblocking { libc::MSG_DONTWAIT } else { 0 }, why);
         }
         {
             let mut h = match hold_tx(s, g) {

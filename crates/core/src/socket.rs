@@ -614,7 +614,9 @@ pub(crate) fn make_plain(s: &'static Socket, why: Reason) {
 /// Waits until nobody attaches it any more, which takes some system calls. False: it is this very thread that does, and a signal handler has
 /// interrupted it.
 pub(crate) fn await_attach(s: &Socket) -> bool {
-    for n in 0u32.. {
+    let mut n = 0u32;
+    loop {
+        n = n.wrapping_add(1);
         if s.state.load(SeqCst) != ATTACHING {
             return true;
         }
@@ -632,7 +634,6 @@ pub(crate) fn await_attach(s: &Socket) -> bool {
             let _ = s.state.compare_exchange(ATTACHING, PLAIN, SeqCst, Relaxed);
         }
     }
-    true
 }
 
 /// RDMA cannot serve a connection within the host: from now on it is a candidate for shared memory. False: it is not such a one.

@@ -59,6 +59,13 @@ fn use_and_open(t: &Ctx) -> (Fd, Fd) {
     (used, connected(addr))
 }
 
+/// The client of an echo on the connection that nobody has used.
+fn new_echo_client(t: &Ctx) {
+    let (_used, fd) = use_and_open(t);
+    echo_rounds(t, fd);
+    t.log("end", sys::recv(fd, &mut [0; 8], 0));
+}
+
 fn connected(addr: Addr) -> Fd {
     let fd = sys::socket(addr.family(), libc::SOCK_STREAM, 0).expect("socket");
     sys::connect(fd, addr).expect("connect");
@@ -179,11 +186,7 @@ pub fn list() -> Vec<Scenario> {
                 t.tell("end");
                 t.log("close", sys::close(fd));
             },
-            |t| {
-                let (_other, fd) = use_and_open(t);
-                echo_rounds(t, fd);
-                t.log("end", sys::recv(fd, &mut [0; 8], 0));
-            },
+            new_echo_client,
         )
         .any_path(),
         pair(
@@ -241,11 +244,7 @@ pub fn list() -> Vec<Scenario> {
                 t.tell("end");
                 t.log("close", sys::close(fd));
             },
-            |t| {
-                let (_other, fd) = use_and_open(t);
-                echo_rounds(t, fd);
-                t.log("end", sys::recv(fd, &mut [0; 8], 0));
-            },
+            new_echo_client,
         )
         .any_path(),
         pair(

@@ -276,7 +276,7 @@ pub(crate) fn await_peer(s: &'static Socket, g: u16) {
     }
     let budget = CLOSE_NS.saturating_sub(WINDOW.1.load(Relaxed));
     let wanted = budget > 0 && now.saturating_sub(SLOW_AT.load(Relaxed)) > SLOW_NS;
-    if !wanted {
+    if !wanted || !s.has(flag::REMOTE) {
         return;
     }
     loop {
