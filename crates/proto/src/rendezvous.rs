@@ -21,7 +21,7 @@
 //! | 4 | A → C | `Channel` + fd, `Arena` + fd | once each, before the first offer that uses them; A owns them |
 //! | 5 | A → C | `Offer` | slot and rings for the candidate; A owns the slot until C answers |
 //! | 6 | C → A | `Accept` / `Refuse` | from `Accept` on both may arm and promote; after `Refuse` the slot is free |
-//! | 7 | either | `PullBack`, `Demote` | nudges only: the truth is in the slot's shared words |
+//! | 7 | either | `PullBack`, `Unread` | nudges only: the truth is in the slot's shared words |
 //! | 8 | either | `Bye` | no more messages; slots live on until their carriers end |
 //!
 //! `Withdraw` and `Offer` may cross: C answers such an offer with `Refuse(WITHDRAWN)`. A slot is reused only after both
@@ -34,7 +34,7 @@ pub use tuple::{Family, FamilyMismatch, Tuple};
 pub use wire::{DecodeError, FORMAT, MAX_MESSAGE};
 
 /// Version of the rendezvous and of the shared memory's layout. Both ends must have the same.
-pub const PROTO_VERSION: u16 = 1;
+pub const PROTO_VERSION: u16 = 2;
 
 /// First field of [`Hello`].
 pub const MAGIC: u64 = u64::from_le_bytes(*b"netacc\r\n");
@@ -222,9 +222,9 @@ pub enum Message {
         /// The direction that is frozen.
         dir: Direction,
     },
-    /// Either way: the sender of this message wants the whole slot back on the carrier. It demotes what it sends by itself,
-    /// and asks the peer to do so too (on a lossy path: to freeze, so that it can fail over).
-    Demote {
+    /// Either way: bytes that the sender of this message has put into a ring of the slot lie there for a second or more. Perhaps
+    /// the receiver waits for them in a way that its library does not see.
+    Unread {
         /// The slot.
         slot: u16,
     },

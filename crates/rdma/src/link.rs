@@ -44,7 +44,7 @@ pub const RECEIVES_MIN: u32 = 4;
 pub const SENDS_MIN: u32 = 8;
 const EINVAL: c_int = 22;
 
-/// How a link works. Both ends agree on `immediate`, `words` and `slots`, and each knows the other's `receives`.
+/// How a link works. Both ends agree on `immediate` and `slots`, and each knows the other's `receives`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Work requests in the send queue, as it was created.
@@ -57,8 +57,6 @@ pub struct Settings {
     pub inline_bytes: u32,
     /// Bytes are announced by writes with immediate: both devices have them.
     pub immediate: bool,
-    /// The words of switchover travel on the pair, too. Otherwise the owner brings them over, and the engine leaves them alone.
-    pub words: bool,
     /// Connections.
     pub slots: u16,
     /// Most bytes that one slot posts before the next one's turn (`NACC_SOR_MSG_SIZE`).
@@ -134,12 +132,8 @@ pub enum Violation {
     Rebase,
     /// More was consumed than was sent, or less than before; or a mark that was not set.
     Head,
-    /// An announcement was echoed that was not made.
-    Echo,
     /// More receives were given back than were used.
     Returned,
-    /// Words of switchover, which were not agreed upon.
-    Words,
 }
 
 /// Why a link is lost.
@@ -184,16 +178,6 @@ pub enum News {
         /// Where.
         slot: u16,
     },
-    /// The peer has announced, acknowledged, echoed or requested something.
-    Words {
-        /// Where.
-        slot: u16,
-    },
-    /// The peer has consumed what [`Link::ask`] asked for.
-    Drained {
-        /// Where.
-        slot: u16,
-    },
     /// The peer says nothing more about the slot.
     Closed {
         /// Which one.
@@ -228,18 +212,14 @@ pub enum OpenError {
     State,
 }
 
-/// What is known of a slot's outbound direction, in positions as the ring's words count them. What the peer is not known
-/// to have consumed is `acknowledged..`; the ring still has all of it.
+/// What is known of a slot's outbound direction, in positions as the ring's words count them.
+#[cfg(test)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Account {
+pub(crate) struct Account {
     /// What the peer has consumed.
-    pub acknowledged: u64,
+    pub(crate) acknowledged: u64,
     /// What was given to the device; the peer cannot have more.
-    pub posted: u64,
-    /// The last announcement that was given to the device.
-    pub announced: u32,
-    /// The last announcement that the peer is known to have.
-    pub echoed: u32,
+    pub(crate) posted: u64,
 }
 
 /// The peer has opened a slot again.
@@ -529,23 +509,10 @@ impl<F: Fabric> Link<F> {
             let reopened = rx.reopened.take();
             *rx = SlotRx::default();
             *tx = SlotTx::default();
-            for word in [
-                &s.posted,
-                &s.acked,
-                &s.marked,
-                &s.reached,
-                &s.mark,
-                &s.echo_due,
-                &s.due,
-                &s.want,
-                &s.want_served,
-                &s.ask,
-            ] {
+            for word in [&s.posted, &s.acked, &s.marked, &s.reached, &s.mark, &s.due] {
                 word.store(0, Relaxed);
             }
-            for word in [&s.announced, &s.echoed, &s.close_number] {
-                word.store(0, Relaxed);
-            }
+            s.close_number.store(0, Relaxed);
             s.close_sent.store(false, Relaxed);
             s.peer_open.store(false, Relaxed);
             *peer = None;
@@ -569,7 +536,7 @@ impl<F: Fabric> Link<F> {
 
     // ---- the owner's calls ---------------------------------------------------------------------------------------
 
-    /// Something of the slot's was published: bytes, an announcement, an acknowledgement, a request. Posts it.
+    /// Bytes of the slot's were published. Posts them.
     pub fn kick(&self, slot: u16) -> Kicked {
         if usize::from(slot) < self.slots.len() {
             self.dirty.set(slot);
@@ -578,44 +545,19 @@ impl<F: Fabric> Link<F> {
     }
 
     /// The consumer has published its head, which is `head` (of the inbound words). Posts a credit if one is due: a quarter of
-    /// the ring was consumed since the last one, or the peer has asked. Budget when none is: a fence and three loads.
+    /// the ring was consumed since the last one. Budget when none is: one load.
     #[inline]
     pub fn consumed(&self, slot: u16, head: u64) -> Kicked {
         let Some(s) = self.slot(slot) else { return Kicked::Done };
-        // Between the store of the head and the look at what the peer wants, which stores that, fences, and looks at the head.
-        fence(SeqCst);
         let due = head.wrapping_sub(s.due.load(Relaxed)).cast_signed() >= 0;
-        let want = s.want.load(Relaxed);
-        if due || (want != 0 && want != s.want_served.load(Relaxed)) { self.kick(slot) } else { Kicked::Done }
-    }
-
-    /// Asks for [`News::Drained`] when the peer has consumed everything before `position` (of the outbound words). True: it
-    /// has.
-    pub fn ask(&self, slot: u16, position: u64) -> bool {
-        let Some(s) = self.slot(slot) else { return false };
-        let reached = || s.acked.load(Acquire).wrapping_sub(position).cast_signed() >= 0;
-        if reached() {
-            return true;
-        }
-        s.ask.store(position.wrapping_add(1), Release);
-        fence(SeqCst);
-        if reached() {
-            return true;
-        }
-        self.kick(slot);
-        false
+        if due { self.kick(slot) } else { Kicked::Done }
     }
 
     /// What is known of a slot.
-    #[must_use]
-    pub fn account(&self, slot: u16) -> Option<Account> {
+    #[cfg(test)]
+    pub(crate) fn account(&self, slot: u16) -> Option<Account> {
         let s = self.slot(slot)?;
-        Some(Account {
-            acknowledged: s.acked.load(Acquire),
-            posted: s.posted.load(Acquire),
-            announced: s.announced.load(Acquire),
-            echoed: s.echoed.load(Acquire),
-        })
+        Some(Account { acknowledged: s.acked.load(Acquire), posted: s.posted.load(Acquire) })
     }
 
     // ---- the end -------------------------------------------------------------------------------------------------
@@ -717,9 +659,7 @@ impl Reason {
                     Violation::Tail,
                     Violation::Rebase,
                     Violation::Head,
-                    Violation::Echo,
                     Violation::Returned,
-                    Violation::Words,
                 ];
                 Self::Peer(all.into_iter().find(|v| *v as u64 == detail).unwrap_or(Violation::Message))
             }

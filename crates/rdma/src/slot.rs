@@ -4,7 +4,7 @@
 //! configuration is written while the slot is free or both are held. Everything else is an atomic with one writer.
 
 use crate::arena::Rings;
-use crate::wire::{Announcement, Ring};
+use crate::wire::Ring;
 use core::cell::UnsafeCell;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
@@ -13,21 +13,6 @@ use netacc_verbs::Fabric;
 
 /// Most slots of a link.
 pub const SLOTS_MAX: usize = netacc_ring::SLOTS_MAX;
-
-/// Meaning of `RingWords::producer_user`, as in the rest of the library.
-pub(crate) mod announce {
-    pub(crate) const EPOCH: usize = 0;
-    pub(crate) const FAST_FROM: usize = 1;
-    pub(crate) const CARRIER_FROM: usize = 2;
-    pub(crate) const RESEND_TO: usize = 3;
-}
-
-/// Meaning of `RingWords::quiet`, as in the rest of the library. `NOTIFY` (0) stays at home.
-pub(crate) mod quiet {
-    pub(crate) const ACK: usize = 1;
-    pub(crate) const CONSUMED: usize = 2;
-    pub(crate) const REQUEST: usize = 3;
-}
 
 /// [`Slot::state`]: nobody uses it.
 pub(crate) const FREE: u32 = 0;
@@ -75,15 +60,9 @@ pub(crate) struct SlotTx {
     pub(crate) posted: u64,
     /// Position at index 0, as the peer knows it.
     pub(crate) base: u64,
-    /// The last announcement, acknowledgement, request and head that were sent.
-    pub(crate) announced: Announcement,
-    pub(crate) ack: (u64, u64),
-    pub(crate) request: u64,
+    /// The last head that was sent.
     pub(crate) told: u64,
-    /// The last [`Slot::echo_due`], [`Slot::want`], [`Slot::ask`] and [`Slot::mark`] that were served.
-    pub(crate) echoed: u64,
-    pub(crate) want_served: u64,
-    pub(crate) asked: u64,
+    /// The last [`Slot::mark`] that was served.
     pub(crate) mark_served: u64,
     /// End of the last bytes that were marked, plus one.
     pub(crate) marked: u64,
@@ -110,8 +89,6 @@ pub(crate) struct SlotRx {
     pub(crate) base: u64,
     /// Our `CLOSE`, and with it everything before it, has left our memory.
     pub(crate) close_done: bool,
-    /// Position from which on a credit is news ([`crate::News::Drained`]).
-    pub(crate) ask_reported: u64,
 }
 
 pub(crate) struct Slot<F: Fabric> {
@@ -132,20 +109,8 @@ pub(crate) struct Slot<F: Fabric> {
     pub(crate) reached: AtomicU64,
     /// Receiving half: the peer's last mark, plus one; stored before its bytes are published.
     pub(crate) mark: AtomicU64,
-    /// Sending half: epoch of the last announcement, stored before it is posted.
-    pub(crate) announced: AtomicU32,
-    /// Receiving half: the last epoch that the peer has echoed.
-    pub(crate) echoed: AtomicU32,
-    /// Receiving half: an announcement to echo, plus one.
-    pub(crate) echo_due: AtomicU64,
     /// Sending half: the head from which on a credit is due.
     pub(crate) due: AtomicU64,
-    /// Receiving half: the head at which the peer wants a credit, plus one.
-    pub(crate) want: AtomicU64,
-    /// Sending half: the last `want` that was served.
-    pub(crate) want_served: AtomicU64,
-    /// Owner: the head at which it wants a credit, plus one.
-    pub(crate) ask: AtomicU64,
     /// Sending half: stored before `CLOSE` is posted.
     pub(crate) close_sent: AtomicBool,
     /// Sending half: number of the request that carries `CLOSE`.
@@ -166,13 +131,7 @@ impl<F: Fabric> Slot<F> {
             marked: AtomicU64::new(0),
             reached: AtomicU64::new(0),
             mark: AtomicU64::new(0),
-            announced: AtomicU32::new(0),
-            echoed: AtomicU32::new(0),
-            echo_due: AtomicU64::new(0),
             due: AtomicU64::new(0),
-            want: AtomicU64::new(0),
-            want_served: AtomicU64::new(0),
-            ask: AtomicU64::new(0),
             close_sent: AtomicBool::new(false),
             close_number: AtomicU32::new(0),
         }

@@ -5,7 +5,6 @@
 //! | `traffic` | checksummed streams over many slots, in any order of calls and of the fabric's steps |
 //! | `count` | work requests and messages of a request and its reply |
 //! | `fair` | a reader that stops; neighbours; who comes next |
-//! | `words` | announcements, acknowledgements, echoes; their order with the bytes |
 //! | `slots` | opening, closing, refusing, taking back, using again |
 //! | `faults` | each call of the fabric's fails; the peer is lost after each of them |
 //! | `hostile` | messages that no honest peer sends, random ones among them |
@@ -32,7 +31,6 @@ mod hostile;
 mod slots;
 mod threads;
 mod traffic;
-mod words;
 
 const TID: u32 = 1;
 const RING: usize = 4096;
@@ -52,16 +50,7 @@ const fn few(usually: usize, under_miri: usize) -> usize {
 }
 
 fn settings(immediate: bool) -> Settings {
-    Settings {
-        sends: 32,
-        receives: 16,
-        peer_receives: 16,
-        inline_bytes: 64,
-        immediate,
-        words: true,
-        slots: 8,
-        turn_bytes: 1024,
-    }
+    Settings { sends: 32, receives: 16, peer_receives: 16, inline_bytes: 64, immediate, slots: 8, turn_bytes: 1024 }
 }
 
 /// xorshift64*.
@@ -130,7 +119,7 @@ impl Conn {
         let bytes: Vec<u8> = (0..len as u64).map(|i| byte(self.stream, self.written + i)).collect();
         // SAFETY: a vector of ours.
         let n = unsafe { self.producer.write(bytes.as_ptr(), len) }.unwrap();
-        self.producer.publish();
+        let _ = self.producer.publish();
         self.written += n as u64;
         n
     }
@@ -143,7 +132,7 @@ impl Conn {
         for (i, got) in bytes[..n].iter().enumerate() {
             assert_eq!(*got, byte(self.stream ^ 1, self.read + i as u64), "stream {} at {}", self.stream, self.read);
         }
-        self.consumer.publish();
+        let _ = self.consumer.publish();
         self.read += n as u64;
         n
     }
@@ -153,7 +142,7 @@ impl Conn {
         let bytes = std::vec![7u8; len];
         // SAFETY: a vector of ours.
         let n = unsafe { self.producer.write(bytes.as_ptr(), len) };
-        self.producer.publish();
+        let _ = self.producer.publish();
         n.is_ok()
     }
 

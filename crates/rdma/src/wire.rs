@@ -14,11 +14,6 @@
 //! | `CLOSE` | | | | |
 //! | `DATA` | 1: rebased | bytes | tail after them | |
 //! | `CREDIT` | | | head | |
-//! | `ASK` | | | a credit is wanted from here on | |
-//! | `ANNOUNCE` | | epoch | `fast_from` | `carrier_from`, `resend_to` |
-//! | `ECHO` | | the epoch that was announced | | |
-//! | `ACK` | flags | epoch | consumed | |
-//! | `REQUEST` | | | the word | |
 //!
 //! `returned` counts all messages that the sender has received, and posted receives for again, since the pair began.
 //!
@@ -54,11 +49,6 @@ mod kind {
     pub(super) const CLOSE: u8 = 2;
     pub(super) const DATA: u8 = 3;
     pub(super) const CREDIT: u8 = 4;
-    pub(super) const ASK: u8 = 5;
-    pub(super) const ANNOUNCE: u8 = 6;
-    pub(super) const ECHO: u8 = 7;
-    pub(super) const ACK: u8 = 8;
-    pub(super) const REQUEST: u8 = 9;
 }
 
 /// Where a ring of the other end is.
@@ -70,19 +60,6 @@ pub struct Ring {
     pub key: u32,
     /// Its size is 2 to this power.
     pub log2: u8,
-}
-
-/// What `RingWords::producer_user` holds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Announcement {
-    /// Number of switches.
-    pub epoch: u32,
-    /// See `netacc_proto::switchover::Announce`.
-    pub fast_from: u64,
-    /// As above.
-    pub carrier_from: u64,
-    /// As above.
-    pub resend_to: u64,
 }
 
 /// One item of a message.
@@ -111,36 +88,12 @@ pub enum Item {
         /// The position.
         head: u64,
     },
-    /// A credit is wanted as soon as everything before this position is consumed.
-    Ask {
-        /// The position.
-        head: u64,
-    },
-    /// The sender's announcement.
-    Announce(Announcement),
-    /// The announcement with this epoch stands at the sender of this item; its acknowledgement before this item is of after that.
-    Echo {
-        /// The epoch.
-        epoch: u32,
-    },
-    /// The words `ACK` and `CONSUMED`.
-    Ack {
-        /// `netacc_proto::switchover::Ack::control`; bits 40 and up are 0.
-        control: u64,
-        /// Offset.
-        consumed: u64,
-    },
-    /// The word `REQUEST`.
-    Request {
-        /// The word.
-        word: u64,
-    },
 }
 
 impl Item {
     const fn units(&self) -> usize {
         match self {
-            Self::Open { .. } | Self::Announce(_) => 2,
+            Self::Open { .. } => 2,
             _ => 1,
         }
     }
@@ -195,24 +148,13 @@ impl Draft {
             Item::Close => (kind::CLOSE, 0, 0, 0),
             Item::Data { rebased, bytes, tail } => (kind::DATA, u8::from(rebased), bytes, tail),
             Item::Credit { head } => (kind::CREDIT, 0, 0, head),
-            Item::Ask { head } => (kind::ASK, 0, 0, head),
-            Item::Announce(a) => (kind::ANNOUNCE, 0, a.epoch, a.fast_from),
-            Item::Echo { epoch } => (kind::ECHO, 0, epoch, 0),
-            Item::Ack { control, consumed } => (kind::ACK, (control >> 32) as u8, control as u32, consumed),
-            Item::Request { word } => (kind::REQUEST, 0, 0, word),
         };
         self.put(at, &slot.to_le_bytes());
         self.put(at + 2, &[kind, small]);
         self.put(at + 4, &half.to_le_bytes());
         self.put(at + 8, &word.to_le_bytes());
-        let second = match item {
-            Item::Open { token, .. } => Some((token, 0u64)),
-            Item::Announce(a) => Some((a.carrier_from, a.resend_to)),
-            _ => None,
-        };
-        if let Some((first, second)) = second {
-            self.put(at + UNIT, &first.to_le_bytes());
-            self.put(at + UNIT + 8, &second.to_le_bytes());
+        if let Item::Open { token, .. } = item {
+            self.put(at + UNIT, &token.to_le_bytes());
         }
         self.units += item.units();
         true
@@ -285,14 +227,6 @@ impl<'a> Message<'a> {
             kind::CLOSE => Item::Close,
             kind::DATA => Item::Data { rebased: small != 0, bytes: half, tail: word },
             kind::CREDIT => Item::Credit { head: word },
-            kind::ASK => Item::Ask { head: word },
-            kind::ANNOUNCE => {
-                let (carrier_from, resend_to) = (u64_at(bytes, at + UNIT)?, u64_at(bytes, at + UNIT + 8)?);
-                Item::Announce(Announcement { epoch: half, fast_from: word, carrier_from, resend_to })
-            }
-            kind::ECHO => Item::Echo { epoch: half },
-            kind::ACK => Item::Ack { control: u64::from(half) | u64::from(small) << 32, consumed: word },
-            kind::REQUEST => Item::Request { word },
             _ => return None,
         };
         Some((slot, item))

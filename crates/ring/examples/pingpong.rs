@@ -66,14 +66,14 @@ fn send_message(p: &mut Producer, message: &[u8; MESSAGE]) {
     while write(p, message) == 0 {
         spin_loop();
     }
-    p.publish();
+    let _ = p.publish();
 }
 
 fn receive_message(c: &mut Consumer, message: &mut [u8; MESSAGE]) {
     while read(c, message) == 0 {
         spin_loop();
     }
-    c.publish();
+    let _ = c.publish();
 }
 
 fn announce(set: &ReadySet) {
@@ -205,14 +205,14 @@ fn main() {
             let mut left = PIECES as usize * PIECE;
             while left > 0 {
                 left -= write(&mut there.producer, &from[..PIECE.min(left)]);
-                there.producer.publish();
+                let _ = there.producer.publish();
             }
         },
         || {
             let mut left = PIECES as usize * PIECE;
             while left > 0 {
                 left -= read(&mut there.consumer, &mut to);
-                there.consumer.publish();
+                let _ = there.consumer.publish();
             }
         },
     );

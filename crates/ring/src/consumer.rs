@@ -7,7 +7,7 @@
 use core::ptr::NonNull;
 use core::sync::atomic::compiler_fence;
 
-use crate::ring::{Buffer, PeerCorrupt, RingWords};
+use crate::ring::{Buffer, CopyError, PeerCorrupt, RingWords};
 use crate::sync::{Ordering, fence};
 
 /// The receiving end of a ring.
@@ -126,6 +126,26 @@ impl Consumer {
         Ok(self.available_seen())
     }
 
+    /// The producer is gone: what it held back counts as published. How many bytes can be read.
+    pub fn take_held(&mut self) -> Result<usize, PeerCorrupt> {
+        self.look()?;
+        let held = self.words().held.load(Ordering::Acquire);
+        let more = held.wrapping_sub(self.tail_seen);
+        let used = self.tail_seen.wrapping_sub(self.published);
+        // In the other half of all numbers: nothing was held back after the last publication.
+        if more != 0 && more <= u64::MAX >> 1 {
+            if more > self.buffer.size().wrapping_sub(used) {
+                return Err(PeerCorrupt);
+            }
+            self.base = self.words().base.load(Ordering::Relaxed);
+            compiler_fence(Ordering::SeqCst);
+            self.tail_seen = held;
+            // For every later look, and for others who ask whether something is there.
+            self.words().tail.store(held, Ordering::Release);
+        }
+        Ok(self.available_seen() as usize)
+    }
+
     /// Is anything there to read? 1 load, no check: a hint to go and look.
     #[inline]
     #[must_use]
@@ -137,13 +157,16 @@ impl Consumer {
     /// published no more. The producer gets the room after [`publish`](Self::publish).
     ///
     /// # Safety
-    /// `dst` is writable for `len` bytes and lies outside the ring.
+    /// `dst` is as [`copy`](crate::copy::copy) wants it and lies outside the ring.
     #[inline]
-    pub unsafe fn read(&mut self, dst: *mut u8, len: usize) -> Result<usize, PeerCorrupt> {
+    pub unsafe fn read(&mut self, dst: *mut u8, len: usize) -> Result<usize, CopyError> {
         // Budget: 1 acquire load.
         let n = self.available_at_least(len as u64)?.min(len as u64);
-        // SAFETY: n <= available <= size, dst is writable for n <= len bytes (caller).
-        unsafe { self.buffer.copy_out(self.head, self.base, dst, n as usize) };
+        // SAFETY: n <= available <= size, dst is good for n <= len bytes (caller).
+        unsafe {
+            self.buffer
+                .copy_out(self.head, self.base, dst, n as usize)?
+        };
         self.head = self.head.wrapping_add(n);
         Ok(n as usize)
     }
@@ -151,21 +174,27 @@ impl Consumer {
     /// Copies up to `len` bytes, from `offset` bytes after the next one on, and consumes nothing.
     ///
     /// # Safety
-    /// `dst` is writable for `len` bytes and lies outside the ring.
+    /// `dst` is as [`copy`](crate::copy::copy) wants it and lies outside the ring.
     pub unsafe fn peek(
         &mut self,
         offset: usize,
         dst: *mut u8,
         len: usize,
-    ) -> Result<usize, PeerCorrupt> {
+    ) -> Result<usize, CopyError> {
         let available = self.available_at_least((offset as u64).saturating_add(len as u64))?;
         let n = available.saturating_sub(offset as u64).min(len as u64) as usize;
-        // SAFETY: n <= available <= size, dst is writable for n <= len bytes (caller).
+        // SAFETY: n <= available <= size, dst is good for n <= len bytes (caller).
         unsafe {
             self.buffer
-                .copy_out(self.head.wrapping_add(offset as u64), self.base, dst, n)
+                .copy_out(self.head.wrapping_add(offset as u64), self.base, dst, n)?
         };
         Ok(n)
+    }
+
+    /// Puts the last `n` bytes back that were read and not given back (never others, whatever `n`): they are the next to be read.
+    pub fn put_back(&mut self, n: usize) {
+        let read = self.head.wrapping_sub(self.published);
+        self.head = self.head.wrapping_sub((n as u64).min(read));
     }
 
     /// Consumes up to `len` bytes without copying them, and returns how many.
@@ -176,11 +205,15 @@ impl Consumer {
     }
 
     /// Gives the room of everything consumed back to the producer: 1 release store.
+    ///
+    /// Returns the new head as it stands in the words, for those who look at it without this: nobody reads it back from there.
     #[inline]
-    pub fn publish(&mut self) {
+    #[must_use = "keep it where the peer cannot write"]
+    pub fn publish(&mut self) -> u64 {
         // Private first: a tail that answers the store below must be in range even if we are killed in between.
         self.published = self.head;
         self.words().head.store(self.head, Ordering::Release);
+        self.head
     }
 
     /// To be asked after each [`publish`](Self::publish): does the producer wait for room, and is half of the ring

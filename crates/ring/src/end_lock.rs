@@ -8,7 +8,7 @@
 //!   has slept takes the lock with the mark, since others may sleep still.
 //! - A thread never waits for itself: a signal handler that comes in between gets [`Reentrant`].
 //!
-//! Thread ids must be unique among those who share the lock. They are not across pid namespaces, and the id of a dead
+//! Thread ids must be unique among those who share the lock: across pid namespaces the caller has to mark them. The id of a dead
 //! owner can be given to a new thread, which then passes for a living owner: the caller's test has to tell them apart.
 
 use crate::sync::{AtomicU32, Ordering};

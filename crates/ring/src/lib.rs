@@ -11,6 +11,7 @@
 //!   the peer writes, at any time: no access outside the ring, no endless loop, no panic.
 //! - No reference to the bytes of a ring is ever formed: they are copied in and out through raw pointers.
 //! - No lock, allocation or system call anywhere.
+//! - The other buffer of a copy is the application's and may be bad: then nothing was read or written ([`copy`]).
 #![no_std]
 #![deny(
     clippy::unwrap_used,
@@ -35,19 +36,21 @@
 extern crate std;
 
 mod consumer;
+pub mod copy;
 mod end_lock;
 mod producer;
 mod ready;
 mod ring;
 mod sync;
 #[cfg(test)]
+#[allow(unused_must_use, reason = "the tests look at the words themselves")]
 mod tests;
 
 pub use consumer::Consumer;
 pub use end_lock::{EndLock, Reentrant, TryLockError, WAITERS, Waited};
 pub use producer::Producer;
 pub use ready::{ReadySet, SLOTS_MAX};
-pub use ring::{PeerCorrupt, RingWords};
+pub use ring::{CopyError, PeerCorrupt, RingWords};
 
 // Positions are u64 and lengths usize; the casts between them lose nothing.
 const _: () = assert!(size_of::<usize>() == size_of::<u64>());

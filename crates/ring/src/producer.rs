@@ -6,7 +6,7 @@
 use core::ptr::NonNull;
 use core::sync::atomic::compiler_fence;
 
-use crate::ring::{Buffer, PeerCorrupt, RingWords};
+use crate::ring::{Buffer, CopyError, PeerCorrupt, RingWords};
 use crate::sync::{Ordering, fence_after_rmw};
 
 /// Small writes look at the consumer's head once per so many bytes, not at each write. One page: a connection
@@ -120,9 +120,9 @@ impl Producer {
     /// [`publish`](Self::publish).
     ///
     /// # Safety
-    /// `src` is readable for `len` bytes and lies outside the ring.
+    /// `src` is as [`copy`](crate::copy::copy) wants it and lies outside the ring.
     #[inline]
-    pub unsafe fn write(&mut self, src: *const u8, len: usize) -> Result<usize, PeerCorrupt> {
+    pub unsafe fn write(&mut self, src: *const u8, len: usize) -> Result<usize, CopyError> {
         // Budget: no load of a shared word per small write, 1 acquire load per LOOK_EVERY bytes.
         let want = len as u64;
         if self.budget < want {
@@ -130,8 +130,8 @@ impl Producer {
         }
         let n = want.min(self.free_seen());
         self.budget = self.budget.saturating_sub(n);
-        // SAFETY: n <= free <= size, src is readable for n <= len bytes (caller).
-        unsafe { self.buffer.copy_in(self.tail, self.base, src, n as usize) };
+        // SAFETY: n <= free <= size, src is good for n <= len bytes (caller).
+        unsafe { self.buffer.copy_in(self.tail, self.base, src, n as usize)? };
         // Killed here, the bytes were never written: whoever goes on with this end must not see them counted before
         // they are there.
         compiler_fence(Ordering::SeqCst);
@@ -139,17 +139,36 @@ impl Producer {
         Ok(n as usize)
     }
 
+    /// Takes the last `n` bytes back that were written and not published (never others, whatever `n`).
+    pub fn take_back(&mut self, n: usize) {
+        self.tail = self
+            .tail
+            .wrapping_sub((n as u64).min(self.unpublished() as u64));
+    }
+
     /// Makes everything written visible to the consumer: 1 plain and 1 release store, to one cache line.
     ///
     /// Whoever goes on with this end after the death of another process calls it once, whatever
     /// [`unpublished`](Self::unpublished) says.
+    ///
+    /// Returns the new tail as it stands in the words, for those who look at it without this: nobody reads it back from there.
     #[inline]
-    pub fn publish(&mut self) {
+    #[must_use = "keep it where the peer cannot write"]
+    pub fn publish(&mut self) -> u64 {
         // Private first: a head that answers the store below must be in range even if we are killed in between.
         self.published = self.tail;
         let words = self.words();
         words.base.store(self.base, Ordering::Relaxed);
         words.tail.store(self.tail, Ordering::Release);
+        self.tail
+    }
+
+    /// What is written and not published waits for more. Should this process be killed meanwhile, the consumer finds it
+    /// by [`Consumer::take_held`](crate::Consumer::take_held).
+    pub fn hold(&mut self) {
+        let words = self.words();
+        words.base.store(self.base, Ordering::Relaxed);
+        words.held.store(self.tail, Ordering::Release);
     }
 
     /// Stream position of the next byte to write.
@@ -202,7 +221,7 @@ impl Producer {
     /// `len` when fewer were written, 0 when `from` is not (or no longer) in the ring.
     ///
     /// # Safety
-    /// `dst` is writable for `len` bytes and lies outside the ring.
+    /// `dst` is as [`copy`](crate::copy::copy) wants it and lies outside the ring.
     pub unsafe fn copy_out(&self, from: u64, dst: *mut u8, len: usize) -> usize {
         let pos = from.wrapping_sub(self.start);
         let held = self.tail.wrapping_sub(pos);
@@ -210,9 +229,11 @@ impl Producer {
             return 0;
         }
         let n = (len as u64).min(held) as usize;
-        // SAFETY: n <= held <= size, dst is writable for n <= len bytes (caller).
-        unsafe { self.buffer.copy_out(pos, self.base, dst, n) };
-        n
+        // SAFETY: n <= held <= size, dst is good for n <= len bytes (caller).
+        match unsafe { self.buffer.copy_out(pos, self.base, dst, n) } {
+            Ok(()) => n,
+            Err(_) => 0,
+        }
     }
 
     /// From here on the next byte to write is stream position `pos`: the direction left this ring and comes back to

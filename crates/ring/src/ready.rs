@@ -23,6 +23,13 @@
 //! Only death defeats this: a process that is killed between publishing and announcing, or between being told to ring and
 //! ringing, leaves news (or room, see [`Consumer::take_space_request`](crate::Consumer::take_space_request)) that
 //! nobody was told of. Who notices the death of a process of the peer's looks at all their rings once.
+//!
+//! # In which order
+//!
+//! Bits have no order. A sender that finds news in the set leaves a *stamp* with its slot before it sets the bit, and the
+//! receiver sorts what one drain brings. News that comes to an empty set needs none: its old stamp is older than all that are
+//! made while it stands there. So a connection alone, with its request and its reply, pays two loads and no clock. Where
+//! one receiver has several sets it asks for all stamps. They are hints: whatever stands there changes the order alone.
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence, fence_after_rmw};
 
@@ -42,8 +49,8 @@ pub struct ReadySet {
     /// Not 0: the receiver sleeps or is about to.
     sleeping: AtomicU32,
     cpu: AtomicU32,
-    /// The caller's.
-    pub user: AtomicU64,
+    /// Not 0: the receiver wants every stamp.
+    stamps: AtomicU64,
     /// A bit per slot; the first 5 words (320 slots) are on the line of `summary`.
     words: [AtomicU64; WORDS],
 }
@@ -57,7 +64,7 @@ impl Default for ReadySet {
             summary: AtomicU64::new(0),
             sleeping: AtomicU32::new(0),
             cpu: AtomicU32::new(0),
-            user: AtomicU64::new(0),
+            stamps: AtomicU64::new(0),
             words: core::array::from_fn(|_| AtomicU64::new(0)),
         }
     }
@@ -77,15 +84,29 @@ impl ReadySet {
     #[inline]
     #[must_use = "true: ring the doorbell"]
     pub fn announce_fenced(&self, slot: u16) -> bool {
+        self.announce_in_order(slot, || ())
+    }
+
+    /// [`announce_fenced`](Self::announce_fenced), with the news' place in time: `stamp` is called before the bit is set if
+    /// the order may matter, and what it stores is seen by whoever takes the bit.
+    #[inline]
+    #[must_use = "true: ring the doorbell"]
+    pub fn announce_in_order(&self, slot: u16, stamp: impl FnOnce()) -> bool {
         debug_assert!((slot as usize) < SLOTS_MAX);
         let bit = 1u64 << (slot & 63);
         let w = usize::from(slot >> 6) % WORDS;
         let Some(word) = self.words.get(w) else {
             return false;
         };
-        // Budget: 3 loads when the bits are set, 2 locked instructions more when they are not.
+        // Budget: 3 loads when the bits are set, 2 loads and 2 locked instructions more when they are not.
         let mut news = false;
-        if word.load(Ordering::Acquire) & bit == 0 {
+        let others = word.load(Ordering::Acquire);
+        if others & bit == 0 {
+            if others | self.summary.load(Ordering::Relaxed) | self.stamps.load(Ordering::Relaxed)
+                != 0
+            {
+                stamp();
+            }
             word.fetch_or(bit, Ordering::AcqRel);
             news = true;
         }
@@ -147,6 +168,11 @@ impl ReadySet {
             }
         }
         count
+    }
+
+    /// Receiver: from now on every announcement is stamped, or only those that find news in the set.
+    pub fn want_stamps(&self, all: bool) {
+        self.stamps.store(u64::from(all), Ordering::Relaxed);
     }
 
     /// Nothing to drain? 1 load.

@@ -43,6 +43,13 @@
 //! - T may be old. But a sleeping producer has stopped: the consumer learns its tail when it reads on, with at least one
 //!   byte left to consume, and then the rule holds for it. A consumer that reads everything wakes every sleeper.
 //!
+//! # Bytes that are held back
+//!
+//! A producer that has more to come need not publish at each write. What is written and not published is lost with a
+//! process that is killed; the kernel would have sent it. So the producer says in `held` how far it has come, after
+//! `base`, which the consumer does not load before it sees a new tail. When the consumer knows that its producer is
+//! gone it takes the one for the other, with the check that every tail gets.
+//!
 //! # Killed processes
 //!
 //! The ends are plain data (`repr(C)`), so that a process and its forked children can keep one end in memory that
@@ -52,11 +59,33 @@
 
 use core::ptr::NonNull;
 
+use crate::copy::BadAddress;
 use crate::sync::{self, AtomicU32, AtomicU64};
 
 /// A word that the peer writes held a value that no honest peer writes. The ring is of no further use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PeerCorrupt;
+
+/// Why no bytes were copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CopyError {
+    /// See [`PeerCorrupt`].
+    PeerCorrupt,
+    /// The buffer that the caller gave is bad. The ring is as before.
+    BadAddress,
+}
+
+impl From<PeerCorrupt> for CopyError {
+    fn from(_: PeerCorrupt) -> Self {
+        Self::PeerCorrupt
+    }
+}
+
+impl From<BadAddress> for CopyError {
+    fn from(_: BadAddress) -> Self {
+        Self::BadAddress
+    }
+}
 
 /// The words of one direction of a connection that both processes share.
 ///
@@ -71,8 +100,8 @@ pub struct RingWords {
     /// The position (counted as `tail`) that lives at index 0 of the buffer.
     pub base: AtomicU64,
     /// The caller's, written by the producer's side.
-    pub producer_user: [AtomicU64; 4],
-    _line0: [AtomicU64; 2],
+    pub producer_user: [AtomicU64; 5],
+    _line0: AtomicU64,
 
     // Line 1: the consumer writes it at each read.
     /// Bytes consumed and given back since the ring began.
@@ -92,7 +121,9 @@ pub struct RingWords {
     _line3a: AtomicU32,
     /// The caller's, written rarely by the producer's side.
     pub producer_quiet: [AtomicU64; 4],
-    _line3b: [AtomicU64; 3],
+    /// What `tail` would be if nothing were held back; stale where something was published since.
+    pub held: AtomicU64,
+    _line3b: [AtomicU64; 2],
 }
 
 #[cfg(not(loom))]
@@ -138,34 +169,48 @@ impl Buffer {
     /// Copies `src` to position `pos`.
     ///
     /// # Safety
-    /// `len <= size`, `src` is readable for `len` bytes and lies outside the ring.
+    /// `len <= size`; `src` is as [`copy`](crate::copy::copy) wants it and lies outside the ring.
     #[inline]
-    pub(crate) unsafe fn copy_in(&self, pos: u64, base: u64, src: *const u8, len: usize) {
+    pub(crate) unsafe fn copy_in(
+        &self,
+        pos: u64,
+        base: u64,
+        src: *const u8,
+        len: usize,
+    ) -> Result<(), BadAddress> {
         let (index, to_end) = self.place(pos, base);
         let first = len.min(to_end);
         // SAFETY: index < size (masked) and index + first <= size.
-        unsafe { sync::copy_in(self.data.as_ptr(), index, src, first) };
+        unsafe { sync::copy_in(self.data.as_ptr(), index, src, first)? };
         if first < len {
             let rest = len.wrapping_sub(first);
             // SAFETY: rest < len <= size.
-            unsafe { sync::copy_in(self.data.as_ptr(), 0, src.add(first), rest) };
+            unsafe { sync::copy_in(self.data.as_ptr(), 0, src.wrapping_add(first), rest)? };
         }
+        Ok(())
     }
 
     /// Copies the bytes from position `pos` on to `dst`.
     ///
     /// # Safety
-    /// `len <= size`, `dst` is writable for `len` bytes and lies outside the ring.
+    /// `len <= size`; `dst` is as [`copy`](crate::copy::copy) wants it and lies outside the ring.
     #[inline]
-    pub(crate) unsafe fn copy_out(&self, pos: u64, base: u64, dst: *mut u8, len: usize) {
+    pub(crate) unsafe fn copy_out(
+        &self,
+        pos: u64,
+        base: u64,
+        dst: *mut u8,
+        len: usize,
+    ) -> Result<(), BadAddress> {
         let (index, to_end) = self.place(pos, base);
         let first = len.min(to_end);
         // SAFETY: index < size (masked) and index + first <= size.
-        unsafe { sync::copy_out(self.data.as_ptr(), index, dst, first) };
+        unsafe { sync::copy_out(self.data.as_ptr(), index, dst, first)? };
         if first < len {
             let rest = len.wrapping_sub(first);
             // SAFETY: rest < len <= size.
-            unsafe { sync::copy_out(self.data.as_ptr(), 0, dst.add(first), rest) };
+            unsafe { sync::copy_out(self.data.as_ptr(), 0, dst.wrapping_add(first), rest)? };
         }
+        Ok(())
     }
 }

@@ -4,6 +4,7 @@
 //! here as well: under loom a ring is an array of loom's `UnsafeCell<u8>`, so that a byte which is read without
 //! having been published, or overwritten while it is read, is found.
 
+use crate::copy::BadAddress;
 #[cfg(not(loom))]
 pub(crate) use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 #[cfg(loom)]
@@ -23,13 +24,18 @@ pub(crate) fn fence_after_rmw() {
 /// Copies `len` bytes into the ring memory `data` at `index`.
 ///
 /// # Safety
-/// `data[index..index + len]` is ring memory, `src` is readable for `len` bytes and lies outside it.
+/// `data[index..index + len]` is ring memory; `src` is as [`copy`](crate::copy::copy) wants it and lies outside.
 #[inline]
-pub(crate) unsafe fn copy_in(data: *mut u8, index: usize, src: *const u8, len: usize) {
+pub(crate) unsafe fn copy_in(
+    data: *mut u8,
+    index: usize,
+    src: *const u8,
+    len: usize,
+) -> Result<(), BadAddress> {
     #[cfg(not(loom))]
-    // SAFETY: both ranges are valid and apart (caller).
+    // SAFETY: the ring's range is valid, the other one is as `copy` wants it, and they are apart (caller).
     unsafe {
-        core::ptr::copy_nonoverlapping(src, data.add(index), len);
+        crate::copy::copy(data.add(index), src, len)?;
     }
     #[cfg(loom)]
     for i in 0..len {
@@ -42,18 +48,24 @@ pub(crate) unsafe fn copy_in(data: *mut u8, index: usize, src: *const u8, len: u
         // SAFETY: loom checks that nobody else has the cell; `src` is readable (caller).
         cell.with_mut(|byte| unsafe { *byte = *src.add(i) });
     }
+    Ok(())
 }
 
 /// Copies `len` bytes out of the ring memory `data` from `index` on.
 ///
 /// # Safety
-/// `data[index..index + len]` is ring memory, `dst` is writable for `len` bytes and lies outside it.
+/// `data[index..index + len]` is ring memory; `dst` is as [`copy`](crate::copy::copy) wants it and lies outside.
 #[inline]
-pub(crate) unsafe fn copy_out(data: *const u8, index: usize, dst: *mut u8, len: usize) {
+pub(crate) unsafe fn copy_out(
+    data: *const u8,
+    index: usize,
+    dst: *mut u8,
+    len: usize,
+) -> Result<(), BadAddress> {
     #[cfg(not(loom))]
-    // SAFETY: both ranges are valid and apart (caller).
+    // SAFETY: as in `copy_in`.
     unsafe {
-        core::ptr::copy_nonoverlapping(data.add(index), dst, len);
+        crate::copy::copy(dst, data.add(index), len)?;
     }
     #[cfg(loom)]
     for i in 0..len {
@@ -66,4 +78,5 @@ pub(crate) unsafe fn copy_out(data: *const u8, index: usize, dst: *mut u8, len: 
         // SAFETY: loom checks that nobody writes the cell; `dst` is writable (caller).
         cell.with(|byte| unsafe { *dst.add(i) = *byte });
     }
+    Ok(())
 }

@@ -4,10 +4,13 @@
 //! |---|---|
 //! | `unit` | each behaviour once, one thread |
 //! | `model` | random calls against an oracle, anywhere in the number range |
+//! | `bad_address` | buffers that cannot be read or written, and the copy itself, every length |
 //! | `hostile` | the peer's words are anything, at any time |
 //! | `threads` | two real threads; under Miri with its data race detector and weak memory |
 //! | `loom_tests` | every interleaving of small cases, run with `RUSTFLAGS="--cfg loom" cargo test -p netacc-ring --release loom_` |
 
+#[cfg(not(any(loom, miri)))]
+mod bad_address;
 #[cfg(not(loom))]
 mod hostile;
 #[cfg(loom)]

@@ -101,7 +101,7 @@ fn message() -> impl Strategy<Value = Message> {
             }
         }),
         (any::<u16>(), direction()).prop_map(|(slot, dir)| Message::PullBack { slot, dir }),
-        any::<u16>().prop_map(|slot| Message::Demote { slot }),
+        any::<u16>().prop_map(|slot| Message::Unread { slot }),
         Just(Message::Bye),
     ]
 }
@@ -148,7 +148,7 @@ fn samples() -> [Message; 12] {
             slot: 9,
             dir: Direction::AcceptorToConnector,
         },
-        Message::Demote { slot: 9 },
+        Message::Unread { slot: 9 },
         Message::Bye,
     ]
 }

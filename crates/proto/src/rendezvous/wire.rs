@@ -37,7 +37,7 @@ mod kind {
     pub(super) const ACCEPT: u8 = 8;
     pub(super) const REFUSE: u8 = 9;
     pub(super) const PULL_BACK: u8 = 10;
-    pub(super) const DEMOTE: u8 = 11;
+    pub(super) const UNREAD: u8 = 11;
     pub(super) const BYE: u8 = 12;
 }
 
@@ -106,7 +106,7 @@ impl Message {
                 w.u16(*slot);
                 w.u8(*dir as u8);
             }
-            Self::Demote { slot } => w.u16(*slot),
+            Self::Unread { slot } => w.u16(*slot),
             Self::Bye => {}
         }
         w.at
@@ -160,7 +160,7 @@ impl Message {
                 slot: r.u16()?,
                 dir: r.direction()?,
             },
-            kind::DEMOTE => Self::Demote { slot: r.u16()? },
+            kind::UNREAD => Self::Unread { slot: r.u16()? },
             kind::BYE => Self::Bye,
             _ => return Err(DecodeError::Kind),
         };
@@ -185,7 +185,7 @@ impl Message {
             Self::Accept { .. } => kind::ACCEPT,
             Self::Refuse { .. } => kind::REFUSE,
             Self::PullBack { .. } => kind::PULL_BACK,
-            Self::Demote { .. } => kind::DEMOTE,
+            Self::Unread { .. } => kind::UNREAD,
             Self::Bye => kind::BYE,
         }
     }

@@ -414,7 +414,17 @@ impl Rx {
     ///
     /// # Errors
     /// [`Corrupt::Overrun`] when `n` is more than the plan allowed.
+    #[inline(always)]
     pub fn on_delivered(&mut self, n: u64) -> Result<bool, Corrupt> {
+        if matches!(self.state(), RxState::Fast) {
+            // As below: there is no limit, and no place to come to.
+            self.offset = self.offset.checked_add(n).ok_or(Corrupt::Overrun)?;
+            return Ok(false);
+        }
+        self.on_delivered_between(n)
+    }
+
+    fn on_delivered_between(&mut self, n: u64) -> Result<bool, Corrupt> {
         let limit = match self.plan() {
             Plan::Carrier { limit, .. } | Plan::Fast { limit } => limit,
             Plan::Wait => 0,

@@ -581,3 +581,95 @@ fn announcement_that_comes_after_the_end_of_the_carrier_is_too_late() {
     assert_eq!(rx.on_announce(again), Ok(false));
     assert_eq!(rx.on_carrier_eof(again, true), Ok(EofVerdict::Truncated));
 }
+
+#[test]
+fn bytes_that_come_again_are_outstanding_until_they_have_come() {
+    let (mut tx, mut rx) = fast_pair(Link::Reliable);
+    tx.on_accepted(8).unwrap();
+    rx.on_delivered(3).unwrap();
+    assert_eq!(rx.outstanding(), 0, "on the fast path nothing is");
+    rx.freeze();
+    let fail_over = tx.pull_back(rx.ack()).unwrap().unwrap();
+    assert_eq!(rx.outstanding(), 0, "not known yet");
+    assert_eq!(rx.on_announce(fail_over.announce), Ok(true));
+    assert_eq!(rx.outstanding(), 5);
+    rx.on_delivered(2).unwrap();
+    assert_eq!(rx.outstanding(), 3);
+    rx.on_delivered(3).unwrap();
+    assert_eq!((rx.outstanding(), rx.state()), (0, RxState::Open));
+    rx.on_delivered(7).unwrap();
+    assert_eq!(rx.outstanding(), 0);
+}
+
+#[test]
+fn each_arming_over_a_lossy_link_waits_for_echoes_of_its_own() {
+    let mut rx = lossy_armed();
+    for _ in 0..2 {
+        rx.freeze();
+        assert!(rx.ack().armed, "of this arming the sender has seen nothing");
+        assert!(rx.ack_seen(rx.ack().control()));
+        assert!(rx.ack_seen(rx.ack().control()));
+        assert_eq!(rx.on_announce(Announce::default()), Ok(false));
+        assert!(rx.is_released() && rx.arm());
+    }
+    // One that was armed already is no new arming.
+    assert!(!rx.ack_seen(rx.ack().control()));
+    assert!(rx.arm());
+    rx.freeze();
+    assert!(!rx.ack().armed, "the sender has seen it armed");
+}
+
+#[test]
+fn announcement_after_the_end_counts_where_the_fast_path_keeps_its_bytes() {
+    let (mut tx, mut rx) = fast_pair(Link::Reliable);
+    tx.on_accepted(5).unwrap();
+    let before = Announce {
+        epoch: 1,
+        fast_from: 10,
+        ..Announce::default()
+    };
+    assert_eq!(
+        rx.on_carrier_eof(before, false),
+        Ok(EofVerdict::DrainFastFirst)
+    );
+    rx.on_delivered(3).unwrap();
+    assert_eq!(rx.on_announce(tx.demote().unwrap()), Ok(true));
+    assert_eq!(rx.plan(), Plan::Fast { limit: 2 });
+    // On the carrier nothing is lost by its end over a lossy link either.
+    let mut rx = lossy_armed();
+    let promoted = Tx::new().promote(rx.ack(), Link::Lossy).unwrap();
+    let end = rx.on_carrier_eof(Announce::default(), true);
+    assert_eq!(end, Ok(EofVerdict::Eof));
+    assert_eq!(rx.on_announce(promoted), Ok(true));
+}
+
+#[test]
+fn bytes_of_a_promotion_come_again_only_to_who_froze_before_it() {
+    let resent = |carrier_from| Announce {
+        epoch: 2,
+        fast_from: 10,
+        carrier_from,
+        resend_to: 15,
+    };
+    let promoted = Announce {
+        epoch: 1,
+        fast_from: 10,
+        ..Announce::default()
+    };
+    let frozen_before = || {
+        let mut rx = Rx::new();
+        armed(&mut rx);
+        assert_eq!(rx.on_announce(promoted), Ok(true));
+        rx.freeze();
+        assert_eq!(rx.state(), RxState::FrozenToFast);
+        rx
+    };
+    assert_eq!(frozen_before().on_announce(resent(10)), Ok(true));
+    let late = frozen_before().on_announce(resent(12));
+    assert_eq!(late, Err(Corrupt::OffsetOrder));
+    let mut rx = Rx::new();
+    armed(&mut rx);
+    assert_eq!(rx.on_announce(promoted), Ok(true));
+    let unasked = rx.on_announce(resent(10));
+    assert_eq!(unasked, Err(Corrupt::OffsetOrder));
+}

@@ -72,7 +72,7 @@ fn memory(bytes: usize) -> NonNull<u8> {
 fn step_copy_in(conn: &mut Conn, from: &[u8; BYTES]) {
     // SAFETY: an array of ours.
     let n = unsafe { conn.producer.write(from.as_ptr(), BYTES) };
-    conn.producer.publish();
+    let _ = conn.producer.publish();
     assert_eq!(n, Ok(BYTES));
 }
 
@@ -97,7 +97,7 @@ fn step_empty_poll(hub: &Hub<Edge>) {
 fn step_copy_out(conn: &mut Conn, to: &mut [u8; BYTES]) {
     // SAFETY: an array of ours.
     let n = unsafe { conn.consumer.read(to.as_mut_ptr(), BYTES) };
-    conn.consumer.publish();
+    let _ = conn.consumer.publish();
     assert_eq!(n, Ok(BYTES));
 }
 
@@ -119,7 +119,6 @@ fn settings(lanes: u16, immediate: bool) -> Settings {
         peer_receives: depth,
         inline_bytes: 64,
         immediate,
-        words: false,
         slots: lanes,
         turn_bytes: 16384,
     }

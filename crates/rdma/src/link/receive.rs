@@ -6,7 +6,7 @@
 
 use super::*;
 use crate::counters::add;
-use crate::slot::{Peer, announce, quiet};
+use crate::slot::Peer;
 use crate::wire::{Imm, Item, Message, Ring};
 use netacc_verbs::fabric::Outcome;
 
@@ -197,7 +197,7 @@ impl<F: Fabric> Link<F> {
             // A credit may have said more.
             let head = marked.wrapping_sub(1);
             if head.wrapping_sub(slot.acked.load(Relaxed)).cast_signed() > 0 {
-                self.credit(n, slot, rx, config, head, tell)?;
+                self.credit(n, slot, config, head, tell)?;
             }
             slot.reached.store(marked, Release);
         }
@@ -209,15 +209,7 @@ impl<F: Fabric> Link<F> {
     }
 
     /// The peer has consumed everything before `head`.
-    fn credit(
-        &self,
-        n: u16,
-        slot: &Slot<F>,
-        rx: &mut SlotRx,
-        config: &Config<F>,
-        head: u64,
-        tell: &mut dyn FnMut(News),
-    ) -> Applied {
+    fn credit(&self, n: u16, slot: &Slot<F>, config: &Config<F>, head: u64, tell: &mut dyn FnMut(News)) -> Applied {
         let out = config.outbound();
         let acked = slot.acked.load(Relaxed);
         if head.wrapping_sub(acked) > slot.posted.load(Acquire).wrapping_sub(acked) {
@@ -225,7 +217,7 @@ impl<F: Fabric> Link<F> {
         }
         slot.acked.store(head, Release);
         out.head.store(head, Release);
-        // Against `Producer::want_space` and `Link::ask`, which store, fence and look at the head.
+        // Against `Producer::want_space`, which stores, fences and looks at the head.
         fence(SeqCst);
         let half = config.rings.size as u64 / 2;
         if out.space_wanted.load(Relaxed) != 0
@@ -233,11 +225,6 @@ impl<F: Fabric> Link<F> {
             && out.space_wanted.swap(0, Relaxed) != 0
         {
             tell(News::Room { slot: n });
-        }
-        let ask = slot.ask.load(Relaxed);
-        if ask != rx.ask_reported && head.wrapping_sub(ask.wrapping_sub(1)).cast_signed() >= 0 {
-            rx.ask_reported = ask;
-            tell(News::Drained { slot: n });
         }
         Ok(())
     }
@@ -290,64 +277,17 @@ impl<F: Fabric> Link<F> {
         // SAFETY: the poll lock is ours.
         let rx = unsafe { &mut *slot.rx.get() };
         match item {
-            Item::Open { ring, token } => return self.peer_opens(n, slot, rx, ring, token, tell),
-            Item::Close => return self.peer_closes(n, slot, rx, tell),
-            _ => {}
-        }
-        let config = self.config(slot, rx)?;
-        let (out, inb) = (config.outbound(), config.inbound());
-        if matches!(item, Item::Announce(_) | Item::Echo { .. } | Item::Ack { .. } | Item::Request { .. })
-            && !self.settings.words
-        {
-            return Err(Violation::Words);
-        }
-        match item {
-            Item::Open { .. } | Item::Close => {}
-            Item::Data { rebased, bytes, tail } => return self.advance(n, rx, config, rebased, bytes, tail, tell),
-            Item::Credit { head } => return self.credit(n, slot, rx, config, head, tell),
-            Item::Ask { head } => {
-                slot.want.store(head.wrapping_add(1), Release);
-                self.dirty.set(n);
+            Item::Open { ring, token } => self.peer_opens(n, slot, rx, ring, token, tell),
+            Item::Close => self.peer_closes(n, slot, rx, tell),
+            Item::Data { rebased, bytes, tail } => {
+                let config = self.config(slot, rx)?;
+                self.advance(n, rx, config, rebased, bytes, tail, tell)
             }
-            Item::Announce(a) => {
-                let store = |i: usize, value, order| {
-                    if let Some(word) = inb.producer_user.get(i) {
-                        word.store(value, order);
-                    }
-                };
-                store(announce::FAST_FROM, a.fast_from, Relaxed);
-                store(announce::CARRIER_FROM, a.carrier_from, Relaxed);
-                store(announce::RESEND_TO, a.resend_to, Relaxed);
-                store(announce::EPOCH, u64::from(a.epoch), Release);
-                slot.echo_due.store(u64::from(a.epoch).wrapping_add(1), Release);
-                self.dirty.set(n);
-                tell(News::Words { slot: n });
-            }
-            Item::Echo { epoch } => {
-                let echoed = slot.echoed.load(Relaxed);
-                if epoch.wrapping_sub(echoed) > slot.announced.load(Acquire).wrapping_sub(echoed) {
-                    return Err(Violation::Echo);
-                }
-                slot.echoed.store(epoch, Release);
-                tell(News::Words { slot: n });
-            }
-            Item::Ack { control, consumed } => {
-                if let Some(word) = out.quiet.get(quiet::CONSUMED) {
-                    word.store(consumed, Relaxed);
-                }
-                if let Some(word) = out.quiet.get(quiet::ACK) {
-                    word.store(control, Release);
-                }
-                tell(News::Words { slot: n });
-            }
-            Item::Request { word } => {
-                if let Some(to) = out.quiet.get(quiet::REQUEST) {
-                    to.store(word, Release);
-                }
-                tell(News::Words { slot: n });
+            Item::Credit { head } => {
+                let config = self.config(slot, rx)?;
+                self.credit(n, slot, config, head, tell)
             }
         }
-        Ok(())
     }
 
     fn peer_opens(

@@ -10,8 +10,7 @@
 
 use super::*;
 use crate::counters::add;
-use crate::slot::{announce, quiet};
-use crate::wire::{Announcement, Draft, Imm, Item, Ring};
+use crate::wire::{Draft, Imm, Item, Ring};
 use netacc_verbs::fabric::{Action, Remote, Work};
 
 /// Most work requests of one message: a part of the message's words, two parts of the bytes, what announces them.
@@ -169,7 +168,6 @@ impl<F: Fabric> Link<F> {
         }
         if turn.draft.is_empty() && turn.bytes.is_none() {
             *mine = next;
-            slot.want_served.store(next.want_served, Relaxed);
             return Served::Idle;
         }
         let Turned { mut draft, bytes, credit, more } = turn;
@@ -183,7 +181,6 @@ impl<F: Fabric> Link<F> {
         let ready = || {
             slot.posted.store(next.posted, Release);
             slot.marked.store(next.marked, Release);
-            slot.announced.store(next.announced.epoch, Release);
             if next.closed {
                 slot.close_number.store(number, Relaxed);
                 slot.close_sent.store(true, Release);
@@ -193,7 +190,6 @@ impl<F: Fabric> Link<F> {
         match self.post(tx, pair, &mut message, ready) {
             Served::More => {
                 *mine = next;
-                slot.want_served.store(next.want_served, Relaxed);
                 if let Some(c) = config {
                     slot.due.store(next.told.wrapping_add(c.rings.size as u64 / 4), Relaxed);
                 }
@@ -201,7 +197,6 @@ impl<F: Fabric> Link<F> {
             }
             Served::Full => {
                 slot.posted.store(mine.posted, Release);
-                slot.announced.store(mine.announced.epoch, Release);
                 if next.closed {
                     self.closing.clear(n);
                     slot.close_sent.store(false, Release);
@@ -213,80 +208,19 @@ impl<F: Fabric> Link<F> {
         }
     }
 
-    /// Collects what an established slot has to say, in the order in which it was said. `None`: the words are impossible.
+    /// Collects what an established slot has to say. `None`: the words are impossible.
     fn gather(&self, slot: &Slot<F>, c: &Config<F>, n: u16, next: &mut SlotTx, turn: &mut Turned) -> Option<()> {
         let (out, inb, size) = (c.outbound(), c.inbound(), c.rings.size as u64);
-        let [epoch, fast_from, carrier_from, resend_to] =
-            [announce::EPOCH, announce::FAST_FROM, announce::CARRIER_FROM, announce::RESEND_TO];
-        let producer = |i: usize, order| out.producer_user.get(i).map_or(0, |w| w.load(order));
-        let consumer = |i: usize, order| inb.quiet.get(i).map_or(0, |w| w.load(order));
-
-        // The epoch before the tail: all bytes of before this announcement are in this tail.
-        let announced = if self.settings.words {
-            Announcement {
-                epoch: producer(epoch, Acquire) as u32,
-                fast_from: producer(fast_from, Relaxed),
-                carrier_from: producer(carrier_from, Relaxed),
-                resend_to: producer(resend_to, Relaxed),
-            }
-        } else {
-            next.announced
-        };
         let tail = out.tail.load(Acquire);
         let pending = tail.wrapping_sub(next.posted);
         if pending > size {
             return None;
         }
-
-        if self.settings.words {
-            // An echo says that the acknowledgement before it is of after the announcement.
-            let echo = slot.echo_due.load(Acquire);
-            if echo != next.echoed {
-                fence(SeqCst);
-            }
-            let ack = (consumer(quiet::ACK, Acquire), consumer(quiet::CONSUMED, Relaxed));
-            if ack != next.ack {
-                turn.add(n, Item::Ack { control: ack.0, consumed: ack.1 }, || next.ack = ack);
-            }
-            if echo != next.echoed && !turn.more {
-                let epoch = echo.wrapping_sub(1) as u32;
-                turn.add(n, Item::Echo { epoch }, || next.echoed = echo);
-            }
-            let request = consumer(quiet::REQUEST, Acquire);
-            if request != next.request {
-                turn.add(n, Item::Request { word: request }, || next.request = request);
-            }
-        }
-
-        // A promotion goes before the bytes that follow it, a demotion after the bytes that it follows.
-        let is_new = announced.epoch != next.announced.epoch;
-        if is_new && announced.epoch & 1 == 1 {
-            turn.add(n, Item::Announce(announced), || next.announced = announced);
-        } else if is_new && pending != 0 && next.announced.epoch & 1 == 0 {
-            // Promoted, written and demoted since the last look: as it would have looked in between.
-            let Announcement { carrier_from, resend_to, .. } = next.announced;
-            let epoch = announced.epoch.wrapping_sub(1);
-            let promoted = Announcement { epoch, fast_from: announced.fast_from, carrier_from, resend_to };
-            turn.add(n, Item::Announce(promoted), || next.announced = promoted);
-        }
-        let is_promoted = !turn.more;
-
-        let ask = slot.ask.load(Acquire);
-        if ask != next.asked {
-            turn.add(n, Item::Ask { head: ask.wrapping_sub(1) }, || next.asked = ask);
-        }
-
-        // The peer's wish before the head, and a fence between: `Link::consumed` does it the other way round.
-        let want = slot.want.load(Acquire);
-        let wants = want != 0 && want != next.want_served;
-        if wants {
-            fence(SeqCst);
-        }
         let head = inb.head.load(Acquire);
         if head.wrapping_sub(next.told) > size {
             return None;
         }
-        let sends = pending != 0 && is_promoted;
+        let sends = pending != 0;
         let reaches = |position: u64| head.wrapping_sub(position).cast_signed() >= 0;
         // An immediate says that the peer's last mark is consumed.
         let (mark, immediate) = (slot.mark.load(Acquire), self.settings.immediate);
@@ -299,21 +233,14 @@ impl<F: Fabric> Link<F> {
             }
         }
         let consumed = head.wrapping_sub(next.told);
-        let wants = wants && reaches(want.wrapping_sub(1));
-        if wants && consumed == 0 {
-            next.want_served = want;
-        }
         let only_credit = turn.draft.is_empty();
         let rides = !only_credit || (sends && !immediate);
-        if consumed != 0 && (wants || consumed >= size / 4 || rides) {
+        if consumed != 0 && (consumed >= size / 4 || rides) {
             // What only rides along may miss it.
             let fits = turn.draft.room() > usize::from(sends && !immediate);
             if fits && turn.draft.push(n, Item::Credit { head }) {
                 next.told = head;
-                if wants {
-                    next.want_served = want;
-                }
-            } else if wants || consumed >= size / 4 {
+            } else if consumed >= size / 4 {
                 turn.more = true;
             }
         }
@@ -341,13 +268,6 @@ impl<F: Fabric> Link<F> {
         }
         if next.posted != tail {
             turn.more = true;
-        } else if announced.epoch != next.announced.epoch && is_promoted {
-            if turn.bytes.is_some() && immediate {
-                turn.more = true;
-            } else {
-                turn.credit = false;
-                turn.add(n, Item::Announce(announced), || next.announced = announced);
-            }
         }
         Some(())
     }

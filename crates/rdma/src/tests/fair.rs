@@ -89,33 +89,3 @@ fn a_producer_without_room_is_told() {
         rig.close();
     }
 }
-
-#[test]
-#[cfg_attr(miri, ignore = "too long; nothing that the others do not touch")]
-fn who_asks_is_told_when_everything_is_consumed() {
-    for &(model, immediate) in WAYS {
-        let mut rig = Rig::new(Order::Prompt, model, settings(immediate));
-        rig.open(2);
-        let n = rig.ends[0].produce(1, 700) as u64;
-        rig.settle();
-        assert!(!rig.ends[0].link().ask(1, n));
-        rig.settle();
-        // Not a quarter of the ring each, and too little altogether.
-        rig.ends[1].consume(1, 350);
-        rig.settle();
-        assert!(!rig.ends[0].news.contains(&News::Drained { slot: 1 }));
-        rig.ends[1].consume(1, 350);
-        rig.settle();
-        assert!(rig.ends[0].news.contains(&News::Drained { slot: 1 }));
-        assert_eq!(rig.ends[0].link().account(1).unwrap().acknowledged, n);
-        assert!(rig.ends[0].link().ask(1, n));
-        // Asked before the bytes have gone, and before they are there.
-        rig.ends[0].news.clear();
-        let n = n + rig.ends[0].conn(1).produce(100) as u64;
-        assert!(!rig.ends[0].link().ask(1, n));
-        rig.drain();
-        assert!(rig.ends[0].news.contains(&News::Drained { slot: 1 }));
-        rig.check();
-        rig.close();
-    }
-}

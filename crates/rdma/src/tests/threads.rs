@@ -53,7 +53,7 @@ fn threads_may_kick_and_poll_at_the_same_time() {
                             let data: Vec<u8> = (0..n as u64).map(|i| byte(stream, *written + i)).collect();
                             // SAFETY: a vector of ours.
                             let n = unsafe { producer.write(data.as_ptr(), n) }.unwrap();
-                            producer.publish();
+                            let _ = producer.publish();
                             *written += n as u64;
                             link.kick(slot);
                             if n == 0 {
@@ -71,7 +71,7 @@ fn threads_may_kick_and_poll_at_the_same_time() {
                             for (i, got) in buffer[..n].iter().enumerate() {
                                 assert_eq!(*got, byte(stream ^ 1, *read + i as u64));
                             }
-                            consumer.publish();
+                            let _ = consumer.publish();
                             *read += n as u64;
                             link.consumed(slot, inb.head.load(Relaxed));
                             if n == 0 {

@@ -3,19 +3,12 @@ use std::vec::Vec;
 
 fn items() -> Vec<Item> {
     let ring = Ring { address: 0x1122_3344_5566_7788, key: 0x99aa_bbcc, log2: 17 };
-    let announcement =
-        Announcement { epoch: u32::MAX, fast_from: 1, carrier_from: u64::MAX - 1, resend_to: 0x0102_0304_0506_0708 };
     std::vec![
         Item::Open { ring, token: u64::MAX - 2 },
         Item::Close,
         Item::Data { rebased: true, bytes: 0x0001_0203, tail: u64::MAX },
         Item::Data { rebased: false, bytes: 1, tail: 1 },
         Item::Credit { head: 5 },
-        Item::Ask { head: 6 },
-        Item::Announce(announcement),
-        Item::Echo { epoch: 7 },
-        Item::Ack { control: 3 << 32 | 0xffff_ffff, consumed: 8 },
-        Item::Request { word: 1 << 32 },
     ]
 }
 

@@ -48,10 +48,10 @@ fn produce(p: &mut Producer, op: &Op) {
     let size = p.size();
     let n = match *op {
         Op::Write(len) => write(p, &vec![7; len]).inspect(|&n| assert!(n <= len)),
-        Op::Free(want) => p.free_at_least(want),
-        Op::InFlight => p.in_flight(),
+        Op::Free(want) => p.free_at_least(want).map_err(CopyError::from),
+        Op::InFlight => p.in_flight().map_err(CopyError::from),
         Op::CopyOut(back, len) => Ok(copy_out(p, p.tail().wrapping_sub(back as u64), len).len()),
-        Op::WantSpace(want) => p.want_space(want).map(usize::from),
+        Op::WantSpace(want) => p.want_space(want).map(usize::from).map_err(CopyError::from),
         _ => {
             p.publish();
             Ok(p.unpublished())
@@ -64,11 +64,14 @@ fn produce(p: &mut Producer, op: &Op) {
 fn consume(c: &mut Consumer, op: &Op) {
     let size = c.size();
     let n = match *op {
-        Op::Available => c.available(),
-        Op::Refresh => c.refresh(),
+        Op::Available => c.available().map_err(CopyError::from),
+        Op::Refresh => c.refresh().map_err(CopyError::from),
         Op::Read(len) => read(c, len).map(|bytes| bytes.len()),
         Op::Peek(offset, len) => peek(c, offset, len).map(|bytes| bytes.len()),
-        Op::Skip(len) => c.skip(len).inspect(|&n| assert!(n <= len)),
+        Op::Skip(len) => c
+            .skip(len)
+            .inspect(|&n| assert!(n <= len))
+            .map_err(CopyError::from),
         Op::GiveBack => {
             c.publish();
             Ok(usize::from(c.take_space_request()))

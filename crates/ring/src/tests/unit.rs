@@ -26,6 +26,56 @@ fn written_bytes_are_invisible_until_published() {
 }
 
 #[test]
+fn what_a_dead_producer_held_back_is_there() {
+    let ring = Ring::new(8);
+    let (mut p, mut c) = ring.ends(70);
+    // Nothing was ever held back, or not since.
+    assert_eq!(c.take_held(), Ok(0));
+    write(&mut p, b"ab").unwrap();
+    p.hold();
+    assert!(!c.peek_published());
+    assert_eq!(c.refresh(), Ok(0));
+    write(&mut p, b"cd").unwrap();
+    p.publish();
+    assert_eq!(c.take_held(), Ok(4));
+    assert_eq!(read(&mut c, 8).unwrap(), b"abcd");
+    c.publish();
+    // At another base, and over the end of the buffer.
+    write(&mut p, b"efghij").unwrap();
+    p.publish();
+    assert_eq!(read(&mut c, 5).unwrap(), b"efghi");
+    c.publish();
+    write(&mut p, b"klm").unwrap();
+    p.hold();
+    drop(p);
+    assert_eq!(c.refresh(), Ok(1));
+    assert_eq!(c.take_held(), Ok(4));
+    assert!(c.peek_published());
+    assert_eq!(c.refresh(), Ok(4));
+    assert_eq!(read(&mut c, 8).unwrap(), b"jklm");
+    assert_eq!(c.head(), 83);
+}
+
+#[test]
+fn what_a_producer_cannot_have_held_back_is_refused() {
+    let ring = Ring::new(8);
+    let (mut p, mut c) = ring.ends(0);
+    write(&mut p, b"abc").unwrap();
+    p.publish();
+    assert_eq!(c.refresh(), Ok(3));
+    for held in [9, 1 << 62, u64::MAX >> 1] {
+        ring.words().held.store(held, Relaxed);
+        assert_eq!(c.take_held(), Err(PeerCorrupt), "{held}");
+    }
+    for held in [0, 3, u64::MAX] {
+        ring.words().held.store(held, Relaxed);
+        assert_eq!(c.take_held(), Ok(3), "{held}");
+    }
+    ring.words().held.store(8, Relaxed);
+    assert_eq!(c.take_held(), Ok(8));
+}
+
+#[test]
 fn full_ring_takes_no_more_and_goes_on_after_a_read() {
     let ring = Ring::new(8);
     let (mut p, mut c) = ring.ends(0);
@@ -163,6 +213,36 @@ fn one_sender_is_elected_to_ring() {
     assert!(!set.wake_only());
     set.set_cpu(7);
     assert_eq!(set.cpu(), 7);
+}
+
+#[test]
+fn news_is_stamped_where_others_stand() {
+    let set = ReadySet::default();
+    let announce = |slot: u16| {
+        let mut stamped = false;
+        let _ = set.announce_in_order(slot, || stamped = true);
+        stamped
+    };
+    let drained = || {
+        let mut slots = vec![];
+        set.drain(|slot| slots.push(slot));
+        slots
+    };
+    // The first needs none, whatever comes later; who stands there keeps his place.
+    assert!(!announce(70));
+    assert!(announce(71));
+    assert!(announce(3));
+    assert!(!announce(71));
+    assert!(!announce(70));
+    assert_eq!(drained(), [3, 70, 71]);
+    assert!(!announce(3));
+    assert_eq!(drained(), [3]);
+    set.want_stamps(true);
+    assert!(announce(5));
+    assert!(!announce(5));
+    assert_eq!(drained(), [5]);
+    set.want_stamps(false);
+    assert!(!announce(5));
 }
 
 #[test]

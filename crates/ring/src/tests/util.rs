@@ -3,7 +3,7 @@
 use std::vec;
 use std::vec::Vec;
 
-use crate::{Consumer, PeerCorrupt, Producer};
+use crate::{Consumer, CopyError, Producer};
 
 #[cfg(not(loom))]
 pub(super) use ring::Ring;
@@ -74,12 +74,12 @@ mod ring {
     }
 }
 
-pub(super) fn write(p: &mut Producer, bytes: &[u8]) -> Result<usize, PeerCorrupt> {
+pub(super) fn write(p: &mut Producer, bytes: &[u8]) -> Result<usize, CopyError> {
     // SAFETY: a slice is readable for its length and is not the ring.
     unsafe { p.write(bytes.as_ptr(), bytes.len()) }
 }
 
-pub(super) fn read(c: &mut Consumer, len: usize) -> Result<Vec<u8>, PeerCorrupt> {
+pub(super) fn read(c: &mut Consumer, len: usize) -> Result<Vec<u8>, CopyError> {
     let mut bytes = vec![0; len];
     // SAFETY: a slice is writable for its length and is not the ring.
     let n = unsafe { c.read(bytes.as_mut_ptr(), len) }?;
@@ -87,7 +87,7 @@ pub(super) fn read(c: &mut Consumer, len: usize) -> Result<Vec<u8>, PeerCorrupt>
     Ok(bytes)
 }
 
-pub(super) fn peek(c: &mut Consumer, offset: usize, len: usize) -> Result<Vec<u8>, PeerCorrupt> {
+pub(super) fn peek(c: &mut Consumer, offset: usize, len: usize) -> Result<Vec<u8>, CopyError> {
     let mut bytes = vec![0; len];
     // SAFETY: a slice is writable for its length and is not the ring.
     let n = unsafe { c.peek(offset, bytes.as_mut_ptr(), len) }?;
