@@ -68,8 +68,22 @@ pub struct Config {
     pub poll_ms: Option<u32>,
     /// `NACC_CQ_COMP_VECTOR`.
     pub comp_vector: u32,
+    /// `NACC_IO_URING`
+    pub io_uring: IoUring,
     /// `NACC_PATHS`: a connection takes the first of them that both of its ends can use.
     pub paths: Paths,
+}
+
+/// What becomes of a program's io_uring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum IoUring {
+    /// The program finds a kernel without.
+    Refuse = 0,
+    /// What it does with sockets is followed.
+    #[default]
+    Follow = 1,
+    /// All connections of the process stay on TCP.
+    Leave = 2,
 }
 
 /// How severe a message is.
@@ -182,6 +196,7 @@ impl Default for Config {
             fast_connect: false,
             poll_ms: None,
             comp_vector: 0,
+            io_uring: IoUring::default(),
             paths: Paths::default(),
         }
     }
@@ -246,6 +261,7 @@ impl Config {
             Key::PollMs => self.poll_ms.map(|ms| ms.to_string()).unwrap_or_default(),
             Key::CompVector => self.comp_vector.to_string(),
             Key::Paths => self.paths.to_string(),
+            Key::IoUring => (self.io_uring as u8).to_string(),
         }
     }
 
@@ -324,6 +340,13 @@ impl Config {
             Key::Paths => {
                 if let Value::Paths(paths) = value {
                     self.paths = paths;
+                }
+            }
+            Key::IoUring => {
+                self.io_uring = match number(&value) {
+                    0 => IoUring::Refuse,
+                    1 => IoUring::Follow,
+                    _ => IoUring::Leave,
                 }
             }
         }

@@ -34,8 +34,8 @@ pub const VERSION: u32 = 1;
 pub const COUNTER_SLOTS: usize = 128;
 /// Room for reasons, indexed by code.
 pub const REASON_SLOTS: usize = 64;
-/// Number of paths.
-pub const PATHS: usize = 4;
+/// Room for paths, indexed by code.
+pub const PATH_SLOTS: usize = 4;
 /// Room for the rendered configuration.
 pub const CONFIG_BYTES: usize = 4096;
 /// Room for channels to processes of this host.
@@ -57,20 +57,17 @@ pub enum Path {
     Shm = 1,
     /// RDMA.
     Rdma = 2,
-    /// AF_XDP.
-    Xdp = 3,
 }
 
 impl Path {
     /// Every path, by code.
-    pub const ALL: [Path; PATHS] = [Path::Tcp, Path::Shm, Path::Rdma, Path::Xdp];
-    /// `tcp`, `shm`, `rdma` or `xdp`.
+    pub const ALL: [Path; 3] = [Path::Tcp, Path::Shm, Path::Rdma];
+    /// `tcp`, `shm` or `rdma`.
     pub const fn name(self) -> &'static str {
         match self {
             Path::Tcp => "tcp",
             Path::Shm => "shm",
             Path::Rdma => "rdma",
-            Path::Xdp => "xdp",
         }
     }
     /// The path with that code.
@@ -102,9 +99,9 @@ pub struct Header {
     /// Zero.
     pub reserved: [AtomicU64; 3],
     /// Open connections by their better direction's path.
-    pub open_by_path: [AtomicU64; PATHS],
+    pub open_by_path: [AtomicU64; PATH_SLOTS],
     /// All connections by the best path that they ever had.
-    pub total_by_path: [AtomicU64; PATHS],
+    pub total_by_path: [AtomicU64; PATH_SLOTS],
     /// Connections, open and closed, by the reason why they are, or ended, not accelerated.
     pub reasons: [AtomicU64; REASON_SLOTS],
     /// By [`Counter`].
@@ -151,9 +148,9 @@ pub struct ConnRecord {
     /// As `local_addr`.
     pub peer_addr: [AtomicU64; 2],
     /// Bytes sent, by [`Path`].
-    pub tx_bytes: [AtomicU64; PATHS],
+    pub tx_bytes: [AtomicU64; PATH_SLOTS],
     /// Bytes received, by [`Path`].
-    pub rx_bytes: [AtomicU64; PATHS],
+    pub rx_bytes: [AtomicU64; PATH_SLOTS],
     /// When the connection was made.
     pub opened_unix_ns: AtomicU64,
     /// Zero.
@@ -199,6 +196,8 @@ pub enum ChannelState {
     Draining = 2,
     /// The peer broke the rules, or died; nothing of it is trusted any more.
     Failed = 3,
+    /// The peer broke the rules on a connection, which was reset; its others go on.
+    Corrupt = 4,
 }
 
 impl ChannelState {
@@ -209,6 +208,7 @@ impl ChannelState {
             ChannelState::Open => "open",
             ChannelState::Draining => "draining",
             ChannelState::Failed => "failed",
+            ChannelState::Corrupt => "corrupt",
         }
     }
     /// The state with that code.
@@ -218,6 +218,7 @@ impl ChannelState {
             1 => Some(ChannelState::Open),
             2 => Some(ChannelState::Draining),
             3 => Some(ChannelState::Failed),
+            4 => Some(ChannelState::Corrupt),
             _ => None,
         }
     }

@@ -6,8 +6,10 @@
 //!
 //! All are thread-safe. Those for the calls that POSIX lists as async-signal-safe (read, write, send, recv,
 //! close, dup, poll, select, connect, accept, shutdown...) neither allocate nor wait for a lock that the interrupted
-//! thread may hold.
+//! thread may hold. No handler of the application's runs inside of any of them (`signals.rs`); those that return nothing that
+//! needs dropping may be jumped out of at their end.
 
+use crate::signals::held;
 use crate::sys;
 use core::ffi::{c_int, c_void};
 use libc::{epoll_event, iovec, mmsghdr, msghdr, pollfd, sigset_t, sockaddr, socklen_t, timespec};
@@ -39,24 +41,24 @@ pub struct NextSymbols {
 
 /// `pthread_atfork` handler: in the parent, before the fork.
 pub fn fork_prepare() {
-    crate::lifecycle::fork_prepare()
+    held(|| crate::lifecycle::fork_prepare())
 }
 /// `pthread_atfork` handler: in the parent, after the fork.
 pub fn fork_parent() {
-    crate::lifecycle::fork_parent()
+    held(|| crate::lifecycle::fork_parent())
 }
 /// `pthread_atfork` handler: in the child.
 pub fn fork_child() {
-    crate::lifecycle::fork_child()
+    held(|| crate::lifecycle::fork_child())
 }
 /// Before any `exec*` (in whatever process image it happens, a `vfork` child included):
 /// what the new program inherits goes back to the kernel's path.
 pub fn before_exec() {
-    crate::lifecycle::before_exec(true)
+    held(|| crate::lifecycle::before_exec(true))
 }
 /// As [`before_exec`], where the calling process goes on (`posix_spawn`, `system`, `popen`).
 pub fn before_spawn() {
-    crate::lifecycle::before_exec(false)
+    held(|| crate::lifecycle::before_exec(false))
 }
 /// Around a `vfork`: the hook cannot run code in the child's frame, so the vfork hook itself is `fork`-free: it is
 /// told here that until the process execs or exits, `close`/`dup2` come from a child that shares this memory.
@@ -73,11 +75,21 @@ pub fn threads_are_cancelled() {
 /// The process ends by `exit` or by returning from `main`.
 /// `daemon`: this process forks and ends, by private calls; the child goes on.
 pub fn before_daemon() {
-    crate::lifecycle::before_daemon()
+    held(|| crate::lifecycle::before_daemon())
 }
 /// The process is about to end without its exit handlers (`_exit`). Async-signal-safe; bounded.
 pub fn before_end() {
     crate::lifecycle::before_end()
+}
+/// The process is about to change its user, its groups or its capabilities. Async-signal-safe; bounded.
+#[inline]
+pub fn before_rights_change() {
+    held(crate::rights::before_change)
+}
+/// Whether this option of prctl(2) takes rights from the process.
+pub fn confines(option: usize) -> bool {
+    let taking = [libc::PR_SET_SECCOMP, libc::PR_SET_NO_NEW_PRIVS, libc::PR_CAPBSET_DROP, libc::PR_SET_SECUREBITS];
+    taking.iter().any(|o| *o as usize == option)
 }
 /// The process ends: its exit handlers run.
 pub fn at_exit() {
@@ -111,19 +123,19 @@ pub fn on_new_fd(fd: c_int) {
 }
 /// `socket` succeeded.
 pub fn on_socket(fd: c_int, domain: c_int, ty: c_int, protocol: c_int) {
-    crate::socket::on_socket(fd, domain, ty, protocol)
+    held(|| crate::socket::on_socket(fd, domain, ty, protocol))
 }
 /// `listen` is about to be called.
 pub fn before_listen(fd: c_int) {
-    crate::syn::before_listen(fd)
+    held(|| crate::syn::before_listen(fd))
 }
 /// `listen` succeeded.
 pub fn on_listen(fd: c_int) {
-    crate::socket::on_listen(fd)
+    held(|| crate::socket::on_listen(fd))
 }
 /// `accept`/`accept4` on `listener` returned `fd`. `flags` are accept4's.
 pub fn on_accept(listener: c_int, fd: c_int, flags: c_int) {
-    crate::socket::on_accept(listener, fd, flags)
+    held(|| crate::socket::on_accept(listener, fd, flags))
 }
 /// `connect`. [`PASS`] lets the hook call the next symbol and then [`on_connect`].
 ///
@@ -131,7 +143,7 @@ pub fn on_accept(listener: c_int, fd: c_int, flags: c_int) {
 /// `addr` is the caller's, as for connect(2).
 pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> Ret {
     // SAFETY: the caller's promise.
-    unsafe { crate::socket::before_connect(fd, addr, len) }
+    held(|| unsafe { crate::socket::before_connect(fd, addr, len) })
 }
 /// The next symbol's `connect` returned `result` (0 or `-errno`; EINPROGRESS and EISCONN included).
 ///
@@ -139,7 +151,7 @@ pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> Ret {
 /// As [`connect`].
 pub unsafe fn on_connect(fd: c_int, addr: *const sockaddr, len: socklen_t, result: c_int) {
     // SAFETY: the caller's promise.
-    unsafe { crate::socket::on_connect(fd, addr, len, result) }
+    held(|| unsafe { crate::socket::on_connect(fd, addr, len, result) })
 }
 /// `close`.
 #[inline]
@@ -148,23 +160,23 @@ pub fn close(fd: c_int) -> Ret {
 }
 /// `close_range` (all flags). Never passes: our own descriptors are left out by splitting the range.
 pub fn close_range(first: u32, last: u32, flags: u32) -> Ret {
-    crate::lifecycle::close_range(first, last, flags)
+    held(|| crate::lifecycle::close_range(first, last, flags))
 }
 /// `closefrom`.
 pub fn closefrom(low: c_int) {
-    let _ = crate::lifecycle::close_range(low.max(0) as u32, u32::MAX, 0);
+    let _ = held(|| crate::lifecycle::close_range(low.max(0) as u32, u32::MAX, 0));
 }
 /// `dup`.
 pub fn dup(fd: c_int) -> Ret {
-    crate::lifecycle::dup(fd)
+    held(|| crate::lifecycle::dup(fd))
 }
 /// `dup2` (`flags` = -1) and `dup3`.
 pub fn dup3(old: c_int, new: c_int, flags: c_int) -> Ret {
-    crate::lifecycle::dup3(old, new, flags)
+    held(|| crate::lifecycle::dup3(old, new, flags))
 }
 /// `fcntl`/`fcntl64`.
 pub fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> Ret {
-    crate::lifecycle::fcntl(fd, cmd, arg)
+    held(|| crate::lifecycle::fcntl(fd, cmd, arg))
 }
 /// `ioctl`.
 ///
@@ -172,11 +184,11 @@ pub fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> Ret {
 /// `arg` is the caller's, as for ioctl(2).
 pub unsafe fn ioctl(fd: c_int, request: usize, arg: usize) -> Ret {
     // SAFETY: the caller's promise.
-    unsafe { crate::options::ioctl(fd, request, arg) }
+    held(|| unsafe { crate::options::ioctl(fd, request, arg) })
 }
 /// `shutdown`.
 pub fn shutdown(fd: c_int, how: c_int) -> Ret {
-    crate::socket::shutdown(fd, how)
+    held(|| crate::socket::shutdown(fd, how))
 }
 /// `setsockopt`: looked at before it is passed on (the hook calls the next symbol, then [`on_setsockopt`] if that succeeded).
 ///
@@ -184,7 +196,7 @@ pub fn shutdown(fd: c_int, how: c_int) -> Ret {
 /// `value` is the caller's, as for setsockopt(2).
 pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> Ret {
     // SAFETY: the caller's promise.
-    unsafe { crate::options::setsockopt(fd, level, name, value, len) }
+    held(|| unsafe { crate::options::setsockopt(fd, level, name, value, len) })
 }
 /// The next symbol's `setsockopt` succeeded.
 ///
@@ -192,11 +204,11 @@ pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_v
 /// As [`setsockopt`].
 pub unsafe fn on_setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) {
     // SAFETY: the caller's promise.
-    unsafe { crate::options::on_setsockopt(fd, level, name, value, len) }
+    held(|| unsafe { crate::options::on_setsockopt(fd, level, name, value, len) })
 }
 /// `getsockopt` is about to be called: what only the library has had the kernel keep is not there for the application.
 pub fn before_getsockopt(fd: c_int, level: c_int, name: c_int) {
-    crate::options::before_getsockopt(fd, level, name)
+    held(|| crate::options::before_getsockopt(fd, level, name))
 }
 /// The next symbol's `getsockopt` succeeded: what the library itself has set is taken out of the answer.
 ///
@@ -204,13 +216,47 @@ pub fn before_getsockopt(fd: c_int, level: c_int, name: c_int) {
 /// `value` and `len` are the caller's, as for getsockopt(2).
 pub unsafe fn on_getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *const socklen_t) {
     // SAFETY: the caller's promise.
-    unsafe { crate::options::on_getsockopt(fd, level, name, value, len) }
+    held(|| unsafe { crate::options::on_getsockopt(fd, level, name, value, len) })
 }
-/// The socket behind `fd` is about to be used in a way that only the kernel can carry: `fdopen`, `sendfile`, `splice`,
-/// `tee`, `vmsplice`, `copy_file_range`, `io_uring`...: back to the kernel's path, for good, before this returns.
+/// The socket behind `fd` is about to be used in a way that only the kernel can carry: `fdopen`,
+/// `io_uring`...: back to the kernel's path, for good, before this returns.
 pub fn need_kernel(fd: c_int, why: netacc_control::stats::Reason) {
-    crate::lifecycle::need_kernel(fd, why)
+    held(|| crate::lifecycle::need_kernel(fd, why))
 }
+
+/// `io_uring_setup`: an error, or [`PASS`] to call it, and then [`on_io_uring_setup`].
+pub fn before_io_uring_setup() -> Ret {
+    held(|| crate::io_uring::before_setup())
+}
+/// `io_uring_setup` has made the ring `fd`, and said in `params` where it is.
+pub fn on_io_uring_setup(fd: c_int, params: &crate::io_uring::Params) {
+    held(|| crate::io_uring::on_setup(fd, params))
+}
+/// `io_uring_enter` is about to be called.
+pub fn before_io_uring_enter(fd: c_int, to_submit: u32) {
+    held(|| crate::io_uring::before_enter(fd, to_submit))
+}
+/// `io_uring_register` is about to be called.
+pub fn before_io_uring_register(opcode: u32) {
+    held(|| crate::io_uring::before_register(opcode))
+}
+/// One of liburing's functions is about to hand new entries of a ring to the kernel.
+///
+/// # Safety
+/// `ring` is what the application gave that function.
+pub unsafe fn before_liburing_submit(ring: *const crate::io_uring::Liburing) {
+    // SAFETY: the caller's promise.
+    held(|| unsafe { crate::io_uring::before_liburing_submit(ring) })
+}
+/// One of liburing's functions is about to register descriptors with a ring.
+///
+/// # Safety
+/// `fds` and `count` are what the application gave that function.
+pub unsafe fn before_liburing_files(fds: *const c_int, count: u32) {
+    // SAFETY: the caller's promise.
+    held(|| unsafe { crate::io_uring::before_liburing_files(fds, count) })
+}
+pub use crate::io_uring::{Liburing, Params as IoUringParams};
 
 // ---- data ----------------------------------------------------------------------------------------------------
 
@@ -263,15 +309,15 @@ pub unsafe fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> Ret {
 ///
 /// # Safety
 /// `msg` was just filled by recvmsg(2).
-pub unsafe fn on_recvmsg(msg: *const msghdr) {
+pub unsafe fn on_recvmsg(fd: c_int, msg: *const msghdr, flags: c_int) {
     // SAFETY: the caller's promise.
-    unsafe { crate::io::on_recvmsg(msg) }
+    held(|| unsafe { crate::io::on_recvmsg(fd, msg, flags) })
 }
 /// `recvmmsg`.
 ///
 /// # Safety
 /// As for recvmmsg(2).
-pub unsafe fn recvmmsg(fd: c_int, msgs: *mut mmsghdr, count: u32, flags: c_int, timeout: *const timespec) -> Ret {
+pub unsafe fn recvmmsg(fd: c_int, msgs: *mut mmsghdr, count: u32, flags: c_int, timeout: *mut timespec) -> Ret {
     // SAFETY: the caller's promise.
     unsafe { crate::io::recvmmsg(fd, msgs, count, flags, timeout) }
 }
@@ -343,7 +389,7 @@ pub type Mask = *const sigset_t;
 
 /// `epoll_create*` returned `fd`.
 pub fn on_epoll_create(fd: c_int) {
-    crate::epoll::on_create(fd)
+    held(|| crate::epoll::on_create(fd))
 }
 /// `epoll_ctl`.
 ///
@@ -404,4 +450,56 @@ pub unsafe fn select(
 /// Monotonic nanoseconds, for hooks that must compute what is left of a timeout.
 pub fn now_ns() -> u64 {
     sys::now_ns()
+}
+
+// ---- what the application's pointers lead to -----------------------------------------------------------------
+
+/// A value at an address of the application's. `None`: it cannot be read, or nothing of ours is open: in either case the kernel
+/// looks at it.
+///
+/// # Safety
+/// Any bytes are a valid `T`.
+#[inline]
+pub unsafe fn peek_at<T: Copy>(at: *const T) -> Option<T> {
+    if crate::fd_table::high_water() == 0 {
+        return None;
+    }
+    // SAFETY: the caller's promise; the address may be anything.
+    unsafe { crate::user::read(at) }
+}
+/// Writes a value to an address of the application's; what cannot be written is left as it is.
+///
+/// # Safety
+/// `at` is what the application gave as the place of a `T`.
+#[inline]
+pub unsafe fn put_at<T: Copy>(at: *mut T, value: T) {
+    // SAFETY: the caller's promise.
+    let _ = unsafe { crate::user::write(at, value) };
+}
+
+// ---- signals --------------------------------------------------------------------------------------
+
+/// The application's handler and flags for a signal whose handler is the library's in the kernel.
+#[derive(Clone, Copy, Debug)]
+pub struct Disposition {
+    /// Its handler.
+    pub handler: usize,
+    /// Its flags, as the kernel has them.
+    pub flags: usize,
+    /// It came with a function to return by.
+    pub has_restorer: bool,
+}
+
+/// The disposition of `signal` is about to be changed. What this returns is for [`after_disposition`].
+pub fn before_disposition(signal: c_int) -> bool {
+    crate::faults::before_set(signal)
+}
+/// It has been changed, perhaps.
+pub fn after_disposition(signal: c_int, counted: bool) {
+    crate::faults::after_set(signal, counted)
+}
+/// What the application is to see where the kernel says `handler`; `None`: just that.
+pub fn disposition(signal: c_int, handler: usize) -> Option<Disposition> {
+    let s = crate::faults::shown(signal, handler)?;
+    Some(Disposition { handler: s.handler, flags: s.flags, has_restorer: s.has_restorer })
 }

@@ -6,7 +6,7 @@
 //! Pages are taken when they are first written, so a connection that carries nothing costs nothing; rings that come
 //! back keep their pages while few of them are free, and lose them beyond that.
 
-use crate::{numbers, sys};
+use crate::{numbers, shared, sys};
 use alloc::vec::Vec;
 use core::ffi::c_int;
 use netacc_control::config::Config;
@@ -49,6 +49,7 @@ impl Mapping {
     /// # Safety
     /// Nobody uses the memory any more.
     pub(crate) unsafe fn unmap(self) {
+        shared::remove(self.at);
         // SAFETY: the caller's promise; the mapping is whole.
         unsafe { sys::unmap(self.at, self.bytes) }
     }
@@ -106,7 +107,7 @@ pub(crate) fn map_received(fd: c_int, bytes: u64) -> Result<Mapping, MemoryError
 }
 
 fn map(fd: c_int, bytes: usize) -> Result<Mapping, MemoryError> {
-    let at = sys::map_shared(fd, bytes);
+    let at = shared::map(fd, bytes, shared::Kind::Bytes);
     if at.is_null() { Err(MemoryError::NoMemory) } else { Ok(Mapping { at, bytes }) }
 }
 

@@ -8,7 +8,8 @@
 //! `d` and consumed by side `1 - d`.
 //!
 //! The peer may write anything anywhere in the mapped memory at any time: nothing read from it is an index before it
-//! was checked, and everything that must be true is kept in [`Channel`] and [`crate::socket::Socket`], out of its reach.
+//! was checked, and everything that must be true is kept in [`Channel`] and [`crate::socket::Socket`], out of its reach: what this end
+//! has said in its own words in [`crate::said::Said`].
 //!
 //! Between hosts nobody shares the memory: it mirrors what the peer's channel holds, and a *wire* ([`crate::remote::wire`])
 //! carries the changes.
@@ -51,8 +52,10 @@ pub(crate) struct SlotMem {
 
 /// The meaning of `RingWords::quiet` (written by a direction's consumer, read by its producer).
 pub(crate) mod quiet {
-    /// Whom to notify of new bytes: bits 0-15 an epoll place + 1, bits 16-31 a blocked thread's place + 1.
+    /// Whom to notify of new bytes: bits 0-15 an epoll place + 1, bits 16-31 a blocked thread's place + 1; [`ENDS`].
     pub(crate) const NOTIFY: usize = 0;
+    /// Of NOTIFY, which a producer reads at each send: the consumer's last name is being closed, and nothing more is taken from the ring.
+    pub(crate) const ENDS: u64 = 1 << 32;
     /// `netacc_proto::switchover::Ack::control`: the epoch that the consumer has followed, armed, frozen.
     pub(crate) const ACK: usize = 1;
     /// `Ack::consumed`.
@@ -60,6 +63,11 @@ pub(crate) mod quiet {
     /// Bit 32: this end is closed and makes no further use of the slot.
     pub(crate) const REQUEST: usize = 3;
     pub(crate) const CLOSED: u64 = 1 << 32;
+    /// Of REQUEST: this end has shut down its sending half, and goes on receiving; and: it receives no more.
+    pub(crate) const HALF: u64 = 1 << 33;
+    pub(crate) const DEAF: u64 = 1 << 34;
+    /// Of REQUEST: the FIN that comes is that of a shutdown, and says nothing of what is unread here.
+    pub(crate) const FIN: u64 = 1 << 35;
 }
 
 /// The meaning of `RingWords::producer_user` (written by the producer, on the line of the tail).
@@ -68,12 +76,20 @@ pub(crate) mod announce {
     pub(crate) const FAST_FROM: usize = 1;
     pub(crate) const CARRIER_FROM: usize = 2;
     pub(crate) const RESEND_TO: usize = 3;
+    /// When the peer's last news was announced, if others' stood there: see [`netacc_ring::ReadySet`].
+    pub(crate) const STAMP: usize = 4;
 }
 
 /// The meaning of `RingWords::producer_quiet` (written rarely by the producer, read by the consumer).
 pub(crate) mod producer_quiet {
     /// Whom to notify of room in the ring: as `quiet::NOTIFY`.
     pub(crate) const NOTIFY: usize = 0;
+}
+
+/// [`Channel::peer_ends`], by the words of the direction that we produce.
+#[inline(always)]
+pub(crate) fn says_end(tx: &RingWords) -> bool {
+    tx.quiet[quiet::NOTIFY].load(Relaxed) & quiet::ENDS != 0
 }
 
 /// This process's view of a channel. Never freed while a socket refers to it; lives in private memory, so that after a fork the
@@ -101,6 +117,8 @@ pub(crate) struct Channel {
     pub(crate) users: AtomicU32,
     /// 0 alive, 1 the peer's process is gone or misbehaved.
     pub(crate) dead: AtomicU32,
+    /// When that came.
+    pub(crate) died_at: AtomicU64,
 }
 
 // SAFETY: all shared fields are atomics; `mem` points to a mapping that outlives the channel and is only accessed through atomics
@@ -115,6 +133,16 @@ impl Channel {
         // SAFETY: `mem` is a live mapping of a ChannelMem (see the type), all of whose bytes are atomics, valid for any bit pattern.
         let mem = unsafe { &*self.mem };
         &mem.slots[slot & (SLOTS - 1)].dirs[d & 1]
+    }
+    /// Whether the peer has said that it takes nothing more from the ring that we produce into.
+    #[inline(always)]
+    pub(crate) fn peer_ends(&self, slot: usize) -> bool {
+        says_end(self.words(slot, self.side))
+    }
+    /// Whether the peer's FIN says nothing about what we send: it lives, has shut down its sending half alone, and goes on receiving.
+    pub(crate) fn peer_half_closed(&self, slot: usize) -> bool {
+        let said = self.words(slot, self.side).quiet[quiet::REQUEST].load(Acquire) & (quiet::CLOSED | quiet::HALF | quiet::DEAF);
+        said == quiet::HALF && self.wire.is_null() && !self.peer_ends(slot) && self.dead.load(Acquire) == 0
     }
     /// Our own waiting place `p` in this channel.
     pub(crate) fn my_place(&self, p: usize) -> &ReadySet {
@@ -157,15 +185,26 @@ impl Channel {
         if mem.sides[(self.side & 1) ^ 1].last_cpu.load(Relaxed) == sys::cpu().wrapping_add(1) { Peers::SameCpu } else { Peers::OtherCpus }
     }
 
+    /// The news of `slot` that side `from` is about to announce is of now.
+    #[inline]
+    pub(crate) fn stamp(&self, slot: usize, from: usize) {
+        self.words(slot, from).producer_user[announce::STAMP].store(sys::ticks(), Relaxed);
+    }
+
     /// Tells whoever waits at the peer's end of `slot`; `notify` is a NOTIFY word of the peer's, loaded after a SeqCst
     /// fence that followed the publication.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn notify(&self, slot: usize, notify: u64) {
         if !self.wire.is_null() {
-            return self.kick(slot);
+            self.kick(slot);
+        } else if notify as u32 != 0 {
+            self.notify_places(slot, notify);
         }
+    }
+
+    fn notify_places(&self, slot: usize, notify: u64) {
         let epoll = (notify & 0xffff) as usize;
-        if epoll != 0 && epoll <= PLACES && self.peer_place(epoll - 1).announce_fenced(slot as u16) {
+        if epoll != 0 && epoll <= PLACES && self.peer_place(epoll - 1).announce_in_order(slot as u16, || self.stamp(slot, self.side)) {
             self.ring_doorbell(epoll - 1);
         }
         let thread = (notify >> 16 & 0xffff) as usize;
@@ -174,7 +213,7 @@ impl Channel {
         }
     }
 
-    /// Writes to the eventfd of the peer's place, or leaves word with the service thread when it has not come yet.
+    /// Rings the doorbell of the peer's place, or leaves word with the service thread when it has not come yet.
     #[cold]
     #[inline(never)]
     pub(crate) fn ring_doorbell(&self, place: usize) {
@@ -203,10 +242,34 @@ impl Channel {
     }
 }
 
-/// Rings a doorbell: an eventfd whose counter is never 0 and whose owner waits for it edge-triggered.
+/// The most that a doorbell's counter can hold and still be "writable", which is what its owner waits for (fs/eventfd.c: eventfd_poll).
+/// A ring takes one: 2^64 of them are enough.
+const DOORBELL_COUNT: u64 = u64::MAX - 2;
+
+/// A new doorbell: a full eventfd of which each [`ring`] takes one. One of the library's own descriptors, or `-errno`.
+pub(crate) fn new_doorbell() -> c_int {
+    let fd = crate::numbers::make(|| sys::eventfd(0, libc::EFD_SEMAPHORE | libc::EFD_NONBLOCK | libc::EFD_CLOEXEC));
+    // (It fits into an empty counter, so this does not wait.)
+    if fd >= 0 && sys::write(fd, &DOORBELL_COUNT.to_ne_bytes()) < 0 {
+        crate::fd_table::close_internal(fd);
+        return -libc::EIO;
+    }
+    fd
+}
+
+/// What the owner of a doorbell waits for: that somebody takes from the counter. Not that somebody adds to it.
+pub(crate) const DOORBELL_EVENTS: u32 = (libc::EPOLLOUT | libc::EPOLLET) as u32;
+
+/// Rings a doorbell, by a *read* that asks not to be kept waiting.
 ///
-/// Adding 0 wakes as adding 1 does (fs/eventfd.c: eventfd_write), but can neither overflow the counter nor block,
-/// whatever the other process does to the counter or to the descriptor's flags.
+/// A write can be made to wait: the other process holds the same open file, can clear its O_NONBLOCK, and can fill the counter up
+/// (by the completion of an AIO request, to a value to which even 0 cannot be added). With RWF_NOWAIT it is this call that says so, not a flag of
+/// the file: a counter that is empty is EAGAIN (fs/eventfd.c: eventfd_read). Who empties it, or fills it up, silences himself.
+///
+/// A program's own filter (seccomp) may know of no preadv2: then `read` rings, and only an honest peer is sure not to keep it waiting.
 pub(crate) fn ring(fd: c_int) {
-    let _ = sys::write(fd, &0u64.to_ne_bytes());
+    let mut count = [0u8; 8];
+    if matches!(-sys::read_nowait(fd, &mut count) as c_int, libc::EPERM | libc::EACCES | libc::ENOSYS) {
+        let _ = sys::read(fd, &mut count);
+    }
 }

@@ -18,9 +18,8 @@ use crate::channel::{Channel, announce, producer_quiet, quiet};
 use crate::fd_table::{self, Entry};
 use crate::lock::{Guard, Mutex};
 use crate::remote::wire;
-use crate::socket::{ATTACHED, ATTACHING, CANDIDATE, Socket, flag};
-use crate::{io, lifecycle, numbers, service, stats, sys, wait};
-use alloc::boxed::Box;
+use crate::socket::{ATTACHED, ATTACHING, CANDIDATE, Socket, UNCONNECTED, flag};
+use crate::{adoption, heap, io, lifecycle, numbers, service, stats, sys, user, wait};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::ffi::c_int;
@@ -47,8 +46,12 @@ const DOORBELL: u32 = 0xff_ffff;
 const NO_ITEM: u32 = u32::MAX;
 /// A busy set looks at the kernel's descriptors at least so often (ticks: some 40 µs).
 const KERNEL_VISIT_TICKS: u64 = 100_000;
+/// So long after the news of a connection that is not on its ring yet (ticks: some 100 ms) the kernel is asked before the rings' news is reported.
+const MIXED_TICKS: u64 = 250_000_000;
 /// Channels of one set that a polling thread watches.
 const WATCHED: usize = 64;
+/// Looks at the kernel's set in a call that does not wait.
+const VISITS: usize = 16;
 /// How long a thread sleeps at most while news may come that nobody announces to its set.
 const LOOK_NS: i64 = 1_000_000;
 /// How soon after a try in vain a socket is tried again to be given to the kernel, at first and at last (doubled each time).
@@ -65,8 +68,9 @@ mod ready;
 
 pub(crate) use ctl::ctl;
 use ctl::{register_carrier, take_out};
-pub(crate) use hands::{bar, forget, may_attach, on_attached, on_plain};
+pub(crate) use hands::{bar, forget, is_home, is_slept_for, is_slept_in, is_waited_for, leave_to_kernel, may_attach, on_attached, on_plain};
 use hands::{give_to_kernel, hand_back, light, set_of, settle, take_over, unlight};
+pub(crate) use look::on_carrier_news;
 pub(crate) use look::{on_wait, wait};
 pub(crate) use ready::ring_says;
 use ready::{evaluate, is_released};
@@ -108,6 +112,8 @@ struct Inner {
     /// Item index by descriptor.
     by_fd: Vec<u32>,
     ready: VecDeque<u32>,
+    /// While a drain lasts: what it has brought, as [`by_stamp`] has it.
+    news: Vec<u64>,
     channels: Vec<&'static Channel>,
     /// Threads asleep in the kernel.
     sleepers: u32,
@@ -143,8 +149,12 @@ pub(crate) struct Epoll {
     active: AtomicBool,
     /// It must not get any (it is itself polled).
     barred: AtomicBool,
+    /// Somebody has waited for it by a call that is seen.
+    waited: AtomicBool,
     /// Waiting place + 1; 0: none yet.
     place: AtomicU32,
+    /// When a connection that the kernel tells of, and that is on its way to a ring, last had news or came into the set (ticks).
+    mixed_at: AtomicU64,
     watch: [AtomicPtr<ReadySet>; WATCHED],
     watching: AtomicUsize,
     inner: Mutex<Inner>,
@@ -173,6 +183,15 @@ fn tag(index: u32) -> u64 {
     tag_base() | index as u64 & 0xff_ffff
 }
 
+/// An item that has news, as a number: sorted, the oldest come first. (Stamps are the peer's: they change the order alone.)
+#[inline]
+fn by_stamp(stamp: u64, index: u32, now: u64) -> u64 {
+    // What two CPUs' counters may differ by, and more.
+    const AHEAD: u64 = 1 << 36;
+    let age = now.wrapping_add(AHEAD).wrapping_sub(stamp).min(u64::MAX >> 24);
+    !age << 24 | u64::from(index) & 0xff_ffff
+}
+
 /// The item index in an event's data, if it is a tag of ours.
 #[inline]
 fn untag(data: u64) -> Option<u32> {
@@ -185,14 +204,17 @@ pub(crate) fn on_create(fd: c_int) {
         return;
     }
     let pooled = POOL.lock().pop();
-    let e = pooled.unwrap_or_else(|| {
-        Box::leak(Box::new(Epoll {
+    // Without memory the set is one that the library does not know: whatever comes into it stays with the kernel.
+    let new = || {
+        heap::leak(Epoll {
             fd: core::sync::atomic::AtomicI32::new(-1),
             refs: AtomicU32::new(0),
             owner: AtomicU32::new(0),
             active: AtomicBool::new(false),
             barred: AtomicBool::new(false),
+            waited: AtomicBool::new(false),
             place: AtomicU32::new(0),
+            mixed_at: AtomicU64::new(0),
             watch: [const { AtomicPtr::new(core::ptr::null_mut()) }; WATCHED],
             watching: AtomicUsize::new(0),
             inner: Mutex::new(Inner {
@@ -200,6 +222,7 @@ pub(crate) fn on_create(fd: c_int) {
                 free: Vec::new(),
                 by_fd: Vec::new(),
                 ready: VecDeque::new(),
+                news: Vec::new(),
                 channels: Vec::new(),
                 sleepers: 0,
                 last_visit: 0,
@@ -215,12 +238,14 @@ pub(crate) fn on_create(fd: c_int) {
                 lit: false,
                 between_hosts: false,
             }),
-        }))
-    });
+        })
+    };
+    let Some(e) = pooled.or_else(|| heap::plenty().then(new).flatten()) else { return };
     e.fd.store(fd, Relaxed);
     e.owner.store(lifecycle::process(), Relaxed);
     e.refs.store(1, Relaxed);
     e.barred.store(false, Relaxed);
+    e.waited.store(false, Relaxed);
     e.active.store(false, Release);
     fd_table::set(fd, Entry::Epoll(e));
 }
@@ -259,7 +284,10 @@ pub(crate) fn on_close(e: &'static Epoll) {
     }
     e.active.store(false, Release);
     if idle {
-        POOL.lock().push(e);
+        let mut pool = POOL.lock();
+        if pool.try_reserve(1).is_ok() {
+            pool.push(e);
+        }
     }
 }
 
@@ -319,14 +347,14 @@ fn leave(e: &Epoll, item: &Item) {
 fn unpost(s: &Socket) {
     if let Some(channel) = s.channel() {
         let slot = s.slot.load(Relaxed) as usize;
-        set_notify(&channel.words(slot, channel.side ^ 1).quiet[quiet::NOTIFY], 0);
-        set_notify(&channel.words(slot, channel.side).producer_quiet[producer_quiet::NOTIFY], 0);
+        set_notify(s, channel, slot, 0);
     }
 }
 
-/// Sets the epoll place (+1; 0: none) in a NOTIFY word, leaving the blocked thread's as it is.
-fn set_notify(word: &AtomicU64, place: u32) {
-    let _ = word.fetch_update(SeqCst, Relaxed, |old| Some(old & !0xffff | place as u64 & 0xffff));
+/// Sets the epoll place (+1; 0: none) in the NOTIFY words, leaving the blocked threads' as they are.
+fn set_notify(s: &Socket, channel: &Channel, slot: usize, place: u32) {
+    let (receiving, sending) = (channel.words(slot, channel.side ^ 1), channel.words(slot, channel.side));
+    s.said.set_epoll(place, [&receiving.quiet[quiet::NOTIFY], &sending.producer_quiet[producer_quiet::NOTIFY]]);
 }
 
 // ---- the set ---------------------------------------------------------------------------------------------------
@@ -338,8 +366,16 @@ impl Inner {
     fn item(&mut self, index: u32) -> Option<&mut Item> {
         self.items.get_mut(index as usize)?.as_mut()
     }
+    /// `None`: there is no memory for it. Nothing else allocates: what is taken out, queued and reported has its room from here on.
     fn insert(&mut self, item: Item) -> Option<u32> {
         let fd = item.fd as usize;
+        let all = self.items.len() + 1;
+        self.free.try_reserve(all.saturating_sub(self.free.len())).ok()?;
+        self.ready.try_reserve(all.saturating_sub(self.ready.len())).ok()?;
+        self.news.try_reserve(all.saturating_sub(self.news.len())).ok()?;
+        self.extras.try_reserve(all.saturating_sub(self.extras.len())).ok()?;
+        self.items.try_reserve(1).ok()?;
+        self.by_fd.try_reserve((fd + 1).saturating_sub(self.by_fd.len())).ok()?;
         let index = match self.free.pop() {
             Some(i) => i,
             None => {
@@ -388,43 +424,66 @@ impl Inner {
     }
     #[inline]
     fn queue(&mut self, index: u32) {
-        if let Some(Some(item)) = self.items.get_mut(index as usize)
-            && !item.queued
-            && item.present
-            && item.attached
-            && !item.disabled
-        {
-            item.queued = true;
-            self.ready.push_back(index);
-        }
+        queue(&mut self.items, &mut self.ready, index);
     }
-    /// Takes the news of all channels over into the ready queue.
-    #[inline]
-    fn drain(&mut self, e: &Epoll) {
+    /// Takes the news of all channels over into the ready queue. `now`: by [`sys::ticks`].
+    #[inline(always)]
+    fn drain(&mut self, e: &Epoll, now: u64) {
         if self.between_hosts && self.ready.is_empty() {
             wire::progress();
         }
         if !self.extras.is_empty() {
             self.look_at_extras();
         }
+        let news = e.watch.iter().take(e.watching.load(Relaxed)).any(|set| {
+            // SAFETY: within a channel that this set has joined, which keeps it mapped.
+            unsafe { set.load(Relaxed).as_ref() }.is_some_and(|set| !set.is_empty())
+        });
+        if news {
+            self.drain_channels(e, now);
+        }
+    }
+
+    #[inline(always)]
+    fn drain_channels(&mut self, e: &Epoll, now: u64) {
         let place = e.place.load(Relaxed) as usize;
         if place == 0 {
             return;
         }
-        for i in 0..self.channels.len() {
-            let Some(c) = self.channels.get(i).copied() else { break };
-            let set = c.my_place(place - 1);
-            if set.is_empty() {
-                continue;
-            }
-            set.drain(|slot| {
+        let (news, items, ready) = (&mut self.news, &mut self.items, &mut self.ready);
+        for c in &self.channels {
+            c.my_place(place - 1).drain(|slot| {
                 // SAFETY: null or a socket of a type-stable slab.
                 let Some(s) = c.sockets.get(slot as usize).and_then(|p| unsafe { p.load(Acquire).as_ref() }) else { return };
                 if core::ptr::eq(s.epoll.load(Relaxed), e) {
-                    self.queue(s.item.load(Relaxed) as u32);
+                    let stamp = c.words(slot as usize, c.side ^ 1).producer_user[announce::STAMP].load(Relaxed);
+                    let index = s.item.load(Relaxed) as u32;
+                    // (There is room for all items once. A peer can say the same again.)
+                    if news.len() < news.capacity() { news.push(by_stamp(stamp, index, now)) } else { queue(items, ready, index) }
                 }
             });
         }
+        // In the order in which it came, as the kernel reports it.
+        if news.len() > 1 && !news.is_sorted() {
+            news.sort_unstable();
+        }
+        for key in news.iter() {
+            queue(items, ready, (key & 0xff_ffff) as u32);
+        }
+        news.clear();
+    }
+}
+
+#[inline]
+fn queue(items: &mut [Option<Item>], ready: &mut VecDeque<u32>, index: u32) {
+    if let Some(Some(item)) = items.get_mut(index as usize)
+        && !item.queued
+        && item.present
+        && item.attached
+        && !item.disabled
+    {
+        item.queued = true;
+        ready.push_back(index);
     }
 }
 
@@ -446,6 +505,9 @@ fn activate(e: &'static Epoll, inner: &mut Inner, channel: &'static Channel) -> 
         return false;
     }
     let Some(place) = take_place(e) else { return false };
+    if inner.channels.try_reserve(1).is_err() {
+        return false;
+    }
     if !inner.channels.iter().any(|c| core::ptr::eq(*c, channel)) {
         prune(e, inner, place as usize - 1);
         if inner.channels.len() >= WATCHED || !wait::introduce(channel, place as usize - 1, e.fd.load(Relaxed), tag(DOORBELL)) {
@@ -455,6 +517,9 @@ fn activate(e: &'static Epoll, inner: &mut Inner, channel: &'static Channel) -> 
         let n = inner.channels.len();
         inner.between_hosts |= channel.wire().is_some();
         inner.channels.push(channel);
+        for c in &inner.channels {
+            c.my_place(place as usize - 1).want_stamps(n > 0);
+        }
         if let Some(w) = e.watch.get(n) {
             w.store((channel.my_place(place as usize - 1) as *const ReadySet).cast_mut(), Release);
         }
@@ -470,8 +535,7 @@ fn activate(e: &'static Epoll, inner: &mut Inner, channel: &'static Channel) -> 
 fn post(e: &Epoll, s: &Socket, channel: &Channel) {
     let slot = s.slot.load(Relaxed) as usize;
     let place = e.place.load(Relaxed);
-    set_notify(&channel.words(slot, channel.side ^ 1).quiet[quiet::NOTIFY], place);
-    set_notify(&channel.words(slot, channel.side).producer_quiet[producer_quiet::NOTIFY], place);
+    set_notify(s, channel, slot, place);
     fence(SeqCst);
 }
 

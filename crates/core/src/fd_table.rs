@@ -5,7 +5,8 @@
 //! is left over from a close that we did not see.
 
 use crate::epoll::Epoll;
-use crate::socket::Socket;
+use crate::io_uring::Ring;
+use crate::socket::{Socket, UNCONNECTED};
 use crate::sys;
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU64, Ordering::*};
@@ -38,6 +39,7 @@ const SOCKET: u64 = 2;
 const EPOLL: u64 = 3;
 const INTERNAL: u64 = 4;
 const LISTENER: u64 = 5;
+const RING: u64 = 6;
 /// User addresses fit into 47 bits; bits 48-63 carry the object's generation.
 const ADDRESS: u64 = (1 << 48) - 8;
 
@@ -58,6 +60,8 @@ pub(crate) enum Entry {
     Epoll(&'static Epoll),
     /// The library's own: the application must not see it.
     Internal,
+    /// An io_uring that can be followed.
+    Ring(&'static Ring),
     /// A listening stream socket; the reason as in `Fresh`, inherited by what it accepts.
     Listener(u32),
 }
@@ -84,6 +88,8 @@ pub(crate) fn decode(raw: u64) -> Entry {
         SOCKET => Entry::Socket(unsafe { &*((raw & ADDRESS) as *const Socket) }, (raw >> 48) as u16),
         // SAFETY: as above.
         EPOLL => Entry::Epoll(unsafe { &*((raw & ADDRESS) as *const Epoll) }),
+        // SAFETY: as above.
+        RING => Entry::Ring(unsafe { &*((raw & ADDRESS) as *const Ring) }),
         FRESH => Entry::Fresh((raw >> 8) as u32 & REASON),
         LISTENER => Entry::Listener((raw >> 8) as u32),
         INTERNAL => Entry::Internal,
@@ -122,6 +128,7 @@ pub(crate) fn encode(entry: Entry) -> u64 {
         Entry::Listener(reason) => LISTENER | (reason as u64) << 8,
         Entry::Socket(s, g) => SOCKET | (s as *const Socket as u64 & ADDRESS) | (g as u64) << 48,
         Entry::Epoll(e) => EPOLL | (e as *const Epoll as u64 & ADDRESS),
+        Entry::Ring(r) => RING | (r as *const Ring as u64 & ADDRESS),
         Entry::Internal => INTERNAL,
     }
 }
@@ -131,6 +138,9 @@ pub(crate) fn set(fd: c_int, entry: Entry) -> Entry {
     let Some(w) = word(fd) else { return Entry::None };
     let above = (fd as usize).saturating_add(1);
     let mark = if matches!(entry, Entry::Internal) { &INTERNAL_HIGH_WATER } else { &HIGH_WATER };
+    if !matches!(entry, Entry::None | Entry::Internal) {
+        crate::faults::arm();
+    }
     if !matches!(entry, Entry::None) && mark.load(Relaxed) < above {
         mark.fetch_max(above, Relaxed);
     }
@@ -140,6 +150,11 @@ pub(crate) fn set(fd: c_int, entry: Entry) -> Entry {
 /// Takes the entry away if it still is `raw`; true for the one caller that did.
 pub(crate) fn take(fd: c_int, raw: u64) -> bool {
     word(fd).is_some_and(|w| w.compare_exchange(raw, 0, AcqRel, Acquire).is_ok())
+}
+
+/// Puts `entry` in the place of `raw`; false if something else stands there.
+pub(crate) fn replace(fd: c_int, raw: u64, entry: Entry) -> bool {
+    word(fd).is_some_and(|w| w.compare_exchange(raw, encode(entry), AcqRel, Acquire).is_ok())
 }
 
 /// The kernel has just handed out this number for something else: whatever we knew of it is history.
@@ -158,6 +173,7 @@ fn forget_stale_slow(fd: c_int, raw: u64) {
         match decode(raw) {
             Entry::Socket(s, g) => crate::lifecycle::closed_unseen(s, g),
             Entry::Epoll(e) => crate::epoll::on_close(e),
+            Entry::Ring(ring) => crate::io_uring::on_close(ring),
             _ => {}
         }
     }
@@ -168,6 +184,7 @@ pub(crate) fn refuse(fd: c_int, why: Reason) {
     match get(fd) {
         Entry::Fresh(_) => drop(set(fd, Entry::Fresh(why as u32))),
         Entry::Listener(_) => drop(set(fd, Entry::Listener(why as u32))),
+        Entry::Socket(s, _) if s.is(UNCONNECTED) => crate::socket::refuse(s, why),
         _ => {}
     }
 }
@@ -175,15 +192,21 @@ pub(crate) fn refuse(fd: c_int, why: Reason) {
 /// A fresh socket may begin to connect at that moment (0: has not, after all). Another thread may change its entry meanwhile: then not.
 pub(crate) fn set_began(fd: c_int, ns: u64) {
     let (Some(w), old) = (word(fd), raw(fd)) else { return };
-    if let entry @ Entry::Fresh(_) = decode(old) {
-        let _ = w.compare_exchange(old, encode(entry) | (ns / 1_000_000) << BEGAN, AcqRel, Relaxed);
+    match current(decode(old)) {
+        entry @ Entry::Fresh(_) => drop(w.compare_exchange(old, encode(entry) | (ns / 1_000_000) << BEGAN, AcqRel, Relaxed)),
+        Entry::Socket(s, _) if s.is(UNCONNECTED) => s.syn.set_began(ns),
+        _ => {}
     }
 }
 
 /// When a fresh socket began to connect, to the millisecond before; 0: not seen.
 pub(crate) fn began(fd: c_int) -> u64 {
     let raw = raw(fd);
-    if matches!(decode(raw), Entry::Fresh(_)) { (raw >> BEGAN) * 1_000_000 } else { 0 }
+    match current(decode(raw)) {
+        Entry::Fresh(_) => (raw >> BEGAN) * 1_000_000,
+        Entry::Socket(s, _) if s.is(UNCONNECTED) => s.syn.began(),
+        _ => 0,
+    }
 }
 
 /// Closes one of the library's own.

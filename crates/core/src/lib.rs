@@ -9,12 +9,17 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+mod adoption;
 pub mod api;
 mod arena;
 mod channel;
 mod epoll;
+mod faults;
 mod fd_table;
+pub mod heap;
+mod inject;
 mod io;
+mod io_uring;
 mod lifecycle;
 mod lock;
 mod log;
@@ -24,11 +29,16 @@ mod own;
 mod poll;
 mod remote;
 mod rendezvous;
+mod rights;
+mod said;
 mod service;
+mod shared;
+mod signals;
 mod socket;
 mod stats;
 mod syn;
 mod sys;
 #[cfg(test)]
 mod testing;
+mod user;
 mod wait;

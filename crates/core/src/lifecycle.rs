@@ -4,7 +4,7 @@ use crate::api::{NextSymbols, PASS, Ret};
 use crate::fd_table::{self, Entry};
 use crate::log::warn_log;
 use crate::socket::{self, Socket};
-use crate::{epoll, io, numbers, own, remote, service, stats, sys, wait};
+use crate::{adoption, epoll, io, io_uring, numbers, own, remote, rights, service, signals, stats, sys, wait};
 use alloc::boxed::Box;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
@@ -26,23 +26,24 @@ struct Resolved {
 
 static ENVIRONMENT: AtomicPtr<Environment> = AtomicPtr::new(core::ptr::null_mut());
 static RESOLVED: AtomicPtr<Resolved> = AtomicPtr::new(core::ptr::null_mut());
-/// The pid: serial number of this process in everything that forked children inherit.
+/// The pid: serial number of this process in everything that forked children inherit. In a PID namespace that an ancestor is not in: with
+/// that namespace's mark ([`MARK`]).
 static PROCESS: AtomicU32 = AtomicU32::new(1);
-/// Test aid: `NETACC_TEST_SWITCH=<n>`: after about n calls each direction changes its path by itself.
-static TEST_SWITCH: AtomicU32 = AtomicU32::new(0);
+/// The bits of an id that tell PID namespaces apart, above the largest number that the kernel gives (PID_MAX_LIMIT). 0: where the family comes from.
+const MARK: u32 = 0x1ff << 22;
+/// Or-ed to the ids of this process's threads, for as long as they stand in locks that another namespace's threads contend for.
+static THREAD_MARK: AtomicU32 = AtomicU32::new(0);
 /// Where glibc keeps the thread's id relative to the thread pointer; 0: not found, ask the kernel.
 static TID_OFFSET: AtomicUsize = AtomicUsize::new(0);
 static STARTED: AtomicBool = AtomicBool::new(false);
 
 pub(crate) fn init(env: &dyn Fn(&str) -> Option<&'static str>, next: NextSymbols) {
+    crate::inject::init(env);
     let mut values = Vec::new();
     for name in SETTINGS.iter().map(|s| s.name).chain([ENV_FILE, ENV_FROM_COMMAND_LINE]) {
         if let Some(value) = env(name) {
             values.push((name, value));
         }
-    }
-    if let Some(n) = env("NETACC_TEST_SWITCH").and_then(|v| v.parse().ok()) {
-        TEST_SWITCH.store(n, Relaxed);
     }
     let environment = Box::into_raw(Box::new(Environment { values, next }));
     ENVIRONMENT.store(environment, Release);
@@ -116,20 +117,27 @@ fn read_file(path: &str) -> Option<String> {
         return None;
     }
     let mut bytes = Vec::new();
-    let mut part = [0u8; 4096];
-    loop {
+    let mut part = [0u8; 512];
+    let whole = loop {
         let n = sys::read(fd, &mut part);
         if n <= 0 || bytes.len() > 1 << 20 {
-            break;
+            break true;
+        }
+        if bytes.try_reserve(n as usize).is_err() {
+            break false;
         }
         bytes.extend_from_slice(part.get(..n as usize).unwrap_or(&[]));
-    }
+    };
     let _ = sys::close(fd);
-    Some(String::from_utf8_lossy(&bytes).into_owned())
-}
-
-pub(crate) fn test_switch() -> u32 {
-    TEST_SWITCH.load(Relaxed)
+    // (A part of it could say the opposite of the whole.)
+    if !whole {
+        return None;
+    }
+    if core::str::from_utf8(&bytes).is_err() {
+        // The keys that are understood count.
+        bytes.iter_mut().filter(|b| !b.is_ascii()).for_each(|b| *b = b'?');
+    }
+    String::from_utf8(bytes).ok()
 }
 
 /// Serial number of this process.
@@ -169,7 +177,7 @@ pub(crate) fn tid() -> u32 {
             return thread_word(offset);
         }
     }
-    sys::gettid()
+    sys::gettid() | THREAD_MARK.load(Relaxed)
 }
 
 // ---- fork and exec -------------------------------------------------------------------------------------------
@@ -185,20 +193,52 @@ pub(crate) fn forks() -> u32 {
 static FORKING: AtomicU32 = AtomicU32::new(0);
 const FORKING_NS: u64 = 1_000_000_000;
 
-pub(crate) fn fork_prepare() {
+/// False: this very thread has the turn already (a signal handler has interrupted it), or somebody has it for too long.
+fn take_turn() -> bool {
     let until = sys::now_ns().saturating_add(FORKING_NS);
     while let Err(other) = FORKING.compare_exchange(0, tid(), AcqRel, Acquire) {
         if other == tid() || sys::now_ns() >= until {
-            break;
+            return false;
         }
         sys::futex_wait(&FORKING, other, FORKING_NS as i64, true);
     }
+    true
+}
+
+fn give_turn() {
+    FORKING.store(0, Release);
+    sys::futex_wake(&FORKING, i32::MAX, true);
+}
+
+/// Runs `f` while no thread of this process forks. `None`: it could not be had.
+pub(crate) fn between_forks<R>(f: impl FnOnce() -> R) -> Option<R> {
+    let signals = sys::hold_signals();
+    let r = take_turn().then(|| {
+        let r = f();
+        give_turn();
+        r
+    });
+    sys::restore_signals(signals);
+    r
+}
+
+/// As [`between_forks`]; the caller may be in it already, by this very thread.
+pub(crate) fn while_nobody_forks<R>(f: impl FnOnce() -> R) -> Option<R> {
+    if FORKING.load(Relaxed) == tid() { Some(f()) } else { between_forks(f) }
+}
+
+pub(crate) fn fork_prepare() {
+    let _ = take_turn();
     remote::fork_prepare();
+    adoption::before_fork();
     FORKS.fetch_add(1, AcqRel);
     // Both processes will hold every socket: counted before either can close.
     fd_table::for_each(|fd, entry| {
-        if let Entry::Socket(s, _) = entry {
-            s.refs.fetch_add(1, AcqRel);
+        if let Entry::Socket(s, g) = entry {
+            let _ = s.count_names(g, |n| n.saturating_add(1));
+            if s.has(socket::flag::TRACKED) {
+                adoption::passed::lose_track(s, fd);
+            }
             fd_table::note_counted(fd, fd_table::encode(entry));
         }
     });
@@ -211,41 +251,83 @@ pub(crate) fn fork_parent() {
 
 fn forked() {
     remote::fork_done();
-    FORKING.store(0, Release);
-    sys::futex_wake(&FORKING, i32::MAX, true);
+    give_turn();
 }
 
 /// A fork is not one step: the kernel copies the descriptors, then the memory, and other threads go on. What came to be after
-/// [`fork_prepare`] had counted is the parent's alone, whatever stands under its number here.
-fn forget_what_was_not_counted() {
+/// [`fork_prepare`] had counted is the parent's alone, whatever stands under its number here. True: there are such as were counted.
+fn forget_what_was_not_counted() -> bool {
+    let mut some = false;
     fd_table::for_each(|fd, entry| {
-        if matches!(entry, Entry::Socket(..)) && !fd_table::was_counted(fd) {
+        if !matches!(entry, Entry::Socket(..)) {
+        } else if fd_table::was_counted(fd) {
+            some = true;
+        } else {
             fd_table::set(fd, Entry::None);
         }
     });
+    some
+}
+
+/// Whether a process of the family lives. (Nobody can tell of one in another PID namespace: it does.)
+pub(crate) fn process_lives(id: u32) -> bool {
+    (id ^ process()) & MARK != 0 || sys::alive(id & !MARK)
+}
+
+/// Whether the thread that holds a lock of the family's lives. `None`: it is in another PID namespace, and nobody can tell.
+pub(crate) fn thread_lives(id: u32) -> Option<bool> {
+    ((id ^ THREAD_MARK.load(Relaxed)) & MARK == 0).then(|| sys::alive(id & !MARK))
+}
+
+/// A new mark for the ids of this PID namespace.
+fn new_mark() -> u32 {
+    let mut bits = [0u8; 4];
+    sys::random(&mut bits);
+    1 << 30 | u32::from_ne_bytes(bits) & MARK
 }
 
 pub(crate) fn fork_child() {
-    let parent = PROCESS.swap(sys::getpid(), Relaxed);
+    // (The parent's id is 0 where it is in a namespace outside.)
+    let foreign = sys::getppid() == 0;
+    let mark = if foreign { new_mark() } else { process() & MARK };
+    let parent = PROCESS.swap(sys::getpid() | mark, Relaxed);
     forked();
     if !started() {
         return;
     }
-    forget_what_was_not_counted();
+    let inherits = forget_what_was_not_counted();
     numbers::after_fork_in_child();
     service::after_fork_in_child(parent);
     wait::after_fork_in_child();
+    adoption::after_fork_in_child(inherits);
     socket::after_fork_in_child();
     own::after_fork_in_child();
+    crate::faults::after_fork_in_child();
     stats::after_fork_in_child();
+    rights::after_fork_in_child();
+    if foreign {
+        // Ids of threads say nothing across the border, and stand in locks that both sides take: nothing stays shared.
+        let offset = TID_OFFSET.swap(0, Relaxed);
+        THREAD_MARK.store(mark, Relaxed);
+        rights::before_change();
+        THREAD_MARK.store(0, Relaxed);
+        TID_OFFSET.store(offset, Relaxed);
+    }
 }
 
 /// How long the end of a process, or its exec, may be held up by peers that are slow to read what goes out again over the carrier.
 const EXIT_NS: u64 = 2_000_000_000;
 
 pub(crate) fn at_exit() {
+    crate::inject::at_exit();
     leave_remote_peers();
+    adoption::before_leaving(false);
     service::finish_pull_backs(EXIT_NS);
+    leave_local_peers();
+}
+
+/// What the kernel would close with bytes unread in a ring is reset.
+fn leave_local_peers() {
     fd_table::for_each(|fd, entry| {
         if let Entry::Socket(s, _) = entry {
             io::at_exit(s, fd);
@@ -267,11 +349,14 @@ pub(crate) fn before_daemon() {
     });
 }
 
-/// The process ends without its exit handlers. What is in memory that it shares with a peer stays there; what a peer on another host
-/// does not have yet goes with this process.
+/// The process ends without its exit handlers. What it has sent is in memory that it shares with a peer, and stays there; what a peer on
+/// another host does not have yet goes with this process.
 pub(crate) fn before_end() {
     if started() && !in_vfork_child() {
+        crate::inject::at_exit();
         leave_remote_peers();
+        adoption::before_leaving(false);
+        leave_local_peers();
     }
 }
 
@@ -301,20 +386,24 @@ pub(crate) fn threads_are_cancelled() -> bool {
 
 /// True in a child that shares this memory (vfork, posix_spawn): what it does to its descriptors is not ours to note.
 pub(crate) fn in_vfork_child() -> bool {
-    sys::getpid() != process()
+    sys::getpid() != process() & !MARK
 }
 
 /// `ends`: this very process becomes the new program.
 pub(crate) fn before_exec(ends: bool) {
     fd_table::for_each(|fd, entry| {
         if let Entry::Socket(s, _) = entry {
-            let live = matches!(s.state.load(Acquire), socket::CANDIDATE | socket::ATTACHED | socket::ATTACHING);
+            let live = matches!(
+                s.state.load(Acquire),
+                socket::UNCONNECTED | socket::CANDIDATE | socket::ATTACHED | socket::ATTACHING | socket::LEFT | socket::CLOSING
+            );
             if live && sys::fcntl(fd, libc::F_GETFD, 0) & libc::FD_CLOEXEC as isize == 0 {
                 need_kernel(fd, Reason::InheritedByExec);
             }
         }
     });
     if ends && !in_vfork_child() {
+        adoption::before_leaving(true);
         // The new program has no thread that goes on with them.
         leave_remote_peers();
         service::finish_pull_backs(EXIT_NS);
@@ -326,10 +415,16 @@ pub(crate) fn need_kernel(fd: c_int, why: Reason) {
     match fd_table::get(fd) {
         Entry::Fresh(_) | Entry::Listener(_) => fd_table::refuse(fd, why),
         Entry::Socket(s, g) => {
+            if s.has(socket::flag::TRACKED) {
+                adoption::passed::lose_track(s, fd);
+            }
             // Where somebody is about to read who cannot read a ring.
-            let strict = matches!(why, Reason::InheritedByExec | Reason::PassedByScmRights | Reason::StdioStream | Reason::Splice);
+            let strict = matches!(why, Reason::InheritedByExec | Reason::PassedByScmRights | Reason::StdioStream);
             let _ = io::to_kernel(s, g, fd, why, strict);
         }
+        Entry::Ring(_) => io_uring::lose_sight(),
+        // Whoever gets it asks the kernel alone.
+        Entry::Epoll(e) => epoll::bar(e),
         _ => {}
     }
 }
@@ -338,7 +433,7 @@ pub(crate) fn need_kernel(fd: c_int, why: Reason) {
 
 pub(crate) fn close(fd: c_int) -> Ret {
     let raw = fd_table::raw(fd);
-    if raw == 0 { PASS } else { close_ours(fd, raw) }
+    if raw == 0 { PASS } else { signals::held(|| close_ours(fd, raw)) }
 }
 
 #[cold]
@@ -359,6 +454,12 @@ fn close_ours(fd: c_int, raw: u64) -> Ret {
         Entry::Epoll(e) => {
             if fd_table::take(fd, raw) {
                 epoll::on_close(e);
+            }
+            sys::close(fd)
+        }
+        Entry::Ring(ring) => {
+            if fd_table::take(fd, raw) {
+                io_uring::on_close(ring);
             }
             sys::close(fd)
         }
@@ -425,7 +526,7 @@ fn note_dup(old: c_int, new: c_int) {
     fd_table::forget_stale(new);
     match fd_table::get(old) {
         Entry::Socket(s, g) => {
-            s.refs.fetch_add(1, AcqRel);
+            let _ = s.count_names(g, |n| n.saturating_add(1));
             fd_table::set(new, Entry::Socket(s, g));
         }
         Entry::Epoll(e) => {
@@ -433,16 +534,21 @@ fn note_dup(old: c_int, new: c_int) {
             fd_table::set(new, Entry::Epoll(e));
         }
         e @ (Entry::Fresh(_) | Entry::Listener(_)) => {
-            // Options and connects through either number must be seen for both: rare enough to leave it to the kernel.
-            let reason = match e {
-                Entry::Listener(r) => Entry::Listener(r),
+            // What is done to a socket through either number, its connect above all, is seen for both.
+            let both = match (e, socket::make_unconnected(old)) {
+                (Entry::Listener(_), _) => e,
+                (_, Some((s, g))) => {
+                    let _ = s.count_names(g, |n| n.saturating_add(1));
+                    Entry::Socket(s, g)
+                }
                 _ => Entry::None,
             };
-            fd_table::set(new, reason);
-            if matches!(e, Entry::Fresh(_)) {
+            fd_table::set(new, both);
+            if matches!(both, Entry::None) {
                 fd_table::set(old, Entry::None);
             }
         }
+        Entry::Ring(_) => io_uring::lose_sight(),
         _ => {}
     }
 }
@@ -493,20 +599,26 @@ pub(crate) fn dup3(old: c_int, new: c_int, flags: c_int) -> Ret {
         return -(libc::EBADF as Ret);
     }
     // What `new` named is closed first, with all that belongs to a close; the kernel replaces it in one step.
-    if raw_new != 0 && fd_table::take(new, raw_new) {
-        match fd_table::decode(raw_new) {
-            Entry::Socket(s, g) => {
-                let _ = socket::close(s, g, new, false);
-            }
-            Entry::Epoll(e) => epoll::on_close(e),
-            _ => {}
-        }
-    }
+    closed_by_kernel(new);
     let r = numbered(|| sys::dup3(old, new, flags.max(0)));
     if r >= 0 {
         note_dup(old, r as c_int);
     }
     r
+}
+
+/// A call that is about to be made closes `fd` as well.
+pub(crate) fn closed_by_kernel(fd: c_int) {
+    let raw = fd_table::raw(fd);
+    if raw == 0 || !fd_table::take(fd, raw) {
+        return;
+    }
+    match fd_table::decode(raw) {
+        Entry::Socket(s, g) => drop(socket::close(s, g, fd, false)),
+        Entry::Epoll(e) => epoll::on_close(e),
+        Entry::Ring(ring) => io_uring::on_close(ring),
+        _ => {}
+    }
 }
 
 /// `linux/fcntl.h`; not in the libc crate for glibc.
@@ -532,6 +644,8 @@ pub(crate) fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> Ret {
         libc::F_SETFL => {
             let r = sys::fcntl(fd, cmd, arg);
             if let Some((s, _)) = fd_table::socket(fd).filter(|_| r >= 0) {
+                // (Who attaches it may have asked the kernel before.)
+                socket::await_attach(s);
                 socket::set_nonblock(s, arg as c_int & libc::O_NONBLOCK != 0);
                 if arg as c_int & libc::O_ASYNC != 0 {
                     need_kernel(fd, Reason::SocketOption);

@@ -138,10 +138,20 @@ pub(crate) fn lock_end(lock: &EndLock) -> Option<(EndGuard<'_>, bool)> {
     lock_end_slow(lock, tid)
 }
 
+/// As [`lock_end`], if it is free.
+#[inline(always)]
+pub(crate) fn try_lock_end(lock: &EndLock) -> Option<EndGuard<'_>> {
+    lock.try_lock(lifecycle::tid()).ok().map(|()| EndGuard(lock))
+}
+
+/// How long a lock is left to a thread of which nobody can tell whether it lives.
+const FOREIGN_NS: u64 = 1_000_000_000;
+
 #[cold]
 #[inline(never)]
 fn lock_end_slow(lock: &EndLock, tid: u32) -> Option<(EndGuard<'_>, bool)> {
     let mut tries = 0u32;
+    let mut foreign = (0, 0);
     lock.lock(tid, |owner| {
         tries += 1;
         if tries < 50 {
@@ -150,24 +160,38 @@ fn lock_end_slow(lock: &EndLock, tid: u32) -> Option<(EndGuard<'_>, bool)> {
         }
         // SAFETY: `as_ptr` is the lock's own word, which lives as long as the lock.
         let word = unsafe { AtomicU32::from_ptr(lock.as_ptr()) };
-        if sys::futex_wait(word, owner | netacc_ring::WAITERS, 20_000_000, false) == -(libc::ETIMEDOUT as isize) && !sys::alive(owner) {
-            return Waited::OwnerDead;
+        if sys::futex_wait(word, owner | netacc_ring::WAITERS, 20_000_000, false) != -(libc::ETIMEDOUT as isize) {
+            return Waited::Retry;
         }
-        Waited::Retry
+        let lives = lifecycle::thread_lives(owner).unwrap_or_else(|| {
+            // A thread in another PID namespace holds it for the microseconds in which its process gives it up, or was killed.
+            let now = sys::now_ns();
+            if foreign.0 != owner {
+                foreign = (owner, now);
+            }
+            now.saturating_sub(foreign.1) < FOREIGN_NS
+        });
+        if lives { Waited::Retry } else { Waited::OwnerDead }
     })
     .ok()
     .map(|owner_died| (EndGuard(lock), owner_died))
 }
 
 impl Drop for EndGuard<'_> {
-    #[inline]
+    #[inline(always)]
     fn drop(&mut self) {
         if self.0.unlock() {
-            // SAFETY: as in `lock_end_slow`.
-            let word = unsafe { AtomicU32::from_ptr(self.0.as_ptr()) };
-            sys::futex_wake(word, 1, false);
+            wake_waiter(self.0);
         }
     }
+}
+
+#[cold]
+#[inline(never)]
+fn wake_waiter(lock: &EndLock) {
+    // SAFETY: as in `lock_end_slow`.
+    let word = unsafe { AtomicU32::from_ptr(lock.as_ptr()) };
+    sys::futex_wake(word, 1, false);
 }
 
 /// Adds to a statistics word that only the holder of a lock writes: no locked instruction.

@@ -1,8 +1,13 @@
-//! The log: one line per message, appended by one `write`, errors ignored. Never on the data path.
+//! The log: one line per message, appended by one `write`. Never on the data path.
+//!
+//! The file is one that this user made, a regular one under one name alone ([`is_ours`]): in a directory that others can write it may be
+//! anything. A line that cannot be written is counted (`log_lines_dropped`).
 
-use crate::{lifecycle, numbers, sys};
+use crate::{lifecycle, numbers, stats, sys};
+use core::ffi::c_int;
 use core::fmt::{self, Write as _};
 use netacc_control::config::LogLevel;
+use netacc_control::stats::Counter;
 
 struct Line {
     bytes: [u8; 512],
@@ -31,7 +36,10 @@ pub(crate) fn log(level: LogLevel, text: fmt::Arguments<'_>) {
     // As long as the configuration allows a path to be, and its NUL.
     let mut path = [0u8; 1024];
     let name = config.log_path.as_bytes();
-    let Some(to) = path.get_mut(..name.len()).filter(|_| name.len() < 1024) else { return };
+    let Some(to) = path.get_mut(..name.len()).filter(|_| name.len() < 1024) else {
+        stats::count(Counter::LogLinesDropped);
+        return;
+    };
     to.copy_from_slice(name);
     let mut line = Line { bytes: [0; 512], len: 0 };
     let now = sys::unix_ns();
@@ -42,13 +50,24 @@ pub(crate) fn log(level: LogLevel, text: fmt::Arguments<'_>) {
     }
     let end = path.iter().position(|b| *b == 0).map_or(path.len(), |n| n + 1);
     let flags = libc::O_WRONLY | libc::O_APPEND | libc::O_CREAT | libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NONBLOCK;
-    numbers::exclusively(|| {
-        let fd = sys::open(path.get(..end).unwrap_or(&[0]), flags, 0o600) as i32;
-        if fd >= 0 {
-            let _ = sys::write(fd, line.bytes.get(..line.len).unwrap_or(&[]));
-            let _ = sys::close(fd);
+    let text = line.bytes.get(..line.len).unwrap_or(&[]);
+    let written = numbers::exclusively(|| {
+        let fd = sys::open(path.get(..end).unwrap_or(&[0]), flags, 0o600) as c_int;
+        if fd < 0 {
+            return false;
         }
+        let written = is_ours(fd) && sys::write(fd, text) == text.len() as isize;
+        let _ = sys::close(fd);
+        written
     });
+    if !written {
+        stats::count(Counter::LogLinesDropped);
+    }
+}
+
+/// Somebody else can have put a link to a file of ours at that path, or a file, a pipe or a device of his own.
+fn is_ours(fd: c_int) -> bool {
+    sys::status(fd).is_some_and(|s| s.st_mode & libc::S_IFMT == libc::S_IFREG && s.st_nlink == 1 && s.st_uid == sys::geteuid())
 }
 
 /// Logs a warning.
@@ -60,3 +79,32 @@ macro_rules! debug_log {
     ($($t:tt)*) => { $crate::log::log(netacc_control::config::LogLevel::Debug, format_args!($($t)*)) };
 }
 pub(crate) use {debug_log, warn_log};
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests may fail loudly")]
+mod tests {
+    extern crate std;
+    use super::*;
+    use std::os::fd::AsRawFd;
+
+    #[test]
+    fn only_a_regular_file_under_one_name_is_written() {
+        let dir = std::env::temp_dir().join(std::format!("netacc-log-{}", std::process::id()));
+        std::fs::create_dir(&dir).unwrap();
+        let (one, two) = (dir.join("one"), dir.join("two"));
+        let file = std::fs::File::create(&one).unwrap();
+        let (pipe, _writer) = std::io::pipe().unwrap();
+        let device = std::fs::File::open("/dev/null").unwrap();
+        assert!(is_ours(file.as_raw_fd()));
+        assert!(!is_ours(pipe.as_raw_fd()) && !is_ours(device.as_raw_fd()) && !is_ours(-1));
+        std::fs::hard_link(&one, &two).unwrap();
+        assert!(!is_ours(file.as_raw_fd()), "a second name");
+        std::fs::remove_file(&two).unwrap();
+        assert!(is_ours(file.as_raw_fd()));
+        if sys::geteuid() == 0 {
+            std::os::unix::fs::chown(&one, Some(61_002), None).unwrap();
+            assert!(!is_ours(file.as_raw_fd()), "another user's");
+        }
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+}

@@ -127,6 +127,9 @@ pub(crate) fn after_fork_in_child() {
 
 /// Makes a descriptor of the library's own, by a system call that makes one close-on-exec. Returns its number, or `-errno`.
 pub(crate) fn make(call: impl FnOnce() -> isize) -> c_int {
+    if let Some(error) = crate::inject::call() {
+        return error;
+    }
     exclusively(|| match call() as c_int {
         fd if fd >= 0 => adopt(fd),
         error => error,
@@ -135,6 +138,9 @@ pub(crate) fn make(call: impl FnOnce() -> isize) -> c_int {
 
 /// A second name for `fd`, of the library's own, or `-errno`. Needs no low number.
 pub(crate) fn copy(fd: c_int) -> c_int {
+    if let Some(error) = crate::inject::call() {
+        return error;
+    }
     exclusively(|| keep(lift(fd)))
 }
 

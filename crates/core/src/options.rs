@@ -4,9 +4,9 @@ use crate::api::{PASS, Ret};
 use crate::fd_table::{self, Entry};
 use crate::lifecycle;
 use crate::socket::{self, ATTACHED, flag};
-use crate::{io, syn, sys};
+use crate::{io, syn, sys, user};
 use core::ffi::{c_int, c_void};
-use core::sync::atomic::Ordering::*;
+use core::sync::atomic::{AtomicI64, Ordering::*};
 use libc::{socklen_t, timeval};
 use netacc_control::stats::Reason;
 
@@ -19,6 +19,9 @@ const TCP_AO: [c_int; 5] = [14, 38, 39, 40, 41];
 const SO_PEEK_OFF: c_int = 42;
 const SO_ZEROCOPY: c_int = 60;
 const SO_TXTIME: c_int = 61;
+/// With 64-bit times on every machine; on this one the same as those without the ending.
+const SO_RCVTIMEO_NEW: c_int = 66;
+const SO_SNDTIMEO_NEW: c_int = 67;
 const SO_TIMESTAMPS: [c_int; 6] = [29, 35, 37, 63, 64, 65];
 const IP_TRANSPARENT: c_int = 19;
 const IPV6_TRANSPARENT: c_int = 75;
@@ -39,6 +42,11 @@ fn needs_kernel(level: c_int, name: c_int, value: i64) -> bool {
     }
 }
 
+/// Behind these the kernel does something with bytes that the application does not receive itself: none may be elsewhere.
+fn takes_bytes(level: c_int, name: c_int) -> bool {
+    level == libc::IPPROTO_TCP && matches!(name, TCP_REPAIR | TCP_ULP | TCP_ZEROCOPY_RECEIVE)
+}
+
 /// The kernel's receive or send timeout of a socket, nanoseconds, 0: none.
 pub(crate) fn timeout_of(fd: c_int, name: c_int) -> i64 {
     let mut tv = timeval { tv_sec: 0, tv_usec: 0 };
@@ -57,38 +65,100 @@ pub(crate) unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *co
     if raw == 0 {
         return PASS;
     }
-    let number = if value as usize >= 4096 && len as usize >= size_of::<c_int>() {
-        // SAFETY: the caller says that `len` >= 4 bytes are there.
-        unsafe { value.cast::<c_int>().read_unaligned() as i64 }
-    } else {
-        1
-    };
+    let mut number = 1;
+    if len as usize >= size_of::<c_int>() {
+        // SAFETY: the caller's value.
+        match unsafe { user::read(value.cast::<c_int>()) } {
+            Some(theirs) => number = theirs as i64,
+            // The kernel says it.
+            None => return PASS,
+        }
+    }
     let parents = |s: &socket::Socket| s.is_inherited() && s.has(flag::REMOTE) && s.is(ATTACHED);
     if level == libc::SOL_SOCKET && name == libc::SO_LINGER && fd_table::socket(fd).is_some_and(|(s, _)| parents(s)) {
         // The library's own stands on the carrier until the connection is back there.
         lifecycle::need_kernel(fd, Reason::InheritedByFork);
     }
+    if level == libc::SOL_SOCKET
+        && matches!(name, libc::SO_SNDBUF | libc::SO_SNDBUFFORCE)
+        && let Some((s, g)) = fd_table::socket(fd).filter(|(s, _)| s.is(ATTACHED))
+    {
+        // SAFETY: the caller's promise.
+        return unsafe { set_send_buffer(s, g, fd, name, value, len) };
+    }
     if needs_kernel(level, name, number) {
         match fd_table::decode(raw) {
             Entry::Internal => return -(libc::EBADF as Ret),
+            Entry::Socket(s, g) if takes_bytes(level, name) => {
+                let _ = io::to_kernel(s, g, fd, Reason::SocketOption, true);
+            }
             _ => lifecycle::need_kernel(fd, Reason::SocketOption),
         }
     }
     PASS
 }
 
-pub(crate) unsafe fn on_setsockopt(fd: c_int, level: c_int, name: c_int, _value: *const c_void, _len: socklen_t) {
+pub(crate) unsafe fn on_setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, _len: socklen_t) {
+    if level == libc::IPPROTO_TCP
+        && matches!(name, libc::TCP_NODELAY | libc::TCP_CORK)
+        && let Some((s, g)) = fd_table::socket(fd).filter(|(s, _)| socket::await_attach(s) && s.is(ATTACHED))
+    {
+        // SAFETY: the kernel has just read an int there.
+        let number = unsafe { value.cast::<c_int>().read_unaligned() };
+        match name {
+            libc::TCP_CORK => socket::set_corked(s, number != 0),
+            _ => io::on_nodelay(s, g, fd, number),
+        }
+        // What may wait no longer, or, of a corked connection, is pushed once (tcp_push_pending_frames).
+        if (name == libc::TCP_CORK) == (number == 0) {
+            io::send_held(s, g);
+        }
+    }
     if level != libc::SOL_SOCKET {
         return;
     }
-    if let Some((s, g)) = fd_table::socket(fd) {
-        match name {
-            libc::SO_LINGER if s.is(ATTACHED) => io::on_linger(s, g, fd),
-            libc::SO_RCVTIMEO => s.receive_timeout_ns.store(timeout_of(fd, name), Relaxed),
-            libc::SO_SNDTIMEO => s.send_timeout_ns.store(timeout_of(fd, name), Relaxed),
-            _ => {}
+    let timeout = matches!(name, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO | SO_RCVTIMEO_NEW | SO_SNDTIMEO_NEW);
+    // A negative one makes calls end at once (sock_set_timeout), but reads back as none.
+    // SAFETY: the kernel has just read a time there.
+    let never_waits = timeout && unsafe { value.cast::<timeval>().read_unaligned() }.tv_sec < 0;
+    if never_waits {
+        // What an unconnected socket becomes, or accepts, has it without anybody being able to see that.
+        fd_table::refuse(fd, Reason::SocketOption);
+    }
+    let Some((s, g)) = fd_table::socket(fd).filter(|_| timeout || name == libc::SO_LINGER) else { return };
+    let store = |into: &AtomicI64| {
+        let store = || into.store(if never_waits { -1 } else { timeout_of(fd, name) }, SeqCst);
+        // Who attaches it finds this one, or has begun before: then it is waited for, and what it stores is overwritten.
+        store();
+        socket::await_attach(s);
+        store();
+    };
+    match name {
+        libc::SO_RCVTIMEO | SO_RCVTIMEO_NEW => store(&s.receive_timeout_ns),
+        libc::SO_SNDTIMEO | SO_SNDTIMEO_NEW => store(&s.send_timeout_ns),
+        _ => {
+            socket::await_attach(s);
+            if s.is(ATTACHED) {
+                io::on_linger(s, g, fd);
+            }
         }
     }
+}
+
+/// SO_SNDBUF: the kernel wakes who waits for room that a larger buffer has (sock_setsockopt: sk_write_space).
+unsafe fn set_send_buffer(s: &'static socket::Socket, g: u16, fd: c_int, name: c_int, value: *const c_void, len: socklen_t) -> Ret {
+    let room = || {
+        let mut bytes: c_int = 0;
+        let _ = sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, &mut bytes);
+        bytes
+    };
+    let before = room();
+    // SAFETY: the caller's promise.
+    let r = unsafe { sys::setsockopt_raw(fd, libc::SOL_SOCKET, name, value, len) };
+    if r >= 0 && room() > before {
+        io::on_more_room(s, g);
+    }
+    r
 }
 
 pub(crate) fn before_getsockopt(fd: c_int, level: c_int, name: c_int) {
@@ -113,9 +183,22 @@ pub(crate) unsafe fn on_getsockopt(fd: c_int, level: c_int, name: c_int, value: 
     if level != libc::SOL_SOCKET || (name != libc::SO_LINGER && name != libc::SO_ERROR) {
         return;
     }
-    let Some((s, g)) = fd_table::socket(fd).filter(|(s, _)| s.is(ATTACHED)) else { return };
+    let Some((s, g)) = fd_table::socket(fd) else { return };
     // SAFETY: the kernel has just written its answer's length there.
     let room = unsafe { len.read_unaligned() } as usize;
+    if name == libc::SO_ERROR && s.kept_error.load(Relaxed) != 0 && room == size_of::<c_int>() {
+        // SAFETY: as above.
+        let error = unsafe { value.cast::<c_int>().read_unaligned() };
+        let kept = if error == 0 { s.kept_error.swap(0, Relaxed) } else { 0 };
+        if kept != 0 {
+            // SAFETY: as above.
+            unsafe { value.cast::<c_int>().write_unaligned(-kept) };
+            return;
+        }
+    }
+    if !s.is(ATTACHED) {
+        return;
+    }
     if name == libc::SO_LINGER {
         if let Some(linger) = io::application_linger(s, g, fd) {
             // SAFETY: the kernel has just written that many bytes there.
@@ -124,7 +207,7 @@ pub(crate) unsafe fn on_getsockopt(fd: c_int, level: c_int, name: c_int, value: 
     } else if room == size_of::<c_int>() {
         // SAFETY: as above.
         let error = unsafe { value.cast::<c_int>().read_unaligned() };
-        if let Some(error) = io::on_error_taken(s, fd, error) {
+        if let Some(error) = io::on_error_taken(s, g, fd, error) {
             // SAFETY: as above.
             unsafe { value.cast::<c_int>().write_unaligned(error) };
         }
@@ -133,39 +216,78 @@ pub(crate) unsafe fn on_getsockopt(fd: c_int, level: c_int, name: c_int, value: 
 
 pub(crate) unsafe fn ioctl(fd: c_int, request: usize, arg: usize) -> Ret {
     let Some((s, g)) = fd_table::socket(fd) else { return PASS };
-    if !s.is(ATTACHED) {
+    if !s.is(ATTACHED) && request as u64 != libc::FIONBIO {
         return PASS;
     }
     let out = |n: usize| {
-        if arg < 4096 {
-            return -(libc::EFAULT as Ret);
-        }
-        // SAFETY: FIONREAD and SIOCOUTQ take a pointer to an int that the caller owns.
-        unsafe { (arg as *mut c_int).write_unaligned(n.min(c_int::MAX as usize) as c_int) };
-        0
+        // SAFETY: FIONREAD and SIOCOUTQ take a pointer to an int of the caller's.
+        let written = unsafe { user::write(arg as *mut c_int, n.min(c_int::MAX as usize) as c_int) };
+        if written { 0 } else { -(libc::EFAULT as Ret) }
     };
     match request as u64 {
         libc::FIONBIO => {
-            let r = sys::ioctl(fd, request, arg);
+            // SAFETY: it takes a pointer to an int of the caller's.
+            let Some(mut on) = (unsafe { user::read(arg as *const c_int) }) else { return -(libc::EFAULT as Ret) };
+            let r = sys::ioctl(fd, request, &raw mut on as usize);
             if r >= 0 {
-                // SAFETY: the kernel has just read an int there.
-                socket::set_nonblock(s, unsafe { (arg as *const c_int).read_unaligned() } != 0);
+                // (Who attaches it may have asked the kernel before.)
+                socket::await_attach(s);
+                socket::set_nonblock(s, on != 0);
             }
             r
         }
-        libc::FIONREAD => {
-            let mut kernel: c_int = 0;
-            let r = sys::ioctl(fd, request, &mut kernel as *mut c_int as usize);
-            match io::unread(s, g, fd) {
-                Some(n) if r >= 0 => out(n.saturating_add(kernel.max(0) as usize)),
-                _ => PASS,
-            }
-        }
+        libc::FIONREAD => io::unread(s, g, fd).map_or(PASS, out),
         libc::TIOCOUTQ if io::carrier_is_drained(s) => out(0),
         libc::FIOASYNC => {
             lifecycle::need_kernel(fd, Reason::SocketOption);
             PASS
         }
         _ => PASS,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+    use crate::lifecycle;
+    use core::sync::atomic::Ordering::SeqCst;
+    use std::boxed::Box;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    /// A time-out that is set while another thread attaches the connection: that thread has asked the kernel already, where a negative one
+    /// reads as none, and stores what it heard.
+    #[test]
+    fn a_time_out_that_meets_an_attachment_counts() {
+        crate::testing::init();
+        let fd = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0) as c_int;
+        let memory = Box::leak(Box::new(core::mem::MaybeUninit::<socket::Socket>::zeroed()));
+        // SAFETY: all zero is a valid Socket.
+        let s: &'static socket::Socket = unsafe { &*memory.as_ptr() };
+        s.attacher.store(lifecycle::tid(), SeqCst);
+        s.state.store(socket::ATTACHING, SeqCst);
+        fd_table::set(fd, Entry::Socket(s, 0));
+        socket::look_at_options(s, fd);
+        let (tell, hear) = mpsc::channel();
+        let setter = std::thread::spawn(move || {
+            let time = timeval { tv_sec: -1, tv_usec: 0 };
+            for name in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
+                assert_eq!(sys::setsockopt(fd, libc::SOL_SOCKET, name, &time), 0);
+                // SAFETY: a time-out's value.
+                unsafe { on_setsockopt(fd, libc::SOL_SOCKET, name, (&raw const time).cast(), size_of_val(&time) as socklen_t) };
+            }
+            let _ = tell.send(());
+        });
+        // Comes only where the option does not wait for the attachment; then what follows undoes it.
+        let _ = hear.recv_timeout(Duration::from_millis(100));
+        for timeout in [&s.receive_timeout_ns, &s.send_timeout_ns] {
+            timeout.store(0, Relaxed);
+        }
+        s.state.store(socket::ATTACHED, SeqCst);
+        setter.join().unwrap();
+        assert_eq!([&s.receive_timeout_ns, &s.send_timeout_ns].map(|t| t.load(Relaxed)), [-1, -1]);
+        fd_table::set(fd, Entry::None);
+        sys::close(fd);
     }
 }

@@ -1,6 +1,7 @@
 //! The addresses of this host, as far as this process's network namespace knows them (rtnetlink(7)): a peer at one of them is no other host.
 //! (An address can be bound to that is not of this host: net.ipv4.ip_nonlocal_bind.)
 
+use crate::heap::Scratch;
 use crate::{fd_table, numbers, sys};
 use core::ffi::c_int;
 use core::net::IpAddr;
@@ -81,10 +82,11 @@ fn list_into(fd: c_int) -> Option<usize> {
     if unsafe { sys::sendto(fd, question.as_ptr(), question.len(), libc::MSG_DONTWAIT) } < 0 {
         return None;
     }
+    // (A smaller buffer would lose addresses.)
+    let mut answer = Scratch::filled(8192, 0u8)?;
     let mut count = 0;
     // Each answer holds some tens of addresses.
     for _ in 0..64 {
-        let mut answer = [0u8; 8192];
         // SAFETY: a live buffer; the kernel has answered already, or does so within the call.
         let got = unsafe { sys::recvfrom(fd, answer.as_mut_ptr(), answer.len(), libc::MSG_DONTWAIT, core::ptr::null_mut(), core::ptr::null_mut()) };
         let mut rest = answer.get(..usize::try_from(got).ok()?)?;

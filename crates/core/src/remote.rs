@@ -114,13 +114,22 @@ fn maker_of(s: &Socket) -> Option<&'static Parent> {
 pub(crate) fn maker_lives(s: &Socket) -> bool {
     let Some(life) = maker_of(s).map(|p| p.life.load(Acquire)) else { return false };
     // (It is readable when the process has ended. Without one: Linux before 5.3.)
-    if life >= 0 { sys::poll_now(life, libc::POLLIN) == 0 } else { sys::alive(s.owner.load(Relaxed)) }
+    if life >= 0 { sys::poll_now(life, libc::POLLIN) == 0 } else { lifecycle::process_lives(s.owner.load(Relaxed)) }
 }
 
 /// Whether every child that has `s` can call it back. (One that was forked before the thread started cannot.)
 pub(crate) fn can_be_called_back(s: &Socket) -> bool {
     let since = |forks: u32| s.forks.load(Relaxed).wrapping_sub(forks).cast_signed() >= 0;
     since(lifecycle::forks()) || (is_running() && since(FORKS_BEFORE.load(Acquire)))
+}
+
+/// When what has come is looked at ([`crate::io::look_at_unread_here`]), as long as the thread does not know; 0: it does.
+static WATCH_AT: AtomicU64 = AtomicU64::new(0);
+
+/// Bytes have come from another host: the thread is to look then whether they are read.
+pub(crate) fn watch_at(time: u64) {
+    WATCH_AT.store(time, SeqCst);
+    ring();
 }
 
 fn ask(what: Ask) -> bool {
@@ -140,7 +149,7 @@ fn ask(what: Ask) -> bool {
 }
 
 fn ensure_started() -> bool {
-    RUNNING.load(Acquire) == lifecycle::process() || start()
+    crate::heap::plenty() && (RUNNING.load(Acquire) == lifecycle::process() || start())
 }
 
 #[cold]
@@ -390,6 +399,17 @@ pub(crate) fn finish(limit_ns: u64) {
     apart::finish(limit_ns);
 }
 
+/// Nobody calls a parent any more.
+pub(crate) fn give_up_inherited() {
+    for p in &PARENTS {
+        for fd in [p.bell.swap(-1, AcqRel), p.life.swap(-1, AcqRel)] {
+            if fd >= 0 {
+                fd_table::close_internal(fd);
+            }
+        }
+    }
+}
+
 /// In a forked child: thread, links, pairs and queues are the parent's.
 pub(crate) fn after_fork_in_child(parent: u32) {
     wire::forget_queues();
@@ -401,6 +421,7 @@ pub(crate) fn after_fork_in_child(parent: u32) {
     }
     apart::after_fork_in_child();
     core::mem::forget(core::mem::take(&mut *INBOX.lock()));
+    WATCH_AT.store(0, Relaxed);
     drop(STARTING.lock());
     RUNNING.store(0, Release);
     FAILED.store(0, Relaxed);
@@ -480,6 +501,8 @@ struct Remote {
     channels: Vec<&'static Channel>,
     /// Connections that are on their way back to their carriers, and what keeps them alive meanwhile.
     leaving: Vec<apart::Leaving>,
+    /// When to look at what is unread; 0: nobody sends.
+    watch_at: u64,
     /// When something has to be done without being told; 0: never.
     timer: u64,
 }
@@ -508,6 +531,7 @@ impl Remote {
             process,
             channels: Vec::new(),
             leaving: Vec::new(),
+            watch_at: 0,
             timer: 0,
         }))
     }
@@ -566,6 +590,11 @@ impl Remote {
             self.look_at_pairs();
         }
         self.take_connected();
+        let watch_at = WATCH_AT.swap(0, SeqCst);
+        if watch_at != 0 {
+            self.watch_at = watch_at;
+            self.at(watch_at);
+        }
         if self.timer != 0 && self.timer <= sys::now_ns() {
             self.timer = 0;
             self.on_time();
@@ -596,5 +625,15 @@ impl Remote {
         self.time_waiting();
         self.sweep();
         self.time_listeners();
+        self.time_unread();
+    }
+
+    fn time_unread(&mut self) {
+        if self.watch_at != 0 && self.watch_at <= sys::now_ns() {
+            self.watch_at = crate::io::look_at_unread_here();
+        }
+        if self.watch_at != 0 {
+            self.at(self.watch_at);
+        }
     }
 }

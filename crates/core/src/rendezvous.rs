@@ -18,6 +18,7 @@ mod doorbell;
 mod finding;
 mod link;
 pub(crate) mod packet;
+pub(crate) mod strangers;
 pub(crate) mod table;
 mod waiting;
 
@@ -25,13 +26,13 @@ use crate::arena::{self, ARENAS_MAX, MAPPED_BYTES_MAX, Mapping, MemoryError, Pai
 use crate::channel::{Channel, ChannelMem, PLACES, SLOTS, quiet};
 use crate::log::debug_log;
 use crate::socket::{self, Socket};
-use crate::{fd_table, lifecycle, numbers, remote, stats, sys};
+use crate::{adoption, fd_table, lifecycle, numbers, remote, stats, sys};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use auth::{Cred, PeerVerified};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering::*, fence};
-use doorbell::{is_doorbell, learn_doorbell};
+use doorbell::learn_doorbell;
 pub(crate) use finding::Listens;
 use netacc_control::stats::{CHANNEL_SLOTS, ChannelState, Counter, Reason};
 use netacc_proto::rendezvous::{self as proto, Direction, Hello, Message, Role, Tuple, refuse};
@@ -41,7 +42,7 @@ use table::{Key, Table};
 pub(crate) const LINKS: usize = 64;
 const _: () = assert!(LINKS <= CHANNEL_SLOTS && LINKS <= u64::BITS as usize);
 /// Of these, how many may belong to other users.
-const FOREIGN_LINKS: usize = 16;
+const FOREIGN_LINKS: usize = 48;
 /// Sockets that wait, each way, and candidates of peers.
 const PENDING: u32 = 16384;
 /// Candidates of one peer that wait here.
@@ -85,6 +86,10 @@ struct Mine {
     announced: u64,
     /// Where an offer was made for it (accepting side).
     offered: Option<(usize, u16)>,
+    /// When its peer is looked for next; 0: not before its own calls ask for that.
+    look_at: u64,
+    /// How often it was looked for.
+    looks: u8,
 }
 
 /// A peer's candidate.
@@ -146,8 +151,6 @@ pub(crate) struct Link {
     pub(crate) fd: c_int,
     /// What we are on it.
     role: Role,
-    port: u16,
-    k: u8,
     peer: Cred,
     /// When it was made, or when nobody used it any more.
     since: u64,
@@ -168,6 +171,8 @@ pub(crate) struct Link {
     blocked: bool,
     /// Agreements were put off for that.
     put_off: bool,
+    /// Connector: a connection that it was told of has been taken back. What it passes may be for that one.
+    withdrawn: bool,
 }
 
 impl Link {
@@ -177,8 +182,6 @@ impl Link {
             serial: 0,
             fd: -1,
             role: Role::Connector,
-            port: 0,
-            k: 0,
             peer: Cred { pid: 0, uid: u32::MAX },
             since: 0,
             channel: None,
@@ -193,6 +196,7 @@ impl Link {
             queue: VecDeque::new(),
             blocked: false,
             put_off: false,
+            withdrawn: false,
         }
     }
 
@@ -232,11 +236,23 @@ pub(crate) enum Violation {
     NoMemory,
     /// It does not read.
     Stuck,
+    /// Its files, or a stop of this process, kept whoever took them in: it may be honest, and is left alone for a while.
+    Kept,
     /// The connection ended.
     Ended,
     /// It was of no use any more, or its place is needed for another.
     Evicted,
 }
+
+/// See [`State::files_due`].
+#[derive(Debug)]
+pub(crate) enum FilesDue {
+    No,
+    Yes,
+    IfProven { maker: Cred, told: Vec<Tuple>, withdrawn: bool },
+}
+/// Connections by which a peer can prove that it may pass the memory for them.
+pub(crate) const PROOFS: usize = 16;
 
 /// What is left to do without the lock.
 #[derive(Debug)]
@@ -248,24 +264,29 @@ pub(crate) enum Then {
     Judge(proto::Offer),
     /// A pull-back of this slot to serve: see [`State::channel`].
     PullBack(usize),
+    /// Bytes are said to lie unread.
+    Unread,
 }
 
-/// What this process knows of ports that it connects to.
-#[derive(Clone, Copy)]
+/// What this process knows of a port that it connects to.
+#[derive(Clone)]
 struct Port {
     port: u16,
+    /// When it was last of use.
+    used_at: u64,
+    /// The links to those who accept on it. (A link serves all ports of a process.)
+    links: u64,
+    /// The link that an advert's name led to, by the name's number: 1 + its place; 0: none.
+    names: [u8; NAMES as usize],
     /// When all advert names were last tried.
     tried_all: u64,
-    /// When all names are to be tried next (0: not), and how often that was done in a row.
+    /// When all names are to be tried next (0: not).
     try_at: u64,
-    tries: u8,
+    /// Also those names that led to a link: another process may hold them by now.
+    anew: bool,
     /// Names, by number, whose holder cannot be dealt with, until that moment.
-    shunned: u32,
+    shunned: u64,
     shunned_until: u64,
-}
-
-impl Port {
-    const NONE: Port = Port { port: 0, tried_all: 0, try_at: 0, tries: 0, shunned: 0, shunned_until: 0 };
 }
 
 /// A listening socket that tells connectors of this process.
@@ -274,34 +295,41 @@ pub(crate) struct Advert {
     pub(crate) port: u16,
     pub(crate) fd: c_int,
     uid: u32,
+    /// When it was made.
+    made_at: u64,
     /// When to try again, where it could not be made.
     retry_at: u64,
     /// When it was first found that none of our sockets listens on the port any more; 0: one does.
     unused_since: u64,
+    /// It is there and not heard: strangers' files keep those who close them.
+    deaf: bool,
 }
 
 impl Advert {
-    const NONE: Advert = Advert { port: 0, fd: -1, uid: u32::MAX, retry_at: 0, unused_since: 0 };
+    const NONE: Advert = Advert { port: 0, fd: -1, uid: u32::MAX, made_at: 0, retry_at: 0, unused_since: 0, deaf: false };
 }
 
-/// Ports that one process advertises.
-pub(crate) const ADVERTS: usize = 32;
+/// Ports that one process advertises at a time: the one that was advertised first makes room.
+pub(crate) const ADVERTS: usize = 128;
 /// Advert names of one port.
-pub(crate) const NAMES: u8 = 32;
+pub(crate) const NAMES: u8 = 64;
+const _: () = assert!(NAMES as u32 <= u64::BITS);
 /// Of these, how many are tried at connect.
 const QUICK_NAMES: u8 = 4;
-const PORTS: usize = 64;
+/// Ports that are remembered: the one that was not used for longest makes room.
+const PORTS: usize = 1024;
 const SHUN_NS: u64 = 5_000_000_000;
 const RETRY_ADVERT_NS: u64 = 1_000_000_000;
-/// Workers advertise when they first accept, so names are tried again a while after a connection was made...
-const TRY_AGAIN_NS: [u64; 5] = [10_000_000, 50_000_000, 200_000_000, 600_000_000, 1_000_000_000];
-/// Looks that a connection asks for are at least so far apart.
-const TRY_PAUSE_NS: u64 = 50_000_000;
+/// A connection that waits for its peer is looked for after so long, and again so long after that... Workers advertise when they
+/// first accept; most are there at the first look. After the last one it waits until its own calls ask for another (`io::search`).
+const LOOK_NS: [u64; 5] = [10_000_000, 40_000_000, 150_000_000, 400_000_000, 400_000_000];
+/// Looks that are asked for by somebody else are at least so far apart.
+pub(crate) const TRY_PAUSE_NS: u64 = 50_000_000;
 /// After a listening socket was closed, its advert is looked at: at first after so long, then after twice as long...
 const LOOK_AT_ADVERTS_NS: u64 = 50_000_000;
 /// ...and goes after so long, even if a connection that was accepted there still waits for its peer.
 const UNUSED_ADVERT_NS: u64 = 10_000_000_000;
-/// ...and all anew when the last look is this old.
+/// A connect asks for a look at all names when the last one is this old.
 const TRIED_LATELY_NS: u64 = 1_000_000_000;
 
 struct Tables {
@@ -316,10 +344,18 @@ struct Tables {
 pub(crate) struct State {
     /// The process whose service thread this is; another (a forked child) starts anew.
     pub(crate) process: u32,
+    /// When the thread can be tried to be started again, where it could not be.
+    pub(crate) start_again_at: u64,
     pub(crate) epoll: c_int,
     pub(crate) links: [Link; LINKS],
     pub(crate) adverts: [Advert; ADVERTS],
-    ports: [Port; PORTS],
+    /// What is known of ports, and which they are.
+    ports: Vec<Port>,
+    port_numbers: Vec<u16>,
+    /// When some port, or a connection that waits, is to be looked at; it may be too early. 0: never.
+    next_try: u64,
+    /// The thread has something to do earlier than it knows.
+    pub(crate) wake: bool,
     tables: Option<Tables>,
     /// Channels by link and side. Their memory, and what they map, stays where it is for ever.
     shells: [[*mut Channel; 2]; LINKS],
@@ -328,6 +364,8 @@ pub(crate) struct State {
     to_agree: Vec<Key>,
     /// Something for the service thread to do: links to recycle.
     pub(crate) to_recycle: bool,
+    /// Likewise, by place: links that have ended, of whose connections nobody but the carriers tells the end.
+    pub(crate) to_watch: u64,
     /// When to look for links that nobody uses; 0: never.
     next_expiry: u64,
     /// When to look for adverts that nobody needs (0: never), and the pause before that look.
@@ -345,6 +383,18 @@ pub(crate) const EVENT_LINK: u64 = 1 << 62;
 /// The epoll item of an advert: its place.
 pub(crate) const EVENT_ADVERT: u64 = 1 << 61;
 
+/// The epoll item of the carrier of a connection whose link has ended: its slot, and the link's place and life.
+pub(crate) const EVENT_CARRIER: u64 = 1 << 60;
+
+/// [`EVENT_CARRIER`] of a slot.
+pub(crate) fn carrier_event(i: usize, serial: u32, slot: usize) -> u64 {
+    EVENT_CARRIER | (slot as u64) << 40 | u64::from(serial) << 8 | i as u64
+}
+
+pub(crate) fn slot_of(event: u64) -> usize {
+    (event >> 40) as usize & (SLOTS - 1)
+}
+
 fn event_of(i: usize, serial: u32) -> u64 {
     EVENT_LINK | u64::from(serial) << 8 | i as u64
 }
@@ -358,15 +408,20 @@ impl State {
     pub(crate) const fn new() -> State {
         State {
             process: 0,
+            start_again_at: 0,
             epoll: -1,
             links: [const { Link::new() }; LINKS],
             adverts: [Advert::NONE; ADVERTS],
-            ports: [Port::NONE; PORTS],
+            ports: Vec::new(),
+            port_numbers: Vec::new(),
+            next_try: 0,
+            wake: false,
             tables: None,
             shells: [[core::ptr::null_mut(); 2]; LINKS],
             serial: 0,
             to_agree: Vec::new(),
             to_recycle: false,
+            to_watch: 0,
             next_expiry: 0,
             next_advert_look: 0,
             advert_pause: 0,
@@ -384,6 +439,8 @@ impl State {
         let seed = u64::from_ne_bytes(seed) ^ sys::now_ns();
         self.tables = (|| {
             self.to_agree.try_reserve_exact(PENDING as usize).ok()?;
+            self.ports.try_reserve_exact(PORTS).ok()?;
+            self.port_numbers.try_reserve_exact(PORTS).ok()?;
             Some(Tables { connected: Table::new(PENDING, seed)?, accepted: Table::new(PENDING, seed)?, candidates: Table::new(PENDING, seed)? })
         })();
         self.tables.is_some()
@@ -404,7 +461,7 @@ impl State {
     fn dispatch(&mut self, i: usize, message: Message, fd: c_int, sender: Cred, keep: &mut bool) -> Result<Then, Violation> {
         let Some(l) = self.link_mut(i).filter(|l| l.is_read()) else { return Ok(Then::Nothing) };
         // A child forked by the peer inherits the connection, for the sockets it inherits with it, but agrees on nothing.
-        let from_child = matches!(message, Message::Place { .. } | Message::PullBack { .. } | Message::Demote { .. });
+        let from_child = matches!(message, Message::Place { .. } | Message::PullBack { .. } | Message::Unread { .. });
         if sender.uid != l.peer.uid || (sender.pid != l.peer.pid && !from_child) {
             return Err(Violation::Impostor);
         }
@@ -439,7 +496,7 @@ impl State {
             }
             Message::Place { place } => {
                 let Some(c) = l.channel else { return Err(Violation::Malformed) };
-                if place as usize >= PLACES || !is_doorbell(fd) {
+                if place as usize >= PLACES {
                     return Err(Violation::Malformed);
                 }
                 *keep = learn_doorbell(c, place as usize, fd);
@@ -452,14 +509,43 @@ impl State {
                 }
                 Ok(Then::PullBack(slot as usize))
             }
-            // A wish that the shared words express better; not used between processes of one host.
-            Message::Demote { slot } if (slot as usize) < SLOTS => Ok(Then::Nothing),
+            Message::Unread { slot } if (slot as usize) < SLOTS => Ok(Then::Unread),
             Message::Bye => {
                 l.phase = Phase::Leaving;
                 Ok(Then::Nothing)
             }
             _ => Err(Violation::Malformed),
         }
+    }
+
+    /// Whether the descriptors that `message` brings are due: what this end waits for, of a peer whose right to it is known. `IfProven`: of a
+    /// peer that has that right if it holds the other end of one of these connections, of which it was told.
+    pub(crate) fn files_due(&self, i: usize, message: &Message) -> FilesDue {
+        let Some(l) = self.link(i).filter(|l| l.phase != Phase::Greeting) else { return FilesDue::No };
+        let there = l.channel.is_some();
+        match message {
+            // Who has made the channel had proof, or was asked for it when it came.
+            Message::Place { .. } if there => FilesDue::Yes,
+            Message::Arena(_) if there && l.role == Role::Connector => FilesDue::Yes,
+            Message::Channel(_) if !there && l.role == Role::Connector => {
+                let mut told = Vec::new();
+                let t = self.tables.as_ref();
+                let mut at = t.and_then(|t| t.connected.newest());
+                while let Some((key, tuple, m)) = at.and_then(|key| t?.connected.get(key).map(|(t, m)| (key, t, m))).filter(|_| told.len() < PROOFS) {
+                    if m.announced & 1 << i != 0 {
+                        told.push(*tuple);
+                    }
+                    at = t.and_then(|t| t.connected.before(key));
+                }
+                FilesDue::IfProven { maker: l.peer, told, withdrawn: l.withdrawn }
+            }
+            _ => FilesDue::No,
+        }
+    }
+
+    /// The channel of a link that has ended, and the link's life.
+    pub(crate) fn draining(&self, i: usize) -> Option<(&'static Channel, u32)> {
+        self.link(i).filter(|l| l.phase == Phase::Dead).and_then(|l| Some((l.channel?, l.serial)))
     }
 
     pub(crate) fn channel(&mut self, i: usize) -> Option<&'static Channel> {
@@ -493,6 +579,7 @@ fn hand_over(s: &'static Socket, c: &'static Channel, slot: u16, tx: *mut u8, tx
         let at: &AtomicPtr<Socket> = at;
         at.store(core::ptr::from_ref(s).cast_mut(), Release);
     }
+    s.start(Reason::Negotiating);
     s.offered.store(1, Release);
 }
 
@@ -503,7 +590,7 @@ fn record(i: usize, f: impl FnOnce(&netacc_control::stats::ChannelRecord)) {
 }
 
 /// Writes `prefix` and a number; returns the length, a NUL follows.
-fn decimal_path(prefix: &[u8], number: u32, out: &mut [u8]) -> usize {
+pub(crate) fn decimal_path(prefix: &[u8], number: u32, out: &mut [u8]) -> usize {
     let mut digits = [0u8; 10];
     let mut n = number;
     let mut count = 0;

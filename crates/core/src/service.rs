@@ -1,7 +1,7 @@
 //! The one helper thread of a process with candidate connections, and what application threads ask of it.
 //!
 //! The thread ("netacc", every signal blocked) sleeps in epoll_wait until a peer's message, a new peer or an application thread
-//! wakes it; it has a timeout only in the second after a connection was made to an advertised port. It owns the
+//! wakes it; it has a timeout only in the second after a connection was noted. It owns the
 //! agreement ([`crate::rendezvous`]) and never touches the data of a connection, except to serve a pull-back: it sends
 //! again what there is room for, and leaves the rest to a passing helper ("netacc-pull"), because that may take as long as a reader
 //! is slow. One helper serves all of them in turn, so that none waits for another's reader.
@@ -9,24 +9,33 @@
 //! Application threads take the same lock for the few microseconds that it takes to note a socket; with their signals
 //! blocked, so that no handler can come in between and want it too.
 
-use crate::channel::{Channel, PLACES};
+use crate::channel::{Channel, SLOTS};
 use crate::io::{self, PullBack};
 use crate::lock::{Guard, Mutex};
+use crate::log::warn_log;
 use crate::rendezvous::absent::Absent;
 use crate::rendezvous::packet::{self, Received};
-use crate::rendezvous::{ADVERTS, EVENT_ADVERT, EVENT_LINK, LINKS, Listens, State, Then, Violation, auth, link_of};
+use crate::rendezvous::{
+    ADVERTS, EVENT_ADVERT, EVENT_CARRIER, EVENT_LINK, FilesDue, LINKS, Listens, PROOFS, State, TRY_PAUSE_NS, Then, Violation, auth, carrier_event, link_of,
+    slot_of, strangers,
+};
 use crate::socket::{CANDIDATE, Socket, flag};
-use crate::{fd_table, lifecycle, numbers, remote, sys};
+use crate::{fd_table, heap, lifecycle, numbers, remote, sys};
 use alloc::vec::Vec;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::*};
 use libc::{epoll_event, pollfd};
+use netacc_control::stats::Reason;
 use netacc_proto::rendezvous::{Direction, Message, Tuple};
 
 /// Messages of one link that are taken in a row.
 const MESSAGES_IN_A_ROW: usize = 64;
+/// Whether a peer whose link has ended is gone, too, is asked so often.
+const ENDS_PAUSE_NS: u64 = 10_000_000;
 /// Rivals for one connection that are tried in a row.
 const RIVALS: usize = 16;
+/// A thread that could not be started is tried again after so long.
+const START_AGAIN_NS: u64 = 1_000_000_000;
 /// Pull-backs that found no room while others waited for theirs are joined to these after so long.
 const PULLS_NS: i64 = 100_000_000;
 
@@ -47,6 +56,10 @@ pub(crate) struct Service {
     absent: Absent,
     /// Ports with an advert, as `1 << 48 | port << 32 | uid`, for a look without the lock.
     advertised: [AtomicU64; ADVERTS],
+    /// When bytes that a ring holds back are due; 0: there are none.
+    held_until: AtomicU64,
+    /// When to look whose bytes lie unread in rings; 0: not before more is sent.
+    watch_at: AtomicU64,
     /// A thread is started for it (not in tests, which turn it by hand).
     threaded: bool,
 }
@@ -82,6 +95,8 @@ impl Service {
             running: AtomicU32::new(0),
             absent: Absent::new(),
             advertised: [const { AtomicU64::new(0) }; ADVERTS],
+            held_until: AtomicU64::new(0),
+            watch_at: AtomicU64::new(0),
             threaded,
         }
     }
@@ -92,22 +107,25 @@ impl Service {
         Held { state: Some(self.state.lock()), signals }
     }
 
-    /// Runs `f` under the lock, in a thread of the application's.
+    /// Runs `f` under the lock, in a thread of the application's; then wakes the thread, if it has to do something earlier than it knows.
     fn with<R>(&self, f: impl FnOnce(&mut State) -> R) -> Option<R> {
         let mut held = self.hold();
-        held.state.as_mut().map(|s| f(s))
+        let done = held.state.as_mut().map(|s| (f(s), core::mem::take(&mut s.wake)));
+        drop(held);
+        let (r, wake) = done?;
+        if wake {
+            self.ring();
+        }
+        Some(r)
     }
 
     fn is_running(&self) -> bool {
         self.running.load(Acquire) == lifecycle::process()
     }
 
-    /// Starts the thread if it does not run. False: it cannot be.
+    /// Starts the thread if it does not run. False: it cannot be, or there is no memory for what it would begin.
     fn ensure_started(&'static self) -> bool {
-        if self.is_running() {
-            return true;
-        }
-        self.start()
+        heap::plenty() && (self.is_running() || self.start())
     }
 
     #[cold]
@@ -118,11 +136,12 @@ impl Service {
         if self.is_running() {
             return true;
         }
+        let now = sys::now_ns();
         // Failed before, in this process: not tried at every connection.
-        if state.process == lifecycle::process() {
+        if state.process == lifecycle::process() && now < state.start_again_at {
             return false;
         }
-        state.process = lifecycle::process();
+        (state.process, state.start_again_at) = (lifecycle::process(), now + START_AGAIN_NS);
         if !state.prepare() {
             return false;
         }
@@ -162,8 +181,9 @@ impl Service {
     /// Waits for something to do, at most `limit_ns` (< 0: for ever), and does it. False: it can no longer wait.
     fn turn(&self, limit_ns: i64) -> bool {
         let (epoll, next) = {
-            let s = self.state.lock();
-            (s.epoll, s.next_deed())
+            let mut s = self.state.lock();
+            s.wake = false;
+            (s.epoll, [s.next_deed(), self.held_until.load(SeqCst), self.watch_at.load(SeqCst)].into_iter().filter(|t| *t != 0).min().unwrap_or(0))
         };
         let timeout = if next == 0 {
             limit_ns
@@ -183,6 +203,8 @@ impl Service {
             if what & EVENT_LINK != 0 {
                 let (i, serial) = link_of(what);
                 self.serve_link(i, serial, e.events);
+            } else if what & EVENT_CARRIER != 0 {
+                self.hear_carrier(what);
             } else if what & EVENT_ADVERT != 0 {
                 let advert = (what & !EVENT_ADVERT) as usize;
                 let kept = self.state.lock().take_callers(advert);
@@ -196,14 +218,71 @@ impl Service {
         if next != 0 {
             self.on_time();
         }
+        self.watch_carriers();
         true
+    }
+
+    /// The peers of these links are gone, most likely with their process. What becomes of each connection its carrier alone knows: a forked
+    /// child of the peer's may go on with it, or the peer itself, which had no descriptor left for the link. What is sent goes there from now on,
+    /// and a thread that only sends does not look there; this one does. Where bytes lie unread in the ring the carrier gets a moment to tell.
+    fn watch_carriers(&self) {
+        let (mut put_off, mut pause) = (0, TRY_PAUSE_NS);
+        loop {
+            let (epoll, i, draining) = {
+                let mut s = self.state.lock();
+                if s.to_watch == 0 {
+                    s.to_watch = put_off;
+                    if put_off != 0 {
+                        s.due(sys::now_ns() + pause);
+                    }
+                    return;
+                }
+                let i = s.to_watch.trailing_zeros() as usize;
+                s.to_watch &= s.to_watch - 1;
+                (s.epoll, i, s.draining(i))
+            };
+            let Some((channel, serial)) = draining else { continue };
+            for slot in 0..SLOTS {
+                io::watch_carrier(channel, slot, epoll, carrier_event(i, serial, slot));
+                if io::may_end(channel, slot) {
+                    put_off |= 1 << i;
+                    pause = ENDS_PAUSE_NS;
+                } else if !self.pull_back(|| io::leave_dead_channel(channel, slot)) {
+                    put_off |= 1 << i;
+                }
+            }
+        }
+    }
+
+    /// The carrier of a connection without a living link has ended, or half of it.
+    fn hear_carrier(&self, event: u64) {
+        let (i, serial) = link_of(event);
+        let draining = self.state.lock().draining(i).filter(|d| d.1 == serial);
+        if let Some((channel, _)) = draining {
+            io::hear_carrier(channel, slot_of(event));
+        }
     }
 
     /// Does what is due.
     fn on_time(&self) {
+        let held_until = self.held_until.load(SeqCst);
+        if held_until != 0 && held_until <= sys::now_ns() {
+            // Before the look: what is held back after it says so again.
+            self.held_until.store(0, SeqCst);
+            self.look_at(io::send_held_in_time());
+        }
+        let watch_at = self.watch_at.load(SeqCst);
+        if watch_at != 0 && watch_at <= sys::now_ns() {
+            // Before the look, as above.
+            self.watch_at.store(0, SeqCst);
+            let again = io::look_at_unread();
+            if again != 0 {
+                self.watch_at.store(again, SeqCst);
+            }
+        }
         let look = {
             let mut s = self.state.lock();
-            s.try_ports();
+            s.look();
             s.expire();
             s.next_advert_look != 0 && s.next_advert_look <= sys::now_ns()
         };
@@ -218,6 +297,11 @@ impl Service {
                 }
             }
         }
+    }
+
+    /// Rings hold bytes back until then (0: none does). True: this is news.
+    fn look_at(&self, time: u64) -> bool {
+        time != 0 && self.held_until.compare_exchange(0, time, SeqCst, Relaxed).is_ok()
     }
 
     /// An application thread left work.
@@ -263,11 +347,23 @@ impl Service {
         for _ in 0..MESSAGES_IN_A_ROW {
             // Only this thread ends links, so the descriptor stays what it is without the lock.
             let Some(fd) = self.state.lock().readable(i, serial) else { return };
-            let result = match packet::receive(fd) {
+            let mut received = packet::receive(fd);
+            if let Received::Files(message) = received {
+                received = match self.files_due(i, &message) {
+                    Ok(()) => strangers::fetch(fd),
+                    Err(why) => {
+                        self.state.lock().end_link(i, why);
+                        return;
+                    }
+                };
+            }
+            let result = match received {
                 Received::Nothing => return,
                 Received::Message(message, fd, sender) => self.state.lock().handle(i, message, fd, sender),
+                Received::Files(_) => Err(Violation::Malformed),
                 Received::End => Err(Violation::Ended),
                 Received::NoDescriptor => Err(Violation::NoDescriptor),
+                Received::Kept => Err(Violation::Kept),
                 Received::OtherVersion => Err(Violation::OtherVersion),
                 Received::Malformed => Err(Violation::Malformed),
             };
@@ -276,6 +372,17 @@ impl Service {
                 self.state.lock().end_link(i, why);
                 return;
             }
+        }
+    }
+
+    /// A link's next message brings descriptors: whether they are taken.
+    fn files_due(&self, i: usize, message: &Message) -> Result<(), Violation> {
+        let due = self.state.lock().files_due(i, message);
+        match due {
+            FilesDue::Yes => Ok(()),
+            FilesDue::No => Err(Violation::Malformed),
+            // May ask the kernel: without the lock.
+            FilesDue::IfProven { maker, told, withdrawn } => may_pass(maker, &told, withdrawn),
         }
     }
 
@@ -291,7 +398,13 @@ impl Service {
                     self.state.lock().take_up(i, &offer, proof)?;
                 }
             }
-            Then::PullBack(slot) => self.pull_back(i, slot),
+            Then::PullBack(slot) => {
+                let channel = self.state.lock().channel(i);
+                if let Some(channel) = channel {
+                    self.pull_back(|| io::serve_pull_back(channel, slot));
+                }
+            }
+            Then::Unread => io::hear_unread(),
         }
         Ok(())
     }
@@ -307,9 +420,13 @@ impl Service {
         }
     }
 
-    fn pull_back(&self, i: usize, slot: usize) {
-        let Some(channel) = self.state.lock().channel(i) else { return };
-        let Some(rest) = io::serve_pull_back(channel, slot) else { return };
+    /// `serve`: returns what found no room on the carrier. False: it was not called, for want of memory to note that.
+    fn pull_back(&self, serve: impl FnOnce() -> Option<PullBack>) -> bool {
+        // Without room for it the peer has no answer, and asks again. (Only this thread adds to them.)
+        if self.pulls.lock().try_reserve(1).is_err() {
+            return false;
+        }
+        let Some(rest) = serve() else { return true };
         let is_first = {
             let mut pulls = self.pulls.lock();
             let is_first = pulls.is_empty();
@@ -320,11 +437,12 @@ impl Service {
         if is_first && !(self.threaded && spawn(run_pulls, core::ptr::from_ref(self).cast_mut().cast())) {
             self.serve_pulls();
         }
+        true
     }
 
     /// Serves the pull-backs that are noted, and those that come meanwhile, until none is left.
     fn serve_pulls(&self) {
-        let mut waiting = Vec::new();
+        let mut waiting: Vec<pollfd> = Vec::new();
         loop {
             let mut i = 0;
             waiting.clear();
@@ -336,7 +454,10 @@ impl Service {
                 match (more, pulls.get_mut(i)) {
                     (Some(fd), Some(place)) => {
                         *place = pull;
-                        waiting.push(pollfd { fd, events: libc::POLLOUT, revents: 0 });
+                        // (Those that there is no room for are looked at after a while.)
+                        if waiting.try_reserve(1).is_ok() {
+                            waiting.push(pollfd { fd, events: libc::POLLOUT, revents: 0 });
+                        }
                         i += 1;
                     }
                     _ => {
@@ -385,9 +506,12 @@ impl Service {
         }
         self.with(|s| {
             let made = s.advertise(port, uid);
+            // (Another may have made room for it.)
             for (a, seen) in s.adverts.iter().zip(&self.advertised) {
                 if a.port == port {
                     seen.store(if made { word } else { 0 }, Release);
+                } else if (seen.load(Relaxed) >> 32) as u16 == port {
+                    seen.store(0, Release);
                 }
             }
             made
@@ -405,19 +529,13 @@ impl Service {
         let done = self.with(|s| {
             if later && socket.has(flag::NOTED) && s.has_advertiser(port) {
                 s.seek_all(port);
-            } else if !s.seek(port, later) {
-                return (false, false);
+                return true;
             }
-            let next = s.next_try();
-            (true, next != 0 && next <= sys::now_ns())
+            s.seek(port, later)
         });
-        let (known, wake) = done.unwrap_or_default();
+        let known = done.unwrap_or_default();
         if !known {
             self.absent.note(port, later);
-        }
-        if wake {
-            // It computes its timeout anew.
-            self.ring();
         }
         known
     }
@@ -425,6 +543,7 @@ impl Service {
     /// `socket` is used: worth an agreement with its peer. False: none is possible.
     fn note(&'static self, socket: &'static Socket, generation: u16) -> bool {
         if !self.ensure_started() {
+            socket.judge(if heap::plenty() { Reason::Internal } else { Reason::NoMemory });
             return false;
         }
         // Before the look at its state: who closes it changes that first, and then looks for the mark.
@@ -441,6 +560,16 @@ impl Service {
         noted.is_some()
     }
 
+    /// `socket` was looked for in vain, and is used on. False: it cannot be looked for.
+    fn look_again(&'static self, socket: &'static Socket, generation: u16) -> bool {
+        if !socket.has(flag::CONNECTOR) {
+            self.accepting(socket.tuple().local_port());
+            return self.note(socket, generation);
+        }
+        let is_over = || socket.state.load(SeqCst) != CANDIDATE || socket.generation16() != generation;
+        self.ensure_started() && self.with(|s| is_over() || s.look_again(socket)) == Some(true)
+    }
+
     /// `socket` has been sent on several times, and has received nothing. True: somebody is told of it.
     fn sending(&'static self, socket: &'static Socket) -> bool {
         if !self.ensure_started() {
@@ -452,17 +581,13 @@ impl Service {
         if socket.state.load(SeqCst) != CANDIDATE || socket.generation16() != generation {
             return false;
         }
-        let done = self.with(|s| (s.has_advertiser(socket.tuple().peer_port()) && s.is_connected(socket), s.expect(socket)));
-        let Some((told, wake)) = done else { return false };
-        if wake {
-            self.ring();
-        }
-        told
+        // Noted for whoever appears within the next second.
+        self.with(|s| s.add_connected(socket) && s.has_advertiser(socket.tuple().peer_port())) == Some(true)
     }
 
     fn listener_closed(&self) {
-        if self.is_running() && self.advertised.iter().any(|a| a.load(Acquire) != 0) && self.with(|s| s.look_at_adverts()).is_some() {
-            self.ring();
+        if self.is_running() && self.advertised.iter().any(|a| a.load(Acquire) != 0) {
+            self.with(|s| s.look_at_adverts());
         }
     }
 
@@ -487,6 +612,25 @@ impl Service {
         }
     }
 
+    /// A socket was attached to a channel whose link has ended.
+    fn attached_late(&self, channel: &Channel) {
+        let done = self.with(|s| {
+            if let Some(i) = s.link_with(channel) {
+                s.to_watch |= 1 << i;
+            }
+        });
+        if done.is_some() {
+            self.ring();
+        }
+    }
+
+    /// The peer of `channel` has broken the rules on a connection: the channel's record, and the log, say who it was.
+    fn accuse(&self, channel: &Channel) {
+        if let Some(Some((pid, uid))) = self.with(|s| s.accuse(channel)) {
+            warn_log!("process {pid} (user {uid}) wrote what no peer writes into shared memory: its connection is reset");
+        }
+    }
+
     /// A dead channel has lost its last user.
     fn clear_away(&self) {
         if self.with(|s| s.to_recycle = true).is_some() {
@@ -494,12 +638,20 @@ impl Service {
         }
     }
 
+    fn give_up_inherited(&self) {
+        let _ = self.with(State::give_up_inherited);
+    }
+
     fn after_fork_in_child(&self) {
         // What the parent sends again is the parent's: never dropped here.
         core::mem::forget(core::mem::take(&mut *self.pulls.lock()));
         // One thread, no handlers of ours: the plain lock, which takes over what a thread of the parent's held.
         self.state.lock().after_fork();
+        strangers::after_fork_in_child();
         self.running.store(0, Release);
+        self.held_until.store(0, Release);
+        self.watch_at.store(0, Release);
+        io::forget_watch();
         self.absent.forget_all();
         let bell = self.bell.swap(-1, AcqRel);
         if bell >= 0 {
@@ -509,10 +661,24 @@ impl Service {
     }
 }
 
+/// Whether `maker` may pass the memory for one of our connections `told`: it has to hold the other end of one of them. It does not say of
+/// which. The one that it means may be over at its end, or may be one that we have `withdrawn`, or an older one than these: nobody is to
+/// blame then, and the link ends.
+fn may_pass(maker: auth::Cred, told: &[Tuple], withdrawn: bool) -> Result<(), Violation> {
+    if told.iter().any(|tuple| auth::verify(maker, tuple).is_some()) {
+        return Ok(());
+    }
+    let meant_another = withdrawn || told.is_empty() || told.len() >= PROOFS || told.iter().any(|tuple| auth::owner(&tuple.mirrored()).is_none());
+    Err(if meant_another { Violation::Evicted } else { Violation::Impostor })
+}
+
 /// Starts a detached thread with every signal blocked, from its first instruction on.
 pub(crate) fn spawn(body: extern "C" fn(*mut c_void) -> *mut c_void, argument: *mut c_void) -> bool {
     let Some(next) = lifecycle::next_symbols() else { return false };
     let (Some(create), Some(detach)) = (next.pthread_create, next.pthread_detach) else { return false };
+    if crate::inject::call().is_some() {
+        return false;
+    }
     let mut thread: libc::pthread_t = 0;
     let signals = sys::hold_signals();
     // SAFETY: pthread_create(3) with default attributes; `body` takes the argument as it is.
@@ -531,7 +697,8 @@ extern "C" fn run(service: *mut c_void) -> *mut c_void {
     sys::block_all_signals();
     sys::name_thread(b"netacc\0");
     while service.turn(-1) {}
-    // Somebody closed our descriptors behind our back: no more agreements; what is agreed goes on.
+    // Somebody closed our descriptors behind our back: no more agreements, and no other thread; what is agreed goes on.
+    service.state.lock().start_again_at = u64::MAX;
     service.running.store(0, Release);
     core::ptr::null_mut()
 }
@@ -547,6 +714,11 @@ extern "C" fn run_pulls(service: *mut c_void) -> *mut c_void {
 
 // ---- what the rest of the core calls -----------------------------------------------------------------------------
 
+/// The thread runs in this process.
+pub(crate) fn is_running() -> bool {
+    SERVICE.is_running()
+}
+
 /// This process accepts connections on `port`: from the first call on, connectors can find it. Cheap when repeated.
 pub(crate) fn accepting(port: u16) {
     SERVICE.accepting(port);
@@ -557,10 +729,32 @@ pub(crate) fn connected(s: &'static Socket) -> bool {
     SERVICE.connected(s, false)
 }
 
-/// `s` has no known acceptor yet and is in use. With [`flag::PROBED`] raised it has received its first bytes, so its acceptor has
-/// accepted; false: that does not run the library. Otherwise it has only sent, to somebody who may accept later; false: not found yet.
-pub(crate) fn probe_again(s: &'static Socket) -> bool {
-    if s.has(flag::PROBED) { SERVICE.connected(s, true) } else { SERVICE.sending(s) }
+/// `s` has no known acceptor yet, and has received bytes, so its acceptor has accepted. False: that does not run the library.
+pub(crate) fn answered(s: &'static Socket) -> bool {
+    SERVICE.connected(s, true)
+}
+
+/// `s` has no known acceptor yet, and has only sent, to somebody who may accept later. False: not found yet.
+pub(crate) fn sending(s: &'static Socket) -> bool {
+    SERVICE.sending(s)
+}
+
+/// `s` was noted, and has no agreement yet: its peer is looked for again. False: it cannot be.
+pub(crate) fn look_again(s: &'static Socket, generation: u16) -> bool {
+    SERVICE.look_again(s, generation)
+}
+
+/// Rings hold bytes back until `time`, if nothing else sends them before.
+pub(crate) fn held_until(time: u64) {
+    if SERVICE.look_at(time) {
+        SERVICE.ring();
+    }
+}
+
+/// Bytes were sent into rings: somebody is to look then whether they are read.
+pub(crate) fn watch_at(time: u64) {
+    SERVICE.watch_at.store(time, SeqCst);
+    SERVICE.ring();
 }
 
 /// A listening socket of this process was closed.
@@ -571,6 +765,10 @@ pub(crate) fn listener_closed() {
 
 /// `s` has shown to be used, and its peer can have the library: an agreement follows when both ends have said so. False: none is possible.
 pub(crate) fn note(s: &'static Socket, generation: u16) -> bool {
+    if s.has(flag::HEIR) && !s.has(flag::CONNECTOR) {
+        // Accepted by another process: it is this one that the peer has to find.
+        SERVICE.accepting(s.tuple().local_port());
+    }
     SERVICE.note(s, generation)
 }
 
@@ -596,6 +794,21 @@ pub(crate) fn released(channel: &'static Channel, slot: usize) {
     if channel.wire().is_some() { remote::released(channel, slot) } else { SERVICE.released(channel, slot) }
 }
 
+/// The peer of `channel` has broken the rules on a connection.
+pub(crate) fn accuse(channel: &Channel) {
+    if channel.wire().is_none() {
+        SERVICE.accuse(channel);
+    }
+}
+
+/// A socket has come to be attached to `channel`, which may have died meanwhile.
+#[inline]
+pub(crate) fn attached(channel: &Channel) {
+    if channel.wire().is_none() && channel.dead.load(SeqCst) != 0 {
+        SERVICE.attached_late(channel);
+    }
+}
+
 /// A waiting place of ours keeps `channel` in view, beyond the sockets on it: it is not used for another peer.
 pub(crate) fn join_channel(channel: &Channel) {
     if channel.wire().is_some() {
@@ -610,13 +823,13 @@ pub(crate) fn deaths() -> u32 {
     DEATHS.load(Acquire)
 }
 
-/// `channel` has just been marked dead: wakes our epoll instances, which may keep it for nothing.
+/// `channel` has just been marked dead: wakes our epoll instances, which may keep it for nothing, and our threads, whose doorbells the peer
+/// may never have got.
 pub(crate) fn died(channel: &Channel) {
     DEATHS.fetch_add(1, AcqRel);
-    for d in channel.own_doorbells.iter().skip(PLACES / 2) {
-        let fd = d.load(Acquire);
-        if fd >= 0 {
-            crate::channel::ring(fd);
+    for (place, doorbell) in channel.own_doorbells.iter().enumerate() {
+        if doorbell.load(Acquire) >= 0 {
+            crate::wait::ring_own(place);
         }
     }
 }
@@ -646,6 +859,12 @@ pub(crate) fn send_pull_back(channel: &Channel, slot: usize) -> bool {
     send(channel, &Message::PullBack { slot, dir }, -1)
 }
 
+/// Tells the peer that bytes of ours lie unread in a ring. One nonblocking system call.
+pub(crate) fn send_unread(channel: &Channel, slot: usize) -> bool {
+    let Ok(slot) = u16::try_from(slot) else { return false };
+    send(channel, &Message::Unread { slot }, -1)
+}
+
 fn send(channel: &Channel, message: &Message, fd: c_int) -> bool {
     let control = channel.control.load(Acquire);
     control >= 0 && packet::send(control, message, fd) == 0
@@ -654,6 +873,11 @@ fn send(channel: &Channel, message: &Message, fd: c_int) -> bool {
 /// Waits, at most `limit_ns`, until what goes out again over the carriers is sent: nobody will go on with it.
 pub(crate) fn finish_pull_backs(limit_ns: u64) {
     SERVICE.finish_pull_backs(limit_ns)
+}
+
+/// Closes what leads to the parent's peers.
+pub(crate) fn give_up_inherited() {
+    SERVICE.give_up_inherited();
 }
 
 /// In a forked child: the thread, the adverts and the agreements are the parent's.

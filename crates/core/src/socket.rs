@@ -4,20 +4,25 @@
 //! that are never unmapped. Its life:
 //!
 //! ```text
+//!   (UNCONNECTED) ─┐
 //!   connect/accept ──▶ CANDIDATE ──offer──▶ ATTACHED ──need_kernel──▶ PLAIN
 //!                          └────────── no library there, odd option, ... ──────▲
 //! ```
 //!
+//! * UNCONNECTED: neither connected nor listening, but registered in an epoll set or duplicated, which the connection must know. (All
+//!   others are [`Entry::Fresh`], and have no `Socket`.)
 //! * CANDIDATE: all data goes through the kernel; bytes are counted, because a switch needs the exact offset.
 //! * ATTACHED: both directions have a slot in a channel; each direction is on the carrier or on the ring ([`crate::io`]).
 //! * PLAIN: nothing of ours is left; its table entries become 0.
+//! * LEFT: a candidate that its maker has closed while a forked child has it: the child may adopt it ([`crate::adoption`]).
 //!
 //! Only application threads change a socket's state. The service thread ([`crate::service`]) only leaves an [`Offer`].
 
 use crate::api::{PASS, Ret};
 use crate::channel::Channel;
 use crate::fd_table::{self, Entry};
-use crate::{lifecycle, own, remote, service, stats, syn, sys};
+use crate::said::Said;
+use crate::{adoption, io_uring, lifecycle, own, remote, service, shared, stats, syn, sys};
 use core::cell::UnsafeCell;
 use core::ffi::c_int;
 use core::net::{IpAddr, SocketAddr};
@@ -35,6 +40,11 @@ pub(crate) const CANDIDATE: u32 = 1;
 pub(crate) const ATTACHING: u32 = 2;
 pub(crate) const ATTACHED: u32 = 3;
 pub(crate) const PLAIN: u32 = 4;
+pub(crate) const UNCONNECTED: u32 = 5;
+/// Its maker has closed it as a candidate, and forked children have it.
+pub(crate) const LEFT: u32 = 6;
+/// Its maker closes a candidate that forked children have: they wait, a few system calls, for what becomes of it.
+pub(crate) const CLOSING: u32 = 7;
 
 /// `Socket::flags`
 pub(crate) mod flag {
@@ -46,7 +56,7 @@ pub(crate) mod flag {
     pub(crate) const CARRIER_SPOKE: u32 = 1 << 2;
     /// We made the connection (connect); clear: we accepted it.
     pub(crate) const CONNECTOR: u32 = 1 << 3;
-    /// The connector has looked for an accelerated listener after the first received bytes.
+    /// The connector knows that a process with the library accepts on the peer's port.
     pub(crate) const PROBED: u32 = 1 << 4;
     /// The peer broke the rules: every call fails with ECONNRESET.
     pub(crate) const CORRUPT: u32 = 1 << 5;
@@ -70,8 +80,73 @@ pub(crate) mod flag {
     pub(crate) const TOLD: u32 = 1 << 14;
     /// Within the host, and the configuration prefers RDMA there: shared memory if that cannot be.
     pub(crate) const RDMA_FIRST: u32 = 1 << 15;
+    /// TCP_CORK: what is sent waits for more.
+    pub(crate) const CORKED: u32 = 1 << 17;
+    /// The ring may hold bytes back.
+    pub(crate) const HOLDS: u32 = 1 << 18;
     /// A forked child uses it: between hosts its maker takes it back to the carrier, for good.
     pub(crate) const CALLED_BACK: u32 = 1 << 16;
+    /// The connector has received bytes, and has looked for a listener with the library then.
+    pub(crate) const ANSWERED: u32 = 1 << 19;
+    /// It goes back to the kernel for good as soon as what it has received can: within the host.
+    pub(crate) const LEAVING: u32 = 1 << 20;
+    /// Its process has shown that it waits for it by calls that the library sees ([`crate::io::waits_seen`]).
+    pub(crate) const WAITS_SEEN: u32 = 1 << 21;
+    /// A forked child has begun to use it: its maker attaches it no more.
+    pub(crate) const CONTESTED: u32 = 1 << 24;
+    /// The connection was reset, and the kernel does not know, or not any more (`crate::io::reset`).
+    pub(crate) const RESET: u32 = 1 << 22;
+    /// LEFT, and adopted: its memory is its maker's again.
+    pub(crate) const ADOPTED: u32 = 1 << 25;
+    /// It was adopted: the process is found at the connection's port when it has shown to be used.
+    pub(crate) const HEIR: u32 = 1 << 26;
+    /// It was adopted, and others may have it still.
+    pub(crate) const UNSETTLED: u32 = 1 << 27;
+    /// Who has it stands on its file ([`crate::adoption::passed`]).
+    pub(crate) const TRACKED: u32 = 1 << 28;
+    /// It was passed over a unix socket, by this process or to it.
+    pub(crate) const PASSED: u32 = 1 << 29;
+
+    /// No two are the same bit.
+    const _: () = {
+        let all = [
+            NONBLOCK,
+            SHUT_WR,
+            CARRIER_SPOKE,
+            CONNECTOR,
+            PROBED,
+            CORRUPT,
+            ORPHAN,
+            FIN_LATER,
+            NOTED,
+            FREE_LATER,
+            REMOTE,
+            CLOSE_LATER,
+            SHUT_RD,
+            BROKEN_OFF,
+            TOLD,
+            RDMA_FIRST,
+            CORKED,
+            HOLDS,
+            CALLED_BACK,
+            ANSWERED,
+            LEAVING,
+            WAITS_SEEN,
+            RESET,
+            CONTESTED,
+            ADOPTED,
+            HEIR,
+            UNSETTLED,
+            TRACKED,
+            PASSED,
+        ];
+        let (mut seen, mut i) = (0u32, 0);
+        while i < all.len() {
+            assert!(seen & all[i] == 0);
+            seen |= all[i];
+            i += 1;
+        }
+    };
 }
 
 /// The sending half. Owned by whoever holds `Socket::tx_lock`.
@@ -81,12 +156,16 @@ pub(crate) struct TxEnd {
     pub(crate) ring: Producer,
     /// Never promote again.
     pub(crate) never: bool,
+    /// When the first of the bytes was written that the ring holds back.
+    pub(crate) held_since: u64,
+    /// Kernel calls of before the attachment may be under way: what they send is not counted yet, and nothing is promoted.
+    pub(crate) unsettled: bool,
     /// While bytes are sent again: what the carrier had taken before the send that is under way.
     pub(crate) resend_mark: Option<u64>,
     /// While bytes are sent again: the application's SO_LINGER.
     pub(crate) linger: Option<libc::linger>,
-    /// A random switch is due after this many further calls (tests only; 0 = off).
-    pub(crate) test_switch: u32,
+    /// Changes of path to order (tests only).
+    pub(crate) switches: crate::inject::Switches,
 }
 
 /// The receiving half. Owned by whoever holds `Socket::rx_lock`.
@@ -94,6 +173,8 @@ pub(crate) struct TxEnd {
 pub(crate) struct RxEnd {
     pub(crate) switch: Rx,
     pub(crate) ring: Consumer,
+    /// As in [`TxEnd`]: what they receive is not counted yet, and the peer may not promote.
+    pub(crate) unsettled: bool,
     /// When the carrier was last asked for news by a call that found the ring empty.
     pub(crate) carrier_asked: u64,
     /// `-errno` that the carrier reported while bytes of the ring came first.
@@ -121,9 +202,13 @@ pub(crate) struct Socket {
     // Taken at every call.
     pub(crate) tx_lock: EndLock,
     pub(crate) rx_lock: EndLock,
+    /// The receiver's offset in the stream while it stands on the carrier, for those who look without the lock.
+    pub(crate) rx_offset: AtomicU64,
+    /// What this end has said in the shared words.
+    pub(crate) said: Said,
     pub(crate) tx: UnsafeCell<TxEnd>,
     pub(crate) rx: UnsafeCell<RxEnd>,
-    // While a candidate.
+    // While a candidate. (Calls that began then can last longer: `unsettled`. Changed under the end's lock when such a call ends.)
     pub(crate) tx_inflight: AtomicU32,
     pub(crate) rx_inflight: AtomicU32,
     /// The thread that attaches it; 0: none, or it has just begun.
@@ -133,8 +218,16 @@ pub(crate) struct Socket {
     pub(crate) tx_bytes: AtomicU64,
     pub(crate) rx_bytes: AtomicU64,
     pub(crate) calls: AtomicU32,
-    /// When the search for an agreement began (monotonic); 0: not yet.
-    pub(crate) sought_at: AtomicU64,
+    /// Looks in a row that have found what it has sent unread (between hosts: what has come), and how far it was read then
+    /// ([`crate::io::look_at_unread`]).
+    pub(crate) stood: AtomicU32,
+    pub(crate) stood_at: AtomicU64,
+    /// How many receives in a row have found nothing and not waited.
+    pub(crate) in_vain: AtomicU32,
+    /// When its calls look for its peer again (monotonic), if it has none by then; 0: they have not looked yet.
+    pub(crate) look_at: AtomicU64,
+    /// How often they have.
+    pub(crate) looks: AtomicU32,
     /// Set, last, by the service thread: `offer` is complete. (Between hosts: a value of [`crate::remote`].)
     pub(crate) offered: AtomicU32,
     /// Between hosts: why there will be no offer.
@@ -142,10 +235,16 @@ pub(crate) struct Socket {
     pub(crate) offer: UnsafeCell<Offer>,
     pub(crate) tuple: UnsafeCell<Tuple>,
     // Rare.
+    /// While unconnected: the reason why it must never be accelerated, or `Reason::None`.
+    pub(crate) refused: AtomicU32,
     /// Between hosts: what is known of its SYN.
     pub(crate) syn: syn::Syn,
-    /// Descriptors, in this process and its children, that refer to it (a killed child is never subtracted).
-    pub(crate) refs: AtomicU32,
+    /// Descriptors, in this process and its children, that refer to it (a killed child is never subtracted); above, the generation.
+    pub(crate) refs: AtomicU64,
+    /// The connection that this one was adopted from, until nobody else has it any more; then null.
+    pub(crate) from: AtomicPtr<Socket>,
+    /// Its generation, and above how many of its `refs` this process has.
+    pub(crate) from_key: AtomicU64,
     /// How often the process had forked when the connection was made.
     pub(crate) forks: AtomicU32,
     /// What is under way on it in this process: calls that block, a pull-back. It is not taken apart before that ends.
@@ -155,8 +254,13 @@ pub(crate) struct Socket {
     /// The epoll set that it is in, and its item there ([`crate::epoll`]).
     pub(crate) epoll: AtomicPtr<crate::epoll::Epoll>,
     pub(crate) item: AtomicU64,
+    /// When a call that did not wait last asked the carrier ([`crate::io::carrier_is_due`]).
+    pub(crate) carrier_asked: AtomicU64,
+    /// SO_RCVTIMEO and SO_SNDTIMEO; 0: none, < 0: calls never wait.
     pub(crate) receive_timeout_ns: AtomicI64,
     pub(crate) send_timeout_ns: AtomicI64,
+    /// `-errno` that the next receive returns which finds nothing (recvmmsg).
+    pub(crate) kept_error: AtomicI32,
     /// Link of the free list.
     pub(crate) next_free: AtomicPtr<Socket>,
 }
@@ -213,7 +317,7 @@ fn allocate() -> Option<&'static Socket> {
     if let Some(s) = pop_free() {
         return Some(s);
     }
-    let slab = sys::map_shared(-1, SLAB_BYTES);
+    let slab = shared::map(-1, SLAB_BYTES, shared::Kind::Sockets);
     if slab.is_null() {
         return None;
     }
@@ -224,6 +328,24 @@ fn allocate() -> Option<&'static Socket> {
         push_free(unsafe { &*slab.cast::<Socket>().add(i) });
     }
     pop_free()
+}
+
+/// Puts memory of this process's own in the place of an inherited slab: in it every socket is free, and of another generation, for those who
+/// still know it. False: there is none.
+pub(crate) fn give_up_slab(slab: *mut u8, bytes: usize) -> bool {
+    let new = sys::map_private(bytes);
+    if new.is_null() {
+        return false;
+    }
+    for i in 0..bytes / size_of::<Socket>() {
+        // SAFETY: within the inherited slab.
+        let old = unsafe { &*slab.cast::<Socket>().add(i) };
+        // SAFETY: within the memory just mapped; all zero is a valid free Socket.
+        let new = unsafe { &*new.cast::<Socket>().add(i) };
+        new.generation.store(old.generation.load(Relaxed).wrapping_add(1), Relaxed);
+    }
+    // SAFETY: both are whole mappings of `bytes`; what stood there is the parent's, and named by nobody here.
+    unsafe { sys::move_over(new, slab, bytes) }
 }
 
 /// The parent's free sockets are the parent's to give out.
@@ -262,6 +384,15 @@ impl Socket {
     pub(crate) fn is_inherited(&self) -> bool {
         self.owner.load(Relaxed) != lifecycle::process()
     }
+    /// Descriptors of this process and its children that refer to it.
+    pub(crate) fn names(&self) -> u32 {
+        self.refs.load(SeqCst) as u32
+    }
+    /// Counts descriptors in or out, unless it is another connection by now. Returns how many there were.
+    pub(crate) fn count_names(&self, g: u16, change: impl Fn(u32) -> u32) -> Option<u32> {
+        let counted = |old: u64| ((old >> 32) as u16 == g).then(|| old >> 32 << 32 | u64::from(change(old as u32)));
+        self.refs.fetch_update(SeqCst, SeqCst, counted).ok().map(|old| old as u32)
+    }
     /// One more thread waits for it in poll or select, or one less; nothing, if it is another connection by now.
     pub(crate) fn count_poller(&self, generation: u32, change: fn(u32) -> u32) -> bool {
         let counted = |old: u64| ((old >> 32) as u32 == generation).then(|| u64::from(generation) << 32 | u64::from(change(old as u32)));
@@ -280,9 +411,51 @@ impl Socket {
         // any fork that this process inherited the socket by (`attach`).
         unsafe { self.channel.load(Acquire).as_ref() }
     }
+    /// The words of the directions that it produces and that it consumes; the channel is [`Self::channel`]'s.
+    #[inline(always)]
+    pub(crate) fn words(&self) -> Option<(&'static RingWords, &'static RingWords)> {
+        // SAFETY: null, or words of the channel, which lives as that does.
+        unsafe { Some((self.tx_words.load(Relaxed).as_ref()?, self.rx_words.load(Relaxed).as_ref()?)) }
+    }
     pub(crate) fn tuple(&self) -> Tuple {
         // SAFETY: written before the socket is first shared, never after.
         unsafe { *self.tuple.get() }
+    }
+    /// Says so of a connection of which nothing better is known.
+    pub(crate) fn judge(&self, why: Reason) {
+        self.change_reason(&[Reason::NotStarted, Reason::Negotiating], why);
+    }
+    /// The search for its peer begins, or comes to something.
+    pub(crate) fn start(&self, why: Reason) {
+        use Reason::*;
+        let passing = [
+            NotStarted,
+            WaitsUnseen,
+            ListenerWithoutLibrary,
+            PeerWithoutLibrary,
+            NotClaimed,
+            PeerRefused,
+            VersionMismatch,
+            NotAuthenticated,
+            NoMemory,
+            NoDescriptor,
+            NoRecord,
+            ChannelFull,
+            ChannelFailed,
+            PeerCorrupt,
+        ];
+        self.change_reason(&passing, why);
+    }
+    /// Another thread may have said something for good meanwhile.
+    fn change_reason(&self, from: &[Reason], to: Reason) {
+        let Some(r) = self.record() else { return };
+        let old = r.reason.load(Relaxed);
+        if let Some(old) = from.iter().find(|f| **f as u32 == old)
+            && r.reason.compare_exchange(*old as u32, to as u32, Relaxed, Relaxed).is_ok()
+            && let Some(h) = stats::header()
+        {
+            h.change_reason(*old, to);
+        }
     }
     /// Records why the connection is where it is.
     pub(crate) fn set_reason(&self, why: Reason) {
@@ -304,14 +477,70 @@ pub(crate) fn on_socket(fd: c_int, domain: c_int, ty: c_int, protocol: c_int) {
     fd_table::forget_stale(fd);
     let stream = ty & 0xf == libc::SOCK_STREAM && (protocol == 0 || protocol == libc::IPPROTO_TCP);
     if stream && (domain == libc::AF_INET || domain == libc::AF_INET6) && lifecycle::started() {
-        fd_table::set(fd, Entry::Fresh(NONE));
+        fd_table::set(fd, Entry::Fresh(io_uring::refusal(NONE)));
     }
 }
 
-pub(crate) fn on_listen(fd: c_int) {
-    if let Entry::Fresh(reason) = fd_table::get(fd) {
-        fd_table::set(fd, Entry::Listener(reason));
+/// A stream socket that is neither connected nor listening: the reason why it must never be accelerated, or [`NONE`].
+pub(crate) fn unconnected(fd: c_int) -> Option<u32> {
+    match fd_table::get(fd) {
+        Entry::Fresh(reason) => Some(reason),
+        Entry::Socket(s, _) if s.is(UNCONNECTED) => Some(s.refused.load(Relaxed)),
+        _ => None,
     }
+}
+
+/// Something happens to a fresh socket that its connection must know: it gets its `Socket` now.
+#[cold]
+pub(crate) fn make_unconnected(fd: c_int) -> Option<(&'static Socket, u16)> {
+    let raw = fd_table::raw(fd);
+    let Entry::Fresh(reason) = fd_table::decode(raw) else { return fd_table::socket(fd) };
+    let began = fd_table::began(fd);
+    let s = new_socket(fd)?;
+    s.refused.store(reason, Relaxed);
+    s.syn.set_began(began);
+    s.state.store(UNCONNECTED, Release);
+    if !fd_table::replace(fd, raw, Entry::Socket(s, s.generation16())) {
+        // Another thread was faster, with this or something else.
+        s.state.store(FREE, Release);
+        push_free(s);
+        return fd_table::socket(fd);
+    }
+    Some((s, s.generation16()))
+}
+
+/// It must not be accelerated when it is connected.
+pub(crate) fn refuse(s: &Socket, why: Reason) {
+    s.refused.store(why as u32, Relaxed);
+}
+
+pub(crate) fn on_listen(fd: c_int) {
+    let Some(reason) = unconnected(fd) else { return };
+    // What is done to the listener's descriptor is no matter of its connections'.
+    let of_descriptor = [Reason::SeveralEpollSets, Reason::DuplicateInEpoll, Reason::InheritedByFork].iter().any(|why| *why as u32 == reason);
+    let listener = Entry::Listener(if of_descriptor { NONE } else { reason });
+    let Entry::Socket(s, g) = fd_table::get(fd) else {
+        fd_table::set(fd, listener);
+        return;
+    };
+    fd_table::for_each(|other, entry| {
+        if matches!(entry, Entry::Socket(o, h) if core::ptr::eq(o, s) && h == g) {
+            fd_table::set(other, listener);
+        }
+    });
+    retire(s);
+}
+
+/// An unconnected socket has become a listener: its registrations are the kernel's alone, and its memory serves again.
+fn retire(s: &'static Socket) {
+    if s.is_inherited() || s.state.compare_exchange(UNCONNECTED, PLAIN, SeqCst, Relaxed).is_err() {
+        return;
+    }
+    crate::epoll::on_plain(s);
+    s.generation.fetch_add(1, AcqRel);
+    s.state.store(FREE, Release);
+    s.raise(flag::FREE_LATER);
+    recycle(s);
 }
 
 /// Reads an address of the kernel's. `None`: not an Internet address.
@@ -352,7 +581,7 @@ pub(crate) fn sockaddr(of: SocketAddr) -> ([u8; 28], usize) {
 }
 
 /// Both addresses of a connected TCP socket. `None`: not connected, or not TCP.
-fn tuple_of(fd: c_int) -> Option<Tuple> {
+pub(crate) fn tuple_of(fd: c_int) -> Option<Tuple> {
     let mut raw = [0u8; 128];
     let len = sys::socket_name(fd, false, &mut raw);
     let local = address(&raw, len)?;
@@ -410,34 +639,87 @@ fn begin(fd: c_int, reason: u32, connector: bool) {
     }
 }
 
-/// `moved`: what was sent and received on it before. `made`: it is a connection already.
-fn begin_as(fd: c_int, reason: u32, connector: bool, tuple: Tuple, moved: (u64, u64), made: bool) {
-    let began = fd_table::began(fd);
-    let Some(s) = allocate() else {
-        fd_table::set(fd, Entry::None);
-        return;
-    };
-    let generation = s.generation.load(Relaxed);
+/// A socket with nothing known of it but a name.
+fn new_socket(fd: c_int) -> Option<&'static Socket> {
+    let s = allocate()?;
     s.owner.store(lifecycle::process(), Relaxed);
-    s.flags.store(if connector { flag::CONNECTOR } else { 0 }, Relaxed);
+    s.flags.store(0, Relaxed);
     s.slot.store(u32::MAX, Relaxed);
     s.fd.store(fd, Relaxed);
     s.channel.store(core::ptr::null_mut(), Relaxed);
     s.tx_inflight.store(0, Relaxed);
     s.rx_inflight.store(0, Relaxed);
-    s.tx_bytes.store(moved.0, Relaxed);
-    s.rx_bytes.store(moved.1, Relaxed);
-    s.calls.store(0, Relaxed);
-    s.sought_at.store(0, Relaxed);
+    s.receive_timeout_ns.store(0, Relaxed);
+    s.send_timeout_ns.store(0, Relaxed);
+    s.kept_error.store(0, Relaxed);
     s.offered.store(0, Relaxed);
-    s.refs.store(1, Relaxed);
-    s.pollers.store(u64::from(generation) << 32, Relaxed);
+    s.refs.store(u64::from(s.generation.load(Relaxed)) << 32 | 1, Relaxed);
+    s.from.store(core::ptr::null_mut(), Relaxed);
+    s.pollers.store(u64::from(s.generation.load(Relaxed)) << 32, Relaxed);
     s.registrations.store(0, Relaxed);
     s.forks.store(lifecycle::forks(), Relaxed);
+    s.carrier_asked.store(0, Relaxed);
     s.syn.reset();
     s.item.store(0, Relaxed);
     s.epoll.store(core::ptr::null_mut(), Relaxed);
-    // SAFETY: nobody else knows this socket yet.
+    s.refused.store(NONE, Relaxed);
+    Some(s)
+}
+
+/// The socket of a connection that has come to be: new, or the one that it had unconnected, which nobody else gets meanwhile.
+fn claim(fd: c_int) -> Option<&'static Socket> {
+    let Entry::Socket(s, _) = fd_table::get(fd) else {
+        let new = new_socket(fd);
+        if new.is_none() {
+            fd_table::set(fd, Entry::None);
+        }
+        return new;
+    };
+    if s.is_inherited() {
+        // Its maker has it too: for neither of them. (Nothing else of it may be a child's.)
+        let _ = s.state.compare_exchange(UNCONNECTED, PLAIN, SeqCst, Relaxed);
+        return None;
+    }
+    s.state.compare_exchange(UNCONNECTED, ATTACHING, SeqCst, Relaxed).ok()?;
+    s.attacher.store(lifecycle::tid(), Relaxed);
+    s.fd.store(fd, Relaxed);
+    s.syn.reset();
+    Some(s)
+}
+
+/// `moved`: what was sent and received on it before. `made`: it is a connection already.
+fn begin_as(fd: c_int, reason: u32, connector: bool, tuple: Tuple, moved: (u64, u64), made: bool) {
+    let began = fd_table::began(fd);
+    let Some(s) = claim(fd) else { return };
+    s.syn.set_began(began);
+    fill(s, fd, reason, connector, tuple, moved, made);
+    fd_table::set(fd, Entry::Socket(s, s.generation16()));
+    if s.is(CANDIDATE) {
+        start(s);
+    }
+}
+
+/// A new socket for a connection that was not made here. Its caller gives it its names.
+pub(crate) fn new_heir(fd: c_int, why: Reason, connector: bool, tuple: Tuple, moved: (u64, u64)) -> Option<&'static Socket> {
+    let s = new_socket(fd)?;
+    fill(s, fd, why as u32, connector, tuple, moved, true);
+    Some(s)
+}
+
+/// Makes a socket a candidate, or plain for the reason that its record shows.
+fn fill(s: &Socket, fd: c_int, reason: u32, connector: bool, tuple: Tuple, moved: (u64, u64), made: bool) {
+    let began = s.syn.began();
+    if connector {
+        s.raise(flag::CONNECTOR);
+    }
+    s.tx_bytes.store(moved.0, Relaxed);
+    s.rx_bytes.store(moved.1, Relaxed);
+    s.calls.store(0, Relaxed);
+    s.in_vain.store(0, Relaxed);
+    s.stood.store(0, Relaxed);
+    s.look_at.store(0, Relaxed);
+    s.looks.store(0, Relaxed);
+    // SAFETY: nobody else looks at this socket's addresses yet.
     unsafe { *s.tuple.get() = tuple };
     let config = lifecycle::config();
     let why = Reason::ALL.get(reason as usize).copied().unwrap_or(Reason::None);
@@ -461,7 +743,7 @@ fn begin_as(fd: c_int, reason: u32, connector: bool, tuple: Tuple, moved: (u64, 
                 if config.paths.first() == Some(Path::Rdma) && config.paths.contains(Path::Shm) && same_host(&tuple) {
                     s.raise(flag::RDMA_FIRST);
                 }
-                Reason::Negotiating
+                Reason::NotStarted
             }
         }
     };
@@ -471,12 +753,14 @@ fn begin_as(fd: c_int, reason: u32, connector: bool, tuple: Tuple, moved: (u64, 
         r.set_addresses(tuple.local(), tuple.peer());
     }
     stats::count(if connector { netacc_control::stats::Counter::Connected } else { netacc_control::stats::Counter::Accepted });
-    let candidate = why == Reason::Negotiating;
-    s.state.store(if candidate { CANDIDATE } else { PLAIN }, Release);
-    fd_table::set(fd, Entry::Socket(s, generation as u16));
-    if !candidate {
-        return;
-    }
+    let candidate = why == Reason::NotStarted;
+    s.attacher.store(0, SeqCst);
+    s.state.store(if candidate { CANDIDATE } else { PLAIN }, SeqCst);
+}
+
+/// A new candidate's peer can find this process, or is looked for.
+fn start(s: &'static Socket) {
+    let (tuple, connector) = (s.tuple(), s.has(flag::CONNECTOR));
     if s.has(flag::REMOTE) {
         if !connector {
             remote::accepting(tuple.local());
@@ -488,7 +772,7 @@ fn begin_as(fd: c_int, reason: u32, connector: bool, tuple: Tuple, moved: (u64, 
     } else if connector {
         // The listener may not have accepted anything yet, and be unknown for that: asked again after its first answer;
         // with NACC_CONN_TCP_FIRST=1 only then.
-        if !config.tcp_first && service::connected(s) {
+        if !lifecycle::config().tcp_first && service::connected(s) {
             s.raise(flag::PROBED);
         }
     } else {
@@ -502,13 +786,13 @@ pub(crate) fn on_accept(listener: c_int, fd: c_int, _flags: c_int) {
         return;
     }
     match fd_table::get(listener) {
-        Entry::Listener(reason) | Entry::Fresh(reason) => begin(fd, reason, false),
+        Entry::Listener(reason) | Entry::Fresh(reason) => begin(fd, io_uring::refusal(reason), false),
         // A listener from before this program image; unix sockets come this way too.
         _ => {
             let mut raw = [0u8; 128];
             let len = sys::socket_name(fd, false, &mut raw);
             if address(&raw, len).is_some() {
-                begin(fd, NONE, false);
+                begin(fd, io_uring::refusal(NONE), false);
                 adopt(listener, fd);
             }
         }
@@ -527,19 +811,40 @@ pub(crate) unsafe fn before_connect(fd: c_int, addr: *const sockaddr, len: sockl
     syn::may_begin(fd);
     if let Entry::Socket(s, g) = fd_table::get(fd) {
         // connect(AF_UNSPEC) dissolves the connection; the descriptor starts anew.
-        // SAFETY: only read when the caller says that two bytes are there.
-        if len >= 2 && !addr.is_null() && unsafe { (*addr).sa_family } as c_int == libc::AF_UNSPEC {
+        // SAFETY: the caller says that two bytes are there.
+        if len >= 2 && unsafe { crate::user::read(&raw const (*addr).sa_family) } == Some(libc::AF_UNSPEC as libc::sa_family_t) {
             let _ = crate::io::to_kernel(s, g, fd, Reason::Disconnected, false);
         } else if s.is(CANDIDATE) && s.has(flag::CONNECTOR) && state_of(fd) == Some(TCP_CLOSE) {
             // It was refused, and is tried again, perhaps elsewhere.
-            make_plain(s, Reason::Disconnected);
+            if !was_never_one(s) {
+                make_plain(s, Reason::Disconnected);
+            }
         }
     }
     PASS
 }
 
+/// A connect that was under way has failed: the socket is an unconnected one again. False: it is more than that.
+fn was_never_one(s: &'static Socket) -> bool {
+    if s.is_inherited() || s.state.compare_exchange(CANDIDATE, ATTACHING, SeqCst, Relaxed).is_err() {
+        return false;
+    }
+    s.attacher.store(lifecycle::tid(), Relaxed);
+    let used = [&s.tx_inflight, &s.rx_inflight, &s.offered].iter().any(|n| n.load(SeqCst) != 0);
+    let moved = s.tx_bytes.load(Relaxed) != 0 || s.rx_bytes.load(Relaxed) != 0;
+    let is_new = !used && !moved && !s.has(flag::NOTED);
+    if is_new {
+        close_books(s);
+        s.flags.store(0, Release);
+        s.refused.store(NONE, Relaxed);
+    }
+    s.attacher.store(0, SeqCst);
+    s.state.store(if is_new { UNCONNECTED } else { CANDIDATE }, SeqCst);
+    is_new
+}
+
 pub(crate) unsafe fn on_connect(fd: c_int, addr: *const sockaddr, len: socklen_t, result: c_int) {
-    let Entry::Fresh(reason) = fd_table::get(fd) else { return };
+    let Some(reason) = unconnected(fd) else { return };
     if result == 0 || result == -libc::EISCONN {
         if result != 0 {
             fd_table::set_began(fd, 0);
@@ -549,11 +854,10 @@ pub(crate) unsafe fn on_connect(fd: c_int, addr: *const sockaddr, len: socklen_t
         // Under way: the kernel does not say yet where to, but what is done to the descriptor meanwhile has to be followed.
         let mut raw = [0u8; 128];
         let n = (len as usize).min(raw.len());
-        if addr.is_null() || n < 2 {
+        // SAFETY: the kernel has just read as much.
+        if n < 2 || !raw.get_mut(..n).is_some_and(|to| unsafe { crate::user::read_into(addr.cast::<u8>(), to) }) {
             return;
         }
-        // SAFETY: the kernel has just read as much.
-        unsafe { core::ptr::copy_nonoverlapping(addr.cast::<u8>(), raw.as_mut_ptr(), n) };
         let peer = address(&raw, n as isize).filter(|a| !a.ip().is_unspecified());
         let len = sys::socket_name(fd, false, &mut raw);
         if let (Some(peer), Some(local)) = (peer, address(&raw, len))
@@ -574,9 +878,25 @@ pub(crate) fn peer_ended(fd: c_int) -> bool {
     state_of(fd).is_none_or(|state| matches!(state, 6..=9 | 11))
 }
 
+/// As [`peer_ended`], where it is known: not of what is no TCP socket (any more).
+pub(crate) fn has_ended(fd: c_int) -> bool {
+    state_of(fd).is_some_and(|state| matches!(state, 6..=9 | 11))
+}
+
 /// The connection is over, at both ends or by a reset.
 pub(crate) fn is_closed(fd: c_int) -> bool {
     state_of(fd) == Some(TCP_CLOSE)
+}
+
+/// Not a socket of another protocol, nor another file.
+pub(crate) fn is_tcp(fd: c_int) -> bool {
+    state_of(fd).is_some()
+}
+
+/// Neither end has said that it sends no more, and nobody here that it receives no more.
+pub(crate) fn is_open(fd: c_int) -> bool {
+    const TCP_ESTABLISHED: u8 = 1;
+    state_of(fd) == Some(TCP_ESTABLISHED) && sys::poll_now(fd, libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) == 0
 }
 
 /// The kernel's state of a TCP socket.
@@ -594,7 +914,7 @@ fn tcp_info(fd: c_int) -> Option<TcpInfo> {
 /// first bytes, by TCP Fast Open, it was none before them.)
 #[cold]
 pub(crate) fn look_again(fd: c_int) {
-    if let Entry::Fresh(reason) = fd_table::get(fd)
+    if let Some(reason) = unconnected(fd)
         && let Some(tuple) = tuple_of(fd)
     {
         begin_as(fd, reason, true, tuple, settled_counts(fd, true).unwrap_or_default(), true);
@@ -629,9 +949,26 @@ pub(crate) fn await_attach(s: &Socket) -> bool {
         }
         sys::sched_yield();
         // A forked child has no other way to hear that its parent was killed there.
-        let over = || if s.has(flag::REMOTE) { !remote::maker_lives(s) } else { !sys::alive(s.owner.load(Relaxed)) };
+        let over = || if s.has(flag::REMOTE) { !remote::maker_lives(s) } else { !lifecycle::process_lives(s.owner.load(Relaxed)) };
         if n.is_multiple_of(10_000) && s.is_inherited() && over() {
             let _ = s.state.compare_exchange(ATTACHING, PLAIN, SeqCst, Relaxed);
+        }
+    }
+}
+
+/// Waits until its maker has closed it.
+#[cold]
+pub(crate) fn await_close(s: &Socket) {
+    let mut n = 0u32;
+    while s.state.load(SeqCst) == CLOSING {
+        n = n.wrapping_add(1);
+        if n < 1000 {
+            core::hint::spin_loop();
+            continue;
+        }
+        sys::sched_yield();
+        if n.is_multiple_of(10_000) && !lifecycle::process_lives(s.owner.load(Relaxed)) {
+            let _ = s.state.compare_exchange(CLOSING, PLAIN, SeqCst, Relaxed);
         }
     }
 }
@@ -646,8 +983,9 @@ pub(crate) fn make_local(s: &'static Socket, g: u16) -> bool {
     if s.generation16() == g && s.is(CANDIDATE) {
         let offered = s.offered.load(SeqCst);
         if s.has(flag::REMOTE) && offered != remote::OFFERED {
-            s.set_reason(Reason::Negotiating);
+            s.set_reason(Reason::NotStarted);
             s.calls.store(0, Relaxed);
+            s.look_at.store(0, Relaxed);
             s.lower(flag::REMOTE | flag::NOTED);
         }
         // Last: whoever finds an offer from here on finds one of shared memory. (That it is never to be may be said once more meanwhile.)
@@ -665,7 +1003,11 @@ pub(crate) fn close(s: &'static Socket, g: u16, fd: c_int, kernel_too: bool) -> 
         return kernel_close();
     }
     crate::epoll::forget(s, fd);
-    if s.refs.fetch_sub(1, AcqRel) > 1 {
+    let Some(names) = s.count_names(g, |n| n.saturating_sub(1)) else { return kernel_close() };
+    if names > 1 {
+        if s.has(flag::TRACKED) {
+            adoption::passed::lose_track(s, fd);
+        }
         let mut other = -1;
         fd_table::for_each(|n, e| {
             if other < 0 && matches!(e, Entry::Socket(o, h) if core::ptr::eq(o, s) && h == g) {
@@ -682,7 +1024,7 @@ pub(crate) fn close(s: &'static Socket, g: u16, fd: c_int, kernel_too: bool) -> 
         }
     }
     // A child takes apart only what its maker has left to it, by a close or by its end.
-    if s.is_inherited() && s.fd.load(Acquire) >= 0 && sys::alive(s.owner.load(Relaxed)) {
+    if s.is_inherited() && s.fd.load(Acquire) >= 0 && lifecycle::process_lives(s.owner.load(Relaxed)) {
         return kernel_close();
     }
     let_go(s, g, fd, kernel_close)
@@ -693,7 +1035,7 @@ fn let_go(s: &'static Socket, g: u16, fd: c_int, kernel_close: impl FnOnce() -> 
     if !s.is(ATTACHED) || fd < 0 || s.is_inherited() {
         return finish(s, fd, kernel_close);
     }
-    let shared = s.refs.load(Acquire) > 0;
+    let shared = s.names() > 0;
     // (Between hosts it leaves behind the close, which waits for that within bounds.)
     let between_hosts = s.has(flag::REMOTE);
     let in_ring = !(shared && !between_hosts && crate::io::to_kernel(s, g, fd, Reason::None, false));
@@ -759,12 +1101,12 @@ pub(crate) fn bury_orphan(s: &'static Socket, g: u16) {
 
 /// The connection is this process's no more: it goes from the statistics.
 fn close_books(s: &Socket) {
-    let Some(rec) = s.record() else { return };
-    s.record.store(core::ptr::null_mut(), Release);
+    // SAFETY: as in `record`; the swap gives it to one caller.
+    let Some(rec) = (unsafe { s.record.swap(core::ptr::null_mut(), AcqRel).as_ref() }) else { return };
     let path = rec.tx_path.load(Relaxed).max(rec.rx_path.load(Relaxed));
     stats::add_bytes(rec);
     stats::closed(netacc_control::stats::Path::from_code(path).unwrap_or(netacc_control::stats::Path::Tcp));
-    rec.close();
+    stats::close(rec);
 }
 
 /// Takes a connection apart around the kernel's close of its last descriptor.
@@ -778,18 +1120,28 @@ fn finish(s: &'static Socket, fd: c_int, kernel_close: impl FnOnce() -> Ret) -> 
         core::hint::spin_loop();
         state = s.state.load(Acquire);
     }
-    if state == CANDIDATE {
+    let was_candidate = state == CANDIDATE && {
         // In this order: who notes it raises NOTED first, and looks at the state afterwards.
-        let _ = s.state.compare_exchange(CANDIDATE, PLAIN, SeqCst, Relaxed);
+        let next = if !s.is_inherited() && s.names() > 0 { CLOSING } else { PLAIN };
+        let won = s.state.compare_exchange(CANDIDATE, next, SeqCst, Relaxed).is_ok();
         service::closing(s);
+        won
+    };
+    if s.has(flag::TRACKED) {
+        let counted = s.tx_inflight.load(SeqCst) == 0 && s.rx_inflight.load(SeqCst) == 0;
+        adoption::passed::before_close(s, fd, was_candidate && counted);
     }
     if state == ATTACHED {
-        crate::io::before_close(s, fd);
+        crate::io::before_close(s, fd, true);
     }
     let r = kernel_close();
     if !s.is_inherited() {
         close_books(s);
     }
+    if was_candidate && adoption::leave(s) {
+        return r;
+    }
+    let _ = s.state.compare_exchange(CLOSING, PLAIN, SeqCst, Relaxed);
     // Threads that still know it find another generation when they look again; only then is its slot given back.
     let tx = crate::lock::lock_end(&s.tx_lock);
     let rx = crate::lock::lock_end(&s.rx_lock);
@@ -814,12 +1166,24 @@ fn finish(s: &'static Socket, fd: c_int, kernel_close: impl FnOnce() -> Ret) -> 
 /// Learns how calls on it wait.
 pub(crate) fn look_at_options(s: &Socket, fd: c_int) {
     let fl = sys::fcntl(fd, libc::F_GETFL, 0);
-    let nonblocking = fl >= 0 && fl as c_int & libc::O_NONBLOCK != 0;
-    set_nonblock(s, nonblocking);
-    if !nonblocking {
-        s.receive_timeout_ns.store(crate::options::timeout_of(fd, libc::SO_RCVTIMEO), Relaxed);
-        s.send_timeout_ns.store(crate::options::timeout_of(fd, libc::SO_SNDTIMEO), Relaxed);
+    set_nonblock(s, fl >= 0 && fl as c_int & libc::O_NONBLOCK != 0);
+    let mut corked: c_int = 0;
+    let _ = sys::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_CORK, &mut corked);
+    set_corked(s, corked != 0);
+    for (timeout_ns, name) in [(&s.receive_timeout_ns, libc::SO_RCVTIMEO), (&s.send_timeout_ns, libc::SO_SNDTIMEO)] {
+        // A negative one, which was seen when it was set, reads as none.
+        if timeout_ns.load(Relaxed) >= 0 {
+            timeout_ns.store(crate::options::timeout_of(fd, name), Relaxed);
+        }
     }
+}
+
+/// A connection that was left to children, and that none of them needs any more.
+pub(crate) fn free_left(s: &'static Socket) {
+    s.generation.fetch_add(1, AcqRel);
+    s.state.store(FREE, Release);
+    s.raise(flag::FREE_LATER);
+    recycle(s);
 }
 
 /// The memory of a connection that is over serves again when nobody is in a call on it. Called by whoever leaves one.
@@ -828,6 +1192,10 @@ pub(crate) fn recycle(s: &'static Socket) {
     if s.has(flag::FREE_LATER) && unused() && s.flags.fetch_and(!flag::FREE_LATER, AcqRel) & flag::FREE_LATER != 0 {
         push_free(s);
     }
+}
+
+pub(crate) fn set_corked(s: &Socket, on: bool) {
+    if on { s.raise(flag::CORKED) } else { s.lower(flag::CORKED) }
 }
 
 pub(crate) fn set_nonblock(s: &Socket, on: bool) {
@@ -842,16 +1210,29 @@ pub(crate) fn shutdown(fd: c_int, how: c_int) -> Ret {
             ATTACHING if await_attach(s) => {}
             // Half a connection is not worth an agreement with another host.
             CANDIDATE if s.has(flag::REMOTE) => make_plain(s, Reason::Disconnected),
+            CANDIDATE if !s.is_inherited() => {
+                if let Some(r) = crate::io::shutdown_candidate(s, g, fd, how) {
+                    return r;
+                }
+            }
             _ => return PASS,
         }
     }
 }
 
-/// What the kernel says of a candidate's position agrees with what was counted; otherwise bytes moved unseen.
-pub(crate) fn counts_agree(s: &Socket, fd: c_int) -> bool {
+/// What the kernel says of a connection's position agrees with what was counted as sent and as received (`None`: not to be asked, as somebody
+/// sends or receives); otherwise bytes moved unseen.
+pub(crate) fn counts_agree(s: &Socket, fd: c_int, sent: Option<u64>, received: Option<u64>) -> bool {
+    if sent.is_none() && received.is_none() {
+        return true;
+    }
     let Some(counts) = counts(fd, s.has(flag::CONNECTOR)) else { return false };
+    if counts.shut {
+        // Perhaps by a forked child.
+        s.raise(flag::SHUT_WR);
+    }
     // More may have arrived between two questions; less can't be.
-    s.tx_bytes.load(Relaxed) == counts.sent && s.rx_bytes.load(Relaxed) >= counts.read && s.rx_bytes.load(Relaxed) <= counts.received
+    sent.is_none_or(|n| n == counts.sent) && received.is_none_or(|n| n >= counts.read && n <= counts.received)
 }
 
 /// How many bytes the kernel has taken to send on a connection, and how many that it received were read. Nobody sends or reads meanwhile.
@@ -859,7 +1240,7 @@ pub(crate) fn carrier_counts(s: &Socket, fd: c_int) -> Option<(u64, u64)> {
     settled_counts(fd, s.has(flag::CONNECTOR))
 }
 
-fn settled_counts(fd: c_int, connector: bool) -> Option<(u64, u64)> {
+pub(crate) fn settled_counts(fd: c_int, connector: bool) -> Option<(u64, u64)> {
     // Bounded: where bytes come in all the time, some other moment will do.
     (0..100).find_map(|_| {
         let c = counts(fd, connector)?;
@@ -895,10 +1276,15 @@ struct Counts {
     read: u64,
     received_before: u64,
     received: u64,
+    /// It is shut down for sending.
+    shut: bool,
 }
 
 /// Asks until what is said of sending speaks of one moment. (Not `tcpi_bytes_sent`: a packet that could not be handed to the device
 /// counts there without having been sent, and again when it is.)
+///
+/// A FIN counts as a byte, ours in `tcpi_bytes_acked` or in the queue, the peer's in `tcpi_bytes_received` (tcp_rcv_nxt_update), but not in
+/// FIONREAD (tcp_inq). The state tells that there was one.
 fn counts(fd: c_int, connector: bool) -> Option<Counts> {
     let ask = || tcp_info(fd);
     let unacknowledged = |out: &mut c_int| sys::ioctl(fd, libc::TIOCOUTQ as usize, out as *mut c_int as usize) >= 0;
@@ -910,13 +1296,19 @@ fn counts(fd: c_int, connector: bool) -> Option<Counts> {
             return None;
         }
         let after = ask()?;
-        if after.bytes_acked == before.bytes_acked {
+        // The state is looked at a moment before the counts (tcp_get_info): a FIN that came in between shows in the next answer.
+        let state = if after.bytes_received == before.bytes_received { after } else { ask()? };
+        let fins = state.fins();
+        if after.bytes_acked == before.bytes_acked && after.fins() == fins && before.fins() == fins {
+            let (shut, ended) = fins;
             // The SYN of the end that connected is acknowledged as a byte is (tcp_ack in SYN-SENT); the other end's is not counted.
-            let sent = after.bytes_acked.wrapping_sub(u64::from(connector)).wrapping_add(queued.max(0) as u64);
-            let read = before.bytes_received.saturating_sub(waiting.max(0) as u64);
-            return Some(Counts { sent, read, received_before: before.bytes_received, received: after.bytes_received });
+            let flags = u64::from(connector) + u64::from(shut);
+            let sent = after.bytes_acked.wrapping_add(queued.max(0) as u64).wrapping_sub(flags);
+            let received = |info: &TcpInfo| info.bytes_received.saturating_sub(u64::from(ended));
+            let read = received(&before).saturating_sub(waiting.max(0) as u64);
+            return Some(Counts { sent, read, received_before: received(&before), received: received(&after), shut });
         }
-        before = after;
+        before = state;
     }
     None
 }
@@ -933,6 +1325,15 @@ pub(crate) struct TcpInfo {
     bytes_received: u64,
 }
 const _: () = assert!(core::mem::offset_of!(TcpInfo, pacing_rate) == 104);
+
+impl TcpInfo {
+    /// Whether our FIN has been sent or waits to be, and whether the peer's has come, by TCP's states. (Of a closed connection nobody knows.)
+    fn fins(&self) -> (bool, bool) {
+        let state = self.bytes[0];
+        // FIN_WAIT1, FIN_WAIT2, TIME_WAIT, LAST_ACK, CLOSING; TIME_WAIT, CLOSE_WAIT, LAST_ACK, CLOSING
+        (matches!(state, 4 | 5 | 6 | 9 | 11), matches!(state, 6 | 8 | 9 | 11))
+    }
+}
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests may fail loudly")]

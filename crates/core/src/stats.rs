@@ -1,12 +1,18 @@
 //! The statistics segment of this process: made at its first connection, read by `netacc_ss` from outside.
 
-use crate::{fd_table, lifecycle, numbers, sys};
-use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering::*};
+use crate::{fd_table, lifecycle, numbers, shared, sys};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 use netacc_control::stats::{CONN_CAPACITY, CONNS_OFFSET, ChannelRecord, ConnRecord, Counter, Header, Path, Reason};
 
 static HEADER: AtomicPtr<Header> = AtomicPtr::new(core::ptr::null_mut());
 static SEGMENT_FD: core::sync::atomic::AtomicI32 = core::sync::atomic::AtomicI32::new(-1);
-static NEXT: AtomicU32 = AtomicU32::new(0);
+/// Records that were used and are free: the last one freed, counted from 1, and above it a counter against ABA. A record
+/// is used again as soon as it can be: a process touches as many as it ever had open at a time.
+static FREE: AtomicU64 = AtomicU64::new(0);
+/// Of each free record the one below it, counted from 1. (Not in the record, which late counts may still change.)
+static BELOW: [AtomicU32; CONN_CAPACITY as usize] = [const { AtomicU32::new(0) }; CONN_CAPACITY as usize];
+/// Records from here on were never used.
+static UNUSED: AtomicU32 = AtomicU32::new(0);
 
 const BYTES: usize = CONNS_OFFSET + CONN_CAPACITY as usize * size_of::<ConnRecord>();
 
@@ -38,12 +44,13 @@ fn create() -> Option<&'static Header> {
         fd_table::close_internal(fd);
         return None;
     }
-    let at = sys::map_shared(fd, BYTES);
+    let at = shared::map(fd, BYTES, shared::Kind::Bytes);
     if at.is_null() {
         fd_table::close_internal(fd);
         return None;
     }
     if HEADER.compare_exchange(core::ptr::null_mut(), at.cast(), AcqRel, Acquire).is_err() {
+        shared::remove(at);
         // SAFETY: `at` is the mapping made above, which nobody else knows.
         unsafe { sys::unmap(at, BYTES) };
         fd_table::close_internal(fd);
@@ -63,7 +70,37 @@ pub(crate) fn after_fork_in_child() {
     if fd >= 0 {
         fd_table::close_internal(fd);
     }
-    NEXT.store(0, Relaxed);
+    FREE.store(0, Relaxed);
+    UNUSED.store(0, Relaxed);
+}
+
+/// A record that nobody has, counted from 0.
+fn take() -> Option<u32> {
+    loop {
+        let head = FREE.load(Acquire);
+        let Some(i) = (head as u32).checked_sub(1) else { break };
+        let below = BELOW.get(i as usize)?.load(Relaxed);
+        if FREE.compare_exchange(head, next(head, below), AcqRel, Relaxed).is_ok() {
+            return Some(i);
+        }
+    }
+    UNUSED.fetch_update(Relaxed, Relaxed, |n| (n < CONN_CAPACITY).then_some(n + 1)).ok()
+}
+
+fn give_back(i: u32) {
+    let Some(below) = BELOW.get(i as usize) else { return };
+    loop {
+        let head = FREE.load(Relaxed);
+        below.store(head as u32, Relaxed);
+        if FREE.compare_exchange(head, next(head, i + 1), AcqRel, Relaxed).is_ok() {
+            return;
+        }
+    }
+}
+
+/// The head of the free records that follows `head`.
+fn next(head: u64, record: u32) -> u64 {
+    (head & !u64::from(u32::MAX)).wrapping_add(1 << 32) | u64::from(record)
 }
 
 /// A record for a new connection; null when there is no memory or no free record (the connection then is not shown).
@@ -76,20 +113,23 @@ pub(crate) fn open(fd: i32, reason: Reason) -> *mut ConnRecord {
     if let Some(n) = h.total_by_path.first() {
         n.fetch_add(1, Relaxed);
     }
-    let all = records();
-    let start = NEXT.fetch_add(1, Relaxed);
-    for i in 0..CONN_CAPACITY {
-        let i = start.wrapping_add(i) % CONN_CAPACITY.min(h.conn_high_water.load(Relaxed).saturating_add(64));
-        let Some(r) = all.get(i as usize) else { break };
-        // 2: claimed by us, not yet shown.
-        if r.state.compare_exchange(0, 2, AcqRel, Relaxed).is_ok() {
-            h.raise_high_water(i);
-            r.open(fd as u32, reason, sys::unix_ns());
-            return r as *const ConnRecord as *mut ConnRecord;
-        }
+    let Some((i, r)) = take().and_then(|i| Some((i, records().get(i as usize)?))) else {
+        h.count(Counter::RecordsExhausted);
+        return core::ptr::null_mut();
+    };
+    h.raise_high_water(i);
+    r.open(fd as u32, reason, sys::unix_ns());
+    r as *const ConnRecord as *mut ConnRecord
+}
+
+/// The record's connection is this process's no more. Once for each [`open`], and not in a forked child.
+pub(crate) fn close(r: &'static ConnRecord) {
+    r.close();
+    let all = records().as_ptr_range();
+    if all.contains(&(r as *const ConnRecord)) {
+        // SAFETY: both point into the same mapping, of whole records.
+        give_back(unsafe { (r as *const ConnRecord).offset_from(all.start) } as u32);
     }
-    h.count(Counter::RecordsExhausted);
-    core::ptr::null_mut()
 }
 
 /// Counts one.
@@ -155,5 +195,58 @@ pub(crate) fn add_bytes(r: &ConnRecord) {
 pub(crate) fn closed(path: Path) {
     if let Some(n) = header().and_then(|h| h.open_by_path.get(path as usize)) {
         n.fetch_sub(1, Relaxed);
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests may fail loudly")]
+mod tests {
+    use super::*;
+    extern crate std;
+    use std::vec::Vec;
+
+    /// The records are the process's, and other tests have some.
+    const OTHERS: u32 = 1000;
+
+    fn open_one() -> &'static ConnRecord {
+        // SAFETY: a record of the segment, which is never unmapped.
+        unsafe { open(7, Reason::Negotiating).as_ref() }.unwrap()
+    }
+
+    #[test]
+    fn a_record_serves_again_when_it_is_closed() {
+        crate::testing::init();
+        for _ in 0..70_000 {
+            close(open_one());
+        }
+        let held: Vec<_> = (0..100).map(|_| open_one()).collect();
+        assert!(held.iter().all(|r| r.is_open()));
+        assert_eq!(held.iter().map(|r| *r as *const ConnRecord).collect::<std::collections::BTreeSet<_>>().len(), 100);
+        held.into_iter().for_each(close);
+        let h = header().unwrap();
+        assert!(h.conn_high_water.load(Relaxed) < OTHERS);
+        assert_eq!(h.counter(Counter::RecordsExhausted), 0);
+    }
+
+    #[test]
+    fn threads_never_share_a_record() {
+        crate::testing::init();
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                scope.spawn(move || {
+                    for i in 0..20_000u64 {
+                        let (a, b) = (open_one(), open_one());
+                        let mark = thread << 32 | i;
+                        a.opened_unix_ns.store(mark, Relaxed);
+                        b.opened_unix_ns.store(!mark, Relaxed);
+                        std::hint::black_box((a, b));
+                        assert_eq!((a.opened_unix_ns.load(Relaxed), b.opened_unix_ns.load(Relaxed)), (mark, !mark));
+                        close(a);
+                        close(b);
+                    }
+                });
+            }
+        });
+        assert!(header().unwrap().conn_high_water.load(Relaxed) < OTHERS);
     }
 }

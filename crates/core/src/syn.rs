@@ -89,6 +89,14 @@ impl Syn {
         self.state.store(if bare { BARE } else { UNKNOWN }, Release);
     }
 
+    /// The application may begin to connect at that moment (0: has not, after all).
+    pub(crate) fn set_began(&self, ns: u64) {
+        self.began.store(ns, Relaxed);
+    }
+    pub(crate) fn began(&self) -> u64 {
+        self.began.load(Relaxed)
+    }
+
     /// Connector: the first SYN has left between `began` and `ended`. `made`: it was a connection at `ended`.
     pub(crate) fn sent(&self, began: u64, ended: u64, made: bool) {
         self.ended.store(ended, Relaxed);
@@ -101,7 +109,7 @@ impl Syn {
 
 /// A socket is about to listen.
 pub(crate) fn before_listen(fd: c_int) {
-    if matches!(fd_table::get(fd), Entry::Fresh(reason) if reason == socket::NONE) {
+    if socket::unconnected(fd) == Some(socket::NONE) {
         keep(fd);
     }
 }
@@ -169,7 +177,7 @@ pub(crate) fn shown(value: c_int) -> c_int {
 
 /// A call that may send a SYN begins, perhaps to another host.
 pub(crate) fn may_begin(fd: c_int) {
-    if matches!(fd_table::get(fd), Entry::Fresh(_)) && remote::may_have_devices() && fd_table::began(fd) == 0 {
+    if remote::may_have_devices() && socket::unconnected(fd).is_some() && fd_table::began(fd) == 0 {
         fd_table::set_began(fd, sys::kernel_ns());
     }
 }

@@ -3,6 +3,8 @@
 //! Nothing here goes through a libc symbol, so nothing can re-enter the hooks, be interposed, touch `errno`, or be a
 //! cancellation point. Every wrapper returns the kernel's own value: `>= 0`, or `-errno`.
 
+use crate::signals;
+pub(crate) use crate::signals::NOT_BEGUN;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::AtomicU32;
 use libc::{epoll_event, iovec, msghdr, pollfd, sigset_t, timespec};
@@ -51,6 +53,65 @@ macro_rules! sys {
     };
 }
 
+/// As `sys!`, for what may sleep ([`crate::signals::waiting`]): NOT_BEGUN where a handler is to run first.
+macro_rules! wait {
+    ($n:ident $(, $a:expr)*) => { wait!(@ libc::$n as i64; $($a as usize,)* 0, 0, 0, 0, 0, 0) };
+    (@ $n:expr; $a:expr, $b:expr, $c:expr, $d:expr, $e:expr, $f:expr $(, $rest:expr)*) => {{
+        #[cfg(test)]
+        crate::testing::count_call();
+        // SAFETY: as above.
+        unsafe { signals::waiting($n, $a, $b, $c, $d, $e, $f) }
+    }};
+}
+
+/// Of a wait that is this library's own.
+fn or_interrupted(r: isize) -> isize {
+    if r == signals::NOT_BEGUN { -(libc::EINTR as isize) } else { r }
+}
+
+/// The application's call itself, which may sleep unless `flags` say MSG_DONTWAIT: NOT_BEGUN where it is to begin (again) behind a handler.
+pub(crate) mod app {
+    use super::*;
+
+    pub(crate) unsafe fn recvfrom(fd: c_int, buf: *mut u8, len: usize, flags: c_int, addr: *mut c_void, addr_len: *mut u32) -> isize {
+        if flags & libc::MSG_DONTWAIT != 0 {
+            // SAFETY: the caller's promise.
+            return unsafe { super::recvfrom(fd, buf, len, flags, addr, addr_len) };
+        }
+        wait!(SYS_recvfrom, fd, buf, len, flags, addr, addr_len)
+    }
+    pub(crate) unsafe fn sendto(fd: c_int, buf: *const u8, len: usize, flags: c_int) -> isize {
+        if flags & libc::MSG_DONTWAIT != 0 {
+            // SAFETY: the caller's promise.
+            return unsafe { super::sendto(fd, buf, len, flags) };
+        }
+        wait!(SYS_sendto, fd, buf, len, flags, 0, 0)
+    }
+    pub(crate) unsafe fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> isize {
+        if flags & libc::MSG_DONTWAIT != 0 {
+            // SAFETY: the caller's promise.
+            return unsafe { super::recvmsg(fd, msg, flags) };
+        }
+        wait!(SYS_recvmsg, fd, msg, flags)
+    }
+    pub(crate) unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> isize {
+        if flags & libc::MSG_DONTWAIT != 0 {
+            // SAFETY: the caller's promise.
+            return unsafe { super::sendmsg(fd, msg, flags) };
+        }
+        wait!(SYS_sendmsg, fd, msg, flags)
+    }
+    pub(crate) fn write(fd: c_int, bytes: &[u8]) -> isize {
+        wait!(SYS_write, fd, bytes.as_ptr(), bytes.len())
+    }
+    pub(crate) fn sendfile(out: c_int, input: c_int, offset: *mut i64, count: usize) -> isize {
+        wait!(SYS_sendfile, out, input, offset, count)
+    }
+    pub(crate) fn splice(input: c_int, input_offset: *mut i64, out: c_int, out_offset: *mut i64, len: usize, flags: u32) -> isize {
+        wait!(SYS_splice, input, input_offset, out, out_offset, len, flags)
+    }
+}
+
 pub(crate) fn close(fd: c_int) -> isize {
     sys!(SYS_close, fd)
 }
@@ -71,6 +132,10 @@ pub(crate) fn shutdown(fd: c_int, how: c_int) -> isize {
 }
 pub(crate) fn getpid() -> u32 {
     sys!(SYS_getpid) as u32
+}
+/// 0: the parent is in a PID namespace outside of this process's.
+pub(crate) fn getppid() -> u32 {
+    sys!(SYS_getppid) as u32
 }
 pub(crate) fn gettid() -> u32 {
     sys!(SYS_gettid) as u32
@@ -106,6 +171,13 @@ pub(crate) fn write(fd: c_int, bytes: &[u8]) -> isize {
 }
 pub(crate) fn read(fd: c_int, bytes: &mut [u8]) -> isize {
     sys!(SYS_read, fd, bytes.as_mut_ptr(), bytes.len())
+}
+/// `read` that never waits, whatever the file's flags say; EOPNOTSUPP where the file cannot promise that (preadv2(2), RWF_NOWAIT).
+pub(crate) fn read_nowait(fd: c_int, bytes: &mut [u8]) -> isize {
+    const RWF_NOWAIT: c_int = 8;
+    let part = iov(bytes.as_mut_ptr(), bytes.len());
+    // At the file's own position.
+    sys!(SYS_preadv2, fd, &part as *const iovec, 1, -1isize, -1isize, RWF_NOWAIT)
 }
 /// Opens `path` (which ends in NUL).
 pub(crate) fn open(path: &[u8], flags: c_int, mode: u32) -> isize {
@@ -155,6 +227,11 @@ pub(crate) fn getsockopt_bytes(fd: c_int, level: c_int, name: c_int, value: &mut
 pub(crate) fn setsockopt<T: Copy>(fd: c_int, level: c_int, name: c_int, value: &T) -> isize {
     sys!(SYS_setsockopt, fd, level, name, value as *const T, size_of::<T>())
 }
+/// # Safety
+/// `value` is the application's, as for setsockopt(2).
+pub(crate) unsafe fn setsockopt_raw(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: u32) -> isize {
+    sys!(SYS_setsockopt, fd, level, name, value, len)
+}
 pub(crate) fn epoll_create1(flags: c_int) -> isize {
     sys!(SYS_epoll_create1, flags)
 }
@@ -163,22 +240,28 @@ pub(crate) unsafe fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut ep
 }
 /// `epoll_pwait2` with nanoseconds (`< 0`: for ever); falls back to milliseconds, rounded up, where the kernel lacks it.
 pub(crate) unsafe fn epoll_wait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout_ns: i64, mask: *const sigset_t) -> isize {
-    if timeout_ns <= 0 || timeout_ns % 1_000_000 == 0 {
+    if timeout_ns == 0 {
+        return sys!(SYS_epoll_pwait, epfd, events, max, 0, mask, 8);
+    }
+    if timeout_ns < 0 || timeout_ns % 1_000_000 == 0 {
         let ms = if timeout_ns < 0 { -1 } else { (timeout_ns / 1_000_000).min(i32::MAX as i64) as i32 };
-        return sys!(SYS_epoll_pwait, epfd, events, max, ms, mask, 8);
+        return or_interrupted(wait!(SYS_epoll_pwait, epfd, events, max, ms, mask, 8));
     }
     let ts = to_timespec(timeout_ns);
-    let r = sys!(SYS_epoll_pwait2, epfd, events, max, &ts as *const timespec, mask, 8);
+    let r = wait!(SYS_epoll_pwait2, epfd, events, max, &ts as *const timespec, mask, 8);
     if r != -(libc::ENOSYS as isize) {
-        return r;
+        return or_interrupted(r);
     }
     let ms = (timeout_ns.saturating_add(999_999) / 1_000_000).min(i32::MAX as i64) as i32;
-    sys!(SYS_epoll_pwait, epfd, events, max, ms, mask, 8)
+    or_interrupted(wait!(SYS_epoll_pwait, epfd, events, max, ms, mask, 8))
 }
 pub(crate) unsafe fn ppoll(fds: *mut pollfd, count: usize, timeout_ns: i64, mask: *const sigset_t) -> isize {
     let mut ts = to_timespec(timeout_ns.max(0));
     let ts_ptr = if timeout_ns < 0 { core::ptr::null_mut() } else { &mut ts as *mut timespec };
-    sys!(SYS_ppoll, fds, count, ts_ptr, mask, 8)
+    if timeout_ns == 0 {
+        return sys!(SYS_ppoll, fds, count, ts_ptr, mask, 8);
+    }
+    or_interrupted(wait!(SYS_ppoll, fds, count, ts_ptr, mask, 8))
 }
 /// What the kernel says of one descriptor right now.
 pub(crate) fn poll_now(fd: c_int, events: i16) -> i16 {
@@ -214,9 +297,24 @@ pub(crate) fn file_size(fd: c_int) -> isize {
 }
 /// Maps `len` bytes shared and read-write: of `fd`, or anonymous memory when `fd` is -1. Null when refused.
 pub(crate) fn map_shared(fd: c_int, len: usize) -> *mut u8 {
+    if crate::inject::call().is_some() {
+        return core::ptr::null_mut();
+    }
     let flags = libc::MAP_SHARED | if fd < 0 { libc::MAP_ANONYMOUS } else { 0 };
     let r = sys!(SYS_mmap, 0, len, libc::PROT_READ | libc::PROT_WRITE, flags, fd, 0);
     if (-4095..0).contains(&r) { core::ptr::null_mut() } else { r as *mut u8 }
+}
+/// Maps a part of an io_uring, for this process alone: a forked child has none of it.
+pub(crate) fn map_ring(fd: c_int, len: usize, offset: usize) -> *mut u8 {
+    if crate::inject::call().is_some() {
+        return core::ptr::null_mut();
+    }
+    let r = sys!(SYS_mmap, 0, len, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_POPULATE, fd, offset);
+    if (-4095..0).contains(&r) {
+        return core::ptr::null_mut();
+    }
+    let _ = sys!(SYS_madvise, r, len, libc::MADV_DONTFORK);
+    r as *mut u8
 }
 pub(crate) unsafe fn unmap(at: *mut u8, len: usize) {
     let _ = sys!(SYS_munmap, at, len);
@@ -227,6 +325,12 @@ pub(crate) fn futex_wait(word: &AtomicU32, expect: u32, timeout_ns: i64, private
     let ts = to_timespec(timeout_ns.max(0));
     let ts_ptr = if timeout_ns < 0 { core::ptr::null() } else { &ts as *const timespec };
     sys!(SYS_futex, word.as_ptr(), op, expect, ts_ptr)
+}
+/// As [`futex_wait`], of a call that ends where a handler is to run: EINTR.
+pub(crate) fn futex_await(word: &AtomicU32, expect: u32, timeout_ns: i64) -> isize {
+    let ts = to_timespec(timeout_ns.max(0));
+    let ts_ptr = if timeout_ns < 0 { core::ptr::null() } else { &ts as *const timespec };
+    or_interrupted(wait!(SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, expect, ts_ptr))
 }
 /// `FUTEX_WAKE` of up to `n` waiters.
 pub(crate) fn futex_wake(word: &AtomicU32, n: i32, private: bool) {
@@ -262,8 +366,7 @@ fn clock(id: c_int) -> u64 {
 /// Blocks every signal of the calling thread (for helper threads; glibc keeps its own internal ones deliverable by
 /// sending them to threads it knows, which unblocks nothing of the application's).
 pub(crate) fn block_all_signals() {
-    // The two signals that glibc keeps for setuid and cancellation (32, 33) must stay deliverable.
-    let mask: u64 = !((1 << 31) | (1 << 32));
+    let mask: u64 = !LIBC_OWN;
     let _ = sys!(SYS_rt_sigprocmask, libc::SIG_SETMASK, &mask as *const u64, 0, 8);
 }
 /// Names the calling thread as `ps -T` shows it (at most 15 bytes and NUL).
@@ -315,7 +418,8 @@ pub(crate) fn unshare_files() -> isize {
 
 /// Blocks every signal of the calling thread and returns what was blocked before, for [`restore_signals`].
 pub(crate) fn hold_signals() -> u64 {
-    let all = u64::MAX;
+    // (Signal 33 is libc's own. Its setuid waits, with a lock that pthread_create takes, until each thread has handled it.)
+    let all = !(1u64 << 32);
     let mut old = 0u64;
     let _ = sys!(SYS_rt_sigprocmask, libc::SIG_SETMASK, &all as *const u64, &mut old as *mut u64, 8);
     old
@@ -327,11 +431,42 @@ pub(crate) fn restore_signals(old: u64) {
 pub(crate) fn getegid() -> u32 {
     sys!(SYS_getegid) as u32
 }
+/// Entries of a directory (getdents64(2)).
+pub(crate) fn getdents(fd: c_int, into: &mut [u8]) -> isize {
+    sys!(SYS_getdents64, fd, into.as_mut_ptr(), into.len())
+}
+/// Copies this process's memory at `at`, whatever is there. False: not all of it can be read.
+pub(crate) fn read_own<T: Copy>(at: usize, into: &mut [T]) -> bool {
+    let bytes = size_of_val(into);
+    let (here, there) = (iov(into.as_ptr().cast(), bytes), iov(at as *const u8, bytes));
+    let me = sys!(SYS_getpid);
+    sys!(SYS_process_vm_readv, me, &raw const here, 1, &raw const there, 1, 0) == bytes as isize
+}
+/// Mode and inode of an open file.
+pub(crate) fn file_of(fd: c_int) -> Option<(u32, u64)> {
+    // SAFETY: all zero is a valid `stat`.
+    let mut s: libc::stat = unsafe { core::mem::zeroed() };
+    (sys!(SYS_fstat, fd, &raw mut s) >= 0).then_some((s.st_mode, s.st_ino))
+}
 /// The `f_type` of the file system behind `fd`, or 0.
 pub(crate) fn file_system(fd: c_int) -> i64 {
     // SAFETY: all zero is a valid `statfs`.
     let mut s: libc::statfs = unsafe { core::mem::zeroed() };
     if sys!(SYS_fstatfs, fd, &mut s as *mut libc::statfs) < 0 { 0 } else { s.f_type as i64 }
+}
+/// Device and inode of `fd`, as the kernel knows them by itself: no file system is asked, which could take as long as its maker likes.
+pub(crate) fn inode_as_known(fd: c_int) -> Option<(u32, u32, u64)> {
+    // SAFETY: all zero is a valid `statx`.
+    let mut st: libc::statx = unsafe { core::mem::zeroed() };
+    let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
+    let r = sys!(SYS_statx, fd, c"".as_ptr(), flags, libc::STATX_INO, &raw mut st);
+    (r >= 0).then_some((st.stx_dev_major, st.stx_dev_minor, st.stx_ino))
+}
+/// What `fstat` says; `None` when the descriptor is not open.
+pub(crate) fn status(fd: c_int) -> Option<libc::stat> {
+    // SAFETY: all zero is a valid `stat`.
+    let mut st: libc::stat = unsafe { core::mem::zeroed() };
+    (sys!(SYS_fstat, fd, &mut st as *mut libc::stat) >= 0).then_some(st)
 }
 /// Device and inode of `fd`; `None` when the descriptor is not open.
 pub(crate) fn inode(fd: c_int) -> Option<(u64, u64)> {
@@ -346,6 +481,9 @@ pub(crate) fn readlink(path: &[u8], out: &mut [u8]) -> isize {
 }
 /// Maps `len` bytes of zeroed private memory. Null when refused.
 pub(crate) fn map_private(len: usize) -> *mut u8 {
+    if crate::inject::call().is_some() {
+        return core::ptr::null_mut();
+    }
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     let r = sys!(SYS_mmap, 0, len, libc::PROT_READ | libc::PROT_WRITE, flags, -1i32, 0);
     if (-4095..0).contains(&r) { core::ptr::null_mut() } else { r as *mut u8 }
@@ -355,9 +493,28 @@ pub(crate) fn map_private(len: usize) -> *mut u8 {
 /// # Safety
 /// `at..at + len` is a mapping of the caller's that may change under whoever still uses it.
 pub(crate) unsafe fn map_over(at: *mut u8, fd: c_int, len: usize) -> bool {
+    if fd >= 0 && crate::inject::call().is_some() {
+        return false;
+    }
     let kind = if fd < 0 { libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE } else { libc::MAP_SHARED };
     let r = sys!(SYS_mmap, at, len, libc::PROT_READ | libc::PROT_WRITE, kind | libc::MAP_FIXED, fd, 0);
     r == at as isize
+}
+/// Moves the mapping at `from` over what is mapped at `to`, at once for everybody who looks there. False: refused.
+///
+/// # Safety
+/// Both are mappings of the caller's of `len` bytes; what was at `to` may change under whoever still uses it.
+pub(crate) unsafe fn move_over(from: *mut u8, to: *mut u8, len: usize) -> bool {
+    let r = sys!(SYS_mremap, from, len, len, libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED, to);
+    r == to as isize
+}
+/// Maps `len` bytes for this process alone: a forked child finds zeros of its own, and nothing has to be copied for it. Null when refused.
+pub(crate) fn map_own(len: usize) -> *mut u8 {
+    let at = map_private(len);
+    if !at.is_null() {
+        let _ = sys!(SYS_madvise, at, len, libc::MADV_WIPEONFORK);
+    }
+    at
 }
 /// Gives the pages of a shared mapping back to the system; they read as zeros afterwards.
 ///
@@ -367,19 +524,54 @@ pub(crate) unsafe fn punch(at: *mut u8, len: usize) {
     let _ = sys!(SYS_madvise, at, len, libc::MADV_REMOVE);
 }
 
+/// The kernel's own `struct sigaction`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct KernelSigaction {
+    pub(crate) handler: usize,
+    pub(crate) flags: usize,
+    pub(crate) restorer: usize,
+    pub(crate) mask: u64,
+}
+
+/// Sets the disposition of a signal, if one is given, and returns what it was. `None`: the kernel refuses.
+pub(crate) fn signal_action(signal: c_int, new: Option<&KernelSigaction>) -> Option<KernelSigaction> {
+    let mut old = KernelSigaction { handler: 0, flags: 0, restorer: 0, mask: 0 };
+    let new = new.map_or(core::ptr::null(), |new| new as *const KernelSigaction);
+    let r = sys!(SYS_rt_sigaction, signal, new, &mut old as *mut KernelSigaction, 8);
+    (r >= 0).then_some(old)
+}
+/// Sends the calling thread a signal that says of itself what another one did. False: there is no room in the user's queue.
+///
+/// # Safety
+/// `info` is a valid siginfo.
+pub(crate) unsafe fn signal_self(signal: c_int, info: *const libc::siginfo_t) -> bool {
+    sys!(SYS_rt_tgsigqueueinfo, getpid(), gettid(), signal, info) >= 0
+}
+/// The two that glibc keeps for setuid and cancellation (32, 33): they must stay deliverable.
+pub(crate) const LIBC_OWN: u64 = 1 << 31 | 1 << 32;
+/// Signals that come as the fault of an instruction (ILL, TRAP, BUS, FPE, SEGV, SYS), and the two that libc keeps for itself.
+pub(crate) const FAULTS: u64 = 1 << 3 | 1 << 4 | 1 << 6 | 1 << 7 | 1 << 10 | 1 << 30 | 1 << 31 | 1 << 32;
+/// KILL and STOP, which the kernel blocks in no mask.
+pub(crate) const UNBLOCKABLE: u64 = 1 << 8 | 1 << 18;
+/// Has the handlers run of signals that wait for this mask.
+pub(crate) fn run_pending(mask: u64) {
+    let now = timespec { tv_sec: 0, tv_nsec: 0 };
+    let _ = sys!(SYS_ppoll, 0, 0, &now as *const timespec, &mask as *const u64, 8);
+}
+/// Copies within this process: to `ours` from `theirs` (`reads`) or back. What is copied is checked by the kernel.
+///
+/// # Safety
+/// `ours` is valid memory.
+pub(crate) unsafe fn copy_in_process(ours: &iovec, theirs: &iovec, reads: bool) -> isize {
+    let (ours, theirs) = (ours as *const iovec, theirs as *const iovec);
+    if reads { sys!(SYS_process_vm_readv, getpid(), ours, 1, theirs, 1, 0) } else { sys!(SYS_process_vm_writev, getpid(), ours, 1, theirs, 1, 0) }
+}
+
 /// True unless the signal has a handler that interrupts system calls for good (no SA_RESTART).
 pub(crate) fn handler_restarts(signal: c_int) -> bool {
-    /// The kernel's own `struct sigaction`.
-    #[repr(C)]
-    struct KernelSigaction {
-        handler: usize,
-        flags: u64,
-        restorer: usize,
-        mask: u64,
-    }
-    let mut old = KernelSigaction { handler: 0, flags: 0, restorer: 0, mask: 0 };
-    let r = sys!(SYS_rt_sigaction, signal, 0, &mut old as *mut KernelSigaction, 8);
-    r < 0 || old.handler <= 1 || old.flags & libc::SA_RESTART as u64 != 0
+    let Some(now) = signal_action(signal, None) else { return true };
+    now.handler <= libc::SIG_IGN || now.flags & libc::SA_RESTART as usize != 0 || crate::faults::stands_for_default(signal, now.handler)
 }
 pub(crate) fn setrlimit_nofile(limit: &libc::rlimit) -> isize {
     sys!(SYS_prlimit64, 0, libc::RLIMIT_NOFILE, limit as *const libc::rlimit, 0)
@@ -389,9 +581,6 @@ pub(crate) fn lseek(fd: c_int, offset: i64, whence: c_int) -> isize {
 }
 pub(crate) fn pread(fd: c_int, bytes: &mut [u8], offset: i64) -> isize {
     sys!(SYS_pread64, fd, bytes.as_mut_ptr(), bytes.len(), offset)
-}
-pub(crate) fn sendfile(out: c_int, input: c_int, offset: *mut i64, count: usize) -> isize {
-    sys!(SYS_sendfile, out, input, offset, count)
 }
 
 /// CPU time that a process has used, all its threads together; 0 when it cannot be known.
@@ -409,9 +598,6 @@ pub(crate) fn allowed_cpus() -> u64 {
     let mut mask = [0u64; 64];
     let n = sys!(SYS_sched_getaffinity, 0, 512, mask.as_mut_ptr());
     if n <= 0 { 1 } else { mask.iter().map(|w| w.count_ones() as u64).sum::<u64>().max(1) }
-}
-pub(crate) fn splice(input: c_int, input_offset: *mut i64, out: c_int, out_offset: *mut i64, len: usize, flags: u32) -> isize {
-    sys!(SYS_splice, input, input_offset, out, out_offset, len, flags)
 }
 
 /// How many bytes this process may lock in memory (RLIMIT_MEMLOCK, soft).
@@ -449,6 +635,6 @@ pub(crate) fn set_affinity(cpus: &netacc_control::config::CpuList) {
 
 /// Lets others run for so long.
 pub(crate) fn pause_ns(ns: i64) {
-    // SAFETY: no descriptors; no mask.
-    let _ = unsafe { ppoll(core::ptr::null_mut(), 0, ns, core::ptr::null()) };
+    let ts = to_timespec(ns);
+    let _ = sys!(SYS_ppoll, 0, 0, &ts as *const timespec, 0, 8);
 }

@@ -1,6 +1,6 @@
 //! Waiting: poll a little while that pays, then sleep in the kernel at no cost.
 //!
-//! A *waiting place* is where a thread sleeps: an epoll set that hears its doorbells (eventfds, one for each channel, and
+//! A *waiting place* is where a thread sleeps: an epoll set that hears its doorbells ([`channel::ring`]; one for each channel, and
 //! one of this process's own), and in every channel a [`netacc_ring::ReadySet`] whose flag says that its owner sleeps. An epoll instance keeps one for its life; a thread that blocks
 //! in recv, send, poll or select borrows one from the process's pool while it sleeps.
 //!
@@ -9,7 +9,7 @@
 use crate::channel::{Channel, PLACES, announce, producer_quiet, quiet};
 use crate::remote::wire;
 use crate::socket::{ATTACHED, Socket, flag};
-use crate::{channel, epoll, fd_table, lifecycle, numbers, service, stats, sys};
+use crate::{channel, epoll, fd_table, lifecycle, numbers, service, signals, stats, sys};
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::*, fence};
 use libc::{epoll_event, pollfd};
 use netacc_control::stats::{ChannelState, Counter};
@@ -27,14 +27,12 @@ static POOL: [Place; PLACES] = [const { Place { taken: AtomicU32::new(0), gather
 /// Places below are for threads, the others for epoll instances.
 const THREAD_PLACES: usize = PLACES / 2;
 
-/// A new doorbell: see [`crate::channel::ring`].
-fn new_doorbell() -> i32 {
-    numbers::make(|| sys::eventfd(1, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC))
-}
-
 /// Adds a doorbell to an epoll set, under `data`; it may be there already.
 fn listen(set: i32, doorbell: i32, data: u64) -> bool {
-    let mut ev = epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: data };
+    if crate::inject::call().is_some() {
+        return false;
+    }
+    let mut ev = epoll_event { events: channel::DOORBELL_EVENTS, u64: data };
     // SAFETY: one valid event.
     let r = unsafe { sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, doorbell, &mut ev) };
     r >= 0 || r == -(libc::EEXIST as isize)
@@ -52,7 +50,7 @@ pub(crate) fn claim_for_thread() -> Option<usize> {
     let p = POOL.get(i)?;
     if p.gather.load(Acquire) < 0 {
         let set = numbers::make(|| sys::epoll_create1(libc::EPOLL_CLOEXEC));
-        let own = new_doorbell();
+        let own = channel::new_doorbell();
         if set < 0 || own < 0 || !listen(set, own, 0) {
             for fd in [set, own] {
                 if fd >= 0 {
@@ -74,7 +72,7 @@ pub(crate) fn claim_for_epoll(set: i32, data: u64) -> Option<usize> {
     let i = claim(THREAD_PLACES..PLACES)?;
     let p = POOL.get(i)?;
     if p.own.load(Acquire) < 0 {
-        p.own.store(new_doorbell(), Release);
+        p.own.store(channel::new_doorbell(), Release);
     }
     if p.own.load(Acquire) < 0 || !listen(set, p.own.load(Acquire), data) {
         p.taken.store(0, Release);
@@ -128,10 +126,11 @@ pub(crate) fn introduce(channel: &Channel, place: usize, set: i32, data: u64) ->
     let Some(word) = channel.own_doorbells.get(place) else { return false };
     let known = word.load(Acquire);
     if known >= 0 {
-        // A thread's set has it since it was made; an epoll instance may be the place's next.
-        return place < THREAD_PLACES || listen(set, known, data);
+        // A thread's set has it since it was made; an epoll instance may be the place's next. (Of a link that has ended for want of descriptors at
+        // the peer's end nobody knows whether it had passed this one.)
+        return if place < THREAD_PLACES { channel.dead.load(Acquire) == 0 } else { listen(set, known, data) };
     }
-    let fd = new_doorbell();
+    let fd = channel::new_doorbell();
     if fd < 0 {
         return false;
     }
@@ -140,8 +139,9 @@ pub(crate) fn introduce(channel: &Channel, place: usize, set: i32, data: u64) ->
         fd_table::close_internal(fd);
         return false;
     }
-    word.store(fd, Release);
-    true
+    word.store(fd, SeqCst);
+    // As above: whoever ended the link meanwhile (`service::died`) may have looked before.
+    place >= THREAD_PLACES || channel.dead.load(SeqCst) == 0
 }
 
 /// The parent's doorbells are the parent's.
@@ -299,6 +299,9 @@ pub(crate) fn spin(peers: Peers, mut ready: impl FnMut() -> bool) -> bool {
         }
         let now = sys::now_ns();
         let wall = now.wrapping_sub(start);
+        if signals::pending().is_some() {
+            return ready();
+        }
         if wall.wrapping_sub(away) >= budget as u64 || wall > SPIN_WALL_NS {
             break;
         }
@@ -354,86 +357,70 @@ fn notify_word(channel: &Channel, slot: usize, side: Side) -> &AtomicU64 {
 }
 
 const THREAD_SHIFT: u32 = 16;
-const THREAD_MASK: u64 = 0xffff << THREAD_SHIFT;
 
 /// Puts a thread's place into the NOTIFY word; false when another thread's stands there.
-pub(crate) fn post(channel: &Channel, slot: usize, side: Side, place: usize) -> bool {
-    let word = notify_word(channel, slot, side);
-    let mine = (place as u64 + 1) << THREAD_SHIFT;
-    let mut old = word.load(Relaxed);
-    loop {
-        if old & THREAD_MASK != 0 && old & THREAD_MASK != mine {
-            return false;
-        }
-        match word.compare_exchange_weak(old, (old & !THREAD_MASK) | mine, SeqCst, Relaxed) {
-            Ok(_) => return true,
-            Err(now) => old = now,
-        }
-    }
+pub(crate) fn post(s: &Socket, channel: &Channel, slot: usize, side: Side, place: usize) -> bool {
+    let is_ours = || s.channel().is_some_and(|now| core::ptr::eq(now, channel)) && s.slot.load(Relaxed) as usize == slot;
+    s.said.post_thread(side, place as u32 + 1, notify_word(channel, slot, side), THREAD_SHIFT, is_ours)
 }
 
 /// Takes it out again.
-pub(crate) fn unpost(channel: &Channel, slot: usize, side: Side, place: usize) {
-    let word = notify_word(channel, slot, side);
-    let mine = (place as u64 + 1) << THREAD_SHIFT;
-    let mut old = word.load(Relaxed);
-    while old & THREAD_MASK == mine {
-        match word.compare_exchange_weak(old, old & !THREAD_MASK, SeqCst, Relaxed) {
-            Ok(_) => return,
-            Err(now) => old = now,
-        }
-    }
+pub(crate) fn unpost(s: &Socket, channel: &Channel, slot: usize, side: Side, place: usize) {
+    s.said.unpost_thread(side, place as u32 + 1, notify_word(channel, slot, side), THREAD_SHIFT);
 }
 
 /// Wakes the threads of this process that block on `s`, or wait in its epoll set: something changed that no peer will announce.
 pub(crate) fn prod(s: &Socket) {
     if let Some(channel) = s.channel() {
-        prod_on(channel, s.slot.load(Relaxed) as usize);
+        prod_on(s, channel, s.slot.load(Relaxed) as usize);
     }
 }
 
-/// As [`prod`], of the connection that has, or just had, this slot.
-pub(crate) fn prod_on(channel: &Channel, slot: usize) {
+/// As [`prod`], of a socket that has, or just had, this slot.
+pub(crate) fn prod_on(s: &Socket, channel: &Channel, slot: usize) {
     fence(SeqCst);
     for side in [Side::Receive, Side::Send] {
-        let word = notify_word(channel, slot, side).load(Relaxed);
-        let place = (word & THREAD_MASK) >> THREAD_SHIFT;
-        if place != 0 && place as usize <= PLACES {
-            ring_own(place as usize - 1);
+        let place = s.said.thread(side) as usize;
+        if place != 0 {
+            ring_own(place - 1);
         }
-        let epoll = (word & 0xffff) as usize;
-        if epoll != 0 && epoll <= PLACES && channel.my_place(epoll - 1).announce_fenced(slot as u16) {
-            let doorbell = channel.own_doorbells.get(epoll - 1).map_or(-1, |d| d.load(Acquire));
-            if doorbell >= 0 {
-                channel::ring(doorbell);
-            }
+        let epoll = s.said.epoll() as usize;
+        // A forked child has no doorbell: what it announced nobody would be woken for, neither by it nor by the peer, who would find it
+        // announced. (Rung is the place's own, which no peer holds.)
+        let doorbell = epoll.checked_sub(1).and_then(|place| channel.own_doorbells.get(place)).map_or(-1, |d| d.load(Acquire));
+        if doorbell >= 0 && channel.my_place(epoll - 1).announce_fenced(slot as u16) {
+            ring_own(epoll - 1);
         }
     }
 }
 
-/// Is there anything to receive, or another announcement than the one that was followed? Only shared words are read.
+/// Is there anything to receive from the ring, or, for a receiver that stands there, another announcement than the one that was followed?
+/// (On the carrier an announcement brings nothing before the carrier does.) No lock is taken.
 #[inline(always)]
-pub(crate) fn receive_news(channel: &Channel, slot: usize) -> bool {
+pub(crate) fn receive_news(s: &Socket, channel: &Channel, slot: usize) -> bool {
     let w = channel.words(slot, channel.side ^ 1);
-    epoll::ring_says(channel, slot).0 || w.producer_user[announce::EPOCH].load(Acquire) as u32 != w.quiet[quiet::ACK].load(Relaxed) as u32
+    let ack = s.said.ack.load(Relaxed);
+    let left = || ack & 1 != 0 && w.producer_user[announce::EPOCH].load(Acquire) as u32 != ack as u32 && !s.said.is_doubted(w);
+    epoll::ring_says(s, channel, slot).0 || left()
 }
 
 /// Is half of the ring that we produce into free?
 #[inline(always)]
-pub(crate) fn send_room(channel: &Channel, slot: usize, ring_bytes: u64) -> bool {
-    let w = channel.words(slot, channel.side);
-    w.tail.load(Relaxed).wrapping_sub(w.head.load(Acquire)) <= ring_bytes / 2
+pub(crate) fn send_room(s: &Socket, channel: &Channel, slot: usize, ring_bytes: u64) -> bool {
+    let peers = channel.words(slot, channel.side).head.load(Acquire);
+    // (A fast peer may have consumed what another thread has published and not said here yet.)
+    s.said.tail.load(Relaxed).wrapping_sub(peers).cast_signed() <= (ring_bytes / 2).cast_signed()
 }
 
 /// As [`send_room`]; if there is none, the consumer is asked to tell when there is. Every look that precedes a sleep asks.
 #[inline]
-pub(crate) fn send_room_or_ask(channel: &Channel, slot: usize, ring_bytes: u64) -> bool {
-    if send_room(channel, slot, ring_bytes) {
+pub(crate) fn send_room_or_ask(s: &Socket, channel: &Channel, slot: usize, ring_bytes: u64) -> bool {
+    if send_room(s, channel, slot, ring_bytes) {
         return true;
     }
     channel.words(slot, channel.side).space_wanted.swap(1, SeqCst);
     fence(SeqCst);
-    send_room(channel, slot, ring_bytes)
+    send_room(s, channel, slot, ring_bytes)
 }
 
 /// Blocks until there may be news for `side`, polling first. `deadline` 0: for ever. The caller holds no lock.
@@ -450,8 +437,8 @@ pub(crate) fn block(s: &Socket, fd: i32, side: Side, on_carrier: bool, deadline:
         !s.is(ATTACHED)
             || match side {
                 // Where the stream is on the carrier, the kernel is asked for the carrier's news by the sleep itself.
-                Side::Receive => receive_news(channel, slot) || (!on_carrier && s.has(flag::CARRIER_SPOKE)),
-                Side::Send => send_room(channel, slot, ring_bytes) || !crate::io::sends_fast(channel, slot) || s.has(flag::SHUT_WR),
+                Side::Receive => receive_news(s, channel, slot) || (!on_carrier && s.has(flag::CARRIER_SPOKE)),
+                Side::Send => send_room(s, channel, slot, ring_bytes) || !s.said.sends_fast() || s.has(flag::SHUT_WR),
             }
     };
     if !on_carrier {
@@ -474,11 +461,13 @@ fn sleep(s: &Socket, channel: &Channel, slot: usize, fd: i32, side: Side, on_car
     }
     let events = match (side, on_carrier) {
         (Side::Send, true) => libc::POLLOUT,
+        // (Of a peer that is half closed it is known. What ends it then rings.)
+        (Side::Send, false) if channel.peer_half_closed(slot) => 0,
         (Side::Send, false) => libc::POLLRDHUP,
         (Side::Receive, _) => libc::POLLIN | libc::POLLRDHUP | libc::POLLPRI,
     };
     let place = claim_for_thread();
-    let posted = place.is_some_and(|p| introduce(channel, p, gather(p), 0) && post(channel, slot, side, p));
+    let posted = place.is_some_and(|p| introduce(channel, p, gather(p), 0) && post(s, channel, slot, side, p));
     let mut fds = [pollfd { fd, events, revents: 0 }, pollfd { fd: place.map_or(-1, gather), events: libc::POLLIN, revents: 0 }];
     let mut woke = Woke::News;
     let mut missed = false;
@@ -488,7 +477,7 @@ fn sleep(s: &Socket, channel: &Channel, slot: usize, fd: i32, side: Side, on_car
         if channel.wire().is_some() {
             wire::before_sleep();
         }
-        let room = || side == Side::Send && send_room_or_ask(channel, slot, crate::io::tx_ring_bytes(s));
+        let room = || side == Side::Send && send_room_or_ask(s, channel, slot, crate::io::tx_ring_bytes(s));
         missed = (side == Side::Receive || !on_carrier) && (ready() || room());
     }
     if !missed {
@@ -515,7 +504,7 @@ fn sleep(s: &Socket, channel: &Channel, slot: usize, fd: i32, side: Side, on_car
     if let Some(p) = place {
         if posted {
             channel.my_place(p).cancel_sleep();
-            unpost(channel, slot, side, p);
+            unpost(s, channel, slot, side, p);
             if fds[1].revents != 0 {
                 silence(p);
                 stats::count(Counter::Wakeups);

@@ -3,7 +3,7 @@
 //! It opens nothing, starts no thread and leaves the environment as it is. In a set-user-id program
 //! (AT_SECURE) the core is never started: every hook then passes on.
 
-use crate::{heap, original};
+use crate::original;
 use alloc::string::String;
 use core::ffi::{CStr, c_char, c_void};
 use libc::c_int;
@@ -57,7 +57,7 @@ pub(crate) extern "C" fn fork_parent() {
 }
 
 pub(crate) extern "C" fn fork_child() {
-    heap::after_fork();
+    netacc_core::heap::after_fork();
     api::fork_child();
 }
 

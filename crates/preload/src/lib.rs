@@ -24,7 +24,6 @@ extern crate alloc;
 #[macro_use]
 mod original;
 mod errno;
-mod heap;
 mod hooks;
 mod init;
 mod raw;
@@ -32,4 +31,4 @@ mod raw;
 mod runtime;
 
 #[global_allocator]
-static ALLOCATOR: heap::Private = heap::Private;
+static ALLOCATOR: netacc_core::heap::Private = netacc_core::heap::Private;

@@ -269,23 +269,22 @@ macro_rules! hook {
         #[unsafe(no_mangle)]
         #[allow(non_snake_case, reason = "libc's names")]
         pub unsafe extern "C-unwind" fn $name($($arg: $ty),*) -> $ret {
-            let answer = loop {
+            loop {
                 // SAFETY: the arguments are the caller's, who answers for them as to libc.
                 #[allow(unused_unsafe, reason = "some of the core's functions are safe")]
                 let answer: netacc_core::api::Ret = unsafe { $answer };
-                if answer != netacc_core::api::RESTART {
-                    break answer;
+                if answer > netacc_core::api::RESTART {
+                    return $crate::errno::$return(answer) as $ret;
+                }
+                if answer == netacc_core::api::PASS {
+                    let next = $name::SLOT.address();
+                    // SAFETY: the slot holds a function of this signature.
+                    let next: unsafe extern "C" fn($($ty),*) -> $ret = unsafe { core::mem::transmute(next) };
+                    // SAFETY: as above.
+                    return unsafe { next($($arg),*) };
                 }
                 $crate::hooks::cancel::point();
-            };
-            if answer == netacc_core::api::PASS {
-                let next = $name::SLOT.address();
-                // SAFETY: the slot holds a function of this signature.
-                let next: unsafe extern "C" fn($($ty),*) -> $ret = unsafe { core::mem::transmute(next) };
-                // SAFETY: as above.
-                return unsafe { next($($arg),*) };
             }
-            $crate::errno::$return(answer) as $ret
         }
     };
     ($(#[$meta:meta])* unchecked fn $name:ident($($arg:ident: $ty:ty),* $(,)?) -> $ret:ty |$next:ident| $body:block) => {

@@ -5,9 +5,8 @@ use std::alloc::{GlobalAlloc, Layout};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-#[path = "../src/heap.rs"]
-#[allow(dead_code, reason = "the fork handler is not registered here: the kernel's wiping must do")]
-mod heap;
+// The fork handler is not registered here: the kernel's wiping must do.
+use netacc_core::heap;
 #[path = "../src/raw.rs"]
 mod raw;
 

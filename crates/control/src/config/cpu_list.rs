@@ -105,6 +105,25 @@ mod tests {
     }
 
     #[test]
+    fn how_many_there_are() {
+        let of = |text: &str| CpuList::parse(text).unwrap();
+        assert!(of(" ").is_empty() && CpuList::default().is_empty());
+        assert!(!of("0").is_empty());
+        assert_eq!(
+            [of("").len(), of("5").len(), of("1-3,2,9").len()],
+            [0, 1, 4]
+        );
+    }
+
+    #[test]
+    fn a_list_that_repeats_itself_takes_no_more_memory() {
+        let all = CPU_MAX as usize + 1;
+        let list = CpuList::parse(&["0-8191"; 400].join(",")).unwrap();
+        assert_eq!(list.len(), all);
+        assert!(list.cpus.capacity() <= 8 * all, "{}", list.cpus.capacity());
+    }
+
+    #[test]
     fn nonsense_is_refused() {
         for text in [
             "a",

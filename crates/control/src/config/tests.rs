@@ -310,3 +310,30 @@ fn what_is_rendered_reads_back() {
     assert!(text.contains("NACC_EMPTY_QP_EXPIRE_MS=-1 # file:2\n"));
     assert!(text.len() < 4096);
 }
+
+#[test]
+fn sizes_of_one_source_have_to_fit_each_other() {
+    let (size, first) = (Key::BufferBytes.name(), Key::ArenaFirstBytes.name());
+    let both = format!("[{SECTION}]\n{size}=65536\n{first}=16384\n");
+    assert!(error(&both, &[], &[]).contains(first));
+    assert!(error("", &[(size, "65536"), (first, "16384")], &[]).contains(first));
+    // The stronger one of two sources is right.
+    let (config, _) = resolve(&both.replace(first, "#"), &[(first, "131072")], &[]).unwrap();
+    assert_eq!(config.arena_first_bytes, 131_072);
+    assert!(!is_power_of_two_times(0, 4096) && !is_power_of_two_times(4096, 0));
+    assert!(!is_power_of_two_times(-4096, -8192));
+}
+
+#[test]
+fn levels_and_origins_have_their_names() {
+    let words = ["TRACE", "DEBUG", "INFO", "WARN", "ERROR", "FATAL"];
+    for (number, word) in words.iter().enumerate() {
+        let given = number.to_string();
+        let (config, origins) = resolve("", &[(Key::LogLevel.name(), &given)], &[]).unwrap();
+        assert_eq!(config.log_level.as_str(), *word);
+        assert_eq!(origins.of(Key::LogLevel).as_str(), "environment");
+        assert_eq!(origins.of(Key::LogPath).as_str(), "default");
+    }
+    assert_eq!(Origin::File(3).as_str(), "file");
+    assert_eq!(Origin::CommandLine.as_str(), "command-line");
+}

@@ -106,13 +106,13 @@ macro_rules! reasons {
 reasons! {
     None "none" "The connection is accelerated.", "None needed.";
     Negotiating "negotiating" "The two sides have not finished agreeing on a path.",
-        "Wait a moment; a connection that stays so has a peer that does not answer.";
+        "Wait a second: then it is accelerated by the next calls of both ends, or another reason says why not.";
     PeerRemote "peer-remote" "The peer is on another host, or in another network namespace of this one, and no path leads there.",
         "Shared memory serves connections within one host, RDMA those whose addresses belong to RDMA devices at both ends.";
-    PeerWithoutLibrary "peer-without-library" "The peer process does not run the library.",
-        "Start the peer with netacc_run as well.";
-    ListenerWithoutLibrary "listener-without-library" "The process that listens at the peer's address does not run the library.",
-        "Start the server with netacc_run as well.";
+    PeerWithoutLibrary "peer-without-library" "No process with the library has asked for this connection as its peer.",
+        "Start the peer with netacc_run as well, and with acceleration turned on. The search goes on as long as the connection is used.";
+    ListenerWithoutLibrary "listener-without-library" "No process with the library is known to accept connections at the peer's port.",
+        "Start the server with netacc_run as well. The search goes on as long as the connection is used.";
     DisabledByConfig "disabled-by-config" "The configuration turns acceleration off.",
         "Set NACC_ENABLE_RDMA_DEFAULT=1.";
     SampledOut "sampled-out" "NACC_CONNECT_RDMA_PERCENT left this connection on TCP.",
@@ -141,7 +141,7 @@ reasons! {
         "None; urgent data needs TCP.";
     StdioStream "stdio-stream" "The socket is read or written through stdio (fdopen).",
         "None; stdio calls inside libc cannot be followed.";
-    Splice "splice" "The program used splice, tee or a similar call that moves data inside the kernel.",
+    Splice "splice" "The program used splice, which moves data inside the kernel.",
         "None, or turn off the feature of the program that uses it.";
     SeveralEpollSets "several-epoll-sets" "The socket is in several epoll sets.",
         "None needed; the connection is correct, at TCP's speed.";
@@ -159,12 +159,12 @@ reasons! {
         "Report the program; the connection is correct, at TCP's speed.";
     ShuttingDown "shutting-down" "The connection was shut down before it could be accelerated.",
         "None; too short to gain anything.";
-    IoUring "io-uring" "The program uses io_uring, which passes the library by.",
-        "Turn off io_uring in the program.";
+    IoUring "io-uring" "An io_uring of the program's used the connection, or cannot be followed.",
+        "Turn off io_uring in the program, or set NACC_IO_URING=0.";
     NotStream "not-stream" "The socket is not an ordinary TCP stream.",
         "None.";
-    NotStarted "not-started" "No byte has been sent, or no agreement tried, yet.",
-        "None needed.";
+    NotStarted "not-started" "Fewer than three calls on the connection have moved bytes, so no agreement was tried.",
+        "None needed; a shorter connection would gain nothing.";
     NoRecord "no-record" "The process has more connections than the library follows.",
         "None needed; the connection is correct, at TCP's speed.";
     ChannelFailed "channel-failed" "The channel to the peer failed or the peer process died.",
@@ -187,6 +187,10 @@ reasons! {
         "Add shm or rdma to NACC_PATHS.";
     ForkedAfterRdma "forked-after-rdma" "The process was forked from one that had used RDMA, whose device a child cannot use.",
         "None needed; the connection is correct, at TCP's speed. Fork before the first connection to another host, or exec.";
+    NotClaimed "not-claimed" "Processes with the library accept on the peer's port, but none of them has asked for this connection.",
+        "Look at the process that has the other end: it may not use the connection yet, have got it from another process, or have acceleration turned off.";
+    WaitsUnseen "waits-unseen" "The program waits for the connection in a way that the library does not see: by system calls of its own instead of libc's.",
+        "None needed; the connection is correct, at TCP's speed. netacc_run names programs and libraries that have such calls.";
 }
 
 /// Number of reasons.
@@ -211,22 +215,20 @@ impl Counter {
     }
 
     /// The counter of the bytes that connections which have ended sent on that path.
-    pub const fn bytes_tx(path: Path) -> Option<Counter> {
+    pub const fn bytes_tx(path: Path) -> Counter {
         match path {
-            Path::Tcp => Some(Counter::TcpBytesTx),
-            Path::Shm => Some(Counter::ShmBytesTx),
-            Path::Rdma => Some(Counter::RdmaBytesTx),
-            Path::Xdp => None,
+            Path::Tcp => Counter::TcpBytesTx,
+            Path::Shm => Counter::ShmBytesTx,
+            Path::Rdma => Counter::RdmaBytesTx,
         }
     }
 
     /// The counter of the bytes that connections which have ended received on that path.
-    pub const fn bytes_rx(path: Path) -> Option<Counter> {
+    pub const fn bytes_rx(path: Path) -> Counter {
         match path {
-            Path::Tcp => Some(Counter::TcpBytesRx),
-            Path::Shm => Some(Counter::ShmBytesRx),
-            Path::Rdma => Some(Counter::RdmaBytesRx),
-            Path::Xdp => None,
+            Path::Tcp => Counter::TcpBytesRx,
+            Path::Shm => Counter::ShmBytesRx,
+            Path::Rdma => Counter::RdmaBytesRx,
         }
     }
 }

@@ -6,7 +6,7 @@
 
 use super::{
     CHANNEL_SLOTS, CONFIG_BYTES, CONNS_OFFSET, COUNTER_SLOTS, ChannelRecord, ConnRecord, Counter,
-    Header, MAGIC, PATHS, Path, REASON_SLOTS, RECORD_OPEN, REMOTE_SLOTS, VERSION, unpack_addr,
+    Header, MAGIC, PATH_SLOTS, Path, REASON_SLOTS, RECORD_OPEN, REMOTE_SLOTS, VERSION, unpack_addr,
 };
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -52,9 +52,9 @@ pub struct Snapshot {
     /// Records that were ever used.
     pub conn_high_water: u32,
     /// By path.
-    pub open_by_path: [u64; PATHS],
+    pub open_by_path: [u64; PATH_SLOTS],
     /// By path.
-    pub total_by_path: [u64; PATHS],
+    pub total_by_path: [u64; PATH_SLOTS],
     /// By code.
     pub reasons: [u64; REASON_SLOTS],
     /// By code.
@@ -108,9 +108,9 @@ pub struct Connection {
     /// The peer's address, where known.
     pub peer: Option<SocketAddr>,
     /// By path.
-    pub tx_bytes: [u64; PATHS],
+    pub tx_bytes: [u64; PATH_SLOTS],
     /// By path.
-    pub rx_bytes: [u64; PATHS],
+    pub rx_bytes: [u64; PATH_SLOTS],
     /// Directions that left TCP.
     pub promotions: u32,
     /// Directions that went back.
@@ -153,11 +153,8 @@ impl Snapshot {
 
     /// Bytes sent and received on a path, by the connections that have ended and those given, which are open.
     pub fn bytes(&self, path: Path, open: &[Connection]) -> (u64, u64) {
-        let ended = |counter: Option<Counter>| {
-            let value = counter.and_then(|counter| self.counters.get(counter as usize));
-            value.copied().unwrap_or(0)
-        };
-        let of = |words: &[u64; PATHS]| words.get(path as usize).copied().unwrap_or(0);
+        let ended = |counter: Counter| self.counters.get(counter as usize).copied().unwrap_or(0);
+        let of = |words: &[u64; PATH_SLOTS]| words.get(path as usize).copied().unwrap_or(0);
         let both = (
             ended(Counter::bytes_tx(path)),
             ended(Counter::bytes_rx(path)),

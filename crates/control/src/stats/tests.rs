@@ -14,8 +14,8 @@ fn header() -> Box<Header> {
         channel_capacity: AtomicU32::new(0),
         config_len: AtomicU32::new(0),
         reserved: [const { AtomicU64::new(0) }; 3],
-        open_by_path: [const { AtomicU64::new(0) }; PATHS],
-        total_by_path: [const { AtomicU64::new(0) }; PATHS],
+        open_by_path: [const { AtomicU64::new(0) }; PATH_SLOTS],
+        total_by_path: [const { AtomicU64::new(0) }; PATH_SLOTS],
         reasons: [const { AtomicU64::new(0) }; REASON_SLOTS],
         counters: [const { AtomicU64::new(0) }; COUNTER_SLOTS],
         config: [const { AtomicU8::new(0) }; CONFIG_BYTES],
@@ -138,7 +138,7 @@ fn names_fit_their_slots_and_differ() {
         ] {
             let name = format!("{}_bytes_{direction}", path.name());
             let named = Counter::ALL.iter().find(|counter| counter.name() == name);
-            assert_eq!(counter.as_ref(), named);
+            assert_eq!(Some(&counter), named);
         }
     }
     for (code, path) in (0u32..).zip(Path::ALL) {
@@ -255,7 +255,7 @@ fn garbage_is_refused_or_read_without_harm() {
 
 #[test]
 fn a_record_is_never_free_between_claim_and_close() {
-    let bytes = [const { AtomicU64::new(0) }; PATHS];
+    let bytes = [const { AtomicU64::new(0) }; PATH_SLOTS];
     let record = ConnRecord {
         state: AtomicU32::new(0),
         fd: AtomicU32::new(0),
@@ -272,7 +272,7 @@ fn a_record_is_never_free_between_claim_and_close() {
         local_addr: [const { AtomicU64::new(0) }; 2],
         peer_addr: [const { AtomicU64::new(0) }; 2],
         tx_bytes: bytes,
-        rx_bytes: [const { AtomicU64::new(7) }; PATHS],
+        rx_bytes: [const { AtomicU64::new(7) }; PATH_SLOTS],
         opened_unix_ns: AtomicU64::new(0),
         reserved_tail: [const { AtomicU64::new(0) }; 13],
     };
@@ -285,4 +285,18 @@ fn a_record_is_never_free_between_claim_and_close() {
     assert_eq!(record.promotions.load(Relaxed), 0);
     record.close();
     assert!(!record.is_open() && record.claim());
+}
+
+#[test]
+fn a_fresh_segment_says_whose_it_is() {
+    let header = header();
+    header.init(4711, 1_000_000_007, 96);
+    assert_eq!(header.magic.load(Relaxed), MAGIC);
+    assert_eq!(header.version.load(Relaxed), VERSION);
+    assert_eq!(header.pid.load(Relaxed), 4711);
+    assert_eq!(header.started_unix_ns.load(Relaxed), 1_000_000_007);
+    assert_eq!(header.conn_capacity.load(Relaxed), 96);
+    assert_eq!(header.conn_high_water.load(Relaxed), 0);
+    let channels = header.channel_capacity.load(Relaxed) as usize;
+    assert_eq!(channels, header.channels.len());
 }

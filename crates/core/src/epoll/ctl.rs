@@ -1,6 +1,7 @@
-//! epoll_ctl: a registration is the kernel's (of a candidate), an item at the socket's home, or an extra item.
+//! epoll_ctl: a registration is the kernel's (of a candidate, or of what is not connected yet), an item at the socket's home, or an extra item.
 
 use super::*;
+use crate::signals;
 
 #[inline]
 pub(crate) unsafe fn ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> Ret {
@@ -9,21 +10,17 @@ pub(crate) unsafe fn ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_ev
         return PASS;
     }
     // SAFETY: the caller's event.
-    unsafe { ctl_ours(epfd, op, fd, event, raw) }
+    signals::held(|| unsafe { ctl_ours(epfd, op, fd, event, raw) })
 }
 
 unsafe fn ctl_ours(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event, raw: u64) -> Ret {
     let mut entry = fd_table::decode(raw);
     if let Entry::Fresh(_) = entry {
-        crate::socket::look_again(fd);
-        entry = fd_table::get(fd);
-        if let Entry::Fresh(_) = entry {
-            // In a set before it is connected: what the kernel was told then could not be kept in step.
-            if op == libc::EPOLL_CTL_ADD {
-                fd_table::refuse(fd, Reason::SeveralEpollSets);
-            }
-            return PASS;
+        // In a set before it is connected: its connection takes the registration over.
+        if op == libc::EPOLL_CTL_ADD && crate::socket::make_unconnected(fd).is_none() {
+            fd_table::refuse(fd, Reason::NoMemory);
         }
+        entry = fd_table::get(fd);
     }
     let (s, g) = match entry {
         Entry::Socket(s, g) => (s, g),
@@ -34,6 +31,16 @@ unsafe fn ctl_ours(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event, r
         Entry::Internal => return -(libc::EBADF as Ret),
         _ => return PASS,
     };
+    let (s, g) = adoption::of(s, g, fd);
+    // Copied once, first of all, as the kernel does it.
+    let mut ev = epoll_event { events: 0, u64: 0 };
+    if op != libc::EPOLL_CTL_DEL {
+        // SAFETY: the caller's event.
+        match unsafe { user::read(event) } {
+            Some(theirs) => ev = theirs,
+            None => return -(libc::EFAULT as Ret),
+        }
+    }
     let Entry::Epoll(e) = fd_table::get(epfd) else {
         if op == libc::EPOLL_CTL_ADD {
             lifecycle::need_kernel(fd, Reason::SeveralEpollSets);
@@ -45,12 +52,12 @@ unsafe fn ctl_ours(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event, r
         if e.owner.load(Relaxed) != lifecycle::process() || !s.is(ATTACHED) {
             return PASS;
         }
-        // SAFETY: the caller's event.
-        return unsafe { ctl_attached(e, epfd, op, fd, event, s, g) };
+        return ctl_attached(e, epfd, op, fd, ev, s, g);
     }
     loop {
         match s.state.load(SeqCst) {
-            CANDIDATE => {
+            UNCONNECTED if s.refused.load(Relaxed) != crate::socket::NONE => return PASS,
+            CANDIDATE | UNCONNECTED => {
                 if op == libc::EPOLL_CTL_MOD && s.offered.load(Acquire) != 0 {
                     io::attach(s, g, fd);
                     if !s.is(CANDIDATE) {
@@ -58,8 +65,7 @@ unsafe fn ctl_ours(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event, r
                     }
                 }
                 // Counted before the kernel knows it, so that an attach either sees it or is seen below.
-                // SAFETY: the caller's event.
-                match unsafe { ctl_candidate(e, epfd, op, fd, event, s, g) } {
+                match ctl_candidate(e, epfd, op, fd, ev, s, g) {
                     Some(r) => return r,
                     None => continue,
                 }
@@ -69,17 +75,16 @@ unsafe fn ctl_ours(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event, r
             _ => return PASS,
         }
     }
-    // SAFETY: the caller's event.
-    unsafe { ctl_attached(e, epfd, op, fd, event, s, g) }
+    ctl_attached(e, epfd, op, fd, ev, s, g)
 }
 
 /// The kernel keeps it; recorded for the day it is attached. `None`: it is no candidate any more.
-unsafe fn ctl_candidate(e: &'static Epoll, epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event, s: &'static Socket, g: u16) -> Option<Ret> {
+fn ctl_candidate(e: &'static Epoll, epfd: c_int, op: c_int, fd: c_int, mut ev: epoll_event, s: &'static Socket, g: u16) -> Option<Ret> {
     let mut inner = e.inner.lock();
     let here = inner.index_of(fd).filter(|i| inner.item_of(*i, s).is_some());
     let adds = op == libc::EPOLL_CTL_ADD && here.is_none();
     let others = if adds { s.registrations.fetch_add(1, SeqCst) } else { 0 };
-    if s.state.load(SeqCst) != CANDIDATE || others > 0 {
+    if !matches!(s.state.load(SeqCst), CANDIDATE | UNCONNECTED) || others > 0 {
         if adds {
             s.registrations.fetch_sub(1, SeqCst);
         }
@@ -90,8 +95,8 @@ unsafe fn ctl_candidate(e: &'static Epoll, epfd: c_int, op: c_int, fd: c_int, ev
         }
         return None;
     }
-    // SAFETY: the caller's event.
-    let r = unsafe { sys::epoll_ctl(epfd, op, fd, event) };
+    // SAFETY: one valid event.
+    let r = unsafe { sys::epoll_ctl(epfd, op, fd, &mut ev) };
     if !adds {
         match (op, here) {
             (libc::EPOLL_CTL_DEL, Some(i)) if r == 0 => {
@@ -100,8 +105,6 @@ unsafe fn ctl_candidate(e: &'static Epoll, epfd: c_int, op: c_int, fd: c_int, ev
                 }
             }
             (libc::EPOLL_CTL_MOD, Some(i)) if r == 0 => {
-                // SAFETY: the kernel has just read it.
-                let ev = unsafe { event.read_unaligned() };
                 if let Some(item) = inner.item(i) {
                     (item.events, item.data) = (ev.events, ev.u64);
                 }
@@ -112,8 +115,6 @@ unsafe fn ctl_candidate(e: &'static Epoll, epfd: c_int, op: c_int, fd: c_int, ev
     }
     let mut home = None;
     if r == 0 {
-        // SAFETY: as above.
-        let ev = unsafe { event.read_unaligned() };
         home = put(e, &mut inner, new_item(s, g, fd, ev));
     }
     let Some(i) = home else {
@@ -125,6 +126,7 @@ unsafe fn ctl_candidate(e: &'static Epoll, epfd: c_int, op: c_int, fd: c_int, ev
         return Some(r);
     };
     make_home(e, s, i);
+    on_carrier_news(s);
     drop(inner);
     // An attach that did not find it home yet has left it to this thread.
     loop {
@@ -180,14 +182,8 @@ fn several(e: &Epoll, s: &Socket) -> Reason {
     if core::ptr::eq(s.epoll.load(Relaxed), e) { Reason::DuplicateInEpoll } else { Reason::SeveralEpollSets }
 }
 
-unsafe fn ctl_attached(e: &'static Epoll, epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event, s: &'static Socket, g: u16) -> Ret {
-    let mut ev = epoll_event { events: 0, u64: 0 };
+fn ctl_attached(e: &'static Epoll, epfd: c_int, op: c_int, fd: c_int, ev: epoll_event, s: &'static Socket, g: u16) -> Ret {
     if op != libc::EPOLL_CTL_DEL {
-        if (event as usize) < 4096 {
-            return -(libc::EFAULT as Ret);
-        }
-        // SAFETY: checked not to be null; the caller's.
-        ev = unsafe { event.read_unaligned() };
         let asked = ev.events;
         if asked & EXCLUSIVE != 0 && (op == libc::EPOLL_CTL_MOD || asked & !EXCLUSIVE_OK != 0) {
             return -(libc::EINVAL as Ret);
@@ -273,7 +269,8 @@ fn add(e: &'static Epoll, epfd: c_int, fd: c_int, ev: epoll_event, s: &'static S
         (item.attached, item.extra) = (true, extra);
         let Some(i) = put(e, &mut inner, item) else {
             uncount();
-            return -(libc::ENOMEM as Ret);
+            drop(inner);
+            return if io::to_kernel(s, g, fd, Reason::NoMemory, false) { PASS } else { -(libc::ENOMEM as Ret) };
         };
         if extra.is_some() {
             inner.extras.push(i);

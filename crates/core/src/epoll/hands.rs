@@ -32,6 +32,26 @@ pub(crate) fn may_attach(s: &Socket) -> bool {
     inner.item_of(index, s).is_none_or(|item| item.events & ONESHOT == 0)
 }
 
+/// Whether the socket is in a set for which somebody has waited by a call that is seen.
+pub(crate) fn is_waited_for(s: &Socket) -> bool {
+    set_of(s).is_some_and(|e| e.waited.load(Relaxed))
+}
+
+/// The set is the socket's home.
+pub(crate) fn is_home(e: &Epoll, s: &Socket) -> bool {
+    set_of(s).is_some_and(|home| core::ptr::eq(home, e))
+}
+
+/// A thread is asleep in a wait for the set that is seen. (True also where that cannot be told.)
+pub(crate) fn is_slept_in(e: &Epoll) -> bool {
+    e.inner.try_lock().is_none_or(|inner| inner.sleepers > 0)
+}
+
+/// As [`is_slept_in`], of the set that the peer notifies of `s`, if there is one.
+pub(crate) fn is_slept_for(s: &Socket) -> bool {
+    set_of(s).is_some_and(is_slept_in)
+}
+
 /// A candidate became attached: what the kernel kept for it is kept here from now on.
 pub(crate) fn on_attached(s: &'static Socket, fd: c_int) {
     if let Some(e) = set_of(s) {
@@ -136,7 +156,7 @@ pub(super) fn hand_back(e: &Epoll, inner: &mut Inner, index: u32) {
 
 /// A descriptor of the socket is about to be closed; -1: one was, and nobody told us which.
 pub(crate) fn forget(s: &'static Socket, fd: c_int) {
-    let last = s.refs.load(Relaxed) <= 1;
+    let last = s.names() <= 1;
     for_each_set_of(s, |e| forget_in(e, s, fd, last));
 }
 
@@ -232,21 +252,29 @@ pub(crate) fn bar(e: &'static Epoll) {
     }
     let mut inner = e.inner.lock();
     if !before {
-        let mut fds = Vec::new();
-        for item in inner.items.iter().flatten().filter(|i| i.attached) {
-            fds.push(item.fd);
+        let mut at = 0;
+        while let Some(item) = inner.items.get(at) {
+            let fd = item.as_ref().filter(|i| i.attached).map(|i| i.fd);
+            at += 1;
+            if let Some(fd) = fd {
+                drop(inner);
+                lifecycle::need_kernel(fd, Reason::SeveralEpollSets);
+                inner = e.inner.lock();
+            }
         }
-        drop(inner);
-        for fd in fds {
-            lifecycle::need_kernel(fd, Reason::SeveralEpollSets);
-        }
-        inner = e.inner.lock();
         inner.unsettled = true;
         inner.settle_at = 0;
     }
-    inner.drain(e);
+    inner.drain(e, sys::ticks());
     inner = settle(e, inner);
     light(e, &mut inner);
+}
+
+/// The kernel is to be asked past us what the set has. False: something of the library's has to stay in it.
+#[cold]
+pub(crate) fn leave_to_kernel(e: &'static Epoll) -> bool {
+    bar(e);
+    !e.active.load(Acquire)
 }
 
 /// Gives those sockets to the kernel that could not go at once. Without the lock in between: it may take a while.
@@ -259,20 +287,18 @@ pub(super) fn settle(e: &'static Epoll, mut inner: Guard<'static, Inner>) -> Gua
     if now < inner.settle_at {
         return inner;
     }
-    let mut ready = Vec::new();
-    for item in inner.items.iter().flatten().filter(|item| waits(item)) {
-        let s = item.socket;
-        if s.channel().is_some_and(|c| is_released(c, s.slot.load(Relaxed) as usize)) {
-            ready.push((s, item.generation, item.fd, item.extra.unwrap_or(Reason::SeveralEpollSets)));
-        }
-    }
     let mut all = true;
-    if !ready.is_empty() {
-        drop(inner);
-        for (s, g, fd, why) in ready {
+    let mut at = 0;
+    while let Some(item) = inner.items.get(at) {
+        let released = |s: &Socket| s.channel().is_some_and(|c| is_released(s, c));
+        let ready = item.as_ref().filter(|item| waits(item) && released(item.socket));
+        let ready = ready.map(|item| (item.socket, item.generation, item.fd, item.extra.unwrap_or(Reason::SeveralEpollSets)));
+        at += 1;
+        if let Some((s, g, fd, why)) = ready {
+            drop(inner);
             all &= io::to_kernel(s, g, fd, why, false);
+            inner = e.inner.lock();
         }
-        inner = e.inner.lock();
     }
     inner.settle_after = if all { AGAIN_NS } else { (inner.settle_after * 2).clamp(AGAIN_NS, AGAIN_MAX_NS) };
     inner.settle_at = sys::now_ns().saturating_add(inner.settle_after);

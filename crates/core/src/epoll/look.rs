@@ -1,29 +1,37 @@
 //! epoll_wait: the ready queue, the kernel's set, polling and sleep.
 
 use super::*;
+use crate::signals;
 use crate::wait::Peers;
+use core::mem::MaybeUninit;
 
 #[inline]
 pub(crate) unsafe fn wait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout_ns: i64, mask: Mask) -> Ret {
     let Entry::Epoll(e) = fd_table::get(epfd) else { return PASS };
     if e.owner.load(Relaxed) != lifecycle::process() {
-        inherited(e);
+        signals::held(|| inherited(e));
         return PASS;
     }
     if !e.active.load(Acquire) {
+        if !e.waited.load(Relaxed) {
+            e.waited.store(true, Relaxed);
+        }
         return PASS;
     }
     if max <= 0 || max as usize > isize::MAX as usize / size_of::<epoll_event>() {
         return -(libc::EINVAL as Ret);
     }
-    if (events as usize) < 4096 {
+    let end = (events as usize).wrapping_add(max as usize * size_of::<epoll_event>());
+    if ((events as usize | end) as isize) < 0 || !(mask.is_null() || crate::poll::is_mask(mask)) {
         return -(libc::EFAULT as Ret);
     }
+    let section = signals::enter();
     // SAFETY: the caller's buffer of `max` events.
-    let r = unsafe { look(e, epfd, Out { events, max: max as usize, n: 0 }, timeout_ns, mask) };
+    let r = unsafe { look(e, epfd, Out { events, max: max as usize, n: 0, bad: false }, timeout_ns, mask) };
     if e.barred.load(Relaxed) {
         light(e, &mut e.inner.lock());
     }
+    let _ = signals::leave(section);
     r
 }
 
@@ -35,20 +43,21 @@ unsafe fn look(e: &'static Epoll, epfd: c_int, mut out: Out, timeout_ns: i64, ma
     if inner.unsettled {
         inner = settle(e, inner);
     }
-    inner.drain(e);
     let now = sys::ticks();
+    inner.drain(e, now);
     // A buffer that is always full of sockets must not keep the kernel's descriptors out either; nor they the sockets, where it has one place.
     let full = out.max <= inner.ready.len();
     let overdue = inner.backlog || inner.wait.is_multiple_of(32) || now.wrapping_sub(inner.last_visit) > KERNEL_VISIT_TICKS;
-    let due = overdue || inner.fresh || (full && inner.wait.is_multiple_of(8));
-    if due && (full || inner.fresh) && (out.max > 1 || inner.wait.is_multiple_of(2)) {
-        // The buffer cannot hold all: the kernel's descriptors go first this time.
+    let mixed = !inner.ready.is_empty() && is_mixed(e, now);
+    let due = overdue || inner.fresh || mixed || (full && inner.wait.is_multiple_of(8));
+    if due && (full || inner.fresh || mixed) && (out.max > 1 || inner.wait.is_multiple_of(2)) {
+        // The buffer cannot hold all, or the kernel's have an order with ours: they go first this time.
         inner.last_visit = now;
         let room = (out.max / 2).max(1);
         visit(&mut inner, e, epfd, &mut out, room);
     }
     collect(&mut inner, e, &mut out);
-    if out.n > 0 {
+    if out.is_done() {
         let room = out.max - out.n;
         if due && room > 0 && inner.last_visit != now {
             inner.last_visit = now;
@@ -57,7 +66,7 @@ unsafe fn look(e: &'static Epoll, epfd: c_int, mut out: Out, timeout_ns: i64, ma
         if inner.sleepers > 0 && !inner.ready.is_empty() {
             prod(e, &inner);
         }
-        return out.n as Ret;
+        return out.result();
     }
     // SAFETY: `out` is the caller's buffer.
     unsafe { wait_slow(e, inner, epfd, out, timeout_ns, mask) }
@@ -68,15 +77,46 @@ struct Out {
     events: *mut epoll_event,
     max: usize,
     n: usize,
+    /// An event could not be written.
+    bad: bool,
 }
 
 impl Out {
-    #[inline]
-    fn push(&mut self, events: u32, data: u64) {
+    /// False: the buffer is bad; the event is still the caller's.
+    #[inline(always)]
+    fn push(&mut self, events: u32, data: u64) -> bool {
         if self.n < self.max {
+            let at = self.events.wrapping_add(self.n);
             // SAFETY: below `max`, the length that the application gave.
-            unsafe { self.events.add(self.n).write_unaligned(epoll_event { events, u64: data }) };
+            if !unsafe { user::write_both(&raw mut (*at).events, events, &raw mut (*at).u64, data) } {
+                self.bad = true;
+                self.max = self.n;
+                return false;
+            }
             self.n += 1;
+        }
+        true
+    }
+
+    /// There is something to return.
+    #[inline]
+    fn is_done(&self) -> bool {
+        self.n > 0 || self.bad
+    }
+
+    fn result(&self) -> Ret {
+        if self.n == 0 && self.bad { -(libc::EFAULT as Ret) } else { self.n as Ret }
+    }
+
+    /// How many of the next `room` events can be written: what the kernel has given us it does not take back.
+    fn writable(&self, room: usize) -> usize {
+        let at = self.events.wrapping_add(self.n).cast::<u8>();
+        // SAFETY: bytes of the application's buffer, which is ours to write during the call.
+        let holds = |n: usize| unsafe { user::is_writable(at, n * size_of::<epoll_event>()) };
+        match room {
+            0 => 0,
+            _ if holds(room) => room,
+            _ => usize::from(holds(1)),
         }
     }
 }
@@ -112,7 +152,11 @@ fn collect(inner: &mut Inner, e: &'static Epoll, out: &mut Out) {
         if now == 0 {
             continue;
         }
-        out.push(now, item.data);
+        if !out.push(now, item.data) {
+            item.queued = true;
+            inner.ready.push_front(index);
+            return;
+        }
         item.reported_in = inner.wait;
         if item.events & ONESHOT != 0 {
             item.disabled = true;
@@ -128,7 +172,9 @@ fn collect(inner: &mut Inner, e: &'static Epoll, out: &mut Out) {
 fn sort(inner: &mut Inner, ev: epoll_event, out: &mut Out) {
     let (bits, data) = (ev.events, ev.u64);
     match untag(data) {
-        None => out.push(bits, data),
+        None => {
+            let _ = out.push(bits, data);
+        }
         Some(DOORBELL) => stats::count(Counter::Wakeups),
         Some(index) => {
             if let Some(item) = inner.item(index) {
@@ -137,7 +183,10 @@ fn sort(inner: &mut Inner, ev: epoll_event, out: &mut Out) {
                 item.ended |= end;
                 let data = bits & (libc::EPOLLIN | libc::EPOLLPRI) as u32 != 0;
                 let room = bits & libc::EPOLLOUT as u32 != 0 && item.events & OUT != 0;
-                let fast = item.socket.channel().is_some_and(|c| io::sends_fast(c, item.socket.slot.load(Relaxed) as usize));
+                let fast = item.socket.channel().is_some() && item.socket.said.sends_fast();
+                if data && !(item.socket.channel().is_some() && item.socket.said.receives_fast()) {
+                    on_carrier_news(item.socket);
+                }
                 // Room on a carrier that carries nothing is no news, nor is an end that was reported before.
                 if (end != 0 && known && item.events & ET != 0) || (!data && end == 0 && (!room || fast)) {
                     return;
@@ -149,22 +198,47 @@ fn sort(inner: &mut Inner, ev: epoll_event, out: &mut Out) {
     }
 }
 
-/// Looks at the kernel's set without waiting.
-fn visit(inner: &mut Inner, e: &'static Epoll, epfd: c_int, out: &mut Out, room: usize) {
+/// A buffer for events of the kernel's, which nobody clears before.
+struct Local<const N: usize>([MaybeUninit<epoll_event>; N]);
+
+impl<const N: usize> Local<N> {
+    #[inline]
+    fn new() -> Self {
+        Local([const { MaybeUninit::uninit() }; N])
+    }
+
+    /// Asks the kernel for up to `room` events. The mask is the caller's.
+    fn fill(&mut self, epfd: c_int, room: usize, timeout_ns: i64, mask: Mask) -> Ret {
+        // SAFETY: a buffer of that many events; the mask is null or the application's.
+        unsafe { sys::epoll_wait(epfd, self.0.as_mut_ptr().cast(), room.min(N) as c_int, timeout_ns, mask) }
+    }
+
+    /// What came, by the result of [`Self::fill`].
+    fn filled(&self, r: Ret) -> &[epoll_event] {
+        let n = (r.max(0) as usize).min(N);
+        // SAFETY: so many were written, and any bytes are an event.
+        unsafe { core::slice::from_raw_parts(self.0.as_ptr().cast(), n) }
+    }
+}
+
+/// Looks at the kernel's set without waiting. False: there is no room for what it may have.
+fn visit(inner: &mut Inner, e: &'static Epoll, epfd: c_int, out: &mut Out, room: usize) -> bool {
+    let mut local = Local::<32>::new();
+    let room = out.writable(room.min(32));
     if room == 0 {
-        return;
+        return false;
     }
     stats::count(Counter::KernelEpollVisits);
-    let mut local = [epoll_event { events: 0, u64: 0 }; 32];
-    let room = room.min(local.len());
-    // SAFETY: a buffer of that many events.
-    let r = unsafe { sys::epoll_wait(epfd, local.as_mut_ptr(), room as c_int, 0, core::ptr::null()) };
+    let r = local.fill(epfd, room, 0, core::ptr::null());
     inner.backlog = r == room as isize;
     inner.fresh = false;
-    for ev in local.iter().take(r.max(0) as usize) {
-        sort(inner, *ev, out);
+    if r > 0 {
+        for ev in local.filled(r) {
+            sort(inner, *ev, out);
+        }
+        collect(inner, e, out);
     }
-    collect(inner, e, out);
+    true
 }
 
 #[cold]
@@ -172,9 +246,21 @@ fn visit(inner: &mut Inner, e: &'static Epoll, epfd: c_int, out: &mut Out, room:
 unsafe fn wait_slow(e: &'static Epoll, mut inner: Guard<'static, Inner>, epfd: c_int, mut out: Out, timeout_ns: i64, mask: Mask) -> Ret {
     if timeout_ns == 0 {
         inner.last_visit = sys::ticks();
-        let room = out.max - out.n;
-        visit(&mut inner, e, epfd, &mut out, room);
-        return out.n as Ret;
+        // What the kernel has for the library alone must not take the place of what it has for the application, and look like nothing.
+        let mut looked = false;
+        for _ in 0..VISITS {
+            let room = out.max - out.n;
+            looked = visit(&mut inner, e, epfd, &mut out, room);
+            if !looked || out.n != 0 || !inner.backlog {
+                break;
+            }
+        }
+        if looked {
+            return out.n as Ret;
+        }
+    }
+    if out.writable(1) == 0 {
+        return wait_for_nothing(e, inner, epfd, out, timeout_ns, mask);
     }
     let deadline = if timeout_ns < 0 { 0 } else { sys::now_ns().saturating_add(timeout_ns as u64).max(1) };
     loop {
@@ -190,15 +276,15 @@ unsafe fn wait_slow(e: &'static Epoll, mut inner: Guard<'static, Inner>, epfd: c
             let won = spin(e, peers, epfd, last, between_hosts);
             inner = e.inner.lock();
             if won {
-                inner.drain(e);
+                take_news(&mut inner, e, epfd, &mut out);
                 collect(&mut inner, e, &mut out);
                 if out.n == 0 {
                     inner.last_visit = sys::ticks();
                     let room = out.max - out.n;
                     visit(&mut inner, e, epfd, &mut out, room);
                 }
-                if out.n > 0 {
-                    return out.n as Ret;
+                if out.is_done() {
+                    return out.result();
                 }
             }
         }
@@ -209,11 +295,11 @@ unsafe fn wait_slow(e: &'static Epoll, mut inner: Guard<'static, Inner>, epfd: c
         if inner.between_hosts {
             wire::before_sleep();
         }
-        inner.drain(e);
+        take_news(&mut inner, e, epfd, &mut out);
         collect(&mut inner, e, &mut out);
-        if out.n > 0 {
+        if out.is_done() {
             wake_up(&inner, place);
-            return out.n as Ret;
+            return out.result();
         }
         let mut left = wait::left(deadline);
         // What nobody rings for is looked for.
@@ -224,11 +310,10 @@ unsafe fn wait_slow(e: &'static Epoll, mut inner: Guard<'static, Inner>, epfd: c
         unlight(e, &mut inner);
         inner.sleepers += 1;
         drop(inner);
-        let mut local = [epoll_event { events: 0, u64: 0 }; 64];
-        let room = out.max.min(local.len());
+        let mut local = Local::<64>::new();
+        let room = out.writable(out.max.min(64)).max(1);
         stats::count(Counter::Sleeps);
-        // SAFETY: a buffer of that many events; the caller's mask.
-        let r = unsafe { sys::epoll_wait(epfd, local.as_mut_ptr(), room as c_int, left, mask) };
+        let r = local.fill(epfd, room, left, mask);
         inner = e.inner.lock();
         inner.sleepers = inner.sleepers.saturating_sub(1);
         inner.last_visit = sys::ticks();
@@ -238,16 +323,21 @@ unsafe fn wait_slow(e: &'static Epoll, mut inner: Guard<'static, Inner>, epfd: c
         if r < 0 {
             return r;
         }
-        for ev in local.iter().take(r as usize) {
+        for ev in local.filled(r) {
             sort(&mut inner, *ev, &mut out);
         }
-        inner.drain(e);
+        if out.n == 0 {
+            take_news(&mut inner, e, epfd, &mut out);
+        } else {
+            // The kernel has said what it has: asked again it would report the same descriptors a second time.
+            inner.drain(e, sys::ticks());
+        }
         collect(&mut inner, e, &mut out);
-        if out.n > 0 {
+        if out.is_done() {
             if !inner.ready.is_empty() {
                 prod(e, &inner);
             }
-            return out.n as Ret;
+            return out.result();
         }
         if (r == 0 && !looks) || (deadline != 0 && sys::now_ns() >= deadline) {
             return 0;
@@ -257,6 +347,58 @@ unsafe fn wait_slow(e: &'static Epoll, mut inner: Guard<'static, Inner>, epfd: c
         if inner.unsettled {
             inner = settle(e, inner);
         }
+    }
+}
+
+/// Whether connections of the set are on their way to rings: the order in which these and others are sent to is kept as far as it can be.
+#[inline]
+fn is_mixed(e: &Epoll, now: u64) -> bool {
+    now.wrapping_sub(e.mixed_at.load(Relaxed)) < MIXED_TICKS
+}
+
+/// A connection within the host has news of which the kernel tells, or comes into a set with it.
+#[cold]
+pub(crate) fn on_carrier_news(s: &Socket) {
+    if let Some(e) = set_of(s).filter(|_| !s.has(flag::REMOTE)) {
+        e.mixed_at.store(sys::ticks(), Relaxed);
+    }
+}
+
+/// Takes the news of the rings into the ready queue. What the kernel has is reported before it while the set is mixed: asked after the rings, the
+/// kernel has whatever was sent before what they had.
+fn take_news(inner: &mut Inner, e: &'static Epoll, epfd: c_int, out: &mut Out) {
+    let now = sys::ticks();
+    inner.drain(e, now);
+    let room = out.max.saturating_sub(out.n);
+    if room > 1 && !inner.ready.is_empty() && is_mixed(e, now) {
+        inner.last_visit = now;
+        visit(inner, e, epfd, out, room / 2);
+    }
+}
+
+/// The buffer is bad: the call ends with that as soon as there is something to report, and takes nothing. (News that only the library
+/// would have noticed can end it, too.) What sockets have is looked for once in [`LOOK_NS`].
+#[cold]
+fn wait_for_nothing(e: &'static Epoll, mut inner: Guard<'static, Inner>, epfd: c_int, mut out: Out, timeout_ns: i64, mask: Mask) -> Ret {
+    let deadline = if timeout_ns < 0 { 0 } else { sys::now_ns().saturating_add(timeout_ns as u64).max(1) };
+    loop {
+        inner.drain(e, sys::ticks());
+        collect(&mut inner, e, &mut out);
+        if out.is_done() {
+            return out.result();
+        }
+        drop(inner);
+        let left = wait::left(deadline);
+        let mut p = libc::pollfd { fd: epfd, events: libc::POLLIN, revents: 0 };
+        // SAFETY: one valid pollfd; the caller's mask.
+        let r = unsafe { sys::ppoll(&mut p, 1, if left < 0 { LOOK_NS } else { left.min(LOOK_NS) }, mask) };
+        if r != 0 {
+            return if r < 0 { r } else { -(libc::EFAULT as Ret) };
+        }
+        if deadline != 0 && sys::now_ns() >= deadline {
+            return 0;
+        }
+        inner = e.inner.lock();
     }
 }
 
@@ -304,14 +446,16 @@ pub(crate) unsafe fn on_wait(epfd: c_int, events: *mut epoll_event, n: c_int) ->
     if !e.active.load(Acquire) && !inherited {
         return n;
     }
-    let mut inner = e.inner.lock();
-    let mut out = Out { events, max: n.max(0) as usize, n: 0 };
-    for i in 0..n.max(0) as usize {
-        // SAFETY: below `n`; the write position never passes the read position.
-        let ev = unsafe { events.add(i).read_unaligned() };
-        sort(&mut inner, ev, &mut out);
-    }
-    out.n as c_int
+    signals::held(|| {
+        let mut inner = e.inner.lock();
+        let mut out = Out { events, max: n.max(0) as usize, n: 0, bad: false };
+        for i in 0..n.max(0) as usize {
+            // SAFETY: below `n`, just written by the kernel; the write position never passes the read position.
+            let Some(ev) = (unsafe { user::read(events.wrapping_add(i)) }) else { break };
+            sort(&mut inner, ev, &mut out);
+        }
+        out.n as c_int
+    })
 }
 
 /// A forked child uses its parent's set: what is kept here is the parent's; the sockets go back to the kernel.

@@ -25,7 +25,7 @@ pub(crate) struct Apart {
     waits_since: Cell<u64>,
 }
 
-/// For so long; a receive buffer may be too small for them.
+/// For so long where some are there; a receive buffer may be too small for them.
 const COME_NS: u64 = 30_000_000;
 
 impl Apart {
@@ -39,8 +39,6 @@ impl Apart {
     }
 
     fn has_come(&self, fd: c_int, outstanding: u64) -> bool {
-        // (Behind shutdown(SHUT_RD) the kernel would call the stream ended that has bytes to come.)
-        let limit = if self.held.0.has(flag::SHUT_RD) { PULL_BACK_STRICT_NS } else { COME_NS };
         let mut unread: c_int = 0;
         if outstanding == 0 || sys::ioctl(fd, libc::FIONREAD as usize, &mut unread as *mut c_int as usize) < 0 || unread as u64 >= outstanding {
             return true;
@@ -49,6 +47,8 @@ impl Apart {
         if self.waits_since.get() == 0 {
             self.waits_since.set(now);
         }
+        // (Behind shutdown(SHUT_RD) the kernel would call the stream ended that has bytes to come.)
+        let limit = if unread == 0 || self.held.0.has(flag::SHUT_RD) { PULL_BACK_STRICT_NS } else { COME_NS };
         now.saturating_sub(self.waits_since.get()) > limit
     }
 
@@ -184,7 +184,7 @@ impl Apart {
                 let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
             }
             // The carrier's own counts are the stream's offsets from here on, at both ends.
-            let counts = if again && s.refs.load(Acquire) > 0 && !s.has(flag::ORPHAN | flag::FIN_LATER) { socket::carrier_counts(s, fd) } else { None };
+            let counts = if again && s.names() > 0 && !s.has(flag::ORPHAN | flag::FIN_LATER) { socket::carrier_counts(s, fd) } else { None };
             if s.has(flag::FIN_LATER) {
                 let _ = sys::shutdown(fd, libc::SHUT_WR);
                 s.lower(flag::FIN_LATER);
@@ -197,7 +197,8 @@ impl Apart {
                 s.tx_bytes.store(sent, Relaxed);
                 s.rx_bytes.store(received, Relaxed);
                 s.calls.store(0, Relaxed);
-                s.sought_at.store(0, Relaxed);
+                s.look_at.store(0, Relaxed);
+                s.looks.store(0, Relaxed);
                 s.lower(flag::NOTED);
                 s.offered.store(0, SeqCst);
                 s.state.store(CANDIDATE, SeqCst);
@@ -212,7 +213,7 @@ impl Apart {
             drop(tx);
             own
         };
-        wait::prod_on(channel, slot);
+        wait::prod_on(s, channel, slot);
         crate::epoll::on_plain(s);
         wake_leavers(s);
         debug_log!("fd {fd}: slot {slot} of {:p} is left", channel);
@@ -333,9 +334,9 @@ pub(super) fn peer_has_ended(s: &Socket, fd: c_int) -> bool {
 /// Whether a send finds the carrier open: not while the peer has not heard yet that the stream goes on there. (Looks without the lock:
 /// what it sees is the last that was announced.)
 pub(crate) fn may_send_on_carrier(s: &Socket) -> bool {
-    let Some((channel, wire)) = s.channel().and_then(|c| Some((c, c.wire()?))) else { return true };
+    let Some(wire) = s.channel().and_then(Channel::wire) else { return true };
     let slot = s.slot.load(Relaxed) as usize;
-    let epoch = channel.words(slot, channel.side).producer_user[announce::EPOCH].load(Relaxed) as u32;
+    let epoch = s.said.epoch.load(Relaxed);
     epoch == 0 || wire.slot(slot).seen_epoch.load(SeqCst) == epoch
 }
 
@@ -360,7 +361,7 @@ pub(crate) fn begin_exit(s: &'static Socket) {
         return;
     }
     // A forked child may go on with it, and only this process can give it what is in the ring.
-    let shared = s.refs.load(Acquire) > 1 && hold_rx(s, s.generation16()).is_ok_and(|h| !h.end.switch.is_released());
+    let shared = s.names() > 1 && hold_rx(s, s.generation16()).is_ok_and(|h| !h.end.switch.is_released());
     if let Ok(h) = hold_tx(s, s.generation16())
         && let Some(at) = h.channel.wire().map(|w| w.slot(h.slot))
         && (shared || !is_clean(&h, at))
@@ -406,7 +407,7 @@ pub(super) fn await_departure(s: &'static Socket, g: u16) -> Woke {
     if s.generation16() != g || !s.is(ATTACHED) {
         return Woke::News;
     }
-    let r = sys::futex_wait(&s.state, ATTACHED, 10_000_000, false);
+    let r = sys::futex_await(&s.state, ATTACHED, 10_000_000);
     if r == -(libc::EINTR as isize) { Woke::Signal } else { Woke::News }
 }
 
@@ -486,8 +487,9 @@ fn break_off_abandoned(s: &Socket, fd: c_int, why: Reason) {
 pub(super) fn to_kernel_between_hosts(s: &'static Socket, g: u16, fd: c_int, why: Reason, strict: bool) -> bool {
     let inherited = s.is_inherited();
     let at = s.channel().and_then(|c| Some(c.wire()?.slot(s.slot.load(Relaxed) as usize)));
+    let patience_ns = pull_back_patience_ns(s, g, why, strict);
     ask_back(s, g, why);
-    let until = sys::now_ns().saturating_add(if strict { PULL_BACK_STRICT_NS } else { PULL_BACK_NS });
+    let until = sys::now_ns().saturating_add(patience_ns);
     let abandoned = loop {
         if s.generation16() != g || !s.is(ATTACHED) {
             if s.is(CANDIDATE) {

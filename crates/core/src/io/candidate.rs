@@ -1,6 +1,7 @@
 //! Before the agreement: calls go through the kernel and are counted; then the connection is attached.
 
 use super::*;
+use crate::lock::try_lock_end;
 
 /// Flags under which a candidate's bytes cannot be counted as part of the plain stream.
 pub(super) const ODD_FLAGS: c_int = libc::MSG_OOB | libc::MSG_ZEROCOPY | libc::MSG_FASTOPEN;
@@ -16,9 +17,11 @@ pub(super) fn candidate(s: &'static Socket, g: u16, fd: c_int, side: Side, flags
         return loop {
             match s.state.load(SeqCst) {
                 _ if s.generation16() != g => break Some(PASS),
-                CANDIDATE => socket::make_plain(s, Reason::InheritedByFork),
+                CANDIDATE | LEFT if adoption::adopt(s, g, fd) => break None,
                 ATTACHING if socket::await_attach(s) => {}
                 ATTACHED => break None,
+                CANDIDATE | LEFT => {}
+                CLOSING => socket::await_close(s),
                 _ => break Some(PASS),
             }
         };
@@ -27,54 +30,240 @@ pub(super) fn candidate(s: &'static Socket, g: u16, fd: c_int, side: Side, flags
         socket::make_plain(s, if flags & libc::MSG_OOB != 0 { Reason::UrgentData } else { Reason::SocketOption });
         return Some(PASS);
     }
-    let (inflight, bytes): (&AtomicU32, &AtomicU64) = match side {
-        Side::Receive => (&s.rx_inflight, &s.rx_bytes),
-        Side::Send => (&s.tx_inflight, &s.tx_bytes),
-    };
-    inflight.fetch_add(1, SeqCst);
-    while s.state.load(SeqCst) == ATTACHING {
-        inflight.fetch_sub(1, SeqCst);
+    if side == Side::Receive
+        && s.kept_error.load(Relaxed) != 0
+        && let Some(r) = kept_error(s, fd)
+    {
+        return Some(r);
+    }
+    loop {
+        begin_call(s, side);
+        match s.state.load(SeqCst) {
+            CANDIDATE => break,
+            _ => end_call(s, g, side, 0),
+        }
+        if !s.is(ATTACHING) {
+            socket::recycle(s);
+            return None;
+        }
         if !socket::await_attach(s) {
             return Some(EAGAIN);
         }
-        inflight.fetch_add(1, SeqCst);
-    }
-    if !s.is(CANDIDATE) {
-        inflight.fetch_sub(1, SeqCst);
-        socket::recycle(s);
-        return None;
     }
     let r = call();
-    if r > 0 && flags & libc::MSG_PEEK == 0 {
-        bytes.fetch_add(r as u64, Relaxed);
-        if let Some(rec) = s.record() {
-            if side == Side::Send { rec.add_tx(Path::Tcp, r as u64) } else { rec.add_rx(Path::Tcp, r as u64) }
-        }
-    }
-    inflight.fetch_sub(1, SeqCst);
+    let moved = if r > 0 && flags & libc::MSG_PEEK == 0 { r as u64 } else { 0 };
+    end_call(s, g, side, moved);
     if s.generation16() != g {
         // Closed by another thread meanwhile.
         socket::recycle(s);
         return Some(r);
     }
-    if r == -(libc::EINTR as Ret) && lifecycle::threads_are_cancelled() {
+    if r == sys::NOT_BEGUN {
+        return Some(RESTART);
+    }
+    if r == -(libc::EINTR as Ret) && signals::pending().is_none() && lifecycle::threads_are_cancelled() {
         // Perhaps by libc's signal for that, from which the kernel does not restart.
         return Some(interrupted(0).unwrap_or(r));
     }
-    if r > 0 {
-        after_candidate_call(s, g, fd, side);
+    if r > 0 && s.is(CANDIDATE) {
+        if !leaves_nothing_to_do(s, side) {
+            after_candidate_call(s, g, fd, side, flags);
+        }
+    } else if r == EAGAIN && side == Side::Receive {
+        search::on_nothing(s);
     }
     Some(r)
 }
 
-/// A candidate's calls that move bytes before its peer is told of it. An agreement costs both processes some ten microseconds,
-/// which a connection of one request and one reply never gets back.
-pub(super) const NOTED_AFTER: u32 = 3;
+/// `shutdown(2)` of a candidate, which the kernel carries out: a call of the sending direction, as far as an attachment is concerned. `None`:
+/// it is none any more.
+pub(crate) fn shutdown_candidate(s: &'static Socket, g: u16, fd: c_int, how: c_int) -> Option<Ret> {
+    begin_call(s, Side::Send);
+    let r = s.is(CANDIDATE).then(|| sys::shutdown(fd, how));
+    if how != libc::SHUT_RD && r.is_some_and(|r| r >= 0) {
+        s.raise(flag::SHUT_WR);
+        // Attached in the middle of this.
+        say_fin(s, g, how);
+    }
+    end_call(s, g, Side::Send, 0);
+    socket::recycle(s);
+    r
+}
 
-/// Where RDMA comes first, the other end may look so long for that before it turns to shared memory.
-const RDMA_FIRST_NS: u64 = 30_000_000_000;
+/// The calls of a direction that are in the kernel, and what those that are over have moved.
+fn in_kernel(s: &Socket, side: Side) -> (&AtomicU32, &AtomicU64) {
+    match side {
+        Side::Receive => (&s.rx_inflight, &s.rx_bytes),
+        Side::Send => (&s.tx_inflight, &s.tx_bytes),
+    }
+}
 
-pub(super) fn after_candidate_call(s: &'static Socket, g: u16, fd: c_int, side: Side) {
+/// A kernel call on a candidate begins, if it still is one behind this.
+fn begin_call(s: &Socket, side: Side) {
+    in_kernel(s, side).0.fetch_add(1, SeqCst);
+}
+
+/// A kernel call that began on a candidate is over, and has moved so much.
+#[inline(always)]
+fn end_call(s: &'static Socket, g: u16, side: Side, moved: u64) {
+    let (calls, bytes) = in_kernel(s, side);
+    // Under the lock, as an attachment counts.
+    let Some(lock) = try_lock_end(if side == Side::Send { &s.tx_lock } else { &s.rx_lock }) else {
+        return end_call_slow(s, g, side, moved);
+    };
+    calls.fetch_sub(1, SeqCst);
+    if s.generation16() != g {
+        return;
+    }
+    count(s, side, moved, true);
+    if s.is(ATTACHED) {
+        return settle_after(s, g, side, moved, (lock, false));
+    }
+    add(bytes, moved, true);
+}
+
+/// As [`end_call`]: another thread holds the lock. (Or this one itself, below a signal handler, and nobody attaches meanwhile.)
+#[cold]
+#[inline(never)]
+fn end_call_slow(s: &'static Socket, g: u16, side: Side, moved: u64) {
+    let (calls, bytes) = in_kernel(s, side);
+    let locked = lock_end(if side == Side::Send { &s.tx_lock } else { &s.rx_lock });
+    calls.fetch_sub(1, SeqCst);
+    if s.generation16() != g {
+        return;
+    }
+    count(s, side, moved, locked.is_some());
+    if !s.is(ATTACHED) {
+        return add(bytes, moved, locked.is_some());
+    }
+    if let Some(lock) = locked {
+        settle_after(s, g, side, moved, lock);
+    }
+}
+
+/// The connection was attached while the call was in the kernel: it counts there, and the last such call settles the end.
+#[cold]
+#[inline(never)]
+fn settle_after(s: &'static Socket, g: u16, side: Side, moved: u64, lock: (EndGuard<'static>, bool)) {
+    match side {
+        Side::Send => {
+            if let Ok(mut h) = tx_of(s, g, lock) {
+                let _ = h.end.switch.on_accepted(moved);
+                settle_tx(s, &mut h);
+            }
+        }
+        Side::Receive => {
+            if let Ok(mut h) = rx_of(s, g, lock) {
+                let _ = h.end.switch.on_delivered(moved);
+                s.rx_offset.store(h.end.switch.offset(), Relaxed);
+                settle_rx(s, &mut h);
+            }
+        }
+    }
+}
+
+/// Counts for the operator what went over the carrier.
+fn count(s: &Socket, side: Side, moved: u64, alone: bool) {
+    if let Some(r) = s.record().filter(|_| moved != 0) {
+        let all = if side == Side::Send { &r.tx_bytes } else { &r.rx_bytes };
+        if let Some(w) = all.get(Path::Tcp as usize) {
+            add(w, moved, alone);
+        }
+    }
+}
+
+/// Under the end's lock nobody else writes, and a connection whose peer has no library comes here for life: no locked instruction then. (A
+/// handler in between that ends a call of its own could make the count too small: then the connection stays on TCP.)
+fn add(to: &AtomicU64, moved: u64, alone: bool) {
+    match (moved, alone) {
+        (0, _) => {}
+        (_, true) => bump(to, moved),
+        (_, false) => drop(to.fetch_add(moved, Relaxed)),
+    }
+}
+
+/// The sending direction may be promoted as soon as no call of before the attachment is in the kernel: if what was counted is what the
+/// kernel has.
+fn settle_tx(s: &Socket, h: &mut TxHeld<'_>) {
+    if !h.end.unsettled || s.tx_inflight.load(SeqCst) != 0 {
+        return;
+    }
+    h.end.unsettled = false;
+    if !socket::counts_agree(s, s.fd.load(Acquire), Some(h.end.switch.offset()), None) {
+        h.end.never = true;
+        s.set_reason(Reason::UncountedBytes);
+    }
+    if s.has(flag::SHUT_WR) {
+        announce_end(s, h);
+    }
+}
+
+/// As [`settle_tx`]: from here on the peer may send into the ring. Not while a thread waits for the carrier's bytes alone, either, in poll or
+/// select.
+pub(super) fn settle_rx(s: &Socket, h: &mut RxHeld<'_>) {
+    if !h.end.unsettled || s.rx_inflight.load(SeqCst) != 0 || s.pollers.load(SeqCst) as u32 != 0 {
+        return;
+    }
+    h.end.unsettled = false;
+    if !socket::counts_agree(s, s.fd.load(Acquire), None, Some(h.end.switch.offset())) {
+        s.set_reason(Reason::UncountedBytes);
+        return;
+    }
+    h.end.switch.arm();
+    store_ack(h);
+}
+
+/// A thread has ceased to wait, in poll or select, for a connection that was attached meanwhile.
+pub(crate) fn on_poller_gone(s: &'static Socket, g: u16) {
+    if let Ok(mut h) = hold_rx(s, g) {
+        settle_rx(s, &mut h);
+    }
+}
+
+/// Whether a call that has moved bytes is counted by this, and nothing else comes of it: its peer has no library, as far as is known, and nobody
+/// looks again yet. So nearly all calls of such a connection are.
+#[inline(always)]
+fn leaves_nothing_to_do(s: &Socket, side: Side) -> bool {
+    const ODD: u32 = flag::UNSETTLED | flag::CONTESTED | flag::REMOTE;
+    // A connector that has found nobody at the peer's port, or an acceptor of which the service knows.
+    const CONNECTOR: u32 = flag::CONNECTOR | flag::ANSWERED | flag::WAITS_SEEN;
+    let flags = s.flags.load(SeqCst);
+    let usual = flags & (ODD | CONNECTOR | flag::PROBED) == CONNECTOR || flags & (ODD | flag::CONNECTOR | flag::NOTED) == flag::NOTED;
+    if !usual || s.offered.load(Acquire) != 0 {
+        return false;
+    }
+    if side == Side::Receive && (s.in_vain.load(Relaxed) != 0 || s.looks.load(Relaxed) == 0) {
+        return false;
+    }
+    let calls = s.calls.load(Relaxed).wrapping_add(1);
+    if calls <= search::EARLY_CALLS || calls.is_multiple_of(search::CLOCK_CALLS) {
+        return false;
+    }
+    s.calls.store(calls, Relaxed);
+    true
+}
+
+#[cold]
+#[inline(never)]
+pub(super) fn after_candidate_call(s: &'static Socket, g: u16, fd: c_int, side: Side, call_flags: c_int) {
+    if side == Side::Receive {
+        if s.in_vain.load(Relaxed) != 0 {
+            s.in_vain.store(0, Relaxed);
+        }
+        // (One whose peer was not found at first stays with the kernel, most likely.)
+        if s.looks.load(Relaxed) == 0 || s.offered.load(Relaxed) != 0 {
+            crate::epoll::on_carrier_news(s);
+        }
+    }
+    let flags = s.flags.load(SeqCst);
+    if flags & flag::UNSETTLED != 0 && !adoption::settle(s, fd) {
+        return;
+    }
+    if flags & flag::CONTESTED != 0 {
+        // Two processes use it.
+        socket::make_plain(s, adoption::why(s));
+        return;
+    }
     let offered = s.offered.load(Acquire);
     if offered == remote::NEVER {
         if !socket::make_local(s, g) {
@@ -90,10 +279,13 @@ pub(super) fn after_candidate_call(s: &'static Socket, g: u16, fd: c_int, side: 
         }
         return;
     }
-    let calls = s.calls.fetch_add(1, Relaxed).wrapping_add(1);
+    // Not exact where several threads are in calls on it, and cheap: a connection whose peer has no library comes here for life.
+    let calls = s.calls.load(Relaxed).wrapping_add(1);
+    s.calls.store(calls, Relaxed);
     if s.has(flag::REMOTE) {
-        if calls >= NOTED_AFTER && !s.has(flag::NOTED) && syn::learn(s, fd) {
+        if calls >= search::NOTED_AFTER && !s.has(flag::NOTED) && search::waits_seen(s, fd, call_flags, calls) && syn::learn(s, fd) {
             s.raise(flag::NOTED);
+            s.start(Reason::Negotiating);
             if !remote::note(s, s.generation.load(Acquire)) && !socket::make_local(s, g) {
                 socket::make_plain(s, Reason::RdmaRefused);
             } else if s.has(flag::RDMA_FIRST) && !s.has(flag::CONNECTOR) {
@@ -103,38 +295,12 @@ pub(super) fn after_candidate_call(s: &'static Socket, g: u16, fd: c_int, side: 
         }
         return;
     }
-    let mut found = !s.has(flag::CONNECTOR) || s.has(flag::PROBED);
-    if calls == NOTED_AFTER {
-        s.sought_at.store(sys::now_ns(), Relaxed);
-    }
-    if !found && side == Side::Receive {
-        s.raise(flag::PROBED);
-        if !service::probe_again(s) {
-            socket::make_plain(s, Reason::ListenerWithoutLibrary);
-            return;
-        }
-        found = true;
-    }
-    // A program that only sends gets no answer to look after: it looks after some calls.
-    if !found && matches!(calls, 4 | 16 | 64) && service::probe_again(s) {
-        s.raise(flag::PROBED);
-    }
-    if found && calls >= NOTED_AFTER && !s.has(flag::NOTED) && !service::note(s, g) {
-        socket::make_plain(s, Reason::PeerRefused);
-        return;
-    }
-    let patience = if s.has(flag::RDMA_FIRST) { RDMA_FIRST_NS } else { 1_000_000_000 };
-    if calls.is_multiple_of(64) && calls >= 128 && sys::now_ns().saturating_sub(s.sought_at.load(Relaxed)) > patience {
-        let why = match (s.has(flag::CONNECTOR), found) {
-            (false, _) => Reason::PeerWithoutLibrary,
-            (true, true) => Reason::PeerRefused,
-            (true, false) => Reason::ListenerWithoutLibrary,
-        };
-        socket::make_plain(s, why);
-    }
+    search::on_call(s, g, fd, side, call_flags, calls);
 }
 
-/// Both ends have agreed: from now on the rings may be used. Runs in an application thread, between two calls.
+/// Both ends have agreed: from now on the rings may be used. Runs in an application thread, between two calls of its own. A direction in
+/// which another thread is in the kernel meanwhile, with an unknown number of bytes, stays on the carrier until that call ends
+/// ([`end_call`]); calls that begin from now on know both paths.
 #[cold]
 #[inline(never)]
 pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
@@ -142,13 +308,16 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
         return;
     }
     s.attacher.store(lifecycle::tid(), Relaxed);
-    if s.tx_inflight.load(SeqCst) != 0 || s.rx_inflight.load(SeqCst) != 0 || s.pollers.load(SeqCst) as u32 != 0 {
-        // Another thread is inside the kernel with an unknown number of bytes, or waits for some there: at the end of some later call.
+    let me = lifecycle::tid();
+    let is_remote = s.has(flag::REMOTE);
+    // Between hosts, where it can become a candidate again, all calls have to be over: at the end of some later one.
+    let busy = || s.tx_inflight.load(SeqCst) != 0 || s.rx_inflight.load(SeqCst) != 0 || s.pollers.load(SeqCst) as u32 != 0;
+    if s.tx_lock.owner() == me || s.rx_lock.owner() == me || (is_remote && busy()) {
+        // (Or this is a signal handler that interrupted the thread where it counts.)
         end_attach(s, CANDIDATE);
         return;
     }
     // Between hosts it may be taken back as long as nobody has taken it.
-    let is_remote = s.has(flag::REMOTE);
     let offered = match is_remote {
         true => s.offered.compare_exchange(remote::OFFERED, remote::TAKEN, SeqCst, Relaxed).is_ok(),
         false => s.offered.load(SeqCst) == remote::OFFERED,
@@ -162,14 +331,21 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
     }
     // SAFETY: `offered` was seen set (acquire) by the caller; the service thread does not write it again.
     let offer = unsafe { *s.offer.get() };
+    let locks = (lock_end(&s.tx_lock), lock_end(&s.rx_lock));
+    let (sent, received) = (s.tx_bytes.load(Relaxed), s.rx_bytes.load(Relaxed));
+    let tx_idle = s.tx_inflight.load(SeqCst) == 0;
+    let rx_idle = s.rx_inflight.load(SeqCst) == 0 && s.pollers.load(SeqCst) as u32 == 0;
     let why = if s.generation16() != g {
         Some(Reason::Negotiating)
-    } else if !children_can_follow(s) {
+    } else if !children_can_follow(s) || s.flags.load(SeqCst) & flag::CONTESTED != 0 {
         Some(Reason::InheritedByFork)
     } else if s.registrations.load(Acquire) > 1 {
         Some(Reason::SeveralEpollSets)
-    } else if !socket::counts_agree(s, fd) {
+    } else if !socket::counts_agree(s, fd, tx_idle.then_some(sent), rx_idle.then_some(received)) {
         Some(Reason::UncountedBytes)
+    } else if is_remote && socket::peer_ended(fd) {
+        // As in `socket::shutdown`.
+        Some(Reason::Disconnected)
     } else {
         None
     };
@@ -178,33 +354,39 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
     let slot = offer.slot as usize;
     let (tx_words, rx_words) = (channel.words(slot, channel.side), channel.words(slot, channel.side ^ 1));
     let (Some(tx_ring), Some(rx_ring)) = (NonNull::new(offer.tx_ring), NonNull::new(offer.rx_ring)) else {
+        drop(locks);
         refuse_offer(s, channel, Reason::NoMemory);
         return;
     };
     if let Some(why) = why {
+        drop(locks);
         refuse_offer(s, channel, why);
         return;
     }
     socket::look_at_options(s, fd);
-    let mut tx = Tx::new();
-    let mut rx = if channel.wire().is_some() { Rx::new_over(Link::Lossy) } else { Rx::new() };
-    let _ = tx.on_accepted(s.tx_bytes.load(Relaxed));
-    let _ = rx.on_delivered(s.rx_bytes.load(Relaxed));
-    rx.arm();
-    // SAFETY: nobody holds the ends: the state is ATTACHING and no call is in flight. The words and rings live in
-    // mappings that outlive the attachment; their sizes were checked by the service thread; both start at 0.
+    let (mut tx, rx) = halves(sent, received, if is_remote { Link::Lossy } else { Link::Reliable });
+    if tx_idle && s.has(flag::SHUT_WR) {
+        let _ = tx.shutdown();
+    }
+    s.rx_offset.store(rx.offset(), Relaxed);
+    s.said.begin(s.generation.load(Acquire));
+    // SAFETY: this thread holds both ends' locks. The words and rings live in mappings that outlive the attachment; their sizes were checked
+    // by the service thread; both start at 0.
     unsafe {
         s.tx.get().write(TxEnd {
             switch: tx,
             ring: Producer::new(NonNull::from(tx_words), tx_ring, offer.tx_bytes as usize, 0),
             never: false,
+            held_since: 0,
+            unsettled: !tx_idle,
             resend_mark: None,
             linger: None,
-            test_switch: lifecycle::test_switch(),
+            switches: Switches::new(),
         });
         s.rx.get().write(RxEnd {
             switch: rx,
             ring: Consumer::new(NonNull::from(rx_words), rx_ring, offer.rx_bytes as usize, 0),
+            unsettled: true,
             carrier_asked: 0,
             pending_error: 0,
             read_until: 0,
@@ -217,14 +399,35 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
     if let Some(r) = s.record() {
         r.peer_pid.store(channel.peer_pid, Relaxed);
     }
-    s.lower(flag::TOLD | flag::BROKEN_OFF);
+    s.lower(flag::TOLD | flag::BROKEN_OFF | flag::RESET);
     end_attach(s, ATTACHED);
+    drop(locks);
+    if tx_idle && s.has(flag::SHUT_WR) {
+        say_shut(s, fd, libc::SHUT_WR);
+    }
+    service::attached(channel);
     crate::epoll::on_attached(s, fd);
     // Last: the peer may send into the ring from here on. (Unless the set had no place for it, and it went back to the kernel.)
-    if let Ok(h) = hold_rx(s, g) {
-        store_ack(&h);
+    if let Ok(mut h) = hold_rx(s, g) {
+        if rx_idle && h.end.unsettled {
+            h.end.unsettled = false;
+            h.end.switch.arm();
+            store_ack(&h);
+        } else {
+            settle_rx(s, &mut h);
+        }
     }
-    debug_log!("fd {fd}: attached to slot {slot}, sent {} received {}", s.tx_bytes.load(Relaxed), s.rx_bytes.load(Relaxed));
+    debug_log!("fd {fd}: attached to slot {slot}, sent {sent}{} received {received}{}", open(tx_idle), open(rx_idle));
+}
+
+/// In the log: whether a count is final.
+fn open(idle: bool) -> &'static str {
+    if idle { "" } else { " or more" }
+}
+
+/// Both halves, at these offsets of the stream, on the carrier.
+fn halves(sent: u64, received: u64, link: Link) -> (Tx, Rx) {
+    (Tx::starting_at(0, sent), Rx::starting_at_over(link, 0, received))
 }
 
 /// The thread that attaches a connection has done so, or not.
@@ -252,4 +455,22 @@ pub(super) fn refuse_offer(s: &'static Socket, channel: &'static Channel, why: R
         channel.words(slot, channel.side ^ 1).quiet[quiet::REQUEST].fetch_or(quiet::CLOSED, SeqCst);
     }
     service::released(channel, slot);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn offsets_of_long_connections_are_whole() {
+        let (sent, received) = (5 << 32 | 7, u64::from(u32::MAX) + 1);
+        for link in [Link::Reliable, Link::Lossy] {
+            let (mut tx, mut rx) = halves(sent, received, link);
+            assert_eq!((tx.offset(), rx.offset()), (sent, received));
+            assert!(rx.arm());
+            let ack = Ack { epoch: 0, armed: true, frozen: false, consumed: 0 };
+            assert_eq!(tx.promote(ack, link).map(|a| a.fast_from), Ok(sent));
+            assert_eq!(rx.ack().consumed, received);
+        }
+    }
 }

@@ -1,6 +1,7 @@
 //! A connection's two ends: the words that both processes see, and who holds which end.
 
 use super::*;
+use crate::lock::try_lock_end;
 
 pub(super) fn load_announce(w: &RingWords) -> Announce {
     let epoch = w.producer_user[announce::EPOCH].load(Acquire) as u32;
@@ -18,6 +19,7 @@ pub(super) fn publish_announce(h: &TxHeld<'_>, a: Announce) {
     w.producer_user[announce::CARRIER_FROM].store(a.carrier_from, Relaxed);
     w.producer_user[announce::RESEND_TO].store(a.resend_to, Relaxed);
     w.producer_user[announce::EPOCH].store(a.epoch as u64, Release);
+    h.said.epoch.store(a.epoch, Release);
     h.channel.words_changed(h.slot);
 }
 
@@ -28,15 +30,14 @@ pub(super) fn load_ack(w: &RingWords) -> Ack {
 
 pub(super) fn store_ack(h: &RxHeld<'_>) {
     let (w, ack) = (h.words, h.end.switch.ack());
-    if h.channel.wire().is_some()
-        && w.quiet[quiet::ACK].load(Relaxed) == ack.control()
-        && (!ack.frozen || w.quiet[quiet::CONSUMED].load(Relaxed) == ack.consumed)
-    {
+    h.said.trust();
+    if h.channel.wire().is_some() && h.said.ack.load(Relaxed) == ack.control() && (!ack.frozen || w.quiet[quiet::CONSUMED].load(Relaxed) == ack.consumed) {
         // Nothing to tell. (How far a receiver has come matters only when it is frozen; the engine brings the rest back.)
         return;
     }
     w.quiet[quiet::CONSUMED].store(ack.consumed, Relaxed);
     w.quiet[quiet::ACK].store(ack.control(), Release);
+    h.said.ack.store(ack.control(), Release);
     h.channel.words_changed(h.slot);
 }
 
@@ -44,6 +45,7 @@ pub(super) fn store_ack(h: &RxHeld<'_>) {
 pub(super) struct TxHeld<'a> {
     pub(super) end: &'a mut TxEnd,
     pub(super) words: &'a RingWords,
+    pub(super) said: &'a Said,
     pub(super) channel: &'a Channel,
     pub(super) slot: usize,
     _guard: EndGuard<'a>,
@@ -53,6 +55,7 @@ pub(super) struct TxHeld<'a> {
 pub(super) struct RxHeld<'a> {
     pub(super) end: &'a mut RxEnd,
     pub(super) words: &'a RingWords,
+    pub(super) said: &'a Said,
     pub(super) channel: &'a Channel,
     pub(super) slot: usize,
     _guard: EndGuard<'a>,
@@ -66,9 +69,27 @@ pub(super) enum NotHeld {
     Reentrant,
 }
 
-#[inline]
 pub(super) fn hold_tx(s: &'static Socket, g: u16) -> Result<TxHeld<'static>, NotHeld> {
-    let (guard, owner_died) = lock_end(&s.tx_lock).ok_or(NotHeld::Reentrant)?;
+    tx_of(s, g, lock_end(&s.tx_lock).ok_or(NotHeld::Reentrant)?)
+}
+
+/// As [`hold_tx`], where nobody holds it and nothing is odd, in the process that made the connection.
+#[inline(always)]
+pub(super) fn try_tx(s: &'static Socket, g: u16) -> Option<TxHeld<'static>> {
+    let guard = try_lock_end(&s.tx_lock)?;
+    if s.generation16() != g || !s.is(ATTACHED) {
+        return None;
+    }
+    // SAFETY: as in `tx_of`; the caller is the socket's owner.
+    unsafe {
+        let channel = s.channel.load(Acquire).as_ref()?;
+        let words = s.tx_words.load(Relaxed).as_ref()?;
+        Some(TxHeld { end: &mut *s.tx.get(), words, said: &s.said, channel, slot: s.slot.load(Relaxed) as usize, _guard: guard })
+    }
+}
+
+/// The sending half, whose lock is taken.
+pub(super) fn tx_of(s: &'static Socket, g: u16, (guard, owner_died): (EndGuard<'static>, bool)) -> Result<TxHeld<'static>, NotHeld> {
     if s.generation16() != g || !s.is(ATTACHED) {
         return Err(NotHeld::Changed);
     }
@@ -80,12 +101,30 @@ pub(super) fn hold_tx(s: &'static Socket, g: u16) -> Result<TxHeld<'static>, Not
     if owner_died {
         repair_tx(s, end);
     }
-    Ok(TxHeld { end, words, channel, slot: s.slot.load(Relaxed) as usize, _guard: guard })
+    Ok(TxHeld { end, words, said: &s.said, channel, slot: s.slot.load(Relaxed) as usize, _guard: guard })
 }
 
-#[inline]
 pub(super) fn hold_rx(s: &'static Socket, g: u16) -> Result<RxHeld<'static>, NotHeld> {
-    let (guard, owner_died) = lock_end(&s.rx_lock).ok_or(NotHeld::Reentrant)?;
+    rx_of(s, g, lock_end(&s.rx_lock).ok_or(NotHeld::Reentrant)?)
+}
+
+/// As [`try_tx`].
+#[inline(always)]
+pub(super) fn try_rx(s: &'static Socket, g: u16) -> Option<RxHeld<'static>> {
+    let guard = try_lock_end(&s.rx_lock)?;
+    if s.generation16() != g || !s.is(ATTACHED) {
+        return None;
+    }
+    // SAFETY: as in `rx_of`; the caller is the socket's owner.
+    unsafe {
+        let channel = s.channel.load(Acquire).as_ref()?;
+        let words = s.rx_words.load(Relaxed).as_ref()?;
+        Some(RxHeld { end: &mut *s.rx.get(), words, said: &s.said, channel, slot: s.slot.load(Relaxed) as usize, _guard: guard })
+    }
+}
+
+/// The receiving half, whose lock is taken.
+pub(super) fn rx_of(s: &'static Socket, g: u16, (guard, owner_died): (EndGuard<'static>, bool)) -> Result<RxHeld<'static>, NotHeld> {
     if s.generation16() != g || !s.is(ATTACHED) {
         return Err(NotHeld::Changed);
     }
@@ -96,10 +135,10 @@ pub(super) fn hold_rx(s: &'static Socket, g: u16) -> Result<RxHeld<'static>, Not
     let end = unsafe { &mut *s.rx.get() };
     if owner_died && end.switch.path() == Way::Fast {
         // Killed between taking bytes and counting them.
-        end.ring.publish();
+        s.said.head.store(end.ring.publish(), Relaxed);
         let _ = end.switch.on_delivered(end.ring.head().wrapping_sub(end.switch.offset()));
     }
-    Ok(RxHeld { end, words, channel, slot: s.slot.load(Relaxed) as usize, _guard: guard })
+    Ok(RxHeld { end, words, said: &s.said, channel, slot: s.slot.load(Relaxed) as usize, _guard: guard })
 }
 
 /// A process of the family was killed while it held the sending end: what it wrote and did not publish or count is made whole
@@ -109,7 +148,7 @@ pub(super) fn repair_tx(s: &Socket, end: &mut TxEnd) {
     end.never = true;
     end.switch.pin();
     if end.switch.state() == TxState::Fast {
-        end.ring.publish();
+        s.said.tail.store(end.ring.publish(), Relaxed);
         let _ = end.switch.on_accepted(end.ring.tail().wrapping_sub(end.switch.offset()));
     }
     if let Some(before) = end.resend_mark.take() {
@@ -120,11 +159,13 @@ pub(super) fn repair_tx(s: &Socket, end: &mut TxEnd) {
 }
 
 impl TxHeld<'_> {
-    /// Wakes whoever waits for what was just published.
-    #[inline]
-    pub(super) fn notify(&self) {
+    /// Wakes whoever waits for what was just published. False: nobody will take it.
+    #[inline(always)]
+    pub(super) fn notify(&self) -> bool {
         fence(SeqCst);
-        self.channel.notify(self.slot, self.words.quiet[quiet::NOTIFY].load(Relaxed));
+        let notify = self.words.quiet[quiet::NOTIFY].load(Relaxed);
+        self.channel.notify(self.slot, notify);
+        notify & quiet::ENDS == 0
     }
 }
 
@@ -147,8 +188,14 @@ impl RxHeld<'_> {
     pub(super) fn skip(&mut self, n: u64) -> Result<(), PeerCorrupt> {
         let n = n.min(self.end.ring.refresh()? as u64) as usize;
         self.end.ring.skip(n)?;
-        self.end.ring.publish();
+        self.said.head.store(self.end.ring.publish(), Relaxed);
         Ok(())
+    }
+
+    /// The sender has announced another path than the one that the receiver stands on. (A load from the line of the ring's tail.)
+    #[inline]
+    pub(super) fn is_left(&self) -> bool {
+        self.words.producer_user[announce::EPOCH].load(Acquire) as u32 != self.end.switch.epoch()
     }
 
     /// The plan may have changed.
@@ -159,8 +206,21 @@ impl RxHeld<'_> {
         Look::Again
     }
 
+    /// The receiver has taken bytes from the carrier. Where these were the last ones before a promotion that it has not heard of, the ring's are
+    /// next, and who has looked before could not see that.
+    pub(super) fn came_to(&mut self, s: &Socket) -> Result<(), Corrupt> {
+        s.rx_offset.store(self.end.switch.offset(), Relaxed);
+        self.said.trust();
+        fence(SeqCst);
+        if self.end.switch.on_announce(load_announce(self.words))? {
+            self.settled(s);
+        }
+        Ok(())
+    }
+
     /// The receiver may stand on another path than before.
     pub(super) fn settled(&mut self, s: &Socket) {
+        s.rx_offset.store(self.end.switch.offset(), Relaxed);
         if self.end.switch.state() == RxState::Open {
             // All has come again over the carrier: what the ring still has of it must not look like news.
             let _ = self.skip(u64::MAX);
@@ -169,9 +229,13 @@ impl RxHeld<'_> {
         show_path(s, false, self.end.switch.path());
         // An edge may have been taken for a spurious one while the other path was the stream's.
         fence(SeqCst);
-        let place = (self.words.quiet[quiet::NOTIFY].load(Relaxed) & 0xffff) as usize;
-        if place != 0 && self.channel.my_place(place - 1).announce_fenced(self.slot as u16) {
-            crate::wait::ring_own(place - 1);
+        let (set, thread) = (self.said.epoll() as usize, self.said.thread(Side::Receive) as usize);
+        // (A forked child cannot wake its parent's set: see `wait::prod_on`.)
+        if set != 0 && !s.is_inherited() && self.channel.my_place(set - 1).announce_fenced(self.slot as u16) {
+            crate::wait::ring_own(set - 1);
+        }
+        if thread != 0 {
+            crate::wait::ring_own(thread - 1);
         }
     }
 }
@@ -218,25 +282,38 @@ pub(super) fn corrupt(s: &Socket, fd: c_int) -> Ret {
     stats::count(Counter::PeerCorrupt);
     s.set_reason(Reason::PeerCorrupt);
     s.raise(flag::CORRUPT);
-    let _ = sys::shutdown(fd, libc::SHUT_RDWR);
+    if let Some(channel) = s.channel() {
+        service::accuse(channel);
+    }
+    // By a reset: a FIN would be the end of a complete stream to the peer's program, which may have done this without its library
+    // (a write past libc onto the carrier). Between hosts the carrier's end has more to say.
+    let dissolve = || sys::connect(fd, &(libc::AF_UNSPEC as u64).to_ne_bytes());
+    if s.has(flag::REMOTE) || dissolve() < 0 {
+        let _ = sys::shutdown(fd, libc::SHUT_RDWR);
+    }
     ECONNRESET
 }
 
-/// Bytes that a FIONREAD would count on the ring, for [`crate::options`]. `None`: ask the kernel.
+/// What FIONREAD says: how much can be read at once, on both paths. `None`: ask the kernel.
 pub(crate) fn unread(s: &'static Socket, g: u16, fd: c_int) -> Option<usize> {
     if s.is_inherited() && s.has(flag::REMOTE) {
         let _ = to_kernel(s, g, fd, Reason::InheritedByFork, false);
     }
+    // Under the lock: bytes that change paths meanwhile would be counted twice or not at all.
     let mut h = hold_rx(s, g).ok()?;
-    h.unread().ok()
+    let on_carrier = carrier_unread(fd)?;
+    if h.end.switch.on_announce(load_announce(h.words)).ok()? {
+        h.settled(s);
+    }
+    match h.end.switch.plan() {
+        // What comes before the ring's bytes has not all come.
+        Plan::Carrier { limit, .. } if limit > on_carrier as u64 => Some(on_carrier),
+        _ => Some(on_carrier.saturating_add(h.unread().ok()?)),
+    }
 }
 
-/// True when the receiver stands on the ring, by the shared word that only this end writes.
-pub(crate) fn receives_fast(channel: &Channel, slot: usize) -> bool {
-    channel.words(slot, channel.side ^ 1).quiet[quiet::ACK].load(Relaxed) & 1 != 0
-}
-
-/// True when the sender stands on the ring.
-pub(crate) fn sends_fast(channel: &Channel, slot: usize) -> bool {
-    channel.words(slot, channel.side).producer_user[announce::EPOCH].load(Relaxed) & 1 != 0
+/// How much the kernel has that the application has not read.
+pub(super) fn carrier_unread(fd: c_int) -> Option<usize> {
+    let mut unread: c_int = 0;
+    (sys::ioctl(fd, libc::FIONREAD as usize, &mut unread as *mut c_int as usize) >= 0).then_some(unread.max(0) as usize)
 }

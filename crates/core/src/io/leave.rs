@@ -23,6 +23,11 @@ pub(crate) fn shutdown(s: &'static Socket, g: u16, fd: c_int, how: c_int) -> Ret
             announce_end(s, &mut h);
         }
     }
+    if inherited {
+        say_fin(s, g, how);
+    } else {
+        say_shut(s, fd, how);
+    }
     let r = match how {
         libc::SHUT_WR if s.has(flag::FIN_LATER) => 0,
         libc::SHUT_RDWR if s.has(flag::FIN_LATER) => sys::shutdown(fd, libc::SHUT_RD),
@@ -30,9 +35,49 @@ pub(crate) fn shutdown(s: &'static Socket, g: u16, fd: c_int, how: c_int) -> Ret
     };
     if how == libc::SHUT_RD || how == libc::SHUT_RDWR {
         s.raise(flag::CARRIER_SPOKE);
+        if !inherited {
+            wake_senders(s);
+        }
     }
     wait::prod(s);
     r
+}
+
+/// A peer that knows of our FIN, and waits for room, sleeps until it is told that there will be none.
+fn wake_senders(s: &Socket) {
+    if let Some(channel) = s.channel().filter(|c| c.wire().is_none()) {
+        let slot = s.slot.load(Relaxed) as usize;
+        fence(SeqCst);
+        channel.notify(slot, channel.words(slot, channel.side ^ 1).producer_quiet[producer_quiet::NOTIFY].load(Relaxed));
+    }
+}
+
+/// Tells the peer, before the FIN, what a shutdown means for what it sends. (Within the host.)
+pub(super) fn say_shut(s: &Socket, fd: c_int, how: c_int) {
+    let word = match how {
+        // Where the kernel says that nothing comes any more it was shut down for receiving before; or the peer's FIN has come, who sends nothing.
+        libc::SHUT_WR if sys::poll_now(fd, libc::POLLRDHUP) & libc::POLLRDHUP != 0 => quiet::FIN,
+        libc::SHUT_WR => quiet::FIN | quiet::HALF,
+        libc::SHUT_RD => quiet::DEAF,
+        libc::SHUT_RDWR => quiet::FIN | quiet::DEAF,
+        _ => return,
+    };
+    request(s, word);
+}
+
+/// That a FIN is no close's, where no more can be said: by a forked child, for whom the ring still has bytes, or late.
+pub(super) fn say_fin(s: &'static Socket, g: u16, how: c_int) {
+    if matches!(how, libc::SHUT_WR | libc::SHUT_RDWR)
+        && let Ok(_held) = hold_rx(s, g)
+    {
+        request(s, quiet::FIN);
+    }
+}
+
+fn request(s: &Socket, word: u64) {
+    if let Some(channel) = s.channel().filter(|c| c.wire().is_none()) {
+        channel.words(s.slot.load(Relaxed) as usize, channel.side ^ 1).quiet[quiet::REQUEST].fetch_or(word, SeqCst);
+    }
 }
 
 /// Tells the peer where the ring's part of the stream ends, before the carrier's FIN.
@@ -40,6 +85,7 @@ pub(super) fn announce_end(s: &Socket, h: &mut TxHeld<'_>) {
     if h.channel.wire().is_some() && !may_use_carrier(h) {
         return;
     }
+    publish_held(h);
     if let Ok(Some(a)) = h.end.switch.shutdown() {
         publish_announce(h, a);
         show_path(s, true, Way::Carrier);
@@ -47,14 +93,23 @@ pub(super) fn announce_end(s: &Socket, h: &mut TxHeld<'_>) {
     }
 }
 
-/// The last descriptor is about to be closed.
-pub(crate) fn before_close(s: &'static Socket, fd: c_int) {
+/// The last descriptor is about to be closed. `for_good`: no thread of this process receives any more.
+pub(crate) fn before_close(s: &'static Socket, fd: c_int, for_good: bool) {
     if s.is_inherited() {
         return;
     }
     let g = s.generation16();
     if let Ok(mut h) = hold_tx(s, g) {
         announce_end(s, &mut h);
+        if for_good && h.channel.wire().is_none() {
+            // Under the lock: who looks at the carrier under it, as the service thread does, must not find another file under the number.
+            s.fd.store(-1, Release);
+        }
+    }
+    if let Some(channel) = s.channel().filter(|c| for_good && c.wire().is_none()) {
+        // A sender that does not find this has sent before the look below (`sent_fast`).
+        channel.words(s.slot.load(Relaxed) as usize, channel.side ^ 1).quiet[quiet::NOTIFY].fetch_or(quiet::ENDS, SeqCst);
+        fence(SeqCst);
     }
     let unread = hold_rx(s, g).is_ok_and(|mut h| h.unread().is_ok_and(|n| n > 0));
     if unread && fd >= 0 {
@@ -66,6 +121,7 @@ pub(crate) fn before_close(s: &'static Socket, fd: c_int) {
 /// The last descriptor of this process's is about to be closed. `for_child`: a forked child has it too, and may want what is in the ring.
 pub(crate) fn last_name(s: &'static Socket, fd: c_int, for_child: bool) -> LastName {
     let Ok(mut h) = hold_tx(s, s.generation16()) else { return LastName::Gone };
+    publish_held(&mut h);
     // Under the lock: nothing new gets under way meanwhile.
     if s.waiters.load(SeqCst) > 0 {
         // The kernel's calls hold the file; ours hold a name of it.
@@ -96,8 +152,13 @@ pub(crate) fn last_name(s: &'static Socket, fd: c_int, for_child: bool) -> LastN
 /// The process ends in order: what the kernel will close with bytes unread in a ring is to be reset.
 pub(crate) fn at_exit(s: &'static Socket, fd: c_int) {
     // Never waits: another thread may hold the end for ever.
-    if s.is(ATTACHED) && s.refs.load(Acquire) == 1 && s.rx_lock.owner() == 0 && s.tx_lock.owner() == 0 {
-        before_close(s, fd);
+    if !s.is(ATTACHED) || s.rx_lock.owner() != 0 || s.tx_lock.owner() != 0 {
+        return;
+    }
+    if s.names() == 1 {
+        before_close(s, fd, false);
+    } else if s.has(flag::HOLDS) && !s.is_inherited() {
+        send_held(s, s.generation16());
     }
 }
 
@@ -105,7 +166,7 @@ pub(crate) fn at_exit(s: &'static Socket, fd: c_int) {
 pub(crate) fn carrier_is_drained(s: &Socket) -> bool {
     let Some(channel) = s.channel() else { return false };
     let w = channel.words(s.slot.load(Relaxed) as usize, channel.side);
-    let epoch = w.producer_user[announce::EPOCH].load(Relaxed) as u32;
+    let epoch = s.said.epoch.load(Relaxed);
     epoch & 1 != 0 && w.quiet[quiet::ACK].load(Acquire) as u32 == epoch
 }
 
@@ -128,6 +189,7 @@ pub(crate) fn after_close(s: &'static Socket) {
     channel.notify(slot, writers);
     // Last: the slot may serve another connection from here on.
     rx.quiet[quiet::REQUEST].fetch_or(quiet::CLOSED, SeqCst);
+    s.said.leave();
     if !s.is_inherited() {
         service::released(channel, slot);
     }
@@ -138,12 +200,23 @@ pub(crate) fn after_close(s: &'static Socket) {
 pub(super) const PULL_BACK_NS: u64 = 50_000_000;
 pub(super) const PULL_BACK_STRICT_NS: u64 = 2_000_000_000;
 
+/// Which of them it is: without an answer unread bytes could not be read for a while, or the call would fail.
+pub(super) fn pull_back_patience_ns(s: &'static Socket, g: u16, why: Reason, strict: bool) -> u64 {
+    let has_unread = || hold_rx(s, g).is_ok_and(|mut h| h.unread().is_ok_and(|n| n > 0));
+    match why {
+        _ if strict => PULL_BACK_STRICT_NS,
+        Reason::NoMemory => PULL_BACK_STRICT_NS,
+        Reason::SocketOption if has_unread() => PULL_BACK_STRICT_NS,
+        _ => PULL_BACK_NS,
+    }
+}
+
 /// Both directions back onto the carrier for good. True: the application may use the kernel's socket as it likes.
 ///
 /// False: the sending direction is the carrier's, but bytes of the receiving one are in the ring and cannot be had over the carrier (the
-/// peer has left the ring by itself, or does not answer). They are served from the ring as before. Where
-/// the caller is about to hand the descriptor to somebody who cannot do that (`strict`), the connection is broken instead: an error that
-/// is seen, never a gap in the stream.
+/// peer has left the ring by itself, or does not answer); they are served from the ring as before. Or a reset is still to be told, of which
+/// the kernel does not know. Where the caller is about to hand the descriptor to somebody who cannot do that (`strict`), the connection is
+/// broken instead: an error that is seen, never a gap in the stream.
 #[cold]
 #[inline(never)]
 pub(crate) fn to_kernel(s: &'static Socket, g: u16, fd: c_int, why: Reason, strict: bool) -> bool {
@@ -153,8 +226,15 @@ pub(crate) fn to_kernel(s: &'static Socket, g: u16, fd: c_int, why: Reason, stri
         }
         match s.state.load(Acquire) {
             CANDIDATE => socket::make_plain(s, why),
+            UNCONNECTED => {
+                socket::refuse(s, why);
+                return true;
+            }
             ATTACHING if socket::await_attach(s) => {}
             ATTACHING => return false,
+            CLOSING if s.is_inherited() => socket::await_close(s),
+            // Nobody adopts it any more.
+            LEFT => drop(s.state.compare_exchange(LEFT, PLAIN, SeqCst, Relaxed)),
             ATTACHED => break,
             _ => return true,
         }
@@ -162,7 +242,11 @@ pub(crate) fn to_kernel(s: &'static Socket, g: u16, fd: c_int, why: Reason, stri
     if s.has(flag::REMOTE) {
         return to_kernel_between_hosts(s, g, fd, why, strict);
     }
-    let patience_ns = if strict { PULL_BACK_STRICT_NS } else { PULL_BACK_NS };
+    if !strict && why != Reason::Disconnected && is_reset_now(s, g, fd) && owes_reset(s) {
+        // The kernel could not tell.
+        return false;
+    }
+    let patience_ns = pull_back_patience_ns(s, g, why, strict);
     let until = sys::now_ns().saturating_add(patience_ns);
     // Bytes that go out again go before all that the kernel is asked to send.
     let resending = loop {
@@ -189,21 +273,39 @@ pub(crate) fn to_kernel(s: &'static Socket, g: u16, fd: c_int, why: Reason, stri
             crate::log::warn_log!("fd {fd}: {unread} unread bytes cannot follow the descriptor ({}): the connection is broken off", why.name());
             let _ = sys::connect(fd, &(libc::AF_UNSPEC as u64).to_ne_bytes());
         }
-        return false;
+        return leaves_later(s, why);
     }
     if resending {
         if strict {
             crate::log::warn_log!("fd {fd}: the peer takes no bytes that go before the descriptor ({}): the connection is broken off", why.name());
             let _ = sys::connect(fd, &(libc::AF_UNSPEC as u64).to_ne_bytes());
         }
-        return false;
+        return leaves_later(s, why);
     }
     // What comes again over the carrier is in the ring too, should the sender die on the way: the ring is kept until all has come.
-    if !strict && hold_rx(s, g).is_ok_and(|h| h.end.switch.state() != RxState::Open) {
-        return false;
+    // (The calls of a child ask again and again: the first has waited.)
+    let patience_ns = match () {
+        _ if s.has(flag::LEAVING) => 0,
+        _ if strict => PULL_BACK_NS,
+        _ => patience_ns,
+    };
+    if !all_comes(s, g, fd, patience_ns) && !strict {
+        return leaves_later(s, why);
     }
+    debug_log!("fd {fd}: back to the kernel for good ({})", why.name());
+    become_plain(s, why);
+    true
+}
+
+/// Calls that find it so complete the move ([`leave_if_due`]).
+fn leaves_later(s: &Socket, why: Reason) -> bool {
+    s.set_reason(why);
+    s.raise(flag::LEAVING);
+    false
+}
+
+fn become_plain(s: &'static Socket, why: Reason) {
     if s.state.compare_exchange(ATTACHED, PLAIN, AcqRel, Relaxed).is_ok() {
-        debug_log!("fd {fd}: back to the kernel for good ({})", why.name());
         s.set_reason(why);
         wait::prod(s);
         if !s.is_inherited() {
@@ -211,7 +313,52 @@ pub(crate) fn to_kernel(s: &'static Socket, g: u16, fd: c_int, why: Reason, stri
             detach(s);
         }
     }
-    true
+}
+
+/// How long is waited for more of what comes again when there is some: the kernel may have no room for all.
+const STALLED_NS: u64 = 10_000_000;
+
+/// Waits for what comes again over the carrier: it was readable, and has to be when the call is over that has sent it there. True: the kernel
+/// has all of it.
+fn all_comes(s: &'static Socket, g: u16, fd: c_int, patience_ns: u64) -> bool {
+    let begin = sys::now_ns();
+    let (mut most, mut grew_at) = (0, begin);
+    let mut fd = fd;
+    loop {
+        renew(s, &mut fd);
+        let ended = sys::poll_now(fd, libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0;
+        let (Some(there), Some(more)) = (carrier_unread(fd), outstanding(s, g)) else { return true };
+        if there as u64 >= more {
+            return true;
+        }
+        let now = sys::now_ns();
+        if there > most {
+            (most, grew_at) = (there, now);
+        }
+        if ended || now.saturating_sub(begin) >= patience_ns || (most > 0 && now.saturating_sub(grew_at) > STALLED_NS) {
+            return false;
+        }
+        sys::pause_ns(20_000);
+    }
+}
+
+/// What comes again over the carrier and was not received yet. `None`: it is not attached any more.
+fn outstanding(s: &'static Socket, g: u16) -> Option<u64> {
+    hold_rx(s, g).ok().map(|h| h.end.switch.outstanding())
+}
+
+/// Completes what [`to_kernel`] could not, if the kernel has by now all that the application has not received.
+#[cold]
+pub(super) fn leave_if_due(s: &'static Socket, g: u16, fd: c_int) {
+    if is_resending(s, g) || (is_reset_now(s, g, fd) && owes_reset(s)) {
+        return;
+    }
+    let due = hold_rx(s, g).is_ok_and(|h| h.end.switch.is_released() && carrier_unread(fd).is_some_and(|there| there as u64 >= h.end.switch.outstanding()));
+    if due {
+        debug_log!("fd {fd}: back to the kernel for good");
+        let why = s.record().and_then(|r| Reason::ALL.get(r.reason.load(Relaxed) as usize)).copied().unwrap_or(Reason::SocketOption);
+        become_plain(s, why);
+    }
 }
 
 /// Gives the slot back; the socket is plain.
@@ -221,6 +368,7 @@ pub(crate) fn detach(s: &'static Socket) {
         let slot = s.slot.load(Relaxed) as usize;
         if channel.wire().is_none() {
             channel.words(slot, channel.side ^ 1).quiet[quiet::REQUEST].fetch_or(quiet::CLOSED, SeqCst);
+            s.said.leave();
         }
         service::released(channel, slot);
     }
@@ -234,7 +382,7 @@ pub(super) fn release_rx(s: &'static Socket, g: u16, fd: c_int, patience_ns: u64
     let mut fd = fd;
     loop {
         renew(s, &mut fd);
-        {
+        let heard = {
             let mut h = match hold_rx(s, g) {
                 Ok(h) => h,
                 Err(NotHeld::Changed) => return true,
@@ -242,11 +390,14 @@ pub(super) fn release_rx(s: &'static Socket, g: u16, fd: c_int, patience_ns: u64
             };
             if !frozen {
                 frozen = true;
+                // A call of before the attachment that ends later arms nothing any more.
+                h.end.unsettled = false;
                 h.end.switch.freeze();
                 store_ack(&h);
                 fence(SeqCst);
             }
-            match h.end.switch.on_announce(load_announce(h.words)) {
+            let latest = load_announce(h.words);
+            match h.end.switch.on_announce(latest) {
                 Ok(true) => h.settled(s),
                 Ok(false) => {}
                 Err(_) => return false,
@@ -266,7 +417,8 @@ pub(super) fn release_rx(s: &'static Socket, g: u16, fd: c_int, patience_ns: u64
                     stats::count(Counter::PulledBack);
                 }
             }
-        }
+            latest.epoch
+        };
         // The peer answers by an announcement; its death is heard on the carrier.
         if sys::poll_now(fd, libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0 {
             // Its last announcement came before its end.
@@ -283,10 +435,8 @@ pub(super) fn release_rx(s: &'static Socket, g: u16, fd: c_int, patience_ns: u64
         let words = channel.words(s.slot.load(Relaxed) as usize, channel.side ^ 1);
         // SAFETY: the low half of the epoch word, which lives in the mapping; futexes on it are shared with the peer.
         let low = unsafe { AtomicU32::from_ptr(words.producer_user[announce::EPOCH].as_ptr().cast()) };
-        let seen = low.load(Acquire);
-        if seen == words.quiet[quiet::ACK].load(Relaxed) as u32 {
-            sys::futex_wait(low, seen, 1_000_000, false);
-        }
+        // (For another announcement than the one that was looked into, whether that was what it should be or not.)
+        sys::futex_wait(low, heard, 1_000_000, false);
     }
 }
 
@@ -320,24 +470,31 @@ pub(crate) fn application_linger(s: &'static Socket, g: u16, fd: c_int) -> Optio
 
 /// The application has taken the carrier's error (SO_ERROR), which counts as told if the carrier is over (it may be a soft error, of an
 /// attempt that failed). `Some`: one that the carrier does not know.
-pub(crate) fn on_error_taken(s: &Socket, fd: c_int, error: c_int) -> Option<c_int> {
+pub(crate) fn on_error_taken(s: &'static Socket, g: u16, fd: c_int, error: c_int) -> Option<c_int> {
+    if matches!(error, libc::EPIPE | libc::ECONNRESET) && hold_tx(s, g).is_ok_and(|_held| is_reset_by(s, fd, error)) {
+        let told = s.flags.fetch_or(flag::TOLD, AcqRel) & flag::TOLD != 0;
+        return Some(if told { 0 } else { libc::ECONNRESET });
+    }
     if error != 0 {
         if socket::is_closed(fd) {
             s.raise(flag::TOLD);
         }
         return None;
     }
-    (is_broken(s) && s.flags.fetch_or(flag::TOLD, AcqRel) & flag::TOLD == 0).then_some(libc::ECONNRESET)
+    let broken = is_broken(s) || is_reset_now(s, g, fd);
+    (broken && s.flags.fetch_or(flag::TOLD, AcqRel) & flag::TOLD == 0).then_some(libc::ECONNRESET)
 }
 
 /// Sends on the carrier what a pull-back has to send again, as far as there is room: 0 when nothing of it is left, or EAGAIN. `fd` is the
 /// caller's name of the carrier, which counts in a forked child; in the maker's process it may have been closed meanwhile.
 pub(super) fn send_again(s: &Socket, h: &mut TxHeld<'_>, fd: c_int) -> Ret {
     let fd = if s.is_inherited() { fd } else { s.fd.load(Acquire) };
-    let mut part = [0u8; 16384];
     if fd < 0 {
         return EAGAIN;
     }
+    let mut few = [0u8; PART_FEW];
+    let mut part = Part::new(&mut few);
+    let part = part.bytes();
     while h.end.switch.state() == TxState::Resending {
         let resend = h.end.switch.resend();
         let left = resend.end - resend.start;
@@ -393,25 +550,108 @@ pub(super) fn is_resending(s: &'static Socket, g: u16) -> bool {
     hold_tx(s, g).is_ok_and(|h| h.end.switch.state() == TxState::Resending)
 }
 
+/// Our socket on a slot, as the service thread finds it.
+fn socket_on(channel: &Channel, slot: usize) -> Option<&'static Socket> {
+    // SAFETY: null or a socket of a type-stable slab.
+    unsafe { channel.sockets.get(slot)?.load(Acquire).as_ref() }
+}
+
+/// Has `epoll` hear, as `event`, when the carrier of the socket on a slot changes its state. (A state that it has already counts.)
+pub(crate) fn watch_carrier(channel: &Channel, slot: usize, epoll: c_int, event: u64) {
+    let Some(s) = socket_on(channel, slot) else { return };
+    // A close takes the lock before it gives the number away.
+    let Ok(h) = hold_tx(s, s.generation16()) else { return };
+    if !core::ptr::eq(h.channel, channel) || h.slot != slot {
+        return;
+    }
+    // Edge-triggered, and asked for nothing else: no byte that comes or goes wakes anybody.
+    let mut ev = libc::epoll_event { events: (libc::EPOLLRDHUP | libc::EPOLLET) as u32, u64: event };
+    // SAFETY: one valid event.
+    let _ = unsafe { sys::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, s.fd.load(Acquire), &mut ev) };
+}
+
+/// The carrier of the socket on a slot has changed its state. Who waits hears the carrier; this is for threads that only send.
+pub(crate) fn hear_carrier(channel: &Channel, slot: usize) {
+    if let Some(s) = socket_on(channel, slot) {
+        s.raise(flag::CARRIER_SPOKE);
+        if let Ok(h) = hold_tx(s, s.generation16())
+            && core::ptr::eq(h.channel, channel)
+            && h.slot == slot
+        {
+            // Who waits for no more than an error hears of it by this alone.
+            let _ = is_reset(s, s.fd.load(Acquire));
+        }
+        // Who waits for room only has been told nothing, if the peer's FIN had come long before.
+        wait::prod_on(s, channel, slot);
+    }
+}
+
 /// A pull-back of which not all has found room on the carrier. While there is one a close leaves the carrier to it.
 pub(crate) struct PullBack(Blocking);
 
 /// The receiver that the peer has frozen gets what it has not consumed over the carrier. Sends what there is room for, and never waits;
 /// `Some`: the rest is for [`PullBack::go_on`].
 pub(crate) fn serve_pull_back(channel: &Channel, slot: usize) -> Option<PullBack> {
-    // SAFETY: null or a socket of a type-stable slab.
-    let s = unsafe { channel.sockets.get(slot)?.load(Acquire).as_ref() }?;
-    let g = s.generation16();
-    let mut h = hold_tx(s, g).ok()?;
+    let s = socket_on(channel, slot)?;
+    let h = hold_tx(s, s.generation16()).ok()?;
+    pull_back(s, h, channel, slot, Reason::PeerAskedForTcp)
+}
+
+/// How long a process takes to die, at most, from the end of its link to that of its last connection. (It closes its descriptors in any order.)
+const DYING_NS: u64 = 100_000_000;
+
+/// The peer of the socket on a slot is perhaps about to end, with bytes unread in the ring: as long as that is so nobody is to be told that
+/// there is room on the carrier.
+pub(crate) fn may_end(channel: &Channel, slot: usize) -> bool {
+    let Some(s) = socket_on(channel, slot).filter(|s| lies_unread(s)) else { return false };
+    let Ok(h) = hold_tx(s, s.generation16()) else { return false };
+    core::ptr::eq(h.channel, channel)
+        && h.slot == slot
+        && h.end.switch.state() == TxState::Fast
+        && !load_ack(h.words).frozen
+        && sys::now_ns().saturating_sub(channel.died_at.load(Relaxed)) < DYING_NS
+        && !socket::peer_ended(s.fd.load(Acquire))
+}
+
+/// The link has ended, and with it the way by which the peer asks for its bytes back, or a forked child of the peer's does, while the
+/// connection lives. So nobody has to ask: what was frozen before is served now, and what is sent from here on goes over the carrier.
+pub(crate) fn leave_dead_channel(channel: &Channel, slot: usize) -> Option<PullBack> {
+    let s = socket_on(channel, slot)?;
+    let mut h = hold_tx(s, s.generation16()).ok()?;
+    if !core::ptr::eq(h.channel, channel) || h.slot != slot {
+        return None;
+    }
+    // Before it leaves the ring, so that who waits for room there hears of that.
+    let _ = is_reset(s, s.fd.load(Acquire));
+    if load_ack(h.words).frozen {
+        return pull_back(s, h, channel, slot, Reason::ChannelFailed);
+    }
+    let was_fast = h.end.switch.state() == TxState::Fast;
+    // (Who freezes just now finds the announcement, and reads the ring to its end.)
+    demote_tx(s, &mut h, true);
+    h.end.switch.pin();
+    drop(h);
+    if was_fast {
+        debug_log!("fd {}: goes on over the carrier: the link has ended", s.fd.load(Relaxed));
+        s.set_reason(Reason::ChannelFailed);
+        wait::prod(s);
+    }
+    None
+}
+
+fn pull_back(s: &'static Socket, mut h: TxHeld<'static>, channel: &Channel, slot: usize, why: Reason) -> Option<PullBack> {
     let fd = s.fd.load(Acquire);
     if !core::ptr::eq(h.channel, channel) || h.slot != slot || fd < 0 {
         return None;
     }
     h.end.never = true;
+    publish_held(&mut h);
     let moved = h.end.switch.pull_back(load_ack(h.words));
     h.end.switch.pin();
-    s.set_reason(Reason::PeerAskedForTcp);
+    s.set_reason(why);
     let Ok(Some(over)) = moved else { return None };
+    // What comes again is the kernel's: nothing lies in the ring. (The head is that of the last bytes that were taken there.)
+    s.said.tail.store(h.words.head.load(Acquire), Relaxed);
     debug_log!("fd {fd}: bytes {:?} go out again", over.resend);
     // Until all is sent again the end of this process must not look like the end of the stream.
     let mut linger = RESET_ON_CLOSE;
@@ -427,7 +667,7 @@ pub(crate) fn serve_pull_back(channel: &Channel, slot: usize) -> Option<PullBack
     show_path(s, true, Way::Carrier);
     let done = send_again(s, &mut h, fd) != EAGAIN;
     // Counted under the lock, under which a close looks.
-    let rest = (!done).then(|| PullBack(Blocking::new(s, g)));
+    let rest = (!done).then(|| PullBack(Blocking::new(s, s.generation16())));
     drop(h);
     if done {
         wait::prod(s);

@@ -2,9 +2,20 @@
 
 use super::*;
 
-/// Copies what fits of `iov`, of which `done` bytes are already sent, into the ring. Returns how many.
-#[inline]
-pub(super) unsafe fn fill(ring: &mut Producer, iov: &[iovec], done: usize) -> Result<usize, PeerCorrupt> {
+/// Copies what fits of a buffer into the ring. Returns how much.
+#[inline(always)]
+unsafe fn put(ring: &mut Producer, at: *const u8, len: usize) -> Result<usize, CopyError> {
+    if (at as usize) < LOWEST_ADDRESS {
+        return Err(CopyError::BadAddress);
+    }
+    // SAFETY: the caller's buffer.
+    unsafe { ring.write(at, len) }
+}
+
+/// Copies what fits of `iov`, of which `done` bytes are already sent, into the ring. Returns how many. Where a buffer is bad
+/// nothing is written.
+#[inline(always)]
+pub(super) unsafe fn fill(ring: &mut Producer, iov: &[iovec], done: usize) -> Result<usize, CopyError> {
     let mut skip = done;
     let mut n = 0;
     for v in iov {
@@ -14,7 +25,13 @@ pub(super) unsafe fn fill(ring: &mut Producer, iov: &[iovec], done: usize) -> Re
         }
         let len = v.iov_len - skip;
         // SAFETY: within the caller's buffer.
-        let put = unsafe { ring.write(v.iov_base.cast::<u8>().add(skip), len)? };
+        let put = match unsafe { put(ring, v.iov_base.cast::<u8>().wrapping_add(skip), len) } {
+            Ok(put) => put,
+            Err(e) => {
+                ring.take_back(n);
+                return Err(e);
+            }
+        };
         n += put;
         if put < len {
             break;
@@ -24,20 +41,9 @@ pub(super) unsafe fn fill(ring: &mut Producer, iov: &[iovec], done: usize) -> Re
     Ok(n)
 }
 
-pub(super) fn total_len(iov: &[iovec]) -> Option<usize> {
-    let mut total = 0usize;
-    for v in iov {
-        total = total.checked_add(v.iov_len).filter(|t| *t <= isize::MAX as usize)?;
-        if v.iov_len != 0 && (v.iov_base as usize) < LOWEST_ADDRESS {
-            return None;
-        }
-    }
-    Some(total)
-}
-
-/// Between hosts: the connection was broken off. What the carrier says of itself does not count any more.
+/// The connection was broken off between hosts, or reset within one: what the carrier says of itself does not count any more.
 pub(super) fn is_broken(s: &Socket) -> bool {
-    s.has(flag::BROKEN_OFF | flag::CORRUPT) && s.has(flag::REMOTE)
+    s.has(flag::RESET) || (s.has(flag::BROKEN_OFF | flag::CORRUPT) && s.has(flag::REMOTE))
 }
 
 /// A send on such a connection: the error once, if nobody was told, then as on any that is over (send(2)).
@@ -56,7 +62,7 @@ pub(super) fn send_broken(s: &Socket, flags: c_int) -> Ret {
 /// [`PASS`], or the call's result.
 #[cold]
 pub(super) fn leave_to_send(s: &'static Socket, g: u16, fd: c_int, flags: c_int, why: Reason) -> Ret {
-    let nonblocking = s.has(flag::NONBLOCK) || flags & libc::MSG_DONTWAIT != 0;
+    let nonblocking = never_waits(s, Side::Send, flags);
     if s.has(flag::REMOTE) {
         return match await_carrier(s, g, fd, why, s.send_timeout_ns.load(Relaxed), nonblocking) {
             Ok(()) if s.generation16() == g && s.is(ATTACHED) && is_broken(s) => send_broken(s, flags),
@@ -67,6 +73,9 @@ pub(super) fn leave_to_send(s: &'static Socket, g: u16, fd: c_int, flags: c_int,
     let mut patience = Patience::of(&s.send_timeout_ns);
     loop {
         let _ = to_kernel(s, g, fd, why, false);
+        if s.generation16() == g && s.has(flag::RESET) {
+            return send_broken(s, flags);
+        }
         if !is_resending(s, g) {
             return PASS;
         }
@@ -79,54 +88,165 @@ pub(super) fn leave_to_send(s: &'static Socket, g: u16, fd: c_int, flags: c_int,
     }
 }
 
-#[inline]
-pub(super) unsafe fn send_attached(s: &'static Socket, g: u16, fd: c_int, iov: &[iovec], flags: c_int) -> Ret {
-    let total = match iov {
-        [one] if one.iov_base as usize >= LOWEST_ADDRESS && one.iov_len <= isize::MAX as usize => one.iov_len,
-        _ => match total_len(iov) {
-            Some(t) => t,
-            None => return -(libc::EFAULT as Ret),
-        },
+/// [`send_attached`] of one buffer.
+#[inline(always)]
+pub(super) unsafe fn send_one(s: &'static Socket, g: u16, fd: c_int, buf: *const u8, len: usize, flags: c_int) -> Ret {
+    if !parts::is_user(buf as usize, len) {
+        return EFAULT;
+    }
+    let total = len.min(MAX_RW_COUNT);
+    let Some(mut held) = tx_for_ring(s, g, total, flags) else {
+        // SAFETY: the caller's buffer.
+        return unsafe { send_otherwise(s, g, fd, &[sys::iov(buf, total)], total, flags) };
     };
+    // SAFETY: as above.
+    let n = match unsafe { put(&mut held.end.ring, buf, total) } {
+        Ok(n) if n > 0 && sent_fast(s, &mut held, n) => n,
+        Ok(_) => 0,
+        Err(e) => return copy_failed(s, fd, e),
+    };
+    if n == total {
+        return n as Ret;
+    }
+    // SAFETY: as above.
+    unsafe { send_slow(s, g, fd, &[sys::iov(buf, total)], total, n, flags, held) }
+}
+
+/// `iov`: as `parts` makes them, `total` bytes together.
+#[inline(always)]
+pub(super) unsafe fn send_attached(s: &'static Socket, g: u16, fd: c_int, iov: &[iovec], total: usize, flags: c_int) -> Ret {
+    let Some(mut held) = tx_for_ring(s, g, total, flags) else {
+        // SAFETY: the caller's buffers.
+        return unsafe { send_otherwise(s, g, fd, iov, total, flags) };
+    };
+    // SAFETY: as above.
+    let n = match unsafe { fill(&mut held.end.ring, iov, 0) } {
+        Ok(n) if n > 0 && sent_fast(s, &mut held, n) => n,
+        Ok(_) => 0,
+        Err(e) => return copy_failed(s, fd, e),
+    };
+    if n == total {
+        return n as Ret;
+    }
+    // SAFETY: as above.
+    unsafe { send_slow(s, g, fd, iov, total, n, flags, held) }
+}
+
+/// The sending half for a send that can go into the ring as it is. `None`: for [`send_otherwise`].
+#[inline(always)]
+fn tx_for_ring(s: &'static Socket, g: u16, total: usize, flags: c_int) -> Option<TxHeld<'static>> {
+    const NOT_PLAIN: u32 = flag::SHUT_WR | flag::CARRIER_SPOKE | flag::CORRUPT | flag::BROKEN_OFF | flag::RESET | flag::CORKED;
+    if s.is_inherited() || flags & !PLAIN_FLAGS != 0 || total == 0 {
+        return None;
+    }
+    let held = try_tx(s, g)?;
+    (!s.has(NOT_PLAIN) && held.end.switch.state() == TxState::Fast && !held.end.switches.are_ordered()).then_some(held)
+}
+
+/// A send that cannot go into the ring as it is, or only when another thread is done with it.
+#[cold]
+#[inline(never)]
+unsafe fn send_otherwise(s: &'static Socket, g: u16, fd: c_int, iov: &[iovec], total: usize, flags: c_int) -> Ret {
     if s.is_inherited() {
         // The sending direction is the carrier's from here on, whatever becomes of the other.
         return leave_to_send(s, g, fd, flags, Reason::InheritedByFork);
     }
-    let mut held = match hold_tx(s, g) {
-        Ok(h) => h,
-        Err(NotHeld::Reentrant) => return EAGAIN,
-        Err(NotHeld::Changed) => return PASS,
-    };
-    let plain = flags & !SEND_FLAGS == 0 && s.flags.load(Acquire) & (flag::SHUT_WR | flag::CARRIER_SPOKE | flag::CORRUPT | flag::BROKEN_OFF) == 0;
-    if plain && held.end.switch.state() == TxState::Fast && held.end.test_switch == 0 && total > 0 {
+    match hold_tx(s, g) {
         // SAFETY: the caller's buffers.
-        let n = match unsafe { fill(&mut held.end.ring, iov, 0) } {
-            Ok(n) => n,
-            Err(_) => return corrupt(s, fd),
-        };
-        if n > 0 {
-            sent_fast(s, &mut held, n);
-            if n == total {
-                return n as Ret;
-            }
-        }
-        // SAFETY: the caller's buffers.
-        return unsafe { send_slow(s, g, fd, iov, total, n, flags, held) };
+        Ok(held) => unsafe { send_slow(s, g, fd, iov, total, 0, flags, held) },
+        Err(NotHeld::Reentrant) => EAGAIN,
+        Err(NotHeld::Changed) => PASS,
     }
-    // SAFETY: the caller's buffers.
-    unsafe { send_slow(s, g, fd, iov, total, 0, flags, held) }
 }
 
-#[inline]
-pub(super) fn sent_fast(s: &Socket, held: &mut TxHeld<'_>, n: usize) {
-    held.end.ring.publish();
+/// Bytes were put into the ring: tells the consumer, and the switch. False: the peer is closing, and whether it has seen them nobody knows.
+/// They do not count as sent, and the kernel says what becomes of them (`peer_is_going`). A close says that it ends before it
+/// looks for unread bytes; so either it has found these, or this finds that.
+#[inline(always)]
+pub(super) fn sent_fast(s: &Socket, held: &mut TxHeld<'_>, n: usize) -> bool {
+    s.said.tail.store(held.end.ring.publish(), Relaxed);
+    if !held.notify() {
+        return false;
+    }
+    watch::watch();
     let _ = held.end.switch.on_accepted(n as u64);
-    held.notify();
     if let Some(r) = s.record()
         && let Some(w) = r.tx_bytes.get(held.channel.path() as usize)
     {
         bump(w, n as u64);
     }
+    true
+}
+
+/// Bytes are held back for at most so long (tcp(7): TCP_CORK).
+const HOLD_NS: u64 = 200_000_000;
+/// A full segment of the loopback device is sent, whatever is to follow.
+const HOLD_BYTES: usize = 65_483;
+
+/// The application says that more is to follow.
+fn waits_for_more(s: &Socket, flags: c_int) -> bool {
+    flags & libc::MSG_MORE != 0 || s.has(flag::CORKED)
+}
+
+/// As [`sent_fast`], but the peer is not told before more has come, or a time has passed. False: it is to be told now. (Between hosts
+/// always: what this process has not handed to the device goes with it. Nor without the thread that would do it in time.)
+#[cold]
+fn hold_back(s: &Socket, h: &mut TxHeld<'_>, n: usize, flags: c_int) -> bool {
+    let held = h.end.ring.unpublished();
+    let is_full = held >= HOLD_BYTES.min(h.end.ring.size() / 4);
+    if !waits_for_more(s, flags) || is_full || h.channel.wire().is_some() || s.is_inherited() || !service::is_running() {
+        return false;
+    }
+    h.end.ring.hold();
+    let _ = h.end.switch.on_accepted(n as u64);
+    if let Some(r) = s.record() {
+        r.add_tx(Path::Shm, n as u64);
+    }
+    if held == n {
+        h.end.held_since = sys::now_ns();
+        s.raise(flag::HOLDS);
+        service::held_until(h.end.held_since.saturating_add(HOLD_NS));
+    }
+    true
+}
+
+/// Shows the peer what the ring holds back.
+pub(super) fn publish_held(h: &mut TxHeld<'_>) {
+    if h.end.switch.state() == TxState::Fast && h.end.ring.unpublished() != 0 {
+        h.said.tail.store(h.end.ring.publish(), Relaxed);
+        h.notify();
+    }
+}
+
+/// The connection is not corked any more, or what waits is to be pushed.
+pub(crate) fn send_held(s: &'static Socket, g: u16) {
+    let Ok(mut h) = hold_tx(s, g) else { return };
+    if s.is_inherited() && h.end.ring.unpublished() != 0 {
+        // As with all that a child sends.
+        demote_tx(s, &mut h, true);
+    }
+    publish_held(&mut h);
+}
+
+/// What has been held back for long enough is sent. When the next is due; 0: nothing is held back. Service thread.
+pub(crate) fn send_held_in_time() -> u64 {
+    let now = sys::now_ns();
+    let mut next = 0;
+    fd_table::for_each(|_, entry| {
+        let Entry::Socket(s, g) = entry else { return };
+        if !s.has(flag::HOLDS) || s.is_inherited() {
+            return;
+        }
+        let Ok(mut h) = hold_tx(s, g) else { return };
+        let due = h.end.held_since.saturating_add(HOLD_NS);
+        if h.end.ring.unpublished() != 0 && due > now {
+            next = if next == 0 { due } else { due.min(next) };
+            return;
+        }
+        publish_held(&mut h);
+        s.lower(flag::HOLDS);
+    });
+    next
 }
 
 /// Sends on, from byte `done`: promotes, waits for room, or goes through the kernel.
@@ -143,7 +263,7 @@ pub(super) unsafe fn send_slow(
     flags: c_int,
     held: TxHeld<'static>,
 ) -> Ret {
-    let nonblocking = s.has(flag::NONBLOCK) || flags & libc::MSG_DONTWAIT != 0;
+    let nonblocking = never_waits(s, Side::Send, flags);
     let timeout = s.send_timeout_ns.load(Relaxed);
     let mut deadline = 0;
     // Dropped after `held`.
@@ -178,10 +298,11 @@ pub(super) unsafe fn send_slow(
         if s.has(flag::CORRUPT) {
             return finish(done, ECONNRESET);
         }
-        if is_broken(s) {
+        // (On the ring `peer_is_going` looks.)
+        if is_broken(s) || (h.end.switch.state() != TxState::Fast && is_reset(s, fd)) {
             return if done > 0 { done as Ret } else { send_broken(s, flags) };
         }
-        test_switch_tx(s, h);
+        switch_if_ordered(s, h);
         if flags & libc::MSG_OOB != 0 && !h.end.never {
             // The receiver's urgent byte stands outside of the bytes that it reads: offsets would no longer agree.
             h.end.never = true;
@@ -220,7 +341,9 @@ pub(super) unsafe fn send_slow(
             match unsafe { fill(&mut h.end.ring, iov, done) } {
                 Ok(0) => {}
                 Ok(n) => {
-                    sent_fast(s, h, n);
+                    if !hold_back(s, h, n, flags) && !sent_fast(s, h, n) {
+                        continue;
+                    }
                     done += n;
                     if done == total {
                         return done as Ret;
@@ -229,12 +352,18 @@ pub(super) unsafe fn send_slow(
                         continue;
                     }
                 }
-                Err(_) => return finish(done, corrupt(s, fd)),
+                Err(CopyError::BadAddress) => return finish(done, EFAULT),
+                Err(CopyError::PeerCorrupt) => return finish(done, corrupt(s, fd)),
             }
+            publish_held(h);
             match h.end.ring.want_space(1) {
                 Ok(true) => continue,
                 Ok(false) => {}
                 Err(_) => return finish(done, corrupt(s, fd)),
+            }
+            if nonblocking && carrier_is_due(s, ASK_CARRIER_TICKS) && peer_has_ended(s, fd) {
+                s.raise(flag::CARRIER_SPOKE);
+                continue;
             }
             if nonblocking {
                 return finish(done, EAGAIN);
@@ -265,8 +394,20 @@ pub(super) unsafe fn send_slow(
                 }
                 continue;
             }
+            // What it says of a peer that was reset is not what the application is told: no signal either.
+            let doubt = if lies_unread(s) { libc::MSG_NOSIGNAL } else { 0 };
             // SAFETY: the caller's buffers.
-            let r = unsafe { kernel_send(fd, iov, done, flags | libc::MSG_DONTWAIT) };
+            let r = unsafe { kernel_send(fd, iov, done, flags | libc::MSG_DONTWAIT | doubt) };
+            if r < 0 && is_reset_by(s, fd, -r as c_int) {
+                continue;
+            }
+            if r == ECONNRESET && done > 0 && h.channel.wire().is_none() {
+                // It belongs to the next call.
+                s.raise(flag::RESET);
+            }
+            if r == -(libc::EPIPE as Ret) && doubt & !flags != 0 {
+                sys::raise(libc::SIGPIPE);
+            }
             if r >= 0 {
                 let _ = h.end.switch.on_accepted(r as u64);
                 if let Some(rec) = s.record() {
@@ -286,7 +427,11 @@ pub(super) unsafe fn send_slow(
                 return done as Ret;
             }
             // SAFETY: the caller's buffers; the kernel answers EPIPE and sends SIGPIPE as it must.
-            return unsafe { kernel_send(fd, iov, done, flags) };
+            let r = unsafe { kernel_send(fd, iov, done, flags) };
+            if r == ECONNRESET {
+                s.raise(flag::TOLD);
+            }
+            return r;
         } else if s.has(flag::SHUT_WR) {
             // Shut down, but bytes still go before the FIN: the kernel cannot say it yet.
             if done == 0 && flags & libc::MSG_NOSIGNAL == 0 {
@@ -330,24 +475,30 @@ pub(super) unsafe fn kernel_send(fd: c_int, iov: &[iovec], done: usize, flags: c
                 let mut m: msghdr = core::mem::zeroed();
                 m.msg_iov = iov.as_ptr().add(i).cast_mut();
                 m.msg_iovlen = iov.len() - i;
-                sys::sendmsg(fd, &m, flags)
+                sys::app::sendmsg(fd, &m, flags)
             };
         }
         // SAFETY: within the caller's buffer.
-        return unsafe { sys::sendto(fd, v.iov_base.cast::<u8>().add(skip), v.iov_len - skip, flags) };
+        return unsafe { sys::app::sendto(fd, v.iov_base.cast::<u8>().add(skip), v.iov_len - skip, flags) };
     }
     // SAFETY: nothing to send: the kernel checks the socket's state.
-    unsafe { sys::sendto(fd, core::ptr::null(), 0, flags) }
+    unsafe { sys::app::sendto(fd, core::ptr::null(), 0, flags) }
 }
 
-/// The peer closed or is closing: from here on the kernel knows best what a send means (EPIPE, ECONNRESET, or bytes to a peer that
-/// only closed its sending half).
+/// The peer closed or is closing: from here on the kernel knows best what a send means (EPIPE, ECONNRESET, or bytes to a peer without a
+/// word that only closed its sending half). One that has said that is not going.
 pub(super) fn peer_is_going(s: &Socket, h: &TxHeld<'_>, fd: c_int) -> bool {
-    if h.words.quiet[quiet::REQUEST].load(Relaxed) & quiet::CLOSED != 0 {
+    if h.channel.peer_ends(h.slot) || h.words.quiet[quiet::REQUEST].load(Relaxed) & quiet::CLOSED != 0 {
         return true;
     }
     if !s.has(flag::CARRIER_SPOKE) {
         return false;
+    }
+    if is_reset(s, fd) {
+        return true;
+    }
+    if h.channel.peer_half_closed(h.slot) {
+        return sys::poll_now(fd, 0) & (libc::POLLHUP | libc::POLLERR) != 0;
     }
     if peer_has_ended(s, fd) {
         return true;
@@ -363,11 +514,27 @@ pub(super) fn demote_tx(s: &Socket, h: &mut TxHeld<'_>, for_good: bool) {
     if for_good {
         h.end.never = true;
     }
+    publish_held(h);
     if let Ok(a) = h.end.switch.demote() {
         publish_announce(h, a);
         show_path(s, true, Way::Carrier);
         h.notify();
     }
+}
+
+/// The carrier's send buffer has grown: who waits for room in a ring finds it there. (Not between hosts, where the peer is asked first.)
+pub(crate) fn on_more_room(s: &'static Socket, g: u16) {
+    if s.is_inherited() {
+        return;
+    }
+    if let Ok(mut h) = hold_tx(s, g)
+        && h.channel.wire().is_none()
+        && h.end.switch.state() == TxState::Fast
+        && !wait::send_room(s, h.channel, h.slot, tx_ring_bytes(s))
+    {
+        demote_tx(s, &mut h, false);
+    }
+    wait::prod(s);
 }
 
 /// Between hosts: whether the peer knows that the stream goes on on the carrier.
@@ -377,7 +544,13 @@ pub(super) fn may_use_carrier(h: &TxHeld<'_>) -> bool {
 
 /// Moves the sending direction onto the ring if the peer is ready for it.
 pub(super) fn promote(s: &Socket, h: &mut TxHeld<'_>, fd: c_int, flags: c_int) -> bool {
-    if h.end.never || flags & !SEND_FLAGS != 0 || s.has(flag::SHUT_WR) {
+    // First: what the peer says of itself it says before it arms.
+    let ack = load_ack(h.words);
+    if h.end.never || h.end.unsettled || !ack.armed || ack.frozen || flags & !SEND_FLAGS != 0 || s.has(flag::SHUT_WR) {
+        return false;
+    }
+    if waits_for_more(s, flags) && unsent(fd) > 0 {
+        // What the carrier holds back has to wait, too.
         return false;
     }
     if peer_is_going(s, h, fd) {
@@ -385,8 +558,7 @@ pub(super) fn promote(s: &Socket, h: &mut TxHeld<'_>, fd: c_int, flags: c_int) -
         return false;
     }
     let link = if h.channel.wire().is_some() { Link::Lossy } else { Link::Reliable };
-    let ack = load_ack(h.words);
-    if link == Link::Lossy && ack.armed && !ack.frozen {
+    if link == Link::Lossy {
         end_in_reset(s, h);
     }
     let Ok(a) = h.end.switch.promote(ack, link) else { return false };
@@ -396,6 +568,7 @@ pub(super) fn promote(s: &Socket, h: &mut TxHeld<'_>, fd: c_int, flags: c_int) -
     match h.end.switch.confirm(load_ack(h.words)) {
         Ok(None) => {
             show_path(s, true, Way::Fast);
+            push_carrier(fd);
             true
         }
         Ok(Some(back)) => {
@@ -406,18 +579,41 @@ pub(super) fn promote(s: &Socket, h: &mut TxHeld<'_>, fd: c_int, flags: c_int) -
     }
 }
 
-/// Test aid: changes the path now and then.
-pub(super) fn test_switch_tx(s: &Socket, h: &mut TxHeld<'_>) {
-    if h.end.test_switch == 0 {
+/// `SIOCOUTQNSD` (linux/sockios.h): what the kernel was given to send and has not sent yet.
+const SIOCOUTQNSD: usize = 0x894b;
+
+fn unsent(fd: c_int) -> c_int {
+    let mut bytes: c_int = 0;
+    if sys::ioctl(fd, SIOCOUTQNSD, &mut bytes as *mut c_int as usize) < 0 { 0 } else { bytes }
+}
+
+/// The next byte goes another way, and the kernel must not wait for it with what it holds back: a part of a packet, by Nagle's
+/// algorithm, by MSG_MORE, by TCP_CORK. (For want of window, or of congestion window, it waits as ever.)
+fn push_carrier(fd: c_int) {
+    if unsent(fd) <= 0 {
         return;
     }
+    let mut nodelay: c_int = 1;
+    let _ = sys::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, &mut nodelay);
+    // To set it overrides all three, a cork too, for what is queued, also for what the window does not admit yet, and also when it is taken
+    // back (net/ipv4/tcp.c: TCP_NAGLE_PUSH).
+    let _ = sys::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, &1);
+    if nodelay == 0 {
+        let _ = sys::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, &0);
+    }
+}
+
+/// The application has set TCP_NODELAY, perhaps in the middle of [`push_carrier`] by another thread: once more, behind that.
+pub(crate) fn on_nodelay(s: &'static Socket, g: u16, fd: c_int, value: c_int) {
+    if let Ok(_held) = hold_tx(s, g) {
+        let _ = sys::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, &value);
+    }
+}
+
+/// Changes the path now and then, where the tests have ordered that.
+fn switch_if_ordered(s: &Socket, h: &mut TxHeld<'_>) {
+    let Some(x) = h.end.switches.next() else { return };
     let between_hosts = h.channel.wire().is_some();
-    // xorshift32, seeded by the variable's value: reproducible for one sequence of calls.
-    let mut x = h.end.test_switch;
-    x ^= x << 13;
-    x ^= x >> 17;
-    x ^= x << 5;
-    h.end.test_switch = x | 1;
     if h.end.switch.state() == TxState::Fast && x.is_multiple_of(16) {
         if between_hosts {
             if x.is_multiple_of(1024) {

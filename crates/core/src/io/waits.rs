@@ -27,6 +27,21 @@ pub(super) fn renew(s: &Socket, fd: &mut c_int) {
     }
 }
 
+/// A call that does not wait, and so would not hear the carrier, asks it now and then: true once in a while.
+pub(crate) fn carrier_is_due(s: &Socket, pause_ticks: u64) -> bool {
+    let due = !carrier_was_asked(s, pause_ticks);
+    if due {
+        s.carrier_asked.store(sys::ticks(), Relaxed);
+    }
+    due
+}
+
+/// Whether one has asked within that time.
+#[inline]
+pub(crate) fn carrier_was_asked(s: &Socket, pause_ticks: u64) -> bool {
+    sys::ticks().wrapping_sub(s.carrier_asked.load(Relaxed)) <= pause_ticks
+}
+
 /// Something that is under way, a call that blocks or a pull-back: keeps the connection from being taken apart by a close meanwhile.
 pub(super) struct Blocking(pub(super) &'static Socket, pub(super) u16);
 
@@ -46,18 +61,31 @@ impl Drop for Blocking {
     }
 }
 
-/// A signal handler ran during a wait. `None`: the call goes on, as the kernel would have restarted it; otherwise the call's result.
+/// A wait was interrupted. `None`: the call goes on; otherwise the call's result.
 ///
-/// The kernel restarts a call that has no time-out (signal(7)) when the handler was installed with SA_RESTART. Which handler ran cannot
-/// be known; so it is done only if all of the process's handlers have it.
+/// A call that has no time-out begins again behind a handler that was installed with SA_RESTART (signal(7)). Of a handler that was installed
+/// past us nobody knows that it ran; the call goes on then if all of the process's handlers have it.
 #[cold]
 pub(super) fn interrupted(timeout_ns: i64) -> Option<Ret> {
+    if let Some(by) = signals::pending() {
+        return Some(if by.restarts && timeout_ns <= 0 { RESTART } else { -(libc::EINTR as Ret) });
+    }
     // libc's own two signals, 32 and 33, are none of the application's.
     if timeout_ns > 0 || !(1..=64).filter(|n| !matches!(n, 32 | 33)).all(sys::handler_restarts) {
         return Some(-(libc::EINTR as Ret));
     }
     // The thread may have been cancelled, which only the hook can see to.
     lifecycle::threads_are_cancelled().then_some(RESTART)
+}
+
+/// Whether a call on `s` ends where it would have to wait (sock_rcvtimeo, sock_sndtimeo).
+#[inline]
+pub(super) fn never_waits(s: &Socket, side: Side, flags: c_int) -> bool {
+    let timeout_ns = match side {
+        Side::Receive => &s.receive_timeout_ns,
+        Side::Send => &s.send_timeout_ns,
+    };
+    s.has(flag::NONBLOCK) || flags & libc::MSG_DONTWAIT != 0 || timeout_ns.load(Relaxed) < 0
 }
 
 /// How long one call may wait: SO_RCVTIMEO or SO_SNDTIMEO, counted from its first wait.

@@ -826,10 +826,10 @@ fn zero(w: &RingWords) {
     }
 }
 
-/// A channel that nobody shares (`map_shared`: so that the kernel need not copy it after a fork). Its memory stays where it is for ever.
+/// A channel that nobody shares (`map_own`: no forked child has it, and the kernel need not copy it). Its memory stays where it is for ever.
 fn new_channel(side: usize) -> Option<&'static Channel> {
-    let mem = NonNull::new(sys::map_shared(-1, size_of::<ChannelMem>()))?;
-    let wire = NonNull::new(sys::map_shared(-1, size_of::<Wire>()))?;
+    let mem = NonNull::new(sys::map_own(size_of::<ChannelMem>()))?;
+    let wire = NonNull::new(sys::map_own(size_of::<Wire>()))?;
     let at = NonNull::new(sys::map_private(size_of::<Channel>()))?.cast::<Channel>().as_ptr();
     // SAFETY: fresh zeroed memory of a Channel's size and alignment (pages); these fields never change again.
     unsafe {

@@ -63,7 +63,7 @@ pub(super) fn pause_after(why: Reason) -> u64 {
 pub(super) fn settings(lanes: u16, immediate: bool) -> Settings {
     let depth = (u32::from(lanes) * 16).clamp(32, 128);
     let turn_bytes = lifecycle::config().buffer_bytes.max(4096);
-    Settings { sends: depth, receives: depth, peer_receives: depth, inline_bytes: 64, immediate, words: false, slots: lanes, turn_bytes }
+    Settings { sends: depth, receives: depth, peer_receives: depth, inline_bytes: 64, immediate, slots: lanes, turn_bytes }
 }
 
 impl Devices {

@@ -78,7 +78,7 @@ impl Remote {
             }
             return Err(Reason::NoMemory);
         }
-        let memory = NonNull::new(sys::map_shared(-1, bytes)).ok_or(Reason::NoMemory)?;
+        let memory = NonNull::new(sys::map_own(bytes)).ok_or(Reason::NoMemory)?;
         let Some(domain) = l.domain.as_ref() else { return Err(Reason::RdmaRefused) };
         // SAFETY: mapped just now, for this alone; unmapped when the pool hands it back.
         match unsafe { arenas.pool.grow(&verbs, domain, memory, bytes) } {

@@ -325,7 +325,7 @@ impl Remote {
             verbs.create(pair, &domain, queue.hub.queue(), capacity).map_err(devices::reason_of)?;
             stats::count(Counter::RdmaPairsCreated);
             let bytes = settings.receives as usize * 64;
-            let memory = NonNull::new(sys::map_shared(-1, bytes)).ok_or(Reason::NoMemory)?;
+            let memory = NonNull::new(sys::map_own(bytes)).ok_or(Reason::NoMemory)?;
             let words = usize::from(settings.slots);
             let context = PairContext {
                 channel,

@@ -498,10 +498,7 @@ impl Rig {
 
     /// Both directions are on the ring at both ends.
     fn is_fast(&self, i: usize) -> bool {
-        self.conns[i].iter().all(|e| {
-            let slot = e.socket.slot.load(Relaxed) as usize;
-            e.socket.is(ATTACHED) && e.socket.channel().is_some_and(|c| io::sends_fast(c, slot) && io::receives_fast(c, slot))
-        })
+        self.conns[i].iter().all(|e| e.socket.is(ATTACHED) && e.socket.channel().is_some() && e.socket.said.sends_fast() && e.socket.said.receives_fast())
     }
 
     fn reason(&self, i: usize, side: usize) -> Reason {
@@ -576,10 +573,7 @@ impl Rig {
         let mut text = String::new();
         for (i, c) in self.conns.iter().enumerate() {
             for (side, e) in c.iter().enumerate() {
-                let (tx, rx) = e.socket.channel().map_or((false, false), |c| {
-                    let slot = e.socket.slot.load(Relaxed) as usize;
-                    (io::sends_fast(c, slot), io::receives_fast(c, slot))
-                });
+                let (tx, rx) = e.socket.channel().map_or((false, false), |_| (e.socket.said.sends_fast(), e.socket.said.receives_fast()));
                 text += &format!(
                     "connection {i} side {side} (host {}, {:?}): state {} flags {:#x} offered {} slot {} fast {tx}/{rx} sent {} received {} over {:?} open {} carrier {:?} ({})\n",
                     e.host,
@@ -762,10 +756,10 @@ fn begin(fd: c_int, connector: bool) -> &'static Socket {
         &*memory
     };
     s.owner.store(lifecycle::process(), Relaxed);
-    s.flags.store(flag::REMOTE | if connector { flag::CONNECTOR } else { 0 }, Relaxed);
+    s.flags.store(flag::REMOTE | flag::WAITS_SEEN | if connector { flag::CONNECTOR } else { 0 }, Relaxed);
     s.slot.store(u32::MAX, Relaxed);
     s.fd.store(fd, Relaxed);
-    s.refs.store(1, Relaxed);
+    s.refs.store(u64::from(s.generation.load(Relaxed)) << 32 | 1, Relaxed);
     s.forks.store(lifecycle::forks(), Relaxed);
     s.record.store(stats::open(fd, Reason::Negotiating), Relaxed);
     s.state.store(CANDIDATE, Release);

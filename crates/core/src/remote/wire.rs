@@ -112,6 +112,7 @@ fn tell(link: &Arc<Link>, news: News) {
     match news {
         News::Data { slot: lane } => {
             if let Some(slot) = context.slot(lane) {
+                crate::io::watch_here();
                 fence(SeqCst);
                 channel.announce_here(slot, channel.words(slot, channel.side ^ 1).quiet[quiet::NOTIFY].load(Relaxed));
             }
@@ -132,7 +133,7 @@ fn tell(link: &Arc<Link>, news: News) {
             context.lost.store(true, Release);
             call_thread();
         }
-        News::Opened { .. } | News::Closed { .. } | News::Words { .. } | News::Drained { .. } => {}
+        News::Opened { .. } | News::Closed { .. } => {}
     }
 }
 
@@ -301,7 +302,7 @@ impl Channel {
     /// that followed the change.
     pub(crate) fn announce_here(&self, slot: usize, notify: u64) {
         let epoll = (notify & 0xffff) as usize;
-        if epoll != 0 && epoll <= PLACES && self.my_place(epoll - 1).announce_fenced(slot as u16) {
+        if epoll != 0 && epoll <= PLACES && self.my_place(epoll - 1).announce_in_order(slot as u16, || self.stamp(slot, self.side ^ 1)) {
             self.ring_own_doorbell(epoll - 1);
         }
         let thread = (notify >> 16 & 0xffff) as usize;

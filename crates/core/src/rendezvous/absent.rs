@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 pub(crate) struct Absent([AtomicU64; PLACES]);
 
 const PLACES: usize = 4096;
-const ABSENT_MS: u64 = 250;
+const ABSENT_MS: u64 = 50;
 const MASK: u64 = (1 << 24) - 1;
 const NEVER: u64 = 0;
 
@@ -25,7 +25,7 @@ impl Absent {
     fn is_known_at(&self, port: u16, later: bool, now_ms: u64) -> bool {
         let word = self.0.get(port as usize % PLACES).map_or(0, |w| w.load(Relaxed));
         let until = if later { word >> 24 } else { word };
-        // (After four and a half hours an old word looks like a new one for a quarter of a second.)
+        // (After four and a half hours an old word looks like a new one for a moment.)
         let left = until.wrapping_sub(now_ms) & MASK;
         word >> 48 == u64::from(port) && until & MASK != NEVER && left.wrapping_sub(1) < ABSENT_MS
     }

@@ -121,6 +121,10 @@ impl State {
         let memfd = arena::create_sealed(b"netacc-channel\0", CHANNEL_BYTES).map_err(OfferError::Memory)?;
         let made = self.make_channel(i, memfd).map_err(OfferError::Memory);
         let told = made.and_then(|c| {
+            // The peer is verified. From here on it passes doorbells.
+            if let Some(l) = self.link(i) {
+                strangers::take_descriptors(l.fd);
+            }
             let m = proto::Channel { channel_bytes: CHANNEL_BYTES as u64, slots: SLOTS as u32, places: PLACES as u32 };
             self.post(i, Message::Channel(m), memfd).map_err(OfferError::Link).map(|()| c)
         });
@@ -162,6 +166,13 @@ impl State {
         }
         let Some([to_us, from_us]) = pool.rings(s.pair) else { return Err(Violation::Malformed) };
         let ring = pool.ring_bytes() as u32;
+        // It may have been announced once more meanwhile.
+        if let Some(t) = self.tables.as_mut()
+            && let Some(again) = t.candidates.find_number(token, |x| x.link == i)
+        {
+            t.candidates.remove(again);
+            l.candidates = l.candidates.saturating_sub(1);
+        }
         let waiting = self.tables.as_mut().and_then(|t| t.accepted.remove(s.waiting));
         let live = waiting.filter(|(_, m)| m.is_current() && m.socket.is(socket::CANDIDATE)).map(|(_, m)| m);
         s.state = SlotState::Live;

@@ -3,7 +3,7 @@
 //! Names of abstract sockets are first come, first served: anybody may hold `netacc/1/<port>/<k>`, and anybody may connect to
 //! ours and claim any connection. So before memory is shared for a connection, each side asks the kernel:
 //!
-//! - a peer that runs as the same user as we is taken at its word (it could read our memory and our sockets anyway);
+//! - a peer that runs as the same user as we is taken at its word (also one that is confined, and could not read our memory or our sockets);
 //! - any other must be the user that owns the other end of *this very* TCP connection (`NETLINK_SOCK_DIAG`, or
 //!   `/proc/net/tcp*` where that is missing). No answer is a no.
 //!
@@ -73,7 +73,7 @@ fn maps_all(uid_map: &[u8]) -> bool {
     words.next() == Some(b"0") && words.next() == Some(b"0") && words.next() == Some(b"4294967295")
 }
 
-fn read_start(path: &[u8], into: &mut [u8]) -> usize {
+pub(crate) fn read_start(path: &[u8], into: &mut [u8]) -> usize {
     let fd = numbers::make(|| sys::open(path, libc::O_RDONLY | libc::O_CLOEXEC, 0));
     if fd < 0 {
         return 0;
@@ -106,8 +106,9 @@ enum Answer {
 const NETLINK_SOCK_DIAG: c_int = 4;
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const NLMSG_ERROR: u16 = 2;
-/// TCP states that have an owner: all but TIME_WAIT (6), CLOSE (7), LISTEN (10) and NEW_SYN_RECV (12).
-const OWNED_STATES: u32 = 1 << 1 | 1 << 2 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 8 | 1 << 9 | 1 << 11;
+/// TCP states that have an owner: all but SYN_SENT (2), TIME_WAIT (6), CLOSE (7), LISTEN (10) and NEW_SYN_RECV (12). Anybody can send a SYN
+/// to an end whose peer is long gone, from the peer's address: that is nobody's connection.
+const OWNED_STATES: u32 = 1 << 1 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 8 | 1 << 9 | 1 << 11;
 
 /// `struct inet_diag_sockid`: ports and addresses in network order.
 #[repr(C)]

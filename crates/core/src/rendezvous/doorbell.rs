@@ -2,20 +2,21 @@
 
 use super::*;
 
-/// What a peer passes as a doorbell must be an eventfd: writing 0 to anything else could block, or do worse.
+/// What a peer passes as a doorbell must be an eventfd: a read of anything else could block, or do worse. Asked in the thread whose number it is.
 pub(super) fn is_doorbell(fd: c_int) -> bool {
-    let mut path = [0u8; 32];
+    let mut path = [0u8; 48];
     let mut out = [0u8; 32];
-    let len = decimal_path(b"/proc/self/fd/", fd as u32, &mut path);
+    let len = decimal_path(b"/proc/thread-self/fd/", fd as u32, &mut path);
     let n = sys::readlink(path.get(..=len).unwrap_or(&[0]), &mut out);
     if n > 0 {
         return out.get(..n as usize) == Some(b"anon_inode:[eventfd]");
     }
-    // No /proc: at least it is of the family that eventfds belong to.
-    let own = numbers::make(|| sys::eventfd(0, libc::EFD_CLOEXEC));
-    let same = own >= 0 && sys::inode(own) == sys::inode(fd);
+    // No /proc: at least it is of the family that eventfds belong to, and no read of them waits.
+    let own = sys::eventfd(0, libc::EFD_CLOEXEC) as c_int;
+    let family = sys::inode_as_known(own);
+    let same = family.is_some() && family == sys::inode_as_known(fd);
     if own >= 0 {
-        fd_table::close_internal(own);
+        let _ = sys::close(own);
     }
     same
 }

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::log::warn_log;
+use crate::shared;
 
 /// Faults of peers are logged no more often.
 const LOG_EVERY_NS: u64 = 1_000_000_000;
@@ -23,6 +24,9 @@ impl State {
     /// A place for a new link; `foreign`: to another user's process.
     pub(super) fn free_link(&self, foreign: bool) -> Option<usize> {
         let me = sys::geteuid();
+        if strangers::is_overrun() {
+            return None;
+        }
         if foreign && self.links.iter().filter(|l| l.phase != Phase::Free && l.peer.uid != me).count() >= FOREIGN_LINKS {
             return None;
         }
@@ -30,17 +34,21 @@ impl State {
     }
 
     /// Makes a link of a connected control socket (one of the library's own, which is closed when that fails).
-    pub(crate) fn open_link(&mut self, fd: c_int, role: Role, port: u16, k: u8) -> Option<usize> {
-        let opened = self.try_open_link(fd, role, port, k);
+    pub(crate) fn open_link(&mut self, fd: c_int, role: Role) -> Option<usize> {
+        let opened = self.try_open_link(fd, role);
         if opened.is_none() {
-            fd_table::close_internal(fd);
+            strangers::close(fd);
         }
         opened
     }
 
-    fn try_open_link(&mut self, fd: c_int, role: Role, port: u16, k: u8) -> Option<usize> {
+    fn try_open_link(&mut self, fd: c_int, role: Role) -> Option<usize> {
         let peer = auth::peer_of(fd)?;
         let i = self.free_link(peer.uid != sys::geteuid())?;
+        if role == Role::Connector {
+            // Before its own greeting, and long before the memory comes.
+            strangers::take_descriptors(fd);
+        }
         if sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_PASSCRED, &1i32) < 0 {
             return None;
         }
@@ -56,7 +64,7 @@ impl State {
             return None;
         }
         let l = self.link_mut(i)?;
-        *l = Link { phase: Phase::Greeting, serial, fd, role, port, k, peer, since: sys::now_ns(), ..Link::new() };
+        *l = Link { phase: Phase::Greeting, serial, fd, role, peer, since: sys::now_ns(), ..Link::new() };
         Some(i)
     }
 
@@ -73,6 +81,9 @@ impl State {
         if l.queue.len() >= QUEUE {
             return Err(Violation::Stuck);
         }
+        if l.queue.try_reserve(1).is_err() {
+            return Err(Violation::NoMemory);
+        }
         let own = if message.fds() != 0 { copy_internal(fd) } else { -1 };
         if message.fds() != 0 && own < 0 {
             return Err(Violation::NoDescriptor);
@@ -84,7 +95,8 @@ impl State {
 
     /// Sends now or not at all: the way of application threads, and of what is tried again later.
     pub(super) fn try_send(&mut self, i: usize, message: Message) -> bool {
-        let Some(l) = self.link(i).filter(|l| l.is_read()) else { return false };
+        let Some(l) = self.link_mut(i).filter(|l| l.is_read()) else { return false };
+        l.withdrawn |= matches!(message, Message::Withdraw { .. });
         if l.queue.is_empty() {
             match packet::send(l.fd, &message, -1) {
                 0 => return true,
@@ -125,6 +137,7 @@ impl State {
         // SAFETY: a live event.
         let _ = unsafe { sys::epoll_ctl(epoll, libc::EPOLL_CTL_MOD, l.fd, &mut event) };
         let put_off = core::mem::take(&mut l.put_off);
+        let mut left_out = false;
         if l.role == Role::Connector {
             self.announce_all(i);
         }
@@ -133,10 +146,18 @@ impl State {
             let mut at = t.candidates.oldest();
             while let Some(key) = at {
                 if let Some((tuple, _)) = t.candidates.get(key).filter(|(_, c)| c.link == i) {
+                    if tuples.try_reserve(1).is_err() {
+                        // The rest the next time.
+                        left_out = true;
+                        break;
+                    }
                     tuples.push(*tuple);
                 }
                 at = t.candidates.after(key);
             }
+        }
+        if let Some(l) = self.links.get_mut(i) {
+            l.put_off |= left_out;
         }
         Ok(tuples)
     }
@@ -152,10 +173,7 @@ impl State {
             stats::count(Counter::AuthFailures);
         }
         if fault || why == Violation::Impostor {
-            let now = sys::now_ns();
-            let quiet = self.logged_at != 0 && now.saturating_sub(self.logged_at) < LOG_EVERY_NS;
-            if !quiet {
-                self.logged_at = now;
+            if may_log(&mut self.logged_at) {
                 let what = if fault { "broke the rules of the agreement" } else { "is not, or no longer, who made the connection" };
                 warn_log!("process {} (user {}) {what}: its channel is given up", l.peer.pid, l.peer.uid);
             }
@@ -174,13 +192,19 @@ impl State {
         l.phase = Phase::Dead;
         l.candidates = 0;
         if let Some(c) = l.channel {
+            self.to_watch |= 1 << i;
             // The descriptor itself stays ours until the last user left, so that nobody writes into another's.
             c.control.store(-1, Release);
-            c.dead.store(1, Release);
+            c.died_at.store(sys::now_ns(), Relaxed);
+            c.dead.store(1, SeqCst);
             crate::service::died(c);
             stats::count(if fault { Counter::ChannelsFailed } else { Counter::ChannelsClosed });
             let state = if fault { ChannelState::Failed } else { ChannelState::Draining };
-            record(i, |r| r.state.store(state as u32, Relaxed));
+            record(i, |r| {
+                if !is_guilty(r) {
+                    r.state.store(state as u32, Relaxed);
+                }
+            });
         }
         let reason = match why {
             Violation::OtherVersion => Reason::VersionMismatch,
@@ -190,24 +214,27 @@ impl State {
             Violation::NoMemory => Reason::NoMemory,
             _ => Reason::ChannelFailed,
         };
-        let (role, port, k) = (l.role, l.port, l.k);
-        if role == Role::Connector && matches!(why, Violation::Malformed | Violation::Impostor | Violation::OtherVersion) {
-            let p = self.port(port);
-            p.shunned |= 1 << (k % NAMES);
-            p.shunned_until = sys::now_ns() + SHUN_NS;
+        let connector = l.role == Role::Connector;
+        if connector {
+            self.forget_names(i, matches!(why, Violation::Malformed | Violation::Impostor | Violation::OtherVersion | Violation::Kept));
         }
-        let orphans = self.forget_link(i, reason);
+        self.forget_link(i, reason);
         self.recycle(i);
-        if role == Role::Connector && orphans {
-            // The listener may have a successor.
-            self.seek_soon(port);
-        }
     }
 
-    /// Takes a dead link out of the tables. True: one of our sockets has nobody else who was told of it.
-    fn forget_link(&mut self, i: usize, reason: Reason) -> bool {
-        let Some(t) = self.tables.as_mut() else { return false };
+    /// The peer of a channel has broken the rules on a connection. Its process and user, if that is to be logged.
+    pub(crate) fn accuse(&mut self, channel: &Channel) -> Option<(u32, u32)> {
+        let i = self.link_with(channel)?;
+        record(i, |r| r.state.store(ChannelState::Corrupt as u32, Relaxed));
+        let peer = self.link(i)?.peer;
+        may_log(&mut self.logged_at).then_some((peer.pid, peer.uid))
+    }
+
+    /// Takes a dead link out of the tables. For those of our sockets that nobody else was told of, successors are looked for.
+    fn forget_link(&mut self, i: usize, reason: Reason) {
+        let soon = sys::now_ns() + TRY_PAUSE_NS;
         let mut orphans = false;
+        let Some(t) = self.tables.as_mut() else { return };
         let mut at = t.candidates.oldest();
         while let Some(key) = at {
             at = t.candidates.after(key);
@@ -218,12 +245,13 @@ impl State {
         let mut at = t.connected.oldest();
         while let Some(key) = at {
             at = t.connected.after(key);
-            if let Some(m) = t.connected.get_mut(key).filter(|m| m.announced & (1 << i) != 0) {
-                m.announced &= !(1 << i);
-                if m.announced == 0 && m.is_current() {
-                    m.socket.set_reason(reason);
-                    orphans = true;
-                }
+            let Some(m) = t.connected.get_mut(key).filter(|m| m.announced & (1 << i) != 0) else { continue };
+            m.announced &= !(1 << i);
+            if m.announced == 0 && m.is_current() {
+                m.socket.set_reason(reason);
+                m.look_again(soon);
+                t.connected.make_newest(key);
+                orphans = true;
             }
         }
         let mut at = t.accepted.oldest();
@@ -236,7 +264,9 @@ impl State {
                 }
             }
         }
-        orphans
+        if orphans {
+            self.due(soon);
+        }
     }
 
     /// Frees a dead link when no socket is on its channel any more.
@@ -252,9 +282,15 @@ impl State {
             for s in &c.sockets {
                 s.store(core::ptr::null_mut(), Release);
             }
+            shared::remove(c.mem.cast());
             // SAFETY: the mapping is the channel's own; a late reader finds zeros, which say nothing.
             let _ = unsafe { sys::map_over(c.mem.cast(), -1, CHANNEL_BYTES) };
-            record(i, |r| r.state.store(ChannelState::Free as u32, Relaxed));
+            // Who has broken the rules is named until the record is used again.
+            record(i, |r| {
+                if !is_guilty(r) {
+                    r.state.store(ChannelState::Free as u32, Relaxed);
+                }
+            });
         }
         let arenas = l.pool.as_ref().map_or(l.arenas.as_slice(), |p| p.arenas());
         for a in arenas {
@@ -262,7 +298,7 @@ impl State {
             unsafe { a.unmap() };
         }
         if l.fd >= 0 {
-            fd_table::close_internal(l.fd);
+            strangers::close(l.fd);
         }
         *l = Link::new();
     }
@@ -270,13 +306,13 @@ impl State {
     /// Makes room by ending the link that has been of no use for longest. Service thread only.
     pub(crate) fn evict_idle(&mut self) -> bool {
         let now = sys::now_ns();
-        let idle = |l: &&(usize, &Link)| match l.1.phase {
+        let idle = |l: &(usize, &Link)| match l.1.phase {
             Phase::Greeting => now.saturating_sub(l.1.since) > GREETING_NS,
             _ => l.1.is_idle(),
         };
-        let all: Vec<(usize, &Link)> = self.links.iter().enumerate().collect();
-        let gone = all.iter().find(|l| l.1.is_read() && l.1.is_orphan());
-        let victim = gone.or_else(|| all.iter().filter(idle).min_by_key(|l| l.1.since)).map(|l| l.0);
+        let mut all = self.links.iter().enumerate();
+        let gone = all.find(|l| l.1.is_read() && l.1.is_orphan());
+        let victim = gone.or_else(|| self.links.iter().enumerate().filter(idle).min_by_key(|l| l.1.since)).map(|l| l.0);
         if let Some(i) = victim {
             self.end_link(i, Violation::Evicted);
         }
@@ -296,6 +332,12 @@ impl State {
             let mem = sys::map_private(CHANNEL_BYTES);
             let at = sys::map_private(size_of::<Channel>());
             if mem.is_null() || at.is_null() {
+                for (at, bytes) in [(mem, CHANNEL_BYTES), (at, size_of::<Channel>())] {
+                    if !at.is_null() {
+                        // SAFETY: mapped above, and nobody has seen it.
+                        unsafe { sys::unmap(at, bytes) };
+                    }
+                }
                 return Err(MemoryError::NoMemory);
             }
             let at = at.cast::<Channel>();
@@ -309,7 +351,7 @@ impl State {
         // SAFETY: `mem` was written above when the shell was made.
         let mem = unsafe { (*at).mem };
         // SAFETY: nobody uses this channel: its link had been recycled, or never was.
-        if !unsafe { sys::map_over(mem.cast(), memfd, CHANNEL_BYTES) } {
+        if !unsafe { shared::map_over(mem.cast(), memfd, CHANNEL_BYTES) } {
             // The place must stay readable for whoever comes late.
             // SAFETY: as above.
             let _ = unsafe { sys::map_over(mem.cast(), -1, CHANNEL_BYTES) };
@@ -343,6 +385,28 @@ impl State {
             r.state.store(ChannelState::Open as u32, Release);
         });
         Ok(c)
+    }
+
+    /// In a forked child that gives up what it inherited: nobody here uses the parent's channels any more.
+    pub(crate) fn give_up_inherited(&mut self) {
+        for l in self.links.iter_mut().filter(|l| l.phase == Phase::Inherited) {
+            if let Some(c) = l.channel {
+                for d in c.doorbells.iter().chain(&c.own_doorbells) {
+                    let fd = d.swap(-1, AcqRel);
+                    if fd >= 0 {
+                        fd_table::close_internal(fd);
+                    }
+                }
+                c.sockets.iter().for_each(|s| s.store(core::ptr::null_mut(), Release));
+                c.users.store(0, Release);
+                c.control.store(-1, Release);
+                c.dead.store(1, SeqCst);
+            }
+            if l.fd >= 0 {
+                fd_table::close_internal(l.fd);
+            }
+            *l = Link::new();
+        }
     }
 
     /// In a forked child: forgets what is the parent's alone, and keeps what inherited sockets need.
@@ -384,16 +448,38 @@ impl State {
         }
         core::mem::forget(self.tables.take());
         core::mem::forget(core::mem::take(&mut self.to_agree));
-        self.ports = [Port::NONE; PORTS];
+        core::mem::forget(core::mem::take(&mut self.ports));
+        core::mem::forget(core::mem::take(&mut self.port_numbers));
+        (self.next_try, self.wake) = (0, false);
         self.to_recycle = false;
+        self.to_watch = 0;
         self.next_expiry = 0;
         self.next_advert_look = 0;
         self.process = 0;
     }
 }
 
+/// Whether a fault of a peer's is logged: once in a while.
+fn may_log(logged_at: &mut u64) -> bool {
+    let now = sys::now_ns();
+    let quiet = *logged_at != 0 && now.saturating_sub(*logged_at) < LOG_EVERY_NS;
+    if !quiet {
+        *logged_at = now;
+    }
+    !quiet
+}
+
+/// A record says that its channel's peer has broken the rules.
+fn is_guilty(r: &netacc_control::stats::ChannelRecord) -> bool {
+    let state = r.state.load(Relaxed);
+    state == ChannelState::Corrupt as u32 || state == ChannelState::Failed as u32
+}
+
 /// A second descriptor for one of the library's own, which is the library's own too.
 fn copy_internal(fd: c_int) -> c_int {
+    if let Some(error) = crate::inject::call() {
+        return error;
+    }
     let copy = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, fd as usize) as c_int;
     if copy >= 0 {
         fd_table::set(copy, fd_table::Entry::Internal);

@@ -109,6 +109,7 @@ impl<T> Table<T> {
         self.entries.get_mut(i as usize)
     }
 
+    #[cfg(test)]
     pub(crate) fn len(&self) -> u32 {
         self.len
     }
@@ -200,6 +201,55 @@ impl<T> Table<T> {
         self.key_of(self.live(key)?.newer)
     }
 
+    pub(crate) fn newest(&self) -> Option<Key> {
+        self.key_of(self.newest)
+    }
+
+    /// The next older entry.
+    pub(crate) fn before(&self, key: Key) -> Option<Key> {
+        self.key_of(self.live(key)?.older)
+    }
+
+    /// Takes an entry out of the order of ages.
+    fn unlink(&mut self, older: u32, newer: u32) {
+        match self.entry_mut(older) {
+            Some(e) => e.newer = newer,
+            None => self.oldest = newer,
+        }
+        match self.entry_mut(newer) {
+            Some(e) => e.older = older,
+            None => self.newest = older,
+        }
+    }
+
+    pub(crate) fn make_oldest(&mut self, key: Key) {
+        let Some((older, newer)) = self.live(key).map(|e| (e.older, e.newer)) else { return };
+        self.unlink(older, newer);
+        let (i, next) = (key.index(), self.oldest);
+        if let Some(e) = self.entry_mut(i) {
+            (e.older, e.newer) = (NONE, next);
+        }
+        match self.entry_mut(next) {
+            Some(e) => e.older = i,
+            None => self.newest = i,
+        }
+        self.oldest = i;
+    }
+
+    pub(crate) fn make_newest(&mut self, key: Key) {
+        let Some((older, newer)) = self.live(key).map(|e| (e.older, e.newer)) else { return };
+        self.unlink(older, newer);
+        let (i, next) = (key.index(), self.newest);
+        if let Some(e) = self.entry_mut(i) {
+            (e.older, e.newer) = (next, NONE);
+        }
+        match self.entry_mut(next) {
+            Some(e) => e.newer = i,
+            None => self.oldest = i,
+        }
+        self.newest = i;
+    }
+
     pub(crate) fn remove(&mut self, key: Key) -> Option<(Tuple, T)> {
         self.live(key)?;
         let i = key.index();
@@ -234,14 +284,7 @@ impl<T> Table<T> {
                 at = e.next_number;
             }
         }
-        match self.entry_mut(older) {
-            Some(e) => e.newer = newer,
-            None => self.oldest = newer,
-        }
-        match self.entry_mut(newer) {
-            Some(e) => e.older = older,
-            None => self.newest = older,
-        }
+        self.unlink(older, newer);
         let free = self.free;
         self.entry_mut(i)?.next_tuple = free;
         self.free = i;
@@ -302,7 +345,17 @@ mod tests {
         for _ in 0..20_000 {
             x = x.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             let r = (x >> 33) as u16;
-            if !r.is_multiple_of(3) {
+            if r.is_multiple_of(5) && !list.is_empty() {
+                let at = usize::from(r / 5) % list.len();
+                let moved = list.remove(at);
+                if r.is_multiple_of(2) {
+                    t.make_oldest(moved.0);
+                    list.insert(0, moved);
+                } else {
+                    t.make_newest(moved.0);
+                    list.push(moved);
+                }
+            } else if !r.is_multiple_of(3) {
                 let (port, number) = (r / 3 % 16, u64::from(r / 48 % 16));
                 match t.insert(tuple(port), number, number) {
                     Some(k) => list.push((k, port, number)),
@@ -315,8 +368,13 @@ mod tests {
             assert_eq!(t.len() as usize, list.len());
             assert_eq!(t.oldest(), list.first().map(|e| e.0));
             let port = r % 16;
-            assert_eq!(t.find(&tuple(port), |_| true), list.iter().rev().find(|e| e.1 == port).map(|e| e.0));
-            assert_eq!(t.find_number(u64::from(port), |_| true), list.iter().rev().find(|e| e.2 == u64::from(port)).map(|e| e.0));
+            // (Which of several is found depends on when they came, not on their order.)
+            let found = t.find(&tuple(port), |_| true);
+            assert_eq!(found.is_some(), list.iter().any(|e| e.1 == port));
+            assert!(found.is_none_or(|key| list.iter().any(|e| e.0 == key && e.1 == port)));
+            let found = t.find_number(u64::from(port), |_| true);
+            assert_eq!(found.is_some(), list.iter().any(|e| e.2 == u64::from(port)));
+            assert!(found.is_none_or(|key| list.iter().any(|e| e.0 == key && e.2 == u64::from(port))));
         }
         let mut walked = Vec::new();
         let mut at = t.oldest();
@@ -325,5 +383,12 @@ mod tests {
             at = t.after(k);
         }
         assert_eq!(walked, list.iter().map(|e| e.0).collect::<Vec<_>>());
+        walked.clear();
+        let mut at = t.newest();
+        while let Some(k) = at {
+            walked.push(k);
+            at = t.before(k);
+        }
+        assert_eq!(walked, list.iter().rev().map(|e| e.0).collect::<Vec<_>>());
     }
 }

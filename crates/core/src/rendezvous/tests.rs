@@ -1,4 +1,5 @@
 extern crate std;
+use super::doorbell::is_doorbell;
 use super::finding::advert_name;
 use super::*;
 use std::format;

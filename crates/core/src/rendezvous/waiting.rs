@@ -9,11 +9,35 @@ impl State {
             return true;
         }
         let tuple = socket.tuple();
-        let Some(key) = self.tables.as_mut().and_then(|t| add(&mut t.connected, tuple, socket)) else { return false };
-        let told = self.links_to(tuple.peer_port());
+        let at = sys::now_ns() + LOOK_NS[0];
+        let Some(key) = self.tables.as_mut().and_then(|t| add(&mut t.connected, tuple, socket, at)) else { return false };
+        self.announce_to_all(key);
+        self.due(at);
+        true
+    }
+
+    /// Tells all advertisers of a connection's port of it.
+    fn announce_to_all(&mut self, key: Key) {
+        let Some(port) = self.tables.as_ref().and_then(|t| t.connected.get(key)).map(|(t, _)| t.peer_port()) else { return };
+        let told = self.links_to(port);
         for i in (0..LINKS).filter(|i| told & 1 << i != 0) {
             self.announce(i, key);
         }
+    }
+
+    /// A socket that was looked for in vain is used on. Whoever was told of it, and could not serve it then, is told again, and all names are tried.
+    pub(crate) fn look_again(&mut self, socket: &'static Socket) -> bool {
+        let tuple = socket.tuple();
+        let at = sys::now_ns() + LOOK_NS[0];
+        let Some(t) = self.tables.as_mut() else { return false };
+        let Some(key) = t.connected.find(&tuple, |m| m.is(socket)) else { return self.add_connected(socket) };
+        if let Some(m) = t.connected.get_mut(key) {
+            m.announced = 0;
+            m.look_again(at);
+        }
+        t.connected.make_newest(key);
+        self.announce_to_all(key);
+        self.due(at);
         true
     }
 
@@ -22,7 +46,6 @@ impl State {
         self.tables.as_ref().is_some_and(|t| t.connected.find(&tuple, |m| m.is(socket)).is_some())
     }
 
-    /// Tells every advertiser of a socket's port of it, without waiting any longer.
     /// Makes every link that nobody uses too old.
     #[cfg(test)]
     pub(crate) fn make_old(&mut self) {
@@ -30,13 +53,23 @@ impl State {
         self.next_expiry = self.next_expiry.min(1);
     }
 
-    pub(crate) fn has_advertiser(&self, port: u16) -> bool {
-        self.links_to(port) != 0
+    /// Loses all candidates of peers.
+    #[cfg(test)]
+    pub(crate) fn forget_candidates(&mut self) {
+        let Some(t) = self.tables.as_mut() else { return };
+        while let Some(key) = t.candidates.oldest() {
+            t.candidates.remove(key);
+        }
+        self.links.iter_mut().for_each(|l| l.candidates = 0);
     }
 
-    /// The links that take candidates for connections to `port`.
-    pub(super) fn links_to(&self, port: u16) -> u64 {
-        self.links.iter().enumerate().filter(|(_, l)| l.takes_candidates() && l.port == port).fold(0, |m, (i, _)| m | 1 << i)
+    #[cfg(test)]
+    pub(crate) fn candidates(&self) -> u32 {
+        self.tables.as_ref().map_or(0, |t| t.candidates.len())
+    }
+
+    pub(crate) fn has_advertiser(&self, port: u16) -> bool {
+        self.links_to(port) != 0
     }
 
     fn announce(&mut self, i: usize, key: Key) -> bool {
@@ -56,12 +89,14 @@ impl State {
 
     /// Tells a link of all candidates that it does not know yet, as far as there is room.
     pub(crate) fn announce_all(&mut self, i: usize) {
-        let Some(port) = self.link(i).filter(|l| l.takes_candidates()).map(|l| l.port) else { return };
+        if !self.link(i).is_some_and(|l| l.takes_candidates()) {
+            return;
+        }
         let mut left = ANNOUNCE_AT_ONCE;
         let mut at = self.tables.as_ref().and_then(|t| t.connected.oldest());
         while let Some(key) = at {
             let found = self.tables.as_ref().and_then(|t| t.connected.get(key));
-            let wanted = found.is_some_and(|(t, m)| t.peer_port() == port && m.announced & 1 << i == 0);
+            let wanted = found.is_some_and(|(t, m)| m.announced & 1 << i == 0 && self.serves(i, t.peer_port()));
             if wanted {
                 if left == 0 {
                     // The rest when others have had the lock: there is room, so epoll comes back at once.
@@ -82,10 +117,14 @@ impl State {
         let tuple = socket.tuple();
         let t = self.tables.as_mut()?;
         let known = t.accepted.find(&tuple, |m| m.is(socket));
-        let key = known.map_or_else(|| add(&mut t.accepted, tuple, socket), Some)?;
+        let at = sys::now_ns() + VERDICT_NS;
+        let key = known.map_or_else(|| add(&mut t.accepted, tuple, socket, at), Some)?;
         let there = t.candidates.find(&tuple, |_| true).is_some();
         if there && self.to_agree.len() < self.to_agree.capacity() {
             self.to_agree.push(key);
+        }
+        if known.is_none() {
+            self.due(at);
         }
         Some(there)
     }
@@ -133,7 +172,7 @@ impl State {
         }
     }
 
-    pub(super) fn link_with(&self, channel: *const Channel) -> Option<usize> {
+    pub(crate) fn link_with(&self, channel: *const Channel) -> Option<usize> {
         self.links.iter().position(|l| l.channel.is_some_and(|c| core::ptr::eq(c, channel)))
     }
 
@@ -198,7 +237,9 @@ impl State {
         match s.state {
             SlotState::Gone if peer_gone => {}
             // A forked child of ours closed the last descriptor; or a thread of ours has said our last word just now.
-            SlotState::Live if peer_gone && consumed_by(c, slot, c.side).load(Acquire) & quiet::CLOSED != 0 => {
+            // (What the shared word says of our own end the peer may have written.)
+            // SAFETY: null or a socket, which is type-stable memory.
+            SlotState::Live if peer_gone && unsafe { s.socket.as_ref() }.is_some_and(|k| k.said.has_left(s.generation)) => {
                 c.users.fetch_sub(1, AcqRel);
                 if let Some(k) = c.sockets.get(slot) {
                     k.store(core::ptr::null_mut(), Release);
@@ -226,15 +267,27 @@ impl State {
     }
 }
 
-/// Notes a socket; the one that waited longest makes room.
-fn add(table: &mut Table<Mine>, tuple: Tuple, socket: &'static Socket) -> Option<Key> {
-    if table.is_full() {
-        let evicted = table.oldest().and_then(|k| table.remove(k));
-        if let Some((_, m)) = evicted.filter(|(_, m)| m.is_current()) {
-            m.socket.set_reason(Reason::PeerWithoutLibrary);
+impl Mine {
+    /// It is looked for once, at that moment, if it is not looked for anyway.
+    pub(super) fn look_again(&mut self, at: u64) {
+        if self.look_at == 0 {
+            (self.look_at, self.looks) = (at, LOOK_NS.len() as u8 - 1);
         }
     }
-    let key = table.insert(tuple, 0, Mine { socket, generation: socket.generation.load(Acquire), announced: 0, offered: None })?;
+}
+
+/// An accepted connection for which nobody has asked after so long has a peer without the library, as far as can be told.
+const VERDICT_NS: u64 = 1_000_000_000;
+
+/// Notes a socket that is looked for at `look_at`; the one that waited longest makes room, and is noted again by its calls.
+fn add(table: &mut Table<Mine>, tuple: Tuple, socket: &'static Socket, look_at: u64) -> Option<Key> {
+    if table.is_full()
+        && let Some((_, m)) = table.oldest().and_then(|k| table.remove(k)).filter(|(_, m)| m.is_current())
+    {
+        m.socket.judge(Reason::NoRecord);
+    }
+    let key = table.insert(tuple, 0, Mine { socket, generation: socket.generation.load(Acquire), announced: 0, offered: None, look_at, looks: 0 })?;
     socket.raise(socket::flag::NOTED);
+    socket.start(Reason::Negotiating);
     Some(key)
 }

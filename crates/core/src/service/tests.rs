@@ -2,10 +2,16 @@ extern crate std;
 use super::*;
 use crate::channel::{PLACES, SLOTS, quiet};
 use crate::rendezvous::{CHANNEL_BYTES, Phase, REFUSE_NOT_AUTHENTICATED};
+use crate::socket::{RxEnd, TxEnd};
 use crate::{arena, socket};
+use core::ptr::NonNull;
 use netacc_proto::rendezvous::{self as proto, Hello, Role, refuse};
+use netacc_proto::switchover::{Ack, Link, Rx, Tx};
+use netacc_ring::{Consumer, Producer};
 use std::boxed::Box;
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
 use std::vec::Vec;
 
 fn service() -> &'static Service {
@@ -57,6 +63,7 @@ fn attach(s: &Socket) {
     let o = offer_of(s);
     s.slot.store(o.slot, Relaxed);
     s.channel.store(o.channel.cast_mut(), Relaxed);
+    s.said.begin(s.generation.load(Relaxed));
     s.state.store(socket::ATTACHED, Relaxed);
 }
 
@@ -64,6 +71,7 @@ fn attach(s: &Socket) {
 fn last_word(s: &Socket) -> (&'static Channel, usize) {
     let (c, slot) = (channel_of(s), offer_of(s).slot as usize);
     c.words(slot, c.side ^ 1).quiet[quiet::REQUEST].fetch_or(quiet::CLOSED, SeqCst);
+    s.said.leave();
     s.channel.store(core::ptr::null_mut(), Relaxed);
     (c, slot)
 }
@@ -80,9 +88,19 @@ fn settle(all: &[&Service]) {
     }
 }
 
+/// Within this a loaded machine has done what it is to do.
+const LONG_NS: u64 = 60_000_000_000;
+
+/// When what was looked for has been looked for, nothing wakes the thread any more.
+fn nothing_is_due(s: &Service) {
+    crate::testing::pass_ns(2_000_000_000);
+    settle(&[s]);
+    assert_eq!(s.state.lock().next_deed(), 0);
+}
+
 /// Turns until `done`, for so long as a loaded machine may need.
 fn wait_until(all: &[&Service], done: impl Fn() -> bool) {
-    let end = sys::now_ns() + 20_000_000_000;
+    let end = sys::now_ns() + LONG_NS;
     while !done() {
         assert!(sys::now_ns() < end, "did not happen");
         settle(all);
@@ -242,7 +260,7 @@ fn the_advert_of_a_port_goes_when_nobody_listens() {
     assert!(used(a), "an accepted connection still waits");
     assert!(c.connect(cs));
     wait_until(&[a, c], || cs.offered.load(Acquire) == 1 && !used(a));
-    assert_eq!(a.state.lock().next_deed(), 0);
+    nothing_is_due(a);
     // It comes back with the next accept.
     assert!(a.accepting(port) && used(a));
 }
@@ -274,6 +292,110 @@ fn all_advertisers_are_told_and_only_the_acceptor_offers() {
         settle(&all);
     }
     assert_eq!(cs.offered.load(Acquire), 1);
+}
+
+#[test]
+fn one_link_serves_all_ports_of_a_process() {
+    let (a, c) = (service(), service());
+    let links = |s: &Service| s.state.lock().links.iter().filter(|l| l.phase == Phase::Open).count();
+    let nets: Vec<Net> = (0..100).map(|_| Net::new()).collect();
+    let all: Vec<_> = nets
+        .iter()
+        .map(|net| {
+            assert!(a.accepting(net.port()));
+            let (cs, as_, tcp) = net.connect();
+            assert!(c.connect(cs) && a.noted(as_));
+            wait_until(&[a, c], || cs.offered.load(Acquire) == 1 && as_.offered.load(Acquire) == 1);
+            (cs, as_, tcp)
+        })
+        .collect();
+    assert_eq!((links(a), links(c)), (1, 1));
+    assert!(all.iter().all(|(cs, as_, _)| offer_of(cs).slot == offer_of(as_).slot));
+}
+
+#[test]
+fn a_name_that_comes_back_leads_to_the_link_that_is_there() {
+    let (a, c, net) = (service(), service(), Net::new());
+    assert!(a.accepting(net.port()));
+    let (cs, as_, _tcp) = net.connect();
+    assert!(c.connect(cs) && a.noted(as_));
+    wait_until(&[a, c], || cs.offered.load(Acquire) == 1 && as_.offered.load(Acquire) == 1);
+    let mut s = a.state.lock();
+    fd_table::close_internal(core::mem::replace(&mut s.adverts[0].fd, -1));
+    s.adverts[0].port = 0;
+    drop(s);
+    a.advertised[0].store(0, Release);
+    // It is looked for in vain twice, so the name is known to be free.
+    let (late, _accepted, _tcp) = net.connect();
+    assert!(c.connect(late));
+    let turn_for = |ns: u64| {
+        let until = sys::now_ns() + ns;
+        wait_until(&[a, c], || sys::now_ns() > until);
+    };
+    turn_for(120_000_000);
+    assert!(a.accepting(net.port()));
+    turn_for(300_000_000);
+    assert_eq!(c.state.lock().links.iter().filter(|l| l.is_read()).count(), 1);
+}
+
+#[test]
+fn the_port_that_was_advertised_first_makes_room() {
+    let (a, c) = (service(), service());
+    let nets: Vec<Net> = (0..ADVERTS + 40).map(|_| Net::new()).collect();
+    for net in &nets {
+        assert!(a.accepting(net.port()));
+    }
+    // Its connector does not find it, until it accepts again.
+    let (cs, as_, _tcp) = nets[0].connect();
+    assert!(!c.connect(cs));
+    assert!(a.accepting(nets[0].port()) && a.noted(as_));
+    crate::testing::pass_ns(100_000_000);
+    assert!(c.connected(cs, true) && c.noted(cs));
+    wait_until(&[a, c], || cs.offered.load(Acquire) == 1 && as_.offered.load(Acquire) == 1);
+    // The last one is there still.
+    let (cs, _, _tcp) = nets[ADVERTS + 39].connect();
+    assert!(c.connect(cs));
+}
+
+#[test]
+fn who_is_noted_before_its_acceptor_advertises_is_looked_for() {
+    let (a1, a2, c, net) = (service(), service(), service(), Net::new());
+    a1.accepting(net.port());
+    let (cs1, as1, _tcp1) = net.connect();
+    assert!(c.connect(cs1) && a1.noted(as1));
+    wait_until(&[a1, c], || cs1.offered.load(Acquire) == 1);
+    nothing_is_due(c);
+    // The port is known, and all its names were tried a moment ago: the second worker appears now.
+    let (cs2, as2, _tcp2) = net.connect();
+    cs2.raise(flag::CONNECTOR);
+    assert!(c.connected(cs2, false));
+    settle(&[a1, c]);
+    assert!(a2.accepting(net.port()) && a2.noted(as2));
+    assert!(c.noted(cs2));
+    wait_until(&[a1, a2, c], || cs2.offered.load(Acquire) == 1 && as2.offered.load(Acquire) == 1);
+}
+
+#[test]
+fn a_verdict_is_not_for_life() {
+    let (a, c, net) = (service(), service(), Net::new());
+    a.accepting(net.port());
+    let (cs, as_, _tcp) = net.connect();
+    assert!(c.connect(cs));
+    for _ in 0..10 {
+        crate::testing::pass_ns(1_000_000_000);
+        settle(&[a, c]);
+    }
+    nothing_is_due(c);
+    // The acceptor had its candidate, and lost it: it had no slot, say.
+    a.state.lock().forget_candidates();
+    assert!(a.noted(as_));
+    settle(&[a, c]);
+    assert_eq!(cs.offered.load(Acquire), 0);
+    assert!(c.look_again(cs, cs.generation16()));
+    settle(&[a, c]);
+    assert_eq!(offer_of(cs).slot, offer_of(as_).slot);
+    // Told twice of a connection, it holds nothing of it.
+    assert_eq!(a.state.lock().candidates(), 0);
 }
 
 #[test]
@@ -504,9 +626,9 @@ fn the_end_of_a_peer_frees_what_it_held() {
 
 /// A doorbell as `wait` makes it, and whether it was rung since the last look.
 fn doorbell() -> (c_int, impl Fn() -> bool) {
-    let bell = sys::eventfd(1, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) as c_int;
+    let bell = crate::channel::new_doorbell();
     let epoll = sys::epoll_create1(libc::EPOLL_CLOEXEC) as c_int;
-    let mut event = epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: 0 };
+    let mut event = epoll_event { events: crate::channel::DOORBELL_EVENTS, u64: 0 };
     // SAFETY: a live event.
     assert!(unsafe { sys::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, bell, &mut event) } >= 0);
     let heard = move || {
@@ -516,6 +638,166 @@ fn doorbell() -> (c_int, impl Fn() -> bool) {
     };
     assert!(heard());
     (bell, heard)
+}
+
+#[test]
+fn a_file_that_is_not_due_stays_where_it_is() {
+    let (a, net) = (service(), Net::new());
+    a.accepting(net.port());
+    let r = Raw::caller(net.port());
+    r.hello(Role::Connector);
+    settle(&[a]);
+    let place = Message::Place { place: 1 };
+    assert!(matches!(a.state.lock().files_due(0, &place), FilesDue::No), "there is no channel");
+    assert!(matches!(a.state.lock().files_due(0, &Message::Arena(proto::Arena { arena: 0, bytes: 4096 })), FilesDue::No), "an acceptor takes no memory");
+    // The kernel refuses it, where it can.
+    let bell = crate::channel::new_doorbell();
+    r.send_stray(place, bell);
+    settle(&[a]);
+    assert!(r.is_ended());
+    fd_table::close_internal(bell);
+}
+
+#[test]
+fn only_who_cannot_have_meant_another_connection_is_an_impostor() {
+    crate::testing::init();
+    let net = Net::new();
+    let honest = auth::Cred { pid: 1, uid: sys::geteuid() };
+    let stranger = auth::Cred { pid: 1, uid: 4_242_424 };
+    let (_, _, live) = net.connect();
+    let (_, _, over) = net.connect();
+    let (mine, gone) = (view(&live.0), view(&over.0));
+    // It holds the other end.
+    assert_eq!(may_pass(honest, &[mine], false), Ok(()));
+    // It does not, and can have meant no other.
+    assert_eq!(may_pass(stranger, &[mine], false), Err(Violation::Impostor));
+    assert_eq!(may_pass(stranger, &[mine, gone], false), Err(Violation::Impostor));
+    // It may have meant one that was taken back, or that is older than these, or that is over at its end.
+    assert_eq!(may_pass(stranger, &[mine], true), Err(Violation::Evicted));
+    assert_eq!(may_pass(stranger, &[mine; PROOFS], false), Err(Violation::Evicted));
+    assert_eq!(may_pass(stranger, &[], false), Err(Violation::Evicted));
+    over.1.set_nonblocking(true).unwrap();
+    drop(over);
+    assert_eq!(may_pass(stranger, &[mine, gone], false), Err(Violation::Evicted));
+}
+
+#[test]
+fn a_link_remembers_that_a_connection_was_taken_back() {
+    let (c, a, net) = (service(), service(), Net::new());
+    a.accepting(net.port());
+    let (first, second) = (net.connect(), net.connect());
+    assert!(c.connect(first.0) && c.connect(second.0));
+    settle(&[c, a]);
+    let channel = Message::Channel(proto::Channel { channel_bytes: CHANNEL_BYTES as u64, slots: SLOTS as u32, places: PLACES as u32 });
+    let withdrawn = || match c.state.lock().files_due(0, &channel) {
+        FilesDue::IfProven { told, withdrawn, .. } => (told.len(), withdrawn),
+        _ => panic!("the connector is to get a channel"),
+    };
+    assert_eq!(withdrawn(), (2, false));
+    c.closing(first.0);
+    assert_eq!(withdrawn(), (1, true));
+}
+
+/// Two ends of a control connection.
+fn control_pair() -> [c_int; 2] {
+    let mut fds = [-1; 2];
+    // SAFETY: room for two descriptors.
+    assert_eq!(unsafe { libc::socketpair(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0, fds.as_mut_ptr()) }, 0);
+    assert!(sys::setsockopt(fds[1], libc::SOL_SOCKET, libc::SO_PASSCRED, &1i32) >= 0);
+    fds
+}
+
+#[test]
+fn couriers_bring_what_is_of_use_and_nothing_else() {
+    crate::testing::init();
+    let [near, far] = control_pair();
+    let memory = memory(CHANNEL_BYTES);
+    let bell = crate::channel::new_doorbell();
+    let place = Message::Place { place: 7 };
+    let arena = |bytes| Message::Arena(proto::Arena { arena: 0, bytes });
+    for (message, file, good) in [
+        (place, bell, true),
+        (arena(CHANNEL_BYTES as u64), memory, true),
+        (place, memory, false),
+        (place, near, false),
+        (arena(CHANNEL_BYTES as u64), bell, false),
+        (arena(CHANNEL_BYTES as u64 * 2), memory, false),
+    ] {
+        assert_eq!(packet::send(near, &message, file), 0);
+        // Seen as often as one likes, and not taken.
+        for _ in 0..2 {
+            assert!(matches!(packet::receive(far), Received::Files(seen) if seen == message));
+        }
+        match strangers::fetch(far) {
+            Received::Message(got, fd, sender) => {
+                assert!(good && got == message && fd >= 0 && sender.pid == sys::getpid());
+                fd_table::close_internal(fd);
+            }
+            Received::Malformed => assert!(!good),
+            // (Another test has all couriers.)
+            Received::NoDescriptor => {
+                let _ = packet::receive(far);
+                return;
+            }
+            other => panic!("{other:?}"),
+        }
+        assert!(matches!(packet::receive(far), Received::Nothing));
+    }
+    for fd in [near, far] {
+        let _ = sys::close(fd);
+    }
+    for fd in [memory, bell] {
+        fd_table::close_internal(fd);
+    }
+}
+
+#[test]
+fn ringing_keeps_nobody_waiting() {
+    let (bell, heard) = doorbell();
+    for _ in 0..1000 {
+        crate::channel::ring(bell);
+        assert!(heard());
+    }
+    assert!(!heard());
+    // What a process without scruples passes: empty, and made to wait.
+    let empty = sys::eventfd(0, libc::EFD_CLOEXEC) as c_int;
+    crate::channel::ring(empty);
+    // A writer makes itself heard by nobody who waits for a ring.
+    assert_eq!(sys::write(bell, &1u64.to_ne_bytes()), 8);
+    assert!(!heard());
+    assert_eq!(sys::fcntl(bell, libc::F_SETFL, 0), 0);
+    crate::channel::ring(bell);
+    assert!(heard());
+    for fd in [bell, empty] {
+        let _ = sys::close(fd);
+    }
+}
+
+#[test]
+fn a_filter_without_preadv2_silences_no_doorbell() {
+    let (bell, heard) = doorbell();
+    // In a thread of its own, to which the filter belongs.
+    std::thread::spawn(move || {
+        let op = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
+        let mut program = [
+            op(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+            op(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, libc::SYS_preadv2 as u32),
+            op(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+            op(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+        ];
+        let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+        // SAFETY: a filter of four instructions, which the kernel copies.
+        unsafe {
+            assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+            assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter), 0);
+        }
+        assert_eq!(sys::read_nowait(bell, &mut [0; 8]), -(libc::EPERM as isize));
+        crate::channel::ring(bell);
+    })
+    .join()
+    .unwrap();
+    assert!(heard());
+    let _ = sys::close(bell);
 }
 
 #[test]
@@ -591,6 +873,7 @@ fn a_link_that_nobody_uses_goes_and_comes_back() {
     settle(&[a, c]);
     assert_eq!(phases(a), Phase::Open, "in use");
     leave(a, as_);
+    crate::testing::pass_ns(2_000_000_000);
     settle(&[a, c]);
     assert!(a.state.lock().next_deed() > sys::now_ns() + 50_000_000_000, "in a minute");
     leave(c, cs);
@@ -600,7 +883,7 @@ fn a_link_that_nobody_uses_goes_and_comes_back() {
     a.on_time();
     settle(&[a, c]);
     assert_eq!((phases(a), phases(c)), (Phase::Free, Phase::Free));
-    assert_eq!(a.state.lock().next_deed(), 0);
+    nothing_is_due(a);
     agreed();
 }
 
@@ -674,6 +957,29 @@ fn who_has_given_up_a_privilege_cannot_use_it() {
 }
 
 #[test]
+fn a_slot_in_use_stays_whatever_the_peer_writes_in_our_name() {
+    let (a, c, net) = (service(), service(), Net::new());
+    a.accepting(net.port());
+    let (cs, as_, _tcp) = net.connect();
+    assert!(c.connect(cs) && a.noted(as_));
+    settle(&[a, c]);
+    attach(cs);
+    attach(as_);
+    let (channel, slot) = (channel_of(as_), offer_of(as_).slot);
+    let users = channel.users.load(Relaxed);
+    for side in 0..2 {
+        channel_of(cs).words(slot as usize, side).quiet[quiet::REQUEST].fetch_or(quiet::CLOSED, SeqCst);
+    }
+    // The next offer looks for slots that both ends have left.
+    let (cs2, as2, _tcp2) = net.connect();
+    assert!(c.connect(cs2) && a.noted(as2));
+    settle(&[a, c]);
+    assert_ne!(offer_of(as2).slot, slot);
+    assert_eq!(channel.users.load(Relaxed), users + 1);
+    assert!(core::ptr::eq(channel.sockets[slot as usize].load(Relaxed), as_));
+}
+
+#[test]
 fn a_forked_child_starts_anew_and_keeps_what_it_inherited() {
     let (a, c, net) = (service(), service(), Net::new());
     a.accepting(net.port());
@@ -684,13 +990,15 @@ fn a_forked_child_starts_anew_and_keeps_what_it_inherited() {
     let inherited = channel_of(as_);
     let slot = offer_of(as_).slot as usize;
     let (cs2, as2, _tcp2) = net.connect();
-    // The child is the acceptor of the second connection.
+    // The child is the acceptor of the second connection, which is not looked for before the child can be found.
+    let (mut accepts, says_so) = std::io::pipe().unwrap();
     let work = || {
         lifecycle::fork_child();
         a.after_fork_in_child();
         let kept = a.state.lock().links[0].phase == Phase::Inherited && inherited.control.load(Relaxed) >= 0;
         let fresh = a.accepting(net.port()) && a.noted(as2);
-        let until = sys::now_ns() + 5_000_000_000;
+        let told = (&says_so).write_all(b".").is_ok();
+        let until = sys::now_ns() + LONG_NS;
         while as2.offered.load(Acquire) == 0 && sys::now_ns() < until {
             a.turn(1_000_000);
         }
@@ -703,13 +1011,14 @@ fn a_forked_child_starts_anew_and_keeps_what_it_inherited() {
         while agreed && byte_at(offer_of(as2).rx_ring) != 43 && sys::now_ns() < until {
             a.turn(1_000_000);
         }
-        kept && fresh && agreed
+        kept && fresh && told && agreed
     };
     let ok = std::thread::scope(|scope| {
         let child = scope.spawn(|| in_child(work));
+        accepts.read_exact(&mut [0]).unwrap();
         assert!(c.connect(cs2));
-        let until = sys::now_ns() + 5_000_000_000;
-        while (cs2.offered.load(Acquire) == 0 || byte_at(offer_of(cs2).rx_ring) != 42) && sys::now_ns() < until {
+        let until = sys::now_ns() + LONG_NS;
+        while (cs2.offered.load(Acquire) == 0 || byte_at(offer_of(cs2).rx_ring) != 42) && sys::now_ns() < until && !child.is_finished() {
             c.turn(1_000_000);
         }
         bytes_at(offer_of(cs2).tx_ring, 43);
@@ -717,7 +1026,8 @@ fn a_forked_child_starts_anew_and_keeps_what_it_inherited() {
     });
     assert!(ok);
     assert_ne!(offer_of(cs2).channel, offer_of(cs).channel);
-    // The parent finds the slot that the child closed for good, when the peer has closed its end too.
+    // The parent finds the slot that the child closed for good, when the peer has closed its end too. (A real socket is shared with it.)
+    as_.said.leave();
     attach(cs);
     leave(c, cs);
     let (cs3, as3, _tcp3) = net.connect();
@@ -725,6 +1035,87 @@ fn a_forked_child_starts_anew_and_keeps_what_it_inherited() {
     settle(&[a, c]);
     assert_eq!(offer_of(as3).slot as usize, slot);
     assert_eq!(inherited.users.load(Relaxed), 1);
+}
+
+/// The ends of an attached connection on the ring, in memory that a forked child has too; five bytes of the peer's are there to read.
+fn on_the_ring(of: &Socket) -> &'static Socket {
+    let (o, channel) = (offer_of(of), channel_of(of));
+    let slot = o.slot as usize;
+    let (tx_words, rx_words) = (channel.words(slot, channel.side), channel.words(slot, channel.side ^ 1));
+    let memory = sys::map_shared(-1, size_of::<Socket>()).cast::<Socket>();
+    let ack = Ack { epoch: 0, armed: true, frozen: false, consumed: 0 };
+    let (mut tx, mut rx) = (Tx::new(), Rx::new());
+    let promoted = tx.promote(ack, Link::Reliable).unwrap();
+    assert_eq!(tx.confirm(ack), Ok(None));
+    assert!(rx.arm() && rx.on_announce(promoted).unwrap());
+    let at = |bytes: *mut u8| NonNull::new(bytes).unwrap();
+    // SAFETY: fresh zeroed memory is a valid Socket; the words and rings are the channel's, and nobody else uses them.
+    unsafe {
+        let s = &*memory;
+        s.offer.get().write(o);
+        s.tx.get().write(TxEnd {
+            switch: tx,
+            ring: Producer::new(NonNull::from(tx_words), at(o.tx_ring), o.tx_bytes as usize, 0),
+            never: false,
+            held_since: 0,
+            unsettled: false,
+            resend_mark: None,
+            linger: None,
+            switches: crate::inject::Switches::new(),
+        });
+        s.rx.get().write(RxEnd {
+            switch: rx,
+            ring: Consumer::new(NonNull::from(rx_words), at(o.rx_ring), o.rx_bytes as usize, 0),
+            unsettled: false,
+            carrier_asked: 0,
+            pending_error: 0,
+            read_until: 0,
+        });
+        let mut peer = Producer::new(NonNull::from(rx_words), at(o.rx_ring), o.rx_bytes as usize, 0);
+        assert_eq!(peer.write(b"hello".as_ptr(), 5), Ok(5));
+        let _ = peer.publish();
+        // (The peer promotes at offset 0, as this end does.)
+        rx_words.producer_user[crate::channel::announce::EPOCH].store(1, Release);
+        s.owner.store(lifecycle::process(), Relaxed);
+        s.fd.store(-1, Relaxed);
+        s.tx_words.store(core::ptr::from_ref(tx_words).cast_mut(), Relaxed);
+        s.rx_words.store(core::ptr::from_ref(rx_words).cast_mut(), Relaxed);
+        s.slot.store(o.slot, Relaxed);
+        s.channel.store(o.channel.cast_mut(), Relaxed);
+        s.state.store(socket::ATTACHED, Release);
+        s
+    }
+}
+
+#[test]
+fn what_a_killed_holder_of_the_ends_left_half_done_is_made_whole() {
+    let (a, c, net) = (service(), service(), Net::new());
+    a.accepting(net.port());
+    let (cs, as_, carriers) = net.connect();
+    assert!(c.connect(cs) && a.noted(as_));
+    settle(&[a, c]);
+    let s = on_the_ring(cs);
+    let words = |side| channel_of(cs).words(offer_of(cs).slot as usize, side);
+    // A child has both ends; it ends between writing and publishing, and between reading and giving back.
+    assert!(in_child(|| {
+        lifecycle::fork_child();
+        let locks = (crate::lock::lock_end(&s.tx_lock), crate::lock::lock_end(&s.rx_lock));
+        let taken = locks.0.is_some() && locks.1.is_some();
+        core::mem::forget(locks);
+        let mut read = [0u8; 3];
+        // SAFETY: the locks are held.
+        let (written, got) = unsafe { ((*s.tx.get()).ring.write(b"abcd".as_ptr(), 4), (*s.rx.get()).ring.read(read.as_mut_ptr(), 3)) };
+        taken && written == Ok(4) && got == Ok(3) && read == *b"hel"
+    }));
+    let side = channel_of(cs).side;
+    assert_eq!((words(side).tail.load(Relaxed), words(side ^ 1).head.load(Relaxed)), (0, 0));
+    crate::io::send_held(s, 0);
+    assert_eq!(crate::io::unread(s, 0, carriers.0.as_raw_fd()), Some(2));
+    // SAFETY: nobody else uses the ends.
+    let (tx, rx) = unsafe { (&*s.tx.get(), &*s.rx.get()) };
+    assert_eq!((tx.switch.offset(), words(side).tail.load(Relaxed), tx.never), (4, 4, true));
+    assert_eq!((rx.switch.offset(), words(side ^ 1).head.load(Relaxed)), (3, 3));
+    assert_eq!((s.tx_lock.owner(), s.rx_lock.owner()), (0, 0));
 }
 
 #[test]
@@ -737,7 +1128,7 @@ fn the_thread_does_it_by_itself() {
     for (cs, as_, _) in &pairs {
         assert!(THREADED.connect(cs) && THREADED.noted(as_));
     }
-    let until = sys::now_ns() + 5_000_000_000;
+    let until = sys::now_ns() + LONG_NS;
     while sys::now_ns() < until && pairs.iter().any(|(cs, as_, _)| cs.offered.load(Acquire) + as_.offered.load(Acquire) != 2) {
         std::thread::sleep(core::time::Duration::from_millis(1));
     }
@@ -787,6 +1178,16 @@ impl Raw {
     fn send_fd(&self, m: Message, fd: c_int) {
         assert_eq!(packet::send(self.0, &m, fd), 0);
     }
+    /// A descriptor that is not due: the kernel refuses it (Linux 6.16), or the receiver ends the link.
+    fn send_stray(&self, m: Message, fd: c_int) {
+        match packet::send(self.0, &m, fd) {
+            0 => {}
+            refused => {
+                assert_eq!(refused, -(libc::EPERM as isize));
+                self.send_bytes(b"x");
+            }
+        }
+    }
     fn send_bytes(&self, bytes: &[u8]) {
         // SAFETY: valid bytes.
         assert!(unsafe { sys::sendto(self.0, bytes.as_ptr(), bytes.len(), libc::MSG_NOSIGNAL) } >= 0);
@@ -796,12 +1197,14 @@ impl Raw {
         loop {
             match packet::receive(self.0) {
                 Received::Message(Message::Hello(_), ..) => {}
-                Received::Message(m, fd, _) => {
-                    if fd >= 0 {
+                Received::Message(m, ..) => return Some(m),
+                Received::Files(_) => match strangers::fetch(self.0) {
+                    Received::Message(m, fd, _) => {
                         fd_table::close_internal(fd);
+                        return Some(m);
                     }
-                    return Some(m);
-                }
+                    _ => return None,
+                },
                 _ => return None,
             }
         }
@@ -810,6 +1213,7 @@ impl Raw {
         loop {
             match packet::receive(self.0) {
                 Received::Message(..) => {}
+                Received::Files(_) => drop(strangers::fetch(self.0)),
                 Received::End => return true,
                 _ => return false,
             }
@@ -867,13 +1271,13 @@ fn whoever_does_not_keep_to_the_protocol_is_hung_up_on() {
         }),
         Box::new(move |r| {
             r.hello(Role::Connector);
-            r.send_fd(Message::Place { place: 1 }, event);
+            r.send_stray(Message::Place { place: 1 }, event);
         }),
         Box::new(move |r| {
             // What only an acceptor sends.
             r.hello(Role::Connector);
             let m = memory(CHANNEL_BYTES);
-            r.send_fd(Message::Channel(proto::Channel { channel_bytes: CHANNEL_BYTES as u64, slots: SLOTS as u32, places: PLACES as u32 }), m);
+            r.send_stray(Message::Channel(proto::Channel { channel_bytes: CHANNEL_BYTES as u64, slots: SLOTS as u32, places: PLACES as u32 }), m);
             fd_table::close_internal(m);
         }),
         Box::new(|r| {

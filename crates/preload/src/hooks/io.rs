@@ -1,7 +1,6 @@
 //! read, write and their vector, positioned and in-kernel relatives.
 
 use libc::{MSG_DONTWAIT, c_int, c_uint, c_void, iovec, loff_t, off_t, off64_t, size_t, ssize_t};
-use netacc_control::stats::Reason;
 use netacc_core::api::{self, PASS};
 
 hook! {
@@ -81,33 +80,6 @@ hook! {
     /// `splice(2)`.
     fn splice(input: c_int, input_offset: *mut loff_t, out: c_int, out_offset: *mut loff_t, len: size_t, flags: c_uint) -> ssize_t
         => api::splice(input, input_offset, out, out_offset, len, flags);
-}
-hook! {
-    /// `tee(2)`.
-    fn tee(input: c_int, out: c_int, len: size_t, flags: c_uint) -> ssize_t |next| {
-        in_kernel(input, out);
-        next(input, out, len, flags)
-    }
-}
-hook! {
-    /// `vmsplice(2)`.
-    fn vmsplice(fd: c_int, iov: *const iovec, count: size_t, flags: c_uint) -> ssize_t |next| {
-        in_kernel(fd, fd);
-        next(fd, iov, count, flags)
-    }
-}
-hook! {
-    /// `copy_file_range(2)`.
-    fn copy_file_range(input: c_int, input_offset: *mut off64_t, out: c_int, out_offset: *mut off64_t, len: size_t, flags: c_uint) -> ssize_t |next| {
-        in_kernel(input, out);
-        next(input, input_offset, out, out_offset, len, flags)
-    }
-}
-
-/// Two descriptors between which the kernel is about to move bytes by itself.
-pub(super) fn in_kernel(one: c_int, other: c_int) {
-    api::need_kernel(one, Reason::Splice);
-    api::need_kernel(other, Reason::Splice);
 }
 
 /// The MSG_ flags of a preadv2/pwritev2. `None` leaves the call to the kernel, which refuses it: a socket has no

@@ -32,7 +32,7 @@ hook! {
         }
         let result = next(fd, msg, flags);
         if result >= 0 && (*msg).msg_controllen != 0 {
-            api::on_recvmsg(msg);
+            api::on_recvmsg(fd, msg, flags);
         }
         result
     }
@@ -45,7 +45,7 @@ hook! {
             return errno::ret_at_point(answer) as c_int;
         }
         let result = next(fd, msgs, count, flags, timeout);
-        received(msgs, result as isize);
+        received(fd, msgs, result as isize, flags);
         result
     }
 }
@@ -102,13 +102,13 @@ pub(super) unsafe fn send_to(fd: c_int, buf: *const c_void, len: size_t, flags: 
 ///
 /// # Safety
 /// recvmmsg(2) has just filled them.
-pub(super) unsafe fn received(msgs: *const mmsghdr, count: isize) {
+pub(super) unsafe fn received(fd: c_int, msgs: *const mmsghdr, count: isize, flags: c_int) {
     for index in 0..count.max(0) {
         // SAFETY: within the messages that were filled.
         let msg = unsafe { &(*msgs.offset(index)).msg_hdr };
         if msg.msg_controllen != 0 {
             // SAFETY: the caller's promise.
-            unsafe { api::on_recvmsg(msg) };
+            unsafe { api::on_recvmsg(fd, msg, flags) };
         }
     }
 }

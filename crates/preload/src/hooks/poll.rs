@@ -84,8 +84,9 @@ pub(super) unsafe fn select_or_pass(nfds: c_int, read: *mut fd_set, write: *mut 
     // SAFETY: the caller's promise.
     let answer = unsafe { api::select(nfds, read, write, except, timeout_ns, null(), &mut elapsed_ns) };
     if answer != PASS && !timeout.is_null() {
+        // The kernel does not mind one that cannot be written either.
         // SAFETY: the caller's promise.
-        unsafe { *timeout = time::to_timeval(timeout_ns, elapsed_ns) };
+        unsafe { api::put_at(timeout, time::to_timeval(timeout_ns, elapsed_ns)) };
     }
     answer
 }

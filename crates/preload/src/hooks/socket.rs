@@ -1,6 +1,6 @@
 //! Making, connecting and ending sockets. The kernel carries these calls out; the core is told, or asked first.
 
-use super::{fd::numbered, io_uring};
+use super::fd::numbered;
 use crate::errno;
 use libc::{c_int, c_void, sockaddr, socklen_t};
 use netacc_core::api::{self, PASS};
@@ -11,7 +11,6 @@ hook! {
         let fd = numbered(|| next(domain, ty, protocol));
         if fd >= 0 {
             api::on_socket(fd, domain, ty, protocol);
-            io_uring::on_socket(fd);
         }
         fd
     }
@@ -48,7 +47,6 @@ hook! {
         let fd = next(listener, addr, len);
         if fd >= 0 {
             api::on_accept(listener, fd, 0);
-            io_uring::on_socket(fd);
         }
         fd
     }
@@ -61,7 +59,6 @@ hook! {
         let fd = next(listener, addr, len, flags);
         if fd >= 0 {
             api::on_accept(listener, fd, flags);
-            io_uring::on_socket(fd);
         }
         fd
     }

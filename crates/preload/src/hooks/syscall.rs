@@ -6,7 +6,7 @@
 
 #![allow(non_upper_case_globals, reason = "libc's names of the numbers")]
 
-use super::{fd, io, io_uring, message, poll, time};
+use super::{fd, io, message, poll, signal, time};
 use crate::errno;
 use core::ptr::{null, null_mut};
 use libc::*;
@@ -80,7 +80,7 @@ const fn watched() -> [u8; COUNT] {
     table
 }
 
-const LISTS: [&[c_long]; 5] = [ASKED, EPOLL_WAITS, TOLD, MAKES_FD, MAKES_FD_X86];
+const LISTS: [&[c_long]; 6] = [ASKED, EPOLL_WAITS, RIGHTS, TOLD, MAKES_FD, MAKES_FD_X86];
 
 /// The core is asked first.
 const ASKED: &[c_long] = &[
@@ -98,9 +98,6 @@ const ASKED: &[c_long] = &[
     SYS_sendmmsg,
     SYS_sendfile,
     SYS_splice,
-    SYS_tee,
-    SYS_vmsplice,
-    SYS_copy_file_range,
     SYS_ppoll,
     SYS_pselect6,
     SYS_epoll_ctl,
@@ -116,12 +113,34 @@ const ASKED: &[c_long] = &[
     SYS_execve,
     SYS_execveat,
     SYS_exit_group,
+    SYS_io_uring_enter,
+    SYS_io_uring_register,
     #[cfg(target_arch = "x86_64")]
     SYS_poll,
     #[cfg(target_arch = "x86_64")]
     SYS_select,
     #[cfg(target_arch = "x86_64")]
     SYS_dup2,
+];
+
+/// The process becomes somebody else.
+const RIGHTS: &[c_long] = &[
+    SYS_setuid,
+    SYS_setreuid,
+    SYS_setresuid,
+    SYS_setfsuid,
+    SYS_setgid,
+    SYS_setregid,
+    SYS_setresgid,
+    SYS_setfsgid,
+    SYS_setgroups,
+    SYS_capset,
+    SYS_setns,
+    SYS_unshare,
+    SYS_chroot,
+    SYS_prctl,
+    SYS_seccomp,
+    SYS_landlock_restrict_self,
 ];
 
 /// The core is asked, perhaps again.
@@ -143,6 +162,7 @@ const TOLD: &[c_long] = &[
     SYS_epoll_create1,
     SYS_pipe2,
     SYS_io_uring_setup,
+    SYS_rt_sigaction,
     #[cfg(target_arch = "x86_64")]
     SYS_epoll_create,
     #[cfg(target_arch = "x86_64")]
@@ -246,12 +266,10 @@ unsafe fn ask(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> Ret {
             SYS_sendto => message::send_to(fd, b as *const c_void, c, d as c_int, e as *const sockaddr, f as socklen_t),
             SYS_recvmsg => api::recvmsg(fd, b as *mut msghdr, c as c_int),
             SYS_sendmsg => api::sendmsg(fd, b as *const msghdr, c as c_int),
-            SYS_recvmmsg => api::recvmmsg(fd, b as *mut mmsghdr, c as u32, d as c_int, e as *const timespec),
+            SYS_recvmmsg => api::recvmmsg(fd, b as *mut mmsghdr, c as u32, d as c_int, e as *mut timespec),
             SYS_sendmmsg => api::sendmmsg(fd, b as *mut mmsghdr, c as u32, d as c_int),
             SYS_sendfile => api::sendfile(fd, b as c_int, c as *mut off64_t, d),
-            SYS_tee => kernel_between(a, b),
-            SYS_splice | SYS_copy_file_range => kernel_between(a, c),
-            SYS_vmsplice => kernel_between(a, a),
+            SYS_splice => api::splice(fd, b as *mut off64_t, c as c_int, d as *mut off64_t, e, f as u32),
             #[cfg(target_arch = "x86_64")]
             SYS_poll => api::poll(a as *mut pollfd, b as u64, time::from_ms(c as c_int), null()),
             SYS_ppoll => ppoll(a as *mut pollfd, b as u64, c as *mut timespec, d as *const sigset_t),
@@ -284,12 +302,31 @@ unsafe fn ask(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> Ret {
                 api::before_getsockopt(fd, b as c_int, c as c_int);
                 PASS
             }
+            SYS_io_uring_setup => api::before_io_uring_setup(),
+            SYS_io_uring_enter => {
+                api::before_io_uring_enter(fd, b as u32);
+                PASS
+            }
+            SYS_io_uring_register => {
+                api::before_io_uring_register(b as u32);
+                PASS
+            }
             SYS_execve | SYS_execveat => {
                 api::before_exec();
                 PASS
             }
             SYS_exit_group => {
                 api::before_end();
+                PASS
+            }
+            SYS_unshare if a & CLONE_NEWUSER as usize == 0 => PASS,
+            SYS_prctl if !api::confines(a) => PASS,
+            _ if RIGHTS.contains(&number) => {
+                api::before_rights_change();
+                PASS
+            }
+            SYS_rt_sigaction if b != 0 => {
+                let _ = api::before_disposition(a as c_int);
                 PASS
             }
             _ => PASS,
@@ -308,34 +345,27 @@ unsafe fn tell(number: c_long, [a, b, c, d, e, _]: [usize; 6], result: isize) {
         // SAFETY: the caller's promise.
         unsafe { api::on_connect(fd, b as *const sockaddr, c as socklen_t, if result == 0 { 0 } else { errno::get().wrapping_neg() }) };
     }
+    if number == SYS_rt_sigaction && b != 0 {
+        // (Counted, unless the first socket has come meanwhile.)
+        api::after_disposition(a as c_int, true);
+    }
     if result < 0 {
         return;
     }
     // SAFETY: the caller's promise, for every arm.
     unsafe {
         match number {
-            SYS_socket => {
-                api::on_socket(new, fd, b as c_int, c as c_int);
-                io_uring::on_socket(new);
-            }
+            SYS_socket => api::on_socket(new, fd, b as c_int, c as c_int),
             SYS_listen => api::on_listen(fd),
-            SYS_accept => {
-                api::on_accept(fd, new, 0);
-                io_uring::on_socket(new);
-            }
-            SYS_accept4 => {
-                api::on_accept(fd, new, d as c_int);
-                io_uring::on_socket(new);
-            }
+            SYS_accept => api::on_accept(fd, new, 0),
+            SYS_accept4 => api::on_accept(fd, new, d as c_int),
             SYS_setsockopt => api::on_setsockopt(fd, b as c_int, c as c_int, d as *const c_void, e as socklen_t),
             SYS_getsockopt => api::on_getsockopt(fd, b as c_int, c as c_int, d as *mut c_void, e as *const socklen_t),
-            SYS_recvmsg if (*(b as *const msghdr)).msg_controllen != 0 => api::on_recvmsg(b as *const msghdr),
-            SYS_recvmmsg => message::received(b as *const mmsghdr, result),
+            SYS_recvmsg if (*(b as *const msghdr)).msg_controllen != 0 => api::on_recvmsg(fd, b as *const msghdr, c as c_int),
+            SYS_recvmmsg => message::received(fd, b as *const mmsghdr, result, d as c_int),
+            SYS_rt_sigaction => signal::changed_raw(a as c_int, c as *mut usize),
             SYS_socketpair => new_pair(d as *const c_int),
-            SYS_io_uring_setup => {
-                api::on_new_fd(new);
-                io_uring::on_ring();
-            }
+            SYS_io_uring_setup => api::on_io_uring_setup(new, &*(b as *const api::IoUringParams)),
             SYS_pipe2 => new_pair(a as *const c_int),
             #[cfg(target_arch = "x86_64")]
             SYS_pipe => new_pair(a as *const c_int),
@@ -360,11 +390,6 @@ unsafe fn new_pair(pair: *const c_int) {
     }
 }
 
-fn kernel_between(one: usize, other: usize) -> Ret {
-    io::in_kernel(one as c_int, other as c_int);
-    PASS
-}
-
 /// The raw ppoll, which writes what is left of its timeout back.
 ///
 /// # Safety
@@ -380,7 +405,7 @@ unsafe fn ppoll(fds: *mut pollfd, count: u64, timeout: *mut timespec, mask: *con
     if answer != PASS && timeout_ns > 0 {
         let left_ns = timeout_ns.saturating_sub_unsigned(api::now_ns().saturating_sub(start_ns)).max(0);
         // SAFETY: there was a timeout, so there is a place for it.
-        unsafe { *timeout = time::to_timespec(left_ns) };
+        unsafe { api::put_at(timeout, time::to_timespec(left_ns)) };
     }
     answer
 }
@@ -394,15 +419,22 @@ unsafe fn pselect(nfds: c_int, read: *mut fd_set, write: *mut fd_set, except: *m
     let Some(timeout_ns) = (unsafe { time::from_timespec(timeout) }) else {
         return PASS;
     };
-    // SAFETY: the caller's promise.
-    let mask = if mask.is_null() { null_mut() } else { unsafe { (*mask).cast_mut() } };
+    let mut inner = null_mut();
+    if !mask.is_null() {
+        // SAFETY: the application's, whatever it is.
+        match unsafe { api::peek_at(mask) } {
+            Some(theirs) => inner = theirs.cast_mut(),
+            None => return PASS,
+        }
+    }
+    let mask = inner;
     let mut elapsed_ns = 0;
     // SAFETY: the caller's promise.
     let answer = unsafe { api::select(nfds, read, write, except, timeout_ns, mask, &mut elapsed_ns) };
     if answer != PASS && !timeout.is_null() {
         let left_ns = timeout_ns.saturating_sub(elapsed_ns).max(0);
         // SAFETY: not null, so the caller's promise.
-        unsafe { *timeout = time::to_timespec(left_ns) };
+        unsafe { api::put_at(timeout, time::to_timespec(left_ns)) };
     }
     answer
 }

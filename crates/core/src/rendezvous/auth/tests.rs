@@ -1,6 +1,8 @@
 extern crate std;
 use super::*;
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::vec::Vec;
 
 /// A connection over `listen`, reached through `connect`: both ends.
 fn pair(listen: &str, connect: &str) -> (TcpStream, TcpStream, TcpListener) {
@@ -54,6 +56,41 @@ fn a_connection_that_is_not_there_has_no_owner() {
     for end in [cv, sv] {
         assert_eq!(owner(&end), None, "TIME_WAIT has none");
     }
+}
+
+/// From the address of a peer that is gone, to an end that is still there, anybody can try to connect.
+#[test]
+fn who_only_tries_to_connect_owns_nothing() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    // SAFETY: a listener of ours; its queue has room for one.
+    assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 0) }, 0);
+    let to = listener.local_addr().unwrap();
+    let SocketAddr::V4(v4) = to else { panic!("an IPv4 address") };
+    // SAFETY: all zero is a valid address.
+    let mut address: libc::sockaddr_in = unsafe { core::mem::zeroed() };
+    address.sin_family = libc::AF_INET as u16;
+    address.sin_port = v4.port().to_be();
+    address.sin_addr.s_addr = u32::from_ne_bytes(v4.ip().octets());
+    // Behind the first the queue is full, and a SYN gets no answer.
+    let callers: Vec<TcpStream> = (0..3)
+        .map(|_| {
+            let fd = sys::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_NONBLOCK, 0) as c_int;
+            // SAFETY: a valid address; a new descriptor that nothing else owns.
+            unsafe {
+                libc::connect(fd, (&raw const address).cast(), size_of_val(&address) as u32);
+                TcpStream::from_raw_fd(fd)
+            }
+        })
+        .collect();
+    let state = |s: &TcpStream| {
+        let mut info = [0u8; 8];
+        assert!(sys::getsockopt(s.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, &mut info) >= 0);
+        info[0]
+    };
+    let trying = callers.iter().find(|c| state(c) == 2).expect("one in SYN_SENT");
+    let end = Tuple::new(trying.local_addr().unwrap(), to).unwrap();
+    assert_eq!(ask_netlink(&end), Answer::NoSuchSocket);
+    assert_eq!(read_tables(&end), None);
 }
 
 #[test]

@@ -13,11 +13,25 @@
 //! - who cannot get the lock (a signal handler that interrupted its holder, a holder killed in a vfork child) gives up
 //!   after a bounded time and maps a page instead;
 //! - freeing never locks: it pushes onto a list that only the allocating side takes, as a whole.
+//!
+//! **Nothing here ends the process.** Rust's collections abort where memory cannot be had, so it always can be, for those that do not ask
+//! (`push`, `Box::new`): what the kernel refuses comes out of a *reserve* in the library's own data, which is there from the start
+//! and is a fork's too. That holds because what is taken from it is bounded:
+//! - blocks of the small sizes alone come from it. What can be larger is asked for ([`Vec::try_reserve`](alloc::vec::Vec), [`Scratch`]);
+//! - nothing that an application's call is the size of comes from it: that is [`Scratch`], which the kernel alone gives;
+//! - once it has been touched nothing begins that would need more ([`plenty`]): no connection is noted, offered or looked for any more, and no
+//!   waiting place, channel or table is made. What is left is what was under way. Connections that are not accelerated then are on TCP.
+//!
+//! When the kernel gives memory again, a new reserve takes the place of the old one.
 
 use core::alloc::{GlobalAlloc, Layout};
+use core::cell::UnsafeCell;
 use core::ffi::c_void;
 use core::hint::spin_loop;
-use core::ptr::{self, null_mut};
+use core::marker::PhantomData;
+use core::mem::MaybeUninit;
+use core::ops::{Deref, DerefMut};
+use core::ptr::{self, NonNull, null_mut};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering::*};
 
 /// The `#[global_allocator]` of the library.
@@ -58,7 +72,7 @@ struct Block {
 unsafe impl GlobalAlloc for Private {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match class_of(layout) {
-            Some((class, size)) => class.allocate(size),
+            Some((class, size)) => class.allocate_or_reserve(size),
             None => map_large(layout),
         }
     }
@@ -74,7 +88,7 @@ unsafe impl GlobalAlloc for Private {
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         match class_of(layout) {
             Some((class, size)) => {
-                let block = class.allocate(size);
+                let block = class.allocate_or_reserve(size);
                 if !block.is_null() {
                     // SAFETY: the block has `size` bytes, of which these are a part.
                     unsafe { ptr::write_bytes(block, 0, layout.size()) };
@@ -136,7 +150,16 @@ impl Class {
         }
     }
 
+    fn allocate_or_reserve(&self, size: usize) -> *mut u8 {
+        let block = self.allocate(size);
+        if block.is_null() { reserved(size) } else { block }
+    }
+
+    /// A block, unless the kernel has no memory for it.
     fn allocate(&self, size: usize) -> *mut u8 {
+        if crate::inject::allocation() {
+            return null_mut();
+        }
         let mut spare: *mut c_void = null_mut();
         loop {
             if !self.lock() {
@@ -247,6 +270,17 @@ impl Class {
     }
 }
 
+/// Nothing is left of what was mapped: as if the kernel had refused it.
+#[cfg(feature = "inject")]
+pub(crate) fn empty() {
+    for class in &CLASSES {
+        if class.lock() {
+            class.forget(generation());
+            class.unlock();
+        }
+    }
+}
+
 /// The class that serves a layout, and the size of its blocks.
 fn class_of(layout: Layout) -> Option<(&'static Class, usize)> {
     let size = layout.size().max(layout.align()).max(1 << SMALLEST_SHIFT);
@@ -264,6 +298,9 @@ fn round_to_page(size: usize) -> usize {
 
 /// A mapping of its own, aligned as asked: more is mapped than needed, and both ends are cut off.
 fn map_large(layout: Layout) -> *mut u8 {
+    if crate::inject::allocation() {
+        return null_mut();
+    }
     let size = round_to_page(layout.size());
     let align = layout.align();
     if align <= PAGE_BYTES {
@@ -290,6 +327,223 @@ fn map_large(layout: Layout) -> *mut u8 {
     }
     aligned as *mut u8
 }
+
+// ---- the reserve ---------------------------------------------------------------------------------------------
+
+/// What the kernel has refused comes from here; a power of two. More than what can be under way takes: see `docs/design/no-memory.md`.
+const RESERVE_BYTES: usize = 256 * 1024;
+
+/// The first reserve: twice the size, so that a part of that size in it is aligned to it. Not touched: not there.
+struct First(UnsafeCell<MaybeUninit<[u8; 2 * RESERVE_BYTES]>>);
+// SAFETY: nobody refers to it as a whole; `CUT` gives each part of it out once.
+unsafe impl Sync for First {}
+static FIRST: First = First(UnsafeCell::new(MaybeUninit::uninit()));
+
+/// Where the reserve has been cut up to, 0: nowhere. It is aligned to its size, so that this word alone says what is left: the last bytes are
+/// never given out, or a reserve that is used up would look like the begin of another.
+static CUT: AtomicUsize = AtomicUsize::new(0);
+
+fn reserve() -> usize {
+    match CUT.load(Acquire) {
+        0 => (FIRST.0.get() as usize).wrapping_add(RESERVE_BYTES - 1) & !(RESERVE_BYTES - 1),
+        cut => cut,
+    }
+}
+
+/// A block of a class's size out of the reserve. Null: it is used up.
+#[cold]
+#[inline(never)]
+fn reserved(size: usize) -> *mut u8 {
+    loop {
+        let seen = CUT.load(Acquire);
+        let cut = reserve();
+        // A power of two, and so is the alignment that goes with it (at most a page).
+        let block = cut.wrapping_add(size - 1) & !(size - 1);
+        let left = RESERVE_BYTES - (block & (RESERVE_BYTES - 1));
+        if (block ^ cut) & !(RESERVE_BYTES - 1) != 0 || left <= size {
+            return null_mut();
+        }
+        if CUT.compare_exchange(seen, block.wrapping_add(size), AcqRel, Relaxed).is_ok() {
+            return block as *mut u8;
+        }
+    }
+}
+
+/// Bytes of the present reserve that are given out.
+#[cfg(any(test, feature = "inject"))]
+pub(crate) fn reserve_used() -> usize {
+    reserve() & (RESERVE_BYTES - 1)
+}
+
+/// Whether something may begin that needs memory: the reserve has not been touched, or there is a new one.
+#[inline]
+pub(crate) fn plenty() -> bool {
+    CUT.load(Relaxed) & (RESERVE_BYTES - 1) == 0 || renew()
+}
+
+/// The kernel may have memory again.
+#[cold]
+#[inline(never)]
+fn renew() -> bool {
+    let seen = CUT.load(Acquire);
+    let Ok(layout) = Layout::from_size_align(RESERVE_BYTES, RESERVE_BYTES) else { return false };
+    let new = map_large(layout);
+    if new.is_null() {
+        return false;
+    }
+    if CUT.compare_exchange(seen, new as usize, AcqRel, Relaxed).is_err() {
+        // SAFETY: mapped above, and nobody has seen it.
+        unsafe { sys::unmap(new.cast(), RESERVE_BYTES) };
+    }
+    true
+}
+
+// ---- what calls are the size of ------------------------------------------------------------------------------
+
+/// A list for as many values as a call of the application's names: in a place of the caller's where they fit, otherwise in memory that never
+/// comes out of the reserve.
+pub(crate) struct Scratch<'a, T> {
+    at: NonNull<T>,
+    len: usize,
+    room: usize,
+    place: PhantomData<&'a mut T>,
+    borrowed: bool,
+}
+
+impl<'a, T: Copy> Scratch<'a, T> {
+    /// An empty one without room.
+    pub(crate) const fn new() -> Scratch<'a, T> {
+        Scratch { at: NonNull::dangling(), len: 0, room: 0, place: PhantomData, borrowed: true }
+    }
+
+    /// An empty one with room for `count`, which is `place` if that has it. `None`: there is no memory for them.
+    #[inline]
+    pub(crate) fn within(place: &'a mut [MaybeUninit<T>], count: usize) -> Option<Scratch<'a, T>> {
+        if count > place.len() {
+            return Self::with_room(count);
+        }
+        Some(Scratch { at: NonNull::from(place).cast(), len: 0, room: count, place: PhantomData, borrowed: true })
+    }
+
+    /// An empty one with room for `count`. `None`: there is no memory for them.
+    pub(crate) fn with_room(count: usize) -> Option<Scratch<'a, T>> {
+        let layout = Layout::array::<T>(count).ok()?;
+        if layout.size() == 0 {
+            return Some(Scratch::new());
+        }
+        let at = match class_of(layout) {
+            Some((class, size)) => class.allocate(size),
+            None => map_large(layout),
+        };
+        Some(Scratch { at: NonNull::new(at.cast())?, len: 0, room: count, place: PhantomData, borrowed: false })
+    }
+
+    /// `count` copies of `value`. `None`: there is no memory for them.
+    pub(crate) fn filled(count: usize, value: T) -> Option<Scratch<'a, T>> {
+        let mut list = Self::with_room(count)?;
+        for i in 0..count {
+            // SAFETY: within the block, which has that room.
+            unsafe { list.at.add(i).write(value) };
+        }
+        list.len = count;
+        Some(list)
+    }
+
+    /// False: there is no room for it.
+    #[inline]
+    pub(crate) fn push(&mut self, value: T) -> bool {
+        if self.len >= self.room {
+            return false;
+        }
+        // SAFETY: within the block, which has room for `room` values.
+        unsafe { self.at.add(self.len).write(value) };
+        self.len += 1;
+        true
+    }
+
+    /// Holds these values from here on, or as many as there is room for.
+    pub(crate) fn copy_from(&mut self, values: &[T]) {
+        self.len = values.len().min(self.room);
+        // SAFETY: within the block, which nobody else has.
+        unsafe { ptr::copy_nonoverlapping(values.as_ptr(), self.at.as_ptr(), self.len) };
+    }
+
+    /// Keeps those that `wanted` accepts, in their order.
+    pub(crate) fn retain(&mut self, wanted: impl Fn(&T) -> bool) {
+        let mut kept = 0;
+        for i in 0..self.len {
+            // SAFETY: one of the values that were pushed.
+            let value = unsafe { self.at.add(i).read() };
+            if wanted(&value) {
+                // SAFETY: as above: not behind it.
+                unsafe { self.at.add(kept).write(value) };
+                kept += 1;
+            }
+        }
+        self.len = kept;
+    }
+}
+
+impl<T> Deref for Scratch<'_, T> {
+    type Target = [T];
+    #[inline]
+    fn deref(&self) -> &[T] {
+        // SAFETY: so many values were written, and the block is this value's alone.
+        unsafe { core::slice::from_raw_parts(self.at.as_ptr(), self.len) }
+    }
+}
+
+impl<T> DerefMut for Scratch<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: as above.
+        unsafe { core::slice::from_raw_parts_mut(self.at.as_ptr(), self.len) }
+    }
+}
+
+impl<T> Drop for Scratch<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        if !self.borrowed
+            && let Ok(layout) = Layout::array::<T>(self.room)
+        {
+            // SAFETY: what `with_room` got for this layout, as `alloc` does.
+            unsafe { Private.dealloc(self.at.as_ptr().cast(), layout) };
+        }
+    }
+}
+
+/// Room for the bytes that a call moves by way of memory of ours: `few`, which is on the stack (of a thread that may have no more than
+/// PTHREAD_STACK_MIN in all), where there is no memory for more.
+pub(crate) struct Part<'a> {
+    many: Option<Scratch<'a, u8>>,
+    few: &'a mut [u8],
+}
+
+pub(crate) const PART_FEW: usize = 512;
+const PART_BYTES: usize = 16 * 1024;
+
+impl<'a> Part<'a> {
+    pub(crate) fn new(few: &'a mut [u8; PART_FEW]) -> Part<'a> {
+        Part { many: Scratch::filled(PART_BYTES, 0), few }
+    }
+    pub(crate) fn bytes(&mut self) -> &mut [u8] {
+        self.many.as_deref_mut().unwrap_or(self.few)
+    }
+}
+
+/// A value that lives for ever. `None`: there is no memory for it.
+pub(crate) fn leak<T>(value: T) -> Option<&'static T> {
+    // SAFETY: a layout of a size that is not 0 (of a type with fields).
+    let at = unsafe { alloc::alloc::alloc(Layout::new::<T>()) }.cast::<T>();
+    // SAFETY: null, or room for a T that is never freed.
+    (size_of::<T>() != 0 && !at.is_null()).then(|| unsafe {
+        at.write(value);
+        &*at
+    })
+}
+
+// ---- the process ---------------------------------------------------------------------------------------------
 
 /// The page with the generation's word, which reads 0 in a new child.
 static GENERATION: AtomicPtr<AtomicU32> = AtomicPtr::new(null_mut());
@@ -336,44 +590,50 @@ fn new_generation(mut page: *mut AtomicU32) -> u32 {
 
 /// The system calls of this module.
 mod sys {
-    use super::super::raw::call;
     use super::{PAGE_BYTES, c_void, null_mut};
+    use crate::sys::syscall;
     use libc::{MADV_WIPEONFORK, MAP_ANONYMOUS, MAP_PRIVATE, MREMAP_MAYMOVE, PROT_READ, PROT_WRITE};
 
     pub(super) fn map(size: usize) -> *mut c_void {
+        if crate::inject::is_starved() {
+            return null_mut();
+        }
         let access = (PROT_READ | PROT_WRITE) as usize;
         let kind = (MAP_PRIVATE | MAP_ANONYMOUS) as usize;
         // SAFETY: a new anonymous mapping harms nobody.
-        address(unsafe { call(libc::SYS_mmap, [0, size, access, kind, usize::MAX, 0]) })
+        address(unsafe { syscall(libc::SYS_mmap, 0, size, access, kind, usize::MAX, 0) })
     }
 
     /// # Safety
     /// The range is the caller's and not used any more.
     pub(super) unsafe fn unmap(start: *mut c_void, size: usize) {
         // SAFETY: the caller's promise.
-        unsafe { call(libc::SYS_munmap, [start as usize, size, 0, 0, 0, 0]) };
+        unsafe { syscall(libc::SYS_munmap, start as usize, size, 0, 0, 0, 0) };
     }
 
     /// # Safety
     /// The range is a mapping of the caller's.
     pub(super) unsafe fn remap(start: *mut c_void, size: usize, new_size: usize) -> *mut u8 {
-        let flags = MREMAP_MAYMOVE as usize;
+        if new_size > size && crate::inject::allocation() {
+            return null_mut();
+        }
         // SAFETY: the caller's promise.
-        address(unsafe { call(libc::SYS_mremap, [start as usize, size, new_size, flags, 0, 0]) }).cast()
+        address(unsafe { syscall(libc::SYS_mremap, start as usize, size, new_size, MREMAP_MAYMOVE as usize, 0, 0) }).cast()
     }
 
     pub(super) fn wipe_on_fork(start: *mut c_void, size: usize) {
         // SAFETY: advice about a page of ours; kernels before 4.14 refuse it.
-        unsafe { call(libc::SYS_madvise, [start as usize, size, MADV_WIPEONFORK as usize, 0, 0, 0]) };
+        unsafe { syscall(libc::SYS_madvise, start as usize, size, MADV_WIPEONFORK as usize, 0, 0, 0) };
     }
 
-    pub(super) fn sched_yield() {
-        // SAFETY: no arguments.
-        unsafe { call(libc::SYS_sched_yield, [0; 6]) };
-    }
+    pub(super) use crate::sys::sched_yield;
 
     fn address(result: isize) -> *mut c_void {
         // The kernel's errors are the last 4095 values.
         if (result as usize) > 0usize.wrapping_sub(PAGE_BYTES) { null_mut() } else { result as *mut c_void }
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests may fail loudly")]
+mod tests;

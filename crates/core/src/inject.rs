@@ -1,0 +1,182 @@
+//! Failures and changes of path to order, in builds with the feature `inject` alone: those of the tests (`tests/inject`). Otherwise nothing here is anything.
+//!
+//! `NETACC_TEST_FAIL` is two words: what fails, and from which one on.
+//! - `memory N`: the Nth allocation of the library's finds that the kernel has no memory, and so do all that come behind it;
+//! - `memory-once N`: that one alone;
+//! - `call N`: the Nth system call that makes a mapping, a descriptor or a thread for the library fails, and all that come behind it;
+//! - `call-once N`: that one alone.
+//!
+//! `NETACC_TEST_SWITCH=SEED` has each sending direction change its path by itself, now and then, in an order that the seed decides.
+//!
+//! `NETACC_TEST_COUNTS` is a file to which a process that ends appends how many there were of both.
+
+#[cfg(not(feature = "inject"))]
+mod off {
+    use core::ffi::c_int;
+
+    #[inline(always)]
+    pub(crate) const fn allocation() -> bool {
+        false
+    }
+    #[inline(always)]
+    pub(crate) const fn is_starved() -> bool {
+        false
+    }
+    #[inline(always)]
+    pub(crate) const fn call() -> Option<c_int> {
+        None
+    }
+    #[inline(always)]
+    pub(crate) fn init(_: &dyn Fn(&str) -> Option<&'static str>) {}
+    #[inline(always)]
+    pub(crate) fn at_exit() {}
+
+    #[derive(Debug)]
+    pub(crate) struct Switches;
+
+    impl Switches {
+        pub(crate) const fn new() -> Switches {
+            Switches
+        }
+        #[inline(always)]
+        pub(crate) const fn are_ordered(&self) -> bool {
+            false
+        }
+        #[inline(always)]
+        pub(crate) const fn next(&mut self) -> Option<u32> {
+            None
+        }
+    }
+}
+#[cfg(not(feature = "inject"))]
+pub(crate) use off::*;
+
+#[cfg(feature = "inject")]
+mod on {
+    use crate::{heap, sys};
+    use core::ffi::c_int;
+    use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
+
+    struct Kind {
+        seen: AtomicU64,
+        /// 0: none fails.
+        at: AtomicU64,
+        once: AtomicBool,
+    }
+
+    static MEMORY: Kind = Kind::new();
+    static CALLS: Kind = Kind::new();
+    static STARVED: AtomicBool = AtomicBool::new(false);
+    static STARTED: AtomicBool = AtomicBool::new(false);
+    static SEED: AtomicU32 = AtomicU32::new(0);
+    static COUNTS: [AtomicUsize; 2] = [AtomicUsize::new(0), AtomicUsize::new(0)];
+
+    impl Kind {
+        const fn new() -> Kind {
+            Kind { seen: AtomicU64::new(0), at: AtomicU64::new(0), once: AtomicBool::new(false) }
+        }
+        /// Whether this one fails.
+        fn next(&self) -> bool {
+            if !STARTED.load(Relaxed) {
+                return false;
+            }
+            let (n, at) = (self.seen.fetch_add(1, Relaxed) + 1, self.at.load(Relaxed));
+            at != 0 && if self.once.load(Relaxed) { n == at } else { n >= at }
+        }
+    }
+
+    pub(crate) fn allocation() -> bool {
+        if !MEMORY.next() {
+            return false;
+        }
+        if MEMORY.once.load(Relaxed) {
+            return true;
+        }
+        if !STARVED.swap(true, Relaxed) {
+            heap::empty();
+        }
+        // What is given back from here on serves again.
+        false
+    }
+
+    pub(crate) fn is_starved() -> bool {
+        STARVED.load(Relaxed)
+    }
+
+    pub(crate) fn call() -> Option<c_int> {
+        CALLS.next().then_some(-libc::EMFILE)
+    }
+
+    pub(crate) fn init(env: &dyn Fn(&str) -> Option<&'static str>) {
+        if let Some((what, n)) = env("NETACC_TEST_FAIL").and_then(|v| v.split_once(' ')) {
+            let kind = if what.starts_with("memory") { &MEMORY } else { &CALLS };
+            kind.once.store(what.ends_with("-once"), Relaxed);
+            kind.at.store(n.parse().unwrap_or(0), Relaxed);
+        }
+        SEED.store(env("NETACC_TEST_SWITCH").and_then(|v| v.parse().ok()).unwrap_or(0), Relaxed);
+        if let Some(path) = env("NETACC_TEST_COUNTS") {
+            let [at, len] = &COUNTS;
+            len.store(path.len(), Relaxed);
+            at.store(path.as_ptr() as usize, Relaxed);
+        }
+        STARTED.store(true, Relaxed);
+    }
+
+    /// The changes of path of one direction.
+    #[derive(Debug)]
+    pub(crate) struct Switches(u32);
+
+    impl Switches {
+        pub(crate) fn new() -> Switches {
+            Switches(SEED.load(Relaxed))
+        }
+        pub(crate) fn are_ordered(&self) -> bool {
+            self.0 != 0
+        }
+        /// A random number for this call, where they are ordered: the same ones for one sequence of calls (xorshift32).
+        pub(crate) fn next(&mut self) -> Option<u32> {
+            if !self.are_ordered() {
+                return None;
+            }
+            let mut x = self.0;
+            x ^= x << 13;
+            x ^= x >> 17;
+            x ^= x << 5;
+            self.0 = x | 1;
+            Some(x)
+        }
+    }
+
+    pub(crate) fn at_exit() {
+        use core::fmt::Write;
+        let [at, len] = COUNTS.each_ref().map(|w| w.load(Relaxed));
+        if at == 0 {
+            return;
+        }
+        // SAFETY: the variable's value, which is leaked.
+        let path = unsafe { core::slice::from_raw_parts(at as *const u8, len) };
+        let (mut name, mut line) = ([0u8; 512], Line([0; 64], 0));
+        let Some(to) = name.get_mut(..path.len()) else { return };
+        to.copy_from_slice(path);
+        let _ = writeln!(line, "{} {} {}", MEMORY.seen.load(Relaxed), CALLS.seen.load(Relaxed), heap::reserve_used());
+        let Some(name) = name.get(..path.len() + 1) else { return };
+        let fd = sys::open(name, libc::O_WRONLY | libc::O_APPEND | libc::O_CREAT | libc::O_CLOEXEC, 0o644) as c_int;
+        if fd >= 0 {
+            let _ = sys::write(fd, line.0.get(..line.1).unwrap_or(&[]));
+            let _ = sys::close(fd);
+        }
+    }
+
+    struct Line([u8; 64], usize);
+    impl core::fmt::Write for Line {
+        fn write_str(&mut self, s: &str) -> core::fmt::Result {
+            for b in s.bytes() {
+                *self.0.get_mut(self.1).ok_or(core::fmt::Error)? = b;
+                self.1 += 1;
+            }
+            Ok(())
+        }
+    }
+}
+#[cfg(feature = "inject")]
+pub(crate) use on::*;

@@ -1,0 +1,197 @@
+//! What this end has said in the words that it shares with the peer.
+//!
+//! The peer can write those words, too, whosever they are. So nothing that this end has decided is ever read back from
+//! there: it is kept here, in memory that this process shares with its forked children alone, and only published to the
+//! shared words. `docs/design/words.md` goes through them one by one.
+
+use crate::channel::announce;
+use crate::wait::Side;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+use netacc_ring::RingWords;
+
+/// Of one connection while it is attached; for those who look without its locks. All zero where it begins.
+#[repr(C)]
+pub(crate) struct Said {
+    /// How far the ring that we consume is given back (`RingWords::head`).
+    pub(crate) head: AtomicU64,
+    /// What we have acknowledged (`quiet::ACK`).
+    pub(crate) ack: AtomicU64,
+    /// How far the ring that we produce into is published (`RingWords::tail`).
+    pub(crate) tail: AtomicU64,
+    /// The path that we have announced (`announce::EPOCH`).
+    pub(crate) epoch: AtomicU32,
+    /// Whom the peer is to wake (NOTIFY, of both directions): an epoll instance's place + 1.
+    epoll: AtomicU32,
+    /// And a blocked thread's place + 1, one for each direction.
+    threads: [AtomicU32; 2],
+    /// The generation of the socket when it was attached.
+    generation: AtomicU32,
+    /// Our last word on the slot (`quiet::CLOSED`) is said.
+    left: AtomicU32,
+    /// The peer's announcement and tail that a look under the receiver's lock has found nothing behind; [`DOUBTED`]: there are such.
+    doubted_epoch: AtomicU64,
+    doubted_tail: AtomicU64,
+}
+
+const DOUBTED: u64 = 1 << 32;
+/// A thread's place in a NOTIFY word.
+const THREAD_MASK: u64 = 0xffff;
+
+/// Changes a word that both ends write. False: `to` did not want to, or the peer changes it all the time.
+fn change(word: &AtomicU64, to: impl Fn(u64) -> Option<u64>) -> bool {
+    const TRIES: usize = 100;
+    let mut now = word.load(SeqCst);
+    for _ in 0..TRIES {
+        let Some(next) = to(now) else { return false };
+        match word.compare_exchange(now, next, SeqCst, SeqCst) {
+            Ok(_) => return true,
+            Err(other) => now = other,
+        }
+    }
+    false
+}
+
+impl Said {
+    /// A connection of this generation is attached: its words are all 0.
+    pub(crate) fn begin(&self, generation: u32) {
+        for word in [&self.head, &self.ack, &self.tail, &self.doubted_epoch] {
+            word.store(0, Relaxed);
+        }
+        for word in [&self.epoch, &self.epoll, &self.left].into_iter().chain(&self.threads) {
+            word.store(0, Relaxed);
+        }
+        self.generation.store(generation, Release);
+    }
+
+    /// The receiver stands on the ring.
+    #[inline(always)]
+    pub(crate) fn receives_fast(&self) -> bool {
+        self.ack.load(Relaxed) & 1 != 0
+    }
+
+    /// The sender stands on the ring.
+    #[inline(always)]
+    pub(crate) fn sends_fast(&self) -> bool {
+        self.epoch.load(Relaxed) & 1 != 0
+    }
+
+    /// The thread's place + 1 that stands in the NOTIFY word of a direction; 0: none.
+    pub(crate) fn thread(&self, side: Side) -> u32 {
+        self.threads[side as usize & 1].load(SeqCst)
+    }
+
+    /// Puts a thread there. False: another one's place stands there. What else stands in the word is the peer's doing, or of the next connection
+    /// on this slot, which `is_ours` tells.
+    pub(crate) fn post_thread(&self, side: Side, place: u32, word: &AtomicU64, shift: u32, is_ours: impl Fn() -> bool) -> bool {
+        let said = &self.threads[side as usize & 1];
+        if let Err(now) = said.compare_exchange(0, place, SeqCst, SeqCst) {
+            return now == place;
+        }
+        let (field, mine) = (THREAD_MASK << shift, u64::from(place) << shift);
+        let posted = change(word, |now| (now & field == 0 || is_ours()).then_some(now & !field | mine));
+        if !posted {
+            said.store(0, SeqCst);
+        }
+        posted
+    }
+
+    /// Takes it out again, if it stands there.
+    pub(crate) fn unpost_thread(&self, side: Side, place: u32, word: &AtomicU64, shift: u32) {
+        let said = &self.threads[side as usize & 1];
+        if said.load(SeqCst) == place {
+            // First: whoever comes next finds the word empty. (If the slot is another connection's by now, its thread stands there.)
+            let (field, mine) = (THREAD_MASK << shift, u64::from(place) << shift);
+            change(word, |now| (now & field == mine).then_some(now & !field));
+            said.store(0, SeqCst);
+        }
+    }
+
+    /// The epoll instance's place + 1 that stands in the NOTIFY words; 0: none.
+    pub(crate) fn epoll(&self) -> u32 {
+        self.epoll.load(SeqCst)
+    }
+
+    /// Sets it.
+    pub(crate) fn set_epoll(&self, place: u32, words: [&AtomicU64; 2]) {
+        let old = self.epoll.swap(place, SeqCst);
+        for word in words {
+            word.fetch_xor(u64::from(old ^ place), SeqCst);
+        }
+    }
+
+    /// The receiver, whose lock the caller holds, has found nothing behind these words, an announcement and a tail that were loaded before.
+    pub(crate) fn doubt(&self, words: (u32, u64)) {
+        self.doubted_epoch.store(0, SeqCst);
+        self.doubted_tail.store(words.1, SeqCst);
+        self.doubted_epoch.store(DOUBTED | u64::from(words.0), SeqCst);
+    }
+
+    /// The receiver has come on: the same words may mean something else.
+    #[inline]
+    pub(crate) fn trust(&self) {
+        self.doubted_epoch.store(0, Relaxed);
+    }
+
+    /// The words are those that nothing was found behind. (Either that sees words that are new, or [`doubt`](Self::doubt) comes after a look at them.)
+    #[cold]
+    pub(crate) fn is_doubted(&self, words: &RingWords) -> bool {
+        let epoch = self.doubted_epoch.load(SeqCst);
+        epoch != 0
+            && epoch == DOUBTED | words.producer_user[announce::EPOCH].load(Acquire) & 0xffff_ffff
+            && self.doubted_tail.load(SeqCst) == words.tail.load(Acquire)
+    }
+
+    /// This end's last word on its slot is said.
+    pub(crate) fn leave(&self) {
+        self.left.store(1, SeqCst);
+    }
+
+    /// Whether the connection of `generation` has been attached and has said its last word.
+    pub(crate) fn has_left(&self, generation: u32) -> bool {
+        let attached = self.generation.load(Acquire);
+        if attached == generation {
+            return self.left.load(SeqCst) != 0;
+        }
+        // The memory serves a later connection: this one's end has been through.
+        attached.wrapping_sub(generation).cast_signed() > 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said() -> Said {
+        // SAFETY: integers.
+        unsafe { core::mem::zeroed() }
+    }
+
+    /// A thread that slept on a connection which is over takes its place out when another connection has the slot.
+    #[test]
+    fn who_comes_late_leaves_the_next_connections_thread_alone() {
+        let (before, after, word) = (said(), said(), AtomicU64::new(7));
+        assert!(before.post_thread(Side::Receive, 3, &word, 16, || true));
+        assert_eq!(word.load(SeqCst), 7 | 3 << 16);
+        // The slot begins anew.
+        word.store(0, SeqCst);
+        assert!(after.post_thread(Side::Receive, 4, &word, 16, || true));
+        before.unpost_thread(Side::Receive, 3, &word, 16);
+        assert_eq!((word.load(SeqCst), before.thread(Side::Receive)), (4 << 16, 0));
+        assert!(!before.post_thread(Side::Receive, 3, &word, 16, || false));
+        assert_eq!((word.load(SeqCst), before.thread(Side::Receive)), (4 << 16, 0));
+        after.unpost_thread(Side::Receive, 4, &word, 16);
+        assert_eq!((word.load(SeqCst), after.thread(Side::Receive)), (0, 0));
+    }
+
+    /// What the peer has written there in our name keeps nobody from being woken.
+    #[test]
+    fn a_thread_takes_the_place_of_a_lie() {
+        let (said, word) = (said(), AtomicU64::new(0xffff_ffff_ffff));
+        assert!(said.post_thread(Side::Send, 9, &word, 32, || true));
+        assert_eq!(word.load(SeqCst), 0x0009_ffff_ffff);
+        assert!(!said.post_thread(Side::Send, 8, &word, 32, || true));
+        word.store(0xffff_0000_0001, SeqCst);
+        said.unpost_thread(Side::Send, 9, &word, 32);
+        assert_eq!((word.load(SeqCst), said.thread(Side::Send)), (0xffff_0000_0001, 0));
+    }
+}
