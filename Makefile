@@ -2,8 +2,13 @@
 # make demo       netacc bench and Redis, plain against accelerated: one table, under three minutes after the build
 # make bench      the full measurement against the project's targets, about 20 minutes; results in out/
 # make test       every test
+# make test-hostile  attackers of other users against servers and clients; needs root
+# make apps       real programs and other people's suites, plain against accelerated: docs/manual/applications.md
 # make test-rdma  in user-mode Linux kernels with RDMA devices; builds such a kernel once, see tests/rdma/README.md
-# make soak       conformance, kill and stress for hours
+# make test-fresh make demo and make test in a new, minimal Debian; needs root
+# make soak       test-fresh, then conformance, kill and stress for hours, tests/mix, and the mutants
+# make starve     memory, mappings, descriptors and threads fail for the library, each in turn; an hour
+# make mutants    puts bugs into the code, one at a time: a test must fail for each; hours
 # make install    PREFIX=/usr/local SYSCONFDIR=/etc DESTDIR=
 # make clean
 
@@ -20,34 +25,58 @@ PROGRAMS := netacc_run netacc_ss netacc
 CONF     := netacc.conf
 MAN      := $(wildcard man/*.[1-8])
 
-.PHONY: all build demo bench test test-rdma soak install uninstall clean redis
+.PHONY: all build demo bench test test-hostile apps test-rdma test-fresh soak starve mutants install uninstall clean
 
 all: build
 
 build:
-	$(CARGO) build --release -p netacc-preload -p netacc-tools -p netacc-bench
+	$(CARGO) build --release -p netacc-preload -p netacc-tools
 
-demo: build redis
+# What a machine lacks is installed before the build, which takes minutes: a linker, the distribution's Redis, Python.
+NEEDED := cc:gcc ld:binutils "/usr/include/stdio.h:libc6-dev" python3:python3 redis-server:redis-server redis-benchmark:redis-tools
+
+demo:
+	tests/packages $(NEEDED)
+	$(MAKE) build
 	BIN_DIR=$(BIN_DIR) bench/demo
 
-bench: build redis
+bench:
+	tests/packages $(NEEDED)
+	$(MAKE) build
 	BIN_DIR=$(BIN_DIR) bench/targets
-
-# The distribution's Redis, when there is none; RUNLEVEL keeps its service from being started.
-redis:
-	@command -v redis-server >/dev/null && command -v redis-benchmark >/dev/null || \
-	{ sudo=; [ "$$(id -u)" = 0 ] || sudo=sudo; \
-	  $$sudo env RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y redis-server redis-tools; }
 
 test:
 	tests/run-all
 
+test-hostile:
+	NETACC_SUITES=hostile tests/run-all
+
 test-rdma: build
+	NETACC_LIB_DIR="$(BIN_DIR)" tests/inject
 	for suite in run apps counts conformance faults; do \
 	  [ ! -x tests/rdma/$$suite ] || NETACC_LIB_DIR="$(BIN_DIR)" tests/rdma/$$suite || exit 1; done
 
-soak:
+# Real programs and other people's test suites, plain against accelerated; writes docs/manual/applications.md.
+apps:
+	tests/packages cc:gcc ld:binutils "/usr/include/stdio.h:libc6-dev" python3:python3
+	$(MAKE) build
+	NETACC_LIB_DIR="$(BIN_DIR)" tests/apps/run --write
+
+# Both commands of the README in a new, minimal Debian. Needs root.
+test-fresh:
+	tests/fresh
+
+soak: test-fresh
 	NETACC_SUITES="conformance kill stress" NETACC_REPEAT=20 NETACC_KILL_ROUNDS=3000 NETACC_STRESS_OPERATIONS=20000000 tests/run-all
+	NETACC_LIB_DIR="$(BIN_DIR)" tests/mix
+	$(MAKE) starve
+	$(MAKE) mutants
+
+starve: build
+	NETACC_LIB_DIR="$(BIN_DIR)" tests/starve --every
+
+mutants:
+	tests/mutants/run
 
 # Installs what `make` has built (so that root builds nothing). An edited netacc.conf stays.
 install:

@@ -6,7 +6,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, ExitCode};
+use std::process::{Child, Command};
 use std::time::Duration;
 
 fn checked(result: libc::c_int) -> io::Result<libc::c_int> {
@@ -164,7 +164,7 @@ pub(crate) fn raise_descriptor_limit() {
 }
 
 /// The busy loop of `--load`.
-pub(crate) fn spin_for_ever() -> crate::Result<ExitCode> {
+pub(crate) fn spin_for_ever() -> ! {
     let mut count = 0_u64;
     loop {
         count = std::hint::black_box(count).wrapping_add(1);

@@ -139,6 +139,14 @@ pub fn examine(program: &Path, path: Option<&OsStr>, library: Target) -> Option<
     None
 }
 
+/// The dynamic loader of a program that is no script.
+pub fn loader(program: &Path) -> Option<String> {
+    match Content::of(program)? {
+        Content::Elf(elf) => elf.interpreter,
+        Content::Script { .. } => None,
+    }
+}
+
 enum Content {
     Elf(Elf),
     Script {

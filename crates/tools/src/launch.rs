@@ -3,6 +3,7 @@
 use crate::command::{self, Verdict};
 use crate::library;
 use crate::options::{self, settings_with_options};
+use crate::raw;
 use clap::ArgMatches;
 use netacc_control::config::{
     Config, ConfigError, DEFAULT_FILE, ENV_FILE, ENV_FROM_COMMAND_LINE, Key, Place,
@@ -80,6 +81,12 @@ pub fn prepare(
             Ok(library) => {
                 let verdict = command::examine(&program, path, library.target);
                 warnings.extend(verdict.as_ref().map(describe));
+                if verdict.is_none()
+                    && let Some(loader) = command::loader(&program)
+                {
+                    let found = raw::find(&program, OsStr::new(&loader));
+                    warnings.extend(found.iter().map(describe_raw));
+                }
                 if verdict.is_none_or(|verdict| verdict.obstacle.passes_preload_on()) {
                     let value = library::preload(&library.path, environment.get("LD_PRELOAD"));
                     environment.set("LD_PRELOAD", value);
@@ -103,6 +110,14 @@ fn describe(verdict: &Verdict) -> String {
         ""
     };
     format!("{program} runs unaccelerated: {obstacle}{others}")
+}
+
+fn describe_raw(found: &raw::Found) -> String {
+    format!(
+        "{} has system calls of its own ({}), which the library does not see: connections that are used so stay on TCP",
+        found.file.display(),
+        found.calls.join(", ")
+    )
 }
 
 /// The settings on the command line.

@@ -1,14 +1,16 @@
-//! What `netacc_run` and `netacc_ss` are made of.
+//! What `netacc`, `netacc_run` and `netacc_ss` are made of.
 //!
 //! Responsible for: finding the library and the command, seeing from outside whether the command can be accelerated,
 //! and reading the statistics of a running process. Deliberately not: any part of the data plane; the tools depend on
 //! the contract in `netacc-control` alone.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod command;
+pub mod commands;
 pub mod elf;
 pub mod launch;
 pub mod library;
 pub mod options;
+pub mod raw;
 pub mod segment;
 pub mod show;

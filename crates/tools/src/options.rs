@@ -108,6 +108,7 @@ pub const ORDER: &[Cli] = &[
     Cli::Letter('A'),
     Cli::Letter('i'),
     Cli::Word("paths"),
+    Cli::Word("io-uring"),
     Cli::Letter('h'),
     Cli::Letter('v'),
 ];

@@ -60,7 +60,7 @@ impl fmt::Display for SegmentError {
             ),
             SegmentError::NoSegment => write!(
                 f,
-                "{} is loaded, but the process has not used a TCP socket yet",
+                "{} is loaded, but the process has made or accepted no TCP connection yet",
                 library::FILE_NAME
             ),
             SegmentError::Unreadable(error) => error.fmt(f),

@@ -2,7 +2,7 @@
 
 use crate::segment::Process;
 use netacc_control::config::parse_rendered;
-use netacc_control::stats::{Channel, ChannelState, Connection, Counter, PATHS, Path, Reason};
+use netacc_control::stats::{Channel, ChannelState, Connection, Counter, Path, Reason};
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
@@ -283,7 +283,7 @@ fn accelerated_total(process: &Process) -> u64 {
 }
 
 /// Bytes sent and received on each path, also by the connections that are open.
-fn bytes_by_path(process: &Process) -> [(u64, u64); PATHS] {
+fn bytes_by_path(process: &Process) -> [(u64, u64); Path::ALL.len()] {
     Path::ALL.map(|path| process.header.bytes(path, &process.connections))
 }
 

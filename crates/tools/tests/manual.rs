@@ -152,7 +152,13 @@ fn tidy(text: &str) -> String {
 
 fn sample_file() -> String {
     // Those that NetACC's file does not have stay comments.
-    let own = [Key::FastConnect, Key::PollMs, Key::CompVector, Key::Paths];
+    let own = [
+        Key::FastConnect,
+        Key::PollMs,
+        Key::CompVector,
+        Key::Paths,
+        Key::IoUring,
+    ];
     let mut out = String::new();
     for setting in SETTINGS {
         let effect = match setting.effect.note() {
@@ -250,7 +256,7 @@ fn parser_help_and_pages_name_the_same_options() {
 
 #[test]
 fn pages_are_good_roff() {
-    for page in ["netacc_run.8", "netacc_ss.8", "netacc.conf.5"] {
+    for page in ["netacc.1", "netacc_run.8", "netacc_ss.8", "netacc.conf.5"] {
         let file = repository().join("man").join(page);
         let mut groff = Command::new("groff");
         match groff

@@ -395,6 +395,43 @@ fn go_programs() {
     }
 }
 
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn programs_with_system_calls_of_their_own() {
+    const RAW: &str = r#"
+        int raw(int set, void *events, int max) {
+            register long none __asm__("r10") = 0;
+            long r;
+            __asm__ volatile("movl $232, %%eax\n\tsyscall" : "=a"(r) : "D"(set), "S"(events), "d"(max), "r"(none) : "rcx", "r11", "memory");
+            return r;
+        }"#;
+    let scratch = Scratch::new();
+    let library = scratch.library();
+    let says = |program: &Path, file: &Path| {
+        let ran = run(netacc_run(&library).arg(program));
+        assert_eq!(ran.status, Some(42), "{}", ran.err);
+        let start = format!(
+            "netacc_run: warning: {} has system calls of its own (epoll_wait)",
+            file.display()
+        );
+        assert!(ran.err.starts_with(&start), "{}", ran.err);
+        assert_eq!(ran.err.lines().count(), 1, "{}", ran.err);
+    };
+    let program = scratch
+        .compile("raw", &format!("{RAW}{HELLO}"), &[])
+        .unwrap();
+    says(&program, &program);
+
+    // In a library that the loader finds.
+    let shared = scratch
+        .compile("libraw.so", RAW, &["-shared", "-fPIC"])
+        .unwrap();
+    let at = format!("-Wl,-rpath,{}", shared.parent().unwrap().display());
+    let needs = ["-Wl,--no-as-needed", shared.to_str().unwrap(), at.as_str()];
+    let program = scratch.compile("needs-raw", HELLO, &needs).unwrap();
+    says(&program, &shared);
+}
+
 #[test]
 fn scripts_are_followed_to_their_interpreter() {
     let scratch = Scratch::new();

@@ -54,3 +54,42 @@ fn table_is_loud_without_the_library() {
         "{text}"
     );
 }
+
+#[test]
+fn run_and_ss_are_subcommands_too() {
+    let netacc = |arguments: &[&str]| {
+        Command::new(env!("CARGO_BIN_EXE_netacc"))
+            .args(arguments)
+            .output()
+            .expect("netacc starts")
+    };
+    let help = |program: &str| {
+        let output = Command::new(program).arg("-h").output().expect("it starts");
+        assert!(output.status.success());
+        output.stdout
+    };
+    assert_eq!(
+        netacc(&["run", "-h"]).stdout,
+        help(env!("CARGO_BIN_EXE_netacc_run"))
+    );
+    assert_eq!(
+        netacc(&["ss", "-h"]).stdout,
+        help(env!("CARGO_BIN_EXE_netacc_ss"))
+    );
+    assert_eq!(netacc(&["run", "/nonexistent"]).status.code(), Some(127));
+    assert_eq!(netacc(&["ss", "4194305"]).status.code(), Some(1));
+    for wrong in [
+        &["fly"][..],
+        &[],
+        &["bench", "--rounds", "0"],
+        &["ss"],
+        &["run"],
+    ] {
+        let output = netacc(wrong);
+        assert_eq!(output.status.code(), Some(2), "{wrong:?}");
+        assert!(
+            output.stdout.is_empty() && !output.stderr.is_empty(),
+            "{wrong:?}"
+        );
+    }
+}

@@ -1,0 +1,44 @@
+//! `netacc bench`: measures an ordinary sockets program with and without the library, in alternation, and prints both
+//! side by side.
+//!
+//! Nothing of netacc is used: the client and the server are two processes that use `std::net`, and `libc`'s epoll, as
+//! any program would. The library gets under them by `LD_PRELOAD`, as under any program. They are this same program,
+//! started again with a hidden subcommand: whoever offers [`Command`] has to offer all of it.
+//!
+//! - [`spec`] what to run, as told to the two processes
+//! - [`server`], [`client`] the two processes
+//! - [`run`] starts them, reads their clocks, asks `netacc_ss` what was accelerated
+//! - [`library`] where the library is, and the proof that it worked
+//! - [`plan`] workloads × rounds × kinds, alternating
+//! - [`stats`], [`report`], [`svg`] medians, the table and JSON, the picture
+//! - [`sys`] the only file with `unsafe`
+
+mod cli;
+mod client;
+mod framing;
+mod library;
+mod plan;
+mod report;
+mod run;
+mod server;
+mod spec;
+mod stats;
+mod svg;
+mod sys;
+
+pub use cli::Command;
+
+/// One error type is enough for a tool whose only reaction is to print it.
+pub type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+impl Command {
+    /// Runs the subcommand: whether all runs ended with exact bytes. Errors are one line each.
+    pub fn run(self) -> Result<bool> {
+        match self {
+            Command::Bench(args) => plan::bench(&args),
+            Command::BenchServer { spec } => server::main(&spec).map(|()| true),
+            Command::BenchClient { spec, ports } => client::main(&spec, &ports).map(|()| true),
+            Command::BenchLoad => sys::spin_for_ever(),
+        }
+    }
+}

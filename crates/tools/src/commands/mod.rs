@@ -1,0 +1,98 @@
+//! The subcommands of `netacc`, a file each. `netacc_run` and `netacc_ss` are two of them under names of their own.
+//!
+//! The programs have their own `main`, without Rust's runtime, because that one ignores SIGPIPE and opens missing
+//! standard descriptors, and what [`run`] starts would inherit both.
+
+pub mod run;
+pub mod ss;
+
+use crate::options;
+use clap::{ArgMatches, Command, FromArgMatches, Subcommand};
+use netacc_bench::Command as Bench;
+use std::ffi::c_int;
+use std::io::{self, Write};
+
+/// Something did not work.
+const STATUS_FAILED: c_int = 1;
+/// A mistake on the command line or in the configuration.
+const STATUS_USAGE: c_int = 2;
+
+/// `netacc SUBCOMMAND …`; the exit status.
+pub fn netacc() -> c_int {
+    let matches = match parse("netacc", netacc_command()) {
+        Ok(matches) => matches,
+        Err(status) => return status,
+    };
+    match matches.subcommand() {
+        Some(("run", matches)) => run::main(matches),
+        Some(("ss", matches)) => ss::main(matches),
+        _ => bench(&matches),
+    }
+}
+
+fn netacc_command() -> Command {
+    let command = Command::new("netacc")
+        .about("Tools for netacc, the TCP acceleration library")
+        .version(options::VERSION)
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .subcommand(options::run_command().name("run"))
+        .subcommand(options::ss_command().name("ss"));
+    Bench::augment_subcommands(command)
+}
+
+/// `netacc bench` and the processes that it starts.
+fn bench(matches: &ArgMatches) -> c_int {
+    ignore_broken_pipes();
+    let done = Bench::from_arg_matches(matches)
+        .map_err(Into::into)
+        .and_then(Bench::run);
+    match done {
+        Ok(true) => 0,
+        Ok(false) => STATUS_FAILED,
+        Err(error) => {
+            let _ = writeln!(io::stderr(), "netacc: {error}");
+            STATUS_FAILED
+        }
+    }
+}
+
+/// A write to a pipe that nobody reads is an error of that write, not the end of the process.
+#[allow(unsafe_code, reason = "signal(2)")]
+fn ignore_broken_pipes() {
+    // SAFETY: nobody else handles this signal here, and ignoring it runs no code.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
+}
+
+/// The arguments of this process; otherwise what `tool` has to say has been said, and this is its exit status.
+fn parse(tool: &str, command: Command) -> Result<ArgMatches, c_int> {
+    command.try_get_matches().map_err(|error| {
+        let (is_error, text) = options::answer(tool, &error);
+        if is_error {
+            let _ = io::stderr().write_all(text.as_bytes());
+            return STATUS_USAGE;
+        }
+        print(tool, &text)
+    })
+}
+
+/// A reader that has seen enough is no error.
+fn print(tool: &str, text: &str) -> c_int {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => 0,
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => 0,
+        Err(error) => {
+            let _ = writeln!(io::stderr(), "{tool}: {error}");
+            STATUS_FAILED
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_command_line_is_well_formed() {
+        super::netacc_command().debug_assert();
+    }
+}
