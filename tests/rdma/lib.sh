@@ -6,17 +6,8 @@ RIG=$RDMA/rig
 
 # packages COMMAND:PACKAGE... : installs those whose command is missing.
 packages() {
-  local missing=() pair sudo=''
-  for pair in python3:python3 cc:gcc ld:binutils "$@"; do
-    command -v "${pair%%:*}" >/dev/null || [ -x "/usr/sbin/${pair%%:*}" ] || missing+=("${pair#*:}")
-  done
-  [ -e /usr/include/stdio.h ] || missing+=(libc6-dev)
-  [ ${#missing[@]} -eq 0 ] && return
-  [ "$(id -u)" = 0 ] || sudo="sudo -n"
-  echo "installing ${missing[*]}"
-  # RUNLEVEL=1 keeps the packages' services from being started.
-  install() { $sudo env RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 install -y --no-install-recommends "${missing[@]}"; }
-  { install || { $sudo apt-get update && install; }; } >"$TMP/apt.log" 2>&1 || { fail packages "$(tail -n 5 "$TMP/apt.log")"; finish; exit 1; }
+  "$RDMA/../packages" python3:python3 cc:gcc ld:binutils "/usr/include/stdio.h:libc6-dev" "$@" >"$TMP/apt.log" 2>&1 && return
+  fail packages "$(tail -n 8 "$TMP/apt.log")"; finish; exit 1
 }
 
 # The rig, built; its folders are in $TMP/built. Ends the suite where there can be none.

@@ -106,6 +106,11 @@ impl Ctx {
         }
     }
 
+    /// Whether a word of the other process is there.
+    pub fn heard(&self) -> bool {
+        !self.inbox.borrow().is_empty() || sys::await_events(CONTROL, libc::POLLIN, 0) != 0
+    }
+
     /// Waits for exactly this word.
     pub fn wait(&self, expected: &str) {
         let text = self.hear();
@@ -221,10 +226,20 @@ impl Ctx {
 
     /// The server's half of the warm-up: answers each message with our pid until the client says that it is enough.
     pub fn warm_server(&self, fd: Fd) {
+        self.answer(fd, || ());
+    }
+
+    /// As [`Ctx::warm_server`], where a receive does not wait.
+    pub fn warm_server_polling(&self, fd: Fd) {
+        self.answer(fd, || await_message(fd));
+    }
+
+    fn answer(&self, fd: Fd, before: impl Fn()) {
         if self.warmup == Warmup::None {
             return;
         }
         loop {
+            before();
             let message = recv_exact(fd, WARM_MESSAGE);
             let mut answer = [0u8; WARM_MESSAGE];
             answer[..4].copy_from_slice(&sys::getpid().to_ne_bytes());
@@ -237,11 +252,21 @@ impl Ctx {
 
     /// The client's half of the warm-up.
     pub fn warm_client(&self, fd: Fd) {
+        self.warm(fd, || ());
+    }
+
+    /// As [`Ctx::warm_client`], where a receive does not wait.
+    pub fn warm_client_polling(&self, fd: Fd) {
+        self.warm(fd, || await_message(fd));
+    }
+
+    fn warm(&self, fd: Fd, before: impl Fn()) {
         if self.warmup == Warmup::None {
             return;
         }
         let exchange = |kind: u8| -> i32 {
             send_all(fd, &[kind; WARM_MESSAGE]);
+            before();
             let answer = recv_exact(fd, WARM_MESSAGE);
             i32::from_ne_bytes([answer[0], answer[1], answer[2], answer[3]])
         };
@@ -250,6 +275,11 @@ impl Ctx {
             peer = exchange(b'P');
         }
         exchange(b'E');
+    }
+
+    /// Whether each connection of this mode is on the fast path when its warm-up is over.
+    pub fn waits_until_fast(&self) -> bool {
+        self.warmup == Warmup::UntilFast
     }
 
     /// The warm-up of a connection with both ends in this thread.
@@ -266,6 +296,28 @@ impl Ctx {
                 return;
             }
         }
+    }
+
+    /// Has the runner seen the sending direction on the fast path (or given up on it)? True in modes that do not wait for that.
+    pub fn sends_fast(&self, fd: Fd) -> bool {
+        let (Ok(local), Ok(peer)) = (sys::getsockname(fd), sys::getpeername(fd)) else {
+            return true;
+        };
+        if self.warmup != Warmup::UntilFast {
+            return true;
+        }
+        let answer = self.ask(&format!(
+            "T {} {} {}",
+            sys::getpid(),
+            local.port(),
+            peer.port()
+        ));
+        answer != "no"
+    }
+
+    /// As [`Ctx::sends_fast`], of both directions; `peer_pid` has the other end.
+    pub fn is_fast(&self, fd: Fd, peer_pid: i32) -> bool {
+        self.warmup != Warmup::UntilFast || self.settled(fd, peer_pid)
     }
 
     /// Has the runner seen both directions on the fast path (or given up on it)?
@@ -293,6 +345,22 @@ impl Ctx {
                 peer.port()
             ));
         }
+    }
+
+    /// Asks the runner to check, in the modes that are named, that `netacc_ss` comes to show this reason for a connection of
+    /// this process. Reasons that come with time need no call of ours for that.
+    pub fn expect_reason(&self, fd: Fd, reasons: &[(&str, &str)]) {
+        let (Ok(local), Ok(peer)) = (sys::getsockname(fd), sys::getpeername(fd)) else {
+            return;
+        };
+        let reasons: Vec<String> = reasons.iter().map(|(m, r)| format!("{m}={r}")).collect();
+        self.ask(&format!(
+            "R {} {} {} {}",
+            sys::getpid(),
+            local.port(),
+            peer.port(),
+            reasons.join(",")
+        ));
     }
 
     // ------------------------------------------------------------------------------------------ streams
@@ -491,6 +559,12 @@ pub fn recv_exact(fd: Fd, len: usize) -> Vec<u8> {
         }
     }
     buf
+}
+
+/// As a program without blocking calls waits, for a message of the warm-up.
+fn await_message(fd: Fd) {
+    sys::await_events(fd, libc::POLLIN, 10_000);
+    await_bytes(fd, WARM_MESSAGE);
 }
 
 /// Waits until at least `len` bytes can be read, as FIONREAD tells; the bytes stay.

@@ -14,9 +14,13 @@ pub fn run(name: &str, args: &[&str]) -> ExitCode {
     };
     match name {
         "take-fd" => take_fd(),
+        "pass-on" => pass_on(number(0) as Fd, number(1)),
         "echo" => echo(number(0) as Fd),
         "say-on" => say_on(number(0) as Fd),
         "is-closed" => println!("{:?}", sys::fcntl(number(0) as Fd, libc::F_GETFD, 0)),
+        "serve" => serve(number(0) as Fd, number(1)),
+        "serve-warm" => serve_warm(number(0) as Fd),
+        "call" => call(args.first().and_then(|a| Addr::parse(a)), number(1)),
         "survivor" => crate::kill::survivor(args),
         "victim" => crate::kill::victim(args),
         "stress-end" => return crate::stress::end(args),
@@ -35,6 +39,18 @@ fn take_fd() {
     let _ = sys::close(fds[0]);
     let end = sys::recv(0, &mut [0; 1], 0);
     println!("giver ended: {end:?}");
+}
+
+/// Receives a connection on standard input, passes it on over `to`, and keeps it: when told, answers `count` messages on it.
+fn pass_on(to: Fd, count: usize) {
+    let (_, fds) = sys::recv_fds(0).expect("recvmsg");
+    sys::send_fds(to, b"fd", &fds).expect("sendmsg");
+    assert!(sys::recv(0, &mut [0; 1], 0) == Ok(1), "the giver ended");
+    for _ in 0..count {
+        let ask = recv_exact(fds[0], 4);
+        send_all(fds[0], &ask);
+    }
+    println!("answered {count}");
 }
 
 /// Sends back what arrives, to EOF.
@@ -68,4 +84,42 @@ fn client(addr: Option<Addr>, count: usize) {
         same &= recv_exact(fd, part.len()) == part;
     }
     println!("{count} bytes came back, exact: {same}");
+}
+
+/// Accepts one connection and answers so many messages.
+fn serve(listener: Fd, count: usize) {
+    let fd = sys::accept(listener).expect("accept");
+    for _ in 0..count {
+        let message = recv_exact(fd, 64);
+        send_all(fd, &message);
+    }
+    println!("served {count}");
+}
+
+/// Accepts one connection, is the server of its warm-up, and waits for its end.
+fn serve_warm(listener: Fd) {
+    let fd = sys::accept(listener).expect("accept");
+    let mut message = [0u8; 64];
+    let end = loop {
+        match sys::recv(fd, &mut message, libc::MSG_WAITALL) {
+            Ok(64) => {}
+            end => break end,
+        }
+        let mut answer = [0u8; 64];
+        answer[..4].copy_from_slice(&sys::getpid().to_ne_bytes());
+        send_all(fd, &answer);
+    };
+    println!("end: {end:?}");
+}
+
+/// Connects, and sends so many messages that are answered.
+fn call(addr: Option<Addr>, count: usize) {
+    let Some(addr) = addr else { return };
+    let fd = sys::socket(addr.family(), libc::SOCK_STREAM, 0).expect("socket");
+    sys::connect(fd, addr).expect("connect");
+    for _ in 0..count {
+        send_all(fd, &[1; 64]);
+        recv_exact(fd, 64);
+    }
+    println!("called {count}");
 }

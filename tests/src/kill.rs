@@ -438,7 +438,7 @@ impl Campaign<'_> {
                 count(INTENDED)
             ));
         }
-        // The other way round is allowed: killed with bytes unread in a ring, it gives an EOF (docs/manual/limits.md).
+        // (The other way round it may have received more than it has counted, or been sent more when it was dead.)
         let unread = number(sent) > count(RECEIVED);
         // Between hosts nobody knows what a killed sender had not yet handed to the device: that is a reset (docs/manual/limits.md).
         let may_reset =

@@ -1,15 +1,20 @@
 //! The behaviour tests of netacc: every scenario is an ordinary sockets program that runs on kernel TCP, on the library
 //! with acceleration off, and on shared memory, and must not be able to tell them apart.
 
+mod bad;
 mod ctx;
 mod helpers;
+mod hostile;
 mod kill;
 mod mover;
 mod pattern;
+mod raw;
+mod ring;
 mod runner;
 mod scenario;
 mod scenarios;
 mod ss;
+mod starve;
 mod stress;
 mod sys;
 
@@ -26,6 +31,11 @@ const USAGE: &str = "usage:
                          kill -9 of either side in the middle of traffic
   netacc-conformance stress [--operations N] [--seed N] [--path shm|rdma] [--only NAME]
                          checksummed streams over promotions and demotions
+  netacc-conformance hostile [NAME...]
+                         attackers of other users, as peers and otherwise; needs root
+  netacc-conformance starve [--every] [NAME...]
+                         memory, mappings, descriptors and threads fail: one after the other, some of them or every one.
+                         The library has to be built with the feature `inject` (tests/inject does that)
 The library is taken from $NETACC_LIB_DIR, or target/release. Connections are between $NETACC_TEST_ADDRESS and itself
 (127.0.0.1), or $NETACC_TEST_ADDRESS6 (::1); the mode or path rdma needs addresses of an RDMA device. All limits of time
 are multiplied by $NETACC_TEST_PATIENCE (1).";
@@ -53,6 +63,10 @@ fn main() -> ExitCode {
         }
         ["kill", ref rest @ ..] => kill::run(rest),
         ["stress", ref rest @ ..] => stress::run(rest),
+        ["starve", ref rest @ ..] => starve::run(rest),
+        ["hostile", ref names @ ..] => hostile::run(names),
+        ["hostile-one", name, dir] => hostile::one(name, dir),
+        ["hostile-part", ref rest @ ..] => hostile::part(rest),
         _ => {
             eprintln!("{USAGE}");
             ExitCode::from(2)

@@ -32,6 +32,8 @@ pub enum Mode {
     Switch,
     /// As `Shm`, but over an RDMA device, which the machine must have: only when it is asked for.
     Rdma,
+    /// As `Shm`, with failures to order ([`crate::starve`]): a connection may be accelerated, or not.
+    Starved,
 }
 
 pub const MODES: [(Mode, &str); 8] = [
@@ -80,7 +82,7 @@ impl Mode {
 
     fn warmup(self) -> Warmup {
         match self {
-            Mode::Shm | Mode::Rdma => Warmup::UntilFast,
+            Mode::Shm | Mode::Rdma | Mode::Starved => Warmup::UntilFast,
             Mode::Early => Warmup::None,
             _ => Warmup::Fixed,
         }
@@ -140,11 +142,11 @@ impl Totals {
 }
 
 /// What one run of a scenario left behind.
-struct Outcome {
-    transcript: String,
-    problems: Vec<String>,
-    stderr: String,
-    accelerated: bool,
+pub struct Outcome {
+    pub transcript: String,
+    pub problems: Vec<String>,
+    pub stderr: String,
+    pub accelerated: bool,
     millis: u128,
 }
 
@@ -165,11 +167,23 @@ pub fn run(scenarios: Vec<Scenario>, options: &Options) -> bool {
         .filter(|s| {
             let named = options.filter.is_empty()
                 || options.filter.iter().any(|f| s.name.contains(f.as_str()));
-            named && !options.except.iter().any(|name| name == s.name)
+            named
+                && !options.except.iter().any(|name| {
+                    name == s.name || (name.ends_with('/') && s.name.starts_with(name.as_str()))
+                })
         })
         .collect();
     let totals = Totals::default();
     let failures = Mutex::new(Vec::new());
+    if modes.contains(&Mode::Switch) && !build.switching.exists() {
+        println!(
+            "test all [switch] ... FAILED\n    no library at {}: run tests/inject",
+            build.switching.display()
+        );
+        totals.fail();
+        failures.lock().expect("alone").push("all [switch]".into());
+        modes.retain(|m| *m != Mode::Switch);
+    }
     let next = AtomicUsize::new(0);
     let print = Mutex::new(());
     std::thread::scope(|scope| {
@@ -236,6 +250,20 @@ fn judge(
             }
         }
     };
+    let why_skipped = |mode: Mode| scenario.skip.iter().find(|(m, _)| *m == mode.name());
+    let skip = |(name, why): &(&str, &str), report: &mut String| {
+        totals.skip();
+        report.push_str(&format!(
+            "test {} [{name}] ... skipped ({why})\n",
+            scenario.name
+        ));
+    };
+    // Nobody asks the oracle where nothing is to be compared.
+    if modes.iter().all(|mode| why_skipped(*mode).is_some()) {
+        let reasons = modes.iter().filter_map(|mode| why_skipped(*mode));
+        reasons.for_each(|reason| skip(reason, &mut report));
+        return (report, failed);
+    }
     let oracle = execute(scenario, Mode::Plain, options, build);
     let mut problems = oracle.problems.clone();
     for _ in 1..options.plain_runs {
@@ -258,12 +286,8 @@ fn judge(
         {
             continue;
         }
-        if let Some((name, why)) = scenario.skip.iter().find(|(m, _)| *m == mode.name()) {
-            totals.skip();
-            report.push_str(&format!(
-                "test {} [{name}] ... skipped ({why})\n",
-                scenario.name
-            ));
+        if let Some(reason) = why_skipped(mode) {
+            skip(reason, &mut report);
             continue;
         }
         let outcome = execute(scenario, mode, options, build);
@@ -279,7 +303,7 @@ fn judge(
 }
 
 /// The lines in which two transcripts differ, with the last common line before each group.
-fn difference(expected: &str, got: &str) -> Option<String> {
+pub fn difference(expected: &str, got: &str) -> Option<String> {
     if expected == got {
         return None;
     }
@@ -335,7 +359,12 @@ pub fn own_program() -> PathBuf {
 /// The environment of a process that has the library, or has not.
 pub fn library_env(command: &mut Command, build: &Build, preload: bool) {
     for (key, _) in std::env::vars() {
-        if key.starts_with("NACC_") || key == "LD_PRELOAD" || key == "NETACC_TEST_SWITCH" {
+        let aid = [
+            "NETACC_TEST_SWITCH",
+            "NETACC_TEST_FAIL",
+            "NETACC_TEST_COUNTS",
+        ];
+        if key.starts_with("NACC_") || key == "LD_PRELOAD" || aid.contains(&key.as_str()) {
             command.env_remove(key);
         }
     }
@@ -345,10 +374,19 @@ pub fn library_env(command: &mut Command, build: &Build, preload: bool) {
     if preload {
         command.env("LD_PRELOAD", &build.library);
         command.env("NACC_LOG_PATH", log_path());
+        command.envs(build.environment.iter().map(|(k, v)| (k, v)));
         if build.path == Path::Rdma {
             command.env("NACC_PATHS", build.path.name());
         }
     }
+}
+
+/// As [`library_env`] where the library changes paths by itself, in an order that `seed` decides.
+pub fn switching_env(command: &mut Command, build: &Build, seed: u64) {
+    library_env(command, build, true);
+    command
+        .env("LD_PRELOAD", &build.switching)
+        .env("NETACC_TEST_SWITCH", seed.to_string());
 }
 
 /// Where the library logs to: $NETACC_TEST_LOG, or a file of this run's.
@@ -388,11 +426,11 @@ fn start(scenario: &Scenario, role: Role, mode: Mode, build: &Build) -> Side {
         .process_group(0);
     library_env(&mut command, build, mode.preloads(role));
     match mode {
-        Mode::Tcp => command.env("NACC_ENABLE_RDMA_DEFAULT", "0"),
-        Mode::Early => command.env("NACC_CONN_TCP_FIRST", "1"),
-        Mode::Switch => command.env("NETACC_TEST_SWITCH", "12345"),
-        _ => &mut command,
-    };
+        Mode::Tcp => drop(command.env("NACC_ENABLE_RDMA_DEFAULT", "0")),
+        Mode::Early => drop(command.env("NACC_CONN_TCP_FIRST", "1")),
+        Mode::Switch => switching_env(&mut command, build, 12345),
+        _ => {}
+    }
     let mut child = command.spawn().expect("start a scenario process");
     let mut out = child.stdout.take().expect("piped");
     let mut err = child.stderr.take().expect("piped");
@@ -433,8 +471,13 @@ impl Broker<'_> {
                     peer,
                 ))
             }
+            ["T", pid, local, peer] => Some(self.sends_fast(
+                pid.parse().unwrap_or(0),
+                local.parse().unwrap_or(0),
+                peer.parse().unwrap_or(0),
+            )),
             ["S", pid, local, peer] => {
-                if self.accelerated {
+                if self.accelerated && self.mode != Mode::Starved {
                     let pid = pid.parse().unwrap_or(0);
                     match self.build.connection(
                         pid,
@@ -450,10 +493,42 @@ impl Broker<'_> {
                 }
                 Some("ok".into())
             }
+            ["R", pid, local, peer, reasons] => {
+                let wanted = reasons
+                    .split(',')
+                    .filter_map(|r| r.split_once('='))
+                    .find(|(mode, _)| *mode == self.mode.name());
+                if let Some((_, wanted)) = wanted {
+                    self.shows(
+                        pid.parse().unwrap_or(0),
+                        local.parse().unwrap_or(0),
+                        peer.parse().unwrap_or(0),
+                        wanted,
+                    );
+                }
+                Some("ok".into())
+            }
             _ => {
                 self.problems.push(format!("unknown message {message:?}"));
                 None
             }
+        }
+    }
+
+    /// `netacc_ss` comes to show that reason for a connection.
+    fn shows(&mut self, pid: i32, local: u16, peer: u16, wanted: &str) {
+        let end = Instant::now() + Duration::from_secs(8) * sys::patience();
+        loop {
+            let found = self.build.connection(pid, local, peer);
+            if found.as_ref().is_ok_and(|c| c.reason == wanted) {
+                return;
+            }
+            if Instant::now() > end {
+                self.problems
+                    .push(format!("the reason is not {wanted:?}: {found:?}"));
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(2));
         }
     }
 
@@ -471,30 +546,52 @@ impl Broker<'_> {
             self.accelerated = true;
             return "yes".into();
         }
+        self.patience(asked, &format!("near {near:?}, far {far:?}"))
+    }
+
+    /// Whether the connection's sending direction has moved; of the other nothing is asked.
+    fn sends_fast(&mut self, pid: i32, local: u16, peer: u16) -> String {
+        let asked = *self
+            .first_asked
+            .entry((local, peer))
+            .or_insert_with(Instant::now);
+        let near = self.build.connection(pid, local, peer);
+        if near
+            .as_ref()
+            .is_ok_and(|c| c.tx_path == self.build.path.name())
+        {
+            self.first_asked.remove(&(local, peer));
+            return "yes".into();
+        }
+        self.patience(asked, &format!("sending {near:?}"))
+    }
+
+    /// The answer where it is not so: whether to ask again.
+    fn patience(&mut self, asked: Instant, seen: &str) -> String {
         let required = self.mode.requires(self.expect);
         let patience = sys::patience()
             * if required {
                 Duration::from_secs(8)
             } else {
-                Duration::from_millis(300)
+                // (Where it may be so for each of many connections.)
+                Duration::from_millis(if self.mode == Mode::Starved { 100 } else { 300 })
             };
         if asked.elapsed() < patience {
             std::thread::sleep(Duration::from_millis(2));
             return "no".into();
         }
         if required {
-            self.problems.push(format!(
-                "not promoted within {patience:?}: near {near:?}, far {far:?}"
-            ));
+            self.problems
+                .push(format!("not promoted within {patience:?}: {seen}"));
         }
         "give up".into()
     }
 }
 
-fn execute(scenario: &Scenario, mode: Mode, options: &Options, build: &Build) -> Outcome {
+pub fn execute(scenario: &Scenario, mode: Mode, options: &Options, build: &Build) -> Outcome {
     let begin = Instant::now();
     let build = &build.clone().with_path(mode.path());
-    let timeout = options.timeout * sys::patience();
+    let timeout = options.timeout * sys::patience() * scenario.length;
     let roles: &[Role] = match scenario.parts {
         Parts::Pair { .. } => &[Role::Server, Role::Client],
         Parts::Alone(_) => &[Role::Alone],

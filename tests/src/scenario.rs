@@ -30,6 +30,8 @@ pub struct Scenario {
     pub mark: Mark,
     /// Modes in which it is not run, and why.
     pub skip: &'static [(&'static str, &'static str)],
+    /// How many times as long as others it may take.
+    pub length: u32,
     pub parts: Parts,
 }
 
@@ -51,6 +53,7 @@ pub const fn pair(
         expect: Expect::Fast,
         mark: Mark::Accelerated,
         skip: &[],
+        length: 1,
         parts: Parts::Pair { server, client },
     }
 }
@@ -63,6 +66,7 @@ pub const fn alone(name: &'static str, about: &'static str, body: fn(&Ctx)) -> S
         expect: Expect::Any,
         mark: Mark::PassedThrough,
         skip: &[],
+        length: 1,
         parts: Parts::Alone(body),
     }
 }
@@ -83,6 +87,12 @@ impl Scenario {
     /// Not run in these modes, for the reason that stands with each.
     pub const fn skip(mut self, modes: &'static [(&'static str, &'static str)]) -> Scenario {
         self.skip = modes;
+        self
+    }
+
+    /// Hundreds of connections or listeners, about each of which `netacc_ss` is asked: it may take longer before it counts as stuck.
+    pub const fn long(mut self) -> Scenario {
+        self.length = 4;
         self
     }
 
@@ -111,14 +121,26 @@ impl Scenario {
 pub fn all() -> Vec<Scenario> {
     let mut list = Vec::new();
     list.extend(scenarios::data::list());
+    list.extend(scenarios::calls::list());
     list.extend(scenarios::close::list());
+    list.extend(scenarios::ends::list());
+    list.extend(scenarios::memory::list());
+    list.extend(scenarios::exhausted::list());
     list.extend(scenarios::epoll::list());
     list.extend(scenarios::poll::list());
     list.extend(scenarios::fds::list());
     list.extend(scenarios::connect::list());
     list.extend(scenarios::options::list());
     list.extend(scenarios::process::list());
+    list.extend(scenarios::rings::list());
+    list.extend(scenarios::raw::list());
+    list.extend(scenarios::rendezvous::list());
     list.extend(scenarios::threads::list());
+    list.extend(scenarios::unread::list());
+    list.extend(scenarios::signals::list());
+    list.extend(scenarios::promotion::list());
+    list.extend(scenarios::leaving::list());
+    list.extend(scenarios::adopt::list());
     list
 }
 

@@ -1,11 +1,23 @@
 //! The scenarios, by subject. Each is written as an ordinary program would be; nothing in them knows of the library.
 
+pub mod adopt;
+pub mod calls;
 pub mod close;
 pub mod connect;
 pub mod data;
+pub mod ends;
 pub mod epoll;
+pub mod exhausted;
 pub mod fds;
+pub mod leaving;
+pub mod memory;
 pub mod options;
 pub mod poll;
 pub mod process;
+pub mod promotion;
+pub mod raw;
+pub mod rendezvous;
+pub mod rings;
+pub mod signals;
 pub mod threads;
+pub mod unread;

@@ -61,8 +61,12 @@ impl Path {
 #[derive(Clone, Debug)]
 pub struct Build {
     pub library: PathBuf,
+    /// The library with changes of path to order (tests/inject).
+    pub switching: PathBuf,
     pub netacc_ss: PathBuf,
     pub path: Path,
+    /// More of the environment of processes with the library.
+    pub environment: Vec<(&'static str, String)>,
 }
 
 impl Build {
@@ -75,8 +79,10 @@ impl Build {
         let dir = dir.canonicalize().unwrap_or(dir);
         Build {
             library: dir.join("libnetacc_preload.so"),
+            switching: dir.join("inject/libnetacc_preload.so"),
             netacc_ss: dir.join("netacc_ss"),
             path: Path::Shm,
+            environment: Vec::new(),
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Two processes, each with a sending and a receiving half, do random operations until the budget is used up, then
 //! half-close. Demotions come from operations that the fast path does not carry (sendfile, splice) and, in the mode
-//! `switch`, from the library itself, which moves between paths at random points when `NETACC_TEST_SWITCH` is set.
+//! `switch`, from the library itself, which moves between paths at random points (tests/inject builds one that does).
 //! [`leave`] has ends that leave the fast path for good.
 
 mod leave;
@@ -10,11 +10,13 @@ mod leave;
 use crate::ctx::{recv_exact, send_all};
 use crate::mover::{Receiver, Sender};
 use crate::pattern::{Pattern, Rng};
-use crate::runner::{Totals, library_env, own_program, take_log};
-use crate::ss::{Build, Path};
+use crate::runner::{Totals, library_env, own_program, switching_env, take_log};
+use crate::ss::{Build, Connection, Path};
 use crate::sys::{self, Addr, E, Fd};
-use std::io::Read;
+use std::io::{Read, Write};
 use std::process::{Command, ExitCode, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 const MAX: usize = 12_000;
@@ -75,20 +77,21 @@ pub fn end(args: &[&str]) -> ExitCode {
         name(sys::getsockname(fd)),
         name(sys::getpeername(fd))
     );
-    warm(fd, dial);
+    let orders = Orders::listen();
+    warm(fd, dial, &orders);
     let (mine, theirs) = if dial {
         (seed + 1, seed + 2)
     } else {
         (seed + 2, seed + 1)
     };
-    let sender = SendHalf::new(fd, mine, style, operations / 2);
+    let sender = SendHalf::new(fd, mine, style, operations / 2, orders);
     let receiver = ReceiveHalf::new(fd, theirs, mine, style, operations / 6);
     let (sent, received) = if style.threads {
-        let writer = std::thread::spawn(move || sender.run(operations / 2));
+        let writer = std::thread::spawn(move || sender.run());
         let received = receiver.run();
         (writer.join().expect("thread"), received)
     } else {
-        alternate(fd, sender, receiver, operations / 2)
+        alternate(fd, sender, receiver)
     };
     println!("sent {} in {} operations", sent.inner.sent, sent.operations);
     println!(
@@ -103,16 +106,40 @@ pub fn end(args: &[&str]) -> ExitCode {
     }
 }
 
-/// Small exchanges with pauses, in which a connection that can be promoted is.
-fn warm(fd: Fd, dial: bool) {
-    for _ in 0..100 {
+/// What the runner has said on standard input: a byte when the connection is where it is to be tested, the end of file when
+/// everything that it waits for has happened.
+#[derive(Default)]
+struct Orders {
+    begin: AtomicBool,
+    enough: AtomicBool,
+}
+
+impl Orders {
+    fn listen() -> Arc<Orders> {
+        let orders = Arc::new(Orders::default());
+        let heard = orders.clone();
+        std::thread::spawn(move || {
+            while sys::read(0, &mut [0]) == Ok(1) {
+                heard.begin.store(true, Relaxed);
+            }
+            heard.begin.store(true, Relaxed);
+            heard.enough.store(true, Relaxed);
+        });
+        orders
+    }
+}
+
+/// Small exchanges until the runner says that the connection is on the fast path; the dialling end tells the other.
+fn warm(fd: Fd, dial: bool, orders: &Orders) {
+    let mut message = [0; 64];
+    while message[0] == 0 {
         if dial {
-            send_all(fd, &[0; 64]);
+            message = [u8::from(orders.begin.load(Relaxed)); 64];
+            send_all(fd, &message);
             recv_exact(fd, 64);
-            sys::sleep_ms(2);
         } else {
-            recv_exact(fd, 64);
-            send_all(fd, &[0; 64]);
+            message.copy_from_slice(&recv_exact(fd, 64));
+            send_all(fd, &message);
         }
     }
 }
@@ -121,26 +148,33 @@ struct SendHalf {
     inner: Sender,
     rng: Rng,
     operations: u64,
+    /// As many operations at least, and until the runner has seen enough.
     budget: u64,
+    orders: Arc<Orders>,
     style: Style,
     pipe: [Fd; 2],
 }
 
 impl SendHalf {
-    fn new(fd: Fd, seed: u64, style: Style, budget: u64) -> SendHalf {
+    fn new(fd: Fd, seed: u64, style: Style, budget: u64, orders: Arc<Orders>) -> SendHalf {
         SendHalf {
             inner: Sender::new(fd, seed + 10, Pattern::new(seed)),
             rng: Rng::new(seed + 20),
             operations: 0,
             budget,
+            orders,
             style,
             pipe: sys::pipe(),
         }
     }
 
+    fn is_done(&self) -> bool {
+        self.operations >= self.budget && self.orders.enough.load(Relaxed)
+    }
+
     /// One operation; EAGAIN counts as none.
     fn step(&mut self, flags: i32) -> sys::R {
-        // Not before the connection has had the time to be promoted.
+        // Not before the connection has been used for a while where it is.
         let odd = self.style.odd & (SENDFILE | SPLICE_OUT) != 0
             && self.operations > self.budget / 3
             && self.rng.range(1, self.style.odd_one_in) == 1;
@@ -183,8 +217,8 @@ impl SendHalf {
         Ok(len)
     }
 
-    fn run(mut self, operations: u64) -> SendHalf {
-        while self.operations < operations {
+    fn run(mut self) -> SendHalf {
+        while !self.is_done() {
             match self.step(libc::MSG_NOSIGNAL) {
                 Ok(_) | Err(E(libc::EINTR)) => {}
                 Err(e) => {
@@ -293,12 +327,7 @@ impl ReceiveHalf {
 }
 
 /// Both halves in one thread, without blocking.
-fn alternate(
-    fd: Fd,
-    mut sender: SendHalf,
-    mut receiver: ReceiveHalf,
-    operations: u64,
-) -> (SendHalf, ReceiveHalf) {
+fn alternate(fd: Fd, mut sender: SendHalf, mut receiver: ReceiveHalf) -> (SendHalf, ReceiveHalf) {
     sys::set_nonblocking(fd, true);
     let mut sending = true;
     loop {
@@ -324,7 +353,7 @@ fn alternate(
                     break;
                 }
             }
-            if sender.operations >= operations {
+            if sender.is_done() {
                 sending = false;
                 let _ = sys::shutdown(fd, libc::SHUT_WR);
             }
@@ -463,6 +492,12 @@ pub fn run(words: &[&str]) -> ExitCode {
             report(name, begin, problems, notes);
         }
     }
+    if build.is_there() && !build.switching.exists() {
+        println!(
+            "no library at {}: run tests/inject",
+            build.switching.display()
+        );
+    }
     if !build.is_there() {
         println!(
             "no library at {}: only plain TCP is run",
@@ -492,11 +527,12 @@ fn conduct(campaign: &Campaign, build: &Build, seed: u64) -> (Vec<String>, Strin
             .args([style.odd_one_in, style.odd, usize::from(style.threads)].map(|v| v.to_string()));
         command
             .args(tail)
-            .stdin(Stdio::null())
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped());
-        library_env(&mut command, build, campaign.preload);
         if campaign.switch {
-            command.env("NETACC_TEST_SWITCH", (seed + salt).to_string());
+            switching_env(&mut command, build, seed + salt);
+        } else {
+            library_env(&mut command, build, campaign.preload);
         }
         command.spawn().expect("start a process")
     };
@@ -527,7 +563,17 @@ fn conduct(campaign: &Campaign, build: &Build, seed: u64) -> (Vec<String>, Strin
         .unwrap_or(0);
     let deadline =
         Instant::now() + sys::patience() * Duration::from_secs(120 + campaign.operations / 10_000);
+    // Between hosts the library has to give the connection up and make it again, which it does between two calls: two threads
+    // that are always in one leave it where it is.
+    let least = match (build.path, style.threads) {
+        _ if !campaign.switch => 0,
+        (Path::Rdma, true) => 2,
+        (Path::Rdma, false) => 8,
+        _ => 20,
+    };
+    let mut orders = [&mut server, &mut client].map(|c| c.stdin.take());
     let (mut fast, mut tcp, mut promotions, mut demotions) = (0, 0, 0, 0);
+    let mut begun = false;
     loop {
         let ended = [&mut server, &mut client].map(|c| c.try_wait().ok().flatten().is_some());
         if ended == [true, true] {
@@ -538,14 +584,29 @@ fn conduct(campaign: &Campaign, build: &Build, seed: u64) -> (Vec<String>, Strin
             let _ = (server.kill(), client.kill());
             break;
         }
-        if campaign.preload
-            && let Ok(list) = build.connections(server.id() as i32)
-            && let Some(c) = list.iter().find(|c| c.local_port == port)
-        {
+        let connection = |pid: u32, is_it: &dyn Fn(&Connection) -> bool| {
+            let list = build.connections(pid as i32).ok()?;
+            list.into_iter().find(|c| is_it(c))
+        };
+        let seen = || connection(server.id(), &|c| c.local_port == port);
+        if let Some(c) = campaign.preload.then(seen).flatten() {
             fast = fast.max(c.tx_bytes(build.path));
             tcp = tcp.max(c.tx_tcp_bytes);
             promotions = promotions.max(c.promotions);
             demotions = demotions.max(c.demotions);
+        }
+        if !begun {
+            let client_is_fast = || {
+                connection(client.id(), &|c| c.peer_port == port)
+                    .is_some_and(|c| c.tx_bytes(build.path) > 0)
+            };
+            begun = !campaign.preload || (fast > 0 && client_is_fast());
+            for order in orders.iter_mut().flatten().filter(|_| begun) {
+                let _ = order.write_all(b"b");
+            }
+        }
+        if begun && promotions.min(demotions) >= least {
+            orders = [None, None];
         }
         std::thread::sleep(Duration::from_millis(10));
     }
@@ -579,14 +640,7 @@ fn conduct(campaign: &Campaign, build: &Build, seed: u64) -> (Vec<String>, Strin
     if campaign.preload && fast == 0 {
         problems.push("no byte was seen on the fast path".into());
     }
-    // Between hosts the library has to give the connection up and make it again, which it does between two calls: two threads
-    // that are always in one leave it where it is.
-    let least = match (build.path, style.threads) {
-        (Path::Rdma, true) => 2,
-        (Path::Rdma, false) => 8,
-        _ => 20,
-    };
-    if campaign.switch && promotions.min(demotions) < least {
+    if promotions.min(demotions) < least {
         problems.push(format!(
             "too little switching: {promotions} promotions, {demotions} demotions"
         ));

@@ -46,6 +46,15 @@ pub fn errno() -> E {
     E(std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
 }
 
+/// What a signal handler does: to the interrupted program errno is as before (signal-safety(7)).
+pub fn keeping_errno(body: impl FnOnce()) {
+    // SAFETY: this thread's own errno.
+    let (at, before) = unsafe { (libc::__errno_location(), *libc::__errno_location()) };
+    body();
+    // SAFETY: as above.
+    unsafe { *at = before };
+}
+
 /// One foreign call whose pointer arguments are borrowed from live Rust values of the lengths passed beside them
 /// (or are deliberately invalid addresses that only the kernel looks at).
 macro_rules! call {
@@ -343,10 +352,11 @@ pub fn setopt_bytes(fd: Fd, level: c_int, name: c_int, value: &[u8]) -> R {
 }
 
 pub fn set_timeout(fd: Fd, name: c_int, ms: i64) -> R {
-    let tv = libc::timeval {
-        tv_sec: ms / 1000,
-        tv_usec: ms % 1000 * 1000,
-    };
+    set_timeval(fd, name, ms / 1000, ms % 1000 * 1000)
+}
+
+pub fn set_timeval(fd: Fd, name: c_int, tv_sec: i64, tv_usec: i64) -> R {
+    let tv = libc::timeval { tv_sec, tv_usec };
     call!(libc::setsockopt(
         fd,
         libc::SOL_SOCKET,
@@ -638,6 +648,17 @@ pub fn recvmmsg(
     flags: c_int,
     timeout_ms: Option<i64>,
 ) -> Result<Vec<usize>, E> {
+    let mut time = timeout_ms.map(timespec_ms);
+    recvmmsg_within(fd, messages, flags, time.as_mut())
+}
+
+/// `time` is what is left of it afterwards.
+pub fn recvmmsg_within(
+    fd: Fd,
+    messages: &mut [&mut [u8]],
+    flags: c_int,
+    time: Option<&mut libc::timespec>,
+) -> Result<Vec<usize>, E> {
     let iovs: Vec<[libc::iovec; 1]> = messages
         .iter_mut()
         .map(|m| {
@@ -654,12 +675,7 @@ pub fn recvmmsg(
             msg_len: 0,
         })
         .collect();
-    let mut ts = timespec_ms(timeout_ms.unwrap_or(0));
-    let tsp = if timeout_ms.is_some() {
-        &raw mut ts
-    } else {
-        null_mut()
-    };
+    let tsp = time.map_or(null_mut(), std::ptr::from_mut);
     let n = call!(libc::recvmmsg(
         fd,
         list.as_mut_ptr(),
@@ -670,10 +686,35 @@ pub fn recvmmsg(
     Ok(list.iter().take(n).map(|m| m.msg_len as usize).collect())
 }
 
-pub fn send_fds(fd: Fd, payload: &[u8], fds: &[Fd]) -> R {
+/// Two messages: one of `count` bytes, and one whose buffer cannot be written.
+pub fn recvmmsg_then_bad_pointer(fd: Fd, count: usize, flags: c_int) -> R {
+    let mut bytes = vec![0u8; count];
+    let part = |base, len| {
+        [libc::iovec {
+            iov_base: base,
+            iov_len: len,
+        }]
+    };
+    let iovs = [part(bytes.as_mut_ptr().cast(), count), part(8 as _, 4)];
+    let mut list = iovs.each_ref().map(|iov| libc::mmsghdr {
+        msg_hdr: header(iov),
+        msg_len: 0,
+    });
+    call!(libc::recvmmsg(
+        fd,
+        list.as_mut_ptr(),
+        2,
+        flags as _,
+        null_mut()
+    ))
+}
+
+/// Calls `send` with a message that passes `fds`.
+pub fn with_fds<T>(payload: &[u8], fds: &[Fd], send: impl FnOnce(&libc::msghdr) -> T) -> T {
     let iov = iov_out(&[payload]);
     let mut msg = header(&iov);
-    let mut space = [0u64; 32];
+    // (253 at most.)
+    let mut space = [0u64; 136];
     let bytes = std::mem::size_of_val(fds) as u32;
     msg.msg_control = space.as_mut_ptr().cast();
     // SAFETY: CMSG_SPACE is arithmetic.
@@ -692,7 +733,22 @@ pub fn send_fds(fd: Fd, payload: &[u8], fds: &[Fd]) -> R {
             bytes as usize,
         )
     };
-    call!(libc::sendmsg(fd, &msg, 0))
+    send(&msg)
+}
+
+pub fn send_fds(fd: Fd, payload: &[u8], fds: &[Fd]) -> R {
+    with_fds(payload, fds, |msg| call!(libc::sendmsg(fd, msg, 0)))
+}
+
+/// As [`send_fds`], by `sendmmsg`.
+pub fn send_fds_mmsg(fd: Fd, payload: &[u8], fds: &[Fd]) -> R {
+    with_fds(payload, fds, |msg| {
+        let mut list = [libc::mmsghdr {
+            msg_hdr: *msg,
+            msg_len: 0,
+        }];
+        call!(libc::sendmmsg(fd, list.as_mut_ptr(), 1, 0))
+    })
 }
 
 /// Receives one message with its passed fds.
@@ -724,6 +780,26 @@ pub fn sendfile64(out: Fd, from: Fd, offset: Option<&mut i64>, count: usize) -> 
 
 pub fn splice(from: Fd, to: Fd, count: usize, flags: u32) -> R {
     call!(libc::splice(from, null_mut(), to, null_mut(), count, flags))
+}
+
+pub fn splice_at(
+    from: Fd,
+    from_at: Option<i64>,
+    to: Fd,
+    to_at: Option<i64>,
+    count: usize,
+    flags: u32,
+) -> R {
+    let (mut from_at, mut to_at) = (from_at, to_at);
+    let at = |at: &mut Option<i64>| at.as_mut().map_or(null_mut(), std::ptr::from_mut);
+    call!(libc::splice(
+        from,
+        at(&mut from_at),
+        to,
+        at(&mut to_at),
+        count,
+        flags
+    ))
 }
 
 pub fn tee(from: Fd, to: Fd, count: usize, flags: u32) -> R {
@@ -895,9 +971,14 @@ pub fn nofile_limit() -> (u64, u64) {
 }
 
 pub fn set_nofile_limit(current: u64) -> R {
+    set_nofile_limits(current, nofile_limit().1)
+}
+
+/// The limit and what it can be raised to: for good.
+pub fn set_nofile_limits(current: u64, most: u64) -> R {
     let limit = libc::rlimit {
         rlim_cur: current,
-        rlim_max: nofile_limit().1,
+        rlim_max: most,
     };
     call!(libc::setrlimit(libc::RLIMIT_NOFILE, &limit))
 }
@@ -912,6 +993,70 @@ pub fn timespec_ms(ms: i64) -> libc::timespec {
 }
 
 /// `poll`; returns the count and each revents.
+/// `select` for input of descriptors beyond what an `fd_set` of libc's holds: how many are ready.
+pub fn select_many(fds: &[Fd], timeout_ms: i64) -> Result<usize, E> {
+    let count = fds.iter().max().map_or(0, |fd| *fd as usize + 1);
+    let mut bits = vec![0u64; count.div_ceil(64).max(16)];
+    for fd in fds {
+        bits[*fd as usize / 64] |= 1 << (*fd % 64);
+    }
+    let mut timeout = libc::timeval {
+        tv_sec: timeout_ms / 1000,
+        tv_usec: timeout_ms % 1000 * 1000,
+    };
+    let none = std::ptr::null_mut();
+    call!(libc::select(
+        count as c_int,
+        bits.as_mut_ptr().cast(),
+        none,
+        none,
+        &mut timeout
+    ))
+}
+
+/// Runs `body` in a thread with the smallest stack that there can be: what it returns.
+pub fn on_small_stack(body: extern "C" fn(Fd, Fd) -> i32, a: Fd, b: Fd) -> i32 {
+    struct Job(extern "C" fn(Fd, Fd) -> i32, Fd, Fd, i32);
+    extern "C" fn run(job: *mut libc::c_void) -> *mut libc::c_void {
+        // SAFETY: the job of the thread that waits below.
+        let job = unsafe { &mut *job.cast::<Job>() };
+        job.3 = (job.0)(job.1, job.2);
+        null_mut()
+    }
+    let mut job = Job(body, a, b, -1);
+    // SAFETY: pthread calls with their arguments; the thread has ended before `job` does.
+    unsafe {
+        let mut attributes: libc::pthread_attr_t = zeroed();
+        libc::pthread_attr_init(&mut attributes);
+        assert!(libc::pthread_attr_setstacksize(&mut attributes, libc::PTHREAD_STACK_MIN) == 0);
+        let mut thread = 0;
+        let made = libc::pthread_create(&mut thread, &attributes, run, (&raw mut job).cast());
+        assert!(made == 0, "pthread_create: {made}");
+        libc::pthread_join(thread, null_mut());
+    }
+    job.3
+}
+
+/// This process's own allocations have some megabytes to come out of, from here on, whatever the kernel refuses.
+pub fn provide_memory() {
+    // SAFETY: mallopt(3) and a vector.
+    unsafe {
+        libc::mallopt(libc::M_TRIM_THRESHOLD, 1 << 30);
+        libc::mallopt(libc::M_MMAP_THRESHOLD, 1 << 25);
+    }
+    drop(std::hint::black_box(vec![1u8; 8 << 20]));
+}
+
+/// The kernel maps nothing more for this process, or it does again.
+pub fn refuse_memory(refuse: bool) {
+    let most = libc::RLIM_INFINITY;
+    let limit = libc::rlimit {
+        rlim_cur: if refuse { 4096 } else { most },
+        rlim_max: most,
+    };
+    call!(libc::setrlimit(libc::RLIMIT_AS, &limit)).expect("setrlimit");
+}
+
 pub fn poll(set: &[(Fd, i16)], timeout_ms: c_int) -> Result<(usize, Vec<i16>), E> {
     let mut list: Vec<libc::pollfd> = set
         .iter()
@@ -1465,6 +1610,13 @@ impl Counters {
 pub fn now_ns() -> u64 {
     let mut ts = timespec_ms(0);
     let _ = call!(libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut ts));
+    ts.tv_sec as u64 * 1_000_000_000 + ts.tv_nsec as u64
+}
+
+/// What this thread has used of a CPU.
+pub fn cpu_ns() -> u64 {
+    let mut ts = timespec_ms(0);
+    let _ = call!(libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut ts));
     ts.tv_sec as u64 * 1_000_000_000 + ts.tv_nsec as u64
 }
 

@@ -288,7 +288,12 @@ mod tests {
             .env(key, value)
             .spawn()
             .unwrap();
-        let found = descendants(-1, &marker);
+        // spawn returns when exec has left the old memory, a moment before the new environment can be read.
+        let mut found = descendants(-1, &marker);
+        let late = std::time::Instant::now() + std::time::Duration::from_secs(30);
+        while found.is_empty() && std::time::Instant::now() < late {
+            found = descendants(-1, &marker);
+        }
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(found.len() == 1 && found[0].starts_with(&format!("process {}", child.id())));

@@ -11,6 +11,9 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 const MIB: usize = 1 << 20;
 
+/// Connections in turn, of which more than half become accelerated.
+const IN_TURN: usize = 9000;
+
 static PIPES: AtomicI32 = AtomicI32::new(0);
 static PIPE_THREAD: AtomicI32 = AtomicI32::new(0);
 
@@ -200,7 +203,7 @@ pub fn list() -> Vec<Scenario> {
                 }
             },
         )
-        .skip(&[("shm", UNREAD_AT_DEATH), ("rdma", UNREAD_AT_DEATH)]),
+        .skip(&[("rdma", UNREAD_AT_DEATH)]),
         pair(
             "close/data-before-reset",
             "bytes that were sent before a reset can still be read; then ECONNRESET",
@@ -609,6 +612,51 @@ pub fn list() -> Vec<Scenario> {
             },
         )
         .any_path(),
+        pair(
+            "close/more-than-a-channel-holds",
+            "more connections in turn than two processes can have at a time (4,096): the last is served as the first",
+            |t| {
+                let listener = t.listener();
+                t.publish(listener);
+                sys::close(t.accept(listener)).expect("close");
+                for _ in 0..IN_TURN {
+                    let fd = sys::accept(listener).expect("accept");
+                    let mut buf = [0; 8];
+                    while let Ok(n @ 1..) = sys::recv(fd, &mut buf, 0) {
+                        send_all(fd, &buf[..n]);
+                    }
+                    sys::close(fd).expect("close");
+                }
+                t.log("last", sys::close(t.accept(listener)));
+            },
+            |t| {
+                let addr = t.hear_addr();
+                sys::close(t.connect(addr)).expect("close");
+                for i in 0..IN_TURN {
+                    let fd = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).expect("socket");
+                    sys::connect(fd, addr).expect("connect");
+                    // As many as an agreement takes.
+                    for _ in 0..40 {
+                        send_all(fd, &[1; 8]);
+                        recv_exact(fd, 8);
+                    }
+                    if i % 8 == 0 {
+                        // Goes back to TCP before it ends.
+                        sys::setopt(fd, libc::SOL_SOCKET, libc::SO_OOBINLINE, 1).expect("SO_OOBINLINE");
+                    }
+                    sys::close(fd).expect("close");
+                }
+                t.log("last", sys::close(t.connect(addr)));
+            },
+        )
+        .skip(&[
+            ("tcp", "about a channel"),
+            ("server-only", "about a channel"),
+            ("client-only", "about a channel"),
+            ("early", "about a channel"),
+            ("switch", "about a channel"),
+            ("rdma", "minutes, where a system call costs 60 µs"),
+        ]),
         pair(
             "close/refused-after-close",
             "a listener that is gone refuses; established connections go on",

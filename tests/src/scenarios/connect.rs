@@ -680,7 +680,8 @@ pub fn list() -> Vec<Scenario> {
                 }
                 t.log("close", fds.iter().all(|fd| sys::close(*fd) == Ok(0)));
             },
-        ),
+        )
+        .long(),
         pair(
             "connect/accept-timeout",
             "SO_RCVTIMEO on a listener bounds accept; SO_SNDTIMEO does not disturb connect",

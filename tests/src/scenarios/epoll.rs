@@ -22,6 +22,10 @@ const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
 
 type Events = Result<Vec<(u32, u64)>, E>;
 
+// docs/manual/limits.md: "Order across connections".
+const UNORDERED: &[(&str, &str)] =
+    &[("rdma", "between hosts news has no order across connections")];
+
 /// A transcript line with the events by name, sorted by data: the order within one call is not promised.
 fn show(t: &Ctx, label: &str, events: Events) {
     t.log(
@@ -131,6 +135,72 @@ fn obey(t: &Ctx, fds: &[Fd]) {
 fn ask(t: &Ctx, what: &str) {
     t.tell(what);
     t.wait("did");
+}
+
+/// Connections of a scenario about their order, and its rounds.
+const WORTH_SORTING: usize = 6;
+const ROUNDS: usize = 60;
+
+/// A permutation of the connections for each round.
+fn order_of(round: usize) -> Vec<usize> {
+    let mut list: Vec<usize> = (0..WORTH_SORTING).collect();
+    let mut seed = round * 7919 + 12345;
+    for i in (1..WORTH_SORTING).rev() {
+        seed = seed
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        list.swap(i, (seed >> 33) % (i + 1));
+    }
+    list
+}
+
+fn send_in_order(t: &Ctx, fds: &[Fd]) {
+    for round in 0..ROUNDS {
+        t.wait("go");
+        for i in order_of(round) {
+            send_all(fds[i], &[1 + i as u8]);
+        }
+        t.tell("sent");
+    }
+}
+
+/// Has all connections sent to while nobody waits, and looks in which order they are reported. While paths move, a connection can be on
+/// TCP and its neighbour not, and their order is not kept.
+fn in_order(t: &Ctx, events: u32, room: usize) {
+    let fds = t.servers(WORTH_SORTING);
+    let e = set();
+    for (i, fd) in fds.iter().enumerate() {
+        add(e, *fd, events, i as u64);
+    }
+    let mut wrong = 0;
+    for round in 0..ROUNDS {
+        // What was reported before is ready no more.
+        while sys::epoll_wait(e, 20, 0).expect("epoll_wait") != [] {}
+        t.tell("go");
+        t.wait("sent");
+        let mut seen = Vec::new();
+        while seen.len() < WORTH_SORTING {
+            for (_, i) in sys::epoll_wait(e, room, 5000).expect("epoll_wait") {
+                let i = i as usize;
+                // (A spurious edge may come while a path moves.)
+                if sys::recv(fds[i], &mut [0; 8], MSG_DONTWAIT).is_ok() {
+                    seen.push(i);
+                }
+            }
+        }
+        // (Kernel TCP, too, reports the second round of all in another order.)
+        wrong += usize::from(round >= 2 && seen != order_of(round) && !path_moves());
+    }
+    t.log("rounds in another order", wrong);
+}
+
+/// Accepts one, warms up, sends four bytes when it is told to, and closes when it is told to.
+fn four_bytes(t: &Ctx) {
+    let fd = t.server();
+    t.wait("go");
+    send_all(fd, b"data");
+    t.wait("seen");
+    sys::close(fd).expect("close");
 }
 
 /// Waits until `count` different registrations have been reported; the events of each, together. The library may leave
@@ -1493,9 +1563,312 @@ pub fn list() -> Vec<Scenario> {
                 show(t, "once", sys::epoll_wait(e, 8, 0));
                 t.log_text("data", &recv_exact(fd, 4));
             },
+        ),
+        pair(
+            "epoll/changed-before-connected",
+            "what is added, changed, taken out and moved to another set before the connect is what counts after it",
+            four_bytes,
+            |t| {
+                let addr = t.hear_addr();
+                let fd = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).expect("socket");
+                let (one, other) = (set(), set());
+                add(one, fd, IN | OUT | ET, 1);
+                t.log("twice", sys::epoll_ctl(one, ADD, fd, IN, 2));
+                t.log("not here", sys::epoll_ctl(other, MOD, fd, IN, 2));
+                t.log("out", sys::epoll_ctl(one, DEL, fd, 0, 0));
+                t.log("out twice", sys::epoll_ctl(one, DEL, fd, 0, 0));
+                add(other, fd, OUT, 3);
+                t.log("changed", sys::epoll_ctl(other, MOD, fd, IN | RDHUP, 4));
+                t.log("connect", sys::connect(fd, addr));
+                t.warm_client(fd);
+                show(t, "quiet", sys::epoll_wait(other, 8, 0));
+                t.tell("go");
+                await_bytes(fd, 4);
+                show(t, "data", sys::epoll_wait(other, 8, 5000));
+                show(t, "data again", sys::epoll_wait(other, 8, 5000));
+                t.log("kernel", sys::epoll_ctl(one, MOD, fd, IN, 5));
+                t.log_text("data", &recv_exact(fd, 4));
+                t.tell("seen");
+                show(t, "eof", sys::epoll_wait(other, 8, 5000));
+                show(t, "left", sys::epoll_wait(one, 8, 0));
+            },
+        ),
+        pair(
+            "epoll/oneshot-before-connected",
+            "ONESHOT before the connect: fires once, and again when it is armed again",
+            four_bytes,
+            |t| {
+                let addr = t.hear_addr();
+                let fd = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).expect("socket");
+                let e = set();
+                add(e, fd, OUT | ONESHOT, 1);
+                show(t, "unconnected", sys::epoll_wait(e, 8, 0));
+                show(t, "fired", sys::epoll_wait(e, 8, 0));
+                t.log("connect", sys::connect(fd, addr));
+                t.log("armed", sys::epoll_ctl(e, MOD, fd, IN, 2));
+                t.warm_client(fd);
+                t.log("armed", sys::epoll_ctl(e, MOD, fd, IN | ONESHOT, 3));
+                t.tell("go");
+                show(t, "data", sys::epoll_wait(e, 8, 5000));
+                show(t, "fired", sys::epoll_wait(e, 8, 0));
+                t.log("armed", sys::epoll_ctl(e, MOD, fd, IN | ONESHOT, 4));
+                show(t, "again", sys::epoll_wait(e, 8, 5000));
+                t.log_text("data", &recv_exact(fd, 4));
+                t.tell("seen");
+            },
+        ),
+        pair(
+            "epoll/refused-and-connected",
+            "a registered socket whose first connect is refused, and that is connected by the next",
+            four_bytes,
+            |t| {
+                let addr = t.hear_addr();
+                let dead = t.listener();
+                let nowhere = sys::getsockname(dead).expect("getsockname");
+                sys::close(dead).expect("close");
+                let fd = sys::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_NONBLOCK, 0)
+                    .expect("socket");
+                let e = set();
+                add(e, fd, IN | OUT | RDHUP | ET, 7);
+                show(t, "fresh", sys::epoll_wait(e, 8, 0));
+                t.log("refused", sys::connect(fd, nowhere));
+                show(t, "refused", sys::epoll_wait(e, 8, 5000));
+                t.log(
+                    "error",
+                    sys::getopt(fd, libc::SOL_SOCKET, libc::SO_ERROR).map(E),
+                );
+                t.log("its end", sys::connect(fd, addr));
+                t.log("connect", sys::connect(fd, addr).is_err());
+                sys::await_events(fd, libc::POLLOUT, 5000);
+                show(t, "connected", sys::epoll_wait(e, 8, 5000));
+                t.log("error", sys::getopt(fd, libc::SOL_SOCKET, libc::SO_ERROR));
+                sys::set_nonblocking(fd, false);
+                t.warm_client(fd);
+                let _ = sys::epoll_wait(e, 8, 0);
+                t.tell("go");
+                await_bytes(fd, 4);
+                let seen = sys::epoll_wait(e, 8, 5000).map(|list| list.iter().any(|(e, data)| e & IN != 0 && *data == 7));
+                t.log("data", seen);
+                t.log_text("data", &recv_exact(fd, 4));
+                t.tell("seen");
+            },
+        ),
+        pair(
+            "epoll/duplicated-before-connected",
+            "a duplicate of a registered socket connects it; the number that was registered goes first or last",
+            |t| {
+                four_bytes(t);
+                four_bytes(t);
+            },
+            |t| {
+                for first in [true, false] {
+                    let addr = t.hear_addr();
+                    let old = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).expect("socket");
+                    let e = set();
+                    add(e, old, IN, 8);
+                    let new = sys::dup(old).expect("dup");
+                    let (goes, stays) = if first { (new, old) } else { (old, new) };
+                    t.log("connect", sys::connect(new, addr));
+                    t.log("connected", sys::connect(old, addr));
+                    if first {
+                        t.log("close", sys::close(goes));
+                    }
+                    t.warm_client(stays);
+                    if !first {
+                        // (The kernel goes on reporting it.)
+                        t.log("close", sys::close(goes));
+                    }
+                    t.tell("go");
+                    await_bytes(stays, 4);
+                    show(t, "data", sys::epoll_wait(e, 8, 5000));
+                    t.log_text("data", &recv_exact(stays, 4));
+                    t.tell("seen");
+                    t.log("eof", sys::recv(stays, &mut [0; 8], 0));
+                    t.log("close", sys::close(stays));
+                }
+            },
+        ),
+        pair(
+            "epoll/two-sets-before-connected",
+            "a socket in two sets before it is connected: both report",
+            four_bytes,
+            |t| {
+                let addr = t.hear_addr();
+                let fd = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).expect("socket");
+                let (one, other) = (set(), set());
+                add(one, fd, IN, 1);
+                add(other, fd, IN, 2);
+                t.log("connect", sys::connect(fd, addr));
+                t.warm_client(fd);
+                t.tell("go");
+                await_bytes(fd, 4);
+                show(t, "one", sys::epoll_wait(one, 8, 5000));
+                show(t, "other", sys::epoll_wait(other, 8, 5000));
+                t.log_text("data", &recv_exact(fd, 4));
+                t.tell("seen");
+            },
         )
-        // Such a socket stays on TCP.
-        .any_path(),
+        .any_path()
+        .demoted(),
+        pair(
+            "epoll/registered-before-listening",
+            "a socket in two sets before it is bound and listens: its connections are as any listener's",
+            |t| {
+                let listener = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).expect("socket");
+                let (one, other) = (set(), set());
+                add(one, listener, IN | ET, 9);
+                add(other, listener, IN, 10);
+                show(t, "fresh", sys::epoll_wait(one, 8, 0));
+                t.log("bind", sys::bind(listener, sys::home()));
+                t.log("listen", sys::listen(listener, 8));
+                t.publish(listener);
+                show(t, "somebody", sys::epoll_wait(other, 8, 5000));
+                show(t, "somebody", sys::epoll_wait(one, 8, 5000));
+                let fd = t.accept(listener);
+                t.log("out", sys::epoll_ctl(one, DEL, listener, 0, 0));
+                show(t, "nobody", sys::epoll_wait(other, 8, 0));
+                add(one, fd, IN, 11);
+                t.tell("go");
+                show(t, "data", sys::epoll_wait(one, 8, 5000));
+                t.log_text("data", &recv_exact(fd, 4));
+            },
+            |t| {
+                let fd = t.client();
+                t.wait("go");
+                send_all(fd, b"data");
+                t.log("eof", sys::recv(fd, &mut [0; 8], 0));
+            },
+        ),
+        pair(
+            "epoll/forked-before-connected",
+            "a child connects the socket that its parent has registered: both hear of it",
+            four_bytes,
+            |t| {
+                let addr = t.hear_addr();
+                let fd = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).expect("socket");
+                let e = set();
+                add(e, fd, IN, 1);
+                let child = t.child(|_| format!("{:?}", sys::connect(fd, addr)));
+                t.log("child", child.join());
+                t.warm_client(fd);
+                t.tell("go");
+                show(t, "data", sys::epoll_wait(e, 8, 5000));
+                t.log_text("data", &recv_exact(fd, 4));
+                t.tell("seen");
+            },
+        )
+        .any_path()
+        .demoted(),
+        pair(
+            "epoll/order",
+            "connections of one client are reported in the order in which they were sent to",
+            |t| in_order(t, IN, 20),
+            |t| {
+                let fds = t.clients(WORTH_SORTING);
+                send_in_order(t, &fds);
+            },
+        )
+        .skip(UNORDERED),
+        pair(
+            "epoll/order-edges",
+            "the same edge-triggered, with room for half of them in each wait",
+            |t| in_order(t, IN | ET, WORTH_SORTING / 2),
+            |t| {
+                let fds = t.clients(WORTH_SORTING);
+                send_in_order(t, &fds);
+            },
+        )
+        .skip(UNORDERED),
+        pair(
+            "epoll/order-of-processes",
+            "connections of several clients are reported in the order in which these sent",
+            |t| in_order(t, IN, 20),
+            |t| {
+                // Each is a client process of its own, which sends when its pipe says so.
+                let addr = t.hear_addr();
+                let mut children = Vec::new();
+                let mut fds = Vec::new();
+                for _ in 0..WORTH_SORTING {
+                    let ([word, say], [heard, done]) = (sys::pipe(), sys::pipe());
+                    let child = t.child(|t| {
+                        let fd = t.connect(addr);
+                        let mut byte = [0];
+                        loop {
+                            sys::write(done, &byte).expect("write");
+                            if sys::read(word, &mut byte) != Ok(1) || byte[0] == 0 {
+                                return "ended".into();
+                            }
+                            send_all(fd, &byte);
+                        }
+                    });
+                    sys::read(heard, &mut [0]).expect("read");
+                    children.push(child);
+                    fds.push((say, heard));
+                }
+                for round in 0..ROUNDS {
+                    t.wait("go");
+                    for i in order_of(round) {
+                        sys::write(fds[i].0, &[1 + i as u8]).expect("write");
+                        sys::read(fds[i].1, &mut [0]).expect("read");
+                    }
+                    t.tell("sent");
+                }
+                for (say, _) in fds {
+                    sys::write(say, &[0]).expect("write");
+                }
+                for child in children {
+                    child.join();
+                }
+            },
+        )
+        .skip(UNORDERED),
+        pair(
+            "epoll/order-of-a-new-connection",
+            "a connection that has just been made is sent to before one that is long accelerated, and reported first",
+            |t| {
+                let listener = t.listener();
+                t.publish(listener);
+                let old = t.accept(listener);
+                let e = set();
+                add(e, old, IN, 1);
+                let mut wrong = 0;
+                for _ in 0..ROUNDS {
+                    while sys::epoll_wait(e, 20, 0).expect("epoll_wait") != [] {}
+                    let new = sys::accept(listener).expect("accept");
+                    add(e, new, IN, 2);
+                    t.tell("go");
+                    t.wait("sent");
+                    let mut seen = Vec::new();
+                    while seen.len() < 2 {
+                        for (_, i) in sys::epoll_wait(e, 8, 5000).expect("epoll_wait") {
+                            seen.push(i);
+                            recv_exact(if i == 1 { old } else { new }, 1);
+                        }
+                    }
+                    wrong += usize::from(seen != [2, 1]);
+                    sys::close(new).expect("close");
+                }
+                t.log("rounds in another order", wrong);
+                t.still_fast(old);
+                t.tell("end");
+            },
+            |t| {
+                let addr = t.hear_addr();
+                let old = t.connect(addr);
+                for _ in 0..ROUNDS {
+                    let new = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).expect("socket");
+                    sys::connect(new, addr).expect("connect");
+                    t.wait("go");
+                    send_all(new, b"a");
+                    send_all(old, b"b");
+                    t.tell("sent");
+                    t.log("end", sys::recv(new, &mut [0; 1], 0));
+                    sys::close(new).expect("close");
+                }
+                t.wait("end");
+            },
+        )
+        .skip(UNORDERED),
         pair(
             "epoll/registered-before-promotion",
             "LT registrations made while the connection is on TCP hold after its promotion",
@@ -1637,7 +2010,8 @@ pub fn list() -> Vec<Scenario> {
                 t.log("asked", sent);
                 t.meet("end");
             },
-        ),
+        )
+        .long(),
         pair(
             "epoll/dup-of-the-set",
             "a dup of the epoll fd is the same set; the set outlives the close of one",

@@ -1,6 +1,6 @@
 //! Socket options: they read back as the kernel's, and data flows whatever is set.
 
-use crate::ctx::{Ctx, recv_exact, send_all};
+use crate::ctx::{Ctx, await_bytes, recv_exact, send_all};
 use crate::scenario::{Scenario, alone, pair};
 use crate::sys::{self, Fd};
 use libc::{IPPROTO_IP, IPPROTO_TCP, SOL_SOCKET};
@@ -58,6 +58,63 @@ fn saved_syn(t: &Ctx, label: &str, fd: Fd) {
 
 pub fn list() -> Vec<Scenario> {
     vec![
+        pair(
+            "options/timeouts-are-the-connection's",
+            "a connection that does not block when it is promoted, and then does: its own SO_RCVTIMEO and SO_SNDTIMEO count, set before connect, on the listener, or never; not those of one that was closed before",
+            |t| {
+                for set in [false, true] {
+                    let listener = t.listener();
+                    if set {
+                        t.log("set", sys::set_timeout(listener, libc::SO_RCVTIMEO, 40));
+                    }
+                    t.publish(listener);
+                    // Short ones, on all that is used again below.
+                    if !set {
+                        let fds: Vec<Fd> = (0..4).map(|_| t.accept(listener)).collect();
+                        for fd in fds {
+                            t.log(
+                                "short",
+                                (
+                                    sys::set_timeout(fd, libc::SO_RCVTIMEO, 30),
+                                    sys::set_timeout(fd, libc::SO_SNDTIMEO, 30),
+                                ),
+                            );
+                            t.log("ends", sys::recv(fd, &mut [0; 1], 0));
+                            t.log("close", sys::close(fd));
+                        }
+                        t.meet("closed");
+                    }
+                    let fd = sys::accept4(listener, libc::SOCK_NONBLOCK).expect("accept");
+                    t.warm_server_polling(fd);
+                    sys::set_nonblocking(fd, false);
+                    receives_behind(t, fd, set);
+                    t.meet("next");
+                }
+            },
+            |t| {
+                for set in [false, true] {
+                    let addr = t.hear_addr();
+                    if !set {
+                        let fds: Vec<Fd> = (0..4).map(|_| t.connect(addr)).collect();
+                        t.meet("closed");
+                        for fd in fds {
+                            t.log("close", sys::close(fd));
+                        }
+                    }
+                    let fd = sys::socket(addr.family(), libc::SOCK_STREAM, 0).expect("socket");
+                    if set {
+                        t.log("set", sys::set_timeout(fd, libc::SO_RCVTIMEO, 40));
+                    }
+                    sys::connect(fd, addr).expect("connect");
+                    sys::set_nonblocking(fd, true);
+                    t.warm_client_polling(fd);
+                    sys::set_nonblocking(fd, false);
+                    sends_behind(t, fd);
+                    receives_behind_own(t, fd, set);
+                    t.meet("next");
+                }
+            },
+        ),
         pair(
             "options/saved-syn",
             "TCP_SAVE_SYN and TCP_SAVED_SYN of one that never sets it, and of one that does: before listen, after it, and no more",
@@ -299,4 +356,32 @@ pub fn list() -> Vec<Scenario> {
             },
         ),
     ]
+}
+
+/// A receive without bytes ends after the time that is set, or, if there is none, only when there are some.
+fn receives_behind(t: &Ctx, fd: Fd, set: bool) {
+    if set {
+        t.log("receive", sys::recv(fd, &mut [0; 8], 0));
+        t.tell("send");
+        // (The peer may take longer than the time-out.)
+        await_bytes(fd, 4);
+        t.log("receive", recv_exact(fd, 4).len());
+    } else {
+        let reader = std::thread::spawn(move || sys::recv(fd, &mut [0; 8], 0));
+        // Longer than any time that was ever set.
+        sys::sleep_ms(100);
+        t.tell("send");
+        t.log("receive", reader.join().expect("thread"));
+    }
+}
+
+fn sends_behind(t: &Ctx, fd: Fd) {
+    t.wait("send");
+    send_all(fd, b"four");
+}
+
+fn receives_behind_own(t: &Ctx, fd: Fd, set: bool) {
+    if set {
+        t.log("own", sys::recv(fd, &mut [0; 8], 0));
+    }
 }

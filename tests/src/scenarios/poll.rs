@@ -80,6 +80,33 @@ fn both(t: &Ctx, label: &str, fds: [Fd; 2], timeout: i32) {
     );
 }
 
+/// Waits for room, as long as it takes; true: there is some.
+const ROOM: [(&str, fn(Fd) -> bool); 4] = [
+    ("poll", |fd| sys::await_events(fd, POLLOUT, -1) == POLLOUT),
+    ("select", |fd| {
+        let sets = Sets {
+            write: vec![fd],
+            ..Sets::default()
+        };
+        sys::select(fd + 1, &sets, None).map(|r| r.0) == Ok(1)
+    }),
+    ("epoll, level", |fd| epoll_out(fd, 0)),
+    ("epoll, edge", |fd| epoll_out(fd, libc::EPOLLET as u32)),
+];
+
+fn epoll_out(fd: Fd, more: u32) -> bool {
+    let set = sys::epoll_create1(libc::EPOLL_CLOEXEC).expect("epoll_create1");
+    sys::epoll_ctl(
+        set,
+        libc::EPOLL_CTL_ADD,
+        fd,
+        libc::EPOLLOUT as u32 | more,
+        1,
+    )
+    .expect("EPOLL_CTL_ADD");
+    sys::epoll_wait(set, 8, -1) == Ok(vec![(libc::EPOLLOUT as u32, 1)])
+}
+
 pub fn list() -> Vec<Scenario> {
     vec![
         pair(
@@ -454,6 +481,41 @@ pub fn list() -> Vec<Scenario> {
                 t.meet("end");
             },
         ),
+        pair(
+            "poll/thousands",
+            "as many descriptors as the limit lets be, 5,000 at most, two of them connections, by poll and by select",
+            |t| {
+                let fds = t.servers(2);
+                let all = crate::scenarios::exhausted::crowd(&fds);
+                let set: Vec<(Fd, i16)> = all.iter().map(|fd| (*fd, POLLIN)).collect();
+                let ready = |timeout_ms| {
+                    let (n, r) = sys::poll(&set, timeout_ms).expect("poll");
+                    let which: Vec<usize> = fds.iter().map(|fd| set.iter().position(|s| s.0 == *fd).expect("there")).collect();
+                    (n, which.iter().map(|i| r[*i]).collect::<Vec<_>>())
+                };
+                t.log("none", ready(0));
+                t.tell("go");
+                await_bytes(fds[1], 1);
+                t.log("one", ready(1000));
+                t.tell("go");
+                await_bytes(fds[0], 1);
+                t.log("both", ready(1000));
+                t.log("select", sys::select_many(&all, 1000));
+                for fd in &fds {
+                    recv_exact(*fd, 1);
+                }
+                t.log("none again", (ready(20), sys::select_many(&all, 20)));
+                t.meet("end");
+            },
+            |t| {
+                let fds = t.clients(2);
+                for fd in fds.iter().rev() {
+                    t.wait("go");
+                    send_all(*fd, b"a");
+                }
+                t.meet("end");
+            },
+        ),
         alone(
             "poll/errors",
             "EFAULT and EINVAL of poll and select; nothing is open",
@@ -547,6 +609,36 @@ pub fn list() -> Vec<Scenario> {
                     assert!(recv_exact(fd, 4) == i.to_ne_bytes());
                 }
                 t.say("1000 answers");
+            },
+        ),
+        pair(
+            "poll/room-after-a-large-write",
+            "a large write goes without EAGAIN, then room is waited for by poll, select or epoll: it comes when the peer reads",
+            |t| {
+                for fd in t.servers(ROOM.len()) {
+                    t.wait("read");
+                    let mut receiver = t.receiver(fd, 5);
+                    let mut buf = vec![0; 65536];
+                    while let Ok(n @ 1..) = sys::recv(fd, &mut buf, 0) {
+                        receiver.accept(&buf[..n]);
+                    }
+                    // How much it was depends on the path.
+                    t.log("exact", receiver.verdict().ends_with("exact"));
+                }
+            },
+            |t| {
+                for ((name, wait), fd) in ROOM.iter().zip(t.clients(ROOM.len())) {
+                    let mut sender = t.sender(fd, 5);
+                    // Up to 4 MiB, or where there is no room for the moment: nothing was refused yet.
+                    while sender.sent < 4 << 20 && sys::await_events(fd, POLLOUT, 0) == POLLOUT {
+                        let _ = sender.step(16384, libc::MSG_DONTWAIT);
+                    }
+                    let wait = *wait;
+                    let waiter = blocked(move || wait(fd));
+                    t.tell("read");
+                    t.log(name, waiter.join().expect("thread"));
+                    sys::close(fd).expect("close");
+                }
             },
         ),
         pair(

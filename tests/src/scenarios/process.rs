@@ -29,6 +29,9 @@ fn echo_rounds(t: &Ctx, fd: Fd) {
     t.log("echoes", next);
 }
 
+/// Where the connection was accelerated, it is told so once its link has ended.
+const LINK_LOST: &[(&str, &str)] = &[("shm", "channel-failed")];
+
 /// Echoes `n` messages.
 fn echo(fd: Fd, n: usize) {
     for _ in 0..n {
@@ -166,6 +169,55 @@ pub fn list() -> Vec<Scenario> {
                 t.tell("end");
             },
             echo_client,
+        ),
+        pair(
+            "process/fork-without-descriptors",
+            "a process without a descriptor left is told of another waiting place, then its child uses the connection",
+            |t| {
+                let fd = t.server();
+                let [to_child, child_in] = pipe_pair();
+                let [to_parent, parent_in] = pipe_pair();
+                // No number is left, not for the library either: what the peer's waiting place brings cannot be taken.
+                sys::set_nofile_limits(64, 64).expect("setrlimit");
+                let filler: Vec<Fd> = std::iter::from_fn(|| sys::dup(0).ok()).collect();
+                t.tell("none left");
+                t.wait("waited");
+                // Not before it has moved is the child of use here.
+                t.expect_reason(fd, LINK_LOST);
+                for fd in filler {
+                    sys::close(fd).expect("close");
+                }
+                let child = t.child(|_| {
+                    for _ in 0..10 {
+                        wait_turn(child_in);
+                        echo(fd, 5);
+                        give_turn(to_parent);
+                    }
+                    "done".into()
+                });
+                t.tell("100");
+                for _ in 0..10 {
+                    echo(fd, 5);
+                    give_turn(to_child);
+                    wait_turn(parent_in);
+                }
+                t.wait("did");
+                t.log("child", child.join());
+                t.log("close", sys::close(fd));
+                t.tell("end");
+            },
+            |t| {
+                let fd = t.client();
+                t.wait("none left");
+                let set = sys::epoll_create1(0).expect("epoll_create1");
+                sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, libc::EPOLLIN as u32, 1).expect("epoll_ctl");
+                t.log("quiet", sys::epoll_wait(set, 1, 30));
+                t.tell("waited");
+                t.expect_reason(fd, LINK_LOST);
+                sys::close(set).expect("close");
+                echo_rounds(t, fd);
+                t.log("end", sys::recv(fd, &mut [0; 8], 0));
+            },
         ),
         pair(
             "process/fork-before-first-use",
@@ -474,6 +526,112 @@ pub fn list() -> Vec<Scenario> {
             },
         ),
         pair(
+            "process/blocked-parent",
+            "threads of the parent are blocked in recv, poll, select and epoll_wait while a child uses their connections: what comes wakes them",
+            |t| {
+                let fds = t.servers(5);
+                let [a, b, c, d, e] = fds[..] else { panic!("five") };
+                let set = sys::epoll_create1(0).expect("epoll");
+                sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, d, libc::EPOLLIN as u32, 4).expect("ADD");
+                let edges = sys::epoll_create1(0).expect("epoll");
+                let events = (libc::EPOLLIN | libc::EPOLLET) as u32;
+                sys::epoll_ctl(edges, libc::EPOLL_CTL_ADD, e, events, 5).expect("ADD");
+                let read = |fd| move || recv_exact(fd, 4);
+                let waiters = [
+                    blocked(read(a)),
+                    blocked(move || (sys::await_events(b, libc::POLLIN, 20_000), read(b)()).1),
+                    blocked(move || {
+                        let sets = sys::Sets {
+                            read: vec![c],
+                            ..Default::default()
+                        };
+                        sys::select(c + 1, &sets, Some(20_000)).expect("select");
+                        read(c)()
+                    }),
+                    blocked(move || (sys::epoll_wait(set, 4, 20_000), read(d)()).1),
+                    blocked(move || (sys::epoll_wait(edges, 4, 20_000), read(e)()).1),
+                ];
+                let child = t.child(move |_| {
+                    for fd in fds {
+                        sys::send(fd, b"from the child", 0).expect("send");
+                    }
+                    String::from("sent")
+                });
+                t.say(child.join());
+                t.tell("used");
+                for waiter in waiters {
+                    t.log_text("woken", &waiter.join().expect("thread"));
+                }
+                t.tell("end");
+            },
+            |t| {
+                let fds = t.clients(5);
+                t.wait("used");
+                for fd in &fds {
+                    t.log_text("data", &recv_exact(*fd, 14));
+                    send_all(*fd, b"wake");
+                }
+                t.wait("end");
+            },
+        )
+        .demoted(),
+        pair(
+            "process/blocked-senders",
+            "threads of the parent are blocked for room while a child uses their connections: the peer reads, and they go on",
+            |t| {
+                let fds = t.servers(3);
+                let set = sys::epoll_create1(0).expect("epoll");
+                sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, fds[2], libc::EPOLLOUT as u32, 4).expect("ADD");
+                let part = [7u8; 4096];
+                for fd in &fds {
+                    while sys::await_events(*fd, libc::POLLOUT, 0) != 0 || sys::send(*fd, &part, libc::MSG_DONTWAIT).is_ok() {
+                        let _ = sys::send(*fd, &part, libc::MSG_DONTWAIT);
+                    }
+                }
+                let [a, b, c] = fds[..] else { panic!("three") };
+                let waiters = [
+                    blocked(move || {
+                        let events = sys::await_events(a, libc::POLLOUT, 20_000);
+                        send_all(a, b"E");
+                        sys::poll_names(events)
+                    }),
+                    blocked(move || {
+                        send_all(b, &[&[7; 4 << 20][..], b"E"].concat());
+                        String::from("sent")
+                    }),
+                    blocked(move || {
+                        let events = sys::epoll_wait(set, 4, 20_000).expect("epoll_wait");
+                        send_all(c, b"E");
+                        format!("{events:?}")
+                    }),
+                ];
+                let child = t.child(move |_| {
+                    let seen = fds.iter().map(|fd| sys::recv(*fd, &mut [0; 8], libc::MSG_DONTWAIT));
+                    format!("{:?}", seen.collect::<Vec<_>>())
+                });
+                t.say(child.join());
+                t.tell("used");
+                for waiter in waiters {
+                    t.say(waiter.join().expect("thread"));
+                }
+            },
+            |t| {
+                let fds = t.clients(3);
+                t.wait("used");
+                for fd in fds {
+                    let mut buf = vec![0; 1 << 20];
+                    loop {
+                        let n = sys::recv(fd, &mut buf, 0).expect("recv");
+                        if n == 0 || buf[n - 1] == b'E' {
+                            t.log("to the end", n > 0);
+                            break;
+                        }
+                    }
+                }
+            },
+        )
+        .demoted(),
+        pair(
             "process/exec-cat",
             "exec of cat with the connection as its standard input and output (inetd), bytes already waiting",
             |t| {
@@ -569,6 +727,49 @@ pub fn list() -> Vec<Scenario> {
                 t.log("cat", sys::wait_child(pid));
             },
             cat_client,
+        )
+        .demoted(),
+        pair(
+            "process/exec-in-place",
+            "a process becomes another program with the library, with bytes unread in both directions, and no fork before",
+            |t| become_echo(t, true),
+            echoed_by_another_program,
+        )
+        .demoted(),
+        pair(
+            "process/exec-in-place-without-the-library",
+            "the same with a program that is not preloaded",
+            |t| become_echo(t, false),
+            echoed_by_another_program,
+        )
+        .demoted(),
+        pair(
+            "process/exec-in-place-fails",
+            "an exec that fails, without a fork before: the process goes on with its connection",
+            |t| {
+                let fd = t.server();
+                let bytes = unread_both_ways(t, fd);
+                t.log("exec", sys::exec("/nonexistent/program", &["program"], true));
+                t.tell("exec");
+                t.log("its bytes", recv_exact(fd, 1000) == bytes);
+                send_all(fd, &bytes);
+                serve(t, fd, 50);
+                t.log("close", sys::close(fd));
+            },
+            |t| {
+                let fd = t.client();
+                send_all(fd, &Pattern::new(6).bytes(0, 1000));
+                t.wait("exec");
+                t.drain(fd, 7, 500);
+                t.drain(fd, 6, 1000);
+                assert!(t.hear() == "50", "the rounds of echoes");
+                for i in 0..50u32 {
+                    send_all(fd, &i.to_ne_bytes());
+                    assert!(recv_exact(fd, 4) == i.to_ne_bytes(), "echo {i}");
+                }
+                t.tell("did");
+                t.log("end", sys::recv(fd, &mut [0; 8], 0));
+            },
         )
         .demoted(),
         pair(
@@ -865,6 +1066,55 @@ fn cat_client(t: &Ctx) {
     send_all(fd, &bytes[..1000]);
     let echo = recv_exact(fd, 1000);
     t.log("first", Pattern::new(6).first_error(0, &echo));
+    for part in bytes[1000..].chunks(5000) {
+        send_all(fd, part);
+    }
+    t.log("shutdown", sys::shutdown(fd, libc::SHUT_WR));
+    let mut receiver = t.receiver(fd, 6);
+    receiver.received = 1000;
+    while receiver.step(4000, 0).expect("recv") > 0 {}
+    t.log("echo", receiver.verdict());
+}
+
+/// Waits for the client's 1000 bytes, which stay unread, and sends it 500, which it does not read yet. Returns the former.
+fn unread_both_ways(t: &Ctx, fd: Fd) -> Vec<u8> {
+    await_bytes(fd, 1000);
+    t.pour(fd, 7, 500);
+    t.still_fast(fd);
+    Pattern::new(6).bytes(0, 1000)
+}
+
+/// The server replaces itself by an echo, which has its connection under the same number.
+fn become_echo(t: &Ctx, keep_preload: bool) {
+    let fd = t.server();
+    unread_both_ways(t, fd);
+    t.tell(&sys::getpid().to_string());
+    let (program, number) = (own_program(), fd.to_string());
+    t.log(
+        "exec",
+        sys::exec(
+            &program,
+            &[&program, "helper", "echo", &number],
+            keep_preload,
+        ),
+    );
+}
+
+/// Its peer, which reads nothing before the other program runs, and no end before its own.
+fn echoed_by_another_program(t: &Ctx) {
+    let fd = t.client();
+    let bytes = Pattern::new(6).bytes(0, 51_000);
+    send_all(fd, &bytes[..1000]);
+    let pid = t.hear();
+    let runs = || {
+        std::fs::read(format!("/proc/{pid}/cmdline"))
+            .is_ok_and(|c| c.windows(6).any(|w| w == b"helper"))
+    };
+    while !runs() {
+        let _ = sys::poll(&[], 1);
+    }
+    t.drain(fd, 7, 500);
+    t.drain(fd, 6, 1000);
     for part in bytes[1000..].chunks(5000) {
         send_all(fd, part);
     }

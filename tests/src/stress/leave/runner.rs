@@ -3,7 +3,7 @@
 use super::board::{Board, patience_ms};
 use super::plan::Plan;
 use super::{CONNECTIONS, RING_UNIT};
-use crate::runner::{library_env, own_program};
+use crate::runner::{library_env, own_program, switching_env};
 use crate::ss::{Build, Connection, Path};
 use crate::sys::{self, Fd};
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -52,11 +52,12 @@ impl Talker {
         // SAFETY: a new descriptor that nothing else owns.
         let theirs = unsafe { OwnedFd::from_raw_fd(theirs) };
         command.stdin(Stdio::from(theirs)).process_group(0);
-        library_env(&mut command, build, preload);
-        command.env("NACC_SOR_MSG_SIZE", RING_UNIT.to_string());
-        if campaign.switch {
-            command.env("NETACC_TEST_SWITCH", (campaign.seed + 1).to_string());
+        if campaign.switch && preload {
+            switching_env(&mut command, build, campaign.seed + 1);
+        } else {
+            library_env(&mut command, build, preload);
         }
+        command.env("NACC_SOR_MSG_SIZE", RING_UNIT.to_string());
         Talker {
             name,
             child: command.spawn().expect("start a process"),

@@ -1,0 +1,411 @@
+//! Programs that make some of their calls past libc, where the library cannot see them.
+
+use crate::ctx::{Ctx, recv_exact, send_all};
+use crate::raw::{self, Set};
+use crate::ring::Ring;
+use crate::scenario::{Scenario, pair};
+use crate::sys::{self, E, Fd};
+use libc::{EAGAIN, EPOLLET, EPOLLIN, MSG_DONTWAIT, POLLIN};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+const MESSAGE: usize = 64;
+/// More than it takes to agree on a faster path.
+const BEFORE: usize = 40;
+const AFTER: usize = 200;
+/// The bytes of an answer behind which nothing comes.
+const LAST: u8 = 0xff;
+
+/// Accepts without a warm-up.
+fn accept(t: &Ctx) -> Fd {
+    let listener = t.listener();
+    t.publish(listener);
+    let fd = sys::accept(listener).expect("accept");
+    sys::close(listener).expect("close");
+    fd
+}
+
+/// Receives one message by calls that are seen and do not wait; `wait` sees to that.
+fn receive(fd: Fd, wait: &mut dyn FnMut()) -> Vec<u8> {
+    let mut message = Vec::new();
+    while message.len() < MESSAGE {
+        let mut buf = [0; MESSAGE];
+        let room = MESSAGE - message.len();
+        match sys::recv(fd, &mut buf[..room], MSG_DONTWAIT) {
+            Ok(0) => panic!("EOF"),
+            Ok(n) => message.extend_from_slice(&buf[..n]),
+            Err(E(EAGAIN)) => wait(),
+            Err(e) => panic!("recv: {e:?}"),
+        }
+    }
+    message
+}
+
+/// Answers messages; waits by `wait`, which the library is not to see. The connection stays on TCP, and says why.
+fn echo(t: &Ctx, fd: Fd, mut wait: impl FnMut()) {
+    let mut serve = |count| {
+        for _ in 0..count {
+            let message = receive(fd, &mut wait);
+            assert!(sys::send(fd, &message, MSG_DONTWAIT) == Ok(MESSAGE));
+        }
+    };
+    serve(BEFORE);
+    t.expect_reason(
+        fd,
+        &[
+            ("shm", "waits-unseen"),
+            ("early", "waits-unseen"),
+            ("rdma", "waits-unseen"),
+        ],
+    );
+    serve(AFTER);
+    t.say("served");
+    t.meet("end");
+}
+
+fn client(t: &Ctx) {
+    let addr = t.hear_addr();
+    let fd = sys::socket(addr.family(), libc::SOCK_STREAM, 0).expect("socket");
+    sys::connect(fd, addr).expect("connect");
+    exchange(t, fd);
+}
+
+fn exchange(t: &Ctx, fd: Fd) {
+    for n in 0..BEFORE + AFTER {
+        send_all(fd, &[n as u8; MESSAGE]);
+        assert!(recv_exact(fd, MESSAGE) == [n as u8; MESSAGE]);
+    }
+    t.meet("end");
+}
+
+/// These last some seconds, which one mode with the library is enough for.
+const UNWATCHED: &[(&str, &str)] = &[
+    ("tcp", "nothing is accelerated"),
+    ("server-only", "nothing is accelerated"),
+    ("client-only", "nothing is accelerated"),
+    ("early", "lasts long, and is the same as in mode shm"),
+    (
+        "switch",
+        "a connection that is not on a ring at the moment hangs for nobody",
+    ),
+];
+
+/// Waits by calls that are seen until the connection is accelerated, then by `make`'s.
+fn later(t: &Ctx, make: impl Fn(Fd) -> Box<dyn FnMut()>) {
+    let fd = t.server();
+    let mut wait = make(fd);
+    for _ in 0..BEFORE {
+        let message = receive(fd, &mut wait);
+        assert!(sys::send(fd, &message, 0) == Ok(MESSAGE));
+    }
+    t.expect_reason(fd, &[("shm", "waits-unseen"), ("rdma", "waits-unseen")]);
+    t.say("served");
+    t.meet("end");
+}
+
+fn later_client(t: &Ctx) {
+    let fd = t.client();
+    for n in 0..BEFORE {
+        send_all(fd, &[n as u8; MESSAGE]);
+        assert!(recv_exact(fd, MESSAGE) == [n as u8; MESSAGE]);
+    }
+    t.meet("end");
+}
+
+pub fn list() -> Vec<Scenario> {
+    vec![
+        pair(
+            "raw/epoll",
+            "a server that waits by epoll calls past libc, level-triggered, and reads by calls that are seen: on TCP, and says why",
+            |t| {
+                let fd = accept(t);
+                let set = Set::new();
+                set.add(fd, EPOLLIN as u32);
+                echo(t, fd, || assert!(set.wait(10_000) == 1));
+            },
+            client,
+        )
+        .any_path()
+        .demoted(),
+        pair(
+            "raw/epoll-edge",
+            "as raw/epoll, edge-triggered",
+            |t| {
+                let fd = accept(t);
+                let set = Set::new();
+                set.add(fd, (EPOLLIN | EPOLLET) as u32);
+                echo(t, fd, || assert!(set.wait(10_000) == 1));
+            },
+            client,
+        )
+        .any_path()
+        .demoted(),
+        pair(
+            "raw/epoll-wait",
+            "a server whose set is made and changed by calls that are seen, and waited for past libc",
+            |t| {
+                let fd = accept(t);
+                let set = sys::epoll_create1(0).expect("epoll");
+                sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, EPOLLIN as u32, 1).expect("ADD");
+                echo(t, fd, || assert!(Set::of(set).wait(10_000) == 1));
+            },
+            client,
+        )
+        .any_path()
+        .demoted(),
+        pair(
+            "raw/poll",
+            "a server that waits by ppoll past libc",
+            |t| {
+                let fd = accept(t);
+                echo(t, fd, || assert!(raw::poll(fd, POLLIN, 10_000) == POLLIN));
+            },
+            client,
+        )
+        .any_path()
+        .demoted(),
+        pair(
+            "raw/ring",
+            "a server that waits by an io_uring made and entered past libc (POLL_ADD)",
+            |t| {
+                let ring = Ring::raw(8, 0);
+                let fd = accept(t);
+                match ring {
+                    Ok(ring) => echo(t, fd, || raw::await_by_ring(&ring, fd)),
+                    // The machine allows none.
+                    Err(_) => echo(t, fd, || assert!(raw::poll(fd, POLLIN, 10_000) == POLLIN)),
+                }
+            },
+            client,
+        )
+        .any_path()
+        .demoted(),
+        pair(
+            "raw/both-ends",
+            "both ends wait past libc",
+            |t| {
+                let fd = accept(t);
+                let set = Set::new();
+                set.add(fd, (EPOLLIN | EPOLLET) as u32);
+                echo(t, fd, || assert!(set.wait(10_000) == 1));
+            },
+            |t| {
+                let addr = t.hear_addr();
+                let fd = sys::socket(addr.family(), libc::SOCK_STREAM, 0).expect("socket");
+                sys::connect(fd, addr).expect("connect");
+                for n in 0..BEFORE + AFTER {
+                    assert!(sys::send(fd, &[n as u8; MESSAGE], MSG_DONTWAIT) == Ok(MESSAGE));
+                    let message = receive(fd, &mut || assert!(raw::poll(fd, POLLIN, 10_000) == POLLIN));
+                    assert!(message == [n as u8; MESSAGE]);
+                }
+                t.expect_reason(fd, &[("shm", "waits-unseen"), ("early", "waits-unseen"), ("rdma", "waits-unseen")]);
+                t.meet("end");
+            },
+        )
+        .any_path()
+        .demoted(),
+        pair(
+            "raw/data-before",
+            "a server that reads and writes past libc at first: the bytes cannot be counted, and the connection stays on TCP",
+            |t| {
+                let fd = accept(t);
+                for _ in 0..BEFORE {
+                    let mut message = [0; MESSAGE];
+                    let mut got = 0;
+                    while got < MESSAGE {
+                        got += raw::read(fd, &mut message[got..]).expect("read");
+                    }
+                    assert!(raw::write(fd, &message) == Ok(MESSAGE));
+                }
+                // The agreement takes what time it takes: calls go on until it is over.
+                let known = AtomicBool::new(false);
+                std::thread::scope(|scope| {
+                    scope.spawn(|| {
+                        for n in 0.. {
+                            let mut message = recv_exact(fd, MESSAGE);
+                            let ends = n >= AFTER && known.load(Ordering::Acquire);
+                            if ends {
+                                message.fill(LAST);
+                            }
+                            send_all(fd, &message);
+                            if ends {
+                                break;
+                            }
+                        }
+                    });
+                    t.expect_reason(fd, &[("shm", "uncounted-bytes")]);
+                    known.store(true, Ordering::Release);
+                });
+                t.say("served");
+                t.meet("end");
+            },
+            |t| {
+                let addr = t.hear_addr();
+                let fd = sys::socket(addr.family(), libc::SOCK_STREAM, 0).expect("socket");
+                sys::connect(fd, addr).expect("connect");
+                for n in 0.. {
+                    let message = [(n % 100) as u8; MESSAGE];
+                    send_all(fd, &message);
+                    let answer = recv_exact(fd, MESSAGE);
+                    if n >= BEFORE && answer == [LAST; MESSAGE] {
+                        break;
+                    }
+                    assert!(answer == message);
+                }
+                t.meet("end");
+            },
+        )
+        .any_path()
+        .demoted(),
+        pair(
+            "raw/later-epoll",
+            "a server that was seen to wait, and then waits by epoll past libc: it goes on after a second or two, on TCP, and says why",
+            |t| {
+                later(t, |fd| {
+                    let set = Set::new();
+                    set.add(fd, EPOLLIN as u32);
+                    Box::new(move || assert!(set.wait(20_000) == 1))
+                })
+            },
+            later_client,
+        )
+        .skip(UNWATCHED),
+        pair(
+            "raw/later-poll",
+            "as raw/later-epoll, with ppoll",
+            |t| later(t, |fd| Box::new(move || assert!(raw::poll(fd, POLLIN, 20_000) == POLLIN))),
+            later_client,
+        )
+        .skip(UNWATCHED),
+        pair(
+            "raw/later-ring",
+            "as raw/later-epoll, with an io_uring",
+            |t| {
+                later(t, |fd| match Ring::raw(8, 0) {
+                    Ok(ring) => Box::new(move || raw::await_by_ring(&ring, fd)),
+                    Err(_) => Box::new(move || assert!(raw::poll(fd, POLLIN, 20_000) == POLLIN)),
+                })
+            },
+            later_client,
+        )
+        .skip(UNWATCHED),
+        pair(
+            "raw/later-read",
+            "a server that was seen to wait, and then reads past libc: the read gets the bytes after a second or two, and others in order",
+            |t| {
+                let fd = t.server();
+                for _ in 0..BEFORE {
+                    let mut message = [0; MESSAGE];
+                    let mut got = 0;
+                    while got < MESSAGE {
+                        got += raw::read(fd, &mut message[got..]).expect("read");
+                    }
+                    assert!(sys::send(fd, &message, 0) == Ok(MESSAGE));
+                }
+                t.expect_reason(fd, &[("shm", "waits-unseen"), ("rdma", "waits-unseen")]);
+                t.say("served");
+                t.meet("end");
+            },
+            later_client,
+        )
+        .skip(UNWATCHED),
+        pair(
+            "raw/left-unread",
+            "a program that leaves bytes unread for some seconds, asleep or computing, keeps its fast path",
+            |t| {
+                let fd = t.server();
+                for computes in [false, true] {
+                    t.tell("send");
+                    t.wait("sent");
+                    let end = sys::now_ns() + 3_000_000_000;
+                    while sys::now_ns() < end {
+                        if !computes {
+                            sys::sleep_ms(3000);
+                        }
+                    }
+                    t.log("all", recv_exact(fd, MESSAGE).len());
+                    t.still_fast(fd);
+                }
+                t.meet("end");
+            },
+            |t| {
+                let fd = t.client();
+                for _ in 0..2 {
+                    t.wait("send");
+                    send_all(fd, &[1; MESSAGE]);
+                    t.tell("sent");
+                }
+                t.meet("end");
+            },
+        )
+        .skip(UNWATCHED),
+        pair(
+            "raw/later-write",
+            "what is written past libc onto an accelerated connection comes to its place, or both ends see an error: never an end",
+            |t| {
+                let fd = t.server();
+                t.meet("warm");
+                assert!(raw::write(fd, &[7; MESSAGE]) == Ok(MESSAGE));
+                t.tell("written");
+                // The peer answers what is right.
+                match sys::recv(fd, &mut [0; MESSAGE], 0) {
+                    Ok(MESSAGE) | Err(E(libc::ECONNRESET | libc::EPIPE)) => t.say("an answer or an error"),
+                    other => t.log("neither", other),
+                }
+                t.meet("end");
+            },
+            |t| {
+                let fd = t.client();
+                t.meet("warm");
+                t.wait("written");
+                let mut buf = [0; MESSAGE];
+                match sys::recv(fd, &mut buf, 0) {
+                    Ok(MESSAGE) if buf == [7; MESSAGE] => send_all(fd, &buf),
+                    Err(E(libc::ECONNRESET | libc::EPIPE)) => {}
+                    other => t.log("neither", other),
+                }
+                t.say("bytes or an error");
+                t.meet("end");
+            },
+        ),
+        pair(
+            "raw/turns",
+            "a program that never waits, and asks again and again, is seen by that",
+            |t| {
+                let fd = accept(t);
+                for _ in 0..AFTER {
+                    assert!(sys::recv(fd, &mut [0; 1], MSG_DONTWAIT) == Err(E(EAGAIN)));
+                }
+                t.tell("asked");
+                // How many messages it takes to agree depends on the machine.
+                loop {
+                    let message = receive(fd, &mut || std::thread::yield_now());
+                    let peer = i32::from_ne_bytes([message[0], message[1], message[2], message[3]]);
+                    let done = t.is_fast(fd, peer);
+                    assert!(sys::send(fd, &[u8::from(done); MESSAGE], MSG_DONTWAIT) == Ok(MESSAGE));
+                    if done {
+                        break;
+                    }
+                }
+                t.expect_reason(fd, &[("shm", "none")]);
+                t.say("served");
+                t.meet("end");
+            },
+            |t| {
+                let addr = t.hear_addr();
+                let fd = sys::socket(addr.family(), libc::SOCK_STREAM, 0).expect("socket");
+                sys::connect(fd, addr).expect("connect");
+                t.wait("asked");
+                let mut message = [0; MESSAGE];
+                message[..4].copy_from_slice(&sys::getpid().to_ne_bytes());
+                loop {
+                    send_all(fd, &message);
+                    if recv_exact(fd, MESSAGE)[0] == 1 {
+                        break;
+                    }
+                }
+                t.meet("end");
+            },
+        )
+        .any_path(),
+    ]
+}

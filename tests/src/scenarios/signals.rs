@@ -1,0 +1,973 @@
+//! Signal handlers that do what they like: leave by `siglongjmp` in the middle of a call, use the connection that their thread is using,
+//! come ten thousand times a second.
+
+use crate::ctx::{Ctx, recv_exact, send_all};
+use crate::scenario::{Scenario, pair};
+use crate::sys::{self, E, Fd};
+use libc::{MSG_DONTWAIT, POLLIN, SIGUSR1, SIGUSR2, c_int, c_void};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering::*};
+
+/// Jumps out of each call.
+const JUMPS: usize = 40;
+
+pub fn list() -> Vec<Scenario> {
+    vec![
+        pair(
+            "signals/jump-out-of-receives",
+            "siglongjmp out of every call that waits for bytes, many times (alarm's time-out); then each gets its bytes",
+            |t| {
+                let fd = t.server();
+                let set = sys::epoll_create1(0).expect("epoll");
+                sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, libc::EPOLLIN as u32, 1).expect("ADD");
+                let calls = [RECEIVES, WAITS].concat();
+                for &name in &calls {
+                    t.log(name, jumps(name, fd, set));
+                    t.tell("send");
+                    t.log_text("then", &recv_exact(fd, 5));
+                    // Behind the wait it has what it waits for.
+                    t.tell("send");
+                    t.log("not jumped", raw(name, fd, set) > 0);
+                    let _ = sys::recv(fd, &mut [0; 16], MSG_DONTWAIT);
+                }
+                t.meet("end");
+            },
+            |t| {
+                let fd = t.client();
+                for _ in 0..2 * (RECEIVES.len() + WAITS.len()) {
+                    t.wait("send");
+                    send_all(fd, b"bytes");
+                }
+                t.meet("end");
+            },
+        ),
+        pair(
+            "signals/jump-out-of-sends",
+            "siglongjmp out of every call that waits for room; then the connection goes on",
+            |t| {
+                let fd = t.server();
+                for _ in SENDS {
+                    t.wait("drain");
+                    let mut buf = vec![0u8; 1 << 16];
+                    loop {
+                        let n = sys::recv(fd, &mut buf, 0).expect("recv");
+                        let end = buf[..n].iter().position(|b| *b != b'x');
+                        if n == 0 || end.is_some() {
+                            t.log("the end of it", end.map(|at| (buf[at], at + 1 == n)));
+                            break;
+                        }
+                    }
+                    send_all(fd, b"more");
+                }
+            },
+            |t| {
+                let fd = t.client();
+                let file = sys::anonymous_file(&[b'x'; 65536]).expect("file");
+                for &name in SENDS {
+                    while sys::send(fd, &[b'x'; 65536], MSG_DONTWAIT).is_ok() {}
+                    t.log(name, jumps(name, fd, file));
+                    t.tell("drain");
+                    send_all(fd, b"!");
+                    t.log_text("then", &recv_exact(fd, 4));
+                }
+            },
+        ),
+        pair(
+            "signals/jump-out-of-copies",
+            "siglongjmp out of sends and receives at any moment, bytes under way: none is torn, doubled or out of order",
+            |t| {
+                let fd = t.server();
+                tick(SIGUSR1, jump, libc::SA_RESTART);
+                let mut order = Order::default();
+                let mut buf = [0u8; 8192];
+                let mut out = 0;
+                loop {
+                    let mut n = 0;
+                    if catch(&mut |_| n = sys::recv(fd, &mut buf, 0).unwrap_or(usize::MAX)) {
+                        out += 1;
+                        order.some_are_missing();
+                        if out == 10 {
+                            send_all(fd, b"j");
+                        }
+                        continue;
+                    }
+                    if n == 0 || n == usize::MAX {
+                        t.log("end", n);
+                        break;
+                    }
+                    order.take(&buf[..n]);
+                }
+                untick();
+                t.log("wrong", order.wrong);
+                t.log("jumped", out >= 10);
+            },
+            |t| {
+                let fd = t.client();
+                tick(SIGUSR1, jump, libc::SA_RESTART);
+                let (mut call, mut out) = (0, 0);
+                let mut theirs = false;
+                let until = sys::now_ns() + 300_000_000;
+                'calls: while out < 20 || !theirs || sys::now_ns() < until {
+                    let bytes = words(call, out);
+                    call += 1;
+                    let mut at = 0;
+                    while at < bytes.len() {
+                        let mut n = 0;
+                        // What went before a jump nobody knows: at most all of it.
+                        if catch(&mut |_| n = sys::send(fd, &bytes[at..], 0).unwrap_or(usize::MAX))
+                        {
+                            out += 1;
+                            break;
+                        }
+                        if n == usize::MAX {
+                            t.say("a send failed");
+                            break 'calls;
+                        }
+                        at += n;
+                    }
+                    theirs |= sys::recv(fd, &mut [0], MSG_DONTWAIT).is_ok();
+                }
+                untick();
+                t.log("jumped", out >= 20 && theirs);
+            },
+        ),
+        pair(
+            "signals/handler-sends-too",
+            "a handler sends on the blocking connection that its thread is sending on, ten thousand times a second: all arrives, whole",
+            |t| {
+                let fd = t.server();
+                let (mut theirs, mut main) = (Vec::new(), 0u64);
+                let mut fine = true;
+                let mut buf = vec![0u8; 1 << 16];
+                loop {
+                    let n = sys::recv(fd, &mut buf, 0).expect("recv");
+                    if n == 0 {
+                        break;
+                    }
+                    for &b in &buf[..n] {
+                        if b & 0x80 != 0 {
+                            theirs.push(b);
+                        } else {
+                            fine &= theirs.len() % 8 == 0 && u64::from(b) == main % 127;
+                            main += 1;
+                        }
+                    }
+                }
+                t.log("the thread's bytes in order, no message torn", fine);
+                t.log(
+                    "messages whole",
+                    theirs.len() % 8 == 0
+                        && theirs
+                            .chunks(8)
+                            .enumerate()
+                            .all(|(i, m)| m.iter().all(|b| *b == 0x80 | (i % 128) as u8)),
+                );
+                t.tell(&format!("{main} {}", theirs.len() / 8));
+            },
+            |t| {
+                static FD: AtomicI32 = AtomicI32::new(-1);
+                static SENT: AtomicUsize = AtomicUsize::new(0);
+                static ERROR: AtomicI32 = AtomicI32::new(0);
+                extern "C" fn send_one(_: c_int) {
+                    sys::keeping_errno(|| {
+                        let fd = FD.load(Relaxed);
+                        if fd < 0 || ERROR.load(Relaxed) != 0 {
+                            return;
+                        }
+                        let message = [0x80 | (SENT.load(Relaxed) % 128) as u8; 8];
+                        match sys::send(fd, &message, 0) {
+                            Ok(8) => drop(SENT.fetch_add(1, Relaxed)),
+                            Ok(_) => ERROR.store(-1, Relaxed),
+                            Err(E(e)) => ERROR.store(e, Relaxed),
+                        }
+                    });
+                }
+                let fd = t.client();
+                FD.store(fd, Relaxed);
+                tick(SIGUSR1, send_one, libc::SA_RESTART);
+                let mut at = 0u64;
+                let mut error = None;
+                let until = sys::now_ns() + 400_000_000;
+                while error.is_none() && (sys::now_ns() < until || SENT.load(Relaxed) < 50) {
+                    let bytes: Vec<u8> = (at..at + 40_000).map(|n| (n % 127) as u8).collect();
+                    match sys::send(fd, &bytes, 0) {
+                        Ok(n) => at += n as u64,
+                        Err(e) => error = Some(e),
+                    }
+                }
+                FD.store(-1, Relaxed);
+                untick();
+                t.log("error", error);
+                t.log("error in the handler", ERROR.load(Relaxed));
+                let _ = sys::shutdown(fd, libc::SHUT_WR);
+                t.log(
+                    "all of it",
+                    t.hear() == format!("{at} {}", SENT.load(Relaxed)),
+                );
+            },
+        ),
+        pair(
+            "signals/handler-receives-too",
+            "a handler takes bytes of the connection that its thread waits for in recv and epoll_wait: each byte comes once",
+            |t| {
+                static FD: AtomicI32 = AtomicI32::new(-1);
+                static SET: AtomicI32 = AtomicI32::new(-1);
+                static TAKEN: AtomicUsize = AtomicUsize::new(0);
+                static SUM: AtomicUsize = AtomicUsize::new(0);
+                static BAD: AtomicI32 = AtomicI32::new(0);
+                extern "C" fn take(_: c_int) {
+                    sys::keeping_errno(|| {
+                        let fd = FD.load(Relaxed);
+                        if fd < 0 {
+                            return;
+                        }
+                        let mut buf = [0u8; 64];
+                        // SAFETY: one event, one descriptor.
+                        unsafe {
+                            let mut p = libc::pollfd {
+                                fd,
+                                events: POLLIN,
+                                revents: 0,
+                            };
+                            let _ = libc::poll(&mut p, 1, 0);
+                            let mut e: libc::epoll_event = std::mem::zeroed();
+                            if libc::epoll_wait(SET.load(Relaxed), &mut e, 1, 0) < 0 {
+                                BAD.store(sys::errno().0, Relaxed);
+                            }
+                        }
+                        match sys::recv(fd, &mut buf, MSG_DONTWAIT) {
+                            Ok(n) => {
+                                TAKEN.fetch_add(n, Relaxed);
+                                SUM.fetch_add(buf[..n].iter().map(|b| *b as usize).sum(), Relaxed);
+                            }
+                            Err(E(libc::EAGAIN)) => {}
+                            Err(E(e)) => BAD.store(e, Relaxed),
+                        }
+                    });
+                }
+                let fd = t.server();
+                let set = sys::epoll_create1(0).expect("epoll");
+                sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, libc::EPOLLIN as u32, 1).expect("ADD");
+                SET.store(set, Relaxed);
+                FD.store(fd, Relaxed);
+                tick(SIGUSR1, take, libc::SA_RESTART);
+                let (mut got, mut sum) = (0, 0);
+                let mut buf = [0u8; 4096];
+                let mut turn = 0;
+                let error = loop {
+                    turn += 1;
+                    if turn % 2 == 0
+                        && let Err(e) = sys::epoll_wait(set, 1, 10_000)
+                        && e != E(libc::EINTR)
+                    {
+                        break format!("epoll_wait: {e:?}");
+                    }
+                    match sys::recv(fd, &mut buf, if turn % 2 == 0 { MSG_DONTWAIT } else { 0 }) {
+                        Ok(0) => break String::new(),
+                        Ok(n) => {
+                            got += n;
+                            sum += buf[..n].iter().map(|b| *b as usize).sum::<usize>();
+                        }
+                        Err(E(libc::EAGAIN)) if turn % 2 == 0 => {}
+                        Err(e) => break format!("recv: {e:?}"),
+                    }
+                };
+                FD.store(-1, Relaxed);
+                untick();
+                t.log("error", error);
+                t.log("error in the handler", BAD.load(Relaxed));
+                let all = (got + TAKEN.load(Relaxed), sum + SUM.load(Relaxed));
+                t.log("all, once", t.hear() == format!("{all:?}"));
+            },
+            |t| {
+                let fd = t.client();
+                let (mut sent, mut sum) = (0, 0usize);
+                for i in 0..3000usize {
+                    let part = vec![(i % 251) as u8; 1 + i % 700];
+                    send_all(fd, &part);
+                    sent += part.len();
+                    sum += part.iter().map(|b| *b as usize).sum::<usize>();
+                    if i % 50 == 0 {
+                        sys::sleep_ms(1);
+                    }
+                }
+                let _ = sys::shutdown(fd, libc::SHUT_WR);
+                t.tell(&format!("{:?}", (sent, sum)));
+            },
+        ),
+        pair(
+            "signals/streams-under-a-timer",
+            "megabytes both ways while a timer interrupts ten thousand times a second, with SA_RESTART",
+            |t| stream(t, 1, 2, libc::SA_RESTART),
+            |t| stream(t, 2, 1, libc::SA_RESTART),
+        ),
+        pair(
+            "signals/streams-with-eintr",
+            "the same without SA_RESTART: calls end with EINTR or a part, and no byte is lost",
+            |t| stream(t, 1, 2, 0),
+            |t| stream(t, 2, 1, 0),
+        ),
+        pair(
+            "signals/handler-closes-and-connects",
+            "a handler that talks over another connection, and at last closes it, while its thread waits in recv, poll and epoll_wait",
+            |t| {
+                let fds = t.servers(2);
+                for _ in 0..3 {
+                    t.log_text("asked", &recv_exact(fds[1], 5));
+                    send_all(fds[1], b"yes");
+                    t.tell("on");
+                    t.wait("off");
+                    send_all(fds[0], b"go");
+                }
+                t.log("eof", sys::recv(fds[1], &mut [0; 1], 0));
+                t.meet("end");
+            },
+            |t| {
+                static FD: AtomicI32 = AtomicI32::new(-1);
+                static GOT: AtomicUsize = AtomicUsize::new(0);
+                static CLOSES: AtomicBool = AtomicBool::new(false);
+                extern "C" fn ask(_: c_int) {
+                    sys::keeping_errno(|| {
+                        let fd = FD.swap(-1, Relaxed);
+                        if fd < 0 {
+                            return;
+                        }
+                        let mut answer = [0u8; 3];
+                        let _ = sys::send(fd, b"hello", 0);
+                        let mut n = 0;
+                        while n < 3 {
+                            match sys::recv(fd, &mut answer[n..], 0) {
+                                Ok(more) if more > 0 => n += more,
+                                _ => return,
+                            }
+                        }
+                        GOT.fetch_add(n, Relaxed);
+                        if CLOSES.load(Relaxed) {
+                            let _ = sys::close(fd);
+                        }
+                    });
+                }
+                let fds = t.clients(2);
+                let set = sys::epoll_create1(0).expect("epoll");
+                for fd in &fds {
+                    sys::epoll_ctl(
+                        set,
+                        libc::EPOLL_CTL_ADD,
+                        *fd,
+                        libc::EPOLLIN as u32,
+                        *fd as u64,
+                    )
+                    .expect("ADD");
+                }
+                tick(SIGUSR1, ask, libc::SA_RESTART);
+                for name in ["recv", "poll", "epoll_wait"] {
+                    CLOSES.store(name == "epoll_wait", Relaxed);
+                    FD.store(fds[1], Relaxed);
+                    t.wait("on");
+                    t.tell("off");
+                    let mut r = -1;
+                    while r < 0 {
+                        r = raw(name, fds[0], set);
+                    }
+                    if name != "recv" {
+                        t.log_text("then", &recv_exact(fds[0], 2));
+                    }
+                    t.log(name, r);
+                }
+                untick();
+                t.log("the handler got", GOT.load(Relaxed));
+                t.meet("end");
+            },
+        ),
+        pair(
+            "signals/masks",
+            "a signal that only a wait's own mask lets through: its handler has run when ppoll, pselect or epoll_pwait says EINTR, and runs at no other call",
+            |t| {
+                static RAN: AtomicUsize = AtomicUsize::new(0);
+                extern "C" fn count(_: c_int) {
+                    RAN.fetch_add(1, Relaxed);
+                }
+                let fd = t.server();
+                let set = sys::epoll_create1(0).expect("epoll");
+                sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, libc::EPOLLIN as u32, 1).expect("ADD");
+                sys::on_signal(SIGUSR2, count, 0).expect("sigaction");
+                sys::block_signals(&[SIGUSR2]).expect("mask");
+                for name in ["ppoll", "pselect", "epoll_pwait"] {
+                    for early in [true, false] {
+                        let target = sys::gettid();
+                        if early {
+                            sys::tgkill(target, SIGUSR2).expect("tgkill");
+                        }
+                        let _ = sys::recv(fd, &mut [0; 1], MSG_DONTWAIT);
+                        let before = RAN.load(Relaxed);
+                        let later = std::thread::spawn(move || {
+                            sys::sleep_ms(20);
+                            if !early {
+                                sys::tgkill(target, SIGUSR2).expect("tgkill");
+                            }
+                        });
+                        let r = raw(name, fd, set);
+                        let e = if r < 0 { sys::errno().0 } else { 0 };
+                        t.log(name, (r, e == libc::EINTR, RAN.load(Relaxed) - before));
+                        later.join().expect("thread");
+                        t.log("blocked as before", RAN.load(Relaxed) - before);
+                    }
+                }
+                t.meet("end");
+            },
+            |t| {
+                let _fd = t.client();
+                t.meet("end");
+            },
+        ),
+        pair(
+            "signals/dispositions",
+            "what sigaction and signal show of handlers, flags and masks; SA_RESETHAND, SA_NODEFER, an ignored and a default signal",
+            dispositions,
+            |t| {
+                let fd = t.client();
+                for _ in 0..3 {
+                    t.wait("send");
+                    send_all(fd, b"bytes");
+                }
+                t.meet("end");
+            },
+        ),
+        pair(
+            "signals/queued",
+            "queued signals that come during calls: each once, in order, with what was sent with it",
+            |t| {
+                static LAST: AtomicI32 = AtomicI32::new(0);
+                static WRONG: AtomicI32 = AtomicI32::new(0);
+                extern "C" fn next(_: c_int, info: *const libc::siginfo_t, _: *const c_void) {
+                    // SAFETY: the kernel's siginfo of a signal that sigqueue sent.
+                    let (code, value) = unsafe {
+                        (
+                            (*info).si_code,
+                            (*info).si_value().sival_ptr as usize as i32,
+                        )
+                    };
+                    if code != libc::SI_QUEUE || value != LAST.fetch_add(1, Relaxed) + 1 {
+                        WRONG.fetch_add(1, Relaxed);
+                    }
+                }
+                let fd = t.server();
+                let signal = libc::SIGRTMIN() + 3;
+                // SAFETY: all zero is a valid sigaction; the handler has the signature of SA_SIGINFO.
+                unsafe {
+                    let mut action: libc::sigaction = std::mem::zeroed();
+                    action.sa_sigaction = next as *const () as usize;
+                    action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART;
+                    assert!(libc::sigaction(signal, &action, null_mut()) == 0);
+                }
+                let sender = std::thread::spawn(move || {
+                    // Or they would be this thread's, too.
+                    sys::block_signals(&[signal]).expect("mask");
+                    for i in 1..=2000 {
+                        // SAFETY: a signal to this process.
+                        while unsafe {
+                            libc::sigqueue(
+                                libc::getpid(),
+                                signal,
+                                libc::sigval {
+                                    sival_ptr: i as usize as *mut c_void,
+                                },
+                            )
+                        } != 0
+                        {
+                            std::thread::yield_now();
+                        }
+                    }
+                });
+                let mut receiver = t.receiver(fd, 4);
+                while receiver.received < 4 << 20 {
+                    receiver.step(65_536, 0).expect("recv");
+                }
+                sender.join().expect("thread");
+                while LAST.load(Relaxed) < 2000 {
+                    sys::sleep_ms(1);
+                }
+                t.log("exact", receiver.error);
+                t.log("signals", LAST.load(Relaxed));
+                t.log("wrong", WRONG.load(Relaxed));
+            },
+            |t| {
+                let fd = t.client();
+                t.pour(fd, 4, 4 << 20);
+            },
+        ),
+    ]
+}
+
+const RECEIVES: &[&str] = &[
+    "recv", "read", "readv", "recvfrom", "recvmsg", "recvmmsg", "splice",
+];
+const WAITS: &[&str] = &[
+    "poll",
+    "ppoll",
+    "select",
+    "pselect",
+    "epoll_wait",
+    "epoll_pwait",
+    "epoll_pwait2",
+];
+const SENDS: &[&str] = &[
+    "send", "write", "writev", "sendto", "sendmsg", "sendmmsg", "sendfile",
+];
+
+/// One such call, as C makes it. (A jump passes over this frame, which has nothing to drop.) `other`: the epoll set, or a file.
+fn raw(name: &str, fd: Fd, other: Fd) -> isize {
+    const LEN: usize = 65536;
+    static mut BUFFER: [u8; LEN] = [b'x'; LEN];
+    static PIPE: [AtomicI32; 2] = [const { AtomicI32::new(-1) }; 2];
+    let buf = (&raw mut BUFFER).cast::<c_void>();
+    let few = if SENDS.contains(&name) { LEN } else { 16 };
+    let mut iov = libc::iovec {
+        iov_base: buf,
+        iov_len: few,
+    };
+    // SAFETY: each call gets valid pointers of this frame's or of `BUFFER`, whose bytes nobody looks at.
+    unsafe {
+        let mut msg: libc::mmsghdr = std::mem::zeroed();
+        msg.msg_hdr.msg_iov = &mut iov;
+        msg.msg_hdr.msg_iovlen = 1;
+        let mut p = libc::pollfd {
+            fd,
+            events: POLLIN,
+            revents: 0,
+        };
+        let mut ev: libc::epoll_event = std::mem::zeroed();
+        let mut set: libc::fd_set = std::mem::zeroed();
+        libc::FD_SET(fd, &mut set);
+        let mut mask: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&mut mask);
+        match name {
+            "recv" => libc::recv(fd, buf, few, 0),
+            "read" => libc::read(fd, buf, few),
+            "readv" => libc::readv(fd, &iov, 1),
+            "recvfrom" => libc::recvfrom(fd, buf, few, 0, null_mut(), null_mut()),
+            "recvmsg" => libc::recvmsg(fd, &mut msg.msg_hdr, 0),
+            "recvmmsg" => libc::recvmmsg(fd, &mut msg, 1, 0, null_mut()) as isize,
+            "splice" => {
+                if PIPE[0].load(Relaxed) < 0 {
+                    let ends = sys::pipe();
+                    PIPE[1].store(ends[1], Relaxed);
+                    PIPE[0].store(ends[0], Relaxed);
+                }
+                libc::splice(fd, null_mut(), PIPE[1].load(Relaxed), null_mut(), 16, 0)
+            }
+            "poll" => libc::poll(&mut p, 1, -1) as isize,
+            "ppoll" => libc::ppoll(&mut p, 1, null_mut(), &mask) as isize,
+            "select" => libc::select(fd + 1, &mut set, null_mut(), null_mut(), null_mut()) as isize,
+            "pselect" => {
+                libc::pselect(fd + 1, &mut set, null_mut(), null_mut(), null_mut(), &mask) as isize
+            }
+            "epoll_wait" => libc::epoll_wait(other, &mut ev, 1, -1) as isize,
+            "epoll_pwait" => libc::epoll_pwait(other, &mut ev, 1, -1, &mask) as isize,
+            "epoll_pwait2" => libc::syscall(
+                libc::SYS_epoll_pwait2,
+                other,
+                &mut ev,
+                1,
+                null_mut::<c_void>(),
+                null_mut::<c_void>(),
+                8,
+            ) as isize,
+            "send" => libc::send(fd, buf, few, 0),
+            "write" => libc::write(fd, buf, few),
+            "writev" => libc::writev(fd, &iov, 1),
+            "sendto" => libc::sendto(fd, buf, few, 0, null_mut(), 0),
+            "sendmsg" => libc::sendmsg(fd, &msg.msg_hdr, 0),
+            "sendmmsg" => libc::sendmmsg(fd, &mut msg, 1, 0) as isize,
+            "sendfile" => {
+                let mut at = 0;
+                libc::sendfile(fd, other, &mut at, few)
+            }
+            _ => panic!("no call {name}"),
+        }
+    }
+}
+
+/// Jumps out of so many calls that wait; how many have ended otherwise.
+fn jumps(name: &'static str, fd: Fd, other: Fd) -> usize {
+    // (The pipe of a splice is not made in a jump's way.)
+    let mut others = 0;
+    tick(SIGUSR1, jump, 0);
+    let mut n = 0;
+    while n < JUMPS {
+        if catch(&mut |_| _ = raw(name, fd, other)) {
+            n += 1;
+        } else {
+            others += 1;
+            if others > 1000 {
+                break;
+            }
+        }
+    }
+    untick();
+    // A send may find room now and then.
+    if SENDS.contains(&name) && n == JUMPS {
+        0
+    } else {
+        others
+    }
+}
+
+// ---- jumps -------------------------------------------------------------------------------------------------------
+
+/// glibc's sigjmp_buf, with room to spare.
+#[repr(C, align(16))]
+struct JumpBuffer([u8; 512]);
+
+static mut BUFFER: JumpBuffer = JumpBuffer([0; 512]);
+static ARMED: AtomicBool = AtomicBool::new(false);
+
+unsafe extern "C" {
+    fn siglongjmp(buffer: *mut JumpBuffer, value: c_int) -> !;
+}
+
+extern "C" fn jump(_: c_int) {
+    if ARMED.swap(false, Relaxed) {
+        // SAFETY: `catch` is on the stack, and what lies between has nothing to drop.
+        unsafe { siglongjmp(&raw mut BUFFER, 1) }
+    }
+}
+
+/// Runs `body`; true: a handler has jumped out of it. What returns twice is in assembly, so that the compiler need not know.
+fn catch(body: &mut dyn FnMut(())) -> bool {
+    type Body<'a> = &'a mut dyn FnMut(());
+    extern "C" fn run(body: *mut c_void) {
+        ARMED.store(true, Relaxed);
+        // SAFETY: the caller's reference, which lives until `call` has returned.
+        unsafe { (*body.cast::<Body<'_>>())(()) };
+        ARMED.store(false, Relaxed);
+    }
+    let mut body = body;
+    // SAFETY: one buffer, one thread; `run` is called once.
+    unsafe { call(&raw mut BUFFER, run, (&raw mut body).cast()) != 0 }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[unsafe(naked)]
+unsafe extern "C" fn call(
+    buffer: *mut JumpBuffer,
+    run: extern "C" fn(*mut c_void),
+    body: *mut c_void,
+) -> c_int {
+    core::arch::naked_asm!(
+        "push rbx",
+        "push r12",
+        "sub rsp, 8",
+        "mov rbx, rsi",
+        "mov r12, rdx",
+        "mov esi, 1",
+        "call __sigsetjmp@PLT",
+        "test eax, eax",
+        "jne 2f",
+        "mov rdi, r12",
+        "call rbx",
+        "xor eax, eax",
+        "2: add rsp, 8",
+        "pop r12",
+        "pop rbx",
+        "ret",
+    )
+}
+
+#[cfg(target_arch = "aarch64")]
+#[unsafe(naked)]
+unsafe extern "C" fn call(
+    buffer: *mut JumpBuffer,
+    run: extern "C" fn(*mut c_void),
+    body: *mut c_void,
+) -> c_int {
+    core::arch::naked_asm!(
+        "stp x29, x30, [sp, #-32]!",
+        "stp x19, x20, [sp, #16]",
+        "mov x29, sp",
+        "mov x19, x1",
+        "mov x20, x2",
+        "mov w1, #1",
+        "bl __sigsetjmp",
+        "cbnz w0, 2f",
+        "mov x0, x20",
+        "blr x19",
+        "mov w0, #0",
+        "2: ldp x19, x20, [sp, #16]",
+        "ldp x29, x30, [sp], #32",
+        "ret",
+    )
+}
+
+// ---- a timer -----------------------------------------------------------------------------------------------------
+
+static TIMER: AtomicUsize = AtomicUsize::new(0);
+
+/// From here on the thread is interrupted ten thousand times a second.
+fn tick(signal: c_int, handler: extern "C" fn(c_int), flags: c_int) {
+    sys::on_signal(signal, handler, flags).expect("sigaction");
+    // SAFETY: all zero is valid; the timer's signal goes to this thread.
+    unsafe {
+        let mut event: libc::sigevent = std::mem::zeroed();
+        event.sigev_notify = libc::SIGEV_THREAD_ID;
+        event.sigev_signo = signal;
+        event.sigev_notify_thread_id = sys::gettid();
+        let mut timer: libc::timer_t = null_mut();
+        assert!(libc::timer_create(libc::CLOCK_MONOTONIC, &mut event, &mut timer) == 0);
+        let every = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: 100_000,
+        };
+        let spec = libc::itimerspec {
+            it_interval: every,
+            it_value: every,
+        };
+        assert!(libc::timer_settime(timer, 0, &spec, null_mut()) == 0);
+        TIMER.store(timer as usize, Relaxed);
+    }
+}
+
+fn untick() {
+    // SAFETY: the timer that `tick` made.
+    unsafe { libc::timer_delete(TIMER.load(Relaxed) as libc::timer_t) };
+}
+
+// ---- bytes that know their place -----------------------------------------------------------------------------------
+
+/// What one call sends: words of 16 bytes, of which the first begins with a bit that no other has. Each has the number of its call, how many
+/// jumps there have been, its place in the call, and a sum.
+fn words(call: u32, jumps: u32) -> Vec<u8> {
+    (0..WORDS)
+        .flat_map(|place| {
+            word(u128::from(call) << 48 | u128::from(jumps) << 16 | u128::from(place))
+        })
+        .collect()
+}
+
+/// Words of a call.
+const WORDS: u16 = 512;
+
+/// 80 bits and 32 of their sum, 7 in each byte.
+fn word(said: u128) -> [u8; 16] {
+    let sum = (said as u64 ^ (said >> 48) as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+    let bits = said << 32 | u128::from(sum);
+    let mut word: [u8; 16] = std::array::from_fn(|i| (bits >> (7 * i)) as u8 & 0x7f);
+    word[0] |= 0x80;
+    word
+}
+
+/// The call, the jumps and the place that a word says; `None`: it is none.
+fn said(bytes: &[u8]) -> Option<(u32, u32, u16)> {
+    let bits = bytes
+        .iter()
+        .enumerate()
+        .fold(0, |bits, (i, b)| bits | u128::from(b & 0x7f) << (7 * i));
+    let said = bits >> 32;
+    (word(said) == *bytes).then_some(((said >> 48) as u32, (said >> 16) as u32, said as u16))
+}
+
+/// Whether words that come follow each other. A call may end anywhere if its sender jumped out of it, also before its first byte; nothing else may
+/// be missing, but what its receiver has lost by a jump.
+#[derive(Default)]
+struct Order {
+    /// Of the word under way.
+    begun: Vec<u8>,
+    /// The word before: call, jumps, place. `None`: bytes of ours are missing.
+    last: Option<(u32, u32, u16)>,
+    /// Behind it only the beginning of a word has come.
+    cut: bool,
+    /// The highest call of which there was a word.
+    call: u32,
+    wrong: Option<String>,
+}
+
+impl Order {
+    /// The receiver does not know what it has received.
+    fn some_are_missing(&mut self) {
+        self.begun.clear();
+        (self.last, self.cut) = (None, false);
+    }
+
+    fn take(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            if byte & 0x80 != 0 {
+                self.cut |= !self.begun.is_empty();
+                self.begun.clear();
+            } else if self.begun.is_empty() {
+                // The rest of a word whose beginning the receiver has lost.
+                if self.last.is_some() {
+                    self.wrong
+                        .get_or_insert(format!("a byte outside of words, after {:?}", self.last));
+                }
+                continue;
+            }
+            self.begun.push(byte);
+            if self.begun.len() == 16 {
+                self.word();
+            }
+        }
+    }
+
+    fn word(&mut self) {
+        let Some((call, jumps, place)) = said(&self.begun) else {
+            self.wrong
+                .get_or_insert(format!("no word: {:x?}, after {:?}", self.begun, self.last));
+            return self.some_are_missing();
+        };
+        self.begun.clear();
+        let fine = match self.last {
+            Some((before, _, at)) if before == call => !self.cut && place == at + 1,
+            // A call for each jump may have sent nothing, or not all.
+            Some((before, earlier, at)) if before < call && jumps >= earlier => {
+                let short = call - (before + 1) + u32::from(at + 1 != WORDS);
+                place == 0 && short <= jumps - earlier && (short > 0 || !self.cut)
+            }
+            Some(_) => false,
+            None => call >= self.call,
+        };
+        if !fine {
+            self.wrong
+                .get_or_insert(format!("{:?} after {:?}", (call, jumps, place), self.last));
+        }
+        (self.last, self.cut, self.call) = (Some((call, jumps, place)), false, call);
+    }
+}
+
+/// Both ways at once, in one thread each way, interrupted.
+fn stream(t: &Ctx, mine: u64, theirs: u64, flags: c_int) {
+    static TICKS: AtomicU32 = AtomicU32::new(0);
+    extern "C" fn count(_: c_int) {
+        TICKS.fetch_add(1, Relaxed);
+    }
+    const TOTAL: u64 = 24 << 20;
+    let fd = if mine == 1 { t.server() } else { t.client() };
+    sys::set_nonblocking(fd, false);
+    let mut sender = t.sender(fd, mine);
+    let sending = std::thread::spawn(move || {
+        while sender.sent < TOTAL {
+            match sender.step((TOTAL - sender.sent).min(100_000) as usize, 0) {
+                Ok(_) | Err(E(libc::EINTR)) => {}
+                Err(e) => return Some(e),
+            }
+        }
+        None
+    });
+    tick(SIGUSR1, count, flags);
+    let mut receiver = t.receiver(fd, theirs);
+    let mut error = None;
+    let mut eintr = 0;
+    while receiver.received < TOTAL && error.is_none() {
+        match receiver.step((TOTAL - receiver.received).min(100_000) as usize, 0) {
+            Ok(0) => error = Some(E(0)),
+            Ok(_) => {}
+            Err(E(libc::EINTR)) if flags == 0 => eintr += 1,
+            Err(e) => error = Some(e),
+        }
+    }
+    untick();
+    let _ = eintr;
+    t.log("sent", sending.join().expect("thread"));
+    t.log("error", error);
+    t.log("exact", receiver.error);
+    t.log("interrupted", TICKS.load(Relaxed) > 0);
+    t.meet("end");
+}
+
+fn dispositions(t: &Ctx) {
+    static RAN: AtomicUsize = AtomicUsize::new(0);
+    static DEPTH: AtomicI32 = AtomicI32::new(0);
+    extern "C" fn count(_: c_int) {
+        RAN.fetch_add(1, Relaxed);
+    }
+    extern "C" fn once_more(signal: c_int) {
+        if DEPTH.fetch_add(1, Relaxed) == 0 {
+            let _ = sys::tgkill(sys::gettid(), signal);
+        }
+        RAN.fetch_add(1, Relaxed);
+    }
+    let show = |signal| {
+        // SAFETY: all zero is valid, and filled.
+        unsafe {
+            let mut now: libc::sigaction = std::mem::zeroed();
+            assert!(libc::sigaction(signal, std::ptr::null(), &mut now) == 0);
+            let name = match now.sa_sigaction {
+                libc::SIG_DFL => "default",
+                libc::SIG_IGN => "ignored",
+                at if at == count as *const () as usize => "count",
+                at if at == once_more as *const () as usize => "once more",
+                _ => "?",
+            };
+            let masked = libc::sigismember(&now.sa_mask, libc::SIGHUP);
+            (name, now.sa_flags & !0x0400_0000, masked)
+        }
+    };
+    // Before the first socket, and with one.
+    sys::on_signal(libc::SIGHUP, count, libc::SA_RESTART | libc::SA_NODEFER).expect("sigaction");
+    let fd = t.server();
+    t.log("HUP", show(libc::SIGHUP));
+    // SAFETY: a handler's address is a valid disposition.
+    let before = unsafe { libc::signal(SIGUSR2, count as *const () as usize) };
+    t.log("before", before == libc::SIG_DFL);
+    t.log("USR2", show(SIGUSR2));
+    // SAFETY: as above.
+    let before = unsafe { libc::signal(SIGUSR2, libc::SIG_IGN) };
+    t.log("before", before == count as *const () as usize);
+    t.log("USR2", show(SIGUSR2));
+    let _ = sys::tgkill(sys::gettid(), SIGUSR2);
+    t.log("ran", RAN.load(Relaxed));
+    // Reset when it is called, in a wait and elsewhere.
+    for wait in [false, true] {
+        sys::on_signal(SIGUSR2, count, libc::SA_RESETHAND).expect("sigaction");
+        t.log("USR2", show(SIGUSR2));
+        let target = sys::gettid();
+        if wait {
+            let other = std::thread::spawn(move || {
+                sys::sleep_ms(30);
+                let _ = sys::tgkill(target, SIGUSR2);
+            });
+            t.log("recv", sys::recv(fd, &mut [0; 5], 0));
+            other.join().expect("thread");
+        } else {
+            let _ = sys::tgkill(target, SIGUSR2);
+        }
+        t.log("ran", RAN.load(Relaxed));
+        t.log("USR2", show(SIGUSR2).0);
+    }
+    // Not blocked while it runs.
+    sys::on_signal(libc::SIGHUP, once_more, libc::SA_NODEFER | libc::SA_RESTART)
+        .expect("sigaction");
+    let target = sys::gettid();
+    let other = std::thread::spawn(move || {
+        sys::sleep_ms(30);
+        let _ = sys::tgkill(target, libc::SIGHUP);
+    });
+    let got = std::thread::spawn(move || other.join());
+    let before = RAN.load(Relaxed);
+    t.tell("send");
+    t.log_text("recv", &recv_exact(fd, 5));
+    let _ = got.join();
+    while RAN.load(Relaxed) < before + 2 {
+        sys::sleep_ms(1);
+    }
+    t.log("ran", RAN.load(Relaxed) - before);
+    // Ignored and default: nothing interrupts.
+    sys::default_signal(SIGUSR2);
+    for signal in [libc::SIGWINCH, libc::SIGURG] {
+        t.log("not set", show(signal).0);
+        let other = std::thread::spawn(move || {
+            sys::sleep_ms(10);
+            let _ = sys::tgkill(target, signal);
+        });
+        t.tell("send");
+        t.log_text("recv", &recv_exact(fd, 5));
+        other.join().expect("thread");
+    }
+    // system() ignores two for a time, and puts back what was.
+    sys::on_signal(libc::SIGINT, count, 0).expect("sigaction");
+    t.log("system", sys::system("true"));
+    t.log("INT", show(libc::SIGINT));
+    let before = RAN.load(Relaxed);
+    let _ = sys::tgkill(sys::gettid(), libc::SIGINT);
+    t.log("ran", RAN.load(Relaxed) - before);
+    t.meet("end");
+}
