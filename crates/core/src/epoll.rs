@@ -183,13 +183,14 @@ fn tag(index: u32) -> u64 {
     tag_base() | index as u64 & 0xff_ffff
 }
 
-/// An item that has news, as a number: sorted, the oldest come first. (Stamps are the peer's: they change the order alone.)
+/// An item that has news, as a number: sorted, the oldest come first. Of one channel stamps are its sender's count, of several clocks, and then
+/// `now` says what they are compared with. (They are the peers': they change the order alone.)
 #[inline]
-fn by_stamp(stamp: u64, index: u32, now: u64) -> u64 {
+fn by_stamp(stamp: u64, index: u32, now: Option<u64>) -> u64 {
     // What two CPUs' counters may differ by, and more.
     const AHEAD: u64 = 1 << 36;
-    let age = now.wrapping_add(AHEAD).wrapping_sub(stamp).min(u64::MAX >> 24);
-    !age << 24 | u64::from(index) & 0xff_ffff
+    let place = now.map_or(stamp, |now| !now.wrapping_add(AHEAD).wrapping_sub(stamp).min(u64::MAX >> 24));
+    place << 24 | u64::from(index) & 0xff_ffff
 }
 
 /// The item index in an event's data, if it is a tag of ours.
@@ -450,6 +451,7 @@ impl Inner {
         if place == 0 {
             return;
         }
+        let now = (self.channels.len() > 1).then_some(now);
         let (news, items, ready) = (&mut self.news, &mut self.items, &mut self.ready);
         for c in &self.channels {
             c.my_place(place - 1).drain(|slot| {
@@ -544,5 +546,26 @@ fn prod(e: &Epoll, inner: &Inner) {
     let place = e.place.load(Relaxed);
     if inner.sleepers > 0 && place != 0 {
         wait::ring_own(place as usize - 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::by_stamp;
+    use alloc::vec::Vec;
+
+    /// The items, the oldest first.
+    fn sorted(news: &[(u64, u32)], now: Option<u64>) -> Vec<u32> {
+        let mut keys: Vec<u64> = news.iter().map(|(stamp, index)| by_stamp(*stamp, *index, now)).collect();
+        keys.sort_unstable();
+        keys.iter().map(|key| (key & 0xff_ffff) as u32).collect()
+    }
+
+    #[test]
+    fn news_comes_in_the_order_of_its_stamps() {
+        assert_eq!(sorted(&[(9, 1), (0, 2), (8, 3)], None), [2, 3, 1]);
+        // Clocks, of which one is ahead of ours; no stamp is older than all.
+        let now = 1 << 50;
+        assert_eq!(sorted(&[(now - 1, 1), (now + 100, 2), (0, 3), (now - 5000, 4)], Some(now)), [3, 4, 1, 2]);
     }
 }

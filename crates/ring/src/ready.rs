@@ -28,8 +28,8 @@
 //!
 //! Bits have no order. A sender that finds news in the set leaves a *stamp* with its slot before it sets the bit, and the
 //! receiver sorts what one drain brings. News that comes to an empty set needs none: its old stamp is older than all that are
-//! made while it stands there. So a connection alone, with its request and its reply, pays two loads and no clock. Where
-//! one receiver has several sets it asks for all stamps. They are hints: whatever stands there changes the order alone.
+//! made while it stands there. So a connection alone, with its request and its reply, pays two loads and no stamp. Where
+//! one receiver has several sets it asks for all stamps, and for such as can be compared. They are hints: whatever stands there changes the order alone.
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence, fence_after_rmw};
 
@@ -84,14 +84,15 @@ impl ReadySet {
     #[inline]
     #[must_use = "true: ring the doorbell"]
     pub fn announce_fenced(&self, slot: u16) -> bool {
-        self.announce_in_order(slot, || ())
+        self.announce_in_order(slot, |_| ())
     }
 
     /// [`announce_fenced`](Self::announce_fenced), with the news' place in time: `stamp` is called before the bit is set if
-    /// the order may matter, and what it stores is seen by whoever takes the bit.
+    /// the order may matter, and what it stores is seen by whoever takes the bit. Its argument: the receiver has asked for
+    /// all stamps, and so compares them with those of other sets.
     #[inline]
     #[must_use = "true: ring the doorbell"]
-    pub fn announce_in_order(&self, slot: u16, stamp: impl FnOnce()) -> bool {
+    pub fn announce_in_order(&self, slot: u16, stamp: impl FnOnce(bool)) -> bool {
         debug_assert!((slot as usize) < SLOTS_MAX);
         let bit = 1u64 << (slot & 63);
         let w = usize::from(slot >> 6) % WORDS;
@@ -102,10 +103,9 @@ impl ReadySet {
         let mut news = false;
         let others = word.load(Ordering::Acquire);
         if others & bit == 0 {
-            if others | self.summary.load(Ordering::Relaxed) | self.stamps.load(Ordering::Relaxed)
-                != 0
-            {
-                stamp();
+            let all = self.stamps.load(Ordering::Relaxed);
+            if others | self.summary.load(Ordering::Relaxed) | all != 0 {
+                stamp(all != 0);
             }
             word.fetch_or(bit, Ordering::AcqRel);
             news = true;

@@ -302,7 +302,7 @@ impl Channel {
     /// that followed the change.
     pub(crate) fn announce_here(&self, slot: usize, notify: u64) {
         let epoll = (notify & 0xffff) as usize;
-        if epoll != 0 && epoll <= PLACES && self.my_place(epoll - 1).announce_in_order(slot as u16, || self.stamp(slot, self.side ^ 1)) {
+        if epoll != 0 && epoll <= PLACES && self.my_place(epoll - 1).announce_in_order(slot as u16, |all| self.stamp(slot, self.side ^ 1, all)) {
             self.ring_own_doorbell(epoll - 1);
         }
         let thread = (notify >> 16 & 0xffff) as usize;

@@ -219,8 +219,8 @@ fn one_sender_is_elected_to_ring() {
 fn news_is_stamped_where_others_stand() {
     let set = ReadySet::default();
     let announce = |slot: u16| {
-        let mut stamped = false;
-        let _ = set.announce_in_order(slot, || stamped = true);
+        let mut stamped = None;
+        let _ = set.announce_in_order(slot, |all| stamped = Some(all));
         stamped
     };
     let drained = || {
@@ -229,20 +229,20 @@ fn news_is_stamped_where_others_stand() {
         slots
     };
     // The first needs none, whatever comes later; who stands there keeps his place.
-    assert!(!announce(70));
-    assert!(announce(71));
-    assert!(announce(3));
-    assert!(!announce(71));
-    assert!(!announce(70));
+    assert_eq!(announce(70), None);
+    assert_eq!(announce(71), Some(false));
+    assert_eq!(announce(3), Some(false));
+    assert_eq!(announce(71), None);
+    assert_eq!(announce(70), None);
     assert_eq!(drained(), [3, 70, 71]);
-    assert!(!announce(3));
+    assert_eq!(announce(3), None);
     assert_eq!(drained(), [3]);
     set.want_stamps(true);
-    assert!(announce(5));
-    assert!(!announce(5));
+    assert_eq!(announce(5), Some(true));
+    assert_eq!(announce(5), None);
     assert_eq!(drained(), [5]);
     set.want_stamps(false);
-    assert!(!announce(5));
+    assert_eq!(announce(5), None);
 }
 
 #[test]
