@@ -76,8 +76,10 @@ pub(crate) mod announce {
     pub(crate) const FAST_FROM: usize = 1;
     pub(crate) const CARRIER_FROM: usize = 2;
     pub(crate) const RESEND_TO: usize = 3;
-    /// When the peer's last news was announced, if others' stood there: see [`netacc_ring::ReadySet`].
+    /// When the peer's last news was announced, if others' stood there: see [`netacc_ring::ReadySet`]. A count of the channel's, or, with
+    /// [`BY_CLOCK`], the CPU's time stamp counter.
     pub(crate) const STAMP: usize = 4;
+    pub(crate) const BY_CLOCK: u64 = 1 << 63;
 }
 
 /// The meaning of `RingWords::producer_quiet` (written rarely by the producer, read by the consumer).
@@ -119,7 +121,12 @@ pub(crate) struct Channel {
     pub(crate) dead: AtomicU32,
     /// When that came.
     pub(crate) died_at: AtomicU64,
+    pub(crate) stamps: Stamps,
 }
+
+/// How much news was stamped. On a line of its own: every thread that sends may write it.
+#[repr(align(64))]
+pub(crate) struct Stamps(AtomicU64);
 
 // SAFETY: all shared fields are atomics; `mem` points to a mapping that outlives the channel and is only accessed through atomics
 // and the ring crate's copying accessors.
@@ -185,12 +192,11 @@ impl Channel {
         if mem.sides[(self.side & 1) ^ 1].last_cpu.load(Relaxed) == sys::cpu().wrapping_add(1) { Peers::SameCpu } else { Peers::OtherCpus }
     }
 
-    /// The news of `slot` that side `from` is about to announce is of now: by the clock where it is compared with other processes' news, by
-    /// this process's own count otherwise, which is cheaper.
+    /// The news of `slot` that side `from` is about to announce is of now: by the clock where it is compared with other channels' news, by
+    /// this channel's count otherwise, which is cheaper.
     #[inline]
     pub(crate) fn stamp(&self, slot: usize, from: usize, by_clock: bool) {
-        static COUNT: AtomicU64 = AtomicU64::new(0);
-        let stamp = if by_clock { sys::ticks() } else { COUNT.fetch_add(1, Relaxed) };
+        let stamp = if by_clock { sys::ticks() | announce::BY_CLOCK } else { self.stamps.0.fetch_add(1, Relaxed) };
         self.words(slot, from).producer_user[announce::STAMP].store(stamp, Relaxed);
     }
 

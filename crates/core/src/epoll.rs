@@ -112,8 +112,8 @@ struct Inner {
     /// Item index by descriptor.
     by_fd: Vec<u32>,
     ready: VecDeque<u32>,
-    /// While a drain lasts: what it has brought, as [`by_stamp`] has it.
-    news: Vec<u64>,
+    /// While a drain lasts: the items of which it has brought news, each behind its [`place_in_time`].
+    news: Vec<(u64, u32)>,
     channels: Vec<&'static Channel>,
     /// Threads asleep in the kernel.
     sleepers: u32,
@@ -138,6 +138,8 @@ struct Inner {
     lit: bool,
     /// A channel of it leads to another host: its news has to be polled for.
     between_hosts: bool,
+    /// The channels are several: stamps have to be the clock's.
+    by_clock: bool,
 }
 
 /// An epoll instance. Type-stable: never freed, reused through a pool.
@@ -183,14 +185,11 @@ fn tag(index: u32) -> u64 {
     tag_base() | index as u64 & 0xff_ffff
 }
 
-/// An item that has news, as a number: sorted, the oldest come first. Of one channel stamps are its sender's count, of several clocks, and then
-/// `now` says what they are compared with. (They are the peers': they change the order alone.)
+/// The place in time of news with that stamp, in a set that goes by the clock or by the count of its one channel. What was stamped in
+/// the other way is from before that changed. (Stamps are the peers': they change the order alone.)
 #[inline]
-fn by_stamp(stamp: u64, index: u32, now: Option<u64>) -> u64 {
-    // What two CPUs' counters may differ by, and more.
-    const AHEAD: u64 = 1 << 36;
-    let place = now.map_or(stamp, |now| !now.wrapping_add(AHEAD).wrapping_sub(stamp).min(u64::MAX >> 24));
-    place << 24 | u64::from(index) & 0xff_ffff
+fn place_in_time(stamp: u64, by_clock: bool) -> u64 {
+    if (stamp & announce::BY_CLOCK != 0) == by_clock { stamp } else { 0 }
 }
 
 /// The item index in an event's data, if it is a tag of ours.
@@ -238,6 +237,7 @@ pub(crate) fn on_create(fd: c_int) {
                 beacon: -1,
                 lit: false,
                 between_hosts: false,
+                by_clock: false,
             }),
         })
     };
@@ -307,6 +307,7 @@ fn prune(e: &Epoll, inner: &mut Inner, place: usize) {
     }
     e.watching.store(keep.len(), SeqCst);
     inner.channels = keep;
+    choose_stamps(inner, place);
     for c in drop {
         service::leave_channel(c);
     }
@@ -317,6 +318,14 @@ fn prune_if_due(e: &Epoll, inner: &mut Inner) {
     let place = e.place.load(Relaxed) as usize;
     if inner.deaths != service::deaths() && place != 0 {
         prune(e, inner, place - 1);
+    }
+}
+
+/// Tells the senders of all channels what their stamps have to be.
+fn choose_stamps(inner: &mut Inner, place: usize) {
+    inner.by_clock = inner.channels.len() > 1;
+    for c in &inner.channels {
+        c.my_place(place).want_stamps(inner.by_clock);
     }
 }
 
@@ -427,9 +436,9 @@ impl Inner {
     fn queue(&mut self, index: u32) {
         queue(&mut self.items, &mut self.ready, index);
     }
-    /// Takes the news of all channels over into the ready queue. `now`: by [`sys::ticks`].
+    /// Takes the news of all channels over into the ready queue.
     #[inline(always)]
-    fn drain(&mut self, e: &Epoll, now: u64) {
+    fn drain(&mut self, e: &Epoll) {
         if self.between_hosts && self.ready.is_empty() {
             wire::progress();
         }
@@ -441,17 +450,17 @@ impl Inner {
             unsafe { set.load(Relaxed).as_ref() }.is_some_and(|set| !set.is_empty())
         });
         if news {
-            self.drain_channels(e, now);
+            self.drain_channels(e);
         }
     }
 
     #[inline(always)]
-    fn drain_channels(&mut self, e: &Epoll, now: u64) {
+    fn drain_channels(&mut self, e: &Epoll) {
         let place = e.place.load(Relaxed) as usize;
         if place == 0 {
             return;
         }
-        let now = (self.channels.len() > 1).then_some(now);
+        let by_clock = self.by_clock;
         let (news, items, ready) = (&mut self.news, &mut self.items, &mut self.ready);
         for c in &self.channels {
             c.my_place(place - 1).drain(|slot| {
@@ -461,7 +470,7 @@ impl Inner {
                     let stamp = c.words(slot as usize, c.side ^ 1).producer_user[announce::STAMP].load(Relaxed);
                     let index = s.item.load(Relaxed) as u32;
                     // (There is room for all items once. A peer can say the same again.)
-                    if news.len() < news.capacity() { news.push(by_stamp(stamp, index, now)) } else { queue(items, ready, index) }
+                    if news.len() < news.capacity() { news.push((place_in_time(stamp, by_clock), index)) } else { queue(items, ready, index) }
                 }
             });
         }
@@ -469,8 +478,8 @@ impl Inner {
         if news.len() > 1 && !news.is_sorted() {
             news.sort_unstable();
         }
-        for key in news.iter() {
-            queue(items, ready, (key & 0xff_ffff) as u32);
+        for (_, index) in news.iter() {
+            queue(items, ready, *index);
         }
         news.clear();
     }
@@ -519,9 +528,7 @@ fn activate(e: &'static Epoll, inner: &mut Inner, channel: &'static Channel) -> 
         let n = inner.channels.len();
         inner.between_hosts |= channel.wire().is_some();
         inner.channels.push(channel);
-        for c in &inner.channels {
-            c.my_place(place as usize - 1).want_stamps(n > 0);
-        }
+        choose_stamps(inner, place as usize - 1);
         if let Some(w) = e.watch.get(n) {
             w.store((channel.my_place(place as usize - 1) as *const ReadySet).cast_mut(), Release);
         }
@@ -551,21 +558,14 @@ fn prod(e: &Epoll, inner: &Inner) {
 
 #[cfg(test)]
 mod tests {
-    use super::by_stamp;
-    use alloc::vec::Vec;
-
-    /// The items, the oldest first.
-    fn sorted(news: &[(u64, u32)], now: Option<u64>) -> Vec<u32> {
-        let mut keys: Vec<u64> = news.iter().map(|(stamp, index)| by_stamp(*stamp, *index, now)).collect();
-        keys.sort_unstable();
-        keys.iter().map(|key| (key & 0xff_ffff) as u32).collect()
-    }
+    use super::{announce::BY_CLOCK, place_in_time};
 
     #[test]
-    fn news_comes_in_the_order_of_its_stamps() {
-        assert_eq!(sorted(&[(9, 1), (0, 2), (8, 3)], None), [2, 3, 1]);
-        // Clocks, of which one is ahead of ours; no stamp is older than all.
-        let now = 1 << 50;
-        assert_eq!(sorted(&[(now - 1, 1), (now + 100, 2), (0, 3), (now - 5000, 4)], Some(now)), [3, 4, 1, 2]);
+    fn news_stamped_in_the_other_way_is_the_oldest() {
+        // A count that no clock has reached, clocks of which one is ahead, and whatever a peer may write.
+        assert!(place_in_time(8, false) < place_in_time(9, false));
+        assert!(place_in_time(BY_CLOCK | 5, true) < place_in_time(BY_CLOCK | 1 << 62, true));
+        assert_eq!((place_in_time(BY_CLOCK | 1 << 50, false), place_in_time(u64::MAX, false)), (0, 0));
+        assert_eq!(place_in_time(u64::MAX >> 1, true), 0);
     }
 }

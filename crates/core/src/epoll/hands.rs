@@ -265,7 +265,7 @@ pub(crate) fn bar(e: &'static Epoll) {
         inner.unsettled = true;
         inner.settle_at = 0;
     }
-    inner.drain(e, sys::ticks());
+    inner.drain(e);
     inner = settle(e, inner);
     light(e, &mut inner);
 }

@@ -44,7 +44,7 @@ unsafe fn look(e: &'static Epoll, epfd: c_int, mut out: Out, timeout_ns: i64, ma
         inner = settle(e, inner);
     }
     let now = sys::ticks();
-    inner.drain(e, now);
+    inner.drain(e);
     // A buffer that is always full of sockets must not keep the kernel's descriptors out either; nor they the sockets, where it has one place.
     let full = out.max <= inner.ready.len();
     let overdue = inner.backlog || inner.wait.is_multiple_of(32) || now.wrapping_sub(inner.last_visit) > KERNEL_VISIT_TICKS;
@@ -330,7 +330,7 @@ unsafe fn wait_slow(e: &'static Epoll, mut inner: Guard<'static, Inner>, epfd: c
             take_news(&mut inner, e, epfd, &mut out);
         } else {
             // The kernel has said what it has: asked again it would report the same descriptors a second time.
-            inner.drain(e, sys::ticks());
+            inner.drain(e);
         }
         collect(&mut inner, e, &mut out);
         if out.is_done() {
@@ -367,8 +367,8 @@ pub(crate) fn on_carrier_news(s: &Socket) {
 /// Takes the news of the rings into the ready queue. What the kernel has is reported before it while the set is mixed: asked after the rings, the
 /// kernel has whatever was sent before what they had.
 fn take_news(inner: &mut Inner, e: &'static Epoll, epfd: c_int, out: &mut Out) {
+    inner.drain(e);
     let now = sys::ticks();
-    inner.drain(e, now);
     let room = out.max.saturating_sub(out.n);
     if room > 1 && !inner.ready.is_empty() && is_mixed(e, now) {
         inner.last_visit = now;
@@ -382,7 +382,7 @@ fn take_news(inner: &mut Inner, e: &'static Epoll, epfd: c_int, out: &mut Out) {
 fn wait_for_nothing(e: &'static Epoll, mut inner: Guard<'static, Inner>, epfd: c_int, mut out: Out, timeout_ns: i64, mask: Mask) -> Ret {
     let deadline = if timeout_ns < 0 { 0 } else { sys::now_ns().saturating_add(timeout_ns as u64).max(1) };
     loop {
-        inner.drain(e, sys::ticks());
+        inner.drain(e);
         collect(&mut inner, e, &mut out);
         if out.is_done() {
             return out.result();
