@@ -28,6 +28,18 @@ pub(crate) const SLOTS: usize = netacc_ring::SLOTS_MAX;
 /// Waiting places of one side: epoll instances and threads that sleep.
 pub(crate) const PLACES: usize = 256;
 
+/// No connection's: news of it says that the kernel has something that was sent before what is announced behind it.
+pub(crate) const BY_KERNEL: usize = SLOTS - 1;
+
+/// When a connection of this process within the host, which could have a ring now or soon, last sent something by the kernel ([`sys::ticks`]).
+static SENT_BY_KERNEL: AtomicU64 = AtomicU64::new(0);
+
+/// The kernel has taken something (a connection, bytes, an end) that the peer is to hear of before what goes into a ring from now on.
+#[inline]
+pub(crate) fn sent_by_kernel() {
+    SENT_BY_KERNEL.store(sys::ticks(), Relaxed);
+}
+
 /// The control memfd.
 #[repr(C)]
 pub(crate) struct ChannelMem {
@@ -80,6 +92,8 @@ pub(crate) mod announce {
     /// [`BY_CLOCK`], the CPU's time stamp counter.
     pub(crate) const STAMP: usize = 4;
     pub(crate) const BY_CLOCK: u64 = 1 << 63;
+    /// Of [`BY_KERNEL`](super::BY_KERNEL): when that was sent.
+    pub(crate) const SENT: usize = 0;
 }
 
 /// The meaning of `RingWords::producer_quiet` (written rarely by the producer, read by the consumer).
@@ -122,6 +136,8 @@ pub(crate) struct Channel {
     /// When that came.
     pub(crate) died_at: AtomicU64,
     pub(crate) stamps: Stamps,
+    /// What [`SENT_BY_KERNEL`] was when the peer's place was last told.
+    kernel_told: [AtomicU64; PLACES],
 }
 
 /// How much news was stamped. On a line of its own: every thread that sends may write it.
@@ -196,7 +212,8 @@ impl Channel {
     /// this channel's count otherwise, which is cheaper.
     #[inline]
     pub(crate) fn stamp(&self, slot: usize, from: usize, by_clock: bool) {
-        let stamp = if by_clock { sys::ticks() | announce::BY_CLOCK } else { self.stamps.0.fetch_add(1, Relaxed) };
+        // (0 is what a slot has that never had one.)
+        let stamp = if by_clock { sys::ticks() | announce::BY_CLOCK } else { self.stamps.0.fetch_add(1, Relaxed).wrapping_add(1) };
         self.words(slot, from).producer_user[announce::STAMP].store(stamp, Relaxed);
     }
 
@@ -213,12 +230,27 @@ impl Channel {
 
     fn notify_places(&self, slot: usize, notify: u64) {
         let epoll = (notify & 0xffff) as usize;
+        self.tell_of_kernel(epoll);
         if epoll != 0 && epoll <= PLACES && self.peer_place(epoll - 1).announce_in_order(slot as u16, |all| self.stamp(slot, self.side, all)) {
             self.ring_doorbell(epoll - 1);
         }
         let thread = (notify >> 16 & 0xffff) as usize;
         if thread != 0 && thread <= PLACES && self.peer_place(thread - 1).wake_fenced() {
             self.ring_doorbell(thread - 1);
+        }
+    }
+
+    /// Before news is announced to the peer's set: whether something went by the kernel before it.
+    #[inline]
+    fn tell_of_kernel(&self, epoll: usize) {
+        let sent = SENT_BY_KERNEL.load(Relaxed);
+        if let Some(told) = self.kernel_told.get(epoll.wrapping_sub(1)).filter(|told| told.load(Relaxed) != sent) {
+            told.store(sent, Relaxed);
+            let place = self.peer_place(epoll - 1);
+            if place.looked() < sent {
+                self.words(BY_KERNEL, self.side).producer_user[announce::SENT].store(sent, Relaxed);
+                let _ = place.mark(BY_KERNEL as u16, |all| self.stamp(BY_KERNEL, self.side, all));
+            }
         }
     }
 

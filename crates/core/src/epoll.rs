@@ -14,7 +14,7 @@
 //! notifies; the others hold *extra* items, looked at in every wait, until all that is in the ring has been read.
 
 use crate::api::{Mask, PASS, Ret};
-use crate::channel::{Channel, announce, producer_quiet, quiet};
+use crate::channel::{BY_KERNEL, Channel, announce, producer_quiet, quiet};
 use crate::fd_table::{self, Entry};
 use crate::lock::{Guard, Mutex};
 use crate::remote::wire;
@@ -44,10 +44,10 @@ const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
 /// The doorbell's index in a tag.
 const DOORBELL: u32 = 0xff_ffff;
 const NO_ITEM: u32 = u32::MAX;
+/// In the ready queue, among the items: what the kernel has comes before what is behind this.
+const KERNEL: u32 = u32::MAX - 1;
 /// A busy set looks at the kernel's descriptors at least so often (ticks: some 40 µs).
 const KERNEL_VISIT_TICKS: u64 = 100_000;
-/// So long after the news of a connection that is not on its ring yet (ticks: some 100 ms) the kernel is asked before the rings' news is reported.
-const MIXED_TICKS: u64 = 250_000_000;
 /// Channels of one set that a polling thread watches.
 const WATCHED: usize = 64;
 /// Looks at the kernel's set in a call that does not wait.
@@ -70,7 +70,6 @@ pub(crate) use ctl::ctl;
 use ctl::{register_carrier, take_out};
 pub(crate) use hands::{bar, forget, is_home, is_slept_for, is_slept_in, is_waited_for, leave_to_kernel, may_attach, on_attached, on_plain};
 use hands::{give_to_kernel, hand_back, light, set_of, settle, take_over, unlight};
-pub(crate) use look::on_carrier_news;
 pub(crate) use look::{on_wait, wait};
 pub(crate) use ready::ring_says;
 use ready::{evaluate, is_released};
@@ -104,6 +103,16 @@ struct Item {
     ended: u32,
     /// The wait in which it was last reported: a wait reports an item once.
     reported_in: u64,
+    /// Of that wait: behind which look at the kernel's set.
+    reported_behind: u64,
+}
+
+impl Item {
+    /// Whether there is any use in queueing it.
+    #[inline]
+    fn may_queue(&self) -> bool {
+        !self.queued && self.present && self.attached && !self.disabled
+    }
 }
 
 struct Inner {
@@ -111,7 +120,15 @@ struct Inner {
     free: Vec<u32>,
     /// Item index by descriptor.
     by_fd: Vec<u32>,
+    /// Items, and at most one [`KERNEL`].
     ready: VecDeque<u32>,
+    kernel_queued: bool,
+    /// What it stands for was sent then ([`sys::ticks`]).
+    sent_by_kernel: u64,
+    /// Looks at the kernel's set; the wait of the last one, and when it began, if it took all.
+    looks: u64,
+    looked_in: u64,
+    looked_at: u64,
     /// While a drain lasts: the items of which it has brought news, each behind its [`place_in_time`].
     news: Vec<(u64, u32)>,
     channels: Vec<&'static Channel>,
@@ -155,8 +172,6 @@ pub(crate) struct Epoll {
     waited: AtomicBool,
     /// Waiting place + 1; 0: none yet.
     place: AtomicU32,
-    /// When a connection that the kernel tells of, and that is on its way to a ring, last had news or came into the set (ticks).
-    mixed_at: AtomicU64,
     watch: [AtomicPtr<ReadySet>; WATCHED],
     watching: AtomicUsize,
     inner: Mutex<Inner>,
@@ -214,7 +229,6 @@ pub(crate) fn on_create(fd: c_int) {
             barred: AtomicBool::new(false),
             waited: AtomicBool::new(false),
             place: AtomicU32::new(0),
-            mixed_at: AtomicU64::new(0),
             watch: [const { AtomicPtr::new(core::ptr::null_mut()) }; WATCHED],
             watching: AtomicUsize::new(0),
             inner: Mutex::new(Inner {
@@ -228,6 +242,11 @@ pub(crate) fn on_create(fd: c_int) {
                 last_visit: 0,
                 backlog: false,
                 fresh: false,
+                kernel_queued: false,
+                sent_by_kernel: 0,
+                looks: 0,
+                looked_in: 0,
+                looked_at: 0,
                 wait: 1,
                 deaths: 0,
                 extras: Vec::new(),
@@ -271,6 +290,7 @@ pub(crate) fn on_close(e: &'static Epoll) {
     inner.free.clear();
     inner.by_fd.clear();
     inner.ready.clear();
+    inner.kernel_queued = false;
     leave_channels(e, &mut inner);
     inner.lit = false;
     let beacon = core::mem::replace(&mut inner.beacon, -1);
@@ -376,13 +396,17 @@ impl Inner {
     fn item(&mut self, index: u32) -> Option<&mut Item> {
         self.items.get_mut(index as usize)?.as_mut()
     }
+    /// Whether an item is queued.
+    fn has_ready(&self) -> bool {
+        self.ready.len() > usize::from(self.kernel_queued)
+    }
     /// `None`: there is no memory for it. Nothing else allocates: what is taken out, queued and reported has its room from here on.
     fn insert(&mut self, item: Item) -> Option<u32> {
         let fd = item.fd as usize;
         let all = self.items.len() + 1;
         self.free.try_reserve(all.saturating_sub(self.free.len())).ok()?;
-        self.ready.try_reserve(all.saturating_sub(self.ready.len())).ok()?;
-        self.news.try_reserve(all.saturating_sub(self.news.len())).ok()?;
+        self.ready.try_reserve((all + 1).saturating_sub(self.ready.len())).ok()?;
+        self.news.try_reserve((all + 1).saturating_sub(self.news.len())).ok()?;
         self.extras.try_reserve(all.saturating_sub(self.extras.len())).ok()?;
         self.items.try_reserve(1).ok()?;
         self.by_fd.try_reserve((fd + 1).saturating_sub(self.by_fd.len())).ok()?;
@@ -439,7 +463,7 @@ impl Inner {
     /// Takes the news of all channels over into the ready queue.
     #[inline(always)]
     fn drain(&mut self, e: &Epoll) {
-        if self.between_hosts && self.ready.is_empty() {
+        if self.between_hosts && !self.has_ready() {
             wire::progress();
         }
         if !self.extras.is_empty() {
@@ -460,12 +484,19 @@ impl Inner {
         if place == 0 {
             return;
         }
-        let by_clock = self.by_clock;
+        let (by_clock, mut sent) = (self.by_clock, self.sent_by_kernel);
         let (news, items, ready) = (&mut self.news, &mut self.items, &mut self.ready);
         for c in &self.channels {
             c.my_place(place - 1).drain(|slot| {
                 // SAFETY: null or a socket of a type-stable slab.
-                let Some(s) = c.sockets.get(slot as usize).and_then(|p| unsafe { p.load(Acquire).as_ref() }) else { return };
+                let Some(s) = c.sockets.get(slot as usize).and_then(|p| unsafe { p.load(Acquire).as_ref() }) else {
+                    let said = &c.words(BY_KERNEL, c.side ^ 1).producer_user;
+                    if slot as usize == BY_KERNEL && news.len() < news.capacity() {
+                        sent = sent.max(said[announce::SENT].load(Relaxed));
+                        news.push((place_in_time(said[announce::STAMP].load(Relaxed), by_clock), KERNEL));
+                    }
+                    return;
+                };
                 if core::ptr::eq(s.epoll.load(Relaxed), e) {
                     let stamp = c.words(slot as usize, c.side ^ 1).producer_user[announce::STAMP].load(Relaxed);
                     let index = s.item.load(Relaxed) as u32;
@@ -479,8 +510,13 @@ impl Inner {
             news.sort_unstable();
         }
         for (_, index) in news.iter() {
-            queue(items, ready, *index);
+            if *index != KERNEL {
+                queue(items, ready, *index);
+            } else if !core::mem::replace(&mut self.kernel_queued, true) {
+                ready.push_back(KERNEL);
+            }
         }
+        self.sent_by_kernel = sent;
         news.clear();
     }
 }
@@ -488,10 +524,7 @@ impl Inner {
 #[inline]
 fn queue(items: &mut [Option<Item>], ready: &mut VecDeque<u32>, index: u32) {
     if let Some(Some(item)) = items.get_mut(index as usize)
-        && !item.queued
-        && item.present
-        && item.attached
-        && !item.disabled
+        && item.may_queue()
     {
         item.queued = true;
         ready.push_back(index);

@@ -4,7 +4,7 @@
 //! store, one fence; no system call. Everything else is in functions marked cold.
 
 use crate::api::{PASS, RESTART, Ret};
-use crate::channel::{Channel, announce, producer_quiet, quiet};
+use crate::channel::{self, Channel, announce, producer_quiet, quiet};
 use crate::fd_table::{self, Entry};
 use crate::heap::{PART_FEW, Part, Scratch};
 use crate::inject::Switches;

@@ -23,7 +23,7 @@ pub(crate) mod table;
 mod waiting;
 
 use crate::arena::{self, ARENAS_MAX, MAPPED_BYTES_MAX, Mapping, MemoryError, Pair, Pool, RING_MAX, RING_MIN};
-use crate::channel::{Channel, ChannelMem, PLACES, SLOTS, quiet};
+use crate::channel::{BY_KERNEL, Channel, ChannelMem, PLACES, SLOTS, quiet};
 use crate::log::debug_log;
 use crate::socket::{self, Socket};
 use crate::{adoption, fd_table, lifecycle, numbers, remote, stats, sys};

@@ -19,7 +19,7 @@
 //! Only application threads change a socket's state. The service thread ([`crate::service`]) only leaves an [`Offer`].
 
 use crate::api::{PASS, Ret};
-use crate::channel::Channel;
+use crate::channel::{self, Channel};
 use crate::fd_table::{self, Entry};
 use crate::said::Said;
 use crate::{adoption, io_uring, lifecycle, own, remote, service, shared, stats, syn, sys};
@@ -845,6 +845,7 @@ fn was_never_one(s: &'static Socket) -> bool {
 
 pub(crate) unsafe fn on_connect(fd: c_int, addr: *const sockaddr, len: socklen_t, result: c_int) {
     let Some(reason) = unconnected(fd) else { return };
+    channel::sent_by_kernel();
     if result == 0 || result == -libc::EISCONN {
         if result != 0 {
             fd_table::set_began(fd, 0);
@@ -1033,7 +1034,12 @@ pub(crate) fn close(s: &'static Socket, g: u16, fd: c_int, kernel_too: bool) -> 
 /// The last name of a connection that this process has goes. (A forked child may have it, too; `refs` says so, or did.)
 fn let_go(s: &'static Socket, g: u16, fd: c_int, kernel_close: impl FnOnce() -> Ret) -> Ret {
     if !s.is(ATTACHED) || fd < 0 || s.is_inherited() {
-        return finish(s, fd, kernel_close);
+        let within_host = !s.has(flag::REMOTE);
+        let r = finish(s, fd, kernel_close);
+        if within_host {
+            channel::sent_by_kernel();
+        }
+        return r;
     }
     let shared = s.names() > 0;
     // (Between hosts it leaves behind the close, which waits for that within bounds.)

@@ -53,10 +53,12 @@ pub struct ReadySet {
     stamps: AtomicU64,
     /// A bit per slot; the first 5 words (320 slots) are on the line of `summary`.
     words: [AtomicU64; WORDS],
+    /// When the receiver last looked for news elsewhere, by its clock.
+    looked: AtomicU64,
 }
 
 #[cfg(not(loom))]
-const _: () = assert!(core::mem::offset_of!(ReadySet, words) == 24 && size_of::<ReadySet>() == 576);
+const _: () = assert!(core::mem::offset_of!(ReadySet, words) == 24 && core::mem::offset_of!(ReadySet, looked) == 536 && size_of::<ReadySet>() == 576);
 
 impl Default for ReadySet {
     fn default() -> Self {
@@ -66,6 +68,7 @@ impl Default for ReadySet {
             cpu: AtomicU32::new(0),
             stamps: AtomicU64::new(0),
             words: core::array::from_fn(|_| AtomicU64::new(0)),
+            looked: AtomicU64::new(0),
         }
     }
 }
@@ -93,6 +96,16 @@ impl ReadySet {
     #[inline]
     #[must_use = "true: ring the doorbell"]
     pub fn announce_in_order(&self, slot: u16, stamp: impl FnOnce(bool)) -> bool {
+        if self.mark(slot, stamp) {
+            fence_after_rmw();
+        }
+        self.elect()
+    }
+
+    /// The part of [`announce_in_order`](Self::announce_in_order) that wakes nobody, for what only matters together with news
+    /// that is announced behind it. True: it was not there before.
+    #[inline]
+    pub fn mark(&self, slot: u16, stamp: impl FnOnce(bool)) -> bool {
         debug_assert!((slot as usize) < SLOTS_MAX);
         let bit = 1u64 << (slot & 63);
         let w = usize::from(slot >> 6) % WORDS;
@@ -115,10 +128,7 @@ impl ReadySet {
             self.summary.fetch_or(summary_bit, Ordering::AcqRel);
             news = true;
         }
-        if news {
-            fence_after_rmw();
-        }
-        self.elect()
+        news
     }
 
     /// Sender, after publishing, when the receiver watches the ring itself. True: as for
@@ -194,6 +204,19 @@ impl ReadySet {
     #[inline]
     pub fn cancel_sleep(&self) -> bool {
         self.sleeping.swap(0, Ordering::Relaxed) == 0
+    }
+
+    /// Receiver: it begins to look for news that does not come by this set, and takes all of it.
+    #[inline]
+    pub fn set_looked(&self, now: u64) {
+        self.looked.store(now, Ordering::Relaxed);
+    }
+
+    /// The last [`set_looked`](Self::set_looked): a hint.
+    #[inline]
+    #[must_use]
+    pub fn looked(&self) -> u64 {
+        self.looked.load(Ordering::Relaxed)
     }
 
     /// Receiver: the CPU it runs on, as the caller encodes it.

@@ -164,6 +164,36 @@ fn send_in_order(t: &Ctx, fds: &[Fd]) {
     }
 }
 
+/// How many exchanges bring a connection to any stage of its way to a ring, and beyond.
+const STAGES: usize = 8;
+
+/// A new connection after so many exchanges.
+fn reach(addr: sys::Addr, exchanges: usize) -> Fd {
+    let fd = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).expect("socket");
+    sys::connect(fd, addr).expect("connect");
+    for _ in 0..exchanges {
+        send_all(fd, b".");
+        recv_exact(fd, 1);
+    }
+    send_all(fd, b"!");
+    recv_exact(fd, 1);
+    fd
+}
+
+/// The other end of [`reach`], in a set from its beginning.
+fn stage(listener: Fd, e: Fd, data: u64) -> Fd {
+    let fd = sys::accept(listener).expect("accept");
+    add(e, fd, IN, data);
+    loop {
+        sys::epoll_wait(e, 8, 5000).expect("epoll_wait");
+        let last = recv_exact(fd, 1) == b"!";
+        send_all(fd, b".");
+        if last {
+            return fd;
+        }
+    }
+}
+
 /// Has all connections sent to while nobody waits, and looks in which order they are reported. While paths move, a connection can be on
 /// TCP and its neighbour not, and their order is not kept.
 fn in_order(t: &Ctx, events: u32, room: usize) {
@@ -1818,6 +1848,58 @@ pub fn list() -> Vec<Scenario> {
                 }
                 for child in children {
                     child.join();
+                }
+            },
+        )
+        .skip(UNORDERED),
+        pair(
+            "epoll/order-over-both-paths",
+            "of two connections, each anywhere on its way to a ring, the first that is sent to is reported first: to a server that looks \
+             later, and to one that sleeps",
+            |t| {
+                let listener = t.listener();
+                t.publish(listener);
+                let e = set();
+                let mut wrong = 0;
+                for round in 0..2 * STAGES * STAGES {
+                    let (second, first) = (stage(listener, e, 2), stage(listener, e, 1));
+                    if round % 2 == 0 {
+                        t.tell("go");
+                        t.wait("sent");
+                    }
+                    let mut seen = Vec::new();
+                    while seen.len() < 2 {
+                        for (_, i) in sys::epoll_wait(e, 8, 5000).expect("epoll_wait") {
+                            // (An event may come twice while a path moves.)
+                            let fd = if i == 1 { first } else { second };
+                            if sys::recv(fd, &mut [0; 1], MSG_DONTWAIT).is_ok() {
+                                seen.push(i);
+                            }
+                        }
+                    }
+                    wrong += usize::from(seen != [1, 2]);
+                    sys::close(first).expect("close");
+                    sys::close(second).expect("close");
+                    t.tell("done");
+                }
+                t.log("rounds in another order", wrong);
+            },
+            |t| {
+                let addr = t.hear_addr();
+                for round in 0..2 * STAGES * STAGES {
+                    let (p, q) = (round / 2 % STAGES, round / 2 / STAGES);
+                    let (second, first) = (reach(addr, p), reach(addr, q));
+                    if round % 2 == 0 {
+                        t.wait("go");
+                    }
+                    send_all(first, b"x");
+                    send_all(second, b"x");
+                    if round % 2 == 0 {
+                        t.tell("sent");
+                    }
+                    t.wait("done");
+                    sys::close(first).expect("close");
+                    sys::close(second).expect("close");
                 }
             },
         )

@@ -126,7 +126,6 @@ fn ctl_candidate(e: &'static Epoll, epfd: c_int, op: c_int, fd: c_int, mut ev: e
         return Some(r);
     };
     make_home(e, s, i);
-    on_carrier_news(s);
     drop(inner);
     // An attach that did not find it home yet has left it to this thread.
     loop {
@@ -159,6 +158,7 @@ fn new_item(s: &'static Socket, g: u16, fd: c_int, ev: epoll_event) -> Item {
         carrier_news: true,
         ended: 0,
         reported_in: 0,
+        reported_behind: 0,
     }
 }
 

@@ -327,7 +327,7 @@ pub(super) fn settle(e: &'static Epoll, mut inner: Guard<'static, Inner>) -> Gua
 #[cold]
 #[inline(never)]
 pub(super) fn light(e: &Epoll, inner: &mut Inner) {
-    if inner.ready.is_empty() && !inner.hears_not_all(true) {
+    if !inner.has_ready() && !inner.hears_not_all(true) {
         unlight(e, inner);
         return;
     }

@@ -48,22 +48,21 @@ unsafe fn look(e: &'static Epoll, epfd: c_int, mut out: Out, timeout_ns: i64, ma
     // A buffer that is always full of sockets must not keep the kernel's descriptors out either; nor they the sockets, where it has one place.
     let full = out.max <= inner.ready.len();
     let overdue = inner.backlog || inner.wait.is_multiple_of(32) || now.wrapping_sub(inner.last_visit) > KERNEL_VISIT_TICKS;
-    let mixed = !inner.ready.is_empty() && is_mixed(e, now);
-    let due = overdue || inner.fresh || mixed || (full && inner.wait.is_multiple_of(8));
-    if due && (full || inner.fresh || mixed) && (out.max > 1 || inner.wait.is_multiple_of(2)) {
-        // The buffer cannot hold all, or the kernel's have an order with ours: they go first this time.
+    let due = overdue || inner.fresh || (full && inner.wait.is_multiple_of(8));
+    if due && (full || inner.fresh) && (out.max > 1 || inner.wait.is_multiple_of(2)) {
+        // The buffer cannot hold all, or the kernel may tell what an item already knows: there is room for both.
         inner.last_visit = now;
         let room = (out.max / 2).max(1);
         visit(&mut inner, e, epfd, &mut out, room);
     }
-    collect(&mut inner, e, &mut out);
+    collect(&mut inner, e, Kernel::Look(epfd), &mut out);
     if out.is_done() {
         let room = out.max - out.n;
-        if due && room > 0 && inner.last_visit != now {
+        if due && room > 0 && inner.looked_in != inner.wait {
             inner.last_visit = now;
             visit(&mut inner, e, epfd, &mut out, room);
         }
-        if inner.sleepers > 0 && !inner.ready.is_empty() {
+        if inner.sleepers > 0 && inner.has_ready() {
             prod(e, &inner);
         }
         return out.result();
@@ -98,6 +97,16 @@ impl Out {
         true
     }
 
+    /// Calls `f` with room for `n` events less.
+    fn keeping(&mut self, n: usize, f: impl FnOnce(&mut Self)) {
+        let max = self.max;
+        self.max = max.saturating_sub(n);
+        f(self);
+        if !self.bad {
+            self.max = max;
+        }
+    }
+
     /// There is something to return.
     #[inline]
     fn is_done(&self) -> bool {
@@ -121,81 +130,136 @@ impl Out {
     }
 }
 
+/// What becomes of [`KERNEL`] in the ready queue.
+#[derive(Clone, Copy)]
+enum Kernel {
+    /// It is looked at, unless this wait has done so and has something to report: it would tell the same again.
+    Look(c_int),
+    /// It has just been looked at.
+    Looked,
+    /// It must not be looked at now: what is behind stays.
+    Wait,
+}
+
 /// Reports what is ready, each queued item at most once.
 #[inline]
-fn collect(inner: &mut Inner, e: &'static Epoll, out: &mut Out) {
-    for _ in 0..inner.ready.len() {
-        if out.n == out.max {
-            return;
-        }
+fn collect(inner: &mut Inner, e: &'static Epoll, mut kernel: Kernel, out: &mut Out) {
+    let mut left = inner.ready.len();
+    while left > 0 && out.n < out.max {
+        left -= 1;
         let Some(index) = inner.ready.pop_front() else { return };
-        let Some(Some(item)) = inner.items.get_mut(index as usize) else { continue };
-        if item.reported_in == inner.wait {
-            inner.ready.push_back(index);
-            continue;
-        }
-        item.queued = false;
-        if !item.present || item.disabled {
-            continue;
-        }
-        if item.socket.generation16() != item.generation {
-            // Closed where the set could not be told.
-            inner.remove(index);
-            continue;
-        }
-        if !item.plain && !item.socket.is(ATTACHED) {
-            // Made plain by another process that shares it.
-            hand_back(e, inner, index);
-            continue;
-        }
-        let now = evaluate(item);
-        if now == 0 {
-            continue;
-        }
-        if !out.push(now, item.data) {
-            item.queued = true;
-            inner.ready.push_front(index);
+        if index == KERNEL {
+            match kernel {
+                _ if inner.sent_by_kernel <= inner.looked_at => inner.kernel_queued = false,
+                Kernel::Look(epfd) if inner.looked_in != inner.wait || !out.is_done() => {
+                    look_first(inner, e, epfd, out);
+                    kernel = Kernel::Looked;
+                    left = inner.ready.len();
+                }
+                Kernel::Looked => inner.kernel_queued = false,
+                _ => return inner.ready.push_front(KERNEL),
+            }
+        } else if !report(inner, e, index, out) {
             return;
-        }
-        item.reported_in = inner.wait;
-        if item.events & ONESHOT != 0 {
-            item.disabled = true;
-        } else if item.events & ET == 0 {
-            item.queued = true;
-            inner.ready.push_back(index);
         }
     }
 }
 
-/// Sorts one event of the kernel's: the application's own goes out, ours queues its item.
+/// What the kernel has was sent before what is ready behind this.
+#[cold]
+#[inline(never)]
+fn look_first(inner: &mut Inner, e: &'static Epoll, epfd: c_int, out: &mut Out) {
+    inner.kernel_queued = false;
+    let mut local = Local::<32>::new();
+    let room = out.max - out.n;
+    if let Some(events) = ask(inner, e, &mut local, epfd, out, room) {
+        sort(inner, e, events, false, out);
+    }
+}
+
+/// Reports an item that was taken out of the ready queue, and puts it there again if it has to stay. False: there is no room.
 #[inline]
-fn sort(inner: &mut Inner, ev: epoll_event, out: &mut Out) {
-    let (bits, data) = (ev.events, ev.u64);
-    match untag(data) {
-        None => {
-            let _ = out.push(bits, data);
-        }
-        Some(DOORBELL) => stats::count(Counter::Wakeups),
-        Some(index) => {
-            if let Some(item) = inner.item(index) {
-                let end = bits & ENDS;
-                let known = end & !item.ended == 0;
-                item.ended |= end;
-                let data = bits & (libc::EPOLLIN | libc::EPOLLPRI) as u32 != 0;
-                let room = bits & libc::EPOLLOUT as u32 != 0 && item.events & OUT != 0;
-                let fast = item.socket.channel().is_some() && item.socket.said.sends_fast();
-                if data && !(item.socket.channel().is_some() && item.socket.said.receives_fast()) {
-                    on_carrier_news(item.socket);
+fn report(inner: &mut Inner, e: &'static Epoll, index: u32, out: &mut Out) -> bool {
+    let (wait, looks) = (inner.wait, inner.looks);
+    let Some(item) = inner.item(index) else { return true };
+    if item.reported_in == wait {
+        item.queued = true;
+        inner.ready.push_back(index);
+        return true;
+    }
+    item.queued = false;
+    if !item.present || item.disabled {
+        return true;
+    }
+    if item.socket.generation16() != item.generation {
+        // Closed where the set could not be told.
+        inner.remove(index);
+        return true;
+    }
+    if !item.plain && !item.socket.is(ATTACHED) {
+        // Made plain by another process that shares it.
+        hand_back(e, inner, index);
+        return true;
+    }
+    let now = evaluate(item);
+    if now == 0 {
+        return true;
+    }
+    if out.n == out.max || !out.push(now, item.data) {
+        item.queued = true;
+        inner.ready.push_front(index);
+        return false;
+    }
+    (item.reported_in, item.reported_behind) = (wait, looks);
+    if item.events & ONESHOT != 0 {
+        item.disabled = true;
+    } else if item.events & ET == 0 {
+        item.queued = true;
+        inner.ready.push_back(index);
+    }
+    true
+}
+
+/// Takes events of the kernel's, in their order: the application's own go out, ours stand for an item. There is room for all of them, and
+/// they need no more. `slept`: it was waited for them.
+fn sort(inner: &mut Inner, e: &'static Epoll, events: &[epoll_event], slept: bool, out: &mut Out) {
+    for (i, ev) in events.iter().enumerate() {
+        let Some(index) = untag(ev.u64) else {
+            let _ = out.push(ev.events, ev.u64);
+            continue;
+        };
+        if index == DOORBELL {
+            stats::count(Counter::Wakeups);
+            if slept && events.len() > 1 {
+                // It was rung before the kernel had what comes behind it, and after it had what comes before.
+                inner.drain(e);
+                if inner.ready.front() == Some(&KERNEL) {
+                    inner.ready.pop_front();
+                    inner.kernel_queued = false;
                 }
-                // Room on a carrier that carries nothing is no news, nor is an end that was reported before.
-                if (end != 0 && known && item.events & ET != 0) || (!data && end == 0 && (!room || fast)) {
-                    return;
-                }
-                item.carrier_news = true;
+                out.keeping(events.len() - i - 1, |out| collect(inner, e, Kernel::Wait, out));
             }
-            inner.queue(index);
+        } else if is_news(inner, index, ev.events) && inner.take(index) {
+            let _ = report(inner, e, index, out);
         }
     }
+}
+
+/// Whether an event of the kernel's for an item is a reason to look at it.
+fn is_news(inner: &mut Inner, index: u32, bits: u32) -> bool {
+    let Some(item) = inner.item(index) else { return false };
+    let end = bits & ENDS;
+    let known = end & !item.ended == 0;
+    item.ended |= end;
+    let data = bits & (libc::EPOLLIN | libc::EPOLLPRI) as u32 != 0;
+    let room = bits & libc::EPOLLOUT as u32 != 0 && item.events & OUT != 0;
+    let fast = item.socket.channel().is_some() && item.socket.said.sends_fast();
+    // Room on a carrier that carries nothing is no news, nor is an end that was reported before.
+    if (end != 0 && known && item.events & ET != 0) || (!data && end == 0 && (!room || fast)) {
+        return false;
+    }
+    item.carrier_news = true;
+    true
 }
 
 /// A buffer for events of the kernel's, which nobody clears before.
@@ -221,24 +285,60 @@ impl<const N: usize> Local<N> {
     }
 }
 
-/// Looks at the kernel's set without waiting. False: there is no room for what it may have.
+/// Looks at the kernel's set without waiting, and reports what it has behind what is ready. False: there is no room for what it may have.
 fn visit(inner: &mut Inner, e: &'static Epoll, epfd: c_int, out: &mut Out, room: usize) -> bool {
     let mut local = Local::<32>::new();
-    let room = out.writable(room.min(32));
+    let Some(events) = ask(inner, e, &mut local, epfd, out, room) else { return false };
+    out.keeping(events.len(), |out| collect(inner, e, Kernel::Wait, out));
+    sort(inner, e, events, false, out);
+    collect(inner, e, Kernel::Look(epfd), out);
+    true
+}
+
+/// What the kernel's set has at this moment, up to `room` events. `None`: there is no room.
+fn ask<'a, const N: usize>(inner: &mut Inner, e: &Epoll, local: &'a mut Local<N>, epfd: c_int, out: &Out, room: usize) -> Option<&'a [epoll_event]> {
+    let room = out.writable(room.min(N));
     if room == 0 {
-        return false;
+        return None;
     }
     stats::count(Counter::KernelEpollVisits);
+    let began = sys::ticks();
     let r = local.fill(epfd, room, 0, core::ptr::null());
-    inner.backlog = r == room as isize;
-    inner.fresh = false;
-    if r > 0 {
-        for ev in local.filled(r) {
-            sort(inner, *ev, out);
+    inner.looked(e, began, r == room as isize);
+    Some(local.filled(r))
+}
+
+impl Inner {
+    /// The kernel's set was looked at. `backlog`: it had as much as there was room for.
+    fn looked(&mut self, e: &Epoll, began: u64, backlog: bool) {
+        if let Some(place) = (e.place.load(Relaxed) as usize).checked_sub(1).filter(|_| !backlog) {
+            self.looked_at = began;
+            for c in &self.channels {
+                c.my_place(place).set_looked(began);
+            }
         }
-        collect(inner, e, out);
+        self.backlog = backlog;
+        self.fresh = false;
+        self.looks = self.looks.wrapping_add(1);
+        self.looked_in = self.wait;
     }
-    true
+
+    /// Takes an item out of the ready queue, or as if it had been in it. False: it was reported since the last look at the kernel's set, it
+    /// need not be, or it is far from the queue's front.
+    fn take(&mut self, index: u32) -> bool {
+        // A queue can be long, and this is asked for each event.
+        const FRONT: usize = 32;
+        let (wait, looks) = (self.wait, self.looks);
+        let Some(item) = self.item(index) else { return false };
+        if (item.reported_in, item.reported_behind) == (wait, looks) {
+            return false;
+        }
+        if !item.queued {
+            return item.may_queue();
+        }
+        let Some(at) = self.ready.iter().take(FRONT).position(|i| *i == index) else { return false };
+        self.ready.remove(at).is_some()
+    }
 }
 
 #[cold]
@@ -276,8 +376,8 @@ unsafe fn wait_slow(e: &'static Epoll, mut inner: Guard<'static, Inner>, epfd: c
             let won = spin(e, peers, epfd, last, between_hosts);
             inner = e.inner.lock();
             if won {
-                take_news(&mut inner, e, epfd, &mut out);
-                collect(&mut inner, e, &mut out);
+                inner.drain(e);
+                collect(&mut inner, e, Kernel::Look(epfd), &mut out);
                 if out.n == 0 {
                     inner.last_visit = sys::ticks();
                     let room = out.max - out.n;
@@ -295,8 +395,8 @@ unsafe fn wait_slow(e: &'static Epoll, mut inner: Guard<'static, Inner>, epfd: c
         if inner.between_hosts {
             wire::before_sleep();
         }
-        take_news(&mut inner, e, epfd, &mut out);
-        collect(&mut inner, e, &mut out);
+        inner.drain(e);
+        collect(&mut inner, e, Kernel::Look(epfd), &mut out);
         if out.is_done() {
             wake_up(&inner, place);
             return out.result();
@@ -313,28 +413,21 @@ unsafe fn wait_slow(e: &'static Epoll, mut inner: Guard<'static, Inner>, epfd: c
         let mut local = Local::<64>::new();
         let room = out.writable(out.max.min(64)).max(1);
         stats::count(Counter::Sleeps);
+        let began = sys::ticks();
         let r = local.fill(epfd, room, left, mask);
         inner = e.inner.lock();
         inner.sleepers = inner.sleepers.saturating_sub(1);
         inner.last_visit = sys::ticks();
-        inner.backlog = r == room as isize;
-        inner.fresh = false;
+        inner.looked(e, began, r == room as isize);
         wake_up(&inner, place);
         if r < 0 {
             return r;
         }
-        for ev in local.filled(r) {
-            sort(&mut inner, *ev, &mut out);
-        }
-        if out.n == 0 {
-            take_news(&mut inner, e, epfd, &mut out);
-        } else {
-            // The kernel has said what it has: asked again it would report the same descriptors a second time.
-            inner.drain(e);
-        }
-        collect(&mut inner, e, &mut out);
+        sort(&mut inner, e, local.filled(r), true, &mut out);
+        inner.drain(e);
+        collect(&mut inner, e, Kernel::Look(epfd), &mut out);
         if out.is_done() {
-            if !inner.ready.is_empty() {
+            if inner.has_ready() {
                 prod(e, &inner);
             }
             return out.result();
@@ -350,32 +443,6 @@ unsafe fn wait_slow(e: &'static Epoll, mut inner: Guard<'static, Inner>, epfd: c
     }
 }
 
-/// Whether connections of the set are on their way to rings: the order in which these and others are sent to is kept as far as it can be.
-#[inline]
-fn is_mixed(e: &Epoll, now: u64) -> bool {
-    now.wrapping_sub(e.mixed_at.load(Relaxed)) < MIXED_TICKS
-}
-
-/// A connection within the host has news of which the kernel tells, or comes into a set with it.
-#[cold]
-pub(crate) fn on_carrier_news(s: &Socket) {
-    if let Some(e) = set_of(s).filter(|_| !s.has(flag::REMOTE)) {
-        e.mixed_at.store(sys::ticks(), Relaxed);
-    }
-}
-
-/// Takes the news of the rings into the ready queue. What the kernel has is reported before it while the set is mixed: asked after the rings, the
-/// kernel has whatever was sent before what they had.
-fn take_news(inner: &mut Inner, e: &'static Epoll, epfd: c_int, out: &mut Out) {
-    inner.drain(e);
-    let now = sys::ticks();
-    let room = out.max.saturating_sub(out.n);
-    if room > 1 && !inner.ready.is_empty() && is_mixed(e, now) {
-        inner.last_visit = now;
-        visit(inner, e, epfd, out, room / 2);
-    }
-}
-
 /// The buffer is bad: the call ends with that as soon as there is something to report, and takes nothing. (News that only the library
 /// would have noticed can end it, too.) What sockets have is looked for once in [`LOOK_NS`].
 #[cold]
@@ -383,7 +450,7 @@ fn wait_for_nothing(e: &'static Epoll, mut inner: Guard<'static, Inner>, epfd: c
     let deadline = if timeout_ns < 0 { 0 } else { sys::now_ns().saturating_add(timeout_ns as u64).max(1) };
     loop {
         inner.drain(e);
-        collect(&mut inner, e, &mut out);
+        collect(&mut inner, e, Kernel::Look(epfd), &mut out);
         if out.is_done() {
             return out.result();
         }
@@ -452,7 +519,12 @@ pub(crate) unsafe fn on_wait(epfd: c_int, events: *mut epoll_event, n: c_int) ->
         for i in 0..n.max(0) as usize {
             // SAFETY: below `n`, just written by the kernel; the write position never passes the read position.
             let Some(ev) = (unsafe { user::read(events.wrapping_add(i)) }) else { break };
-            sort(&mut inner, ev, &mut out);
+            match untag(ev.u64) {
+                None => _ = out.push(ev.events, ev.u64),
+                Some(DOORBELL) => stats::count(Counter::Wakeups),
+                Some(index) if is_news(&mut inner, index, ev.events) => inner.queue(index),
+                Some(_) => {}
+            }
         }
         out.n as c_int
     })

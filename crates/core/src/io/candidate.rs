@@ -81,6 +81,7 @@ pub(crate) fn shutdown_candidate(s: &'static Socket, g: u16, fd: c_int, how: c_i
     begin_call(s, Side::Send);
     let r = s.is(CANDIDATE).then(|| sys::shutdown(fd, how));
     if how != libc::SHUT_RD && r.is_some_and(|r| r >= 0) {
+        channel::sent_by_kernel();
         s.raise(flag::SHUT_WR);
         // Attached in the middle of this.
         say_fin(s, g, how);
@@ -250,10 +251,8 @@ pub(super) fn after_candidate_call(s: &'static Socket, g: u16, fd: c_int, side: 
         if s.in_vain.load(Relaxed) != 0 {
             s.in_vain.store(0, Relaxed);
         }
-        // (One whose peer was not found at first stays with the kernel, most likely.)
-        if s.looks.load(Relaxed) == 0 || s.offered.load(Relaxed) != 0 {
-            crate::epoll::on_carrier_news(s);
-        }
+    } else if !s.has(flag::REMOTE) {
+        channel::sent_by_kernel();
     }
     let flags = s.flags.load(SeqCst);
     if flags & flag::UNSETTLED != 0 && !adoption::settle(s, fd) {

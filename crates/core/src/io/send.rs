@@ -410,6 +410,9 @@ pub(super) unsafe fn send_slow(
             }
             if r >= 0 {
                 let _ = h.end.switch.on_accepted(r as u64);
+                if h.channel.wire().is_none() {
+                    channel::sent_by_kernel();
+                }
                 if let Some(rec) = s.record() {
                     rec.add_tx(Path::Tcp, r as u64);
                 }

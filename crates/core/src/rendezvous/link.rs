@@ -371,7 +371,7 @@ impl State {
         l.free.try_reserve_exact(SLOTS).map_err(|_| MemoryError::NoMemory)?;
         l.slots.resize(SLOTS, Slot::FREE);
         if l.role == Role::Acceptor {
-            l.free.extend((0..SLOTS as u16).rev());
+            l.free.extend((0..BY_KERNEL as u16).rev());
         }
         l.channel = Some(c);
         stats::count(Counter::ChannelsOpened);
