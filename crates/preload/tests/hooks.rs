@@ -28,8 +28,10 @@ fn both_ways(name: &str, body: impl FnOnce()) {
         }
         let output = again.output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{mark}: {:?}\n{text}", output.status);
-        assert!(text.contains("1 passed"), "{mark}: the test did not run\n{text}");
+        // Where it is shown, its `test result:` must not look like one of this program's.
+        let text = text.replace('\n', "\n    ");
+        assert!(output.status.success(), "{mark}: {:?}\n    {text}", output.status);
+        assert!(text.contains("1 passed"), "{mark}: the test did not run\n    {text}");
     }
 }
 

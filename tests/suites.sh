@@ -1,0 +1,142 @@
+# How tests/run-all runs a suite, adds it up, and runs again what has failed. tests/suites-test tests it.
+# shellcheck shell=bash
+set -u -o pipefail
+
+OUT=${NETACC_TEST_OUT:-$PWD/out/test}
+REPEAT=${NETACC_REPEAT:-1}
+MOST_FLAKY=${NETACC_FLAKY:-$((REPEAT > 1 ? 0 : 3))}
+PASSED=0 FAILED=0 SKIPPED=0
+FAILURES=() FLAKY=()
+BEGIN=$SECONDS
+mkdir -p "$OUT"
+rm -f "$OUT/summary" "$OUT"/*-again.log
+
+say() { printf '\n=== %s (at %d s)\n' "$1" $((SECONDS - BEGIN)); }
+
+# passed, failed NAME: of what is no suite.
+passed() { PASSED=$((PASSED + 1)); }
+failed() { FAILED=$((FAILED + 1)); FAILURES+=("$1"); }
+
+# listed TITLE LINE...
+listed() { [ $# -eq 1 ] || { echo "$1:"; printf '    %s\n' "${@:2}"; }; }
+
+# summary: the end. Its last line is `N passed, N failed`.
+summary() {
+  say "end"
+  listed "flaky, failed and then passed each time" "${FLAKY[@]}"
+  listed "failures" "${FAILURES[@]}"
+  echo
+  [ ${#FLAKY[@]} -eq 0 ] || echo "flaky: ${#FLAKY[@]}"
+  [ $SKIPPED -eq 0 ] || echo "skipped: $SKIPPED"
+  echo "$PASSED passed, $FAILED failed" | tee "$OUT/summary"
+  [ $FAILED -eq 0 ]; exit
+}
+
+# limit SECONDS COMMAND...: the repeats of `make soak` have their time too.
+limit() { local seconds=$1; shift; timeout --kill-after=10 $((seconds * (REPEAT > 1 ? REPEAT : 1))) "$@"; }
+
+# shown: of a suite's output, without what went well.
+shown() { grep -vE '^test .* \.\.\. (ok|ignored)|^running [0-9]+ tests?$|^test result: ok|^ +(Compiling|Running|Doc-tests) |^$'; }
+
+# those RESULT LOG: the names of the tests that came to this.
+those() { sed -nE "s/^test (.*) \.\.\. $1.*/\1/p" "$2" | sort -u; }
+
+# reported NAME SELECT LOG: `EXTENT PASSED FAILED SKIPPED`; EXTENT is `all` where the suite has come to its end.
+reported() {
+  if [ "$2" = exactly ]; then
+    # (Of some documentation there are two results.)
+    awk '/^ +(Running|Doc-tests) / {begun++; running = 1}
+      /^test result: / {ended += running; running = 0; p += $4; f += $6; s += $8}
+      END {print begun && begun == ended ? "all" : "part", p + 0, f + 0, s + 0}' "$3"
+  else
+    awk -v last="^$1: [0-9]+ passed, [0-9]+ failed" '$0 ~ last {ended = 1; p = $2; f = $4; s = $6}
+      END {print ended ? "all" : "part", p + 0, f + 0, s + 0}' "$3"
+  fi
+}
+
+# suite NAME SECONDS SELECT COMMAND... [-- ARGUMENT...]: runs a suite, whose last line of that kind is `NAME: N passed, N failed[, N
+# skipped]`, and adds it up. SELECT is a function that prints the arguments that select the tests of these names, or fails; then they
+# take the place of ARGUMENTS, which select all. `-`: the suite has none. `exactly`: it is a cargo test.
+suite() {
+  local name=$1 seconds=$2 select=$3 log=$OUT/$1.log bad=1 label='' command=() extent status p f s tests; shift 3
+  while [ $# -gt 0 ] && [ "$1" != -- ]; do command+=("$1"); shift; done
+  [ $# -eq 0 ] || shift
+  [ "$select" != exactly ] || bad=101 label="$name: "
+  limit "$seconds" "${command[@]}" "$@" 2>&1 | tee "$log" | shown
+  status=${PIPESTATUS[0]}
+  read -r extent p f s < <(reported "$name" "$select" "$log")
+  mapfile -t tests < <(those FAILED "$log")
+  # One that was killed, crashed or never ran has failed in that, whatever else has.
+  if [ "$extent" != all ] || [ "$status" -ne $((f > 0 ? bad : 0)) ]; then
+    failed "$name ended with status $status"
+    [ "$f" -ge ${#tests[@]} ] || f=${#tests[@]}
+  elif [ "$f" -gt 0 ] && pass_again "$@"; then
+    FLAKY+=("${tests[@]/#/$label}")
+    p=$((p + f)) f=0
+  fi
+  PASSED=$((PASSED + p)) FAILED=$((FAILED + f)) SKIPPED=$((SKIPPED + s))
+  [ "$f" -eq 0 ] || FAILURES+=("${tests[@]/#/$label}")
+  [ "$f" -le ${#tests[@]} ] || FAILURES+=("$name: $((f - ${#tests[@]})) without a name of their own")
+}
+
+# pass_again ARGUMENT...: whether all $tests of the `suite` that calls it pass in each of some more rounds. Not where a failure has no
+# name, or cannot be selected, or where more than $MOST_FLAKY tests of the whole run would be flaky.
+pass_again() {
+  local log=$OUT/$name-again.log rounds=3 round begin status missing chosen arguments=("$@")
+  [ "$f" -eq ${#tests[@]} ] && [ $((${#FLAKY[@]} + f)) -le "$MOST_FLAKY" ] || return
+  if [ "$select" != - ]; then
+    rounds=5
+    chosen=$($select "${tests[@]}") || return
+    mapfile -t arguments <<<"$chosen"
+  fi
+  say "$name, again: ${tests[*]}"
+  for ((round = 1; round <= rounds; round++)); do
+    begin=$SECONDS
+    limit "$seconds" "${command[@]}" "${arguments[@]}" >"$log.round" 2>&1
+    status=$?
+    missing=$(printf '%s\n' "${tests[@]}" | grep -vxFf <(those ok "$log.round"))
+    printf '=== round %d: status %d\n' "$round" "$status" | cat - "$log.round" >>"$log"
+    if [ $status -ne 0 ] || [ -n "$missing" ]; then
+      echo "round $round of $rounds: status $status${missing:+, not passed: ${missing//$'\n'/, }}"
+      shown <"$log.round" | tail -n 60 | sed 's/^/    /'
+      rm "$log.round"
+      return 1
+    fi
+    echo "round $round of $rounds: passed ($((SECONDS - begin)) s)"
+  done
+  printf 'test %s ... flaky\n' "${tests[@]}"
+  rm "$log.round"
+}
+
+# --- the arguments that select the tests of these names
+
+# (Of some the name is not all that cargo test says.)
+exactly() { printf '%s\n' -- --exact; printf '%s\n' "$@" | sed -E 's/ - (should panic|compile fail|compile)$//'; }
+
+scenarios() { printf '%s\n' --jobs 1; printf '%s\n' "${@% \[*}" | sort -u; }
+starved() { printf '%s\n' "${@#starve/}" | sed 's/ \[.*//' | sort -u; }
+attacks() { printf '%s\n' "${@#hostile/}"; }
+# rdma-conformance/DEVICE/SCENARIO [rdma], and the campaigns of kill and stress.
+over_rdma() {
+  local test
+  for test; do
+    case ${test#rdma-conformance/*/} in
+      kill/*) echo kill ;;
+      stress/leave) echo leave ;;
+      stress/*) echo stress ;;
+      *\ \[rdma]) test=${test#rdma-conformance/*/}; echo "${test% \[*}" ;;
+      *) return 1 ;;
+    esac
+  done | sort -u
+}
+rdma_apps() {
+  local test
+  for test; do
+    test=${test#rdma-apps/}
+    case $test in
+      redis-one-* | traffic-one-*) echo one ;;
+      redis-* | nginx-* | transfer-* | ipv6-* | memlock-* | start-*) echo "${test%%-*}" ;;
+      *) return 1 ;;
+    esac
+  done | sort -u
+}
