@@ -90,6 +90,29 @@ pub fn poll(fd: Fd, events: i16, ms: i64) -> i16 {
     one.revents
 }
 
+/// Waits with pselect6 for one descriptor to be readable; how many are.
+pub fn select(fd: Fd, ms: i64) -> usize {
+    // SAFETY: all zero is an empty set; its room is for this number.
+    let mut read: libc::fd_set = unsafe { std::mem::zeroed() };
+    assert!((fd as usize) < libc::FD_SETSIZE);
+    // SAFETY: as above.
+    unsafe { libc::FD_SET(fd, &mut read) };
+    let limit = libc::timespec {
+        tv_sec: ms / 1000,
+        tv_nsec: ms % 1000 * 1_000_000,
+    };
+    let args = [
+        fd as usize + 1,
+        &raw mut read as usize,
+        0,
+        0,
+        &raw const limit as usize,
+        0,
+    ];
+    // SAFETY: one set, a time, no mask.
+    checked(unsafe { call(libc::SYS_pselect6, args) }).expect("pselect6")
+}
+
 /// An epoll set that nobody else knows of.
 pub struct Set(Fd);
 

@@ -132,6 +132,7 @@ pub fn all() -> Vec<Scenario> {
     list.extend(scenarios::connect::list());
     list.extend(scenarios::options::list());
     list.extend(scenarios::process::list());
+    list.extend(scenarios::rights::list());
     list.extend(scenarios::rings::list());
     list.extend(scenarios::raw::list());
     list.extend(scenarios::rendezvous::list());

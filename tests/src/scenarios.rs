@@ -17,6 +17,7 @@ pub mod process;
 pub mod promotion;
 pub mod raw;
 pub mod rendezvous;
+pub mod rights;
 pub mod rings;
 pub mod signals;
 pub mod threads;

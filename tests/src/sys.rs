@@ -1330,6 +1330,11 @@ pub fn wait_child(pid: libc::pid_t) -> Result<i32, E> {
     }
 }
 
+pub fn getppid() -> libc::pid_t {
+    // SAFETY: getppid cannot fail.
+    unsafe { libc::getppid() }
+}
+
 pub fn getpid() -> libc::pid_t {
     // SAFETY: getpid cannot fail.
     unsafe { libc::getpid() }
@@ -1442,28 +1447,42 @@ pub fn spawn(path: &str, args: &[&str], close: &[Fd], out: Fd) -> Result<libc::p
     if rc == 0 { Ok(pid) } else { Err(E(rc as i32)) }
 }
 
-/// A child on its own stack that shares our memory but not our fd table, and suspends us until it exits: what
-/// `vfork` does, in a form that Rust may call. The child closes `close` and dup2()s `from` over `over`.
+/// A vfork child closes `close` and dup2()s `from` over `over`.
 pub fn vfork_child_closing(close: Fd, from: Fd, over: Fd) -> Result<i32, E> {
-    struct Orders(Fd, Fd, Fd);
+    // SAFETY: plain fd calls; the fd table is the child's own.
+    vfork_child(&|| unsafe { libc::close(close) == 0 && libc::dup2(from, over) >= 0 })
+}
+
+/// A vfork child sets its group, to what it is.
+pub fn vfork_child_setting_group() -> Result<i32, E> {
+    // SAFETY: setgid(2) and getgid(2).
+    vfork_child(&|| unsafe { libc::setgid(libc::getgid()) == 0 })
+}
+
+/// A child on its own stack that shares our memory but not our fd table, and suspends us until it exits: what
+/// `vfork` does, in a form that Rust may call. How it ends: 0 if `body` says so.
+fn vfork_child(body: &dyn Fn() -> bool) -> Result<i32, E> {
     extern "C" fn child(argument: *mut c_void) -> c_int {
-        // SAFETY: the parent is suspended and keeps `orders` alive.
-        let orders = unsafe { &*argument.cast::<Orders>() };
-        // SAFETY: plain fd calls; the fd table is the child's own.
-        let failed = unsafe { libc::close(orders.0) != 0 || libc::dup2(orders.1, orders.2) < 0 };
-        exit_now(c_int::from(failed))
+        // SAFETY: the parent is suspended and keeps `body` alive.
+        let body = unsafe { *argument.cast::<&dyn Fn() -> bool>() };
+        exit_now(c_int::from(!body()))
     }
     let mut stack = vec![0u128; 16 * 1024];
-    let orders = Orders(close, from, over);
     // SAFETY: one past the end of the stack allocation.
     let top = unsafe { stack.as_mut_ptr().add(stack.len()) };
     let pid = fd_of(call!(libc::clone(
         child,
         top.cast(),
         libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD,
-        (&raw const orders).cast_mut().cast()
+        (&raw const body).cast_mut().cast()
     )))?;
     wait_child(pid)
+}
+
+/// Sets the group of this process, to what it is: a change of rights for whoever does not look closely.
+pub fn set_own_group() -> R {
+    // SAFETY: getgid(2).
+    call!(libc::setgid(libc::getgid()))
 }
 
 /// A further name of one of our own fds, by pidfd_getfd.

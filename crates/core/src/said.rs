@@ -159,6 +159,7 @@ impl Said {
 
 #[cfg(test)]
 mod tests {
+    extern crate std;
     use super::*;
 
     fn said() -> Said {
@@ -193,5 +194,75 @@ mod tests {
         word.store(0xffff_0000_0001, SeqCst);
         said.unpost_thread(Side::Send, 9, &word, 32);
         assert_eq!((word.load(SeqCst), said.thread(Side::Send)), (0xffff_0000_0001, 0));
+    }
+
+    /// Memory that served another connection says nothing of it.
+    #[test]
+    fn a_connection_begins_with_nothing_said() {
+        let (said, word) = (said(), AtomicU64::new(0));
+        let words = words(3, 100);
+        said.begin(1);
+        for w in [&said.head, &said.ack, &said.tail] {
+            w.store(u64::MAX, Relaxed);
+        }
+        said.epoch.store(u32::MAX, Relaxed);
+        said.set_epoll(5, [&word, &word]);
+        assert!(said.post_thread(Side::Send, 6, &word, 16, || true) && said.post_thread(Side::Receive, 7, &word, 32, || true));
+        said.doubt((3, 100));
+        said.leave();
+        assert!(said.receives_fast() && said.sends_fast() && said.is_doubted(&words) && said.has_left(1));
+        said.begin(2);
+        assert!(!said.receives_fast() && !said.sends_fast() && !said.is_doubted(&words) && !said.has_left(2));
+        assert_eq!([&said.head, &said.ack, &said.tail].map(|w| w.load(Relaxed)), [0; 3]);
+        assert_eq!((said.epoll(), said.thread(Side::Send), said.thread(Side::Receive)), (0, 0, 0));
+    }
+
+    /// Generations begin again at 0.
+    #[test]
+    fn who_has_left_is_told_from_who_came_later() {
+        let said = said();
+        for generation in [7, u32::MAX] {
+            said.begin(generation);
+            assert!(!said.has_left(generation), "it is attached");
+            assert!(said.has_left(generation.wrapping_sub(1)) && said.has_left(generation.wrapping_sub(1000)), "it has been through");
+            assert!(!said.has_left(generation.wrapping_add(1)), "it was not attached yet");
+            said.leave();
+            assert!(said.has_left(generation));
+            assert!(!said.has_left(generation.wrapping_add(1)));
+        }
+    }
+
+    /// The place of a set stands in both words, beside what else stands there.
+    #[test]
+    fn one_set_takes_anothers_place() {
+        let (said, words) = (said(), [0x7_0000, 0x9_0000].map(AtomicU64::new));
+        for place in [0x15, 0x2a, 0x2a, 0, 1] {
+            said.set_epoll(place, [&words[0], &words[1]]);
+            assert_eq!(said.epoll(), place);
+            assert_eq!(words.each_ref().map(|w| w.load(SeqCst)), [0x7_0000 | u64::from(place), 0x9_0000 | u64::from(place)]);
+        }
+    }
+
+    fn words(epoch: u64, tail: u64) -> std::boxed::Box<RingWords> {
+        // SAFETY: integers.
+        let words: std::boxed::Box<RingWords> = std::boxed::Box::new(unsafe { core::mem::zeroed() });
+        words.producer_user[announce::EPOCH].store(epoch, Relaxed);
+        words.tail.store(tail, Relaxed);
+        words
+    }
+
+    #[test]
+    fn only_the_words_that_were_looked_behind_are_doubted() {
+        let said = said();
+        assert!(!said.is_doubted(&words(0, 0)), "nobody has looked");
+        said.doubt((0, 0));
+        assert!(said.is_doubted(&words(0, 0)));
+        said.doubt((3, 100));
+        assert!(said.is_doubted(&words(3, 100)));
+        for (epoch, tail) in [(3, 101), (3, 0), (4, 100), (0, 100), (0, 0)] {
+            assert!(!said.is_doubted(&words(epoch, tail)), "{epoch} {tail} are new");
+        }
+        said.trust();
+        assert!(!said.is_doubted(&words(3, 100)));
     }
 }

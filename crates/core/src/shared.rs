@@ -132,6 +132,9 @@ pub(crate) fn give_up_inherited() {
 #[allow(clippy::unwrap_used, reason = "tests may fail loudly")]
 mod tests {
     use super::*;
+    use crate::socket::Socket;
+    use crate::testing::alone_in_child;
+    use core::sync::atomic::AtomicU8;
 
     #[test]
     fn a_mapping_is_found_again_and_marked_once() {
@@ -140,7 +143,10 @@ mod tests {
         assert!(add(at, bytes, Kind::Bytes));
         let find = || entries().map(|e| e.at.load(Relaxed)).find(|w| w & !MARKS == at as usize);
         assert_eq!(find(), Some(at as usize));
-        // Mapped anew at the same place: one entry.
+        // Mapped anew at the same place: one entry, and this process's own.
+        for e in entries().filter(|e| e.at.load(Relaxed) == at as usize) {
+            e.at.fetch_or(INHERITED, Relaxed);
+        }
         assert!(add(at, bytes, Kind::Sockets));
         assert_eq!(find(), Some(at as usize | SOCKETS));
         assert_eq!(entries().filter(|e| e.at.load(Relaxed) & !MARKS == at as usize).count(), 1);
@@ -148,5 +154,44 @@ mod tests {
         assert_eq!(find(), None);
         // SAFETY: mapped above, and used by nobody.
         unsafe { sys::unmap(at, bytes) };
+    }
+
+    #[test]
+    fn a_child_gives_up_what_it_inherited_and_nothing_else() {
+        let bytes = 8192_usize.next_multiple_of(size_of::<Socket>()).next_multiple_of(4096);
+        let [words, slab, gone] = [Kind::Bytes, Kind::Sockets, Kind::Bytes].map(|kind| {
+            let at = sys::map_shared(-1, bytes);
+            assert!(add(at, bytes, kind));
+            at
+        });
+        remove(gone);
+        let byte = |at: *mut u8| {
+            // SAFETY: mapped above, for ever.
+            unsafe { &*at.cast::<AtomicU8>() }
+        };
+        // SAFETY: as above; all zero is a valid free Socket.
+        let socket = unsafe { &*slab.cast::<Socket>() };
+        byte(words).store(1, Relaxed);
+        byte(gone).store(2, Relaxed);
+        socket.generation.store(3, Relaxed);
+        assert!(alone_in_child(|| {
+            let some = after_fork_in_child();
+            let own = sys::map_shared(-1, bytes);
+            let noted = add(own, bytes, Kind::Bytes);
+            byte(own).store(4, Relaxed);
+            give_up_inherited();
+            // Who comes late finds that it is gone.
+            let seen = (byte(words).load(Relaxed), byte(gone).load(Relaxed), socket.generation.load(Relaxed), byte(own).load(Relaxed));
+            byte(words).store(5, Relaxed);
+            socket.generation.store(5, Relaxed);
+            some && noted && seen == (0, 2, 4, 4) && entries().filter(|e| e.at.load(Relaxed) != 0).count() == 1
+        }));
+        // Nothing that it writes from then on is seen here.
+        assert_eq!((byte(words).load(Relaxed), socket.generation.load(Relaxed)), (1, 3));
+        for at in [words, slab, gone] {
+            remove(at);
+            // SAFETY: used by nobody any more.
+            unsafe { sys::unmap(at, bytes) };
+        }
     }
 }

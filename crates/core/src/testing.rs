@@ -36,6 +36,31 @@ pub(crate) fn pass_ns(ns: u64) {
     AHEAD.with(|a| a.set(a.get() + ns));
 }
 
+// ---- processes ---------------------------------------------------------------------------------------------------
+
+/// Runs `f` in a forked child; true if it said so.
+pub(crate) fn in_child(f: impl FnOnce() -> bool) -> bool {
+    // SAFETY: fork(2); the child calls only what works with one thread left, and exits without unwinding.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let code = if f() { 0 } else { 1 };
+        // SAFETY: _exit(2).
+        unsafe { libc::_exit(code) }
+    }
+    let mut status = 0;
+    // SAFETY: waitpid(2) for our own child.
+    unsafe { libc::waitpid(pid, &mut status, 0) };
+    status == 0
+}
+
+/// As [`in_child`], for what needs none of the descriptors: listeners and names of other tests do not live on in it.
+pub(crate) fn alone_in_child(f: impl FnOnce() -> bool) -> bool {
+    in_child(|| {
+        crate::sys::close_range(3, u32::MAX, 0);
+        f()
+    })
+}
+
 // ---- system calls ------------------------------------------------------------------------------------------------
 
 std::thread_local! {

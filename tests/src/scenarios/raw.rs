@@ -1,6 +1,6 @@
 //! Programs that make some of their calls past libc, where the library cannot see them.
 
-use crate::ctx::{Ctx, recv_exact, send_all};
+use crate::ctx::{Ctx, await_bytes, recv_exact, send_all};
 use crate::raw::{self, Set};
 use crate::ring::Ring;
 use crate::scenario::{Scenario, pair};
@@ -89,26 +89,52 @@ const UNWATCHED: &[(&str, &str)] = &[
     ),
 ];
 
+/// The same of connections of a forked child.
+const UNWATCHED_CHILD: &[(&str, &str)] = &[
+    UNWATCHED[0],
+    UNWATCHED[1],
+    UNWATCHED[2],
+    UNWATCHED[3],
+    UNWATCHED[4],
+    (
+        "rdma",
+        "a child of a process that uses RDMA has no connections on it",
+    ),
+];
+
 /// Waits by calls that are seen until the connection is accelerated, then by `make`'s.
 fn later(t: &Ctx, make: impl Fn(Fd) -> Box<dyn FnMut()>) {
     let fd = t.server();
-    let mut wait = make(fd);
+    serve_later(t, fd, &mut make(fd));
+    t.meet("end");
+}
+
+fn serve_later(t: &Ctx, fd: Fd, wait: &mut dyn FnMut()) {
     for _ in 0..BEFORE {
-        let message = receive(fd, &mut wait);
+        let message = receive(fd, wait);
         assert!(sys::send(fd, &message, 0) == Ok(MESSAGE));
     }
     t.expect_reason(fd, &[("shm", "waits-unseen"), ("rdma", "waits-unseen")]);
     t.say("served");
-    t.meet("end");
 }
 
 fn later_client(t: &Ctx) {
-    let fd = t.client();
+    exchange_later(t.client());
+    t.meet("end");
+}
+
+fn exchange_later(fd: Fd) {
     for n in 0..BEFORE {
         send_all(fd, &[n as u8; MESSAGE]);
         assert!(recv_exact(fd, MESSAGE) == [n as u8; MESSAGE]);
     }
-    t.meet("end");
+}
+
+/// The same connection under another number.
+fn renamed(fd: Fd) -> Fd {
+    let other = sys::fcntl(fd, libc::F_DUPFD, 70).expect("F_DUPFD") as Fd;
+    sys::close(fd).expect("close");
+    other
 }
 
 pub fn list() -> Vec<Scenario> {
@@ -277,6 +303,48 @@ pub fn list() -> Vec<Scenario> {
         )
         .skip(UNWATCHED),
         pair(
+            "raw/later-select",
+            "as raw/later-epoll, with pselect6, on two connections in turn, under other numbers than those that they were made with",
+            |t| {
+                for fd in t.servers(2).into_iter().map(renamed) {
+                    serve_later(t, fd, &mut || assert!(raw::select(fd, 20_000) == 1));
+                }
+                t.meet("end");
+            },
+            |t| {
+                for fd in t.clients(2).into_iter().map(renamed) {
+                    exchange_later(fd);
+                }
+                t.meet("end");
+            },
+        )
+        .skip(UNWATCHED),
+        pair(
+            "raw/later-of-a-child",
+            "as raw/later-poll, where a child sends, that was forked when its parent had just sent, by a connection of its own",
+            |t| {
+                let listener = t.listener();
+                t.publish(listener);
+                let parents = t.accept(listener);
+                t.log("of the parent", recv_exact(parents, MESSAGE) == [1; MESSAGE]);
+                let fd = t.accept(listener);
+                serve_later(t, fd, &mut || assert!(raw::poll(fd, POLLIN, 20_000) == POLLIN));
+                t.meet("end");
+            },
+            |t| {
+                let addr = t.hear_addr();
+                let fd = t.connect(addr);
+                send_all(fd, &[1; MESSAGE]);
+                let child = t.child(|t| {
+                    exchange_later(t.connect(addr));
+                    "served".into()
+                });
+                t.log("child", child.join());
+                t.meet("end");
+            },
+        )
+        .skip(UNWATCHED_CHILD),
+        pair(
             "raw/later-ring",
             "as raw/later-epoll, with an io_uring",
             |t| {
@@ -334,6 +402,32 @@ pub fn list() -> Vec<Scenario> {
                     send_all(fd, &[1; MESSAGE]);
                     t.tell("sent");
                 }
+                t.meet("end");
+            },
+        )
+        .skip(UNWATCHED),
+        pair(
+            "raw/left-unread-by-sleepers",
+            "the same of a program whose threads sleep in waits that bytes do not end: for another edge, for a hang-up",
+            |t| {
+                let fd = t.server();
+                let set = sys::epoll_create1(libc::EPOLL_CLOEXEC).expect("epoll");
+                sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, (EPOLLIN | EPOLLET) as u32, 1).expect("ADD");
+                t.tell("send");
+                t.log("edge", sys::epoll_wait(set, 8, -1));
+                await_bytes(fd, MESSAGE);
+                std::thread::scope(|scope| {
+                    scope.spawn(|| assert!(raw::poll(fd, 0, 3000) == 0));
+                    t.log("another", sys::epoll_wait(set, 8, 3000));
+                });
+                t.log("all", recv_exact(fd, MESSAGE).len());
+                t.still_fast(fd);
+                t.meet("end");
+            },
+            |t| {
+                let fd = t.client();
+                t.wait("send");
+                send_all(fd, &[1; MESSAGE]);
                 t.meet("end");
             },
         )

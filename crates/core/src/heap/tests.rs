@@ -1,6 +1,7 @@
 //! The heap beside the tests' own: what it gives where the kernel gives nothing.
 
 use super::*;
+use core::ffi::c_int;
 use std::sync::{Mutex, MutexGuard};
 
 /// The reserve is one.
@@ -98,6 +99,137 @@ fn scratch_never_comes_from_the_reserve() {
     let lists: std::vec::Vec<_> = (0..100).map(|i| Scratch::filled(1 << (i % 14), i as u8).unwrap()).collect();
     assert!(lists.iter().enumerate().all(|(i, l)| l.len() == 1 << (i % 14) && l.iter().all(|v| *v == i as u8)));
     assert_eq!(reserve_used(), used);
+}
+
+/// What a child is to find in a class of its parent's, whose threads are not there.
+fn inherit(class: &Class) {
+    let parent = generation().wrapping_add(1);
+    class.generation.store(parent, Relaxed);
+    class.lock.store(parent, Relaxed);
+}
+
+#[test]
+fn a_child_gives_out_nothing_that_it_inherited() {
+    let class = Class::new();
+    let parents: std::vec::Vec<_> = (0..3).map(|_| class.allocate(64)).collect();
+    let region = (parents[0] as usize, parents[0] as usize + REGION_BYTES);
+    class.give_back(parents[0].cast());
+    assert_eq!(class.allocate(64), parents[0], "what is given back serves again");
+    // Both lists have a block: one of those that were given back has been taken with all of them.
+    for block in &parents {
+        class.give_back(block.cast());
+    }
+    let one = class.allocate(64);
+    class.give_back(one.cast());
+    inherit(&class);
+    for _ in 0..8 {
+        let block = class.allocate(64) as usize;
+        assert!(block != 0 && !(region.0..region.1).contains(&block));
+    }
+    assert_eq!((class.lock.load(Relaxed), class.generation.load(Relaxed)), (0, generation()));
+    // The child frees what its parent made: its own from then on, and nothing that hangs on it.
+    inherit(&class);
+    class.give_back(one.cast());
+    let mut again: std::vec::Vec<_> = (0..3).map(|_| class.allocate(64)).collect();
+    again.sort_unstable();
+    again.dedup();
+    assert!(again.contains(&one) && again.len() == 3 && again.iter().all(|b| *b == one || !(region.0..region.1).contains(&(*b as usize))));
+}
+
+#[test]
+fn who_cannot_get_the_lock_gets_a_page() {
+    let class = Class::new();
+    // A handler that has interrupted the holder.
+    assert!(class.lock());
+    assert!(!class.lock());
+    let (one, other) = (class.allocate(64), class.allocate(64));
+    assert!(!one.is_null() && !other.is_null() && (one as usize).abs_diff(other as usize) >= PAGE_BYTES);
+    // Nor does who gives back wait.
+    class.give_back(one.cast());
+    class.unlock();
+    assert_eq!(class.allocate(64), one);
+}
+
+#[test]
+fn a_region_is_cut_to_its_end() {
+    let class = Class::new();
+    let blocks: std::vec::Vec<_> = (0..2 * REGION_BYTES / LARGEST).map(|_| class.allocate(LARGEST) as usize).collect();
+    for (i, a) in blocks.iter().enumerate() {
+        assert!(blocks.iter().skip(i + 1).all(|b| a.abs_diff(*b) >= LARGEST), "{blocks:x?}");
+    }
+    for region in blocks.chunks(REGION_BYTES / LARGEST) {
+        assert!(region.iter().all(|b| b - region[0] < REGION_BYTES), "{blocks:x?}");
+    }
+}
+
+/// However it was made: nobody tells the heap.
+#[test]
+fn a_child_is_of_another_generation() {
+    let here = generation();
+    // SAFETY: a fork past libc; the child makes no call but its end.
+    let pid = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) } as c_int;
+    if pid == 0 {
+        let there = generation();
+        // SAFETY: _exit(2).
+        unsafe { libc::_exit(if there != here && there != 0 && there == generation() { 0 } else { 1 }) }
+    }
+    let mut status = -1;
+    // SAFETY: the child made above.
+    unsafe { libc::waitpid(pid, &mut status, 0) };
+    assert_eq!((status, generation()), (0, here));
+}
+
+#[test]
+fn what_is_resized_keeps_its_bytes_and_its_place_in_memory() {
+    let sizes = [24, 16, 40, 4096, 100, 40_000, 200_000, 33_000, 32_768, 8, 300_000];
+    for align in [8, 64, PAGE_BYTES, 1 << 20] {
+        let layout = |size| Layout::from_size_align(size, align).unwrap();
+        let first = layout(sizes[0]);
+        // SAFETY: blocks are used within the sizes that they have at the time, and freed once.
+        unsafe {
+            let mut block = Private.alloc(first);
+            for i in 0..first.size() {
+                block.add(i).write(i as u8);
+            }
+            let mut before = sizes[0];
+            for size in sizes.into_iter().skip(1) {
+                // What lies behind a mapping keeps it from growing where it is.
+                let behind = block.wrapping_add(round_to_page(before));
+                let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+                let none = libc::MAP_FAILED;
+                let wall = if before > LARGEST { libc::mmap(behind.cast(), PAGE_BYTES, libc::PROT_NONE, flags, -1, 0) } else { none };
+                block = Private.realloc(block, layout(before), size);
+                if wall != none {
+                    libc::munmap(wall, PAGE_BYTES);
+                }
+                assert!(!block.is_null() && (block as usize).is_multiple_of(align), "{size} at {block:?}, aligned to {align}");
+                for i in 0..before.min(size) {
+                    assert_eq!(block.add(i).read(), i as u8, "byte {i} of {before} when {size} are wanted");
+                }
+                for i in 0..size {
+                    block.add(i).write(i as u8);
+                }
+                before = size;
+            }
+            Private.dealloc(block, layout(before));
+        }
+    }
+}
+
+#[test]
+fn memory_that_was_used_is_zeroed_where_that_is_asked_for() {
+    for size in [16, 1000, LARGEST, LARGEST + 1] {
+        let layout = Layout::from_size_align(size, 16).unwrap();
+        // SAFETY: blocks of that layout, freed once.
+        unsafe {
+            let used = Private.alloc(layout);
+            ptr::write_bytes(used, 0xee, size);
+            Private.dealloc(used, layout);
+            let blocks: std::vec::Vec<_> = (0..4).map(|_| Private.alloc_zeroed(layout)).collect();
+            assert!(blocks.iter().all(|b| (0..size).all(|i| b.add(i).read() == 0)));
+            blocks.into_iter().for_each(|b| Private.dealloc(b, layout));
+        }
+    }
 }
 
 /// Calls that allocate without asking, where it can be as much as one likes. What is left of them stands here, with the reason why it may.

@@ -290,6 +290,7 @@ fn courier(e: &Errand) -> bool {
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests may fail loudly")]
 mod tests {
     use super::*;
+    use crate::testing::{Threads, alone_in_child, run_held, set_threads};
 
     #[test]
     fn who_waits_in_vain_for_a_courier_blames_nobody() {
@@ -337,5 +338,116 @@ mod tests {
         let (came, at) = waiter.join().unwrap();
         assert!(came && at >= rung);
         let _ = sys::close(bell);
+    }
+
+    /// An end of a pair.
+    fn control() -> c_int {
+        let mut fds = [-1; 2];
+        // SAFETY: room for two descriptors.
+        assert_eq!(unsafe { libc::socketpair(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0, fds.as_mut_ptr()) }, 0);
+        let _ = sys::close(fds[1]);
+        fds[0]
+    }
+
+    fn is_open(fd: c_int) -> bool {
+        sys::fcntl(fd, libc::F_GETFD, 0) >= 0
+    }
+
+    /// Whether the kernel can refuse descriptors.
+    fn can_refuse(control: c_int) -> bool {
+        sys::getsockopt(control, libc::SOL_SOCKET, SO_PASSRIGHTS, &mut 0i32) >= 0
+    }
+
+    // In a child there are no threads of other tests.
+    #[test]
+    fn what_may_hold_files_is_closed_by_a_thread() {
+        crate::testing::init();
+        assert!(alone_in_child(|| {
+            set_threads(Threads::Hold);
+            let (trusted, refused) = (control(), control());
+            refuse_descriptors(refused);
+            take_descriptors(trusted);
+            let at_once = can_refuse(refused);
+            close(trusted);
+            close(refused);
+            let before = is_open(trusted) && is_open(refused) != at_once;
+            // Where no thread can be had the next one that is closed has it done.
+            let after = run_held() && !is_open(trusted) && !is_open(refused);
+            set_threads(Threads::Refuse);
+            let (first, second) = (control(), control());
+            close(first);
+            set_threads(Threads::Hold);
+            let kept = is_open(first);
+            close(second);
+            before && after && kept && run_held() && !is_open(first) && !is_open(second) && CLOSING.load(Relaxed) == 0
+        }));
+    }
+
+    #[test]
+    fn who_is_slow_to_close_lets_nobody_in() {
+        crate::testing::init();
+        assert!(alone_in_child(|| {
+            set_threads(Threads::Hold);
+            let mut closed = 0;
+            while !is_overrun() && closed < WAITING {
+                close(control());
+                closed += 1;
+            }
+            let overrun = closed == WAITING / 4 + 1;
+            overrun && run_held() && !is_overrun()
+        }));
+    }
+
+    #[test]
+    fn a_courier_that_is_kept_counts_for_as_long_as_it_is() {
+        let errand = |users, thread| Errand {
+            users: AtomicU32::new(users),
+            thread: AtomicU32::new(thread),
+            state: AtomicU32::new(TAKING),
+            name: UnsafeCell::new(([0; 128], 0)),
+            result: UnsafeCell::new(Received::Nothing),
+        };
+        let over = std::thread::spawn(sys::gettid).join().unwrap();
+        // (The kernel takes a thread from its list a moment after its last instruction.)
+        while sys::alive(over) {
+            std::thread::yield_now();
+        }
+        for (users, thread, free) in [(0, 0, true), (1, sys::gettid(), false), (1, over, true), (2, over, false), (1, 0, false)] {
+            let e = errand(users, thread);
+            assert_eq!(e.claim(), free, "{users} {thread}");
+            if free {
+                assert_eq!([&e.users, &e.thread, &e.state].map(|w| w.load(Relaxed)), [2, 0, SENT]);
+                assert!(!e.claim(), "twice");
+            }
+        }
+    }
+
+    #[test]
+    fn errands_without_a_courier_are_free() {
+        crate::testing::init();
+        assert!(alone_in_child(|| {
+            ERRANDS.iter().for_each(|e| e.users.store(2, Relaxed));
+            let none = matches!(fetch(-1), Received::NoDescriptor) && !ERRANDS.iter().any(Errand::claim);
+            after_fork_in_child();
+            set_threads(Threads::Refuse);
+            let refused = (0..=COURIERS).all(|_| matches!(fetch(-1), Received::NoDescriptor));
+            none && refused && ERRANDS.iter().all(Errand::claim)
+        }));
+    }
+
+    /// Whoever finds an advert can write to it; nobody need close what he sends.
+    #[test]
+    fn descriptors_come_only_where_they_are_taken() {
+        crate::testing::init();
+        let mut fds = [-1; 2];
+        // SAFETY: room for two descriptors.
+        assert_eq!(unsafe { libc::socketpair(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0, fds.as_mut_ptr()) }, 0);
+        let place = netacc_proto::rendezvous::Message::Place { place: 7 };
+        refuse_descriptors(fds[1]);
+        let refused = if can_refuse(fds[1]) { -libc::EPERM as isize } else { 0 };
+        assert_eq!(packet::send(fds[0], &place, fds[0]), refused);
+        take_descriptors(fds[1]);
+        assert_eq!(packet::send(fds[0], &place, fds[0]), 0);
+        let _ = (sys::close(fds[0]), sys::close(fds[1]));
     }
 }

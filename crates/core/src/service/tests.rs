@@ -3,6 +3,7 @@ use super::*;
 use crate::channel::{PLACES, SLOTS, quiet};
 use crate::rendezvous::{CHANNEL_BYTES, Phase, REFUSE_NOT_AUTHENTICATED};
 use crate::socket::{RxEnd, TxEnd};
+use crate::testing::in_child;
 use crate::{arena, socket};
 use core::ptr::NonNull;
 use netacc_proto::rendezvous::{self as proto, Hello, Role, refuse};
@@ -707,6 +708,13 @@ fn control_pair() -> [c_int; 2] {
     fds
 }
 
+/// How many descriptors this process has of the same file.
+fn names(fd: c_int) -> usize {
+    let list = std::fs::read_dir("/proc/self/fd").unwrap();
+    let numbers = list.flatten().filter_map(|n| n.file_name().to_str()?.parse().ok());
+    numbers.filter(|n| sys::inode(*n) == sys::inode(fd)).count()
+}
+
 #[test]
 fn couriers_bring_what_is_of_use_and_nothing_else() {
     crate::testing::init();
@@ -733,7 +741,8 @@ fn couriers_bring_what_is_of_use_and_nothing_else() {
                 assert!(good && got == message && fd >= 0 && sender.pid == sys::getpid());
                 fd_table::close_internal(fd);
             }
-            Received::Malformed => assert!(!good),
+            // (All eventfds are one file.)
+            Received::Malformed => assert!(!good && (file == bell || names(file) == 1)),
             // (Another test has all couriers.)
             Received::NoDescriptor => {
                 let _ = packet::receive(far);
@@ -888,21 +897,6 @@ fn a_link_that_nobody_uses_goes_and_comes_back() {
 }
 
 // ---- processes -----------------------------------------------------------------------------------------------------
-
-/// Runs `f` in a forked child; true if it said so.
-fn in_child(f: impl FnOnce() -> bool) -> bool {
-    // SAFETY: fork(2); the child calls only what works with one thread left, and exits without unwinding.
-    let pid = unsafe { libc::fork() };
-    if pid == 0 {
-        let code = if f() { 0 } else { 1 };
-        // SAFETY: _exit(2).
-        unsafe { libc::_exit(code) }
-    }
-    let mut status = 0;
-    // SAFETY: waitpid(2) for our own child.
-    unsafe { libc::waitpid(pid, &mut status, 0) };
-    status == 0
-}
 
 #[test]
 fn a_forked_child_agrees_on_nothing_over_an_inherited_connection() {

@@ -1,0 +1,168 @@
+//! Forked children that change their rights: they have nothing of their parent's from then on, and lose nothing of their own.
+
+use crate::ctx::{Ctx, recv_exact, send_all};
+use crate::scenario::{Scenario, pair};
+use crate::sys::{self, Fd};
+use std::collections::BTreeSet;
+
+/// Where a child has no fast path of its own.
+const OF_ITS_OWN: &[(&str, &str)] = &[(
+    "rdma",
+    "a child of a process that uses RDMA has no connections on it",
+)];
+
+fn ask(fd: Fd, n: u32) {
+    for i in 0..n {
+        send_all(fd, &i.to_ne_bytes());
+        assert!(recv_exact(fd, 4) == i.to_ne_bytes(), "echo {i}");
+    }
+}
+
+fn echo(fd: Fd, n: u32) {
+    for _ in 0..n {
+        send_all(fd, &recv_exact(fd, 4));
+    }
+}
+
+/// Memory of the library's, or nameless, that this process can write to and shares with others: the numbers of the files.
+fn shared_memory() -> BTreeSet<String> {
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("maps");
+    let of = |line: &str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let name = words.get(5)?;
+        let ours = name.contains("netacc") || name.starts_with("/dev/zero");
+        (ours && words[1].starts_with("rw") && words[1].ends_with('s')).then(|| words[4].into())
+    };
+    maps.lines().filter_map(of).collect()
+}
+
+/// The sockets that a process has.
+fn sockets(process: &str) -> BTreeSet<String> {
+    let names = std::fs::read_dir(format!("/proc/{process}/fd")).expect("fd");
+    let targets = names
+        .flatten()
+        .filter_map(|n| std::fs::read_link(n.path()).ok());
+    targets
+        .map(|t| t.to_string_lossy().into_owned())
+        .filter(|t| t.starts_with("socket:"))
+        .collect()
+}
+
+/// A child changes its rights; what it shares with its parent then, and had before.
+fn shares(t: &Ctx) -> String {
+    let before = shared_memory();
+    if t.waits_until_fast() {
+        assert!(!before.is_empty(), "there is nothing to be given up");
+    }
+    sys::set_own_group().expect("setgid");
+    let memory = shared_memory().intersection(&before).count();
+    let parents = sockets(&sys::getppid().to_string());
+    let sockets = sockets("self").intersection(&parents).count();
+    format!("memory: {memory}, sockets: {sockets}")
+}
+
+pub fn list() -> Vec<Scenario> {
+    vec![
+        pair(
+            "rights/nothing-is-shared",
+            "a forked child that changes its rights shares no memory, and no socket but the program's, with its parent; both go on",
+            |t| {
+                let fd = t.server();
+                let child = t.child(|t| {
+                    let shared = shares(t);
+                    echo(fd, 20);
+                    shared
+                });
+                t.log("child", child.join());
+                echo(fd, 20);
+                t.meet("end");
+            },
+            |t| {
+                let fd = t.client();
+                ask(fd, 40);
+                t.meet("end");
+            },
+        )
+        .demoted(),
+        pair(
+            "rights/own-connections-stay",
+            "a forked child changes its rights when it has a connection of its own: that one stays as it was, and so does the next",
+            |t| {
+                let _parents = t.server();
+                let child = t.child(|t| {
+                    let listener = t.listener();
+                    t.publish(listener);
+                    let fd = t.accept(listener);
+                    let memory = shared_memory();
+                    sys::set_own_group().expect("setgid");
+                    echo(fd, 20);
+                    t.still_fast(fd);
+                    let left = shared_memory().intersection(&memory).count() > 0;
+                    assert!(left || !t.waits_until_fast(), "the child's own");
+                    echo(t.accept(listener), 20);
+                    "served".into()
+                });
+                t.log("child", child.join());
+                t.meet("end");
+            },
+            |t| {
+                let _parents = t.client();
+                let addr = t.hear_addr();
+                let fd = t.connect(addr);
+                ask(fd, 20);
+                t.still_fast(fd);
+                ask(t.connect(addr), 20);
+                t.meet("end");
+            },
+        )
+        .skip(OF_ITS_OWN),
+        pair(
+            "rights/left-to-a-child",
+            "a server forks a child for a connection, and closes it; the child changes its rights, and then serves it",
+            |t| {
+                let listener = t.listener();
+                t.publish(listener);
+                let [from, to] = sys::pipe();
+                let fd = sys::accept(listener).expect("accept");
+                let child = t.child(|t| {
+                    let _ = sys::read(from, &mut [0]);
+                    sys::set_own_group().expect("setgid");
+                    t.warm_server(fd);
+                    echo(fd, 20);
+                    t.still_fast(fd);
+                    format!("{:?}", sys::recv(fd, &mut [0; 1], 0))
+                });
+                t.log("close", sys::close(fd));
+                let _ = sys::write(to, b"x");
+                t.log("child", child.join());
+            },
+            |t| {
+                let addr = t.hear_addr();
+                let fd = sys::socket(addr.family(), libc::SOCK_STREAM, 0).expect("socket");
+                sys::connect(fd, addr).expect("connect");
+                t.warm_client(fd);
+                ask(fd, 20);
+                t.log("shutdown", sys::shutdown(fd, libc::SHUT_WR));
+                t.log("end", sys::recv(fd, &mut [0; 1], 0));
+            },
+        )
+        .skip(OF_ITS_OWN),
+        pair(
+            "rights/vfork",
+            "a vfork child of a forked child changes its rights: what the process itself has stays as it was",
+            |t| {
+                let fd = t.server();
+                let child = t.child(|_| format!("{:?}", sys::vfork_child_setting_group()));
+                t.log("child", child.join());
+                echo(fd, 20);
+                t.still_fast(fd);
+                t.meet("end");
+            },
+            |t| {
+                let fd = t.client();
+                ask(fd, 20);
+                t.meet("end");
+            },
+        ),
+    ]
+}
