@@ -3,8 +3,9 @@
 use crate::api::{PASS, Ret};
 use crate::fd_table::{self, Entry};
 use crate::lifecycle;
+use crate::rendezvous::possession;
 use crate::socket::{self, ATTACHED, flag};
-use crate::{io, syn, sys, user};
+use crate::{io, service, syn, sys, user};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicI64, Ordering::*};
 use libc::{socklen_t, timeval};
@@ -25,6 +26,7 @@ const SO_SNDTIMEO_NEW: c_int = 67;
 const SO_TIMESTAMPS: [c_int; 6] = [29, 35, 37, 63, 64, 65];
 const IP_TRANSPARENT: c_int = 19;
 const IPV6_TRANSPARENT: c_int = 75;
+const IPV6_FREEBIND: c_int = 78;
 
 /// Options whose effect the rings cannot show: with one of them set the connection stays with the kernel.
 fn needs_kernel(level: c_int, name: c_int, value: i64) -> bool {
@@ -56,7 +58,23 @@ pub(crate) fn timeout_of(fd: c_int, name: c_int) -> i64 {
     tv.tv_sec.saturating_mul(1_000_000_000).saturating_add(tv.tv_usec.saturating_mul(1000))
 }
 
+/// The program uses an option by which the library proves that it holds a connection: that ends first.
+fn leave_to_program(fd: c_int, level: c_int, name: c_int) {
+    // (One of them has a name of IPv6's, too.)
+    let used = match level {
+        libc::IPPROTO_IP => possession::OPTIONS.iter().any(|(n, _)| *n == name),
+        libc::IPPROTO_IPV6 => name == IPV6_FREEBIND,
+        _ => false,
+    };
+    if used
+        && let Some((s, _)) = fd_table::socket(fd)
+    {
+        service::end_proof(s);
+    }
+}
+
 pub(crate) unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> Ret {
+    leave_to_program(fd, level, name);
     if level == libc::IPPROTO_TCP && name == syn::TCP_SAVE_SYN {
         syn::before_use();
         return PASS;
@@ -162,6 +180,7 @@ unsafe fn set_send_buffer(s: &'static socket::Socket, g: u16, fd: c_int, name: c
 }
 
 pub(crate) fn before_getsockopt(fd: c_int, level: c_int, name: c_int) {
+    leave_to_program(fd, level, name);
     if level == libc::IPPROTO_TCP && name == syn::TCP_SAVED_SYN {
         syn::before_asked(fd);
     }

@@ -18,6 +18,7 @@ mod doorbell;
 mod finding;
 mod link;
 pub(crate) mod packet;
+pub(crate) mod possession;
 pub(crate) mod strangers;
 pub(crate) mod table;
 mod waiting;
@@ -29,13 +30,15 @@ use crate::socket::{self, Socket};
 use crate::{adoption, fd_table, lifecycle, numbers, remote, stats, sys};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
-use auth::{Cred, PeerVerified};
+use auth::Cred;
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering::*, fence};
 use doorbell::learn_doorbell;
 pub(crate) use finding::Listens;
 use netacc_control::stats::{CHANNEL_SLOTS, ChannelState, Counter, Reason};
 use netacc_proto::rendezvous::{self as proto, Direction, Hello, Message, Role, Tuple, refuse};
+pub(crate) use possession::Look;
+use possession::{PROOFS, PeerVerified, Proof};
 use table::{Key, Table};
 
 /// Control connections, and with them channels, of this process.
@@ -84,6 +87,10 @@ struct Mine {
     generation: u32,
     /// The links that were told (connecting side).
     announced: u64,
+    /// The links that claimed it and could not prove that (accepting side).
+    barred: u64,
+    /// It has been through a proof in which nobody here saw the other end (`possession`).
+    shown_blindly: bool,
     /// Where an offer was made for it (accepting side).
     offered: Option<(usize, u16)>,
     /// When its peer is looked for next; 0: not before its own calls ask for that.
@@ -171,8 +178,10 @@ pub(crate) struct Link {
     blocked: bool,
     /// Agreements were put off for that.
     put_off: bool,
-    /// Connector: a connection that it was told of has been taken back. What it passes may be for that one.
-    withdrawn: bool,
+    /// What its marks spell (`possession`): the name of its connecting side. `None`: that has none.
+    number: Option<u16>,
+    /// The peer has shown that it holds the other end of one of our connections: it may pass the memory for them (connecting side).
+    proven: bool,
 }
 
 impl Link {
@@ -196,7 +205,8 @@ impl Link {
             queue: VecDeque::new(),
             blocked: false,
             put_off: false,
-            withdrawn: false,
+            number: None,
+            proven: false,
         }
     }
 
@@ -244,24 +254,14 @@ pub(crate) enum Violation {
     Evicted,
 }
 
-/// See [`State::files_due`].
-#[derive(Debug)]
-pub(crate) enum FilesDue {
-    No,
-    Yes,
-    IfProven { maker: Cred, told: Vec<Tuple>, withdrawn: bool },
-}
-/// Connections by which a peer can prove that it may pass the memory for them.
-pub(crate) const PROOFS: usize = 16;
-
 /// What is left to do without the lock.
 #[derive(Debug)]
 pub(crate) enum Then {
     Nothing,
     /// Both of a pair may be there: see [`State::pair_for`].
     Agree(Tuple),
-    /// An offer to check: see [`State::judge`].
-    Judge(proto::Offer),
+    /// Whether the other end of a connection shows a mark: see [`State::looked`].
+    Look(Look),
     /// A pull-back of this slot to serve: see [`State::channel`].
     PullBack(usize),
     /// Bytes are said to lie unread.
@@ -360,8 +360,13 @@ pub(crate) struct State {
     /// Channels by link and side. Their memory, and what they map, stays where it is for ever.
     shells: [[*mut Channel; 2]; LINKS],
     serial: u32,
-    /// Accepted sockets whose candidate was there first.
+    /// Accepted sockets whose candidate was there first, or whose proof found no place.
     to_agree: Vec<Key>,
+    pub(crate) proofs: [Option<Proof>; PROOFS],
+    /// Proofs of connectors that found no place: the link, with its life, and the connection's token.
+    turns_put_off: VecDeque<(usize, u32, u64)>,
+    /// When to look for proofs that do not go on; it may be too early. 0: never.
+    next_proof_end: u64,
     /// Something for the service thread to do: links to recycle.
     pub(crate) to_recycle: bool,
     /// Likewise, by place: links that have ended, of whose connections nobody but the carriers tells the end.
@@ -420,6 +425,9 @@ impl State {
             shells: [[core::ptr::null_mut(); 2]; LINKS],
             serial: 0,
             to_agree: Vec::new(),
+            proofs: [None; PROOFS],
+            turns_put_off: VecDeque::new(),
+            next_proof_end: 0,
             to_recycle: false,
             to_watch: 0,
             next_expiry: 0,
@@ -477,12 +485,13 @@ impl State {
         match message {
             Message::Candidate(c) if acceptor => Ok(self.on_candidate(i, c)),
             Message::Withdraw { token } if acceptor => {
-                let known = self.tables.as_mut().and_then(|t| t.candidates.find_number(token, |x| x.link == i).and_then(|key| t.candidates.remove(key)));
-                if let Some(l) = self.links.get_mut(i).filter(|_| known.is_some()) {
-                    l.candidates = l.candidates.saturating_sub(1);
-                }
-                Ok(Then::Nothing)
+                let tuple = self.withdraw_proof(i, token);
+                self.forget_candidate(i, token);
+                // Somebody else may have a claim to it.
+                Ok(tuple.map_or(Then::Nothing, Then::Agree))
             }
+            Message::Turn { token, turn } => Ok(self.on_turn(i, token, turn)),
+            Message::Unproven { token } => Ok(self.on_unproven(i, token)),
             Message::Accept { token, slot } if acceptor => self.on_accept(i, token, slot),
             Message::Refuse { token, slot, reason } if acceptor => self.on_refuse(i, token, slot, reason),
             Message::Channel(m) if !acceptor => self.on_channel(i, m, fd),
@@ -491,8 +500,7 @@ impl State {
                 if l.channel.is_none() {
                     return Err(Violation::Malformed);
                 }
-                stats::count(Counter::OffersReceived);
-                Ok(Then::Judge(offer))
+                self.on_offer(i, &offer).map(|()| Then::Nothing)
             }
             Message::Place { place } => {
                 let Some(c) = l.channel else { return Err(Violation::Malformed) };
@@ -518,28 +526,16 @@ impl State {
         }
     }
 
-    /// Whether the descriptors that `message` brings are due: what this end waits for, of a peer whose right to it is known. `IfProven`: of a
-    /// peer that has that right if it holds the other end of one of these connections, of which it was told.
-    pub(crate) fn files_due(&self, i: usize, message: &Message) -> FilesDue {
-        let Some(l) = self.link(i).filter(|l| l.phase != Phase::Greeting) else { return FilesDue::No };
+    /// Whether the descriptors that `message` brings are due: what this end waits for, of a peer that has a right to it.
+    pub(crate) fn files_due(&self, i: usize, message: &Message) -> bool {
+        let Some(l) = self.link(i).filter(|l| l.phase != Phase::Greeting) else { return false };
         let there = l.channel.is_some();
         match message {
-            // Who has made the channel had proof, or was asked for it when it came.
-            Message::Place { .. } if there => FilesDue::Yes,
-            Message::Arena(_) if there && l.role == Role::Connector => FilesDue::Yes,
-            Message::Channel(_) if !there && l.role == Role::Connector => {
-                let mut told = Vec::new();
-                let t = self.tables.as_ref();
-                let mut at = t.and_then(|t| t.connected.newest());
-                while let Some((key, tuple, m)) = at.and_then(|key| t?.connected.get(key).map(|(t, m)| (key, t, m))).filter(|_| told.len() < PROOFS) {
-                    if m.announced & 1 << i != 0 {
-                        told.push(*tuple);
-                    }
-                    at = t.and_then(|t| t.connected.before(key));
-                }
-                FilesDue::IfProven { maker: l.peer, told, withdrawn: l.withdrawn }
-            }
-            _ => FilesDue::No,
+            // Who has made the channel had proof, or had to show it.
+            Message::Place { .. } => there,
+            Message::Arena(_) => there && l.role == Role::Connector,
+            Message::Channel(_) => !there && l.role == Role::Connector && l.proven,
+            _ => false,
         }
     }
 

@@ -16,8 +16,7 @@ use crate::log::warn_log;
 use crate::rendezvous::absent::Absent;
 use crate::rendezvous::packet::{self, Received};
 use crate::rendezvous::{
-    ADVERTS, EVENT_ADVERT, EVENT_CARRIER, EVENT_LINK, FilesDue, LINKS, Listens, PROOFS, State, TRY_PAUSE_NS, Then, Violation, auth, carrier_event, link_of,
-    slot_of, strangers,
+    ADVERTS, EVENT_ADVERT, EVENT_CARRIER, EVENT_LINK, LINKS, Listens, State, TRY_PAUSE_NS, Then, Violation, auth, carrier_event, link_of, slot_of, strangers,
 };
 use crate::socket::{CANDIDATE, Socket, flag};
 use crate::{fd_table, heap, lifecycle, numbers, remote, sys};
@@ -32,8 +31,6 @@ use netacc_proto::rendezvous::{Direction, Message, Tuple};
 const MESSAGES_IN_A_ROW: usize = 64;
 /// Whether a peer whose link has ended is gone, too, is asked so often.
 const ENDS_PAUSE_NS: u64 = 10_000_000;
-/// Rivals for one connection that are tried in a row.
-const RIVALS: usize = 16;
 /// A thread that could not be started is tried again after so long.
 const START_AGAIN_NS: u64 = 1_000_000_000;
 /// Pull-backs that found no room while others waited for theirs are joined to these after so long.
@@ -218,6 +215,7 @@ impl Service {
         if next != 0 {
             self.on_time();
         }
+        self.agree_on_more();
         self.watch_carriers();
         true
     }
@@ -286,6 +284,11 @@ impl Service {
             s.expire();
             s.next_advert_look != 0 && s.next_advert_look <= sys::now_ns()
         };
+        loop {
+            let given_up = self.state.lock().give_up_proofs();
+            let Some(tuple) = given_up else { break };
+            self.agree(&tuple);
+        }
         if look {
             // Asks the kernel: without the lock.
             let listens = Listens::now();
@@ -311,11 +314,6 @@ impl Service {
         // Before the looks: what comes after them rings again.
         self.rung.store(false, SeqCst);
         self.on_time();
-        loop {
-            let next = self.state.lock().next_to_agree();
-            let Some(tuple) = next else { break };
-            self.agree(&tuple);
-        }
         let mut s = self.state.lock();
         if core::mem::take(&mut s.to_recycle) {
             for i in 0..LINKS {
@@ -349,13 +347,8 @@ impl Service {
             let Some(fd) = self.state.lock().readable(i, serial) else { return };
             let mut received = packet::receive(fd);
             if let Received::Files(message) = received {
-                received = match self.files_due(i, &message) {
-                    Ok(()) => strangers::fetch(fd),
-                    Err(why) => {
-                        self.state.lock().end_link(i, why);
-                        return;
-                    }
-                };
+                let due = self.state.lock().files_due(i, &message);
+                received = if due { strangers::fetch(fd) } else { Received::Malformed };
             }
             let result = match received {
                 Received::Nothing => return,
@@ -375,28 +368,15 @@ impl Service {
         }
     }
 
-    /// A link's next message brings descriptors: whether they are taken.
-    fn files_due(&self, i: usize, message: &Message) -> Result<(), Violation> {
-        let due = self.state.lock().files_due(i, message);
-        match due {
-            FilesDue::Yes => Ok(()),
-            FilesDue::No => Err(Violation::Malformed),
-            // May ask the kernel: without the lock.
-            FilesDue::IfProven { maker, told, withdrawn } => may_pass(maker, &told, withdrawn),
-        }
-    }
-
     fn follow_up(&self, i: usize, then: Then) -> Result<(), Violation> {
         match then {
             Then::Nothing => {}
             Then::Agree(tuple) => self.agree(&tuple),
-            Then::Judge(offer) => {
-                let found = self.state.lock().judge(i, &offer)?;
-                if let Some((tuple, maker)) = found {
-                    // May ask the kernel: without the lock.
-                    let proof = auth::verify(maker, &tuple);
-                    self.state.lock().take_up(i, &offer, proof)?;
-                }
+            Then::Look(look) => {
+                // Asks the kernel: without the lock.
+                let seen = look.ask();
+                let then = self.state.lock().looked(look, seen)?;
+                self.follow_up(i, then)?;
             }
             Then::PullBack(slot) => {
                 let channel = self.state.lock().channel(i);
@@ -409,14 +389,30 @@ impl Service {
         Ok(())
     }
 
-    /// Makes an offer for a connection of which both parts are known.
+    /// Goes on with a connection of which both parts are known.
     fn agree(&self, tuple: &Tuple) {
-        for _ in 0..RIVALS {
-            let pair = self.state.lock().pair_for(tuple);
-            let Some((waiting, candidate, claimant)) = pair else { return };
-            // May ask the kernel: without the lock.
-            let proof = auth::verify(claimant, tuple);
-            self.state.lock().offer(waiting, candidate, proof);
+        if self.state.lock().pair_for(tuple).is_some() {
+            // Asks the kernel: without the lock.
+            let own = auth::look(tuple);
+            self.state.lock().prove(tuple, own);
+        }
+    }
+
+    /// Those that wait for a place for their proof.
+    fn agree_on_more(&self) {
+        loop {
+            let turn = self.state.lock().next_turn();
+            if let Some(then) = turn {
+                if let Then::Look(look) = then
+                    && let Err(why) = self.follow_up(look.link(), then)
+                {
+                    self.state.lock().end_link(look.link(), why);
+                }
+                continue;
+            }
+            let next = self.state.lock().next_to_agree();
+            let Some(tuple) = next else { return };
+            self.agree(&tuple);
         }
     }
 
@@ -598,7 +594,7 @@ impl Service {
         }
         let clear = self.with(|s| {
             s.closing(socket);
-            s.to_recycle
+            s.to_recycle || s.could_prove()
         });
         if clear == Some(true) {
             self.ring();
@@ -648,6 +644,7 @@ impl Service {
         // One thread, no handlers of ours: the plain lock, which takes over what a thread of the parent's held.
         self.state.lock().after_fork();
         strangers::after_fork_in_child();
+        auth::after_fork_in_child();
         self.running.store(0, Release);
         self.held_until.store(0, Release);
         self.watch_at.store(0, Release);
@@ -659,17 +656,6 @@ impl Service {
         }
         self.advertised.iter().for_each(|a| a.store(0, Release));
     }
-}
-
-/// Whether `maker` may pass the memory for one of our connections `told`: it has to hold the other end of one of them. It does not say of
-/// which. The one that it means may be over at its end, or may be one that we have `withdrawn`, or an older one than these: nobody is to
-/// blame then, and the link ends.
-fn may_pass(maker: auth::Cred, told: &[Tuple], withdrawn: bool) -> Result<(), Violation> {
-    if told.iter().any(|tuple| auth::verify(maker, tuple).is_some()) {
-        return Ok(());
-    }
-    let meant_another = withdrawn || told.is_empty() || told.len() >= PROOFS || told.iter().any(|tuple| auth::owner(&tuple.mirrored()).is_none());
-    Err(if meant_another { Violation::Evicted } else { Violation::Impostor })
 }
 
 /// Starts a detached thread with every signal blocked, from its first instruction on.
@@ -780,6 +766,27 @@ pub(crate) fn closing(s: &'static Socket) {
     }
     if s.has(flag::REMOTE) {
         remote::closing(s);
+    }
+}
+
+/// The descriptor that `s` is known by has just become another. When this returns the service thread uses the old one no more.
+pub(crate) fn renamed(s: &Socket) {
+    if s.has(flag::NOTED) && SERVICE.is_running() {
+        let _ = SERVICE.with(|_| ());
+    }
+}
+
+/// `s` is plain, and its last descriptor is about to be closed.
+pub(crate) fn last_look(s: &Socket) {
+    if s.has(flag::NOTED) && SERVICE.is_running() {
+        let _ = SERVICE.with(|state| state.end_proofs_at_last(s));
+    }
+}
+
+/// The program is about to use an option of `s` that a proof uses too.
+pub(crate) fn end_proof(s: &Socket) {
+    if s.has(flag::NOTED) && SERVICE.is_running() {
+        let _ = SERVICE.with(|state| state.end_proofs_of(s));
     }
 }
 

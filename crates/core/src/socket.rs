@@ -979,6 +979,7 @@ pub(crate) fn make_local(s: &'static Socket, g: u16) -> bool {
     if !s.has(flag::RDMA_FIRST) {
         return false;
     }
+    service::end_proof(s);
     // What "netacc-rdma" leaves for such sockets it leaves under this lock.
     let Some(_tx) = crate::lock::lock_end(&s.tx_lock) else { return true };
     if s.generation16() == g && s.is(CANDIDATE) {
@@ -1083,13 +1084,15 @@ pub(crate) fn orphan(s: &Socket, own: c_int) {
 
 /// `fd` is about to be closed: who sends on it finds `other` from here on.
 fn rename(s: &'static Socket, fd: c_int, other: c_int) {
-    let _tx = crate::lock::lock_end(&s.tx_lock);
+    let tx = crate::lock::lock_end(&s.tx_lock);
     if s.fd.load(Relaxed) == fd || other < 0 {
         s.fd.store(other, Release);
         if let Some(r) = s.record().filter(|_| other >= 0) {
             r.fd.store(other as u32, Relaxed);
         }
     }
+    drop(tx);
+    service::renamed(s);
 }
 
 /// What was under way on a closed connection has ended.
@@ -1133,6 +1136,10 @@ fn finish(s: &'static Socket, fd: c_int, kernel_close: impl FnOnce() -> Ret) -> 
         service::closing(s);
         won
     };
+    if state == PLAIN {
+        // It may have become that a moment ago: whoever made it so may not have come by there yet.
+        service::last_look(s);
+    }
     if s.has(flag::TRACKED) {
         let counted = s.tx_inflight.load(SeqCst) == 0 && s.rx_inflight.load(SeqCst) == 0;
         adoption::passed::before_close(s, fd, was_candidate && counted);

@@ -36,6 +36,21 @@ pub(crate) fn pass_ns(ns: u64) {
     AHEAD.with(|a| a.set(a.get() + ns));
 }
 
+// ---- the kernel's answers ----------------------------------------------------------------------------------------
+
+std::thread_local! {
+    static NO_NETLINK: Cell<bool> = const { Cell::new(false) };
+}
+
+pub(crate) fn may_ask() -> bool {
+    !NO_NETLINK.with(Cell::get)
+}
+
+/// This thread may not ask by netlink from here on, as in a sandbox.
+pub(crate) fn forbid_netlink() {
+    NO_NETLINK.with(|no| no.set(true));
+}
+
 // ---- processes ---------------------------------------------------------------------------------------------------
 
 /// Runs `f` in a forked child; true if it said so.

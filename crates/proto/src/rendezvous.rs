@@ -1,7 +1,7 @@
 //! Rendezvous: the messages of the control connection between two processes that want to share memory.
 //!
 //! The connection is an `AF_UNIX` `SOCK_SEQPACKET` socket: one message is one packet, delivered whole and in order.
-//! This module is responsible for the bytes of a message and nothing else; who may connect, and the proof that both
+//! This module is responsible for the bytes of a message and nothing else; who may connect, and what proves that both
 //! ends hold the two ends of the TCP connection, are the caller's. The peer is hostile: [`Message::decode`] accepts
 //! exactly the bytes that [`Message::encode`] produces, and returns a [`DecodeError`] for all others.
 //!
@@ -18,6 +18,7 @@
 //! | 2 | both | `Place` + fd | any time; before the first offer that may sleep there |
 //! | 3 | C → A | `Candidate` | this connection may be accelerated; `token` is C's, unique on this control connection |
 //! | 3' | C → A | `Withdraw` | not any more (closed, passed on, or the application prevents it) |
+//! | 3" | A → C, C → A | `Turn`, `Unproven` | both ends show, in turns, that they hold the two ends of the TCP connection |
 //! | 4 | A → C | `Channel` + fd, `Arena` + fd | once each, before the first offer that uses them; A owns them |
 //! | 5 | A → C | `Offer` | slot and rings for the candidate; A owns the slot until C answers |
 //! | 6 | C → A | `Accept` / `Refuse` | from `Accept` on both may arm and promote; after `Refuse` the slot is free |
@@ -34,7 +35,7 @@ pub use tuple::{Family, FamilyMismatch, Tuple};
 pub use wire::{DecodeError, FORMAT, MAX_MESSAGE};
 
 /// Version of the rendezvous and of the shared memory's layout. Both ends must have the same.
-pub const PROTO_VERSION: u16 = 2;
+pub const PROTO_VERSION: u16 = 3;
 
 /// First field of [`Hello`].
 pub const MAGIC: u64 = u64::from_le_bytes(*b"netacc\r\n");
@@ -214,6 +215,18 @@ pub enum Message {
         slot: u16,
         /// See [`refuse`].
         reason: u16,
+    },
+    /// Acceptor → connector: my end of this connection shows the mark of that turn. Connector → acceptor: so does mine.
+    Turn {
+        /// The candidate.
+        token: u64,
+        /// Which mark; counted from 0.
+        turn: u8,
+    },
+    /// Either way: your end of this connection does not show what it should.
+    Unproven {
+        /// The candidate.
+        token: u64,
     },
     /// Receiver of `dir` → its sender: the shared words show a frozen offset; fail over to the carrier there.
     PullBack {

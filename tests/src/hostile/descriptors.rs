@@ -734,11 +734,12 @@ fn give(to: Fd, bytes: Vec<u8>, files: Vec<Fd>) {
     let _ = done.recv_timeout(Duration::from_millis(200));
 }
 
-fn advert_name(port: u16, k: u8) -> (libc::sockaddr_un, u32) {
+/// The library's name for `k` of `what` (a port, or the control connections).
+pub fn advert_name(what: &str, k: u16) -> (libc::sockaddr_un, u32) {
     // SAFETY: all zero is a valid sockaddr_un.
     let mut name: libc::sockaddr_un = unsafe { std::mem::zeroed() };
     name.sun_family = libc::AF_UNIX as _;
-    let text = format!("\0netacc/1/{port}/{k}");
+    let text = format!("\0netacc/1/{what}/{k}");
     for (to, from) in name.sun_path.iter_mut().zip(text.bytes()) {
         *to = from as _;
     }
@@ -751,7 +752,7 @@ fn pass_to_advert(port: u16) {
     for round in 0..12 {
         for k in 0..2 {
             let fd = sys::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET, 0).expect("socket");
-            let (name, len) = advert_name(port, k);
+            let (name, len) = advert_name(&port.to_string(), k);
             // SAFETY: a name and its length.
             if unsafe { libc::connect(fd, (&raw const name).cast(), len) } != 0 {
                 let _ = sys::close(fd);
@@ -778,7 +779,7 @@ fn squat(port: u16) {
     let mut all = Vec::new();
     for k in 0..8 {
         let fd = sys::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET, 0).expect("socket");
-        let (name, len) = advert_name(port, k);
+        let (name, len) = advert_name(&port.to_string(), k);
         // SAFETY: a name and its length.
         if unsafe { libc::bind(fd, (&raw const name).cast(), len) } == 0
             && sys::listen(fd, 100).is_ok()

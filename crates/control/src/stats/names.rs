@@ -122,7 +122,7 @@ reasons! {
     VersionMismatch "version-mismatch" "The two libraries speak no common protocol version.",
         "Run the same version of netacc on both sides.";
     NotAuthenticated "not-authenticated" "The peer could not prove that it holds the other end of the connection.",
-        "Run both processes as the same user; otherwise something interferes with the agreement: see the log.";
+        "Another process claimed the connection, or a sandbox keeps its holder from setting IP options: see the log.";
     NoMemory "no-memory" "There was no memory for a channel or its buffers.",
         "Check the memory limits of the process and its control group.";
     NoDescriptor "no-descriptor" "There was no free file descriptor for a channel.",

@@ -3,16 +3,18 @@
 use super::*;
 
 impl State {
-    /// A waiting accepted socket and a candidate for it, with the process that claims the candidate.
-    pub(crate) fn pair_for(&mut self, tuple: &Tuple) -> Option<(u64, u64, Cred)> {
+    /// A waiting accepted socket and a candidate for it.
+    pub(crate) fn pair_for(&mut self, tuple: &Tuple) -> Option<(Key, Key)> {
         loop {
             let t = self.tables.as_mut()?;
             let waiting = t.accepted.find(tuple, |m| m.offered.is_none())?;
-            if !t.accepted.get(waiting)?.1.is_current() {
+            let (_, m) = t.accepted.get(waiting)?;
+            if !m.is_current() {
                 t.accepted.remove(waiting);
                 continue;
             }
-            let candidate = t.candidates.find(tuple, |_| true)?;
+            let barred = m.barred;
+            let candidate = t.candidates.find(tuple, |x| barred & 1 << x.link == 0).or_else(|| t.candidates.find(tuple, |_| true))?;
             let link = t.candidates.get(candidate)?.1.link;
             let Some(l) = self.links.get_mut(link).filter(|l| l.phase == Phase::Open) else {
                 t.candidates.remove(candidate);
@@ -22,13 +24,18 @@ impl State {
                 l.put_off = true;
                 return None;
             }
-            return Some((waiting.0, candidate.0, l.peer));
+            return Some((waiting, candidate));
         }
     }
 
-    /// Makes the offer, if the pair still is there. `proof`: the candidate's process is who it has to be.
-    pub(crate) fn offer(&mut self, waiting: u64, candidate: u64, proof: Option<PeerVerified>) {
-        let (waiting, candidate) = (Key(waiting), Key(candidate));
+    #[cfg(test)]
+    pub(crate) fn is_offered(&self, socket: &Socket) -> bool {
+        let t = self.tables.as_ref();
+        t.is_some_and(|t| t.accepted.find(&socket.tuple(), |m| m.is(socket) && m.offered.is_some()).is_some())
+    }
+
+    /// Makes the offer, if the pair still is there. `proof`: the candidate's process holds the other end.
+    pub(super) fn offer(&mut self, waiting: Key, candidate: Key, proof: Option<PeerVerified>) {
         let Some(t) = self.tables.as_mut() else { return };
         if let Some((_, m)) = t.accepted.get(waiting).filter(|(_, m)| m.is_current() && m.socket.has(socket::flag::REMOTE) && proof.is_some()) {
             // It waits for RDMA, and its connector does so no more: its next call makes it wait for this candidate.
@@ -43,6 +50,7 @@ impl State {
         let Some(m) = t.accepted.get_mut(waiting).filter(|m| m.is_current() && m.offered.is_none()) else { return };
         let socket = m.socket;
         let Some(proof) = proof else {
+            m.barred |= 1 << i;
             stats::count(Counter::AuthFailures);
             socket.set_reason(Reason::NotAuthenticated);
             return;
@@ -61,7 +69,12 @@ impl State {
                     OfferError::Memory(_) => Reason::NoMemory,
                     OfferError::Link(_) => Reason::ChannelFailed,
                 });
-                if let OfferError::Link(why) = why {
+                // It need not wait, and show what it shows.
+                let told = match why {
+                    OfferError::Link(why) => Err(why),
+                    _ => self.post(i, Message::Unproven { token: theirs.token }, -1),
+                };
+                if let Err(why) = told {
                     self.end_link(i, why);
                 }
             }

@@ -1,25 +1,21 @@
-//! Who is at the other end: proof that a peer process holds the other end of a TCP connection.
+//! Who is at the other end: what the kernel says of peers, and of the ends of TCP connections.
 //!
 //! Names of abstract sockets are first come, first served: anybody may hold `netacc/1/<port>/<k>`, and anybody may connect to
-//! ours and claim any connection. So before memory is shared for a connection, each side asks the kernel:
+//! ours and claim any connection. So before memory is shared for a connection, each side has the other show that it holds the other end
+//! of *this very* TCP connection ([`super::possession`]), and looks at what the kernel tells of that end (`NETLINK_SOCK_DIAG`).
 //!
-//! - a peer that runs as the same user as we is taken at its word (also one that is confined, and could not read our memory or our sockets);
-//! - any other must be the user that owns the other end of *this very* TCP connection (`NETLINK_SOCK_DIAG`, or
-//!   `/proc/net/tcp*` where that is missing). No answer is a no.
-//!
-//! Root is no exception: a process that once was root and is not any more must not speak for others. The user of a
-//! peer is what the kernel says of the control connection (`SO_PEERCRED`) *and* of the sender of each message that matters
-//! (`SCM_CREDENTIALS`), so neither a dropped privilege nor an inherited descriptor carries over.
+//! Where the kernel tells no options (before Linux 5.10, or a process that may not open that socket) the user is all there is to go by: that which
+//! we run as, or that which owns the other end. No answer is a no, and root is no exception: a process that once was root and is not any more
+//! must not speak for others. The user of a peer is what the kernel says of the control connection (`SO_PEERCRED`) *and* of the sender
+//! of each message that matters (`SCM_CREDENTIALS`), so neither a dropped privilege nor an inherited descriptor carries over.
 
+use super::possession;
+use crate::lock::Mutex;
 use crate::{fd_table, numbers, sys};
 use core::ffi::c_int;
 use core::net::IpAddr;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use netacc_proto::rendezvous::Tuple;
-
-/// The proof. Nothing is handed over, and nothing received is mapped into a connection, without one.
-#[derive(Debug)]
-pub(crate) struct PeerVerified(());
 
 /// A process as the kernel describes it to us.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,17 +31,13 @@ pub(crate) fn peer_of(fd: c_int) -> Option<Cred> {
     ok.then_some(Cred { pid: u.pid as u32, uid: u.uid })
 }
 
-/// Whether `peer` may share memory with us for the connection that we see as `ours`.
-pub(crate) fn verify(peer: Cred, ours: &Tuple) -> Option<PeerVerified> {
-    verify_as(sys::geteuid(), peer, ours)
+/// Whether a peer can be the holder of a connection's end that `owner` owns, by its user alone.
+pub(crate) fn may_be(peer: Cred, owner: u32) -> bool {
+    may_be_for(sys::geteuid(), peer, owner)
 }
 
-fn verify_as(me: u32, peer: Cred, ours: &Tuple) -> Option<PeerVerified> {
-    if is_ambiguous(peer.uid) {
-        return None;
-    }
-    let may = peer.uid == me || owner(&ours.mirrored()) == Some(peer.uid);
-    may.then_some(PeerVerified(()))
+fn may_be_for(me: u32, peer: Cred, owner: u32) -> bool {
+    !is_ambiguous(peer.uid) && (peer.uid == me || peer.uid == owner)
 }
 
 /// What the kernel shows for every user that has no number in our user namespace.
@@ -85,20 +77,33 @@ pub(crate) fn read_start(path: &[u8], into: &mut [u8]) -> usize {
 
 const PROC_SUPER_MAGIC: i64 = 0x9fa0;
 
-/// The user that owns the end of a TCP connection which sees it as `end`, in our network namespace.
-pub(crate) fn owner(end: &Tuple) -> Option<u32> {
+/// One end of a TCP connection, as the kernel tells of it: a socket that some process has open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct End {
+    pub(crate) owner: u32,
+    pub(crate) inode: u32,
+    /// SO_COOKIE; 0: not told.
+    pub(crate) cookie: u64,
+    /// Its options (`possession`). `None`: this process is not told any.
+    pub(crate) mark: Option<u8>,
+}
+
+/// The end of a TCP connection which sees it as `end`, in the network namespace of the service thread. `None`: there is none, or nobody has it open.
+pub(crate) fn look(end: &Tuple) -> Option<End> {
     match ask_netlink(end) {
-        Answer::Owner(uid) => Some(uid),
-        Answer::NoSuchSocket => None,
+        Answer::Is(end) => Some(end),
+        Answer::NoSuchSocket | Answer::Lost => None,
         Answer::CannotAsk => read_tables(end),
     }
 }
 
 #[derive(Debug, PartialEq, Eq)]
 enum Answer {
-    Owner(u32),
+    Is(End),
     NoSuchSocket,
     CannotAsk,
+    /// The socket that is asked by is gone.
+    Lost,
 }
 
 // ---- NETLINK_SOCK_DIAG ---------------------------------------------------------------------------------------
@@ -107,7 +112,8 @@ const NETLINK_SOCK_DIAG: c_int = 4;
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const NLMSG_ERROR: u16 = 2;
 /// TCP states that have an owner: all but SYN_SENT (2), TIME_WAIT (6), CLOSE (7), LISTEN (10) and NEW_SYN_RECV (12). Anybody can send a SYN
-/// to an end whose peer is long gone, from the peer's address: that is nobody's connection.
+/// to an end whose peer is long gone, from the peer's address: that is nobody's connection. (The kernel calls such a request SYN_RECV (3), and a
+/// TIME_WAIT that waits for the FIN FIN_WAIT2 (5). They have no inode, like all that no process has open.)
 const OWNED_STATES: u32 = 1 << 1 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 8 | 1 << 9 | 1 << 11;
 
 /// `struct inet_diag_sockid`: ports and addresses in network order.
@@ -147,27 +153,64 @@ mod reply {
     pub(super) const DPORT: usize = 22;
     pub(super) const SRC: usize = 24;
     pub(super) const DST: usize = 40;
+    pub(super) const COOKIE: usize = 16 + 4 + 40;
     pub(super) const UID: usize = 16 + 4 + 48 + 12;
-    pub(super) const LEN: usize = UID + 8;
+    pub(super) const INODE: usize = UID + 4;
+    pub(super) const LEN: usize = INODE + 4;
 }
 
+/// Where the service thread asks; made at the first question. (The network namespace is that thread's own.)
+static DIAG: Mutex<c_int> = Mutex::new(-1);
+
 fn ask_netlink(end: &Tuple) -> Answer {
-    let fd = numbers::make(|| sys::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, NETLINK_SOCK_DIAG));
-    if fd < 0 {
+    #[cfg(test)]
+    if !crate::testing::may_ask() {
         return Answer::CannotAsk;
     }
-    let answer = ask(fd, end);
-    fd_table::close_internal(fd);
+    let mut diag = DIAG.lock();
+    if *diag < 0 {
+        *diag = numbers::make(|| sys::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, NETLINK_SOCK_DIAG));
+    }
+    if *diag < 0 {
+        return refused(*diag);
+    }
+    let answer = ask(*diag, end);
+    if answer == Answer::Lost {
+        // Somebody has closed it behind our back. The number is no business of ours any more.
+        *diag = -1;
+        return Answer::NoSuchSocket;
+    }
     answer
 }
 
+/// In a forked child the parent goes on to use its socket.
+pub(crate) fn after_fork_in_child() {
+    let fd = core::mem::replace(&mut *DIAG.lock(), -1);
+    if fd >= 0 {
+        fd_table::close_internal(fd);
+    }
+}
+
+/// The kernel's `-errno` for a question. A process that may not ask, or a kernel that cannot be asked, is one thing; what passes (no descriptor,
+/// no memory) is no answer: a peer may have brought it about.
+fn refused(error: c_int) -> Answer {
+    const NEVER: [c_int; 7] = [libc::EAFNOSUPPORT, libc::EPROTONOSUPPORT, libc::EOPNOTSUPP, libc::EPERM, libc::EACCES, libc::ENOSYS, libc::EINVAL];
+    match -error {
+        libc::EBADF | libc::ENOTSOCK => Answer::Lost,
+        e if NEVER.contains(&e) => Answer::CannotAsk,
+        _ => Answer::NoSuchSocket,
+    }
+}
+
 fn ask(fd: c_int, end: &Tuple) -> Answer {
+    static ASKED: AtomicU32 = AtomicU32::new(0);
+    let seq = ASKED.fetch_add(1, Relaxed);
     let v4 = matches!(end.local().ip(), IpAddr::V4(_));
     let request = Request {
         len: size_of::<Request>() as u32,
         kind: SOCK_DIAG_BY_FAMILY,
         flags: libc::NLM_F_REQUEST as u16,
-        seq: 1,
+        seq,
         pid: 0,
         family: if v4 { libc::AF_INET } else { libc::AF_INET6 } as u8,
         protocol: libc::IPPROTO_TCP as u8,
@@ -186,13 +229,20 @@ fn ask(fd: c_int, end: &Tuple) -> Answer {
     // SAFETY: `request` is valid for its size.
     let sent = unsafe { sys::sendto(fd, (&raw const request).cast(), size_of::<Request>(), libc::MSG_NOSIGNAL) };
     if sent < 0 {
-        return Answer::CannotAsk;
+        return refused(sent as c_int);
     }
     // The kernel answers before sendto returns; one packet, either the socket or an error.
     let mut bytes = [0u8; 1024];
-    // SAFETY: `bytes` is valid for its length; no address is asked for.
-    let n = unsafe { sys::recvfrom(fd, bytes.as_mut_ptr(), bytes.len(), libc::MSG_DONTWAIT, core::ptr::null_mut(), core::ptr::null_mut()) };
-    let Some(bytes) = usize::try_from(n).ok().and_then(|n| bytes.get(..n)) else { return Answer::CannotAsk };
+    let mut n;
+    loop {
+        // SAFETY: `bytes` is valid for its length; no address is asked for.
+        n = unsafe { sys::recvfrom(fd, bytes.as_mut_ptr(), bytes.len(), libc::MSG_DONTWAIT, core::ptr::null_mut(), core::ptr::null_mut()) };
+        // (Not one to an earlier question.)
+        if n < 0 || field(&bytes, 8).map(u32::from_ne_bytes) == Some(seq) {
+            break;
+        }
+    }
+    let Some(bytes) = usize::try_from(n).ok().and_then(|n| bytes.get(..n)) else { return refused(n as c_int) };
     parse_reply(bytes, end)
 }
 
@@ -203,23 +253,47 @@ fn field<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
 fn parse_reply(bytes: &[u8], end: &Tuple) -> Answer {
     let kind = field(bytes, 4).map(u16::from_ne_bytes);
     if kind == Some(NLMSG_ERROR) {
-        let error = field(bytes, 16).map(i32::from_ne_bytes);
-        return if error == Some(-libc::ENOENT) { Answer::NoSuchSocket } else { Answer::CannotAsk };
+        return field(bytes, 16).map_or(Answer::NoSuchSocket, |error| refused(i32::from_ne_bytes(error)));
     }
     if kind != Some(SOCK_DIAG_BY_FAMILY) || bytes.len() < reply::LEN {
-        return Answer::CannotAsk;
+        return Answer::NoSuchSocket;
     }
     let get = || {
         let state = u32::from(*bytes.get(reply::STATE)?);
         let family = c_int::from(*bytes.get(reply::FAMILY)?);
         let ports = [field(bytes, reply::SPORT).map(u16::from_be_bytes)?, field(bytes, reply::DPORT).map(u16::from_be_bytes)?];
         let addresses = [address(family, field(bytes, reply::SRC)?), address(family, field(bytes, reply::DST)?)];
-        let uid = field(bytes, reply::UID).map(u32::from_ne_bytes)?;
+        let owner = field(bytes, reply::UID).map(u32::from_ne_bytes)?;
+        let inode = field(bytes, reply::INODE).map(u32::from_ne_bytes)?;
+        let cookie = field(bytes, reply::COOKIE).map(u64::from_ne_bytes)?;
         // A lookup that finds no connection answers with the listener.
         let same = ports == [end.local_port(), end.peer_port()] && addresses == [end.local().ip(), end.peer().ip()];
-        (same && 1u32.checked_shl(state).unwrap_or(0) & OWNED_STATES != 0).then_some(uid)
+        let owned = 1u32.checked_shl(state).unwrap_or(0) & OWNED_STATES != 0 && inode != 0;
+        (same && owned).then_some(End { owner, inode, cookie, mark: flags(bytes).map(possession::mark_of) })
     };
-    get().map_or(Answer::NoSuchSocket, Answer::Owner)
+    get().map_or(Answer::NoSuchSocket, Answer::Is)
+}
+
+/// Attribute of `struct inet_diag_sockopt`, Linux 5.10.
+const INET_DIAG_SOCKOPT: u16 = 22;
+
+/// The options of the socket that an answer is of.
+fn flags(bytes: &[u8]) -> Option<[u8; 2]> {
+    if cfg!(target_endian = "big") {
+        // (Its bits lie in another order there.)
+        return None;
+    }
+    let mut rest = bytes.get(reply::LEN..)?;
+    // Each attribute: its length with these four bytes, its kind; the next at a multiple of four.
+    loop {
+        let len = usize::from(field(rest, 0).map(u16::from_ne_bytes)?);
+        let kind = field(rest, 2).map(u16::from_ne_bytes)?;
+        let value = rest.get(4..len)?;
+        if kind == INET_DIAG_SOCKOPT {
+            return field(value, 0);
+        }
+        rest = rest.get(len.next_multiple_of(4)..)?;
+    }
 }
 
 /// An address of the kernel's; a v4-mapped one is the IPv4 one.
@@ -237,13 +311,13 @@ fn address(family: c_int, octets: [u8; 16]) -> IpAddr {
 /// Lines that are read of one table: a bound on the time, not a limit that a host reaches.
 const LINES_MAX: usize = 1 << 20;
 
-fn read_tables(end: &Tuple) -> Option<u32> {
+fn read_tables(end: &Tuple) -> Option<End> {
     // The calling thread's own network namespace, not that of the process's first thread.
     let v4 = read_table(b"/proc/thread-self/net/tcp\0", end);
     v4.or_else(|| read_table(b"/proc/thread-self/net/tcp6\0", end))
 }
 
-fn read_table(path: &[u8], end: &Tuple) -> Option<u32> {
+fn read_table(path: &[u8], end: &Tuple) -> Option<End> {
     let fd = numbers::make(|| sys::open(path, libc::O_RDONLY | libc::O_CLOEXEC, 0));
     if fd < 0 {
         return None;
@@ -254,7 +328,7 @@ fn read_table(path: &[u8], end: &Tuple) -> Option<u32> {
     found
 }
 
-fn scan(fd: c_int, end: &Tuple) -> Option<u32> {
+fn scan(fd: c_int, end: &Tuple) -> Option<End> {
     let mut line = [0u8; 256];
     let mut len = 0usize;
     let mut lines = 0usize;
@@ -269,8 +343,8 @@ fn scan(fd: c_int, end: &Tuple) -> Option<u32> {
                 }
                 continue;
             }
-            if let Some(uid) = line.get(..len).and_then(|l| parse_line(l, end)) {
-                return Some(uid);
+            if let Some(found) = line.get(..len).and_then(|l| parse_line(l, end)) {
+                return Some(found);
             }
             len = 0;
             lines += 1;
@@ -281,16 +355,19 @@ fn scan(fd: c_int, end: &Tuple) -> Option<u32> {
     }
 }
 
-/// One line: `sl local_address rem_address st tx:rx tr:when retrnsmt uid ...`.
-fn parse_line(line: &[u8], end: &Tuple) -> Option<u32> {
+/// One line: `sl local_address rem_address st tx:rx tr:when retrnsmt uid timeout inode ...`.
+fn parse_line(line: &[u8], end: &Tuple) -> Option<End> {
     let mut words = line.split(|b| *b == b' ').filter(|w| !w.is_empty());
     let _number = words.next()?;
     let local = endpoint(words.next()?)?;
     let peer = endpoint(words.next()?)?;
     let state = hex(words.next()?)?;
-    let uid = core::str::from_utf8(words.nth(3)?).ok()?.parse().ok()?;
+    let number = |word: &[u8]| core::str::from_utf8(word).ok()?.parse().ok();
+    let owner = number(words.nth(3)?)?;
+    let inode = number(words.nth(1)?)?;
     let same = local == (end.local().ip(), end.local_port()) && peer == (end.peer().ip(), end.peer_port());
-    (same && 1u32.checked_shl(state).unwrap_or(0) & OWNED_STATES != 0).then_some(uid)
+    let owned = 1u32.checked_shl(state).unwrap_or(0) & OWNED_STATES != 0 && inode != 0;
+    (same && owned).then_some(End { owner, inode, cookie: 0, mark: None })
 }
 
 fn hex(digits: &[u8]) -> Option<u32> {

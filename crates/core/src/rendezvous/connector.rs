@@ -3,14 +3,17 @@
 use super::*;
 
 impl State {
-    /// The connection that an offer is for, and the process that made the offer. `None`: it is refused.
-    pub(crate) fn judge(&mut self, i: usize, offer: &proto::Offer) -> Result<Option<(Tuple, Cred)>, Violation> {
+    /// An offer: taken up, if it holds water and its maker has shown that it holds the other end, or refused.
+    pub(super) fn on_offer(&mut self, i: usize, offer: &proto::Offer) -> Result<(), Violation> {
+        stats::count(Counter::OffersReceived);
         self.free_if_left(i, offer.slot as usize);
-        let reason = match self.check_offer(i, offer) {
-            Ok(found) => return Ok(Some(found)),
-            Err(reason) => reason,
-        };
-        self.refuse(i, offer, reason).map(|()| None)
+        match self.check_offer(i, offer) {
+            Ok(()) => {
+                let proof = self.take_proof(i, offer.token);
+                self.take_up(i, offer, proof)
+            }
+            Err(reason) => self.refuse(i, offer, reason),
+        }
     }
 
     /// A forked child of ours may have said the last word of our end of a slot, and could not say it here.
@@ -29,7 +32,7 @@ impl State {
         self.post(i, Message::Refuse { token: offer.token, slot: offer.slot, reason }, -1)
     }
 
-    fn check_offer(&self, i: usize, offer: &proto::Offer) -> Result<(Tuple, Cred), u16> {
+    fn check_offer(&self, i: usize, offer: &proto::Offer) -> Result<(), u16> {
         let (l, t) = self.link(i).zip(self.tables.as_ref()).ok_or(refuse::UNKNOWN_TOKEN)?;
         let (tuple, m) = t.connected.get(Key(offer.token)).ok_or(refuse::WITHDRAWN)?;
         // A token that this peer was never told is not its business.
@@ -49,15 +52,11 @@ impl State {
         if slot.state != SlotState::Free || !sizes || !places || !offer.fits(arena.bytes as u64) {
             return Err(refuse::BAD_MEMORY);
         }
-        Ok((*tuple, l.peer))
+        Ok(())
     }
 
-    /// Takes an offer up, or refuses it. `proof`: its maker is who it has to be.
-    pub(crate) fn take_up(&mut self, i: usize, offer: &proto::Offer, proof: Option<PeerVerified>) -> Result<(), Violation> {
-        // The world may have changed while the kernel was asked.
-        if self.judge(i, offer)?.is_none() {
-            return Ok(());
-        }
+    /// Takes an offer up, or refuses it. `proof`: its maker holds the other end.
+    fn take_up(&mut self, i: usize, offer: &proto::Offer, proof: Option<PeerVerified>) -> Result<(), Violation> {
         let key = Key(offer.token);
         if proof.is_none() {
             stats::count(Counter::AuthFailures);

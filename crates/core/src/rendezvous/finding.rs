@@ -100,7 +100,7 @@ impl State {
 
     /// When the service thread has something to do of its own accord; 0: never.
     pub(crate) fn next_deed(&self) -> u64 {
-        [self.next_try, self.next_expiry, self.next_advert_look].into_iter().filter(|t| *t != 0).min().unwrap_or(0)
+        [self.next_try, self.next_expiry, self.next_advert_look, self.next_proof_end].into_iter().filter(|t| *t != 0).min().unwrap_or(0)
     }
 
     /// Looks for the peers of those connections whose time has come, and at ports whose time has. Service thread only.
@@ -239,6 +239,9 @@ impl State {
                 fd = control_socket();
                 if fd < 0 {
                     return found;
+                }
+                if !possession::name_link(fd) {
+                    break;
                 }
             }
             let (name, len) = advert_name(port, k);
@@ -495,6 +498,13 @@ impl Listens {
 
 /// `sockaddr_un` of an advert, and its length.
 pub(super) fn advert_name(port: u16, k: u8) -> ([u8; 48], usize) {
+    let mut number = [0u8; 12];
+    let n = decimal_path(b"", u32::from(port), &mut number);
+    name_of(number.get(..n).unwrap_or(&[]), u32::from(k))
+}
+
+/// `sockaddr_un` of `\0netacc/1/WHAT/K`, and its length.
+pub(super) fn name_of(what: &[u8], k: u32) -> ([u8; 48], usize) {
     let mut name = [0u8; 48];
     let [a, b] = (libc::AF_UNIX as u16).to_ne_bytes();
     let mut at = 0;
@@ -509,10 +519,9 @@ pub(super) fn advert_name(port: u16, k: u8) -> ([u8; 48], usize) {
     put(&[a, b, 0]);
     let mut number = [0u8; 12];
     put(b"netacc/1/");
-    let n = decimal_path(b"", u32::from(port), &mut number);
-    put(number.get(..n).unwrap_or(&[]));
+    put(what);
     put(b"/");
-    let n = decimal_path(b"", u32::from(k), &mut number);
+    let n = decimal_path(b"", k, &mut number);
     put(number.get(..n).unwrap_or(&[]));
     (name, at)
 }

@@ -63,8 +63,9 @@ impl State {
         if packet::send(fd, &hello, -1) < 0 {
             return None;
         }
+        let number = possession::number_of(fd, role);
         let l = self.link_mut(i)?;
-        *l = Link { phase: Phase::Greeting, serial, fd, role, peer, since: sys::now_ns(), ..Link::new() };
+        *l = Link { phase: Phase::Greeting, serial, fd, role, peer, number, since: sys::now_ns(), ..Link::new() };
         Some(i)
     }
 
@@ -96,7 +97,6 @@ impl State {
     /// Sends now or not at all: the way of application threads, and of what is tried again later.
     pub(super) fn try_send(&mut self, i: usize, message: Message) -> bool {
         let Some(l) = self.link_mut(i).filter(|l| l.is_read()) else { return false };
-        l.withdrawn |= matches!(message, Message::Withdraw { .. });
         if l.queue.is_empty() {
             match packet::send(l.fd, &message, -1) {
                 0 => return true,
@@ -234,6 +234,7 @@ impl State {
     fn forget_link(&mut self, i: usize, reason: Reason) {
         let soon = sys::now_ns() + TRY_PAUSE_NS;
         let mut orphans = false;
+        self.end_proofs_over(i);
         let Some(t) = self.tables.as_mut() else { return };
         let mut at = t.candidates.oldest();
         while let Some(key) = at {
@@ -257,7 +258,9 @@ impl State {
         let mut at = t.accepted.oldest();
         while let Some(key) = at {
             at = t.accepted.after(key);
-            if let Some(m) = t.accepted.get_mut(key).filter(|m| m.offered.is_some_and(|(l, _)| l == i)) {
+            let Some(m) = t.accepted.get_mut(key) else { continue };
+            m.barred &= !(1 << i);
+            if m.offered.is_some_and(|(l, _)| l == i) {
                 m.offered = None;
                 if m.is_current() {
                     m.socket.set_reason(reason);
@@ -448,6 +451,10 @@ impl State {
         }
         core::mem::forget(self.tables.take());
         core::mem::forget(core::mem::take(&mut self.to_agree));
+        // The parent goes on with its proofs, on the same sockets.
+        self.proofs = [None; PROOFS];
+        core::mem::forget(core::mem::take(&mut self.turns_put_off));
+        self.next_proof_end = 0;
         core::mem::forget(core::mem::take(&mut self.ports));
         core::mem::forget(core::mem::take(&mut self.port_numbers));
         (self.next_try, self.wake) = (0, false);

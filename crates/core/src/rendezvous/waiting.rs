@@ -129,19 +129,21 @@ impl State {
         Some(there)
     }
 
-    /// The accepted sockets that [`add_accepted`](Self::add_accepted) found a candidate for.
+    /// The accepted sockets that [`add_accepted`](Self::add_accepted) found a candidate for, and those for whose proof there was no place.
     pub(crate) fn next_to_agree(&mut self) -> Option<Tuple> {
-        loop {
+        while self.may_prove() {
             let key = self.to_agree.pop()?;
             if let Some((tuple, _)) = self.tables.as_ref().and_then(|t| t.accepted.get(key)) {
                 return Some(*tuple);
             }
         }
+        None
     }
 
     /// The socket's memory is about to be given up, or it is to stay in the kernel for good.
     pub(crate) fn closing(&mut self, socket: &Socket) {
         let tuple = socket.tuple();
+        self.end_proofs_at_last(socket);
         let mut withdraw = None;
         if let Some(t) = self.tables.as_mut() {
             if let Some(key) = t.connected.find(&tuple, |m| m.is(socket)) {
@@ -286,7 +288,8 @@ fn add(table: &mut Table<Mine>, tuple: Tuple, socket: &'static Socket, look_at: 
     {
         m.socket.judge(Reason::NoRecord);
     }
-    let key = table.insert(tuple, 0, Mine { socket, generation: socket.generation.load(Acquire), announced: 0, offered: None, look_at, looks: 0 })?;
+    let key =
+        table.insert(tuple, 0, Mine { socket, generation: socket.generation.load(Acquire), announced: 0, barred: 0, shown_blindly: false, offered: None, look_at, looks: 0 })?;
     socket.raise(socket::flag::NOTED);
     socket.start(Reason::Negotiating);
     Some(key)

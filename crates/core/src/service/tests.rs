@@ -1,6 +1,8 @@
 extern crate std;
 use super::*;
 use crate::channel::{PLACES, SLOTS, quiet};
+use crate::rendezvous::auth;
+use crate::rendezvous::possession::{self, TURNS};
 use crate::rendezvous::{CHANNEL_BYTES, Phase, REFUSE_NOT_AUTHENTICATED};
 use crate::socket::{RxEnd, TxEnd};
 use crate::testing::in_child;
@@ -44,8 +46,16 @@ fn socket_for(tuple: Tuple) -> &'static Socket {
         (&raw mut (*memory).tuple).write(core::cell::UnsafeCell::new(tuple));
         let s = &*memory;
         s.state.store(socket::CANDIDATE, Relaxed);
+        s.fd.store(-1, Relaxed);
         s
     }
+}
+
+/// The same, with its carrier.
+fn socket_of(carrier: &TcpStream) -> &'static Socket {
+    let s = socket_for(view(carrier));
+    s.fd.store(carrier.as_raw_fd(), Relaxed);
+    s
 }
 
 fn offer_of(s: &Socket) -> socket::Offer {
@@ -87,6 +97,18 @@ fn settle(all: &[&Service]) {
             while s.state.lock().epoll >= 0 && s.turn(0) && s.rung.load(Acquire) {}
         }
     }
+}
+
+/// Until `a` has made its offer for `accepted`, which `c` has not seen.
+fn until_offered(a: &Service, c: &Service, accepted: &Socket) {
+    for _ in 0..100 {
+        settle(&[a]);
+        if a.state.lock().is_offered(accepted) {
+            return;
+        }
+        settle(&[c]);
+    }
+    panic!("no offer");
 }
 
 /// Within this a loaded machine has done what it is to do.
@@ -133,7 +155,7 @@ impl Net {
     fn connect(&self) -> (&'static Socket, &'static Socket, (TcpStream, TcpStream)) {
         let c = TcpStream::connect(SocketAddr::new("127.0.0.1".parse().unwrap(), self.port())).unwrap();
         let (a, _) = self.listener.accept().unwrap();
-        (socket_for(view(&c)), socket_for(view(&a)), (c, a))
+        (socket_of(&c), socket_of(&a), (c, a))
     }
 }
 
@@ -442,7 +464,7 @@ fn an_offer_that_crosses_a_close_is_refused_and_its_slot_reused() {
     c.connect(cs);
     a.noted(as_);
     // The acceptor makes its offer before the withdrawal arrives.
-    settle(&[a]);
+    until_offered(a, c, as_);
     c.closing(cs);
     settle(&[a, c]);
     assert_eq!((cs.offered.load(Acquire), as_.offered.load(Acquire)), (0, 0));
@@ -461,7 +483,7 @@ fn an_acceptor_that_closes_while_the_offer_travels_gives_its_end_back() {
     let (cs, as_, _tcp) = net.connect();
     c.connect(cs);
     a.noted(as_);
-    settle(&[a]);
+    until_offered(a, c, as_);
     a.closing(as_);
     settle(&[a, c]);
     let o = offer_of(cs);
@@ -649,8 +671,8 @@ fn a_file_that_is_not_due_stays_where_it_is() {
     r.hello(Role::Connector);
     settle(&[a]);
     let place = Message::Place { place: 1 };
-    assert!(matches!(a.state.lock().files_due(0, &place), FilesDue::No), "there is no channel");
-    assert!(matches!(a.state.lock().files_due(0, &Message::Arena(proto::Arena { arena: 0, bytes: 4096 })), FilesDue::No), "an acceptor takes no memory");
+    assert!(!a.state.lock().files_due(0, &place), "there is no channel");
+    assert!(!a.state.lock().files_due(0, &Message::Arena(proto::Arena { arena: 0, bytes: 4096 })), "an acceptor takes no memory");
     // The kernel refuses it, where it can.
     let bell = crate::channel::new_doorbell();
     r.send_stray(place, bell);
@@ -660,43 +682,19 @@ fn a_file_that_is_not_due_stays_where_it_is() {
 }
 
 #[test]
-fn only_who_cannot_have_meant_another_connection_is_an_impostor() {
-    crate::testing::init();
-    let net = Net::new();
-    let honest = auth::Cred { pid: 1, uid: sys::geteuid() };
-    let stranger = auth::Cred { pid: 1, uid: 4_242_424 };
-    let (_, _, live) = net.connect();
-    let (_, _, over) = net.connect();
-    let (mine, gone) = (view(&live.0), view(&over.0));
-    // It holds the other end.
-    assert_eq!(may_pass(honest, &[mine], false), Ok(()));
-    // It does not, and can have meant no other.
-    assert_eq!(may_pass(stranger, &[mine], false), Err(Violation::Impostor));
-    assert_eq!(may_pass(stranger, &[mine, gone], false), Err(Violation::Impostor));
-    // It may have meant one that was taken back, or that is older than these, or that is over at its end.
-    assert_eq!(may_pass(stranger, &[mine], true), Err(Violation::Evicted));
-    assert_eq!(may_pass(stranger, &[mine; PROOFS], false), Err(Violation::Evicted));
-    assert_eq!(may_pass(stranger, &[], false), Err(Violation::Evicted));
-    over.1.set_nonblocking(true).unwrap();
-    drop(over);
-    assert_eq!(may_pass(stranger, &[mine, gone], false), Err(Violation::Evicted));
-}
-
-#[test]
-fn a_link_remembers_that_a_connection_was_taken_back() {
-    let (c, a, net) = (service(), service(), Net::new());
-    a.accepting(net.port());
-    let (first, second) = (net.connect(), net.connect());
-    assert!(c.connect(first.0) && c.connect(second.0));
-    settle(&[c, a]);
+fn memory_is_due_of_who_has_shown_a_connection() {
+    let h = accepting_by_hand();
     let channel = Message::Channel(proto::Channel { channel_bytes: CHANNEL_BYTES as u64, slots: SLOTS as u32, places: PLACES as u32 });
-    let withdrawn = || match c.state.lock().files_due(0, &channel) {
-        FilesDue::IfProven { told, withdrawn, .. } => (told.len(), withdrawn),
-        _ => panic!("the connector is to get a channel"),
-    };
-    assert_eq!(withdrawn(), (2, false));
-    c.closing(first.0);
-    assert_eq!(withdrawn(), (1, true));
+    for turn in 0..TURNS {
+        assert!(!h.c.state.lock().files_due(0, &channel), "before turn {turn}");
+        h.show(turn);
+    }
+    assert!(h.c.state.lock().files_due(0, &channel));
+    // Who passes it without that is heard no more.
+    let h = accepting_by_hand();
+    h.channel();
+    settle(&[h.c]);
+    assert!(h.r.is_ended());
 }
 
 /// Two ends of a control connection.
@@ -1139,9 +1137,13 @@ struct Raw(c_int);
 impl Raw {
     /// To the advert of `port`.
     fn caller(port: u16) -> Raw {
+        Raw::caller_of(port, 0)
+    }
+    fn caller_of(port: u16, k: u8) -> Raw {
         let fd = sys::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0) as c_int;
         let mut name = std::vec![libc::AF_UNIX as u8, 0, 0];
-        name.extend_from_slice(std::format!("netacc/1/{port}/0").as_bytes());
+        name.extend_from_slice(std::format!("netacc/1/{port}/{k}").as_bytes());
+        assert!(possession::name_link(fd));
         assert!(sys::connect(fd, &name) >= 0);
         let r = Raw(fd);
         r.prepare();
@@ -1210,6 +1212,23 @@ impl Raw {
                 Received::Files(_) => drop(strangers::fetch(self.0)),
                 Received::End => return true,
                 _ => return false,
+            }
+        }
+    }
+    /// Whoever has `carrier` shows, over this link, the mark of `turn`.
+    fn show(&self, role: Role, carrier: &TcpStream, turn: u8) {
+        possession::show_turn(carrier.as_raw_fd(), possession::number_of(self.0, role).unwrap(), turn);
+    }
+    /// As a connector that has `carrier`: shows what it is asked for. Returns the first other message.
+    fn prove(&self, acceptor: &Service, carrier: &TcpStream) -> Option<Message> {
+        loop {
+            settle(&[acceptor]);
+            match self.next() {
+                Some(Message::Turn { token, turn }) => {
+                    self.show(Role::Connector, carrier, turn);
+                    self.send(Message::Turn { token, turn });
+                }
+                other => return other,
             }
         }
     }
@@ -1302,9 +1321,8 @@ fn offered_by_hand() -> (&'static Service, Net, Raw, &'static Socket, proto::Off
     r.hello(Role::Connector);
     r.send(Message::Candidate(proto::Candidate { tuple: cs.tuple(), token: 0xfeed }));
     a.noted(as_);
-    settle(&[a]);
     let mut offer = None;
-    while let Some(m) = r.next() {
+    while let Some(m) = r.prove(a, &tcp.0) {
         if let Message::Offer(o) = m {
             offer = Some(o);
         }
@@ -1335,9 +1353,9 @@ fn answers_that_do_not_fit_the_offer_end_the_link() {
 
 #[test]
 fn after_a_refusal_a_rival_gets_the_connection() {
-    let (a, net, r, as_, o, _tcp) = offered_by_hand();
+    let (a, net, r, as_, o, tcp) = offered_by_hand();
     let c = service();
-    let cs = socket_for(as_.tuple().mirrored());
+    let cs = socket_of(&tcp.0);
     assert!(c.connect(cs));
     settle(&[a, c]);
     assert_eq!(cs.offered.load(Acquire), 0, "the first claim is being tried");
@@ -1345,6 +1363,187 @@ fn after_a_refusal_a_rival_gets_the_connection() {
     settle(&[a, c]);
     assert_eq!(offer_of(cs).slot, offer_of(as_).slot);
     drop(net);
+}
+
+fn is_shown(end: &Socket) -> bool {
+    auth::look(&end.tuple()).is_some_and(|end| end.mark.is_some_and(|mark| mark & possession::SHOWN != 0))
+}
+
+#[test]
+fn who_does_not_hold_a_connection_gets_nothing() {
+    for by_turn in 0..TURNS {
+        let (a, net) = (service(), Net::new());
+        a.accepting(net.port());
+        let (cs, as_, tcp) = net.connect();
+        let r = Raw::caller(net.port());
+        r.hello(Role::Connector);
+        r.send(Message::Candidate(proto::Candidate { tuple: cs.tuple(), token: 7 }));
+        a.noted(as_);
+        // (The first turns by who does hold it, so that each of them is looked at.)
+        let mut answer = None;
+        for turn in 0..=by_turn {
+            settle(&[a]);
+            assert_eq!(r.next(), Some(Message::Turn { token: 7, turn }));
+            if turn < by_turn {
+                r.show(Role::Connector, &tcp.0, turn);
+            }
+            r.send(Message::Turn { token: 7, turn });
+            settle(&[a]);
+            if turn == by_turn {
+                answer = r.next();
+            }
+        }
+        assert_eq!(answer, Some(Message::Unproven { token: 7 }), "turn {by_turn}");
+        assert_eq!(r.next(), None);
+        assert!(!is_shown(as_), "turn {by_turn}");
+        // Its rightful owner gets it.
+        let (c, cs) = (service(), socket_of(&tcp.0));
+        assert!(c.connect(cs));
+        settle(&[a, c]);
+        assert_eq!(offer_of(cs).slot, offer_of(as_).slot);
+        assert!(!is_shown(as_) && !is_shown(cs));
+    }
+}
+
+#[test]
+fn who_stands_between_the_two_gets_nothing() {
+    let (a, c, net) = (service(), service(), Net::new());
+    // The squatter has the first name, the acceptor the next.
+    let squat = Raw::squatter(net.port());
+    a.accepting(net.port());
+    let (cs, as_, _tcp) = net.connect();
+    assert!(c.connect(cs) && a.noted(as_));
+    let from_c = squat.accept();
+    from_c.hello(Role::Acceptor);
+    let to_a = Raw::caller_of(net.port(), 1);
+    to_a.hello(Role::Connector);
+    let mut passed = 0;
+    for _ in 0..50 {
+        settle(&[c]);
+        while let Some(m) = from_c.next() {
+            assert!(!matches!(m, Message::Accept { .. } | Message::Turn { turn: 5, .. }), "{m:?}");
+            to_a.send(m);
+            passed += 1;
+        }
+        settle(&[a]);
+        while let Some(m) = to_a.next() {
+            assert!(!matches!(m, Message::Channel(_) | Message::Offer(_)), "{m:?}");
+            from_c.send(m);
+            passed += 1;
+        }
+    }
+    assert!(passed >= 3, "{passed}");
+    // The two find each other all the same.
+    wait_until(&[a, c], || (cs.offered.load(Acquire), as_.offered.load(Acquire)) == (1, 1));
+}
+
+#[test]
+fn a_proof_ends_with_its_connection_and_with_patience() {
+    let (a, net) = (service(), Net::new());
+    a.accepting(net.port());
+    let r = Raw::caller(net.port());
+    r.hello(Role::Connector);
+    let begun = |token| {
+        let (cs, as_, tcp) = net.connect();
+        r.send(Message::Candidate(proto::Candidate { tuple: cs.tuple(), token }));
+        a.noted(as_);
+        settle(&[a]);
+        assert!(is_shown(as_));
+        assert_eq!(r.next(), Some(Message::Turn { token, turn: 0 }));
+        (cs, as_, tcp)
+    };
+    // It is closed.
+    let (_, as_, _tcp) = begun(1);
+    a.closing(as_);
+    assert!(!is_shown(as_));
+    // Its connector says no more.
+    let (_, as_, _tcp) = begun(2);
+    crate::testing::pass_ns(2_000_000_001);
+    settle(&[a]);
+    assert!(!is_shown(as_));
+    // It withdraws it.
+    let (_, as_, _tcp) = begun(3);
+    r.send(Message::Withdraw { token: 3 });
+    settle(&[a]);
+    assert!(!is_shown(as_));
+    // A forked child has made it plain: the parent finds that out.
+    let (_, as_, _tcp) = begun(6);
+    as_.state.store(socket::PLAIN, Relaxed);
+    crate::testing::pass_ns(2_000_000_001);
+    settle(&[a]);
+    assert!(!is_shown(as_) && a.state.lock().proofs.iter().all(Option::is_none));
+    // Its number is another file's by now.
+    let (_, as_, _tcp) = begun(7);
+    let other = TcpListener::bind("127.0.0.1:0").unwrap();
+    possession::show_turn(other.as_raw_fd(), 0, 0);
+    as_.fd.store(other.as_raw_fd(), Relaxed);
+    a.closing(as_);
+    assert!(!possession::is_at_rest(other.as_raw_fd()) && a.state.lock().proofs.iter().all(Option::is_none));
+    // The program uses one of the options.
+    let (_, as_, _tcp) = begun(4);
+    a.state.lock().end_proofs_of(as_);
+    assert!(!is_shown(as_));
+    // It hangs up.
+    let (_, as_, _tcp) = begun(5);
+    r.send(Message::Hello(Hello::new([0; 3], 1, Role::Connector)));
+    settle(&[a]);
+    assert!(r.is_ended() && !is_shown(as_));
+}
+
+#[test]
+fn more_than_there_is_room_for_are_proven_in_turn() {
+    for candidate_first in [true, false] {
+        let (a, c, net) = (service(), service(), Net::new());
+        a.accepting(net.port());
+        let all: Vec<_> = (0..possession::PROOFS + 50).map(|_| net.connect()).collect();
+        let (connects, accepts) = (|| all.iter().for_each(|k| assert!(c.connect(k.0))), || all.iter().for_each(|k| assert!(a.noted(k.1))));
+        if candidate_first {
+            connects();
+            settle(&[c, a]);
+            accepts();
+        } else {
+            accepts();
+            connects();
+        }
+        wait_until(&[a, c], || all.iter().all(|(cs, as_, _)| (cs.offered.load(Acquire), as_.offered.load(Acquire)) == (1, 1)));
+        assert!([a, c].iter().all(|s| s.state.lock().proofs.iter().all(Option::is_none)));
+    }
+}
+
+#[test]
+fn who_is_told_no_options_goes_through_one_proof() {
+    crate::testing::forbid_netlink();
+    let h = accepting_by_hand();
+    let token = h.token;
+    let asked = |turn| {
+        h.r.send(Message::Turn { token, turn });
+        settle(&[h.c]);
+        h.r.next()
+    };
+    // It shows whatever it is asked for, without a look; once.
+    assert_eq!((asked(0), asked(1)), (Some(Message::Turn { token, turn: 0 }), Some(Message::Turn { token, turn: 1 })));
+    assert_eq!(asked(0), Some(Message::Unproven { token }));
+    assert_eq!(asked(2), None);
+    // That is enough for who holds the other end.
+    let (a, c, net) = (service(), service(), Net::new());
+    a.accepting(net.port());
+    let (cs, as_, _tcp) = net.connect();
+    assert!(c.connect(cs) && a.noted(as_));
+    settle(&[a, c]);
+    assert_eq!(offer_of(cs).slot, offer_of(as_).slot);
+}
+
+#[test]
+fn a_connector_of_several_acceptors_has_turns_for_all() {
+    let (c, net) = (service(), Net::new());
+    let workers = [service(), service(), service()];
+    workers.iter().for_each(|w| assert!(w.accepting(net.port())));
+    let all: Vec<_> = (0..2 * possession::PROOFS).map(|_| net.connect()).collect();
+    all.iter().zip(workers.iter().cycle()).for_each(|(k, w)| assert!(w.noted(k.1)));
+    all.iter().for_each(|k| assert!(c.connect(k.0)));
+    let everybody = [c, workers[0], workers[1], workers[2]];
+    wait_until(&everybody, || all.iter().all(|(cs, as_, _)| (cs.offered.load(Acquire), as_.offered.load(Acquire)) == (1, 1)));
+    assert!(everybody.iter().all(|s| s.state.lock().proofs.iter().all(Option::is_none)));
 }
 
 #[test]
@@ -1378,7 +1577,8 @@ struct ByHand {
     r: Raw,
     cs: &'static Socket,
     token: u64,
-    _tcp: (TcpStream, TcpStream),
+    net: Net,
+    tcp: (TcpStream, TcpStream),
 }
 
 fn accepting_by_hand() -> ByHand {
@@ -1390,10 +1590,23 @@ fn accepting_by_hand() -> ByHand {
     r.hello(Role::Acceptor);
     let Some(Message::Candidate(k)) = r.next() else { panic!("no candidate") };
     assert_eq!(k.tuple, cs.tuple());
-    ByHand { c, _squat: squat, r, cs, token: k.token, _tcp: tcp }
+    ByHand { c, _squat: squat, r, cs, token: k.token, net, tcp }
 }
 
 impl ByHand {
+    /// Shows the mark of `turn`, and has the connector show it.
+    fn show(&self, turn: u8) {
+        self.show_with(&self.tcp.1, self.token, turn);
+    }
+    fn show_with(&self, carrier: &TcpStream, token: u64, turn: u8) {
+        self.r.show(Role::Acceptor, carrier, turn);
+        self.r.send(Message::Turn { token, turn });
+        settle(&[self.c]);
+        assert_eq!(self.r.next(), Some(Message::Turn { token, turn }));
+    }
+    fn prove(&self) {
+        (0..TURNS).for_each(|turn| self.show(turn));
+    }
     fn channel(&self) {
         let m = memory(CHANNEL_BYTES);
         self.r.send_fd(Message::Channel(proto::Channel { channel_bytes: CHANNEL_BYTES as u64, slots: SLOTS as u32, places: PLACES as u32 }), m);
@@ -1412,6 +1625,7 @@ impl ByHand {
 #[test]
 fn a_good_offer_is_taken() {
     let h = accepting_by_hand();
+    h.prove();
     h.channel();
     h.arena(0, 8192);
     h.r.send(Message::Offer(h.offer()));
@@ -1420,6 +1634,29 @@ fn a_good_offer_is_taken() {
     let o = offer_of(h.cs);
     assert_eq!((o.slot, o.tx_bytes, o.rx_bytes), (3, 4096, 4096));
     assert_eq!(o.rx_ring as usize - o.tx_ring as usize, 4096);
+}
+
+#[test]
+fn an_offer_without_the_turns_is_refused() {
+    let h = accepting_by_hand();
+    h.prove();
+    h.channel();
+    h.arena(0, 8192);
+    h.r.send(Message::Offer(h.offer()));
+    settle(&[h.c]);
+    assert!(matches!(h.r.next(), Some(Message::Accept { .. })));
+    // For the next connection nothing is shown, or not all.
+    for turns in [0, 1, TURNS - 1] {
+        let (cs, _, tcp) = h.net.connect();
+        assert!(h.c.connect(cs));
+        let Some(Message::Candidate(k)) = h.r.next() else { panic!("no candidate") };
+        (0..turns).for_each(|turn| h.show_with(&tcp.1, k.token, turn));
+        let o = proto::Offer { token: k.token, tuple: cs.tuple().mirrored(), slot: 4, ..h.offer() };
+        h.r.send(Message::Offer(o));
+        settle(&[h.c]);
+        assert_eq!(h.r.next(), Some(Message::Refuse { token: k.token, slot: 4, reason: REFUSE_NOT_AUTHENTICATED }), "after {turns}");
+        assert_eq!(cs.offered.load(Acquire), 0);
+    }
 }
 
 #[test]
@@ -1445,6 +1682,7 @@ fn offers_that_do_not_hold_water_are_refused() {
         (refuse::BAD_MEMORY, Box::new(|o| o.ring_offset = [u64::MAX - 4095, 4096])),
     ];
     let h = accepting_by_hand();
+    h.prove();
     h.channel();
     h.arena(0, 8192);
     for (i, (reason, f)) in change.iter().enumerate() {
@@ -1463,17 +1701,17 @@ fn offers_that_do_not_hold_water_are_refused() {
 #[test]
 fn a_slot_in_use_is_not_taken_again() {
     let h = accepting_by_hand();
+    h.prove();
     h.channel();
     h.arena(0, 16384);
     h.r.send(Message::Offer(h.offer()));
     settle(&[h.c]);
     assert!(matches!(h.r.next(), Some(Message::Accept { .. })));
-    let net = Net { listener: TcpListener::bind("127.0.0.1:0").unwrap() };
-    let (other, _, _tcp) = net.connect();
-    let tuple = Tuple::new(other.tuple().local(), h.cs.tuple().peer()).unwrap();
-    let cs = socket_for(tuple);
+    let (cs, _, tcp) = h.net.connect();
+    let tuple = cs.tuple();
     assert!(h.c.connect(cs));
     let Some(Message::Candidate(k)) = h.r.next() else { panic!() };
+    (0..TURNS).for_each(|turn| h.show_with(&tcp.1, k.token, turn));
     let o = proto::Offer { token: k.token, tuple: tuple.mirrored(), ring_offset: [8192, 12288], ..h.offer() };
     h.r.send(Message::Offer(o));
     settle(&[h.c]);
@@ -1487,6 +1725,7 @@ fn a_slot_in_use_is_not_taken_again() {
 fn memory_that_could_be_taken_away_ends_the_link() {
     for wrong in 0..7 {
         let h = accepting_by_hand();
+        h.prove();
         let unsealed = sys::memfd_create(b"t\0", libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) as c_int;
         assert!(sys::ftruncate(unsealed, CHANNEL_BYTES) >= 0);
         let good = proto::Channel { channel_bytes: CHANNEL_BYTES as u64, slots: SLOTS as u32, places: PLACES as u32 };

@@ -103,11 +103,13 @@ fn message() -> impl Strategy<Value = Message> {
         (any::<u16>(), direction()).prop_map(|(slot, dir)| Message::PullBack { slot, dir }),
         any::<u16>().prop_map(|slot| Message::Unread { slot }),
         Just(Message::Bye),
+        (any::<u64>(), any::<u8>()).prop_map(|(token, turn)| Message::Turn { token, turn }),
+        any::<u64>().prop_map(|token| Message::Unproven { token }),
     ]
 }
 
 /// One message of each kind.
-fn samples() -> [Message; 12] {
+fn samples() -> [Message; 14] {
     let v4 = |a, port| SocketAddr::new(IpAddr::V4(Ipv4Addr::new(127, 0, 0, a)), port);
     let v6 =
         |a, port| SocketAddr::new(IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, a)), port);
@@ -150,6 +152,8 @@ fn samples() -> [Message; 12] {
         },
         Message::Unread { slot: 9 },
         Message::Bye,
+        Message::Turn { token: 5, turn: 2 },
+        Message::Unproven { token: 5 },
     ]
 }
 

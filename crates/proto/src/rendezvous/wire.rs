@@ -39,6 +39,8 @@ mod kind {
     pub(super) const PULL_BACK: u8 = 10;
     pub(super) const UNREAD: u8 = 11;
     pub(super) const BYE: u8 = 12;
+    pub(super) const TURN: u8 = 13;
+    pub(super) const UNPROVEN: u8 = 14;
 }
 
 impl Message {
@@ -108,6 +110,11 @@ impl Message {
             }
             Self::Unread { slot } => w.u16(*slot),
             Self::Bye => {}
+            Self::Turn { token, turn } => {
+                w.u64(*token);
+                w.u8(*turn);
+            }
+            Self::Unproven { token } => w.u64(*token),
         }
         w.at
     }
@@ -162,6 +169,11 @@ impl Message {
             },
             kind::UNREAD => Self::Unread { slot: r.u16()? },
             kind::BYE => Self::Bye,
+            kind::TURN => Self::Turn {
+                token: r.u64()?,
+                turn: r.u8()?,
+            },
+            kind::UNPROVEN => Self::Unproven { token: r.u64()? },
             _ => return Err(DecodeError::Kind),
         };
         if !r.rest.is_empty() {
@@ -187,6 +199,8 @@ impl Message {
             Self::PullBack { .. } => kind::PULL_BACK,
             Self::Unread { .. } => kind::UNREAD,
             Self::Bye => kind::BYE,
+            Self::Turn { .. } => kind::TURN,
+            Self::Unproven { .. } => kind::UNPROVEN,
         }
     }
 }

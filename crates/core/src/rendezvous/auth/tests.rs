@@ -35,8 +35,10 @@ fn the_kernel_names_the_owner_both_ways() {
         let Ok(_) = TcpListener::bind(listen) else { continue };
         let (c, s, _l) = pair(listen, connect);
         for end in [view(&c), view(&s)] {
-            assert_eq!(ask_netlink(&end), Answer::Owner(me), "{listen} by netlink");
-            assert_eq!(read_tables(&end), Some(me), "{listen} by /proc");
+            let Answer::Is(told) = ask_netlink(&end) else { panic!("{listen} by netlink") };
+            assert_eq!(told.owner, me);
+            assert!(told.mark.is_some() && told.cookie != 0);
+            assert_eq!(read_tables(&end), Some(End { cookie: 0, mark: None, ..told }), "{listen} by /proc");
         }
     }
 }
@@ -54,7 +56,7 @@ fn a_connection_that_is_not_there_has_no_owner() {
     drop(c);
     drop(s);
     for end in [cv, sv] {
-        assert_eq!(owner(&end), None, "TIME_WAIT has none");
+        assert_eq!(look(&end), None, "TIME_WAIT has none");
     }
 }
 
@@ -94,24 +96,58 @@ fn who_only_tries_to_connect_owns_nothing() {
 }
 
 #[test]
-fn another_user_must_own_the_other_end() {
-    let (c, s, _l) = pair("127.0.0.1:0", "127.0.0.1");
-    let me = sys::geteuid();
-    let peer = Cred { pid: 1, uid: me };
-    assert!(verify(peer, &view(&c)).is_some(), "same user");
-    // Seen from a process of another user, the peer (we) does own the other end.
-    assert!(verify_as(me + 7, peer, &view(&c)).is_some());
-    assert!(verify_as(me + 7, peer, &view(&s)).is_some());
-    // A stranger does not, root included, and whatever it claims about connections that do not exist.
-    let stranger = Cred { pid: 1, uid: me + 9 };
-    assert!(verify_as(me + 7, stranger, &view(&c)).is_none());
-    if me != 0 {
-        assert!(verify_as(me, Cred { pid: 1, uid: 0 }, &view(&c)).is_none());
+fn where_no_mark_is_shown_the_user_counts() {
+    let (me, other) = (sys::geteuid(), sys::geteuid() + 7);
+    let peer = |uid| Cred { pid: 1, uid };
+    assert!(may_be(peer(me), other), "our own user");
+    assert!(may_be(peer(other), other), "the owner");
+    // A stranger is neither, root included.
+    assert!(!may_be(peer(other), me));
+    assert!(!may_be_for(other, peer(0), me + 9));
+}
+
+#[test]
+fn what_passes_does_not_make_the_user_count() {
+    for passes in [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::ENOBUFS, libc::EAGAIN, libc::ENOENT] {
+        assert_eq!(refused(-passes), Answer::NoSuchSocket);
     }
-    let mut far = c.peer_addr().unwrap();
-    far.set_port(1);
-    let none = Tuple::new(c.local_addr().unwrap(), far).unwrap();
-    assert!(verify_as(me + 7, peer, &none).is_none());
+    assert_eq!(refused(-libc::EAFNOSUPPORT), Answer::CannotAsk);
+    assert_eq!(refused(-libc::EPERM), Answer::CannotAsk);
+}
+
+/// What is left of an end that nobody has open any more is nobody's, as long as the kernel knows it, and in whatever state it calls that.
+#[test]
+fn an_end_that_was_closed_is_nobodys() {
+    let nobodys = |end: &Tuple| {
+        assert_eq!(ask_netlink(end), Answer::NoSuchSocket);
+        assert_eq!(read_tables(end), None);
+    };
+    // One end is closed, the other is not: FIN_WAIT2, of an orphan or, later, of a TIME_WAIT.
+    let (c, s, _l) = pair("127.0.0.1:0", "127.0.0.1");
+    let (cv, sv) = (view(&c), view(&s));
+    drop(c);
+    nobodys(&cv);
+    assert!(look(&sv).is_some());
+    drop(s);
+    let (c, s, _l) = pair("127.0.0.1:0", "127.0.0.1");
+    let (cv, sv) = (view(&c), view(&s));
+    drop(s);
+    nobodys(&sv);
+    assert!(look(&cv).is_some());
+}
+
+/// A connection whose server has not accepted it is nobody's at that end; also one that the server's kernel keeps as a request.
+#[test]
+fn an_end_that_was_not_accepted_is_nobodys() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    for deferred in [0i32, 5] {
+        assert!(sys::setsockopt(listener.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, &deferred) >= 0);
+        let c = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let theirs = view(&c).mirrored();
+        assert_eq!(ask_netlink(&theirs), Answer::NoSuchSocket, "deferred: {deferred}");
+        assert_eq!(read_tables(&theirs), None, "deferred: {deferred}");
+        assert!(look(&view(&c)).is_some());
+    }
 }
 
 #[test]
@@ -127,12 +163,14 @@ fn lines_of_the_table() {
     let line = b"   3: 0100007F:1F90 0200007F:C350 01 00000000:00000000 00:00000000 00000000  1000        0 12345 1";
     let end = |l: &str, p: &str| Tuple::new(l.parse().unwrap(), p.parse().unwrap()).unwrap();
     let right = end("127.0.0.1:8080", "127.0.0.2:50000");
-    assert_eq!(parse_line(line, &right), Some(1000));
+    assert_eq!(parse_line(line, &right).map(|e| (e.owner, e.inode)), Some((1000, 12345)));
     assert_eq!(parse_line(line, &right.mirrored()), None);
     let listening = b"   3: 0100007F:1F90 0200007F:C350 0A 00000000:00000000 00:00000000 00000000  1000        0 12345 1";
     assert_eq!(parse_line(listening, &right), None);
     let mapped = b" 0: 0000000000000000FFFF00000100007F:1F90 0000000000000000FFFF00000200007F:C350 01 0:0 0:0 0 33 0 1 1";
-    assert_eq!(parse_line(mapped, &right), Some(33));
+    assert_eq!(parse_line(mapped, &right).map(|e| e.owner), Some(33));
+    let nobodys = b"   3: 0100007F:1F90 0200007F:C350 05 00000000:00000000 00:00000000 00000000  1000        0 0 1";
+    assert_eq!(parse_line(nobodys, &right), None);
     for bad in [&b""[..], b"  sl  local_address rem_address   st", b"1: x:y z:w 01", b"1: 0100007F:1F90 0200007F:C350 FF 0 0 0 x"] {
         assert_eq!(parse_line(bad, &right), None);
     }
@@ -143,10 +181,10 @@ fn short_and_strange_replies_are_no_answer() {
     let end = Tuple::new("127.0.0.1:1".parse().unwrap(), "127.0.0.1:2".parse().unwrap()).unwrap();
     let mut bytes = [0u8; 128];
     for n in 0..128 {
-        assert_ne!(parse_reply(&bytes[..n], &end), Answer::Owner(0));
+        assert!(matches!(parse_reply(&bytes[..n], &end), Answer::CannotAsk | Answer::NoSuchSocket));
     }
     bytes[4] = SOCK_DIAG_BY_FAMILY as u8;
     for n in 0..128 {
-        assert_ne!(parse_reply(&bytes[..n], &end), Answer::Owner(0));
+        assert!(matches!(parse_reply(&bytes[..n], &end), Answer::CannotAsk | Answer::NoSuchSocket));
     }
 }
