@@ -33,7 +33,7 @@ const USAGE: &str = "usage:
                          checksummed streams over promotions and demotions
   netacc-conformance hostile [NAME...]
                          attackers of other users, as peers and otherwise; needs root
-  netacc-conformance starve [--every] [NAME...]
+  netacc-conformance starve [--path shm|rdma] [--every] [NAME...]
                          memory, mappings, descriptors and threads fail: one after the other, some of them or every one.
                          The library has to be built with the feature `inject` (tests/inject does that)
 The library is taken from $NETACC_LIB_DIR, or target/release. Connections are between $NETACC_TEST_ADDRESS and itself

@@ -72,12 +72,15 @@ pub fn run(words: &[&str]) -> ExitCode {
         .position(|w| *w == "--fail")
         .and_then(|at| words.get(at + 1))
         .copied();
+    let Some(build) = crate::build_of(words) else {
+        return ExitCode::from(2);
+    };
+    let path = build.path.name();
     let named: Vec<&str> = words
         .iter()
         .copied()
-        .filter(|w| !w.starts_with("--") && Some(*w) != failure)
+        .filter(|w| !w.starts_with("--") && Some(*w) != failure && *w != path)
         .collect();
-    let build = Build::find();
     let options = Options {
         filter: Vec::new(),
         except: Vec::new(),
