@@ -245,12 +245,13 @@ impl Channel {
     fn tell_of_kernel(&self, epoll: usize) {
         let sent = SENT_BY_KERNEL.load(Relaxed);
         if let Some(told) = self.kernel_told.get(epoll.wrapping_sub(1)).filter(|told| told.load(Relaxed) != sent) {
-            told.store(sent, Relaxed);
             let place = self.peer_place(epoll - 1);
             if place.looked() < sent {
                 self.words(BY_KERNEL, self.side).producer_user[announce::SENT].store(sent, Relaxed);
                 let _ = place.mark(BY_KERNEL as u16, |all| self.stamp(BY_KERNEL, self.side, all));
             }
+            // Behind the mark: no other thread's news comes between.
+            told.store(sent, Relaxed);
         }
     }
 

@@ -129,6 +129,8 @@ struct Inner {
     looks: u64,
     looked_in: u64,
     looked_at: u64,
+    /// A look without sleep has taken the event of a doorbell since somebody who sleeps was last told.
+    rung: bool,
     /// While a drain lasts: the items of which it has brought news, each behind its [`place_in_time`].
     news: Vec<(u64, u32)>,
     channels: Vec<&'static Channel>,
@@ -247,6 +249,7 @@ pub(crate) fn on_create(fd: c_int) {
                 looks: 0,
                 looked_in: 0,
                 looked_at: 0,
+                rung: false,
                 wait: 1,
                 deaths: 0,
                 extras: Vec::new(),
@@ -291,6 +294,7 @@ pub(crate) fn on_close(e: &'static Epoll) {
     inner.by_fd.clear();
     inner.ready.clear();
     inner.kernel_queued = false;
+    (inner.sent_by_kernel, inner.looked_at) = (0, 0);
     leave_channels(e, &mut inner);
     inner.lit = false;
     let beacon = core::mem::replace(&mut inner.beacon, -1);
@@ -492,7 +496,8 @@ impl Inner {
                 let Some(s) = c.sockets.get(slot as usize).and_then(|p| unsafe { p.load(Acquire).as_ref() }) else {
                     let said = &c.words(BY_KERNEL, c.side ^ 1).producer_user;
                     if slot as usize == BY_KERNEL && news.len() < news.capacity() {
-                        sent = sent.max(said[announce::SENT].load(Relaxed));
+                        // (A time to come, which only a bad peer writes, would never be looked behind.)
+                        sent = sent.max(said[announce::SENT].load(Relaxed).min(sys::ticks()));
                         news.push((place_in_time(said[announce::STAMP].load(Relaxed), by_clock), KERNEL));
                     }
                     return;
@@ -518,6 +523,14 @@ impl Inner {
         }
         self.sent_by_kernel = sent;
         news.clear();
+    }
+    /// The kernel may have got news of this moment, which is not in a ring: behind what is ready now.
+    fn mark_kernel(&mut self, e: &Epoll) {
+        self.drain(e);
+        self.sent_by_kernel = sys::ticks();
+        if self.ready.len() < self.ready.capacity() && !core::mem::replace(&mut self.kernel_queued, true) {
+            self.ready.push_back(KERNEL);
+        }
     }
 }
 
@@ -560,6 +573,8 @@ fn activate(e: &'static Epoll, inner: &mut Inner, channel: &'static Channel) -> 
         service::join_channel(channel);
         let n = inner.channels.len();
         inner.between_hosts |= channel.wire().is_some();
+        // (What the place's last set has looked at is another one.)
+        channel.my_place(place as usize - 1).set_looked(0);
         inner.channels.push(channel);
         choose_stamps(inner, place as usize - 1);
         if let Some(w) = e.watch.get(n) {

@@ -23,6 +23,17 @@ unsafe impl<T: Send> Sync for Mutex<T> {}
 
 pub(crate) struct Guard<'a, T>(&'a Mutex<T>);
 
+impl<T> Guard<'_, T> {
+    /// Others may have the mutex while `f` runs.
+    pub(crate) fn unlocked<R>(&mut self, f: impl FnOnce() -> R) -> R {
+        self.0.unlock();
+        let r = f();
+        // (This guard frees it.)
+        core::mem::forget(self.0.lock());
+        r
+    }
+}
+
 impl<T> Mutex<T> {
     pub(crate) const fn new(value: T) -> Self {
         Self { word: AtomicU64::new(0), value: UnsafeCell::new(value) }
@@ -55,6 +66,13 @@ impl<T> Mutex<T> {
     pub(crate) fn try_lock(&self) -> Option<Guard<'_, T>> {
         self.word.compare_exchange(0, Self::me(), Acquire, Relaxed).ok()?;
         Some(Guard(self))
+    }
+
+    #[inline]
+    fn unlock(&self) {
+        if self.word.swap(0, Release) & WAITERS != 0 {
+            sys::futex_wake(self.futex(), 1, true);
+        }
     }
 
     #[inline]
@@ -118,9 +136,7 @@ impl<T> DerefMut for Guard<'_, T> {
 impl<T> Drop for Guard<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        if self.0.word.swap(0, Release) & WAITERS != 0 {
-            sys::futex_wake(self.0.futex(), 1, true);
-        }
+        self.0.unlock();
     }
 }
 

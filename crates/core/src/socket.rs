@@ -1035,9 +1035,9 @@ pub(crate) fn close(s: &'static Socket, g: u16, fd: c_int, kernel_too: bool) -> 
 /// The last name of a connection that this process has goes. (A forked child may have it, too; `refs` says so, or did.)
 fn let_go(s: &'static Socket, g: u16, fd: c_int, kernel_close: impl FnOnce() -> Ret) -> Ret {
     if !s.is(ATTACHED) || fd < 0 || s.is_inherited() {
-        let within_host = !s.has(flag::REMOTE);
+        let heard_of = s.is(CANDIDATE) && !s.has(flag::REMOTE);
         let r = finish(s, fd, kernel_close);
-        if within_host {
+        if heard_of {
             channel::sent_by_kernel();
         }
         return r;

@@ -24,6 +24,10 @@ type Events = Result<Vec<(u32, u64)>, E>;
 
 // docs/manual/limits.md: "Order across connections".
 const BETWEEN_HOSTS: (&str, &str) = ("rdma", "between hosts news has no order across connections");
+/// Connections of which one after the other ends.
+const ENDING: usize = 4;
+/// Bytes, each for the one of two threads that comes first.
+const BESIDE: u64 = 1500;
 const UNORDERED: &[(&str, &str)] = &[BETWEEN_HOSTS];
 
 /// A transcript line with the events by name, sorted by data: the order within one call is not promised.
@@ -1954,6 +1958,145 @@ pub fn list() -> Vec<Scenario> {
             },
         )
         .skip(UNORDERED),
+        pair(
+            "epoll/edges-with-ends",
+            "bytes and the end behind them, for one edge: reported to a server that looks later with a full buffer, and to one that sleeps",
+            |t| {
+                let listener = t.listener();
+                t.publish(listener);
+                let fds: Vec<Fd> = (0..ENDING).map(|_| t.accept(listener)).collect();
+                let e = set();
+                for (i, fd) in fds.iter().enumerate() {
+                    add(e, *fd, IN | RDHUP | ET, i as u64);
+                }
+                while sys::epoll_wait(e, 20, 0).expect("epoll_wait") != [] {}
+                for ends in 0..ENDING {
+                    let asleep = (ends > 0).then(|| blocked(move || sys::epoll_wait(e, ENDING, 5000)));
+                    t.tell("go");
+                    t.wait("sent");
+                    let mut said = vec![0; ENDING];
+                    let mut first = asleep.map(|thread| thread.join().expect("waiter"));
+                    while said[ends] & RDHUP == 0 {
+                        let news = first.take().unwrap_or_else(|| sys::epoll_wait(e, ENDING, 5000));
+                        let events = news.expect("epoll_wait");
+                        if events.is_empty() {
+                            break;
+                        }
+                        for (what, i) in events {
+                            said[i as usize] |= what;
+                        }
+                    }
+                    t.log("said", sys::epoll_names(said[ends]));
+                    for fd in &fds[ends..] {
+                        t.log_text("data", &recv_exact(*fd, 4));
+                    }
+                }
+            },
+            |t| {
+                let fds = t.clients(ENDING);
+                for ends in 0..ENDING {
+                    t.wait("go");
+                    send_all(fds[ends], b"last");
+                    t.log("end", sys::shutdown(fds[ends], libc::SHUT_WR));
+                    for fd in &fds[ends + 1..] {
+                        send_all(*fd, b"more");
+                    }
+                    t.tell("sent");
+                }
+                t.log("eof", sys::recv(fds[0], &mut [0; 8], 0));
+            },
+        ),
+        pair(
+            "epoll/small-buffer",
+            "room for two events, and a descriptor that is always ready: a connection has its turn, also behind what came over TCP before it",
+            |t| {
+                let listener = t.listener();
+                t.publish(listener);
+                let fd = t.accept(listener);
+                let e = set();
+                add(e, sys::eventfd(1), IN, 1);
+                add(e, fd, IN, 2);
+                let mut turns = 0;
+                for _ in 0..ROUNDS {
+                    t.tell("go");
+                    t.wait("sent");
+                    await_bytes(fd, 1);
+                    let seen = (0..20).any(|_| {
+                        let events = sys::epoll_wait(e, 2, 0).expect("epoll_wait");
+                        events.iter().any(|(_, data)| *data == 2)
+                    });
+                    turns += usize::from(seen);
+                    recv_exact(fd, 1);
+                    sys::close(sys::accept(listener).expect("accept")).expect("close");
+                }
+                t.log("turns", turns);
+                t.still_fast(fd);
+                t.tell("end");
+            },
+            |t| {
+                let addr = t.hear_addr();
+                let fd = t.connect(addr);
+                for _ in 0..ROUNDS {
+                    t.wait("go");
+                    let new = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).expect("socket");
+                    sys::connect(new, addr).expect("connect");
+                    send_all(fd, b"x");
+                    t.tell("sent");
+                    t.log("end", sys::recv(new, &mut [0; 1], 0));
+                    sys::close(new).expect("close");
+                }
+                t.wait("end");
+            },
+        ),
+        pair(
+            "epoll/looked-at-beside-a-sleeper",
+            "a thread sleeps in a set at which another looks without waiting, now and then: whoever is told, nothing is missed",
+            |t| {
+                let listener = t.listener();
+                t.publish(listener);
+                let fd = t.accept(listener);
+                let e = set();
+                add(e, fd, IN | ET, 1);
+                let (say, hear) = std::sync::mpsc::channel();
+                let takes = move |timeout| {
+                    let events = sys::epoll_wait(e, 8, timeout).expect("epoll_wait");
+                    events.iter().any(|_| sys::recv(fd, &mut [0; 1], MSG_DONTWAIT).is_ok())
+                };
+                let sleeper = std::thread::spawn(move || while say.send(takes(-1)).is_ok() {});
+                let long = std::time::Duration::from_secs(5) * sys::patience();
+                let mut missed = 0;
+                for round in 0..BESIDE {
+                    t.tell("go");
+                    // (At all moments of the other's wake-up.)
+                    let look_at = sys::now_ns() + round * 997 % 300_000;
+                    while sys::now_ns() < look_at {
+                        std::hint::spin_loop();
+                    }
+                    let mut taken = takes(0);
+                    while !taken {
+                        // (It may hear of a byte that has been taken already.)
+                        taken = hear.recv_timeout(long).unwrap_or_else(|_| {
+                            missed += 1;
+                            takes(0)
+                        });
+                    }
+                }
+                t.log("missed", missed);
+                drop(hear);
+                t.tell("end");
+                sleeper.join().expect("sleeper");
+            },
+            |t| {
+                let fd = t.client();
+                for _ in 0..BESIDE {
+                    t.wait("go");
+                    send_all(fd, b"x");
+                }
+                t.wait("end");
+                send_all(fd, b"x");
+                t.log("eof", sys::recv(fd, &mut [0; 1], 0));
+            },
+        ),
         pair(
             "epoll/registered-before-promotion",
             "LT registrations made while the connection is on TCP hold after its promotion",

@@ -97,6 +97,9 @@ fn ctl_candidate(e: &'static Epoll, epfd: c_int, op: c_int, fd: c_int, mut ev: e
     }
     // SAFETY: one valid event.
     let r = unsafe { sys::epoll_ctl(epfd, op, fd, &mut ev) };
+    if r == 0 && op != libc::EPOLL_CTL_DEL && e.active.load(Acquire) {
+        inner.mark_kernel(e);
+    }
     if !adds {
         match (op, here) {
             (libc::EPOLL_CTL_DEL, Some(i)) if r == 0 => {

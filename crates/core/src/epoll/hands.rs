@@ -257,16 +257,14 @@ pub(crate) fn bar(e: &'static Epoll) {
             let fd = item.as_ref().filter(|i| i.attached).map(|i| i.fd);
             at += 1;
             if let Some(fd) = fd {
-                drop(inner);
-                lifecycle::need_kernel(fd, Reason::SeveralEpollSets);
-                inner = e.inner.lock();
+                inner.unlocked(|| lifecycle::need_kernel(fd, Reason::SeveralEpollSets));
             }
         }
         inner.unsettled = true;
         inner.settle_at = 0;
     }
     inner.drain(e);
-    inner = settle(e, inner);
+    settle(e, &mut inner);
     light(e, &mut inner);
 }
 
@@ -277,15 +275,15 @@ pub(crate) fn leave_to_kernel(e: &'static Epoll) -> bool {
     !e.active.load(Acquire)
 }
 
-/// Gives those sockets to the kernel that could not go at once. Without the lock in between: it may take a while.
+/// Gives those sockets to the kernel that could not go at once. Without the lock meanwhile: it may take a while.
 #[cold]
 #[inline(never)]
-pub(super) fn settle(e: &'static Epoll, mut inner: Guard<'static, Inner>) -> Guard<'static, Inner> {
+pub(super) fn settle(e: &'static Epoll, inner: &mut Guard<'static, Inner>) {
     let barred = e.barred.load(Relaxed);
     let waits = |item: &Item| item.attached && !item.plain && (barred || item.extra.is_some() || item.nameless);
     let now = sys::now_ns();
     if now < inner.settle_at {
-        return inner;
+        return;
     }
     let mut all = true;
     let mut at = 0;
@@ -295,9 +293,7 @@ pub(super) fn settle(e: &'static Epoll, mut inner: Guard<'static, Inner>) -> Gua
         let ready = ready.map(|item| (item.socket, item.generation, item.fd, item.extra.unwrap_or(Reason::SeveralEpollSets)));
         at += 1;
         if let Some((s, g, fd, why)) = ready {
-            drop(inner);
-            all &= io::to_kernel(s, g, fd, why, false);
-            inner = e.inner.lock();
+            all &= inner.unlocked(|| io::to_kernel(s, g, fd, why, false));
         }
     }
     inner.settle_after = if all { AGAIN_NS } else { (inner.settle_after * 2).clamp(AGAIN_NS, AGAIN_MAX_NS) };
@@ -305,22 +301,21 @@ pub(super) fn settle(e: &'static Epoll, mut inner: Guard<'static, Inner>) -> Gua
     for i in 0..inner.items.len() as u32 {
         // Given to the kernel by another process, or before it was put in here.
         if inner.item(i).is_some_and(|item| waits(item) && !item.socket.is(ATTACHED)) {
-            hand_back(e, &mut inner, i);
+            hand_back(e, inner, i);
         }
     }
     inner.unsettled = inner.items.iter().flatten().any(waits);
     if barred && inner.items.iter().flatten().all(|item| !item.attached) {
         // Nothing is left but doorbells, which would make the set look ready to whoever polls it.
-        unlight(e, &mut inner);
+        unlight(e, inner);
         let place = e.place.swap(0, AcqRel) as usize;
         if place != 0 {
             wait::leave_set(place - 1, e.fd.load(Relaxed), &inner.channels);
-            leave_channels(e, &mut inner);
+            leave_channels(e, inner);
             wait::give_back(place - 1);
         }
         e.active.store(false, Release);
     }
-    inner
 }
 
 /// Makes a set that is itself polled look ready exactly as long as an item of it may be. (What the kernel keeps speaks for itself.)

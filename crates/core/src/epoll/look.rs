@@ -41,7 +41,7 @@ unsafe fn look(e: &'static Epoll, epfd: c_int, mut out: Out, timeout_ns: i64, ma
     inner.wait = inner.wait.wrapping_add(1);
     prune_if_due(e, &mut inner);
     if inner.unsettled {
-        inner = settle(e, inner);
+        settle(e, &mut inner);
     }
     let now = sys::ticks();
     inner.drain(e);
@@ -49,26 +49,38 @@ unsafe fn look(e: &'static Epoll, epfd: c_int, mut out: Out, timeout_ns: i64, ma
     let full = out.max <= inner.ready.len();
     let overdue = inner.backlog || inner.wait.is_multiple_of(32) || now.wrapping_sub(inner.last_visit) > KERNEL_VISIT_TICKS;
     let due = overdue || inner.fresh || (full && inner.wait.is_multiple_of(8));
-    if due && (full || inner.fresh) && (out.max > 1 || inner.wait.is_multiple_of(2)) {
+    let first = inner.ready.front() == Some(&KERNEL);
+    if due && (full || inner.fresh) && !first && (out.max > 1 || inner.wait.is_multiple_of(2)) {
         // The buffer cannot hold all, or the kernel may tell what an item already knows: there is room for both.
         inner.last_visit = now;
         let room = (out.max / 2).max(1);
         visit(&mut inner, e, epfd, &mut out, room);
     }
     collect(&mut inner, e, Kernel::Look(epfd), &mut out);
-    if out.is_done() {
+    let r = if out.is_done() {
         let room = out.max - out.n;
         if due && room > 0 && inner.looked_in != inner.wait {
             inner.last_visit = now;
             visit(&mut inner, e, epfd, &mut out, room);
         }
-        if inner.sleepers > 0 && inner.has_ready() {
-            prod(e, &inner);
-        }
-        return out.result();
+        out.result()
+    } else {
+        // SAFETY: `out` is the caller's buffer.
+        unsafe { wait_slow(e, &mut inner, epfd, &mut out, timeout_ns, mask) }
+    };
+    if inner.sleepers > 0 {
+        pass_on(e, &mut inner);
     }
-    // SAFETY: `out` is the caller's buffer.
-    unsafe { wait_slow(e, inner, epfd, out, timeout_ns, mask) }
+    r
+}
+
+/// Threads that sleep are for what this call leaves in the queue, and for what it has not even seen: it may have taken the event of
+/// the doorbell that was to wake them.
+#[cold]
+fn pass_on(e: &Epoll, inner: &mut Inner) {
+    if core::mem::take(&mut inner.rung) | inner.has_ready() {
+        prod(e, inner);
+    }
 }
 
 /// The application's event buffer.
@@ -97,10 +109,10 @@ impl Out {
         true
     }
 
-    /// Calls `f` with room for `n` events less.
-    fn keeping(&mut self, n: usize, f: impl FnOnce(&mut Self)) {
+    /// Calls `f` with room for `n` more events, if there is so much.
+    fn within(&mut self, n: usize, f: impl FnOnce(&mut Self)) {
         let max = self.max;
-        self.max = max.saturating_sub(n);
+        self.max = max.min(self.n + n);
         f(self);
         if !self.bad {
             self.max = max;
@@ -172,7 +184,7 @@ fn look_first(inner: &mut Inner, e: &'static Epoll, epfd: c_int, out: &mut Out) 
     inner.kernel_queued = false;
     let mut local = Local::<32>::new();
     let room = out.max - out.n;
-    if let Some(events) = ask(inner, e, &mut local, epfd, out, room) {
+    if let Some((events, _)) = ask(inner, e, &mut local, epfd, out, room) {
         sort(inner, e, events, false, out);
     }
 }
@@ -221,7 +233,7 @@ fn report(inner: &mut Inner, e: &'static Epoll, index: u32, out: &mut Out) -> bo
 }
 
 /// Takes events of the kernel's, in their order: the application's own go out, ours stand for an item. There is room for all of them, and
-/// they need no more. `slept`: it was waited for them.
+/// all of `out` can be written. `slept`: it was waited for them.
 fn sort(inner: &mut Inner, e: &'static Epoll, events: &[epoll_event], slept: bool, out: &mut Out) {
     for (i, ev) in events.iter().enumerate() {
         let Some(index) = untag(ev.u64) else {
@@ -230,6 +242,7 @@ fn sort(inner: &mut Inner, e: &'static Epoll, events: &[epoll_event], slept: boo
         };
         if index == DOORBELL {
             stats::count(Counter::Wakeups);
+            inner.rung |= !slept;
             if slept && events.len() > 1 {
                 // It was rung before the kernel had what comes behind it, and after it had what comes before.
                 inner.drain(e);
@@ -237,9 +250,10 @@ fn sort(inner: &mut Inner, e: &'static Epoll, events: &[epoll_event], slept: boo
                     inner.ready.pop_front();
                     inner.kernel_queued = false;
                 }
-                out.keeping(events.len() - i - 1, |out| collect(inner, e, Kernel::Wait, out));
+                let others = (out.max - out.n).saturating_sub(events.len() - i - 1);
+                out.within(others, |out| collect(inner, e, Kernel::Wait, out));
             }
-        } else if is_news(inner, index, ev.events) && inner.take(index) {
+        } else if ev.events != 0 && inner.take(index) {
             let _ = report(inner, e, index, out);
         }
     }
@@ -277,26 +291,49 @@ impl<const N: usize> Local<N> {
         unsafe { sys::epoll_wait(epfd, self.0.as_mut_ptr().cast(), room.min(N) as c_int, timeout_ns, mask) }
     }
 
-    /// What came, by the result of [`Self::fill`].
-    fn filled(&self, r: Ret) -> &[epoll_event] {
+    /// What came, by the result of [`Self::fill`]. The items know from here on what their carriers have said, before the first of them is
+    /// reported: an edge has one report, which says all. What is no news to its item is left with no event.
+    fn filled(&mut self, inner: &mut Inner, r: Ret) -> &[epoll_event] {
         let n = (r.max(0) as usize).min(N);
         // SAFETY: so many were written, and any bytes are an event.
-        unsafe { core::slice::from_raw_parts(self.0.as_ptr().cast(), n) }
+        let events: &mut [epoll_event] = unsafe { core::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), n) };
+        for ev in events.iter_mut() {
+            if untag(ev.u64).is_some_and(|index| index != DOORBELL && !is_news(inner, index, ev.events)) {
+                ev.events = 0;
+            }
+        }
+        events
     }
+}
+
+/// Lets others have the set while `f` runs, in a call that has reported nothing: what they report meanwhile is no report of its own.
+fn give_way<R>(inner: &mut Guard<'static, Inner>, f: impl FnOnce() -> R) -> R {
+    let r = inner.unlocked(f);
+    inner.wait = inner.wait.wrapping_add(1);
+    r
 }
 
 /// Looks at the kernel's set without waiting, and reports what it has behind what is ready. False: there is no room for what it may have.
 fn visit(inner: &mut Inner, e: &'static Epoll, epfd: c_int, out: &mut Out, room: usize) -> bool {
     let mut local = Local::<32>::new();
-    let Some(events) = ask(inner, e, &mut local, epfd, out, room) else { return false };
-    out.keeping(events.len(), |out| collect(inner, e, Kernel::Wait, out));
-    sort(inner, e, events, false, out);
+    let Some((events, room)) = ask(inner, e, &mut local, epfd, out, room) else { return false };
+    out.within(room, |out| {
+        out.within(room - events.len(), |out| collect(inner, e, Kernel::Wait, out));
+        sort(inner, e, events, false, out);
+    });
     collect(inner, e, Kernel::Look(epfd), out);
     true
 }
 
-/// What the kernel's set has at this moment, up to `room` events. `None`: there is no room.
-fn ask<'a, const N: usize>(inner: &mut Inner, e: &Epoll, local: &'a mut Local<N>, epfd: c_int, out: &Out, room: usize) -> Option<&'a [epoll_event]> {
+/// What the kernel's set has at this moment, up to `room` events, and for how many events `out` can be written. `None`: there is no room.
+fn ask<'a, const N: usize>(
+    inner: &mut Inner,
+    e: &Epoll,
+    local: &'a mut Local<N>,
+    epfd: c_int,
+    out: &Out,
+    room: usize,
+) -> Option<(&'a [epoll_event], usize)> {
     let room = out.writable(room.min(N));
     if room == 0 {
         return None;
@@ -305,7 +342,7 @@ fn ask<'a, const N: usize>(inner: &mut Inner, e: &Epoll, local: &'a mut Local<N>
     let began = sys::ticks();
     let r = local.fill(epfd, room, 0, core::ptr::null());
     inner.looked(e, began, r == room as isize);
-    Some(local.filled(r))
+    Some((local.filled(inner, r), room))
 }
 
 impl Inner {
@@ -343,14 +380,14 @@ impl Inner {
 
 #[cold]
 #[inline(never)]
-unsafe fn wait_slow(e: &'static Epoll, mut inner: Guard<'static, Inner>, epfd: c_int, mut out: Out, timeout_ns: i64, mask: Mask) -> Ret {
+unsafe fn wait_slow(e: &'static Epoll, inner: &mut Guard<'static, Inner>, epfd: c_int, out: &mut Out, timeout_ns: i64, mask: Mask) -> Ret {
     if timeout_ns == 0 {
         inner.last_visit = sys::ticks();
         // What the kernel has for the library alone must not take the place of what it has for the application, and look like nothing.
         let mut looked = false;
         for _ in 0..VISITS {
             let room = out.max - out.n;
-            looked = visit(&mut inner, e, epfd, &mut out, room);
+            looked = visit(inner, e, epfd, out, room);
             if !looked || out.n != 0 || !inner.backlog {
                 break;
             }
@@ -372,16 +409,14 @@ unsafe fn wait_slow(e: &'static Epoll, mut inner: Guard<'static, Inner>, epfd: c
             let peers = Peers::of(inner.channels.iter().copied().filter(|c| c.dead.load(Relaxed) == 0));
             let last = inner.last_visit;
             let between_hosts = inner.between_hosts;
-            drop(inner);
-            let won = spin(e, peers, epfd, last, between_hosts);
-            inner = e.inner.lock();
+            let won = give_way(inner, || spin(e, peers, epfd, last, between_hosts));
             if won {
                 inner.drain(e);
-                collect(&mut inner, e, Kernel::Look(epfd), &mut out);
+                collect(inner, e, Kernel::Look(epfd), out);
                 if out.n == 0 {
                     inner.last_visit = sys::ticks();
                     let room = out.max - out.n;
-                    visit(&mut inner, e, epfd, &mut out, room);
+                    visit(inner, e, epfd, out, room);
                 }
                 if out.is_done() {
                     return out.result();
@@ -395,50 +430,51 @@ unsafe fn wait_slow(e: &'static Epoll, mut inner: Guard<'static, Inner>, epfd: c
         if inner.between_hosts {
             wire::before_sleep();
         }
+        let looks = inner.looks;
         inner.drain(e);
-        collect(&mut inner, e, Kernel::Look(epfd), &mut out);
+        collect(inner, e, Kernel::Look(epfd), out);
         if out.is_done() {
-            wake_up(&inner, place);
+            wake_up(inner, place);
             return out.result();
         }
         let mut left = wait::left(deadline);
         // What nobody rings for is looked for.
-        let looks = !inner.extras.is_empty() && (place.is_none() || inner.hears_not_all(false));
-        if looks && !(0..=LOOK_NS).contains(&left) {
+        let mut again = !inner.extras.is_empty() && (place.is_none() || inner.hears_not_all(false));
+        if again && !(0..=LOOK_NS).contains(&left) {
             left = LOOK_NS;
         }
-        unlight(e, &mut inner);
+        if inner.looks != looks {
+            // That look may have taken the doorbell's event, rung for what came behind the drain: nobody rings for that again.
+            (again, left) = (true, 0);
+        }
+        unlight(e, inner);
         inner.sleepers += 1;
-        drop(inner);
         let mut local = Local::<64>::new();
         let room = out.writable(out.max.min(64)).max(1);
         stats::count(Counter::Sleeps);
         let began = sys::ticks();
-        let r = local.fill(epfd, room, left, mask);
-        inner = e.inner.lock();
+        let r = give_way(inner, || local.fill(epfd, room, left, mask));
         inner.sleepers = inner.sleepers.saturating_sub(1);
         inner.last_visit = sys::ticks();
         inner.looked(e, began, r == room as isize);
-        wake_up(&inner, place);
+        wake_up(inner, place);
         if r < 0 {
             return r;
         }
-        sort(&mut inner, e, local.filled(r), true, &mut out);
+        let events = local.filled(inner, r);
+        out.within(room, |out| sort(inner, e, events, true, out));
         inner.drain(e);
-        collect(&mut inner, e, Kernel::Look(epfd), &mut out);
+        collect(inner, e, Kernel::Look(epfd), out);
         if out.is_done() {
-            if inner.has_ready() {
-                prod(e, &inner);
-            }
             return out.result();
         }
-        if (r == 0 && !looks) || (deadline != 0 && sys::now_ns() >= deadline) {
+        if (r == 0 && !again) || (deadline != 0 && sys::now_ns() >= deadline) {
             return 0;
         }
         // News that was no event of the application's.
-        prune_if_due(e, &mut inner);
+        prune_if_due(e, inner);
         if inner.unsettled {
-            inner = settle(e, inner);
+            settle(e, inner);
         }
     }
 }
@@ -446,26 +482,25 @@ unsafe fn wait_slow(e: &'static Epoll, mut inner: Guard<'static, Inner>, epfd: c
 /// The buffer is bad: the call ends with that as soon as there is something to report, and takes nothing. (News that only the library
 /// would have noticed can end it, too.) What sockets have is looked for once in [`LOOK_NS`].
 #[cold]
-fn wait_for_nothing(e: &'static Epoll, mut inner: Guard<'static, Inner>, epfd: c_int, mut out: Out, timeout_ns: i64, mask: Mask) -> Ret {
+fn wait_for_nothing(e: &'static Epoll, inner: &mut Guard<'static, Inner>, epfd: c_int, out: &mut Out, timeout_ns: i64, mask: Mask) -> Ret {
     let deadline = if timeout_ns < 0 { 0 } else { sys::now_ns().saturating_add(timeout_ns as u64).max(1) };
     loop {
         inner.drain(e);
-        collect(&mut inner, e, Kernel::Look(epfd), &mut out);
+        collect(inner, e, Kernel::Look(epfd), out);
         if out.is_done() {
             return out.result();
         }
-        drop(inner);
         let left = wait::left(deadline);
         let mut p = libc::pollfd { fd: epfd, events: libc::POLLIN, revents: 0 };
+        let left = if left < 0 { LOOK_NS } else { left.min(LOOK_NS) };
         // SAFETY: one valid pollfd; the caller's mask.
-        let r = unsafe { sys::ppoll(&mut p, 1, if left < 0 { LOOK_NS } else { left.min(LOOK_NS) }, mask) };
+        let r = give_way(inner, || unsafe { sys::ppoll(&mut p, 1, left, mask) });
         if r != 0 {
             return if r < 0 { r } else { -(libc::EFAULT as Ret) };
         }
         if deadline != 0 && sys::now_ns() >= deadline {
             return 0;
         }
-        inner = e.inner.lock();
     }
 }
 
@@ -521,10 +556,16 @@ pub(crate) unsafe fn on_wait(epfd: c_int, events: *mut epoll_event, n: c_int) ->
             let Some(ev) = (unsafe { user::read(events.wrapping_add(i)) }) else { break };
             match untag(ev.u64) {
                 None => _ = out.push(ev.events, ev.u64),
-                Some(DOORBELL) => stats::count(Counter::Wakeups),
+                Some(DOORBELL) => {
+                    stats::count(Counter::Wakeups);
+                    inner.rung = true;
+                }
                 Some(index) if is_news(&mut inner, index, ev.events) => inner.queue(index),
                 Some(_) => {}
             }
+        }
+        if inner.sleepers > 0 {
+            pass_on(e, &mut inner);
         }
         out.n as c_int
     })

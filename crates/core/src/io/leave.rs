@@ -33,6 +33,7 @@ pub(crate) fn shutdown(s: &'static Socket, g: u16, fd: c_int, how: c_int) -> Ret
         libc::SHUT_RDWR if s.has(flag::FIN_LATER) => sys::shutdown(fd, libc::SHUT_RD),
         _ => sys::shutdown(fd, how),
     };
+    crate::channel::sent_by_kernel();
     if how == libc::SHUT_RD || how == libc::SHUT_RDWR {
         s.raise(flag::CARRIER_SPOKE);
         if !inherited {

@@ -4,7 +4,7 @@ use super::links::{Conn, ConnState, Fault, Link};
 use super::pairs::{PairState, unlink};
 use super::wire::Wire;
 use super::*;
-use crate::channel::{ChannelMem, SLOTS};
+use crate::channel::{BY_KERNEL, ChannelMem};
 use crate::lock::lock_end;
 use crate::log::debug_log;
 use crate::socket::{ATTACHED, ATTACHING, Offer};
@@ -399,7 +399,7 @@ impl Remote {
         if let Some(at) = l.conns.iter().skip(l.refused).position(free) {
             return Some(l.refused + at);
         }
-        if l.conns.len() >= SLOTS || l.conns.try_reserve(1).is_err() {
+        if l.conns.len() >= BY_KERNEL || l.conns.try_reserve(1).is_err() {
             return l.conns.iter().position(free);
         }
         l.conns.push(Conn::FREE);
@@ -515,7 +515,7 @@ impl Remote {
         stats::count(Counter::OffersReceived);
         let slot = usize::from(o.slot);
         let Some(l) = self.link_mut(i) else { return Ok(()) };
-        if slot >= SLOTS {
+        if slot >= BY_KERNEL {
             return Err(Fault::Malformed);
         }
         while l.conns.len() <= slot {

@@ -46,7 +46,7 @@ impl State {
             return Err(refuse::WITHDRAWN);
         }
         let arena = l.arenas.get(offer.arena as usize).ok_or(refuse::BAD_MEMORY)?;
-        let slot = l.slots.get(offer.slot as usize).ok_or(refuse::BAD_MEMORY)?;
+        let slot = l.slots.get(offer.slot as usize).filter(|_| (offer.slot as usize) < BY_KERNEL).ok_or(refuse::BAD_MEMORY)?;
         let sizes = offer.ring_bytes.iter().all(|b| b.is_power_of_two() && (RING_MIN..=RING_MAX).contains(&(*b as usize)));
         let places = offer.ring_offset.iter().all(|o| o % 64 == 0);
         if slot.state != SlotState::Free || !sizes || !places || !offer.fits(arena.bytes as u64) {

@@ -261,7 +261,7 @@ fn frames_that_no_acceptor_sends_end_its_link() {
         &[Frame::Refuse { token: 1, slot: 0, reason: 1 }],
         &[Frame::Freed { slot: 0 }],
         &[Frame::Resume { known: true, key: [9; 16] }],
-        &[Frame::Offer(Offer { token: 0, slot: 4096, pair: 0, lane: 0 })],
+        &[Frame::Offer(Offer { token: 0, slot: 4095, pair: 0, lane: 0 })],
         &[Frame::Pair(Pair { lanes: 0, ..pair })],
         &[Frame::Pair(Pair { lanes: 4097, ..pair })],
         &[Frame::Bye],
@@ -277,8 +277,8 @@ fn what_an_acceptor_may_say_and_does_not_mean_is_answered() {
     // Offers of a pair that is none; of a connection that nobody knows.
     let said = as_acceptor(&[Frame::Offer(Offer { token: 0, slot: 0, pair: 0, lane: 0 })]).unwrap();
     assert!(matches!(said[..], [Frame::Refuse { slot: 0, reason: netacc_proto::remote::refuse::BUSY, .. }]), "{said:?}");
-    let said = as_acceptor(&[Frame::Offer(Offer { token: 12345, slot: 4095, pair: 9, lane: 9 })]).unwrap();
-    assert!(matches!(said[..], [Frame::Refuse { token: 12345, slot: 4095, reason: netacc_proto::remote::refuse::WITHDRAWN }]), "{said:?}");
+    let said = as_acceptor(&[Frame::Offer(Offer { token: 12345, slot: 4094, pair: 9, lane: 9 })]).unwrap();
+    assert!(matches!(said[..], [Frame::Refuse { token: 12345, slot: 4094, reason: netacc_proto::remote::refuse::WITHDRAWN }]), "{said:?}");
     // A pair that nobody takes, and more of them than are made at once.
     let said = as_acceptor(&[Frame::Pair(pair)]).unwrap();
     assert!(matches!(said[..], [Frame::PairEnd { pair: 0 }]), "{said:?}");
