@@ -1,7 +1,8 @@
 //! Link options of the shared object.
 
 fn main() {
-    // Fork handlers, other threads and the addresses that programs took of hooks outlive any dlclose.
+    // Fork handlers, other threads and the addresses that programs took of hooks outlive any
+    // dlclose.
     println!("cargo::rustc-link-arg-cdylib=-Wl,-z,nodelete");
     // Everything is bound when the library is loaded: a hook must not enter the dynamic linker.
     println!("cargo::rustc-link-arg-cdylib=-Wl,-z,now");

@@ -1,4 +1,5 @@
-//! Arbitrary bytes from a hostile peer of another host: never a panic, and one encoding for each frame.
+//! Arbitrary bytes from a hostile peer of another host: never a panic, and one encoding for each
+//! frame.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

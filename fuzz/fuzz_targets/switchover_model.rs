@@ -1,4 +1,5 @@
-//! The model of the switchover, with the input as the scheduler: the receiver gets the exact stream.
+//! The model of the switchover, with the input as the scheduler: the receiver gets the exact
+//! stream.
 #![no_main]
 
 #[path = "../../crates/proto/tests/switchover/model.rs"]

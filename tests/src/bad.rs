@@ -29,12 +29,7 @@ pub enum Kind {
     ReadOnly,
 }
 
-pub const KINDS: [Kind; 4] = [
-    Kind::Unmapped,
-    Kind::NoAccess,
-    Kind::Truncated,
-    Kind::ReadOnly,
-];
+pub const KINDS: [Kind; 4] = [Kind::Unmapped, Kind::NoAccess, Kind::Truncated, Kind::ReadOnly];
 
 impl Kind {
     pub fn name(self) -> &'static str {
@@ -116,7 +111,8 @@ impl Bad {
 
 impl Drop for Bad {
     fn drop(&mut self) {
-        // SAFETY: the good part is ours; whether the page behind it is, only the mappings of a file know.
+        // SAFETY: the good part is ours; whether the page behind it is, only the mappings of a file
+        // know.
         unsafe { libc::munmap(self.start.cast(), self.good) };
         let _ = sys::close(self.file);
     }
@@ -127,7 +123,8 @@ pub fn put<T>(at: *mut u8, value: T) {
     unsafe { at.cast::<T>().write_unaligned(value) }
 }
 
-/// One call; its pointers are bad on purpose, and for the kernel, or the library in its place, to find out.
+/// One call; its pointers are bad on purpose, and for the kernel, or the library in its place, to
+/// find out.
 macro_rules! call {
     ($e:expr) => {{
         // SAFETY: whoever carries the call out must not trust its pointers.
@@ -158,14 +155,7 @@ pub fn read(fd: Fd, at: *mut u8, len: usize) -> R {
 
 pub fn recvfrom(fd: Fd, from: *mut u8, from_len: *mut u8) -> R {
     let mut byte = 0u8;
-    call!(libc::recvfrom(
-        fd,
-        (&raw mut byte).cast(),
-        1,
-        0,
-        from.cast(),
-        from_len.cast()
-    ))
+    call!(libc::recvfrom(fd, (&raw mut byte).cast(), 1, 0, from.cast(), from_len.cast()))
 }
 
 /// A bad place for the address, and a good one for its length.
@@ -183,10 +173,7 @@ pub fn recvfrom_length(fd: Fd, len: i32) -> R {
 type Part = (*mut u8, usize);
 
 fn list(parts: &[Part]) -> Vec<libc::iovec> {
-    let iov = |(at, len): &Part| libc::iovec {
-        iov_base: at.cast(),
-        iov_len: *len,
-    };
+    let iov = |(at, len): &Part| libc::iovec { iov_base: at.cast(), iov_len: *len };
     parts.iter().map(iov).collect()
 }
 
@@ -205,11 +192,7 @@ pub fn writev(fd: Fd, parts: &[Part]) -> R {
 
 pub fn sendmsg(fd: Fd, parts: &[Part]) -> R {
     let iov = list(parts);
-    call!(libc::sendmsg(
-        fd,
-        &header(iov.as_ptr().cast(), iov.len()),
-        0
-    ))
+    call!(libc::sendmsg(fd, &header(iov.as_ptr().cast(), iov.len()), 0))
 }
 
 pub fn readv(fd: Fd, parts: &[Part]) -> R {
@@ -259,10 +242,7 @@ pub fn recvmmsg_header(fd: Fd, at: *mut u8, count: u32) -> R {
 
 fn one_byte() -> libc::iovec {
     static BYTE: u8 = FILL;
-    libc::iovec {
-        iov_base: (&raw const BYTE).cast_mut().cast(),
-        iov_len: 1,
-    }
+    libc::iovec { iov_base: (&raw const BYTE).cast_mut().cast(), iov_len: 1 }
 }
 
 pub fn sendmsg_name(fd: Fd, at: *mut u8, len: u32) -> R {
@@ -283,24 +263,14 @@ pub fn poll_at(at: *mut u8, count: usize) -> R {
     call!(libc::poll(at.cast(), count as _, 1000))
 }
 
-/// By number, where there is a time: libc's function reads it itself, and crashes. So for `select` and `pselect`.
+/// By number, where there is a time: libc's function reads it itself, and crashes. So for `select`
+/// and `pselect`.
 pub fn ppoll(fd: Fd, time: *const libc::timespec, mask: *const libc::sigset_t) -> R {
-    let mut p = libc::pollfd {
-        fd,
-        events: libc::POLLIN,
-        revents: 0,
-    };
+    let mut p = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     if time.is_null() {
         return call!(libc::ppoll(&mut p, 1, time, mask));
     }
-    call!(libc::syscall(
-        libc::SYS_ppoll,
-        &raw mut p,
-        1usize,
-        time,
-        mask,
-        8usize
-    ))
+    call!(libc::syscall(libc::SYS_ppoll, &raw mut p, 1usize, time, mask, 8usize))
 }
 
 /// `set`: in the place of the set of descriptors to write to.
@@ -357,10 +327,7 @@ pub fn pselect_mask_at(fd: Fd, at: *const u8) -> R {
     // SAFETY: as above.
     unsafe { libc::FD_SET(fd, &mut read) };
     let none = null_mut::<libc::fd_set>();
-    let zero = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
+    let zero = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     call!(libc::syscall(
         libc::SYS_pselect6,
         fd as usize + 1,
@@ -386,13 +353,7 @@ fn eight_events() -> [libc::epoll_event; 8] {
 
 pub fn epoll_pwait(set: Fd, max: c_int, timeout_ms: c_int, mask: *const libc::sigset_t) -> R {
     let mut events = eight_events();
-    call!(libc::epoll_pwait(
-        set,
-        events.as_mut_ptr(),
-        max,
-        timeout_ms,
-        mask
-    ))
+    call!(libc::epoll_pwait(set, events.as_mut_ptr(), max, timeout_ms, mask))
 }
 
 pub fn epoll_pwait2(set: Fd, time: *const libc::timespec) -> R {
@@ -449,7 +410,7 @@ pub fn udp_pair() -> (Fd, Fd) {
     (one, other)
 }
 
-// ---- signals -----------------------------------------------------------------------------------------------------
+// ---- signals ------------------------------------------------------------------------------------
 
 static CALLS: AtomicI32 = AtomicI32::new(0);
 static CODE: AtomicI32 = AtomicI32::new(0);
@@ -517,11 +478,8 @@ fn described(action: &libc::sigaction) -> String {
         (libc::SA_NODEFER, "NODEFER"),
         (libc::SA_RESETHAND, "RESETHAND"),
     ];
-    let flags: Vec<_> = names
-        .iter()
-        .filter(|(bit, _)| action.sa_flags & bit != 0)
-        .map(|(_, name)| *name)
-        .collect();
+    let flags: Vec<_> =
+        names.iter().filter(|(bit, _)| action.sa_flags & bit != 0).map(|(_, name)| *name).collect();
     let mask: Vec<_> = (1..32)
         // SAFETY: a set that libc has filled.
         .filter(|s| unsafe { libc::sigismember(&action.sa_mask, *s) } == 1)
@@ -549,22 +507,14 @@ fn set(signal: c_int, new: Option<(usize, c_int, &[c_int])>) -> String {
 
 /// A fault of the program's own, at a page that the handler then mends.
 fn fault(signal: c_int) -> String {
-    let kind = if signal == libc::SIGBUS {
-        Kind::Truncated
-    } else {
-        Kind::NoAccess
-    };
+    let kind = if signal == libc::SIGBUS { Kind::Truncated } else { Kind::NoAccess };
     let bad = Bad::new(kind);
     PAGE_AT.store(bad.page() as usize, SeqCst);
     FILE.store(bad.file, SeqCst);
     let at = bad.page().wrapping_add(40);
     // SAFETY: the handler makes the page good; otherwise the process ends here, as it is to.
     let value = unsafe { at.read_volatile() };
-    format!(
-        "read {value}, there {}, {}",
-        ADDRESS.load(SeqCst) == at as usize,
-        noted()
-    )
+    format!("read {value}, there {}, {}", ADDRESS.load(SeqCst) == at as usize, noted())
 }
 
 fn noted() -> String {
@@ -585,10 +535,7 @@ pub fn raise(signal: c_int) -> String {
 fn child(body: impl FnOnce()) -> String {
     let pid = sys::fork().expect("fork");
     if pid == 0 {
-        let none = libc::rlimit {
-            rlim_cur: 0,
-            rlim_max: 0,
-        };
+        let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         // SAFETY: a valid limit: no core files of these deaths.
         unsafe { libc::setrlimit(libc::RLIMIT_CORE, &none) };
         body();
@@ -602,11 +549,7 @@ fn overflow(depth: usize) -> usize {
     let mut room = [depth as u8; 4096];
     // SAFETY: a live array; nothing of it is left out.
     unsafe { (&raw mut room[depth % 4096]).write_volatile(1) };
-    if depth == usize::MAX {
-        0
-    } else {
-        overflow(depth + 1) + room[0] as usize
-    }
+    if depth == usize::MAX { 0 } else { overflow(depth + 1) + room[0] as usize }
 }
 
 /// Gives both signals one handler after the other.
@@ -621,14 +564,12 @@ pub fn change_handlers() {
 
 /// Gives `signal` a handler that notes its calls; what `sigaction` then says.
 pub fn set_handler(signal: i32) -> String {
-    let _ = set(
-        signal,
-        Some((note as *const () as usize, libc::SA_SIGINFO, &[])),
-    );
+    let _ = set(signal, Some((note as *const () as usize, libc::SA_SIGINFO, &[])));
     set(signal, None)
 }
 
-/// All that a program can do with the disposition of `signal`, which is the default one, while its connection `fd` gets bad buffers.
+/// All that a program can do with the disposition of `signal`, which is the default one, while its
+/// connection `fd` gets bad buffers.
 pub fn dispositions(signal: c_int, fd: Fd, say: &dyn Fn(&str, String)) {
     let efault = |label: &str| {
         let r = send(fd, Bad::new(Kind::NoAccess).page(), 10);
@@ -645,35 +586,19 @@ pub fn dispositions(signal: c_int, fd: Fd, say: &dyn Fn(&str, String)) {
     say("raised", raise(signal));
     say(
         "set",
-        set(
-            signal,
-            Some((
-                noting,
-                libc::SA_SIGINFO | libc::SA_NODEFER | libc::SA_RESTART,
-                &[],
-            )),
-        ),
+        set(signal, Some((noting, libc::SA_SIGINFO | libc::SA_NODEFER | libc::SA_RESTART, &[]))),
     );
     say("raised", raise(signal));
     efault("send with another handler");
     say("own fault", fault(signal));
     // SAFETY: dispositions of this module.
     unsafe {
-        say(
-            "signal",
-            name_of(libc::signal(signal, simple as *const () as usize)),
-        );
+        say("signal", name_of(libc::signal(signal, simple as *const () as usize)));
         say("then", set(signal, None));
         say("raised", raise(signal));
         say("signal", name_of(libc::signal(signal, libc::SIG_DFL)));
     }
-    say(
-        "set",
-        set(
-            signal,
-            Some((noting, libc::SA_SIGINFO | libc::SA_RESETHAND, &[])),
-        ),
-    );
+    say("set", set(signal, Some((noting, libc::SA_SIGINFO | libc::SA_RESETHAND, &[]))));
     efault("send with a handler for once");
     say("then", set(signal, None));
     say("raised", raise(signal));
@@ -682,15 +607,9 @@ pub fn dispositions(signal: c_int, fd: Fd, say: &dyn Fn(&str, String)) {
     say("ignored", set(signal, Some((libc::SIG_IGN, 0, &[]))));
     say("raised", raise(signal));
     say("then", set(signal, None));
-    say(
-        "default",
-        set(signal, Some((libc::SIG_DFL, 0, &[libc::SIGUSR2]))),
-    );
+    say("default", set(signal, Some((libc::SIG_DFL, 0, &[libc::SIGUSR2]))));
     say("then", set(signal, None));
-    say(
-        "wrong number",
-        format!("{:?}", set(99, None).starts_with("-1")),
-    );
+    say("wrong number", format!("{:?}", set(99, None).starts_with("-1")));
     say("child that faults", child(|| drop(fault(signal))));
     say("child that raises", child(|| drop(raise(signal))));
     say(
@@ -718,10 +637,7 @@ pub fn dispositions(signal: c_int, fd: Fd, say: &dyn Fn(&str, String)) {
     say(
         "child that faults in its handler",
         child(|| {
-            let _ = set(
-                signal,
-                Some((noting, libc::SA_SIGINFO | libc::SA_RESETHAND, &[])),
-            );
+            let _ = set(signal, Some((noting, libc::SA_SIGINFO | libc::SA_RESETHAND, &[])));
             let _ = raise(signal);
             PAGE_AT.store(0, SeqCst);
             FILE.store(-1, SeqCst);

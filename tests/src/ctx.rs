@@ -1,8 +1,10 @@
-//! What a scenario sees: its transcript, its peer, and connections that are warmed up in the way the mode asks for.
+//! What a scenario sees: its transcript, its peer, and connections that are warmed up in the way
+//! the mode asks for.
 //!
-//! Standard output is the transcript. Standard input is a SOCK_SEQPACKET socket to the runner, which forwards messages
-//! between the two processes of a scenario and answers the question "is this connection on the fast path yet?". Both
-//! are below 3, so a scenario may close everything else.
+//! Standard output is the transcript. Standard input is a SOCK_SEQPACKET socket to the runner,
+//! which forwards messages between the two processes of a scenario and answers the question "is
+//! this connection on the fast path yet?". Both are below 3, so a scenario may close everything
+//! else.
 
 use crate::mover::{Receiver, Sender};
 use crate::pattern::Pattern;
@@ -44,11 +46,7 @@ pub struct Ctx {
 
 impl Ctx {
     pub fn new(role: Role, warmup: Warmup) -> Ctx {
-        Ctx {
-            role,
-            warmup,
-            inbox: RefCell::new(VecDeque::new()),
-        }
+        Ctx { role, warmup, inbox: RefCell::new(VecDeque::new()) }
     }
 
     // ------------------------------------------------------------------------------------------ transcript
@@ -157,11 +155,7 @@ impl Ctx {
     }
 
     pub fn publish_port(&self, host: Addr, listener: Fd) {
-        self.tell(
-            &host
-                .with_port(sys::getsockname(listener).expect("getsockname").port())
-                .text(),
-        );
+        self.tell(&host.with_port(sys::getsockname(listener).expect("getsockname").port()).text());
     }
 
     pub fn hear_addr(&self) -> Addr {
@@ -169,7 +163,8 @@ impl Ctx {
         Addr::parse(&text).unwrap_or_else(|| panic!("no address: {text:?}"))
     }
 
-    /// The server end of the scenario's connection: listens, accepts one, warms up; the listener is closed.
+    /// The server end of the scenario's connection: listens, accepts one, warms up; the listener is
+    /// closed.
     pub fn server(&self) -> Fd {
         let listener = self.listener();
         self.publish(listener);
@@ -224,7 +219,8 @@ impl Ctx {
         (near, far)
     }
 
-    /// The server's half of the warm-up: answers each message with our pid until the client says that it is enough.
+    /// The server's half of the warm-up: answers each message with our pid until the client says
+    /// that it is enough.
     pub fn warm_server(&self, fd: Fd) {
         self.answer(fd, || ());
     }
@@ -298,7 +294,8 @@ impl Ctx {
         }
     }
 
-    /// Has the runner seen the sending direction on the fast path (or given up on it)? True in modes that do not wait for that.
+    /// Has the runner seen the sending direction on the fast path (or given up on it)? True in
+    /// modes that do not wait for that.
     pub fn sends_fast(&self, fd: Fd) -> bool {
         let (Ok(local), Ok(peer)) = (sys::getsockname(fd), sys::getpeername(fd)) else {
             return true;
@@ -306,12 +303,7 @@ impl Ctx {
         if self.warmup != Warmup::UntilFast {
             return true;
         }
-        let answer = self.ask(&format!(
-            "T {} {} {}",
-            sys::getpid(),
-            local.port(),
-            peer.port()
-        ));
+        let answer = self.ask(&format!("T {} {} {}", sys::getpid(), local.port(), peer.port()));
         answer != "no"
     }
 
@@ -325,30 +317,22 @@ impl Ctx {
         let (Ok(local), Ok(peer)) = (sys::getsockname(fd), sys::getpeername(fd)) else {
             return true;
         };
-        let answer = self.ask(&format!(
-            "W {} {} {} {}",
-            sys::getpid(),
-            peer_pid,
-            local.port(),
-            peer.port()
-        ));
+        let answer =
+            self.ask(&format!("W {} {} {} {}", sys::getpid(), peer_pid, local.port(), peer.port()));
         answer == "yes" || answer == "give up"
     }
 
-    /// Asks the runner to check, in the modes with that warm-up, that a connection still is on the fast path.
+    /// Asks the runner to check, in the modes with that warm-up, that a connection still is on the
+    /// fast path.
     pub fn still_fast(&self, fd: Fd) {
         if let (Ok(local), Ok(peer)) = (sys::getsockname(fd), sys::getpeername(fd)) {
-            self.ask(&format!(
-                "S {} {} {}",
-                sys::getpid(),
-                local.port(),
-                peer.port()
-            ));
+            self.ask(&format!("S {} {} {}", sys::getpid(), local.port(), peer.port()));
         }
     }
 
-    /// Asks the runner to check, in the modes that are named, that `netacc_ss` comes to show this reason for a connection of
-    /// this process. Reasons that come with time need no call of ours for that.
+    /// Asks the runner to check, in the modes that are named, that `netacc_ss` comes to show this
+    /// reason for a connection of this process. Reasons that come with time need no call of ours
+    /// for that.
     pub fn expect_reason(&self, fd: Fd, reasons: &[(&str, &str)]) {
         let (Ok(local), Ok(peer)) = (sys::getsockname(fd), sys::getpeername(fd)) else {
             return;
@@ -412,10 +396,7 @@ impl Ctx {
                 Err(e) => break format!("{e:?}"),
             }
         };
-        self.say(format!(
-            "drained to end: {}, then {end}",
-            receiver.verdict()
-        ));
+        self.say(format!("drained to end: {}, then {end}", receiver.verdict()));
     }
 
     // ------------------------------------------------------------------------------------------ children
@@ -437,7 +418,8 @@ impl Ctx {
         }
     }
 
-    /// A child that replaces itself by this program in the part of `helper`; it answers on its standard output.
+    /// A child that replaces itself by this program in the part of `helper`; it answers on its
+    /// standard output.
     pub fn helper(
         &self,
         name: &str,
@@ -465,7 +447,8 @@ impl Ctx {
         }
     }
 
-    /// A child that replaces itself by any program, with the given fd as its standard input and output.
+    /// A child that replaces itself by any program, with the given fd as its standard input and
+    /// output.
     pub fn exec_on(&self, fd: Fd, path: &str, args: &[&str], keep_preload: bool) -> libc::pid_t {
         match sys::fork().expect("fork") {
             0 => {
@@ -538,10 +521,7 @@ pub fn send_all(fd: Fd, bytes: &[u8]) {
         match sys::send(fd, &bytes[at..], libc::MSG_NOSIGNAL) {
             Ok(n) => at += n,
             Err(E(libc::EINTR)) => {}
-            Err(e) => panic!(
-                "send_all on fd {fd}: {e:?} after {at} of {} bytes",
-                bytes.len()
-            ),
+            Err(e) => panic!("send_all on fd {fd}: {e:?} after {at} of {} bytes", bytes.len()),
         }
     }
 }
@@ -580,7 +560,8 @@ pub fn await_bytes(fd: Fd, len: usize) {
     }
 }
 
-/// Runs `body` in a thread, and returns when that thread sleeps in the kernel: it waits inside the call under test.
+/// Runs `body` in a thread, and returns when that thread sleeps in the kernel: it waits inside the
+/// call under test.
 pub fn blocked<T: Send + 'static>(
     body: impl FnOnce() -> T + Send + 'static,
 ) -> std::thread::JoinHandle<T> {
@@ -592,14 +573,12 @@ pub fn blocked<T: Send + 'static>(
     let stat = format!("/proc/self/task/{}/stat", hear.recv().unwrap_or(0));
     let deadline = sys::now_ns() + 5_000_000_000 * u64::from(sys::patience());
     let mut asleep = 0;
-    // Asleep for a while, not just on the way into the call (the sending of the id may sleep for a moment).
+    // Asleep for a while, not just on the way into the call (the sending of the id may sleep for a
+    // moment).
     while asleep < 6 && sys::now_ns() < deadline {
         let _ = sys::poll(&[], 5);
         let text = std::fs::read_to_string(&stat).unwrap_or_default();
-        let state = text
-            .rsplit(") ")
-            .next()
-            .and_then(|rest| rest.chars().next());
+        let state = text.rsplit(") ").next().and_then(|rest| rest.chars().next());
         asleep = if state == Some('S') { asleep + 1 } else { 0 };
         if state.is_none() {
             break;

@@ -1,4 +1,5 @@
-//! Small programs that scenarios execute: with or without the library, unlike the process that starts them.
+//! Small programs that scenarios execute: with or without the library, unlike the process that
+//! starts them.
 
 use crate::ctx::{recv_exact, send_all};
 use crate::pattern::Pattern;
@@ -7,11 +8,7 @@ use std::process::ExitCode;
 
 pub fn run(name: &str, args: &[&str]) -> ExitCode {
     sys::default_signal(libc::SIGPIPE);
-    let number = |i: usize| {
-        args.get(i)
-            .and_then(|a| a.parse::<usize>().ok())
-            .unwrap_or(0)
-    };
+    let number = |i: usize| args.get(i).and_then(|a| a.parse::<usize>().ok()).unwrap_or(0);
     match name {
         "take-fd" => take_fd(),
         "pass-on" => pass_on(number(0) as Fd, number(1)),
@@ -30,7 +27,8 @@ pub fn run(name: &str, args: &[&str]) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Receives a connection on standard input, reads 1000 pattern bytes from it, and waits for the end of the giver.
+/// Receives a connection on standard input, reads 1000 pattern bytes from it, and waits for the end
+/// of the giver.
 fn take_fd() {
     let (_, fds) = sys::recv_fds(0).expect("recvmsg");
     let got = recv_exact(fds[0], 1000);
@@ -41,7 +39,8 @@ fn take_fd() {
     println!("giver ended: {end:?}");
 }
 
-/// Receives a connection on standard input, passes it on over `to`, and keeps it: when told, answers `count` messages on it.
+/// Receives a connection on standard input, passes it on over `to`, and keeps it: when told,
+/// answers `count` messages on it.
 fn pass_on(to: Fd, count: usize) {
     let (_, fds) = sys::recv_fds(0).expect("recvmsg");
     sys::send_fds(to, b"fd", &fds).expect("sendmsg");

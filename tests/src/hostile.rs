@@ -1,14 +1,16 @@
 //! The hostile suite: attackers against unmodified programs under `netacc_run`.
 //!
-//! One file per kind of attacker. A test starts a victim as one user, the attacker as another, and in most cases a third
-//! user's checksummed stream beside them ([`parts`]). What has to hold: the victim goes on and serves, the third user's
-//! stream is exact, nobody burns a CPU while the attacker sleeps, and the peer at fault is named.
+//! One file per kind of attacker. A test starts a victim as one user, the attacker as another, and
+//! in most cases a third user's checksummed stream beside them ([`parts`]). What has to hold: the
+//! victim goes on and serves, the third user's stream is exact, nobody burns a CPU while the
+//! attacker sleeps, and the peer at fault is named.
 //!
-//! Each test is a process of its own, in a process group that is ended with it, with a limit of time. The programs are
-//! copied to a directory that every user can read. Other users can only be had by root: the suite is skipped otherwise.
+//! Each test is a process of its own, in a process group that is ended with it, with a limit of
+//! time. The programs are copied to a directory that every user can read. Other users can only be
+//! had by root: the suite is skipped otherwise.
 //!
-//! A new test: a function in the attacker's file, named in its `TESTS`; the programs that it starts are in the file's
-//! `part`, or in [`parts`].
+//! A new test: a function in the attacker's file, named in its `TESTS`; the programs that it starts
+//! are in the file's `part`, or in [`parts`].
 
 #![allow(dead_code, reason = "what the files of attackers have to use")]
 
@@ -65,11 +67,7 @@ impl From<&str> for Not {
 
 /// Fails the test unless `holds`.
 pub fn expect(holds: bool, otherwise: impl FnOnce() -> String) -> Verdict {
-    if holds {
-        Ok(())
-    } else {
-        Err(Not::Failed(otherwise()))
-    }
+    if holds { Ok(()) } else { Err(Not::Failed(otherwise())) }
 }
 
 /// Skips the test: the machine lacks something.
@@ -78,14 +76,7 @@ pub fn skip<T>(why: &str) -> Result<T, Not> {
 }
 
 fn tests() -> impl Iterator<Item = &'static Test> {
-    [
-        words::TESTS,
-        descriptors::TESTS,
-        children::TESTS,
-        confined::TESTS,
-    ]
-    .into_iter()
-    .flatten()
+    [words::TESTS, descriptors::TESTS, children::TESTS, confined::TESTS].into_iter().flatten()
 }
 
 /// How long a test may take, and how long anything in it.
@@ -138,11 +129,7 @@ pub fn run(names: &[&str]) -> ExitCode {
         }
     }
     println!("\nhostile: {}", totals.line());
-    if totals.ok() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    }
+    if totals.ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// `hostile-one NAME DIR`: one test, in its own process.
@@ -150,11 +137,7 @@ pub fn one(name: &str, dir: &str) -> ExitCode {
     let Some(test) = tests().find(|t| t.name == name) else {
         return ExitCode::from(2);
     };
-    let place = Place {
-        dir: dir.into(),
-        build: Build::find(),
-        started: Cell::new(0),
-    };
+    let place = Place { dir: dir.into(), build: Build::find(), started: Cell::new(0) };
     match (test.run)(&place) {
         Ok(()) => ExitCode::SUCCESS,
         Err(Not::Skipped(why)) => {
@@ -177,11 +160,7 @@ pub fn part(words: &[&str]) -> ExitCode {
         || descriptors::part(words)
         || children::part(words)
         || confined::part(words);
-    if known {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::from(2)
-    }
+    if known { ExitCode::SUCCESS } else { ExitCode::from(2) }
 }
 
 /// The programs, where every user can run them; removed at the end.
@@ -269,10 +248,7 @@ impl Place {
 
     /// The same, and more said of the command.
     pub fn start_with(&self, user: u32, words: &[&str], more: impl FnOnce(&mut Command)) -> Proc {
-        let mut all = vec![
-            own_program().to_string_lossy().into_owned(),
-            "hostile-part".into(),
-        ];
+        let mut all = vec![own_program().to_string_lossy().into_owned(), "hostile-part".into()];
         all.extend(words.iter().map(|w| w.to_string()));
         self.start_program(user, &all, more)
     }
@@ -345,20 +321,14 @@ impl Place {
             .args(options)
             .arg(process.pid().to_string())
             .output();
-        output.map_or_else(
-            |e| e.to_string(),
-            |o| String::from_utf8_lossy(&o.stdout).into_owned(),
-        )
+        output.map_or_else(|e| e.to_string(), |o| String::from_utf8_lossy(&o.stdout).into_owned())
     }
 
     fn show_logs(&self) {
         let Ok(files) = std::fs::read_dir(&self.dir) else {
             return;
         };
-        for file in files
-            .flatten()
-            .filter(|f| f.file_name().to_string_lossy().starts_with("log"))
-        {
+        for file in files.flatten().filter(|f| f.file_name().to_string_lossy().starts_with("log")) {
             let text = std::fs::read_to_string(file.path()).unwrap_or_default();
             let lines: Vec<&str> = text.lines().collect();
             for line in &lines[lines.len().saturating_sub(10)..] {
@@ -418,9 +388,7 @@ impl Proc {
         }
         let read = self.output.read_line(&mut line).unwrap_or(0);
         if read == 0 {
-            return Err(
-                format!("process {} has ended: {:?}", self.pid(), self.child.wait()).into(),
-            );
+            return Err(format!("process {} has ended: {:?}", self.pid(), self.child.wait()).into());
         }
         Ok(line.trim().into())
     }
@@ -446,13 +414,15 @@ impl Proc {
         }
     }
 
-    /// Fails unless the process comes to rest: all its threads together use next to nothing of a CPU over a second. One
-    /// that turns in circles has a multiple of that on a machine under any load; one that is still busy is given time.
+    /// Fails unless the process comes to rest: all its threads together use next to nothing of a
+    /// CPU over a second. One that turns in circles has a multiple of that on a machine under any
+    /// load; one that is still busy is given time.
     pub fn must_rest(&self, who: &str) -> Verdict {
         self.must_rest_but(0, who)
     }
 
-    /// As [`Proc::must_rest`], where it has so many tenths of a CPU's time to use for others, or a periodic task.
+    /// As [`Proc::must_rest`], where it has so many tenths of a CPU's time to use for others, or a
+    /// periodic task.
     pub fn must_rest_but(&self, tenths: u64, who: &str) -> Verdict {
         let mut used = Vec::new();
         for _ in 0..6 {
@@ -510,8 +480,6 @@ impl Stream {
         self.process.await_line("more")?;
         self.process.order("end");
         let line = self.process.line()?;
-        expect(line.starts_with("exact "), || {
-            format!("a third user's stream: {line}")
-        })
+        expect(line.starts_with("exact "), || format!("a third user's stream: {line}"))
     }
 }

@@ -1,14 +1,17 @@
 //! `kill -9` of either end in the middle of traffic.
 //!
-//! A survivor lives through all rounds; a victim per round is killed at a random moment. What is asserted of each round:
+//! A survivor lives through all rounds; a victim per round is killed at a random moment. What is
+//! asserted of each round:
 //!
-//! - **Bytes.** The survivor has received every byte for which a send of the victim had returned, none that the victim
-//!   did not mean to send, and nothing after the end. See `Loss` for the one case in which TCP itself loses bytes.
-//! - **The end**, EOF or reset, was seen within 100 ms. The victim has a second, silent connection to the runner: kernel
-//!   TCP without the library, ended by the same death. A round in which that one's end came late too, or in which the
-//!   survivor stood in the queue for a CPU, says nothing about the library: another is run in its place.
-//! - **Nothing is left**: no process of the victim's, no file, no segment, no socket name; at the end the survivor holds
-//!   what it held after its first rounds.
+//! - **Bytes.** The survivor has received every byte for which a send of the victim had returned,
+//!   none that the victim did not mean to send, and nothing after the end. See `Loss` for the one
+//!   case in which TCP itself loses bytes.
+//! - **The end**, EOF or reset, was seen within 100 ms. The victim has a second, silent connection
+//!   to the runner: kernel TCP without the library, ended by the same death. A round in which that
+//!   one's end came late too, or in which the survivor stood in the queue for a CPU, says nothing
+//!   about the library: another is run in its place.
+//! - **Nothing is left**: no process of the victim's, no file, no segment, no socket name; at the
+//!   end the survivor holds what it held after its first rounds.
 //!
 //! The same rounds are run on plain TCP first, which must pass them as well.
 
@@ -51,8 +54,8 @@ enum Mode {
     Plain,
     /// Both, once the connection is on the fast path.
     Moved,
-    /// Both, from the first moment of the connection on: before, while and after it moves. (Not in the first rounds, by
-    /// which is told what the survivor comes to hold.)
+    /// Both, from the first moment of the connection on: before, while and after it moves. (Not in
+    /// the first rounds, by which is told what the survivor comes to hold.)
     Early,
 }
 
@@ -98,11 +101,7 @@ impl Place<'_> {
     /// Starts a process in a session of its own, that ends when the runner does.
     fn start(&self, args: &[&str], marker: &str) -> Talker {
         let mut command = Command::new(own_program());
-        command
-            .arg("helper")
-            .args(args)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped());
+        command.arg("helper").args(args).stdin(Stdio::piped()).stdout(Stdio::piped());
         library_env(&mut command, self.build, self.mode.preloads());
         if self.mode.preloads() {
             command.env("NACC_LOG_PATH", self.log());
@@ -120,11 +119,7 @@ impl Place<'_> {
         };
         let mut child = command.spawn().expect("start a process");
         let output = BufReader::new(child.stdout.take().expect("piped"));
-        Talker {
-            input: child.stdin.take(),
-            output,
-            child,
-        }
+        Talker { input: child.stdin.take(), output, child }
     }
 }
 
@@ -153,7 +148,8 @@ impl Talker {
     /// Lets the process end by closing its input; whether it ended well, and in time.
     fn end(&mut self) -> bool {
         drop(self.input.take());
-        // The end of its output is the end of the process; one that says nothing for so long is ended by `drop`.
+        // The end of its output is the end of the process; one that says nothing for so long is
+        // ended by `drop`.
         while !self.line().is_empty() {}
         let fd = self.output.get_ref().as_raw_fd();
         let closed = sys::await_events(fd, libc::POLLIN, 0) != 0;
@@ -168,7 +164,8 @@ impl Drop for Talker {
     }
 }
 
-/// The plain-TCP sibling: the runner's end of a silent connection that a victim makes before anything else.
+/// The plain-TCP sibling: the runner's end of a silent connection that a victim makes before
+/// anything else.
 struct Sibling {
     listener: Fd,
     address: String,
@@ -184,8 +181,8 @@ impl Sibling {
         Sibling { listener, address }
     }
 
-    /// Accepts the victim's connection; the thread sleeps in a receive until it ends, and returns when it ended: what
-    /// the thread itself waited for a CPU is taken off.
+    /// Accepts the victim's connection; the thread sleeps in a receive until it ends, and returns
+    /// when it ended: what the thread itself waited for a CPU is taken off.
     fn watch(&self) -> Result<JoinHandle<u64>, String> {
         if sys::await_events(self.listener, libc::POLLIN, patience().as_millis() as i32) == 0 {
             return Err("the victim does not connect".into());
@@ -219,11 +216,13 @@ fn stolen_ns() -> u64 {
 /// Whether bytes that were sent may be missing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Loss {
-    /// No. The end is EOF, or everything that the survivor had sent was read by the victim before it died, or the bytes
-    /// were in shared memory, which no reset reaches.
+    /// No. The end is EOF, or everything that the survivor had sent was read by the victim before
+    /// it died, or the bytes were in shared memory, which no reset reaches.
     None,
-    /// The kernel's TCP loses them too: the victim dies with received bytes unread, or is sent more when it is dead, so
-    /// its kernel answers with a reset, and drops what it has not yet delivered of the victim's own bytes. Or the victim dies with bytes that its RDMA device does not have yet.
+    /// The kernel's TCP loses them too: the victim dies with received bytes unread, or is sent more
+    /// when it is dead, so its kernel answers with a reset, and drops what it has not yet delivered
+    /// of the victim's own bytes. Or the victim dies with bytes that its RDMA device does not have
+    /// yet.
     ByReset,
 }
 
@@ -235,8 +234,8 @@ struct Round {
     latency_ns: u64,
     /// From the kill to the sibling's end.
     sibling_ns: u64,
-    /// How much of the latency the machine took: until the sibling's end, what the survivor waited for a CPU, and what
-    /// the hypervisor stole.
+    /// How much of the latency the machine took: until the sibling's end, what the survivor waited
+    /// for a CPU, and what the hypervisor stole.
     machine_ns: u64,
     received: u64,
     lost: u64,
@@ -256,8 +255,9 @@ enum Timing {
 }
 
 impl Round {
-    /// Late is the machine's fault when it took half of the bound or more, and what it did not take is within the other
-    /// half: it had stalled, and the library added nothing that would have broken the bound.
+    /// Late is the machine's fault when it took half of the bound or more, and what it did not take
+    /// is within the other half: it had stalled, and the library added nothing that would have
+    /// broken the bound.
     fn timing(&self) -> Timing {
         let own = self.latency_ns.saturating_sub(self.machine_ns);
         if self.latency_ns <= bound_ns() {
@@ -278,7 +278,8 @@ struct Campaign<'a> {
     /// Ports on which one of the processes listened, and pids of victims.
     ports: BTreeSet<u16>,
     pids: BTreeSet<i32>,
-    /// Files that a process may write and that are no trace of it: the campaign's, and what the runner itself writes to.
+    /// Files that a process may write and that are no trace of it: the campaign's, and what the
+    /// runner itself writes to.
     known_files: BTreeSet<PathBuf>,
 }
 
@@ -289,9 +290,7 @@ impl Campaign<'_> {
         let mut round = Round::default();
         if let Err(problem) = self.live_and_die(number, kind, survivor_serves, &mut round) {
             let role = if survivor_serves { "serves" } else { "dials" };
-            round.problem = Some(format!(
-                "round {number} ({kind}, survivor {role}): {problem}"
-            ));
+            round.problem = Some(format!("round {number} ({kind}, survivor {role}): {problem}"));
         }
         round
     }
@@ -332,11 +331,7 @@ impl Campaign<'_> {
         let listens = Addr::parse(&address).map_or(0, Addr::port);
         self.ports.insert(listens);
         let ports = self.survivor.line();
-        let ports: Vec<u16> = ports
-            .split(' ')
-            .skip(1)
-            .filter_map(|p| p.parse().ok())
-            .collect();
+        let ports: Vec<u16> = ports.split(' ').skip(1).filter_map(|p| p.parse().ok()).collect();
         let [local, peer] = ports[..] else {
             return Err("the survivor has no connection".into());
         };
@@ -396,18 +391,7 @@ impl Campaign<'_> {
 
         // --- what the survivor saw
         let words: Vec<&str> = line.split(' ').collect();
-        let [
-            "end",
-            end,
-            seen,
-            cpu_wait,
-            received,
-            sent,
-            error,
-            again,
-            after,
-        ] = words[..]
-        else {
+        let ["end", end, seen, cpu_wait, received, sent, error, again, after] = words[..] else {
             return Err(format!("the survivor said {line:?}"));
         };
         let number = |word: &str| word.parse::<u64>().unwrap_or(0);
@@ -432,26 +416,20 @@ impl Campaign<'_> {
             return Err("the victim received a wrong byte".into());
         }
         if round.received > count(INTENDED) {
-            return Err(format!(
-                "received {} of {} intended",
-                round.received,
-                count(INTENDED)
-            ));
+            return Err(format!("received {} of {} intended", round.received, count(INTENDED)));
         }
-        // (The other way round it may have received more than it has counted, or been sent more when it was dead.)
+        // (The other way round it may have received more than it has counted, or been sent more
+        // when it was dead.)
         let unread = number(sent) > count(RECEIVED);
-        // Between hosts nobody knows what a killed sender had not yet handed to the device: that is a reset (docs/manual/limits.md).
+        // Between hosts nobody knows what a killed sender had not yet handed to the device: that is
+        // a reset (docs/manual/limits.md).
         let may_reset =
             unread || (self.place.mode.preloads() && self.place.build.path == Fast::Rdma);
         if end != "EOF" && !may_reset && count(OPEN) != 0 {
             return Err(format!("a reset, with nothing unread: {line}"));
         }
         let kept = moved && self.place.build.path == Fast::Shm;
-        let loss = if end == "EOF" || kept {
-            Loss::None
-        } else {
-            Loss::ByReset
-        };
+        let loss = if end == "EOF" || kept { Loss::None } else { Loss::ByReset };
         if loss == Loss::None && round.lost > 0 {
             return Err(format!(
                 "{} of {} sent bytes are missing: {line}",
@@ -509,28 +487,17 @@ pub fn run(words: &[&str]) -> ExitCode {
         campaign(&build, Mode::Moved, rounds, seed, &totals);
         campaign(&build, Mode::Early, rounds.div_ceil(2), seed, &totals);
     } else {
-        println!(
-            "no library at {}: only plain TCP is run",
-            build.library.display()
-        );
+        println!("no library at {}: only plain TCP is run", build.library.display());
     }
     println!("\nkill: {}", totals.line());
-    if totals.ok() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    }
+    if totals.ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 fn campaign(build: &Build, mode: Mode, rounds: usize, seed: u64, totals: &Totals) {
     let names_before = left::names();
     let scratch = std::env::temp_dir().join(format!("netacc-kill-{}", std::process::id()));
     std::fs::create_dir(&scratch).expect("a directory of its own");
-    let place = Place {
-        build,
-        mode,
-        scratch: scratch.clone(),
-    };
+    let place = Place { build, mode, scratch: scratch.clone() };
     let survivor = place.start(&["survivor"], "");
     let mut known_files = left::writable_files(sys::getpid());
     known_files.extend([place.counters(), place.log()]);
@@ -581,28 +548,21 @@ fn campaign(build: &Build, mode: Mode, rounds: usize, seed: u64, totals: &Totals
     };
     verdict(
         "bytes-and-end",
-        broken
-            .into_iter()
-            .chain(results.iter().filter_map(|r| r.problem.clone()))
-            .collect(),
+        broken.into_iter().chain(results.iter().filter_map(|r| r.problem.clone())).collect(),
     );
     timing(&results, rounds, name, totals, verdict);
     if mode == Mode::Moved {
         let plain = results.iter().filter(|r| !r.accelerated).count();
         verdict(
             "accelerated-when-killed",
-            some(plain > 0, || {
-                format!("{plain} of {} were not", results.len())
-            }),
+            some(plain > 0, || format!("{plain} of {} were not", results.len())),
         );
         if build.path == Fast::Shm {
             // Otherwise that no name is left would say nothing.
             let advertised = results.iter().any(|r| r.advertised);
             verdict(
                 "victims-advertise",
-                some(!advertised, || {
-                    "no victim that accepted had an advert".into()
-                }),
+                some(!advertised, || "no victim that accepted had an advert".into()),
             );
         }
     }
@@ -619,10 +579,7 @@ fn campaign(build: &Build, mode: Mode, rounds: usize, seed: u64, totals: &Totals
     files.extend(strangers_in(&scratch));
     let _ = std::fs::remove_dir_all(&scratch);
     verdict("no-files-left", files);
-    verdict(
-        "survivor-ends",
-        some(!ended, || "it crashed, or does not end".into()),
-    );
+    verdict("survivor-ends", some(!ended, || "it crashed, or does not end".into()));
     if mode.preloads() {
         // That a peer died is no mistake of the peer's.
         let worries = ["panic", "FATAL", "ERROR", "corrupt"];
@@ -649,8 +606,8 @@ fn strangers_in(scratch: &Path) -> Vec<String> {
         .collect()
 }
 
-/// What a process holds once its service thread has let go of the last dead peer; an error when it does not: then it
-/// still maps memory that is none of its own.
+/// What a process holds once its service thread has let go of the last dead peer; an error when it
+/// does not: then it still maps memory that is none of its own.
 fn settled(pid: i32) -> Result<Holdings, Vec<String>> {
     let deadline = Instant::now() + patience();
     loop {
@@ -670,7 +627,8 @@ fn settled(pid: i32) -> Result<Holdings, Vec<String>> {
     }
 }
 
-/// What the survivor holds beyond what it held; it has the time to let go (an advert stands for 10 s at most).
+/// What the survivor holds beyond what it held; it has the time to let go (an advert stands for 10
+/// s at most).
 fn growth(pid: i32, before: Result<Holdings, Vec<String>>) -> Vec<String> {
     let deadline = Instant::now() + patience();
     loop {
@@ -707,10 +665,7 @@ fn timing(
             )
         })
         .collect();
-    let stalled = results
-        .iter()
-        .filter(|r| r.timing() == Timing::Stalled)
-        .count();
+    let stalled = results.iter().filter(|r| r.timing() == Timing::Stalled).count();
     if late.is_empty() && stalled >= rounds {
         totals.skip();
         println!(
@@ -720,10 +675,7 @@ fn timing(
         return;
     }
     if results.len() - stalled < rounds {
-        late.push(format!(
-            "only {} of {rounds} rounds",
-            results.len() - stalled
-        ));
+        late.push(format!("only {} of {rounds} rounds", results.len() - stalled));
     }
     verdict("end-in-time", late);
 }
@@ -756,9 +708,7 @@ fn report(results: &[Round]) {
     );
     distribution("end seen after", |r| r.latency_ns);
     distribution("  plain sibling", |r| r.sibling_ns);
-    distribution("  beyond what the machine took", |r| {
-        r.latency_ns.saturating_sub(r.machine_ns)
-    });
+    distribution("  beyond what the machine took", |r| r.latency_ns.saturating_sub(r.machine_ns));
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
-//! The behaviour tests of netacc: every scenario is an ordinary sockets program that runs on kernel TCP, on the library
-//! with acceleration off, and on shared memory, and must not be able to tell them apart.
+//! The behaviour tests of netacc: every scenario is an ordinary sockets program that runs on kernel
+//! TCP, on the library with acceleration off, and on shared memory, and must not be able to tell
+//! them apart.
 
 mod bad;
 mod ctx;
@@ -160,9 +161,5 @@ fn run(words: &[&str]) -> ExitCode {
             println!("library log: {line}");
         }
     }
-    if ok {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    }
+    if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -4,9 +4,7 @@ use crate::pattern::{Pattern, Rng};
 use crate::sys::{self, E, Fd, R};
 
 /// The names of the receiving calls, in the order of the random choice.
-const READERS: [&str; 7] = [
-    "read", "readv", "recv", "recvfrom", "recvmsg", "recvmmsg", "preadv2",
-];
+const READERS: [&str; 7] = ["read", "readv", "recv", "recvfrom", "recvmsg", "recvmmsg", "preadv2"];
 
 /// One end's sending half.
 pub struct Sender {
@@ -19,13 +17,7 @@ pub struct Sender {
 
 impl Sender {
     pub fn new(fd: Fd, seed: u64, pattern: Pattern) -> Sender {
-        Sender {
-            fd,
-            rng: Rng::new(seed),
-            pattern,
-            scratch: Vec::new(),
-            sent: 0,
-        }
+        Sender { fd, rng: Rng::new(seed), pattern, scratch: Vec::new(), sent: 0 }
     }
 
     /// One random call with at most `max` bytes.
@@ -59,11 +51,9 @@ impl Sender {
         for (i, (n, part)) in lens.iter().zip(&parts).enumerate() {
             total += n;
             if *n < part.len() {
-                // Linux ends the call at a message that was cut short; going on would tear the stream.
-                assert!(
-                    i + 1 == lens.len(),
-                    "sendmmsg went on after a message that was cut short"
-                );
+                // Linux ends the call at a message that was cut short; going on would tear the
+                // stream.
+                assert!(i + 1 == lens.len(), "sendmmsg went on after a message that was cut short");
             }
         }
         Ok(total)
@@ -167,10 +157,7 @@ impl Receiver {
         match window.windows(rest.len()).position(|w| w == rest) {
             Some(found) => {
                 let belongs = near + found as u64;
-                format!(
-                    "they belong to {belongs}, {} bytes away",
-                    belongs as i64 - at as i64
-                )
+                format!("they belong to {belongs}, {} bytes away", belongs as i64 - at as i64)
             }
             None => format!("they belong nowhere near; {rest:02x?}"),
         }

@@ -1,7 +1,8 @@
 //! The bytes that every test stream is made of, and a seeded generator.
 //!
-//! Byte `o` of a stream depends on the seed and on `o` alone, so both ends can write and check from any offset. The
-//! period is a prime, so no power-of-two ring size can hide a repeated or skipped lap.
+//! Byte `o` of a stream depends on the seed and on `o` alone, so both ends can write and check from
+//! any offset. The period is a prime, so no power-of-two ring size can hide a repeated or skipped
+//! lap.
 
 const PERIOD: usize = 1_000_003;
 
@@ -73,11 +74,7 @@ impl Pattern {
             let n = (got.len() - done).min(PERIOD - at);
             let (mine, theirs) = (&self.0[at..at + n], &got[done..done + n]);
             if mine != theirs {
-                let bad = mine
-                    .iter()
-                    .zip(theirs)
-                    .position(|(a, b)| a != b)
-                    .unwrap_or(0);
+                let bad = mine.iter().zip(theirs).position(|(a, b)| a != b).unwrap_or(0);
                 return Some(offset + (done + bad) as u64);
             }
             done += n;

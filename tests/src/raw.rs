@@ -1,4 +1,5 @@
-//! System calls that no library sees: as rustix's linux_raw backend, Go's runtime and a statically linked liburing make them.
+//! System calls that no library sees: as rustix's linux_raw backend, Go's runtime and a statically
+//! linked liburing make them.
 
 use crate::ring::{Entry, POLL_ADD, Ring};
 use crate::sys::{E, Fd};
@@ -41,50 +42,30 @@ pub unsafe fn call(number: c_long, args: [usize; 6]) -> isize {
 }
 
 fn checked(r: isize) -> Result<usize, E> {
-    if r < 0 {
-        Err(E(-r as i32))
-    } else {
-        Ok(r as usize)
-    }
+    if r < 0 { Err(E(-r as i32)) } else { Ok(r as usize) }
 }
 
 pub fn read(fd: Fd, buf: &mut [u8]) -> Result<usize, E> {
     // SAFETY: a valid buffer.
     checked(unsafe {
-        call(
-            libc::SYS_read,
-            [fd as usize, buf.as_mut_ptr() as usize, buf.len(), 0, 0, 0],
-        )
+        call(libc::SYS_read, [fd as usize, buf.as_mut_ptr() as usize, buf.len(), 0, 0, 0])
     })
 }
 
 pub fn write(fd: Fd, buf: &[u8]) -> Result<usize, E> {
     // SAFETY: a valid buffer.
     checked(unsafe {
-        call(
-            libc::SYS_write,
-            [fd as usize, buf.as_ptr() as usize, buf.len(), 0, 0, 0],
-        )
+        call(libc::SYS_write, [fd as usize, buf.as_ptr() as usize, buf.len(), 0, 0, 0])
     })
 }
 
 /// Waits with ppoll for one descriptor; what it reports, or 0.
 pub fn poll(fd: Fd, events: i16, ms: i64) -> i16 {
-    let mut one = pollfd {
-        fd,
-        events,
-        revents: 0,
-    };
-    let limit = libc::timespec {
-        tv_sec: ms / 1000,
-        tv_nsec: ms % 1000 * 1_000_000,
-    };
+    let mut one = pollfd { fd, events, revents: 0 };
+    let limit = libc::timespec { tv_sec: ms / 1000, tv_nsec: ms % 1000 * 1_000_000 };
     // SAFETY: one pollfd and a time.
     let r = unsafe {
-        call(
-            libc::SYS_ppoll,
-            [&raw mut one as usize, 1, &raw const limit as usize, 0, 8, 0],
-        )
+        call(libc::SYS_ppoll, [&raw mut one as usize, 1, &raw const limit as usize, 0, 8, 0])
     };
     assert!(r >= 0, "ppoll: {r}");
     one.revents
@@ -97,18 +78,8 @@ pub fn select(fd: Fd, ms: i64) -> usize {
     assert!((fd as usize) < libc::FD_SETSIZE);
     // SAFETY: as above.
     unsafe { libc::FD_SET(fd, &mut read) };
-    let limit = libc::timespec {
-        tv_sec: ms / 1000,
-        tv_nsec: ms % 1000 * 1_000_000,
-    };
-    let args = [
-        fd as usize + 1,
-        &raw mut read as usize,
-        0,
-        0,
-        &raw const limit as usize,
-        0,
-    ];
+    let limit = libc::timespec { tv_sec: ms / 1000, tv_nsec: ms % 1000 * 1_000_000 };
+    let args = [fd as usize + 1, &raw mut read as usize, 0, 0, &raw const limit as usize, 0];
     // SAFETY: one set, a time, no mask.
     checked(unsafe { call(libc::SYS_pselect6, args) }).expect("pselect6")
 }
@@ -120,10 +91,7 @@ impl Set {
     pub fn new() -> Set {
         // SAFETY: no pointers.
         Set(checked(unsafe {
-            call(
-                libc::SYS_epoll_create1,
-                [libc::EPOLL_CLOEXEC as usize, 0, 0, 0, 0, 0],
-            )
+            call(libc::SYS_epoll_create1, [libc::EPOLL_CLOEXEC as usize, 0, 0, 0, 0, 0])
         })
         .expect("epoll_create1") as Fd)
     }
@@ -134,10 +102,7 @@ impl Set {
     }
 
     pub fn add(&self, fd: Fd, events: u32) {
-        let mut event = epoll_event {
-            events,
-            u64: fd as u64,
-        };
+        let mut event = epoll_event { events, u64: fd as u64 };
         let args = [
             self.0 as usize,
             libc::EPOLL_CTL_ADD as usize,
@@ -153,14 +118,7 @@ impl Set {
     /// How many events came within that time.
     pub fn wait(&self, ms: i32) -> usize {
         let mut events = [epoll_event { events: 0, u64: 0 }; 8];
-        let args = [
-            self.0 as usize,
-            events.as_mut_ptr() as usize,
-            events.len(),
-            ms as usize,
-            0,
-            8,
-        ];
+        let args = [self.0 as usize, events.as_mut_ptr() as usize, events.len(), ms as usize, 0, 8];
         // SAFETY: a buffer of so many events; no mask.
         checked(unsafe { call(libc::SYS_epoll_pwait, args) }).expect("epoll_pwait")
     }

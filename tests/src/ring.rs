@@ -1,5 +1,5 @@
-//! An io_uring, made and entered through libc's `syscall` as libuv does it, by calls that nobody sees ([`crate::raw`]), or by liburing, which
-//! is loaded as a program's plugin would load it.
+//! An io_uring, made and entered through libc's `syscall` as libuv does it, by calls that nobody
+//! sees ([`crate::raw`]), or by liburing, which is loaded as a program's plugin would load it.
 
 use crate::sys::{E, Fd, errno};
 use std::ffi::{CStr, c_void};
@@ -37,7 +37,8 @@ pub struct Ring {
     entries: u32,
     queue: *mut u8,
     sqes: *mut Entry,
-    /// Offsets: of the submission queue head, tail, array; of the completion queue head, tail, entries, and their number.
+    /// Offsets: of the submission queue head, tail, array; of the completion queue head, tail,
+    /// entries, and their number.
     sq: [usize; 3],
     cq: [usize; 3],
     cq_entries: u32,
@@ -49,11 +50,7 @@ type Call = unsafe fn(libc::c_long, [usize; 6]) -> isize;
 unsafe fn by_libc(number: libc::c_long, a: [usize; 6]) -> isize {
     // SAFETY: the caller's arguments.
     let r = unsafe { libc::syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]) };
-    if r < 0 {
-        -(errno().0 as isize)
-    } else {
-        r as isize
-    }
+    if r < 0 { -(errno().0 as isize) } else { r as isize }
 }
 
 impl Ring {
@@ -78,7 +75,8 @@ impl Ring {
         if r < 0 {
             return Err(E(-r));
         }
-        // SAFETY: liburing has filled it in: `cq.khead`, `cq.ktail`, `cq.cqes`, `cq.ring_ptr`, `cq.kring_entries`; `ring_fd`.
+        // SAFETY: liburing has filled it in: `cq.khead`, `cq.ktail`, `cq.cqes`, `cq.ring_ptr`,
+        // `cq.kring_entries`; `ring_fd`.
         unsafe {
             let word = |n: usize| *at.add(n / 8) as usize;
             let queue = word(168);
@@ -117,14 +115,7 @@ impl Ring {
             let access = libc::PROT_READ | libc::PROT_WRITE;
             // SAFETY: a new mapping.
             let at = unsafe {
-                libc::mmap(
-                    std::ptr::null_mut(),
-                    bytes,
-                    access,
-                    libc::MAP_SHARED,
-                    fd as Fd,
-                    offset,
-                )
+                libc::mmap(std::ptr::null_mut(), bytes, access, libc::MAP_SHARED, fd as Fd, offset)
             };
             assert!(at != libc::MAP_FAILED, "mmap of a ring: {:?}", errno());
             at
@@ -157,11 +148,9 @@ impl Ring {
             let slot = tail.wrapping_add(n as u32) & (self.entries - 1);
             // SAFETY: one of the queue's entries; the kernel has taken what was there.
             unsafe { self.sqes.add(slot as usize).write(*entry) };
-            self.word(self.sq[2] + slot as usize * 4)
-                .store(slot, Ordering::Relaxed);
+            self.word(self.sq[2] + slot as usize * 4).store(slot, Ordering::Relaxed);
         }
-        self.word(self.sq[1])
-            .store(tail.wrapping_add(entries.len() as u32), Ordering::Release);
+        self.word(self.sq[1]).store(tail.wrapping_add(entries.len() as u32), Ordering::Release);
         let flags = 1usize;
         // SAFETY: no pointers.
         let r = unsafe {
@@ -170,11 +159,7 @@ impl Ring {
                 [self.fd as usize, entries.len(), wait as usize, flags, 0, 0],
             )
         };
-        if r < 0 {
-            Err(E(-r as i32))
-        } else {
-            Ok(r as usize)
-        }
+        if r < 0 { Err(E(-r as i32)) } else { Ok(r as usize) }
     }
 
     /// What has completed: `user_data` and result, sorted.
@@ -184,12 +169,8 @@ impl Ring {
         while head != self.word(self.cq[1]).load(Ordering::Acquire) {
             let slot = (head & (self.cq_entries - 1)) as usize;
             // SAFETY: one of the queue's entries, which the kernel has written.
-            let entry = unsafe {
-                self.queue
-                    .add(self.cq[2] + slot * 16)
-                    .cast::<(u64, i32, u32)>()
-                    .read()
-            };
+            let entry =
+                unsafe { self.queue.add(self.cq[2] + slot * 16).cast::<(u64, i32, u32)>().read() };
             all.push((entry.0, entry.1));
             head = head.wrapping_add(1);
         }
@@ -232,11 +213,7 @@ impl Library {
         // SAFETY: C strings, and a handle.
         let found = [libc::RTLD_DEFAULT, self.handle]
             .map(|scope| unsafe { libc::dlsym(scope, name.as_ptr()) });
-        let found = if found[0].is_null() {
-            found[1]
-        } else {
-            found[0]
-        };
+        let found = if found[0].is_null() { found[1] } else { found[0] };
         assert!(!found.is_null(), "no {name:?}");
         found
     }
@@ -254,9 +231,7 @@ impl Library {
         };
         for entry in entries {
             // SAFETY: an entry of the ring's, or null.
-            unsafe { next(self.ring).as_mut() }
-                .map(|at| *at = *entry)
-                .expect("room in the ring");
+            unsafe { next(self.ring).as_mut() }.map(|at| *at = *entry).expect("room in the ring");
         }
         // SAFETY: the ring.
         let r = unsafe { submit(self.ring, wait) };

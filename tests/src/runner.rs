@@ -32,7 +32,8 @@ pub enum Mode {
     Switch,
     /// As `Shm`, but over an RDMA device, which the machine must have: only when it is asked for.
     Rdma,
-    /// As `Shm`, with failures to order ([`crate::starve`]): a connection may be accelerated, or not.
+    /// As `Shm`, with failures to order ([`crate::starve`]): a connection may be accelerated, or
+    /// not.
     Starved,
 }
 
@@ -49,10 +50,7 @@ pub const MODES: [(Mode, &str); 8] = [
 
 impl Mode {
     fn name(self) -> &'static str {
-        MODES
-            .iter()
-            .find(|(m, _)| *m == self)
-            .map_or("", |(_, n)| n)
+        MODES.iter().find(|(m, _)| *m == self).map_or("", |(_, n)| n)
     }
 
     fn path(self) -> Path {
@@ -112,11 +110,7 @@ pub struct Totals {
 impl Totals {
     pub fn line(&self) -> String {
         let skipped = self.skipped.load(Ordering::Relaxed);
-        let tail = if skipped > 0 {
-            format!(", {skipped} skipped")
-        } else {
-            String::new()
-        };
+        let tail = if skipped > 0 { format!(", {skipped} skipped") } else { String::new() };
         format!(
             "{} passed, {} failed{tail}",
             self.passed.load(Ordering::Relaxed),
@@ -156,10 +150,7 @@ pub fn run(scenarios: Vec<Scenario>, options: &Options) -> bool {
     let with_library = build.is_there();
     let mut modes = options.modes.clone();
     if !with_library && modes.iter().any(|m| *m != Mode::Plain) {
-        println!(
-            "no library at {}: only plain TCP is run",
-            build.library.display()
-        );
+        println!("no library at {}: only plain TCP is run", build.library.display());
         modes.retain(|m| *m == Mode::Plain);
     }
     let selected: Vec<Scenario> = scenarios
@@ -253,10 +244,7 @@ fn judge(
     let why_skipped = |mode: Mode| scenario.skip.iter().find(|(m, _)| *m == mode.name());
     let skip = |(name, why): &(&str, &str), report: &mut String| {
         totals.skip();
-        report.push_str(&format!(
-            "test {} [{name}] ... skipped ({why})\n",
-            scenario.name
-        ));
+        report.push_str(&format!("test {} [{name}] ... skipped ({why})\n", scenario.name));
     };
     // Nobody asks the oracle where nothing is to be compared.
     if modes.iter().all(|mode| why_skipped(*mode).is_some()) {
@@ -293,9 +281,7 @@ fn judge(
         let outcome = execute(scenario, mode, options, build);
         let mut problems = outcome.problems.clone();
         if let Some(diff) = difference(&oracle.transcript, &outcome.transcript) {
-            problems.push(format!(
-                "the transcript differs from plain TCP (-) :\n{diff}"
-            ));
+            problems.push(format!("the transcript differs from plain TCP (-) :\n{diff}"));
         }
         verdict(mode, &outcome, &problems, &mut report);
     }
@@ -359,18 +345,12 @@ pub fn own_program() -> PathBuf {
 /// The environment of a process that has the library, or has not.
 pub fn library_env(command: &mut Command, build: &Build, preload: bool) {
     for (key, _) in std::env::vars() {
-        let aid = [
-            "NETACC_TEST_SWITCH",
-            "NETACC_TEST_FAIL",
-            "NETACC_TEST_COUNTS",
-        ];
+        let aid = ["NETACC_TEST_SWITCH", "NETACC_TEST_FAIL", "NETACC_TEST_COUNTS"];
         if key.starts_with("NACC_") || key == "LD_PRELOAD" || aid.contains(&key.as_str()) {
             command.env_remove(key);
         }
     }
-    command
-        .env("NETACC_TEST_PROGRAM", own_program())
-        .env("RUST_BACKTRACE", "0");
+    command.env("NETACC_TEST_PROGRAM", own_program()).env("RUST_BACKTRACE", "0");
     if preload {
         command.env("LD_PRELOAD", &build.library);
         command.env("NACC_LOG_PATH", log_path());
@@ -384,9 +364,7 @@ pub fn library_env(command: &mut Command, build: &Build, preload: bool) {
 /// As [`library_env`] where the library changes paths by itself, in an order that `seed` decides.
 pub fn switching_env(command: &mut Command, build: &Build, seed: u64) {
     library_env(command, build, true);
-    command
-        .env("LD_PRELOAD", &build.switching)
-        .env("NETACC_TEST_SWITCH", seed.to_string());
+    command.env("LD_PRELOAD", &build.switching).env("NETACC_TEST_SWITCH", seed.to_string());
 }
 
 /// Where the library logs to: $NETACC_TEST_LOG, or a file of this run's.
@@ -397,7 +375,8 @@ fn log_path() -> PathBuf {
     )
 }
 
-/// Removes the library's log of this run, unless somebody wants to have it; returns it when there is one.
+/// Removes the library's log of this run, unless somebody wants to have it; returns it when there
+/// is one.
 pub fn take_log() -> Option<String> {
     let log = log_path();
     let text = std::fs::read_to_string(&log).ok();
@@ -485,9 +464,9 @@ impl Broker<'_> {
                         peer.parse().unwrap_or(0),
                     ) {
                         Ok(c) if c.is_on(self.build.path) => {}
-                        Ok(c) => self
-                            .problems
-                            .push(format!("the connection left the fast path: {c:?}")),
+                        Ok(c) => {
+                            self.problems.push(format!("the connection left the fast path: {c:?}"))
+                        }
                         Err(e) => self.problems.push(e),
                     }
                 }
@@ -524,8 +503,7 @@ impl Broker<'_> {
                 return;
             }
             if Instant::now() > end {
-                self.problems
-                    .push(format!("the reason is not {wanted:?}: {found:?}"));
+                self.problems.push(format!("the reason is not {wanted:?}: {found:?}"));
                 return;
             }
             std::thread::sleep(Duration::from_millis(2));
@@ -533,11 +511,9 @@ impl Broker<'_> {
     }
 
     fn promoted(&mut self, pid: i32, peer_pid: i32, local: u16, peer: u16) -> String {
-        let asked = *self
-            .first_asked
-            .entry((local, peer))
-            .or_insert_with(Instant::now);
-        // The far end is asked when the near one has moved: where a process takes a while to start, that is half the time.
+        let asked = *self.first_asked.entry((local, peer)).or_insert_with(Instant::now);
+        // The far end is asked when the near one has moved: where a process takes a while to start,
+        // that is half the time.
         let moved =
             |c: &Result<Connection, String>| c.as_ref().is_ok_and(|c| c.is_on(self.build.path));
         let near = self.build.connection(pid, local, peer);
@@ -551,15 +527,9 @@ impl Broker<'_> {
 
     /// Whether the connection's sending direction has moved; of the other nothing is asked.
     fn sends_fast(&mut self, pid: i32, local: u16, peer: u16) -> String {
-        let asked = *self
-            .first_asked
-            .entry((local, peer))
-            .or_insert_with(Instant::now);
+        let asked = *self.first_asked.entry((local, peer)).or_insert_with(Instant::now);
         let near = self.build.connection(pid, local, peer);
-        if near
-            .as_ref()
-            .is_ok_and(|c| c.tx_path == self.build.path.name())
-        {
+        if near.as_ref().is_ok_and(|c| c.tx_path == self.build.path.name()) {
             self.first_asked.remove(&(local, peer));
             return "yes".into();
         }
@@ -581,8 +551,7 @@ impl Broker<'_> {
             return "no".into();
         }
         if required {
-            self.problems
-                .push(format!("not promoted within {patience:?}: {seen}"));
+            self.problems.push(format!("not promoted within {patience:?}: {seen}"));
         }
         "give up".into()
     }
@@ -596,10 +565,8 @@ pub fn execute(scenario: &Scenario, mode: Mode, options: &Options, build: &Build
         Parts::Pair { .. } => &[Role::Server, Role::Client],
         Parts::Alone(_) => &[Role::Alone],
     };
-    let mut sides: Vec<Side> = roles
-        .iter()
-        .map(|&role| start(scenario, role, mode, build))
-        .collect();
+    let mut sides: Vec<Side> =
+        roles.iter().map(|&role| start(scenario, role, mode, build)).collect();
     let mut broker = Broker {
         build,
         mode,
@@ -617,9 +584,7 @@ pub fn execute(scenario: &Scenario, mode: Mode, options: &Options, build: &Build
                 where_.push_str(&connections_of(build, side.child.id() as i32));
             }
         }
-        broker
-            .problems
-            .push(format!("timed out after {timeout:?}\n{where_}"));
+        broker.problems.push(format!("timed out after {timeout:?}\n{where_}"));
     }
     let mut transcript = String::new();
     let mut stderr = String::new();
@@ -635,16 +600,13 @@ pub fn execute(scenario: &Scenario, mode: Mode, options: &Options, build: &Build
             let _ = sys::close(fd);
         }
         let end = match status {
-            Ok(s) => s.code().map_or_else(
-                || format!("signal {:?}", s.signal()),
-                |c| format!("exit {c}"),
-            ),
+            Ok(s) => {
+                s.code().map_or_else(|| format!("signal {:?}", s.signal()), |c| format!("exit {c}"))
+            }
             Err(e) => format!("{e}"),
         };
         if end != "exit 0" && in_time {
-            broker
-                .problems
-                .push(format!("[{:?}] ended with {end}", side.role));
+            broker.problems.push(format!("[{:?}] ended with {end}", side.role));
         }
     }
     for side in sides {
@@ -670,17 +632,12 @@ fn serve(sides: &mut [Side], broker: &mut Broker, deadline: Instant) -> bool {
     let mut held: Vec<(usize, String)> = Vec::new();
     let mut gone = false;
     loop {
-        let open: Vec<(usize, Fd)> = sides
-            .iter()
-            .enumerate()
-            .filter_map(|(i, s)| s.control.map(|fd| (i, fd)))
-            .collect();
+        let open: Vec<(usize, Fd)> =
+            sides.iter().enumerate().filter_map(|(i, s)| s.control.map(|fd| (i, fd))).collect();
         if open.is_empty() {
             return true;
         }
-        let left = deadline
-            .saturating_duration_since(Instant::now())
-            .as_millis() as i32;
+        let left = deadline.saturating_duration_since(Instant::now()).as_millis() as i32;
         if left == 0 {
             return false;
         }
@@ -746,10 +703,7 @@ fn stacks(pid: u32) -> String {
     if let Ok(entries) = std::fs::read_dir(format!("/proc/{pid}/task")) {
         for entry in entries.flatten() {
             let read = |f: &str| {
-                std::fs::read_to_string(entry.path().join(f))
-                    .unwrap_or_default()
-                    .trim()
-                    .to_string()
+                std::fs::read_to_string(entry.path().join(f)).unwrap_or_default().trim().to_string()
             };
             out.push_str(&format!(
                 "{pid}: {} in {} ({})\n",

@@ -72,7 +72,8 @@ pub const fn alone(name: &'static str, about: &'static str, body: fn(&Ctx)) -> S
 }
 
 impl Scenario {
-    /// An operation that the fast path does not carry: the connection moves back to TCP, or never left it.
+    /// An operation that the fast path does not carry: the connection moves back to TCP, or never
+    /// left it.
     pub const fn demoted(mut self) -> Scenario {
         self.mark = Mark::Demoted;
         self
@@ -90,7 +91,8 @@ impl Scenario {
         self
     }
 
-    /// Hundreds of connections or listeners, about each of which `netacc_ss` is asked: it may take longer before it counts as stuck.
+    /// Hundreds of connections or listeners, about each of which `netacc_ss` is asked: it may take
+    /// longer before it counts as stuck.
     pub const fn long(mut self) -> Scenario {
         self.length = 4;
         self
@@ -158,11 +160,7 @@ pub fn markdown() -> String {
             Mark::Demoted => "demoted to tcp",
             Mark::PassedThrough => "passed through",
         };
-        out.push_str(&format!(
-            "| `{}` | {} | {mark} |\n",
-            s.name,
-            s.about.replace('|', "\\|")
-        ));
+        out.push_str(&format!("| `{}` | {} | {mark} |\n", s.name, s.about.replace('|', "\\|")));
     }
     out
 }

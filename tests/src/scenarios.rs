@@ -1,4 +1,5 @@
-//! The scenarios, by subject. Each is written as an ordinary program would be; nothing in them knows of the library.
+//! The scenarios, by subject. Each is written as an ordinary program would be; nothing in them
+//! knows of the library.
 
 pub mod adopt;
 pub mod calls;

@@ -38,7 +38,8 @@ impl Connection {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Path {
     Shm,
-    /// Also within a host: it needs an RDMA device, and [`crate::sys::home`] to be an address of it.
+    /// Also within a host: it needs an RDMA device, and [`crate::sys::home`] to be an address of
+    /// it.
     Rdma,
 }
 
@@ -51,9 +52,7 @@ impl Path {
     }
 
     pub fn from_name(name: &str) -> Option<Path> {
-        [Path::Shm, Path::Rdma]
-            .into_iter()
-            .find(|path| path.name() == name)
+        [Path::Shm, Path::Rdma].into_iter().find(|path| path.name() == name)
     }
 }
 
@@ -134,13 +133,7 @@ fn parse(json: &str) -> Vec<Connection> {
 }
 
 fn connection(object: &str) -> Connection {
-    let port = |key| {
-        text(object, key)
-            .rsplit(':')
-            .next()
-            .and_then(|p| p.parse().ok())
-            .unwrap_or(0)
-    };
+    let port = |key| text(object, key).rsplit(':').next().and_then(|p| p.parse().ok()).unwrap_or(0);
     Connection {
         local_port: port("local"),
         peer_port: port("peer"),
@@ -158,12 +151,9 @@ fn connection(object: &str) -> Connection {
 
 fn value<'a>(object: &'a str, key: &str) -> &'a str {
     let quoted = format!("\"{key}\"");
-    object.split_once(&quoted).map_or("", |(_, rest)| {
-        rest.trim_start()
-            .strip_prefix(':')
-            .unwrap_or(rest)
-            .trim_start()
-    })
+    object
+        .split_once(&quoted)
+        .map_or("", |(_, rest)| rest.trim_start().strip_prefix(':').unwrap_or(rest).trim_start())
 }
 
 fn text(object: &str, key: &str) -> String {
@@ -175,9 +165,7 @@ fn text(object: &str, key: &str) -> String {
 
 fn number(object: &str, key: &str) -> u64 {
     let v = value(object, key);
-    v[..v.find(|c: char| !c.is_ascii_digit()).unwrap_or(v.len())]
-        .parse()
-        .unwrap_or(0)
+    v[..v.find(|c: char| !c.is_ascii_digit()).unwrap_or(v.len())].parse().unwrap_or(0)
 }
 
 #[cfg(test)]

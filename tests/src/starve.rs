@@ -1,6 +1,7 @@
-//! What cannot be had: each allocation of the library's fails, each mapping, descriptor and thread that it makes, in turn, and from there on
-//! all that come. The scenarios must not be able to tell: plain TCP's transcript, no signal, no hang. The library orders the failures for
-//! itself (its feature `inject`), so that nothing of the program's own fails.
+//! What cannot be had: each allocation of the library's fails, each mapping, descriptor and thread
+//! that it makes, in turn, and from there on all that come. The scenarios must not be able to tell:
+//! plain TCP's transcript, no signal, no hang. The library orders the failures for itself (its
+//! feature `inject`), so that nothing of the program's own fails.
 
 use crate::runner::{Mode, Options, Totals, difference, execute, take_log};
 use crate::scenario::{self, Scenario};
@@ -11,7 +12,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// What there is: connections made and accepted, moved and brought back, each call that waits, processes, passing.
+/// What there is: connections made and accepted, moved and brought back, each call that waits,
+/// processes, passing.
 const SCENARIOS: &[&str] = &[
     "data/duplex-nonblocking",
     "data/ping-pong",
@@ -57,21 +59,14 @@ const QUICK: &[&str] = &[
 ];
 
 /// What the library understands, and which of its two counts says how many there are.
-const KINDS: [(&str, usize); 4] = [
-    ("memory", 0),
-    ("memory-once", 0),
-    ("call", 1),
-    ("call-once", 1),
-];
+const KINDS: [(&str, usize); 4] =
+    [("memory", 0), ("memory-once", 0), ("call", 1), ("call-once", 1)];
 
 pub fn run(words: &[&str]) -> ExitCode {
     let every = words.contains(&"--every");
     // One of them alone, many times: `--fail "call-once 30"`.
-    let failure = words
-        .iter()
-        .position(|w| *w == "--fail")
-        .and_then(|at| words.get(at + 1))
-        .copied();
+    let failure =
+        words.iter().position(|w| *w == "--fail").and_then(|at| words.get(at + 1)).copied();
     let Some(build) = crate::build_of(words) else {
         return ExitCode::from(2);
     };
@@ -103,11 +98,7 @@ pub fn run(words: &[&str]) -> ExitCode {
     }
     let _ = take_log();
     println!("\nstarve: {}", totals.line());
-    if totals.ok() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    }
+    if totals.ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// Which ones fail: every one, or the first ones and some of the others.
@@ -115,10 +106,8 @@ fn chosen(count: usize, every: bool) -> Vec<usize> {
     if every {
         return (1..=count).collect();
     }
-    let mut all: Vec<usize> = (1..=3)
-        .chain((1..=4).map(|i| count * i / 5))
-        .filter(|n| (1..=count).contains(n))
-        .collect();
+    let mut all: Vec<usize> =
+        (1..=3).chain((1..=4).map(|i| count * i / 5)).filter(|n| (1..=count).contains(n)).collect();
     all.dedup();
     all
 }
@@ -161,11 +150,8 @@ fn starve(
             Some(_) => continue,
             None => chosen(counts[which], every),
         };
-        let (next, failed, fast) = (
-            AtomicUsize::new(0),
-            Mutex::new(Vec::new()),
-            AtomicUsize::new(0),
-        );
+        let (next, failed, fast) =
+            (AtomicUsize::new(0), Mutex::new(Vec::new()), AtomicUsize::new(0));
         std::thread::scope(|scope| {
             for _ in 0..options.jobs {
                 scope.spawn(|| {
@@ -219,9 +205,8 @@ fn read_counts(file: &Path) -> [usize; 2] {
     let text = std::fs::read_to_string(file).unwrap_or_default();
     let mut most = [0, 0];
     for line in text.lines() {
-        for (most, n) in most
-            .iter_mut()
-            .zip(line.split(" ").filter_map(|w| w.parse::<usize>().ok()))
+        for (most, n) in
+            most.iter_mut().zip(line.split(" ").filter_map(|w| w.parse::<usize>().ok()))
         {
             *most = n.max(*most);
         }

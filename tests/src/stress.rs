@@ -1,9 +1,10 @@
 //! A checksummed stream of random sizes and calls over promotions and demotions: exact.
 //!
-//! Two processes, each with a sending and a receiving half, do random operations until the budget is used up, then
-//! half-close. Demotions come from operations that the fast path does not carry (sendfile, splice) and, in the mode
-//! `switch`, from the library itself, which moves between paths at random points (tests/inject builds one that does).
-//! [`leave`] has ends that leave the fast path for good.
+//! Two processes, each with a sending and a receiving half, do random operations until the budget
+//! is used up, then half-close. Demotions come from operations that the fast path does not carry
+//! (sendfile, splice) and, in the mode `switch`, from the library itself, which moves between paths
+//! at random points (tests/inject builds one that does). [`leave`] has ends that leave the fast
+//! path for good.
 
 mod leave;
 
@@ -48,17 +49,11 @@ pub fn end(args: &[&str]) -> ExitCode {
     }
     let number = |i: usize| args.get(i).and_then(|a| a.parse::<u64>().ok()).unwrap_or(0);
     let (seed, operations) = (number(0), number(1));
-    let style = Style {
-        odd_one_in: number(2) as usize,
-        odd: number(3) as usize,
-        threads: number(4) != 0,
-    };
+    let style =
+        Style { odd_one_in: number(2) as usize, odd: number(3) as usize, threads: number(4) != 0 };
     let dial = args.get(5) == Some(&"dial");
     let fd = if dial {
-        let addr = args
-            .get(6)
-            .and_then(|a| Addr::parse(a))
-            .expect("an address");
+        let addr = args.get(6).and_then(|a| Addr::parse(a)).expect("an address");
         let fd = sys::socket(addr.family(), libc::SOCK_STREAM, 0).expect("socket");
         sys::connect(fd, addr).expect("connect");
         fd
@@ -72,18 +67,10 @@ pub fn end(args: &[&str]) -> ExitCode {
         fd
     };
     let name = |a: Result<Addr, E>| a.map(Addr::port).unwrap_or(0);
-    println!(
-        "ports {} {}",
-        name(sys::getsockname(fd)),
-        name(sys::getpeername(fd))
-    );
+    println!("ports {} {}", name(sys::getsockname(fd)), name(sys::getpeername(fd)));
     let orders = Orders::listen();
     warm(fd, dial, &orders);
-    let (mine, theirs) = if dial {
-        (seed + 1, seed + 2)
-    } else {
-        (seed + 2, seed + 1)
-    };
+    let (mine, theirs) = if dial { (seed + 1, seed + 2) } else { (seed + 2, seed + 1) };
     let sender = SendHalf::new(fd, mine, style, operations / 2, orders);
     let receiver = ReceiveHalf::new(fd, theirs, mine, style, operations / 6);
     let (sent, received) = if style.threads {
@@ -106,8 +93,8 @@ pub fn end(args: &[&str]) -> ExitCode {
     }
 }
 
-/// What the runner has said on standard input: a byte when the connection is where it is to be tested, the end of file when
-/// everything that it waits for has happened.
+/// What the runner has said on standard input: a byte when the connection is where it is to be
+/// tested, the end of file when everything that it waits for has happened.
 #[derive(Default)]
 struct Orders {
     begin: AtomicBool,
@@ -129,7 +116,8 @@ impl Orders {
     }
 }
 
-/// Small exchanges until the runner says that the connection is on the fast path; the dialling end tells the other.
+/// Small exchanges until the runner says that the connection is on the fast path; the dialling end
+/// tells the other.
 fn warm(fd: Fd, dial: bool, orders: &Orders) {
     let mut message = [0; 64];
     while message[0] == 0 {
@@ -189,7 +177,8 @@ impl SendHalf {
         done
     }
 
-    /// sendfile from a file, or splice from a pipe: both block, and both are retried until all is sent.
+    /// sendfile from a file, or splice from a pipe: both block, and both are retried until all is
+    /// sent.
     fn odd(&mut self) -> sys::R {
         let len = self.rng.range(1, 4000);
         let bytes = self.inner.upcoming(len);
@@ -200,7 +189,8 @@ impl SendHalf {
             _ => self.rng.range(0, 1) == 0,
         };
         if sendfile {
-            // A file of its own: sendfile sends the pages themselves, so they must not change until they are read.
+            // A file of its own: sendfile sends the pages themselves, so they must not change until
+            // they are read.
             let file = sys::anonymous_file(&bytes)?;
             let mut at = 0;
             while left > 0 {
@@ -284,10 +274,7 @@ impl ReceiveHalf {
                 let _ = sys::poll(&[(fd, libc::POLLIN)], -1);
             }
             4 if blocking => {
-                let sets = sys::Sets {
-                    read: vec![fd],
-                    ..sys::Sets::default()
-                };
+                let sets = sys::Sets { read: vec![fd], ..sys::Sets::default() };
                 let _ = sys::select(fd + 1, &sets, None);
             }
             _ => {}
@@ -308,8 +295,7 @@ impl ReceiveHalf {
             }
             return Ok(n);
         }
-        self.inner
-            .step(MAX, if blocking { 0 } else { libc::MSG_DONTWAIT })
+        self.inner.step(MAX, if blocking { 0 } else { libc::MSG_DONTWAIT })
     }
 
     fn run(mut self) -> ReceiveHalf {
@@ -331,11 +317,7 @@ fn alternate(fd: Fd, mut sender: SendHalf, mut receiver: ReceiveHalf) -> (SendHa
     sys::set_nonblocking(fd, true);
     let mut sending = true;
     loop {
-        let events = if sending {
-            libc::POLLIN | libc::POLLOUT
-        } else {
-            libc::POLLIN
-        };
+        let events = if sending { libc::POLLIN | libc::POLLOUT } else { libc::POLLIN };
         let revents = sys::await_events(fd, events, 30_000 * sys::patience() as i32);
         if revents == 0 {
             println!(
@@ -346,10 +328,7 @@ fn alternate(fd: Fd, mut sender: SendHalf, mut receiver: ReceiveHalf) -> (SendHa
         }
         if sending && revents & libc::POLLOUT != 0 {
             for _ in 0..8 {
-                if sender
-                    .step(libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT)
-                    .is_err()
-                {
+                if sender.step(libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT).is_err() {
                     break;
                 }
             }
@@ -374,11 +353,8 @@ fn alternate(fd: Fd, mut sender: SendHalf, mut receiver: ReceiveHalf) -> (SendHa
 // ---------------------------------------------------------------------------------------------- the runner
 
 /// The campaigns of [`leave`]: name, library on both ends, the library's own switching.
-const LEAVING: [(&str, bool, bool); 3] = [
-    ("leave-plain", false, false),
-    ("leave", true, false),
-    ("leave-switch", true, true),
-];
+const LEAVING: [(&str, bool, bool); 3] =
+    [("leave-plain", false, false), ("leave", true, false), ("leave-switch", true, true)];
 
 /// Only with `--only NAME`: what they find has not been mended yet.
 const ON_REQUEST: [&str; 2] = ["leave", "leave-switch"];
@@ -402,16 +378,8 @@ pub fn run(words: &[&str]) -> ExitCode {
     let totals = Totals::default();
     println!("stress: seed {seed}");
     let every = SENDFILE | SPLICE_OUT | SPLICE_IN;
-    let threads = |odd_one_in, odd| Style {
-        odd_one_in,
-        odd,
-        threads: true,
-    };
-    let alone = Style {
-        odd_one_in: 0,
-        odd: 0,
-        threads: false,
-    };
+    let threads = |odd_one_in, odd| Style { odd_one_in, odd, threads: true };
+    let alone = Style { odd_one_in: 0, odd: 0, threads: false };
     let plain = |name, style| Campaign {
         name,
         preload: false,
@@ -426,13 +394,7 @@ pub fn run(words: &[&str]) -> ExitCode {
         style,
         operations: operations / 2,
     };
-    let switch = |name, style| Campaign {
-        name,
-        preload: true,
-        switch: true,
-        style,
-        operations,
-    };
+    let switch = |name, style| Campaign { name, preload: true, switch: true, style, operations };
     let campaigns = [
         plain("plain", threads(50, every)),
         plain("plain-poll", alone),
@@ -493,24 +455,14 @@ pub fn run(words: &[&str]) -> ExitCode {
         }
     }
     if build.is_there() && !build.switching.exists() {
-        println!(
-            "no library at {}: run tests/inject",
-            build.switching.display()
-        );
+        println!("no library at {}: run tests/inject", build.switching.display());
     }
     if !build.is_there() {
-        println!(
-            "no library at {}: only plain TCP is run",
-            build.library.display()
-        );
+        println!("no library at {}: only plain TCP is run", build.library.display());
     }
     let _ = take_log();
     println!("\nstress: {}", totals.line());
-    if totals.ok() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    }
+    if totals.ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 fn conduct(campaign: &Campaign, build: &Build, seed: u64) -> (Vec<String>, String) {
@@ -525,10 +477,7 @@ fn conduct(campaign: &Campaign, build: &Build, seed: u64) -> (Vec<String>, Strin
         ]);
         command
             .args([style.odd_one_in, style.odd, usize::from(style.threads)].map(|v| v.to_string()));
-        command
-            .args(tail)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped());
+        command.args(tail).stdin(Stdio::piped()).stdout(Stdio::piped());
         if campaign.switch {
             switching_env(&mut command, build, seed + salt);
         } else {
@@ -543,9 +492,7 @@ fn conduct(campaign: &Campaign, build: &Build, seed: u64) -> (Vec<String>, Strin
     while out.read(&mut byte).unwrap_or(0) == 1 && byte[0] != b'\n' {
         head.push(byte[0]);
     }
-    let addr = String::from_utf8_lossy(&head)
-        .trim_start_matches("addr ")
-        .to_string();
+    let addr = String::from_utf8_lossy(&head).trim_start_matches("addr ").to_string();
     let mut client = start(&["dial", &addr], 2);
     let mut client_out = client.stdout.take().expect("piped");
     let slurp = |pipe: &mut dyn Read| {
@@ -556,15 +503,11 @@ fn conduct(campaign: &Campaign, build: &Build, seed: u64) -> (Vec<String>, Strin
     let server_text = std::thread::spawn(move || slurp(&mut out));
     let client_text = std::thread::spawn(move || slurp(&mut client_out));
     let mut problems = Vec::new();
-    let port = addr
-        .rsplit(':')
-        .next()
-        .and_then(|p| p.parse::<u16>().ok())
-        .unwrap_or(0);
+    let port = addr.rsplit(':').next().and_then(|p| p.parse::<u16>().ok()).unwrap_or(0);
     let deadline =
         Instant::now() + sys::patience() * Duration::from_secs(120 + campaign.operations / 10_000);
-    // Between hosts the library has to give the connection up and make it again, which it does between two calls: two threads
-    // that are always in one leave it where it is.
+    // Between hosts the library has to give the connection up and make it again, which it does
+    // between two calls: two threads that are always in one leave it where it is.
     let least = match (build.path, style.threads) {
         _ if !campaign.switch => 0,
         (Path::Rdma, true) => 2,
@@ -616,10 +559,8 @@ fn conduct(campaign: &Campaign, build: &Build, seed: u64) -> (Vec<String>, Strin
             other => problems.push(format!("{name} ended with {other:?}")),
         }
     }
-    let (server_text, client_text) = (
-        server_text.join().unwrap_or_default(),
-        client_text.join().unwrap_or_default(),
-    );
+    let (server_text, client_text) =
+        (server_text.join().unwrap_or_default(), client_text.join().unwrap_or_default());
     let number = |text: &str, verb: &str| {
         let line = text.lines().find(|l| l.starts_with(verb)).unwrap_or("");
         let words: Vec<&str> = line.split([' ', ',']).collect();
@@ -627,10 +568,7 @@ fn conduct(campaign: &Campaign, build: &Build, seed: u64) -> (Vec<String>, Strin
         (at(1), at(3).unwrap_or(0))
     };
     let (up, down) = (number(&client_text, "sent"), number(&server_text, "sent"));
-    let (up_got, down_got) = (
-        number(&server_text, "received"),
-        number(&client_text, "received"),
-    );
+    let (up_got, down_got) = (number(&server_text, "received"), number(&client_text, "received"));
     if up.0 != up_got.0 || down.0 != down_got.0 || up.0.is_none() {
         problems.push(format!(
             "sent {:?} and {:?}, received {:?} and {:?}",
@@ -641,9 +579,8 @@ fn conduct(campaign: &Campaign, build: &Build, seed: u64) -> (Vec<String>, Strin
         problems.push("no byte was seen on the fast path".into());
     }
     if promotions.min(demotions) < least {
-        problems.push(format!(
-            "too little switching: {promotions} promotions, {demotions} demotions"
-        ));
+        problems
+            .push(format!("too little switching: {promotions} promotions, {demotions} demotions"));
     }
     if !problems.is_empty() {
         problems.push(format!("server: {server_text}client: {client_text}"));
@@ -658,8 +595,5 @@ fn conduct(campaign: &Campaign, build: &Build, seed: u64) -> (Vec<String>, Strin
     } else {
         String::new()
     };
-    (
-        problems,
-        format!("{operations} operations, {bytes} bytes{paths}"),
-    )
+    (problems, format!("{operations} operations, {bytes} bytes{paths}"))
 }

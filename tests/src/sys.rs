@@ -1,8 +1,9 @@
 //! Safe, thin wrappers over the libc calls under test.
 //!
-//! Every function here is exactly one call of a dynamic libc symbol, so that a preloaded library sees what an ordinary
-//! C program would have called. Nothing retries, nothing interprets: the result is the return value or the errno.
-//! The standard library's sockets are not used, because they would hide calls and flags.
+//! Every function here is exactly one call of a dynamic libc symbol, so that a preloaded library
+//! sees what an ordinary C program would have called. Nothing retries, nothing interprets: the
+//! result is the return value or the errno. The standard library's sockets are not used, because
+//! they would hide calls and flags.
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::fmt;
@@ -55,11 +56,12 @@ pub fn keeping_errno(body: impl FnOnce()) {
     unsafe { *at = before };
 }
 
-/// One foreign call whose pointer arguments are borrowed from live Rust values of the lengths passed beside them
-/// (or are deliberately invalid addresses that only the kernel looks at).
+/// One foreign call whose pointer arguments are borrowed from live Rust values of the lengths
+/// passed beside them (or are deliberately invalid addresses that only the kernel looks at).
 macro_rules! call {
     ($e:expr) => {{
-        // SAFETY: pointers come from live borrows with matching lengths, or are meant for the kernel to reject.
+        // SAFETY: pointers come from live borrows with matching lengths, or are meant for the
+        // kernel to reject.
         let value = unsafe { $e };
         cvt(value as isize)
     }};
@@ -86,8 +88,8 @@ pub const LOOPBACK: Addr = Addr::V4([127, 0, 0, 1], 0);
 pub const LOOPBACK6: Addr = Addr::V6([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1], 0);
 pub const ANY6: Addr = Addr::V6([0; 16], 0);
 
-/// The address of the connections under test: $NETACC_TEST_ADDRESS (an RDMA device has one of its own), or the loopback
-/// address.
+/// The address of the connections under test: $NETACC_TEST_ADDRESS (an RDMA device has one of its
+/// own), or the loopback address.
 pub fn home() -> Addr {
     address_in("NETACC_TEST_ADDRESS", LOOPBACK)
 }
@@ -108,12 +110,10 @@ fn address_in(variable: &str, otherwise: Addr) -> Addr {
     }
 }
 
-/// Each limit of time is so many times as long: $NETACC_TEST_PATIENCE, for machines on which everything is slow.
+/// Each limit of time is so many times as long: $NETACC_TEST_PATIENCE, for machines on which
+/// everything is slow.
 pub fn patience() -> u32 {
-    std::env::var("NETACC_TEST_PATIENCE")
-        .ok()
-        .and_then(|text| text.parse().ok())
-        .unwrap_or(1)
+    std::env::var("NETACC_TEST_PATIENCE").ok().and_then(|text| text.parse().ok()).unwrap_or(1)
 }
 
 impl Addr {
@@ -199,18 +199,12 @@ impl Addr {
             libc::AF_INET => {
                 // SAFETY: the family says what the storage holds.
                 let sin = unsafe { &*at.cast::<libc::sockaddr_in>() };
-                Some(Addr::V4(
-                    sin.sin_addr.s_addr.to_ne_bytes(),
-                    u16::from_be(sin.sin_port),
-                ))
+                Some(Addr::V4(sin.sin_addr.s_addr.to_ne_bytes(), u16::from_be(sin.sin_port)))
             }
             libc::AF_INET6 => {
                 // SAFETY: as above.
                 let sin6 = unsafe { &*at.cast::<libc::sockaddr_in6>() };
-                Some(Addr::V6(
-                    sin6.sin6_addr.s6_addr,
-                    u16::from_be(sin6.sin6_port),
-                ))
+                Some(Addr::V6(sin6.sin6_addr.s6_addr, u16::from_be(sin6.sin6_port)))
             }
             _ => None,
         }
@@ -265,11 +259,7 @@ pub fn connect_len(fd: Fd, addr: Addr, len: u32) -> R {
 /// `connect(AF_UNSPEC)`: dissolves the association.
 pub fn disconnect(fd: Fd) -> R {
     let sa = storage();
-    call!(libc::connect(
-        fd,
-        (&raw const sa).cast(),
-        size_of::<libc::sockaddr_in>() as u32
-    ))
+    call!(libc::connect(fd, (&raw const sa).cast(), size_of::<libc::sockaddr_in>() as u32))
 }
 
 pub fn getsockname(fd: Fd) -> Result<Addr, E> {
@@ -307,48 +297,24 @@ pub fn socketpair(kind: c_int) -> Result<[Fd; 2], E> {
 pub fn getopt(fd: Fd, level: c_int, name: c_int) -> Result<i32, E> {
     let mut value = 0i32;
     let mut len = 4u32;
-    call!(libc::getsockopt(
-        fd,
-        level,
-        name,
-        (&raw mut value).cast(),
-        &mut len
-    ))?;
+    call!(libc::getsockopt(fd, level, name, (&raw mut value).cast(), &mut len))?;
     Ok(value)
 }
 
 pub fn getopt_bytes(fd: Fd, level: c_int, name: c_int, room: usize) -> Result<Vec<u8>, E> {
     let mut value = vec![0u8; room];
     let mut len = room as u32;
-    call!(libc::getsockopt(
-        fd,
-        level,
-        name,
-        value.as_mut_ptr().cast(),
-        &mut len
-    ))?;
+    call!(libc::getsockopt(fd, level, name, value.as_mut_ptr().cast(), &mut len))?;
     value.truncate(len as usize);
     Ok(value)
 }
 
 pub fn setopt(fd: Fd, level: c_int, name: c_int, value: i32) -> R {
-    call!(libc::setsockopt(
-        fd,
-        level,
-        name,
-        (&raw const value).cast(),
-        4
-    ))
+    call!(libc::setsockopt(fd, level, name, (&raw const value).cast(), 4))
 }
 
 pub fn setopt_bytes(fd: Fd, level: c_int, name: c_int, value: &[u8]) -> R {
-    call!(libc::setsockopt(
-        fd,
-        level,
-        name,
-        value.as_ptr().cast(),
-        value.len() as u32
-    ))
+    call!(libc::setsockopt(fd, level, name, value.as_ptr().cast(), value.len() as u32))
 }
 
 pub fn set_timeout(fd: Fd, name: c_int, ms: i64) -> R {
@@ -367,10 +333,7 @@ pub fn set_timeval(fd: Fd, name: c_int, tv_sec: i64, tv_usec: i64) -> R {
 }
 
 pub fn set_linger(fd: Fd, on: bool, seconds: i32) -> R {
-    let value = libc::linger {
-        l_onoff: i32::from(on),
-        l_linger: seconds,
-    };
+    let value = libc::linger { l_onoff: i32::from(on), l_linger: seconds };
     call!(libc::setsockopt(
         fd,
         libc::SOL_SOCKET,
@@ -398,7 +361,8 @@ pub fn send(fd: Fd, buf: &[u8], flags: c_int) -> R {
     call!(libc::send(fd, buf.as_ptr().cast(), buf.len(), flags))
 }
 
-/// `recvfrom` with an address buffer; returns the count and the address length that the kernel wrote.
+/// `recvfrom` with an address buffer; returns the count and the address length that the kernel
+/// wrote.
 pub fn recvfrom(fd: Fd, buf: &mut [u8], flags: c_int) -> Result<(usize, u32), E> {
     let mut sa = storage();
     let mut len = size_of::<libc::sockaddr_storage>() as u32;
@@ -426,14 +390,7 @@ pub fn sendto(fd: Fd, buf: &[u8], flags: c_int, to: Option<Addr>) -> R {
                 len
             ))
         }
-        None => call!(libc::sendto(
-            fd,
-            buf.as_ptr().cast(),
-            buf.len(),
-            flags,
-            null(),
-            0
-        )),
+        None => call!(libc::sendto(fd, buf.as_ptr().cast(), buf.len(), flags, null(), 0)),
     }
 }
 
@@ -455,20 +412,14 @@ pub fn send_bad_pointer(fd: Fd, len: usize, flags: c_int) -> R {
 fn iov_out(parts: &[&[u8]]) -> Vec<libc::iovec> {
     parts
         .iter()
-        .map(|p| libc::iovec {
-            iov_base: p.as_ptr().cast_mut().cast(),
-            iov_len: p.len(),
-        })
+        .map(|p| libc::iovec { iov_base: p.as_ptr().cast_mut().cast(), iov_len: p.len() })
         .collect()
 }
 
 fn iov_in(parts: &mut [&mut [u8]]) -> Vec<libc::iovec> {
     parts
         .iter_mut()
-        .map(|p| libc::iovec {
-            iov_base: p.as_mut_ptr().cast(),
-            iov_len: p.len(),
-        })
+        .map(|p| libc::iovec { iov_base: p.as_mut_ptr().cast(), iov_len: p.len() })
         .collect()
 }
 
@@ -484,41 +435,23 @@ pub fn writev(fd: Fd, parts: &[&[u8]]) -> R {
 
 /// `readv`/`writev` with an impossible vector count.
 pub fn readv_count(fd: Fd, count: c_int) -> R {
-    let iov = libc::iovec {
-        iov_base: null_mut(),
-        iov_len: 0,
-    };
+    let iov = libc::iovec { iov_base: null_mut(), iov_len: 0 };
     call!(libc::readv(fd, &iov, count))
 }
 
 pub fn writev_count(fd: Fd, count: c_int) -> R {
-    let iov = libc::iovec {
-        iov_base: null_mut(),
-        iov_len: 0,
-    };
+    let iov = libc::iovec { iov_base: null_mut(), iov_len: 0 };
     call!(libc::writev(fd, &iov, count))
 }
 
 pub fn preadv2(fd: Fd, parts: &mut [&mut [u8]], offset: i64, flags: c_int) -> R {
     let iov = iov_in(parts);
-    call!(libc::preadv2(
-        fd,
-        iov.as_ptr(),
-        iov.len() as c_int,
-        offset,
-        flags
-    ))
+    call!(libc::preadv2(fd, iov.as_ptr(), iov.len() as c_int, offset, flags))
 }
 
 pub fn pwritev2(fd: Fd, parts: &[&[u8]], offset: i64, flags: c_int) -> R {
     let iov = iov_out(parts);
-    call!(libc::pwritev2(
-        fd,
-        iov.as_ptr(),
-        iov.len() as c_int,
-        offset,
-        flags
-    ))
+    call!(libc::pwritev2(fd, iov.as_ptr(), iov.len() as c_int, offset, flags))
 }
 
 pub fn pread(fd: Fd, buf: &mut [u8], offset: i64) -> R {
@@ -600,12 +533,7 @@ pub fn recvmsg_full(fd: Fd, parts: &mut [&mut [u8]], flags: c_int) -> Result<Rec
         // SAFETY: as above.
         at = unsafe { libc::CMSG_NXTHDR(&msg, at) };
     }
-    Ok(Received {
-        bytes,
-        flags: msg.msg_flags,
-        name_len: msg.msg_namelen,
-        control,
-    })
+    Ok(Received { bytes, flags: msg.msg_flags, name_len: msg.msg_namelen, control })
 }
 
 pub fn recvmsg(fd: Fd, parts: &mut [&mut [u8]], flags: c_int) -> R {
@@ -618,26 +546,11 @@ pub fn recvmsg(fd: Fd, parts: &mut [&mut [u8]], flags: c_int) -> R {
 pub fn sendmmsg(fd: Fd, messages: &[&[u8]], flags: c_int) -> Result<Vec<usize>, E> {
     let iovs: Vec<[libc::iovec; 1]> = messages
         .iter()
-        .map(|m| {
-            [libc::iovec {
-                iov_base: m.as_ptr().cast_mut().cast(),
-                iov_len: m.len(),
-            }]
-        })
+        .map(|m| [libc::iovec { iov_base: m.as_ptr().cast_mut().cast(), iov_len: m.len() }])
         .collect();
-    let mut list: Vec<libc::mmsghdr> = iovs
-        .iter()
-        .map(|iov| libc::mmsghdr {
-            msg_hdr: header(iov),
-            msg_len: 0,
-        })
-        .collect();
-    let n = call!(libc::sendmmsg(
-        fd,
-        list.as_mut_ptr(),
-        list.len() as u32,
-        flags as _
-    ))?;
+    let mut list: Vec<libc::mmsghdr> =
+        iovs.iter().map(|iov| libc::mmsghdr { msg_hdr: header(iov), msg_len: 0 }).collect();
+    let n = call!(libc::sendmmsg(fd, list.as_mut_ptr(), list.len() as u32, flags as _))?;
     Ok(list.iter().take(n).map(|m| m.msg_len as usize).collect())
 }
 
@@ -661,52 +574,22 @@ pub fn recvmmsg_within(
 ) -> Result<Vec<usize>, E> {
     let iovs: Vec<[libc::iovec; 1]> = messages
         .iter_mut()
-        .map(|m| {
-            [libc::iovec {
-                iov_base: m.as_mut_ptr().cast(),
-                iov_len: m.len(),
-            }]
-        })
+        .map(|m| [libc::iovec { iov_base: m.as_mut_ptr().cast(), iov_len: m.len() }])
         .collect();
-    let mut list: Vec<libc::mmsghdr> = iovs
-        .iter()
-        .map(|iov| libc::mmsghdr {
-            msg_hdr: header(iov),
-            msg_len: 0,
-        })
-        .collect();
+    let mut list: Vec<libc::mmsghdr> =
+        iovs.iter().map(|iov| libc::mmsghdr { msg_hdr: header(iov), msg_len: 0 }).collect();
     let tsp = time.map_or(null_mut(), std::ptr::from_mut);
-    let n = call!(libc::recvmmsg(
-        fd,
-        list.as_mut_ptr(),
-        list.len() as u32,
-        flags as _,
-        tsp
-    ))?;
+    let n = call!(libc::recvmmsg(fd, list.as_mut_ptr(), list.len() as u32, flags as _, tsp))?;
     Ok(list.iter().take(n).map(|m| m.msg_len as usize).collect())
 }
 
 /// Two messages: one of `count` bytes, and one whose buffer cannot be written.
 pub fn recvmmsg_then_bad_pointer(fd: Fd, count: usize, flags: c_int) -> R {
     let mut bytes = vec![0u8; count];
-    let part = |base, len| {
-        [libc::iovec {
-            iov_base: base,
-            iov_len: len,
-        }]
-    };
+    let part = |base, len| [libc::iovec { iov_base: base, iov_len: len }];
     let iovs = [part(bytes.as_mut_ptr().cast(), count), part(8 as _, 4)];
-    let mut list = iovs.each_ref().map(|iov| libc::mmsghdr {
-        msg_hdr: header(iov),
-        msg_len: 0,
-    });
-    call!(libc::recvmmsg(
-        fd,
-        list.as_mut_ptr(),
-        2,
-        flags as _,
-        null_mut()
-    ))
+    let mut list = iovs.each_ref().map(|iov| libc::mmsghdr { msg_hdr: header(iov), msg_len: 0 });
+    call!(libc::recvmmsg(fd, list.as_mut_ptr(), 2, flags as _, null_mut()))
 }
 
 /// Calls `send` with a message that passes `fds`.
@@ -743,10 +626,7 @@ pub fn send_fds(fd: Fd, payload: &[u8], fds: &[Fd]) -> R {
 /// As [`send_fds`], by `sendmmsg`.
 pub fn send_fds_mmsg(fd: Fd, payload: &[u8], fds: &[Fd]) -> R {
     with_fds(payload, fds, |msg| {
-        let mut list = [libc::mmsghdr {
-            msg_hdr: *msg,
-            msg_len: 0,
-        }];
+        let mut list = [libc::mmsghdr { msg_hdr: *msg, msg_len: 0 }];
         call!(libc::sendmmsg(fd, list.as_mut_ptr(), 1, 0))
     })
 }
@@ -759,9 +639,7 @@ pub fn recv_fds(fd: Fd) -> Result<(Vec<u8>, Vec<Fd>), E> {
     for (level, kind, payload) in got.control {
         if (level, kind) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
             fds.extend(
-                payload
-                    .chunks_exact(4)
-                    .map(|c| i32::from_ne_bytes([c[0], c[1], c[2], c[3]])),
+                payload.chunks_exact(4).map(|c| i32::from_ne_bytes([c[0], c[1], c[2], c[3]])),
             );
         }
     }
@@ -792,14 +670,7 @@ pub fn splice_at(
 ) -> R {
     let (mut from_at, mut to_at) = (from_at, to_at);
     let at = |at: &mut Option<i64>| at.as_mut().map_or(null_mut(), std::ptr::from_mut);
-    call!(libc::splice(
-        from,
-        at(&mut from_at),
-        to,
-        at(&mut to_at),
-        count,
-        flags
-    ))
+    call!(libc::splice(from, at(&mut from_at), to, at(&mut to_at), count, flags))
 }
 
 pub fn tee(from: Fd, to: Fd, count: usize, flags: u32) -> R {
@@ -807,14 +678,7 @@ pub fn tee(from: Fd, to: Fd, count: usize, flags: u32) -> R {
 }
 
 pub fn copy_file_range(from: Fd, to: Fd, count: usize) -> R {
-    call!(libc::copy_file_range(
-        from,
-        null_mut(),
-        to,
-        null_mut(),
-        count,
-        0
-    ))
+    call!(libc::copy_file_range(from, null_mut(), to, null_mut(), count, 0))
 }
 
 // ---------------------------------------------------------------------------------------------- fds
@@ -859,11 +723,7 @@ pub fn outq(fd: Fd) -> Result<i32, E> {
 
 pub fn set_nonblocking(fd: Fd, on: bool) {
     let flags = fcntl(fd, libc::F_GETFL, 0).unwrap_or(0) as c_int;
-    let flags = if on {
-        flags | libc::O_NONBLOCK
-    } else {
-        flags & !libc::O_NONBLOCK
-    };
+    let flags = if on { flags | libc::O_NONBLOCK } else { flags & !libc::O_NONBLOCK };
     let _ = fcntl(fd, libc::F_SETFL, flags);
 }
 
@@ -874,10 +734,7 @@ pub fn open(path: &str, flags: c_int) -> Result<Fd, E> {
 
 /// A temporary file without a name, holding `bytes`.
 pub fn anonymous_file(bytes: &[u8]) -> Result<Fd, E> {
-    let fd = fd_of(call!(libc::memfd_create(
-        c"test".as_ptr(),
-        libc::MFD_CLOEXEC
-    )))?;
+    let fd = fd_of(call!(libc::memfd_create(c"test".as_ptr(), libc::MFD_CLOEXEC)))?;
     let mut at = 0;
     while at < bytes.len() {
         at += pwrite(fd, &bytes[at..], at as i64)?;
@@ -892,24 +749,14 @@ pub fn pipe() -> [Fd; 2] {
 }
 
 pub fn eventfd(value: u32) -> Fd {
-    fd_of(call!(libc::eventfd(
-        value,
-        libc::EFD_NONBLOCK | libc::EFD_CLOEXEC
-    )))
-    .expect("eventfd")
+    fd_of(call!(libc::eventfd(value, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC))).expect("eventfd")
 }
 
 /// A timer fd that fires once, `ms` from now.
 pub fn timerfd(ms: i64) -> Fd {
-    let fd = fd_of(call!(libc::timerfd_create(
-        libc::CLOCK_MONOTONIC,
-        libc::TFD_NONBLOCK
-    )))
-    .expect("timerfd");
-    let spec = libc::itimerspec {
-        it_interval: timespec_ms(0),
-        it_value: timespec_ms(ms),
-    };
+    let fd = fd_of(call!(libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_NONBLOCK)))
+        .expect("timerfd");
+    let spec = libc::itimerspec { it_interval: timespec_ms(0), it_value: timespec_ms(ms) };
     call!(libc::timerfd_settime(fd, 0, &spec, null_mut())).expect("timerfd_settime");
     fd
 }
@@ -962,10 +809,7 @@ pub fn isatty(fd: Fd) -> bool {
 }
 
 pub fn nofile_limit() -> (u64, u64) {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     call!(libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit)).expect("getrlimit");
     (limit.rlim_cur, limit.rlim_max)
 }
@@ -976,20 +820,14 @@ pub fn set_nofile_limit(current: u64) -> R {
 
 /// The limit and what it can be raised to: for good.
 pub fn set_nofile_limits(current: u64, most: u64) -> R {
-    let limit = libc::rlimit {
-        rlim_cur: current,
-        rlim_max: most,
-    };
+    let limit = libc::rlimit { rlim_cur: current, rlim_max: most };
     call!(libc::setrlimit(libc::RLIMIT_NOFILE, &limit))
 }
 
 // ---------------------------------------------------------------------------------------------- readiness
 
 pub fn timespec_ms(ms: i64) -> libc::timespec {
-    libc::timespec {
-        tv_sec: ms / 1000,
-        tv_nsec: ms % 1000 * 1_000_000,
-    }
+    libc::timespec { tv_sec: ms / 1000, tv_nsec: ms % 1000 * 1_000_000 }
 }
 
 /// `poll`; returns the count and each revents.
@@ -1000,18 +838,10 @@ pub fn select_many(fds: &[Fd], timeout_ms: i64) -> Result<usize, E> {
     for fd in fds {
         bits[*fd as usize / 64] |= 1 << (*fd % 64);
     }
-    let mut timeout = libc::timeval {
-        tv_sec: timeout_ms / 1000,
-        tv_usec: timeout_ms % 1000 * 1000,
-    };
+    let mut timeout =
+        libc::timeval { tv_sec: timeout_ms / 1000, tv_usec: timeout_ms % 1000 * 1000 };
     let none = std::ptr::null_mut();
-    call!(libc::select(
-        count as c_int,
-        bits.as_mut_ptr().cast(),
-        none,
-        none,
-        &mut timeout
-    ))
+    call!(libc::select(count as c_int, bits.as_mut_ptr().cast(), none, none, &mut timeout))
 }
 
 /// Runs `body` in a thread with the smallest stack that there can be: what it returns.
@@ -1037,7 +867,8 @@ pub fn on_small_stack(body: extern "C" fn(Fd, Fd) -> i32, a: Fd, b: Fd) -> i32 {
     job.3
 }
 
-/// This process's own allocations have some megabytes to come out of, from here on, whatever the kernel refuses.
+/// This process's own allocations have some megabytes to come out of, from here on, whatever the
+/// kernel refuses.
 pub fn provide_memory() {
     // SAFETY: mallopt(3) and a vector.
     unsafe {
@@ -1050,22 +881,13 @@ pub fn provide_memory() {
 /// The kernel maps nothing more for this process, or it does again.
 pub fn refuse_memory(refuse: bool) {
     let most = libc::RLIM_INFINITY;
-    let limit = libc::rlimit {
-        rlim_cur: if refuse { 4096 } else { most },
-        rlim_max: most,
-    };
+    let limit = libc::rlimit { rlim_cur: if refuse { 4096 } else { most }, rlim_max: most };
     call!(libc::setrlimit(libc::RLIMIT_AS, &limit)).expect("setrlimit");
 }
 
 pub fn poll(set: &[(Fd, i16)], timeout_ms: c_int) -> Result<(usize, Vec<i16>), E> {
-    let mut list: Vec<libc::pollfd> = set
-        .iter()
-        .map(|&(fd, events)| libc::pollfd {
-            fd,
-            events,
-            revents: 0,
-        })
-        .collect();
+    let mut list: Vec<libc::pollfd> =
+        set.iter().map(|&(fd, events)| libc::pollfd { fd, events, revents: 0 }).collect();
     let n = call!(libc::poll(list.as_mut_ptr(), list.len() as _, timeout_ms))?;
     Ok((n, list.iter().map(|p| p.revents).collect()))
 }
@@ -1075,14 +897,8 @@ pub fn ppoll(
     timeout: Option<libc::timespec>,
     mask: Option<&libc::sigset_t>,
 ) -> Result<(usize, Vec<i16>), E> {
-    let mut list: Vec<libc::pollfd> = set
-        .iter()
-        .map(|&(fd, events)| libc::pollfd {
-            fd,
-            events,
-            revents: 0,
-        })
-        .collect();
+    let mut list: Vec<libc::pollfd> =
+        set.iter().map(|&(fd, events)| libc::pollfd { fd, events, revents: 0 }).collect();
     let ts = timeout.as_ref().map_or(null(), |t| &raw const *t);
     let mask = mask.map_or(null(), |m| &raw const *m);
     let n = call!(libc::ppoll(list.as_mut_ptr(), list.len() as _, ts, mask))?;
@@ -1091,9 +907,7 @@ pub fn ppoll(
 
 /// Waits for `events` on one fd and returns its revents (0 on timeout).
 pub fn await_events(fd: Fd, events: i16, timeout_ms: c_int) -> i16 {
-    poll(&[(fd, events)], timeout_ms)
-        .map(|(_, r)| r[0])
-        .unwrap_or(0)
+    poll(&[(fd, events)], timeout_ms).map(|(_, r)| r[0]).unwrap_or(0)
 }
 
 pub fn poll_names(revents: i16) -> String {
@@ -1110,12 +924,7 @@ pub fn poll_names(revents: i16) -> String {
         (libc::POLLWRBAND, "WRBAND"),
         (libc::POLLRDHUP, "RDHUP"),
     ];
-    names_of(
-        table
-            .iter()
-            .filter(|(bit, _)| revents & bit != 0)
-            .map(|&(_, name)| name),
-    )
+    names_of(table.iter().filter(|(bit, _)| revents & bit != 0).map(|&(_, name)| name))
 }
 
 pub fn epoll_names(events: u32) -> String {
@@ -1131,21 +940,12 @@ pub fn epoll_names(events: u32) -> String {
         (libc::EPOLLWRBAND, "WRBAND"),
         (libc::EPOLLRDHUP, "RDHUP"),
     ];
-    names_of(
-        table
-            .iter()
-            .filter(|(bit, _)| events & (*bit as u32) != 0)
-            .map(|&(_, name)| name),
-    )
+    names_of(table.iter().filter(|(bit, _)| events & (*bit as u32) != 0).map(|&(_, name)| name))
 }
 
 fn names_of<'a>(names: impl Iterator<Item = &'a str>) -> String {
     let list: Vec<&str> = names.collect();
-    if list.is_empty() {
-        "-".into()
-    } else {
-        list.join("|")
-    }
+    if list.is_empty() { "-".into() } else { list.join("|") }
 }
 
 /// The three sets of `select`, by fd.
@@ -1168,29 +968,15 @@ fn to_set(fds: &[Fd]) -> libc::fd_set {
 
 fn from_set(set: &libc::fd_set, fds: &[Fd]) -> Vec<Fd> {
     // SAFETY: callers pass fds below FD_SETSIZE.
-    fds.iter()
-        .copied()
-        .filter(|&fd| unsafe { libc::FD_ISSET(fd, set) })
-        .collect()
+    fds.iter().copied().filter(|&fd| unsafe { libc::FD_ISSET(fd, set) }).collect()
 }
 
 /// `select`; returns the count, what is left in the sets, and the remaining time in ms.
 pub fn select(nfds: c_int, sets: &Sets, timeout_ms: Option<i64>) -> Result<(usize, Sets, i64), E> {
-    let (mut r, mut w, mut x) = (
-        to_set(&sets.read),
-        to_set(&sets.write),
-        to_set(&sets.except),
-    );
+    let (mut r, mut w, mut x) = (to_set(&sets.read), to_set(&sets.write), to_set(&sets.except));
     let ms = timeout_ms.unwrap_or(0);
-    let mut tv = libc::timeval {
-        tv_sec: ms / 1000,
-        tv_usec: ms % 1000 * 1000,
-    };
-    let tvp = if timeout_ms.is_some() {
-        &raw mut tv
-    } else {
-        null_mut()
-    };
+    let mut tv = libc::timeval { tv_sec: ms / 1000, tv_usec: ms % 1000 * 1000 };
+    let tvp = if timeout_ms.is_some() { &raw mut tv } else { null_mut() };
     let n = call!(libc::select(nfds, &mut r, &mut w, &mut x, tvp))?;
     let left = Sets {
         read: from_set(&r, &sets.read),
@@ -1206,17 +992,9 @@ pub fn pselect(
     timeout_ms: Option<i64>,
     mask: Option<&libc::sigset_t>,
 ) -> Result<(usize, Sets), E> {
-    let (mut r, mut w, mut x) = (
-        to_set(&sets.read),
-        to_set(&sets.write),
-        to_set(&sets.except),
-    );
+    let (mut r, mut w, mut x) = (to_set(&sets.read), to_set(&sets.write), to_set(&sets.except));
     let ts = timespec_ms(timeout_ms.unwrap_or(0));
-    let tsp = if timeout_ms.is_some() {
-        &raw const ts
-    } else {
-        null()
-    };
+    let tsp = if timeout_ms.is_some() { &raw const ts } else { null() };
     let mask = mask.map_or(null(), |m| &raw const *m);
     let n = call!(libc::pselect(nfds, &mut r, &mut w, &mut x, tsp, mask))?;
     let left = Sets {
@@ -1251,12 +1029,7 @@ fn taken(list: &[libc::epoll_event], n: usize) -> Vec<(u32, u64)> {
 
 pub fn epoll_wait(set: Fd, max: usize, timeout_ms: c_int) -> Result<Vec<(u32, u64)>, E> {
     let mut list = vec![libc::epoll_event { events: 0, u64: 0 }; max.max(1)];
-    let n = call!(libc::epoll_wait(
-        set,
-        list.as_mut_ptr(),
-        max as c_int,
-        timeout_ms
-    ))?;
+    let n = call!(libc::epoll_wait(set, list.as_mut_ptr(), max as c_int, timeout_ms))?;
     Ok(taken(&list, n))
 }
 
@@ -1268,13 +1041,7 @@ pub fn epoll_pwait(
 ) -> Result<Vec<(u32, u64)>, E> {
     let mut list = vec![libc::epoll_event { events: 0, u64: 0 }; max.max(1)];
     let mask = mask.map_or(null(), |m| &raw const *m);
-    let n = call!(libc::epoll_pwait(
-        set,
-        list.as_mut_ptr(),
-        max as c_int,
-        timeout_ms,
-        mask
-    ))?;
+    let n = call!(libc::epoll_pwait(set, list.as_mut_ptr(), max as c_int, timeout_ms, mask))?;
     Ok(taken(&list, n))
 }
 
@@ -1296,13 +1063,7 @@ pub fn epoll_pwait2(
 ) -> Result<Vec<(u32, u64)>, E> {
     let mut list = vec![libc::epoll_event { events: 0, u64: 0 }; max.max(1)];
     let ts = timeout.as_ref().map_or(null(), |t| &raw const *t);
-    let n = call!(libc_epoll_pwait2(
-        set,
-        list.as_mut_ptr(),
-        max as c_int,
-        ts,
-        null()
-    ))?;
+    let n = call!(libc_epoll_pwait2(set, list.as_mut_ptr(), max as c_int, ts, null()))?;
     Ok(taken(&list, n))
 }
 
@@ -1393,10 +1154,7 @@ pub fn default_signal(signal: c_int) {
 }
 
 fn c_strings(list: &[&str]) -> (Vec<CString>, Vec<*const c_char>) {
-    let strings: Vec<CString> = list
-        .iter()
-        .map(|s| CString::new(*s).unwrap_or_default())
-        .collect();
+    let strings: Vec<CString> = list.iter().map(|s| CString::new(*s).unwrap_or_default()).collect();
     let mut pointers: Vec<*const c_char> = strings.iter().map(|s| s.as_ptr()).collect();
     pointers.push(null());
     (strings, pointers)
@@ -1459,8 +1217,8 @@ pub fn vfork_child_setting_group() -> Result<i32, E> {
     vfork_child(&|| unsafe { libc::setgid(libc::getgid()) == 0 })
 }
 
-/// A child on its own stack that shares our memory but not our fd table, and suspends us until it exits: what
-/// `vfork` does, in a form that Rust may call. How it ends: 0 if `body` says so.
+/// A child on its own stack that shares our memory but not our fd table, and suspends us until it
+/// exits: what `vfork` does, in a form that Rust may call. How it ends: 0 if `body` says so.
 fn vfork_child(body: &dyn Fn() -> bool) -> Result<i32, E> {
     extern "C" fn child(argument: *mut c_void) -> c_int {
         // SAFETY: the parent is suspended and keeps `body` alive.
@@ -1479,7 +1237,8 @@ fn vfork_child(body: &dyn Fn() -> bool) -> Result<i32, E> {
     wait_child(pid)
 }
 
-/// Sets the group of this process, to what it is: a change of rights for whoever does not look closely.
+/// Sets the group of this process, to what it is: a change of rights for whoever does not look
+/// closely.
 pub fn set_own_group() -> R {
     // SAFETY: getgid(2).
     call!(libc::setgid(libc::getgid()))
@@ -1497,11 +1256,7 @@ pub fn system(command: &str) -> i32 {
     let command = CString::new(command).unwrap_or_default();
     // SAFETY: a live C string.
     let status = unsafe { libc::system(command.as_ptr()) };
-    if libc::WIFEXITED(status) {
-        libc::WEXITSTATUS(status)
-    } else {
-        -1
-    }
+    if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { -1 }
 }
 
 pub fn clear_environment() {
@@ -1524,11 +1279,7 @@ impl Stream {
         let mode = CString::new(mode).unwrap_or_default();
         // SAFETY: a live C string.
         let file = unsafe { libc::fdopen(fd, mode.as_ptr()) };
-        if file.is_null() {
-            Err(errno())
-        } else {
-            Ok(Stream(file))
-        }
+        if file.is_null() { Err(errno()) } else { Ok(Stream(file)) }
     }
 
     pub fn popen(command: &str, mode: &str) -> Result<Stream, E> {
@@ -1536,11 +1287,7 @@ impl Stream {
         let mode = CString::new(mode).unwrap_or_default();
         // SAFETY: live C strings.
         let file = unsafe { libc::popen(command.as_ptr(), mode.as_ptr()) };
-        if file.is_null() {
-            Err(errno())
-        } else {
-            Ok(Stream(file))
-        }
+        if file.is_null() { Err(errno()) } else { Ok(Stream(file)) }
     }
 
     pub fn puts(&self, text: &str) -> bool {
@@ -1581,11 +1328,7 @@ impl Stream {
     pub fn pclose(self) -> i32 {
         // SAFETY: a stream from popen.
         let status = unsafe { libc::pclose(self.0) };
-        if libc::WIFEXITED(status) {
-            libc::WEXITSTATUS(status)
-        } else {
-            -1
-        }
+        if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { -1 }
     }
 }
 

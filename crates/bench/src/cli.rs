@@ -74,11 +74,13 @@ pub(crate) enum Pin {
     None,
 }
 
-/// Runs a client and a server as two processes over 127.0.0.1, in turn without and with the library, and prints
-/// both: rate, ratio, latency and how many connections were in fact accelerated.
+/// Runs a client and a server as two processes over 127.0.0.1, in turn without and with the
+/// library, and prints both: rate, ratio, latency and how many connections were in fact
+/// accelerated.
 ///
-/// Latency is taken with the monotonic clock around each operation; one reading of that clock (printed with the
-/// results, about 25 ns) is part of every figure. Every figure in the table is the median over the rounds.
+/// Latency is taken with the monotonic clock around each operation; one reading of that clock
+/// (printed with the results, about 25 ns) is part of every figure. Every figure in the table is
+/// the median over the rounds.
 #[derive(Args, Clone, Debug)]
 pub struct BenchArgs {
     /// What to measure [default: all of them]
@@ -94,8 +96,8 @@ pub struct BenchArgs {
     /// Seconds before measuring starts, in each run
     #[arg(long, default_value_t = 0.3, value_parser = seconds)]
     pub(crate) warmup: f64,
-    /// Kinds of run to alternate; ratios are against the first [default: plain,accelerated; for `mixed`
-    /// plain,server-only,client-only]
+    /// Kinds of run to alternate; ratios are against the first [default: plain,accelerated; for
+    /// `mixed` plain,server-only,client-only]
     #[arg(long, value_enum, value_delimiter = ',')]
     pub(crate) kinds: Vec<Kind>,
     /// Where the two processes run
@@ -133,7 +135,8 @@ pub struct BenchArgs {
     #[arg(long, default_value_t = 10.0, value_parser = seconds)]
     pub(crate) idle_seconds: f64,
 
-    /// The library [default: $NETACC_LIB, or beside this program, then ../lib, /usr/local/lib, /usr/lib]
+    /// The library [default: $NETACC_LIB, or beside this program, then ../lib, /usr/local/lib,
+    /// /usr/lib]
     #[arg(long, value_name = "PATH")]
     pub(crate) lib: Option<PathBuf>,
     /// netacc_ss [default: beside this program, then $PATH]
@@ -157,9 +160,8 @@ fn bytes(text: &str) -> Result<usize, String> {
         Some(b'm' | b'M') => (&text[..text.len() - 1], 1024 * 1024),
         _ => (text, 1),
     };
-    let number: usize = digits
-        .parse()
-        .map_err(|_| format!("`{text}` is not a size (examples: 64, 128K, 1M)"))?;
+    let number: usize =
+        digits.parse().map_err(|_| format!("`{text}` is not a size (examples: 64, 128K, 1M)"))?;
     number.checked_mul(unit).ok_or_else(|| "too large".into())
 }
 
@@ -219,9 +221,6 @@ mod tests {
         };
         assert_eq!(args.workloads, [WorkloadName::Pingpong, WorkloadName::Bulk]);
         assert_eq!(args.kinds, [Kind::Plain, Kind::ServerOnly]);
-        assert_eq!(
-            (args.pin, args.rounds, args.write_size),
-            (Pin::Apart, 5, 131_072)
-        );
+        assert_eq!((args.pin, args.rounds, args.write_size), (Pin::Apart, 5, 131_072));
     }
 }

@@ -1,5 +1,6 @@
 //! The measured client: an ordinary program. It reports on standard output, one JSON object a line:
-//! `start` when measuring begins, `done` with the result. It keeps its connections until standard input ends.
+//! `start` when measuring begins, `done` with the result. It keeps its connections until standard
+//! input ends.
 
 use crate::framing::{self, Framer};
 use crate::spec::{Spec, Traffic};
@@ -22,10 +23,8 @@ struct Outcome {
 /// Runs the client's side of `spec` against the server on `ports`.
 pub(crate) fn main(spec: &str, ports: &[u16]) -> crate::Result<()> {
     let spec = Spec::from_argument(spec)?;
-    let servers: Vec<SocketAddr> = ports
-        .iter()
-        .map(|&port| (Ipv4Addr::LOCALHOST, port).into())
-        .collect();
+    let servers: Vec<SocketAddr> =
+        ports.iter().map(|&port| (Ipv4Addr::LOCALHOST, port).into()).collect();
     let &server = servers.first().ok_or("no port")?;
     sys::raise_descriptor_limit();
     // Open connections are kept in `_open` until standard input ends.
@@ -72,8 +71,8 @@ fn check(got: u64, expected: u64) -> io::Result<()> {
     }
 }
 
-/// Times `round_trip` first for the warm-up, then for the measured seconds. Reading the clock twice for each round
-/// trip keeps the recording out of the measured interval; one reading remains in it.
+/// Times `round_trip` first for the warm-up, then for the measured seconds. Reading the clock twice
+/// for each round trip keeps the recording out of the measured interval; one reading remains in it.
 fn measure(spec: &Spec, mut round_trip: impl FnMut(u64) -> io::Result<()>) -> io::Result<Outcome> {
     let mut sequence = 0;
     let warm = Instant::now() + Duration::from_secs_f64(spec.warmup);
@@ -96,11 +95,7 @@ fn measure(spec: &Spec, mut round_trip: impl FnMut(u64) -> io::Result<()>) -> io
         let stop = Instant::now();
         stats::record(&mut latencies, stop - start);
         if stop >= end {
-            return Ok(Outcome {
-                units: sequence - before,
-                elapsed: stop - begin,
-                latencies,
-            });
+            return Ok(Outcome { units: sequence - before, elapsed: stop - begin, latencies });
         }
     }
 }
@@ -110,18 +105,13 @@ fn exchange(stream: &mut TcpStream, message: &mut [u8], sequence: u64) -> io::Re
     stream.write_all(message)?;
     stream.read_exact(message)?;
     let (head, _) = message.split_at(8);
-    check(
-        u64::from_le_bytes(head.try_into().unwrap_or_default()),
-        sequence,
-    )
+    check(u64::from_le_bytes(head.try_into().unwrap_or_default()), sequence)
 }
 
 fn pingpong(spec: &Spec, server: SocketAddr) -> crate::Result<(Outcome, Open)> {
     let mut stream = connect(server)?;
     let mut message = vec![0x5a; spec.request];
-    let outcome = measure(spec, |sequence| {
-        exchange(&mut stream, &mut message, sequence)
-    })?;
+    let outcome = measure(spec, |sequence| exchange(&mut stream, &mut message, sequence))?;
     Ok((outcome, vec![stream]))
 }
 
@@ -241,8 +231,8 @@ impl Window {
     }
 }
 
-/// What a client thread does with its share of the connections. It calls the last argument when it has connected, to
-/// wait for the others and learn the window.
+/// What a client thread does with its share of the connections. It calls the last argument when it
+/// has connected, to wait for the others and learn the window.
 type Work = fn(
     &Spec,
     usize,
@@ -265,10 +255,7 @@ fn threads(spec: &Spec, servers: &[SocketAddr], work: Work) -> crate::Result<(Ou
                         connected.wait();
                         *window.get_or_init(|| {
                             let begin = Instant::now() + Duration::from_secs_f64(spec.warmup);
-                            Window {
-                                begin,
-                                end: begin + Duration::from_secs_f64(spec.seconds),
-                            }
+                            Window { begin, end: begin + Duration::from_secs_f64(spec.seconds) }
                         })
                     })
                     // A thread that fails leaves the others waiting for it.
@@ -305,9 +292,8 @@ fn reqrep(
     servers: &[SocketAddr],
     ready: &mut dyn FnMut() -> Window,
 ) -> io::Result<(u64, Latencies, Open)> {
-    let mut lanes = (0..connections)
-        .map(|_| Lane::open(spec, servers[0]))
-        .collect::<io::Result<Vec<_>>>()?;
+    let mut lanes =
+        (0..connections).map(|_| Lane::open(spec, servers[0])).collect::<io::Result<Vec<_>>>()?;
     let set = Epoll::new()?;
     for (token, lane) in lanes.iter().enumerate() {
         set.add(&lane.stream, sys::READABLE, token as u64)?;
@@ -344,20 +330,13 @@ fn reqrep(
             }
             if lane.all_sent() == lane.waits_for_room {
                 lane.waits_for_room = !lane.waits_for_room;
-                let interest = if lane.waits_for_room {
-                    sys::READABLE | sys::WRITABLE
-                } else {
-                    sys::READABLE
-                };
+                let interest =
+                    if lane.waits_for_room { sys::READABLE | sys::WRITABLE } else { sys::READABLE };
                 set.modify(&lane.stream, interest, token)?;
             }
         }
         if now >= window.end {
-            return Ok((
-                units,
-                latencies,
-                lanes.into_iter().map(|lane| lane.stream).collect(),
-            ));
+            return Ok((units, latencies, lanes.into_iter().map(|lane| lane.stream).collect()));
         }
     }
 }
@@ -421,18 +400,11 @@ fn bulk(spec: &Spec, server: SocketAddr) -> crate::Result<(Outcome, Open)> {
     if arrived != total {
         return Err(format!("{arrived} of {total} bytes arrived").into());
     }
-    Ok((
-        Outcome {
-            units: total - before,
-            elapsed,
-            latencies,
-        },
-        vec![stream],
-    ))
+    Ok((Outcome { units: total - before, elapsed, latencies }, vec![stream]))
 }
 
-/// Opens the connections, uses each a little, and sleeps in `epoll_wait` on them until standard input says to go on;
-/// then measures one round trip on each.
+/// Opens the connections, uses each a little, and sleeps in `epoll_wait` on them until standard
+/// input says to go on; then measures one round trip on each.
 fn idle(spec: &Spec, server: SocketAddr) -> crate::Result<(Outcome, Open)> {
     const STDIN: u64 = u64::MAX;
     let mut message = vec![0x5a; spec.request];
@@ -467,12 +439,5 @@ fn idle(spec: &Spec, server: SocketAddr) -> crate::Result<(Outcome, Open)> {
         exchange(stream, &mut message, 11)?;
         stats::record(&mut latencies, start.elapsed());
     }
-    Ok((
-        Outcome {
-            units: streams.len() as u64,
-            elapsed: begin.elapsed(),
-            latencies,
-        },
-        streams,
-    ))
+    Ok((Outcome { units: streams.len() as u64, elapsed: begin.elapsed(), latencies }, streams))
 }

@@ -1,5 +1,5 @@
-//! Fixed-size messages in a byte stream; the first 8 bytes are a sequence number, so that a lost, doubled or
-//! reordered answer is noticed and no figure comes from a wrong exchange.
+//! Fixed-size messages in a byte stream; the first 8 bytes are a sequence number, so that a lost,
+//! doubled or reordered answer is noticed and no figure comes from a wrong exchange.
 
 const SEQUENCE_BYTES: usize = 8;
 
@@ -15,14 +15,11 @@ pub(crate) struct Framer {
 impl Framer {
     pub(crate) fn new(size: usize) -> Self {
         assert!(size >= SEQUENCE_BYTES);
-        Self {
-            size,
-            position: 0,
-            head: [0; SEQUENCE_BYTES],
-        }
+        Self { size, position: 0, head: [0; SEQUENCE_BYTES] }
     }
 
-    /// Takes the next bytes of the stream; calls `on_message` with the sequence number of each completed message.
+    /// Takes the next bytes of the stream; calls `on_message` with the sequence number of each
+    /// completed message.
     pub(crate) fn push(&mut self, mut bytes: &[u8], mut on_message: impl FnMut(u64)) {
         while !bytes.is_empty() {
             let (now, rest) = bytes.split_at(bytes.len().min(self.size - self.position));
@@ -66,9 +63,7 @@ mod tests {
                     framer.push(piece, |sequence| seen.push(sequence));
                 }
                 assert!(
-                    seen.iter()
-                        .copied()
-                        .eq((0..20).map(|n| n * 0x0102_0304_0506)),
+                    seen.iter().copied().eq((0..20).map(|n| n * 0x0102_0304_0506)),
                     "size {size}, cut {cut}"
                 );
             }

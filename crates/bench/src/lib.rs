@@ -1,9 +1,10 @@
-//! `netacc bench`: measures an ordinary sockets program with and without the library, in alternation, and prints both
-//! side by side.
+//! `netacc bench`: measures an ordinary sockets program with and without the library, in
+//! alternation, and prints both side by side.
 //!
-//! Nothing of netacc is used: the client and the server are two processes that use `std::net`, and `libc`'s epoll, as
-//! any program would. The library gets under them by `LD_PRELOAD`, as under any program. They are this same program,
-//! started again with a hidden subcommand: whoever offers [`Command`] has to offer all of it.
+//! Nothing of netacc is used: the client and the server are two processes that use `std::net`, and
+//! `libc`'s epoll, as any program would. The library gets under them by `LD_PRELOAD`, as under any
+//! program. They are this same program, started again with a hidden subcommand: whoever offers
+//! [`Command`] has to offer all of it.
 //!
 //! - [`spec`] what to run, as told to the two processes
 //! - [`server`], [`client`] the two processes

@@ -1,4 +1,5 @@
-//! Where the library and `netacc_ss` are, how a process gets the library, and the proof that it was of use.
+//! Where the library and `netacc_ss` are, how a process gets the library, and the proof that it was
+//! of use.
 
 use serde_json::Value;
 use std::ffi::{OsStr, OsString};
@@ -25,14 +26,13 @@ pub(crate) struct Tools {
 
 impl Tools {
     pub(crate) fn find(library: Option<&Path>, ss: Option<&Path>) -> Self {
-        let beside = std::env::current_exe()
-            .ok()
-            .and_then(|exe| exe.parent().map(Path::to_path_buf));
+        let beside =
+            std::env::current_exe().ok().and_then(|exe| exe.parent().map(Path::to_path_buf));
         let named = std::env::var_os(ENV_LIBRARY).filter(|named| !named.is_empty());
         let library = match library.map(Path::to_path_buf).or(named.map(PathBuf::from)) {
-            Some(path) => path
-                .canonicalize()
-                .map_err(|error| format!("{}: {error}", path.display())),
+            Some(path) => {
+                path.canonicalize().map_err(|error| format!("{}: {error}", path.display()))
+            }
             None => beside
                 .iter()
                 .cloned()
@@ -43,12 +43,7 @@ impl Tools {
                 .ok_or_else(|| "library not found".into()),
         }
         .and_then(|path| {
-            match path
-                .as_os_str()
-                .as_bytes()
-                .iter()
-                .any(|b| b" :".contains(b))
-            {
+            match path.as_os_str().as_bytes().iter().any(|b| b" :".contains(b)) {
                 true => Err(format!(
                     "{}: LD_PRELOAD cannot hold a path with a space or colon",
                     path.display()
@@ -60,11 +55,7 @@ impl Tools {
             Some(path) => Some(path.to_path_buf()),
             None => beside
                 .into_iter()
-                .chain(
-                    std::env::var_os("PATH")
-                        .iter()
-                        .flat_map(std::env::split_paths),
-                )
+                .chain(std::env::var_os("PATH").iter().flat_map(std::env::split_paths))
                 .map(|dir| dir.join("netacc_ss"))
                 .find(|path| path.is_file()),
         };
@@ -72,18 +63,14 @@ impl Tools {
     }
 }
 
-/// `LD_PRELOAD` for a process: what was there without any netacc library, and `library` first when given.
-/// `None`: the variable has to be unset.
+/// `LD_PRELOAD` for a process: what was there without any netacc library, and `library` first when
+/// given. `None`: the variable has to be unset.
 pub(crate) fn preload(inherited: Option<&OsStr>, library: Option<&Path>) -> Option<OsString> {
     let ours = |entry: &[u8]| {
-        FILE_NAMES
-            .iter()
-            .any(|name| entry.rsplit(|&b| b == b'/').next() == Some(name.as_bytes()))
+        FILE_NAMES.iter().any(|name| entry.rsplit(|&b| b == b'/').next() == Some(name.as_bytes()))
     };
-    let mut entries: Vec<&[u8]> = library
-        .map(|path| path.as_os_str().as_bytes())
-        .into_iter()
-        .collect();
+    let mut entries: Vec<&[u8]> =
+        library.map(|path| path.as_os_str().as_bytes()).into_iter().collect();
     entries.extend(
         inherited
             .map_or(&[][..], OsStr::as_bytes)
@@ -224,29 +211,20 @@ fn ask(ss: &Path, pid: u32) -> Result<Counts, String> {
         let line = said.lines().find(|line| !line.trim().is_empty());
         return Err(line.map_or_else(|| fail(&status), |line| line.chars().take(90).collect()));
     }
-    let text = output
-        .join()
-        .map_err(|_| fail(&"unreadable"))?
-        .map_err(|error| fail(&error))?;
+    let text = output.join().map_err(|_| fail(&"unreadable"))?.map_err(|error| fail(&error))?;
     parse_counts(&text, pid).map_err(|error| fail(&error))
 }
 
 /// Reads `connections_total` and `accelerated_total` of process `pid`.
 fn parse_counts(text: &str, pid: u32) -> Result<Counts, String> {
     let value: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
-    let number = |key: &str| {
-        value
-            .get(key)
-            .and_then(Value::as_u64)
-            .ok_or_else(|| format!("no `{key}`"))
-    };
+    let number =
+        |key: &str| value.get(key).and_then(Value::as_u64).ok_or_else(|| format!("no `{key}`"));
     if number("pid")? != u64::from(pid) {
         return Err("answer about another process".into());
     }
-    let counts = Counts {
-        total: number("connections_total")?,
-        accelerated: number("accelerated_total")?,
-    };
+    let counts =
+        Counts { total: number("connections_total")?, accelerated: number("accelerated_total")? };
     if counts.accelerated > counts.total {
         return Err("more accelerated connections than connections".into());
     }
@@ -260,13 +238,7 @@ mod tests {
     #[test]
     fn counts_are_read_or_refused() {
         let good = r#"{"pid":7,"connections_total":101,"accelerated_total":100,"open":{"tcp":1,"shm":100}}"#;
-        assert_eq!(
-            parse_counts(good, 7),
-            Ok(Counts {
-                total: 101,
-                accelerated: 100
-            })
-        );
+        assert_eq!(parse_counts(good, 7), Ok(Counts { total: 101, accelerated: 100 }));
         for wrong in [
             "",
             "{}",
@@ -296,14 +268,8 @@ mod tests {
             p(Some("libx.so: /b/libnetacc-preload.so liby.so"), None).as_deref(),
             Some("libx.so:liby.so")
         );
-        assert_eq!(
-            p(Some("libx.so"), Some("/a.so")).as_deref(),
-            Some("/a.so:libx.so")
-        );
-        assert_eq!(
-            p(Some("libnetacc_preload.so"), Some("/a.so")).as_deref(),
-            Some("/a.so")
-        );
+        assert_eq!(p(Some("libx.so"), Some("/a.so")).as_deref(), Some("/a.so:libx.so"));
+        assert_eq!(p(Some("libnetacc_preload.so"), Some("/a.so")).as_deref(), Some("/a.so"));
     }
 
     #[test]
@@ -314,10 +280,7 @@ mod tests {
         assert_eq!(counted(0, 0).cell(true), "NOT ACCELERATED 0/0");
         assert_eq!(counted(99, 100).cell(true), "99/100 PARTLY");
         assert_eq!(counted(0, 100).cell(false), "0/100");
-        assert_eq!(
-            Proof::NotLoaded("gone".into()).cell(false),
-            "LIBRARY NOT LOADED (gone)"
-        );
+        assert_eq!(Proof::NotLoaded("gone".into()).cell(false), "LIBRARY NOT LOADED (gone)");
         assert_eq!(
             Proof::NotLoaded("library not found".into()).cell(true),
             "NOT ACCELERATED (library not found)"
@@ -331,28 +294,16 @@ mod tests {
 
     #[test]
     fn sums_do_not_guess() {
-        let one = Proof::Counted(Counts {
-            total: 1,
-            accelerated: 1,
-        });
+        let one = Proof::Counted(Counts { total: 1, accelerated: 1 });
         let unknown = Proof::Unknown("x".into());
-        assert_eq!(
-            Proof::sum([&one, &one]),
-            Proof::Counted(Counts {
-                total: 2,
-                accelerated: 2
-            })
-        );
+        assert_eq!(Proof::sum([&one, &one]), Proof::Counted(Counts { total: 2, accelerated: 2 }));
         assert_eq!(Proof::sum([&one, &unknown, &one]), unknown);
         assert_eq!(Proof::sum([]), Proof::NotAsked);
     }
 
     #[test]
     fn this_process_has_no_library() {
-        let tools = Tools {
-            library: Ok("/nowhere/libnetacc-preload.so".into()),
-            ss: None,
-        };
+        let tools = Tools { library: Ok("/nowhere/libnetacc-preload.so".into()), ss: None };
         assert_eq!(
             Proof::of(std::process::id(), &tools),
             Proof::NotLoaded("library not loaded".into())

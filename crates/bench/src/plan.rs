@@ -1,5 +1,5 @@
-//! `netacc bench` itself: workloads one after the other, each in rounds that run every kind once, in turn, so that
-//! whatever else the machine does falls on all kinds alike.
+//! `netacc bench` itself: workloads one after the other, each in rounds that run every kind once,
+//! in turn, so that whatever else the machine does falls on all kinds alike.
 
 use crate::cli::{BenchArgs, Pin, WorkloadName};
 use crate::library::{Proof, Tools};
@@ -80,10 +80,7 @@ pub(crate) fn bench(args: &BenchArgs) -> crate::Result<bool> {
         load_after: String::new(),
         clock_cost: stats::clock_cost(),
     };
-    let table_wanted = args
-        .json
-        .as_deref()
-        .is_none_or(|path| path.as_os_str() != "-");
+    let table_wanted = args.json.as_deref().is_none_or(|path| path.as_os_str() != "-");
     if table_wanted {
         print!("{}", report::header(args, &machine, &tools));
     }
@@ -97,10 +94,7 @@ pub(crate) fn bench(args: &BenchArgs) -> crate::Result<bool> {
     machine.load_after = load_average();
     if table_wanted {
         print!("{}", report::table(&all));
-        println!(
-            "load average after: {}; {} CPUs",
-            machine.load_after, machine.cpus
-        );
+        println!("load average after: {}; {} CPUs", machine.load_after, machine.cpus);
     }
     if let Some(path) = &args.json {
         let text =
@@ -115,10 +109,7 @@ pub(crate) fn bench(args: &BenchArgs) -> crate::Result<bool> {
         std::fs::write(path, svg::picture(&all))
             .map_err(|error| format!("{}: {error}", path.display()))?;
     }
-    Ok(all
-        .iter()
-        .flat_map(|series| &series.runs)
-        .all(|run| run.result.is_ok()))
+    Ok(all.iter().flat_map(|series| &series.runs).all(|run| run.result.is_ok()))
 }
 
 fn run_workload(args: &BenchArgs, workload: Workload, tools: &Tools) -> Series {
@@ -136,11 +127,7 @@ fn run_workload(args: &BenchArgs, workload: Workload, tools: &Tools) -> Series {
                     report::progress(&workload, &result)
                 );
             }
-            runs.push(Run {
-                kind,
-                round,
-                result,
-            });
+            runs.push(Run { kind, round, result });
         }
     }
     Series { workload, runs }
@@ -157,15 +144,8 @@ fn plan(args: &BenchArgs, allowed: &[usize]) -> Vec<Workload> {
         WorkloadName::Idle,
         WorkloadName::Mixed,
     ];
-    let names = if args.workloads.is_empty() {
-        &ALL[..]
-    } else {
-        &args.workloads
-    };
-    names
-        .iter()
-        .map(|&name| workload(name, args, allowed))
-        .collect()
+    let names = if args.workloads.is_empty() { &ALL[..] } else { &args.workloads };
+    names.iter().map(|&name| workload(name, args, allowed)).collect()
 }
 
 fn workload(name: WorkloadName, args: &BenchArgs, allowed: &[usize]) -> Workload {
@@ -183,10 +163,7 @@ fn workload(name: WorkloadName, args: &BenchArgs, allowed: &[usize]) -> Workload
     let (connections, threads) = (args.connections as usize, args.threads as usize);
     let spec = match name {
         W::Pingpong | W::Mixed => one,
-        W::PingpongEpoll => Spec {
-            traffic: Traffic::PingPongEpoll,
-            ..one
-        },
+        W::PingpongEpoll => Spec { traffic: Traffic::PingPongEpoll, ..one },
         W::Reqrep => Spec {
             traffic: Traffic::ReqRep,
             request: args.request,
@@ -196,17 +173,8 @@ fn workload(name: WorkloadName, args: &BenchArgs, allowed: &[usize]) -> Workload
             pipeline: args.pipeline as usize,
             ..one
         },
-        W::Bulk => Spec {
-            traffic: Traffic::Bulk,
-            request: args.write_size,
-            ..one
-        },
-        W::Rate => Spec {
-            traffic: Traffic::Rate,
-            connections: threads,
-            threads,
-            ..one
-        },
+        W::Bulk => Spec { traffic: Traffic::Bulk, request: args.write_size, ..one },
+        W::Rate => Spec { traffic: Traffic::Rate, connections: threads, threads, ..one },
         W::Idle => Spec {
             traffic: Traffic::Idle,
             connections: args.idle_connections as usize,
@@ -226,22 +194,14 @@ fn workload(name: WorkloadName, args: &BenchArgs, allowed: &[usize]) -> Workload
         ([], _) => vec![Kind::Plain, Kind::Accelerated],
         (kinds, _) => kinds.to_vec(),
     };
-    Workload {
-        name,
-        label: label(name, &spec, cpus),
-        spec,
-        kinds,
-        cpus,
-    }
+    Workload { name, label: label(name, &spec, cpus), spec, kinds, cpus }
 }
 
 /// Two CPUs that do not share a core, if there are.
 fn apart(allowed: &[usize]) -> Option<[usize; 2]> {
     let (&first, rest) = allowed.split_first()?;
     let core = |cpu: usize| {
-        read_line(&format!(
-            "/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
-        ))
+        read_line(&format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"))
     };
     let other = rest
         .iter()
@@ -273,12 +233,7 @@ impl Series {
         self.runs
             .iter()
             .filter(move |run| run.kind == kind)
-            .filter_map(|run| {
-                run.result
-                    .as_ref()
-                    .ok()
-                    .map(|measured| (run.round, measured))
-            })
+            .filter_map(|run| run.result.as_ref().ok().map(|measured| (run.round, measured)))
     }
 
     /// The latencies of all rounds together.
@@ -293,11 +248,7 @@ impl Series {
 
     /// One summary for each kind, in the order of the plan.
     pub(crate) fn summaries(&self) -> Vec<Summary> {
-        self.workload
-            .kinds
-            .iter()
-            .map(|&kind| self.summary(kind))
-            .collect()
+        self.workload.kinds.iter().map(|&kind| self.summary(kind)).collect()
     }
 
     fn summary(&self, kind: Kind) -> Summary {
@@ -309,9 +260,7 @@ impl Series {
         let base = self.workload.kinds.first().copied().unwrap_or(kind);
         let goodness =
             |kind: Kind| stats::median(self.measured(kind).map(|(_, m)| self.goodness(m)));
-        let ratio = goodness(kind)
-            .zip(goodness(base))
-            .map(|(ours, theirs)| ours / theirs);
+        let ratio = goodness(kind).zip(goodness(base)).map(|(ours, theirs)| ours / theirs);
         let paired = self.measured(kind).filter_map(|(round, ours)| {
             let (_, theirs) = self.measured(base).find(|(r, _)| *r == round)?;
             Some(self.goodness(ours) / self.goodness(theirs))
@@ -341,7 +290,8 @@ impl Series {
         self.workload.spec.traffic != Traffic::Idle
     }
 
-    /// The figure that ratios are of: for ping-pong the inverse of the median round trip, otherwise the rate.
+    /// The figure that ratios are of: for ping-pong the inverse of the median round trip, otherwise
+    /// the rate.
     fn goodness(&self, measured: &Measured) -> f64 {
         match self.workload.spec.traffic {
             Traffic::PingPong | Traffic::PingPongEpoll => {
@@ -353,18 +303,12 @@ impl Series {
 }
 
 fn read_line(path: &str) -> String {
-    std::fs::read_to_string(path)
-        .map(|text| text.trim().to_owned())
-        .unwrap_or_default()
+    std::fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default()
 }
 
 /// The three load averages.
 fn load_average() -> String {
-    read_line("/proc/loadavg")
-        .split(' ')
-        .take(3)
-        .collect::<Vec<_>>()
-        .join(" ")
+    read_line("/proc/loadavg").split(' ').take(3).collect::<Vec<_>>().join(" ")
 }
 
 #[cfg(test)]
@@ -382,25 +326,13 @@ pub(crate) mod tests {
     pub(crate) fn measured(rate: f64, ns: u64, proof: Proof) -> Measured {
         let mut latencies = stats::latencies();
         stats::record_many(&mut latencies, Duration::from_nanos(ns), 1000);
-        Measured {
-            rate,
-            latencies,
-            cpu_server: 0.5,
-            cpu_client: 0.25,
-            proof,
-        }
+        Measured { rate, latencies, cpu_server: 0.5, cpu_client: 0.25, proof }
     }
 
     pub(crate) fn series(line: &str, runs: Vec<(Kind, u32, Result<Measured, String>)>) -> Series {
         let workload = plan(&args(line), &[0, 1]).remove(0);
-        let runs = runs
-            .into_iter()
-            .map(|(kind, round, result)| Run {
-                kind,
-                round,
-                result,
-            })
-            .collect();
+        let runs =
+            runs.into_iter().map(|(kind, round, result)| Run { kind, round, result }).collect();
         Series { workload, runs }
     }
 
@@ -409,10 +341,7 @@ pub(crate) mod tests {
         let plan = plan(&args(""), &[0, 1]);
         assert_eq!(plan.len(), 7);
         assert!(plan.iter().all(|w| w.kinds[0] == Kind::Plain));
-        assert_eq!(
-            plan[6].kinds,
-            [Kind::Plain, Kind::ServerOnly, Kind::ClientOnly]
-        );
+        assert_eq!(plan[6].kinds, [Kind::Plain, Kind::ServerOnly, Kind::ClientOnly]);
         assert!(plan[0].cpus.is_some_and(|[a, b]| a != b));
         assert_eq!(plan[2].cpus, None);
         assert_eq!(plan[5].spec.seconds, 10.0);
@@ -443,11 +372,7 @@ pub(crate) mod tests {
         assert_eq!((pingpong[0].rounds, pingpong[1].rounds), (3, 2));
         assert_eq!(pingpong[0].ratio, Some(1.0));
         // The median of the two goodness figures, 1/500 and 1/1000 ns, against 1/50000 ns.
-        assert!(
-            (pingpong[1].ratio.unwrap() - 75.0).abs() < 0.5,
-            "{:?}",
-            pingpong[1].ratio
-        );
+        assert!((pingpong[1].ratio.unwrap() - 75.0).abs() < 0.5, "{:?}", pingpong[1].ratio);
         let bulk = series("bulk", rows.clone()).summaries();
         assert_eq!(bulk[1].ratio, Some(5.0));
         assert_eq!(bulk[1].ratio_paired, Some(6.0));

@@ -54,17 +54,8 @@ pub(crate) fn progress(workload: &Workload, result: &Result<Measured, String>) -
 
 /// The table: for each workload one line a kind.
 pub(crate) fn table(all: &[Series]) -> String {
-    const HEAD: [&str; 9] = [
-        "",
-        "rate",
-        "ratio",
-        "p50",
-        "p99",
-        "p99.9",
-        "max",
-        "CPU srv+cli",
-        "accelerated",
-    ];
+    const HEAD: [&str; 9] =
+        ["", "rate", "ratio", "p50", "p99", "p99.9", "max", "CPU srv+cli", "accelerated"];
     let mut text = String::new();
     for series in all {
         let workload = &series.workload;
@@ -72,19 +63,10 @@ pub(crate) fn table(all: &[Series]) -> String {
             Traffic::Bulk | Traffic::Idle => String::new(),
             _ => format!("{}; ", workload.spec.rate_unit()),
         };
-        let _ = writeln!(
-            text,
-            "{} ({unit}latency of: {})",
-            workload.label,
-            workload.spec.latency_of()
-        );
+        let _ =
+            writeln!(text, "{} ({unit}latency of: {})", workload.label, workload.spec.latency_of());
         let mut rows = vec![HEAD.map(str::to_owned)];
-        rows.extend(
-            series
-                .summaries()
-                .iter()
-                .map(|summary| cells(workload, summary)),
-        );
+        rows.extend(series.summaries().iter().map(|summary| cells(workload, summary)));
         for row in &rows {
             let _ = write!(text, "  {:<12}", row[0]);
             for cell in &row[1..8] {
@@ -94,12 +76,8 @@ pub(crate) fn table(all: &[Series]) -> String {
         }
         for run in &series.runs {
             if let Err(error) = &run.result {
-                let _ = writeln!(
-                    text,
-                    "  FAILED: {}, round {}: {error}",
-                    run.kind.word(),
-                    run.round
-                );
+                let _ =
+                    writeln!(text, "  FAILED: {}, round {}: {error}", run.kind.word(), run.round);
             }
         }
         text.push('\n');
@@ -139,11 +117,7 @@ fn rate(workload: &Workload, rate: f64) -> String {
 }
 
 fn ratio(ratio: f64) -> String {
-    if ratio >= 10.0 {
-        format!("{ratio:.1}x")
-    } else {
-        format!("{ratio:.2}x")
-    }
+    if ratio >= 10.0 { format!("{ratio:.1}x") } else { format!("{ratio:.2}x") }
 }
 
 /// Percent of one CPU, server and client. Idle processes need more digits.
@@ -172,7 +146,8 @@ pub(crate) fn duration(ns: f64) -> String {
     }
 }
 
-/// Everything, for programs. Times in nanoseconds, CPU in percent of one CPU, figures that are missing as null.
+/// Everything, for programs. Times in nanoseconds, CPU in percent of one CPU, figures that are
+/// missing as null.
 pub(crate) fn json(args: &BenchArgs, machine: &Machine, tools: &Tools, all: &[Series]) -> Value {
     json!({
         "tool": "netacc bench",
@@ -279,28 +254,18 @@ mod tests {
 
     #[test]
     fn table_and_json_say_what_was_not_accelerated() {
-        let not = Proof::Counted(Counts {
-            total: 1,
-            accelerated: 0,
-        });
+        let not = Proof::Counted(Counts { total: 1, accelerated: 0 });
         let all = [series(
             "pingpong",
             vec![
-                (
-                    Kind::Plain,
-                    1,
-                    Ok(measured(15_000.0, 64_000, Proof::NotAsked)),
-                ),
+                (Kind::Plain, 1, Ok(measured(15_000.0, 64_000, Proof::NotAsked))),
                 (Kind::Accelerated, 1, Ok(measured(15_000.0, 64_000, not))),
                 (Kind::Plain, 2, Err("server hangs".into())),
             ],
         )];
         let table = table(&all);
         assert!(table.contains("NOT ACCELERATED 0/1"), "{table}");
-        assert!(
-            table.contains("FAILED: plain, round 2: server hangs"),
-            "{table}"
-        );
+        assert!(table.contains("FAILED: plain, round 2: server hangs"), "{table}");
         assert!(
             table.contains("1.00x") && table.contains("64.1 µs") || table.contains("64.0 µs"),
             "{table}"
@@ -312,10 +277,7 @@ mod tests {
             load_after: "1 1 1".into(),
             clock_cost: std::time::Duration::from_nanos(25),
         };
-        let tools = Tools {
-            library: Err("library not found".into()),
-            ss: None,
-        };
+        let tools = Tools { library: Err("library not found".into()), ss: None };
         assert!(header(&args(""), &machine, &tools).contains("NOTHING CAN BE ACCELERATED"));
         let json = json(&args(""), &machine, &tools, &all);
         let summary = &json["workloads"][0]["summary"];

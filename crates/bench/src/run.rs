@@ -26,7 +26,8 @@ pub(crate) struct Measured {
 
 /// A run may take this much longer than it was told to.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// From the last byte of an idle run until its CPU time is counted: spinning has to have ended by then.
+/// From the last byte of an idle run until its CPU time is counted: spinning has to have ended by
+/// then.
 const SETTLE: Duration = Duration::from_millis(500);
 
 /// Runs `spec` once. `cpus`: where the server and the client are bound.
@@ -46,19 +47,11 @@ pub(crate) fn run(
         cpus.map(|c| c[0]),
     )?;
     let listening = server.event("listening", deadline)?;
-    let ports = listening["ports"]
-        .as_array()
-        .ok_or("the server sent no ports")?;
-    let arguments: Vec<String> = std::iter::once(argument)
-        .chain(ports.iter().map(Value::to_string))
-        .collect();
-    let mut client = Peer::start(
-        "client",
-        &arguments,
-        tools,
-        kind.on_client(),
-        cpus.map(|c| c[1]),
-    )?;
+    let ports = listening["ports"].as_array().ok_or("the server sent no ports")?;
+    let arguments: Vec<String> =
+        std::iter::once(argument).chain(ports.iter().map(Value::to_string)).collect();
+    let mut client =
+        Peer::start("client", &arguments, tools, kind.on_client(), cpus.map(|c| c[1]))?;
 
     client.event("start", deadline)?;
     if spec.traffic == Traffic::Idle {
@@ -74,10 +67,8 @@ pub(crate) fn run(
     let seconds = before.2.elapsed().as_secs_f64().max(f64::MIN_POSITIVE);
     let share =
         |before: Duration, after: Duration| after.saturating_sub(before).as_secs_f64() / seconds;
-    let (cpu_server, cpu_client) = (
-        share(before.0, server.cpu_time()?),
-        share(before.1, client.cpu_time()?),
-    );
+    let (cpu_server, cpu_client) =
+        (share(before.0, server.cpu_time()?), share(before.1, client.cpu_time()?));
     let done = match done {
         Some(done) => done,
         None => {
@@ -135,10 +126,7 @@ impl Peer {
         let output = BufReader::new(child.stdout.take().ok_or("no pipe")?);
         let (sender, lines) = channel();
         thread::spawn(move || {
-            output
-                .lines()
-                .map_while(Result::ok)
-                .try_for_each(|line| sender.send(line))
+            output.lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
         });
         Ok(Self { role, child, lines })
     }
@@ -146,10 +134,7 @@ impl Peer {
     /// Waits for the report called `name`.
     fn event(&mut self, name: &str, deadline: Instant) -> crate::Result<Value> {
         let role = self.role;
-        match self
-            .lines
-            .recv_timeout(deadline.saturating_duration_since(Instant::now()))
-        {
+        match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok(line) => {
                 let value: Value = serde_json::from_str(&line)?;
                 if value["event"] == name {
@@ -180,9 +165,8 @@ impl Peer {
     fn end_by_eof(mut self, deadline: Instant) -> crate::Result<()> {
         drop(self.child.stdin.take());
         // Its output ends when it does.
-        if let Ok(line) = self
-            .lines
-            .recv_timeout(deadline.saturating_duration_since(Instant::now()))
+        if let Ok(line) =
+            self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now()))
         {
             return Err(format!("{} said {line} at its end", self.role).into());
         }
@@ -231,11 +215,7 @@ impl Load {
         let mut load = Self(Vec::new());
         for _ in 0..count {
             let mut command = Command::new("/proc/self/exe");
-            command
-                .arg0("netacc")
-                .arg("bench-load")
-                .stdin(Stdio::null())
-                .env_remove("LD_PRELOAD");
+            command.arg0("netacc").arg("bench-load").stdin(Stdio::null()).env_remove("LD_PRELOAD");
             sys::prepare_child(&mut command, None);
             load.0.push(command.spawn()?);
         }

@@ -1,5 +1,5 @@
-//! The measured server: an ordinary program in one thread. It is ended by a signal, with its connections open, so
-//! that `netacc_ss` can look at it first.
+//! The measured server: an ordinary program in one thread. It is ended by a signal, with its
+//! connections open, so that `netacc_ss` can look at it first.
 
 use crate::framing::{self, Framer};
 use crate::spec::{Spec, Traffic};
@@ -85,9 +85,8 @@ impl Connection {
             Ok(0) => return Ok(false),
             Ok(n) => {
                 let out = &mut self.out;
-                self.requests.push(&buffer[..n], |sequence| {
-                    framing::append(out, response, sequence)
-                });
+                self.requests
+                    .push(&buffer[..n], |sequence| framing::append(out, response, sequence));
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
             Err(error) if is_close(&error) => return Ok(false),
@@ -114,13 +113,11 @@ impl Connection {
 
 /// A client that ends with answers still on their way resets the connection.
 fn is_close(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        ErrorKind::ConnectionReset | ErrorKind::BrokenPipe
-    )
+    matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe)
 }
 
-/// Set in the tokens of listeners; the other bits are the index. Other tokens are descriptor numbers.
+/// Set in the tokens of listeners; the other bits are the index. Other tokens are descriptor
+/// numbers.
 const LISTENER: u64 = 1 << 63;
 
 fn serve_epoll(listeners: &[TcpListener], spec: &Spec) -> crate::Result<()> {
@@ -154,11 +151,7 @@ fn serve_epoll(listeners: &[TcpListener], spec: &Spec) -> crate::Result<()> {
             let waits = !connection.out.is_empty();
             if waits != connection.waits_for_room {
                 connection.waits_for_room = waits;
-                let interest = if waits {
-                    sys::READABLE | sys::WRITABLE
-                } else {
-                    sys::READABLE
-                };
+                let interest = if waits { sys::READABLE | sys::WRITABLE } else { sys::READABLE };
                 set.modify(&connection.stream, interest, token)?;
             }
         }
@@ -185,12 +178,7 @@ fn accept_all(
             connections.resize_with(token + 1, || None);
         }
         let requests = Framer::new(request);
-        connections[token] = Some(Connection {
-            stream,
-            requests,
-            out: Vec::new(),
-            sent: 0,
-            waits_for_room: false,
-        });
+        connections[token] =
+            Some(Connection { stream, requests, out: Vec::new(), sent: 0, waits_for_room: false });
     }
 }

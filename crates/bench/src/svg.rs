@@ -1,5 +1,5 @@
-//! The latency distributions as a picture: one panel a workload, percentile against latency, both logarithmic, so
-//! that the tail is as visible as the middle.
+//! The latency distributions as a picture: one panel a workload, percentile against latency, both
+//! logarithmic, so that the tail is as visible as the middle.
 
 use crate::plan::Series;
 use crate::report::duration;
@@ -51,15 +51,8 @@ fn curve(latencies: &Latencies) -> Curve {
     (0..=STEPS)
         .map(|step| {
             let nines = last * f64::from(step) / f64::from(STEPS);
-            let quantile = if step == STEPS {
-                1.0
-            } else {
-                1.0 - 10_f64.powf(-nines)
-            };
-            (
-                nines,
-                (latencies.value_at_quantile(quantile) as f64).max(1.0),
-            )
+            let quantile = if step == STEPS { 1.0 } else { 1.0 - 10_f64.powf(-nines) };
+            (nines, (latencies.value_at_quantile(quantile) as f64).max(1.0))
         })
         .collect()
 }
@@ -76,11 +69,7 @@ pub(crate) fn picture(all: &[Series]) -> String {
                 .iter()
                 .map(|&kind| (kind, series.latencies(kind)))
                 .map(|(kind, latencies)| {
-                    (
-                        kind,
-                        latencies.value_at_quantile(0.5) as f64,
-                        curve(&latencies),
-                    )
+                    (kind, latencies.value_at_quantile(0.5) as f64, curve(&latencies))
                 })
                 .filter(|(_, _, curve)| !curve.is_empty())
                 .collect();
@@ -117,17 +106,8 @@ pub(crate) fn picture(all: &[Series]) -> String {
 fn panel(svg: &mut String, series: &Series, curves: &[(Kind, f64, Curve)]) {
     let workload = &series.workload;
     let points = || curves.iter().flat_map(|(_, _, curve)| curve);
-    let low = points()
-        .map(|p| p.1)
-        .fold(f64::INFINITY, f64::min)
-        .log10()
-        .floor();
-    let high = points()
-        .map(|p| p.1)
-        .fold(0.0, f64::max)
-        .log10()
-        .ceil()
-        .max(low + 1.0);
+    let low = points().map(|p| p.1).fold(f64::INFINITY, f64::min).log10().floor();
+    let high = points().map(|p| p.1).fold(0.0, f64::max).log10().ceil().max(low + 1.0);
     let most = points().map(|p| p.0).fold(1.0, f64::max);
     let (right, bottom) = (PANEL_WIDTH - RIGHT, PANEL_HEIGHT - BOTTOM);
     let x = |nines: f64| LEFT + nines / most * (right - LEFT);
@@ -186,10 +166,8 @@ fn panel(svg: &mut String, series: &Series, curves: &[(Kind, f64, Curve)]) {
         escape(workload.spec.latency_of())
     );
     for (kind, _, curve) in curves {
-        let path: Vec<String> = curve
-            .iter()
-            .map(|&(nines, ns)| format!("{:.1},{:.1}", x(nines), y(ns)))
-            .collect();
+        let path: Vec<String> =
+            curve.iter().map(|&(nines, ns)| format!("{:.1},{:.1}", x(nines), y(ns))).collect();
         let _ = writeln!(
             svg,
             "<polyline points=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"2\" stroke-linejoin=\"round\"/>",
@@ -241,9 +219,7 @@ fn decade_label(ns: f64) -> String {
 }
 
 fn escape(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
 #[cfg(test)]
@@ -261,11 +237,7 @@ mod tests {
             stats::record(&mut latencies, Duration::from_nanos(n * 100));
         }
         let curve = curve(&latencies);
-        assert!(
-            curve
-                .windows(2)
-                .all(|pair| pair[0].1 <= pair[1].1 && pair[0].0 < pair[1].0)
-        );
+        assert!(curve.windows(2).all(|pair| pair[0].1 <= pair[1].1 && pair[0].0 < pair[1].0));
         assert_eq!(curve.last().unwrap().1, latencies.max() as f64);
         assert!((curve.last().unwrap().0 - 4.0).abs() < 1e-9);
         assert!(super::curve(&stats::latencies()).is_empty());
@@ -275,10 +247,7 @@ mod tests {
     fn picture_has_a_panel_for_each_workload_with_figures() {
         let go = || Ok(measured(1.0, 64_000, Proof::NotAsked));
         let all = [
-            series(
-                "pingpong",
-                vec![(Kind::Plain, 1, go()), (Kind::Accelerated, 1, go())],
-            ),
+            series("pingpong", vec![(Kind::Plain, 1, go()), (Kind::Accelerated, 1, go())]),
             series("idle", vec![(Kind::Plain, 1, go())]),
             series("bulk", vec![(Kind::Plain, 1, Err("x".into()))]),
         ];

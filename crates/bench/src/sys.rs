@@ -1,7 +1,7 @@
 //! The system calls that `std` has no safe face for; the only file of this crate with `unsafe`.
 //!
-//! Epoll goes through libc's symbols on purpose, as in any ordinary program: raw system calls would pass by the
-//! library that is to be measured.
+//! Epoll goes through libc's symbols on purpose, as in any ordinary program: raw system calls would
+//! pass by the library that is to be measured.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -10,11 +10,7 @@ use std::process::{Child, Command};
 use std::time::Duration;
 
 fn checked(result: libc::c_int) -> io::Result<libc::c_int> {
-    if result < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(result)
-    }
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
 pub(crate) use libc::epoll_event as Event;
@@ -43,10 +39,7 @@ impl Epoll {
         interest: u32,
         token: u64,
     ) -> io::Result<()> {
-        let mut event = Event {
-            events: interest,
-            u64: token,
-        };
+        let mut event = Event { events: interest, u64: token };
         // SAFETY: `event` is valid for the call; epoll_ctl keeps no pointer to it.
         checked(unsafe { libc::epoll_ctl(self.0.as_raw_fd(), operation, fd, &mut event) }).map(drop)
     }
@@ -59,7 +52,8 @@ impl Epoll {
         self.control(libc::EPOLL_CTL_MOD, fd.as_raw_fd(), interest, token)
     }
 
-    /// Waits without a time limit; retries when a signal interrupts. Returns how many of `events` were filled.
+    /// Waits without a time limit; retries when a signal interrupts. Returns how many of `events`
+    /// were filled.
     pub(crate) fn wait(&self, events: &mut [Event]) -> io::Result<usize> {
         self.wait_ms(events, -1)
     }
@@ -70,12 +64,7 @@ impl Epoll {
         loop {
             // SAFETY: `events` is valid for `capacity` entries during the call.
             let n = unsafe {
-                libc::epoll_wait(
-                    self.0.as_raw_fd(),
-                    events.as_mut_ptr(),
-                    capacity,
-                    timeout_ms,
-                )
+                libc::epoll_wait(self.0.as_raw_fd(), events.as_mut_ptr(), capacity, timeout_ms)
             };
             match checked(n) {
                 Ok(n) => return Ok(n as usize),
@@ -95,16 +84,16 @@ pub(crate) fn allowed_cpus() -> Vec<usize> {
         return Vec::new();
     }
     // SAFETY: CPU_ISSET only reads `set`, and the index is below CPU_SETSIZE.
-    (0..libc::CPU_SETSIZE as usize)
-        .filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &set) })
-        .collect()
+    (0..libc::CPU_SETSIZE as usize).filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &set) }).collect()
 }
 
-/// Has the child killed when this thread ends for whatever reason, and, before its `exec`, bound to one CPU: so that
-/// threads a preloaded library starts are bound as well, in every kind of run alike.
+/// Has the child killed when this thread ends for whatever reason, and, before its `exec`, bound to
+/// one CPU: so that threads a preloaded library starts are bound as well, in every kind of run
+/// alike.
 pub(crate) fn prepare_child(command: &mut Command, cpu: Option<usize>) {
     let parent = std::process::id();
-    // SAFETY: the closure runs between fork and exec and only makes async-signal-safe system calls on its own stack.
+    // SAFETY: the closure runs between fork and exec and only makes async-signal-safe system calls
+    // on its own stack.
     unsafe {
         command.pre_exec(move || {
             checked(libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL))?;
@@ -114,11 +103,7 @@ pub(crate) fn prepare_child(command: &mut Command, cpu: Option<usize>) {
             if let Some(cpu) = cpu {
                 let mut set: libc::cpu_set_t = std::mem::zeroed();
                 libc::CPU_SET(cpu, &mut set);
-                checked(libc::sched_setaffinity(
-                    0,
-                    size_of::<libc::cpu_set_t>(),
-                    &set,
-                ))?;
+                checked(libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set))?;
             }
             Ok(())
         });
@@ -133,10 +118,7 @@ pub(crate) fn cpu_time(pid: u32) -> io::Result<Duration> {
         0 => {}
         code => return Err(io::Error::from_raw_os_error(code)),
     }
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` is valid for the call.
     checked(unsafe { libc::clock_gettime(clock, &mut time) })?;
     Ok(Duration::new(time.tv_sec as u64, time.tv_nsec as u32))
@@ -150,10 +132,7 @@ pub(crate) fn terminate(child: &Child) {
 
 /// Allows as many descriptors as the hard limit does.
 pub(crate) fn raise_descriptor_limit() {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `limit` is valid for both calls.
     unsafe {
         if libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0 {

@@ -1,13 +1,13 @@
 //! The configuration: where its values come from, whether they are right, and what results.
 //!
-//! Two steps, two types: raw text per [`Key`] with its [`Origin`], then the resolved, typed [`Config`]. Precedence:
-//! command line, environment, file, default. Every value that is given is checked, also one that a stronger source
-//! hides.
+//! Two steps, two types: raw text per [`Key`] with its [`Origin`], then the resolved, typed
+//! [`Config`]. Precedence: command line, environment, file, default. Every value that is given is
+//! checked, also one that a stronger source hides.
 //!
-//! `NACC_RDMA_MR_MIN_INC_SIZE` depends on `NACC_SOR_MSG_SIZE`, and `NACC_RDMA_MR_MAX_INC_SIZE` on the former. Where a
-//! stronger source changes the base alone (`netacc_run -s 65536` over a file that sets all three), the dependent value
-//! follows to the nearest valid one; where both come from the same source, or the dependent from the stronger one, a
-//! mismatch is an error.
+//! `NACC_RDMA_MR_MIN_INC_SIZE` depends on `NACC_SOR_MSG_SIZE`, and `NACC_RDMA_MR_MAX_INC_SIZE` on
+//! the former. Where a stronger source changes the base alone (`netacc_run -s 65536` over a file
+//! that sets all three), the dependent value follows to the nearest valid one; where both come from
+//! the same source, or the dependent from the stronger one, a mismatch is an error.
 
 mod cpu_list;
 mod error;
@@ -163,10 +163,7 @@ pub struct Origins {
 impl Origins {
     /// The origin of one value.
     pub fn of(&self, key: Key) -> Origin {
-        self.of
-            .get(key as usize)
-            .copied()
-            .unwrap_or(Origin::Default)
+        self.of.get(key as usize).copied().unwrap_or(Origin::Default)
     }
 
     /// The configuration file that was read.
@@ -205,22 +202,19 @@ impl Default for Config {
 impl Config {
     /// Resolves a configuration for `netacc_run`: any mistake anywhere is an error.
     ///
-    /// `file` is path and content, `cli` what stands on the command line. A file that does not exist is `None`.
+    /// `file` is path and content, `cli` what stands on the command line. A file that does not
+    /// exist is `None`.
     pub fn resolve(
         file: Option<(&str, &str)>,
         env: Env<'_>,
         cli: &[(Key, &str)],
     ) -> Result<(Config, Origins), Vec<ConfigError>> {
         let (config, origins, errors) = Config::resolve_lossy(file, env, cli);
-        if errors.is_empty() {
-            Ok((config, origins))
-        } else {
-            Err(errors)
-        }
+        if errors.is_empty() { Ok((config, origins)) } else { Err(errors) }
     }
 
-    /// Resolves a configuration for the library, which has to run in any case: a value that is not valid gives way to
-    /// the default. The errors, at most [`ERRORS_MAX`], are for its log.
+    /// Resolves a configuration for the library, which has to run in any case: a value that is not
+    /// valid gives way to the default. The errors, at most [`ERRORS_MAX`], are for its log.
     pub fn resolve_lossy(
         file: Option<(&str, &str)>,
         env: Env<'_>,
@@ -265,8 +259,8 @@ impl Config {
         }
     }
 
-    /// The configuration as text: `KEY=VALUE # origin` lines that [`parse_rendered`] and the file parser read back.
-    /// A comment line names the file.
+    /// The configuration as text: `KEY=VALUE # origin` lines that [`parse_rendered`] and the file
+    /// parser read back. A comment line names the file.
     pub fn render(&self, origins: &Origins) -> String {
         let mut out = String::new();
         if let Some(file) = origins.file() {
@@ -353,8 +347,8 @@ impl Config {
     }
 }
 
-/// Reads back what [`Config::render`] wrote: name, value and origin of each option. Unknown names are kept, so that a
-/// tool can show the configuration of a newer library.
+/// Reads back what [`Config::render`] wrote: name, value and origin of each option. Unknown names
+/// are kept, so that a tool can show the configuration of a newer library.
 pub fn parse_rendered(text: &str) -> impl Iterator<Item = (&str, &str, &str)> {
     ini::lines(text).filter_map(|(_, raw, line)| match line {
         ini::Line::Pair(name, value) => {
@@ -384,7 +378,8 @@ enum Value {
 /// What the sources say, before it is put together.
 struct Raw {
     path: Option<String>,
-    /// By key, what its strongest source gives; `None` where nobody gives it, or that value is bad: the default.
+    /// By key, what its strongest source gives; `None` where nobody gives it, or that value is bad:
+    /// the default.
     given: Vec<Option<(Value, Origin)>>,
     errors: Vec<ConfigError>,
 }
@@ -401,10 +396,7 @@ impl Raw {
     fn place(&self, key: Option<Key>, origin: Origin) -> Place {
         match origin {
             Origin::Default => Place::Default,
-            Origin::File(line) => Place::File {
-                path: self.path.clone().unwrap_or_default(),
-                line,
-            },
+            Origin::File(line) => Place::File { path: self.path.clone().unwrap_or_default(), line },
             Origin::Environment => Place::Environment,
             Origin::CommandLine => match key.and_then(Key::cli) {
                 Some(option) => Place::CommandLine(option),
@@ -415,12 +407,7 @@ impl Raw {
 
     fn error(&mut self, place: Place, text: String, problem: &str, valid: String) {
         if self.errors.len() < ERRORS_MAX {
-            self.errors.push(ConfigError {
-                place,
-                text,
-                problem: String::from(problem),
-                valid,
-            });
+            self.errors.push(ConfigError { place, text, problem: String::from(problem), valid });
         }
     }
 
@@ -429,10 +416,7 @@ impl Raw {
         let mut named_section = false;
         let mut lines: Vec<Option<u32>> = Key::ALL.iter().map(|_| None).collect();
         for (number, raw, line) in ini::lines(text) {
-            let place = Place::File {
-                path: String::from(path),
-                line: number,
-            };
+            let place = Place::File { path: String::from(path), line: number };
             let only_section = || format!("[{SECTION}]");
             match line {
                 ini::Line::Bad(problem) => {
@@ -483,11 +467,7 @@ impl Raw {
                 continue;
             };
             let listed = from_command_line.split(',').any(|name| name == key.name());
-            let origin = if listed {
-                Origin::CommandLine
-            } else {
-                Origin::Environment
-            };
+            let origin = if listed { Origin::CommandLine } else { Origin::Environment };
             self.give(key, text.trim(), origin);
         }
     }
@@ -542,7 +522,8 @@ impl Raw {
         (config, Origins { of, file }, self.errors)
     }
 
-    /// The value of `key`, which has to be `base` times a power of two, and how strong its base and itself are.
+    /// The value of `key`, which has to be `base` times a power of two, and how strong its base and
+    /// itself are.
     fn multiple_of(&mut self, key: Key, base: i64, base_strength: u8) -> (i64, u8) {
         let value = self.number(key);
         let origin = self.origin(key);

@@ -1,14 +1,17 @@
 //! The statistics segment of a process that runs the library: its layout, and nothing else.
 //!
-//! The library creates a memfd named [`MEMFD_NAME`] (mode 0600, close-on-exec off the application's way at a high
-//! number), maps it `MAP_SHARED` and writes into it with relaxed stores; `netacc_ss` finds it through `/proc/PID/fd`
-//! and reads it. A [`Header`] is followed by `conn_capacity` [`ConnRecord`]s at offset [`CONNS_OFFSET`].
+//! The library creates a memfd named [`MEMFD_NAME`] (mode 0600, close-on-exec off the application's
+//! way at a high number), maps it `MAP_SHARED` and writes into it with relaxed stores; `netacc_ss`
+//! finds it through `/proc/PID/fd` and reads it. A [`Header`] is followed by `conn_capacity`
+//! [`ConnRecord`]s at offset [`CONNS_OFFSET`].
 //!
-//! Rules: only atomics; all zero is a valid, empty segment; writers never format; the layout is a contract, so any
-//! change of an offset or of a meaning bumps [`VERSION`]. New counters and reasons fit into the slots that are there.
+//! Rules: only atomics; all zero is a valid, empty segment; writers never format; the layout is a
+//! contract, so any change of an offset or of a meaning bumps [`VERSION`]. New counters and reasons
+//! fit into the slots that are there.
 //!
-//! A forked child inherits its parent's descriptor: the segment of a process is the one whose `pid` is that process's
-//! own pid, as it sees itself in its pid namespace (the last `NSpid` of `/proc/PID/status`).
+//! A forked child inherits its parent's descriptor: the segment of a process is the one whose `pid`
+//! is that process's own pid, as it sees itself in its pid namespace (the last `NSpid` of
+//! `/proc/PID/status`).
 
 mod names;
 mod read;
@@ -110,8 +113,9 @@ pub struct Header {
     pub config: [AtomicU8; CONFIG_BYTES],
     /// Channels to other processes of this host.
     pub channels: [ChannelRecord; CHANNEL_SLOTS],
-    /// Agreements with processes of other hosts, whose connections are on [`Path::Rdma`]. These bytes were zero before there
-    /// were such: a reader and a writer of different age understand each other.
+    /// Agreements with processes of other hosts, whose connections are on [`Path::Rdma`]. These
+    /// bytes were zero before there were such: a reader and a writer of different age understand
+    /// each other.
     pub remote: [ChannelRecord; REMOTE_SLOTS],
 }
 
@@ -157,8 +161,8 @@ pub struct ConnRecord {
     pub reserved_tail: [AtomicU64; 13],
 }
 
-/// One channel: the shared memory between this process and another of this host, or the queue pairs and the registered
-/// memory between this process and one of another host.
+/// One channel: the shared memory between this process and another of this host, or the queue pairs
+/// and the registered memory between this process and one of another host.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct ChannelRecord {
@@ -265,9 +269,7 @@ impl Header {
 
     /// A counter's value.
     pub fn counter(&self, counter: Counter) -> u64 {
-        self.counters
-            .get(counter as usize)
-            .map_or(0, |slot| slot.load(Relaxed))
+        self.counters.get(counter as usize).map_or(0, |slot| slot.load(Relaxed))
     }
 
     /// Counts a connection under a reason.
@@ -311,9 +313,7 @@ impl ChannelRecord {
 impl ConnRecord {
     /// Claims a free record; only its claimant may open it.
     pub fn claim(&self) -> bool {
-        self.state
-            .compare_exchange(RECORD_FREE, RECORD_CLAIMED, Acquire, Relaxed)
-            .is_ok()
+        self.state.compare_exchange(RECORD_FREE, RECORD_CLAIMED, Acquire, Relaxed).is_ok()
     }
 
     /// Starts a record: everything zero but the descriptor, the time and the reason; on TCP; open.

@@ -1,8 +1,10 @@
-//! Adoption: a connection that one process made, and that a forked child goes on with alone (`docs/design/adoption.md`).
+//! Adoption: a connection that one process made, and that a forked child goes on with alone
+//! (`docs/design/adoption.md`).
 //!
-//! The first call of a child on a connection that was never attached gives the child a socket of its own for it: the *heir*, in its
-//! own memory, a candidate whose bytes are counted from there on. It is noted for an agreement only when nobody else has the
-//! connection any more: its maker has closed it ([`LEFT`]), and all descriptors that are counted are this process's.
+//! The first call of a child on a connection that was never attached gives the child a socket of
+//! its own for it: the *heir*, in its own memory, a candidate whose bytes are counted from there
+//! on. It is noted for an agreement only when nobody else has the connection any more: its maker
+//! has closed it ([`LEFT`]), and all descriptors that are counted are this process's.
 
 pub(crate) mod passed;
 
@@ -27,7 +29,8 @@ struct Kept {
     count: usize,
 }
 
-static KEPT_FOR_CHILDREN: Mutex<Kept> = Mutex::new(Kept { places: [None; KEPT], first: 0, count: 0 });
+static KEPT_FOR_CHILDREN: Mutex<Kept> =
+    Mutex::new(Kept { places: [None; KEPT], first: 0, count: 0 });
 
 impl Kept {
     fn oldest(&self) -> Option<&'static Socket> {
@@ -53,7 +56,8 @@ impl Kept {
     }
 }
 
-/// What the parent keeps, the parent frees. `inherits`: there are connections that the fork counted.
+/// What the parent keeps, the parent frees. `inherits`: there are connections that the fork
+/// counted.
 pub(crate) fn after_fork_in_child(inherits: bool) {
     INHERITS.store(inherits, Relaxed);
     LEAVING.iter().for_each(|w| w.store(0, Relaxed));
@@ -82,8 +86,9 @@ pub(crate) fn inherits() -> bool {
 /// Table entries that this process has given up, and may have after all: its exec can fail.
 static LEAVING: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
 
-/// This process ends, or becomes a program that does not have what closes on exec. What it inherited and has not used is counted out;
-/// until the kernel has closed it a mark of the kernel's stands in for the count.
+/// This process ends, or becomes a program that does not have what closes on exec. What it
+/// inherited and has not used is counted out; until the kernel has closed it a mark of the kernel's
+/// stands in for the count.
 pub(crate) fn before_leaving(by_exec: bool) {
     if !INHERITS.load(Relaxed) {
         return;
@@ -91,7 +96,8 @@ pub(crate) fn before_leaving(by_exec: bool) {
     fd_table::for_each(|fd, entry| {
         let Entry::Socket(s, g) = entry else { return };
         let unused = s.is_inherited() && matches!(s.state.load(SeqCst), CANDIDATE | LEFT);
-        if !unused || (by_exec && sys::fcntl(fd, libc::F_GETFD, 0) & libc::FD_CLOEXEC as isize == 0) {
+        if !unused || (by_exec && sys::fcntl(fd, libc::F_GETFD, 0) & libc::FD_CLOEXEC as isize == 0)
+        {
             return;
         }
         let raw = fd_table::encode(entry);
@@ -106,7 +112,8 @@ pub(crate) fn before_leaving(by_exec: bool) {
     });
 }
 
-/// The process forks: its exec has failed, and its child has what it had given up without being counted.
+/// The process forks: its exec has failed, and its child has what it had given up without being
+/// counted.
 pub(crate) fn before_fork() {
     if !INHERITS.load(Relaxed) {
         return;
@@ -120,7 +127,8 @@ pub(crate) fn before_fork() {
     }
 }
 
-/// A candidate ([`CLOSING`] by now) whose last name in this process is closed. True: children have it, and it is kept for them.
+/// A candidate ([`CLOSING`] by now) whose last name in this process is closed. True: children have
+/// it, and it is kept for them.
 pub(crate) fn leave(s: &'static Socket) -> bool {
     if s.is_inherited() || s.has(flag::REMOTE | flag::UNSETTLED | flag::PASSED) {
         give_back(s);
@@ -143,7 +151,8 @@ pub(crate) fn leave(s: &'static Socket) -> bool {
 
 /// An heir that was closed before it was alone: the others may be, now.
 fn give_back(s: &'static Socket) {
-    // SAFETY: null or a socket of a type-stable slab, which every process that was forked since has.
+    // SAFETY: null or a socket of a type-stable slab, which every process that was forked since
+    // has.
     let Some(from) = (unsafe { s.from.load(Acquire).as_ref() }) else { return };
     let unused = s.tx_inflight.load(SeqCst) == 0 && s.rx_inflight.load(SeqCst) == 0;
     if s.names() == 0 && unused {
@@ -168,7 +177,9 @@ pub(crate) fn of(s: &'static Socket, g: u16, fd: c_int) -> (&'static Socket, u16
 fn of_inherited(s: &'static Socket, g: u16, fd: c_int) -> (&'static Socket, u16) {
     loop {
         match s.state.load(SeqCst) {
-            _ if !fd_table::socket(fd).is_some_and(|(now, h)| core::ptr::eq(now, s) && h == g) => break,
+            _ if !fd_table::socket(fd).is_some_and(|(now, h)| core::ptr::eq(now, s) && h == g) => {
+                break;
+            }
             CANDIDATE | LEFT => {
                 let _ = adopt(s, g, fd);
             }
@@ -180,8 +191,8 @@ fn of_inherited(s: &'static Socket, g: u16, fd: c_int) -> (&'static Socket, u16)
     fd_table::socket(fd).unwrap_or((s, g))
 }
 
-/// Makes an heir of an inherited connection. True: the table has it. False: it is not [`CANDIDATE`] or [`LEFT`] any more: nobody can
-/// adopt it.
+/// Makes an heir of an inherited connection. True: the table has it. False: it is not [`CANDIDATE`]
+/// or [`LEFT`] any more: nobody can adopt it.
 #[cold]
 #[inline(never)]
 pub(crate) fn adopt(s: &'static Socket, g: u16, fd: c_int) -> bool {
@@ -203,7 +214,8 @@ fn refuse(s: &'static Socket, g: u16) {
 }
 
 fn try_adopt(s: &'static Socket, g: u16, fd: c_int) -> bool {
-    let is_it = |entry: Entry| matches!(entry, Entry::Socket(now, h) if core::ptr::eq(now, s) && h == g);
+    let is_it =
+        |entry: Entry| matches!(entry, Entry::Socket(now, h) if core::ptr::eq(now, s) && h == g);
     if !is_it(fd_table::get(fd)) {
         // Another thread was faster.
         return true;
@@ -211,14 +223,20 @@ fn try_adopt(s: &'static Socket, g: u16, fd: c_int) -> bool {
     if s.has(flag::REMOTE | flag::RDMA_FIRST) {
         return false;
     }
-    // Before the look at its state: who attaches it changes that first, and then looks for the mark.
+    // Before the look at its state: who attaches it changes that first, and then looks for the
+    // mark.
     s.flags.fetch_or(flag::CONTESTED, SeqCst);
     if !matches!(s.state.load(SeqCst), CANDIDATE | LEFT) {
         return true;
     }
     let connector = s.has(flag::CONNECTOR);
-    let (Some(tuple), Some(moved)) = (socket::tuple_of(fd), socket::settled_counts(fd, connector)) else { return false };
-    let Some(heir) = socket::new_heir(fd, Reason::None, connector, tuple, moved) else { return false };
+    let (Some(tuple), Some(moved)) = (socket::tuple_of(fd), socket::settled_counts(fd, connector))
+    else {
+        return false;
+    };
+    let Some(heir) = socket::new_heir(fd, Reason::None, connector, tuple, moved) else {
+        return false;
+    };
     if heir.has(flag::REMOTE) {
         socket::make_plain(heir, Reason::InheritedByFork);
     }
@@ -245,7 +263,8 @@ fn try_adopt(s: &'static Socket, g: u16, fd: c_int) -> bool {
     true
 }
 
-/// Whether nobody but this process has a connection that it has adopted. Asked after a call that moved bytes.
+/// Whether nobody but this process has a connection that it has adopted. Asked after a call that
+/// moved bytes.
 #[cold]
 #[inline(never)]
 pub(crate) fn settle(s: &'static Socket, fd: c_int) -> bool {
@@ -267,7 +286,8 @@ pub(crate) fn settle(s: &'static Socket, fd: c_int) -> bool {
     if calls == 1 {
         s.look_at.store(sys::now_ns(), Relaxed);
     }
-    let too_long = calls.is_multiple_of(64) && sys::now_ns().saturating_sub(s.look_at.load(Relaxed)) > PATIENCE_NS;
+    let too_long = calls.is_multiple_of(64)
+        && sys::now_ns().saturating_sub(s.look_at.load(Relaxed)) > PATIENCE_NS;
     if alone.is_none() || too_long {
         socket::make_plain(s, why(s));
     }
@@ -282,7 +302,9 @@ pub(crate) fn why(s: &Socket) -> Reason {
 /// `None`: nobody will ever know.
 fn is_alone(s: &'static Socket, fd: c_int) -> Option<bool> {
     // SAFETY: as in `give_back`.
-    let Some(from) = (unsafe { s.from.load(Acquire).as_ref() }) else { return passed::is_alone(s, fd) };
+    let Some(from) = (unsafe { s.from.load(Acquire).as_ref() }) else {
+        return passed::is_alone(s, fd);
+    };
     let (g, names) = key_of(s);
     let state = from.state.load(SeqCst);
     // Tells of one moment: the count carries the generation.

@@ -1,13 +1,15 @@
 //! What the hooks call: one function per family of libc symbols.
 //!
-//! The rule for all of them: a return value `>= 0` is the call's result, `-errno` is its failure, and [`PASS`]
-//! means "not ours: call the next symbol with the very same arguments". Functions named `on_*` are told of a call
-//! that the next symbol has already carried out. None of them touches the caller's `errno`.
+//! The rule for all of them: a return value `>= 0` is the call's result, `-errno` is its failure,
+//! and [`PASS`] means "not ours: call the next symbol with the very same arguments". Functions
+//! named `on_*` are told of a call that the next symbol has already carried out. None of them
+//! touches the caller's `errno`.
 //!
-//! All are thread-safe. Those for the calls that POSIX lists as async-signal-safe (read, write, send, recv,
-//! close, dup, poll, select, connect, accept, shutdown...) neither allocate nor wait for a lock that the interrupted
-//! thread may hold. No handler of the application's runs inside of any of them (`signals.rs`); those that return nothing that
-//! needs dropping may be jumped out of at their end.
+//! All are thread-safe. Those for the calls that POSIX lists as async-signal-safe (read, write,
+//! send, recv, close, dup, poll, select, connect, accept, shutdown...) neither allocate nor wait
+//! for a lock that the interrupted thread may hold. No handler of the application's runs inside of
+//! any of them (`signals.rs`); those that return nothing that needs dropping may be jumped out of
+//! at their end.
 
 use crate::signals::held;
 use crate::sys;
@@ -18,24 +20,33 @@ use libc::{epoll_event, iovec, mmsghdr, msghdr, pollfd, sigset_t, sockaddr, sock
 pub type Ret = isize;
 /// "Not ours: call the next symbol."
 pub const PASS: Ret = isize::MIN;
-/// "A signal came: look whether the thread has been cancelled, then call again." Only after [`threads_are_cancelled`].
+/// "A signal came: look whether the thread has been cancelled, then call again." Only after
+/// [`threads_are_cancelled`].
 pub const RESTART: Ret = isize::MIN + 1;
 
-// ---- start and processes -------------------------------------------------------------------------------------
+// ---- start and processes ------------------------------------------------------------------------
 
-/// The constructor. `env` looks a variable up in the environment as it is now (it is read once, here); the
-/// returned text must live for ever. Opens nothing and starts nothing.
+/// The constructor. `env` looks a variable up in the environment as it is now (it is read once,
+/// here); the returned text must live for ever. Opens nothing and starts nothing.
 pub fn init(env: &dyn Fn(&str) -> Option<&'static str>, next: NextSymbols) {
     crate::lifecycle::init(env, next)
 }
 
-/// The few libc functions that the core must call as libc's (thread creation has no raw system call twin).
+/// The few libc functions that the core must call as libc's (thread creation has no raw system call
+/// twin).
 #[derive(Clone, Copy, Debug)]
 pub struct NextSymbols {
     /// `pthread_create(3)`.
-    pub pthread_create:
-        Option<unsafe extern "C" fn(*mut libc::pthread_t, *const libc::pthread_attr_t, extern "C" fn(*mut c_void) -> *mut c_void, *mut c_void) -> c_int>,
-    /// `pthread_attr_init(3)`, `pthread_attr_setdetachstate(3)` and friends are not needed: the thread detaches itself.
+    pub pthread_create: Option<
+        unsafe extern "C" fn(
+            *mut libc::pthread_t,
+            *const libc::pthread_attr_t,
+            extern "C" fn(*mut c_void) -> *mut c_void,
+            *mut c_void,
+        ) -> c_int,
+    >,
+    /// `pthread_attr_init(3)`, `pthread_attr_setdetachstate(3)` and friends are not needed: the
+    /// thread detaches itself.
     pub pthread_detach: Option<unsafe extern "C" fn(libc::pthread_t) -> c_int>,
 }
 
@@ -60,14 +71,16 @@ pub fn before_exec() {
 pub fn before_spawn() {
     held(|| crate::lifecycle::before_exec(false))
 }
-/// Around a `vfork`: the hook cannot run code in the child's frame, so the vfork hook itself is `fork`-free: it is
-/// told here that until the process execs or exits, `close`/`dup2` come from a child that shares this memory.
-/// Returns true when the calling process shares its memory with a parent (raw getpid differs from the table's).
+/// Around a `vfork`: the hook cannot run code in the child's frame, so the vfork hook itself is
+/// `fork`-free: it is told here that until the process execs or exits, `close`/`dup2` come from a
+/// child that shares this memory. Returns true when the calling process shares its memory with a
+/// parent (raw getpid differs from the table's).
 pub fn in_vfork_child() -> bool {
     crate::lifecycle::in_vfork_child()
 }
 
-/// The program cancels threads (`pthread_cancel`): from now on calls that the kernel would restart answer [`RESTART`].
+/// The program cancels threads (`pthread_cancel`): from now on calls that the kernel would restart
+/// answer [`RESTART`].
 pub fn threads_are_cancelled() {
     crate::lifecycle::note_cancellation()
 }
@@ -81,14 +94,20 @@ pub fn before_daemon() {
 pub fn before_end() {
     crate::lifecycle::before_end()
 }
-/// The process is about to change its user, its groups or its capabilities. Async-signal-safe; bounded.
+/// The process is about to change its user, its groups or its capabilities. Async-signal-safe;
+/// bounded.
 #[inline]
 pub fn before_rights_change() {
     held(crate::rights::before_change)
 }
 /// Whether this option of prctl(2) takes rights from the process.
 pub fn confines(option: usize) -> bool {
-    let taking = [libc::PR_SET_SECCOMP, libc::PR_SET_NO_NEW_PRIVS, libc::PR_CAPBSET_DROP, libc::PR_SET_SECUREBITS];
+    let taking = [
+        libc::PR_SET_SECCOMP,
+        libc::PR_SET_NO_NEW_PRIVS,
+        libc::PR_CAPBSET_DROP,
+        libc::PR_SET_SECUREBITS,
+    ];
     taking.iter().any(|o| *o as usize == option)
 }
 /// The process ends: its exit handlers run.
@@ -96,15 +115,17 @@ pub fn at_exit() {
     crate::lifecycle::at_exit()
 }
 
-// ---- descriptors ---------------------------------------------------------------------------------------------
+// ---- descriptors --------------------------------------------------------------------------------
 
-/// A call that takes the lowest free number, or a number of the caller's choice, is about to be made: the library's own descriptors, which
-/// are on such a number for a moment when they are made, are out of the way until [`after_number`]. Async-signal-safe.
+/// A call that takes the lowest free number, or a number of the caller's choice, is about to be
+/// made: the library's own descriptors, which are on such a number for a moment when they are made,
+/// are out of the way until [`after_number`]. Async-signal-safe.
 #[inline]
 pub fn before_number() -> u32 {
     crate::numbers::enter()
 }
-/// The call has returned; `ticket` is what [`before_number`] gave. A thread that never comes here costs the library a millisecond, once.
+/// The call has returned; `ticket` is what [`before_number`] gave. A thread that never comes here
+/// costs the library a millisecond, once.
 #[inline]
 pub fn after_number(ticket: u32) {
     crate::numbers::leave(ticket)
@@ -115,8 +136,9 @@ pub fn pass_number() {
     crate::numbers::pass()
 }
 
-/// Any call that returned a new descriptor which is not a socket of ours (open, pipe, eventfd, memfd_create,
-/// signalfd, timerfd, inotify, socketpair, recvmsg's SCM_RIGHTS, pidfd_getfd...): drops what the table may still hold for that number.
+/// Any call that returned a new descriptor which is not a socket of ours (open, pipe, eventfd,
+/// memfd_create, signalfd, timerfd, inotify, socketpair, recvmsg's SCM_RIGHTS, pidfd_getfd...):
+/// drops what the table may still hold for that number.
 #[inline]
 pub fn on_new_fd(fd: c_int) {
     crate::fd_table::forget_stale(fd)
@@ -158,7 +180,8 @@ pub unsafe fn on_connect(fd: c_int, addr: *const sockaddr, len: socklen_t, resul
 pub fn close(fd: c_int) -> Ret {
     crate::lifecycle::close(fd)
 }
-/// `close_range` (all flags). Never passes: our own descriptors are left out by splitting the range.
+/// `close_range` (all flags). Never passes: our own descriptors are left out by splitting the
+/// range.
 pub fn close_range(first: u32, last: u32, flags: u32) -> Ret {
     held(|| crate::lifecycle::close_range(first, last, flags))
 }
@@ -190,11 +213,18 @@ pub unsafe fn ioctl(fd: c_int, request: usize, arg: usize) -> Ret {
 pub fn shutdown(fd: c_int, how: c_int) -> Ret {
     held(|| crate::socket::shutdown(fd, how))
 }
-/// `setsockopt`: looked at before it is passed on (the hook calls the next symbol, then [`on_setsockopt`] if that succeeded).
+/// `setsockopt`: looked at before it is passed on (the hook calls the next symbol, then
+/// [`on_setsockopt`] if that succeeded).
 ///
 /// # Safety
 /// `value` is the caller's, as for setsockopt(2).
-pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> Ret {
+pub unsafe fn setsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> Ret {
     // SAFETY: the caller's promise.
     held(|| unsafe { crate::options::setsockopt(fd, level, name, value, len) })
 }
@@ -202,19 +232,33 @@ pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_v
 ///
 /// # Safety
 /// As [`setsockopt`].
-pub unsafe fn on_setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) {
+pub unsafe fn on_setsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) {
     // SAFETY: the caller's promise.
     held(|| unsafe { crate::options::on_setsockopt(fd, level, name, value, len) })
 }
-/// `getsockopt` is about to be called: what only the library has had the kernel keep is not there for the application.
+/// `getsockopt` is about to be called: what only the library has had the kernel keep is not there
+/// for the application.
 pub fn before_getsockopt(fd: c_int, level: c_int, name: c_int) {
     held(|| crate::options::before_getsockopt(fd, level, name))
 }
-/// The next symbol's `getsockopt` succeeded: what the library itself has set is taken out of the answer.
+/// The next symbol's `getsockopt` succeeded: what the library itself has set is taken out of the
+/// answer.
 ///
 /// # Safety
 /// `value` and `len` are the caller's, as for getsockopt(2).
-pub unsafe fn on_getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *const socklen_t) {
+pub unsafe fn on_getsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    len: *const socklen_t,
+) {
     // SAFETY: the caller's promise.
     held(|| unsafe { crate::options::on_getsockopt(fd, level, name, value, len) })
 }
@@ -258,7 +302,7 @@ pub unsafe fn before_liburing_files(fds: *const c_int, count: u32) {
 }
 pub use crate::io_uring::{Liburing, Params as IoUringParams};
 
-// ---- data ----------------------------------------------------------------------------------------------------
+// ---- data ---------------------------------------------------------------------------------------
 
 /// `read`, `recv` (with `flags`), `__read_chk`, `__recv_chk`.
 ///
@@ -293,11 +337,19 @@ pub unsafe fn recvv(fd: c_int, iov: *const iovec, count: c_int, flags: c_int) ->
 ///
 /// # Safety
 /// As for recvfrom(2).
-pub unsafe fn recvfrom(fd: c_int, buf: *mut c_void, len: usize, flags: c_int, addr: *mut sockaddr, addr_len: *mut socklen_t) -> Ret {
+pub unsafe fn recvfrom(
+    fd: c_int,
+    buf: *mut c_void,
+    len: usize,
+    flags: c_int,
+    addr: *mut sockaddr,
+    addr_len: *mut socklen_t,
+) -> Ret {
     // SAFETY: the caller's promise.
     unsafe { crate::io::recvfrom(fd, buf.cast(), len, flags, addr, addr_len) }
 }
-/// `recvmsg`. Also clears stale table entries of descriptors received by SCM_RIGHTS when told by [`on_recvmsg`].
+/// `recvmsg`. Also clears stale table entries of descriptors received by SCM_RIGHTS when told by
+/// [`on_recvmsg`].
 ///
 /// # Safety
 /// As for recvmsg(2).
@@ -317,7 +369,13 @@ pub unsafe fn on_recvmsg(fd: c_int, msg: *const msghdr, flags: c_int) {
 ///
 /// # Safety
 /// As for recvmmsg(2).
-pub unsafe fn recvmmsg(fd: c_int, msgs: *mut mmsghdr, count: u32, flags: c_int, timeout: *mut timespec) -> Ret {
+pub unsafe fn recvmmsg(
+    fd: c_int,
+    msgs: *mut mmsghdr,
+    count: u32,
+    flags: c_int,
+    timeout: *mut timespec,
+) -> Ret {
     // SAFETY: the caller's promise.
     unsafe { crate::io::recvmmsg(fd, msgs, count, flags, timeout) }
 }
@@ -334,7 +392,14 @@ pub unsafe fn send(fd: c_int, buf: *const c_void, len: usize, flags: c_int) -> R
 ///
 /// # Safety
 /// As for sendto(2).
-pub unsafe fn sendto(fd: c_int, buf: *const c_void, len: usize, flags: c_int, addr: *const sockaddr, addr_len: socklen_t) -> Ret {
+pub unsafe fn sendto(
+    fd: c_int,
+    buf: *const c_void,
+    len: usize,
+    flags: c_int,
+    addr: *const sockaddr,
+    addr_len: socklen_t,
+) -> Ret {
     // SAFETY: the caller's promise.
     unsafe { crate::io::sendto(fd, buf.cast(), len, flags, addr, addr_len) }
 }
@@ -346,8 +411,8 @@ pub unsafe fn sendv(fd: c_int, iov: *const iovec, count: c_int, flags: c_int) ->
     // SAFETY: the caller's promise.
     unsafe { crate::io::sendv(fd, iov, count, flags) }
 }
-/// `sendmsg` on any socket: on one that is not ours, SCM_RIGHTS control data is looked through for descriptors that
-/// are, before it is passed on.
+/// `sendmsg` on any socket: on one that is not ours, SCM_RIGHTS control data is looked through for
+/// descriptors that are, before it is passed on.
 ///
 /// # Safety
 /// As for sendmsg(2).
@@ -364,7 +429,8 @@ pub unsafe fn sendmmsg(fd: c_int, msgs: *mut mmsghdr, count: u32, flags: c_int) 
     unsafe { crate::io::sendmmsg(fd, msgs, count, flags) }
 }
 
-/// `sendfile`, `sendfile64`: from a file to an accelerated socket the bytes are read here and take the socket's path.
+/// `sendfile`, `sendfile64`: from a file to an accelerated socket the bytes are read here and take
+/// the socket's path.
 ///
 /// # Safety
 /// As for sendfile(2).
@@ -377,12 +443,19 @@ pub unsafe fn sendfile(out: c_int, input: c_int, offset: *mut i64, count: usize)
 ///
 /// # Safety
 /// As for splice(2).
-pub unsafe fn splice(input: c_int, input_offset: *mut i64, out: c_int, out_offset: *mut i64, len: usize, flags: u32) -> Ret {
+pub unsafe fn splice(
+    input: c_int,
+    input_offset: *mut i64,
+    out: c_int,
+    out_offset: *mut i64,
+    len: usize,
+    flags: u32,
+) -> Ret {
     // SAFETY: the caller's promise.
     unsafe { crate::io::splice(input, input_offset, out, out_offset, len, flags) }
 }
 
-// ---- readiness -----------------------------------------------------------------------------------------------
+// ---- readiness ----------------------------------------------------------------------------------
 
 /// A signal mask to hold during a wait, as the `p` variants take it.
 pub type Mask = *const sigset_t;
@@ -400,19 +473,26 @@ pub unsafe fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_eve
     // SAFETY: the caller's promise.
     unsafe { crate::epoll::ctl(epfd, op, fd, event) }
 }
-/// `epoll_wait`, `epoll_pwait`, `epoll_pwait2`. `timeout_ns` < 0 waits for ever.
-/// [`PASS`]: the set holds nothing of ours: the hook calls the next symbol and then [`on_epoll_wait`] with its result.
+/// `epoll_wait`, `epoll_pwait`, `epoll_pwait2`. `timeout_ns` < 0 waits for ever. [`PASS`]: the set
+/// holds nothing of ours: the hook calls the next symbol and then [`on_epoll_wait`] with its
+/// result.
 ///
 /// # Safety
 /// As for epoll_wait(2).
 #[inline]
-pub unsafe fn epoll_wait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout_ns: i64, mask: Mask) -> Ret {
+pub unsafe fn epoll_wait(
+    epfd: c_int,
+    events: *mut epoll_event,
+    max: c_int,
+    timeout_ns: i64,
+    mask: Mask,
+) -> Ret {
     // SAFETY: the caller's promise.
     unsafe { crate::epoll::wait(epfd, events, max, timeout_ns, mask) }
 }
-/// The next symbol's `epoll_wait` returned `n` > 0 events: the set may have come to hold sockets of ours while the
-/// thread slept. Returns the number of events that are the application's; when it is 0 the hook calls
-/// [`epoll_wait`] again with what is left of the timeout.
+/// The next symbol's `epoll_wait` returned `n` > 0 events: the set may have come to hold sockets of
+/// ours while the thread slept. Returns the number of events that are the application's; when it is
+/// 0 the hook calls [`epoll_wait`] again with what is left of the timeout.
 ///
 /// # Safety
 /// `events` holds `n` events.
@@ -429,8 +509,8 @@ pub unsafe fn poll(fds: *mut pollfd, count: u64, timeout_ns: i64, mask: Mask) ->
     // SAFETY: the caller's promise.
     unsafe { crate::poll::poll(fds, count, timeout_ns, mask) }
 }
-/// `select`, `pselect`. The sets are the caller's and are rewritten as select(2) does; the hook of `select` updates the
-/// caller's timeval from the elapsed time that `elapsed_ns` receives.
+/// `select`, `pselect`. The sets are the caller's and are rewritten as select(2) does; the hook of
+/// `select` updates the caller's timeval from the elapsed time that `elapsed_ns` receives.
 ///
 /// # Safety
 /// As for select(2).
@@ -452,10 +532,10 @@ pub fn now_ns() -> u64 {
     sys::now_ns()
 }
 
-// ---- what the application's pointers lead to -----------------------------------------------------------------
+// ---- what the application's pointers lead to ----------------------------------------------------
 
-/// A value at an address of the application's. `None`: it cannot be read, or nothing of ours is open: in either case the kernel
-/// looks at it.
+/// A value at an address of the application's. `None`: it cannot be read, or nothing of ours is
+/// open: in either case the kernel looks at it.
 ///
 /// # Safety
 /// Any bytes are a valid `T`.
@@ -477,7 +557,7 @@ pub unsafe fn put_at<T: Copy>(at: *mut T, value: T) {
     let _ = unsafe { crate::user::write(at, value) };
 }
 
-// ---- signals --------------------------------------------------------------------------------------
+// ---- signals ------------------------------------------------------------------------------------
 
 /// The application's handler and flags for a signal whose handler is the library's in the kernel.
 #[derive(Clone, Copy, Debug)]
@@ -490,7 +570,8 @@ pub struct Disposition {
     pub has_restorer: bool,
 }
 
-/// The disposition of `signal` is about to be changed. What this returns is for [`after_disposition`].
+/// The disposition of `signal` is about to be changed. What this returns is for
+/// [`after_disposition`].
 pub fn before_disposition(signal: c_int) -> bool {
     crate::faults::before_set(signal)
 }

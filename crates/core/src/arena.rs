@@ -1,10 +1,11 @@
 //! Memory that is handed to a peer: sealed memfds, and the rings that are cut from them.
 //!
-//! The acceptor of a channel creates all its memory and is the only one that allots it ([`Pool`]); the other side maps
-//! what it is handed, after it has made sure that nobody can take it away again ([`map_received`]).
+//! The acceptor of a channel creates all its memory and is the only one that allots it ([`Pool`]);
+//! the other side maps what it is handed, after it has made sure that nobody can take it away again
+//! ([`map_received`]).
 //!
-//! Pages are taken when they are first written, so a connection that carries nothing costs nothing; rings that come
-//! back keep their pages while few of them are free, and lose them beyond that.
+//! Pages are taken when they are first written, so a connection that carries nothing costs nothing;
+//! rings that come back keep their pages while few of them are free, and lose them beyond that.
 
 use crate::{numbers, shared, sys};
 use alloc::vec::Vec;
@@ -65,7 +66,8 @@ pub(crate) const fn whole_pages(bytes: usize) -> usize {
 
 const SEALS: c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
-/// Makes a memfd whose size nobody can change any more. Returns one of the library's own descriptors.
+/// Makes a memfd whose size nobody can change any more. Returns one of the library's own
+/// descriptors.
 pub(crate) fn create_sealed(name: &[u8], bytes: usize) -> Result<c_int, MemoryError> {
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
     let mut fd = numbers::make(|| sys::memfd_create(name, flags | libc::MFD_NOEXEC_SEAL));
@@ -73,10 +75,15 @@ pub(crate) fn create_sealed(name: &[u8], bytes: usize) -> Result<c_int, MemoryEr
         fd = numbers::make(|| sys::memfd_create(name, flags));
     }
     if fd < 0 {
-        return Err(if fd == -libc::EMFILE || fd == -libc::ENFILE { MemoryError::NoDescriptor } else { MemoryError::NoMemory });
+        return Err(if fd == -libc::EMFILE || fd == -libc::ENFILE {
+            MemoryError::NoDescriptor
+        } else {
+            MemoryError::NoMemory
+        });
     }
     let _ = sys::fchmod(fd, 0o600);
-    let sealed = sys::ftruncate(fd, bytes) >= 0 && sys::fcntl(fd, libc::F_ADD_SEALS, SEALS as usize) >= 0;
+    let sealed =
+        sys::ftruncate(fd, bytes) >= 0 && sys::fcntl(fd, libc::F_ADD_SEALS, SEALS as usize) >= 0;
     if !sealed {
         crate::fd_table::close_internal(fd);
         return Err(MemoryError::NoMemory);
@@ -86,18 +93,24 @@ pub(crate) fn create_sealed(name: &[u8], bytes: usize) -> Result<c_int, MemoryEr
 
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 
-/// Whether `fd` is a memfd of exactly `bytes` whose size is fixed for ever, so that touching its mapping cannot fault:
-/// not a file that can be truncated, not huge pages that can run out. Nor one that cannot be mapped for writing.
+/// Whether `fd` is a memfd of exactly `bytes` whose size is fixed for ever, so that touching its
+/// mapping cannot fault: not a file that can be truncated, not huge pages that can run out. Nor one
+/// that cannot be mapped for writing.
 pub(crate) fn is_sealed(fd: c_int, bytes: usize) -> bool {
     const FIXED: c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL;
     const READ_ONLY: c_int = libc::F_SEAL_WRITE | libc::F_SEAL_FUTURE_WRITE;
     let seals = sys::fcntl(fd, libc::F_GET_SEALS, 0);
-    seals >= 0 && seals as c_int & (FIXED | READ_ONLY) == FIXED && sys::file_size(fd) == bytes as isize && sys::file_system(fd) == TMPFS_MAGIC
+    seals >= 0
+        && seals as c_int & (FIXED | READ_ONLY) == FIXED
+        && sys::file_size(fd) == bytes as isize
+        && sys::file_system(fd) == TMPFS_MAGIC
 }
 
 /// Maps what a peer handed over, if it is safe to.
 pub(crate) fn map_received(fd: c_int, bytes: u64) -> Result<Mapping, MemoryError> {
-    let Some(bytes) = usize::try_from(bytes).ok().filter(|b| *b != 0 && *b <= ARENA_BYTES_MAX && b % PAGE == 0) else {
+    let Some(bytes) =
+        usize::try_from(bytes).ok().filter(|b| *b != 0 && *b <= ARENA_BYTES_MAX && b % PAGE == 0)
+    else {
         return Err(MemoryError::NotSealed);
     };
     if !is_sealed(fd, bytes) {
@@ -133,8 +146,19 @@ pub(crate) struct Pool {
 impl Pool {
     /// An empty pool as the configuration wants it: no memory is taken yet.
     pub(crate) fn new(config: &Config) -> Self {
-        let ring = (config.buffer_bytes as usize).saturating_mul(RING_BUFFERS).clamp(RING_MIN, RING_MAX).next_power_of_two().min(RING_MAX);
-        Self { ring, next: config.arena_first_bytes as usize, limit: config.arena_growth_max_bytes as usize, arenas: Vec::new(), free: Vec::new(), bytes: 0 }
+        let ring = (config.buffer_bytes as usize)
+            .saturating_mul(RING_BUFFERS)
+            .clamp(RING_MIN, RING_MAX)
+            .next_power_of_two()
+            .min(RING_MAX);
+        Self {
+            ring,
+            next: config.arena_first_bytes as usize,
+            limit: config.arena_growth_max_bytes as usize,
+            arenas: Vec::new(),
+            free: Vec::new(),
+            bytes: 0,
+        }
     }
 
     /// Bytes of one ring.
@@ -157,7 +181,8 @@ impl Pool {
         self.free.pop()
     }
 
-    /// Size of the next arena: at least one connection, whole connections, doubling up to the limit.
+    /// Size of the next arena: at least one connection, whole connections, doubling up to the
+    /// limit.
     fn next_bytes(&self) -> usize {
         let unit = self.ring * 2;
         let cap = self.limit.clamp(unit, ARENA_BYTES_MAX);
@@ -165,7 +190,8 @@ impl Pool {
         wanted - wanted % unit
     }
 
-    /// Adds an arena. The caller hands its descriptor (one of the library's own) to the peer and closes it.
+    /// Adds an arena. The caller hands its descriptor (one of the library's own) to the peer and
+    /// closes it.
     pub(crate) fn grow(&mut self) -> Result<(c_int, u32, usize), MemoryError> {
         let number = self.arenas.len();
         if number >= ARENAS_MAX {
@@ -213,7 +239,8 @@ impl Pool {
         if self.free.len() >= WARM_PAIRS
             && let Some([first, _]) = self.rings(pair)
         {
-            // SAFETY: both rings lie side by side in one arena, and both ends of the connection are gone.
+            // SAFETY: both rings lie side by side in one arena, and both ends of the connection are
+            // gone.
             unsafe { sys::punch(first, self.ring * 2) };
         }
         // Room was reserved when the arena was made.

@@ -1,18 +1,20 @@
 //! The memory that two processes share, and this process's view of it.
 //!
-//! A *channel* joins two processes. It has one control memfd ([`ChannelMem`]: per side the waiting places, per slot the
-//! control words of a connection's two rings) and arenas (memfds that hold the rings' bytes). The acceptor of the first
-//! connection creates the channel and all its memory, and is the only allocator; the other side maps what it is handed.
+//! A *channel* joins two processes. It has one control memfd ([`ChannelMem`]: per side the waiting
+//! places, per slot the control words of a connection's two rings) and arenas (memfds that hold the
+//! rings' bytes). The acceptor of the first connection creates the channel and all its memory, and
+//! is the only allocator; the other side maps what it is handed.
 //!
-//! Side 0 is the channel's creator (acceptor), side 1 the other process. Direction `d` of a slot is produced by side
-//! `d` and consumed by side `1 - d`.
+//! Side 0 is the channel's creator (acceptor), side 1 the other process. Direction `d` of a slot is
+//! produced by side `d` and consumed by side `1 - d`.
 //!
-//! The peer may write anything anywhere in the mapped memory at any time: nothing read from it is an index before it
-//! was checked, and everything that must be true is kept in [`Channel`] and [`crate::socket::Socket`], out of its reach: what this end
-//! has said in its own words in [`crate::said::Said`].
+//! The peer may write anything anywhere in the mapped memory at any time: nothing read from it is
+//! an index before it was checked, and everything that must be true is kept in [`Channel`] and
+//! [`crate::socket::Socket`], out of its reach: what this end has said in its own words in
+//! [`crate::said::Said`].
 //!
-//! Between hosts nobody shares the memory: it mirrors what the peer's channel holds, and a *wire* ([`crate::remote::wire`])
-//! carries the changes.
+//! Between hosts nobody shares the memory: it mirrors what the peer's channel holds, and a *wire*
+//! ([`crate::remote::wire`]) carries the changes.
 
 use crate::remote::wire::Wire;
 use crate::socket::Socket;
@@ -28,13 +30,16 @@ pub(crate) const SLOTS: usize = netacc_ring::SLOTS_MAX;
 /// Waiting places of one side: epoll instances and threads that sleep.
 pub(crate) const PLACES: usize = 256;
 
-/// No connection's: news of it says that the kernel has something that was sent before what is announced behind it.
+/// No connection's: news of it says that the kernel has something that was sent before what is
+/// announced behind it.
 pub(crate) const BY_KERNEL: usize = SLOTS - 1;
 
-/// When a connection of this process within the host, which could have a ring now or soon, last sent something by the kernel ([`sys::ticks`]).
+/// When a connection of this process within the host, which could have a ring now or soon, last
+/// sent something by the kernel ([`sys::ticks`]).
 static SENT_BY_KERNEL: AtomicU64 = AtomicU64::new(0);
 
-/// The kernel has taken something (a connection, bytes, an end) that the peer is to hear of before what goes into a ring from now on.
+/// The kernel has taken something (a connection, bytes, an end) that the peer is to hear of before
+/// what goes into a ring from now on.
 #[inline]
 pub(crate) fn sent_by_kernel() {
     SENT_BY_KERNEL.store(sys::ticks(), Relaxed);
@@ -47,7 +52,8 @@ pub(crate) struct ChannelMem {
     pub(crate) slots: [SlotMem; SLOTS],
 }
 
-/// What one side's waiting threads publish; written by that side, and by the peer where [`ReadySet`] says so.
+/// What one side's waiting threads publish; written by that side, and by the peer where
+/// [`ReadySet`] says so.
 #[repr(C, align(64))]
 pub(crate) struct SideMem {
     /// The CPU on which a thread of this side last waited, plus one: a hint.
@@ -64,21 +70,26 @@ pub(crate) struct SlotMem {
 
 /// The meaning of `RingWords::quiet` (written by a direction's consumer, read by its producer).
 pub(crate) mod quiet {
-    /// Whom to notify of new bytes: bits 0-15 an epoll place + 1, bits 16-31 a blocked thread's place + 1; [`ENDS`].
+    /// Whom to notify of new bytes: bits 0-15 an epoll place + 1, bits 16-31 a blocked thread's
+    /// place + 1; [`ENDS`].
     pub(crate) const NOTIFY: usize = 0;
-    /// Of NOTIFY, which a producer reads at each send: the consumer's last name is being closed, and nothing more is taken from the ring.
+    /// Of NOTIFY, which a producer reads at each send: the consumer's last name is being closed,
+    /// and nothing more is taken from the ring.
     pub(crate) const ENDS: u64 = 1 << 32;
-    /// `netacc_proto::switchover::Ack::control`: the epoch that the consumer has followed, armed, frozen.
+    /// `netacc_proto::switchover::Ack::control`: the epoch that the consumer has followed, armed,
+    /// frozen.
     pub(crate) const ACK: usize = 1;
     /// `Ack::consumed`.
     pub(crate) const CONSUMED: usize = 2;
     /// Bit 32: this end is closed and makes no further use of the slot.
     pub(crate) const REQUEST: usize = 3;
     pub(crate) const CLOSED: u64 = 1 << 32;
-    /// Of REQUEST: this end has shut down its sending half, and goes on receiving; and: it receives no more.
+    /// Of REQUEST: this end has shut down its sending half, and goes on receiving; and: it receives
+    /// no more.
     pub(crate) const HALF: u64 = 1 << 33;
     pub(crate) const DEAF: u64 = 1 << 34;
-    /// Of REQUEST: the FIN that comes is that of a shutdown, and says nothing of what is unread here.
+    /// Of REQUEST: the FIN that comes is that of a shutdown, and says nothing of what is unread
+    /// here.
     pub(crate) const FIN: u64 = 1 << 35;
 }
 
@@ -88,15 +99,17 @@ pub(crate) mod announce {
     pub(crate) const FAST_FROM: usize = 1;
     pub(crate) const CARRIER_FROM: usize = 2;
     pub(crate) const RESEND_TO: usize = 3;
-    /// When the peer's last news was announced, if others' stood there: see [`netacc_ring::ReadySet`]. A count of the channel's, or, with
-    /// [`BY_CLOCK`], the CPU's time stamp counter.
+    /// When the peer's last news was announced, if others' stood there: see
+    /// [`netacc_ring::ReadySet`]. A count of the channel's, or, with [`BY_CLOCK`], the CPU's time
+    /// stamp counter.
     pub(crate) const STAMP: usize = 4;
     pub(crate) const BY_CLOCK: u64 = 1 << 63;
     /// Of [`BY_KERNEL`](super::BY_KERNEL): when that was sent.
     pub(crate) const SENT: usize = 0;
 }
 
-/// The meaning of `RingWords::producer_quiet` (written rarely by the producer, read by the consumer).
+/// The meaning of `RingWords::producer_quiet` (written rarely by the producer, read by the
+/// consumer).
 pub(crate) mod producer_quiet {
     /// Whom to notify of room in the ring: as `quiet::NOTIFY`.
     pub(crate) const NOTIFY: usize = 0;
@@ -108,8 +121,8 @@ pub(crate) fn says_end(tx: &RingWords) -> bool {
     tx.quiet[quiet::NOTIFY].load(Relaxed) & quiet::ENDS != 0
 }
 
-/// This process's view of a channel. Never freed while a socket refers to it; lives in private memory, so that after a fork the
-/// child has its own copy whose mappings are the parent's.
+/// This process's view of a channel. Never freed while a socket refers to it; lives in private
+/// memory, so that after a fork the child has its own copy whose mappings are the parent's.
 pub(crate) struct Channel {
     pub(crate) mem: *mut ChannelMem,
     /// Our side: 0 creator, 1 joiner.
@@ -122,14 +135,16 @@ pub(crate) struct Channel {
     pub(crate) peer_pid: u32,
     /// The peer's doorbells (eventfds) by its place number, `-1` where not known yet.
     pub(crate) doorbells: [AtomicI32; PLACES],
-    /// Doorbells that were wanted before they were known: rung by the service thread when they arrive.
+    /// Doorbells that were wanted before they were known: rung by the service thread when they
+    /// arrive.
     pub(crate) owed: [AtomicU64; PLACES / 64],
-    /// Our own doorbells by our place number, one for this channel alone: what this peer does to them cannot keep
-    /// another peer's call from being heard. `-1`: not made yet.
+    /// Our own doorbells by our place number, one for this channel alone: what this peer does to
+    /// them cannot keep another peer's call from being heard. `-1`: not made yet.
     pub(crate) own_doorbells: [AtomicI32; PLACES],
     /// Our socket on each slot (null: none).
     pub(crate) sockets: [AtomicPtr<Socket>; SLOTS],
-    /// Sockets attached or with an offer pending; the channel is unmapped when it reaches 0 and the control connection is gone.
+    /// Sockets attached or with an offer pending; the channel is unmapped when it reaches 0 and the
+    /// control connection is gone.
     pub(crate) users: AtomicU32,
     /// 0 alive, 1 the peer's process is gone or misbehaved.
     pub(crate) dead: AtomicU32,
@@ -144,16 +159,18 @@ pub(crate) struct Channel {
 #[repr(align(64))]
 pub(crate) struct Stamps(AtomicU64);
 
-// SAFETY: all shared fields are atomics; `mem` points to a mapping that outlives the channel and is only accessed through atomics
-// and the ring crate's copying accessors.
+// SAFETY: all shared fields are atomics; `mem` points to a mapping that outlives the channel and is
+// only accessed through atomics and the ring crate's copying accessors.
 unsafe impl Sync for Channel {}
 // SAFETY: as above; nothing in it belongs to one thread.
 unsafe impl Send for Channel {}
 
 impl Channel {
-    /// The words of direction `d` of `slot`; `slot` was checked against [`SLOTS`] where it came from the peer.
+    /// The words of direction `d` of `slot`; `slot` was checked against [`SLOTS`] where it came
+    /// from the peer.
     pub(crate) fn words(&self, slot: usize, d: usize) -> &RingWords {
-        // SAFETY: `mem` is a live mapping of a ChannelMem (see the type), all of whose bytes are atomics, valid for any bit pattern.
+        // SAFETY: `mem` is a live mapping of a ChannelMem (see the type), all of whose bytes are
+        // atomics, valid for any bit pattern.
         let mem = unsafe { &*self.mem };
         &mem.slots[slot & (SLOTS - 1)].dirs[d & 1]
     }
@@ -162,10 +179,15 @@ impl Channel {
     pub(crate) fn peer_ends(&self, slot: usize) -> bool {
         says_end(self.words(slot, self.side))
     }
-    /// Whether the peer's FIN says nothing about what we send: it lives, has shut down its sending half alone, and goes on receiving.
+    /// Whether the peer's FIN says nothing about what we send: it lives, has shut down its sending
+    /// half alone, and goes on receiving.
     pub(crate) fn peer_half_closed(&self, slot: usize) -> bool {
-        let said = self.words(slot, self.side).quiet[quiet::REQUEST].load(Acquire) & (quiet::CLOSED | quiet::HALF | quiet::DEAF);
-        said == quiet::HALF && self.wire.is_null() && !self.peer_ends(slot) && self.dead.load(Acquire) == 0
+        let said = self.words(slot, self.side).quiet[quiet::REQUEST].load(Acquire)
+            & (quiet::CLOSED | quiet::HALF | quiet::DEAF);
+        said == quiet::HALF
+            && self.wire.is_null()
+            && !self.peer_ends(slot)
+            && self.dead.load(Acquire) == 0
     }
     /// Our own waiting place `p` in this channel.
     pub(crate) fn my_place(&self, p: usize) -> &ReadySet {
@@ -205,20 +227,28 @@ impl Channel {
         }
         // SAFETY: as in `words`.
         let mem = unsafe { &*self.mem };
-        if mem.sides[(self.side & 1) ^ 1].last_cpu.load(Relaxed) == sys::cpu().wrapping_add(1) { Peers::SameCpu } else { Peers::OtherCpus }
+        if mem.sides[(self.side & 1) ^ 1].last_cpu.load(Relaxed) == sys::cpu().wrapping_add(1) {
+            Peers::SameCpu
+        } else {
+            Peers::OtherCpus
+        }
     }
 
-    /// The news of `slot` that side `from` is about to announce is of now: by the clock where it is compared with other channels' news, by
-    /// this channel's count otherwise, which is cheaper.
+    /// The news of `slot` that side `from` is about to announce is of now: by the clock where it is
+    /// compared with other channels' news, by this channel's count otherwise, which is cheaper.
     #[inline]
     pub(crate) fn stamp(&self, slot: usize, from: usize, by_clock: bool) {
         // (0 is what a slot has that never had one.)
-        let stamp = if by_clock { sys::ticks() | announce::BY_CLOCK } else { self.stamps.0.fetch_add(1, Relaxed).wrapping_add(1) };
+        let stamp = if by_clock {
+            sys::ticks() | announce::BY_CLOCK
+        } else {
+            self.stamps.0.fetch_add(1, Relaxed).wrapping_add(1)
+        };
         self.words(slot, from).producer_user[announce::STAMP].store(stamp, Relaxed);
     }
 
-    /// Tells whoever waits at the peer's end of `slot`; `notify` is a NOTIFY word of the peer's, loaded after a SeqCst
-    /// fence that followed the publication.
+    /// Tells whoever waits at the peer's end of `slot`; `notify` is a NOTIFY word of the peer's,
+    /// loaded after a SeqCst fence that followed the publication.
     #[inline(always)]
     pub(crate) fn notify(&self, slot: usize, notify: u64) {
         if !self.wire.is_null() {
@@ -231,7 +261,12 @@ impl Channel {
     fn notify_places(&self, slot: usize, notify: u64) {
         let epoll = (notify & 0xffff) as usize;
         self.tell_of_kernel(epoll);
-        if epoll != 0 && epoll <= PLACES && self.peer_place(epoll - 1).announce_in_order(slot as u16, |all| self.stamp(slot, self.side, all)) {
+        if epoll != 0
+            && epoll <= PLACES
+            && self
+                .peer_place(epoll - 1)
+                .announce_in_order(slot as u16, |all| self.stamp(slot, self.side, all))
+        {
             self.ring_doorbell(epoll - 1);
         }
         let thread = (notify >> 16 & 0xffff) as usize;
@@ -244,7 +279,9 @@ impl Channel {
     #[inline]
     fn tell_of_kernel(&self, epoll: usize) {
         let sent = SENT_BY_KERNEL.load(Relaxed);
-        if let Some(told) = self.kernel_told.get(epoll.wrapping_sub(1)).filter(|told| told.load(Relaxed) != sent) {
+        if let Some(told) =
+            self.kernel_told.get(epoll.wrapping_sub(1)).filter(|told| told.load(Relaxed) != sent)
+        {
             let place = self.peer_place(epoll - 1);
             if place.looked() < sent {
                 self.words(BY_KERNEL, self.side).producer_user[announce::SENT].store(sent, Relaxed);
@@ -255,7 +292,8 @@ impl Channel {
         }
     }
 
-    /// Rings the doorbell of the peer's place, or leaves word with the service thread when it has not come yet.
+    /// Rings the doorbell of the peer's place, or leaves word with the service thread when it has
+    /// not come yet.
     #[cold]
     #[inline(never)]
     pub(crate) fn ring_doorbell(&self, place: usize) {
@@ -278,19 +316,23 @@ impl Channel {
             crate::fd_table::close_internal(old);
         }
         fence(SeqCst);
-        if self.owed[place / 64].fetch_and(!(1 << (place % 64)), SeqCst) & (1 << (place % 64)) != 0 {
+        if self.owed[place / 64].fetch_and(!(1 << (place % 64)), SeqCst) & (1 << (place % 64)) != 0
+        {
             ring(fd);
         }
     }
 }
 
-/// The most that a doorbell's counter can hold and still be "writable", which is what its owner waits for (fs/eventfd.c: eventfd_poll).
-/// A ring takes one: 2^64 of them are enough.
+/// The most that a doorbell's counter can hold and still be "writable", which is what its owner
+/// waits for (fs/eventfd.c: eventfd_poll). A ring takes one: 2^64 of them are enough.
 const DOORBELL_COUNT: u64 = u64::MAX - 2;
 
-/// A new doorbell: a full eventfd of which each [`ring`] takes one. One of the library's own descriptors, or `-errno`.
+/// A new doorbell: a full eventfd of which each [`ring`] takes one. One of the library's own
+/// descriptors, or `-errno`.
 pub(crate) fn new_doorbell() -> c_int {
-    let fd = crate::numbers::make(|| sys::eventfd(0, libc::EFD_SEMAPHORE | libc::EFD_NONBLOCK | libc::EFD_CLOEXEC));
+    let fd = crate::numbers::make(|| {
+        sys::eventfd(0, libc::EFD_SEMAPHORE | libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)
+    });
     // (It fits into an empty counter, so this does not wait.)
     if fd >= 0 && sys::write(fd, &DOORBELL_COUNT.to_ne_bytes()) < 0 {
         crate::fd_table::close_internal(fd);
@@ -299,19 +341,26 @@ pub(crate) fn new_doorbell() -> c_int {
     fd
 }
 
-/// What the owner of a doorbell waits for: that somebody takes from the counter. Not that somebody adds to it.
+/// What the owner of a doorbell waits for: that somebody takes from the counter. Not that somebody
+/// adds to it.
 pub(crate) const DOORBELL_EVENTS: u32 = (libc::EPOLLOUT | libc::EPOLLET) as u32;
 
 /// Rings a doorbell, by a *read* that asks not to be kept waiting.
 ///
-/// A write can be made to wait: the other process holds the same open file, can clear its O_NONBLOCK, and can fill the counter up
-/// (by the completion of an AIO request, to a value to which even 0 cannot be added). With RWF_NOWAIT it is this call that says so, not a flag of
-/// the file: a counter that is empty is EAGAIN (fs/eventfd.c: eventfd_read). Who empties it, or fills it up, silences himself.
+/// A write can be made to wait: the other process holds the same open file, can clear its
+/// O_NONBLOCK, and can fill the counter up (by the completion of an AIO request, to a value to
+/// which even 0 cannot be added). With RWF_NOWAIT it is this call that says so, not a flag of the
+/// file: a counter that is empty is EAGAIN (fs/eventfd.c: eventfd_read). Who empties it, or fills
+/// it up, silences himself.
 ///
-/// A program's own filter (seccomp) may know of no preadv2: then `read` rings, and only an honest peer is sure not to keep it waiting.
+/// A program's own filter (seccomp) may know of no preadv2: then `read` rings, and only an honest
+/// peer is sure not to keep it waiting.
 pub(crate) fn ring(fd: c_int) {
     let mut count = [0u8; 8];
-    if matches!(-sys::read_nowait(fd, &mut count) as c_int, libc::EPERM | libc::EACCES | libc::ENOSYS) {
+    if matches!(
+        -sys::read_nowait(fd, &mut count) as c_int,
+        libc::EPERM | libc::EACCES | libc::ENOSYS
+    ) {
         let _ = sys::read(fd, &mut count);
     }
 }

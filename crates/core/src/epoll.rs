@@ -1,17 +1,20 @@
 //! Epoll instances with accelerated sockets in them.
 //!
-//! The application's epoll descriptor stays the kernel's, and everything that is not an attached socket is in the
-//! kernel's set as the application put it there. Attached sockets are [`Item`]s kept here: interest, the application's
-//! data, and a place in the *ready queue*, which works as the kernel's own ready list does (queued by an edge, evaluated
-//! when a wait looks, queued again after a level-triggered report).
+//! The application's epoll descriptor stays the kernel's, and everything that is not an attached
+//! socket is in the kernel's set as the application put it there. Attached sockets are [`Item`]s
+//! kept here: interest, the application's data, and a place in the *ready queue*, which works as
+//! the kernel's own ready list does (queued by an edge, evaluated when a wait looks, queued again
+//! after a level-triggered report).
 //!
-//! In the kernel's set an attached socket stands for its carrier, edge-triggered, with a *tag* as data; it stays there
-//! through any number of the application's DELs and ADDs, which so cost no system call. The instance's doorbell (an
-//! eventfd) stands there too. A tag is a random 40-bit number of this process's and an item's index.
+//! In the kernel's set an attached socket stands for its carrier, edge-triggered, with a *tag* as
+//! data; it stays there through any number of the application's DELs and ADDs, which so cost no
+//! system call. The instance's doorbell (an eventfd) stands there too. A tag is a random 40-bit
+//! number of this process's and an item's index.
 //!
-//! What a set cannot carry here (a socket in several sets, an inherited set, a set that is itself polled) sends its sockets back to the
-//! kernel first. A socket whose unread bytes do not follow at once stays an item, in each of its sets: the first is its *home*, which the peer
-//! notifies; the others hold *extra* items, looked at in every wait, until all that is in the ring has been read.
+//! What a set cannot carry here (a socket in several sets, an inherited set, a set that is itself
+//! polled) sends its sockets back to the kernel first. A socket whose unread bytes do not follow at
+//! once stays an item, in each of its sets: the first is its *home*, which the peer notifies; the
+//! others hold *extra* items, looked at in every wait, until all that is in the ring has been read.
 
 use crate::api::{Mask, PASS, Ret};
 use crate::channel::{BY_KERNEL, Channel, announce, producer_quiet, quiet};
@@ -23,7 +26,9 @@ use crate::{adoption, heap, io, lifecycle, numbers, service, stats, sys, user, w
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::ffi::c_int;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*, fence};
+use core::sync::atomic::{
+    AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*, fence,
+};
 use libc::epoll_event;
 use netacc_control::stats::{Counter, Reason};
 use netacc_proto::switchover::Ack;
@@ -35,11 +40,18 @@ const ALWAYS: u32 = libc::EPOLLERR as u32 | libc::EPOLLHUP as u32;
 const ET: u32 = libc::EPOLLET as u32;
 const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
 /// What the kernel is asked about the carrier of an attached socket.
-const CARRIER: u32 = libc::EPOLLIN as u32 | libc::EPOLLOUT as u32 | libc::EPOLLRDHUP as u32 | libc::EPOLLPRI as u32 | ET;
+const CARRIER: u32 = libc::EPOLLIN as u32
+    | libc::EPOLLOUT as u32
+    | libc::EPOLLRDHUP as u32
+    | libc::EPOLLPRI as u32
+    | ET;
 /// How the carrier says that a direction, or all of it, has ended.
 const ENDS: u32 = (libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR) as u32;
 /// With EPOLLEXCLUSIVE the kernel allows these only (fs/eventpoll.c: EPOLLEXCLUSIVE_OK_BITS).
-const EXCLUSIVE_OK: u32 = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLERR | libc::EPOLLHUP | libc::EPOLLWAKEUP) as u32 | ET | EXCLUSIVE;
+const EXCLUSIVE_OK: u32 =
+    (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLERR | libc::EPOLLHUP | libc::EPOLLWAKEUP) as u32
+        | ET
+        | EXCLUSIVE;
 const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
 /// The doorbell's index in a tag.
 const DOORBELL: u32 = 0xff_ffff;
@@ -54,7 +66,8 @@ const WATCHED: usize = 64;
 const VISITS: usize = 16;
 /// How long a thread sleeps at most while news may come that nobody announces to its set.
 const LOOK_NS: i64 = 1_000_000;
-/// How soon after a try in vain a socket is tried again to be given to the kernel, at first and at last (doubled each time).
+/// How soon after a try in vain a socket is tried again to be given to the kernel, at first and at
+/// last (doubled each time).
 const AGAIN_NS: u64 = 1_000_000;
 const AGAIN_MAX_NS: u64 = 1_000_000_000;
 
@@ -68,7 +81,10 @@ mod ready;
 
 pub(crate) use ctl::ctl;
 use ctl::{register_carrier, take_out};
-pub(crate) use hands::{bar, forget, is_home, is_slept_for, is_slept_in, is_waited_for, leave_to_kernel, may_attach, on_attached, on_plain};
+pub(crate) use hands::{
+    bar, forget, is_home, is_slept_for, is_slept_in, is_waited_for, leave_to_kernel, may_attach,
+    on_attached, on_plain,
+};
 use hands::{give_to_kernel, hand_back, light, set_of, settle, take_over, unlight};
 pub(crate) use look::{on_wait, wait};
 pub(crate) use ready::ring_says;
@@ -83,14 +99,16 @@ struct Item {
     data: u64,
     /// The application has it in the set.
     present: bool,
-    /// Kept here; otherwise the kernel has it as the application put it, and this is only the record of that.
+    /// Kept here; otherwise the kernel has it as the application put it, and this is only the
+    /// record of that.
     attached: bool,
-    /// Why it is here although this is not the socket's home: the peer does not announce its news to this set.
+    /// Why it is here although this is not the socket's home: the peer does not announce its news
+    /// to this set.
     extra: Option<Reason>,
     /// The announcement and the tail when an extra item was last looked at.
     stamp: (u32, u64),
-    /// The number under which it was put into the set is closed: the kernel's registration cannot be changed any more, and the
-    /// item stays; `fd` is another name of the socket.
+    /// The number under which it was put into the set is closed: the kernel's registration cannot
+    /// be changed any more, and the item stays; `fd` is another name of the socket.
     nameless: bool,
     /// Nameless, and the socket is the kernel's.
     plain: bool,
@@ -129,9 +147,11 @@ struct Inner {
     looks: u64,
     looked_in: u64,
     looked_at: u64,
-    /// A look without sleep has taken the event of a doorbell since somebody who sleeps was last told.
+    /// A look without sleep has taken the event of a doorbell since somebody who sleeps was last
+    /// told.
     rung: bool,
-    /// While a drain lasts: the items of which it has brought news, each behind its [`place_in_time`].
+    /// While a drain lasts: the items of which it has brought news, each behind its
+    /// [`place_in_time`].
     news: Vec<(u64, u32)>,
     channels: Vec<&'static Channel>,
     /// Threads asleep in the kernel.
@@ -139,7 +159,8 @@ struct Inner {
     last_visit: u64,
     /// The last look at the kernel's set brought as much as there was room for.
     backlog: bool,
-    /// A carrier was put into the kernel's set, which may tell what the item already knows: both are taken in one wait.
+    /// A carrier was put into the kernel's set, which may tell what the item already knows: both
+    /// are taken in one wait.
     fresh: bool,
     /// Number of the present wait.
     wait: u64,
@@ -152,7 +173,8 @@ struct Inner {
     /// When they are tried again, and how long after that the next time.
     settle_at: u64,
     settle_after: u64,
-    /// In a set that is itself polled: what makes the set look ready while an item is (-1: not made yet), and whether it is in the set.
+    /// In a set that is itself polled: what makes the set look ready while an item is (-1: not made
+    /// yet), and whether it is in the set.
     beacon: c_int,
     lit: bool,
     /// A channel of it leads to another host: its news has to be polled for.
@@ -202,8 +224,9 @@ fn tag(index: u32) -> u64 {
     tag_base() | index as u64 & 0xff_ffff
 }
 
-/// The place in time of news with that stamp, in a set that goes by the clock or by the count of its one channel. What was stamped in
-/// the other way is from before that changed. (Stamps are the peers': they change the order alone.)
+/// The place in time of news with that stamp, in a set that goes by the clock or by the count of
+/// its one channel. What was stamped in the other way is from before that changed. (Stamps are the
+/// peers': they change the order alone.)
 #[inline]
 fn place_in_time(stamp: u64, by_clock: bool) -> u64 {
     if (stamp & announce::BY_CLOCK != 0) == by_clock { stamp } else { 0 }
@@ -221,7 +244,8 @@ pub(crate) fn on_create(fd: c_int) {
         return;
     }
     let pooled = POOL.lock().pop();
-    // Without memory the set is one that the library does not know: whatever comes into it stays with the kernel.
+    // Without memory the set is one that the library does not know: whatever comes into it stays
+    // with the kernel.
     let new = || {
         heap::leak(Epoll {
             fd: core::sync::atomic::AtomicI32::new(-1),
@@ -322,9 +346,17 @@ fn prune(e: &Epoll, inner: &mut Inner, place: usize) {
     if inner.channels.iter().all(|c| c.dead.load(Acquire) == 0) {
         return;
     }
-    let used = |c: &Channel| inner.items.iter().flatten().any(|i| i.attached && i.socket.channel().is_some_and(|own| core::ptr::eq(own, c)));
-    let (keep, drop): (Vec<_>, Vec<_>) = inner.channels.iter().copied().partition(|c| c.dead.load(Acquire) == 0 || used(c));
-    // Nobody polls the old list while it changes: a thread that does holds pins of its own through `inner.channels` only.
+    let used = |c: &Channel| {
+        inner
+            .items
+            .iter()
+            .flatten()
+            .any(|i| i.attached && i.socket.channel().is_some_and(|own| core::ptr::eq(own, c)))
+    };
+    let (keep, drop): (Vec<_>, Vec<_>) =
+        inner.channels.iter().copied().partition(|c| c.dead.load(Acquire) == 0 || used(c));
+    // Nobody polls the old list while it changes: a thread that does holds pins of its own through
+    // `inner.channels` only.
     e.watching.store(0, SeqCst);
     for (w, c) in e.watch.iter().zip(&keep) {
         w.store((c.my_place(place) as *const ReadySet).cast_mut(), Release);
@@ -385,13 +417,18 @@ fn unpost(s: &Socket) {
     }
 }
 
-/// Sets the epoll place (+1; 0: none) in the NOTIFY words, leaving the blocked threads' as they are.
+/// Sets the epoll place (+1; 0: none) in the NOTIFY words, leaving the blocked threads' as they
+/// are.
 fn set_notify(s: &Socket, channel: &Channel, slot: usize, place: u32) {
-    let (receiving, sending) = (channel.words(slot, channel.side ^ 1), channel.words(slot, channel.side));
-    s.said.set_epoll(place, [&receiving.quiet[quiet::NOTIFY], &sending.producer_quiet[producer_quiet::NOTIFY]]);
+    let (receiving, sending) =
+        (channel.words(slot, channel.side ^ 1), channel.words(slot, channel.side));
+    s.said.set_epoll(
+        place,
+        [&receiving.quiet[quiet::NOTIFY], &sending.producer_quiet[producer_quiet::NOTIFY]],
+    );
 }
 
-// ---- the set ---------------------------------------------------------------------------------------------------
+// ---- the set ------------------------------------------------------------------------------------
 
 impl Inner {
     fn index_of(&self, fd: c_int) -> Option<u32> {
@@ -404,7 +441,8 @@ impl Inner {
     fn has_ready(&self) -> bool {
         self.ready.len() > usize::from(self.kernel_queued)
     }
-    /// `None`: there is no memory for it. Nothing else allocates: what is taken out, queued and reported has its room from here on.
+    /// `None`: there is no memory for it. Nothing else allocates: what is taken out, queued and
+    /// reported has its room from here on.
     fn insert(&mut self, item: Item) -> Option<u32> {
         let fd = item.fd as usize;
         let all = self.items.len() + 1;
@@ -452,12 +490,15 @@ impl Inner {
     }
     /// The item, if it is `s`'s of today.
     fn item_of(&mut self, index: u32, s: &Socket) -> Option<&mut Item> {
-        self.item(index).filter(|item| core::ptr::eq(item.socket, s) && item.generation == s.generation16())
+        self.item(index)
+            .filter(|item| core::ptr::eq(item.socket, s) && item.generation == s.generation16())
     }
     /// The first item of `s` from `from` on.
     fn next_of(&self, s: &Socket, from: u32) -> Option<u32> {
         let g = s.generation16();
-        let its = |item: &Option<Item>| item.as_ref().is_some_and(|i| core::ptr::eq(i.socket, s) && i.generation == g);
+        let its = |item: &Option<Item>| {
+            item.as_ref().is_some_and(|i| core::ptr::eq(i.socket, s) && i.generation == g)
+        };
         self.items.iter().skip(from as usize).position(its).map(|i| from + i as u32)
     }
     #[inline]
@@ -493,20 +534,31 @@ impl Inner {
         for c in &self.channels {
             c.my_place(place - 1).drain(|slot| {
                 // SAFETY: null or a socket of a type-stable slab.
-                let Some(s) = c.sockets.get(slot as usize).and_then(|p| unsafe { p.load(Acquire).as_ref() }) else {
+                let Some(s) =
+                    c.sockets.get(slot as usize).and_then(|p| unsafe { p.load(Acquire).as_ref() })
+                else {
                     let said = &c.words(BY_KERNEL, c.side ^ 1).producer_user;
                     if slot as usize == BY_KERNEL && news.len() < news.capacity() {
-                        // (A time to come, which only a bad peer writes, would never be looked behind.)
+                        // (A time to come, which only a bad peer writes, would never be looked
+                        // behind.)
                         sent = sent.max(said[announce::SENT].load(Relaxed).min(sys::ticks()));
-                        news.push((place_in_time(said[announce::STAMP].load(Relaxed), by_clock), KERNEL));
+                        news.push((
+                            place_in_time(said[announce::STAMP].load(Relaxed), by_clock),
+                            KERNEL,
+                        ));
                     }
                     return;
                 };
                 if core::ptr::eq(s.epoll.load(Relaxed), e) {
-                    let stamp = c.words(slot as usize, c.side ^ 1).producer_user[announce::STAMP].load(Relaxed);
+                    let stamp = c.words(slot as usize, c.side ^ 1).producer_user[announce::STAMP]
+                        .load(Relaxed);
                     let index = s.item.load(Relaxed) as u32;
                     // (There is room for all items once. A peer can say the same again.)
-                    if news.len() < news.capacity() { news.push((place_in_time(stamp, by_clock), index)) } else { queue(items, ready, index) }
+                    if news.len() < news.capacity() {
+                        news.push((place_in_time(stamp, by_clock), index))
+                    } else {
+                        queue(items, ready, index)
+                    }
                 }
             });
         }
@@ -524,11 +576,14 @@ impl Inner {
         self.sent_by_kernel = sent;
         news.clear();
     }
-    /// The kernel may have got news of this moment, which is not in a ring: behind what is ready now.
+    /// The kernel may have got news of this moment, which is not in a ring: behind what is ready
+    /// now.
     fn mark_kernel(&mut self, e: &Epoll) {
         self.drain(e);
         self.sent_by_kernel = sys::ticks();
-        if self.ready.len() < self.ready.capacity() && !core::mem::replace(&mut self.kernel_queued, true) {
+        if self.ready.len() < self.ready.capacity()
+            && !core::mem::replace(&mut self.kernel_queued, true)
+        {
             self.ready.push_back(KERNEL);
         }
     }
@@ -544,7 +599,8 @@ fn queue(items: &mut [Option<Item>], ready: &mut VecDeque<u32>, index: u32) {
     }
 }
 
-/// Makes sure that the set has a waiting place, by which its own process's threads wake those that sleep on it.
+/// Makes sure that the set has a waiting place, by which its own process's threads wake those that
+/// sleep on it.
 fn take_place(e: &'static Epoll) -> Option<u32> {
     // First: from here on the kernel's set may report a tag to a thread that sleeps in it.
     e.active.store(true, SeqCst);
@@ -567,7 +623,9 @@ fn activate(e: &'static Epoll, inner: &mut Inner, channel: &'static Channel) -> 
     }
     if !inner.channels.iter().any(|c| core::ptr::eq(*c, channel)) {
         prune(e, inner, place as usize - 1);
-        if inner.channels.len() >= WATCHED || !wait::introduce(channel, place as usize - 1, e.fd.load(Relaxed), tag(DOORBELL)) {
+        if inner.channels.len() >= WATCHED
+            || !wait::introduce(channel, place as usize - 1, e.fd.load(Relaxed), tag(DOORBELL))
+        {
             return false;
         }
         service::join_channel(channel);
@@ -610,10 +668,14 @@ mod tests {
 
     #[test]
     fn news_stamped_in_the_other_way_is_the_oldest() {
-        // A count that no clock has reached, clocks of which one is ahead, and whatever a peer may write.
+        // A count that no clock has reached, clocks of which one is ahead, and whatever a peer may
+        // write.
         assert!(place_in_time(8, false) < place_in_time(9, false));
         assert!(place_in_time(BY_CLOCK | 5, true) < place_in_time(BY_CLOCK | 1 << 62, true));
-        assert_eq!((place_in_time(BY_CLOCK | 1 << 50, false), place_in_time(u64::MAX, false)), (0, 0));
+        assert_eq!(
+            (place_in_time(BY_CLOCK | 1 << 50, false), place_in_time(u64::MAX, false)),
+            (0, 0)
+        );
         assert_eq!(place_in_time(u64::MAX >> 1, true), 0);
     }
 }

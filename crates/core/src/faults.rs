@@ -1,20 +1,25 @@
-//! The library's handler, in front of the application's handlers: for faults on addresses that the application gave, and so that
-//! no handler runs inside of the library ([`crate::signals`]).
+//! The library's handler, in front of the application's handlers: for faults on addresses that the
+//! application gave, and so that no handler runs inside of the library ([`crate::signals`]).
 //!
-//! The copies between rings and the application's buffers, and all that [`crate::user`] reads and writes, are one function
-//! ([`netacc_ring::copy`]). The handler knows its instructions: a fault there makes the copy return an error, and the
-//! call EFAULT. A signal that comes while its thread is in the library comes once more at the end of the call. All else goes to the
-//! application's disposition as if the library were not there:
+//! The copies between rings and the application's buffers, and all that [`crate::user`] reads and
+//! writes, are one function ([`netacc_ring::copy`]). The handler knows its instructions: a fault
+//! there makes the copy return an error, and the call EFAULT. A signal that comes while its thread
+//! is in the library comes once more at the end of the call. All else goes to the application's
+//! disposition as if the library were not there:
 //!
-//! - its handler is *jumped* to, with the same arguments, stack, mask and flags, because the library's is installed with
-//!   these; it returns to the kernel, not to us, and unwinders see no frame of ours;
-//! - the default action is the kernel's: it is put back, and the instruction faults again (or the signal is sent again);
-//! - `sigaction` and its relatives show and set the application's disposition ([`before_set`], [`after_set`], [`Shown`]).
+//! - its handler is *jumped* to, with the same arguments, stack, mask and flags, because the
+//!   library's is installed with these; it returns to the kernel, not to us, and unwinders see no
+//!   frame of ours;
+//! - the default action is the kernel's: it is put back, and the instruction faults again (or the
+//!   signal is sent again);
+//! - `sigaction` and its relatives show and set the application's disposition ([`before_set`],
+//!   [`after_set`], [`Shown`]).
 //!
-//! It is installed when the table gets its first entry ([`arm`]): of SIGSEGV and SIGBUS, and of all signals for which the application
-//! has a handler. It stands aside while the application ignores the signal (the
-//! kernel then discards what is sent, and exec hands that down), and for good when somebody has replaced it past the hooks. Then, as
-//! in a thread that has blocked the signal, a bad buffer is what it is to any function in user space; [`crate::user`] asks the kernel instead.
+//! It is installed when the table gets its first entry ([`arm`]): of SIGSEGV and SIGBUS, and of all
+//! signals for which the application has a handler. It stands aside while the application ignores
+//! the signal (the kernel then discards what is sent, and exec hands that down), and for good when
+//! somebody has replaced it past the hooks. Then, as in a thread that has blocked the signal, a bad
+//! buffer is what it is to any function in user space; [`crate::user`] asks the kernel instead.
 //!
 //! `docs/adr/0012-bad-addresses.md` has the reasons and the numbers.
 
@@ -37,8 +42,9 @@ const REPLACED: u8 = 3;
 
 /// One signal.
 struct Signal {
-    /// Held with all signals blocked: whoever changes `state`, `handler` or `flags`, except a handler that is called once. How many of the
-    /// application's calls are about to set the disposition, or have set it and not told.
+    /// Held with all signals blocked: whoever changes `state`, `handler` or `flags`, except a
+    /// handler that is called once. How many of the application's calls are about to set the
+    /// disposition, or have set it and not told.
     setting: Mutex<u32>,
     state: AtomicU8,
     /// The application's handler (SIG_DFL: 0) and flags. Its mask is in the kernel.
@@ -48,7 +54,12 @@ struct Signal {
 
 impl Signal {
     const fn new() -> Signal {
-        Signal { setting: Mutex::new(0), state: AtomicU8::new(IDLE), handler: AtomicUsize::new(libc::SIG_DFL), flags: AtomicUsize::new(0) }
+        Signal {
+            setting: Mutex::new(0),
+            state: AtomicU8::new(IDLE),
+            handler: AtomicUsize::new(libc::SIG_DFL),
+            flags: AtomicUsize::new(0),
+        }
     }
 }
 
@@ -82,13 +93,17 @@ static IS_ARMED: AtomicBool = AtomicBool::new(false);
 const SA_RESTORER: usize = 0x0400_0000;
 const SA_SIGINFO: usize = libc::SA_SIGINFO as usize;
 const SA_RESETHAND: usize = libc::SA_RESETHAND as u32 as usize;
-/// Our own, where the application has no handler whose flags count: on the thread's alternate stack if it has one, and not one of those
-/// that interrupt calls for good ([`sys::handler_restarts`]).
+/// Our own, where the application has no handler whose flags count: on the thread's alternate stack
+/// if it has one, and not one of those that interrupt calls for good ([`sys::handler_restarts`]).
 const OWN_FLAGS: usize = libc::SA_ONSTACK as usize | libc::SA_RESTART as usize;
 
 /// Not of the two that nobody can handle, nor of the two that libc keeps for itself.
 fn known(signal: c_int) -> Option<&'static Signal> {
-    if matches!(signal, libc::SIGKILL | libc::SIGSTOP | 0 | 32 | 33) { None } else { SIGNALS.get(usize::try_from(signal).ok()?) }
+    if matches!(signal, libc::SIGKILL | libc::SIGSTOP | 0 | 32 | 33) {
+        None
+    } else {
+        SIGNALS.get(usize::try_from(signal).ok()?)
+    }
 }
 
 fn is_fault_signal(signal: c_int) -> bool {
@@ -135,21 +150,28 @@ pub(crate) fn are_caught() -> bool {
     FAULTS.iter().all(|s| s.state.load(Relaxed) == ARMED)
 }
 
-/// Puts the handler in the place of what the kernel has, which becomes what the application has. The caller holds `setting`.
+/// Puts the handler in the place of what the kernel has, which becomes what the application has.
+/// The caller holds `setting`.
 fn install(s: &Signal, signal: c_int) {
     // (A filter may forbid it: for good.)
-    let Some(mut theirs) = sys::signal_action(signal, None) else { return s.state.store(REPLACED, Release) };
+    let Some(mut theirs) = sys::signal_action(signal, None) else {
+        return s.state.store(REPLACED, Release);
+    };
     for _ in 0..16 {
         if theirs.handler == entry_address() {
             break;
         }
-        if theirs.handler == libc::SIG_IGN || (theirs.handler == libc::SIG_DFL && !is_fault_signal(signal)) {
+        if theirs.handler == libc::SIG_IGN
+            || (theirs.handler == libc::SIG_DFL && !is_fault_signal(signal))
+        {
             s.state.store(ASIDE, Release);
             return;
         }
         s.flags.store(theirs.flags, Relaxed);
         s.handler.store(theirs.handler, Release);
-        let Some(before) = sys::signal_action(signal, Some(&ours_for(&theirs))) else { return s.state.store(REPLACED, Release) };
+        let Some(before) = sys::signal_action(signal, Some(&ours_for(&theirs))) else {
+            return s.state.store(REPLACED, Release);
+        };
         if before.handler == theirs.handler && before.flags == theirs.flags {
             break;
         }
@@ -165,7 +187,12 @@ fn ours_for(theirs: &KernelSigaction) -> KernelSigaction {
     // Its restorer marks the frame for unwinders.
     let restorer = if theirs.flags & SA_RESTORER != 0 { theirs.restorer } else { own_restorer() };
     let restores = if restorer != 0 { SA_RESTORER } else { 0 };
-    KernelSigaction { handler: entry_address(), flags: (theirs.flags & !SA_RESETHAND) | SA_SIGINFO | restores | own, restorer, mask: theirs.mask }
+    KernelSigaction {
+        handler: entry_address(),
+        flags: (theirs.flags & !SA_RESETHAND) | SA_SIGINFO | restores | own,
+        restorer,
+        mask: theirs.mask,
+    }
 }
 
 /// Where our handler returns to, if the application has given no place.
@@ -188,7 +215,8 @@ unsafe extern "C" fn restorer() {
     core::arch::naked_asm!("mov rax, 15", "syscall")
 }
 
-/// What the kernel calls. `decide` says where to go on: back, or to the application's handler, by a jump, with all as it was.
+/// What the kernel calls. `decide` says where to go on: back, or to the application's handler, by a
+/// jump, with all as it was.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 unsafe extern "C" fn entry(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
@@ -251,12 +279,18 @@ extern "C" fn decide(signal: c_int, info: *mut siginfo_t, context: *mut ucontext
         return 0;
     }
     if handler > libc::SIG_IGN && s.flags.load(Relaxed) & SA_RESETHAND != 0 {
-        handler = s.handler.compare_exchange(handler, libc::SIG_DFL, AcqRel, Acquire).unwrap_or_else(|now| now);
+        handler = s
+            .handler
+            .compare_exchange(handler, libc::SIG_DFL, AcqRel, Acquire)
+            .unwrap_or_else(|now| now);
     }
     if handler > libc::SIG_IGN {
         return handler;
     }
-    let _ = sys::signal_action(signal, Some(&KernelSigaction { handler: libc::SIG_DFL, flags: 0, restorer: 0, mask: 0 }));
+    let _ = sys::signal_action(
+        signal,
+        Some(&KernelSigaction { handler: libc::SIG_DFL, flags: 0, restorer: 0, mask: 0 }),
+    );
     if !is_fault_signal(signal) {
         s.state.store(ASIDE, Release);
     }
@@ -268,14 +302,20 @@ extern "C" fn decide(signal: c_int, info: *mut siginfo_t, context: *mut ucontext
     0
 }
 
-/// The signal is the fault of the instruction that the thread stands on, and comes again if that is run again.
+/// The signal is the fault of the instruction that the thread stands on, and comes again if that is
+/// run again.
 fn is_fault(signal: c_int, code: c_int) -> bool {
     /// A memory error somewhere (asm-generic/siginfo.h).
     const BUS_MCEERR_AO: c_int = 5;
     /// A tag mismatch some instructions ago.
     const SEGV_MTEAERR: c_int = 8;
-    let faults = matches!(signal, libc::SIGSEGV | libc::SIGBUS | libc::SIGILL | libc::SIGFPE | libc::SIGTRAP | libc::SIGSYS);
-    faults && code > 0 && !matches!((signal, code), (libc::SIGBUS, BUS_MCEERR_AO) | (libc::SIGSEGV, SEGV_MTEAERR))
+    let faults = matches!(
+        signal,
+        libc::SIGSEGV | libc::SIGBUS | libc::SIGILL | libc::SIGFPE | libc::SIGTRAP | libc::SIGSYS
+    );
+    faults
+        && code > 0
+        && !matches!((signal, code), (libc::SIGBUS, BUS_MCEERR_AO) | (libc::SIGSEGV, SEGV_MTEAERR))
 }
 
 /// # Safety
@@ -291,9 +331,10 @@ unsafe fn program_counter(context: *mut ucontext_t) -> &'static mut usize {
     }
 }
 
-// ---- the application's view --------------------------------------------------------------------------------------
+// ---- the application's view ---------------------------------------------------------------------
 
-/// A call is about to change the signal's disposition. [`after_set`] follows, whatever comes of it, and is told whether this counts it.
+/// A call is about to change the signal's disposition. [`after_set`] follows, whatever comes of it,
+/// and is told whether this counts it.
 pub(crate) fn before_set(signal: c_int) -> bool {
     // (Nothing of ours is installed: the usual program.)
     if !IS_ARMED.load(SeqCst) {
@@ -301,10 +342,16 @@ pub(crate) fn before_set(signal: c_int) -> bool {
     }
     let Some(s) = known(signal).filter(|_| !lifecycle::in_vfork_child()) else { return false };
     let mut setting = Setting::of(s);
-    // Who has replaced the handler past us may call it (it was shown that one): it must not be put in front of that again. While other
-    // calls are on their way it cannot be told from them. (libc's `system` ignores two signals for a time.)
-    let past_us = |now: KernelSigaction| now.handler != entry_address() && (now.handler > libc::SIG_IGN || is_fault_signal(signal));
-    if **setting.calls == 0 && s.state.load(Relaxed) == ARMED && sys::signal_action(signal, None).is_some_and(past_us) {
+    // Who has replaced the handler past us may call it (it was shown that one): it must not be put
+    // in front of that again. While other calls are on their way it cannot be told from them.
+    // (libc's `system` ignores two signals for a time.)
+    let past_us = |now: KernelSigaction| {
+        now.handler != entry_address() && (now.handler > libc::SIG_IGN || is_fault_signal(signal))
+    };
+    if **setting.calls == 0
+        && s.state.load(Relaxed) == ARMED
+        && sys::signal_action(signal, None).is_some_and(past_us)
+    {
         s.state.store(REPLACED, Release);
     }
     **setting.calls += 1;

@@ -1,8 +1,8 @@
 //! What each descriptor number means to us: one word per number, lock-free.
 //!
-//! An entry is 0 (not ours: the answer costs one load), or a kind and what belongs to it. It is *not* the truth about
-//! the descriptor, only about what we saw through the hooks; every call that yields a new number drops what
-//! is left over from a close that we did not see.
+//! An entry is 0 (not ours: the answer costs one load), or a kind and what belongs to it. It is
+//! *not* the truth about the descriptor, only about what we saw through the hooks; every call that
+//! yields a new number drops what is left over from a close that we did not see.
 
 use crate::epoll::Epoll;
 use crate::io_uring::Ring;
@@ -18,7 +18,8 @@ pub(crate) const CAPACITY: usize = 1 << 20;
 // 8 MiB of zero pages, touched only where numbers are used.
 static TABLE: [AtomicU64; CAPACITY] = [const { AtomicU64::new(0) }; CAPACITY];
 
-/// The entries that the last fork counted. Private memory: a child has it as it was when it was made.
+/// The entries that the last fork counted. Private memory: a child has it as it was when it was
+/// made.
 static COUNTED: [AtomicU64; CAPACITY] = [const { AtomicU64::new(0) }; CAPACITY];
 
 /// The present entry of `fd` is counted for the child that is about to be made.
@@ -43,7 +44,8 @@ const RING: u64 = 6;
 /// User addresses fit into 47 bits; bits 48-63 carry the object's generation.
 const ADDRESS: u64 = (1 << 48) - 8;
 
-/// Of a fresh socket's entry, above the kind: the reason, and the millisecond at which it began to connect.
+/// Of a fresh socket's entry, above the kind: the reason, and the millisecond at which it began to
+/// connect.
 const REASON: u32 = 0xffff;
 const BEGAN: u32 = 24;
 
@@ -52,7 +54,8 @@ const BEGAN: u32 = 24;
 pub(crate) enum Entry {
     /// Not ours.
     None,
-    /// A stream socket that is neither connected nor listening; the reason why it must never be accelerated, or `Reason::None`.
+    /// A stream socket that is neither connected nor listening; the reason why it must never be
+    /// accelerated, or `Reason::None`.
     Fresh(u32),
     /// A connection.
     Socket(&'static Socket, u16),
@@ -83,9 +86,11 @@ pub(crate) fn raw(fd: c_int) -> u64 {
 #[inline(always)]
 pub(crate) fn decode(raw: u64) -> Entry {
     match raw & KIND {
-        // SAFETY: entries of these kinds are only made from references to objects in type-stable slabs, which are
-        // never unmapped; the generation is checked under the object's lock.
-        SOCKET => Entry::Socket(unsafe { &*((raw & ADDRESS) as *const Socket) }, (raw >> 48) as u16),
+        // SAFETY: entries of these kinds are only made from references to objects in type-stable
+        // slabs, which are never unmapped; the generation is checked under the object's lock.
+        SOCKET => {
+            Entry::Socket(unsafe { &*((raw & ADDRESS) as *const Socket) }, (raw >> 48) as u16)
+        }
         // SAFETY: as above.
         EPOLL => Entry::Epoll(unsafe { &*((raw & ADDRESS) as *const Epoll) }),
         // SAFETY: as above.
@@ -97,7 +102,8 @@ pub(crate) fn decode(raw: u64) -> Entry {
     }
 }
 
-/// What the table knows of `fd`. (A connection that its maker has closed since a fork is none of the child's: its memory may serve another.)
+/// What the table knows of `fd`. (A connection that its maker has closed since a fork is none of
+/// the child's: its memory may serve another.)
 #[inline(always)]
 pub(crate) fn get(fd: c_int) -> Entry {
     let raw = raw(fd);
@@ -157,7 +163,8 @@ pub(crate) fn replace(fd: c_int, raw: u64, entry: Entry) -> bool {
     word(fd).is_some_and(|w| w.compare_exchange(raw, encode(entry), AcqRel, Acquire).is_ok())
 }
 
-/// The kernel has just handed out this number for something else: whatever we knew of it is history.
+/// The kernel has just handed out this number for something else: whatever we knew of it is
+/// history.
 #[inline]
 pub(crate) fn forget_stale(fd: c_int) {
     let raw = raw(fd);
@@ -189,11 +196,17 @@ pub(crate) fn refuse(fd: c_int, why: Reason) {
     }
 }
 
-/// A fresh socket may begin to connect at that moment (0: has not, after all). Another thread may change its entry meanwhile: then not.
+/// A fresh socket may begin to connect at that moment (0: has not, after all). Another thread may
+/// change its entry meanwhile: then not.
 pub(crate) fn set_began(fd: c_int, ns: u64) {
     let (Some(w), old) = (word(fd), raw(fd)) else { return };
     match current(decode(old)) {
-        entry @ Entry::Fresh(_) => drop(w.compare_exchange(old, encode(entry) | (ns / 1_000_000) << BEGAN, AcqRel, Relaxed)),
+        entry @ Entry::Fresh(_) => drop(w.compare_exchange(
+            old,
+            encode(entry) | (ns / 1_000_000) << BEGAN,
+            AcqRel,
+            Relaxed,
+        )),
         Entry::Socket(s, _) if s.is(UNCONNECTED) => s.syn.set_began(ns),
         _ => {}
     }
@@ -215,7 +228,8 @@ pub(crate) fn close_internal(fd: c_int) {
     let _ = sys::close(fd);
 }
 
-/// One above the highest number that ever had an entry, the library's own (which stand high) left out.
+/// One above the highest number that ever had an entry, the library's own (which stand high) left
+/// out.
 static HIGH_WATER: core::sync::atomic::AtomicUsize = core::sync::atomic::AtomicUsize::new(0);
 
 /// Where walks over the application's entries end.
@@ -243,7 +257,8 @@ pub(crate) fn for_each_internal(mut f: impl FnMut(c_int)) {
     });
 }
 
-static INTERNAL_HIGH_WATER: core::sync::atomic::AtomicUsize = core::sync::atomic::AtomicUsize::new(0);
+static INTERNAL_HIGH_WATER: core::sync::atomic::AtomicUsize =
+    core::sync::atomic::AtomicUsize::new(0);
 
 fn walk(from: usize, to: usize, mut f: impl FnMut(c_int, Entry)) {
     for (fd, w) in TABLE.iter().enumerate().take(to).skip(from) {

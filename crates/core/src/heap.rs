@@ -1,26 +1,33 @@
-//! The library's own heap, on pages of its own: the application's `malloc` is never called, so that hooks may run
-//! inside it, beside any other allocator, and between fork and exec.
+//! The library's own heap, on pages of its own: the application's `malloc` is never called, so that
+//! hooks may run inside it, beside any other allocator, and between fork and exec.
 //!
-//! Sizes are rounded up to powers of two (16 bytes to 32 KiB), each of which has a free list and a region to cut new
-//! blocks from; larger allocations are mappings of their own. Memory of the small sizes is kept for ever.
+//! Sizes are rounded up to powers of two (16 bytes to 32 KiB), each of which has a free list and a
+//! region to cut new blocks from; larger allocations are mappings of their own. Memory of the small
+//! sizes is kept for ever.
 //!
 //! Nothing here can wait for something that does not come:
-//! - a class is locked by a spin lock that is never held across a system call. The lock word is the *generation*
-//!   of the process: a page that the kernel wipes on fork (MADV_WIPEONFORK) tells a child, however it was made, that it is
-//!   one, and a lock that another generation holds is nobody's: its holder does not exist in the child;
-//! - a child forgets the lists that it inherited. fork copies page by page while other threads go on writing, so a list's head
-//!   and its links may be of different moments, whatever the order of the stores was;
-//! - who cannot get the lock (a signal handler that interrupted its holder, a holder killed in a vfork child) gives up
-//!   after a bounded time and maps a page instead;
+//! - a class is locked by a spin lock that is never held across a system call. The lock word is the
+//!   *generation* of the process: a page that the kernel wipes on fork (MADV_WIPEONFORK) tells a
+//!   child, however it was made, that it is one, and a lock that another generation holds is
+//!   nobody's: its holder does not exist in the child;
+//! - a child forgets the lists that it inherited. fork copies page by page while other threads go
+//!   on writing, so a list's head and its links may be of different moments, whatever the order of
+//!   the stores was;
+//! - who cannot get the lock (a signal handler that interrupted its holder, a holder killed in a
+//!   vfork child) gives up after a bounded time and maps a page instead;
 //! - freeing never locks: it pushes onto a list that only the allocating side takes, as a whole.
 //!
-//! **Nothing here ends the process.** Rust's collections abort where memory cannot be had, so it always can be, for those that do not ask
-//! (`push`, `Box::new`): what the kernel refuses comes out of a *reserve* in the library's own data, which is there from the start
-//! and is a fork's too. That holds because what is taken from it is bounded:
-//! - blocks of the small sizes alone come from it. What can be larger is asked for ([`Vec::try_reserve`](alloc::vec::Vec), [`Scratch`]);
-//! - nothing that an application's call is the size of comes from it: that is [`Scratch`], which the kernel alone gives;
-//! - once it has been touched nothing begins that would need more ([`plenty`]): no connection is noted, offered or looked for any more, and no
-//!   waiting place, channel or table is made. What is left is what was under way. Connections that are not accelerated then are on TCP.
+//! **Nothing here ends the process.** Rust's collections abort where memory cannot be had, so it
+//! always can be, for those that do not ask (`push`, `Box::new`): what the kernel refuses comes out
+//! of a *reserve* in the library's own data, which is there from the start and is a fork's too.
+//! That holds because what is taken from it is bounded:
+//! - blocks of the small sizes alone come from it. What can be larger is asked for
+//!   ([`Vec::try_reserve`](alloc::vec::Vec), [`Scratch`]);
+//! - nothing that an application's call is the size of comes from it: that is [`Scratch`], which
+//!   the kernel alone gives;
+//! - once it has been touched nothing begins that would need more ([`plenty`]): no connection is
+//!   noted, offered or looked for any more, and no waiting place, channel or table is made. What is
+//!   left is what was under way. Connections that are not accelerated then are on TCP.
 //!
 //! When the kernel gives memory again, a new reserve takes the place of the old one.
 
@@ -67,8 +74,9 @@ struct Block {
     next: AtomicPtr<Block>,
 }
 
-// SAFETY: blocks are disjoint, at least as large as the layout, and aligned to their size, a power of two that is no
-// less than the alignment, or to a page; mappings are page-aligned or aligned as asked. See the methods.
+// SAFETY: blocks are disjoint, at least as large as the layout, and aligned to their size, a power
+// of two that is no less than the alignment, or to a page; mappings are page-aligned or aligned as
+// asked. See the methods.
 unsafe impl GlobalAlloc for Private {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match class_of(layout) {
@@ -108,11 +116,14 @@ unsafe impl GlobalAlloc for Private {
             (Some((_, size)), Some((_, new))) if size == new => return block,
             (None, None) if layout.align() <= PAGE_BYTES => {
                 // SAFETY: the range is a mapping of its own.
-                return unsafe { sys::remap(block.cast(), round_to_page(layout.size()), round_to_page(new_size)) };
+                return unsafe {
+                    sys::remap(block.cast(), round_to_page(layout.size()), round_to_page(new_size))
+                };
             }
             _ => {}
         }
-        // SAFETY: the caller's promises for realloc are those for alloc, and for dealloc once the bytes have moved.
+        // SAFETY: the caller's promises for realloc are those for alloc, and for dealloc once the
+        // bytes have moved.
         unsafe {
             let moved = self.alloc(new_layout);
             if !moved.is_null() {
@@ -124,7 +135,8 @@ unsafe impl GlobalAlloc for Private {
     }
 }
 
-/// In the child of a fork: where the kernel does not know MADV_WIPEONFORK, this starts the new generation.
+/// In the child of a fork: where the kernel does not know MADV_WIPEONFORK, this starts the new
+/// generation.
 pub fn after_fork() {
     let page = GENERATION.load(Acquire);
     if !page.is_null() {
@@ -189,7 +201,8 @@ impl Class {
         if spare.is_null() { sys::map(size.max(PAGE_BYTES)).cast() } else { spare.cast() }
     }
 
-    /// A block from the free list, from what was given back, or cut from the region. Under the lock.
+    /// A block from the free list, from what was given back, or cut from the region. Under the
+    /// lock.
     fn take(&self, size: usize) -> *mut u8 {
         let mut first = self.free.load(Relaxed);
         if first.is_null() {
@@ -242,7 +255,9 @@ impl Class {
             let free = match self.lock.compare_exchange(0, mine, Acquire, Relaxed) {
                 Ok(_) => true,
                 // Held when a fork copied it, by a thread that is not here.
-                Err(holder) if holder != mine => self.lock.compare_exchange(holder, mine, Acquire, Relaxed).is_ok(),
+                Err(holder) if holder != mine => {
+                    self.lock.compare_exchange(holder, mine, Acquire, Relaxed).is_ok()
+                }
                 Err(_) => false,
             };
             if free {
@@ -328,19 +343,22 @@ fn map_large(layout: Layout) -> *mut u8 {
     aligned as *mut u8
 }
 
-// ---- the reserve ---------------------------------------------------------------------------------------------
+// ---- the reserve --------------------------------------------------------------------------------
 
-/// What the kernel has refused comes from here; a power of two. More than what can be under way takes: see `docs/design/no-memory.md`.
+/// What the kernel has refused comes from here; a power of two. More than what can be under way
+/// takes: see `docs/design/no-memory.md`.
 const RESERVE_BYTES: usize = 256 * 1024;
 
-/// The first reserve: twice the size, so that a part of that size in it is aligned to it. Not touched: not there.
+/// The first reserve: twice the size, so that a part of that size in it is aligned to it. Not
+/// touched: not there.
 struct First(UnsafeCell<MaybeUninit<[u8; 2 * RESERVE_BYTES]>>);
 // SAFETY: nobody refers to it as a whole; `CUT` gives each part of it out once.
 unsafe impl Sync for First {}
 static FIRST: First = First(UnsafeCell::new(MaybeUninit::uninit()));
 
-/// Where the reserve has been cut up to, 0: nowhere. It is aligned to its size, so that this word alone says what is left: the last bytes are
-/// never given out, or a reserve that is used up would look like the begin of another.
+/// Where the reserve has been cut up to, 0: nowhere. It is aligned to its size, so that this word
+/// alone says what is left: the last bytes are never given out, or a reserve that is used up would
+/// look like the begin of another.
 static CUT: AtomicUsize = AtomicUsize::new(0);
 
 fn reserve() -> usize {
@@ -375,7 +393,8 @@ pub(crate) fn reserve_used() -> usize {
     reserve() & (RESERVE_BYTES - 1)
 }
 
-/// Whether something may begin that needs memory: the reserve has not been touched, or there is a new one.
+/// Whether something may begin that needs memory: the reserve has not been touched, or there is a
+/// new one.
 #[inline]
 pub(crate) fn plenty() -> bool {
     CUT.load(Relaxed) & (RESERVE_BYTES - 1) == 0 || renew()
@@ -398,10 +417,10 @@ fn renew() -> bool {
     true
 }
 
-// ---- what calls are the size of ------------------------------------------------------------------------------
+// ---- what calls are the size of -----------------------------------------------------------------
 
-/// A list for as many values as a call of the application's names: in a place of the caller's where they fit, otherwise in memory that never
-/// comes out of the reserve.
+/// A list for as many values as a call of the application's names: in a place of the caller's where
+/// they fit, otherwise in memory that never comes out of the reserve.
 pub(crate) struct Scratch<'a, T> {
     at: NonNull<T>,
     len: usize,
@@ -416,13 +435,20 @@ impl<'a, T: Copy> Scratch<'a, T> {
         Scratch { at: NonNull::dangling(), len: 0, room: 0, place: PhantomData, borrowed: true }
     }
 
-    /// An empty one with room for `count`, which is `place` if that has it. `None`: there is no memory for them.
+    /// An empty one with room for `count`, which is `place` if that has it. `None`: there is no
+    /// memory for them.
     #[inline]
     pub(crate) fn within(place: &'a mut [MaybeUninit<T>], count: usize) -> Option<Scratch<'a, T>> {
         if count > place.len() {
             return Self::with_room(count);
         }
-        Some(Scratch { at: NonNull::from(place).cast(), len: 0, room: count, place: PhantomData, borrowed: true })
+        Some(Scratch {
+            at: NonNull::from(place).cast(),
+            len: 0,
+            room: count,
+            place: PhantomData,
+            borrowed: true,
+        })
     }
 
     /// An empty one with room for `count`. `None`: there is no memory for them.
@@ -435,7 +461,13 @@ impl<'a, T: Copy> Scratch<'a, T> {
             Some((class, size)) => class.allocate(size),
             None => map_large(layout),
         };
-        Some(Scratch { at: NonNull::new(at.cast())?, len: 0, room: count, place: PhantomData, borrowed: false })
+        Some(Scratch {
+            at: NonNull::new(at.cast())?,
+            len: 0,
+            room: count,
+            place: PhantomData,
+            borrowed: false,
+        })
     }
 
     /// `count` copies of `value`. `None`: there is no memory for them.
@@ -513,8 +545,9 @@ impl<T> Drop for Scratch<'_, T> {
     }
 }
 
-/// Room for the bytes that a call moves by way of memory of ours: `few`, which is on the stack (of a thread that may have no more than
-/// PTHREAD_STACK_MIN in all), where there is no memory for more.
+/// Room for the bytes that a call moves by way of memory of ours: `few`, which is on the stack (of
+/// a thread that may have no more than PTHREAD_STACK_MIN in all), where there is no memory for
+/// more.
 pub(crate) struct Part<'a> {
     many: Option<Scratch<'a, u8>>,
     few: &'a mut [u8],
@@ -543,7 +576,7 @@ pub(crate) fn leak<T>(value: T) -> Option<&'static T> {
     })
 }
 
-// ---- the process ---------------------------------------------------------------------------------------------
+// ---- the process --------------------------------------------------------------------------------
 
 /// The page with the generation's word, which reads 0 in a new child.
 static GENERATION: AtomicPtr<AtomicU32> = AtomicPtr::new(null_mut());
@@ -592,7 +625,9 @@ fn new_generation(mut page: *mut AtomicU32) -> u32 {
 mod sys {
     use super::{PAGE_BYTES, c_void, null_mut};
     use crate::sys::syscall;
-    use libc::{MADV_WIPEONFORK, MAP_ANONYMOUS, MAP_PRIVATE, MREMAP_MAYMOVE, PROT_READ, PROT_WRITE};
+    use libc::{
+        MADV_WIPEONFORK, MAP_ANONYMOUS, MAP_PRIVATE, MREMAP_MAYMOVE, PROT_READ, PROT_WRITE,
+    };
 
     pub(super) fn map(size: usize) -> *mut c_void {
         if crate::inject::is_starved() {
@@ -618,19 +653,28 @@ mod sys {
             return null_mut();
         }
         // SAFETY: the caller's promise.
-        address(unsafe { syscall(libc::SYS_mremap, start as usize, size, new_size, MREMAP_MAYMOVE as usize, 0, 0) }).cast()
+        address(unsafe {
+            syscall(libc::SYS_mremap, start as usize, size, new_size, MREMAP_MAYMOVE as usize, 0, 0)
+        })
+        .cast()
     }
 
     pub(super) fn wipe_on_fork(start: *mut c_void, size: usize) {
         // SAFETY: advice about a page of ours; kernels before 4.14 refuse it.
-        unsafe { syscall(libc::SYS_madvise, start as usize, size, MADV_WIPEONFORK as usize, 0, 0, 0) };
+        unsafe {
+            syscall(libc::SYS_madvise, start as usize, size, MADV_WIPEONFORK as usize, 0, 0, 0)
+        };
     }
 
     pub(super) use crate::sys::sched_yield;
 
     fn address(result: isize) -> *mut c_void {
         // The kernel's errors are the last 4095 values.
-        if (result as usize) > 0usize.wrapping_sub(PAGE_BYTES) { null_mut() } else { result as *mut c_void }
+        if (result as usize) > 0usize.wrapping_sub(PAGE_BYTES) {
+            null_mut()
+        } else {
+            result as *mut c_void
+        }
     }
 }
 

@@ -1,12 +1,16 @@
-//! Failures and changes of path to order, in builds with the feature `inject` alone: those of the tests (`tests/inject`). Otherwise nothing here is anything.
+//! Failures and changes of path to order, in builds with the feature `inject` alone: those of the
+//! tests (`tests/inject`). Otherwise nothing here is anything.
 //!
 //! `NETACC_TEST_FAIL` is two words: what fails, and from which one on.
-//! - `memory N`: the Nth allocation of the library's finds that the kernel has no memory, and so do all that come behind it;
+//! - `memory N`: the Nth allocation of the library's finds that the kernel has no memory, and so do
+//!   all that come behind it;
 //! - `memory-once N`: that one alone;
-//! - `call N`: the Nth system call that makes a mapping, a descriptor or a thread for the library fails, and all that come behind it;
+//! - `call N`: the Nth system call that makes a mapping, a descriptor or a thread for the library
+//!   fails, and all that come behind it;
 //! - `call-once N`: that one alone.
 //!
-//! `NETACC_TEST_SWITCH=SEED` has each sending direction change its path by itself, now and then, in an order that the seed decides.
+//! `NETACC_TEST_SWITCH=SEED` has each sending direction change its path by itself, now and then, in
+//! an order that the seed decides.
 //!
 //! `NETACC_TEST_COUNTS` is a file to which a process that ends appends how many there were of both.
 
@@ -133,7 +137,8 @@ mod on {
         pub(crate) fn are_ordered(&self) -> bool {
             self.0 != 0
         }
-        /// A random number for this call, where they are ordered: the same ones for one sequence of calls (xorshift32).
+        /// A random number for this call, where they are ordered: the same ones for one sequence of
+        /// calls (xorshift32).
         pub(crate) fn next(&mut self) -> Option<u32> {
             if !self.are_ordered() {
                 return None;
@@ -158,9 +163,19 @@ mod on {
         let (mut name, mut line) = ([0u8; 512], Line([0; 64], 0));
         let Some(to) = name.get_mut(..path.len()) else { return };
         to.copy_from_slice(path);
-        let _ = writeln!(line, "{} {} {}", MEMORY.seen.load(Relaxed), CALLS.seen.load(Relaxed), heap::reserve_used());
+        let _ = writeln!(
+            line,
+            "{} {} {}",
+            MEMORY.seen.load(Relaxed),
+            CALLS.seen.load(Relaxed),
+            heap::reserve_used()
+        );
         let Some(name) = name.get(..path.len() + 1) else { return };
-        let fd = sys::open(name, libc::O_WRONLY | libc::O_APPEND | libc::O_CREAT | libc::O_CLOEXEC, 0o644) as c_int;
+        let fd = sys::open(
+            name,
+            libc::O_WRONLY | libc::O_APPEND | libc::O_CREAT | libc::O_CLOEXEC,
+            0o644,
+        ) as c_int;
         if fd >= 0 {
             let _ = sys::write(fd, line.0.get(..line.1).unwrap_or(&[]));
             let _ = sys::close(fd);

@@ -1,7 +1,7 @@
 //! The data calls: bytes onto and off the path that each direction is on.
 //!
-//! Budget of the fast path, both ways: one table load, one compare-and-swap for the end's lock, the copy, one release
-//! store, one fence; no system call. Everything else is in functions marked cold.
+//! Budget of the fast path, both ways: one table load, one compare-and-swap for the end's lock, the
+//! copy, one release store, one fence; no system call. Everything else is in functions marked cold.
 
 use crate::api::{PASS, RESTART, Ret};
 use crate::channel::{self, Channel, announce, producer_quiet, quiet};
@@ -13,7 +13,10 @@ use crate::log::debug_log;
 use crate::remote::wire::{WireSlot, parting};
 use crate::said::Said;
 use crate::signals::Section;
-use crate::socket::{self, ATTACHED, ATTACHING, CANDIDATE, CLOSING, LEFT, LastName, PLAIN, RxEnd, Socket, TxEnd, UNCONNECTED, flag};
+use crate::socket::{
+    self, ATTACHED, ATTACHING, CANDIDATE, CLOSING, LEFT, LastName, PLAIN, RxEnd, Socket, TxEnd,
+    UNCONNECTED, flag,
+};
 use crate::user::LOWEST_ADDRESS;
 use crate::wait::{self, Side, Woke};
 use crate::{adoption, lifecycle, numbers, remote, service, signals, stats, syn, sys, user};
@@ -22,7 +25,9 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::*, fence};
 use libc::{iovec, mmsghdr, msghdr, sockaddr, socklen_t, timespec};
 use netacc_control::stats::{Counter, Path, Reason};
-use netacc_proto::switchover::{Ack, Announce, Corrupt, EofVerdict, Link, Path as Way, Plan, Rx, RxState, Tx, TxState};
+use netacc_proto::switchover::{
+    Ack, Announce, Corrupt, EofVerdict, Link, Path as Way, Plan, Rx, RxState, Tx, TxState,
+};
 use netacc_ring::{Consumer, CopyError, PeerCorrupt, Producer, RingWords};
 
 /// Of a call that has begun: nothing was done, it is to be dispatched.
@@ -33,8 +38,9 @@ const ECONNRESET: Ret = -(libc::ECONNRESET as Ret);
 const SEND_FLAGS: c_int = PLAIN_FLAGS | libc::MSG_MORE;
 /// Of these, those under which they are published at once.
 const PLAIN_FLAGS: c_int = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_EOR;
-/// A call that finds the ring empty asks the carrier at most so often: a system call, for which others wait on a busy machine. (An end
-/// that the peer's process has said in shared memory needs no question.)
+/// A call that finds the ring empty asks the carrier at most so often: a system call, for which
+/// others wait on a busy machine. (An end that the peer's process has said in shared memory needs
+/// no question.)
 const ASK_CARRIER_NS: u64 = 1_000_000;
 /// As above, where the socket is in an epoll set, whose waits bring the carrier's news.
 const ASK_CARRIER_IN_SET_NS: u64 = 10_000_000;
@@ -55,10 +61,13 @@ mod send;
 mod waits;
 mod watch;
 
-pub(crate) use apart::{Apart, Moved, await_peer, begin_exit, carrier_is_over, carrier_is_reset, may_send_on_carrier, wake_leavers};
+pub(crate) use apart::{
+    Apart, Moved, await_peer, begin_exit, carrier_is_over, carrier_is_reset, may_send_on_carrier,
+    wake_leavers,
+};
 use apart::{
-    await_carrier, await_departure, end_in_reset, outlives_close, outlives_for_child, peer_has_ended, shutdown_between_hosts, shutdown_of_parents,
-    to_kernel_between_hosts,
+    await_carrier, await_departure, end_in_reset, outlives_close, outlives_for_child,
+    peer_has_ended, shutdown_between_hosts, shutdown_of_parents, to_kernel_between_hosts,
 };
 pub(crate) use candidate::{attach, on_poller_gone, shutdown_candidate};
 use candidate::{candidate, settle_rx};
@@ -66,8 +75,9 @@ use ends::*;
 pub(crate) use ends::{tx_ring_bytes, unread};
 use leave::*;
 pub(crate) use leave::{
-    PullBack, after_close, application_linger, at_exit, before_close, carrier_is_drained, hear_carrier, last_name, leave_dead_channel, may_end, never_linger,
-    on_error_taken, on_linger, serve_pull_back, shutdown, to_kernel, watch_carrier,
+    PullBack, after_close, application_linger, at_exit, before_close, carrier_is_drained,
+    hear_carrier, last_name, leave_dead_channel, may_end, never_linger, on_error_taken, on_linger,
+    serve_pull_back, shutdown, to_kernel, watch_carrier,
 };
 use parts::{Buffers, Few, MAX_RW_COUNT, Parts, without_memory};
 use receive::*;
@@ -78,9 +88,11 @@ use send::*;
 pub(crate) use send::{on_more_room, on_nodelay, send_held, send_held_in_time};
 use waits::*;
 pub(crate) use waits::{carrier_is_due, carrier_was_asked};
-pub(crate) use watch::{forget as forget_watch, hear_unread, look_at_unread, look_at_unread_here, watch_here};
+pub(crate) use watch::{
+    forget as forget_watch, hear_unread, look_at_unread, look_at_unread_here, watch_here,
+};
 
-// ---- entry points: receive -------------------------------------------------------------------------------------
+// ---- entry points: receive ----------------------------------------------------------------------
 
 /// What the table says, for a data call.
 enum Who {
@@ -126,7 +138,8 @@ enum Begun {
     Otherwise,
 }
 
-/// The usual call is straight code between this and [`end`], in registers: no closure, which would have it all in memory.
+/// The usual call is straight code between this and [`end`], in registers: no closure, which would
+/// have it all in memory.
 #[inline(always)]
 fn begin(fd: c_int) -> Begun {
     let raw = fd_table::raw(fd);
@@ -149,8 +162,15 @@ fn end(s: &Socket, g: u16, section: Section, r: Ret) -> Option<Ret> {
     if r > sys::NOT_BEGUN || !goes_on(s, g, r, nested) { Some(r) } else { None }
 }
 
-/// One data call: `ring` on an attached connection, `kernel` on a candidate, whose bytes are counted. [`PASS`]: it is neither.
-fn dispatch(fd: c_int, side: Side, flags: c_int, ring: impl Fn(&'static Socket, u16) -> Ret, kernel: impl Fn() -> isize) -> Ret {
+/// One data call: `ring` on an attached connection, `kernel` on a candidate, whose bytes are
+/// counted. [`PASS`]: it is neither.
+fn dispatch(
+    fd: c_int,
+    side: Side,
+    flags: c_int,
+    ring: impl Fn(&'static Socket, u16) -> Ret,
+    kernel: impl Fn() -> isize,
+) -> Ret {
     loop {
         let (s, g, attached) = match who(fd) {
             Who::NotOurs => return PASS,
@@ -168,14 +188,18 @@ fn dispatch(fd: c_int, side: Side, flags: c_int, ring: impl Fn(&'static Socket, 
     }
 }
 
-/// A call's result is none yet: the connection is a candidate again (between hosts), or a handler has run behind which the kernel would have begun
-/// the call again. (Inside of another call, `nested`, that one ends first. Where threads are cancelled the hook looks at that.)
+/// A call's result is none yet: the connection is a candidate again (between hosts), or a handler
+/// has run behind which the kernel would have begun the call again. (Inside of another call,
+/// `nested`, that one ends first. Where threads are cancelled the hook looks at that.)
 #[cold]
 #[inline(never)]
 fn goes_on(s: &Socket, g: u16, r: Ret, nested: bool) -> bool {
     match r {
         PASS => s.is(CANDIDATE) && s.generation16() == g,
-        _ => !nested && (r == sys::NOT_BEGUN || (r == RESTART && !lifecycle::threads_are_cancelled())),
+        _ => {
+            !nested
+                && (r == sys::NOT_BEGUN || (r == RESTART && !lifecycle::threads_are_cancelled()))
+        }
     }
 }
 
@@ -201,11 +225,14 @@ unsafe fn recv_any(fd: c_int, buf: *mut u8, len: usize, flags: c_int) -> Ret {
     // SAFETY: the caller's buffer.
     let ring = |s, g| unsafe { recv_one(s, g, fd, buf, len, flags) };
     // SAFETY: as above.
-    let kernel = || unsafe { sys::app::recvfrom(fd, buf, len, flags, core::ptr::null_mut(), core::ptr::null_mut()) };
+    let kernel = || unsafe {
+        sys::app::recvfrom(fd, buf, len, flags, core::ptr::null_mut(), core::ptr::null_mut())
+    };
     dispatch(fd, Side::Receive, flags, ring, kernel)
 }
 
-/// The buffers of a vector call. `Err`: the call's result; [`PASS`] where nothing is asked, or what the kernel refuses.
+/// The buffers of a vector call. `Err`: the call's result; [`PASS`] where nothing is asked, or what
+/// the kernel refuses.
 #[inline]
 fn import(parts: &mut Parts, iov: *const iovec, count: c_int) -> Result<Buffers<'_>, Ret> {
     if !(1..=libc::UIO_MAXIOV).contains(&count) {
@@ -261,9 +288,17 @@ unsafe fn recvv_any(fd: c_int, iov: *const iovec, count: c_int, flags: c_int) ->
     dispatch(fd, Side::Receive, flags, ring, kernel)
 }
 
-pub(crate) unsafe fn recvfrom(fd: c_int, buf: *mut u8, len: usize, flags: c_int, addr: *mut sockaddr, addr_len: *mut socklen_t) -> Ret {
+pub(crate) unsafe fn recvfrom(
+    fd: c_int,
+    buf: *mut u8,
+    len: usize,
+    flags: c_int,
+    addr: *mut sockaddr,
+    addr_len: *mut socklen_t,
+) -> Ret {
     let ring = |s, g| {
-        // SAFETY: the caller's buffer; a connected TCP socket reports no address (tcp_recvmsg leaves msg_namelen 0).
+        // SAFETY: the caller's buffer; a connected TCP socket reports no address (tcp_recvmsg
+        // leaves msg_namelen 0).
         let r = unsafe { recv_one(s, g, fd, buf, len, flags) };
         if r >= 0 && !addr.is_null() {
             // SAFETY: the caller's length of the address.
@@ -276,7 +311,8 @@ pub(crate) unsafe fn recvfrom(fd: c_int, buf: *mut u8, len: usize, flags: c_int,
     dispatch(fd, Side::Receive, flags, ring, kernel)
 }
 
-/// A receive has an address to fill and none to report (move_addr_to_user). `Err`: the call's result, although its bytes are taken.
+/// A receive has an address to fill and none to report (move_addr_to_user). `Err`: the call's
+/// result, although its bytes are taken.
 unsafe fn report_no_address(len: *mut socklen_t) -> Result<(), Ret> {
     // SAFETY: the caller's length of the address.
     unsafe {
@@ -307,12 +343,22 @@ pub(crate) unsafe fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> Ret {
 
 /// A message into a few buffers and no more. [`AGAIN`]: it is none.
 #[inline(always)]
-unsafe fn recv_plain_message(s: &'static Socket, g: u16, fd: c_int, msg: *mut msghdr, flags: c_int) -> Ret {
+unsafe fn recv_plain_message(
+    s: &'static Socket,
+    g: u16,
+    fd: c_int,
+    msg: *mut msghdr,
+    flags: c_int,
+) -> Ret {
     // SAFETY: the caller's msghdr.
     let Some(m) = (unsafe { user::read(msg.cast::<MessageStart>()) }) else { return EFAULT };
     let mut few = Few::new();
     match few.import(m.iov, m.iov_len) {
-        Some(v) if m.name.is_null() && flags & (libc::MSG_ERRQUEUE | libc::MSG_OOB) == 0 && !s.has(flag::LEAVING) => {
+        Some(v)
+            if m.name.is_null()
+                && flags & (libc::MSG_ERRQUEUE | libc::MSG_OOB) == 0
+                && !s.has(flag::LEAVING) =>
+        {
             // SAFETY: the caller's buffers.
             let r = unsafe { recv_attached(s, g, fd, v.list, v.total, flags) };
             // SAFETY: the caller's msghdr.
@@ -327,7 +373,15 @@ unsafe fn recv_plain_message(s: &'static Socket, g: u16, fd: c_int, msg: *mut ms
 unsafe fn told(msg: *mut msghdr, flags: c_int, r: Ret) -> Ret {
     let flags = (flags & libc::MSG_CMSG_CLOEXEC) as u32;
     // SAFETY: the caller's msghdr.
-    let told = r < 0 || unsafe { user::write_both((&raw mut (*msg).msg_flags).cast(), flags, (&raw mut (*msg).msg_controllen).cast(), 0) };
+    let told = r < 0
+        || unsafe {
+            user::write_both(
+                (&raw mut (*msg).msg_flags).cast(),
+                flags,
+                (&raw mut (*msg).msg_controllen).cast(),
+                0,
+            )
+        };
     if told { r } else { EFAULT }
 }
 
@@ -361,15 +415,26 @@ unsafe fn recvmsg_any(fd: c_int, msg: *mut msghdr, flags: c_int) -> Ret {
                 return r;
             }
             let r = recv_attached(s, g, fd, v.list, v.total, flags);
-            if r >= 0 && !m.msg_name.is_null() && !user::write(&raw mut (*msg).msg_namelen, 0) { EFAULT } else { told(msg, flags, r) }
+            if r >= 0 && !m.msg_name.is_null() && !user::write(&raw mut (*msg).msg_namelen, 0) {
+                EFAULT
+            } else {
+                told(msg, flags, r)
+            }
         }
     };
     // SAFETY: the caller's msghdr.
     dispatch(fd, Side::Receive, flags, ring, || unsafe { sys::app::recvmsg(fd, msg, flags) })
 }
 
-/// As the kernel's do_recvmmsg: the time-out is looked at after each message, so it ends no wait for one.
-pub(crate) unsafe fn recvmmsg(fd: c_int, msgs: *mut mmsghdr, count: u32, flags: c_int, timeout: *mut timespec) -> Ret {
+/// As the kernel's do_recvmmsg: the time-out is looked at after each message, so it ends no wait
+/// for one.
+pub(crate) unsafe fn recvmmsg(
+    fd: c_int,
+    msgs: *mut mmsghdr,
+    count: u32,
+    flags: c_int,
+    timeout: *mut timespec,
+) -> Ret {
     if matches!(who(fd), Who::NotOurs) {
         return PASS;
     }
@@ -412,7 +477,10 @@ pub(crate) unsafe fn recvmmsg(fd: c_int, msgs: *mut mmsghdr, count: u32, flags: 
             flags |= libc::MSG_DONTWAIT;
         }
         // SAFETY: as above.
-        let has_urgent_byte = |header: *mut msghdr| unsafe { user::read(&raw const (*header).msg_flags) }.is_some_and(|flags| flags & libc::MSG_OOB != 0);
+        let has_urgent_byte = |header: *mut msghdr| {
+            unsafe { user::read(&raw const (*header).msg_flags) }
+                .is_some_and(|flags| flags & libc::MSG_OOB != 0)
+        };
         if budget.as_mut().is_some_and(Budget::is_spent) || has_urgent_byte(header) {
             break;
         }
@@ -444,7 +512,8 @@ impl Budget {
         if left.tv_sec < 0 || !(0..1_000_000_000).contains(&left.tv_nsec) {
             return Err(-(libc::EINVAL as Ret));
         }
-        let ns = (left.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(left.tv_nsec as u64);
+        let ns =
+            (left.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(left.tv_nsec as u64);
         Ok(Some(Budget { until: sys::now_ns().saturating_add(ns), left }))
     }
 
@@ -474,7 +543,8 @@ fn pending_error(fd: c_int) -> Option<Ret> {
     (error != 0).then_some(-(error as Ret))
 }
 
-/// An error that a recvmmsg has met behind a message belongs to the next call (sk_err of the kernel's socket).
+/// An error that a recvmmsg has met behind a message belongs to the next call (sk_err of the
+/// kernel's socket).
 fn keep_error(fd: c_int, r: Ret) {
     let (Who::Attached(s, g) | Who::Candidate(s, g)) = who(fd) else { return };
     match -r as c_int {
@@ -494,7 +564,9 @@ fn keep_error(fd: c_int, r: Ret) {
 /// What [`keep_error`] has kept, when there is nothing to read.
 #[cold]
 fn kept_error(s: &Socket, fd: c_int) -> Option<Ret> {
-    let nothing = s.is(ATTACHED) || sys::poll_now(fd, libc::POLLIN) & libc::POLLIN == 0 || socket::is_closed(fd);
+    let nothing = s.is(ATTACHED)
+        || sys::poll_now(fd, libc::POLLIN) & libc::POLLIN == 0
+        || socket::is_closed(fd);
     let kept = if nothing { s.kept_error.swap(0, Relaxed) } else { 0 };
     (kept != 0).then_some(kept as Ret)
 }
@@ -520,9 +592,11 @@ pub(crate) unsafe fn before_passing(msg: *const msghdr) {
     }
 }
 
-/// Calls `f` for every descriptor in the control data of `msg`. It needs no memory: what it passes over would go out as it is.
+/// Calls `f` for every descriptor in the control data of `msg`. It needs no memory: what it passes
+/// over would go out as it is.
 unsafe fn for_each_passed(msg: *const msghdr, mut f: impl FnMut(c_int)) {
-    /// More is none that the kernel takes (net.core.optmem_max is some 128 KiB at most; 253 descriptors need 1 KiB).
+    /// More is none that the kernel takes (net.core.optmem_max is some 128 KiB at most; 253
+    /// descriptors need 1 KiB).
     const LONGEST: usize = 1 << 17;
     // SAFETY: the caller's msghdr.
     let Some(m) = (unsafe { user::read(msg) }) else { return };
@@ -542,7 +616,11 @@ unsafe fn for_each_passed(msg: *const msghdr, mut f: impl FnMut(c_int)) {
         if c.cmsg_level == libc::SOL_SOCKET && c.cmsg_type == libc::SCM_RIGHTS {
             for i in 0..((c.cmsg_len - header) / size_of::<c_int>()).min(253) {
                 // SAFETY: as above.
-                let Some(fd) = (unsafe { user::read((at + header + i * size_of::<c_int>()) as *const c_int) }) else { return };
+                let Some(fd) =
+                    (unsafe { user::read((at + header + i * size_of::<c_int>()) as *const c_int) })
+                else {
+                    return;
+                };
                 f(fd);
             }
         }
@@ -550,7 +628,7 @@ unsafe fn for_each_passed(msg: *const msghdr, mut f: impl FnMut(c_int)) {
     }
 }
 
-// ---- entry points: send ----------------------------------------------------------------------------------------
+// ---- entry points: send -------------------------------------------------------------------------
 
 #[inline(always)]
 pub(crate) unsafe fn send(fd: c_int, buf: *const u8, len: usize, flags: c_int) -> Ret {
@@ -578,12 +656,19 @@ unsafe fn send_any(fd: c_int, buf: *const u8, len: usize, flags: c_int) -> Ret {
     dispatch(fd, Side::Send, flags, ring, kernel)
 }
 
-pub(crate) unsafe fn sendto(fd: c_int, buf: *const c_void, len: usize, flags: c_int, addr: *const sockaddr, addr_len: socklen_t) -> Ret {
+pub(crate) unsafe fn sendto(
+    fd: c_int,
+    buf: *const c_void,
+    len: usize,
+    flags: c_int,
+    addr: *const sockaddr,
+    addr_len: socklen_t,
+) -> Ret {
     if matches!(who(fd), Who::NotOurs) {
         return PASS;
     }
-    // A connected TCP socket ignores the address, unless it opens with it (MSG_FASTOPEN, which `send` leaves to the kernel); but it is
-    // read first (move_addr_to_kernel).
+    // A connected TCP socket ignores the address, unless it opens with it (MSG_FASTOPEN, which
+    // `send` leaves to the kernel); but it is read first (move_addr_to_kernel).
     if addr_len as usize > size_of::<libc::sockaddr_storage>() {
         return EINVAL;
     }
@@ -654,13 +739,21 @@ pub(crate) unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> Ret
 
 /// A message of a few buffers and no more. [`AGAIN`]: it is none.
 #[inline(always)]
-unsafe fn send_plain_message(s: &'static Socket, g: u16, fd: c_int, msg: *const msghdr, flags: c_int) -> Ret {
+unsafe fn send_plain_message(
+    s: &'static Socket,
+    g: u16,
+    fd: c_int,
+    msg: *const msghdr,
+    flags: c_int,
+) -> Ret {
     // SAFETY: the caller's msghdr.
     let Some(m) = (unsafe { user::read(msg.cast::<MessageStart>()) }) else { return EFAULT };
     let mut few = Few::new();
     match few.import(m.iov, m.iov_len) {
         // SAFETY: the caller's buffers.
-        Some(v) if m.name.is_null() && m.control_len == 0 => unsafe { send_attached(s, g, fd, v.list, v.total, flags) },
+        Some(v) if m.name.is_null() && m.control_len == 0 => unsafe {
+            send_attached(s, g, fd, v.list, v.total, flags)
+        },
         _ => AGAIN,
     }
 }
@@ -679,8 +772,14 @@ struct MessageStart {
 
 const _: () = {
     use core::mem::offset_of;
-    assert!(offset_of!(MessageStart, iov) == offset_of!(msghdr, msg_iov) && offset_of!(MessageStart, iov_len) == offset_of!(msghdr, msg_iovlen));
-    assert!(offset_of!(MessageStart, control_len) == offset_of!(msghdr, msg_controllen) && size_of::<MessageStart>() <= size_of::<msghdr>());
+    assert!(
+        offset_of!(MessageStart, iov) == offset_of!(msghdr, msg_iov)
+            && offset_of!(MessageStart, iov_len) == offset_of!(msghdr, msg_iovlen)
+    );
+    assert!(
+        offset_of!(MessageStart, control_len) == offset_of!(msghdr, msg_controllen)
+            && size_of::<MessageStart>() <= size_of::<msghdr>()
+    );
 };
 
 /// `sendmsg`. `total`: how much an accelerated connection was asked to send.
@@ -774,15 +873,24 @@ pub(crate) unsafe fn sendmmsg(fd: c_int, msgs: *mut mmsghdr, count: u32, flags: 
     count.min(1024) as Ret
 }
 
-/// From a file that can be read at an offset: read here, sent as any other bytes. Everything else is the kernel's.
+/// From a file that can be read at an offset: read here, sent as any other bytes. Everything else
+/// is the kernel's.
 pub(crate) unsafe fn sendfile(out: c_int, input: c_int, offset: *mut i64, count: usize) -> Ret {
     // SAFETY: the caller's offset.
     let ring = |s, g| unsafe { sendfile_attached(s, g, out, input, offset, count) };
     dispatch(out, Side::Send, 0, ring, || sys::app::sendfile(out, input, offset, count))
 }
 
-unsafe fn sendfile_attached(s: &'static Socket, g: u16, out: c_int, input: c_int, offset: *mut i64, count: usize) -> Ret {
-    // The file's own position is used where the caller gives none, and stays where the sent bytes end.
+unsafe fn sendfile_attached(
+    s: &'static Socket,
+    g: u16,
+    out: c_int,
+    input: c_int,
+    offset: *mut i64,
+    count: usize,
+) -> Ret {
+    // The file's own position is used where the caller gives none, and stays where the sent bytes
+    // end.
     let start = if offset.is_null() {
         sys::lseek(input, 0, libc::SEEK_CUR) as i64
     } else {
@@ -800,7 +908,9 @@ unsafe fn sendfile_attached(s: &'static Socket, g: u16, out: c_int, input: c_int
     let mut result = 0;
     if start < 0 || sys::pread(input, part.get_mut(..count.min(1)).unwrap_or(&mut []), start) < 0 {
         // A pipe, a bad descriptor...
-        return in_carrier(s, g, out, input, false, |out| sys::app::sendfile(out, input, offset, count));
+        return in_carrier(s, g, out, input, false, |out| {
+            sys::app::sendfile(out, input, offset, count)
+        });
     }
     while sent < count {
         let want = part.len().min(count - sent);
@@ -840,16 +950,33 @@ unsafe fn sendfile_attached(s: &'static Socket, g: u16, out: c_int, input: c_int
     if sent > 0 { sent as Ret } else { result }
 }
 
-/// Out of a socket: the pipe is filled with what a peek shows, and so much is then taken. Into a socket: the kernel does it, on the
-/// carrier. One of the two is a pipe, or the kernel refuses.
-pub(crate) unsafe fn splice(input: c_int, input_offset: *mut i64, out: c_int, out_offset: *mut i64, len: usize, flags: u32) -> Ret {
+/// Out of a socket: the pipe is filled with what a peek shows, and so much is then taken. Into a
+/// socket: the kernel does it, on the carrier. One of the two is a pipe, or the kernel refuses.
+pub(crate) unsafe fn splice(
+    input: c_int,
+    input_offset: *mut i64,
+    out: c_int,
+    out_offset: *mut i64,
+    len: usize,
+    flags: u32,
+) -> Ret {
     /// SPLICE_F_ALL
-    const FLAGS: u32 = libc::SPLICE_F_MOVE | libc::SPLICE_F_NONBLOCK | libc::SPLICE_F_MORE | libc::SPLICE_F_GIFT;
+    const FLAGS: u32 =
+        libc::SPLICE_F_MOVE | libc::SPLICE_F_NONBLOCK | libc::SPLICE_F_MORE | libc::SPLICE_F_GIFT;
     let by_kernel = |out, flags| sys::app::splice(input, input_offset, out, out_offset, len, flags);
-    let is_pipe = |fd, other: c_int| sys::fcntl(fd, libc::F_GETPIPE_SZ, 0) >= 0 && sys::fcntl(fd, libc::F_GETFL, 0) as c_int & libc::O_ACCMODE != other;
+    let is_pipe = |fd, other: c_int| {
+        sys::fcntl(fd, libc::F_GETPIPE_SZ, 0) >= 0
+            && sys::fcntl(fd, libc::F_GETFL, 0) as c_int & libc::O_ACCMODE != other
+    };
     let from_ring = |s, g| match len {
         // Nothing moves: the kernel says what is wrong.
-        _ if len == 0 || flags & !FLAGS != 0 || !out_offset.is_null() || !is_pipe(out, libc::O_RDONLY) => by_kernel(out, flags),
+        _ if len == 0
+            || flags & !FLAGS != 0
+            || !out_offset.is_null()
+            || !is_pipe(out, libc::O_RDONLY) =>
+        {
+            by_kernel(out, flags)
+        }
         // (Old kernels take a socket's position for one.)
         _ if !input_offset.is_null() => -(libc::EINVAL as Ret),
         _ => splice_from(s, g, input, out, len, flags),
@@ -860,14 +987,29 @@ pub(crate) unsafe fn splice(input: c_int, input_offset: *mut i64, out: c_int, ou
     }
     let nonblocking = flags & libc::SPLICE_F_NONBLOCK != 0;
     let into_carrier = |s, g| match len {
-        _ if len == 0 || flags & !FLAGS != 0 || !input_offset.is_null() || !is_pipe(input, libc::O_WRONLY) => by_kernel(out, flags),
+        _ if len == 0
+            || flags & !FLAGS != 0
+            || !input_offset.is_null()
+            || !is_pipe(input, libc::O_WRONLY) =>
+        {
+            by_kernel(out, flags)
+        }
         _ if !out_offset.is_null() => -(libc::EINVAL as Ret),
-        _ => in_carrier(s, g, out, input, nonblocking, |out| by_kernel(out, flags | libc::SPLICE_F_NONBLOCK)),
+        _ => in_carrier(s, g, out, input, nonblocking, |out| {
+            by_kernel(out, flags | libc::SPLICE_F_NONBLOCK)
+        }),
     };
     dispatch(out, Side::Send, 0, into_carrier, || by_kernel(out, flags))
 }
 
-fn splice_from(s: &'static Socket, g: u16, input: c_int, out: c_int, len: usize, flags: u32) -> Ret {
+fn splice_from(
+    s: &'static Socket,
+    g: u16,
+    input: c_int,
+    out: c_int,
+    len: usize,
+    flags: u32,
+) -> Ret {
     let mut few = [0u8; PART_FEW];
     let mut part = Part::new(&mut few);
     let part = part.bytes();
@@ -879,12 +1021,20 @@ fn splice_from(s: &'static Socket, g: u16, input: c_int, out: c_int, len: usize,
         return PASS;
     }
     if n == PASS {
-        return sys::app::splice(input, core::ptr::null_mut(), out, core::ptr::null_mut(), len, flags);
+        return sys::app::splice(
+            input,
+            core::ptr::null_mut(),
+            out,
+            core::ptr::null_mut(),
+            len,
+            flags,
+        );
     }
     if n <= 0 {
         return n;
     }
-    // One write: a pipe takes all of up to PIPE_BUF or blocks (or answers EAGAIN), of more perhaps a part.
+    // One write: a pipe takes all of up to PIPE_BUF or blocks (or answers EAGAIN), of more perhaps
+    // a part.
     let mut p = libc::pollfd { fd: out, events: libc::POLLOUT, revents: 0 };
     // SAFETY: one valid pollfd.
     if wait != 0 && unsafe { sys::ppoll(&mut p, 1, 0, core::ptr::null()) } == 0 {
@@ -908,19 +1058,38 @@ fn splice_from(s: &'static Socket, g: u16, input: c_int, out: c_int, len: usize,
         w += r;
     }
     // SAFETY: within `part`; these bytes were just peeked, so this does not wait.
-    match unsafe { recv_one(s, g, input, part.as_mut_ptr(), w as usize, libc::MSG_WAITALL | libc::MSG_TRUNC) } {
+    match unsafe {
+        recv_one(s, g, input, part.as_mut_ptr(), w as usize, libc::MSG_WAITALL | libc::MSG_TRUNC)
+    } {
         // SAFETY: as above.
         PASS => match unsafe { recv(input, part.as_mut_ptr(), w as usize, libc::MSG_TRUNC) } {
             // SAFETY: as above.
-            PASS => unsafe { sys::recvfrom(input, part.as_mut_ptr(), w as usize, libc::MSG_TRUNC, core::ptr::null_mut(), core::ptr::null_mut()) },
+            PASS => unsafe {
+                sys::recvfrom(
+                    input,
+                    part.as_mut_ptr(),
+                    w as usize,
+                    libc::MSG_TRUNC,
+                    core::ptr::null_mut(),
+                    core::ptr::null_mut(),
+                )
+            },
             r => r,
         },
         r => r,
     }
 }
 
-/// A kernel call that sends: on the carrier, with its bytes counted; later sends may take the ring again. `call` must not wait.
-fn in_carrier(s: &'static Socket, g: u16, mut fd: c_int, source: c_int, nonblocking: bool, call: impl Fn(c_int) -> isize) -> Ret {
+/// A kernel call that sends: on the carrier, with its bytes counted; later sends may take the ring
+/// again. `call` must not wait.
+fn in_carrier(
+    s: &'static Socket,
+    g: u16,
+    mut fd: c_int,
+    source: c_int,
+    nonblocking: bool,
+    call: impl Fn(c_int) -> isize,
+) -> Ret {
     let nonblocking = nonblocking || never_waits(s, Side::Send, 0);
     let mut patience = Patience::of(&s.send_timeout_ns);
     loop {
@@ -956,8 +1125,8 @@ fn in_carrier(s: &'static Socket, g: u16, mut fd: c_int, source: c_int, nonblock
                 return EAGAIN;
             }
         }
-        // The socket has no room, or the source has nothing yet: waits for the one, then for the other.
-        // (The source, a pipe or a file, knows no time-out.)
+        // The socket has no room, or the source has nothing yet: waits for the one, then for the
+        // other. (The source, a pipe or a file, knows no time-out.)
         if let Some(r) = patience.wait(fd, libc::POLLOUT, -1) {
             return r;
         }

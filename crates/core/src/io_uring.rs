@@ -1,18 +1,20 @@
-//! io_uring, as far as it can be seen: rings that a program makes and enters through libc's `syscall`.
+//! io_uring, as far as it can be seen: rings that a program makes and enters through libc's
+//! `syscall`.
 //!
-//! The entries of a ring are read before the kernel gets them, by a mapping of the library's own. An `IORING_OP_EPOLL_CTL`
-//! on a socket of ours is carried out here, and becomes an entry that the kernel completes with the same result: libuv
-//! keeps its sets so. Whatever else a ring does with a socket of ours needs the kernel's path, and that socket goes there
-//! first, for good.
+//! The entries of a ring are read before the kernel gets them, by a mapping of the library's own.
+//! An `IORING_OP_EPOLL_CTL` on a socket of ours is carried out here, and becomes an entry that the
+//! kernel completes with the same result: libuv keeps its sets so. Whatever else a ring does with a
+//! socket of ours needs the kernel's path, and that socket goes there first, for good.
 //!
-//! What a ring is told past us cannot be followed: a kernel thread that takes the entries (SQPOLL), registered
-//! descriptors, a duplicate of the ring's descriptor, another process. Then all sockets of the process, those to come too,
-//! are the kernel's.
+//! What a ring is told past us cannot be followed: a kernel thread that takes the entries (SQPOLL),
+//! registered descriptors, a duplicate of the ring's descriptor, another process. Then all sockets
+//! of the process, those to come too, are the kernel's.
 //!
-//! liburing makes its system calls itself, but programs call *it*: where it is a library of its own, its functions that hand entries to the
-//! kernel are hooked, and `struct io_uring` says which ([`Liburing`]). It is the program's own memory, so none of the above needs an exception:
-//! an inherited ring, a kernel thread, registered descriptors. What is linked into a program, or called by a pointer that `dlsym`
-//! found, is not seen.
+//! liburing makes its system calls itself, but programs call *it*: where it is a library of its
+//! own, its functions that hand entries to the kernel are hooked, and `struct io_uring` says which
+//! ([`Liburing`]). It is the program's own memory, so none of the above needs an exception: an
+//! inherited ring, a kernel thread, registered descriptors. What is linked into a program, or
+//! called by a pointer that `dlsym` found, is not seen.
 
 use crate::api::{PASS, Ret};
 use crate::fd_table::{self, Entry};
@@ -50,10 +52,12 @@ const FOLLOWED: u32 = SETUP_CQSIZE
     | SETUP_DEFER_TASKRUN
     | SETUP_NO_SQARRAY;
 
-/// The same of rings that liburing's functions show: all that Linux 6.18 has but entries of two sizes.
+/// The same of rings that liburing's functions show: all that Linux 6.18 has but entries of two
+/// sizes.
 const FOLLOWED_OF_LIBURING: u32 = (1 << 19) - 1;
 
-/// `io_uring_register` of these tells nothing about descriptors: buffers, eventfds, probes, credentials, workers.
+/// `io_uring_register` of these tells nothing about descriptors: buffers, eventfds, probes,
+/// credentials, workers.
 const HARMLESS_REGISTER: [u32; 15] = [0, 1, 4, 5, 7, 8, 9, 10, 15, 16, 17, 18, 19, 22, 23];
 
 const OFF_SQ_RING: usize = 0;
@@ -99,7 +103,8 @@ pub struct Params {
 }
 const _: () = assert!(offset_of!(Params, head) == 40 && offset_of!(Params, array) == 64);
 
-/// `struct io_uring` of liburing 2, as far as it says what is to be submitted. (Programs have inlined functions that rely on it.)
+/// `struct io_uring` of liburing 2, as far as it says what is to be submitted. (Programs have
+/// inlined functions that rely on it.)
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Liburing {
@@ -130,7 +135,10 @@ impl Liburing {
         let mask = unsafe { self.ring_mask.read_volatile() };
         let bytes = size_of::<Sqe>() << u32::from(self.flags & SETUP_SQE128 != 0);
         for n in 0..self.sqe_tail.wrapping_sub(self.sqe_head).min(mask.saturating_add(1)) {
-            let at = self.sqes.wrapping_add((self.sqe_head.wrapping_add(n) & mask) as usize * bytes).cast::<Sqe>();
+            let at = self
+                .sqes
+                .wrapping_add((self.sqe_head.wrapping_add(n) & mask) as usize * bytes)
+                .cast::<Sqe>();
             // SAFETY: an entry that the application has filled in, and nobody has taken yet.
             let entry = unsafe { at.read_volatile() };
             if let Some(instead) = follow(entry, true) {
@@ -171,7 +179,8 @@ struct View {
     tail: usize,
     array: Option<usize>,
 }
-// SAFETY: the mappings are the process's; the mutex around the view hands them to one thread at a time.
+// SAFETY: the mappings are the process's; the mutex around the view hands them to one thread at a
+// time.
 unsafe impl Send for View {}
 
 /// A ring of this process. Type-stable: never freed, reused through a pool.
@@ -187,7 +196,11 @@ static BLIND: AtomicBool = AtomicBool::new(false);
 
 /// Why a new socket must never be accelerated, if `reason` has nothing against it.
 pub(crate) fn refusal(reason: u32) -> u32 {
-    if BLIND.load(Relaxed) && reason == Reason::None as u32 { Reason::IoUring as u32 } else { reason }
+    if BLIND.load(Relaxed) && reason == Reason::None as u32 {
+        Reason::IoUring as u32
+    } else {
+        reason
+    }
 }
 
 /// A ring may do anything with any socket from now on: all are the kernel's.
@@ -206,7 +219,8 @@ pub(crate) fn lose_sight() {
 /// `io_uring_setup` is about to be called.
 pub(crate) fn before_setup() -> Ret {
     let config = lifecycle::config();
-    let refuses = lifecycle::started() && config.accelerate_by_default && config.io_uring == IoUring::Refuse;
+    let refuses =
+        lifecycle::started() && config.accelerate_by_default && config.io_uring == IoUring::Refuse;
     if refuses { -(libc::ENOSYS as Ret) } else { PASS }
 }
 
@@ -222,7 +236,9 @@ pub(crate) fn on_setup(fd: c_int, params: &Params) {
         return;
     };
     let pooled = POOL.lock().pop();
-    let Some(ring) = pooled.or_else(|| heap::leak(Ring { owner: AtomicU32::new(0), view: Mutex::new(None) })) else {
+    let Some(ring) =
+        pooled.or_else(|| heap::leak(Ring { owner: AtomicU32::new(0), view: Mutex::new(None) }))
+    else {
         view.unmap();
         lose_sight();
         return;
@@ -294,7 +310,8 @@ pub(crate) unsafe fn before_liburing_submit(ring: *const Liburing) {
     unsafe { r.follow() };
 }
 
-/// liburing is about to register descriptors with a ring: entries name them by their index from then on.
+/// liburing is about to register descriptors with a ring: entries name them by their index from
+/// then on.
 ///
 /// # Safety
 /// `fds` are `count` numbers that the application gives liburing.
@@ -335,9 +352,12 @@ impl View {
     }
 
     fn unmap(self) {
-        for (at, len) in [(self.ring, self.ring_bytes), (self.sqes, self.entries as usize * size_of::<Sqe>())] {
+        for (at, len) in
+            [(self.ring, self.ring_bytes), (self.sqes, self.entries as usize * size_of::<Sqe>())]
+        {
             if !at.is_null() {
-                // SAFETY: mapped by `of`, and used under the mutex that the caller has taken the view out of.
+                // SAFETY: mapped by `of`, and used under the mutex that the caller has taken the
+                // view out of.
                 unsafe { sys::unmap(at, len) };
             }
         }
@@ -345,8 +365,8 @@ impl View {
 
     /// A word of the ring.
     fn word(&self, offset: usize) -> &AtomicU32 {
-        // SAFETY: `of` has mapped the words at the offsets that it was given, which the kernel has aligned; others write them
-        // too, so they are atomic here.
+        // SAFETY: `of` has mapped the words at the offsets that it was given, which the kernel has
+        // aligned; others write them too, so they are atomic here.
         unsafe { &*self.ring.add(offset).cast::<AtomicU32>() }
     }
 
@@ -362,7 +382,8 @@ impl View {
             if index >= self.entries {
                 continue;
             }
-            // SAFETY: below the number of entries that are mapped; the application, which submits them, writes none meanwhile.
+            // SAFETY: below the number of entries that are mapped; the application, which submits
+            // them, writes none meanwhile.
             let at = unsafe { self.sqes.cast::<Sqe>().add(index as usize) };
             // SAFETY: as above; all bits are a valid entry.
             let entry = unsafe { at.read_volatile() };
@@ -374,8 +395,9 @@ impl View {
     }
 }
 
-/// What one entry means for the sockets of ours; the entry that the kernel gets instead, if it is another. `files_seen`: descriptors were
-/// seen when they were registered with the ring, so none of those is a socket of ours.
+/// What one entry means for the sockets of ours; the entry that the kernel gets instead, if it is
+/// another. `files_seen`: descriptors were seen when they were registered with the ring, so none of
+/// those is a socket of ours.
 fn follow(entry: Sqe, files_seen: bool) -> Option<Sqe> {
     let is_index = entry.flags & FIXED_FILE != 0;
     let unclear = match entry.opcode {
@@ -389,9 +411,16 @@ fn follow(entry: Sqe, files_seen: bool) -> Option<Sqe> {
     }
     match entry.opcode {
         // (The kernel refuses such a one before it looks any further.)
-        OP_EPOLL_CTL if entry.buf_index != 0 || entry.splice_fd_in != 0 || entry.flags & BUFFER_SELECT != 0 => None,
+        OP_EPOLL_CTL
+            if entry.buf_index != 0
+                || entry.splice_fd_in != 0
+                || entry.flags & BUFFER_SELECT != 0 =>
+        {
+            None
+        }
         OP_EPOLL_CTL => {
-            let (op, fd, event) = (entry.len as c_int, entry.off as c_int, entry.addr as *mut epoll_event);
+            let (op, fd, event) =
+                (entry.len as c_int, entry.off as c_int, entry.addr as *mut epoll_event);
             // SAFETY: the arguments that the application gives the kernel.
             completes_with(entry, unsafe { epoll::ctl(entry.fd, op, fd, event) })
         }
@@ -416,10 +445,16 @@ fn follow(entry: Sqe, files_seen: bool) -> Option<Sqe> {
             None
         }
         // Connections come to a listener of ours by the kernel in any case.
-        OP_POLL_ADD | OP_ACCEPT if !is_index && matches!(fd_table::get(entry.fd), Entry::Listener(_)) => None,
+        OP_POLL_ADD | OP_ACCEPT
+            if !is_index && matches!(fd_table::get(entry.fd), Entry::Listener(_)) =>
+        {
+            None
+        }
         // What is not the kernel's yet it would report as the library's.
         OP_EPOLL_WAIT => match fd_table::get(entry.fd) {
-            Entry::Epoll(e) if !epoll::leave_to_kernel(e) => completes_with(entry, -(libc::EINVAL as Ret)),
+            Entry::Epoll(e) if !epoll::leave_to_kernel(e) => {
+                completes_with(entry, -(libc::EINVAL as Ret))
+            }
             _ => None,
         },
         OP_SENDMSG | OP_SENDMSG_ZC => {
@@ -442,19 +477,26 @@ fn follow(entry: Sqe, files_seen: bool) -> Option<Sqe> {
 /// The kernel is about to use the descriptor past us.
 fn uses(fd: c_int) {
     match fd_table::get(fd) {
-        Entry::Socket(..) | Entry::Fresh(_) | Entry::Listener(_) => lifecycle::need_kernel(fd, Reason::IoUring),
+        Entry::Socket(..) | Entry::Fresh(_) | Entry::Listener(_) => {
+            lifecycle::need_kernel(fd, Reason::IoUring)
+        }
         Entry::Epoll(e) => epoll::bar(e),
         _ => {}
     }
 }
 
-/// An entry that the kernel completes with the result of a call that was carried out here. `None`: the kernel carries it out, or finds the
-/// same error.
+/// An entry that the kernel completes with the result of a call that was carried out here. `None`:
+/// the kernel carries it out, or finds the same error.
 fn completes_with(entry: Sqe, result: Ret) -> Option<Sqe> {
     const ENOENT: Ret = -(libc::ENOENT as Ret);
     const EINVAL: Ret = -(libc::EINVAL as Ret);
     const EBADF: Ret = -(libc::EBADF as Ret);
-    let other = |opcode: u8| Sqe { opcode, flags: entry.flags, user_data: entry.user_data, ..Sqe::default() };
+    let other = |opcode: u8| Sqe {
+        opcode,
+        flags: entry.flags,
+        user_data: entry.user_data,
+        ..Sqe::default()
+    };
     match result {
         0 => Some(other(OP_NOP)),
         // There is no such timeout.
@@ -484,7 +526,16 @@ mod tests {
     use super::*;
 
     fn ctl(op: c_int, fd: c_int) -> Sqe {
-        Sqe { opcode: OP_EPOLL_CTL, flags: 1 << 4, fd: 1_000_000, off: fd as u64, len: op as u32, addr: 8192, user_data: 0xdead_beef, ..Sqe::default() }
+        Sqe {
+            opcode: OP_EPOLL_CTL,
+            flags: 1 << 4,
+            fd: 1_000_000,
+            off: fd as u64,
+            len: op as u32,
+            addr: 8192,
+            user_data: 0xdead_beef,
+            ..Sqe::default()
+        }
     }
 
     #[test]
@@ -511,7 +562,18 @@ mod tests {
         assert!(follow(Sqe { opcode: OP_CLOSE, fd: 900_000, ..Sqe::default() }, false).is_none());
         // What was registered is known where it was seen.
         for opcode in [OP_NOP, OP_SENDMSG, OP_SPLICE, 27] {
-            assert!(follow(Sqe { opcode, flags: FIXED_FILE, op_flags: SPLICE_FD_IN_FIXED, ..Sqe::default() }, true).is_none());
+            assert!(
+                follow(
+                    Sqe {
+                        opcode,
+                        flags: FIXED_FILE,
+                        op_flags: SPLICE_FD_IN_FIXED,
+                        ..Sqe::default()
+                    },
+                    true
+                )
+                .is_none()
+            );
         }
         assert!(!BLIND.load(Relaxed));
     }
@@ -560,9 +622,18 @@ mod tests {
         fd_table::set(ours, Entry::Internal);
         let mut ring = [0u32; 16];
         let mut sqes = [Sqe::default(); 4];
-        let view = View { ring: ring.as_mut_ptr().cast(), ring_bytes: 64, sqes: sqes.as_mut_ptr().cast(), entries: 4, head: 0, tail: 4, array: Some(8) };
+        let view = View {
+            ring: ring.as_mut_ptr().cast(),
+            ring_bytes: 64,
+            sqes: sqes.as_mut_ptr().cast(),
+            entries: 4,
+            head: 0,
+            tail: 4,
+            array: Some(8),
+        };
         let set = |at: usize, to: u32| view.word(at).store(to, Relaxed);
-        // The head is near its overflow; the entries 6 and 7 of the application's stand in places 3 and 1, one index is none.
+        // The head is near its overflow; the entries 6 and 7 of the application's stand in places 3
+        // and 1, one index is none.
         set(0, u32::MAX);
         set(4, 3);
         for (slot, index) in [(3, 3), (0, 99), (1, 1), (2, 0)] {
@@ -574,7 +645,8 @@ mod tests {
             unsafe { view.sqes.cast::<Sqe>().add(i).write_volatile(closing) };
         }
         // SAFETY: as above.
-        let fds = || [0, 1, 2, 3].map(|i| unsafe { view.sqes.cast::<Sqe>().add(i).read_volatile() }.fd);
+        let fds =
+            || [0, 1, 2, 3].map(|i| unsafe { view.sqes.cast::<Sqe>().add(i).read_volatile() }.fd);
         view.follow(0);
         assert_eq!(fds(), [ours; 4]);
         view.follow(3);

@@ -1,7 +1,8 @@
-//! The sockets of netacc: what each descriptor means, where a connection's bytes travel, and who is told when.
+//! The sockets of netacc: what each descriptor means, where a connection's bytes travel, and who is
+//! told when.
 //!
-//! [`api`] is what the hooks call. Nothing here uses libc symbols that the library hooks, std's I/O, or a panic:
-//! the code runs inside other people's processes. `ARCHITECTURE.md` has the map.
+//! [`api`] is what the hooks call. Nothing here uses libc symbols that the library hooks, std's
+//! I/O, or a panic: the code runs inside other people's processes. `ARCHITECTURE.md` has the map.
 #![no_std]
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

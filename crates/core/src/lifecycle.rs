@@ -4,7 +4,9 @@ use crate::api::{NextSymbols, PASS, Ret};
 use crate::fd_table::{self, Entry};
 use crate::log::warn_log;
 use crate::socket::{self, Socket};
-use crate::{adoption, epoll, io, io_uring, numbers, own, remote, rights, service, signals, stats, sys, wait};
+use crate::{
+    adoption, epoll, io, io_uring, numbers, own, remote, rights, service, signals, stats, sys, wait,
+};
 use alloc::boxed::Box;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
@@ -26,12 +28,14 @@ struct Resolved {
 
 static ENVIRONMENT: AtomicPtr<Environment> = AtomicPtr::new(core::ptr::null_mut());
 static RESOLVED: AtomicPtr<Resolved> = AtomicPtr::new(core::ptr::null_mut());
-/// The pid: serial number of this process in everything that forked children inherit. In a PID namespace that an ancestor is not in: with
-/// that namespace's mark ([`MARK`]).
+/// The pid: serial number of this process in everything that forked children inherit. In a PID
+/// namespace that an ancestor is not in: with that namespace's mark ([`MARK`]).
 static PROCESS: AtomicU32 = AtomicU32::new(1);
-/// The bits of an id that tell PID namespaces apart, above the largest number that the kernel gives (PID_MAX_LIMIT). 0: where the family comes from.
+/// The bits of an id that tell PID namespaces apart, above the largest number that the kernel gives
+/// (PID_MAX_LIMIT). 0: where the family comes from.
 const MARK: u32 = 0x1ff << 22;
-/// Or-ed to the ids of this process's threads, for as long as they stand in locks that another namespace's threads contend for.
+/// Or-ed to the ids of this process's threads, for as long as they stand in locks that another
+/// namespace's threads contend for.
 static THREAD_MARK: AtomicU32 = AtomicU32::new(0);
 /// Where glibc keeps the thread's id relative to the thread pointer; 0: not found, ask the kernel.
 static TID_OFFSET: AtomicUsize = AtomicUsize::new(0);
@@ -85,10 +89,15 @@ fn resolved() -> &'static Resolved {
 fn resolve() -> &'static Resolved {
     // SAFETY: as in `next_symbols`.
     let environment = unsafe { ENVIRONMENT.load(Acquire).as_ref() };
-    let get = |name: &str| environment.and_then(|e| e.values.iter().find(|(n, _)| *n == name)).map(|(_, v)| v.to_string());
+    let get = |name: &str| {
+        environment
+            .and_then(|e| e.values.iter().find(|(n, _)| *n == name))
+            .map(|(_, v)| v.to_string())
+    };
     let path = get(ENV_FILE).unwrap_or_else(|| DEFAULT_FILE.to_string());
     let text = read_file(&path);
-    let (config, origins, errors) = Config::resolve_lossy(text.as_deref().map(|t| (path.as_str(), t)), &get, &[]);
+    let (config, origins, errors) =
+        Config::resolve_lossy(text.as_deref().map(|t| (path.as_str(), t)), &get, &[]);
     let text = config.render(&origins);
     let new = Box::into_raw(Box::new(Resolved { config, text }));
     match RESOLVED.compare_exchange(core::ptr::null_mut(), new, AcqRel, Acquire) {
@@ -150,15 +159,18 @@ pub(crate) fn process() -> u32 {
 #[inline(always)]
 fn thread_word(offset: usize) -> u32 {
     let v: u32;
-    // SAFETY: `offset` lies within glibc's `struct pthread`, which begins at the thread pointer and is over 2 KiB long.
-    unsafe { core::arch::asm!("mov {0:e}, fs:[{1}]", out(reg) v, in(reg) offset, options(nostack, readonly, preserves_flags)) };
+    // SAFETY: `offset` lies within glibc's `struct pthread`, which begins at the thread pointer and
+    // is over 2 KiB long.
+    unsafe {
+        core::arch::asm!("mov {0:e}, fs:[{1}]", out(reg) v, in(reg) offset, options(nostack, readonly, preserves_flags))
+    };
     v
 }
 
 #[cfg(target_arch = "x86_64")]
 fn find_tid_offset() {
-    // `struct pthread` holds the thread's id for robust mutexes, at 0x2d0 in every glibc of the last decade. Believed
-    // only if it is there; in a forked child glibc keeps it up to date.
+    // `struct pthread` holds the thread's id for robust mutexes, at 0x2d0 in every glibc of the
+    // last decade. Believed only if it is there; in a forked child glibc keeps it up to date.
     const GLIBC: usize = 0x2d0;
     if thread_word(GLIBC) == sys::gettid() {
         TID_OFFSET.store(GLIBC, Relaxed);
@@ -180,7 +192,7 @@ pub(crate) fn tid() -> u32 {
     sys::gettid() | THREAD_MARK.load(Relaxed)
 }
 
-// ---- fork and exec -------------------------------------------------------------------------------------------
+// ---- fork and exec ------------------------------------------------------------------------------
 
 /// How often this process has forked.
 static FORKS: AtomicU32 = AtomicU32::new(0);
@@ -189,11 +201,13 @@ pub(crate) fn forks() -> u32 {
     FORKS.load(Acquire)
 }
 
-/// The thread that forks: one at a time, so that each child knows what was counted for it. Waited for no longer than this.
+/// The thread that forks: one at a time, so that each child knows what was counted for it. Waited
+/// for no longer than this.
 static FORKING: AtomicU32 = AtomicU32::new(0);
 const FORKING_NS: u64 = 1_000_000_000;
 
-/// False: this very thread has the turn already (a signal handler has interrupted it), or somebody has it for too long.
+/// False: this very thread has the turn already (a signal handler has interrupted it), or somebody
+/// has it for too long.
 fn take_turn() -> bool {
     let until = sys::now_ns().saturating_add(FORKING_NS);
     while let Err(other) = FORKING.compare_exchange(0, tid(), AcqRel, Acquire) {
@@ -254,8 +268,9 @@ fn forked() {
     give_turn();
 }
 
-/// A fork is not one step: the kernel copies the descriptors, then the memory, and other threads go on. What came to be after
-/// [`fork_prepare`] had counted is the parent's alone, whatever stands under its number here. True: there are such as were counted.
+/// A fork is not one step: the kernel copies the descriptors, then the memory, and other threads go
+/// on. What came to be after [`fork_prepare`] had counted is the parent's alone, whatever stands
+/// under its number here. True: there are such as were counted.
 fn forget_what_was_not_counted() -> bool {
     let mut some = false;
     fd_table::for_each(|fd, entry| {
@@ -269,12 +284,14 @@ fn forget_what_was_not_counted() -> bool {
     some
 }
 
-/// Whether a process of the family lives. (Nobody can tell of one in another PID namespace: it does.)
+/// Whether a process of the family lives. (Nobody can tell of one in another PID namespace: it
+/// does.)
 pub(crate) fn process_lives(id: u32) -> bool {
     (id ^ process()) & MARK != 0 || sys::alive(id & !MARK)
 }
 
-/// Whether the thread that holds a lock of the family's lives. `None`: it is in another PID namespace, and nobody can tell.
+/// Whether the thread that holds a lock of the family's lives. `None`: it is in another PID
+/// namespace, and nobody can tell.
 pub(crate) fn thread_lives(id: u32) -> Option<bool> {
     ((id ^ THREAD_MARK.load(Relaxed)) & MARK == 0).then(|| sys::alive(id & !MARK))
 }
@@ -306,7 +323,8 @@ pub(crate) fn fork_child() {
     stats::after_fork_in_child();
     rights::after_fork_in_child();
     if foreign {
-        // Ids of threads say nothing across the border, and stand in locks that both sides take: nothing stays shared.
+        // Ids of threads say nothing across the border, and stand in locks that both sides take:
+        // nothing stays shared.
         let offset = TID_OFFSET.swap(0, Relaxed);
         THREAD_MARK.store(mark, Relaxed);
         rights::before_change();
@@ -315,7 +333,8 @@ pub(crate) fn fork_child() {
     }
 }
 
-/// How long the end of a process, or its exec, may be held up by peers that are slow to read what goes out again over the carrier.
+/// How long the end of a process, or its exec, may be held up by peers that are slow to read what
+/// goes out again over the carrier.
 const EXIT_NS: u64 = 2_000_000_000;
 
 pub(crate) fn at_exit() {
@@ -335,7 +354,8 @@ fn leave_local_peers() {
     });
 }
 
-/// The process forks and ends, and its child goes on with its connections: those that only it can serve go back to the kernel.
+/// The process forks and ends, and its child goes on with its connections: those that only it can
+/// serve go back to the kernel.
 pub(crate) fn before_daemon() {
     if !started() || !remote::is_running() {
         return;
@@ -349,8 +369,8 @@ pub(crate) fn before_daemon() {
     });
 }
 
-/// The process ends without its exit handlers. What it has sent is in memory that it shares with a peer, and stays there; what a peer on
-/// another host does not have yet goes with this process.
+/// The process ends without its exit handlers. What it has sent is in memory that it shares with a
+/// peer, and stays there; what a peer on another host does not have yet goes with this process.
 pub(crate) fn before_end() {
     if started() && !in_vfork_child() {
         crate::inject::at_exit();
@@ -384,7 +404,8 @@ pub(crate) fn threads_are_cancelled() -> bool {
     CANCELS.load(Relaxed)
 }
 
-/// True in a child that shares this memory (vfork, posix_spawn): what it does to its descriptors is not ours to note.
+/// True in a child that shares this memory (vfork, posix_spawn): what it does to its descriptors is
+/// not ours to note.
 pub(crate) fn in_vfork_child() -> bool {
     sys::getpid() != process() & !MARK
 }
@@ -395,7 +416,12 @@ pub(crate) fn before_exec(ends: bool) {
         if let Entry::Socket(s, _) = entry {
             let live = matches!(
                 s.state.load(Acquire),
-                socket::UNCONNECTED | socket::CANDIDATE | socket::ATTACHED | socket::ATTACHING | socket::LEFT | socket::CLOSING
+                socket::UNCONNECTED
+                    | socket::CANDIDATE
+                    | socket::ATTACHED
+                    | socket::ATTACHING
+                    | socket::LEFT
+                    | socket::CLOSING
             );
             if live && sys::fcntl(fd, libc::F_GETFD, 0) & libc::FD_CLOEXEC as isize == 0 {
                 need_kernel(fd, Reason::InheritedByExec);
@@ -419,7 +445,10 @@ pub(crate) fn need_kernel(fd: c_int, why: Reason) {
                 adoption::passed::lose_track(s, fd);
             }
             // Where somebody is about to read who cannot read a ring.
-            let strict = matches!(why, Reason::InheritedByExec | Reason::PassedByScmRights | Reason::StdioStream);
+            let strict = matches!(
+                why,
+                Reason::InheritedByExec | Reason::PassedByScmRights | Reason::StdioStream
+            );
             let _ = io::to_kernel(s, g, fd, why, strict);
         }
         Entry::Ring(_) => io_uring::lose_sight(),
@@ -429,7 +458,7 @@ pub(crate) fn need_kernel(fd: c_int, why: Reason) {
     }
 }
 
-// ---- descriptors ---------------------------------------------------------------------------------------------
+// ---- descriptors --------------------------------------------------------------------------------
 
 pub(crate) fn close(fd: c_int) -> Ret {
     let raw = fd_table::raw(fd);
@@ -534,7 +563,8 @@ fn note_dup(old: c_int, new: c_int) {
             fd_table::set(new, Entry::Epoll(e));
         }
         e @ (Entry::Fresh(_) | Entry::Listener(_)) => {
-            // What is done to a socket through either number, its connect above all, is seen for both.
+            // What is done to a socket through either number, its connect above all, is seen for
+            // both.
             let both = match (e, socket::make_unconnected(old)) {
                 (Entry::Listener(_), _) => e,
                 (_, Some((s, g))) => {
@@ -585,7 +615,8 @@ pub(crate) fn dup3(old: c_int, new: c_int, flags: c_int) -> Ret {
         return -(libc::EBADF as Ret);
     }
     if matches!(fd_table::decode(raw_new), Entry::Internal) {
-        // One of the library's own stands there; the man page knows EBUSY for a number that is being taken.
+        // One of the library's own stands there; the man page knows EBUSY for a number that is
+        // being taken.
         return -(libc::EBUSY as Ret);
     }
     if old == new {
@@ -598,7 +629,8 @@ pub(crate) fn dup3(old: c_int, new: c_int, flags: c_int) -> Ret {
     if sys::fcntl(old, libc::F_GETFD, 0) < 0 {
         return -(libc::EBADF as Ret);
     }
-    // What `new` named is closed first, with all that belongs to a close; the kernel replaces it in one step.
+    // What `new` named is closed first, with all that belongs to a close; the kernel replaces it in
+    // one step.
     closed_by_kernel(new);
     let r = numbered(|| sys::dup3(old, new, flags.max(0)));
     if r >= 0 {

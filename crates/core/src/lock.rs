@@ -1,4 +1,5 @@
-//! Locks of this process: a small futex mutex that survives fork, and the holder of a connection end's lock.
+//! Locks of this process: a small futex mutex that survives fork, and the holder of a connection
+//! end's lock.
 
 use crate::{lifecycle, sys};
 use core::cell::UnsafeCell;
@@ -8,10 +9,12 @@ use netacc_ring::{EndLock, Waited};
 
 /// A mutex between the threads of one process.
 ///
-/// A child forked while another thread held it finds its parent in a word that nobody will free, and takes it over: the
-/// data may be half changed then, so whoever owns such data rebuilds it in the child (`after_fork_in_child`).
+/// A child forked while another thread held it finds its parent in a word that nobody will free,
+/// and takes it over: the data may be half changed then, so whoever owns such data rebuilds it in
+/// the child (`after_fork_in_child`).
 pub(crate) struct Mutex<T> {
-    /// 0 free; otherwise the holder's thread id and [`WAITERS`] below (the futex), its process above.
+    /// 0 free; otherwise the holder's thread id and [`WAITERS`] below (the futex), its process
+    /// above.
     word: AtomicU64,
     value: UnsafeCell<T>,
 }
@@ -39,20 +42,22 @@ impl<T> Mutex<T> {
         Self { word: AtomicU64::new(0), value: UnsafeCell::new(value) }
     }
 
-    /// Takes the mutex, sleeping on a futex while another thread of this process holds it. Not for code that may run in a
-    /// signal handler: that uses [`Mutex::lock_unless_mine`].
+    /// Takes the mutex, sleeping on a futex while another thread of this process holds it. Not for
+    /// code that may run in a signal handler: that uses [`Mutex::lock_unless_mine`].
     #[inline]
     pub(crate) fn lock(&self) -> Guard<'_, T> {
         loop {
             if let Some(guard) = self.lock_unless_mine() {
                 return guard;
             }
-            // A signal handler has come back into a call that POSIX does not allow it: the thread it interrupted cannot go on.
+            // A signal handler has come back into a call that POSIX does not allow it: the thread
+            // it interrupted cannot go on.
             sys::sched_yield();
         }
     }
 
-    /// As [`Mutex::lock`]; `None` when this very thread holds it already: a signal handler interrupted it.
+    /// As [`Mutex::lock`]; `None` when this very thread holds it already: a signal handler
+    /// interrupted it.
     #[inline]
     pub(crate) fn lock_unless_mine(&self) -> Option<Guard<'_, T>> {
         let me = Self::me();
@@ -108,7 +113,9 @@ impl<T> Mutex<T> {
                 core::hint::spin_loop();
                 continue;
             }
-            if word & WAITERS == 0 && self.word.compare_exchange(word, word | WAITERS, Relaxed, Relaxed).is_err() {
+            if word & WAITERS == 0
+                && self.word.compare_exchange(word, word | WAITERS, Relaxed, Relaxed).is_err()
+            {
                 continue;
             }
             sys::futex_wait(self.futex(), (word | WAITERS) as u32, -1, true);
@@ -143,8 +150,9 @@ impl<T> Drop for Guard<'_, T> {
 /// A held [`EndLock`]; frees it when dropped.
 pub(crate) struct EndGuard<'a>(&'a EndLock);
 
-/// Takes the lock of a connection's end, which threads of this process and of its forked children contend for. `None`: a signal
-/// handler interrupted this very thread while it held the lock. True beside the guard: the last holder was killed.
+/// Takes the lock of a connection's end, which threads of this process and of its forked children
+/// contend for. `None`: a signal handler interrupted this very thread while it held the lock. True
+/// beside the guard: the last holder was killed.
 #[inline]
 pub(crate) fn lock_end(lock: &EndLock) -> Option<(EndGuard<'_>, bool)> {
     let tid = lifecycle::tid();
@@ -176,11 +184,14 @@ fn lock_end_slow(lock: &EndLock, tid: u32) -> Option<(EndGuard<'_>, bool)> {
         }
         // SAFETY: `as_ptr` is the lock's own word, which lives as long as the lock.
         let word = unsafe { AtomicU32::from_ptr(lock.as_ptr()) };
-        if sys::futex_wait(word, owner | netacc_ring::WAITERS, 20_000_000, false) != -(libc::ETIMEDOUT as isize) {
+        if sys::futex_wait(word, owner | netacc_ring::WAITERS, 20_000_000, false)
+            != -(libc::ETIMEDOUT as isize)
+        {
             return Waited::Retry;
         }
         let lives = lifecycle::thread_lives(owner).unwrap_or_else(|| {
-            // A thread in another PID namespace holds it for the microseconds in which its process gives it up, or was killed.
+            // A thread in another PID namespace holds it for the microseconds in which its process
+            // gives it up, or was killed.
             let now = sys::now_ns();
             if foreign.0 != owner {
                 foreign = (owner, now);

@@ -1,7 +1,8 @@
 //! The log: one line per message, appended by one `write`. Never on the data path.
 //!
-//! The file is one that this user made, a regular one under one name alone ([`is_ours`]): in a directory that others can write it may be
-//! anything. A line that cannot be written is counted (`log_lines_dropped`).
+//! The file is one that this user made, a regular one under one name alone ([`is_ours`]): in a
+//! directory that others can write it may be anything. A line that cannot be written is counted
+//! (`log_lines_dropped`).
 
 use crate::{lifecycle, numbers, stats, sys};
 use core::ffi::c_int;
@@ -43,13 +44,26 @@ pub(crate) fn log(level: LogLevel, text: fmt::Arguments<'_>) {
     to.copy_from_slice(name);
     let mut line = Line { bytes: [0; 512], len: 0 };
     let now = sys::unix_ns();
-    let _ = write!(line, "{}.{:06} {} [{}] {}", now / 1_000_000_000, now / 1000 % 1_000_000, level.as_str(), sys::getpid(), text);
+    let _ = write!(
+        line,
+        "{}.{:06} {} [{}] {}",
+        now / 1_000_000_000,
+        now / 1000 % 1_000_000,
+        level.as_str(),
+        sys::getpid(),
+        text
+    );
     if let Some(end) = line.bytes.get_mut(line.len) {
         *end = b'\n';
         line.len += 1;
     }
     let end = path.iter().position(|b| *b == 0).map_or(path.len(), |n| n + 1);
-    let flags = libc::O_WRONLY | libc::O_APPEND | libc::O_CREAT | libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    let flags = libc::O_WRONLY
+        | libc::O_APPEND
+        | libc::O_CREAT
+        | libc::O_CLOEXEC
+        | libc::O_NOFOLLOW
+        | libc::O_NONBLOCK;
     let text = line.bytes.get(..line.len).unwrap_or(&[]);
     let written = numbers::exclusively(|| {
         let fd = sys::open(path.get(..end).unwrap_or(&[0]), flags, 0o600) as c_int;
@@ -65,9 +79,12 @@ pub(crate) fn log(level: LogLevel, text: fmt::Arguments<'_>) {
     }
 }
 
-/// Somebody else can have put a link to a file of ours at that path, or a file, a pipe or a device of his own.
+/// Somebody else can have put a link to a file of ours at that path, or a file, a pipe or a device
+/// of his own.
 fn is_ours(fd: c_int) -> bool {
-    sys::status(fd).is_some_and(|s| s.st_mode & libc::S_IFMT == libc::S_IFREG && s.st_nlink == 1 && s.st_uid == sys::geteuid())
+    sys::status(fd).is_some_and(|s| {
+        s.st_mode & libc::S_IFMT == libc::S_IFREG && s.st_nlink == 1 && s.st_uid == sys::geteuid()
+    })
 }
 
 /// Logs a warning.

@@ -1,14 +1,16 @@
 //! Descriptor numbers: how the library's stay out of the application's way.
 //!
-//! The kernel gives every new descriptor the lowest free number, and programs rely on it (`close(0); open(...)`). The library's own
-//! are moved away at once ([`adopt`]), above the *soft* RLIMIT_NOFILE where the hard limit allows it: there the application can neither
-//! be given the number, nor reach it in a loop over its descriptors, nor miss it when it counts them.
+//! The kernel gives every new descriptor the lowest free number, and programs rely on it
+//! (`close(0); open(...)`). The library's own are moved away at once ([`adopt`]), above the *soft*
+//! RLIMIT_NOFILE where the hard limit allows it: there the application can neither be given the
+//! number, nor reach it in a loop over its descriptors, nor miss it when it counts them.
 //!
-//! For the few microseconds before that a new one stands on a number that is the application's. Its calls that take
-//! numbers therefore announce themselves ([`enter`], [`leave`]), and the library makes a descriptor ([`make`]) while none of them
-//! is under way, and they wait meanwhile. Both sides wait for a bounded time only: a call may block in the kernel for long (a FIFO, a
-//! dead NFS server), and a thread may be cancelled or leave by `longjmp` in the middle of one. Then a number may be seen to be
-//! taken for some microseconds, which is all that can go wrong.
+//! For the few microseconds before that a new one stands on a number that is the application's. Its
+//! calls that take numbers therefore announce themselves ([`enter`], [`leave`]), and the library
+//! makes a descriptor ([`make`]) while none of them is under way, and they wait meanwhile. Both
+//! sides wait for a bounded time only: a call may block in the kernel for long (a FIFO, a dead NFS
+//! server), and a thread may be cancelled or leave by `longjmp` in the middle of one. Then a number
+//! may be seen to be taken for some microseconds, which is all that can go wrong.
 
 use crate::fd_table::{self, CAPACITY, Entry};
 use crate::lock::Mutex;
@@ -16,19 +18,22 @@ use crate::sys;
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU32, Ordering::*};
 
-/// The application's calls under way: their number, and above it the epoch that they belong to ([`EPOCH`]).
+/// The application's calls under way: their number, and above it the epoch that they belong to
+/// ([`EPOCH`]).
 static INSIDE: AtomicU32 = AtomicU32::new(0);
 /// Not 0: a descriptor of the library's is being made.
 static MAKING: AtomicU32 = AtomicU32::new(0);
 
 const COUNT: u32 = (1 << 16) - 1;
 const EPOCH: u32 = 1 << 16;
-/// How long the library waits for calls that are under way. Those that take longer are not waited for again.
+/// How long the library waits for calls that are under way. Those that take longer are not waited
+/// for again.
 const CALLS_NS: i64 = 1_000_000;
 /// How long a call waits for the library.
 const MAKING_NS: i64 = 10_000_000;
 
-/// A call that takes a number begins. Returns what [`leave`] wants. Async-signal-safe; two atomic operations.
+/// A call that takes a number begins. Returns what [`leave`] wants. Async-signal-safe; two atomic
+/// operations.
 #[inline]
 pub(crate) fn enter() -> u32 {
     loop {
@@ -83,7 +88,8 @@ fn wait_for_library() -> bool {
     true
 }
 
-/// Runs `f`, in which descriptors may stand on low numbers, while no call of the application's takes any.
+/// Runs `f`, in which descriptors may stand on low numbers, while no call of the application's
+/// takes any.
 pub(crate) fn exclusively<R>(f: impl FnOnce() -> R) -> R {
     static LIBRARY: Mutex<()> = Mutex::new(());
     // No handler of the application's may come in between, and want a number.
@@ -125,7 +131,8 @@ pub(crate) fn after_fork_in_child() {
     MAKING.store(0, SeqCst);
 }
 
-/// Makes a descriptor of the library's own, by a system call that makes one close-on-exec. Returns its number, or `-errno`.
+/// Makes a descriptor of the library's own, by a system call that makes one close-on-exec. Returns
+/// its number, or `-errno`.
 pub(crate) fn make(call: impl FnOnce() -> isize) -> c_int {
     if let Some(error) = crate::inject::call() {
         return error;
@@ -144,8 +151,9 @@ pub(crate) fn copy(fd: c_int) -> c_int {
     exclusively(|| keep(lift(fd)))
 }
 
-/// Makes `fd`, just created close-on-exec and inside of [`exclusively`], one of the library's own: moved out of the way, and hidden. Returns its
-/// final number, or `-errno` (`fd` is closed then). The soft limit is raised for the one call that makes the number.
+/// Makes `fd`, just created close-on-exec and inside of [`exclusively`], one of the library's own:
+/// moved out of the way, and hidden. Returns its final number, or `-errno` (`fd` is closed then).
+/// The soft limit is raised for the one call that makes the number.
 pub(crate) fn adopt(fd: c_int) -> c_int {
     let high = lift(fd);
     let _ = sys::close(fd);
@@ -159,7 +167,10 @@ fn lift(fd: c_int) -> c_int {
     let soft = (limit.rlim_cur as usize).min(CAPACITY);
     let mut high = -1;
     if limit.rlim_max > limit.rlim_cur && soft + ROOM_ABOVE <= CAPACITY {
-        let raised = libc::rlimit { rlim_cur: limit.rlim_max.min((soft + ROOM_ABOVE) as u64), rlim_max: limit.rlim_max };
+        let raised = libc::rlimit {
+            rlim_cur: limit.rlim_max.min((soft + ROOM_ABOVE) as u64),
+            rlim_max: limit.rlim_max,
+        };
         if sys::setrlimit_nofile(&raised) >= 0 {
             high = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, soft) as c_int;
             let _ = sys::setrlimit_nofile(&limit);

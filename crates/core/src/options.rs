@@ -1,4 +1,5 @@
-//! setsockopt and ioctl: which options leave a connection as it is, and which need the kernel's path.
+//! setsockopt and ioctl: which options leave a connection as it is, and which need the kernel's
+//! path.
 
 use crate::api::{PASS, Ret};
 use crate::fd_table::{self, Entry};
@@ -28,7 +29,8 @@ const IP_TRANSPARENT: c_int = 19;
 const IPV6_TRANSPARENT: c_int = 75;
 const IPV6_FREEBIND: c_int = 78;
 
-/// Options whose effect the rings cannot show: with one of them set the connection stays with the kernel.
+/// Options whose effect the rings cannot show: with one of them set the connection stays with the
+/// kernel.
 fn needs_kernel(level: c_int, name: c_int, value: i64) -> bool {
     match level {
         libc::SOL_SOCKET => match name {
@@ -37,14 +39,18 @@ fn needs_kernel(level: c_int, name: c_int, value: i64) -> bool {
             SO_PEEK_OFF => value >= 0,
             n => SO_TIMESTAMPS.contains(&n) && value != 0,
         },
-        libc::IPPROTO_TCP => matches!(name, TCP_REPAIR | TCP_ULP | TCP_ZEROCOPY_RECEIVE | TCP_INQ | TCP_TX_DELAY) || TCP_AO.contains(&name),
+        libc::IPPROTO_TCP => {
+            matches!(name, TCP_REPAIR | TCP_ULP | TCP_ZEROCOPY_RECEIVE | TCP_INQ | TCP_TX_DELAY)
+                || TCP_AO.contains(&name)
+        }
         libc::IPPROTO_IP => name == IP_TRANSPARENT && value != 0,
         libc::IPPROTO_IPV6 => name == IPV6_TRANSPARENT && value != 0,
         _ => false,
     }
 }
 
-/// Behind these the kernel does something with bytes that the application does not receive itself: none may be elsewhere.
+/// Behind these the kernel does something with bytes that the application does not receive itself:
+/// none may be elsewhere.
 fn takes_bytes(level: c_int, name: c_int) -> bool {
     level == libc::IPPROTO_TCP && matches!(name, TCP_REPAIR | TCP_ULP | TCP_ZEROCOPY_RECEIVE)
 }
@@ -58,7 +64,8 @@ pub(crate) fn timeout_of(fd: c_int, name: c_int) -> i64 {
     tv.tv_sec.saturating_mul(1_000_000_000).saturating_add(tv.tv_usec.saturating_mul(1000))
 }
 
-/// The program uses an option by which the library proves that it holds a connection: that ends first.
+/// The program uses an option by which the library proves that it holds a connection: that ends
+/// first.
 fn leave_to_program(fd: c_int, level: c_int, name: c_int) {
     // (One of them has a name of IPv6's, too.)
     let used = match level {
@@ -66,14 +73,18 @@ fn leave_to_program(fd: c_int, level: c_int, name: c_int) {
         libc::IPPROTO_IPV6 => name == IPV6_FREEBIND,
         _ => false,
     };
-    if used
-        && let Some((s, _)) = fd_table::socket(fd)
-    {
+    if used && let Some((s, _)) = fd_table::socket(fd) {
         service::end_proof(s);
     }
 }
 
-pub(crate) unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> Ret {
+pub(crate) unsafe fn setsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> Ret {
     leave_to_program(fd, level, name);
     if level == libc::IPPROTO_TCP && name == syn::TCP_SAVE_SYN {
         syn::before_use();
@@ -93,7 +104,10 @@ pub(crate) unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *co
         }
     }
     let parents = |s: &socket::Socket| s.is_inherited() && s.has(flag::REMOTE) && s.is(ATTACHED);
-    if level == libc::SOL_SOCKET && name == libc::SO_LINGER && fd_table::socket(fd).is_some_and(|(s, _)| parents(s)) {
+    if level == libc::SOL_SOCKET
+        && name == libc::SO_LINGER
+        && fd_table::socket(fd).is_some_and(|(s, _)| parents(s))
+    {
         // The library's own stands on the carrier until the connection is back there.
         lifecycle::need_kernel(fd, Reason::InheritedByFork);
     }
@@ -116,10 +130,17 @@ pub(crate) unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *co
     PASS
 }
 
-pub(crate) unsafe fn on_setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, _len: socklen_t) {
+pub(crate) unsafe fn on_setsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    _len: socklen_t,
+) {
     if level == libc::IPPROTO_TCP
         && matches!(name, libc::TCP_NODELAY | libc::TCP_CORK)
-        && let Some((s, g)) = fd_table::socket(fd).filter(|(s, _)| socket::await_attach(s) && s.is(ATTACHED))
+        && let Some((s, g)) =
+            fd_table::socket(fd).filter(|(s, _)| socket::await_attach(s) && s.is(ATTACHED))
     {
         // SAFETY: the kernel has just read an int there.
         let number = unsafe { value.cast::<c_int>().read_unaligned() };
@@ -127,7 +148,8 @@ pub(crate) unsafe fn on_setsockopt(fd: c_int, level: c_int, name: c_int, value: 
             libc::TCP_CORK => socket::set_corked(s, number != 0),
             _ => io::on_nodelay(s, g, fd, number),
         }
-        // What may wait no longer, or, of a corked connection, is pushed once (tcp_push_pending_frames).
+        // What may wait no longer, or, of a corked connection, is pushed once
+        // (tcp_push_pending_frames).
         if (name == libc::TCP_CORK) == (number == 0) {
             io::send_held(s, g);
         }
@@ -135,18 +157,23 @@ pub(crate) unsafe fn on_setsockopt(fd: c_int, level: c_int, name: c_int, value: 
     if level != libc::SOL_SOCKET {
         return;
     }
-    let timeout = matches!(name, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO | SO_RCVTIMEO_NEW | SO_SNDTIMEO_NEW);
+    let timeout =
+        matches!(name, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO | SO_RCVTIMEO_NEW | SO_SNDTIMEO_NEW);
     // A negative one makes calls end at once (sock_set_timeout), but reads back as none.
     // SAFETY: the kernel has just read a time there.
     let never_waits = timeout && unsafe { value.cast::<timeval>().read_unaligned() }.tv_sec < 0;
     if never_waits {
-        // What an unconnected socket becomes, or accepts, has it without anybody being able to see that.
+        // What an unconnected socket becomes, or accepts, has it without anybody being able to see
+        // that.
         fd_table::refuse(fd, Reason::SocketOption);
     }
-    let Some((s, g)) = fd_table::socket(fd).filter(|_| timeout || name == libc::SO_LINGER) else { return };
+    let Some((s, g)) = fd_table::socket(fd).filter(|_| timeout || name == libc::SO_LINGER) else {
+        return;
+    };
     let store = |into: &AtomicI64| {
         let store = || into.store(if never_waits { -1 } else { timeout_of(fd, name) }, SeqCst);
-        // Who attaches it finds this one, or has begun before: then it is waited for, and what it stores is overwritten.
+        // Who attaches it finds this one, or has begun before: then it is waited for, and what it
+        // stores is overwritten.
         store();
         socket::await_attach(s);
         store();
@@ -163,8 +190,16 @@ pub(crate) unsafe fn on_setsockopt(fd: c_int, level: c_int, name: c_int, value: 
     }
 }
 
-/// SO_SNDBUF: the kernel wakes who waits for room that a larger buffer has (sock_setsockopt: sk_write_space).
-unsafe fn set_send_buffer(s: &'static socket::Socket, g: u16, fd: c_int, name: c_int, value: *const c_void, len: socklen_t) -> Ret {
+/// SO_SNDBUF: the kernel wakes who waits for room that a larger buffer has (sock_setsockopt:
+/// sk_write_space).
+unsafe fn set_send_buffer(
+    s: &'static socket::Socket,
+    g: u16,
+    fd: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> Ret {
     let room = || {
         let mut bytes: c_int = 0;
         let _ = sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, &mut bytes);
@@ -186,10 +221,18 @@ pub(crate) fn before_getsockopt(fd: c_int, level: c_int, name: c_int) {
     }
 }
 
-/// Between hosts the library's own SO_LINGER stands on the carrier, and an error of the connection may be one that the kernel does not know.
-pub(crate) unsafe fn on_getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *const socklen_t) {
+/// Between hosts the library's own SO_LINGER stands on the carrier, and an error of the connection
+/// may be one that the kernel does not know.
+pub(crate) unsafe fn on_getsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    len: *const socklen_t,
+) {
     if level == libc::IPPROTO_TCP && name == syn::TCP_SAVE_SYN {
-        // SAFETY: the kernel has just written its answer's length there, and as many bytes of an int.
+        // SAFETY: the kernel has just written its answer's length there, and as many bytes of an
+        // int.
         unsafe {
             let mut number: c_int = 0;
             let len = (len.read_unaligned() as usize).min(size_of::<c_int>());
@@ -221,7 +264,13 @@ pub(crate) unsafe fn on_getsockopt(fd: c_int, level: c_int, name: c_int, value: 
     if name == libc::SO_LINGER {
         if let Some(linger) = io::application_linger(s, g, fd) {
             // SAFETY: the kernel has just written that many bytes there.
-            unsafe { core::ptr::copy_nonoverlapping((&raw const linger).cast::<u8>(), value.cast(), room.min(size_of_val(&linger))) };
+            unsafe {
+                core::ptr::copy_nonoverlapping(
+                    (&raw const linger).cast::<u8>(),
+                    value.cast(),
+                    room.min(size_of_val(&linger)),
+                )
+            };
         }
     } else if room == size_of::<c_int>() {
         // SAFETY: as above.
@@ -240,13 +289,16 @@ pub(crate) unsafe fn ioctl(fd: c_int, request: usize, arg: usize) -> Ret {
     }
     let out = |n: usize| {
         // SAFETY: FIONREAD and SIOCOUTQ take a pointer to an int of the caller's.
-        let written = unsafe { user::write(arg as *mut c_int, n.min(c_int::MAX as usize) as c_int) };
+        let written =
+            unsafe { user::write(arg as *mut c_int, n.min(c_int::MAX as usize) as c_int) };
         if written { 0 } else { -(libc::EFAULT as Ret) }
     };
     match request as u64 {
         libc::FIONBIO => {
             // SAFETY: it takes a pointer to an int of the caller's.
-            let Some(mut on) = (unsafe { user::read(arg as *const c_int) }) else { return -(libc::EFAULT as Ret) };
+            let Some(mut on) = (unsafe { user::read(arg as *const c_int) }) else {
+                return -(libc::EFAULT as Ret);
+            };
             let r = sys::ioctl(fd, request, &raw mut on as usize);
             if r >= 0 {
                 // (Who attaches it may have asked the kernel before.)
@@ -275,8 +327,8 @@ mod tests {
     use std::sync::mpsc;
     use std::time::Duration;
 
-    /// A time-out that is set while another thread attaches the connection: that thread has asked the kernel already, where a negative one
-    /// reads as none, and stores what it heard.
+    /// A time-out that is set while another thread attaches the connection: that thread has asked
+    /// the kernel already, where a negative one reads as none, and stores what it heard.
     #[test]
     fn a_time_out_that_meets_an_attachment_counts() {
         crate::testing::init();
@@ -294,11 +346,20 @@ mod tests {
             for name in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
                 assert_eq!(sys::setsockopt(fd, libc::SOL_SOCKET, name, &time), 0);
                 // SAFETY: a time-out's value.
-                unsafe { on_setsockopt(fd, libc::SOL_SOCKET, name, (&raw const time).cast(), size_of_val(&time) as socklen_t) };
+                unsafe {
+                    on_setsockopt(
+                        fd,
+                        libc::SOL_SOCKET,
+                        name,
+                        (&raw const time).cast(),
+                        size_of_val(&time) as socklen_t,
+                    )
+                };
             }
             let _ = tell.send(());
         });
-        // Comes only where the option does not wait for the attachment; then what follows undoes it.
+        // Comes only where the option does not wait for the attachment; then what follows undoes
+        // it.
         let _ = hear.recv_timeout(Duration::from_millis(100));
         for timeout in [&s.receive_timeout_ns, &s.send_timeout_ns] {
             timeout.store(0, Relaxed);

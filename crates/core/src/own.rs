@@ -1,5 +1,6 @@
-//! The addresses of this host, as far as this process's network namespace knows them (rtnetlink(7)): a peer at one of them is no other host.
-//! (An address can be bound to that is not of this host: net.ipv4.ip_nonlocal_bind.)
+//! The addresses of this host, as far as this process's network namespace knows them
+//! (rtnetlink(7)): a peer at one of them is no other host. (An address can be bound to that is not
+//! of this host: net.ipv4.ip_nonlocal_bind.)
 
 use crate::heap::Scratch;
 use crate::{fd_table, numbers, sys};
@@ -29,7 +30,8 @@ pub(crate) fn has(ip: IpAddr) -> bool {
         ASKED_AT.store(now, Release);
         ASKING.store(false, Release);
     }
-    // The first answer is waited for, which takes microseconds. (Bounded: who asks may have been forked away.)
+    // The first answer is waited for, which takes microseconds. (Bounded: who asks may have been
+    // forked away.)
     for _ in 0..1000 {
         if ASKED_AT.load(Acquire) != 0 {
             break;
@@ -52,12 +54,15 @@ fn hash(ip: IpAddr) -> u64 {
         IpAddr::V4(ip) => u128::from(u32::from(ip)),
         IpAddr::V6(ip) => u128::from(ip),
     };
-    let mixed = (bits as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ ((bits >> 64) as u64).wrapping_mul(0xc2b2_ae3d_27d4_eb4f).rotate_left(31);
+    let mixed = (bits as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+        ^ ((bits >> 64) as u64).wrapping_mul(0xc2b2_ae3d_27d4_eb4f).rotate_left(31);
     mixed | 1
 }
 
 fn ask() {
-    let fd = numbers::make(|| sys::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::NETLINK_ROUTE));
+    let fd = numbers::make(|| {
+        sys::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::NETLINK_ROUTE)
+    });
     if fd < 0 {
         return;
     }
@@ -76,7 +81,11 @@ fn list_into(fd: c_int) -> Option<usize> {
     let list = LISTS.get(CURRENT.load(Relaxed) & 1 ^ 1)?;
     // struct nlmsghdr, and a struct ifaddrmsg that asks for every family.
     let mut question = [0u8; 24];
-    let parts: [&[u8]; 3] = [&24u32.to_ne_bytes(), &libc::RTM_GETADDR.to_ne_bytes(), &((libc::NLM_F_REQUEST | libc::NLM_F_DUMP) as u16).to_ne_bytes()];
+    let parts: [&[u8]; 3] = [
+        &24u32.to_ne_bytes(),
+        &libc::RTM_GETADDR.to_ne_bytes(),
+        &((libc::NLM_F_REQUEST | libc::NLM_F_DUMP) as u16).to_ne_bytes(),
+    ];
     question.iter_mut().zip(parts.into_iter().flatten()).for_each(|(to, from)| *to = *from);
     // SAFETY: a live buffer.
     if unsafe { sys::sendto(fd, question.as_ptr(), question.len(), libc::MSG_DONTWAIT) } < 0 {
@@ -88,7 +97,16 @@ fn list_into(fd: c_int) -> Option<usize> {
     // Each answer holds some tens of addresses.
     for _ in 0..64 {
         // SAFETY: a live buffer; the kernel has answered already, or does so within the call.
-        let got = unsafe { sys::recvfrom(fd, answer.as_mut_ptr(), answer.len(), libc::MSG_DONTWAIT, core::ptr::null_mut(), core::ptr::null_mut()) };
+        let got = unsafe {
+            sys::recvfrom(
+                fd,
+                answer.as_mut_ptr(),
+                answer.len(),
+                libc::MSG_DONTWAIT,
+                core::ptr::null_mut(),
+                core::ptr::null_mut(),
+            )
+        };
         let mut rest = answer.get(..usize::try_from(got).ok()?)?;
         while let Some((kind, body, next)) = message(rest) {
             match i32::from(kind) {
@@ -116,13 +134,15 @@ fn message(at: &[u8]) -> Option<(u16, &[u8], &[u8])> {
     Some((kind, body, at.get(len.next_multiple_of(4)..).unwrap_or(&[])))
 }
 
-/// The address that a `struct ifaddrmsg` with its attributes is about: IFA_LOCAL, which a point-to-point link has besides its peer's, or
-/// IFA_ADDRESS.
+/// The address that a `struct ifaddrmsg` with its attributes is about: IFA_LOCAL, which a
+/// point-to-point link has besides its peer's, or IFA_ADDRESS.
 fn address_of(body: &[u8]) -> Option<IpAddr> {
     let family = i32::from(*body.first()?);
     let mut rest = body.get(8..)?;
     let mut found = None;
-    while let Some(len) = rest.first_chunk().map(|l| usize::from(u16::from_ne_bytes(*l))).filter(|len| *len >= 4) {
+    while let Some(len) =
+        rest.first_chunk().map(|l| usize::from(u16::from_ne_bytes(*l))).filter(|len| *len >= 4)
+    {
         let kind = u16::from_ne_bytes(*rest.get(2..)?.first_chunk()?);
         let value = rest.get(4..len)?;
         let ip = match family {
@@ -165,7 +185,8 @@ mod tests {
         assert_eq!(message(&[255; 32]), None, "longer than what there is");
         assert_eq!(address_of(&[]), None);
         assert_eq!(address_of(&[2, 0, 0, 0, 0, 0, 0, 0, 8, 0, 2, 0, 10, 0]), None, "cut off");
-        let point_to_point = [2, 0, 0, 0, 0, 0, 0, 0, 8, 0, 1, 0, 10, 0, 0, 2, 8, 0, 2, 0, 10, 0, 0, 1];
+        let point_to_point =
+            [2, 0, 0, 0, 0, 0, 0, 0, 8, 0, 1, 0, 10, 0, 0, 2, 8, 0, 2, 0, 10, 0, 0, 1];
         assert_eq!(address_of(&point_to_point), Some(IpAddr::from([10, 0, 0, 1])));
     }
 }

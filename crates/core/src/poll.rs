@@ -1,8 +1,10 @@
 //! poll and select with accelerated sockets among the descriptors.
 //!
-//! Both become one list of [`Want`]s. If none of them is an attached socket, the hook passes the call on untouched.
+//! Both become one list of [`Want`]s. If none of them is an attached socket, the hook passes the
+//! call on untouched.
 //!
-//! All memory that a call takes is taken before it begins. Where there is none the sockets go back to the kernel, which needs none of ours.
+//! All memory that a call takes is taken before it begins. Where there is none the sockets go back
+//! to the kernel, which needs none of ours.
 
 use crate::api::{Mask, PASS, Ret};
 use crate::channel::Channel;
@@ -21,8 +23,8 @@ use netacc_control::stats::{Counter, Reason};
 const IN: i16 = libc::POLLIN | libc::POLLRDNORM;
 const OUT: i16 = libc::POLLOUT | libc::POLLWRNORM;
 
-/// A call that finds nothing and does not wait asks the carrier at most so often (ticks: some 40 µs); one that finds something, or will ask
-/// before it sleeps, so often (some 4 ms).
+/// A call that finds nothing and does not wait asks the carrier at most so often (ticks: some 40
+/// µs); one that finds something, or will ask before it sleeps, so often (some 4 ms).
 const ASK_TICKS: u64 = 100_000;
 const ASK_BUSY_TICKS: u64 = 10_000_000;
 
@@ -34,23 +36,31 @@ struct Want {
     generation: u16,
     channel: &'static Channel,
     slot: usize,
-    /// The peer cannot tell this process of its news: a child that inherited it, and in whose hands bytes were left in the ring.
+    /// The peer cannot tell this process of its news: a child that inherited it, and in whose hands
+    /// bytes were left in the ring.
     silent: bool,
     posted: [bool; 2],
 }
 
 impl Want {
-    /// What can be said of it from the shared words, and whether the carrier has to be asked as well.
+    /// What can be said of it from the shared words, and whether the carrier has to be asked as
+    /// well.
     fn look(&self, events: i16) -> (i16, bool) {
         let mut now = 0;
         let (readable, mut ask) = epoll::ring_says(self.socket, self.channel, self.slot);
-        ask |= self.socket.has(flag::CARRIER_SPOKE | flag::FIN_LATER | flag::RESET) || self.channel.peer_ends(self.slot);
+        ask |= self.socket.has(flag::CARRIER_SPOKE | flag::FIN_LATER | flag::RESET)
+            || self.channel.peer_ends(self.slot);
         if readable {
             now |= events & IN;
         }
         if !self.socket.said.sends_fast() {
             ask = true;
-        } else if wait::send_room(self.socket, self.channel, self.slot, io::tx_ring_bytes(self.socket)) {
+        } else if wait::send_room(
+            self.socket,
+            self.channel,
+            self.slot,
+            io::tx_ring_bytes(self.socket),
+        ) {
             now |= events & OUT;
         }
         (now, ask)
@@ -61,7 +71,9 @@ impl Want {
         let fast = self.socket.said.sends_fast();
         let no_room_there = fast || !io::may_send_on_carrier(self.socket);
         // Who waits for room in a ring that nobody empties any more has to hear that.
-        let end = events & IN != 0 || (events & OUT != 0 && fast && self.hears_end()) || self.socket.has(flag::FIN_LATER);
+        let end = events & IN != 0
+            || (events & OUT != 0 && fast && self.hears_end())
+            || self.socket.has(flag::FIN_LATER);
         (events & !(if no_room_there { OUT } else { 0 })) | if end { libc::POLLRDHUP } else { 0 }
     }
 
@@ -72,16 +84,27 @@ impl Want {
 
     /// Whether room on the carrier, of which `said` is known, is room for the application's bytes.
     fn sends_there(&self, said: i16) -> bool {
-        let end = if self.hears_end() { libc::POLLRDHUP } else { 0 } | libc::POLLHUP | libc::POLLERR;
+        let end =
+            if self.hears_end() { libc::POLLRDHUP } else { 0 } | libc::POLLHUP | libc::POLLERR;
         // Behind the peer's end the next send goes there.
-        if self.socket.said.sends_fast() { said & end != 0 } else { io::may_send_on_carrier(self.socket) }
+        if self.socket.said.sends_fast() {
+            said & end != 0
+        } else {
+            io::may_send_on_carrier(self.socket)
+        }
     }
 
     /// The carrier's answer, of its descriptor `fd`, in the application's terms.
     fn translate(&self, fd: c_int, mut revents: i16, events: i16) -> i16 {
         revents = io::settled(fd, events | libc::POLLRDHUP, revents);
-        if revents & (libc::POLLRDHUP | libc::POLLHUP) != 0 && io::is_reset_now(self.socket, self.generation, fd) {
-            revents |= IN | OUT | libc::POLLRDHUP | libc::POLLHUP | if io::owes_reset(self.socket) { libc::POLLERR } else { 0 };
+        if revents & (libc::POLLRDHUP | libc::POLLHUP) != 0
+            && io::is_reset_now(self.socket, self.generation, fd)
+        {
+            revents |= IN
+                | OUT
+                | libc::POLLRDHUP
+                | libc::POLLHUP
+                | if io::owes_reset(self.socket) { libc::POLLERR } else { 0 };
         }
         // Data is news only where the stream is in the ring.
         let data = if self.socket.said.receives_fast() { libc::POLLIN } else { 0 };
@@ -107,8 +130,8 @@ impl Want {
     }
 }
 
-/// Candidates that a thread waits for in the kernel, where it would not hear what comes to a ring: nothing comes there meanwhile, also if
-/// they are attached.
+/// Candidates that a thread waits for in the kernel, where it would not hear what comes to a ring:
+/// nothing comes there meanwhile, also if they are attached.
 struct Waited<'a>(Scratch<'a, (&'static Socket, u32)>);
 
 impl Waited<'_> {
@@ -139,7 +162,8 @@ impl Drop for Waited<'_> {
     }
 }
 
-/// Finds the attached sockets, and notes the candidates. Sets and inherited sockets that cannot be polled here go back to the kernel.
+/// Finds the attached sockets, and notes the candidates. Sets and inherited sockets that cannot be
+/// polled here go back to the kernel.
 fn find(fds: &[pollfd], wants: &mut Scratch<'_, Want>, waited: &mut Waited<'_>) {
     for (index, p) in fds.iter().enumerate() {
         if p.fd < 0 {
@@ -149,14 +173,24 @@ fn find(fds: &[pollfd], wants: &mut Scratch<'_, Want>, waited: &mut Waited<'_>) 
             let _ = adoption::of(s, g, p.fd);
         }
         match fd_table::get(p.fd) {
-            Entry::Socket(s, _) if s.is_inherited() && s.is(CANDIDATE) => lifecycle::need_kernel(p.fd, Reason::InheritedByFork),
+            Entry::Socket(s, _) if s.is_inherited() && s.is(CANDIDATE) => {
+                lifecycle::need_kernel(p.fd, Reason::InheritedByFork)
+            }
             Entry::Socket(s, generation) if s.is(ATTACHED) || (is_coming(s) && !waited.add(s)) => {
                 let silent = s.is_inherited();
                 if silent {
                     lifecycle::need_kernel(p.fd, Reason::InheritedByFork);
                 }
                 if let Some(channel) = s.channel().filter(|_| s.is(ATTACHED)) {
-                    let want = Want { index, socket: s, generation, channel, slot: s.slot.load(Relaxed) as usize, silent, posted: [false; 2] };
+                    let want = Want {
+                        index,
+                        socket: s,
+                        generation,
+                        channel,
+                        slot: s.slot.load(Relaxed) as usize,
+                        silent,
+                        posted: [false; 2],
+                    };
                     if !wants.push(want) {
                         // As above.
                         lifecycle::need_kernel(p.fd, Reason::NoMemory);
@@ -173,7 +207,8 @@ fn is_coming(s: &Socket) -> bool {
     matches!(s.state.load(Acquire), CANDIDATE | ATTACHING | LEFT | CLOSING)
 }
 
-/// True when the table knows the descriptor as something that needs a closer look. `waits`: the call may wait.
+/// True when the table knows the descriptor as something that needs a closer look. `waits`: the
+/// call may wait.
 fn is_ours(fd: c_int, waits: bool) -> bool {
     match fd_table::get(fd) {
         Entry::Socket(s, _) if is_coming(s) => {
@@ -186,7 +221,8 @@ fn is_ours(fd: c_int, waits: bool) -> bool {
     }
 }
 
-/// What the application waits for is copied, so that nobody changes or unmaps it meanwhile. So many fit without an allocation.
+/// What the application waits for is copied, so that nobody changes or unmaps it meanwhile. So many
+/// fit without an allocation.
 const FEW: usize = 16;
 /// Sockets among them.
 const FEW_SOCKETS: usize = 8;
@@ -232,7 +268,13 @@ unsafe fn poll_held(fds: *mut pollfd, count: u64, timeout_ns: i64, mask: Mask) -
         many = match Scratch::filled(count, NOBODY) {
             Some(list) => list,
             // SAFETY: the caller's array.
-            None => return without_memory((0..count).filter_map(|i| unsafe { user::read(fds.wrapping_add(i)) }).map(|p| p.fd)),
+            None => {
+                return without_memory(
+                    (0..count)
+                        .filter_map(|i| unsafe { user::read(fds.wrapping_add(i)) })
+                        .map(|p| p.fd),
+                );
+            }
         };
         // SAFETY: the caller's array.
         if !unsafe { user::read_into(fds, &mut many) } {
@@ -261,8 +303,10 @@ unsafe fn poll_held(fds: *mut pollfd, count: u64, timeout_ns: i64, mask: Mask) -
 ///
 /// Budget: no allocation, no system call.
 unsafe fn poll_one(at: *mut pollfd) -> Option<Ret> {
-    // SAFETY: the caller's pollfd, field by field, as it has probably just been stored (see `user`).
-    let (fd, events) = unsafe { (user::read(&raw const (*at).fd)?, user::read(&raw const (*at).events)?) };
+    // SAFETY: the caller's pollfd, field by field, as it has probably just been stored (see
+    // `user`).
+    let (fd, events) =
+        unsafe { (user::read(&raw const (*at).fd)?, user::read(&raw const (*at).events)?) };
     if fd < 0 {
         return None;
     }
@@ -271,7 +315,15 @@ unsafe fn poll_one(at: *mut pollfd) -> Option<Ret> {
         return None;
     }
     let channel = s.channel().filter(|c| c.wire().is_none())?;
-    let w = Want { index: 0, socket: s, generation, channel, slot: s.slot.load(Relaxed) as usize, silent: false, posted: [false; 2] };
+    let w = Want {
+        index: 0,
+        socket: s,
+        generation,
+        channel,
+        slot: s.slot.load(Relaxed) as usize,
+        silent: false,
+        posted: [false; 2],
+    };
     let (now, ask) = w.look(events);
     if now == 0 || ask || !io::carrier_was_asked(s, ASK_BUSY_TICKS) {
         return None;
@@ -289,15 +341,17 @@ pub(crate) fn is_mask(mask: Mask) -> bool {
 /// There is no memory for a call.
 struct NoMemory;
 
-/// What is polled goes back to the kernel, and the call with it. What cannot go at once (its peer does not answer) is an error that the
-/// kernel knows of this call, too.
+/// What is polled goes back to the kernel, and the call with it. What cannot go at once (its peer
+/// does not answer) is an error that the kernel knows of this call, too.
 #[cold]
 #[inline(never)]
 fn without_memory(fds: impl Iterator<Item = c_int>) -> Ret {
     let mut r = PASS;
     for fd in fds {
         match fd_table::get(fd) {
-            Entry::Socket(s, g) if !io::to_kernel(s, g, fd, Reason::NoMemory, false) => r = -(libc::ENOMEM as Ret),
+            Entry::Socket(s, g) if !io::to_kernel(s, g, fd, Reason::NoMemory, false) => {
+                r = -(libc::ENOMEM as Ret)
+            }
             Entry::Epoll(e) => epoll::bar(e),
             _ => {}
         }
@@ -307,18 +361,29 @@ fn without_memory(fds: impl Iterator<Item = c_int>) -> Ret {
 
 /// `PASS`: nothing of ours after all. Nothing has been done where there is no memory.
 fn poll_list(fds: &mut [pollfd], timeout_ns: i64, mask: Mask) -> Result<Ret, NoMemory> {
-    let sockets = fds.iter().filter(|p| p.fd >= 0 && matches!(fd_table::get(p.fd), Entry::Socket(..))).count();
-    let (mut few_wants, mut few_waited, mut few) =
-        ([MaybeUninit::uninit(); FEW_SOCKETS], [MaybeUninit::uninit(); FEW_SOCKETS], [MaybeUninit::uninit(); FEW + 1]);
+    let sockets = fds
+        .iter()
+        .filter(|p| p.fd >= 0 && matches!(fd_table::get(p.fd), Entry::Socket(..)))
+        .count();
+    let (mut few_wants, mut few_waited, mut few) = (
+        [MaybeUninit::uninit(); FEW_SOCKETS],
+        [MaybeUninit::uninit(); FEW_SOCKETS],
+        [MaybeUninit::uninit(); FEW + 1],
+    );
     let mut wants = Scratch::within(&mut few_wants, sockets).ok_or(NoMemory)?;
     let mut waited = Waited(Scratch::within(&mut few_waited, sockets).ok_or(NoMemory)?);
     let mut kernel = Scratch::<pollfd>::within(&mut few, fds.len() + 1).ok_or(NoMemory)?;
     find(fds, &mut wants, &mut waited);
     if wants.is_empty() {
         // SAFETY: the caller's array, and its mask.
-        return Ok(if waited.0.is_empty() { PASS } else { unsafe { sys::ppoll(fds.as_mut_ptr(), fds.len(), timeout_ns, mask) } });
+        return Ok(if waited.0.is_empty() {
+            PASS
+        } else {
+            unsafe { sys::ppoll(fds.as_mut_ptr(), fds.len(), timeout_ns, mask) }
+        });
     }
-    let deadline = if timeout_ns < 0 { 0 } else { sys::now_ns().saturating_add(timeout_ns as u64).max(1) };
+    let deadline =
+        if timeout_ns < 0 { 0 } else { sys::now_ns().saturating_add(timeout_ns as u64).max(1) };
     let mut polled = false;
     loop {
         wants.retain(Want::alive);
@@ -352,8 +417,14 @@ fn poll_list(fds: &mut [pollfd], timeout_ns: i64, mask: Mask) -> Result<Ret, NoM
     }
 }
 
-/// Fills every `revents`; asks the kernel for what is its. `returns`: the call ends with what is found. Returns how many are ready, or `-errno`.
-fn look_all(fds: &mut [pollfd], wants: &[Want], kernel: &mut Scratch<'_, pollfd>, returns: bool) -> Ret {
+/// Fills every `revents`; asks the kernel for what is its. `returns`: the call ends with what is
+/// found. Returns how many are ready, or `-errno`.
+fn look_all(
+    fds: &mut [pollfd],
+    wants: &[Want],
+    kernel: &mut Scratch<'_, pollfd>,
+    returns: bool,
+) -> Ret {
     kernel.copy_from(fds);
     let mut need_kernel = wants.len() < fds.len();
     for w in wants {
@@ -392,7 +463,13 @@ fn look_all(fds: &mut [pollfd], wants: &[Want], kernel: &mut Scratch<'_, pollfd>
 }
 
 /// Sleeps until anything may have changed. 0: look again; otherwise `-errno`.
-fn sleep(fds: &[pollfd], wants: &mut [Want], kernel: &mut Scratch<'_, pollfd>, deadline: u64, mask: Mask) -> Ret {
+fn sleep(
+    fds: &[pollfd],
+    wants: &mut [Want],
+    kernel: &mut Scratch<'_, pollfd>,
+    deadline: u64,
+    mask: Mask,
+) -> Ret {
     let place = wait::claim_for_thread();
     let mut all_posted = place.is_some();
     if let Some(p) = place {
@@ -419,7 +496,9 @@ fn sleep(fds: &[pollfd], wants: &mut [Want], kernel: &mut Scratch<'_, pollfd>, d
     }
     let missed = wants.iter().any(|w| {
         fds.get(w.index).is_some_and(|p| {
-            let room = p.events & OUT != 0 && w.socket.said.sends_fast() && wait::send_room_or_ask(w.socket, w.channel, w.slot, io::tx_ring_bytes(w.socket));
+            let room = p.events & OUT != 0
+                && w.socket.said.sends_fast()
+                && wait::send_room_or_ask(w.socket, w.channel, w.slot, io::tx_ring_bytes(w.socket));
             room || w.look(p.events).0 != 0
         })
     });
@@ -431,7 +510,11 @@ fn sleep(fds: &[pollfd], wants: &mut [Want], kernel: &mut Scratch<'_, pollfd>, d
                 k.events = w.carrier_events(p.events);
             }
         }
-        kernel.push(pollfd { fd: place.map_or(-1, wait::gather), events: libc::POLLIN, revents: 0 });
+        kernel.push(pollfd {
+            fd: place.map_or(-1, wait::gather),
+            events: libc::POLLIN,
+            revents: 0,
+        });
         let left = wait::left(deadline);
         // Where a doorbell could not be had the list is looked at once a millisecond.
         let left = if all_posted {
@@ -472,11 +555,12 @@ fn sleep(fds: &[pollfd], wants: &mut [Want], kernel: &mut Scratch<'_, pollfd>, d
     if r < 0 { r } else { 0 }
 }
 
-// ---- select ----------------------------------------------------------------------------------------------------
+// ---- select -------------------------------------------------------------------------------------
 
 const WORD_BITS: usize = usize::BITS as usize;
 
-/// A copy of one of the caller's bit sets of `nfds` bits (glibc's FD_SETSIZE is no limit to the kernel, and none here).
+/// A copy of one of the caller's bit sets of `nfds` bits (glibc's FD_SETSIZE is no limit to the
+/// kernel, and none here).
 struct Bits {
     at: *mut usize,
     few: [usize; FEW],
@@ -497,7 +581,11 @@ impl Bits {
         Ok(unsafe { user::read_into(at, set.list()) }.then_some(set))
     }
     fn list(&mut self) -> &mut [usize] {
-        if self.words > FEW { &mut self.many } else { self.few.get_mut(..self.words).unwrap_or(&mut []) }
+        if self.words > FEW {
+            &mut self.many
+        } else {
+            self.few.get_mut(..self.words).unwrap_or(&mut [])
+        }
     }
     fn get(&mut self, fd: usize) -> bool {
         self.list().get(fd / WORD_BITS).is_some_and(|word| word >> (fd % WORD_BITS) & 1 != 0)
@@ -521,33 +609,61 @@ fn named(nfds: c_int, sets: [*mut fd_set; 3]) -> impl Iterator<Item = c_int> {
     (0..nfds).filter(move |fd| {
         let n = *fd as usize;
         // SAFETY: as in `Bits::read`.
-        let word = |at: *mut fd_set| unsafe { user::read(at.cast::<usize>().wrapping_add(n / WORD_BITS)) };
-        sets.iter().any(|at| !at.is_null() && word(*at).is_some_and(|w| w >> (n % WORD_BITS) & 1 != 0))
+        let word =
+            |at: *mut fd_set| unsafe { user::read(at.cast::<usize>().wrapping_add(n / WORD_BITS)) };
+        sets.iter()
+            .any(|at| !at.is_null() && word(*at).is_some_and(|w| w >> (n % WORD_BITS) & 1 != 0))
     })
 }
 
 #[allow(clippy::too_many_arguments, reason = "select(2)'s own arguments")]
-pub(crate) unsafe fn select(nfds: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout_ns: i64, mask: Mask, elapsed_ns: &mut i64) -> Ret {
+pub(crate) unsafe fn select(
+    nfds: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    timeout_ns: i64,
+    mask: Mask,
+    elapsed_ns: &mut i64,
+) -> Ret {
     if nfds <= 0 || nfds as usize > fd_table::CAPACITY || fd_table::high_water() == 0 {
         return PASS;
     }
     // SAFETY: the caller's promise.
-    signals::held(|| unsafe { select_held(nfds, read, write, except, timeout_ns, mask, elapsed_ns) })
+    signals::held(|| unsafe {
+        select_held(nfds, read, write, except, timeout_ns, mask, elapsed_ns)
+    })
 }
 
 #[allow(clippy::too_many_arguments, reason = "as above")]
-unsafe fn select_held(nfds: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout_ns: i64, mask: Mask, elapsed_ns: &mut i64) -> Ret {
+unsafe fn select_held(
+    nfds: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    timeout_ns: i64,
+    mask: Mask,
+    elapsed_ns: &mut i64,
+) -> Ret {
     let set = |at| Bits::read(at, nfds as usize);
-    let (Ok(r), Ok(w), Ok(x)) = (set(read), set(write), set(except)) else { return without_memory(named(nfds, [read, write, except])) };
+    let (Ok(r), Ok(w), Ok(x)) = (set(read), set(write), set(except)) else {
+        return without_memory(named(nfds, [read, write, except]));
+    };
     let (Some(mut r), Some(mut w), Some(mut x)) = (r, w, x) else { return PASS };
-    if !(0..nfds as usize).any(|fd| (r.get(fd) || w.get(fd) || x.get(fd)) && is_ours(fd as c_int, timeout_ns != 0)) {
+    if !(0..nfds as usize)
+        .any(|fd| (r.get(fd) || w.get(fd) || x.get(fd)) && is_ours(fd as c_int, timeout_ns != 0))
+    {
         return PASS;
     }
     let count = (0..nfds as usize).filter(|fd| r.get(*fd) || w.get(*fd) || x.get(*fd)).count();
     let mut few = [MaybeUninit::uninit(); FEW];
-    let Some(mut list) = Scratch::within(&mut few, count) else { return without_memory(named(nfds, [read, write, except])) };
+    let Some(mut list) = Scratch::within(&mut few, count) else {
+        return without_memory(named(nfds, [read, write, except]));
+    };
     for fd in 0..nfds as usize {
-        let events = if r.get(fd) { libc::POLLIN } else { 0 } | if w.get(fd) { libc::POLLOUT } else { 0 } | if x.get(fd) { libc::POLLPRI } else { 0 };
+        let events = if r.get(fd) { libc::POLLIN } else { 0 }
+            | if w.get(fd) { libc::POLLOUT } else { 0 }
+            | if x.get(fd) { libc::POLLPRI } else { 0 };
         if events != 0 {
             list.push(pollfd { fd: fd as c_int, events, revents: 0 });
         }
@@ -572,7 +688,8 @@ unsafe fn select_held(nfds: c_int, read: *mut fd_set, write: *mut fd_set, except
     for p in list.iter() {
         // The kernel's own translation (fs/select.c: POLLIN_SET, POLLOUT_SET, POLLEX_SET).
         let fd = p.fd as usize;
-        let readable = p.revents & (IN | libc::POLLHUP | libc::POLLERR) != 0 && p.events & libc::POLLIN != 0;
+        let readable =
+            p.revents & (IN | libc::POLLHUP | libc::POLLERR) != 0 && p.events & libc::POLLIN != 0;
         let writable = p.revents & (OUT | libc::POLLERR) != 0 && p.events & libc::POLLOUT != 0;
         let exceptional = p.revents & libc::POLLPRI != 0 && p.events & libc::POLLPRI != 0;
         r.put(fd, readable);

@@ -1,13 +1,15 @@
 //! Between hosts: connections over RDMA verbs.
 //!
-//! One thread ("netacc-rdma", every signal blocked) owns everything here but the data path: it loads the libraries, opens
-//! devices, makes the TCP links to other processes' libraries, agrees with them on connections, connects queue pairs,
-//! carries the words of switchover, and takes connections back to their carriers. It is started by the first connection that a
-//! device could serve. Application threads leave word in an inbox, or mark a slot ([`wire`]), and ring.
+//! One thread ("netacc-rdma", every signal blocked) owns everything here but the data path: it
+//! loads the libraries, opens devices, makes the TCP links to other processes' libraries, agrees
+//! with them on connections, connects queue pairs, carries the words of switchover, and takes
+//! connections back to their carriers. It is started by the first connection that a device could
+//! serve. Application threads leave word in an inbox, or mark a slot ([`wire`]), and ring.
 //!
 //! - [`wire`]: what data calls and waits use;
 //! - `net`: which fabric that is;
-//! - `devices`: the libraries, devices, queues, and the threads that poll them while nobody else does;
+//! - `devices`: the libraries, devices, queues, and the threads that poll them while nobody else
+//!   does;
 //! - `listeners`, `places`: where such connections are taken, and where they go;
 //! - `links`: TCP connections to other processes, and the frames on them;
 //! - `pairs`: queue pairs; `memory`: that of rings;
@@ -50,7 +52,7 @@ const PENDING: u32 = 16384;
 /// Links of this process.
 const LINKS: usize = 64;
 
-// ---- the inbox ---------------------------------------------------------------------------------------------------
+// ---- the inbox ----------------------------------------------------------------------------------
 
 /// What application threads ask of the thread.
 enum Ask {
@@ -73,7 +75,8 @@ static RUNNING: AtomicU32 = AtomicU32::new(0);
 static FAILED: AtomicU32 = AtomicU32::new(0);
 /// How often the process had forked when the thread started: children of later forks can call it.
 static FORKS_BEFORE: AtomicU32 = AtomicU32::new(0);
-/// This process, as its forked children see whether it lives (pidfd_open(2)), whatever PID namespace they are in.
+/// This process, as its forked children see whether it lives (pidfd_open(2)), whatever PID
+/// namespace they are in.
 static LIFE: AtomicI32 = AtomicI32::new(-1);
 
 /// What a forked child has of a process of which it inherited connections.
@@ -84,7 +87,9 @@ struct Parent {
 }
 
 /// In a forked child: its parent, and older ancestors that had the thread.
-static PARENTS: [Parent; 4] = [const { Parent { process: AtomicU32::new(0), bell: AtomicI32::new(-1), life: AtomicI32::new(-1) } }; 4];
+static PARENTS: [Parent; 4] = [const {
+    Parent { process: AtomicU32::new(0), bell: AtomicI32::new(-1), life: AtomicI32::new(-1) }
+}; 4];
 /// What a child adds to a parent's bell.
 const CHILD: u64 = 1 << 32;
 static STARTING: Mutex<()> = Mutex::new(());
@@ -96,8 +101,9 @@ fn ring() {
     }
 }
 
-/// In a forked child, which uses a connection of its parent's between hosts: the parent takes it back to the carrier. Nothing else of it
-/// is touched here; what the parent has mapped since the fork this process does not even have.
+/// In a forked child, which uses a connection of its parent's between hosts: the parent takes it
+/// back to the carrier. Nothing else of it is touched here; what the parent has mapped since the
+/// fork this process does not even have.
 pub(crate) fn call_back(s: &Socket) {
     s.raise(flag::CALLED_BACK);
     if let Some(bell) = maker_of(s).map(|p| p.bell.load(Acquire)) {
@@ -114,16 +120,22 @@ fn maker_of(s: &Socket) -> Option<&'static Parent> {
 pub(crate) fn maker_lives(s: &Socket) -> bool {
     let Some(life) = maker_of(s).map(|p| p.life.load(Acquire)) else { return false };
     // (It is readable when the process has ended. Without one: Linux before 5.3.)
-    if life >= 0 { sys::poll_now(life, libc::POLLIN) == 0 } else { lifecycle::process_lives(s.owner.load(Relaxed)) }
+    if life >= 0 {
+        sys::poll_now(life, libc::POLLIN) == 0
+    } else {
+        lifecycle::process_lives(s.owner.load(Relaxed))
+    }
 }
 
-/// Whether every child that has `s` can call it back. (One that was forked before the thread started cannot.)
+/// Whether every child that has `s` can call it back. (One that was forked before the thread
+/// started cannot.)
 pub(crate) fn can_be_called_back(s: &Socket) -> bool {
     let since = |forks: u32| s.forks.load(Relaxed).wrapping_sub(forks).cast_signed() >= 0;
     since(lifecycle::forks()) || (is_running() && since(FORKS_BEFORE.load(Acquire)))
 }
 
-/// When what has come is looked at ([`crate::io::look_at_unread_here`]), as long as the thread does not know; 0: it does.
+/// When what has come is looked at ([`crate::io::look_at_unread_here`]), as long as the thread does
+/// not know; 0: it does.
 static WATCH_AT: AtomicU64 = AtomicU64::new(0);
 
 /// Bytes have come from another host: the thread is to look then whether they are read.
@@ -206,7 +218,8 @@ extern "C" fn run(epoll: *mut c_void) -> *mut c_void {
     }
     if let Some(mut remote) = made {
         while remote.turn() {}
-        // Somebody closed our descriptors behind our back. What was agreed on cannot be taken back any more; the memory is left.
+        // Somebody closed our descriptors behind our back. What was agreed on cannot be taken back
+        // any more; the memory is left.
         core::mem::forget(remote);
     }
     RUNNING.store(0, Release);
@@ -219,7 +232,9 @@ fn watch(epoll: c_int, fd: c_int, events: u32, data: u64) -> bool {
     // SAFETY: a live event.
     let r = unsafe { sys::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, fd, &mut event) };
     // SAFETY: as above.
-    r >= 0 || (r == -(libc::EEXIST as isize) && unsafe { sys::epoll_ctl(epoll, libc::EPOLL_CTL_MOD, fd, &mut event) } >= 0)
+    r >= 0
+        || (r == -(libc::EEXIST as isize)
+            && unsafe { sys::epoll_ctl(epoll, libc::EPOLL_CTL_MOD, fd, &mut event) } >= 0)
 }
 
 fn unwatch(epoll: c_int, fd: c_int) {
@@ -227,16 +242,19 @@ fn unwatch(epoll: c_int, fd: c_int) {
     let _ = unsafe { sys::epoll_ctl(epoll, libc::EPOLL_CTL_DEL, fd, core::ptr::null_mut()) };
 }
 
-// ---- what the rest of the core calls -------------------------------------------------------------------------------
+// ---- what the rest of the core calls ------------------------------------------------------------
 
-/// Whether a device could serve connections like this one. Asks the kernel once; where there is none, once a minute.
+/// Whether a device could serve connections like this one. Asks the kernel once; where there is
+/// none, once a minute.
 pub(crate) fn could_serve(tuple: &Tuple) -> Result<(), Reason> {
     if LOADED.load(Acquire) && LOADED_BY.load(Relaxed) != lifecycle::process() {
-        // The libraries' state is a copy of the parent's, and the kernel refuses a child the use of its device.
+        // The libraries' state is a copy of the parent's, and the kernel refuses a child the use of
+        // its device.
         return Err(Reason::ForkedAfterRdma);
     }
     let ip = tuple.local().ip();
-    // A link-local address is none without the interface's number, which the connection manager does not carry.
+    // A link-local address is none without the interface's number, which the connection manager
+    // does not carry.
     let link_local = matches!(ip, IpAddr::V6(a) if a.is_unicast_link_local());
     if link_local || ip.is_loopback() || tuple.peer().ip().is_loopback() {
         return Err(Reason::NoRdmaDevice);
@@ -253,7 +271,9 @@ static NONE_AT: AtomicU64 = AtomicU64::new(0);
 pub(crate) fn has_devices() -> bool {
     const ASK_AGAIN_NS: u64 = 60_000_000_000;
     let none_at = NONE_AT.load(Relaxed);
-    if !DEVICES.load(Relaxed) && (none_at == 0 || sys::now_ns().saturating_sub(none_at) > ASK_AGAIN_NS) {
+    if !DEVICES.load(Relaxed)
+        && (none_at == 0 || sys::now_ns().saturating_sub(none_at) > ASK_AGAIN_NS)
+    {
         DEVICES.store(sys::exists(b"/sys/class/infiniband\0"), Relaxed);
         NONE_AT.store(sys::now_ns(), Relaxed);
     }
@@ -289,7 +309,9 @@ pub(crate) fn accepting(local: SocketAddr) {
             (bits >> 64) as u64 ^ (bits as u64).rotate_left(13)
         }
     };
-    let mixed = (hash ^ u64::from(local.port()) << 40 ^ u64::from(lifecycle::process()) << 20).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mixed = (hash ^ u64::from(local.port()) << 40 ^ u64::from(lifecycle::process()) << 20)
+        .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+        | 1;
     let Some(place) = KNOWN.get((mixed >> 58) as usize) else { return };
     if place.load(Relaxed) != mixed && ask(Ask::Accepting(local)) {
         place.store(mixed, Relaxed);
@@ -301,7 +323,8 @@ pub(crate) fn note(s: &'static Socket, generation: u32) -> bool {
     ask(Ask::Note(s, generation))
 }
 
-/// `s` is no candidate any more, or its memory is about to be freed. Not while another thread is attaching it.
+/// `s` is no candidate any more, or its memory is about to be freed. Not while another thread is
+/// attaching it.
 pub(crate) fn closing(s: &'static Socket) {
     if s.is_inherited() {
         // What is offered is its parent's to give back.
@@ -335,8 +358,8 @@ pub(crate) fn is_running() -> bool {
     RUNNING.load(Acquire) == lifecycle::process()
 }
 
-/// Who has it: the thread, in what it does between its waits, or one that forks. A child must not see the libraries, or a
-/// descriptor of theirs, in the middle of something.
+/// Who has it: the thread, in what it does between its waits, or one that forks. A child must not
+/// see the libraries, or a descriptor of theirs, in the middle of something.
 static TURN: AtomicU32 = AtomicU32::new(0);
 /// A fork waits for no longer than this. (Loading takes some milliseconds.)
 const TURN_NS: u64 = 1_000_000_000;
@@ -394,7 +417,8 @@ static LOADED: AtomicBool = AtomicBool::new(false);
 /// The process that has.
 static LOADED_BY: AtomicU32 = AtomicU32::new(0);
 
-/// Waits, at most `limit_ns`, until the connections that are on their way back to their carriers have arrived.
+/// Waits, at most `limit_ns`, until the connections that are on their way back to their carriers
+/// have arrived.
 pub(crate) fn finish(limit_ns: u64) {
     apart::finish(limit_ns);
 }
@@ -441,7 +465,7 @@ pub(crate) fn after_fork_in_child(parent: u32) {
     }
 }
 
-// ---- the thread ----------------------------------------------------------------------------------------------------
+// ---- the thread ---------------------------------------------------------------------------------
 
 /// Kinds of events in the thread's epoll set, in the upper byte.
 const EVENT_BELL: u64 = 1 << 56;
@@ -465,7 +489,9 @@ struct Mine {
 
 impl Mine {
     fn is_current(&self) -> bool {
-        self.socket.generation.load(Acquire) == self.generation && self.socket.is(CANDIDATE) && self.socket.has(flag::REMOTE)
+        self.socket.generation.load(Acquire) == self.generation
+            && self.socket.is(CANDIDATE)
+            && self.socket.has(flag::REMOTE)
     }
 }
 
@@ -483,7 +509,8 @@ struct Remote {
     listeners: Vec<listeners::Listener>,
     /// When to look whether they are of use; 0: not.
     listeners_at: u64,
-    /// No links are taken at some address: when that is tried anew, with the next accept there; 0: not.
+    /// No links are taken at some address: when that is tried anew, with the next accept there; 0:
+    /// not.
     anew_at: u64,
     links: [Option<Box<links::Link>>; LINKS],
     places: Vec<places::Place>,
@@ -499,7 +526,8 @@ struct Remote {
     process: [u8; 16],
     /// Channels and memory of receives that serve again.
     channels: Vec<&'static Channel>,
-    /// Connections that are on their way back to their carriers, and what keeps them alive meanwhile.
+    /// Connections that are on their way back to their carriers, and what keeps them alive
+    /// meanwhile.
     leaving: Vec<apart::Leaving>,
     /// When to look at what is unread; 0: nobody sends.
     watch_at: u64,
@@ -548,11 +576,15 @@ impl Remote {
         let timeout = match self.timer {
             0 => -1,
             // Whole milliseconds, so that no newer system call is needed.
-            at => at.saturating_sub(sys::now_ns()).div_ceil(1_000_000).min(60_000) as i64 * 1_000_000,
+            at => {
+                at.saturating_sub(sys::now_ns()).div_ceil(1_000_000).min(60_000) as i64 * 1_000_000
+            }
         };
         let mut events = [epoll_event { events: 0, u64: 0 }; 32];
         // SAFETY: room for 32 events; no mask.
-        let n = unsafe { sys::epoll_wait(self.epoll, events.as_mut_ptr(), 32, timeout, core::ptr::null()) };
+        let n = unsafe {
+            sys::epoll_wait(self.epoll, events.as_mut_ptr(), 32, timeout, core::ptr::null())
+        };
         if n < 0 && n != -(libc::EINTR as isize) {
             return false;
         }

@@ -1,12 +1,13 @@
 //! How two processes find each other and agree on shared memory for a connection: the book-keeping.
 //!
-//! [`State`] is what this process knows: the control connections ([`Link`]s) to other processes with the channel that
-//! belongs to each, our sockets that wait for an agreement, and the peers' candidates. It is driven by
-//! [`crate::service`], under its lock; what may take long (asking the kernel who owns a socket, serving a
-//! pull-back) is done there, without the lock.
+//! [`State`] is what this process knows: the control connections ([`Link`]s) to other processes
+//! with the channel that belongs to each, our sockets that wait for an agreement, and the peers'
+//! candidates. It is driven by [`crate::service`], under its lock; what may take long (asking the
+//! kernel who owns a socket, serving a pull-back) is done there, without the lock.
 //!
-//! Everything received is hostile: it is a private copy (a packet), checked against what *we* know before it has any
-//! effect. A peer that breaks the rules loses its link and its channel, and nothing else.
+//! Everything received is hostile: it is a private copy (a packet), checked against what *we* know
+//! before it has any effect. A peer that breaks the rules loses its link and its channel, and
+//! nothing else.
 //!
 //! `docs/design/rendezvous.md` tells the whole story.
 
@@ -23,7 +24,9 @@ pub(crate) mod strangers;
 pub(crate) mod table;
 mod waiting;
 
-use crate::arena::{self, ARENAS_MAX, MAPPED_BYTES_MAX, Mapping, MemoryError, Pair, Pool, RING_MAX, RING_MIN};
+use crate::arena::{
+    self, ARENAS_MAX, MAPPED_BYTES_MAX, Mapping, MemoryError, Pair, Pool, RING_MAX, RING_MIN,
+};
 use crate::channel::{BY_KERNEL, Channel, ChannelMem, PLACES, SLOTS, quiet};
 use crate::log::debug_log;
 use crate::socket::{self, Socket};
@@ -51,8 +54,8 @@ const PENDING: u32 = 16384;
 /// Candidates of one peer that wait here.
 const CANDIDATES_PER_LINK: u32 = 4096;
 const CANDIDATES_PER_FOREIGN_LINK: u32 = 512;
-/// Messages that wait for a peer that does not read: more than the answers to all offers that can be on their way
-/// (what fits into a socket's buffer, and [`PUT_OFF`]).
+/// Messages that wait for a peer that does not read: more than the answers to all offers that can
+/// be on their way (what fits into a socket's buffer, and [`PUT_OFF`]).
 const QUEUE: usize = 2048;
 /// No new offers while so many messages wait.
 const PUT_OFF: usize = 128;
@@ -66,10 +69,15 @@ const GREETING_NS: u64 = 1_000_000_000;
 /// Bytes of the control memfd.
 pub(crate) const CHANNEL_BYTES: usize = arena::whole_pages(size_of::<ChannelMem>());
 
-/// A `Refuse` reason beside those of the protocol: the acceptor could not prove that it holds the connection.
+/// A `Refuse` reason beside those of the protocol: the acceptor could not prove that it holds the
+/// connection.
 pub(crate) const REFUSE_NOT_AUTHENTICATED: u16 = 7;
 
-const LIB_VERSION: [u16; 3] = [number(env!("CARGO_PKG_VERSION_MAJOR")), number(env!("CARGO_PKG_VERSION_MINOR")), number(env!("CARGO_PKG_VERSION_PATCH"))];
+const LIB_VERSION: [u16; 3] = [
+    number(env!("CARGO_PKG_VERSION_MAJOR")),
+    number(env!("CARGO_PKG_VERSION_MINOR")),
+    number(env!("CARGO_PKG_VERSION_PATCH")),
+];
 
 const fn number(text: &str) -> u16 {
     let mut rest = text.as_bytes();
@@ -130,8 +138,14 @@ struct Slot {
 }
 
 impl Slot {
-    const FREE: Slot =
-        Slot { state: SlotState::Free, token: 0, waiting: Key(u64::MAX), pair: Pair { arena: 0, offset: 0 }, socket: core::ptr::null(), generation: 0 };
+    const FREE: Slot = Slot {
+        state: SlotState::Free,
+        token: 0,
+        waiting: Key(u64::MAX),
+        pair: Pair { arena: 0, offset: 0 },
+        socket: core::ptr::null(),
+        generation: 0,
+    };
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -180,7 +194,8 @@ pub(crate) struct Link {
     put_off: bool,
     /// What its marks spell (`possession`): the name of its connecting side. `None`: that has none.
     number: Option<u16>,
-    /// The peer has shown that it holds the other end of one of our connections: it may pass the memory for them (connecting side).
+    /// The peer has shown that it holds the other end of one of our connections: it may pass the
+    /// memory for them (connecting side).
     proven: bool,
 }
 
@@ -215,7 +230,10 @@ impl Link {
     }
 
     fn is_idle(&self) -> bool {
-        matches!(self.phase, Phase::Open | Phase::Leaving) && self.users() == 0 && self.slots_used == 0 && self.candidates == 0
+        matches!(self.phase, Phase::Open | Phase::Leaving)
+            && self.users() == 0
+            && self.slots_used == 0
+            && self.candidates == 0
     }
 
     fn takes_candidates(&self) -> bool {
@@ -246,7 +264,8 @@ pub(crate) enum Violation {
     NoMemory,
     /// It does not read.
     Stuck,
-    /// Its files, or a stop of this process, kept whoever took them in: it may be honest, and is left alone for a while.
+    /// Its files, or a stop of this process, kept whoever took them in: it may be honest, and is
+    /// left alone for a while.
     Kept,
     /// The connection ended.
     Ended,
@@ -306,7 +325,15 @@ pub(crate) struct Advert {
 }
 
 impl Advert {
-    const NONE: Advert = Advert { port: 0, fd: -1, uid: u32::MAX, made_at: 0, retry_at: 0, unused_since: 0, deaf: false };
+    const NONE: Advert = Advert {
+        port: 0,
+        fd: -1,
+        uid: u32::MAX,
+        made_at: 0,
+        retry_at: 0,
+        unused_since: 0,
+        deaf: false,
+    };
 }
 
 /// Ports that one process advertises at a time: the one that was advertised first makes room.
@@ -320,14 +347,17 @@ const QUICK_NAMES: u8 = 4;
 const PORTS: usize = 1024;
 const SHUN_NS: u64 = 5_000_000_000;
 const RETRY_ADVERT_NS: u64 = 1_000_000_000;
-/// A connection that waits for its peer is looked for after so long, and again so long after that... Workers advertise when they
-/// first accept; most are there at the first look. After the last one it waits until its own calls ask for another (`io::search`).
+/// A connection that waits for its peer is looked for after so long, and again so long after
+/// that... Workers advertise when they first accept; most are there at the first look. After the
+/// last one it waits until its own calls ask for another (`io::search`).
 const LOOK_NS: [u64; 5] = [10_000_000, 40_000_000, 150_000_000, 400_000_000, 400_000_000];
 /// Looks that are asked for by somebody else are at least so far apart.
 pub(crate) const TRY_PAUSE_NS: u64 = 50_000_000;
-/// After a listening socket was closed, its advert is looked at: at first after so long, then after twice as long...
+/// After a listening socket was closed, its advert is looked at: at first after so long, then after
+/// twice as long...
 const LOOK_AT_ADVERTS_NS: u64 = 50_000_000;
-/// ...and goes after so long, even if a connection that was accepted there still waits for its peer.
+/// ...and goes after so long, even if a connection that was accepted there still waits for its
+/// peer.
 const UNUSED_ADVERT_NS: u64 = 10_000_000_000;
 /// A connect asks for a look at all names when the last one is this old.
 const TRIED_LATELY_NS: u64 = 1_000_000_000;
@@ -352,7 +382,8 @@ pub(crate) struct State {
     /// What is known of ports, and which they are.
     ports: Vec<Port>,
     port_numbers: Vec<u16>,
-    /// When some port, or a connection that waits, is to be looked at; it may be too early. 0: never.
+    /// When some port, or a connection that waits, is to be looked at; it may be too early. 0:
+    /// never.
     next_try: u64,
     /// The thread has something to do earlier than it knows.
     pub(crate) wake: bool,
@@ -363,13 +394,15 @@ pub(crate) struct State {
     /// Accepted sockets whose candidate was there first, or whose proof found no place.
     to_agree: Vec<Key>,
     pub(crate) proofs: [Option<Proof>; PROOFS],
-    /// Proofs of connectors that found no place: the link, with its life, and the connection's token.
+    /// Proofs of connectors that found no place: the link, with its life, and the connection's
+    /// token.
     turns_put_off: VecDeque<(usize, u32, u64)>,
     /// When to look for proofs that do not go on; it may be too early. 0: never.
     next_proof_end: u64,
     /// Something for the service thread to do: links to recycle.
     pub(crate) to_recycle: bool,
-    /// Likewise, by place: links that have ended, of whose connections nobody but the carriers tells the end.
+    /// Likewise, by place: links that have ended, of whose connections nobody but the carriers
+    /// tells the end.
     pub(crate) to_watch: u64,
     /// When to look for links that nobody uses; 0: never.
     next_expiry: u64,
@@ -380,7 +413,8 @@ pub(crate) struct State {
     logged_at: u64,
 }
 
-// SAFETY: the pointers name sockets and channels, which are type-stable and shared through atomics, and mappings.
+// SAFETY: the pointers name sockets and channels, which are type-stable and shared through atomics,
+// and mappings.
 unsafe impl Send for State {}
 
 /// The epoll item of a link: its place and life.
@@ -388,7 +422,8 @@ pub(crate) const EVENT_LINK: u64 = 1 << 62;
 /// The epoll item of an advert: its place.
 pub(crate) const EVENT_ADVERT: u64 = 1 << 61;
 
-/// The epoll item of the carrier of a connection whose link has ended: its slot, and the link's place and life.
+/// The epoll item of the carrier of a connection whose link has ended: its slot, and the link's
+/// place and life.
 pub(crate) const EVENT_CARRIER: u64 = 1 << 60;
 
 /// [`EVENT_CARRIER`] of a slot.
@@ -449,15 +484,25 @@ impl State {
             self.to_agree.try_reserve_exact(PENDING as usize).ok()?;
             self.ports.try_reserve_exact(PORTS).ok()?;
             self.port_numbers.try_reserve_exact(PORTS).ok()?;
-            Some(Tables { connected: Table::new(PENDING, seed)?, accepted: Table::new(PENDING, seed)?, candidates: Table::new(PENDING, seed)? })
+            Some(Tables {
+                connected: Table::new(PENDING, seed)?,
+                accepted: Table::new(PENDING, seed)?,
+                candidates: Table::new(PENDING, seed)?,
+            })
         })();
         self.tables.is_some()
     }
 
-    // ---- messages ------------------------------------------------------------------------------------------------
+    // ---- messages -------------------------------------------------------------------------------
 
     /// One message of the peer's. `fd`, where the message brought one, is closed or kept by this.
-    pub(crate) fn handle(&mut self, i: usize, message: Message, fd: c_int, sender: Cred) -> Result<Then, Violation> {
+    pub(crate) fn handle(
+        &mut self,
+        i: usize,
+        message: Message,
+        fd: c_int,
+        sender: Cred,
+    ) -> Result<Then, Violation> {
         let mut keep = false;
         let result = self.dispatch(i, message, fd, sender, &mut keep);
         if fd >= 0 && !keep {
@@ -466,10 +511,21 @@ impl State {
         result
     }
 
-    fn dispatch(&mut self, i: usize, message: Message, fd: c_int, sender: Cred, keep: &mut bool) -> Result<Then, Violation> {
+    fn dispatch(
+        &mut self,
+        i: usize,
+        message: Message,
+        fd: c_int,
+        sender: Cred,
+        keep: &mut bool,
+    ) -> Result<Then, Violation> {
         let Some(l) = self.link_mut(i).filter(|l| l.is_read()) else { return Ok(Then::Nothing) };
-        // A child forked by the peer inherits the connection, for the sockets it inherits with it, but agrees on nothing.
-        let from_child = matches!(message, Message::Place { .. } | Message::PullBack { .. } | Message::Unread { .. });
+        // A child forked by the peer inherits the connection, for the sockets it inherits with it,
+        // but agrees on nothing.
+        let from_child = matches!(
+            message,
+            Message::Place { .. } | Message::PullBack { .. } | Message::Unread { .. }
+        );
         if sender.uid != l.peer.uid || (sender.pid != l.peer.pid && !from_child) {
             return Err(Violation::Impostor);
         }
@@ -493,7 +549,9 @@ impl State {
             Message::Turn { token, turn } => Ok(self.on_turn(i, token, turn)),
             Message::Unproven { token } => Ok(self.on_unproven(i, token)),
             Message::Accept { token, slot } if acceptor => self.on_accept(i, token, slot),
-            Message::Refuse { token, slot, reason } if acceptor => self.on_refuse(i, token, slot, reason),
+            Message::Refuse { token, slot, reason } if acceptor => {
+                self.on_refuse(i, token, slot, reason)
+            }
             Message::Channel(m) if !acceptor => self.on_channel(i, m, fd),
             Message::Arena(m) if !acceptor => self.on_arena(i, m, fd),
             Message::Offer(offer) if !acceptor => {
@@ -511,7 +569,11 @@ impl State {
                 Ok(Then::Nothing)
             }
             Message::PullBack { slot, dir } => {
-                let produced = if acceptor { Direction::AcceptorToConnector } else { Direction::ConnectorToAcceptor };
+                let produced = if acceptor {
+                    Direction::AcceptorToConnector
+                } else {
+                    Direction::ConnectorToAcceptor
+                };
                 if l.channel.is_none() || slot as usize >= SLOTS || dir != produced {
                     return Err(Violation::Malformed);
                 }
@@ -526,7 +588,8 @@ impl State {
         }
     }
 
-    /// Whether the descriptors that `message` brings are due: what this end waits for, of a peer that has a right to it.
+    /// Whether the descriptors that `message` brings are due: what this end waits for, of a peer
+    /// that has a right to it.
     pub(crate) fn files_due(&self, i: usize, message: &Message) -> bool {
         let Some(l) = self.link(i).filter(|l| l.phase != Phase::Greeting) else { return false };
         let there = l.channel.is_some();
@@ -567,9 +630,25 @@ fn consumed_by(c: &Channel, slot: usize, side: usize) -> &AtomicU64 {
 }
 
 /// Leaves the agreement for the application's threads.
-fn hand_over(s: &'static Socket, c: &'static Channel, slot: u16, tx: *mut u8, tx_bytes: u32, rx: *mut u8, rx_bytes: u32) {
-    let offer = socket::Offer { channel: c, slot: u32::from(slot), tx_ring: tx, tx_bytes, rx_ring: rx, rx_bytes };
-    // SAFETY: `offered` is 0: nobody reads it yet, and only the holder of the service's lock writes it.
+fn hand_over(
+    s: &'static Socket,
+    c: &'static Channel,
+    slot: u16,
+    tx: *mut u8,
+    tx_bytes: u32,
+    rx: *mut u8,
+    rx_bytes: u32,
+) {
+    let offer = socket::Offer {
+        channel: c,
+        slot: u32::from(slot),
+        tx_ring: tx,
+        tx_bytes,
+        rx_ring: rx,
+        rx_bytes,
+    };
+    // SAFETY: `offered` is 0: nobody reads it yet, and only the holder of the service's lock writes
+    // it.
     unsafe { *s.offer.get() = offer };
     if let Some(at) = c.sockets.get(slot as usize) {
         let at: &AtomicPtr<Socket> = at;

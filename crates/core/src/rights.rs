@@ -1,16 +1,21 @@
-//! A forked child that changes its user gives up what it inherited of its parent's (`docs/design/memory.md`).
+//! A forked child that changes its user gives up what it inherited of its parent's
+//! (`docs/design/memory.md`).
 //!
-//! What a child shares with its parent lets it write where the parent reads. As long as both are the same user that gives the child nothing that
-//! it has not anyway. A child that is about to become somebody else may be taken over later, by whom it serves: before it has changed, it has
-//! nothing of its parent's any more. Connections that it has go on, on TCP or as its own ([`crate::adoption`]).
+//! What a child shares with its parent lets it write where the parent reads. As long as both are
+//! the same user that gives the child nothing that it has not anyway. A child that is about to
+//! become somebody else may be taken over later, by whom it serves: before it has changed, it has
+//! nothing of its parent's any more. Connections that it has go on, on TCP or as its own
+//! ([`crate::adoption`]).
 //!
-//! Known by the calls that change a user or its capabilities. A process that was not forked, or was forked by one without connections, has
-//! nothing to give up, and pays one load.
+//! Known by the calls that change a user or its capabilities. A process that was not forked, or was
+//! forked by one without connections, has nothing to give up, and pays one load.
 
 use crate::fd_table::{self, Entry};
 use crate::lock::Mutex;
 use crate::log::{debug_log, warn_log};
-use crate::socket::{self, ATTACHED, ATTACHING, CANDIDATE, CLOSING, LEFT, Socket, UNCONNECTED, flag};
+use crate::socket::{
+    self, ATTACHED, ATTACHING, CANDIDATE, CLOSING, LEFT, Socket, UNCONNECTED, flag,
+};
 use crate::{adoption, io, lifecycle, remote, service, shared, sys};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, Ordering::*};
@@ -21,8 +26,8 @@ static HAS: AtomicBool = AtomicBool::new(false);
 /// One at a time; a thread that finds it taken waits until all is given up.
 static GIVING: Mutex<()> = Mutex::new(());
 
-/// How long connections are waited for, all together: for the parent to close what it leaves to this process, and for bytes in a ring to be
-/// sent again.
+/// How long connections are waited for, all together: for the parent to close what it leaves to
+/// this process, and for bytes in a ring to be sent again.
 const PARENT_NS: u64 = 5_000_000;
 const ALL_NS: u64 = 200_000_000;
 
@@ -66,7 +71,8 @@ fn give_up() {
     sys::restore_signals(signals);
 }
 
-/// One descriptor's. Afterwards the table knows nothing of it, or a socket in this process's own memory.
+/// One descriptor's. Afterwards the table knows nothing of it, or a socket in this process's own
+/// memory.
 fn give_up_connection(mut s: &'static Socket, mut g: u16, fd: c_int, begin: u64) {
     if s.is_inherited() {
         loop {
@@ -79,7 +85,11 @@ fn give_up_connection(mut s: &'static Socket, mut g: u16, fd: c_int, begin: u64)
                 ATTACHED if to_carrier(s, g, fd, begin) => break,
                 ATTACHED => return replace(fd, Entry::Socket(s, g)),
                 UNCONNECTED => {
-                    let _ = fd_table::replace(fd, fd_table::encode(Entry::Socket(s, g)), Entry::Fresh(Reason::InheritedByFork as u32));
+                    let _ = fd_table::replace(
+                        fd,
+                        fd_table::encode(Entry::Socket(s, g)),
+                        Entry::Fresh(Reason::InheritedByFork as u32),
+                    );
                     return;
                 }
                 _ => break,
@@ -95,8 +105,12 @@ fn give_up_connection(mut s: &'static Socket, mut g: u16, fd: c_int, begin: u64)
         }
     }
     if s.has(flag::UNSETTLED) && s.is(CANDIDATE) {
-        // Whether nobody else has it is seen in the parent's memory: now, or never. A parent that leaves it to this process closes it behind its fork.
-        while !adoption::settle(s, fd) && s.is(CANDIDATE) && sys::now_ns().saturating_sub(begin) < PARENT_NS {
+        // Whether nobody else has it is seen in the parent's memory: now, or never. A parent that
+        // leaves it to this process closes it behind its fork.
+        while !adoption::settle(s, fd)
+            && s.is(CANDIDATE)
+            && sys::now_ns().saturating_sub(begin) < PARENT_NS
+        {
             sys::pause_ns(50_000);
         }
         if s.has(flag::UNSETTLED) && s.generation16() == g {
@@ -105,7 +119,8 @@ fn give_up_connection(mut s: &'static Socket, mut g: u16, fd: c_int, begin: u64)
     }
 }
 
-/// An attached connection of the parent's goes back to the carrier, for both. False: it cannot, in time.
+/// An attached connection of the parent's goes back to the carrier, for both. False: it cannot, in
+/// time.
 fn to_carrier(s: &'static Socket, g: u16, fd: c_int, begin: u64) -> bool {
     loop {
         if io::to_kernel(s, g, fd, Reason::InheritedByFork, false) {
@@ -118,15 +133,23 @@ fn to_carrier(s: &'static Socket, g: u16, fd: c_int, begin: u64) -> bool {
     }
 }
 
-/// Bytes that only the parent's memory has cannot follow. This process's descriptor becomes one that fails at each call: an error that is
-/// seen, never a gap in the stream. The parent's connection is untouched.
+/// Bytes that only the parent's memory has cannot follow. This process's descriptor becomes one
+/// that fails at each call: an error that is seen, never a gap in the stream. The parent's
+/// connection is untouched.
 #[cold]
 fn replace(fd: c_int, entry: Entry) {
-    warn_log!("fd {fd}: what its parent has of it cannot follow a process that changes its user: it fails from here on");
+    warn_log!(
+        "fd {fd}: what its parent has of it cannot follow a process that changes its user: it fails from here on"
+    );
     fd_table::take(fd, fd_table::encode(entry));
-    let cloexec = if sys::fcntl(fd, libc::F_GETFD, 0) & libc::FD_CLOEXEC as isize != 0 { libc::O_CLOEXEC } else { 0 };
+    let cloexec = if sys::fcntl(fd, libc::F_GETFD, 0) & libc::FD_CLOEXEC as isize != 0 {
+        libc::O_CLOEXEC
+    } else {
+        0
+    };
     let status = sys::fcntl(fd, libc::F_GETFL, 0) as c_int & libc::O_NONBLOCK;
-    let dead = sys::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC | status, 0) as c_int;
+    let dead =
+        sys::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC | status, 0) as c_int;
     if dead >= 0 {
         let _ = sys::dup3(dead, fd, cloexec);
         let _ = sys::close(dead);

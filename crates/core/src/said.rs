@@ -1,15 +1,17 @@
 //! What this end has said in the words that it shares with the peer.
 //!
-//! The peer can write those words, too, whosever they are. So nothing that this end has decided is ever read back from
-//! there: it is kept here, in memory that this process shares with its forked children alone, and only published to the
-//! shared words. `docs/design/words.md` goes through them one by one.
+//! The peer can write those words, too, whosever they are. So nothing that this end has decided is
+//! ever read back from there: it is kept here, in memory that this process shares with its forked
+//! children alone, and only published to the shared words. `docs/design/words.md` goes through them
+//! one by one.
 
 use crate::channel::announce;
 use crate::wait::Side;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use netacc_ring::RingWords;
 
-/// Of one connection while it is attached; for those who look without its locks. All zero where it begins.
+/// Of one connection while it is attached; for those who look without its locks. All zero where it
+/// begins.
 #[repr(C)]
 pub(crate) struct Said {
     /// How far the ring that we consume is given back (`RingWords::head`).
@@ -28,7 +30,8 @@ pub(crate) struct Said {
     generation: AtomicU32,
     /// Our last word on the slot (`quiet::CLOSED`) is said.
     left: AtomicU32,
-    /// The peer's announcement and tail that a look under the receiver's lock has found nothing behind; [`DOUBTED`]: there are such.
+    /// The peer's announcement and tail that a look under the receiver's lock has found nothing
+    /// behind; [`DOUBTED`]: there are such.
     doubted_epoch: AtomicU64,
     doubted_tail: AtomicU64,
 }
@@ -37,7 +40,8 @@ const DOUBTED: u64 = 1 << 32;
 /// A thread's place in a NOTIFY word.
 const THREAD_MASK: u64 = 0xffff;
 
-/// Changes a word that both ends write. False: `to` did not want to, or the peer changes it all the time.
+/// Changes a word that both ends write. False: `to` did not want to, or the peer changes it all the
+/// time.
 fn change(word: &AtomicU64, to: impl Fn(u64) -> Option<u64>) -> bool {
     const TRIES: usize = 100;
     let mut now = word.load(SeqCst);
@@ -80,15 +84,23 @@ impl Said {
         self.threads[side as usize & 1].load(SeqCst)
     }
 
-    /// Puts a thread there. False: another one's place stands there. What else stands in the word is the peer's doing, or of the next connection
-    /// on this slot, which `is_ours` tells.
-    pub(crate) fn post_thread(&self, side: Side, place: u32, word: &AtomicU64, shift: u32, is_ours: impl Fn() -> bool) -> bool {
+    /// Puts a thread there. False: another one's place stands there. What else stands in the word
+    /// is the peer's doing, or of the next connection on this slot, which `is_ours` tells.
+    pub(crate) fn post_thread(
+        &self,
+        side: Side,
+        place: u32,
+        word: &AtomicU64,
+        shift: u32,
+        is_ours: impl Fn() -> bool,
+    ) -> bool {
         let said = &self.threads[side as usize & 1];
         if let Err(now) = said.compare_exchange(0, place, SeqCst, SeqCst) {
             return now == place;
         }
         let (field, mine) = (THREAD_MASK << shift, u64::from(place) << shift);
-        let posted = change(word, |now| (now & field == 0 || is_ours()).then_some(now & !field | mine));
+        let posted =
+            change(word, |now| (now & field == 0 || is_ours()).then_some(now & !field | mine));
         if !posted {
             said.store(0, SeqCst);
         }
@@ -99,7 +111,8 @@ impl Said {
     pub(crate) fn unpost_thread(&self, side: Side, place: u32, word: &AtomicU64, shift: u32) {
         let said = &self.threads[side as usize & 1];
         if said.load(SeqCst) == place {
-            // First: whoever comes next finds the word empty. (If the slot is another connection's by now, its thread stands there.)
+            // First: whoever comes next finds the word empty. (If the slot is another connection's
+            // by now, its thread stands there.)
             let (field, mine) = (THREAD_MASK << shift, u64::from(place) << shift);
             change(word, |now| (now & field == mine).then_some(now & !field));
             said.store(0, SeqCst);
@@ -119,7 +132,8 @@ impl Said {
         }
     }
 
-    /// The receiver, whose lock the caller holds, has found nothing behind these words, an announcement and a tail that were loaded before.
+    /// The receiver, whose lock the caller holds, has found nothing behind these words, an
+    /// announcement and a tail that were loaded before.
     pub(crate) fn doubt(&self, words: (u32, u64)) {
         self.doubted_epoch.store(0, SeqCst);
         self.doubted_tail.store(words.1, SeqCst);
@@ -132,7 +146,8 @@ impl Said {
         self.doubted_epoch.store(0, Relaxed);
     }
 
-    /// The words are those that nothing was found behind. (Either that sees words that are new, or [`doubt`](Self::doubt) comes after a look at them.)
+    /// The words are those that nothing was found behind. (Either that sees words that are new, or
+    /// [`doubt`](Self::doubt) comes after a look at them.)
     #[cold]
     pub(crate) fn is_doubted(&self, words: &RingWords) -> bool {
         let epoch = self.doubted_epoch.load(SeqCst);
@@ -167,7 +182,8 @@ mod tests {
         unsafe { core::mem::zeroed() }
     }
 
-    /// A thread that slept on a connection which is over takes its place out when another connection has the slot.
+    /// A thread that slept on a connection which is over takes its place out when another
+    /// connection has the slot.
     #[test]
     fn who_comes_late_leaves_the_next_connections_thread_alone() {
         let (before, after, word) = (said(), said(), AtomicU64::new(7));
@@ -207,12 +223,25 @@ mod tests {
         }
         said.epoch.store(u32::MAX, Relaxed);
         said.set_epoll(5, [&word, &word]);
-        assert!(said.post_thread(Side::Send, 6, &word, 16, || true) && said.post_thread(Side::Receive, 7, &word, 32, || true));
+        assert!(
+            said.post_thread(Side::Send, 6, &word, 16, || true)
+                && said.post_thread(Side::Receive, 7, &word, 32, || true)
+        );
         said.doubt((3, 100));
         said.leave();
-        assert!(said.receives_fast() && said.sends_fast() && said.is_doubted(&words) && said.has_left(1));
+        assert!(
+            said.receives_fast()
+                && said.sends_fast()
+                && said.is_doubted(&words)
+                && said.has_left(1)
+        );
         said.begin(2);
-        assert!(!said.receives_fast() && !said.sends_fast() && !said.is_doubted(&words) && !said.has_left(2));
+        assert!(
+            !said.receives_fast()
+                && !said.sends_fast()
+                && !said.is_doubted(&words)
+                && !said.has_left(2)
+        );
         assert_eq!([&said.head, &said.ack, &said.tail].map(|w| w.load(Relaxed)), [0; 3]);
         assert_eq!((said.epoll(), said.thread(Side::Send), said.thread(Side::Receive)), (0, 0, 0));
     }
@@ -224,7 +253,11 @@ mod tests {
         for generation in [7, u32::MAX] {
             said.begin(generation);
             assert!(!said.has_left(generation), "it is attached");
-            assert!(said.has_left(generation.wrapping_sub(1)) && said.has_left(generation.wrapping_sub(1000)), "it has been through");
+            assert!(
+                said.has_left(generation.wrapping_sub(1))
+                    && said.has_left(generation.wrapping_sub(1000)),
+                "it has been through"
+            );
             assert!(!said.has_left(generation.wrapping_add(1)), "it was not attached yet");
             said.leave();
             assert!(said.has_left(generation));
@@ -239,13 +272,17 @@ mod tests {
         for place in [0x15, 0x2a, 0x2a, 0, 1] {
             said.set_epoll(place, [&words[0], &words[1]]);
             assert_eq!(said.epoll(), place);
-            assert_eq!(words.each_ref().map(|w| w.load(SeqCst)), [0x7_0000 | u64::from(place), 0x9_0000 | u64::from(place)]);
+            assert_eq!(
+                words.each_ref().map(|w| w.load(SeqCst)),
+                [0x7_0000 | u64::from(place), 0x9_0000 | u64::from(place)]
+            );
         }
     }
 
     fn words(epoch: u64, tail: u64) -> std::boxed::Box<RingWords> {
         // SAFETY: integers.
-        let words: std::boxed::Box<RingWords> = std::boxed::Box::new(unsafe { core::mem::zeroed() });
+        let words: std::boxed::Box<RingWords> =
+            std::boxed::Box::new(unsafe { core::mem::zeroed() });
         words.producer_user[announce::EPOCH].store(epoch, Relaxed);
         words.tail.store(tail, Relaxed);
         words

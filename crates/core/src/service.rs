@@ -1,13 +1,15 @@
-//! The one helper thread of a process with candidate connections, and what application threads ask of it.
+//! The one helper thread of a process with candidate connections, and what application threads ask
+//! of it.
 //!
-//! The thread ("netacc", every signal blocked) sleeps in epoll_wait until a peer's message, a new peer or an application thread
-//! wakes it; it has a timeout only in the second after a connection was noted. It owns the
-//! agreement ([`crate::rendezvous`]) and never touches the data of a connection, except to serve a pull-back: it sends
-//! again what there is room for, and leaves the rest to a passing helper ("netacc-pull"), because that may take as long as a reader
-//! is slow. One helper serves all of them in turn, so that none waits for another's reader.
+//! The thread ("netacc", every signal blocked) sleeps in epoll_wait until a peer's message, a new
+//! peer or an application thread wakes it; it has a timeout only in the second after a connection
+//! was noted. It owns the agreement ([`crate::rendezvous`]) and never touches the data of a
+//! connection, except to serve a pull-back: it sends again what there is room for, and leaves the
+//! rest to a passing helper ("netacc-pull"), because that may take as long as a reader is slow. One
+//! helper serves all of them in turn, so that none waits for another's reader.
 //!
-//! Application threads take the same lock for the few microseconds that it takes to note a socket; with their signals
-//! blocked, so that no handler can come in between and want it too.
+//! Application threads take the same lock for the few microseconds that it takes to note a socket;
+//! with their signals blocked, so that no handler can come in between and want it too.
 
 use crate::channel::{Channel, SLOTS};
 use crate::io::{self, PullBack};
@@ -16,7 +18,8 @@ use crate::log::warn_log;
 use crate::rendezvous::absent::Absent;
 use crate::rendezvous::packet::{self, Received};
 use crate::rendezvous::{
-    ADVERTS, EVENT_ADVERT, EVENT_CARRIER, EVENT_LINK, LINKS, Listens, State, TRY_PAUSE_NS, Then, Violation, auth, carrier_event, link_of, slot_of, strangers,
+    ADVERTS, EVENT_ADVERT, EVENT_CARRIER, EVENT_LINK, LINKS, Listens, State, TRY_PAUSE_NS, Then,
+    Violation, auth, carrier_event, link_of, slot_of, strangers,
 };
 use crate::socket::{CANDIDATE, Socket, flag};
 use crate::{fd_table, heap, lifecycle, numbers, remote, sys};
@@ -104,7 +107,8 @@ impl Service {
         Held { state: Some(self.state.lock()), signals }
     }
 
-    /// Runs `f` under the lock, in a thread of the application's; then wakes the thread, if it has to do something earlier than it knows.
+    /// Runs `f` under the lock, in a thread of the application's; then wakes the thread, if it has
+    /// to do something earlier than it knows.
     fn with<R>(&self, f: impl FnOnce(&mut State) -> R) -> Option<R> {
         let mut held = self.hold();
         let done = held.state.as_mut().map(|s| (f(s), core::mem::take(&mut s.wake)));
@@ -120,7 +124,8 @@ impl Service {
         self.running.load(Acquire) == lifecycle::process()
     }
 
-    /// Starts the thread if it does not run. False: it cannot be, or there is no memory for what it would begin.
+    /// Starts the thread if it does not run. False: it cannot be, or there is no memory for what it
+    /// would begin.
     fn ensure_started(&'static self) -> bool {
         heap::plenty() && (self.is_running() || self.start())
     }
@@ -146,7 +151,9 @@ impl Service {
         let bell = numbers::make(|| sys::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK));
         let mut event = epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
         // SAFETY: a live event.
-        let ok = epoll >= 0 && bell >= 0 && unsafe { sys::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, bell, &mut event) } >= 0;
+        let ok = epoll >= 0
+            && bell >= 0
+            && unsafe { sys::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, bell, &mut event) } >= 0;
         if ok {
             state.epoll = epoll;
             self.bell.store(bell, Release);
@@ -173,25 +180,35 @@ impl Service {
         }
     }
 
-    // ---- the thread ----------------------------------------------------------------------------------------------
+    // ---- the thread -----------------------------------------------------------------------------
 
-    /// Waits for something to do, at most `limit_ns` (< 0: for ever), and does it. False: it can no longer wait.
+    /// Waits for something to do, at most `limit_ns` (< 0: for ever), and does it. False: it can no
+    /// longer wait.
     fn turn(&self, limit_ns: i64) -> bool {
         let (epoll, next) = {
             let mut s = self.state.lock();
             s.wake = false;
-            (s.epoll, [s.next_deed(), self.held_until.load(SeqCst), self.watch_at.load(SeqCst)].into_iter().filter(|t| *t != 0).min().unwrap_or(0))
+            (
+                s.epoll,
+                [s.next_deed(), self.held_until.load(SeqCst), self.watch_at.load(SeqCst)]
+                    .into_iter()
+                    .filter(|t| *t != 0)
+                    .min()
+                    .unwrap_or(0),
+            )
         };
         let timeout = if next == 0 {
             limit_ns
         } else {
             // Whole milliseconds, so that no newer system call is needed.
-            let left = next.saturating_sub(sys::now_ns()).div_ceil(1_000_000).min(60_000) as i64 * 1_000_000;
+            let left = next.saturating_sub(sys::now_ns()).div_ceil(1_000_000).min(60_000) as i64
+                * 1_000_000;
             if limit_ns < 0 { left } else { left.min(limit_ns) }
         };
         let mut events = [epoll_event { events: 0, u64: 0 }; 32];
         // SAFETY: room for 32 events; no mask.
-        let n = unsafe { sys::epoll_wait(epoll, events.as_mut_ptr(), 32, timeout, core::ptr::null()) };
+        let n =
+            unsafe { sys::epoll_wait(epoll, events.as_mut_ptr(), 32, timeout, core::ptr::null()) };
         if n < 0 && n != -(libc::EINTR as isize) {
             return false;
         }
@@ -220,9 +237,11 @@ impl Service {
         true
     }
 
-    /// The peers of these links are gone, most likely with their process. What becomes of each connection its carrier alone knows: a forked
-    /// child of the peer's may go on with it, or the peer itself, which had no descriptor left for the link. What is sent goes there from now on,
-    /// and a thread that only sends does not look there; this one does. Where bytes lie unread in the ring the carrier gets a moment to tell.
+    /// The peers of these links are gone, most likely with their process. What becomes of each
+    /// connection its carrier alone knows: a forked child of the peer's may go on with it, or the
+    /// peer itself, which had no descriptor left for the link. What is sent goes there from now on,
+    /// and a thread that only sends does not look there; this one does. Where bytes lie unread in
+    /// the ring the carrier gets a moment to tell.
     fn watch_carriers(&self) {
         let (mut put_off, mut pause) = (0, TRY_PAUSE_NS);
         loop {
@@ -352,7 +371,9 @@ impl Service {
             }
             let result = match received {
                 Received::Nothing => return,
-                Received::Message(message, fd, sender) => self.state.lock().handle(i, message, fd, sender),
+                Received::Message(message, fd, sender) => {
+                    self.state.lock().handle(i, message, fd, sender)
+                }
                 Received::Files(_) => Err(Violation::Malformed),
                 Received::End => Err(Violation::Ended),
                 Received::NoDescriptor => Err(Violation::NoDescriptor),
@@ -416,9 +437,11 @@ impl Service {
         }
     }
 
-    /// `serve`: returns what found no room on the carrier. False: it was not called, for want of memory to note that.
+    /// `serve`: returns what found no room on the carrier. False: it was not called, for want of
+    /// memory to note that.
     fn pull_back(&self, serve: impl FnOnce() -> Option<PullBack>) -> bool {
-        // Without room for it the peer has no answer, and asks again. (Only this thread adds to them.)
+        // Without room for it the peer has no answer, and asks again. (Only this thread adds to
+        // them.)
         if self.pulls.lock().try_reserve(1).is_err() {
             return false;
         }
@@ -430,7 +453,9 @@ impl Service {
             is_first
         };
         // In this thread where no other can be had.
-        if is_first && !(self.threaded && spawn(run_pulls, core::ptr::from_ref(self).cast_mut().cast())) {
+        if is_first
+            && !(self.threaded && spawn(run_pulls, core::ptr::from_ref(self).cast_mut().cast()))
+        {
             self.serve_pulls();
         }
         true
@@ -443,7 +468,8 @@ impl Service {
             let mut i = 0;
             waiting.clear();
             loop {
-                // One at a time, and without the lock while it sends. It stays in its place for that: the list must not look empty.
+                // One at a time, and without the lock while it sends. It stays in its place for
+                // that: the list must not look empty.
                 let Some(pull) = self.pulls.lock().get_mut(i).map(Option::take) else { break };
                 let more = pull.as_ref().and_then(PullBack::go_on);
                 let mut pulls = self.pulls.lock();
@@ -489,7 +515,7 @@ impl Service {
         }
     }
 
-    // ---- what application threads ask ----------------------------------------------------------------------------
+    // ---- what application threads ask -----------------------------------------------------------
 
     fn accepting(&'static self, port: u16) -> bool {
         let uid = sys::geteuid();
@@ -515,11 +541,13 @@ impl Service {
         .unwrap_or(false)
     }
 
-    /// Somebody is known to accept connections on the peer's port. `later`: the socket has received bytes.
+    /// Somebody is known to accept connections on the peer's port. `later`: the socket has received
+    /// bytes.
     fn connected(&'static self, socket: &'static Socket, later: bool) -> bool {
         let port = socket.tuple().peer_port();
         // (One that is noted may have been found since by the service thread.)
-        if (!socket.has(flag::NOTED) && self.absent.is_known(port, later)) || !self.ensure_started() {
+        if (!socket.has(flag::NOTED) && self.absent.is_known(port, later)) || !self.ensure_started()
+        {
             return false;
         }
         let done = self.with(|s| {
@@ -542,13 +570,16 @@ impl Service {
             socket.judge(if heap::plenty() { Reason::Internal } else { Reason::NoMemory });
             return false;
         }
-        // Before the look at its state: who closes it changes that first, and then looks for the mark.
+        // Before the look at its state: who closes it changes that first, and then looks for the
+        // mark.
         socket.flags.fetch_or(flag::NOTED, SeqCst);
-        let is_over = || socket.state.load(SeqCst) != CANDIDATE || socket.generation16() != generation;
+        let is_over =
+            || socket.state.load(SeqCst) != CANDIDATE || socket.generation16() != generation;
         if socket.has(flag::CONNECTOR) {
             return self.with(|s| is_over() || s.add_connected(socket)) == Some(true);
         }
-        let noted = self.with(|s| if is_over() { Some(false) } else { s.add_accepted(socket) }).flatten();
+        let noted =
+            self.with(|s| if is_over() { Some(false) } else { s.add_accepted(socket) }).flatten();
         if noted == Some(true) {
             // Its candidate is there.
             self.ring();
@@ -562,11 +593,13 @@ impl Service {
             self.accepting(socket.tuple().local_port());
             return self.note(socket, generation);
         }
-        let is_over = || socket.state.load(SeqCst) != CANDIDATE || socket.generation16() != generation;
+        let is_over =
+            || socket.state.load(SeqCst) != CANDIDATE || socket.generation16() != generation;
         self.ensure_started() && self.with(|s| is_over() || s.look_again(socket)) == Some(true)
     }
 
-    /// `socket` has been sent on several times, and has received nothing. True: somebody is told of it.
+    /// `socket` has been sent on several times, and has received nothing. True: somebody is told of
+    /// it.
     fn sending(&'static self, socket: &'static Socket) -> bool {
         if !self.ensure_started() {
             return false;
@@ -578,7 +611,8 @@ impl Service {
             return false;
         }
         // Noted for whoever appears within the next second.
-        self.with(|s| s.add_connected(socket) && s.has_advertiser(socket.tuple().peer_port())) == Some(true)
+        self.with(|s| s.add_connected(socket) && s.has_advertiser(socket.tuple().peer_port()))
+            == Some(true)
     }
 
     fn listener_closed(&self) {
@@ -620,10 +654,13 @@ impl Service {
         }
     }
 
-    /// The peer of `channel` has broken the rules on a connection: the channel's record, and the log, say who it was.
+    /// The peer of `channel` has broken the rules on a connection: the channel's record, and the
+    /// log, say who it was.
     fn accuse(&self, channel: &Channel) {
         if let Some(Some((pid, uid))) = self.with(|s| s.accuse(channel)) {
-            warn_log!("process {pid} (user {uid}) wrote what no peer writes into shared memory: its connection is reset");
+            warn_log!(
+                "process {pid} (user {uid}) wrote what no peer writes into shared memory: its connection is reset"
+            );
         }
     }
 
@@ -641,7 +678,8 @@ impl Service {
     fn after_fork_in_child(&self) {
         // What the parent sends again is the parent's: never dropped here.
         core::mem::forget(core::mem::take(&mut *self.pulls.lock()));
-        // One thread, no handlers of ours: the plain lock, which takes over what a thread of the parent's held.
+        // One thread, no handlers of ours: the plain lock, which takes over what a thread of the
+        // parent's held.
         self.state.lock().after_fork();
         strangers::after_fork_in_child();
         auth::after_fork_in_child();
@@ -659,9 +697,14 @@ impl Service {
 }
 
 /// Starts a detached thread with every signal blocked, from its first instruction on.
-pub(crate) fn spawn(body: extern "C" fn(*mut c_void) -> *mut c_void, argument: *mut c_void) -> bool {
+pub(crate) fn spawn(
+    body: extern "C" fn(*mut c_void) -> *mut c_void,
+    argument: *mut c_void,
+) -> bool {
     let Some(next) = lifecycle::next_symbols() else { return false };
-    let (Some(create), Some(detach)) = (next.pthread_create, next.pthread_detach) else { return false };
+    let (Some(create), Some(detach)) = (next.pthread_create, next.pthread_detach) else {
+        return false;
+    };
     if crate::inject::call().is_some() {
         return false;
     }
@@ -683,7 +726,8 @@ extern "C" fn run(service: *mut c_void) -> *mut c_void {
     sys::block_all_signals();
     sys::name_thread(b"netacc\0");
     while service.turn(-1) {}
-    // Somebody closed our descriptors behind our back: no more agreements, and no other thread; what is agreed goes on.
+    // Somebody closed our descriptors behind our back: no more agreements, and no other thread;
+    // what is agreed goes on.
     service.state.lock().start_again_at = u64::MAX;
     service.running.store(0, Release);
     core::ptr::null_mut()
@@ -698,29 +742,33 @@ extern "C" fn run_pulls(service: *mut c_void) -> *mut c_void {
     core::ptr::null_mut()
 }
 
-// ---- what the rest of the core calls -----------------------------------------------------------------------------
+// ---- what the rest of the core calls ------------------------------------------------------------
 
 /// The thread runs in this process.
 pub(crate) fn is_running() -> bool {
     SERVICE.is_running()
 }
 
-/// This process accepts connections on `port`: from the first call on, connectors can find it. Cheap when repeated.
+/// This process accepts connections on `port`: from the first call on, connectors can find it.
+/// Cheap when repeated.
 pub(crate) fn accepting(port: u16) {
     SERVICE.accepting(port);
 }
 
-/// Connect made `s`, to an address of this host. False: nobody with the library is known to accept there (yet).
+/// Connect made `s`, to an address of this host. False: nobody with the library is known to accept
+/// there (yet).
 pub(crate) fn connected(s: &'static Socket) -> bool {
     SERVICE.connected(s, false)
 }
 
-/// `s` has no known acceptor yet, and has received bytes, so its acceptor has accepted. False: that does not run the library.
+/// `s` has no known acceptor yet, and has received bytes, so its acceptor has accepted. False: that
+/// does not run the library.
 pub(crate) fn answered(s: &'static Socket) -> bool {
     SERVICE.connected(s, true)
 }
 
-/// `s` has no known acceptor yet, and has only sent, to somebody who may accept later. False: not found yet.
+/// `s` has no known acceptor yet, and has only sent, to somebody who may accept later. False: not
+/// found yet.
 pub(crate) fn sending(s: &'static Socket) -> bool {
     SERVICE.sending(s)
 }
@@ -749,7 +797,8 @@ pub(crate) fn listener_closed() {
     remote::listener_closed();
 }
 
-/// `s` has shown to be used, and its peer can have the library: an agreement follows when both ends have said so. False: none is possible.
+/// `s` has shown to be used, and its peer can have the library: an agreement follows when both ends
+/// have said so. False: none is possible.
 pub(crate) fn note(s: &'static Socket, generation: u16) -> bool {
     if s.has(flag::HEIR) && !s.has(flag::CONNECTOR) {
         // Accepted by another process: it is this one that the peer has to find.
@@ -758,8 +807,9 @@ pub(crate) fn note(s: &'static Socket, generation: u16) -> bool {
     SERVICE.note(s, generation)
 }
 
-/// `s` is no candidate any more, or its memory is about to be freed. When this returns the service thread has
-/// forgotten it, and a slot that was agreed on but not taken up is released. Not while another thread is attaching it.
+/// `s` is no candidate any more, or its memory is about to be freed. When this returns the service
+/// thread has forgotten it, and a slot that was agreed on but not taken up is released. Not while
+/// another thread is attaching it.
 pub(crate) fn closing(s: &'static Socket) {
     if !s.has(flag::REMOTE) || s.has(flag::RDMA_FIRST) {
         SERVICE.closing(s);
@@ -769,7 +819,8 @@ pub(crate) fn closing(s: &'static Socket) {
     }
 }
 
-/// The descriptor that `s` is known by has just become another. When this returns the service thread uses the old one no more.
+/// The descriptor that `s` is known by has just become another. When this returns the service
+/// thread uses the old one no more.
 pub(crate) fn renamed(s: &Socket) {
     if s.has(flag::NOTED) && SERVICE.is_running() {
         let _ = SERVICE.with(|_| ());
@@ -795,10 +846,15 @@ pub(crate) fn forget(s: &'static Socket) {
     SERVICE.closing(s);
 }
 
-/// Our end of a slot is no longer used. The caller has set `quiet::CLOSED` as its last word on the slot, and the socket
-/// names the channel no more. (In a forked child, for an inherited socket: the mark alone counts, the books are the parent's.)
+/// Our end of a slot is no longer used. The caller has set `quiet::CLOSED` as its last word on the
+/// slot, and the socket names the channel no more. (In a forked child, for an inherited socket: the
+/// mark alone counts, the books are the parent's.)
 pub(crate) fn released(channel: &'static Channel, slot: usize) {
-    if channel.wire().is_some() { remote::released(channel, slot) } else { SERVICE.released(channel, slot) }
+    if channel.wire().is_some() {
+        remote::released(channel, slot)
+    } else {
+        SERVICE.released(channel, slot)
+    }
 }
 
 /// The peer of `channel` has broken the rules on a connection.
@@ -816,7 +872,8 @@ pub(crate) fn attached(channel: &Channel) {
     }
 }
 
-/// A waiting place of ours keeps `channel` in view, beyond the sockets on it: it is not used for another peer.
+/// A waiting place of ours keeps `channel` in view, beyond the sockets on it: it is not used for
+/// another peer.
 pub(crate) fn join_channel(channel: &Channel) {
     if channel.wire().is_some() {
         return;
@@ -830,8 +887,8 @@ pub(crate) fn deaths() -> u32 {
     DEATHS.load(Acquire)
 }
 
-/// `channel` has just been marked dead: wakes our epoll instances, which may keep it for nothing, and our threads, whose doorbells the peer
-/// may never have got.
+/// `channel` has just been marked dead: wakes our epoll instances, which may keep it for nothing,
+/// and our threads, whose doorbells the peer may never have got.
 pub(crate) fn died(channel: &Channel) {
     DEATHS.fetch_add(1, AcqRel);
     for (place, doorbell) in channel.own_doorbells.iter().enumerate() {
@@ -852,17 +909,23 @@ pub(crate) fn leave_channel(channel: &Channel) {
     }
 }
 
-/// Passes the doorbell of one of our waiting places to the peer. One nonblocking system call, in any thread.
+/// Passes the doorbell of one of our waiting places to the peer. One nonblocking system call, in
+/// any thread.
 pub(crate) fn send_place(channel: &Channel, place: usize, doorbell: c_int) -> bool {
     let Ok(place) = u16::try_from(place) else { return false };
     send(channel, &Message::Place { place }, doorbell)
 }
 
-/// Asks the peer to take back what it sent into the ring. One nonblocking system call, in any thread.
+/// Asks the peer to take back what it sent into the ring. One nonblocking system call, in any
+/// thread.
 pub(crate) fn send_pull_back(channel: &Channel, slot: usize) -> bool {
     let Ok(slot) = u16::try_from(slot) else { return false };
     // We are the receiver of the direction that the peer produces; side 0 is the acceptor.
-    let dir = if channel.side == 0 { Direction::ConnectorToAcceptor } else { Direction::AcceptorToConnector };
+    let dir = if channel.side == 0 {
+        Direction::ConnectorToAcceptor
+    } else {
+        Direction::AcceptorToConnector
+    };
     send(channel, &Message::PullBack { slot, dir }, -1)
 }
 
@@ -877,7 +940,8 @@ fn send(channel: &Channel, message: &Message, fd: c_int) -> bool {
     control >= 0 && packet::send(control, message, fd) == 0
 }
 
-/// Waits, at most `limit_ns`, until what goes out again over the carriers is sent: nobody will go on with it.
+/// Waits, at most `limit_ns`, until what goes out again over the carriers is sent: nobody will go
+/// on with it.
 pub(crate) fn finish_pull_backs(limit_ns: u64) {
     SERVICE.finish_pull_backs(limit_ns)
 }

@@ -1,7 +1,8 @@
-//! Which memory of this process a forked child shares with it (`docs/design/memory.md`): all of it stands here, so that a child can
-//! give it up ([`crate::rights`]).
+//! Which memory of this process a forked child shares with it (`docs/design/memory.md`): all of it
+//! stands here, so that a child can give it up ([`crate::rights`]).
 //!
-//! The list itself is private memory. Nobody forks between a mapping and its entry: a child has both, or neither.
+//! The list itself is private memory. Nobody forks between a mapping and its entry: a child has
+//! both, or neither.
 
 use crate::{lifecycle, sys};
 use core::ffi::c_int;
@@ -12,11 +13,13 @@ use core::sync::atomic::{AtomicUsize, Ordering::*};
 pub(crate) enum Kind {
     /// Reads as zeros from then on.
     Bytes,
-    /// Sockets: those who come late have to find that theirs is gone ([`crate::socket::give_up_slab`]).
+    /// Sockets: those who come late have to find that theirs is gone
+    /// ([`crate::socket::give_up_slab`]).
     Sockets,
 }
 
-/// Of an entry's word, whose mapping begins at a page: it is of before the fork that this process comes from; it holds sockets.
+/// Of an entry's word, whose mapping begins at a page: it is of before the fork that this process
+/// comes from; it holds sockets.
 const INHERITED: usize = 1;
 const SOCKETS: usize = 2;
 const MARKS: usize = INHERITED | SOCKETS;
@@ -28,7 +31,8 @@ struct Entry {
 }
 
 const CAPACITY: usize = 16384;
-static LIST: [Entry; CAPACITY] = [const { Entry { at: AtomicUsize::new(0), bytes: AtomicUsize::new(0) } }; CAPACITY];
+static LIST: [Entry; CAPACITY] =
+    [const { Entry { at: AtomicUsize::new(0), bytes: AtomicUsize::new(0) } }; CAPACITY];
 /// No entry from here on was ever used.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
@@ -50,7 +54,8 @@ pub(crate) fn map(fd: c_int, bytes: usize, kind: Kind) -> *mut u8 {
     lifecycle::while_nobody_forks(noted).unwrap_or(core::ptr::null_mut())
 }
 
-/// Maps `fd` over `at`, and notes that. False: refused; what is there then is whatever was before, or nothing.
+/// Maps `fd` over `at`, and notes that. False: refused; what is there then is whatever was before,
+/// or nothing.
 ///
 /// # Safety
 /// As of [`sys::map_over`].
@@ -66,7 +71,8 @@ pub(crate) unsafe fn map_over(at: *mut u8, fd: c_int, bytes: usize) -> bool {
     lifecycle::while_nobody_forks(noted).unwrap_or(false)
 }
 
-/// Notes a mapping of this process's own. False: there is no room for it, and nobody could give it up: it must not be used.
+/// Notes a mapping of this process's own. False: there is no room for it, and nobody could give it
+/// up: it must not be used.
 fn add(at: *mut u8, bytes: usize, kind: Kind) -> bool {
     let word = at as usize | if kind == Kind::Sockets { SOCKETS } else { 0 };
     // (What is mapped over an inherited one is this process's.)
@@ -105,7 +111,8 @@ pub(crate) fn after_fork_in_child() -> bool {
     some
 }
 
-/// Puts private memory in the place of all that was inherited. Every address stays readable and writable.
+/// Puts private memory in the place of all that was inherited. Every address stays readable and
+/// writable.
 pub(crate) fn give_up_inherited() {
     for e in entries() {
         let word = e.at.load(Acquire);
@@ -116,7 +123,8 @@ pub(crate) fn give_up_inherited() {
         let private = if word & SOCKETS != 0 {
             crate::socket::give_up_slab(at, bytes)
         } else {
-            // SAFETY: a mapping of the parent's that this process has inherited, of this size; who comes late finds zeros, which say nothing.
+            // SAFETY: a mapping of the parent's that this process has inherited, of this size; who
+            // comes late finds zeros, which say nothing.
             unsafe { sys::map_over(at, -1, bytes) }
         };
         if !private {
@@ -181,10 +189,17 @@ mod tests {
             byte(own).store(4, Relaxed);
             give_up_inherited();
             // Who comes late finds that it is gone.
-            let seen = (byte(words).load(Relaxed), byte(gone).load(Relaxed), socket.generation.load(Relaxed), byte(own).load(Relaxed));
+            let seen = (
+                byte(words).load(Relaxed),
+                byte(gone).load(Relaxed),
+                socket.generation.load(Relaxed),
+                byte(own).load(Relaxed),
+            );
             byte(words).store(5, Relaxed);
             socket.generation.store(5, Relaxed);
-            some && noted && seen == (0, 2, 4, 4) && entries().filter(|e| e.at.load(Relaxed) != 0).count() == 1
+            some && noted
+                && seen == (0, 2, 4, 4)
+                && entries().filter(|e| e.at.load(Relaxed) != 0).count() == 1
         }));
         // Nothing that it writes from then on is seen here.
         assert_eq!((byte(words).load(Relaxed), socket.generation.load(Relaxed)), (1, 3));

@@ -1,18 +1,21 @@
 //! When may a handler of the application's run? Not while its thread is inside the library.
 //!
-//! A handler may do anything: send on the very connection that its thread is sending on, close it, or leave by `siglongjmp`, an
-//! exception or a switch of stacks and never come back. In the kernel that can happen to no call: a signal waits until the call is over.
-//! Here it is the same. While a thread is in a *section* ([`enter`] to [`leave`]) what would interrupt it is put back: the library's own
-//! handler, which stands in front of the application's ([`crate::faults`]), sends the signal to the thread once more and blocks all
-//! until the section ends. Then no lock is held, nothing is counted or announced that a jump would leave behind, and the
-//! kernel delivers it, as the kernel does.
+//! A handler may do anything: send on the very connection that its thread is sending on, close it,
+//! or leave by `siglongjmp`, an exception or a switch of stacks and never come back. In the kernel
+//! that can happen to no call: a signal waits until the call is over. Here it is the same. While a
+//! thread is in a *section* ([`enter`] to [`leave`]) what would interrupt it is put back: the
+//! library's own handler, which stands in front of the application's ([`crate::faults`]), sends the
+//! signal to the thread once more and blocks all until the section ends. Then no lock is held,
+//! nothing is counted or announced that a jump would leave behind, and the kernel delivers it, as
+//! the kernel does.
 //!
-//! A section does not wait with a signal put back. What may sleep for long goes through [`waiting`], which does not begin then, and
-//! which the handler makes return; the call takes down what it has set up, and ends as the kernel's would have: with what was moved
-//! so far, with EINTR, or it begins once more behind the handler (`RESTART`).
+//! A section does not wait with a signal put back. What may sleep for long goes through
+//! [`waiting`], which does not begin then, and which the handler makes return; the call takes down
+//! what it has set up, and ends as the kernel's would have: with what was moved so far, with EINTR,
+//! or it begins once more behind the handler (`RESTART`).
 //!
-//! Where a signal comes as the fault of an instruction it is not put back. Signals whose handler was set behind the library's back are
-//! not seen.
+//! Where a signal comes as the fault of an instruction it is not put back. Signals whose handler
+//! was set behind the library's back are not seen.
 //!
 //! `docs/design/signals.md` has the reasons.
 
@@ -21,7 +24,8 @@ use core::ffi::c_int;
 use core::sync::atomic::{Ordering::SeqCst, compiler_fence};
 use libc::{siginfo_t, ucontext_t};
 
-/// What a thread keeps. The handler runs in the same thread: no atomics are needed, only the order of the instructions.
+/// What a thread keeps. The handler runs in the same thread: no atomics are needed, only the order
+/// of the instructions.
 #[repr(C)]
 struct Thread {
     /// 1 inside of a section. Written by [`enter`].
@@ -40,8 +44,8 @@ const DEPTH: usize = 1 << 20;
 /// A function's own frame.
 const FRAME: usize = 1 << 12;
 
-// Thread-local memory at a fixed distance from the thread pointer: no call, and no allocation in a handler. (The library is loaded with the
-// program, never by dlopen.)
+// Thread-local memory at a fixed distance from the thread pointer: no call, and no allocation in a
+// handler. (The library is loaded with the program, never by dlopen.)
 core::arch::global_asm!(
     ".section .tbss,\"awT\",@nobits",
     ".p2align 4",
@@ -59,7 +63,8 @@ const _: () = assert!(size_of::<Thread>() <= 32);
 fn thread() -> *mut Thread {
     let at: *mut Thread;
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: the first word of a thread's control block is its own address; the distance is the linker's.
+    // SAFETY: the first word of a thread's control block is its own address; the distance is the
+    // linker's.
     unsafe {
         core::arch::asm!("mov {0}, qword ptr fs:0", "add {0}, qword ptr [rip + netacc_thread@gottpoff]", out(reg) at, options(nostack, pure, readonly));
     }
@@ -88,7 +93,8 @@ fn stack_pointer() -> usize {
     sp
 }
 
-/// A section, which [`leave`] ends. (No destructor: what is delivered at its end may not come back.)
+/// A section, which [`leave`] ends. (No destructor: what is delivered at its end may not come
+/// back.)
 #[must_use = "a section that is not left holds signals back for ever"]
 pub(crate) struct Section {
     /// Another one, further up, is not over yet.
@@ -128,7 +134,8 @@ unsafe fn is_inside(t: *const Thread) -> bool {
 /// `t` is this thread's, which is in no section.
 #[inline(always)]
 unsafe fn begin(t: *mut Thread) -> Section {
-    // SAFETY: the caller's promise. A handler in between leaves it as it was, or finds a section that has begun.
+    // SAFETY: the caller's promise. A handler in between leaves it as it was, or finds a section
+    // that has begun.
     unsafe {
         // First: a handler believes it if it finds the thread inside.
         (&raw mut (*t).stack).write_volatile(stack_pointer());
@@ -139,7 +146,8 @@ unsafe fn begin(t: *mut Thread) -> Section {
     Section { nested: false }
 }
 
-/// Here handlers run: the last that a call of the application's does in the library. True: not yet, in another section further up.
+/// Here handlers run: the last that a call of the application's does in the library. True: not yet,
+/// in another section further up.
 #[inline(always)]
 pub(crate) fn leave(section: Section) -> bool {
     if section.nested {
@@ -147,7 +155,8 @@ pub(crate) fn leave(section: Section) -> bool {
     }
     let t = thread();
     compiler_fence(SeqCst);
-    // SAFETY: this thread's own memory. A signal in between is not put back any more, or is seen by the second line.
+    // SAFETY: this thread's own memory. A signal in between is not put back any more, or is seen by
+    // the second line.
     let pending = unsafe {
         (&raw mut (*t).inside).write_volatile(0);
         compiler_fence(SeqCst);
@@ -168,8 +177,9 @@ pub(crate) fn held<R>(f: impl FnOnce() -> R) -> R {
     r
 }
 
-/// Whether the frame that has begun the section still is on the stack of who stands at `sp`. It is not where a fault's handler has jumped out
-/// of it. (Nothing else can: only sections switch no stacks, and none is left but by its end.)
+/// Whether the frame that has begun the section still is on the stack of who stands at `sp`. It is
+/// not where a fault's handler has jumped out of it. (Nothing else can: only sections switch no
+/// stacks, and none is left but by its end.)
 ///
 /// # Safety
 /// `t` is this thread's.
@@ -210,18 +220,25 @@ fn deliver() {
     sys::restore_signals(mask);
     let own = 1u64 << (signal.wrapping_sub(1) & 63);
     if mask & own != 0 {
-        // It came while the call's own mask was in force (ppoll, pselect, epoll_pwait), which let it through.
+        // It came while the call's own mask was in force (ppoll, pselect, epoll_pwait), which let
+        // it through.
         sys::run_pending(mask & !own);
     }
 }
 
-/// The library's handler was called. True: the thread is in a section, and has been made to end it before it comes again.
+/// The library's handler was called. True: the thread is in a section, and has been made to end it
+/// before it comes again.
 ///
 /// # Safety
 /// Called in a handler, with what the kernel gave it.
-pub(crate) unsafe fn put_back(signal: c_int, info: *const siginfo_t, context: *mut ucontext_t) -> bool {
+pub(crate) unsafe fn put_back(
+    signal: c_int,
+    info: *const siginfo_t,
+    context: *mut ucontext_t,
+) -> bool {
     let t = thread();
-    // SAFETY: this thread's own memory, and the kernel's context, which it reads back when the handler returns. Its mask has 64 bits.
+    // SAFETY: this thread's own memory, and the kernel's context, which it reads back when the
+    // handler returns. Its mask has 64 bits.
     unsafe {
         if (&raw const (*t).inside).read_volatile() == 0 {
             return false;
@@ -233,13 +250,17 @@ pub(crate) unsafe fn put_back(signal: c_int, info: *const siginfo_t, context: *m
         }
         let mask = (&raw mut (*context).uc_sigmask).cast::<u64>();
         let blocked = mask.read_unaligned();
-        // One waits already, and all but faults are blocked. (If they are not, it was put back in a handler that is not ours, such as that of
-        // libc's setuid, which has returned meanwhile: what it had blocked is over, and it is put back once more.)
-        if (&raw const (*t).pending).read_volatile() != 0 && blocked | sys::UNBLOCKABLE == !sys::FAULTS {
+        // One waits already, and all but faults are blocked. (If they are not, it was put back in a
+        // handler that is not ours, such as that of libc's setuid, which has returned meanwhile:
+        // what it had blocked is over, and it is put back once more.)
+        if (&raw const (*t).pending).read_volatile() != 0
+            && blocked | sys::UNBLOCKABLE == !sys::FAULTS
+        {
             return false;
         }
         // With it blocked, or it would come at once.
-        let restarts = sys::signal_action(signal, None).is_some_and(|now| now.flags & libc::SA_RESTART as usize != 0);
+        let restarts = sys::signal_action(signal, None)
+            .is_some_and(|now| now.flags & libc::SA_RESTART as usize != 0);
         let before = sys::hold_signals();
         if !sys::signal_self(signal, info) {
             // The queue of the user's signals is full: better now than never.
@@ -264,19 +285,22 @@ unsafe fn registers(context: *mut ucontext_t) -> (*mut usize, usize) {
         #[cfg(target_arch = "x86_64")]
         return (
             (&raw mut (*context).uc_mcontext.gregs[libc::REG_RIP as usize]).cast(),
-            (&raw const (*context).uc_mcontext.gregs[libc::REG_RSP as usize]).cast::<usize>().read(),
+            (&raw const (*context).uc_mcontext.gregs[libc::REG_RSP as usize])
+                .cast::<usize>()
+                .read(),
         );
         #[cfg(target_arch = "aarch64")]
         return ((&raw mut (*context).uc_mcontext.pc).cast(), (*context).uc_mcontext.sp as usize);
     }
 }
 
-/// A system call that may sleep was not begun, because a signal waits; or the kernel would have begun it again behind the handler. (The
-/// kernel's own number for that, which no program sees.)
+/// A system call that may sleep was not begun, because a signal waits; or the kernel would have
+/// begun it again behind the handler. (The kernel's own number for that, which no program sees.)
 pub(crate) const NOT_BEGUN: isize = -512;
 
-// One system call; NOT_BEGUN where a signal was put back. Between the look and the `syscall` no signal gets lost: the handler moves whoever it
-// finds in waiting_start..waiting_end to waiting_refused. Who is behind it has the kernel's answer.
+// One system call; NOT_BEGUN where a signal was put back. Between the look and the `syscall` no
+// signal gets lost: the handler moves whoever it finds in waiting_start..waiting_end to
+// waiting_refused. Who is behind it has the kernel's answer.
 #[cfg(target_arch = "x86_64")]
 core::arch::global_asm!(
     ".globl netacc_waiting",
@@ -349,7 +373,15 @@ core::arch::global_asm!(
 const _: () = assert!(core::mem::offset_of!(Thread, pending) == 4);
 
 unsafe extern "C" {
-    fn netacc_waiting(n: usize, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize;
+    fn netacc_waiting(
+        n: usize,
+        a: usize,
+        b: usize,
+        c: usize,
+        d: usize,
+        e: usize,
+        f: usize,
+    ) -> isize;
     #[link_name = "netacc_waiting_start"]
     fn waiting_start();
     #[link_name = "netacc_waiting_end"]
@@ -363,7 +395,15 @@ unsafe extern "C" {
 /// # Safety
 /// As the system call itself demands of its arguments.
 #[inline]
-pub(crate) unsafe fn waiting(n: i64, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize {
+pub(crate) unsafe fn waiting(
+    n: i64,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> isize {
     // SAFETY: the caller's promise.
     unsafe { netacc_waiting(n as usize, a, b, c, d, e, f) }
 }
@@ -386,10 +426,12 @@ mod tests {
         mask
     }
 
-    /// What the kernel gives a handler of `signal`, that has interrupted this thread at `pc` with its stack at `sp`.
+    /// What the kernel gives a handler of `signal`, that has interrupted this thread at `pc` with
+    /// its stack at `sp`.
     fn interrupted(signal: c_int, pc: usize, sp: usize) -> (siginfo_t, ucontext_t) {
         // SAFETY: integers and null pointers.
-        let (mut info, mut context): (siginfo_t, ucontext_t) = unsafe { (core::mem::zeroed(), core::mem::zeroed()) };
+        let (mut info, mut context): (siginfo_t, ucontext_t) =
+            unsafe { (core::mem::zeroed(), core::mem::zeroed()) };
         (info.si_signo, info.si_code) = (signal, libc::SI_QUEUE);
         #[cfg(target_arch = "x86_64")]
         {
@@ -439,7 +481,10 @@ mod tests {
                 // SAFETY: getpid(2).
                 fine &= unsafe { waiting(libc::SYS_getpid, 0, 0, 0, 0, 0, 0) } == NOT_BEGUN;
                 fine &= leave(inner) && RAN.load(Relaxed) == 0;
-                fine &= !leave(outer) && RAN.load(Relaxed) == 1 && pending().is_none() && blocked() == before;
+                fine &= !leave(outer)
+                    && RAN.load(Relaxed) == 1
+                    && pending().is_none()
+                    && blocked() == before;
                 // SAFETY: as above.
                 fine &= unsafe { waiting(libc::SYS_getpid, 0, 0, 0, 0, 0, 0) } > 0;
             }
@@ -459,7 +504,8 @@ mod tests {
             // SAFETY: as the kernel's.
             let back = unsafe { put_back(signal, &info, &mut context) };
             // SAFETY: 64 bits, as above.
-            let all = unsafe { (&raw const context.uc_sigmask).cast::<u64>().read_unaligned() } == !sys::FAULTS;
+            let all = unsafe { (&raw const context.uc_sigmask).cast::<u64>().read_unaligned() }
+                == !sys::FAULTS;
             let _ = leave(section);
             back && all && RAN.load(Relaxed) == 1 && blocked() == before
         }));
@@ -470,7 +516,8 @@ mod tests {
         assert!(alone_in_child(|| {
             let signal = libc::SIGRTMAX() - 4;
             handle(signal, 0);
-            let [start, end, refused] = [waiting_start, waiting_end, waiting_refused].map(|f| f as *const () as usize);
+            let [start, end, refused] =
+                [waiting_start, waiting_end, waiting_refused].map(|f| f as *const () as usize);
             let moved = |pc| {
                 let section = enter();
                 let at = comes(signal, pc, stack_pointer());
@@ -478,11 +525,13 @@ mod tests {
                 at
             };
             // Behind the call there is the kernel's answer.
-            (start..end).all(|pc| moved(pc) == Some(refused)) && [start - 1, end].iter().all(|pc| moved(*pc) == Some(*pc))
+            (start..end).all(|pc| moved(pc) == Some(refused))
+                && [start - 1, end].iter().all(|pc| moved(*pc) == Some(*pc))
         }));
     }
 
-    /// A fault's handler has jumped out: the thread stands above where the section began, or on another stack.
+    /// A fault's handler has jumped out: the thread stands above where the section began, or on
+    /// another stack.
     #[test]
     fn a_section_that_was_jumped_out_of_is_over() {
         assert!(alone_in_child(|| {
@@ -498,7 +547,10 @@ mod tests {
                 let _lost = enter();
                 comes(signal, 0, sp).is_none() && enter_first().map(leave) == Some(false)
             };
-            alive(begin) && alive(begin - DEPTH / 2) && over(begin + 4 * FRAME) && over(begin - 2 * DEPTH)
+            alive(begin)
+                && alive(begin - DEPTH / 2)
+                && over(begin + 4 * FRAME)
+                && over(begin - 2 * DEPTH)
         }));
     }
 
@@ -532,7 +584,9 @@ mod tests {
             let (signal, before) = (libc::SIGRTMAX() - 4, blocked());
             handle(signal, 0);
             // SAFETY: setrlimit(2) of this process.
-            let none = unsafe { libc::setrlimit(libc::RLIMIT_SIGPENDING, &libc::rlimit { rlim_cur: 0, rlim_max: 0 }) } == 0;
+            let none = unsafe {
+                libc::setrlimit(libc::RLIMIT_SIGPENDING, &libc::rlimit { rlim_cur: 0, rlim_max: 0 })
+            } == 0;
             let section = enter();
             let now = comes(signal, 0, stack_pointer()).is_none();
             let open = blocked() == before;

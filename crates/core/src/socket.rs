@@ -1,7 +1,7 @@
 //! One connection, as this process and its forked children see it.
 //!
-//! A [`Socket`] lives in memory that is shared with forked children (they share the kernel's socket too), in type-stable slabs
-//! that are never unmapped. Its life:
+//! A [`Socket`] lives in memory that is shared with forked children (they share the kernel's socket
+//! too), in type-stable slabs that are never unmapped. Its life:
 //!
 //! ```text
 //!   (UNCONNECTED) ─┐
@@ -9,14 +9,18 @@
 //!                          └────────── no library there, odd option, ... ──────▲
 //! ```
 //!
-//! * UNCONNECTED: neither connected nor listening, but registered in an epoll set or duplicated, which the connection must know. (All
-//!   others are [`Entry::Fresh`], and have no `Socket`.)
-//! * CANDIDATE: all data goes through the kernel; bytes are counted, because a switch needs the exact offset.
-//! * ATTACHED: both directions have a slot in a channel; each direction is on the carrier or on the ring ([`crate::io`]).
+//! * UNCONNECTED: neither connected nor listening, but registered in an epoll set or duplicated,
+//!   which the connection must know. (All others are [`Entry::Fresh`], and have no `Socket`.)
+//! * CANDIDATE: all data goes through the kernel; bytes are counted, because a switch needs the
+//!   exact offset.
+//! * ATTACHED: both directions have a slot in a channel; each direction is on the carrier or on the
+//!   ring ([`crate::io`]).
 //! * PLAIN: nothing of ours is left; its table entries become 0.
-//! * LEFT: a candidate that its maker has closed while a forked child has it: the child may adopt it ([`crate::adoption`]).
+//! * LEFT: a candidate that its maker has closed while a forked child has it: the child may adopt
+//!   it ([`crate::adoption`]).
 //!
-//! Only application threads change a socket's state. The service thread ([`crate::service`]) only leaves an [`Offer`].
+//! Only application threads change a socket's state. The service thread ([`crate::service`]) only
+//! leaves an [`Offer`].
 
 use crate::api::{PASS, Ret};
 use crate::channel::{self, Channel};
@@ -43,7 +47,8 @@ pub(crate) const PLAIN: u32 = 4;
 pub(crate) const UNCONNECTED: u32 = 5;
 /// Its maker has closed it as a candidate, and forked children have it.
 pub(crate) const LEFT: u32 = 6;
-/// Its maker closes a candidate that forked children have: they wait, a few system calls, for what becomes of it.
+/// Its maker closes a candidate that forked children have: they wait, a few system calls, for what
+/// becomes of it.
 pub(crate) const CLOSING: u32 = 7;
 
 /// `Socket::flags`
@@ -52,7 +57,8 @@ pub(crate) mod flag {
     pub(crate) const NONBLOCK: u32 = 1 << 0;
     /// shutdown(SHUT_WR) was called: the kernel answers further sends.
     pub(crate) const SHUT_WR: u32 = 1 << 1;
-    /// The carrier has said something that the ring cannot (FIN, RST, error, urgent data): ask it before waiting.
+    /// The carrier has said something that the ring cannot (FIN, RST, error, urgent data): ask it
+    /// before waiting.
     pub(crate) const CARRIER_SPOKE: u32 = 1 << 2;
     /// We made the connection (connect); clear: we accepted it.
     pub(crate) const CONNECTOR: u32 = 1 << 3;
@@ -60,7 +66,8 @@ pub(crate) mod flag {
     pub(crate) const PROBED: u32 = 1 << 4;
     /// The peer broke the rules: every call fails with ECONNRESET.
     pub(crate) const CORRUPT: u32 = 1 << 5;
-    /// Every descriptor is closed, but something is still under way on it (`waiters`): `fd` is a name of the library's own.
+    /// Every descriptor is closed, but something is still under way on it (`waiters`): `fd` is a
+    /// name of the library's own.
     pub(crate) const ORPHAN: u32 = 1 << 6;
     /// Shut down for sending, but the kernel is told when all is sent again.
     pub(crate) const FIN_LATER: u32 = 1 << 7;
@@ -68,9 +75,11 @@ pub(crate) mod flag {
     pub(crate) const NOTED: u32 = 1 << 8;
     /// Over; its memory is free as soon as nobody is in a call on it.
     pub(crate) const FREE_LATER: u32 = 1 << 9;
-    /// The peer is on another host, or the connection is for RDMA all the same. Goes when that cannot be ([`make_local`]).
+    /// The peer is on another host, or the connection is for RDMA all the same. Goes when that
+    /// cannot be ([`make_local`]).
     pub(crate) const REMOTE: u32 = 1 << 10;
-    /// Closed, but bytes have to go over the carrier first: counted in `waiters` until somebody sees to that.
+    /// Closed, but bytes have to go over the carrier first: counted in `waiters` until somebody
+    /// sees to that.
     pub(crate) const CLOSE_LATER: u32 = 1 << 11;
     /// shutdown(SHUT_RD) was called between hosts: an empty ring is the end.
     pub(crate) const SHUT_RD: u32 = 1 << 12;
@@ -90,11 +99,13 @@ pub(crate) mod flag {
     pub(crate) const ANSWERED: u32 = 1 << 19;
     /// It goes back to the kernel for good as soon as what it has received can: within the host.
     pub(crate) const LEAVING: u32 = 1 << 20;
-    /// Its process has shown that it waits for it by calls that the library sees ([`crate::io::waits_seen`]).
+    /// Its process has shown that it waits for it by calls that the library sees
+    /// ([`crate::io::waits_seen`]).
     pub(crate) const WAITS_SEEN: u32 = 1 << 21;
     /// A forked child has begun to use it: its maker attaches it no more.
     pub(crate) const CONTESTED: u32 = 1 << 24;
-    /// The connection was reset, and the kernel does not know, or not any more (`crate::io::reset`).
+    /// The connection was reset, and the kernel does not know, or not any more
+    /// (`crate::io::reset`).
     pub(crate) const RESET: u32 = 1 << 22;
     /// LEFT, and adopted: its memory is its maker's again.
     pub(crate) const ADOPTED: u32 = 1 << 25;
@@ -158,7 +169,8 @@ pub(crate) struct TxEnd {
     pub(crate) never: bool,
     /// When the first of the bytes was written that the ring holds back.
     pub(crate) held_since: u64,
-    /// Kernel calls of before the attachment may be under way: what they send is not counted yet, and nothing is promoted.
+    /// Kernel calls of before the attachment may be under way: what they send is not counted yet,
+    /// and nothing is promoted.
     pub(crate) unsettled: bool,
     /// While bytes are sent again: what the carrier had taken before the send that is under way.
     pub(crate) resend_mark: Option<u64>,
@@ -179,7 +191,8 @@ pub(crate) struct RxEnd {
     pub(crate) carrier_asked: u64,
     /// `-errno` that the carrier reported while bytes of the ring came first.
     pub(crate) pending_error: i32,
-    /// Shut down for receiving (between hosts): the stream's offset up to which there were bytes then.
+    /// Shut down for receiving (between hosts): the stream's offset up to which there were bytes
+    /// then.
     pub(crate) read_until: u64,
 }
 
@@ -189,7 +202,8 @@ pub(crate) struct Socket {
     pub(crate) state: AtomicU32,
     /// Counts the lives of this piece of memory; 16 bits of it stand in every table entry.
     pub(crate) generation: AtomicU32,
-    /// Serial number of the process ([`lifecycle::process`]) that made it: another one (a forked child) takes the slow way.
+    /// Serial number of the process ([`lifecycle::process`]) that made it: another one (a forked
+    /// child) takes the slow way.
     pub(crate) owner: AtomicU32,
     pub(crate) flags: AtomicU32,
     pub(crate) slot: AtomicU32,
@@ -202,33 +216,38 @@ pub(crate) struct Socket {
     // Taken at every call.
     pub(crate) tx_lock: EndLock,
     pub(crate) rx_lock: EndLock,
-    /// The receiver's offset in the stream while it stands on the carrier, for those who look without the lock.
+    /// The receiver's offset in the stream while it stands on the carrier, for those who look
+    /// without the lock.
     pub(crate) rx_offset: AtomicU64,
     /// What this end has said in the shared words.
     pub(crate) said: Said,
     pub(crate) tx: UnsafeCell<TxEnd>,
     pub(crate) rx: UnsafeCell<RxEnd>,
-    // While a candidate. (Calls that began then can last longer: `unsettled`. Changed under the end's lock when such a call ends.)
+    // While a candidate. (Calls that began then can last longer: `unsettled`. Changed under the
+    // end's lock when such a call ends.)
     pub(crate) tx_inflight: AtomicU32,
     pub(crate) rx_inflight: AtomicU32,
     /// The thread that attaches it; 0: none, or it has just begun.
     pub(crate) attacher: AtomicU32,
-    /// Threads that wait for it in poll or select; above, the generation that they wait for. (A jump out of a handler leaves one behind.)
+    /// Threads that wait for it in poll or select; above, the generation that they wait for. (A
+    /// jump out of a handler leaves one behind.)
     pub(crate) pollers: AtomicU64,
     pub(crate) tx_bytes: AtomicU64,
     pub(crate) rx_bytes: AtomicU64,
     pub(crate) calls: AtomicU32,
-    /// Looks in a row that have found what it has sent unread (between hosts: what has come), and how far it was read then
-    /// ([`crate::io::look_at_unread`]).
+    /// Looks in a row that have found what it has sent unread (between hosts: what has come), and
+    /// how far it was read then ([`crate::io::look_at_unread`]).
     pub(crate) stood: AtomicU32,
     pub(crate) stood_at: AtomicU64,
     /// How many receives in a row have found nothing and not waited.
     pub(crate) in_vain: AtomicU32,
-    /// When its calls look for its peer again (monotonic), if it has none by then; 0: they have not looked yet.
+    /// When its calls look for its peer again (monotonic), if it has none by then; 0: they have not
+    /// looked yet.
     pub(crate) look_at: AtomicU64,
     /// How often they have.
     pub(crate) looks: AtomicU32,
-    /// Set, last, by the service thread: `offer` is complete. (Between hosts: a value of [`crate::remote`].)
+    /// Set, last, by the service thread: `offer` is complete. (Between hosts: a value of
+    /// [`crate::remote`].)
     pub(crate) offered: AtomicU32,
     /// Between hosts: why there will be no offer.
     pub(crate) verdict: AtomicU32,
@@ -239,7 +258,8 @@ pub(crate) struct Socket {
     pub(crate) refused: AtomicU32,
     /// Between hosts: what is known of its SYN.
     pub(crate) syn: syn::Syn,
-    /// Descriptors, in this process and its children, that refer to it (a killed child is never subtracted); above, the generation.
+    /// Descriptors, in this process and its children, that refer to it (a killed child is never
+    /// subtracted); above, the generation.
     pub(crate) refs: AtomicU64,
     /// The connection that this one was adopted from, until nobody else has it any more; then null.
     pub(crate) from: AtomicPtr<Socket>,
@@ -247,9 +267,11 @@ pub(crate) struct Socket {
     pub(crate) from_key: AtomicU64,
     /// How often the process had forked when the connection was made.
     pub(crate) forks: AtomicU32,
-    /// What is under way on it in this process: calls that block, a pull-back. It is not taken apart before that ends.
+    /// What is under way on it in this process: calls that block, a pull-back. It is not taken
+    /// apart before that ends.
     pub(crate) waiters: AtomicU32,
-    /// Epoll registrations (pairs of set and descriptor) that name it; more than one cannot be attached.
+    /// Epoll registrations (pairs of set and descriptor) that name it; more than one cannot be
+    /// attached.
     pub(crate) registrations: AtomicU32,
     /// The epoll set that it is in, and its item there ([`crate::epoll`]).
     pub(crate) epoll: AtomicPtr<crate::epoll::Epoll>,
@@ -265,24 +287,27 @@ pub(crate) struct Socket {
     pub(crate) next_free: AtomicPtr<Socket>,
 }
 
-/// What the service thread hands over when both ends have agreed: written while `offered` is 0, read after it is 1.
+/// What the service thread hands over when both ends have agreed: written while `offered` is 0,
+/// read after it is 1.
 #[derive(Clone, Copy)]
 pub(crate) struct Offer {
     pub(crate) channel: *const Channel,
     pub(crate) slot: u32,
-    /// The bytes of the ring that we produce into, and of the one that we consume from, in the mapped arena.
+    /// The bytes of the ring that we produce into, and of the one that we consume from, in the
+    /// mapped arena.
     pub(crate) tx_ring: *mut u8,
     pub(crate) tx_bytes: u32,
     pub(crate) rx_ring: *mut u8,
     pub(crate) rx_bytes: u32,
 }
 
-// SAFETY: the UnsafeCells are governed by the locks and flags named beside them; everything else is atomic.
+// SAFETY: the UnsafeCells are governed by the locks and flags named beside them; everything else is
+// atomic.
 unsafe impl Sync for Socket {}
 // SAFETY: as above.
 unsafe impl Send for Socket {}
 
-// ---- memory --------------------------------------------------------------------------------------------------
+// ---- memory -------------------------------------------------------------------------------------
 
 /// Head of the free list: address in the low 48 bits, a counter against ABA above.
 static FREE_LIST: AtomicU64 = AtomicU64::new(0);
@@ -323,15 +348,15 @@ fn allocate() -> Option<&'static Socket> {
     }
     let count = SLAB_BYTES / size_of::<Socket>();
     for i in 0..count {
-        // SAFETY: within the slab just mapped; all zero is a valid free Socket (atomics, locks, and cells that are
-        // written before they are read).
+        // SAFETY: within the slab just mapped; all zero is a valid free Socket (atomics, locks, and
+        // cells that are written before they are read).
         push_free(unsafe { &*slab.cast::<Socket>().add(i) });
     }
     pop_free()
 }
 
-/// Puts memory of this process's own in the place of an inherited slab: in it every socket is free, and of another generation, for those who
-/// still know it. False: there is none.
+/// Puts memory of this process's own in the place of an inherited slab: in it every socket is free,
+/// and of another generation, for those who still know it. False: there is none.
 pub(crate) fn give_up_slab(slab: *mut u8, bytes: usize) -> bool {
     let new = sys::map_private(bytes);
     if new.is_null() {
@@ -344,7 +369,8 @@ pub(crate) fn give_up_slab(slab: *mut u8, bytes: usize) -> bool {
         let new = unsafe { &*new.cast::<Socket>().add(i) };
         new.generation.store(old.generation.load(Relaxed).wrapping_add(1), Relaxed);
     }
-    // SAFETY: both are whole mappings of `bytes`; what stood there is the parent's, and named by nobody here.
+    // SAFETY: both are whole mappings of `bytes`; what stood there is the parent's, and named by
+    // nobody here.
     unsafe { sys::move_over(new, slab, bytes) }
 }
 
@@ -388,34 +414,46 @@ impl Socket {
     pub(crate) fn names(&self) -> u32 {
         self.refs.load(SeqCst) as u32
     }
-    /// Counts descriptors in or out, unless it is another connection by now. Returns how many there were.
+    /// Counts descriptors in or out, unless it is another connection by now. Returns how many there
+    /// were.
     pub(crate) fn count_names(&self, g: u16, change: impl Fn(u32) -> u32) -> Option<u32> {
-        let counted = |old: u64| ((old >> 32) as u16 == g).then(|| old >> 32 << 32 | u64::from(change(old as u32)));
+        let counted = |old: u64| {
+            ((old >> 32) as u16 == g).then(|| old >> 32 << 32 | u64::from(change(old as u32)))
+        };
         self.refs.fetch_update(SeqCst, SeqCst, counted).ok().map(|old| old as u32)
     }
-    /// One more thread waits for it in poll or select, or one less; nothing, if it is another connection by now.
+    /// One more thread waits for it in poll or select, or one less; nothing, if it is another
+    /// connection by now.
     pub(crate) fn count_poller(&self, generation: u32, change: fn(u32) -> u32) -> bool {
-        let counted = |old: u64| ((old >> 32) as u32 == generation).then(|| u64::from(generation) << 32 | u64::from(change(old as u32)));
+        let counted = |old: u64| {
+            ((old >> 32) as u32 == generation)
+                .then(|| u64::from(generation) << 32 | u64::from(change(old as u32)))
+        };
         self.pollers.fetch_update(SeqCst, SeqCst, counted).is_ok()
     }
     pub(crate) fn record(&self) -> Option<&'static ConnRecord> {
         // SAFETY: null or a record of a statistics segment, which is never unmapped.
         unsafe { self.record.load(Acquire).as_ref() }
     }
-    /// `None` also in a forked child if it leads to another host: the memory may be of after the fork, and its maker does everything.
+    /// `None` also in a forked child if it leads to another host: the memory may be of after the
+    /// fork, and its maker does everything.
     pub(crate) fn channel(&self) -> Option<&'static Channel> {
         if self.is_inherited() && self.has(flag::REMOTE) {
             return None;
         }
-        // SAFETY: null, or a channel that is not freed while `users` counts this socket; the memory of one within the host is older than
-        // any fork that this process inherited the socket by (`attach`).
+        // SAFETY: null, or a channel that is not freed while `users` counts this socket; the memory
+        // of one within the host is older than any fork that this process inherited the socket by
+        // (`attach`).
         unsafe { self.channel.load(Acquire).as_ref() }
     }
-    /// The words of the directions that it produces and that it consumes; the channel is [`Self::channel`]'s.
+    /// The words of the directions that it produces and that it consumes; the channel is
+    /// [`Self::channel`]'s.
     #[inline(always)]
     pub(crate) fn words(&self) -> Option<(&'static RingWords, &'static RingWords)> {
         // SAFETY: null, or words of the channel, which lives as that does.
-        unsafe { Some((self.tx_words.load(Relaxed).as_ref()?, self.rx_words.load(Relaxed).as_ref()?)) }
+        unsafe {
+            Some((self.tx_words.load(Relaxed).as_ref()?, self.rx_words.load(Relaxed).as_ref()?))
+        }
     }
     pub(crate) fn tuple(&self) -> Tuple {
         // SAFETY: written before the socket is first shared, never after.
@@ -469,7 +507,7 @@ impl Socket {
     }
 }
 
-// ---- life ----------------------------------------------------------------------------------------------------
+// ---- life ---------------------------------------------------------------------------------------
 
 pub(crate) const NONE: u32 = Reason::None as u32;
 
@@ -481,7 +519,8 @@ pub(crate) fn on_socket(fd: c_int, domain: c_int, ty: c_int, protocol: c_int) {
     }
 }
 
-/// A stream socket that is neither connected nor listening: the reason why it must never be accelerated, or [`NONE`].
+/// A stream socket that is neither connected nor listening: the reason why it must never be
+/// accelerated, or [`NONE`].
 pub(crate) fn unconnected(fd: c_int) -> Option<u32> {
     match fd_table::get(fd) {
         Entry::Fresh(reason) => Some(reason),
@@ -517,7 +556,10 @@ pub(crate) fn refuse(s: &Socket, why: Reason) {
 pub(crate) fn on_listen(fd: c_int) {
     let Some(reason) = unconnected(fd) else { return };
     // What is done to the listener's descriptor is no matter of its connections'.
-    let of_descriptor = [Reason::SeveralEpollSets, Reason::DuplicateInEpoll, Reason::InheritedByFork].iter().any(|why| *why as u32 == reason);
+    let of_descriptor =
+        [Reason::SeveralEpollSets, Reason::DuplicateInEpoll, Reason::InheritedByFork]
+            .iter()
+            .any(|why| *why as u32 == reason);
     let listener = Entry::Listener(if of_descriptor { NONE } else { reason });
     let Entry::Socket(s, g) = fd_table::get(fd) else {
         fd_table::set(fd, listener);
@@ -531,7 +573,8 @@ pub(crate) fn on_listen(fd: c_int) {
     retire(s);
 }
 
-/// An unconnected socket has become a listener: its registrations are the kernel's alone, and its memory serves again.
+/// An unconnected socket has become a listener: its registrations are the kernel's alone, and its
+/// memory serves again.
 fn retire(s: &'static Socket) {
     if s.is_inherited() || s.state.compare_exchange(UNCONNECTED, PLAIN, SeqCst, Relaxed).is_err() {
         return;
@@ -602,10 +645,15 @@ fn same_host(t: &Tuple) -> bool {
     local == peer || peer.is_loopback() || own::has(peer)
 }
 
-/// The path that a connection could take: the first one of the configuration's that can serve its addresses.
+/// The path that a connection could take: the first one of the configuration's that can serve its
+/// addresses.
 fn path_of(t: &Tuple, paths: &Paths) -> Result<Path, Reason> {
     let same_host = same_host(t);
-    let mut why = if paths.contains(Path::Rdma) || same_host { Reason::PathsExcludeIt } else { Reason::PeerRemote };
+    let mut why = if paths.contains(Path::Rdma) || same_host {
+        Reason::PathsExcludeIt
+    } else {
+        Reason::PeerRemote
+    };
     for path in paths.iter() {
         match path {
             Path::Shm if same_host => return Ok(path),
@@ -666,7 +714,8 @@ fn new_socket(fd: c_int) -> Option<&'static Socket> {
     Some(s)
 }
 
-/// The socket of a connection that has come to be: new, or the one that it had unconnected, which nobody else gets meanwhile.
+/// The socket of a connection that has come to be: new, or the one that it had unconnected, which
+/// nobody else gets meanwhile.
 fn claim(fd: c_int) -> Option<&'static Socket> {
     let Entry::Socket(s, _) = fd_table::get(fd) else {
         let new = new_socket(fd);
@@ -700,14 +749,28 @@ fn begin_as(fd: c_int, reason: u32, connector: bool, tuple: Tuple, moved: (u64, 
 }
 
 /// A new socket for a connection that was not made here. Its caller gives it its names.
-pub(crate) fn new_heir(fd: c_int, why: Reason, connector: bool, tuple: Tuple, moved: (u64, u64)) -> Option<&'static Socket> {
+pub(crate) fn new_heir(
+    fd: c_int,
+    why: Reason,
+    connector: bool,
+    tuple: Tuple,
+    moved: (u64, u64),
+) -> Option<&'static Socket> {
     let s = new_socket(fd)?;
     fill(s, fd, why as u32, connector, tuple, moved, true);
     Some(s)
 }
 
 /// Makes a socket a candidate, or plain for the reason that its record shows.
-fn fill(s: &Socket, fd: c_int, reason: u32, connector: bool, tuple: Tuple, moved: (u64, u64), made: bool) {
+fn fill(
+    s: &Socket,
+    fd: c_int,
+    reason: u32,
+    connector: bool,
+    tuple: Tuple,
+    moved: (u64, u64),
+    made: bool,
+) {
     let began = s.syn.began();
     if connector {
         s.raise(flag::CONNECTOR);
@@ -740,7 +803,10 @@ fn fill(s: &Socket, fd: c_int, reason: u32, connector: bool, tuple: Tuple, moved
                         s.syn.sent(began, sys::kernel_ns(), made);
                     }
                 }
-                if config.paths.first() == Some(Path::Rdma) && config.paths.contains(Path::Shm) && same_host(&tuple) {
+                if config.paths.first() == Some(Path::Rdma)
+                    && config.paths.contains(Path::Shm)
+                    && same_host(&tuple)
+                {
                     s.raise(flag::RDMA_FIRST);
                 }
                 Reason::NotStarted
@@ -752,7 +818,11 @@ fn fill(s: &Socket, fd: c_int, reason: u32, connector: bool, tuple: Tuple, moved
     if let Some(r) = s.record() {
         r.set_addresses(tuple.local(), tuple.peer());
     }
-    stats::count(if connector { netacc_control::stats::Counter::Connected } else { netacc_control::stats::Counter::Accepted });
+    stats::count(if connector {
+        netacc_control::stats::Counter::Connected
+    } else {
+        netacc_control::stats::Counter::Accepted
+    });
     let candidate = why == Reason::NotStarted;
     s.attacher.store(0, SeqCst);
     s.state.store(if candidate { CANDIDATE } else { PLAIN }, SeqCst);
@@ -770,8 +840,8 @@ fn start(s: &'static Socket) {
             }
         }
     } else if connector {
-        // The listener may not have accepted anything yet, and be unknown for that: asked again after its first answer;
-        // with NACC_CONN_TCP_FIRST=1 only then.
+        // The listener may not have accepted anything yet, and be unknown for that: asked again
+        // after its first answer; with NACC_CONN_TCP_FIRST=1 only then.
         if !lifecycle::config().tcp_first && service::connected(s) {
             s.raise(flag::PROBED);
         }
@@ -786,7 +856,9 @@ pub(crate) fn on_accept(listener: c_int, fd: c_int, _flags: c_int) {
         return;
     }
     match fd_table::get(listener) {
-        Entry::Listener(reason) | Entry::Fresh(reason) => begin(fd, io_uring::refusal(reason), false),
+        Entry::Listener(reason) | Entry::Fresh(reason) => {
+            begin(fd, io_uring::refusal(reason), false)
+        }
         // A listener from before this program image; unix sockets come this way too.
         _ => {
             let mut raw = [0u8; 128];
@@ -799,9 +871,12 @@ pub(crate) fn on_accept(listener: c_int, fd: c_int, _flags: c_int) {
     }
 }
 
-/// A listener that this program image has inherited is known from its first connection of another host's on.
+/// A listener that this program image has inherited is known from its first connection of another
+/// host's on.
 fn adopt(listener: c_int, fd: c_int) {
-    if fd_table::raw(listener) == 0 && fd_table::socket(fd).is_some_and(|(s, _)| s.has(flag::REMOTE)) {
+    if fd_table::raw(listener) == 0
+        && fd_table::socket(fd).is_some_and(|(s, _)| s.has(flag::REMOTE))
+    {
         syn::keep(listener);
         fd_table::set(listener, Entry::Listener(NONE));
     }
@@ -812,7 +887,10 @@ pub(crate) unsafe fn before_connect(fd: c_int, addr: *const sockaddr, len: sockl
     if let Entry::Socket(s, g) = fd_table::get(fd) {
         // connect(AF_UNSPEC) dissolves the connection; the descriptor starts anew.
         // SAFETY: the caller says that two bytes are there.
-        if len >= 2 && unsafe { crate::user::read(&raw const (*addr).sa_family) } == Some(libc::AF_UNSPEC as libc::sa_family_t) {
+        if len >= 2
+            && unsafe { crate::user::read(&raw const (*addr).sa_family) }
+                == Some(libc::AF_UNSPEC as libc::sa_family_t)
+        {
             let _ = crate::io::to_kernel(s, g, fd, Reason::Disconnected, false);
         } else if s.is(CANDIDATE) && s.has(flag::CONNECTOR) && state_of(fd) == Some(TCP_CLOSE) {
             // It was refused, and is tried again, perhaps elsewhere.
@@ -824,9 +902,11 @@ pub(crate) unsafe fn before_connect(fd: c_int, addr: *const sockaddr, len: sockl
     PASS
 }
 
-/// A connect that was under way has failed: the socket is an unconnected one again. False: it is more than that.
+/// A connect that was under way has failed: the socket is an unconnected one again. False: it is
+/// more than that.
 fn was_never_one(s: &'static Socket) -> bool {
-    if s.is_inherited() || s.state.compare_exchange(CANDIDATE, ATTACHING, SeqCst, Relaxed).is_err() {
+    if s.is_inherited() || s.state.compare_exchange(CANDIDATE, ATTACHING, SeqCst, Relaxed).is_err()
+    {
         return false;
     }
     s.attacher.store(lifecycle::tid(), Relaxed);
@@ -852,11 +932,16 @@ pub(crate) unsafe fn on_connect(fd: c_int, addr: *const sockaddr, len: socklen_t
         }
         begin(fd, reason, true);
     } else if result == -libc::EINPROGRESS || result == -libc::EINTR {
-        // Under way: the kernel does not say yet where to, but what is done to the descriptor meanwhile has to be followed.
+        // Under way: the kernel does not say yet where to, but what is done to the descriptor
+        // meanwhile has to be followed.
         let mut raw = [0u8; 128];
         let n = (len as usize).min(raw.len());
         // SAFETY: the kernel has just read as much.
-        if n < 2 || !raw.get_mut(..n).is_some_and(|to| unsafe { crate::user::read_into(addr.cast::<u8>(), to) }) {
+        if n < 2
+            || !raw
+                .get_mut(..n)
+                .is_some_and(|to| unsafe { crate::user::read_into(addr.cast::<u8>(), to) })
+        {
             return;
         }
         let peer = address(&raw, n as isize).filter(|a| !a.ip().is_unspecified());
@@ -874,7 +959,8 @@ pub(crate) unsafe fn on_connect(fd: c_int, addr: *const sockaddr, len: socklen_t
 /// `TCP_CLOSE` of the kernel's states (include/net/tcp_states.h).
 const TCP_CLOSE: u8 = 7;
 
-/// The peer's FIN, or a reset, has come: TCP's states CLOSE_WAIT, LAST_ACK, CLOSING, TIME_WAIT and CLOSE.
+/// The peer's FIN, or a reset, has come: TCP's states CLOSE_WAIT, LAST_ACK, CLOSING, TIME_WAIT and
+/// CLOSE.
 pub(crate) fn peer_ended(fd: c_int) -> bool {
     state_of(fd).is_none_or(|state| matches!(state, 6..=9 | 11))
 }
@@ -897,7 +983,9 @@ pub(crate) fn is_tcp(fd: c_int) -> bool {
 /// Neither end has said that it sends no more, and nobody here that it receives no more.
 pub(crate) fn is_open(fd: c_int) -> bool {
     const TCP_ESTABLISHED: u8 = 1;
-    state_of(fd) == Some(TCP_ESTABLISHED) && sys::poll_now(fd, libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) == 0
+    state_of(fd) == Some(TCP_ESTABLISHED)
+        && sys::poll_now(fd, libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR)
+            == 0
 }
 
 /// The kernel's state of a TCP socket.
@@ -911,8 +999,8 @@ fn tcp_info(fd: c_int) -> Option<TcpInfo> {
     (sys::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info) >= 0).then_some(info)
 }
 
-/// A fresh socket is used for data: a connect that was in progress has succeeded, unless it is no connection at all. (Opened with its
-/// first bytes, by TCP Fast Open, it was none before them.)
+/// A fresh socket is used for data: a connect that was in progress has succeeded, unless it is no
+/// connection at all. (Opened with its first bytes, by TCP Fast Open, it was none before them.)
 #[cold]
 pub(crate) fn look_again(fd: c_int) {
     if let Some(reason) = unconnected(fd)
@@ -932,8 +1020,8 @@ pub(crate) fn make_plain(s: &'static Socket, why: Reason) {
     }
 }
 
-/// Waits until nobody attaches it any more, which takes some system calls. False: it is this very thread that does, and a signal handler has
-/// interrupted it.
+/// Waits until nobody attaches it any more, which takes some system calls. False: it is this very
+/// thread that does, and a signal handler has interrupted it.
 pub(crate) fn await_attach(s: &Socket) -> bool {
     let mut n = 0u32;
     loop {
@@ -950,7 +1038,13 @@ pub(crate) fn await_attach(s: &Socket) -> bool {
         }
         sys::sched_yield();
         // A forked child has no other way to hear that its parent was killed there.
-        let over = || if s.has(flag::REMOTE) { !remote::maker_lives(s) } else { !lifecycle::process_lives(s.owner.load(Relaxed)) };
+        let over = || {
+            if s.has(flag::REMOTE) {
+                !remote::maker_lives(s)
+            } else {
+                !lifecycle::process_lives(s.owner.load(Relaxed))
+            }
+        };
         if n.is_multiple_of(10_000) && s.is_inherited() && over() {
             let _ = s.state.compare_exchange(ATTACHING, PLAIN, SeqCst, Relaxed);
         }
@@ -974,7 +1068,8 @@ pub(crate) fn await_close(s: &Socket) {
     }
 }
 
-/// RDMA cannot serve a connection within the host: from now on it is a candidate for shared memory. False: it is not such a one.
+/// RDMA cannot serve a connection within the host: from now on it is a candidate for shared memory.
+/// False: it is not such a one.
 pub(crate) fn make_local(s: &'static Socket, g: u16) -> bool {
     if !s.has(flag::RDMA_FIRST) {
         return false;
@@ -990,7 +1085,8 @@ pub(crate) fn make_local(s: &'static Socket, g: u16) -> bool {
             s.look_at.store(0, Relaxed);
             s.lower(flag::REMOTE | flag::NOTED);
         }
-        // Last: whoever finds an offer from here on finds one of shared memory. (That it is never to be may be said once more meanwhile.)
+        // Last: whoever finds an offer from here on finds one of shared memory. (That it is never
+        // to be may be said once more meanwhile.)
         if offered == remote::NEVER {
             let _ = s.offered.compare_exchange(offered, 0, SeqCst, Relaxed);
         }
@@ -998,7 +1094,8 @@ pub(crate) fn make_local(s: &'static Socket, g: u16) -> bool {
     true
 }
 
-/// The last descriptor of this process's (or, `kernel_too` false, one whose closing is somebody else's work) is closed.
+/// The last descriptor of this process's (or, `kernel_too` false, one whose closing is somebody
+/// else's work) is closed.
 pub(crate) fn close(s: &'static Socket, g: u16, fd: c_int, kernel_too: bool) -> Ret {
     let kernel_close = || if kernel_too { sys::close(fd) } else { 0 };
     if s.generation16() != g {
@@ -1026,13 +1123,17 @@ pub(crate) fn close(s: &'static Socket, g: u16, fd: c_int, kernel_too: bool) -> 
         }
     }
     // A child takes apart only what its maker has left to it, by a close or by its end.
-    if s.is_inherited() && s.fd.load(Acquire) >= 0 && lifecycle::process_lives(s.owner.load(Relaxed)) {
+    if s.is_inherited()
+        && s.fd.load(Acquire) >= 0
+        && lifecycle::process_lives(s.owner.load(Relaxed))
+    {
         return kernel_close();
     }
     let_go(s, g, fd, kernel_close)
 }
 
-/// The last name of a connection that this process has goes. (A forked child may have it, too; `refs` says so, or did.)
+/// The last name of a connection that this process has goes. (A forked child may have it, too;
+/// `refs` says so, or did.)
 fn let_go(s: &'static Socket, g: u16, fd: c_int, kernel_close: impl FnOnce() -> Ret) -> Ret {
     if !s.is(ATTACHED) || fd < 0 || s.is_inherited() {
         let heard_of = s.is(CANDIDATE) && !s.has(flag::REMOTE);
@@ -1045,7 +1146,8 @@ fn let_go(s: &'static Socket, g: u16, fd: c_int, kernel_close: impl FnOnce() -> 
     let shared = s.names() > 0;
     // (Between hosts it leaves behind the close, which waits for that within bounds.)
     let between_hosts = s.has(flag::REMOTE);
-    let in_ring = !(shared && !between_hosts && crate::io::to_kernel(s, g, fd, Reason::None, false));
+    let in_ring =
+        !(shared && !between_hosts && crate::io::to_kernel(s, g, fd, Reason::None, false));
     match crate::io::last_name(s, fd, shared && in_ring) {
         LastName::Outlived => {
             let r = kernel_close();
@@ -1111,10 +1213,14 @@ pub(crate) fn bury_orphan(s: &'static Socket, g: u16) {
 /// The connection is this process's no more: it goes from the statistics.
 fn close_books(s: &Socket) {
     // SAFETY: as in `record`; the swap gives it to one caller.
-    let Some(rec) = (unsafe { s.record.swap(core::ptr::null_mut(), AcqRel).as_ref() }) else { return };
+    let Some(rec) = (unsafe { s.record.swap(core::ptr::null_mut(), AcqRel).as_ref() }) else {
+        return;
+    };
     let path = rec.tx_path.load(Relaxed).max(rec.rx_path.load(Relaxed));
     stats::add_bytes(rec);
-    stats::closed(netacc_control::stats::Path::from_code(path).unwrap_or(netacc_control::stats::Path::Tcp));
+    stats::closed(
+        netacc_control::stats::Path::from_code(path).unwrap_or(netacc_control::stats::Path::Tcp),
+    );
     stats::close(rec);
 }
 
@@ -1155,7 +1261,8 @@ fn finish(s: &'static Socket, fd: c_int, kernel_close: impl FnOnce() -> Ret) -> 
         return r;
     }
     let _ = s.state.compare_exchange(CLOSING, PLAIN, SeqCst, Relaxed);
-    // Threads that still know it find another generation when they look again; only then is its slot given back.
+    // Threads that still know it find another generation when they look again; only then is its
+    // slot given back.
     let tx = crate::lock::lock_end(&s.tx_lock);
     let rx = crate::lock::lock_end(&s.rx_lock);
     if tx.is_some() && rx.is_some() {
@@ -1165,7 +1272,8 @@ fn finish(s: &'static Socket, fd: c_int, kernel_close: impl FnOnce() -> Ret) -> 
         let mine = !s.is_inherited();
         drop((tx, rx));
         if state == ATTACHED || state == PLAIN {
-            // (A plain one may have been made so by a forked child, which cannot give the slot back.)
+            // (A plain one may have been made so by a forked child, which cannot give the slot
+            // back.)
             crate::io::after_close(s);
         }
         if mine {
@@ -1183,7 +1291,9 @@ pub(crate) fn look_at_options(s: &Socket, fd: c_int) {
     let mut corked: c_int = 0;
     let _ = sys::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_CORK, &mut corked);
     set_corked(s, corked != 0);
-    for (timeout_ns, name) in [(&s.receive_timeout_ns, libc::SO_RCVTIMEO), (&s.send_timeout_ns, libc::SO_SNDTIMEO)] {
+    for (timeout_ns, name) in
+        [(&s.receive_timeout_ns, libc::SO_RCVTIMEO), (&s.send_timeout_ns, libc::SO_SNDTIMEO)]
+    {
         // A negative one, which was seen when it was set, reads as none.
         if timeout_ns.load(Relaxed) >= 0 {
             timeout_ns.store(crate::options::timeout_of(fd, name), Relaxed);
@@ -1199,10 +1309,18 @@ pub(crate) fn free_left(s: &'static Socket) {
     recycle(s);
 }
 
-/// The memory of a connection that is over serves again when nobody is in a call on it. Called by whoever leaves one.
+/// The memory of a connection that is over serves again when nobody is in a call on it. Called by
+/// whoever leaves one.
 pub(crate) fn recycle(s: &'static Socket) {
-    let unused = || s.tx_inflight.load(SeqCst) == 0 && s.rx_inflight.load(SeqCst) == 0 && s.waiters.load(SeqCst) == 0;
-    if s.has(flag::FREE_LATER) && unused() && s.flags.fetch_and(!flag::FREE_LATER, AcqRel) & flag::FREE_LATER != 0 {
+    let unused = || {
+        s.tx_inflight.load(SeqCst) == 0
+            && s.rx_inflight.load(SeqCst) == 0
+            && s.waiters.load(SeqCst) == 0
+    };
+    if s.has(flag::FREE_LATER)
+        && unused()
+        && s.flags.fetch_and(!flag::FREE_LATER, AcqRel) & flag::FREE_LATER != 0
+    {
         push_free(s);
     }
 }
@@ -1233,9 +1351,14 @@ pub(crate) fn shutdown(fd: c_int, how: c_int) -> Ret {
     }
 }
 
-/// What the kernel says of a connection's position agrees with what was counted as sent and as received (`None`: not to be asked, as somebody
-/// sends or receives); otherwise bytes moved unseen.
-pub(crate) fn counts_agree(s: &Socket, fd: c_int, sent: Option<u64>, received: Option<u64>) -> bool {
+/// What the kernel says of a connection's position agrees with what was counted as sent and as
+/// received (`None`: not to be asked, as somebody sends or receives); otherwise bytes moved unseen.
+pub(crate) fn counts_agree(
+    s: &Socket,
+    fd: c_int,
+    sent: Option<u64>,
+    received: Option<u64>,
+) -> bool {
     if sent.is_none() && received.is_none() {
         return true;
     }
@@ -1245,10 +1368,12 @@ pub(crate) fn counts_agree(s: &Socket, fd: c_int, sent: Option<u64>, received: O
         s.raise(flag::SHUT_WR);
     }
     // More may have arrived between two questions; less can't be.
-    sent.is_none_or(|n| n == counts.sent) && received.is_none_or(|n| n >= counts.read && n <= counts.received)
+    sent.is_none_or(|n| n == counts.sent)
+        && received.is_none_or(|n| n >= counts.read && n <= counts.received)
 }
 
-/// How many bytes the kernel has taken to send on a connection, and how many that it received were read. Nobody sends or reads meanwhile.
+/// How many bytes the kernel has taken to send on a connection, and how many that it received were
+/// read. Nobody sends or reads meanwhile.
 pub(crate) fn carrier_counts(s: &Socket, fd: c_int) -> Option<(u64, u64)> {
     settled_counts(fd, s.has(flag::CONNECTOR))
 }
@@ -1274,10 +1399,14 @@ pub(crate) fn packets(fd: c_int) -> Option<Packets> {
     const TCPI_OPT_USEC_TS: u8 = 64;
     let info = tcp_info(fd)?;
     // tcpi_options and tcpi_total_retrans
-    Some(Packets { sent_twice: info.words[23], microseconds: info.bytes[5] & TCPI_OPT_USEC_TS != 0 })
+    Some(Packets {
+        sent_twice: info.words[23],
+        microseconds: info.bytes[5] & TCPI_OPT_USEC_TS != 0,
+    })
 }
 
-/// How many bytes the kernel has taken to send on `fd`, give or take one for all of a connection's life.
+/// How many bytes the kernel has taken to send on `fd`, give or take one for all of a connection's
+/// life.
 pub(crate) fn carrier_sent(fd: c_int) -> Option<u64> {
     counts(fd, false).map(|c| c.sent)
 }
@@ -1293,15 +1422,18 @@ struct Counts {
     shut: bool,
 }
 
-/// Asks until what is said of sending speaks of one moment. (Not `tcpi_bytes_sent`: a packet that could not be handed to the device
-/// counts there without having been sent, and again when it is.)
+/// Asks until what is said of sending speaks of one moment. (Not `tcpi_bytes_sent`: a packet that
+/// could not be handed to the device counts there without having been sent, and again when it is.)
 ///
-/// A FIN counts as a byte, ours in `tcpi_bytes_acked` or in the queue, the peer's in `tcpi_bytes_received` (tcp_rcv_nxt_update), but not in
-/// FIONREAD (tcp_inq). The state tells that there was one.
+/// A FIN counts as a byte, ours in `tcpi_bytes_acked` or in the queue, the peer's in
+/// `tcpi_bytes_received` (tcp_rcv_nxt_update), but not in FIONREAD (tcp_inq). The state tells that
+/// there was one.
 fn counts(fd: c_int, connector: bool) -> Option<Counts> {
     let ask = || tcp_info(fd);
-    let unacknowledged = |out: &mut c_int| sys::ioctl(fd, libc::TIOCOUTQ as usize, out as *mut c_int as usize) >= 0;
-    let unread = |out: &mut c_int| sys::ioctl(fd, libc::FIONREAD as usize, out as *mut c_int as usize) >= 0;
+    let unacknowledged =
+        |out: &mut c_int| sys::ioctl(fd, libc::TIOCOUTQ as usize, out as *mut c_int as usize) >= 0;
+    let unread =
+        |out: &mut c_int| sys::ioctl(fd, libc::FIONREAD as usize, out as *mut c_int as usize) >= 0;
     let mut before = ask()?;
     for _ in 0..100 {
         let (mut queued, mut waiting): (c_int, c_int) = (0, 0);
@@ -1309,24 +1441,34 @@ fn counts(fd: c_int, connector: bool) -> Option<Counts> {
             return None;
         }
         let after = ask()?;
-        // The state is looked at a moment before the counts (tcp_get_info): a FIN that came in between shows in the next answer.
+        // The state is looked at a moment before the counts (tcp_get_info): a FIN that came in
+        // between shows in the next answer.
         let state = if after.bytes_received == before.bytes_received { after } else { ask()? };
         let fins = state.fins();
-        if after.bytes_acked == before.bytes_acked && after.fins() == fins && before.fins() == fins {
+        if after.bytes_acked == before.bytes_acked && after.fins() == fins && before.fins() == fins
+        {
             let (shut, ended) = fins;
-            // The SYN of the end that connected is acknowledged as a byte is (tcp_ack in SYN-SENT); the other end's is not counted.
+            // The SYN of the end that connected is acknowledged as a byte is (tcp_ack in SYN-SENT);
+            // the other end's is not counted.
             let flags = u64::from(connector) + u64::from(shut);
             let sent = after.bytes_acked.wrapping_add(queued.max(0) as u64).wrapping_sub(flags);
             let received = |info: &TcpInfo| info.bytes_received.saturating_sub(u64::from(ended));
             let read = received(&before).saturating_sub(waiting.max(0) as u64);
-            return Some(Counts { sent, read, received_before: received(&before), received: received(&after), shut });
+            return Some(Counts {
+                sent,
+                read,
+                received_before: received(&before),
+                received: received(&after),
+                shut,
+            });
         }
         before = state;
     }
     None
 }
 
-/// The start of the kernel's `struct tcp_info` (linux/tcp.h) up to the last member that is needed here (4.1).
+/// The start of the kernel's `struct tcp_info` (linux/tcp.h) up to the last member that is needed
+/// here (4.1).
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct TcpInfo {
@@ -1340,10 +1482,12 @@ pub(crate) struct TcpInfo {
 const _: () = assert!(core::mem::offset_of!(TcpInfo, pacing_rate) == 104);
 
 impl TcpInfo {
-    /// Whether our FIN has been sent or waits to be, and whether the peer's has come, by TCP's states. (Of a closed connection nobody knows.)
+    /// Whether our FIN has been sent or waits to be, and whether the peer's has come, by TCP's
+    /// states. (Of a closed connection nobody knows.)
     fn fins(&self) -> (bool, bool) {
         let state = self.bytes[0];
-        // FIN_WAIT1, FIN_WAIT2, TIME_WAIT, LAST_ACK, CLOSING; TIME_WAIT, CLOSE_WAIT, LAST_ACK, CLOSING
+        // FIN_WAIT1, FIN_WAIT2, TIME_WAIT, LAST_ACK, CLOSING; TIME_WAIT, CLOSE_WAIT, LAST_ACK,
+        // CLOSING
         (matches!(state, 4 | 5 | 6 | 9 | 11), matches!(state, 6 | 8 | 9 | 11))
     }
 }

@@ -1,16 +1,22 @@
-//! The statistics segment of this process: made at its first connection, read by `netacc_ss` from outside.
+//! The statistics segment of this process: made at its first connection, read by `netacc_ss` from
+//! outside.
 
 use crate::{fd_table, lifecycle, numbers, shared, sys};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
-use netacc_control::stats::{CONN_CAPACITY, CONNS_OFFSET, ChannelRecord, ConnRecord, Counter, Header, Path, Reason};
+use netacc_control::stats::{
+    CONN_CAPACITY, CONNS_OFFSET, ChannelRecord, ConnRecord, Counter, Header, Path, Reason,
+};
 
 static HEADER: AtomicPtr<Header> = AtomicPtr::new(core::ptr::null_mut());
 static SEGMENT_FD: core::sync::atomic::AtomicI32 = core::sync::atomic::AtomicI32::new(-1);
-/// Records that were used and are free: the last one freed, counted from 1, and above it a counter against ABA. A record
-/// is used again as soon as it can be: a process touches as many as it ever had open at a time.
+/// Records that were used and are free: the last one freed, counted from 1, and above it a counter
+/// against ABA. A record is used again as soon as it can be: a process touches as many as it ever
+/// had open at a time.
 static FREE: AtomicU64 = AtomicU64::new(0);
-/// Of each free record the one below it, counted from 1. (Not in the record, which late counts may still change.)
-static BELOW: [AtomicU32; CONN_CAPACITY as usize] = [const { AtomicU32::new(0) }; CONN_CAPACITY as usize];
+/// Of each free record the one below it, counted from 1. (Not in the record, which late counts may
+/// still change.)
+static BELOW: [AtomicU32; CONN_CAPACITY as usize] =
+    [const { AtomicU32::new(0) }; CONN_CAPACITY as usize];
 /// Records from here on were never used.
 static UNUSED: AtomicU32 = AtomicU32::new(0);
 
@@ -19,7 +25,8 @@ const BYTES: usize = CONNS_OFFSET + CONN_CAPACITY as usize * size_of::<ConnRecor
 /// The segment, if there is one.
 #[inline]
 pub(crate) fn header() -> Option<&'static Header> {
-    // SAFETY: once set it points to a mapping of a Header that is never unmapped; all its fields are atomics.
+    // SAFETY: once set it points to a mapping of a Header that is never unmapped; all its fields
+    // are atomics.
     unsafe { HEADER.load(Acquire).as_ref() }
 }
 
@@ -28,8 +35,14 @@ fn records() -> &'static [ConnRecord] {
     if base.is_null() {
         return &[];
     }
-    // SAFETY: the mapping holds CONN_CAPACITY records behind the header; all atomics, all zero valid.
-    unsafe { core::slice::from_raw_parts(base.cast::<u8>().add(CONNS_OFFSET).cast::<ConnRecord>(), CONN_CAPACITY as usize) }
+    // SAFETY: the mapping holds CONN_CAPACITY records behind the header; all atomics, all zero
+    // valid.
+    unsafe {
+        core::slice::from_raw_parts(
+            base.cast::<u8>().add(CONNS_OFFSET).cast::<ConnRecord>(),
+            CONN_CAPACITY as usize,
+        )
+    }
 }
 
 #[cold]
@@ -103,7 +116,8 @@ fn next(head: u64, record: u32) -> u64 {
     (head & !u64::from(u32::MAX)).wrapping_add(1 << 32) | u64::from(record)
 }
 
-/// A record for a new connection; null when there is no memory or no free record (the connection then is not shown).
+/// A record for a new connection; null when there is no memory or no free record (the connection
+/// then is not shown).
 pub(crate) fn open(fd: i32, reason: Reason) -> *mut ConnRecord {
     let Some(h) = header().or_else(create) else { return core::ptr::null_mut() };
     h.count_reason(reason);
@@ -122,7 +136,8 @@ pub(crate) fn open(fd: i32, reason: Reason) -> *mut ConnRecord {
     r as *const ConnRecord as *mut ConnRecord
 }
 
-/// The record's connection is this process's no more. Once for each [`open`], and not in a forked child.
+/// The record's connection is this process's no more. Once for each [`open`], and not in a forked
+/// child.
 pub(crate) fn close(r: &'static ConnRecord) {
     r.close();
     let all = records().as_ptr_range();
@@ -180,7 +195,9 @@ pub(crate) fn moved(from: Path, to: Path, best_changed: Option<(Path, Path)>) {
 /// A connection ends: its bytes are added to the process's.
 pub(crate) fn add_bytes(r: &ConnRecord) {
     let Some(h) = header() else { return };
-    let of = |words: &[core::sync::atomic::AtomicU64; 4], p: Path| words.get(p as usize).map_or(0, |w| w.load(Relaxed));
+    let of = |words: &[core::sync::atomic::AtomicU64; 4], p: Path| {
+        words.get(p as usize).map_or(0, |w| w.load(Relaxed))
+    };
     for (tx, rx, path) in [
         (Counter::TcpBytesTx, Counter::TcpBytesRx, Path::Tcp),
         (Counter::ShmBytesTx, Counter::ShmBytesRx, Path::Shm),
@@ -221,7 +238,13 @@ mod tests {
         }
         let held: Vec<_> = (0..100).map(|_| open_one()).collect();
         assert!(held.iter().all(|r| r.is_open()));
-        assert_eq!(held.iter().map(|r| *r as *const ConnRecord).collect::<std::collections::BTreeSet<_>>().len(), 100);
+        assert_eq!(
+            held.iter()
+                .map(|r| *r as *const ConnRecord)
+                .collect::<std::collections::BTreeSet<_>>()
+                .len(),
+            100
+        );
         held.into_iter().for_each(close);
         let h = header().unwrap();
         assert!(h.conn_high_water.load(Relaxed) < OTHERS);
@@ -240,7 +263,10 @@ mod tests {
                         a.opened_unix_ns.store(mark, Relaxed);
                         b.opened_unix_ns.store(!mark, Relaxed);
                         std::hint::black_box((a, b));
-                        assert_eq!((a.opened_unix_ns.load(Relaxed), b.opened_unix_ns.load(Relaxed)), (mark, !mark));
+                        assert_eq!(
+                            (a.opened_unix_ns.load(Relaxed), b.opened_unix_ns.load(Relaxed)),
+                            (mark, !mark)
+                        );
                         close(a);
                         close(b);
                     }

@@ -1,12 +1,14 @@
 //! Between hosts: what both ends of a connection know of its SYN, and nobody else.
 //!
-//! The time stamp in a SYN (RFC 7323) is the sender's clock in milliseconds plus an offset that Linux draws from a secret of its
-//! boot (`secure_tcp_ts_off`). The acceptor's kernel keeps the SYN of a connection for who asks (`TCP_SAVE_SYN`); the connector's says
-//! what the clock with the offset shows now (`TCP_TIMESTAMP`), and the library knows when `connect` was called. A claim to a
-//! connection says the value, and the acceptor compares (`remote::agree`).
+//! The time stamp in a SYN (RFC 7323) is the sender's clock in milliseconds plus an offset that
+//! Linux draws from a secret of its boot (`secure_tcp_ts_off`). The acceptor's kernel keeps the SYN
+//! of a connection for who asks (`TCP_SAVE_SYN`); the connector's says what the clock with the
+//! offset shows now (`TCP_TIMESTAMP`), and the library knows when `connect` was called. A claim to
+//! a connection says the value, and the acceptor compares (`remote::agree`).
 //!
-//! `TCP_SAVE_SYN` is the library's own on listening sockets: an application that never uses it sees no trace, and where one does, the
-//! library never sets it, nor reads a SYN (`USED`). `docs/design/rdma.md` §4 tells the whole story.
+//! `TCP_SAVE_SYN` is the library's own on listening sockets: an application that never uses it sees
+//! no trace, and where one does, the library never sets it, nor reads a SYN (`USED`).
+//! `docs/design/rdma.md` §4 tells the whole story.
 
 use crate::fd_table::{self, Entry};
 use crate::socket::{self, Socket, flag};
@@ -26,7 +28,8 @@ static SET: AtomicBool = AtomicBool::new(false);
 /// The application uses `TCP_SAVE_SYN` itself, or has inherited a socket on which somebody did.
 static USED: AtomicBool = AtomicBool::new(false);
 
-/// What is known of a connection's SYN; in the [`Socket`], because a connection can be claimed more than once.
+/// What is known of a connection's SYN; in the [`Socket`], because a connection can be claimed more
+/// than once.
 pub(crate) struct Syn {
     state: AtomicU32,
     /// The time stamp, or the lowest that it can be.
@@ -78,7 +81,9 @@ impl Syn {
     /// Connector: what a claim says of it.
     pub(crate) fn proof(&self) -> Proof {
         match self.state.load(Acquire) {
-            KNOWN => Proof { lowest: self.stamp.load(Relaxed), span: self.span.load(Relaxed) as u16 },
+            KNOWN => {
+                Proof { lowest: self.stamp.load(Relaxed), span: self.span.load(Relaxed) as u16 }
+            }
             _ => Proof::NONE,
         }
     }
@@ -97,7 +102,8 @@ impl Syn {
         self.began.load(Relaxed)
     }
 
-    /// Connector: the first SYN has left between `began` and `ended`. `made`: it was a connection at `ended`.
+    /// Connector: the first SYN has left between `began` and `ended`. `made`: it was a connection
+    /// at `ended`.
     pub(crate) fn sent(&self, began: u64, ended: u64, made: bool) {
         self.ended.store(ended, Relaxed);
         self.made.store(made, Relaxed);
@@ -105,7 +111,7 @@ impl Syn {
     }
 }
 
-// ---- the application's calls -------------------------------------------------------------------------------------------
+// ---- the application's calls --------------------------------------------------------------------
 
 /// A socket is about to listen.
 pub(crate) fn before_listen(fd: c_int) {
@@ -116,7 +122,10 @@ pub(crate) fn before_listen(fd: c_int) {
 
 /// Has the kernel keep the SYNs of what this socket accepts, if they could be of use.
 pub(crate) fn keep(fd: c_int) {
-    if USED.load(Acquire) || !remote::has_devices() || !lifecycle::config().paths.contains(Path::Rdma) {
+    if USED.load(Acquire)
+        || !remote::has_devices()
+        || !lifecycle::config().paths.contains(Path::Rdma)
+    {
         return;
     }
     let mut raw = [0u8; 128];
@@ -182,7 +191,7 @@ pub(crate) fn may_begin(fd: c_int) {
     }
 }
 
-// ---- what the kernel knows ---------------------------------------------------------------------------------------------
+// ---- what the kernel knows ----------------------------------------------------------------------
 
 /// Before a connection is noted. In an application thread. False: another one is at it.
 pub(crate) fn learn(s: &Socket, fd: c_int) -> bool {
@@ -241,19 +250,29 @@ fn prove(syn: &Syn, fd: c_int) -> Option<Proof> {
     }
     let after = sys::kernel_ns();
     // If it is not known that the first one came through, it may be one that was sent later.
-    let ended = if syn.made.load(Relaxed) || packets.sent_twice == 0 { syn.ended.load(Relaxed) } else { after };
+    let ended = if syn.made.load(Relaxed) || packets.sent_twice == 0 {
+        syn.ended.load(Relaxed)
+    } else {
+        after
+    };
     let tick = if packets.microseconds { 1_000 } else { 1_000_000 };
     Some(range(tick, (began, ended), (before, shows, after)))
 }
 
-/// The kernel's clock stood at `shows` at some moment from `before` to `after`; the stamp was taken at some moment from `began` to `ended`.
+/// The kernel's clock stood at `shows` at some moment from `before` to `after`; the stamp was taken
+/// at some moment from `began` to `ended`.
 fn range(tick: u64, (began, ended): (u64, u64), (before, shows, after): (u64, u32, u64)) -> Proof {
     let ticks = |ns: u64| (ns / tick) as u32;
-    // Since 6.7 the lowest bit says what the unit is. And the two clocks may be rounded differently.
+    // Since 6.7 the lowest bit says what the unit is. And the two clocks may be rounded
+    // differently.
     let (low, high) = ((shows & !1).wrapping_sub(1), (shows | 1).wrapping_add(1));
     let lowest = low.wrapping_sub(ticks(after)).wrapping_add(ticks(began));
     let highest = high.wrapping_sub(ticks(before)).wrapping_add(ticks(ended));
-    if (ended.saturating_sub(began) + after.saturating_sub(before)) / tick > u64::from(u16::MAX) { Proof::NONE } else { Proof::new(lowest, highest) }
+    if (ended.saturating_sub(began) + after.saturating_sub(before)) / tick > u64::from(u16::MAX) {
+        Proof::NONE
+    } else {
+        Proof::new(lowest, highest)
+    }
 }
 
 /// The time stamp of a SYN, from its IP header on. Nothing is known of one that is not as most are.
@@ -267,7 +286,9 @@ fn parse(bytes: &[u8]) -> Said {
         _ => None,
     };
     let words = tcp.and_then(|tcp| tcp.get(12)).map_or(0, |b| usize::from(b >> 4));
-    let Some(mut options) = tcp.and_then(|tcp| tcp.get(20..words * 4)) else { return Said::Unknown };
+    let Some(mut options) = tcp.and_then(|tcp| tcp.get(20..words * 4)) else {
+        return Said::Unknown;
+    };
     loop {
         match *options {
             [] | [0, ..] => return Said::Bare,
@@ -292,7 +313,8 @@ mod tests {
     use std::vec::Vec;
 
     /// As Linux writes it: MSS, SACK permitted, time stamps, NOP, window scale.
-    const OPTIONS: [u8; 20] = [2, 4, 5, 0xb4, 4, 2, 8, 10, 0xa1, 0xb2, 0xc3, 0xd4, 0, 0, 0, 0, 1, 3, 3, 7];
+    const OPTIONS: [u8; 20] =
+        [2, 4, 5, 0xb4, 4, 2, 8, 10, 0xa1, 0xb2, 0xc3, 0xd4, 0, 0, 0, 0, 1, 3, 3, 7];
 
     fn syn(v6: bool, ip_options: usize, options: &[u8]) -> Vec<u8> {
         let mut bytes = if v6 { [0u8; 40].to_vec() } else { [0u8; 20].to_vec() };
@@ -339,7 +361,8 @@ mod tests {
         assert_eq!(other(&[1, 1, 1, 2]), Said::Unknown);
         assert_eq!(other(&[2, 200, 1, 1]), Said::Unknown);
         let whole = syn(false, 0, &OPTIONS);
-        // Other versions of IP, a header that is too short, another protocol, a TCP header that is too short or goes too far.
+        // Other versions of IP, a header that is too short, another protocol, a TCP header that is
+        // too short or goes too far.
         for (at, value) in [(0, 0x55), (0, 0x44), (0, 0), (9, 17), (32, 0x40), (32, 0xf0)] {
             let mut bytes = whole.clone();
             bytes[at] = value;
@@ -388,7 +411,13 @@ mod tests {
                         assert!(proof.span <= 16);
                     }
                 }
-                let wide = |took: u64| range(tick, (began_at(), began_at() + took * tick), (began_at() + took * tick, 7, began_at() + took * tick));
+                let wide = |took: u64| {
+                    range(
+                        tick,
+                        (began_at(), began_at() + took * tick),
+                        (began_at() + took * tick, 7, began_at() + took * tick),
+                    )
+                };
                 assert!(wide(65_000).knows());
                 assert!(!wide(65_536).knows());
                 // So long that the difference wraps around.

@@ -1,7 +1,8 @@
 //! The door to the kernel: raw system calls.
 //!
-//! Nothing here goes through a libc symbol, so nothing can re-enter the hooks, be interposed, touch `errno`, or be a
-//! cancellation point. Every wrapper returns the kernel's own value: `>= 0`, or `-errno`.
+//! Nothing here goes through a libc symbol, so nothing can re-enter the hooks, be interposed, touch
+//! `errno`, or be a cancellation point. Every wrapper returns the kernel's own value: `>= 0`, or
+//! `-errno`.
 
 use crate::signals;
 pub(crate) use crate::signals::NOT_BEGUN;
@@ -15,11 +16,20 @@ use libc::{epoll_event, iovec, msghdr, pollfd, sigset_t, timespec};
 /// As the system call itself demands of its arguments.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-pub(crate) unsafe fn syscall(n: i64, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize {
+pub(crate) unsafe fn syscall(
+    n: i64,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> isize {
     #[cfg(test)]
     crate::testing::count_call();
     let ret: isize;
-    // SAFETY: the x86-64 Linux system call convention: rcx and r11 are clobbered, memory may be written.
+    // SAFETY: the x86-64 Linux system call convention: rcx and r11 are clobbered, memory may be
+    // written.
     unsafe {
         core::arch::asm!("syscall", inlateout("rax") n as isize => ret, in("rdi") a, in("rsi") b, in("rdx") c,
             in("r10") d, in("r8") e, in("r9") f, lateout("rcx") _, lateout("r11") _, options(nostack));
@@ -33,7 +43,15 @@ pub(crate) unsafe fn syscall(n: i64, a: usize, b: usize, c: usize, d: usize, e: 
 /// As the system call itself demands of its arguments.
 #[cfg(target_arch = "aarch64")]
 #[inline(always)]
-pub(crate) unsafe fn syscall(n: i64, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize {
+pub(crate) unsafe fn syscall(
+    n: i64,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> isize {
     #[cfg(test)]
     crate::testing::count_call();
     let ret: isize;
@@ -53,7 +71,8 @@ macro_rules! sys {
     };
 }
 
-/// As `sys!`, for what may sleep ([`crate::signals::waiting`]): NOT_BEGUN where a handler is to run first.
+/// As `sys!`, for what may sleep ([`crate::signals::waiting`]): NOT_BEGUN where a handler is to run
+/// first.
 macro_rules! wait {
     ($n:ident $(, $a:expr)*) => { wait!(@ libc::$n as i64; $($a as usize,)* 0, 0, 0, 0, 0, 0) };
     (@ $n:expr; $a:expr, $b:expr, $c:expr, $d:expr, $e:expr, $f:expr $(, $rest:expr)*) => {{
@@ -69,11 +88,19 @@ fn or_interrupted(r: isize) -> isize {
     if r == signals::NOT_BEGUN { -(libc::EINTR as isize) } else { r }
 }
 
-/// The application's call itself, which may sleep unless `flags` say MSG_DONTWAIT: NOT_BEGUN where it is to begin (again) behind a handler.
+/// The application's call itself, which may sleep unless `flags` say MSG_DONTWAIT: NOT_BEGUN where
+/// it is to begin (again) behind a handler.
 pub(crate) mod app {
     use super::*;
 
-    pub(crate) unsafe fn recvfrom(fd: c_int, buf: *mut u8, len: usize, flags: c_int, addr: *mut c_void, addr_len: *mut u32) -> isize {
+    pub(crate) unsafe fn recvfrom(
+        fd: c_int,
+        buf: *mut u8,
+        len: usize,
+        flags: c_int,
+        addr: *mut c_void,
+        addr_len: *mut u32,
+    ) -> isize {
         if flags & libc::MSG_DONTWAIT != 0 {
             // SAFETY: the caller's promise.
             return unsafe { super::recvfrom(fd, buf, len, flags, addr, addr_len) };
@@ -107,7 +134,14 @@ pub(crate) mod app {
     pub(crate) fn sendfile(out: c_int, input: c_int, offset: *mut i64, count: usize) -> isize {
         wait!(SYS_sendfile, out, input, offset, count)
     }
-    pub(crate) fn splice(input: c_int, input_offset: *mut i64, out: c_int, out_offset: *mut i64, len: usize, flags: u32) -> isize {
+    pub(crate) fn splice(
+        input: c_int,
+        input_offset: *mut i64,
+        out: c_int,
+        out_offset: *mut i64,
+        len: usize,
+        flags: u32,
+    ) -> isize {
         wait!(SYS_splice, input, input_offset, out, out_offset, len, flags)
     }
 }
@@ -150,11 +184,20 @@ pub(crate) fn raise(signal: c_int) {
 pub(crate) fn sched_yield() {
     let _ = sys!(SYS_sched_yield);
 }
-/// True while a thread or process of that id exists (in this PID namespace), if only for its parent to ask how it ended.
+/// True while a thread or process of that id exists (in this PID namespace), if only for its parent
+/// to ask how it ended.
 pub(crate) fn alive(tid: u32) -> bool {
-    sys!(SYS_kill, tid, 0) != -(libc::ESRCH as isize) || sys!(SYS_tkill, tid, 0) != -(libc::ESRCH as isize)
+    sys!(SYS_kill, tid, 0) != -(libc::ESRCH as isize)
+        || sys!(SYS_tkill, tid, 0) != -(libc::ESRCH as isize)
 }
-pub(crate) unsafe fn recvfrom(fd: c_int, buf: *mut u8, len: usize, flags: c_int, addr: *mut c_void, addr_len: *mut u32) -> isize {
+pub(crate) unsafe fn recvfrom(
+    fd: c_int,
+    buf: *mut u8,
+    len: usize,
+    flags: c_int,
+    addr: *mut c_void,
+    addr_len: *mut u32,
+) -> isize {
     sys!(SYS_recvfrom, fd, buf, len, flags, addr, addr_len)
 }
 pub(crate) unsafe fn sendto(fd: c_int, buf: *const u8, len: usize, flags: c_int) -> isize {
@@ -172,7 +215,8 @@ pub(crate) fn write(fd: c_int, bytes: &[u8]) -> isize {
 pub(crate) fn read(fd: c_int, bytes: &mut [u8]) -> isize {
     sys!(SYS_read, fd, bytes.as_mut_ptr(), bytes.len())
 }
-/// `read` that never waits, whatever the file's flags say; EOPNOTSUPP where the file cannot promise that (preadv2(2), RWF_NOWAIT).
+/// `read` that never waits, whatever the file's flags say; EOPNOTSUPP where the file cannot promise
+/// that (preadv2(2), RWF_NOWAIT).
 pub(crate) fn read_nowait(fd: c_int, bytes: &mut [u8]) -> isize {
     const RWF_NOWAIT: c_int = 8;
     let part = iov(bytes.as_mut_ptr(), bytes.len());
@@ -229,22 +273,41 @@ pub(crate) fn setsockopt<T: Copy>(fd: c_int, level: c_int, name: c_int, value: &
 }
 /// # Safety
 /// `value` is the application's, as for setsockopt(2).
-pub(crate) unsafe fn setsockopt_raw(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: u32) -> isize {
+pub(crate) unsafe fn setsockopt_raw(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: u32,
+) -> isize {
     sys!(SYS_setsockopt, fd, level, name, value, len)
 }
 pub(crate) fn epoll_create1(flags: c_int) -> isize {
     sys!(SYS_epoll_create1, flags)
 }
-pub(crate) unsafe fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> isize {
+pub(crate) unsafe fn epoll_ctl(
+    epfd: c_int,
+    op: c_int,
+    fd: c_int,
+    event: *mut epoll_event,
+) -> isize {
     sys!(SYS_epoll_ctl, epfd, op, fd, event)
 }
-/// `epoll_pwait2` with nanoseconds (`< 0`: for ever); falls back to milliseconds, rounded up, where the kernel lacks it.
-pub(crate) unsafe fn epoll_wait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout_ns: i64, mask: *const sigset_t) -> isize {
+/// `epoll_pwait2` with nanoseconds (`< 0`: for ever); falls back to milliseconds, rounded up, where
+/// the kernel lacks it.
+pub(crate) unsafe fn epoll_wait(
+    epfd: c_int,
+    events: *mut epoll_event,
+    max: c_int,
+    timeout_ns: i64,
+    mask: *const sigset_t,
+) -> isize {
     if timeout_ns == 0 {
         return sys!(SYS_epoll_pwait, epfd, events, max, 0, mask, 8);
     }
     if timeout_ns < 0 || timeout_ns % 1_000_000 == 0 {
-        let ms = if timeout_ns < 0 { -1 } else { (timeout_ns / 1_000_000).min(i32::MAX as i64) as i32 };
+        let ms =
+            if timeout_ns < 0 { -1 } else { (timeout_ns / 1_000_000).min(i32::MAX as i64) as i32 };
         return or_interrupted(wait!(SYS_epoll_pwait, epfd, events, max, ms, mask, 8));
     }
     let ts = to_timespec(timeout_ns);
@@ -255,7 +318,12 @@ pub(crate) unsafe fn epoll_wait(epfd: c_int, events: *mut epoll_event, max: c_in
     let ms = (timeout_ns.saturating_add(999_999) / 1_000_000).min(i32::MAX as i64) as i32;
     or_interrupted(wait!(SYS_epoll_pwait, epfd, events, max, ms, mask, 8))
 }
-pub(crate) unsafe fn ppoll(fds: *mut pollfd, count: usize, timeout_ns: i64, mask: *const sigset_t) -> isize {
+pub(crate) unsafe fn ppoll(
+    fds: *mut pollfd,
+    count: usize,
+    timeout_ns: i64,
+    mask: *const sigset_t,
+) -> isize {
     let mut ts = to_timespec(timeout_ns.max(0));
     let ts_ptr = if timeout_ns < 0 { core::ptr::null_mut() } else { &mut ts as *mut timespec };
     if timeout_ns == 0 {
@@ -295,7 +363,8 @@ pub(crate) fn file_size(fd: c_int) -> isize {
     let r = sys!(SYS_fstat, fd, &mut st as *mut libc::stat);
     if r < 0 { r } else { st.st_size as isize }
 }
-/// Maps `len` bytes shared and read-write: of `fd`, or anonymous memory when `fd` is -1. Null when refused.
+/// Maps `len` bytes shared and read-write: of `fd`, or anonymous memory when `fd` is -1. Null when
+/// refused.
 pub(crate) fn map_shared(fd: c_int, len: usize) -> *mut u8 {
     if crate::inject::call().is_some() {
         return core::ptr::null_mut();
@@ -309,7 +378,15 @@ pub(crate) fn map_ring(fd: c_int, len: usize, offset: usize) -> *mut u8 {
     if crate::inject::call().is_some() {
         return core::ptr::null_mut();
     }
-    let r = sys!(SYS_mmap, 0, len, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_POPULATE, fd, offset);
+    let r = sys!(
+        SYS_mmap,
+        0,
+        len,
+        libc::PROT_READ | libc::PROT_WRITE,
+        libc::MAP_SHARED | libc::MAP_POPULATE,
+        fd,
+        offset
+    );
     if (-4095..0).contains(&r) {
         return core::ptr::null_mut();
     }
@@ -363,8 +440,8 @@ fn clock(id: c_int) -> u64 {
     unsafe { libc::clock_gettime(id, &mut ts) };
     (ts.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(ts.tv_nsec as u64)
 }
-/// Blocks every signal of the calling thread (for helper threads; glibc keeps its own internal ones deliverable by
-/// sending them to threads it knows, which unblocks nothing of the application's).
+/// Blocks every signal of the calling thread (for helper threads; glibc keeps its own internal ones
+/// deliverable by sending them to threads it knows, which unblocks nothing of the application's).
 pub(crate) fn block_all_signals() {
     let mask: u64 = !LIBC_OWN;
     let _ = sys!(SYS_rt_sigprocmask, libc::SIG_SETMASK, &mask as *const u64, 0, 8);
@@ -414,14 +491,17 @@ pub(crate) fn unshare_files() -> isize {
     sys!(SYS_unshare, libc::CLONE_FILES)
 }
 
-// ---- for the service thread ----------------------------------------------------------------------------------
+// ---- for the service thread ---------------------------------------------------------------------
 
-/// Blocks every signal of the calling thread and returns what was blocked before, for [`restore_signals`].
+/// Blocks every signal of the calling thread and returns what was blocked before, for
+/// [`restore_signals`].
 pub(crate) fn hold_signals() -> u64 {
-    // (Signal 33 is libc's own. Its setuid waits, with a lock that pthread_create takes, until each thread has handled it.)
+    // (Signal 33 is libc's own. Its setuid waits, with a lock that pthread_create takes, until each
+    // thread has handled it.)
     let all = !(1u64 << 32);
     let mut old = 0u64;
-    let _ = sys!(SYS_rt_sigprocmask, libc::SIG_SETMASK, &all as *const u64, &mut old as *mut u64, 8);
+    let _ =
+        sys!(SYS_rt_sigprocmask, libc::SIG_SETMASK, &all as *const u64, &mut old as *mut u64, 8);
     old
 }
 /// Undoes [`hold_signals`].
@@ -454,7 +534,8 @@ pub(crate) fn file_system(fd: c_int) -> i64 {
     let mut s: libc::statfs = unsafe { core::mem::zeroed() };
     if sys!(SYS_fstatfs, fd, &mut s as *mut libc::statfs) < 0 { 0 } else { s.f_type as i64 }
 }
-/// Device and inode of `fd`, as the kernel knows them by itself: no file system is asked, which could take as long as its maker likes.
+/// Device and inode of `fd`, as the kernel knows them by itself: no file system is asked, which
+/// could take as long as its maker likes.
 pub(crate) fn inode_as_known(fd: c_int) -> Option<(u32, u32, u64)> {
     // SAFETY: all zero is a valid `statx`.
     let mut st: libc::statx = unsafe { core::mem::zeroed() };
@@ -488,7 +569,8 @@ pub(crate) fn map_private(len: usize) -> *mut u8 {
     let r = sys!(SYS_mmap, 0, len, libc::PROT_READ | libc::PROT_WRITE, flags, -1i32, 0);
     if (-4095..0).contains(&r) { core::ptr::null_mut() } else { r as *mut u8 }
 }
-/// Replaces the mapping at `at` by `fd` (shared), or, `fd` -1, by zeroed private memory. False: refused.
+/// Replaces the mapping at `at` by `fd` (shared), or, `fd` -1, by zeroed private memory. False:
+/// refused.
 ///
 /// # Safety
 /// `at..at + len` is a mapping of the caller's that may change under whoever still uses it.
@@ -496,19 +578,27 @@ pub(crate) unsafe fn map_over(at: *mut u8, fd: c_int, len: usize) -> bool {
     if fd >= 0 && crate::inject::call().is_some() {
         return false;
     }
-    let kind = if fd < 0 { libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE } else { libc::MAP_SHARED };
-    let r = sys!(SYS_mmap, at, len, libc::PROT_READ | libc::PROT_WRITE, kind | libc::MAP_FIXED, fd, 0);
+    let kind = if fd < 0 {
+        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE
+    } else {
+        libc::MAP_SHARED
+    };
+    let r =
+        sys!(SYS_mmap, at, len, libc::PROT_READ | libc::PROT_WRITE, kind | libc::MAP_FIXED, fd, 0);
     r == at as isize
 }
-/// Moves the mapping at `from` over what is mapped at `to`, at once for everybody who looks there. False: refused.
+/// Moves the mapping at `from` over what is mapped at `to`, at once for everybody who looks there.
+/// False: refused.
 ///
 /// # Safety
-/// Both are mappings of the caller's of `len` bytes; what was at `to` may change under whoever still uses it.
+/// Both are mappings of the caller's of `len` bytes; what was at `to` may change under whoever
+/// still uses it.
 pub(crate) unsafe fn move_over(from: *mut u8, to: *mut u8, len: usize) -> bool {
     let r = sys!(SYS_mremap, from, len, len, libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED, to);
     r == to as isize
 }
-/// Maps `len` bytes for this process alone: a forked child finds zeros of its own, and nothing has to be copied for it. Null when refused.
+/// Maps `len` bytes for this process alone: a forked child finds zeros of its own, and nothing has
+/// to be copied for it. Null when refused.
 pub(crate) fn map_own(len: usize) -> *mut u8 {
     let at = map_private(len);
     if !at.is_null() {
@@ -534,14 +624,19 @@ pub(crate) struct KernelSigaction {
     pub(crate) mask: u64,
 }
 
-/// Sets the disposition of a signal, if one is given, and returns what it was. `None`: the kernel refuses.
-pub(crate) fn signal_action(signal: c_int, new: Option<&KernelSigaction>) -> Option<KernelSigaction> {
+/// Sets the disposition of a signal, if one is given, and returns what it was. `None`: the kernel
+/// refuses.
+pub(crate) fn signal_action(
+    signal: c_int,
+    new: Option<&KernelSigaction>,
+) -> Option<KernelSigaction> {
     let mut old = KernelSigaction { handler: 0, flags: 0, restorer: 0, mask: 0 };
     let new = new.map_or(core::ptr::null(), |new| new as *const KernelSigaction);
     let r = sys!(SYS_rt_sigaction, signal, new, &mut old as *mut KernelSigaction, 8);
     (r >= 0).then_some(old)
 }
-/// Sends the calling thread a signal that says of itself what another one did. False: there is no room in the user's queue.
+/// Sends the calling thread a signal that says of itself what another one did. False: there is no
+/// room in the user's queue.
 ///
 /// # Safety
 /// `info` is a valid siginfo.
@@ -550,8 +645,10 @@ pub(crate) unsafe fn signal_self(signal: c_int, info: *const libc::siginfo_t) ->
 }
 /// The two that glibc keeps for setuid and cancellation (32, 33): they must stay deliverable.
 pub(crate) const LIBC_OWN: u64 = 1 << 31 | 1 << 32;
-/// Signals that come as the fault of an instruction (ILL, TRAP, BUS, FPE, SEGV, SYS), and the two that libc keeps for itself.
-pub(crate) const FAULTS: u64 = 1 << 3 | 1 << 4 | 1 << 6 | 1 << 7 | 1 << 10 | 1 << 30 | 1 << 31 | 1 << 32;
+/// Signals that come as the fault of an instruction (ILL, TRAP, BUS, FPE, SEGV, SYS), and the two
+/// that libc keeps for itself.
+pub(crate) const FAULTS: u64 =
+    1 << 3 | 1 << 4 | 1 << 6 | 1 << 7 | 1 << 10 | 1 << 30 | 1 << 31 | 1 << 32;
 /// KILL and STOP, which the kernel blocks in no mask.
 pub(crate) const UNBLOCKABLE: u64 = 1 << 8 | 1 << 18;
 /// Has the handlers run of signals that wait for this mask.
@@ -559,19 +656,26 @@ pub(crate) fn run_pending(mask: u64) {
     let now = timespec { tv_sec: 0, tv_nsec: 0 };
     let _ = sys!(SYS_ppoll, 0, 0, &now as *const timespec, &mask as *const u64, 8);
 }
-/// Copies within this process: to `ours` from `theirs` (`reads`) or back. What is copied is checked by the kernel.
+/// Copies within this process: to `ours` from `theirs` (`reads`) or back. What is copied is checked
+/// by the kernel.
 ///
 /// # Safety
 /// `ours` is valid memory.
 pub(crate) unsafe fn copy_in_process(ours: &iovec, theirs: &iovec, reads: bool) -> isize {
     let (ours, theirs) = (ours as *const iovec, theirs as *const iovec);
-    if reads { sys!(SYS_process_vm_readv, getpid(), ours, 1, theirs, 1, 0) } else { sys!(SYS_process_vm_writev, getpid(), ours, 1, theirs, 1, 0) }
+    if reads {
+        sys!(SYS_process_vm_readv, getpid(), ours, 1, theirs, 1, 0)
+    } else {
+        sys!(SYS_process_vm_writev, getpid(), ours, 1, theirs, 1, 0)
+    }
 }
 
 /// True unless the signal has a handler that interrupts system calls for good (no SA_RESTART).
 pub(crate) fn handler_restarts(signal: c_int) -> bool {
     let Some(now) = signal_action(signal, None) else { return true };
-    now.handler <= libc::SIG_IGN || now.flags & libc::SA_RESTART as usize != 0 || crate::faults::stands_for_default(signal, now.handler)
+    now.handler <= libc::SIG_IGN
+        || now.flags & libc::SA_RESTART as usize != 0
+        || crate::faults::stands_for_default(signal, now.handler)
 }
 pub(crate) fn setrlimit_nofile(limit: &libc::rlimit) -> isize {
     sys!(SYS_prlimit64, 0, libc::RLIMIT_NOFILE, limit as *const libc::rlimit, 0)
@@ -604,7 +708,17 @@ pub(crate) fn allowed_cpus() -> u64 {
 pub(crate) fn memlock_limit() -> u64 {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: a live rlimit; prlimit64(2) of this process, which sets nothing.
-    let r = unsafe { syscall(libc::SYS_prlimit64, 0, libc::RLIMIT_MEMLOCK as usize, 0, &raw mut limit as usize, 0, 0) };
+    let r = unsafe {
+        syscall(
+            libc::SYS_prlimit64,
+            0,
+            libc::RLIMIT_MEMLOCK as usize,
+            0,
+            &raw mut limit as usize,
+            0,
+            0,
+        )
+    };
     if r >= 0 { limit.rlim_cur } else { 0 }
 }
 
@@ -617,7 +731,8 @@ pub(crate) fn host_memory() -> u64 {
     if r >= 0 { info.totalram.saturating_mul(u64::from(info.mem_unit)) } else { u64::MAX }
 }
 
-/// Lets the calling thread run on these CPUs only; on all that it may when there are none in the list.
+/// Lets the calling thread run on these CPUs only; on all that it may when there are none in the
+/// list.
 pub(crate) fn set_affinity(cpus: &netacc_control::config::CpuList) {
     let mut set = [0u64; 16];
     let mut any = false;
@@ -629,7 +744,17 @@ pub(crate) fn set_affinity(cpus: &netacc_control::config::CpuList) {
     }
     if any {
         // SAFETY: sched_setaffinity(2) of this thread reads that many bytes.
-        let _ = unsafe { syscall(libc::SYS_sched_setaffinity, 0, size_of_val(&set), set.as_ptr() as usize, 0, 0, 0) };
+        let _ = unsafe {
+            syscall(
+                libc::SYS_sched_setaffinity,
+                0,
+                size_of_val(&set),
+                set.as_ptr() as usize,
+                0,
+                0,
+                0,
+            )
+        };
     }
 }
 

@@ -1,15 +1,17 @@
-//! What the tests of several modules share: the constructor, a clock that can be set forward, and threads that are held back.
+//! What the tests of several modules share: the constructor, a clock that can be set forward, and
+//! threads that are held back.
 
 use crate::lifecycle;
 use core::cell::{Cell, RefCell};
 use core::ffi::{c_int, c_void};
 use std::vec::Vec;
 
-/// What the constructor does, once. The configuration has small rings and several connections on a pair; `NACC_LOG_PATH` and
-/// `NACC_LOG_LEVEL` are those of the tests' environment.
+/// What the constructor does, once. The configuration has small rings and several connections on a
+/// pair; `NACC_LOG_PATH` and `NACC_LOG_LEVEL` are those of the tests' environment.
 pub(crate) fn init() {
     static ONCE: std::sync::Once = std::sync::Once::new();
-    let next = crate::api::NextSymbols { pthread_create: Some(create), pthread_detach: Some(detach) };
+    let next =
+        crate::api::NextSymbols { pthread_create: Some(create), pthread_detach: Some(detach) };
     let env = |name: &str| match name {
         "NACC_SOR_MSG_SIZE" => Some("4096"),
         "NACC_SOR_CONN_PER_QP" => Some("4"),
@@ -20,7 +22,7 @@ pub(crate) fn init() {
     ONCE.call_once(|| lifecycle::init(&env, next));
 }
 
-// ---- the clock ---------------------------------------------------------------------------------------------------
+// ---- the clock ----------------------------------------------------------------------------------
 
 std::thread_local! {
     static AHEAD: Cell<u64> = const { Cell::new(0) };
@@ -36,7 +38,7 @@ pub(crate) fn pass_ns(ns: u64) {
     AHEAD.with(|a| a.set(a.get() + ns));
 }
 
-// ---- the kernel's answers ----------------------------------------------------------------------------------------
+// ---- the kernel's answers -----------------------------------------------------------------------
 
 std::thread_local! {
     static NO_NETLINK: Cell<bool> = const { Cell::new(false) };
@@ -51,11 +53,12 @@ pub(crate) fn forbid_netlink() {
     NO_NETLINK.with(|no| no.set(true));
 }
 
-// ---- processes ---------------------------------------------------------------------------------------------------
+// ---- processes ----------------------------------------------------------------------------------
 
 /// Runs `f` in a forked child; true if it said so.
 pub(crate) fn in_child(f: impl FnOnce() -> bool) -> bool {
-    // SAFETY: fork(2); the child calls only what works with one thread left, and exits without unwinding.
+    // SAFETY: fork(2); the child calls only what works with one thread left, and exits without
+    // unwinding.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
         let code = if f() { 0 } else { 1 };
@@ -68,7 +71,8 @@ pub(crate) fn in_child(f: impl FnOnce() -> bool) -> bool {
     status == 0
 }
 
-/// As [`in_child`], for what needs none of the descriptors: listeners and names of other tests do not live on in it.
+/// As [`in_child`], for what needs none of the descriptors: listeners and names of other tests do
+/// not live on in it.
 pub(crate) fn alone_in_child(f: impl FnOnce() -> bool) -> bool {
     in_child(|| {
         crate::sys::close_range(3, u32::MAX, 0);
@@ -76,7 +80,7 @@ pub(crate) fn alone_in_child(f: impl FnOnce() -> bool) -> bool {
     })
 }
 
-// ---- system calls ------------------------------------------------------------------------------------------------
+// ---- system calls -------------------------------------------------------------------------------
 
 std::thread_local! {
     static CALLS: Cell<u64> = const { Cell::new(0) };
@@ -91,7 +95,7 @@ pub(crate) fn calls() -> u64 {
     CALLS.with(Cell::get)
 }
 
-// ---- threads -----------------------------------------------------------------------------------------------------
+// ---- threads ------------------------------------------------------------------------------------
 
 /// The body of a thread, and its argument.
 type Body = (extern "C" fn(*mut c_void) -> *mut c_void, usize);

@@ -1,7 +1,8 @@
-//! The application's memory, at addresses that may be bad: everything that a call names by a pointer, except the buffers of data, is
-//! read and written here.
+//! The application's memory, at addresses that may be bad: everything that a call names by a
+//! pointer, except the buffers of data, is read and written here.
 //!
-//! Where [`crate::faults`] cannot catch a fault the kernel is asked to copy, which costs a system call.
+//! Where [`crate::faults`] cannot catch a fault the kernel is asked to copy, which costs a system
+//! call.
 
 use crate::{faults, sys};
 use core::mem::MaybeUninit;
@@ -10,11 +11,13 @@ use netacc_ring::copy::{copy_words, rewrite, store};
 /// Pages below are never mapped: the usual bad pointer.
 pub(crate) const LOWEST_ADDRESS: usize = 4096;
 
-/// `words`: both are arrays of words, `len` bytes together. They are copied one by one, as the application has probably just stored them: a
-/// load of more than was stored at once waits until all stores before it have left the CPU.
+/// `words`: both are arrays of words, `len` bytes together. They are copied one by one, as the
+/// application has probably just stored them: a load of more than was stored at once waits until
+/// all stores before it have left the CPU.
 ///
 /// # Safety
-/// One of both is valid for `len` bytes and this library's own, the other one is what the application gave.
+/// One of both is valid for `len` bytes and this library's own, the other one is what the
+/// application gave.
 #[inline(always)]
 unsafe fn copy(dst: *mut u8, src: *const u8, len: usize, reads: bool, words: bool) -> bool {
     let theirs = if reads { src as usize } else { dst as usize };
@@ -26,7 +29,13 @@ unsafe fn copy(dst: *mut u8, src: *const u8, len: usize, reads: bool, words: boo
     }
     if faults::are_caught() {
         // SAFETY: the caller's promise; faults are handled.
-        let done = unsafe { if words { copy_words(dst.cast(), src.cast(), len / size_of::<u64>()) } else { netacc_ring::copy::copy(dst, src, len) } };
+        let done = unsafe {
+            if words {
+                copy_words(dst.cast(), src.cast(), len / size_of::<u64>())
+            } else {
+                netacc_ring::copy::copy(dst, src, len)
+            }
+        };
         return done.is_ok();
     }
     // SAFETY: the caller's promise.
@@ -63,7 +72,9 @@ const fn is_words<T>() -> bool {
 pub(crate) unsafe fn read<T: Copy>(at: *const T) -> Option<T> {
     let mut value = MaybeUninit::<T>::uninit();
     // SAFETY: `value` has room for a T.
-    let ok = unsafe { copy(value.as_mut_ptr().cast(), at.cast(), size_of::<T>(), true, is_words::<T>()) };
+    let ok = unsafe {
+        copy(value.as_mut_ptr().cast(), at.cast(), size_of::<T>(), true, is_words::<T>())
+    };
     // SAFETY: all its bytes were written, and any bytes are a T (caller).
     ok.then(|| unsafe { value.assume_init() })
 }

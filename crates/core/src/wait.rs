@@ -1,8 +1,10 @@
 //! Waiting: poll a little while that pays, then sleep in the kernel at no cost.
 //!
-//! A *waiting place* is where a thread sleeps: an epoll set that hears its doorbells ([`channel::ring`]; one for each channel, and
-//! one of this process's own), and in every channel a [`netacc_ring::ReadySet`] whose flag says that its owner sleeps. An epoll instance keeps one for its life; a thread that blocks
-//! in recv, send, poll or select borrows one from the process's pool while it sleeps.
+//! A *waiting place* is where a thread sleeps: an epoll set that hears its doorbells
+//! ([`channel::ring`]; one for each channel, and one of this process's own), and in every channel a
+//! [`netacc_ring::ReadySet`] whose flag says that its owner sleeps. An epoll instance keeps one for
+//! its life; a thread that blocks in recv, send, poll or select borrows one from the process's pool
+//! while it sleeps.
 //!
 //! `docs/design/waiting.md` has the policy of polling and its measurements.
 
@@ -16,13 +18,16 @@ use netacc_control::stats::{ChannelState, Counter};
 
 struct Place {
     taken: AtomicU32,
-    /// A thread's place: the epoll descriptor that gathers its doorbells. (An epoll instance gathers its own.)
+    /// A thread's place: the epoll descriptor that gathers its doorbells. (An epoll instance
+    /// gathers its own.)
     gather: AtomicI32,
     /// The doorbell that threads of this process ring.
     own: AtomicI32,
 }
 
-static POOL: [Place; PLACES] = [const { Place { taken: AtomicU32::new(0), gather: AtomicI32::new(-1), own: AtomicI32::new(-1) } }; PLACES];
+static POOL: [Place; PLACES] = [const {
+    Place { taken: AtomicU32::new(0), gather: AtomicI32::new(-1), own: AtomicI32::new(-1) }
+}; PLACES];
 
 /// Places below are for threads, the others for epoll instances.
 const THREAD_PLACES: usize = PLACES / 2;
@@ -40,7 +45,9 @@ fn listen(set: i32, doorbell: i32, data: u64) -> bool {
 
 fn claim(range: core::ops::Range<usize>) -> Option<usize> {
     let base = range.start;
-    let free = |p: &Place| p.taken.load(Relaxed) == 0 && p.taken.compare_exchange(0, 1, Acquire, Relaxed).is_ok();
+    let free = |p: &Place| {
+        p.taken.load(Relaxed) == 0 && p.taken.compare_exchange(0, 1, Acquire, Relaxed).is_ok()
+    };
     POOL.get(range)?.iter().position(free).map(|i| base + i)
 }
 
@@ -97,7 +104,9 @@ pub(crate) fn gather(place: usize) -> i32 {
 pub(crate) fn silence(place: usize) {
     let mut heard = [epoll_event { events: 0, u64: 0 }; 16];
     // SAFETY: a buffer of that many events; does not wait.
-    while unsafe { sys::epoll_wait(gather(place), heard.as_mut_ptr(), 16, 0, core::ptr::null()) } == 16 {}
+    while unsafe { sys::epoll_wait(gather(place), heard.as_mut_ptr(), 16, 0, core::ptr::null()) }
+        == 16
+    {}
 }
 
 /// Takes the doorbells of an epoll instance's place out of its kernel set.
@@ -121,21 +130,29 @@ pub(crate) fn ring_own(place: usize) {
     }
 }
 
-/// Makes sure that the peer of `channel` has (or is about to get) a doorbell of our place that is heard in `set` (with `data`).
+/// Makes sure that the peer of `channel` has (or is about to get) a doorbell of our place that is
+/// heard in `set` (with `data`).
 pub(crate) fn introduce(channel: &Channel, place: usize, set: i32, data: u64) -> bool {
     let Some(word) = channel.own_doorbells.get(place) else { return false };
     let known = word.load(Acquire);
     if known >= 0 {
-        // A thread's set has it since it was made; an epoll instance may be the place's next. (Of a link that has ended for want of descriptors at
-        // the peer's end nobody knows whether it had passed this one.)
-        return if place < THREAD_PLACES { channel.dead.load(Acquire) == 0 } else { listen(set, known, data) };
+        // A thread's set has it since it was made; an epoll instance may be the place's next. (Of a
+        // link that has ended for want of descriptors at the peer's end nobody knows whether it had
+        // passed this one.)
+        return if place < THREAD_PLACES {
+            channel.dead.load(Acquire) == 0
+        } else {
+            listen(set, known, data)
+        };
     }
     let fd = channel::new_doorbell();
     if fd < 0 {
         return false;
     }
     // Between hosts the queues' pollers, which are of this process, ring it.
-    if !listen(set, fd, data) || (channel.wire().is_none() && !service::send_place(channel, place, fd)) {
+    if !listen(set, fd, data)
+        || (channel.wire().is_none() && !service::send_place(channel, place, fd))
+    {
         fd_table::close_internal(fd);
         return false;
     }
@@ -157,19 +174,22 @@ pub(crate) fn after_fork_in_child() {
     }
 }
 
-// ---- polling -------------------------------------------------------------------------------------------------
+// ---- polling ------------------------------------------------------------------------------------
 
-/// Longest polling before a sleep, nanoseconds: about what a wake-up on another CPU costs, both ways.
+/// Longest polling before a sleep, nanoseconds: about what a wake-up on another CPU costs, both
+/// ways.
 const SPIN_MAX_NS: u32 = 60_000;
 /// What a thread that had given up polling tries again now and then.
 const SPIN_PROBE_NS: u32 = 8_000;
-/// A `sched_yield` that took longer has run somebody for a whole slice of the scheduler's: time to ask who that was.
+/// A `sched_yield` that took longer has run somebody for a whole slice of the scheduler's: time to
+/// ask who that was.
 const YIELD_LONG_NS: u64 = 700_000;
 /// A `sched_yield` that took longer has run somebody.
 const YIELD_SHORT_NS: u64 = 2_000;
 /// Longest time on the clock that a poll lasts, whoever has the CPU meanwhile.
 const SPIN_WALL_NS: u64 = 10_000_000;
-/// How long no thread of the process polls after strangers were found, at first; doubled each time up to the second.
+/// How long no thread of the process polls after strangers were found, at first; doubled each time
+/// up to the second.
 const CROWDED_NS: u64 = 100_000_000;
 const CROWDED_MAX_NS: u64 = 1_000_000_000;
 
@@ -184,7 +204,9 @@ struct Luck {
 /// So many polls that paid, between two slices of strangers', are worth the slice.
 const WORTH_A_SLICE: u32 = 200;
 const UNTRIED: u32 = u32::MAX;
-static LUCK: [Luck; 64] = [const { Luck { budget_ns: AtomicU32::new(UNTRIED), skipped: AtomicU32::new(0), won: AtomicU32::new(0) } }; 64];
+static LUCK: [Luck; 64] = [const {
+    Luck { budget_ns: AtomicU32::new(UNTRIED), skipped: AtomicU32::new(0), won: AtomicU32::new(0) }
+}; 64];
 
 /// Until when the CPUs are taken to be wanted by others, and how long the last such time was.
 static CROWDED_UNTIL: AtomicU64 = AtomicU64::new(0);
@@ -194,12 +216,17 @@ static CROWDED_FOR: AtomicU64 = AtomicU64::new(0);
 static ASKED_AT: AtomicU64 = AtomicU64::new(0);
 static ASKED_CPU: AtomicU64 = AtomicU64::new(0);
 
-/// After a long yield: did others than this process and its peers have the CPUs? Judged by the CPU time that these have used since the last
-/// long yield: when all CPUs are busy (they are, or the yield had been short), the rest is strangers'.
+/// After a long yield: did others than this process and its peers have the CPUs? Judged by the CPU
+/// time that these have used since the last long yield: when all CPUs are busy (they are, or the
+/// yield had been short), the rest is strangers'.
 #[cold]
 fn strangers(now: u64) -> bool {
     let mut used = sys::cpu_time_ns(sys::getpid());
-    for r in (0..).map_while(stats::channel_record).filter(|r| r.state.load(Relaxed) == ChannelState::Open as u32).take(8) {
+    for r in (0..)
+        .map_while(stats::channel_record)
+        .filter(|r| r.state.load(Relaxed) == ChannelState::Open as u32)
+        .take(8)
+    {
         used = used.wrapping_add(sys::cpu_time_ns(r.peer_pid.load(Relaxed)));
     }
     let (then, used_then) = (ASKED_AT.swap(now, Relaxed), ASKED_CPU.swap(used, Relaxed));
@@ -218,7 +245,11 @@ fn crowded(now: u64) {
     let last = CROWDED_FOR.load(Relaxed);
     let quiet_since = now.saturating_sub(CROWDED_UNTIL.load(Relaxed));
     // Long ago: a new crowd.
-    let next = if last == 0 || quiet_since > CROWDED_MAX_NS { CROWDED_NS } else { (last * 2).min(CROWDED_MAX_NS) };
+    let next = if last == 0 || quiet_since > CROWDED_MAX_NS {
+        CROWDED_NS
+    } else {
+        (last * 2).min(CROWDED_MAX_NS)
+    };
     CROWDED_FOR.store(next, Relaxed);
     CROWDED_UNTIL.store(now.saturating_add(next), Relaxed);
 }
@@ -229,7 +260,8 @@ pub(crate) enum Peers {
     /// Last seen on this very CPU: they can only go on when this thread lets them.
     SameCpu,
     OtherCpus,
-    /// They need none of this host's CPUs, and are some microseconds away: this thread makes room for others less often.
+    /// They need none of this host's CPUs, and are some microseconds away: this thread makes room
+    /// for others less often.
     OtherHosts,
 }
 
@@ -290,7 +322,8 @@ pub(crate) fn spin(peers: Peers, mut ready: impl FnMut() -> bool) -> bool {
     loop {
         for _ in 0..8 {
             if ready() {
-                luck.budget_ns.store(budget.saturating_mul(2).clamp(SPIN_PROBE_NS.min(cap), cap), Relaxed);
+                luck.budget_ns
+                    .store(budget.saturating_mul(2).clamp(SPIN_PROBE_NS.min(cap), cap), Relaxed);
                 luck.won.store(luck.won.load(Relaxed).saturating_add(1), Relaxed);
                 stats::count(Counter::SpinsWon);
                 return true;
@@ -312,7 +345,8 @@ pub(crate) fn spin(peers: Peers, mut ready: impl FnMut() -> bool) -> bool {
             away += gone;
             // Who gave way to somebody may do so again at once.
             yield_at = after + if gone > YIELD_SHORT_NS { 0 } else { turn };
-            if gone > YIELD_LONG_NS && luck.won.swap(0, Relaxed) < WORTH_A_SLICE && strangers(after) {
+            if gone > YIELD_LONG_NS && luck.won.swap(0, Relaxed) < WORTH_A_SLICE && strangers(after)
+            {
                 crowded(after);
                 break;
             }
@@ -323,7 +357,7 @@ pub(crate) fn spin(peers: Peers, mut ready: impl FnMut() -> bool) -> bool {
     ready()
 }
 
-// ---- blocking calls ------------------------------------------------------------------------------------------
+// ---- blocking calls -----------------------------------------------------------------------------
 
 /// How a wait ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -345,7 +379,11 @@ pub(crate) enum Side {
 
 /// Nanoseconds left until `deadline` (0: none, wait for ever) as the kernel takes them.
 pub(crate) fn left(deadline: u64) -> i64 {
-    if deadline == 0 { -1 } else { deadline.saturating_sub(sys::now_ns()).min(i64::MAX as u64) as i64 }
+    if deadline == 0 {
+        -1
+    } else {
+        deadline.saturating_sub(sys::now_ns()).min(i64::MAX as u64) as i64
+    }
 }
 
 /// The NOTIFY word of the direction, by which the peer knows whom to wake.
@@ -360,8 +398,17 @@ const THREAD_SHIFT: u32 = 16;
 
 /// Puts a thread's place into the NOTIFY word; false when another thread's stands there.
 pub(crate) fn post(s: &Socket, channel: &Channel, slot: usize, side: Side, place: usize) -> bool {
-    let is_ours = || s.channel().is_some_and(|now| core::ptr::eq(now, channel)) && s.slot.load(Relaxed) as usize == slot;
-    s.said.post_thread(side, place as u32 + 1, notify_word(channel, slot, side), THREAD_SHIFT, is_ours)
+    let is_ours = || {
+        s.channel().is_some_and(|now| core::ptr::eq(now, channel))
+            && s.slot.load(Relaxed) as usize == slot
+    };
+    s.said.post_thread(
+        side,
+        place as u32 + 1,
+        notify_word(channel, slot, side),
+        THREAD_SHIFT,
+        is_ours,
+    )
 }
 
 /// Takes it out again.
@@ -369,7 +416,8 @@ pub(crate) fn unpost(s: &Socket, channel: &Channel, slot: usize, side: Side, pla
     s.said.unpost_thread(side, place as u32 + 1, notify_word(channel, slot, side), THREAD_SHIFT);
 }
 
-/// Wakes the threads of this process that block on `s`, or wait in its epoll set: something changed that no peer will announce.
+/// Wakes the threads of this process that block on `s`, or wait in its epoll set: something changed
+/// that no peer will announce.
 pub(crate) fn prod(s: &Socket) {
     if let Some(channel) = s.channel() {
         prod_on(s, channel, s.slot.load(Relaxed) as usize);
@@ -385,22 +433,31 @@ pub(crate) fn prod_on(s: &Socket, channel: &Channel, slot: usize) {
             ring_own(place - 1);
         }
         let epoll = s.said.epoll() as usize;
-        // A forked child has no doorbell: what it announced nobody would be woken for, neither by it nor by the peer, who would find it
-        // announced. (Rung is the place's own, which no peer holds.)
-        let doorbell = epoll.checked_sub(1).and_then(|place| channel.own_doorbells.get(place)).map_or(-1, |d| d.load(Acquire));
+        // A forked child has no doorbell: what it announced nobody would be woken for, neither by
+        // it nor by the peer, who would find it announced. (Rung is the place's own, which no peer
+        // holds.)
+        let doorbell = epoll
+            .checked_sub(1)
+            .and_then(|place| channel.own_doorbells.get(place))
+            .map_or(-1, |d| d.load(Acquire));
         if doorbell >= 0 && channel.my_place(epoll - 1).announce_fenced(slot as u16) {
             ring_own(epoll - 1);
         }
     }
 }
 
-/// Is there anything to receive from the ring, or, for a receiver that stands there, another announcement than the one that was followed?
-/// (On the carrier an announcement brings nothing before the carrier does.) No lock is taken.
+/// Is there anything to receive from the ring, or, for a receiver that stands there, another
+/// announcement than the one that was followed? (On the carrier an announcement brings nothing
+/// before the carrier does.) No lock is taken.
 #[inline(always)]
 pub(crate) fn receive_news(s: &Socket, channel: &Channel, slot: usize) -> bool {
     let w = channel.words(slot, channel.side ^ 1);
     let ack = s.said.ack.load(Relaxed);
-    let left = || ack & 1 != 0 && w.producer_user[announce::EPOCH].load(Acquire) as u32 != ack as u32 && !s.said.is_doubted(w);
+    let left = || {
+        ack & 1 != 0
+            && w.producer_user[announce::EPOCH].load(Acquire) as u32 != ack as u32
+            && !s.said.is_doubted(w)
+    };
     epoll::ring_says(s, channel, slot).0 || left()
 }
 
@@ -412,9 +469,15 @@ pub(crate) fn send_room(s: &Socket, channel: &Channel, slot: usize, ring_bytes: 
     s.said.tail.load(Relaxed).wrapping_sub(peers).cast_signed() <= (ring_bytes / 2).cast_signed()
 }
 
-/// As [`send_room`]; if there is none, the consumer is asked to tell when there is. Every look that precedes a sleep asks.
+/// As [`send_room`]; if there is none, the consumer is asked to tell when there is. Every look that
+/// precedes a sleep asks.
 #[inline]
-pub(crate) fn send_room_or_ask(s: &Socket, channel: &Channel, slot: usize, ring_bytes: u64) -> bool {
+pub(crate) fn send_room_or_ask(
+    s: &Socket,
+    channel: &Channel,
+    slot: usize,
+    ring_bytes: u64,
+) -> bool {
     if send_room(s, channel, slot, ring_bytes) {
         return true;
     }
@@ -423,22 +486,31 @@ pub(crate) fn send_room_or_ask(s: &Socket, channel: &Channel, slot: usize, ring_
     send_room(s, channel, slot, ring_bytes)
 }
 
-/// Blocks until there may be news for `side`, polling first. `deadline` 0: for ever. The caller holds no lock.
+/// Blocks until there may be news for `side`, polling first. `deadline` 0: for ever. The caller
+/// holds no lock.
 pub(crate) fn block(s: &Socket, fd: i32, side: Side, on_carrier: bool, deadline: u64) -> Woke {
     let Some(channel) = s.channel() else { return Woke::News };
     let slot = s.slot.load(Relaxed) as usize;
     let ring_bytes = crate::io::tx_ring_bytes(s);
     let between_hosts = channel.wire().is_some();
-    // Besides news, whatever `prod` is called for: it may come between the caller's look and the sleep.
+    // Besides news, whatever `prod` is called for: it may come between the caller's look and the
+    // sleep.
     let ready = || {
         if between_hosts {
             wire::progress();
         }
         !s.is(ATTACHED)
             || match side {
-                // Where the stream is on the carrier, the kernel is asked for the carrier's news by the sleep itself.
-                Side::Receive => receive_news(s, channel, slot) || (!on_carrier && s.has(flag::CARRIER_SPOKE)),
-                Side::Send => send_room(s, channel, slot, ring_bytes) || !s.said.sends_fast() || s.has(flag::SHUT_WR),
+                // Where the stream is on the carrier, the kernel is asked for the carrier's news by
+                // the sleep itself.
+                Side::Receive => {
+                    receive_news(s, channel, slot) || (!on_carrier && s.has(flag::CARRIER_SPOKE))
+                }
+                Side::Send => {
+                    send_room(s, channel, slot, ring_bytes)
+                        || !s.said.sends_fast()
+                        || s.has(flag::SHUT_WR)
+                }
             }
     };
     if !on_carrier {
@@ -454,7 +526,16 @@ pub(crate) fn block(s: &Socket, fd: i32, side: Side, on_carrier: bool, deadline:
 const CHILDREN_NS: i64 = 20_000_000;
 
 #[allow(clippy::too_many_arguments, reason = "one call site; they are what a sleep is made of")]
-fn sleep(s: &Socket, channel: &Channel, slot: usize, fd: i32, side: Side, on_carrier: bool, deadline: u64, mut ready: impl FnMut() -> bool) -> Woke {
+fn sleep(
+    s: &Socket,
+    channel: &Channel,
+    slot: usize,
+    fd: i32,
+    side: Side,
+    on_carrier: bool,
+    deadline: u64,
+    mut ready: impl FnMut() -> bool,
+) -> Woke {
     let timeout = left(deadline);
     if deadline != 0 && timeout == 0 {
         return Woke::Timeout;
@@ -467,8 +548,12 @@ fn sleep(s: &Socket, channel: &Channel, slot: usize, fd: i32, side: Side, on_car
         (Side::Receive, _) => libc::POLLIN | libc::POLLRDHUP | libc::POLLPRI,
     };
     let place = claim_for_thread();
-    let posted = place.is_some_and(|p| introduce(channel, p, gather(p), 0) && post(s, channel, slot, side, p));
-    let mut fds = [pollfd { fd, events, revents: 0 }, pollfd { fd: place.map_or(-1, gather), events: libc::POLLIN, revents: 0 }];
+    let posted = place
+        .is_some_and(|p| introduce(channel, p, gather(p), 0) && post(s, channel, slot, side, p));
+    let mut fds = [
+        pollfd { fd, events, revents: 0 },
+        pollfd { fd: place.map_or(-1, gather), events: libc::POLLIN, revents: 0 },
+    ];
     let mut woke = Woke::News;
     let mut missed = false;
     if let Some(p) = place.filter(|_| posted) {
@@ -477,21 +562,25 @@ fn sleep(s: &Socket, channel: &Channel, slot: usize, fd: i32, side: Side, on_car
         if channel.wire().is_some() {
             wire::before_sleep();
         }
-        let room = || side == Side::Send && send_room_or_ask(s, channel, slot, crate::io::tx_ring_bytes(s));
+        let room = || {
+            side == Side::Send && send_room_or_ask(s, channel, slot, crate::io::tx_ring_bytes(s))
+        };
         missed = (side == Side::Receive || !on_carrier) && (ready() || room());
     }
     if !missed {
-        // Without a place of its own (a second thread on the same end, or 256 sleepers) the thread looks once a millisecond. A child
-        // that the process has forked since may change the paths, and has no way to wake it. (Not between hosts.)
-        let limit = if posted && (s.has(flag::REMOTE) || s.forks.load(Relaxed) == lifecycle::forks()) {
-            timeout
-        } else if posted {
-            if timeout < 0 { CHILDREN_NS } else { timeout.min(CHILDREN_NS) }
-        } else if timeout < 0 {
-            1_000_000
-        } else {
-            timeout.min(1_000_000)
-        };
+        // Without a place of its own (a second thread on the same end, or 256 sleepers) the thread
+        // looks once a millisecond. A child that the process has forked since may change the paths,
+        // and has no way to wake it. (Not between hosts.)
+        let limit =
+            if posted && (s.has(flag::REMOTE) || s.forks.load(Relaxed) == lifecycle::forks()) {
+                timeout
+            } else if posted {
+                if timeout < 0 { CHILDREN_NS } else { timeout.min(CHILDREN_NS) }
+            } else if timeout < 0 {
+                1_000_000
+            } else {
+                timeout.min(1_000_000)
+            };
         stats::count(Counter::Sleeps);
         // SAFETY: two valid pollfds; no mask.
         let r = unsafe { sys::ppoll(fds.as_mut_ptr(), 2, limit, core::ptr::null()) };

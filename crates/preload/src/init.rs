@@ -32,12 +32,17 @@ extern "C" fn constructor() {
         #[allow(clippy::missing_transmute_annotations, reason = "the fields name the types")]
         let next = api::NextSymbols {
             // SAFETY: null or a function of this signature, which is what the field's type says.
-            pthread_create: unsafe { core::mem::transmute::<*mut c_void, _>(symbol(c"pthread_create")) },
+            pthread_create: unsafe {
+                core::mem::transmute::<*mut c_void, _>(symbol(c"pthread_create"))
+            },
             // SAFETY: as above.
-            pthread_detach: unsafe { core::mem::transmute::<*mut c_void, _>(symbol(c"pthread_detach")) },
+            pthread_detach: unsafe {
+                core::mem::transmute::<*mut c_void, _>(symbol(c"pthread_detach"))
+            },
         };
         api::init(&variable, next);
-        // SAFETY: the handlers are functions of this library, which is never unloaded (-z nodelete).
+        // SAFETY: the handlers are functions of this library, which is never unloaded (-z
+        // nodelete).
         unsafe { pthread_atfork(Some(fork_prepare), Some(fork_parent), Some(fork_child)) };
     }
     crate::errno::set(errno);
@@ -64,10 +69,15 @@ pub(crate) extern "C" fn fork_child() {
 unsafe extern "C" {
     static environ: *const *const c_char;
     // In libc_nonshared.a: it registers the handlers as this library's.
-    fn pthread_atfork(prepare: Option<extern "C" fn()>, parent: Option<extern "C" fn()>, child: Option<extern "C" fn()>) -> c_int;
+    fn pthread_atfork(
+        prepare: Option<extern "C" fn()>,
+        parent: Option<extern "C" fn()>,
+        child: Option<extern "C" fn()>,
+    ) -> c_int;
 }
 
-/// The value of an environment variable, in memory of our own: programs overwrite their environment (setproctitle).
+/// The value of an environment variable, in memory of our own: programs overwrite their environment
+/// (setproctitle).
 fn variable(name: &str) -> Option<&'static str> {
     // SAFETY: no thread but this one runs yet that could change the environment.
     let mut entry = unsafe { environ };
@@ -75,14 +85,17 @@ fn variable(name: &str) -> Option<&'static str> {
         return None;
     }
     loop {
-        // SAFETY: `environ` is an array of C strings that ends with null, and `entry` has not passed its end.
+        // SAFETY: `environ` is an array of C strings that ends with null, and `entry` has not
+        // passed its end.
         let text = unsafe { *entry };
         if text.is_null() {
             return None;
         }
         // SAFETY: as above.
         let text = unsafe { CStr::from_ptr(text) }.to_bytes();
-        if let Some(value) = text.strip_prefix(name.as_bytes()).and_then(|rest| rest.strip_prefix(b"=")) {
+        if let Some(value) =
+            text.strip_prefix(name.as_bytes()).and_then(|rest| rest.strip_prefix(b"="))
+        {
             let value = core::str::from_utf8(value).ok()?;
             return Some(String::from(value).leak());
         }

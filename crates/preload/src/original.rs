@@ -1,13 +1,14 @@
 //! The *next* symbols: where a hook goes with what is not ours.
 //!
-//! Every hook owns one [`Slot`], placed by the linker into one array. The constructor fills the array by
-//! `dlsym(RTLD_NEXT)`. Until then a slot holds the address of a stub that looks its own symbol up, stores it and jumps on
-//! with all arguments untouched; so the fast way has no "resolved yet?" branch, and a call that comes before the
-//! constructor (another library's constructor, an allocator that `dlsym` itself calls) works. Looking up twice is harmless:
-//! both find the same address. There is no lock.
+//! Every hook owns one [`Slot`], placed by the linker into one array. The constructor fills the
+//! array by `dlsym(RTLD_NEXT)`. Until then a slot holds the address of a stub that looks its own
+//! symbol up, stores it and jumps on with all arguments untouched; so the fast way has no "resolved
+//! yet?" branch, and a call that comes before the constructor (another library's constructor, an
+//! allocator that `dlsym` itself calls) works. Looking up twice is harmless: both find the same
+//! address. There is no lock.
 //!
-//! The stubs and the hooks of C-variadic functions are written in assembly, because stable Rust can neither define
-//! a variadic function nor promise a tail call.
+//! The stubs and the hooks of C-variadic functions are written in assembly, because stable Rust can
+//! neither define a variadic function nor promise a tail call.
 
 use core::ffi::{CStr, c_char, c_void};
 use core::sync::atomic::{AtomicPtr, Ordering::Relaxed};
@@ -29,13 +30,15 @@ impl Slot {
         Slot { next: AtomicPtr::new(stub as *mut c_void), name: name.as_ptr() }
     }
 
-    /// The address to call. Relaxed: the code behind every value that it ever holds is mapped before this library is.
+    /// The address to call. Relaxed: the code behind every value that it ever holds is mapped
+    /// before this library is.
     #[inline(always)]
     pub(crate) fn address(&self) -> *mut c_void {
         self.next.load(Relaxed)
     }
 
-    /// Looks the symbol up and stores what was found. A symbol that libc lacks becomes a function that fails with ENOSYS.
+    /// Looks the symbol up and stores what was found. A symbol that libc lacks becomes a function
+    /// that fails with ENOSYS.
     #[cold]
     pub(crate) fn resolve(&self) -> *mut c_void {
         // SAFETY: `name` is a C string; dlsym is thread-safe.
@@ -50,7 +53,8 @@ impl Slot {
 core::arch::global_asm!(".hidden __start_netacc_next", ".hidden __stop_netacc_next");
 
 unsafe extern "C" {
-    // The bounds of the section `netacc_next`, which holds nothing but slots; named so by the linker.
+    // The bounds of the section `netacc_next`, which holds nothing but slots; named so by the
+    // linker.
     static __start_netacc_next: [Slot; 0];
     static __stop_netacc_next: [Slot; 0];
 }
@@ -67,7 +71,8 @@ pub(crate) fn resolve_all() {
         slot = slot.wrapping_add(1);
     }
     if lacking {
-        // SAFETY: thread-safe. A failed look-up leaves a message, which is not for the application's next dlerror.
+        // SAFETY: thread-safe. A failed look-up leaves a message, which is not for the
+        // application's next dlerror.
         unsafe { libc::dlerror() };
     }
 }
@@ -83,9 +88,10 @@ pub(crate) extern "C" fn resolve_slot(slot: &Slot, _first: usize) -> *mut c_void
     slot.resolve()
 }
 
-/// Calls a Rust function, then jumps to the address it returns with the caller's arguments restored (integer and
-/// vector registers, and the stack, are as they came). x86-64: r11 = the slot, r10 = the function;
-/// AArch64: x16 = the slot, x17 = the function. The function receives the slot and the caller's first argument.
+/// Calls a Rust function, then jumps to the address it returns with the caller's arguments restored
+/// (integer and vector registers, and the stack, are as they came). x86-64: r11 = the slot, r10 =
+/// the function; AArch64: x16 = the slot, x17 = the function. The function receives the slot and
+/// the caller's first argument.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 pub(crate) extern "C" fn call_then_jump() {
@@ -180,7 +186,8 @@ pub(crate) extern "C" fn call_then_jump() {
     )
 }
 
-/// The body of a naked function: calls `$function(slot, first argument)`, then jumps to the address that it returns.
+/// The body of a naked function: calls `$function(slot, first argument)`, then jumps to the address
+/// that it returns.
 #[cfg(target_arch = "x86_64")]
 macro_rules! call_then_jump {
     ($slot:path, $function:path) => {
@@ -218,7 +225,9 @@ macro_rules! slot {
             #[used]
             #[unsafe(link_section = "netacc_next")]
             pub(crate) static SLOT: $crate::original::Slot = $crate::original::Slot::new(
-                match core::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                match core::ffi::CStr::from_bytes_with_nul(
+                    concat!(stringify!($name), "\0").as_bytes(),
+                ) {
                     Ok(name) => name,
                     Err(_) => c"",
                 },
@@ -235,15 +244,17 @@ macro_rules! slot {
 
 /// Declares a hook: the exported symbol, its slot, and the check that libc declares it so.
 ///
-/// - `fn name(args) -> ret = answer;`: the core's answer, or on [`netacc_core::api::PASS`] a jump to the next symbol;
+/// - `fn name(args) -> ret = answer;`: the core's answer, or on [`netacc_core::api::PASS`] a jump
+///   to the next symbol;
 /// - `fn name(args) -> ret => answer;`: the same for a cancellation point;
 /// - `fn name(args) -> ret |next| { body }`: the body calls `next` where it wants to;
 /// - `unchecked fn …`: for symbols that the libc crate does not declare, or declares as variadic.
 ///
-/// A thread that is cancelled inside the next symbol is unwound through the hook. So a hook holds nothing over a call of
-/// `next` that needs dropping, and `next` has the type `extern "C"`: with panic=abort the compiler puts
-/// a handler that aborts around every call of a C-unwind function, in functions of that ABI too. Without handler the
-/// frame has its unwind table and no more, as a C function's, and the call can be a jump.
+/// A thread that is cancelled inside the next symbol is unwound through the hook. So a hook holds
+/// nothing over a call of `next` that needs dropping, and `next` has the type `extern "C"`: with
+/// panic=abort the compiler puts a handler that aborts around every call of a C-unwind function, in
+/// functions of that ABI too. Without handler the frame has its unwind table and no more, as a C
+/// function's, and the call can be a jump.
 macro_rules! hook {
     ($(#[$meta:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?) -> $ret:ty = $answer:expr;) => {
         const _: unsafe extern "C" fn($($ty),*) -> $ret = libc::$name;
@@ -305,8 +316,8 @@ macro_rules! hook {
     };
 }
 
-/// Declares the hook of a C-variadic symbol that is only watched: calls `$before(first argument)`, then jumps to the next symbol with
-/// every argument, named or not, untouched.
+/// Declares the hook of a C-variadic symbol that is only watched: calls `$before(first argument)`,
+/// then jumps to the next symbol with every argument, named or not, untouched.
 macro_rules! watch {
     ($(#[$meta:meta])* fn $name:ident, $before:path) => {
         slot!($name);

@@ -1,4 +1,5 @@
-//! The library's private heap, as the allocator of this very test program: harness, threads and all.
+//! The library's private heap, as the allocator of this very test program: harness, threads and
+//! all.
 #![allow(missing_docs, reason = "a test program")]
 
 use std::alloc::{GlobalAlloc, Layout};
@@ -42,7 +43,8 @@ impl Piece {
         let layout = Layout::from_size_align(size as usize, align).unwrap();
         let fill = random.below(255) as u8 + 1;
         // SAFETY: the size is not 0.
-        let start = unsafe { if fill & 1 == 0 { HEAP.alloc(layout) } else { HEAP.alloc_zeroed(layout) } };
+        let start =
+            unsafe { if fill & 1 == 0 { HEAP.alloc(layout) } else { HEAP.alloc_zeroed(layout) } };
         assert!(!start.is_null());
         assert_eq!(start as usize % align, 0);
         // SAFETY: just allocated.
@@ -86,7 +88,9 @@ fn churn(seed: u64, steps: usize) {
                 let index = random.below(pieces.len() as u64) as usize;
                 pieces[index].resize(1 + random.below(70_000) as usize);
             }
-            _ if !pieces.is_empty() => pieces.swap_remove(random.below(pieces.len() as u64) as usize).free(),
+            _ if !pieces.is_empty() => {
+                pieces.swap_remove(random.below(pieces.len() as u64) as usize).free()
+            }
             _ => {}
         }
     }
@@ -171,7 +175,8 @@ fn child_of_fork_can_allocate_whatever_other_threads_were_doing() {
 #[test]
 fn child_of_a_raw_fork_that_runs_no_handlers_can_allocate() {
     // SAFETY: clone without a shared memory or a stack is fork.
-    let raw_fork = || unsafe { raw::call(libc::SYS_clone, [libc::SIGCHLD as usize, 0, 0, 0, 0, 0]) } as libc::pid_t;
+    let raw_fork = || unsafe { raw::call(libc::SYS_clone, [libc::SIGCHLD as usize, 0, 0, 0, 0, 0]) }
+        as libc::pid_t;
     while_others_churn(|| (0..60).for_each(|_| child_can_allocate(raw_fork)));
 }
 

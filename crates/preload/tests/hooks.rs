@@ -1,7 +1,10 @@
-//! What the hooks do to descriptors that are not accelerated: nothing. Each test runs twice in a process of its own, first without
-//! the library, which shows that the test is right, then with it.
+//! What the hooks do to descriptors that are not accelerated: nothing. Each test runs twice in a
+//! process of its own, first without the library, which shows that the test is right, then with it.
 #![allow(missing_docs, reason = "a test program")]
-#![allow(clippy::undocumented_unsafe_blocks, reason = "libc calls on the test's own descriptors and buffers")]
+#![allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "libc calls on the test's own descriptors and buffers"
+)]
 
 use libc::{c_char, c_int, c_void, pid_t};
 use std::ffi::CStr;
@@ -22,12 +25,15 @@ fn both_ways(name: &str, body: impl FnOnce()) {
     }
     for mark in ["plain", "hooked"] {
         let mut again = Command::new(std::env::current_exe().unwrap());
-        again.args([name, "--include-ignored", "--exact", "--nocapture", "--test-threads=1"]).env(MARK, mark);
+        again
+            .args([name, "--include-ignored", "--exact", "--nocapture", "--test-threads=1"])
+            .env(MARK, mark);
         if mark == "hooked" {
             again.env("LD_PRELOAD", library::path());
         }
         let output = again.output().unwrap();
-        let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+        let text =
+            String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
         // Where it is shown, its `test result:` must not look like one of this program's.
         let text = text.replace('\n', "\n    ");
         assert!(output.status.success(), "{mark}: {:?}\n    {text}", output.status);
@@ -65,7 +71,10 @@ fn pipe() -> [c_int; 2] {
 
 fn unix_pair() -> [c_int; 2] {
     let mut pair = [-1; 2];
-    assert_eq!(unsafe { libc::socketpair(libc::AF_UNIX, libc::SOCK_STREAM, 0, pair.as_mut_ptr()) }, 0);
+    assert_eq!(
+        unsafe { libc::socketpair(libc::AF_UNIX, libc::SOCK_STREAM, 0, pair.as_mut_ptr()) },
+        0
+    );
     pair
 }
 
@@ -124,7 +133,8 @@ fn read_all(fd: c_int) -> Vec<u8> {
     let mut bytes = vec![0; 65536];
     let mut length = 0;
     loop {
-        let n = unsafe { libc::read(fd, bytes[length..].as_mut_ptr().cast(), bytes.len() - length) };
+        let n =
+            unsafe { libc::read(fd, bytes[length..].as_mut_ptr().cast(), bytes.len() - length) };
         assert!(n >= 0);
         if n == 0 {
             bytes.truncate(length);
@@ -134,7 +144,7 @@ fn read_all(fd: c_int) -> Vec<u8> {
     }
 }
 
-// ---- errno -----------------------------------------------------------------------------------------------------
+// ---- errno --------------------------------------------------------------------------------------
 
 #[test]
 fn success_leaves_errno_alone() {
@@ -193,12 +203,15 @@ fn failures_are_minus_one_and_the_kernels_errno() {
         assert_eq!(failure(|| libc::dup3(reader, reader, 0).into()), libc::EINVAL);
         assert_eq!(failure(|| libc::epoll_wait(writer, at.cast(), 1, 0).into()), libc::EINVAL);
         assert_eq!(failure(|| libc::open(c"/nowhere/at/all".as_ptr(), 0).into()), libc::ENOENT);
-        assert_eq!(failure(|| libc::execv(c"/nowhere".as_ptr(), [c"x".as_ptr(), null()].as_ptr()).into()), libc::ENOENT);
+        assert_eq!(
+            failure(|| libc::execv(c"/nowhere".as_ptr(), [c"x".as_ptr(), null()].as_ptr()).into()),
+            libc::ENOENT
+        );
         assert_eq!(failure(|| libc::socket(999, 0, 0).into()), libc::EAFNOSUPPORT);
     });
 }
 
-// ---- variadic functions ------------------------------------------------------------------------------------------
+// ---- variadic functions -------------------------------------------------------------------------
 
 #[test]
 fn variadic_exec_passes_every_argument() {
@@ -228,12 +241,38 @@ fn variadic_exec_passes_every_argument() {
         });
         assert_eq!(exited(status), Some(42));
         let status = in_child(|| {
-            libc::execlp(p(c"sh"), p(c"sh"), p(c"-c"), p(script), p(c"0"), p(c"1"), p(c"2"), p(c"3"), p(c"4"), p(c"5"), p(c"6"), p(c"7"), p(c"8"), p(c"9"), end)
+            libc::execlp(
+                p(c"sh"),
+                p(c"sh"),
+                p(c"-c"),
+                p(script),
+                p(c"0"),
+                p(c"1"),
+                p(c"2"),
+                p(c"3"),
+                p(c"4"),
+                p(c"5"),
+                p(c"6"),
+                p(c"7"),
+                p(c"8"),
+                p(c"9"),
+                end,
+            )
         });
         assert_eq!(exited(status), Some(42));
         let environment = [c"ONLY=this".as_ptr(), null()];
-        let status =
-            in_child(|| libc::execle(p(c"/bin/sh"), p(c"sh"), p(c"-c"), p(c"test $ONLY$1 = this5 && exit 43"), p(c"0"), p(c"5"), end, environment.as_ptr()));
+        let status = in_child(|| {
+            libc::execle(
+                p(c"/bin/sh"),
+                p(c"sh"),
+                p(c"-c"),
+                p(c"test $ONLY$1 = this5 && exit 43"),
+                p(c"0"),
+                p(c"5"),
+                end,
+                environment.as_ptr(),
+            )
+        });
         assert_eq!(exited(status), Some(43));
     });
 }
@@ -273,7 +312,11 @@ fn open_and_fcntl_pass_their_optional_argument() {
     both_ways("open_and_fcntl_pass_their_optional_argument", || unsafe {
         let path = format!("/tmp/netacc-hooks-{}\0", libc::getpid());
         libc::umask(0);
-        let fd = libc::open(path.as_ptr().cast(), libc::O_CREAT | libc::O_EXCL | libc::O_RDWR, 0o640 as libc::mode_t as c_int);
+        let fd = libc::open(
+            path.as_ptr().cast(),
+            libc::O_CREAT | libc::O_EXCL | libc::O_RDWR,
+            0o640 as libc::mode_t as c_int,
+        );
         assert!(fd >= 0);
         let mut stat: libc::stat = std::mem::zeroed();
         assert_eq!(libc::fstat(fd, &mut stat), 0);
@@ -283,7 +326,13 @@ fn open_and_fcntl_pass_their_optional_argument() {
         assert_eq!(libc::fcntl(fd, libc::F_GETFD), libc::FD_CLOEXEC);
         let high = libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 200);
         assert!(high >= 200);
-        let lock = libc::flock { l_type: libc::F_WRLCK as i16, l_whence: 0, l_start: 0, l_len: 0, l_pid: 0 };
+        let lock = libc::flock {
+            l_type: libc::F_WRLCK as i16,
+            l_whence: 0,
+            l_start: 0,
+            l_len: 0,
+            l_pid: 0,
+        };
         assert_eq!(libc::fcntl(fd, libc::F_SETLK, &lock), 0);
         let mut available: c_int = -1;
         let [reader, writer] = pipe();
@@ -293,7 +342,7 @@ fn open_and_fcntl_pass_their_optional_argument() {
     });
 }
 
-// ---- syscall -----------------------------------------------------------------------------------------------------
+// ---- syscall ------------------------------------------------------------------------------------
 
 #[test]
 fn syscall_passes_six_arguments_straight_on() {
@@ -302,7 +351,15 @@ fn syscall_passes_six_arguments_straight_on() {
         assert_eq!(libc::ftruncate(fd, 8192), 0);
         assert_eq!(libc::pwrite(fd, c"second".as_ptr().cast(), 6, 4096), 6);
         // mmap's sixth argument, the offset, is the seventh of syscall: the first on the stack.
-        let map = libc::syscall(libc::SYS_mmap, 0usize, 4096usize, libc::PROT_READ as usize, libc::MAP_SHARED as usize, fd as usize, 4096usize);
+        let map = libc::syscall(
+            libc::SYS_mmap,
+            0usize,
+            4096usize,
+            libc::PROT_READ as usize,
+            libc::MAP_SHARED as usize,
+            fd as usize,
+            4096usize,
+        );
         assert!(map > 0);
         assert_eq!(CStr::from_ptr(map as *const c_char), c"second");
         assert_eq!(libc::syscall(libc::SYS_getpid), libc::getpid().into());
@@ -320,27 +377,75 @@ fn syscall_does_what_the_hooked_calls_do() {
         assert_eq!(libc::syscall(libc::SYS_write, pair[1], c"abcd".as_ptr(), 4usize), 4);
         let mut poll = libc::pollfd { fd: pair[0], events: libc::POLLIN, revents: 0 };
         let mut timeout = libc::timespec { tv_sec: 5, tv_nsec: 0 };
-        assert_eq!(libc::syscall(libc::SYS_ppoll, &mut poll, 1usize, &mut timeout, null::<c_void>(), 8usize), 1);
+        assert_eq!(
+            libc::syscall(
+                libc::SYS_ppoll,
+                &mut poll,
+                1usize,
+                &mut timeout,
+                null::<c_void>(),
+                8usize
+            ),
+            1
+        );
         assert!(timeout.tv_sec == 4, "ppoll writes what is left back");
         assert_eq!(libc::syscall(libc::SYS_read, pair[0], bytes.as_mut_ptr(), 2usize), 2);
-        let vector = libc::iovec { iov_base: bytes.as_mut_ptr().wrapping_add(2).cast(), iov_len: 2 };
+        let vector =
+            libc::iovec { iov_base: bytes.as_mut_ptr().wrapping_add(2).cast(), iov_len: 2 };
         // The flags are the sixth argument; an unknown one is refused and no byte is lost.
-        assert_eq!(failure(|| libc::syscall(libc::SYS_preadv2, pair[0], &vector, 1usize, -1i64, 0usize, 1usize << 30)), libc::EOPNOTSUPP);
-        assert_eq!(libc::syscall(libc::SYS_preadv2, pair[0], &vector, 1usize, -1i64, 0usize, libc::RWF_NOWAIT as usize), 2);
+        assert_eq!(
+            failure(|| libc::syscall(
+                libc::SYS_preadv2,
+                pair[0],
+                &vector,
+                1usize,
+                -1i64,
+                0usize,
+                1usize << 30
+            )),
+            libc::EOPNOTSUPP
+        );
+        assert_eq!(
+            libc::syscall(
+                libc::SYS_preadv2,
+                pair[0],
+                &vector,
+                1usize,
+                -1i64,
+                0usize,
+                libc::RWF_NOWAIT as usize
+            ),
+            2
+        );
         assert_eq!(&bytes, b"abcd");
         let copy = libc::syscall(libc::SYS_dup, pair[0]);
         assert!(copy >= 0);
         assert_eq!(libc::syscall(libc::SYS_close, copy), 0);
-        let fd = libc::syscall(libc::SYS_openat, libc::AT_FDCWD, c"/dev/null".as_ptr(), libc::O_RDONLY, 0);
+        let fd = libc::syscall(
+            libc::SYS_openat,
+            libc::AT_FDCWD,
+            c"/dev/null".as_ptr(),
+            libc::O_RDONLY,
+            0,
+        );
         assert!(fd >= 0);
         assert_eq!(libc::syscall(libc::SYS_close_range, fd, fd, 0), 0);
         assert_eq!(failure(|| libc::fcntl(fd as c_int, libc::F_GETFD).into()), libc::EBADF);
         let set = libc::syscall(libc::SYS_epoll_create1, 0) as c_int;
         let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 7 };
-        assert_eq!(libc::syscall(libc::SYS_epoll_ctl, set, libc::EPOLL_CTL_ADD, pair[0], &mut event), 0);
-        assert_eq!(libc::syscall(libc::SYS_epoll_pwait, set, &mut event, 1, 0, null::<c_void>(), 8usize), 0);
+        assert_eq!(
+            libc::syscall(libc::SYS_epoll_ctl, set, libc::EPOLL_CTL_ADD, pair[0], &mut event),
+            0
+        );
+        assert_eq!(
+            libc::syscall(libc::SYS_epoll_pwait, set, &mut event, 1, 0, null::<c_void>(), 8usize),
+            0
+        );
         libc::write(pair[1], bytes.as_ptr().cast(), 1);
-        assert_eq!(libc::syscall(libc::SYS_epoll_pwait, set, &mut event, 1, -1, null::<c_void>(), 8usize), 1);
+        assert_eq!(
+            libc::syscall(libc::SYS_epoll_pwait, set, &mut event, 1, -1, null::<c_void>(), 8usize),
+            1
+        );
         assert_eq!({ event.u64 }, 7);
     });
 }
@@ -348,16 +453,22 @@ fn syscall_does_what_the_hooked_calls_do() {
 #[test]
 fn syscall_forks() {
     both_ways("syscall_forks", || unsafe {
-        let pid = libc::syscall(libc::SYS_clone, libc::SIGCHLD as usize, 0usize, 0usize, 0usize, 0usize) as pid_t;
+        let pid =
+            libc::syscall(libc::SYS_clone, libc::SIGCHLD as usize, 0usize, 0usize, 0usize, 0usize)
+                as pid_t;
         if pid == 0 {
             let [reader, writer] = pipe();
-            libc::_exit(if libc::write(writer, (&raw const reader).cast(), 4) == 4 { 44 } else { 1 });
+            libc::_exit(if libc::write(writer, (&raw const reader).cast(), 4) == 4 {
+                44
+            } else {
+                1
+            });
         }
         assert_eq!(exited(wait_for(pid)), Some(44));
     });
 }
 
-// ---- time-outs ---------------------------------------------------------------------------------------------------
+// ---- time-outs ----------------------------------------------------------------------------------
 
 #[test]
 fn select_writes_what_is_left_back() {
@@ -376,9 +487,14 @@ fn select_writes_what_is_left_back() {
         assert_eq!(libc::select(reader + 1, &mut set, null_mut(), null_mut(), &mut timeout), 1);
         assert!(libc::FD_ISSET(reader, &set));
         assert_eq!(timeout.tv_sec, 4);
-        for bad in [libc::timeval { tv_sec: -1, tv_usec: 0 }, libc::timeval { tv_sec: 0, tv_usec: -1 }] {
+        for bad in
+            [libc::timeval { tv_sec: -1, tv_usec: 0 }, libc::timeval { tv_sec: 0, tv_usec: -1 }]
+        {
             timeout = bad;
-            assert_eq!(failure(|| libc::select(0, null_mut(), null_mut(), null_mut(), &mut timeout).into()), libc::EINVAL);
+            assert_eq!(
+                failure(|| libc::select(0, null_mut(), null_mut(), null_mut(), &mut timeout).into()),
+                libc::EINVAL
+            );
         }
     });
 }
@@ -390,16 +506,32 @@ fn invalid_timeouts_are_refused() {
         let mut event = libc::epoll_event { events: 0, u64: 0 };
         for (tv_sec, tv_nsec) in [(-1, 0), (0, -1), (0, 1_000_000_000)] {
             let timeout = libc::timespec { tv_sec, tv_nsec };
-            assert_eq!(failure(|| libc::ppoll(null_mut(), 0, &timeout, null()).into()), libc::EINVAL);
-            assert_eq!(failure(|| libc::pselect(0, null_mut(), null_mut(), null_mut(), &timeout, null()).into()), libc::EINVAL);
-            assert_eq!(failure(|| epoll_pwait2(set, &mut event, 1, &timeout, null()).into()), libc::EINVAL);
+            assert_eq!(
+                failure(|| libc::ppoll(null_mut(), 0, &timeout, null()).into()),
+                libc::EINVAL
+            );
+            assert_eq!(
+                failure(|| libc::pselect(0, null_mut(), null_mut(), null_mut(), &timeout, null())
+                    .into()),
+                libc::EINVAL
+            );
+            assert_eq!(
+                failure(|| epoll_pwait2(set, &mut event, 1, &timeout, null()).into()),
+                libc::EINVAL
+            );
         }
     });
 }
 
 unsafe extern "C" {
     fn dprintf(fd: c_int, format: *const c_char, ...) -> c_int;
-    fn epoll_pwait2(set: c_int, events: *mut libc::epoll_event, max: c_int, timeout: *const libc::timespec, mask: *const libc::sigset_t) -> c_int;
+    fn epoll_pwait2(
+        set: c_int,
+        events: *mut libc::epoll_event,
+        max: c_int,
+        timeout: *const libc::timespec,
+        mask: *const libc::sigset_t,
+    ) -> c_int;
     fn __read_chk(fd: c_int, buf: *mut c_void, len: usize, room: usize) -> isize;
     fn __recv_chk(fd: c_int, buf: *mut c_void, len: usize, room: usize, flags: c_int) -> isize;
     fn __poll_chk(fds: *mut libc::pollfd, count: u64, timeout: c_int, room: usize) -> c_int;
@@ -429,12 +561,15 @@ fn waits_last_as_long_as_asked() {
             let start = Instant::now();
             assert_eq!(wait(), 0);
             let elapsed = start.elapsed();
-            assert!(elapsed >= Duration::from_millis(39) && elapsed < Duration::from_secs(5), "{elapsed:?}");
+            assert!(
+                elapsed >= Duration::from_millis(39) && elapsed < Duration::from_secs(5),
+                "{elapsed:?}"
+            );
         }
     });
 }
 
-// ---- fortified calls ---------------------------------------------------------------------------------------------
+// ---- fortified calls ----------------------------------------------------------------------------
 
 #[test]
 fn fortified_calls_abort_on_overflow_only() {
@@ -453,7 +588,10 @@ fn fortified_calls_abort_on_overflow_only() {
                 call();
                 0
             });
-            assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGABRT, "{status:#x}");
+            assert!(
+                libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGABRT,
+                "{status:#x}"
+            );
         };
         overflow(&|| assert!(__read_chk(other, at, 5, 4) > 5));
         overflow(&|| assert!(__recv_chk(other, at, 5, 4, 0) > 5));
@@ -461,7 +599,7 @@ fn fortified_calls_abort_on_overflow_only() {
     });
 }
 
-// ---- descriptors -------------------------------------------------------------------------------------------------
+// ---- descriptors --------------------------------------------------------------------------------
 
 #[test]
 fn close_range_and_closefrom_close_what_they_should() {
@@ -548,8 +686,20 @@ fn spawned_programs_use_the_sockets_they_are_given() {
         libc::posix_spawn_file_actions_init(&mut actions);
         libc::posix_spawn_file_actions_adddup2(&mut actions, one, 5);
         let mut pid = 0;
-        let arguments = [c"sh".as_ptr(), c"-c".as_ptr(), c"unset LD_PRELOAD; read word <&5; echo got $word >&5".as_ptr(), null()];
-        let result = libc::posix_spawn(&mut pid, c"/bin/sh".as_ptr(), &actions, null(), arguments.as_ptr().cast(), null());
+        let arguments = [
+            c"sh".as_ptr(),
+            c"-c".as_ptr(),
+            c"unset LD_PRELOAD; read word <&5; echo got $word >&5".as_ptr(),
+            null(),
+        ];
+        let result = libc::posix_spawn(
+            &mut pid,
+            c"/bin/sh".as_ptr(),
+            &actions,
+            null(),
+            arguments.as_ptr().cast(),
+            null(),
+        );
         assert_eq!(result, 0);
         assert_eq!(libc::send(other, c"this\n".as_ptr().cast(), 5, 0), 5);
         assert_eq!(exited(wait_for(pid)), Some(0));
@@ -596,7 +746,8 @@ fn descriptors_pass_over_unix_sockets() {
         libc::CMSG_DATA(header).cast::<c_int>().write_unaligned(reader);
         assert_eq!(libc::sendmsg(one, &message, 0), 1);
         assert_eq!(libc::recvmsg(other, &mut message, 0), 1);
-        let received = libc::CMSG_DATA(libc::CMSG_FIRSTHDR(&message)).cast::<c_int>().read_unaligned();
+        let received =
+            libc::CMSG_DATA(libc::CMSG_FIRSTHDR(&message)).cast::<c_int>().read_unaligned();
         assert!(received > 2 && received != reader);
         libc::close(reader);
         assert_eq!(libc::send(writer, (&raw const byte).cast(), 1, 0), 1);
@@ -621,7 +772,7 @@ fn sendfile_and_splice_reach_sockets() {
     });
 }
 
-// ---- processes and threads -----------------------------------------------------------------------------------------
+// ---- processes and threads ----------------------------------------------------------------------
 
 #[test]
 fn every_kind_of_child_works() {
@@ -743,7 +894,10 @@ fn cancel(sleepers: &[Sleeper]) {
         eprintln!("sleeper {index}");
         let (mut thread, mut result) = (0, null_mut());
         unsafe {
-            assert_eq!(libc::pthread_create(&mut thread, null(), *sleep, *fd as usize as *mut c_void), 0);
+            assert_eq!(
+                libc::pthread_create(&mut thread, null(), *sleep, *fd as usize as *mut c_void),
+                0
+            );
             std::thread::sleep(Duration::from_millis(50));
             assert_eq!(pthread_cancel(thread), 0);
             assert_eq!(libc::pthread_join(thread, &mut result), 0);
@@ -758,18 +912,26 @@ fn cancelled_threads_end() {
         let listener = unsafe { libc::socket(libc::AF_INET, libc::SOCK_STREAM, 0) };
         assert_eq!(unsafe { libc::listen(listener, 1) }, 0);
         let unix = unix_pair()[0];
-        cancel(&[(sleep_in_recv, unix), (sleep_in_poll, unix), (sleep_in_epoll, unix), (sleep_in_accept, listener)]);
+        cancel(&[
+            (sleep_in_recv, unix),
+            (sleep_in_poll, unix),
+            (sleep_in_epoll, unix),
+            (sleep_in_accept, listener),
+        ]);
     });
 }
 
 fn on_tcp(sleeps: &[extern "C" fn(*mut c_void) -> *mut c_void]) {
-    let sleepers: Vec<_> = sleeps.iter().flat_map(|sleep| tcp_pair().map(|fd| (*sleep, fd))).collect();
+    let sleepers: Vec<_> =
+        sleeps.iter().flat_map(|sleep| tcp_pair().map(|fd| (*sleep, fd))).collect();
     cancel(&sleepers);
 }
 
 #[test]
 fn threads_that_wait_for_readiness_of_tcp_end_when_cancelled() {
-    both_ways("threads_that_wait_for_readiness_of_tcp_end_when_cancelled", || on_tcp(&[sleep_in_poll, sleep_in_epoll]));
+    both_ways("threads_that_wait_for_readiness_of_tcp_end_when_cancelled", || {
+        on_tcp(&[sleep_in_poll, sleep_in_epoll])
+    });
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! The shared object's symbols: what it exports is what `docs/hooks.md` says, and it calls none of its own hooks.
+//! The shared object's symbols: what it exports is what `docs/hooks.md` says, and it calls none of
+//! its own hooks.
 #![allow(missing_docs, reason = "a test program")]
 
 use std::collections::BTreeSet;
@@ -7,8 +8,8 @@ use std::process::Command;
 #[path = "support/library.rs"]
 mod library;
 
-/// Hooked symbols that the library itself may call, with the reason. None: what it does for itself goes by
-/// raw system calls, and what it passes on goes through its table of next symbols.
+/// Hooked symbols that the library itself may call, with the reason. None: what it does for itself
+/// goes by raw system calls, and what it passes on goes through its table of next symbols.
 const CALLED_BY_ITSELF: &[&str] = &[];
 
 fn tool(name: &str, arguments: &[&str]) -> String {
@@ -27,7 +28,8 @@ fn documented(heading: &str) -> Vec<String> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/hooks.md");
     let path = std::env::var("NETACC_HOOKS_DOC").unwrap_or(path.to_string());
     let text = std::fs::read_to_string(path).unwrap();
-    let part = text.split("\n## ").find(|part| part.starts_with(heading)).expect("a section of that name");
+    let part =
+        text.split("\n## ").find(|part| part.starts_with(heading)).expect("a section of that name");
     let rows = part.lines().filter_map(|line| line.strip_prefix("| `"));
     rows.flat_map(|row| {
         let column = row.split('|').next().unwrap();
@@ -41,7 +43,10 @@ fn documented(heading: &str) -> Vec<String> {
 fn exports_are_the_documented_hooks() {
     let documented_list = documented("Hooked");
     let documented: BTreeSet<String> = documented_list.iter().cloned().collect();
-    let twice: Vec<_> = documented.iter().filter(|name| documented_list.iter().filter(|n| n == name).count() > 1).collect();
+    let twice: Vec<_> = documented
+        .iter()
+        .filter(|name| documented_list.iter().filter(|n| n == name).count() > 1)
+        .collect();
     assert!(twice.is_empty(), "documented twice: {twice:?}");
     let exported = exported();
     let undocumented: Vec<_> = exported.difference(&documented).collect();
@@ -53,17 +58,24 @@ fn exports_are_the_documented_hooks() {
 #[test]
 fn nothing_is_both_hooked_and_listed_as_not_hooked() {
     let exported = exported();
-    let both: Vec<_> = documented("Known and not hooked").into_iter().filter(|name| exported.contains(name)).collect();
+    let both: Vec<_> = documented("Known and not hooked")
+        .into_iter()
+        .filter(|name| exported.contains(name))
+        .collect();
     assert!(both.is_empty(), "{both:?}");
 }
 
 #[test]
 fn library_does_not_call_its_own_hooks() {
     let exported = exported();
-    // A call of an exported symbol, or its address, needs a relocation that names it; a hook's own body does not.
+    // A call of an exported symbol, or its address, needs a relocation that names it; a hook's own
+    // body does not.
     let relocations = tool("readelf", &["-rW"]);
     let named = relocations.lines().filter_map(|line| line.split_whitespace().nth(4));
-    let called: BTreeSet<_> = named.map(|name| name.split('@').next().unwrap()).filter(|name| exported.contains(*name)).collect();
+    let called: BTreeSet<_> = named
+        .map(|name| name.split('@').next().unwrap())
+        .filter(|name| exported.contains(*name))
+        .collect();
     let allowed: BTreeSet<_> = CALLED_BY_ITSELF.iter().copied().collect();
     assert_eq!(called, allowed);
 }
@@ -72,5 +84,8 @@ fn library_does_not_call_its_own_hooks() {
 fn library_needs_nothing_but_libc() {
     let dynamic = tool("readelf", &["-dW"]);
     let needed: Vec<_> = dynamic.lines().filter(|line| line.contains("(NEEDED)")).collect();
-    assert!(needed.iter().all(|line| line.contains("[libc.so.6]") || line.contains("[ld-linux")), "{needed:?}");
+    assert!(
+        needed.iter().all(|line| line.contains("[libc.so.6]") || line.contains("[ld-linux")),
+        "{needed:?}"
+    );
 }

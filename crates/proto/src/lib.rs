@@ -1,13 +1,15 @@
 //! netacc-proto: the decisions of netacc, without any I/O.
 //!
-//! - [`switchover`]: how the bytes of one direction of a TCP connection move from the kernel connection
-//!   (the *carrier*) to a faster path and back, at exact stream offsets.
+//! - [`switchover`]: how the bytes of one direction of a TCP connection move from the kernel
+//!   connection (the *carrier*) to a faster path and back, at exact stream offsets.
 //! - [`rendezvous`]: the messages by which two processes agree on a shared-memory path.
-//! - [`remote`]: the frames by which two processes on two hosts agree on a path over RDMA, and keep its words in step.
+//! - [`remote`]: the frames by which two processes on two hosts agree on a path over RDMA, and keep
+//!   its words in step.
 //!
-//! This crate does no I/O, reads no clock, starts no thread, allocates nothing and never panics: the caller moves
-//! the bytes and the shared words, this crate says which and in what order. Whatever a hostile peer writes
-//! comes back as a value ([`switchover::Corrupt`], [`rendezvous::DecodeError`]).
+//! This crate does no I/O, reads no clock, starts no thread, allocates nothing and never panics:
+//! the caller moves the bytes and the shared words, this crate says which and in what order.
+//! Whatever a hostile peer writes comes back as a value ([`switchover::Corrupt`],
+//! [`rendezvous::DecodeError`]).
 #![no_std]
 #![forbid(unsafe_code)]
 #![warn(missing_docs, missing_debug_implementations, unreachable_pub)]

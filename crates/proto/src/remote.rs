@@ -1,15 +1,16 @@
 //! Between two hosts: the frames of the link between two processes that run the library.
 //!
-//! The link is a TCP connection of the libraries' own. It carries what is not application bytes: who the two are, which
-//! connections could be accelerated, which queue pairs there are, and the words of `switchover` of every accelerated connection,
-//! which each end has a copy of. `docs/design/rdma.md` tells the whole story; this module is the bytes of a frame. The peer is
+//! The link is a TCP connection of the libraries' own. It carries what is not application bytes:
+//! who the two are, which connections could be accelerated, which queue pairs there are, and the
+//! words of `switchover` of every accelerated connection, which each end has a copy of.
+//! `docs/design/rdma.md` tells the whole story; this module is the bytes of a frame. The peer is
 //! hostile: [`Frame::decode`] accepts exactly the bytes that [`Frame::encode`] produces.
 //!
-//! **Layout**: little endian, no padding. `length: u16` of what follows it, `kind: u8`, `format: u8`, then the fields in the order
-//! of the struct. A frame's length is fixed by its kind.
+//! **Layout**: little endian, no padding. `length: u16` of what follows it, `kind: u8`, `format:
+//! u8`, then the fields in the order of the struct. A frame's length is fixed by its kind.
 //!
-//! **Order** (C = the process that called `connect` on the TCP connections that are to be accelerated, and on the link; A = the one
-//! that accepted them):
+//! **Order** (C = the process that called `connect` on the TCP connections that are to be
+//! accelerated, and on the link; A = the one that accepted them):
 //!
 //! | who | frame | meaning |
 //! |---|---|---|
@@ -31,7 +32,8 @@ use crate::rendezvous::wire::{Reader, Writer};
 use crate::rendezvous::{DecodeError, Role, Tuple};
 use crate::switchover::{Ack, Announce};
 
-/// Version of the link's protocol, and of what travels on its pairs (`netacc_rdma::wire`). Both ends must have the same.
+/// Version of the link's protocol, and of what travels on its pairs (`netacc_rdma::wire`). Both
+/// ends must have the same.
 pub const VERSION: u16 = 3;
 /// First field of [`Hello`].
 pub const MAGIC: u64 = u64::from_le_bytes(*b"netaccR\n");
@@ -69,7 +71,8 @@ pub struct Hello {
     pub lanes: u16,
     /// C: goes on with what was agreed on an earlier link between the two, which has broken.
     pub resumes: bool,
-    /// Random, and made for this link. Who resumes one says the key that the acceptor had made for it: nobody else knows it.
+    /// Random, and made for this link. Who resumes one says the key that the acceptor had made for
+    /// it: nobody else knows it.
     pub key: [u8; 16],
 }
 
@@ -97,23 +100,23 @@ pub struct Candidate {
     pub proof: Proof,
 }
 
-/// What a connector knows of the time stamp in its connection's SYN: it is one of `span + 1` values from `lowest` on.
+/// What a connector knows of the time stamp in its connection's SYN: it is one of `span + 1` values
+/// from `lowest` on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Proof {
     /// The first of them; those behind it may wrap around.
     pub lowest: u32,
-    /// How many more there are: few, so that a guess is in vain. [`Proof::NONE`] has no values at all.
+    /// How many more there are: few, so that a guess is in vain. [`Proof::NONE`] has no values at
+    /// all.
     pub span: u16,
 }
 
 impl Proof {
     /// Nothing is known.
-    pub const NONE: Self = Self {
-        lowest: 0,
-        span: u16::MAX,
-    };
+    pub const NONE: Self = Self { lowest: 0, span: u16::MAX };
 
-    /// The time stamps from `lowest` to `highest`; [`Proof::NONE`] if these are too many to prove anything.
+    /// The time stamps from `lowest` to `highest`; [`Proof::NONE`] if these are too many to prove
+    /// anything.
     #[must_use]
     pub fn new(lowest: u32, highest: u32) -> Self {
         match u16::try_from(highest.wrapping_sub(lowest)) {
@@ -148,7 +151,8 @@ pub struct Offer {
     pub lane: u16,
 }
 
-/// The present state of one end's words of a connection. A later one makes an earlier one superfluous.
+/// The present state of one end's words of a connection. A later one makes an earlier one
+/// superfluous.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Words {
     /// The connection.
@@ -175,7 +179,8 @@ pub mod request {
     pub const AGAIN: u32 = 2;
     /// These are the last words: this end answers nothing any more.
     pub const LEFT: u32 = 4;
-    /// Nothing is known of this connection here (any more): only slot, token and this mean anything.
+    /// Nothing is known of this connection here (any more): only slot, token and this mean
+    /// anything.
     pub const FORGOTTEN: u32 = 8;
 }
 
@@ -292,11 +297,7 @@ impl Frame {
                 w.u64(*token);
                 w.u16(*slot);
             }
-            Self::Refuse {
-                token,
-                slot,
-                reason,
-            } => {
+            Self::Refuse { token, slot, reason } => {
                 w.u64(*token);
                 w.u16(*slot);
                 w.u16(*reason);
@@ -353,9 +354,7 @@ impl Frame {
         if Self::length(bytes)? != Some(bytes.len()) {
             return Err(DecodeError::Length);
         }
-        let mut r = Reader {
-            rest: bytes.get(LENGTH..).unwrap_or(&[]),
-        };
+        let mut r = Reader { rest: bytes.get(LENGTH..).unwrap_or(&[]) };
         let [kind, format] = r.array()?;
         if format != FORMAT {
             return Err(DecodeError::Format);
@@ -365,10 +364,7 @@ impl Frame {
             kind::CANDIDATE => Self::Candidate(Candidate {
                 tuple: r.tuple()?,
                 token: r.u64()?,
-                proof: Proof {
-                    lowest: r.u32()?,
-                    span: r.u16()?,
-                },
+                proof: Proof { lowest: r.u32()?, span: r.u16()? },
             }),
             kind::WITHDRAW => Self::Withdraw { token: r.u64()? },
             kind::PAIR => Self::Pair(Pair {
@@ -385,30 +381,16 @@ impl Frame {
                 pair: r.u32()?,
                 lane: r.u16()?,
             }),
-            kind::ACCEPT => Self::Accept {
-                token: r.u64()?,
-                slot: r.u16()?,
-            },
-            kind::REFUSE => Self::Refuse {
-                token: r.u64()?,
-                slot: r.u16()?,
-                reason: r.u16()?,
-            },
+            kind::ACCEPT => Self::Accept { token: r.u64()?, slot: r.u16()? },
+            kind::REFUSE => Self::Refuse { token: r.u64()?, slot: r.u16()?, reason: r.u16()? },
             kind::WORDS => Self::Words(words(&mut r)?),
             kind::FREED => Self::Freed { slot: r.u16()? },
             kind::BYE => Self::Bye,
-            kind::RESUME => Self::Resume {
-                known: flag(&mut r)?,
-                key: r.array()?,
-            },
+            kind::RESUME => Self::Resume { known: flag(&mut r)?, key: r.array()? },
             kind::SYNCED => Self::Synced,
             _ => return Err(DecodeError::Kind),
         };
-        if r.rest.is_empty() {
-            Ok(frame)
-        } else {
-            Err(DecodeError::Length)
-        }
+        if r.rest.is_empty() { Ok(frame) } else { Err(DecodeError::Length) }
     }
 
     const fn kind(&self) -> u8 {
@@ -501,10 +483,7 @@ mod tests {
             Frame::Candidate(Candidate {
                 tuple: Tuple::new(a, b).unwrap(),
                 token: u64::MAX,
-                proof: Proof {
-                    lowest: 0xdead_beef,
-                    span: 3,
-                },
+                proof: Proof { lowest: 0xdead_beef, span: 3 },
             })
         };
         [
@@ -526,54 +505,24 @@ mod tests {
             candidate(v4(1, 40000), v4(2, 6379)),
             candidate(v6(1, 40000), v6(2, 6379)),
             Frame::Withdraw { token: 5 },
-            Frame::Pair(Pair {
-                pair: 9,
-                nonce: [3; 16],
-                port: 26379,
-                lanes: 4095,
-            }),
+            Frame::Pair(Pair { pair: 9, nonce: [3; 16], port: 26379, lanes: 4095 }),
             Frame::PairReady { pair: 9 },
             Frame::PairEnd { pair: u32::MAX },
-            Frame::Offer(Offer {
-                token: 1 << 40,
-                slot: 4095,
-                pair: 9,
-                lane: 31,
-            }),
-            Frame::Accept {
-                token: 1 << 40,
-                slot: 4095,
-            },
-            Frame::Refuse {
-                token: 1 << 40,
-                slot: 0,
-                reason: refuse::BUSY,
-            },
+            Frame::Offer(Offer { token: 1 << 40, slot: 4095, pair: 9, lane: 31 }),
+            Frame::Accept { token: 1 << 40, slot: 4095 },
+            Frame::Refuse { token: 1 << 40, slot: 0, reason: refuse::BUSY },
             Frame::Words(Words {
                 slot: 3,
                 token: 4,
-                announce: Announce {
-                    epoch: 3,
-                    fast_from: u64::MAX,
-                    carrier_from: 2,
-                    resend_to: 3,
-                },
-                ack: Ack {
-                    epoch: 2,
-                    armed: true,
-                    frozen: false,
-                    consumed: 9,
-                },
+                announce: Announce { epoch: 3, fast_from: u64::MAX, carrier_from: 2, resend_to: 3 },
+                ack: Ack { epoch: 2, armed: true, frozen: false, consumed: 9 },
                 request: request::LEAVE,
                 seen_epoch: 8,
                 seen_ack: 1 << 33,
             }),
             Frame::Freed { slot: 1 },
             Frame::Bye,
-            Frame::Resume {
-                known: true,
-                key: [7; 16],
-            },
+            Frame::Resume { known: true, key: [7; 16] },
             Frame::Synced,
         ]
     }
@@ -598,7 +547,8 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Whatever a peer sends: no panic, and one encoding for each frame. Most of it is a frame with a few bytes changed.
+        /// Whatever a peer sends: no panic, and one encoding for each frame. Most of it is a frame
+        /// with a few bytes changed.
         #[test]
         fn nothing_but_frames_decodes(
             which in 0..15usize,
@@ -631,11 +581,7 @@ mod tests {
         assert_eq!(Proof::new(5, 5 + 65_534).span, 65_534);
         assert_eq!(Proof::new(5, 5 + 65_535), Proof::NONE);
         assert_eq!(Proof::new(5, 4), Proof::NONE);
-        assert!(
-            ![0, 1, 65_535, u32::MAX]
-                .iter()
-                .any(|s| Proof::NONE.fits(*s))
-        );
+        assert!(![0, 1, 65_535, u32::MAX].iter().any(|s| Proof::NONE.fits(*s)));
     }
 
     #[test]

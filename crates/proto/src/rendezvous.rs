@@ -1,16 +1,19 @@
-//! Rendezvous: the messages of the control connection between two processes that want to share memory.
+//! Rendezvous: the messages of the control connection between two processes that want to share
+//! memory.
 //!
-//! The connection is an `AF_UNIX` `SOCK_SEQPACKET` socket: one message is one packet, delivered whole and in order.
-//! This module is responsible for the bytes of a message and nothing else; who may connect, and what proves that both
-//! ends hold the two ends of the TCP connection, are the caller's. The peer is hostile: [`Message::decode`] accepts
-//! exactly the bytes that [`Message::encode`] produces, and returns a [`DecodeError`] for all others.
+//! The connection is an `AF_UNIX` `SOCK_SEQPACKET` socket: one message is one packet, delivered
+//! whole and in order. This module is responsible for the bytes of a message and nothing else; who
+//! may connect, and what proves that both ends hold the two ends of the TCP connection, are the
+//! caller's. The peer is hostile: [`Message::decode`] accepts exactly the bytes that
+//! [`Message::encode`] produces, and returns a [`DecodeError`] for all others.
 //!
-//! **Layout**: little endian, no padding. `kind: u8, format: u8, fds: u8, 0: u8`, then the fields in the order of the
-//! struct. A message's length is fixed by its kind. [`Hello`] keeps its layout in all versions, so that two libraries
-//! of different versions can at least tell each other so.
+//! **Layout**: little endian, no padding. `kind: u8, format: u8, fds: u8, 0: u8`, then the fields
+//! in the order of the struct. A message's length is fixed by its kind. [`Hello`] keeps its layout
+//! in all versions, so that two libraries of different versions can at least tell each other so.
 //!
-//! **Order** (C = the process that called `connect` on the TCP connection, A = the one that accepted it; between two processes
-//! one control connection is used for many TCP connections, in both roles):
+//! **Order** (C = the process that called `connect` on the TCP connection, A = the one that
+//! accepted it; between two processes one control connection is used for many TCP connections, in
+//! both roles):
 //!
 //! | step | who | message | meaning |
 //! |---|---|---|---|
@@ -25,8 +28,8 @@
 //! | 7 | either | `PullBack`, `Unread` | nudges only: the truth is in the slot's shared words |
 //! | 8 | either | `Bye` | no more messages; slots live on until their carriers end |
 //!
-//! `Withdraw` and `Offer` may cross: C answers such an offer with `Refuse(WITHDRAWN)`. A slot is reused only after both
-//! carrier ends are gone (A sees its own close and C's FIN or RST).
+//! `Withdraw` and `Offer` may cross: C answers such an offer with `Refuse(WITHDRAWN)`. A slot is
+//! reused only after both carrier ends are gone (A sees its own close and C's FIN or RST).
 
 mod tuple;
 pub(crate) mod wire;
@@ -50,7 +53,8 @@ pub enum Role {
     Acceptor = 2,
 }
 
-/// A direction of a TCP connection; also the index into `ring_offset` and `ring_bytes` of an [`Offer`].
+/// A direction of a TCP connection; also the index into `ring_offset` and `ring_bytes` of an
+/// [`Offer`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Direction {
@@ -79,13 +83,7 @@ impl Hello {
     /// A greeting of this version of the protocol.
     #[must_use]
     pub const fn new(lib_version: [u16; 3], pid: u32, role: Role) -> Self {
-        Self {
-            magic: MAGIC,
-            proto_version: PROTO_VERSION,
-            lib_version,
-            pid,
-            role,
-        }
+        Self { magic: MAGIC, proto_version: PROTO_VERSION, lib_version, pid, role }
     }
 
     /// Whether two sides that sent these greetings can go on.
@@ -147,10 +145,9 @@ impl Offer {
     pub fn fits(&self, arena_bytes: u64) -> bool {
         let [a_from, b_from] = self.ring_offset;
         let [a_bytes, b_bytes] = self.ring_bytes;
-        let (Some(a_to), Some(b_to)) = (
-            a_from.checked_add(u64::from(a_bytes)),
-            b_from.checked_add(u64::from(b_bytes)),
-        ) else {
+        let (Some(a_to), Some(b_to)) =
+            (a_from.checked_add(u64::from(a_bytes)), b_from.checked_add(u64::from(b_bytes)))
+        else {
             return false;
         };
         a_bytes != 0
@@ -193,7 +190,8 @@ pub enum Message {
     Channel(Channel),
     /// Acceptor → connector, one fd.
     Arena(Arena),
-    /// Either way, one fd: the doorbell eventfd of this waiting place of the sender. Owned by the sender.
+    /// Either way, one fd: the doorbell eventfd of this waiting place of the sender. Owned by the
+    /// sender.
     Place {
         /// Number of the waiting place.
         place: u16,
@@ -216,7 +214,8 @@ pub enum Message {
         /// See [`refuse`].
         reason: u16,
     },
-    /// Acceptor → connector: my end of this connection shows the mark of that turn. Connector → acceptor: so does mine.
+    /// Acceptor → connector: my end of this connection shows the mark of that turn. Connector →
+    /// acceptor: so does mine.
     Turn {
         /// The candidate.
         token: u64,
@@ -228,15 +227,17 @@ pub enum Message {
         /// The candidate.
         token: u64,
     },
-    /// Receiver of `dir` → its sender: the shared words show a frozen offset; fail over to the carrier there.
+    /// Receiver of `dir` → its sender: the shared words show a frozen offset; fail over to the
+    /// carrier there.
     PullBack {
         /// The slot.
         slot: u16,
         /// The direction that is frozen.
         dir: Direction,
     },
-    /// Either way: bytes that the sender of this message has put into a ring of the slot lie there for a second or more. Perhaps
-    /// the receiver waits for them in a way that its library does not see.
+    /// Either way: bytes that the sender of this message has put into a ring of the slot lie there
+    /// for a second or more. Perhaps the receiver waits for them in a way that its library does not
+    /// see.
     Unread {
         /// The slot.
         slot: u16,

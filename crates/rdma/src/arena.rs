@@ -1,10 +1,12 @@
 //! Registered memory, and the rings that are cut from it.
 //!
-//! A [`Pool`] belongs to one peer: the key of an arena reaches all of it, so nobody else's bytes are in there. An arena is one
-//! region. Each is twice as large as the one before, from `first` up to `limit`, and holds whole connections: a ring to
-//! send from and a ring to receive into, side by side.
+//! A [`Pool`] belongs to one peer: the key of an arena reaches all of it, so nobody else's bytes
+//! are in there. An arena is one region. Each is twice as large as the one before, from `first` up
+//! to `limit`, and holds whole connections: a ring to send from and a ring to receive into, side by
+//! side.
 //!
-//! The caller brings the memory: mapping is its business, and so is [`Pool::next_bytes`] being mappable.
+//! The caller brings the memory: mapping is its business, and so is [`Pool::next_bytes`] being
+//! mappable.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -38,7 +40,8 @@ impl<F: Fabric> fmt::Debug for Arena<F> {
     }
 }
 
-// SAFETY: an address, a length and a region; who may use the memory is ruled by who has which rings.
+// SAFETY: an address, a length and a region; who may use the memory is ruled by who has which
+// rings.
 unsafe impl<F: Fabric> Send for Arena<F> where F::Region: Send {}
 // SAFETY: as above.
 unsafe impl<F: Fabric> Sync for Arena<F> where F::Region: Sync {}
@@ -90,7 +93,8 @@ pub enum GrowError {
     Full,
     /// Fewer bytes than two rings.
     TooSmall,
-    /// The device or the kernel has no room for so much pinned memory: `RLIMIT_MEMLOCK`, most likely.
+    /// The device or the kernel has no room for so much pinned memory: `RLIMIT_MEMLOCK`, most
+    /// likely.
     Locked {
         /// Bytes that were to be registered.
         bytes: usize,
@@ -105,7 +109,9 @@ impl fmt::Display for GrowError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoMemory => f.write_str("out of memory"),
-            Self::Full => write!(f, "a peer has {ARENAS_MAX} memory regions, the most there can be"),
+            Self::Full => {
+                write!(f, "a peer has {ARENAS_MAX} memory regions, the most there can be")
+            }
             Self::TooSmall => f.write_str("less memory than two rings"),
             Self::Locked { bytes, registered } => write!(
                 f,
@@ -130,7 +136,8 @@ pub struct Pool<F: Fabric> {
 }
 
 impl<F: Fabric> Pool<F> {
-    /// A pool of rings of at least `ring` bytes (a power of two is made of it). No memory is taken yet.
+    /// A pool of rings of at least `ring` bytes (a power of two is made of it). No memory is taken
+    /// yet.
     #[must_use]
     pub fn new(ring: usize, first: usize, limit: usize) -> Self {
         let ring = ring.clamp(RING_BYTES_MIN, RING_BYTES_MAX).next_power_of_two();
@@ -166,8 +173,8 @@ impl<F: Fabric> Pool<F> {
     /// Registers `bytes` (of [`next_bytes`](Self::next_bytes)) zeroed bytes at `at`.
     ///
     /// # Safety
-    /// Until [`close`](Self::close) hands the memory back: it stays mapped, nobody else uses it, and no reference to it is
-    /// formed.
+    /// Until [`close`](Self::close) hands the memory back: it stays mapped, nobody else uses it,
+    /// and no reference to it is formed.
     pub unsafe fn grow(
         &mut self,
         fabric: &F,
@@ -219,8 +226,9 @@ impl<F: Fabric> Pool<F> {
         }
     }
 
-    /// Takes all registrations back; every ring was given back. Calls `free` with each piece of memory that is the caller's
-    /// again. Memory whose region could not be closed stays registered for ever, and mapped.
+    /// Takes all registrations back; every ring was given back. Calls `free` with each piece of
+    /// memory that is the caller's again. Memory whose region could not be closed stays registered
+    /// for ever, and mapped.
     pub fn close(self, fabric: &F, mut free: impl FnMut(NonNull<u8>, usize)) {
         for arena in self.arenas {
             if let Ok(arena) = Arc::try_unwrap(arena)

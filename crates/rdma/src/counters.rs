@@ -42,7 +42,8 @@ counters! {
     messages
     /// Of these, such as announce bytes.
     data_messages
-    /// Of these, such as carry nothing but credits: consumption, or receives that were posted again.
+    /// Of these, such as carry nothing but credits: consumption, or receives that were posted
+    /// again.
     credit_messages
     /// Bytes of the connections that were posted.
     bytes_sent

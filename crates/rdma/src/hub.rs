@@ -1,11 +1,13 @@
 //! A completion queue and the links on it.
 //!
-//! One thread at a time polls, for everybody: it takes completions, has them applied, and tells what is new. Who comes while
-//! another one polls goes away again; what it waits for is being looked at.
+//! One thread at a time polls, for everybody: it takes completions, has them applied, and tells
+//! what is new. Who comes while another one polls goes away again; what it waits for is being
+//! looked at.
 //!
-//! A link's life here: [`reserve`](Hub::reserve) a place, make the [`Link`], [`add`](Hub::add) it, connect the pair,
-//! [`Link::start`]; at the end [`remove`](Hub::remove) it, [`Link::dismantle`] it, and [`release`](Hub::release) the place.
-//! Completions of links that are not there any more are told by their generation and ignored.
+//! A link's life here: [`reserve`](Hub::reserve) a place, make the [`Link`], [`add`](Hub::add) it,
+//! connect the pair, [`Link::start`]; at the end [`remove`](Hub::remove) it, [`Link::dismantle`]
+//! it, and [`release`](Hub::release) the place. Completions of links that are not there any more
+//! are told by their generation and ignored.
 
 use crate::link::{Link, News, OpenError, Reason, Settings, Tag, TakenBack};
 use alloc::sync::Arc;
@@ -40,7 +42,8 @@ pub enum HubError {
 pub enum PollError {
     /// Another thread polls, and tells what is new.
     Busy,
-    /// This very thread polls: a signal handler came in between, and nothing is told before it returns.
+    /// This very thread polls: a signal handler came in between, and nothing is told before it
+    /// returns.
     Reentrant,
     /// The queue is lost, and with it all of its links.
     Queue(Error),
@@ -165,14 +168,19 @@ impl<F: Fabric> Hub<F> {
         self.lock.try_lock(tid).map(|()| Held(self))
     }
 
-    // ---- links ---------------------------------------------------------------------------------------------------
+    // ---- links ----------------------------------------------------------------------------------
 
-    /// A place for a link with these settings. `tid` is the caller's thread id, here and below: not 0, below 2^31.
+    /// A place for a link with these settings. `tid` is the caller's thread id, here and below: not
+    /// 0, below 2^31.
     pub fn reserve(&self, tid: u32, settings: &Settings) -> Result<Tag, HubError> {
         let mut held = self.hold(tid).map_err(|_| HubError::Busy)?;
         let inner = held.inner();
         let entries = settings.entries().max(1);
-        let sum = inner.entries.checked_add(entries).filter(|sum| *sum <= self.entries).ok_or(HubError::Full)?;
+        let sum = inner
+            .entries
+            .checked_add(entries)
+            .filter(|sum| *sum <= self.entries)
+            .ok_or(HubError::Full)?;
         let index = match inner.seats.iter().position(|s| s.entries == 0) {
             Some(index) => index,
             None => {
@@ -241,11 +249,16 @@ impl<F: Fabric> Hub<F> {
         self.queue
     }
 
-    // ---- polling -------------------------------------------------------------------------------------------------
+    // ---- polling --------------------------------------------------------------------------------
 
-    /// Takes completions (a bounded number of them), applies them, lets everybody post who waited for them, and calls `tell`
-    /// with what is new. Returns how many it took: when that is not 0 there may be more. `tell` may kick, and may not poll.
-    pub fn poll(&self, tid: u32, tell: &mut dyn FnMut(&Arc<Link<F>>, News)) -> Result<usize, PollError> {
+    /// Takes completions (a bounded number of them), applies them, lets everybody post who waited
+    /// for them, and calls `tell` with what is new. Returns how many it took: when that is not 0
+    /// there may be more. `tell` may kick, and may not poll.
+    pub fn poll(
+        &self,
+        tid: u32,
+        tell: &mut dyn FnMut(&Arc<Link<F>>, News),
+    ) -> Result<usize, PollError> {
         let mut held = self.hold(tid).map_err(|e| match e {
             TryLockError::Busy { .. } => PollError::Busy,
             TryLockError::Reentrant => PollError::Reentrant,

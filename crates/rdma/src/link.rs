@@ -1,17 +1,20 @@
-//! One queue pair and the connections on it: their opening and closing, and what both halves of the engine share.
+//! One queue pair and the connections on it: their opening and closing, and what both halves of the
+//! engine share.
 //!
-//! The *sending half* ([`send`]) posts; whoever has the [`Turn`] is it. The *receiving half* ([`receive`]) applies what has
-//! come; whoever has the hub's poll lock is it. They tell each other by atomics with one writer each.
+//! The *sending half* ([`send`]) posts; whoever has the [`Turn`] is it. The *receiving half*
+//! ([`receive`]) applies what has come; whoever has the hub's poll lock is it. They tell each other
+//! by atomics with one writer each.
 //!
-//! A slot's life, at each end: free, opened, closed, free again when both ends have closed it and all that this end posted
-//! has left its memory:
+//! A slot's life, at each end: free, opened, closed, free again when both ends have closed it and
+//! all that this end posted has left its memory:
 //!
 //! ```text
 //! open ─ OPEN ▶      ◀ OPEN ─      words and bytes, both ways      close ─ CLOSE ▶      ◀ CLOSE ─    take_back
 //! ```
 //!
-//! Between the two `OPEN`s and the `CLOSE`s everything may cross. An end that does not want what was opened refuses it: its
-//! `CLOSE` is all that it ever says. Who opens which slot first is agreed on elsewhere.
+//! Between the two `OPEN`s and the `CLOSE`s everything may cross. An end that does not want what
+//! was opened refuses it: its `CLOSE` is all that it ever says. Who opens which slot first is
+//! agreed on elsewhere.
 
 mod receive;
 mod send;
@@ -38,13 +41,15 @@ use netacc_verbs::window::Window;
 pub(crate) use receive::{Again, Rx};
 use send::Tx;
 
-/// Fewest receives of an end: one is kept for giving receives back, and a message may need another one before it.
+/// Fewest receives of an end: one is kept for giving receives back, and a message may need another
+/// one before it.
 pub const RECEIVES_MIN: u32 = 4;
 /// Fewest requests of a send queue.
 pub const SENDS_MIN: u32 = 8;
 const EINVAL: c_int = 22;
 
-/// How a link works. Both ends agree on `immediate` and `slots`, and each knows the other's `receives`.
+/// How a link works. Both ends agree on `immediate` and `slots`, and each knows the other's
+/// `receives`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Work requests in the send queue, as it was created.
@@ -84,7 +89,8 @@ impl Settings {
     }
 }
 
-/// A link's place in its hub, in the identifiers of its work requests. Never the same again before 65536 links have had it.
+/// A link's place in its hub, in the identifiers of its work requests. Never the same again before
+/// 65536 links have had it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tag {
     pub(crate) index: u16,
@@ -249,7 +255,8 @@ pub struct Parts<F: Fabric> {
     pub rings: Vec<Rings<F>>,
     /// The memory of the receives.
     pub receives: NonNull<u8>,
-    /// Something could not be closed: neither rings nor receives may be used for anything else, nor unmapped.
+    /// Something could not be closed: neither rings nor receives may be used for anything else, nor
+    /// unmapped.
     pub error: Option<Error>,
 }
 
@@ -293,8 +300,9 @@ pub struct Link<F: Fabric> {
     pub counters: Counters,
 }
 
-// SAFETY: cells are touched by who has the turn or the poll lock (see `slot`), `pair` is written once before `started` and
-// only read afterwards; `receives` is memory that only the device and the receiving half touch.
+// SAFETY: cells are touched by who has the turn or the poll lock (see `slot`), `pair` is written
+// once before `started` and only read afterwards; `receives` is memory that only the device and the
+// receiving half touch.
 unsafe impl<F: Fabric + Send + Sync> Sync for Link<F>
 where
     F::Pair: Send + Sync,
@@ -311,19 +319,22 @@ where
 
 impl<F: Fabric> core::fmt::Debug for Link<F> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Link").field("tag", &self.tag).field("lost", &self.lost()).finish_non_exhaustive()
+        f.debug_struct("Link")
+            .field("tag", &self.tag)
+            .field("lost", &self.lost())
+            .finish_non_exhaustive()
     }
 }
 
 impl<F: Fabric> Link<F> {
-    /// Makes a link of a pair that was created and is not connected yet, and posts its receives. Add it to its hub
-    /// before the pair is connected or accepted.
+    /// Makes a link of a pair that was created and is not connected yet, and posts its receives.
+    /// Add it to its hub before the pair is connected or accepted.
     ///
     /// On an error close the pair before anything else is done with `memory`.
     ///
     /// # Safety
-    /// `memory` is 64 bytes for each receive; until [`dismantle`](Self::dismantle) hands it back it stays mapped, nobody else
-    /// uses it, and no reference to it is formed.
+    /// `memory` is 64 bytes for each receive; until [`dismantle`](Self::dismantle) hands it back it
+    /// stays mapped, nobody else uses it, and no reference to it is formed.
     pub unsafe fn new(
         fabric: Arc<F>,
         tag: Tag,
@@ -384,10 +395,19 @@ impl<F: Fabric> Link<F> {
     }
 
     /// Posts `count` receives, at most [`BATCH_MAX`], into the buffers that `which` says.
-    fn post_buffers(&self, pair: &F::Pair, which: impl Fn(u32) -> u32, count: usize) -> Result<(), PostError> {
+    fn post_buffers(
+        &self,
+        pair: &F::Pair,
+        which: impl Fn(u32) -> u32,
+        count: usize,
+    ) -> Result<(), PostError> {
         let receive = |buffer: u32| netacc_verbs::fabric::Receive {
             id: self.tag.of_receive(buffer),
-            into: Some(Piece { region: &self.region, offset: buffer as usize * MESSAGE_BYTES, bytes: MESSAGE_BYTES }),
+            into: Some(Piece {
+                region: &self.region,
+                offset: buffer as usize * MESSAGE_BYTES,
+                bytes: MESSAGE_BYTES,
+            }),
         };
         let all: [_; BATCH_MAX] = core::array::from_fn(|i| receive(which(i as u32)));
         self.fabric.post_receives(pair, all.get(..count).unwrap_or(&[]))
@@ -399,7 +419,8 @@ impl<F: Fabric> Link<F> {
         self.tag
     }
 
-    /// A word of the owner's, which the link only keeps: who is told its news finds by it what it belongs to. 0 at first.
+    /// A word of the owner's, which the link only keeps: who is told its news finds by it what it
+    /// belongs to. 0 at first.
     #[must_use]
     pub fn owner(&self) -> usize {
         self.owner.load(Acquire)
@@ -416,9 +437,10 @@ impl<F: Fabric> Link<F> {
         &self.settings
     }
 
-    /// The pair is established, and the peer is known to know: from here on it is posted on. Poll afterwards: something may
-    /// have come before. `connected`: this end has connected, not accepted, so it sends first (iWARP wants that), an empty
-    /// message if there is nothing else. Gives the pair back if there is one already.
+    /// The pair is established, and the peer is known to know: from here on it is posted on. Poll
+    /// afterwards: something may have come before. `connected`: this end has connected, not
+    /// accepted, so it sends first (iWARP wants that), an empty message if there is nothing else.
+    /// Gives the pair back if there is one already.
     pub fn start(&self, pair: F::Pair, connected: bool) -> Result<Kicked, F::Pair> {
         if self.starting.swap(true, AcqRel) {
             return Err(pair);
@@ -442,18 +464,21 @@ impl<F: Fabric> Link<F> {
         self.slots.get(usize::from(slot))
     }
 
-    // ---- slots ---------------------------------------------------------------------------------------------------
+    // ---- slots ----------------------------------------------------------------------------------
 
-    /// Opens a slot: `outbound` are the words of the direction that this end produces into `rings.outbound()`, `inbound` those
-    /// of the direction that it consumes from `rings.inbound()`. The peer is told `token`. Rings and words are in use until
+    /// Opens a slot: `outbound` are the words of the direction that this end produces into
+    /// `rings.outbound()`, `inbound` those of the direction that it consumes from
+    /// `rings.inbound()`. The peer is told `token`. Rings and words are in use until
     /// [`Hub::take_back`](crate::Hub::take_back) or [`dismantle`](Self::dismantle).
     ///
     /// Gives the rings back when the slot is not free.
     ///
     /// # Safety
-    /// - The words are valid as long as they are in use, and zeroed. One producer works on `outbound`, one consumer on
-    ///   `inbound`; the others' words there (`head` and `quiet`; `tail`, `base` and `producer_user`) are the engine's alone.
-    /// - Only that producer writes to the outbound ring, and nobody but the engine's peer to the inbound one.
+    /// - The words are valid as long as they are in use, and zeroed. One producer works on
+    ///   `outbound`, one consumer on `inbound`; the others' words there (`head` and `quiet`;
+    ///   `tail`, `base` and `producer_user`) are the engine's alone.
+    /// - Only that producer writes to the outbound ring, and nobody but the engine's peer to the
+    ///   inbound one.
     pub unsafe fn open(
         &self,
         slot: u16,
@@ -467,13 +492,15 @@ impl<F: Fabric> Link<F> {
             return Err((OpenError::State, rings));
         }
         s.due.store(rings.size as u64 / 4, Relaxed);
-        // SAFETY: the state lets one caller come here, and nobody looks at the configuration of a slot that is busy.
+        // SAFETY: the state lets one caller come here, and nobody looks at the configuration of a
+        // slot that is busy.
         unsafe { *s.config.get() = Some(Config { outbound, inbound, rings, token }) };
         s.state.store(OPEN, Release);
         Ok(self.kick(slot))
     }
 
-    /// Closes an open slot: what is published goes out, then the end. The peer's part goes on until it closes, too.
+    /// Closes an open slot: what is published goes out, then the end. The peer's part goes on until
+    /// it closes, too.
     pub fn close(&self, slot: u16) -> Result<Kicked, OpenError> {
         self.turn_over(slot, OPEN, CLOSING)
     }
@@ -502,8 +529,9 @@ impl<F: Fabric> Link<F> {
             return None;
         }
         // SAFETY: the poll lock is the caller's, the turn is ours.
-        let (rx, tx, config, peer) =
-            unsafe { (&mut *s.rx.get(), &mut *s.tx.get(), &mut *s.config.get(), &mut *s.peer.get()) };
+        let (rx, tx, config, peer) = unsafe {
+            (&mut *s.rx.get(), &mut *s.tx.get(), &mut *s.config.get(), &mut *s.peer.get())
+        };
         let state = s.state.load(Acquire);
         let result = if matches!(state, CLOSING | REFUSING) && rx.is_released() {
             let reopened = rx.reopened.take();
@@ -521,7 +549,11 @@ impl<F: Fabric> Link<F> {
                 rx.reopen(again);
                 *peer = Some(again.ring);
                 s.peer_open.store(true, Release);
-                Reopened { token: again.token, ring_bytes: again.ring.bytes(), closed: again.closed }
+                Reopened {
+                    token: again.token,
+                    ring_bytes: again.ring.bytes(),
+                    closed: again.closed,
+                }
             });
             s.state.store(FREE, Release);
             Ok(TakenBack { rings, reopened })
@@ -534,7 +566,7 @@ impl<F: Fabric> Link<F> {
         Some(result)
     }
 
-    // ---- the owner's calls ---------------------------------------------------------------------------------------
+    // ---- the owner's calls ----------------------------------------------------------------------
 
     /// Bytes of the slot's were published. Posts them.
     pub fn kick(&self, slot: u16) -> Kicked {
@@ -544,8 +576,9 @@ impl<F: Fabric> Link<F> {
         self.pump()
     }
 
-    /// The consumer has published its head, which is `head` (of the inbound words). Posts a credit if one is due: a quarter of
-    /// the ring was consumed since the last one. Budget when none is: one load.
+    /// The consumer has published its head, which is `head` (of the inbound words). Posts a credit
+    /// if one is due: a quarter of the ring was consumed since the last one. Budget when none is:
+    /// one load.
     #[inline]
     pub fn consumed(&self, slot: u16, head: u64) -> Kicked {
         let Some(s) = self.slot(slot) else { return Kicked::Done };
@@ -560,7 +593,7 @@ impl<F: Fabric> Link<F> {
         Some(Account { acknowledged: s.acked.load(Acquire), posted: s.posted.load(Acquire) })
     }
 
-    // ---- the end -------------------------------------------------------------------------------------------------
+    // ---- the end --------------------------------------------------------------------------------
 
     /// Why the link is lost, if it is.
     #[must_use]
@@ -568,7 +601,8 @@ impl<F: Fabric> Link<F> {
         Reason::decode(self.lost.load(Acquire))
     }
 
-    /// Nothing is posted or applied any more: the connection manager has told the end, or the owner wants it.
+    /// Nothing is posted or applied any more: the connection manager has told the end, or the owner
+    /// wants it.
     pub fn end(&self) {
         self.lose(Reason::Ended);
     }
@@ -578,13 +612,14 @@ impl<F: Fabric> Link<F> {
         if self.lost.compare_exchange(0, why.encode(), AcqRel, Acquire).is_ok()
             && let Some(pair) = self.pair()
         {
-            // So that the peer's writes are refused. There is nothing to be done if this fails: closing the pair comes anyway.
+            // So that the peer's writes are refused. There is nothing to be done if this fails:
+            // closing the pair comes anyway.
             let _ = self.fabric.fail(pair);
         }
     }
 
-    /// Closes the pair and the region of the receives. After it no device touches the memory of the slots: their owners' words
-    /// are theirs again, and so are the rings.
+    /// Closes the pair and the region of the receives. After it no device touches the memory of the
+    /// slots: their owners' words are theirs again, and so are the rings.
     ///
     /// `pair` is the pair when the link was never started.
     pub fn dismantle(self, pair: Option<F::Pair>) -> Parts<F> {
@@ -609,7 +644,9 @@ impl<F: Fabric> Link<F> {
 impl Reason {
     /// Not 0: kind in the lowest byte, then detail, then errno.
     fn encode(self) -> u64 {
-        let pack = |kind: u64, detail: u64, errno: c_int| kind | detail << 8 | u64::from(errno.cast_unsigned()) << 32;
+        let pack = |kind: u64, detail: u64, errno: c_int| {
+            kind | detail << 8 | u64::from(errno.cast_unsigned()) << 32
+        };
         match self {
             Self::Failed(failure) => match failure {
                 Failure::Flushed => pack(1, 0, 0),
@@ -661,7 +698,9 @@ impl Reason {
                     Violation::Head,
                     Violation::Returned,
                 ];
-                Self::Peer(all.into_iter().find(|v| *v as u64 == detail).unwrap_or(Violation::Message))
+                Self::Peer(
+                    all.into_iter().find(|v| *v as u64 == detail).unwrap_or(Violation::Message),
+                )
             }
             4 => Self::Words,
             _ => Self::Ended,

@@ -1,7 +1,9 @@
-//! One connection of a link: what each half of the engine knows of it, and what they tell each other.
+//! One connection of a link: what each half of the engine knows of it, and what they tell each
+//! other.
 //!
-//! Who may touch what: [`SlotTx`] belongs to who has the link's turn, [`SlotRx`] to who has the hub's poll lock, the
-//! configuration is written while the slot is free or both are held. Everything else is an atomic with one writer.
+//! Who may touch what: [`SlotTx`] belongs to who has the link's turn, [`SlotRx`] to who has the
+//! hub's poll lock, the configuration is written while the slot is free or both are held.
+//! Everything else is an atomic with one writer.
 
 use crate::arena::Rings;
 use crate::wire::Ring;
@@ -37,8 +39,8 @@ pub(crate) struct Config<F: Fabric> {
 
 impl<F: Fabric> Config<F> {
     pub(crate) fn outbound(&self) -> &RingWords {
-        // SAFETY: valid until the slot is taken back (`Link::open`), which needs turn and poll lock, one of which every
-        // reader of the configuration holds; all fields are atomics.
+        // SAFETY: valid until the slot is taken back (`Link::open`), which needs turn and poll
+        // lock, one of which every reader of the configuration holds; all fields are atomics.
         unsafe { self.outbound.as_ref() }
     }
 
@@ -103,7 +105,8 @@ pub(crate) struct Slot<F: Fabric> {
     pub(crate) posted: AtomicU64,
     /// Receiving half: position up to which the peer has consumed.
     pub(crate) acked: AtomicU64,
-    /// Sending half: as [`SlotTx::marked`], stored before the mark is posted. If it is not, the next bytes set another one.
+    /// Sending half: as [`SlotTx::marked`], stored before the mark is posted. If it is not, the
+    /// next bytes set another one.
     pub(crate) marked: AtomicU64,
     /// Receiving half: the last `marked` that the peer has reached. There is no other mark before.
     pub(crate) reached: AtomicU64,

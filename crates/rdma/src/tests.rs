@@ -35,7 +35,8 @@ mod traffic;
 const TID: u32 = 1;
 const RING: usize = 4096;
 const PORT: u16 = 26379;
-const ADDRESSES: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)), IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2))];
+const ADDRESSES: [IpAddr; 2] =
+    [IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)), IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2))];
 
 /// Both ways of announcing bytes, on the devices that have them.
 const WAYS: &[(Model, bool)] = if cfg!(miri) {
@@ -50,7 +51,15 @@ const fn few(usually: usize, under_miri: usize) -> usize {
 }
 
 fn settings(immediate: bool) -> Settings {
-    Settings { sends: 32, receives: 16, peer_receives: 16, inline_bytes: 64, immediate, slots: 8, turn_bytes: 1024 }
+    Settings {
+        sends: 32,
+        receives: 16,
+        peer_receives: 16,
+        inline_bytes: 64,
+        immediate,
+        slots: 8,
+        turn_bytes: 1024,
+    }
 }
 
 /// xorshift64*.
@@ -130,7 +139,13 @@ impl Conn {
         // SAFETY: a vector of ours.
         let n = unsafe { self.consumer.read(bytes.as_mut_ptr(), len) }.unwrap();
         for (i, got) in bytes[..n].iter().enumerate() {
-            assert_eq!(*got, byte(self.stream ^ 1, self.read + i as u64), "stream {} at {}", self.stream, self.read);
+            assert_eq!(
+                *got,
+                byte(self.stream ^ 1, self.read + i as u64),
+                "stream {} at {}",
+                self.stream,
+                self.read
+            );
         }
         let _ = self.consumer.publish();
         self.read += n as u64;
@@ -207,13 +222,19 @@ impl End {
     /// A pair of the manager's becomes a link.
     fn make_link(&mut self, mut pair: memory::Pair, settings: Settings) {
         assert!(!settings.immediate || self.facts().writes_imm);
-        let capacity =
-            Capacity { sends: settings.sends, receives: settings.receives, inline_bytes: settings.inline_bytes };
+        let capacity = Capacity {
+            sends: settings.sends,
+            receives: settings.receives,
+            inline_bytes: settings.inline_bytes,
+        };
         self.host.create(&mut pair, &self.domain, self.hub.queue(), capacity).unwrap();
         let tag = self.hub.reserve(TID, &settings).unwrap();
         let block = Block::new(settings.receives as usize * wire::MESSAGE_BYTES);
         // SAFETY: freed after the link is dismantled.
-        let link = unsafe { Link::new(Arc::clone(&self.host), tag, settings, &self.domain, &pair, block.0) }.unwrap();
+        let link = unsafe {
+            Link::new(Arc::clone(&self.host), tag, settings, &self.domain, &pair, block.0)
+        }
+        .unwrap();
         self.receives.push(block);
         let link = Arc::new(link);
         self.hub.add(TID, Arc::clone(&link)).unwrap();
@@ -241,9 +262,11 @@ impl End {
         let inb = unsafe { out.add(1) };
         let (outbound, inbound, size) = (rings.outbound(), rings.inbound(), rings.ring_bytes());
         // SAFETY: words and rings live until `take_back` or `close`.
-        let (producer, consumer) =
-            unsafe { (Producer::new(out, outbound, size, 0), Consumer::new(inb, inbound, size, 0)) };
-        self.conns[usize::from(slot)] = Some(Conn { slot, stream, words, producer, consumer, written: 0, read: 0 });
+        let (producer, consumer) = unsafe {
+            (Producer::new(out, outbound, size, 0), Consumer::new(inb, inbound, size, 0))
+        };
+        self.conns[usize::from(slot)] =
+            Some(Conn { slot, stream, words, producer, consumer, written: 0, read: 0 });
         // SAFETY: as above; the producer and the consumer are the only ones.
         unsafe { self.link().open(slot, out, inb, rings, stream & !1) }.unwrap();
     }
@@ -382,7 +405,10 @@ impl Rig {
         assert!(matches!(b.host.next_event(&b.manager).unwrap().unwrap().news, CmNews::Resolved));
         b.make_link(pair, settings[1]);
         b.host.connect(b.pair.as_mut().unwrap(), &[], Patience::DEFAULT).unwrap();
-        let CmNews::Request { pair, .. } = a.host.next_event(&a.manager).unwrap().unwrap().news else { panic!() };
+        let CmNews::Request { pair, .. } = a.host.next_event(&a.manager).unwrap().unwrap().news
+        else {
+            panic!()
+        };
         a.make_link(pair, settings[0]);
         a.host.accept(a.pair.as_mut().unwrap(), &[], Patience::DEFAULT).unwrap();
         for end in [b, a] {
@@ -444,7 +470,11 @@ impl Rig {
             // What was marked before may have been reached by a credit: the first rounds say so.
             if round > 1 {
                 let written = self.ends[0].conn(slot).written;
-                assert_eq!(self.ends[0].link().account(slot).unwrap().acknowledged, written, "round {round}");
+                assert_eq!(
+                    self.ends[0].link().account(slot).unwrap().acknowledged,
+                    written,
+                    "round {round}"
+                );
             }
         }
     }

@@ -1,4 +1,5 @@
-//! Who does the work: one thread at a time, and nobody waits to be that one. And the set of slots that have some.
+//! Who does the work: one thread at a time, and nobody waits to be that one. And the set of slots
+//! that have some.
 
 use core::sync::atomic::{
     AtomicU32, AtomicU64,
@@ -12,13 +13,15 @@ const AGAIN: u32 = 2;
 
 /// The right to do a piece of work that others may add to.
 ///
-/// Who adds something and then cannot [`enter`](Self::enter) is done all the same: whoever is inside looks again. So this
-/// is no lock, nobody waits, and a signal handler that interrupts the holder loses nothing.
+/// Who adds something and then cannot [`enter`](Self::enter) is done all the same: whoever is
+/// inside looks again. So this is no lock, nobody waits, and a signal handler that interrupts the
+/// holder loses nothing.
 #[derive(Debug, Default)]
 pub(crate) struct Turn(AtomicU32);
 
 impl Turn {
-    /// True: the turn is ours. False: who has it will see everything that was stored before this call.
+    /// True: the turn is ours. False: who has it will see everything that was stored before this
+    /// call.
     pub(crate) fn enter(&self) -> bool {
         let mut seen = FREE;
         loop {
@@ -30,7 +33,8 @@ impl Turn {
         }
     }
 
-    /// True: the turn is ours, and nothing was added. False: somebody has it, and need not look again.
+    /// True: the turn is ours, and nothing was added. False: somebody has it, and need not look
+    /// again.
     pub(crate) fn try_enter(&self) -> bool {
         self.0.compare_exchange(FREE, TAKEN, Acquire, Relaxed).is_ok()
     }
@@ -40,7 +44,8 @@ impl Turn {
         if self.0.compare_exchange(TAKEN, FREE, Release, Relaxed).is_ok() {
             return true;
         }
-        // Only `enter` changes the word while it is taken, and only to AGAIN. A swap, to see what was stored before that.
+        // Only `enter` changes the word while it is taken, and only to AGAIN. A swap, to see what
+        // was stored before that.
         self.0.swap(TAKEN, AcqRel);
         false
     }

@@ -1,6 +1,7 @@
 //! What travels: messages of up to [`MESSAGE_BYTES`] bytes, and the 32 bits of an immediate.
 //!
-//! A message is a header and up to [`UNITS_MAX`] units of 16 bytes; an item is one or two units. Little-endian:
+//! A message is a header and up to [`UNITS_MAX`] units of 16 bytes; an item is one or two units.
+//! Little-endian:
 //!
 //! ```text
 //! header   0 units (u8) | 1 version (u8) | 2 zero (u16) | 4 returned (u32)
@@ -15,9 +16,11 @@
 //! | `DATA` | 1: rebased | bytes | tail after them | |
 //! | `CREDIT` | | | head | |
 //!
-//! `returned` counts all messages that the sender has received, and posted receives for again, since the pair began.
+//! `returned` counts all messages that the sender has received, and posted receives for again,
+//! since the pair began.
 //!
-//! An immediate announces bytes, in one of two forms; `returned` is how many more receives were posted again:
+//! An immediate announces bytes, in one of two forms; `returned` is how many more receives were
+//! posted again:
 //!
 //! ```text
 //! bits     20-31 slot | 19 long | 18 rebased | 17 mark | 16 reached
@@ -25,7 +28,8 @@
 //! long     15 returned | 0-14 bytes less one
 //! ```
 //!
-//! Reading checks the form only: what a value may be depends on the slot, and is checked where it is applied.
+//! Reading checks the form only: what a value may be depends on the slot, and is checked where it
+//! is applied.
 
 /// Most bytes of a message: what every device carries inline.
 pub const MESSAGE_BYTES: usize = 64;
@@ -39,8 +43,8 @@ const IMM_SHORT_MAX: u32 = 1 << 12;
 
 const HEADER: usize = 8;
 const UNIT: usize = 16;
-/// Who changes what travels counts `netacc_proto::remote::VERSION` up as well: by that two builds refuse each other before there is a
-/// pair.
+/// Who changes what travels counts `netacc_proto::remote::VERSION` up as well: by that two builds
+/// refuse each other before there is a pair.
 const VERSION: u8 = 2;
 const _: () = assert!(HEADER + UNITS_MAX * UNIT <= MESSAGE_BYTES);
 
@@ -190,7 +194,10 @@ impl<'a> Message<'a> {
     #[must_use]
     pub fn read(bytes: &'a [u8]) -> Option<(Self, u32)> {
         let [units, version, 0, 0, ..] = *bytes else { return None };
-        if version != VERSION || usize::from(units) > UNITS_MAX || bytes.len() != HEADER + usize::from(units) * UNIT {
+        if version != VERSION
+            || usize::from(units) > UNITS_MAX
+            || bytes.len() != HEADER + usize::from(units) * UNIT
+        {
             return None;
         }
         Some((Self { bytes, at: HEADER }, u32_at(bytes, 4)?))
@@ -267,14 +274,21 @@ impl Imm {
         } else {
             1 << 19 | (returned & 1) << 15 | less_one & 0x7fff
         };
-        (slot as u32) << 20 | (rebased as u32) << 18 | (mark as u32) << 17 | (reached as u32) << 16 | amounts
+        (slot as u32) << 20
+            | (rebased as u32) << 18
+            | (mark as u32) << 17
+            | (reached as u32) << 16
+            | amounts
     }
 
     /// The opposite: every value means something.
     #[must_use]
     pub const fn decode(imm: u32) -> Self {
-        let (returned, less_one) =
-            if imm >> 19 & 1 == 0 { (imm >> 12 & 15, imm & 0xfff) } else { (imm >> 15 & 1, imm & 0x7fff) };
+        let (returned, less_one) = if imm >> 19 & 1 == 0 {
+            (imm >> 12 & 15, imm & 0xfff)
+        } else {
+            (imm >> 15 & 1, imm & 0x7fff)
+        };
         Self {
             slot: (imm >> 20) as u16,
             rebased: imm >> 18 & 1 != 0,

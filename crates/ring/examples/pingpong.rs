@@ -3,11 +3,12 @@
 //! `cargo run --release -p netacc-ring --example pingpong [CPU CPU]`
 //!
 //! - `ring`: 64-byte messages to and fro; both sides spin on the ring itself.
-//! - `ready set`: the same with everything a connection does: announce, drain, ask whether the writer waits.
+//! - `ready set`: the same with everything a connection does: announce, drain, ask whether the
+//!   writer waits.
 //! - `stream`: 64-byte messages one way, as many as fit; `bulk`: 64 KiB pieces one way.
 //!
-//! A line shows the best, the tenth percentile and the median of many batches, each shorter than a time slice: on a
-//! busy machine the first two still mean something.
+//! A line shows the best, the tenth percentile and the median of many batches, each shorter than a
+//! time slice: on a busy machine the first two still mean something.
 
 use std::hint::spin_loop;
 use std::ptr::NonNull;
@@ -33,17 +34,9 @@ fn direction() -> Direction {
     let words = NonNull::from(Box::leak(Box::<RingWords>::default()));
     let data: NonNull<u8> = NonNull::from(Box::leak(vec![0u8; SIZE].into_boxed_slice())).cast();
     // SAFETY: leaked, so valid for ever; each end is made once.
-    let (producer, consumer) = unsafe {
-        (
-            Producer::new(words, data, SIZE, 0),
-            Consumer::new(words, data, SIZE, 0),
-        )
-    };
-    Direction {
-        producer,
-        consumer,
-        set: ReadySet::default(),
-    }
+    let (producer, consumer) =
+        unsafe { (Producer::new(words, data, SIZE, 0), Consumer::new(words, data, SIZE, 0)) };
+    Direction { producer, consumer, set: ReadySet::default() }
 }
 
 fn pin(cpu: usize) {
@@ -86,7 +79,8 @@ fn await_ready(set: &ReadySet) {
     }
 }
 
-/// Runs `one` and `other` `BATCHES` times beside each other; prints the time of `one` divided by `count`.
+/// Runs `one` and `other` `BATCHES` times beside each other; prints the time of `one` divided by
+/// `count`.
 fn measure(
     name: &str,
     cpus: [usize; 2],
@@ -119,15 +113,9 @@ fn measure(
 }
 
 fn main() {
-    let cpus: Vec<usize> = std::env::args()
-        .skip(1)
-        .map(|cpu| cpu.parse().expect("a CPU number"))
-        .collect();
-    let cpus = if let [one, other] = cpus[..] {
-        [one, other]
-    } else {
-        [0, 1]
-    };
+    let cpus: Vec<usize> =
+        std::env::args().skip(1).map(|cpu| cpu.parse().expect("a CPU number")).collect();
+    let cpus = if let [one, other] = cpus[..] { [one, other] } else { [0, 1] };
     let message = [1u8; MESSAGE];
 
     const TRIPS: u32 = 2_000;

@@ -1,8 +1,9 @@
-//! The receiving end of a ring: what is there, copying out, giving room back. The protocol and its proofs are in
-//! [`ring`](crate::ring).
+//! The receiving end of a ring: what is there, copying out, giving room back. The protocol and its
+//! proofs are in [`ring`](crate::ring).
 //!
-//! Invariants: `published <= head <= tail_seen <= published + size`, in numbers that wrap. `tail_seen` never goes back
-//! and never passes what the producer has room for, whatever the producer writes.
+//! Invariants: `published <= head <= tail_seen <= published + size`, in numbers that wrap.
+//! `tail_seen` never goes back and never passes what the producer has room for, whatever the
+//! producer writes.
 
 use core::ptr::NonNull;
 use core::sync::atomic::compiler_fence;
@@ -13,8 +14,8 @@ use crate::sync::{Ordering, fence};
 /// The receiving end of a ring.
 ///
 /// Read (once or several times), [`publish`](Self::publish), then ask
-/// [`take_space_request`](Self::take_space_request) whether the producer wants a call. Its fields are the truth; its
-/// words in shared memory are only ever written from them.
+/// [`take_space_request`](Self::take_space_request) whether the producer wants a call. Its fields
+/// are the truth; its words in shared memory are only ever written from them.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Consumer {
@@ -34,16 +35,16 @@ pub struct Consumer {
     fenced: u64,
 }
 
-// SAFETY: the shared words are atomics, and the bytes of the ring that a consumer reads belong to it alone until it
-// publishes its head.
+// SAFETY: the shared words are atomics, and the bytes of the ring that a consumer reads belong to
+// it alone until it publishes its head.
 unsafe impl Send for Consumer {}
 
 impl Consumer {
     /// The receiving end of a new ring. The ring's first byte is stream position `start`.
     ///
     /// # Safety
-    /// - `words` points to a [`RingWords`], `data` to `size` bytes, both valid for as long as this is used;
-    ///   `size` is a power of two.
+    /// - `words` points to a [`RingWords`], `data` to `size` bytes, both valid for as long as this
+    ///   is used; `size` is a power of two.
     /// - Nobody else reads the ring at this end, and the process makes no reference to its bytes.
     #[must_use]
     pub const unsafe fn new(
@@ -54,21 +55,13 @@ impl Consumer {
     ) -> Self {
         // SAFETY: the caller's promise is the buffer's.
         let buffer = unsafe { Buffer::new(data, size) };
-        Self {
-            words,
-            buffer,
-            start,
-            head: 0,
-            published: 0,
-            tail_seen: 0,
-            base: 0,
-            fenced: 0,
-        }
+        Self { words, buffer, start, head: 0, published: 0, tail_seen: 0, base: 0, fenced: 0 }
     }
 
     #[inline]
     fn words(&self) -> &RingWords {
-        // SAFETY: valid while self is used (new); all fields are atomics, so the peer may write them.
+        // SAFETY: valid while self is used (new); all fields are atomics, so the peer may write
+        // them.
         unsafe { self.words.as_ref() }
     }
 
@@ -77,7 +70,8 @@ impl Consumer {
         self.tail_seen.wrapping_sub(self.head)
     }
 
-    /// Loads the producer's tail, and the base when the tail has moved: 1 or 2 loads of one cache line.
+    /// Loads the producer's tail, and the base when the tail has moved: 1 or 2 loads of one cache
+    /// line.
     #[inline]
     fn look(&mut self) -> Result<(), PeerCorrupt> {
         let words = self.words();
@@ -86,16 +80,15 @@ impl Consumer {
             return Ok(());
         }
         let base = words.base.load(Ordering::Relaxed);
-        // An honest tail lies in tail_seen..=published + size; both bounds in one comparison that wraps.
-        let room = self
-            .buffer
-            .size()
-            .wrapping_sub(self.tail_seen.wrapping_sub(self.published));
+        // An honest tail lies in tail_seen..=published + size; both bounds in one comparison that
+        // wraps.
+        let room = self.buffer.size().wrapping_sub(self.tail_seen.wrapping_sub(self.published));
         if tail.wrapping_sub(self.tail_seen) > room {
             return Err(PeerCorrupt);
         }
         self.base = base;
-        // Killed here, the next look repeats all this; the other way round it would find a tail without its base.
+        // Killed here, the next look repeats all this; the other way round it would find a tail
+        // without its base.
         compiler_fence(Ordering::SeqCst);
         self.tail_seen = tail;
         Ok(())
@@ -153,8 +146,9 @@ impl Consumer {
         self.words().tail.load(Ordering::Acquire) != self.head
     }
 
-    /// Copies up to `len` bytes out of the ring and returns how many. Fewer than `len` means that the producer had
-    /// published no more. The producer gets the room after [`publish`](Self::publish).
+    /// Copies up to `len` bytes out of the ring and returns how many. Fewer than `len` means that
+    /// the producer had published no more. The producer gets the room after
+    /// [`publish`](Self::publish).
     ///
     /// # Safety
     /// `dst` is as [`copy`](crate::copy::copy) wants it and lies outside the ring.
@@ -163,10 +157,7 @@ impl Consumer {
         // Budget: 1 acquire load.
         let n = self.available_at_least(len as u64)?.min(len as u64);
         // SAFETY: n <= available <= size, dst is good for n <= len bytes (caller).
-        unsafe {
-            self.buffer
-                .copy_out(self.head, self.base, dst, n as usize)?
-        };
+        unsafe { self.buffer.copy_out(self.head, self.base, dst, n as usize)? };
         self.head = self.head.wrapping_add(n);
         Ok(n as usize)
     }
@@ -184,14 +175,12 @@ impl Consumer {
         let available = self.available_at_least((offset as u64).saturating_add(len as u64))?;
         let n = available.saturating_sub(offset as u64).min(len as u64) as usize;
         // SAFETY: n <= available <= size, dst is good for n <= len bytes (caller).
-        unsafe {
-            self.buffer
-                .copy_out(self.head.wrapping_add(offset as u64), self.base, dst, n)?
-        };
+        unsafe { self.buffer.copy_out(self.head.wrapping_add(offset as u64), self.base, dst, n)? };
         Ok(n)
     }
 
-    /// Puts the last `n` bytes back that were read and not given back (never others, whatever `n`): they are the next to be read.
+    /// Puts the last `n` bytes back that were read and not given back (never others, whatever `n`):
+    /// they are the next to be read.
     pub fn put_back(&mut self, n: usize) {
         let read = self.head.wrapping_sub(self.published);
         self.head = self.head.wrapping_sub((n as u64).min(read));
@@ -206,18 +195,21 @@ impl Consumer {
 
     /// Gives the room of everything consumed back to the producer: 1 release store.
     ///
-    /// Returns the new head as it stands in the words, for those who look at it without this: nobody reads it back from there.
+    /// Returns the new head as it stands in the words, for those who look at it without this:
+    /// nobody reads it back from there.
     #[inline]
     #[must_use = "keep it where the peer cannot write"]
     pub fn publish(&mut self) -> u64 {
-        // Private first: a tail that answers the store below must be in range even if we are killed in between.
+        // Private first: a tail that answers the store below must be in range even if we are killed
+        // in between.
         self.published = self.head;
         self.words().head.store(self.head, Ordering::Release);
         self.head
     }
 
-    /// To be asked after each [`publish`](Self::publish): does the producer wait for room, and is half of the ring
-    /// free by now? Then the caller wakes it. Costs two comparisons, and a fence per half a ring of bytes.
+    /// To be asked after each [`publish`](Self::publish): does the producer wait for room, and is
+    /// half of the ring free by now? Then the caller wakes it. Costs two comparisons, and a fence
+    /// per half a ring of bytes.
     #[inline]
     pub fn take_space_request(&mut self) -> bool {
         let half = self.buffer.size() >> 1;
@@ -254,8 +246,8 @@ impl Consumer {
         self.buffer.size() as usize
     }
 
-    /// From here on the next byte to read is stream position `pos`: the direction left this ring and comes back to
-    /// it.
+    /// From here on the next byte to read is stream position `pos`: the direction left this ring
+    /// and comes back to it.
     #[inline]
     pub fn continue_at(&mut self, pos: u64) {
         self.start = pos.wrapping_sub(self.head);
@@ -264,13 +256,6 @@ impl Consumer {
     /// As if `past` bytes had gone through.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn after(self, past: u64) -> Self {
-        Self {
-            head: past,
-            published: past,
-            tail_seen: past,
-            base: past,
-            fenced: past,
-            ..self
-        }
+        Self { head: past, published: past, tail_seen: past, base: past, fenced: past, ..self }
     }
 }

@@ -1,14 +1,17 @@
 //! Copies between memory of ours and a buffer that may be bad.
 //!
-//! A caller of `send` or `recv` may give any address: not mapped, not writable, or behind the end of a file that was
-//! cut short. The kernel answers EFAULT. Here the copy is one function whose instructions all lie in one range of
-//! addresses, as the kernel's own (its exception table): a handler of SIGSEGV and SIGBUS that finds the program counter
-//! in [`fault_range`] sets it to [`FaultRange::resume`], and the copy returns [`BadAddress`]. The function has no
-//! frame, so nothing else has to be put right. Who installs no such handler is where it would be with `memcpy`.
+//! A caller of `send` or `recv` may give any address: not mapped, not writable, or behind the end
+//! of a file that was cut short. The kernel answers EFAULT. Here the copy is one function whose
+//! instructions all lie in one range of addresses, as the kernel's own (its exception table): a
+//! handler of SIGSEGV and SIGBUS that finds the program counter in [`fault_range`] sets it to
+//! [`FaultRange::resume`], and the copy returns [`BadAddress`]. The function has no frame, so
+//! nothing else has to be put right. Who installs no such handler is where it would be with
+//! `memcpy`.
 //!
 //! Measured against glibc's `memcpy` in `docs/adr/0012-bad-addresses.md`.
 
-/// A copy met an address that cannot be read or written. How many bytes were copied before is not known.
+/// A copy met an address that cannot be read or written. How many bytes were copied before is not
+/// known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BadAddress;
 
@@ -26,14 +29,15 @@ pub struct FaultRange {
 /// Copies `len` bytes.
 ///
 /// # Safety
-/// Each of `src` and `dst` is valid for `len` bytes, or memory that belongs to no object of this program's own: not
-/// mapped, protected, or what the caller of a system call has named. They do not overlap. Where one can be
-/// bad, faults in [`fault_range`] are handled as said above.
+/// Each of `src` and `dst` is valid for `len` bytes, or memory that belongs to no object of this
+/// program's own: not mapped, protected, or what the caller of a system call has named. They do not
+/// overlap. Where one can be bad, faults in [`fault_range`] are handled as said above.
 #[inline]
 pub unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) -> Result<(), BadAddress> {
     #[cfg(not(any(miri, loom)))]
     {
-        // SAFETY: the function copies exactly that, touches no other memory and keeps the calling convention.
+        // SAFETY: the function copies exactly that, touches no other memory and keeps the calling
+        // convention.
         let bad = unsafe { netacc_ring_copy(dst, src, len) };
         if bad == 0 { Ok(()) } else { Err(BadAddress) }
     }
@@ -53,7 +57,8 @@ pub unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) -> Result<(), BadAd
 pub unsafe fn copy_words(dst: *mut u64, src: *const u64, words: usize) -> Result<(), BadAddress> {
     #[cfg(not(any(miri, loom)))]
     {
-        // SAFETY: the function copies exactly that, touches no other memory and keeps the calling convention.
+        // SAFETY: the function copies exactly that, touches no other memory and keeps the calling
+        // convention.
         let bad = unsafe { netacc_ring_copy_words(dst, src, words) };
         if bad == 0 { Ok(()) } else { Err(BadAddress) }
     }
@@ -64,7 +69,8 @@ pub unsafe fn copy_words(dst: *mut u64, src: *const u64, words: usize) -> Result
     }
 }
 
-/// Stores two values from registers: to copy them from where they have just been stored, in pieces, would wait for all stores before.
+/// Stores two values from registers: to copy them from where they have just been stored, in pieces,
+/// would wait for all stores before.
 ///
 /// # Safety
 /// As for [`copy`], for 4 bytes at `first` and 8 bytes at `second`. Neither has to be aligned.
@@ -72,7 +78,8 @@ pub unsafe fn copy_words(dst: *mut u64, src: *const u64, words: usize) -> Result
 pub unsafe fn store(first: *mut u32, a: u32, second: *mut u64, b: u64) -> Result<(), BadAddress> {
     #[cfg(not(any(miri, loom)))]
     {
-        // SAFETY: the function stores exactly that, touches no other memory and keeps the calling convention.
+        // SAFETY: the function stores exactly that, touches no other memory and keeps the calling
+        // convention.
         let bad = unsafe { netacc_ring_copy_store(first, a, second, b) };
         if bad == 0 { Ok(()) } else { Err(BadAddress) }
     }
@@ -118,11 +125,7 @@ pub fn fault_range() -> FaultRange {
     }
     #[cfg(any(miri, loom))]
     {
-        FaultRange {
-            start: 0,
-            end: 0,
-            resume: 0,
-        }
+        FaultRange { start: 0, end: 0, resume: 0 }
     }
 }
 
@@ -136,7 +139,8 @@ pub fn tune() {
     }
 }
 
-/// Copies of so many bytes and more are left to `rep movsb`; of the rest, those of so many (at least 65) are copied by 64 bytes at a time.
+/// Copies of so many bytes and more are left to `rep movsb`; of the rest, those of so many (at
+/// least 65) are copied by 64 bytes at a time.
 #[cfg(all(target_arch = "x86_64", not(any(miri, loom))))]
 pub(crate) fn set_thresholds(rep_from: usize, wide_from: usize) {
     use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -151,17 +155,15 @@ pub(crate) fn set_thresholds(rep_from: usize, wide_from: usize) {
     wide.store(wide_from, Relaxed);
 }
 
-/// Enhanced `rep movsb` (leaf 7, EBX bit 9) that is worth its name. AMD's processors from Zen 3 on have the bit, and copy a tenth as fast
-/// between addresses that are not alike in their low bits (glibc's bug 30994).
+/// Enhanced `rep movsb` (leaf 7, EBX bit 9) that is worth its name. AMD's processors from Zen 3 on
+/// have the bit, and copy a tenth as fast between addresses that are not alike in their low bits
+/// (glibc's bug 30994).
 #[cfg(all(target_arch = "x86_64", not(any(miri, loom))))]
 pub(crate) fn has_fast_rep() -> bool {
     use core::arch::x86_64::{__cpuid, __cpuid_count};
     let leaf = __cpuid(0);
     let mut vendor = [0u8; 12];
-    for (to, from) in vendor
-        .chunks_exact_mut(4)
-        .zip([leaf.ebx, leaf.edx, leaf.ecx])
-    {
+    for (to, from) in vendor.chunks_exact_mut(4).zip([leaf.ebx, leaf.edx, leaf.ecx]) {
         to.copy_from_slice(&from.to_le_bytes());
     }
     &vendor == b"GenuineIntel" && leaf.eax >= 7 && __cpuid_count(7, 0).ebx & 1 << 9 != 0
@@ -210,8 +212,9 @@ unsafe extern "C" {
     static netacc_ring_copy_wide_from: usize;
 }
 
-// Short copies load everything before they store anything, in pieces that overlap; longer ones go in blocks of 64 bytes, the last
-// of which overlaps the one before and is loaded first. Up to 512 bytes that is the best between two CPUs; the decision has the numbers.
+// Short copies load everything before they store anything, in pieces that overlap; longer ones go
+// in blocks of 64 bytes, the last of which overlaps the one before and is loaded first. Up to 512
+// bytes that is the best between two CPUs; the decision has the numbers.
 #[cfg(all(target_arch = "x86_64", not(any(miri, loom))))]
 core::arch::global_asm!(
     ".pushsection .data.netacc_ring_copy,\"aw\",@progbits",

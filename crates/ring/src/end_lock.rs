@@ -1,15 +1,17 @@
 //! The lock of one end of a connection, in memory that a process shares with its forked children.
 //!
-//! What this is not: hardened against the peer (it must be out of the peer's reach), nor able to sleep or to tell
-//! whether an owner lives: the caller does both, in the closure of [`EndLock::lock`].
+//! What this is not: hardened against the peer (it must be out of the peer's reach), nor able to
+//! sleep or to tell whether an owner lives: the caller does both, in the closure of
+//! [`EndLock::lock`].
 //!
 //! Invariants:
-//! - The word is 0 when free, else the owner's thread id, with [`WAITERS`] when somebody may sleep until it changes. Who
-//!   has slept takes the lock with the mark, since others may sleep still.
+//! - The word is 0 when free, else the owner's thread id, with [`WAITERS`] when somebody may sleep
+//!   until it changes. Who has slept takes the lock with the mark, since others may sleep still.
 //! - A thread never waits for itself: a signal handler that comes in between gets [`Reentrant`].
 //!
-//! Thread ids must be unique among those who share the lock: across pid namespaces the caller has to mark them. The id of a dead
-//! owner can be given to a new thread, which then passes for a living owner: the caller's test has to tell them apart.
+//! Thread ids must be unique among those who share the lock: across pid namespaces the caller has
+//! to mark them. The id of a dead owner can be given to a new thread, which then passes for a
+//! living owner: the caller's test has to tell them apart.
 
 use crate::sync::{AtomicU32, Ordering};
 
@@ -50,30 +52,24 @@ impl EndLock {
     /// Takes the lock if it is free.
     #[inline]
     pub fn try_lock(&self, tid: u32) -> Result<(), TryLockError> {
-        match self
-            .0
-            .compare_exchange(0, tid, Ordering::Acquire, Ordering::Relaxed)
-        {
+        match self.0.compare_exchange(0, tid, Ordering::Acquire, Ordering::Relaxed) {
             Ok(_) => Ok(()),
             Err(word) if word & !WAITERS == tid => Err(TryLockError::Reentrant),
-            Err(word) => Err(TryLockError::Busy {
-                owner_tid: word & !WAITERS,
-            }),
+            Err(word) => Err(TryLockError::Busy { owner_tid: word & !WAITERS }),
         }
     }
 
-    /// Takes the lock, calling `wait` with the owner each time it is found taken. `Ok(true)`: it was taken over from
-    /// a dead owner, who may have left work half done.
+    /// Takes the lock, calling `wait` with the owner each time it is found taken. `Ok(true)`: it
+    /// was taken over from a dead owner, who may have left work half done.
     ///
-    /// `wait` sleeps while the word at [`as_ptr`](Self::as_ptr) is `owner | WAITERS` (a futex wait, with a timeout:
-    /// an owner can die between unlocking and waking), or finds out that the owner is dead.
+    /// `wait` sleeps while the word at [`as_ptr`](Self::as_ptr) is `owner | WAITERS` (a futex wait,
+    /// with a timeout: an owner can die between unlocking and waking), or finds out that the owner
+    /// is dead.
     pub fn lock(&self, tid: u32, mut wait: impl FnMut(u32) -> Waited) -> Result<bool, Reentrant> {
         // Who has waited does not know whether others still do.
         let mut mine = tid;
         loop {
-            let word = match self
-                .0
-                .compare_exchange(0, mine, Ordering::Acquire, Ordering::Relaxed)
+            let word = match self.0.compare_exchange(0, mine, Ordering::Acquire, Ordering::Relaxed)
             {
                 Ok(_) => return Ok(false),
                 Err(word) => word,

@@ -4,14 +4,17 @@
 //! ([`Producer`], [`Consumer`]), the set of connections with news and its sleep/wake handshake
 //! ([`ReadySet`]), and the lock of one end of a connection that outlives its owner ([`EndLock`]).
 //!
-//! What is not: mapping memory, system calls, doorbells, waiting. The caller brings the memory and sleeps.
+//! What is not: mapping memory, system calls, doorbells, waiting. The caller brings the memory and
+//! sleeps.
 //!
 //! Invariants:
-//! - A word that the peer can write is loaded once, checked once, and used from the private copy. Whatever
-//!   the peer writes, at any time: no access outside the ring, no endless loop, no panic.
-//! - No reference to the bytes of a ring is ever formed: they are copied in and out through raw pointers.
+//! - A word that the peer can write is loaded once, checked once, and used from the private copy.
+//!   Whatever the peer writes, at any time: no access outside the ring, no endless loop, no panic.
+//! - No reference to the bytes of a ring is ever formed: they are copied in and out through raw
+//!   pointers.
 //! - No lock, allocation or system call anywhere.
-//! - The other buffer of a copy is the application's and may be bad: then nothing was read or written ([`copy`]).
+//! - The other buffer of a copy is the application's and may be bad: then nothing was read or
+//!   written ([`copy`]).
 #![no_std]
 #![deny(
     clippy::unwrap_used,

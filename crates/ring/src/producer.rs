@@ -1,7 +1,8 @@
-//! The sending end of a ring: room, copying in, publishing. The protocol and its proofs are in [`ring`](crate::ring).
+//! The sending end of a ring: room, copying in, publishing. The protocol and its proofs are in
+//! [`ring`](crate::ring).
 //!
-//! Invariants: `head_seen <= published <= tail <= head_seen + size`, in numbers that wrap. `head_seen` never goes back
-//! and never passes `published`, whatever the consumer writes.
+//! Invariants: `head_seen <= published <= tail <= head_seen + size`, in numbers that wrap.
+//! `head_seen` never goes back and never passes `published`, whatever the consumer writes.
 
 use core::ptr::NonNull;
 use core::sync::atomic::compiler_fence;
@@ -9,16 +10,16 @@ use core::sync::atomic::compiler_fence;
 use crate::ring::{Buffer, CopyError, PeerCorrupt, RingWords};
 use crate::sync::{Ordering, fence_after_rmw};
 
-/// Small writes look at the consumer's head once per so many bytes, not at each write. One page: a connection
-/// whose messages are answered one by one touches no more of its ring than this.
-/// Under loom at each write, so that small cases move the base.
+/// Small writes look at the consumer's head once per so many bytes, not at each write. One page: a
+/// connection whose messages are answered one by one touches no more of its ring than this. Under
+/// loom at each write, so that small cases move the base.
 const LOOK_EVERY: u64 = if cfg!(loom) { 1 } else { 4096 };
 
 /// The sending end of a ring.
 ///
 /// Write (once or several times), [`publish`](Self::publish), then tell the consumer
-/// ([`ReadySet::announce`](crate::ReadySet::announce)). Its fields are the truth; its words in shared memory are
-/// only ever written from them.
+/// ([`ReadySet::announce`](crate::ReadySet::announce)). Its fields are the truth; its words in
+/// shared memory are only ever written from them.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Producer {
@@ -32,23 +33,25 @@ pub struct Producer {
     published: u64,
     /// Ring position of the byte at index 0 of the buffer.
     base: u64,
-    /// The consumer's head when last looked at. `head_seen <= published`, `tail - head_seen <= size`.
+    /// The consumer's head when last looked at. `head_seen <= published`, `tail - head_seen <=
+    /// size`.
     head_seen: u64,
     /// Bytes to write before the next look at the consumer's head.
     budget: u64,
 }
 
-// SAFETY: the shared words are atomics, and the bytes of the ring that a producer writes belong to it alone
-// until it publishes them.
+// SAFETY: the shared words are atomics, and the bytes of the ring that a producer writes belong to
+// it alone until it publishes them.
 unsafe impl Send for Producer {}
 
 impl Producer {
     /// The sending end of a new ring. The ring's first byte is stream position `start`.
     ///
     /// # Safety
-    /// - `words` points to a [`RingWords`], `data` to `size` bytes, both valid for as long as this is used;
-    ///   `size` is a power of two.
-    /// - Nobody else writes the ring from this end, and the process makes no reference to its bytes.
+    /// - `words` points to a [`RingWords`], `data` to `size` bytes, both valid for as long as this
+    ///   is used; `size` is a power of two.
+    /// - Nobody else writes the ring from this end, and the process makes no reference to its
+    ///   bytes.
     #[must_use]
     pub const unsafe fn new(
         words: NonNull<RingWords>,
@@ -58,33 +61,24 @@ impl Producer {
     ) -> Self {
         // SAFETY: the caller's promise is the buffer's.
         let buffer = unsafe { Buffer::new(data, size) };
-        Self {
-            words,
-            buffer,
-            start,
-            tail: 0,
-            published: 0,
-            base: 0,
-            head_seen: 0,
-            budget: 0,
-        }
+        Self { words, buffer, start, tail: 0, published: 0, base: 0, head_seen: 0, budget: 0 }
     }
 
     #[inline]
     fn words(&self) -> &RingWords {
-        // SAFETY: valid while self is used (new); all fields are atomics, so the peer may write them.
+        // SAFETY: valid while self is used (new); all fields are atomics, so the peer may write
+        // them.
         unsafe { self.words.as_ref() }
     }
 
     /// Free bytes by the last look at the consumer's head; never more than there are.
     #[inline]
     fn free_seen(&self) -> u64 {
-        self.buffer
-            .size()
-            .wrapping_sub(self.tail.wrapping_sub(self.head_seen))
+        self.buffer.size().wrapping_sub(self.tail.wrapping_sub(self.head_seen))
     }
 
-    /// Looks at the consumer's head: 1 acquire load. Moves the base when the ring turns out to be empty.
+    /// Looks at the consumer's head: 1 acquire load. Moves the base when the ring turns out to be
+    /// empty.
     #[inline]
     fn look(&mut self) -> Result<(), PeerCorrupt> {
         let head = self.words().head.load(Ordering::Acquire);
@@ -100,14 +94,15 @@ impl Producer {
         Ok(())
     }
 
-    /// How many bytes can be written. Looks at the consumer's head only when the last look leaves none.
+    /// How many bytes can be written. Looks at the consumer's head only when the last look leaves
+    /// none.
     #[inline]
     pub fn free(&mut self) -> Result<usize, PeerCorrupt> {
         self.free_at_least(1)
     }
 
-    /// How many bytes can be written. Looks at the consumer's head only when the last look leaves less than `want`;
-    /// the result may still be less.
+    /// How many bytes can be written. Looks at the consumer's head only when the last look leaves
+    /// less than `want`; the result may still be less.
     #[inline]
     pub fn free_at_least(&mut self, want: usize) -> Result<usize, PeerCorrupt> {
         if self.free_seen() < want as u64 {
@@ -116,8 +111,8 @@ impl Producer {
         Ok(self.free_seen() as usize)
     }
 
-    /// Copies as much of `src` into the ring as fits, and returns how much that was. The consumer sees it after
-    /// [`publish`](Self::publish).
+    /// Copies as much of `src` into the ring as fits, and returns how much that was. The consumer
+    /// sees it after [`publish`](Self::publish).
     ///
     /// # Safety
     /// `src` is as [`copy`](crate::copy::copy) wants it and lies outside the ring.
@@ -132,30 +127,32 @@ impl Producer {
         self.budget = self.budget.saturating_sub(n);
         // SAFETY: n <= free <= size, src is good for n <= len bytes (caller).
         unsafe { self.buffer.copy_in(self.tail, self.base, src, n as usize)? };
-        // Killed here, the bytes were never written: whoever goes on with this end must not see them counted before
-        // they are there.
+        // Killed here, the bytes were never written: whoever goes on with this end must not see
+        // them counted before they are there.
         compiler_fence(Ordering::SeqCst);
         self.tail = self.tail.wrapping_add(n);
         Ok(n as usize)
     }
 
-    /// Takes the last `n` bytes back that were written and not published (never others, whatever `n`).
+    /// Takes the last `n` bytes back that were written and not published (never others, whatever
+    /// `n`).
     pub fn take_back(&mut self, n: usize) {
-        self.tail = self
-            .tail
-            .wrapping_sub((n as u64).min(self.unpublished() as u64));
+        self.tail = self.tail.wrapping_sub((n as u64).min(self.unpublished() as u64));
     }
 
-    /// Makes everything written visible to the consumer: 1 plain and 1 release store, to one cache line.
+    /// Makes everything written visible to the consumer: 1 plain and 1 release store, to one cache
+    /// line.
     ///
     /// Whoever goes on with this end after the death of another process calls it once, whatever
     /// [`unpublished`](Self::unpublished) says.
     ///
-    /// Returns the new tail as it stands in the words, for those who look at it without this: nobody reads it back from there.
+    /// Returns the new tail as it stands in the words, for those who look at it without this:
+    /// nobody reads it back from there.
     #[inline]
     #[must_use = "keep it where the peer cannot write"]
     pub fn publish(&mut self) -> u64 {
-        // Private first: a head that answers the store below must be in range even if we are killed in between.
+        // Private first: a head that answers the store below must be in range even if we are killed
+        // in between.
         self.published = self.tail;
         let words = self.words();
         words.base.store(self.base, Ordering::Relaxed);
@@ -163,8 +160,8 @@ impl Producer {
         self.tail
     }
 
-    /// What is written and not published waits for more. Should this process be killed meanwhile, the consumer finds it
-    /// by [`Consumer::take_held`](crate::Consumer::take_held).
+    /// What is written and not published waits for more. Should this process be killed meanwhile,
+    /// the consumer finds it by [`Consumer::take_held`](crate::Consumer::take_held).
     pub fn hold(&mut self) {
         let words = self.words();
         words.base.store(self.base, Ordering::Relaxed);
@@ -201,14 +198,15 @@ impl Producer {
 
     /// Asks the consumer for a call when half of the ring is free, and looks once more.
     ///
-    /// `Ok(false)`: less than `want` (and less than half of the ring) is free and the consumer will be told so by
-    /// [`Consumer::take_space_request`](crate::Consumer::take_space_request): sleep. `Ok(true)`: there is room, the
-    /// request is withdrawn.
+    /// `Ok(false)`: less than `want` (and less than half of the ring) is free and the consumer will
+    /// be told so by [`Consumer::take_space_request`](crate::Consumer::take_space_request): sleep.
+    /// `Ok(true)`: there is room, the request is withdrawn.
     pub fn want_space(&mut self, want: usize) -> Result<bool, PeerCorrupt> {
         self.words().space_wanted.swap(1, Ordering::Relaxed);
         fence_after_rmw();
         self.look()?;
-        // The consumer calls only when the used part falls to half of the ring: never wait for more than that.
+        // The consumer calls only when the used part falls to half of the ring: never wait for more
+        // than that.
         let enough = (want as u64).min(self.buffer.size() >> 1);
         let roomy = self.free_seen() >= enough;
         if roomy {
@@ -217,8 +215,9 @@ impl Producer {
         Ok(roomy)
     }
 
-    /// Copies bytes that are still in the ring, from stream position `from` on, and returns how many: fewer than
-    /// `len` when fewer were written, 0 when `from` is not (or no longer) in the ring.
+    /// Copies bytes that are still in the ring, from stream position `from` on, and returns how
+    /// many: fewer than `len` when fewer were written, 0 when `from` is not (or no longer) in the
+    /// ring.
     ///
     /// # Safety
     /// `dst` is as [`copy`](crate::copy::copy) wants it and lies outside the ring.
@@ -236,8 +235,8 @@ impl Producer {
         }
     }
 
-    /// From here on the next byte to write is stream position `pos`: the direction left this ring and comes back to
-    /// it. Bytes written before can no longer be named by their stream position.
+    /// From here on the next byte to write is stream position `pos`: the direction left this ring
+    /// and comes back to it. Bytes written before can no longer be named by their stream position.
     #[inline]
     pub fn continue_at(&mut self, pos: u64) {
         self.start = pos.wrapping_sub(self.tail);
@@ -246,12 +245,6 @@ impl Producer {
     /// As if `past` bytes had gone through.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn after(self, past: u64) -> Self {
-        Self {
-            tail: past,
-            published: past,
-            base: past,
-            head_seen: past,
-            ..self
-        }
+        Self { tail: past, published: past, base: past, head_seen: past, ..self }
     }
 }

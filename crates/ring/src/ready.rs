@@ -1,35 +1,42 @@
 //! Which connections have news, and whether their receiver sleeps.
 //!
-//! What this is not: a doorbell. The caller rings and sleeps, and it looks at what it is told about: a set bit is a
-//! reason to look, nothing more. One thread at a time drains a set and sleeps on it.
+//! What this is not: a doorbell. The caller rings and sleeps, and it looks at what it is told
+//! about: a set bit is a reason to look, nothing more. One thread at a time drains a set and sleeps
+//! on it.
 //!
 //! # Why no news is lost
 //!
-//! Bits are cleared by [`ReadySet::drain`] alone. "Fence" is a full (`SeqCst`) fence; of two fences one comes first, and
-//! what stands before it is seen by what stands after the other.
+//! Bits are cleared by [`ReadySet::drain`] alone. "Fence" is a full (`SeqCst`) fence; of two fences
+//! one comes first, and what stands before it is seen by what stands after the other.
 //!
-//! 1. *A sender that finds its word bit set* sets nothing, and a drain that has already begun may have taken the bit.
-//!    Sender: publish, fence, test the bit. Receiver: take the bit, fence, look at the slot. If the test did not see the
-//!    taking, the look sees the publication. Without the sender's fence, the store of the tail is still in its store
-//!    buffer when the bit is tested, and the look comes too early: wake-ups get lost under load.
-//! 2. *Word bit first, summary bit second* for the sender, the other way round for the receiver, with acquire and release
-//!    at each step: who takes a summary bit sees the word bit that it stands for. Who sets or sees a word bit after it was
-//!    last taken also sees that the summary bit was taken before, and sets it again. Therefore the summary is tested even
-//!    when the word bit was set: its setter may have been killed in between.
-//! 3. *Sleeping*: receiver: set `sleeping`, fence, look at the summary (or at the ring). Sender: set the bits (or
-//!    publish), fence, test `sleeping`. One of them sees the other. The fence of step 1 comes before the bits and does not
-//!    do; but a locked instruction is one on x86-64, so the second fence costs nothing there.
+//! 1. *A sender that finds its word bit set* sets nothing, and a drain that has already begun may
+//!    have taken the bit. Sender: publish, fence, test the bit. Receiver: take the bit, fence, look
+//!    at the slot. If the test did not see the taking, the look sees the publication. Without the
+//!    sender's fence, the store of the tail is still in its store buffer when the bit is tested,
+//!    and the look comes too early: wake-ups get lost under load.
+//! 2. *Word bit first, summary bit second* for the sender, the other way round for the receiver,
+//!    with acquire and release at each step: who takes a summary bit sees the word bit that it
+//!    stands for. Who sets or sees a word bit after it was last taken also sees that the summary
+//!    bit was taken before, and sets it again. Therefore the summary is tested even when the word
+//!    bit was set: its setter may have been killed in between.
+//! 3. *Sleeping*: receiver: set `sleeping`, fence, look at the summary (or at the ring). Sender:
+//!    set the bits (or publish), fence, test `sleeping`. One of them sees the other. The fence of
+//!    step 1 comes before the bits and does not do; but a locked instruction is one on x86-64, so
+//!    the second fence costs nothing there.
 //!
-//! Only death defeats this: a process that is killed between publishing and announcing, or between being told to ring and
-//! ringing, leaves news (or room, see [`Consumer::take_space_request`](crate::Consumer::take_space_request)) that
-//! nobody was told of. Who notices the death of a process of the peer's looks at all their rings once.
+//! Only death defeats this: a process that is killed between publishing and announcing, or between
+//! being told to ring and ringing, leaves news (or room, see
+//! [`Consumer::take_space_request`](crate::Consumer::take_space_request)) that nobody was told of.
+//! Who notices the death of a process of the peer's looks at all their rings once.
 //!
 //! # In which order
 //!
-//! Bits have no order. A sender that finds news in the set leaves a *stamp* with its slot before it sets the bit, and the
-//! receiver sorts what one drain brings. News that comes to an empty set needs none: its old stamp is older than all that are
-//! made while it stands there. So a connection alone, with its request and its reply, pays two loads and no stamp. Where
-//! one receiver has several sets it asks for all stamps, and for such as can be compared. They are hints: whatever stands there changes the order alone.
+//! Bits have no order. A sender that finds news in the set leaves a *stamp* with its slot before it
+//! sets the bit, and the receiver sorts what one drain brings. News that comes to an empty set
+//! needs none: its old stamp is older than all that are made while it stands there. So a connection
+//! alone, with its request and its reply, pays two loads and no stamp. Where one receiver has
+//! several sets it asks for all stamps, and for such as can be compared. They are hints: whatever
+//! stands there changes the order alone.
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence, fence_after_rmw};
 
@@ -37,10 +44,11 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering, fence, fence_after_rmw};
 pub const SLOTS_MAX: usize = 4096;
 const WORDS: usize = SLOTS_MAX / 64;
 
-/// Which slots have news, for one waiting place of the receiver, in memory that is shared with one peer.
+/// Which slots have news, for one waiting place of the receiver, in memory that is shared with one
+/// peer.
 ///
-/// All zero is the valid initial state: nothing ready, receiver awake. The peer may write anything at any time; the
-/// worst it gets is a look at slots that have no news.
+/// All zero is the valid initial state: nothing ready, receiver awake. The peer may write anything
+/// at any time; the worst it gets is a look at slots that have no news.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct ReadySet {
@@ -58,7 +66,11 @@ pub struct ReadySet {
 }
 
 #[cfg(not(loom))]
-const _: () = assert!(core::mem::offset_of!(ReadySet, words) == 24 && core::mem::offset_of!(ReadySet, looked) == 536 && size_of::<ReadySet>() == 576);
+const _: () = assert!(
+    core::mem::offset_of!(ReadySet, words) == 24
+        && core::mem::offset_of!(ReadySet, looked) == 536
+        && size_of::<ReadySet>() == 576
+);
 
 impl Default for ReadySet {
     fn default() -> Self {
@@ -74,7 +86,8 @@ impl Default for ReadySet {
 }
 
 impl ReadySet {
-    /// Sender, after publishing: `slot` has news. True: the receiver sleeps, and this caller must ring its doorbell.
+    /// Sender, after publishing: `slot` has news. True: the receiver sleeps, and this caller must
+    /// ring its doorbell.
     #[inline]
     #[must_use = "true: ring the doorbell"]
     pub fn announce(&self, slot: u16) -> bool {
@@ -82,17 +95,18 @@ impl ReadySet {
         self.announce_fenced(slot)
     }
 
-    /// [`announce`](Self::announce) for a sender that has put a `SeqCst` fence after its publication itself (because it
-    /// had to look somewhere for the set to announce to).
+    /// [`announce`](Self::announce) for a sender that has put a `SeqCst` fence after its
+    /// publication itself (because it had to look somewhere for the set to announce to).
     #[inline]
     #[must_use = "true: ring the doorbell"]
     pub fn announce_fenced(&self, slot: u16) -> bool {
         self.announce_in_order(slot, |_| ())
     }
 
-    /// [`announce_fenced`](Self::announce_fenced), with the news' place in time: `stamp` is called before the bit is set if
-    /// the order may matter, and what it stores is seen by whoever takes the bit. Its argument: the receiver has asked for
-    /// all stamps, and so compares them with those of other sets.
+    /// [`announce_fenced`](Self::announce_fenced), with the news' place in time: `stamp` is called
+    /// before the bit is set if the order may matter, and what it stores is seen by whoever takes
+    /// the bit. Its argument: the receiver has asked for all stamps, and so compares them with
+    /// those of other sets.
     #[inline]
     #[must_use = "true: ring the doorbell"]
     pub fn announce_in_order(&self, slot: u16, stamp: impl FnOnce(bool)) -> bool {
@@ -102,8 +116,8 @@ impl ReadySet {
         self.elect()
     }
 
-    /// The part of [`announce_in_order`](Self::announce_in_order) that wakes nobody, for what only matters together with news
-    /// that is announced behind it. True: it was not there before.
+    /// The part of [`announce_in_order`](Self::announce_in_order) that wakes nobody, for what only
+    /// matters together with news that is announced behind it. True: it was not there before.
     #[inline]
     pub fn mark(&self, slot: u16, stamp: impl FnOnce(bool)) -> bool {
         debug_assert!((slot as usize) < SLOTS_MAX);
@@ -112,7 +126,8 @@ impl ReadySet {
         let Some(word) = self.words.get(w) else {
             return false;
         };
-        // Budget: 3 loads when the bits are set, 2 loads and 2 locked instructions more when they are not.
+        // Budget: 3 loads when the bits are set, 2 loads and 2 locked instructions more when they
+        // are not.
         let mut news = false;
         let others = word.load(Ordering::Acquire);
         if others & bit == 0 {
@@ -140,7 +155,8 @@ impl ReadySet {
         self.elect()
     }
 
-    /// [`wake_only`](Self::wake_only) for a sender that has put a `SeqCst` fence after its publication itself.
+    /// [`wake_only`](Self::wake_only) for a sender that has put a `SeqCst` fence after its
+    /// publication itself.
     #[inline]
     #[must_use = "true: ring the doorbell"]
     pub fn wake_fenced(&self) -> bool {
@@ -153,8 +169,8 @@ impl ReadySet {
         self.sleeping.load(Ordering::Relaxed) != 0 && self.sleeping.swap(0, Ordering::Relaxed) != 0
     }
 
-    /// Receiver: takes every set bit and calls `f` with its slot; `f` (or what comes after) must look at the slot.
-    /// Returns the number of calls, at most [`SLOTS_MAX`].
+    /// Receiver: takes every set bit and calls `f` with its slot; `f` (or what comes after) must
+    /// look at the slot. Returns the number of calls, at most [`SLOTS_MAX`].
     #[inline]
     pub fn drain(&self, mut f: impl FnMut(u16)) -> usize {
         if self.is_empty() {
@@ -180,7 +196,8 @@ impl ReadySet {
         count
     }
 
-    /// Receiver: from now on every announcement is stamped, or only those that find news in the set.
+    /// Receiver: from now on every announcement is stamped, or only those that find news in the
+    /// set.
     pub fn want_stamps(&self, all: bool) {
         self.stamps.store(u64::from(all), Ordering::Relaxed);
     }
@@ -192,8 +209,8 @@ impl ReadySet {
         self.summary.load(Ordering::Relaxed) == 0
     }
 
-    /// Receiver: from here on a sender rings the doorbell. The caller looks at everything once more, then sleeps, or
-    /// calls [`cancel_sleep`](Self::cancel_sleep).
+    /// Receiver: from here on a sender rings the doorbell. The caller looks at everything once
+    /// more, then sleeps, or calls [`cancel_sleep`](Self::cancel_sleep).
     #[inline]
     pub fn prepare_sleep(&self) {
         self.sleeping.swap(1, Ordering::Relaxed);

@@ -1,7 +1,9 @@
-//! Finds the program that a command really starts, and says whether a preloaded library can serve it.
+//! Finds the program that a command really starts, and says whether a preloaded library can serve
+//! it.
 //!
-//! Follows PATH as execvp does, `#!` lines as the kernel does, and `/usr/bin/env PROGRAM` behind them. What cannot be
-//! read or recognised is given the benefit of the doubt: this is advice for the operator, and exec has the last word.
+//! Follows PATH as execvp does, `#!` lines as the kernel does, and `/usr/bin/env PROGRAM` behind
+//! them. What cannot be read or recognised is given the benefit of the doubt: this is advice for
+//! the operator, and exec has the last word.
 
 use crate::elf::{Elf, Target};
 use rustix::fs::{Access, AtFlags, CWD};
@@ -37,7 +39,8 @@ pub enum Obstacle {
 }
 
 impl Obstacle {
-    /// Whether the library may be preloaded all the same, for the sake of the programs that this one starts.
+    /// Whether the library may be preloaded all the same, for the sake of the programs that this
+    /// one starts.
     pub fn passes_preload_on(&self) -> bool {
         match self {
             // No dynamic loader looks at LD_PRELOAD, or it ignores it.
@@ -118,10 +121,7 @@ pub fn examine(program: &Path, path: Option<&OsStr>, library: Target) -> Option<
             return Some(Verdict { program, obstacle });
         }
         match Content::of(&program)? {
-            Content::Script {
-                interpreter,
-                argument,
-            } => {
+            Content::Script { interpreter, argument } => {
                 arguments = argument.into_iter().collect();
                 next = Some(interpreter);
             }
@@ -149,10 +149,7 @@ pub fn loader(program: &Path) -> Option<String> {
 
 enum Content {
     Elf(Elf),
-    Script {
-        interpreter: PathBuf,
-        argument: Option<OsString>,
-    },
+    Script { interpreter: PathBuf, argument: Option<OsString> },
 }
 
 impl Content {
@@ -184,10 +181,9 @@ impl Content {
         match Elf::read(file) {
             Ok(Some(elf)) => Some(Content::Elf(elf)),
             // execvp hands a file of unknown format to the shell.
-            Ok(None) => Some(Content::Script {
-                interpreter: PathBuf::from("/bin/sh"),
-                argument: None,
-            }),
+            Ok(None) => {
+                Some(Content::Script { interpreter: PathBuf::from("/bin/sh"), argument: None })
+            }
             Err(_) => None,
         }
     }
@@ -207,9 +203,7 @@ fn obstacle(program: &Path, elf: &Elf, library: Target) -> Option<Obstacle> {
         name.to_string_lossy().into_owned()
     };
     let is_glibc_loader = |name: &str| {
-        ["ld-linux", "ld64.so", "ld.so", "ld-2."]
-            .iter()
-            .any(|start| name.starts_with(start))
+        ["ld-linux", "ld64.so", "ld.so", "ld-2."].iter().any(|start| name.starts_with(start))
     };
     match &elf.interpreter {
         Some(loader) if is_glibc_loader(&name(Path::new(loader))) => None,

@@ -1,6 +1,8 @@
-//! What an ELF file says about itself, as far as it decides whether a preloaded library can serve it.
+//! What an ELF file says about itself, as far as it decides whether a preloaded library can serve
+//! it.
 //!
-//! Reads headers only, however large the file is, and trusts none of them: a damaged file is an error.
+//! Reads headers only, however large the file is, and trusts none of them: a damaged file is an
+//! error.
 
 use object::elf::{FileHeader32, FileHeader64, PT_DYNAMIC, PT_NOTE};
 use object::read::elf::{FileHeader, ProgramHeader as _};

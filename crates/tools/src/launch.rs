@@ -1,4 +1,5 @@
-//! Everything that `netacc_run` decides before it becomes the command: settings, warnings and the new environment.
+//! Everything that `netacc_run` decides before it becomes the command: settings, warnings and the
+//! new environment.
 
 use crate::command::{self, Verdict};
 use crate::library;
@@ -38,9 +39,7 @@ impl Environment {
 
     /// Every name with its value.
     pub fn iter(&self) -> impl Iterator<Item = (&OsStr, &OsStr)> {
-        self.0
-            .iter()
-            .map(|(name, value)| (name.as_os_str(), value.as_os_str()))
+        self.0.iter().map(|(name, value)| (name.as_os_str(), value.as_os_str()))
     }
 }
 
@@ -94,11 +93,7 @@ pub fn prepare(
             }
         }
     }
-    Ok(Launch {
-        arguments,
-        environment,
-        warnings,
-    })
+    Ok(Launch { arguments, environment, warnings })
 }
 
 fn describe(verdict: &Verdict) -> String {
@@ -149,16 +144,9 @@ fn configure(
         let value = environment.get(name)?;
         Some(value.to_string_lossy().into_owned())
     };
-    let cli: Vec<(Key, &str)> = given
-        .iter()
-        .map(|(key, text)| (*key, text.as_str()))
-        .collect();
-    let file_text = file
-        .as_ref()
-        .map(|(path, text)| (path.to_string_lossy(), text.as_str()));
-    let file_text = file_text
-        .as_ref()
-        .map(|(path, text)| (path.as_ref(), *text));
+    let cli: Vec<(Key, &str)> = given.iter().map(|(key, text)| (*key, text.as_str())).collect();
+    let file_text = file.as_ref().map(|(path, text)| (path.to_string_lossy(), text.as_str()));
+    let file_text = file_text.as_ref().map(|(path, text)| (path.as_ref(), *text));
     Config::resolve(file_text, &text, &cli).map_err(|errors: Vec<ConfigError>| {
         errors.iter().map(ToString::to_string).collect::<Vec<_>>()
     })?;
@@ -173,12 +161,7 @@ fn configure(
     }
     let mut keys: Vec<String> = environment
         .get(ENV_FROM_COMMAND_LINE)
-        .map(|list| {
-            list.to_string_lossy()
-                .split(',')
-                .map(String::from)
-                .collect()
-        })
+        .map(|list| list.to_string_lossy().split(',').map(String::from).collect())
         .unwrap_or_default();
     for (key, value) in given {
         environment.set(key.name(), OsString::from(value));
@@ -202,10 +185,7 @@ fn config_file(
     let path = named.unwrap_or_else(|| PathBuf::from(DEFAULT_FILE));
     let fail = |problem: String| {
         let error = ConfigError {
-            place: Place::File {
-                path: path.to_string_lossy().into_owned(),
-                line: 0,
-            },
+            place: Place::File { path: path.to_string_lossy().into_owned(), line: 0 },
             text: String::new(),
             problem,
             valid: String::new(),
@@ -230,7 +210,8 @@ fn config_file(
             Err(vec![format!("{}:{line}: not UTF-8", path.display())])
         }
         Ok(text) => match std::path::absolute(&path) {
-            // Absolute, since the command may change its directory before it starts another program.
+            // Absolute, since the command may change its directory before it starts another
+            // program.
             Ok(absolute) => Ok(Some((absolute, text))),
             Err(error) => fail(error.to_string()),
         },
@@ -246,11 +227,6 @@ fn unknown_variables(environment: &Environment) -> Vec<String> {
         .filter(|name| ![ENV_FILE, ENV_FROM_COMMAND_LINE].contains(name))
         .filter(|name| !name.starts_with("NACC_TEST_"))
         .filter(|name| Key::from_name(name).is_none())
-        .map(|name| {
-            format!(
-                "environment: {name}: unknown, ignored; {}",
-                Key::suggest(name)
-            )
-        })
+        .map(|name| format!("environment: {name}: unknown, ignored; {}", Key::suggest(name)))
         .collect()
 }

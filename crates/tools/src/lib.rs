@@ -1,8 +1,8 @@
 //! What `netacc`, `netacc_run` and `netacc_ss` are made of.
 //!
-//! Responsible for: finding the library and the command, seeing from outside whether the command can be accelerated,
-//! and reading the statistics of a running process. Deliberately not: any part of the data plane; the tools depend on
-//! the contract in `netacc-control` alone.
+//! Responsible for: finding the library and the command, seeing from outside whether the command
+//! can be accelerated, and reading the statistics of a running process. Deliberately not: any part
+//! of the data plane; the tools depend on the contract in `netacc-control` alone.
 #![deny(unsafe_code)]
 
 pub mod command;

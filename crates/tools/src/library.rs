@@ -43,29 +43,21 @@ impl fmt::Display for Missing {
             Missing::NotFound(here) => {
                 write!(f, "{FILE_NAME} is neither ")?;
                 if let Some(here) = here {
-                    write!(
-                        f,
-                        "in {} or the lib directory beside it, nor ",
-                        here.display()
-                    )?;
+                    write!(f, "in {} or the lib directory beside it, nor ", here.display())?;
                 }
-                write!(
-                    f,
-                    "in /usr/lib or /usr/local/lib; {ENV_LIBRARY} can name it"
-                )
+                write!(f, "in /usr/lib or /usr/local/lib; {ENV_LIBRARY} can name it")
             }
             Missing::Unreadable(path, error) => write!(f, "{}: {error}", path.display()),
             Missing::NotALibrary(path) => write!(f, "{}: not a shared library", path.display()),
-            Missing::Unspeakable(path) => write!(
-                f,
-                "{}: a path with a space or a colon cannot be preloaded",
-                path.display()
-            ),
+            Missing::Unspeakable(path) => {
+                write!(f, "{}: a path with a space or a colon cannot be preloaded", path.display())
+            }
         }
     }
 }
 
-/// Finds the library: where `NETACC_LIB` says, or else beside this program, or else in the system's directories.
+/// Finds the library: where `NETACC_LIB` says, or else beside this program, or else in the system's
+/// directories.
 pub fn find(named: Option<&OsStr>, program: Option<&Path>) -> Result<Library, Missing> {
     if let Some(named) = named.filter(|named| !named.is_empty()) {
         return open(Path::new(named));
@@ -112,20 +104,12 @@ fn open(path: &Path) -> Result<Library, Missing> {
     let unreadable = |error| Missing::Unreadable(path.to_path_buf(), error);
     // Absolute, since the command may change its directory before it starts another program.
     let path = std::path::absolute(path).map_err(unreadable)?;
-    if path
-        .as_os_str()
-        .as_bytes()
-        .iter()
-        .any(|byte| matches!(byte, b' ' | b'\t' | b'\n' | b':'))
-    {
+    if path.as_os_str().as_bytes().iter().any(|byte| matches!(byte, b' ' | b'\t' | b'\n' | b':')) {
         return Err(Missing::Unspeakable(path));
     }
     let file = File::open(&path).map_err(unreadable)?;
     match Elf::read(file) {
-        Ok(Some(elf)) if elf.dynamic => Ok(Library {
-            target: elf.target,
-            path,
-        }),
+        Ok(Some(elf)) if elf.dynamic => Ok(Library { target: elf.target, path }),
         Ok(_) => Err(Missing::NotALibrary(path)),
         Err(error) => Err(Missing::Unreadable(path, error)),
     }
@@ -138,9 +122,7 @@ pub fn preload(library: &Path, existing: Option<&OsStr>) -> OsString {
         let name = entry.rsplit(|byte| *byte == b'/').next().unwrap_or(entry);
         name == FILE_NAME.as_bytes() || name == CARGO_FILE_NAME.as_bytes()
     };
-    let mut entries = existing
-        .as_bytes()
-        .split(|byte| matches!(byte, b' ' | b':'));
+    let mut entries = existing.as_bytes().split(|byte| matches!(byte, b' ' | b':'));
     if entries.any(is_ours) {
         return existing.to_owned();
     }
@@ -159,23 +141,15 @@ mod tests {
     #[test]
     fn the_library_comes_first_and_once() {
         let value = |existing: Option<&str>| {
-            let value = preload(
-                Path::new("/l/libnetacc-preload.so"),
-                existing.map(OsStr::new),
-            );
+            let value = preload(Path::new("/l/libnetacc-preload.so"), existing.map(OsStr::new));
             value.into_string().unwrap()
         };
         assert_eq!(value(None), "/l/libnetacc-preload.so");
         assert_eq!(value(Some("")), "/l/libnetacc-preload.so");
-        assert_eq!(
-            value(Some("a.so b.so")),
-            "/l/libnetacc-preload.so:a.so b.so"
-        );
-        for existing in [
-            "/l/libnetacc-preload.so",
-            "a.so:/x/libnetacc-preload.so b.so",
-            "libnetacc_preload.so",
-        ] {
+        assert_eq!(value(Some("a.so b.so")), "/l/libnetacc-preload.so:a.so b.so");
+        for existing in
+            ["/l/libnetacc-preload.so", "a.so:/x/libnetacc-preload.so b.so", "libnetacc_preload.so"]
+        {
             assert_eq!(value(Some(existing)), existing);
         }
     }

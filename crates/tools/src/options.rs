@@ -1,4 +1,5 @@
-//! The command lines of both tools. The options of `netacc_run` that set a value come from the configuration table.
+//! The command lines of both tools. The options of `netacc_run` that set a value come from the
+//! configuration table.
 
 use clap::{Arg, ArgAction, Command, value_parser};
 use netacc_control::config::{Cli, DEFAULT_FILE, Key, Kind, SETTINGS, Setting};
@@ -23,24 +24,9 @@ pub fn run_command() -> Command {
         .disable_help_flag(true)
         .disable_version_flag(true)
         .args_override_self(true)
-        .arg(
-            Arg::new("help")
-                .short('h')
-                .long("help")
-                .action(ArgAction::Help),
-        )
-        .arg(
-            Arg::new("version")
-                .short('v')
-                .long("version")
-                .action(ArgAction::Version),
-        )
-        .arg(
-            Arg::new("file")
-                .short('f')
-                .value_name("path")
-                .value_parser(value_parser!(PathBuf)),
-        )
+        .arg(Arg::new("help").short('h').long("help").action(ArgAction::Help))
+        .arg(Arg::new("version").short('v').long("version").action(ArgAction::Version))
+        .arg(Arg::new("file").short('f').value_name("path").value_parser(value_parser!(PathBuf)))
         .arg(Arg::new("debug").short('d').action(ArgAction::SetTrue))
         .arg(
             Arg::new("command")
@@ -66,9 +52,7 @@ pub fn run_command() -> Command {
 
 /// The options that set a value, in the order of the configuration table.
 pub fn settings_with_options() -> impl Iterator<Item = (&'static Setting, Cli)> {
-    SETTINGS
-        .iter()
-        .filter_map(|setting| Some((setting, setting.cli?)))
+    SETTINGS.iter().filter_map(|setting| Some((setting, setting.cli?)))
 }
 
 /// What stands behind the option; nothing for an option that is a switch.
@@ -179,18 +163,8 @@ pub fn ss_command() -> Command {
         .disable_help_flag(true)
         .disable_version_flag(true)
         .args_override_self(true)
-        .arg(
-            Arg::new("help")
-                .short('h')
-                .long("help")
-                .action(ArgAction::Help),
-        )
-        .arg(
-            Arg::new("version")
-                .short('v')
-                .long("version")
-                .action(ArgAction::Version),
-        )
+        .arg(Arg::new("help").short('h').long("help").action(ArgAction::Help))
+        .arg(Arg::new("version").short('v').long("version").action(ArgAction::Version))
         .arg(
             Arg::new("option-pid")
                 .short('p')
@@ -235,7 +209,8 @@ OPTIONS:
 See netacc_ss(8) for every column, state, reason and counter.
 ";
 
-/// What clap has to say, in the manner of the tool: on stdout with status 0, or on stderr with status 2.
+/// What clap has to say, in the manner of the tool: on stdout with status 0, or on stderr with
+/// status 2.
 pub fn answer(tool: &str, error: &clap::Error) -> (bool, String) {
     let text = error.render().to_string();
     if error.use_stderr() {

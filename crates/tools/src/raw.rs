@@ -1,8 +1,9 @@
-//! Finds programs and libraries that make system calls without the C library, which nothing that is preloaded can see.
+//! Finds programs and libraries that make system calls without the C library, which nothing that is
+//! preloaded can see.
 //!
-//! Looks for `syscall` instructions with the number of a call that waits for descriptors, or moves bytes over sockets, loaded into
-//! `eax` just before. It is advice for the operator: what is in the code need not run, and what is loaded later is not
-//! looked at. x86-64 alone.
+//! Looks for `syscall` instructions with the number of a call that waits for descriptors, or moves
+//! bytes over sockets, loaded into `eax` just before. It is advice for the operator: what is in the
+//! code need not run, and what is loaded later is not looked at. x86-64 alone.
 
 use object::elf::{FileHeader64, PF_X, PT_LOAD};
 use object::read::elf::{FileHeader, ProgramHeader as _};
@@ -110,8 +111,7 @@ fn calls(file: &Path) -> Option<Vec<&'static str>> {
         }
         let size = segment.p_filesz(endian).min(CODE_MAX);
         let mut code = vec![0; usize::try_from(size).ok()?];
-        file.read_exact_at(&mut code, segment.p_offset(endian))
-            .ok()?;
+        file.read_exact_at(&mut code, segment.p_offset(endian)).ok()?;
         mark(&code, &mut found);
     }
     let names = CALLS.iter().zip(found).filter(|(_, is)| *is);

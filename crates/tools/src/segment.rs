@@ -1,7 +1,7 @@
 //! Finds and reads the statistics segment of a running process.
 //!
-//! Reads `/proc` and copies the segment; never maps it, never writes. The process is not trusted: what it exposes may
-//! be cut short, changing, or nonsense.
+//! Reads `/proc` and copies the segment; never maps it, never writes. The process is not trusted:
+//! what it exposes may be cut short, changing, or nonsense.
 
 use netacc_control::stats::{CONNS_OFFSET, Connection, MEMFD_LINK, ReadError, Snapshot};
 use std::ffi::OsStr;
@@ -53,11 +53,9 @@ impl fmt::Display for SegmentError {
             SegmentError::NotPermitted => {
                 f.write_str("not permitted: this takes the user of the process, or CAP_SYS_PTRACE")
             }
-            SegmentError::NotLoaded => write!(
-                f,
-                "{} is not loaded: start the program with netacc_run",
-                library::FILE_NAME
-            ),
+            SegmentError::NotLoaded => {
+                write!(f, "{} is not loaded: start the program with netacc_run", library::FILE_NAME)
+            }
             SegmentError::NoSegment => write!(
                 f,
                 "{} is loaded, but the process has made or accepted no TCP connection yet",
@@ -123,9 +121,7 @@ pub fn read(pid: u32) -> Result<Process, SegmentError> {
     };
     Ok(Process {
         pid,
-        name: fs::read_to_string(directory.join("comm"))?
-            .trim_end()
-            .to_owned(),
+        name: fs::read_to_string(directory.join("comm"))?.trim_end().to_owned(),
         connections: connections(&file, &header)?,
         header,
     })
@@ -133,18 +129,11 @@ pub fn read(pid: u32) -> Result<Process, SegmentError> {
 
 /// The pid of a process in its own pid namespace: the last of `NSpid`.
 fn own_pid(status: &str) -> Option<u32> {
-    field(status, "NSpid:")?
-        .split_whitespace()
-        .last()?
-        .parse()
-        .ok()
+    field(status, "NSpid:")?.split_whitespace().last()?.parse().ok()
 }
 
 fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
-    status
-        .lines()
-        .find_map(|line| line.strip_prefix(name))
-        .map(str::trim_start)
+    status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim_start)
 }
 
 fn open(link: &Path) -> Result<Option<File>, SegmentError> {

@@ -35,9 +35,7 @@ pub fn text(process: &Process, what: &str) -> String {
         "cfg" => config_text(process),
         "qp" => channels_text(process),
         "mem" => memory_text(process),
-        "all" => ["cnt", "sock", "cfg", "mem", "qp"]
-            .map(|part| text(process, part))
-            .join("\n"),
+        "all" => ["cnt", "sock", "cfg", "mem", "qp"].map(|part| text(process, part)).join("\n"),
         _ => counts_text(process),
     }
 }
@@ -46,14 +44,11 @@ fn counts_json(process: &Process) -> Value {
     let header = &process.header;
     let by_path = |values: &[u64]| -> Map<String, Value> {
         let pairs = Path::ALL.iter().zip(values);
-        pairs
-            .map(|(path, value)| (path.name().to_owned(), json!(value)))
-            .collect()
+        pairs.map(|(path, value)| (path.name().to_owned(), json!(value))).collect()
     };
     let (tx_bytes, rx_bytes): (Vec<u64>, Vec<u64>) = bytes_by_path(process).into_iter().unzip();
-    let reasons: Map<String, Value> = reasons(process)
-        .map(|(code, count)| (reason_name(code), json!(count)))
-        .collect();
+    let reasons: Map<String, Value> =
+        reasons(process).map(|(code, count)| (reason_name(code), json!(count))).collect();
     let counters: Map<String, Value> = Counter::ALL
         .iter()
         .zip(header.counters)
@@ -128,10 +123,8 @@ fn counts_text(process: &Process) -> String {
     } else {
         format!(" ({:.1} %)", accelerated as f64 * 100.0 / total as f64)
     };
-    let mut out = format!(
-        "{}: {total} connections, {accelerated} accelerated{share}\n\n",
-        title(process)
-    );
+    let mut out =
+        format!("{}: {total} connections, {accelerated} accelerated{share}\n\n", title(process));
 
     let mut paths = Table::new(&["Path", ">Open", ">Total", ">Tx-Bytes", ">Rx-Bytes"]);
     let bytes = bytes_by_path(process);
@@ -208,11 +201,7 @@ fn sockets_text(process: &Process) -> String {
         ]);
     }
     let count = process.connections.len();
-    format!(
-        "{}: {count} open connections\n\n{}",
-        title(process),
-        table.render()
-    )
+    format!("{}: {count} open connections\n\n{}", title(process), table.render())
 }
 
 fn config_text(process: &Process) -> String {
@@ -338,9 +327,7 @@ fn pid(pid: u32) -> String {
 
 /// Text of another process must not drive our terminal.
 fn printable(text: &str) -> String {
-    text.chars()
-        .map(|c| if c.is_control() && c != '\n' { '?' } else { c })
-        .collect()
+    text.chars().map(|c| if c.is_control() && c != '\n' { '?' } else { c }).collect()
 }
 
 /// Columns as wide as their widest cell. A heading that starts with `>` is aligned to the right.
@@ -353,10 +340,7 @@ struct Table {
 impl Table {
     fn new(headings: &[&str]) -> Table {
         Table {
-            headings: headings
-                .iter()
-                .map(|text| text.trim_start_matches('>').to_owned())
-                .collect(),
+            headings: headings.iter().map(|text| text.trim_start_matches('>').to_owned()).collect(),
             right: headings.iter().map(|text| text.starts_with('>')).collect(),
             rows: Vec::new(),
         }

@@ -1,5 +1,5 @@
-//! Runs the real `netacc bench`, briefly and without the library: every workload has to come to an end with exact
-//! bytes, and nothing may be called accelerated.
+//! Runs the real `netacc bench`, briefly and without the library: every workload has to come to an
+//! end with exact bytes, and nothing may be called accelerated.
 
 use serde_json::Value;
 use std::process::{Command, Output};
@@ -26,11 +26,7 @@ fn every_workload_ends_and_nothing_is_accelerated() {
         for summary in workload["summary"].as_array().expect("summary") {
             assert_eq!(summary["rounds"], 1, "{workload}");
             assert!(summary["p50_ns"].as_f64().expect("p50") > 0.0, "{workload}");
-            let expected = if summary["kind"] == "plain" {
-                "not-asked"
-            } else {
-                "none"
-            };
+            let expected = if summary["kind"] == "plain" { "not-asked" } else { "none" };
             assert_eq!(summary["acceleration"]["verdict"], expected, "{workload}");
         }
     }
@@ -49,47 +45,26 @@ fn table_is_loud_without_the_library() {
     let output = bench("pingpong --load 1");
     let text = String::from_utf8(output.stdout).expect("UTF-8");
     assert!(text.contains("NOT ACCELERATED"), "{text}");
-    assert!(
-        text.contains("load average before") && text.contains("load average after"),
-        "{text}"
-    );
+    assert!(text.contains("load average before") && text.contains("load average after"), "{text}");
 }
 
 #[test]
 fn run_and_ss_are_subcommands_too() {
     let netacc = |arguments: &[&str]| {
-        Command::new(env!("CARGO_BIN_EXE_netacc"))
-            .args(arguments)
-            .output()
-            .expect("netacc starts")
+        Command::new(env!("CARGO_BIN_EXE_netacc")).args(arguments).output().expect("netacc starts")
     };
     let help = |program: &str| {
         let output = Command::new(program).arg("-h").output().expect("it starts");
         assert!(output.status.success());
         output.stdout
     };
-    assert_eq!(
-        netacc(&["run", "-h"]).stdout,
-        help(env!("CARGO_BIN_EXE_netacc_run"))
-    );
-    assert_eq!(
-        netacc(&["ss", "-h"]).stdout,
-        help(env!("CARGO_BIN_EXE_netacc_ss"))
-    );
+    assert_eq!(netacc(&["run", "-h"]).stdout, help(env!("CARGO_BIN_EXE_netacc_run")));
+    assert_eq!(netacc(&["ss", "-h"]).stdout, help(env!("CARGO_BIN_EXE_netacc_ss")));
     assert_eq!(netacc(&["run", "/nonexistent"]).status.code(), Some(127));
     assert_eq!(netacc(&["ss", "4194305"]).status.code(), Some(1));
-    for wrong in [
-        &["fly"][..],
-        &[],
-        &["bench", "--rounds", "0"],
-        &["ss"],
-        &["run"],
-    ] {
+    for wrong in [&["fly"][..], &[], &["bench", "--rounds", "0"], &["ss"], &["run"]] {
         let output = netacc(wrong);
         assert_eq!(output.status.code(), Some(2), "{wrong:?}");
-        assert!(
-            output.stdout.is_empty() && !output.stderr.is_empty(),
-            "{wrong:?}"
-        );
+        assert!(output.stdout.is_empty() && !output.stderr.is_empty(), "{wrong:?}");
     }
 }

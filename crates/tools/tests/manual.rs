@@ -1,7 +1,7 @@
 //! The manual pages and the sample configuration file say what the tables say.
 //!
-//! They are written from the templates in `tests/manual/` and the tables in the code; this test compares. After a
-//! change, write them with
+//! They are written from the templates in `tests/manual/` and the tables in the code; this test
+//! compares. After a change, write them with
 //!
 //! ```text
 //! NETACC_BLESS=1 cargo test -p netacc-tools --test manual
@@ -32,10 +32,7 @@ fn check(path: &str, text: &str) {
         fs::write(&file, text).unwrap();
     }
     let is = fs::read_to_string(&file).unwrap_or_default();
-    assert!(
-        is == text,
-        "{path} is not up to date: see the head of crates/tools/tests/manual.rs"
-    );
+    assert!(is == text, "{path} is not up to date: see the head of crates/tools/tests/manual.rs");
 }
 
 fn roff(text: &str) -> String {
@@ -66,10 +63,9 @@ fn options() -> String {
                 ".BI \\-f \" path\"",
                 "The configuration file.\nDefault: /etc/netacc.conf, which need not exist.",
             )),
-            Cli::Letter('d') => Some((
-                ".B \\-d",
-                "Debug: log from level 1 on.\nSets NACC_LOG_LEVEL=1.",
-            )),
+            Cli::Letter('d') => {
+                Some((".B \\-d", "Debug: log from level 1 on.\nSets NACC_LOG_LEVEL=1."))
+            }
             Cli::Letter('h') => Some((".B \\-h", "Show a summary of the options.")),
             Cli::Letter('v') => Some((".B \\-v", "Show the version.")),
             _ => None,
@@ -87,11 +83,8 @@ fn options() -> String {
                 let _ = writeln!(out, ".TP\n.B {option}\nSets {}=1.\n{text}", setting.name);
             }
             Some(name) => {
-                let _ = writeln!(
-                    out,
-                    ".TP\n.BI {option} \" {name}\"\nSets {}.\n{text}",
-                    setting.name
-                );
+                let _ =
+                    writeln!(out, ".TP\n.BI {option} \" {name}\"\nSets {}.\n{text}", setting.name);
                 let (valid, default) = (roff(&setting.key.valid()), roff(&default_of(setting)));
                 let _ = writeln!(out, "Valid: {valid}.\nDefault: {default}.\n{effect}");
             }
@@ -105,11 +98,8 @@ fn settings() -> String {
     for setting in SETTINGS {
         let (text, valid) = (sentences(setting.doc), roff(&setting.key.valid()));
         let default = roff(&default_of(setting));
-        let _ = writeln!(
-            out,
-            ".TP\n.B {}\n{text}\nValid: {valid}.\nDefault: {default}.",
-            setting.name
-        );
+        let _ =
+            writeln!(out, ".TP\n.B {}\n{text}\nValid: {valid}.\nDefault: {default}.", setting.name);
         if let Some(option) = setting.cli {
             let option = roff(&option.to_string());
             let _ = writeln!(out, "Option of\n.BR netacc_run :\n.BR {option} .");
@@ -123,11 +113,7 @@ fn reasons() -> String {
     let mut out = String::new();
     for reason in Reason::ALL {
         let (text, remedy) = (sentences(reason.explanation()), sentences(reason.remedy()));
-        let _ = writeln!(
-            out,
-            ".TP\n.B {}\n{text}\n.I Remedy:\n{remedy}",
-            roff(reason.name())
-        );
+        let _ = writeln!(out, ".TP\n.B {}\n{text}\n.I Remedy:\n{remedy}", roff(reason.name()));
     }
     tidy(&out)
 }
@@ -135,12 +121,7 @@ fn reasons() -> String {
 fn counters(is_rdma: bool) -> String {
     let mut out = String::new();
     for counter in Counter::ALL.iter().filter(|c| c.is_rdma() == is_rdma) {
-        let _ = writeln!(
-            out,
-            ".TP\n.B {}\n{}",
-            roff(counter.name()),
-            sentences(counter.doc())
-        );
+        let _ = writeln!(out, ".TP\n.B {}\n{}", roff(counter.name()), sentences(counter.doc()));
     }
     tidy(&out)
 }
@@ -152,13 +133,7 @@ fn tidy(text: &str) -> String {
 
 fn sample_file() -> String {
     // Those that NetACC's file does not have stay comments.
-    let own = [
-        Key::FastConnect,
-        Key::PollMs,
-        Key::CompVector,
-        Key::Paths,
-        Key::IoUring,
-    ];
+    let own = [Key::FastConnect, Key::PollMs, Key::CompVector, Key::Paths, Key::IoUring];
     let mut out = String::new();
     for setting in SETTINGS {
         let effect = match setting.effect.note() {
@@ -166,10 +141,7 @@ fn sample_file() -> String {
             note => format!(" ({note})"),
         };
         let valid = setting.key.valid();
-        comment(
-            &mut out,
-            &format!("{}{effect} Valid: {valid}.", setting.doc),
-        );
+        comment(&mut out, &format!("{}{effect} Valid: {valid}.", setting.doc));
         let value = match setting.kind {
             Kind::Path | Kind::CpuList | Kind::OptionalNumber { .. } => {
                 format!("\"{}\"", setting.default)
@@ -197,20 +169,11 @@ fn comment(out: &mut String, text: &str) {
 
 #[test]
 fn manual_pages_are_up_to_date() {
-    check(
-        "man/netacc_run.8",
-        &template("netacc_run.8").replace("@OPTIONS@", &options()),
-    );
+    check("man/netacc_run.8", &template("netacc_run.8").replace("@OPTIONS@", &options()));
     let page = template("netacc_ss.8").replace("@REASONS@", &reasons());
     let page = page.replace("@COUNTERS@", &counters(false));
-    check(
-        "man/netacc_ss.8",
-        &page.replace("@RDMA_COUNTERS@", &counters(true)),
-    );
-    check(
-        "man/netacc.conf.5",
-        &template("netacc.conf.5").replace("@SETTINGS@", &settings()),
-    );
+    check("man/netacc_ss.8", &page.replace("@RDMA_COUNTERS@", &counters(true)));
+    check("man/netacc.conf.5", &template("netacc.conf.5").replace("@SETTINGS@", &settings()));
 }
 
 #[test]
@@ -242,10 +205,7 @@ fn parser_help_and_pages_name_the_same_options() {
     parsed.sort_unstable();
     listed.sort_unstable();
     assert_eq!(parsed, listed);
-    let help = Command::new(env!("CARGO_BIN_EXE_netacc_run"))
-        .arg("-h")
-        .output()
-        .unwrap();
+    let help = Command::new(env!("CARGO_BIN_EXE_netacc_run")).arg("-h").output().unwrap();
     let help = String::from_utf8(help.stdout).unwrap();
     let page = fs::read_to_string(repository().join("man/netacc_run.8")).unwrap();
     for option in ORDER {
@@ -259,18 +219,11 @@ fn pages_are_good_roff() {
     for page in ["netacc.1", "netacc_run.8", "netacc_ss.8", "netacc.conf.5"] {
         let file = repository().join("man").join(page);
         let mut groff = Command::new("groff");
-        match groff
-            .args(["-man", "-Tutf8", "-ww", "-z"])
-            .arg(&file)
-            .output()
-        {
+        match groff.args(["-man", "-Tutf8", "-ww", "-z"]).arg(&file).output() {
             Err(_) => eprintln!("skipped: no groff"),
             Ok(output) => {
                 let warnings = String::from_utf8_lossy(&output.stderr);
-                assert!(
-                    output.status.success() && warnings.is_empty(),
-                    "{page}: {warnings}"
-                );
+                assert!(output.status.success() && warnings.is_empty(), "{page}: {warnings}");
             }
         }
     }

@@ -26,10 +26,7 @@ fn status_of_the_command_is_ours() {
         let ran = run(netacc_run(&library).args(["sh", "-c", &format!("exit {status}")]));
         assert_eq!((ran.status, ran.err.as_str()), (Some(status), ""));
     }
-    let killed = netacc_run(&library)
-        .args(["sh", "-c", "kill -TERM $$"])
-        .status()
-        .unwrap();
+    let killed = netacc_run(&library).args(["sh", "-c", "kill -TERM $$"]).status().unwrap();
     assert_eq!(killed.signal(), Some(15));
 }
 
@@ -37,18 +34,11 @@ fn status_of_the_command_is_ours() {
 fn command_has_our_pid() {
     let scratch = Scratch::new();
     let mut command = netacc_run(&scratch.library());
-    let child = command
-        .args(["sh", "-c", "echo $$"])
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let child = command.args(["sh", "-c", "echo $$"]).stdout(Stdio::piped()).spawn().unwrap();
     let pid = child.id();
     assert_ne!(pid, getpid().as_raw_nonzero().get() as u32);
     let output = child.wait_with_output().unwrap();
-    assert_eq!(
-        String::from_utf8_lossy(&output.stdout).trim(),
-        pid.to_string()
-    );
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), pid.to_string());
 }
 
 #[test]
@@ -76,14 +66,9 @@ fn library_is_preloaded_before_what_is_there() {
     let scratch = Scratch::new();
     let library = scratch.library();
     let ours = library.to_str().unwrap();
-    assert_eq!(
-        variable(&mut netacc_run(&library), "LD_PRELOAD").unwrap(),
-        ours
-    );
+    assert_eq!(variable(&mut netacc_run(&library), "LD_PRELOAD").unwrap(), ours);
 
-    let other = scratch
-        .compile("libother.so", "int other;\n", &["-shared", "-fPIC"])
-        .unwrap();
+    let other = scratch.compile("libother.so", "int other;\n", &["-shared", "-fPIC"]).unwrap();
     let other = other.to_str().unwrap();
     let with = variable(netacc_run(&library).env("LD_PRELOAD", other), "LD_PRELOAD");
     assert_eq!(with.unwrap(), format!("{ours}:{other}"));
@@ -168,32 +153,22 @@ fn configuration_file_is_passed_on_by_its_absolute_path() {
     let library = scratch.library();
     let file = scratch.write("my.conf", "[netacc]\nNACC_SOR_IO_THREADS=2\n");
     let mut command = netacc_run(&library);
-    command
-        .current_dir(file.parent().unwrap())
-        .args(["-f", "my.conf"]);
-    assert_eq!(
-        variable(&mut command, "NACC_CONF").unwrap(),
-        file.to_str().unwrap()
-    );
+    command.current_dir(file.parent().unwrap()).args(["-f", "my.conf"]);
+    assert_eq!(variable(&mut command, "NACC_CONF").unwrap(), file.to_str().unwrap());
 }
 
 #[test]
 fn bad_configuration_starts_nothing() {
     let scratch = Scratch::new();
     let library = scratch.library();
-    let file = scratch.write(
-        "bad.conf",
-        "# x\n[netacc]\nNACC_SOR_MSG_SIZE=12x\nNACC_LOG_LEVL=3\n",
-    );
+    let file = scratch.write("bad.conf", "# x\n[netacc]\nNACC_SOR_MSG_SIZE=12x\nNACC_LOG_LEVL=3\n");
     let marker = scratch.path("started");
     let start = |command: &mut Command| -> Ran {
         let ran = run(command.arg("touch").arg(&marker));
         assert_eq!(ran.status, Some(2), "{}", ran.err);
         assert!(!marker.exists());
         assert!(
-            ran.err
-                .lines()
-                .all(|line| line.is_empty() || line.starts_with("netacc_run: ")),
+            ran.err.lines().all(|line| line.is_empty() || line.starts_with("netacc_run: ")),
             "{}",
             ran.err
         );
@@ -204,14 +179,8 @@ fn bad_configuration_starts_nothing() {
         "netacc_run: {name}:3: NACC_SOR_MSG_SIZE=12x: not a number; valid: a multiple of 4096 from 4096 to 1048576\n\
          netacc_run: {name}:4: NACC_LOG_LEVL=3: unknown key; did you mean NACC_LOG_LEVEL?\n"
     );
-    assert_eq!(
-        start(netacc_run(&library).arg("-f").arg(&file)).err,
-        expected
-    );
-    assert_eq!(
-        start(netacc_run(&library).env("NACC_CONF", &file)).err,
-        expected
-    );
+    assert_eq!(start(netacc_run(&library).arg("-f").arg(&file)).err, expected);
+    assert_eq!(start(netacc_run(&library).env("NACC_CONF", &file)).err, expected);
     let missing = start(netacc_run(&library).args(["-f", "/nowhere/netacc.conf"]));
     assert_eq!(
         missing.err,
@@ -239,10 +208,9 @@ fn bad_usage() {
         assert_eq!(ran.status, Some(2));
         assert!(ran.err.starts_with("netacc_run: "), "{}", ran.err);
     }
-    for (option, start) in [
-        ("-h", "Usage: netacc_run [ OPTIONS ] COMMAND\n"),
-        ("-v", "netacc_run 0."),
-    ] {
+    for (option, start) in
+        [("-h", "Usage: netacc_run [ OPTIONS ] COMMAND\n"), ("-v", "netacc_run 0.")]
+    {
         let ran = run(netacc_run(&library).arg(option));
         assert_eq!((ran.status, ran.err.as_str()), (Some(0), ""));
         assert!(ran.out.starts_with(start));
@@ -256,10 +224,7 @@ fn command_that_cannot_be_run() {
     let ran = run(netacc_run(&library).arg("no-such-command"));
     assert_eq!(
         (ran.status, ran.err.as_str()),
-        (
-            Some(127),
-            "netacc_run: no-such-command: command not found\n"
-        )
+        (Some(127), "netacc_run: no-such-command: command not found\n")
     );
     let plain = scratch.write("plain", "text\n");
     let ran = run(netacc_run(&library).arg(&plain));
@@ -268,12 +233,7 @@ fn command_that_cannot_be_run() {
     let orphan = scratch.script("orphan", "#!/nowhere/interpreter\n");
     let ran = run(netacc_run(&library).arg(&orphan));
     assert_eq!(ran.status, Some(127));
-    assert!(
-        ran.err
-            .ends_with("orphan exists, but its interpreter does not\n"),
-        "{}",
-        ran.err
-    );
+    assert!(ran.err.ends_with("orphan exists, but its interpreter does not\n"), "{}", ran.err);
     let ran = run(netacc_run(&library).arg(""));
     assert_eq!(ran.status, Some(127));
 }
@@ -328,10 +288,7 @@ fn library_is_found_beside_the_program() {
 fn warned(library: &Path, program: &Path, reason: &str) -> String {
     let ran = run(netacc_run(library).arg(program));
     assert_eq!(ran.status, Some(42), "{}", ran.err);
-    let start = format!(
-        "netacc_run: warning: {} runs unaccelerated: {reason}",
-        program.display()
-    );
+    let start = format!("netacc_run: warning: {} runs unaccelerated: {reason}", program.display());
     assert!(ran.err.starts_with(&start), "{}", ran.err);
     assert_eq!(ran.err.lines().count(), 1);
     ran.err
@@ -369,20 +326,14 @@ fn go_programs() {
     );
     let program = scratch.compile("go-section", &section, &[]).unwrap();
     warned(&library, &program, "it is a Go program");
-    assert_eq!(
-        run(netacc_run(&library).arg(&program)).out,
-        "not preloaded\n"
-    );
+    assert_eq!(run(netacc_run(&library).arg(&program)).out, "not preloaded\n");
 
     let note = format!(
         "__asm__(\".pushsection .note.go.buildid,\\\"a\\\",%note\\n.long 4\\n.long 4\\n.long 4\\n.asciz \\\"Go\\\"\\n.balign 4\\n.long 0\\n.popsection\");\n{PRINT_PRELOAD}"
     );
     let program = scratch.compile("go-note", &note, &[]).unwrap();
     warned(&library, &program, "it is a Go program");
-    let stripped = Command::new("strip")
-        .args(["--remove-section=.comment"])
-        .arg(&program)
-        .status();
+    let stripped = Command::new("strip").args(["--remove-section=.comment"]).arg(&program).status();
     if stripped.is_ok_and(|status| status.success()) {
         warned(&library, &program, "it is a Go program");
     }
@@ -417,15 +368,11 @@ fn programs_with_system_calls_of_their_own() {
         assert!(ran.err.starts_with(&start), "{}", ran.err);
         assert_eq!(ran.err.lines().count(), 1, "{}", ran.err);
     };
-    let program = scratch
-        .compile("raw", &format!("{RAW}{HELLO}"), &[])
-        .unwrap();
+    let program = scratch.compile("raw", &format!("{RAW}{HELLO}"), &[]).unwrap();
     says(&program, &program);
 
     // In a library that the loader finds.
-    let shared = scratch
-        .compile("libraw.so", RAW, &["-shared", "-fPIC"])
-        .unwrap();
+    let shared = scratch.compile("libraw.so", RAW, &["-shared", "-fPIC"]).unwrap();
     let at = format!("-Wl,-rpath,{}", shared.parent().unwrap().display());
     let needs = ["-Wl,--no-as-needed", shared.to_str().unwrap(), at.as_str()];
     let program = scratch.compile("needs-raw", HELLO, &needs).unwrap();
@@ -448,17 +395,9 @@ fn scripts_are_followed_to_their_interpreter() {
     let path = format!("{}:/bin:/usr/bin", program.parent().unwrap().display());
     for script in [inner, outer, by_env, by_split] {
         let ran = run(netacc_run(&library).env("PATH", &path).arg(&script));
-        let start = format!(
-            "netacc_run: warning: {} runs unaccelerated: ",
-            program.display()
-        );
+        let start = format!("netacc_run: warning: {} runs unaccelerated: ", program.display());
         assert_eq!(ran.status, Some(42), "{}", ran.err);
-        assert!(
-            ran.err.starts_with(&start),
-            "{}: {}",
-            script.display(),
-            ran.err
-        );
+        assert!(ran.err.starts_with(&start), "{}: {}", script.display(), ran.err);
     }
     let ordinary = scratch.script("ordinary", "#!/bin/sh\nexit 42\n");
     let none = scratch.script("none", "exit 42\n");
@@ -477,10 +416,9 @@ fn privileged_programs() {
     let scratch = Scratch::new();
     let library = scratch.library();
     const NOBODY: u32 = 65534;
-    for (owner, group, mode, reason) in [
-        (NOBODY, 0, 0o4755, "it is set-user-ID"),
-        (0, NOBODY, 0o2755, "it is set-group-ID"),
-    ] {
+    for (owner, group, mode, reason) in
+        [(NOBODY, 0, 0o4755, "it is set-user-ID"), (0, NOBODY, 0o2755, "it is set-group-ID")]
+    {
         let program = scratch.compile("privileged", HELLO, &[]).unwrap();
         std::os::unix::fs::chown(&program, Some(owner), Some(group)).unwrap();
         std::fs::set_permissions(&program, std::fs::Permissions::from_mode(mode)).unwrap();
@@ -499,23 +437,12 @@ fn other_libc_and_other_machine() {
     use netacc_tools::elf::Elf;
     let scratch = Scratch::new();
     let library = scratch.library();
-    let target = Elf::read(std::fs::File::open(&library).unwrap())
-        .unwrap()
-        .unwrap()
-        .target;
+    let target = Elf::read(std::fs::File::open(&library).unwrap()).unwrap().unwrap().target;
 
-    let musl = scratch
-        .compile(
-            "musl",
-            HELLO,
-            &["-Wl,--dynamic-linker=/lib/ld-musl-x86_64.so.1"],
-        )
-        .unwrap();
+    let musl =
+        scratch.compile("musl", HELLO, &["-Wl,--dynamic-linker=/lib/ld-musl-x86_64.so.1"]).unwrap();
     let verdict = examine(&musl, None, target).unwrap();
-    assert_eq!(
-        verdict.obstacle,
-        Obstacle::OtherLibc(String::from("/lib/ld-musl-x86_64.so.1"))
-    );
+    assert_eq!(verdict.obstacle, Obstacle::OtherLibc(String::from("/lib/ld-musl-x86_64.so.1")));
     assert!(!verdict.obstacle.passes_preload_on());
 
     let program = scratch.compile("other", HELLO, &[]).unwrap();
@@ -523,12 +450,7 @@ fn other_libc_and_other_machine() {
     bytes[18..20].copy_from_slice(&243u16.to_le_bytes());
     std::fs::write(&program, &bytes).unwrap();
     let verdict = examine(&program, None, target).unwrap();
-    assert!(
-        verdict
-            .obstacle
-            .to_string()
-            .starts_with("it is made for RISC-V, 64 bit")
-    );
+    assert!(verdict.obstacle.to_string().starts_with("it is made for RISC-V, 64 bit"));
     assert!(!verdict.obstacle.passes_preload_on());
 }
 
@@ -578,9 +500,7 @@ fn signals_and_descriptors_are_inherited_as_they_are() {
         let plain =
             run(netacc_run(&library).args(["sh", "-c", &format!("{set_up}; sh -c \"{look}\"")]));
         let script = format!("{set_up}; {ours} sh -c \"{look}\"");
-        let through = run(Command::new("sh")
-            .args(["-c", &script])
-            .env("NETACC_LIB", &library));
+        let through = run(Command::new("sh").args(["-c", &script]).env("NETACC_LIB", &library));
         assert_eq!(through.out, plain.out, "{set_up}");
         assert!(plain.out.contains("SigIgn"));
     }
@@ -590,9 +510,7 @@ fn signals_and_descriptors_are_inherited_as_they_are() {
 fn unknown_variables_are_pointed_out() {
     let scratch = Scratch::new();
     let library = scratch.library();
-    let ran = run(netacc_run(&library)
-        .env("NACC_SOR_MSGSIZE", "8192")
-        .arg("true"));
+    let ran = run(netacc_run(&library).env("NACC_SOR_MSGSIZE", "8192").arg("true"));
     assert_eq!(ran.status, Some(0));
     assert_eq!(
         ran.err,

@@ -27,8 +27,7 @@ struct Segment(File);
 impl Segment {
     fn new(pid: u32) -> Segment {
         let file = File::from(memfd_create(MEMFD_NAME, MemfdFlags::CLOEXEC).unwrap());
-        file.set_len((CONNS_OFFSET + 65536 * size_of::<ConnRecord>()) as u64)
-            .unwrap();
+        file.set_len((CONNS_OFFSET + 65536 * size_of::<ConnRecord>()) as u64).unwrap();
         let segment = Segment(file);
         segment.u64(offset_of!(Header, magic), MAGIC);
         segment.u32(offset_of!(Header, version), VERSION);
@@ -39,21 +38,15 @@ impl Segment {
     }
 
     fn u32(&self, at: usize, value: u32) {
-        self.0
-            .write_all_at(&value.to_ne_bytes(), at as u64)
-            .unwrap();
+        self.0.write_all_at(&value.to_ne_bytes(), at as u64).unwrap();
     }
 
     fn u64(&self, at: usize, value: u64) {
-        self.0
-            .write_all_at(&value.to_ne_bytes(), at as u64)
-            .unwrap();
+        self.0.write_all_at(&value.to_ne_bytes(), at as u64).unwrap();
     }
 
     fn config(&self, text: &str) {
-        self.0
-            .write_all_at(text.as_bytes(), offset_of!(Header, config) as u64)
-            .unwrap();
+        self.0.write_all_at(text.as_bytes(), offset_of!(Header, config) as u64).unwrap();
         self.u32(offset_of!(Header, config_len), text.len() as u32);
     }
 
@@ -67,18 +60,9 @@ impl Segment {
         segment.u64(word(offset_of!(Header, open_by_path), 2), 1);
         segment.u64(word(offset_of!(Header, total_by_path), 2), 5);
         segment.u64(word(offset_of!(Header, reasons), Reason::None as usize), 6);
-        segment.u64(
-            word(
-                offset_of!(Header, reasons),
-                Reason::PeerWithoutLibrary as usize,
-            ),
-            3,
-        );
+        segment.u64(word(offset_of!(Header, reasons), Reason::PeerWithoutLibrary as usize), 3);
         segment.u64(word(offset_of!(Header, reasons), 60), 1);
-        segment.u64(
-            word(offset_of!(Header, counters), Counter::Accepted as usize),
-            10,
-        );
+        segment.u64(word(offset_of!(Header, counters), Counter::Accepted as usize), 10);
         for (counter, value) in [
             (Counter::TcpBytesTx, 1),
             (Counter::ShmBytesRx, 2),
@@ -108,14 +92,8 @@ impl Segment {
         segment.u32(at + offset_of!(ConnRecord, rx_path), 1);
         segment.u32(at + offset_of!(ConnRecord, peer_pid), 99);
         segment.u32(at + offset_of!(ConnRecord, family), 2);
-        segment.u64(
-            at + offset_of!(ConnRecord, local_addr),
-            0x7f00_0001_0000_0000,
-        );
-        segment.u64(
-            at + offset_of!(ConnRecord, peer_addr),
-            0x7f00_0002_0000_0000,
-        );
+        segment.u64(at + offset_of!(ConnRecord, local_addr), 0x7f00_0001_0000_0000);
+        segment.u64(at + offset_of!(ConnRecord, peer_addr), 0x7f00_0002_0000_0000);
         segment.u32(at + offset_of!(ConnRecord, local_port), 6379);
         segment.u32(at + offset_of!(ConnRecord, peer_port), 40000);
         segment.u64(at + offset_of!(ConnRecord, tx_bytes), 10);
@@ -129,16 +107,10 @@ impl Segment {
         segment.u64(at + offset_of!(ConnRecord, tx_bytes) + 16, 3000);
         segment.u64(at + offset_of!(ConnRecord, rx_bytes) + 16, 4000);
         let at = record(2);
-        segment.u32(
-            at + offset_of!(ConnRecord, reason),
-            Reason::PeerRemote as u32,
-        );
+        segment.u32(at + offset_of!(ConnRecord, reason), Reason::PeerRemote as u32);
         segment.u32(at + offset_of!(ConnRecord, family), 10);
         segment.u64(at + offset_of!(ConnRecord, local_addr) + 8, 1);
-        segment.u64(
-            at + offset_of!(ConnRecord, peer_addr),
-            0x2001_0db8_0000_0000,
-        );
+        segment.u64(at + offset_of!(ConnRecord, peer_addr), 0x2001_0db8_0000_0000);
         segment.u32(at + offset_of!(ConnRecord, demotions), 1);
         // Beyond the high-water mark: stale, not to be shown.
         segment.u32(record(3) + offset_of!(ConnRecord, state), 1);
@@ -160,10 +132,7 @@ impl Segment {
         segment.u64(at + offset_of!(ChannelRecord, arena_bytes), 262144);
         segment.u64(at + offset_of!(ChannelRecord, connections_total), 5);
         segment.u32(at + offset_of!(ChannelRecord, peer_family), 2);
-        segment.u64(
-            at + offset_of!(ChannelRecord, peer_addr),
-            0x0a00_0002_0000_0000,
-        );
+        segment.u64(at + offset_of!(ChannelRecord, peer_addr), 0x0a00_0002_0000_0000);
         segment
     }
 }
@@ -192,24 +161,12 @@ fn json_is_as_agreed() {
     assert_eq!(cnt["open"], json!({"tcp": 1, "shm": 2, "rdma": 1}));
     assert_eq!(cnt["total"], json!({"tcp": 4, "shm": 6, "rdma": 5}));
     // Of the connections that have ended, and of the open ones.
-    assert_eq!(
-        cnt["tx_bytes"],
-        json!({"tcp": 1 + 10, "shm": 1000, "rdma": 300 + 3000})
-    );
-    assert_eq!(
-        cnt["rx_bytes"],
-        json!({"tcp": 20, "shm": 2 + 2000, "rdma": 400 + 4000})
-    );
+    assert_eq!(cnt["tx_bytes"], json!({"tcp": 1 + 10, "shm": 1000, "rdma": 300 + 3000}));
+    assert_eq!(cnt["rx_bytes"], json!({"tcp": 20, "shm": 2 + 2000, "rdma": 400 + 4000}));
     assert_eq!(cnt["counters"]["rdma_pairs_created"], json!(3));
-    assert_eq!(
-        cnt["reasons"],
-        json!({"none": 6, "peer-without-library": 3, "unknown-60": 1})
-    );
+    assert_eq!(cnt["reasons"], json!({"none": 6, "peer-without-library": 3, "unknown-60": 1}));
     assert_eq!(cnt["counters"]["accepted"], json!(10));
-    assert_eq!(
-        cnt["counters"].as_object().unwrap().len(),
-        Counter::ALL.len()
-    );
+    assert_eq!(cnt["counters"].as_object().unwrap().len(), Counter::ALL.len());
 
     let sock = json_of("sock");
     assert_eq!(
@@ -232,18 +189,12 @@ fn json_is_as_agreed() {
 
     let cfg = json_of("cfg");
     assert_eq!(cfg["pid"], json!(pid));
-    assert_eq!(
-        cfg["config"]["NACC_LOG_PATH"],
-        json!({"value": "/a b", "origin": "file"})
-    );
+    assert_eq!(cfg["config"]["NACC_LOG_PATH"], json!({"value": "/a b", "origin": "file"}));
     assert_eq!(
         cfg["config"]["NACC_SOR_IO_THREADS"],
         json!({"value": "2", "origin": "environment"})
     );
-    assert_eq!(
-        cfg["config"]["NACC_POLL_MS"],
-        json!({"value": "", "origin": "default"})
-    );
+    assert_eq!(cfg["config"]["NACC_POLL_MS"], json!({"value": "", "origin": "default"}));
 
     let channels = json!([
         {"path": "shm", "peer": "-", "peer_pid": 99, "state": "open", "slots_used": 2, "slots_total": 256,
@@ -275,10 +226,7 @@ fn tables_say_the_same() {
     };
     let cnt = text(&[&pid]);
     assert!(cnt.starts_with(&format!("Process {pid} (")), "{cnt}");
-    assert!(
-        cnt.contains("15 connections, 11 accelerated (73.3 %)"),
-        "{cnt}"
-    );
+    assert!(cnt.contains("15 connections, 11 accelerated (73.3 %)"), "{cnt}");
     assert!(
         cnt.contains(
             "peer-without-library            3  No process with the library has asked for this connection as its peer.\n"
@@ -289,27 +237,16 @@ fn tables_say_the_same() {
         let rows = text.lines().map(|row| row.split_whitespace());
         rows.map(|row| row.collect::<Vec<_>>().join(" ")).collect()
     };
-    assert!(
-        words(&cnt).contains(&"rdma 1 5 3300 4400".to_owned()),
-        "{cnt}"
-    );
+    assert!(words(&cnt).contains(&"rdma 1 5 3300 4400".to_owned()), "{cnt}");
     // The counters of the rdma path, and no others, stand in the last table.
     let (common, rdma) = cnt.split_once("\nRDMA counter").unwrap();
     for counter in Counter::ALL {
         let row = |text: &str| {
-            words(text)
-                .iter()
-                .any(|row| row.split(' ').next() == Some(counter.name()))
+            words(text).iter().any(|row| row.split(' ').next() == Some(counter.name()))
         };
-        assert_eq!(
-            (row(common), row(rdma)),
-            (!counter.is_rdma(), counter.is_rdma())
-        );
+        assert_eq!((row(common), row(rdma)), (!counter.is_rdma(), counter.is_rdma()));
     }
-    assert!(
-        words(rdma).contains(&"rdma_pairs_created 3".to_owned()),
-        "{cnt}"
-    );
+    assert!(words(rdma).contains(&"rdma_pairs_created 3".to_owned()), "{cnt}");
     assert!(words(common).contains(&"fail_overs 2".to_owned()), "{cnt}");
     assert_eq!(cnt, text(&["-p", &pid, "-s", "cnt"]));
     let sock = text(&["-s", "sock", &pid]);
@@ -321,10 +258,7 @@ fn tables_say_the_same() {
     }
     assert!(text(&["-s", "cfg", &pid]).contains("NACC_LOG_PATH=\"/a b\" # file:2\n"));
     let qp = text(&["-s", "qp", &pid]);
-    for row in [
-        "shm - 99 open 2 256 0 6 65536",
-        "rdma 10.0.0.2 4711 open 1 32 3 5 262144",
-    ] {
+    for row in ["shm - 99 open 2 256 0 6 65536", "rdma 10.0.0.2 4711 open 1 32 3 5 262144"] {
         assert!(words(&qp).contains(&row.to_owned()), "{qp}");
     }
     let mem = text(&["-s", "mem", &pid]);
@@ -405,11 +339,7 @@ fn why_there_is_nothing_to_show() {
 
     let scratch = Scratch::new();
     let library = scratch.library();
-    let mut child = Command::new("sleep")
-        .arg("60")
-        .env("LD_PRELOAD", &library)
-        .spawn()
-        .unwrap();
+    let mut child = Command::new("sleep").arg("60").env("LD_PRELOAD", &library).spawn().unwrap();
     let pid = child.id();
     let loaded = || {
         error(pid).contains("is loaded, but the process has made or accepted no TCP connection yet")
@@ -442,24 +372,16 @@ fn processes_of_other_users() {
     let tool = scratch.path("netacc_ss");
     std::fs::copy(env!("CARGO_BIN_EXE_netacc_ss"), &tool).unwrap();
     let mut command = Command::new(&tool);
-    let ran = run(command
-        .arg(std::process::id().to_string())
-        .uid(65534)
-        .gid(65534));
+    let ran = run(command.arg(std::process::id().to_string()).uid(65534).gid(65534));
     assert_eq!(ran.status, Some(1));
     assert!(ran.err.contains(": not permitted: "), "{}", ran.err);
 }
 
 #[test]
 fn usage() {
-    for arguments in [
-        &[][..],
-        &["x"],
-        &["0"],
-        &["-s", "x", "1"],
-        &["-p", "1", "2"],
-        &["--what", "1"],
-    ] {
+    for arguments in
+        [&[][..], &["x"], &["0"], &["-s", "x", "1"], &["-p", "1", "2"], &["--what", "1"]]
+    {
         let ran = ss(arguments);
         assert_eq!(ran.status, Some(2), "{arguments:?}");
         assert!(ran.err.starts_with("netacc_ss: "), "{}", ran.err);

@@ -1,7 +1,8 @@
 //! What the rdma path asks of a fabric: the trait [`Fabric`] and the values that cross it.
 //!
-//! Two implementations: [`Verbs`](crate::Verbs), which is libibverbs and librdmacm, and `Memory` (feature `memory`),
-//! which keeps verbs' rules in this process. What is not here: rings, credits, connections, threads, time.
+//! Two implementations: [`Verbs`](crate::Verbs), which is libibverbs and librdmacm, and `Memory`
+//! (feature `memory`), which keeps verbs' rules in this process. What is not here: rings, credits,
+//! connections, threads, time.
 //!
 //! # Driving it
 //!
@@ -16,31 +17,37 @@
 //! # Rules that both implementations keep, because verbs have them
 //!
 //! - Reliable connections only; every work request has at most one local segment.
-//! - Work requests of one pair take effect at the peer in the order in which they were posted, and complete in that order.
-//!   Nothing is promised between pairs, nor between what a pair sends and what it receives.
-//! - A write is in the peer's memory before the receive completion of its immediate, or of a later send, is polled there.
-//!   The *sender's* completion proves nothing about the peer (iWARP completes what TCP has taken).
-//! - A slot of the send queue is free again when a completion of it, *or of a later signaled one*, was polled. (Some devices
-//!   free it earlier; a full queue is `ENOMEM`.)
-//! - A message that finds no posted receive: InfiniBand's kind waits, iWARP's breaks the connection.
+//! - Work requests of one pair take effect at the peer in the order in which they were posted, and
+//!   complete in that order. Nothing is promised between pairs, nor between what a pair sends and
+//!   what it receives.
+//! - A write is in the peer's memory before the receive completion of its immediate, or of a later
+//!   send, is polled there. The *sender's* completion proves nothing about the peer (iWARP
+//!   completes what TCP has taken).
+//! - A slot of the send queue is free again when a completion of it, *or of a later signaled one*,
+//!   was polled. (Some devices free it earlier; a full queue is `ENOMEM`.)
+//! - A message that finds no posted receive: InfiniBand's kind waits, iWARP's breaks the
+//!   connection.
 //! - Arming reports only what completes afterwards: poll once more after it.
-//! - A pair that goes into error completes everything that was posted as [`Failure::Flushed`], signaled or not. A queue needs
-//!   room for all of that; one that overflows is lost, with all its pairs ([`Fault::QueueLost`]). What is posted on a pair
-//!   that *is* in error is refused, flushed, or (siw) taken and never heard of: nobody may wait for it.
-//! - News of one pair come in order; across pairs, a new request can come before the end of an older connection.
+//! - A pair that goes into error completes everything that was posted as [`Failure::Flushed`],
+//!   signaled or not. A queue needs room for all of that; one that overflows is lost, with all its
+//!   pairs ([`Fault::QueueLost`]). What is posted on a pair that *is* in error is refused, flushed,
+//!   or (siw) taken and never heard of: nobody may wait for it.
+//! - News of one pair come in order; across pairs, a new request can come before the end of an
+//!   older connection.
 //! - A failed completion says which work request, and nothing else about it.
 //! - Completions of a closed pair may still be polled: identifiers must tell them apart.
-//! - Objects are closed children first: a domain with open pairs or regions refuses (`EBUSY`), a device with domains or
-//!   queues, a queue with pairs.
-//! - iWARP: the connecting end sends first, and not before it knows from elsewhere that the accepting end is established,
-//!   too: siw does not notice, or breaks on, what comes right behind its handshake.
+//! - Objects are closed children first: a domain with open pairs or regions refuses (`EBUSY`), a
+//!   device with domains or queues, a queue with pairs.
+//! - iWARP: the connecting end sends first, and not before it knows from elsewhere that the
+//!   accepting end is established, too: siw does not notice, or breaks on, what comes right behind
+//!   its handshake.
 //!
 //! # Threads
 //!
-//! `post`, `post_receives`, `poll`, `arm`, `clear`, `fail` may be called by several threads at once. `next_event` by one
-//! thread at a time for each manager. `connect` can block (iWARP opens a TCP connection inside of it). The rest is for one
-//! thread at a time for each object, which the types enforce. After fork nothing may be called in the child, `close_*`
-//! included.
+//! `post`, `post_receives`, `poll`, `arm`, `clear`, `fail` may be called by several threads at
+//! once. `next_event` by one thread at a time for each manager. `connect` can block (iWARP opens a
+//! TCP connection inside of it). The rest is for one thread at a time for each object, which the
+//! types enforce. After fork nothing may be called in the child, `close_*` included.
 
 use core::ffi::c_int;
 use core::net::{IpAddr, SocketAddr};
@@ -94,10 +101,11 @@ pub struct Error {
 pub struct PostError {
     /// How many, from the first on, were posted all the same.
     pub posted: usize,
-    /// The positive errno: `ENOMEM` when the queue is full, `EINVAL` when the provider does not do such a request.
+    /// The positive errno: `ENOMEM` when the queue is full, `EINVAL` when the provider does not do
+    /// such a request.
     pub errno: c_int,
-    /// The provider did not say how many were posted (then `posted` counts none): the pair is of no further use, and
-    /// every one of them may still take effect.
+    /// The provider did not say how many were posted (then `posted` counts none): the pair is of no
+    /// further use, and every one of them may still take effect.
     pub unknown: bool,
 }
 
@@ -137,7 +145,8 @@ pub struct Facts {
     pub vectors: u32,
     /// The port can carry traffic.
     pub active: bool,
-    /// Pages that are pinned stay with the parent after fork without anybody's help (Linux 5.12 on).
+    /// Pages that are pinned stay with the parent after fork without anybody's help (Linux 5.12
+    /// on).
     pub survives_fork: bool,
     /// The kernel's name for it; for people, not for decisions.
     pub name: Name,
@@ -199,7 +208,8 @@ pub enum Access {
 pub struct Remote {
     /// Address of the first byte.
     pub address: u64,
-    /// The key. Whoever has it, or guesses it, and has a pair of the same domain can write there: a domain for each peer.
+    /// The key. Whoever has it, or guesses it, and has a pair of the same domain can write there: a
+    /// domain for each peer.
     pub key: u32,
 }
 
@@ -249,7 +259,8 @@ pub enum Action<'a, R> {
         /// The message.
         from: Piece<'a, R>,
     },
-    /// Sends a message that is copied while it is posted: any bytes, at most the pair's inline bytes.
+    /// Sends a message that is copied while it is posted: any bytes, at most the pair's inline
+    /// bytes.
     SendInline(&'a [u8]),
 }
 
@@ -467,7 +478,8 @@ pub trait Fabric {
     type Queue;
     /// Registered memory.
     type Region;
-    /// A connection, from its first step on: an identifier of the manager's, later with a queue pair.
+    /// A connection, from its first step on: an identifier of the manager's, later with a queue
+    /// pair.
     type Pair;
 
     /// Opens the connection manager. `ENODEV`: there is no device at all.
@@ -479,15 +491,22 @@ pub trait Fabric {
     /// Closes it. Everything that was made with it is closed already.
     fn close_manager(&self, manager: Self::Manager) -> Result<(), Error>;
 
-    /// Opens the device that has the address, and looks at what it can do. `token` comes with its news.
-    fn open_device(&self, manager: &Self::Manager, address: IpAddr, token: u64) -> Result<Self::Device, Error>;
+    /// Opens the device that has the address, and looks at what it can do. `token` comes with its
+    /// news.
+    fn open_device(
+        &self,
+        manager: &Self::Manager,
+        address: IpAddr,
+        token: u64,
+    ) -> Result<Self::Device, Error>;
     /// What it can do.
     fn facts<'a>(&self, device: &'a Self::Device) -> &'a Facts;
     /// Whether both are the same device.
     fn is_on(&self, device: &Self::Device, pair: &Self::Pair) -> bool;
     /// Readable when there are news of the device. Nonblocking.
     fn device_fd(&self, device: &Self::Device) -> c_int;
-    /// Takes the next news of the device, if there are any. Where a device was opened several times, each comes to one only.
+    /// Takes the next news of the device, if there are any. Where a device was opened several
+    /// times, each comes to one only.
     fn next_fault(&self, device: &Self::Device) -> Result<Option<Fault>, Error>;
     /// Closes it.
     fn close_device(&self, device: Self::Device) -> Result<(), Error>;
@@ -498,7 +517,12 @@ pub trait Fabric {
     fn close_domain(&self, domain: Self::Domain) -> Result<(), Error>;
 
     /// Makes a queue for at least so many completions.
-    fn open_queue(&self, device: &Self::Device, entries: u32, vector: u32) -> Result<Self::Queue, Error>;
+    fn open_queue(
+        &self,
+        device: &Self::Device,
+        entries: u32,
+        vector: u32,
+    ) -> Result<Self::Queue, Error>;
     /// Readable after an armed queue got a completion. Nonblocking.
     fn queue_fd(&self, queue: &Self::Queue) -> c_int;
     /// Takes up to `out.len()` completions, oldest first.
@@ -513,8 +537,8 @@ pub trait Fabric {
     /// Registers memory. `ENOMEM` can mean `RLIMIT_MEMLOCK`.
     ///
     /// # Safety
-    /// Until the region is closed: the memory stays mapped, and no Rust reference to it exists that an access of the
-    /// device (or of the peer, for [`Access::RemoteWrite`]) would make undefined.
+    /// Until the region is closed: the memory stays mapped, and no Rust reference to it exists that
+    /// an access of the device (or of the peer, for [`Access::RemoteWrite`]) would make undefined.
     unsafe fn register(
         &self,
         domain: &Self::Domain,
@@ -560,16 +584,31 @@ pub trait Fabric {
         capacity: Capacity,
     ) -> Result<Capacity, Error>;
     /// Asks the other end. Can block.
-    fn connect(&self, pair: &mut Self::Pair, private: &[u8], patience: Patience) -> Result<(), Error>;
+    fn connect(
+        &self,
+        pair: &mut Self::Pair,
+        private: &[u8],
+        patience: Patience,
+    ) -> Result<(), Error>;
     /// Says yes to a request.
-    fn accept(&self, pair: &mut Self::Pair, private: &[u8], patience: Patience) -> Result<(), Error>;
+    fn accept(
+        &self,
+        pair: &mut Self::Pair,
+        private: &[u8],
+        patience: Patience,
+    ) -> Result<(), Error>;
     /// Says no to a request, and closes the pair.
     fn reject(&self, pair: Self::Pair, private: &[u8]) -> Result<(), Error>;
     /// Posts work requests, in order, with one ring of the device's bell.
     fn post(&self, pair: &Self::Pair, works: &[Work<'_, Self::Region>]) -> Result<(), PostError>;
     /// Posts receives, in order.
-    fn post_receives(&self, pair: &Self::Pair, receives: &[Receive<'_, Self::Region>]) -> Result<(), PostError>;
-    /// Puts the pair in error: everything posted is flushed. The other end is not told on every transport.
+    fn post_receives(
+        &self,
+        pair: &Self::Pair,
+        receives: &[Receive<'_, Self::Region>],
+    ) -> Result<(), PostError>;
+    /// Puts the pair in error: everything posted is flushed. The other end is not told on every
+    /// transport.
     fn fail(&self, pair: &Self::Pair) -> Result<(), Error>;
     /// Ends the connection and tells the other end. This end is in error afterwards.
     fn disconnect(&self, pair: &Self::Pair) -> Result<(), Error>;

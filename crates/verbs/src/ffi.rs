@@ -1,12 +1,14 @@
-//! The C side: the types and constants of libibverbs and librdmacm that this crate uses, as their headers lay them out.
+//! The C side: the types and constants of libibverbs and librdmacm that this crate uses, as their
+//! headers lay them out.
 //!
-//! Written down by hand, because neither library may be linked and neither header be needed to build. They have not
-//! changed since libibverbs' ABI 1.1 and librdmacm's 1.0 (`struct ibv_context` carries the operations of the data path as
-//! function pointers, so its layout is part of that ABI). `layout` (in this module's tests) compares every size,
-//! offset and constant with the installed headers.
+//! Written down by hand, because neither library may be linked and neither header be needed to
+//! build. They have not changed since libibverbs' ABI 1.1 and librdmacm's 1.0 (`struct ibv_context`
+//! carries the operations of the data path as function pointers, so its layout is part of that
+//! ABI). `layout` (in this module's tests) compares every size, offset and constant with the
+//! installed headers.
 //!
-//! Nothing here does anything. Structures marked *prefix* have further fields in C: they are only ever used behind
-//! pointers that the libraries hand out.
+//! Nothing here does anything. Structures marked *prefix* have further fields in C: they are only
+//! ever used behind pointers that the libraries hand out.
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -22,7 +24,8 @@ macro_rules! structures {
                 $($(#[$field_doc])* pub(crate) $field: $ty,)*
             }
         )*
-        /// What the tests compare with the headers: name, whether the whole structure is declared, size, fields.
+        /// What the tests compare with the headers: name, whether the whole structure is declared,
+        /// size, fields.
         #[cfg(test)]
         pub(super) const STRUCTURES: &[layout::Structure] = &[$(
             layout::Structure {
@@ -256,8 +259,8 @@ structures! {
         remote_addr: u64,
         rkey: u32,
     }
-    /// `wr` is a union in C, of which only `rdma` is used; `_tail` stands for the members of its other arms and for
-    /// `qp_type` and the last union.
+    /// `wr` is a union in C, of which only `rdma` is used; `_tail` stands for the members of its
+    /// other arms and for `qp_type` and the last union.
     whole ibv_send_wr {
         wr_id: u64,
         next: *mut ibv_send_wr,
@@ -284,7 +287,8 @@ structures! {
     whole rdma_event_channel {
         fd: c_int,
     }
-    /// `route` is a structure in C: addresses (288 and a union of 40 bytes in this order), paths and their number.
+    /// `route` is a structure in C: addresses (288 and a union of 40 bytes in this order), paths
+    /// and their number.
     prefix rdma_cm_id {
         verbs: *mut ibv_context,
         channel: *mut rdma_event_channel,
@@ -315,7 +319,8 @@ structures! {
     }
 }
 
-/// `ibv_qp_attr` is passed by value in our memory, so it must be as large as C's: this is, with room to spare.
+/// `ibv_qp_attr` is passed by value in our memory, so it must be as large as C's: this is, with
+/// room to spare.
 #[repr(C, align(8))]
 pub(crate) struct QpAttr {
     pub(crate) attr: ibv_qp_attr,

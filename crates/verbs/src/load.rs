@@ -1,11 +1,12 @@
-//! libibverbs and librdmacm, opened when they are first needed, and the functions of theirs that are called.
+//! libibverbs and librdmacm, opened when they are first needed, and the functions of theirs that
+//! are called.
 //!
-//! Neither library is linked: the preload library works where rdma-core is absent, and a process without rdma
-//! connections does not pay for it (opening both costs 0.6 ms and, with the first device, a dozen providers). They are
-//! never closed again.
+//! Neither library is linked: the preload library works where rdma-core is absent, and a process
+//! without rdma connections does not pay for it (opening both costs 0.6 ms and, with the first
+//! device, a dozen providers). They are never closed again.
 //!
-//! Opening takes the dynamic linker's lock, allocates from the application's heap and opens files: it belongs into a
-//! helper thread, never into a hook.
+//! Opening takes the dynamic linker's lock, allocates from the application's heap and opens files:
+//! it belongs into a helper thread, never into a hook.
 
 use crate::ffi::*;
 use core::ffi::{CStr, c_char, c_int, c_void};
@@ -68,8 +69,8 @@ macro_rules! functions {
                     let library: &'static CStr = $library;
                     let handle = open(loader, library)?;
                     $(
-                        // SAFETY: `functions!` below states the C signature of each function; an absent one is not made
-                        // a function pointer (see `Missing`).
+                        // SAFETY: `functions!` below states the C signature of each function; an
+                        // absent one is not made a function pointer (see `Missing`).
                         let $name = unsafe { functions!(@resolve $need loader, handle, library, $name, ($($arg),*) $(-> $ret)?) };
                     )*
                 )*
@@ -155,7 +156,11 @@ fn open(loader: &Loader, library: &'static CStr) -> Result<*mut c_void, LoadErro
     if handle.is_null() { Err(LoadError::NoLibrary(library)) } else { Ok(handle) }
 }
 
-fn find(loader: &Loader, handle: *mut c_void, symbol: &'static CStr) -> Option<core::ptr::NonNull<c_void>> {
+fn find(
+    loader: &Loader,
+    handle: *mut c_void,
+    symbol: &'static CStr,
+) -> Option<core::ptr::NonNull<c_void>> {
     // SAFETY: a handle that `open` returned, and a C string.
     core::ptr::NonNull::new(unsafe { (loader.symbol)(handle, symbol.as_ptr()) })
 }

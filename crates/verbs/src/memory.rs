@@ -1,21 +1,25 @@
-//! [`Fabric`] inside of one process, with the rules of verbs enforced and faults on demand: for tests of what is built upon
-//! it, in milliseconds and on any machine.
+//! [`Fabric`] inside of one process, with the rules of verbs enforced and faults on demand: for
+//! tests of what is built upon it, in milliseconds and on any machine.
 //!
-//! A [`Net`] has hosts; each host has one address and one device of a [`Model`]; [`Memory`] is what a program on such a
-//! host calls. Descriptors are real (eventfds), so that programs can wait for them; time is not: what only time would
-//! bring about (a peer that does not answer) happens when [`Net::time_out`] is called.
+//! A [`Net`] has hosts; each host has one address and one device of a [`Model`]; [`Memory`] is what
+//! a program on such a host calls. Descriptors are real (eventfds), so that programs can wait for
+//! them; time is not: what only time would bring about (a peer that does not answer) happens when
+//! [`Net::time_out`] is called.
 //!
-//! Everything between hosts is a *step*: a message of the connection manager arrives, a work request takes effect at the
-//! peer, an acknowledgement comes back. [`Order`] says which of the possible steps comes next. With [`Order::Prompt`] they
-//! are done at once and in order. With [`Order::Shuffled`] they are done bit by bit, in an order that is drawn from a
-//! seed: anything that verbs do not promise happens sooner or later, above all across pairs, and between a write's
+//! Everything between hosts is a *step*: a message of the connection manager arrives, a work
+//! request takes effect at the peer, an acknowledgement comes back. [`Order`] says which of the
+//! possible steps comes next. With [`Order::Prompt`] they are done at once and in order. With
+//! [`Order::Shuffled`] they are done bit by bit, in an order that is drawn from a seed: anything
+//! that verbs do not promise happens sooner or later, above all across pairs, and between a write's
 //! effect and its completion.
 //!
-//! What it enforces is in the documentation of [`fabric`](crate::fabric): order within a pair, receives, keys and bounds,
-//! protection domains, queue sizes, states, closing order, who sends first with iWARP. What it adds:
-//! [`Net::fail_call`], [`Net::break_pairs`], [`Net::kill`], [`Net::power_off`], [`Net::cut`], [`Net::remove_device`].
+//! What it enforces is in the documentation of [`fabric`](crate::fabric): order within a pair,
+//! receives, keys and bounds, protection domains, queue sizes, states, closing order, who sends
+//! first with iWARP. What it adds: [`Net::fail_call`], [`Net::break_pairs`], [`Net::kill`],
+//! [`Net::power_off`], [`Net::cut`], [`Net::remove_device`].
 //!
-//! This is test support: it allocates as it likes. It still does not panic, and is no_std as the rest of the crate.
+//! This is test support: it allocates as it likes. It still does not panic, and is no_std as the
+//! rest of the crate.
 
 use crate::fabric::*;
 use alloc::sync::Arc;
@@ -35,7 +39,8 @@ use world::World;
 pub enum Order {
     /// Everything happens within the call that causes it.
     Prompt,
-    /// A few steps, drawn from this seed, with each call; all of them before a poll that says "nothing" on an armed queue.
+    /// A few steps, drawn from this seed, with each call; all of them before a poll that says
+    /// "nothing" on an armed queue.
     Shuffled(u64),
 }
 
@@ -73,9 +78,11 @@ impl Model {
         registered_max: 1 << 40,
     };
     /// As iWARP in software (siw): no write with immediate.
-    pub const SIW: Self = Self { transport: Transport::Iwarp, writes_imm: false, inline_max: 64, ..Self::ROCE };
+    pub const SIW: Self =
+        Self { transport: Transport::Iwarp, writes_imm: false, inline_max: 64, ..Self::ROCE };
     /// iWARP that knows writes with immediate, as Alibaba's eRDMA.
-    pub const ERDMA: Self = Self { transport: Transport::Iwarp, writes_imm: true, inline_max: 96, ..Self::ROCE };
+    pub const ERDMA: Self =
+        Self { transport: Transport::Iwarp, writes_imm: true, inline_max: 96, ..Self::ROCE };
 }
 
 /// What a host has not closed.
@@ -133,8 +140,8 @@ impl Net {
         self.world.lock().time_out();
     }
 
-    /// The `nth` call of this kind from now on (1: the next one) fails with `errno` and does nothing. A work request counts as
-    /// one call, also in a list of several.
+    /// The `nth` call of this kind from now on (1: the next one) fails with `errno` and does
+    /// nothing. A work request counts as one call, also in a list of several.
     pub fn fail_call(&self, host: &Memory, call: Call, nth: u64, errno: c_int) {
         self.world.lock().fail_call(host.host, call, nth, errno);
     }
@@ -189,7 +196,7 @@ impl Net {
     }
 }
 
-// ---- objects ---------------------------------------------------------------------------------------------------
+// ---- objects ------------------------------------------------------------------------------------
 
 macro_rules! handles {
     ($($(#[$doc:meta])* $name:ident { $($field:ident: $ty:ty),* })*) => { $(
@@ -258,7 +265,11 @@ impl Memory {
     }
 
     /// Runs `f` as this call.
-    fn call<T>(&self, call: Call, f: impl FnOnce(&mut World) -> Result<T, c_int>) -> Result<T, Error> {
+    fn call<T>(
+        &self,
+        call: Call,
+        f: impl FnOnce(&mut World) -> Result<T, c_int>,
+    ) -> Result<T, Error> {
         let mut world = self.enter(call)?;
         let result = f(&mut world);
         world.advance();

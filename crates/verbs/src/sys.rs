@@ -1,11 +1,13 @@
-//! The few system calls that this crate makes itself: raw, so that they cannot enter a hook of the preload library.
+//! The few system calls that this crate makes itself: raw, so that they cannot enter a hook of the
+//! preload library.
 
 use core::ffi::c_int;
 
 #[cfg(target_arch = "x86_64")]
 unsafe fn syscall(n: i64, a: usize, b: usize, c: usize) -> isize {
     let ret: isize;
-    // SAFETY: the x86-64 Linux system call convention: rcx and r11 are clobbered, memory may be written.
+    // SAFETY: the x86-64 Linux system call convention: rcx and r11 are clobbered, memory may be
+    // written.
     unsafe {
         core::arch::asm!("syscall", inlateout("rax") n as isize => ret, in("rdi") a, in("rsi") b, in("rdx") c,
             lateout("rcx") _, lateout("r11") _, options(nostack));
@@ -66,8 +68,9 @@ pub(crate) fn close(fd: c_int) {
     unsafe { syscall(libc::SYS_close, fd as usize, 0, 0) };
 }
 
-/// Around every call of the libraries: keeps the calling thread's `errno` as it is, which they write, and keeps the thread from being
-/// cancelled. Providers write to a descriptor, which is a cancellation point, while they hold a spin lock.
+/// Around every call of the libraries: keeps the calling thread's `errno` as it is, which they
+/// write, and keeps the thread from being cancelled. Providers write to a descriptor, which is a
+/// cancellation point, while they hold a spin lock.
 pub(crate) struct Shelter {
     errno: c_int,
     cancelling: c_int,

@@ -1,15 +1,17 @@
 //! [`Fabric`] over libibverbs and librdmacm.
 //!
-//! One object of ours is one object of theirs; nothing is cached, counted or locked here. Posting, polling and arming go
-//! through the table in `ibv_context`, as the inline functions of `verbs.h` do. What providers do differently from the
-//! manual pages, and what is made of it:
+//! One object of ours is one object of theirs; nothing is cached, counted or locked here. Posting,
+//! polling and arming go through the table in `ibv_context`, as the inline functions of `verbs.h`
+//! do. What providers do differently from the manual pages, and what is made of it:
 //!
-//! - errors come as `-1` with `errno`, as positive and (siw) as negative numbers: all become positive ([`check`]);
-//! - siw's `post_send` forgets that it refused a request when an earlier one of the list went out, and returns 0: the
-//!   `bad_wr` that it leaves behind tells ([`posted`]);
-//! - a doorbell that fails leaves no `bad_wr`: nobody knows what was posted ([`PostError::unknown`]);
-//! - every descriptor that the libraries open is handed to [`Host::adopt`] at once, to be moved out of the application's
-//!   way; they keep their descriptors in public fields, and nowhere else.
+//! - errors come as `-1` with `errno`, as positive and (siw) as negative numbers: all become
+//!   positive ([`check`]);
+//! - siw's `post_send` forgets that it refused a request when an earlier one of the list went out,
+//!   and returns 0: the `bad_wr` that it leaves behind tells ([`posted`]);
+//! - a doorbell that fails leaves no `bad_wr`: nobody knows what was posted
+//!   ([`PostError::unknown`]);
+//! - every descriptor that the libraries open is handed to [`Host::adopt`] at once, to be moved out
+//!   of the application's way; they keep their descriptors in public fields, and nowhere else.
 
 use crate::fabric::*;
 use crate::ffi::*;
@@ -32,10 +34,11 @@ use convert::{SockAddr, check, errno_of, error, object};
 pub struct Host {
     /// How the libraries are opened.
     pub loader: Loader,
-    /// Takes a descriptor that a library has just opened and returns the number under which it goes on, or a
-    /// negative one. Returns a descriptor that it has taken before as it is.
+    /// Takes a descriptor that a library has just opened and returns the number under which it goes
+    /// on, or a negative one. Returns a descriptor that it has taken before as it is.
     pub adopt: fn(c_int) -> c_int,
-    /// The library is about to close a descriptor that was adopted. (Those of a device are never released.)
+    /// The library is about to close a descriptor that was adopted. (Those of a device are never
+    /// released.)
     pub release: fn(c_int),
 }
 
@@ -75,7 +78,12 @@ impl Verbs {
             }
             // SAFETY: just allocated for an `Api`, and nobody else knows it.
             unsafe { place.write(api) };
-            at = match LOADED.compare_exchange(null_mut(), place, Ordering::AcqRel, Ordering::Acquire) {
+            at = match LOADED.compare_exchange(
+                null_mut(),
+                place,
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            ) {
                 Ok(_) => place,
                 Err(other) => {
                     // SAFETY: allocated above with this layout, and not published.
@@ -100,7 +108,7 @@ impl Verbs {
     }
 }
 
-// ---- objects ---------------------------------------------------------------------------------------------------
+// ---- objects ------------------------------------------------------------------------------------
 
 /// An event channel of librdmacm.
 #[derive(Debug)]
@@ -154,8 +162,9 @@ pub struct Pair {
 
 macro_rules! shared {
     ($($name:ident)*) => { $(
-        // SAFETY: libibverbs and librdmacm may be called from any thread; what is called for the same object at the same
-        // time is ruled by the `&`, `&mut` and by-value arguments of `Fabric`, as its documentation says.
+        // SAFETY: libibverbs and librdmacm may be called from any thread; what is called for the
+        // same object at the same time is ruled by the `&`, `&mut` and by-value arguments of
+        // `Fabric`, as its documentation says.
         unsafe impl Send for $name {}
         // SAFETY: as above.
         unsafe impl Sync for $name {}
@@ -186,16 +195,29 @@ const fn context_of(token: u64) -> *mut c_void {
 }
 
 impl Verbs {
-    fn new_id(&self, call: Call, manager: &Manager, token: u64) -> Result<NonNull<rdma_cm_id>, Error> {
+    fn new_id(
+        &self,
+        call: Call,
+        manager: &Manager,
+        token: u64,
+    ) -> Result<NonNull<rdma_cm_id>, Error> {
         let mut id = null_mut();
         // SAFETY: a channel that is not closed, and a place for the result.
-        let r = unsafe { (self.api.rdma_create_id)(manager.channel.as_ptr(), &mut id, context_of(token), RDMA_PS_TCP) };
+        let r = unsafe {
+            (self.api.rdma_create_id)(
+                manager.channel.as_ptr(),
+                &mut id,
+                context_of(token),
+                RDMA_PS_TCP,
+            )
+        };
         check(call, r)?;
         object(call, id)
     }
 
     fn destroy_id(&self, id: NonNull<rdma_cm_id>) -> Result<(), Error> {
-        // SAFETY: the caller owns the identifier; every event of it has been acknowledged by `next_event`.
+        // SAFETY: the caller owns the identifier; every event of it has been acknowledged by
+        // `next_event`.
         check(Call::Close, unsafe { (self.api.rdma_destroy_id)(id.as_ptr()) })
     }
 
@@ -213,8 +235,9 @@ impl Verbs {
         let id = unsafe { anchor.as_ref() };
         let mut context = NonNull::new(id.verbs).ok_or(error(call, libc::ENODEV))?;
         {
-            // SAFETY: the device's context, which lives while the identifier does; its descriptors are changed before anybody
-            // else can use it through us, and `adopt` leaves those alone that it has taken before.
+            // SAFETY: the device's context, which lives while the identifier does; its descriptors
+            // are changed before anybody else can use it through us, and `adopt` leaves those alone
+            // that it has taken before.
             let context = unsafe { context.as_mut() };
             self.adopt(call, &mut context.cmd_fd)?;
             self.adopt(call, &mut context.async_fd)?;
@@ -240,7 +263,8 @@ impl Verbs {
             initiator_depth: 1,
             flow_control: 1,
             retry_count: patience.tries.min(7),
-            // 7: for ever. The path above keeps receives posted, so waiting is an accident, not an end.
+            // 7: for ever. The path above keeps receives posted, so waiting is an accident, not an
+            // end.
             rnr_retry_count: 7,
             srq: 0,
             qp_num: 0,
@@ -252,7 +276,8 @@ impl Verbs {
         if timeout == 0 {
             return;
         }
-        // Refused by kernels before 5.1 and by iWARP, which both go on as they like: no reason not to connect.
+        // Refused by kernels before 5.1 and by iWARP, which both go on as they like: no reason not
+        // to connect.
         // SAFETY: the identifier lives; the option is one byte.
         unsafe {
             (self.api.rdma_set_option)(
@@ -290,15 +315,18 @@ impl Verbs {
                 News::Unreachable { errno: errno_of(r) }
             }
             RDMA_CM_EVENT_ROUTE_RESOLVED => News::Resolved,
-            RDMA_CM_EVENT_CONNECT_REQUEST => {
-                News::Request { pair: Pair { id, qp: null_mut(), inline_bytes: 0 }, private: private() }
-            }
+            RDMA_CM_EVENT_CONNECT_REQUEST => News::Request {
+                pair: Pair { id, qp: null_mut(), inline_bytes: 0 },
+                private: private(),
+            },
             RDMA_CM_EVENT_ESTABLISHED => News::Established { private: private() },
             RDMA_CM_EVENT_REJECTED => News::Refused { reason: event.status, private: private() },
             RDMA_CM_EVENT_ADDR_ERROR
             | RDMA_CM_EVENT_ROUTE_ERROR
             | RDMA_CM_EVENT_CONNECT_ERROR
-            | RDMA_CM_EVENT_UNREACHABLE => News::Unreachable { errno: event.status.checked_abs().unwrap_or(libc::EIO) },
+            | RDMA_CM_EVENT_UNREACHABLE => {
+                News::Unreachable { errno: event.status.checked_abs().unwrap_or(libc::EIO) }
+            }
             RDMA_CM_EVENT_DISCONNECTED => News::Disconnected,
             RDMA_CM_EVENT_DEVICE_REMOVAL => News::DeviceRemoved,
             _ => return None,

@@ -1,8 +1,9 @@
 //! How full a send queue is.
 //!
-//! A slot of a send queue is free again when a completion of its request, or of a later *signaled* one, was polled. So not
-//! every request needs a completion, but every so often one must be signaled, or the queue fills up for ever. This
-//! keeps the count. It does not post, and knows nothing of what the requests do.
+//! A slot of a send queue is free again when a completion of its request, or of a later *signaled*
+//! one, was polled. So not every request needs a completion, but every so often one must be
+//! signaled, or the queue fills up for ever. This keeps the count. It does not post, and knows
+//! nothing of what the requests do.
 
 /// The slots of one pair's send queue. Used under the lock of whoever posts on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,7 +24,13 @@ impl Window {
     #[must_use]
     pub const fn new(slots: u32) -> Self {
         let quarter = slots / 4;
-        Self { slots, posted: 0, completed: 0, signaled: 0, stride: if quarter == 0 { 1 } else { quarter } }
+        Self {
+            slots,
+            posted: 0,
+            completed: 0,
+            signaled: 0,
+            stride: if quarter == 0 { 1 } else { quarter },
+        }
     }
 
     /// How many requests can be posted.
@@ -38,8 +45,8 @@ impl Window {
         self.posted == self.completed
     }
 
-    /// The next `count` requests: the number to put into the identifier of the last of them, and whether it must be
-    /// signaled. Call [`posted`](Self::posted) once they are.
+    /// The next `count` requests: the number to put into the identifier of the last of them, and
+    /// whether it must be signaled. Call [`posted`](Self::posted) once they are.
     #[must_use]
     pub const fn next(&self, count: u32) -> (u32, bool) {
         let last = self.posted.wrapping_add(count);
@@ -54,8 +61,8 @@ impl Window {
         }
     }
 
-    /// A completion of the send queue carried the number `last`: everything up to it is done. A number that is not under way
-    /// changes nothing.
+    /// A completion of the send queue carried the number `last`: everything up to it is done. A
+    /// number that is not under way changes nothing.
     pub const fn completed(&mut self, last: u32) {
         let under_way = self.posted.wrapping_sub(self.completed);
         if last.wrapping_sub(self.completed) <= under_way {
@@ -68,7 +75,8 @@ impl Window {
 mod tests {
     use super::*;
 
-    /// Whatever the pattern of batches: never more slots used than there are, and the queue never gets stuck.
+    /// Whatever the pattern of batches: never more slots used than there are, and the queue never
+    /// gets stuck.
     #[test]
     fn a_queue_whose_signaled_requests_complete_never_gets_stuck() {
         for slots in 1..40u32 {
@@ -81,7 +89,9 @@ mod tests {
                 let mut reported = alloc::collections::VecDeque::new();
                 for _ in 0..500 {
                     while w.room() < batch {
-                        w.completed(reported.pop_front().expect("stuck: full, and nothing signaled"));
+                        w.completed(
+                            reported.pop_front().expect("stuck: full, and nothing signaled"),
+                        );
                     }
                     let (last, signaled) = w.next(batch);
                     if signaled {

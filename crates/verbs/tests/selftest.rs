@@ -1,5 +1,5 @@
-//! The self-test of `examples/selftest`, which is for real providers, on the fabric in memory: what passes there must pass
-//! here, and the other way round.
+//! The self-test of `examples/selftest`, which is for real providers, on the fabric in memory: what
+//! passes there must pass here, and the other way round.
 
 #[path = "../examples/selftest/checks.rs"]
 mod checks;
@@ -72,7 +72,8 @@ fn a_device_that_goes_away_can_be_closed() {
         let net = Net::new(Order::Prompt);
         let (a, b) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
         let (at_a, at_b) = (net.host(a, model), net.host(b, model));
-        let (x, y) = (Side::open(at_a.clone(), a, 1).unwrap(), Side::open(at_b.clone(), b, 2).unwrap());
+        let (x, y) =
+            (Side::open(at_a.clone(), a, 1).unwrap(), Side::open(at_b.clone(), b, 2).unwrap());
         let bed = Bed::new(x, y, 0, 1, |_| ()).unwrap();
         let removed = || net.remove_device(&at_b);
         let heard = checks::watch(bed, removed, Duration::from_millis(1)).unwrap();

@@ -1,5 +1,6 @@
-//! What the programs share: `PROGRAM server PORT` echoes until it is ended; `PROGRAM client PORT CONNECTIONS ROUNDS` sends
-//! messages, checks what comes back, and prints how many came back right. Waiting is the runtime's own affair.
+//! What the programs share: `PROGRAM server PORT` echoes until it is ended; `PROGRAM client PORT
+//! CONNECTIONS ROUNDS` sends messages, checks what comes back, and prints how many came back right.
+//! Waiting is the runtime's own affair.
 
 /// The command line.
 pub enum Role {

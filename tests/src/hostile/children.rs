@@ -1,8 +1,9 @@
 //! Children of a server that have dropped their rights, against their parent and their siblings.
 //!
-//! The server runs as root. It serves the third user's stream by threads of its own, and forks a child for each connection
-//! to another port; the child becomes another user and writes random words over every mapping that it shares with anybody,
-//! while the parent goes on, and takes and closes more connections.
+//! The server runs as root. It serves the third user's stream by threads of its own, and forks a
+//! child for each connection to another port; the child becomes another user and writes random
+//! words over every mapping that it shares with anybody, while the parent goes on, and takes and
+//! closes more connections.
 
 use super::parts::{dial, listener};
 use super::{ATTACKER, Place, ROOT, Test, Verdict, expect};
@@ -22,10 +23,7 @@ pub const TESTS: &[Test] = &[
         name: "children/dropped-by-syscall-has-nothing-to-write-to",
         run: |place| dropped(place, "syscall"),
     },
-    Test {
-        name: "children/in-a-chroot",
-        run: |place| dropped(place, "chroot"),
-    },
+    Test { name: "children/in-a-chroot", run: |place| dropped(place, "chroot") },
     Test {
         name: "children/confined-child-has-nothing-to-write-to",
         run: |place| dropped(place, "no_new_privs"),
@@ -56,7 +54,8 @@ pub fn part(words: &[&str]) -> bool {
     true
 }
 
-/// The third user's stream is on shared memory when the children attack, and exact to the end; the parent lives, and serves others.
+/// The third user's stream is on shared memory when the children attack, and exact to the end; the
+/// parent lives, and serves others.
 fn dropped(place: &Place, how: &str) -> Verdict {
     let mut server = place.start(ROOT, &["serve-forks", how]);
     let port: u16 = server.number("port")?;
@@ -65,9 +64,7 @@ fn dropped(place: &Place, how: &str) -> Verdict {
     let mut asks = place.start(ATTACKER, &["ask-children", &forks.to_string()]);
     for _ in 0..8 {
         let line = asks.line()?;
-        expect(line == "shared 0", || {
-            format!("a child that has dropped its rights: {line}")
-        })?;
+        expect(line == "shared 0", || format!("a child that has dropped its rights: {line}"))?;
     }
     // The parent's own memory is used as before.
     let again = place.stream(port)?;
@@ -77,7 +74,8 @@ fn dropped(place: &Place, how: &str) -> Verdict {
     server.must_live("the server")
 }
 
-/// The connection that a child was made for is exact, before and after it drops its rights, and fast again where nobody else has it.
+/// The connection that a child was made for is exact, before and after it drops its rights, and
+/// fast again where nobody else has it.
 fn goes_on(place: &Place, how: &str) -> Verdict {
     let mut server = place.start(ROOT, &["serve-forks", how]);
     let _: u16 = server.number("port")?;
@@ -96,7 +94,8 @@ fn goes_on(place: &Place, how: &str) -> Verdict {
     server.must_live("the server")
 }
 
-/// Echoes by threads at the first port; forks a child for each connection to the second one. Prints both ports.
+/// Echoes by threads at the first port; forks a child for each connection to the second one. Prints
+/// both ports.
 fn serve_forks(how: &str) {
     let (threads, forks) = (listener(), listener());
     std::thread::spawn(move || super::parts::serve_threads(threads));
@@ -209,8 +208,8 @@ fn drop_rights(how: &str) {
     assert!(done, "to drop rights");
 }
 
-/// The mappings that this process could write to and shares with somebody, of the library's memory, or nameless: where they begin and end, and
-/// the number of the file.
+/// The mappings that this process could write to and shares with somebody, of the library's memory,
+/// or nameless: where they begin and end, and the number of the file.
 fn shared_mappings(maps: Fd) -> Vec<(usize, usize, u64)> {
     let mut text = String::new();
     let mut part = [0; 4096];
@@ -232,7 +231,8 @@ fn shared_mappings(maps: Fd) -> Vec<(usize, usize, u64)> {
     text.lines().filter_map(of).collect()
 }
 
-/// Writes random words over all of it, again and again; now and then such as stand there already, which are more to the point.
+/// Writes random words over all of it, again and again; now and then such as stand there already,
+/// which are more to the point.
 fn scribble(shared: &[(usize, usize, u64)]) {
     let mut rng = Rng::new(u64::from(std::process::id()));
     for _ in 0..if shared.is_empty() { 0 } else { 4 } {
@@ -267,7 +267,8 @@ fn ask(port: u16) {
     let _ = std::io::stdin().lock().lines().next();
 }
 
-/// Six conversations of messages that come back. `first`: with the parent, until it is told to say that it is to fork.
+/// Six conversations of messages that come back. `first`: with the parent, until it is told to say
+/// that it is to fork.
 fn talk(port: u16, first: bool) {
     let (tell, orders) = mpsc::channel();
     std::thread::spawn(move || {

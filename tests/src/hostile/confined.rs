@@ -1,5 +1,6 @@
-//! Processes of the victim's own user that are confined: no capabilities, a pid namespace of their own, no_new_privs. They can neither
-//! trace nor read the victim, and must not get its connections from the library either.
+//! Processes of the victim's own user that are confined: no capabilities, a pid namespace of their
+//! own, no_new_privs. They can neither trace nor read the victim, and must not get its connections
+//! from the library either.
 
 use super::descriptors::advert_name;
 use super::{ATTACKER, Not, Place, ROOT, Test, VICTIM, Verdict, expect};
@@ -20,10 +21,7 @@ pub const TESTS: &[Test] = &[
         name: "confined/cannot-take-by-silence",
         run: |place| takes(place, "serve-epoll", "never"),
     },
-    Test {
-        name: "confined/server-without-netlink",
-        run: without_netlink,
-    },
+    Test { name: "confined/server-without-netlink", run: without_netlink },
 ];
 
 /// The programs of this file's tests; false: not one of them.
@@ -45,7 +43,8 @@ pub fn part(words: &[&str]) -> bool {
     true
 }
 
-/// A server and a client without the library, both the victim's, and a claim to their connection by a confined process of the same user.
+/// A server and a client without the library, both the victim's, and a claim to their connection by
+/// a confined process of the same user.
 fn takes(place: &Place, serve: &str, answers: &str) -> Verdict {
     let mut server = place.start(VICTIM, &[serve]);
     let port: u16 = server.number("port")?;
@@ -75,12 +74,9 @@ fn takes(place: &Place, serve: &str, answers: &str) -> Verdict {
         client.await_line("answered")?;
     }
     let connection = place.connection_with(&server, local)?;
-    expect(
-        connection
-            .as_ref()
-            .is_some_and(|c| !c.is_on(place.build.path)),
-        || format!("the server says {connection:?}"),
-    )?;
+    expect(connection.as_ref().is_some_and(|c| !c.is_on(place.build.path)), || {
+        format!("the server says {connection:?}")
+    })?;
     place.stream(port)?.must_be_exact()?;
     server.must_live("the server")
 }
@@ -101,17 +97,15 @@ fn talk(port: u16) {
     }
 }
 
-/// Claims the connection from the port `local` to `port`, as often as its server listens, in the words of the library. Says what it was
-/// told: `told nothing`, or `told KIND` of the first message that is none of the questions.
+/// Claims the connection from the port `local` to `port`, as often as its server listens, in the
+/// words of the library. Says what it was told: `told nothing`, or `told KIND` of the first message
+/// that is none of the questions.
 fn claim(port: u16, local: u16, user: u32, answers: bool) {
     confine(user);
     let control = sys::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET, 0).expect("socket");
     let (name, len) = advert_name("link", 4711);
     // SAFETY: a name and its length.
-    assert_eq!(
-        unsafe { libc::bind(control, (&raw const name).cast(), len) },
-        0
-    );
+    assert_eq!(unsafe { libc::bind(control, (&raw const name).cast(), len) }, 0);
     let (name, len) = advert_name(&port.to_string(), 0);
     // SAFETY: as above.
     let called = unsafe { libc::connect(control, (&raw const name).cast(), len) };
@@ -159,7 +153,8 @@ fn claim(port: u16, local: u16, user: u32, answers: bool) {
     println!("told nothing");
 }
 
-/// No capabilities, a pid namespace of its own, no_new_privs. The first process of the namespace goes on.
+/// No capabilities, a pid namespace of its own, no_new_privs. The first process of the namespace
+/// goes on.
 fn confine(user: u32) {
     // SAFETY: system calls of the only thread.
     unsafe {
@@ -203,7 +198,8 @@ fn candidate(port: u16, local: u16, token: u64) -> Vec<u8> {
     all
 }
 
-/// A server whose sandbox has no netlink (systemd's RestrictAddressFamilies, as in the units of Debian's Redis and memcached) goes by the user.
+/// A server whose sandbox has no netlink (systemd's RestrictAddressFamilies, as in the units of
+/// Debian's Redis and memcached) goes by the user.
 fn without_netlink(place: &Place) -> Verdict {
     let mut server = place.start(VICTIM, &["serve-without-netlink"]);
     let port: u16 = server.number("port")?;
@@ -232,12 +228,7 @@ fn without_netlink(place: &Place) -> Verdict {
 
 /// `socket(AF_NETLINK)` is EAFNOSUPPORT from here on.
 fn forbid_netlink() {
-    let op = |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter {
-        code: code as u16,
-        jt,
-        jf,
-        k,
-    };
+    let op = |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter { code: code as u16, jt, jf, k };
     let load = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
     let is = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
     let answer = libc::BPF_RET | libc::BPF_K;
@@ -249,10 +240,7 @@ fn forbid_netlink() {
         op(answer, 0x0005_0000 | libc::EAFNOSUPPORT as u32, 0, 0),
         op(answer, 0x7fff_0000, 0, 0),
     ];
-    let program = libc::sock_fprog {
-        len: filter.len() as u16,
-        filter: filter.as_ptr().cast_mut(),
-    };
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_ptr().cast_mut() };
     // SAFETY: a valid program, which the kernel copies.
     unsafe {
         assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);

@@ -1,8 +1,9 @@
 //! Peers that give nasty descriptors, and use those they are given in every nasty way.
 //!
-//! Between two processes cross: the memory that they share, and one doorbell for each place where a thread of the other's may sleep. All of
-//! them are open files that both hold. An attacker has a real connection, and what his own library has of descriptors; he uses them by
-//! system calls of his own, past the library.
+//! Between two processes cross: the memory that they share, and one doorbell for each place where a
+//! thread of the other's may sleep. All of them are open files that both hold. An attacker has a
+//! real connection, and what his own library has of descriptors; he uses them by system calls of
+//! his own, past the library.
 
 use super::parts::{dial, listener};
 use super::{
@@ -33,18 +34,9 @@ pub const TESTS: &[Test] = &[
         name: "descriptors/full-doorbells-and-a-client",
         run: |place| doorbells_of_a_server(place, "fill"),
     },
-    Test {
-        name: "descriptors/shared-memory-and-flags",
-        run: memory_and_flags,
-    },
-    Test {
-        name: "descriptors/slow-files-for-an-advert",
-        run: slow_files_for_an_advert,
-    },
-    Test {
-        name: "descriptors/slow-files-from-a-squatter",
-        run: slow_files_from_a_squatter,
-    },
+    Test { name: "descriptors/shared-memory-and-flags", run: memory_and_flags },
+    Test { name: "descriptors/slow-files-for-an-advert", run: slow_files_for_an_advert },
+    Test { name: "descriptors/slow-files-from-a-squatter", run: slow_files_from_a_squatter },
     Test {
         name: "descriptors/slow-files-from-a-client",
         run: |place| slow_files_from_a_peer(place, "linger"),
@@ -111,11 +103,8 @@ fn abuser(place: &Place, port: u16, how: &str) -> Result<Proc, Not> {
     let never_polls = |c: &mut std::process::Command| {
         c.env("NACC_POLL_MS", "0");
     };
-    let mut attacker = place.start_with(
-        ATTACKER,
-        &["ring-abuser", &port.to_string(), how],
-        never_polls,
-    );
+    let mut attacker =
+        place.start_with(ATTACKER, &["ring-abuser", &port.to_string(), how], never_polls);
     let local = attacker.number("local")?;
     place.await_fast(&attacker, local)?;
     attacker.order("go");
@@ -132,9 +121,7 @@ fn doorbells_and_redis(place: &Place, how: &str) -> Verdict {
     // A port that is free now.
     let probe = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).map_err(|e| format!("{e:?}"))?;
     let _ = sys::bind(probe, sys::home());
-    let port = sys::getsockname(probe)
-        .map_err(|e| format!("{e:?}"))?
-        .port();
+    let port = sys::getsockname(probe).map_err(|e| format!("{e:?}"))?.port();
     let _ = sys::close(probe);
     let words: Vec<String> = [
         redis,
@@ -154,9 +141,7 @@ fn doorbells_and_redis(place: &Place, how: &str) -> Verdict {
     while sys::process_listeners(port) == 0
         && std::net::TcpStream::connect(("127.0.0.1", port)).is_err()
     {
-        expect(Instant::now() < end, || {
-            "redis-server does not listen".into()
-        })?;
+        expect(Instant::now() < end, || "redis-server does not listen".into())?;
         sys::sleep_ms(10);
     }
     let mut third = place.start(THIRD, &["pings", &port.to_string()]);
@@ -181,10 +166,8 @@ fn doorbells_of_a_server(place: &Place, how: &str) -> Verdict {
     };
     let mut attacker = place.start_with(ATTACKER, &["ring-abuser-server", how], never_polls);
     let port = attacker.number::<u16>("port")?;
-    let mut client = place.start(
-        VICTIM,
-        &["two-servers", &port.to_string(), &honest_port.to_string()],
-    );
+    let mut client =
+        place.start(VICTIM, &["two-servers", &port.to_string(), &honest_port.to_string()]);
     for _ in 0..2 {
         let local = client.number("local")?;
         place.await_fast(&client, local)?;
@@ -207,14 +190,7 @@ const PONG: usize = 7;
 fn answered(fd: Fd) {
     let mut first = [0];
     while sys::recv(fd, &mut first, 0) == Err(E(libc::EINTR)) {}
-    recv_exact(
-        fd,
-        if &first == b"+" {
-            PONG - 1
-        } else {
-            PING.len() - 1
-        },
-    );
+    recv_exact(fd, if &first == b"+" { PONG - 1 } else { PING.len() - 1 });
 }
 
 /// Questions and answers until there is a line to read, which is returned.
@@ -240,7 +216,8 @@ fn abuse_as_client(port: u16, how: &str) {
         abuse_doorbells(how);
         for _ in 0..100 {
             send_all(fd, PING);
-            // It is not read: if the victim cannot ring, it never answers, which is for its other peers to find.
+            // It is not read: if the victim cannot ring, it never answers, which is for its other
+            // peers to find.
             let _ = sys::await_events(fd, libc::POLLIN, 20);
             drain(fd);
         }
@@ -368,10 +345,7 @@ fn abuse_doorbells(how: &str) {
             }
             _ => {
                 // As far as it goes: one at a time, of a counter that takes them so.
-                raw(
-                    libc::SYS_fcntl,
-                    [n, libc::F_SETFL as usize, libc::O_NONBLOCK as usize, 0],
-                );
+                raw(libc::SYS_fcntl, [n, libc::F_SETFL as usize, libc::O_NONBLOCK as usize, 0]);
                 let mut count = 0u64;
                 for _ in 0..1000 {
                     if raw(libc::SYS_read, [n, &raw mut count as usize, 8, 0]) < 0 {
@@ -445,13 +419,7 @@ fn control_sockets() -> Vec<Fd> {
         // (Five arguments: the length is behind the value.)
         // SAFETY: getsockopt(2) into two live integers.
         let r = unsafe {
-            libc::getsockopt(
-                fd,
-                libc::SOL_SOCKET,
-                name,
-                (&raw mut value).cast(),
-                &mut len,
-            )
+            libc::getsockopt(fd, libc::SOL_SOCKET, name, (&raw mut value).cast(), &mut len)
         };
         (r == 0).then_some(value)
     };
@@ -460,10 +428,7 @@ fn control_sockets() -> Vec<Fd> {
             && option(*fd, libc::SO_TYPE) == Some(libc::SOCK_SEQPACKET)
             && option(*fd, libc::SO_ACCEPTCONN) == Some(0)
     };
-    all_descriptors(|link| link.starts_with("socket:"))
-        .into_iter()
-        .filter(is)
-        .collect()
+    all_descriptors(|link| link.starts_with("socket:")).into_iter().filter(is).collect()
 }
 
 /// `Message::Place` as it is on the wire.
@@ -488,7 +453,8 @@ fn pass(control: Fd, bytes: &[u8], fds: &[Fd]) -> isize {
 
 // ---------------------------------------------------------------------------------------------- shared memory
 
-/// A peer does to the memory files whatever can be done to a file, and turns on whatever a file can have turned on.
+/// A peer does to the memory files whatever can be done to a file, and turns on whatever a file can
+/// have turned on.
 fn memory_and_flags(place: &Place) -> Verdict {
     let mut server = place.start(VICTIM, &["serve-epoll"]);
     let port = server.number("port")?;
@@ -510,7 +476,8 @@ fn abuse_memory(port: u16) {
     if talk_until_told(fd) != "go" {
         return;
     }
-    // The library keeps no descriptor of the memory; by its mappings the kernel opens the files again.
+    // The library keeps no descriptor of the memory; by its mappings the kernel opens the files
+    // again.
     let mut files = Vec::new();
     let maps = std::fs::read_to_string("/proc/self/maps").expect("/proc");
     for line in maps
@@ -521,10 +488,7 @@ fn abuse_memory(port: u16) {
         let (from, to) = range
             .split_once('-')
             .and_then(|(a, b)| {
-                Some((
-                    usize::from_str_radix(a, 16).ok()?,
-                    usize::from_str_radix(b, 16).ok()?,
-                ))
+                Some((usize::from_str_radix(a, 16).ok()?, usize::from_str_radix(b, 16).ok()?))
             })
             .expect("a range");
         if let Ok(file) = std::fs::File::options()
@@ -537,43 +501,23 @@ fn abuse_memory(port: u16) {
         // All pages away, again and again: they come back as zeros.
         if line.contains("netacc-arena") {
             for _ in 0..20 {
-                raw(
-                    libc::SYS_madvise,
-                    [from, to - from, libc::MADV_REMOVE as usize, 0],
-                );
+                raw(libc::SYS_madvise, [from, to - from, libc::MADV_REMOVE as usize, 0]);
             }
         }
     }
     let shared =
         all_descriptors(|link| link == "anon_inode:[eventfd]" || link.starts_with("/memfd:netacc"));
-    for n in files
-        .iter()
-        .map(|f| f.as_raw_fd())
-        .chain(shared)
-        .map(|n| n as usize)
-    {
+    for n in files.iter().map(|f| f.as_raw_fd()).chain(shared).map(|n| n as usize) {
         raw(libc::SYS_ftruncate, [n, 0, 0, 0]);
         raw(libc::SYS_ftruncate, [n, 1 << 40, 0, 0]);
         raw(libc::SYS_fcntl, [n, 1033 /* F_ADD_SEALS */, 0x1f, 0]);
-        raw(
-            libc::SYS_fcntl,
-            [n, 1024 /* F_SETLEASE */, libc::F_WRLCK as usize, 0],
-        );
-        raw(
-            libc::SYS_flock,
-            [n, libc::LOCK_EX as usize | libc::LOCK_NB as usize, 0, 0],
-        );
+        raw(libc::SYS_fcntl, [n, 1024 /* F_SETLEASE */, libc::F_WRLCK as usize, 0]);
+        raw(libc::SYS_flock, [n, libc::LOCK_EX as usize | libc::LOCK_NB as usize, 0, 0]);
         raw(libc::SYS_fchmod, [n, 0, 0, 0]);
         // A signal for whoever is asked for: the victim's group, if that were allowed.
-        raw(
-            libc::SYS_fcntl,
-            [n, 10 /* F_SETSIG */, libc::SIGKILL as usize, 0],
-        );
+        raw(libc::SYS_fcntl, [n, 10 /* F_SETSIG */, libc::SIGKILL as usize, 0]);
         raw(libc::SYS_fcntl, [n, 8 /* F_SETOWN */, usize::MAX, 0]);
-        raw(
-            libc::SYS_fcntl,
-            [n, libc::F_SETFL as usize, libc::O_ASYNC as usize, 0],
-        );
+        raw(libc::SYS_fcntl, [n, libc::F_SETFL as usize, libc::O_ASYNC as usize, 0]);
     }
     for _ in 0..20 {
         let _ = sys::send(fd, PING, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
@@ -586,7 +530,8 @@ fn abuse_memory(port: u16) {
 
 // ---------------------------------------------------------------------------------------------- files that are slow to close
 
-/// Opens and closes descriptors in a thread of its own when it is asked to: `rate` is answered with the pairs in half a second.
+/// Opens and closes descriptors in a thread of its own when it is asked to: `rate` is answered with
+/// the pairs in half a second.
 fn counting() {
     let pairs = Arc::new(AtomicU64::new(0));
     std::thread::spawn(move || {
@@ -617,8 +562,9 @@ fn talk(fd: Fd) {
     }
 }
 
-/// The victim opens descriptors as it does undisturbed. (One that waits for the library each time makes some fifty pairs in half a second; on a busy
-/// machine the rate is anybody's, so that a few looks are taken.)
+/// The victim opens descriptors as it does undisturbed. (One that waits for the library each time
+/// makes some fifty pairs in half a second; on a busy machine the rate is anybody's, so that a few
+/// looks are taken.)
 fn must_open_as_before(victim: &mut Proc, before: u64) -> Verdict {
     let mut seen = Vec::new();
     for _ in 0..6 {
@@ -721,7 +667,8 @@ fn lingering() -> Fd {
     fd
 }
 
-/// Passes files, the last names of which are the victim's from then on. (If they are not, their close takes as long as they like.)
+/// Passes files, the last names of which are the victim's from then on. (If they are not, their
+/// close takes as long as they like.)
 fn give(to: Fd, bytes: Vec<u8>, files: Vec<Fd>) {
     let (tell, done) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
@@ -746,7 +693,8 @@ pub fn advert_name(what: &str, k: u16) -> (libc::sockaddr_un, u32) {
     (name, 2 + text.len() as u32)
 }
 
-/// Packets with a file each for whoever advertises `port`: as a first message, in the place of a greeting, and after one.
+/// Packets with a file each for whoever advertises `port`: as a first message, in the place of a
+/// greeting, and after one.
 fn pass_to_advert(port: u16) {
     let mut kept = Vec::new();
     for round in 0..12 {
@@ -800,11 +748,7 @@ fn squat(port: u16) {
             };
             // What nobody sends, or an acceptor that has agreed.
             let channel = [4, 1, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 1, 0, 0, 16, 0, 0, 0];
-            let bytes = if kept.len() % 2 == 0 {
-                b"?".to_vec()
-            } else {
-                channel.to_vec()
-            };
+            let bytes = if kept.len() % 2 == 0 { b"?".to_vec() } else { channel.to_vec() };
             give(caller, bytes, vec![lingering()]);
             kept.push(caller);
         }
@@ -816,13 +760,10 @@ fn squat(port: u16) {
 }
 
 fn pass_to_peer(port: u16, what: &str) {
-    let file = if what == "fuse" {
-        fuse::mounted()
-    } else {
-        None
-    };
+    let file = if what == "fuse" { fuse::mounted() } else { None };
     if what == "fuse" {
-        // SAFETY: system calls of the only thread but those of the library, which stay what they are.
+        // SAFETY: system calls of the only thread but those of the library, which stay what they
+        // are.
         unsafe { libc::syscall(libc::SYS_setresuid, ATTACKER, ATTACKER, ATTACKER) };
     }
     let fd = dial(port);
@@ -875,9 +816,7 @@ mod fuse {
     /// A file of it, opened.
     pub(super) fn mounted() -> Option<Fd> {
         let device = sys::open("/dev/fuse", libc::O_RDWR).ok()?;
-        let path = std::env::current_dir()
-            .ok()?
-            .join(format!("fuse-{}", std::process::id()));
+        let path = std::env::current_dir().ok()?.join(format!("fuse-{}", std::process::id()));
         std::fs::write(&path, b"").ok()?;
         let at = std::ffi::CString::new(path.to_string_lossy().into_owned()).ok()?;
         let options = std::ffi::CString::new(format!(
@@ -905,7 +844,8 @@ mod fuse {
         if !mounted {
             return None;
         }
-        // A process of its own: it ends with this one, and with it the file system, whatever still waits for that.
+        // A process of its own: it ends with this one, and with it the file system, whatever still
+        // waits for that.
         if sys::fork() == Ok(0) {
             // SAFETY: system calls.
             unsafe {
@@ -916,7 +856,8 @@ mod fuse {
             sys::exit_now(0);
         }
         let _ = sys::close(device);
-        // Out of the way of this process's own couriers: the kernel copies the first 64 numbers for them, and closes what it copied.
+        // Out of the way of this process's own couriers: the kernel copies the first 64 numbers for
+        // them, and closes what it copied.
         let low: Vec<Fd> = (0..70).filter_map(|_| sys::dup(0).ok()).collect();
         let file = sys::open(&path.to_string_lossy(), libc::O_RDWR).ok();
         for fd in low {
@@ -933,12 +874,7 @@ mod fuse {
                 continue;
             }
             let word = |at: usize| {
-                u32::from_le_bytes([
-                    request[at],
-                    request[at + 1],
-                    request[at + 2],
-                    request[at + 3],
-                ])
+                u32::from_le_bytes([request[at], request[at + 1], request[at + 2], request[at + 3]])
             };
             let mut body: Vec<u8> = Vec::new();
             match word(4) {

@@ -1,5 +1,5 @@
-//! The ordinary programs of the hostile suite: echo servers, and a client with a checked stream. Nothing in them knows
-//! of the library, and nothing that a client does ends them.
+//! The ordinary programs of the hostile suite: echo servers, and a client with a checked stream.
+//! Nothing in them knows of the library, and nothing that a client does ends them.
 
 use crate::ctx::{recv_exact, send_all};
 use crate::pattern::{Pattern, Rng};
@@ -8,7 +8,8 @@ use std::collections::HashMap;
 use std::io::BufRead;
 use std::sync::mpsc;
 
-/// `serve-epoll`, `serve-threads`, `serve-pushes`: echo until killed. `stream PORT`: the third user. `ask PORT QUESTION ANSWER COUNT`.
+/// `serve-epoll`, `serve-threads`, `serve-pushes`: echo until killed. `stream PORT`: the third
+/// user. `ask PORT QUESTION ANSWER COUNT`.
 pub fn part(words: &[&str]) -> bool {
     match *words {
         ["serve-epoll"] => serve_epoll(listener()),
@@ -114,7 +115,8 @@ pub fn serve_threads(listener: Fd) {
     }
 }
 
-/// As [`serve_threads`]; a client that sends [`SUBSCRIBE`] gets news from then on, a few bytes each millisecond, from another thread.
+/// As [`serve_threads`]; a client that sends [`SUBSCRIBE`] gets news from then on, a few bytes each
+/// millisecond, from another thread.
 fn serve_pushes(listener: Fd) {
     loop {
         let Ok(fd) = sys::accept(listener) else {
@@ -158,8 +160,9 @@ fn send_to(fd: Fd, bytes: &[u8]) -> bool {
     true
 }
 
-/// Sends pattern bytes and compares what comes back, until told `end`; then prints `exact N`, or what was wrong, which it
-/// prints at once. `more` is answered when a hundred messages more have come back.
+/// Sends pattern bytes and compares what comes back, until told `end`; then prints `exact N`, or
+/// what was wrong, which it prints at once. `more` is answered when a hundred messages more have
+/// come back.
 fn stream(port: u16) {
     let fd = dial(port);
     let (tell, orders) = mpsc::channel();

@@ -1,7 +1,9 @@
-//! Peers that write words: every word of the memory that they share with a victim, at random and at chosen moments.
+//! Peers that write words: every word of the memory that they share with a victim, at random and at
+//! chosen moments.
 //!
-//! The attacker is a real client, under the library, that has become one in good order. Then it writes over what it has
-//! mapped: the words that are its own to write, and those that are the victim's.
+//! The attacker is a real client, under the library, that has become one in good order. Then it
+//! writes over what it has mapped: the words that are its own to write, and those that are the
+//! victim's.
 
 use super::parts::{SUBSCRIBE, listener};
 use super::{ATTACKER, Place, Proc, ROOT, THIRD, Test, VICTIM, Verdict, expect, skip};
@@ -11,42 +13,15 @@ use std::io::BufRead;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 pub const TESTS: &[Test] = &[
-    Test {
-        name: "words/none-epoll-server",
-        run: |place| quiet(place, "serve-epoll"),
-    },
-    Test {
-        name: "words/none-thread-server",
-        run: |place| quiet(place, "serve-threads"),
-    },
-    Test {
-        name: "words/closed-slot",
-        run: closed,
-    },
-    Test {
-        name: "words/one-word-thread-server",
-        run: |place| one_word(place, "serve-threads"),
-    },
-    Test {
-        name: "words/one-word-epoll-server",
-        run: |place| one_word(place, "serve-epoll"),
-    },
-    Test {
-        name: "words/one-word-blocking-client",
-        run: one_word_client,
-    },
-    Test {
-        name: "words/random-thread-server",
-        run: |place| random(place, "serve-threads"),
-    },
-    Test {
-        name: "words/random-epoll-server",
-        run: |place| random(place, "serve-epoll"),
-    },
-    Test {
-        name: "words/random-redis",
-        run: random_redis,
-    },
+    Test { name: "words/none-epoll-server", run: |place| quiet(place, "serve-epoll") },
+    Test { name: "words/none-thread-server", run: |place| quiet(place, "serve-threads") },
+    Test { name: "words/closed-slot", run: closed },
+    Test { name: "words/one-word-thread-server", run: |place| one_word(place, "serve-threads") },
+    Test { name: "words/one-word-epoll-server", run: |place| one_word(place, "serve-epoll") },
+    Test { name: "words/one-word-blocking-client", run: one_word_client },
+    Test { name: "words/random-thread-server", run: |place| random(place, "serve-threads") },
+    Test { name: "words/random-epoll-server", run: |place| random(place, "serve-epoll") },
+    Test { name: "words/random-redis", run: random_redis },
 ];
 
 /// The programs of this file's tests; false: not one of them.
@@ -92,7 +67,8 @@ fn still_well(
     server.must_rest("the server")
 }
 
-/// A peer says in the server's name that it has left slots which it uses. Its memory must not come to a third user.
+/// A peer says in the server's name that it has left slots which it uses. Its memory must not come
+/// to a third user.
 fn closed(place: &Place) -> Verdict {
     let mut server = place.start(ROOT, &["serve-pushes"]);
     let port = server.number("port")?;
@@ -123,10 +99,8 @@ fn one_word(place: &Place, kind: &str) -> Verdict {
         // The attacker sleeps, and its connections are open.
         server.must_live("the server")?;
         let beside_a_stream = 1;
-        server.must_rest_but(
-            beside_a_stream,
-            &format!("the server, lies {from} and {count} more"),
-        )?;
+        server
+            .must_rest_but(beside_a_stream, &format!("the server, lies {from} and {count} more"))?;
         // The log has the first: it names one a second at most.
         match from.as_str() {
             "384" => named(place, &server, &attacker, true)?,
@@ -137,7 +111,8 @@ fn one_word(place: &Place, kind: &str) -> Verdict {
     still_well(place, &mut server, port, Some(third))
 }
 
-/// So many lies at a time: a process has 128 places for threads that sleep, and those beyond look once a millisecond.
+/// So many lies at a time: a process has 128 places for threads that sleep, and those beyond look
+/// once a millisecond.
 const BATCH: usize = 96;
 const BATCHES: [usize; 5] = [384, 288, 192, 96, 0];
 
@@ -152,7 +127,8 @@ fn one_word_client(place: &Place) -> Verdict {
         let words = ["clients-with-timeouts", &port.to_string(), &count];
         let mut victim = place.start(VICTIM, &words);
         attacker.await_line("written")?;
-        // Each call ends by itself, with the time-out or an error, and none burns the CPU till then.
+        // Each call ends by itself, with the time-out or an error, and none burns the CPU till
+        // then.
         victim.must_rest_but(2, &format!("clients, lies {from} and {count} more"))?;
         victim.order("go on");
         victim.await_line("all returned")?;
@@ -165,10 +141,8 @@ fn random(place: &Place, kind: &str) -> Verdict {
     let mut server = place.start(ROOT, &[kind]);
     let port = server.number("port")?;
     let third = place.stream(port)?;
-    let mut attacker = place.start(
-        ATTACKER,
-        &["write-random", &port.to_string(), &seed(), "1000000", "x"],
-    );
+    let mut attacker =
+        place.start(ATTACKER, &["write-random", &port.to_string(), &seed(), "1000000", "x"]);
     until_written(&mut attacker)?;
     third.must_be_exact()?;
     server.must_live("the server")?;
@@ -205,17 +179,7 @@ fn random_redis(place: &Place) -> Verdict {
     sys::bind(fd, sys::home()).expect("bind");
     let port = sys::getsockname(fd).expect("name").port().to_string();
     let _ = sys::close(fd);
-    let words = [
-        redis,
-        "--port",
-        &port,
-        "--save",
-        "",
-        "--appendonly",
-        "no",
-        "--hz",
-        "1",
-    ];
+    let words = [redis, "--port", &port, "--save", "", "--appendonly", "no", "--hz", "1"];
     let mut server = place.start_program(VICTIM, &words.map(String::from), |_| ());
     while !server.line()?.contains("eady to accept") {}
     let words = ["write-random", &port, &seed(), "1000000", "PING\r\n"];
@@ -238,14 +202,10 @@ fn named(place: &Place, server: &Proc, attacker: &Proc, in_the_log: bool) -> Ver
                 || c.contains(&format!("\"peer_pid\": {pid}"))
         }) && c.contains("\"corrupt\"")
     });
-    expect(channel.is_some(), || {
-        format!("netacc_ss does not name process {pid}: {said}")
-    })?;
+    expect(channel.is_some(), || format!("netacc_ss does not name process {pid}: {said}"))?;
     let log = server.log();
     let line = format!("process {pid} (user {ATTACKER})");
-    expect(!in_the_log || log.contains(&line), || {
-        format!("the log does not name {line}: {log}")
-    })
+    expect(!in_the_log || log.contains(&line), || format!("the log does not name {line}: {log}"))
 }
 
 // ---------------------------------------------------------------------------------------------- the attackers
@@ -280,7 +240,8 @@ struct Shared {
 static KNOWN: std::sync::Mutex<Vec<(u64, Shared)>> = std::sync::Mutex::new(Vec::new());
 
 impl Shared {
-    /// All of it, by the kernel's word: mapped a second time, so that it stays when the library lets it go.
+    /// All of it, by the kernel's word: mapped a second time, so that it stays when the library
+    /// lets it go.
     fn all() -> Vec<Shared> {
         let mut known = KNOWN.lock().expect("one thread");
         let maps = std::fs::read_to_string("/proc/self/maps").expect("maps");
@@ -302,17 +263,11 @@ impl Shared {
             let Some((Ok(from), Ok(to))) = ends else {
                 continue;
             };
-            // SAFETY: an old size of 0 makes a second mapping of what is shared there, if anything is.
+            // SAFETY: an old size of 0 makes a second mapping of what is shared there, if anything
+            // is.
             let at = unsafe { libc::mremap(from as *mut _, 0, to - from, libc::MREMAP_MAYMOVE) };
             if at != libc::MAP_FAILED {
-                known.push((
-                    inode,
-                    Shared {
-                        at: at as usize,
-                        words: (to - from) / 8,
-                        is_channel,
-                    },
-                ));
+                known.push((inode, Shared { at: at as usize, words: (to - from) / 8, is_channel }));
             }
         }
         known.iter().map(|(_, shared)| *shared).collect()
@@ -332,12 +287,11 @@ impl Shared {
 
 fn channels() -> Vec<Shared> {
     let all = Shared::all();
-    all.into_iter()
-        .filter(|s| s.is_channel && s.words * 8 >= layout::CHANNEL)
-        .collect()
+    all.into_iter().filter(|s| s.is_channel && s.words * 8 >= layout::CHANNEL).collect()
 }
 
-/// Exchanges messages until the connection is in a slot both ways; which one, in which channel. None: it does not get there.
+/// Exchanges messages until the connection is in a slot both ways; which one, in which channel.
+/// None: it does not get there.
 fn slot_of(fd: Fd, exchange: &mut dyn FnMut(Fd) -> bool) -> Option<(Shared, usize)> {
     let tails = |c: &Shared| -> Vec<[u64; 2]> {
         let tail = |slot, d| c.slot_word(slot, d, layout::TAIL).load(SeqCst);
@@ -391,7 +345,8 @@ fn sleep_after(line: &str) {
     while !order().is_empty() {}
 }
 
-/// Says in both ends' names that slots in use are left, makes the acceptor look at them, and lets the link go.
+/// Says in both ends' names that slots in use are left, makes the acceptor look at them, and lets
+/// the link go.
 fn write_closed(port: u16) {
     let mut echo = ask_and_hear(&[7; 64], 64);
     let mut kept = Vec::new();
@@ -404,9 +359,7 @@ fn write_closed(port: u16) {
         let _ = sys::send(*fd, &SUBSCRIBE, libc::MSG_NOSIGNAL);
         let _ = sys::recv(*fd, &mut [0; 64], 0);
         for d in 0..2 {
-            channel
-                .slot_word(*slot, d, layout::REQUEST)
-                .fetch_or(layout::CLOSED, SeqCst);
+            channel.slot_word(*slot, d, layout::REQUEST).fetch_or(layout::CLOSED, SeqCst);
         }
     }
     // A new connection has the acceptor look at the slots.
@@ -421,14 +374,8 @@ fn write_closed(port: u16) {
         let (level, name) = (libc::SOL_SOCKET, libc::SO_DOMAIN);
         // SAFETY: kernel calls on a number; live words.
         unsafe {
-            let asked = libc::syscall(
-                libc::SYS_getsockopt,
-                fd,
-                level,
-                name,
-                &raw mut domain,
-                &raw mut len,
-            );
+            let asked =
+                libc::syscall(libc::SYS_getsockopt, fd, level, name, &raw mut domain, &raw mut len);
             if asked == 0 && domain == libc::AF_UNIX {
                 libc::syscall(libc::SYS_shutdown, fd, libc::SHUT_RDWR);
             }
@@ -451,7 +398,8 @@ fn each_fd(mut f: impl FnMut(Fd)) {
     all.into_iter().filter(|fd| *fd > 2).for_each(&mut f);
 }
 
-/// Rings every doorbell that it was given, and says that all connections have news: whoever sleeps looks.
+/// Rings every doorbell that it was given, and says that all connections have news: whoever sleeps
+/// looks.
 fn wake_all(victim_side: usize) {
     for channel in channels() {
         let side = victim_side * layout::SIDE / 8;
@@ -466,10 +414,7 @@ fn wake_all(victim_side: usize) {
         if link.to_string_lossy().contains("eventfd") {
             // As the library rings: by a read that does not wait.
             let mut count = [0u8; 8];
-            let part = libc::iovec {
-                iov_base: count.as_mut_ptr().cast(),
-                iov_len: count.len(),
-            };
+            let part = libc::iovec { iov_base: count.as_mut_ptr().cast(), iov_len: count.len() };
             // SAFETY: a kernel call on a number, into a live buffer.
             unsafe {
                 libc::syscall(
@@ -493,7 +438,8 @@ fn dial_quietly(port: u16) -> Fd {
     fd
 }
 
-/// Every word of a slot that is anybody's (each line's words up to the last that is used), and what is written there.
+/// Every word of a slot that is anybody's (each line's words up to the last that is used), and what
+/// is written there.
 fn lies() -> Vec<(usize, usize, u8)> {
     let mut all = Vec::new();
     for d in 0..2 {
@@ -507,8 +453,8 @@ fn lies() -> Vec<(usize, usize, u8)> {
     all
 }
 
-/// Several words that tell a story together: announcements of a path and offsets that nothing comes of. Some have bytes on the carrier, too,
-/// which the attacker's own library does not know of.
+/// Several words that tell a story together: announcements of a path and offsets that nothing comes
+/// of. Some have bytes on the carrier, too, which the attacker's own library does not know of.
 const TALES: std::ops::Range<u8> = 6..18;
 
 fn tell(channel: Shared, slot: usize, d: usize, kind: u8, fd: Fd) {
@@ -539,14 +485,7 @@ fn tell(channel: Shared, slot: usize, d: usize, kind: u8, fd: Fd) {
         unsafe {
             crate::raw::call(
                 libc::SYS_sendto,
-                [
-                    fd as usize,
-                    [7u8; 64].as_ptr() as usize,
-                    64,
-                    libc::MSG_DONTWAIT as usize,
-                    0,
-                    0,
-                ],
+                [fd as usize, [7u8; 64].as_ptr() as usize, 64, libc::MSG_DONTWAIT as usize, 0, 0],
             )
         };
     }
@@ -626,8 +565,8 @@ fn recv_up_to(fd: Fd, buffer: &mut [u8]) -> bool {
     true
 }
 
-/// Clients, one thread each, that exchange until they are told to stop, and then receive with a time-out, again and
-/// again, until `go on`: then the call under way must return.
+/// Clients, one thread each, that exchange until they are told to stop, and then receive with a
+/// time-out, again and again, until `go on`: then the call under way must return.
 fn clients_with_timeouts(port: u16, count: usize) {
     let going = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(true));
     let mut threads = Vec::new();
@@ -680,14 +619,11 @@ fn recv_patiently(fd: Fd, buffer: &mut [u8]) -> bool {
     true
 }
 
-/// Writes `count` words of all shared memory at random, in bursts, while messages go to and fro and calls block.
+/// Writes `count` words of all shared memory at random, in bursts, while messages go to and fro and
+/// calls block.
 fn write_random(port: u16, seed: u64, count: usize, ask: &str) {
     let mut rng = Rng::new(seed);
-    let answer = if ask.starts_with("PING") {
-        7
-    } else {
-        ask.len()
-    };
+    let answer = if ask.starts_with("PING") { 7 } else { ask.len() };
     let mut exchange = ask_and_hear(ask.as_bytes(), answer);
     let mut done = 0;
     let mut connections: Vec<Fd> = Vec::new();

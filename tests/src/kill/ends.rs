@@ -1,7 +1,9 @@
-//! The two ends: the victim, one process per round, and the survivor, which lives through all rounds.
+//! The two ends: the victim, one process per round, and the survivor, which lives through all
+//! rounds.
 //!
-//! They share a page of counters with the runner. The victim notes there each byte for which a send has returned, and
-//! each that it has received; the survivor says what it got, what it sent, and when it saw the end.
+//! They share a page of counters with the runner. The victim notes there each byte for which a send
+//! has returned, and each that it has received; the survivor says what it got, what it sent, and
+//! when it saw the end.
 
 use crate::ctx::recv_exact;
 use crate::pattern::{Pattern, Rng};
@@ -36,8 +38,8 @@ pub const KINDS: [&str; 8] = [
     "rarely-epoll",
 ];
 
-/// The kinds in which the survivor is told when to stop what it does, because a connection whose end dwells in the
-/// kernel is not moved.
+/// The kinds in which the survivor is told when to stop what it does, because a connection whose
+/// end dwells in the kernel is not moved.
 pub const BLOCKING: [&str; 2] = ["victim-blocks", "survivor-blocks"];
 
 const VICTIM_SEED: u64 = 71;
@@ -51,7 +53,8 @@ pub fn victim(args: &[&str]) {
         return;
     };
     let counters = Counters::map(counters_path, COUNTERS);
-    // The runner holds the other end, without the library. It stays open and silent until this process dies.
+    // The runner holds the other end, without the library. It stays open and silent until this
+    // process dies.
     dial(sibling);
     let fd = if *how == "dial" {
         dial(rest.first().expect("an address"))
@@ -67,9 +70,7 @@ pub fn victim(args: &[&str]) {
             let len = rng.range(1, 300);
             speak(fd, &counters, &pattern, len);
             let answer = recv_exact(fd, len);
-            counters
-                .at(RECEIVED)
-                .fetch_add(answer.len() as u64, Ordering::SeqCst);
+            counters.at(RECEIVED).fetch_add(answer.len() as u64, Ordering::SeqCst);
             if answer != Pattern::new(SURVIVOR_SEED).bytes(0, len) {
                 counters.at(WRONG).store(1, Ordering::SeqCst);
             }
@@ -133,9 +134,7 @@ fn listen_once() -> (Fd, Fd) {
 fn speak(fd: Fd, counters: &Counters, pattern: &Pattern, len: usize) {
     let mut at = counters.at(SENT).load(Ordering::SeqCst);
     let bytes = pattern.bytes(at, len);
-    counters
-        .at(INTENDED)
-        .store(at + len as u64, Ordering::SeqCst);
+    counters.at(INTENDED).store(at + len as u64, Ordering::SeqCst);
     let mut done = 0;
     while done < len {
         match sys::send(fd, &bytes[done..], libc::MSG_NOSIGNAL) {
@@ -172,7 +171,8 @@ fn check_survivor(fd: Fd, counters: &Counters, most: usize, pause_ms: u64) {
 
 // ---------------------------------------------------------------------------------------------- the survivor
 
-/// Reads orders from standard input, one per line: `KIND dial ADDR` or `KIND listen`; answers on standard output.
+/// Reads orders from standard input, one per line: `KIND dial ADDR` or `KIND listen`; answers on
+/// standard output.
 pub fn survivor(_args: &[&str]) {
     sys::ignore_signal(libc::SIGPIPE);
     let mut lines = std::io::stdin().lines();
@@ -189,11 +189,7 @@ pub fn survivor(_args: &[&str]) {
             fd
         };
         let name = |a: Result<Addr, E>| a.map(Addr::port).unwrap_or(0);
-        println!(
-            "ports {} {}",
-            name(sys::getsockname(fd)),
-            name(sys::getpeername(fd))
-        );
+        println!("ports {} {}", name(sys::getsockname(fd)), name(sys::getpeername(fd)));
         let mut life = Life {
             fd,
             pattern: Pattern::new(VICTIM_SEED),
@@ -223,7 +219,8 @@ pub fn survivor(_args: &[&str]) {
     }
 }
 
-/// How long a thread has been runnable without running, by the scheduler's count; 0 where it keeps none.
+/// How long a thread has been runnable without running, by the scheduler's count; 0 where it keeps
+/// none.
 pub fn cpu_wait_ns(thread: &str) -> u64 {
     std::fs::read_to_string(format!("{thread}/schedstat"))
         .ok()
@@ -252,7 +249,8 @@ impl Life {
     fn ping_pong(&mut self) -> String {
         let mut buf = vec![0; 4096];
         let answer = Pattern::new(SURVIVOR_SEED);
-        // The victim's next message begins where the last ended, so what was received is what is answered.
+        // The victim's next message begins where the last ended, so what was received is what is
+        // answered.
         loop {
             match sys::recv(self.fd, &mut buf, 0) {
                 Ok(0) => return "EOF".into(),
@@ -354,11 +352,7 @@ impl Life {
         let mut reset = false;
         let mut buf = vec![0; 50_000];
         loop {
-            let events = if sending {
-                libc::POLLIN | libc::POLLOUT
-            } else {
-                libc::POLLIN
-            };
+            let events = if sending { libc::POLLIN | libc::POLLOUT } else { libc::POLLIN };
             let revents = sys::await_events(self.fd, events, 20_000);
             if revents == 0 {
                 return "no-event".into();

@@ -1,5 +1,5 @@
-//! What a killed process may have left behind, as the kernel shows it: processes, files, segments, names of sockets,
-//! and what the other end still holds. Nothing here asks the library.
+//! What a killed process may have left behind, as the kernel shows it: processes, files, segments,
+//! names of sockets, and what the other end still holds. Nothing here asks the library.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -17,30 +17,30 @@ fn processes<T>(f: impl Fn(i32, &Path) -> Option<T>) -> Vec<T> {
         .collect()
 }
 
-/// The fields of `/proc/PID/stat` behind the name, which may hold spaces: state, parent, group, session.
+/// The fields of `/proc/PID/stat` behind the name, which may hold spaces: state, parent, group,
+/// session.
 fn stat(path: &Path) -> Option<Vec<String>> {
     let text = fs::read_to_string(path.join("stat")).ok()?;
     let (_, rest) = text.rsplit_once(')')?;
     Some(rest.split_whitespace().map(String::from).collect())
 }
 
-/// Processes of a session, or with `marker` in their environment: what a process and its descendants are known by.
+/// Processes of a session, or with `marker` in their environment: what a process and its
+/// descendants are known by.
 pub fn descendants(session: i32, marker: &str) -> Vec<String> {
     processes(|pid, path| {
         let fields = stat(path)?;
         let marked = || {
             let environment = fs::read(path.join("environ")).unwrap_or_default();
-            environment
-                .split(|b| *b == 0)
-                .any(|v| v == marker.as_bytes())
+            environment.split(|b| *b == 0).any(|v| v == marker.as_bytes())
         };
         (fields.get(3)?.parse() == Ok(session) || marked())
             .then(|| format!("process {pid} ({})", fields[0]))
     })
 }
 
-/// The abstract socket names with which a process of this network namespace offers shared memory for a TCP port;
-/// with each the inode.
+/// The abstract socket names with which a process of this network namespace offers shared memory
+/// for a TCP port; with each the inode.
 pub fn adverts(port: u16) -> Vec<(String, u64)> {
     let prefix = format!("@netacc/1/{port}/");
     fs::read_to_string("/proc/net/unix")
@@ -55,7 +55,8 @@ pub fn adverts(port: u16) -> Vec<(String, u64)> {
         .collect()
 }
 
-/// Adverts of a port, unless somebody outside of `ours` holds them: the port may have been given to a stranger since.
+/// Adverts of a port, unless somebody outside of `ours` holds them: the port may have been given to
+/// a stranger since.
 pub fn orphaned_adverts(port: u16, ours: &[i32]) -> Vec<String> {
     adverts(port)
         .into_iter()
@@ -69,12 +70,7 @@ pub fn orphaned_adverts(port: u16, ours: &[i32]) -> Vec<String> {
 
 fn holders(inode: u64) -> Vec<i32> {
     let wanted = format!("socket:[{inode}]");
-    processes(|pid, path| {
-        fds(path)
-            .iter()
-            .any(|(_, target)| *target == wanted)
-            .then_some(pid)
-    })
+    processes(|pid, path| fds(path).iter().any(|(_, target)| *target == wanted).then_some(pid))
 }
 
 /// The descriptors of a process and what each is.
@@ -90,8 +86,8 @@ fn fds(path: &Path) -> Vec<(PathBuf, String)> {
         .collect()
 }
 
-/// Files with a name that a process could write: opened for writing, or mapped shared and writable. What has no name
-/// (memfd, deleted) goes with its last user.
+/// Files with a name that a process could write: opened for writing, or mapped shared and writable.
+/// What has no name (memfd, deleted) goes with its last user.
 pub fn writable_files(pid: i32) -> BTreeSet<PathBuf> {
     let path = PathBuf::from(format!("/proc/{pid}"));
     let regular = |target: &str| fs::metadata(target).is_ok_and(|m| m.is_file());
@@ -103,14 +99,9 @@ pub fn writable_files(pid: i32) -> BTreeSet<PathBuf> {
             found.insert(target.into());
         }
     }
-    for line in fs::read_to_string(path.join("maps"))
-        .unwrap_or_default()
-        .lines()
-    {
+    for line in fs::read_to_string(path.join("maps")).unwrap_or_default().lines() {
         let mut fields = line.split_whitespace();
-        let shared = fields
-            .nth(1)
-            .is_some_and(|p| p.contains("ws") || p.contains("wxs"));
+        let shared = fields.nth(1).is_some_and(|p| p.contains("ws") || p.contains("wxs"));
         let target = fields.nth(3).unwrap_or("");
         if shared && regular(target) {
             found.insert(target.into());
@@ -131,14 +122,7 @@ pub fn sysv_segments(pid: i32) -> Vec<String> {
 }
 
 /// Where segments, locks and sockets are put, and where everybody puts everything.
-const PLACES: [&str; 6] = [
-    "/dev/shm",
-    "/dev/mqueue",
-    "/dev/hugepages",
-    "/run",
-    "/var/tmp",
-    "/tmp",
-];
+const PLACES: [&str; 6] = ["/dev/shm", "/dev/mqueue", "/dev/hugepages", "/run", "/var/tmp", "/tmp"];
 
 /// The names in those directories.
 pub fn names() -> BTreeSet<PathBuf> {
@@ -151,17 +135,13 @@ pub fn names() -> BTreeSet<PathBuf> {
         .collect()
 }
 
-/// The new names that are ours by the look of them: with a pid of `ours`, or with the library's name, except in /tmp:
-/// other tests of the project put theirs there.
+/// The new names that are ours by the look of them: with a pid of `ours`, or with the library's
+/// name, except in /tmp: other tests of the project put theirs there.
 pub fn new_names(before: &BTreeSet<PathBuf>, ours: &BTreeSet<i32>) -> Vec<String> {
     names()
         .difference(before)
         .filter(|path| {
-            let name = path
-                .file_name()
-                .unwrap_or_default()
-                .to_string_lossy()
-                .to_lowercase();
+            let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
             let pid = name
                 .split(|c: char| !c.is_ascii_digit())
                 .filter_map(|digits| digits.parse().ok())
@@ -190,10 +170,7 @@ impl Holdings {
             };
             count(format!("fd {kind}"));
         }
-        for line in fs::read_to_string(path.join("maps"))
-            .unwrap_or_default()
-            .lines()
-        {
+        for line in fs::read_to_string(path.join("maps")).unwrap_or_default().lines() {
             let target = line.split_whitespace().nth(5).unwrap_or("");
             if target.starts_with("/memfd:") || target.starts_with("/dev/shm") {
                 count(format!("mapping {target}"));
@@ -237,10 +214,7 @@ mod tests {
         assert!(memfds >= 1 && held.0["thread"] >= 1);
         let mut less = held.clone();
         less.0.remove("fd /memfd:test (deleted)");
-        assert_eq!(
-            held.beyond(&less),
-            [format!("fd /memfd:test (deleted): {memfds}, was 0")]
-        );
+        assert_eq!(held.beyond(&less), [format!("fd /memfd:test (deleted): {memfds}, was 0")]);
         assert_eq!(less.beyond(&held), [""; 0]);
     }
 
@@ -270,10 +244,7 @@ mod tests {
         let address = SocketAddr::from_abstract_name(b"netacc/1/0/7").unwrap();
         let listener = UnixListener::bind_addr(&address).unwrap();
         let me = sys::getpid();
-        assert_eq!(
-            orphaned_adverts(0, &[me]),
-            [format!("socket @netacc/1/0/7, held by [{me}]")]
-        );
+        assert_eq!(orphaned_adverts(0, &[me]), [format!("socket @netacc/1/0/7, held by [{me}]")]);
         assert_eq!(orphaned_adverts(0, &[]), [""; 0]);
         drop(listener);
         assert_eq!(adverts(0), []);
@@ -283,12 +254,10 @@ mod tests {
     fn a_child_is_found_by_its_mark() {
         let marker = format!("NETACC_TEST_ROUND=self-{}", sys::getpid());
         let (key, value) = marker.split_once('=').unwrap();
-        let mut child = std::process::Command::new("sleep")
-            .arg("60")
-            .env(key, value)
-            .spawn()
-            .unwrap();
-        // spawn returns when exec has left the old memory, a moment before the new environment can be read.
+        let mut child =
+            std::process::Command::new("sleep").arg("60").env(key, value).spawn().unwrap();
+        // spawn returns when exec has left the old memory, a moment before the new environment can
+        // be read.
         let mut found = descendants(-1, &marker);
         let late = std::time::Instant::now() + std::time::Duration::from_secs(30);
         while found.is_empty() && std::time::Instant::now() < late {

@@ -89,10 +89,7 @@ fn give(to: Fd) {
 }
 
 fn await_turn(from: Fd) {
-    assert!(
-        sys::read(from, &mut [0; 1]) == Ok(1),
-        "the other process ended"
-    );
+    assert!(sys::read(from, &mut [0; 1]) == Ok(1), "the other process ended");
 }
 
 /// A worker, made before there is a connection: receives one, and serves it.

@@ -1,4 +1,5 @@
-//! Calls and options at their edges: time-outs of every kind, refused descriptors, and what an option wakes.
+//! Calls and options at their edges: time-outs of every kind, refused descriptors, and what an
+//! option wakes.
 
 use crate::ctx::{Ctx, await_bytes, blocked, recv_exact, send_all};
 use crate::pattern::Pattern;
@@ -16,10 +17,7 @@ const SO_RCVTIMEO_NEW: i32 = 66;
 fn receive_bytes(fd: Fd, count: usize, flags: i32, time: (i64, i64)) -> (R, (i64, i64)) {
     let mut bytes = vec![[0u8; 1]; count];
     let mut parts: Vec<&mut [u8]> = bytes.iter_mut().map(|b| &mut b[..]).collect();
-    let mut left = libc::timespec {
-        tv_sec: time.0,
-        tv_nsec: time.1,
-    };
+    let mut left = libc::timespec { tv_sec: time.0, tv_nsec: time.1 };
     let n = sys::recvmmsg_within(fd, &mut parts, flags, Some(&mut left));
     (n.map(|lens| lens.len()), (left.tv_sec, left.tv_nsec))
 }
@@ -38,10 +36,8 @@ fn fill(fd: Fd) {
     while sys::send(fd, b"x", MSG_DONTWAIT).is_ok() {}
 }
 
-const LARGER_BUFFER: &[(&str, &str)] = &[(
-    "rdma",
-    "a send waits for the ring: docs/manual/limits.md, Buffers",
-)];
+const LARGER_BUFFER: &[(&str, &str)] =
+    &[("rdma", "a send waits for the ring: docs/manual/limits.md, Buffers")];
 
 /// Reads when the other end has done with waiting.
 fn fills(t: &Ctx) {
@@ -59,10 +55,7 @@ fn fills(t: &Ctx) {
 /// A blocked `wait` on a full connection ends when SO_SNDBUF grows.
 fn grows(t: &Ctx, wait: fn(Fd) -> String) {
     let fd = t.client();
-    t.log(
-        "small",
-        sys::setopt(fd, SOL_SOCKET, libc::SO_SNDBUF, 10_000),
-    );
+    t.log("small", sys::setopt(fd, SOL_SOCKET, libc::SO_SNDBUF, 10_000));
     let waiter = loop {
         fill(fd);
         let waiter = blocked(move || wait(fd));
@@ -72,19 +65,18 @@ fn grows(t: &Ctx, wait: fn(Fd) -> String) {
         // The kernel had moved some bytes on meanwhile.
         let _ = waiter.join();
     };
-    t.log(
-        "grow",
-        sys::setopt(fd, SOL_SOCKET, libc::SO_SNDBUF, 200_000),
-    );
+    t.log("grow", sys::setopt(fd, SOL_SOCKET, libc::SO_SNDBUF, 200_000));
     t.say(waiter.join().expect("thread"));
     t.tell("full");
     send_all(fd, b"E");
 }
 
-/// TCP holds bytes back for 200 ms. What was looked at within this time has not been sent because the time was over.
+/// TCP holds bytes back for 200 ms. What was looked at within this time has not been sent because
+/// the time was over.
 const SOON_NS: u64 = 100_000_000;
 
-/// Holds bytes back, lets the other end look, and then sends them, `count` in all; once more if the machine was too busy to look in time.
+/// Holds bytes back, lets the other end look, and then sends them, `count` in all; once more if the
+/// machine was too busy to look in time.
 fn holds(t: &Ctx, label: &str, count: usize, hold: impl Fn(), send: impl Fn()) {
     loop {
         let begin = sys::now_ns();
@@ -546,9 +538,6 @@ fn recv_exact_from_pipe(from: Fd, count: usize) -> Vec<u8> {
 /// Shared memory of this process, touched.
 fn shared_kib() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").expect("status");
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("RssShmem:"));
-    line.and_then(|rest| rest.split_whitespace().next()?.parse().ok())
-        .expect("RssShmem")
+    let line = status.lines().find_map(|line| line.strip_prefix("RssShmem:"));
+    line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).expect("RssShmem")
 }

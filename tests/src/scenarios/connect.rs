@@ -99,14 +99,8 @@ pub fn list() -> Vec<Scenario> {
                 let addr = t.hear_addr();
                 let fd = tcp_nonblocking();
                 let first = sys::connect(fd, addr);
-                t.log(
-                    "in progress or done",
-                    first == Err(E(libc::EINPROGRESS)) || first == Ok(0),
-                );
-                t.log(
-                    "poll",
-                    sys::poll_names(sys::await_events(fd, POLLOUT, 5000)),
-                );
+                t.log("in progress or done", first == Err(E(libc::EINPROGRESS)) || first == Ok(0));
+                t.log("poll", sys::poll_names(sys::await_events(fd, POLLOUT, 5000)));
                 t.log("SO_ERROR", sys::getopt(fd, SOL_SOCKET, SO_ERROR));
                 t.log("second", sys::connect(fd, addr));
                 t.log("third", sys::connect(fd, addr));
@@ -128,10 +122,7 @@ pub fn list() -> Vec<Scenario> {
                 t.log("again", sys::connect(fd, dead));
                 let fd = tcp_nonblocking();
                 t.log("non-blocking", sys::connect(fd, dead));
-                t.log(
-                    "poll",
-                    sys::poll_names(sys::await_events(fd, POLLIN | POLLOUT, 5000)),
-                );
+                t.log("poll", sys::poll_names(sys::await_events(fd, POLLIN | POLLOUT, 5000)));
                 t.log("SO_ERROR", sys::getopt(fd, SOL_SOCKET, SO_ERROR).map(E));
                 t.log("SO_ERROR", sys::getopt(fd, SOL_SOCKET, SO_ERROR));
                 let fd = tcp_nonblocking();
@@ -145,10 +136,7 @@ pub fn list() -> Vec<Scenario> {
                 let live = t.listener();
                 let fd = tcp();
                 t.log("refused", sys::connect(fd, dead));
-                t.log(
-                    "the same socket",
-                    sys::connect(fd, sys::getsockname(live).expect("name")),
-                );
+                t.log("the same socket", sys::connect(fd, sys::getsockname(live).expect("name")));
                 let far = sys::accept(live).expect("accept");
                 send_all(far, b"hello");
                 t.log_text("data", &recv_exact(fd, 5));
@@ -175,30 +163,18 @@ pub fn list() -> Vec<Scenario> {
                     let other = tcp();
                     sys::bind(other, addr)
                 });
-                t.log(
-                    "not our address",
-                    sys::bind(tcp(), Addr::V4([192, 0, 2, 250], 0)),
-                );
+                t.log("not our address", sys::bind(tcp(), Addr::V4([192, 0, 2, 250], 0)));
                 let fresh = tcp();
                 t.log("accept without listen", sys::accept(fresh));
                 t.log("listen unbound", sys::listen(fresh, 1));
-                t.log(
-                    "bound by listen",
-                    sys::getsockname(fresh).map(|a| a.port() != 0),
-                );
-                t.log(
-                    "broadcast",
-                    sys::connect(tcp(), Addr::V4([255, 255, 255, 255], 9)),
-                );
+                t.log("bound by listen", sys::getsockname(fresh).map(|a| a.port() != 0));
+                t.log("broadcast", sys::connect(tcp(), Addr::V4([255, 255, 255, 255], 9)));
                 t.log("accept4 flags", sys::accept4(listener, 0x4000_0000));
                 sys::set_nonblocking(listener, true);
                 let far = sys::accept(listener);
                 t.log("accept", far.is_ok());
                 t.log("accept, nothing", sys::accept(listener));
-                t.log(
-                    "poll",
-                    sys::poll_names(sys::await_events(listener, POLLIN | POLLOUT, 0)),
-                );
+                t.log("poll", sys::poll_names(sys::await_events(listener, POLLIN | POLLOUT, 0)));
             },
         ),
         pair(
@@ -209,23 +185,15 @@ pub fn list() -> Vec<Scenario> {
                 t.publish(listener);
                 let (fd, from, len) = sys::accept_addr(listener).expect("accept");
                 t.warm_server(fd);
-                let (local, peer) = (
-                    sys::getsockname(fd).expect("local"),
-                    sys::getpeername(fd).expect("peer"),
-                );
+                let (local, peer) =
+                    (sys::getsockname(fd).expect("local"), sys::getpeername(fd).expect("peer"));
                 t.log("accept told the peer", from == Some(peer));
                 t.log("length", len);
-                t.log(
-                    "local is the listener",
-                    local == sys::getsockname(listener).expect("name"),
-                );
+                t.log("local is the listener", local == sys::getsockname(listener).expect("name"));
                 t.log("hosts", (local.host(), peer.host()));
                 t.tell(&peer.text());
                 t.log("short buffer", sys::getpeername_len(fd, 4));
-                t.log(
-                    "listener has no peer",
-                    sys::getpeername(listener).map(|_| ()),
-                );
+                t.log("listener has no peer", sys::getpeername(listener).map(|_| ()));
                 t.wait("end");
                 t.log("eof", sys::recv(fd, &mut [0; 1], 0));
                 t.log("still named", sys::getpeername(fd) == Ok(peer));
@@ -290,20 +258,14 @@ pub fn list() -> Vec<Scenario> {
                 let fd = t.connect(t.hear_addr().mapped());
                 t.log(
                     "names",
-                    (
-                        sys::getsockname(fd).map(Addr::host),
-                        sys::getpeername(fd).map(Addr::host),
-                    ),
+                    (sys::getsockname(fd).map(Addr::host), sys::getpeername(fd).map(Addr::host)),
                 );
                 exchange_client(t, fd);
             },
         ),
         alone("connect/v6only", "IPV6_V6ONLY refuses IPv4 clients", |t| {
             let fd = sys::socket(AF_INET6, SOCK_STREAM, 0).expect("socket");
-            t.log(
-                "set",
-                sys::setopt(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 1),
-            );
+            t.log("set", sys::setopt(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 1));
             t.log("bind", sys::bind(fd, ANY6));
             t.log("listen", sys::listen(fd, 5));
             let port = sys::getsockname(fd).expect("name").port();
@@ -363,21 +325,17 @@ pub fn list() -> Vec<Scenario> {
                 exchange_client(t, fd);
             },
         ),
-        alone(
-            "connect/to-its-own-port",
-            "a socket connected to itself (simultaneous open)",
-            |t| {
-                let fd = tcp();
-                sys::bind(fd, home()).expect("bind");
-                let addr = sys::getsockname(fd).expect("name");
-                t.log("connect", sys::connect(fd, addr));
-                t.log("names", sys::getsockname(fd) == sys::getpeername(fd));
-                t.log("send", sys::send(fd, b"to myself", 0));
-                t.log_text("recv", &recv_exact(fd, 9));
-                t.log("shutdown", sys::shutdown(fd, libc::SHUT_WR));
-                t.log("eof", sys::recv(fd, &mut [0; 1], 0));
-            },
-        ),
+        alone("connect/to-its-own-port", "a socket connected to itself (simultaneous open)", |t| {
+            let fd = tcp();
+            sys::bind(fd, home()).expect("bind");
+            let addr = sys::getsockname(fd).expect("name");
+            t.log("connect", sys::connect(fd, addr));
+            t.log("names", sys::getsockname(fd) == sys::getpeername(fd));
+            t.log("send", sys::send(fd, b"to myself", 0));
+            t.log_text("recv", &recv_exact(fd, 9));
+            t.log("shutdown", sys::shutdown(fd, libc::SHUT_WR));
+            t.log("eof", sys::recv(fd, &mut [0; 1], 0));
+        }),
         alone(
             "connect/threads",
             "16 threads connect at the same time, each exchanges with a server thread",
@@ -397,22 +355,12 @@ pub fn list() -> Vec<Scenario> {
                             })
                         })
                         .collect();
-                    threads
-                        .into_iter()
-                        .map(|t| t.join().expect("thread"))
-                        .collect::<Vec<_>>()
+                    threads.into_iter().map(|t| t.join().expect("thread")).collect::<Vec<_>>()
                 });
-                let clients: Vec<_> = (0..16)
-                    .map(|_| std::thread::spawn(move || call(addr, 100)))
-                    .collect();
-                t.log(
-                    "clients",
-                    clients.into_iter().all(|c| c.join().expect("thread")),
-                );
-                t.log(
-                    "ends",
-                    server.join().expect("thread").iter().all(|r| *r == Ok(0)),
-                );
+                let clients: Vec<_> =
+                    (0..16).map(|_| std::thread::spawn(move || call(addr, 100))).collect();
+                t.log("clients", clients.into_iter().all(|c| c.join().expect("thread")));
+                t.log("ends", server.join().expect("thread").iter().all(|r| *r == Ok(0)));
             },
         ),
         pair(
@@ -421,14 +369,11 @@ pub fn list() -> Vec<Scenario> {
             |t| {
                 let listener = t.listener();
                 t.publish(listener);
-                let children: Vec<_> = (0..4)
-                    .map(|_| t.child(|_| echo_until_stopped(listener).to_string()))
-                    .collect();
+                let children: Vec<_> =
+                    (0..4).map(|_| t.child(|_| echo_until_stopped(listener).to_string())).collect();
                 sys::close(listener).expect("close");
-                let served: usize = children
-                    .into_iter()
-                    .map(|c| c.join().parse().unwrap_or(0))
-                    .sum();
+                let served: usize =
+                    children.into_iter().map(|c| c.join().parse().unwrap_or(0)).sum();
                 t.log("served", served);
             },
             |t| {
@@ -447,14 +392,11 @@ pub fn list() -> Vec<Scenario> {
             |t| {
                 let listener = t.listener();
                 t.publish(listener);
-                let children: Vec<_> = (0..4)
-                    .map(|_| t.child(|_| echo_until_stopped(listener).to_string()))
-                    .collect();
+                let children: Vec<_> =
+                    (0..4).map(|_| t.child(|_| echo_until_stopped(listener).to_string())).collect();
                 sys::close(listener).expect("close");
-                let served: usize = children
-                    .into_iter()
-                    .map(|c| c.join().parse().unwrap_or(0))
-                    .sum();
+                let served: usize =
+                    children.into_iter().map(|c| c.join().parse().unwrap_or(0)).sum();
                 t.log("served", served);
             },
             |t| {
@@ -462,10 +404,7 @@ pub fn list() -> Vec<Scenario> {
                 let threads: Vec<_> = (0..8)
                     .map(|_| std::thread::spawn(move || (0..10).all(|_| call(addr, 20))))
                     .collect();
-                t.log(
-                    "right",
-                    threads.into_iter().all(|c| c.join().expect("thread")),
-                );
+                t.log("right", threads.into_iter().all(|c| c.join().expect("thread")));
                 for _ in 0..4 {
                     t.log("stop", stop(addr));
                 }
@@ -544,10 +483,7 @@ pub fn list() -> Vec<Scenario> {
                 let addr = t.hear_addr();
                 for _ in 0..2 {
                     let fd = tcp();
-                    t.log(
-                        "sendto",
-                        sys::sendto(fd, b"fast open", libc::MSG_FASTOPEN, Some(addr)),
-                    );
+                    t.log("sendto", sys::sendto(fd, b"fast open", libc::MSG_FASTOPEN, Some(addr)));
                     t.log("peer", sys::getpeername(fd) == Ok(addr));
                     t.warm_client(fd);
                     exchange_client(t, fd);
@@ -570,10 +506,7 @@ pub fn list() -> Vec<Scenario> {
                 let addr = t.hear_addr();
                 for _ in 0..2 {
                     let fd = tcp();
-                    t.log(
-                        "set",
-                        sys::setopt(fd, libc::IPPROTO_TCP, libc::TCP_FASTOPEN_CONNECT, 1),
-                    );
+                    t.log("set", sys::setopt(fd, libc::IPPROTO_TCP, libc::TCP_FASTOPEN_CONNECT, 1));
                     t.log("connect", sys::connect(fd, addr));
                     t.warm_client(fd);
                     exchange_client(t, fd);
@@ -585,10 +518,7 @@ pub fn list() -> Vec<Scenario> {
             "TCP_DEFER_ACCEPT: accept returns when data is there",
             |t| {
                 let listener = t.listener();
-                t.log(
-                    "set",
-                    sys::setopt(listener, libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, 3),
-                );
+                t.log("set", sys::setopt(listener, libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, 3));
                 t.publish(listener);
                 let fd = sys::accept(listener).expect("accept");
                 t.log_text("data", &recv_exact(fd, 5));
@@ -663,10 +593,7 @@ pub fn list() -> Vec<Scenario> {
                         send_all(*fd, &ask);
                     }
                 }
-                t.log(
-                    "ends",
-                    fds.iter().all(|fd| sys::recv(*fd, &mut [0; 1], 0) == Ok(0)),
-                );
+                t.log("ends", fds.iter().all(|fd| sys::recv(*fd, &mut [0; 1], 0) == Ok(0)));
             },
             |t| {
                 let fds = t.clients(150);
@@ -715,10 +642,7 @@ pub fn list() -> Vec<Scenario> {
                 extern "C" fn nothing(_: libc::c_int) {}
                 let listener = t.listener();
                 sys::on_signal(libc::SIGUSR1, nothing, 0).expect("sigaction");
-                t.log(
-                    "accept",
-                    super::poll::interrupted(libc::SIGUSR1, || sys::accept(listener)),
-                );
+                t.log("accept", super::poll::interrupted(libc::SIGUSR1, || sys::accept(listener)));
                 sys::on_signal(libc::SIGUSR1, nothing, libc::SA_RESTART).expect("sigaction");
                 let fd = super::poll::interrupted(libc::SIGUSR1, || {
                     t.publish(listener);

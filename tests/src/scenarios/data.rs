@@ -46,12 +46,7 @@ fn duplex(fd: i32, mut sender: Sender, mut receiver: Receiver, total: u64, max: 
             events |= POLLIN;
         }
         let revents = sys::await_events(fd, events, 10_000);
-        assert!(
-            revents != 0,
-            "stuck at {} sent, {} received",
-            sender.sent,
-            receiver.received
-        );
+        assert!(revents != 0, "stuck at {} sent, {} received", sender.sent, receiver.received);
         if revents & POLLIN != 0 {
             match receiver.step(max.min((total - receiver.received) as usize), 0) {
                 Ok(0) => panic!("EOF after {}", receiver.received),
@@ -440,8 +435,9 @@ pub fn list() -> Vec<Scenario> {
                 let fd = t.client();
                 sys::set_nonblocking(fd, true);
                 let mut sender = t.sender(fd, 14);
-                // TCP moves bytes to the receiver for a while after EAGAIN, on a busy machine for long: full is what every call says
-                // is full, and is still when all have been asked.
+                // TCP moves bytes to the receiver for a while after EAGAIN, on a busy machine for
+                // long: full is what every call says is full, and is still when all have been
+                // asked.
                 let bound = 64 << 20;
                 while sender.sent <= bound {
                     match sender.step(60_000, 0) {
@@ -635,7 +631,8 @@ pub fn list() -> Vec<Scenario> {
                 t.log("at eof", sys::fionread(fd));
             },
             |t| {
-                // The lowest free numbers are where the library makes its own descriptors (docs/manual/limits.md): not at the closed one.
+                // The lowest free numbers are where the library makes its own descriptors
+                // (docs/manual/limits.md): not at the closed one.
                 let low = sys::pipe();
                 let fd = t.client();
                 t.log("outq", sys::outq(fd));
@@ -1078,7 +1075,8 @@ pub fn list() -> Vec<Scenario> {
                 sys::setopt(fd, SOL_SOCKET, libc::SO_RCVLOWAT, 2).expect("SO_RCVLOWAT");
                 t.tell("taken back");
                 t.wait("read");
-                // A reader that is slow: the sender has to wait for longer than the library waits for it.
+                // A reader that is slow: the sender has to wait for longer than the library waits
+                // for it.
                 sys::sleep_ms(200);
                 let got = recv_exact(fd, total);
                 t.log("first error", Pattern::new(9).first_error(0, &got));
@@ -1127,7 +1125,8 @@ pub fn list() -> Vec<Scenario> {
             |t| {
                 let fd = t.client();
                 t.log("sendmmsg", sys::sendmmsg(fd, &[b"one", b"", b"three", b"and the fourth"], 0).map(|v| v.len()));
-                // The total is 3 + 0 + 5 + 14 = 22 bytes, of which 21 are awaited and 5 + 5 + 12 are read.
+                // The total is 3 + 0 + 5 + 14 = 22 bytes, of which 21 are awaited and 5 + 5 + 12
+                // are read.
                 t.wait("go");
                 send_all(fd, b"abc");
                 t.wait("go");

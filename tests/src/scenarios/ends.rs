@@ -1,4 +1,5 @@
-//! How an end hears that its peer has closed or died when it does not receive: it only sends, waits for room, or polls without waiting.
+//! How an end hears that its peer has closed or died when it does not receive: it only sends, waits
+//! for room, or polls without waiting.
 
 use crate::ctx::{Child, Ctx, await_bytes, blocked, recv_exact, send_all};
 use crate::scenario::{Scenario, pair};
@@ -8,17 +9,16 @@ use libc::{
     SIGUSR1,
 };
 
-/// How a process ends without closing its connections: by `kill -9`, a signal's default action, `_exit`.
+/// How a process ends without closing its connections: by `kill -9`, a signal's default action,
+/// `_exit`.
 pub(super) const DEATHS: [i32; 3] = [SIGKILL, SIGTERM, SIGUSR1];
 
 // docs/manual/limits.md: "close and shutdown over RDMA", "Death over RDMA".
 const LATER: &[(&str, &str)] = &[("rdma", "the FIN follows a round trip or two later")];
 pub(super) const RESETS: &[(&str, &str)] =
     &[("rdma", "a process that dies on RDMA resets its connections")];
-const KEPT: &[(&str, &str)] = &[(
-    "rdma",
-    "queue pairs and their memory are kept for the next connections",
-)];
+const KEPT: &[(&str, &str)] =
+    &[("rdma", "queue pairs and their memory are kept for the next connections")];
 
 extern "C" fn end_now(_: libc::c_int) {
     sys::exit_now(0)
@@ -42,7 +42,8 @@ pub(super) fn end(child: Child, death: i32) {
     let _ = child.join();
 }
 
-/// A server that is a process of its own for each of [`DEATHS`], and ends in that way when the client says so.
+/// A server that is a process of its own for each of [`DEATHS`], and ends in that way when the
+/// client says so.
 pub(super) fn dying_servers(t: &Ctx, count: usize, work: fn(&Ctx, &[Fd])) {
     for death in DEATHS {
         // A port of its own: no client has heard of the one before.
@@ -115,51 +116,28 @@ fn all_masks(t: &Ctx, fd: Fd) {
         let events = [POLLIN, POLLOUT, POLLRDHUP]
             .iter()
             .enumerate()
-            .fold(
-                0,
-                |all, (i, e)| if mask >> i & 1 != 0 { all | e } else { all },
-            );
-        t.log(
-            &sys::poll_names(events),
-            sys::poll_names(poll_now(fd, events)),
-        );
+            .fold(0, |all, (i, e)| if mask >> i & 1 != 0 { all | e } else { all });
+        t.log(&sys::poll_names(events), sys::poll_names(poll_now(fd, events)));
     }
-    let sets = Sets {
-        read: vec![fd],
-        write: vec![fd],
-        except: vec![fd],
-    };
+    let sets = Sets { read: vec![fd], write: vec![fd], except: vec![fd] };
     let (n, sets, _) = sys::select(fd + 1, &sets, Some(0)).expect("select");
-    t.log(
-        "select",
-        (n, sets.read.len(), sets.write.len(), sets.except.len()),
-    );
+    t.log("select", (n, sets.read.len(), sets.write.len(), sets.except.len()));
 }
 
 /// Ways to wait for room, as long as it takes, each with what it says then.
 const WAITS: [(&str, fn(Fd) -> String); 6] = [
-    ("poll", |fd| {
-        sys::poll_names(sys::await_events(fd, POLLOUT, -1) & POLLOUT)
-    }),
+    ("poll", |fd| sys::poll_names(sys::await_events(fd, POLLOUT, -1) & POLLOUT)),
     ("select", |fd| {
-        let sets = Sets {
-            write: vec![fd],
-            ..Sets::default()
-        };
+        let sets = Sets { write: vec![fd], ..Sets::default() };
         format!("{:?}", sys::select(fd + 1, &sets, None).map(|r| r.0))
     }),
     ("epoll, level", |fd| epoll_out(fd, 0)),
     ("epoll, edge", |fd| epoll_out(fd, EPOLLET as u32)),
     // (In the middle of a reset the kernel may say the one and not yet the other.)
-    ("poll without waiting", |fd| {
-        format!("{:?}", poll_until(fd, POLLOUT) != 0)
-    }),
+    ("poll without waiting", |fd| format!("{:?}", poll_until(fd, POLLOUT) != 0)),
     ("send", |fd| {
         // The first may still have gone; a further one fails.
-        format!(
-            "{:?}",
-            until_it_fails(100_000, 0, || sys::send(fd, &[1; 4096], MSG_NOSIGNAL)).1
-        )
+        format!("{:?}", until_it_fails(100_000, 0, || sys::send(fd, &[1; 4096], MSG_NOSIGNAL)).1)
     }),
 ];
 
@@ -172,7 +150,8 @@ fn epoll_out(fd: Fd, more: u32) -> String {
     sys::epoll_names(said)
 }
 
-/// Waits for room on full connections in each way, has the peer end meanwhile, and says what each waiter heard.
+/// Waits for room on full connections in each way, has the peer end meanwhile, and says what each
+/// waiter heard.
 fn wait_for_room(t: &Ctx, fds: &[Fd]) {
     for fd in fds {
         fill(*fd);
@@ -184,15 +163,7 @@ fn wait_for_room(t: &Ctx, fds: &[Fd]) {
             let (fd, wait) = (*fd, *wait);
             let body = move || wait(fd);
             let looks = name.contains("without");
-            (
-                name,
-                fd,
-                if looks {
-                    std::thread::spawn(body)
-                } else {
-                    blocked(body)
-                },
-            )
+            (name, fd, if looks { std::thread::spawn(body) } else { blocked(body) })
         })
         .collect();
     t.tell("end");
@@ -201,10 +172,7 @@ fn wait_for_room(t: &Ctx, fds: &[Fd]) {
         t.log(name, thread.join().expect("thread"));
         let send = || sys::send(fd, &[1; 64], MSG_NOSIGNAL | MSG_DONTWAIT);
         let (e, soon) = until_it_fails(1000, 1, send);
-        t.log(
-            "send",
-            (soon, matches!(e, E(libc::EPIPE | libc::ECONNRESET))),
-        );
+        t.log("send", (soon, matches!(e, E(libc::EPIPE | libc::ECONNRESET))));
     }
 }
 
@@ -213,15 +181,9 @@ const SENDS: [(&str, fn(Fd) -> R); 7] = [
     ("write", |fd| sys::write(fd, b"x")),
     ("writev", |fd| sys::writev(fd, &[b"x", b"y"])),
     ("sendto", |fd| sys::sendto(fd, b"x", MSG_NOSIGNAL, None)),
-    ("sendmsg", |fd| {
-        sys::sendmsg(fd, &[b"x", b"y"], MSG_NOSIGNAL)
-    }),
-    ("sendmmsg", |fd| {
-        sys::sendmmsg(fd, &[b"x"], MSG_NOSIGNAL).map(|n| n.len())
-    }),
-    ("large", |fd| {
-        sys::send(fd, &[0; 100_000], MSG_NOSIGNAL | MSG_DONTWAIT).map(|_| 1)
-    }),
+    ("sendmsg", |fd| sys::sendmsg(fd, &[b"x", b"y"], MSG_NOSIGNAL)),
+    ("sendmmsg", |fd| sys::sendmmsg(fd, &[b"x"], MSG_NOSIGNAL).map(|n| n.len())),
+    ("large", |fd| sys::send(fd, &[0; 100_000], MSG_NOSIGNAL | MSG_DONTWAIT).map(|_| 1)),
 ];
 
 pub fn list() -> Vec<Scenario> {
@@ -353,8 +315,9 @@ pub fn list() -> Vec<Scenario> {
                     t.wait("ready");
                     t.tell("end");
                     t.wait("ended");
-                    // (A send a millisecond: who looks after the peer's end may need a moment. What is sent in that moment counts as unread by
-                    // the dead: docs/manual/limits.md, "Death with unread bytes".)
+                    // (A send a millisecond: who looks after the peer's end may need a moment. What
+                    // is sent in that moment counts as unread by the dead: docs/manual/limits.md,
+                    // "Death with unread bytes".)
                     let (e, soon) =
                         until_it_fails(1000, 1, || sys::send(fd, &[1; 64], MSG_NOSIGNAL));
                     let gone = matches!(e, E(libc::EPIPE | libc::ECONNRESET));
@@ -597,8 +560,9 @@ pub fn list() -> Vec<Scenario> {
                     sys::close(set).expect("close");
                     if round == 3 {
                         before = sizes();
-                        // The doorbell of the one set that there is at a time is made with the first fast connection in it, and kept.
-                        // Where nobody waits until a connection is fast, that may be later.
+                        // The doorbell of the one set that there is at a time is made with the
+                        // first fast connection in it, and kept. Where nobody waits until a
+                        // connection is fast, that may be later.
                         before.0 += usize::from(!t.waits_until_fast());
                     }
                 }
@@ -637,10 +601,7 @@ pub fn list() -> Vec<Scenario> {
 fn sizes() -> (usize, usize) {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     // (The library's own count, too.)
-    (
-        std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count),
-        maps.lines().count(),
-    )
+    (std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count), maps.lines().count())
 }
 
 /// (Threads and the heap come and go.)

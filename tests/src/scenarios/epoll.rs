@@ -30,7 +30,8 @@ const ENDING: usize = 4;
 const BESIDE: u64 = 1500;
 const UNORDERED: &[(&str, &str)] = &[BETWEEN_HOSTS];
 
-/// A transcript line with the events by name, sorted by data: the order within one call is not promised.
+/// A transcript line with the events by name, sorted by data: the order within one call is not
+/// promised.
 fn show(t: &Ctx, label: &str, events: Events) {
     t.log(
         label,
@@ -67,15 +68,16 @@ fn fill(fd: Fd) -> usize {
     }
 }
 
-/// Whether the connection may change its path in the middle of the scenario (the modes early and switch).
+/// Whether the connection may change its path in the middle of the scenario (the modes early and
+/// switch).
 fn path_moves() -> bool {
     ["NETACC_TEST_SWITCH", "NACC_CONN_TCP_FIRST"]
         .iter()
         .any(|name| std::env::var_os(name).is_some())
 }
 
-/// No event is due. A registration that has just changed hands between the library and the kernel may report what it reported
-/// before once more: one event, of something that is so.
+/// No event is due. A registration that has just changed hands between the library and the kernel
+/// may report what it reported before once more: one event, of something that is so.
 fn once_more(t: &Ctx, label: &str, set: Fd, fd: Fd) {
     let mut events = sys::epoll_wait(set, 8, 20);
     if let Ok(list) = &events
@@ -98,9 +100,9 @@ fn no_edge(t: &Ctx, label: &str, set: Fd, fd: Fd) {
     }
 }
 
-/// A client that does what the server tells it: `bN` sends a byte on connection N, `sN` half-closes, `cN` closes, `dN` receives as
-/// many bytes as the next word says, `lN` puts its end into two sets: from then on it sends over the kernel, whatever is
-/// unread where it sent before.
+/// A client that does what the server tells it: `bN` sends a byte on connection N, `sN`
+/// half-closes, `cN` closes, `dN` receives as many bytes as the next word says, `lN` puts its end
+/// into two sets: from then on it sends over the kernel, whatever is unread where it sent before.
 fn obedient(t: &Ctx, count: usize) {
     let fds = t.clients(count);
     obey(t, &fds);
@@ -150,9 +152,7 @@ fn order_of(round: usize) -> Vec<usize> {
     let mut list: Vec<usize> = (0..WORTH_SORTING).collect();
     let mut seed = round * 7919 + 12345;
     for i in (1..WORTH_SORTING).rev() {
-        seed = seed
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         list.swap(i, (seed >> 33) % (i + 1));
     }
     list
@@ -198,8 +198,8 @@ fn stage(listener: Fd, e: Fd, data: u64) -> Fd {
     }
 }
 
-/// Has all connections sent to while nobody waits, and looks in which order they are reported. While paths move, a connection can be on
-/// TCP and its neighbour not, and their order is not kept.
+/// Has all connections sent to while nobody waits, and looks in which order they are reported.
+/// While paths move, a connection can be on TCP and its neighbour not, and their order is not kept.
 fn in_order(t: &Ctx, events: u32, room: usize) {
     let fds = t.servers(WORTH_SORTING);
     let e = set();
@@ -237,8 +237,9 @@ fn four_bytes(t: &Ctx) {
     sys::close(fd).expect("close");
 }
 
-/// Waits until `count` different registrations have been reported; the events of each, together. The library may leave
-/// the kernel's descriptors to one of the next waits, so one call need not report all; each must report something.
+/// Waits until `count` different registrations have been reported; the events of each, together.
+/// The library may leave the kernel's descriptors to one of the next waits, so one call need not
+/// report all; each must report something.
 fn collect(set: Fd, max: usize, count: usize) -> Events {
     let mut seen = BTreeMap::new();
     for _ in 0..200 {
@@ -251,14 +252,12 @@ fn collect(set: Fd, max: usize, count: usize) -> Events {
             break;
         }
     }
-    Ok(seen
-        .into_iter()
-        .map(|(data, events)| (events, data))
-        .collect())
+    Ok(seen.into_iter().map(|(data, events)| (events, data)).collect())
 }
 
-/// Waits until each registration has been reported at least so: what a call of its own brings (an edge that comes with another's event,
-/// a connection that changes its path) may come in the next. Nothing that was not expected may come.
+/// Waits until each registration has been reported at least so: what a call of its own brings (an
+/// edge that comes with another's event, a connection that changes its path) may come in the next.
+/// Nothing that was not expected may come.
 fn collect_until(set: Fd, expected: &[(u64, u32)]) -> Events {
     let mut seen = BTreeMap::new();
     let begin = sys::now_ns();
@@ -272,27 +271,21 @@ fn collect_until(set: Fd, expected: &[(u64, u32)]) -> Events {
             break;
         }
     }
-    Ok(seen
-        .into_iter()
-        .map(|(data, events)| (events, data))
-        .collect())
+    Ok(seen.into_iter().map(|(data, events)| (events, data)).collect())
 }
 
-/// As [`once_more`], beside a level-triggered registration (with `data`) that is reported each time.
+/// As [`once_more`], beside a level-triggered registration (with `data`) that is reported each
+/// time.
 fn once_more_beside(t: &Ctx, label: &str, set: Fd, fd: Fd, data: u64) {
     let mut events = sys::epoll_wait(set, 8, 5000);
     if let Ok(list) = &events
         && list.len() > 1
-        && list
-            .iter()
-            .all(|(seen, _)| seen & !(sys::await_events(fd, *seen as i16, 0) as u32) == 0)
+        && list.iter().all(|(seen, _)| seen & !(sys::await_events(fd, *seen as i16, 0) as u32) == 0)
     {
         events = sys::epoll_wait(set, 8, 5000);
     }
     assert!(
-        events
-            .as_ref()
-            .is_ok_and(|list| list.iter().any(|e| e.1 == data)),
+        events.as_ref().is_ok_and(|list| list.iter().any(|e| e.1 == data)),
         "{label}: {events:x?}"
     );
     show(t, label, events);
@@ -1120,7 +1113,8 @@ pub fn list() -> Vec<Scenario> {
                 await_bytes(fd, 1);
                 t.log("stop", sys::kill(peer, libc::SIGSTOP));
                 add(b, fd, IN | ET, 2);
-                // The library gets the byte back from the peer, and may wait until that runs again; what is reported is there.
+                // The library gets the byte back from the peer, and may wait until that runs again;
+                // what is reported is there.
                 let waiter = blocked(move || {
                     let events = (sys::epoll_wait(a, 8, 10_000), sys::epoll_wait(b, 8, 10_000));
                     (events, sys::recv(fd, &mut [0; 8], MSG_DONTWAIT))

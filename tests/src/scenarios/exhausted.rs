@@ -1,4 +1,5 @@
-//! The process has no address space left: what it is, it stays; what begins is on TCP; and when there is memory again all is as before.
+//! The process has no address space left: what it is, it stays; what begins is on TCP; and when
+//! there is memory again all is as before.
 
 use crate::ctx::{await_bytes, recv_exact, send_all};
 use crate::scenario::{Scenario, pair};
@@ -134,15 +135,8 @@ static LARGE: [u8; 1 << 20] = [7; 1 << 20];
 extern "C" fn small_calls(fd: Fd, other: Fd) -> i32 {
     let mut byte = [1u8; 1];
     let at = byte.as_mut_ptr().cast();
-    let mut p = libc::pollfd {
-        fd,
-        events: POLLIN,
-        revents: 0,
-    };
-    let mut event = libc::epoll_event {
-        events: EPOLLIN as u32,
-        u64: 1,
-    };
+    let mut p = libc::pollfd { fd, events: POLLIN, revents: 0 };
+    let mut event = libc::epoll_event { events: EPOLLIN as u32, u64: 1 };
     let mut done = 0;
     // SAFETY: libc's calls with their arguments.
     unsafe {
@@ -164,7 +158,8 @@ extern "C" fn small_calls(fd: Fd, other: Fd) -> i32 {
     done
 }
 
-/// Sends a megabyte, so that much of it is under way when an option takes the connection back to TCP; then a file.
+/// Sends a megabyte, so that much of it is under way when an option takes the connection back to
+/// TCP; then a file.
 extern "C" fn large_calls(fd: Fd, _: Fd) -> i32 {
     let mut done = 0;
     // SAFETY: libc's calls with their arguments.
@@ -199,14 +194,13 @@ fn without() {
     sys::refuse_memory(true);
 }
 
-/// As many descriptors as the limit lets be, at most 5,000: an empty pipe's, and these in their midst and at their end.
+/// As many descriptors as the limit lets be, at most 5,000: an empty pipe's, and these in their
+/// midst and at their end.
 pub fn crowd(fds: &[Fd]) -> Vec<Fd> {
     let most = (sys::nofile_limit().1 - 200).min(5000);
     sys::set_nofile_limit(most + 100).expect("setrlimit");
     let [from, _] = sys::pipe();
-    let mut all: Vec<Fd> = (2..most - 50)
-        .map(|_| sys::dup(from).expect("dup"))
-        .collect();
+    let mut all: Vec<Fd> = (2..most - 50).map(|_| sys::dup(from).expect("dup")).collect();
     all.insert(all.len() / 2, fds[0]);
     all.extend(&fds[1..]);
     all

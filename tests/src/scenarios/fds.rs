@@ -73,10 +73,7 @@ pub fn list() -> Vec<Scenario> {
                 for name in names {
                     feed(t, 500);
                     receiver.accept(&recv_exact(name, 500));
-                    t.log(
-                        "poll",
-                        sys::poll_names(sys::await_events(name, libc::POLLOUT, 0)),
-                    );
+                    t.log("poll", sys::poll_names(sys::await_events(name, libc::POLLOUT, 0)));
                     t.log("close", sys::close(name));
                     t.log("closed", sys::recv(name, &mut [0; 1], 0));
                     if name != names[5] {
@@ -336,10 +333,7 @@ pub fn list() -> Vec<Scenario> {
                 let mut receiver = t.receiver(moved, 1);
                 feed(t, 20_000);
                 receiver.accept(&recv_exact(moved, 20_000));
-                t.log(
-                    "cloexec",
-                    sys::close_range(3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC),
-                );
+                t.log("cloexec", sys::close_range(3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC));
                 t.log("flag", sys::fcntl(moved, F_GETFD, 0));
                 t.log("bad flags", sys::close_range(3, 10, 999));
                 t.log("bad range", sys::close_range(10, 3, 0));
@@ -446,10 +440,7 @@ pub fn list() -> Vec<Scenario> {
             |t| {
                 let fd = t.client();
                 t.log("socket", sys::file_type(fd).map(|m| m == libc::S_IFSOCK));
-                t.log(
-                    "acceptconn",
-                    sys::getopt(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN),
-                );
+                t.log("acceptconn", sys::getopt(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN));
                 t.meet("end");
             },
         ),
@@ -480,10 +471,7 @@ pub fn list() -> Vec<Scenario> {
                 t.log("off", sys::fcntl(fd, F_SETFL, 0));
                 t.log("dontwait", sys::recv(fd, &mut [0; 1], MSG_DONTWAIT));
                 t.log("cloexec", sys::fcntl(fd, F_SETFD, libc::FD_CLOEXEC));
-                t.log(
-                    "flags",
-                    (sys::fcntl(fd, F_GETFD, 0), sys::fcntl(twin, F_GETFD, 0)),
-                );
+                t.log("flags", (sys::fcntl(fd, F_GETFD, 0), sys::fcntl(twin, F_GETFD, 0)));
                 t.log("FIOCLEX", sys::ioctl_int(twin, 0x5451, &mut off));
                 t.log("flag", sys::fcntl(twin, F_GETFD, 0));
                 t.log("FIONCLEX", sys::ioctl_int(twin, 0x5450, &mut off));
@@ -502,10 +490,7 @@ pub fn list() -> Vec<Scenario> {
                 t.wait("second");
                 let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
                 let second = sys::socket(libc::AF_INET, kind, 0).expect("socket");
-                t.log(
-                    "flags",
-                    sys::fcntl(second, F_GETFL, 0).map(|f| f as i32 & O_NONBLOCK != 0),
-                );
+                t.log("flags", sys::fcntl(second, F_GETFL, 0).map(|f| f as i32 & O_NONBLOCK != 0));
                 t.log("cloexec", sys::fcntl(second, F_GETFD, 0));
                 let _ = sys::connect(second, addr);
                 t.meet("end");
@@ -517,7 +502,8 @@ pub fn list() -> Vec<Scenario> {
             "a number that is reused by a file, a pipe, a socket right after close is what it is now",
             |t| {
                 let fds = t.servers(2);
-                // The listener's number is free again: take it, so that the next one is the connection's.
+                // The listener's number is free again: take it, so that the next one is the
+                // connection's.
                 sys::dup(0).expect("dup");
                 t.log("close", sys::close(fds[0]));
                 let file = sys::anonymous_file(b"file").expect("file");
@@ -526,10 +512,7 @@ pub fn list() -> Vec<Scenario> {
                 t.log("read", sys::read(file, &mut buf));
                 t.log("recv", sys::recv(file, &mut buf, 0));
                 t.log("seek", sys::lseek(file, 1, libc::SEEK_SET));
-                t.log(
-                    "poll",
-                    sys::poll_names(sys::await_events(file, libc::POLLIN, 0)),
-                );
+                t.log("poll", sys::poll_names(sys::await_events(file, libc::POLLIN, 0)));
                 t.log("close", sys::close(file));
                 let udp = sys::socket(libc::AF_INET, libc::SOCK_DGRAM, 0).expect("socket");
                 t.log("same number", udp == fds[0]);
@@ -554,10 +537,7 @@ pub fn list() -> Vec<Scenario> {
                 t.log("TCGETS", sys::ioctl_int(fd, libc::TCGETS, &mut value));
                 t.log("unknown", sys::ioctl_int(fd, 0xDEAD, &mut value));
                 t.log("SIOCGPGRP", sys::ioctl_int(fd, 0x8904, &mut value));
-                t.log(
-                    "FIONREAD by SIOCINQ",
-                    sys::ioctl_int(fd, 0x541B, &mut value),
-                );
+                t.log("FIONREAD by SIOCINQ", sys::ioctl_int(fd, 0x541B, &mut value));
                 send_all(fd, b"alive");
                 t.log_text("data", &recv_exact(fd, 2));
             },
@@ -580,10 +560,7 @@ pub fn list() -> Vec<Scenario> {
                 let fd = t.server();
                 sys::on_signal(libc::SIGIO, count, libc::SA_RESTART).expect("sigaction");
                 t.log("own", sys::fcntl(fd, libc::F_SETOWN, sys::getpid()));
-                t.log(
-                    "owner",
-                    sys::fcntl(fd, libc::F_GETOWN, 0) == Ok(sys::getpid() as usize),
-                );
+                t.log("owner", sys::fcntl(fd, libc::F_GETOWN, 0) == Ok(sys::getpid() as usize));
                 t.log("async", sys::fcntl(fd, F_SETFL, libc::O_ASYNC | O_NONBLOCK));
                 t.tell("go");
                 let deadline = sys::now_ns() + 5_000_000_000;
@@ -684,63 +661,47 @@ pub fn list() -> Vec<Scenario> {
             ("switch", PIDFD_GETFD),
         ])
         .passed_through(),
-        alone(
-            "fds/other-kinds",
-            "pipes, unix sockets, UDP, files and ttys are not touched",
-            |t| {
-                let mut buf = [0; 16];
-                let [from, to] = sys::pipe();
-                t.log("pipe", (sys::write(to, b"abc"), sys::read(from, &mut buf)));
-                for kind in [libc::SOCK_STREAM, libc::SOCK_DGRAM, libc::SOCK_SEQPACKET] {
-                    let [a, b] = sys::socketpair(kind).expect("socketpair");
-                    t.log(
-                        "unix",
-                        (sys::send(a, b"hello", 0), sys::recv(b, &mut buf, 0)),
-                    );
-                    t.log(
-                        "peek",
-                        (
-                            sys::send(a, b"hello", 0),
-                            sys::recv(b, &mut buf, libc::MSG_PEEK),
-                            sys::fionread(b),
-                        ),
-                    );
-                    t.log("shutdown", sys::shutdown(a, libc::SHUT_WR));
-                }
-                let udp = sys::socket(libc::AF_INET, libc::SOCK_DGRAM, 0).expect("socket");
-                sys::bind(udp, sys::LOOPBACK).expect("bind");
-                let name = sys::getsockname(udp).expect("name");
-                t.log("udp", sys::sendto(udp, b"datagram", 0, Some(name)));
-                t.log("udp", sys::recvfrom(udp, &mut buf, 0));
-                t.log("udp connect", sys::connect(udp, name));
+        alone("fds/other-kinds", "pipes, unix sockets, UDP, files and ttys are not touched", |t| {
+            let mut buf = [0; 16];
+            let [from, to] = sys::pipe();
+            t.log("pipe", (sys::write(to, b"abc"), sys::read(from, &mut buf)));
+            for kind in [libc::SOCK_STREAM, libc::SOCK_DGRAM, libc::SOCK_SEQPACKET] {
+                let [a, b] = sys::socketpair(kind).expect("socketpair");
+                t.log("unix", (sys::send(a, b"hello", 0), sys::recv(b, &mut buf, 0)));
                 t.log(
-                    "udp send",
-                    (sys::send(udp, b"x", 0), sys::recv(udp, &mut buf, 0)),
-                );
-                t.log("udp accept", sys::accept(udp));
-                t.log("udp listen", sys::listen(udp, 1));
-                let unknown = Addr::V4([127, 0, 0, 1], 1);
-                t.log(
-                    "udp refused",
+                    "peek",
                     (
-                        sys::connect(udp, unknown),
-                        sys::send(udp, b"x", 0),
-                        sys::send(udp, b"x", 0),
+                        sys::send(a, b"hello", 0),
+                        sys::recv(b, &mut buf, libc::MSG_PEEK),
+                        sys::fionread(b),
                     ),
                 );
-                t.log("raw kind", sys::socket(libc::AF_INET, 99, 0));
-                t.log("family", sys::socket(99, libc::SOCK_STREAM, 0));
-                t.log(
-                    "protocol",
-                    sys::socket(libc::AF_INET, libc::SOCK_STREAM, libc::IPPROTO_UDP),
-                );
-                t.log("socketpair", sys::socketpair(99).map(|_| ()));
-            },
-        ),
+                t.log("shutdown", sys::shutdown(a, libc::SHUT_WR));
+            }
+            let udp = sys::socket(libc::AF_INET, libc::SOCK_DGRAM, 0).expect("socket");
+            sys::bind(udp, sys::LOOPBACK).expect("bind");
+            let name = sys::getsockname(udp).expect("name");
+            t.log("udp", sys::sendto(udp, b"datagram", 0, Some(name)));
+            t.log("udp", sys::recvfrom(udp, &mut buf, 0));
+            t.log("udp connect", sys::connect(udp, name));
+            t.log("udp send", (sys::send(udp, b"x", 0), sys::recv(udp, &mut buf, 0)));
+            t.log("udp accept", sys::accept(udp));
+            t.log("udp listen", sys::listen(udp, 1));
+            let unknown = Addr::V4([127, 0, 0, 1], 1);
+            t.log(
+                "udp refused",
+                (sys::connect(udp, unknown), sys::send(udp, b"x", 0), sys::send(udp, b"x", 0)),
+            );
+            t.log("raw kind", sys::socket(libc::AF_INET, 99, 0));
+            t.log("family", sys::socket(99, libc::SOCK_STREAM, 0));
+            t.log("protocol", sys::socket(libc::AF_INET, libc::SOCK_STREAM, libc::IPPROTO_UDP));
+            t.log("socketpair", sys::socketpair(99).map(|_| ()));
+        }),
     ]
 }
 
-/// A helper gets the connection over a unix socket that it was born with, reads 1000 bytes and sends them back.
+/// A helper gets the connection over a unix socket that it was born with, reads 1000 bytes and
+/// sends them back.
 fn pass_to_helper(t: &Ctx, keep_preload: bool) {
     let [a, b] = sys::socketpair(libc::SOCK_STREAM | libc::SOCK_CLOEXEC).expect("socketpair");
     let helper = t.helper("take-fd", &[], keep_preload, Some(b));

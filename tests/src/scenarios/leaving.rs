@@ -1,4 +1,5 @@
-//! Operations that only TCP can carry, while bytes are unread on a faster path: nothing of them is lost, hidden or late, and they take effect.
+//! Operations that only TCP can carry, while bytes are unread on a faster path: nothing of them is
+//! lost, hidden or late, and they take effect.
 
 use crate::ctx::{Ctx, await_bytes, recv_exact, send_all};
 use crate::pattern::Pattern;
@@ -44,7 +45,8 @@ fn receive(t: &Ctx, fd: Fd, from: u64, total: usize, room: usize) -> Vec<(i32, i
     last
 }
 
-/// An end of a connection that becomes one of an upper protocol's, where the kernel has it. Until it is given keys, it passes all on.
+/// An end of a connection that becomes one of an upper protocol's, where the kernel has it. Until
+/// it is given keys, it passes all on.
 fn upper_protocol(t: &Ctx, fd: Fd) {
     let exchange = |seed| {
         let sending = std::thread::spawn(move || send_all(fd, &Pattern::new(seed).bytes(0, SOME)));
@@ -61,8 +63,8 @@ fn upper_protocol(t: &Ctx, fd: Fd) {
     t.log("end", sys::recv(fd, &mut [0; 1], 0));
 }
 
-/// Receives 50 bytes more, and again until control data comes with them, if it is to: the kernel begins to take times a moment after it was
-/// told to (net/core/dev.c: netstamp_work).
+/// Receives 50 bytes more, and again until control data comes with them, if it is to: the kernel
+/// begins to take times a moment after it was told to (net/core/dev.c: netstamp_work).
 fn later(t: &Ctx, fd: Fd, from: usize, tells: bool) -> Vec<(i32, i32, Vec<u8>)> {
     let mut control = Vec::new();
     for i in 0..100 {

@@ -1,4 +1,5 @@
-//! Bad addresses: whatever pointer a call is given, the answer is the kernel's, and no byte and no event is lost.
+//! Bad addresses: whatever pointer a call is given, the answer is the kernel's, and no byte and no
+//! event is lost.
 
 use crate::bad::{self, Bad, KINDS, Kind};
 use crate::ctx::{await_bytes, blocked, recv_exact, send_all};
@@ -20,8 +21,8 @@ const GOOD: u8 = bad::FILL;
 /// How much of good memory such sends have sent.
 static SENT: AtomicUsize = AtomicUsize::new(0);
 
-/// A send from a buffer that is good at first: nothing was sent, or a part of what is good (the kernel stops where one of its own
-/// pieces ends).
+/// A send from a buffer that is good at first: nothing was sent, or a part of what is good (the
+/// kernel stops where one of its own pieces ends).
 fn part(result: R, good: usize) -> String {
     match result {
         Err(E(EFAULT)) => "EFAULT or a part".into(),
@@ -39,44 +40,22 @@ fn send_from(t: &crate::ctx::Ctx, fd: i32, kind: Kind) {
     let say = |call: &str| format!("{call}, {}", kind.name());
     t.log(&say("send"), bad::send(fd, bad.page(), 10));
     t.log(&say("write"), bad::write(fd, bad.page(), 10));
-    t.log(
-        &say("send behind the page"),
-        bad::send(fd, bad.page().wrapping_add(PAGE - 1), 1),
-    );
+    t.log(&say("send behind the page"), bad::send(fd, bad.page().wrapping_add(PAGE - 1), 1));
     t.log(&say("part"), part(bad::send(fd, bad.before(64), 128), 64));
-    t.log(
-        &say("large part"),
-        part(bad::send(fd, bad.before(64), 3000), 64),
-    );
+    t.log(&say("large part"), part(bad::send(fd, bad.before(64), 3000), 64));
     t.log(&say("sendto"), bad::sendto(fd, bad.page(), 10, null(), 0));
-    t.log(
-        &say("address of sendto"),
-        bad::sendto(fd, bad.before(1), 1, bad.page(), 16),
-    );
+    t.log(&say("address of sendto"), bad::sendto(fd, bad.before(1), 1, bad.page(), 16));
     let parts = [(bad.before(8), 8), (bad.page(), 8), (bad.before(8), 8)];
     t.log(&say("writev"), part(bad::writev(fd, &parts), 8));
     t.log(&say("sendmsg"), part(bad::sendmsg(fd, &parts), 8));
-    let many: Vec<_> = (0..20)
-        .map(|i| (if i == 17 { bad.page() } else { bad.before(1) }, 1))
-        .collect();
+    let many: Vec<_> =
+        (0..20).map(|i| (if i == 17 { bad.page() } else { bad.before(1) }, 1)).collect();
     t.log(&say("writev of 20"), part(bad::writev(fd, &many), 17));
     t.log(&say("list of writev"), bad::writev_list(fd, bad.page(), 2));
-    t.log(
-        &say("end of the list"),
-        bad::writev_list(fd, bad.before(16), 2),
-    );
-    t.log(
-        &say("list of sendmsg"),
-        bad::sendmsg_list(fd, bad.page(), 2),
-    );
-    t.log(
-        &say("header of sendmsg"),
-        bad::sendmsg_header(fd, bad.page()),
-    );
-    t.log(
-        &say("address of sendmsg"),
-        bad::sendmsg_name(fd, bad.page(), 16),
-    );
+    t.log(&say("end of the list"), bad::writev_list(fd, bad.before(16), 2));
+    t.log(&say("list of sendmsg"), bad::sendmsg_list(fd, bad.page(), 2));
+    t.log(&say("header of sendmsg"), bad::sendmsg_header(fd, bad.page()));
+    t.log(&say("address of sendmsg"), bad::sendmsg_name(fd, bad.page(), 16));
     t.log(&say("sendmmsg"), bad::sendmmsg_header(fd, bad.page(), 2));
 }
 
@@ -88,27 +67,15 @@ fn receive_into(t: &crate::ctx::Ctx, fd: i32, kind: Kind) {
     t.log(&say("read"), bad::read(fd, bad.page(), 4));
     t.log(&say("part"), bad::recv(fd, bad.before(4), 8, 0));
     t.log(&say("peek"), bad::recv(fd, bad.page(), 4, MSG_PEEK));
-    t.log(
-        &say("part of a peek"),
-        bad::recv(fd, bad.before(4), 8, MSG_PEEK),
-    );
-    t.log(
-        &say("peek that looks at nothing"),
-        bad::recv(fd, bad.page(), 4, MSG_PEEK | MSG_TRUNC),
-    );
+    t.log(&say("part of a peek"), bad::recv(fd, bad.before(4), 8, MSG_PEEK));
+    t.log(&say("peek that looks at nothing"), bad::recv(fd, bad.page(), 4, MSG_PEEK | MSG_TRUNC));
     let parts = [(bad.before(4), 4), (bad.page(), 8)];
     t.log(&say("readv"), bad::readv(fd, &parts));
     t.log(&say("recvmsg"), bad::recvmsg(fd, &parts));
     t.log(&say("list of readv"), bad::readv_list(fd, bad.page(), 2));
-    t.log(
-        &say("list of recvmsg"),
-        bad::recvmsg_list(fd, bad.page(), 2),
-    );
+    t.log(&say("list of recvmsg"), bad::recvmsg_list(fd, bad.page(), 2));
     if kind != Kind::ReadOnly {
-        t.log(
-            &say("header of recvmsg"),
-            bad::recvmsg_header(fd, bad.page()),
-        );
+        t.log(&say("header of recvmsg"), bad::recvmsg_header(fd, bad.page()));
         t.log(&say("recvmmsg"), bad::recvmmsg_header(fd, bad.page(), 2));
     }
     t.log(&say("nothing lost"), sys::fionread(fd));
@@ -122,60 +89,22 @@ fn wait_for(t: &crate::ctx::Ctx, what: &str, fd: i32) {
         t.log(&say("poll"), bad::poll_at(bad.page(), 1));
         // One entry is good, the other one is not.
         let at = bad.before(8);
-        bad::put(
-            at,
-            libc::pollfd {
-                fd,
-                events: POLLIN,
-                revents: 0,
-            },
-        );
+        bad::put(at, libc::pollfd { fd, events: POLLIN, revents: 0 });
         if kind != Kind::ReadOnly {
             t.log(&say("end of poll"), bad::poll_at(at, 2));
-            t.log(
-                &say("time of ppoll"),
-                bad::ppoll(fd, bad.page().cast(), null()),
-            );
-            t.log(
-                &say("mask of ppoll"),
-                bad::ppoll(fd, null(), bad.page().cast()),
-            );
-            t.log(
-                &say("time of select"),
-                bad::select(fd, None, bad.page().cast()),
-            );
-            t.log(
-                &say("time of pselect"),
-                bad::pselect(fd, bad.page().cast(), null()),
-            );
-            t.log(
-                &say("mask of pselect"),
-                bad::pselect(fd, null(), bad.page().cast()),
-            );
-            t.log(
-                &say("place of its mask"),
-                bad::pselect_mask_at(fd, bad.page()),
-            );
+            t.log(&say("time of ppoll"), bad::ppoll(fd, bad.page().cast(), null()));
+            t.log(&say("mask of ppoll"), bad::ppoll(fd, null(), bad.page().cast()));
+            t.log(&say("time of select"), bad::select(fd, None, bad.page().cast()));
+            t.log(&say("time of pselect"), bad::pselect(fd, bad.page().cast(), null()));
+            t.log(&say("mask of pselect"), bad::pselect(fd, null(), bad.page().cast()));
+            t.log(&say("place of its mask"), bad::pselect_mask_at(fd, bad.page()));
         }
-        t.log(
-            &say("set of select"),
-            bad::select(fd, Some(bad.page()), null_mut()),
-        );
+        t.log(&say("set of select"), bad::select(fd, Some(bad.page()), null_mut()));
     }
     // It is read, and cannot be written.
-    let only = Bad::read_only_holding(&libc::pollfd {
-        fd,
-        events: POLLIN,
-        revents: 0,
-    });
-    t.log(
-        &format!("read-only array of {what}"),
-        bad::poll_at(only.page(), 1),
-    );
-    let zero = Bad::read_only_holding(&libc::timeval {
-        tv_sec: 5,
-        tv_usec: 0,
-    });
+    let only = Bad::read_only_holding(&libc::pollfd { fd, events: POLLIN, revents: 0 });
+    t.log(&format!("read-only array of {what}"), bad::poll_at(only.page(), 1));
+    let zero = Bad::read_only_holding(&libc::timeval { tv_sec: 5, tv_usec: 0 });
     t.log(
         &format!("read-only time of select of {what}"),
         bad::select(fd, None, zero.page().cast()),
@@ -190,43 +119,22 @@ fn epoll_of(t: &crate::ctx::Ctx, what: &str, fd: i32) {
         let bad = Bad::new(kind);
         let say = |call: &str| format!("{call} of {what}, {}", kind.name());
         if kind != Kind::ReadOnly {
-            t.log(
-                &say("add"),
-                bad::epoll_ctl(set, EPOLL_CTL_ADD, fd, bad.page()),
-            );
+            t.log(&say("add"), bad::epoll_ctl(set, EPOLL_CTL_ADD, fd, bad.page()));
         }
-        t.log(
-            &say("add"),
-            sys::epoll_ctl(set, EPOLL_CTL_ADD, fd, events, 7),
-        );
+        t.log(&say("add"), sys::epoll_ctl(set, EPOLL_CTL_ADD, fd, events, 7));
         if kind != Kind::ReadOnly {
-            t.log(
-                &say("modify"),
-                bad::epoll_ctl(set, EPOLL_CTL_MOD, fd, bad.page()),
-            );
+            t.log(&say("modify"), bad::epoll_ctl(set, EPOLL_CTL_MOD, fd, bad.page()));
         }
         t.log(&say("events"), bad::epoll_wait(set, bad.page(), 8, 5000));
-        t.log(
-            &say("events of one"),
-            bad::epoll_wait(set, bad.page(), 1, 0),
-        );
+        t.log(&say("events of one"), bad::epoll_wait(set, bad.page(), 1, 0));
         if kind != Kind::ReadOnly {
             t.log(&say("mask"), bad::epoll_pwait(set, 8, 0, bad.page().cast()));
-            t.log(
-                &say("time of pwait2"),
-                bad::epoll_pwait2(set, bad.page().cast()),
-            );
+            t.log(&say("time of pwait2"), bad::epoll_pwait2(set, bad.page().cast()));
         }
-        let seen = sys::epoll_wait(set, 8, 5000).map(|list| {
-            list.iter()
-                .map(|e| (e.0 & EPOLLIN as u32 != 0, e.1))
-                .collect::<Vec<_>>()
-        });
+        let seen = sys::epoll_wait(set, 8, 5000)
+            .map(|list| list.iter().map(|e| (e.0 & EPOLLIN as u32 != 0, e.1)).collect::<Vec<_>>());
         t.log(&say("the edge is not lost"), seen);
-        t.log(
-            &say("delete with no event"),
-            bad::epoll_ctl(set, EPOLL_CTL_DEL, fd, bad.page()),
-        );
+        t.log(&say("delete with no event"), bad::epoll_ctl(set, EPOLL_CTL_DEL, fd, bad.page()));
     }
     sys::close(set).expect("close");
 }
@@ -244,10 +152,7 @@ pub fn list() -> Vec<Scenario> {
                 }
                 let all = rest.len();
                 rest.retain(|b| *b != GOOD);
-                t.log(
-                    "no more than was said",
-                    (all - rest.len()).to_string() == t.hear(),
-                );
+                t.log("no more than was said", (all - rest.len()).to_string() == t.hear());
                 t.log_text("came", &rest);
                 t.still_fast(fd);
                 t.tell("seen");
@@ -259,10 +164,7 @@ pub fn list() -> Vec<Scenario> {
                         send_from(t, fd, kind);
                     }
                 }
-                t.log(
-                    "kernel address",
-                    bad::send(fd, (1usize << 63) as *mut u8, 4),
-                );
+                t.log("kernel address", bad::send(fd, (1usize << 63) as *mut u8, 4));
                 t.log("null", bad::send(fd, null_mut(), 4));
                 t.log("null, nothing", bad::send(fd, null_mut(), 0));
                 send_all(fd, b"END");
@@ -278,10 +180,7 @@ pub fn list() -> Vec<Scenario> {
                 for _ in 0..2 {
                     let sent: usize = t.hear().parse().expect("number");
                     let bytes = recv_exact(fd, sent);
-                    t.log(
-                        "as sent",
-                        bytes.iter().enumerate().all(|(i, b)| *b == bad::byte_at(i)),
-                    );
+                    t.log("as sent", bytes.iter().enumerate().all(|(i, b)| *b == bad::byte_at(i)));
                     t.tell("seen");
                 }
                 t.log_text("then", &recv_exact(fd, 3));
@@ -311,10 +210,7 @@ pub fn list() -> Vec<Scenario> {
                 for kind in KINDS {
                     receive_into(t, fd, kind);
                 }
-                t.log(
-                    "kernel address",
-                    bad::recv(fd, (1usize << 63) as *mut u8, 4, 0),
-                );
+                t.log("kernel address", bad::recv(fd, (1usize << 63) as *mut u8, 4, 0));
                 t.log("null", bad::recv(fd, null_mut(), 4, 0));
                 t.log("null that drops", bad::recv(fd, null_mut(), 1, MSG_TRUNC));
                 t.log_text("the rest", &recv_exact(fd, 7));
@@ -443,10 +339,7 @@ pub fn list() -> Vec<Scenario> {
                     t.log(&say("header"), bad::sendmsg_header(udp, bad.page()));
                     t.log(&say("list"), bad::sendmsg_list(udp, bad.page(), 2));
                     t.log(&say("address"), bad::sendmsg_name(udp, bad.page(), 16));
-                    t.log(
-                        &say("control data"),
-                        bad::sendmsg_control(udp, bad.page(), 64),
-                    );
+                    t.log(&say("control data"), bad::sendmsg_control(udp, bad.page(), 64));
                     t.log(&say("sendmmsg"), bad::sendmmsg_header(udp, bad.page(), 2));
                     t.log(&say("connect"), bad::connect(udp, bad.page(), 16));
                 }
@@ -485,10 +378,7 @@ pub fn list() -> Vec<Scenario> {
                         bad::setsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, bad.page()),
                     );
                     t.log(&say("offset"), bad::sendfile(fd, file, bad.page(), 4));
-                    t.log(
-                        &say("control data of UDP"),
-                        bad::sendmsg_control(udp, bad.page(), 64),
-                    );
+                    t.log(&say("control data of UDP"), bad::sendmsg_control(udp, bad.page(), 64));
                     t.log(&say("header of UDP"), bad::sendmsg_header(udp, bad.page()));
                     t.log(&say("connect"), bad::connect(fd, bad.page(), 16));
                 }
@@ -498,15 +388,9 @@ pub fn list() -> Vec<Scenario> {
                     [127, 0, 0, 1],
                     sys::getsockname(listener).map(bad::port).expect("name"),
                 );
-                t.log(
-                    "connect",
-                    bad::connect(other, Bad::new(Kind::Unmapped).page(), 16),
-                );
+                t.log("connect", bad::connect(other, Bad::new(Kind::Unmapped).page(), 16));
                 t.log("then connect", sys::connect(other, there));
-                t.log(
-                    "accept",
-                    bad::accept(listener, Bad::new(Kind::Unmapped).page()),
-                );
+                t.log("accept", bad::accept(listener, Bad::new(Kind::Unmapped).page()));
                 t.still_fast(fd);
                 t.meet("end");
             },
@@ -540,9 +424,7 @@ pub fn list() -> Vec<Scenario> {
             "threads that set the dispositions of SIGSEGV and SIGBUS at the same time, during the first connection and after it: the last one counts, and a bad buffer is an error",
             |t| {
                 let change = || -> Vec<_> {
-                    (0..3)
-                        .map(|_| std::thread::spawn(bad::change_handlers))
-                        .collect()
+                    (0..3).map(|_| std::thread::spawn(bad::change_handlers)).collect()
                 };
                 let end = |thread: std::thread::JoinHandle<()>| thread.join().expect("thread");
                 let threads = change();

@@ -13,21 +13,11 @@ const INTEGERS: &[(&str, i32, i32, i32)] = &[
     ("TCP_KEEPIDLE", IPPROTO_TCP, libc::TCP_KEEPIDLE, 77),
     ("TCP_KEEPINTVL", IPPROTO_TCP, libc::TCP_KEEPINTVL, 7),
     ("TCP_KEEPCNT", IPPROTO_TCP, libc::TCP_KEEPCNT, 4),
-    (
-        "TCP_USER_TIMEOUT",
-        IPPROTO_TCP,
-        libc::TCP_USER_TIMEOUT,
-        30_000,
-    ),
+    ("TCP_USER_TIMEOUT", IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 30_000),
     ("TCP_SYNCNT", IPPROTO_TCP, libc::TCP_SYNCNT, 3),
     ("TCP_LINGER2", IPPROTO_TCP, libc::TCP_LINGER2, 5),
     ("TCP_QUICKACK", IPPROTO_TCP, libc::TCP_QUICKACK, 1),
-    (
-        "TCP_NOTSENT_LOWAT",
-        IPPROTO_TCP,
-        libc::TCP_NOTSENT_LOWAT,
-        16_384,
-    ),
+    ("TCP_NOTSENT_LOWAT", IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, 16_384),
     ("SO_SNDBUF", SOL_SOCKET, libc::SO_SNDBUF, 50_000),
     ("SO_RCVBUF", SOL_SOCKET, libc::SO_RCVBUF, 60_000),
     ("SO_SNDBUF minimum", SOL_SOCKET, libc::SO_SNDBUF, 1),
@@ -47,7 +37,8 @@ const INTEGERS: &[(&str, i32, i32, i32)] = &[
 const TCP_SAVE_SYN: i32 = 27;
 const TCP_SAVED_SYN: i32 = 28;
 
-/// What the kernel has kept of a connection's SYN: how long it is and how it begins. Asked with too little room, with enough, and again.
+/// What the kernel has kept of a connection's SYN: how long it is and how it begins. Asked with too
+/// little room, with enough, and again.
 fn saved_syn(t: &Ctx, label: &str, fd: Fd) {
     t.log(label, sys::getopt(fd, IPPROTO_TCP, TCP_SAVE_SYN));
     for room in [8, 200, 200] {
@@ -181,29 +172,14 @@ pub fn list() -> Vec<Scenario> {
             "SO_LINGER, timeouts, TCP_INFO, TCP_CONGESTION, SO_MEMINFO, SO_COOKIE, SO_PEERCRED-like structures",
             |t| {
                 let fd = t.server();
-                t.log(
-                    "linger",
-                    sys::getopt_bytes(fd, SOL_SOCKET, libc::SO_LINGER, 8),
-                );
+                t.log("linger", sys::getopt_bytes(fd, SOL_SOCKET, libc::SO_LINGER, 8));
                 t.log("set linger", sys::set_linger(fd, true, 12));
-                t.log(
-                    "linger",
-                    sys::getopt_bytes(fd, SOL_SOCKET, libc::SO_LINGER, 8),
-                );
+                t.log("linger", sys::getopt_bytes(fd, SOL_SOCKET, libc::SO_LINGER, 8));
                 t.log("unset linger", sys::set_linger(fd, false, 0));
-                t.log(
-                    "set rcvtimeo",
-                    sys::set_timeout(fd, libc::SO_RCVTIMEO, 1500),
-                );
-                t.log(
-                    "rcvtimeo",
-                    sys::getopt_bytes(fd, SOL_SOCKET, libc::SO_RCVTIMEO, 16),
-                );
+                t.log("set rcvtimeo", sys::set_timeout(fd, libc::SO_RCVTIMEO, 1500));
+                t.log("rcvtimeo", sys::getopt_bytes(fd, SOL_SOCKET, libc::SO_RCVTIMEO, 16));
                 t.log("unset rcvtimeo", sys::set_timeout(fd, libc::SO_RCVTIMEO, 0));
-                t.log(
-                    "sndtimeo",
-                    sys::getopt_bytes(fd, SOL_SOCKET, libc::SO_SNDTIMEO, 16),
-                );
+                t.log("sndtimeo", sys::getopt_bytes(fd, SOL_SOCKET, libc::SO_SNDTIMEO, 16));
                 let info =
                     sys::getopt_bytes(fd, IPPROTO_TCP, libc::TCP_INFO, 104).expect("TCP_INFO");
                 t.log("state", (info.len(), info[0]));
@@ -231,10 +207,7 @@ pub fn list() -> Vec<Scenario> {
                     sys::getopt(fd, SOL_SOCKET, libc::SO_INCOMING_CPU).map(|c| c >= -1),
                 );
                 t.log("SO_ERROR", sys::getopt(fd, SOL_SOCKET, libc::SO_ERROR));
-                t.log(
-                    "bound device",
-                    sys::getopt_bytes(fd, SOL_SOCKET, libc::SO_BINDTODEVICE, 16),
-                );
+                t.log("bound device", sys::getopt_bytes(fd, SOL_SOCKET, libc::SO_BINDTODEVICE, 16));
                 send_all(fd, b"done");
                 t.log("eof", sys::recv(fd, &mut [0; 1], 0));
             },
@@ -255,19 +228,10 @@ pub fn list() -> Vec<Scenario> {
                 t.log("unknown socket option", sys::getopt(fd, SOL_SOCKET, 9999));
                 t.log("unknown tcp option", sys::setopt(fd, IPPROTO_TCP, 9999, 1));
                 t.log("unknown level", sys::setopt(fd, 9999, 1, 1));
-                t.log(
-                    "short",
-                    sys::setopt_bytes(fd, IPPROTO_TCP, libc::TCP_NODELAY, b"x"),
-                );
-                t.log(
-                    "short get",
-                    sys::getopt_bytes(fd, SOL_SOCKET, libc::SO_TYPE, 1),
-                );
+                t.log("short", sys::setopt_bytes(fd, IPPROTO_TCP, libc::TCP_NODELAY, b"x"));
+                t.log("short get", sys::getopt_bytes(fd, SOL_SOCKET, libc::SO_TYPE, 1));
                 t.log("read-only", sys::setopt(fd, SOL_SOCKET, libc::SO_TYPE, 1));
-                t.log(
-                    "keepidle",
-                    sys::setopt(fd, IPPROTO_TCP, libc::TCP_KEEPIDLE, -1),
-                );
+                t.log("keepidle", sys::setopt(fd, IPPROTO_TCP, libc::TCP_KEEPIDLE, -1));
                 t.log(
                     "no such congestion",
                     sys::setopt_bytes(fd, IPPROTO_TCP, libc::TCP_CONGESTION, b"nonesuch"),
@@ -276,10 +240,7 @@ pub fn list() -> Vec<Scenario> {
                     "no such ulp",
                     sys::setopt_bytes(fd, IPPROTO_TCP, libc::TCP_ULP, b"nonesuch"),
                 );
-                t.log(
-                    "on a closed fd",
-                    sys::getopt(999, SOL_SOCKET, libc::SO_TYPE),
-                );
+                t.log("on a closed fd", sys::getopt(999, SOL_SOCKET, libc::SO_TYPE));
                 let [from, _to] = sys::pipe();
                 t.log("on a pipe", sys::getopt(from, SOL_SOCKET, libc::SO_TYPE));
                 send_all(fd, b"alive");
@@ -339,26 +300,20 @@ pub fn list() -> Vec<Scenario> {
             },
         )
         .any_path(),
-        alone(
-            "options/fresh-socket",
-            "options of a socket that was never connected",
-            |t| {
-                let fd = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).expect("socket");
-                for (label, level, name, value) in INTEGERS {
-                    let set = sys::setopt(fd, *level, *name, *value);
-                    t.log(label, (set, sys::getopt(fd, *level, *name)));
-                }
-                t.log("error", sys::getopt(fd, SOL_SOCKET, libc::SO_ERROR));
-                t.log(
-                    "state",
-                    sys::getopt_bytes(fd, IPPROTO_TCP, libc::TCP_INFO, 1),
-                );
-            },
-        ),
+        alone("options/fresh-socket", "options of a socket that was never connected", |t| {
+            let fd = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).expect("socket");
+            for (label, level, name, value) in INTEGERS {
+                let set = sys::setopt(fd, *level, *name, *value);
+                t.log(label, (set, sys::getopt(fd, *level, *name)));
+            }
+            t.log("error", sys::getopt(fd, SOL_SOCKET, libc::SO_ERROR));
+            t.log("state", sys::getopt_bytes(fd, IPPROTO_TCP, libc::TCP_INFO, 1));
+        }),
     ]
 }
 
-/// A receive without bytes ends after the time that is set, or, if there is none, only when there are some.
+/// A receive without bytes ends after the time that is set, or, if there is none, only when there
+/// are some.
 fn receives_behind(t: &Ctx, fd: Fd, set: bool) {
     if set {
         t.log("receive", sys::recv(fd, &mut [0; 8], 0));

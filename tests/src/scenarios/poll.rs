@@ -38,7 +38,8 @@ fn names(result: Result<(usize, Vec<i16>), E>) -> Result<(usize, Vec<String>), E
     result.map(|(n, r)| (n, r.into_iter().map(sys::poll_names).collect()))
 }
 
-/// Puts a connection into two epoll sets, which both stay: from then on it is the kernel's, but for what is in the ring unread.
+/// Puts a connection into two epoll sets, which both stay: from then on it is the kernel's, but for
+/// what is in the ring unread.
 fn into_two_sets(fd: Fd) {
     for _ in 0..2 {
         let set = sys::epoll_create1(libc::EPOLL_CLOEXEC).expect("epoll_create1");
@@ -46,7 +47,8 @@ fn into_two_sets(fd: Fd) {
     }
 }
 
-/// A client that sends a byte for each `b`, puts its end into two sets at `l`, and ends with any other word.
+/// A client that sends a byte for each `b`, puts its end into two sets at `l`, and ends with any
+/// other word.
 fn sender(t: &Ctx) {
     let fd = t.client();
     t.tell(&sys::getpid().to_string());
@@ -69,25 +71,16 @@ fn ask(t: &Ctx, what: &str) {
 fn both(t: &Ctx, label: &str, fds: [Fd; 2], timeout: i32) {
     let set = fds.map(|fd| (fd, POLLIN));
     t.log(label, names(sys::poll(&set, timeout)));
-    let sets = Sets {
-        read: fds.to_vec(),
-        ..Sets::default()
-    };
+    let sets = Sets { read: fds.to_vec(), ..Sets::default() };
     let width = fds[0].max(fds[1]) + 1;
-    t.log(
-        label,
-        sys::select(width, &sets, Some(timeout.into())).map(|r| (r.0, r.1.read.len())),
-    );
+    t.log(label, sys::select(width, &sets, Some(timeout.into())).map(|r| (r.0, r.1.read.len())));
 }
 
 /// Waits for room, as long as it takes; true: there is some.
 const ROOM: [(&str, fn(Fd) -> bool); 4] = [
     ("poll", |fd| sys::await_events(fd, POLLOUT, -1) == POLLOUT),
     ("select", |fd| {
-        let sets = Sets {
-            write: vec![fd],
-            ..Sets::default()
-        };
+        let sets = Sets { write: vec![fd], ..Sets::default() };
         sys::select(fd + 1, &sets, None).map(|r| r.0) == Ok(1)
     }),
     ("epoll, level", |fd| epoll_out(fd, 0)),
@@ -96,14 +89,8 @@ const ROOM: [(&str, fn(Fd) -> bool); 4] = [
 
 fn epoll_out(fd: Fd, more: u32) -> bool {
     let set = sys::epoll_create1(libc::EPOLL_CLOEXEC).expect("epoll_create1");
-    sys::epoll_ctl(
-        set,
-        libc::EPOLL_CTL_ADD,
-        fd,
-        libc::EPOLLOUT as u32 | more,
-        1,
-    )
-    .expect("EPOLL_CTL_ADD");
+    sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, libc::EPOLLOUT as u32 | more, 1)
+        .expect("EPOLL_CTL_ADD");
     sys::epoll_wait(set, 8, -1) == Ok(vec![(libc::EPOLLOUT as u32, 1)])
 }
 
@@ -170,7 +157,8 @@ pub fn list() -> Vec<Scenario> {
                 t.log("stop", sys::kill(peer, libc::SIGSTOP));
                 into_two_sets(fd);
                 let begin = sys::now_ns();
-                // Waits for the second byte too, which nobody has sent yet: plain TCP sleeps just as well.
+                // Waits for the second byte too, which nobody has sent yet: plain TCP sleeps just
+                // as well.
                 let waiter = blocked(move || sys::recv(fd, &mut [0; 2], libc::MSG_WAITALL));
                 t.log("sleeps", elapsed_ms(begin) < 4000);
                 t.log("continue", sys::kill(peer, libc::SIGCONT));
@@ -249,7 +237,8 @@ pub fn list() -> Vec<Scenario> {
                 let fds = t.servers(2);
                 let [from, to] = sys::pipe();
                 let event = sys::eventfd(0);
-                // Not the lowest free number: on that a descriptor of the library's may stand for a moment.
+                // Not the lowest free number: on that a descriptor of the library's may stand for a
+                // moment.
                 let gone = sys::dup2(0, 200).expect("dup2");
                 sys::close(gone).expect("close");
                 let set = [
@@ -521,7 +510,8 @@ pub fn list() -> Vec<Scenario> {
             "EFAULT and EINVAL of poll and select; nothing is open",
             |t| {
                 t.log("closed", names(sys::poll(&[(900, POLLIN), (901, 0)], 0)));
-                // Not the lowest free number: on that a descriptor of the library's may stand for a moment.
+                // Not the lowest free number: on that a descriptor of the library's may stand for a
+                // moment.
                 let gone = sys::dup2(0, 200).expect("dup2");
                 sys::close(gone).expect("close");
                 let sets = Sets {
@@ -629,7 +619,8 @@ pub fn list() -> Vec<Scenario> {
             |t| {
                 for ((name, wait), fd) in ROOM.iter().zip(t.clients(ROOM.len())) {
                     let mut sender = t.sender(fd, 5);
-                    // Up to 4 MiB, or where there is no room for the moment: nothing was refused yet.
+                    // Up to 4 MiB, or where there is no room for the moment: nothing was refused
+                    // yet.
                     while sender.sent < 4 << 20 && sys::await_events(fd, POLLOUT, 0) == POLLOUT {
                         let _ = sender.step(16384, libc::MSG_DONTWAIT);
                     }

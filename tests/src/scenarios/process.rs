@@ -6,7 +6,8 @@ use crate::scenario::{Scenario, pair};
 use crate::sys::{self, Addr, Fd, Stream};
 use libc::{MSG_DONTWAIT, POLLIN};
 
-/// A client that checks an echo of numbered messages until it is told to stop, then says what the end was.
+/// A client that checks an echo of numbered messages until it is told to stop, then says what the
+/// end was.
 fn echo_client(t: &Ctx) {
     let fd = t.client();
     echo_rounds(t, fd);
@@ -177,7 +178,8 @@ pub fn list() -> Vec<Scenario> {
                 let fd = t.server();
                 let [to_child, child_in] = pipe_pair();
                 let [to_parent, parent_in] = pipe_pair();
-                // No number is left, not for the library either: what the peer's waiting place brings cannot be taken.
+                // No number is left, not for the library either: what the peer's waiting place
+                // brings cannot be taken.
                 sys::set_nofile_limits(64, 64).expect("setrlimit");
                 let filler: Vec<Fd> = std::iter::from_fn(|| sys::dup(0).ok()).collect();
                 t.tell("none left");
@@ -1076,7 +1078,8 @@ fn cat_client(t: &Ctx) {
     t.log("echo", receiver.verdict());
 }
 
-/// Waits for the client's 1000 bytes, which stay unread, and sends it 500, which it does not read yet. Returns the former.
+/// Waits for the client's 1000 bytes, which stay unread, and sends it 500, which it does not read
+/// yet. Returns the former.
 fn unread_both_ways(t: &Ctx, fd: Fd) -> Vec<u8> {
     await_bytes(fd, 1000);
     t.pour(fd, 7, 500);
@@ -1090,14 +1093,7 @@ fn become_echo(t: &Ctx, keep_preload: bool) {
     unread_both_ways(t, fd);
     t.tell(&sys::getpid().to_string());
     let (program, number) = (own_program(), fd.to_string());
-    t.log(
-        "exec",
-        sys::exec(
-            &program,
-            &[&program, "helper", "echo", &number],
-            keep_preload,
-        ),
-    );
+    t.log("exec", sys::exec(&program, &[&program, "helper", "echo", &number], keep_preload));
 }
 
 /// Its peer, which reads nothing before the other program runs, and no end before its own.
@@ -1135,8 +1131,5 @@ fn give_turn(to: Fd) {
 }
 
 fn wait_turn(from: Fd) {
-    assert!(
-        sys::read(from, &mut [0; 1]) == Ok(1),
-        "the other process ended"
-    );
+    assert!(sys::read(from, &mut [0; 1]) == Ok(1), "the other process ended");
 }

@@ -1,4 +1,5 @@
-//! The moment in which a direction moves from TCP to a faster path: what is still on TCP then, and who waits there.
+//! The moment in which a direction moves from TCP to a faster path: what is still on TCP then, and
+//! who waits there.
 
 use crate::ctx::{Ctx, await_bytes, blocked, recv_exact, send_all};
 use crate::mover::Receiver;
@@ -11,7 +12,8 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::thread::JoinHandle;
 
 const SO_MAX_PACING_RATE: i32 = 47;
-/// Bytes per second. The kernel sends at once what it has when it was idle, and then rests for as long as that takes.
+/// Bytes per second. The kernel sends at once what it has when it was idle, and then rests for as
+/// long as that takes.
 const PACE: i32 = 100_000;
 const BURST: usize = 30_000;
 /// It does not begin before so many packets (net/ipv4/tcp_output.c: tcp_update_skb_after_send).
@@ -22,10 +24,10 @@ const LATER: usize = 1_000;
 /// How the receiver of [`paced`] waits.
 const WAYS: [&str; 5] = ["poll", "select", "epoll", "edge", "blocking"];
 
-/// How the receive of `promotion/a-receive-from-before-ends` ends, where data comes, and where the connection is used and accelerated further.
-const ENDS: [&str; 9] = [
-    "data", "close", "dup2", "shutdown", "eof", "signal", "time-out", "child", "option",
-];
+/// How the receive of `promotion/a-receive-from-before-ends` ends, where data comes, and where the
+/// connection is used and accelerated further.
+const ENDS: [&str; 9] =
+    ["data", "close", "dup2", "shutdown", "eof", "signal", "time-out", "child", "option"];
 const DATA: [&str; 5] = ["data", "close", "dup2", "child", "option"];
 const LIVES: [&str; 3] = ["data", "signal", "time-out"];
 
@@ -40,7 +42,8 @@ fn splice_in(fd: Fd, count: usize, flags: u32) {
     let _ = (sys::close(from), sys::close(to));
 }
 
-/// Receives `total` bytes without blocking, after a wait for each call; how often a wait said that there were some and there were none.
+/// Receives `total` bytes without blocking, after a wait for each call; how often a wait said that
+/// there were some and there were none.
 fn false_news(fd: Fd, way: &str, total: usize) -> usize {
     let set = sys::epoll_create1(0).expect("epoll");
     let edge = if way == "edge" { EPOLLET } else { 0 };
@@ -53,11 +56,7 @@ fn false_news(fd: Fd, way: &str, total: usize) -> usize {
         match way {
             "poll" => assert!(sys::await_events(fd, POLLIN, 10_000) == POLLIN),
             "select" => {
-                let sets = Sets {
-                    read: vec![fd],
-                    write: vec![],
-                    except: vec![],
-                };
+                let sets = Sets { read: vec![fd], write: vec![], except: vec![] };
                 assert!(sys::select(fd + 1, &sets, Some(10_000)).expect("select").0 == 1);
             }
             _ => assert!(sys::epoll_wait(set, 4, 10_000).expect("epoll_wait").len() == 1),
@@ -607,7 +606,8 @@ fn paced_receiver(t: &Ctx) {
         if way == "blocking" {
             let (begin, cpu) = (sys::now_ns(), sys::cpu_ns());
             recv_exact(fd, HELD + LATER);
-            // (Who spins has the CPU all the time. In a kernel that is emulated on a busy machine little takes long, too.)
+            // (Who spins has the CPU all the time. In a kernel that is emulated on a busy machine
+            // little takes long, too.)
             let most = (sys::now_ns() - begin) / 2;
             t.log(way, sys::cpu_ns() - cpu < most.max(40_000_000));
         } else {
@@ -627,7 +627,8 @@ fn raw_client(t: &Ctx) -> Fd {
 
 type Streams = (JoinHandle<bool>, JoinHandle<()>, Arc<AtomicBool>);
 
-/// A thread that receives pattern `from` to its end, and says whether it was right, and one that sends pattern `to` until it is stopped.
+/// A thread that receives pattern `from` to its end, and says whether it was right, and one that
+/// sends pattern `to` until it is stopped.
 fn streams(fd: Fd, to: u64, from: u64) -> Streams {
     let stop = Arc::new(AtomicBool::new(false));
     let stopped = stop.clone();
@@ -654,7 +655,8 @@ fn streams(fd: Fd, to: u64, from: u64) -> Streams {
 /// What becomes of the receiver of `promotion/after-a-half-close-ends`.
 const FATES: [&str; 4] = ["close", "close unread", "deaf", "killed"];
 
-/// Sends to a half-closed peer that ends when it has had 1,000 bytes; what error says so, and whether it comes in time.
+/// Sends to a half-closed peer that ends when it has had 1,000 bytes; what error says so, and
+/// whether it comes in time.
 fn sender_ends(t: &Ctx, fd: Fd, end: &str, way: &str) -> String {
     if end == "close unread" {
         send_all(fd, &[1; 1001]);

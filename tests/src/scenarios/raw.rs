@@ -40,7 +40,8 @@ fn receive(fd: Fd, wait: &mut dyn FnMut()) -> Vec<u8> {
     message
 }
 
-/// Answers messages; waits by `wait`, which the library is not to see. The connection stays on TCP, and says why.
+/// Answers messages; waits by `wait`, which the library is not to see. The connection stays on TCP,
+/// and says why.
 fn echo(t: &Ctx, fd: Fd, mut wait: impl FnMut()) {
     let mut serve = |count| {
         for _ in 0..count {
@@ -51,11 +52,7 @@ fn echo(t: &Ctx, fd: Fd, mut wait: impl FnMut()) {
     serve(BEFORE);
     t.expect_reason(
         fd,
-        &[
-            ("shm", "waits-unseen"),
-            ("early", "waits-unseen"),
-            ("rdma", "waits-unseen"),
-        ],
+        &[("shm", "waits-unseen"), ("early", "waits-unseen"), ("rdma", "waits-unseen")],
     );
     serve(AFTER);
     t.say("served");
@@ -83,10 +80,7 @@ const UNWATCHED: &[(&str, &str)] = &[
     ("server-only", "nothing is accelerated"),
     ("client-only", "nothing is accelerated"),
     ("early", "lasts long, and is the same as in mode shm"),
-    (
-        "switch",
-        "a connection that is not on a ring at the moment hangs for nobody",
-    ),
+    ("switch", "a connection that is not on a ring at the moment hangs for nobody"),
 ];
 
 /// The same of connections of a forked child.
@@ -96,10 +90,7 @@ const UNWATCHED_CHILD: &[(&str, &str)] = &[
     UNWATCHED[2],
     UNWATCHED[3],
     UNWATCHED[4],
-    (
-        "rdma",
-        "a child of a process that uses RDMA has no connections on it",
-    ),
+    ("rdma", "a child of a process that uses RDMA has no connections on it"),
 ];
 
 /// Waits by calls that are seen until the connection is accelerated, then by `make`'s.

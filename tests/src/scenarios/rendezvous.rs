@@ -20,7 +20,8 @@ fn connected(addr: Addr) -> Fd {
     fd
 }
 
-/// Answers each message of any connection with this process's id, as a warm-up's server does, until it is killed.
+/// Answers each message of any connection with this process's id, as a warm-up's server does, until
+/// it is killed.
 fn work(listener: Fd) -> String {
     let mut set = vec![(listener, POLLIN)];
     loop {
@@ -103,7 +104,8 @@ fn pre_fork_client(t: &Ctx, rounds: &[usize]) {
     }
 }
 
-/// Whether a unix socket of a name that begins so listens. (What it has accepted has that name, too.)
+/// Whether a unix socket of a name that begins so listens. (What it has accepted has that name,
+/// too.)
 fn is_advertised(name: &str) -> bool {
     let all = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
     let listens = |line: &str| line.split_whitespace().nth(3) == Some("00010000");
@@ -349,10 +351,7 @@ pub fn list() -> Vec<Scenario> {
             |t| {
                 let fd = t.server();
                 t.log("set", sys::setopt(fd, SOL_SOCKET, libc::SO_RCVLOWAT, 2));
-                t.log(
-                    "no delay",
-                    sys::setopt(fd, IPPROTO_TCP, libc::TCP_NODELAY, 1),
-                );
+                t.log("no delay", sys::setopt(fd, IPPROTO_TCP, libc::TCP_NODELAY, 1));
                 let option = [
                     ("server-only", "socket-option"),
                     ("shm", "socket-option"),

@@ -1,4 +1,5 @@
-//! Forked children that change their rights: they have nothing of their parent's from then on, and lose nothing of their own.
+//! Forked children that change their rights: they have nothing of their parent's from then on, and
+//! lose nothing of their own.
 
 use crate::ctx::{Ctx, recv_exact, send_all};
 use crate::scenario::{Scenario, pair};
@@ -6,10 +7,8 @@ use crate::sys::{self, Fd};
 use std::collections::BTreeSet;
 
 /// Where a child has no fast path of its own.
-const OF_ITS_OWN: &[(&str, &str)] = &[(
-    "rdma",
-    "a child of a process that uses RDMA has no connections on it",
-)];
+const OF_ITS_OWN: &[(&str, &str)] =
+    &[("rdma", "a child of a process that uses RDMA has no connections on it")];
 
 fn ask(fd: Fd, n: u32) {
     for i in 0..n {
@@ -24,7 +23,8 @@ fn echo(fd: Fd, n: u32) {
     }
 }
 
-/// Memory of the library's, or nameless, that this process can write to and shares with others: the numbers of the files.
+/// Memory of the library's, or nameless, that this process can write to and shares with others: the
+/// numbers of the files.
 fn shared_memory() -> BTreeSet<String> {
     let maps = std::fs::read_to_string("/proc/self/maps").expect("maps");
     let of = |line: &str| {
@@ -39,13 +39,8 @@ fn shared_memory() -> BTreeSet<String> {
 /// The sockets that a process has.
 fn sockets(process: &str) -> BTreeSet<String> {
     let names = std::fs::read_dir(format!("/proc/{process}/fd")).expect("fd");
-    let targets = names
-        .flatten()
-        .filter_map(|n| std::fs::read_link(n.path()).ok());
-    targets
-        .map(|t| t.to_string_lossy().into_owned())
-        .filter(|t| t.starts_with("socket:"))
-        .collect()
+    let targets = names.flatten().filter_map(|n| std::fs::read_link(n.path()).ok());
+    targets.map(|t| t.to_string_lossy().into_owned()).filter(|t| t.starts_with("socket:")).collect()
 }
 
 /// A child changes its rights; what it shares with its parent then, and had before.

@@ -163,16 +163,8 @@ fn poll_and_close(t: &Ctx, make: Make) {
         t.tell("send");
         t.log("data", ring.submit(&[], 1).map(|_| ring.completions()));
         t.log_text("data", &recv_exact(fds[0], 4));
-        let close = Entry {
-            opcode: ring::CLOSE,
-            fd: fds[1],
-            user_data: 2,
-            ..Entry::default()
-        };
-        t.log(
-            "close",
-            ring.submit(&[close], 1).map(|_| ring.completions()),
-        );
+        let close = Entry { opcode: ring::CLOSE, fd: fds[1], user_data: 2, ..Entry::default() };
+        t.log("close", ring.submit(&[close], 1).map(|_| ring.completions()));
         let again = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).expect("socket");
         t.log("its number", again == fds[1]);
         t.log("unconnected", sys::send(again, b"x", libc::MSG_NOSIGNAL));

@@ -1,5 +1,5 @@
-//! Signal handlers that do what they like: leave by `siglongjmp` in the middle of a call, use the connection that their thread is using,
-//! come ten thousand times a second.
+//! Signal handlers that do what they like: leave by `siglongjmp` in the middle of a call, use the
+//! connection that their thread is using, come ten thousand times a second.
 
 use crate::ctx::{Ctx, recv_exact, send_all};
 use crate::scenario::{Scenario, pair};
@@ -200,10 +200,7 @@ pub fn list() -> Vec<Scenario> {
                 t.log("error", error);
                 t.log("error in the handler", ERROR.load(Relaxed));
                 let _ = sys::shutdown(fd, libc::SHUT_WR);
-                t.log(
-                    "all of it",
-                    t.hear() == format!("{at} {}", SENT.load(Relaxed)),
-                );
+                t.log("all of it", t.hear() == format!("{at} {}", SENT.load(Relaxed)));
             },
         ),
         pair(
@@ -224,11 +221,7 @@ pub fn list() -> Vec<Scenario> {
                         let mut buf = [0u8; 64];
                         // SAFETY: one event, one descriptor.
                         unsafe {
-                            let mut p = libc::pollfd {
-                                fd,
-                                events: POLLIN,
-                                revents: 0,
-                            };
+                            let mut p = libc::pollfd { fd, events: POLLIN, revents: 0 };
                             let _ = libc::poll(&mut p, 1, 0);
                             let mut e: libc::epoll_event = std::mem::zeroed();
                             if libc::epoll_wait(SET.load(Relaxed), &mut e, 1, 0) < 0 {
@@ -350,14 +343,8 @@ pub fn list() -> Vec<Scenario> {
                 let fds = t.clients(2);
                 let set = sys::epoll_create1(0).expect("epoll");
                 for fd in &fds {
-                    sys::epoll_ctl(
-                        set,
-                        libc::EPOLL_CTL_ADD,
-                        *fd,
-                        libc::EPOLLIN as u32,
-                        *fd as u64,
-                    )
-                    .expect("ADD");
+                    sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, *fd, libc::EPOLLIN as u32, *fd as u64)
+                        .expect("ADD");
                 }
                 tick(SIGUSR1, ask, libc::SA_RESTART);
                 for name in ["recv", "poll", "epoll_wait"] {
@@ -441,19 +428,16 @@ pub fn list() -> Vec<Scenario> {
                 static WRONG: AtomicI32 = AtomicI32::new(0);
                 extern "C" fn next(_: c_int, info: *const libc::siginfo_t, _: *const c_void) {
                     // SAFETY: the kernel's siginfo of a signal that sigqueue sent.
-                    let (code, value) = unsafe {
-                        (
-                            (*info).si_code,
-                            (*info).si_value().sival_ptr as usize as i32,
-                        )
-                    };
+                    let (code, value) =
+                        unsafe { ((*info).si_code, (*info).si_value().sival_ptr as usize as i32) };
                     if code != libc::SI_QUEUE || value != LAST.fetch_add(1, Relaxed) + 1 {
                         WRONG.fetch_add(1, Relaxed);
                     }
                 }
                 let fd = t.server();
                 let signal = libc::SIGRTMIN() + 3;
-                // SAFETY: all zero is a valid sigaction; the handler has the signature of SA_SIGINFO.
+                // SAFETY: all zero is a valid sigaction; the handler has the signature of
+                // SA_SIGINFO.
                 unsafe {
                     let mut action: libc::sigaction = std::mem::zeroed();
                     action.sa_sigaction = next as *const () as usize;
@@ -469,9 +453,7 @@ pub fn list() -> Vec<Scenario> {
                             libc::sigqueue(
                                 libc::getpid(),
                                 signal,
-                                libc::sigval {
-                                    sival_ptr: i as usize as *mut c_void,
-                                },
+                                libc::sigval { sival_ptr: i as usize as *mut c_void },
                             )
                         } != 0
                         {
@@ -499,43 +481,27 @@ pub fn list() -> Vec<Scenario> {
     ]
 }
 
-const RECEIVES: &[&str] = &[
-    "recv", "read", "readv", "recvfrom", "recvmsg", "recvmmsg", "splice",
-];
-const WAITS: &[&str] = &[
-    "poll",
-    "ppoll",
-    "select",
-    "pselect",
-    "epoll_wait",
-    "epoll_pwait",
-    "epoll_pwait2",
-];
-const SENDS: &[&str] = &[
-    "send", "write", "writev", "sendto", "sendmsg", "sendmmsg", "sendfile",
-];
+const RECEIVES: &[&str] = &["recv", "read", "readv", "recvfrom", "recvmsg", "recvmmsg", "splice"];
+const WAITS: &[&str] =
+    &["poll", "ppoll", "select", "pselect", "epoll_wait", "epoll_pwait", "epoll_pwait2"];
+const SENDS: &[&str] = &["send", "write", "writev", "sendto", "sendmsg", "sendmmsg", "sendfile"];
 
-/// One such call, as C makes it. (A jump passes over this frame, which has nothing to drop.) `other`: the epoll set, or a file.
+/// One such call, as C makes it. (A jump passes over this frame, which has nothing to drop.)
+/// `other`: the epoll set, or a file.
 fn raw(name: &str, fd: Fd, other: Fd) -> isize {
     const LEN: usize = 65536;
     static mut BUFFER: [u8; LEN] = [b'x'; LEN];
     static PIPE: [AtomicI32; 2] = [const { AtomicI32::new(-1) }; 2];
     let buf = (&raw mut BUFFER).cast::<c_void>();
     let few = if SENDS.contains(&name) { LEN } else { 16 };
-    let mut iov = libc::iovec {
-        iov_base: buf,
-        iov_len: few,
-    };
-    // SAFETY: each call gets valid pointers of this frame's or of `BUFFER`, whose bytes nobody looks at.
+    let mut iov = libc::iovec { iov_base: buf, iov_len: few };
+    // SAFETY: each call gets valid pointers of this frame's or of `BUFFER`, whose bytes nobody
+    // looks at.
     unsafe {
         let mut msg: libc::mmsghdr = std::mem::zeroed();
         msg.msg_hdr.msg_iov = &mut iov;
         msg.msg_hdr.msg_iovlen = 1;
-        let mut p = libc::pollfd {
-            fd,
-            events: POLLIN,
-            revents: 0,
-        };
+        let mut p = libc::pollfd { fd, events: POLLIN, revents: 0 };
         let mut ev: libc::epoll_event = std::mem::zeroed();
         let mut set: libc::fd_set = std::mem::zeroed();
         libc::FD_SET(fd, &mut set);
@@ -606,14 +572,10 @@ fn jumps(name: &'static str, fd: Fd, other: Fd) -> usize {
     }
     untick();
     // A send may find room now and then.
-    if SENDS.contains(&name) && n == JUMPS {
-        0
-    } else {
-        others
-    }
+    if SENDS.contains(&name) && n == JUMPS { 0 } else { others }
 }
 
-// ---- jumps -------------------------------------------------------------------------------------------------------
+// ---- jumps --------------------------------------------------------------------------------------
 
 /// glibc's sigjmp_buf, with room to spare.
 #[repr(C, align(16))]
@@ -633,7 +595,8 @@ extern "C" fn jump(_: c_int) {
     }
 }
 
-/// Runs `body`; true: a handler has jumped out of it. What returns twice is in assembly, so that the compiler need not know.
+/// Runs `body`; true: a handler has jumped out of it. What returns twice is in assembly, so that
+/// the compiler need not know.
 fn catch(body: &mut dyn FnMut(())) -> bool {
     type Body<'a> = &'a mut dyn FnMut(());
     extern "C" fn run(body: *mut c_void) {
@@ -699,7 +662,7 @@ unsafe extern "C" fn call(
     )
 }
 
-// ---- a timer -----------------------------------------------------------------------------------------------------
+// ---- a timer ------------------------------------------------------------------------------------
 
 static TIMER: AtomicUsize = AtomicUsize::new(0);
 
@@ -714,14 +677,8 @@ fn tick(signal: c_int, handler: extern "C" fn(c_int), flags: c_int) {
         event.sigev_notify_thread_id = sys::gettid();
         let mut timer: libc::timer_t = null_mut();
         assert!(libc::timer_create(libc::CLOCK_MONOTONIC, &mut event, &mut timer) == 0);
-        let every = libc::timespec {
-            tv_sec: 0,
-            tv_nsec: 100_000,
-        };
-        let spec = libc::itimerspec {
-            it_interval: every,
-            it_value: every,
-        };
+        let every = libc::timespec { tv_sec: 0, tv_nsec: 100_000 };
+        let spec = libc::itimerspec { it_interval: every, it_value: every };
         assert!(libc::timer_settime(timer, 0, &spec, null_mut()) == 0);
         TIMER.store(timer as usize, Relaxed);
     }
@@ -732,10 +689,11 @@ fn untick() {
     unsafe { libc::timer_delete(TIMER.load(Relaxed) as libc::timer_t) };
 }
 
-// ---- bytes that know their place -----------------------------------------------------------------------------------
+// ---- bytes that know their place ----------------------------------------------------------------
 
-/// What one call sends: words of 16 bytes, of which the first begins with a bit that no other has. Each has the number of its call, how many
-/// jumps there have been, its place in the call, and a sum.
+/// What one call sends: words of 16 bytes, of which the first begins with a bit that no other has.
+/// Each has the number of its call, how many jumps there have been, its place in the call, and a
+/// sum.
 fn words(call: u32, jumps: u32) -> Vec<u8> {
     (0..WORDS)
         .flat_map(|place| {
@@ -758,16 +716,15 @@ fn word(said: u128) -> [u8; 16] {
 
 /// The call, the jumps and the place that a word says; `None`: it is none.
 fn said(bytes: &[u8]) -> Option<(u32, u32, u16)> {
-    let bits = bytes
-        .iter()
-        .enumerate()
-        .fold(0, |bits, (i, b)| bits | u128::from(b & 0x7f) << (7 * i));
+    let bits =
+        bytes.iter().enumerate().fold(0, |bits, (i, b)| bits | u128::from(b & 0x7f) << (7 * i));
     let said = bits >> 32;
     (word(said) == *bytes).then_some(((said >> 48) as u32, (said >> 16) as u32, said as u16))
 }
 
-/// Whether words that come follow each other. A call may end anywhere if its sender jumped out of it, also before its first byte; nothing else may
-/// be missing, but what its receiver has lost by a jump.
+/// Whether words that come follow each other. A call may end anywhere if its sender jumped out of
+/// it, also before its first byte; nothing else may be missing, but what its receiver has lost by a
+/// jump.
 #[derive(Default)]
 struct Order {
     /// Of the word under way.
@@ -810,8 +767,7 @@ impl Order {
 
     fn word(&mut self) {
         let Some((call, jumps, place)) = said(&self.begun) else {
-            self.wrong
-                .get_or_insert(format!("no word: {:x?}, after {:?}", self.begun, self.last));
+            self.wrong.get_or_insert(format!("no word: {:x?}, after {:?}", self.begun, self.last));
             return self.some_are_missing();
         };
         self.begun.clear();
@@ -826,8 +782,7 @@ impl Order {
             None => call >= self.call,
         };
         if !fine {
-            self.wrong
-                .get_or_insert(format!("{:?} after {:?}", (call, jumps, place), self.last));
+            self.wrong.get_or_insert(format!("{:?} after {:?}", (call, jumps, place), self.last));
         }
         (self.last, self.cut, self.call) = (Some((call, jumps, place)), false, call);
     }

@@ -81,9 +81,7 @@ pub fn list() -> Vec<Scenario> {
                 t.log(
                     "epoll",
                     events.map(|v| {
-                        v.iter()
-                            .map(|e| e.0 & libc::EPOLLIN as u32 != 0)
-                            .collect::<Vec<_>>()
+                        v.iter().map(|e| e.0 & libc::EPOLLIN as u32 != 0).collect::<Vec<_>>()
                     }),
                 );
                 t.meet("end");
@@ -257,23 +255,12 @@ pub fn list() -> Vec<Scenario> {
                 extern "C" fn count(_: libc::c_int) {
                     SIGNALS.fetch_add(1, Ordering::Relaxed);
                 }
-                let [fd, other] = t.servers(2)[..] else {
-                    unreachable!()
-                };
+                let [fd, other] = t.servers(2)[..] else { unreachable!() };
                 sys::on_signal(SIGUSR1, count, 0).expect("sigaction");
-                t.log(
-                    "recv",
-                    interrupted(SIGUSR1, || sys::recv(fd, &mut [0; 8], 0)),
-                );
+                t.log("recv", interrupted(SIGUSR1, || sys::recv(fd, &mut [0; 8], 0)));
                 t.log("read", interrupted(SIGUSR1, || sys::read(fd, &mut [0; 8])));
-                t.log(
-                    "recvmsg",
-                    interrupted(SIGUSR1, || sys::recvmsg(fd, &mut [&mut [0; 8]], 0)),
-                );
-                t.log(
-                    "readv",
-                    interrupted(SIGUSR1, || sys::readv(fd, &mut [&mut [0; 8]])),
-                );
+                t.log("recvmsg", interrupted(SIGUSR1, || sys::recvmsg(fd, &mut [&mut [0; 8]], 0)));
+                t.log("readv", interrupted(SIGUSR1, || sys::readv(fd, &mut [&mut [0; 8]])));
                 sys::on_signal(SIGUSR1, count, libc::SA_RESTART).expect("sigaction");
                 SIGNALS.store(0, Ordering::Relaxed);
                 let got = std::thread::scope(|scope| {
@@ -289,16 +276,11 @@ pub fn list() -> Vec<Scenario> {
                 t.log_text("restarted", &got);
                 t.log("set", sys::set_timeout(fd, libc::SO_RCVTIMEO, 10_000));
                 // With a timeout set, Linux does not restart.
-                t.log(
-                    "with a timeout",
-                    interrupted(SIGUSR1, || sys::recv(fd, &mut [0; 8], 0)),
-                );
+                t.log("with a timeout", interrupted(SIGUSR1, || sys::recv(fd, &mut [0; 8], 0)));
                 t.meet("end");
             },
             |t| {
-                let [fd, other] = t.clients(2)[..] else {
-                    unreachable!()
-                };
+                let [fd, other] = t.clients(2)[..] else { unreachable!() };
                 recv_exact(other, 1);
                 send_all(fd, b"data");
                 t.meet("end");
@@ -539,11 +521,7 @@ pub fn list() -> Vec<Scenario> {
 }
 
 fn duplex(t: &crate::ctx::Ctx, send_seed: u64, recv_seed: u64) {
-    let fd = if t.role == crate::ctx::Role::Server {
-        t.server()
-    } else {
-        t.client()
-    };
+    let fd = if t.role == crate::ctx::Role::Server { t.server() } else { t.client() };
     let mut sender = t.sender(fd, send_seed);
     let writer = std::thread::spawn(move || {
         while sender.sent < 6 * MIB {

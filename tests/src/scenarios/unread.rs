@@ -1,4 +1,5 @@
-//! A peer's end goes with bytes unread, by a death and otherwise: the survivor sees a reset, as TCP's, and nothing but that.
+//! A peer's end goes with bytes unread, by a death and otherwise: the survivor sees a reset, as
+//! TCP's, and nothing but that.
 
 use super::ends::{DEATHS, RESETS, doomed, dying_servers, end, fill, poll_now, until_it_fails};
 use crate::ctx::{Ctx, await_bytes, blocked, recv_exact, send_all};
@@ -28,12 +29,8 @@ const WAYS: [(&str, When, fn(Fd) -> String); 24] = [
     ("recv", Waits, |fd| recv(fd, 0)),
     ("recv, to peek", Waits, |fd| recv(fd, MSG_PEEK)),
     ("recv, of all", Waits, |fd| recv(fd, MSG_WAITALL)),
-    ("read", Waits, |fd| {
-        format!("{:?}", sys::read(fd, &mut [0; 8]))
-    }),
-    ("recvmmsg", Waits, |fd| {
-        format!("{:?}", sys::recvmmsg(fd, &mut [&mut [0; 8]], 0, None))
-    }),
+    ("read", Waits, |fd| format!("{:?}", sys::read(fd, &mut [0; 8]))),
+    ("recvmmsg", Waits, |fd| format!("{:?}", sys::recvmmsg(fd, &mut [&mut [0; 8]], 0, None))),
     ("poll IN", Waits, |fd| poll(fd, POLLIN)),
     ("poll IN RDHUP", Waits, |fd| poll(fd, POLLIN | POLLRDHUP)),
     ("poll RDHUP", Waits, |fd| poll(fd, POLLRDHUP)),
@@ -41,18 +38,12 @@ const WAYS: [(&str, When, fn(Fd) -> String); 24] = [
     ("poll OUT", WaitsForRoom, |fd| poll(fd, POLLOUT)),
     ("poll IN OUT", WaitsForRoom, |fd| poll(fd, POLLIN | POLLOUT)),
     ("select, to read", Waits, |fd| select(fd, true, false)),
-    ("select, to write", WaitsForRoom, |fd| {
-        select(fd, false, true)
-    }),
+    ("select, to write", WaitsForRoom, |fd| select(fd, false, true)),
     ("epoll IN", Waits, |fd| epoll(fd, EPOLLIN)),
-    ("epoll IN RDHUP, edge", Waits, |fd| {
-        epoll(fd, EPOLLIN | EPOLLRDHUP | EPOLLET)
-    }),
+    ("epoll IN RDHUP, edge", Waits, |fd| epoll(fd, EPOLLIN | EPOLLRDHUP | EPOLLET)),
     ("epoll nothing", Waits, |fd| epoll(fd, 0)),
     ("epoll OUT", WaitsForRoom, |fd| epoll(fd, EPOLLOUT)),
-    ("epoll OUT, edge", WaitsForRoom, |fd| {
-        epoll(fd, EPOLLOUT | EPOLLET)
-    }),
+    ("epoll OUT, edge", WaitsForRoom, |fd| epoll(fd, EPOLLOUT | EPOLLET)),
     ("send", WaitsForRoom, |fd| sends(fd, 0, 0)),
     ("recv, later", Later, |fd| recv(fd, 0)),
     ("SO_ERROR, later", Later, so_error),
@@ -61,9 +52,7 @@ const WAYS: [(&str, When, fn(Fd) -> String); 24] = [
     }),
     // (Who only sends hears of it a little later.)
     ("send, later", Later, |fd| sends(fd, 0, 1)),
-    ("send without waiting, full", LaterFull, |fd| {
-        sends(fd, MSG_DONTWAIT, 1)
-    }),
+    ("send without waiting, full", LaterFull, |fd| sends(fd, MSG_DONTWAIT, 1)),
 ];
 
 fn recv(fd: Fd, flags: i32) -> String {
@@ -76,16 +65,9 @@ fn poll(fd: Fd, events: i16) -> String {
 
 fn select(fd: Fd, read: bool, write: bool) -> String {
     let set = |wanted| if wanted { vec![fd] } else { vec![] };
-    let sets = Sets {
-        read: set(read),
-        write: set(write),
-        ..Sets::default()
-    };
+    let sets = Sets { read: set(read), write: set(write), ..Sets::default() };
     let said = sys::select(fd + 1, &sets, None);
-    format!(
-        "{:?}",
-        said.map(|(n, sets, _)| (n, sets.read.len(), sets.write.len()))
-    )
+    format!("{:?}", said.map(|(n, sets, _)| (n, sets.read.len(), sets.write.len())))
 }
 
 fn epoll(fd: Fd, events: i32) -> String {
@@ -119,7 +101,8 @@ fn rest(t: &Ctx, name: &str, fd: Fd) {
     t.log(name, sys::send(fd, b"x", MSG_NOSIGNAL));
 }
 
-/// Uses one connection for each way, has the peer end meanwhile, and says what was heard, and what was left to hear.
+/// Uses one connection for each way, has the peer end meanwhile, and says what was heard, and what
+/// was left to hear.
 fn survive(t: &Ctx, fds: &[Fd], ways: &[(&'static str, When, fn(Fd) -> String)]) {
     let mut waiting = vec![];
     for ((_, when, way), fd) in ways.iter().zip(fds) {
@@ -144,15 +127,11 @@ fn survive(t: &Ctx, fds: &[Fd], ways: &[(&'static str, When, fn(Fd) -> String)])
 fn ways_to_receive() -> Vec<(&'static str, When, fn(Fd) -> String)> {
     let receives = |name: &str| !name.contains("send") && !name.contains("OUT");
     let of_time = |when| matches!(when, Waits | Later);
-    WAYS.into_iter()
-        .filter(|(name, when, _)| receives(name) && of_time(*when))
-        .collect()
+    WAYS.into_iter().filter(|(name, when, _)| receives(name) && of_time(*when)).collect()
 }
 
 fn ways_with_data() -> Vec<(&'static str, When, fn(Fd) -> String)> {
-    WAYS.into_iter()
-        .filter(|(_, when, _)| *when == Later)
-        .collect()
+    WAYS.into_iter().filter(|(_, when, _)| *when == Later).collect()
 }
 
 /// What ends the last one who has a connection: nobody says a word.
@@ -315,7 +294,8 @@ pub fn list() -> Vec<Scenario> {
                     let fds: Vec<Fd> = ways.iter().map(|_| t.connect(addr)).collect();
                     fds.iter().for_each(|fd| send_all(*fd, &[1; 100]));
                     t.wait("ready");
-                    // (Which of them a FIN wakes is not the same: those that wait for no more than an error sleep on.)
+                    // (Which of them a FIN wakes is not the same: those that wait for no more than
+                    // an error sleep on.)
                     let ways: Vec<_> = ways
                         .into_iter()
                         .map(|w| if w.0.contains("nothing") { ("recv", Later, WAYS[0].2) } else { w })

@@ -1,14 +1,17 @@
 //! Ends that leave the fast path for good, at any moment, with bytes in flight both ways.
 //!
-//! Two processes have several connections at a time, whose carriers have hardly any room. Each end has a *plan*, made from
-//! the seed: how much it sends, when its reader pauses until the peer has no room left, when its writer waits until the
-//! peer has everything, and when it leaves: by an option, by a fork, by passing the descriptor on, by exec. Half of the
-//! connections are *staged*: the leader stops reading until the follower is full, leaves, and reads on only after the
-//! follower, which has to send all of that again, has shut down, closed, duplicated, forked or left too.
+//! Two processes have several connections at a time, whose carriers have hardly any room. Each end
+//! has a *plan*, made from the seed: how much it sends, when its reader pauses until the peer has
+//! no room left, when its writer waits until the peer has everything, and when it leaves: by an
+//! option, by a fork, by passing the descriptor on, by exec. Half of the connections are *staged*:
+//! the leader stops reading until the follower is full, leaves, and reads on only after the
+//! follower, which has to send all of that again, has shut down, closed, duplicated, forked or left
+//! too.
 //!
-//! Nothing depends on time: who waits, waits for what another one has noted on the *board*, shared memory that outlives
-//! each of the processes, and is rung by a *bell*, an eventfd. In plain TCP none of this can fail; with the library a
-//! connection that is handed on with bytes that cannot follow may be broken off, and that must be seen as an error.
+//! Nothing depends on time: who waits, waits for what another one has noted on the *board*, shared
+//! memory that outlives each of the processes, and is rung by a *bell*, an eventfd. In plain TCP
+//! none of this can fail; with the library a connection that is handed on with bytes that cannot
+//! follow may be broken off, and that must be seen as an error.
 
 mod board;
 mod end;
@@ -88,10 +91,7 @@ pub fn end(args: &[&str]) -> ExitCode {
         narrow(fd, 2048);
         sys::bind(fd, sys::home()).expect("bind");
         sys::listen(fd, 50).expect("listen");
-        say(&format!(
-            "addr {}",
-            sys::getsockname(fd).expect("name").text()
-        ));
+        say(&format!("addr {}", sys::getsockname(fd).expect("name").text()));
         fd
     });
     for batch in first..first + batches {
@@ -115,16 +115,9 @@ pub fn end(args: &[&str]) -> ExitCode {
                 };
                 sys::setopt(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, send_buffer).expect("SO_SNDBUF");
                 process.fds[i].store(fd, SeqCst);
-                let wire = Wire {
-                    board: process.board,
-                    index,
-                    side,
-                    bells: bells_of(bells, index, side),
-                };
-                wire.note(
-                    Cell::Port,
-                    sys::getsockname(fd).map_or(0, Addr::port).into(),
-                );
+                let wire =
+                    Wire { board: process.board, index, side, bells: bells_of(bells, index, side) };
+                wire.note(Cell::Port, sys::getsockname(fd).map_or(0, Addr::port).into());
                 (fd, wire)
             })
             .collect::<Vec<_>>()
@@ -147,7 +140,8 @@ pub fn end(args: &[&str]) -> ExitCode {
     ExitCode::from(u8::from(FAILED_CHILDREN.load(SeqCst) > 0))
 }
 
-/// Little room, and segments that are smaller still: with larger ones the kernel waits for its timers.
+/// Little room, and segments that are smaller still: with larger ones the kernel waits for its
+/// timers.
 fn narrow(fd: Fd, receive_buffer: i32) {
     sys::setopt(fd, libc::SOL_SOCKET, libc::SO_RCVBUF, receive_buffer).expect("SO_RCVBUF");
     sys::setopt(fd, libc::IPPROTO_TCP, libc::TCP_MAXSEG, 536).expect("TCP_MAXSEG");
@@ -221,12 +215,8 @@ pub fn show(args: &[&str]) -> ExitCode {
 
 /// What was handed on: goes on with it, with no plan but to come to the end.
 fn carry_on(board: &'static Board, seed: u64, order: &[&str], fd: Fd, bells: [Fd; 4]) {
-    let wire = Wire {
-        board,
-        index: number(order, 0) as usize,
-        side: number(order, 1) as usize,
-        bells,
-    };
+    let wire =
+        Wire { board, index: number(order, 0) as usize, side: number(order, 1) as usize, bells };
     let halves = halves_of(order.get(2).copied().unwrap_or(""));
     let mut end = End::new(None, wire, seed, fd, halves, 4);
     end.forget_the_plan();
@@ -234,7 +224,8 @@ fn carry_on(board: &'static Board, seed: u64, order: &[&str], fd: Fd, bells: [Fd
     end.close();
 }
 
-/// `leave-carry SEED BOARD CONNECTIONS INDEX SIDE HALVES LEADS FD BELL*4`: a program that inherited a connection.
+/// `leave-carry SEED BOARD CONNECTIONS INDEX SIDE HALVES LEADS FD BELL*4`: a program that inherited
+/// a connection.
 pub fn carry(args: &[&str]) -> ExitCode {
     sys::ignore_signal(libc::SIGPIPE);
     let board = Box::leak(Box::new(Board::map(args[1], number(args, 2) as usize)));

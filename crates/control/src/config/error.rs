@@ -1,4 +1,5 @@
-//! What is wrong with a configuration, said so that an operator can put it right: where, what, why, and what is valid.
+//! What is wrong with a configuration, said so that an operator can put it right: where, what, why,
+//! and what is valid.
 
 use super::setting::Cli;
 use alloc::string::String;

@@ -1,6 +1,7 @@
 //! The syntax of the configuration file: sections, `KEY=VALUE`, optional quotes, `#` comments.
 //!
-//! Knows nothing of the meaning of keys. Accepts a byte order mark, CRLF line ends and a last line without newline.
+//! Knows nothing of the meaning of keys. Accepts a byte order mark, CRLF line ends and a last line
+//! without newline.
 
 use alloc::string::String;
 
@@ -70,7 +71,8 @@ fn is_comment(after: &str) -> bool {
     after.is_empty() || after.starts_with('#')
 }
 
-/// Writes a value in a form that [`lines`] reads back: quoted only where it must be. `None` when no quotes can hold it.
+/// Writes a value in a form that [`lines`] reads back: quoted only where it must be. `None` when no
+/// quotes can hold it.
 pub(super) fn quote(value: &str) -> Option<String> {
     let plain = |c: char| c.is_ascii_graphic() && !matches!(c, '#' | '"' | '\'');
     if value.chars().any(char::is_control) {
@@ -121,23 +123,14 @@ mod tests {
 
     #[test]
     fn lines_are_numbered_and_comments_skipped() {
-        let numbers: Vec<u32> = lines("# a\r\n\r\n[netacc]\r\n  # b\r\nK=1\r\nL=2")
-            .map(|(n, _, _)| n)
-            .collect();
+        let numbers: Vec<u32> =
+            lines("# a\r\n\r\n[netacc]\r\n  # b\r\nK=1\r\nL=2").map(|(n, _, _)| n).collect();
         assert_eq!(numbers, [3, 5, 6]);
     }
 
     #[test]
     fn bad_lines() {
-        for text in [
-            "[netacc",
-            "[netacc] x",
-            "K",
-            "=1",
-            "K=\"1",
-            "K=\"1\" 2",
-            "K='1''2'",
-        ] {
+        for text in ["[netacc", "[netacc] x", "K", "=1", "K=\"1", "K=\"1\" 2", "K='1''2'"] {
             assert!(matches!(one(text), Line::Bad(_)), "{text:?}");
         }
     }

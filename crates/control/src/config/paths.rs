@@ -3,7 +3,8 @@
 use crate::stats::Path;
 use core::fmt;
 
-/// Which faster paths a connection may take, the preferred one first. Empty: none, every connection stays on TCP.
+/// Which faster paths a connection may take, the preferred one first. Empty: none, every connection
+/// stays on TCP.
 ///
 /// [`Path::Tcp`] is never in it, since it is under every connection in any case.
 ///
@@ -25,9 +26,7 @@ impl Paths {
     /// The paths that a list may name.
     pub const CHOICES: [Path; Paths::MAX] = [Path::Shm, Path::Rdma];
     /// None: every connection stays on TCP.
-    pub const TCP: Paths = Paths {
-        order: [None; Paths::MAX],
-    };
+    pub const TCP: Paths = Paths { order: [None; Paths::MAX] };
     const MAX: usize = 2;
 
     /// Parses a list. The error says what is wrong with it.
@@ -84,9 +83,7 @@ impl Paths {
 impl Default for Paths {
     /// `shm,rdma`.
     fn default() -> Paths {
-        Paths {
-            order: Paths::CHOICES.map(Some),
-        }
+        Paths { order: Paths::CHOICES.map(Some) }
     }
 }
 
@@ -111,16 +108,8 @@ mod tests {
     #[test]
     fn the_order_is_kept() {
         for (text, first, order) in [
-            (
-                "shm,rdma",
-                Some(Path::Shm),
-                [Some(Path::Shm), Some(Path::Rdma)],
-            ),
-            (
-                "rdma,shm",
-                Some(Path::Rdma),
-                [Some(Path::Rdma), Some(Path::Shm)],
-            ),
+            ("shm,rdma", Some(Path::Shm), [Some(Path::Shm), Some(Path::Rdma)]),
+            ("rdma,shm", Some(Path::Rdma), [Some(Path::Rdma), Some(Path::Shm)]),
             ("shm", Some(Path::Shm), [Some(Path::Shm), None]),
             ("rdma", Some(Path::Rdma), [Some(Path::Rdma), None]),
             ("tcp", None, [None, None]),
@@ -134,10 +123,7 @@ mod tests {
             assert_eq!(paths.is_empty(), text == "tcp");
             assert_eq!(paths.to_string(), text);
         }
-        assert_eq!(
-            Paths::parse(" rdma , shm ").unwrap().to_string(),
-            "rdma,shm"
-        );
+        assert_eq!(Paths::parse(" rdma , shm ").unwrap().to_string(), "rdma,shm");
         assert_eq!(Paths::parse("shm,rdma").unwrap(), Paths::default());
     }
 

@@ -1,5 +1,5 @@
-//! The table of options: each is declared once, here. Parser, `netacc_run --help`, the man pages and the sample file
-//! are written from it or checked against it.
+//! The table of options: each is declared once, here. Parser, `netacc_run --help`, the man pages
+//! and the sample file are written from it or checked against it.
 
 use alloc::format;
 use alloc::string::{String, ToString};
@@ -10,8 +10,8 @@ use core::fmt;
 pub const DEFAULT_FILE: &str = "/etc/netacc.conf";
 /// Environment variable with the path of the configuration file (`netacc_run -f`).
 pub const ENV_FILE: &str = "NACC_CONF";
-/// Environment variable in which `netacc_run` lists, separated by commas, the keys that were given on its command
-/// line, so that the library can report their origin truthfully.
+/// Environment variable in which `netacc_run` lists, separated by commas, the keys that were given
+/// on its command line, so that the library can report their origin truthfully.
 pub const ENV_FROM_COMMAND_LINE: &str = "NACC_CLI_KEYS";
 /// Name of the only section of the configuration file.
 pub const SECTION: &str = "netacc";
@@ -255,10 +255,7 @@ impl Key {
     }
     /// The key with that option on the command line.
     pub fn from_cli(option: Cli) -> Option<Key> {
-        Key::ALL
-            .iter()
-            .copied()
-            .find(|key| key.cli() == Some(option))
+        Key::ALL.iter().copied().find(|key| key.cli() == Some(option))
     }
     /// A hint for somebody who wrote an unknown name.
     pub fn suggest(name: &str) -> String {

@@ -25,18 +25,9 @@ fn the_table_and_the_defaults_agree() {
     for (index, setting) in SETTINGS.iter().enumerate() {
         assert_eq!(setting.key as usize, index);
         assert_eq!(Key::from_name(setting.name), Some(setting.key));
-        assert_eq!(
-            config.value_text(setting.key),
-            setting.default,
-            "{}",
-            setting.name
-        );
+        assert_eq!(config.value_text(setting.key), setting.default, "{}", setting.name);
         assert_eq!(origins.of(setting.key), Origin::Default);
-        assert!(
-            parse(setting.kind, setting.default).is_ok(),
-            "{}",
-            setting.name
-        );
+        assert!(parse(setting.kind, setting.default).is_ok(), "{}", setting.name);
         assert!(setting.doc.ends_with('.'));
     }
 }
@@ -64,10 +55,7 @@ fn command_line_over_environment_over_file() {
     assert_eq!(of(&[], &[]), (2, Origin::File(2)));
     assert_eq!(of(&env, &[]), (3, Origin::Environment));
     assert_eq!(of(&env, &[(key, "4")]), (4, Origin::CommandLine));
-    let marked = [
-        (key.name(), "3"),
-        (ENV_FROM_COMMAND_LINE, "NACC_LOG_PATH,NACC_SOR_IO_THREADS"),
-    ];
+    let marked = [(key.name(), "3"), (ENV_FROM_COMMAND_LINE, "NACC_LOG_PATH,NACC_SOR_IO_THREADS")];
     assert_eq!(of(&marked, &[]), (3, Origin::CommandLine));
 }
 
@@ -143,12 +131,8 @@ fn numbers_are_plain_decimal_numbers_in_their_range() {
     ] {
         error("", &[(key.name(), text)], &[]);
     }
-    let (config, _) = resolve(
-        "",
-        &[("NACC_EMPTY_QP_EXPIRE_MS", "-1"), ("NACC_POLL_MS", "0")],
-        &[],
-    )
-    .unwrap();
+    let (config, _) =
+        resolve("", &[("NACC_EMPTY_QP_EXPIRE_MS", "-1"), ("NACC_POLL_MS", "0")], &[]).unwrap();
     assert_eq!(config.empty_channel_expire_ms, None);
     assert_eq!(config.poll_ms, Some(0));
     error("", &[(Key::LogPath.name(), &"a".repeat(1024))], &[]);
@@ -165,10 +149,7 @@ fn paths_are_resolved_as_any_other_value() {
     assert_eq!(of(file, &[], &[]), ("rdma,shm".into(), Origin::File(2)));
     let env = [("NACC_PATHS", "tcp")];
     assert_eq!(of(file, &env, &[]), ("tcp".into(), Origin::Environment));
-    assert_eq!(
-        of(file, &env, &[(Key::Paths, "rdma")]),
-        ("rdma".into(), Origin::CommandLine)
-    );
+    assert_eq!(of(file, &env, &[(Key::Paths, "rdma")]), ("rdma".into(), Origin::CommandLine));
     let (config, _, errors) =
         Config::resolve_lossy(Some(("/f", "[netacc]\nNACC_PATHS=\n")), &|_| None, &[]);
     assert_eq!((config, errors.len()), (Config::default(), 1));
@@ -186,21 +167,14 @@ fn arena_sizes_are_powers_of_two_times_their_base() {
     error("", &[(growth, "8192")], &[]);
     error("", &[(growth, "1073741824")], &[]);
     let (config, _) = resolve("", &[(first, "65536"), (growth, "65536")], &[]).unwrap();
-    assert_eq!(
-        (config.arena_first_bytes, config.arena_growth_max_bytes),
-        (65536, 65536)
-    );
+    assert_eq!((config.arena_first_bytes, config.arena_growth_max_bytes), (65536, 65536));
 }
 
 #[test]
 fn weaker_arena_sizes_follow_a_stronger_buffer_size() {
     let sizes = |file: &str, buffer: &str| {
         let (config, _) = resolve(file, &[], &[(Key::BufferBytes, buffer)]).unwrap();
-        (
-            config.buffer_bytes,
-            config.arena_first_bytes,
-            config.arena_growth_max_bytes,
-        )
+        (config.buffer_bytes, config.arena_first_bytes, config.arena_growth_max_bytes)
     };
     let all = "[netacc]\nNACC_SOR_MSG_SIZE=16384\nNACC_RDMA_MR_MIN_INC_SIZE=16384\nNACC_RDMA_MR_MAX_INC_SIZE=8388608\n";
     for file in ["", all] {
@@ -217,21 +191,14 @@ fn every_buffer_size_leaves_valid_arena_sizes() {
         let (config, _) = resolve("", &[("NACC_SOR_MSG_SIZE", &text)], &[]).unwrap();
         let first = i64::from(config.arena_first_bytes);
         assert!(is_power_of_two_times(i64::from(config.buffer_bytes), first));
-        assert!(is_power_of_two_times(
-            first,
-            i64::from(config.arena_growth_max_bytes)
-        ));
+        assert!(is_power_of_two_times(first, i64::from(config.arena_growth_max_bytes)));
         assert!(i64::from(config.arena_growth_max_bytes) <= ARENA_BYTES_MAX);
     }
 }
 
 #[test]
 fn hidden_values_are_checked_too() {
-    error(
-        "[netacc]\nNACC_SOR_IO_THREADS=x\n",
-        &[("NACC_SOR_IO_THREADS", "3")],
-        &[],
-    );
+    error("[netacc]\nNACC_SOR_IO_THREADS=x\n", &[("NACC_SOR_IO_THREADS", "3")], &[]);
 }
 
 #[test]
@@ -241,13 +208,7 @@ fn the_library_goes_on_with_defaults() {
         "[netacc]\nNACC_SOR_IO_THREADS=x\nNACC_LOG_LEVEL=1\nNACC_LOG_LEVEL=2\nNACC_RDMA_MR_MIN_INC_SIZE=5000\n",
     );
     let (config, origins, errors) = Config::resolve_lossy(Some(file), &|_| None, &[]);
-    assert_eq!(
-        config,
-        Config {
-            log_level: LogLevel::Debug,
-            ..Config::default()
-        }
-    );
+    assert_eq!(config, Config { log_level: LogLevel::Debug, ..Config::default() });
     assert_eq!(origins.of(Key::IoThreads), Origin::Default);
     assert_eq!(errors.len(), 3);
 }
@@ -257,11 +218,7 @@ fn errors_are_bounded_and_printable() {
     let text = "\u{1b}[31m\n".repeat(1000);
     let (_, _, errors) = Config::resolve_lossy(Some(("/f", &text)), &|_| None, &[]);
     assert_eq!(errors.len(), ERRORS_MAX);
-    assert!(
-        errors
-            .iter()
-            .all(|error| !error.to_string().contains('\u{1b}'))
-    );
+    assert!(errors.iter().all(|error| !error.to_string().contains('\u{1b}')));
     let long = "a".repeat(100_000);
     let (_, _, errors) = Config::resolve_lossy(Some(("/f", &long)), &|_| None, &[]);
     assert!(errors[0].to_string().len() < 300);
@@ -270,12 +227,8 @@ fn errors_are_bounded_and_printable() {
 #[test]
 fn no_input_panics() {
     // Every truncation and every single damaged byte of a full file.
-    let (config, origins) = resolve(
-        "",
-        &[("NACC_LOG_PATH", "/a b#c"), ("NACC_SOR_AFFINITY", "1-3,5")],
-        &[],
-    )
-    .unwrap();
+    let (config, origins) =
+        resolve("", &[("NACC_LOG_PATH", "/a b#c"), ("NACC_SOR_AFFINITY", "1-3,5")], &[]).unwrap();
     let full = config.render(&origins);
     for end in 0..full.len() {
         Config::resolve_lossy(full.get(..end).map(|text| ("/f", text)), &|_| None, &[]);

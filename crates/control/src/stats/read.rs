@@ -1,8 +1,8 @@
 //! Reads a segment from a copy of its bytes.
 //!
-//! The tools copy the bytes with `pread` instead of mapping them: nothing can change under the reader, a segment that is
-//! cut short is an error instead of a SIGBUS, and no unsafe code is needed. The writer is not trusted: every length is
-//! checked, every code may be unknown.
+//! The tools copy the bytes with `pread` instead of mapping them: nothing can change under the
+//! reader, a segment that is cut short is an error instead of a SIGBUS, and no unsafe code is
+//! needed. The writer is not trusted: every length is checked, every code may be unknown.
 
 use super::{
     CHANNEL_SLOTS, CONFIG_BYTES, CONNS_OFFSET, COUNTER_SLOTS, ChannelRecord, ConnRecord, Counter,
@@ -68,7 +68,8 @@ pub struct Snapshot {
 /// A [`ChannelRecord`] at one moment.
 #[derive(Debug, Clone)]
 pub struct Channel {
-    /// The path of its connections: [`Path::Shm`] to a process of this host, [`Path::Rdma`] to one of another.
+    /// The path of its connections: [`Path::Shm`] to a process of this host, [`Path::Rdma`] to one
+    /// of another.
     pub path: Path,
     /// The other host.
     pub peer: Option<IpAddr>,
@@ -151,14 +152,12 @@ impl Snapshot {
         })
     }
 
-    /// Bytes sent and received on a path, by the connections that have ended and those given, which are open.
+    /// Bytes sent and received on a path, by the connections that have ended and those given, which
+    /// are open.
     pub fn bytes(&self, path: Path, open: &[Connection]) -> (u64, u64) {
         let ended = |counter: Counter| self.counters.get(counter as usize).copied().unwrap_or(0);
         let of = |words: &[u64; PATH_SLOTS]| words.get(path as usize).copied().unwrap_or(0);
-        let both = (
-            ended(Counter::bytes_tx(path)),
-            ended(Counter::bytes_rx(path)),
-        );
+        let both = (ended(Counter::bytes_tx(path)), ended(Counter::bytes_rx(path)));
         open.iter().fold(both, |(tx, rx), connection| {
             (
                 tx.saturating_add(of(&connection.tx_bytes)),
@@ -177,10 +176,7 @@ impl Snapshot {
 impl Connection {
     /// Reads the open connections from the bytes after the header.
     pub fn read_all(bytes: &[u8]) -> Vec<Connection> {
-        bytes
-            .chunks_exact(size_of::<ConnRecord>())
-            .filter_map(Connection::read)
-            .collect()
+        bytes.chunks_exact(size_of::<ConnRecord>()).filter_map(Connection::read).collect()
     }
 
     fn read(bytes: &[u8]) -> Option<Connection> {
@@ -200,14 +196,8 @@ impl Connection {
             rx_path: word(offset_of!(ConnRecord, rx_path)),
             reason: word(offset_of!(ConnRecord, reason)),
             peer_pid: word(offset_of!(ConnRecord, peer_pid)),
-            local: address(
-                offset_of!(ConnRecord, local_addr),
-                offset_of!(ConnRecord, local_port),
-            ),
-            peer: address(
-                offset_of!(ConnRecord, peer_addr),
-                offset_of!(ConnRecord, peer_port),
-            ),
+            local: address(offset_of!(ConnRecord, local_addr), offset_of!(ConnRecord, local_port)),
+            peer: address(offset_of!(ConnRecord, peer_addr), offset_of!(ConnRecord, peer_port)),
             tx_bytes: u64s_at(bytes, offset_of!(ConnRecord, tx_bytes)),
             rx_bytes: u64s_at(bytes, offset_of!(ConnRecord, rx_bytes)),
             promotions: word(offset_of!(ConnRecord, promotions)),

@@ -85,10 +85,7 @@ fn layout_of_version_1() {
     for (is, should) in conn {
         assert_eq!(is, should);
     }
-    assert_eq!(
-        (size_of::<ConnRecord>(), align_of::<ConnRecord>()),
-        (256, 64)
-    );
+    assert_eq!((size_of::<ConnRecord>(), align_of::<ConnRecord>()), (256, 64));
     let channel = [
         (offset_of!(ChannelRecord, state), 0),
         (offset_of!(ChannelRecord, peer_pid), 4),
@@ -104,10 +101,7 @@ fn layout_of_version_1() {
     for (is, should) in channel {
         assert_eq!(is, should);
     }
-    assert_eq!(
-        (size_of::<ChannelRecord>(), align_of::<ChannelRecord>()),
-        (64, 64)
-    );
+    assert_eq!((size_of::<ChannelRecord>(), align_of::<ChannelRecord>()), (64, 64));
 }
 
 #[test]
@@ -132,10 +126,9 @@ fn names_fit_their_slots_and_differ() {
     }
     assert_eq!(Reason::from_code(63), None);
     for path in Path::ALL {
-        for (counter, direction) in [
-            (Counter::bytes_tx(path), "tx"),
-            (Counter::bytes_rx(path), "rx"),
-        ] {
+        for (counter, direction) in
+            [(Counter::bytes_tx(path), "tx"), (Counter::bytes_rx(path), "rx")]
+        {
             let name = format!("{}_bytes_{direction}", path.name());
             let named = Counter::ALL.iter().find(|counter| counter.name() == name);
             assert_eq!(Some(&counter), named);
@@ -181,13 +174,7 @@ fn counting() {
     let header = header();
     header.count(Counter::Accepted);
     header.add(Counter::ShmBytesTx, 5);
-    assert_eq!(
-        (
-            header.counter(Counter::Accepted),
-            header.counter(Counter::ShmBytesTx)
-        ),
-        (1, 5)
-    );
+    assert_eq!((header.counter(Counter::Accepted), header.counter(Counter::ShmBytesTx)), (1, 5));
     header.count_reason(Reason::Negotiating);
     header.change_reason(Reason::Negotiating, Reason::None);
     assert_eq!(header.reasons[1].load(Relaxed), 0);
@@ -228,16 +215,10 @@ fn channels_to_other_hosts_are_told_apart() {
 #[test]
 fn garbage_is_refused_or_read_without_harm() {
     assert_eq!(Snapshot::read(&[]).unwrap_err(), ReadError::Short);
-    assert_eq!(
-        Snapshot::read(&[0; CONNS_OFFSET]).unwrap_err(),
-        ReadError::NotASegment
-    );
+    assert_eq!(Snapshot::read(&[0; CONNS_OFFSET]).unwrap_err(), ReadError::NotASegment);
     let mut bytes = vec![0xffu8; CONNS_OFFSET];
     bytes[..8].copy_from_slice(&MAGIC.to_ne_bytes());
-    assert_eq!(
-        Snapshot::read(&bytes).unwrap_err(),
-        ReadError::Version(u32::MAX)
-    );
+    assert_eq!(Snapshot::read(&bytes).unwrap_err(), ReadError::Version(u32::MAX));
     bytes[8..12].copy_from_slice(&VERSION.to_ne_bytes());
     let snapshot = Snapshot::read(&bytes).unwrap();
     assert_eq!(snapshot.channels.len(), CHANNEL_SLOTS + REMOTE_SLOTS);
@@ -247,10 +228,7 @@ fn garbage_is_refused_or_read_without_harm() {
     let connections = Connection::read_all(&record);
     assert_eq!(connections.len(), 1);
     assert_eq!(connections[0].local, None);
-    assert_eq!(
-        snapshot.bytes(Path::Rdma, &connections),
-        (u64::MAX, u64::MAX)
-    );
+    assert_eq!(snapshot.bytes(Path::Rdma, &connections), (u64::MAX, u64::MAX));
 }
 
 #[test]

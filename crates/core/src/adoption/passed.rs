@@ -1,11 +1,15 @@
-//! Connections that are passed over unix sockets: who still has one is kept by the kernel, as locks on the connection's own file
-//! (`docs/design/adoption.md`).
+//! Connections that are passed over unix sockets: who still has one is kept by the kernel, as locks
+//! on the connection's own file (`docs/design/adoption.md`).
 //!
-//! * **known**: a lock of the open file. Everybody who has the connection has the library, and says so by the next two.
-//! * **holder**: a record lock. The process has it; it goes when the process closes it, however that happens.
-//! * **under way**: a lock of the open file for each message that carries it, at the number of the socket that it was sent on.
+//! * **known**: a lock of the open file. Everybody who has the connection has the library, and says
+//!   so by the next two.
+//! * **holder**: a record lock. The process has it; it goes when the process closes it, however
+//!   that happens.
+//! * **under way**: a lock of the open file for each message that carries it, at the number of the
+//!   socket that it was sent on.
 //!
-//! Only who holds the file sees or changes them. No byte of any file is concerned: the offsets are beyond what files have.
+//! Only who holds the file sees or changes them. No byte of any file is concerned: the offsets are
+//! beyond what files have.
 
 use super::*;
 use crate::numbers;
@@ -20,20 +24,41 @@ const KNOWN: [i64; 2] = [UNDER_WAY + UNDER_WAY_LEN, UNDER_WAY + UNDER_WAY_LEN + 
 const F_OFD_SETLK: c_int = 37;
 
 fn lock(fd: c_int, command: c_int, kind: c_int, start: i64) -> bool {
-    let mut range = libc::flock { l_type: kind as i16, l_whence: libc::SEEK_SET as i16, l_start: start, l_len: 1, l_pid: 0 };
+    let mut range = libc::flock {
+        l_type: kind as i16,
+        l_whence: libc::SEEK_SET as i16,
+        l_start: start,
+        l_len: 1,
+        l_pid: 0,
+    };
     sys::fcntl(fd, command, &raw mut range as usize) >= 0
 }
 
 /// Whether nobody but this process's record locks stands there.
 fn is_clear(fd: c_int, start: i64, len: i64) -> bool {
-    let mut range = libc::flock { l_type: libc::F_WRLCK as i16, l_whence: libc::SEEK_SET as i16, l_start: start, l_len: len, l_pid: 0 };
-    sys::fcntl(fd, libc::F_GETLK, &raw mut range as usize) >= 0 && range.l_type == libc::F_UNLCK as i16
+    let mut range = libc::flock {
+        l_type: libc::F_WRLCK as i16,
+        l_whence: libc::SEEK_SET as i16,
+        l_start: start,
+        l_len: len,
+        l_pid: 0,
+    };
+    sys::fcntl(fd, libc::F_GETLK, &raw mut range as usize) >= 0
+        && range.l_type == libc::F_UNLCK as i16
 }
 
 /// Whether a lock of the open file stands there.
 fn is_marked(fd: c_int, start: i64) -> bool {
-    let mut range = libc::flock { l_type: libc::F_WRLCK as i16, l_whence: libc::SEEK_SET as i16, l_start: start, l_len: 1, l_pid: 0 };
-    sys::fcntl(fd, libc::F_GETLK, &raw mut range as usize) >= 0 && range.l_type != libc::F_UNLCK as i16 && range.l_pid == -1
+    let mut range = libc::flock {
+        l_type: libc::F_WRLCK as i16,
+        l_whence: libc::SEEK_SET as i16,
+        l_start: start,
+        l_len: 1,
+        l_pid: 0,
+    };
+    sys::fcntl(fd, libc::F_GETLK, &raw mut range as usize) >= 0
+        && range.l_type != libc::F_UNLCK as i16
+        && range.l_pid == -1
 }
 
 /// This process has the connection, until it closes a name of it.
@@ -60,7 +85,8 @@ fn forget(fd: c_int) {
     }
 }
 
-/// Before `fd` is sent over the unix socket `over`. False: who receives it cannot know who else has it, or has it for itself.
+/// Before `fd` is sent over the unix socket `over`. False: who receives it cannot know who else has
+/// it, or has it for itself.
 #[cold]
 pub(crate) fn pass(over: c_int, fd: c_int) -> bool {
     let Some((s, _)) = fd_table::socket(fd) else { return false };
@@ -68,9 +94,16 @@ pub(crate) fn pass(over: c_int, fd: c_int) -> bool {
     let flags = s.flags.load(SeqCst);
     let again = flags & flag::TRACKED != 0;
     // (Nobody could see that of a connection.)
-    let never_waits = [&s.receive_timeout_ns, &s.send_timeout_ns].iter().any(|ns| ns.load(Relaxed) < 0);
+    let never_waits =
+        [&s.receive_timeout_ns, &s.send_timeout_ns].iter().any(|ns| ns.load(Relaxed) < 0);
     // Only this process has it, under one number, and all that it ever did on it was counted.
-    if never_waits || s.is_inherited() || !s.is(CANDIDATE) || s.names() != 1 || flags & odd != 0 || (flags & flag::CONTESTED != 0 && !again) {
+    if never_waits
+        || s.is_inherited()
+        || !s.is(CANDIDATE)
+        || s.names() != 1
+        || flags & odd != 0
+        || (flags & flag::CONTESTED != 0 && !again)
+    {
         return false;
     }
     let Some(number) = inode(over) else { return false };
@@ -124,7 +157,10 @@ pub(crate) fn receive(over: c_int, fd: c_int, peeked: bool) {
 fn try_receive(over: c_int, fd: c_int, connector: bool) -> bool {
     let (Some(tuple), Some(peer)) = (socket::tuple_of(fd), peer_inode(over)) else { return false };
     let mut has_it = false;
-    fd_table::for_each(|_, entry| has_it |= matches!(entry, Entry::Socket(s, _) if !s.is(socket::UNCONNECTED) && s.tuple() == tuple));
+    fd_table::for_each(|_, entry| {
+        has_it |=
+            matches!(entry, Entry::Socket(s, _) if !s.is(socket::UNCONNECTED) && s.tuple() == tuple)
+    });
     let at = UNDER_WAY + i64::from(peer);
     // Sent by its holder itself, not by somebody in between who may have kept it.
     if has_it || !is_marked(fd, at) {
@@ -168,14 +204,15 @@ pub(super) fn is_alone(s: &Socket, fd: c_int) -> Option<bool> {
     Some(clear)
 }
 
-/// Before its last descriptor here is closed. `counted`: no call of another thread's is in flight on it.
+/// Before its last descriptor here is closed. `counted`: no call of another thread's is in flight
+/// on it.
 pub(crate) fn before_close(s: &Socket, fd: c_int, counted: bool) {
     if s.has(flag::TRACKED) && !counted {
         lose_track(s, fd);
     }
 }
 
-// ---- which unix socket -----------------------------------------------------------------------------------------
+// ---- which unix socket --------------------------------------------------------------------------
 
 /// The number of a socket.
 fn inode(fd: c_int) -> Option<u32> {
@@ -183,7 +220,8 @@ fn inode(fd: c_int) -> Option<u32> {
     (mode & libc::S_IFMT == libc::S_IFSOCK).then(|| u32::try_from(inode).ok()).flatten()
 }
 
-/// The number of the socket at the other end of a unix socket. (Fixed for the life of a stream: the last answer is remembered.)
+/// The number of the socket at the other end of a unix socket. (Fixed for the life of a stream: the
+/// last answer is remembered.)
 fn peer_inode(fd: c_int) -> Option<u32> {
     static LAST: AtomicU64 = AtomicU64::new(0);
     let own = inode(fd)?;
@@ -192,7 +230,9 @@ fn peer_inode(fd: c_int) -> Option<u32> {
         return Some(last as u32);
     }
     let mut kind: c_int = 0;
-    if sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_TYPE, &mut kind) < 0 || (kind != libc::SOCK_STREAM && kind != libc::SOCK_SEQPACKET) {
+    if sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_TYPE, &mut kind) < 0
+        || (kind != libc::SOCK_STREAM && kind != libc::SOCK_SEQPACKET)
+    {
         return None;
     }
     let peer = ask_peer(own)?;
@@ -225,7 +265,9 @@ struct Request {
 }
 
 fn ask_peer(inode: u32) -> Option<u32> {
-    let fd = numbers::make(|| sys::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, NETLINK_SOCK_DIAG));
+    let fd = numbers::make(|| {
+        sys::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, NETLINK_SOCK_DIAG)
+    });
     if fd < 0 {
         return None;
     }
@@ -245,13 +287,24 @@ fn ask_peer(inode: u32) -> Option<u32> {
     };
     let mut bytes = [0u8; 512];
     // SAFETY: `request` is valid for its size.
-    let sent = unsafe { sys::sendto(fd, (&raw const request).cast(), size_of::<Request>(), libc::MSG_NOSIGNAL) };
+    let sent = unsafe {
+        sys::sendto(fd, (&raw const request).cast(), size_of::<Request>(), libc::MSG_NOSIGNAL)
+    };
     let n = if sent < 0 {
         sent
     } else {
         // The kernel answers before sendto returns.
         // SAFETY: `bytes` is valid for its length; no address is asked for.
-        unsafe { sys::recvfrom(fd, bytes.as_mut_ptr(), bytes.len(), libc::MSG_DONTWAIT, core::ptr::null_mut(), core::ptr::null_mut()) }
+        unsafe {
+            sys::recvfrom(
+                fd,
+                bytes.as_mut_ptr(),
+                bytes.len(),
+                libc::MSG_DONTWAIT,
+                core::ptr::null_mut(),
+                core::ptr::null_mut(),
+            )
+        }
     };
     fd_table::close_internal(fd);
     parse(bytes.get(..usize::try_from(n).ok()?)?, inode)
@@ -286,10 +339,15 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let fd = near.as_raw_fd();
-        assert!(is_clear(fd, HOLDER, 1 + UNDER_WAY_LEN) && KNOWN.iter().all(|at| !is_marked(fd, *at)));
+        assert!(
+            is_clear(fd, HOLDER, 1 + UNDER_WAY_LEN) && KNOWN.iter().all(|at| !is_marked(fd, *at))
+        );
         assert!(lock(fd, libc::F_SETLK, libc::F_RDLCK, HOLDER));
         assert!(is_clear(fd, HOLDER, 1 + UNDER_WAY_LEN), "one's own lock is in nobody's way");
-        assert!(lock(fd, F_OFD_SETLK, libc::F_WRLCK, UNDER_WAY + 0xffff_ffff) && lock(fd, F_OFD_SETLK, libc::F_WRLCK, KNOWN[1]));
+        assert!(
+            lock(fd, F_OFD_SETLK, libc::F_WRLCK, UNDER_WAY + 0xffff_ffff)
+                && lock(fd, F_OFD_SETLK, libc::F_WRLCK, KNOWN[1])
+        );
         // By any name of it.
         let again = near.try_clone().unwrap();
         assert!(!is_clear(again.as_raw_fd(), HOLDER, 1 + UNDER_WAY_LEN));

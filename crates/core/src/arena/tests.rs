@@ -3,7 +3,12 @@ use super::*;
 use std::collections::HashSet;
 
 fn pool(buffer: u32, first: u32, most: u32) -> Pool {
-    Pool::new(&Config { buffer_bytes: buffer, arena_first_bytes: first, arena_growth_max_bytes: most, ..Config::default() })
+    Pool::new(&Config {
+        buffer_bytes: buffer,
+        arena_first_bytes: first,
+        arena_growth_max_bytes: most,
+        ..Config::default()
+    })
 }
 
 fn grow(p: &mut Pool) -> usize {

@@ -1,4 +1,5 @@
-//! epoll_ctl: a registration is the kernel's (of a candidate, or of what is not connected yet), an item at the socket's home, or an extra item.
+//! epoll_ctl: a registration is the kernel's (of a candidate, or of what is not connected yet), an
+//! item at the socket's home, or an extra item.
 
 use super::*;
 use crate::signals;
@@ -64,7 +65,8 @@ unsafe fn ctl_ours(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event, r
                         continue;
                     }
                 }
-                // Counted before the kernel knows it, so that an attach either sees it or is seen below.
+                // Counted before the kernel knows it, so that an attach either sees it or is seen
+                // below.
                 match ctl_candidate(e, epfd, op, fd, ev, s, g) {
                     Some(r) => return r,
                     None => continue,
@@ -79,7 +81,15 @@ unsafe fn ctl_ours(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event, r
 }
 
 /// The kernel keeps it; recorded for the day it is attached. `None`: it is no candidate any more.
-fn ctl_candidate(e: &'static Epoll, epfd: c_int, op: c_int, fd: c_int, mut ev: epoll_event, s: &'static Socket, g: u16) -> Option<Ret> {
+fn ctl_candidate(
+    e: &'static Epoll,
+    epfd: c_int,
+    op: c_int,
+    fd: c_int,
+    mut ev: epoll_event,
+    s: &'static Socket,
+    g: u16,
+) -> Option<Ret> {
     let mut inner = e.inner.lock();
     let here = inner.index_of(fd).filter(|i| inner.item_of(*i, s).is_some());
     let adds = op == libc::EPOLL_CTL_ADD && here.is_none();
@@ -182,10 +192,22 @@ fn make_home(e: &'static Epoll, s: &Socket, index: u32) {
 
 /// Why a socket that is in a set already cannot be put into `e` as well.
 fn several(e: &Epoll, s: &Socket) -> Reason {
-    if core::ptr::eq(s.epoll.load(Relaxed), e) { Reason::DuplicateInEpoll } else { Reason::SeveralEpollSets }
+    if core::ptr::eq(s.epoll.load(Relaxed), e) {
+        Reason::DuplicateInEpoll
+    } else {
+        Reason::SeveralEpollSets
+    }
 }
 
-fn ctl_attached(e: &'static Epoll, epfd: c_int, op: c_int, fd: c_int, ev: epoll_event, s: &'static Socket, g: u16) -> Ret {
+fn ctl_attached(
+    e: &'static Epoll,
+    epfd: c_int,
+    op: c_int,
+    fd: c_int,
+    ev: epoll_event,
+    s: &'static Socket,
+    g: u16,
+) -> Ret {
     if op != libc::EPOLL_CTL_DEL {
         let asked = ev.events;
         if asked & EXCLUSIVE != 0 && (op == libc::EPOLL_CTL_MOD || asked & !EXCLUSIVE_OK != 0) {
@@ -209,14 +231,17 @@ fn ctl_attached(e: &'static Epoll, epfd: c_int, op: c_int, fd: c_int, ev: epoll_
             if op == libc::EPOLL_CTL_MOD && item.events & EXCLUSIVE != 0 {
                 return -(libc::EINVAL as Ret);
             }
-            (item.events, item.data, item.present, item.disabled) = (ev.events, ev.u64, true, false);
+            (item.events, item.data, item.present, item.disabled) =
+                (ev.events, ev.u64, true, false);
             stats::count(Counter::EpollCtlSaved);
             inner.queue(i);
             prod(e, &inner);
             0
         }
         (libc::EPOLL_CTL_DEL, Some(i)) => {
-            let Some(item) = inner.item(i).filter(|item| item.present) else { return -(libc::ENOENT as Ret) };
+            let Some(item) = inner.item(i).filter(|item| item.present) else {
+                return -(libc::ENOENT as Ret);
+            };
             if item.extra.is_some() {
                 take_out(e, &mut inner, i);
             } else {
@@ -236,9 +261,16 @@ fn ctl_attached(e: &'static Epoll, epfd: c_int, op: c_int, fd: c_int, ev: epoll_
     r
 }
 
-/// Puts an attached socket into the set: at home, if it is in no other; otherwise it goes to the kernel, and only if it cannot go at once
-/// becomes an extra item.
-fn add(e: &'static Epoll, epfd: c_int, fd: c_int, ev: epoll_event, s: &'static Socket, g: u16) -> Ret {
+/// Puts an attached socket into the set: at home, if it is in no other; otherwise it goes to the
+/// kernel, and only if it cannot go at once becomes an extra item.
+fn add(
+    e: &'static Epoll,
+    epfd: c_int,
+    fd: c_int,
+    ev: epoll_event,
+    s: &'static Socket,
+    g: u16,
+) -> Ret {
     let counts = !s.is_inherited();
     let mut extra = (!counts).then_some(Reason::InheritedByFork);
     loop {
@@ -273,7 +305,11 @@ fn add(e: &'static Epoll, epfd: c_int, fd: c_int, ev: epoll_event, s: &'static S
         let Some(i) = put(e, &mut inner, item) else {
             uncount();
             drop(inner);
-            return if io::to_kernel(s, g, fd, Reason::NoMemory, false) { PASS } else { -(libc::ENOMEM as Ret) };
+            return if io::to_kernel(s, g, fd, Reason::NoMemory, false) {
+                PASS
+            } else {
+                -(libc::ENOMEM as Ret)
+            };
         };
         if extra.is_some() {
             inner.extras.push(i);
@@ -306,7 +342,8 @@ pub(super) fn take_out(e: &Epoll, inner: &mut Inner, index: u32) {
     if item.attached {
         let mut ev = epoll_event { events: 0, u64: 0 };
         // SAFETY: one valid event; the descriptor is open.
-        let _ = unsafe { sys::epoll_ctl(e.fd.load(Relaxed), libc::EPOLL_CTL_DEL, item.fd, &mut ev) };
+        let _ =
+            unsafe { sys::epoll_ctl(e.fd.load(Relaxed), libc::EPOLL_CTL_DEL, item.fd, &mut ev) };
     }
     leave(e, &item);
 }

@@ -1,4 +1,5 @@
-//! Registrations change hands between the kernel and the library: a promotion, a demotion, a close, a set that is itself polled.
+//! Registrations change hands between the kernel and the library: a promotion, a demotion, a close,
+//! a set that is itself polled.
 
 use super::*;
 
@@ -60,16 +61,22 @@ pub(crate) fn on_attached(s: &'static Socket, fd: c_int) {
     }
 }
 
-/// Takes an attached socket's registration over from the kernel. `armed`: one with ONESHOT has not fired.
+/// Takes an attached socket's registration over from the kernel. `armed`: one with ONESHOT has not
+/// fired.
 pub(super) fn take_over(e: &'static Epoll, s: &'static Socket, fd: c_int, armed: bool) {
     let mut inner = e.inner.lock();
     let index = s.item.load(Relaxed) as u32;
     let Some(channel) = s.channel() else { return };
-    let Some((item_fd, attached)) = inner.item_of(index, s).map(|i| (i.fd, i.attached)) else { return };
+    let Some((item_fd, attached)) = inner.item_of(index, s).map(|i| (i.fd, i.attached)) else {
+        return;
+    };
     if attached && !armed {
         return;
     }
-    if !attached && (!activate(e, &mut inner, channel) || register_carrier(e.fd.load(Relaxed), item_fd, index) < 0) {
+    if !attached
+        && (!activate(e, &mut inner, channel)
+            || register_carrier(e.fd.load(Relaxed), item_fd, index) < 0)
+    {
         drop(inner);
         lifecycle::need_kernel(fd, Reason::NoDescriptor);
         return;
@@ -85,7 +92,8 @@ pub(super) fn take_over(e: &'static Epoll, s: &'static Socket, fd: c_int, armed:
     prod(e, &inner);
 }
 
-/// The socket is plain now, or a candidate again: the kernel gets back what the application asked for.
+/// The socket is plain now, or a candidate again: the kernel gets back what the application asked
+/// for.
 pub(crate) fn on_plain(s: &'static Socket) {
     for_each_set_of(s, |e| {
         let mut inner = e.inner.lock();
@@ -106,7 +114,8 @@ fn its_next(inner: &Inner, e: &Epoll, s: &Socket, from: u32) -> Option<u32> {
     let index = s.item.load(Relaxed) as u32;
     let home = from <= index && core::ptr::eq(s.epoll.load(Relaxed), e);
     let its = |item: &Item| core::ptr::eq(item.socket, s) && item.generation == s.generation16();
-    (home && inner.items.get(index as usize).is_some_and(|item| item.as_ref().is_some_and(its))).then_some(index)
+    (home && inner.items.get(index as usize).is_some_and(|item| item.as_ref().is_some_and(its)))
+        .then_some(index)
 }
 
 /// Registers an item's descriptor in the kernel's set as the application asked for it.
@@ -135,7 +144,10 @@ pub(super) fn hand_back(e: &Epoll, inner: &mut Inner, index: u32) {
         prod(e, inner);
         return;
     }
-    if let Some(item) = inner.item(index).filter(|item| item.present && item.extra.is_none() && item.socket.is(CANDIDATE)) {
+    if let Some(item) = inner
+        .item(index)
+        .filter(|item| item.present && item.extra.is_none() && item.socket.is(CANDIDATE))
+    {
         // It may come back: recorded for that day, as any candidate's.
         if !item.attached {
             return;
@@ -167,7 +179,8 @@ fn forget_in(e: &'static Epoll, s: &'static Socket, fd: c_int, last: bool) {
     }
     let mut from = 0;
     loop {
-        // A signal handler that interrupted a call on this very set leaves the item to the set's next look.
+        // A signal handler that interrupted a call on this very set leaves the item to the set's
+        // next look.
         let Some(mut inner) = e.inner.lock_unless_mine() else { return };
         let Some(i) = its_next(&inner, e, s, from) else { return };
         from = i + 1;
@@ -193,7 +206,8 @@ fn forget_in(e: &'static Epoll, s: &'static Socket, fd: c_int, last: bool) {
             take_out(e, &mut inner, i);
             continue;
         }
-        // The kernel goes on reporting a closed descriptor whose file lives on (epoll(7), Q6): let it, as the application put it.
+        // The kernel goes on reporting a closed descriptor whose file lives on (epoll(7), Q6): let
+        // it, as the application put it.
         let mut name = item.fd;
         if fd < 0 && item.attached {
             // Too late to change what the kernel has.
@@ -217,7 +231,8 @@ fn names(fd: c_int, s: &Socket) -> bool {
     fd_table::socket(fd).is_some_and(|(now, g)| core::ptr::eq(now, s) && g == s.generation16())
 }
 
-/// The number of a registered, attached socket is closed: the item goes on under another, if this process has one.
+/// The number of a registered, attached socket is closed: the item goes on under another, if this
+/// process has one.
 fn lose_name(e: &Epoll, inner: &mut Inner, index: u32) {
     let Some(item) = inner.item(index) else { return };
     let (s, old, was_nameless) = (item.socket, item.fd, item.nameless);
@@ -243,7 +258,8 @@ fn lose_name(e: &Epoll, inner: &mut Inner, index: u32) {
     }
 }
 
-/// The set is itself polled, or shared with another process: its sockets go back to the kernel, and none comes here again.
+/// The set is itself polled, or shared with another process: its sockets go back to the kernel, and
+/// none comes here again.
 #[cold]
 pub(crate) fn bar(e: &'static Epoll) {
     let before = e.barred.swap(true, SeqCst);
@@ -268,19 +284,23 @@ pub(crate) fn bar(e: &'static Epoll) {
     light(e, &mut inner);
 }
 
-/// The kernel is to be asked past us what the set has. False: something of the library's has to stay in it.
+/// The kernel is to be asked past us what the set has. False: something of the library's has to
+/// stay in it.
 #[cold]
 pub(crate) fn leave_to_kernel(e: &'static Epoll) -> bool {
     bar(e);
     !e.active.load(Acquire)
 }
 
-/// Gives those sockets to the kernel that could not go at once. Without the lock meanwhile: it may take a while.
+/// Gives those sockets to the kernel that could not go at once. Without the lock meanwhile: it may
+/// take a while.
 #[cold]
 #[inline(never)]
 pub(super) fn settle(e: &'static Epoll, inner: &mut Guard<'static, Inner>) {
     let barred = e.barred.load(Relaxed);
-    let waits = |item: &Item| item.attached && !item.plain && (barred || item.extra.is_some() || item.nameless);
+    let waits = |item: &Item| {
+        item.attached && !item.plain && (barred || item.extra.is_some() || item.nameless)
+    };
     let now = sys::now_ns();
     if now < inner.settle_at {
         return;
@@ -290,13 +310,16 @@ pub(super) fn settle(e: &'static Epoll, inner: &mut Guard<'static, Inner>) {
     while let Some(item) = inner.items.get(at) {
         let released = |s: &Socket| s.channel().is_some_and(|c| is_released(s, c));
         let ready = item.as_ref().filter(|item| waits(item) && released(item.socket));
-        let ready = ready.map(|item| (item.socket, item.generation, item.fd, item.extra.unwrap_or(Reason::SeveralEpollSets)));
+        let ready = ready.map(|item| {
+            (item.socket, item.generation, item.fd, item.extra.unwrap_or(Reason::SeveralEpollSets))
+        });
         at += 1;
         if let Some((s, g, fd, why)) = ready {
             all &= inner.unlocked(|| io::to_kernel(s, g, fd, why, false));
         }
     }
-    inner.settle_after = if all { AGAIN_NS } else { (inner.settle_after * 2).clamp(AGAIN_NS, AGAIN_MAX_NS) };
+    inner.settle_after =
+        if all { AGAIN_NS } else { (inner.settle_after * 2).clamp(AGAIN_NS, AGAIN_MAX_NS) };
     inner.settle_at = sys::now_ns().saturating_add(inner.settle_after);
     for i in 0..inner.items.len() as u32 {
         // Given to the kernel by another process, or before it was put in here.
@@ -318,7 +341,8 @@ pub(super) fn settle(e: &'static Epoll, inner: &mut Guard<'static, Inner>) {
     }
 }
 
-/// Makes a set that is itself polled look ready exactly as long as an item of it may be. (What the kernel keeps speaks for itself.)
+/// Makes a set that is itself polled look ready exactly as long as an item of it may be. (What the
+/// kernel keeps speaks for itself.)
 #[cold]
 #[inline(never)]
 pub(super) fn light(e: &Epoll, inner: &mut Inner) {
@@ -334,13 +358,18 @@ pub(super) fn light(e: &Epoll, inner: &mut Inner) {
     }
     let mut ev = epoll_event { events: libc::EPOLLIN as u32, u64: tag(DOORBELL) };
     // SAFETY: one valid event.
-    inner.lit = inner.beacon >= 0 && unsafe { sys::epoll_ctl(e.fd.load(Relaxed), libc::EPOLL_CTL_ADD, inner.beacon, &mut ev) } >= 0;
+    inner.lit = inner.beacon >= 0
+        && unsafe {
+            sys::epoll_ctl(e.fd.load(Relaxed), libc::EPOLL_CTL_ADD, inner.beacon, &mut ev)
+        } >= 0;
 }
 
 pub(super) fn unlight(e: &Epoll, inner: &mut Inner) {
     if core::mem::take(&mut inner.lit) {
         let mut ev = epoll_event { events: 0, u64: 0 };
         // SAFETY: one valid event.
-        let _ = unsafe { sys::epoll_ctl(e.fd.load(Relaxed), libc::EPOLL_CTL_DEL, inner.beacon, &mut ev) };
+        let _ = unsafe {
+            sys::epoll_ctl(e.fd.load(Relaxed), libc::EPOLL_CTL_DEL, inner.beacon, &mut ev)
+        };
     }
 }

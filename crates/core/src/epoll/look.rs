@@ -6,7 +6,13 @@ use crate::wait::Peers;
 use core::mem::MaybeUninit;
 
 #[inline]
-pub(crate) unsafe fn wait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout_ns: i64, mask: Mask) -> Ret {
+pub(crate) unsafe fn wait(
+    epfd: c_int,
+    events: *mut epoll_event,
+    max: c_int,
+    timeout_ns: i64,
+    mask: Mask,
+) -> Ret {
     let Entry::Epoll(e) = fd_table::get(epfd) else { return PASS };
     if e.owner.load(Relaxed) != lifecycle::process() {
         signals::held(|| inherited(e));
@@ -27,7 +33,9 @@ pub(crate) unsafe fn wait(epfd: c_int, events: *mut epoll_event, max: c_int, tim
     }
     let section = signals::enter();
     // SAFETY: the caller's buffer of `max` events.
-    let r = unsafe { look(e, epfd, Out { events, max: max as usize, n: 0, bad: false }, timeout_ns, mask) };
+    let r = unsafe {
+        look(e, epfd, Out { events, max: max as usize, n: 0, bad: false }, timeout_ns, mask)
+    };
     if e.barred.load(Relaxed) {
         light(e, &mut e.inner.lock());
     }
@@ -45,13 +53,17 @@ unsafe fn look(e: &'static Epoll, epfd: c_int, mut out: Out, timeout_ns: i64, ma
     }
     let now = sys::ticks();
     inner.drain(e);
-    // A buffer that is always full of sockets must not keep the kernel's descriptors out either; nor they the sockets, where it has one place.
+    // A buffer that is always full of sockets must not keep the kernel's descriptors out either;
+    // nor they the sockets, where it has one place.
     let full = out.max <= inner.ready.len();
-    let overdue = inner.backlog || inner.wait.is_multiple_of(32) || now.wrapping_sub(inner.last_visit) > KERNEL_VISIT_TICKS;
+    let overdue = inner.backlog
+        || inner.wait.is_multiple_of(32)
+        || now.wrapping_sub(inner.last_visit) > KERNEL_VISIT_TICKS;
     let due = overdue || inner.fresh || (full && inner.wait.is_multiple_of(8));
     let first = inner.ready.front() == Some(&KERNEL);
     if due && (full || inner.fresh) && !first && (out.max > 1 || inner.wait.is_multiple_of(2)) {
-        // The buffer cannot hold all, or the kernel may tell what an item already knows: there is room for both.
+        // The buffer cannot hold all, or the kernel may tell what an item already knows: there is
+        // room for both.
         inner.last_visit = now;
         let room = (out.max / 2).max(1);
         visit(&mut inner, e, epfd, &mut out, room);
@@ -74,8 +86,8 @@ unsafe fn look(e: &'static Epoll, epfd: c_int, mut out: Out, timeout_ns: i64, ma
     r
 }
 
-/// Threads that sleep are for what this call leaves in the queue, and for what it has not even seen: it may have taken the event of
-/// the doorbell that was to wake them.
+/// Threads that sleep are for what this call leaves in the queue, and for what it has not even
+/// seen: it may have taken the event of the doorbell that was to wake them.
 #[cold]
 fn pass_on(e: &Epoll, inner: &mut Inner) {
     if core::mem::take(&mut inner.rung) | inner.has_ready() {
@@ -99,7 +111,8 @@ impl Out {
         if self.n < self.max {
             let at = self.events.wrapping_add(self.n);
             // SAFETY: below `max`, the length that the application gave.
-            if !unsafe { user::write_both(&raw mut (*at).events, events, &raw mut (*at).u64, data) } {
+            if !unsafe { user::write_both(&raw mut (*at).events, events, &raw mut (*at).u64, data) }
+            {
                 self.bad = true;
                 self.max = self.n;
                 return false;
@@ -129,7 +142,8 @@ impl Out {
         if self.n == 0 && self.bad { -(libc::EFAULT as Ret) } else { self.n as Ret }
     }
 
-    /// How many of the next `room` events can be written: what the kernel has given us it does not take back.
+    /// How many of the next `room` events can be written: what the kernel has given us it does not
+    /// take back.
     fn writable(&self, room: usize) -> usize {
         let at = self.events.wrapping_add(self.n).cast::<u8>();
         // SAFETY: bytes of the application's buffer, which is ours to write during the call.
@@ -145,7 +159,8 @@ impl Out {
 /// What becomes of [`KERNEL`] in the ready queue.
 #[derive(Clone, Copy)]
 enum Kernel {
-    /// It is looked at, unless this wait has done so and has something to report: it would tell the same again.
+    /// It is looked at, unless this wait has done so and has something to report: it would tell the
+    /// same again.
     Look(c_int),
     /// It has just been looked at.
     Looked,
@@ -189,7 +204,8 @@ fn look_first(inner: &mut Inner, e: &'static Epoll, epfd: c_int, out: &mut Out) 
     }
 }
 
-/// Reports an item that was taken out of the ready queue, and puts it there again if it has to stay. False: there is no room.
+/// Reports an item that was taken out of the ready queue, and puts it there again if it has to
+/// stay. False: there is no room.
 #[inline]
 fn report(inner: &mut Inner, e: &'static Epoll, index: u32, out: &mut Out) -> bool {
     let (wait, looks) = (inner.wait, inner.looks);
@@ -232,8 +248,9 @@ fn report(inner: &mut Inner, e: &'static Epoll, index: u32, out: &mut Out) -> bo
     true
 }
 
-/// Takes events of the kernel's, in their order: the application's own go out, ours stand for an item. There is room for all of them, and
-/// all of `out` can be written. `slept`: it was waited for them.
+/// Takes events of the kernel's, in their order: the application's own go out, ours stand for an
+/// item. There is room for all of them, and all of `out` can be written. `slept`: it was waited for
+/// them.
 fn sort(inner: &mut Inner, e: &'static Epoll, events: &[epoll_event], slept: bool, out: &mut Out) {
     for (i, ev) in events.iter().enumerate() {
         let Some(index) = untag(ev.u64) else {
@@ -244,7 +261,8 @@ fn sort(inner: &mut Inner, e: &'static Epoll, events: &[epoll_event], slept: boo
             stats::count(Counter::Wakeups);
             inner.rung |= !slept;
             if slept && events.len() > 1 {
-                // It was rung before the kernel had what comes behind it, and after it had what comes before.
+                // It was rung before the kernel had what comes behind it, and after it had what
+                // comes before.
                 inner.drain(e);
                 if inner.ready.front() == Some(&KERNEL) {
                     inner.ready.pop_front();
@@ -288,17 +306,29 @@ impl<const N: usize> Local<N> {
     /// Asks the kernel for up to `room` events. The mask is the caller's.
     fn fill(&mut self, epfd: c_int, room: usize, timeout_ns: i64, mask: Mask) -> Ret {
         // SAFETY: a buffer of that many events; the mask is null or the application's.
-        unsafe { sys::epoll_wait(epfd, self.0.as_mut_ptr().cast(), room.min(N) as c_int, timeout_ns, mask) }
+        unsafe {
+            sys::epoll_wait(
+                epfd,
+                self.0.as_mut_ptr().cast(),
+                room.min(N) as c_int,
+                timeout_ns,
+                mask,
+            )
+        }
     }
 
-    /// What came, by the result of [`Self::fill`]. The items know from here on what their carriers have said, before the first of them is
-    /// reported: an edge has one report, which says all. What is no news to its item is left with no event.
+    /// What came, by the result of [`Self::fill`]. The items know from here on what their carriers
+    /// have said, before the first of them is reported: an edge has one report, which says all.
+    /// What is no news to its item is left with no event.
     fn filled(&mut self, inner: &mut Inner, r: Ret) -> &[epoll_event] {
         let n = (r.max(0) as usize).min(N);
         // SAFETY: so many were written, and any bytes are an event.
-        let events: &mut [epoll_event] = unsafe { core::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), n) };
+        let events: &mut [epoll_event] =
+            unsafe { core::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), n) };
         for ev in events.iter_mut() {
-            if untag(ev.u64).is_some_and(|index| index != DOORBELL && !is_news(inner, index, ev.events)) {
+            if untag(ev.u64)
+                .is_some_and(|index| index != DOORBELL && !is_news(inner, index, ev.events))
+            {
                 ev.events = 0;
             }
         }
@@ -306,14 +336,16 @@ impl<const N: usize> Local<N> {
     }
 }
 
-/// Lets others have the set while `f` runs, in a call that has reported nothing: what they report meanwhile is no report of its own.
+/// Lets others have the set while `f` runs, in a call that has reported nothing: what they report
+/// meanwhile is no report of its own.
 fn give_way<R>(inner: &mut Guard<'static, Inner>, f: impl FnOnce() -> R) -> R {
     let r = inner.unlocked(f);
     inner.wait = inner.wait.wrapping_add(1);
     r
 }
 
-/// Looks at the kernel's set without waiting, and reports what it has behind what is ready. False: there is no room for what it may have.
+/// Looks at the kernel's set without waiting, and reports what it has behind what is ready. False:
+/// there is no room for what it may have.
 fn visit(inner: &mut Inner, e: &'static Epoll, epfd: c_int, out: &mut Out, room: usize) -> bool {
     let mut local = Local::<32>::new();
     let Some((events, room)) = ask(inner, e, &mut local, epfd, out, room) else { return false };
@@ -325,7 +357,8 @@ fn visit(inner: &mut Inner, e: &'static Epoll, epfd: c_int, out: &mut Out, room:
     true
 }
 
-/// What the kernel's set has at this moment, up to `room` events, and for how many events `out` can be written. `None`: there is no room.
+/// What the kernel's set has at this moment, up to `room` events, and for how many events `out` can
+/// be written. `None`: there is no room.
 fn ask<'a, const N: usize>(
     inner: &mut Inner,
     e: &Epoll,
@@ -360,8 +393,9 @@ impl Inner {
         self.looked_in = self.wait;
     }
 
-    /// Takes an item out of the ready queue, or as if it had been in it. False: it was reported since the last look at the kernel's set, it
-    /// need not be, or it is far from the queue's front.
+    /// Takes an item out of the ready queue, or as if it had been in it. False: it was reported
+    /// since the last look at the kernel's set, it need not be, or it is far from the queue's
+    /// front.
     fn take(&mut self, index: u32) -> bool {
         // A queue can be long, and this is asked for each event.
         const FRONT: usize = 32;
@@ -373,17 +407,27 @@ impl Inner {
         if !item.queued {
             return item.may_queue();
         }
-        let Some(at) = self.ready.iter().take(FRONT).position(|i| *i == index) else { return false };
+        let Some(at) = self.ready.iter().take(FRONT).position(|i| *i == index) else {
+            return false;
+        };
         self.ready.remove(at).is_some()
     }
 }
 
 #[cold]
 #[inline(never)]
-unsafe fn wait_slow(e: &'static Epoll, inner: &mut Guard<'static, Inner>, epfd: c_int, out: &mut Out, timeout_ns: i64, mask: Mask) -> Ret {
+unsafe fn wait_slow(
+    e: &'static Epoll,
+    inner: &mut Guard<'static, Inner>,
+    epfd: c_int,
+    out: &mut Out,
+    timeout_ns: i64,
+    mask: Mask,
+) -> Ret {
     if timeout_ns == 0 {
         inner.last_visit = sys::ticks();
-        // What the kernel has for the library alone must not take the place of what it has for the application, and look like nothing.
+        // What the kernel has for the library alone must not take the place of what it has for the
+        // application, and look like nothing.
         let mut looked = false;
         for _ in 0..VISITS {
             let room = out.max - out.n;
@@ -399,14 +443,16 @@ unsafe fn wait_slow(e: &'static Epoll, inner: &mut Guard<'static, Inner>, epfd: 
     if out.writable(1) == 0 {
         return wait_for_nothing(e, inner, epfd, out, timeout_ns, mask);
     }
-    let deadline = if timeout_ns < 0 { 0 } else { sys::now_ns().saturating_add(timeout_ns as u64).max(1) };
+    let deadline =
+        if timeout_ns < 0 { 0 } else { sys::now_ns().saturating_add(timeout_ns as u64).max(1) };
     loop {
         let place = (e.place.load(Relaxed) as usize).checked_sub(1);
         if !e.active.load(Acquire) || (place.is_none() && inner.extras.is_empty()) {
             return PASS;
         }
         if mask.is_null() {
-            let peers = Peers::of(inner.channels.iter().copied().filter(|c| c.dead.load(Relaxed) == 0));
+            let peers =
+                Peers::of(inner.channels.iter().copied().filter(|c| c.dead.load(Relaxed) == 0));
             let last = inner.last_visit;
             let between_hosts = inner.between_hosts;
             let won = give_way(inner, || spin(e, peers, epfd, last, between_hosts));
@@ -444,7 +490,8 @@ unsafe fn wait_slow(e: &'static Epoll, inner: &mut Guard<'static, Inner>, epfd: 
             left = LOOK_NS;
         }
         if inner.looks != looks {
-            // That look may have taken the doorbell's event, rung for what came behind the drain: nobody rings for that again.
+            // That look may have taken the doorbell's event, rung for what came behind the drain:
+            // nobody rings for that again.
             (again, left) = (true, 0);
         }
         unlight(e, inner);
@@ -479,11 +526,20 @@ unsafe fn wait_slow(e: &'static Epoll, inner: &mut Guard<'static, Inner>, epfd: 
     }
 }
 
-/// The buffer is bad: the call ends with that as soon as there is something to report, and takes nothing. (News that only the library
-/// would have noticed can end it, too.) What sockets have is looked for once in [`LOOK_NS`].
+/// The buffer is bad: the call ends with that as soon as there is something to report, and takes
+/// nothing. (News that only the library would have noticed can end it, too.) What sockets have is
+/// looked for once in [`LOOK_NS`].
 #[cold]
-fn wait_for_nothing(e: &'static Epoll, inner: &mut Guard<'static, Inner>, epfd: c_int, out: &mut Out, timeout_ns: i64, mask: Mask) -> Ret {
-    let deadline = if timeout_ns < 0 { 0 } else { sys::now_ns().saturating_add(timeout_ns as u64).max(1) };
+fn wait_for_nothing(
+    e: &'static Epoll,
+    inner: &mut Guard<'static, Inner>,
+    epfd: c_int,
+    out: &mut Out,
+    timeout_ns: i64,
+    mask: Mask,
+) -> Ret {
+    let deadline =
+        if timeout_ns < 0 { 0 } else { sys::now_ns().saturating_add(timeout_ns as u64).max(1) };
     loop {
         inner.drain(e);
         collect(inner, e, Kernel::Look(epfd), out);
@@ -517,7 +573,13 @@ fn wake_up(inner: &Inner, place: Option<usize>) {
 }
 
 /// Polls the channels, and now and then the kernel's set.
-fn spin(e: &'static Epoll, peers: Peers, epfd: c_int, last_visit: u64, between_hosts: bool) -> bool {
+fn spin(
+    e: &'static Epoll,
+    peers: Peers,
+    epfd: c_int,
+    last_visit: u64,
+    between_hosts: bool,
+) -> bool {
     let mut last = last_visit;
     wait::spin(peers, || {
         if between_hosts {
@@ -552,7 +614,8 @@ pub(crate) unsafe fn on_wait(epfd: c_int, events: *mut epoll_event, n: c_int) ->
         let mut inner = e.inner.lock();
         let mut out = Out { events, max: n.max(0) as usize, n: 0, bad: false };
         for i in 0..n.max(0) as usize {
-            // SAFETY: below `n`, just written by the kernel; the write position never passes the read position.
+            // SAFETY: below `n`, just written by the kernel; the write position never passes the
+            // read position.
             let Some(ev) = (unsafe { user::read(events.wrapping_add(i)) }) else { break };
             match untag(ev.u64) {
                 None => _ = out.push(ev.events, ev.u64),
@@ -571,7 +634,8 @@ pub(crate) unsafe fn on_wait(epfd: c_int, events: *mut epoll_event, n: c_int) ->
     })
 }
 
-/// A forked child uses its parent's set: what is kept here is the parent's; the sockets go back to the kernel.
+/// A forked child uses its parent's set: what is kept here is the parent's; the sockets go back to
+/// the kernel.
 #[cold]
 fn inherited(e: &'static Epoll) {
     let mut inner = e.inner.lock();
@@ -582,10 +646,13 @@ fn inherited(e: &'static Epoll) {
         // Its parent may have attached it since the fork, or may do so later.
         let s = item.socket;
         let attached = s.is(ATTACHED) && s.generation16() == item.generation;
-        // The kernel's set is all that the child has: nothing may stay in the ring. Between hosts the parent goes on with what takes longer,
-        // and gives the set, which both have, what the application asked for.
+        // The kernel's set is all that the child has: nothing may stay in the ring. Between hosts
+        // the parent goes on with what takes longer, and gives the set, which both have, what the
+        // application asked for.
         let strict = !s.has(flag::REMOTE);
-        if (io::to_kernel(s, item.generation, item.fd, Reason::InheritedByFork, strict) || strict) && (core::mem::take(&mut item.attached) || attached) {
+        if (io::to_kernel(s, item.generation, item.fd, Reason::InheritedByFork, strict) || strict)
+            && (core::mem::take(&mut item.attached) || attached)
+        {
             give_to_kernel(e.fd.load(Relaxed), item);
         }
     }

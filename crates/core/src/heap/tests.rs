@@ -20,11 +20,17 @@ fn the_reserve_gives_disjoint_aligned_blocks_and_ends_with_null() {
         let block = reserved(size) as usize;
         if block == 0 {
             // Used up as far as this size goes, and never by its last byte.
-            assert!(end + 2 * size > begin + RESERVE_BYTES, "{taken} of {RESERVE_BYTES} were given");
+            assert!(
+                end + 2 * size > begin + RESERVE_BYTES,
+                "{taken} of {RESERVE_BYTES} were given"
+            );
             break;
         }
         assert_eq!(block % size, 0);
-        assert!(block >= end && block + size < begin + RESERVE_BYTES, "not twice, and within the reserve");
+        assert!(
+            block >= end && block + size < begin + RESERVE_BYTES,
+            "not twice, and within the reserve"
+        );
         // SAFETY: a block of that size.
         unsafe { ptr::write_bytes(block as *mut u8, 0xa5, size) };
         (end, taken) = (block + size, taken + size);
@@ -96,8 +102,14 @@ fn scratch_holds_what_it_has_room_for() {
 fn scratch_never_comes_from_the_reserve() {
     let _alone = alone();
     let used = reserve_used();
-    let lists: std::vec::Vec<_> = (0..100).map(|i| Scratch::filled(1 << (i % 14), i as u8).unwrap()).collect();
-    assert!(lists.iter().enumerate().all(|(i, l)| l.len() == 1 << (i % 14) && l.iter().all(|v| *v == i as u8)));
+    let lists: std::vec::Vec<_> =
+        (0..100).map(|i| Scratch::filled(1 << (i % 14), i as u8).unwrap()).collect();
+    assert!(
+        lists
+            .iter()
+            .enumerate()
+            .all(|(i, l)| l.len() == 1 << (i % 14) && l.iter().all(|v| *v == i as u8))
+    );
     assert_eq!(reserve_used(), used);
 }
 
@@ -133,7 +145,11 @@ fn a_child_gives_out_nothing_that_it_inherited() {
     let mut again: std::vec::Vec<_> = (0..3).map(|_| class.allocate(64)).collect();
     again.sort_unstable();
     again.dedup();
-    assert!(again.contains(&one) && again.len() == 3 && again.iter().all(|b| *b == one || !(region.0..region.1).contains(&(*b as usize))));
+    assert!(
+        again.contains(&one)
+            && again.len() == 3
+            && again.iter().all(|b| *b == one || !(region.0..region.1).contains(&(*b as usize)))
+    );
 }
 
 #[test]
@@ -143,7 +159,9 @@ fn who_cannot_get_the_lock_gets_a_page() {
     assert!(class.lock());
     assert!(!class.lock());
     let (one, other) = (class.allocate(64), class.allocate(64));
-    assert!(!one.is_null() && !other.is_null() && (one as usize).abs_diff(other as usize) >= PAGE_BYTES);
+    assert!(
+        !one.is_null() && !other.is_null() && (one as usize).abs_diff(other as usize) >= PAGE_BYTES
+    );
     // Nor does who gives back wait.
     class.give_back(one.cast());
     class.unlock();
@@ -153,7 +171,8 @@ fn who_cannot_get_the_lock_gets_a_page() {
 #[test]
 fn a_region_is_cut_to_its_end() {
     let class = Class::new();
-    let blocks: std::vec::Vec<_> = (0..2 * REGION_BYTES / LARGEST).map(|_| class.allocate(LARGEST) as usize).collect();
+    let blocks: std::vec::Vec<_> =
+        (0..2 * REGION_BYTES / LARGEST).map(|_| class.allocate(LARGEST) as usize).collect();
     for (i, a) in blocks.iter().enumerate() {
         assert!(blocks.iter().skip(i + 1).all(|b| a.abs_diff(*b) >= LARGEST), "{blocks:x?}");
     }
@@ -171,7 +190,9 @@ fn a_child_is_of_another_generation() {
     if pid == 0 {
         let there = generation();
         // SAFETY: _exit(2).
-        unsafe { libc::_exit(if there != here && there != 0 && there == generation() { 0 } else { 1 }) }
+        unsafe {
+            libc::_exit(if there != here && there != 0 && there == generation() { 0 } else { 1 })
+        }
     }
     let mut status = -1;
     // SAFETY: the child made above.
@@ -197,14 +218,25 @@ fn what_is_resized_keeps_its_bytes_and_its_place_in_memory() {
                 let behind = block.wrapping_add(round_to_page(before));
                 let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
                 let none = libc::MAP_FAILED;
-                let wall = if before > LARGEST { libc::mmap(behind.cast(), PAGE_BYTES, libc::PROT_NONE, flags, -1, 0) } else { none };
+                let wall = if before > LARGEST {
+                    libc::mmap(behind.cast(), PAGE_BYTES, libc::PROT_NONE, flags, -1, 0)
+                } else {
+                    none
+                };
                 block = Private.realloc(block, layout(before), size);
                 if wall != none {
                     libc::munmap(wall, PAGE_BYTES);
                 }
-                assert!(!block.is_null() && (block as usize).is_multiple_of(align), "{size} at {block:?}, aligned to {align}");
+                assert!(
+                    !block.is_null() && (block as usize).is_multiple_of(align),
+                    "{size} at {block:?}, aligned to {align}"
+                );
                 for i in 0..before.min(size) {
-                    assert_eq!(block.add(i).read(), i as u8, "byte {i} of {before} when {size} are wanted");
+                    assert_eq!(
+                        block.add(i).read(),
+                        i as u8,
+                        "byte {i} of {before} when {size} are wanted"
+                    );
                 }
                 for i in 0..size {
                     block.add(i).write(i as u8);
@@ -232,7 +264,8 @@ fn memory_that_was_used_is_zeroed_where_that_is_asked_for() {
     }
 }
 
-/// Calls that allocate without asking, where it can be as much as one likes. What is left of them stands here, with the reason why it may.
+/// Calls that allocate without asking, where it can be as much as one likes. What is left of them
+/// stands here, with the reason why it may.
 #[test]
 fn what_allocates_asks_first() {
     const CALLS: [&str; 12] = [
@@ -249,7 +282,8 @@ fn what_allocates_asks_first() {
         "extend_from_slice(",
         ".partition(",
     ];
-    // The configuration, once: bounded, and its file is read into what was asked for. `remote` begins nothing without `plenty`.
+    // The configuration, once: bounded, and its file is read into what was asked for. `remote`
+    // begins nothing without `plenty`.
     const LEFT_OUT: [&str; 4] = ["lifecycle.rs", "remote", "testing.rs", "tests"];
     const REASONS: [(&str, &str); 5] = [
         ("epoll.rs", "inner.channels.iter().copied().partition("), // 64 of them at most
@@ -271,7 +305,15 @@ fn what_allocates_asks_first() {
             }
             let text = std::fs::read_to_string(&entry).unwrap();
             // Tests stand last.
-            for line in text.split("#[cfg(test)]\n#[allow").next().unwrap_or("").split("#[cfg(test)]\nmod tests").next().unwrap_or("").lines() {
+            for line in text
+                .split("#[cfg(test)]\n#[allow")
+                .next()
+                .unwrap_or("")
+                .split("#[cfg(test)]\nmod tests")
+                .next()
+                .unwrap_or("")
+                .lines()
+            {
                 let code = line.split("//").next().unwrap_or("");
                 let asks = REASONS.iter().any(|(f, c)| *f == file && code.contains(c));
                 if CALLS.iter().any(|c| code.contains(c)) && !asks {
@@ -282,5 +324,8 @@ fn what_allocates_asks_first() {
     }
     let mut found = std::vec::Vec::new();
     look(&std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut found);
-    assert!(found.is_empty(), "use Scratch or try_reserve (docs/design/no-memory.md), or say why not: {found:#?}");
+    assert!(
+        found.is_empty(),
+        "use Scratch or try_reserve (docs/design/no-memory.md), or say why not: {found:#?}"
+    );
 }

@@ -1,4 +1,5 @@
-//! What the thread "netacc-rdma" does to a connection's ends: both directions go back to the carrier, at exact offsets.
+//! What the thread "netacc-rdma" does to a connection's ends: both directions go back to the
+//! carrier, at exact offsets.
 //!
 //! `docs/design/switchover.md`, "Between hosts", has the rules; [`crate::remote`] says when.
 
@@ -40,7 +41,10 @@ impl Apart {
 
     fn has_come(&self, fd: c_int, outstanding: u64) -> bool {
         let mut unread: c_int = 0;
-        if outstanding == 0 || sys::ioctl(fd, libc::FIONREAD as usize, &mut unread as *mut c_int as usize) < 0 || unread as u64 >= outstanding {
+        if outstanding == 0
+            || sys::ioctl(fd, libc::FIONREAD as usize, &mut unread as *mut c_int as usize) < 0
+            || unread as u64 >= outstanding
+        {
             return true;
         }
         let now = sys::now_ns();
@@ -48,12 +52,17 @@ impl Apart {
             self.waits_since.set(now);
         }
         // (Behind shutdown(SHUT_RD) the kernel would call the stream ended that has bytes to come.)
-        let limit = if unread == 0 || self.held.0.has(flag::SHUT_RD) { PULL_BACK_STRICT_NS } else { COME_NS };
+        let limit = if unread == 0 || self.held.0.has(flag::SHUT_RD) {
+            PULL_BACK_STRICT_NS
+        } else {
+            COME_NS
+        };
         now.saturating_sub(self.waits_since.get()) > limit
     }
 
-    /// Does what can be done. `first`: nothing was done before. `seen`: the epoch of our announcement, and the control word of our
-    /// acknowledgement, that the peer is known to have. `peer_left`: its end has said its last words. `gone`: there is no peer any more.
+    /// Does what can be done. `first`: nothing was done before. `seen`: the epoch of our
+    /// announcement, and the control word of our acknowledgement, that the peer is known to have.
+    /// `peer_left`: its end has said its last words. `gone`: there is no peer any more.
     pub(crate) fn step(&self, first: bool, seen: (u32, u64), peer_left: bool, gone: bool) -> Moved {
         let Blocking(s, g) = self.held;
         let fd = s.fd.load(Acquire);
@@ -84,7 +93,11 @@ impl Apart {
             self.break_off();
             return Moved::Broken;
         }
-        let received = if gone { rx.end.switch.path() == Way::Carrier && !rx.end.switch.wants_pull_back() } else { rx.end.switch.is_released() };
+        let received = if gone {
+            rx.end.switch.path() == Way::Carrier && !rx.end.switch.wants_pull_back()
+        } else {
+            rx.end.switch.is_released()
+        };
         // What was readable stays so: the kernel has the connection when it has what comes again.
         let here = gone || self.has_come(fd, rx.end.switch.outstanding());
         drop(rx);
@@ -106,7 +119,8 @@ impl Apart {
                         publish_announce(&tx, over.announce);
                         show_path(s, true, Way::Carrier);
                     }
-                    // It was closed without a word about what it had read, as one is whose unread data resets the connection.
+                    // It was closed without a word about what it had read, as one is whose unread
+                    // data resets the connection.
                     Ok(None) if peer_left => {
                         drop(tx);
                         self.break_off();
@@ -135,7 +149,8 @@ impl Apart {
             return if here { Moved::Done } else { Moved::NoRoom };
         }
         if gone {
-            // The carrier must not go on where bytes are missing. What was received, or has come over the carrier, is still read.
+            // The carrier must not go on where bytes are missing. What was received, or has come
+            // over the carrier, is still read.
             if received {
                 self.break_sending()
             } else {
@@ -146,7 +161,8 @@ impl Apart {
         Moved::Waits
     }
 
-    /// A call on the carrier. A close takes the lock before it gives the number away, and leaves another name here (`io::last_name`).
+    /// A call on the carrier. A close takes the lock before it gives the number away, and leaves
+    /// another name here (`io::last_name`).
     fn on_carrier(&self, call: impl FnOnce(c_int)) {
         let Blocking(s, g) = self.held;
         if let Ok(_held) = hold_tx(s, g) {
@@ -169,14 +185,22 @@ impl Apart {
         });
     }
 
-    /// Both directions are the carrier's: the connection is the kernel's, or (`again`) a candidate as it was at first. True: the slot
-    /// is the caller's to give back; false: somebody who closed it does that.
-    pub(crate) fn conclude(self, channel: &'static Channel, slot: usize, why: Reason, again: bool) -> bool {
+    /// Both directions are the carrier's: the connection is the kernel's, or (`again`) a candidate
+    /// as it was at first. True: the slot is the caller's to give back; false: somebody who closed
+    /// it does that.
+    pub(crate) fn conclude(
+        self,
+        channel: &'static Channel,
+        slot: usize,
+        why: Reason,
+        again: bool,
+    ) -> bool {
         let Blocking(s, g) = self.held;
         let fd;
         let own = {
             let (Ok(tx), Ok(_rx)) = (hold_tx(s, g), hold_rx(s, g)) else { return false };
-            // What is called on the carrier is called before the state changes: after that a close gives the number away.
+            // What is called on the carrier is called before the state changes: after that a close
+            // gives the number away.
             fd = s.fd.load(Acquire);
             // First: a close that finds another state than ATTACHED finds nothing to give back.
             let own = !s.channel.swap(core::ptr::null_mut(), AcqRel).is_null();
@@ -184,7 +208,11 @@ impl Apart {
                 let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
             }
             // The carrier's own counts are the stream's offsets from here on, at both ends.
-            let counts = if again && s.names() > 0 && !s.has(flag::ORPHAN | flag::FIN_LATER) { socket::carrier_counts(s, fd) } else { None };
+            let counts = if again && s.names() > 0 && !s.has(flag::ORPHAN | flag::FIN_LATER) {
+                socket::carrier_counts(s, fd)
+            } else {
+                None
+            };
             if s.has(flag::FIN_LATER) {
                 let _ = sys::shutdown(fd, libc::SHUT_WR);
                 s.lower(flag::FIN_LATER);
@@ -205,9 +233,12 @@ impl Apart {
             } else {
                 s.state.store(PLAIN, SeqCst);
             }
-            // A child that has shut it down meanwhile looks at the state behind that (`shutdown_of_parents`).
+            // A child that has shut it down meanwhile looks at the state behind that
+            // (`shutdown_of_parents`).
             fence(SeqCst);
-            if s.has(flag::CALLED_BACK) && s.flags.fetch_and(!flag::FIN_LATER, AcqRel) & flag::FIN_LATER != 0 {
+            if s.has(flag::CALLED_BACK)
+                && s.flags.fetch_and(!flag::FIN_LATER, AcqRel) & flag::FIN_LATER != 0
+            {
                 let _ = sys::shutdown(fd, libc::SHUT_WR);
             }
             drop(tx);
@@ -224,19 +255,22 @@ impl Apart {
     pub(crate) fn give_up(self) {}
 }
 
-/// Before a promotion: from here on, until everything is the carrier's again, the end of this process must not look like the end of the
-/// stream. A FIN of the kernel's would overtake what the peer does not have yet.
+/// Before a promotion: from here on, until everything is the carrier's again, the end of this
+/// process must not look like the end of the stream. A FIN of the kernel's would overtake what the
+/// peer does not have yet.
 pub(super) fn end_in_reset(s: &Socket, h: &mut TxHeld<'_>) {
     let fd = s.fd.load(Acquire);
     let mut linger = RESET_ON_CLOSE;
-    if h.end.linger.is_none() && sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &mut linger) >= 0 {
+    if h.end.linger.is_none()
+        && sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &mut linger) >= 0
+    {
         let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &RESET_ON_CLOSE);
         h.end.linger = Some(linger);
     }
 }
 
-/// The last descriptor is closed, but bytes are in the ring that the peer does not have, or nobody knows whether it does: true, and the
-/// carrier lives on until they have gone over it.
+/// The last descriptor is closed, but bytes are in the ring that the peer does not have, or nobody
+/// knows whether it does: true, and the carrier lives on until they have gone over it.
 pub(super) fn outlives_close(s: &'static Socket, h: &mut TxHeld<'_>, fd: c_int) -> bool {
     let Some(at) = h.channel.wire().map(|w| w.slot(h.slot)) else { return false };
     if at.leave.load(SeqCst) & parting::GONE != 0 {
@@ -257,18 +291,21 @@ pub(super) fn outlives_close(s: &'static Socket, h: &mut TxHeld<'_>, fd: c_int) 
     leaves_behind(s, h, fd, Reason::Disconnected)
 }
 
-/// How long a close waits for a peer on another host, which answers in some microseconds: TCP keeps the promise of a close also when the
-/// process is killed right after it, and so does this if the peer has answered.
+/// How long a close waits for a peer on another host, which answers in some microseconds: TCP keeps
+/// the promise of a close also when the process is killed right after it, and so does this if the
+/// peer has answered.
 const CLOSE_NS: u64 = 3_000_000;
 /// A peer that did not answer is not waited for again so soon.
 const SLOW_NS: u64 = 1_000_000_000;
-/// And all closes together wait for no more than [`CLOSE_NS`] in so long: an event loop may close many.
+/// And all closes together wait for no more than [`CLOSE_NS`] in so long: an event loop may close
+/// many.
 const WINDOW_NS: u64 = 100_000_000;
 
 /// The last descriptor is closed, and bytes go over the carrier: gives that a moment.
 pub(crate) fn await_peer(s: &'static Socket, g: u16) {
     static SLOW_AT: AtomicU64 = AtomicU64::new(0);
-    /// When the present window began, and the waiting in it. (Threads that race here wait once more, at most.)
+    /// When the present window began, and the waiting in it. (Threads that race here wait once
+    /// more, at most.)
     static WINDOW: (AtomicU64, AtomicU64) = (AtomicU64::new(0), AtomicU64::new(0));
     let now = sys::now_ns();
     if now.saturating_sub(WINDOW.0.load(Relaxed)) > WINDOW_NS {
@@ -296,13 +333,15 @@ pub(crate) fn await_peer(s: &'static Socket, g: u16) {
     WINDOW.1.fetch_add(sys::now_ns().saturating_sub(now), Relaxed);
 }
 
-/// This process's last descriptor is closed, and a forked child goes on: what is in the rings it gets over the carrier, from here.
+/// This process's last descriptor is closed, and a forked child goes on: what is in the rings it
+/// gets over the carrier, from here.
 pub(super) fn outlives_for_child(s: &'static Socket, h: &TxHeld<'_>, fd: c_int) -> bool {
     let Some(at) = h.channel.wire().map(|w| w.slot(h.slot)) else { return false };
     at.leave.load(SeqCst) & parting::GONE == 0 && leaves_behind(s, h, fd, Reason::InheritedByFork)
 }
 
-/// The carrier lives on under a name of the library's own until both directions are back on it. False: there is no descriptor for that.
+/// The carrier lives on under a name of the library's own until both directions are back on it.
+/// False: there is no descriptor for that.
 fn leaves_behind(s: &'static Socket, h: &TxHeld<'_>, fd: c_int, why: Reason) -> bool {
     let own = numbers::copy(fd);
     if own < 0 {
@@ -325,14 +364,16 @@ pub(crate) fn carrier_is_reset(s: &Socket) -> bool {
     socket::is_closed(s.fd.load(Acquire))
 }
 
-/// The peer's FIN, or a reset, has come. (Of a socket that is shut down for reading poll says so in any case.)
+/// The peer's FIN, or a reset, has come. (Of a socket that is shut down for reading poll says so in
+/// any case.)
 pub(super) fn peer_has_ended(s: &Socket, fd: c_int) -> bool {
-    let said = sys::poll_now(fd, libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0;
+    let said =
+        sys::poll_now(fd, libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0;
     said && (!s.has(flag::SHUT_RD) || socket::peer_ended(fd))
 }
 
-/// Whether a send finds the carrier open: not while the peer has not heard yet that the stream goes on there. (Looks without the lock:
-/// what it sees is the last that was announced.)
+/// Whether a send finds the carrier open: not while the peer has not heard yet that the stream goes
+/// on there. (Looks without the lock: what it sees is the last that was announced.)
 pub(crate) fn may_send_on_carrier(s: &Socket) -> bool {
     let Some(wire) = s.channel().and_then(Channel::wire) else { return true };
     let slot = s.slot.load(Relaxed) as usize;
@@ -342,7 +383,8 @@ pub(crate) fn may_send_on_carrier(s: &Socket) -> bool {
 
 /// The sender stands on the carrier, and the peer knows.
 fn is_clean(h: &TxHeld<'_>, at: &WireSlot) -> bool {
-    matches!(h.end.switch.state(), TxState::Carrier | TxState::Shut) && h.end.switch.carrier_is_open(at.seen_epoch.load(SeqCst))
+    matches!(h.end.switch.state(), TxState::Carrier | TxState::Shut)
+        && h.end.switch.carrier_is_open(at.seen_epoch.load(SeqCst))
 }
 
 /// The process ends, or becomes another program: what the peer does not have goes over the carrier.
@@ -361,7 +403,8 @@ pub(crate) fn begin_exit(s: &'static Socket) {
         return;
     }
     // A forked child may go on with it, and only this process can give it what is in the ring.
-    let shared = s.names() > 1 && hold_rx(s, s.generation16()).is_ok_and(|h| !h.end.switch.is_released());
+    let shared =
+        s.names() > 1 && hold_rx(s, s.generation16()).is_ok_and(|h| !h.end.switch.is_released());
     if let Ok(h) = hold_tx(s, s.generation16())
         && let Some(at) = h.channel.wire().map(|w| w.slot(h.slot))
         && (shared || !is_clean(&h, at))
@@ -370,7 +413,8 @@ pub(crate) fn begin_exit(s: &'static Socket) {
     }
 }
 
-/// `shutdown(2)` of a connection between hosts. Waits for nothing: what the peer does not have goes over the carrier before its FIN.
+/// `shutdown(2)` of a connection between hosts. Waits for nothing: what the peer does not have goes
+/// over the carrier before its FIN.
 pub(super) fn shutdown_between_hosts(s: &'static Socket, g: u16, fd: c_int, how: c_int) -> Ret {
     if how != libc::SHUT_RD && how != libc::SHUT_WR && how != libc::SHUT_RDWR {
         return -(libc::EINVAL as Ret);
@@ -384,7 +428,8 @@ pub(super) fn shutdown_between_hosts(s: &'static Socket, g: u16, fd: c_int, how:
     if how != libc::SHUT_WR {
         if let Ok(rx) = hold_rx(s, g) {
             let there = rx.end.ring.available().unwrap_or(0) as u64;
-            rx.end.read_until = rx.end.switch.offset().saturating_add(there.max(rx.end.switch.outstanding()));
+            rx.end.read_until =
+                rx.end.switch.offset().saturating_add(there.max(rx.end.switch.outstanding()));
         }
         s.raise(flag::SHUT_RD | flag::CARRIER_SPOKE);
         let r = sys::shutdown(fd, libc::SHUT_RD);
@@ -397,7 +442,8 @@ pub(super) fn shutdown_between_hosts(s: &'static Socket, g: u16, fd: c_int, how:
     0
 }
 
-/// Whoever waits for a connection to have left looks again, in a forked child, too. (Its state says so; nobody relies on being woken.)
+/// Whoever waits for a connection to have left looks again, in a forked child, too. (Its state says
+/// so; nobody relies on being woken.)
 pub(crate) fn wake_leavers(s: &Socket) {
     sys::futex_wake(&s.state, i32::MAX, false);
 }
@@ -411,7 +457,8 @@ pub(super) fn await_departure(s: &'static Socket, g: u16) -> Woke {
     if r == -(libc::EINTR as isize) { Woke::Signal } else { Woke::News }
 }
 
-/// `shutdown(2)` in a forked child whose parent has not taken the connection to the carrier yet, and tells the kernel then.
+/// `shutdown(2)` in a forked child whose parent has not taken the connection to the carrier yet,
+/// and tells the kernel then.
 pub(super) fn shutdown_of_parents(s: &Socket, fd: c_int, how: c_int) -> Ret {
     match how {
         libc::SHUT_WR => s.raise(flag::SHUT_WR | flag::FIN_LATER),
@@ -424,10 +471,18 @@ pub(super) fn shutdown_of_parents(s: &Socket, fd: c_int, how: c_int) -> Ret {
     if s.is(ATTACHED) { 0 } else { sys::shutdown(fd, how) }
 }
 
-/// A call that needs the carrier of a connection between hosts: waits, as it would wait for the peer, until both directions are there, or the
-/// connection is broken. In a forked child it is the maker who takes it there. `Err`: the call's result.
+/// A call that needs the carrier of a connection between hosts: waits, as it would wait for the
+/// peer, until both directions are there, or the connection is broken. In a forked child it is the
+/// maker who takes it there. `Err`: the call's result.
 #[cold]
-pub(super) fn await_carrier(s: &'static Socket, g: u16, fd: c_int, why: Reason, timeout_ns: i64, nonblocking: bool) -> Result<(), Ret> {
+pub(super) fn await_carrier(
+    s: &'static Socket,
+    g: u16,
+    fd: c_int,
+    why: Reason,
+    timeout_ns: i64,
+    nonblocking: bool,
+) -> Result<(), Ret> {
     let limit = if nonblocking { PULL_BACK_NS } else { timeout_ns.max(0) as u64 };
     let until = if limit == 0 { u64::MAX } else { sys::now_ns().saturating_add(limit) };
     let inherited = s.is_inherited();
@@ -441,7 +496,14 @@ pub(super) fn await_carrier(s: &'static Socket, g: u16, fd: c_int, why: Reason, 
             CANDIDATE => socket::make_plain(s, why),
             ATTACHING if socket::await_attach(s) => {}
             // (What it did before it ended is seen then.)
-            ATTACHED if inherited && !crate::remote::maker_lives(s) && s.is(ATTACHED) && s.generation16() == g => break_off_abandoned(s, fd, why),
+            ATTACHED
+                if inherited
+                    && !crate::remote::maker_lives(s)
+                    && s.is(ATTACHED)
+                    && s.generation16() == g =>
+            {
+                break_off_abandoned(s, fd, why)
+            }
             ATTACHED if sys::now_ns() >= until => return Err(EAGAIN),
             ATTACHED => {
                 if await_departure(s, g) == Woke::Signal
@@ -478,13 +540,23 @@ fn has_left(s: &'static Socket, g: u16) {
 /// Nobody brings what is in the rings back: an error that is seen, never a gap in the stream.
 fn break_off_abandoned(s: &Socket, fd: c_int, why: Reason) {
     if s.flags.fetch_or(flag::BROKEN_OFF, AcqRel) & flag::BROKEN_OFF == 0 {
-        crate::log::warn_log!("fd {fd}: the peer does not take the connection back to TCP ({}): it is broken off", why.name());
+        crate::log::warn_log!(
+            "fd {fd}: the peer does not take the connection back to TCP ({}): it is broken off",
+            why.name()
+        );
         let _ = sys::connect(fd, &(libc::AF_UNSPEC as u64).to_ne_bytes());
     }
 }
 
-/// [`to_kernel`] of a connection between hosts: the thread does it, and is waited for. In a forked child it is its maker's.
-pub(super) fn to_kernel_between_hosts(s: &'static Socket, g: u16, fd: c_int, why: Reason, strict: bool) -> bool {
+/// [`to_kernel`] of a connection between hosts: the thread does it, and is waited for. In a forked
+/// child it is its maker's.
+pub(super) fn to_kernel_between_hosts(
+    s: &'static Socket,
+    g: u16,
+    fd: c_int,
+    why: Reason,
+    strict: bool,
+) -> bool {
     let inherited = s.is_inherited();
     let at = s.channel().and_then(|c| Some(c.wire()?.slot(s.slot.load(Relaxed) as usize)));
     let patience_ns = pull_back_patience_ns(s, g, why, strict);
@@ -498,10 +570,16 @@ pub(super) fn to_kernel_between_hosts(s: &'static Socket, g: u16, fd: c_int, why
             has_left(s, g);
             return true;
         }
-        // As soon as the peer's reader lets it, which may take as long as with TCP; but its maker has to live.
-        let abandoned = inherited && !crate::remote::maker_lives(s) && s.is(ATTACHED) && s.generation16() == g;
+        // As soon as the peer's reader lets it, which may take as long as with TCP; but its maker
+        // has to live.
+        let abandoned =
+            inherited && !crate::remote::maker_lives(s) && s.is(ATTACHED) && s.generation16() == g;
         let left = until.saturating_sub(sys::now_ns());
-        if left == 0 || abandoned || s.has(flag::BROKEN_OFF | flag::CORRUPT) || at.is_some_and(|at| at.leave.load(SeqCst) & parting::GONE != 0) {
+        if left == 0
+            || abandoned
+            || s.has(flag::BROKEN_OFF | flag::CORRUPT)
+            || at.is_some_and(|at| at.leave.load(SeqCst) & parting::GONE != 0)
+        {
             break abandoned;
         }
         sys::futex_wait(&s.state, ATTACHED, left.min(10_000_000) as i64, false);

@@ -1,4 +1,5 @@
-//! Before the agreement: calls go through the kernel and are counted; then the connection is attached.
+//! Before the agreement: calls go through the kernel and are counted; then the connection is
+//! attached.
 
 use super::*;
 use crate::lock::try_lock_end;
@@ -6,9 +7,17 @@ use crate::lock::try_lock_end;
 /// Flags under which a candidate's bytes cannot be counted as part of the plain stream.
 pub(super) const ODD_FLAGS: c_int = libc::MSG_OOB | libc::MSG_ZEROCOPY | libc::MSG_FASTOPEN;
 
-/// Carries out a kernel call on a candidate, and counts what it moved. `None`: it is no candidate any more: start again.
+/// Carries out a kernel call on a candidate, and counts what it moved. `None`: it is no candidate
+/// any more: start again.
 #[inline(never)]
-pub(super) fn candidate(s: &'static Socket, g: u16, fd: c_int, side: Side, flags: c_int, call: impl FnOnce() -> isize) -> Option<Ret> {
+pub(super) fn candidate(
+    s: &'static Socket,
+    g: u16,
+    fd: c_int,
+    side: Side,
+    flags: c_int,
+    call: impl FnOnce() -> isize,
+) -> Option<Ret> {
     if s.generation16() != g {
         return Some(PASS);
     }
@@ -27,7 +36,10 @@ pub(super) fn candidate(s: &'static Socket, g: u16, fd: c_int, side: Side, flags
         };
     }
     if flags & ODD_FLAGS != 0 {
-        socket::make_plain(s, if flags & libc::MSG_OOB != 0 { Reason::UrgentData } else { Reason::SocketOption });
+        socket::make_plain(
+            s,
+            if flags & libc::MSG_OOB != 0 { Reason::UrgentData } else { Reason::SocketOption },
+        );
         return Some(PASS);
     }
     if side == Side::Receive
@@ -61,7 +73,10 @@ pub(super) fn candidate(s: &'static Socket, g: u16, fd: c_int, side: Side, flags
     if r == sys::NOT_BEGUN {
         return Some(RESTART);
     }
-    if r == -(libc::EINTR as Ret) && signals::pending().is_none() && lifecycle::threads_are_cancelled() {
+    if r == -(libc::EINTR as Ret)
+        && signals::pending().is_none()
+        && lifecycle::threads_are_cancelled()
+    {
         // Perhaps by libc's signal for that, from which the kernel does not restart.
         return Some(interrupted(0).unwrap_or(r));
     }
@@ -75,8 +90,8 @@ pub(super) fn candidate(s: &'static Socket, g: u16, fd: c_int, side: Side, flags
     Some(r)
 }
 
-/// `shutdown(2)` of a candidate, which the kernel carries out: a call of the sending direction, as far as an attachment is concerned. `None`:
-/// it is none any more.
+/// `shutdown(2)` of a candidate, which the kernel carries out: a call of the sending direction, as
+/// far as an attachment is concerned. `None`: it is none any more.
 pub(crate) fn shutdown_candidate(s: &'static Socket, g: u16, fd: c_int, how: c_int) -> Option<Ret> {
     begin_call(s, Side::Send);
     let r = s.is(CANDIDATE).then(|| sys::shutdown(fd, how));
@@ -123,7 +138,8 @@ fn end_call(s: &'static Socket, g: u16, side: Side, moved: u64) {
     add(bytes, moved, true);
 }
 
-/// As [`end_call`]: another thread holds the lock. (Or this one itself, below a signal handler, and nobody attaches meanwhile.)
+/// As [`end_call`]: another thread holds the lock. (Or this one itself, below a signal handler, and
+/// nobody attaches meanwhile.)
 #[cold]
 #[inline(never)]
 fn end_call_slow(s: &'static Socket, g: u16, side: Side, moved: u64) {
@@ -142,10 +158,17 @@ fn end_call_slow(s: &'static Socket, g: u16, side: Side, moved: u64) {
     }
 }
 
-/// The connection was attached while the call was in the kernel: it counts there, and the last such call settles the end.
+/// The connection was attached while the call was in the kernel: it counts there, and the last such
+/// call settles the end.
 #[cold]
 #[inline(never)]
-fn settle_after(s: &'static Socket, g: u16, side: Side, moved: u64, lock: (EndGuard<'static>, bool)) {
+fn settle_after(
+    s: &'static Socket,
+    g: u16,
+    side: Side,
+    moved: u64,
+    lock: (EndGuard<'static>, bool),
+) {
     match side {
         Side::Send => {
             if let Ok(mut h) = tx_of(s, g, lock) {
@@ -173,8 +196,9 @@ fn count(s: &Socket, side: Side, moved: u64, alone: bool) {
     }
 }
 
-/// Under the end's lock nobody else writes, and a connection whose peer has no library comes here for life: no locked instruction then. (A
-/// handler in between that ends a call of its own could make the count too small: then the connection stays on TCP.)
+/// Under the end's lock nobody else writes, and a connection whose peer has no library comes here
+/// for life: no locked instruction then. (A handler in between that ends a call of its own could
+/// make the count too small: then the connection stays on TCP.)
 fn add(to: &AtomicU64, moved: u64, alone: bool) {
     match (moved, alone) {
         (0, _) => {}
@@ -183,8 +207,8 @@ fn add(to: &AtomicU64, moved: u64, alone: bool) {
     }
 }
 
-/// The sending direction may be promoted as soon as no call of before the attachment is in the kernel: if what was counted is what the
-/// kernel has.
+/// The sending direction may be promoted as soon as no call of before the attachment is in the
+/// kernel: if what was counted is what the kernel has.
 fn settle_tx(s: &Socket, h: &mut TxHeld<'_>) {
     if !h.end.unsettled || s.tx_inflight.load(SeqCst) != 0 {
         return;
@@ -199,8 +223,8 @@ fn settle_tx(s: &Socket, h: &mut TxHeld<'_>) {
     }
 }
 
-/// As [`settle_tx`]: from here on the peer may send into the ring. Not while a thread waits for the carrier's bytes alone, either, in poll or
-/// select.
+/// As [`settle_tx`]: from here on the peer may send into the ring. Not while a thread waits for the
+/// carrier's bytes alone, either, in poll or select.
 pub(super) fn settle_rx(s: &Socket, h: &mut RxHeld<'_>) {
     if !h.end.unsettled || s.rx_inflight.load(SeqCst) != 0 || s.pollers.load(SeqCst) as u32 != 0 {
         return;
@@ -221,15 +245,18 @@ pub(crate) fn on_poller_gone(s: &'static Socket, g: u16) {
     }
 }
 
-/// Whether a call that has moved bytes is counted by this, and nothing else comes of it: its peer has no library, as far as is known, and nobody
-/// looks again yet. So nearly all calls of such a connection are.
+/// Whether a call that has moved bytes is counted by this, and nothing else comes of it: its peer
+/// has no library, as far as is known, and nobody looks again yet. So nearly all calls of such a
+/// connection are.
 #[inline(always)]
 fn leaves_nothing_to_do(s: &Socket, side: Side) -> bool {
     const ODD: u32 = flag::UNSETTLED | flag::CONTESTED | flag::REMOTE;
-    // A connector that has found nobody at the peer's port, or an acceptor of which the service knows.
+    // A connector that has found nobody at the peer's port, or an acceptor of which the service
+    // knows.
     const CONNECTOR: u32 = flag::CONNECTOR | flag::ANSWERED | flag::WAITS_SEEN;
     let flags = s.flags.load(SeqCst);
-    let usual = flags & (ODD | CONNECTOR | flag::PROBED) == CONNECTOR || flags & (ODD | flag::CONNECTOR | flag::NOTED) == flag::NOTED;
+    let usual = flags & (ODD | CONNECTOR | flag::PROBED) == CONNECTOR
+        || flags & (ODD | flag::CONNECTOR | flag::NOTED) == flag::NOTED;
     if !usual || s.offered.load(Acquire) != 0 {
         return false;
     }
@@ -246,7 +273,13 @@ fn leaves_nothing_to_do(s: &Socket, side: Side) -> bool {
 
 #[cold]
 #[inline(never)]
-pub(super) fn after_candidate_call(s: &'static Socket, g: u16, fd: c_int, side: Side, call_flags: c_int) {
+pub(super) fn after_candidate_call(
+    s: &'static Socket,
+    g: u16,
+    fd: c_int,
+    side: Side,
+    call_flags: c_int,
+) {
     if side == Side::Receive {
         if s.in_vain.load(Relaxed) != 0 {
             s.in_vain.store(0, Relaxed);
@@ -266,7 +299,10 @@ pub(super) fn after_candidate_call(s: &'static Socket, g: u16, fd: c_int, side: 
     let offered = s.offered.load(Acquire);
     if offered == remote::NEVER {
         if !socket::make_local(s, g) {
-            let why = Reason::ALL.get(s.verdict.load(Relaxed) as usize).copied().unwrap_or(Reason::PeerRefused);
+            let why = Reason::ALL
+                .get(s.verdict.load(Relaxed) as usize)
+                .copied()
+                .unwrap_or(Reason::PeerRefused);
             socket::make_plain(s, why);
         }
         return;
@@ -278,11 +314,16 @@ pub(super) fn after_candidate_call(s: &'static Socket, g: u16, fd: c_int, side: 
         }
         return;
     }
-    // Not exact where several threads are in calls on it, and cheap: a connection whose peer has no library comes here for life.
+    // Not exact where several threads are in calls on it, and cheap: a connection whose peer has no
+    // library comes here for life.
     let calls = s.calls.load(Relaxed).wrapping_add(1);
     s.calls.store(calls, Relaxed);
     if s.has(flag::REMOTE) {
-        if calls >= search::NOTED_AFTER && !s.has(flag::NOTED) && search::waits_seen(s, fd, call_flags, calls) && syn::learn(s, fd) {
+        if calls >= search::NOTED_AFTER
+            && !s.has(flag::NOTED)
+            && search::waits_seen(s, fd, call_flags, calls)
+            && syn::learn(s, fd)
+        {
             s.raise(flag::NOTED);
             s.start(Reason::Negotiating);
             if !remote::note(s, s.generation.load(Acquire)) && !socket::make_local(s, g) {
@@ -297,9 +338,10 @@ pub(super) fn after_candidate_call(s: &'static Socket, g: u16, fd: c_int, side: 
     search::on_call(s, g, fd, side, call_flags, calls);
 }
 
-/// Both ends have agreed: from now on the rings may be used. Runs in an application thread, between two calls of its own. A direction in
-/// which another thread is in the kernel meanwhile, with an unknown number of bytes, stays on the carrier until that call ends
-/// ([`end_call`]); calls that begin from now on know both paths.
+/// Both ends have agreed: from now on the rings may be used. Runs in an application thread, between
+/// two calls of its own. A direction in which another thread is in the kernel meanwhile, with an
+/// unknown number of bytes, stays on the carrier until that call ends ([`end_call`]); calls that
+/// begin from now on know both paths.
 #[cold]
 #[inline(never)]
 pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
@@ -309,8 +351,13 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
     s.attacher.store(lifecycle::tid(), Relaxed);
     let me = lifecycle::tid();
     let is_remote = s.has(flag::REMOTE);
-    // Between hosts, where it can become a candidate again, all calls have to be over: at the end of some later one.
-    let busy = || s.tx_inflight.load(SeqCst) != 0 || s.rx_inflight.load(SeqCst) != 0 || s.pollers.load(SeqCst) as u32 != 0;
+    // Between hosts, where it can become a candidate again, all calls have to be over: at the end
+    // of some later one.
+    let busy = || {
+        s.tx_inflight.load(SeqCst) != 0
+            || s.rx_inflight.load(SeqCst) != 0
+            || s.pollers.load(SeqCst) as u32 != 0
+    };
     if s.tx_lock.owner() == me || s.rx_lock.owner() == me || (is_remote && busy()) {
         // (Or this is a signal handler that interrupted the thread where it counts.)
         end_attach(s, CANDIDATE);
@@ -328,7 +375,8 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
     if is_remote && s.has(flag::RDMA_FIRST) {
         service::forget(s);
     }
-    // SAFETY: `offered` was seen set (acquire) by the caller; the service thread does not write it again.
+    // SAFETY: `offered` was seen set (acquire) by the caller; the service thread does not write it
+    // again.
     let offer = unsafe { *s.offer.get() };
     let locks = (lock_end(&s.tx_lock), lock_end(&s.rx_lock));
     let (sent, received) = (s.tx_bytes.load(Relaxed), s.rx_bytes.load(Relaxed));
@@ -351,8 +399,10 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
     // SAFETY: the service thread's channel lives while `users` counts this socket.
     let channel: &'static Channel = unsafe { &*offer.channel };
     let slot = offer.slot as usize;
-    let (tx_words, rx_words) = (channel.words(slot, channel.side), channel.words(slot, channel.side ^ 1));
-    let (Some(tx_ring), Some(rx_ring)) = (NonNull::new(offer.tx_ring), NonNull::new(offer.rx_ring)) else {
+    let (tx_words, rx_words) =
+        (channel.words(slot, channel.side), channel.words(slot, channel.side ^ 1));
+    let (Some(tx_ring), Some(rx_ring)) = (NonNull::new(offer.tx_ring), NonNull::new(offer.rx_ring))
+    else {
         drop(locks);
         refuse_offer(s, channel, Reason::NoMemory);
         return;
@@ -369,8 +419,8 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
     }
     s.rx_offset.store(rx.offset(), Relaxed);
     s.said.begin(s.generation.load(Acquire));
-    // SAFETY: this thread holds both ends' locks. The words and rings live in mappings that outlive the attachment; their sizes were checked
-    // by the service thread; both start at 0.
+    // SAFETY: this thread holds both ends' locks. The words and rings live in mappings that outlive
+    // the attachment; their sizes were checked by the service thread; both start at 0.
     unsafe {
         s.tx.get().write(TxEnd {
             switch: tx,
@@ -406,7 +456,8 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
     }
     service::attached(channel);
     crate::epoll::on_attached(s, fd);
-    // Last: the peer may send into the ring from here on. (Unless the set had no place for it, and it went back to the kernel.)
+    // Last: the peer may send into the ring from here on. (Unless the set had no place for it, and
+    // it went back to the kernel.)
     if let Ok(mut h) = hold_rx(s, g) {
         if rx_idle && h.end.unsettled {
             h.end.unsettled = false;
@@ -416,7 +467,11 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
             settle_rx(s, &mut h);
         }
     }
-    debug_log!("fd {fd}: attached to slot {slot}, sent {sent}{} received {received}{}", open(tx_idle), open(rx_idle));
+    debug_log!(
+        "fd {fd}: attached to slot {slot}, sent {sent}{} received {received}{}",
+        open(tx_idle),
+        open(rx_idle)
+    );
 }
 
 /// In the log: whether a count is final.
@@ -435,8 +490,9 @@ fn end_attach(s: &Socket, state: u32) {
     s.state.store(state, SeqCst);
 }
 
-/// Whether a forked child that has the connection too could still use it: within the host by the memory that it inherited, which must be all
-/// that the connection uses; between hosts by calling its parent.
+/// Whether a forked child that has the connection too could still use it: within the host by the
+/// memory that it inherited, which must be all that the connection uses; between hosts by calling
+/// its parent.
 fn children_can_follow(s: &Socket) -> bool {
     if s.has(flag::REMOTE) {
         return remote::can_be_called_back(s) && !s.has(flag::CALLED_BACK);

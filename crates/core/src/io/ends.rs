@@ -31,8 +31,12 @@ pub(super) fn load_ack(w: &RingWords) -> Ack {
 pub(super) fn store_ack(h: &RxHeld<'_>) {
     let (w, ack) = (h.words, h.end.switch.ack());
     h.said.trust();
-    if h.channel.wire().is_some() && h.said.ack.load(Relaxed) == ack.control() && (!ack.frozen || w.quiet[quiet::CONSUMED].load(Relaxed) == ack.consumed) {
-        // Nothing to tell. (How far a receiver has come matters only when it is frozen; the engine brings the rest back.)
+    if h.channel.wire().is_some()
+        && h.said.ack.load(Relaxed) == ack.control()
+        && (!ack.frozen || w.quiet[quiet::CONSUMED].load(Relaxed) == ack.consumed)
+    {
+        // Nothing to tell. (How far a receiver has come matters only when it is frozen; the engine
+        // brings the rest back.)
         return;
     }
     w.quiet[quiet::CONSUMED].store(ack.consumed, Relaxed);
@@ -73,7 +77,8 @@ pub(super) fn hold_tx(s: &'static Socket, g: u16) -> Result<TxHeld<'static>, Not
     tx_of(s, g, lock_end(&s.tx_lock).ok_or(NotHeld::Reentrant)?)
 }
 
-/// As [`hold_tx`], where nobody holds it and nothing is odd, in the process that made the connection.
+/// As [`hold_tx`], where nobody holds it and nothing is odd, in the process that made the
+/// connection.
 #[inline(always)]
 pub(super) fn try_tx(s: &'static Socket, g: u16) -> Option<TxHeld<'static>> {
     let guard = try_lock_end(&s.tx_lock)?;
@@ -84,24 +89,45 @@ pub(super) fn try_tx(s: &'static Socket, g: u16) -> Option<TxHeld<'static>> {
     unsafe {
         let channel = s.channel.load(Acquire).as_ref()?;
         let words = s.tx_words.load(Relaxed).as_ref()?;
-        Some(TxHeld { end: &mut *s.tx.get(), words, said: &s.said, channel, slot: s.slot.load(Relaxed) as usize, _guard: guard })
+        Some(TxHeld {
+            end: &mut *s.tx.get(),
+            words,
+            said: &s.said,
+            channel,
+            slot: s.slot.load(Relaxed) as usize,
+            _guard: guard,
+        })
     }
 }
 
 /// The sending half, whose lock is taken.
-pub(super) fn tx_of(s: &'static Socket, g: u16, (guard, owner_died): (EndGuard<'static>, bool)) -> Result<TxHeld<'static>, NotHeld> {
+pub(super) fn tx_of(
+    s: &'static Socket,
+    g: u16,
+    (guard, owner_died): (EndGuard<'static>, bool),
+) -> Result<TxHeld<'static>, NotHeld> {
     if s.generation16() != g || !s.is(ATTACHED) {
         return Err(NotHeld::Changed);
     }
     let Some(channel) = s.channel() else { return Err(NotHeld::Changed) };
-    // SAFETY: an attached socket's pointers were set by `attach` to words and a channel that live while it is attached.
-    let Some(words) = (unsafe { s.tx_words.load(Relaxed).as_ref() }) else { return Err(NotHeld::Changed) };
+    // SAFETY: an attached socket's pointers were set by `attach` to words and a channel that live
+    // while it is attached.
+    let Some(words) = (unsafe { s.tx_words.load(Relaxed).as_ref() }) else {
+        return Err(NotHeld::Changed);
+    };
     // SAFETY: `tx` belongs to the holder of `tx_lock`, which `guard` proves.
     let end = unsafe { &mut *s.tx.get() };
     if owner_died {
         repair_tx(s, end);
     }
-    Ok(TxHeld { end, words, said: &s.said, channel, slot: s.slot.load(Relaxed) as usize, _guard: guard })
+    Ok(TxHeld {
+        end,
+        words,
+        said: &s.said,
+        channel,
+        slot: s.slot.load(Relaxed) as usize,
+        _guard: guard,
+    })
 }
 
 pub(super) fn hold_rx(s: &'static Socket, g: u16) -> Result<RxHeld<'static>, NotHeld> {
@@ -119,18 +145,31 @@ pub(super) fn try_rx(s: &'static Socket, g: u16) -> Option<RxHeld<'static>> {
     unsafe {
         let channel = s.channel.load(Acquire).as_ref()?;
         let words = s.rx_words.load(Relaxed).as_ref()?;
-        Some(RxHeld { end: &mut *s.rx.get(), words, said: &s.said, channel, slot: s.slot.load(Relaxed) as usize, _guard: guard })
+        Some(RxHeld {
+            end: &mut *s.rx.get(),
+            words,
+            said: &s.said,
+            channel,
+            slot: s.slot.load(Relaxed) as usize,
+            _guard: guard,
+        })
     }
 }
 
 /// The receiving half, whose lock is taken.
-pub(super) fn rx_of(s: &'static Socket, g: u16, (guard, owner_died): (EndGuard<'static>, bool)) -> Result<RxHeld<'static>, NotHeld> {
+pub(super) fn rx_of(
+    s: &'static Socket,
+    g: u16,
+    (guard, owner_died): (EndGuard<'static>, bool),
+) -> Result<RxHeld<'static>, NotHeld> {
     if s.generation16() != g || !s.is(ATTACHED) {
         return Err(NotHeld::Changed);
     }
     let Some(channel) = s.channel() else { return Err(NotHeld::Changed) };
     // SAFETY: as in `hold_tx`.
-    let Some(words) = (unsafe { s.rx_words.load(Relaxed).as_ref() }) else { return Err(NotHeld::Changed) };
+    let Some(words) = (unsafe { s.rx_words.load(Relaxed).as_ref() }) else {
+        return Err(NotHeld::Changed);
+    };
     // SAFETY: `rx` belongs to the holder of `rx_lock`, which `guard` proves.
     let end = unsafe { &mut *s.rx.get() };
     if owner_died && end.switch.path() == Way::Fast {
@@ -138,11 +177,18 @@ pub(super) fn rx_of(s: &'static Socket, g: u16, (guard, owner_died): (EndGuard<'
         s.said.head.store(end.ring.publish(), Relaxed);
         let _ = end.switch.on_delivered(end.ring.head().wrapping_sub(end.switch.offset()));
     }
-    Ok(RxHeld { end, words, said: &s.said, channel, slot: s.slot.load(Relaxed) as usize, _guard: guard })
+    Ok(RxHeld {
+        end,
+        words,
+        said: &s.said,
+        channel,
+        slot: s.slot.load(Relaxed) as usize,
+        _guard: guard,
+    })
 }
 
-/// A process of the family was killed while it held the sending end: what it wrote and did not publish or count is made whole
-/// (`docs/design/switchover.md`); a promotion is not tried again.
+/// A process of the family was killed while it held the sending end: what it wrote and did not
+/// publish or count is made whole (`docs/design/switchover.md`); a promotion is not tried again.
 #[cold]
 pub(super) fn repair_tx(s: &Socket, end: &mut TxEnd) {
     end.never = true;
@@ -173,10 +219,12 @@ impl RxHeld<'_> {
     #[inline]
     pub(super) fn notify_space(&self) {
         fence(SeqCst);
-        self.channel.notify(self.slot, self.words.producer_quiet[producer_quiet::NOTIFY].load(Relaxed));
+        self.channel
+            .notify(self.slot, self.words.producer_quiet[producer_quiet::NOTIFY].load(Relaxed));
     }
 
-    /// Bytes that only the ring has. (After a fail-over it still has what comes again over the carrier.)
+    /// Bytes that only the ring has. (After a fail-over it still has what comes again over the
+    /// carrier.)
     pub(super) fn unread(&mut self) -> Result<usize, PeerCorrupt> {
         match self.end.switch.state() {
             RxState::Open | RxState::Replaying => Ok(0),
@@ -192,7 +240,8 @@ impl RxHeld<'_> {
         Ok(())
     }
 
-    /// The sender has announced another path than the one that the receiver stands on. (A load from the line of the ring's tail.)
+    /// The sender has announced another path than the one that the receiver stands on. (A load from
+    /// the line of the ring's tail.)
     #[inline]
     pub(super) fn is_left(&self) -> bool {
         self.words.producer_user[announce::EPOCH].load(Acquire) as u32 != self.end.switch.epoch()
@@ -206,8 +255,9 @@ impl RxHeld<'_> {
         Look::Again
     }
 
-    /// The receiver has taken bytes from the carrier. Where these were the last ones before a promotion that it has not heard of, the ring's are
-    /// next, and who has looked before could not see that.
+    /// The receiver has taken bytes from the carrier. Where these were the last ones before a
+    /// promotion that it has not heard of, the ring's are next, and who has looked before could not
+    /// see that.
     pub(super) fn came_to(&mut self, s: &Socket) -> Result<(), Corrupt> {
         s.rx_offset.store(self.end.switch.offset(), Relaxed);
         self.said.trust();
@@ -222,7 +272,8 @@ impl RxHeld<'_> {
     pub(super) fn settled(&mut self, s: &Socket) {
         s.rx_offset.store(self.end.switch.offset(), Relaxed);
         if self.end.switch.state() == RxState::Open {
-            // All has come again over the carrier: what the ring still has of it must not look like news.
+            // All has come again over the carrier: what the ring still has of it must not look like
+            // news.
             let _ = self.skip(u64::MAX);
         }
         store_ack(self);
@@ -231,7 +282,10 @@ impl RxHeld<'_> {
         fence(SeqCst);
         let (set, thread) = (self.said.epoll() as usize, self.said.thread(Side::Receive) as usize);
         // (A forked child cannot wake its parent's set: see `wait::prod_on`.)
-        if set != 0 && !s.is_inherited() && self.channel.my_place(set - 1).announce_fenced(self.slot as u16) {
+        if set != 0
+            && !s.is_inherited()
+            && self.channel.my_place(set - 1).announce_fenced(self.slot as u16)
+        {
             crate::wait::ring_own(set - 1);
         }
         if thread != 0 {
@@ -285,8 +339,9 @@ pub(super) fn corrupt(s: &Socket, fd: c_int) -> Ret {
     if let Some(channel) = s.channel() {
         service::accuse(channel);
     }
-    // By a reset: a FIN would be the end of a complete stream to the peer's program, which may have done this without its library
-    // (a write past libc onto the carrier). Between hosts the carrier's end has more to say.
+    // By a reset: a FIN would be the end of a complete stream to the peer's program, which may have
+    // done this without its library (a write past libc onto the carrier). Between hosts the
+    // carrier's end has more to say.
     let dissolve = || sys::connect(fd, &(libc::AF_UNSPEC as u64).to_ne_bytes());
     if s.has(flag::REMOTE) || dissolve() < 0 {
         let _ = sys::shutdown(fd, libc::SHUT_RDWR);
@@ -315,5 +370,6 @@ pub(crate) fn unread(s: &'static Socket, g: u16, fd: c_int) -> Option<usize> {
 /// How much the kernel has that the application has not read.
 pub(super) fn carrier_unread(fd: c_int) -> Option<usize> {
     let mut unread: c_int = 0;
-    (sys::ioctl(fd, libc::FIONREAD as usize, &mut unread as *mut c_int as usize) >= 0).then_some(unread.max(0) as usize)
+    (sys::ioctl(fd, libc::FIONREAD as usize, &mut unread as *mut c_int as usize) >= 0)
+        .then_some(unread.max(0) as usize)
 }

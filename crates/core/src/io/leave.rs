@@ -16,7 +16,8 @@ pub(crate) fn shutdown(s: &'static Socket, g: u16, fd: c_int, how: c_int) -> Ret
         && let Ok(mut h) = hold_tx(s, g)
     {
         if h.end.switch.state() == TxState::Resending {
-            // Bytes that go out again over the carrier go before its FIN: who sends the last of them shuts it down.
+            // Bytes that go out again over the carrier go before its FIN: who sends the last of
+            // them shuts it down.
             s.raise(flag::SHUT_WR | flag::FIN_LATER);
         } else if !inherited {
             s.raise(flag::SHUT_WR);
@@ -44,19 +45,25 @@ pub(crate) fn shutdown(s: &'static Socket, g: u16, fd: c_int, how: c_int) -> Ret
     r
 }
 
-/// A peer that knows of our FIN, and waits for room, sleeps until it is told that there will be none.
+/// A peer that knows of our FIN, and waits for room, sleeps until it is told that there will be
+/// none.
 fn wake_senders(s: &Socket) {
     if let Some(channel) = s.channel().filter(|c| c.wire().is_none()) {
         let slot = s.slot.load(Relaxed) as usize;
         fence(SeqCst);
-        channel.notify(slot, channel.words(slot, channel.side ^ 1).producer_quiet[producer_quiet::NOTIFY].load(Relaxed));
+        channel.notify(
+            slot,
+            channel.words(slot, channel.side ^ 1).producer_quiet[producer_quiet::NOTIFY]
+                .load(Relaxed),
+        );
     }
 }
 
 /// Tells the peer, before the FIN, what a shutdown means for what it sends. (Within the host.)
 pub(super) fn say_shut(s: &Socket, fd: c_int, how: c_int) {
     let word = match how {
-        // Where the kernel says that nothing comes any more it was shut down for receiving before; or the peer's FIN has come, who sends nothing.
+        // Where the kernel says that nothing comes any more it was shut down for receiving before;
+        // or the peer's FIN has come, who sends nothing.
         libc::SHUT_WR if sys::poll_now(fd, libc::POLLRDHUP) & libc::POLLRDHUP != 0 => quiet::FIN,
         libc::SHUT_WR => quiet::FIN | quiet::HALF,
         libc::SHUT_RD => quiet::DEAF,
@@ -66,7 +73,8 @@ pub(super) fn say_shut(s: &Socket, fd: c_int, how: c_int) {
     request(s, word);
 }
 
-/// That a FIN is no close's, where no more can be said: by a forked child, for whom the ring still has bytes, or late.
+/// That a FIN is no close's, where no more can be said: by a forked child, for whom the ring still
+/// has bytes, or late.
 pub(super) fn say_fin(s: &'static Socket, g: u16, how: c_int) {
     if matches!(how, libc::SHUT_WR | libc::SHUT_RDWR)
         && let Ok(_held) = hold_rx(s, g)
@@ -77,7 +85,8 @@ pub(super) fn say_fin(s: &'static Socket, g: u16, how: c_int) {
 
 fn request(s: &Socket, word: u64) {
     if let Some(channel) = s.channel().filter(|c| c.wire().is_none()) {
-        channel.words(s.slot.load(Relaxed) as usize, channel.side ^ 1).quiet[quiet::REQUEST].fetch_or(word, SeqCst);
+        channel.words(s.slot.load(Relaxed) as usize, channel.side ^ 1).quiet[quiet::REQUEST]
+            .fetch_or(word, SeqCst);
     }
 }
 
@@ -94,7 +103,8 @@ pub(super) fn announce_end(s: &Socket, h: &mut TxHeld<'_>) {
     }
 }
 
-/// The last descriptor is about to be closed. `for_good`: no thread of this process receives any more.
+/// The last descriptor is about to be closed. `for_good`: no thread of this process receives any
+/// more.
 pub(crate) fn before_close(s: &'static Socket, fd: c_int, for_good: bool) {
     if s.is_inherited() {
         return;
@@ -103,23 +113,27 @@ pub(crate) fn before_close(s: &'static Socket, fd: c_int, for_good: bool) {
     if let Ok(mut h) = hold_tx(s, g) {
         announce_end(s, &mut h);
         if for_good && h.channel.wire().is_none() {
-            // Under the lock: who looks at the carrier under it, as the service thread does, must not find another file under the number.
+            // Under the lock: who looks at the carrier under it, as the service thread does, must
+            // not find another file under the number.
             s.fd.store(-1, Release);
         }
     }
     if let Some(channel) = s.channel().filter(|c| for_good && c.wire().is_none()) {
         // A sender that does not find this has sent before the look below (`sent_fast`).
-        channel.words(s.slot.load(Relaxed) as usize, channel.side ^ 1).quiet[quiet::NOTIFY].fetch_or(quiet::ENDS, SeqCst);
+        channel.words(s.slot.load(Relaxed) as usize, channel.side ^ 1).quiet[quiet::NOTIFY]
+            .fetch_or(quiet::ENDS, SeqCst);
         fence(SeqCst);
     }
     let unread = hold_rx(s, g).is_ok_and(|mut h| h.unread().is_ok_and(|n| n > 0));
     if unread && fd >= 0 {
-        // Closing with unread data resets the connection (RFC 9293 3.6.1; Linux: tcp_close); the kernel cannot see the ring's.
+        // Closing with unread data resets the connection (RFC 9293 3.6.1; Linux: tcp_close); the
+        // kernel cannot see the ring's.
         let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &RESET_ON_CLOSE);
     }
 }
 
-/// The last descriptor of this process's is about to be closed. `for_child`: a forked child has it too, and may want what is in the ring.
+/// The last descriptor of this process's is about to be closed. `for_child`: a forked child has it
+/// too, and may want what is in the ring.
 pub(crate) fn last_name(s: &'static Socket, fd: c_int, for_child: bool) -> LastName {
     let Ok(mut h) = hold_tx(s, s.generation16()) else { return LastName::Gone };
     publish_held(&mut h);
@@ -141,7 +155,8 @@ pub(crate) fn last_name(s: &'static Socket, fd: c_int, for_child: bool) -> LastN
     }
     if h.channel.wire().is_some() {
         // Closing with unread data resets the connection: nothing is waited for.
-        let unread = hold_rx(s, s.generation16()).is_ok_and(|mut h| h.unread().is_ok_and(|n| n > 0));
+        let unread =
+            hold_rx(s, s.generation16()).is_ok_and(|mut h| h.unread().is_ok_and(|n| n > 0));
         if !unread && outlives_close(s, &mut h, fd) {
             return LastName::Outlived;
         }
@@ -150,7 +165,8 @@ pub(crate) fn last_name(s: &'static Socket, fd: c_int, for_child: bool) -> LastN
     LastName::Gone
 }
 
-/// The process ends in order: what the kernel will close with bytes unread in a ring is to be reset.
+/// The process ends in order: what the kernel will close with bytes unread in a ring is to be
+/// reset.
 pub(crate) fn at_exit(s: &'static Socket, fd: c_int) {
     // Never waits: another thread may hold the end for ever.
     if !s.is(ATTACHED) || s.rx_lock.owner() != 0 || s.tx_lock.owner() != 0 {
@@ -163,7 +179,8 @@ pub(crate) fn at_exit(s: &'static Socket, fd: c_int) {
     }
 }
 
-/// What the peer's receiver has followed is all that went over the carrier; nothing of it is unacknowledged.
+/// What the peer's receiver has followed is all that went over the carrier; nothing of it is
+/// unacknowledged.
 pub(crate) fn carrier_is_drained(s: &Socket) -> bool {
     let Some(channel) = s.channel() else { return false };
     let w = channel.words(s.slot.load(Relaxed) as usize, channel.side);
@@ -177,14 +194,19 @@ pub(crate) fn after_close(s: &'static Socket) {
         return;
     }
     // SAFETY: as in `Socket::channel`; the swap gives it to one caller.
-    let Some(channel) = (unsafe { s.channel.swap(core::ptr::null_mut(), AcqRel).as_ref() }) else { return };
+    let Some(channel) = (unsafe { s.channel.swap(core::ptr::null_mut(), AcqRel).as_ref() }) else {
+        return;
+    };
     let slot = s.slot.load(Relaxed) as usize;
     if channel.wire().is_some() {
         service::released(channel, slot);
         return;
     }
     let (tx, rx) = (channel.words(slot, channel.side), channel.words(slot, channel.side ^ 1));
-    let (readers, writers) = (tx.quiet[quiet::NOTIFY].load(Relaxed), rx.producer_quiet[producer_quiet::NOTIFY].load(Relaxed));
+    let (readers, writers) = (
+        tx.quiet[quiet::NOTIFY].load(Relaxed),
+        rx.producer_quiet[producer_quiet::NOTIFY].load(Relaxed),
+    );
     fence(SeqCst);
     channel.notify(slot, readers);
     channel.notify(slot, writers);
@@ -196,12 +218,13 @@ pub(crate) fn after_close(s: &'static Socket) {
     }
 }
 
-/// How long a receiver waits for the peer's library to give back what the application has not read: where the call can go on
-/// without, and where it cannot.
+/// How long a receiver waits for the peer's library to give back what the application has not read:
+/// where the call can go on without, and where it cannot.
 pub(super) const PULL_BACK_NS: u64 = 50_000_000;
 pub(super) const PULL_BACK_STRICT_NS: u64 = 2_000_000_000;
 
-/// Which of them it is: without an answer unread bytes could not be read for a while, or the call would fail.
+/// Which of them it is: without an answer unread bytes could not be read for a while, or the call
+/// would fail.
 pub(super) fn pull_back_patience_ns(s: &'static Socket, g: u16, why: Reason, strict: bool) -> u64 {
     let has_unread = || hold_rx(s, g).is_ok_and(|mut h| h.unread().is_ok_and(|n| n > 0));
     match why {
@@ -212,12 +235,14 @@ pub(super) fn pull_back_patience_ns(s: &'static Socket, g: u16, why: Reason, str
     }
 }
 
-/// Both directions back onto the carrier for good. True: the application may use the kernel's socket as it likes.
+/// Both directions back onto the carrier for good. True: the application may use the kernel's
+/// socket as it likes.
 ///
-/// False: the sending direction is the carrier's, but bytes of the receiving one are in the ring and cannot be had over the carrier (the
-/// peer has left the ring by itself, or does not answer); they are served from the ring as before. Or a reset is still to be told, of which
-/// the kernel does not know. Where the caller is about to hand the descriptor to somebody who cannot do that (`strict`), the connection is
-/// broken instead: an error that is seen, never a gap in the stream.
+/// False: the sending direction is the carrier's, but bytes of the receiving one are in the ring
+/// and cannot be had over the carrier (the peer has left the ring by itself, or does not answer);
+/// they are served from the ring as before. Or a reset is still to be told, of which the kernel
+/// does not know. Where the caller is about to hand the descriptor to somebody who cannot do that
+/// (`strict`), the connection is broken instead: an error that is seen, never a gap in the stream.
 #[cold]
 #[inline(never)]
 pub(crate) fn to_kernel(s: &'static Socket, g: u16, fd: c_int, why: Reason, strict: bool) -> bool {
@@ -271,20 +296,27 @@ pub(crate) fn to_kernel(s: &'static Socket, g: u16, fd: c_int, why: Reason, stri
         debug_log!("fd {fd}: unread bytes stay in the ring ({})", why.name());
         let unread = hold_rx(s, g).map_or(0, |mut h| h.unread().unwrap_or(0));
         if strict && unread > 0 {
-            crate::log::warn_log!("fd {fd}: {unread} unread bytes cannot follow the descriptor ({}): the connection is broken off", why.name());
+            crate::log::warn_log!(
+                "fd {fd}: {unread} unread bytes cannot follow the descriptor ({}): the connection is broken off",
+                why.name()
+            );
             let _ = sys::connect(fd, &(libc::AF_UNSPEC as u64).to_ne_bytes());
         }
         return leaves_later(s, why);
     }
     if resending {
         if strict {
-            crate::log::warn_log!("fd {fd}: the peer takes no bytes that go before the descriptor ({}): the connection is broken off", why.name());
+            crate::log::warn_log!(
+                "fd {fd}: the peer takes no bytes that go before the descriptor ({}): the connection is broken off",
+                why.name()
+            );
             let _ = sys::connect(fd, &(libc::AF_UNSPEC as u64).to_ne_bytes());
         }
         return leaves_later(s, why);
     }
-    // What comes again over the carrier is in the ring too, should the sender die on the way: the ring is kept until all has come.
-    // (The calls of a child ask again and again: the first has waited.)
+    // What comes again over the carrier is in the ring too, should the sender die on the way: the
+    // ring is kept until all has come. (The calls of a child ask again and again: the first has
+    // waited.)
     let patience_ns = match () {
         _ if s.has(flag::LEAVING) => 0,
         _ if strict => PULL_BACK_NS,
@@ -316,19 +348,24 @@ fn become_plain(s: &'static Socket, why: Reason) {
     }
 }
 
-/// How long is waited for more of what comes again when there is some: the kernel may have no room for all.
+/// How long is waited for more of what comes again when there is some: the kernel may have no room
+/// for all.
 const STALLED_NS: u64 = 10_000_000;
 
-/// Waits for what comes again over the carrier: it was readable, and has to be when the call is over that has sent it there. True: the kernel
-/// has all of it.
+/// Waits for what comes again over the carrier: it was readable, and has to be when the call is
+/// over that has sent it there. True: the kernel has all of it.
 fn all_comes(s: &'static Socket, g: u16, fd: c_int, patience_ns: u64) -> bool {
     let begin = sys::now_ns();
     let (mut most, mut grew_at) = (0, begin);
     let mut fd = fd;
     loop {
         renew(s, &mut fd);
-        let ended = sys::poll_now(fd, libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0;
-        let (Some(there), Some(more)) = (carrier_unread(fd), outstanding(s, g)) else { return true };
+        let ended = sys::poll_now(fd, libc::POLLRDHUP)
+            & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR)
+            != 0;
+        let (Some(there), Some(more)) = (carrier_unread(fd), outstanding(s, g)) else {
+            return true;
+        };
         if there as u64 >= more {
             return true;
         }
@@ -336,7 +373,10 @@ fn all_comes(s: &'static Socket, g: u16, fd: c_int, patience_ns: u64) -> bool {
         if there > most {
             (most, grew_at) = (there, now);
         }
-        if ended || now.saturating_sub(begin) >= patience_ns || (most > 0 && now.saturating_sub(grew_at) > STALLED_NS) {
+        if ended
+            || now.saturating_sub(begin) >= patience_ns
+            || (most > 0 && now.saturating_sub(grew_at) > STALLED_NS)
+        {
             return false;
         }
         sys::pause_ns(20_000);
@@ -348,16 +388,24 @@ fn outstanding(s: &'static Socket, g: u16) -> Option<u64> {
     hold_rx(s, g).ok().map(|h| h.end.switch.outstanding())
 }
 
-/// Completes what [`to_kernel`] could not, if the kernel has by now all that the application has not received.
+/// Completes what [`to_kernel`] could not, if the kernel has by now all that the application has
+/// not received.
 #[cold]
 pub(super) fn leave_if_due(s: &'static Socket, g: u16, fd: c_int) {
     if is_resending(s, g) || (is_reset_now(s, g, fd) && owes_reset(s)) {
         return;
     }
-    let due = hold_rx(s, g).is_ok_and(|h| h.end.switch.is_released() && carrier_unread(fd).is_some_and(|there| there as u64 >= h.end.switch.outstanding()));
+    let due = hold_rx(s, g).is_ok_and(|h| {
+        h.end.switch.is_released()
+            && carrier_unread(fd).is_some_and(|there| there as u64 >= h.end.switch.outstanding())
+    });
     if due {
         debug_log!("fd {fd}: back to the kernel for good");
-        let why = s.record().and_then(|r| Reason::ALL.get(r.reason.load(Relaxed) as usize)).copied().unwrap_or(Reason::SocketOption);
+        let why = s
+            .record()
+            .and_then(|r| Reason::ALL.get(r.reason.load(Relaxed) as usize))
+            .copied()
+            .unwrap_or(Reason::SocketOption);
         become_plain(s, why);
     }
 }
@@ -368,14 +416,16 @@ pub(crate) fn detach(s: &'static Socket) {
     if let Some(channel) = unsafe { s.channel.swap(core::ptr::null_mut(), AcqRel).as_ref() } {
         let slot = s.slot.load(Relaxed) as usize;
         if channel.wire().is_none() {
-            channel.words(slot, channel.side ^ 1).quiet[quiet::REQUEST].fetch_or(quiet::CLOSED, SeqCst);
+            channel.words(slot, channel.side ^ 1).quiet[quiet::REQUEST]
+                .fetch_or(quiet::CLOSED, SeqCst);
             s.said.leave();
         }
         service::released(channel, slot);
     }
 }
 
-/// Gets the receiving direction onto the carrier; true when nothing of the stream can come by the ring any more.
+/// Gets the receiving direction onto the carrier; true when nothing of the stream can come by the
+/// ring any more.
 pub(super) fn release_rx(s: &'static Socket, g: u16, fd: c_int, patience_ns: u64) -> bool {
     let deadline = sys::now_ns().saturating_add(patience_ns);
     let mut frozen = false;
@@ -421,7 +471,9 @@ pub(super) fn release_rx(s: &'static Socket, g: u16, fd: c_int, patience_ns: u64
             latest.epoch
         };
         // The peer answers by an announcement; its death is heard on the carrier.
-        if sys::poll_now(fd, libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0 {
+        if sys::poll_now(fd, libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR)
+            != 0
+        {
             // Its last announcement came before its end.
             return hold_rx(s, g).is_ok_and(|mut h| {
                 let followed = h.end.switch.on_announce(load_announce(h.words)).is_ok();
@@ -434,18 +486,30 @@ pub(super) fn release_rx(s: &'static Socket, g: u16, fd: c_int, patience_ns: u64
         }
         let Some(channel) = s.channel() else { return true };
         let words = channel.words(s.slot.load(Relaxed) as usize, channel.side ^ 1);
-        // SAFETY: the low half of the epoch word, which lives in the mapping; futexes on it are shared with the peer.
-        let low = unsafe { AtomicU32::from_ptr(words.producer_user[announce::EPOCH].as_ptr().cast()) };
-        // (For another announcement than the one that was looked into, whether that was what it should be or not.)
+        // SAFETY: the low half of the epoch word, which lives in the mapping; futexes on it are
+        // shared with the peer.
+        let low =
+            unsafe { AtomicU32::from_ptr(words.producer_user[announce::EPOCH].as_ptr().cast()) };
+        // (For another announcement than the one that was looked into, whether that was what it
+        // should be or not.)
         sys::futex_wait(low, heard, 1_000_000, false);
     }
 }
 
-/// Before a close that nobody waits for: with a time in SO_LINGER it would hold up the helper that makes it.
+/// Before a close that nobody waits for: with a time in SO_LINGER it would hold up the helper that
+/// makes it.
 pub(crate) fn never_linger(fd: c_int) {
     let mut linger = RESET_ON_CLOSE;
-    if sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &mut linger) >= 0 && linger.l_onoff != 0 && linger.l_linger > 0 {
-        let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &libc::linger { l_onoff: 0, l_linger: 0 });
+    if sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &mut linger) >= 0
+        && linger.l_onoff != 0
+        && linger.l_linger > 0
+    {
+        let _ = sys::setsockopt(
+            fd,
+            libc::SOL_SOCKET,
+            libc::SO_LINGER,
+            &libc::linger { l_onoff: 0, l_linger: 0 },
+        );
     }
 }
 
@@ -464,15 +528,19 @@ pub(crate) fn application_linger(s: &'static Socket, g: u16, fd: c_int) -> Optio
     if s.is_inherited() {
         let _ = to_kernel(s, g, fd, Reason::InheritedByFork, false);
         let mut linger = RESET_ON_CLOSE;
-        return (sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &mut linger) >= 0).then_some(linger);
+        return (sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &mut linger) >= 0)
+            .then_some(linger);
     }
     hold_tx(s, g).ok()?.end.linger
 }
 
-/// The application has taken the carrier's error (SO_ERROR), which counts as told if the carrier is over (it may be a soft error, of an
-/// attempt that failed). `Some`: one that the carrier does not know.
+/// The application has taken the carrier's error (SO_ERROR), which counts as told if the carrier is
+/// over (it may be a soft error, of an attempt that failed). `Some`: one that the carrier does not
+/// know.
 pub(crate) fn on_error_taken(s: &'static Socket, g: u16, fd: c_int, error: c_int) -> Option<c_int> {
-    if matches!(error, libc::EPIPE | libc::ECONNRESET) && hold_tx(s, g).is_ok_and(|_held| is_reset_by(s, fd, error)) {
+    if matches!(error, libc::EPIPE | libc::ECONNRESET)
+        && hold_tx(s, g).is_ok_and(|_held| is_reset_by(s, fd, error))
+    {
         let told = s.flags.fetch_or(flag::TOLD, AcqRel) & flag::TOLD != 0;
         return Some(if told { 0 } else { libc::ECONNRESET });
     }
@@ -486,8 +554,9 @@ pub(crate) fn on_error_taken(s: &'static Socket, g: u16, fd: c_int, error: c_int
     (broken && s.flags.fetch_or(flag::TOLD, AcqRel) & flag::TOLD == 0).then_some(libc::ECONNRESET)
 }
 
-/// Sends on the carrier what a pull-back has to send again, as far as there is room: 0 when nothing of it is left, or EAGAIN. `fd` is the
-/// caller's name of the carrier, which counts in a forked child; in the maker's process it may have been closed meanwhile.
+/// Sends on the carrier what a pull-back has to send again, as far as there is room: 0 when nothing
+/// of it is left, or EAGAIN. `fd` is the caller's name of the carrier, which counts in a forked
+/// child; in the maker's process it may have been closed meanwhile.
 pub(super) fn send_again(s: &Socket, h: &mut TxHeld<'_>, fd: c_int) -> Ret {
     let fd = if s.is_inherited() { fd } else { s.fd.load(Acquire) };
     if fd < 0 {
@@ -505,18 +574,24 @@ pub(super) fn send_again(s: &Socket, h: &mut TxHeld<'_>, fd: c_int) -> Ret {
         if n == 0 {
             return corrupt(s, fd);
         }
-        // Should this process be killed between the next two steps, a child that has the connection too knows how far it came.
+        // Should this process be killed between the next two steps, a child that has the connection
+        // too knows how far it came.
         h.end.resend_mark = socket::carrier_sent(fd);
         // SAFETY: `n` bytes of `part`.
-        let r = unsafe { sys::sendto(fd, part.as_ptr(), n, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
+        let r =
+            unsafe { sys::sendto(fd, part.as_ptr(), n, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
         h.end.resend_mark = None;
         if r > 0 {
             let _ = h.end.switch.on_resent(r as u64);
-        } else if matches!(-r as c_int, 0 | libc::EAGAIN | libc::EINTR | libc::ENOBUFS | libc::ENOMEM) {
+        } else if matches!(
+            -r as c_int,
+            0 | libc::EAGAIN | libc::EINTR | libc::ENOBUFS | libc::ENOMEM
+        ) {
             return EAGAIN;
         } else {
             debug_log!("fd {fd}: {left} bytes that were to go out again are lost: errno {}", -r);
-            // The carrier takes no byte any more. The peer must not take what it got for all: the connection is reset, if it is not yet.
+            // The carrier takes no byte any more. The peer must not take what it got for all: the
+            // connection is reset, if it is not yet.
             h.end.linger = None;
             s.raise(flag::BROKEN_OFF);
             let _ = h.end.switch.on_resent(left);
@@ -557,7 +632,8 @@ fn socket_on(channel: &Channel, slot: usize) -> Option<&'static Socket> {
     unsafe { channel.sockets.get(slot)?.load(Acquire).as_ref() }
 }
 
-/// Has `epoll` hear, as `event`, when the carrier of the socket on a slot changes its state. (A state that it has already counts.)
+/// Has `epoll` hear, as `event`, when the carrier of the socket on a slot changes its state. (A
+/// state that it has already counts.)
 pub(crate) fn watch_carrier(channel: &Channel, slot: usize, epoll: c_int, event: u64) {
     let Some(s) = socket_on(channel, slot) else { return };
     // A close takes the lock before it gives the number away.
@@ -566,12 +642,14 @@ pub(crate) fn watch_carrier(channel: &Channel, slot: usize, epoll: c_int, event:
         return;
     }
     // Edge-triggered, and asked for nothing else: no byte that comes or goes wakes anybody.
-    let mut ev = libc::epoll_event { events: (libc::EPOLLRDHUP | libc::EPOLLET) as u32, u64: event };
+    let mut ev =
+        libc::epoll_event { events: (libc::EPOLLRDHUP | libc::EPOLLET) as u32, u64: event };
     // SAFETY: one valid event.
     let _ = unsafe { sys::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, s.fd.load(Acquire), &mut ev) };
 }
 
-/// The carrier of the socket on a slot has changed its state. Who waits hears the carrier; this is for threads that only send.
+/// The carrier of the socket on a slot has changed its state. Who waits hears the carrier; this is
+/// for threads that only send.
 pub(crate) fn hear_carrier(channel: &Channel, slot: usize) {
     if let Some(s) = socket_on(channel, slot) {
         s.raise(flag::CARRIER_SPOKE);
@@ -587,22 +665,24 @@ pub(crate) fn hear_carrier(channel: &Channel, slot: usize) {
     }
 }
 
-/// A pull-back of which not all has found room on the carrier. While there is one a close leaves the carrier to it.
+/// A pull-back of which not all has found room on the carrier. While there is one a close leaves
+/// the carrier to it.
 pub(crate) struct PullBack(Blocking);
 
-/// The receiver that the peer has frozen gets what it has not consumed over the carrier. Sends what there is room for, and never waits;
-/// `Some`: the rest is for [`PullBack::go_on`].
+/// The receiver that the peer has frozen gets what it has not consumed over the carrier. Sends what
+/// there is room for, and never waits; `Some`: the rest is for [`PullBack::go_on`].
 pub(crate) fn serve_pull_back(channel: &Channel, slot: usize) -> Option<PullBack> {
     let s = socket_on(channel, slot)?;
     let h = hold_tx(s, s.generation16()).ok()?;
     pull_back(s, h, channel, slot, Reason::PeerAskedForTcp)
 }
 
-/// How long a process takes to die, at most, from the end of its link to that of its last connection. (It closes its descriptors in any order.)
+/// How long a process takes to die, at most, from the end of its link to that of its last
+/// connection. (It closes its descriptors in any order.)
 const DYING_NS: u64 = 100_000_000;
 
-/// The peer of the socket on a slot is perhaps about to end, with bytes unread in the ring: as long as that is so nobody is to be told that
-/// there is room on the carrier.
+/// The peer of the socket on a slot is perhaps about to end, with bytes unread in the ring: as long
+/// as that is so nobody is to be told that there is room on the carrier.
 pub(crate) fn may_end(channel: &Channel, slot: usize) -> bool {
     let Some(s) = socket_on(channel, slot).filter(|s| lies_unread(s)) else { return false };
     let Ok(h) = hold_tx(s, s.generation16()) else { return false };
@@ -614,8 +694,9 @@ pub(crate) fn may_end(channel: &Channel, slot: usize) -> bool {
         && !socket::peer_ended(s.fd.load(Acquire))
 }
 
-/// The link has ended, and with it the way by which the peer asks for its bytes back, or a forked child of the peer's does, while the
-/// connection lives. So nobody has to ask: what was frozen before is served now, and what is sent from here on goes over the carrier.
+/// The link has ended, and with it the way by which the peer asks for its bytes back, or a forked
+/// child of the peer's does, while the connection lives. So nobody has to ask: what was frozen
+/// before is served now, and what is sent from here on goes over the carrier.
 pub(crate) fn leave_dead_channel(channel: &Channel, slot: usize) -> Option<PullBack> {
     let s = socket_on(channel, slot)?;
     let mut h = hold_tx(s, s.generation16()).ok()?;
@@ -640,7 +721,13 @@ pub(crate) fn leave_dead_channel(channel: &Channel, slot: usize) -> Option<PullB
     None
 }
 
-fn pull_back(s: &'static Socket, mut h: TxHeld<'static>, channel: &Channel, slot: usize, why: Reason) -> Option<PullBack> {
+fn pull_back(
+    s: &'static Socket,
+    mut h: TxHeld<'static>,
+    channel: &Channel,
+    slot: usize,
+    why: Reason,
+) -> Option<PullBack> {
     let fd = s.fd.load(Acquire);
     if !core::ptr::eq(h.channel, channel) || h.slot != slot || fd < 0 {
         return None;
@@ -651,18 +738,22 @@ fn pull_back(s: &'static Socket, mut h: TxHeld<'static>, channel: &Channel, slot
     h.end.switch.pin();
     s.set_reason(why);
     let Ok(Some(over)) = moved else { return None };
-    // What comes again is the kernel's: nothing lies in the ring. (The head is that of the last bytes that were taken there.)
+    // What comes again is the kernel's: nothing lies in the ring. (The head is that of the last
+    // bytes that were taken there.)
     s.said.tail.store(h.words.head.load(Acquire), Relaxed);
     debug_log!("fd {fd}: bytes {:?} go out again", over.resend);
     // Until all is sent again the end of this process must not look like the end of the stream.
     let mut linger = RESET_ON_CLOSE;
-    if h.end.switch.state() == TxState::Resending && sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &mut linger) >= 0 {
+    if h.end.switch.state() == TxState::Resending
+        && sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &mut linger) >= 0
+    {
         let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &RESET_ON_CLOSE);
         h.end.linger = Some(linger);
     }
     publish_announce(&h, over.announce);
     // SAFETY: as in `release_rx`.
-    let low = unsafe { AtomicU32::from_ptr(h.words.producer_user[announce::EPOCH].as_ptr().cast()) };
+    let low =
+        unsafe { AtomicU32::from_ptr(h.words.producer_user[announce::EPOCH].as_ptr().cast()) };
     sys::futex_wake(low, i32::MAX, false);
     h.notify();
     show_path(s, true, Way::Carrier);

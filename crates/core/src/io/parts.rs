@@ -1,4 +1,5 @@
-//! The buffers of a call: the caller's array of them, copied once and checked as the kernel does it (import_iovec).
+//! The buffers of a call: the caller's array of them, copied once and checked as the kernel does it
+//! (import_iovec).
 
 use super::*;
 use core::mem::MaybeUninit;
@@ -18,14 +19,17 @@ impl Few {
         Few(MaybeUninit::uninit())
     }
 
-    /// Copies the caller's array. `None`: it is empty, or [`Parts::import`] knows what to say of it.
+    /// Copies the caller's array. `None`: it is empty, or [`Parts::import`] knows what to say of
+    /// it.
     #[inline(always)]
     pub(super) fn import(&mut self, iov: *const iovec, count: usize) -> Option<Buffers<'_>> {
         if count == 0 || count > FEW {
             return None;
         }
-        // SAFETY: any bytes are an iovec, as far as nobody goes where it points; all of them are written before they are read.
-        let list: &mut [iovec] = unsafe { core::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), count) };
+        // SAFETY: any bytes are an iovec, as far as nobody goes where it points; all of them are
+        // written before they are read.
+        let list: &mut [iovec] =
+            unsafe { core::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), count) };
         // SAFETY: the application's array, of the length that it says.
         if !unsafe { user::read_into(iov, list) } {
             return None;
@@ -43,8 +47,9 @@ impl Few {
     }
 }
 
-/// Room for the buffers of a vector call. It stays where it is: to move it would be to load what has just been stored, by other pieces,
-/// and that waits for all the stores before (those to the ring go to another CPU).
+/// Room for the buffers of a vector call. It stays where it is: to move it would be to load what
+/// has just been stored, by other pieces, and that waits for all the stores before (those to the
+/// ring go to another CPU).
 pub(super) struct Parts {
     few: MaybeUninit<[iovec; FEW]>,
     many: Scratch<'static, iovec>,
@@ -63,11 +68,18 @@ impl Parts {
         Parts { few: MaybeUninit::uninit(), many: Scratch::new() }
     }
 
-    /// Copies the caller's array. `Err`: what the kernel says of it; `too_many` is its word for an array that is too long.
+    /// Copies the caller's array. `Err`: what the kernel says of it; `too_many` is its word for an
+    /// array that is too long.
     #[inline]
-    pub(super) fn import(&mut self, iov: *const iovec, count: usize, too_many: c_int) -> Result<Buffers<'_>, Ret> {
+    pub(super) fn import(
+        &mut self,
+        iov: *const iovec,
+        count: usize,
+        too_many: c_int,
+    ) -> Result<Buffers<'_>, Ret> {
         let list: &mut [iovec] = if count <= FEW {
-            // SAFETY: any bytes are an iovec, as far as nobody goes where it points; all of them are written before they are read.
+            // SAFETY: any bytes are an iovec, as far as nobody goes where it points; all of them
+            // are written before they are read.
             unsafe { core::slice::from_raw_parts_mut(self.few.as_mut_ptr().cast(), count) }
         } else {
             long_list(&mut self.many, count, too_many)?
@@ -95,19 +107,27 @@ impl Parts {
 /// Which of an array's buffers the kernel would refuse first, and how.
 #[cold]
 fn refusal(iov: *const iovec, list: &mut [iovec]) -> Ret {
-    // Again, as it was before lengths were cut. (Where another thread has mended it meanwhile it was bad all the same.)
+    // Again, as it was before lengths were cut. (Where another thread has mended it meanwhile it
+    // was bad all the same.)
     // SAFETY: as in `import`.
     if !unsafe { user::read_into(iov, list) } {
         return EFAULT;
     }
-    match list.iter().find(|v| v.iov_len > isize::MAX as usize || !is_user(v.iov_base as usize, v.iov_len)) {
+    match list
+        .iter()
+        .find(|v| v.iov_len > isize::MAX as usize || !is_user(v.iov_base as usize, v.iov_len))
+    {
         Some(v) if v.iov_len > isize::MAX as usize => EINVAL,
         _ => EFAULT,
     }
 }
 
 #[cold]
-fn long_list<'a>(many: &'a mut Scratch<'static, iovec>, count: usize, too_many: c_int) -> Result<&'a mut [iovec], Ret> {
+fn long_list<'a>(
+    many: &'a mut Scratch<'static, iovec>,
+    count: usize,
+    too_many: c_int,
+) -> Result<&'a mut [iovec], Ret> {
     if count > libc::UIO_MAXIOV as usize {
         return Err(-(too_many as Ret));
     }
@@ -118,8 +138,9 @@ fn long_list<'a>(many: &'a mut Scratch<'static, iovec>, count: usize, too_many: 
 /// There is no memory for the list.
 pub(super) const NO_MEMORY: Ret = -(libc::ENOMEM as Ret);
 
-/// What the caller's call answers, in place of [`NO_MEMORY`]: the connection goes back to the kernel, which has memory of its own, and the call
-/// with it. If it cannot go at once (its peer does not answer), that is the error which the kernel knows of this call, too.
+/// What the caller's call answers, in place of [`NO_MEMORY`]: the connection goes back to the
+/// kernel, which has memory of its own, and the call with it. If it cannot go at once (its peer
+/// does not answer), that is the error which the kernel knows of this call, too.
 #[cold]
 #[inline(never)]
 pub(super) fn without_memory(fd: c_int, error: Ret) -> Ret {
@@ -130,7 +151,8 @@ pub(super) fn without_memory(fd: c_int, error: Ret) -> Ret {
     }
 }
 
-/// Whether a range can be the application's at all (access_ok): the kernel looks before it does anything else.
+/// Whether a range can be the application's at all (access_ok): the kernel looks before it does
+/// anything else.
 #[inline(always)]
 pub(super) fn is_user(at: usize, len: usize) -> bool {
     (at | len | at.wrapping_add(len)) <= isize::MAX as usize

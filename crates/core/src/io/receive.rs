@@ -12,7 +12,8 @@ unsafe fn get(ring: &mut Consumer, at: *mut u8, n: usize) -> Result<usize, CopyE
     unsafe { ring.read(at, n) }
 }
 
-/// Takes `n` bytes, which are there, out of the ring into `iov`. Where a buffer is bad all of them stay there.
+/// Takes `n` bytes, which are there, out of the ring into `iov`. Where a buffer is bad all of them
+/// stay there.
 #[inline(always)]
 unsafe fn scatter(ring: &mut Consumer, iov: &[iovec], n: usize) -> Result<usize, CopyError> {
     let mut left = n;
@@ -34,9 +35,17 @@ unsafe fn scatter(ring: &mut Consumer, iov: &[iovec], n: usize) -> Result<usize,
     Ok(n - left)
 }
 
-/// Copies up to `limit` bytes from the ring into `iov`, of which `done` bytes are filled. `peek` leaves them there; `drop_bytes`
-/// (MSG_TRUNC) copies nothing. Where a buffer is bad all of them stay there.
-pub(super) unsafe fn drain(ring: &mut Consumer, iov: &[iovec], done: usize, limit: usize, peek: bool, drop_bytes: bool) -> Result<usize, CopyError> {
+/// Copies up to `limit` bytes from the ring into `iov`, of which `done` bytes are filled. `peek`
+/// leaves them there; `drop_bytes` (MSG_TRUNC) copies nothing. Where a buffer is bad all of them
+/// stay there.
+pub(super) unsafe fn drain(
+    ring: &mut Consumer,
+    iov: &[iovec],
+    done: usize,
+    limit: usize,
+    peek: bool,
+    drop_bytes: bool,
+) -> Result<usize, CopyError> {
     let mut skip = done;
     let mut n = 0;
     for v in iov {
@@ -50,7 +59,10 @@ pub(super) unsafe fn drain(ring: &mut Consumer, iov: &[iovec], done: usize, limi
         let got = unsafe {
             match (peek, drop_bytes) {
                 (false, true) => ring.skip(len).map_err(CopyError::from),
-                (true, true) => ring.available().map(|available| len.min(available.saturating_sub(n))).map_err(CopyError::from),
+                (true, true) => ring
+                    .available()
+                    .map(|available| len.min(available.saturating_sub(n)))
+                    .map_err(CopyError::from),
                 _ if (at as usize) < LOWEST_ADDRESS => Err(CopyError::BadAddress),
                 (false, false) => ring.read(at, len),
                 (true, false) => ring.peek(n, at, len),
@@ -76,7 +88,14 @@ pub(super) unsafe fn drain(ring: &mut Consumer, iov: &[iovec], done: usize, limi
 
 /// [`recv_attached`] into one buffer.
 #[inline(always)]
-pub(super) unsafe fn recv_one(s: &'static Socket, g: u16, fd: c_int, buf: *mut u8, len: usize, flags: c_int) -> Ret {
+pub(super) unsafe fn recv_one(
+    s: &'static Socket,
+    g: u16,
+    fd: c_int,
+    buf: *mut u8,
+    len: usize,
+    flags: c_int,
+) -> Ret {
     if !parts::is_user(buf as usize, len) {
         return EFAULT;
     }
@@ -89,7 +108,9 @@ pub(super) unsafe fn recv_one(s: &'static Socket, g: u16, fd: c_int, buf: *mut u
         // SAFETY: as above.
         Ok(n) if n > 0 => unsafe { get(&mut held.end.ring, buf, n) },
         // SAFETY: as above.
-        Ok(_) => return unsafe { recv_slow(s, g, fd, &[sys::iov(buf, total)], total, flags, held) },
+        Ok(_) => {
+            return unsafe { recv_slow(s, g, fd, &[sys::iov(buf, total)], total, flags, held) };
+        }
         Err(e) => Err(e.into()),
     };
     match n {
@@ -100,7 +121,14 @@ pub(super) unsafe fn recv_one(s: &'static Socket, g: u16, fd: c_int, buf: *mut u
 
 /// `iov`: as `parts` makes them, `total` bytes together.
 #[inline(always)]
-pub(super) unsafe fn recv_attached(s: &'static Socket, g: u16, fd: c_int, iov: &[iovec], total: usize, flags: c_int) -> Ret {
+pub(super) unsafe fn recv_attached(
+    s: &'static Socket,
+    g: u16,
+    fd: c_int,
+    iov: &[iovec],
+    total: usize,
+    flags: c_int,
+) -> Ret {
     let Some(mut held) = rx_for_ring(s, g, total, flags) else {
         // SAFETY: the caller's buffers.
         return unsafe { recv_otherwise(s, g, fd, iov, total, flags) };
@@ -118,7 +146,8 @@ pub(super) unsafe fn recv_attached(s: &'static Socket, g: u16, fd: c_int, iov: &
     }
 }
 
-/// The receiving half, which stands on the ring, for a receive that wants what is there. `None`: for [`recv_otherwise`].
+/// The receiving half, which stands on the ring, for a receive that wants what is there. `None`:
+/// for [`recv_otherwise`].
 #[inline(always)]
 fn rx_for_ring(s: &'static Socket, g: u16, total: usize, flags: c_int) -> Option<RxHeld<'static>> {
     if s.is_inherited() || flags & !(libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) != 0 || total == 0 {
@@ -131,7 +160,8 @@ fn rx_for_ring(s: &'static Socket, g: u16, total: usize, flags: c_int) -> Option
 #[inline(always)]
 fn ready(held: &mut RxHeld<'_>, total: usize) -> Result<usize, PeerCorrupt> {
     let Plan::Fast { limit } = held.end.switch.plan() else { return Ok(0) };
-    // A read that falls short says that nothing is left, and an edge for the rest may have been reported (epoll(7)).
+    // A read that falls short says that nothing is left, and an edge for the rest may have been
+    // reported (epoll(7)).
     let mut there = held.end.ring.available()?;
     if there < total {
         there = held.end.ring.refresh()?;
@@ -143,10 +173,18 @@ fn ready(held: &mut RxHeld<'_>, total: usize) -> Result<usize, PeerCorrupt> {
     Ok((limit.min(there as u64) as usize).min(total))
 }
 
-/// A receive that wants more than what the ring has, or other things, or that has to wait for another thread.
+/// A receive that wants more than what the ring has, or other things, or that has to wait for
+/// another thread.
 #[cold]
 #[inline(never)]
-unsafe fn recv_otherwise(s: &'static Socket, g: u16, fd: c_int, iov: &[iovec], total: usize, flags: c_int) -> Ret {
+unsafe fn recv_otherwise(
+    s: &'static Socket,
+    g: u16,
+    fd: c_int,
+    iov: &[iovec],
+    total: usize,
+    flags: c_int,
+) -> Ret {
     if s.is_inherited() {
         // SAFETY: the caller's buffers.
         return unsafe { recv_inherited(s, g, fd, iov, total, flags) };
@@ -155,7 +193,16 @@ unsafe fn recv_otherwise(s: &'static Socket, g: u16, fd: c_int, iov: &[iovec], t
         // Urgent data and the error queue never leave the carrier.
         return match iov.first() {
             // SAFETY: the caller's buffer.
-            Some(v) => unsafe { sys::app::recvfrom(fd, v.iov_base.cast(), v.iov_len, flags, core::ptr::null_mut(), core::ptr::null_mut()) },
+            Some(v) => unsafe {
+                sys::app::recvfrom(
+                    fd,
+                    v.iov_base.cast(),
+                    v.iov_len,
+                    flags,
+                    core::ptr::null_mut(),
+                    core::ptr::null_mut(),
+                )
+            },
             None => 0,
         };
     }
@@ -181,7 +228,8 @@ pub(super) fn copy_failed(s: &Socket, fd: c_int, e: CopyError) -> Ret {
     }
 }
 
-/// Bytes were taken from the ring: tells the producer, and the switch. False: the peer broke the rules.
+/// Bytes were taken from the ring: tells the producer, and the switch. False: the peer broke the
+/// rules.
 #[inline(always)]
 pub(super) fn received_fast(s: &Socket, held: &mut RxHeld<'_>, n: usize) -> bool {
     s.said.head.store(held.end.ring.publish(), Relaxed);
@@ -203,16 +251,30 @@ pub(super) fn received_fast(s: &Socket, held: &mut RxHeld<'_>, n: usize) -> bool
     true
 }
 
-/// A forked child receives: from the kernel, as soon as nothing of the stream is left in the ring that only the ring can give
-/// (the peer has closed, died, or left the ring by itself).
+/// A forked child receives: from the kernel, as soon as nothing of the stream is left in the ring
+/// that only the ring can give (the peer has closed, died, or left the ring by itself).
 #[cold]
-pub(super) unsafe fn recv_inherited(s: &'static Socket, g: u16, fd: c_int, iov: &[iovec], total: usize, flags: c_int) -> Ret {
+pub(super) unsafe fn recv_inherited(
+    s: &'static Socket,
+    g: u16,
+    fd: c_int,
+    iov: &[iovec],
+    total: usize,
+    flags: c_int,
+) -> Ret {
     let nonblocking = never_waits(s, Side::Receive, flags);
     if total == 0 {
         return PASS;
     }
     if s.has(flag::REMOTE) {
-        return match await_carrier(s, g, fd, Reason::InheritedByFork, s.receive_timeout_ns.load(Relaxed), nonblocking) {
+        return match await_carrier(
+            s,
+            g,
+            fd,
+            Reason::InheritedByFork,
+            s.receive_timeout_ns.load(Relaxed),
+            nonblocking,
+        ) {
             Ok(()) if s.generation16() == g && s.is(ATTACHED) && is_broken(s) => {
                 let told = if flags & libc::MSG_PEEK == 0 { flag::TOLD } else { 0 };
                 if s.flags.fetch_or(told, AcqRel) & flag::TOLD == 0 { ECONNRESET } else { 0 }
@@ -227,7 +289,8 @@ pub(super) unsafe fn recv_inherited(s: &'static Socket, g: u16, fd: c_int, iov: 
             return PASS;
         }
         let r = match hold_rx(s, g) {
-            // SAFETY: the caller's buffers. Never blocks: the child has no waiting place in its parent's channel.
+            // SAFETY: the caller's buffers. Never blocks: the child has no waiting place in its
+            // parent's channel.
             Ok(h) => unsafe { recv_slow(s, g, fd, iov, total, flags | libc::MSG_DONTWAIT, h) },
             Err(NotHeld::Changed) => return PASS,
             Err(NotHeld::Reentrant) => return EAGAIN,
@@ -244,7 +307,13 @@ pub(super) unsafe fn recv_inherited(s: &'static Socket, g: u16, fd: c_int, iov: 
 
 /// A receive that takes no byte, because none is asked for: waits as any other (tcp_recvmsg).
 #[cold]
-pub(super) fn recv_nothing(s: &'static Socket, g: u16, fd: c_int, flags: c_int, held: RxHeld<'static>) -> Ret {
+pub(super) fn recv_nothing(
+    s: &'static Socket,
+    g: u16,
+    fd: c_int,
+    flags: c_int,
+    held: RxHeld<'static>,
+) -> Ret {
     drop(held);
     let mut byte = 0u8;
     let iov = [sys::iov(&raw const byte, 1)];
@@ -258,10 +327,16 @@ pub(super) fn recv_nothing(s: &'static Socket, g: u16, fd: c_int, flags: c_int, 
     if r == PASS { PASS } else { r.min(0) }
 }
 
-/// A connection that is leaving stands on the carrier, and what it receives comes with the kernel's control data. `None`: it does not stand
-/// there yet, or it is over.
+/// A connection that is leaving stands on the carrier, and what it receives comes with the kernel's
+/// control data. `None`: it does not stand there yet, or it is over.
 #[cold]
-pub(super) unsafe fn recvmsg_leaving(s: &'static Socket, g: u16, fd: c_int, msg: *mut msghdr, flags: c_int) -> Option<Ret> {
+pub(super) unsafe fn recvmsg_leaving(
+    s: &'static Socket,
+    g: u16,
+    fd: c_int,
+    msg: *mut msghdr,
+    flags: c_int,
+) -> Option<Ret> {
     loop {
         leave_if_due(s, g, fd);
         {
@@ -320,7 +395,15 @@ pub(super) enum Look {
 
 #[cold]
 #[inline(never)]
-pub(super) unsafe fn recv_slow(s: &'static Socket, g: u16, mut fd: c_int, iov: &[iovec], total: usize, flags: c_int, held: RxHeld<'static>) -> Ret {
+pub(super) unsafe fn recv_slow(
+    s: &'static Socket,
+    g: u16,
+    mut fd: c_int,
+    iov: &[iovec],
+    total: usize,
+    flags: c_int,
+    held: RxHeld<'static>,
+) -> Ret {
     let nonblocking = never_waits(s, Side::Receive, flags);
     let peek = flags & libc::MSG_PEEK != 0;
     let wait_all = flags & libc::MSG_WAITALL != 0 && !nonblocking;
@@ -351,13 +434,16 @@ pub(super) unsafe fn recv_slow(s: &'static Socket, g: u16, mut fd: c_int, iov: &
                     if matches!(s.state.load(Acquire), CANDIDATE | ATTACHING) {
                         // As in `send_slow`.
                         // SAFETY: the caller's buffers.
-                        match candidate(s, g, fd, Side::Receive, flags, || unsafe { kernel_recv(fd, iov, done, usize::MAX, flags) }) {
+                        match candidate(s, g, fd, Side::Receive, flags, || unsafe {
+                            kernel_recv(fd, iov, done, usize::MAX, flags)
+                        }) {
                             Some(r) if r != PASS => return done as Ret + r.max(0),
                             _ => continue,
                         }
                     }
                     // SAFETY: the caller's buffers.
-                    return done as Ret + unsafe { kernel_recv(fd, iov, done, usize::MAX, flags) }.max(0);
+                    return done as Ret
+                        + unsafe { kernel_recv(fd, iov, done, usize::MAX, flags) }.max(0);
                 }
             },
         };
@@ -377,7 +463,16 @@ pub(super) unsafe fn recv_slow(s: &'static Socket, g: u16, mut fd: c_int, iov: &
                 }
                 Plan::Carrier { limit, peek_first } => {
                     on_carrier = true;
-                    look_carrier(s, h, fd, iov, if peek { 0 } else { done }, limit, peek_first, flags)
+                    look_carrier(
+                        s,
+                        h,
+                        fd,
+                        iov,
+                        if peek { 0 } else { done },
+                        limit,
+                        peek_first,
+                        flags,
+                    )
                 }
                 Plan::Wait => {
                     on_carrier = true;
@@ -385,7 +480,10 @@ pub(super) unsafe fn recv_slow(s: &'static Socket, g: u16, mut fd: c_int, iov: &
                         // No answer will come from a peer that is gone.
                         Ok(false) if peer_has_ended(s, fd) => ask_carrier(s, h, fd, flags),
                         // Nor is anything there before the answer.
-                        Ok(false) if h.channel.wire().is_none() && carrier_unread(fd).is_some_and(|n| n > 0) => {
+                        Ok(false)
+                            if h.channel.wire().is_none()
+                                && carrier_unread(fd).is_some_and(|n| n > 0) =>
+                        {
                             match h.end.switch.on_carrier_readable(load_announce(h.words)) {
                                 Ok(changed) => h.follow(s, changed),
                                 Err(_) => Look::Corrupt,
@@ -438,7 +536,8 @@ pub(super) unsafe fn recv_slow(s: &'static Socket, g: u16, mut fd: c_int, iov: &
                 if !peek {
                     continue;
                 }
-                // More than what can be peeked is wanted: looked for once a millisecond, until the stream ends.
+                // More than what can be peeked is wanted: looked for once a millisecond, until the
+                // stream ends.
                 held = None;
                 if deadline == 0 && timeout > 0 {
                     deadline = sys::now_ns().saturating_add(timeout as u64);
@@ -451,8 +550,11 @@ pub(super) unsafe fn recv_slow(s: &'static Socket, g: u16, mut fd: c_int, iov: &
                 }
                 continue;
             }
-            // Nothing new is waited for; what was there before, and comes again by way of the carrier, is.
-            Look::Empty if s.has(flag::SHUT_RD) && h.end.switch.offset() >= h.end.read_until => return done as Ret,
+            // Nothing new is waited for; what was there before, and comes again by way of the
+            // carrier, is.
+            Look::Empty if s.has(flag::SHUT_RD) && h.end.switch.offset() >= h.end.read_until => {
+                return done as Ret;
+            }
             Look::Empty if s.kept_error.load(Relaxed) != 0 && done == 0 => {
                 if let Some(r) = kept_error(s, fd) {
                     return r;
@@ -460,7 +562,8 @@ pub(super) unsafe fn recv_slow(s: &'static Socket, g: u16, mut fd: c_int, iov: &
             }
             Look::Empty => {}
         }
-        // (One that stands on the ring and has followed has nothing in store but bytes: a look finds them, or an error.)
+        // (One that stands on the ring and has followed has nothing in store but bytes: a look
+        // finds them, or an error.)
         if h.end.switch.state() != RxState::Fast && is_doubtful(s, h, &mut doubtful) {
             continue;
         }
@@ -491,18 +594,21 @@ pub(super) unsafe fn recv_slow(s: &'static Socket, g: u16, mut fd: c_int, iov: &
     }
 }
 
-/// A look under the lock has found nothing, while the receiver is about to change paths, and a look without it would say that there is
-/// something (`before`: it said so before this look already, of these words). True: look again, which is due once.
+/// A look under the lock has found nothing, while the receiver is about to change paths, and a look
+/// without it would say that there is something (`before`: it said so before this look already, of
+/// these words). True: look again, which is due once.
 ///
-/// With an honest peer the news has come in between, and is found then. Where it is not, the words contradict each other: nobody is
-/// blamed, but what was looked into is no news until something changes, so that a program that waits sleeps.
+/// With an honest peer the news has come in between, and is found then. Where it is not, the words
+/// contradict each other: nobody is blamed, but what was looked into is no news until something
+/// changes, so that a program that waits sleeps.
 #[cold]
 #[inline(never)]
 fn is_doubtful(s: &Socket, h: &RxHeld<'_>, before: &mut Option<(u32, u64)>) -> bool {
     if h.channel.wire().is_some() || !wait::receive_news(s, h.channel, h.slot) {
         return false;
     }
-    let now = (h.words.producer_user[announce::EPOCH].load(Acquire) as u32, h.words.tail.load(Acquire));
+    let now =
+        (h.words.producer_user[announce::EPOCH].load(Acquire) as u32, h.words.tail.load(Acquire));
     match before.replace(now) {
         Some(then) => {
             if then == now {
@@ -523,7 +629,16 @@ fn is_at_mark(fd: c_int) -> bool {
 
 /// The receiver stands on the ring.
 #[allow(clippy::too_many_arguments, reason = "the state of one call")]
-pub(super) unsafe fn look_fast(s: &Socket, h: &mut RxHeld<'_>, fd: c_int, iov: &[iovec], done: usize, limit: u64, flags: c_int, nonblocking: bool) -> Look {
+pub(super) unsafe fn look_fast(
+    s: &Socket,
+    h: &mut RxHeld<'_>,
+    fd: c_int,
+    iov: &[iovec],
+    done: usize,
+    limit: u64,
+    flags: c_int,
+    nonblocking: bool,
+) -> Look {
     let peek = flags & libc::MSG_PEEK != 0;
     let Ok(mut avail) = h.end.ring.refresh() else { return Look::Corrupt };
     if avail == 0 && h.channel.wire().is_some() {
@@ -534,7 +649,9 @@ pub(super) unsafe fn look_fast(s: &Socket, h: &mut RxHeld<'_>, fd: c_int, iov: &
     if avail > 0 {
         let limit = limit.min(avail as u64) as usize;
         // SAFETY: the caller's buffers.
-        return match unsafe { drain(&mut h.end.ring, iov, done, limit, peek, flags & libc::MSG_TRUNC != 0) } {
+        return match unsafe {
+            drain(&mut h.end.ring, iov, done, limit, peek, flags & libc::MSG_TRUNC != 0)
+        } {
             Ok(n) if peek => Look::Got(n),
             Ok(n) => {
                 if received_fast(s, h, n) {
@@ -553,8 +670,13 @@ pub(super) unsafe fn look_fast(s: &Socket, h: &mut RxHeld<'_>, fd: c_int, iov: &
         Err(_) => return Look::Corrupt,
     }
     let now = sys::now_ns();
-    let pause = if s.epoll.load(Relaxed).is_null() || s.is_inherited() { ASK_CARRIER_NS } else { ASK_CARRIER_IN_SET_NS };
-    let due = h.channel.peer_ends(h.slot) || (nonblocking && now.wrapping_sub(h.end.carrier_asked) > pause);
+    let pause = if s.epoll.load(Relaxed).is_null() || s.is_inherited() {
+        ASK_CARRIER_NS
+    } else {
+        ASK_CARRIER_IN_SET_NS
+    };
+    let due = h.channel.peer_ends(h.slot)
+        || (nonblocking && now.wrapping_sub(h.end.carrier_asked) > pause);
     if !due && !s.has(flag::CARRIER_SPOKE) {
         return Look::Empty;
     }
@@ -574,15 +696,27 @@ pub(super) fn ask_carrier(s: &Socket, h: &mut RxHeld<'_>, fd: c_int, flags: c_in
     s.raise(flag::CARRIER_SPOKE);
     let mut byte = 0u8;
     // SAFETY: one byte of ours. A pending error is reported, and so taken, by this.
-    let r = unsafe { sys::recvfrom(fd, &mut byte, 1, libc::MSG_PEEK | libc::MSG_DONTWAIT, core::ptr::null_mut(), core::ptr::null_mut()) };
+    let r = unsafe {
+        sys::recvfrom(
+            fd,
+            &mut byte,
+            1,
+            libc::MSG_PEEK | libc::MSG_DONTWAIT,
+            core::ptr::null_mut(),
+            core::ptr::null_mut(),
+        )
+    };
     if r == EAGAIN {
         return Look::Empty;
     }
     if r > 0 {
         return match h.end.switch.on_carrier_readable(load_announce(h.words)) {
-            // It has left the ring, whose last bytes it published before it said so, and that before it wrote to the carrier.
-            // (Between hosts they may still be on their way.)
-            Ok(false) if h.end.switch.state() == RxState::ToCarrier && !matches!(h.end.ring.refresh(), Ok(1..)) => {
+            // It has left the ring, whose last bytes it published before it said so, and that
+            // before it wrote to the carrier. (Between hosts they may still be on their way.)
+            Ok(false)
+                if h.end.switch.state() == RxState::ToCarrier
+                    && !matches!(h.end.ring.refresh(), Ok(1..)) =>
+            {
                 if h.channel.wire().is_none() {
                     Look::Corrupt
                 } else {
@@ -598,14 +732,25 @@ pub(super) fn ask_carrier(s: &Socket, h: &mut RxHeld<'_>, fd: c_int, flags: c_in
 
 /// The carrier said that it ended (0) or failed (`-errno`).
 #[cold]
-pub(super) fn carrier_ended(s: &Socket, h: &mut RxHeld<'_>, fd: c_int, r: Ret, flags: c_int) -> Look {
+pub(super) fn carrier_ended(
+    s: &Socket,
+    h: &mut RxHeld<'_>,
+    fd: c_int,
+    r: Ret,
+    flags: c_int,
+) -> Look {
     if r == 0 && s.has(flag::SHUT_RD) && !peer_has_ended(s, s.fd.load(Acquire)) {
         // Our own doing: nothing is there now, and nothing new is waited for.
-        return if h.end.switch.offset() < h.end.read_until { Look::Empty } else { Look::Kernel(0) };
+        return if h.end.switch.offset() < h.end.read_until {
+            Look::Empty
+        } else {
+            Look::Kernel(0)
+        };
     }
     let latest = load_announce(h.words);
     if r == ECONNRESET && h.channel.wire().is_none() {
-        // The kernel reports it once; it belongs behind the ring's bytes, and is to be seen until then.
+        // The kernel reports it once; it belongs behind the ring's bytes, and is to be seen until
+        // then.
         s.raise(flag::RESET);
     } else if r != 0 {
         h.end.pending_error = r as i32;
@@ -619,7 +764,8 @@ pub(super) fn carrier_ended(s: &Socket, h: &mut RxHeld<'_>, fd: c_int, r: Ret, f
             let mut r = h.end.pending_error as Ret;
             // Our own doing, or a reset of which the carrier does not know.
             let may_be = matches!(-r as c_int, 0 | libc::ENOTCONN | libc::EPIPE | libc::ECONNRESET);
-            let ours = (r == -(libc::ENOTCONN as Ret) && is_broken(s)) || (may_be && is_reset(s, fd));
+            let ours =
+                (r == -(libc::ENOTCONN as Ret) && is_broken(s)) || (may_be && is_reset(s, fd));
             if ours {
                 r = if s.has(flag::TOLD) { 0 } else { ECONNRESET };
             } else if r == 0 {
@@ -636,7 +782,12 @@ pub(super) fn carrier_ended(s: &Socket, h: &mut RxHeld<'_>, fd: c_int, r: Ret, f
             }
             Look::Kernel(r)
         }
-        Ok(EofVerdict::Truncated) if s.has(flag::TOLD | flag::SHUT_RD) || (r == 0 && h.end.pending_error == 0 && error_was_taken(s, h)) => Look::Kernel(0),
+        Ok(EofVerdict::Truncated)
+            if s.has(flag::TOLD | flag::SHUT_RD)
+                || (r == 0 && h.end.pending_error == 0 && error_was_taken(s, h)) =>
+        {
+            Look::Kernel(0)
+        }
         Ok(EofVerdict::Truncated) => {
             if flags & libc::MSG_PEEK == 0 {
                 h.end.pending_error = 0;
@@ -659,20 +810,31 @@ pub(super) fn carrier_ended(s: &Socket, h: &mut RxHeld<'_>, fd: c_int, r: Ret, f
 
 /// The carrier was reset, and the application has heard of that elsewhere (SO_ERROR).
 fn error_was_taken(s: &Socket, h: &RxHeld<'_>) -> bool {
-    let gone = h.channel.wire().is_some_and(|w| w.slot(h.slot).leave.load(SeqCst) & parting::GONE != 0);
+    let gone =
+        h.channel.wire().is_some_and(|w| w.slot(h.slot).leave.load(SeqCst) & parting::GONE != 0);
     !gone && !s.has(flag::SHUT_WR | flag::BROKEN_OFF) && socket::is_closed(s.fd.load(Acquire))
 }
 
 /// The receiver stands on the carrier.
 #[allow(clippy::too_many_arguments, reason = "the state of one call")]
-pub(super) unsafe fn look_carrier(s: &Socket, h: &mut RxHeld<'_>, fd: c_int, iov: &[iovec], done: usize, limit: u64, peek_first: bool, flags: c_int) -> Look {
+pub(super) unsafe fn look_carrier(
+    s: &Socket,
+    h: &mut RxHeld<'_>,
+    fd: c_int,
+    iov: &[iovec],
+    done: usize,
+    limit: u64,
+    peek_first: bool,
+    flags: c_int,
+) -> Look {
     if h.end.pending_error != 0 {
         return carrier_ended(s, h, fd, 0, flags);
     }
     let flags = (flags | libc::MSG_DONTWAIT) & !libc::MSG_WAITALL;
     let mut max = limit.min(isize::MAX as u64) as usize;
     if peek_first {
-        // SAFETY: the caller's buffers: peeked bytes are overwritten by the same bytes when they are taken.
+        // SAFETY: the caller's buffers: peeked bytes are overwritten by the same bytes when they
+        // are taken.
         let r = unsafe { kernel_recv(fd, iov, done, max, flags | libc::MSG_PEEK) };
         if r <= 0 {
             return carrier_end(s, h, fd, r, flags);
@@ -732,9 +894,15 @@ pub(super) fn carrier_end(s: &Socket, h: &mut RxHeld<'_>, fd: c_int, r: Ret, fla
     }
 }
 
-/// One kernel receive of at most `max` bytes into what comes after byte `done` of `iov`: into all of these buffers, because a read that falls
-/// short says that nothing is left (epoll(7)).
-pub(super) unsafe fn kernel_recv(fd: c_int, iov: &[iovec], done: usize, max: usize, flags: c_int) -> Ret {
+/// One kernel receive of at most `max` bytes into what comes after byte `done` of `iov`: into all
+/// of these buffers, because a read that falls short says that nothing is left (epoll(7)).
+pub(super) unsafe fn kernel_recv(
+    fd: c_int,
+    iov: &[iovec],
+    done: usize,
+    max: usize,
+    flags: c_int,
+) -> Ret {
     const FEW: usize = 16;
     let mut few = [sys::iov(core::ptr::null(), 0); FEW];
     let mut many = None;
@@ -757,7 +925,16 @@ pub(super) unsafe fn kernel_recv(fd: c_int, iov: &[iovec], done: usize, max: usi
     match list.get(..count).unwrap_or(&[]) {
         [] => 0,
         // SAFETY: within the caller's buffer.
-        [one] => unsafe { sys::app::recvfrom(fd, one.iov_base.cast(), one.iov_len, flags, core::ptr::null_mut(), core::ptr::null_mut()) },
+        [one] => unsafe {
+            sys::app::recvfrom(
+                fd,
+                one.iov_base.cast(),
+                one.iov_len,
+                flags,
+                core::ptr::null_mut(),
+                core::ptr::null_mut(),
+            )
+        },
         // SAFETY: as above.
         parts => unsafe { sys::app::recvmsg(fd, &mut header_of(parts), flags) },
     }

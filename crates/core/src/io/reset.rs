@@ -1,16 +1,20 @@
 //! A peer that is gone with bytes unread.
 //!
-//! TCP resets a connection that is closed with bytes unread, whoever closes it: a program, or the kernel when the program was killed. Of
-//! bytes in a ring the peer's kernel knows nothing, and sends a FIN. Its library says so when a program closes in order
-//! (`before_close`); when nobody could, this end finds out. A FIN that is not announced ([`quiet::FIN`]) is that of the last close, after
-//! which nobody takes anything from the ring: what lies there is unread for good, and the connection counts as reset.
+//! TCP resets a connection that is closed with bytes unread, whoever closes it: a program, or the
+//! kernel when the program was killed. Of bytes in a ring the peer's kernel knows nothing, and
+//! sends a FIN. Its library says so when a program closes in order (`before_close`); when nobody
+//! could, this end finds out. A FIN that is not announced ([`quiet::FIN`]) is that of the last
+//! close, after which nobody takes anything from the ring: what lies there is unread for good, and
+//! the connection counts as reset.
 //!
-//! The kernel's socket cannot be given an error. So it is shut down, which wakes all who wait and ends both directions, and the error is
-//! the library's ([`flag::RESET`]): told once, as any (tcp(7)), behind all that the peer has sent.
+//! The kernel's socket cannot be given an error. So it is shut down, which wakes all who wait and
+//! ends both directions, and the error is the library's ([`flag::RESET`]): told once, as any
+//! (tcp(7)), behind all that the peer has sent.
 
 use super::*;
 
-/// The peer's end was closed with bytes unread in the ring. Finds that out, if the carrier has ended; the caller holds one of the ends.
+/// The peer's end was closed with bytes unread in the ring. Finds that out, if the carrier has
+/// ended; the caller holds one of the ends.
 pub(crate) fn is_reset(s: &Socket, fd: c_int) -> bool {
     s.has(flag::RESET) || (lies_unread(s) && find(s, fd))
 }
@@ -26,7 +30,8 @@ pub(crate) fn owes_reset(s: &Socket) -> bool {
     s.flags.load(Acquire) & (flag::RESET | flag::TOLD) == flag::RESET
 }
 
-/// What the kernel says of a carrier in the middle of a reset is the error, and not yet all that comes with it: asked again, behind that.
+/// What the kernel says of a carrier in the middle of a reset is the error, and not yet all that
+/// comes with it: asked again, behind that.
 pub(crate) fn settled(fd: c_int, asked: i16, said: i16) -> i16 {
     if said & (libc::POLLERR | libc::POLLHUP) != libc::POLLERR {
         return said;
@@ -36,9 +41,11 @@ pub(crate) fn settled(fd: c_int, asked: i16, said: i16) -> i16 {
     sys::poll_now(fd, asked)
 }
 
-/// What we have sent and the peer has not taken is in the ring, if it is gone: it has said nothing that its FIN could mean.
+/// What we have sent and the peer has not taken is in the ring, if it is gone: it has said nothing
+/// that its FIN could mean.
 ///
-/// The head is the peer's word, and may be anything: that costs its own connection. (It may be ahead of what is said here, for a moment.)
+/// The head is the peer's word, and may be anything: that costs its own connection. (It may be
+/// ahead of what is said here, for a moment.)
 pub(super) fn lies_unread(s: &Socket) -> bool {
     let Some(channel) = s.channel().filter(|c| c.wire().is_none()) else { return false };
     let words = channel.words(s.slot.load(Relaxed) as usize, channel.side);
@@ -58,8 +65,9 @@ fn find(s: &Socket, fd: c_int) -> bool {
     true
 }
 
-/// The kernel's socket is closed, behind the FINs of both ends, or by a reset that something has brought about which we sent behind the peer's
-/// FIN: that is EPIPE, and takes the place of the reset that would have come before. False: by something else, or it is known.
+/// The kernel's socket is closed, behind the FINs of both ends, or by a reset that something has
+/// brought about which we sent behind the peer's FIN: that is EPIPE, and takes the place of the
+/// reset that would have come before. False: by something else, or it is known.
 fn take_error(s: &Socket, fd: c_int) -> bool {
     let mut error: c_int = 0;
     if s.has(flag::TOLD) || sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ERROR, &mut error) < 0 {
@@ -80,7 +88,8 @@ pub(super) fn is_reset_by(s: &Socket, fd: c_int, error: c_int) -> bool {
     if s.has(flag::RESET) {
         return true;
     }
-    let found = matches!(error, libc::EPIPE | libc::ECONNRESET) && lies_unread(s) && socket::is_closed(fd);
+    let found =
+        matches!(error, libc::EPIPE | libc::ECONNRESET) && lies_unread(s) && socket::is_closed(fd);
     if found {
         declare(s, fd);
     }

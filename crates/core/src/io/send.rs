@@ -12,10 +12,14 @@ unsafe fn put(ring: &mut Producer, at: *const u8, len: usize) -> Result<usize, C
     unsafe { ring.write(at, len) }
 }
 
-/// Copies what fits of `iov`, of which `done` bytes are already sent, into the ring. Returns how many. Where a buffer is bad
-/// nothing is written.
+/// Copies what fits of `iov`, of which `done` bytes are already sent, into the ring. Returns how
+/// many. Where a buffer is bad nothing is written.
 #[inline(always)]
-pub(super) unsafe fn fill(ring: &mut Producer, iov: &[iovec], done: usize) -> Result<usize, CopyError> {
+pub(super) unsafe fn fill(
+    ring: &mut Producer,
+    iov: &[iovec],
+    done: usize,
+) -> Result<usize, CopyError> {
     let mut skip = done;
     let mut n = 0;
     for v in iov {
@@ -41,12 +45,14 @@ pub(super) unsafe fn fill(ring: &mut Producer, iov: &[iovec], done: usize) -> Re
     Ok(n)
 }
 
-/// The connection was broken off between hosts, or reset within one: what the carrier says of itself does not count any more.
+/// The connection was broken off between hosts, or reset within one: what the carrier says of
+/// itself does not count any more.
 pub(super) fn is_broken(s: &Socket) -> bool {
     s.has(flag::RESET) || (s.has(flag::BROKEN_OFF | flag::CORRUPT) && s.has(flag::REMOTE))
 }
 
-/// A send on such a connection: the error once, if nobody was told, then as on any that is over (send(2)).
+/// A send on such a connection: the error once, if nobody was told, then as on any that is over
+/// (send(2)).
 #[cold]
 pub(super) fn send_broken(s: &Socket, flags: c_int) -> Ret {
     if s.flags.fetch_or(flag::TOLD, AcqRel) & flag::TOLD == 0 {
@@ -58,14 +64,22 @@ pub(super) fn send_broken(s: &Socket, flags: c_int) -> Ret {
     -(libc::EPIPE as Ret)
 }
 
-/// A send that only the kernel can carry out, by a forked child or of something that a ring cannot take: once nothing waits to go before it.
-/// [`PASS`], or the call's result.
+/// A send that only the kernel can carry out, by a forked child or of something that a ring cannot
+/// take: once nothing waits to go before it. [`PASS`], or the call's result.
 #[cold]
-pub(super) fn leave_to_send(s: &'static Socket, g: u16, fd: c_int, flags: c_int, why: Reason) -> Ret {
+pub(super) fn leave_to_send(
+    s: &'static Socket,
+    g: u16,
+    fd: c_int,
+    flags: c_int,
+    why: Reason,
+) -> Ret {
     let nonblocking = never_waits(s, Side::Send, flags);
     if s.has(flag::REMOTE) {
         return match await_carrier(s, g, fd, why, s.send_timeout_ns.load(Relaxed), nonblocking) {
-            Ok(()) if s.generation16() == g && s.is(ATTACHED) && is_broken(s) => send_broken(s, flags),
+            Ok(()) if s.generation16() == g && s.is(ATTACHED) && is_broken(s) => {
+                send_broken(s, flags)
+            }
             Ok(()) => PASS,
             Err(r) => r,
         };
@@ -90,7 +104,14 @@ pub(super) fn leave_to_send(s: &'static Socket, g: u16, fd: c_int, flags: c_int,
 
 /// [`send_attached`] of one buffer.
 #[inline(always)]
-pub(super) unsafe fn send_one(s: &'static Socket, g: u16, fd: c_int, buf: *const u8, len: usize, flags: c_int) -> Ret {
+pub(super) unsafe fn send_one(
+    s: &'static Socket,
+    g: u16,
+    fd: c_int,
+    buf: *const u8,
+    len: usize,
+    flags: c_int,
+) -> Ret {
     if !parts::is_user(buf as usize, len) {
         return EFAULT;
     }
@@ -114,7 +135,14 @@ pub(super) unsafe fn send_one(s: &'static Socket, g: u16, fd: c_int, buf: *const
 
 /// `iov`: as `parts` makes them, `total` bytes together.
 #[inline(always)]
-pub(super) unsafe fn send_attached(s: &'static Socket, g: u16, fd: c_int, iov: &[iovec], total: usize, flags: c_int) -> Ret {
+pub(super) unsafe fn send_attached(
+    s: &'static Socket,
+    g: u16,
+    fd: c_int,
+    iov: &[iovec],
+    total: usize,
+    flags: c_int,
+) -> Ret {
     let Some(mut held) = tx_for_ring(s, g, total, flags) else {
         // SAFETY: the caller's buffers.
         return unsafe { send_otherwise(s, g, fd, iov, total, flags) };
@@ -135,18 +163,33 @@ pub(super) unsafe fn send_attached(s: &'static Socket, g: u16, fd: c_int, iov: &
 /// The sending half for a send that can go into the ring as it is. `None`: for [`send_otherwise`].
 #[inline(always)]
 fn tx_for_ring(s: &'static Socket, g: u16, total: usize, flags: c_int) -> Option<TxHeld<'static>> {
-    const NOT_PLAIN: u32 = flag::SHUT_WR | flag::CARRIER_SPOKE | flag::CORRUPT | flag::BROKEN_OFF | flag::RESET | flag::CORKED;
+    const NOT_PLAIN: u32 = flag::SHUT_WR
+        | flag::CARRIER_SPOKE
+        | flag::CORRUPT
+        | flag::BROKEN_OFF
+        | flag::RESET
+        | flag::CORKED;
     if s.is_inherited() || flags & !PLAIN_FLAGS != 0 || total == 0 {
         return None;
     }
     let held = try_tx(s, g)?;
-    (!s.has(NOT_PLAIN) && held.end.switch.state() == TxState::Fast && !held.end.switches.are_ordered()).then_some(held)
+    (!s.has(NOT_PLAIN)
+        && held.end.switch.state() == TxState::Fast
+        && !held.end.switches.are_ordered())
+    .then_some(held)
 }
 
 /// A send that cannot go into the ring as it is, or only when another thread is done with it.
 #[cold]
 #[inline(never)]
-unsafe fn send_otherwise(s: &'static Socket, g: u16, fd: c_int, iov: &[iovec], total: usize, flags: c_int) -> Ret {
+unsafe fn send_otherwise(
+    s: &'static Socket,
+    g: u16,
+    fd: c_int,
+    iov: &[iovec],
+    total: usize,
+    flags: c_int,
+) -> Ret {
     if s.is_inherited() {
         // The sending direction is the carrier's from here on, whatever becomes of the other.
         return leave_to_send(s, g, fd, flags, Reason::InheritedByFork);
@@ -159,9 +202,10 @@ unsafe fn send_otherwise(s: &'static Socket, g: u16, fd: c_int, iov: &[iovec], t
     }
 }
 
-/// Bytes were put into the ring: tells the consumer, and the switch. False: the peer is closing, and whether it has seen them nobody knows.
-/// They do not count as sent, and the kernel says what becomes of them (`peer_is_going`). A close says that it ends before it
-/// looks for unread bytes; so either it has found these, or this finds that.
+/// Bytes were put into the ring: tells the consumer, and the switch. False: the peer is closing,
+/// and whether it has seen them nobody knows. They do not count as sent, and the kernel says what
+/// becomes of them (`peer_is_going`). A close says that it ends before it looks for unread bytes;
+/// so either it has found these, or this finds that.
 #[inline(always)]
 pub(super) fn sent_fast(s: &Socket, held: &mut TxHeld<'_>, n: usize) -> bool {
     s.said.tail.store(held.end.ring.publish(), Relaxed);
@@ -188,13 +232,19 @@ fn waits_for_more(s: &Socket, flags: c_int) -> bool {
     flags & libc::MSG_MORE != 0 || s.has(flag::CORKED)
 }
 
-/// As [`sent_fast`], but the peer is not told before more has come, or a time has passed. False: it is to be told now. (Between hosts
-/// always: what this process has not handed to the device goes with it. Nor without the thread that would do it in time.)
+/// As [`sent_fast`], but the peer is not told before more has come, or a time has passed. False: it
+/// is to be told now. (Between hosts always: what this process has not handed to the device goes
+/// with it. Nor without the thread that would do it in time.)
 #[cold]
 fn hold_back(s: &Socket, h: &mut TxHeld<'_>, n: usize, flags: c_int) -> bool {
     let held = h.end.ring.unpublished();
     let is_full = held >= HOLD_BYTES.min(h.end.ring.size() / 4);
-    if !waits_for_more(s, flags) || is_full || h.channel.wire().is_some() || s.is_inherited() || !service::is_running() {
+    if !waits_for_more(s, flags)
+        || is_full
+        || h.channel.wire().is_some()
+        || s.is_inherited()
+        || !service::is_running()
+    {
         return false;
     }
     h.end.ring.hold();
@@ -228,7 +278,8 @@ pub(crate) fn send_held(s: &'static Socket, g: u16) {
     publish_held(&mut h);
 }
 
-/// What has been held back for long enough is sent. When the next is due; 0: nothing is held back. Service thread.
+/// What has been held back for long enough is sent. When the next is due; 0: nothing is held back.
+/// Service thread.
 pub(crate) fn send_held_in_time() -> u64 {
     let now = sys::now_ns();
     let mut next = 0;
@@ -284,13 +335,16 @@ pub(super) unsafe fn send_slow(
                     if !nonblocking && matches!(s.state.load(Acquire), CANDIDATE | ATTACHING) {
                         // Between hosts: on TCP for a while, where its bytes are counted.
                         // SAFETY: the caller's buffers.
-                        match candidate(s, g, fd, Side::Send, flags, || unsafe { kernel_send(fd, iov, done, flags) }) {
+                        match candidate(s, g, fd, Side::Send, flags, || unsafe {
+                            kernel_send(fd, iov, done, flags)
+                        }) {
                             Some(r) if r != PASS => return done as Ret + r.max(0),
                             _ => continue,
                         }
                     }
                     // SAFETY: the caller's buffers.
-                    let r = if nonblocking { 0 } else { unsafe { kernel_send(fd, iov, done, flags) } };
+                    let r =
+                        if nonblocking { 0 } else { unsafe { kernel_send(fd, iov, done, flags) } };
                     return done as Ret + r.max(0);
                 }
             },
@@ -304,7 +358,8 @@ pub(super) unsafe fn send_slow(
         }
         switch_if_ordered(s, h);
         if flags & libc::MSG_OOB != 0 && !h.end.never {
-            // The receiver's urgent byte stands outside of the bytes that it reads: offsets would no longer agree.
+            // The receiver's urgent byte stands outside of the bytes that it reads: offsets would
+            // no longer agree.
             h.end.never = true;
             s.set_reason(Reason::UrgentData);
         }
@@ -320,12 +375,20 @@ pub(super) unsafe fn send_slow(
             if (odd || going) && h.channel.wire().is_some() {
                 held = None;
                 if going {
-                    // It has not left in order, so it is gone: the kernel says how. No byte may follow where some are missing.
+                    // It has not left in order, so it is gone: the kernel says how. No byte may
+                    // follow where some are missing.
                     let _ = sys::shutdown(fd, libc::SHUT_RDWR);
                     // SAFETY: the caller's buffers.
                     return finish(done, unsafe { kernel_send(fd, iov, done, flags) });
                 }
-                match await_carrier(s, g, fd, Reason::SocketOption, s.send_timeout_ns.load(Relaxed), nonblocking) {
+                match await_carrier(
+                    s,
+                    g,
+                    fd,
+                    Reason::SocketOption,
+                    s.send_timeout_ns.load(Relaxed),
+                    nonblocking,
+                ) {
                     Ok(()) => continue,
                     Err(r) => return finish(done, r),
                 }
@@ -394,7 +457,8 @@ pub(super) unsafe fn send_slow(
                 }
                 continue;
             }
-            // What it says of a peer that was reset is not what the application is told: no signal either.
+            // What it says of a peer that was reset is not what the application is told: no signal
+            // either.
             let doubt = if lies_unread(s) { libc::MSG_NOSIGNAL } else { 0 };
             // SAFETY: the caller's buffers.
             let r = unsafe { kernel_send(fd, iov, done, flags | libc::MSG_DONTWAIT | doubt) };
@@ -482,16 +546,21 @@ pub(super) unsafe fn kernel_send(fd: c_int, iov: &[iovec], done: usize, flags: c
             };
         }
         // SAFETY: within the caller's buffer.
-        return unsafe { sys::app::sendto(fd, v.iov_base.cast::<u8>().add(skip), v.iov_len - skip, flags) };
+        return unsafe {
+            sys::app::sendto(fd, v.iov_base.cast::<u8>().add(skip), v.iov_len - skip, flags)
+        };
     }
     // SAFETY: nothing to send: the kernel checks the socket's state.
     unsafe { sys::app::sendto(fd, core::ptr::null(), 0, flags) }
 }
 
-/// The peer closed or is closing: from here on the kernel knows best what a send means (EPIPE, ECONNRESET, or bytes to a peer without a
-/// word that only closed its sending half). One that has said that is not going.
+/// The peer closed or is closing: from here on the kernel knows best what a send means (EPIPE,
+/// ECONNRESET, or bytes to a peer without a word that only closed its sending half). One that has
+/// said that is not going.
 pub(super) fn peer_is_going(s: &Socket, h: &TxHeld<'_>, fd: c_int) -> bool {
-    if h.channel.peer_ends(h.slot) || h.words.quiet[quiet::REQUEST].load(Relaxed) & quiet::CLOSED != 0 {
+    if h.channel.peer_ends(h.slot)
+        || h.words.quiet[quiet::REQUEST].load(Relaxed) & quiet::CLOSED != 0
+    {
         return true;
     }
     if !s.has(flag::CARRIER_SPOKE) {
@@ -525,7 +594,8 @@ pub(super) fn demote_tx(s: &Socket, h: &mut TxHeld<'_>, for_good: bool) {
     }
 }
 
-/// The carrier's send buffer has grown: who waits for room in a ring finds it there. (Not between hosts, where the peer is asked first.)
+/// The carrier's send buffer has grown: who waits for room in a ring finds it there. (Not between
+/// hosts, where the peer is asked first.)
 pub(crate) fn on_more_room(s: &'static Socket, g: u16) {
     if s.is_inherited() {
         return;
@@ -542,14 +612,22 @@ pub(crate) fn on_more_room(s: &'static Socket, g: u16) {
 
 /// Between hosts: whether the peer knows that the stream goes on on the carrier.
 pub(super) fn may_use_carrier(h: &TxHeld<'_>) -> bool {
-    h.channel.wire().is_none_or(|w| h.end.switch.carrier_is_open(w.slot(h.slot).seen_epoch.load(SeqCst)))
+    h.channel
+        .wire()
+        .is_none_or(|w| h.end.switch.carrier_is_open(w.slot(h.slot).seen_epoch.load(SeqCst)))
 }
 
 /// Moves the sending direction onto the ring if the peer is ready for it.
 pub(super) fn promote(s: &Socket, h: &mut TxHeld<'_>, fd: c_int, flags: c_int) -> bool {
     // First: what the peer says of itself it says before it arms.
     let ack = load_ack(h.words);
-    if h.end.never || h.end.unsettled || !ack.armed || ack.frozen || flags & !SEND_FLAGS != 0 || s.has(flag::SHUT_WR) {
+    if h.end.never
+        || h.end.unsettled
+        || !ack.armed
+        || ack.frozen
+        || flags & !SEND_FLAGS != 0
+        || s.has(flag::SHUT_WR)
+    {
         return false;
     }
     if waits_for_more(s, flags) && unsent(fd) > 0 {
@@ -590,23 +668,25 @@ fn unsent(fd: c_int) -> c_int {
     if sys::ioctl(fd, SIOCOUTQNSD, &mut bytes as *mut c_int as usize) < 0 { 0 } else { bytes }
 }
 
-/// The next byte goes another way, and the kernel must not wait for it with what it holds back: a part of a packet, by Nagle's
-/// algorithm, by MSG_MORE, by TCP_CORK. (For want of window, or of congestion window, it waits as ever.)
+/// The next byte goes another way, and the kernel must not wait for it with what it holds back: a
+/// part of a packet, by Nagle's algorithm, by MSG_MORE, by TCP_CORK. (For want of window, or of
+/// congestion window, it waits as ever.)
 fn push_carrier(fd: c_int) {
     if unsent(fd) <= 0 {
         return;
     }
     let mut nodelay: c_int = 1;
     let _ = sys::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, &mut nodelay);
-    // To set it overrides all three, a cork too, for what is queued, also for what the window does not admit yet, and also when it is taken
-    // back (net/ipv4/tcp.c: TCP_NAGLE_PUSH).
+    // To set it overrides all three, a cork too, for what is queued, also for what the window does
+    // not admit yet, and also when it is taken back (net/ipv4/tcp.c: TCP_NAGLE_PUSH).
     let _ = sys::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, &1);
     if nodelay == 0 {
         let _ = sys::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, &0);
     }
 }
 
-/// The application has set TCP_NODELAY, perhaps in the middle of [`push_carrier`] by another thread: once more, behind that.
+/// The application has set TCP_NODELAY, perhaps in the middle of [`push_carrier`] by another
+/// thread: once more, behind that.
 pub(crate) fn on_nodelay(s: &'static Socket, g: u16, fd: c_int, value: c_int) {
     if let Ok(_held) = hold_tx(s, g) {
         let _ = sys::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, &value);

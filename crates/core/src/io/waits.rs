@@ -2,9 +2,16 @@
 
 use super::*;
 
-/// Blocks, and survives that another thread closes the descriptor meanwhile: as in the kernel, the call goes on with what it was
-/// made on. `fd` becomes the carrier's other name then.
-pub(super) fn block(s: &'static Socket, blocking: &mut Option<Blocking>, fd: &mut c_int, side: Side, on_carrier: bool, deadline: u64) -> Woke {
+/// Blocks, and survives that another thread closes the descriptor meanwhile: as in the kernel, the
+/// call goes on with what it was made on. `fd` becomes the carrier's other name then.
+pub(super) fn block(
+    s: &'static Socket,
+    blocking: &mut Option<Blocking>,
+    fd: &mut c_int,
+    side: Side,
+    on_carrier: bool,
+    deadline: u64,
+) -> Woke {
     if blocking.is_none() {
         *blocking = Some(Blocking::new(s, s.generation16()));
     }
@@ -27,7 +34,8 @@ pub(super) fn renew(s: &Socket, fd: &mut c_int) {
     }
 }
 
-/// A call that does not wait, and so would not hear the carrier, asks it now and then: true once in a while.
+/// A call that does not wait, and so would not hear the carrier, asks it now and then: true once in
+/// a while.
 pub(crate) fn carrier_is_due(s: &Socket, pause_ticks: u64) -> bool {
     let due = !carrier_was_asked(s, pause_ticks);
     if due {
@@ -42,7 +50,8 @@ pub(crate) fn carrier_was_asked(s: &Socket, pause_ticks: u64) -> bool {
     sys::ticks().wrapping_sub(s.carrier_asked.load(Relaxed)) <= pause_ticks
 }
 
-/// Something that is under way, a call that blocks or a pull-back: keeps the connection from being taken apart by a close meanwhile.
+/// Something that is under way, a call that blocks or a pull-back: keeps the connection from being
+/// taken apart by a close meanwhile.
 pub(super) struct Blocking(pub(super) &'static Socket, pub(super) u16);
 
 impl Blocking {
@@ -63,8 +72,9 @@ impl Drop for Blocking {
 
 /// A wait was interrupted. `None`: the call goes on; otherwise the call's result.
 ///
-/// A call that has no time-out begins again behind a handler that was installed with SA_RESTART (signal(7)). Of a handler that was installed
-/// past us nobody knows that it ran; the call goes on then if all of the process's handlers have it.
+/// A call that has no time-out begins again behind a handler that was installed with SA_RESTART
+/// (signal(7)). Of a handler that was installed past us nobody knows that it ran; the call goes on
+/// then if all of the process's handlers have it.
 #[cold]
 pub(super) fn interrupted(timeout_ns: i64) -> Option<Ret> {
     if let Some(by) = signals::pending() {
@@ -103,7 +113,8 @@ impl Patience {
         Patience { timeout_ns: timeout_ns.load(Relaxed), until: 0 }
     }
 
-    /// Waits until the kernel says one of `events` of `fd`, or `look_ns` have passed (< 0: no such limit). `Some`: the call ends with that.
+    /// Waits until the kernel says one of `events` of `fd`, or `look_ns` have passed (< 0: no such
+    /// limit). `Some`: the call ends with that.
     pub(super) fn wait(&mut self, fd: c_int, events: i16, look_ns: i64) -> Option<Ret> {
         let mut limit = look_ns;
         if self.timeout_ns > 0 {

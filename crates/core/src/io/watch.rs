@@ -1,21 +1,25 @@
 //! A watch over bytes that lie in a ring and nobody comes for.
 //!
-//! A program whose waits were seen when a connection was promoted may wait by calls of its own later. It would sleep for good: its peer tells
-//! nobody but those whose waits are seen. So:
+//! A program whose waits were seen when a connection was promoted may wait by calls of its own
+//! later. It would sleep for good: its peer tells nobody but those whose waits are seen. So:
 //!
-//! * The *sender's* thread `netacc` looks, a second after a process has begun to send into rings and every second while any of it is unread,
-//!   whose head stands still, and has the peer's library told (`Message::Unread`): after 1, 2, 4... seconds, 32 at last. Where all is
-//!   read nobody looks any more, so an idle process has nothing to do.
-//! * The *receiver's* library then looks what its own threads do ([`Waiter`]). If one of them sits in a call that waits for the
-//!   connection, or receives from it, and that the library has not made, and sits there still a moment later, with the same bytes unread, the
-//!   connection goes back to TCP for good: the call finds its bytes there. A program that computes, sleeps, is stopped, or
-//!   leaves bytes alone on purpose has no such thread, and nothing happens. Where the kernel does not say what threads do (user-mode Linux;
-//!   a process that is not dumpable, and not root's) they are taken to wait when all of them sleep, for four seconds.
+//! * The *sender's* thread `netacc` looks, a second after a process has begun to send into rings
+//!   and every second while any of it is unread, whose head stands still, and has the peer's
+//!   library told (`Message::Unread`): after 1, 2, 4... seconds, 32 at last. Where all is read
+//!   nobody looks any more, so an idle process has nothing to do.
+//! * The *receiver's* library then looks what its own threads do ([`Waiter`]). If one of them sits
+//!   in a call that waits for the connection, or receives from it, and that the library has not
+//!   made, and sits there still a moment later, with the same bytes unread, the connection goes
+//!   back to TCP for good: the call finds its bytes there. A program that computes, sleeps, is
+//!   stopped, or leaves bytes alone on purpose has no such thread, and nothing happens. Where the
+//!   kernel does not say what threads do (user-mode Linux; a process that is not dumpable, and not
+//!   root's) they are taken to wait when all of them sleep, for four seconds.
 //!
 //! What the peer says makes this process look, twice a second at most, and nothing else.
 //!
-//! Between hosts the receiver's own thread `netacc-rdma` does what the sender's does within one, from the first bytes that come: they make
-//! no news for the kernel there either, and it is this process that hears of them.
+//! Between hosts the receiver's own thread `netacc-rdma` does what the sender's does within one,
+//! from the first bytes that come: they make no news for the kernel there either, and it is this
+//! process that hears of them.
 
 use super::*;
 use crate::lock::try_lock_end;
@@ -51,7 +55,7 @@ static HEARD_AT: AtomicU64 = AtomicU64::new(0);
 /// A thread looks what the others do.
 static LOOKING: AtomicBool = AtomicBool::new(false);
 
-// ---- the sender --------------------------------------------------------------------------------------------------
+// ---- the sender ---------------------------------------------------------------------------------
 
 /// Bytes were put into a ring: one load, nearly always.
 #[inline]
@@ -76,17 +80,21 @@ pub(crate) fn forget() {
     LOOKING.store(false, Relaxed);
 }
 
-/// Connections whose first name is `fd`, and on the paths between hosts or within this one, as `remote` says.
+/// Connections whose first name is `fd`, and on the paths between hosts or within this one, as
+/// `remote` says.
 fn is_watched(s: &Socket, fd: c_int, remote: bool) -> bool {
     s.is(ATTACHED) && !s.is_inherited() && s.has(flag::REMOTE) == remote && s.fd.load(Relaxed) == fd
 }
 
-/// Counts a look that finds the reader at `head`, or nothing unread. True: somebody should look what this reader does.
+/// Counts a look that finds the reader at `head`, or nothing unread. True: somebody should look
+/// what this reader does.
 fn count_look(s: &Socket, head: Option<u64>, more: &mut bool) -> bool {
     let stood = s.stood.load(Relaxed);
     let looks = match head {
         None => 0,
-        Some(head) if stood != 0 && s.stood_at.load(Relaxed) == head => stood.saturating_add(1).min(LOOKS),
+        Some(head) if stood != 0 && s.stood_at.load(Relaxed) == head => {
+            stood.saturating_add(1).min(LOOKS)
+        }
         Some(_) => 1,
     };
     s.stood.store(looks, Relaxed);
@@ -95,14 +103,16 @@ fn count_look(s: &Socket, head: Option<u64>, more: &mut bool) -> bool {
     looks > 1 && (looks - 1).is_power_of_two()
 }
 
-/// As [`count_look`], where the end is somebody's at the moment, or its owner has left a call by a jump: it is asked next time.
+/// As [`count_look`], where the end is somebody's at the moment, or its owner has left a call by a
+/// jump: it is asked next time.
 fn count_vain_look(s: &Socket, more: &mut bool) {
     let looks = s.stood.load(Relaxed).saturating_add(1).min(LOOKS);
     s.stood.store(looks, Relaxed);
     *more |= looks < LOOKS;
 }
 
-/// Looks at all that this process has sent into rings. When to look again; 0: not before more is sent. Service thread.
+/// Looks at all that this process has sent into rings. When to look again; 0: not before more is
+/// sent. Service thread.
 pub(crate) fn look_at_unread() -> u64 {
     // Before the looks: what is sent after them begins anew.
     WATCHED.store(false, SeqCst);
@@ -124,7 +134,7 @@ pub(crate) fn look_at_unread() -> u64 {
     if more && !WATCHED.swap(true, SeqCst) { sys::now_ns().saturating_add(LOOK_NS) } else { 0 }
 }
 
-// ---- between hosts: the receiver ---------------------------------------------------------------------------------
+// ---- between hosts: the receiver ----------------------------------------------------------------
 
 /// Bytes have come from another host: one load, nearly always.
 #[inline]
@@ -162,9 +172,10 @@ pub(crate) fn look_at_unread_here() -> u64 {
     if more && !WATCHED_HERE.swap(true, SeqCst) { sys::now_ns().saturating_add(LOOK_NS) } else { 0 }
 }
 
-// ---- the receiver ------------------------------------------------------------------------------------------------
+// ---- the receiver -------------------------------------------------------------------------------
 
-/// A peer says that bytes lie unread here, or this process has found it. Service thread, or thread "netacc-rdma".
+/// A peer says that bytes lie unread here, or this process has found it. Service thread, or thread
+/// "netacc-rdma".
 pub(crate) fn hear_unread() {
     let (now, heard) = (sys::now_ns(), HEARD_AT.load(Relaxed));
     if heard != 0 && now.saturating_sub(heard) < AGAIN_NS {
@@ -218,7 +229,11 @@ fn look() {
         if l.waits != l.before || l.inode == 0 {
             continue;
         }
-        crate::log::warn_log!("fd {}: thread {} waits for it by a call that the library does not see: back to TCP", l.fd, l.waits);
+        crate::log::warn_log!(
+            "fd {}: thread {} waits for it by a call that the library does not see: back to TCP",
+            l.fd,
+            l.waits
+        );
         let _ = to_kernel(l.socket, l.generation, l.fd, Reason::WaitsUnseen, false);
     }
 }
@@ -244,8 +259,9 @@ fn lying() -> Vec<Lying> {
     all
 }
 
-/// Marks those for which a thread of this process waits by a call that is not the library's. False: the kernel does not say what threads do,
-/// and those are marked for which nobody waits by a seen call, if all threads sleep.
+/// Marks those for which a thread of this process waits by a call that is not the library's. False:
+/// the kernel does not say what threads do, and those are marked for which nobody waits by a seen
+/// call, if all threads sleep.
 fn find_waiters(lying: &mut [Lying]) -> bool {
     let mut told = false;
     for_each_task(b"/syscall\0", |tid, said| {
@@ -263,16 +279,29 @@ fn find_waiters(lying: &mut [Lying]) -> bool {
         Some(false) => {}
         None => sleeper = None,
     });
-    for l in lying.iter_mut().filter(|l| !is_waited_for(l.socket) && !crate::epoll::is_slept_for(l.socket)) {
+    for l in lying
+        .iter_mut()
+        .filter(|l| !is_waited_for(l.socket) && !crate::epoll::is_slept_for(l.socket))
+    {
         l.waits = sleeper.unwrap_or(0);
     }
     false
 }
 
 /// The names of the library's threads.
-const OWN_THREADS: [&[u8]; 8] = [b"netacc", b"netacc-rdma", b"netacc-io", b"netacc-connect", b"netacc-look", b"netacc-pull", b"netacc-close", b"netacc-files"];
+const OWN_THREADS: [&[u8]; 8] = [
+    b"netacc",
+    b"netacc-rdma",
+    b"netacc-io",
+    b"netacc-connect",
+    b"netacc-look",
+    b"netacc-pull",
+    b"netacc-close",
+    b"netacc-files",
+];
 
-/// What `stat` (proc(5)) says of a thread. `Some(false)`: it is the library's; `None`: it does not sleep.
+/// What `stat` (proc(5)) says of a thread. `Some(false)`: it is the library's; `None`: it does not
+/// sleep.
 fn asleep(said: &[u8]) -> Option<bool> {
     let name = said.iter().position(|b| *b == b'(')?;
     let end = said.iter().rposition(|b| *b == b')')?;
@@ -285,7 +314,9 @@ fn asleep(said: &[u8]) -> Option<bool> {
 /// Calls `f` with the number of each thread of this process, and the beginning of a file of its.
 fn for_each_task(file: &[u8], mut f: impl FnMut(u32, &[u8])) {
     let mut path = [0u8; 48];
-    let tasks = numbers::make(|| sys::open(b"/proc/self/task\0", libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC, 0));
+    let tasks = numbers::make(|| {
+        sys::open(b"/proc/self/task\0", libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC, 0)
+    });
     if tasks < 0 {
         return;
     }
@@ -296,7 +327,13 @@ fn for_each_task(file: &[u8], mut f: impl FnMut(u32, &[u8])) {
         // struct linux_dirent64: inode, offset, length of the entry, type, name.
         let mut at = 0;
         while let Some(entry) = list.get(at..) {
-            let Some(length) = entry.get(16..18).map(|b| usize::from(u16::from_ne_bytes([b[0], b[1]]))).filter(|l| *l > 19) else { break };
+            let Some(length) = entry
+                .get(16..18)
+                .map(|b| usize::from(u16::from_ne_bytes([b[0], b[1]])))
+                .filter(|l| *l > 19)
+            else {
+                break;
+            };
             at += length;
             let Some(tid) = entry.get(19..length).and_then(number) else { continue };
             let len = decimal_path(b"/proc/self/task/", tid, &mut path);
@@ -314,7 +351,9 @@ fn for_each_task(file: &[u8], mut f: impl FnMut(u32, &[u8])) {
 /// The decimal number that the text begins with.
 fn number(text: &[u8]) -> Option<u32> {
     let digits = text.iter().take_while(|b| b.is_ascii_digit());
-    let value = digits.fold((0u32, false), |(n, _), b| (n.wrapping_mul(10).wrapping_add(u32::from(b - b'0')), true));
+    let value = digits.fold((0u32, false), |(n, _), b| {
+        (n.wrapping_mul(10).wrapping_add(u32::from(b - b'0')), true)
+    });
     value.1.then_some(value.0)
 }
 
@@ -353,7 +392,13 @@ impl Waiter {
     fn mark(&self, tid: u32, lying: &mut [Lying]) {
         let fd = self.args[0] as c_int;
         let is = |list: &[i64]| list.contains(&self.number);
-        if is(&[libc::SYS_read, libc::SYS_readv, libc::SYS_recvfrom, libc::SYS_recvmsg, libc::SYS_recvmmsg]) {
+        if is(&[
+            libc::SYS_read,
+            libc::SYS_readv,
+            libc::SYS_recvfrom,
+            libc::SYS_recvmsg,
+            libc::SYS_recvmmsg,
+        ]) {
             // The library's own calls on an attached connection never wait.
             mark_one(tid, fd, lying);
         } else if is(&EPOLL_WAITS) {
@@ -362,20 +407,25 @@ impl Waiter {
             self.mark_polled(tid, lying);
         } else if is(&SELECTS) {
             self.mark_selected(tid, lying);
-        } else if self.number == libc::SYS_io_uring_enter && !matches!(fd_table::get(fd), Entry::Ring(_)) && has_polls(fd) {
+        } else if self.number == libc::SYS_io_uring_enter
+            && !matches!(fd_table::get(fd), Entry::Ring(_))
+            && has_polls(fd)
+        {
             // What it waits for the kernel does not tell.
             lying.iter_mut().for_each(|l| l.waits = tid);
         }
     }
 
-    /// The thread waits for an epoll set past the library: the connection's own, in which nobody sleeps by a seen call; or another one
-    /// that has it in the kernel, which then a raw call has put there.
+    /// The thread waits for an epoll set past the library: the connection's own, in which nobody
+    /// sleeps by a seen call; or another one that has it in the kernel, which then a raw call has
+    /// put there.
     fn mark_set(&self, tid: u32, set: c_int, lying: &mut [Lying]) {
         let entry = fd_table::get(set);
         if matches!(entry, Entry::Internal) {
             return;
         }
-        let is_home = |l: &Lying| matches!(entry, Entry::Epoll(e) if crate::epoll::is_home(e, l.socket));
+        let is_home =
+            |l: &Lying| matches!(entry, Entry::Epoll(e) if crate::epoll::is_home(e, l.socket));
         if let Entry::Epoll(e) = entry
             && !crate::epoll::is_slept_in(e)
         {
@@ -386,7 +436,10 @@ impl Waiter {
             let events = after(line, b"events:").map(<[u8]>::trim_ascii_start).and_then(hex);
             let inode = after(line, b" ino:").and_then(hex);
             if line.starts_with(b"tfd:") && events.is_some_and(|e| e & libc::EPOLLIN as u64 != 0) {
-                lying.iter_mut().filter(|l| inode == Some(l.inode) && !is_home(l)).for_each(|l| l.waits = tid);
+                lying
+                    .iter_mut()
+                    .filter(|l| inode == Some(l.inode) && !is_home(l))
+                    .for_each(|l| l.waits = tid);
             }
         });
     }
@@ -412,7 +465,11 @@ impl Waiter {
         for l in lying.iter_mut().filter(|l| (l.fd as u64) < self.args[0]) {
             let mut byte = [0u8];
             let at = (self.args[1] as usize).wrapping_add(l.fd as usize / 8);
-            if self.args[1] != 0 && sys::read_own(at, &mut byte) && byte[0] >> (l.fd % 8) & 1 != 0 && !is_waited_for(l.socket) {
+            if self.args[1] != 0
+                && sys::read_own(at, &mut byte)
+                && byte[0] >> (l.fd % 8) & 1 != 0
+                && !is_waited_for(l.socket)
+            {
                 l.waits = tid;
             }
         }
@@ -479,7 +536,9 @@ fn for_each_line(fd: c_int, mut f: impl FnMut(&[u8])) {
     if let Some(end) = path.get_mut(len) {
         *end = 0;
     }
-    let info = numbers::make(|| sys::open(path.get(..len + 1).unwrap_or(&[0]), libc::O_RDONLY | libc::O_CLOEXEC, 0));
+    let info = numbers::make(|| {
+        sys::open(path.get(..len + 1).unwrap_or(&[0]), libc::O_RDONLY | libc::O_CLOEXEC, 0)
+    });
     if info < 0 {
         return;
     }
@@ -492,7 +551,9 @@ fn for_each_line(fd: c_int, mut f: impl FnMut(&[u8])) {
         }
         (have, total) = (have + n, total + n);
         let mut from = 0;
-        while let Some(length) = text.get(from..have).and_then(|rest| rest.iter().position(|b| *b == b'\n')) {
+        while let Some(length) =
+            text.get(from..have).and_then(|rest| rest.iter().position(|b| *b == b'\n'))
+        {
             f(text.get(from..from + length).unwrap_or(&[]));
             from += length + 1;
         }
@@ -510,7 +571,10 @@ mod tests {
 
     #[test]
     fn what_the_kernel_says_of_a_thread_is_understood() {
-        assert_eq!(Waiter::of(b"232 0x5 0x7ffc 0x20 0xffffffffffffffff 0x0 0x8 0x7ffd 0x7f01\n"), Some(Waiter { number: 232, args: [5, 0x7ffc, 0x20] }));
+        assert_eq!(
+            Waiter::of(b"232 0x5 0x7ffc 0x20 0xffffffffffffffff 0x0 0x8 0x7ffd 0x7f01\n"),
+            Some(Waiter { number: 232, args: [5, 0x7ffc, 0x20] })
+        );
         assert_eq!(Waiter::of(b"running\n"), None);
         assert_eq!(Waiter::of(b"-1 0x7ffd 0x7f01\n"), None);
         assert_eq!(Waiter::of(b""), None);

@@ -21,7 +21,8 @@ use netacc_ring::RingWords;
 const SILENT_NS: u64 = 30_000_000_000;
 /// Candidates whose connections are over are withdrawn after so long.
 const SWEEP_NS: u64 = 10_000_000_000;
-/// A connection that was offered a place which is not free at the peer is offered another one after so long.
+/// A connection that was offered a place which is not free at the peer is offered another one after
+/// so long.
 const BUSY_NS: u64 = 5_000_000;
 /// Candidates of one link that wait here.
 const CANDIDATES_PER_LINK: u32 = 4096;
@@ -48,7 +49,8 @@ fn ask_again(m: &Mine) {
 impl Remote {
     /// A connection of ours is used.
     pub(super) fn on_note(&mut self, s: &'static Socket, generation: u32) {
-        let mine = Mine { socket: s, generation, announced: 0, offered: None, since: sys::now_ns() };
+        let mine =
+            Mine { socket: s, generation, announced: 0, offered: None, since: sys::now_ns() };
         if !mine.is_current() {
             return;
         }
@@ -102,8 +104,13 @@ impl Remote {
     fn announce(&mut self, i: usize, key: Key) {
         let Some((tuple, m)) = self.connected.get(key) else { return };
         let tuple = *tuple;
-        let fits =
-            |l: &Link| l.role == Role::Connector && l.is_up() && l.local == tuple.local().ip() && l.peer == tuple.peer().ip() && l.port == tuple.peer_port();
+        let fits = |l: &Link| {
+            l.role == Role::Connector
+                && l.is_up()
+                && l.local == tuple.local().ip()
+                && l.peer == tuple.peer().ip()
+                && l.port == tuple.peer_port()
+        };
         if m.announced & 1 << i != 0 || !self.link(i).is_some_and(fits) || self.is_busy(i) {
             return;
         }
@@ -127,7 +134,10 @@ impl Remote {
         let mut at = self.connected.oldest();
         while let Some(key) = at {
             at = self.connected.after(key);
-            if self.connected.get(key).is_some_and(|(t, _)| t.local().ip() == local && t.peer() == peer)
+            if self
+                .connected
+                .get(key)
+                .is_some_and(|(t, _)| t.local().ip() == local && t.peer() == peer)
                 && let Some((_, m)) = self.connected.remove(key)
             {
                 verdict(m.socket, m.generation, why);
@@ -148,18 +158,26 @@ impl Remote {
             if !m.is_current() {
                 continue;
             }
-            let is_asked_for = m.offered.is_some() || self.candidates.find(&tuple, |_| true).is_some();
-            let known = self.links.iter().flatten().any(|l| l.role == Role::Acceptor && l.is_up() && l.peer == tuple.peer().ip());
+            let is_asked_for =
+                m.offered.is_some() || self.candidates.find(&tuple, |_| true).is_some();
+            let known = self
+                .links
+                .iter()
+                .flatten()
+                .any(|l| l.role == Role::Acceptor && l.is_up() && l.peer == tuple.peer().ip());
             if is_asked_for || known {
-                // It is being seen to, or its process may be one of those that are known, and has not used it enough. (It gets a new
-                // key: who has offered it knows it by that.)
+                // It is being seen to, or its process may be one of those that are known, and has
+                // not used it enough. (It gets a new key: who has offered it knows it by that.)
                 let offered = m.offered;
                 if !is_asked_for {
                     m.socket.set_reason(Reason::PeerRefused);
                 }
                 let new = self.accepted.insert(tuple, 0, Mine { since: now, ..m });
                 if let (Some(l), Some(new)) = (offered.and_then(|i| self.link_mut(i)), new) {
-                    l.conns.iter_mut().filter(|c| c.state == ConnState::Offered && c.waiting == key).for_each(|c| c.waiting = new);
+                    l.conns
+                        .iter_mut()
+                        .filter(|c| c.state == ConnState::Offered && c.waiting == key)
+                        .for_each(|c| c.waiting = new);
                 }
                 continue;
             }
@@ -167,7 +185,8 @@ impl Remote {
         }
     }
 
-    /// Withdraws candidates whose connections are over: another process may have one between the same ports after them.
+    /// Withdraws candidates whose connections are over: another process may have one between the
+    /// same ports after them.
     pub(super) fn sweep(&mut self) {
         let now = sys::now_ns();
         if self.sweep_at == 0 || now < self.sweep_at {
@@ -200,20 +219,29 @@ impl Remote {
     pub(super) fn explain_waiting(&mut self, i: usize, why: Reason) {
         let Some(l) = self.link(i) else { return };
         for tuple in &l.waiting {
-            if let Some((_, m)) = self.accepted.find(tuple, |_| true).and_then(|k| self.accepted.get(k)).filter(|(_, m)| m.is_current()) {
+            if let Some((_, m)) = self
+                .accepted
+                .find(tuple, |_| true)
+                .and_then(|k| self.accepted.get(k))
+                .filter(|(_, m)| m.is_current())
+            {
                 m.socket.set_reason(why);
             }
         }
     }
 
-    // ---- the acceptor --------------------------------------------------------------------------------------------------
+    // ---- the acceptor ---------------------------------------------------------------------------
 
     pub(super) fn on_candidate(&mut self, i: usize, c: proto::Candidate) -> Result<(), Fault> {
         let tuple = c.tuple.mirrored();
         let Some(l) = self.link(i) else { return Ok(()) };
-        // It can only speak for connections between its address and ours: its own address took TCP's handshake to prove.
-        // (Where addresses are translated in between, an honest peer claims others.)
-        if tuple.local().ip() != l.local || tuple.peer().ip() != l.peer || tuple.local_port() != l.port {
+        // It can only speak for connections between its address and ours: its own address took
+        // TCP's handshake to prove. (Where addresses are translated in between, an honest peer
+        // claims others.)
+        if tuple.local().ip() != l.local
+            || tuple.peer().ip() != l.peer
+            || tuple.local_port() != l.port
+        {
             stats::count(Counter::AuthFailures);
             self.send(i, Frame::Withdraw { token: c.token });
             return Ok(());
@@ -224,7 +252,8 @@ impl Remote {
                 self.drop_candidate(k);
             }
         }
-        // Two claims to one connection: neither is believed, now or later (users of one host could claim each other's).
+        // Two claims to one connection: neither is believed, now or later (users of one host could
+        // claim each other's).
         if self.has_rival(i, &tuple) {
             self.contest(&tuple);
             return Ok(());
@@ -242,7 +271,8 @@ impl Remote {
         if self.link(i).is_some_and(|l| l.candidates >= CANDIDATES_PER_LINK) {
             return;
         }
-        let added = self.candidates.insert(tuple, token, Theirs { link: i, token, proof }).is_some();
+        let added =
+            self.candidates.insert(tuple, token, Theirs { link: i, token, proof }).is_some();
         if let Some(l) = self.link_mut(i).filter(|_| added) {
             l.candidates += 1;
         }
@@ -258,32 +288,46 @@ impl Remote {
 
     /// Another process than that of link `i` claims the connection, or has it.
     fn has_rival(&self, i: usize, tuple: &Tuple) -> bool {
-        let has = |c: &Conn| c.socket.is_some_and(|s| s.generation.load(Acquire) == c.generation && s.tuple() == *tuple);
+        let has = |c: &Conn| {
+            c.socket
+                .is_some_and(|s| s.generation.load(Acquire) == c.generation && s.tuple() == *tuple)
+        };
         let offered = self.accepted.find(tuple, |m| m.offered.is_some_and(|o| o != i)).is_some();
         offered
             || self.candidates.find(tuple, |x| x.link != i).is_some()
-            || self
-                .links
-                .iter()
-                .enumerate()
-                .any(|(o, l)| o != i && l.as_ref().is_some_and(|l| l.role == Role::Acceptor && l.peer == tuple.peer().ip() && l.conns.iter().any(has)))
+            || self.links.iter().enumerate().any(|(o, l)| {
+                o != i
+                    && l.as_ref().is_some_and(|l| {
+                        l.role == Role::Acceptor
+                            && l.peer == tuple.peer().ip()
+                            && l.conns.iter().any(has)
+                    })
+            })
     }
 
     /// A connection that two processes claim stays on TCP, or goes back there, for good.
     fn contest(&mut self, tuple: &Tuple) {
         stats::count(Counter::AuthFailures);
         if may_warn() {
-            crate::log::warn_log!("two processes claim the connection from {}: it stays on TCP", tuple.peer());
+            crate::log::warn_log!(
+                "two processes claim the connection from {}: it stays on TCP",
+                tuple.peer()
+            );
         }
         while let Some(key) = self.candidates.find(tuple, |_| true) {
             self.drop_candidate(key);
         }
-        if let Some((_, m)) = self.accepted.find(tuple, |_| true).and_then(|k| self.accepted.remove(k)) {
+        if let Some((_, m)) =
+            self.accepted.find(tuple, |_| true).and_then(|k| self.accepted.remove(k))
+        {
             verdict(m.socket, m.generation, Reason::NotAuthenticated);
         }
         for l in self.links.iter().flatten() {
-            for (slot, c) in l.conns.iter().enumerate().filter(|(_, c)| c.state == ConnState::Live) {
-                if let (Some(channel), true) = (l.channel, c.socket.is_some_and(|s| s.tuple() == *tuple)) {
+            for (slot, c) in l.conns.iter().enumerate().filter(|(_, c)| c.state == ConnState::Live)
+            {
+                if let (Some(channel), true) =
+                    (l.channel, c.socket.is_some_and(|s| s.tuple() == *tuple))
+                {
                     channel.ask_to_leave(slot, Reason::NotAuthenticated, false);
                 }
             }
@@ -314,7 +358,11 @@ impl Remote {
             return;
         }
         let Some(candidate) = self.candidates.find(&tuple, |_| true) else { return };
-        let Some((i, token, proof)) = self.candidates.get(candidate).map(|(_, t)| (t.link, t.token, t.proof)) else { return };
+        let Some((i, token, proof)) =
+            self.candidates.get(candidate).map(|(_, t)| (t.link, t.token, t.proof))
+        else {
+            return;
+        };
         if !self.link(i).is_some_and(Link::is_up) {
             self.drop_candidate(candidate);
             return;
@@ -333,7 +381,9 @@ impl Remote {
             self.at(sys::now_ns() + BUSY_NS * 20);
             return self.want_pairs(i);
         };
-        let Some(slot) = self.free_slot(i) else { return self.decline(waiting, candidate, Reason::ChannelFull) };
+        let Some(slot) = self.free_slot(i) else {
+            return self.decline(waiting, candidate, Reason::ChannelFull);
+        };
         let rings = match self.take_rings(i) {
             Ok(rings) => rings,
             Err(why) => return self.decline(waiting, candidate, why),
@@ -350,13 +400,23 @@ impl Remote {
             p.take(lane);
         }
         if let Some(c) = l.conns.get_mut(slot) {
-            *c = Conn { state: ConnState::Offered, token, proof, waiting, pair, lane, rings: Some(rings), ..Conn::FREE };
+            *c = Conn {
+                state: ConnState::Offered,
+                token,
+                proof,
+                waiting,
+                pair,
+                lane,
+                rings: Some(rings),
+                ..Conn::FREE
+            };
         }
         stats::count(Counter::OffersSent);
         self.send(i, Frame::Offer(proto::Offer { token, slot: slot as u16, pair, lane }));
     }
 
-    /// Whether a claim to a connection says of its SYN what the kernel has kept of it. (Where nothing is kept, it is believed by its addresses.)
+    /// Whether a claim to a connection says of its SYN what the kernel has kept of it. (Where
+    /// nothing is kept, it is believed by its addresses.)
     fn is_believed(&self, waiting: Key, proof: Proof) -> bool {
         let Some((tuple, m)) = self.accepted.get(waiting) else { return false };
         let Said::Stamp(stamp) = m.socket.syn.said() else { return true };
@@ -365,7 +425,10 @@ impl Remote {
         } else if !proof.fits(stamp) {
             stats::count(Counter::AuthFailures);
             if may_warn() {
-                crate::log::warn_log!("a claim to the connection from {} knows another SYN than its: it stays on TCP", tuple.peer());
+                crate::log::warn_log!(
+                    "a claim to the connection from {} knows another SYN than its: it stays on TCP",
+                    tuple.peer()
+                );
             }
         }
         proof.fits(stamp)
@@ -387,7 +450,8 @@ impl Remote {
     fn free_lane(&self, i: usize) -> Option<(u32, u16)> {
         let l = self.link(i)?;
         // The fullest first, so that the others may become empty.
-        let usable = l.pairs.iter().filter(|p| p.state == PairState::Ready && p.used.iter().any(|u| !*u));
+        let usable =
+            l.pairs.iter().filter(|p| p.state == PairState::Ready && p.used.iter().any(|u| !*u));
         let p = usable.max_by_key(|p| p.used.iter().filter(|u| **u).count())?;
         let lane = p.used.iter().position(|u| !*u)?;
         Some((p.number, lane as u16))
@@ -408,8 +472,12 @@ impl Remote {
 
     /// Connections that are over wait for no place any more.
     pub(super) fn forget_waiting(&mut self, i: usize) {
-        let Some(mut waiting) = self.link_mut(i).map(|l| core::mem::take(&mut l.waiting)) else { return };
-        waiting.retain(|tuple| self.accepted.find(tuple, |m| m.offered.is_none() && m.is_current()).is_some());
+        let Some(mut waiting) = self.link_mut(i).map(|l| core::mem::take(&mut l.waiting)) else {
+            return;
+        };
+        waiting.retain(|tuple| {
+            self.accepted.find(tuple, |m| m.offered.is_none() && m.is_current()).is_some()
+        });
         if let Some(l) = self.link_mut(i) {
             l.waiting = waiting;
         }
@@ -431,11 +499,17 @@ impl Remote {
     pub(super) fn on_accept(&mut self, i: usize, token: u64, slot: u16) -> Result<(), Fault> {
         let slot = usize::from(slot);
         let Some(l) = self.link_mut(i) else { return Ok(()) };
-        if l.conns.get(slot).is_some_and(|c| !matches!(c.state, ConnState::Free | ConnState::Offered) && c.token == token) {
+        if l.conns.get(slot).is_some_and(|c| {
+            !matches!(c.state, ConnState::Free | ConnState::Offered) && c.token == token
+        }) {
             // Said again after the link had broken.
             return Ok(());
         }
-        let Some(c) = l.conns.get_mut(slot).filter(|c| c.state == ConnState::Offered && c.token == token) else { return Err(Fault::Malformed) };
+        let Some(c) =
+            l.conns.get_mut(slot).filter(|c| c.state == ConnState::Offered && c.token == token)
+        else {
+            return Err(Fault::Malformed);
+        };
         let (waiting, rings) = (c.waiting, c.rings.take());
         let mine = self.accepted.remove(waiting).map(|(_, m)| m);
         let Some(rings) = rings else { return Err(Fault::Malformed) };
@@ -448,7 +522,11 @@ impl Remote {
         match mine {
             Some(m) => {
                 let proven = matches!(m.socket.syn.said(), Said::Stamp(_));
-                stats::count(if proven { Counter::RdmaClaimsProven } else { Counter::RdmaClaimsUnproven });
+                stats::count(if proven {
+                    Counter::RdmaClaimsProven
+                } else {
+                    Counter::RdmaClaimsUnproven
+                });
                 self.hand_over(i, slot, &m, at);
             }
             None => self.left(i, slot),
@@ -456,10 +534,20 @@ impl Remote {
         Ok(())
     }
 
-    pub(super) fn on_refuse(&mut self, i: usize, token: u64, slot: u16, reason: u16) -> Result<(), Fault> {
+    pub(super) fn on_refuse(
+        &mut self,
+        i: usize,
+        token: u64,
+        slot: u16,
+        reason: u16,
+    ) -> Result<(), Fault> {
         let slot = usize::from(slot);
         let Some(l) = self.link_mut(i) else { return Ok(()) };
-        let Some(c) = l.conns.get_mut(slot).filter(|c| c.state == ConnState::Offered && c.token == token) else { return Err(Fault::Malformed) };
+        let Some(c) =
+            l.conns.get_mut(slot).filter(|c| c.state == ConnState::Offered && c.token == token)
+        else {
+            return Err(Fault::Malformed);
+        };
         let (waiting, proof, rings) = (c.waiting, c.proof, c.rings.take());
         c.freed = true;
         stats::count(Counter::OffersRefused);
@@ -471,13 +559,16 @@ impl Remote {
             && let Some((_, m)) = self.accepted.remove(waiting)
         {
             verdict(m.socket, m.generation, Reason::PeerRefused);
-        } else if let Some((tuple, m)) = self.accepted.get(waiting).map(|(t, m)| (*t, m.is_current())) {
+        } else if let Some((tuple, m)) =
+            self.accepted.get(waiting).map(|(t, m)| (*t, m.is_current()))
+        {
             if let Some(m) = self.accepted.get_mut(waiting) {
                 m.offered = None;
             }
             if reason == refuse::BUSY && m {
                 if let Some(l) = self.link_mut(i) {
-                    // (It may be in use there for long: by a connection that was broken off, and that nobody closes.)
+                    // (It may be in use there for long: by a connection that was broken off, and
+                    // that nobody closes.)
                     l.refused = slot + 1;
                 }
                 // What it was offered is not free there yet: again in a moment.
@@ -509,7 +600,7 @@ impl Remote {
         Ok(())
     }
 
-    // ---- the connector -------------------------------------------------------------------------------------------------
+    // ---- the connector --------------------------------------------------------------------------
 
     pub(super) fn on_offer(&mut self, i: usize, o: proto::Offer) -> Result<(), Fault> {
         stats::count(Counter::OffersReceived);
@@ -530,13 +621,19 @@ impl Remote {
             return Ok(());
         }
         let free = l.conns.get(slot).is_some_and(|c| c.state == ConnState::Free);
-        let lane_free = l.pair(o.pair).is_some_and(|p| p.state == PairState::Ready && p.used.get(usize::from(o.lane)) == Some(&false));
+        let lane_free = l.pair(o.pair).is_some_and(|p| {
+            p.state == PairState::Ready && p.used.get(usize::from(o.lane)) == Some(&false)
+        });
         let key = Key(o.token);
-        let known = self.connected.get(key).is_some_and(|(_, m)| m.announced & 1 << i != 0 && m.is_current());
+        let known = self
+            .connected
+            .get(key)
+            .is_some_and(|(_, m)| m.announced & 1 << i != 0 && m.is_current());
         // Another process has offered for this connection before.
         let rival = (0..LINKS).filter(|other| *other != i).find_map(|other| {
             let l = self.link(other)?;
-            let slot = l.conns.iter().position(|c| c.state == ConnState::Live && c.token == o.token)?;
+            let slot =
+                l.conns.iter().position(|c| c.state == ConnState::Live && c.token == o.token)?;
             Some((l.channel?, slot))
         });
         if let Some((channel, slot)) = rival {
@@ -567,7 +664,9 @@ impl Remote {
                 return refused(self, refuse::NO_MEMORY);
             }
         };
-        let Some((_, m)) = self.connected.remove(key) else { return refused(self, refuse::WITHDRAWN) };
+        let Some((_, m)) = self.connected.remove(key) else {
+            return refused(self, refuse::WITHDRAWN);
+        };
         let Some(l) = self.link_mut(i) else { return Ok(()) };
         if let Some(p) = l.pair_mut(o.pair) {
             if p.reused() {
@@ -593,7 +692,7 @@ impl Remote {
         Ok(())
     }
 
-    // ---- both ----------------------------------------------------------------------------------------------------------
+    // ---- both -----------------------------------------------------------------------------------
 
     /// Opens a lane for a slot. The words are fresh. False: the pair is lost meanwhile.
     fn open(&mut self, i: usize, slot: usize, token: u64, rings: Rings<net::Net>) -> bool {
@@ -623,9 +722,13 @@ impl Remote {
             self.give_rings_back(i, rings);
             return false;
         };
-        let (out, inb) = (NonNull::from(channel.words(slot, channel.side)), NonNull::from(channel.words(slot, channel.side ^ 1)));
-        // SAFETY: the words lie in a mapping that lives for ever, were zeroed just now, and serve no other connection before the slot
-        // is taken back; producer and consumer are those of the socket that this is handed to.
+        let (out, inb) = (
+            NonNull::from(channel.words(slot, channel.side)),
+            NonNull::from(channel.words(slot, channel.side ^ 1)),
+        );
+        // SAFETY: the words lie in a mapping that lives for ever, were zeroed just now, and serve
+        // no other connection before the slot is taken back; producer and consumer are those of the
+        // socket that this is handed to.
         match unsafe { link.open(lane, out, inb, rings, token) } {
             Ok(_) => {
                 at.link.store(alloc::sync::Arc::as_ptr(&link).cast_mut(), Release);
@@ -640,7 +743,13 @@ impl Remote {
     }
 
     /// Leaves the agreement for the application's threads.
-    fn hand_over(&mut self, i: usize, slot: usize, m: &Mine, (tx_ring, rx_ring, bytes): (*mut u8, *mut u8, usize)) {
+    fn hand_over(
+        &mut self,
+        i: usize,
+        slot: usize,
+        m: &Mine,
+        (tx_ring, rx_ring, bytes): (*mut u8, *mut u8, usize),
+    ) {
         let Some(l) = self.link_mut(i) else { return };
         let Some(channel) = l.channel else { return };
         let Some(c) = l.conns.get_mut(slot) else { return };
@@ -652,8 +761,16 @@ impl Remote {
             let _tx = lock_end(&s.tx_lock);
             let _rx = lock_end(&s.rx_lock);
             if m.is_current() && s.offered.load(SeqCst) == 0 && !shared {
-                let offer = Offer { channel, slot: slot as u32, tx_ring, tx_bytes: bytes as u32, rx_ring, rx_bytes: bytes as u32 };
-                // SAFETY: `offered` is 0: nobody reads it yet, and only this thread writes the offers of such a socket.
+                let offer = Offer {
+                    channel,
+                    slot: slot as u32,
+                    tx_ring,
+                    tx_bytes: bytes as u32,
+                    rx_ring,
+                    rx_bytes: bytes as u32,
+                };
+                // SAFETY: `offered` is 0: nobody reads it yet, and only this thread writes the
+                // offers of such a socket.
                 unsafe { *s.offer.get() = offer };
                 if let Some(at) = channel.sockets.get(slot) {
                     at.store(core::ptr::from_ref(s).cast_mut(), Release);
@@ -671,13 +788,15 @@ impl Remote {
             verdict(s, m.generation, Reason::InheritedByFork);
         }
         // Closed in that moment: whoever closed it found no offer to give back.
-        let over = s.generation.load(SeqCst) != m.generation || !matches!(s.state.load(SeqCst), CANDIDATE | ATTACHING | ATTACHED);
+        let over = s.generation.load(SeqCst) != m.generation
+            || !matches!(s.state.load(SeqCst), CANDIDATE | ATTACHING | ATTACHED);
         if !taken || (over && s.offered.compare_exchange(OFFERED, TAKEN, SeqCst, Relaxed).is_ok()) {
             self.left(i, slot);
         }
     }
 
-    /// The pair is lost before anything was done with it: the peer, which may have taken the connection up, is to try again.
+    /// The pair is lost before anything was done with it: the peer, which may have taken the
+    /// connection up, is to try again.
     fn left_for_now(&mut self, i: usize, slot: usize) {
         if let Some(channel) = self.link(i).and_then(|l| l.channel) {
             channel.ask_to_leave(slot, Reason::RdmaLost, true);
@@ -686,14 +805,17 @@ impl Remote {
     }
 
     pub(super) fn on_released(&mut self, channel: &'static Channel, slot: usize) {
-        if let Some(i) = self.links.iter().position(|l| l.as_ref().and_then(|l| l.channel).is_some_and(|c| core::ptr::eq(c, channel))) {
+        if let Some(i) = self.links.iter().position(|l| {
+            l.as_ref().and_then(|l| l.channel).is_some_and(|c| core::ptr::eq(c, channel))
+        }) {
             self.left(i, slot);
         }
     }
 
     /// Our end of a slot is gone.
     pub(super) fn left(&mut self, i: usize, slot: usize) {
-        if !self.link(i).and_then(|l| l.conns.get(slot)).is_some_and(|c| c.state == ConnState::Live) {
+        if !self.link(i).and_then(|l| l.conns.get(slot)).is_some_and(|c| c.state == ConnState::Live)
+        {
             return;
         }
         // With the last echo; and at once, should this process be about to end.
@@ -712,7 +834,8 @@ impl Remote {
             apart::forget_leave(ch, slot);
         }
         let Some(l) = self.link_mut(i) else { return };
-        let open = l.pair(number).filter(|p| p.state == PairState::Ready).and_then(|p| p.link.clone());
+        let open =
+            l.pair(number).filter(|p| p.state == PairState::Ready).and_then(|p| p.link.clone());
         match open {
             // Its memory is ours again when the peer has closed it, too.
             Some(link) if link.close(lane).is_ok() => {}
@@ -755,10 +878,13 @@ impl Remote {
         }
     }
 
-    /// Without a link no peer says that a slot is free at its end; and should the slot not be, it refuses the next offer for it.
+    /// Without a link no peer says that a slot is free at its end; and should the slot not be, it
+    /// refuses the next offer for it.
     pub(super) fn free_done(&mut self, i: usize) {
         let done = |c: &Conn| c.state == ConnState::Done;
-        while let Some(slot) = self.link(i).filter(|l| !l.is_up()).and_then(|l| l.conns.iter().position(done)) {
+        while let Some(slot) =
+            self.link(i).filter(|l| !l.is_up()).and_then(|l| l.conns.iter().position(done))
+        {
             self.conn_is_done(i, slot);
         }
     }
@@ -766,7 +892,14 @@ impl Remote {
     /// While a link is broken: offers whose connections are over need no answer any more.
     pub(super) fn forget_offers_to_nobody(&mut self, i: usize) {
         for slot in 0..self.link(i).map_or(0, |l| l.conns.len()) {
-            let Some(waiting) = self.link(i).and_then(|l| l.conns.get(slot)).filter(|c| c.state == ConnState::Offered).map(|c| c.waiting) else { continue };
+            let Some(waiting) = self
+                .link(i)
+                .and_then(|l| l.conns.get(slot))
+                .filter(|c| c.state == ConnState::Offered)
+                .map(|c| c.waiting)
+            else {
+                continue;
+            };
             if self.accepted.get(waiting).is_some_and(|(_, m)| m.is_current()) {
                 continue;
             }
@@ -826,12 +959,14 @@ fn zero(w: &RingWords) {
     }
 }
 
-/// A channel that nobody shares (`map_own`: no forked child has it, and the kernel need not copy it). Its memory stays where it is for ever.
+/// A channel that nobody shares (`map_own`: no forked child has it, and the kernel need not copy
+/// it). Its memory stays where it is for ever.
 fn new_channel(side: usize) -> Option<&'static Channel> {
     let mem = NonNull::new(sys::map_own(size_of::<ChannelMem>()))?;
     let wire = NonNull::new(sys::map_own(size_of::<Wire>()))?;
     let at = NonNull::new(sys::map_private(size_of::<Channel>()))?.cast::<Channel>().as_ptr();
-    // SAFETY: fresh zeroed memory of a Channel's size and alignment (pages); these fields never change again.
+    // SAFETY: fresh zeroed memory of a Channel's size and alignment (pages); these fields never
+    // change again.
     unsafe {
         (&raw mut (*at).mem).write(mem.cast().as_ptr());
         (&raw mut (*at).wire).write(wire.cast().as_ptr());

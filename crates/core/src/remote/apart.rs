@@ -1,9 +1,10 @@
 //! Words over the link, and the way of a connection back to its carrier.
 //!
-//! A connection leaves the fast path in one way, whatever the cause: both receivers freeze and say how far their applications
-//! have come, both senders announce that they go on from there on the carrier, and do so when the peer has seen that
-//! (`docs/design/switchover.md`, "Between hosts"). It is driven by what comes over the link: [`Remote::step`] looks at both
-//! halves and does what can be done, as often as it is called.
+//! A connection leaves the fast path in one way, whatever the cause: both receivers freeze and say
+//! how far their applications have come, both senders announce that they go on from there on the
+//! carrier, and do so when the peer has seen that (`docs/design/switchover.md`, "Between hosts").
+//! It is driven by what comes over the link: [`Remote::step`] looks at both halves and does what
+//! can be done, as often as it is called.
 
 use super::links::ConnState;
 use super::pairs::PairState;
@@ -67,7 +68,8 @@ pub(super) fn after_fork_in_child() {
     LEAVING.store(0, Relaxed);
 }
 
-/// Before a channel serves another link. (Its doorbells stay: sets that have joined it go on hearing them.)
+/// Before a channel serves another link. (Its doorbells stay: sets that have joined it go on
+/// hearing them.)
 pub(super) fn clear_channel(c: &'static Channel) {
     for s in &c.sockets {
         s.store(core::ptr::null_mut(), Release);
@@ -86,7 +88,7 @@ pub(super) struct Leaving {
 }
 
 impl Remote {
-    // ---- words -----------------------------------------------------------------------------------------------------------
+    // ---- words ----------------------------------------------------------------------------------
 
     /// Tells the peers what has changed, and goes on with what that moves.
     pub(super) fn serve_words(&mut self) {
@@ -124,8 +126,13 @@ impl Remote {
         let control = inb.quiet[quiet::ACK].load(Acquire);
         let ack = Ack::from_words(control, inb.quiet[quiet::CONSUMED].load(Relaxed));
         let leaves = wire.slot(slot).leave.load(SeqCst);
-        let bits = [(parting::WANTED, request::LEAVE), (parting::WANTED | parting::AGAIN, request::AGAIN), (parting::LEFT, request::LEFT)];
-        let request = bits.iter().filter(|(all, _)| leaves & all == *all).fold(0, |r, (_, bit)| r | bit);
+        let bits = [
+            (parting::WANTED, request::LEAVE),
+            (parting::WANTED | parting::AGAIN, request::AGAIN),
+            (parting::LEFT, request::LEFT),
+        ];
+        let request =
+            bits.iter().filter(|(all, _)| leaves & all == *all).fold(0, |r, (_, bit)| r | bit);
         Some(Words {
             slot: slot as u16,
             token: c.token,
@@ -168,18 +175,32 @@ impl Remote {
         let slot = usize::from(w.slot);
         let Some(l) = self.link_mut(i) else { return Ok(()) };
         let Some((channel, wire)) = l.channel.zip(l.wire()) else { return Ok(()) };
-        let Some(c) = l.conns.get_mut(slot).filter(|c| c.state == ConnState::Live && c.token == w.token) else {
+        let Some(c) =
+            l.conns.get_mut(slot).filter(|c| c.state == ConnState::Live && c.token == w.token)
+        else {
             // Words of a connection whose end is gone here: they wait for no answer.
-            let coming = l.conns.get(slot).is_some_and(|c| c.state == ConnState::Offered && c.token == w.token);
+            let coming = l
+                .conns
+                .get(slot)
+                .is_some_and(|c| c.state == ConnState::Offered && c.token == w.token);
             if !coming && w.request & (request::FORGOTTEN | request::LEFT) == 0 {
-                self.send(i, Frame::Words(Words { slot: w.slot, token: w.token, request: request::FORGOTTEN, ..Words::default() }));
+                self.send(
+                    i,
+                    Frame::Words(Words {
+                        slot: w.slot,
+                        token: w.token,
+                        request: request::FORGOTTEN,
+                        ..Words::default()
+                    }),
+                );
             }
             return Ok(());
         };
         c.asked = w.request;
         if w.request & request::FORGOTTEN != 0 {
             c.asked |= request::LEFT;
-            // (For good, unless it is on its way back for another reason: the peer's words may have crossed ours.)
+            // (For good, unless it is on its way back for another reason: the peer's words may have
+            // crossed ours.)
             if wire.slot(slot).leave.load(SeqCst) & parting::WANTED == 0 {
                 channel.ask_to_leave(slot, Reason::PeerAskedForTcp, false);
             }
@@ -195,7 +216,9 @@ impl Remote {
             inb.producer_user[announce::EPOCH].store(u64::from(w.announce.epoch), Release);
             changed = true;
         }
-        if out.quiet[quiet::ACK].load(Relaxed) != w.ack.control() || out.quiet[quiet::CONSUMED].load(Relaxed) != w.ack.consumed {
+        if out.quiet[quiet::ACK].load(Relaxed) != w.ack.control()
+            || out.quiet[quiet::CONSUMED].load(Relaxed) != w.ack.consumed
+        {
             out.quiet[quiet::CONSUMED].store(w.ack.consumed, Relaxed);
             out.quiet[quiet::ACK].store(w.ack.control(), Release);
             changed = true;
@@ -206,7 +229,9 @@ impl Remote {
         changed |= w.request & request::LEFT != 0;
         // (What one end wants for good is for good at the other, too.)
         let (leaves, again) = (at.leave.load(SeqCst), w.request & request::AGAIN != 0);
-        if w.request & (request::LEAVE | request::LEFT) != 0 && (leaves & parting::WANTED == 0 || (!again && leaves & parting::AGAIN != 0)) {
+        if w.request & (request::LEAVE | request::LEFT) != 0
+            && (leaves & parting::WANTED == 0 || (!again && leaves & parting::AGAIN != 0))
+        {
             channel.ask_to_leave(slot, Reason::PeerAskedForTcp, w.request & request::AGAIN != 0);
         }
         if changed {
@@ -219,19 +244,29 @@ impl Remote {
         Ok(())
     }
 
-    // ---- leaving ---------------------------------------------------------------------------------------------------------
+    // ---- leaving --------------------------------------------------------------------------------
 
     /// A pair is lost: what is on it goes on over the carriers, and is tried again.
     pub(super) fn leave_pair(&mut self, i: usize, number: u32) {
         let Some(l) = self.link(i) else { return };
         let Some(channel) = l.channel else { return };
-        let slots: Vec<usize> = l.conns.iter().enumerate().filter(|(_, c)| c.pair == number && c.state == ConnState::Live).map(|(slot, _)| slot).collect();
+        let slots: Vec<usize> = l
+            .conns
+            .iter()
+            .enumerate()
+            .filter(|(_, c)| c.pair == number && c.state == ConnState::Live)
+            .map(|(slot, _)| slot)
+            .collect();
         for slot in slots {
             channel.ask_to_leave(slot, Reason::RdmaLost, true);
         }
         // Of those whose end is gone the peer will say no more.
         let left = |c: &links::Conn| c.pair == number && c.state == ConnState::Left;
-        while let Some(slot) = self.link(i).filter(|l| l.pair(number).is_none_or(|p| p.link.is_none())).and_then(|l| l.conns.iter().position(left)) {
+        while let Some(slot) = self
+            .link(i)
+            .filter(|l| l.pair(number).is_none_or(|p| p.link.is_none()))
+            .and_then(|l| l.conns.iter().position(left))
+        {
             self.conn_is_done(i, slot);
         }
     }
@@ -240,7 +275,13 @@ impl Remote {
     pub(super) fn abandon(&mut self, i: usize) {
         let Some(l) = self.link(i) else { return };
         let Some((channel, wire)) = l.channel.zip(l.wire()) else { return };
-        let live: Vec<usize> = l.conns.iter().enumerate().filter(|(_, c)| c.state == ConnState::Live).map(|(slot, _)| slot).collect();
+        let live: Vec<usize> = l
+            .conns
+            .iter()
+            .enumerate()
+            .filter(|(_, c)| c.state == ConnState::Live)
+            .map(|(slot, _)| slot)
+            .collect();
         for slot in live {
             channel.ask_to_leave(slot, Reason::RdmaLost, false);
             wire.slot(slot).leave.fetch_or(parting::GONE, SeqCst);
@@ -253,9 +294,18 @@ impl Remote {
             let Some(l) = self.link(i) else { continue };
             let Some(channel) = l.channel else { continue };
             let called = |c: &links::Conn| {
-                c.state == ConnState::Live && c.socket.is_some_and(|s| s.generation.load(Acquire) == c.generation && s.has(flag::CALLED_BACK))
+                c.state == ConnState::Live
+                    && c.socket.is_some_and(|s| {
+                        s.generation.load(Acquire) == c.generation && s.has(flag::CALLED_BACK)
+                    })
             };
-            let slots: Vec<usize> = l.conns.iter().enumerate().filter(|(_, c)| called(c)).map(|(slot, _)| slot).collect();
+            let slots: Vec<usize> = l
+                .conns
+                .iter()
+                .enumerate()
+                .filter(|(_, c)| called(c))
+                .map(|(slot, _)| slot)
+                .collect();
             for slot in slots {
                 channel.ask_to_leave(slot, Reason::InheritedByFork, false);
             }
@@ -265,7 +315,13 @@ impl Remote {
     /// While a link is broken: connections whose carriers are over have lost their peer.
     pub(super) fn look_at_carriers(&mut self, i: usize) {
         let Some(l) = self.link(i) else { return };
-        let live: Vec<usize> = l.conns.iter().enumerate().filter(|(_, c)| c.state == ConnState::Live).map(|(slot, _)| slot).collect();
+        let live: Vec<usize> = l
+            .conns
+            .iter()
+            .enumerate()
+            .filter(|(_, c)| c.state == ConnState::Live)
+            .map(|(slot, _)| slot)
+            .collect();
         for slot in live {
             self.step(i, slot);
         }
@@ -277,7 +333,11 @@ impl Remote {
         let (serial, up, broken_at) = (l.serial, l.is_up(), l.broken_at);
         let Some((channel, wire)) = l.channel.zip(l.wire()) else { return };
         let Some(c) = l.conns.get(slot).filter(|c| c.state == ConnState::Live) else { return };
-        let (Some(s), generation, number, peer_left) = (c.socket, c.generation, c.pair, c.asked & request::LEFT != 0) else { return };
+        let (Some(s), generation, number, peer_left) =
+            (c.socket, c.generation, c.pair, c.asked & request::LEFT != 0)
+        else {
+            return;
+        };
         let at = wire.slot(slot);
         let leaves = at.leave.load(SeqCst);
         if leaves & parting::WANTED == 0 {
@@ -286,7 +346,8 @@ impl Remote {
         if s.generation.load(Acquire) != generation || !s.is(ATTACHED) {
             let here = s.generation.load(Acquire) == generation && (s.is(CANDIDATE) || s.is(PLAIN));
             if here && s.offered.compare_exchange(OFFERED, TAKEN, SeqCst, Relaxed).is_ok() {
-                // Not taken up yet, and now it is too late for that. (PLAIN: by a forked child, which cannot give it back.)
+                // Not taken up yet, and now it is too late for that. (PLAIN: by a forked child,
+                // which cannot give it back.)
                 if s.is(CANDIDATE) {
                     s.calls.store(0, Relaxed);
                     s.lower(flag::NOTED);
@@ -300,20 +361,30 @@ impl Remote {
         if l.pair(number).is_some_and(|p| p.state == PairState::Lost && (p.link.is_some())) {
             return;
         }
-        let known = self.leaving.iter().position(|x| x.link == i && x.serial == serial && x.slot == slot);
+        let known =
+            self.leaving.iter().position(|x| x.link == i && x.serial == serial && x.slot == slot);
         let index = match known {
             Some(index) => index,
             None => {
                 if leaves & parting::AGAIN != 0 {
                     stats::add(Counter::FailOvers, 2);
                 }
-                self.leaving.push(Leaving { link: i, serial, slot, apart: Apart::new(s), again_at: 0, pause: RESEND_NS });
+                self.leaving.push(Leaving {
+                    link: i,
+                    serial,
+                    slot,
+                    apart: Apart::new(s),
+                    again_at: 0,
+                    pause: RESEND_NS,
+                });
                 self.leaving.len() - 1
             }
         };
-        // A carrier that ends while the link is broken: the peer's process is gone. (Not at once: it may have shut down, and be back soon.)
+        // A carrier that ends while the link is broken: the peer's process is gone. (Not at once:
+        // it may have shut down, and be back soon.)
         let late = broken_at != 0 && sys::now_ns().saturating_sub(broken_at) > BACK_NS;
-        let gone = leaves & parting::GONE != 0 || (!up && (late || io::carrier_is_reset(s)) && io::carrier_is_over(s));
+        let gone = leaves & parting::GONE != 0
+            || (!up && (late || io::carrier_is_reset(s)) && io::carrier_is_over(s));
         let first = at.leave.fetch_or(parting::FROZEN, SeqCst) & parting::FROZEN == 0;
         let seen = (at.seen_epoch.load(SeqCst), at.seen_ack.load(SeqCst));
         let Some(x) = self.leaving.get_mut(index) else { return };
@@ -339,9 +410,17 @@ impl Remote {
             }
             io::Moved::Done => {
                 let x = self.leaving.swap_remove(index);
-                let why = Reason::ALL.get((leaves >> parting::REASON) as usize).copied().unwrap_or(Reason::RdmaLost);
-                let again = leaves & parting::AGAIN != 0 && !s.has(flag::SHUT_WR | flag::SHUT_RD) && !gone;
-                debug_log!("slot {slot}: back on the carrier ({}){}", why.name(), if again { ", for now" } else { "" });
+                let why = Reason::ALL
+                    .get((leaves >> parting::REASON) as usize)
+                    .copied()
+                    .unwrap_or(Reason::RdmaLost);
+                let again =
+                    leaves & parting::AGAIN != 0 && !s.has(flag::SHUT_WR | flag::SHUT_RD) && !gone;
+                debug_log!(
+                    "slot {slot}: back on the carrier ({}){}",
+                    why.name(),
+                    if again { ", for now" } else { "" }
+                );
                 if x.apart.conclude(channel, slot, why, again) {
                     self.left(i, slot);
                 }
@@ -353,9 +432,16 @@ impl Remote {
     /// Sends on what waited for room.
     pub(super) fn go_on_leaving(&mut self) {
         let now = sys::now_ns();
-        let due: Vec<(usize, u32, usize)> = self.leaving.iter().filter(|x| x.again_at != 0 && x.again_at <= now).map(|x| (x.link, x.serial, x.slot)).collect();
+        let due: Vec<(usize, u32, usize)> = self
+            .leaving
+            .iter()
+            .filter(|x| x.again_at != 0 && x.again_at <= now)
+            .map(|x| (x.link, x.serial, x.slot))
+            .collect();
         for (i, serial, slot) in due {
-            if let Some(x) = self.leaving.iter_mut().find(|x| (x.link, x.serial, x.slot) == (i, serial, slot)) {
+            if let Some(x) =
+                self.leaving.iter_mut().find(|x| (x.link, x.serial, x.slot) == (i, serial, slot))
+            {
                 x.again_at = 0;
             }
             if self.link(i).is_some_and(|l| l.serial == serial) {
@@ -369,7 +455,11 @@ impl Remote {
         // A link or a slot that is gone needs nothing of this any more.
         let mut at = 0;
         while let Some(x) = self.leaving.get(at) {
-            let live = self.link(x.link).filter(|l| l.serial == x.serial).and_then(|l| l.conns.get(x.slot)).is_some_and(|c| c.state == ConnState::Live);
+            let live = self
+                .link(x.link)
+                .filter(|l| l.serial == x.serial)
+                .and_then(|l| l.conns.get(x.slot))
+                .is_some_and(|c| c.state == ConnState::Live);
             if live {
                 at += 1;
             } else {

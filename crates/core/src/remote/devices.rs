@@ -18,7 +18,8 @@ const FAILED_NS: u64 = 5_000_000_000;
 const DOWN_NS: u64 = 100_000_000;
 /// Entries of a queue, where the device has as many.
 const ENTRIES: u32 = 8192;
-/// libibverbs prints a warning where so little, or less, may be locked and the user is not root (ibv_dontfork.c, `ibv_get_device_list`).
+/// libibverbs prints a warning where so little, or less, may be locked and the user is not root
+/// (ibv_dontfork.c, `ibv_get_device_list`).
 const MEMLOCK_MIN: u64 = 32 << 10;
 /// How long an I/O thread leaves the queues to threads of the application's that poll.
 const OTHERS_POLL_NS: i64 = 1_000_000;
@@ -63,7 +64,15 @@ pub(super) fn pause_after(why: Reason) -> u64 {
 pub(super) fn settings(lanes: u16, immediate: bool) -> Settings {
     let depth = (u32::from(lanes) * 16).clamp(32, 128);
     let turn_bytes = lifecycle::config().buffer_bytes.max(4096);
-    Settings { sends: depth, receives: depth, peer_receives: depth, inline_bytes: 64, immediate, slots: lanes, turn_bytes }
+    Settings {
+        sends: depth,
+        receives: depth,
+        peer_receives: depth,
+        inline_bytes: 64,
+        immediate,
+        slots: lanes,
+        turn_bytes,
+    }
 }
 
 impl Devices {
@@ -102,11 +111,19 @@ impl Devices {
 impl Remote {
     /// The device that has `address`.
     pub(super) fn device_at(&mut self, address: IpAddr) -> Result<usize, Reason> {
-        if let Some(i) = self.devices.list.iter().position(|d| d.address == address && d.device.is_some()) {
-            return if self.devices.list.get(i).is_some_and(|d| d.down_since == 0) { Ok(i) } else { Err(Reason::NoRdmaDevice) };
+        if let Some(i) =
+            self.devices.list.iter().position(|d| d.address == address && d.device.is_some())
+        {
+            return if self.devices.list.get(i).is_some_and(|d| d.down_since == 0) {
+                Ok(i)
+            } else {
+                Err(Reason::NoRdmaDevice)
+            };
         }
         let now = sys::now_ns();
-        if let Some((_, why, _)) = self.devices.failed.iter().find(|(a, _, until)| *a == address && now < *until) {
+        if let Some((_, why, _)) =
+            self.devices.failed.iter().find(|(a, _, until)| *a == address && now < *until)
+        {
             return Err(*why);
         }
         self.devices.failed.retain(|(a, _, until)| *a != address && now < *until);
@@ -119,7 +136,10 @@ impl Remote {
 
     /// The device that has `address` is there, and its port is down: that passes.
     pub(super) fn is_down(&self, address: IpAddr) -> bool {
-        self.devices.list.iter().any(|d| d.address == address && d.device.is_some() && d.down_since != 0)
+        self.devices
+            .list
+            .iter()
+            .any(|d| d.address == address && d.device.is_some() && d.down_since != 0)
     }
 
     fn open_device(&mut self, address: IpAddr) -> Result<usize, Reason> {
@@ -131,21 +151,36 @@ impl Remote {
             }
             self.devices.manager = Some(manager);
         }
-        let place = self.devices.list.iter().position(|d| d.address == address).unwrap_or(self.devices.list.len());
+        let place = self
+            .devices
+            .list
+            .iter()
+            .position(|d| d.address == address)
+            .unwrap_or(self.devices.list.len());
         let Some(manager) = self.devices.manager.as_ref() else { return Err(Reason::RdmaRefused) };
-        let device = verbs.open_device(manager, address, TOKEN_DEVICE | place as u64).map_err(|e| {
-            debug_log!("{address}: no RDMA device: {:?}: errno {}", e.call, e.errno);
-            reason_of(e)
-        })?;
+        let device =
+            verbs.open_device(manager, address, TOKEN_DEVICE | place as u64).map_err(|e| {
+                debug_log!("{address}: no RDMA device: {:?}: errno {}", e.call, e.errno);
+                reason_of(e)
+            })?;
         let facts = *verbs.facts(&device);
         if !facts.survives_fork || !facts.active {
-            debug_log!("{address}: device {} cannot be used: active {}, survives fork {}", facts.name.as_str(), facts.active, facts.survives_fork);
+            debug_log!(
+                "{address}: device {} cannot be used: active {}, survives fork {}",
+                facts.name.as_str(),
+                facts.active,
+                facts.survives_fork
+            );
             let _ = verbs.close_device(device);
             return Err(if facts.active { Reason::RdmaRefused } else { Reason::NoRdmaDevice });
         }
         let fd = verbs.device_fd(&device);
         let _ = watch(self.epoll, fd, libc::EPOLLIN as u32, EVENT_DEVICE | place as u64);
-        debug_log!("{address}: device {}, writes with immediate: {}", facts.name.as_str(), facts.writes_imm);
+        debug_log!(
+            "{address}: device {}, writes with immediate: {}",
+            facts.name.as_str(),
+            facts.writes_imm
+        );
         let new = Device { address, device: Some(device), queues: Vec::new(), down_since: 0 };
         match self.devices.list.get_mut(place) {
             Some(old) => *old = new,
@@ -159,8 +194,13 @@ impl Remote {
         self.devices.list.get(device)?.device.as_ref().map(|d| *verbs.facts(d))
     }
 
-    /// A queue of the device's with room for a pair with these settings, and the pair's place on it.
-    pub(super) fn seat(&mut self, device: usize, settings: &Settings) -> Result<(&'static Queue, netacc_rdma::Tag), Reason> {
+    /// A queue of the device's with room for a pair with these settings, and the pair's place on
+    /// it.
+    pub(super) fn seat(
+        &mut self,
+        device: usize,
+        settings: &Settings,
+    ) -> Result<(&'static Queue, netacc_rdma::Tag), Reason> {
         let me = lifecycle::tid();
         let reserve = |q: &'static Queue| {
             for _ in 0..1000 {
@@ -172,7 +212,8 @@ impl Remote {
             }
             None
         };
-        let found = self.devices.list.get(device).and_then(|d| d.queues.iter().copied().find_map(reserve));
+        let found =
+            self.devices.list.get(device).and_then(|d| d.queues.iter().copied().find_map(reserve));
         if let Some(found) = found {
             return Ok(found);
         }
@@ -192,9 +233,16 @@ impl Remote {
         let entries = self.facts(at).map_or(0, |f| f.entries_max).min(ENTRIES);
         let d = self.devices.list.get_mut(at).ok_or(Reason::NoRdmaDevice)?;
         let device = d.device.as_ref().ok_or(Reason::NoRdmaDevice)?;
-        let queue = verbs.open_queue(device, entries, config.comp_vector.wrapping_add(d.queues.len() as u32)).map_err(reason_of)?;
+        let queue = verbs
+            .open_queue(device, entries, config.comp_vector.wrapping_add(d.queues.len() as u32))
+            .map_err(reason_of)?;
         let hub = netacc_rdma::Hub::new(alloc::sync::Arc::new(verbs), queue, entries);
-        let queue = Box::into_raw(Box::new(Queue { hub, armed: AtomicBool::new(false), visits: AtomicU64::new(0), polls_told: AtomicU64::new(0) }));
+        let queue = Box::into_raw(Box::new(Queue {
+            hub,
+            armed: AtomicBool::new(false),
+            visits: AtomicU64::new(0),
+            polls_told: AtomicU64::new(0),
+        }));
         // SAFETY: made just now; never freed unless nobody has heard of it.
         let hub_fd = unsafe { (*queue).hub.fd() };
         if !watch(epoll, hub_fd, libc::EPOLLIN as u32, queue as u64) {
@@ -213,7 +261,7 @@ impl Remote {
         Ok(queue)
     }
 
-    // ---- news of devices ---------------------------------------------------------------------------------------------
+    // ---- news of devices ------------------------------------------------------------------------
 
     pub(super) fn hear_device(&mut self, at: usize) {
         let Some(verbs) = self.devices.verbs() else { return };
@@ -237,7 +285,8 @@ impl Remote {
         }
     }
 
-    /// News of a port concern every address of the device's: it was opened once for each, and only one is told.
+    /// News of a port concern every address of the device's: it was opened once for each, and only
+    /// one is told.
     fn port_is(&mut self, change: fn(&mut Device), at: usize) {
         let name = self.facts(at).map(|f| f.name);
         for i in 0..self.devices.list.len() {
@@ -257,7 +306,10 @@ impl Remote {
     pub(super) fn time_devices(&mut self) {
         let now = sys::now_ns();
         for i in 0..self.devices.list.len() {
-            let Some(down) = self.devices.list.get(i).map(|d| d.down_since).filter(|t| *t != 0) else { continue };
+            let Some(down) = self.devices.list.get(i).map(|d| d.down_since).filter(|t| *t != 0)
+            else {
+                continue;
+            };
             if now >= down + DOWN_NS {
                 self.end_pairs_on(i);
             } else {
@@ -277,7 +329,8 @@ impl Remote {
             // The queues stay on the list: a thread may be polling one. They are empty.
             d.queues.clear();
             if let Some(device) = d.device.take() {
-                // Its descriptor outlives it (librdmacm's, and what is in the queues), with news that nobody fetches any more.
+                // Its descriptor outlives it (librdmacm's, and what is in the queues), with news
+                // that nobody fetches any more.
                 unwatch(self.epoll, verbs.device_fd(&device));
                 let _ = verbs.close_device(device);
             }
@@ -295,7 +348,7 @@ fn device_up(d: &mut Device) {
     d.down_since = 0;
 }
 
-// ---- the threads that poll -----------------------------------------------------------------------------------------
+// ---- the threads that poll ----------------------------------------------------------------------
 
 /// Most I/O threads.
 const THREADS: usize = 64;
@@ -345,7 +398,9 @@ extern "C" fn run_io(index: *mut c_void) -> *mut c_void {
 pub(super) fn await_queues(epoll: c_int, timeout_ns: i64) -> bool {
     let mut events = [epoll_event { events: 0, u64: 0 }; QUEUES];
     // SAFETY: room for so many events; no mask.
-    let n = unsafe { sys::epoll_wait(epoll, events.as_mut_ptr(), QUEUES as c_int, timeout_ns, core::ptr::null()) };
+    let n = unsafe {
+        sys::epoll_wait(epoll, events.as_mut_ptr(), QUEUES as c_int, timeout_ns, core::ptr::null())
+    };
     if n < 0 && n != -(libc::EINTR as isize) {
         return false;
     }
@@ -354,7 +409,8 @@ pub(super) fn await_queues(epoll: c_int, timeout_ns: i64) -> bool {
         // SAFETY: what `serve` registered: a queue, which lives for ever.
         let Some(q) = (unsafe { (at as *const Queue).as_ref() }) else { continue };
         stats::count(Counter::RdmaIoWakeups);
-        // In this order: what is cleared belongs to an arming of before, and whoever found the queue armed is told by this look.
+        // In this order: what is cleared belongs to an arming of before, and whoever found the
+        // queue armed is told by this look.
         let _ = q.hub.clear();
         q.armed.store(false, SeqCst);
         q.drain();
@@ -362,11 +418,17 @@ pub(super) fn await_queues(epoll: c_int, timeout_ns: i64) -> bool {
     true
 }
 
-/// Polls and arms the queues of an I/O thread that nobody else polls. True: somebody polls one, or may.
+/// Polls and arms the queues of an I/O thread that nobody else polls. True: somebody polls one, or
+/// may.
 pub(super) fn visit(index: usize, visits: &mut [u64; QUEUES]) -> bool {
     let count = THREAD_COUNT.load(Relaxed).max(1) as usize;
     let mut others_poll = false;
-    for (q, seen) in wire::queues().zip(visits.iter_mut()).enumerate().filter(|(i, _)| i % count == index).map(|(_, x)| x) {
+    for (q, seen) in wire::queues()
+        .zip(visits.iter_mut())
+        .enumerate()
+        .filter(|(i, _)| i % count == index)
+        .map(|(_, x)| x)
+    {
         if q.armed.load(SeqCst) {
             q.flush();
             continue;

@@ -1,5 +1,6 @@
-//! TCP connections between libraries: greeted, written to, ended, resumed. A connecting process has one to each process that accepts at a
-//! place ([`super::places`] finds them), an accepting one has those that [`super::listeners`] takes. The acceptor speaks first.
+//! TCP connections between libraries: greeted, written to, ended, resumed. A connecting process has
+//! one to each process that accepts at a place ([`super::places`] finds them), an accepting one has
+//! those that [`super::listeners`] takes. The acceptor speaks first.
 
 use super::memory::Arenas;
 use super::net;
@@ -16,11 +17,14 @@ use netacc_proto::rendezvous::Role;
 
 /// A peer that has not answered, or not greeted, for so long is given up.
 const ANSWER_NS: u64 = 1_000_000_000;
-/// To resume a link that broke the connector tries after so long, then again, and at last every so long.
-const RETRY_NS: [u64; 6] = [1_000_000, 100_000_000, 500_000_000, 1_500_000_000, 3_000_000_000, 5_000_000_000];
+/// To resume a link that broke the connector tries after so long, then again, and at last every so
+/// long.
+const RETRY_NS: [u64; 6] =
+    [1_000_000, 100_000_000, 500_000_000, 1_500_000_000, 3_000_000_000, 5_000_000_000];
 /// One that has had connections is kept for so long, at both ends.
 const KEPT_NS: u64 = 3_000_000_000;
-/// Whether the carriers of its connections are over is looked at every so long. As long as one is not, it may be resumed.
+/// Whether the carriers of its connections are over is looked at every so long. As long as one is
+/// not, it may be resumed.
 const LOOK_NS: u64 = 1_000_000_000;
 /// Reads of one link in a row.
 const READS: usize = 4;
@@ -147,7 +151,8 @@ pub(super) struct Link {
     pub(super) stale: bool,
     pub(super) channel: Option<&'static Channel>,
     pub(super) conns: Vec<Conn>,
-    /// Acceptor: slots below that are not offered first, because the last of them was in use at the peer.
+    /// Acceptor: slots below that are not offered first, because the last of them was in use at the
+    /// peer.
     pub(super) refused: usize,
     pub(super) pairs: Vec<Pair>,
     pub(super) next_pair: u32,
@@ -170,7 +175,8 @@ impl Link {
 
     /// The channel's slots in use, or a thread still connecting a pair of it.
     pub(super) fn in_use(&self) -> bool {
-        self.conns.iter().any(|c| c.state != ConnState::Free) || self.pairs.iter().any(Pair::is_connecting)
+        self.conns.iter().any(|c| c.state != ConnState::Free)
+            || self.pairs.iter().any(Pair::is_connecting)
     }
 
     /// The peer can be talked to.
@@ -180,7 +186,10 @@ impl Link {
 
     /// Connections from `local` to `peer` are what it is for.
     pub(super) fn leads_to(&self, local: IpAddr, peer: SocketAddr) -> bool {
-        self.role == Role::Connector && self.local == local && self.peer == peer.ip() && self.port == peer.port()
+        self.role == Role::Connector
+            && self.local == local
+            && self.peer == peer.ip()
+            && self.port == peer.port()
     }
 
     pub(super) fn immediate(&self, ours: bool) -> bool {
@@ -190,7 +199,9 @@ impl Link {
 
 pub(super) fn tcp_socket(of: IpAddr) -> c_int {
     let domain = if of.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
-    let fd = numbers::make(|| sys::socket(domain, libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK, 0));
+    let fd = numbers::make(|| {
+        sys::socket(domain, libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK, 0)
+    });
     if fd >= 0 {
         note_own(fd);
     }
@@ -225,7 +236,17 @@ impl Remote {
     }
 
     #[allow(clippy::too_many_arguments, reason = "the state of one link")]
-    pub(super) fn new_link(&mut self, fd: c_int, role: Role, phase: Phase, local: IpAddr, peer: IpAddr, port: u16, k: u8, device: usize) -> Option<usize> {
+    pub(super) fn new_link(
+        &mut self,
+        fd: c_int,
+        role: Role,
+        phase: Phase,
+        local: IpAddr,
+        peer: IpAddr,
+        port: u16,
+        k: u8,
+        device: usize,
+    ) -> Option<usize> {
         if !self.links.iter().any(Option::is_none) {
             self.evict();
         }
@@ -280,9 +301,12 @@ impl Remote {
         Some(i)
     }
 
-    /// Makes room by ending the link that has been of no use for longest. Those that have not greeted go first: anybody can make them.
+    /// Makes room by ending the link that has been of no use for longest. Those that have not
+    /// greeted go first: anybody can make them.
     fn evict(&mut self) {
-        let idle = self.links.iter().enumerate().filter_map(|(i, l)| l.as_deref().filter(|l| !l.in_use()).map(|l| (i, l.is_up(), l.since)));
+        let idle = self.links.iter().enumerate().filter_map(|(i, l)| {
+            l.as_deref().filter(|l| !l.in_use()).map(|l| (i, l.is_up(), l.since))
+        });
         if let Some((i, ..)) = idle.min_by_key(|(_, up, since)| (*up, *since)) {
             self.end_link(i, Fault::Idle);
         }
@@ -300,18 +324,25 @@ impl Remote {
             };
             r.peer_pid.store(l.hello.map_or(0, |h| h.pid), Relaxed);
             r.set_peer(l.peer);
-            r.slots_used.store(l.conns.iter().filter(|c| c.state != ConnState::Free).count() as u32, Relaxed);
+            r.slots_used.store(
+                l.conns.iter().filter(|c| c.state != ConnState::Free).count() as u32,
+                Relaxed,
+            );
             r.slots_total.store(crate::channel::SLOTS as u32, Relaxed);
-            r.arena_bytes.store(l.arenas.as_ref().map_or(0, |a| a.pool.registered() as u64), Relaxed);
+            r.arena_bytes
+                .store(l.arenas.as_ref().map_or(0, |a| a.pool.registered() as u64), Relaxed);
             r.connections_total.store(l.connections, Relaxed);
             r.opened_unix_ns.store(l.opened_unix_ns, Relaxed);
-            r.pairs.store(l.pairs.iter().filter(|p| p.state == pairs::PairState::Ready).count() as u32, Relaxed);
+            r.pairs.store(
+                l.pairs.iter().filter(|p| p.state == pairs::PairState::Ready).count() as u32,
+                Relaxed,
+            );
             let state = if l.is_up() { ChannelState::Open } else { ChannelState::Draining };
             r.state.store(state as u32, Release);
         }
     }
 
-    // ---- one link --------------------------------------------------------------------------------------------------
+    // ---- one link -------------------------------------------------------------------------------
 
     pub(super) fn time_links(&mut self) {
         let now = sys::now_ns();
@@ -319,7 +350,11 @@ impl Remote {
             let Some(l) = self.link(i) else { continue };
             match l.phase {
                 Phase::Broken => self.time_broken(i, now),
-                Phase::Connecting | Phase::Greeting | Phase::Resuming if now >= l.since + ANSWER_NS => self.end_link(i, Fault::NotFound),
+                Phase::Connecting | Phase::Greeting | Phase::Resuming
+                    if now >= l.since + ANSWER_NS =>
+                {
+                    self.end_link(i, Fault::NotFound)
+                }
                 Phase::Connecting | Phase::Greeting | Phase::Resuming => {
                     let at = l.since + ANSWER_NS;
                     self.at(at);
@@ -357,7 +392,12 @@ impl Remote {
 
     /// Sends, or leaves it to be sent when there is room.
     pub(super) fn send(&mut self, i: usize, frame: Frame) {
-        let Some(l) = self.link_mut(i).filter(|l| matches!(l.phase, Phase::Greeting | Phase::Resuming | Phase::Up)) else { return };
+        let Some(l) = self
+            .link_mut(i)
+            .filter(|l| matches!(l.phase, Phase::Greeting | Phase::Resuming | Phase::Up))
+        else {
+            return;
+        };
         let mut bytes = [0u8; MAX_FRAME];
         let n = frame.encode(&mut bytes);
         if l.output.len() > OUTPUT_MAX || l.output.try_reserve(n).is_err() {
@@ -375,11 +415,23 @@ impl Remote {
     /// Writes what waits.
     pub(super) fn flush(&mut self, i: usize) {
         let epoll = self.epoll;
-        let Some(l) = self.link_mut(i).filter(|l| matches!(l.phase, Phase::Greeting | Phase::Resuming | Phase::Up)) else { return };
+        let Some(l) = self
+            .link_mut(i)
+            .filter(|l| matches!(l.phase, Phase::Greeting | Phase::Resuming | Phase::Up))
+        else {
+            return;
+        };
         while !l.output.is_empty() {
             let (first, _) = l.output.as_slices();
             // SAFETY: a live buffer.
-            let r = unsafe { sys::sendto(l.fd, first.as_ptr(), first.len(), libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
+            let r = unsafe {
+                sys::sendto(
+                    l.fd,
+                    first.as_ptr(),
+                    first.len(),
+                    libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
+                )
+            };
             if r > 0 {
                 l.output.drain(..r as usize);
             } else if r == -(libc::EAGAIN as isize) || r == -(libc::EINTR as isize) {
@@ -412,7 +464,12 @@ impl Remote {
     }
 
     pub(super) fn serve_link(&mut self, i: usize, serial: u32, events: u32) {
-        let Some(l) = self.link_mut(i).filter(|l| l.serial == serial && !matches!(l.phase, Phase::Gone | Phase::Broken)) else { return };
+        let Some(l) = self
+            .link_mut(i)
+            .filter(|l| l.serial == serial && !matches!(l.phase, Phase::Gone | Phase::Broken))
+        else {
+            return;
+        };
         if l.phase == Phase::Connecting {
             let mut error: c_int = 0;
             let asked = sys::getsockopt(l.fd, libc::SOL_SOCKET, libc::SO_ERROR, &mut error);
@@ -446,10 +503,23 @@ impl Remote {
     fn read(&mut self, i: usize) -> Result<(), Fault> {
         // Bounded: what is left is told again, after the others' turn.
         for _ in 0..READS {
-            let Some(l) = self.link_mut(i).filter(|l| !matches!(l.phase, Phase::Gone | Phase::Broken)) else { return Ok(()) };
+            let Some(l) =
+                self.link_mut(i).filter(|l| !matches!(l.phase, Phase::Gone | Phase::Broken))
+            else {
+                return Ok(());
+            };
             let mut part = [0u8; 16384];
             // SAFETY: a live buffer.
-            let r = unsafe { sys::recvfrom(l.fd, part.as_mut_ptr(), part.len(), libc::MSG_DONTWAIT, core::ptr::null_mut(), core::ptr::null_mut()) };
+            let r = unsafe {
+                sys::recvfrom(
+                    l.fd,
+                    part.as_mut_ptr(),
+                    part.len(),
+                    libc::MSG_DONTWAIT,
+                    core::ptr::null_mut(),
+                    core::ptr::null_mut(),
+                )
+            };
             let n = match r {
                 1.. => r as usize,
                 0 => return Err(Fault::Ended),
@@ -460,7 +530,11 @@ impl Remote {
             l.input.extend_from_slice(part.get(..n).unwrap_or(&[]));
             let mut at = 0;
             loop {
-                let Some(l) = self.link(i).filter(|l| !matches!(l.phase, Phase::Gone | Phase::Broken)) else { return Ok(()) };
+                let Some(l) =
+                    self.link(i).filter(|l| !matches!(l.phase, Phase::Gone | Phase::Broken))
+                else {
+                    return Ok(());
+                };
                 let rest = l.input.get(at..).unwrap_or(&[]);
                 let Some(len) = Frame::length(rest).map_err(|_| Fault::Malformed)? else { break };
                 let Some(bytes) = rest.get(..len) else { break };
@@ -497,7 +571,9 @@ impl Remote {
             Frame::Candidate(c) if acceptor => self.on_candidate(i, c),
             Frame::Withdraw { token } => self.on_withdraw(i, token),
             Frame::Accept { token, slot } if acceptor => self.on_accept(i, token, slot),
-            Frame::Refuse { token, slot, reason } if acceptor => self.on_refuse(i, token, slot, reason),
+            Frame::Refuse { token, slot, reason } if acceptor => {
+                self.on_refuse(i, token, slot, reason)
+            }
             Frame::Freed { slot } if acceptor => self.on_freed(i, slot),
             Frame::Pair(p) if !acceptor => self.on_pair(i, p),
             Frame::Offer(o) if !acceptor => self.on_offer(i, o),
@@ -525,10 +601,20 @@ impl Remote {
         let transport = self.facts(device).map(|f| devices::transport_code(f.transport));
         // Another process's port may lie where ours is looked for; and nobody talks to himself.
         let fits = hello.role != role && hello.port == port && transport == Some(hello.transport);
-        if !fits || hello.process == self.process || !(12..=26).contains(&hello.ring_log2) || !(1..=4096).contains(&hello.lanes) {
+        if !fits
+            || hello.process == self.process
+            || !(12..=26).contains(&hello.ring_log2)
+            || !(1..=4096).contains(&hello.lanes)
+        {
             return Err(Fault::NotFound);
         }
-        let known = |l: &Link| l.role == role && l.port == port && l.peer == peer && l.local == local && l.hello.is_some_and(|h| h.process == hello.process);
+        let known = |l: &Link| {
+            l.role == role
+                && l.port == port
+                && l.peer == peer
+                && l.local == local
+                && l.hello.is_some_and(|h| h.process == hello.process)
+        };
         if role == Role::Connector && self.link(i).is_some_and(|l| l.broken_at != 0) {
             // Another process has its port: the one that we knew is gone.
             if !self.link(i).is_some_and(known) {
@@ -541,8 +627,11 @@ impl Remote {
             return Ok(());
         }
         if role == Role::Acceptor && hello.resumes {
-            let earlier =
-                self.links.iter().position(|l| l.as_deref().is_some_and(|l| matches!(l.phase, Phase::Up | Phase::Broken) && known(l) && l.key == hello.key));
+            let earlier = self.links.iter().position(|l| {
+                l.as_deref().is_some_and(|l| {
+                    matches!(l.phase, Phase::Up | Phase::Broken) && known(l) && l.key == hello.key
+                })
+            });
             if let Some(earlier) = earlier {
                 return self.take_over(earlier, i);
             }
@@ -570,7 +659,10 @@ impl Remote {
     pub(super) fn end_link(&mut self, i: usize, why: Fault) {
         let Some(l) = self.link_mut(i).filter(|l| l.phase != Phase::Gone) else { return };
         let of_use = l.in_use() || !l.pairs.is_empty() || l.connections > 0;
-        if matches!(why, Fault::Ended | Fault::NotFound | Fault::Stuck) && (l.is_up() || l.broken_at != 0) && of_use {
+        if matches!(why, Fault::Ended | Fault::NotFound | Fault::Stuck)
+            && (l.is_up() || l.broken_at != 0)
+            && of_use
+        {
             return self.break_link(i);
         }
         let was_up = l.is_up() || l.broken_at != 0;
@@ -578,7 +670,9 @@ impl Remote {
         let (role, local, peer) = (l.role, l.local, SocketAddr::new(l.peer, l.port));
         if why == Fault::Malformed {
             stats::count(Counter::PeerCorrupt);
-            warn_log!("the library at {peer} broke the rules of the link: what was agreed with it is given up");
+            warn_log!(
+                "the library at {peer} broke the rules of the link: what was agreed with it is given up"
+            );
         } else if was_up {
             debug_log!("link to {peer} ended: {why:?}");
         }
@@ -593,7 +687,14 @@ impl Remote {
                 let mut bytes = [0u8; MAX_FRAME];
                 let n = Frame::Bye.encode(&mut bytes);
                 // SAFETY: a live buffer. Whether it can be sent does not matter any more.
-                let _ = unsafe { sys::sendto(fd, bytes.as_ptr(), n.min(bytes.len()), libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
+                let _ = unsafe {
+                    sys::sendto(
+                        fd,
+                        bytes.as_ptr(),
+                        n.min(bytes.len()),
+                        libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
+                    )
+                };
             }
             close_own(fd);
         }
@@ -611,7 +712,7 @@ impl Remote {
         }
     }
 
-    // ---- a link that breaks, and is resumed --------------------------------------------------------------------------
+    // ---- a link that breaks, and is resumed -----------------------------------------------------
 
     /// The TCP connection is gone, the peer perhaps not. Data goes on; what needs the link waits.
     fn break_link(&mut self, i: usize) {
@@ -624,7 +725,12 @@ impl Remote {
         if l.broken_at == 0 {
             (l.broken_at, l.retries) = (now, 0);
         }
-        let coming: Vec<u32> = l.pairs.iter().filter(|p| p.is_coming() || p.state == pairs::PairState::Ending).map(|p| p.number).collect();
+        let coming: Vec<u32> = l
+            .pairs
+            .iter()
+            .filter(|p| p.is_coming() || p.state == pairs::PairState::Ending)
+            .map(|p| p.number)
+            .collect();
         if fd >= 0 {
             close_own(fd);
         }
@@ -639,7 +745,8 @@ impl Remote {
     fn time_broken(&mut self, i: usize, now: u64) {
         self.forget_offers_to_nobody(i);
         let Some(l) = self.link(i) else { return };
-        // With connections it is kept for them; without, for the peer's sake: the last words of one may have been lost.
+        // With connections it is kept for them; without, for the peer's sake: the last words of one
+        // may have been lost.
         if !l.in_use() && (l.connections == 0 || now.saturating_sub(l.broken_at) > KEPT_NS) {
             return self.end_link(i, Fault::Over);
         }
@@ -662,8 +769,14 @@ impl Remote {
         let (raw, len) = sockaddr(SocketAddr::new(peer, places::link_port(port, k)));
         let ok = fd >= 0
             && bind(fd, SocketAddr::new(local, 0)) >= 0
-            && [0, -(libc::EINPROGRESS as isize)].contains(&sys::connect(fd, raw.get(..len).unwrap_or(&[])))
-            && watch(self.epoll, fd, (libc::EPOLLIN | libc::EPOLLOUT) as u32, EVENT_LINK | u64::from(serial) << 8 | i as u64);
+            && [0, -(libc::EINPROGRESS as isize)]
+                .contains(&sys::connect(fd, raw.get(..len).unwrap_or(&[])))
+            && watch(
+                self.epoll,
+                fd,
+                (libc::EPOLLIN | libc::EPOLLOUT) as u32,
+                EVENT_LINK | u64::from(serial) << 8 | i as u64,
+            );
         if !ok {
             if fd >= 0 {
                 close_own(fd);
@@ -683,7 +796,9 @@ impl Remote {
             // It has noticed before we did.
             self.break_link(earlier);
         }
-        let Some(fd) = self.link_mut(new).map(|l| core::mem::replace(&mut l.fd, -1)) else { return Ok(()) };
+        let Some(fd) = self.link_mut(new).map(|l| core::mem::replace(&mut l.fd, -1)) else {
+            return Ok(());
+        };
         if let Some(place) = self.links.get_mut(new) {
             *place = None;
         }
@@ -694,7 +809,12 @@ impl Remote {
         l.fd = fd;
         let (serial, key) = (l.serial, l.hello.map_or([0; 16], |h| h.key));
         l.phase = Phase::Resuming;
-        let _ = watch(self.epoll, fd, libc::EPOLLIN as u32, EVENT_LINK | u64::from(serial) << 8 | earlier as u64);
+        let _ = watch(
+            self.epoll,
+            fd,
+            libc::EPOLLIN as u32,
+            EVENT_LINK | u64::from(serial) << 8 | earlier as u64,
+        );
         self.send(earlier, Frame::Resume { known: true, key });
         self.resume(earlier);
         Ok(())
@@ -712,10 +832,17 @@ impl Remote {
         }
         for (slot, c) in l.conns.iter_mut().enumerate() {
             c.said = None;
-            let offer = netacc_proto::remote::Offer { token: c.token, slot: slot as u16, pair: c.pair, lane: c.lane };
+            let offer = netacc_proto::remote::Offer {
+                token: c.token,
+                slot: slot as u16,
+                pair: c.pair,
+                lane: c.lane,
+            };
             match (l.role, c.state) {
                 (Role::Acceptor, ConnState::Offered) => frames.push(Frame::Offer(offer)),
-                (Role::Connector, ConnState::Free) => frames.push(Frame::Freed { slot: slot as u16 }),
+                (Role::Connector, ConnState::Free) => {
+                    frames.push(Frame::Freed { slot: slot as u16 })
+                }
                 (_, ConnState::Live) => {
                     if let Some(c) = l.channel {
                         c.words_changed(slot);
@@ -739,13 +866,19 @@ impl Remote {
     /// The peer has named every pair that it has.
     fn on_synced(&mut self, i: usize) {
         let Some(l) = self.link(i) else { return };
-        let lost: Vec<u32> = l.pairs.iter().filter(|p| p.state == pairs::PairState::Ready && !p.peer_has_it()).map(|p| p.number).collect();
+        let lost: Vec<u32> = l
+            .pairs
+            .iter()
+            .filter(|p| p.state == pairs::PairState::Ready && !p.peer_has_it())
+            .map(|p| p.number)
+            .collect();
         for n in lost {
             self.lose_pair(i, n, Reason::RdmaLost, false);
         }
     }
 
-    /// Nothing new is made on a device that goes away; what was is closed when nobody uses it any more.
+    /// Nothing new is made on a device that goes away; what was is closed when nobody uses it any
+    /// more.
     pub(super) fn leave_device(&mut self, device: usize) {
         for i in 0..LINKS {
             if let Some(l) = self.link_mut(i).filter(|l| l.device == device) {

@@ -1,5 +1,6 @@
-//! Where this process takes links: for connections that are accepted at TCP port P, on the first free one of P + 20000, P + 20001, …
-//! (40000 less where that is above 65535), on the address at which they are accepted; and where the connection manager takes pairs.
+//! Where this process takes links: for connections that are accepted at TCP port P, on the first
+//! free one of P + 20000, P + 20001, … (40000 less where that is above 65535), on the address at
+//! which they are accepted; and where the connection manager takes pairs.
 
 use super::links::{Link, Phase, bind, tcp_socket};
 use super::places::{PORTS, TRIED, link_port};
@@ -25,7 +26,8 @@ pub(super) struct Listener {
 }
 
 impl Remote {
-    /// Connections are accepted at `local`: connectors of other hosts can find this process from here on.
+    /// Connections are accepted at `local`: connectors of other hosts can find this process from
+    /// here on.
     pub(super) fn on_accepting(&mut self, local: SocketAddr) {
         if self.listeners.iter().any(|l| l.local == local && l.fd >= 0) {
             return;
@@ -49,7 +51,8 @@ impl Remote {
         if fd < 0 {
             return Err(Reason::NoDescriptor);
         }
-        let (k, cm, cm_port) = self.listen_at(fd, local, device, at).inspect_err(|_| close_own(fd))?;
+        let (k, cm, cm_port) =
+            self.listen_at(fd, local, device, at).inspect_err(|_| close_own(fd))?;
         debug_log!("links for {local} on port {}, pairs on {cm_port}", link_port(local.port(), k));
         let new = Listener { local, fd, device, cm: Some(cm), cm_port };
         match self.listeners.get_mut(at) {
@@ -60,16 +63,30 @@ impl Remote {
     }
 
     /// Both listeners of a place: the number of the first one's port, the manager's, and its port.
-    fn listen_at(&mut self, fd: c_int, local: SocketAddr, device: usize, at: usize) -> Result<(u8, net::Listener, u16), Reason> {
+    fn listen_at(
+        &mut self,
+        fd: c_int,
+        local: SocketAddr,
+        device: usize,
+        at: usize,
+    ) -> Result<(u8, net::Listener, u16), Reason> {
         let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, &1i32);
         let reserved = Reserved::now();
         let free = |k: &u8| !reserved.has(link_port(local.port(), *k));
-        let k = (0..PORTS).filter(free).find(|k| bind(fd, SocketAddr::new(local.ip(), link_port(local.port(), *k))) >= 0 && sys::listen(fd, 128) >= 0);
+        let k = (0..PORTS).filter(free).find(|k| {
+            bind(fd, SocketAddr::new(local.ip(), link_port(local.port(), *k))) >= 0
+                && sys::listen(fd, 128) >= 0
+        });
         let Some(k) = k else {
-            warn_log!("no port for agreements over RDMA: {} to {} are taken", link_port(local.port(), 0), link_port(local.port(), PORTS - 1));
+            warn_log!(
+                "no port for agreements over RDMA: {} to {} are taken",
+                link_port(local.port(), 0),
+                link_port(local.port(), PORTS - 1)
+            );
             return Err(Reason::RdmaRefused);
         };
-        let (cm, cm_port) = self.listen_for_pairs(local, device, at, k).ok_or(Reason::RdmaRefused)?;
+        let (cm, cm_port) =
+            self.listen_for_pairs(local, device, at, k).ok_or(Reason::RdmaRefused)?;
         if !watch(self.epoll, fd, libc::EPOLLIN as u32, EVENT_LISTENER | at as u64) {
             if let Some(verbs) = self.devices.verbs() {
                 let _ = verbs.close_listener(cm);
@@ -106,7 +123,12 @@ impl Remote {
         let listens = crate::rendezvous::Listens::now();
         let mut gone = false;
         for l in self.listeners.iter_mut().filter(|l| l.fd >= 0 && !listens.on(l.local.port())) {
-            let used = |link: &Link| link.role == Role::Acceptor && link.local == l.local.ip() && link.port == l.local.port() && link.phase != Phase::Gone;
+            let used = |link: &Link| {
+                link.role == Role::Acceptor
+                    && link.local == l.local.ip()
+                    && link.port == l.local.port()
+                    && link.phase != Phase::Gone
+            };
             if self.links.iter().flatten().any(|link| used(link)) {
                 // Looked at again when the next one is closed.
                 continue;
@@ -123,18 +145,29 @@ impl Remote {
         }
     }
 
-    /// The manager's listener: at the next free one of the same ports where the transport shares TCP's, so that a firewall needs
-    /// to let four ports through; otherwise at any.
-    fn listen_for_pairs(&mut self, local: SocketAddr, device: usize, at: usize, k: u8) -> Option<(net::Listener, u16)> {
+    /// The manager's listener: at the next free one of the same ports where the transport shares
+    /// TCP's, so that a firewall needs to let four ports through; otherwise at any.
+    fn listen_for_pairs(
+        &mut self,
+        local: SocketAddr,
+        device: usize,
+        at: usize,
+        k: u8,
+    ) -> Option<(net::Listener, u16)> {
         let verbs = self.devices.verbs()?;
         let shares = self.facts(device)?.transport != Transport::Infiniband;
         let manager = self.devices.manager.as_ref()?;
         let token = devices::TOKEN_LISTENER | at as u64;
         let from = if shares { k + 1 } else { 0 };
         let reserved = Reserved::now();
-        let ports = (from..from.max(TRIED)).map(|k| link_port(local.port(), k)).filter(|p| !reserved.has(*p)).chain([0]);
+        let ports = (from..from.max(TRIED))
+            .map(|k| link_port(local.port(), k))
+            .filter(|p| !reserved.has(*p))
+            .chain([0]);
         for port in ports {
-            if let Ok(listener) = verbs.listen(manager, SocketAddr::new(local.ip(), port), 128, token) {
+            if let Ok(listener) =
+                verbs.listen(manager, SocketAddr::new(local.ip(), port), 128, token)
+            {
                 let port = verbs.port(&listener);
                 return Some((listener, port));
             }
@@ -146,7 +179,11 @@ impl Remote {
     pub(super) fn take_callers(&mut self, listener: usize) {
         for _ in 0..LINKS {
             self.mend_listener(listener);
-            let Some((at, device, local, cm_port)) = self.listeners.get(listener).map(|l| (l.fd, l.device, l.local, l.cm_port)) else { return };
+            let Some((at, device, local, cm_port)) =
+                self.listeners.get(listener).map(|l| (l.fd, l.device, l.local, l.cm_port))
+            else {
+                return;
+            };
             let fd = numbers::make(|| sys::accept4(at, libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC));
             if fd < 0 {
                 if ![libc::EAGAIN, libc::EINTR, libc::ECONNABORTED].contains(&-fd) {
@@ -159,7 +196,18 @@ impl Remote {
             let len = sys::socket_name(fd, true, &mut raw);
             let peer = address(&raw, len).map(|a| a.ip().to_canonical());
             note_own(fd);
-            let made = peer.and_then(|peer| self.new_link(fd, Role::Acceptor, Phase::Greeting, local.ip(), peer, local.port(), 0, device));
+            let made = peer.and_then(|peer| {
+                self.new_link(
+                    fd,
+                    Role::Acceptor,
+                    Phase::Greeting,
+                    local.ip(),
+                    peer,
+                    local.port(),
+                    0,
+                    device,
+                )
+            });
             match made {
                 Some(i) => {
                     if let Some(l) = self.link_mut(i) {
@@ -174,7 +222,11 @@ impl Remote {
 
     /// The device of a listener was gone, and may be there again.
     fn mend_listener(&mut self, at: usize) {
-        let Some(local) = self.listeners.get(at).filter(|l| l.cm.is_none() && l.fd >= 0).map(|l| l.local) else { return };
+        let Some(local) =
+            self.listeners.get(at).filter(|l| l.cm.is_none() && l.fd >= 0).map(|l| l.local)
+        else {
+            return;
+        };
         let Ok(device) = self.device_at(local.ip()) else { return };
         if let Some((cm, port)) = self.listen_for_pairs(local, device, at, 0)
             && let Some(l) = self.listeners.get_mut(at)
@@ -201,13 +253,20 @@ impl Remote {
     }
 }
 
-/// Ports that the operator keeps for others (net.ipv4.ip_local_reserved_ports): `8080,26379,30000-30010`.
+/// Ports that the operator keeps for others (net.ipv4.ip_local_reserved_ports):
+/// `8080,26379,30000-30010`.
 struct Reserved(Vec<core::ops::RangeInclusive<u16>>);
 
 impl Reserved {
     fn now() -> Reserved {
         let mut text = [0u8; 4096];
-        let fd = numbers::make(|| sys::open(b"/proc/sys/net/ipv4/ip_local_reserved_ports\0", libc::O_RDONLY | libc::O_CLOEXEC, 0));
+        let fd = numbers::make(|| {
+            sys::open(
+                b"/proc/sys/net/ipv4/ip_local_reserved_ports\0",
+                libc::O_RDONLY | libc::O_CLOEXEC,
+                0,
+            )
+        });
         if fd < 0 {
             return Reserved(Vec::new());
         }

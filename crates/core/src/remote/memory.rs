@@ -1,4 +1,5 @@
-//! The memory of rings: one domain for each link, and arenas that grow; from first need to the end of the link's last pair.
+//! The memory of rings: one domain for each link, and arenas that grow; from first need to the end
+//! of the link's last pair.
 
 use super::links::Link;
 use super::net::{self, Net};
@@ -10,17 +11,22 @@ use netacc_control::config::Config;
 use netacc_control::stats::Counter;
 use netacc_rdma::arena::{GrowError, Pool, Rings};
 
-/// A ring holds so many of the configured buffers (`NACC_SOR_MSG_SIZE`), rounded up to a power of two.
+/// A ring holds so many of the configured buffers (`NACC_SOR_MSG_SIZE`), rounded up to a power of
+/// two.
 const RING_BUFFERS: usize = 8;
 const RING_MAX: usize = 16 << 20;
-/// A process registers no more than this part of the host's memory, whatever its limits: it is locked, and peers ask for it.
+/// A process registers no more than this part of the host's memory, whatever its limits: it is
+/// locked, and peers ask for it.
 const MEMORY_SHARE: u64 = 2;
 /// Why memory cannot be had is logged no more often.
 const LOG_EVERY_NS: u64 = 60_000_000_000;
 
 /// Bytes of a ring.
 pub(super) fn ring_bytes(config: &Config) -> usize {
-    (config.buffer_bytes as usize).saturating_mul(RING_BUFFERS).clamp(netacc_rdma::arena::RING_BYTES_MIN, RING_MAX).next_power_of_two()
+    (config.buffer_bytes as usize)
+        .saturating_mul(RING_BUFFERS)
+        .clamp(netacc_rdma::arena::RING_BYTES_MIN, RING_MAX)
+        .next_power_of_two()
 }
 
 /// The rings of one peer, and the memory that they are cut from.
@@ -33,7 +39,9 @@ impl Remote {
     /// The memory of a device that is gone is given up as soon as nobody uses it.
     pub(super) fn renew_memory(&mut self, i: usize) {
         let verbs = self.devices.verbs();
-        if let Some(l) = self.link_mut(i).filter(|l| l.stale && !l.in_use() && l.pairs.iter().all(|p| p.link.is_none() && p.rings.is_empty())) {
+        if let Some(l) = self.link_mut(i).filter(|l| {
+            l.stale && !l.in_use() && l.pairs.iter().all(|p| p.link.is_none() && p.rings.is_empty())
+        }) {
             l.stale = false;
             close_memory(verbs, l.arenas.take(), l.domain.take());
         }
@@ -47,7 +55,12 @@ impl Remote {
         let verbs = self.devices.verbs().ok_or(Reason::RdmaCoreMissing)?;
         let l = self.link(i).ok_or(Reason::RdmaRefused)?;
         if l.domain.is_none() {
-            let device = self.devices.list.get(l.device).and_then(|d| d.device.as_ref()).ok_or(Reason::NoRdmaDevice)?;
+            let device = self
+                .devices
+                .list
+                .get(l.device)
+                .and_then(|d| d.device.as_ref())
+                .ok_or(Reason::NoRdmaDevice)?;
             let domain = verbs.open_domain(device).map_err(devices::reason_of)?;
             self.link_mut(i).ok_or(Reason::RdmaRefused)?.domain = Some(domain);
         }
@@ -59,13 +72,24 @@ impl Remote {
         let verbs = self.devices.verbs().ok_or(Reason::RdmaCoreMissing)?;
         self.ensure_domain(i)?;
         let config = lifecycle::config();
-        let registered: usize = self.links.iter().flatten().filter_map(|l| l.arenas.as_ref()).map(|a| a.pool.registered()).sum();
+        let registered: usize = self
+            .links
+            .iter()
+            .flatten()
+            .filter_map(|l| l.arenas.as_ref())
+            .map(|a| a.pool.registered())
+            .sum();
         let l = self.link_mut(i).ok_or(Reason::RdmaRefused)?;
         let theirs = l.hello.map_or(usize::MAX, |h| 1 << h.ring_log2);
         let ring = ring_bytes(config).min(theirs);
-        let arenas = l
-            .arenas
-            .get_or_insert_with(|| Arenas { pool: Pool::new(ring, config.arena_first_bytes as usize, config.arena_growth_max_bytes as usize), logged_at: 0 });
+        let arenas = l.arenas.get_or_insert_with(|| Arenas {
+            pool: Pool::new(
+                ring,
+                config.arena_first_bytes as usize,
+                config.arena_growth_max_bytes as usize,
+            ),
+            logged_at: 0,
+        });
         if let Some(rings) = arenas.pool.take() {
             return Ok(rings);
         }
@@ -74,7 +98,9 @@ impl Remote {
             let now = sys::now_ns();
             if arenas.logged_at == 0 || now.saturating_sub(arenas.logged_at) > LOG_EVERY_NS {
                 arenas.logged_at = now;
-                warn_log!("{registered} bytes are registered with RDMA devices: a process may lock half of the host's memory for them");
+                warn_log!(
+                    "{registered} bytes are registered with RDMA devices: a process may lock half of the host's memory for them"
+                );
             }
             return Err(Reason::NoMemory);
         }
@@ -126,7 +152,11 @@ impl Remote {
     }
 }
 
-pub(super) fn close_memory(verbs: Option<Net>, arenas: Option<Arenas>, domain: Option<net::Domain>) {
+pub(super) fn close_memory(
+    verbs: Option<Net>,
+    arenas: Option<Arenas>,
+    domain: Option<net::Domain>,
+) {
     let Some(verbs) = verbs else { return };
     if let Some(a) = arenas {
         // SAFETY: the pool hands back what was mapped for it, and is done with.

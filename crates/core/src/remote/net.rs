@@ -1,4 +1,5 @@
-//! The fabric that the path works with: verbs. In this crate's own tests it is the one in memory ([`super::tests`]).
+//! The fabric that the path works with: verbs. In this crate's own tests it is the one in memory
+//! ([`super::tests`]).
 
 use netacc_verbs::fabric::Fabric;
 

@@ -4,8 +4,8 @@
 //! A: Pair ─▶ C: resolve, create, connect ─▶ A: (nonce?) create, accept ─▶ both: Established, PairReady ─▶ ready
 //! ```
 //!
-//! A pair that is lost is closed at once; the rings of its connections stay as they are until these have gone back to their
-//! carriers, because what was not acknowledged is sent again from there.
+//! A pair that is lost is closed at once; the rings of its connections stay as they are until these
+//! have gone back to their carriers, because what was not acknowledged is sent again from there.
 
 use super::devices::{TOKEN_DEVICE, TOKEN_LISTENER, TOKEN_PAIR};
 use super::links::{Conn, ConnState, Fault, Link};
@@ -33,7 +33,8 @@ const PAUSE_MAX_NS: u64 = 60_000_000_000;
 const END_NS: u64 = 1_000_000_000;
 /// Pairs that are being connected at the same time, on one link.
 const AT_ONCE: usize = 16;
-/// A pair without connections counts as one too many only after so long: it may be meant for one that is being offered.
+/// A pair without connections counts as one too many only after so long: it may be meant for one
+/// that is being offered.
 const FRESH_NS: u64 = 1_000_000_000;
 /// For how long a silent peer is tried: the driver's choice of time-out, so often.
 const PATIENCE: Patience = Patience::DEFAULT;
@@ -49,7 +50,11 @@ pub(super) struct Kept {
 
 impl Kept {
     pub(super) fn new(config: &Config) -> Kept {
-        Kept { expire_ms: config.empty_channel_expire_ms, all: config.empty_channels_max as usize, of_peer: config.empty_channels_max_per_peer as usize }
+        Kept {
+            expire_ms: config.empty_channel_expire_ms,
+            all: config.empty_channels_max as usize,
+            of_peer: config.empty_channels_max_per_peer as usize,
+        }
     }
 }
 
@@ -225,12 +230,15 @@ impl Remote {
     /// The link and the number of a pair's token.
     fn pair_of(&self, token: u64) -> Option<(usize, u32)> {
         let serial = (token >> 32) as u32 & 0xff_ffff;
-        let i = self.links.iter().position(|l| l.as_ref().is_some_and(|l| l.serial & 0xff_ffff == serial))?;
+        let i = self
+            .links
+            .iter()
+            .position(|l| l.as_ref().is_some_and(|l| l.serial & 0xff_ffff == serial))?;
         let number = token as u32;
         self.link(i)?.pair(number).map(|_| (i, number))
     }
 
-    // ---- connecting --------------------------------------------------------------------------------------------------
+    // ---- connecting -----------------------------------------------------------------------------
 
     /// Acceptor: makes sure that pairs are on their way for the connections that wait.
     pub(super) fn want_pairs(&mut self, i: usize) {
@@ -241,8 +249,11 @@ impl Remote {
                 let at = l.pair_after;
                 return self.at(at);
             }
-            let coming: usize = l.pairs.iter().filter(|p| p.is_coming()).map(|p| usize::from(p.lanes)).sum();
-            if coming >= l.waiting.len() || l.pairs.iter().filter(|p| p.is_coming()).count() >= AT_ONCE {
+            let coming: usize =
+                l.pairs.iter().filter(|p| p.is_coming()).map(|p| usize::from(p.lanes)).sum();
+            if coming >= l.waiting.len()
+                || l.pairs.iter().filter(|p| p.is_coming()).count() >= AT_ONCE
+            {
                 return;
             }
             let local = SocketAddr::new(l.local, l.port);
@@ -253,7 +264,8 @@ impl Remote {
             sys::random(&mut nonce);
             let number = l.next_pair;
             l.next_pair = number.wrapping_add(1);
-            // (Where nobody listens, because the device is gone, none comes, and another one is tried later.)
+            // (Where nobody listens, because the device is gone, none comes, and another one is
+            // tried later.)
             l.cm_port = port.unwrap_or(l.cm_port);
             let port = l.cm_port;
             l.pairs.push(Pair::new(number, PairState::Requested, nonce, lanes));
@@ -265,18 +277,23 @@ impl Remote {
     /// Connector: the peer asks for a pair.
     pub(super) fn on_pair(&mut self, i: usize, asked: proto::Pair) -> Result<(), Fault> {
         let Some(l) = self.link_mut(i) else { return Ok(()) };
-        if l.pair(asked.pair).is_some() || asked.lanes == 0 || usize::from(asked.lanes) > netacc_rdma::SLOTS_MAX {
+        if l.pair(asked.pair).is_some()
+            || asked.lanes == 0
+            || usize::from(asked.lanes) > netacc_rdma::SLOTS_MAX
+        {
             return Err(Fault::Malformed);
         }
         // More than its connections can need are not made, whatever the peer wants.
         let most = crate::channel::SLOTS / usize::from(asked.lanes) + AT_ONCE;
-        let full = l.pairs.len() >= most || l.pairs.iter().filter(|p| p.is_coming() || p.connecting).count() >= AT_ONCE;
+        let full = l.pairs.len() >= most
+            || l.pairs.iter().filter(|p| p.is_coming() || p.connecting).count() >= AT_ONCE;
         if full {
             self.send(i, Frame::PairEnd { pair: asked.pair });
             return Ok(());
         }
         l.pairs.push(Pair::new(asked.pair, PairState::Resolving, asked.nonce, asked.lanes));
-        let (local, to, token) = (l.local, SocketAddr::new(l.peer, asked.port), l.token(asked.pair));
+        let (local, to, token) =
+            (l.local, SocketAddr::new(l.peer, asked.port), l.token(asked.pair));
         self.at(sys::now_ns() + CONNECT_NS);
         let pair = match (self.devices.verbs(), self.devices.manager.as_ref()) {
             (Some(verbs), Some(manager)) => verbs.resolve(manager, local, to, 2000, token).ok(),
@@ -292,7 +309,10 @@ impl Remote {
     /// Gives a pair its queues, receives and engine, before it is connected or accepted.
     fn make(&mut self, i: usize, number: u32) -> Result<(), Reason> {
         let verbs = self.devices.verbs().ok_or(Reason::RdmaCoreMissing)?;
-        let (device, lanes) = self.link(i).and_then(|l| l.pair(number).map(|p| (l.device, p.lanes))).ok_or(Reason::RdmaRefused)?;
+        let (device, lanes) = self
+            .link(i)
+            .and_then(|l| l.pair(number).map(|p| (l.device, p.lanes)))
+            .ok_or(Reason::RdmaRefused)?;
         self.ensure_domain(i)?;
         let facts = self.facts(device).ok_or(Reason::NoRdmaDevice)?;
         let channel = self.ensure_channel(i).ok_or(Reason::NoMemory)?;
@@ -321,7 +341,11 @@ impl Remote {
         let made = (|| {
             let p = l.pair_mut(number).ok_or(Reason::RdmaRefused)?;
             let pair = p.pair.as_mut().ok_or(Reason::RdmaRefused)?;
-            let capacity = Capacity { sends: settings.sends, receives: settings.receives, inline_bytes: settings.inline_bytes };
+            let capacity = Capacity {
+                sends: settings.sends,
+                receives: settings.receives,
+                inline_bytes: settings.inline_bytes,
+            };
             verbs.create(pair, &domain, queue.hub.queue(), capacity).map_err(devices::reason_of)?;
             stats::count(Counter::RdmaPairsCreated);
             let bytes = settings.receives as usize * 64;
@@ -334,11 +358,15 @@ impl Remote {
                 released: (0..words.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
                 told: [const { AtomicU64::new(0) }; 4],
             };
-            // SAFETY: mapped just now, for this alone; unmapped when `dismantle` has handed it back.
-            let link = match unsafe { wire::Link::new(Arc::new(verbs), tag, *settings, &domain, pair, memory) } {
+            // SAFETY: mapped just now, for this alone; unmapped when `dismantle` has handed it
+            // back.
+            let link = match unsafe {
+                wire::Link::new(Arc::new(verbs), tag, *settings, &domain, pair, memory)
+            } {
                 Ok(link) => link,
                 Err(e) => {
-                    // SAFETY: the link was not made, so nobody uses it; should the region still be open it is closed with the pair.
+                    // SAFETY: the link was not made, so nobody uses it; should the region still be
+                    // open it is closed with the pair.
                     unsafe { sys::unmap(memory.as_ptr(), bytes) };
                     return Err(devices::reason_of(e));
                 }
@@ -351,7 +379,8 @@ impl Remote {
             p.receives = Some((memory, bytes));
             p.seat = Some((queue, tag));
             p.link = Some(Arc::clone(&link));
-            until_free(|| queue.hub.add(lifecycle::tid(), Arc::clone(&link))).map_err(|_| Reason::RdmaRefused)
+            until_free(|| queue.hub.add(lifecycle::tid(), Arc::clone(&link)))
+                .map_err(|_| Reason::RdmaRefused)
         })();
         l.domain = Some(domain);
         made
@@ -359,7 +388,10 @@ impl Remote {
 
     fn connect(&mut self, i: usize, number: u32) {
         let Some(verbs) = self.devices.verbs() else { return };
-        let blocks = self.link(i).and_then(|l| self.facts(l.device)).is_some_and(|f| f.transport != Transport::Infiniband);
+        let blocks = self
+            .link(i)
+            .and_then(|l| self.facts(l.device))
+            .is_some_and(|f| f.transport != Transport::Infiniband);
         let process = self.process;
         let Some(l) = self.link_mut(i) else { return };
         let token = l.token(number);
@@ -369,7 +401,8 @@ impl Remote {
         let Some(mut pair) = p.pair.take() else { return };
         let result = if blocks {
             p.connecting = true;
-            let job = Box::into_raw(Box::new(Connected { verbs, pair, private, token, result: Ok(()) }));
+            let job =
+                Box::into_raw(Box::new(Connected { verbs, pair, private, token, result: Ok(()) }));
             if service::spawn(run_connect, job.cast()) {
                 return;
             }
@@ -393,7 +426,8 @@ impl Remote {
         loop {
             let Some(job) = CONNECTED.lock().pop() else { return };
             let found = self.pair_of(job.token);
-            let place = found.and_then(|(i, n)| self.link_mut(i)?.pair_mut(n)).filter(|p| p.connecting);
+            let place =
+                found.and_then(|(i, n)| self.link_mut(i)?.pair_mut(n)).filter(|p| p.connecting);
             let Some(p) = place else {
                 let _ = job.verbs.close_pair(job.pair);
                 continue;
@@ -426,7 +460,11 @@ impl Remote {
     pub(super) fn hear_manager(&mut self) {
         // Bounded: what is left is told again.
         for _ in 0..256 {
-            let (Some(verbs), Some(manager)) = (self.devices.verbs(), self.devices.manager.as_ref()) else { return };
+            let (Some(verbs), Some(manager)) =
+                (self.devices.verbs(), self.devices.manager.as_ref())
+            else {
+                return;
+            };
             match verbs.next_event(manager) {
                 Ok(Some(event)) => self.on_event(verbs, event),
                 Ok(None) => return,
@@ -479,20 +517,24 @@ impl Remote {
                             self.lose_device(device);
                         }
                     }
-                    News::Refused { .. } | News::Unreachable { .. } => self.lose_pair(i, number, Reason::RdmaRefused, true),
+                    News::Refused { .. } | News::Unreachable { .. } => {
+                        self.lose_pair(i, number, Reason::RdmaRefused, true)
+                    }
                 }
             }
         }
     }
 
-    /// Acceptor: somebody connects a pair. It is the one that was asked for only if it knows the nonce, which went over its link.
+    /// Acceptor: somebody connects a pair. It is the one that was asked for only if it knows the
+    /// nonce, which went over its link.
     fn on_request(&mut self, verbs: Net, mut pair: net::Pair, private: &[u8]) {
         let known = read_private(private).and_then(|(number, nonce, process)| {
             let of = |l: &Link| {
                 l.role == Role::Acceptor
                     && l.is_up()
                     && l.hello.is_some_and(|h| h.process == process)
-                    && l.pair(number).is_some_and(|p| p.state == PairState::Requested && p.nonce == nonce)
+                    && l.pair(number)
+                        .is_some_and(|p| p.state == PairState::Requested && p.nonce == nonce)
             };
             let i = self.links.iter().position(|l| l.as_deref().is_some_and(of))?;
             let l = self.link(i)?;
@@ -511,7 +553,11 @@ impl Remote {
         }
         let answer = private_data(number, [0; 16], self.process);
         let made = self.make(i, number).and_then(|()| {
-            let p = self.link_mut(i).and_then(|l| l.pair_mut(number)).and_then(|p| p.pair.as_mut()).ok_or(Reason::RdmaRefused)?;
+            let p = self
+                .link_mut(i)
+                .and_then(|l| l.pair_mut(number))
+                .and_then(|p| p.pair.as_mut())
+                .ok_or(Reason::RdmaRefused)?;
             verbs.accept(p, &answer, PATIENCE).map_err(devices::reason_of)
         });
         if let Err(why) = made {
@@ -520,10 +566,17 @@ impl Remote {
     }
 
     fn on_established(&mut self, i: usize, number: u32) {
-        let Some(p) = self.link_mut(i).and_then(|l| l.pair_mut(number)).filter(|p| p.state == PairState::Connecting) else { return };
+        let Some(p) = self
+            .link_mut(i)
+            .and_then(|l| l.pair_mut(number))
+            .filter(|p| p.state == PairState::Connecting)
+        else {
+            return;
+        };
         p.state = PairState::Established;
         if p.connecting {
-            // The thread that connects it has not come back: nobody can use it before. `take_connected` goes on.
+            // The thread that connects it has not come back: nobody can use it before.
+            // `take_connected` goes on.
             return;
         }
         let go = p.peer_ready;
@@ -548,7 +601,10 @@ impl Remote {
         let connector = l.role == Role::Connector;
         (l.pair_after, l.pair_pause) = (0, 0);
         let Some(p) = l.pair_mut(number) else { return };
-        let (Some(link), Some(pair), Some((queue, _))) = (p.link.as_ref(), p.pair.take(), p.seat) else { return };
+        let (Some(link), Some(pair), Some((queue, _))) = (p.link.as_ref(), p.pair.take(), p.seat)
+        else {
+            return;
+        };
         p.state = PairState::Ready;
         p.idle_since = sys::now_ns();
         let started = link.start(pair, connector);
@@ -569,14 +625,18 @@ impl Remote {
 
     pub(super) fn on_pair_end(&mut self, i: usize, number: u32) {
         // An empty one ends in order, which the peer waits to hear.
-        let in_order = self.link(i).and_then(|l| l.pair(number)).is_some_and(|p| p.state == PairState::Ready && p.is_empty());
+        let in_order = self
+            .link(i)
+            .and_then(|l| l.pair(number))
+            .is_some_and(|p| p.state == PairState::Ready && p.is_empty());
         let why = if in_order { Reason::None } else { Reason::RdmaLost };
         self.lose_pair(i, number, why, in_order);
     }
 
-    // ---- the end -----------------------------------------------------------------------------------------------------
+    // ---- the end --------------------------------------------------------------------------------
 
-    /// A pair that no connection is on is closed when the peer has said that it knows, so that no end takes it for a failure.
+    /// A pair that no connection is on is closed when the peer has said that it knows, so that no
+    /// end takes it for a failure.
     fn end_pair(&mut self, i: usize, number: u32) {
         let at = sys::now_ns() + END_NS;
         let Some(l) = self.link_mut(i) else { return };
@@ -591,13 +651,15 @@ impl Remote {
         self.at(at);
     }
 
-    /// A pair is lost, or will not come to be, or has come to its end. `tell`: the peer does not know.
+    /// A pair is lost, or will not come to be, or has come to its end. `tell`: the peer does not
+    /// know.
     pub(super) fn lose_pair(&mut self, i: usize, number: u32, why: Reason, tell: bool) {
         let now = sys::now_ns();
         let Some(l) = self.link_mut(i) else { return };
         let Some(p) = l.pair_mut(number).filter(|p| p.state != PairState::Lost) else { return };
         let (was, connecting, seat) = (p.state, p.connecting, p.seat);
-        let (why, tell) = if was == PairState::Ending { (Reason::None, false) } else { (why, tell) };
+        let (why, tell) =
+            if was == PairState::Ending { (Reason::None, false) } else { (why, tell) };
         if let (PairState::Ready | PairState::Ending, Some((queue, _))) = (was, seat) {
             // What has come counts.
             queue.drain();
@@ -637,7 +699,12 @@ impl Remote {
         let me = lifecycle::tid();
         let Some(verbs) = self.devices.verbs() else { return };
         let Some(l) = self.link_mut(i) else { return };
-        for (slot, c) in l.conns.iter().enumerate().filter(|(_, c)| c.pair == number && c.state != ConnState::Free) {
+        for (slot, c) in l
+            .conns
+            .iter()
+            .enumerate()
+            .filter(|(_, c)| c.pair == number && c.state != ConnState::Free)
+        {
             unlink(l.channel, slot, c.socket);
         }
         let Some(p) = l.pair_mut(number) else { return };
@@ -666,7 +733,8 @@ impl Remote {
                 context.flush(&whole);
             }
             let parts = whole.dismantle(p.pair.take());
-            // A device may still write where something could not be closed: that memory serves nobody any more.
+            // A device may still write where something could not be closed: that memory serves
+            // nobody any more.
             if parts.error.is_none() {
                 p.rings = parts.rings;
             } else {
@@ -678,8 +746,11 @@ impl Remote {
             }
             let _ = until_free(|| queue.hub.release(me, tag));
             if !p.context.is_null() {
-                // SAFETY: made by `make_on`; the hub has let go of the link, so nobody looks at it any more.
-                drop(unsafe { Box::from_raw(core::mem::replace(&mut p.context, core::ptr::null_mut())) });
+                // SAFETY: made by `make_on`; the hub has let go of the link, so nobody looks at it
+                // any more.
+                drop(unsafe {
+                    Box::from_raw(core::mem::replace(&mut p.context, core::ptr::null_mut()))
+                });
             }
         }
         self.forget_lost(i);
@@ -691,7 +762,10 @@ impl Remote {
         let mut at = 0;
         while let Some(p) = l.pairs.get(at) {
             let number = p.number;
-            let named = l.conns.iter().any(|c| c.pair == number && !matches!(c.state, ConnState::Free | ConnState::Done));
+            let named = l
+                .conns
+                .iter()
+                .any(|c| c.pair == number && !matches!(c.state, ConnState::Free | ConnState::Done));
             if p.state != PairState::Lost || p.connecting || p.link.is_some() || named {
                 at += 1;
                 continue;
@@ -705,7 +779,9 @@ impl Remote {
 
     pub(super) fn end_all_pairs(&mut self, i: usize) {
         loop {
-            let next = self.link(i).and_then(|l| l.pairs.iter().find(|p| p.state != PairState::Lost).map(|p| p.number));
+            let next = self.link(i).and_then(|l| {
+                l.pairs.iter().find(|p| p.state != PairState::Lost).map(|p| p.number)
+            });
             let Some(number) = next else { return };
             self.lose_pair(i, number, Reason::RdmaLost, false);
         }
@@ -714,7 +790,12 @@ impl Remote {
     pub(super) fn end_pairs_on(&mut self, device: usize) {
         for i in 0..LINKS {
             let numbers: Vec<u32> = match self.link(i).filter(|l| l.device == device) {
-                Some(l) => l.pairs.iter().filter(|p| p.state != PairState::Lost).map(|p| p.number).collect(),
+                Some(l) => l
+                    .pairs
+                    .iter()
+                    .filter(|p| p.state != PairState::Lost)
+                    .map(|p| p.number)
+                    .collect(),
                 None => continue,
             };
             for n in numbers {
@@ -741,7 +822,8 @@ impl Remote {
             for p in l.pairs.iter().filter(|p| p.state != PairState::Lost) {
                 // SAFETY: set by `make_on`, and alive until the pair is dismantled, by this thread.
                 let Some(context) = (unsafe { p.context.as_ref() }) else { continue };
-                if context.lost.load(Acquire) || p.link.as_ref().is_some_and(|l| l.lost().is_some()) {
+                if context.lost.load(Acquire) || p.link.as_ref().is_some_and(|l| l.lost().is_some())
+                {
                     lost.push(p.number);
                     continue;
                 }
@@ -772,7 +854,10 @@ impl Remote {
         if let (Some(rings), Some(a)) = (taken.rings, l.arenas.as_mut()) {
             a.pool.give_back(rings);
         }
-        let slot = l.conns.iter().position(|c| c.state == ConnState::Left && c.pair == number && c.lane == lane);
+        let slot = l
+            .conns
+            .iter()
+            .position(|c| c.state == ConnState::Left && c.pair == number && c.lane == lane);
         if let Some(slot) = slot {
             self.conn_is_done(i, slot);
         }
@@ -813,14 +898,17 @@ impl Remote {
         }
     }
 
-    // ---- empty pairs -------------------------------------------------------------------------------------------------
+    // ---- empty pairs ----------------------------------------------------------------------------
 
     pub(super) fn time_pairs(&mut self) {
         let now = sys::now_ns();
         for i in 0..LINKS {
             let Some(l) = self.link(i) else { continue };
-            let late = |state: fn(&Pair) -> bool| l.pairs.iter().filter(|p| state(p) && now >= p.deadline).map(|p| p.number).collect();
-            let (late, ended): (Vec<u32>, Vec<u32>) = (late(Pair::is_coming), late(|p| p.state == PairState::Ending));
+            let late = |state: fn(&Pair) -> bool| {
+                l.pairs.iter().filter(|p| state(p) && now >= p.deadline).map(|p| p.number).collect()
+            };
+            let (late, ended): (Vec<u32>, Vec<u32>) =
+                (late(Pair::is_coming), late(|p| p.state == PairState::Ending));
             for n in late {
                 debug_log!("pair {n} does not come to be");
                 self.lose_pair(i, n, Reason::RdmaRefused, true);
@@ -829,7 +917,8 @@ impl Remote {
                 self.lose_pair(i, n, Reason::None, false);
             }
             let waits = |p: &&Pair| p.is_coming() || p.state == PairState::Ending;
-            let next = self.link(i).and_then(|l| l.pairs.iter().filter(waits).map(|p| p.deadline).min());
+            let next =
+                self.link(i).and_then(|l| l.pairs.iter().filter(waits).map(|p| p.deadline).min());
             if let Some(at) = next {
                 self.at(at);
             }
@@ -848,19 +937,41 @@ impl Remote {
         let counts_at = |p: &Pair| p.idle_since.saturating_add(FRESH_NS);
         loop {
             let Some(l) = self.link(i) else { return };
-            let Some(oldest) = l.pairs.iter().filter(is_empty).min_by_key(|p| (p.idle_since, p.number)) else { break };
-            // It is one too many if as many as may be kept, on whatever link, have been empty for less long.
+            let Some(oldest) =
+                l.pairs.iter().filter(is_empty).min_by_key(|p| (p.idle_since, p.number))
+            else {
+                break;
+            };
+            // It is one too many if as many as may be kept, on whatever link, have been empty for
+            // less long.
             let age = |l: &Link, p: &Pair| (p.idle_since, l.serial, p.number);
-            let newer = |o: &Link| o.pairs.iter().filter(is_empty).filter(|p| now >= counts_at(p) && age(o, p) > age(l, oldest)).count();
+            let newer = |o: &Link| {
+                o.pairs
+                    .iter()
+                    .filter(is_empty)
+                    .filter(|p| now >= counts_at(p) && age(o, p) > age(l, oldest))
+                    .count()
+            };
             let all: usize = self.links.iter().flatten().map(|o| newer(o)).sum();
-            let of_peer: usize = self.links.iter().flatten().filter(|o| o.peer == l.peer).map(|o| newer(o)).sum();
+            let of_peer: usize =
+                self.links.iter().flatten().filter(|o| o.peer == l.peer).map(|o| newer(o)).sum();
             let too_many = now >= counts_at(oldest) && (all >= kept.all || of_peer >= kept.of_peer);
             let number = oldest.number;
-            let expired = kept.expire_ms.map(|ms| oldest.idle_since.saturating_add(u64::from(ms) * 1_000_000));
+            let expired = kept
+                .expire_ms
+                .map(|ms| oldest.idle_since.saturating_add(u64::from(ms) * 1_000_000));
             // One that has never had a connection is on its way to its first.
-            let expired = expired.map(|at| if oldest.was_used { at } else { at.max(counts_at(oldest)) });
+            let expired =
+                expired.map(|at| if oldest.was_used { at } else { at.max(counts_at(oldest)) });
             if !too_many && expired.is_none_or(|at| now < at) {
-                let next = l.pairs.iter().filter(is_empty).map(counts_at).filter(|at| now < *at).chain(expired).min();
+                let next = l
+                    .pairs
+                    .iter()
+                    .filter(is_empty)
+                    .map(counts_at)
+                    .filter(|at| now < *at)
+                    .chain(expired)
+                    .min();
                 if let Some(at) = next {
                     self.at(at);
                 }
@@ -879,7 +990,11 @@ impl Remote {
 }
 
 /// Takes the pair away from a connection: no data call uses it any more.
-pub(super) fn unlink(channel: Option<&'static Channel>, slot: usize, socket: Option<&'static Socket>) {
+pub(super) fn unlink(
+    channel: Option<&'static Channel>,
+    slot: usize,
+    socket: Option<&'static Socket>,
+) {
     let Some(wire) = channel.and_then(Channel::wire) else { return };
     // Data calls use the pair under one of these.
     let _tx = socket.and_then(|s| crate::lock::lock_end(&s.tx_lock));

@@ -1,5 +1,5 @@
-//! Where connections of this process go, and which processes take links there: four ports are tried at once, nonblocking, and four more
-//! where all before them take connections, up to 32.
+//! Where connections of this process go, and which processes take links there: four ports are tried
+//! at once, nonblocking, and four more where all before them take connections, up to 32.
 
 use super::links::{Phase, bind, tcp_socket};
 use super::*;
@@ -20,18 +20,21 @@ const SECOND_NS: u64 = 1_000_000_000;
 /// …and when others connect after so long, doubled each time.
 const NOBODY_NS: u64 = 10_000_000_000;
 const NOBODY_MAX_NS: u64 = 300_000_000_000;
-/// As long as connections to a place wait for an answer, its other ports are tried: after so long, then more and more rarely, up to that.
+/// As long as connections to a place wait for an answer, its other ports are tried: after so long,
+/// then more and more rarely, up to that.
 const MORE_NS: u64 = 100_000_000;
 const MORE_MAX_NS: u64 = 60_000_000_000;
-/// While the device's port is down nothing is tried; whether it still is is looked at every so long.
+/// While the device's port is down nothing is tried; whether it still is is looked at every so
+/// long.
 const PORT_NS: u64 = 1_000_000_000;
-/// Ports that are tried at the same time; other places wait, so that they do not push each other, or links that are up, out of the table.
+/// Ports that are tried at the same time; other places wait, so that they do not push each other,
+/// or links that are up, out of the table.
 const TRYING: usize = LINKS / 2;
 /// Places that are remembered.
 const PLACES: usize = 1024;
 
-/// Where programs listen that run beside one whose port is 20000 below, and may start after it: Redis Sentinel (6379), RabbitMQ's nodes
-/// (5672), Kafka (9092), MongoDB (7017 to 7019).
+/// Where programs listen that run beside one whose port is 20000 below, and may start after it:
+/// Redis Sentinel (6379), RabbitMQ's nodes (5672), Kafka (9092), MongoDB (7017 to 7019).
 const NEIGHBOURS: [u16; 6] = [26379, 25672, 29092, 27017, 27018, 27019];
 
 /// The `k`th port of the links for connections to `port`.
@@ -50,7 +53,8 @@ pub(super) struct Place {
     next: u64,
     /// How often nobody was found in a row.
     tries: usize,
-    /// After a pause it is tried twice: a server may have its library's port a moment after it has accepted.
+    /// After a pause it is tried twice: a server may have its library's port a moment after it has
+    /// accepted.
     second: bool,
     /// When it was tried last.
     tried: u64,
@@ -86,8 +90,8 @@ impl Place {
 }
 
 impl Remote {
-    /// A connection of ours goes to `peer`: links to all who accept there are made, if there are none.
-    /// `Err`: nobody is there.
+    /// A connection of ours goes to `peer`: links to all who accept there are made, if there are
+    /// none. `Err`: nobody is there.
     pub(super) fn seek(&mut self, local: IpAddr, peer: SocketAddr) -> Result<(), Reason> {
         let now = sys::now_ns();
         let found = self.links.iter().flatten().any(|l| l.leads_to(local, peer) && l.is_up());
@@ -96,10 +100,21 @@ impl Remote {
             Some(at) => at,
             None => {
                 if self.places.len() >= PLACES {
-                    // One that is not being tried, if there is one; who waits for another one goes on without.
-                    let oldest = self.places.iter().enumerate().min_by_key(|(_, p)| (p.next != 0, p.tried)).map_or(0, |(i, _)| i);
+                    // One that is not being tried, if there is one; who waits for another one goes
+                    // on without.
+                    let oldest = self
+                        .places
+                        .iter()
+                        .enumerate()
+                        .min_by_key(|(_, p)| (p.next != 0, p.tried))
+                        .map_or(0, |(i, _)| i);
                     let p = self.places.swap_remove(oldest);
-                    if !self.links.iter().flatten().any(|l| l.leads_to(p.local, p.peer) && l.is_up()) {
+                    if !self
+                        .links
+                        .iter()
+                        .flatten()
+                        .any(|l| l.leads_to(p.local, p.peer) && l.is_up())
+                    {
                         self.give_up_on(p.local, p.peer, p.why());
                     }
                 }
@@ -145,7 +160,11 @@ impl Remote {
         let mut at = self.connected.oldest();
         while let Some(key) = at {
             at = self.connected.after(key);
-            if self.connected.get(key).is_some_and(|(t, m)| t.local().ip() == local && t.peer() == peer && m.is_current()) {
+            if self
+                .connected
+                .get(key)
+                .is_some_and(|(t, m)| t.local().ip() == local && t.peer() == peer && m.is_current())
+            {
                 return true;
             }
         }
@@ -194,12 +213,24 @@ impl Remote {
             return self.try_later(at, now + PORT_NS);
         }
         let device = self.device_at(local)?;
-        let trying = self.links.iter().flatten().filter(|l| l.role == Role::Connector && matches!(l.phase, Phase::Connecting | Phase::Greeting)).count();
+        let trying = self
+            .links
+            .iter()
+            .flatten()
+            .filter(|l| {
+                l.role == Role::Connector && matches!(l.phase, Phase::Connecting | Phase::Greeting)
+            })
+            .count();
         if trying + usize::from(ports) > TRYING {
             return self.try_later(at, now + MORE_NS);
         }
         for k in 0..ports {
-            if self.links.iter().flatten().any(|l| l.leads_to(local, peer) && l.k == k && l.phase != Phase::Gone) {
+            if self
+                .links
+                .iter()
+                .flatten()
+                .any(|l| l.leads_to(local, peer) && l.k == k && l.phase != Phase::Gone)
+            {
                 continue;
             }
             let fd = tcp_socket(local);
@@ -208,8 +239,20 @@ impl Remote {
             }
             let (raw, len) = sockaddr(SocketAddr::new(peer.ip(), link_port(peer.port(), k)));
             let ok = bind(fd, SocketAddr::new(local, 0)) >= 0
-                && [0, -(libc::EINPROGRESS as isize)].contains(&sys::connect(fd, raw.get(..len).unwrap_or(&[])))
-                && self.new_link(fd, Role::Connector, Phase::Connecting, local, peer.ip(), peer.port(), k, device).is_some();
+                && [0, -(libc::EINPROGRESS as isize)]
+                    .contains(&sys::connect(fd, raw.get(..len).unwrap_or(&[])))
+                && self
+                    .new_link(
+                        fd,
+                        Role::Connector,
+                        Phase::Connecting,
+                        local,
+                        peer.ip(),
+                        peer.port(),
+                        k,
+                        device,
+                    )
+                    .is_some();
             if !ok {
                 close_own(fd);
             }
@@ -218,13 +261,16 @@ impl Remote {
         Ok(())
     }
 
-    /// An attempt has ended: if it was the last one, and nobody was found, it is tried again, or given up.
+    /// An attempt has ended: if it was the last one, and nobody was found, it is tried again, or
+    /// given up.
     fn settle_place(&mut self, local: IpAddr, peer: SocketAddr) {
         if self.links.iter().flatten().any(|l| l.leads_to(local, peer) && l.phase != Phase::Gone) {
             return;
         }
         let now = sys::now_ns();
-        let Some(p) = self.places.iter_mut().find(|p| p.local == local && p.peer == peer) else { return };
+        let Some(p) = self.places.iter_mut().find(|p| p.local == local && p.peer == peer) else {
+            return;
+        };
         if p.next != 0 {
             return;
         }
@@ -242,9 +288,15 @@ impl Remote {
             self.at(next);
             return;
         }
-        p.nobody_until = now + NOBODY_NS.saturating_mul(1 << (tries - AGAIN_NS.len()).min(8)).min(NOBODY_MAX_NS);
+        p.nobody_until =
+            now + NOBODY_NS.saturating_mul(1 << (tries - AGAIN_NS.len()).min(8)).min(NOBODY_MAX_NS);
         let why = p.why();
-        debug_log!("{peer}: ports {} to {}: {}", link_port(peer.port(), 0), link_port(peer.port(), TRIED - 1), why.name());
+        debug_log!(
+            "{peer}: ports {} to {}: {}",
+            link_port(peer.port(), 0),
+            link_port(peer.port(), TRIED - 1),
+            why.name()
+        );
         self.give_up_on(local, peer, why);
     }
 
@@ -261,7 +313,9 @@ impl Remote {
 
     /// A process was found at a place.
     pub(super) fn place_is_found(&mut self, local: IpAddr, peer: SocketAddr) {
-        let Some(p) = self.places.iter_mut().find(|p| p.local == local && p.peer == peer) else { return };
+        let Some(p) = self.places.iter_mut().find(|p| p.local == local && p.peer == peer) else {
+            return;
+        };
         (p.nobody_until, p.more_ns, p.other_version) = (0, MORE_NS, false);
         if p.next == 0 {
             // The connections may be another one's.
@@ -272,7 +326,13 @@ impl Remote {
     }
 
     /// An attempt has failed, or a link has ended, which was of use or not.
-    pub(super) fn place_is_lost(&mut self, local: IpAddr, peer: SocketAddr, was_of_use: bool, other_version: bool) {
+    pub(super) fn place_is_lost(
+        &mut self,
+        local: IpAddr,
+        peer: SocketAddr,
+        was_of_use: bool,
+        other_version: bool,
+    ) {
         if let Some(p) = self.places.iter_mut().find(|p| p.local == local && p.peer == peer) {
             if was_of_use {
                 // The process may have a successor.
@@ -285,8 +345,14 @@ impl Remote {
 
     /// Connector: a port took a connection, or did not.
     pub(super) fn port_is_taken(&mut self, i: usize, taken: bool) {
-        let Some((local, peer, k)) = self.link(i).map(|l| (l.local, SocketAddr::new(l.peer, l.port), l.k)) else { return };
-        let Some(p) = self.places.iter_mut().find(|p| p.local == local && p.peer == peer) else { return };
+        let Some((local, peer, k)) =
+            self.link(i).map(|l| (l.local, SocketAddr::new(l.peer, l.port), l.k))
+        else {
+            return;
+        };
+        let Some(p) = self.places.iter_mut().find(|p| p.local == local && p.peer == peer) else {
+            return;
+        };
         let bit = 1u32.checked_shl(u32::from(k)).unwrap_or(0);
         p.taken = if taken { p.taken | bit } else { p.taken & !bit };
         if p.ports_to_try() > p.ports {

@@ -1,13 +1,21 @@
 //! The control plane on the fabric in memory: several hosts in one process, in one thread.
 //!
-//! Each host is a [`Remote`], stepped by its test, with a device of the fabric's (`netacc_verbs::memory`) that fails, reorders and vanishes
-//! as it is told. Links and connections are real TCP connections on loopback, the hosts' addresses are 127.0.1.1, 127.0.1.2, …,
-//! and applications use the real data calls (`crate::io`) on real sockets of the core. Nothing sleeps for time: when nothing more
-//! happens the clock is set forward to the next timer.
+//! Each host is a [`Remote`], stepped by its test, with a device of the fabric's
+//! (`netacc_verbs::memory`) that fails, reorders and vanishes as it is told. Links and connections
+//! are real TCP connections on loopback, the hosts' addresses are 127.0.1.1, 127.0.1.2, …, and
+//! applications use the real data calls (`crate::io`) on real sockets of the core. Nothing sleeps
+//! for time: when nothing more happens the clock is set forward to the next timer.
 //!
-//! What is one process's in the library is handed round: the inbox, the bell, the news of pairs and what connecting threads
-//! have done are given to the host that each is for ([`Rig::route`]); the I/O thread is [`Rig::serve_queues`], for all hosts' queues.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests may fail loudly")]
+//! What is one process's in the library is handed round: the inbox, the bell, the news of pairs and
+//! what connecting threads have done are given to the host that each is for ([`Rig::route`]); the
+//! I/O thread is [`Rig::serve_queues`], for all hosts' queues.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "tests may fail loudly"
+)]
 
 mod agreed;
 mod empty;
@@ -65,7 +73,8 @@ impl Random {
 /// Seeds of schedules; `NETACC_TEST_SEEDS=<from>..<to>` is others.
 fn seeds(usual: core::ops::Range<u64>) -> core::ops::Range<u64> {
     let text = std::env::var("NETACC_TEST_SEEDS").unwrap_or_default();
-    let parts = text.split_once("..").and_then(|(from, to)| Some((from.parse().ok()?, to.parse().ok()?)));
+    let parts =
+        text.split_once("..").and_then(|(from, to)| Some((from.parse().ok()?, to.parse().ok()?)));
     parts.map_or(usual, |(from, to)| from..to)
 }
 
@@ -156,8 +165,16 @@ impl Rig {
         let (io, all) = (epoll(), epoll());
         devices::EPOLLS[0].store(io, Relaxed);
         let seed = if let Order::Shuffled(seed) = order { seed } else { 0 };
-        let mut rig =
-            Rig { wires: Wires::new(order), hosts: Vec::new(), conns: Vec::new(), random: Random::new(seed), visits: [0; QUEUES], io, all, _one: one };
+        let mut rig = Rig {
+            wires: Wires::new(order),
+            hosts: Vec::new(),
+            conns: Vec::new(),
+            random: Random::new(seed),
+            visits: [0; QUEUES],
+            io,
+            all,
+            _one: one,
+        };
         assert!(watch(all, io, libc::EPOLLIN as u32, 0));
         for h in 0..hosts {
             let address = IpAddr::from([127, 0, 1, h as u8 + 1]);
@@ -202,7 +219,7 @@ impl Rig {
         self.hosts[h].remote.as_mut().unwrap()
     }
 
-    // ---- steps -----------------------------------------------------------------------------------------------------
+    // ---- steps ----------------------------------------------------------------------------------
 
     /// Gives what was left for "the thread" to the host that it is for.
     fn route(&mut self) {
@@ -211,7 +228,9 @@ impl Rig {
             let at = |ip: IpAddr| self.hosts.iter().position(|h| h.address == ip);
             let has = |c: &Channel| {
                 let on = |l: &links::Link| l.channel.is_some_and(|x| core::ptr::eq(x, c));
-                self.hosts.iter().position(|h| h.remote.as_ref().is_some_and(|r| r.links.iter().flatten().any(|l| on(l))))
+                self.hosts.iter().position(|h| {
+                    h.remote.as_ref().is_some_and(|r| r.links.iter().flatten().any(|l| on(l)))
+                })
             };
             let whose = match &ask {
                 Ask::Note(s, _) => at(s.tuple().local().ip()),
@@ -245,7 +264,8 @@ impl Rig {
         let Some(remote) = host.remote.as_mut().filter(|_| !host.stopped) else { return false };
         let mut events = [epoll_event { events: 0, u64: 0 }; 32];
         // SAFETY: room for 32 events; no mask; does not wait.
-        let n = unsafe { sys::epoll_wait(remote.epoll, events.as_mut_ptr(), 32, 0, core::ptr::null()) };
+        let n =
+            unsafe { sys::epoll_wait(remote.epoll, events.as_mut_ptr(), 32, 0, core::ptr::null()) };
         let due = remote.timer != 0 && remote.timer <= sys::now_ns();
         if n <= 0 && !due && !core::mem::take(&mut host.rung) {
             return false;
@@ -282,8 +302,9 @@ impl Rig {
         any | testing::run_held()
     }
 
-    /// Until nothing more happens by itself. (What is sent over loopback is there when the call returns; should it not be, the clock may be
-    /// set forward too early, which is as if the network were slow.)
+    /// Until nothing more happens by itself. (What is sent over loopback is there when the call
+    /// returns; should it not be, the clock may be set forward too early, which is as if the
+    /// network were slow.)
     fn settle(&mut self) {
         let mut idle = 0;
         for _ in 0..20_000 {
@@ -309,7 +330,14 @@ impl Rig {
 
     /// The clock goes on to when somebody has something to do. False: nobody has.
     fn pass(&mut self) -> bool {
-        let next = self.hosts.iter().filter(|h| !h.stopped).filter_map(|h| h.remote.as_ref()).map(|r| r.timer).filter(|t| *t != 0).min();
+        let next = self
+            .hosts
+            .iter()
+            .filter(|h| !h.stopped)
+            .filter_map(|h| h.remote.as_ref())
+            .map(|r| r.timer)
+            .filter(|t| *t != 0)
+            .min();
         let Some(next) = next else { return false };
         testing::pass_ns(next.saturating_sub(sys::now_ns()));
         true
@@ -329,7 +357,8 @@ impl Rig {
                 return;
             }
             self.settle();
-            // As long as applications say something there is no need for time to pass; but they may do so for ever.
+            // As long as applications say something there is no need for time to pass; but they may
+            // do so for ever.
             steps += 1;
             if self.moved() != before && steps % 6 != 0 {
                 continue;
@@ -338,12 +367,17 @@ impl Rig {
                 idle = 0;
                 continue;
             }
-            // The kernel's TCP has its own idea of time: on a loaded machine it may be that which is waited for.
+            // The kernel's TCP has its own idea of time: on a loaded machine it may be that which
+            // is waited for.
             idle += 1;
             if idle > 10 {
                 self.wait(1_000_000);
             }
-            assert!(idle < 1000 || began.elapsed().as_secs() < 2, "did not happen: {what}\n{}", self.describe());
+            assert!(
+                idle < 1000 || began.elapsed().as_secs() < 2,
+                "did not happen: {what}\n{}",
+                self.describe()
+            );
         }
     }
 
@@ -352,7 +386,7 @@ impl Rig {
         self.conns.iter().flatten().map(|e| e.sent + e.received).sum()
     }
 
-    // ---- applications ----------------------------------------------------------------------------------------------
+    // ---- applications ---------------------------------------------------------------------------
 
     /// Where connections to host `a` are accepted.
     fn listen(&mut self, a: usize) -> SocketAddr {
@@ -380,10 +414,23 @@ impl Rig {
         let other = sys::accept4(listener, libc::SOCK_CLOEXEC) as c_int;
         assert!(other >= 0);
         let stream = self.conns.len() as u64 * 2;
-        let ends = [(c, fd, true, stream), (a, other, false, stream + 1)].map(|(host, fd, connector, stream)| {
-            let socket = begin(fd, connector);
-            End { host, fd, socket, stream, sent: 0, received: 0, over: None, honest: true, shut: false, open: true }
-        });
+        let ends = [(c, fd, true, stream), (a, other, false, stream + 1)].map(
+            |(host, fd, connector, stream)| {
+                let socket = begin(fd, connector);
+                End {
+                    host,
+                    fd,
+                    socket,
+                    stream,
+                    sent: 0,
+                    received: 0,
+                    over: None,
+                    honest: true,
+                    shut: false,
+                    open: true,
+                }
+            },
+        );
         ends[C].socket.syn.sent(began, ended, true);
         self.conns.push(ends);
         self.conns.len() - 1
@@ -424,7 +471,16 @@ impl Rig {
         let mut r = unsafe { io::recv(e.fd, part.as_mut_ptr(), n, libc::MSG_DONTWAIT) };
         if r == api::PASS {
             // SAFETY: as above.
-            r = unsafe { sys::recvfrom(e.fd, part.as_mut_ptr(), n, libc::MSG_DONTWAIT, core::ptr::null_mut(), core::ptr::null_mut()) };
+            r = unsafe {
+                sys::recvfrom(
+                    e.fd,
+                    part.as_mut_ptr(),
+                    n,
+                    libc::MSG_DONTWAIT,
+                    core::ptr::null_mut(),
+                    core::ptr::null_mut(),
+                )
+            };
         }
         if r == 0 || (r < 0 && r != -(libc::EAGAIN as isize)) {
             e.over = e.over.or(Some(r));
@@ -432,12 +488,18 @@ impl Rig {
         let came = &part[..r.max(0) as usize];
         let sent = bytes(e.stream ^ 1, e.received, came.len());
         if let Some(at) = came.iter().zip(sent).position(|(a, b)| a != b).filter(|_| e.honest) {
-            panic!("connection {i}, side {side}, byte {} is not what was sent", e.received + at as u64);
+            panic!(
+                "connection {i}, side {side}, byte {} is not what was sent",
+                e.received + at as u64
+            );
         }
         e.received += came.len() as u64;
         let (received, honest) = (e.received, e.honest);
         let sent = self.conns[i][side ^ 1].sent;
-        assert!(!honest || received <= sent, "connection {i}, side {side}: {received} bytes came, {sent} were sent");
+        assert!(
+            !honest || received <= sent,
+            "connection {i}, side {side}: {received} bytes came, {sent} were sent"
+        );
         r.max(0) as usize
     }
 
@@ -498,7 +560,12 @@ impl Rig {
 
     /// Both directions are on the ring at both ends.
     fn is_fast(&self, i: usize) -> bool {
-        self.conns[i].iter().all(|e| e.socket.is(ATTACHED) && e.socket.channel().is_some() && e.socket.said.sends_fast() && e.socket.said.receives_fast())
+        self.conns[i].iter().all(|e| {
+            e.socket.is(ATTACHED)
+                && e.socket.channel().is_some()
+                && e.socket.said.sends_fast()
+                && e.socket.said.receives_fast()
+        })
     }
 
     fn reason(&self, i: usize, side: usize) -> Reason {
@@ -513,7 +580,8 @@ impl Rig {
         }
     }
 
-    /// So many small steps, drawn: a host's turn, the queues', a send, a receive. `at` is called before each with its number.
+    /// So many small steps, drawn: a host's turn, the queues', a send, a receive. `at` is called
+    /// before each with its number.
     #[track_caller]
     fn play(&mut self, steps: usize, mut at: impl FnMut(&mut Rig, usize)) {
         for step in 0..steps {
@@ -550,7 +618,7 @@ impl Rig {
         }
     }
 
-    // ---- what is there -----------------------------------------------------------------------------------------------
+    // ---- what is there --------------------------------------------------------------------------
 
     fn calls(&self, h: usize, call: Call) -> u64 {
         self.wires.calls(&self.hosts[h].fabric, call)
@@ -563,17 +631,29 @@ impl Rig {
     /// What a host that serves no connection keeps open.
     fn least(&self, h: usize) -> Objects {
         let remote = self.hosts[h].remote.as_ref().unwrap();
-        let devices = self.hosts[h].gone.0 + remote.devices.list.iter().filter(|d| d.device.is_some()).count();
-        let queues = self.hosts[h].gone.1 + remote.devices.list.iter().map(|d| d.queues.len()).sum::<usize>();
+        let devices = self.hosts[h].gone.0
+            + remote.devices.list.iter().filter(|d| d.device.is_some()).count();
+        let queues = self.hosts[h].gone.1
+            + remote.devices.list.iter().map(|d| d.queues.len()).sum::<usize>();
         let listeners = remote.listeners.iter().filter(|l| l.cm.is_some()).count();
-        Objects { managers: usize::from(remote.devices.manager.is_some()), devices, queues, domains: 0, regions: 0, listeners, pairs: 0 }
+        Objects {
+            managers: usize::from(remote.devices.manager.is_some()),
+            devices,
+            queues,
+            domains: 0,
+            regions: 0,
+            listeners,
+            pairs: 0,
+        }
     }
 
     fn describe(&self) -> String {
         let mut text = String::new();
         for (i, c) in self.conns.iter().enumerate() {
             for (side, e) in c.iter().enumerate() {
-                let (tx, rx) = e.socket.channel().map_or((false, false), |_| (e.socket.said.sends_fast(), e.socket.said.receives_fast()));
+                let (tx, rx) = e.socket.channel().map_or((false, false), |_| {
+                    (e.socket.said.sends_fast(), e.socket.said.receives_fast())
+                });
                 text += &format!(
                     "connection {i} side {side} (host {}, {:?}): state {} flags {:#x} offered {} slot {} fast {tx}/{rx} sent {} received {} over {:?} open {} carrier {:?} ({})\n",
                     e.host,
@@ -595,17 +675,34 @@ impl Rig {
             text += &format!("host {h}: {:?}\n", self.objects(h));
             let Some(r) = host.remote.as_ref() else { continue };
             for (i, l) in r.links.iter().enumerate().filter_map(|(i, l)| Some((i, l.as_deref()?))) {
-                let pairs: Vec<(u32, PairState)> = l.pairs.iter().map(|p| (p.number, p.state)).collect();
-                let conns: Vec<(usize, ConnState, u32, u16, u32)> =
-                    l.conns.iter().enumerate().filter(|(_, c)| c.state != ConnState::Free).map(|(n, c)| (n, c.state, c.pair, c.lane, c.asked)).collect();
-                text += &format!("  link {i}: {:?} {:?} pairs {pairs:?} slots {conns:?} waiting {}\n", l.role, l.phase, l.waiting.len());
+                let pairs: Vec<(u32, PairState)> =
+                    l.pairs.iter().map(|p| (p.number, p.state)).collect();
+                let conns: Vec<(usize, ConnState, u32, u16, u32)> = l
+                    .conns
+                    .iter()
+                    .enumerate()
+                    .filter(|(_, c)| c.state != ConnState::Free)
+                    .map(|(n, c)| (n, c.state, c.pair, c.lane, c.asked))
+                    .collect();
+                text += &format!(
+                    "  link {i}: {:?} {:?} pairs {pairs:?} slots {conns:?} waiting {}\n",
+                    l.role,
+                    l.phase,
+                    l.waiting.len()
+                );
             }
             for (tables, name) in [(&r.connected, "connected"), (&r.accepted, "accepted")] {
                 let mut at = tables.oldest();
                 while let Some(key) = at {
                     at = tables.after(key);
                     if let Some((tuple, m)) = tables.get(key) {
-                        text += &format!("  {name} {tuple:?} key {:#x} told {:#x} offered {:?} current {}\n", key.0, m.announced, m.offered, m.is_current());
+                        text += &format!(
+                            "  {name} {tuple:?} key {:#x} told {:#x} offered {:?} current {}\n",
+                            key.0,
+                            m.announced,
+                            m.offered,
+                            m.is_current()
+                        );
                     }
                 }
             }
@@ -613,7 +710,8 @@ impl Rig {
             while let Some(key) = at {
                 at = r.candidates.after(key);
                 if let Some((tuple, t)) = r.candidates.get(key) {
-                    text += &format!("  candidate {tuple:?} of link {} token {:#x}\n", t.link, t.token);
+                    text +=
+                        &format!("  candidate {tuple:?} of link {} token {:#x}\n", t.link, t.token);
                 }
             }
             let timer = r.timer.saturating_sub(sys::now_ns());
@@ -622,7 +720,7 @@ impl Rig {
         text
     }
 
-    // ---- the end -----------------------------------------------------------------------------------------------------
+    // ---- the end --------------------------------------------------------------------------------
 
     /// Everything is closed in order, and nothing is left open.
     #[track_caller]
@@ -633,7 +731,9 @@ impl Rig {
         }
         self.until("nothing is left open", |r| {
             (0..r.hosts.len()).all(|h| {
-                let idle = r.hosts[h].remote.as_ref().is_none_or(|x| x.leaving.is_empty() && x.links.iter().flatten().all(|l| !l.in_use()));
+                let idle = r.hosts[h].remote.as_ref().is_none_or(|x| {
+                    x.leaving.is_empty() && x.links.iter().flatten().all(|l| !l.in_use())
+                });
                 idle && (r.hosts[h].remote.is_none() || r.objects(h) == r.least(h))
             })
         });
@@ -642,7 +742,8 @@ impl Rig {
         drop(self);
         if whole {
             for q in queues {
-                // SAFETY: leaked by `new_queue`; taken off the list by `drop`, and every pair on it is closed.
+                // SAFETY: leaked by `new_queue`; taken off the list by `drop`, and every pair on it
+                // is closed.
                 drop(unsafe { Box::from_raw(core::ptr::from_ref(q).cast_mut()) });
             }
         }
@@ -654,14 +755,30 @@ impl Rig {
         let mut part = [0u8; 4096];
         for l in remote.links.iter().flatten().filter(|l| l.fd >= 0) {
             // SAFETY: a live buffer.
-            while unsafe { sys::recvfrom(l.fd, part.as_mut_ptr(), part.len(), libc::MSG_DONTWAIT, core::ptr::null_mut(), core::ptr::null_mut()) } > 0 {}
+            while unsafe {
+                sys::recvfrom(
+                    l.fd,
+                    part.as_mut_ptr(),
+                    part.len(),
+                    libc::MSG_DONTWAIT,
+                    core::ptr::null_mut(),
+                    core::ptr::null_mut(),
+                )
+            } > 0
+            {}
             let _ = sys::shutdown(l.fd, libc::SHUT_RDWR);
         }
     }
 
     /// The device of a host is taken out.
     fn remove_device(&mut self, h: usize) {
-        let open = self.remote(h).devices.list.iter().filter(|d| d.device.is_some()).map(|d| (1, d.queues.len()));
+        let open = self
+            .remote(h)
+            .devices
+            .list
+            .iter()
+            .filter(|d| d.device.is_some())
+            .map(|d| (1, d.queues.len()));
         let (devices, queues) = open.fold((0, 0), |sum, d| (sum.0 + d.0, sum.1 + d.1));
         self.hosts[h].gone.0 += devices;
         self.hosts[h].gone.1 += queues;
@@ -746,7 +863,8 @@ fn name(fd: c_int, peer: bool) -> SocketAddr {
     crate::socket::address(&raw, len).unwrap()
 }
 
-/// What `crate::socket` does with a new connection that a device could serve. (Loopback addresses are not served.)
+/// What `crate::socket` does with a new connection that a device could serve. (Loopback addresses
+/// are not served.)
 fn begin(fd: c_int, connector: bool) -> &'static Socket {
     let tuple = Tuple::new(name(fd, false), name(fd, true)).unwrap();
     let memory = Box::leak(Box::new(core::mem::MaybeUninit::<Socket>::zeroed())).as_mut_ptr();
@@ -756,7 +874,10 @@ fn begin(fd: c_int, connector: bool) -> &'static Socket {
         &*memory
     };
     s.owner.store(lifecycle::process(), Relaxed);
-    s.flags.store(flag::REMOTE | flag::WAITS_SEEN | if connector { flag::CONNECTOR } else { 0 }, Relaxed);
+    s.flags.store(
+        flag::REMOTE | flag::WAITS_SEEN | if connector { flag::CONNECTOR } else { 0 },
+        Relaxed,
+    );
     s.slot.store(u32::MAX, Relaxed);
     s.fd.store(fd, Relaxed);
     s.refs.store(u64::from(s.generation.load(Relaxed)) << 32 | 1, Relaxed);

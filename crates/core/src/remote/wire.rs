@@ -1,9 +1,11 @@
-//! What a data call and a wait need of the rdma path: post what was published, give room back, poll, arm.
+//! What a data call and a wait need of the rdma path: post what was published, give room back,
+//! poll, arm.
 //!
-//! Between hosts a [`Channel`] is this process's alone: nobody else maps it. Its *wire* says, for each slot, on which queue
-//! pair the connection is, and what of its words the peer has seen. The words of `crate::channel` are the mirror that
-//! `docs/design/rdma.md` speaks of: the engine (`netacc_rdma`) writes `tail` and `head` of the other end, the thread "netacc-rdma"
-//! ([`super`]) writes its announcements and acknowledgements.
+//! Between hosts a [`Channel`] is this process's alone: nobody else maps it. Its *wire* says, for
+//! each slot, on which queue pair the connection is, and what of its words the peer has seen. The
+//! words of `crate::channel` are the mirror that `docs/design/rdma.md` speaks of: the engine
+//! (`netacc_rdma`) writes `tail` and `head` of the other end, the thread "netacc-rdma" ([`super`])
+//! writes its announcements and acknowledgements.
 //!
 //! A slot's link is used under the lock of one of the connection's ends, and taken away under both.
 
@@ -13,7 +15,9 @@ use crate::lock::bump;
 use crate::{channel, lifecycle, stats, sys};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*, fence};
+use core::sync::atomic::{
+    AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*, fence,
+};
 use netacc_control::stats::Counter;
 use netacc_rdma::{News, PollError};
 
@@ -75,7 +79,7 @@ impl Wire {
     }
 }
 
-// ---- what a pair belongs to --------------------------------------------------------------------------------------
+// ---- what a pair belongs to ---------------------------------------------------------------------
 
 /// What is told by whoever polls, and not for data calls.
 pub(crate) struct PairContext {
@@ -105,8 +109,8 @@ pub(super) fn take_pair_news() -> bool {
 }
 
 fn tell(link: &Arc<Link>, news: News) {
-    // SAFETY: set by `pairs::make` before the link is put into its hub, to a context that lives until after it was taken out, for
-    // which the lock under which this is called is needed.
+    // SAFETY: set by `pairs::make` before the link is put into its hub, to a context that lives
+    // until after it was taken out, for which the lock under which this is called is needed.
     let Some(context) = (unsafe { (link.owner() as *const PairContext).as_ref() }) else { return };
     let channel = context.channel;
     match news {
@@ -114,13 +118,20 @@ fn tell(link: &Arc<Link>, news: News) {
             if let Some(slot) = context.slot(lane) {
                 crate::io::watch_here();
                 fence(SeqCst);
-                channel.announce_here(slot, channel.words(slot, channel.side ^ 1).quiet[quiet::NOTIFY].load(Relaxed));
+                channel.announce_here(
+                    slot,
+                    channel.words(slot, channel.side ^ 1).quiet[quiet::NOTIFY].load(Relaxed),
+                );
             }
         }
         News::Room { slot: lane } => {
             if let Some(slot) = context.slot(lane) {
                 fence(SeqCst);
-                channel.announce_here(slot, channel.words(slot, channel.side).producer_quiet[producer_quiet::NOTIFY].load(Relaxed));
+                channel.announce_here(
+                    slot,
+                    channel.words(slot, channel.side).producer_quiet[producer_quiet::NOTIFY]
+                        .load(Relaxed),
+                );
             }
         }
         News::Released { slot: lane } => {
@@ -142,7 +153,7 @@ fn call_thread() {
     super::ring();
 }
 
-// ---- queues ------------------------------------------------------------------------------------------------------
+// ---- queues -------------------------------------------------------------------------------------
 
 /// A completion queue with its pairs. Never freed: a thread may be polling it.
 pub(crate) struct Queue {
@@ -198,8 +209,8 @@ impl Queue {
                     any = true;
                     looks += 1;
                 }
-                // Another one has the queue, and may have looked before the caller did what it looks for now. It takes microseconds,
-                // unless it has lost its CPU.
+                // Another one has the queue, and may have looked before the caller did what it
+                // looks for now. It takes microseconds, unless it has lost its CPU.
                 Err(PollError::Busy) => {
                     waits = waits.saturating_add(1);
                     if waits < 16 { sys::sched_yield() } else { sys::pause_ns(50_000) }
@@ -221,7 +232,8 @@ impl Queue {
     }
 }
 
-/// A thread of the application's looks whether anything has come. One call of the provider for each queue, no system call.
+/// A thread of the application's looks whether anything has come. One call of the provider for each
+/// queue, no system call.
 #[inline]
 pub(crate) fn progress() {
     for q in queues() {
@@ -230,7 +242,8 @@ pub(crate) fn progress() {
     }
 }
 
-/// A thread of the application's is about to sleep: from here on the I/O threads hear what comes. Look once more afterwards.
+/// A thread of the application's is about to sleep: from here on the I/O threads hear what comes.
+/// Look once more afterwards.
 pub(crate) fn before_sleep() {
     for q in queues() {
         q.arm();
@@ -238,7 +251,7 @@ pub(crate) fn before_sleep() {
     }
 }
 
-// ---- a channel between hosts ---------------------------------------------------------------------------------------
+// ---- a channel between hosts --------------------------------------------------------------------
 
 impl Channel {
     /// `None`: it is shared memory.
@@ -258,7 +271,8 @@ impl Channel {
         }
     }
 
-    /// Gives back the room of what was consumed, when it is time for that. The caller holds the receiving end.
+    /// Gives back the room of what was consumed, when it is time for that. The caller holds the
+    /// receiving end.
     #[inline]
     pub(crate) fn consumed(&self, slot: usize) {
         let Some(at) = self.wire().map(|w| w.slot(slot)) else { return };
@@ -279,30 +293,49 @@ impl Channel {
         }
     }
 
-    /// Both directions of a slot are to go back to the carrier. `again`: until a better path is there.
-    pub(crate) fn ask_to_leave(&self, slot: usize, why: netacc_control::stats::Reason, again: bool) {
+    /// Both directions of a slot are to go back to the carrier. `again`: until a better path is
+    /// there.
+    pub(crate) fn ask_to_leave(
+        &self,
+        slot: usize,
+        why: netacc_control::stats::Reason,
+        again: bool,
+    ) {
         let Some(at) = self.wire().map(|w| w.slot(slot)) else { return };
         super::apart::count_leaving();
-        let wanted = (why as u32) << parting::REASON | parting::WANTED | parting::COUNTED | if again { parting::AGAIN } else { 0 };
+        let wanted = (why as u32) << parting::REASON
+            | parting::WANTED
+            | parting::COUNTED
+            | if again { parting::AGAIN } else { 0 };
         // Who asks first says why; who wants it for good has the last word.
         let first = at.leave.compare_exchange(0, wanted, SeqCst, Relaxed).is_ok();
         if !first {
             super::apart::uncount_leaving();
         }
         if !first && !again {
-            let for_good =
-                |old: u32| (old & parting::AGAIN != 0).then_some((old & 0xffff & !parting::AGAIN) | parting::WANTED | (why as u32) << parting::REASON);
+            let for_good = |old: u32| {
+                (old & parting::AGAIN != 0).then_some(
+                    (old & 0xffff & !parting::AGAIN)
+                        | parting::WANTED
+                        | (why as u32) << parting::REASON,
+                )
+            };
             let _ = at.leave.fetch_update(SeqCst, Relaxed, for_good);
         }
         self.words_changed(slot);
         super::ring();
     }
 
-    /// Tells the threads of this process that wait for a slot; `notify` is a NOTIFY word of theirs, loaded after a SeqCst fence
-    /// that followed the change.
+    /// Tells the threads of this process that wait for a slot; `notify` is a NOTIFY word of theirs,
+    /// loaded after a SeqCst fence that followed the change.
     pub(crate) fn announce_here(&self, slot: usize, notify: u64) {
         let epoll = (notify & 0xffff) as usize;
-        if epoll != 0 && epoll <= PLACES && self.my_place(epoll - 1).announce_in_order(slot as u16, |all| self.stamp(slot, self.side ^ 1, all)) {
+        if epoll != 0
+            && epoll <= PLACES
+            && self
+                .my_place(epoll - 1)
+                .announce_in_order(slot as u16, |all| self.stamp(slot, self.side ^ 1, all))
+        {
             self.ring_own_doorbell(epoll - 1);
         }
         let thread = (notify >> 16 & 0xffff) as usize;
@@ -320,10 +353,11 @@ impl Channel {
     }
 }
 
-// ---- counters ----------------------------------------------------------------------------------------------------
+// ---- counters -----------------------------------------------------------------------------------
 
 impl Queue {
-    /// Brings the statistics up to date with what the pairs have done. For a thread that is about to sleep.
+    /// Brings the statistics up to date with what the pairs have done. For a thread that is about
+    /// to sleep.
     pub(crate) fn flush(&self) {
         let mut each = |link: &Arc<Link>| {
             // SAFETY: as in `tell`.
@@ -338,7 +372,8 @@ impl Queue {
 }
 
 impl PairContext {
-    /// Adds what the pair has done since the last time. Under its hub's lock, or when it is in none any more.
+    /// Adds what the pair has done since the last time. Under its hub's lock, or when it is in none
+    /// any more.
     pub(crate) fn flush(&self, link: &Link) {
         let now = link.counters.read();
         let counts = [

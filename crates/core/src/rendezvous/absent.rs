@@ -1,10 +1,12 @@
-//! Ports on which nobody with the library was found, for a while: a look without a lock, because every connect begins with it.
+//! Ports on which nobody with the library was found, for a while: a look without a lock, because
+//! every connect begins with it.
 
 use crate::sys;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// By port, ports that share a place forget each other. Each: the port in 16 bits, and in 24 bits each, in milliseconds of
-/// the monotonic clock, until when a look at connect, and one after the first bytes, need not be repeated.
+/// By port, ports that share a place forget each other. Each: the port in 16 bits, and in 24 bits
+/// each, in milliseconds of the monotonic clock, until when a look at connect, and one after the
+/// first bytes, need not be repeated.
 pub(crate) struct Absent([AtomicU64; PLACES]);
 
 const PLACES: usize = 4096;
@@ -61,7 +63,10 @@ mod tests {
             a.note_at(80, false, now);
             assert!(a.is_known_at(80, false, now) && a.is_known_at(80, false, now + ABSENT_MS - 1));
             assert!(!a.is_known_at(80, false, now + ABSENT_MS), "at {now}");
-            assert!(!a.is_known_at(80, true, now), "a listener that has accepted nothing yet may appear");
+            assert!(
+                !a.is_known_at(80, true, now),
+                "a listener that has accepted nothing yet may appear"
+            );
             assert!(!a.is_known_at(80 + PLACES as u16, false, now), "another port");
             a.note_at(80, true, now);
             a.note_at(80, false, now + 10);

@@ -14,7 +14,10 @@ impl State {
                 continue;
             }
             let barred = m.barred;
-            let candidate = t.candidates.find(tuple, |x| barred & 1 << x.link == 0).or_else(|| t.candidates.find(tuple, |_| true))?;
+            let candidate = t
+                .candidates
+                .find(tuple, |x| barred & 1 << x.link == 0)
+                .or_else(|| t.candidates.find(tuple, |_| true))?;
             let link = t.candidates.get(candidate)?.1.link;
             let Some(l) = self.links.get_mut(link).filter(|l| l.phase == Phase::Open) else {
                 t.candidates.remove(candidate);
@@ -31,14 +34,20 @@ impl State {
     #[cfg(test)]
     pub(crate) fn is_offered(&self, socket: &Socket) -> bool {
         let t = self.tables.as_ref();
-        t.is_some_and(|t| t.accepted.find(&socket.tuple(), |m| m.is(socket) && m.offered.is_some()).is_some())
+        t.is_some_and(|t| {
+            t.accepted.find(&socket.tuple(), |m| m.is(socket) && m.offered.is_some()).is_some()
+        })
     }
 
-    /// Makes the offer, if the pair still is there. `proof`: the candidate's process holds the other end.
+    /// Makes the offer, if the pair still is there. `proof`: the candidate's process holds the
+    /// other end.
     pub(super) fn offer(&mut self, waiting: Key, candidate: Key, proof: Option<PeerVerified>) {
         let Some(t) = self.tables.as_mut() else { return };
-        if let Some((_, m)) = t.accepted.get(waiting).filter(|(_, m)| m.is_current() && m.socket.has(socket::flag::REMOTE) && proof.is_some()) {
-            // It waits for RDMA, and its connector does so no more: its next call makes it wait for this candidate.
+        if let Some((_, m)) = t.accepted.get(waiting).filter(|(_, m)| {
+            m.is_current() && m.socket.has(socket::flag::REMOTE) && proof.is_some()
+        }) {
+            // It waits for RDMA, and its connector does so no more: its next call makes it wait for
+            // this candidate.
             let _ = m.socket.offered.compare_exchange(0, remote::NEVER, SeqCst, Relaxed);
             return;
         }
@@ -47,7 +56,10 @@ impl State {
         if let Some(l) = self.links.get_mut(i) {
             l.candidates = l.candidates.saturating_sub(1);
         }
-        let Some(m) = t.accepted.get_mut(waiting).filter(|m| m.is_current() && m.offered.is_none()) else { return };
+        let Some(m) = t.accepted.get_mut(waiting).filter(|m| m.is_current() && m.offered.is_none())
+        else {
+            return;
+        };
         let socket = m.socket;
         let Some(proof) = proof else {
             m.barred |= 1 << i;
@@ -65,7 +77,9 @@ impl State {
             Err(why) => {
                 socket.set_reason(match why {
                     OfferError::Memory(MemoryError::NoDescriptor) => Reason::NoDescriptor,
-                    OfferError::Memory(MemoryError::Full) | OfferError::NoSlot => Reason::ChannelFull,
+                    OfferError::Memory(MemoryError::Full) | OfferError::NoSlot => {
+                        Reason::ChannelFull
+                    }
                     OfferError::Memory(_) => Reason::NoMemory,
                     OfferError::Link(_) => Reason::ChannelFailed,
                 });
@@ -81,7 +95,14 @@ impl State {
         }
     }
 
-    fn try_offer(&mut self, i: usize, waiting: Key, token: u64, tuple: Tuple, _proof: &PeerVerified) -> Result<u16, OfferError> {
+    fn try_offer(
+        &mut self,
+        i: usize,
+        waiting: Key,
+        token: u64,
+        tuple: Tuple,
+        _proof: &PeerVerified,
+    ) -> Result<u16, OfferError> {
         let channel = match self.link(i).and_then(|l| l.channel) {
             Some(c) => c,
             None => self.create_channel(i)?,
@@ -89,14 +110,17 @@ impl State {
         self.sweep(i, SWEEP);
         let slot = self.link_mut(i).and_then(|l| l.free.pop()).ok_or(OfferError::NoSlot)?;
         let offer = self.fill_slot(i, channel, slot, waiting, token, tuple);
-        let sent = offer.and_then(|offer| self.post(i, Message::Offer(offer), -1).map_err(OfferError::Link));
+        let sent = offer
+            .and_then(|offer| self.post(i, Message::Offer(offer), -1).map_err(OfferError::Link));
         match sent {
             Ok(()) => Ok(slot),
             Err(e) => {
                 let l = self.link_mut(i).and_then(|l| l.slots.get(slot as usize).map(|s| s.state));
                 if l == Some(SlotState::Offered) {
                     self.free_slot(i, slot as usize);
-                } else if let Some(l) = self.link_mut(i).filter(|l| l.free.len() < l.free.capacity()) {
+                } else if let Some(l) =
+                    self.link_mut(i).filter(|l| l.free.len() < l.free.capacity())
+                {
                     l.free.push(slot);
                 }
                 Err(e)
@@ -105,13 +129,23 @@ impl State {
     }
 
     /// Rings and fresh words for a slot.
-    fn fill_slot(&mut self, i: usize, channel: &Channel, slot: u16, waiting: Key, token: u64, tuple: Tuple) -> Result<proto::Offer, OfferError> {
+    fn fill_slot(
+        &mut self,
+        i: usize,
+        channel: &Channel,
+        slot: u16,
+        waiting: Key,
+        token: u64,
+        tuple: Tuple,
+    ) -> Result<proto::Offer, OfferError> {
         let taken = self.link_mut(i).and_then(|l| l.pool.as_mut()?.take());
         let pair = match taken {
             Some(p) => p,
             None => {
                 self.add_arena(i)?;
-                self.link_mut(i).and_then(|l| l.pool.as_mut()?.take()).ok_or(OfferError::Memory(MemoryError::NoMemory))?
+                self.link_mut(i)
+                    .and_then(|l| l.pool.as_mut()?.take())
+                    .ok_or(OfferError::Memory(MemoryError::NoMemory))?
             }
         };
         zero_slot(channel, slot as usize);
@@ -127,18 +161,30 @@ impl State {
             r.slots_used.store(used, Relaxed);
             r.connections_total.fetch_add(1, Relaxed);
         });
-        Ok(proto::Offer { token, tuple, slot, arena: pair.arena, ring_offset: [pair.offset, pair.offset + ring as u64], ring_bytes: [ring as u32; 2] })
+        Ok(proto::Offer {
+            token,
+            tuple,
+            slot,
+            arena: pair.arena,
+            ring_offset: [pair.offset, pair.offset + ring as u64],
+            ring_bytes: [ring as u32; 2],
+        })
     }
 
     fn create_channel(&mut self, i: usize) -> Result<&'static Channel, OfferError> {
-        let memfd = arena::create_sealed(b"netacc-channel\0", CHANNEL_BYTES).map_err(OfferError::Memory)?;
+        let memfd =
+            arena::create_sealed(b"netacc-channel\0", CHANNEL_BYTES).map_err(OfferError::Memory)?;
         let made = self.make_channel(i, memfd).map_err(OfferError::Memory);
         let told = made.and_then(|c| {
             // The peer is verified. From here on it passes doorbells.
             if let Some(l) = self.link(i) {
                 strangers::take_descriptors(l.fd);
             }
-            let m = proto::Channel { channel_bytes: CHANNEL_BYTES as u64, slots: SLOTS as u32, places: PLACES as u32 };
+            let m = proto::Channel {
+                channel_bytes: CHANNEL_BYTES as u64,
+                slots: SLOTS as u32,
+                places: PLACES as u32,
+            };
             self.post(i, Message::Channel(m), memfd).map_err(OfferError::Link).map(|()| c)
         });
         fd_table::close_internal(memfd);
@@ -149,10 +195,16 @@ impl State {
     }
 
     fn add_arena(&mut self, i: usize) -> Result<(), OfferError> {
-        let Some(pool) = self.link_mut(i).and_then(|l| l.pool.as_mut()) else { return Err(OfferError::Memory(MemoryError::NoMemory)) };
+        let Some(pool) = self.link_mut(i).and_then(|l| l.pool.as_mut()) else {
+            return Err(OfferError::Memory(MemoryError::NoMemory));
+        };
         let (memfd, number, bytes) = pool.grow().map_err(OfferError::Memory)?;
         let total = pool.total_bytes();
-        let told = self.post(i, Message::Arena(proto::Arena { arena: number, bytes: bytes as u64 }), memfd);
+        let told = self.post(
+            i,
+            Message::Arena(proto::Arena { arena: number, bytes: bytes as u64 }),
+            memfd,
+        );
         fd_table::close_internal(memfd);
         record(i, |r| r.arena_bytes.store(total as u64, Relaxed));
         told.map_err(OfferError::Link)
@@ -172,7 +224,9 @@ impl State {
 
     pub(super) fn on_accept(&mut self, i: usize, token: u64, slot: u16) -> Result<Then, Violation> {
         let Some(l) = self.links.get_mut(i) else { return Err(Violation::Ended) };
-        let (Some(c), Some(pool)) = (l.channel, l.pool.as_ref()) else { return Err(Violation::Malformed) };
+        let (Some(c), Some(pool)) = (l.channel, l.pool.as_ref()) else {
+            return Err(Violation::Malformed);
+        };
         let Some(s) = l.slots.get_mut(slot as usize) else { return Err(Violation::Malformed) };
         if s.state != SlotState::Offered || s.token != token {
             return Err(Violation::Malformed);
@@ -187,7 +241,9 @@ impl State {
             l.candidates = l.candidates.saturating_sub(1);
         }
         let waiting = self.tables.as_mut().and_then(|t| t.accepted.remove(s.waiting));
-        let live = waiting.filter(|(_, m)| m.is_current() && m.socket.is(socket::CANDIDATE)).map(|(_, m)| m);
+        let live = waiting
+            .filter(|(_, m)| m.is_current() && m.socket.is(socket::CANDIDATE))
+            .map(|(_, m)| m);
         s.state = SlotState::Live;
         c.users.fetch_add(1, AcqRel);
         match live {
@@ -205,15 +261,25 @@ impl State {
         Ok(Then::Nothing)
     }
 
-    pub(super) fn on_refuse(&mut self, i: usize, token: u64, slot: u16, reason: u16) -> Result<Then, Violation> {
-        let Some(s) = self.link(i).and_then(|l| l.slots.get(slot as usize)).copied() else { return Err(Violation::Malformed) };
+    pub(super) fn on_refuse(
+        &mut self,
+        i: usize,
+        token: u64,
+        slot: u16,
+        reason: u16,
+    ) -> Result<Then, Violation> {
+        let Some(s) = self.link(i).and_then(|l| l.slots.get(slot as usize)).copied() else {
+            return Err(Violation::Malformed);
+        };
         if s.state != SlotState::Offered || s.token != token {
             return Err(Violation::Malformed);
         }
         stats::count(Counter::OffersRefused);
         self.free_slot(i, slot as usize);
         let Some(t) = self.tables.as_mut() else { return Ok(Then::Nothing) };
-        let Some(tuple) = t.accepted.get(s.waiting).map(|(t, _)| *t) else { return Ok(Then::Nothing) };
+        let Some(tuple) = t.accepted.get(s.waiting).map(|(t, _)| *t) else {
+            return Ok(Then::Nothing);
+        };
         if let Some(m) = t.accepted.get_mut(s.waiting) {
             m.offered = None;
             if m.is_current() {
@@ -231,7 +297,8 @@ impl State {
         let me = sys::geteuid();
         let Some(t) = self.tables.as_mut() else { return Then::Nothing };
         let Some(l) = self.links.get_mut(i) else { return Then::Nothing };
-        let quota = if l.peer.uid == me { CANDIDATES_PER_LINK } else { CANDIDATES_PER_FOREIGN_LINK };
+        let quota =
+            if l.peer.uid == me { CANDIDATES_PER_LINK } else { CANDIDATES_PER_FOREIGN_LINK };
         if let Some(old) = t.candidates.find_number(c.token, |x| x.link == i) {
             t.candidates.remove(old);
             l.candidates = l.candidates.saturating_sub(1);
@@ -273,7 +340,8 @@ fn zero_slot(c: &Channel, slot: usize) {
     for d in 0..2 {
         let at = core::ptr::from_ref(c.words(slot, d)).cast::<AtomicU64>();
         for w in 0..size_of::<netacc_ring::RingWords>() / 8 {
-            // SAFETY: inside of the words of this direction, which are atomics of 8 or (in pairs) 4 bytes.
+            // SAFETY: inside of the words of this direction, which are atomics of 8 or (in pairs) 4
+            // bytes.
             unsafe { &*at.add(w) }.store(0, Relaxed);
         }
     }

@@ -1,13 +1,17 @@
 //! Who is at the other end: what the kernel says of peers, and of the ends of TCP connections.
 //!
-//! Names of abstract sockets are first come, first served: anybody may hold `netacc/1/<port>/<k>`, and anybody may connect to
-//! ours and claim any connection. So before memory is shared for a connection, each side has the other show that it holds the other end
-//! of *this very* TCP connection ([`super::possession`]), and looks at what the kernel tells of that end (`NETLINK_SOCK_DIAG`).
+//! Names of abstract sockets are first come, first served: anybody may hold `netacc/1/<port>/<k>`,
+//! and anybody may connect to ours and claim any connection. So before memory is shared for a
+//! connection, each side has the other show that it holds the other end of *this very* TCP
+//! connection ([`super::possession`]), and looks at what the kernel tells of that end
+//! (`NETLINK_SOCK_DIAG`).
 //!
-//! Where the kernel tells no options (before Linux 5.10, or a process that may not open that socket) the user is all there is to go by: that which
-//! we run as, or that which owns the other end. No answer is a no, and root is no exception: a process that once was root and is not any more
-//! must not speak for others. The user of a peer is what the kernel says of the control connection (`SO_PEERCRED`) *and* of the sender
-//! of each message that matters (`SCM_CREDENTIALS`), so neither a dropped privilege nor an inherited descriptor carries over.
+//! Where the kernel tells no options (before Linux 5.10, or a process that may not open that
+//! socket) the user is all there is to go by: that which we run as, or that which owns the other
+//! end. No answer is a no, and root is no exception: a process that once was root and is not any
+//! more must not speak for others. The user of a peer is what the kernel says of the control
+//! connection (`SO_PEERCRED`) *and* of the sender of each message that matters (`SCM_CREDENTIALS`),
+//! so neither a dropped privilege nor an inherited descriptor carries over.
 
 use super::possession;
 use crate::lock::Mutex;
@@ -27,7 +31,8 @@ pub(crate) struct Cred {
 /// Who made or accepted the other end of a connected AF_UNIX socket.
 pub(crate) fn peer_of(fd: c_int) -> Option<Cred> {
     let mut u = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
-    let ok = sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, &mut u) >= 0 && u.uid != u32::MAX;
+    let ok =
+        sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, &mut u) >= 0 && u.uid != u32::MAX;
     ok.then_some(Cred { pid: u.pid as u32, uid: u.uid })
 }
 
@@ -88,7 +93,8 @@ pub(crate) struct End {
     pub(crate) mark: Option<u8>,
 }
 
-/// The end of a TCP connection which sees it as `end`, in the network namespace of the service thread. `None`: there is none, or nobody has it open.
+/// The end of a TCP connection which sees it as `end`, in the network namespace of the service
+/// thread. `None`: there is none, or nobody has it open.
 pub(crate) fn look(end: &Tuple) -> Option<End> {
     match ask_netlink(end) {
         Answer::Is(end) => Some(end),
@@ -106,14 +112,16 @@ enum Answer {
     Lost,
 }
 
-// ---- NETLINK_SOCK_DIAG ---------------------------------------------------------------------------------------
+// ---- NETLINK_SOCK_DIAG --------------------------------------------------------------------------
 
 const NETLINK_SOCK_DIAG: c_int = 4;
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const NLMSG_ERROR: u16 = 2;
-/// TCP states that have an owner: all but SYN_SENT (2), TIME_WAIT (6), CLOSE (7), LISTEN (10) and NEW_SYN_RECV (12). Anybody can send a SYN
-/// to an end whose peer is long gone, from the peer's address: that is nobody's connection. (The kernel calls such a request SYN_RECV (3), and a
-/// TIME_WAIT that waits for the FIN FIN_WAIT2 (5). They have no inode, like all that no process has open.)
+/// TCP states that have an owner: all but SYN_SENT (2), TIME_WAIT (6), CLOSE (7), LISTEN (10) and
+/// NEW_SYN_RECV (12). Anybody can send a SYN to an end whose peer is long gone, from the peer's
+/// address: that is nobody's connection. (The kernel calls such a request SYN_RECV (3), and a
+/// TIME_WAIT that waits for the FIN FIN_WAIT2 (5). They have no inode, like all that no process has
+/// open.)
 const OWNED_STATES: u32 = 1 << 1 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 8 | 1 << 9 | 1 << 11;
 
 /// `struct inet_diag_sockid`: ports and addresses in network order.
@@ -159,7 +167,8 @@ mod reply {
     pub(super) const LEN: usize = INODE + 4;
 }
 
-/// Where the service thread asks; made at the first question. (The network namespace is that thread's own.)
+/// Where the service thread asks; made at the first question. (The network namespace is that
+/// thread's own.)
 static DIAG: Mutex<c_int> = Mutex::new(-1);
 
 fn ask_netlink(end: &Tuple) -> Answer {
@@ -169,7 +178,9 @@ fn ask_netlink(end: &Tuple) -> Answer {
     }
     let mut diag = DIAG.lock();
     if *diag < 0 {
-        *diag = numbers::make(|| sys::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, NETLINK_SOCK_DIAG));
+        *diag = numbers::make(|| {
+            sys::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, NETLINK_SOCK_DIAG)
+        });
     }
     if *diag < 0 {
         return refused(*diag);
@@ -191,10 +202,19 @@ pub(crate) fn after_fork_in_child() {
     }
 }
 
-/// The kernel's `-errno` for a question. A process that may not ask, or a kernel that cannot be asked, is one thing; what passes (no descriptor,
-/// no memory) is no answer: a peer may have brought it about.
+/// The kernel's `-errno` for a question. A process that may not ask, or a kernel that cannot be
+/// asked, is one thing; what passes (no descriptor, no memory) is no answer: a peer may have
+/// brought it about.
 fn refused(error: c_int) -> Answer {
-    const NEVER: [c_int; 7] = [libc::EAFNOSUPPORT, libc::EPROTONOSUPPORT, libc::EOPNOTSUPP, libc::EPERM, libc::EACCES, libc::ENOSYS, libc::EINVAL];
+    const NEVER: [c_int; 7] = [
+        libc::EAFNOSUPPORT,
+        libc::EPROTONOSUPPORT,
+        libc::EOPNOTSUPP,
+        libc::EPERM,
+        libc::EACCES,
+        libc::ENOSYS,
+        libc::EINVAL,
+    ];
     match -error {
         libc::EBADF | libc::ENOTSOCK => Answer::Lost,
         e if NEVER.contains(&e) => Answer::CannotAsk,
@@ -227,7 +247,9 @@ fn ask(fd: c_int, end: &Tuple) -> Answer {
         },
     };
     // SAFETY: `request` is valid for its size.
-    let sent = unsafe { sys::sendto(fd, (&raw const request).cast(), size_of::<Request>(), libc::MSG_NOSIGNAL) };
+    let sent = unsafe {
+        sys::sendto(fd, (&raw const request).cast(), size_of::<Request>(), libc::MSG_NOSIGNAL)
+    };
     if sent < 0 {
         return refused(sent as c_int);
     }
@@ -236,13 +258,24 @@ fn ask(fd: c_int, end: &Tuple) -> Answer {
     let mut n;
     loop {
         // SAFETY: `bytes` is valid for its length; no address is asked for.
-        n = unsafe { sys::recvfrom(fd, bytes.as_mut_ptr(), bytes.len(), libc::MSG_DONTWAIT, core::ptr::null_mut(), core::ptr::null_mut()) };
+        n = unsafe {
+            sys::recvfrom(
+                fd,
+                bytes.as_mut_ptr(),
+                bytes.len(),
+                libc::MSG_DONTWAIT,
+                core::ptr::null_mut(),
+                core::ptr::null_mut(),
+            )
+        };
         // (Not one to an earlier question.)
         if n < 0 || field(&bytes, 8).map(u32::from_ne_bytes) == Some(seq) {
             break;
         }
     }
-    let Some(bytes) = usize::try_from(n).ok().and_then(|n| bytes.get(..n)) else { return refused(n as c_int) };
+    let Some(bytes) = usize::try_from(n).ok().and_then(|n| bytes.get(..n)) else {
+        return refused(n as c_int);
+    };
     parse_reply(bytes, end)
 }
 
@@ -253,7 +286,8 @@ fn field<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
 fn parse_reply(bytes: &[u8], end: &Tuple) -> Answer {
     let kind = field(bytes, 4).map(u16::from_ne_bytes);
     if kind == Some(NLMSG_ERROR) {
-        return field(bytes, 16).map_or(Answer::NoSuchSocket, |error| refused(i32::from_ne_bytes(error)));
+        return field(bytes, 16)
+            .map_or(Answer::NoSuchSocket, |error| refused(i32::from_ne_bytes(error)));
     }
     if kind != Some(SOCK_DIAG_BY_FAMILY) || bytes.len() < reply::LEN {
         return Answer::NoSuchSocket;
@@ -261,15 +295,27 @@ fn parse_reply(bytes: &[u8], end: &Tuple) -> Answer {
     let get = || {
         let state = u32::from(*bytes.get(reply::STATE)?);
         let family = c_int::from(*bytes.get(reply::FAMILY)?);
-        let ports = [field(bytes, reply::SPORT).map(u16::from_be_bytes)?, field(bytes, reply::DPORT).map(u16::from_be_bytes)?];
-        let addresses = [address(family, field(bytes, reply::SRC)?), address(family, field(bytes, reply::DST)?)];
+        let ports = [
+            field(bytes, reply::SPORT).map(u16::from_be_bytes)?,
+            field(bytes, reply::DPORT).map(u16::from_be_bytes)?,
+        ];
+        let addresses = [
+            address(family, field(bytes, reply::SRC)?),
+            address(family, field(bytes, reply::DST)?),
+        ];
         let owner = field(bytes, reply::UID).map(u32::from_ne_bytes)?;
         let inode = field(bytes, reply::INODE).map(u32::from_ne_bytes)?;
         let cookie = field(bytes, reply::COOKIE).map(u64::from_ne_bytes)?;
         // A lookup that finds no connection answers with the listener.
-        let same = ports == [end.local_port(), end.peer_port()] && addresses == [end.local().ip(), end.peer().ip()];
+        let same = ports == [end.local_port(), end.peer_port()]
+            && addresses == [end.local().ip(), end.peer().ip()];
         let owned = 1u32.checked_shl(state).unwrap_or(0) & OWNED_STATES != 0 && inode != 0;
-        (same && owned).then_some(End { owner, inode, cookie, mark: flags(bytes).map(possession::mark_of) })
+        (same && owned).then_some(End {
+            owner,
+            inode,
+            cookie,
+            mark: flags(bytes).map(possession::mark_of),
+        })
     };
     get().map_or(Answer::NoSuchSocket, Answer::Is)
 }
@@ -306,7 +352,7 @@ fn address(family: c_int, octets: [u8; 16]) -> IpAddr {
     }
 }
 
-// ---- /proc/net/tcp -------------------------------------------------------------------------------------------
+// ---- /proc/net/tcp ------------------------------------------------------------------------------
 
 /// Lines that are read of one table: a bound on the time, not a limit that a host reaches.
 const LINES_MAX: usize = 1 << 20;
@@ -365,7 +411,8 @@ fn parse_line(line: &[u8], end: &Tuple) -> Option<End> {
     let number = |word: &[u8]| core::str::from_utf8(word).ok()?.parse().ok();
     let owner = number(words.nth(3)?)?;
     let inode = number(words.nth(1)?)?;
-    let same = local == (end.local().ip(), end.local_port()) && peer == (end.peer().ip(), end.peer_port());
+    let same =
+        local == (end.local().ip(), end.local_port()) && peer == (end.peer().ip(), end.peer_port());
     let owned = 1u32.checked_shl(state).unwrap_or(0) & OWNED_STATES != 0 && inode != 0;
     (same && owned).then_some(End { owner, inode, cookie: 0, mark: None })
 }

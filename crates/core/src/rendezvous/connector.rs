@@ -3,7 +3,8 @@
 use super::*;
 
 impl State {
-    /// An offer: taken up, if it holds water and its maker has shown that it holds the other end, or refused.
+    /// An offer: taken up, if it holds water and its maker has shown that it holds the other end,
+    /// or refused.
     pub(super) fn on_offer(&mut self, i: usize, offer: &proto::Offer) -> Result<(), Violation> {
         stats::count(Counter::OffersReceived);
         self.free_if_left(i, offer.slot as usize);
@@ -16,7 +17,8 @@ impl State {
         }
     }
 
-    /// A forked child of ours may have said the last word of our end of a slot, and could not say it here.
+    /// A forked child of ours may have said the last word of our end of a slot, and could not say
+    /// it here.
     fn free_if_left(&mut self, i: usize, slot: usize) {
         let Some(s) = self.link(i).and_then(|l| l.slots.get(slot)) else { return };
         // SAFETY: null or a socket, which is type-stable memory.
@@ -46,8 +48,15 @@ impl State {
             return Err(refuse::WITHDRAWN);
         }
         let arena = l.arenas.get(offer.arena as usize).ok_or(refuse::BAD_MEMORY)?;
-        let slot = l.slots.get(offer.slot as usize).filter(|_| (offer.slot as usize) < BY_KERNEL).ok_or(refuse::BAD_MEMORY)?;
-        let sizes = offer.ring_bytes.iter().all(|b| b.is_power_of_two() && (RING_MIN..=RING_MAX).contains(&(*b as usize)));
+        let slot = l
+            .slots
+            .get(offer.slot as usize)
+            .filter(|_| (offer.slot as usize) < BY_KERNEL)
+            .ok_or(refuse::BAD_MEMORY)?;
+        let sizes = offer
+            .ring_bytes
+            .iter()
+            .all(|b| b.is_power_of_two() && (RING_MIN..=RING_MAX).contains(&(*b as usize)));
         let places = offer.ring_offset.iter().all(|o| o % 64 == 0);
         if slot.state != SlotState::Free || !sizes || !places || !offer.fits(arena.bytes as u64) {
             return Err(refuse::BAD_MEMORY);
@@ -56,7 +65,12 @@ impl State {
     }
 
     /// Takes an offer up, or refuses it. `proof`: its maker holds the other end.
-    fn take_up(&mut self, i: usize, offer: &proto::Offer, proof: Option<PeerVerified>) -> Result<(), Violation> {
+    fn take_up(
+        &mut self,
+        i: usize,
+        offer: &proto::Offer,
+        proof: Option<PeerVerified>,
+    ) -> Result<(), Violation> {
         let key = Key(offer.token);
         if proof.is_none() {
             stats::count(Counter::AuthFailures);
@@ -66,15 +80,31 @@ impl State {
             return self.refuse(i, offer, REFUSE_NOT_AUTHENTICATED);
         }
         self.post(i, Message::Accept { token: offer.token, slot: offer.slot }, -1)?;
-        let Some((_, m)) = self.tables.as_mut().and_then(|t| t.connected.remove(key)) else { return Ok(()) };
+        let Some((_, m)) = self.tables.as_mut().and_then(|t| t.connected.remove(key)) else {
+            return Ok(());
+        };
         let Some(l) = self.links.get_mut(i) else { return Ok(()) };
-        let (Some(c), Some(arena), Some(s)) = (l.channel, l.arenas.get(offer.arena as usize), l.slots.get_mut(offer.slot as usize)) else { return Ok(()) };
+        let (Some(c), Some(arena), Some(s)) =
+            (l.channel, l.arenas.get(offer.arena as usize), l.slots.get_mut(offer.slot as usize))
+        else {
+            return Ok(());
+        };
         let [tx_at, rx_at] = offer.ring_offset.map(|o| usize::try_from(o).unwrap_or(usize::MAX));
         let [tx_bytes, rx_bytes] = offer.ring_bytes;
-        const { assert!(Direction::ConnectorToAcceptor as usize == 0 && Direction::AcceptorToConnector as usize == 1) };
+        const {
+            assert!(
+                Direction::ConnectorToAcceptor as usize == 0
+                    && Direction::AcceptorToConnector as usize == 1
+            )
+        };
         // SAFETY: `check_offer` found both rings inside of this arena, which is mapped whole.
         let (tx, rx) = unsafe { (arena.at.add(tx_at), arena.at.add(rx_at)) };
-        *s = Slot { state: SlotState::Live, socket: m.socket, generation: m.generation, ..Slot::FREE };
+        *s = Slot {
+            state: SlotState::Live,
+            socket: m.socket,
+            generation: m.generation,
+            ..Slot::FREE
+        };
         c.users.fetch_add(1, AcqRel);
         l.slots_used += 1;
         let used = l.slots_used;
@@ -89,8 +119,17 @@ impl State {
         Ok(())
     }
 
-    pub(super) fn on_channel(&mut self, i: usize, m: proto::Channel, fd: c_int) -> Result<Then, Violation> {
-        let ours = proto::Channel { channel_bytes: CHANNEL_BYTES as u64, slots: SLOTS as u32, places: PLACES as u32 };
+    pub(super) fn on_channel(
+        &mut self,
+        i: usize,
+        m: proto::Channel,
+        fd: c_int,
+    ) -> Result<Then, Violation> {
+        let ours = proto::Channel {
+            channel_bytes: CHANNEL_BYTES as u64,
+            slots: SLOTS as u32,
+            places: PLACES as u32,
+        };
         let fresh = self.link(i).is_some_and(|l| l.channel.is_none());
         if !fresh || m != ours || !arena::is_sealed(fd, CHANNEL_BYTES) {
             return Err(Violation::Malformed);
@@ -101,11 +140,21 @@ impl State {
         }
     }
 
-    pub(super) fn on_arena(&mut self, i: usize, m: proto::Arena, fd: c_int) -> Result<Then, Violation> {
-        let Some(l) = self.link_mut(i).filter(|l| l.channel.is_some()) else { return Err(Violation::Malformed) };
+    pub(super) fn on_arena(
+        &mut self,
+        i: usize,
+        m: proto::Arena,
+        fd: c_int,
+    ) -> Result<Then, Violation> {
+        let Some(l) = self.link_mut(i).filter(|l| l.channel.is_some()) else {
+            return Err(Violation::Malformed);
+        };
         let mapped: usize = l.arenas.iter().map(|a| a.bytes).sum();
         let after = usize::try_from(m.bytes).ok().and_then(|b| b.checked_add(mapped));
-        if m.arena as usize != l.arenas.len() || l.arenas.len() >= ARENAS_MAX || after.is_none_or(|b| b > MAPPED_BYTES_MAX) {
+        if m.arena as usize != l.arenas.len()
+            || l.arenas.len() >= ARENAS_MAX
+            || after.is_none_or(|b| b > MAPPED_BYTES_MAX)
+        {
             return Err(Violation::Malformed);
         }
         if l.arenas.try_reserve(1).is_err() {

@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// What a peer passes as a doorbell must be an eventfd: a read of anything else could block, or do worse. Asked in the thread whose number it is.
+/// What a peer passes as a doorbell must be an eventfd: a read of anything else could block, or do
+/// worse. Asked in the thread whose number it is.
 pub(super) fn is_doorbell(fd: c_int) -> bool {
     let mut path = [0u8; 48];
     let mut out = [0u8; 32];

@@ -4,7 +4,17 @@ use super::*;
 
 impl Port {
     const fn new(port: u16) -> Port {
-        Port { port, used_at: 0, links: 0, names: [0; NAMES as usize], tried_all: 0, try_at: 0, anew: false, shunned: 0, shunned_until: 0 }
+        Port {
+            port,
+            used_at: 0,
+            links: 0,
+            names: [0; NAMES as usize],
+            tried_all: 0,
+            try_at: 0,
+            anew: false,
+            shunned: 0,
+            shunned_until: 0,
+        }
     }
 }
 
@@ -23,7 +33,8 @@ impl State {
                 self.port_numbers.push(port);
                 return self.ports.len() - 1;
             }
-            let unused = self.ports.iter().enumerate().min_by_key(|(_, p)| (p.try_at != 0, p.used_at));
+            let unused =
+                self.ports.iter().enumerate().min_by_key(|(_, p)| (p.try_at != 0, p.used_at));
             unused.map_or(0, |(i, _)| i)
         });
         let (p, number) = (self.ports.get_mut(at)?, self.port_numbers.get_mut(at)?);
@@ -36,7 +47,11 @@ impl State {
     /// The links that take candidates for connections to `port`.
     pub(super) fn links_to(&self, port: u16) -> u64 {
         let all = self.known_port(port).map_or(0, |p| p.links);
-        self.links.iter().enumerate().filter(|(i, l)| all & 1 << i != 0 && l.takes_candidates()).fold(0, |m, (i, _)| m | 1 << i)
+        self.links
+            .iter()
+            .enumerate()
+            .filter(|(i, l)| all & 1 << i != 0 && l.takes_candidates())
+            .fold(0, |m, (i, _)| m | 1 << i)
     }
 
     /// Link `i` leads to somebody who accepts on `port`.
@@ -44,12 +59,15 @@ impl State {
         self.known_port(port).is_some_and(|p| p.links & 1 << i != 0)
     }
 
-    /// Link `i` has ended, or is no way to somebody who accepts any more. `shun`: whoever holds its names is left alone for a while.
+    /// Link `i` has ended, or is no way to somebody who accepts any more. `shun`: whoever holds its
+    /// names is left alone for a while.
     pub(super) fn forget_names(&mut self, i: usize, shun: bool) {
         let until = sys::now_ns() + SHUN_NS;
         for p in self.ports.iter_mut().filter(|p| p.links & 1 << i != 0) {
             p.links &= !(1 << i);
-            for (k, name) in p.names.iter_mut().enumerate().filter(|(_, name)| usize::from(**name) == i + 1) {
+            for (k, name) in
+                p.names.iter_mut().enumerate().filter(|(_, name)| usize::from(**name) == i + 1)
+            {
                 *name = 0;
                 if shun {
                     p.shunned |= 1 << k;
@@ -76,10 +94,13 @@ impl State {
         self.due(at);
     }
 
-    /// Whether somebody is known to accept on `port`; `later`: bytes have come from there, so they must be known by now.
+    /// Whether somebody is known to accept on `port`; `later`: bytes have come from there, so they
+    /// must be known by now.
     pub(crate) fn seek(&mut self, port: u16, later: bool) -> bool {
         let now = sys::now_ns();
-        if self.links_to(port) == 0 && !self.probe(port, if later { NAMES } else { QUICK_NAMES }, true) {
+        if self.links_to(port) == 0
+            && !self.probe(port, if later { NAMES } else { QUICK_NAMES }, true)
+        {
             return false;
         }
         let Some(p) = self.port(port) else { return true };
@@ -100,10 +121,15 @@ impl State {
 
     /// When the service thread has something to do of its own accord; 0: never.
     pub(crate) fn next_deed(&self) -> u64 {
-        [self.next_try, self.next_expiry, self.next_advert_look, self.next_proof_end].into_iter().filter(|t| *t != 0).min().unwrap_or(0)
+        [self.next_try, self.next_expiry, self.next_advert_look, self.next_proof_end]
+            .into_iter()
+            .filter(|t| *t != 0)
+            .min()
+            .unwrap_or(0)
     }
 
-    /// Looks for the peers of those connections whose time has come, and at ports whose time has. Service thread only.
+    /// Looks for the peers of those connections whose time has come, and at ports whose time has.
+    /// Service thread only.
     pub(crate) fn look(&mut self) {
         let now = sys::now_ns();
         if self.next_try == 0 || self.next_try > now {
@@ -124,8 +150,11 @@ impl State {
             }
             let (port, links, anew) = (p.port, p.links, p.anew);
             for i in (0..LINKS).filter(|i| links & 1 << i != 0) {
-                let Some(l) = self.link(i).filter(|l| l.takes_candidates() && l.is_orphan()) else { continue };
-                // Else the advert of its successor would not be looked for. By the link itself the child may have to ask for bytes.
+                let Some(l) = self.link(i).filter(|l| l.takes_candidates() && l.is_orphan()) else {
+                    continue;
+                };
+                // Else the advert of its successor would not be looked for. By the link itself the
+                // child may have to ask for bytes.
                 if l.users() == 0 {
                     self.end_link(i, Violation::Ended);
                 } else {
@@ -145,14 +174,17 @@ impl State {
         self.wake = false;
     }
 
-    /// A name is free when its holder takes the advert down, and the link goes on: whoever has it now would not be looked for.
+    /// A name is free when its holder takes the advert down, and the link goes on: whoever has it
+    /// now would not be looked for.
     fn forget_changed_names(&mut self, port: u16) {
         let Some(known) = self.known_port(port).map(|p| p.names) else { return };
         for (k, link) in (0..NAMES).zip(known).filter(|(_, link)| *link != 0) {
             let Some(l) = self.link(usize::from(link) - 1).map(|l| l.peer) else { continue };
             let fd = control_socket();
             let (name, len) = advert_name(port, k);
-            let same = fd < 0 || sys::connect(fd, name.get(..len).unwrap_or(&[])) >= 0 && auth::peer_of(fd) == Some(l);
+            let same = fd < 0
+                || sys::connect(fd, name.get(..len).unwrap_or(&[])) >= 0
+                    && auth::peer_of(fd) == Some(l);
             if fd >= 0 {
                 strangers::close(fd);
             }
@@ -169,7 +201,10 @@ impl State {
         let mut ports: Vec<(u16, bool)> = Vec::new();
         let Some(t) = self.tables.as_ref() else { return ports };
         let mut at = t.connected.newest();
-        while let Some((key, tuple, m)) = at.and_then(|key| t.connected.get(key).map(|(t, m)| (key, t, m))).filter(|(_, _, m)| m.look_at != 0) {
+        while let Some((key, tuple, m)) = at
+            .and_then(|key| t.connected.get(key).map(|(t, m)| (key, t, m)))
+            .filter(|(_, _, m)| m.look_at != 0)
+        {
             if m.look_at <= now && m.is_current() {
                 // (Those that there is no memory for are looked for by their own calls.)
                 if ports.try_reserve(1).is_err() {
@@ -185,7 +220,8 @@ impl State {
         ports
     }
 
-    /// Those whose time has come were looked for: says when they are next, or what is to be thought of their peers.
+    /// Those whose time has come were looked for: says when they are next, or what is to be thought
+    /// of their peers.
     fn judge_waiting(&mut self, now: u64) {
         let mut next = u64::MAX;
         let Some(t) = self.tables.as_mut() else { return };
@@ -197,7 +233,10 @@ impl State {
                 let Some(m) = table.get_mut(key).filter(|m| m.look_at != 0) else { break };
                 if m.look_at <= now {
                     m.looks = m.looks.saturating_add(1);
-                    m.look_at = LOOK_NS.get(usize::from(m.looks)).filter(|_| connector).map_or(0, |pause| now + pause);
+                    m.look_at = LOOK_NS
+                        .get(usize::from(m.looks))
+                        .filter(|_| connector)
+                        .map_or(0, |pause| now + pause);
                 }
                 if m.look_at != 0 {
                     next = next.min(m.look_at);
@@ -218,7 +257,8 @@ impl State {
         }
     }
 
-    /// Connects to the advertisers of `port` under the first `names` names that we have no link to; `one` will do.
+    /// Connects to the advertisers of `port` under the first `names` names that we have no link to;
+    /// `one` will do.
     fn probe(&mut self, port: u16, names: u8, one: bool) -> bool {
         let now = sys::now_ns();
         if strangers::is_overrun() {
@@ -273,13 +313,18 @@ impl State {
         found
     }
 
-    /// The link to whoever took the connection `fd` for `port`: one that is there, if that process accepts on other ports too, or a new one.
+    /// The link to whoever took the connection `fd` for `port`: one that is there, if that process
+    /// accepts on other ports too, or a new one.
     fn link_over(&mut self, fd: c_int, port: u16) -> Option<usize> {
         let named = self.known_port(port).map_or([0; NAMES as usize], |p| p.names);
         let peer = auth::peer_of(fd).filter(|p| p.pid != 0);
         let same = |l: &Link| l.takes_candidates() && Some(l.peer) == peer;
         // (Under two names of one port there are two processes, or one as two users.)
-        let there = self.links.iter().enumerate().position(|(i, l)| !named.contains(&(i as u8 + 1)) && same(l));
+        let there = self
+            .links
+            .iter()
+            .enumerate()
+            .position(|(i, l)| !named.contains(&(i as u8 + 1)) && same(l));
         if there.is_some() {
             strangers::close(fd);
             return there;
@@ -287,36 +332,55 @@ impl State {
         self.open_link(fd, Role::Connector)
     }
 
-    /// Advertises that this process accepts on `port`, as the user that it runs as. True: it does (already).
+    /// Advertises that this process accepts on `port`, as the user that it runs as. True: it does
+    /// (already).
     pub(crate) fn advertise(&mut self, port: u16, uid: u32) -> bool {
         let now = sys::now_ns();
         let epoll = self.epoll;
         let known = self.adverts.iter().position(|a| a.port == port && port != 0);
-        if let Some((i, a)) = known.and_then(|i| Some((i, self.adverts.get_mut(i)?))).filter(|(_, a)| a.deaf && a.fd >= 0) {
+        if let Some((i, a)) = known
+            .and_then(|i| Some((i, self.adverts.get_mut(i)?)))
+            .filter(|(_, a)| a.deaf && a.fd >= 0)
+        {
             if strangers::is_overrun() {
                 return false;
             }
-            let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: EVENT_ADVERT | i as u64 };
+            let mut event =
+                libc::epoll_event { events: libc::EPOLLIN as u32, u64: EVENT_ADVERT | i as u64 };
             // SAFETY: a live event.
             a.deaf = unsafe { sys::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, a.fd, &mut event) } < 0;
         }
-        if let Some(a) = known.and_then(|i| self.adverts.get(i)).filter(|a| a.uid == uid && (a.fd >= 0 || now < a.retry_at)) {
+        if let Some(a) = known
+            .and_then(|i| self.adverts.get(i))
+            .filter(|a| a.uid == uid && (a.fd >= 0 || now < a.retry_at))
+        {
             return a.fd >= 0;
         }
         let free = || self.adverts.iter().position(|a| a.port == 0);
-        let first = || self.adverts.iter().enumerate().min_by_key(|(_, a)| a.made_at).map(|(i, _)| i);
+        let first =
+            || self.adverts.iter().enumerate().min_by_key(|(_, a)| a.made_at).map(|(i, _)| i);
         let Some(i) = known.or_else(free).or_else(first) else { return false };
         let Some(a) = self.adverts.get_mut(i) else { return false };
         if a.fd >= 0 {
-            // Made by us as another user, so what it says of us is no longer true; or it makes room for another port.
+            // Made by us as another user, so what it says of us is no longer true; or it makes room
+            // for another port.
             strangers::close(a.fd);
         }
-        *a = Advert { port, fd: -1, uid, made_at: now, retry_at: now + RETRY_ADVERT_NS, unused_since: 0, deaf: false };
+        *a = Advert {
+            port,
+            fd: -1,
+            uid,
+            made_at: now,
+            retry_at: now + RETRY_ADVERT_NS,
+            unused_since: 0,
+            deaf: false,
+        };
         let fd = bind_advert(port);
         if fd < 0 {
             return false;
         }
-        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: EVENT_ADVERT | i as u64 };
+        let mut event =
+            libc::epoll_event { events: libc::EPOLLIN as u32, u64: EVENT_ADVERT | i as u64 };
         // SAFETY: a live event.
         if unsafe { sys::epoll_ctl(self.epoll, libc::EPOLL_CTL_ADD, fd, &mut event) } < 0 {
             fd_table::close_internal(fd);
@@ -337,8 +401,9 @@ impl State {
         }
     }
 
-    /// Takes down the adverts of ports that no socket of ours listens on, and that nobody who was accepted there needs.
-    /// Returns their places. (One too many is made again at the next accept.) Service thread only.
+    /// Takes down the adverts of ports that no socket of ours listens on, and that nobody who was
+    /// accepted there needs. Returns their places. (One too many is made again at the next accept.)
+    /// Service thread only.
     pub(crate) fn take_down_adverts(&mut self, listens: &Listens) -> u128 {
         let now = sys::now_ns();
         const { assert!(ADVERTS <= u128::BITS as usize) };
@@ -352,11 +417,19 @@ impl State {
             if a.unused_since == 0 {
                 a.unused_since = now;
             }
-            let mut needed = listens.awaited(a.port) && now.saturating_sub(a.unused_since) < UNUSED_ADVERT_NS;
-            if let Some(t) = self.tables.as_ref().filter(|_| now.saturating_sub(a.unused_since) < UNUSED_ADVERT_NS) {
+            let mut needed =
+                listens.awaited(a.port) && now.saturating_sub(a.unused_since) < UNUSED_ADVERT_NS;
+            if let Some(t) = self
+                .tables
+                .as_ref()
+                .filter(|_| now.saturating_sub(a.unused_since) < UNUSED_ADVERT_NS)
+            {
                 let mut at = t.accepted.oldest();
                 while let Some(key) = at.filter(|_| !needed) {
-                    needed = t.accepted.get(key).is_some_and(|(t, m)| t.local_port() == a.port && m.is_current());
+                    needed = t
+                        .accepted
+                        .get(key)
+                        .is_some_and(|(t, m)| t.local_port() == a.port && m.is_current());
                     at = t.accepted.after(key);
                 }
             }
@@ -381,14 +454,18 @@ impl State {
             let epoll = self.epoll;
             let Some(a) = self.adverts.get_mut(advert).filter(|a| a.fd >= 0) else { return true };
             if strangers::is_overrun() {
-                // Nobody is let in, and the advert is not heard, until the application accepts when they are gone.
+                // Nobody is let in, and the advert is not heard, until the application accepts when
+                // they are gone.
                 // SAFETY: deleting takes no event.
-                let _ = unsafe { sys::epoll_ctl(epoll, libc::EPOLL_CTL_DEL, a.fd, core::ptr::null_mut()) };
+                let _ = unsafe {
+                    sys::epoll_ctl(epoll, libc::EPOLL_CTL_DEL, a.fd, core::ptr::null_mut())
+                };
                 a.deaf = true;
                 return false;
             }
             let advert = a.fd;
-            let fd = numbers::make(|| sys::accept4(advert, libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC));
+            let fd =
+                numbers::make(|| sys::accept4(advert, libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC));
             if fd < 0 {
                 if [libc::EAGAIN, libc::EINTR, libc::ECONNABORTED].contains(&-fd) {
                     return true;
@@ -436,8 +513,8 @@ impl State {
         }
     }
 
-    /// A link has lost its last connection: it is looked at when it has been of no use for long. True: the service
-    /// thread has to learn of that.
+    /// A link has lost its last connection: it is looked at when it has been of no use for long.
+    /// True: the service thread has to learn of that.
     pub(super) fn became_idle(&mut self, i: usize) -> bool {
         let now = sys::now_ns();
         if let Some(l) = self.link_mut(i).filter(|l| l.is_read() && l.users() == 0) {
@@ -481,7 +558,11 @@ impl Listens {
         let mut all = Listens { on: Ports::NONE, accepted: Ports::NONE };
         fd_table::for_each(|fd, entry| match entry {
             fd_table::Entry::Listener(_) => all.on.add(socket::local_port(fd)),
-            fd_table::Entry::Socket(s, _) if s.is(socket::CANDIDATE) && !s.has(socket::flag::CONNECTOR) => all.accepted.add(s.tuple().local_port()),
+            fd_table::Entry::Socket(s, _)
+                if s.is(socket::CANDIDATE) && !s.has(socket::flag::CONNECTOR) =>
+            {
+                all.accepted.add(s.tuple().local_port())
+            }
             _ => {}
         });
         all
@@ -528,7 +609,13 @@ pub(super) fn name_of(what: &[u8], k: u32) -> ([u8; 48], usize) {
 
 /// A socket for a control connection, to which nobody can send descriptors yet.
 pub(super) fn control_socket() -> c_int {
-    let fd = numbers::make(|| sys::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK, 0));
+    let fd = numbers::make(|| {
+        sys::socket(
+            libc::AF_UNIX,
+            libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK,
+            0,
+        )
+    });
     if fd >= 0 {
         strangers::refuse_descriptors(fd);
     }
@@ -540,9 +627,14 @@ fn bind_advert(port: u16) -> c_int {
     if fd < 0 {
         return fd;
     }
-    // A child that goes on with a connection of its parent's keeps clear of the lowest names: one that its parent has just given up stands,
-    // in the connector's book, for the parent, as long as the link between those two lasts.
-    let start = if adoption::inherits() { QUICK_NAMES + (lifecycle::process() % u32::from(NAMES - QUICK_NAMES)) as u8 } else { 0 };
+    // A child that goes on with a connection of its parent's keeps clear of the lowest names: one
+    // that its parent has just given up stands, in the connector's book, for the parent, as long as
+    // the link between those two lasts.
+    let start = if adoption::inherits() {
+        QUICK_NAMES + (lifecycle::process() % u32::from(NAMES - QUICK_NAMES)) as u8
+    } else {
+        0
+    };
     for k in (start..NAMES).chain(0..start) {
         let (name, len) = advert_name(port, k);
         let r = sys::bind(fd, name.get(..len).unwrap_or(&[]));

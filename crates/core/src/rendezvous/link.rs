@@ -27,13 +27,17 @@ impl State {
         if strangers::is_overrun() {
             return None;
         }
-        if foreign && self.links.iter().filter(|l| l.phase != Phase::Free && l.peer.uid != me).count() >= FOREIGN_LINKS {
+        if foreign
+            && self.links.iter().filter(|l| l.phase != Phase::Free && l.peer.uid != me).count()
+                >= FOREIGN_LINKS
+        {
             return None;
         }
         self.links.iter().position(|l| l.phase == Phase::Free)
     }
 
-    /// Makes a link of a connected control socket (one of the library's own, which is closed when that fails).
+    /// Makes a link of a connected control socket (one of the library's own, which is closed when
+    /// that fails).
     pub(crate) fn open_link(&mut self, fd: c_int, role: Role) -> Option<usize> {
         let opened = self.try_open_link(fd, role);
         if opened.is_none() {
@@ -54,7 +58,8 @@ impl State {
         }
         self.serial = self.serial.wrapping_add(1);
         let serial = self.serial;
-        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: event_of(i, serial) };
+        let mut event =
+            libc::epoll_event { events: libc::EPOLLIN as u32, u64: event_of(i, serial) };
         // SAFETY: a live event.
         if unsafe { sys::epoll_ctl(self.epoll, libc::EPOLL_CTL_ADD, fd, &mut event) } < 0 {
             return None;
@@ -65,13 +70,24 @@ impl State {
         }
         let number = possession::number_of(fd, role);
         let l = self.link_mut(i)?;
-        *l = Link { phase: Phase::Greeting, serial, fd, role, peer, number, since: sys::now_ns(), ..Link::new() };
+        *l = Link {
+            phase: Phase::Greeting,
+            serial,
+            fd,
+            role,
+            peer,
+            number,
+            since: sys::now_ns(),
+            ..Link::new()
+        };
         Some(i)
     }
 
     /// Sends, or queues behind what could not be sent. Service thread only.
     pub(super) fn post(&mut self, i: usize, message: Message, fd: c_int) -> Result<(), Violation> {
-        let Some(l) = self.link_mut(i).filter(|l| l.is_read()) else { return Err(Violation::Ended) };
+        let Some(l) = self.link_mut(i).filter(|l| l.is_read()) else {
+            return Err(Violation::Ended);
+        };
         if l.queue.is_empty() {
             match packet::send(l.fd, &message, fd) {
                 0 => return Ok(()),
@@ -112,7 +128,10 @@ impl State {
         let epoll = self.epoll;
         if let Some(l) = self.link_mut(i).filter(|l| !l.blocked) {
             l.blocked = true;
-            let mut event = libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLOUT) as u32, u64: event_of(i, l.serial) };
+            let mut event = libc::epoll_event {
+                events: (libc::EPOLLIN | libc::EPOLLOUT) as u32,
+                u64: event_of(i, l.serial),
+            };
             // SAFETY: a live event.
             let _ = unsafe { sys::epoll_ctl(epoll, libc::EPOLL_CTL_MOD, l.fd, &mut event) };
         }
@@ -133,7 +152,8 @@ impl State {
             }
         }
         l.blocked = false;
-        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: event_of(i, l.serial) };
+        let mut event =
+            libc::epoll_event { events: libc::EPOLLIN as u32, u64: event_of(i, l.serial) };
         // SAFETY: a live event.
         let _ = unsafe { sys::epoll_ctl(epoll, libc::EPOLL_CTL_MOD, l.fd, &mut event) };
         let put_off = core::mem::take(&mut l.put_off);
@@ -174,8 +194,16 @@ impl State {
         }
         if fault || why == Violation::Impostor {
             if may_log(&mut self.logged_at) {
-                let what = if fault { "broke the rules of the agreement" } else { "is not, or no longer, who made the connection" };
-                warn_log!("process {} (user {}) {what}: its channel is given up", l.peer.pid, l.peer.uid);
+                let what = if fault {
+                    "broke the rules of the agreement"
+                } else {
+                    "is not, or no longer, who made the connection"
+                };
+                warn_log!(
+                    "process {} (user {}) {what}: its channel is given up",
+                    l.peer.pid,
+                    l.peer.uid
+                );
             }
         } else {
             debug_log!("link to process {} ended: {why:?}", l.peer.pid);
@@ -193,7 +221,8 @@ impl State {
         l.candidates = 0;
         if let Some(c) = l.channel {
             self.to_watch |= 1 << i;
-            // The descriptor itself stays ours until the last user left, so that nobody writes into another's.
+            // The descriptor itself stays ours until the last user left, so that nobody writes into
+            // another's.
             c.control.store(-1, Release);
             c.died_at.store(sys::now_ns(), Relaxed);
             c.dead.store(1, SeqCst);
@@ -216,13 +245,23 @@ impl State {
         };
         let connector = l.role == Role::Connector;
         if connector {
-            self.forget_names(i, matches!(why, Violation::Malformed | Violation::Impostor | Violation::OtherVersion | Violation::Kept));
+            self.forget_names(
+                i,
+                matches!(
+                    why,
+                    Violation::Malformed
+                        | Violation::Impostor
+                        | Violation::OtherVersion
+                        | Violation::Kept
+                ),
+            );
         }
         self.forget_link(i, reason);
         self.recycle(i);
     }
 
-    /// The peer of a channel has broken the rules on a connection. Its process and user, if that is to be logged.
+    /// The peer of a channel has broken the rules on a connection. Its process and user, if that is
+    /// to be logged.
     pub(crate) fn accuse(&mut self, channel: &Channel) -> Option<(u32, u32)> {
         let i = self.link_with(channel)?;
         record(i, |r| r.state.store(ChannelState::Corrupt as u32, Relaxed));
@@ -230,7 +269,8 @@ impl State {
         may_log(&mut self.logged_at).then_some((peer.pid, peer.uid))
     }
 
-    /// Takes a dead link out of the tables. For those of our sockets that nobody else was told of, successors are looked for.
+    /// Takes a dead link out of the tables. For those of our sockets that nobody else was told of,
+    /// successors are looked for.
     fn forget_link(&mut self, i: usize, reason: Reason) {
         let soon = sys::now_ns() + TRY_PAUSE_NS;
         let mut orphans = false;
@@ -246,7 +286,9 @@ impl State {
         let mut at = t.connected.oldest();
         while let Some(key) = at {
             at = t.connected.after(key);
-            let Some(m) = t.connected.get_mut(key).filter(|m| m.announced & (1 << i) != 0) else { continue };
+            let Some(m) = t.connected.get_mut(key).filter(|m| m.announced & (1 << i) != 0) else {
+                continue;
+            };
             m.announced &= !(1 << i);
             if m.announced == 0 && m.is_current() {
                 m.socket.set_reason(reason);
@@ -274,7 +316,10 @@ impl State {
 
     /// Frees a dead link when no socket is on its channel any more.
     pub(crate) fn recycle(&mut self, i: usize) {
-        let Some(l) = self.links.get_mut(i).filter(|l| l.phase == Phase::Dead && l.users() == 0) else { return };
+        let Some(l) = self.links.get_mut(i).filter(|l| l.phase == Phase::Dead && l.users() == 0)
+        else {
+            return;
+        };
         if let Some(c) = l.channel {
             for d in c.doorbells.iter().chain(&c.own_doorbells) {
                 let fd = d.swap(-1, AcqRel);
@@ -286,7 +331,8 @@ impl State {
                 s.store(core::ptr::null_mut(), Release);
             }
             shared::remove(c.mem.cast());
-            // SAFETY: the mapping is the channel's own; a late reader finds zeros, which say nothing.
+            // SAFETY: the mapping is the channel's own; a late reader finds zeros, which say
+            // nothing.
             let _ = unsafe { sys::map_over(c.mem.cast(), -1, CHANNEL_BYTES) };
             // Who has broken the rules is named until the record is used again.
             record(i, |r| {
@@ -315,7 +361,9 @@ impl State {
         };
         let mut all = self.links.iter().enumerate();
         let gone = all.find(|l| l.1.is_read() && l.1.is_orphan());
-        let victim = gone.or_else(|| self.links.iter().enumerate().filter(idle).min_by_key(|l| l.1.since)).map(|l| l.0);
+        let victim = gone
+            .or_else(|| self.links.iter().enumerate().filter(idle).min_by_key(|l| l.1.since))
+            .map(|l| l.0);
         if let Some(i) = victim {
             self.end_link(i, Violation::Evicted);
         }
@@ -323,14 +371,20 @@ impl State {
     }
 
     /// The channel of a link, made of `memfd`.
-    pub(super) fn make_channel(&mut self, i: usize, memfd: c_int) -> Result<&'static Channel, MemoryError> {
+    pub(super) fn make_channel(
+        &mut self,
+        i: usize,
+        memfd: c_int,
+    ) -> Result<&'static Channel, MemoryError> {
         let Some(l) = self.links.get(i) else { return Err(MemoryError::NoMemory) };
         let side = match l.role {
             Role::Acceptor => 0,
             Role::Connector => 1,
         };
         let (pid, fd) = (l.peer.pid, l.fd);
-        let Some(shell) = self.shells.get_mut(i).and_then(|s| s.get_mut(side)) else { return Err(MemoryError::NoMemory) };
+        let Some(shell) = self.shells.get_mut(i).and_then(|s| s.get_mut(side)) else {
+            return Err(MemoryError::NoMemory);
+        };
         if shell.is_null() {
             let mem = sys::map_private(CHANNEL_BYTES);
             let at = sys::map_private(size_of::<Channel>());
@@ -344,7 +398,8 @@ impl State {
                 return Err(MemoryError::NoMemory);
             }
             let at = at.cast::<Channel>();
-            // SAFETY: fresh zeroed memory of a Channel's size and alignment (pages); these two fields never change again.
+            // SAFETY: fresh zeroed memory of a Channel's size and alignment (pages); these two
+            // fields never change again.
             unsafe { (&raw mut (*at).mem).write(mem.cast()) };
             // SAFETY: as above.
             unsafe { (&raw mut (*at).side).write(side) };
@@ -390,7 +445,8 @@ impl State {
         Ok(c)
     }
 
-    /// In a forked child that gives up what it inherited: nobody here uses the parent's channels any more.
+    /// In a forked child that gives up what it inherited: nobody here uses the parent's channels
+    /// any more.
     pub(crate) fn give_up_inherited(&mut self) {
         for l in self.links.iter_mut().filter(|l| l.phase == Phase::Inherited) {
             if let Some(c) = l.channel {
@@ -412,9 +468,11 @@ impl State {
         }
     }
 
-    /// In a forked child: forgets what is the parent's alone, and keeps what inherited sockets need.
+    /// In a forked child: forgets what is the parent's alone, and keeps what inherited sockets
+    /// need.
     ///
-    /// Another thread of the parent may have been in the middle of a change, so nothing that owns memory is trusted.
+    /// Another thread of the parent may have been in the middle of a change, so nothing that owns
+    /// memory is trusted.
     pub(crate) fn after_fork(&mut self) {
         for a in &mut self.adverts {
             if a.fd >= 0 {
@@ -430,9 +488,11 @@ impl State {
         for l in &mut self.links {
             let mut old = core::mem::replace(l, Link::new());
             let channel = old.channel.take();
-            let keep = channel.is_some_and(|c| c.users.load(Acquire) != 0) && old.phase != Phase::Free;
+            let keep =
+                channel.is_some_and(|c| c.users.load(Acquire) != 0) && old.phase != Phase::Free;
             if let Some(c) = channel {
-                // What the peer was passed are the parent's doorbells. Its own are still needed where sockets are.
+                // What the peer was passed are the parent's doorbells. Its own are still needed
+                // where sockets are.
                 let theirs = if keep { &[][..] } else { &c.doorbells[..] };
                 for d in c.own_doorbells.iter().chain(theirs) {
                     let fd = d.swap(-1, AcqRel);
@@ -443,7 +503,15 @@ impl State {
             }
             if keep {
                 // Sockets of the parent's live on this channel, and now in this process too.
-                *l = Link { phase: Phase::Inherited, serial: old.serial, fd: old.fd, role: old.role, peer: old.peer, channel, ..Link::new() };
+                *l = Link {
+                    phase: Phase::Inherited,
+                    serial: old.serial,
+                    fd: old.fd,
+                    role: old.role,
+                    peer: old.peer,
+                    channel,
+                    ..Link::new()
+                };
             } else if old.fd >= 0 && old.phase != Phase::Free {
                 fd_table::close_internal(old.fd);
             }

@@ -1,6 +1,7 @@
 //! One packet of a control connection: the message, at most one descriptor, and who sends it.
 //!
-//! A packet is looked at before it is taken: where it brings descriptors, which may be anybody's files, only [`super::strangers`] takes it.
+//! A packet is looked at before it is taken: where it brings descriptors, which may be anybody's
+//! files, only [`super::strangers`] takes it.
 
 use super::auth::{self, Cred};
 use super::doorbell::is_doorbell;
@@ -44,15 +45,18 @@ fn empty_header() -> msghdr {
     unsafe { MaybeUninit::<msghdr>::zeroed().assume_init() }
 }
 
-/// Sends one message, with `fd` where it takes one (the caller keeps it). Never waits. Returns `-errno` or 0.
+/// Sends one message, with `fd` where it takes one (the caller keeps it). Never waits. Returns
+/// `-errno` or 0.
 ///
-/// Names the sending process and its effective user, which the kernel checks: who has given up a privilege cannot use it here.
+/// Names the sending process and its effective user, which the kernel checks: who has given up a
+/// privilege cannot use it here.
 pub(crate) fn send(control: c_int, message: &Message, fd: c_int) -> isize {
     let mut bytes = [0u8; MAX_MESSAGE];
     let len = message.encode(&mut bytes);
     let mut data = Control([0; CONTROL]);
     let mut creds = [0u8; 12];
-    for (to, from) in creds.chunks_exact_mut(4).zip([sys::getpid(), sys::geteuid(), sys::getegid()]) {
+    for (to, from) in creds.chunks_exact_mut(4).zip([sys::getpid(), sys::geteuid(), sys::getegid()])
+    {
         to.copy_from_slice(&from.to_ne_bytes());
     }
     let mut control_len = data.push(0, libc::SCM_CREDENTIALS, &creds);
@@ -72,7 +76,8 @@ pub(crate) fn send(control: c_int, message: &Message, fd: c_int) -> isize {
 /// What one call of [`receive`] brought.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Received {
-    /// A message; its descriptor (one of the library's own now, the receiver's to close) or -1; its sender.
+    /// A message; its descriptor (one of the library's own now, the receiver's to close) or -1; its
+    /// sender.
     Message(Message, c_int, Cred),
     /// A message that brings descriptors: it is still there.
     Files(Message),
@@ -90,7 +95,8 @@ pub(crate) enum Received {
     Malformed,
 }
 
-/// What a call of `recvmsg` brought: the length, the flags, the sender, and the descriptors with their number.
+/// What a call of `recvmsg` brought: the length, the flags, the sender, and the descriptors with
+/// their number.
 struct Taken<const N: usize> {
     len: isize,
     flags: c_int,
@@ -110,7 +116,9 @@ fn take<const N: usize>(control: c_int, bytes: &mut [u8], flags: c_int) -> Taken
     // Room for the sender alone leaves none for a descriptor.
     header.msg_controllen = space(size_of::<ucred>()) + if N == 0 { 0 } else { space(N * 4) };
     // SAFETY: the header describes live buffers with their lengths.
-    let len = unsafe { sys::recvmsg(control, &mut header, flags | libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC) };
+    let len = unsafe {
+        sys::recvmsg(control, &mut header, flags | libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC)
+    };
     let mut taken = Taken { len, flags: header.msg_flags, sender: None, fds: [-1; N], count: 0 };
     if len >= 0 {
         (taken.sender, taken.count) = read_control(&data, header.msg_controllen, &mut taken.fds);
@@ -140,7 +148,8 @@ fn decode(bytes: &[u8], len: isize) -> Result<Message, Received> {
 pub(crate) fn receive(control: c_int) -> Received {
     // One byte more than any message: a longer one is seen to be.
     let mut bytes = [0u8; MAX_MESSAGE + 1];
-    // Descriptors for which there is no room are not the last of their files while the packet is there.
+    // Descriptors for which there is no room are not the last of their files while the packet is
+    // there.
     let seen = take::<0>(control, &mut bytes, libc::MSG_PEEK);
     if let Some(nothing) = without_message(seen.len) {
         return nothing;
@@ -149,7 +158,9 @@ pub(crate) fn receive(control: c_int) -> Received {
         Ok(m) => m,
         Err(why) => return why,
     };
-    let Some(sender) = seen.sender.filter(|_| seen.flags & libc::MSG_TRUNC == 0) else { return Received::Malformed };
+    let Some(sender) = seen.sender.filter(|_| seen.flags & libc::MSG_TRUNC == 0) else {
+        return Received::Malformed;
+    };
     let brings = seen.flags & libc::MSG_CTRUNC != 0;
     if brings != (message.fds() != 0) {
         return Received::Malformed;
@@ -158,12 +169,21 @@ pub(crate) fn receive(control: c_int) -> Received {
         return Received::Files(message);
     }
     // SAFETY: no buffer: takes the packet that was just seen. (Nobody else receives here.)
-    let _ = unsafe { sys::recvfrom(control, core::ptr::null_mut(), 0, libc::MSG_DONTWAIT, core::ptr::null_mut(), core::ptr::null_mut()) };
+    let _ = unsafe {
+        sys::recvfrom(
+            control,
+            core::ptr::null_mut(),
+            0,
+            libc::MSG_DONTWAIT,
+            core::ptr::null_mut(),
+            core::ptr::null_mut(),
+        )
+    };
     Received::Message(message, -1, sender)
 }
 
-/// Receives one message with all descriptors that it brings, into the calling thread's table; returns one of them, if there is only one, and
-/// how many there are.
+/// Receives one message with all descriptors that it brings, into the calling thread's table;
+/// returns one of them, if there is only one, and how many there are.
 pub(super) fn receive_files(control: c_int) -> (Received, c_int, usize) {
     let mut bytes = [0u8; MAX_MESSAGE + 1];
     let taken = take::<FDS_MAX>(control, &mut bytes, 0);
@@ -172,26 +192,38 @@ pub(super) fn receive_files(control: c_int) -> (Received, c_int, usize) {
     let got = without_message(taken.len).unwrap_or_else(|| match decode(&bytes, taken.len) {
         Err(why) => why,
         Ok(m) => match taken.sender.filter(|_| taken.flags & libc::MSG_TRUNC == 0) {
-            Some(_) if taken.count < usize::from(m.fds()) && taken.flags & libc::MSG_CTRUNC != 0 => Received::NoDescriptor,
-            Some(sender) if taken.count == usize::from(m.fds()) && taken.flags & libc::MSG_CTRUNC == 0 => Received::Message(m, -1, sender),
+            Some(_)
+                if taken.count < usize::from(m.fds()) && taken.flags & libc::MSG_CTRUNC != 0 =>
+            {
+                Received::NoDescriptor
+            }
+            Some(sender)
+                if taken.count == usize::from(m.fds()) && taken.flags & libc::MSG_CTRUNC == 0 =>
+            {
+                Received::Message(m, -1, sender)
+            }
             _ => Received::Malformed,
         },
     });
     (got, fd, taken.count)
 }
 
-/// Whether a file is what the message promises: memory whose size is fixed, or a doorbell. No question is asked that a file system
-/// of somebody's own would have to answer.
+/// Whether a file is what the message promises: memory whose size is fixed, or a doorbell. No
+/// question is asked that a file system of somebody's own would have to answer.
 pub(super) fn is_what_it_should_be(got: &Received, fd: c_int) -> bool {
     match got {
-        Received::Message(Message::Channel(m), ..) => usize::try_from(m.channel_bytes).is_ok_and(|bytes| arena::is_sealed(fd, bytes)),
-        Received::Message(Message::Arena(m), ..) => usize::try_from(m.bytes).is_ok_and(|bytes| arena::is_sealed(fd, bytes)),
+        Received::Message(Message::Channel(m), ..) => {
+            usize::try_from(m.channel_bytes).is_ok_and(|bytes| arena::is_sealed(fd, bytes))
+        }
+        Received::Message(Message::Arena(m), ..) => {
+            usize::try_from(m.bytes).is_ok_and(|bytes| arena::is_sealed(fd, bytes))
+        }
         Received::Message(Message::Place { .. }, ..) => is_doorbell(fd),
         _ => false,
     }
 }
 
-// ---- within the process ------------------------------------------------------------------------------------------
+// ---- within the process -------------------------------------------------------------------------
 
 /// Whether this process is at the other end.
 pub(super) fn is_self(fd: c_int) -> bool {
@@ -229,7 +261,11 @@ fn read_control(data: &Control, len: usize, fds: &mut [c_int]) -> (Option<Cred>,
     let mut at = 0usize;
     // Two kinds of control messages are possible here.
     for _ in 0..4 {
-        let Some(size) = data.0.get(at..).and_then(|d| d.first_chunk().copied()).map(usize::from_ne_bytes) else { break };
+        let Some(size) =
+            data.0.get(at..).and_then(|d| d.first_chunk().copied()).map(usize::from_ne_bytes)
+        else {
+            break;
+        };
         let end = at.saturating_add(size);
         if size < HEADER || end > len.min(CONTROL) {
             break;

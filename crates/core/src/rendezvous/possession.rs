@@ -1,21 +1,26 @@
-//! Proof that the process at the other end of a link holds the other end of a TCP connection: it shows marks on that very socket.
+//! Proof that the process at the other end of a link holds the other end of a TCP connection: it
+//! shows marks on that very socket.
 //!
-//! A *mark* is the values of five options which mean nothing on a connected TCP socket. Only who has the socket can set them, and
-//! everybody on the host may read them (`NETLINK_SOCK_DIAG`). The marks of a proof are those of its link: they spell the number under which
-//! the connecting side's control socket is bound, and the kernel gives no such name twice at a time. So whoever stands between two
-//! processes has two links, with two numbers, and the marks that one end shows are not those that the other looks for.
+//! A *mark* is the values of five options which mean nothing on a connected TCP socket. Only who
+//! has the socket can set them, and everybody on the host may read them (`NETLINK_SOCK_DIAG`). The
+//! marks of a proof are those of its link: they spell the number under which the connecting side's
+//! control socket is bound, and the kernel gives no such name twice at a time. So whoever stands
+//! between two processes has two links, with two numbers, and the marks that one end shows are not
+//! those that the other looks for.
 //!
-//! Both ends show at the same time, in turns; each goes on only after it has seen the other's mark of that turn. `docs/design/possession.md`
-//! says why nothing can be put together from several proofs, and what is done where the kernel shows no options.
+//! Both ends show at the same time, in turns; each goes on only after it has seen the other's mark
+//! of that turn. `docs/design/possession.md` says why nothing can be put together from several
+//! proofs, and what is done where the kernel shows no options.
 
 use super::*;
 use crate::rendezvous::auth::End;
 
-/// The proof. Nothing is handed over, and nothing received is mapped into a connection, without one.
+/// The proof. Nothing is handed over, and nothing received is mapped into a connection, without
+/// one.
 #[derive(Debug)]
 pub(crate) struct PeerVerified(());
 
-// ---- marks -------------------------------------------------------------------------------------------------------
+// ---- marks --------------------------------------------------------------------------------------
 
 /// Shows something at all; the turn is an odd one; three bits of the number.
 pub(crate) const SHOWN: u8 = 16;
@@ -27,13 +32,19 @@ const IP_RECVERR_RFC4884: c_int = 26;
 const IP_MULTICAST_ALL: c_int = 49;
 
 /// The options, with their bits of a mark.
-pub(crate) const OPTIONS: [(c_int, u8); 5] =
-    [(IP_RECVERR_RFC4884, SHOWN), (libc::IP_MULTICAST_LOOP, ODD), (IP_MULTICAST_ALL, 4), (libc::IP_FREEBIND, 2), (IP_BIND_ADDRESS_NO_PORT, 1)];
+pub(crate) const OPTIONS: [(c_int, u8); 5] = [
+    (IP_RECVERR_RFC4884, SHOWN),
+    (libc::IP_MULTICAST_LOOP, ODD),
+    (IP_MULTICAST_ALL, 4),
+    (libc::IP_FREEBIND, 2),
+    (IP_BIND_ADDRESS_NO_PORT, 1),
+];
 
 /// Marks of a proof. The first says that one begins, and is the same in all.
 pub(crate) const TURNS: u8 = 6;
 
-/// Numbers of links: as many as the later marks can spell. (An even one is never empty: that is the first.)
+/// Numbers of links: as many as the later marks can spell. (An even one is never empty: that is the
+/// first.)
 pub(super) const NUMBERS: u16 = 8 * 7 * 8 * 7 * 8;
 
 /// What the ends of link `number` show at `turn`.
@@ -55,7 +66,8 @@ const fn mark(number: u16, turn: u8) -> u8 {
     }
 }
 
-/// The mark in the kernel's `struct inet_diag_sockopt` (linux/inet_diag.h), as little-endian machines lay its bits out.
+/// The mark in the kernel's `struct inet_diag_sockopt` (linux/inet_diag.h), as little-endian
+/// machines lay its bits out.
 pub(super) fn mark_of([low, high]: [u8; 2]) -> u8 {
     let bits = [(high >> 1, SHOWN), (low >> 4, ODD), (low >> 6, 4), (low >> 2, 2), (high, 1)];
     bits.into_iter().fold(0, |mark, (flag, bit)| mark | if flag & 1 != 0 { bit } else { 0 })
@@ -74,15 +86,17 @@ fn shown_by(fd: c_int) -> Option<u8> {
     Some(mark)
 }
 
-/// What a socket is to show when a proof is over that found it with these options. (A mark was left behind by an earlier program of this process,
-/// which ended in the middle of a proof: then they are the kernel's own again.)
+/// What a socket is to show when a proof is over that found it with these options. (A mark was left
+/// behind by an earlier program of this process, which ended in the middle of a proof: then they
+/// are the kernel's own again.)
 const fn at_rest(before: u8) -> u8 {
     if before & SHOWN != 0 { ODD | 4 } else { before }
 }
 
 /// From one mark to another. In between nothing is shown: never a third one.
 fn show(fd: c_int, from: u8, to: u8) -> bool {
-    let set = |name: c_int, on: bool| sys::setsockopt(fd, libc::IPPROTO_IP, name, &c_int::from(on)) >= 0;
+    let set =
+        |name: c_int, on: bool| sys::setsockopt(fd, libc::IPPROTO_IP, name, &c_int::from(on)) >= 0;
     let [(shown, _), others @ ..] = OPTIONS;
     let mut ok = from & SHOWN == 0 || set(shown, false);
     for (name, bit) in others {
@@ -93,7 +107,7 @@ fn show(fd: c_int, from: u8, to: u8) -> bool {
     ok && (to & SHOWN == 0 || set(shown, true))
 }
 
-// ---- proofs under way --------------------------------------------------------------------------------------------
+// ---- proofs under way ---------------------------------------------------------------------------
 
 /// Proofs at a time; others wait for theirs.
 pub(crate) const PROOFS: usize = 128;
@@ -124,7 +138,8 @@ pub(crate) struct Proof {
     at_rest: u8,
 }
 
-/// What the service thread has to look at without the lock: whether the other end of a connection shows a mark.
+/// What the service thread has to look at without the lock: whether the other end of a connection
+/// shows a mark.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Look {
     /// As its holder sees it.
@@ -159,7 +174,9 @@ impl Look {
         let shown = match (sees, auth::look(&self.end)) {
             (Some(true), Some(end)) => end.mark == Some(self.mark),
             // Of our own end we are told no options either: the user is all there is to go by.
-            (Some(false), Some(end)) => end.mark.is_none_or(|mark| mark == self.mark) && auth::may_be(self.peer, end.owner),
+            (Some(false), Some(end)) => {
+                end.mark.is_none_or(|mark| mark == self.mark) && auth::may_be(self.peer, end.owner)
+            }
             _ => false,
         };
         Seen { shown, own }
@@ -194,8 +211,9 @@ impl Proof {
         self.socket.is(socket::CANDIDATE) && self.may_touch()
     }
 
-    /// Under the service's lock its descriptor stays what it is: who closes the number of a candidate, or of what was one, or makes it anything but
-    /// plain, comes by here before he goes on (`service::closing`, `forget`, `renamed`, `last_look`).
+    /// Under the service's lock its descriptor stays what it is: who closes the number of a
+    /// candidate, or of what was one, or makes it anything but plain, comes by here before he goes
+    /// on (`service::closing`, `forget`, `renamed`, `last_look`).
     fn may_touch(&self) -> bool {
         (self.socket.is(socket::CANDIDATE) || self.socket.is(socket::PLAIN)) && self.has_carrier()
     }
@@ -209,7 +227,8 @@ impl Proof {
         self.socket.fd.load(Acquire)
     }
 
-    /// False: its socket is no candidate any more. (Where options cannot be set it shows nothing, which the peer sees, or the kernel shows none.)
+    /// False: its socket is no candidate any more. (Where options cannot be set it shows nothing,
+    /// which the peer sees, or the kernel shows none.)
     fn show(&mut self, mark: u8) -> bool {
         if !self.is_open() {
             return false;
@@ -235,14 +254,19 @@ impl State {
         self.link(i)?.number
     }
 
-    /// Begins the proof for a waiting accepted socket and a candidate of a peer's, if there are both. `own`: what the kernel tells of our end.
-    /// Service thread only.
+    /// Begins the proof for a waiting accepted socket and a candidate of a peer's, if there are
+    /// both. `own`: what the kernel tells of our end. Service thread only.
     pub(crate) fn prove(&mut self, tuple: &Tuple, own: Option<End>) {
         for _ in 0..RIVALS {
             let Some((waiting, candidate)) = self.pair_for(tuple) else { return };
             let Some(t) = self.tables.as_ref() else { return };
-            let (Some((_, m)), Some((_, theirs))) = (t.accepted.get(waiting), t.candidates.get(candidate)) else { return };
-            let (socket, generation, i, token) = (m.socket, m.generation, theirs.link, theirs.token);
+            let (Some((_, m)), Some((_, theirs))) =
+                (t.accepted.get(waiting), t.candidates.get(candidate))
+            else {
+                return;
+            };
+            let (socket, generation, i, token) =
+                (m.socket, m.generation, theirs.link, theirs.token);
             if self.proofs.iter().flatten().any(|p| p.is_of(socket)) {
                 return;
             }
@@ -268,20 +292,55 @@ impl State {
     }
 
     /// Shows the first mark. False: that cannot be done.
-    fn begin(&mut self, i: usize, socket: &'static Socket, generation: u32, token: u64, own: Option<End>, accepting: bool) -> bool {
+    fn begin(
+        &mut self,
+        i: usize,
+        socket: &'static Socket,
+        generation: u32,
+        token: u64,
+        own: Option<End>,
+        accepting: bool,
+    ) -> bool {
         let until = sys::now_ns() + PATIENCE_NS;
-        let Some((number, serial, control)) = self.link(i).and_then(|l| Some((l.number?, l.serial, l.fd))) else { return false };
+        let Some((number, serial, control)) =
+            self.link(i).and_then(|l| Some((l.number?, l.serial, l.fd)))
+        else {
+            return false;
+        };
         let fd = socket.fd.load(Acquire);
         let Some((own, cookie)) = own.zip(number_by(fd, SO_COOKIE)) else { return false };
-        // What is looked at is this very connection, and the link's number is one of a kind where it is.
-        let same = if own.cookie != 0 { own.cookie == cookie } else { sys::inode(fd).is_some_and(|(_, inode)| inode == u64::from(own.inode)) };
+        // What is looked at is this very connection, and the link's number is one of a kind where
+        // it is.
+        let same = if own.cookie != 0 {
+            own.cookie == cookie
+        } else {
+            sys::inode(fd).is_some_and(|(_, inode)| inode == u64::from(own.inode))
+        };
         let sees = own.mark.is_some();
-        if !same || !in_one_namespace(control, fd) || !(sees || self.is_first_time(socket, accepting)) {
+        if !same
+            || !in_one_namespace(control, fd)
+            || !(sees || self.is_first_time(socket, accepting))
+        {
             return false;
         }
-        let mut p =
-            Proof { socket, generation, cookie, accepting, sees, link: i, serial, token, turn: 0, until, shown: None, at_rest: 0 };
-        let Some(free) = self.proofs.iter_mut().find(|p| p.is_none()).filter(|_| p.is_open()) else { return false };
+        let mut p = Proof {
+            socket,
+            generation,
+            cookie,
+            accepting,
+            sees,
+            link: i,
+            serial,
+            token,
+            turn: 0,
+            until,
+            shown: None,
+            at_rest: 0,
+        };
+        let Some(free) = self.proofs.iter_mut().find(|p| p.is_none()).filter(|_| p.is_open())
+        else {
+            return false;
+        };
         p.shown = shown_by(fd);
         p.at_rest = p.shown.map_or(0, at_rest);
         p.show(mark(number, 0));
@@ -292,8 +351,9 @@ impl State {
         true
     }
 
-    /// Who does not see the other end goes from turn to turn as he is told. He goes through one proof alone for a connection: the marks of several could be
-    /// put together to what somebody else looks for.
+    /// Who does not see the other end goes from turn to turn as he is told. He goes through one
+    /// proof alone for a connection: the marks of several could be put together to what somebody
+    /// else looks for.
     fn is_first_time(&mut self, socket: &'static Socket, accepting: bool) -> bool {
         let tuple = socket.tuple();
         let Some(t) = self.tables.as_mut() else { return false };
@@ -305,7 +365,8 @@ impl State {
     /// Ends proofs: their sockets are as they were.
     pub(super) fn end_proofs(&mut self, which: impl Fn(&Proof) -> bool) {
         for place in &mut self.proofs {
-            // (One whose socket is on its way to something else is ended by who takes it there, in a moment.)
+            // (One whose socket is on its way to something else is ended by who takes it there, in
+            // a moment.)
             if let Some(p) = place.filter(|p| which(p) && (p.may_touch() || !p.has_carrier())) {
                 p.undo();
                 *place = None;
@@ -317,7 +378,8 @@ impl State {
         self.end_proofs(|p| p.is_of(socket));
     }
 
-    /// As [`end_proofs_of`](Self::end_proofs_of), for who is about to close the socket's descriptor, or has changed its state.
+    /// As [`end_proofs_of`](Self::end_proofs_of), for who is about to close the socket's
+    /// descriptor, or has changed its state.
     pub(crate) fn end_proofs_at_last(&mut self, socket: &Socket) {
         for place in &mut self.proofs {
             if let Some(p) = place.filter(|p| p.is_of(socket)) {
@@ -340,12 +402,17 @@ impl State {
 
     fn proof(&mut self, i: usize, token: u64) -> Option<&mut Proof> {
         let serial = self.link(i)?.serial;
-        self.proofs.iter_mut().flatten().find(|p| p.link == i && p.serial == serial && p.token == token)
+        self.proofs
+            .iter_mut()
+            .flatten()
+            .find(|p| p.link == i && p.serial == serial && p.token == token)
     }
 
     /// The peer shows the mark of `turn` for a connection: what is to be looked at.
     pub(super) fn on_turn(&mut self, i: usize, token: u64, turn: u8) -> Then {
-        let Some((role, peer, serial)) = self.link(i).map(|l| (l.role, l.peer, l.serial)) else { return Then::Nothing };
+        let Some((role, peer, serial)) = self.link(i).map(|l| (l.role, l.peer, l.serial)) else {
+            return Then::Nothing;
+        };
         let Some(number) = self.number(i) else { return Then::Nothing };
         let expected = match self.proof(i, token) {
             Some(p) if role == Role::Acceptor => p.turn,
@@ -353,22 +420,43 @@ impl State {
             None => 0,
         };
         let tuple = match role {
-            Role::Acceptor => self.proof(i, token).filter(|p| p.accepting).map(|p| p.socket.tuple()),
+            Role::Acceptor => {
+                self.proof(i, token).filter(|p| p.accepting).map(|p| p.socket.tuple())
+            }
             // (Only who was told of it.)
-            Role::Connector => self.tables.as_ref().and_then(|t| t.connected.get(Key(token))).filter(|(_, m)| m.announced & 1 << i != 0).map(|(t, _)| *t),
+            Role::Connector => self
+                .tables
+                .as_ref()
+                .and_then(|t| t.connected.get(Key(token)))
+                .filter(|(_, m)| m.announced & 1 << i != 0)
+                .map(|(t, _)| *t),
         };
-        // What comes late, of a proof that was given up, says nothing. A connector begins anew whenever it is asked.
+        // What comes late, of a proof that was given up, says nothing. A connector begins anew
+        // whenever it is asked.
         let begins = turn == 0 && role == Role::Connector;
-        let Some(tuple) = tuple.filter(|_| (turn == expected || begins) && turn < TURNS) else { return Then::Nothing };
+        let Some(tuple) = tuple.filter(|_| (turn == expected || begins) && turn < TURNS) else {
+            return Then::Nothing;
+        };
         let sees = self.proof(i, token).filter(|_| !begins).map(|p| p.sees);
         if begins && !self.may_prove() && self.proof(i, token).is_none() {
             // When there is a place. (As many as acceptors have places.)
-            if self.turns_put_off.len() < LINKS * PROOFS && self.turns_put_off.try_reserve(1).is_ok() {
+            if self.turns_put_off.len() < LINKS * PROOFS
+                && self.turns_put_off.try_reserve(1).is_ok()
+            {
                 self.turns_put_off.push_back((i, serial, token));
             }
             return Then::Nothing;
         }
-        Then::Look(Look { end: tuple.mirrored(), mark: mark(number, turn), peer, link: i, serial, token, turn, sees })
+        Then::Look(Look {
+            end: tuple.mirrored(),
+            mark: mark(number, turn),
+            peer,
+            link: i,
+            serial,
+            token,
+            turn,
+            sees,
+        })
     }
 
     /// A connector's proof for which there was no place.
@@ -390,16 +478,31 @@ impl State {
     /// The other end was looked at: on with the proof, or an end to it.
     pub(crate) fn looked(&mut self, look: Look, seen: Seen) -> Result<Then, Violation> {
         let Look { link: i, token, turn, .. } = look;
-        let Some(role) = self.link(i).filter(|l| l.serial == look.serial && l.is_read()).map(|l| l.role) else { return Ok(Then::Nothing) };
+        let Some(role) =
+            self.link(i).filter(|l| l.serial == look.serial && l.is_read()).map(|l| l.role)
+        else {
+            return Ok(Then::Nothing);
+        };
         match role {
             Role::Acceptor => self.looked_at_connector(i, token, turn, seen.shown),
-            Role::Connector => self.looked_at_acceptor(i, token, turn, seen).map(|()| Then::Nothing),
+            Role::Connector => {
+                self.looked_at_acceptor(i, token, turn, seen).map(|()| Then::Nothing)
+            }
         }
     }
 
-    fn looked_at_connector(&mut self, i: usize, token: u64, turn: u8, shown: bool) -> Result<Then, Violation> {
+    fn looked_at_connector(
+        &mut self,
+        i: usize,
+        token: u64,
+        turn: u8,
+        shown: bool,
+    ) -> Result<Then, Violation> {
         let number = self.number(i);
-        let Some(p) = self.proof(i, token).filter(|p| p.accepting && p.turn == turn && p.is_open()) else { return Ok(Then::Nothing) };
+        let Some(p) = self.proof(i, token).filter(|p| p.accepting && p.turn == turn && p.is_open())
+        else {
+            return Ok(Then::Nothing);
+        };
         let tuple = p.socket.tuple();
         let next = turn + 1;
         if shown && next < TURNS {
@@ -418,24 +521,39 @@ impl State {
         // Somebody else may have a claim to it.
         let then = if proof.is_some() { Then::Nothing } else { Then::Agree(tuple) };
         let t = self.tables.as_ref();
-        let found = t.and_then(|t| Some((t.accepted.find(&tuple, |m| m.is(socket))?, t.candidates.find_number(token, |x| x.link == i)?)));
+        let found = t.and_then(|t| {
+            Some((
+                t.accepted.find(&tuple, |m| m.is(socket))?,
+                t.candidates.find_number(token, |x| x.link == i)?,
+            ))
+        });
         if let Some((waiting, candidate)) = found {
             self.offer(waiting, candidate, proof);
         }
         Ok(then)
     }
 
-    fn looked_at_acceptor(&mut self, i: usize, token: u64, turn: u8, seen: Seen) -> Result<(), Violation> {
+    fn looked_at_acceptor(
+        &mut self,
+        i: usize,
+        token: u64,
+        turn: u8,
+        seen: Seen,
+    ) -> Result<(), Violation> {
         let shown = seen.shown;
         let number = self.number(i);
-        let Some((_, m)) = self.tables.as_ref().and_then(|t| t.connected.get(Key(token))) else { return Ok(()) };
+        let Some((_, m)) = self.tables.as_ref().and_then(|t| t.connected.get(Key(token))) else {
+            return Ok(());
+        };
         let (socket, generation) = (m.socket, m.generation);
         let mut on = shown;
         if shown && turn == 0 {
             self.end_proofs_of(socket);
             on = self.begin(i, socket, generation, token, seen.own, false);
         } else if shown {
-            let Some(p) = self.proof(i, token).filter(|p| p.turn + 1 == turn) else { return Ok(()) };
+            let Some(p) = self.proof(i, token).filter(|p| p.turn + 1 == turn) else {
+                return Ok(());
+            };
             p.turn = turn;
             p.until = sys::now_ns() + PATIENCE_NS;
             on = number.is_some_and(|n| p.show(mark(n, turn)));
@@ -474,20 +592,27 @@ impl State {
         Then::Agree(p.socket.tuple())
     }
 
-    /// Connector: whether the peer of link `i` has shown, for this connection, all there is to show. The proof ends with the answer.
+    /// Connector: whether the peer of link `i` has shown, for this connection, all there is to
+    /// show. The proof ends with the answer.
     pub(super) fn take_proof(&mut self, i: usize, token: u64) -> Option<PeerVerified> {
         let done = self.proof(i, token).is_some_and(|p| !p.accepting && p.turn + 1 == TURNS);
         self.end_proofs(|p| p.link == i && p.token == token);
         done.then_some(PeerVerified(()))
     }
 
-    /// Gives up proofs that do not go on. Returns a connection to which somebody else may have a claim. Service thread only.
+    /// Gives up proofs that do not go on. Returns a connection to which somebody else may have a
+    /// claim. Service thread only.
     pub(crate) fn give_up_proofs(&mut self) -> Option<Tuple> {
         let now = sys::now_ns();
         if self.next_proof_end == 0 || self.next_proof_end > now {
             return None;
         }
-        for p in self.proofs.iter_mut().flatten().filter(|p| p.until <= now && !p.may_touch() && p.has_carrier()) {
+        for p in self
+            .proofs
+            .iter_mut()
+            .flatten()
+            .filter(|p| p.until <= now && !p.may_touch() && p.has_carrier())
+        {
             // It ends in a moment.
             p.until = now + PATIENCE_NS;
         }
@@ -503,12 +628,14 @@ impl State {
         Some(p.socket.tuple())
     }
 
-    /// Acceptor: the peer of link `i` could not prove its claim to a socket. Others come first from here on.
+    /// Acceptor: the peer of link `i` could not prove its claim to a socket. Others come first from
+    /// here on.
     pub(super) fn bar(&mut self, socket: &Socket, i: usize, token: u64) {
         self.forget_candidate(i, token);
         let tuple = socket.tuple();
         if let Some(t) = self.tables.as_mut()
-            && let Some(m) = t.accepted.find(&tuple, |m| m.is(socket)).and_then(|key| t.accepted.get_mut(key))
+            && let Some(m) =
+                t.accepted.find(&tuple, |m| m.is(socket)).and_then(|key| t.accepted.get_mut(key))
         {
             m.barred |= 1 << i;
         }
@@ -516,21 +643,26 @@ impl State {
 
     /// Acceptor: drops what the peer of link `i` said of a connection.
     pub(super) fn forget_candidate(&mut self, i: usize, token: u64) {
-        let known = self.tables.as_mut().and_then(|t| t.candidates.find_number(token, |x| x.link == i).and_then(|key| t.candidates.remove(key)));
+        let known = self.tables.as_mut().and_then(|t| {
+            t.candidates
+                .find_number(token, |x| x.link == i)
+                .and_then(|key| t.candidates.remove(key))
+        });
         if let Some(l) = self.links.get_mut(i).filter(|_| known.is_some()) {
             l.candidates = l.candidates.saturating_sub(1);
         }
     }
 }
 
-// ---- names -------------------------------------------------------------------------------------------------------
+// ---- names --------------------------------------------------------------------------------------
 
 /// `sockaddr_un` of the connecting side of link `number`, and its length.
 fn link_name(number: u16) -> ([u8; 48], usize) {
     finding::name_of(b"link", u32::from(number))
 }
 
-/// Binds a control socket that is about to connect to a name that says the link's number. False: there is none to be had.
+/// Binds a control socket that is about to connect to a name that says the link's number. False:
+/// there is none to be had.
 pub(crate) fn name_link(control: c_int) -> bool {
     let mut random = [0u8; 2 * TRIES];
     sys::random(&mut random);

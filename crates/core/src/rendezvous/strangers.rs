@@ -1,18 +1,23 @@
 //! Files of strangers: taken in, and closed, where nobody else has to wait for them.
 //!
-//! What a peer passes can be any file. The last close of one takes as long as its maker likes (a socket that lingers, memory to be freed), and
-//! it is the kernel's habit to do it in the thread that lets go of the last name, before that goes on: also in `recvmsg`, of what found no room,
-//! and in the `close` of a unix socket, of what nobody received. A close by number can even ask a file system that a user has made, and
-//! wait for its answer for ever. So, in this order:
+//! What a peer passes can be any file. The last close of one takes as long as its maker likes (a
+//! socket that lingers, memory to be freed), and it is the kernel's habit to do it in the thread
+//! that lets go of the last name, before that goes on: also in `recvmsg`, of what found no room,
+//! and in the `close` of a unix socket, of what nobody received. A close by number can even ask a
+//! file system that a user has made, and wait for its answer for ever. So, in this order:
 //!
-//! - **Descriptors are refused where none is due.** SO_PASSRIGHTS (Linux 6.16) is off on every control socket ([`refuse_descriptors`]) until
-//!   its peer has been verified: the sender's call fails.
-//! - **A packet is looked at before it is taken** ([`super::packet`]), and one with descriptors that are not due is left where it is.
-//! - **One that is due is taken by a courier** ([`fetch`]): a passing thread ("netacc-files") with a table of descriptors of its own, which
-//!   hands on what is of the two kinds that an honest peer passes, and ends. A thread that ends does not linger. What keeps it
-//!   all the same keeps nobody else: neither a number of the application's nor a lock is in its hands. There are [`COURIERS`]; when all
-//!   are kept, nothing is taken in any more.
-//! - **A control socket that may hold strangers' files is closed by a passing thread** ([`close`], "netacc-close"), of which there are [`CLOSERS`].
+//! - **Descriptors are refused where none is due.** SO_PASSRIGHTS (Linux 6.16) is off on every
+//!   control socket ([`refuse_descriptors`]) until its peer has been verified: the sender's call
+//!   fails.
+//! - **A packet is looked at before it is taken** ([`super::packet`]), and one with descriptors
+//!   that are not due is left where it is.
+//! - **One that is due is taken by a courier** ([`fetch`]): a passing thread ("netacc-files") with
+//!   a table of descriptors of its own, which hands on what is of the two kinds that an honest peer
+//!   passes, and ends. A thread that ends does not linger. What keeps it all the same keeps nobody
+//!   else: neither a number of the application's nor a lock is in its hands. There are
+//!   [`COURIERS`]; when all are kept, nothing is taken in any more.
+//! - **A control socket that may hold strangers' files is closed by a passing thread** ([`close`],
+//!   "netacc-close"), of which there are [`CLOSERS`].
 
 use super::packet::{self, Received};
 use crate::{fd_table, numbers, service, sys};
@@ -24,7 +29,8 @@ use libc::pollfd;
 /// Linux 6.16, asm-generic/socket.h.
 const SO_PASSRIGHTS: c_int = 83;
 
-/// No descriptor can be sent to `control`, nor to what is accepted from it. (Where the kernel can do that.)
+/// No descriptor can be sent to `control`, nor to what is accepted from it. (Where the kernel can
+/// do that.)
 pub(super) fn refuse_descriptors(control: c_int) {
     let _ = sys::setsockopt(control, libc::SOL_SOCKET, SO_PASSRIGHTS, &0i32);
 }
@@ -34,7 +40,7 @@ pub(super) fn take_descriptors(control: c_int) {
     let _ = sys::setsockopt(control, libc::SOL_SOCKET, SO_PASSRIGHTS, &1i32);
 }
 
-// ---- closing -----------------------------------------------------------------------------------------------------
+// ---- closing ------------------------------------------------------------------------------------
 
 /// Threads that close, at most.
 const CLOSERS: u32 = 4;
@@ -47,8 +53,10 @@ static CLOSING: AtomicU32 = AtomicU32::new(0);
 /// Closes a control socket, one of the library's own descriptors. Never waits.
 pub(super) fn close(control: c_int) {
     let mut allowed = 1i32;
-    let refused = sys::getsockopt(control, libc::SOL_SOCKET, SO_PASSRIGHTS, &mut allowed) >= 0 && allowed == 0;
-    let noted = !refused && TO_CLOSE.iter().any(|w| w.compare_exchange(-1, control, AcqRel, Relaxed).is_ok());
+    let refused = sys::getsockopt(control, libc::SOL_SOCKET, SO_PASSRIGHTS, &mut allowed) >= 0
+        && allowed == 0;
+    let noted = !refused
+        && TO_CLOSE.iter().any(|w| w.compare_exchange(-1, control, AcqRel, Relaxed).is_ok());
     if !noted {
         // (Links are not made any more long before there is no room: see `is_overrun`.)
         return fd_table::close_internal(control);
@@ -70,7 +78,9 @@ extern "C" fn run_closer(_: *mut c_void) -> *mut c_void {
         CLOSING.fetch_sub(1, AcqRel);
         // One that was noted meanwhile may have found all threads busy.
         let left = TO_CLOSE.iter().any(|w| w.load(Acquire) >= 0);
-        if !left || CLOSING.fetch_update(AcqRel, Acquire, |n| (n < CLOSERS).then_some(n + 1)).is_err() {
+        if !left
+            || CLOSING.fetch_update(AcqRel, Acquire, |n| (n < CLOSERS).then_some(n + 1)).is_err()
+        {
             return core::ptr::null_mut();
         }
     }
@@ -94,7 +104,7 @@ pub(crate) fn after_fork_in_child() {
     }
 }
 
-// ---- taking in ---------------------------------------------------------------------------------------------------
+// ---- taking in ----------------------------------------------------------------------------------
 
 /// Couriers at a time; one that is kept counts for as long as it is.
 const COURIERS: usize = 4;
@@ -103,7 +113,8 @@ const PATIENCE_NS: u64 = 2_000_000_000;
 
 /// What a courier is sent for. It outlives both.
 struct Errand {
-    /// Who sent it, and the courier. One that has, or had, strangers' files that are of no use never leaves: it is over with its thread.
+    /// Who sent it, and the courier. One that has, or had, strangers' files that are of no use
+    /// never leaves: it is over with its thread.
     users: AtomicU32,
     thread: AtomicU32,
     state: AtomicU32,
@@ -113,13 +124,15 @@ struct Errand {
     result: UnsafeCell<Received>,
 }
 
-/// The courier can not be reached yet; it can; it has been, and takes the packet; whoever sent it has gone.
+/// The courier can not be reached yet; it can; it has been, and takes the packet; whoever sent it
+/// has gone.
 const SENT: u32 = 0;
 const LISTENING: u32 = 1;
 const TAKING: u32 = 2;
 const ALONE: u32 = 3;
 
-// SAFETY: the cells are written by the courier alone, before the state (or a message) that says so, and read by who sent it after that.
+// SAFETY: the cells are written by the courier alone, before the state (or a message) that says so,
+// and read by who sent it after that.
 unsafe impl Sync for Errand {}
 
 static ERRANDS: [Errand; COURIERS] = [const {
@@ -136,7 +149,9 @@ impl Errand {
     fn claim(&self) -> bool {
         let kept = || {
             let thread = self.thread.load(Acquire);
-            thread != 0 && !sys::alive(thread) && self.users.compare_exchange(1, 2, AcqRel, Relaxed).is_ok()
+            thread != 0
+                && !sys::alive(thread)
+                && self.users.compare_exchange(1, 2, AcqRel, Relaxed).is_ok()
         };
         let claimed = self.users.compare_exchange(0, 2, AcqRel, Relaxed).is_ok() || kept();
         if claimed {
@@ -162,13 +177,18 @@ pub(crate) fn fetch(control: c_int) -> Received {
         }
         sys::futex_wait(&e.state, SENT, left as i64, true);
     }
-    let got = if e.state.load(Acquire) == LISTENING { send_and_wait(e, control, until) } else { Received::NoDescriptor };
+    let got = if e.state.load(Acquire) == LISTENING {
+        send_and_wait(e, control, until)
+    } else {
+        Received::NoDescriptor
+    };
     e.state.store(ALONE, Release);
     e.users.fetch_sub(1, AcqRel);
     got
 }
 
-/// Waits until something has come. A signal of the C library's own (setuid(2) sends one to every thread) ends no wait.
+/// Waits until something has come. A signal of the C library's own (setuid(2) sends one to every
+/// thread) ends no wait.
 fn wait_for(fd: c_int, until: u64) -> bool {
     loop {
         let left = until.saturating_sub(sys::now_ns());
@@ -195,12 +215,17 @@ fn send_and_wait(e: &Errand, control: c_int, until: u64) -> Received {
         if packet::hand_over(to, control) {
             let answered = wait_for(to, until);
             let taking = e.state.load(Acquire) == TAKING;
-            // It came from this process, and brings at most one descriptor, of a kind that is closed at once.
-            if let Some(fd) = answered.then(|| numbers::exclusively(|| packet::take_over(to).map(numbers_adopt))).flatten() {
+            // It came from this process, and brings at most one descriptor, of a kind that is
+            // closed at once.
+            if let Some(fd) = answered
+                .then(|| numbers::exclusively(|| packet::take_over(to).map(numbers_adopt)))
+                .flatten()
+            {
                 // SAFETY: written before the answer.
                 got = with_descriptor(unsafe { *e.result.get() }, fd);
             } else if taking {
-                // What kept it may have come from there, or the process was stopped for that long: nobody is to blame, and nobody to be trusted.
+                // What kept it may have come from there, or the process was stopped for that long:
+                // nobody is to blame, and nobody to be trusted.
                 got = Received::Kept;
             }
         }
@@ -241,8 +266,13 @@ fn courier(e: &Errand) -> bool {
     if sys::close_range(0, u32::MAX, libc::CLOSE_RANGE_UNSHARE) < 0 {
         return true;
     }
-    // From here on descriptors are numbers of this thread's alone, and are left open: its end closes them.
-    let here = sys::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK, 0) as c_int;
+    // From here on descriptors are numbers of this thread's alone, and are left open: its end
+    // closes them.
+    let here = sys::socket(
+        libc::AF_UNIX,
+        libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK,
+        0,
+    ) as c_int;
     refuse_descriptors(here);
     // The kernel finds a name that nobody has.
     let family = (libc::AF_UNIX as u16).to_ne_bytes();
@@ -295,8 +325,12 @@ mod tests {
     #[test]
     fn who_waits_in_vain_for_a_courier_blames_nobody() {
         crate::testing::init();
-        let here = sys::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0) as c_int;
-        assert!(sys::bind(here, &(libc::AF_UNIX as u16).to_ne_bytes()) >= 0 && sys::listen(here, 8) >= 0);
+        let here =
+            sys::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0) as c_int;
+        assert!(
+            sys::bind(here, &(libc::AF_UNIX as u16).to_ne_bytes()) >= 0
+                && sys::listen(here, 8) >= 0
+        );
         let mut name = [0u8; 128];
         let len = sys::socket_name(here, false, &mut name) as usize;
         // It can be reached and says nothing, as in a process that was stopped meanwhile.
@@ -324,9 +358,16 @@ mod tests {
         crate::testing::init();
         // As glibc installs it: system calls are restarted, but ppoll is not.
         // SAFETY: a handler that does nothing, for a signal that nothing else uses here.
-        unsafe { libc::signal(libc::SIGRTMAX() - 3, nothing as extern "C" fn(c_int) as libc::sighandler_t) };
+        unsafe {
+            libc::signal(
+                libc::SIGRTMAX() - 3,
+                nothing as extern "C" fn(c_int) as libc::sighandler_t,
+            )
+        };
         let bell = sys::eventfd(0, libc::EFD_CLOEXEC) as c_int;
-        let waiter = std::thread::spawn(move || (wait_for(bell, sys::now_ns() + 60_000_000_000), sys::now_ns()));
+        let waiter = std::thread::spawn(move || {
+            (wait_for(bell, sys::now_ns() + 60_000_000_000), sys::now_ns())
+        });
         use std::os::unix::thread::JoinHandleExt;
         for _ in 0..100 {
             // SAFETY: the thread has not been joined.
@@ -344,7 +385,17 @@ mod tests {
     fn control() -> c_int {
         let mut fds = [-1; 2];
         // SAFETY: room for two descriptors.
-        assert_eq!(unsafe { libc::socketpair(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0, fds.as_mut_ptr()) }, 0);
+        assert_eq!(
+            unsafe {
+                libc::socketpair(
+                    libc::AF_UNIX,
+                    libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC,
+                    0,
+                    fds.as_mut_ptr(),
+                )
+            },
+            0
+        );
         let _ = sys::close(fds[1]);
         fds[0]
     }
@@ -379,7 +430,13 @@ mod tests {
             set_threads(Threads::Hold);
             let kept = is_open(first);
             close(second);
-            before && after && kept && run_held() && !is_open(first) && !is_open(second) && CLOSING.load(Relaxed) == 0
+            before
+                && after
+                && kept
+                && run_held()
+                && !is_open(first)
+                && !is_open(second)
+                && CLOSING.load(Relaxed) == 0
         }));
     }
 
@@ -412,7 +469,13 @@ mod tests {
         while sys::alive(over) {
             std::thread::yield_now();
         }
-        for (users, thread, free) in [(0, 0, true), (1, sys::gettid(), false), (1, over, true), (2, over, false), (1, 0, false)] {
+        for (users, thread, free) in [
+            (0, 0, true),
+            (1, sys::gettid(), false),
+            (1, over, true),
+            (2, over, false),
+            (1, 0, false),
+        ] {
             let e = errand(users, thread);
             assert_eq!(e.claim(), free, "{users} {thread}");
             if free {
@@ -427,7 +490,8 @@ mod tests {
         crate::testing::init();
         assert!(alone_in_child(|| {
             ERRANDS.iter().for_each(|e| e.users.store(2, Relaxed));
-            let none = matches!(fetch(-1), Received::NoDescriptor) && !ERRANDS.iter().any(Errand::claim);
+            let none =
+                matches!(fetch(-1), Received::NoDescriptor) && !ERRANDS.iter().any(Errand::claim);
             after_fork_in_child();
             set_threads(Threads::Refuse);
             let refused = (0..=COURIERS).all(|_| matches!(fetch(-1), Received::NoDescriptor));
@@ -441,7 +505,17 @@ mod tests {
         crate::testing::init();
         let mut fds = [-1; 2];
         // SAFETY: room for two descriptors.
-        assert_eq!(unsafe { libc::socketpair(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0, fds.as_mut_ptr()) }, 0);
+        assert_eq!(
+            unsafe {
+                libc::socketpair(
+                    libc::AF_UNIX,
+                    libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC,
+                    0,
+                    fds.as_mut_ptr(),
+                )
+            },
+            0
+        );
         let place = netacc_proto::rendezvous::Message::Place { place: 7 };
         refuse_descriptors(fds[1]);
         let refused = if can_refuse(fds[1]) { -libc::EPERM as isize } else { 0 };

@@ -1,4 +1,5 @@
-//! What waits for its counterpart: bounded, found by the connection's addresses, evicted oldest first.
+//! What waits for its counterpart: bounded, found by the connection's addresses, evicted oldest
+//! first.
 
 use alloc::vec::Vec;
 use netacc_proto::rendezvous::{Family, Tuple};
@@ -125,7 +126,14 @@ impl<T> Table<T> {
         }
         let i = if self.free == NONE {
             // Within the capacity reserved at the start.
-            self.entries.push(Entry { used: None, serial: 0, next_tuple: NONE, next_number: NONE, older: NONE, newer: NONE });
+            self.entries.push(Entry {
+                used: None,
+                serial: 0,
+                next_tuple: NONE,
+                next_number: NONE,
+                older: NONE,
+                newer: NONE,
+            });
             self.entries.len() as u32 - 1
         } else {
             let i = self.free;
@@ -137,7 +145,14 @@ impl<T> Table<T> {
         let next_tuple = core::mem::replace(self.tuple_bucket(&tuple)?, i);
         let next_number = core::mem::replace(self.number_bucket(number)?, i);
         let e = self.entry_mut(i)?;
-        *e = Entry { used: Some((tuple, number, value)), serial, next_tuple, next_number, older: newest, newer: NONE };
+        *e = Entry {
+            used: Some((tuple, number, value)),
+            serial,
+            next_tuple,
+            next_number,
+            older: newest,
+            newer: NONE,
+        };
         match self.entry_mut(newest) {
             Some(n) => n.newer = i,
             None => self.oldest = i,
@@ -180,7 +195,11 @@ impl<T> Table<T> {
     }
 
     /// The newest entry with this number that `wanted` accepts.
-    pub(crate) fn find_number(&self, number: u64, mut wanted: impl FnMut(&T) -> bool) -> Option<Key> {
+    pub(crate) fn find_number(
+        &self,
+        number: u64,
+        mut wanted: impl FnMut(&T) -> bool,
+    ) -> Option<Key> {
         let mask = self.by_number.len().wrapping_sub(1);
         let mut i = *self.by_number.get(mix(self.seed, &[number]) as usize & mask)?;
         while let Some(e) = self.entry(i) {
@@ -374,7 +393,9 @@ mod tests {
             assert!(found.is_none_or(|key| list.iter().any(|e| e.0 == key && e.1 == port)));
             let found = t.find_number(u64::from(port), |_| true);
             assert_eq!(found.is_some(), list.iter().any(|e| e.2 == u64::from(port)));
-            assert!(found.is_none_or(|key| list.iter().any(|e| e.0 == key && e.2 == u64::from(port))));
+            assert!(
+                found.is_none_or(|key| list.iter().any(|e| e.0 == key && e.2 == u64::from(port)))
+            );
         }
         let mut walked = Vec::new();
         let mut at = t.oldest();

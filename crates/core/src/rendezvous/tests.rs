@@ -6,7 +6,9 @@ use std::format;
 
 #[test]
 fn advert_names() {
-    for (port, k, text) in [(80, 0, "netacc/1/80/0"), (65535, 31, "netacc/1/65535/31"), (1, 9, "netacc/1/1/9")] {
+    for (port, k, text) in
+        [(80, 0, "netacc/1/80/0"), (65535, 31, "netacc/1/65535/31"), (1, 9, "netacc/1/1/9")]
+    {
         let (name, len) = advert_name(port, k);
         assert_eq!(&name[..3], &[libc::AF_UNIX as u8, 0, 0]);
         assert_eq!(&name[3..len], text.as_bytes());

@@ -1,16 +1,21 @@
-//! Our sockets: noted and announced when they have shown to be used, forgotten when they are closed.
+//! Our sockets: noted and announced when they have shown to be used, forgotten when they are
+//! closed.
 
 use super::*;
 
 impl State {
-    /// Notes a socket that connect made, and tells every advertiser of its port, also those that may yet appear.
+    /// Notes a socket that connect made, and tells every advertiser of its port, also those that
+    /// may yet appear.
     pub(crate) fn add_connected(&mut self, socket: &'static Socket) -> bool {
         if self.is_connected(socket) {
             return true;
         }
         let tuple = socket.tuple();
         let at = sys::now_ns() + LOOK_NS[0];
-        let Some(key) = self.tables.as_mut().and_then(|t| add(&mut t.connected, tuple, socket, at)) else { return false };
+        let Some(key) = self.tables.as_mut().and_then(|t| add(&mut t.connected, tuple, socket, at))
+        else {
+            return false;
+        };
         self.announce_to_all(key);
         self.due(at);
         true
@@ -18,19 +23,26 @@ impl State {
 
     /// Tells all advertisers of a connection's port of it.
     fn announce_to_all(&mut self, key: Key) {
-        let Some(port) = self.tables.as_ref().and_then(|t| t.connected.get(key)).map(|(t, _)| t.peer_port()) else { return };
+        let Some(port) =
+            self.tables.as_ref().and_then(|t| t.connected.get(key)).map(|(t, _)| t.peer_port())
+        else {
+            return;
+        };
         let told = self.links_to(port);
         for i in (0..LINKS).filter(|i| told & 1 << i != 0) {
             self.announce(i, key);
         }
     }
 
-    /// A socket that was looked for in vain is used on. Whoever was told of it, and could not serve it then, is told again, and all names are tried.
+    /// A socket that was looked for in vain is used on. Whoever was told of it, and could not serve
+    /// it then, is told again, and all names are tried.
     pub(crate) fn look_again(&mut self, socket: &'static Socket) -> bool {
         let tuple = socket.tuple();
         let at = sys::now_ns() + LOOK_NS[0];
         let Some(t) = self.tables.as_mut() else { return false };
-        let Some(key) = t.connected.find(&tuple, |m| m.is(socket)) else { return self.add_connected(socket) };
+        let Some(key) = t.connected.find(&tuple, |m| m.is(socket)) else {
+            return self.add_connected(socket);
+        };
         if let Some(m) = t.connected.get_mut(key) {
             m.announced = 0;
             m.look_again(at);
@@ -73,7 +85,9 @@ impl State {
     }
 
     fn announce(&mut self, i: usize, key: Key) -> bool {
-        let Some((tuple, m)) = self.tables.as_ref().and_then(|t| t.connected.get(key)) else { return true };
+        let Some((tuple, m)) = self.tables.as_ref().and_then(|t| t.connected.get(key)) else {
+            return true;
+        };
         if m.announced & 1 << i != 0 {
             return true;
         }
@@ -96,10 +110,12 @@ impl State {
         let mut at = self.tables.as_ref().and_then(|t| t.connected.oldest());
         while let Some(key) = at {
             let found = self.tables.as_ref().and_then(|t| t.connected.get(key));
-            let wanted = found.is_some_and(|(t, m)| m.announced & 1 << i == 0 && self.serves(i, t.peer_port()));
+            let wanted = found
+                .is_some_and(|(t, m)| m.announced & 1 << i == 0 && self.serves(i, t.peer_port()));
             if wanted {
                 if left == 0 {
-                    // The rest when others have had the lock: there is room, so epoll comes back at once.
+                    // The rest when others have had the lock: there is room, so epoll comes back at
+                    // once.
                     self.want_room(i);
                     return;
                 }
@@ -112,7 +128,8 @@ impl State {
         }
     }
 
-    /// Notes a socket that accept made. `None`: no room; `Some(true)`: its candidate is there already.
+    /// Notes a socket that accept made. `None`: no room; `Some(true)`: its candidate is there
+    /// already.
     pub(crate) fn add_accepted(&mut self, socket: &'static Socket) -> Option<bool> {
         let tuple = socket.tuple();
         let t = self.tables.as_mut()?;
@@ -129,7 +146,8 @@ impl State {
         Some(there)
     }
 
-    /// The accepted sockets that [`add_accepted`](Self::add_accepted) found a candidate for, and those for whose proof there was no place.
+    /// The accepted sockets that [`add_accepted`](Self::add_accepted) found a candidate for, and
+    /// those for whose proof there was no place.
     pub(crate) fn next_to_agree(&mut self) -> Option<Tuple> {
         while self.may_prove() {
             let key = self.to_agree.pop()?;
@@ -165,7 +183,11 @@ impl State {
             let offer = unsafe { *socket.offer.get() };
             let held = self.link_with(offer.channel).filter(|i| {
                 let slot = self.link(*i).and_then(|l| l.slots.get(offer.slot as usize));
-                slot.is_some_and(|s| s.state == SlotState::Live && core::ptr::eq(s.socket, socket) && s.generation == socket.generation.load(Acquire))
+                slot.is_some_and(|s| {
+                    s.state == SlotState::Live
+                        && core::ptr::eq(s.socket, socket)
+                        && s.generation == socket.generation.load(Acquire)
+                })
             });
             if let Some(i) = held {
                 self.leave(i, offer.slot as usize);
@@ -178,11 +200,12 @@ impl State {
         self.links.iter().position(|l| l.channel.is_some_and(|c| core::ptr::eq(c, channel)))
     }
 
-    /// Our end of a slot is gone: its last word, `CLOSED`, is said, and its socket names the channel no more. True: the
-    /// service thread has something to do for that.
+    /// Our end of a slot is gone: its last word, `CLOSED`, is said, and its socket names the
+    /// channel no more. True: the service thread has something to do for that.
     ///
-    /// Nothing is written to the slot here: since that last word it may belong to another connection. So may our entry
-    /// of it, if both ends had said theirs and we were slow to come here.
+    /// Nothing is written to the slot here: since that last word it may belong to another
+    /// connection. So may our entry of it, if both ends had said theirs and we were slow to come
+    /// here.
     pub(crate) fn released(&mut self, channel: &Channel, slot: usize) -> bool {
         let Some(i) = self.link_with(channel) else { return false };
         let in_use = self.link(i).and_then(|l| l.slots.get(slot)).is_none_or(|s| {
@@ -190,20 +213,24 @@ impl State {
             let socket = unsafe { s.socket.as_ref() };
             let current = socket.filter(|k| k.generation.load(Acquire) == s.generation);
             s.state != SlotState::Live
-                || current
-                    .is_some_and(|k| matches!(k.state.load(Acquire), socket::CANDIDATE | socket::ATTACHING) || core::ptr::eq(k.channel.load(Acquire), channel))
+                || current.is_some_and(|k| {
+                    matches!(k.state.load(Acquire), socket::CANDIDATE | socket::ATTACHING)
+                        || core::ptr::eq(k.channel.load(Acquire), channel)
+                })
         });
         if in_use { false } else { self.release(i, slot) }
     }
 
-    /// Says the last word of our side on a slot: from here on the acceptor may give it to another connection.
+    /// Says the last word of our side on a slot: from here on the acceptor may give it to another
+    /// connection.
     pub(super) fn leave(&mut self, i: usize, slot: usize) {
         if let Some(c) = self.link(i).and_then(|l| l.channel) {
             consumed_by(c, slot, c.side).fetch_or(quiet::CLOSED, AcqRel);
         }
     }
 
-    /// Notes that our end of a live slot is gone. True: the service thread has something to do for that.
+    /// Notes that our end of a live slot is gone. True: the service thread has something to do for
+    /// that.
     pub(super) fn release(&mut self, i: usize, slot: usize) -> bool {
         let Some(l) = self.links.get_mut(i) else { return false };
         let (Some(c), Some(s)) = (l.channel, l.slots.get_mut(slot)) else { return false };
@@ -238,10 +265,15 @@ impl State {
         let peer_gone = consumed_by(c, slot, c.side ^ 1).load(Acquire) & quiet::CLOSED != 0;
         match s.state {
             SlotState::Gone if peer_gone => {}
-            // A forked child of ours closed the last descriptor; or a thread of ours has said our last word just now.
-            // (What the shared word says of our own end the peer may have written.)
+            // A forked child of ours closed the last descriptor; or a thread of ours has said our
+            // last word just now. (What the shared word says of our own end the peer may have
+            // written.)
             // SAFETY: null or a socket, which is type-stable memory.
-            SlotState::Live if peer_gone && unsafe { s.socket.as_ref() }.is_some_and(|k| k.said.has_left(s.generation)) => {
+            SlotState::Live
+                if peer_gone
+                    && unsafe { s.socket.as_ref() }
+                        .is_some_and(|k| k.said.has_left(s.generation)) =>
+            {
                 c.users.fetch_sub(1, AcqRel);
                 if let Some(k) = c.sockets.get(slot) {
                     k.store(core::ptr::null_mut(), Release);
@@ -278,18 +310,38 @@ impl Mine {
     }
 }
 
-/// An accepted connection for which nobody has asked after so long has a peer without the library, as far as can be told.
+/// An accepted connection for which nobody has asked after so long has a peer without the library,
+/// as far as can be told.
 const VERDICT_NS: u64 = 1_000_000_000;
 
-/// Notes a socket that is looked for at `look_at`; the one that waited longest makes room, and is noted again by its calls.
-fn add(table: &mut Table<Mine>, tuple: Tuple, socket: &'static Socket, look_at: u64) -> Option<Key> {
+/// Notes a socket that is looked for at `look_at`; the one that waited longest makes room, and is
+/// noted again by its calls.
+fn add(
+    table: &mut Table<Mine>,
+    tuple: Tuple,
+    socket: &'static Socket,
+    look_at: u64,
+) -> Option<Key> {
     if table.is_full()
-        && let Some((_, m)) = table.oldest().and_then(|k| table.remove(k)).filter(|(_, m)| m.is_current())
+        && let Some((_, m)) =
+            table.oldest().and_then(|k| table.remove(k)).filter(|(_, m)| m.is_current())
     {
         m.socket.judge(Reason::NoRecord);
     }
-    let key =
-        table.insert(tuple, 0, Mine { socket, generation: socket.generation.load(Acquire), announced: 0, barred: 0, shown_blindly: false, offered: None, look_at, looks: 0 })?;
+    let key = table.insert(
+        tuple,
+        0,
+        Mine {
+            socket,
+            generation: socket.generation.load(Acquire),
+            announced: 0,
+            barred: 0,
+            shown_blindly: false,
+            offered: None,
+            look_at,
+            looks: 0,
+        },
+    )?;
     socket.raise(socket::flag::NOTED);
     socket.start(Reason::Negotiating);
     Some(key)

@@ -153,7 +153,8 @@ impl Net {
     }
     /// The connector's and the acceptor's socket of a new connection, and the carriers.
     fn connect(&self) -> (&'static Socket, &'static Socket, (TcpStream, TcpStream)) {
-        let c = TcpStream::connect(SocketAddr::new("127.0.0.1".parse().unwrap(), self.port())).unwrap();
+        let c =
+            TcpStream::connect(SocketAddr::new("127.0.0.1".parse().unwrap(), self.port())).unwrap();
         let (a, _) = self.listener.accept().unwrap();
         (socket_of(&c), socket_of(&a), (c, a))
     }
@@ -320,7 +321,8 @@ fn all_advertisers_are_told_and_only_the_acceptor_offers() {
 #[test]
 fn one_link_serves_all_ports_of_a_process() {
     let (a, c) = (service(), service());
-    let links = |s: &Service| s.state.lock().links.iter().filter(|l| l.phase == Phase::Open).count();
+    let links =
+        |s: &Service| s.state.lock().links.iter().filter(|l| l.phase == Phase::Open).count();
     let nets: Vec<Net> = (0..100).map(|_| Net::new()).collect();
     let all: Vec<_> = nets
         .iter()
@@ -533,7 +535,15 @@ fn a_slot_is_reused_only_after_both_ends_left_and_starts_from_zero() {
     assert_eq!(offer_of(again).slot as usize, slot);
     for d in 0..2 {
         let w = cc.words(slot, d);
-        assert_eq!((w.tail.load(Relaxed), w.space_wanted.load(Relaxed), w.producer_user[0].load(Relaxed), w.quiet[quiet::REQUEST].load(Relaxed)), (0, 0, 0, 0));
+        assert_eq!(
+            (
+                w.tail.load(Relaxed),
+                w.space_wanted.load(Relaxed),
+                w.producer_user[0].load(Relaxed),
+                w.quiet[quiet::REQUEST].load(Relaxed)
+            ),
+            (0, 0, 0, 0)
+        );
     }
 }
 
@@ -565,7 +575,11 @@ fn a_thread_that_is_late_to_give_a_slot_back_does_not_take_it_from_the_next() {
             assert_eq!((offer_of(cs).slot as usize, offer_of(as_).slot as usize), (slot, slot));
             let words = channel_of(as_);
             for d in 0..2 {
-                assert_eq!(words.words(slot, d).quiet[quiet::REQUEST].load(Relaxed), 0, "nothing is said about the next");
+                assert_eq!(
+                    words.words(slot, d).quiet[quiet::REQUEST].load(Relaxed),
+                    0,
+                    "nothing is said about the next"
+                );
             }
             continue;
         }
@@ -672,7 +686,10 @@ fn a_file_that_is_not_due_stays_where_it_is() {
     settle(&[a]);
     let place = Message::Place { place: 1 };
     assert!(!a.state.lock().files_due(0, &place), "there is no channel");
-    assert!(!a.state.lock().files_due(0, &Message::Arena(proto::Arena { arena: 0, bytes: 4096 })), "an acceptor takes no memory");
+    assert!(
+        !a.state.lock().files_due(0, &Message::Arena(proto::Arena { arena: 0, bytes: 4096 })),
+        "an acceptor takes no memory"
+    );
     // The kernel refuses it, where it can.
     let bell = crate::channel::new_doorbell();
     r.send_stray(place, bell);
@@ -684,7 +701,11 @@ fn a_file_that_is_not_due_stays_where_it_is() {
 #[test]
 fn memory_is_due_of_who_has_shown_a_connection() {
     let h = accepting_by_hand();
-    let channel = Message::Channel(proto::Channel { channel_bytes: CHANNEL_BYTES as u64, slots: SLOTS as u32, places: PLACES as u32 });
+    let channel = Message::Channel(proto::Channel {
+        channel_bytes: CHANNEL_BYTES as u64,
+        slots: SLOTS as u32,
+        places: PLACES as u32,
+    });
     for turn in 0..TURNS {
         assert!(!h.c.state.lock().files_due(0, &channel), "before turn {turn}");
         h.show(turn);
@@ -701,7 +722,17 @@ fn memory_is_due_of_who_has_shown_a_connection() {
 fn control_pair() -> [c_int; 2] {
     let mut fds = [-1; 2];
     // SAFETY: room for two descriptors.
-    assert_eq!(unsafe { libc::socketpair(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0, fds.as_mut_ptr()) }, 0);
+    assert_eq!(
+        unsafe {
+            libc::socketpair(
+                libc::AF_UNIX,
+                libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC,
+                0,
+                fds.as_mut_ptr(),
+            )
+        },
+        0
+    );
     assert!(sys::setsockopt(fds[1], libc::SOL_SOCKET, libc::SO_PASSCRED, &1i32) >= 0);
     fds
 }
@@ -796,7 +827,10 @@ fn a_filter_without_preadv2_silences_no_doorbell() {
         // SAFETY: a filter of four instructions, which the kernel copies.
         unsafe {
             assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-            assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter), 0);
+            assert_eq!(
+                libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter),
+                0
+            );
         }
         assert_eq!(sys::read_nowait(bell, &mut [0; 8]), -(libc::EPERM as isize));
         crate::channel::ring(bell);
@@ -894,11 +928,15 @@ fn a_link_that_nobody_uses_goes_and_comes_back() {
     agreed();
 }
 
-// ---- processes -----------------------------------------------------------------------------------------------------
+// ---- processes ----------------------------------------------------------------------------------
 
 #[test]
 fn a_forked_child_agrees_on_nothing_over_an_inherited_connection() {
-    for (i, by_child) in [Message::Withdraw { token: 1 }, Message::Bye, Message::Accept { token: 1, slot: 0 }].into_iter().enumerate() {
+    for (i, by_child) in
+        [Message::Withdraw { token: 1 }, Message::Bye, Message::Accept { token: 1, slot: 0 }]
+            .into_iter()
+            .enumerate()
+    {
         let (a, c, net) = (service(), service(), Net::new());
         a.accepting(net.port());
         let (cs, as_, _tcp) = net.connect();
@@ -960,7 +998,8 @@ fn a_slot_in_use_stays_whatever_the_peer_writes_in_our_name() {
     let (channel, slot) = (channel_of(as_), offer_of(as_).slot);
     let users = channel.users.load(Relaxed);
     for side in 0..2 {
-        channel_of(cs).words(slot as usize, side).quiet[quiet::REQUEST].fetch_or(quiet::CLOSED, SeqCst);
+        channel_of(cs).words(slot as usize, side).quiet[quiet::REQUEST]
+            .fetch_or(quiet::CLOSED, SeqCst);
     }
     // The next offer looks for slots that both ends have left.
     let (cs2, as2, _tcp2) = net.connect();
@@ -982,12 +1021,14 @@ fn a_forked_child_starts_anew_and_keeps_what_it_inherited() {
     let inherited = channel_of(as_);
     let slot = offer_of(as_).slot as usize;
     let (cs2, as2, _tcp2) = net.connect();
-    // The child is the acceptor of the second connection, which is not looked for before the child can be found.
+    // The child is the acceptor of the second connection, which is not looked for before the child
+    // can be found.
     let (mut accepts, says_so) = std::io::pipe().unwrap();
     let work = || {
         lifecycle::fork_child();
         a.after_fork_in_child();
-        let kept = a.state.lock().links[0].phase == Phase::Inherited && inherited.control.load(Relaxed) >= 0;
+        let kept = a.state.lock().links[0].phase == Phase::Inherited
+            && inherited.control.load(Relaxed) >= 0;
         let fresh = a.accepting(net.port()) && a.noted(as2);
         let told = (&says_so).write_all(b".").is_ok();
         let until = sys::now_ns() + LONG_NS;
@@ -1010,7 +1051,10 @@ fn a_forked_child_starts_anew_and_keeps_what_it_inherited() {
         accepts.read_exact(&mut [0]).unwrap();
         assert!(c.connect(cs2));
         let until = sys::now_ns() + LONG_NS;
-        while (cs2.offered.load(Acquire) == 0 || byte_at(offer_of(cs2).rx_ring) != 42) && sys::now_ns() < until && !child.is_finished() {
+        while (cs2.offered.load(Acquire) == 0 || byte_at(offer_of(cs2).rx_ring) != 42)
+            && sys::now_ns() < until
+            && !child.is_finished()
+        {
             c.turn(1_000_000);
         }
         bytes_at(offer_of(cs2).tx_ring, 43);
@@ -1018,7 +1062,8 @@ fn a_forked_child_starts_anew_and_keeps_what_it_inherited() {
     });
     assert!(ok);
     assert_ne!(offer_of(cs2).channel, offer_of(cs).channel);
-    // The parent finds the slot that the child closed for good, when the peer has closed its end too. (A real socket is shared with it.)
+    // The parent finds the slot that the child closed for good, when the peer has closed its end
+    // too. (A real socket is shared with it.)
     as_.said.leave();
     attach(cs);
     leave(c, cs);
@@ -1029,11 +1074,13 @@ fn a_forked_child_starts_anew_and_keeps_what_it_inherited() {
     assert_eq!(inherited.users.load(Relaxed), 1);
 }
 
-/// The ends of an attached connection on the ring, in memory that a forked child has too; five bytes of the peer's are there to read.
+/// The ends of an attached connection on the ring, in memory that a forked child has too; five
+/// bytes of the peer's are there to read.
 fn on_the_ring(of: &Socket) -> &'static Socket {
     let (o, channel) = (offer_of(of), channel_of(of));
     let slot = o.slot as usize;
-    let (tx_words, rx_words) = (channel.words(slot, channel.side), channel.words(slot, channel.side ^ 1));
+    let (tx_words, rx_words) =
+        (channel.words(slot, channel.side), channel.words(slot, channel.side ^ 1));
     let memory = sys::map_shared(-1, size_of::<Socket>()).cast::<Socket>();
     let ack = Ack { epoch: 0, armed: true, frozen: false, consumed: 0 };
     let (mut tx, mut rx) = (Tx::new(), Rx::new());
@@ -1041,7 +1088,8 @@ fn on_the_ring(of: &Socket) -> &'static Socket {
     assert_eq!(tx.confirm(ack), Ok(None));
     assert!(rx.arm() && rx.on_announce(promoted).unwrap());
     let at = |bytes: *mut u8| NonNull::new(bytes).unwrap();
-    // SAFETY: fresh zeroed memory is a valid Socket; the words and rings are the channel's, and nobody else uses them.
+    // SAFETY: fresh zeroed memory is a valid Socket; the words and rings are the channel's, and
+    // nobody else uses them.
     unsafe {
         let s = &*memory;
         s.offer.get().write(o);
@@ -1063,7 +1111,8 @@ fn on_the_ring(of: &Socket) -> &'static Socket {
             pending_error: 0,
             read_until: 0,
         });
-        let mut peer = Producer::new(NonNull::from(rx_words), at(o.rx_ring), o.rx_bytes as usize, 0);
+        let mut peer =
+            Producer::new(NonNull::from(rx_words), at(o.rx_ring), o.rx_bytes as usize, 0);
         assert_eq!(peer.write(b"hello".as_ptr(), 5), Ok(5));
         let _ = peer.publish();
         // (The peer promotes at offset 0, as this end does.)
@@ -1088,7 +1137,8 @@ fn what_a_killed_holder_of_the_ends_left_half_done_is_made_whole() {
     settle(&[a, c]);
     let s = on_the_ring(cs);
     let words = |side| channel_of(cs).words(offer_of(cs).slot as usize, side);
-    // A child has both ends; it ends between writing and publishing, and between reading and giving back.
+    // A child has both ends; it ends between writing and publishing, and between reading and giving
+    // back.
     assert!(in_child(|| {
         lifecycle::fork_child();
         let locks = (crate::lock::lock_end(&s.tx_lock), crate::lock::lock_end(&s.rx_lock));
@@ -1096,7 +1146,12 @@ fn what_a_killed_holder_of_the_ends_left_half_done_is_made_whole() {
         core::mem::forget(locks);
         let mut read = [0u8; 3];
         // SAFETY: the locks are held.
-        let (written, got) = unsafe { ((*s.tx.get()).ring.write(b"abcd".as_ptr(), 4), (*s.rx.get()).ring.read(read.as_mut_ptr(), 3)) };
+        let (written, got) = unsafe {
+            (
+                (*s.tx.get()).ring.write(b"abcd".as_ptr(), 4),
+                (*s.rx.get()).ring.read(read.as_mut_ptr(), 3),
+            )
+        };
         taken && written == Ok(4) && got == Ok(3) && read == *b"hel"
     }));
     let side = channel_of(cs).side;
@@ -1121,7 +1176,11 @@ fn the_thread_does_it_by_itself() {
         assert!(THREADED.connect(cs) && THREADED.noted(as_));
     }
     let until = sys::now_ns() + LONG_NS;
-    while sys::now_ns() < until && pairs.iter().any(|(cs, as_, _)| cs.offered.load(Acquire) + as_.offered.load(Acquire) != 2) {
+    while sys::now_ns() < until
+        && pairs
+            .iter()
+            .any(|(cs, as_, _)| cs.offered.load(Acquire) + as_.offered.load(Acquire) != 2)
+    {
         std::thread::sleep(core::time::Duration::from_millis(1));
     }
     for (cs, as_, _) in &pairs {
@@ -1129,7 +1188,7 @@ fn the_thread_does_it_by_itself() {
     }
 }
 
-// ---- hostile peers -------------------------------------------------------------------------------------------------
+// ---- hostile peers ------------------------------------------------------------------------------
 
 /// A control connection by hand.
 struct Raw(c_int);
@@ -1174,7 +1233,8 @@ impl Raw {
     fn send_fd(&self, m: Message, fd: c_int) {
         assert_eq!(packet::send(self.0, &m, fd), 0);
     }
-    /// A descriptor that is not due: the kernel refuses it (Linux 6.16), or the receiver ends the link.
+    /// A descriptor that is not due: the kernel refuses it (Linux 6.16), or the receiver ends the
+    /// link.
     fn send_stray(&self, m: Message, fd: c_int) {
         match packet::send(self.0, &m, fd) {
             0 => {}
@@ -1186,7 +1246,9 @@ impl Raw {
     }
     fn send_bytes(&self, bytes: &[u8]) {
         // SAFETY: valid bytes.
-        assert!(unsafe { sys::sendto(self.0, bytes.as_ptr(), bytes.len(), libc::MSG_NOSIGNAL) } >= 0);
+        assert!(
+            unsafe { sys::sendto(self.0, bytes.as_ptr(), bytes.len(), libc::MSG_NOSIGNAL) } >= 0
+        );
     }
     /// The next message that is no greeting.
     fn next(&self) -> Option<Message> {
@@ -1217,9 +1279,14 @@ impl Raw {
     }
     /// Whoever has `carrier` shows, over this link, the mark of `turn`.
     fn show(&self, role: Role, carrier: &TcpStream, turn: u8) {
-        possession::show_turn(carrier.as_raw_fd(), possession::number_of(self.0, role).unwrap(), turn);
+        possession::show_turn(
+            carrier.as_raw_fd(),
+            possession::number_of(self.0, role).unwrap(),
+            turn,
+        );
     }
-    /// As a connector that has `carrier`: shows what it is asked for. Returns the first other message.
+    /// As a connector that has `carrier`: shows what it is asked for. Returns the first other
+    /// message.
     fn prove(&self, acceptor: &Service, carrier: &TcpStream) -> Option<Message> {
         loop {
             settle(&[acceptor]);
@@ -1290,7 +1357,14 @@ fn whoever_does_not_keep_to_the_protocol_is_hung_up_on() {
             // What only an acceptor sends.
             r.hello(Role::Connector);
             let m = memory(CHANNEL_BYTES);
-            r.send_stray(Message::Channel(proto::Channel { channel_bytes: CHANNEL_BYTES as u64, slots: SLOTS as u32, places: PLACES as u32 }), m);
+            r.send_stray(
+                Message::Channel(proto::Channel {
+                    channel_bytes: CHANNEL_BYTES as u64,
+                    slots: SLOTS as u32,
+                    places: PLACES as u32,
+                }),
+                m,
+            );
             fd_table::close_internal(m);
         }),
         Box::new(|r| {
@@ -1313,7 +1387,8 @@ fn whoever_does_not_keep_to_the_protocol_is_hung_up_on() {
 }
 
 /// A connector that we play by hand against an acceptor that has a connection for it.
-fn offered_by_hand() -> (&'static Service, Net, Raw, &'static Socket, proto::Offer, (TcpStream, TcpStream)) {
+fn offered_by_hand()
+-> (&'static Service, Net, Raw, &'static Socket, proto::Offer, (TcpStream, TcpStream)) {
     let (a, net) = (service(), Net::new());
     a.accepting(net.port());
     let (cs, as_, tcp) = net.connect();
@@ -1366,7 +1441,8 @@ fn after_a_refusal_a_rival_gets_the_connection() {
 }
 
 fn is_shown(end: &Socket) -> bool {
-    auth::look(&end.tuple()).is_some_and(|end| end.mark.is_some_and(|mark| mark & possession::SHOWN != 0))
+    auth::look(&end.tuple())
+        .is_some_and(|end| end.mark.is_some_and(|mark| mark & possession::SHOWN != 0))
 }
 
 #[test]
@@ -1478,7 +1554,10 @@ fn a_proof_ends_with_its_connection_and_with_patience() {
     possession::show_turn(other.as_raw_fd(), 0, 0);
     as_.fd.store(other.as_raw_fd(), Relaxed);
     a.closing(as_);
-    assert!(!possession::is_at_rest(other.as_raw_fd()) && a.state.lock().proofs.iter().all(Option::is_none));
+    assert!(
+        !possession::is_at_rest(other.as_raw_fd())
+            && a.state.lock().proofs.iter().all(Option::is_none)
+    );
     // The program uses one of the options.
     let (_, as_, _tcp) = begun(4);
     a.state.lock().end_proofs_of(as_);
@@ -1496,7 +1575,10 @@ fn more_than_there_is_room_for_are_proven_in_turn() {
         let (a, c, net) = (service(), service(), Net::new());
         a.accepting(net.port());
         let all: Vec<_> = (0..possession::PROOFS + 50).map(|_| net.connect()).collect();
-        let (connects, accepts) = (|| all.iter().for_each(|k| assert!(c.connect(k.0))), || all.iter().for_each(|k| assert!(a.noted(k.1))));
+        let (connects, accepts) = (
+            || all.iter().for_each(|k| assert!(c.connect(k.0))),
+            || all.iter().for_each(|k| assert!(a.noted(k.1))),
+        );
         if candidate_first {
             connects();
             settle(&[c, a]);
@@ -1505,7 +1587,10 @@ fn more_than_there_is_room_for_are_proven_in_turn() {
             accepts();
             connects();
         }
-        wait_until(&[a, c], || all.iter().all(|(cs, as_, _)| (cs.offered.load(Acquire), as_.offered.load(Acquire)) == (1, 1)));
+        wait_until(&[a, c], || {
+            all.iter()
+                .all(|(cs, as_, _)| (cs.offered.load(Acquire), as_.offered.load(Acquire)) == (1, 1))
+        });
         assert!([a, c].iter().all(|s| s.state.lock().proofs.iter().all(Option::is_none)));
     }
 }
@@ -1521,7 +1606,10 @@ fn who_is_told_no_options_goes_through_one_proof() {
         h.r.next()
     };
     // It shows whatever it is asked for, without a look; once.
-    assert_eq!((asked(0), asked(1)), (Some(Message::Turn { token, turn: 0 }), Some(Message::Turn { token, turn: 1 })));
+    assert_eq!(
+        (asked(0), asked(1)),
+        (Some(Message::Turn { token, turn: 0 }), Some(Message::Turn { token, turn: 1 }))
+    );
     assert_eq!(asked(0), Some(Message::Unproven { token }));
     assert_eq!(asked(2), None);
     // That is enough for who holds the other end.
@@ -1542,7 +1630,10 @@ fn a_connector_of_several_acceptors_has_turns_for_all() {
     all.iter().zip(workers.iter().cycle()).for_each(|(k, w)| assert!(w.noted(k.1)));
     all.iter().for_each(|k| assert!(c.connect(k.0)));
     let everybody = [c, workers[0], workers[1], workers[2]];
-    wait_until(&everybody, || all.iter().all(|(cs, as_, _)| (cs.offered.load(Acquire), as_.offered.load(Acquire)) == (1, 1)));
+    wait_until(&everybody, || {
+        all.iter()
+            .all(|(cs, as_, _)| (cs.offered.load(Acquire), as_.offered.load(Acquire)) == (1, 1))
+    });
     assert!(everybody.iter().all(|s| s.state.lock().proofs.iter().all(Option::is_none)));
 }
 
@@ -1554,7 +1645,8 @@ fn one_peer_cannot_fill_the_table() {
     r.hello(Role::Connector);
     for n in 0..6000u64 {
         let far = SocketAddr::new("127.0.0.1".parse().unwrap(), (n % 60000) as u16 + 1);
-        let tuple = Tuple::new(far, SocketAddr::new("127.0.0.1".parse().unwrap(), net.port())).unwrap();
+        let tuple =
+            Tuple::new(far, SocketAddr::new("127.0.0.1".parse().unwrap(), net.port())).unwrap();
         r.send(Message::Candidate(proto::Candidate { tuple, token: n }));
         if n % 50 == 0 {
             settle(&[a]);
@@ -1609,7 +1701,14 @@ impl ByHand {
     }
     fn channel(&self) {
         let m = memory(CHANNEL_BYTES);
-        self.r.send_fd(Message::Channel(proto::Channel { channel_bytes: CHANNEL_BYTES as u64, slots: SLOTS as u32, places: PLACES as u32 }), m);
+        self.r.send_fd(
+            Message::Channel(proto::Channel {
+                channel_bytes: CHANNEL_BYTES as u64,
+                slots: SLOTS as u32,
+                places: PLACES as u32,
+            }),
+            m,
+        );
         fd_table::close_internal(m);
     }
     fn arena(&self, arena: u32, bytes: usize) {
@@ -1618,7 +1717,14 @@ impl ByHand {
         fd_table::close_internal(m);
     }
     fn offer(&self) -> proto::Offer {
-        proto::Offer { token: self.token, tuple: self.cs.tuple().mirrored(), slot: 3, arena: 0, ring_offset: [0, 4096], ring_bytes: [4096, 4096] }
+        proto::Offer {
+            token: self.token,
+            tuple: self.cs.tuple().mirrored(),
+            slot: 3,
+            arena: 0,
+            ring_offset: [0, 4096],
+            ring_bytes: [4096, 4096],
+        }
     }
 }
 
@@ -1654,7 +1760,11 @@ fn an_offer_without_the_turns_is_refused() {
         let o = proto::Offer { token: k.token, tuple: cs.tuple().mirrored(), slot: 4, ..h.offer() };
         h.r.send(Message::Offer(o));
         settle(&[h.c]);
-        assert_eq!(h.r.next(), Some(Message::Refuse { token: k.token, slot: 4, reason: REFUSE_NOT_AUTHENTICATED }), "after {turns}");
+        assert_eq!(
+            h.r.next(),
+            Some(Message::Refuse { token: k.token, slot: 4, reason: REFUSE_NOT_AUTHENTICATED }),
+            "after {turns}"
+        );
         assert_eq!(cs.offered.load(Acquire), 0);
     }
 }
@@ -1690,7 +1800,11 @@ fn offers_that_do_not_hold_water_are_refused() {
         f(&mut o);
         h.r.send(Message::Offer(o));
         settle(&[h.c]);
-        assert_eq!(h.r.next(), Some(Message::Refuse { token: o.token, slot: o.slot, reason: *reason }), "case {i}");
+        assert_eq!(
+            h.r.next(),
+            Some(Message::Refuse { token: o.token, slot: o.slot, reason: *reason }),
+            "case {i}"
+        );
         assert_eq!(h.cs.offered.load(Acquire), 0, "case {i}");
     }
     h.r.send(Message::Offer(h.offer()));
@@ -1712,10 +1826,18 @@ fn a_slot_in_use_is_not_taken_again() {
     assert!(h.c.connect(cs));
     let Some(Message::Candidate(k)) = h.r.next() else { panic!() };
     (0..TURNS).for_each(|turn| h.show_with(&tcp.1, k.token, turn));
-    let o = proto::Offer { token: k.token, tuple: tuple.mirrored(), ring_offset: [8192, 12288], ..h.offer() };
+    let o = proto::Offer {
+        token: k.token,
+        tuple: tuple.mirrored(),
+        ring_offset: [8192, 12288],
+        ..h.offer()
+    };
     h.r.send(Message::Offer(o));
     settle(&[h.c]);
-    assert_eq!(h.r.next(), Some(Message::Refuse { token: k.token, slot: 3, reason: refuse::BAD_MEMORY }));
+    assert_eq!(
+        h.r.next(),
+        Some(Message::Refuse { token: k.token, slot: 3, reason: refuse::BAD_MEMORY })
+    );
     h.r.send(Message::Offer(proto::Offer { slot: 4, ..o }));
     settle(&[h.c]);
     assert_eq!(h.r.next(), Some(Message::Accept { token: k.token, slot: 4 }));
@@ -1726,9 +1848,14 @@ fn memory_that_could_be_taken_away_ends_the_link() {
     for wrong in 0..7 {
         let h = accepting_by_hand();
         h.prove();
-        let unsealed = sys::memfd_create(b"t\0", libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) as c_int;
+        let unsealed =
+            sys::memfd_create(b"t\0", libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) as c_int;
         assert!(sys::ftruncate(unsealed, CHANNEL_BYTES) >= 0);
-        let good = proto::Channel { channel_bytes: CHANNEL_BYTES as u64, slots: SLOTS as u32, places: PLACES as u32 };
+        let good = proto::Channel {
+            channel_bytes: CHANNEL_BYTES as u64,
+            slots: SLOTS as u32,
+            places: PLACES as u32,
+        };
         match wrong {
             0 => h.r.send_fd(Message::Channel(good), unsealed),
             1 => h.r.send_fd(Message::Channel(proto::Channel { slots: 1, ..good }), unsealed),
@@ -1743,7 +1870,10 @@ fn memory_that_could_be_taken_away_ends_the_link() {
             }
             5 => {
                 h.channel();
-                h.r.send_fd(Message::Arena(proto::Arena { arena: 0, bytes: CHANNEL_BYTES as u64 }), unsealed);
+                h.r.send_fd(
+                    Message::Arena(proto::Arena { arena: 0, bytes: CHANNEL_BYTES as u64 }),
+                    unsealed,
+                );
             }
             _ => h.r.send(Message::Offer(h.offer())),
         }
@@ -1793,7 +1923,14 @@ fn noise_never_hurts() {
 #[test]
 fn the_local_refusal_code_is_not_one_of_the_protocol() {
     assert!(
-        ![refuse::WITHDRAWN, refuse::UNKNOWN_TOKEN, refuse::WRONG_TUPLE, refuse::BAD_MEMORY, refuse::NO_RESOURCES, refuse::CONFIG]
-            .contains(&REFUSE_NOT_AUTHENTICATED)
+        ![
+            refuse::WITHDRAWN,
+            refuse::UNKNOWN_TOKEN,
+            refuse::WRONG_TUPLE,
+            refuse::BAD_MEMORY,
+            refuse::NO_RESOURCES,
+            refuse::CONFIG
+        ]
+        .contains(&REFUSE_NOT_AUTHENTICATED)
     );
 }

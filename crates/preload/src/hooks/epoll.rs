@@ -1,7 +1,8 @@
 //! epoll.
 //!
-//! A set without anything of ours is waited for by the next symbol. If such a wait ends only because the set has come to hold
-//! sockets of ours meanwhile, the core says so (no event is the application's) and the wait goes on with what is left.
+//! A set without anything of ours is waited for by the next symbol. If such a wait ends only
+//! because the set has come to hold sockets of ours meanwhile, the core says so (no event is the
+//! application's) and the wait goes on with what is left.
 
 use super::fd::numbered;
 use super::time;
@@ -39,7 +40,8 @@ macro_rules! wait {
     ($epfd:ident, $events:ident, $max:ident, $timeout_ns:expr, $mask:expr, |$left:ident| $next:expr) => {{
         let mut $left = $crate::hooks::epoll::Left::of($timeout_ns);
         loop {
-            let answer = netacc_core::api::epoll_wait($epfd, $events, $max, $left.timeout_ns, $mask);
+            let answer =
+                netacc_core::api::epoll_wait($epfd, $events, $max, $left.timeout_ns, $mask);
             if answer != netacc_core::api::PASS {
                 break $crate::errno::ret_at_point(answer) as c_int;
             }
@@ -83,12 +85,14 @@ hook! {
 
 /// What is left of a timeout.
 ///
-/// Almost every wait is over after the first round, so the clock that every wait must read is the coarse one, which costs
-/// 5 ns instead of 20. A further round may last a tick of it too long, and never ends early.
+/// Almost every wait is over after the first round, so the clock that every wait must read is the
+/// coarse one, which costs 5 ns instead of 20. A further round may last a tick of it too long, and
+/// never ends early.
 pub(super) struct Left {
     /// Negative: for ever.
     pub(super) timeout_ns: i64,
-    /// When the first round began, by the coarse clock; 0 before it and where there is nothing to count down.
+    /// When the first round began, by the coarse clock; 0 before it and where there is nothing to
+    /// count down.
     start_ns: u64,
     /// What was asked for.
     whole_ns: i64,
@@ -118,7 +122,10 @@ impl Left {
             let mut tick = timespec { tv_sec: 0, tv_nsec: 0 };
             // SAFETY: `tick` is written only.
             unsafe { libc::clock_getres(libc::CLOCK_MONOTONIC_COARSE, &mut tick) };
-            let end_ns = self.start_ns.saturating_add(nanoseconds(tick)).saturating_add(self.whole_ns as u64);
+            let end_ns = self
+                .start_ns
+                .saturating_add(nanoseconds(tick))
+                .saturating_add(self.whole_ns as u64);
             self.timeout_ns = end_ns.saturating_sub(api::now_ns()) as i64;
         }
         self.timeout_ns != 0

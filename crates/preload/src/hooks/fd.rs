@@ -1,7 +1,8 @@
 //! Descriptors: closing, duplicating, controlling them, and the calls that make new ones.
 //!
-//! The calls that make new ones are here because of closes that cannot be seen (a raw `syscall` instruction, io_uring): the
-//! number comes back for something else, and what the core still holds for it must go. That costs one load.
+//! The calls that make new ones are here because of closes that cannot be seen (a raw `syscall`
+//! instruction, io_uring): the number comes back for something else, and what the core still holds
+//! for it must go. That costs one load.
 
 use crate::errno;
 use libc::{c_char, c_int, c_long, c_uint, c_ulong, c_void, mode_t, sigset_t, size_t};
@@ -21,7 +22,8 @@ hook! {
     unchecked fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int = api::close_range(first, last, flags as u32);
 }
 hook! {
-    /// `closefrom(3)`: nothing for the next symbol to do, which would close the library's own descriptors too.
+    /// `closefrom(3)`: nothing for the next symbol to do, which would close the library's own
+    /// descriptors too.
     unchecked fn closefrom(low: c_int) -> () |_next| {
         api::closefrom(low);
     }
@@ -245,7 +247,8 @@ hook! {
     }
 }
 
-/// Runs a call that takes numbers; nothing in it needs dropping, should the thread be cancelled there.
+/// Runs a call that takes numbers; nothing in it needs dropping, should the thread be cancelled
+/// there.
 #[inline(always)]
 pub(super) fn numbered<R>(call: impl FnOnce() -> R) -> R {
     let ticket = api::before_number();
@@ -279,4 +282,5 @@ pub(super) fn onto_stdio(old: c_int, new: c_int) {
 }
 
 // Keeps the types that the variadic declarations stand for in one place.
-const _: () = assert!(size_of::<c_long>() == size_of::<usize>() && size_of::<size_t>() == size_of::<usize>());
+const _: () =
+    assert!(size_of::<c_long>() == size_of::<usize>() && size_of::<size_t>() == size_of::<usize>());

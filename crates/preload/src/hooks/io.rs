@@ -12,7 +12,8 @@ hook! {
     unchecked fn __read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t => api::read(fd, buf, len);
 }
 hook! {
-    /// `read` with `_FORTIFY_SOURCE`; the next symbol aborts a program that would overflow its buffer.
+    /// `read` with `_FORTIFY_SOURCE`; the next symbol aborts a program that would overflow its
+    /// buffer.
     unchecked fn __read_chk(fd: c_int, buf: *mut c_void, len: size_t, room: size_t) -> ssize_t
         => if len > room { PASS } else { api::read(fd, buf, len) };
 }
@@ -82,8 +83,8 @@ hook! {
         => api::splice(input, input_offset, out, out_offset, len, flags);
 }
 
-/// The MSG_ flags of a preadv2/pwritev2. `None` leaves the call to the kernel, which refuses it: a socket has no
-/// offsets, and an unknown flag is EOPNOTSUPP before any byte moves.
+/// The MSG_ flags of a preadv2/pwritev2. `None` leaves the call to the kernel, which refuses it: a
+/// socket has no offsets, and an unknown flag is EOPNOTSUPP before any byte moves.
 #[inline]
 pub(super) fn message_flags(offset: off64_t, flags: c_int) -> Option<c_int> {
     // Without meaning for a socket, and accepted: HIPRI, DSYNC, SYNC, APPEND.

@@ -1,7 +1,9 @@
 //! The socket API's own data calls.
 
 use crate::errno;
-use libc::{c_int, c_uint, c_void, mmsghdr, msghdr, size_t, sockaddr, socklen_t, ssize_t, timespec};
+use libc::{
+    c_int, c_uint, c_void, mmsghdr, msghdr, size_t, sockaddr, socklen_t, ssize_t, timespec,
+};
 use netacc_core::api::{self, PASS};
 
 hook! {
@@ -9,7 +11,8 @@ hook! {
     fn recv(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t => api::recv(fd, buf, len, flags);
 }
 hook! {
-    /// `recv` with `_FORTIFY_SOURCE`; the next symbol aborts a program that would overflow its buffer.
+    /// `recv` with `_FORTIFY_SOURCE`; the next symbol aborts a program that would overflow its
+    /// buffer.
     unchecked fn __recv_chk(fd: c_int, buf: *mut c_void, len: size_t, room: size_t, flags: c_int) -> ssize_t
         => if len > room { PASS } else { api::recv(fd, buf, len, flags) };
 }
@@ -75,7 +78,14 @@ hook! {
 /// # Safety
 /// As for recvfrom(2).
 #[inline(always)]
-pub(super) unsafe fn recv_from(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int, addr: *mut sockaddr, addr_len: *mut socklen_t) -> api::Ret {
+pub(super) unsafe fn recv_from(
+    fd: c_int,
+    buf: *mut c_void,
+    len: size_t,
+    flags: c_int,
+    addr: *mut sockaddr,
+    addr_len: *mut socklen_t,
+) -> api::Ret {
     if addr.is_null() {
         // SAFETY: the caller's promise.
         unsafe { api::recv(fd, buf, len, flags) }
@@ -88,7 +98,14 @@ pub(super) unsafe fn recv_from(fd: c_int, buf: *mut c_void, len: size_t, flags: 
 /// # Safety
 /// As for sendto(2).
 #[inline(always)]
-pub(super) unsafe fn send_to(fd: c_int, buf: *const c_void, len: size_t, flags: c_int, addr: *const sockaddr, addr_len: socklen_t) -> api::Ret {
+pub(super) unsafe fn send_to(
+    fd: c_int,
+    buf: *const c_void,
+    len: size_t,
+    flags: c_int,
+    addr: *const sockaddr,
+    addr_len: socklen_t,
+) -> api::Ret {
     if addr.is_null() {
         // SAFETY: the caller's promise.
         unsafe { api::send(fd, buf, len, flags) }

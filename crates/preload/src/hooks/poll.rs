@@ -17,7 +17,8 @@ hook! {
     unchecked fn __poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int => api::poll(fds, count, time::from_ms(timeout), null());
 }
 hook! {
-    /// `poll` with `_FORTIFY_SOURCE`; the next symbol aborts a program that would overflow its array.
+    /// `poll` with `_FORTIFY_SOURCE`; the next symbol aborts a program that would overflow its
+    /// array.
     unchecked fn __poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, room: size_t) -> c_int
         => if fits(count, room) { api::poll(fds, count, time::from_ms(timeout), null()) } else { PASS };
 }
@@ -75,14 +76,21 @@ hook! {
 ///
 /// # Safety
 /// As for select(2).
-pub(super) unsafe fn select_or_pass(nfds: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval) -> api::Ret {
+pub(super) unsafe fn select_or_pass(
+    nfds: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    timeout: *mut timeval,
+) -> api::Ret {
     // SAFETY: the caller's promise.
     let Some(timeout_ns) = (unsafe { time::from_timeval(timeout) }) else {
         return PASS;
     };
     let mut elapsed_ns = 0;
     // SAFETY: the caller's promise.
-    let answer = unsafe { api::select(nfds, read, write, except, timeout_ns, null(), &mut elapsed_ns) };
+    let answer =
+        unsafe { api::select(nfds, read, write, except, timeout_ns, null(), &mut elapsed_ns) };
     if answer != PASS && !timeout.is_null() {
         // The kernel does not mind one that cannot be written either.
         // SAFETY: the caller's promise.

@@ -1,8 +1,8 @@
 //! New programs and new processes.
 //!
-//! What a new program inherits goes back to the kernel's path before it starts. fork runs the handlers that the
-//! constructor registered; vfork needs no hook, which could not return twice anyway: the core tells a vfork child
-//! by its process id.
+//! What a new program inherits goes back to the kernel's path before it starts. fork runs the
+//! handlers that the constructor registered; vfork needs no hook, which could not return twice
+//! anyway: the core tells a vfork child by its process id.
 
 use super::{fd, stdio};
 use crate::init;
@@ -53,7 +53,8 @@ starts_program! { api::before_spawn:
 }
 
 hook! {
-    /// `posix_spawn_file_actions_adddup2(3)`: the child will hold the socket even if it is closed on exec here.
+    /// `posix_spawn_file_actions_adddup2(3)`: the child will hold the socket even if it is closed
+    /// on exec here.
     unchecked fn posix_spawn_file_actions_adddup2(actions: *mut c_void, fd: c_int, new: c_int) -> c_int |next| {
         api::need_kernel(fd, Reason::InheritedByExec);
         next(actions, fd, new)
@@ -151,7 +152,8 @@ hook! {
     }
 }
 hook! {
-    /// `_Fork(3)`: a fork that runs no handlers, for signal handlers; the library's own can run there.
+    /// `_Fork(3)`: a fork that runs no handlers, for signal handlers; the library's own can run
+    /// there.
     unchecked fn _Fork() -> pid_t |next| {
         init::fork_prepare();
         let pid = next();

@@ -1,4 +1,5 @@
-//! Calls by which a process becomes somebody else, or confines itself. A forked child gives up what it shares with its parent before that.
+//! Calls by which a process becomes somebody else, or confines itself. A forked child gives up what
+//! it shares with its parent before that.
 //!
 //! Failing calls do that, too: what they are asked for says that the program is about to.
 

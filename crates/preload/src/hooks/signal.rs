@@ -1,8 +1,8 @@
-//! The dispositions of signals, whose handlers the library shares with the application (`docs/adr/0012-bad-addresses.md`,
-//! `docs/design/signals.md`).
+//! The dispositions of signals, whose handlers the library shares with the application
+//! (`docs/adr/0012-bad-addresses.md`, `docs/design/signals.md`).
 //!
-//! libc sets what the application asks for; then the core puts its handler in front again. Where libc tells the handler of
-//! before, and that is the core's, the application sees its own.
+//! libc sets what the application asks for; then the core puts its handler in front again. Where
+//! libc tells the handler of before, and that is the core's, the application sees its own.
 
 use libc::{c_int, sigaction as Action, sighandler_t};
 use netacc_core::api;

@@ -1,4 +1,5 @@
-//! Making, connecting and ending sockets. The kernel carries these calls out; the core is told, or asked first.
+//! Making, connecting and ending sockets. The kernel carries these calls out; the core is told, or
+//! asked first.
 
 use super::fd::numbered;
 use crate::errno;

@@ -1,5 +1,6 @@
-//! stdio: libc reads and writes a stream's descriptor by private calls that no hook sees, so a socket under a stream stays
-//! with the kernel. Nothing here touches `errno` beside the next symbol.
+//! stdio: libc reads and writes a stream's descriptor by private calls that no hook sees, so a
+//! socket under a stream stays with the kernel. Nothing here touches `errno` beside the next
+//! symbol.
 
 use super::fd::numbered;
 use crate::errno;
@@ -29,7 +30,8 @@ fdopen! {
     unchecked fn _IO_fdopen
 }
 
-/// `fclose` and its alias. The entry goes *before* the close: afterwards another thread may own the number.
+/// `fclose` and its alias. The entry goes *before* the close: afterwards another thread may own the
+/// number.
 macro_rules! fclose {
     ($($declaration:tt)*) => {
         hook! {

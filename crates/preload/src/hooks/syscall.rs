@@ -1,8 +1,10 @@
-//! `syscall(2)`: the numbers of hooked calls are treated as their hooks do, all others go straight on.
+//! `syscall(2)`: the numbers of hooked calls are treated as their hooks do, all others go straight
+//! on.
 //!
-//! The way straight on is a jump with every register and the stack as they came: a child that clone gives a new stack, or a
-//! raw vfork, must not find a frame of ours. What is not ours always goes on as `syscall`, not as libc's
-//! wrapper, which has other cancellation points and other ideas of time-outs.
+//! The way straight on is a jump with every register and the stack as they came: a child that clone
+//! gives a new stack, or a raw vfork, must not find a frame of ours. What is not ours always goes
+//! on as `syscall`, not as libc's wrapper, which has other cancellation points and other ideas of
+//! time-outs.
 
 #![allow(non_upper_case_globals, reason = "libc's names of the numbers")]
 
@@ -199,7 +201,15 @@ const MAKES_FD_X86: &[c_long] = &[SYS_open, SYS_creat, SYS_eventfd, SYS_signalfd
 const MAKES_FD_X86: &[c_long] = &[];
 
 /// The watched numbers.
-unsafe extern "C-unwind" fn dispatch(number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long {
+unsafe extern "C-unwind" fn dispatch(
+    number: c_long,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> c_long {
     let args = [a, b, c, d, e, f];
     // SAFETY: the slot holds libc's variadic function, which takes its arguments where these are.
     let next: Next = unsafe { core::mem::transmute(syscall::SLOT.address()) };
@@ -224,19 +234,32 @@ unsafe extern "C-unwind" fn dispatch(number: c_long, a: usize, b: usize, c: usiz
 /// `args` are right for the system call.
 unsafe fn epoll_wait(next: Next, number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> c_int {
     let (epfd, events, max) = (a as c_int, b as *mut epoll_event, c as c_int);
-    let mask = if number == SYS_epoll_pwait || number == SYS_epoll_pwait2 { e as *const sigset_t } else { null() };
+    let mask = if number == SYS_epoll_pwait || number == SYS_epoll_pwait2 {
+        e as *const sigset_t
+    } else {
+        null()
+    };
     // SAFETY: the caller's promise.
     unsafe {
         if number != SYS_epoll_pwait2 {
             let timeout_ns = time::from_ms(d as c_int);
-            return wait!(epfd, events, max, timeout_ns, mask, |left| next(number, a, b, c, left.ms() as usize, e, f) as c_int);
+            return wait!(epfd, events, max, timeout_ns, mask, |left| next(
+                number,
+                a,
+                b,
+                c,
+                left.ms() as usize,
+                e,
+                f
+            ) as c_int);
         }
         let Some(timeout_ns) = time::from_timespec(d as *const timespec) else {
             return next(number, a, b, c, d, e, f) as c_int;
         };
         wait!(epfd, events, max, timeout_ns, mask, |left| {
             let left = left.timespec();
-            next(number, a, b, c, left.as_ref().map_or(0, |left| &raw const *left as usize), e, f) as c_int
+            next(number, a, b, c, left.as_ref().map_or(0, |left| &raw const *left as usize), e, f)
+                as c_int
         })
     }
 }
@@ -262,20 +285,53 @@ unsafe fn ask(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> Ret {
                 Some(flags) => api::sendv(fd, b as *const iovec, c as c_int, flags),
                 None => PASS,
             },
-            SYS_recvfrom => message::recv_from(fd, b as *mut c_void, c, d as c_int, e as *mut sockaddr, f as *mut socklen_t),
-            SYS_sendto => message::send_to(fd, b as *const c_void, c, d as c_int, e as *const sockaddr, f as socklen_t),
+            SYS_recvfrom => message::recv_from(
+                fd,
+                b as *mut c_void,
+                c,
+                d as c_int,
+                e as *mut sockaddr,
+                f as *mut socklen_t,
+            ),
+            SYS_sendto => message::send_to(
+                fd,
+                b as *const c_void,
+                c,
+                d as c_int,
+                e as *const sockaddr,
+                f as socklen_t,
+            ),
             SYS_recvmsg => api::recvmsg(fd, b as *mut msghdr, c as c_int),
             SYS_sendmsg => api::sendmsg(fd, b as *const msghdr, c as c_int),
-            SYS_recvmmsg => api::recvmmsg(fd, b as *mut mmsghdr, c as u32, d as c_int, e as *mut timespec),
+            SYS_recvmmsg => {
+                api::recvmmsg(fd, b as *mut mmsghdr, c as u32, d as c_int, e as *mut timespec)
+            }
             SYS_sendmmsg => api::sendmmsg(fd, b as *mut mmsghdr, c as u32, d as c_int),
             SYS_sendfile => api::sendfile(fd, b as c_int, c as *mut off64_t, d),
-            SYS_splice => api::splice(fd, b as *mut off64_t, c as c_int, d as *mut off64_t, e, f as u32),
+            SYS_splice => {
+                api::splice(fd, b as *mut off64_t, c as c_int, d as *mut off64_t, e, f as u32)
+            }
             #[cfg(target_arch = "x86_64")]
             SYS_poll => api::poll(a as *mut pollfd, b as u64, time::from_ms(c as c_int), null()),
-            SYS_ppoll => ppoll(a as *mut pollfd, b as u64, c as *mut timespec, d as *const sigset_t),
+            SYS_ppoll => {
+                ppoll(a as *mut pollfd, b as u64, c as *mut timespec, d as *const sigset_t)
+            }
             #[cfg(target_arch = "x86_64")]
-            SYS_select => poll::select_or_pass(fd, b as *mut fd_set, c as *mut fd_set, d as *mut fd_set, e as *mut timeval),
-            SYS_pselect6 => pselect(fd, b as *mut fd_set, c as *mut fd_set, d as *mut fd_set, e as *mut timespec, f as *const *const sigset_t),
+            SYS_select => poll::select_or_pass(
+                fd,
+                b as *mut fd_set,
+                c as *mut fd_set,
+                d as *mut fd_set,
+                e as *mut timeval,
+            ),
+            SYS_pselect6 => pselect(
+                fd,
+                b as *mut fd_set,
+                c as *mut fd_set,
+                d as *mut fd_set,
+                e as *mut timespec,
+                f as *const *const sigset_t,
+            ),
             SYS_epoll_ctl => api::epoll_ctl(fd, b as c_int, c as c_int, d as *mut epoll_event),
             SYS_close => api::close(fd),
             SYS_close_range => api::close_range(a as u32, b as u32, c as u32),
@@ -293,7 +349,9 @@ unsafe fn ask(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> Ret {
             SYS_ioctl => api::ioctl(fd, b, c),
             SYS_connect => api::connect(fd, b as *const sockaddr, c as socklen_t),
             SYS_shutdown => api::shutdown(fd, b as c_int),
-            SYS_setsockopt => api::setsockopt(fd, b as c_int, c as c_int, d as *const c_void, e as socklen_t),
+            SYS_setsockopt => {
+                api::setsockopt(fd, b as c_int, c as c_int, d as *const c_void, e as socklen_t)
+            }
             SYS_listen => {
                 api::before_listen(fd);
                 PASS
@@ -343,7 +401,14 @@ unsafe fn tell(number: c_long, [a, b, c, d, e, _]: [usize; 6], result: isize) {
     let new = result as c_int;
     if number == SYS_connect {
         // SAFETY: the caller's promise.
-        unsafe { api::on_connect(fd, b as *const sockaddr, c as socklen_t, if result == 0 { 0 } else { errno::get().wrapping_neg() }) };
+        unsafe {
+            api::on_connect(
+                fd,
+                b as *const sockaddr,
+                c as socklen_t,
+                if result == 0 { 0 } else { errno::get().wrapping_neg() },
+            )
+        };
     }
     if number == SYS_rt_sigaction && b != 0 {
         // (Counted, unless the first socket has come meanwhile.)
@@ -359,9 +424,19 @@ unsafe fn tell(number: c_long, [a, b, c, d, e, _]: [usize; 6], result: isize) {
             SYS_listen => api::on_listen(fd),
             SYS_accept => api::on_accept(fd, new, 0),
             SYS_accept4 => api::on_accept(fd, new, d as c_int),
-            SYS_setsockopt => api::on_setsockopt(fd, b as c_int, c as c_int, d as *const c_void, e as socklen_t),
-            SYS_getsockopt => api::on_getsockopt(fd, b as c_int, c as c_int, d as *mut c_void, e as *const socklen_t),
-            SYS_recvmsg if (*(b as *const msghdr)).msg_controllen != 0 => api::on_recvmsg(fd, b as *const msghdr, c as c_int),
+            SYS_setsockopt => {
+                api::on_setsockopt(fd, b as c_int, c as c_int, d as *const c_void, e as socklen_t)
+            }
+            SYS_getsockopt => api::on_getsockopt(
+                fd,
+                b as c_int,
+                c as c_int,
+                d as *mut c_void,
+                e as *const socklen_t,
+            ),
+            SYS_recvmsg if (*(b as *const msghdr)).msg_controllen != 0 => {
+                api::on_recvmsg(fd, b as *const msghdr, c as c_int)
+            }
             SYS_recvmmsg => message::received(fd, b as *const mmsghdr, result, d as c_int),
             SYS_rt_sigaction => signal::changed_raw(a as c_int, c as *mut usize),
             SYS_socketpair => new_pair(d as *const c_int),
@@ -374,7 +449,9 @@ unsafe fn tell(number: c_long, [a, b, c, d, e, _]: [usize; 6], result: isize) {
             SYS_epoll_create1 => api::on_epoll_create(new),
             SYS_dup => api::on_new_fd(new),
             SYS_fcntl if matches!(b as c_int, F_DUPFD | F_DUPFD_CLOEXEC) => api::on_new_fd(new),
-            _ if MAKES_FD.contains(&number) || MAKES_FD_X86.contains(&number) => api::on_new_fd(new),
+            _ if MAKES_FD.contains(&number) || MAKES_FD_X86.contains(&number) => {
+                api::on_new_fd(new)
+            }
             _ => {}
         }
     }
@@ -394,7 +471,12 @@ unsafe fn new_pair(pair: *const c_int) {
 ///
 /// # Safety
 /// As for ppoll(2).
-unsafe fn ppoll(fds: *mut pollfd, count: u64, timeout: *mut timespec, mask: *const sigset_t) -> Ret {
+unsafe fn ppoll(
+    fds: *mut pollfd,
+    count: u64,
+    timeout: *mut timespec,
+    mask: *const sigset_t,
+) -> Ret {
     // SAFETY: the caller's promise.
     let Some(timeout_ns) = (unsafe { time::from_timespec(timeout) }) else {
         return PASS;
@@ -403,18 +485,27 @@ unsafe fn ppoll(fds: *mut pollfd, count: u64, timeout: *mut timespec, mask: *con
     // SAFETY: the caller's promise.
     let answer = unsafe { api::poll(fds, count, timeout_ns, mask) };
     if answer != PASS && timeout_ns > 0 {
-        let left_ns = timeout_ns.saturating_sub_unsigned(api::now_ns().saturating_sub(start_ns)).max(0);
+        let left_ns =
+            timeout_ns.saturating_sub_unsigned(api::now_ns().saturating_sub(start_ns)).max(0);
         // SAFETY: there was a timeout, so there is a place for it.
         unsafe { api::put_at(timeout, time::to_timespec(left_ns)) };
     }
     answer
 }
 
-/// The raw pselect6, which writes what is left of its timeout back and finds its mask behind a pointer.
+/// The raw pselect6, which writes what is left of its timeout back and finds its mask behind a
+/// pointer.
 ///
 /// # Safety
 /// As for the system call.
-unsafe fn pselect(nfds: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timespec, mask: *const *const sigset_t) -> Ret {
+unsafe fn pselect(
+    nfds: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    timeout: *mut timespec,
+    mask: *const *const sigset_t,
+) -> Ret {
     // SAFETY: the caller's promise.
     let Some(timeout_ns) = (unsafe { time::from_timespec(timeout) }) else {
         return PASS;
@@ -430,7 +521,8 @@ unsafe fn pselect(nfds: c_int, read: *mut fd_set, write: *mut fd_set, except: *m
     let mask = inner;
     let mut elapsed_ns = 0;
     // SAFETY: the caller's promise.
-    let answer = unsafe { api::select(nfds, read, write, except, timeout_ns, mask, &mut elapsed_ns) };
+    let answer =
+        unsafe { api::select(nfds, read, write, except, timeout_ns, mask, &mut elapsed_ns) };
     if answer != PASS && !timeout.is_null() {
         let left_ns = timeout_ns.saturating_sub(elapsed_ns).max(0);
         // SAFETY: not null, so the caller's promise.

@@ -12,7 +12,8 @@ pub(super) fn from_ms(timeout: c_int) -> i64 {
     if timeout < 0 { FOREVER } else { i64::from(timeout).wrapping_mul(1_000_000) }
 }
 
-/// A timespec, null for ever. `None`: the kernel refuses it, or nothing of ours is open, so that it need not be looked at.
+/// A timespec, null for ever. `None`: the kernel refuses it, or nothing of ours is open, so that it
+/// need not be looked at.
 ///
 /// # Safety
 /// `timeout` is the application's.
@@ -28,7 +29,8 @@ pub(super) unsafe fn from_timespec(timeout: *const timespec) -> Option<i64> {
     }
 }
 
-/// A timeval, null for ever; more than a million microseconds are allowed. `None`: as in [`from_timespec`].
+/// A timeval, null for ever; more than a million microseconds are allowed. `None`: as in
+/// [`from_timespec`].
 ///
 /// # Safety
 /// `timeout` is the application's.
@@ -39,7 +41,9 @@ pub(super) unsafe fn from_timeval(timeout: *const timeval) -> Option<i64> {
     // SAFETY: the application's, whatever it is.
     let timeval { tv_sec, tv_usec } = unsafe { api::peek_at(timeout) }?;
     match tv_sec >= 0 && tv_usec >= 0 {
-        true => Some(tv_sec.saturating_mul(1_000_000_000).saturating_add(tv_usec.saturating_mul(1000))),
+        true => {
+            Some(tv_sec.saturating_mul(1_000_000_000).saturating_add(tv_usec.saturating_mul(1000)))
+        }
         false => None,
     }
 }

@@ -1,10 +1,13 @@
-//! liburing, where it is a library of its own: what a program is about to submit is read before the kernel gets it.
+//! liburing, where it is a library of its own: what a program is about to submit is read before the
+//! kernel gets it.
 //!
-//! liburing's system calls are in its own code, but programs call its functions, and these can be hooked as libc's. Only the names that
-//! nobody else uses: `io_uring_setup`, `io_uring_enter` and `io_uring_register` are what programs call wrappers of their own.
+//! liburing's system calls are in its own code, but programs call its functions, and these can be
+//! hooked as libc's. Only the names that nobody else uses: `io_uring_setup`, `io_uring_enter` and
+//! `io_uring_register` are what programs call wrappers of their own.
 //!
-//! The next symbol is looked for at the first call: nearly no program has one. It may be in a plugin, which the global scope does not have
-//! though its calls come here: then in whatever the process has loaded.
+//! The next symbol is looked for at the first call: nearly no program has one. It may be in a
+//! plugin, which the global scope does not have though its calls come here: then in whatever the
+//! process has loaded.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ptr::null_mut;
@@ -34,9 +37,11 @@ impl Next {
         let mut object = Object { index: 0, path: [0; PATH] };
         while found.is_null() && object.next() {
             // SAFETY: a C string; it is loaded already, or nothing is.
-            let handle = unsafe { libc::dlopen(object.path.as_ptr().cast(), RTLD_LAZY | RTLD_NOLOAD) };
+            let handle =
+                unsafe { libc::dlopen(object.path.as_ptr().cast(), RTLD_LAZY | RTLD_NOLOAD) };
             if !handle.is_null() {
-                // SAFETY: a handle, which stays open with what is found by it: the address is to stay.
+                // SAFETY: a handle, which stays open with what is found by it: the address is to
+                // stay.
                 found = unsafe { libc::dlsym(handle, self.name.as_ptr()) };
                 if found.is_null() || found == own {
                     found = null_mut();
@@ -71,7 +76,8 @@ impl Object {
     fn next(&mut self) -> bool {
         let mut search = Search { left: self.index, path: &mut self.path };
         self.index = self.index.saturating_add(1);
-        // SAFETY: `at` is called before this returns. (dlopen, inside of it, could wait for another thread that waits for this one.)
+        // SAFETY: `at` is called before this returns. (dlopen, inside of it, could wait for another
+        // thread that waits for this one.)
         unsafe { libc::dl_iterate_phdr(Some(at), (&raw mut search).cast()) != 0 }
     }
 }
@@ -85,7 +91,8 @@ unsafe extern "C" fn at(info: *mut dl_phdr_info, _: size_t, search: *mut c_void)
     }
     search.path.fill(0);
     // SAFETY: a C string, or null.
-    let name = unsafe { (*info).dlpi_name.as_ref() }.map_or(c"".to_bytes(), |name: &c_char| unsafe { CStr::from_ptr(name) }.to_bytes());
+    let name = unsafe { (*info).dlpi_name.as_ref() }
+        .map_or(c"".to_bytes(), |name: &c_char| unsafe { CStr::from_ptr(name) }.to_bytes());
     // (A path that is longer is none: no file is opened by it.)
     if name.len() < PATH {
         search.path.iter_mut().zip(name).for_each(|(to, from)| *to = *from);
@@ -93,7 +100,8 @@ unsafe extern "C" fn at(info: *mut dl_phdr_info, _: size_t, search: *mut c_void)
     1
 }
 
-/// Hooks of functions that return 0 or more, or `-errno`, and take integers and pointers alone. `$before`: an answer, or [`PASS`].
+/// Hooks of functions that return 0 or more, or `-errno`, and take integers and pointers alone.
+/// `$before`: an answer, or [`PASS`].
 macro_rules! liburing {
     ($(fn $name:ident($($arg:ident),*) $before:block $(then |$result:ident| $after:block)?)*) => { $(
         #[unsafe(no_mangle)]

@@ -12,11 +12,17 @@ pub fn path() -> PathBuf {
     let profile = program.ancestors().nth(2).unwrap().to_path_buf();
     // A cdylib is not built for the sake of an integration test.
     let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["build", "--quiet", "--package", "netacc-preload", "--target-dir"]).arg(profile.parent().unwrap());
+    cargo
+        .args(["build", "--quiet", "--package", "netacc-preload", "--target-dir"])
+        .arg(profile.parent().unwrap());
     if profile.ends_with("release") {
         cargo.arg("--release");
     }
     let output = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap();
-    assert!(output.status.success(), "the library does not build: {}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "the library does not build: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     profile.join("libnetacc_preload.so")
 }

@@ -28,11 +28,7 @@ fn tuple() -> impl Strategy<Value = Tuple> {
                 IpAddr::V6(v6)
             }
         };
-        Tuple::new(
-            SocketAddr::new(ip(local), lport),
-            SocketAddr::new(ip(peer), pport),
-        )
-        .unwrap()
+        Tuple::new(SocketAddr::new(ip(local), lport), SocketAddr::new(ip(peer), pport)).unwrap()
     })
 }
 
@@ -41,65 +37,41 @@ fn role() -> impl Strategy<Value = Role> {
 }
 
 fn direction() -> impl Strategy<Value = Direction> {
-    prop_oneof![
-        Just(Direction::ConnectorToAcceptor),
-        Just(Direction::AcceptorToConnector)
-    ]
+    prop_oneof![Just(Direction::ConnectorToAcceptor), Just(Direction::AcceptorToConnector)]
 }
 
 fn offer() -> impl Strategy<Value = Offer> {
-    (
-        any::<u64>(),
-        tuple(),
-        any::<u16>(),
-        any::<u32>(),
-        any::<[u64; 2]>(),
-        any::<[u32; 2]>(),
-    )
-        .prop_map(
-            |(token, tuple, slot, arena, ring_offset, ring_bytes)| Offer {
-                token,
-                tuple,
-                slot,
-                arena,
-                ring_offset,
-                ring_bytes,
-            },
-        )
+    (any::<u64>(), tuple(), any::<u16>(), any::<u32>(), any::<[u64; 2]>(), any::<[u32; 2]>())
+        .prop_map(|(token, tuple, slot, arena, ring_offset, ring_bytes)| Offer {
+            token,
+            tuple,
+            slot,
+            arena,
+            ring_offset,
+            ring_bytes,
+        })
 }
 
 fn message() -> impl Strategy<Value = Message> {
     prop_oneof![
         (any::<u16>(), any::<[u16; 3]>(), any::<u32>(), role()).prop_map(
             |(proto_version, lib_version, pid, role)| {
-                Message::Hello(Hello {
-                    proto_version,
-                    ..Hello::new(lib_version, pid, role)
-                })
+                Message::Hello(Hello { proto_version, ..Hello::new(lib_version, pid, role) })
             }
         ),
         (tuple(), any::<u64>())
             .prop_map(|(tuple, token)| Message::Candidate(Candidate { tuple, token })),
         any::<u64>().prop_map(|token| Message::Withdraw { token }),
         (any::<u64>(), any::<u32>(), any::<u32>()).prop_map(|(channel_bytes, slots, places)| {
-            Message::Channel(Channel {
-                channel_bytes,
-                slots,
-                places,
-            })
+            Message::Channel(Channel { channel_bytes, slots, places })
         }),
         (any::<u32>(), any::<u64>())
             .prop_map(|(arena, bytes)| Message::Arena(Arena { arena, bytes })),
         any::<u16>().prop_map(|place| Message::Place { place }),
         offer().prop_map(Message::Offer),
         (any::<u64>(), any::<u16>()).prop_map(|(token, slot)| Message::Accept { token, slot }),
-        (any::<u64>(), any::<u16>(), any::<u16>()).prop_map(|(token, slot, reason)| {
-            Message::Refuse {
-                token,
-                slot,
-                reason,
-            }
-        }),
+        (any::<u64>(), any::<u16>(), any::<u16>())
+            .prop_map(|(token, slot, reason)| { Message::Refuse { token, slot, reason } }),
         (any::<u16>(), direction()).prop_map(|(slot, dir)| Message::PullBack { slot, dir }),
         any::<u16>().prop_map(|slot| Message::Unread { slot }),
         Just(Message::Bye),
@@ -117,20 +89,10 @@ fn samples() -> [Message; 14] {
     let tuple6 = Tuple::new(v6(1, 0x1234), v6(2, 80)).unwrap();
     [
         Message::Hello(Hello::new([1, 2, 3], 0x0102_0304, Role::Acceptor)),
-        Message::Candidate(Candidate {
-            tuple: tuple4,
-            token: 5,
-        }),
+        Message::Candidate(Candidate { tuple: tuple4, token: 5 }),
         Message::Withdraw { token: 5 },
-        Message::Channel(Channel {
-            channel_bytes: 0x10000,
-            slots: 256,
-            places: 16,
-        }),
-        Message::Arena(Arena {
-            arena: 1,
-            bytes: 0x0020_0000,
-        }),
+        Message::Channel(Channel { channel_bytes: 0x10000, slots: 256, places: 16 }),
+        Message::Arena(Arena { arena: 1, bytes: 0x0020_0000 }),
         Message::Place { place: 3 },
         Message::Offer(Offer {
             token: 5,
@@ -141,15 +103,8 @@ fn samples() -> [Message; 14] {
             ring_bytes: [0x1000, 0x800],
         }),
         Message::Accept { token: 5, slot: 9 },
-        Message::Refuse {
-            token: 5,
-            slot: 9,
-            reason: refuse::WITHDRAWN,
-        },
-        Message::PullBack {
-            slot: 9,
-            dir: Direction::AcceptorToConnector,
-        },
+        Message::Refuse { token: 5, slot: 9, reason: refuse::WITHDRAWN },
+        Message::PullBack { slot: 9, dir: Direction::AcceptorToConnector },
         Message::Unread { slot: 9 },
         Message::Bye,
         Message::Turn { token: 5, turn: 2 },
@@ -161,10 +116,7 @@ fn samples() -> [Message; 14] {
 fn layout_is_as_reviewed() {
     let mut text = String::new();
     for message in samples() {
-        let hex: String = encoded(&message)
-            .iter()
-            .map(|b| format!("{b:02x}"))
-            .collect();
+        let hex: String = encoded(&message).iter().map(|b| format!("{b:02x}")).collect();
         text += &format!("{message:?}\n    {hex}\n");
     }
     let expected = include_str!("layout.txt");
@@ -207,12 +159,8 @@ fn damaged_headers_are_refused() {
 
 #[test]
 fn mapped_addresses_are_ipv4() {
-    let mapped = |a, port| {
-        SocketAddr::new(
-            IpAddr::V6(Ipv4Addr::new(10, 0, 0, a).to_ipv6_mapped()),
-            port,
-        )
-    };
+    let mapped =
+        |a, port| SocketAddr::new(IpAddr::V6(Ipv4Addr::new(10, 0, 0, a).to_ipv6_mapped()), port);
     let plain = |a, port| SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 0, 0, a)), port);
     let tuple = Tuple::new(mapped(1, 1000), plain(2, 2000)).unwrap();
     assert_eq!(tuple, Tuple::new(plain(1, 1000), mapped(2, 2000)).unwrap());
@@ -245,14 +193,8 @@ fn greetings_of_other_versions_decode_and_do_not_match() {
     let peer = Hello::new([9, 0, 0], 2, Role::Acceptor);
     assert!(us.is_compatible(&peer));
     assert!(!us.is_compatible(&us), "the same role");
-    let newer = Hello {
-        proto_version: PROTO_VERSION + 1,
-        ..peer
-    };
-    assert_eq!(
-        Message::decode(&encoded(&Message::Hello(newer))),
-        Ok(Message::Hello(newer))
-    );
+    let newer = Hello { proto_version: PROTO_VERSION + 1, ..peer };
+    assert_eq!(Message::decode(&encoded(&Message::Hello(newer))), Ok(Message::Hello(newer)));
     assert!(!us.is_compatible(&newer));
     let mut bytes = encoded(&samples()[0]);
     bytes[4] ^= 1;
@@ -261,46 +203,14 @@ fn greetings_of_other_versions_decode_and_do_not_match() {
 
 #[test]
 fn rings_must_lie_apart_inside_of_the_arena() {
-    let Message::Offer(good) = samples()[6] else {
-        unreachable!()
-    };
+    let Message::Offer(good) = samples()[6] else { unreachable!() };
     assert!(good.fits(0x2800));
     assert!(!good.fits(0x27ff));
-    assert!(
-        !Offer {
-            ring_bytes: [0, 0x800],
-            ..good
-        }
-        .fits(0x2800)
-    );
-    assert!(
-        !Offer {
-            ring_bytes: [0x1001, 0x800],
-            ..good
-        }
-        .fits(0x2800)
-    );
-    assert!(
-        Offer {
-            ring_offset: [0x2000, 0x1000],
-            ..good
-        }
-        .fits(0x3000)
-    );
-    assert!(
-        !Offer {
-            ring_offset: [u64::MAX, 0],
-            ..good
-        }
-        .fits(u64::MAX)
-    );
-    assert!(
-        !Offer {
-            ring_offset: [0x1000, 0x1000],
-            ..good
-        }
-        .fits(u64::MAX)
-    );
+    assert!(!Offer { ring_bytes: [0, 0x800], ..good }.fits(0x2800));
+    assert!(!Offer { ring_bytes: [0x1001, 0x800], ..good }.fits(0x2800));
+    assert!(Offer { ring_offset: [0x2000, 0x1000], ..good }.fits(0x3000));
+    assert!(!Offer { ring_offset: [u64::MAX, 0], ..good }.fits(u64::MAX));
+    assert!(!Offer { ring_offset: [0x1000, 0x1000], ..good }.fits(u64::MAX));
 }
 
 proptest! {

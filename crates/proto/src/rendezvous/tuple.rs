@@ -1,7 +1,8 @@
 //! The addresses of one TCP connection, in one form for each connection.
 //!
-//! An IPv4 connection on an IPv6 socket (`::ffff:a.b.c.d`) is the same connection as on an IPv4 socket, so it is
-//! stored as IPv4. Scope ids and flow labels are no part of a connection's identity here.
+//! An IPv4 connection on an IPv6 socket (`::ffff:a.b.c.d`) is the same connection as on an IPv4
+//! socket, so it is stored as IPv4. Scope ids and flow labels are no part of a connection's
+//! identity here.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 

@@ -95,11 +95,7 @@ impl Message {
                 w.u64(*token);
                 w.u16(*slot);
             }
-            Self::Refuse {
-                token,
-                slot,
-                reason,
-            } => {
+            Self::Refuse { token, slot, reason } => {
                 w.u64(*token);
                 w.u16(*slot);
                 w.u16(*reason);
@@ -131,20 +127,14 @@ impl Message {
         }
         let message = match kind {
             kind::HELLO => Self::Hello(r.hello()?),
-            kind::CANDIDATE => Self::Candidate(Candidate {
-                tuple: r.tuple()?,
-                token: r.u64()?,
-            }),
+            kind::CANDIDATE => Self::Candidate(Candidate { tuple: r.tuple()?, token: r.u64()? }),
             kind::WITHDRAW => Self::Withdraw { token: r.u64()? },
             kind::CHANNEL => Self::Channel(Channel {
                 channel_bytes: r.u64()?,
                 slots: r.u32()?,
                 places: r.u32()?,
             }),
-            kind::ARENA => Self::Arena(Arena {
-                arena: r.u32()?,
-                bytes: r.u64()?,
-            }),
+            kind::ARENA => Self::Arena(Arena { arena: r.u32()?, bytes: r.u64()? }),
             kind::PLACE => Self::Place { place: r.u16()? },
             kind::OFFER => Self::Offer(Offer {
                 token: r.u64()?,
@@ -154,25 +144,12 @@ impl Message {
                 ring_offset: [r.u64()?, r.u64()?],
                 ring_bytes: [r.u32()?, r.u32()?],
             }),
-            kind::ACCEPT => Self::Accept {
-                token: r.u64()?,
-                slot: r.u16()?,
-            },
-            kind::REFUSE => Self::Refuse {
-                token: r.u64()?,
-                slot: r.u16()?,
-                reason: r.u16()?,
-            },
-            kind::PULL_BACK => Self::PullBack {
-                slot: r.u16()?,
-                dir: r.direction()?,
-            },
+            kind::ACCEPT => Self::Accept { token: r.u64()?, slot: r.u16()? },
+            kind::REFUSE => Self::Refuse { token: r.u64()?, slot: r.u16()?, reason: r.u16()? },
+            kind::PULL_BACK => Self::PullBack { slot: r.u16()?, dir: r.direction()? },
             kind::UNREAD => Self::Unread { slot: r.u16()? },
             kind::BYE => Self::Bye,
-            kind::TURN => Self::Turn {
-                token: r.u64()?,
-                turn: r.u8()?,
-            },
+            kind::TURN => Self::Turn { token: r.u64()?, turn: r.u8()? },
             kind::UNPROVEN => Self::Unproven { token: r.u64()? },
             _ => return Err(DecodeError::Kind),
         };
@@ -252,10 +229,7 @@ pub(crate) struct Reader<'a> {
 
 impl Reader<'_> {
     pub(crate) fn array<const N: usize>(&mut self) -> Result<[u8; N], DecodeError> {
-        let (first, rest) = self
-            .rest
-            .split_first_chunk::<N>()
-            .ok_or(DecodeError::Length)?;
+        let (first, rest) = self.rest.split_first_chunk::<N>().ok_or(DecodeError::Length)?;
         self.rest = rest;
         Ok(*first)
     }
@@ -312,11 +286,7 @@ impl Reader<'_> {
         let local = self.address(family)?;
         let peer = self.address(family)?;
         let tuple = Tuple::new(local, peer).map_err(|_| DecodeError::Value)?;
-        if tuple.family() == family {
-            Ok(tuple)
-        } else {
-            Err(DecodeError::Value)
-        }
+        if tuple.family() == family { Ok(tuple) } else { Err(DecodeError::Value) }
     }
 
     fn address(&mut self, family: Family) -> Result<SocketAddr, DecodeError> {

@@ -1,11 +1,12 @@
 //! The receiver half.
 //!
-//! Responsible for: from which path the next bytes may be taken and how many, whether an announcement is credible,
-//! and whether the end of the carrier is the end of the stream. Not responsible for: moving bytes and storing words;
-//! after every call that may change [`Rx::ack`], the caller stores it.
+//! Responsible for: from which path the next bytes may be taken and how many, whether an
+//! announcement is credible, and whether the end of the carrier is the end of the stream. Not
+//! responsible for: moving bytes and storing words; after every call that may change [`Rx::ack`],
+//! the caller stores it.
 //!
-//! Invariants: `offset` counts the bytes delivered to the application; a recorded switch is at or after `offset`;
-//! `state` is written by `step` alone.
+//! Invariants: `offset` counts the bytes delivered to the application; a recorded switch is at or
+//! after `offset`; `state` is written by `step` alone.
 
 use super::{Ack, Announce, Corrupt, Link, Path};
 
@@ -31,7 +32,8 @@ pub enum RxState {
     FrozenToFast = 7,
     /// On the fast path, but nothing more is taken: waits for the sender's fail-over.
     Frozen = 8,
-    /// On the carrier after a fail-over; bytes up to `resend_to` come again, and the fast path still has them.
+    /// On the carrier after a fail-over; bytes up to `resend_to` come again, and the fast path
+    /// still has them.
     Replaying = 9,
     /// The carrier ended too early for that: takes the rest up to `resend_to` from the fast path.
     Leftover = 10,
@@ -95,23 +97,25 @@ pub enum EofVerdict {
     Eof,
     /// Take the bytes of the fast path first, as [`Rx::plan`] says, then ask again.
     DrainFastFirst,
-    /// The sender died while it sent bytes again: discard the next `skip` bytes of the fast path (they did come on
-    /// the carrier; if it has fewer, discard those), then as [`EofVerdict::DrainFastFirst`]. On a lossy path make
-    /// sure first that nothing can arrive late (destroy the receiving end), so that these are the right bytes.
+    /// The sender died while it sent bytes again: discard the next `skip` bytes of the fast path
+    /// (they did come on the carrier; if it has fewer, discard those), then as
+    /// [`EofVerdict::DrainFastFirst`]. On a lossy path make sure first that nothing can arrive late
+    /// (destroy the receiving end), so that these are the right bytes.
     SkipThenDrain {
         /// How many.
         skip: u64,
     },
     /// The announcement changed the plan (and was followed): store [`Rx::ack`], and plan again.
     FollowAnnounce,
-    /// Bytes are missing: the sender died between two steps, or lied. Deliver ECONNRESET, never a clean EOF.
+    /// Bytes are missing: the sender died between two steps, or lied. Deliver ECONNRESET, never a
+    /// clean EOF.
     Truncated,
 }
 
 /// The receiver half of one direction. Zeroed memory is a valid new receiver.
 ///
-/// Drive it under the lock of the direction: read as [`Rx::plan`] says, report with [`Rx::on_delivered`], store
-/// [`Rx::ack`] where told to.
+/// Drive it under the lock of the direction: read as [`Rx::plan`] says, report with
+/// [`Rx::on_delivered`], store [`Rx::ack`] where told to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct Rx {
@@ -137,8 +141,8 @@ impl Rx {
     const ARMED_SEEN: u32 = 2;
     /// And then that it was taken back.
     const DISARMED_SEEN: u32 = 4;
-    /// The carrier has ended while bytes were on the fast path: what it holds is the rest, and an announcement that comes
-    /// late changes nothing any more.
+    /// The carrier has ended while bytes were on the fast path: what it holds is the rest, and an
+    /// announcement that comes late changes nothing any more.
     const ENDED: u32 = 8;
     /// The sender will never promote again, so whatever it has to see counts as seen.
     const PEER_LEFT: u32 = 16;
@@ -149,8 +153,8 @@ impl Rx {
         Self::new_over(Link::Reliable)
     }
 
-    /// As [`Rx::new`], for this kind of fast path. Over a lossy one the words travel, too, so the sender's view of them
-    /// is older than they are: tell [`Rx::ack_seen`] what it has seen.
+    /// As [`Rx::new`], for this kind of fast path. Over a lossy one the words travel, too, so the
+    /// sender's view of them is older than they are: tell [`Rx::ack_seen`] what it has seen.
     #[must_use]
     pub const fn new_over(link: Link) -> Self {
         Self {
@@ -168,9 +172,10 @@ impl Rx {
         }
     }
 
-    /// A receiver on the carrier, not armed, whose direction is known to be at this epoch and offset: for a process
-    /// that takes over a connection, with the byte count that the kernel reports (`tcpi_bytes_received` less what is
-    /// still queued). An odd epoch is made even. Both halves must start at the same place.
+    /// A receiver on the carrier, not armed, whose direction is known to be at this epoch and
+    /// offset: for a process that takes over a connection, with the byte count that the kernel
+    /// reports (`tcpi_bytes_received` less what is still queued). An odd epoch is made even. Both
+    /// halves must start at the same place.
     #[must_use]
     pub const fn starting_at(epoch: u32, offset: u64) -> Self {
         Self::starting_at_over(Link::Reliable, epoch, offset)
@@ -224,15 +229,16 @@ impl Rx {
         self.offset
     }
 
-    /// On the carrier for good: the sender cannot promote until [`Rx::arm`], so the application may use
-    /// the kernel socket as it likes. (Bytes that [`Rx::on_delivered`] is not told of while
+    /// On the carrier for good: the sender cannot promote until [`Rx::arm`], so the application may
+    /// use the kernel socket as it likes. (Bytes that [`Rx::on_delivered`] is not told of while
     /// [`RxState::Replaying`] cost the protection against the sender's death.)
     #[must_use]
     pub const fn is_released(&self) -> bool {
         matches!(self.state(), RxState::Open | RxState::Replaying)
     }
 
-    /// Bytes that come again on the carrier and were not delivered yet: where they were readable before, they are not before they have come.
+    /// Bytes that come again on the carrier and were not delivered yet: where they were readable
+    /// before, they are not before they have come.
     #[must_use]
     pub const fn outstanding(&self) -> u64 {
         match self.state() {
@@ -267,8 +273,8 @@ impl Rx {
         self.link & Self::LOSSY != 0
     }
 
-    /// Disarming, but the sender has not seen `armed` yet. If it were taken back at once, an echo of the same word from
-    /// before it was set could not be told from the answer to this one.
+    /// Disarming, but the sender has not seen `armed` yet. If it were taken back at once, an echo
+    /// of the same word from before it was set could not be told from the answer to this one.
     const fn keeps_armed_word(&self) -> bool {
         matches!(self.state(), RxState::Disarming)
             && self.is_lossy()
@@ -277,12 +283,13 @@ impl Rx {
 
     /// Allows the sender to promote. Store [`Rx::ack`] afterwards.
     ///
-    /// If [`Rx::is_released`] before and armed after, everything that the fast path still holds is left over from
-    /// a fail-over: discard it *before* storing the ack (a lossy path: make sure that nothing can arrive late).
+    /// If [`Rx::is_released`] before and armed after, everything that the fast path still holds is
+    /// left over from a fail-over: discard it *before* storing the ack (a lossy path: make sure
+    /// that nothing can arrive late).
     ///
-    /// Not while a read that was planned as released (without peeking) is still under way.
-    /// Returns whether the receiver is armed: not one that is frozen or replaying, nor, over a lossy link, one that is
-    /// disarming.
+    /// Not while a read that was planned as released (without peeking) is still under way. Returns
+    /// whether the receiver is armed: not one that is frozen or replaying, nor, over a lossy link,
+    /// one that is disarming.
     pub fn arm(&mut self) -> bool {
         if self.is_lossy() && self.state() == RxState::Disarming {
             return false;
@@ -298,15 +305,17 @@ impl Rx {
         armed
     }
 
-    /// Asks for everything on the carrier; the first step of pulling back. Returns the consumed offset that the
-    /// stored [`Rx::ack`] will show.
+    /// Asks for everything on the carrier; the first step of pulling back. Returns the consumed
+    /// offset that the stored [`Rx::ack`] will show.
     ///
     /// Store [`Rx::ack`], `fence(SeqCst)`, load the announcement, [`Rx::on_announce`]. Then, until
-    /// [`Rx::is_released`]: send PullBack once if [`Rx::wants_pull_back`], and read on as [`Rx::plan`] says. A
-    /// demotion that crossed the request may oblige the receiver to drain the fast path first.
+    /// [`Rx::is_released`]: send PullBack once if [`Rx::wants_pull_back`], and read on as
+    /// [`Rx::plan`] says. A demotion that crossed the request may oblige the receiver to drain the
+    /// fast path first.
     ///
-    /// Over a lossy link there is no such fence: a receiver that is still on the carrier is released only after
-    /// [`Rx::ack_seen`] was told what [`Rx::ack`] shows, which may change once more before.
+    /// Over a lossy link there is no such fence: a receiver that is still on the carrier is
+    /// released only after [`Rx::ack_seen`] was told what [`Rx::ack`] shows, which may change once
+    /// more before.
     pub fn freeze(&mut self) -> u64 {
         // Every state knows this event.
         let _ = self.step(RxEvent::Freeze);
@@ -314,9 +323,10 @@ impl Rx {
         self.ack().consumed
     }
 
-    /// The sender has this control word of an [`Ack`] before it, as it says itself, and every announcement that it made before
-    /// has arrived. `true`: store [`Rx::ack`], load the announcement *after* this call, [`Rx::on_announce`]. Call it with
-    /// each echo that arrives; one that tells nothing new, or comes over a reliable link, changes nothing.
+    /// The sender has this control word of an [`Ack`] before it, as it says itself, and every
+    /// announcement that it made before has arrived. `true`: store [`Rx::ack`], load the
+    /// announcement *after* this call, [`Rx::on_announce`]. Call it with each echo that arrives;
+    /// one that tells nothing new, or comes over a reliable link, changes nothing.
     pub fn ack_seen(&mut self, control: u64) -> bool {
         if !self.is_lossy() || control != self.ack().control() {
             return false;
@@ -331,8 +341,8 @@ impl Rx {
         self.link != before && self.state() == RxState::Disarming
     }
 
-    /// The sender's end is on the carrier for good, has left the library, and has said so in its last words. `true`: as
-    /// [`Rx::ack_seen`].
+    /// The sender's end is on the carrier for good, has left the library, and has said so in its
+    /// last words. `true`: as [`Rx::ack_seen`].
     pub fn peer_left(&mut self) -> bool {
         let before = self.link;
         self.link |= Self::PEER_LEFT;
@@ -343,31 +353,27 @@ impl Rx {
     #[must_use]
     pub const fn plan(&self) -> Plan {
         match self.state() {
-            RxState::Open | RxState::Replaying => Plan::Carrier {
-                limit: u64::MAX,
-                peek_first: false,
-            },
-            RxState::Armed | RxState::Disarming => Plan::Carrier {
-                limit: u64::MAX,
-                peek_first: true,
-            },
+            RxState::Open | RxState::Replaying => {
+                Plan::Carrier { limit: u64::MAX, peek_first: false }
+            }
+            RxState::Armed | RxState::Disarming => {
+                Plan::Carrier { limit: u64::MAX, peek_first: true }
+            }
             RxState::ToFast | RxState::ToFastAndBack | RxState::FrozenToFast => Plan::Carrier {
                 limit: self.fast_from.saturating_sub(self.offset),
                 peek_first: false,
             },
             RxState::Fast => Plan::Fast { limit: u64::MAX },
-            RxState::ToCarrier => Plan::Fast {
-                limit: self.carrier_from.saturating_sub(self.offset),
-            },
+            RxState::ToCarrier => {
+                Plan::Fast { limit: self.carrier_from.saturating_sub(self.offset) }
+            }
             RxState::Frozen => Plan::Wait,
-            RxState::Leftover => Plan::Fast {
-                limit: self.resend_to.saturating_sub(self.offset),
-            },
+            RxState::Leftover => Plan::Fast { limit: self.resend_to.saturating_sub(self.offset) },
         }
     }
 
-    /// Follows an announcement. Call it wherever the shared words were loaded; a released receiver ignores it.
-    /// `true`: plan again, and store [`Rx::ack`].
+    /// Follows an announcement. Call it wherever the shared words were loaded; a released receiver
+    /// ignores it. `true`: plan again, and store [`Rx::ack`].
     ///
     /// # Errors
     /// The announcement is not one that an honest sender can have published.
@@ -384,13 +390,15 @@ impl Rx {
         }
     }
 
-    /// After a peek of `peeked` bytes on the carrier and then a load of the announcement: how many of exactly those bytes
-    /// may be taken. 0: plan again. Store [`Rx::ack`] if [`Rx::epoch`] has changed.
+    /// After a peek of `peeked` bytes on the carrier and then a load of the announcement: how many
+    /// of exactly those bytes may be taken. 0: plan again. Store [`Rx::ack`] if [`Rx::epoch`] has
+    /// changed.
     ///
     /// # Errors
     /// As [`Rx::on_announce`].
     pub fn after_peek(&mut self, peeked: u64, latest: Announce) -> Result<u64, Corrupt> {
-        // Bytes of a later epoch cannot be among those that were peeked before the load that shows no switch.
+        // Bytes of a later epoch cannot be among those that were peeked before the load that shows
+        // no switch.
         let _ = self.on_announce(latest)?;
         Ok(match self.plan() {
             Plan::Carrier { limit, .. } => limit.min(peeked),
@@ -398,7 +406,8 @@ impl Rx {
         })
     }
 
-    /// On the fast path, the carrier has data (seen first), and `latest` was loaded after that was seen.
+    /// On the fast path, the carrier has data (seen first), and `latest` was loaded after that was
+    /// seen.
     ///
     /// # Errors
     /// [`Corrupt::CarrierData`] when no demotion is announced, otherwise as [`Rx::on_announce`].
@@ -410,7 +419,8 @@ impl Rx {
         }
     }
 
-    /// Counts `n` bytes that were delivered as planned. `true`: the receiver stands on another path; store [`Rx::ack`].
+    /// Counts `n` bytes that were delivered as planned. `true`: the receiver stands on another
+    /// path; store [`Rx::ack`].
     ///
     /// # Errors
     /// [`Corrupt::Overrun`] when `n` is more than the plan allowed.
@@ -438,11 +448,13 @@ impl Rx {
         Ok(self.epoch != before)
     }
 
-    /// The carrier has ended (EOF, reset or another error), seen first; `latest` was loaded after that; and
-    /// `fast_drained` says, looked at last, that the fast path has no byte and can get none any more.
+    /// The carrier has ended (EOF, reset or another error), seen first; `latest` was loaded after
+    /// that; and `fast_drained` says, looked at last, that the fast path has no byte and can get
+    /// none any more.
     ///
-    /// An empty lossy path does not show that all has come: without a demotion that says where it ends, the stream is
-    /// truncated there. What it held before a fail-over is not taken into account.
+    /// An empty lossy path does not show that all has come: without a demotion that says where it
+    /// ends, the stream is truncated there. What it held before a fail-over is not taken into
+    /// account.
     ///
     /// # Errors
     /// As [`Rx::on_announce`].
@@ -533,14 +545,10 @@ impl Rx {
         let pulled_back = self.state() == RxState::FrozenToFast && latest.carrier_from == fast_from;
         Self::check_order(latest, fast_from, pulled_back)?;
         if latest.carrier_from == fast_from {
-            // No byte of this epoch was taken or will be taken from the fast path. The offset may lie behind,
-            // when the receiver was released while the sender withdrew the promotion.
+            // No byte of this epoch was taken or will be taken from the fast path. The offset may
+            // lie behind, when the receiver was released while the sender withdrew the promotion.
             let resends = latest.resend_to > latest.carrier_from;
-            self.step(if resends {
-                RxEvent::SawFailOver
-            } else {
-                RxEvent::SawEmptyPromotion
-            })?;
+            self.step(if resends { RxEvent::SawFailOver } else { RxEvent::SawEmptyPromotion })?;
             self.epoch = latest.epoch;
             self.carrier_from = latest.carrier_from;
             self.resend_to = latest.resend_to;
@@ -580,11 +588,7 @@ impl Rx {
     }
 
     fn hear_nothing_after(&self, latest: Announce, ahead: u32) -> Result<bool, Corrupt> {
-        if latest.epoch.wrapping_sub(self.epoch) == ahead {
-            Ok(false)
-        } else {
-            Err(Corrupt::Epoch)
-        }
+        if latest.epoch.wrapping_sub(self.epoch) == ahead { Ok(false) } else { Err(Corrupt::Epoch) }
     }
 
     /// Passes every recorded switch that `offset` has come to; at most two.
@@ -616,14 +620,11 @@ impl Rx {
     }
 
     const fn check_not_behind(&self, at: u64) -> Result<(), Corrupt> {
-        if at < self.offset {
-            Err(Corrupt::OffsetBehind)
-        } else {
-            Ok(())
-        }
+        if at < self.offset { Err(Corrupt::OffsetBehind) } else { Ok(()) }
     }
 
-    /// Only a receiver that asked for it, and only at its frozen offset, is sent bytes of the fast path again.
+    /// Only a receiver that asked for it, and only at its frozen offset, is sent bytes of the fast
+    /// path again.
     const fn check_order(latest: Announce, from: u64, pulled_back: bool) -> Result<(), Corrupt> {
         let resends = latest.resend_to > latest.carrier_from;
         if latest.carrier_from < from
@@ -638,7 +639,8 @@ impl Rx {
 
     /// The only writer of `state`.
     fn step(&mut self, event: RxEvent) -> Result<(), Corrupt> {
-        // The callers raise an event only in states that know it, so this error means damaged memory.
+        // The callers raise an event only in states that know it, so this error means damaged
+        // memory.
         self.state = RxState::next(self.state(), event).ok_or(Corrupt::Epoch)? as u32;
         Ok(())
     }
@@ -673,7 +675,8 @@ impl RxState {
                 S::ToFastAndBack
             }
 
-            // A frozen receiver: the demotion crossed its request, or answers it with nothing to send again.
+            // A frozen receiver: the demotion crossed its request, or answers it with nothing to
+            // send again.
             (S::Fast | S::Frozen, E::SawDemotion) => S::ToCarrier,
 
             (S::Frozen | S::FrozenToFast, E::SawFailOver) => S::Replaying,

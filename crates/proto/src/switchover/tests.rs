@@ -6,13 +6,8 @@ use super::*;
 use std::string::String;
 use std::vec::Vec;
 
-const TX_STATES: [TxState; 5] = [
-    TxState::Carrier,
-    TxState::Promoting,
-    TxState::Fast,
-    TxState::Resending,
-    TxState::Shut,
-];
+const TX_STATES: [TxState; 5] =
+    [TxState::Carrier, TxState::Promoting, TxState::Fast, TxState::Resending, TxState::Shut];
 
 const TX_EVENTS: [TxEvent; 10] = [
     TxEvent::Promote,
@@ -69,11 +64,7 @@ fn tables<S: Copy + core::fmt::Debug + PartialEq, E: Copy + core::fmt::Debug>(
         for &event in events {
             let to = next(from, event);
             let name = to.map_or(String::from("-"), |to| format!("{to:?}"));
-            table += &format!(
-                "{:16}{:26}{name}\n",
-                format!("{from:?}"),
-                format!("{event:?}")
-            );
+            table += &format!("{:16}{:26}{name}\n", format!("{from:?}"), format!("{event:?}"));
         }
         for &to in states.iter().filter(|&&to| to != from) {
             let labels: Vec<_> = events
@@ -138,12 +129,7 @@ fn zeroed_halves_are_new_halves() {
 #[test]
 fn ack_survives_its_two_words() {
     for (armed, frozen) in [(false, false), (true, false), (false, true)] {
-        let ack = Ack {
-            epoch: 0x8000_0001,
-            armed,
-            frozen,
-            consumed: u64::MAX,
-        };
+        let ack = Ack { epoch: 0x8000_0001, armed, frozen, consumed: u64::MAX };
         assert_eq!(Ack::from_words(ack.control(), ack.consumed), ack);
     }
 }
@@ -157,24 +143,12 @@ fn receiver_reads_each_path_up_to_the_switch() {
     assert!(!tx.can_accept());
     tx.confirm(rx.ack()).unwrap();
     tx.on_accepted(5).unwrap();
-    assert_eq!(
-        rx.plan(),
-        Plan::Carrier {
-            limit: u64::MAX,
-            peek_first: true
-        }
-    );
+    assert_eq!(rx.plan(), Plan::Carrier { limit: u64::MAX, peek_first: true });
     assert_eq!(rx.after_peek(4, Announce::default()), Ok(4));
     rx.on_delivered(4).unwrap();
     // The peek may show more than belongs to this stretch of the carrier.
     assert_eq!(rx.after_peek(9, promoted), Ok(6));
-    assert_eq!(
-        rx.plan(),
-        Plan::Carrier {
-            limit: 6,
-            peek_first: false
-        }
-    );
+    assert_eq!(rx.plan(), Plan::Carrier { limit: 6, peek_first: false });
     assert_eq!(rx.on_delivered(6), Ok(true));
     assert_eq!(rx.plan(), Plan::Fast { limit: u64::MAX });
     let demoted = tx.demote().unwrap();
@@ -190,15 +164,9 @@ fn promotion_waits_for_the_receiver() {
     let (mut tx, mut rx) = fast_pair(Link::Reliable);
     tx.on_accepted(1).unwrap();
     let demoted = tx.demote().unwrap();
-    assert_eq!(
-        tx.promote(rx.ack(), Link::Reliable),
-        Err(Refused::NotFollowed)
-    );
+    assert_eq!(tx.promote(rx.ack(), Link::Reliable), Err(Refused::NotFollowed));
     let _ = rx.on_announce(demoted).unwrap();
-    assert_eq!(
-        tx.promote(rx.ack(), Link::Reliable),
-        Err(Refused::NotFollowed)
-    );
+    assert_eq!(tx.promote(rx.ack(), Link::Reliable), Err(Refused::NotFollowed));
     rx.on_delivered(1).unwrap();
     assert!(tx.promote(rx.ack(), Link::Reliable).is_ok());
 }
@@ -212,10 +180,7 @@ fn promotion_is_withdrawn_when_the_receiver_disarmed() {
     assert!(rx.is_released());
     tx.promote(stale, Link::Reliable).unwrap();
     let withdrawn = tx.confirm(rx.ack()).unwrap().unwrap();
-    assert_eq!(
-        (withdrawn.epoch, withdrawn.fast_from, withdrawn.carrier_from),
-        (2, 0, 0)
-    );
+    assert_eq!((withdrawn.epoch, withdrawn.fast_from, withdrawn.carrier_from), (2, 0, 0));
     // The released receiver did not look, read on, and arms again.
     tx.on_accepted(7).unwrap();
     rx.on_delivered(7).unwrap();
@@ -257,15 +222,9 @@ fn sender_dies_while_sending_again() {
     rx.on_delivered(3).unwrap();
     let verdict = rx.on_carrier_eof(fail_over.announce, false);
     assert_eq!(verdict, Ok(EofVerdict::SkipThenDrain { skip: 3 }));
-    assert_eq!(
-        (rx.path(), rx.plan()),
-        (Path::Fast, Plan::Fast { limit: 5 })
-    );
+    assert_eq!((rx.path(), rx.plan()), (Path::Fast, Plan::Fast { limit: 5 }));
     rx.on_delivered(5).unwrap();
-    assert_eq!(
-        rx.on_carrier_eof(fail_over.announce, true),
-        Ok(EofVerdict::Eof)
-    );
+    assert_eq!(rx.on_carrier_eof(fail_over.announce, true), Ok(EofVerdict::Eof));
 }
 
 #[test]
@@ -293,11 +252,7 @@ fn lossy_link_keeps_what_was_not_consumed() {
     assert_eq!(tx.acked(19), Err(Corrupt::Overrun));
     assert_eq!(tx.demote(), Err(Refused::Unacked));
     assert_eq!(tx.shutdown(), Err(Refused::Unacked));
-    assert_eq!(
-        tx.fail_over(13),
-        Err(Refused::Corrupt(Corrupt::Consumed)),
-        "no longer kept"
-    );
+    assert_eq!(tx.fail_over(13), Err(Refused::Corrupt(Corrupt::Consumed)), "no longer kept");
     assert_eq!(tx.fail_over(19), Err(Refused::Corrupt(Corrupt::Consumed)));
     rx.on_delivered(6).unwrap();
     rx.freeze();
@@ -310,23 +265,14 @@ fn end_of_stream_is_where_both_paths_end() {
     tx.on_accepted(4).unwrap();
     let now = tx.announce();
     // Killed: FIN without a demotion.
-    assert_eq!(
-        { rx }.on_carrier_eof(now, false),
-        Ok(EofVerdict::DrainFastFirst)
-    );
+    assert_eq!({ rx }.on_carrier_eof(now, false), Ok(EofVerdict::DrainFastFirst));
     assert_eq!({ rx }.on_carrier_eof(now, true), Ok(EofVerdict::Eof));
     // Shut down: the demotion says where.
     let last = tx.shutdown().unwrap().unwrap();
     assert_eq!(tx.shutdown(), Ok(None));
-    assert_eq!(
-        rx.on_carrier_eof(last, true),
-        Ok(EofVerdict::FollowAnnounce)
-    );
+    assert_eq!(rx.on_carrier_eof(last, true), Ok(EofVerdict::FollowAnnounce));
     assert_eq!({ rx }.on_carrier_eof(last, true), Ok(EofVerdict::Truncated));
-    assert_eq!(
-        rx.on_carrier_eof(last, false),
-        Ok(EofVerdict::DrainFastFirst)
-    );
+    assert_eq!(rx.on_carrier_eof(last, false), Ok(EofVerdict::DrainFastFirst));
     rx.on_delivered(4).unwrap();
     assert_eq!(rx.on_carrier_eof(last, true), Ok(EofVerdict::Eof));
 }
@@ -338,23 +284,14 @@ fn reset_that_swallowed_carrier_bytes_is_no_clean_end() {
     tx.on_accepted(10).unwrap();
     let announce = tx.promote(rx.ack(), Link::Reliable).unwrap();
     rx.on_delivered(4).unwrap();
-    assert_eq!(
-        rx.on_carrier_eof(announce, false),
-        Ok(EofVerdict::FollowAnnounce)
-    );
-    assert_eq!(
-        rx.on_carrier_eof(announce, false),
-        Ok(EofVerdict::Truncated)
-    );
+    assert_eq!(rx.on_carrier_eof(announce, false), Ok(EofVerdict::FollowAnnounce));
+    assert_eq!(rx.on_carrier_eof(announce, false), Ok(EofVerdict::Truncated));
 }
 
 #[test]
 fn carrier_data_without_a_demotion_is_corrupt() {
     let (mut tx, mut rx) = fast_pair(Link::Reliable);
-    assert_eq!(
-        rx.on_carrier_readable(tx.announce()),
-        Err(Corrupt::CarrierData)
-    );
+    assert_eq!(rx.on_carrier_readable(tx.announce()), Err(Corrupt::CarrierData));
     assert_eq!(rx.on_carrier_readable(tx.demote().unwrap()), Ok(true));
 }
 
@@ -362,12 +299,7 @@ fn carrier_data_without_a_demotion_is_corrupt() {
 fn announcements_that_no_sender_makes_are_corrupt() {
     let (tx, mut rx) = fast_pair(Link::Reliable);
     let good = tx.announce();
-    let at = |epoch, carrier_from, resend_to| Announce {
-        epoch,
-        carrier_from,
-        resend_to,
-        ..good
-    };
+    let at = |epoch, carrier_from, resend_to| Announce { epoch, carrier_from, resend_to, ..good };
     let before = rx;
     for (announce, corrupt) in [
         (at(0, 0, 0), Corrupt::Epoch),
@@ -416,10 +348,7 @@ fn lossy_armed() -> Rx {
 #[test]
 fn zeroed_receiver_is_reliable() {
     assert_eq!(Rx::new_over(Link::Reliable), Rx::default());
-    assert_eq!(
-        Rx::starting_at_over(Link::Reliable, 3, 7),
-        Rx::starting_at(3, 7)
-    );
+    assert_eq!(Rx::starting_at_over(Link::Reliable, 3, 7), Rx::starting_at(3, 7));
     assert_ne!(Rx::new_over(Link::Lossy), Rx::default());
     assert_eq!(Rx::new_over(Link::Lossy).ack(), Ack::default());
 }
@@ -500,31 +429,16 @@ fn end_of_the_carrier_on_a_lossy_path_is_no_clean_end() {
     assert_eq!(tx.confirm(rx.ack()), Ok(None));
     tx.on_accepted(5).unwrap();
     assert_eq!(rx.on_announce(promoted), Ok(true));
-    assert_eq!(
-        { rx }.on_carrier_eof(promoted, false),
-        Ok(EofVerdict::DrainFastFirst)
-    );
-    assert_eq!(
-        { rx }.on_carrier_eof(promoted, true),
-        Ok(EofVerdict::Truncated)
-    );
+    assert_eq!({ rx }.on_carrier_eof(promoted, false), Ok(EofVerdict::DrainFastFirst));
+    assert_eq!({ rx }.on_carrier_eof(promoted, true), Ok(EofVerdict::Truncated));
     let mut frozen = rx;
     frozen.freeze();
-    assert_eq!(
-        { frozen }.on_carrier_eof(promoted, true),
-        Ok(EofVerdict::Truncated)
-    );
-    assert_eq!(
-        { frozen }.on_carrier_eof(promoted, false),
-        Ok(EofVerdict::DrainFastFirst)
-    );
+    assert_eq!({ frozen }.on_carrier_eof(promoted, true), Ok(EofVerdict::Truncated));
+    assert_eq!({ frozen }.on_carrier_eof(promoted, false), Ok(EofVerdict::DrainFastFirst));
     let again = tx.pull_back(frozen.ack()).unwrap().unwrap().announce;
     assert_eq!(frozen.on_announce(again), Ok(true));
     frozen.on_delivered(2).unwrap();
-    assert_eq!(
-        { frozen }.on_carrier_eof(again, false),
-        Ok(EofVerdict::Truncated)
-    );
+    assert_eq!({ frozen }.on_carrier_eof(again, false), Ok(EofVerdict::Truncated));
     frozen.on_delivered(3).unwrap();
     assert_eq!(frozen.on_carrier_eof(again, false), Ok(EofVerdict::Eof));
 }
@@ -573,10 +487,7 @@ fn announcement_that_comes_after_the_end_of_the_carrier_is_too_late() {
     assert_eq!(rx.on_announce(promoted), Ok(true));
     rx.freeze();
     let again = tx.pull_back(rx.ack()).unwrap().unwrap().announce;
-    assert_eq!(
-        rx.on_carrier_eof(promoted, false),
-        Ok(EofVerdict::DrainFastFirst)
-    );
+    assert_eq!(rx.on_carrier_eof(promoted, false), Ok(EofVerdict::DrainFastFirst));
     rx.on_delivered(3).unwrap();
     assert_eq!(rx.on_announce(again), Ok(false));
     assert_eq!(rx.on_carrier_eof(again, true), Ok(EofVerdict::Truncated));
@@ -623,15 +534,8 @@ fn each_arming_over_a_lossy_link_waits_for_echoes_of_its_own() {
 fn announcement_after_the_end_counts_where_the_fast_path_keeps_its_bytes() {
     let (mut tx, mut rx) = fast_pair(Link::Reliable);
     tx.on_accepted(5).unwrap();
-    let before = Announce {
-        epoch: 1,
-        fast_from: 10,
-        ..Announce::default()
-    };
-    assert_eq!(
-        rx.on_carrier_eof(before, false),
-        Ok(EofVerdict::DrainFastFirst)
-    );
+    let before = Announce { epoch: 1, fast_from: 10, ..Announce::default() };
+    assert_eq!(rx.on_carrier_eof(before, false), Ok(EofVerdict::DrainFastFirst));
     rx.on_delivered(3).unwrap();
     assert_eq!(rx.on_announce(tx.demote().unwrap()), Ok(true));
     assert_eq!(rx.plan(), Plan::Fast { limit: 2 });
@@ -645,17 +549,8 @@ fn announcement_after_the_end_counts_where_the_fast_path_keeps_its_bytes() {
 
 #[test]
 fn bytes_of_a_promotion_come_again_only_to_who_froze_before_it() {
-    let resent = |carrier_from| Announce {
-        epoch: 2,
-        fast_from: 10,
-        carrier_from,
-        resend_to: 15,
-    };
-    let promoted = Announce {
-        epoch: 1,
-        fast_from: 10,
-        ..Announce::default()
-    };
+    let resent = |carrier_from| Announce { epoch: 2, fast_from: 10, carrier_from, resend_to: 15 };
+    let promoted = Announce { epoch: 1, fast_from: 10, ..Announce::default() };
     let frozen_before = || {
         let mut rx = Rx::new();
         armed(&mut rx);

@@ -1,11 +1,12 @@
 //! The sender half.
 //!
-//! Responsible for: where the next byte goes, at which offset a switch happens, which bytes must be kept or sent
-//! again. Not responsible for: moving bytes and publishing words; every method that returns an [`Announce`] expects
-//! the caller to publish it before anything else happens on this direction.
+//! Responsible for: where the next byte goes, at which offset a switch happens, which bytes must be
+//! kept or sent again. Not responsible for: moving bytes and publishing words; every method that
+//! returns an [`Announce`] expects the caller to publish it before anything else happens on this
+//! direction.
 //!
-//! Invariants: `fast_from <= acked <= offset` on the fast path; `resend_next < resend_end <= offset` while re-sending;
-//! `state` is written by `step` alone.
+//! Invariants: `fast_from <= acked <= offset` on the fast path; `resend_next < resend_end <=
+//! offset` while re-sending; `state` is written by `step` alone.
 
 use super::{Ack, Announce, Corrupt, Link, Path};
 use core::ops::Range;
@@ -20,7 +21,8 @@ pub enum TxState {
     Promoting = 1,
     /// Bytes go to the fast path.
     Fast = 2,
-    /// Bytes that the fast path did not deliver must be sent again on the carrier before any new byte.
+    /// Bytes that the fast path did not deliver must be sent again on the carrier before any new
+    /// byte.
     Resending = 3,
     /// The sending side has been shut down (FIN on the carrier): no byte may be sent.
     Shut = 4,
@@ -50,7 +52,8 @@ pub enum Refused {
     NotFollowed,
     /// The receiver does not want to be promoted now.
     NotArmed,
-    /// Bytes on a lossy fast path are not acknowledged: wait, or ask the receiver to freeze and fail over.
+    /// Bytes on a lossy fast path are not acknowledged: wait, or ask the receiver to freeze and
+    /// fail over.
     Unacked,
     /// This sender was pinned to the carrier, or the receiver has left.
     Pinned,
@@ -75,8 +78,8 @@ pub struct FailOver {
 
 /// The sender half of one direction. Zeroed memory is a valid new sender.
 ///
-/// Drive it under the lock of the direction: ask [`Tx::path`] and [`Tx::can_accept`], put bytes there, report
-/// them with [`Tx::on_accepted`].
+/// Drive it under the lock of the direction: ask [`Tx::path`] and [`Tx::can_accept`], put bytes
+/// there, report them with [`Tx::on_accepted`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct Tx {
@@ -116,9 +119,10 @@ impl Tx {
         }
     }
 
-    /// A sender on the carrier whose direction is known to be at this epoch and offset: for a process that takes over
-    /// a connection, with the byte count that the kernel reports (`tcpi_bytes_acked` plus what is still queued). An odd
-    /// epoch is made even. Both halves must start at the same place.
+    /// A sender on the carrier whose direction is known to be at this epoch and offset: for a
+    /// process that takes over a connection, with the byte count that the kernel reports
+    /// (`tcpi_bytes_acked` plus what is still queued). An odd epoch is made even. Both halves must
+    /// start at the same place.
     #[must_use]
     pub const fn starting_at(epoch: u32, offset: u64) -> Self {
         let mut tx = Self::new();
@@ -163,26 +167,28 @@ impl Tx {
         matches!(self.state(), TxState::Carrier | TxState::Fast)
     }
 
-    /// Whether bytes (re-sent ones, too) and the FIN may go to the carrier, as far as it depends on the receiver: it must
-    /// have an announcement before it that changes the meaning of the carrier's next byte. Shared memory shows it
-    /// at once; over a lossy link the receiver's end says which epoch has arrived there.
+    /// Whether bytes (re-sent ones, too) and the FIN may go to the carrier, as far as it depends on
+    /// the receiver: it must have an announcement before it that changes the meaning of the
+    /// carrier's next byte. Shared memory shows it at once; over a lossy link the receiver's end
+    /// says which epoch has arrived there.
     #[must_use]
     pub const fn carrier_is_open(&self, seen_epoch: u32) -> bool {
         let known = seen_epoch == self.epoch || self.pinned & Self::PEER_LEFT != 0;
         self.lossy == 0 || (matches!(self.path(), Path::Carrier) && known)
     }
 
-    /// Whether bytes would be missing if this process ended now, without the receiver knowing it: then its end must reset the
-    /// carrier (`SO_LINGER` with no time), because a FIN would look like the end of the stream. On a lossy path that is so from
-    /// before a promotion is published until everything is the carrier's again.
+    /// Whether bytes would be missing if this process ended now, without the receiver knowing it:
+    /// then its end must reset the carrier (`SO_LINGER` with no time), because a FIN would look
+    /// like the end of the stream. On a lossy path that is so from before a promotion is published
+    /// until everything is the carrier's again.
     #[must_use]
     pub const fn must_end_in_reset(&self, seen_epoch: u32) -> bool {
         let on_carrier = matches!(self.state(), TxState::Carrier | TxState::Shut);
         self.lossy != 0 && !(on_carrier && self.carrier_is_open(seen_epoch))
     }
 
-    /// The receiver's end was released, has left the library for good, and has said so in its last words: it needs no announcement any more, will
-    /// answer none, and cannot be promoted.
+    /// The receiver's end was released, has left the library for good, and has said so in its last
+    /// words: it needs no announcement any more, will answer none, and cannot be promoted.
     pub fn peer_left(&mut self) {
         self.pinned |= Self::PEER_LEFT;
     }
@@ -201,7 +207,8 @@ impl Tx {
     /// Counts `n` application bytes that [`Tx::path`] has accepted.
     ///
     /// # Errors
-    /// [`Refused::State`] when no bytes may be sent now (the caller sent them all the same: its bug).
+    /// [`Refused::State`] when no bytes may be sent now (the caller sent them all the same: its
+    /// bug).
     pub fn on_accepted(&mut self, n: u64) -> Result<(), Refused> {
         let offset = self.offset.checked_add(n).ok_or(Corrupt::Overrun)?;
         self.step(TxEvent::Accept)?;
@@ -209,12 +216,12 @@ impl Tx {
         Ok(())
     }
 
-    /// Moves to the fast path at the present offset. Publish the result, `fence(SeqCst)`, load the [`Ack`] again
-    /// and call [`Tx::confirm`]; until then no byte is accepted.
+    /// Moves to the fast path at the present offset. Publish the result, `fence(SeqCst)`, load the
+    /// [`Ack`] again and call [`Tx::confirm`]; until then no byte is accepted.
     ///
     /// # Errors
-    /// Refused unless the receiver has followed to this epoch and is armed, nothing waits to be re-sent, and the
-    /// sender is neither shut down nor pinned.
+    /// Refused unless the receiver has followed to this epoch and is armed, nothing waits to be
+    /// re-sent, and the sender is neither shut down nor pinned.
     pub fn promote(&mut self, ack: Ack, link: Link) -> Result<Announce, Refused> {
         if self.pinned != 0 {
             return Err(Refused::Pinned);
@@ -235,8 +242,9 @@ impl Tx {
         Ok(self.announce())
     }
 
-    /// Ends a promotion, with an [`Ack`] loaded after the promotion was published. `Some`: the receiver has
-    /// disarmed meanwhile; publish this demotion (no byte was on the fast path) and go on on the carrier.
+    /// Ends a promotion, with an [`Ack`] loaded after the promotion was published. `Some`: the
+    /// receiver has disarmed meanwhile; publish this demotion (no byte was on the fast path) and go
+    /// on on the carrier.
     ///
     /// # Errors
     /// [`Refused::State`] when no promotion is unconfirmed.
@@ -250,11 +258,12 @@ impl Tx {
         Ok(Some(self.announce()))
     }
 
-    /// Moves back to the carrier at the present offset; the fast path still delivers the bytes before it.
+    /// Moves back to the carrier at the present offset; the fast path still delivers the bytes
+    /// before it.
     ///
     /// # Errors
-    /// [`Refused::Unacked`] on a lossy path with unacknowledged bytes: those could be lost after newer bytes were
-    /// sent on the carrier. [`Refused::State`] when not on the fast path.
+    /// [`Refused::Unacked`] on a lossy path with unacknowledged bytes: those could be lost after
+    /// newer bytes were sent on the carrier. [`Refused::State`] when not on the fast path.
     pub fn demote(&mut self) -> Result<Announce, Refused> {
         TxState::next(self.state(), TxEvent::Demote).map_err(Refused::State)?;
         self.check_flushed()?;
@@ -263,40 +272,36 @@ impl Tx {
         Ok(self.announce())
     }
 
-    /// Moves back to the carrier at the offset where the receiver stopped, to send everything after it again.
+    /// Moves back to the carrier at the offset where the receiver stopped, to send everything after
+    /// it again.
     ///
-    /// `consumed` must be final: the receiver is frozen there ([`Tx::pull_back`] checks that), and nothing more is
-    /// written to the fast path from here on.
+    /// `consumed` must be final: the receiver is frozen there ([`Tx::pull_back`] checks that), and
+    /// nothing more is written to the fast path from here on.
     ///
     /// # Errors
     /// [`Refused::State`] when not on the fast path (a demotion crossed the request: ignore it);
     /// [`Corrupt::Consumed`] when the offset is impossible.
     pub fn fail_over(&mut self, consumed: u64) -> Result<FailOver, Refused> {
         let done = consumed == self.offset;
-        let event = if done {
-            TxEvent::FailOverDone
-        } else {
-            TxEvent::FailOverResend
-        };
+        let event = if done { TxEvent::FailOverDone } else { TxEvent::FailOverResend };
         TxState::next(self.state(), event).map_err(Refused::State)?;
         if consumed < self.fast_from || consumed < self.acked || consumed > self.offset {
             return Err(Corrupt::Consumed.into());
         }
         self.step(event)?;
         self.return_to_carrier(consumed);
-        Ok(FailOver {
-            announce: self.announce(),
-            resend: consumed..self.offset,
-        })
+        Ok(FailOver { announce: self.announce(), resend: consumed..self.offset })
     }
 
-    /// [`Tx::fail_over`] as the receiver asks for it in its [`Ack`]. `None`: it does not ask (any more).
+    /// [`Tx::fail_over`] as the receiver asks for it in its [`Ack`]. `None`: it does not ask (any
+    /// more).
     ///
     /// # Errors
     /// As [`Tx::fail_over`].
     pub fn pull_back(&mut self, ack: Ack) -> Result<Option<FailOver>, Refused> {
         self.check_ack_epoch(ack)?;
-        // A receiver that freezes before it reaches the promotion still shows the even epoch before it.
+        // A receiver that freezes before it reaches the promotion still shows the even epoch before
+        // it.
         if !ack.frozen || self.path() == Path::Carrier || ack.epoch | 1 != self.epoch {
             return Ok(None);
         }
@@ -306,14 +311,11 @@ impl Tx {
     /// Counts `n` bytes that were sent again on the carrier.
     ///
     /// # Errors
-    /// [`Refused::State`] when nothing is to be re-sent, [`Corrupt::Overrun`] when `n` is more than that.
+    /// [`Refused::State`] when nothing is to be re-sent, [`Corrupt::Overrun`] when `n` is more than
+    /// that.
     pub fn on_resent(&mut self, n: u64) -> Result<(), Refused> {
         let next = self.resend_next.checked_add(n).ok_or(Corrupt::Overrun)?;
-        let event = if next == self.resend_end {
-            TxEvent::ResentAll
-        } else {
-            TxEvent::ResentPart
-        };
+        let event = if next == self.resend_end { TxEvent::ResentAll } else { TxEvent::ResentPart };
         TxState::next(self.state(), event).map_err(Refused::State)?;
         if next > self.resend_end {
             return Err(Corrupt::Overrun.into());
@@ -354,13 +356,15 @@ impl Tx {
         }
     }
 
-    /// Ends the sending side. Publish the announcement, if there is one, *before* the FIN on the carrier
-    /// (`shutdown(SHUT_WR)` or close): with it the receiver knows exactly where the fast path ends.
+    /// Ends the sending side. Publish the announcement, if there is one, *before* the FIN on the
+    /// carrier (`shutdown(SHUT_WR)` or close): with it the receiver knows exactly where the fast
+    /// path ends.
     ///
     /// # Errors
-    /// [`Refused::Unacked`] on a lossy path with unacknowledged bytes, [`Refused::State`] while bytes wait to be
-    /// re-sent: the FIN has to wait as well. (On a reliable path the process may also just leave, as a crash would: the
-    /// receiver then takes the rest from the fast path, unless it has left the library.)
+    /// [`Refused::Unacked`] on a lossy path with unacknowledged bytes, [`Refused::State`] while
+    /// bytes wait to be re-sent: the FIN has to wait as well. (On a reliable path the process may
+    /// also just leave, as a crash would: the receiver then takes the rest from the fast path,
+    /// unless it has left the library.)
     pub fn shutdown(&mut self) -> Result<Option<Announce>, Refused> {
         TxState::next(self.state(), TxEvent::Shutdown).map_err(Refused::State)?;
         self.check_flushed()?;
@@ -372,8 +376,9 @@ impl Tx {
         Ok(Some(self.announce()))
     }
 
-    /// Never promote again, for example because a process died while it held the lock of this direction and
-    /// [`Tx::offset`] can no longer be trusted. Staying on the carrier needs no offsets.
+    /// Never promote again, for example because a process died while it held the lock of this
+    /// direction and [`Tx::offset`] can no longer be trusted. Staying on the carrier needs no
+    /// offsets.
     pub fn pin(&mut self) {
         self.pinned |= Self::PINNED;
     }
@@ -402,11 +407,7 @@ impl Tx {
             Path::Carrier => 2,
             Path::Fast => 1,
         };
-        if behind > allowed {
-            Err(Corrupt::Epoch)
-        } else {
-            Ok(())
-        }
+        if behind > allowed { Err(Corrupt::Epoch) } else { Ok(()) }
     }
 
     /// The only writer of `state`.

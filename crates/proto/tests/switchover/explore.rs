@@ -93,7 +93,8 @@ pub struct Failure<A> {
 
 /// Visits all states, or stops at a violation.
 ///
-/// Also checks that from every state one in which all is well can be reached by steps that are due: nobody is ever stuck.
+/// Also checks that from every state one in which all is well can be reached by steps that are due:
+/// nobody is ever stuck.
 pub fn explore<M: Model>(start: M) -> Result<Outcome, Failure<M::Action>> {
     let hash = BuildHasherDefault::<DefaultHasher>::default();
     let mut ids: HashMap<u64, u32, BuildHasherDefault<Fingerprint>> = HashMap::default();
@@ -123,10 +124,7 @@ pub fn explore<M: Model>(start: M) -> Result<Outcome, Failure<M::Action>> {
             steps += 1;
             let mut next = world;
             if let Err(violation) = next.apply(action) {
-                return Err(Failure {
-                    violation,
-                    trace: trace(&parents, id, Some(action)),
-                });
+                return Err(Failure { violation, trace: trace(&parents, id, Some(action)) });
             }
             let count = u32::try_from(ids.len()).unwrap();
             let next_id = *ids.entry(hash.hash_one(next)).or_insert(count);
@@ -146,14 +144,7 @@ pub fn explore<M: Model>(start: M) -> Result<Outcome, Failure<M::Action>> {
             trace: trace(&parents, from, action),
         });
     }
-    Ok(Outcome {
-        states: ids.len(),
-        steps,
-        depth,
-        ends: ends.len(),
-        tx_states,
-        rx_states,
-    })
+    Ok(Outcome { states: ids.len(), steps, depth, ends: ends.len(), tx_states, rx_states })
 }
 
 fn trace<A: Copy>(parents: &[(u32, Option<A>)], mut id: u32, last: Option<A>) -> Vec<A> {

@@ -1,5 +1,6 @@
-//! A peer that writes anything into the shared words: each half stays within its own bounds, and a refusal changes
-//! nothing. The operations and what must hold after each; also used by the fuzz targets.
+//! A peer that writes anything into the shared words: each half stays within its own bounds, and a
+//! refusal changes nothing. The operations and what must hold after each; also used by the fuzz
+//! targets.
 
 use netacc_proto::switchover::{Ack, Announce, EofVerdict, Link, Plan, Rx, RxState, Tx, TxState};
 
@@ -95,17 +96,14 @@ pub fn apply_tx(tx: &mut Tx, op: TxOp) {
     let kept = tx.unacked();
     let refused = match op {
         TxOp::Accept(n) => tx.on_accepted(n).is_err(),
-        TxOp::Promote(a, lossy) => tx
-            .promote(a, if lossy { Link::Lossy } else { Link::Reliable })
-            .is_err(),
+        TxOp::Promote(a, lossy) => {
+            tx.promote(a, if lossy { Link::Lossy } else { Link::Reliable }).is_err()
+        }
         TxOp::Confirm(a) => tx.confirm(a).is_err(),
         TxOp::Demote => tx.demote().is_err(),
         TxOp::FailOver(consumed) => match tx.fail_over(consumed) {
             Ok(fail_over) => {
-                assert!(
-                    fail_over.resend.start >= kept.start,
-                    "only kept bytes are sent again"
-                );
+                assert!(fail_over.resend.start >= kept.start, "only kept bytes are sent again");
                 assert_eq!(fail_over.resend.end, before.offset());
                 false
             }

@@ -1,12 +1,13 @@
-//! A model of one direction: a sender process, a carrier, a fast path, shared words and a receiver process.
+//! A model of one direction: a sender process, a carrier, a fast path, shared words and a receiver
+//! process.
 //!
-//! Every [`Action`] is one step that no other can divide: one load of a shared word, one store that becomes visible,
-//! one kernel call, one move of bytes by the network. Stores pass through a FIFO store buffer per process
-//! (total store order), so that a missing fence shows. The halves under test are driven exactly as their documentation
-//! says; [`Mutant`] leaves out one rule at a time.
+//! Every [`Action`] is one step that no other can divide: one load of a shared word, one store that
+//! becomes visible, one kernel call, one move of bytes by the network. Stores pass through a FIFO
+//! store buffer per process (total store order), so that a missing fence shows. The halves under
+//! test are driven exactly as their documentation says; [`Mutant`] leaves out one rule at a time.
 //!
-//! The oracle: byte `i` that the receiver takes is byte `i` that the sender sent; the end comes exactly where TCP would
-//! put it.
+//! The oracle: byte `i` that the receiver takes is byte `i` that the sender sent; the end comes
+//! exactly where TCP would put it.
 
 use netacc_proto::switchover::{
     Ack, Announce, EofVerdict, Link, Path, Plan, Refused, Rx, RxState, Tx, TxState,
@@ -22,7 +23,8 @@ pub enum Mutant {
     PromoteUnacked,
     /// The receiver does not load the announcement again after it saw the end of the carrier.
     SkipReloadAtEof,
-    /// The receiver looks whether the fast path is empty before it sees the end of the carrier, not after.
+    /// The receiver looks whether the fast path is empty before it sees the end of the carrier, not
+    /// after.
     EmptyBeforeEof,
     /// The sender does not load the ack again after it published a promotion.
     SkipConfirm,
@@ -34,13 +36,15 @@ pub enum Mutant {
     BytesBeforeAnnounce,
     /// The epoch is stored before the offsets.
     EpochFirst,
-    /// The receiver does not discard the bytes left on the fast path by a fail-over before it arms again.
+    /// The receiver does not discard the bytes left on the fast path by a fail-over before it arms
+    /// again.
     KeepFastBytes,
     /// The receiver stores the control word before the consumed offset.
     ControlFirst,
     /// The sender demotes from a lossy link while bytes on it are not acknowledged.
     DemoteUnacked,
-    /// A receiver gives up the fast path as soon as it has asked for a pull-back, not when it has been answered.
+    /// A receiver gives up the fast path as soon as it has asked for a pull-back, not when it has
+    /// been answered.
     GiveUpFrozen,
     /// A receiver that stays gives up the fast path before all has come again on the carrier.
     GiveUpReplaying,
@@ -82,14 +86,15 @@ impl Mutant {
     }
 }
 
-/// When the receiver may give up the fast path and read the carrier as any TCP program does, for good.
+/// When the receiver may give up the fast path and read the carrier as any TCP program does, for
+/// good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GiveUp {
     Never,
     /// On the carrier, with nothing to come again: whatever happens then, it misses nothing.
     WhenOpen,
-    /// As soon as it is released, because the socket goes to somebody who knows no fast path: the sender's death may
-    /// cost it bytes, and must then be an error.
+    /// As soon as it is released, because the socket goes to somebody who knows no fast path: the
+    /// sender's death may cost it bytes, and must then be an error.
     WhenReleased,
 }
 
@@ -186,10 +191,7 @@ pub enum Action {
 
 impl Action {
     pub const fn is_fault(self) -> bool {
-        matches!(
-            self,
-            Self::CrashFin { .. } | Self::CrashReset { .. } | Self::LinkDies
-        )
+        matches!(self, Self::CrashFin { .. } | Self::CrashReset { .. } | Self::LinkDies)
     }
 }
 
@@ -205,10 +207,7 @@ pub struct Fifo<T, const N: usize> {
 
 impl<T: Copy + Default, const N: usize> Fifo<T, N> {
     pub fn new() -> Self {
-        Self {
-            len: 0,
-            items: [T::default(); N],
-        }
+        Self { len: 0, items: [T::default(); N] }
     }
 
     pub fn push(&mut self, item: T) {
@@ -235,7 +234,8 @@ impl<T: Copy + Default, const N: usize> Fifo<T, N> {
     }
 }
 
-/// Bytes on a path, each tagged with its stream offset (modulo 256); the first `arrived` are at the receiver.
+/// Bytes on a path, each tagged with its stream offset (modulo 256); the first `arrived` are at the
+/// receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Pipe {
     bytes: Fifo<u8, 16>,
@@ -244,10 +244,7 @@ pub struct Pipe {
 
 impl Pipe {
     fn new() -> Self {
-        Self {
-            bytes: Fifo::new(),
-            arrived: 0,
-        }
+        Self { bytes: Fifo::new(), arrived: 0 }
     }
 
     fn take(&mut self) -> Option<u8> {
@@ -312,7 +309,8 @@ enum ReceiverStage {
     },
     /// Exactly these bytes may be read.
     ReadPeeked(u8),
-    /// The receiver saw the end of the carrier or data on it, and has not loaded the announcement since.
+    /// The receiver saw the end of the carrier or data on it, and has not loaded the announcement
+    /// since.
     MustLoad(Why),
     /// Reads the carrier without the library; so much of the stream was taken.
     GivenUp(u64),
@@ -330,7 +328,8 @@ pub enum CarrierEnd {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Fate {
     Alive,
-    /// Shut down, or killed with nothing lost: the receiver must get exactly so many bytes and then the end.
+    /// Shut down, or killed with nothing lost: the receiver must get exactly so many bytes and then
+    /// the end.
     Exact(u64),
     /// Bytes were lost with a lossy link or by a reset: a prefix, then the end.
     Cut,
@@ -360,7 +359,8 @@ pub struct World {
     ack_stores: Fifo<Store, { STORE_BUFFER as usize }>,
     /// What was stored in the control word last.
     stored_control: u64,
-    /// Epoch of the last announcement that the receiver followed: the offsets need not be loaded again.
+    /// Epoch of the last announcement that the receiver followed: the offsets need not be loaded
+    /// again.
     known_epoch: u32,
     noted_empty: bool,
     fate: Fate,
@@ -369,7 +369,8 @@ pub struct World {
 /// Why a step is wrong.
 pub type Violation = String;
 
-/// Runs one world: each byte of `choices` picks the next step; then on at random without faults, to the end.
+/// Runs one world: each byte of `choices` picks the next step; then on at random without faults, to
+/// the end.
 pub fn run(config: Config, choices: &[u8]) -> Result<World, Violation> {
     let mut world = World::new(config);
     let mut actions = Vec::new();
@@ -400,14 +401,11 @@ pub fn run(config: Config, choices: &[u8]) -> Result<World, Violation> {
             }
             return Err(format!("stuck: {world:?}"));
         }
-        random = random
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
+        random =
+            random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let pick = choice.map_or((random >> 33) as usize, usize::from) % actions.len();
         let action = actions[pick];
-        world
-            .apply(action)
-            .map_err(|violation| format!("{action:?}: {violation}"))?;
+        world.apply(action).map_err(|violation| format!("{action:?}: {violation}"))?;
     }
     Err(format!("no end after many steps: {world:?}"))
 }
@@ -508,10 +506,7 @@ impl World {
         use Action as A;
         let left = self.config.bytes;
         let room = match self.tx.path() {
-            Path::Carrier => self
-                .config
-                .carrier_cap
-                .saturating_sub(self.carrier.bytes.len),
+            Path::Carrier => self.config.carrier_cap.saturating_sub(self.carrier.bytes.len),
             Path::Fast => self.config.fast_cap.saturating_sub(self.fast_in_use()),
         };
         if self.tx.can_accept() {
@@ -592,10 +587,7 @@ impl World {
         }
         let may_freeze = self.config.freezes > 0 || self.link_dead;
         if may_freeze
-            && !matches!(
-                self.rx.state(),
-                RxState::Open | RxState::Frozen | RxState::FrozenToFast
-            )
+            && !matches!(self.rx.state(), RxState::Open | RxState::Frozen | RxState::FrozenToFast)
         {
             out.push(A::Freeze);
         }
@@ -612,33 +604,21 @@ impl World {
             out.push(A::NoteFastEmpty);
         }
         match self.rx.plan() {
-            Plan::Carrier {
-                peek_first: true, ..
-            } => {
+            Plan::Carrier { peek_first: true, .. } => {
                 if self.carrier.arrived > 0 || self.carrier_ended() {
                     out.push(A::Peek);
                 }
             }
-            Plan::Carrier {
-                limit,
-                peek_first: false,
-            } => self.read_actions(out, self.carrier.arrived, limit),
+            Plan::Carrier { limit, peek_first: false } => {
+                self.read_actions(out, self.carrier.arrived, limit)
+            }
             Plan::Fast { limit } => self.read_actions(out, self.fast.arrived, limit),
             Plan::Wait => {}
         }
-        let reads_carrier = matches!(
-            self.rx.plan(),
-            Plan::Carrier {
-                peek_first: false,
-                ..
-            }
-        );
+        let reads_carrier = matches!(self.rx.plan(), Plan::Carrier { peek_first: false, .. });
         let has_data = self.carrier.arrived > 0;
-        let checks_carrier = if reads_carrier {
-            !has_data
-        } else {
-            !matches!(self.rx.plan(), Plan::Carrier { .. })
-        };
+        let checks_carrier =
+            if reads_carrier { !has_data } else { !matches!(self.rx.plan(), Plan::Carrier { .. }) };
         if checks_carrier && (has_data || self.carrier_ended()) {
             out.push(A::CheckCarrier);
         }
@@ -661,9 +641,7 @@ impl World {
     }
 
     fn read_actions(&self, out: &mut Vec<Action>, available: u8, limit: u64) {
-        let most = available
-            .min(self.config.chunk)
-            .min(u8::try_from(limit).unwrap_or(u8::MAX));
+        let most = available.min(self.config.chunk).min(u8::try_from(limit).unwrap_or(u8::MAX));
         for n in 1..=most {
             out.push(Action::Read(n));
         }
@@ -704,16 +682,10 @@ impl World {
             A::Confirm => {
                 let mut ack = Ack::from_words(self.control, 0);
                 if self.config.mutant == Mutant::SkipConfirm {
-                    ack = Ack {
-                        armed: true,
-                        frozen: false,
-                        ..ack
-                    };
+                    ack = Ack { armed: true, frozen: false, ..ack };
                 }
-                if let Some(announce) = self
-                    .tx
-                    .confirm(ack)
-                    .map_err(|e| format!("confirm: {e:?}"))?
+                if let Some(announce) =
+                    self.tx.confirm(ack).map_err(|e| format!("confirm: {e:?}"))?
                 {
                     self.publish_demotion(announce);
                 }
@@ -734,15 +706,11 @@ impl World {
                 }
             }
             A::LoadAckConsumed => {
-                let SenderStage::AckControl(control) = self.stage else {
-                    unreachable!()
-                };
+                let SenderStage::AckControl(control) = self.stage else { unreachable!() };
                 self.stage = SenderStage::Idle;
                 let ack = Ack::from_words(control, self.consumed);
-                if let Some(fail_over) = self
-                    .tx
-                    .pull_back(ack)
-                    .map_err(|e| format!("pull_back: {e:?}"))?
+                if let Some(fail_over) =
+                    self.tx.pull_back(ack).map_err(|e| format!("pull_back: {e:?}"))?
                 {
                     if fail_over.resend != self.tx.resend() {
                         return Err("fail_over and resend() disagree".into());
@@ -760,25 +728,17 @@ impl World {
             A::ArmReset => {
                 self.sender_kernel_call();
                 self.resets = true;
-                if let SenderStage::FailingOver {
-                    announced: true, ..
-                } = self.stage
-                {
+                if let SenderStage::FailingOver { announced: true, .. } = self.stage {
                     self.stage = SenderStage::Idle;
                 }
             }
             A::AnnounceFailOver => {
-                let SenderStage::FailingOver { announce, .. } = self.stage else {
-                    unreachable!()
-                };
+                let SenderStage::FailingOver { announce, .. } = self.stage else { unreachable!() };
                 self.publish_demotion(announce);
                 self.stage = if self.resets {
                     SenderStage::Idle
                 } else {
-                    SenderStage::FailingOver {
-                        announce,
-                        announced: true,
-                    }
+                    SenderStage::FailingOver { announce, announced: true }
                 };
             }
             A::DisarmReset => {
@@ -789,21 +749,14 @@ impl World {
             A::Resend(n) => {
                 self.sender_kernel_call();
                 for i in 0..n {
-                    self.carrier
-                        .bytes
-                        .push(tag(self.tx.resend().start + u64::from(i)));
+                    self.carrier.bytes.push(tag(self.tx.resend().start + u64::from(i)));
                 }
-                self.tx
-                    .on_resent(u64::from(n))
-                    .map_err(|e| format!("on_resent: {e:?}"))?;
+                self.tx.on_resent(u64::from(n)).map_err(|e| format!("on_resent: {e:?}"))?;
                 if self.resets && self.tx.state() != TxState::Resending {
                     self.stage = SenderStage::ResentAll;
                 }
             }
-            A::Trim => self
-                .tx
-                .acked(self.consumed)
-                .map_err(|e| format!("acked: {e:?}"))?,
+            A::Trim => self.tx.acked(self.consumed).map_err(|e| format!("acked: {e:?}"))?,
             A::Shutdown => match self.tx.shutdown() {
                 Ok(announce) => {
                     if let Some(announce) = announce {
@@ -860,9 +813,7 @@ impl World {
                 }
             }
         }
-        self.tx
-            .on_accepted(u64::from(n))
-            .map_err(|e| format!("on_accepted: {e:?}"))
+        self.tx.on_accepted(u64::from(n)).map_err(|e| format!("on_accepted: {e:?}"))
     }
 
     fn publish_demotion(&mut self, announce: Announce) {
@@ -942,7 +893,8 @@ impl World {
         };
     }
 
-    /// A reset now loses bytes for ever: the carrier's that are on their way, unless the fast path has them too.
+    /// A reset now loses bytes for ever: the carrier's that are on their way, unless the fast path
+    /// has them too.
     fn swallows_bytes(&self) -> bool {
         let again = self.announce.carrier_from..self.announce.resend_to;
         let kept = self.config.link == Link::Reliable && self.announce.epoch & 1 == 0;
@@ -980,19 +932,14 @@ impl World {
                 };
                 if matches!(why, Why::CarrierEnded) && self.config.mutant == Mutant::SkipReloadAtEof
                 {
-                    let stale = Announce {
-                        epoch: self.known_epoch,
-                        ..Announce::default()
-                    };
+                    let stale = Announce { epoch: self.known_epoch, ..Announce::default() };
                     self.finish_load(why, stale)?;
                 } else {
                     self.load_epoch(why)?;
                 }
             }
             A::LoadEpochAfterPeek => {
-                let ReceiverStage::Peeked(n) = self.receiver else {
-                    unreachable!()
-                };
+                let ReceiverStage::Peeked(n) = self.receiver else { unreachable!() };
                 self.load_epoch(Why::Peeked(n))?;
             }
             A::LoadFastFrom | A::LoadCarrierFrom | A::LoadResendTo => {
@@ -1005,11 +952,7 @@ impl World {
                     _ => got.resend_to = self.announce.resend_to,
                 }
                 if next < 2 {
-                    self.receiver = ReceiverStage::Loading {
-                        why,
-                        got,
-                        next: next + 1,
-                    };
+                    self.receiver = ReceiverStage::Loading { why, got, next: next + 1 };
                 } else {
                     self.finish_load(why, got)?;
                 }
@@ -1036,9 +979,7 @@ impl World {
             }
             A::Read(n) => self.read(n)?,
             A::ReadPeeked => {
-                let ReceiverStage::ReadPeeked(n) = self.receiver else {
-                    unreachable!()
-                };
+                let ReceiverStage::ReadPeeked(n) = self.receiver else { unreachable!() };
                 self.receiver = ReceiverStage::Idle;
                 self.read(n.min(self.carrier.arrived))?;
             }
@@ -1046,9 +987,7 @@ impl World {
             A::NoteFastEmpty => self.noted_empty = true,
             A::GiveUp => self.receiver = ReceiverStage::GivenUp(self.rx.offset()),
             A::ReadCarrier(n) => {
-                let ReceiverStage::GivenUp(got) = self.receiver else {
-                    unreachable!()
-                };
+                let ReceiverStage::GivenUp(got) = self.receiver else { unreachable!() };
                 self.receiver_kernel_call();
                 for offset in got..got + u64::from(n) {
                     let byte = self.carrier.take();
@@ -1068,10 +1007,7 @@ impl World {
     }
 
     fn load_epoch(&mut self, why: Why) -> Result<(), Violation> {
-        let got = Announce {
-            epoch: self.announce.epoch,
-            ..Announce::default()
-        };
+        let got = Announce { epoch: self.announce.epoch, ..Announce::default() };
         if got.epoch == self.known_epoch {
             self.finish_load(why, got)
         } else {
@@ -1135,11 +1071,7 @@ impl World {
             self.receiver_kernel_call();
         }
         for i in 0..n {
-            let byte = if from_carrier {
-                self.carrier.take()
-            } else {
-                self.fast.take()
-            };
+            let byte = if from_carrier { self.carrier.take() } else { self.fast.take() };
             let expected = tag(self.rx.offset() + u64::from(i));
             if byte != Some(expected) {
                 return Err(format!(
@@ -1148,9 +1080,7 @@ impl World {
                 ));
             }
         }
-        self.rx
-            .on_delivered(u64::from(n))
-            .map_err(|c| format!("on_delivered: {c:?}"))?;
+        self.rx.on_delivered(u64::from(n)).map_err(|c| format!("on_delivered: {c:?}"))?;
         self.store_ack();
         if self.config.link == Link::Lossy && self.tx.path() == Path::Fast {
             self.receiver_store(Store::Consumed(self.rx.ack().consumed));
@@ -1192,23 +1122,19 @@ impl World {
         match (self.fate, verdict) {
             (Fate::Exact(sent), EofVerdict::Eof) if sent == got => Ok(()),
             (Fate::Cut, EofVerdict::Eof | EofVerdict::Truncated) => Ok(()),
-            (fate, verdict) => Err(format!(
-                "{verdict:?} at {got}, but the sender's fate is {fate:?}"
-            )),
+            (fate, verdict) => {
+                Err(format!("{verdict:?} at {got}, but the sender's fate is {fate:?}"))
+            }
         }
     }
 
-    /// A FIN is believed; an error says that bytes may be missing, which is allowed only where the fast path was given up early.
+    /// A FIN is believed; an error says that bytes may be missing, which is allowed only where the
+    /// fast path was given up early.
     fn end_given_up(&mut self) -> Result<(), Violation> {
-        let ReceiverStage::GivenUp(got) = self.receiver else {
-            unreachable!()
-        };
+        let ReceiverStage::GivenUp(got) = self.receiver else { unreachable!() };
         let reset = self.carrier_end == CarrierEnd::Reset;
-        self.receiver = ReceiverStage::Done(if reset {
-            EofVerdict::Truncated
-        } else {
-            EofVerdict::Eof
-        });
+        self.receiver =
+            ReceiverStage::Done(if reset { EofVerdict::Truncated } else { EofVerdict::Eof });
         match self.fate {
             Fate::Exact(sent) if sent == got => Ok(()),
             Fate::Exact(_) if reset && self.config.gives_up == GiveUp::WhenReleased => Ok(()),

@@ -12,35 +12,29 @@ fn any_config() -> impl Strategy<Value = Config> {
         1..=12u8,
         1..=6u8,
         any::<bool>(),
-        prop_oneof![
-            Just(GiveUp::Never),
-            Just(GiveUp::WhenOpen),
-            Just(GiveUp::WhenReleased)
-        ],
+        prop_oneof![Just(GiveUp::Never), Just(GiveUp::WhenOpen), Just(GiveUp::WhenReleased)],
         0..8u32,
         0..1u64 << 62,
     );
-    (budgets, place).prop_map(
-        |((bytes, chunk, promotes, demotes, arms, freezes), place)| {
-            let (lossy, carrier_cap, fast_cap, crash, gives_up, epoch, offset) = place;
-            Config {
-                link: if lossy { Link::Lossy } else { Link::Reliable },
-                bytes,
-                chunk,
-                promotes,
-                demotes,
-                arms,
-                freezes,
-                carrier_cap,
-                fast_cap,
-                crash,
-                gives_up,
-                mutant: Mutant::None,
-                epoch: (u32::MAX - 5).wrapping_add(epoch) & !1,
-                offset,
-            }
-        },
-    )
+    (budgets, place).prop_map(|((bytes, chunk, promotes, demotes, arms, freezes), place)| {
+        let (lossy, carrier_cap, fast_cap, crash, gives_up, epoch, offset) = place;
+        Config {
+            link: if lossy { Link::Lossy } else { Link::Reliable },
+            bytes,
+            chunk,
+            promotes,
+            demotes,
+            arms,
+            freezes,
+            carrier_cap,
+            fast_cap,
+            crash,
+            gives_up,
+            mutant: Mutant::None,
+            epoch: (u32::MAX - 5).wrapping_add(epoch) & !1,
+            offset,
+        }
+    })
 }
 
 /// Mostly near the interesting values, sometimes anything.
@@ -64,14 +58,8 @@ fn announce() -> impl Strategy<Value = Announce> {
 }
 
 fn ack() -> impl Strategy<Value = Ack> {
-    (epoch(), any::<bool>(), prop::bool::weighted(0.2), offset()).prop_map(
-        |(epoch, armed, frozen, consumed)| Ack {
-            epoch,
-            armed,
-            frozen,
-            consumed,
-        },
-    )
+    (epoch(), any::<bool>(), prop::bool::weighted(0.2), offset())
+        .prop_map(|(epoch, armed, frozen, consumed)| Ack { epoch, armed, frozen, consumed })
 }
 
 fn rx_op() -> impl Strategy<Value = RxOp> {

@@ -1,4 +1,5 @@
-//! The fabric in memory behind functions that are never inlined, so that what it costs can be told from what its caller does.
+//! The fabric in memory behind functions that are never inlined, so that what it costs can be told
+//! from what its caller does.
 
 use netacc_verbs::fabric::*;
 use netacc_verbs::memory::{self, Memory};
@@ -11,12 +12,20 @@ pub struct Edge(pub Memory);
 /// The calls that the engine makes for a message. Counted apart by their names.
 impl Edge {
     #[inline(never)]
-    fn edge_post(&self, pair: &memory::Pair, works: &[Work<'_, memory::Region>]) -> Result<(), PostError> {
+    fn edge_post(
+        &self,
+        pair: &memory::Pair,
+        works: &[Work<'_, memory::Region>],
+    ) -> Result<(), PostError> {
         self.0.post(pair, works)
     }
 
     #[inline(never)]
-    fn edge_receives(&self, pair: &memory::Pair, all: &[Receive<'_, memory::Region>]) -> Result<(), PostError> {
+    fn edge_receives(
+        &self,
+        pair: &memory::Pair,
+        all: &[Receive<'_, memory::Region>],
+    ) -> Result<(), PostError> {
         self.0.post_receives(pair, all)
     }
 
@@ -47,7 +56,12 @@ impl Fabric for Edge {
     fn close_manager(&self, manager: memory::Manager) -> Result<(), Error> {
         self.0.close_manager(manager)
     }
-    fn open_device(&self, manager: &memory::Manager, address: IpAddr, token: u64) -> Result<memory::Device, Error> {
+    fn open_device(
+        &self,
+        manager: &memory::Manager,
+        address: IpAddr,
+        token: u64,
+    ) -> Result<memory::Device, Error> {
         self.0.open_device(manager, address, token)
     }
     fn facts<'a>(&self, device: &'a memory::Device) -> &'a Facts {
@@ -71,7 +85,12 @@ impl Fabric for Edge {
     fn close_domain(&self, domain: memory::Domain) -> Result<(), Error> {
         self.0.close_domain(domain)
     }
-    fn open_queue(&self, device: &memory::Device, entries: u32, vector: u32) -> Result<memory::Queue, Error> {
+    fn open_queue(
+        &self,
+        device: &memory::Device,
+        entries: u32,
+        vector: u32,
+    ) -> Result<memory::Queue, Error> {
         self.0.open_queue(device, entries, vector)
     }
     fn queue_fd(&self, queue: &memory::Queue) -> c_int {
@@ -142,19 +161,37 @@ impl Fabric for Edge {
     ) -> Result<Capacity, Error> {
         self.0.create(pair, domain, queue, capacity)
     }
-    fn connect(&self, pair: &mut memory::Pair, private: &[u8], patience: Patience) -> Result<(), Error> {
+    fn connect(
+        &self,
+        pair: &mut memory::Pair,
+        private: &[u8],
+        patience: Patience,
+    ) -> Result<(), Error> {
         self.0.connect(pair, private, patience)
     }
-    fn accept(&self, pair: &mut memory::Pair, private: &[u8], patience: Patience) -> Result<(), Error> {
+    fn accept(
+        &self,
+        pair: &mut memory::Pair,
+        private: &[u8],
+        patience: Patience,
+    ) -> Result<(), Error> {
         self.0.accept(pair, private, patience)
     }
     fn reject(&self, pair: memory::Pair, private: &[u8]) -> Result<(), Error> {
         self.0.reject(pair, private)
     }
-    fn post(&self, pair: &memory::Pair, works: &[Work<'_, memory::Region>]) -> Result<(), PostError> {
+    fn post(
+        &self,
+        pair: &memory::Pair,
+        works: &[Work<'_, memory::Region>],
+    ) -> Result<(), PostError> {
         self.edge_post(pair, works)
     }
-    fn post_receives(&self, pair: &memory::Pair, all: &[Receive<'_, memory::Region>]) -> Result<(), PostError> {
+    fn post_receives(
+        &self,
+        pair: &memory::Pair,
+        all: &[Receive<'_, memory::Region>],
+    ) -> Result<(), PostError> {
         self.edge_receives(pair, all)
     }
     fn fail(&self, pair: &memory::Pair) -> Result<(), Error> {

@@ -5,11 +5,12 @@
 //! cargo run --release -p netacc-rdma --example cost -- run WAY LANES ROUNDS     the traffic alone
 //! ```
 //!
-//! Two ends in one process, over the fabric in memory, with the settings of the library (`remote/devices.rs`): in each
-//! round end 0 sends a message of 512 bytes on every lane, end 1 polls, reads them and answers, end 0 polls and reads. The six
-//! steps below are functions of their own. For each of them valgrind counts what is executed inside of it (`--toggle-collect`),
-//! and what the fabric's calls in it take is taken off (`edge.rs`): what is left is the engine's and the ring's own. A
-//! provider's `post` and `poll` come on top of it.
+//! Two ends in one process, over the fabric in memory, with the settings of the library
+//! (`remote/devices.rs`): in each round end 0 sends a message of 512 bytes on every lane, end 1
+//! polls, reads them and answers, end 0 polls and reads. The six steps below are functions of their
+//! own. For each of them valgrind counts what is executed inside of it (`--toggle-collect`), and
+//! what the fabric's calls in it take is taken off (`edge.rs`): what is left is the engine's and
+//! the ring's own. A provider's `post` and `poll` come on top of it.
 
 mod edge;
 
@@ -33,7 +34,8 @@ const RING: usize = 128 << 10;
 const TID: u32 = 1;
 /// Rounds before anything is counted.
 const WARM_UP: usize = 64;
-const ADDRESSES: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)), IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2))];
+const ADDRESSES: [IpAddr; 2] =
+    [IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)), IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2))];
 
 /// The steps, as they are counted: name of the function, what it is, how often per message.
 const STEPS: [(&str, &str); 6] = [
@@ -66,7 +68,7 @@ fn memory(bytes: usize) -> NonNull<u8> {
     NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap()
 }
 
-// ---- what is counted ---------------------------------------------------------------------------------------------
+// ---- what is counted ----------------------------------------------------------------------------
 
 #[inline(never)]
 fn step_copy_in(conn: &mut Conn, from: &[u8; BYTES]) {
@@ -108,7 +110,7 @@ fn step_consumed(link: &Link<Edge>, lane: u16, conn: &Conn) {
     let _ = link.consumed(lane, head);
 }
 
-// ---- the traffic -------------------------------------------------------------------------------------------------
+// ---- the traffic --------------------------------------------------------------------------------
 
 /// As `remote/devices.rs` makes them.
 fn settings(lanes: u16, immediate: bool) -> Settings {
@@ -124,13 +126,24 @@ fn settings(lanes: u16, immediate: bool) -> Settings {
     }
 }
 
-fn make_link(end: &mut End, domain: &<Edge as Fabric>::Domain, mut pair: <Edge as Fabric>::Pair, settings: Settings) {
-    let capacity = Capacity { sends: settings.sends, receives: settings.receives, inline_bytes: settings.inline_bytes };
+fn make_link(
+    end: &mut End,
+    domain: &<Edge as Fabric>::Domain,
+    mut pair: <Edge as Fabric>::Pair,
+    settings: Settings,
+) {
+    let capacity = Capacity {
+        sends: settings.sends,
+        receives: settings.receives,
+        inline_bytes: settings.inline_bytes,
+    };
     end.fabric.create(&mut pair, domain, end.hub.queue(), capacity).unwrap();
     let tag = end.hub.reserve(TID, &settings).unwrap();
     let receives = memory(settings.receives as usize * 64);
     // SAFETY: never freed, and nobody else has it.
-    let link = unsafe { Link::new(Arc::clone(&end.fabric), tag, settings, domain, &pair, receives) }.unwrap();
+    let link =
+        unsafe { Link::new(Arc::clone(&end.fabric), tag, settings, domain, &pair, receives) }
+            .unwrap();
     let link = Arc::new(link);
     end.hub.add(TID, Arc::clone(&link)).unwrap();
     (end.link, end.pair) = (Some(link), Some(pair));
@@ -148,7 +161,13 @@ fn rig(model: Model, settings: Settings) -> [End; 2] {
         domains.push(fabric.open_domain(&device).unwrap());
         let queue = fabric.open_queue(&device, 8192, 0).unwrap();
         managers.push(manager);
-        End { hub: Hub::new(Arc::clone(&fabric), queue, 8192), fabric, link: None, pair: None, conns: Vec::new() }
+        End {
+            hub: Hub::new(Arc::clone(&fabric), queue, 8192),
+            fabric,
+            link: None,
+            pair: None,
+            conns: Vec::new(),
+        }
     });
     let [a, b] = &mut ends;
     let address = SocketAddr::new(ADDRESSES[0], 26379);
@@ -157,7 +176,8 @@ fn rig(model: Model, settings: Settings) -> [End; 2] {
     assert!(matches!(b.fabric.next_event(&managers[1]).unwrap().unwrap().news, CmNews::Resolved));
     make_link(b, &domains[1], pair, settings);
     b.fabric.connect(b.pair.as_mut().unwrap(), &[], Patience::DEFAULT).unwrap();
-    let CmNews::Request { pair, .. } = a.fabric.next_event(&managers[0]).unwrap().unwrap().news else {
+    let CmNews::Request { pair, .. } = a.fabric.next_event(&managers[0]).unwrap().unwrap().news
+    else {
         panic!("no request")
     };
     make_link(a, &domains[0], pair, settings);
@@ -175,13 +195,15 @@ fn rig(model: Model, settings: Settings) -> [End; 2] {
                 unsafe { pool.grow(&end.fabric, domain, memory(bytes), bytes) }.unwrap();
                 pool.take().unwrap()
             });
-            let words = NonNull::from(Box::leak(Box::<[RingWords; 2]>::default())).cast::<RingWords>();
+            let words =
+                NonNull::from(Box::leak(Box::<[RingWords; 2]>::default())).cast::<RingWords>();
             // SAFETY: the second of two.
             let inbound = unsafe { words.add(1) };
             let (out, inb, size) = (rings.outbound(), rings.inbound(), rings.ring_bytes());
             // SAFETY: words and rings live for ever.
-            let (producer, consumer) =
-                unsafe { (Producer::new(words, out, size, 0), Consumer::new(inbound, inb, size, 0)) };
+            let (producer, consumer) = unsafe {
+                (Producer::new(words, out, size, 0), Consumer::new(inbound, inb, size, 0))
+            };
             end.conns.push(Conn { producer, consumer, inbound });
             // SAFETY: as above; producer and consumer are the only ones.
             let opened = unsafe { end.link.as_ref().unwrap().open(lane, words, inbound, rings, 1) };
@@ -200,7 +222,8 @@ fn rig(model: Model, settings: Settings) -> [End; 2] {
     ends
 }
 
-/// One way of a round: `ends[from]` sends on all lanes, the other end receives. Returns the polls that it took.
+/// One way of a round: `ends[from]` sends on all lanes, the other end receives. Returns the polls
+/// that it took.
 fn one_way(ends: &mut [End; 2], from: usize) -> usize {
     let message = [7u8; BYTES];
     let mut got = [0u8; BYTES];
@@ -243,7 +266,10 @@ fn run(immediate: bool, lanes: u16, rounds: usize) {
     }
     let messages = 2 * rounds * usize::from(lanes);
     let count = |f: fn(&netacc_rdma::counters::Snapshot) -> u64| -> u64 {
-        ends.iter().zip(&before).map(|(e, b)| f(&(e.link.as_ref().unwrap().counters.read() - *b))).sum()
+        ends.iter()
+            .zip(&before)
+            .map(|(e, b)| f(&(e.link.as_ref().unwrap().counters.read() - *b)))
+            .sum()
     };
     println!(
         "messages {messages} polls {polls} works {} posts {} sent {} credits {}",
@@ -254,14 +280,15 @@ fn run(immediate: bool, lanes: u16, rounds: usize) {
     );
 }
 
-// ---- counting ----------------------------------------------------------------------------------------------------
+// ---- counting -----------------------------------------------------------------------------------
 
 /// Instructions of everything that was collected, and of the fabric's calls in it.
 fn read_counts(profile: &str) -> (u64, u64) {
     let mut names: HashMap<&str, &str> = HashMap::new();
     let (mut all, mut edges, mut callee) = (0, 0, "");
     let mut is_call = false;
-    let cost = |line: &str| line.rsplit(' ').next().and_then(|n| n.parse::<u64>().ok()).unwrap_or(0);
+    let cost =
+        |line: &str| line.rsplit(' ').next().and_then(|n| n.parse::<u64>().ok()).unwrap_or(0);
     for line in profile.lines() {
         if is_call {
             is_call = false;
@@ -272,7 +299,9 @@ fn read_counts(profile: &str) -> (u64, u64) {
             all = total.trim().parse().unwrap_or(0);
         } else if line.starts_with("calls=") {
             is_call = true;
-        } else if let Some((key, name)) = line.split_once('=').filter(|(k, _)| matches!(*k, "fn" | "cfn")) {
+        } else if let Some((key, name)) =
+            line.split_once('=').filter(|(k, _)| matches!(*k, "fn" | "cfn"))
+        {
             // "(12) name" the first time, "(12)" from then on.
             let (id, name) = name.split_once(' ').unwrap_or((name, ""));
             if !name.is_empty() {
@@ -292,7 +321,11 @@ fn count(way: &str, lanes: u16, rounds: usize) -> Result<(), String> {
     println!("\n{way}, {lanes} connection{} on the pair", if lanes == 1 { "" } else { "s" });
     for (step, what) in STEPS {
         let out = Command::new("valgrind")
-            .args(["--tool=callgrind", "--collect-atstart=no", &format!("--toggle-collect=*{step}*")])
+            .args([
+                "--tool=callgrind",
+                "--collect-atstart=no",
+                &format!("--toggle-collect=*{step}*"),
+            ])
             .arg(format!("--callgrind-out-file={}", profile.display()))
             .arg(&me)
             .args(["run", way, &lanes.to_string(), &rounds.to_string()])
@@ -341,7 +374,9 @@ fn main() -> ExitCode {
     };
     match words[..] {
         [] => {
-            println!("instructions per message of {BYTES} bytes, without the fabric's own (callgrind)");
+            println!(
+                "instructions per message of {BYTES} bytes, without the fabric's own (callgrind)"
+            );
             for (way, lanes) in [("immediate", 1), ("immediate", 32), ("send", 1), ("send", 32)] {
                 if let Err(why) = count(way, lanes, 4096 / usize::from(lanes)) {
                     eprintln!("{why}");
@@ -351,7 +386,9 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         ["run", way, lanes, rounds] => {
-            let (Some(immediate), Ok(lanes), Ok(rounds)) = (is_immediate(way), lanes.parse(), rounds.parse()) else {
+            let (Some(immediate), Ok(lanes), Ok(rounds)) =
+                (is_immediate(way), lanes.parse(), rounds.parse())
+            else {
                 eprintln!("usage: cost [run immediate|send LANES ROUNDS]");
                 return ExitCode::from(2);
             };

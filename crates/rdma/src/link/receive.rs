@@ -1,8 +1,9 @@
 //! The receiving half: completions become words.
 //!
-//! Everything of a pair is applied in the order in which it completes, which is the order in which the peer has posted it.
-//! A message is copied out of its buffer before anything of it is looked at; every value is checked against what this end
-//! knows, and stored only then. The first one that is wrong ends the link; what was applied before it stays.
+//! Everything of a pair is applied in the order in which it completes, which is the order in which
+//! the peer has posted it. A message is copied out of its buffer before anything of it is looked
+//! at; every value is checked against what this end knows, and stored only then. The first one that
+//! is wrong ends the link; what was applied before it stays.
 
 use super::*;
 use crate::counters::add;
@@ -41,7 +42,9 @@ impl Ring {
 
     fn is_possible(&self) -> bool {
         let sizes = crate::arena::RING_BYTES_MIN..=crate::arena::RING_BYTES_MAX;
-        self.log2 < 32 && sizes.contains(&self.bytes()) && self.address.checked_add(self.bytes() as u64).is_some()
+        self.log2 < 32
+            && sizes.contains(&self.bytes())
+            && self.address.checked_add(self.bytes() as u64).is_some()
     }
 }
 
@@ -59,7 +62,13 @@ type Applied = Result<(), Violation>;
 
 impl<F: Fabric> Link<F> {
     /// Applies a completion. The caller has the poll lock.
-    pub(crate) fn complete(&self, is_receive: bool, number: u32, outcome: Outcome, tell: &mut dyn FnMut(News)) {
+    pub(crate) fn complete(
+        &self,
+        is_receive: bool,
+        number: u32,
+        outcome: Outcome,
+        tell: &mut dyn FnMut(News),
+    ) {
         if self.lost().is_some() {
             return;
         }
@@ -73,7 +82,9 @@ impl<F: Fabric> Link<F> {
                 self.look_for_closed(tell);
                 return;
             }
-            Outcome::Received(_) | Outcome::Announced(_) if !is_receive || number >= self.settings.receives => {
+            Outcome::Received(_) | Outcome::Announced(_)
+                if !is_receive || number >= self.settings.receives =>
+            {
                 Err(Violation::Message)
             }
             Outcome::Received(bytes) => self.received(number, bytes, tell),
@@ -91,8 +102,8 @@ impl<F: Fabric> Link<F> {
         }
     }
 
-    /// After some completions: posts receives again, says what is lost, and lets the sending half go on. The caller has the
-    /// poll lock.
+    /// After some completions: posts receives again, says what is lost, and lets the sending half
+    /// go on. The caller has the poll lock.
     pub(crate) fn settle(&self, tell: &mut dyn FnMut(News)) {
         // SAFETY: the poll lock is the caller's.
         let rx = unsafe { &mut *self.rx.get() };
@@ -152,8 +163,9 @@ impl<F: Fabric> Link<F> {
     fn received(&self, buffer: u32, bytes: u32, tell: &mut dyn FnMut(News)) -> Applied {
         let mut copy = [0u8; MESSAGE_BYTES];
         let text = copy.get_mut(..bytes as usize).ok_or(Violation::Message)?;
-        // SAFETY: `complete` has checked the buffer's number, so it lies inside of the receives' memory (`new`); its receive is
-        // complete, so the device does not touch it before it is posted again, by us.
+        // SAFETY: `complete` has checked the buffer's number, so it lies inside of the receives'
+        // memory (`new`); its receive is complete, so the device does not touch it before it is
+        // posted again, by us.
         unsafe {
             let from = self.receives.as_ptr().add(buffer as usize * MESSAGE_BYTES);
             core::ptr::copy_nonoverlapping(from, text.as_mut_ptr(), text.len());
@@ -209,7 +221,14 @@ impl<F: Fabric> Link<F> {
     }
 
     /// The peer has consumed everything before `head`.
-    fn credit(&self, n: u16, slot: &Slot<F>, config: &Config<F>, head: u64, tell: &mut dyn FnMut(News)) -> Applied {
+    fn credit(
+        &self,
+        n: u16,
+        slot: &Slot<F>,
+        config: &Config<F>,
+        head: u64,
+        tell: &mut dyn FnMut(News),
+    ) -> Applied {
         let out = config.outbound();
         let acked = slot.acked.load(Relaxed);
         if head.wrapping_sub(acked) > slot.posted.load(Acquire).wrapping_sub(acked) {
@@ -234,11 +253,15 @@ impl<F: Fabric> Link<F> {
         if rx.peer != Peer::Open || !matches!(slot.state.load(Acquire), OPEN | CLOSING) {
             return Err(Violation::Slot);
         }
-        // SAFETY: a slot in these states has its configuration until it is taken back, for which the poll lock is needed.
+        // SAFETY: a slot in these states has its configuration until it is taken back, for which
+        // the poll lock is needed.
         unsafe { (*slot.config.get()).as_ref() }.ok_or(Violation::Slot)
     }
 
-    #[expect(clippy::too_many_arguments, reason = "one announcement, from a message or from an immediate")]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "one announcement, from a message or from an immediate"
+    )]
     fn advance(
         &self,
         n: u16,
@@ -321,9 +344,19 @@ impl<F: Fabric> Link<F> {
         }
     }
 
-    fn peer_closes(&self, n: u16, slot: &Slot<F>, rx: &mut SlotRx, tell: &mut dyn FnMut(News)) -> Applied {
+    fn peer_closes(
+        &self,
+        n: u16,
+        slot: &Slot<F>,
+        rx: &mut SlotRx,
+        tell: &mut dyn FnMut(News),
+    ) -> Applied {
         if let Some(again) = &mut rx.reopened {
-            return if core::mem::replace(&mut again.closed, true) { Err(Violation::Close) } else { Ok(()) };
+            return if core::mem::replace(&mut again.closed, true) {
+                Err(Violation::Close)
+            } else {
+                Ok(())
+            };
         }
         // Without an opening: it refuses ours.
         let refuses = rx.peer == Peer::Free && matches!(slot.state.load(Acquire), OPEN | CLOSING);

@@ -1,19 +1,21 @@
 //! The sending half: what slots have to send becomes work requests.
 //!
-//! One turn of one slot is at most one message and [`Settings::turn_bytes`] bytes; then the next slot that has something
-//! comes. What is remembered of a slot changes when the requests are posted, and not before.
+//! One turn of one slot is at most one message and [`Settings::turn_bytes`] bytes; then the next
+//! slot that has something comes. What is remembered of a slot changes when the requests are
+//! posted, and not before.
 //!
-//! What may be posted is bounded twice: by the send queue ([`Window`]), and by the receives that the peer has posted. One
-//! receive is never used for anything but giving receives back, so that two ends that have filled each other's queues
-//! can always free them. Neither bound depends on what an application reads: a slot whose reader stops has a full ring, and
-//! nothing to post.
+//! What may be posted is bounded twice: by the send queue ([`Window`]), and by the receives that
+//! the peer has posted. One receive is never used for anything but giving receives back, so that
+//! two ends that have filled each other's queues can always free them. Neither bound depends on
+//! what an application reads: a slot whose reader stops has a full ring, and nothing to post.
 
 use super::*;
 use crate::counters::add;
 use crate::wire::{Draft, Imm, Item, Ring};
 use netacc_verbs::fabric::{Action, Remote, Work};
 
-/// Most work requests of one message: a part of the message's words, two parts of the bytes, what announces them.
+/// Most work requests of one message: a part of the message's words, two parts of the bytes, what
+/// announces them.
 const WORKS_MAX: usize = 4;
 
 /// What the turn's holder has.
@@ -107,7 +109,13 @@ impl<F: Fabric> Link<F> {
         if self.allowance() == 0 || tx.window.room() == 0 {
             return false;
         }
-        let mut message = Message { draft: &mut Draft::new(), bytes: None, ring: None, credit: true, last: false };
+        let mut message = Message {
+            draft: &mut Draft::new(),
+            bytes: None,
+            ring: None,
+            credit: true,
+            last: false,
+        };
         matches!(self.post(tx, pair, &mut message, || {}), Served::More)
     }
 
@@ -130,7 +138,8 @@ impl<F: Fabric> Link<F> {
         if !matches!(state, OPEN | CLOSING | REFUSING) {
             return Served::Idle;
         }
-        // SAFETY: the turn is ours; a slot in these states has its configuration, which changes only under the turn.
+        // SAFETY: the turn is ours; a slot in these states has its configuration, which changes
+        // only under the turn.
         let (mine, config) = unsafe { (&mut *slot.tx.get(), (*slot.config.get()).as_ref()) };
         if mine.closed {
             return Served::Idle;
@@ -146,21 +155,24 @@ impl<F: Fabric> Link<F> {
             }
             Some(c) => {
                 if next.remote.is_none() && slot.peer_open.load(Acquire) {
-                    // SAFETY: written before `peer_open`, and not again before the slot is taken back under the turn.
+                    // SAFETY: written before `peer_open`, and not again before the slot is taken
+                    // back under the turn.
                     next.remote = unsafe { *slot.peer.get() };
                     if next.remote.is_some_and(|r| r.bytes() != c.rings.size) {
                         self.lose(Reason::Peer(Violation::Open));
                         return Served::Lost;
                     }
                 }
-                if next.remote.is_some() && self.gather(slot, c, n, &mut next, &mut turn).is_none() {
+                if next.remote.is_some() && self.gather(slot, c, n, &mut next, &mut turn).is_none()
+                {
                     self.lose(Reason::Words);
                     return Served::Lost;
                 }
             }
             None => {}
         }
-        // With an immediate the bytes come after the message: then the end has to wait for the next turn.
+        // With an immediate the bytes come after the message: then the end has to wait for the next
+        // turn.
         if state != OPEN && !turn.more && turn.bytes.is_none() {
             turn.add(n, Item::Close, || next.closed = true);
         } else if state != OPEN {
@@ -209,7 +221,14 @@ impl<F: Fabric> Link<F> {
     }
 
     /// Collects what an established slot has to say. `None`: the words are impossible.
-    fn gather(&self, slot: &Slot<F>, c: &Config<F>, n: u16, next: &mut SlotTx, turn: &mut Turned) -> Option<()> {
+    fn gather(
+        &self,
+        slot: &Slot<F>,
+        c: &Config<F>,
+        n: u16,
+        next: &mut SlotTx,
+        turn: &mut Turned,
+    ) -> Option<()> {
         let (out, inb, size) = (c.outbound(), c.inbound(), c.rings.size as u64);
         let tail = out.tail.load(Acquire);
         let pending = tail.wrapping_sub(next.posted);
@@ -224,7 +243,8 @@ impl<F: Fabric> Link<F> {
         let reaches = |position: u64| head.wrapping_sub(position).cast_signed() >= 0;
         // An immediate says that the peer's last mark is consumed.
         let (mark, immediate) = (slot.mark.load(Acquire), self.settings.immediate);
-        let reached = sends && immediate && mark != next.mark_served && reaches(mark.wrapping_sub(1));
+        let reached =
+            sends && immediate && mark != next.mark_served && reaches(mark.wrapping_sub(1));
         if reached {
             next.mark_served = mark;
             // A credit may have told more.
@@ -286,7 +306,13 @@ impl<F: Fabric> Link<F> {
     }
 
     /// Posts a message and its bytes, and calls `ready` just before. [`Served::More`]: done.
-    fn post(&self, tx: &mut Tx, pair: &F::Pair, message: &mut Message<'_, F>, ready: impl FnOnce()) -> Served {
+    fn post(
+        &self,
+        tx: &mut Tx,
+        pair: &F::Pair,
+        message: &mut Message<'_, F>,
+        ready: impl FnOnce(),
+    ) -> Served {
         let immediate = self.settings.immediate;
         let reposted = self.reposted.load(Acquire);
         let (count, messages) = (message.works(immediate), message.messages(immediate));
@@ -298,16 +324,26 @@ impl<F: Fabric> Link<F> {
         let owed = if says { 0 } else { reposted.wrapping_sub(self.returned.load(Relaxed)) };
         let returned = owed.min(Imm::returned_max(total));
         let imm = message.ring.as_ref().zip(message.bytes).map_or(0, |((slot, ..), b)| {
-            Imm { slot: *slot, rebased: b.rebased, mark: b.mark, reached: b.reached, returned, bytes: total }.encode()
+            Imm {
+                slot: *slot,
+                rebased: b.rebased,
+                mark: b.mark,
+                reached: b.reached,
+                returned,
+                bytes: total,
+            }
+            .encode()
         });
 
         let (last, due) = tx.window.next(count);
         let signaled = due || message.last;
-        let mut works = [Work { id: 0, action: Action::SendInline(&[]), signaled: false }; WORKS_MAX];
+        let mut works =
+            [Work { id: 0, action: Action::SendInline(&[]), signaled: false }; WORKS_MAX];
         let mut actions = 0u32;
         let mut put = |action| {
             actions += 1;
-            // Each has the number that the window gives it: whichever fails tells no more than it should.
+            // Each has the number that the window gives it: whichever fails tells no more than it
+            // should.
             let id = self.tag.of_send(last.wrapping_sub(count).wrapping_add(actions));
             if let Some(work) = works.get_mut(actions as usize - 1) {
                 *work = Work { id, action, signaled: signaled && actions == count };
@@ -320,7 +356,11 @@ impl<F: Fabric> Link<F> {
             let pieces = parts.iter().flatten();
             let many = parts.iter().flatten().count();
             for (i, part) in pieces.enumerate() {
-                let from = Some(Piece { region: &rings.arena.region, offset: part.offset, bytes: part.bytes });
+                let from = Some(Piece {
+                    region: &rings.arena.region,
+                    offset: part.offset,
+                    bytes: part.bytes,
+                });
                 let inline = part.bytes <= self.settings.inline_bytes as usize;
                 put(if immediate && i + 1 == many {
                     Action::WriteImm { from, to: part.to, inline, imm }
@@ -345,7 +385,11 @@ impl<F: Fabric> Link<F> {
                 if signaled {
                     tx.signaled = last;
                 }
-                let told = if says { reposted } else { self.returned.load(Relaxed).wrapping_add(returned) };
+                let told = if says {
+                    reposted
+                } else {
+                    self.returned.load(Relaxed).wrapping_add(returned)
+                };
                 self.returned.store(told, Relaxed);
                 add(&self.counters.works, u64::from(count));
                 add(&self.counters.messages, u64::from(messages));
@@ -414,7 +458,9 @@ struct Part {
 impl<F: Fabric> Message<'_, F> {
     /// The bytes, as they lie in the ring.
     fn parts(&self) -> [Option<Part>; 2] {
-        let Some((b, (_, rings, remote))) = self.bytes.zip(self.ring.as_ref()) else { return [None; 2] };
+        let Some((b, (_, rings, remote))) = self.bytes.zip(self.ring.as_ref()) else {
+            return [None; 2];
+        };
         let size = rings.size as u64;
         let index = b.from.wrapping_sub(b.base) & size.wrapping_sub(1);
         let first = u64::from(b.bytes).min(size.wrapping_sub(index));

@@ -9,13 +9,25 @@ const ROUNDS: u64 = 600;
 
 /// Rings as the library makes them, queues as it asks for them.
 fn usual(immediate: bool, ring: usize) -> (Settings, usize) {
-    let queues = Settings { sends: 256, receives: 64, peer_receives: 64, turn_bytes: 16384, ..settings(immediate) };
+    let queues = Settings {
+        sends: 256,
+        receives: 64,
+        peer_receives: 64,
+        turn_bytes: 16384,
+        ..settings(immediate)
+    };
     (queues, ring)
 }
 
-/// Each round one end sends so many messages of so many bytes, each by itself, and when they are read the other one.
-/// What each end has done in these rounds.
-fn rounds(model: Model, immediate: bool, ring: usize, sends: [(usize, usize); 2], count: u64) -> [Snapshot; 2] {
+/// Each round one end sends so many messages of so many bytes, each by itself, and when they are
+/// read the other one. What each end has done in these rounds.
+fn rounds(
+    model: Model,
+    immediate: bool,
+    ring: usize,
+    sends: [(usize, usize); 2],
+    count: u64,
+) -> [Snapshot; 2] {
     let (settings, ring) = usual(immediate, ring);
     let net = Net::new(Order::Prompt);
     let mut ends = [0, 1].map(|side| End::new(&net, side, model));
@@ -30,10 +42,9 @@ fn rounds(model: Model, immediate: bool, ring: usize, sends: [(usize, usize); 2]
     for round in 0..count + 10 {
         if round == 10 {
             before = rig.ends.each_ref().map(|e| e.link().counters.read());
-            calls = rig
-                .ends
-                .each_ref()
-                .map(|e| (e.host.net().calls(&e.host, Call::Arm), e.host.net().calls(&e.host, Call::Clear)));
+            calls = rig.ends.each_ref().map(|e| {
+                (e.host.net().calls(&e.host, Call::Arm), e.host.net().calls(&e.host, Call::Clear))
+            });
         }
         // Each end: produce and kick; poll until there is something; consume.
         for (from, to) in [(0, 1), (1, 0)] {
@@ -54,7 +65,10 @@ fn rounds(model: Model, immediate: bool, ring: usize, sends: [(usize, usize); 2]
     // No system call: nothing but `post`, `post_receives` and `poll` of the fabric's.
     for (end, (arm, clear)) in rig.ends.iter().zip(calls) {
         let net = end.host.net();
-        assert_eq!((net.calls(&end.host, Call::Arm), net.calls(&end.host, Call::Clear)), (arm, clear));
+        assert_eq!(
+            (net.calls(&end.host, Call::Arm), net.calls(&end.host, Call::Clear)),
+            (arm, clear)
+        );
         // The device counts the same requests as the link, and sees nothing else of it.
         assert_eq!(net.calls(&end.host, Call::Post), end.link().counters.read().works);
         assert_eq!(net.calls(&end.host, Call::Fail), 0);
@@ -85,7 +99,8 @@ fn a_request_and_its_reply_take_two_requests_of_each_side_or_one_with_immediate(
     }
 }
 
-/// Other traffic in which each end waits for the other one: long messages, many for one, long ones for short ones.
+/// Other traffic in which each end waits for the other one: long messages, many for one, long ones
+/// for short ones.
 #[test]
 #[cfg_attr(miri, ignore = "too long; nothing that the others do not touch")]
 fn what_is_answered_needs_no_message_for_room_or_receives() {
@@ -101,9 +116,15 @@ fn what_is_answered_needs_no_message_for_room_or_receives() {
             [(15, 512), (1, 512)],
             [(1, 512), (15, 512)],
         ] {
-            for (side, c) in rounds(model, immediate, ring, sends, ROUNDS / 4).into_iter().enumerate() {
+            for (side, c) in
+                rounds(model, immediate, ring, sends, ROUNDS / 4).into_iter().enumerate()
+            {
                 assert_eq!(c.data_messages, sends[side].0 as u64 * ROUNDS / 4, "{sends:?}: {c:?}");
-                assert_eq!((c.credit_messages, c.queue_full, c.no_receive), (0, 0, 0), "{sends:?}: {c:?}");
+                assert_eq!(
+                    (c.credit_messages, c.queue_full, c.no_receive),
+                    (0, 0, 0),
+                    "{sends:?}: {c:?}"
+                );
             }
         }
     }

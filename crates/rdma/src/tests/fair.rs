@@ -21,7 +21,11 @@ fn a_reader_that_stops_does_not_stop_its_neighbours() {
             for _ in 0..few(50, 1) {
                 rig.ends[0].link().kick(3);
             }
-            assert_eq!(rig.ends[0].link().counters.read().works, works, "a full ring posts nothing");
+            assert_eq!(
+                rig.ends[0].link().counters.read().works,
+                works,
+                "a full ring posts nothing"
+            );
             // The others go on as ever.
             for round in 0..few(50, 1) {
                 for slot in [0, 1, 2, 4, 5, 6, 7] {
@@ -39,15 +43,21 @@ fn a_reader_that_stops_does_not_stop_its_neighbours() {
     }
 }
 
-/// Everybody has a full ring to send, and the peer takes messages one by one: whoever has had its turn waits for all others.
+/// Everybody has a full ring to send, and the peer takes messages one by one: whoever has had its
+/// turn waits for all others.
 #[test]
 #[cfg_attr(miri, ignore = "too long; nothing that the others do not touch")]
 fn turns_go_round() {
     for &(model, immediate) in WAYS {
-        let settings = Settings { receives: 4, peer_receives: 4, turn_bytes: 256, ..settings(immediate) };
+        let settings =
+            Settings { receives: 4, peer_receives: 4, turn_bytes: 256, ..settings(immediate) };
         let mut rig = Rig::new(Order::Prompt, model, settings);
         rig.open(8);
-        let from = rig.ends[1].conns.iter().map(|c| c.as_ref().unwrap().inb().tail.load(Relaxed)).sum::<u64>();
+        let from = rig.ends[1]
+            .conns
+            .iter()
+            .map(|c| c.as_ref().unwrap().inb().tail.load(Relaxed))
+            .sum::<u64>();
         assert_eq!(from, 0);
         for slot in 0..8 {
             rig.ends[0].produce(slot, RING);
@@ -55,14 +65,23 @@ fn turns_go_round() {
         for _ in 0..few(1000, 20) {
             rig.ends[1].poll();
             rig.ends[0].poll();
-            let tails: Vec<u64> =
-                rig.ends[1].conns.iter().map(|c| c.as_ref().unwrap().inb().tail.load(Relaxed)).collect();
+            let tails: Vec<u64> = rig.ends[1]
+                .conns
+                .iter()
+                .map(|c| c.as_ref().unwrap().inb().tail.load(Relaxed))
+                .collect();
             let (least, most) = (tails.iter().min().unwrap(), tails.iter().max().unwrap());
-            // The first one was alone until the peer's receives were used up; then it is one turn each.
+            // The first one was alone until the peer's receives were used up; then it is one turn
+            // each.
             assert!(most - least <= 4 * 256, "{tails:?}");
         }
         rig.settle();
-        assert!(rig.ends[1].conns.iter().all(|c| c.as_ref().unwrap().inb().tail.load(Relaxed) == RING as u64));
+        assert!(
+            rig.ends[1]
+                .conns
+                .iter()
+                .all(|c| c.as_ref().unwrap().inb().tail.load(Relaxed) == RING as u64)
+        );
         rig.drain();
         rig.check();
         rig.close();

@@ -1,10 +1,11 @@
-//! Each call of the fabric's fails, the peer is lost at each moment: what was promised about the bytes still holds.
+//! Each call of the fabric's fails, the peer is lost at each moment: what was promised about the
+//! bytes still holds.
 
 use super::*;
 use netacc_verbs::fabric::{Call, Failure};
 
-/// What must hold whatever has happened: no byte wrong (each read has looked), and the sender still has every byte that the
-/// receiver has not consumed, at its offset.
+/// What must hold whatever has happened: no byte wrong (each read has looked), and the sender still
+/// has every byte that the receiver has not consumed, at its offset.
 fn nothing_is_lost(rig: &mut Rig) {
     let slots = rig.ends[0].conns.len() as u16;
     for side in [0, 1] {
@@ -15,8 +16,14 @@ fn nothing_is_lost(rig: &mut Rig) {
             let consumed = conn.read;
             let account = rig.ends[side].link().account(slot).unwrap();
             let conn = rig.ends[side].conn(slot);
-            assert!(account.acknowledged <= consumed, "acknowledged {account:?}, consumed {consumed}");
-            assert!(consumed <= account.posted && account.posted <= conn.written, "{account:?}, consumed {consumed}");
+            assert!(
+                account.acknowledged <= consumed,
+                "acknowledged {account:?}, consumed {consumed}"
+            );
+            assert!(
+                consumed <= account.posted && account.posted <= conn.written,
+                "{account:?}, consumed {consumed}"
+            );
             // The fail-over: from exactly there on, out of the ring.
             let left = (conn.written - consumed) as usize;
             assert!(left <= RING);
@@ -57,7 +64,14 @@ fn small(immediate: bool) -> Settings {
 }
 
 /// The `nth` call of a kind fails, with an errno.
-fn fails(model: Model, immediate: bool, call: Call, nth: u64, errno: i32, seed: u64) -> Option<Reason> {
+fn fails(
+    model: Model,
+    immediate: bool,
+    call: Call,
+    nth: u64,
+    errno: i32,
+    seed: u64,
+) -> Option<Reason> {
     let mut rig = Rig::new(Order::Shuffled(seed), model, small(immediate));
     rig.open(3);
     rig.net.fail_call(&rig.ends[0].host, call, nth, errno);
@@ -81,7 +95,8 @@ fn fails(model: Model, immediate: bool, call: Call, nth: u64, errno: i32, seed: 
     }
     let lost = rig.ends[0].lost();
     if let Some(why) = lost {
-        let told = rig.ends[0].news.iter().filter(|n| matches!(n, News::Lost(_))).collect::<Vec<_>>();
+        let told =
+            rig.ends[0].news.iter().filter(|n| matches!(n, News::Lost(_))).collect::<Vec<_>>();
         assert!(told.len() <= 1, "{told:?}");
         if let Some(told) = told.first() {
             assert_eq!(**told, News::Lost(why));
@@ -103,7 +118,8 @@ fn fails(model: Model, immediate: bool, call: Call, nth: u64, errno: i32, seed: 
 #[test]
 #[cfg_attr(miri, ignore = "too long; nothing that the others do not touch")]
 fn any_call_may_fail_at_any_time() {
-    let nths: &[u64] = if cfg!(miri) { &[1, 2] } else { &[1, 2, 3, 4, 5, 7, 10, 14, 20, 28, 40, 56] };
+    let nths: &[u64] =
+        if cfg!(miri) { &[1, 2] } else { &[1, 2, 3, 4, 5, 7, 10, 14, 20, 28, 40, 56] };
     for &(model, immediate) in WAYS {
         for &nth in nths {
             for (call, errno) in [
@@ -122,7 +138,8 @@ fn any_call_may_fail_at_any_time() {
     }
 }
 
-/// A queue that is fuller than it should be: with something under way the engine tries again, and nothing happens.
+/// A queue that is fuller than it should be: with something under way the engine tries again, and
+/// nothing happens.
 #[test]
 #[cfg_attr(miri, ignore = "too long; nothing that the others do not touch")]
 fn a_full_queue_is_waited_for() {
@@ -132,7 +149,9 @@ fn a_full_queue_is_waited_for() {
             match fails(model, immediate, Call::Post, nth, libc::ENOMEM, nth * 3) {
                 None => survived += 1,
                 // Nothing was under way that would tell of room; or a list was posted in part.
-                Some(why) => assert_eq!(why, Reason::Refused { call: Call::Post, errno: libc::ENOMEM }),
+                Some(why) => {
+                    assert_eq!(why, Reason::Refused { call: Call::Post, errno: libc::ENOMEM })
+                }
             }
         }
     }
@@ -168,7 +187,10 @@ fn a_full_queue_changes_nothing_until_there_is_room() {
         other.open(1);
         other.net.fail_call(&other.ends[0].host, Call::Post, 1, libc::ENOMEM);
         other.ends[0].produce(0, 100);
-        assert_eq!(other.ends[0].lost(), Some(Reason::Refused { call: Call::Post, errno: libc::ENOMEM }));
+        assert_eq!(
+            other.ends[0].lost(),
+            Some(Reason::Refused { call: Call::Post, errno: libc::ENOMEM })
+        );
         nothing_is_lost(&mut other);
         other.close();
         rig.close();
@@ -180,7 +202,9 @@ fn a_full_queue_changes_nothing_until_there_is_room() {
 fn the_peer_is_lost_at_any_moment_and_no_byte_with_it() {
     let steps = if cfg!(miri) { 12 } else { 120 };
     for &(model, immediate) in WAYS {
-        for (kind, when) in (0..5).flat_map(|kind| (0..steps).step_by(4).map(move |when| (kind, when))) {
+        for (kind, when) in
+            (0..5).flat_map(|kind| (0..steps).step_by(4).map(move |when| (kind, when)))
+        {
             let seed = when as u64 * 31 + kind;
             let mut rig = Rig::new(Order::Shuffled(seed), model, small(immediate));
             rig.open(3);
@@ -295,13 +319,15 @@ fn a_link_that_cannot_be_made_leaves_nothing_behind() {
             let mut pair = b.host.resolve(&b.manager, ADDRESSES[1], address, 1000, 8).unwrap();
             b.host.next_event(&b.manager).unwrap();
             let settings = Settings { receives: 40, ..settings(true) };
-            let capacity = Capacity { sends: settings.sends, receives: settings.receives, inline_bytes: 64 };
+            let capacity =
+                Capacity { sends: settings.sends, receives: settings.receives, inline_bytes: 64 };
             b.host.create(&mut pair, &b.domain, b.hub.queue(), capacity).unwrap();
             let tag = b.hub.reserve(TID, &settings).unwrap();
             let block = Block::new(40 * 64);
             net.fail_call(&b.host, call, nth, libc::ENOMEM);
             // SAFETY: freed after the pair is closed.
-            let made = unsafe { Link::new(Arc::clone(&b.host), tag, settings, &b.domain, &pair, block.0) };
+            let made =
+                unsafe { Link::new(Arc::clone(&b.host), tag, settings, &b.domain, &pair, block.0) };
             match made {
                 Err(e) => {
                     assert_eq!((e.call, e.errno), (call, libc::ENOMEM));
@@ -325,7 +351,10 @@ fn settings_that_cannot_work_are_refused() {
     let good = settings(false);
     let net = Net::new(Order::Prompt);
     let [a, b] = [0, 1].map(|side| End::new(&net, side, Model::ROCE));
-    let pair = b.host.resolve(&b.manager, ADDRESSES[1], SocketAddr::new(ADDRESSES[0], PORT), 1000, 8).unwrap();
+    let pair = b
+        .host
+        .resolve(&b.manager, ADDRESSES[1], SocketAddr::new(ADDRESSES[0], PORT), 1000, 8)
+        .unwrap();
     let block = Block::new(4096);
     for bad in [
         Settings { sends: 7, ..good },
@@ -338,7 +367,9 @@ fn settings_that_cannot_work_are_refused() {
     ] {
         let tag = b.hub.reserve(TID, &bad).unwrap();
         // SAFETY: refused.
-        assert!(unsafe { Link::new(Arc::clone(&b.host), tag, bad, &b.domain, &pair, block.0) }.is_err());
+        assert!(
+            unsafe { Link::new(Arc::clone(&b.host), tag, bad, &b.domain, &pair, block.0) }.is_err()
+        );
         b.hub.release(TID, tag).unwrap();
     }
     // A hub has room for so many completions.
@@ -356,7 +387,8 @@ fn settings_that_cannot_work_are_refused() {
 #[test]
 #[cfg_attr(miri, ignore = "too long; nothing that the others do not touch")]
 fn a_peer_that_has_no_receive_is_found_out() {
-    // The peer says that it has more receives than it posts: InfiniBand's kind gives up in the end, iWARP's at once.
+    // The peer says that it has more receives than it posts: InfiniBand's kind gives up in the end,
+    // iWARP's at once.
     for &(model, immediate) in WAYS {
         let a = Settings { peer_receives: 64, ..settings(immediate) };
         let b = Settings { receives: 4, ..settings(immediate) };
@@ -373,7 +405,10 @@ fn a_peer_that_has_no_receive_is_found_out() {
         });
         if let Some(why) = rig.ends[0].lost() {
             assert!(
-                matches!(why, Reason::Failed(Failure::NotReady | Failure::Flushed | Failure::Unreachable)),
+                matches!(
+                    why,
+                    Reason::Failed(Failure::NotReady | Failure::Flushed | Failure::Unreachable)
+                ),
                 "{why:?}"
             );
             nothing_is_lost(&mut rig);

@@ -23,7 +23,9 @@ impl Victim {
         let (pair, receives) = peer.steal_pair();
         let block = Block::new(1 << 16);
         // SAFETY: freed in `close`.
-        let region = unsafe { peer.host.register(&peer.domain, block.0, 1 << 16, Access::RemoteWrite) }.unwrap();
+        let region =
+            unsafe { peer.host.register(&peer.domain, block.0, 1 << 16, Access::RemoteWrite) }
+                .unwrap();
         Self { end, peer, pair, region, receives, block }
     }
 
@@ -92,11 +94,20 @@ fn each_lie_is_found_and_named() {
             ]);
         }),
         (Violation::Open, |v| v.say(&[(0, Item::Open { ring: v.ring(), token: 1 })])),
-        (Violation::Open, |v| v.say(&[(1, Item::Open { ring: Ring { log2: 11, ..v.ring() }, token: 1 })])),
-        (Violation::Open, |v| v.say(&[(1, Item::Open { ring: Ring { log2: 27, ..v.ring() }, token: 1 })])),
-        (Violation::Open, |v| v.say(&[(1, Item::Open { ring: Ring { log2: 255, ..v.ring() }, token: 1 })])),
         (Violation::Open, |v| {
-            v.say(&[(1, Item::Open { ring: Ring { address: u64::MAX - 4000, ..v.ring() }, token: 1 })]);
+            v.say(&[(1, Item::Open { ring: Ring { log2: 11, ..v.ring() }, token: 1 })])
+        }),
+        (Violation::Open, |v| {
+            v.say(&[(1, Item::Open { ring: Ring { log2: 27, ..v.ring() }, token: 1 })])
+        }),
+        (Violation::Open, |v| {
+            v.say(&[(1, Item::Open { ring: Ring { log2: 255, ..v.ring() }, token: 1 })])
+        }),
+        (Violation::Open, |v| {
+            v.say(&[(
+                1,
+                Item::Open { ring: Ring { address: u64::MAX - 4000, ..v.ring() }, token: 1 },
+            )]);
         }),
         (Violation::Open, |v| {
             // A ring of another size than the victim's.
@@ -104,15 +115,22 @@ fn each_lie_is_found_and_named() {
             v.end.poll();
             v.end.open(1, 2);
         }),
-        (Violation::Open, |v| v.say(&[(0, Item::Close), (0, Item::Open { ring: v.ring(), token: 1 })])),
+        (Violation::Open, |v| {
+            v.say(&[(0, Item::Close), (0, Item::Open { ring: v.ring(), token: 1 })])
+        }),
         (Violation::Close, |v| v.say(&[(0, Item::Close), (0, Item::Close)])),
         (Violation::Close, |v| v.say(&[(1, Item::Close)])),
         (Violation::Slot, |v| v.say(&[(0, Item::Close), (0, Item::Credit { head: 0 })])),
         (Violation::Tail, |v| v.say(&[(0, Item::Data { rebased: false, bytes: 0, tail: 0 })])),
         (Violation::Tail, |v| v.say(&[(0, Item::Data { rebased: false, bytes: 5, tail: 6 })])),
-        (Violation::Room, |v| v.say(&[(0, Item::Data { rebased: false, bytes: 4097, tail: 4097 })])),
         (Violation::Room, |v| {
-            v.say(&[(0, Item::Data { rebased: false, bytes: u32::MAX, tail: u64::from(u32::MAX) })]);
+            v.say(&[(0, Item::Data { rebased: false, bytes: 4097, tail: 4097 })])
+        }),
+        (Violation::Room, |v| {
+            v.say(&[(
+                0,
+                Item::Data { rebased: false, bytes: u32::MAX, tail: u64::from(u32::MAX) },
+            )]);
         }),
         (Violation::Rebase, |v| {
             v.say(&[
@@ -149,9 +167,11 @@ fn each_lie_is_found_and_named() {
 
 #[test]
 fn an_immediate_lies_too() {
-    let imm =
-        |slot, rebased, returned, bytes| Imm { slot, rebased, mark: true, reached: false, returned, bytes }.encode();
-    let reached = Imm { slot: 0, rebased: false, mark: false, reached: true, returned: 0, bytes: 1 }.encode();
+    let imm = |slot, rebased, returned, bytes| {
+        Imm { slot, rebased, mark: true, reached: false, returned, bytes }.encode()
+    };
+    let reached =
+        Imm { slot: 0, rebased: false, mark: false, reached: true, returned: 0, bytes: 1 }.encode();
     for (agreed, imm, expected) in [
         (false, imm(0, false, 0, 1), Violation::Immediate),
         (true, imm(1, false, 0, 1), Violation::Slot),
@@ -169,22 +189,30 @@ fn an_immediate_lies_too() {
     }
 }
 
-/// A mark is reached once, and only what it says is acknowledged, whatever credits have said before.
+/// A mark is reached once, and only what it says is acknowledged, whatever credits have said
+/// before.
 #[test]
 fn a_mark_is_reached_once() {
     for credit in [None, Some(40), Some(60), Some(100)] {
         let mut v = Victim::new(true);
         v.open();
-        // The first bytes are marked; the next ones are not, because nobody has reached the first mark.
+        // The first bytes are marked; the next ones are not, because nobody has reached the first
+        // mark.
         v.end.produce(0, 60);
         v.end.produce(0, 40);
         if let Some(head) = credit {
             v.say(&[(0, Item::Credit { head })]);
         }
         // A peer that marks all it sends is told of the last one, and that is its own concern.
-        let imm = Imm { slot: 0, rebased: false, mark: true, reached: true, returned: 0, bytes: 1 }.encode();
+        let imm = Imm { slot: 0, rebased: false, mark: true, reached: true, returned: 0, bytes: 1 }
+            .encode();
         let announce = |v: &Victim| {
-            v.post(Action::WriteImm { from: None, to: Remote { address: 0, key: 0 }, inline: false, imm });
+            v.post(Action::WriteImm {
+                from: None,
+                to: Remote { address: 0, key: 0 },
+                inline: false,
+                imm,
+            });
         };
         announce(&v);
         assert_eq!(v.reason(), None);
@@ -224,26 +252,47 @@ fn anything_may_be_said() {
                 2 | 3 => Item::Credit { head: word },
                 _ if random.below(6) > 0 => {
                     let bytes = 1 + random.below(900) as u32;
-                    Item::Data { rebased: random.below(9) == 0, bytes, tail: tail + u64::from(bytes) }
+                    Item::Data {
+                        rebased: random.below(9) == 0,
+                        bytes,
+                        tail: tail + u64::from(bytes),
+                    }
                 }
                 _ => Item::Data { rebased: random.below(2) == 0, bytes, tail: word },
             };
             match random.below(20) {
                 0 => {
-                    let text: Vec<u8> = (0..random.below(65)).map(|_| random.next() as u8).collect();
+                    let text: Vec<u8> =
+                        (0..random.below(65)).map(|_| random.next() as u8).collect();
                     v.post(Action::SendInline(&text));
                 }
                 1 => {
-                    let imm = if random.below(2) == 0 { random.next() as u32 } else { random.below(64) as u32 };
-                    v.post(Action::WriteImm { from: None, to: Remote { address: 0, key: 0 }, inline: false, imm });
+                    let imm = if random.below(2) == 0 {
+                        random.next() as u32
+                    } else {
+                        random.below(64) as u32
+                    };
+                    v.post(Action::WriteImm {
+                        from: None,
+                        to: Remote { address: 0, key: 0 },
+                        inline: false,
+                        imm,
+                    });
                 }
                 2 => v.say_returned([1, 2, u32::MAX][random.below(3)], &[(slot, item)]),
                 // Writes with any key, to any place near.
                 3 => {
                     let ours = v.end.arena_remote();
-                    let to = Remote { address: ours.address.wrapping_add(random.next() & 0x3fff), key: ours.key };
+                    let to = Remote {
+                        address: ours.address.wrapping_add(random.next() & 0x3fff),
+                        key: ours.key,
+                    };
                     v.post(Action::Write {
-                        from: Some(Piece { region: &v.region, offset: 0, bytes: 1 + random.below(4000) }),
+                        from: Some(Piece {
+                            region: &v.region,
+                            offset: 0,
+                            bytes: 1 + random.below(4000),
+                        }),
                         to,
                         inline: false,
                     });

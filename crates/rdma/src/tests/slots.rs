@@ -42,7 +42,11 @@ fn a_slot_is_used_again_when_both_ends_are_through_with_it() {
                 rig.settle();
                 for side in [0, 1] {
                     // The completion of the end may be signaled only: it is waited for.
-                    assert!(saw(&rig.ends[side], News::Released { slot: 5 }), "{:?}", rig.ends[side].news);
+                    assert!(
+                        saw(&rig.ends[side], News::Released { slot: 5 }),
+                        "{:?}",
+                        rig.ends[side].news
+                    );
                     assert_eq!(rig.ends[side].take_back(5), None);
                 }
             }
@@ -86,7 +90,8 @@ fn the_other_end_may_be_faster() {
             rig.ends[1].open(slot, u64::from(slot) << 1 | 1);
         }
         rig.settle();
-        let opened = |end: &End| end.news.iter().filter(|n| matches!(n, News::Opened { .. })).count();
+        let opened =
+            |end: &End| end.news.iter().filter(|n| matches!(n, News::Opened { .. })).count();
         assert!((1..8).contains(&opened(&rig.ends[0])), "the receives are used up");
         rig.start(0);
         rig.settle();
@@ -182,11 +187,14 @@ fn slots_that_are_not_there_are_not_opened() {
     rig.open(1);
     let rings = rig.ends[0].rings();
     let words = NonNull::from(rig.ends[0].conn(0).out());
-    for (slot, why) in [(8, OpenError::NoSlot), (u16::MAX, OpenError::NoSlot), (0, OpenError::State)] {
+    for (slot, why) in
+        [(8, OpenError::NoSlot), (u16::MAX, OpenError::NoSlot), (0, OpenError::State)]
+    {
         let again = rig.ends[0].pool.take();
         let Some(rings) = again else { break };
         // SAFETY: refused.
-        let (error, rings) = unsafe { rig.ends[0].link().open(slot, words, words, rings, 0) }.unwrap_err();
+        let (error, rings) =
+            unsafe { rig.ends[0].link().open(slot, words, words, rings, 0) }.unwrap_err();
         assert_eq!(error, why);
         rig.ends[0].pool.give_back(rings);
         assert_eq!(rig.ends[0].link().account(slot).is_some(), slot == 0);

@@ -3,8 +3,9 @@
 use super::*;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
-/// Each slot has a producer and a consumer thread at each end; a thread of each end only polls. Threads find the turn and
-/// the poll taken by each other all the time; nothing is lost, and nobody hangs.
+/// Each slot has a producer and a consumer thread at each end; a thread of each end only polls.
+/// Threads find the turn and the poll taken by each other all the time; nothing is lost, and nobody
+/// hangs.
 #[test]
 fn threads_may_kick_and_poll_at_the_same_time() {
     const SLOTS: u16 = 1;
@@ -50,7 +51,8 @@ fn threads_may_kick_and_poll_at_the_same_time() {
                         let mut random = Random::new(stream);
                         while *written < bytes {
                             let n = (1 + random.below(900)).min((bytes - *written) as usize);
-                            let data: Vec<u8> = (0..n as u64).map(|i| byte(stream, *written + i)).collect();
+                            let data: Vec<u8> =
+                                (0..n as u64).map(|i| byte(stream, *written + i)).collect();
                             // SAFETY: a vector of ours.
                             let n = unsafe { producer.write(data.as_ptr(), n) }.unwrap();
                             let _ = producer.publish();
@@ -67,7 +69,8 @@ fn threads_may_kick_and_poll_at_the_same_time() {
                         let mut buffer = [0u8; 1000];
                         while *read < bytes {
                             // SAFETY: an array of ours.
-                            let n = unsafe { consumer.read(buffer.as_mut_ptr(), buffer.len()) }.unwrap();
+                            let n = unsafe { consumer.read(buffer.as_mut_ptr(), buffer.len()) }
+                                .unwrap();
                             for (i, got) in buffer[..n].iter().enumerate() {
                                 assert_eq!(*got, byte(stream ^ 1, *read + i as u64));
                             }

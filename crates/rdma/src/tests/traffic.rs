@@ -62,8 +62,15 @@ fn tiny_queues_slow_it_down_and_do_not_stop_it() {
     for seed in 0..seeds {
         for &(model, immediate) in WAYS {
             for receives in 4..few(9, 5) as u32 {
-                let settings = Settings { sends: 8, receives, peer_receives: receives, ..settings(immediate) };
-                let rig = run(seed, model, settings, Order::Shuffled(seed * 100 + u64::from(receives)), steps);
+                let settings =
+                    Settings { sends: 8, receives, peer_receives: receives, ..settings(immediate) };
+                let rig = run(
+                    seed,
+                    model,
+                    settings,
+                    Order::Shuffled(seed * 100 + u64::from(receives)),
+                    steps,
+                );
                 rig.close();
             }
         }
@@ -139,7 +146,10 @@ fn links_on_one_queue_do_not_see_each_other() {
             let mut random = Random::new(seed);
             let mut rig = Rig::new(Order::Shuffled(seed + 7), model, settings(immediate));
             rig.open(2);
-            let mut other = rig.ends.each_mut().map(|e| (e.link.take().unwrap(), core::mem::take(&mut e.conns)));
+            let mut other = rig
+                .ends
+                .each_mut()
+                .map(|e| (e.link.take().unwrap(), core::mem::take(&mut e.conns)));
             rig.connect([settings(immediate); 2]);
             rig.open(2);
             for _ in 0..few(300, 20) {
@@ -169,7 +179,8 @@ fn links_on_one_queue_do_not_see_each_other() {
                     core::mem::swap(end.link.as_mut().unwrap(), link);
                     core::mem::swap(&mut end.conns, conns);
                 }
-                // Both ends have the same link now if they were swapped equally often; drain each end by itself.
+                // Both ends have the same link now if they were swapped equally often; drain each
+                // end by itself.
                 for _ in 0..few(50, 8) {
                     rig.settle();
                     for end in &mut rig.ends {

@@ -39,15 +39,19 @@ fn what_is_written_is_read() {
 #[test]
 fn the_bytes_are_these() {
     let mut draft = Draft::new();
-    assert!(draft.push(0x0abc, Item::Data { rebased: true, bytes: 0x0000_0200, tail: 0x1_0000_0200 }));
+    assert!(
+        draft.push(0x0abc, Item::Data { rebased: true, bytes: 0x0000_0200, tail: 0x1_0000_0200 })
+    );
     let expected = [
         1, 2, 0, 0, 9, 0, 0, 0, // header: one unit, version 2, nine returned
         0xbc, 0x0a, 3, 1, 0, 2, 0, 0, // slot, kind, rebased, bytes
         0, 2, 0, 0, 1, 0, 0, 0, // tail
     ];
     assert_eq!(draft.finish(9), expected);
-    let short = Imm { slot: 0xabc, rebased: true, mark: false, reached: true, returned: 5, bytes: 512 };
-    let long = Imm { slot: 0xabc, rebased: false, mark: true, reached: false, returned: 1, bytes: 4097 };
+    let short =
+        Imm { slot: 0xabc, rebased: true, mark: false, reached: true, returned: 5, bytes: 512 };
+    let long =
+        Imm { slot: 0xabc, rebased: false, mark: true, reached: false, returned: 1, bytes: 4097 };
     for (imm, bits) in [(short, 0xabc5_51ff), (long, 0xabca_9000)] {
         assert_eq!(imm.encode(), bits);
         assert_eq!(Imm::decode(bits), imm);

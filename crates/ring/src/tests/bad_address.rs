@@ -36,10 +36,7 @@ fn catch_faults() {
             let mut action: libc::sigaction = core::mem::zeroed();
             action.sa_sigaction = on_fault as *const () as usize;
             action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-            assert_eq!(
-                libc::sigaction(libc::SIGSEGV, &action, core::ptr::null_mut()),
-                0
-            );
+            assert_eq!(libc::sigaction(libc::SIGSEGV, &action, core::ptr::null_mut()), 0);
         }
     });
 }
@@ -69,7 +66,8 @@ fn numbered(len: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 7 + 3) as u8).collect()
 }
 
-/// Runs `test` with every way of copying that this processor has, each for as many lengths as it can be used for.
+/// Runs `test` with every way of copying that this processor has, each for as many lengths as it
+/// can be used for.
 fn with_every_variant(test: impl Fn()) {
     static ONE: Mutex<()> = Mutex::new(());
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -104,14 +102,8 @@ fn copies_at_every_alignment() {
             let done = unsafe { copy(dst.as_mut_ptr().add(to + 16), src.as_ptr().add(from), len) };
             assert_eq!(done, Ok(()));
             assert_eq!(&dst[to + 16..to + 16 + len], &src[from..from + len]);
-            assert!(
-                dst[..to + 16].iter().all(|b| *b == 0xee),
-                "before, length {len}"
-            );
-            assert!(
-                dst[to + 16 + len..].iter().all(|b| *b == 0xee),
-                "after, length {len}"
-            );
+            assert!(dst[..to + 16].iter().all(|b| *b == 0xee), "before, length {len}");
+            assert!(dst[to + 16 + len..].iter().all(|b| *b == 0xee), "after, length {len}");
         }
     }
 }
@@ -188,21 +180,14 @@ fn two_values_are_stored_or_a_page_is_bad() {
         unsafe {
             good.write_bytes(0xee, 64);
             let (first, second) = (good.add(at).cast::<u32>(), good.add(at + 4).cast::<u64>());
-            assert_eq!(
-                store(first, 0x0403_0201, second, 0x0c0b_0a09_0807_0605),
-                Ok(())
-            );
+            assert_eq!(store(first, 0x0403_0201, second, 0x0c0b_0a09_0807_0605), Ok(()));
             let want: Vec<u8> = (1..=12).collect();
             assert_eq!(core::slice::from_raw_parts(good.add(at), 12), want);
             assert_eq!(*good.add(at + 12), 0xee);
             let behind = bad.wrapping_add(PAGE - 4);
             let (word, long) = (behind.cast::<u32>(), behind.cast::<u64>());
             assert_eq!(store(word, 1, long, 2), Err(BadAddress), "the second");
-            assert_eq!(
-                store(word.wrapping_add(1), 1, second, 2),
-                Err(BadAddress),
-                "the first"
-            );
+            assert_eq!(store(word.wrapping_add(1), 1, second, 2), Err(BadAddress), "the first");
         }
     }
 }

@@ -1,7 +1,8 @@
 //! The peer's words are anything, at any time: nothing leaves the ring's memory, loops or panics.
 //!
-//! Every call loads each of the peer's words once, so a change of the words between any two calls shows a call
-//! every value it can meet; the threads add changes within a call. Accesses outside the ring are found by Miri.
+//! Every call loads each of the peer's words once, so a change of the words between any two calls
+//! shows a call every value it can meet; the threads add changes within a call. Accesses outside
+//! the ring are found by Miri.
 
 use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::Relaxed;
@@ -68,10 +69,7 @@ fn consume(c: &mut Consumer, op: &Op) {
         Op::Refresh => c.refresh().map_err(CopyError::from),
         Op::Read(len) => read(c, len).map(|bytes| bytes.len()),
         Op::Peek(offset, len) => peek(c, offset, len).map(|bytes| bytes.len()),
-        Op::Skip(len) => c
-            .skip(len)
-            .inspect(|&n| assert!(n <= len))
-            .map_err(CopyError::from),
+        Op::Skip(len) => c.skip(len).inspect(|&n| assert!(n <= len)).map_err(CopyError::from),
         Op::GiveBack => {
             c.publish();
             Ok(usize::from(c.take_space_request()))
@@ -170,21 +168,11 @@ fn scribbled_ring_words_are_contained() {
             let len = round % 70;
             produce(
                 &mut p,
-                [
-                    &Op::Write(len),
-                    &Op::Publish,
-                    &Op::WantSpace(len),
-                    &Op::Free(len),
-                ][round % 4],
+                [&Op::Write(len), &Op::Publish, &Op::WantSpace(len), &Op::Free(len)][round % 4],
             );
             consume(
                 &mut c,
-                [
-                    &Op::Read(len),
-                    &Op::GiveBack,
-                    &Op::Peek(3, len),
-                    &Op::Available,
-                ][round % 4],
+                [&Op::Read(len), &Op::GiveBack, &Op::Peek(3, len), &Op::Available][round % 4],
             );
         }
     });

@@ -1,7 +1,7 @@
 //! Every interleaving and every reordering that the memory model allows, for small cases.
 //!
-//! Nobody really sleeps here: a thread that would sleep says so, and the test then asserts that somebody rang. That
-//! keeps the cases small and finds the same lost wake-ups as a deadlock would.
+//! Nobody really sleeps here: a thread that would sleep says so, and the test then asserts that
+//! somebody rang. That keeps the cases small and finds the same lost wake-ups as a deadlock would.
 
 use core::ptr::NonNull;
 use std::boxed::Box;
@@ -16,7 +16,8 @@ use loom::{sync::Arc, thread};
 use super::util::{peek, read, write};
 use crate::*;
 
-/// For cases that are too large to try all: at most 3 times a thread is interrupted where it need not wait.
+/// For cases that are too large to try all: at most 3 times a thread is interrupted where it need
+/// not wait.
 fn bounded(case: impl Fn() + Sync + Send + 'static) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
@@ -63,7 +64,8 @@ fn read_and_check(c: &mut Consumer, len: usize) {
     assert_eq!(bytes, stream(from, bytes.len()));
 }
 
-/// The base moves whenever the ring turns out empty; the consumer peeks, reads, and gives back late.
+/// The base moves whenever the ring turns out empty; the consumer peeks, reads, and gives back
+/// late.
 #[test]
 fn loom_bytes_survive_rebase() {
     bounded(|| {
@@ -100,10 +102,7 @@ struct Receiver {
 impl Receiver {
     /// One turn: take the news, and sleep when there is no more.
     fn turn(set: &ReadySet, tails: &[AtomicU64; 2]) -> Self {
-        let mut receiver = Self {
-            seen: [false; 2],
-            asleep: false,
-        };
+        let mut receiver = Self { seen: [false; 2], asleep: false };
         receiver.drain(set, tails);
         set.prepare_sleep();
         receiver.asleep = set.is_empty();
@@ -146,10 +145,7 @@ fn announce_and_sleep(before: &'static [u16]) {
         let sender = thread::spawn(move || send(&theirs, 0));
         let mut receiver = Receiver::turn(&shared.0, &shared.1);
         let rang = sender.join().unwrap();
-        assert!(
-            !receiver.asleep || rang || receiver.seen[0],
-            "slept through the news"
-        );
+        assert!(!receiver.asleep || rang || receiver.seen[0], "slept through the news");
         receiver.drain(&shared.0, &shared.1);
         assert!(receiver.seen[0], "news lost");
     });
@@ -182,10 +178,7 @@ fn two_senders(before: &'static [u16], slots: [usize; 2]) {
         assert!(rang != [true, true], "one doorbell per sleep");
         let rang = rang[0] || rang[1];
         for i in slots {
-            assert!(
-                !receiver.asleep || rang || receiver.seen[i],
-                "slept through the news"
-            );
+            assert!(!receiver.asleep || rang || receiver.seen[i], "slept through the news");
         }
         receiver.drain(&shared.0, &shared.1);
         for i in slots {
@@ -218,10 +211,7 @@ fn loom_half_set_bits_of_a_dead_sender_hide_no_news() {
         let dead = thread::spawn(move || dead.0.set_word_bit_only(0));
         let theirs = shared.clone();
         let sender = thread::spawn(move || send(&theirs, 0));
-        let mut receiver = Receiver {
-            seen: [false; 2],
-            asleep: false,
-        };
+        let mut receiver = Receiver { seen: [false; 2], asleep: false };
         receiver.drain(&shared.0, &shared.1);
         dead.join().unwrap();
         sender.join().unwrap();
@@ -250,8 +240,8 @@ fn loom_wake_only_wakes_or_is_seen() {
     });
 }
 
-/// The producer fills the ring and would sleep; the consumer reads on, in steps that do and do not cross the half,
-/// knowing an old or the new tail. `first` bytes are there from the start.
+/// The producer fills the ring and would sleep; the consumer reads on, in steps that do and do not
+/// cross the half, knowing an old or the new tail. `first` bytes are there from the start.
 fn space(first: usize, steps: &'static [usize]) {
     loom::model(move || {
         let ring = Ring::new(4);
@@ -289,10 +279,7 @@ fn space(first: usize, steps: &'static [usize]) {
         }
         let asleep = producer.join().unwrap();
         while step(&mut c, 4) > 0 {}
-        assert!(
-            !asleep || called,
-            "the ring is empty and the writer still sleeps"
-        );
+        assert!(!asleep || called, "the ring is empty and the writer still sleeps");
     });
 }
 

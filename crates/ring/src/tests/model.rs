@@ -29,7 +29,8 @@ impl Op {
     /// The call that a random number stands for, with lengths that suit a ring of `size`.
     pub(super) fn new(random: u64, size: usize) -> Self {
         let [kind, .., a, b] = random.to_le_bytes();
-        // Mostly short, at most a little more than the ring. What copies makes a buffer of that length.
+        // Mostly short, at most a little more than the ring. What copies makes a buffer of that
+        // length.
         let len = |byte: u8| {
             if byte & 1 == 0 {
                 usize::from(byte >> 1) % 9
@@ -39,11 +40,7 @@ impl Op {
         };
         // What does not copy takes any length.
         let any = |byte: u8| {
-            if byte < 250 {
-                len(byte)
-            } else {
-                usize::MAX - usize::from(byte & 1)
-            }
+            if byte < 250 { len(byte) } else { usize::MAX - usize::from(byte & 1) }
         };
         match kind % 24 {
             0..4 => Op::Write(len(a)),
@@ -62,18 +59,13 @@ impl Op {
     }
 }
 
-/// A ring size (the largest is larger than the distance between two looks at the head) and calls for it.
+/// A ring size (the largest is larger than the distance between two looks at the head) and calls
+/// for it.
 pub(super) fn size_and_ops() -> impl Strategy<Value = (usize, Vec<Op>)> {
     let bits = prop_oneof![8 => 0..8u32, 1 => Just(13)];
     (bits, vec(any::<u64>(), 0..OPS)).prop_map(|(bits, randoms)| {
         let size = 1 << bits;
-        (
-            size,
-            randoms
-                .iter()
-                .map(|&random| Op::new(random, size))
-                .collect(),
-        )
+        (size, randoms.iter().map(|&random| Op::new(random, size)).collect())
     })
 }
 
@@ -88,9 +80,7 @@ fn byte(pos: u64) -> u8 {
 }
 
 fn bytes(from: u64, len: usize) -> Vec<u8> {
-    (0..len as u64)
-        .map(|i| byte(from.wrapping_add(i)))
-        .collect()
+    (0..len as u64).map(|i| byte(from.wrapping_add(i))).collect()
 }
 
 fn check(size: usize, start: u64, past: u64, ops: &[Op]) {
@@ -122,11 +112,7 @@ fn check(size: usize, start: u64, past: u64, ops: &[Op]) {
             Op::InFlight => assert_eq!(p.in_flight(), Ok(written - given_back)),
             Op::CopyOut(back, len) => {
                 p.in_flight().unwrap();
-                let held = if back <= written - given_back {
-                    back
-                } else {
-                    0
-                };
+                let held = if back <= written - given_back { back } else { 0 };
                 let from = at(written).wrapping_sub(back as u64);
                 assert_eq!(copy_out(&p, from, len), bytes(from, len.min(held)));
             }
@@ -164,10 +150,7 @@ fn check(size: usize, start: u64, past: u64, ops: &[Op]) {
                 c.publish();
                 given_back = consumed;
                 sleeping &= !c.take_space_request();
-                assert!(
-                    !sleeping || consumed < written,
-                    "all is read and the writer still sleeps"
-                );
+                assert!(!sleeping || consumed < written, "all is read and the writer still sleeps");
             }
         }
         assert_eq!(

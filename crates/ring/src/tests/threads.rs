@@ -1,4 +1,5 @@
-//! Two real threads, the whole protocol: write, publish, announce, drain, read, give back, call for room, sleep.
+//! Two real threads, the whole protocol: write, publish, announce, drain, read, give back, call for
+//! room, sleep.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;

@@ -112,10 +112,7 @@ fn answered_messages_stay_on_the_first_page() {
         assert_eq!(write(&mut p, &message), Ok(100));
         p.publish();
         let base = ring.words().base.load(Relaxed);
-        assert!(
-            round * 100 + 100 - base <= 4096,
-            "round {round} base {base}"
-        );
+        assert!(round * 100 + 100 - base <= 4096, "round {round} base {base}");
         assert_eq!(read(&mut c, 1000).unwrap(), message);
         c.publish();
     }

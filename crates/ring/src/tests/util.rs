@@ -52,12 +52,10 @@ mod ring {
                 word.store(past, Relaxed);
             }
             let start = start.wrapping_sub(past);
-            // SAFETY: the memory lives as long as the ring, which the tests keep longer than the ends.
+            // SAFETY: the memory lives as long as the ring, which the tests keep longer than the
+            // ends.
             let ends = unsafe {
-                (
-                    Producer::new(words, data, size, start),
-                    Consumer::new(words, data, size, start),
-                )
+                (Producer::new(words, data, size, start), Consumer::new(words, data, size, start))
             };
             (ends.0.after(past), ends.1.after(past))
         }

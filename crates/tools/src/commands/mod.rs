@@ -1,7 +1,8 @@
-//! The subcommands of `netacc`, a file each. `netacc_run` and `netacc_ss` are two of them under names of their own.
+//! The subcommands of `netacc`, a file each. `netacc_run` and `netacc_ss` are two of them under
+//! names of their own.
 //!
-//! The programs have their own `main`, without Rust's runtime, because that one ignores SIGPIPE and opens missing
-//! standard descriptors, and what [`run`] starts would inherit both.
+//! The programs have their own `main`, without Rust's runtime, because that one ignores SIGPIPE and
+//! opens missing standard descriptors, and what [`run`] starts would inherit both.
 
 pub mod run;
 pub mod ss;
@@ -44,9 +45,7 @@ fn netacc_command() -> Command {
 /// `netacc bench` and the processes that it starts.
 fn bench(matches: &ArgMatches) -> c_int {
     ignore_broken_pipes();
-    let done = Bench::from_arg_matches(matches)
-        .map_err(Into::into)
-        .and_then(Bench::run);
+    let done = Bench::from_arg_matches(matches).map_err(Into::into).and_then(Bench::run);
     match done {
         Ok(true) => 0,
         Ok(false) => STATUS_FAILED,
@@ -64,7 +63,8 @@ fn ignore_broken_pipes() {
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
 }
 
-/// The arguments of this process; otherwise what `tool` has to say has been said, and this is its exit status.
+/// The arguments of this process; otherwise what `tool` has to say has been said, and this is its
+/// exit status.
 fn parse(tool: &str, command: Command) -> Result<ArgMatches, c_int> {
     command.try_get_matches().map_err(|error| {
         let (is_error, text) = options::answer(tool, &error);

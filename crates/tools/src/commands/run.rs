@@ -39,11 +39,7 @@ pub fn main(matches: &ArgMatches) -> c_int {
     }
     let error = exec(&launch);
     let name = launch.arguments.first().cloned().unwrap_or_default();
-    say(&format!(
-        "{}: {}",
-        name.to_string_lossy(),
-        explain(&name, &launch, &error)
-    ));
+    say(&format!("{}: {}", name.to_string_lossy(), explain(&name, &launch, &error)));
     match error.raw_os_error() {
         Some(libc::ENOENT) => STATUS_NOT_FOUND,
         _ => STATUS_CANNOT_RUN,
@@ -67,10 +63,7 @@ fn explain(name: &OsStr, launch: &Launch, error: &io::Error) -> String {
 }
 
 /// Becomes the command; returns only when that fails.
-#[allow(
-    unsafe_code,
-    reason = "std's exec would reset the disposition of SIGPIPE"
-)]
+#[allow(unsafe_code, reason = "std's exec would reset the disposition of SIGPIPE")]
 fn exec(launch: &Launch) -> io::Error {
     let arguments = launch.arguments.iter().cloned().map(OsString::into_vec);
     let environment = launch.environment.iter().map(|(name, value)| {
@@ -80,27 +73,20 @@ fn exec(launch: &Launch) -> io::Error {
         entry
     });
     // Neither can hold a NUL: both came from the kernel as C strings.
-    let arguments: Vec<CString> = arguments
-        .filter_map(|bytes| CString::new(bytes).ok())
-        .collect();
-    let environment: Vec<CString> = environment
-        .filter_map(|bytes| CString::new(bytes).ok())
-        .collect();
+    let arguments: Vec<CString> = arguments.filter_map(|bytes| CString::new(bytes).ok()).collect();
+    let environment: Vec<CString> =
+        environment.filter_map(|bytes| CString::new(bytes).ok()).collect();
     let pointers = |strings: &[CString]| -> Vec<*const c_char> {
         let end = std::iter::once(std::ptr::null());
-        strings
-            .iter()
-            .map(|string| string.as_ptr())
-            .chain(end)
-            .collect()
+        strings.iter().map(|string| string.as_ptr()).chain(end).collect()
     };
     let argv = pointers(&arguments);
     let envp = pointers(&environment);
     let Some(file) = arguments.first() else {
         return io::Error::from_raw_os_error(libc::ENOENT);
     };
-    // SAFETY: `file` is a C string; `argv` and `envp` are arrays of C strings that end with a null pointer; all outlive
-    // the call, which returns only on failure.
+    // SAFETY: `file` is a C string; `argv` and `envp` are arrays of C strings that end with a null
+    // pointer; all outlive the call, which returns only on failure.
     unsafe { libc::execvpe(file.as_ptr(), argv.as_ptr(), envp.as_ptr()) };
     io::Error::last_os_error()
 }

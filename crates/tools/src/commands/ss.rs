@@ -1,4 +1,5 @@
-//! `netacc_ss`, `netacc ss`: shows the connections of a running process, and why those on TCP are on TCP.
+//! `netacc_ss`, `netacc ss`: shows the connections of a running process, and why those on TCP are
+//! on TCP.
 
 use super::{STATUS_FAILED, parse, print};
 use crate::{options, segment, show};
@@ -15,12 +16,8 @@ pub fn alone() -> c_int {
 
 /// The same, the command line read.
 pub fn main(matches: &ArgMatches) -> c_int {
-    let pid = matches
-        .get_one::<u32>("option-pid")
-        .or_else(|| matches.get_one("pid"));
-    let what = matches
-        .get_one::<String>("show")
-        .map_or("cnt", String::as_str);
+    let pid = matches.get_one::<u32>("option-pid").or_else(|| matches.get_one("pid"));
+    let what = matches.get_one::<String>("show").map_or("cnt", String::as_str);
     let pid = pid.copied().unwrap_or(0);
     match segment::read(pid) {
         Err(error) => {

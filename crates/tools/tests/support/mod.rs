@@ -8,8 +8,8 @@ use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A directory that goes away with the test. One at a time: a file that one thread is writing while another forks
-/// cannot be executed for a moment (ETXTBSY).
+/// A directory that goes away with the test. One at a time: a file that one thread is writing while
+/// another forks cannot be executed for a moment (ETXTBSY).
 pub struct Scratch(PathBuf, MutexGuard<'static, ()>);
 
 impl Scratch {
@@ -46,13 +46,7 @@ impl Scratch {
         let source = self.write(&format!("{name}.c"), text);
         let program = self.path(name);
         let mut cc = Command::new("cc");
-        let done = cc
-            .arg("-o")
-            .arg(&program)
-            .arg(&source)
-            .args(flags)
-            .output()
-            .ok()?;
+        let done = cc.arg("-o").arg(&program).arg(&source).args(flags).output().ok()?;
         if !done.status.success() {
             eprintln!("cc {flags:?}: {}", String::from_utf8_lossy(&done.stderr));
         }
@@ -62,8 +56,7 @@ impl Scratch {
     /// A stand-in for the acceleration library, so that these tests do not depend on it.
     pub fn library(&self) -> PathBuf {
         let text = "int netacc_stand_in(void) { return 1; }\n";
-        self.compile("libnetacc-preload.so", text, &["-shared", "-fPIC"])
-            .expect("a C compiler")
+        self.compile("libnetacc-preload.so", text, &["-shared", "-fPIC"]).expect("a C compiler")
     }
 }
 

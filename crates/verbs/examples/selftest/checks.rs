@@ -1,5 +1,6 @@
-//! What the rdma path needs of a fabric, seen to work: on a real provider by `main.rs`, on the fabric in memory by
-//! `tests/selftest.rs`. Whatever the one does and the other does not is a fault of the one in memory.
+//! What the rdma path needs of a fabric, seen to work: on a real provider by `main.rs`, on the
+//! fabric in memory by `tests/selftest.rs`. Whatever the one does and the other does not is a fault
+//! of the one in memory.
 //!
 //! Two sides in one thread. Waiting is for descriptors, at most [`LIMIT`] at a time.
 
@@ -33,7 +34,9 @@ pub trait To<T> {
 }
 impl<T> To<T> for Result<T, Error> {
     fn to(self, what: &str) -> Result<T, Failed> {
-        self.map_err(|e| format!("{what}: {:?}: {}", e.call, std::io::Error::from_raw_os_error(e.errno)))
+        self.map_err(|e| {
+            format!("{what}: {:?}: {}", e.call, std::io::Error::from_raw_os_error(e.errno))
+        })
     }
 }
 impl<T> To<T> for Result<T, PostError> {
@@ -71,11 +74,21 @@ impl<F: Fabric> Side<F> {
         let domain = f.open_domain(&device).to("open a domain")?;
         let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
         // SAFETY: a new mapping.
-        let at = unsafe { libc::mmap(std::ptr::null_mut(), BYTES, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+        let at = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                BYTES,
+                libc::PROT_READ | libc::PROT_WRITE,
+                flags,
+                -1,
+                0,
+            )
+        };
         ensure(at != libc::MAP_FAILED, || "mmap".into())?;
         let memory = NonNull::new(at.cast::<u8>()).to("mmap")?;
         // SAFETY: mapped until `close`, which closes the region first; `put` and `get` copy.
-        let region = unsafe { f.register(&domain, memory, BYTES, Access::RemoteWrite) }.to("register")?;
+        let region =
+            unsafe { f.register(&domain, memory, BYTES, Access::RemoteWrite) }.to("register")?;
         Ok(Self { f, address, manager, device, queue, domain, region, memory })
     }
 
@@ -114,7 +127,9 @@ impl<F: Fabric> Side<F> {
 
     fn post_receive(&self, pair: &F::Pair, index: u32) -> Result<(), Failed> {
         let into = Some(self.piece(MESSAGES + MESSAGE * index as usize, MESSAGE));
-        self.f.post_receives(pair, &[Receive { id: RECEIVE | u64::from(index), into }]).to("post a receive")
+        self.f
+            .post_receives(pair, &[Receive { id: RECEIVE | u64::from(index), into }])
+            .to("post a receive")
     }
 
     fn poll(&self, into: &mut VecDeque<Completion>) -> Result<usize, Failed> {
@@ -140,7 +155,13 @@ fn wait(fds: &[c_int], limit: Duration) -> bool {
     loop {
         let left = until.saturating_duration_since(Instant::now());
         // SAFETY: as many as it says.
-        let n = unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, left.as_millis() as c_int + 1) };
+        let n = unsafe {
+            libc::poll(
+                polled.as_mut_ptr(),
+                polled.len() as libc::nfds_t,
+                left.as_millis() as c_int + 1,
+            )
+        };
         if n > 0 || left.is_zero() {
             return n > 0;
         }
@@ -217,12 +238,18 @@ pub struct Connection<F: Fabric> {
     connect_call: Duration,
 }
 
-pub fn connect<F: Fabric>(x: &Side<F>, y: &Side<F>, listener: &F::Listener) -> Result<Connection<F>, Failed> {
+pub fn connect<F: Fabric>(
+    x: &Side<F>,
+    y: &Side<F>,
+    listener: &F::Listener,
+) -> Result<Connection<F>, Failed> {
     let start = Instant::now();
     let to = SocketAddr::new(y.address, y.f.port(listener));
     let mut active = x.f.resolve(&x.manager, x.address, to, 2000, ACTIVE).to("resolve")?;
     let event = expect([x, y], 0, "resolve")?;
-    ensure(matches!(event.news, News::Resolved), || format!("not resolved but {}", name(&event.news)))?;
+    ensure(matches!(event.news, News::Resolved), || {
+        format!("not resolved but {}", name(&event.news))
+    })?;
     ensure(x.f.is_on(&x.device, &active), || "resolved to another device".into())?;
     let granted = x.f.create(&mut active, &x.domain, &x.queue, CAPACITY).to("create")?;
     for i in 0..RECEIVES {
@@ -236,7 +263,9 @@ pub fn connect<F: Fabric>(x: &Side<F>, y: &Side<F>, listener: &F::Listener) -> R
         return Err(format!("no request but {}", name(&event.news)));
     };
     ensure(event.token == LISTENER, || "a request at another listener".into())?;
-    ensure(private.starts_with(b"what the connecting end says"), || format!("the request says {private:?}"))?;
+    ensure(private.starts_with(b"what the connecting end says"), || {
+        format!("the request says {private:?}")
+    })?;
     y.f.set_token(&mut passive, PASSIVE);
     y.f.create(&mut passive, &y.domain, &y.queue, CAPACITY).to("create")?;
     for i in 0..RECEIVES {
@@ -250,7 +279,9 @@ pub fn connect<F: Fabric>(x: &Side<F>, y: &Side<F>, listener: &F::Listener) -> R
             return Err(format!("not established but {}", name(&event.news)));
         };
         if i == 0 {
-            ensure(private.starts_with(b"what the accepting end says"), || format!("the answer says {private:?}"))?;
+            ensure(private.starts_with(b"what the accepting end says"), || {
+                format!("the answer says {private:?}")
+            })?;
         }
         established[i] = true;
     }
@@ -259,10 +290,13 @@ pub fn connect<F: Fabric>(x: &Side<F>, y: &Side<F>, listener: &F::Listener) -> R
 }
 
 impl<F: Fabric> Connection<F> {
-    /// As the path ends one: each end says that it has said everything, and only then somebody hangs up.
+    /// As the path ends one: each end says that it has said everything, and only then somebody
+    /// hangs up.
     fn finish(self, x: &Side<F>, y: &Side<F>) -> Result<(), Failed> {
         let mut news_due = [true; 2];
-        for ((side, pair), (other, _)) in [((x, &self.x), (y, &self.y)), ((y, &self.y), (x, &self.x))] {
+        for ((side, pair), (other, _)) in
+            [((x, &self.x), (y, &self.y)), ((y, &self.y), (x, &self.x))]
+        {
             let bye = Work { id: 7, action: Action::SendInline(b"bye"), signaled: true };
             side.f.post(pair, &[bye]).to("say bye")?;
             let mut seen = VecDeque::new();
@@ -272,7 +306,9 @@ impl<F: Fabric> Connection<F> {
         x.f.disconnect(&self.x).to("disconnect")?;
         while news_due != [false; 2] {
             let (i, event) = news([x, y], LIMIT)?.to("disconnect: nothing happens")?;
-            ensure(matches!(event.news, News::Disconnected), || format!("not ended but {}", name(&event.news)))?;
+            ensure(matches!(event.news, News::Disconnected), || {
+                format!("not ended but {}", name(&event.news))
+            })?;
             if news_due[i] && i == 1 {
                 y.f.disconnect(&self.y).to("disconnect the other end")?;
             }
@@ -329,7 +365,8 @@ enum Await {
     Asleep,
 }
 
-/// One direction of a connection, as its sender has it: a ring at both ends, positions counted from 0.
+/// One direction of a connection, as its sender has it: a ring at both ends, positions counted from
+/// 0.
 struct Direction {
     position: usize,
     window: Window,
@@ -376,7 +413,9 @@ fn send<F: Fabric>(
         })
         .collect();
     match tell {
-        Tell::Send => works.push(Work { id: 0, action: Action::SendInline(&message), signaled: false }),
+        Tell::Send => {
+            works.push(Work { id: 0, action: Action::SendInline(&message), signaled: false })
+        }
         Tell::Imm => {
             if let Some(last) = works.last_mut()
                 && let Action::Write { from, to, inline } = last.action
@@ -402,21 +441,34 @@ fn send<F: Fabric>(
 
 impl Direction {
     fn new() -> Self {
-        Self { position: 0, window: Window::new(SENDS), works: 0, completions: 0, seen: VecDeque::new() }
+        Self {
+            position: 0,
+            window: Window::new(SENDS),
+            works: 0,
+            completions: 0,
+            seen: VecDeque::new(),
+        }
     }
 
     /// A completion of the send queue.
     fn reap(&mut self, c: Completion) -> Result<(), Failed> {
-        ensure(matches!(c.outcome, Outcome::Written | Outcome::Sent), || format!("a request failed: {c:?}"))?;
+        ensure(matches!(c.outcome, Outcome::Written | Outcome::Sent), || {
+            format!("a request failed: {c:?}")
+        })?;
         self.window.completed(c.id as u32);
         self.completions += 1;
         Ok(())
     }
 }
 
-/// Takes one announcement, and says how many bytes it is about; 0: the peer says good-bye. `own`: the direction that this
-/// side sends.
-fn receive<F: Fabric>(side: &Side<F>, pair: &F::Pair, own: &mut Direction, how: Await) -> Result<usize, Failed> {
+/// Takes one announcement, and says how many bytes it is about; 0: the peer says good-bye. `own`:
+/// the direction that this side sends.
+fn receive<F: Fabric>(
+    side: &Side<F>,
+    pair: &F::Pair,
+    own: &mut Direction,
+    how: Await,
+) -> Result<usize, Failed> {
     let c = match how {
         Await::Asleep => await_completion(side, &mut own.seen, |c| c.id & RECEIVE != 0)?,
         Await::Polling => {
@@ -462,7 +514,14 @@ fn length(random: &mut u32) -> usize {
 }
 
 /// Ping-pong with messages of many lengths, each byte of which is looked at.
-fn ping_pong<F: Fabric>(x: &Side<F>, y: &Side<F>, c: &Connection<F>, tell: Tell, how: Await, rounds: u32) -> Checked {
+fn ping_pong<F: Fabric>(
+    x: &Side<F>,
+    y: &Side<F>,
+    c: &Connection<F>,
+    tell: Tell,
+    how: Await,
+    rounds: u32,
+) -> Checked {
     let (mut forth, mut back) = (Direction::new(), Direction::new());
     let mut random = 12345u32;
     let start = Instant::now();
@@ -472,12 +531,16 @@ fn ping_pong<F: Fabric>(x: &Side<F>, y: &Side<F>, c: &Connection<F>, tell: Tell,
         let from = forth.position;
         send(x, &c.x, y.at(0), &mut forth, 0x5a, len, tell)?;
         let announced = receive(y, &c.y, &mut back, how)?;
-        ensure(announced == len, || format!("round {round}: {len} bytes sent, {announced} announced"))?;
+        ensure(announced == len, || {
+            format!("round {round}: {len} bytes sent, {announced} announced")
+        })?;
         verify(y, from, len, 0x5a, round)?;
         let from = back.position;
         send(y, &c.y, x.at(0), &mut back, 0xa5, len, tell)?;
         let announced = receive(x, &c.x, &mut forth, how)?;
-        ensure(announced == len, || format!("round {round}, back: {len} bytes sent, {announced} announced"))?;
+        ensure(announced == len, || {
+            format!("round {round}, back: {len} bytes sent, {announced} announced")
+        })?;
         verify(x, from, len, 0xa5, round)?;
         total += len;
     }
@@ -500,7 +563,13 @@ fn ping_pong<F: Fabric>(x: &Side<F>, y: &Side<F>, c: &Connection<F>, tell: Tell,
     ))
 }
 
-fn verify<F: Fabric>(side: &Side<F>, from: usize, len: usize, seed: u8, round: u32) -> Result<(), Failed> {
+fn verify<F: Fabric>(
+    side: &Side<F>,
+    from: usize,
+    len: usize,
+    seed: u8,
+    round: u32,
+) -> Result<(), Failed> {
     let start = from % RING;
     let first = len.min(RING - start);
     let mut bytes = side.get(start, first);
@@ -511,8 +580,13 @@ fn verify<F: Fabric>(side: &Side<F>, from: usize, len: usize, seed: u8, round: u
     }
 }
 
-/// Everything that was posted comes back, flushed, and in the order of each queue; completions of other sends are let by.
-fn drain<F: Fabric>(side: &Side<F>, mut sends: Vec<u64>, receives: u32) -> Result<Vec<Completion>, Failed> {
+/// Everything that was posted comes back, flushed, and in the order of each queue; completions of
+/// other sends are let by.
+fn drain<F: Fabric>(
+    side: &Side<F>,
+    mut sends: Vec<u64>,
+    receives: u32,
+) -> Result<Vec<Completion>, Failed> {
     let mut seen = VecDeque::new();
     let mut all = Vec::new();
     let mut left = receives;
@@ -544,7 +618,13 @@ pub struct Bed<F: Fabric> {
 }
 
 impl<F: Fabric> Bed<F> {
-    pub fn new(x: Side<F>, y: Side<F>, port: u16, rounds: u32, time_passes: fn(&F)) -> Result<Self, Failed> {
+    pub fn new(
+        x: Side<F>,
+        y: Side<F>,
+        port: u16,
+        rounds: u32,
+        time_passes: fn(&F),
+    ) -> Result<Self, Failed> {
         let address = SocketAddr::new(y.address, port);
         let listener = y.f.listen(&y.manager, address, 8, LISTENER).to("listen")?;
         Ok(Self { x, y, listener, rounds, time_passes })
@@ -565,14 +645,19 @@ fn facts<F: Fabric>(bed: &Bed<F>) -> Checked {
     let facts = bed.x.f.facts(&bed.x.device);
     ensure(facts.active, || "the port is not active".into())?;
     ensure(facts.inline_max >= 64, || format!("only {} inline bytes", facts.inline_max))?;
-    ensure(facts.transport != Transport::Infiniband || facts.writes_imm, || "InfiniBand without immediate".into())?;
+    ensure(facts.transport != Transport::Infiniband || facts.writes_imm, || {
+        "InfiniBand without immediate".into()
+    })?;
     ensure(facts.survives_fork, || "pinned pages do not survive fork".into())?;
     Ok(format!("{facts:?}"))
 }
 
 fn connecting<F: Fabric>(bed: &Bed<F>) -> Checked {
     let c = bed.connect()?;
-    let text = format!("{:?} in all, {:?} of it in connect(), granted {:?}", c.took, c.connect_call, c.granted);
+    let text = format!(
+        "{:?} in all, {:?} of it in connect(), granted {:?}",
+        c.took, c.connect_call, c.granted
+    );
     c.finish(&bed.x, &bed.y)?;
     Ok(text)
 }
@@ -587,12 +672,15 @@ fn messages<F: Fabric>(bed: &Bed<F>, tell: Tell, how: Await) -> Checked {
     Ok(said)
 }
 
-/// Where the device has no write with immediate: it says so when one is posted, and the pair lives on.
+/// Where the device has no write with immediate: it says so when one is posted, and the pair lives
+/// on.
 fn refused_imm<F: Fabric>(bed: &Bed<F>) -> Checked {
     let c = bed.connect()?;
-    let action = Action::WriteImm { from: Some(bed.x.piece(0, 8)), to: bed.y.at(0), inline: false, imm: 1 };
+    let action =
+        Action::WriteImm { from: Some(bed.x.piece(0, 8)), to: bed.y.at(0), inline: false, imm: 1 };
     let imm = Work { id: 1, action, signaled: true };
-    let error = bed.x.f.post(&c.x, &[imm]).err().to("a write with immediate was posted after all")?;
+    let error =
+        bed.x.f.post(&c.x, &[imm]).err().to("a write with immediate was posted after all")?;
     ensure(!error.unknown && error.posted == 0 && error.errno > 0, || format!("{error:?}"))?;
     // In a list the error may be lost, the number not.
     let plain = Action::Write { from: Some(bed.x.piece(0, 8)), to: bed.y.at(0), inline: false };
@@ -658,7 +746,8 @@ fn wrong_key<F: Fabric>(bed: &Bed<F>) -> Checked {
     let there = y.at(0);
     let to = Remote { key: there.key ^ 0xff00, ..there };
     let from = Some(x.piece(0, 64));
-    let write = |id, to| Work { id, action: Action::Write { from, to, inline: false }, signaled: true };
+    let write =
+        |id, to| Work { id, action: Action::Write { from, to, inline: false }, signaled: true };
     x.f.post(&c.x, &[write(1, to), write(2, there)]).to("post")?;
     // One of the two hears of it first; both are over.
     let mut seen = VecDeque::new();
@@ -684,9 +773,13 @@ fn forget_news<F: Fabric>(bed: &Bed<F>) -> Result<(), Failed> {
 fn full_queues<F: Fabric>(bed: &Bed<F>) -> Checked {
     let Bed { x, y, .. } = bed;
     let c = bed.connect()?;
-    let one =
-        Work { id: 1, action: Action::Write { from: Some(x.piece(0, 1)), to: y.at(0), inline: false }, signaled: true };
-    // Some devices (rxe, siw) free a slot as soon as the request is done, so it need not fill; the queue must not overflow.
+    let one = Work {
+        id: 1,
+        action: Action::Write { from: Some(x.piece(0, 1)), to: y.at(0), inline: false },
+        signaled: true,
+    };
+    // Some devices (rxe, siw) free a slot as soon as the request is done, so it need not fill; the
+    // queue must not overflow.
     let mut posted = 0;
     let mut filled = false;
     while !filled && posted < 2 * SENDS {
@@ -715,7 +808,8 @@ fn full_queues<F: Fabric>(bed: &Bed<F>) -> Checked {
     drain(y, Vec::new(), receives)?;
     c.close(x, y)?;
     forget_news(bed)?;
-    let sends = if filled { format!("full after {posted}") } else { format!("not full after {posted}") };
+    let sends =
+        if filled { format!("full after {posted}") } else { format!("not full after {posted}") };
     Ok(format!("sends for {SENDS}: {sends}; receives for {RECEIVES}: full after {receives}"))
 }
 
@@ -761,7 +855,8 @@ fn error_state<F: Fabric>(bed: &Bed<F>) -> Checked {
     Ok(format!("{} of 3 requests posted in error; {}", posted.len(), said.join(", ")))
 }
 
-/// A pair that breaks while much is under way: everything that was posted comes back, in order, done or flushed.
+/// A pair that breaks while much is under way: everything that was posted comes back, in order,
+/// done or flushed.
 fn broken_under_way<F: Fabric>(bed: &Bed<F>) -> Checked {
     let Bed { x, y, .. } = bed;
     let c = bed.connect()?;
@@ -775,7 +870,11 @@ fn broken_under_way<F: Fabric>(bed: &Bed<F>) -> Checked {
     if !iwarp {
         // Nothing behind this gets through: it waits for a receive.
         for index in 0..RECEIVES {
-            let hello = Work { id: 1000, action: Action::SendInline(b"x"), signaled: index + 1 == RECEIVES };
+            let hello = Work {
+                id: 1000,
+                action: Action::SendInline(b"x"),
+                signaled: index + 1 == RECEIVES,
+            };
             x.f.post(&c.x, &[hello]).to("post")?;
         }
         let mut seen = VecDeque::new();
@@ -789,13 +888,16 @@ fn broken_under_way<F: Fabric>(bed: &Bed<F>) -> Checked {
     x.f.fail(&c.x).to("fail")?;
     let (mut done, mut flushed, mut receives, mut seen) = (0, 0, 0, VecDeque::new());
     while done + flushed < works.len() || receives < RECEIVES {
-        let c = await_completion(x, &mut seen, |_| true)
-            .map_err(|e| format!("{e}: {done} done, {flushed} flushed, {receives} receives flushed"))?;
+        let c = await_completion(x, &mut seen, |_| true).map_err(|e| {
+            format!("{e}: {done} done, {flushed} flushed, {receives} receives flushed")
+        })?;
         if c.id & RECEIVE != 0 {
             receives += 1;
             continue;
         }
-        ensure(c.id == (done + flushed) as u64, || format!("{c:?} after {done} done and {flushed} flushed"))?;
+        ensure(c.id == (done + flushed) as u64, || {
+            format!("{c:?} after {done} done and {flushed} flushed")
+        })?;
         match c.outcome {
             Outcome::Written | Outcome::Sent if flushed == 0 => done += 1,
             Outcome::Failed(_) => flushed += 1,
@@ -816,7 +918,9 @@ fn closed_peer<F: Fabric>(bed: &Bed<F>) -> Checked {
     ping_pong(x, y, &c, Tell::Send, Await::Asleep, 2)?;
     y.f.close_pair(c.y).to("close a pair")?;
     let event = expect([x, y], 0, "end")?;
-    ensure(matches!(event.news, News::Disconnected), || format!("not ended but {}", name(&event.news)))?;
+    ensure(matches!(event.news, News::Disconnected), || {
+        format!("not ended but {}", name(&event.news))
+    })?;
     x.f.disconnect(&c.x).to("disconnect")?;
     drain(x, Vec::new(), RECEIVES)?;
     x.f.close_pair(c.x).to("close a pair")?;
@@ -949,8 +1053,9 @@ pub fn life<F: Fabric>(bed: &Bed<F>) -> Result<(), Failed> {
     c.finish(&bed.x, &bed.y)
 }
 
-/// What is heard of a connection while something is done to its device: in order, with the milliseconds since then. One
-/// message is under way at that moment, and one is posted after it. Everything must be possible to close afterwards.
+/// What is heard of a connection while something is done to its device: in order, with the
+/// milliseconds since then. One message is under way at that moment, and one is posted after it.
+/// Everything must be possible to close afterwards.
 pub fn watch<F: Fabric>(bed: Bed<F>, done_to_it: impl FnOnce(), limit: Duration) -> Checked {
     let c = bed.connect()?;
     let Bed { x, y, .. } = &bed;
@@ -958,7 +1063,8 @@ pub fn watch<F: Fabric>(bed: Bed<F>, done_to_it: impl FnOnce(), limit: Duration)
     done_to_it();
     let start = Instant::now();
     let mut heard = Vec::new();
-    let mut say = |text: String| heard.push(format!("{:>5} ms {text}", start.elapsed().as_millis()));
+    let mut say =
+        |text: String| heard.push(format!("{:>5} ms {text}", start.elapsed().as_millis()));
     let write = Action::Write { from: Some(x.piece(0, 512)), to: y.at(0), inline: false };
     match x.f.post(&c.x, &[Work { id: 1, action: write, signaled: true }]) {
         Ok(()) => say("a write is posted".into()),
@@ -984,7 +1090,9 @@ pub fn watch<F: Fabric>(bed: Bed<F>, done_to_it: impl FnOnce(), limit: Duration)
             }
             side.f.arm(&side.queue).to("arm")?;
         }
-        let fds = sides.map(|(_, s)| [s.f.manager_fd(&s.manager), s.f.device_fd(&s.device), s.f.queue_fd(&s.queue)]);
+        let fds = sides.map(|(_, s)| {
+            [s.f.manager_fd(&s.manager), s.f.device_fd(&s.device), s.f.queue_fd(&s.queue)]
+        });
         wait(fds.as_flattened(), Duration::from_millis(100));
         let _ = (x.f.clear(&x.queue), y.f.clear(&y.queue));
     }
@@ -995,7 +1103,7 @@ pub fn watch<F: Fabric>(bed: Bed<F>, done_to_it: impl FnOnce(), limit: Duration)
     Ok(format!("\n  {}\n  {end}", heard.join("\n  ")))
 }
 
-// ---- one side in a process of its own: for two hosts ----------------------------------------------------------------
+// ---- one side in a process of its own: for two hosts --------------------------------------------
 
 fn next<F: Fabric>(side: &Side<F>, what: &str) -> Result<News<F::Pair>, Failed> {
     let until = Instant::now() + LIMIT;
@@ -1004,7 +1112,9 @@ fn next<F: Fabric>(side: &Side<F>, what: &str) -> Result<News<F::Pair>, Failed> 
             return Ok(event.news);
         }
         let left = until.saturating_duration_since(Instant::now());
-        ensure(wait(&[side.f.manager_fd(&side.manager)], left), || format!("{what}: nothing happens"))?;
+        ensure(wait(&[side.f.manager_fd(&side.manager)], left), || {
+            format!("{what}: nothing happens")
+        })?;
     }
 }
 
@@ -1012,12 +1122,19 @@ fn tell<F: Fabric>(side: &Side<F>) -> Tell {
     if side.f.facts(&side.device).writes_imm { Tell::Imm } else { Tell::Send }
 }
 
-/// Returns once both ends have called it. siw loses or breaks what comes right behind its handshake, so both ends must have
-/// learned from elsewhere that the other one is established before anybody sends.
+/// Returns once both ends have called it. siw loses or breaks what comes right behind its
+/// handshake, so both ends must have learned from elsewhere that the other one is established
+/// before anybody sends.
 pub type Meet<'a> = &'a mut dyn FnMut() -> Result<(), Failed>;
 
 /// Connects to a [`serve`] `count` times, with ping-pong of so many rounds each.
-pub fn call<F: Fabric>(side: &Side<F>, to: SocketAddr, count: u32, rounds: u32, meet: Meet<'_>) -> Checked {
+pub fn call<F: Fabric>(
+    side: &Side<F>,
+    to: SocketAddr,
+    count: u32,
+    rounds: u32,
+    meet: Meet<'_>,
+) -> Checked {
     meet()?;
     let start = Instant::now();
     for i in 0..count {
@@ -1026,7 +1143,13 @@ pub fn call<F: Fabric>(side: &Side<F>, to: SocketAddr, count: u32, rounds: u32, 
     Ok(format!("{count} connections with {rounds} rounds, {:?} each", start.elapsed() / count))
 }
 
-fn call_once<F: Fabric>(side: &Side<F>, to: SocketAddr, rounds: u32, seed: u32, meet: Meet<'_>) -> Result<(), Failed> {
+fn call_once<F: Fabric>(
+    side: &Side<F>,
+    to: SocketAddr,
+    rounds: u32,
+    seed: u32,
+    meet: Meet<'_>,
+) -> Result<(), Failed> {
     let mut pair = side.f.resolve(&side.manager, side.address, to, 5000, ACTIVE).to("resolve")?;
     let News::Resolved = next(side, "resolve")? else { return Err("not resolved".into()) };
     side.f.create(&mut pair, &side.domain, &side.queue, CAPACITY).to("create")?;
@@ -1044,7 +1167,9 @@ fn call_once<F: Fabric>(side: &Side<F>, to: SocketAddr, rounds: u32, seed: u32, 
         let len = length(&mut random);
         send(side, &pair, there, &mut forth, 0x5a, len, tell(side))?;
         let announced = receive(side, &pair, &mut forth, Await::Asleep)?;
-        ensure(announced == len, || format!("round {round}: {len} bytes sent, {announced} announced"))?;
+        ensure(announced == len, || {
+            format!("round {round}: {len} bytes sent, {announced} announced")
+        })?;
         verify(side, position, len, 0xa5, round)?;
         position += len;
     }
@@ -1052,7 +1177,9 @@ fn call_once<F: Fabric>(side: &Side<F>, to: SocketAddr, rounds: u32, seed: u32, 
     side.f.post(&pair, &[bye]).to("say bye")?;
     ensure(receive(side, &pair, &mut forth, Await::Asleep)? == 0, || "no bye".into())?;
     side.f.disconnect(&pair).to("disconnect")?;
-    let News::Disconnected = next(side, "disconnect")? else { return Err("not disconnected".into()) };
+    let News::Disconnected = next(side, "disconnect")? else {
+        return Err("not disconnected".into());
+    };
     side.f.close_pair(pair).to("close the pair")?;
     let mut rest = VecDeque::new();
     while side.poll(&mut rest)? > 0 {}
@@ -1061,7 +1188,10 @@ fn call_once<F: Fabric>(side: &Side<F>, to: SocketAddr, rounds: u32, seed: u32, 
 
 /// Serves `count` connections of [`call`], one after the other.
 pub fn serve<F: Fabric>(side: &Side<F>, port: u16, count: u32, meet: Meet<'_>) -> Checked {
-    let listener = side.f.listen(&side.manager, SocketAddr::new(side.address, port), 8, LISTENER).to("listen")?;
+    let listener = side
+        .f
+        .listen(&side.manager, SocketAddr::new(side.address, port), 8, LISTENER)
+        .to("listen")?;
     meet()?;
     let mut waiting = VecDeque::new();
     for i in 0..count {
@@ -1071,8 +1201,8 @@ pub fn serve<F: Fabric>(side: &Side<F>, port: u16, count: u32, meet: Meet<'_>) -
     Ok(format!("{count} connections served"))
 }
 
-/// `waiting`: a request that came before the end of the connection before it, which happens: only the news of one
-/// connection come in order.
+/// `waiting`: a request that came before the end of the connection before it, which happens: only
+/// the news of one connection come in order.
 fn serve_once<F: Fabric>(
     side: &Side<F>,
     meet: Meet<'_>,
@@ -1092,7 +1222,9 @@ fn serve_once<F: Fabric>(
         side.post_receive(&pair, i)?;
     }
     side.f.accept(&mut pair, &invitation(side.at(0)), Patience::DEFAULT).to("accept")?;
-    let News::Established { .. } = next(side, "accept")? else { return Err("not established".into()) };
+    let News::Established { .. } = next(side, "accept")? else {
+        return Err("not established".into());
+    };
     meet()?;
     let (mut back, mut position, mut round) = (Direction::new(), 0, 0);
     loop {

@@ -58,10 +58,14 @@ fn task(arguments: &[String]) -> Option<Task> {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     Some(match words[..] {
         [address] => Task::All { address: address.parse().ok()?, port: 0 },
-        ["serve", address, port, count] => {
-            Task::Serve { address: address.parse().ok()?, port: port.parse().ok()?, count: count.parse().ok()? }
+        ["serve", address, port, count] => Task::Serve {
+            address: address.parse().ok()?,
+            port: port.parse().ok()?,
+            count: count.parse().ok()?,
+        },
+        ["failing", function, address] => {
+            Task::Failing { function: function.into(), address: address.parse().ok()? }
         }
-        ["failing", function, address] => Task::Failing { function: function.into(), address: address.parse().ok()? },
         ["watch", address, seconds, command] => Task::Watch {
             address: address.parse().ok()?,
             limit: Duration::from_secs(seconds.parse().ok()?),
@@ -109,7 +113,9 @@ unsafe extern "C" fn symbol(library: *mut c_void, name: *const c_char) -> *mut c
     // SAFETY: the loader passes C strings.
     let wanted = unsafe { CStr::from_ptr(name) };
     match FAILING.get() {
-        Some(failing) if failing.as_c_str() == wanted && OBJECTS.contains(&wanted) => fails_to_make as *mut c_void,
+        Some(failing) if failing.as_c_str() == wanted && OBJECTS.contains(&wanted) => {
+            fails_to_make as *mut c_void
+        }
         Some(failing) if failing.as_c_str() == wanted => fails as *mut c_void,
         // SAFETY: as the loader calls it.
         _ => unsafe { libc::dlsym(library, name) },
@@ -119,15 +125,23 @@ unsafe extern "C" fn symbol(library: *mut c_void, name: *const c_char) -> *mut c
 /// An error says which call failed, and how; nothing is waited for that cannot come.
 fn failing(verbs: Verbs, function: &str, address: IpAddr) -> usize {
     let life = || {
-        let bed = Bed::new(Side::open(verbs, address, 1)?, Side::open(verbs, address, 2)?, 0, 1, |_| ())?;
+        let bed =
+            Bed::new(Side::open(verbs, address, 1)?, Side::open(verbs, address, 2)?, 0, 1, |_| ())?;
         checks::life(&bed)?;
         bed.close()
     };
     let result: Result<(), Failed> = life();
     let count = FAILED.load(Ordering::Relaxed);
     let text = format!("{function} failed {count} times: {result:?}");
-    // Optional ones may fail: how long to be patient, what fork does, whether immediates are known, cleaning up.
-    let may = ["rdma_set_option", "ibv_is_fork_initialized", "ibv_modify_qp", "ibv_destroy_qp", "ibv_get_cq_event"];
+    // Optional ones may fail: how long to be patient, what fork does, whether immediates are known,
+    // cleaning up.
+    let may = [
+        "rdma_set_option",
+        "ibv_is_fork_initialized",
+        "ibv_modify_qp",
+        "ibv_destroy_qp",
+        "ibv_get_cq_event",
+    ];
     let may = may.contains(&function);
     let reported = match &result {
         Ok(()) => count == 0 || may,
@@ -147,7 +161,10 @@ fn said(name: &str, result: &Result<String, Failed>) -> usize {
 /// Says that this end has come so far, and waits for the other.
 fn step(steps: &mut TcpStream) -> Result<(), Failed> {
     let mut byte = [0];
-    steps.write_all(&byte).and_then(|()| steps.read_exact(&mut byte)).map_err(|e| format!("the other end: {e}"))
+    steps
+        .write_all(&byte)
+        .and_then(|()| steps.read_exact(&mut byte))
+        .map_err(|e| format!("the other end: {e}"))
 }
 
 fn run(verbs: Verbs, task: Task) -> Result<usize, Failed> {
@@ -176,7 +193,8 @@ fn run(verbs: Verbs, task: Task) -> Result<usize, Failed> {
             let bed = Bed::new(x, y, 0, 1, |_| ())?;
             // Not waited for: removing a device waits for us to let go of it.
             let mut child = None;
-            let run = || child = std::process::Command::new("sh").arg("-c").arg(&command).spawn().ok();
+            let run =
+                || child = std::process::Command::new("sh").arg("-c").arg(&command).spawn().ok();
             let failed = said("watch", &checks::watch(bed, run, limit));
             println!("{command}: {:?}", child.map(|mut child| child.wait()));
             Ok(failed)
@@ -186,14 +204,16 @@ fn run(verbs: Verbs, task: Task) -> Result<usize, Failed> {
             let listener = TcpListener::bind((address, port + 1)).map_err(|e| e.to_string())?;
             println!("listening");
             let mut steps = listener.accept().map_err(|e| e.to_string())?.0;
-            let failed = said("serve", &checks::serve(&side, port, count, &mut || step(&mut steps)));
+            let failed =
+                said("serve", &checks::serve(&side, port, count, &mut || step(&mut steps)));
             if failed == 0 { side.close().map(|()| 0) } else { Ok(failed) }
         }
         Task::Call { address, peer, count } => {
             let side = Side::open(verbs, address, 1)?;
             let steps = TcpStream::connect((peer.ip(), peer.port() + 1));
             let mut steps = steps.map_err(|e| e.to_string())?;
-            let failed = said("call", &checks::call(&side, peer, count, ROUNDS, &mut || step(&mut steps)));
+            let failed =
+                said("call", &checks::call(&side, peer, count, ROUNDS, &mut || step(&mut steps)));
             if failed == 0 { side.close().map(|()| 0) } else { Ok(failed) }
         }
     }

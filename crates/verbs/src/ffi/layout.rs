@@ -1,7 +1,7 @@
 //! Every structure and constant of [`super`] against the installed C headers, by a small C program.
 //!
-//! Skipped, with a line that says so, where there is no C compiler or no header (`libibverbs-dev`, `librdmacm-dev`);
-//! with `NETACC_NEED_VERBS_HEADERS` set that is a failure.
+//! Skipped, with a line that says so, where there is no C compiler or no header (`libibverbs-dev`,
+//! `librdmacm-dev`); with `NETACC_NEED_VERBS_HEADERS` set that is a failure.
 
 use super::*;
 use std::collections::BTreeMap;
@@ -41,7 +41,9 @@ fn program() -> String {
     for (name, _) in CONSTANTS {
         writeln!(c, "printf(\"{name} %d\\n\", (int){name});").unwrap();
     }
-    c.push_str("printf(\"rkey %zu\\n\", offsetof(struct ibv_send_wr, wr.rdma.rkey));\nreturn 0; }\n");
+    c.push_str(
+        "printf(\"rkey %zu\\n\", offsetof(struct ibv_send_wr, wr.rdma.rkey));\nreturn 0; }\n",
+    );
     c
 }
 
@@ -105,6 +107,9 @@ fn structures_and_constants_are_those_of_the_c_headers() {
         compared += 1;
     }
     assert_eq!(core::mem::offset_of!(ibv_send_wr, wr.rkey), c["rkey"][0], "wr.rdma.rkey");
-    assert!(size_of::<QpAttr>() >= c["ibv_qp_attr"][0], "C would read or write past our ibv_qp_attr");
+    assert!(
+        size_of::<QpAttr>() >= c["ibv_qp_attr"][0],
+        "C would read or write past our ibv_qp_attr"
+    );
     assert!(compared > 200, "the program printed {compared} lines");
 }

@@ -71,7 +71,10 @@ fn the_installed_libraries_have_every_function() {
     match Api::load(&Loader::LIBC) {
         Ok(_) => {}
         Err(LoadError::NoLibrary(library)) => {
-            assert!(std::env::var_os("NETACC_NEED_VERBS_HEADERS").is_none(), "{library:?} cannot be opened");
+            assert!(
+                std::env::var_os("NETACC_NEED_VERBS_HEADERS").is_none(),
+                "{library:?} cannot be opened"
+            );
             std::eprintln!("SKIPPED: {library:?} is not installed");
         }
         Err(other) => panic!("{other}"),

@@ -29,7 +29,9 @@ impl Fabric for Memory {
         Ok(world.next_event(manager.number).map(|event| {
             let news = match event.news {
                 News::Resolved => News::Resolved,
-                News::Request { pair, private } => News::Request { pair: Pair { number: pair }, private },
+                News::Request { pair, private } => {
+                    News::Request { pair: Pair { number: pair }, private }
+                }
                 News::Established { private } => News::Established { private },
                 News::Refused { reason, private } => News::Refused { reason, private },
                 News::Unreachable { errno } => News::Unreachable { errno },
@@ -113,7 +115,13 @@ impl Fabric for Memory {
         self.call(Call::Close, |w| w.close_queue(queue.number))
     }
 
-    unsafe fn register(&self, domain: &Domain, at: NonNull<u8>, bytes: usize, access: Access) -> Result<Region, Error> {
+    unsafe fn register(
+        &self,
+        domain: &Domain,
+        at: NonNull<u8>,
+        bytes: usize,
+        access: Access,
+    ) -> Result<Region, Error> {
         self.call(Call::Register, |w| {
             let address = at.as_ptr().expose_provenance();
             let (number, key) = w.register(domain.number, address, bytes, access)?;
@@ -129,7 +137,13 @@ impl Fabric for Memory {
         self.call(Call::Close, |w| w.close_region(region.number))
     }
 
-    fn listen(&self, manager: &Manager, address: SocketAddr, backlog: u32, token: u64) -> Result<Listener, Error> {
+    fn listen(
+        &self,
+        manager: &Manager,
+        address: SocketAddr,
+        backlog: u32,
+        token: u64,
+    ) -> Result<Listener, Error> {
         let host = self.host;
         self.call(Call::Listen, |w| {
             let (number, port) = w.listen(host, manager.number, address, backlog, token)?;
@@ -164,7 +178,13 @@ impl Fabric for Memory {
         self.net.world.lock().set_token(pair.number, token);
     }
 
-    fn create(&self, pair: &mut Pair, domain: &Domain, queue: &Queue, capacity: Capacity) -> Result<Capacity, Error> {
+    fn create(
+        &self,
+        pair: &mut Pair,
+        domain: &Domain,
+        queue: &Queue,
+        capacity: Capacity,
+    ) -> Result<Capacity, Error> {
         self.call(Call::Create, |w| w.create(pair.number, domain.number, queue.number, capacity))
     }
 
@@ -195,7 +215,11 @@ impl Fabric for Memory {
         result
     }
 
-    fn post_receives(&self, pair: &Pair, receives: &[Receive<'_, Region>]) -> Result<(), PostError> {
+    fn post_receives(
+        &self,
+        pair: &Pair,
+        receives: &[Receive<'_, Region>],
+    ) -> Result<(), PostError> {
         let mut world = self.net.world.lock();
         let result = receives.iter().enumerate().try_for_each(|(posted, receive)| {
             let refused = |errno| PostError { posted, errno, unknown: false };

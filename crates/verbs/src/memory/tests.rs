@@ -107,7 +107,8 @@ impl End {
 
 const CAPACITY: Capacity = Capacity { sends: 16, receives: 16, inline_bytes: 64 };
 
-/// Connects `a` to `b`, with so many receives of 64 bytes posted at each end (identifiers from 1000 on).
+/// Connects `a` to `b`, with so many receives of 64 bytes posted at each end (identifiers from 1000
+/// on).
 fn connect(a: &End, b: &End, capacity: Capacity, receives: usize) -> (Pair, Pair) {
     let address = SocketAddr::new(B, PORT);
     let listener = b.host.listen(&b.manager, address, 8, 77).unwrap();
@@ -116,7 +117,8 @@ fn connect(a: &End, b: &End, capacity: Capacity, receives: usize) -> (Pair, Pair
     a.host.create(&mut active, &a.domain, &a.queue, capacity).unwrap();
     post_receives(a, &active, receives);
     a.host.connect(&mut active, b"question", Patience::DEFAULT).unwrap();
-    let Some(Event { token: 77, news: News::Request { pair: mut passive, private } }) = b.news() else {
+    let Some(Event { token: 77, news: News::Request { pair: mut passive, private } }) = b.news()
+    else {
         panic!("no request");
     };
     assert_eq!(&private[..8], b"question");
@@ -124,7 +126,9 @@ fn connect(a: &End, b: &End, capacity: Capacity, receives: usize) -> (Pair, Pair
     b.host.create(&mut passive, &b.domain, &b.queue, capacity).unwrap();
     post_receives(b, &passive, receives);
     b.host.accept(&mut passive, b"answer", Patience::DEFAULT).unwrap();
-    let Some(Event { token: 1, news: News::Established { private } }) = a.news() else { panic!("not established") };
+    let Some(Event { token: 1, news: News::Established { private } }) = a.news() else {
+        panic!("not established")
+    };
     assert_eq!(&private[..6], b"answer");
     assert!(matches!(b.news(), Some(Event { token: 2, news: News::Established { .. } })));
     b.host.close_listener(listener).unwrap();
@@ -149,7 +153,11 @@ fn write<'a>(id: u64, from: Piece<'a, Region>, to: Remote) -> Work<'a, Region> {
 }
 
 fn write_imm<'a>(id: u64, from: Piece<'a, Region>, to: Remote, imm: u32) -> Work<'a, Region> {
-    Work { id, action: Action::WriteImm { from: Some(from), to, inline: false, imm }, signaled: true }
+    Work {
+        id,
+        action: Action::WriteImm { from: Some(from), to, inline: false, imm },
+        signaled: true,
+    }
 }
 
 fn send(id: u64, bytes: &[u8]) -> Work<'_, Region> {

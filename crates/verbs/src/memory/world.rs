@@ -1,15 +1,17 @@
 //! The state of a [`Net`](super::Net) and its steps.
 //!
-//! Objects have numbers that are never used twice; what refers to a closed object finds nothing. A pair's life:
+//! Objects have numbers that are never used twice; what refers to a closed object finds nothing. A
+//! pair's life:
 //!
 //! ```text
 //!  resolve ─▶ Resolving ─▶ Resolved ─connect─▶ Connecting ─▶ Connected ─▶ Broken
 //!  request ───────────────▶ Requested ──────accept──────────▶ Connected
 //! ```
 //!
-//! A work request of InfiniBand's kind takes effect at the peer first (`taken`) and is acknowledged afterwards; one of
-//! iWARP's kind completes when it goes onto the wire, and takes effect afterwards. Whatever breaks a pair between the two
-//! leaves the sender with the wrong idea, as it does with real devices.
+//! A work request of InfiniBand's kind takes effect at the peer first (`taken`) and is acknowledged
+//! afterwards; one of iWARP's kind completes when it goes onto the wire, and takes effect
+//! afterwards. Whatever breaks a pair between the two leaves the sender with the wrong idea, as it
+//! does with real devices.
 
 mod connect;
 mod objects;
@@ -251,7 +253,7 @@ impl World {
         number
     }
 
-    // ---- hosts -------------------------------------------------------------------------------------------------
+    // ---- hosts ----------------------------------------------------------------------------------
 
     pub(super) fn add_host(&mut self, address: IpAddr, model: Model) -> usize {
         self.hosts.push(Host {
@@ -316,7 +318,11 @@ impl World {
             devices: self.devices.values().filter(|d| d.host == host).count(),
             queues: self.queues.values().filter(|q| on(&q.device)).count(),
             domains: self.domains.values().filter(|d| on(d)).count(),
-            regions: self.regions.values().filter(|r| self.domains.get(&r.domain).is_some_and(on)).count(),
+            regions: self
+                .regions
+                .values()
+                .filter(|r| self.domains.get(&r.domain).is_some_and(on))
+                .count(),
             listeners: self.listeners.values().filter(|l| l.host == host).count(),
             pairs: self.pairs.values().filter(|p| p.host == host).count(),
         }
@@ -379,7 +385,9 @@ impl World {
         }
         let others: Vec<(u64, u64)> = (self.devices.values().filter(|d| d.host == host))
             .map(|d| (d.manager, d.token))
-            .chain((self.listeners.values().filter(|l| l.host == host)).map(|l| (l.manager, l.token)))
+            .chain(
+                (self.listeners.values().filter(|l| l.host == host)).map(|l| (l.manager, l.token)),
+            )
             .collect();
         for (manager, token) in others {
             self.tell(manager, token, News::DeviceRemoved);
@@ -397,7 +405,7 @@ impl World {
         }
     }
 
-    // ---- news --------------------------------------------------------------------------------------------------
+    // ---- news -----------------------------------------------------------------------------------
 
     fn tell(&mut self, manager: u64, token: u64, news: News<u64>) {
         if let Some(m) = self.managers.get_mut(&manager) {

@@ -40,7 +40,8 @@ pub(super) fn object<T>(call: Call, at: *mut T) -> Result<NonNull<T>, Error> {
     NonNull::new(at).ok_or_else(|| error(call, last_errno()))
 }
 
-/// What became of a list of `count` requests (`step` bytes apart, from `first` on), by the result and by `bad`.
+/// What became of a list of `count` requests (`step` bytes apart, from `first` on), by the result
+/// and by `bad`.
 pub(super) fn posted(
     result: c_int,
     bad: *mut c_void,
@@ -59,9 +60,11 @@ pub(super) fn posted(
         // Not refused, and nothing of ours: a provider that leaves rubbish there.
         None if result == 0 => Ok(()),
         None => Err(PostError { posted: 0, errno: errno_of(result), unknown: true }),
-        Some(posted) => {
-            Err(PostError { posted, errno: if result == 0 { 0 } else { errno_of(result) }, unknown: false })
-        }
+        Some(posted) => Err(PostError {
+            posted,
+            errno: if result == 0 { 0 } else { errno_of(result) },
+            unknown: false,
+        }),
     }
 }
 
@@ -105,7 +108,10 @@ impl SockAddr {
 }
 
 /// The C form of a work request, its segment aside. `None`: it cannot be posted at all.
-pub(super) fn request(work: &Work<'_, Region>, inline_bytes: u32) -> Option<(ibv_send_wr, Option<ibv_sge>)> {
+pub(super) fn request(
+    work: &Work<'_, Region>,
+    inline_bytes: u32,
+) -> Option<(ibv_send_wr, Option<ibv_sge>)> {
     let nowhere = Remote { address: 0, key: 0 };
     let written = |from: &Option<Piece<'_, Region>>| match from {
         Some(piece) => Region::segment(piece).map(Some),
@@ -113,10 +119,16 @@ pub(super) fn request(work: &Work<'_, Region>, inline_bytes: u32) -> Option<(ibv
     };
     let (opcode, segment, to, inline, imm) = match &work.action {
         Action::Write { from, to, inline } => (IBV_WR_RDMA_WRITE, written(from)?, *to, *inline, 0),
-        Action::WriteImm { from, to, inline, imm } => (IBV_WR_RDMA_WRITE_WITH_IMM, written(from)?, *to, *inline, *imm),
+        Action::WriteImm { from, to, inline, imm } => {
+            (IBV_WR_RDMA_WRITE_WITH_IMM, written(from)?, *to, *inline, *imm)
+        }
         Action::Send { from } => (IBV_WR_SEND, Some(Region::segment(from)?), nowhere, false, 0),
         Action::SendInline(bytes) => {
-            let segment = ibv_sge { addr: bytes.as_ptr() as u64, length: u32::try_from(bytes.len()).ok()?, lkey: 0 };
+            let segment = ibv_sge {
+                addr: bytes.as_ptr() as u64,
+                length: u32::try_from(bytes.len()).ok()?,
+                lkey: 0,
+            };
             (IBV_WR_SEND, Some(segment), nowhere, true, 0)
         }
     };
@@ -148,7 +160,9 @@ pub(super) fn request(work: &Work<'_, Region>, inline_bytes: u32) -> Option<(ibv
 pub(super) fn completion(wc: &ibv_wc) -> Completion {
     let outcome = match (wc.status, wc.opcode) {
         (IBV_WC_SUCCESS, IBV_WC_RECV) => Outcome::Received(wc.byte_len),
-        (IBV_WC_SUCCESS, IBV_WC_RECV_RDMA_WITH_IMM) => Outcome::Announced(u32::from_be(wc.imm_data)),
+        (IBV_WC_SUCCESS, IBV_WC_RECV_RDMA_WITH_IMM) => {
+            Outcome::Announced(u32::from_be(wc.imm_data))
+        }
         (IBV_WC_SUCCESS, IBV_WC_RDMA_WRITE) => Outcome::Written,
         (IBV_WC_SUCCESS, _) => Outcome::Sent,
         // Of a failed one only identifier and status are valid.

@@ -23,9 +23,9 @@ impl Fabric for Verbs {
         let mut channel = object(call, unsafe { (self.api.rdma_create_event_channel)() })?;
         // SAFETY: just made, and nobody else knows it.
         let fd = unsafe { &mut channel.as_mut().fd };
-        let ready = self
-            .adopt(call, fd)
-            .and_then(|()| if sys::set_nonblocking(*fd) { Ok(()) } else { Err(error(call, libc::EBADF)) });
+        let ready = self.adopt(call, fd).and_then(|()| {
+            if sys::set_nonblocking(*fd) { Ok(()) } else { Err(error(call, libc::EBADF)) }
+        });
         let manager = Manager { channel, route_timeout: AtomicU32::new(0) };
         match ready {
             Ok(()) => Ok(manager),
@@ -119,7 +119,9 @@ impl Fabric for Verbs {
             unsafe { (self.api.ibv_ack_async_event)(&mut event) };
             return Ok(Some(match event.event_type {
                 IBV_EVENT_COMM_EST | IBV_EVENT_GID_CHANGE => continue,
-                IBV_EVENT_QP_FATAL | IBV_EVENT_QP_REQ_ERR | IBV_EVENT_QP_ACCESS_ERR => Fault::PairLost,
+                IBV_EVENT_QP_FATAL | IBV_EVENT_QP_REQ_ERR | IBV_EVENT_QP_ACCESS_ERR => {
+                    Fault::PairLost
+                }
                 IBV_EVENT_CQ_ERR => Fault::QueueLost,
                 IBV_EVENT_DEVICE_FATAL => Fault::DeviceLost,
                 IBV_EVENT_PORT_ACTIVE => Fault::PortUp,
@@ -132,7 +134,8 @@ impl Fabric for Verbs {
 
     fn close_device(&self, device: Device) -> Result<(), Error> {
         let _shelter = Shelter::take();
-        // The context and its descriptors stay: librdmacm keeps a device open until the process ends, or the device does.
+        // The context and its descriptors stay: librdmacm keeps a device open until the process
+        // ends, or the device does.
         self.destroy_id(device.anchor)
     }
 
@@ -164,7 +167,9 @@ impl Fabric for Verbs {
                 return Err(error(call, libc::EBADF));
             }
             // SAFETY: context and channel live.
-            object(call, unsafe { (self.api.ibv_create_cq)(context, entries, null_mut(), channel.as_ptr(), vector) })
+            object(call, unsafe {
+                (self.api.ibv_create_cq)(context, entries, null_mut(), channel.as_ptr(), vector)
+            })
         });
         match made {
             Ok(cq) => Ok(Queue { channel, cq }),
@@ -228,7 +233,9 @@ impl Fabric for Verbs {
         let result = loop {
             let (mut cq, mut context) = (null_mut(), null_mut());
             // SAFETY: a channel that is not closed, and places for the results.
-            let r = unsafe { (self.api.ibv_get_cq_event)(queue.channel.as_ptr(), &mut cq, &mut context) };
+            let r = unsafe {
+                (self.api.ibv_get_cq_event)(queue.channel.as_ptr(), &mut cq, &mut context)
+            };
             match r {
                 0 => count = count.wrapping_add(1),
                 _ => match errno_of(r) {
@@ -259,7 +266,13 @@ impl Fabric for Verbs {
         check(Call::Close, unsafe { (self.api.ibv_destroy_comp_channel)(queue.channel.as_ptr()) })
     }
 
-    unsafe fn register(&self, domain: &Domain, at: NonNull<u8>, bytes: usize, access: Access) -> Result<Region, Error> {
+    unsafe fn register(
+        &self,
+        domain: &Domain,
+        at: NonNull<u8>,
+        bytes: usize,
+        access: Access,
+    ) -> Result<Region, Error> {
         let _shelter = Shelter::take();
         let access = match access {
             Access::Local => 0,
@@ -267,7 +280,8 @@ impl Fabric for Verbs {
             Access::RemoteWrite => IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE,
         };
         // SAFETY: a domain that is open; the memory is the caller's promise.
-        let mr = unsafe { (self.api.ibv_reg_mr)(domain.pd.as_ptr(), at.as_ptr().cast(), bytes, access) };
+        let mr =
+            unsafe { (self.api.ibv_reg_mr)(domain.pd.as_ptr(), at.as_ptr().cast(), bytes, access) };
         Ok(Region { mr: object(Call::Register, mr)? })
     }
 
@@ -283,7 +297,13 @@ impl Fabric for Verbs {
         check(Call::Close, unsafe { (self.api.ibv_dereg_mr)(region.mr.as_ptr()) })
     }
 
-    fn listen(&self, manager: &Manager, address: SocketAddr, backlog: u32, token: u64) -> Result<Listener, Error> {
+    fn listen(
+        &self,
+        manager: &Manager,
+        address: SocketAddr,
+        backlog: u32,
+        token: u64,
+    ) -> Result<Listener, Error> {
         let _shelter = Shelter::take();
         let call = Call::Listen;
         let id = self.new_id(call, manager, token)?;
@@ -329,7 +349,9 @@ impl Fabric for Verbs {
         let id = self.new_id(call, manager, token)?;
         let (mut from, mut to) = (SockAddr::new(SocketAddr::new(from, 0)), SockAddr::new(to));
         // SAFETY: an identifier that we own, and addresses of the families that they say.
-        let r = unsafe { (self.api.rdma_resolve_addr)(id.as_ptr(), from.as_mut(), to.as_mut(), timeout as c_int) };
+        let r = unsafe {
+            (self.api.rdma_resolve_addr)(id.as_ptr(), from.as_mut(), to.as_mut(), timeout as c_int)
+        };
         if let Err(e) = check(call, r) {
             let _ = self.destroy_id(id);
             return Err(e);
@@ -338,11 +360,18 @@ impl Fabric for Verbs {
     }
 
     fn set_token(&self, pair: &mut Pair, token: u64) {
-        // SAFETY: our identifier; `next_event` reads the field, on the thread that calls both or after it.
+        // SAFETY: our identifier; `next_event` reads the field, on the thread that calls both or
+        // after it.
         unsafe { (*pair.id.as_ptr()).context = context_of(token) };
     }
 
-    fn create(&self, pair: &mut Pair, domain: &Domain, queue: &Queue, capacity: Capacity) -> Result<Capacity, Error> {
+    fn create(
+        &self,
+        pair: &mut Pair,
+        domain: &Domain,
+        queue: &Queue,
+        capacity: Capacity,
+    ) -> Result<Capacity, Error> {
         let _shelter = Shelter::take();
         let call = Call::Create;
         // SAFETY: our identifier, and a domain that is open.
@@ -352,7 +381,8 @@ impl Fabric for Verbs {
         }
         let mut init = probe::pair_init(queue.cq, capacity);
         // SAFETY: an identifier that we own, on this device; domain and queue live.
-        let r = unsafe { (self.api.rdma_create_qp)(pair.id.as_ptr(), domain.pd.as_ptr(), &mut init) };
+        let r =
+            unsafe { (self.api.rdma_create_qp)(pair.id.as_ptr(), domain.pd.as_ptr(), &mut init) };
         check(call, r)?;
         // SAFETY: our identifier; the call has set the field.
         pair.qp = unsafe { pair.id.as_ref() }.qp;
@@ -428,14 +458,18 @@ impl Fabric for Verbs {
             return Err(refused);
         };
         let mut bad = null_mut();
-        // SAFETY: a list of requests that ends with a null, each with one segment or none: pieces of regions that are not
-        // closed, or bytes that outlive the call and are copied in it.
+        // SAFETY: a list of requests that ends with a null, each with one segment or none: pieces
+        // of regions that are not closed, or bytes that outlive the call and are copied in it.
         let r = unsafe { post_send(pair.qp, first, &mut bad) };
         posted(r, bad.cast(), first.cast(), size_of::<ibv_send_wr>(), works.len())
     }
 
     #[inline]
-    fn post_receives(&self, pair: &Pair, receives: &[Receive<'_, Region>]) -> Result<(), PostError> {
+    fn post_receives(
+        &self,
+        pair: &Pair,
+        receives: &[Receive<'_, Region>],
+    ) -> Result<(), PostError> {
         let _shelter = Shelter::take();
         let refused = PostError { posted: 0, errno: libc::EINVAL, unknown: false };
         if pair.qp.is_null() || receives.len() > BATCH_MAX {
@@ -472,7 +506,8 @@ impl Fabric for Verbs {
             return Err(refused);
         };
         let mut bad = null_mut();
-        // SAFETY: a list of requests that ends with a null, each with one segment or none, in regions that are not closed.
+        // SAFETY: a list of requests that ends with a null, each with one segment or none, in
+        // regions that are not closed.
         let r = unsafe { post_recv(pair.qp, first, &mut bad) };
         posted(r, bad.cast(), first.cast(), size_of::<ibv_recv_wr>(), receives.len())
     }

@@ -1,10 +1,11 @@
 //! What a device can do: by asking, and where asking does not help by trying.
 //!
-//! - *Inline bytes*: the limit of a device depends on everything else that a pair has, and no query tells it: pairs are
-//!   created with less and less until one is granted.
-//! - *Write with immediate*: part of InfiniBand's transport, optional with iWARP (RFC 7306), where no query tells it
-//!   either: such a write is posted on an unconnected pair in error. A provider that does not know it refuses to post it
-//!   (siw, cxgb4, irdma alike); one that does would only flush it.
+//! - *Inline bytes*: the limit of a device depends on everything else that a pair has, and no query
+//!   tells it: pairs are created with less and less until one is granted.
+//! - *Write with immediate*: part of InfiniBand's transport, optional with iWARP (RFC 7306), where
+//!   no query tells it either: such a write is posted on an unconnected pair in error. A provider
+//!   that does not know it refuses to post it (siw, cxgb4, irdma alike); one that does would only
+//!   flush it.
 //!
 //! It costs a handful of objects once per device.
 
@@ -43,14 +44,20 @@ pub(super) fn pair_init(cq: NonNull<ibv_cq>, capacity: Capacity) -> ibv_qp_init_
 /// # Safety
 /// `qp` lives.
 pub(super) unsafe fn set_state(api: &Api, qp: *mut ibv_qp, state: c_int) -> c_int {
-    // SAFETY: all zero is a valid attribute structure; it is at least as large as C's (see `ffi::layout`).
+    // SAFETY: all zero is a valid attribute structure; it is at least as large as C's (see
+    // `ffi::layout`).
     let mut attributes: QpAttr = unsafe { zeroed() };
     attributes.attr.qp_state = state;
     // SAFETY: the caller's pair; the mask says that only the state counts.
     unsafe { (api.ibv_modify_qp)(qp, &raw mut attributes.attr, IBV_QP_STATE) }
 }
 
-pub(super) fn facts(api: &Api, context: NonNull<ibv_context>, pd: NonNull<ibv_pd>, port: u8) -> Result<Facts, Error> {
+pub(super) fn facts(
+    api: &Api,
+    context: NonNull<ibv_context>,
+    pd: NonNull<ibv_pd>,
+    port: u8,
+) -> Result<Facts, Error> {
     let call = Call::QueryDevice;
     // SAFETY: all zero is a valid device attribute structure.
     let mut device: ibv_device_attr = unsafe { zeroed() };
@@ -58,10 +65,12 @@ pub(super) fn facts(api: &Api, context: NonNull<ibv_context>, pd: NonNull<ibv_pd
     check(call, unsafe { (api.ibv_query_device)(context.as_ptr(), &mut device) })?;
     // SAFETY: all zero is a valid port attribute structure.
     let mut at_port: ibv_port_attr = unsafe { zeroed() };
-    // SAFETY: as above; the function knows a shorter structure with the same beginning, or this one.
+    // SAFETY: as above; the function knows a shorter structure with the same beginning, or this
+    // one.
     check(call, unsafe { (api.ibv_query_port)(context.as_ptr(), port, &mut at_port) })?;
     // SAFETY: the context and its device live.
-    let (about, vectors) = unsafe { ((*context.as_ptr()).device, context.as_ref().num_comp_vectors) };
+    let (about, vectors) =
+        unsafe { ((*context.as_ptr()).device, context.as_ref().num_comp_vectors) };
     // SAFETY: as above.
     let about = unsafe { &*about };
     let transport = match about.transport_type {
@@ -71,7 +80,8 @@ pub(super) fn facts(api: &Api, context: NonNull<ibv_context>, pd: NonNull<ibv_pd
     };
     let tried = try_pair(api, context, pd, transport)?;
     // SAFETY: no arguments.
-    let survives_fork = api.ibv_is_fork_initialized.is_some_and(|f| unsafe { f() } == IBV_FORK_UNNEEDED);
+    let survives_fork =
+        api.ibv_is_fork_initialized.is_some_and(|f| unsafe { f() } == IBV_FORK_UNNEEDED);
     Ok(Facts {
         transport,
         writes_imm: tried.writes_imm,
@@ -142,7 +152,8 @@ unsafe fn takes_imm(api: &Api, qp: NonNull<ibv_qp>) -> bool {
     if unsafe { set_state(api, qp.as_ptr(), IBV_QPS_ERR) } != 0 {
         return false;
     }
-    // A plain write shows that the state is none that refuses everything; without that the answer would mean nothing.
+    // A plain write shows that the state is none that refuses everything; without that the answer
+    // would mean nothing.
     // SAFETY: as above.
     unsafe { posts(qp, IBV_WR_RDMA_WRITE) && posts(qp, IBV_WR_RDMA_WRITE_WITH_IMM) }
 }

@@ -1,5 +1,5 @@
-//! What is made of the libraries' answers, with devices that are tables of Rust functions: signs of errors, half-posted
-//! lists, the C form of requests and completions.
+//! What is made of the libraries' answers, with devices that are tables of Rust functions: signs of
+//! errors, half-posted lists, the C form of requests and completions.
 
 use super::convert::*;
 use super::*;
@@ -27,7 +27,11 @@ std::thread_local! {
     static PROVIDER: RefCell<Provider> = RefCell::default();
 }
 
-unsafe extern "C" fn post_send(_: *mut ibv_qp, mut wr: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> c_int {
+unsafe extern "C" fn post_send(
+    _: *mut ibv_qp,
+    mut wr: *mut ibv_send_wr,
+    bad: *mut *mut ibv_send_wr,
+) -> c_int {
     // What a real one does to errno on its way.
     // SAFETY: the thread's own.
     unsafe { *libc::__errno_location() = libc::ENOTTY };
@@ -61,7 +65,11 @@ unsafe extern "C" fn post_send(_: *mut ibv_qp, mut wr: *mut ibv_send_wr, bad: *m
     })
 }
 
-unsafe extern "C" fn post_recv(_: *mut ibv_qp, mut wr: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> c_int {
+unsafe extern "C" fn post_recv(
+    _: *mut ibv_qp,
+    mut wr: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
     PROVIDER.with_borrow_mut(|p| {
         let mut index = 0;
         // SAFETY: a list that `post_receives` has made.
@@ -108,8 +116,9 @@ struct Rig {
 
 fn rig(inline_bytes: u32) -> Rig {
     // SAFETY: tables of optional functions and plain numbers.
-    let (mut context, mut qp, mut cq, mut mr) =
-        unsafe { (zeroed::<ibv_context>(), zeroed::<ibv_qp>(), zeroed::<ibv_cq>(), zeroed::<ibv_mr>()) };
+    let (mut context, mut qp, mut cq, mut mr) = unsafe {
+        (zeroed::<ibv_context>(), zeroed::<ibv_qp>(), zeroed::<ibv_cq>(), zeroed::<ibv_mr>())
+    };
     context.ops.post_send = Some(post_send);
     context.ops.post_recv = Some(post_recv);
     context.ops.poll_cq = Some(poll_cq);
@@ -122,7 +131,10 @@ fn rig(inline_bytes: u32) -> Rig {
     mr.lkey = 77;
     PROVIDER.set(Provider::default());
     Rig {
-        verbs: Verbs { api: Box::leak(Box::new(Api::load(&STAND_IN).ok().unwrap())), host: Host::PLAIN },
+        verbs: Verbs {
+            api: Box::leak(Box::new(Api::load(&STAND_IN).ok().unwrap())),
+            host: Host::PLAIN,
+        },
         pair: Pair { id: NonNull::dangling(), qp: Box::leak(Box::new(qp)), inline_bytes },
         queue: Queue { channel: NonNull::dangling(), cq: NonNull::from(Box::leak(Box::new(cq))) },
         region: Region { mr: NonNull::from(Box::leak(Box::new(mr))) },
@@ -155,10 +167,19 @@ fn requests_have_the_form_that_c_expects() {
         rig.write(1),
         Work {
             id: 2,
-            action: Action::WriteImm { from: Some(rig.piece(0, 64)), to, inline: true, imm: 0x0102_0304 },
+            action: Action::WriteImm {
+                from: Some(rig.piece(0, 64)),
+                to,
+                inline: true,
+                imm: 0x0102_0304,
+            },
             signaled: true,
         },
-        Work { id: 3, action: Action::WriteImm { from: None, to, inline: false, imm: 0 }, signaled: false },
+        Work {
+            id: 3,
+            action: Action::WriteImm { from: None, to, inline: false, imm: 0 },
+            signaled: false,
+        },
         Work { id: 4, action: Action::Send { from: rig.piece(4095, 1) }, signaled: false },
         Work { id: 5, action: Action::SendInline(b"hello"), signaled: true },
     ];

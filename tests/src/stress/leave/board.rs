@@ -1,4 +1,5 @@
-//! What the ends have noted, in memory that outlives each of the processes, and the bells that they ring for each other.
+//! What the ends have noted, in memory that outlives each of the processes, and the bells that they
+//! ring for each other.
 
 use super::plan::Half;
 use crate::sys::{self, Counters, E, Fd};
@@ -48,10 +49,7 @@ pub struct Board {
 
 impl Board {
     pub fn map(path: &str, connections: usize) -> Board {
-        Board {
-            counters: Counters::map(path, connections * 2 * CELLS),
-            connections,
-        }
+        Board { counters: Counters::map(path, connections * 2 * CELLS), connections }
     }
 
     fn cell(&self, index: usize, side: usize, cell: Cell) -> &AtomicU64 {
@@ -88,14 +86,10 @@ impl Board {
             let to = 1 - from;
             let who = ["client", "server"][from];
             let wrong = self.value(index, to, Cell::Wrong);
-            let (sent, got) = (
-                self.value(index, from, Cell::Sent),
-                self.value(index, to, Cell::Received),
-            );
-            let (send_end, recv_end) = (
-                self.value(index, from, Cell::SendEnd),
-                self.value(index, to, Cell::RecvEnd),
-            );
+            let (sent, got) =
+                (self.value(index, from, Cell::Sent), self.value(index, to, Cell::Received));
+            let (send_end, recv_end) =
+                (self.value(index, from, Cell::SendEnd), self.value(index, to, Cell::RecvEnd));
             let receiver_saw = |end: u64| end >= FAILED;
             let failed_at_receiver =
                 receiver_saw(recv_end) || receiver_saw(self.value(index, to, Cell::SendEnd));
@@ -109,9 +103,7 @@ impl Board {
             let seen = got < sent && failed_at_receiver;
             let tail = got == sent && (receiver_saw(send_end) || failed_at_receiver);
             if may_break
-                && [send_end, recv_end]
-                    .iter()
-                    .all(|&e| e == DONE || e >= FAILED)
+                && [send_end, recv_end].iter().all(|&e| e == DONE || e >= FAILED)
                 && (seen || tail)
             {
                 broken = true;
@@ -173,9 +165,7 @@ pub struct Wire {
 
 impl Wire {
     pub fn note(&self, cell: Cell, value: u64) {
-        self.board
-            .cell(self.index, self.side, cell)
-            .store(value, SeqCst);
+        self.board.cell(self.index, self.side, cell).store(value, SeqCst);
     }
 
     pub fn mine(&self, cell: Cell) -> u64 {

@@ -129,11 +129,7 @@ impl End {
                 _ => VecDeque::new(),
             },
             follows: plan.stage.is_some() && !leads && halves.len() == 2,
-            act: if leads && receiver.is_some() {
-                Act::Before
-            } else {
-                Act::None
-            },
+            act: if leads && receiver.is_some() { Act::Before } else { Act::None },
             plan: side,
             stage: plan.stage,
             sender,
@@ -328,7 +324,8 @@ impl End {
                 let [from, to] = sys::pipe();
                 match sys::fork().expect("fork") {
                     0 => {
-                        // It keeps the names of those before it, so that they end after it: never in a circle.
+                        // It keeps the names of those before it, so that they end after it: never
+                        // in a circle.
                         let place = self.wire.index % CONNECTIONS;
                         process.close_all(|other| other > place);
                         let _ = sys::read(from, &mut [0]);
@@ -424,10 +421,7 @@ impl End {
         let program = crate::ctx::own_program();
         let mut words = vec![program.clone(), "helper".into(), "stress-end".into()];
         words.extend(["leave-carry".into(), process.seed.to_string()]);
-        words.extend([
-            process.board_path.clone(),
-            self.wire.board.connections.to_string(),
-        ]);
+        words.extend([process.board_path.clone(), self.wire.board.connections.to_string()]);
         words.extend(self.order(leads));
         let passed = [&[self.fd], &self.wire.bells[..]].concat();
         words.extend(passed.iter().map(Fd::to_string));
@@ -572,11 +566,7 @@ impl End {
         if self.plan.nonblocking {
             sys::set_nonblocking(self.fd, true);
         }
-        let flags = if self.plan.nonblocking {
-            0
-        } else {
-            libc::MSG_DONTWAIT
-        };
+        let flags = if self.plan.nonblocking { 0 } else { libc::MSG_DONTWAIT };
         let mut spurious = [0; 2];
         loop {
             while let Some(leave) = self.due() {
@@ -648,11 +638,7 @@ impl End {
             if writes && (revents[0] & libc::POLLOUT != 0 || failed) {
                 let before = self.sent();
                 self.write_some(flags);
-                spurious[1] = if self.sent() > before {
-                    0
-                } else {
-                    spurious[1] + 1
-                };
+                spurious[1] = if self.sent() > before { 0 } else { spurious[1] + 1 };
                 if spurious[1] > SPURIOUS && self.is_writing() {
                     self.end_writing(DECEIVED);
                 }
@@ -701,7 +687,8 @@ impl End {
             && self.received() >= self.wire.theirs(Cell::Sent)
     }
 
-    /// An end that closes keeps more than the way holds for after the peer's EOF; a follower that is to close, until then.
+    /// An end that closes keeps more than the way holds for after the peer's EOF; a follower that
+    /// is to close, until then.
     fn waits_to_close(&self) -> bool {
         if !self.plan.closes {
             return false;

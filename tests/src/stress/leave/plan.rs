@@ -109,13 +109,8 @@ fn a_leave(rng: &mut Rng, polls: bool) -> Leave {
         0..=3 => Leave::Option(rng.range(0, ODD_OPTIONS - 1)),
         4 => Leave::IdleChild,
         5..=7 => Leave::Fork,
-        8..=9 => Leave::Pass {
-            taker: rng.range(0, super::TAKERS - 1),
-        },
-        10..=11 => Leave::Exec {
-            spawn: rng.range(0, 1) == 0,
-            library: rng.range(0, 1) == 0,
-        },
+        8..=9 => Leave::Pass { taker: rng.range(0, super::TAKERS - 1) },
+        10..=11 => Leave::Exec { spawn: rng.range(0, 1) == 0, library: rng.range(0, 1) == 0 },
         _ => Leave::Duplicate,
     }
 }
@@ -127,10 +122,7 @@ impl Plan {
         for _ in 0..4 {
             rng.next();
         }
-        let buffers = [
-            [1, 4096, 8192][rng.range(0, 2)],
-            [2048, 4096, 8192][rng.range(0, 2)],
-        ];
+        let buffers = [[1, 4096, 8192][rng.range(0, 2)], [2048, 4096, 8192][rng.range(0, 2)]];
         let side = |rng: &mut Rng| {
             let polls = rng.range(0, 1) == 0;
             Side {
@@ -151,7 +143,8 @@ impl Plan {
         let stage = if index.is_multiple_of(2) {
             let mut stage = staged(&mut rng, &mut sides);
             if index == HOPELESS {
-                // The leader takes nothing although the follower must hand on what it has to send again.
+                // The leader takes nothing although the follower must hand on what it has to send
+                // again.
                 stage.leave = Leave::Option(0);
                 stage.answers = vec![Answer::Leave(Leave::Pass { taker: 0 })];
                 stage.hold = true;
@@ -163,15 +156,12 @@ impl Plan {
             free(&mut rng, &mut sides);
             None
         };
-        Plan {
-            sides,
-            stage,
-            buffers,
-        }
+        Plan { sides, stage, buffers }
     }
 
-    /// The library may break the connection off: it is handed to somebody who cannot read a ring, perhaps after the peer has left
-    /// the ring by itself, so that it cannot be emptied. `switch`: any peer may have.
+    /// The library may break the connection off: it is handed to somebody who cannot read a ring,
+    /// perhaps after the peer has left the ring by itself, so that it cannot be emptied. `switch`:
+    /// any peer may have.
     pub fn may_break(&self, switch: bool) -> bool {
         let strict = |a: &Answer| matches!(a, Answer::Leave(l) if l.is_strict());
         match &self.stage {
@@ -221,35 +211,22 @@ fn staged(rng: &mut Rng, sides: &mut [Side; 2]) -> Stage {
         // A successor takes no orders, so this is all that it does.
         8 => {
             let strict = if rng.range(0, 1) == 0 {
-                Leave::Pass {
-                    taker: rng.range(0, super::TAKERS - 1),
-                }
+                Leave::Pass { taker: rng.range(0, super::TAKERS - 1) }
             } else {
-                Leave::Exec {
-                    spawn: rng.range(0, 1) == 0,
-                    library: rng.range(0, 1) == 0,
-                }
+                Leave::Exec { spawn: rng.range(0, 1) == 0, library: rng.range(0, 1) == 0 }
             };
             answers = vec![Answer::Leave(strict)];
         }
         _ => {}
     }
-    let hold = !answers
-        .iter()
-        .any(|a| matches!(a, Answer::Leave(l) if l.is_strict()));
+    let hold = !answers.iter().any(|a| matches!(a, Answer::Leave(l) if l.is_strict()));
     sides[leader].stays_open = rng.range(0, 3) > 0;
     let follower = &mut sides[1 - leader];
     follower.polls = true;
     follower.closes = answers.contains(&Answer::Close);
     follower.budget = 2 * FILL + rng.range(0, 100_000) as u64;
     follower.in_step = 0;
-    Stage {
-        leader,
-        at: rng.range(0, 60_000) as u64,
-        leave,
-        answers,
-        hold,
-    }
+    Stage { leader, at: rng.range(0, 60_000) as u64, leave, answers, hold }
 }
 
 /// Both ends leave when it suits them.

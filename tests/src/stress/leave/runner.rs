@@ -58,11 +58,7 @@ impl Talker {
             library_env(&mut command, build, preload);
         }
         command.env("NACC_SOR_MSG_SIZE", RING_UNIT.to_string());
-        Talker {
-            name,
-            child: command.spawn().expect("start a process"),
-            control,
-        }
+        Talker { name, child: command.spawn().expect("start a process"), control }
     }
 
     fn pid(&self) -> i32 {
@@ -121,16 +117,12 @@ fn counter(build: &Build, pid: i32, name: &str) -> u64 {
         .args(["--json", "-s", "cnt", &pid.to_string()])
         .stdin(Stdio::null())
         .output();
-    let text = output.map_or_else(
-        |_| String::new(),
-        |o| String::from_utf8_lossy(&o.stdout).into_owned(),
-    );
+    let text =
+        output.map_or_else(|_| String::new(), |o| String::from_utf8_lossy(&o.stdout).into_owned());
     let quoted = format!("\"{name}\"");
     let rest = text.split_once(&quoted).map_or("", |(_, rest)| rest);
     let digits = rest.trim_start_matches([':', ' ']);
-    digits[..digits
-        .find(|c: char| !c.is_ascii_digit())
-        .unwrap_or(digits.len())]
+    digits[..digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len())]
         .parse()
         .unwrap_or(0)
 }
@@ -144,26 +136,14 @@ pub fn conduct(campaign: &Campaign, build: &Build) -> (Vec<String>, String) {
     let board = Board::map(&path, total);
     let words = [campaign.seed.to_string(), path.clone(), total.to_string()];
     let [seed, path, total] = words.each_ref().map(String::as_str);
-    let only = campaign
-        .only
-        .map_or("all".into(), |index| index.to_string());
-    let span = [
-        campaign.first.to_string(),
-        campaign.batches.to_string(),
-        only,
-    ];
+    let only = campaign.only.map_or("all".into(), |index| index.to_string());
+    let span = [campaign.first.to_string(), campaign.batches.to_string(), only];
     let span = span.each_ref().map(String::as_str);
     let mut problems = Vec::new();
     let takers = ["first taker", "second taker"].map(|name| {
         // One that can read no ring even if it had one.
         let preload = campaign.preload && name == "first taker";
-        Talker::start(
-            name,
-            &["leave-take", seed, path, total],
-            campaign,
-            build,
-            preload,
-        )
+        Talker::start(name, &["leave-take", seed, path, total], campaign, build, preload)
     });
     let bells: Vec<Fd> = (0..4 * CONNECTIONS).map(|_| sys::eventfd(0)).collect();
     let passed = [&bells[..], &[takers[0].control, takers[1].control]].concat();
@@ -218,10 +198,8 @@ pub fn conduct(campaign: &Campaign, build: &Build) -> (Vec<String>, String) {
     }
     let batches = campaign.first..campaign.first + campaign.batches;
     let all: usize = batches.map(|b| campaign.connections(b).len()).sum();
-    let mut notes = format!(
-        "{all} connections, {} broken off of {} that may be",
-        sum.broken, sum.breakable
-    );
+    let mut notes =
+        format!("{all} connections, {} broken off of {} that may be", sum.broken, sum.breakable);
     if campaign.preload && problems.is_empty() {
         let pulled = [&client, &server].map(|t| counter(build, t.pid(), "pulled_back"));
         let pulled: u64 = pulled.iter().sum();
@@ -276,10 +254,7 @@ fn conduct_batch(
     let deadline = Instant::now() + sys::patience() * Duration::from_secs(5);
     let mut promoted = Vec::new();
     while campaign.preload && promoted.len() < all.len() && Instant::now() < deadline {
-        let lists = [
-            build.connections(client.pid())?,
-            build.connections(server.pid())?,
-        ];
+        let lists = [build.connections(client.pid())?, build.connections(server.pid())?];
         promoted = all
             .iter()
             .copied()
@@ -302,25 +277,15 @@ fn conduct_batch(
 /// As both processes see it. (The library's own switching never lets it stand still.)
 fn is_promoted(switch: bool, path: Path, lists: &[Vec<Connection>; 2], ports: [u16; 2]) -> bool {
     let is_fast = |c: &Connection| {
-        if switch {
-            c.promotions > 1
-        } else {
-            c.is_on(path)
-        }
+        if switch { c.promotions > 1 } else { c.is_on(path) }
     };
     [0, 1].iter().all(|&side| {
         let [mine, theirs] = [ports[side], ports[1 - side]];
-        lists[side]
-            .iter()
-            .any(|c| c.local_port == mine && c.peer_port == theirs && is_fast(c))
+        lists[side].iter().any(|c| c.local_port == mine && c.peer_port == theirs && is_fast(c))
     })
 }
 
 fn expect(end: &mut Talker, word: &str) -> Result<(), String> {
     let heard = end.hear()?;
-    if heard == word {
-        Ok(())
-    } else {
-        Err(format!("the {} said {heard:?}", end.name))
-    }
+    if heard == word { Ok(()) } else { Err(format!("the {} said {heard:?}", end.name)) }
 }

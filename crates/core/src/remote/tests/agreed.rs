@@ -12,7 +12,10 @@ fn the_second_connection_needs_no_pair_and_no_region() {
         let first = rig.connect(0, 1);
         rig.promoted(first);
         rig.exchange(first, 300_000);
-        let made = |rig: &Rig| [0, 1].map(|h| (rig.calls(h, Call::Create), rig.calls(h, Call::Register), rig.objects(h)));
+        let made = |rig: &Rig| {
+            [0, 1]
+                .map(|h| (rig.calls(h, Call::Create), rig.calls(h, Call::Register), rig.objects(h)))
+        };
         let before = made(&rig);
         assert_eq!(before[0].0, 1);
         let second = rig.connect(0, 1);
@@ -101,14 +104,18 @@ fn what_a_claim_has_to_know_is_what_the_acceptor_knows() {
         rig.promoted(i);
         assert_eq!(claims(), [proven + 2, unproven + 1 + n as u64]);
     }
-    // A connector that has not seen the call of connect, or the kernel's answer, knows nothing, and is told that there will be no offer.
+    // A connector that has not seen the call of connect, or the kernel's answer, knows nothing, and
+    // is told that there will be no offer.
     let i = rig.connect(0, 1);
     rig.conns[i][C].socket.syn.forget(false);
     rig.until("both stay on TCP", |r| {
         r.chat(i);
         r.conns[i].iter().all(|e| e.socket.is(crate::socket::PLAIN))
     });
-    assert_eq!((rig.reason(i, C), rig.reason(i, A)), (Reason::PeerRefused, Reason::NotAuthenticated));
+    assert_eq!(
+        (rig.reason(i, C), rig.reason(i, A)),
+        (Reason::PeerRefused, Reason::NotAuthenticated)
+    );
     rig.exchange(i, 5000);
     rig.finish();
 }
@@ -119,7 +126,8 @@ fn connections_share_pairs_and_are_kept_apart() {
         for seed in 0..4 {
             let mut rig = Rig::new(Order::Shuffled(seed), model, 3);
             // Four on each pair; and others to the same process from another one.
-            let conns: Vec<usize> = (0..12).map(|n| rig.connect(if n < 10 { 0 } else { 2 }, 1)).collect();
+            let conns: Vec<usize> =
+                (0..12).map(|n| rig.connect(if n < 10 { 0 } else { 2 }, 1)).collect();
             for i in &conns {
                 rig.promoted(*i);
             }
@@ -167,10 +175,15 @@ fn an_empty_pair_ends_at_both_ends_without_a_failure() {
             rig.exchange(i, 100_000);
             rig.close(i, first);
             rig.close(i, second);
-            rig.until("the empty pair ends", |r| (0..2).all(|h| r.remote(h).links.iter().flatten().all(|l| l.pairs.is_empty())));
+            rig.until("the empty pair ends", |r| {
+                (0..2).all(|h| r.remote(h).links.iter().flatten().all(|l| l.pairs.is_empty()))
+            });
             // Behind a failure the next pair would wait.
             for h in 0..2 {
-                assert!(rig.remote(h).links.iter().flatten().all(|l| l.pair_after <= sys::now_ns()), "host {h}");
+                assert!(
+                    rig.remote(h).links.iter().flatten().all(|l| l.pair_after <= sys::now_ns()),
+                    "host {h}"
+                );
             }
             let i = rig.connect(0, 1);
             rig.promoted(i);
@@ -180,10 +193,11 @@ fn an_empty_pair_ends_at_both_ends_without_a_failure() {
     }
 }
 
-// ---- within a host, where RDMA is preferred ----------------------------------------------------------------------------
+// ---- within a host, where RDMA is preferred -----------------------------------------------------
 
 impl Rig {
-    /// A connection for which RDMA comes first, and shared memory second: the thread for that is a real one.
+    /// A connection for which RDMA comes first, and shared memory second: the thread for that is a
+    /// real one.
     fn prefer_rdma(&mut self, i: usize) {
         testing::set_threads(Threads::Start);
         self.conns[i].iter().for_each(|e| e.socket.raise(flag::RDMA_FIRST));
@@ -202,7 +216,11 @@ impl Rig {
             assert!(began.elapsed().as_secs() < 20, "{}", self.describe());
         }
         self.exchange(i, 100_000);
-        assert!(self.is_fast(i) && self.conns[i].iter().all(|e| is_local(e) && e.over.is_none()), "{}", self.describe());
+        assert!(
+            self.is_fast(i) && self.conns[i].iter().all(|e| is_local(e) && e.over.is_none()),
+            "{}",
+            self.describe()
+        );
     }
 }
 

@@ -47,7 +47,8 @@ impl Rig {
     }
 }
 
-/// Two pairs to each of two peers lose their connections one after the other; `limits` are host 0's. What it keeps after each.
+/// Two pairs to each of two peers lose their connections one after the other; `limits` are host
+/// 0's. What it keeps after each.
 fn kept_by(model: Model, limits: Kept, then: impl Fn(&[Which]) -> Vec<Which>) {
     let mut rig = Rig::new(Order::Prompt, model, 3);
     rig.keep(0, limits);
@@ -72,7 +73,11 @@ fn kept_by(model: Model, limits: Kept, then: impl Fn(&[Which]) -> Vec<Which>) {
             which.sort_unstable();
             which
         };
-        assert_eq!(sorted(rig.empty()), sorted(before.clone()), "one that has been empty for less than a second does not count");
+        assert_eq!(
+            sorted(rig.empty()),
+            sorted(before.clone()),
+            "one that has been empty for less than a second does not count"
+        );
         testing::pass_ns(1_001_000_000);
         rig.settle();
         before = then(&order[..=n]);
@@ -85,7 +90,9 @@ fn kept_by(model: Model, limits: Kept, then: impl Fn(&[Which]) -> Vec<Which>) {
 fn of_all_empty_pairs_those_that_were_used_last_are_kept() {
     for model in MODELS {
         for all in [0, 1, 2, 3] {
-            kept_by(model, Kept { all, ..ALL }, |emptied| emptied.iter().rev().take(all).copied().collect());
+            kept_by(model, Kept { all, ..ALL }, |emptied| {
+                emptied.iter().rev().take(all).copied().collect()
+            });
         }
     }
 }
@@ -95,8 +102,13 @@ fn of_the_empty_pairs_to_an_address_those_that_were_used_last_are_kept() {
     for model in MODELS {
         for of_peer in [0, 1] {
             kept_by(model, Kept { of_peer, ..ALL }, |emptied| {
-                let newest = |peer: IpAddr| emptied.iter().rev().filter(move |(p, _)| *p == peer).take(of_peer).copied();
-                [2, 3].into_iter().flat_map(|last| newest(IpAddr::from([127, 0, 1, last]))).collect()
+                let newest = |peer: IpAddr| {
+                    emptied.iter().rev().filter(move |(p, _)| *p == peer).take(of_peer).copied()
+                };
+                [2, 3]
+                    .into_iter()
+                    .flat_map(|last| newest(IpAddr::from([127, 0, 1, last])))
+                    .collect()
             });
         }
     }
@@ -107,12 +119,18 @@ fn an_empty_pair_is_kept_for_as_long_as_is_said() {
     const DAY_NS: u64 = 86_400_000_000_000;
     for model in MODELS {
         for h in [0, 1] {
-            for (expire_ms, after, left) in [(None, 100 * DAY_NS, 1), (Some(5000), 4_000_000_000, 1), (Some(5000), 5_001_000_000, 0), (Some(0), 0, 0)] {
+            for (expire_ms, after, left) in [
+                (None, 100 * DAY_NS, 1),
+                (Some(5000), 4_000_000_000, 1),
+                (Some(5000), 5_001_000_000, 0),
+                (Some(0), 0, 0),
+            ] {
                 let mut rig = Rig::new(Order::Prompt, model, 2);
                 rig.keep(h, Kept { expire_ms, ..ALL });
                 rig.keep(1 - h, ALL);
                 let i = rig.connect(0, 1);
-                // Whenever it looks at the time, the pair that waits for its first connection stays.
+                // Whenever it looks at the time, the pair that waits for its first connection
+                // stays.
                 for _ in 0..100 {
                     rig.remote(h).timer = 1;
                     rig.chat(i);
@@ -130,7 +148,11 @@ fn an_empty_pair_is_kept_for_as_long_as_is_said() {
                 let next = rig.connect(0, 1);
                 rig.promoted(next);
                 rig.exchange(next, 10_000);
-                assert_eq!([0, 1].map(|h| rig.calls(h, Call::Create)), [2 - left as u64; 2], "{what}");
+                assert_eq!(
+                    [0, 1].map(|h| rig.calls(h, Call::Create)),
+                    [2 - left as u64; 2],
+                    "{what}"
+                );
                 rig.all_end();
             }
         }

@@ -1,8 +1,10 @@
-//! Each call of the fabric's fails once, at each end: no byte is wrong, nothing hangs, and nothing stays open.
+//! Each call of the fabric's fails once, at each end: no byte is wrong, nothing hangs, and nothing
+//! stays open.
 
 use super::*;
 
-/// The calls that are made until bytes are on the ring and while they are, and how many of each are tried.
+/// The calls that are made until bytes are on the ring and while they are, and how many of each are
+/// tried.
 const CALLS: [(Call, u64); 16] = [
     (Call::OpenManager, 1),
     (Call::OpenDevice, 1),
@@ -40,7 +42,11 @@ fn fails_once(model: Model, h: usize, call: Call, nth: u64, errno: c_int) {
         // On TCP for a reason, unless it waits for a better time.
         let plain = rig.conns[first][side].socket.is(crate::socket::PLAIN);
         let why = rig.reason(first, side);
-        assert!(!plain || !matches!(why, Reason::None | Reason::Negotiating), "{what}\n{}", rig.describe());
+        assert!(
+            !plain || !matches!(why, Reason::None | Reason::Negotiating),
+            "{what}\n{}",
+            rig.describe()
+        );
     }
     // Whatever it was, it is over: later connections are served.
     testing::pass_ns(70_000_000_000);
@@ -61,7 +67,8 @@ fn each_call_fails_once_at_each_end() {
         for (call, count) in CALLS {
             for h in [0, 1] {
                 for nth in 1..=count {
-                    let errno = if (m as u64 + nth).is_multiple_of(2) { libc::ENOMEM } else { libc::EIO };
+                    let errno =
+                        if (m as u64 + nth).is_multiple_of(2) { libc::ENOMEM } else { libc::EIO };
                     fails_once(model, h, call, nth, errno);
                 }
             }
@@ -94,8 +101,13 @@ fn what_cannot_be_closed_is_left() {
                 // A pair keeps its receives and its domain open, and nothing more stays.
                 rig.until("all else is closed", |r| {
                     let left = |o: Objects| o.pairs + o.regions + o.domains;
-                    (0..2).all(|h| r.remote(h).links.iter().flatten().all(|l| !l.in_use() && l.pairs.is_empty()))
-                        && left(r.objects(h)) <= 3
+                    (0..2).all(|h| {
+                        r.remote(h)
+                            .links
+                            .iter()
+                            .flatten()
+                            .all(|l| !l.in_use() && l.pairs.is_empty())
+                    }) && left(r.objects(h)) <= 3
                         && left(r.objects(1 - h)) == 0
                 });
             }
@@ -185,7 +197,8 @@ fn connections_that_are_over_wait_for_no_pair() {
         rig.close(i, C);
         rig.close(i, A);
     }
-    let waiting = |r: &mut Rig| r.remote(1).links.iter().flatten().map(|l| l.waiting.len()).sum::<usize>();
+    let waiting =
+        |r: &mut Rig| r.remote(1).links.iter().flatten().map(|l| l.waiting.len()).sum::<usize>();
     assert!(waiting(&mut rig) > 0, "the test is none");
     rig.until("nobody waits", |r| waiting(r) == 0);
     // And no pair is asked for any more.

@@ -1,11 +1,14 @@
-//! Peers that break the rules of the link: theirs is ended or what they say is ignored, as `docs/design/rdma.md` says; nothing else suffers.
+//! Peers that break the rules of the link: theirs is ended or what they say is ignored, as
+//! `docs/design/rdma.md` says; nothing else suffers.
 
 use super::*;
 use crate::channel::announce;
 use crate::remote::links::Phase;
 use crate::syn::Said;
 use netacc_control::stats::Counter;
-use netacc_proto::remote::{Candidate, Frame, Hello, MAX_FRAME, Offer, Pair, Proof, VERSION, Words, request};
+use netacc_proto::remote::{
+    Candidate, Frame, Hello, MAX_FRAME, Offer, Pair, Proof, VERSION, Words, request,
+};
 use netacc_proto::rendezvous::Role;
 use netacc_proto::switchover::{Ack, Announce};
 
@@ -39,7 +42,16 @@ impl Stranger {
         let mut part = [0u8; 4096];
         let over = loop {
             // SAFETY: a live buffer.
-            let r = unsafe { sys::recvfrom(self.fd, part.as_mut_ptr(), part.len(), libc::MSG_DONTWAIT, core::ptr::null_mut(), core::ptr::null_mut()) };
+            let r = unsafe {
+                sys::recvfrom(
+                    self.fd,
+                    part.as_mut_ptr(),
+                    part.len(),
+                    libc::MSG_DONTWAIT,
+                    core::ptr::null_mut(),
+                    core::ptr::null_mut(),
+                )
+            };
             if r <= 0 {
                 break r != -(libc::EAGAIN as isize);
             }
@@ -94,7 +106,9 @@ fn victim() -> (Rig, usize, SocketAddr, u16) {
 #[test]
 fn frames_that_no_connector_sends_end_its_link_and_no_other() {
     let (mut rig, i, at, port) = victim();
-    let tuple = |from: IpAddr, port| Tuple::new(SocketAddr::new(from, 4000), SocketAddr::new(at.ip(), port)).unwrap();
+    let tuple = |from: IpAddr, port| {
+        Tuple::new(SocketAddr::new(from, 4000), SocketAddr::new(at.ip(), port)).unwrap()
+    };
     let words = Words { slot: 3, token: 5, ..Words::default() };
     let ends = [
         Frame::Hello(hello(Role::Connector, port)),
@@ -121,24 +135,44 @@ fn frames_that_no_connector_sends_end_its_link_and_no_other() {
     ];
     // Connections of others, as behind translated addresses: there will be no offer.
     let refused = [
-        Frame::Candidate(Candidate { tuple: tuple(IpAddr::from([127, 0, 1, 98]), port), token: 1, proof: Proof::NONE }),
-        Frame::Candidate(Candidate { tuple: tuple(STRANGER, port ^ 1), token: 1, proof: Proof::NONE }),
-        Frame::Candidate(Candidate { tuple: rig.conns[i][C].socket.tuple(), token: 1, proof: Proof::NONE }),
+        Frame::Candidate(Candidate {
+            tuple: tuple(IpAddr::from([127, 0, 1, 98]), port),
+            token: 1,
+            proof: Proof::NONE,
+        }),
+        Frame::Candidate(Candidate {
+            tuple: tuple(STRANGER, port ^ 1),
+            token: 1,
+            proof: Proof::NONE,
+        }),
+        Frame::Candidate(Candidate {
+            tuple: rig.conns[i][C].socket.tuple(),
+            token: 1,
+            proof: Proof::NONE,
+        }),
     ];
-    let all = ends.iter().map(|f| (f, true)).chain(ignored.iter().chain(&refused).map(|f| (f, false)));
+    let all =
+        ends.iter().map(|f| (f, true)).chain(ignored.iter().chain(&refused).map(|f| (f, false)));
     for (frame, ends) in all {
         let mut peer = Stranger::call(STRANGER, at);
         rig.settle();
-        assert!(matches!(peer.hear().unwrap()[..], [Frame::Hello(h)] if h.role == Role::Acceptor && h.port == port));
+        assert!(
+            matches!(peer.hear().unwrap()[..], [Frame::Hello(h)] if h.role == Role::Acceptor && h.port == port)
+        );
         peer.say(Frame::Hello(hello(Role::Connector, port)));
         rig.settle();
         assert_eq!(peer.hear(), Ok(Vec::new()));
         peer.say(*frame);
         rig.settle();
         match peer.hear() {
-            Ok(frames) if refused.contains(frame) => assert_eq!(frames, [Frame::Withdraw { token: 1 }], "{frame:?}"),
+            Ok(frames) if refused.contains(frame) => {
+                assert_eq!(frames, [Frame::Withdraw { token: 1 }], "{frame:?}")
+            }
             Ok(frames) => assert!(!ends && frames.is_empty(), "{frame:?}: goes on with {frames:?}"),
-            Err(frames) => assert!(ends && matches!(frames[..], [] | [Frame::Bye]), "{frame:?}: ended with {frames:?}"),
+            Err(frames) => assert!(
+                ends && matches!(frames[..], [] | [Frame::Bye]),
+                "{frame:?}: ended with {frames:?}"
+            ),
         }
         drop(peer);
         rig.settle();
@@ -174,7 +208,10 @@ fn who_does_not_greet_properly_is_left_alone() {
     let mut peer = Stranger::call(STRANGER, at);
     peer.say(Frame::Hello(Hello { resumes: true, ..good }));
     rig.settle();
-    assert!(matches!(peer.hear().unwrap_or_else(|e| e)[..], [Frame::Hello(_), Frame::Resume { known: false, .. }, ..]));
+    assert!(matches!(
+        peer.hear().unwrap_or_else(|e| e)[..],
+        [Frame::Hello(_), Frame::Resume { known: false, .. }, ..]
+    ));
     // Something else altogether, in one piece and in many.
     for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 100], &[255; 100]] {
         let mut peer = Stranger::call(STRANGER, at);
@@ -218,16 +255,21 @@ fn as_acceptor(frames: &[Frame]) -> Result<Vec<Frame>, Vec<Frame>> {
         assert_eq!(r, 4);
     }
     rig.settle();
-    let mut peer = Stranger { fd: sys::accept4(links, libc::SOCK_CLOEXEC) as c_int, input: Vec::new() };
+    let mut peer =
+        Stranger { fd: sys::accept4(links, libc::SOCK_CLOEXEC) as c_int, input: Vec::new() };
     assert!(peer.fd >= 0);
     peer.say(Frame::Hello(hello(Role::Acceptor, to.port())));
     rig.settle();
     let said = peer.hear().unwrap();
-    let [Frame::Hello(_), Frame::Candidate(Candidate { token, .. })] = said[..] else { panic!("{said:?}") };
+    let [Frame::Hello(_), Frame::Candidate(Candidate { token, .. })] = said[..] else {
+        panic!("{said:?}")
+    };
     for frame in frames {
         let frame = match *frame {
             // Its token stands for the true one.
-            Frame::Offer(Offer { token: 0, slot, pair, lane }) => Frame::Offer(Offer { token, slot, pair, lane }),
+            Frame::Offer(Offer { token: 0, slot, pair, lane }) => {
+                Frame::Offer(Offer { token, slot, pair, lane })
+            }
             other => other,
         };
         peer.say(frame);
@@ -235,7 +277,11 @@ fn as_acceptor(frames: &[Frame]) -> Result<Vec<Frame>, Vec<Frame>> {
     }
     rig.until("nothing comes of it", |r| {
         let r = r.remote(0);
-        r.links.iter().flatten().filter(|l| l.peer == STRANGER).all(|l| l.pairs.is_empty() && !l.in_use())
+        r.links
+            .iter()
+            .flatten()
+            .filter(|l| l.peer == STRANGER)
+            .all(|l| l.pairs.is_empty() && !l.in_use())
     });
     let said = peer.hear();
     rig.exchange(honest, 2000);
@@ -276,9 +322,26 @@ fn what_an_acceptor_may_say_and_does_not_mean_is_answered() {
     let pair = Pair { pair: 0, nonce: [0; 16], port: 1, lanes: 4 };
     // Offers of a pair that is none; of a connection that nobody knows.
     let said = as_acceptor(&[Frame::Offer(Offer { token: 0, slot: 0, pair: 0, lane: 0 })]).unwrap();
-    assert!(matches!(said[..], [Frame::Refuse { slot: 0, reason: netacc_proto::remote::refuse::BUSY, .. }]), "{said:?}");
-    let said = as_acceptor(&[Frame::Offer(Offer { token: 12345, slot: 4094, pair: 9, lane: 9 })]).unwrap();
-    assert!(matches!(said[..], [Frame::Refuse { token: 12345, slot: 4094, reason: netacc_proto::remote::refuse::WITHDRAWN }]), "{said:?}");
+    assert!(
+        matches!(
+            said[..],
+            [Frame::Refuse { slot: 0, reason: netacc_proto::remote::refuse::BUSY, .. }]
+        ),
+        "{said:?}"
+    );
+    let said =
+        as_acceptor(&[Frame::Offer(Offer { token: 12345, slot: 4094, pair: 9, lane: 9 })]).unwrap();
+    assert!(
+        matches!(
+            said[..],
+            [Frame::Refuse {
+                token: 12345,
+                slot: 4094,
+                reason: netacc_proto::remote::refuse::WITHDRAWN
+            }]
+        ),
+        "{said:?}"
+    );
     // A pair that nobody takes, and more of them than are made at once.
     let said = as_acceptor(&[Frame::Pair(pair)]).unwrap();
     assert!(matches!(said[..], [Frame::PairEnd { pair: 0 }]), "{said:?}");
@@ -286,11 +349,17 @@ fn what_an_acceptor_may_say_and_does_not_mean_is_answered() {
     assert_eq!(as_acceptor(&many).unwrap().len(), 100);
     // Nothing that is known of.
     let words = Words { slot: 0, token: 1, request: request::LEAVE, ..Words::default() };
-    let idle = [Frame::PairReady { pair: 3 }, Frame::PairEnd { pair: 3 }, Frame::Synced, Frame::Withdraw { token: 9 }, Frame::Words(words)];
+    let idle = [
+        Frame::PairReady { pair: 3 },
+        Frame::PairEnd { pair: 3 },
+        Frame::Synced,
+        Frame::Withdraw { token: 9 },
+        Frame::Words(words),
+    ];
     assert_eq!(as_acceptor(&idle).unwrap(), Vec::new());
 }
 
-// ---- from within: frames that are put between those of an honest library ------------------------------------------------
+// ---- from within: frames that are put between those of an honest library ------------------------
 
 impl Rig {
     /// As if the library of host `from` had said it to that of host `to`.
@@ -300,16 +369,25 @@ impl Rig {
         let mut bytes = [0u8; MAX_FRAME];
         let n = frame.encode(&mut bytes);
         // (Between two turns there are whole frames only, unless the peer does not read.)
-        for l in remote.links.iter().flatten().filter(|l| l.peer == peer && l.phase == Phase::Up && l.output.is_empty()) {
+        for l in remote
+            .links
+            .iter()
+            .flatten()
+            .filter(|l| l.peer == peer && l.phase == Phase::Up && l.output.is_empty())
+        {
             // SAFETY: a live buffer.
-            let _ = unsafe { sys::sendto(l.fd, bytes.as_ptr(), n, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
+            let _ = unsafe {
+                sys::sendto(l.fd, bytes.as_ptr(), n, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL)
+            };
         }
     }
 
     /// Slot and token of a connection.
     fn named(&mut self, h: usize) -> (u16, u64) {
         let links = self.remote(h).links.iter().flatten();
-        let mut conns = links.flat_map(|l| l.conns.iter().enumerate()).filter(|(_, c)| c.state == ConnState::Live);
+        let mut conns = links
+            .flat_map(|l| l.conns.iter().enumerate())
+            .filter(|(_, c)| c.state == ConnState::Live);
         conns.next().map(|(slot, c)| (slot as u16, c.token)).unwrap()
     }
 }
@@ -358,9 +436,18 @@ fn words_that_no_honest_library_says_reset_their_connection_and_no_other() {
     let lies = [
         // Announcements do not skip one, and no byte of the future is sent again.
         Words { announce: epoch(77), ack: nothing, ..Words::default() },
-        Words { announce: Announce { resend_to: u64::MAX, ..epoch(2) }, ack: nothing, ..Words::default() },
+        Words {
+            announce: Announce { resend_to: u64::MAX, ..epoch(2) },
+            ack: nothing,
+            ..Words::default()
+        },
         // It has consumed what was never sent, and is frozen there.
-        Words { ack: Ack::from_words(u64::MAX, u64::MAX), request: request::LEAVE, announce: epoch(1), ..Words::default() },
+        Words {
+            ack: Ack::from_words(u64::MAX, u64::MAX),
+            request: request::LEAVE,
+            announce: epoch(1),
+            ..Words::default()
+        },
     ];
     for (n, words) in lies.into_iter().enumerate() {
         for from in [0, 1] {
@@ -372,7 +459,11 @@ fn words_that_no_honest_library_says_reset_their_connection_and_no_other() {
             let token = {
                 let generation = rig.conns[bad][1 - from].socket;
                 let links = rig.remote(1 - from).links.iter().flatten();
-                links.flat_map(|l| &l.conns).find(|c| c.socket.is_some_and(|s| core::ptr::eq(s, generation))).map(|c| c.token).unwrap()
+                links
+                    .flat_map(|l| &l.conns)
+                    .find(|c| c.socket.is_some_and(|s| core::ptr::eq(s, generation)))
+                    .map(|c| c.token)
+                    .unwrap()
             };
             let slot = rig.conns[bad][1 - from].socket.slot.load(Relaxed) as u16;
             rig.inject(from, 1 - from, Frame::Words(Words { slot, token, ..words }));
@@ -386,7 +477,11 @@ fn words_that_no_honest_library_says_reset_their_connection_and_no_other() {
             let over = rig.conns[bad][victim].over;
             assert!(over.is_some_and(|r| r < 0), "lie {n}: {over:?}");
             rig.exchange(good, 20_000);
-            assert!(rig.is_fast(good) && rig.conns[good].iter().all(|e| e.over.is_none()), "lie {n}\n{}", rig.describe());
+            assert!(
+                rig.is_fast(good) && rig.conns[good].iter().all(|e| e.over.is_none()),
+                "lie {n}\n{}",
+                rig.describe()
+            );
             // (What becomes of the liar's own end does not matter.)
             rig.kill(liar);
             rig.finish();
@@ -404,7 +499,15 @@ fn last_words_that_do_not_say_where_the_stream_goes_on_do_not_keep_a_closed_end(
         rig.promoted(good);
         let (victim, liar) = (1 - from, from);
         let slot = rig.conns[bad][victim].socket.slot.load(Relaxed) as usize;
-        let conns = |r: &mut Rig| r.remote(victim).links.iter().flatten().flat_map(|l| &l.conns).map(|c| (c.state, c.token)).collect::<Vec<_>>();
+        let conns = |r: &mut Rig| {
+            r.remote(victim)
+                .links
+                .iter()
+                .flatten()
+                .flat_map(|l| &l.conns)
+                .map(|c| (c.state, c.token))
+                .collect::<Vec<_>>()
+        };
         let token = conns(&mut rig)[slot].1;
         // It has received everything, has left, and is still on the ring.
         let announced = |e: &End| {
@@ -417,7 +520,19 @@ fn last_words_that_do_not_say_where_the_stream_goes_on_do_not_keep_a_closed_end(
         let ack = Ack { epoch: seen, armed: false, frozen: true, consumed: ends[liar].received };
         let announce = Announce { epoch, fast_from, carrier_from: 0, resend_to: 0 };
         rig.hosts[liar].stopped = true;
-        rig.inject(from, victim, Frame::Words(Words { slot: slot as u16, token, announce, ack, request: request::LEFT, seen_epoch: seen, seen_ack: 0 }));
+        rig.inject(
+            from,
+            victim,
+            Frame::Words(Words {
+                slot: slot as u16,
+                token,
+                announce,
+                ack,
+                request: request::LEFT,
+                seen_epoch: seen,
+                seen_ack: 0,
+            }),
+        );
         rig.close(bad, victim);
         rig.until("the closed end is given back", |r| conns(r)[slot].0 != ConnState::Live);
         rig.hosts[liar].stopped = false;
@@ -453,7 +568,8 @@ fn a_connection_that_two_processes_claim_goes_to_tcp_for_good() {
     rig.finish();
 }
 
-/// What came of a claim that another process of the connector's host makes to a connection whose owner has no library.
+/// What came of a claim that another process of the connector's host makes to a connection whose
+/// owner has no library.
 fn claimed(early: bool, proof: impl Fn(Said) -> Proof) -> (Rig, usize, Vec<Frame>) {
     let (mut rig, _, at, port) = victim();
     let i = rig.connect(0, 1);
@@ -461,7 +577,11 @@ fn claimed(early: bool, proof: impl Fn(Said) -> Proof) -> (Rig, usize, Vec<Frame
     // What the third call will learn.
     let accepted = &rig.conns[i][A];
     assert!(crate::syn::learn(accepted.socket, accepted.fd));
-    let candidate = Candidate { tuple: rig.conns[i][C].socket.tuple(), token: 3, proof: proof(accepted.socket.syn.said()) };
+    let candidate = Candidate {
+        tuple: rig.conns[i][C].socket.tuple(),
+        token: 3,
+        proof: proof(accepted.socket.syn.said()),
+    };
     let mut rival = Stranger::call(rig.hosts[0].address, at);
     rival.say(Frame::Hello(hello(Role::Connector, port)));
     rig.settle();
@@ -496,7 +616,9 @@ fn claimed(early: bool, proof: impl Fn(Said) -> Proof) -> (Rig, usize, Vec<Frame
 #[test]
 fn a_claim_has_to_know_the_time_stamp_of_the_connections_syn() {
     let around = |said: Said, by: u32| match said {
-        Said::Stamp(stamp) => Proof::new(stamp.wrapping_add(by), stamp.wrapping_add(by).wrapping_add(9)),
+        Said::Stamp(stamp) => {
+            Proof::new(stamp.wrapping_add(by), stamp.wrapping_add(by).wrapping_add(9))
+        }
         _ => panic!("{said:?}"),
     };
     type Claim<'a> = (&'a str, &'a dyn Fn(Said) -> Proof, u64);
@@ -514,7 +636,11 @@ fn a_claim_has_to_know_the_time_stamp_of_the_connections_syn() {
             assert!(rig.conns[i][A].socket.is(crate::socket::PLAIN), "{what}");
             assert_eq!(rig.reason(i, A), Reason::NotAuthenticated, "{what}");
             // (Other tests may count theirs.)
-            assert!(stats::header().map_or(0, |h| h.counter(Counter::AuthFailures)) >= failures + counted, "{what}");
+            assert!(
+                stats::header().map_or(0, |h| h.counter(Counter::AuthFailures))
+                    >= failures + counted,
+                "{what}"
+            );
             rig.exchange(i, 20_000);
             rig.finish();
         }
@@ -530,13 +656,22 @@ fn a_claim_has_to_know_the_time_stamp_of_the_connections_syn() {
 fn frame(random: &mut Random, token: u64) -> Frame {
     let mut number = |most: usize| {
         let wild = random.below(8) == 0;
-        if wild { random.below(1 << 30) as u64 * random.below(1 << 30) as u64 } else { random.below(most) as u64 }
+        if wild {
+            random.below(1 << 30) as u64 * random.below(1 << 30) as u64
+        } else {
+            random.below(most) as u64
+        }
     };
     let (slot, pair, lane) = (number(3) as u16, number(3) as u32, number(4) as u16);
     let token = if number(3) == 0 { number(10) } else { token };
     match number(12) {
         0 => Frame::Withdraw { token },
-        1 => Frame::Pair(Pair { pair, nonce: [number(256) as u8; 16], port: number(65536) as u16, lanes: lane }),
+        1 => Frame::Pair(Pair {
+            pair,
+            nonce: [number(256) as u8; 16],
+            port: number(65536) as u16,
+            lanes: lane,
+        }),
         2 => Frame::PairReady { pair },
         3 => Frame::PairEnd { pair },
         4 => Frame::Offer(Offer { token, slot, pair, lane }),
@@ -547,7 +682,12 @@ fn frame(random: &mut Random, token: u64) -> Frame {
         _ => Frame::Words(Words {
             slot,
             token,
-            announce: Announce { epoch: number(6) as u32, fast_from: number(5000), carrier_from: number(5000), resend_to: number(5000) },
+            announce: Announce {
+                epoch: number(6) as u32,
+                fast_from: number(5000),
+                carrier_from: number(5000),
+                resend_to: number(5000),
+            },
             ack: Ack::from_words(number(64), number(5000)),
             request: number(16) as u32,
             seen_epoch: number(6) as u32,
@@ -572,7 +712,15 @@ fn whatever_a_library_says_its_peer_lives_and_other_connections_do_not_notice() 
         }
         for _ in 0..40 {
             rig.play(12, |_, _| {});
-            let token = rig.remote(1).links.iter().flatten().flat_map(|l| &l.conns).map(|c| c.token).next().unwrap_or(0);
+            let token = rig
+                .remote(1)
+                .links
+                .iter()
+                .flatten()
+                .flat_map(|l| &l.conns)
+                .map(|c| c.token)
+                .next()
+                .unwrap_or(0);
             let frame = frame(&mut rig.random, token);
             // A connector lies, or an acceptor.
             let (from, to) = if seed % 2 == 0 { (0, 1) } else { (1, 0) };
@@ -583,7 +731,11 @@ fn whatever_a_library_says_its_peer_lives_and_other_connections_do_not_notice() 
         }
         rig.drain(good);
         rig.exchange(good, 30_000);
-        assert!(rig.is_fast(good) && rig.conns[good].iter().all(|e| e.over.is_none()), "seed {seed}\n{}", rig.describe());
+        assert!(
+            rig.is_fast(good) && rig.conns[good].iter().all(|e| e.over.is_none()),
+            "seed {seed}\n{}",
+            rig.describe()
+        );
         rig.finish();
     }
 }

@@ -1,4 +1,5 @@
-//! What is lost in the middle of traffic: pairs, ports, devices, peers. No byte is lost or doubled, and connections come back.
+//! What is lost in the middle of traffic: pairs, ports, devices, peers. No byte is lost or doubled,
+//! and connections come back.
 
 use super::*;
 
@@ -43,7 +44,11 @@ fn comes_back(model: Model, loss: Loss, when: usize, seed: u64) {
         rig.drain(i);
         rig.promoted(i);
         rig.exchange(i, 50_000);
-        assert!(rig.conns[i].iter().all(|e| e.over.is_none()), "{loss:?} at {when}: {}", rig.describe());
+        assert!(
+            rig.conns[i].iter().all(|e| e.over.is_none()),
+            "{loss:?} at {when}: {}",
+            rig.describe()
+        );
     }
     rig.finish();
 }
@@ -119,7 +124,11 @@ fn the_peers_process_is_killed() {
                     r.conns[i][side].over.is_some()
                 });
                 let over = rig.conns[i][side].over;
-                assert!(over == Some(-(libc::ECONNRESET as isize)) || over == Some(-(libc::EPIPE as isize)), "{over:?}");
+                assert!(
+                    over == Some(-(libc::ECONNRESET as isize))
+                        || over == Some(-(libc::EPIPE as isize)),
+                    "{over:?}"
+                );
                 rig.finish();
             }
         }

@@ -1,4 +1,5 @@
-//! Peers without the library: how often their ports are tried, and that connections there do not wait for it.
+//! Peers without the library: how often their ports are tried, and that connections there do not
+//! wait for it.
 
 use super::links::Phase;
 use super::places::{TRIED, link_port};
@@ -31,8 +32,14 @@ impl Rounds {
         self.serial = serial;
         // What the kernel has to say to them comes in its own time, before the clock goes on.
         let began = std::time::Instant::now();
-        while rig.remote(0).links.iter().flatten().any(|l| l.phase != Phase::Gone) && began.elapsed().as_millis() < 900 {
-            let fd = if self.foreign >= 0 { sys::accept4(self.foreign, libc::SOCK_CLOEXEC) as c_int } else { -1 };
+        while rig.remote(0).links.iter().flatten().any(|l| l.phase != Phase::Gone)
+            && began.elapsed().as_millis() < 900
+        {
+            let fd = if self.foreign >= 0 {
+                sys::accept4(self.foreign, libc::SOCK_CLOEXEC) as c_int
+            } else {
+                -1
+            };
             if fd >= 0 {
                 let _ = sys::close(fd);
                 self.taken += 1;
@@ -76,17 +83,30 @@ fn where_nobody_is_it_is_tried_more_and_more_rarely() {
         let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
         rig.kill(1);
         let to = rig.listen(1);
-        let mut rounds = Rounds { serial: rig.remote(0).serial, times: Vec::new(), foreign: -1, taken: 0 };
+        let mut rounds =
+            Rounds { serial: rig.remote(0).serial, times: Vec::new(), foreign: -1, taken: 0 };
         if foreign {
             rounds.foreign = links::tcp_socket(to.ip());
-            assert!(links::bind(rounds.foreign, SocketAddr::new(to.ip(), link_port(to.port(), 0))) >= 0);
+            assert!(
+                links::bind(rounds.foreign, SocketAddr::new(to.ip(), link_port(to.port(), 0))) >= 0
+            );
             assert!(sys::listen(rounds.foreign, 64) >= 0);
         }
         // The first one waits until all tries have failed.
         let mut known = rounds.refused(&mut rig, true);
         let gaps = |times: &[u64]| times.windows(2).map(|w| w[1] - w[0]).collect::<Vec<u64>>();
-        let are = |gaps: &[u64], ms: &[u64]| gaps.len() == ms.len() && gaps.iter().zip(ms).all(|(g, ms)| (ms * MS - 50 * MS..ms * MS + SLACK_NS).contains(g));
-        assert!(are(&gaps(&rounds.times), &[100, 400, 1000, 3000, 5000]), "{:?}", gaps(&rounds.times));
+        let are = |gaps: &[u64], ms: &[u64]| {
+            gaps.len() == ms.len()
+                && gaps
+                    .iter()
+                    .zip(ms)
+                    .all(|(g, ms)| (ms * MS - 50 * MS..ms * MS + SLACK_NS).contains(g))
+        };
+        assert!(
+            are(&gaps(&rounds.times), &[100, 400, 1000, 3000, 5000]),
+            "{:?}",
+            gaps(&rounds.times)
+        );
         for pause_s in [10, 20, 40, 80, 160, 300, 300] {
             rounds.times.clear();
             // Until then nothing is tried, and no connection waits.
@@ -100,7 +120,11 @@ fn where_nobody_is_it_is_tried_more_and_more_rarely() {
             rounds.look(&mut rig);
             assert_eq!(rounds.times, [], "tried for nobody");
             known = rounds.refused(&mut rig, true);
-            assert!(are(&gaps(&rounds.times), &[1000]), "after {pause_s} s: {:?}", gaps(&rounds.times));
+            assert!(
+                are(&gaps(&rounds.times), &[1000]),
+                "after {pause_s} s: {:?}",
+                gaps(&rounds.times)
+            );
         }
         assert_eq!(rounds.taken, if foreign { 6 + 7 * 2 } else { 0 });
         if foreign {

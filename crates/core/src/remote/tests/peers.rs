@@ -20,7 +20,12 @@ fn a_peer_that_stops_is_waited_for() {
             assert!(sent < 60 * 5000, "endless room");
             testing::pass_ns(10_000_000_000);
             rig.settle();
-            assert_eq!((rig.send(i, side, 5000), rig.conns[i][side].over), (0, None), "{}", rig.describe());
+            assert_eq!(
+                (rig.send(i, side, 5000), rig.conns[i][side].over),
+                (0, None),
+                "{}",
+                rig.describe()
+            );
             if seed > 2 {
                 // It goes on in the background.
                 rig.close(i, side);
@@ -104,7 +109,8 @@ fn a_killed_process_has_a_successor() {
     }
 }
 
-/// One end only receives: its own sending half stays on TCP, where the peer leaves some of what was sent before unread.
+/// One end only receives: its own sending half stays on TCP, where the peer leaves some of what was
+/// sent before unread.
 #[test]
 fn a_close_with_bytes_unread_ends_a_one_way_connection() {
     for model in MODELS {

@@ -12,7 +12,9 @@ fn anything(seed: u64) -> usize {
     for _ in 0..60 {
         rig.play(25, |_, _| {});
         let h = rig.random.below(3);
-        let open: Vec<usize> = (0..rig.conns.len()).filter(|i| rig.conns[*i].iter().all(|e| e.open && e.over.is_none())).collect();
+        let open: Vec<usize> = (0..rig.conns.len())
+            .filter(|i| rig.conns[*i].iter().all(|e| e.open && e.over.is_none()))
+            .collect();
         match rig.random.below(14) {
             0 => rig.wires.break_pairs(&rig.hosts[h].fabric),
             1 => rig.break_links(h),
@@ -25,7 +27,14 @@ fn anything(seed: u64) -> usize {
                 rig.wires.cut(&rig.hosts[h].fabric, false);
             }
             3 => {
-                let call = [Call::Post, Call::PostReceives, Call::Poll, Call::Register, Call::Create, Call::Resolve][rig.random.below(6)];
+                let call = [
+                    Call::Post,
+                    Call::PostReceives,
+                    Call::Poll,
+                    Call::Register,
+                    Call::Create,
+                    Call::Resolve,
+                ][rig.random.below(6)];
                 let nth = 1 + rig.random.below(5) as u64;
                 rig.wires.fail_call(&rig.hosts[h].fabric, call, nth, libc::EIO);
             }
@@ -57,7 +66,10 @@ fn anything(seed: u64) -> usize {
     }
     let mut back = 0;
     // Those that both ends have left alone have every byte, and go on.
-    for i in (0..rig.conns.len()).filter(|i| rig.conns[*i].iter().all(|e| e.open && !e.shut)).collect::<Vec<_>>() {
+    for i in (0..rig.conns.len())
+        .filter(|i| rig.conns[*i].iter().all(|e| e.open && !e.shut))
+        .collect::<Vec<_>>()
+    {
         rig.drain(i);
         rig.exchange(i, 20_000);
         // And come back, unless an end has left the matter to TCP.
@@ -65,7 +77,11 @@ fn anything(seed: u64) -> usize {
             r.chat(i);
             r.is_fast(i) || r.conns[i].iter().any(|e| e.socket.is(crate::socket::PLAIN))
         });
-        assert!(rig.conns[i].iter().all(|e| e.over.is_none()), "connection {i}\n{}", rig.describe());
+        assert!(
+            rig.conns[i].iter().all(|e| e.over.is_none()),
+            "connection {i}\n{}",
+            rig.describe()
+        );
         back += usize::from(rig.is_fast(i));
     }
     rig.finish();

@@ -3,7 +3,13 @@
 use super::*;
 
 /// Whatever is under way, with the link broken `after` so many steps.
-fn in_the_middle(model: Model, seed: u64, after: usize, begin: impl Fn(&mut Rig, usize), end: impl Fn(&mut Rig, usize)) {
+fn in_the_middle(
+    model: Model,
+    seed: u64,
+    after: usize,
+    begin: impl Fn(&mut Rig, usize),
+    end: impl Fn(&mut Rig, usize),
+) {
     let mut rig = Rig::new(Order::Shuffled(seed), model, 2);
     // With another one, for which the link is kept in any case, or alone.
     let conns: Vec<usize> = (0..1 + after % 2).map(|_| rig.connect(0, 1)).collect();
@@ -28,7 +34,8 @@ fn a_link_breaks_while_a_connection_changes_its_pair() {
     for model in MODELS {
         for after in (0..100).step_by(5) {
             let seed = after as u64;
-            let begin = |rig: &mut Rig, _| rig.wires.break_pairs(&rig.hosts[seed as usize / 2 % 2].fabric);
+            let begin =
+                |rig: &mut Rig, _| rig.wires.break_pairs(&rig.hosts[seed as usize / 2 % 2].fabric);
             in_the_middle(model, seed, after, begin, |rig, i| {
                 rig.drain(i);
                 rig.promoted(i);
@@ -58,7 +65,12 @@ fn a_link_breaks_while_a_connection_is_shut_down() {
                             r.conns[i][side ^ 1].over.is_some()
                         });
                         let [end, other] = [&rig.conns[i][side ^ 1], &rig.conns[i][side]];
-                        assert_eq!((end.over, end.received), (Some(0), other.sent), "{}", rig.describe());
+                        assert_eq!(
+                            (end.over, end.received),
+                            (Some(0), other.sent),
+                            "{}",
+                            rig.describe()
+                        );
                         rig.send(i, side ^ 1, 3000);
                         rig.until("the answer comes", |r| {
                             while r.receive(i, side, 30_000) > 0 {}
@@ -78,7 +90,8 @@ fn a_link_breaks_while_a_connection_is_closed() {
             for side in [C, A] {
                 let seed = after as u64 * 3 + side as u64;
                 let begin = |rig: &mut Rig, i| {
-                    // With everything read, so that the close is a FIN; otherwise it is a reset, as TCP's.
+                    // With everything read, so that the close is a FIN; otherwise it is a reset, as
+                    // TCP's.
                     for _ in 0..20 {
                         rig.settle();
                         while rig.receive(i, side, 30_000) > 0 {}
@@ -91,7 +104,8 @@ fn a_link_breaks_while_a_connection_is_closed() {
                         r.conns[i][side ^ 1].over.is_some()
                     });
                     let [end, other] = [&rig.conns[i][side ^ 1], &rig.conns[i][side]];
-                    // The peer may have gone on sending: then TCP resets, too, and what had not been read is gone.
+                    // The peer may have gone on sending: then TCP resets, too, and what had not
+                    // been read is gone.
                     if end.over == Some(0) {
                         assert_eq!(end.received, other.sent, "{}", rig.describe());
                     }

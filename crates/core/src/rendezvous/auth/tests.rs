@@ -17,7 +17,8 @@ fn view(s: &TcpStream) -> Tuple {
     Tuple::new(s.local_addr().unwrap(), s.peer_addr().unwrap()).unwrap()
 }
 
-const WAYS: [(&str, &str); 3] = [("127.0.0.1:0", "127.0.0.1"), ("[::1]:0", "::1"), ("[::]:0", "127.0.0.1")];
+const WAYS: [(&str, &str); 3] =
+    [("127.0.0.1:0", "127.0.0.1"), ("[::1]:0", "::1"), ("[::]:0", "127.0.0.1")];
 
 #[test]
 fn both_ends_see_the_same_connection() {
@@ -38,7 +39,11 @@ fn the_kernel_names_the_owner_both_ways() {
             let Answer::Is(told) = ask_netlink(&end) else { panic!("{listen} by netlink") };
             assert_eq!(told.owner, me);
             assert!(told.mark.is_some() && told.cookie != 0);
-            assert_eq!(read_tables(&end), Some(End { cookie: 0, mark: None, ..told }), "{listen} by /proc");
+            assert_eq!(
+                read_tables(&end),
+                Some(End { cookie: 0, mark: None, ..told }),
+                "{listen} by /proc"
+            );
         }
     }
 }
@@ -60,7 +65,8 @@ fn a_connection_that_is_not_there_has_no_owner() {
     }
 }
 
-/// From the address of a peer that is gone, to an end that is still there, anybody can try to connect.
+/// From the address of a peer that is gone, to an end that is still there, anybody can try to
+/// connect.
 #[test]
 fn who_only_tries_to_connect_owns_nothing() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -76,7 +82,8 @@ fn who_only_tries_to_connect_owns_nothing() {
     // Behind the first the queue is full, and a SYN gets no answer.
     let callers: Vec<TcpStream> = (0..3)
         .map(|_| {
-            let fd = sys::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_NONBLOCK, 0) as c_int;
+            let fd =
+                sys::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_NONBLOCK, 0) as c_int;
             // SAFETY: a valid address; a new descriptor that nothing else owns.
             unsafe {
                 libc::connect(fd, (&raw const address).cast(), size_of_val(&address) as u32);
@@ -108,14 +115,17 @@ fn where_no_mark_is_shown_the_user_counts() {
 
 #[test]
 fn what_passes_does_not_make_the_user_count() {
-    for passes in [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::ENOBUFS, libc::EAGAIN, libc::ENOENT] {
+    for passes in
+        [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::ENOBUFS, libc::EAGAIN, libc::ENOENT]
+    {
         assert_eq!(refused(-passes), Answer::NoSuchSocket);
     }
     assert_eq!(refused(-libc::EAFNOSUPPORT), Answer::CannotAsk);
     assert_eq!(refused(-libc::EPERM), Answer::CannotAsk);
 }
 
-/// What is left of an end that nobody has open any more is nobody's, as long as the kernel knows it, and in whatever state it calls that.
+/// What is left of an end that nobody has open any more is nobody's, as long as the kernel knows
+/// it, and in whatever state it calls that.
 #[test]
 fn an_end_that_was_closed_is_nobodys() {
     let nobodys = |end: &Tuple| {
@@ -136,12 +146,20 @@ fn an_end_that_was_closed_is_nobodys() {
     assert!(look(&cv).is_some());
 }
 
-/// A connection whose server has not accepted it is nobody's at that end; also one that the server's kernel keeps as a request.
+/// A connection whose server has not accepted it is nobody's at that end; also one that the
+/// server's kernel keeps as a request.
 #[test]
 fn an_end_that_was_not_accepted_is_nobodys() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     for deferred in [0i32, 5] {
-        assert!(sys::setsockopt(listener.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, &deferred) >= 0);
+        assert!(
+            sys::setsockopt(
+                listener.as_raw_fd(),
+                libc::IPPROTO_TCP,
+                libc::TCP_DEFER_ACCEPT,
+                &deferred
+            ) >= 0
+        );
         let c = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let theirs = view(&c).mirrored();
         assert_eq!(ask_netlink(&theirs), Answer::NoSuchSocket, "deferred: {deferred}");
@@ -171,7 +189,12 @@ fn lines_of_the_table() {
     assert_eq!(parse_line(mapped, &right).map(|e| e.owner), Some(33));
     let nobodys = b"   3: 0100007F:1F90 0200007F:C350 05 00000000:00000000 00:00000000 00000000  1000        0 0 1";
     assert_eq!(parse_line(nobodys, &right), None);
-    for bad in [&b""[..], b"  sl  local_address rem_address   st", b"1: x:y z:w 01", b"1: 0100007F:1F90 0200007F:C350 FF 0 0 0 x"] {
+    for bad in [
+        &b""[..],
+        b"  sl  local_address rem_address   st",
+        b"1: x:y z:w 01",
+        b"1: 0100007F:1F90 0200007F:C350 FF 0 0 0 x",
+    ] {
         assert_eq!(parse_line(bad, &right), None);
     }
 }

@@ -30,7 +30,9 @@ fn pair(listen: &str, connect: &str) -> (TcpStream, TcpStream) {
 
 #[test]
 fn everybody_sees_what_an_end_shows() {
-    for (listen, connect) in [("127.0.0.1:0", "127.0.0.1"), ("[::1]:0", "::1"), ("[::]:0", "127.0.0.1")] {
+    for (listen, connect) in
+        [("127.0.0.1:0", "127.0.0.1"), ("[::1]:0", "::1"), ("[::]:0", "127.0.0.1")]
+    {
         if TcpListener::bind(listen).is_err() {
             continue;
         }
@@ -74,7 +76,8 @@ fn a_mark_that_was_left_behind_is_no_rest() {
 #[test]
 fn both_ends_of_a_link_know_its_number_and_no_other_has_it() {
     crate::testing::init();
-    let control = || sys::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0) as c_int;
+    let control =
+        || sys::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0) as c_int;
     let listener = control();
     let (name, len) = finding::name_of(b"test-of-numbers", sys::getpid());
     assert!(sys::bind(listener, &name[..len]) >= 0 && sys::listen(listener, 5) >= 0);
@@ -111,24 +114,32 @@ fn both_ends_of_a_link_know_its_number_and_no_other_has_it() {
     }
 }
 
-// ---- the rules, explored -------------------------------------------------------------------------------------------
+// ---- the rules, explored ------------------------------------------------------------------------
 
 /// One end: the proof that it is in (a number, and the last turn that it showed), if any.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct End(Option<(u16, u8)>);
 
 impl End {
-    /// `left`: what it showed when it ended in the middle of a proof, and another program took its place.
+    /// `left`: what it showed when it ended in the middle of a proof, and another program took its
+    /// place.
     fn shows(self, at_rest: u8) -> u8 {
         self.0.map_or(at_rest, |(n, turn)| mark(n, turn))
     }
 }
 
-/// Somebody stands between a connector and an acceptor. He has links to both, with numbers that differ from each other, calls for turns as he
-/// likes, has proofs given up and begun anew, also over other links of his. No end comes to the last turn.
+/// Somebody stands between a connector and an acceptor. He has links to both, with numbers that
+/// differ from each other, calls for turns as he likes, has proofs given up and begun anew, also
+/// over other links of his. No end comes to the last turn.
 ///
-/// `blind`: one of them does not see the other. That one goes on as it is told, through one proof, and is not asked whether it is fooled: the other one is.
-fn in_between(connector: &[u16], acceptor: &[u16], at_rest: u8, blind: Option<Role>) -> Option<(End, End)> {
+/// `blind`: one of them does not see the other. That one goes on as it is told, through one proof,
+/// and is not asked whether it is fooled: the other one is.
+fn in_between(
+    connector: &[u16],
+    acceptor: &[u16],
+    at_rest: u8,
+    blind: Option<Role>,
+) -> Option<(End, End)> {
     let (c_sees, a_sees) = (blind != Some(Role::Connector), blind != Some(Role::Acceptor));
     // Both ends, and whether the blind one has begun.
     let start = (End(None), End(None), false);
@@ -153,7 +164,8 @@ fn in_between(connector: &[u16], acceptor: &[u16], at_rest: u8, blind: Option<Ro
                 return Some((c, a));
             }
         }
-        // A connector begins whenever it is asked, and goes on, when it sees the mark of that turn at the other end.
+        // A connector begins whenever it is asked, and goes on, when it sees the mark of that turn
+        // at the other end.
         for n in connector {
             for turn in 0..TURNS {
                 let due = if turn == 0 { c_sees || !spent } else { c.0 == Some((*n, turn - 1)) };
@@ -198,7 +210,10 @@ fn nothing_can_be_put_together_from_several_proofs() {
             assert_eq!(in_between(&[number], &others, at_rest, None), None, "number {number}");
             assert_eq!(in_between(&others, &[number], at_rest, None), None, "number {number}");
         }
-        assert!(in_between(&[number], &[number], 0, None).is_some(), "the exploration finds a proof where there is one");
+        assert!(
+            in_between(&[number], &[number], 0, None).is_some(),
+            "the exploration finds a proof where there is one"
+        );
     }
     let (some, others) = ([5, 600, 7000], [6, 601, 7001]);
     assert_eq!(in_between(&some, &others, 0, None), None);
@@ -208,7 +223,9 @@ fn nothing_can_be_put_together_from_several_proofs() {
 fn who_sees_is_not_fooled_by_way_of_who_does_not() {
     for number in [0, 300, 4711] {
         let others: Vec<u16> = similar(number).into_iter().filter(|n| *n != number).collect();
-        for (some, one) in [(&others[..], [number]), (&[number], [others[0]]), (&others[..], [others[7]])] {
+        for (some, one) in
+            [(&others[..], [number]), (&[number], [others[0]]), (&others[..], [others[7]])]
+        {
             let some: Vec<u16> = some.iter().copied().filter(|n| *n != one[0]).collect();
             for blind in [Role::Connector, Role::Acceptor] {
                 assert_eq!(in_between(&some, &one, 0, Some(blind)), None, "{one:?}");

@@ -1,15 +1,18 @@
-//! A model of one direction between two hosts: a sender process, a carrier, a pair with a ring at its end, a link, and a
-//! receiver process.
+//! A model of one direction between two hosts: a sender process, a carrier, a pair with a ring at
+//! its end, a link, and a receiver process.
 //!
-//! Every [`Action`] is one step that no other can divide: one frame taken from the link or given to it, one load of a word,
-//! one kernel call, one move of bytes by the network. Each process has its own copy of the words and sees those of the other
-//! one only as frames bring them. A process is its application and its engine, which work on the same words of its
-//! host: loads that take two steps have frames arrive in between. [`Mutant`] leaves out one rule at a time.
+//! Every [`Action`] is one step that no other can divide: one frame taken from the link or given to
+//! it, one load of a word, one kernel call, one move of bytes by the network. Each process has its
+//! own copy of the words and sees those of the other one only as frames bring them. A process is
+//! its application and its engine, which work on the same words of its host: loads that take two
+//! steps have frames arrive in between. [`Mutant`] leaves out one rule at a time.
 //!
-//! The oracle: byte `i` that the receiver takes is byte `i` that the sender sent; a sender that ends in order, or is killed
-//! while all its bytes are the kernel's, makes a clean end exactly behind its last byte; no other end is clean.
+//! The oracle: byte `i` that the receiver takes is byte `i` that the sender sent; a sender that
+//! ends in order, or is killed while all its bytes are the kernel's, makes a clean end exactly
+//! behind its last byte; no other end is clean.
 //!
-//! The death of the *receiver's* process is not modelled: nobody is left for whom anything could be wrong.
+//! The death of the *receiver's* process is not modelled: nobody is left for whom anything could be
+//! wrong.
 
 use crate::explore::Model;
 use crate::model::{CarrierEnd, Fifo, Violation};
@@ -43,7 +46,8 @@ pub enum Mutant {
     NeverAsks,
     /// The receiver arms again before its end of a lost pair is closed.
     ArmOnOpenPair,
-    /// The receiver arms again on a living pair that has not said that the lane's last byte has come.
+    /// The receiver arms again on a living pair that has not said that the lane's last byte has
+    /// come.
     ArmBeforeLaneEnd,
     /// An empty ring at the end of the carrier is the end of the stream.
     CleanEndOnFast,
@@ -51,7 +55,8 @@ pub enum Mutant {
     DeathIsFin,
     /// It does as soon as it has announced the fail-over.
     DeathIsFinTooEarly,
-    /// When the sender dies while it sends again, the rest is taken from the ring of a pair that is open.
+    /// When the sender dies while it sends again, the rest is taken from the ring of a pair that is
+    /// open.
     ReplayFromOpenRing,
     /// The same from a ring that nothing can arrive in any more. Not a mistake.
     ReplayFromClosedRing,
@@ -286,7 +291,8 @@ enum ReceiverStage {
     ReadPeeked(u8),
     /// Reads the carrier without the library; so much of the stream was taken.
     Left(u64),
-    /// The carrier has ended while bytes came again: the ring has the rest. So much of the stream was taken.
+    /// The carrier has ended while bytes came again: the ring has the rest. So much of the stream
+    /// was taken.
     Leftover(u64),
     Done(EofVerdict),
 }
@@ -340,7 +346,8 @@ pub struct World {
     senders: SenderWords,
     told_back: Option<ReceiverWords>,
     knows_loss: bool,
-    /// Epoch of the last announcement that the receiver followed: the offsets need not be loaded again.
+    /// Epoch of the last announcement that the receiver followed: the offsets need not be loaded
+    /// again.
     known_epoch: u32,
     fate: Fate,
 }
@@ -455,15 +462,11 @@ impl World {
         let state = self.tx.state();
         let open = self.has_echo() || self.is(Mutant::BytesBeforeEcho);
         let room = match self.tx.path() {
-            Path::Carrier if open => self
-                .config
-                .carrier_cap
-                .saturating_sub(self.carrier.len + self.arrived.len),
+            Path::Carrier if open => {
+                self.config.carrier_cap.saturating_sub(self.carrier.len + self.arrived.len)
+            }
             Path::Carrier => 0,
-            Path::Fast => self
-                .config
-                .fast_cap
-                .saturating_sub(length(&self.tx.unacked())),
+            Path::Fast => self.config.fast_cap.saturating_sub(length(&self.tx.unacked())),
         };
         if self.tx.can_accept() && !self.closing {
             for n in 1..=self.config.chunk.min(self.config.bytes).min(room) {
@@ -585,9 +588,7 @@ impl World {
         let plan = self.rx.plan();
         let has_data = self.arrived.len > 0;
         match plan {
-            Plan::Carrier {
-                peek_first: true, ..
-            } => {
+            Plan::Carrier { peek_first: true, .. } => {
                 if has_data || self.carrier_ended() {
                     out.push(A::Peek);
                 }
@@ -629,18 +630,12 @@ impl World {
     }
 
     fn take_actions(&self, out: &mut Vec<Action>, waiting: u8, take: fn(u8) -> Action) {
-        let choices = if self.is(Mutant::FramesOvertake) {
-            waiting
-        } else {
-            waiting.min(1)
-        };
+        let choices = if self.is(Mutant::FramesOvertake) { waiting } else { waiting.min(1) };
         out.extend((0..choices).map(take));
     }
 
     fn read_actions(&self, out: &mut Vec<Action>, available: u8, limit: u64) {
-        let most = available
-            .min(self.config.chunk)
-            .min(u8::try_from(limit).unwrap_or(u8::MAX));
+        let most = available.min(self.config.chunk).min(u8::try_from(limit).unwrap_or(u8::MAX));
         out.extend((1..=most).map(Action::Read));
     }
 
@@ -674,9 +669,7 @@ impl World {
                 Path::Fast => self.post(tag(offset)),
             }
         }
-        self.tx
-            .on_accepted(u64::from(n))
-            .map_err(|e| format!("on_accepted: {e:?}"))
+        self.tx.on_accepted(u64::from(n)).map_err(|e| format!("on_accepted: {e:?}"))
     }
 
     /// Gives the pair one byte for the receiver's ring, or [`LANE_END`].
@@ -708,11 +701,8 @@ impl World {
         }
         if self.carrier_end == CarrierEnd::None {
             self.carrier_end = end;
-            self.fate = if end == CarrierEnd::Fin && !self.is_exposed() {
-                Fate::Exact
-            } else {
-                Fate::Cut
-            };
+            self.fate =
+                if end == CarrierEnd::Fin && !self.is_exposed() { Fate::Exact } else { Fate::Cut };
         }
         self.stage = SenderStage::Dead;
     }
@@ -745,10 +735,7 @@ impl World {
 
     fn finish_load(&mut self, why: Why, epoch: u32) -> Result<(), Violation> {
         self.receiver = ReceiverStage::Idle;
-        let latest = Announce {
-            epoch,
-            ..self.senders.announce
-        };
+        let latest = Announce { epoch, ..self.senders.announce };
         if self.rx.state() != RxState::Open {
             self.known_epoch = epoch;
         }
@@ -815,16 +802,10 @@ impl World {
     fn read(&mut self, n: u8) -> Result<(), Violation> {
         let from_carrier = matches!(self.rx.plan(), Plan::Carrier { .. });
         for offset in self.rx.offset()..self.rx.offset() + u64::from(n) {
-            let byte = if from_carrier {
-                self.arrived.pop()
-            } else {
-                self.ring.pop()
-            };
+            let byte = if from_carrier { self.arrived.pop() } else { self.ring.pop() };
             expect(byte, offset)?;
         }
-        self.rx
-            .on_delivered(u64::from(n))
-            .map_err(|c| format!("on_delivered: {c:?}"))?;
+        self.rx.on_delivered(u64::from(n)).map_err(|c| format!("on_delivered: {c:?}"))?;
         self.store_ack();
         Ok(())
     }
@@ -850,9 +831,7 @@ impl World {
             A::Send(n) => self.send(n)?,
             A::LoadAckToPromote => self.stage = SenderStage::Promoting(self.receivers.control),
             A::Promote => {
-                let SenderStage::Promoting(control) = self.stage else {
-                    unreachable!()
-                };
+                let SenderStage::Promoting(control) = self.stage else { unreachable!() };
                 let link = match self.config.mutant {
                     Mutant::DemoteUnconsumed => Link::Reliable,
                     _ => Link::Lossy,
@@ -876,9 +855,7 @@ impl World {
                     ack.armed = true;
                     ack.frozen = false;
                 }
-                self.tx
-                    .confirm(ack)
-                    .map_err(|e| format!("confirm: {e:?}"))?;
+                self.tx.confirm(ack).map_err(|e| format!("confirm: {e:?}"))?;
                 self.publish();
                 self.stage = SenderStage::Idle;
             }
@@ -893,29 +870,20 @@ impl World {
             }
             A::LoadAckControl => self.stage = SenderStage::AckControl(self.receivers.control),
             A::LoadAckConsumed => {
-                let SenderStage::AckControl(control) = self.stage else {
-                    unreachable!()
-                };
+                let SenderStage::AckControl(control) = self.stage else { unreachable!() };
                 self.stage = SenderStage::Idle;
                 let ack = Ack::from_words(control, self.receivers.consumed);
-                self.tx
-                    .pull_back(ack)
-                    .map_err(|e| format!("pull_back: {e:?}"))?;
+                self.tx.pull_back(ack).map_err(|e| format!("pull_back: {e:?}"))?;
                 self.publish();
             }
             A::Resend(n) => {
                 for offset in self.tx.resend().take(usize::from(n)) {
                     self.carrier.push(tag(offset));
                 }
-                self.tx
-                    .on_resent(u64::from(n))
-                    .map_err(|e| format!("on_resent: {e:?}"))?;
+                self.tx.on_resent(u64::from(n)).map_err(|e| format!("on_resent: {e:?}"))?;
             }
             A::DisarmReset => self.resets = false,
-            A::Trim => self
-                .tx
-                .acked(self.rx.offset())
-                .map_err(|e| format!("acked: {e:?}"))?,
+            A::Trim => self.tx.acked(self.rx.offset()).map_err(|e| format!("acked: {e:?}"))?,
             A::Close => self.closing = true,
             A::Shutdown => {
                 if self.tx.shutdown().is_ok() {
@@ -1032,9 +1000,7 @@ impl World {
                 self.load_epoch(why)?;
             }
             A::LoadOffsets => {
-                let ReceiverStage::Loading { why, epoch } = self.receiver else {
-                    unreachable!()
-                };
+                let ReceiverStage::Loading { why, epoch } = self.receiver else { unreachable!() };
                 self.finish_load(why, epoch)?;
             }
             A::Peek => {
@@ -1052,9 +1018,7 @@ impl World {
             A::CheckLink => self.receiver = ReceiverStage::MustLoad(Why::LinkEnded),
             A::Read(n) => self.read(n)?,
             A::ReadPeeked => {
-                let ReceiverStage::ReadPeeked(n) = self.receiver else {
-                    unreachable!()
-                };
+                let ReceiverStage::ReadPeeked(n) = self.receiver else { unreachable!() };
                 self.receiver = ReceiverStage::Idle;
                 self.read(n)?;
             }
@@ -1081,24 +1045,18 @@ impl World {
                 }
             }
             A::ReadCarrier(n) => {
-                let ReceiverStage::Left(got) = self.receiver else {
-                    unreachable!()
-                };
+                let ReceiverStage::Left(got) = self.receiver else { unreachable!() };
                 for offset in got..got + u64::from(n) {
                     expect(self.arrived.pop(), offset)?;
                 }
                 self.receiver = ReceiverStage::Left(got + u64::from(n));
             }
             A::SeeCarrierEnd => {
-                let ReceiverStage::Left(got) = self.receiver else {
-                    unreachable!()
-                };
+                let ReceiverStage::Left(got) = self.receiver else { unreachable!() };
                 self.end(Why::CarrierEnded, EofVerdict::Eof, got)?;
             }
             A::ReadLeftover => {
-                let ReceiverStage::Leftover(got) = self.receiver else {
-                    unreachable!()
-                };
+                let ReceiverStage::Leftover(got) = self.receiver else { unreachable!() };
                 match self.ring.pop() {
                     None => self.end(Why::LinkEnded, EofVerdict::Truncated, got)?,
                     byte => {
@@ -1176,10 +1134,8 @@ impl Model for World {
         let sends = self.tx.can_accept()
             && self.stage == SenderStage::Idle
             && (self.tx.path() == Path::Fast || self.has_echo());
-        let waits = matches!(
-            self.rx.state(),
-            RxState::Disarming | RxState::FrozenToFast | RxState::Frozen
-        );
+        let waits =
+            matches!(self.rx.state(), RxState::Disarming | RxState::FrozenToFast | RxState::Frozen);
         sends
             && !self.closing
             && self.words.asks != Asks::ToLeave
@@ -1229,10 +1185,7 @@ fn expect(byte: Option<u8>, offset: u64) -> Result<(), Violation> {
     if byte == Some(tag(offset)) {
         Ok(())
     } else {
-        Err(format!(
-            "the receiver took byte {byte:?} instead of {}",
-            tag(offset)
-        ))
+        Err(format!("the receiver took byte {byte:?} instead of {}", tag(offset)))
     }
 }
 

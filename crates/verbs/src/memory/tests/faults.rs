@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// The life of a connection, as a program that minds its errors would write it. What it has not closed is in the vectors.
+/// The life of a connection, as a program that minds its errors would write it. What it has not
+/// closed is in the vectors.
 fn life(a: &Memory, b: &Memory) -> Result<(), String> {
     let text = |e: Error| format!("{:?}: {}", e.call, e.errno);
     let posted = |e: PostError| format!("post: {}", e.errno);
@@ -36,10 +37,15 @@ fn life(a: &Memory, b: &Memory) -> Result<(), String> {
             Ok(())
         }
         fn create(&mut self) -> Result<(), Error> {
-            let (Some(pair), Some(domain), Some(queue)) = (&mut self.pair, &self.domain, &self.queue) else { panic!() };
+            let (Some(pair), Some(domain), Some(queue)) =
+                (&mut self.pair, &self.domain, &self.queue)
+            else {
+                panic!()
+            };
             self.host.create(pair, domain, queue, CAPACITY).map(drop)
         }
-        /// Closing may fail by order, too: then it is done again, as a program that is told EINTR would.
+        /// Closing may fail by order, too: then it is done again, as a program that is told EINTR
+        /// would.
         fn close(mut self) {
             for _ in 0..2 {
                 if let Some(pair) = self.pair.take() {
@@ -100,25 +106,33 @@ fn life(a: &Memory, b: &Memory) -> Result<(), String> {
             return Err("not resolved".into());
         };
         x.create().map_err(text)?;
-        a.post_receives(x.pair.as_ref().unwrap(), &[Receive { id: 1, into: None }]).map_err(posted)?;
+        a.post_receives(x.pair.as_ref().unwrap(), &[Receive { id: 1, into: None }])
+            .map_err(posted)?;
         a.connect(x.pair.as_mut().unwrap(), b"q", Patience::DEFAULT).map_err(text)?;
         let at_b = y.manager.as_ref().unwrap();
-        let Some(Event { news: News::Request { pair, .. }, .. }) = b.next_event(at_b).map_err(text)? else {
+        let Some(Event { news: News::Request { pair, .. }, .. }) =
+            b.next_event(at_b).map_err(text)?
+        else {
             return Err("no request".into());
         };
         y.pair = Some(pair);
         y.create().map_err(text)?;
         let into = Piece { region: y.region.as_ref().unwrap(), offset: 32, bytes: 32 };
-        b.post_receives(y.pair.as_ref().unwrap(), &[Receive { id: 1, into: Some(into) }]).map_err(posted)?;
+        b.post_receives(y.pair.as_ref().unwrap(), &[Receive { id: 1, into: Some(into) }])
+            .map_err(posted)?;
         b.accept(y.pair.as_mut().unwrap(), b"a", Patience::DEFAULT).map_err(text)?;
-        for (host, manager) in [(a, x.manager.as_ref().unwrap()), (b, y.manager.as_ref().unwrap())] {
-            let Some(Event { news: News::Established { .. }, .. }) = host.next_event(manager).map_err(text)? else {
+        for (host, manager) in [(a, x.manager.as_ref().unwrap()), (b, y.manager.as_ref().unwrap())]
+        {
+            let Some(Event { news: News::Established { .. }, .. }) =
+                host.next_event(manager).map_err(text)?
+            else {
                 return Err("not established".into());
             };
         }
         let from = Piece { region: x.region.as_ref().unwrap(), offset: 0, bytes: 4 };
         let to = b.remote(y.region.as_ref().unwrap());
-        a.post(x.pair.as_ref().unwrap(), &[write(1, from, to), send(2, b"done")]).map_err(posted)?;
+        a.post(x.pair.as_ref().unwrap(), &[write(1, from, to), send(2, b"done")])
+            .map_err(posted)?;
         let mut out = [Completion::EMPTY; 4];
         let queue = y.queue.as_ref().unwrap();
         b.arm(queue).map_err(text)?;
@@ -168,7 +182,11 @@ fn each_call_can_be_made_to_fail_and_nothing_is_left_behind() {
                     let victim = if at_b { &b } else { &a };
                     net.fail_call(victim, call, nth, libc::ENOMEM);
                     let result = life(&a, &b);
-                    assert_eq!(net.objects(&a) + net.objects(&b), 0, "{call:?} {nth} at b: {at_b}: {result:?}");
+                    assert_eq!(
+                        net.objects(&a) + net.objects(&b),
+                        0,
+                        "{call:?} {nth} at b: {at_b}: {result:?}"
+                    );
                     if net.calls(victim, call) < nth {
                         assert_eq!(result, Ok(()), "nothing was injected");
                         break;
@@ -213,14 +231,20 @@ fn a_host_without_power_is_noticed_when_time_has_passed() {
         let (net, a, b) = ends(Order::Prompt, model);
         let (pa, _pb) = connect(&a, &b, CAPACITY, 2);
         net.power_off(&b.host);
-        a.host.post(&pa, &[write(1, a.piece(0, 1), b.to(0)), write(2, a.piece(0, 1), b.to(1))]).unwrap();
+        a.host
+            .post(&pa, &[write(1, a.piece(0, 1), b.to(0)), write(2, a.piece(0, 1), b.to(1))])
+            .unwrap();
         assert!(a.news().is_none());
         let ib = model.transport == Transport::Infiniband;
         let before = a.outcomes();
         if ib {
             assert_eq!(before, []);
         } else {
-            assert_eq!(before, [(1, Outcome::Written), (2, Outcome::Written)], "TCP has taken them");
+            assert_eq!(
+                before,
+                [(1, Outcome::Written), (2, Outcome::Written)],
+                "TCP has taken them"
+            );
         }
         net.time_out();
         let flushed = Outcome::Failed(Failure::Flushed);
@@ -256,7 +280,10 @@ fn a_link_that_comes_back_in_time_has_lost_nothing() {
             assert_eq!(b.host.next_fault(&b.device), Ok(Some(Fault::PortUp)));
             assert_eq!(b.outcomes(), [(9, Outcome::Received(1))]);
             assert_eq!(b.bytes(0, 8), [3; 8]);
-            assert_eq!(a.outcomes(), [(1, Outcome::Written), (2, Outcome::Written), (3, Outcome::Sent)]);
+            assert_eq!(
+                a.outcomes(),
+                [(1, Outcome::Written), (2, Outcome::Written), (3, Outcome::Sent)]
+            );
             finish(a, b, vec![pa], vec![pb]);
         }
     }
@@ -282,7 +309,10 @@ fn a_removed_device_tells_everybody_on_it() {
         assert_eq!(b.host.open_device(&b.manager, B, 0).unwrap_err().errno, libc::ENODEV);
         let _ = a.host.post(&pa, &[write(1, a.piece(0, 1), b.to(0))]);
         net.time_out();
-        assert!(a.outcomes().iter().any(|o| matches!(o.1, Outcome::Failed(_))), "the other end hears of it, some day");
+        assert!(
+            a.outcomes().iter().any(|o| matches!(o.1, Outcome::Failed(_))),
+            "the other end hears of it, some day"
+        );
         net.add_device(&b.host);
         let device = b.host.open_device(&b.manager, B, 0).unwrap();
         b.host.close_device(device).unwrap();
@@ -338,7 +368,9 @@ fn a_connecting_end_that_gives_up_is_noticed() {
     };
     // Gone before the answer.
     let pair = ask(1);
-    let Some(Event { news: News::Request { pair: mut request, .. }, .. }) = b.news() else { panic!() };
+    let Some(Event { news: News::Request { pair: mut request, .. }, .. }) = b.news() else {
+        panic!()
+    };
     a.host.close_pair(pair).unwrap();
     b.host.set_token(&mut request, 8);
     b.host.create(&mut request, &b.domain, &b.queue, CAPACITY).unwrap();

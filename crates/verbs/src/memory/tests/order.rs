@@ -16,10 +16,18 @@ fn announcements(seed: u64, pairs: usize, each: u32) -> Vec<(usize, u32)> {
     for i in 0..each {
         for (p, pair) in active.iter().enumerate() {
             let imm = (p as u32) << 16 | i;
-            // Each write says which it is, so that a look at the memory shows whether it was there in time.
+            // Each write says which it is, so that a look at the memory shows whether it was there
+            // in time.
             a.fill(p * 8, &i.to_le_bytes());
-            let inline = Action::WriteImm { from: Some(a.piece(p * 8, 4)), to: b.to(p * 8), inline: true, imm };
-            a.host.post(pair, &[Work { id: u64::from(imm), action: inline, signaled: true }]).unwrap();
+            let inline = Action::WriteImm {
+                from: Some(a.piece(p * 8, 4)),
+                to: b.to(p * 8),
+                inline: true,
+                imm,
+            };
+            a.host
+                .post(pair, &[Work { id: u64::from(imm), action: inline, signaled: true }])
+                .unwrap();
         }
     }
     let mut seen = Vec::new();
@@ -63,7 +71,8 @@ fn within_a_pair_everything_comes_in_order_and_across_pairs_it_does_not() {
 
 #[test]
 fn a_broken_pair_may_have_had_its_effect() {
-    // Forced into error at some moment: how many of the four writes have happened, against what their sender was told.
+    // Forced into error at some moment: how many of the four writes have happened, against what
+    // their sender was told.
     let mut seen = BTreeSet::new();
     for model in MODELS {
         for seed in SEEDS {
@@ -81,7 +90,8 @@ fn a_broken_pair_may_have_had_its_effect() {
             let ids: Vec<u64> = outcomes.iter().map(|o| o.0).collect();
             assert_eq!(ids, [0, 1, 2, 3], "everything completes, in order");
             let told = outcomes.iter().filter(|o| o.1 == Outcome::Written).count();
-            let flushed = outcomes.iter().filter(|o| o.1 == Outcome::Failed(Failure::Flushed)).count();
+            let flushed =
+                outcomes.iter().filter(|o| o.1 == Outcome::Failed(Failure::Flushed)).count();
             assert_eq!(told + flushed, 4);
             seen.insert((model.transport == Transport::Iwarp, happened.cmp(&told)));
             finish(a, b, vec![pa], vec![pb]);
@@ -89,7 +99,10 @@ fn a_broken_pair_may_have_had_its_effect() {
     }
     use core::cmp::Ordering::*;
     // InfiniBand's sender may know of fewer than have happened; iWARP's of more.
-    assert_eq!(seen, BTreeSet::from([(false, Equal), (false, Greater), (true, Equal), (true, Less)]));
+    assert_eq!(
+        seen,
+        BTreeSet::from([(false, Equal), (false, Greater), (true, Equal), (true, Less)])
+    );
 }
 
 #[test]
@@ -107,7 +120,8 @@ fn an_armed_queue_is_never_slept_on_while_something_is_under_way() {
     }
 }
 
-/// Both ends must know that both are established before anybody sends: what comes earlier may lie at the accepting end.
+/// Both ends must know that both are established before anybody sends: what comes earlier may lie
+/// at the accepting end.
 #[test]
 fn iwarp_may_not_notice_what_comes_right_behind_the_handshake() {
     let mut seen = BTreeSet::new();
@@ -119,7 +133,9 @@ fn iwarp_may_not_notice_what_comes_right_behind_the_handshake() {
         a.news().unwrap();
         a.host.create(&mut active, &a.domain, &a.queue, CAPACITY).unwrap();
         a.host.connect(&mut active, &[], Patience::DEFAULT).unwrap();
-        let Some(Event { news: News::Request { pair: mut passive, .. }, .. }) = b.news() else { panic!() };
+        let Some(Event { news: News::Request { pair: mut passive, .. }, .. }) = b.news() else {
+            panic!()
+        };
         b.host.create(&mut passive, &b.domain, &b.queue, CAPACITY).unwrap();
         post_receives(&b, &passive, 2);
         b.host.accept(&mut passive, &[], Patience::DEFAULT).unwrap();

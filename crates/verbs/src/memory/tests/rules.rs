@@ -10,7 +10,10 @@ fn writes_are_there_when_their_announcement_is_polled() {
         a.fill(0, b"forty-two");
         a.host.post(&pa, &[write(1, a.piece(0, 9), b.to(100)), send(2, b"9 bytes")]).unwrap();
         assert_eq!(b.outcomes(), [(1000, Outcome::Received(7))]);
-        assert_eq!((b.bytes(100, 9), b.bytes(RECEIVES, 7)), (b"forty-two".to_vec(), b"9 bytes".to_vec()));
+        assert_eq!(
+            (b.bytes(100, 9), b.bytes(RECEIVES, 7)),
+            (b"forty-two".to_vec(), b"9 bytes".to_vec())
+        );
         assert_eq!(a.outcomes(), [(1, Outcome::Written), (2, Outcome::Sent)]);
         if model.writes_imm {
             a.host.post(&pa, &[write_imm(3, a.piece(0, 9), b.to(200), 0xdead_beef)]).unwrap();
@@ -44,7 +47,9 @@ fn a_message_without_a_receive_waits_or_breaks_the_connection() {
     let (_net, a, b) = ends(Order::Prompt, Model::ROCE);
     let (pa, pb) = connect(&a, &b, CAPACITY, 0);
     a.fill(0, b"x");
-    a.host.post(&pa, &[write_imm(1, a.piece(0, 1), b.to(0), 7), write(2, a.piece(0, 1), b.to(1))]).unwrap();
+    a.host
+        .post(&pa, &[write_imm(1, a.piece(0, 1), b.to(0), 7), write(2, a.piece(0, 1), b.to(1))])
+        .unwrap();
     assert_eq!(a.outcomes(), []);
     assert_eq!(b.bytes(1, 1), [0], "a later write has passed a waiting one");
     post_receives(&b, &pb, 1);
@@ -100,7 +105,8 @@ fn writes_need_the_key_and_stay_inside_of_the_region() {
             // The key of a region that is closed.
             let at = NonNull::new(b.memory.cast()).unwrap();
             // SAFETY: the end's own memory, for a moment.
-            let region = unsafe { b.host.register(&b.domain, at, 64, Access::RemoteWrite) }.unwrap();
+            let region =
+                unsafe { b.host.register(&b.domain, at, 64, Access::RemoteWrite) }.unwrap();
             let key = b.host.remote(&region).key;
             b.host.close_region(region).unwrap();
             (Remote { key, ..*r }, 8)
@@ -122,7 +128,8 @@ fn writes_need_a_writable_region_of_the_same_domain() {
             let region = unsafe { b.host.register(on, at, 64, access) }.unwrap();
             a.host.post(&pa, &[write(1, a.piece(0, 8), b.host.remote(&region))]).unwrap();
             let fine = access == Access::RemoteWrite && !other;
-            let outcome = if fine { Outcome::Written } else { Outcome::Failed(Failure::RemoteAccess) };
+            let outcome =
+                if fine { Outcome::Written } else { Outcome::Failed(Failure::RemoteAccess) };
             assert_eq!(sends(a.outcomes()), [(1, outcome)], "{access:?}, another domain: {other}");
             b.host.close_region(region).unwrap();
             b.host.close_domain(domain).unwrap();
@@ -224,7 +231,11 @@ fn receive_queues_are_bounded_too() {
     let one = [Receive { id: 0, into: None }];
     assert_eq!(b.host.post_receives(&pb, &one).unwrap_err().errno, libc::ENOMEM);
     a.host.post(&pa, &[write_imm(1, a.piece(0, 1), b.to(0), 0)]).unwrap();
-    assert_eq!(b.host.post_receives(&pb, &one).unwrap_err().errno, libc::ENOMEM, "freed before it was polled");
+    assert_eq!(
+        b.host.post_receives(&pb, &one).unwrap_err().errno,
+        libc::ENOMEM,
+        "freed before it was polled"
+    );
     assert_eq!(b.outcomes().len(), 1);
     b.host.post_receives(&pb, &one).unwrap();
     finish(a, b, vec![pa], vec![pb]);
@@ -247,7 +258,11 @@ fn an_overflowing_queue_takes_its_pairs_with_it() {
     // What fitted is there; the flushes of the lost pair are not.
     assert_eq!(
         b.outcomes(),
-        [(1000, Outcome::Announced(5)), (1001, Outcome::Announced(5)), (1002, Outcome::Announced(5))]
+        [
+            (1000, Outcome::Announced(5)),
+            (1001, Outcome::Announced(5)),
+            (1002, Outcome::Announced(5))
+        ]
     );
     b.host.post_receives(&pb, &[Receive { id: 0, into: None }]).unwrap();
     assert_eq!(b.outcomes(), []);
@@ -259,8 +274,11 @@ fn what_the_device_does_not_do_is_refused_when_it_is_posted() {
     let (_net, a, b) = ends(Order::Prompt, Model::SIW);
     assert!(!a.host.facts(&a.device).writes_imm);
     let (pa, pb) = connect(&a, &b, CAPACITY, 2);
-    let works =
-        [write(1, a.piece(0, 1), b.to(0)), write_imm(2, a.piece(0, 1), b.to(0), 0), write(3, a.piece(0, 1), b.to(0))];
+    let works = [
+        write(1, a.piece(0, 1), b.to(0)),
+        write_imm(2, a.piece(0, 1), b.to(0), 0),
+        write(3, a.piece(0, 1), b.to(0)),
+    ];
     let error = a.host.post(&pa, &works).unwrap_err();
     assert_eq!((error.posted, error.errno, error.unknown), (1, libc::EINVAL, false));
     assert_eq!(a.outcomes(), [(1, Outcome::Written)], "the pair lives on");
@@ -317,7 +335,8 @@ fn children_are_closed_first() {
     let busy = |call: Result<(), Error>| assert_eq!(call.unwrap_err().errno, libc::EBUSY);
     let (pa, pb) = connect(&a, &b, CAPACITY, 0);
     let End { host, manager, device, domain, queue, region, memory } = a;
-    let (queue_number, device_number, manager_number) = (queue.number, device.number, manager.number);
+    let (queue_number, device_number, manager_number) =
+        (queue.number, device.number, manager.number);
     let domain_number = domain.number;
     busy(host.close_domain(domain));
     busy(host.close_queue(queue));
@@ -366,10 +385,14 @@ fn private_data_is_padded_or_exact() {
         a.news();
         a.host.create(&mut pair, &a.domain, &a.queue, CAPACITY).unwrap();
         a.host.connect(&mut pair, b"seven__", Patience::DEFAULT).unwrap();
-        let Some(Event { news: News::Request { pair: request, private }, .. }) = b.news() else { panic!() };
+        let Some(Event { news: News::Request { pair: request, private }, .. }) = b.news() else {
+            panic!()
+        };
         assert_eq!(private.len(), if exact { 7 } else { PRIVATE_MAX });
         b.host.reject(request, b"no").unwrap();
-        let Some(Event { token: 2, news: News::Refused { private, reason } }) = a.news() else { panic!() };
+        let Some(Event { token: 2, news: News::Refused { private, reason } }) = a.news() else {
+            panic!()
+        };
         assert_eq!(private.len(), if exact { 2 } else { PRIVATE_MAX });
         assert_eq!((&private[..2], reason != 0), (&b"no"[..], true));
         b.host.close_listener(listener).unwrap();
@@ -383,7 +406,10 @@ fn there_is_somebody_to_connect_to_or_there_is_not() {
     let (_net, a, b) = ends(Order::Prompt, Model::ROCE);
     let nobody = SocketAddr::new(IpAddr::from([10, 9, 9, 9]), PORT);
     let pair = a.host.resolve(&a.manager, A, nobody, 1, 5).unwrap();
-    assert!(matches!(a.news(), Some(Event { token: 5, news: News::Unreachable { errno: libc::EHOSTUNREACH } })));
+    assert!(matches!(
+        a.news(),
+        Some(Event { token: 5, news: News::Unreachable { errno: libc::EHOSTUNREACH } })
+    ));
     a.host.close_pair(pair).unwrap();
     // Not an address of this host.
     assert_eq!(a.host.resolve(&a.manager, B, nobody, 1, 5).unwrap_err().errno, libc::ENODEV);
@@ -410,7 +436,8 @@ fn there_is_somebody_to_connect_to_or_there_is_not() {
 #[test]
 fn limits_of_the_device_and_of_locked_memory_are_kept() {
     let net = Net::new(Order::Prompt);
-    let model = Model { registered_max: 2 * BYTES as u64, regions_max: 3, pairs_max: 1, ..Model::ROCE };
+    let model =
+        Model { registered_max: 2 * BYTES as u64, regions_max: 3, pairs_max: 1, ..Model::ROCE };
     let a = End::new(&net, A, model);
     let b = End::new(&net, B, model);
     let at = NonNull::new(a.memory.cast::<u8>()).unwrap();
@@ -424,11 +451,20 @@ fn limits_of_the_device_and_of_locked_memory_are_kept() {
     a.host.close_region(two).unwrap();
     let (pa, pb) = connect(&a, &b, CAPACITY, 0);
     let mut second = a.host.resolve(&a.manager, A, SocketAddr::new(B, PORT), 1, 5).unwrap();
-    assert_eq!(a.host.create(&mut second, &a.domain, &a.queue, CAPACITY).unwrap_err().errno, libc::ENOMEM);
+    assert_eq!(
+        a.host.create(&mut second, &a.domain, &a.queue, CAPACITY).unwrap_err().errno,
+        libc::ENOMEM
+    );
     let too_much = Capacity { inline_bytes: model.inline_max + 1, ..CAPACITY };
-    assert_eq!(a.host.create(&mut second, &a.domain, &a.queue, too_much).unwrap_err().errno, libc::EINVAL);
+    assert_eq!(
+        a.host.create(&mut second, &a.domain, &a.queue, too_much).unwrap_err().errno,
+        libc::EINVAL
+    );
     let too_deep = Capacity { sends: model.depth_max + 1, ..CAPACITY };
-    assert_eq!(a.host.create(&mut second, &a.domain, &a.queue, too_deep).unwrap_err().errno, libc::EINVAL);
+    assert_eq!(
+        a.host.create(&mut second, &a.domain, &a.queue, too_deep).unwrap_err().errno,
+        libc::EINVAL
+    );
     assert!(a.host.open_queue(&a.device, model.entries_max + 1, 0).is_err());
     finish(a, b, vec![pa, second], vec![pb]);
 }

@@ -7,7 +7,13 @@ impl World {
         self.pairs.get_mut(&pair).ok_or(libc::EINVAL)
     }
 
-    pub(in crate::memory) fn new_pair(&mut self, host: usize, manager: u64, token: u64, to: SocketAddr) -> u64 {
+    pub(in crate::memory) fn new_pair(
+        &mut self,
+        host: usize,
+        manager: u64,
+        token: u64,
+        to: SocketAddr,
+    ) -> u64 {
         let number = self.number();
         self.pairs.insert(
             number,
@@ -185,7 +191,8 @@ impl World {
         self.hang_up(pair);
         let gone = self.pairs.remove(&pair).ok_or(libc::EINVAL)?;
         self.messages.retain(|(to, _)| *to != pair);
-        // News that were not fetched are dropped with the identifier, and so are requests that nobody will see.
+        // News that were not fetched are dropped with the identifier, and so are requests that
+        // nobody will see.
         if let Some(m) = self.managers.get_mut(&gone.manager) {
             m.events.retain(|e| !matches!(e.news, News::Request { pair: p, .. } if p == pair));
         }

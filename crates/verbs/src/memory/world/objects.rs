@@ -67,7 +67,8 @@ impl World {
     }
 
     pub(in crate::memory) fn close_device(&mut self, device: u64) -> Result<()> {
-        let used = self.domains.values().any(|d| *d == device) || self.queues.values().any(|q| q.device == device);
+        let used = self.domains.values().any(|d| *d == device)
+            || self.queues.values().any(|q| q.device == device);
         if used {
             return Err(libc::EBUSY);
         }
@@ -84,8 +85,8 @@ impl World {
     }
 
     pub(in crate::memory) fn close_domain(&mut self, domain: u64) -> Result<()> {
-        let used =
-            self.pairs.values().any(|p| p.domain == Some(domain)) || self.regions.values().any(|r| r.domain == domain);
+        let used = self.pairs.values().any(|p| p.domain == Some(domain))
+            || self.regions.values().any(|r| r.domain == domain);
         if used {
             return Err(libc::EBUSY);
         }
@@ -126,7 +127,8 @@ impl World {
         }
         let (mut count, mut sum) = (0u32, bytes as u64);
         for r in self.regions.values() {
-            let device = self.device_of(Some(r.domain)).and_then(|device| self.devices.get(&device));
+            let device =
+                self.device_of(Some(r.domain)).and_then(|device| self.devices.get(&device));
             if device.map(|d| d.host) == host {
                 count = count.wrapping_add(1);
                 sum = sum.saturating_add(r.bytes as u64);
@@ -158,7 +160,9 @@ impl World {
         if !h.device || h.address != address.ip() {
             return Err(libc::ENODEV);
         }
-        let taken = |port: u16| (self.listeners.values()).any(|l| l.host == host && l.address.port() == port);
+        let taken = |port: u16| {
+            (self.listeners.values()).any(|l| l.host == host && l.address.port() == port)
+        };
         let port = match address.port() {
             0 => (FIRST_PORT..u16::MAX).find(|port| !taken(*port)).ok_or(libc::EADDRINUSE)?,
             port if taken(port) => return Err(libc::EADDRINUSE),
@@ -167,7 +171,13 @@ impl World {
         let number = self.number();
         self.listeners.insert(
             number,
-            Listener { host, manager, address: SocketAddr::new(address.ip(), port), backlog: backlog as usize, token },
+            Listener {
+                host,
+                manager,
+                address: SocketAddr::new(address.ip(), port),
+                backlog: backlog as usize,
+                token,
+            },
         );
         Ok((number, port))
     }
@@ -182,7 +192,11 @@ impl World {
         Ok(())
     }
 
-    pub(in crate::memory) fn open_queue(&mut self, device: u64, entries: u32) -> Result<(u64, c_int)> {
+    pub(in crate::memory) fn open_queue(
+        &mut self,
+        device: u64,
+        entries: u32,
+    ) -> Result<(u64, c_int)> {
         if entries == 0 || entries > self.host_of(device)?.model.entries_max {
             return Err(libc::EINVAL);
         }
@@ -243,7 +257,13 @@ impl World {
         taken
     }
 
-    pub(in crate::memory) fn complete(&mut self, pair: u64, id: u64, outcome: Outcome, frees: Frees) {
+    pub(in crate::memory) fn complete(
+        &mut self,
+        pair: u64,
+        id: u64,
+        outcome: Outcome,
+        frees: Frees,
+    ) {
         let Some(queue) = self.pairs.get(&pair).and_then(|p| p.queue) else {
             return;
         };
@@ -256,8 +276,10 @@ impl World {
         if q.entries.len() >= q.capacity {
             q.lost = true;
             let device = q.device;
-            let on: Vec<u64> =
-                (self.pairs.iter()).filter(|(_, p)| p.queue == Some(queue)).map(|(number, _)| *number).collect();
+            let on: Vec<u64> = (self.pairs.iter())
+                .filter(|(_, p)| p.queue == Some(queue))
+                .map(|(number, _)| *number)
+                .collect();
             if let Some(d) = self.devices.get_mut(&device) {
                 d.faults.push_back(Fault::QueueLost);
                 sys::raise(d.fd);

@@ -22,13 +22,15 @@ impl World {
             let peer = p.peer.and_then(|peer| self.pairs.get(&peer));
             let Some(peer) = peer else { continue };
             let linked = self.connected(p.host) && self.connected(peer.host);
-            let ready = |what: &What| matches!(what, What::Write { .. }) || !peer.receives.is_empty();
+            let ready =
+                |what: &What| matches!(what, What::Write { .. }) || !peer.receives.is_empty();
             if self.is_iwarp(p.host) {
                 // The accepting end waits until it has heard of the other one.
                 if p.sends.front().is_some() && (p.asked || p.heard) {
                     steps.push(Step::Take(*number));
                 }
-                // As siw: what comes before the accepting end is established lies there until more comes.
+                // As siw: what comes before the accepting end is established lies there until more
+                // comes.
                 let noticed = !p.asleep || (peer.told && p.wire.len() > 1);
                 if linked && peer.phase == Phase::Connected && p.wire.front().is_some() && noticed {
                     steps.push(Step::Arrive(*number));
@@ -55,7 +57,9 @@ impl World {
         };
         match message {
             Message::Resolve => true,
-            Message::Disconnected { from } => *from == p.host || (self.is_up(*from) && self.is_up(p.host)),
+            Message::Disconnected { from } => {
+                *from == p.host || (self.is_up(*from) && self.is_up(p.host))
+            }
             Message::Request { .. } => {
                 let other = self.hosts.iter().position(|h| h.address == p.to.ip());
                 self.connected(p.host) && other.is_none_or(|o| self.connected(o))
@@ -259,7 +263,8 @@ impl World {
         let (to, host) = (p.to, p.host);
         let waiting = |at: u64| self.pairs.values().filter(|p| p.waits_at == Some(at)).count();
         let listener = self.listeners.iter().find(|(_, l)| l.address == to);
-        let Some((number, l)) = listener.filter(|(number, l)| waiting(**number) < l.backlog.max(1)) else {
+        let Some((number, l)) = listener.filter(|(number, l)| waiting(**number) < l.backlog.max(1))
+        else {
             let message = Message::Rejected { private: Private::new(&[]), reason: NO_LISTENER };
             self.deliver(from, message);
             return;
@@ -295,10 +300,13 @@ impl World {
         }
     }
 
-    /// As [`advance`](Self::advance), for a poll: an armed queue is only said to be empty when nothing more can happen.
+    /// As [`advance`](Self::advance), for a poll: an armed queue is only said to be empty when
+    /// nothing more can happen.
     pub(in crate::memory) fn advance_for(&mut self, queue: u64) {
         self.advance();
-        let empty = |w: &Self| (w.queues.get(&queue)).is_some_and(|q| q.entries.is_empty() && q.armed && !q.lost);
+        let empty = |w: &Self| {
+            (w.queues.get(&queue)).is_some_and(|q| q.entries.is_empty() && q.armed && !q.lost)
+        };
         for _ in 0..STEPS_MAX {
             if !empty(self) || !self.draw_step() {
                 break;
@@ -306,7 +314,8 @@ impl World {
         }
     }
 
-    /// As [`advance`](Self::advance), for a look at the manager: there are only no news when nothing more can happen.
+    /// As [`advance`](Self::advance), for a look at the manager: there are only no news when
+    /// nothing more can happen.
     pub(in crate::memory) fn advance_for_news(&mut self, manager: u64) {
         self.advance();
         let empty = |w: &Self| {
@@ -363,8 +372,8 @@ impl World {
                 continue;
             }
             let peer = p.peer.and_then(|peer| self.pairs.get(&peer));
-            let reachable =
-                self.connected(p.host) && peer.is_some_and(|o| self.connected(o.host) && o.phase == Phase::Connected);
+            let reachable = self.connected(p.host)
+                && peer.is_some_and(|o| self.connected(o.host) && o.phase == Phase::Connected);
             match p.phase {
                 Phase::Connecting => {
                     if let Some(p) = self.pairs.get_mut(&number) {

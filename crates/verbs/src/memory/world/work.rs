@@ -3,7 +3,11 @@
 use super::*;
 
 impl World {
-    pub(in crate::memory) fn post(&mut self, pair: u64, work: &Work<'_, RegionHandle>) -> Result<()> {
+    pub(in crate::memory) fn post(
+        &mut self,
+        pair: u64,
+        work: &Work<'_, RegionHandle>,
+    ) -> Result<()> {
         let p = self.pair(pair)?;
         let host = p.host;
         if !matches!(p.phase, Phase::Connected | Phase::Broken) || p.queue.is_none() {
@@ -18,7 +22,9 @@ impl World {
             None => Ok(None),
         };
         let (what, inline) = match &work.action {
-            Action::Write { from, to, inline } => (What::Write { from: segment(from)?, to: *to }, *inline),
+            Action::Write { from, to, inline } => {
+                (What::Write { from: segment(from)?, to: *to }, *inline)
+            }
             Action::WriteImm { from, to, inline, imm } => {
                 (What::WriteImm { from: segment(from)?, to: *to, imm: *imm }, *inline)
             }
@@ -46,14 +52,25 @@ impl World {
             // As siw: taken, and never heard of again.
             return Ok(());
         }
-        p.sends.push_back(Send { id: work.id, number: p.posted, signaled: work.signaled, what, inline, taken: false });
+        p.sends.push_back(Send {
+            id: work.id,
+            number: p.posted,
+            signaled: work.signaled,
+            what,
+            inline,
+            taken: false,
+        });
         if p.phase == Phase::Broken {
             self.flush(pair);
         }
         Ok(())
     }
 
-    pub(in crate::memory) fn post_receive(&mut self, pair: u64, receive: &Receive<'_, RegionHandle>) -> Result<()> {
+    pub(in crate::memory) fn post_receive(
+        &mut self,
+        pair: u64,
+        receive: &Receive<'_, RegionHandle>,
+    ) -> Result<()> {
         let into = match &receive.into {
             Some(piece) => Some(Segment::new(piece).ok_or(libc::EINVAL)?),
             None => None,
@@ -82,7 +99,8 @@ impl World {
         if let Some(bytes) = &send.inline {
             return Ok(bytes.clone());
         }
-        let (What::Write { from, .. } | What::WriteImm { from, .. } | What::Send { from }) = send.what;
+        let (What::Write { from, .. } | What::WriteImm { from, .. } | What::Send { from }) =
+            send.what;
         let Some(segment) = from else {
             return Ok(Vec::new());
         };
@@ -93,7 +111,11 @@ impl World {
     }
 
     /// The payload has its effect at `pair`, the receiving one.
-    pub(in crate::memory) fn take_effect(&mut self, pair: u64, payload: &Payload) -> core::result::Result<(), Refusal> {
+    pub(in crate::memory) fn take_effect(
+        &mut self,
+        pair: u64,
+        payload: &Payload,
+    ) -> core::result::Result<(), Refusal> {
         let receiver = self.pairs.get(&pair).ok_or(Refusal::Access)?;
         let needs_receive = !matches!(payload.what, What::Write { .. });
         if needs_receive && receiver.receives.is_empty() {
@@ -127,7 +149,8 @@ impl World {
             _ => {
                 let domain = receiver.domain;
                 let place = into.filter(|s| {
-                    (self.regions.get(&s.region)).is_some_and(|r| Some(r.domain) == domain && r.access != Access::Local)
+                    (self.regions.get(&s.region))
+                        .is_some_and(|r| Some(r.domain) == domain && r.access != Access::Local)
                 });
                 let room = place.map_or(0, |s| s.bytes);
                 if payload.bytes.len() > room {
@@ -167,8 +190,8 @@ impl World {
 fn load(segment: &Segment) -> Vec<u8> {
     let mut bytes = alloc::vec![0; segment.bytes];
     let from = core::ptr::with_exposed_provenance::<u8>(segment.address);
-    // SAFETY: `Fabric::register`'s caller keeps the region's memory mapped while it is registered, and the segment lies
-    // inside of it (`Segment::new`); `bytes` is ours alone and as long.
+    // SAFETY: `Fabric::register`'s caller keeps the region's memory mapped while it is registered,
+    // and the segment lies inside of it (`Segment::new`); `bytes` is ours alone and as long.
     unsafe { core::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), segment.bytes) };
     bytes
 }
@@ -176,7 +199,7 @@ fn load(segment: &Segment) -> Vec<u8> {
 /// Copies into registered memory.
 fn store(address: usize, bytes: &[u8]) {
     let to = core::ptr::with_exposed_provenance_mut::<u8>(address);
-    // SAFETY: as in `load`, for the region that `take_effect` has found around this range; the caller of `register` has no
-    // references there.
+    // SAFETY: as in `load`, for the region that `take_effect` has found around this range; the
+    // caller of `register` has no references there.
     unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
 }
