@@ -52,15 +52,15 @@ pub struct NextSymbols {
 
 /// `pthread_atfork` handler: in the parent, before the fork.
 pub fn fork_prepare() {
-    held(|| crate::lifecycle::fork_prepare())
+    held(crate::lifecycle::fork_prepare)
 }
 /// `pthread_atfork` handler: in the parent, after the fork.
 pub fn fork_parent() {
-    held(|| crate::lifecycle::fork_parent())
+    held(crate::lifecycle::fork_parent)
 }
 /// `pthread_atfork` handler: in the child.
 pub fn fork_child() {
-    held(|| crate::lifecycle::fork_child())
+    held(crate::lifecycle::fork_child)
 }
 /// Before any `exec*` (in whatever process image it happens, a `vfork` child included):
 /// what the new program inherits goes back to the kernel's path.
@@ -88,7 +88,7 @@ pub fn threads_are_cancelled() {
 /// The process ends by `exit` or by returning from `main`.
 /// `daemon`: this process forks and ends, by private calls; the child goes on.
 pub fn before_daemon() {
-    held(|| crate::lifecycle::before_daemon())
+    held(crate::lifecycle::before_daemon)
 }
 /// The process is about to end without its exit handlers (`_exit`). Async-signal-safe; bounded.
 pub fn before_end() {
@@ -270,7 +270,7 @@ pub fn need_kernel(fd: c_int, why: netacc_control::stats::Reason) {
 
 /// `io_uring_setup`: an error, or [`PASS`] to call it, and then [`on_io_uring_setup`].
 pub fn before_io_uring_setup() -> Ret {
-    held(|| crate::io_uring::before_setup())
+    held(crate::io_uring::before_setup)
 }
 /// `io_uring_setup` has made the ring `fd`, and said in `params` where it is.
 pub fn on_io_uring_setup(fd: c_int, params: &crate::io_uring::Params) {
@@ -473,6 +473,7 @@ pub unsafe fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_eve
     // SAFETY: the caller's promise.
     unsafe { crate::epoll::ctl(epfd, op, fd, event) }
 }
+pub use crate::epoll::Counted;
 /// `epoll_wait`, `epoll_pwait`, `epoll_pwait2`. `timeout_ns` < 0 waits for ever. [`PASS`]: the set
 /// holds nothing of ours: the hook calls the next symbol and then [`on_epoll_wait`] with its
 /// result.
@@ -486,9 +487,10 @@ pub unsafe fn epoll_wait(
     max: c_int,
     timeout_ns: i64,
     mask: Mask,
+    counted: &mut Counted,
 ) -> Ret {
     // SAFETY: the caller's promise.
-    unsafe { crate::epoll::wait(epfd, events, max, timeout_ns, mask) }
+    unsafe { crate::epoll::wait(epfd, events, max, timeout_ns, mask, counted) }
 }
 /// The next symbol's `epoll_wait` returned `n` > 0 events: the set may have come to hold sockets of
 /// ours while the thread slept. Returns the number of events that are the application's; when it is

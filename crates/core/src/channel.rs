@@ -168,6 +168,7 @@ unsafe impl Send for Channel {}
 impl Channel {
     /// The words of direction `d` of `slot`; `slot` was checked against [`SLOTS`] where it came
     /// from the peer.
+    #[expect(clippy::indexing_slicing, reason = "masked: each is a power of two")]
     pub(crate) fn words(&self, slot: usize, d: usize) -> &RingWords {
         // SAFETY: `mem` is a live mapping of a ChannelMem (see the type), all of whose bytes are
         // atomics, valid for any bit pattern.
@@ -189,25 +190,28 @@ impl Channel {
             && !self.peer_ends(slot)
             && self.dead.load(Acquire) == 0
     }
-    /// Our own waiting place `p` in this channel.
-    pub(crate) fn my_place(&self, p: usize) -> &ReadySet {
+    /// What `side` publishes.
+    #[expect(clippy::indexing_slicing, reason = "masked: there are two")]
+    fn side_mem(&self, side: usize) -> &SideMem {
         // SAFETY: as in `words`.
         let mem = unsafe { &*self.mem };
-        &mem.sides[self.side & 1].places[p & (PLACES - 1)]
+        &mem.sides[side & 1]
+    }
+    /// Our own waiting place `p` in this channel.
+    #[expect(clippy::indexing_slicing, reason = "masked: PLACES is a power of two")]
+    pub(crate) fn my_place(&self, p: usize) -> &ReadySet {
+        &self.side_mem(self.side).places[p & (PLACES - 1)]
     }
     /// The peer's waiting place `p`.
+    #[expect(clippy::indexing_slicing, reason = "masked: PLACES is a power of two")]
     pub(crate) fn peer_place(&self, p: usize) -> &ReadySet {
-        // SAFETY: as in `words`.
-        let mem = unsafe { &*self.mem };
-        &mem.sides[(self.side & 1) ^ 1].places[p & (PLACES - 1)]
+        &self.side_mem(self.side ^ 1).places[p & (PLACES - 1)]
     }
 
     /// Publishes the CPU that this thread waits on.
     #[inline]
     pub(crate) fn note_cpu(&self) {
-        // SAFETY: as in `words`.
-        let mem = unsafe { &*self.mem };
-        let word = &mem.sides[self.side & 1].last_cpu;
+        let word = &self.side_mem(self.side).last_cpu;
         let cpu = sys::cpu().wrapping_add(1);
         if word.load(Relaxed) != cpu {
             word.store(cpu, Relaxed);
@@ -225,13 +229,8 @@ impl Channel {
         if !self.wire.is_null() {
             return Peers::OtherHosts;
         }
-        // SAFETY: as in `words`.
-        let mem = unsafe { &*self.mem };
-        if mem.sides[(self.side & 1) ^ 1].last_cpu.load(Relaxed) == sys::cpu().wrapping_add(1) {
-            Peers::SameCpu
-        } else {
-            Peers::OtherCpus
-        }
+        let cpu = self.side_mem(self.side ^ 1).last_cpu.load(Relaxed);
+        if cpu == sys::cpu().wrapping_add(1) { Peers::SameCpu } else { Peers::OtherCpus }
     }
 
     /// The news of `slot` that side `from` is about to announce is of now: by the clock where it is
@@ -284,7 +283,8 @@ impl Channel {
         {
             let place = self.peer_place(epoll - 1);
             if place.looked() < sent {
-                self.words(BY_KERNEL, self.side).producer_user[announce::SENT].store(sent, Relaxed);
+                self.words(BY_KERNEL, self.side).producer_user[announce::SENT]
+                    .fetch_max(sent, Relaxed);
                 let _ = place.mark(BY_KERNEL as u16, |all| self.stamp(BY_KERNEL, self.side, all));
             }
             // Behind the mark: no other thread's news comes between.
@@ -298,11 +298,12 @@ impl Channel {
     #[inline(never)]
     pub(crate) fn ring_doorbell(&self, place: usize) {
         crate::stats::count(netacc_control::stats::Counter::DoorbellsRung);
-        let mut fd = self.doorbells[place].load(Acquire);
+        let Some((bell, owed)) = self.doorbell(place) else { return };
+        let mut fd = bell.load(Acquire);
         if fd < 0 {
-            self.owed[place / 64].fetch_or(1 << (place % 64), SeqCst);
+            owed.fetch_or(1 << (place % 64), SeqCst);
             fence(SeqCst);
-            fd = self.doorbells[place].load(Acquire);
+            fd = bell.load(Acquire);
         }
         if fd >= 0 {
             ring(fd);
@@ -311,15 +312,21 @@ impl Channel {
 
     /// The service thread received the peer's doorbell for `place`.
     pub(crate) fn learn_doorbell(&self, place: usize, fd: c_int) {
-        let old = self.doorbells[place].swap(fd, SeqCst);
+        let Some((bell, owed)) = self.doorbell(place) else { return };
+        let old = bell.swap(fd, SeqCst);
         if old >= 0 {
             crate::fd_table::close_internal(old);
         }
         fence(SeqCst);
-        if self.owed[place / 64].fetch_and(!(1 << (place % 64)), SeqCst) & (1 << (place % 64)) != 0
-        {
+        let bit = 1 << (place % 64);
+        if owed.fetch_and(!bit, SeqCst) & bit != 0 {
             ring(fd);
         }
+    }
+
+    /// The doorbell of the peer's place, and the word that holds whether it is owed.
+    fn doorbell(&self, place: usize) -> Option<(&AtomicI32, &AtomicU64)> {
+        self.doorbells.get(place).zip(self.owed.get(place / 64))
     }
 }
 

@@ -85,7 +85,7 @@ pub(crate) use hands::{
     bar, forget, is_home, is_slept_for, is_slept_in, is_waited_for, leave_to_kernel, may_attach,
     on_attached, on_plain,
 };
-use hands::{give_to_kernel, hand_back, light, set_of, settle, take_over, unlight};
+use hands::{give_to_kernel, hand_back, light, set_of, settle, shine, take_over, unlight};
 pub(crate) use look::{on_wait, wait};
 pub(crate) use ready::ring_says;
 use ready::{evaluate, is_released};
@@ -156,6 +156,10 @@ struct Inner {
     channels: Vec<&'static Channel>,
     /// Threads asleep in the kernel.
     sleepers: u32,
+    /// Threads in a call of which [`look::give_way`] has let others have the set; they come back.
+    away: u32,
+    /// Threads in the kernel's own wait are called in, until then (monotonic); 0: they are not.
+    calls_until: u64,
     last_visit: u64,
     /// The last look at the kernel's set brought as much as there was room for.
     backlog: bool,
@@ -194,6 +198,8 @@ pub(crate) struct Epoll {
     barred: AtomicBool,
     /// Somebody has waited for it by a call that is seen.
     waited: AtomicBool,
+    /// Threads in the kernel's own wait for it.
+    outside: Outside,
     /// Waiting place + 1; 0: none yet.
     place: AtomicU32,
     watch: [AtomicPtr<ReadySet>; WATCHED],
@@ -202,6 +208,40 @@ pub(crate) struct Epoll {
 }
 
 static POOL: Mutex<Vec<&'static Epoll>> = Mutex::new(Vec::new());
+
+/// How many threads are in the kernel's own wait for a set, below; above, how often they were
+/// forgotten: a thread may leave its wait by `siglongjmp` or be cancelled in it, and is not counted
+/// out.
+struct Outside(AtomicU64);
+
+/// A thread that is counted in [`Outside`].
+#[derive(Default)]
+pub struct Counted(Option<(&'static Epoll, u32)>);
+
+impl Outside {
+    fn count(&self) -> u32 {
+        self.0.load(SeqCst) as u32
+    }
+    #[inline]
+    fn enter(&'static self, e: &'static Epoll) -> Counted {
+        Counted(Some((e, (self.0.fetch_add(1, SeqCst) >> 32) as u32)))
+    }
+    fn forget(&self) {
+        let next = |word: u64| Some((word >> 32).wrapping_add(1) << 32);
+        let _ = self.0.fetch_update(SeqCst, Relaxed, next);
+    }
+}
+
+impl Drop for Counted {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some((e, time)) = self.0.take() {
+            let next =
+                |word: u64| ((word >> 32) as u32 == time && word as u32 > 0).then(|| word - 1);
+            let _ = e.outside.0.fetch_update(SeqCst, Relaxed, next);
+        }
+    }
+}
 
 /// The random part of this process's tags, in the upper 40 bits.
 fn tag_base() -> u64 {
@@ -254,6 +294,7 @@ pub(crate) fn on_create(fd: c_int) {
             active: AtomicBool::new(false),
             barred: AtomicBool::new(false),
             waited: AtomicBool::new(false),
+            outside: Outside(AtomicU64::new(0)),
             place: AtomicU32::new(0),
             watch: [const { AtomicPtr::new(core::ptr::null_mut()) }; WATCHED],
             watching: AtomicUsize::new(0),
@@ -265,6 +306,8 @@ pub(crate) fn on_create(fd: c_int) {
                 news: Vec::new(),
                 channels: Vec::new(),
                 sleepers: 0,
+                away: 0,
+                calls_until: 0,
                 last_visit: 0,
                 backlog: false,
                 fresh: false,
@@ -293,6 +336,7 @@ pub(crate) fn on_create(fd: c_int) {
     e.refs.store(1, Relaxed);
     e.barred.store(false, Relaxed);
     e.waited.store(false, Relaxed);
+    e.outside.forget();
     e.active.store(false, Release);
     fd_table::set(fd, Entry::Epoll(e));
 }
@@ -321,11 +365,12 @@ pub(crate) fn on_close(e: &'static Epoll) {
     (inner.sent_by_kernel, inner.looked_at) = (0, 0);
     leave_channels(e, &mut inner);
     inner.lit = false;
+    inner.calls_until = 0;
     let beacon = core::mem::replace(&mut inner.beacon, -1);
     if beacon >= 0 {
         fd_table::close_internal(beacon);
     }
-    let idle = inner.sleepers == 0;
+    let idle = inner.away == 0;
     drop(inner);
     let place = e.place.swap(0, AcqRel);
     if place != 0 {
@@ -537,15 +582,8 @@ impl Inner {
                 let Some(s) =
                     c.sockets.get(slot as usize).and_then(|p| unsafe { p.load(Acquire).as_ref() })
                 else {
-                    let said = &c.words(BY_KERNEL, c.side ^ 1).producer_user;
-                    if slot as usize == BY_KERNEL && news.len() < news.capacity() {
-                        // (A time to come, which only a bad peer writes, would never be looked
-                        // behind.)
-                        sent = sent.max(said[announce::SENT].load(Relaxed).min(sys::ticks()));
-                        news.push((
-                            place_in_time(said[announce::STAMP].load(Relaxed), by_clock),
-                            KERNEL,
-                        ));
+                    if slot as usize == BY_KERNEL {
+                        sent = sent.max(take_mark(c, news, by_clock));
                     }
                     return;
                 };
@@ -589,6 +627,18 @@ impl Inner {
     }
 }
 
+/// Takes the mark of a channel among the news. Returns when that was sent which it stands for.
+#[cold]
+fn take_mark(c: &Channel, news: &mut Vec<(u64, u32)>, by_clock: bool) -> u64 {
+    let said = &c.words(BY_KERNEL, c.side ^ 1).producer_user;
+    if news.len() == news.capacity() {
+        return 0;
+    }
+    news.push((place_in_time(said[announce::STAMP].load(Relaxed), by_clock), KERNEL));
+    // (A time to come, which only a bad peer writes, would never be looked behind.)
+    said[announce::SENT].load(Relaxed).min(sys::ticks())
+}
+
 #[inline]
 fn queue(items: &mut [Option<Item>], ready: &mut VecDeque<u32>, index: u32) {
     if let Some(Some(item)) = items.get_mut(index as usize)
@@ -601,9 +651,12 @@ fn queue(items: &mut [Option<Item>], ready: &mut VecDeque<u32>, index: u32) {
 
 /// Makes sure that the set has a waiting place, by which its own process's threads wake those that
 /// sleep on it.
-fn take_place(e: &'static Epoll) -> Option<u32> {
+fn take_place(e: &'static Epoll, inner: &mut Inner) -> Option<u32> {
     // First: from here on the kernel's set may report a tag to a thread that sleeps in it.
     e.active.store(true, SeqCst);
+    if e.outside.count() > 0 {
+        call_in(e, inner);
+    }
     let mut place = e.place.load(Relaxed);
     if place == 0 {
         place = wait::claim_for_epoll(e.fd.load(Relaxed), tag(DOORBELL))? as u32 + 1;
@@ -617,7 +670,7 @@ fn activate(e: &'static Epoll, inner: &mut Inner, channel: &'static Channel) -> 
     if e.barred.load(Relaxed) {
         return false;
     }
-    let Some(place) = take_place(e) else { return false };
+    let Some(place) = take_place(e, inner) else { return false };
     if inner.channels.try_reserve(1).is_err() {
         return false;
     }
@@ -652,6 +705,18 @@ fn post(e: &Epoll, s: &Socket, channel: &Channel) {
     let place = e.place.load(Relaxed);
     set_notify(s, channel, slot, place);
     fence(SeqCst);
+}
+
+/// How long threads are called in: those that were not counted out do not come.
+const CALL_NS: u64 = 50_000_000;
+
+/// Threads that have gone to sleep in the kernel's own wait before the set came to have attached
+/// sockets hear of no ring. So something in the kernel's set is ready, level-triggered, until all
+/// of them have come in: each wakes the next.
+#[cold]
+fn call_in(e: &Epoll, inner: &mut Inner) {
+    shine(e, inner);
+    inner.calls_until = sys::now_ns().saturating_add(CALL_NS);
 }
 
 /// Threads that sleep on this set look again.

@@ -315,7 +315,7 @@ fn add(
             inner.extras.push(i);
             inner.unsettled = true;
             EXTRAS.fetch_add(1, AcqRel);
-            let _ = take_place(e);
+            let _ = take_place(e, &mut inner);
         }
         let r = register_carrier(epfd, fd, i);
         if r < 0 {

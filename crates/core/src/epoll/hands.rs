@@ -1,6 +1,7 @@
 //! Registrations change hands between the kernel and the library: a promotion, a demotion, a close,
 //! a set that is itself polled.
 
+use super::look::give_way;
 use super::*;
 
 /// The socket's home. (An inherited socket's is its maker's.)
@@ -273,7 +274,7 @@ pub(crate) fn bar(e: &'static Epoll) {
             let fd = item.as_ref().filter(|i| i.attached).map(|i| i.fd);
             at += 1;
             if let Some(fd) = fd {
-                inner.unlocked(|| lifecycle::need_kernel(fd, Reason::SeveralEpollSets));
+                give_way(&mut inner, || lifecycle::need_kernel(fd, Reason::SeveralEpollSets));
             }
         }
         inner.unsettled = true;
@@ -315,7 +316,7 @@ pub(super) fn settle(e: &'static Epoll, inner: &mut Guard<'static, Inner>) {
         });
         at += 1;
         if let Some((s, g, fd, why)) = ready {
-            all &= inner.unlocked(|| io::to_kernel(s, g, fd, why, false));
+            all &= give_way(inner, || io::to_kernel(s, g, fd, why, false));
         }
     }
     inner.settle_after =
@@ -346,10 +347,15 @@ pub(super) fn settle(e: &'static Epoll, inner: &mut Guard<'static, Inner>) {
 #[cold]
 #[inline(never)]
 pub(super) fn light(e: &Epoll, inner: &mut Inner) {
-    if !inner.has_ready() && !inner.hears_not_all(true) {
+    if inner.has_ready() || inner.hears_not_all(true) {
+        shine(e, inner);
+    } else {
         unlight(e, inner);
-        return;
     }
+}
+
+/// Something in the kernel's set is ready, level-triggered: the beacon.
+pub(super) fn shine(e: &Epoll, inner: &mut Inner) {
     if inner.lit {
         return;
     }
@@ -365,6 +371,13 @@ pub(super) fn light(e: &Epoll, inner: &mut Inner) {
 }
 
 pub(super) fn unlight(e: &Epoll, inner: &mut Inner) {
+    if inner.calls_until != 0 {
+        if e.outside.count() > 0 && sys::now_ns() < inner.calls_until {
+            return;
+        }
+        inner.calls_until = 0;
+        e.outside.forget();
+    }
     if core::mem::take(&mut inner.lit) {
         let mut ev = epoll_event { events: 0, u64: 0 };
         // SAFETY: one valid event.

@@ -12,6 +12,7 @@ pub(crate) unsafe fn wait(
     max: c_int,
     timeout_ns: i64,
     mask: Mask,
+    counted: &mut Counted,
 ) -> Ret {
     let Entry::Epoll(e) = fd_table::get(epfd) else { return PASS };
     if e.owner.load(Relaxed) != lifecycle::process() {
@@ -22,7 +23,12 @@ pub(crate) unsafe fn wait(
         if !e.waited.load(Relaxed) {
             e.waited.store(true, Relaxed);
         }
-        return PASS;
+        *counted = e.outside.enter(e);
+        // Either this sees that the set is active now, or `take_place` sees the thread.
+        if !e.active.load(SeqCst) {
+            return PASS;
+        }
+        *counted = Counted::default();
     }
     if max <= 0 || max as usize > isize::MAX as usize / size_of::<epoll_event>() {
         return -(libc::EINVAL as Ret);
@@ -40,6 +46,9 @@ pub(crate) unsafe fn wait(
         light(e, &mut e.inner.lock());
     }
     let _ = signals::leave(section);
+    if r == PASS {
+        *counted = e.outside.enter(e);
+    }
     r
 }
 
@@ -60,8 +69,9 @@ unsafe fn look(e: &'static Epoll, epfd: c_int, mut out: Out, timeout_ns: i64, ma
         || inner.wait.is_multiple_of(32)
         || now.wrapping_sub(inner.last_visit) > KERNEL_VISIT_TICKS;
     let due = overdue || inner.fresh || (full && inner.wait.is_multiple_of(8));
-    let first = inner.ready.front() == Some(&KERNEL);
-    if due && (full || inner.fresh) && !first && (out.max > 1 || inner.wait.is_multiple_of(2)) {
+    let turn = due && (full || inner.fresh) && (out.max > 1 || inner.wait.is_multiple_of(2));
+    let due_to_kernel = inner.sent_by_kernel > inner.looked_at;
+    if turn && !(due_to_kernel && inner.ready.front() == Some(&KERNEL)) {
         // The buffer cannot hold all, or the kernel may tell what an item already knows: there is
         // room for both.
         inner.last_visit = now;
@@ -69,21 +79,19 @@ unsafe fn look(e: &'static Epoll, epfd: c_int, mut out: Out, timeout_ns: i64, ma
         visit(&mut inner, e, epfd, &mut out, room);
     }
     collect(&mut inner, e, Kernel::Look(epfd), &mut out);
-    let r = if out.is_done() {
-        let room = out.max - out.n;
-        if due && room > 0 && inner.looked_in != inner.wait {
-            inner.last_visit = now;
-            visit(&mut inner, e, epfd, &mut out, room);
-        }
-        out.result()
-    } else {
+    if !out.is_done() {
         // SAFETY: `out` is the caller's buffer.
-        unsafe { wait_slow(e, &mut inner, epfd, &mut out, timeout_ns, mask) }
-    };
+        return unsafe { wait_slow(e, inner, epfd, out, timeout_ns, mask) };
+    }
+    let room = out.max - out.n;
+    if due && room > 0 && inner.looked_in != inner.wait {
+        inner.last_visit = now;
+        visit(&mut inner, e, epfd, &mut out, room);
+    }
     if inner.sleepers > 0 {
         pass_on(e, &mut inner);
     }
-    r
+    out.result()
 }
 
 /// Threads that sleep are for what this call leaves in the queue, and for what it has not even
@@ -320,6 +328,8 @@ impl<const N: usize> Local<N> {
     /// What came, by the result of [`Self::fill`]. The items know from here on what their carriers
     /// have said, before the first of them is reported: an edge has one report, which says all.
     /// What is no news to its item is left with no event.
+    #[cold]
+    #[inline(never)]
     fn filled(&mut self, inner: &mut Inner, r: Ret) -> &[epoll_event] {
         let n = (r.max(0) as usize).min(N);
         // SAFETY: so many were written, and any bytes are an event.
@@ -338,8 +348,10 @@ impl<const N: usize> Local<N> {
 
 /// Lets others have the set while `f` runs, in a call that has reported nothing: what they report
 /// meanwhile is no report of its own.
-fn give_way<R>(inner: &mut Guard<'static, Inner>, f: impl FnOnce() -> R) -> R {
+pub(super) fn give_way<R>(inner: &mut Guard<'static, Inner>, f: impl FnOnce() -> R) -> R {
+    inner.away += 1;
     let r = inner.unlocked(f);
+    inner.away = inner.away.saturating_sub(1);
     inner.wait = inner.wait.wrapping_add(1);
     r
 }
@@ -349,10 +361,12 @@ fn give_way<R>(inner: &mut Guard<'static, Inner>, f: impl FnOnce() -> R) -> R {
 fn visit(inner: &mut Inner, e: &'static Epoll, epfd: c_int, out: &mut Out, room: usize) -> bool {
     let mut local = Local::<32>::new();
     let Some((events, room)) = ask(inner, e, &mut local, epfd, out, room) else { return false };
-    out.within(room, |out| {
-        out.within(room - events.len(), |out| collect(inner, e, Kernel::Wait, out));
-        sort(inner, e, events, false, out);
-    });
+    if !events.is_empty() {
+        out.within(room, |out| {
+            out.within(room - events.len(), |out| collect(inner, e, Kernel::Wait, out));
+            sort(inner, e, events, false, out);
+        });
+    }
     collect(inner, e, Kernel::Look(epfd), out);
     true
 }
@@ -375,7 +389,7 @@ fn ask<'a, const N: usize>(
     let began = sys::ticks();
     let r = local.fill(epfd, room, 0, core::ptr::null());
     inner.looked(e, began, r == room as isize);
-    Some((local.filled(inner, r), room))
+    Some((if r > 0 { local.filled(inner, r) } else { &[] }, room))
 }
 
 impl Inner {
@@ -418,6 +432,24 @@ impl Inner {
 #[inline(never)]
 unsafe fn wait_slow(
     e: &'static Epoll,
+    mut inner: Guard<'static, Inner>,
+    epfd: c_int,
+    mut out: Out,
+    timeout_ns: i64,
+    mask: Mask,
+) -> Ret {
+    // SAFETY: `out` is the caller's buffer.
+    let r = unsafe { await_news(e, &mut inner, epfd, &mut out, timeout_ns, mask) };
+    if inner.sleepers > 0 {
+        pass_on(e, &mut inner);
+    }
+    r
+}
+
+/// # Safety
+/// `out` is the caller's buffer.
+unsafe fn await_news(
+    e: &'static Epoll,
     inner: &mut Guard<'static, Inner>,
     epfd: c_int,
     out: &mut Out,
@@ -437,7 +469,7 @@ unsafe fn wait_slow(
             }
         }
         if looked {
-            return out.n as Ret;
+            return out.result();
         }
     }
     if out.writable(1) == 0 {
@@ -445,11 +477,8 @@ unsafe fn wait_slow(
     }
     let deadline =
         if timeout_ns < 0 { 0 } else { sys::now_ns().saturating_add(timeout_ns as u64).max(1) };
+    let mut looked_before = false;
     loop {
-        let place = (e.place.load(Relaxed) as usize).checked_sub(1);
-        if !e.active.load(Acquire) || (place.is_none() && inner.extras.is_empty()) {
-            return PASS;
-        }
         if mask.is_null() {
             let peers =
                 Peers::of(inner.channels.iter().copied().filter(|c| c.dead.load(Relaxed) == 0));
@@ -468,6 +497,10 @@ unsafe fn wait_slow(
                     return out.result();
                 }
             }
+        }
+        let place = (e.place.load(Relaxed) as usize).checked_sub(1);
+        if !e.active.load(Acquire) || (place.is_none() && inner.extras.is_empty()) {
+            return PASS;
         }
         for c in &inner.channels {
             c.my_place(place.unwrap_or(0)).prepare_sleep();
@@ -489,11 +522,15 @@ unsafe fn wait_slow(
         if again && !(0..=LOOK_NS).contains(&left) {
             left = LOOK_NS;
         }
-        if inner.looks != looks {
+        let looked = inner.looks != looks;
+        if looked {
             // That look may have taken the doorbell's event, rung for what came behind the drain:
-            // nobody rings for that again.
-            (again, left) = (true, 0);
+            // nobody rings for that again. (A bad peer can make each round look.)
+            let most = if looked_before { LOOK_NS } else { 0 };
+            left = if left < 0 { most } else { left.min(most) };
+            again = true;
         }
+        looked_before = looked;
         unlight(e, inner);
         inner.sleepers += 1;
         let mut local = Local::<64>::new();
@@ -503,11 +540,11 @@ unsafe fn wait_slow(
         let r = give_way(inner, || local.fill(epfd, room, left, mask));
         inner.sleepers = inner.sleepers.saturating_sub(1);
         inner.last_visit = sys::ticks();
-        inner.looked(e, began, r == room as isize);
         wake_up(inner, place);
         if r < 0 {
             return r;
         }
+        inner.looked(e, began, r == room as isize);
         let events = local.filled(inner, r);
         out.within(room, |out| sort(inner, e, events, true, out));
         inner.drain(e);

@@ -40,13 +40,21 @@ macro_rules! wait {
     ($epfd:ident, $events:ident, $max:ident, $timeout_ns:expr, $mask:expr, |$left:ident| $next:expr) => {{
         let mut $left = $crate::hooks::epoll::Left::of($timeout_ns);
         loop {
-            let answer =
-                netacc_core::api::epoll_wait($epfd, $events, $max, $left.timeout_ns, $mask);
+            let mut counted = netacc_core::api::Counted::default();
+            let answer = netacc_core::api::epoll_wait(
+                $epfd,
+                $events,
+                $max,
+                $left.timeout_ns,
+                $mask,
+                &mut counted,
+            );
             if answer != netacc_core::api::PASS {
                 break $crate::errno::ret_at_point(answer) as c_int;
             }
             $left.start();
             let mut n: c_int = $next;
+            drop(counted);
             if n > 0 {
                 n = netacc_core::api::on_epoll_wait($epfd, $events, n);
                 if n == 0 && $left.again() {
