@@ -2,6 +2,7 @@
 # make demo       netacc bench and Redis, plain against accelerated: one table, under three minutes after the build
 # make bench      the full measurement against the project's targets, about 20 minutes; results in out/
 # make test       every test
+# make check      before each commit: format, lint, unit and model tests, conformance in one mode; minutes
 # make test-hostile  attackers of other users against servers and clients; needs root
 # make apps       real programs and other people's suites, plain against accelerated: docs/manual/applications.md
 # make test-rdma  in user-mode Linux kernels with RDMA devices; builds such a kernel once, see tests/rdma/README.md
@@ -25,7 +26,7 @@ PROGRAMS := netacc_run netacc_ss netacc
 CONF     := netacc.conf
 MAN      := $(wildcard man/*.[1-8])
 
-.PHONY: all build demo bench test test-hostile apps test-rdma test-fresh soak starve mutants install uninstall clean
+.PHONY: all build demo bench test check test-hostile apps test-rdma test-fresh soak starve mutants install uninstall clean
 
 all: build
 
@@ -47,6 +48,9 @@ bench:
 
 test:
 	tests/run-all
+
+check:
+	tests/run-all check
 
 test-hostile:
 	NETACC_SUITES=hostile tests/run-all

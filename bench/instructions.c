@@ -19,7 +19,7 @@
 #include <valgrind/callgrind.h>
 
 #define CONNECTIONS 100
-#define ROUNDS 200
+#define ROUNDS 50
 
 static int orders, answers, s[CONNECTIONS];
 static char bytes[4096];
@@ -84,12 +84,13 @@ static int set_of(int connections) {
             if (round >= 0)                                 \
                 CALLGRIND_TOGGLE_COLLECT;                   \
             ssize_t r = call;                               \
-            if (round >= 0)                                 \
+            if (round >= 0) {                               \
                 CALLGRIND_TOGGLE_COLLECT;                   \
+                CALLGRIND_DUMP_STATS_AT(name);              \
+            }                                               \
             check(r != (result), name);                     \
             after;                                          \
         }                                                   \
-        CALLGRIND_DUMP_STATS_AT(name);                      \
     } while (0)
 
 int main(int argc, char **argv) {

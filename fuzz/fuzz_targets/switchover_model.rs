@@ -12,7 +12,20 @@ use netacc_proto::switchover::Link;
 
 fuzz_target!(|input: &[u8]| {
     let Some((head, choices)) = input.split_first_chunk::<12>() else { return };
-    let [flags, bytes, chunk, promotes, demotes, arms, freezes, carrier_cap, fast_cap, epoch, high, low] = *head;
+    let [
+        flags,
+        bytes,
+        chunk,
+        promotes,
+        demotes,
+        arms,
+        freezes,
+        carrier_cap,
+        fast_cap,
+        epoch,
+        high,
+        low,
+    ] = *head;
     let config = Config {
         link: if flags & 1 == 0 { Link::Reliable } else { Link::Lossy },
         bytes,
@@ -24,7 +37,8 @@ fuzz_target!(|input: &[u8]| {
         carrier_cap: 1 + carrier_cap % 12,
         fast_cap: 1 + fast_cap % 6,
         crash: flags & 2 != 0,
-        gives_up: [GiveUp::Never, GiveUp::WhenOpen, GiveUp::WhenReleased][usize::from(flags >> 2) % 3],
+        gives_up: [GiveUp::Never, GiveUp::WhenOpen, GiveUp::WhenReleased]
+            [usize::from(flags >> 2) % 3],
         mutant: Mutant::None,
         epoch: u32::from(epoch).wrapping_sub(128) & !1,
         offset: u64::from(high) << 48 | u64::from(low),

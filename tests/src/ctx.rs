@@ -49,7 +49,7 @@ impl Ctx {
         Ctx { role, warmup, inbox: RefCell::new(VecDeque::new()) }
     }
 
-    // ------------------------------------------------------------------------------------------ transcript
+    // ---------------------------------------------------------------------------------- transcript
 
     /// One line of the transcript.
     pub fn say(&self, line: impl AsRef<str>) {
@@ -67,7 +67,7 @@ impl Ctx {
         self.say(format!("{label}: {:?}", String::from_utf8_lossy(bytes)));
     }
 
-    // ------------------------------------------------------------------------------------------ the other process
+    // --------------------------------------------------------------------------- the other process
 
     fn post(&self, message: &str) {
         let _ = sys::send(CONTROL, message.as_bytes(), libc::MSG_NOSIGNAL);
@@ -134,7 +134,7 @@ impl Ctx {
         }
     }
 
-    // ------------------------------------------------------------------------------------------ connections
+    // --------------------------------------------------------------------------------- connections
 
     /// A listener on a free port of [`sys::home`].
     pub fn listener(&self) -> Fd {
@@ -347,7 +347,7 @@ impl Ctx {
         ));
     }
 
-    // ------------------------------------------------------------------------------------------ streams
+    // ------------------------------------------------------------------------------------- streams
 
     /// The sending half of a stream of bytes that depend on `seed`.
     pub fn sender(&self, fd: Fd, seed: u64) -> Sender {
@@ -399,7 +399,7 @@ impl Ctx {
         self.say(format!("drained to end: {}, then {end}", receiver.verdict()));
     }
 
-    // ------------------------------------------------------------------------------------------ children
+    // ------------------------------------------------------------------------------------ children
 
     /// Runs `body` in a forked child; its text comes back when the child is joined.
     pub fn child(&self, body: impl FnOnce(&Ctx) -> String) -> Child {

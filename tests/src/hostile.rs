@@ -91,7 +91,7 @@ fn patience() -> Duration {
 /// The status of a test's process that skips.
 const SKIPPED: u8 = 77;
 
-// ---------------------------------------------------------------------------------------------- the suite
+// --------------------------------------------------------------------------------------- the suite
 
 /// `hostile [NAME...]`: all tests, or those whose names contain one of these.
 pub fn run(names: &[&str]) -> ExitCode {
@@ -231,7 +231,7 @@ fn await_end(child: &mut Child, time: Duration) -> Option<std::process::ExitStat
     if ended { child.wait().ok() } else { None }
 }
 
-// ---------------------------------------------------------------------------------------------- for the tests
+// ----------------------------------------------------------------------------------- for the tests
 
 /// Where a test starts its programs.
 pub struct Place {

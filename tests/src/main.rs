@@ -2,6 +2,9 @@
 //! TCP, on the library with acceleration off, and on shared memory, and must not be able to tell
 //! them apart.
 
+// Scenarios are lists of closures.
+#![allow(clippy::type_complexity)]
+
 mod bad;
 mod ctx;
 mod helpers;

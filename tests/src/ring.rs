@@ -14,6 +14,10 @@ pub const EPOLL_WAIT: u8 = 59;
 
 pub const SQPOLL: u32 = 1 << 1;
 
+type Init = unsafe extern "C" fn(u32, *mut u64, u32) -> i32;
+type Next = unsafe extern "C" fn(*mut u64) -> *mut Entry;
+type Submit = unsafe extern "C" fn(*mut u64, u32) -> i32;
+
 /// `struct io_uring_sqe`
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
@@ -68,8 +72,10 @@ impl Ring {
     pub fn liburing(entries: u32, flags: u32) -> Result<Ring, E> {
         let library = Library::load().ok_or(E(libc::ENOENT))?;
         let at = library.ring();
-        let init: unsafe extern "C" fn(u32, *mut u64, u32) -> i32 =
-            unsafe { std::mem::transmute(library.symbol(c"io_uring_queue_init")) };
+        // SAFETY: its declaration in liburing.h.
+        let init = unsafe {
+            std::mem::transmute::<*mut c_void, Init>(library.symbol(c"io_uring_queue_init"))
+        };
         // SAFETY: room for `struct io_uring`, which is 216 bytes long.
         let r = unsafe { init(entries, at, flags) };
         if r < 0 {
@@ -220,13 +226,12 @@ impl Library {
 
     fn submit(&self, entries: &[Entry], wait: u32) -> Result<usize, E> {
         // SAFETY: their declarations in liburing.h.
-        let (next, submit): (
-            unsafe extern "C" fn(*mut u64) -> *mut Entry,
-            unsafe extern "C" fn(*mut u64, u32) -> i32,
-        ) = unsafe {
+        let (next, submit) = unsafe {
             (
-                std::mem::transmute(self.symbol(c"io_uring_get_sqe")),
-                std::mem::transmute(self.symbol(c"io_uring_submit_and_wait")),
+                std::mem::transmute::<*mut c_void, Next>(self.symbol(c"io_uring_get_sqe")),
+                std::mem::transmute::<*mut c_void, Submit>(
+                    self.symbol(c"io_uring_submit_and_wait"),
+                ),
             )
         };
         for entry in entries {

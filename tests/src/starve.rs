@@ -130,7 +130,7 @@ fn starve(
     let mut problems = oracle.problems;
     problems.extend(whole.problems);
     problems.extend(difference(&oracle.transcript, &whole.transcript));
-    if counts.iter().any(|c| *c == 0) {
+    if counts.contains(&0) {
         problems.push(format!(
             "nothing is counted ({counts:?}): the library is not built with the feature inject"
         ));

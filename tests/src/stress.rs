@@ -36,7 +36,7 @@ const SENDFILE: usize = 1;
 const SPLICE_OUT: usize = 2;
 const SPLICE_IN: usize = 4;
 
-// ---------------------------------------------------------------------------------------------- one end
+// ----------------------------------------------------------------------------------------- one end
 
 /// `stress-end SEED OPERATIONS ONE_IN ODD THREADS dial ADDR | listen`, or a process of [`leave`].
 pub fn end(args: &[&str]) -> ExitCode {
@@ -350,7 +350,7 @@ fn alternate(fd: Fd, mut sender: SendHalf, mut receiver: ReceiveHalf) -> (SendHa
     }
 }
 
-// ---------------------------------------------------------------------------------------------- the runner
+// -------------------------------------------------------------------------------------- the runner
 
 /// The campaigns of [`leave`]: name, library on both ends, the library's own switching.
 const LEAVING: [(&str, bool, bool); 3] =

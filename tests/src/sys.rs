@@ -75,7 +75,7 @@ fn fd_of(result: R) -> Result<Fd, E> {
     result.map(|v| v as Fd)
 }
 
-// ---------------------------------------------------------------------------------------------- addresses
+// --------------------------------------------------------------------------------------- addresses
 
 /// An internet address and port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -216,7 +216,7 @@ fn storage() -> libc::sockaddr_storage {
     unsafe { zeroed() }
 }
 
-// ---------------------------------------------------------------------------------------------- sockets
+// ----------------------------------------------------------------------------------------- sockets
 
 pub fn socket(family: c_int, kind: c_int, protocol: c_int) -> Result<Fd, E> {
     fd_of(call!(libc::socket(family, kind, protocol)))
@@ -343,7 +343,7 @@ pub fn set_linger(fd: Fd, on: bool, seconds: i32) -> R {
     ))
 }
 
-// ---------------------------------------------------------------------------------------------- data
+// -------------------------------------------------------------------------------------------- data
 
 pub fn read(fd: Fd, buf: &mut [u8]) -> R {
     call!(libc::read(fd, buf.as_mut_ptr().cast(), buf.len()))
@@ -681,7 +681,7 @@ pub fn copy_file_range(from: Fd, to: Fd, count: usize) -> R {
     call!(libc::copy_file_range(from, null_mut(), to, null_mut(), count, 0))
 }
 
-// ---------------------------------------------------------------------------------------------- fds
+// --------------------------------------------------------------------------------------------- fds
 
 pub fn close(fd: Fd) -> R {
     call!(libc::close(fd))
@@ -824,7 +824,7 @@ pub fn set_nofile_limits(current: u64, most: u64) -> R {
     call!(libc::setrlimit(libc::RLIMIT_NOFILE, &limit))
 }
 
-// ---------------------------------------------------------------------------------------------- readiness
+// --------------------------------------------------------------------------------------- readiness
 
 pub fn timespec_ms(ms: i64) -> libc::timespec {
     libc::timespec { tv_sec: ms / 1000, tv_nsec: ms % 1000 * 1_000_000 }
@@ -1067,7 +1067,7 @@ pub fn epoll_pwait2(
     Ok(taken(&list, n))
 }
 
-// ---------------------------------------------------------------------------------------------- processes, signals
+// ------------------------------------------------------------------------------ processes, signals
 
 pub fn fork() -> Result<libc::pid_t, E> {
     fd_of(call!(libc::fork()))
@@ -1269,7 +1269,7 @@ pub fn exit_with_handlers(status: c_int) -> ! {
     unsafe { libc::exit(status) }
 }
 
-// ---------------------------------------------------------------------------------------------- stdio
+// ------------------------------------------------------------------------------------------- stdio
 
 /// A stdio stream.
 pub struct Stream(*mut libc::FILE);
@@ -1332,7 +1332,7 @@ impl Stream {
     }
 }
 
-// ---------------------------------------------------------------------------------------------- memory
+// ------------------------------------------------------------------------------------------ memory
 
 /// A file mapped shared into this process, as u64 counters.
 pub struct Counters(*mut u64, usize);

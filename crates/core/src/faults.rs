@@ -86,6 +86,7 @@ impl Drop for Setting {
 
 /// By number.
 static SIGNALS: [Signal; 65] = [const { Signal::new() }; 65];
+#[expect(clippy::indexing_slicing, reason = "checked by the compiler")]
 static FAULTS: [&Signal; 2] = [&SIGNALS[libc::SIGSEGV as usize], &SIGNALS[libc::SIGBUS as usize]];
 /// The handler was installed where it is to be.
 static IS_ARMED: AtomicBool = AtomicBool::new(false);
@@ -320,6 +321,7 @@ fn is_fault(signal: c_int, code: c_int) -> bool {
 
 /// # Safety
 /// `context` is what the kernel gave the handler.
+#[cfg_attr(target_arch = "x86_64", expect(clippy::indexing_slicing, reason = "a constant"))]
 unsafe fn program_counter(context: *mut ucontext_t) -> &'static mut usize {
     // SAFETY: the caller's promise; the reference does not leave `decide`.
     unsafe {

@@ -88,9 +88,7 @@ pub(crate) fn decode(raw: u64) -> Entry {
     match raw & KIND {
         // SAFETY: entries of these kinds are only made from references to objects in type-stable
         // slabs, which are never unmapped; the generation is checked under the object's lock.
-        SOCKET => {
-            Entry::Socket(unsafe { &*((raw & ADDRESS) as *const Socket) }, (raw >> 48) as u16)
-        }
+        SOCKET => Entry::Socket(unsafe { &*((raw & ADDRESS) as *const Socket) }, (raw >> 48) as _),
         // SAFETY: as above.
         EPOLL => Entry::Epoll(unsafe { &*((raw & ADDRESS) as *const Epoll) }),
         // SAFETY: as above.

@@ -476,8 +476,8 @@ pub(crate) unsafe fn recvmmsg(
         if flags & libc::MSG_WAITFORONE != 0 {
             flags |= libc::MSG_DONTWAIT;
         }
-        // SAFETY: as above.
         let has_urgent_byte = |header: *mut msghdr| {
+            // SAFETY: as above.
             unsafe { user::read(&raw const (*header).msg_flags) }
                 .is_some_and(|flags| flags & libc::MSG_OOB != 0)
         };

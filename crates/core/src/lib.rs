@@ -4,7 +4,8 @@
 //! [`api`] is what the hooks call. Nothing here uses libc symbols that the library hooks, std's
 //! I/O, or a panic: the code runs inside other people's processes. `ARCHITECTURE.md` has the map.
 #![no_std]
-#![deny(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
+#![cfg_attr(test, allow(clippy::indexing_slicing))]
 
 extern crate alloc;
 #[cfg(test)]

@@ -365,7 +365,7 @@ mod tests {
             timeout.store(0, Relaxed);
         }
         s.state.store(socket::ATTACHED, SeqCst);
-        setter.join().unwrap();
+        assert!(setter.join().is_ok());
         assert_eq!([&s.receive_timeout_ns, &s.send_timeout_ns].map(|t| t.load(Relaxed)), [-1, -1]);
         fd_table::set(fd, Entry::None);
         sys::close(fd);

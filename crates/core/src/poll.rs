@@ -267,13 +267,10 @@ unsafe fn poll_held(fds: *mut pollfd, count: u64, timeout_ns: i64, mask: Mask) -
     } else {
         many = match Scratch::filled(count, NOBODY) {
             Some(list) => list,
-            // SAFETY: the caller's array.
             None => {
-                return without_memory(
-                    (0..count)
-                        .filter_map(|i| unsafe { user::read(fds.wrapping_add(i)) })
-                        .map(|p| p.fd),
-                );
+                // SAFETY: the caller's array.
+                let read = |i| unsafe { user::read(fds.wrapping_add(i)) };
+                return without_memory((0..count).filter_map(read).map(|p| p.fd));
             }
         };
         // SAFETY: the caller's array.
@@ -375,12 +372,11 @@ fn poll_list(fds: &mut [pollfd], timeout_ns: i64, mask: Mask) -> Result<Ret, NoM
     let mut kernel = Scratch::<pollfd>::within(&mut few, fds.len() + 1).ok_or(NoMemory)?;
     find(fds, &mut wants, &mut waited);
     if wants.is_empty() {
+        if waited.0.is_empty() {
+            return Ok(PASS);
+        }
         // SAFETY: the caller's array, and its mask.
-        return Ok(if waited.0.is_empty() {
-            PASS
-        } else {
-            unsafe { sys::ppoll(fds.as_mut_ptr(), fds.len(), timeout_ns, mask) }
-        });
+        return Ok(unsafe { sys::ppoll(fds.as_mut_ptr(), fds.len(), timeout_ns, mask) });
     }
     let deadline =
         if timeout_ns < 0 { 0 } else { sys::now_ns().saturating_add(timeout_ns as u64).max(1) };

@@ -79,9 +79,14 @@ impl Said {
         self.epoch.load(Relaxed) & 1 != 0
     }
 
+    #[expect(clippy::indexing_slicing, reason = "masked: there are two")]
+    fn thread_of(&self, side: Side) -> &AtomicU32 {
+        &self.threads[side as usize & 1]
+    }
+
     /// The thread's place + 1 that stands in the NOTIFY word of a direction; 0: none.
     pub(crate) fn thread(&self, side: Side) -> u32 {
-        self.threads[side as usize & 1].load(SeqCst)
+        self.thread_of(side).load(SeqCst)
     }
 
     /// Puts a thread there. False: another one's place stands there. What else stands in the word
@@ -94,7 +99,7 @@ impl Said {
         shift: u32,
         is_ours: impl Fn() -> bool,
     ) -> bool {
-        let said = &self.threads[side as usize & 1];
+        let said = self.thread_of(side);
         if let Err(now) = said.compare_exchange(0, place, SeqCst, SeqCst) {
             return now == place;
         }
@@ -109,7 +114,7 @@ impl Said {
 
     /// Takes it out again, if it stands there.
     pub(crate) fn unpost_thread(&self, side: Side, place: u32, word: &AtomicU64, shift: u32) {
-        let said = &self.threads[side as usize & 1];
+        let said = self.thread_of(side);
         if said.load(SeqCst) == place {
             // First: whoever comes next finds the word empty. (If the slot is another connection's
             // by now, its thread stands there.)

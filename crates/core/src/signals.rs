@@ -279,6 +279,7 @@ pub(crate) unsafe fn put_back(
 
 /// # Safety
 /// `context` is what the kernel gave a handler. The first is the place of the program counter.
+#[cfg_attr(target_arch = "x86_64", expect(clippy::indexing_slicing, reason = "constants"))]
 unsafe fn registers(context: *mut ucontext_t) -> (*mut usize, usize) {
     // SAFETY: the caller's promise.
     unsafe {

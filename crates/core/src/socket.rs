@@ -76,7 +76,7 @@ pub(crate) mod flag {
     /// Over; its memory is free as soon as nobody is in a call on it.
     pub(crate) const FREE_LATER: u32 = 1 << 9;
     /// The peer is on another host, or the connection is for RDMA all the same. Goes when that
-    /// cannot be ([`make_local`]).
+    /// cannot be ([`super::make_local`]).
     pub(crate) const REMOTE: u32 = 1 << 10;
     /// Closed, but bytes have to go over the carrier first: counted in `waiters` until somebody
     /// sees to that.
@@ -100,7 +100,7 @@ pub(crate) mod flag {
     /// It goes back to the kernel for good as soon as what it has received can: within the host.
     pub(crate) const LEAVING: u32 = 1 << 20;
     /// Its process has shown that it waits for it by calls that the library sees
-    /// ([`crate::io::waits_seen`]).
+    /// (`io/search.rs`).
     pub(crate) const WAITS_SEEN: u32 = 1 << 21;
     /// A forked child has begun to use it: its maker attaches it no more.
     pub(crate) const CONTESTED: u32 = 1 << 24;
@@ -119,6 +119,7 @@ pub(crate) mod flag {
     pub(crate) const PASSED: u32 = 1 << 29;
 
     /// No two are the same bit.
+    #[expect(clippy::indexing_slicing, reason = "checked by the compiler")]
     const _: () = {
         let all = [
             NONBLOCK,
@@ -887,10 +888,8 @@ pub(crate) unsafe fn before_connect(fd: c_int, addr: *const sockaddr, len: sockl
     if let Entry::Socket(s, g) = fd_table::get(fd) {
         // connect(AF_UNSPEC) dissolves the connection; the descriptor starts anew.
         // SAFETY: the caller says that two bytes are there.
-        if len >= 2
-            && unsafe { crate::user::read(&raw const (*addr).sa_family) }
-                == Some(libc::AF_UNSPEC as libc::sa_family_t)
-        {
+        let family = || unsafe { crate::user::read(&raw const (*addr).sa_family) };
+        if len >= 2 && family() == Some(libc::AF_UNSPEC as libc::sa_family_t) {
             let _ = crate::io::to_kernel(s, g, fd, Reason::Disconnected, false);
         } else if s.is(CANDIDATE) && s.has(flag::CONNECTOR) && state_of(fd) == Some(TCP_CLOSE) {
             // It was refused, and is tried again, perhaps elsewhere.
@@ -937,11 +936,8 @@ pub(crate) unsafe fn on_connect(fd: c_int, addr: *const sockaddr, len: socklen_t
         let mut raw = [0u8; 128];
         let n = (len as usize).min(raw.len());
         // SAFETY: the kernel has just read as much.
-        if n < 2
-            || !raw
-                .get_mut(..n)
-                .is_some_and(|to| unsafe { crate::user::read_into(addr.cast::<u8>(), to) })
-        {
+        let copied = |to| unsafe { crate::user::read_into(addr.cast::<u8>(), to) };
+        if n < 2 || !raw.get_mut(..n).is_some_and(copied) {
             return;
         }
         let peer = address(&raw, n as isize).filter(|a| !a.ip().is_unspecified());

@@ -7,7 +7,7 @@
 //! - errors come as `-1` with `errno`, as positive and (siw) as negative numbers: all become
 //!   positive ([`check`]);
 //! - siw's `post_send` forgets that it refused a request when an earlier one of the list went out,
-//!   and returns 0: the `bad_wr` that it leaves behind tells ([`posted`]);
+//!   and returns 0: the `bad_wr` that it leaves behind tells (`verbs/fabric.rs`);
 //! - a doorbell that fails leaves no `bad_wr`: nobody knows what was posted
 //!   ([`PostError::unknown`]);
 //! - every descriptor that the libraries open is handed to [`Host::adopt`] at once, to be moved out

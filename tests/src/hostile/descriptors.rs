@@ -80,7 +80,7 @@ pub fn part(words: &[&str]) -> bool {
     true
 }
 
-// ---------------------------------------------------------------------------------------------- doorbells
+// --------------------------------------------------------------------------------------- doorbells
 
 /// A client sees to it that whoever rings one of its doorbells would have to wait, and sleeps.
 fn doorbells_of_a_client(place: &Place, server: &str, how: &str) -> Verdict {
@@ -295,7 +295,7 @@ fn pings(port: u16) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------- the attacker's own calls
+// ------------------------------------------------------------------------ the attacker's own calls
 
 /// A system call that no library sees.
 #[cfg(target_arch = "x86_64")]
@@ -451,7 +451,7 @@ fn pass(control: Fd, bytes: &[u8], fds: &[Fd]) -> isize {
     })
 }
 
-// ---------------------------------------------------------------------------------------------- shared memory
+// ----------------------------------------------------------------------------------- shared memory
 
 /// A peer does to the memory files whatever can be done to a file, and turns on whatever a file can
 /// have turned on.
@@ -528,7 +528,7 @@ fn abuse_memory(port: u16) {
     sleep_in_recv(fd);
 }
 
-// ---------------------------------------------------------------------------------------------- files that are slow to close
+// -------------------------------------------------------------------- files that are slow to close
 
 /// Opens and closes descriptors in a thread of its own when it is asked to: `rate` is answered with
 /// the pairs in half a second.

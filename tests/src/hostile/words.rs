@@ -41,7 +41,7 @@ pub fn part(words: &[&str]) -> bool {
     true
 }
 
-// ---------------------------------------------------------------------------------------------- the tests
+// --------------------------------------------------------------------------------------- the tests
 
 /// Nobody attacks: what the other tests go by holds.
 fn quiet(place: &Place, kind: &str) -> Verdict {
@@ -208,7 +208,7 @@ fn named(place: &Place, server: &Proc, attacker: &Proc, in_the_log: bool) -> Ver
     expect(!in_the_log || log.contains(&line), || format!("the log does not name {line}: {log}"))
 }
 
-// ---------------------------------------------------------------------------------------------- the attackers
+// ----------------------------------------------------------------------------------- the attackers
 
 /// The layout that `crates/core/src/channel.rs` and `crates/ring/src/ring.rs` give a channel.
 mod layout {

@@ -45,7 +45,7 @@ pub const BLOCKING: [&str; 2] = ["victim-blocks", "survivor-blocks"];
 const VICTIM_SEED: u64 = 71;
 const SURVIVOR_SEED: u64 = 72;
 
-// ---------------------------------------------------------------------------------------------- the victim
+// -------------------------------------------------------------------------------------- the victim
 
 /// `victim COUNTERS SIBLING KIND dial ADDR | listen`
 pub fn victim(args: &[&str]) {
@@ -169,7 +169,7 @@ fn check_survivor(fd: Fd, counters: &Counters, most: usize, pause_ms: u64) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------- the survivor
+// ------------------------------------------------------------------------------------ the survivor
 
 /// Reads orders from standard input, one per line: `KIND dial ADDR` or `KIND listen`; answers on
 /// standard output.

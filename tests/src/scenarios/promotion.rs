@@ -21,7 +21,7 @@ const UNPACED: usize = 10;
 const HELD: usize = 5_000;
 const LATER: usize = 1_000;
 
-/// How the receiver of [`paced`] waits.
+/// How the receiver of [`paced_receiver`] waits.
 const WAYS: [&str; 5] = ["poll", "select", "epoll", "edge", "blocking"];
 
 /// How the receive of `promotion/a-receive-from-before-ends` ends, where data comes, and where the

@@ -328,7 +328,7 @@ pub fn list() -> Vec<Scenario> {
                     let [from, to] = sys::pipe();
                     let maker = doomed(t, listener, 1, move |t, fds| {
                         await_bytes(fds[0], 1000);
-                        sys::fcntl(fds[0], libc::F_SETFD, libc::FD_CLOEXEC.into()).expect("F_SETFD");
+                        sys::fcntl(fds[0], libc::F_SETFD, libc::FD_CLOEXEC).expect("F_SETFD");
                         if sys::fork().expect("fork") == 0 {
                             t.tell("forked");
                             let _ = sys::read(from, &mut [0]);
@@ -386,7 +386,7 @@ pub fn list() -> Vec<Scenario> {
                 let child = t.child(|t| {
                     let fd = t.accept(listener);
                     await_bytes(fd, 1000);
-                    sys::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC.into()).expect("F_SETFD");
+                    sys::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC).expect("F_SETFD");
                     t.tell("there");
                     t.wait("exec");
                     format!("{:?}", sys::exec("/bin/true", &["true"], false))

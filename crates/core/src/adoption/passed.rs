@@ -108,7 +108,8 @@ pub(crate) fn pass(over: c_int, fd: c_int) -> bool {
     }
     let Some(number) = inode(over) else { return false };
     s.flags.fetch_or(flag::CONTESTED | flag::PASSED | flag::TRACKED, SeqCst);
-    let known = KNOWN[usize::from(flags & flag::CONNECTOR != 0)];
+    let [acceptor, connector] = KNOWN;
+    let known = if flags & flag::CONNECTOR == 0 { acceptor } else { connector };
     let at = UNDER_WAY + i64::from(number);
     // (A second message on the same way cannot be counted.)
     let marked = s.is(CANDIDATE)

@@ -107,8 +107,8 @@ pub(super) unsafe fn recv_one(
     let n = match ready(&mut held, total) {
         // SAFETY: as above.
         Ok(n) if n > 0 => unsafe { get(&mut held.end.ring, buf, n) },
-        // SAFETY: as above.
         Ok(_) => {
+            // SAFETY: as above.
             return unsafe { recv_slow(s, g, fd, &[sys::iov(buf, total)], total, flags, held) };
         }
         Err(e) => Err(e.into()),

@@ -343,8 +343,8 @@ pub(super) unsafe fn send_slow(
                         }
                     }
                     // SAFETY: the caller's buffers.
-                    let r =
-                        if nonblocking { 0 } else { unsafe { kernel_send(fd, iov, done, flags) } };
+                    let send = || unsafe { kernel_send(fd, iov, done, flags) };
+                    let r = if nonblocking { 0 } else { send() };
                     return done as Ret + r.max(0);
                 }
             },

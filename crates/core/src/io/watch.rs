@@ -329,7 +329,7 @@ fn for_each_task(file: &[u8], mut f: impl FnMut(u32, &[u8])) {
         while let Some(entry) = list.get(at..) {
             let Some(length) = entry
                 .get(16..18)
-                .map(|b| usize::from(u16::from_ne_bytes([b[0], b[1]])))
+                .and_then(|b| Some(usize::from(u16::from_ne_bytes(b.try_into().ok()?))))
                 .filter(|l| *l > 19)
             else {
                 break;

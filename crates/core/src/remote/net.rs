@@ -1,5 +1,5 @@
 //! The fabric that the path works with: verbs. In this crate's own tests it is the one in memory
-//! ([`super::tests`]).
+//! (`remote/tests.rs`).
 
 use netacc_verbs::fabric::Fabric;
 

@@ -66,6 +66,7 @@ pub(crate) struct Wire {
 }
 
 impl Wire {
+    #[expect(clippy::indexing_slicing, reason = "masked: SLOTS is a power of two")]
     pub(crate) fn slot(&self, slot: usize) -> &WireSlot {
         &self.slots[slot & (SLOTS - 1)]
     }

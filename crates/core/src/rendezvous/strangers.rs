@@ -384,8 +384,8 @@ mod tests {
     /// An end of a pair.
     fn control() -> c_int {
         let mut fds = [-1; 2];
-        // SAFETY: room for two descriptors.
         assert_eq!(
+            // SAFETY: room for two descriptors.
             unsafe {
                 libc::socketpair(
                     libc::AF_UNIX,
@@ -504,8 +504,8 @@ mod tests {
     fn descriptors_come_only_where_they_are_taken() {
         crate::testing::init();
         let mut fds = [-1; 2];
-        // SAFETY: room for two descriptors.
         assert_eq!(
+            // SAFETY: room for two descriptors.
             unsafe {
                 libc::socketpair(
                     libc::AF_UNIX,

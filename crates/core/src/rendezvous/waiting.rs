@@ -263,16 +263,15 @@ impl State {
         let Some(l) = self.links.get_mut(i) else { return };
         let (Some(c), Some(s)) = (l.channel, l.slots.get_mut(slot)) else { return };
         let peer_gone = consumed_by(c, slot, c.side ^ 1).load(Acquire) & quiet::CLOSED != 0;
+        // SAFETY: null or a socket, which is type-stable memory.
+        let socket = unsafe { s.socket.as_ref() };
         match s.state {
             SlotState::Gone if peer_gone => {}
             // A forked child of ours closed the last descriptor; or a thread of ours has said our
             // last word just now. (What the shared word says of our own end the peer may have
             // written.)
-            // SAFETY: null or a socket, which is type-stable memory.
             SlotState::Live
-                if peer_gone
-                    && unsafe { s.socket.as_ref() }
-                        .is_some_and(|k| k.said.has_left(s.generation)) =>
+                if peer_gone && socket.is_some_and(|k| k.said.has_left(s.generation)) =>
             {
                 c.users.fetch_sub(1, AcqRel);
                 if let Some(k) = c.sockets.get(slot) {

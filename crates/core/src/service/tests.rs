@@ -721,8 +721,8 @@ fn memory_is_due_of_who_has_shown_a_connection() {
 /// Two ends of a control connection.
 fn control_pair() -> [c_int; 2] {
     let mut fds = [-1; 2];
-    // SAFETY: room for two descriptors.
     assert_eq!(
+        // SAFETY: room for two descriptors.
         unsafe {
             libc::socketpair(
                 libc::AF_UNIX,
@@ -1245,8 +1245,8 @@ impl Raw {
         }
     }
     fn send_bytes(&self, bytes: &[u8]) {
-        // SAFETY: valid bytes.
         assert!(
+            // SAFETY: valid bytes.
             unsafe { sys::sendto(self.0, bytes.as_ptr(), bytes.len(), libc::MSG_NOSIGNAL) } >= 0
         );
     }

@@ -366,8 +366,8 @@ fn settings_that_cannot_work_are_refused() {
         Settings { turn_bytes: 0, ..good },
     ] {
         let tag = b.hub.reserve(TID, &bad).unwrap();
-        // SAFETY: refused.
         assert!(
+            // SAFETY: refused.
             unsafe { Link::new(Arc::clone(&b.host), tag, bad, &b.domain, &pair, block.0) }.is_err()
         );
         b.hub.release(TID, tag).unwrap();

@@ -47,7 +47,6 @@ fn what_a_dead_producer_held_back_is_there() {
     c.publish();
     write(&mut p, b"klm").unwrap();
     p.hold();
-    drop(p);
     assert_eq!(c.refresh(), Ok(1));
     assert_eq!(c.take_held(), Ok(4));
     assert!(c.peek_published());
