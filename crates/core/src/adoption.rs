@@ -12,7 +12,7 @@ use crate::fd_table::{self, Entry};
 use crate::lock::Mutex;
 use crate::log::debug_log;
 use crate::socket::{self, ATTACHING, CANDIDATE, CLOSING, LEFT, PLAIN, Socket, flag};
-use crate::{lifecycle, sys};
+use crate::{process, sys};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use netacc_control::stats::Reason;
@@ -197,7 +197,7 @@ fn of_inherited(s: &'static Socket, g: u16, fd: c_int) -> (&'static Socket, u16)
 #[inline(never)]
 pub(crate) fn adopt(s: &'static Socket, g: u16, fd: c_int) -> bool {
     // No child is made that would know neither of the two.
-    if lifecycle::between_forks(|| try_adopt(s, g, fd)) == Some(true) {
+    if process::between_forks(|| try_adopt(s, g, fd)) == Some(true) {
         return true;
     }
     refuse(s, g);
@@ -277,7 +277,7 @@ pub(crate) fn settle(s: &'static Socket, fd: c_int) -> bool {
         }
         debug_log!("fd {fd}: nobody else has it");
         s.lower(flag::UNSETTLED);
-        s.calls.fetch_min(crate::io::NOTED_AFTER - 1, Relaxed);
+        s.calls.fetch_min(crate::socket::NOTED_AFTER - 1, Relaxed);
         s.look_at.store(0, Relaxed);
         s.set_reason(Reason::NotStarted);
         return true;

@@ -11,18 +11,11 @@
 //! any of them (`signals.rs`); those that return nothing that needs dropping may be jumped out of
 //! at their end.
 
+pub use crate::outcome::{Mask, NextSymbols, PASS, RESTART, Ret};
 use crate::signals::held;
 use crate::sys;
 use core::ffi::{c_int, c_void};
-use libc::{epoll_event, iovec, mmsghdr, msghdr, pollfd, sigset_t, sockaddr, socklen_t, timespec};
-
-/// Result, `-errno`, or [`PASS`].
-pub type Ret = isize;
-/// "Not ours: call the next symbol."
-pub const PASS: Ret = isize::MIN;
-/// "A signal came: look whether the thread has been cancelled, then call again." Only after
-/// [`threads_are_cancelled`].
-pub const RESTART: Ret = isize::MIN + 1;
+use libc::{epoll_event, iovec, mmsghdr, msghdr, pollfd, sockaddr, socklen_t, timespec};
 
 // ---- start and processes ------------------------------------------------------------------------
 
@@ -30,24 +23,6 @@ pub const RESTART: Ret = isize::MIN + 1;
 /// here); the returned text must live for ever. Opens nothing and starts nothing.
 pub fn init(env: &dyn Fn(&str) -> Option<&'static str>, next: NextSymbols) {
     crate::lifecycle::init(env, next)
-}
-
-/// The few libc functions that the core must call as libc's (thread creation has no raw system call
-/// twin).
-#[derive(Clone, Copy, Debug)]
-pub struct NextSymbols {
-    /// `pthread_create(3)`.
-    pub pthread_create: Option<
-        unsafe extern "C" fn(
-            *mut libc::pthread_t,
-            *const libc::pthread_attr_t,
-            extern "C" fn(*mut c_void) -> *mut c_void,
-            *mut c_void,
-        ) -> c_int,
-    >,
-    /// `pthread_attr_init(3)`, `pthread_attr_setdetachstate(3)` and friends are not needed: the
-    /// thread detaches itself.
-    pub pthread_detach: Option<unsafe extern "C" fn(libc::pthread_t) -> c_int>,
 }
 
 /// `pthread_atfork` handler: in the parent, before the fork.
@@ -76,13 +51,13 @@ pub fn before_spawn() {
 /// child that shares this memory. Returns true when the calling process shares its memory with a
 /// parent (raw getpid differs from the table's).
 pub fn in_vfork_child() -> bool {
-    crate::lifecycle::in_vfork_child()
+    crate::process::in_vfork_child()
 }
 
 /// The program cancels threads (`pthread_cancel`): from now on calls that the kernel would restart
 /// answer [`RESTART`].
 pub fn threads_are_cancelled() {
-    crate::lifecycle::note_cancellation()
+    crate::process::note_cancellation()
 }
 
 /// The process ends by `exit` or by returning from `main`.
@@ -456,9 +431,6 @@ pub unsafe fn splice(
 }
 
 // ---- readiness ----------------------------------------------------------------------------------
-
-/// A signal mask to hold during a wait, as the `p` variants take it.
-pub type Mask = *const sigset_t;
 
 /// `epoll_create*` returned `fd`.
 pub fn on_epoll_create(fd: c_int) {

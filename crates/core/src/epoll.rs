@@ -16,13 +16,13 @@
 //! once stays an item, in each of its sets: the first is its *home*, which the peer notifies; the
 //! others hold *extra* items, looked at in every wait, until all that is in the ring has been read.
 
-use crate::api::{Mask, PASS, Ret};
 use crate::channel::{BY_KERNEL, Channel, announce, producer_quiet, quiet};
 use crate::fd_table::{self, Entry};
 use crate::lock::{Guard, Mutex};
+use crate::outcome::{Mask, PASS, Ret};
 use crate::remote::wire;
 use crate::socket::{ATTACHED, ATTACHING, CANDIDATE, Socket, UNCONNECTED, flag};
-use crate::{adoption, heap, io, lifecycle, numbers, service, stats, sys, user, wait};
+use crate::{adoption, heap, io, numbers, process, service, stats, sys, user, wait};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::ffi::c_int;
@@ -280,7 +280,7 @@ fn untag(data: u64) -> Option<u32> {
 
 pub(crate) fn on_create(fd: c_int) {
     fd_table::forget_stale(fd);
-    if !lifecycle::started() {
+    if !process::started() {
         return;
     }
     let pooled = POOL.lock().pop();
@@ -332,7 +332,7 @@ pub(crate) fn on_create(fd: c_int) {
     };
     let Some(e) = pooled.or_else(|| heap::plenty().then(new).flatten()) else { return };
     e.fd.store(fd, Relaxed);
-    e.owner.store(lifecycle::process(), Relaxed);
+    e.owner.store(process::id(), Relaxed);
     e.refs.store(1, Relaxed);
     e.barred.store(false, Relaxed);
     e.waited.store(false, Relaxed);
@@ -347,7 +347,7 @@ pub(crate) fn on_dup(e: &'static Epoll) {
 
 /// One of its descriptors is closed; with the last one (of this process) everything kept here goes.
 pub(crate) fn on_close(e: &'static Epoll) {
-    if e.refs.fetch_sub(1, AcqRel) > 1 || e.owner.load(Relaxed) != lifecycle::process() {
+    if e.refs.fetch_sub(1, AcqRel) > 1 || e.owner.load(Relaxed) != process::id() {
         return;
     }
     let mut inner = e.inner.lock();

@@ -25,7 +25,7 @@
 
 use crate::lock::{Guard, Mutex};
 use crate::sys::KernelSigaction;
-use crate::{lifecycle, signals, sys};
+use crate::{process, signals, sys};
 use core::ffi::{c_int, c_void};
 use core::mem::ManuallyDrop;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering::*};
@@ -127,7 +127,7 @@ pub(crate) fn arm() {
 #[inline(never)]
 fn arm_slow() {
     // (A vfork child has signal handlers of its own, and its parent's memory.)
-    if !lifecycle::started() || lifecycle::in_vfork_child() {
+    if !process::started() || process::in_vfork_child() {
         return;
     }
     netacc_ring::copy::tune();
@@ -342,7 +342,7 @@ pub(crate) fn before_set(signal: c_int) -> bool {
     if !IS_ARMED.load(SeqCst) {
         return false;
     }
-    let Some(s) = known(signal).filter(|_| !lifecycle::in_vfork_child()) else { return false };
+    let Some(s) = known(signal).filter(|_| !process::in_vfork_child()) else { return false };
     let mut setting = Setting::of(s);
     // Who has replaced the handler past us may call it (it was shown that one): it must not be put
     // in front of that again. While other calls are on their way it cannot be told from them.
@@ -365,7 +365,7 @@ pub(crate) fn after_set(signal: c_int, counted: bool) {
     if !IS_ARMED.load(SeqCst) {
         return;
     }
-    let Some(s) = known(signal).filter(|_| !lifecycle::in_vfork_child()) else { return };
+    let Some(s) = known(signal).filter(|_| !process::in_vfork_child()) else { return };
     let mut setting = Setting::of(s);
     if counted {
         **setting.calls = setting.calls.saturating_sub(1);

@@ -3,13 +3,13 @@
 //! Budget of the fast path, both ways: one table load, one compare-and-swap for the end's lock, the
 //! copy, one release store, one fence; no system call. Everything else is in functions marked cold.
 
-use crate::api::{PASS, RESTART, Ret};
 use crate::channel::{self, Channel, announce, producer_quiet, quiet};
 use crate::fd_table::{self, Entry};
 use crate::heap::{PART_FEW, Part, Scratch};
 use crate::inject::Switches;
 use crate::lock::{EndGuard, bump, lock_end};
 use crate::log::debug_log;
+use crate::outcome::{PASS, RESTART, Ret};
 use crate::remote::wire::{WireSlot, parting};
 use crate::said::Said;
 use crate::signals::Section;
@@ -19,7 +19,9 @@ use crate::socket::{
 };
 use crate::user::LOWEST_ADDRESS;
 use crate::wait::{self, Side, Woke};
-use crate::{adoption, lifecycle, numbers, remote, service, signals, stats, syn, sys, user};
+use crate::{
+    adoption, lifecycle, numbers, process, remote, service, signals, stats, syn, sys, user,
+};
 use core::ffi::{c_int, c_void};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::*, fence};
@@ -71,8 +73,8 @@ use apart::{
 };
 pub(crate) use candidate::{attach, on_poller_gone, shutdown_candidate};
 use candidate::{candidate, settle_rx};
+pub(crate) use ends::unread;
 use ends::*;
-pub(crate) use ends::{tx_ring_bytes, unread};
 use leave::*;
 pub(crate) use leave::{
     PullBack, after_close, application_linger, at_exit, before_close, carrier_is_drained,
@@ -83,7 +85,7 @@ use parts::{Buffers, Few, MAX_RW_COUNT, Parts, without_memory};
 use receive::*;
 use reset::{is_reset, is_reset_by, lies_unread};
 pub(crate) use reset::{is_reset_now, owes_reset, settled};
-pub(crate) use search::{NOTED_AFTER, on_polled};
+pub(crate) use search::on_polled;
 use send::*;
 pub(crate) use send::{on_more_room, on_nodelay, send_held, send_held_in_time};
 use waits::*;
@@ -197,8 +199,7 @@ fn goes_on(s: &Socket, g: u16, r: Ret, nested: bool) -> bool {
     match r {
         PASS => s.is(CANDIDATE) && s.generation16() == g,
         _ => {
-            !nested
-                && (r == sys::NOT_BEGUN || (r == RESTART && !lifecycle::threads_are_cancelled()))
+            !nested && (r == sys::NOT_BEGUN || (r == RESTART && !process::threads_are_cancelled()))
         }
     }
 }
@@ -577,7 +578,7 @@ pub(crate) unsafe fn on_recvmsg(over: c_int, msg: *const msghdr, flags: c_int) {
     unsafe {
         for_each_passed(msg, |fd| {
             fd_table::forget_stale(fd);
-            if lifecycle::started() && !lifecycle::in_vfork_child() {
+            if process::started() && !process::in_vfork_child() {
                 adoption::passed::receive(over, fd, flags & libc::MSG_PEEK != 0);
             }
         });

@@ -16,10 +16,10 @@
 //! inherited ring, a kernel thread, registered descriptors. What is linked into a program, or
 //! called by a pointer that `dlsym` found, is not seen.
 
-use crate::api::{PASS, Ret};
 use crate::fd_table::{self, Entry};
 use crate::lock::Mutex;
-use crate::{epoll, heap, io, lifecycle, sys};
+use crate::outcome::{PASS, Ret};
+use crate::{config, epoll, heap, io, lifecycle, process, sys};
 use alloc::vec::Vec;
 use core::ffi::c_int;
 use core::mem::offset_of;
@@ -218,19 +218,19 @@ pub(crate) fn lose_sight() {
 
 /// `io_uring_setup` is about to be called.
 pub(crate) fn before_setup() -> Ret {
-    let config = lifecycle::config();
+    let config = config::get();
     let refuses =
-        lifecycle::started() && config.accelerate_by_default && config.io_uring == IoUring::Refuse;
+        process::started() && config.accelerate_by_default && config.io_uring == IoUring::Refuse;
     if refuses { -(libc::ENOSYS as Ret) } else { PASS }
 }
 
 /// `io_uring_setup` has made the ring `fd`.
 pub(crate) fn on_setup(fd: c_int, params: &Params) {
     fd_table::forget_stale(fd);
-    if !lifecycle::started() {
+    if !process::started() {
         return;
     }
-    let followed = params.flags & !FOLLOWED == 0 && lifecycle::config().io_uring == IoUring::Follow;
+    let followed = params.flags & !FOLLOWED == 0 && config::get().io_uring == IoUring::Follow;
     let Some(view) = followed.then(|| View::of(fd, params)).flatten() else {
         lose_sight();
         return;
@@ -244,13 +244,13 @@ pub(crate) fn on_setup(fd: c_int, params: &Params) {
         return;
     };
     *ring.view.lock() = Some(view);
-    ring.owner.store(lifecycle::process(), Release);
+    ring.owner.store(process::id(), Release);
     fd_table::set(fd, Entry::Ring(ring));
 }
 
 /// The ring's descriptor is about to be closed. (Our mapping would keep the ring alive.)
 pub(crate) fn on_close(ring: &'static Ring) {
-    if ring.owner.load(Acquire) != lifecycle::process() {
+    if ring.owner.load(Acquire) != process::id() {
         // A forked child has the descriptor, not the mapping.
         return;
     }
@@ -268,21 +268,21 @@ pub(crate) fn on_close(ring: &'static Ring) {
 
 /// `io_uring_register` is about to be called.
 pub(crate) fn before_register(opcode: u32) {
-    if !HARMLESS_REGISTER.contains(&opcode) && lifecycle::started() {
+    if !HARMLESS_REGISTER.contains(&opcode) && process::started() {
         lose_sight();
     }
 }
 
 /// `io_uring_enter` is about to be called.
 pub(crate) fn before_enter(fd: c_int, to_submit: u32) {
-    if to_submit == 0 || BLIND.load(Relaxed) || !lifecycle::started() {
+    if to_submit == 0 || BLIND.load(Relaxed) || !process::started() {
         return;
     }
     let Entry::Ring(ring) = fd_table::get(fd) else {
         lose_sight();
         return;
     };
-    if ring.owner.load(Acquire) != lifecycle::process() {
+    if ring.owner.load(Acquire) != process::id() {
         lose_sight();
         return;
     }
@@ -299,10 +299,10 @@ pub(crate) fn before_enter(fd: c_int, to_submit: u32) {
 pub(crate) unsafe fn before_liburing_submit(ring: *const Liburing) {
     // SAFETY: the caller's promise; liburing reads it next.
     let r = unsafe { ring.read() };
-    if r.sqe_tail == r.sqe_head || BLIND.load(Relaxed) || !lifecycle::started() {
+    if r.sqe_tail == r.sqe_head || BLIND.load(Relaxed) || !process::started() {
         return;
     }
-    if r.flags & !FOLLOWED_OF_LIBURING != 0 || lifecycle::config().io_uring == IoUring::Leave {
+    if r.flags & !FOLLOWED_OF_LIBURING != 0 || config::get().io_uring == IoUring::Leave {
         lose_sight();
         return;
     }
@@ -316,7 +316,7 @@ pub(crate) unsafe fn before_liburing_submit(ring: *const Liburing) {
 /// # Safety
 /// `fds` are `count` numbers that the application gives liburing.
 pub(crate) unsafe fn before_liburing_files(fds: *const c_int, count: u32) {
-    if BLIND.load(Relaxed) || !lifecycle::started() {
+    if BLIND.load(Relaxed) || !process::started() {
         return;
     }
     for n in 0..count as usize {

@@ -1,7 +1,7 @@
 //! Locks of this process: a small futex mutex that survives fork, and the holder of a connection
 //! end's lock.
 
-use crate::{lifecycle, sys};
+use crate::{process, sys};
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
@@ -82,7 +82,7 @@ impl<T> Mutex<T> {
 
     #[inline]
     fn me() -> u64 {
-        u64::from(lifecycle::process()) << 32 | u64::from(lifecycle::tid())
+        u64::from(process::id()) << 32 | u64::from(process::tid())
     }
 
     fn futex(&self) -> &AtomicU32 {
@@ -155,7 +155,7 @@ pub(crate) struct EndGuard<'a>(&'a EndLock);
 /// beside the guard: the last holder was killed.
 #[inline]
 pub(crate) fn lock_end(lock: &EndLock) -> Option<(EndGuard<'_>, bool)> {
-    let tid = lifecycle::tid();
+    let tid = process::tid();
     if lock.try_lock(tid).is_ok() {
         return Some((EndGuard(lock), false));
     }
@@ -165,7 +165,7 @@ pub(crate) fn lock_end(lock: &EndLock) -> Option<(EndGuard<'_>, bool)> {
 /// As [`lock_end`], if it is free.
 #[inline(always)]
 pub(crate) fn try_lock_end(lock: &EndLock) -> Option<EndGuard<'_>> {
-    lock.try_lock(lifecycle::tid()).ok().map(|()| EndGuard(lock))
+    lock.try_lock(process::tid()).ok().map(|()| EndGuard(lock))
 }
 
 /// How long a lock is left to a thread of which nobody can tell whether it lives.
@@ -189,7 +189,7 @@ fn lock_end_slow(lock: &EndLock, tid: u32) -> Option<(EndGuard<'_>, bool)> {
         {
             return Waited::Retry;
         }
-        let lives = lifecycle::thread_lives(owner).unwrap_or_else(|| {
+        let lives = process::thread_lives(owner).unwrap_or_else(|| {
             // A thread in another PID namespace holds it for the microseconds in which its process
             // gives it up, or was killed.
             let now = sys::now_ns();

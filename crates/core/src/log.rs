@@ -4,7 +4,7 @@
 //! directory that others can write it may be anything. A line that cannot be written is counted
 //! (`log_lines_dropped`).
 
-use crate::{lifecycle, numbers, stats, sys};
+use crate::{config, numbers, stats, sys};
 use core::ffi::c_int;
 use core::fmt::{self, Write as _};
 use netacc_control::config::LogLevel;
@@ -30,7 +30,7 @@ impl fmt::Write for Line {
 
 /// Appends a line when `level` is at least the configured one.
 pub(crate) fn log(level: LogLevel, text: fmt::Arguments<'_>) {
-    let config = lifecycle::config();
+    let config = config::get();
     if level < config.log_level || config.log_path.is_empty() {
         return;
     }

@@ -1,12 +1,11 @@
 //! setsockopt and ioctl: which options leave a connection as it is, and which need the kernel's
 //! path.
 
-use crate::api::{PASS, Ret};
 use crate::fd_table::{self, Entry};
-use crate::lifecycle;
+use crate::outcome::{PASS, Ret};
 use crate::rendezvous::possession;
 use crate::socket::{self, ATTACHED, flag};
-use crate::{io, service, syn, sys, user};
+use crate::{io, lifecycle, service, syn, sys, user};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicI64, Ordering::*};
 use libc::{socklen_t, timeval};
@@ -53,15 +52,6 @@ fn needs_kernel(level: c_int, name: c_int, value: i64) -> bool {
 /// none may be elsewhere.
 fn takes_bytes(level: c_int, name: c_int) -> bool {
     level == libc::IPPROTO_TCP && matches!(name, TCP_REPAIR | TCP_ULP | TCP_ZEROCOPY_RECEIVE)
-}
-
-/// The kernel's receive or send timeout of a socket, nanoseconds, 0: none.
-pub(crate) fn timeout_of(fd: c_int, name: c_int) -> i64 {
-    let mut tv = timeval { tv_sec: 0, tv_usec: 0 };
-    if sys::getsockopt(fd, libc::SOL_SOCKET, name, &mut tv) < 0 {
-        return 0;
-    }
-    tv.tv_sec.saturating_mul(1_000_000_000).saturating_add(tv.tv_usec.saturating_mul(1000))
 }
 
 /// The program uses an option by which the library proves that it holds a connection: that ends
@@ -171,7 +161,7 @@ pub(crate) unsafe fn on_setsockopt(
         return;
     };
     let store = |into: &AtomicI64| {
-        let store = || into.store(if never_waits { -1 } else { timeout_of(fd, name) }, SeqCst);
+        let store = || into.store(if never_waits { -1 } else { sys::timeout_of(fd, name) }, SeqCst);
         // Who attaches it finds this one, or has begun before: then it is waited for, and what it
         // stores is overwritten.
         store();
@@ -321,7 +311,7 @@ pub(crate) unsafe fn ioctl(fd: c_int, request: usize, arg: usize) -> Ret {
 mod tests {
     extern crate std;
     use super::*;
-    use crate::lifecycle;
+    use crate::process;
     use core::sync::atomic::Ordering::SeqCst;
     use std::boxed::Box;
     use std::sync::mpsc;
@@ -336,7 +326,7 @@ mod tests {
         let memory = Box::leak(Box::new(core::mem::MaybeUninit::<socket::Socket>::zeroed()));
         // SAFETY: all zero is a valid Socket.
         let s: &'static socket::Socket = unsafe { &*memory.as_ptr() };
-        s.attacher.store(lifecycle::tid(), SeqCst);
+        s.attacher.store(process::tid(), SeqCst);
         s.state.store(socket::ATTACHING, SeqCst);
         fd_table::set(fd, Entry::Socket(s, 0));
         socket::look_at_options(s, fd);

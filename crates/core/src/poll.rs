@@ -6,10 +6,10 @@
 //! All memory that a call takes is taken before it begins. Where there is none the sockets go back
 //! to the kernel, which needs none of ours.
 
-use crate::api::{Mask, PASS, Ret};
 use crate::channel::Channel;
 use crate::fd_table::{self, Entry};
 use crate::heap::Scratch;
+use crate::outcome::{Mask, PASS, Ret};
 use crate::remote::wire;
 use crate::socket::{self, ATTACHED, ATTACHING, CANDIDATE, CLOSING, LEFT, Socket, flag};
 use crate::wait::{self, Side};
@@ -55,12 +55,8 @@ impl Want {
         }
         if !self.socket.said.sends_fast() {
             ask = true;
-        } else if wait::send_room(
-            self.socket,
-            self.channel,
-            self.slot,
-            io::tx_ring_bytes(self.socket),
-        ) {
+        } else if wait::send_room(self.socket, self.channel, self.slot, self.socket.tx_ring_bytes())
+        {
             now |= events & OUT;
         }
         (now, ask)
@@ -279,7 +275,7 @@ unsafe fn poll_held(fds: *mut pollfd, count: u64, timeout_ns: i64, mask: Mask) -
         }
         &mut *many
     };
-    if !is_mask(mask) {
+    if !user::is_mask(mask) {
         return -(libc::EFAULT as Ret);
     }
     let r = match poll_list(list, timeout_ns, mask) {
@@ -327,12 +323,6 @@ unsafe fn poll_one(at: *mut pollfd) -> Option<Ret> {
     }
     // SAFETY: as above.
     if unsafe { user::write(&raw mut (*at).revents, now) } { Some(1) } else { None }
-}
-
-/// No mask, or one that the kernel can read.
-pub(crate) fn is_mask(mask: Mask) -> bool {
-    // SAFETY: the application's mask; the kernel's has 64 bits.
-    mask.is_null() || unsafe { user::read(mask.cast::<u64>()) }.is_some()
 }
 
 /// There is no memory for a call.
@@ -494,7 +484,7 @@ fn sleep(
         fds.get(w.index).is_some_and(|p| {
             let room = p.events & OUT != 0
                 && w.socket.said.sends_fast()
-                && wait::send_room_or_ask(w.socket, w.channel, w.slot, io::tx_ring_bytes(w.socket));
+                && wait::send_room_or_ask(w.socket, w.channel, w.slot, w.socket.tx_ring_bytes());
             room || w.look(p.events).0 != 0
         })
     });
@@ -664,7 +654,7 @@ unsafe fn select_held(
             list.push(pollfd { fd: fd as c_int, events, revents: 0 });
         }
     }
-    if !is_mask(mask) {
+    if !user::is_mask(mask) {
         return -(libc::EFAULT as Ret);
     }
     let start = sys::now_ns();

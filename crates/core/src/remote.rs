@@ -35,7 +35,7 @@ use crate::channel::Channel;
 use crate::lock::Mutex;
 use crate::rendezvous::table::{Key, Table};
 use crate::socket::{CANDIDATE, Socket, flag};
-use crate::{fd_table, lifecycle, numbers, service, sys};
+use crate::{config, fd_table, numbers, process, service, sys};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::ffi::{c_int, c_void};
@@ -123,7 +123,7 @@ pub(crate) fn maker_lives(s: &Socket) -> bool {
     if life >= 0 {
         sys::poll_now(life, libc::POLLIN) == 0
     } else {
-        lifecycle::process_lives(s.owner.load(Relaxed))
+        process::lives(s.owner.load(Relaxed))
     }
 }
 
@@ -131,7 +131,7 @@ pub(crate) fn maker_lives(s: &Socket) -> bool {
 /// started cannot.)
 pub(crate) fn can_be_called_back(s: &Socket) -> bool {
     let since = |forks: u32| s.forks.load(Relaxed).wrapping_sub(forks).cast_signed() >= 0;
-    since(lifecycle::forks()) || (is_running() && since(FORKS_BEFORE.load(Acquire)))
+    since(process::forks()) || (is_running() && since(FORKS_BEFORE.load(Acquire)))
 }
 
 /// When what has come is looked at ([`crate::io::look_at_unread_here`]), as long as the thread does
@@ -161,7 +161,7 @@ fn ask(what: Ask) -> bool {
 }
 
 fn ensure_started() -> bool {
-    crate::heap::plenty() && (RUNNING.load(Acquire) == lifecycle::process() || start())
+    crate::heap::plenty() && (RUNNING.load(Acquire) == process::id() || start())
 }
 
 #[cold]
@@ -170,7 +170,7 @@ fn start() -> bool {
     let signals = sys::hold_signals();
     let started = {
         let _one = STARTING.lock();
-        let me = lifecycle::process();
+        let me = process::id();
         RUNNING.load(Acquire) == me || (FAILED.load(Relaxed) != me && start_now(me))
     };
     sys::restore_signals(signals);
@@ -188,7 +188,7 @@ fn start_now(me: u32) -> bool {
         }
         BELL.store(bell, SeqCst);
         // After that: a fork that is not counted here yet copies the bell.
-        FORKS_BEFORE.store(lifecycle::forks(), SeqCst);
+        FORKS_BEFORE.store(process::forks(), SeqCst);
         // Before it runs: it may find that it cannot.
         FAILED.store(0, Relaxed);
         RUNNING.store(me, Release);
@@ -223,7 +223,7 @@ extern "C" fn run(epoll: *mut c_void) -> *mut c_void {
         core::mem::forget(remote);
     }
     RUNNING.store(0, Release);
-    FAILED.store(lifecycle::process(), Relaxed);
+    FAILED.store(process::id(), Relaxed);
     core::ptr::null_mut()
 }
 
@@ -247,7 +247,7 @@ fn unwatch(epoll: c_int, fd: c_int) {
 /// Whether a device could serve connections like this one. Asks the kernel once; where there is
 /// none, once a minute.
 pub(crate) fn could_serve(tuple: &Tuple) -> Result<(), Reason> {
-    if LOADED.load(Acquire) && LOADED_BY.load(Relaxed) != lifecycle::process() {
+    if LOADED.load(Acquire) && LOADED_BY.load(Relaxed) != process::id() {
         // The libraries' state is a copy of the parent's, and the kernel refuses a child the use of
         // its device.
         return Err(Reason::ForkedAfterRdma);
@@ -309,7 +309,7 @@ pub(crate) fn accepting(local: SocketAddr) {
             (bits >> 64) as u64 ^ (bits as u64).rotate_left(13)
         }
     };
-    let mixed = (hash ^ u64::from(local.port()) << 40 ^ u64::from(lifecycle::process()) << 20)
+    let mixed = (hash ^ u64::from(local.port()) << 40 ^ u64::from(process::id()) << 20)
         .wrapping_mul(0x9e37_79b9_7f4a_7c15)
         | 1;
     let Some(place) = KNOWN.get((mixed >> 58) as usize) else { return };
@@ -355,7 +355,7 @@ pub(crate) const NEVER: u32 = 3;
 
 /// This process has, or had, connections to other hosts that can be accelerated.
 pub(crate) fn is_running() -> bool {
-    RUNNING.load(Acquire) == lifecycle::process()
+    RUNNING.load(Acquire) == process::id()
 }
 
 /// Who has it: the thread, in what it does between its waits, or one that forks. A child must not
@@ -366,8 +366,8 @@ const TURN_NS: u64 = 1_000_000_000;
 
 fn take_turn(limit_ns: u64) -> bool {
     let until = sys::now_ns().saturating_add(limit_ns);
-    while let Err(other) = TURN.compare_exchange(0, lifecycle::tid(), AcqRel, Acquire) {
-        if other == lifecycle::tid() || sys::now_ns() >= until {
+    while let Err(other) = TURN.compare_exchange(0, process::tid(), AcqRel, Acquire) {
+        if other == process::tid() || sys::now_ns() >= until {
             return false;
         }
         sys::futex_wait(&TURN, other, 10_000_000, true);
@@ -389,7 +389,7 @@ pub(crate) fn fork_prepare() {
 
 /// After it, in both processes.
 pub(crate) fn fork_done() {
-    if TURN.load(Relaxed) == lifecycle::tid() || !is_running() {
+    if TURN.load(Relaxed) == process::tid() || !is_running() {
         end_turn();
     }
 }
@@ -550,7 +550,7 @@ impl Remote {
             anew_at: 0,
             links: [const { None }; LINKS],
             places: Vec::new(),
-            kept: pairs::Kept::new(lifecycle::config()),
+            kept: pairs::Kept::new(config::get()),
             connected: Table::new(PENDING, seed)?,
             accepted: Table::new(PENDING, seed.rotate_left(7))?,
             candidates: Table::new(PENDING, seed.rotate_left(17))?,

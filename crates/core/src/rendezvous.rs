@@ -30,7 +30,7 @@ use crate::arena::{
 use crate::channel::{BY_KERNEL, Channel, ChannelMem, PLACES, SLOTS, quiet};
 use crate::log::debug_log;
 use crate::socket::{self, Socket};
-use crate::{adoption, fd_table, lifecycle, numbers, remote, stats, sys};
+use crate::{adoption, config, fd_table, numbers, process, remote, stats, sys};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use auth::Cred;

@@ -16,7 +16,7 @@ use crate::log::{debug_log, warn_log};
 use crate::socket::{
     self, ATTACHED, ATTACHING, CANDIDATE, CLOSING, LEFT, Socket, UNCONNECTED, flag,
 };
-use crate::{adoption, io, lifecycle, remote, service, shared, sys};
+use crate::{adoption, io, process, remote, service, shared, sys};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, Ordering::*};
 use netacc_control::stats::Reason;
@@ -46,7 +46,7 @@ pub(crate) fn before_change() {
 #[cold]
 #[inline(never)]
 fn give_up() {
-    if !lifecycle::started() || lifecycle::in_vfork_child() {
+    if !process::started() || process::in_vfork_child() {
         return;
     }
     let signals = sys::hold_signals();

@@ -22,7 +22,7 @@ use crate::rendezvous::{
     Violation, auth, carrier_event, link_of, slot_of, strangers,
 };
 use crate::socket::{CANDIDATE, Socket, flag};
-use crate::{fd_table, heap, lifecycle, numbers, remote, sys};
+use crate::{fd_table, heap, numbers, process, remote, sys};
 use alloc::vec::Vec;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::*};
@@ -121,7 +121,7 @@ impl Service {
     }
 
     fn is_running(&self) -> bool {
-        self.running.load(Acquire) == lifecycle::process()
+        self.running.load(Acquire) == process::id()
     }
 
     /// Starts the thread if it does not run. False: it cannot be, or there is no memory for what it
@@ -140,10 +140,10 @@ impl Service {
         }
         let now = sys::now_ns();
         // Failed before, in this process: not tried at every connection.
-        if state.process == lifecycle::process() && now < state.start_again_at {
+        if state.process == process::id() && now < state.start_again_at {
             return false;
         }
-        (state.process, state.start_again_at) = (lifecycle::process(), now + START_AGAIN_NS);
+        (state.process, state.start_again_at) = (process::id(), now + START_AGAIN_NS);
         if !state.prepare() {
             return false;
         }
@@ -159,7 +159,7 @@ impl Service {
             self.bell.store(bell, Release);
             self.rung.store(false, Release);
             if !self.threaded || spawn(run, core::ptr::from_ref(self).cast_mut().cast()) {
-                self.running.store(lifecycle::process(), Release);
+                self.running.store(process::id(), Release);
                 return true;
             }
             state.epoll = -1;
@@ -701,7 +701,7 @@ pub(crate) fn spawn(
     body: extern "C" fn(*mut c_void) -> *mut c_void,
     argument: *mut c_void,
 ) -> bool {
-    let Some(next) = lifecycle::next_symbols() else { return false };
+    let Some(next) = process::next_symbols() else { return false };
     let (Some(create), Some(detach)) = (next.pthread_create, next.pthread_detach) else {
         return false;
     };

@@ -4,7 +4,7 @@
 //! The list itself is private memory. Nobody forks between a mapping and its entry: a child has
 //! both, or neither.
 
-use crate::{lifecycle, sys};
+use crate::{process, sys};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicUsize, Ordering::*};
 
@@ -51,7 +51,7 @@ pub(crate) fn map(fd: c_int, bytes: usize, kind: Kind) -> *mut u8 {
         unsafe { sys::unmap(at, bytes) };
         core::ptr::null_mut()
     };
-    lifecycle::while_nobody_forks(noted).unwrap_or(core::ptr::null_mut())
+    process::while_nobody_forks(noted).unwrap_or(core::ptr::null_mut())
 }
 
 /// Maps `fd` over `at`, and notes that. False: refused; what is there then is whatever was before,
@@ -68,7 +68,7 @@ pub(crate) unsafe fn map_over(at: *mut u8, fd: c_int, bytes: usize) -> bool {
         }
         done
     };
-    lifecycle::while_nobody_forks(noted).unwrap_or(false)
+    process::while_nobody_forks(noted).unwrap_or(false)
 }
 
 /// Notes a mapping of this process's own. False: there is no room for it, and nobody could give it

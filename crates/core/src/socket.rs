@@ -22,11 +22,11 @@
 //! Only application threads change a socket's state. The service thread ([`crate::service`]) only
 //! leaves an [`Offer`].
 
-use crate::api::{PASS, Ret};
 use crate::channel::{self, Channel};
 use crate::fd_table::{self, Entry};
+use crate::outcome::{PASS, Ret};
 use crate::said::Said;
-use crate::{adoption, io_uring, lifecycle, own, remote, service, shared, stats, syn, sys};
+use crate::{adoption, config, io_uring, own, process, remote, service, shared, stats, syn, sys};
 use core::cell::UnsafeCell;
 use core::ffi::c_int;
 use core::net::{IpAddr, SocketAddr};
@@ -203,7 +203,7 @@ pub(crate) struct Socket {
     pub(crate) state: AtomicU32,
     /// Counts the lives of this piece of memory; 16 bits of it stand in every table entry.
     pub(crate) generation: AtomicU32,
-    /// Serial number of the process ([`lifecycle::process`]) that made it: another one (a forked
+    /// Serial number of the process ([`process::id`]) that made it: another one (a forked
     /// child) takes the slow way.
     pub(crate) owner: AtomicU32,
     pub(crate) flags: AtomicU32,
@@ -391,6 +391,11 @@ pub(crate) fn after_fork_in_child() {
 }
 
 impl Socket {
+    /// Size of the ring that an attached socket produces into.
+    pub(crate) fn tx_ring_bytes(&self) -> u64 {
+        // SAFETY: written before the socket was attached, read-only afterwards.
+        unsafe { (*self.offer.get()).tx_bytes as u64 }
+    }
     pub(crate) fn generation16(&self) -> u16 {
         self.generation.load(Acquire) as u16
     }
@@ -409,7 +414,7 @@ impl Socket {
     /// Made by another process of the family: this one inherited it.
     #[inline(always)]
     pub(crate) fn is_inherited(&self) -> bool {
-        self.owner.load(Relaxed) != lifecycle::process()
+        self.owner.load(Relaxed) != process::id()
     }
     /// Descriptors of this process and its children that refer to it.
     pub(crate) fn names(&self) -> u32 {
@@ -515,7 +520,7 @@ pub(crate) const NONE: u32 = Reason::None as u32;
 pub(crate) fn on_socket(fd: c_int, domain: c_int, ty: c_int, protocol: c_int) {
     fd_table::forget_stale(fd);
     let stream = ty & 0xf == libc::SOCK_STREAM && (protocol == 0 || protocol == libc::IPPROTO_TCP);
-    if stream && (domain == libc::AF_INET || domain == libc::AF_INET6) && lifecycle::started() {
+    if stream && (domain == libc::AF_INET || domain == libc::AF_INET6) && process::started() {
         fd_table::set(fd, Entry::Fresh(io_uring::refusal(NONE)));
     }
 }
@@ -691,7 +696,7 @@ fn begin(fd: c_int, reason: u32, connector: bool) {
 /// A socket with nothing known of it but a name.
 fn new_socket(fd: c_int) -> Option<&'static Socket> {
     let s = allocate()?;
-    s.owner.store(lifecycle::process(), Relaxed);
+    s.owner.store(process::id(), Relaxed);
     s.flags.store(0, Relaxed);
     s.slot.store(u32::MAX, Relaxed);
     s.fd.store(fd, Relaxed);
@@ -706,7 +711,7 @@ fn new_socket(fd: c_int) -> Option<&'static Socket> {
     s.from.store(core::ptr::null_mut(), Relaxed);
     s.pollers.store(u64::from(s.generation.load(Relaxed)) << 32, Relaxed);
     s.registrations.store(0, Relaxed);
-    s.forks.store(lifecycle::forks(), Relaxed);
+    s.forks.store(process::forks(), Relaxed);
     s.carrier_asked.store(0, Relaxed);
     s.syn.reset();
     s.item.store(0, Relaxed);
@@ -731,7 +736,7 @@ fn claim(fd: c_int) -> Option<&'static Socket> {
         return None;
     }
     s.state.compare_exchange(UNCONNECTED, ATTACHING, SeqCst, Relaxed).ok()?;
-    s.attacher.store(lifecycle::tid(), Relaxed);
+    s.attacher.store(process::tid(), Relaxed);
     s.fd.store(fd, Relaxed);
     s.syn.reset();
     Some(s)
@@ -785,7 +790,7 @@ fn fill(
     s.looks.store(0, Relaxed);
     // SAFETY: nobody else looks at this socket's addresses yet.
     unsafe { *s.tuple.get() = tuple };
-    let config = lifecycle::config();
+    let config = config::get();
     let why = Reason::ALL.get(reason as usize).copied().unwrap_or(Reason::None);
     let why = if why != Reason::None {
         why
@@ -829,6 +834,11 @@ fn fill(
     s.state.store(if candidate { CANDIDATE } else { PLAIN }, SeqCst);
 }
 
+/// A candidate's calls that move bytes before its peer is told of it. An agreement costs both
+/// processes some ten microseconds, which a connection of one request and one reply never gets
+/// back.
+pub(crate) const NOTED_AFTER: u32 = 3;
+
 /// A new candidate's peer can find this process, or is looked for.
 fn start(s: &'static Socket) {
     let (tuple, connector) = (s.tuple(), s.has(flag::CONNECTOR));
@@ -843,7 +853,7 @@ fn start(s: &'static Socket) {
     } else if connector {
         // The listener may not have accepted anything yet, and be unknown for that: asked again
         // after its first answer; with NACC_CONN_TCP_FIRST=1 only then.
-        if !lifecycle::config().tcp_first && service::connected(s) {
+        if !config::get().tcp_first && service::connected(s) {
             s.raise(flag::PROBED);
         }
     } else {
@@ -853,7 +863,7 @@ fn start(s: &'static Socket) {
 
 pub(crate) fn on_accept(listener: c_int, fd: c_int, _flags: c_int) {
     fd_table::forget_stale(fd);
-    if !lifecycle::started() {
+    if !process::started() {
         return;
     }
     match fd_table::get(listener) {
@@ -908,7 +918,7 @@ fn was_never_one(s: &'static Socket) -> bool {
     {
         return false;
     }
-    s.attacher.store(lifecycle::tid(), Relaxed);
+    s.attacher.store(process::tid(), Relaxed);
     let used = [&s.tx_inflight, &s.rx_inflight, &s.offered].iter().any(|n| n.load(SeqCst) != 0);
     let moved = s.tx_bytes.load(Relaxed) != 0 || s.rx_bytes.load(Relaxed) != 0;
     let is_new = !used && !moved && !s.has(flag::NOTED);
@@ -1025,7 +1035,7 @@ pub(crate) fn await_attach(s: &Socket) -> bool {
         if s.state.load(SeqCst) != ATTACHING {
             return true;
         }
-        if s.attacher.load(SeqCst) == lifecycle::tid() {
+        if s.attacher.load(SeqCst) == process::tid() {
             return false;
         }
         if n < 1000 {
@@ -1038,7 +1048,7 @@ pub(crate) fn await_attach(s: &Socket) -> bool {
             if s.has(flag::REMOTE) {
                 !remote::maker_lives(s)
             } else {
-                !lifecycle::process_lives(s.owner.load(Relaxed))
+                !process::lives(s.owner.load(Relaxed))
             }
         };
         if n.is_multiple_of(10_000) && s.is_inherited() && over() {
@@ -1058,7 +1068,7 @@ pub(crate) fn await_close(s: &Socket) {
             continue;
         }
         sys::sched_yield();
-        if n.is_multiple_of(10_000) && !lifecycle::process_lives(s.owner.load(Relaxed)) {
+        if n.is_multiple_of(10_000) && !process::lives(s.owner.load(Relaxed)) {
             let _ = s.state.compare_exchange(CLOSING, PLAIN, SeqCst, Relaxed);
         }
     }
@@ -1119,10 +1129,7 @@ pub(crate) fn close(s: &'static Socket, g: u16, fd: c_int, kernel_too: bool) -> 
         }
     }
     // A child takes apart only what its maker has left to it, by a close or by its end.
-    if s.is_inherited()
-        && s.fd.load(Acquire) >= 0
-        && lifecycle::process_lives(s.owner.load(Relaxed))
-    {
+    if s.is_inherited() && s.fd.load(Acquire) >= 0 && process::lives(s.owner.load(Relaxed)) {
         return kernel_close();
     }
     let_go(s, g, fd, kernel_close)
@@ -1292,7 +1299,7 @@ pub(crate) fn look_at_options(s: &Socket, fd: c_int) {
     {
         // A negative one, which was seen when it was set, reads as none.
         if timeout_ns.load(Relaxed) >= 0 {
-            timeout_ns.store(crate::options::timeout_of(fd, name), Relaxed);
+            timeout_ns.store(sys::timeout_of(fd, name), Relaxed);
         }
     }
 }

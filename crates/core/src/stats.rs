@@ -1,7 +1,7 @@
 //! The statistics segment of this process: made at its first connection, read by `netacc_ss` from
 //! outside.
 
-use crate::{fd_table, lifecycle, numbers, shared, sys};
+use crate::{config, fd_table, numbers, shared, sys};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 use netacc_control::stats::{
     CONN_CAPACITY, CONNS_OFFSET, ChannelRecord, ConnRecord, Counter, Header, Path, Reason,
@@ -71,7 +71,7 @@ fn create() -> Option<&'static Header> {
     }
     SEGMENT_FD.store(fd, Relaxed);
     let h = header()?;
-    h.set_config(lifecycle::config_text());
+    h.set_config(config::text());
     h.init(sys::getpid(), sys::unix_ns(), CONN_CAPACITY);
     Some(h)
 }

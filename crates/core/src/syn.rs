@@ -12,7 +12,7 @@
 
 use crate::fd_table::{self, Entry};
 use crate::socket::{self, Socket, flag};
-use crate::{lifecycle, remote, sys};
+use crate::{config, remote, sys};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 use libc::IPPROTO_TCP;
@@ -122,10 +122,7 @@ pub(crate) fn before_listen(fd: c_int) {
 
 /// Has the kernel keep the SYNs of what this socket accepts, if they could be of use.
 pub(crate) fn keep(fd: c_int) {
-    if USED.load(Acquire)
-        || !remote::has_devices()
-        || !lifecycle::config().paths.contains(Path::Rdma)
-    {
+    if USED.load(Acquire) || !remote::has_devices() || !config::get().paths.contains(Path::Rdma) {
         return;
     }
     let mut raw = [0u8; 128];

@@ -146,6 +146,15 @@ pub(crate) mod app {
     }
 }
 
+/// The kernel's receive or send timeout of a socket, nanoseconds, 0: none.
+pub(crate) fn timeout_of(fd: c_int, name: c_int) -> i64 {
+    let mut tv = libc::timeval { tv_sec: 0, tv_usec: 0 };
+    if getsockopt(fd, libc::SOL_SOCKET, name, &mut tv) < 0 {
+        return 0;
+    }
+    tv.tv_sec.saturating_mul(1_000_000_000).saturating_add(tv.tv_usec.saturating_mul(1000))
+}
+
 pub(crate) fn close(fd: c_int) -> isize {
     sys!(SYS_close, fd)
 }

@@ -11,7 +11,7 @@ use std::vec::Vec;
 pub(crate) fn init() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     let next =
-        crate::api::NextSymbols { pthread_create: Some(create), pthread_detach: Some(detach) };
+        crate::outcome::NextSymbols { pthread_create: Some(create), pthread_detach: Some(detach) };
     let env = |name: &str| match name {
         "NACC_SOR_MSG_SIZE" => Some("4096"),
         "NACC_SOR_CONN_PER_QP" => Some("4"),

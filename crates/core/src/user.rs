@@ -134,6 +134,12 @@ pub(crate) unsafe fn is_writable(at: *mut u8, len: usize) -> bool {
     [at, last].iter().all(|at| unsafe { read(*at).is_some_and(|byte| write(*at, byte)) })
 }
 
+/// No mask, or one that the kernel can read.
+pub(crate) fn is_mask(mask: crate::outcome::Mask) -> bool {
+    // SAFETY: the application's mask; the kernel's has 64 bits.
+    mask.is_null() || unsafe { read(mask.cast::<u64>()) }.is_some()
+}
+
 /// Writes values. False: EFAULT.
 ///
 /// # Safety

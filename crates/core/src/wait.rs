@@ -11,7 +11,7 @@
 use crate::channel::{Channel, PLACES, announce, producer_quiet, quiet};
 use crate::remote::wire;
 use crate::socket::{ATTACHED, Socket, flag};
-use crate::{channel, epoll, fd_table, lifecycle, numbers, service, signals, stats, sys};
+use crate::{channel, config, epoll, fd_table, numbers, process, service, signals, stats, sys};
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::*, fence};
 use libc::{epoll_event, pollfd};
 use netacc_control::stats::{ChannelState, Counter};
@@ -294,12 +294,12 @@ impl Peers {
 /// Polls `ready` for as long as that promises to be cheaper than a sleep. True: it came.
 #[inline(never)]
 pub(crate) fn spin(peers: Peers, mut ready: impl FnMut() -> bool) -> bool {
-    let cap = match lifecycle::config().poll_ms {
+    let cap = match config::get().poll_ms {
         Some(0) => return ready(),
         Some(ms) => ms.saturating_mul(1_000_000),
         None => SPIN_MAX_NS,
     };
-    let Some(luck) = LUCK.get(lifecycle::tid() as usize % LUCK.len()) else { return false };
+    let Some(luck) = LUCK.get(process::tid() as usize % LUCK.len()) else { return false };
     let start = sys::now_ns();
     let mut budget = luck.budget_ns.load(Relaxed).min(cap);
     if start < CROWDED_UNTIL.load(Relaxed) {
@@ -491,7 +491,7 @@ pub(crate) fn send_room_or_ask(
 pub(crate) fn block(s: &Socket, fd: i32, side: Side, on_carrier: bool, deadline: u64) -> Woke {
     let Some(channel) = s.channel() else { return Woke::News };
     let slot = s.slot.load(Relaxed) as usize;
-    let ring_bytes = crate::io::tx_ring_bytes(s);
+    let ring_bytes = s.tx_ring_bytes();
     let between_hosts = channel.wire().is_some();
     // Besides news, whatever `prod` is called for: it may come between the caller's look and the
     // sleep.
@@ -562,25 +562,23 @@ fn sleep(
         if channel.wire().is_some() {
             wire::before_sleep();
         }
-        let room = || {
-            side == Side::Send && send_room_or_ask(s, channel, slot, crate::io::tx_ring_bytes(s))
-        };
+        let room = || side == Side::Send && send_room_or_ask(s, channel, slot, s.tx_ring_bytes());
         missed = (side == Side::Receive || !on_carrier) && (ready() || room());
     }
     if !missed {
         // Without a place of its own (a second thread on the same end, or 256 sleepers) the thread
         // looks once a millisecond. A child that the process has forked since may change the paths,
         // and has no way to wake it. (Not between hosts.)
-        let limit =
-            if posted && (s.has(flag::REMOTE) || s.forks.load(Relaxed) == lifecycle::forks()) {
-                timeout
-            } else if posted {
-                if timeout < 0 { CHILDREN_NS } else { timeout.min(CHILDREN_NS) }
-            } else if timeout < 0 {
-                1_000_000
-            } else {
-                timeout.min(1_000_000)
-            };
+        let limit = if posted && (s.has(flag::REMOTE) || s.forks.load(Relaxed) == process::forks())
+        {
+            timeout
+        } else if posted {
+            if timeout < 0 { CHILDREN_NS } else { timeout.min(CHILDREN_NS) }
+        } else if timeout < 0 {
+            1_000_000
+        } else {
+            timeout.min(1_000_000)
+        };
         stats::count(Counter::Sleeps);
         // SAFETY: two valid pollfds; no mask.
         let r = unsafe { sys::ppoll(fds.as_mut_ptr(), 2, limit, core::ptr::null()) };

@@ -2,6 +2,7 @@
 //! item at the socket's home, or an extra item.
 
 use super::*;
+use crate::lifecycle;
 use crate::signals;
 
 #[inline]
@@ -48,9 +49,9 @@ unsafe fn ctl_ours(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event, r
         }
         return PASS;
     };
-    if e.owner.load(Relaxed) != lifecycle::process() || s.is_inherited() {
+    if e.owner.load(Relaxed) != process::id() || s.is_inherited() {
         lifecycle::need_kernel(fd, Reason::InheritedByFork);
-        if e.owner.load(Relaxed) != lifecycle::process() || !s.is(ATTACHED) {
+        if e.owner.load(Relaxed) != process::id() || !s.is(ATTACHED) {
             return PASS;
         }
         return ctl_attached(e, epfd, op, fd, ev, s, g);

@@ -3,6 +3,7 @@
 
 use super::look::give_way;
 use super::*;
+use crate::lifecycle;
 
 /// The socket's home. (An inherited socket's is its maker's.)
 pub(super) fn set_of(s: &Socket) -> Option<&'static Epoll> {
@@ -15,7 +16,7 @@ fn for_each_set_of(s: &Socket, mut f: impl FnMut(&'static Epoll)) {
     if EXTRAS.load(Acquire) != 0 {
         fd_table::for_each(|_, entry| {
             if let Entry::Epoll(e) = entry
-                && e.owner.load(Relaxed) == lifecycle::process()
+                && e.owner.load(Relaxed) == process::id()
             {
                 f(e);
             }
@@ -175,7 +176,7 @@ pub(crate) fn forget(s: &'static Socket, fd: c_int) {
 
 /// As [`forget`], in one set. `last`: no other descriptor of it is open anywhere.
 fn forget_in(e: &'static Epoll, s: &'static Socket, fd: c_int, last: bool) {
-    if e.owner.load(Relaxed) != lifecycle::process() {
+    if e.owner.load(Relaxed) != process::id() {
         return;
     }
     let mut from = 0;

@@ -15,7 +15,7 @@ pub(crate) unsafe fn wait(
     counted: &mut Counted,
 ) -> Ret {
     let Entry::Epoll(e) = fd_table::get(epfd) else { return PASS };
-    if e.owner.load(Relaxed) != lifecycle::process() {
+    if e.owner.load(Relaxed) != process::id() {
         signals::held(|| inherited(e));
         return PASS;
     }
@@ -34,7 +34,7 @@ pub(crate) unsafe fn wait(
         return -(libc::EINVAL as Ret);
     }
     let end = (events as usize).wrapping_add(max as usize * size_of::<epoll_event>());
-    if ((events as usize | end) as isize) < 0 || !(mask.is_null() || crate::poll::is_mask(mask)) {
+    if ((events as usize | end) as isize) < 0 || !(mask.is_null() || user::is_mask(mask)) {
         return -(libc::EFAULT as Ret);
     }
     let section = signals::enter();
@@ -643,7 +643,7 @@ fn spin(
 pub(crate) unsafe fn on_wait(epfd: c_int, events: *mut epoll_event, n: c_int) -> c_int {
     let Entry::Epoll(e) = fd_table::get(epfd) else { return n };
     // A set that a child inherited still holds its parent's tags.
-    let inherited = e.owner.load(Relaxed) != lifecycle::process();
+    let inherited = e.owner.load(Relaxed) != process::id();
     if !e.active.load(Acquire) && !inherited {
         return n;
     }

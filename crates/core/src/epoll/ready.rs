@@ -124,7 +124,7 @@ pub(super) fn evaluate(item: &mut Item) -> u32 {
     let mut now = if readable { IN } else { 0 };
     if sends
         && item.events & OUT != 0
-        && wait::send_room_or_ask(s, channel, s.slot.load(Relaxed) as usize, io::tx_ring_bytes(s))
+        && wait::send_room_or_ask(s, channel, s.slot.load(Relaxed) as usize, s.tx_ring_bytes())
     {
         now |= OUT;
     }

@@ -75,7 +75,7 @@ pub(super) fn candidate(
     }
     if r == -(libc::EINTR as Ret)
         && signals::pending().is_none()
-        && lifecycle::threads_are_cancelled()
+        && process::threads_are_cancelled()
     {
         // Perhaps by libc's signal for that, from which the kernel does not restart.
         return Some(interrupted(0).unwrap_or(r));
@@ -319,7 +319,7 @@ pub(super) fn after_candidate_call(
     let calls = s.calls.load(Relaxed).wrapping_add(1);
     s.calls.store(calls, Relaxed);
     if s.has(flag::REMOTE) {
-        if calls >= search::NOTED_AFTER
+        if calls >= crate::socket::NOTED_AFTER
             && !s.has(flag::NOTED)
             && search::waits_seen(s, fd, call_flags, calls)
             && syn::learn(s, fd)
@@ -348,8 +348,8 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
     if s.state.compare_exchange(CANDIDATE, ATTACHING, SeqCst, Relaxed).is_err() {
         return;
     }
-    s.attacher.store(lifecycle::tid(), Relaxed);
-    let me = lifecycle::tid();
+    s.attacher.store(process::tid(), Relaxed);
+    let me = process::tid();
     let is_remote = s.has(flag::REMOTE);
     // Between hosts, where it can become a candidate again, all calls have to be over: at the end
     // of some later one.
@@ -497,7 +497,7 @@ fn children_can_follow(s: &Socket) -> bool {
     if s.has(flag::REMOTE) {
         return remote::can_be_called_back(s) && !s.has(flag::CALLED_BACK);
     }
-    s.forks.load(Relaxed) == lifecycle::forks()
+    s.forks.load(Relaxed) == process::forks()
 }
 
 #[cold]

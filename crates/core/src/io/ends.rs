@@ -323,12 +323,6 @@ pub(super) fn show_path(s: &Socket, tx: bool, way: Way) {
     }
 }
 
-/// Size of the ring that an attached socket produces into.
-pub(crate) fn tx_ring_bytes(s: &Socket) -> u64 {
-    // SAFETY: written before the socket was attached, read-only afterwards.
-    unsafe { (*s.offer.get()).tx_bytes as u64 }
-}
-
 /// The peer broke the rules: nothing of what it says is believed any more, the connection is reset.
 #[cold]
 #[inline(never)]

@@ -7,11 +7,8 @@
 //! a connection that nobody uses costs nothing.
 
 use super::*;
+use crate::socket::NOTED_AFTER;
 
-/// A candidate's calls that move bytes before its peer is told of it. An agreement costs both
-/// processes some ten microseconds, which a connection of one request and one reply never gets
-/// back.
-pub(crate) const NOTED_AFTER: u32 = 3;
 /// As [`NOTED_AFTER`], of a connection that was adopted by a process with no agreement yet: a
 /// forked child that perhaps serves this one alone. Its first costs it a thread and its tables,
 /// which is a millisecond with the end of the process.

@@ -603,7 +603,7 @@ pub(crate) fn on_more_room(s: &'static Socket, g: u16) {
     if let Ok(mut h) = hold_tx(s, g)
         && h.channel.wire().is_none()
         && h.end.switch.state() == TxState::Fast
-        && !wait::send_room(s, h.channel, h.slot, tx_ring_bytes(s))
+        && !wait::send_room(s, h.channel, h.slot, s.tx_ring_bytes())
     {
         demote_tx(s, &mut h, false);
     }

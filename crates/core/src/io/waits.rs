@@ -85,7 +85,7 @@ pub(super) fn interrupted(timeout_ns: i64) -> Option<Ret> {
         return Some(-(libc::EINTR as Ret));
     }
     // The thread may have been cancelled, which only the hook can see to.
-    lifecycle::threads_are_cancelled().then_some(RESTART)
+    process::threads_are_cancelled().then_some(RESTART)
 }
 
 /// Whether a call on `s` ends where it would have to wait (sock_rcvtimeo, sock_sndtimeo).

@@ -49,7 +49,7 @@ pub(super) fn forget_leave(channel: &Channel, slot: usize) {
 }
 
 pub(super) fn finish(limit_ns: u64) {
-    if RUNNING.load(Acquire) != lifecycle::process() {
+    if RUNNING.load(Acquire) != process::id() {
         return;
     }
     let until = sys::now_ns().saturating_add(limit_ns);

@@ -63,7 +63,7 @@ pub(super) fn pause_after(why: Reason) -> u64 {
 /// What a pair for so many connections is made with. Both ends reckon alike.
 pub(super) fn settings(lanes: u16, immediate: bool) -> Settings {
     let depth = (u32::from(lanes) * 16).clamp(32, 128);
-    let turn_bytes = lifecycle::config().buffer_bytes.max(4096);
+    let turn_bytes = config::get().buffer_bytes.max(4096);
     Settings {
         sends: depth,
         receives: depth,
@@ -98,7 +98,7 @@ impl Devices {
             );
             Err(Reason::MemlockLimit)
         } else {
-            LOADED_BY.store(lifecycle::process(), Relaxed);
+            LOADED_BY.store(process::id(), Relaxed);
             LOADED.store(true, Release);
             net::load().map_err(|e| {
                 warn_log!("RDMA cannot be used: {e}");
@@ -201,7 +201,7 @@ impl Remote {
         device: usize,
         settings: &Settings,
     ) -> Result<(&'static Queue, netacc_rdma::Tag), Reason> {
-        let me = lifecycle::tid();
+        let me = process::tid();
         let reserve = |q: &'static Queue| {
             for _ in 0..1000 {
                 match q.hub.reserve(me, settings) {
@@ -223,7 +223,7 @@ impl Remote {
 
     fn new_queue(&mut self, at: usize) -> Result<&'static Queue, Reason> {
         let verbs = self.devices.verbs().ok_or(Reason::RdmaCoreMissing)?;
-        let config = lifecycle::config();
+        let config = config::get();
         let number = wire::queues().count();
         if number >= QUEUES {
             return Err(Reason::ChannelFull);
@@ -383,7 +383,7 @@ extern "C" fn run_io(index: *mut c_void) -> *mut c_void {
     let index = index as usize;
     sys::block_all_signals();
     sys::name_thread(b"netacc-io\0");
-    sys::set_affinity(&lifecycle::config().affinity);
+    sys::set_affinity(&config::get().affinity);
     let epoll = EPOLLS.get(index).map_or(-1, |e| e.load(Acquire));
     let mut visits = [0u64; QUEUES];
     loop {

@@ -371,7 +371,7 @@ impl Remote {
         let resumes = l.broken_at != 0;
         let key = if resumes { l.hello.map_or(l.key, |h| h.key) } else { l.key };
         let Some(facts) = self.facts(device) else { return };
-        let config = lifecycle::config();
+        let config = config::get();
         let hello = Hello {
             version: VERSION,
             lib_version: LIB_VERSION,

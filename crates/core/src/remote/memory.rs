@@ -71,7 +71,7 @@ impl Remote {
     pub(super) fn take_rings(&mut self, i: usize) -> Result<Rings<Net>, Reason> {
         let verbs = self.devices.verbs().ok_or(Reason::RdmaCoreMissing)?;
         self.ensure_domain(i)?;
-        let config = lifecycle::config();
+        let config = config::get();
         let registered: usize = self
             .links
             .iter()

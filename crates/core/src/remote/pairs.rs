@@ -259,7 +259,7 @@ impl Remote {
             let local = SocketAddr::new(l.local, l.port);
             let port = self.port_for_pairs(local);
             let Some(l) = self.link_mut(i) else { return };
-            let lanes = l.hello.map_or(1, |h| h.lanes).min(lanes(lifecycle::config()));
+            let lanes = l.hello.map_or(1, |h| h.lanes).min(lanes(config::get()));
             let mut nonce = [0u8; 16];
             sys::random(&mut nonce);
             let number = l.next_pair;
@@ -321,7 +321,7 @@ impl Remote {
         let seat = self.seat(device, &settings)?;
         let made = self.make_on(i, number, verbs, channel, &settings, seat);
         if made.is_err() {
-            let _ = until_free(|| seat.0.hub.release(lifecycle::tid(), seat.1));
+            let _ = until_free(|| seat.0.hub.release(process::tid(), seat.1));
         }
         made
     }
@@ -379,7 +379,7 @@ impl Remote {
             p.receives = Some((memory, bytes));
             p.seat = Some((queue, tag));
             p.link = Some(Arc::clone(&link));
-            until_free(|| queue.hub.add(lifecycle::tid(), Arc::clone(&link)))
+            until_free(|| queue.hub.add(process::tid(), Arc::clone(&link)))
                 .map_err(|_| Reason::RdmaRefused)
         })();
         l.domain = Some(domain);
@@ -696,7 +696,7 @@ impl Remote {
 
     /// Closes a lost pair. From here on nothing arrives in the rings of its connections.
     fn dismantle(&mut self, i: usize, number: u32) {
-        let me = lifecycle::tid();
+        let me = process::tid();
         let Some(verbs) = self.devices.verbs() else { return };
         let Some(l) = self.link_mut(i) else { return };
         for (slot, c) in l
@@ -846,7 +846,7 @@ impl Remote {
 
     /// Both ends have closed a lane.
     fn take_back(&mut self, i: usize, number: u32, lane: u16) {
-        let me = lifecycle::tid();
+        let me = process::tid();
         let Some(l) = self.link_mut(i) else { return };
         let Some(p) = l.pair_mut(number) else { return };
         let (Some(link), Some((queue, _))) = (p.link.as_ref(), p.seat) else { return };

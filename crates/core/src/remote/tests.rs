@@ -161,7 +161,7 @@ impl Rig {
         forget_known();
         BELL.store(-1, Relaxed);
         RUNG.store(false, Relaxed);
-        RUNNING.store(lifecycle::process(), Relaxed);
+        RUNNING.store(process::id(), Relaxed);
         let (io, all) = (epoll(), epoll());
         devices::EPOLLS[0].store(io, Relaxed);
         let seed = if let Order::Shuffled(seed) = order { seed } else { 0 };
@@ -873,7 +873,7 @@ fn begin(fd: c_int, connector: bool) -> &'static Socket {
         (&raw mut (*memory).tuple).write(core::cell::UnsafeCell::new(tuple));
         &*memory
     };
-    s.owner.store(lifecycle::process(), Relaxed);
+    s.owner.store(process::id(), Relaxed);
     s.flags.store(
         flag::REMOTE | flag::WAITS_SEEN | if connector { flag::CONNECTOR } else { 0 },
         Relaxed,
@@ -881,7 +881,7 @@ fn begin(fd: c_int, connector: bool) -> &'static Socket {
     s.slot.store(u32::MAX, Relaxed);
     s.fd.store(fd, Relaxed);
     s.refs.store(u64::from(s.generation.load(Relaxed)) << 32 | 1, Relaxed);
-    s.forks.store(lifecycle::forks(), Relaxed);
+    s.forks.store(process::forks(), Relaxed);
     s.record.store(stats::open(fd, Reason::Negotiating), Relaxed);
     s.state.store(CANDIDATE, Release);
     fd_table::set(fd, fd_table::Entry::Socket(s, 0));

@@ -12,7 +12,7 @@
 use super::net::Net;
 use crate::channel::{Channel, PLACES, SLOTS, producer_quiet, quiet};
 use crate::lock::bump;
-use crate::{channel, lifecycle, stats, sys};
+use crate::{channel, process, stats, sys};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{
@@ -195,7 +195,7 @@ pub(super) fn forget_queues() {
 impl Queue {
     /// Takes what has come, and tells whoever waits for it. True: something had come.
     pub(crate) fn poll(&self) -> bool {
-        matches!(self.hub.poll(lifecycle::tid(), &mut tell), Ok(1..))
+        matches!(self.hub.poll(process::tid(), &mut tell), Ok(1..))
     }
 
     /// As [`Queue::poll`], until nothing more comes.
@@ -205,7 +205,7 @@ impl Queue {
         let mut waits = 0u32;
         // Bounded: a peer that never stops sending must not keep a thread here.
         while looks < 64 {
-            match self.hub.poll(lifecycle::tid(), &mut tell) {
+            match self.hub.poll(process::tid(), &mut tell) {
                 Ok(1..) => {
                     any = true;
                     looks += 1;
@@ -366,7 +366,7 @@ impl Queue {
                 context.flush(link);
             }
         };
-        self.hub.for_each(lifecycle::tid(), &mut each);
+        self.hub.for_each(process::tid(), &mut each);
         let (polls, _) = self.hub.polls();
         stats::add(Counter::RdmaPolls, polls.wrapping_sub(self.polls_told.swap(polls, Relaxed)));
     }

@@ -189,7 +189,7 @@ impl State {
         });
         fd_table::close_internal(memfd);
         if let Some(l) = self.link_mut(i).filter(|_| told.is_ok()) {
-            l.pool = Some(Pool::new(lifecycle::config()));
+            l.pool = Some(Pool::new(config::get()));
         }
         told
     }

@@ -486,7 +486,7 @@ impl State {
 
     /// Ends links that nothing has used for as long as the configuration says. Service thread only.
     pub(crate) fn expire(&mut self) {
-        let Some(ms) = lifecycle::config().empty_channel_expire_ms else {
+        let Some(ms) = config::get().empty_channel_expire_ms else {
             self.next_expiry = 0;
             return;
         };
@@ -519,7 +519,7 @@ impl State {
         let now = sys::now_ns();
         if let Some(l) = self.link_mut(i).filter(|l| l.is_read() && l.users() == 0) {
             l.since = now;
-            let ms = lifecycle::config().empty_channel_expire_ms;
+            let ms = config::get().empty_channel_expire_ms;
             if let Some(ms) = ms.filter(|_| self.next_expiry == 0) {
                 self.next_expiry = now.saturating_add(u64::from(ms) * 1_000_000).max(1);
                 return true;
@@ -631,7 +631,7 @@ fn bind_advert(port: u16) -> c_int {
     // that its parent has just given up stands, in the connector's book, for the parent, as long as
     // the link between those two lasts.
     let start = if adoption::inherits() {
-        QUICK_NAMES + (lifecycle::process() % u32::from(NAMES - QUICK_NAMES)) as u8
+        QUICK_NAMES + (process::id() % u32::from(NAMES - QUICK_NAMES)) as u8
     } else {
         0
     };

@@ -6,7 +6,7 @@ use crate::rendezvous::possession::{self, TURNS};
 use crate::rendezvous::{CHANNEL_BYTES, Phase, REFUSE_NOT_AUTHENTICATED};
 use crate::socket::{RxEnd, TxEnd};
 use crate::testing::in_child;
-use crate::{arena, socket};
+use crate::{arena, lifecycle, socket};
 use core::ptr::NonNull;
 use netacc_proto::rendezvous::{self as proto, Hello, Role, refuse};
 use netacc_proto::switchover::{Ack, Link, Rx, Tx};
@@ -1117,7 +1117,7 @@ fn on_the_ring(of: &Socket) -> &'static Socket {
         let _ = peer.publish();
         // (The peer promotes at offset 0, as this end does.)
         rx_words.producer_user[crate::channel::announce::EPOCH].store(1, Release);
-        s.owner.store(lifecycle::process(), Relaxed);
+        s.owner.store(process::id(), Relaxed);
         s.fd.store(-1, Relaxed);
         s.tx_words.store(core::ptr::from_ref(tx_words).cast_mut(), Relaxed);
         s.rx_words.store(core::ptr::from_ref(rx_words).cast_mut(), Relaxed);

@@ -1,0 +1,121 @@
+//! The configuration: from the environment as it was at the start, and from the file, at the first
+//! use.
+
+use crate::sys;
+use alloc::boxed::Box;
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+use core::ffi::c_int;
+use core::sync::atomic::{AtomicPtr, Ordering::*};
+use netacc_control::config::{Config, DEFAULT_FILE, ENV_FILE, ENV_FROM_COMMAND_LINE, SETTINGS};
+
+/// What the environment held when the process started; programs overwrite it later.
+struct Environment {
+    values: Vec<(&'static str, &'static str)>,
+    /// Whom errors are said to.
+    warn: fn(&dyn core::fmt::Display),
+}
+
+struct Resolved {
+    config: Config,
+    text: String,
+}
+
+static ENVIRONMENT: AtomicPtr<Environment> = AtomicPtr::new(core::ptr::null_mut());
+static RESOLVED: AtomicPtr<Resolved> = AtomicPtr::new(core::ptr::null_mut());
+
+/// `warn` is told what is wrong with it, when it is resolved.
+pub(crate) fn init(env: &dyn Fn(&str) -> Option<&'static str>, warn: fn(&dyn core::fmt::Display)) {
+    let mut values = Vec::new();
+    for name in SETTINGS.iter().map(|s| s.name).chain([ENV_FILE, ENV_FROM_COMMAND_LINE]) {
+        if let Some(value) = env(name) {
+            values.push((name, value));
+        }
+    }
+    ENVIRONMENT.store(Box::into_raw(Box::new(Environment { values, warn })), Release);
+}
+
+/// The configuration, resolved at the first use.
+pub(crate) fn get() -> &'static Config {
+    &resolved().config
+}
+
+/// The configuration as `netacc_ss -s cfg` shows it.
+pub(crate) fn text() -> &'static str {
+    &resolved().text
+}
+
+fn resolved() -> &'static Resolved {
+    // SAFETY: only ever set to a leaked box.
+    if let Some(r) = unsafe { RESOLVED.load(Acquire).as_ref() } {
+        return r;
+    }
+    resolve()
+}
+
+#[cold]
+#[inline(never)]
+fn resolve() -> &'static Resolved {
+    // SAFETY: set once to a leaked box.
+    let environment = unsafe { ENVIRONMENT.load(Acquire).as_ref() };
+    let get = |name: &str| {
+        environment
+            .and_then(|e| e.values.iter().find(|(n, _)| *n == name))
+            .map(|(_, v)| v.to_string())
+    };
+    let path = get(ENV_FILE).unwrap_or_else(|| DEFAULT_FILE.to_string());
+    let text = read_file(&path);
+    let (config, origins, errors) =
+        Config::resolve_lossy(text.as_deref().map(|t| (path.as_str(), t)), &get, &[]);
+    let text = config.render(&origins);
+    let new = Box::into_raw(Box::new(Resolved { config, text }));
+    match RESOLVED.compare_exchange(core::ptr::null_mut(), new, AcqRel, Acquire) {
+        Ok(_) => {
+            for e in &errors {
+                if let Some(environment) = environment {
+                    (environment.warn)(e);
+                }
+            }
+            // SAFETY: leaked.
+            unsafe { &*new }
+        }
+        Err(other) => {
+            // SAFETY: `new` was never shared; `other` is a leaked box.
+            unsafe {
+                drop(Box::from_raw(new));
+                &*other
+            }
+        }
+    }
+}
+
+fn read_file(path: &str) -> Option<String> {
+    let mut name = Vec::from(path.as_bytes());
+    name.push(0);
+    let fd = sys::open(&name, libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK, 0) as c_int;
+    if fd < 0 {
+        return None;
+    }
+    let mut bytes = Vec::new();
+    let mut part = [0u8; 512];
+    let whole = loop {
+        let n = sys::read(fd, &mut part);
+        if n <= 0 || bytes.len() > 1 << 20 {
+            break true;
+        }
+        if bytes.try_reserve(n as usize).is_err() {
+            break false;
+        }
+        bytes.extend_from_slice(part.get(..n as usize).unwrap_or(&[]));
+    };
+    let _ = sys::close(fd);
+    // (A part of it could say the opposite of the whole.)
+    if !whole {
+        return None;
+    }
+    if core::str::from_utf8(&bytes).is_err() {
+        // The keys that are understood count.
+        bytes.iter_mut().filter(|b| !b.is_ascii()).for_each(|b| *b = b'?');
+    }
+    String::from_utf8(bytes).ok()
+}
