@@ -12,7 +12,7 @@ use crate::fd_table::{self, Entry};
 use crate::lock::Mutex;
 use crate::log::debug_log;
 use crate::socket::{self, ATTACHING, CANDIDATE, CLOSING, LEFT, PLAIN, Socket, flag};
-use crate::{process, sys};
+use crate::{carrier, process, sys};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use netacc_control::stats::Reason;
@@ -230,7 +230,8 @@ fn try_adopt(s: &'static Socket, g: u16, fd: c_int) -> bool {
         return true;
     }
     let connector = s.has(flag::CONNECTOR);
-    let (Some(tuple), Some(moved)) = (socket::tuple_of(fd), socket::settled_counts(fd, connector))
+    let (Some(tuple), Some(moved)) =
+        (carrier::tuple_of(fd), carrier::settled_counts(fd, connector))
     else {
         return false;
     };
@@ -271,7 +272,7 @@ pub(crate) fn settle(s: &'static Socket, fd: c_int) -> bool {
     let alone = is_alone(s, fd);
     if alone == Some(true) {
         // Whoever had it before may have shut it down.
-        if !socket::is_open(fd) {
+        if !carrier::is_open(fd) {
             socket::make_plain(s, why(s));
             return false;
         }

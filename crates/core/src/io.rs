@@ -20,7 +20,7 @@ use crate::socket::{
 use crate::user::LOWEST_ADDRESS;
 use crate::wait::{self, Side, Woke};
 use crate::{
-    adoption, lifecycle, numbers, process, remote, service, signals, stats, syn, sys, user,
+    adoption, carrier, lifecycle, numbers, process, remote, service, signals, stats, syn, sys, user,
 };
 use core::ffi::{c_int, c_void};
 use core::ptr::NonNull;
@@ -567,7 +567,7 @@ fn keep_error(fd: c_int, r: Ret) {
 fn kept_error(s: &Socket, fd: c_int) -> Option<Ret> {
     let nothing = s.is(ATTACHED)
         || sys::poll_now(fd, libc::POLLIN) & libc::POLLIN == 0
-        || socket::is_closed(fd);
+        || carrier::is_closed(fd);
     let kept = if nothing { s.kept_error.swap(0, Relaxed) } else { 0 };
     (kept != 0).then_some(kept as Ret)
 }

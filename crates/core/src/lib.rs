@@ -14,6 +14,7 @@ extern crate std;
 mod adoption;
 pub mod api;
 mod arena;
+mod carrier;
 mod channel;
 mod config;
 mod epoll;

@@ -80,8 +80,8 @@ pub(crate) fn tid() -> u32 {
     sys::gettid() | THREAD_MARK.load(Relaxed)
 }
 
-/// In a forked child: its id and its parent's, and, where the parent is in a PID namespace outside, the
-/// mark of this one.
+/// In a forked child: its id and its parent's, and, where the parent is in a PID namespace outside,
+/// the mark of this one.
 pub(crate) fn become_child() -> (u32, Option<Foreign>) {
     // (The parent's id is 0 where it is in a namespace outside.)
     let foreign = sys::getppid() == 0;

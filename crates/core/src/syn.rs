@@ -12,7 +12,7 @@
 
 use crate::fd_table::{self, Entry};
 use crate::socket::{self, Socket, flag};
-use crate::{config, remote, sys};
+use crate::{carrier, config, remote, sys};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 use libc::IPPROTO_TCP;
@@ -127,7 +127,7 @@ pub(crate) fn keep(fd: c_int) {
     }
     let mut raw = [0u8; 128];
     let len = sys::socket_name(fd, false, &mut raw);
-    if socket::address(&raw, len).is_none_or(|a| a.ip().is_loopback()) {
+    if carrier::address(&raw, len).is_none_or(|a| a.ip().is_loopback()) {
         return;
     }
     let mut there: c_int = 0;
@@ -239,7 +239,7 @@ fn prove(syn: &Syn, fd: c_int) -> Option<Proof> {
     if began == 0 {
         return None;
     }
-    let packets = socket::packets(fd)?;
+    let packets = carrier::packets(fd)?;
     let before = sys::kernel_ns();
     let mut shows: u32 = 0;
     if sys::getsockopt(fd, IPPROTO_TCP, TCP_TIMESTAMP, &mut shows) < 0 {

@@ -12,6 +12,7 @@
 //! beyond what files have.
 
 use super::*;
+use crate::carrier;
 use crate::numbers;
 
 const HOLDER: i64 = 1 << 60;
@@ -145,8 +146,8 @@ pub(crate) fn receive(over: c_int, fd: c_int, peeked: bool) {
         forget(fd);
     }
     // Shown with its reason.
-    if socket::is_tcp(fd)
-        && let Some(tuple) = socket::tuple_of(fd)
+    if carrier::is_tcp(fd)
+        && let Some(tuple) = carrier::tuple_of(fd)
         && let Some(s) = socket::new_heir(fd, Reason::PassedByScmRights, false, tuple, (0, 0))
     {
         fd_table::set(fd, Entry::Socket(s, s.generation16()));
@@ -156,7 +157,7 @@ pub(crate) fn receive(over: c_int, fd: c_int, peeked: bool) {
 /// False: somebody else may have it too, and nobody would know.
 #[cold]
 fn try_receive(over: c_int, fd: c_int, connector: bool) -> bool {
-    let (Some(tuple), Some(peer)) = (socket::tuple_of(fd), peer_inode(over)) else { return false };
+    let (Some(tuple), Some(peer)) = (carrier::tuple_of(fd), peer_inode(over)) else { return false };
     let mut has_it = false;
     fd_table::for_each(|_, entry| {
         has_it |=
@@ -167,7 +168,7 @@ fn try_receive(over: c_int, fd: c_int, connector: bool) -> bool {
     if has_it || !is_marked(fd, at) {
         return false;
     }
-    let Some(moved) = socket::settled_counts(fd, connector) else { return false };
+    let Some(moved) = carrier::settled_counts(fd, connector) else { return false };
     let Some(s) = socket::new_heir(fd, Reason::None, connector, tuple, moved) else { return false };
     s.raise(flag::HEIR | flag::PASSED);
     if s.is(CANDIDATE) && !s.has(flag::REMOTE | flag::RDMA_FIRST) {

@@ -4,6 +4,7 @@
 //! `docs/design/switchover.md`, "Between hosts", has the rules; [`crate::remote`] says when.
 
 use super::*;
+use crate::carrier;
 use core::cell::Cell;
 
 /// What a step came to.
@@ -361,7 +362,7 @@ pub(crate) fn carrier_is_over(s: &Socket) -> bool {
 
 /// It has failed: nobody is at its other end.
 pub(crate) fn carrier_is_reset(s: &Socket) -> bool {
-    socket::is_closed(s.fd.load(Acquire))
+    carrier::is_closed(s.fd.load(Acquire))
 }
 
 /// The peer's FIN, or a reset, has come. (Of a socket that is shut down for reading poll says so in
@@ -369,7 +370,7 @@ pub(crate) fn carrier_is_reset(s: &Socket) -> bool {
 pub(super) fn peer_has_ended(s: &Socket, fd: c_int) -> bool {
     let said =
         sys::poll_now(fd, libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0;
-    said && (!s.has(flag::SHUT_RD) || socket::peer_ended(fd))
+    said && (!s.has(flag::SHUT_RD) || carrier::peer_ended(fd))
 }
 
 /// Whether a send finds the carrier open: not while the peer has not heard yet that the stream goes

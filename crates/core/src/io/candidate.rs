@@ -2,6 +2,7 @@
 //! attached.
 
 use super::*;
+use crate::carrier;
 use crate::lock::try_lock_end;
 
 /// Flags under which a candidate's bytes cannot be counted as part of the plain stream.
@@ -390,7 +391,7 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
         Some(Reason::SeveralEpollSets)
     } else if !socket::counts_agree(s, fd, tx_idle.then_some(sent), rx_idle.then_some(received)) {
         Some(Reason::UncountedBytes)
-    } else if is_remote && socket::peer_ended(fd) {
+    } else if is_remote && carrier::peer_ended(fd) {
         // As in `socket::shutdown`.
         Some(Reason::Disconnected)
     } else {

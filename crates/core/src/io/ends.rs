@@ -1,6 +1,7 @@
 //! A connection's two ends: the words that both processes see, and who holds which end.
 
 use super::*;
+use crate::carrier;
 use crate::lock::try_lock_end;
 
 pub(super) fn load_announce(w: &RingWords) -> Announce {
@@ -199,7 +200,7 @@ pub(super) fn repair_tx(s: &Socket, end: &mut TxEnd) {
     }
     if let Some(before) = end.resend_mark.take() {
         let resend = end.switch.resend();
-        let now = socket::carrier_sent(s.fd.load(Acquire)).unwrap_or(before);
+        let now = carrier::sent(s.fd.load(Acquire)).unwrap_or(before);
         let _ = end.switch.on_resent(now.wrapping_sub(before).min(resend.end - resend.start));
     }
 }

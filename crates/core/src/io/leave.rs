@@ -1,6 +1,7 @@
 //! The ways out: shutdown, close, and both directions back onto the carrier.
 
 use super::*;
+use crate::carrier;
 
 pub(crate) fn shutdown(s: &'static Socket, g: u16, fd: c_int, how: c_int) -> Ret {
     let inherited = s.is_inherited();
@@ -545,7 +546,7 @@ pub(crate) fn on_error_taken(s: &'static Socket, g: u16, fd: c_int, error: c_int
         return Some(if told { 0 } else { libc::ECONNRESET });
     }
     if error != 0 {
-        if socket::is_closed(fd) {
+        if carrier::is_closed(fd) {
             s.raise(flag::TOLD);
         }
         return None;
@@ -576,7 +577,7 @@ pub(super) fn send_again(s: &Socket, h: &mut TxHeld<'_>, fd: c_int) -> Ret {
         }
         // Should this process be killed between the next two steps, a child that has the connection
         // too knows how far it came.
-        h.end.resend_mark = socket::carrier_sent(fd);
+        h.end.resend_mark = carrier::sent(fd);
         // SAFETY: `n` bytes of `part`.
         let r =
             unsafe { sys::sendto(fd, part.as_ptr(), n, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
@@ -691,7 +692,7 @@ pub(crate) fn may_end(channel: &Channel, slot: usize) -> bool {
         && h.end.switch.state() == TxState::Fast
         && !load_ack(h.words).frozen
         && sys::now_ns().saturating_sub(channel.died_at.load(Relaxed)) < DYING_NS
-        && !socket::peer_ended(s.fd.load(Acquire))
+        && !carrier::peer_ended(s.fd.load(Acquire))
 }
 
 /// The link has ended, and with it the way by which the peer asks for its bytes back, or a forked

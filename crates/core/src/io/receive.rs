@@ -1,6 +1,7 @@
 //! Receiving on an attached connection.
 
 use super::*;
+use crate::carrier;
 
 /// Takes `n` bytes, which are there, out of the ring.
 #[inline(always)]
@@ -756,7 +757,7 @@ pub(super) fn carrier_ended(
         h.end.pending_error = r as i32;
     }
     // (Behind our own shutdown for receiving the sender lives, and what it holds back is its own.)
-    let is_over = h.channel.wire().is_none() && socket::peer_ended(s.fd.load(Acquire));
+    let is_over = h.channel.wire().is_none() && carrier::peer_ended(s.fd.load(Acquire));
     let left = if is_over { h.end.ring.take_held() } else { h.end.ring.refresh() };
     let Ok(left) = left else { return Look::Corrupt };
     match h.end.switch.on_carrier_eof(latest, left == 0) {
@@ -776,7 +777,7 @@ pub(super) fn carrier_ended(
             let local = h.channel.wire().is_none();
             if local || flags & libc::MSG_PEEK == 0 {
                 h.end.pending_error = 0;
-                if ours || (local && r < 0 && socket::is_closed(fd)) {
+                if ours || (local && r < 0 && carrier::is_closed(fd)) {
                     s.raise(flag::TOLD);
                 }
             }
@@ -812,7 +813,7 @@ pub(super) fn carrier_ended(
 fn error_was_taken(s: &Socket, h: &RxHeld<'_>) -> bool {
     let gone =
         h.channel.wire().is_some_and(|w| w.slot(h.slot).leave.load(SeqCst) & parting::GONE != 0);
-    !gone && !s.has(flag::SHUT_WR | flag::BROKEN_OFF) && socket::is_closed(s.fd.load(Acquire))
+    !gone && !s.has(flag::SHUT_WR | flag::BROKEN_OFF) && carrier::is_closed(s.fd.load(Acquire))
 }
 
 /// The receiver stands on the carrier.

@@ -12,6 +12,7 @@
 //! (tcp(7)), behind all that the peer has sent.
 
 use super::*;
+use crate::carrier;
 
 /// The peer's end was closed with bytes unread in the ring. Finds that out, if the carrier has
 /// ended; the caller holds one of the ends.
@@ -37,7 +38,7 @@ pub(crate) fn settled(fd: c_int, asked: i16, said: i16) -> i16 {
         return said;
     }
     // This waits for whoever is at the socket (tcp_get_info: lock_sock_fast).
-    let _ = socket::is_closed(fd);
+    let _ = carrier::is_closed(fd);
     sys::poll_now(fd, asked)
 }
 
@@ -58,7 +59,8 @@ pub(super) fn lies_unread(s: &Socket) -> bool {
 #[inline(never)]
 fn find(s: &Socket, fd: c_int) -> bool {
     // In this order: what the peer has taken, or said, it has taken and said before its end.
-    if !socket::has_ended(fd) || !lies_unread(s) || (socket::is_closed(fd) && !take_error(s, fd)) {
+    if !carrier::has_ended(fd) || !lies_unread(s) || (carrier::is_closed(fd) && !take_error(s, fd))
+    {
         return false;
     }
     declare(s, fd);
@@ -89,7 +91,7 @@ pub(super) fn is_reset_by(s: &Socket, fd: c_int, error: c_int) -> bool {
         return true;
     }
     let found =
-        matches!(error, libc::EPIPE | libc::ECONNRESET) && lies_unread(s) && socket::is_closed(fd);
+        matches!(error, libc::EPIPE | libc::ECONNRESET) && lies_unread(s) && carrier::is_closed(fd);
     if found {
         declare(s, fd);
     }

@@ -5,8 +5,8 @@
 use super::links::{Link, Phase, bind, tcp_socket};
 use super::places::{PORTS, TRIED, link_port};
 use super::*;
+use crate::carrier::address;
 use crate::log::{debug_log, warn_log};
-use crate::socket::address;
 use netacc_proto::rendezvous::Role;
 use netacc_verbs::fabric::Transport;
 

@@ -3,8 +3,8 @@
 
 use super::links::{Phase, bind, tcp_socket};
 use super::*;
+use crate::carrier::sockaddr;
 use crate::log::debug_log;
-use crate::socket::sockaddr;
 use netacc_proto::rendezvous::Role;
 
 /// From the port of the connections to the first one of the links.

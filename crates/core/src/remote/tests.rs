@@ -407,7 +407,7 @@ impl Rig {
         let to = self.listen(a);
         let listener = self.hosts[a].listener;
         let fd = tcp(SocketAddr::new(self.hosts[c].address, 0));
-        let (raw, len) = crate::socket::sockaddr(to);
+        let (raw, len) = crate::carrier::sockaddr(to);
         let began = sys::kernel_ns();
         assert!(sys::connect(fd, &raw[..len]) >= 0);
         let ended = sys::kernel_ns();
@@ -850,7 +850,7 @@ impl Drop for Rig {
 fn tcp(at: SocketAddr) -> c_int {
     let fd = sys::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) as c_int;
     assert!(fd >= 0);
-    let (raw, len) = crate::socket::sockaddr(at);
+    let (raw, len) = crate::carrier::sockaddr(at);
     assert!(sys::bind(fd, &raw[..len]) >= 0);
     // A delayed acknowledgement would be waited for in the system's time.
     assert!(sys::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, &1i32) >= 0);
@@ -860,7 +860,7 @@ fn tcp(at: SocketAddr) -> c_int {
 fn name(fd: c_int, peer: bool) -> SocketAddr {
     let mut raw = [0u8; 128];
     let len = sys::socket_name(fd, peer, &mut raw);
-    crate::socket::address(&raw, len).unwrap()
+    crate::carrier::address(&raw, len).unwrap()
 }
 
 /// What `crate::socket` does with a new connection that a device could serve. (Loopback addresses

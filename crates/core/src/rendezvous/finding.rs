@@ -1,6 +1,7 @@
 //! Finding each other: adverts, by the port that a process accepts on, and looks for them.
 
 use super::*;
+use crate::carrier;
 
 impl Port {
     const fn new(port: u16) -> Port {
@@ -557,7 +558,7 @@ impl Listens {
     pub(crate) fn now() -> Listens {
         let mut all = Listens { on: Ports::NONE, accepted: Ports::NONE };
         fd_table::for_each(|fd, entry| match entry {
-            fd_table::Entry::Listener(_) => all.on.add(socket::local_port(fd)),
+            fd_table::Entry::Listener(_) => all.on.add(carrier::local_port(fd)),
             fd_table::Entry::Socket(s, _)
                 if s.is(socket::CANDIDATE) && !s.has(socket::flag::CONNECTOR) =>
             {

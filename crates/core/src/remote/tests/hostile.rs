@@ -21,7 +21,7 @@ struct Stranger {
 impl Stranger {
     fn call(from: IpAddr, to: SocketAddr) -> Stranger {
         let fd = tcp(SocketAddr::new(from, 0));
-        let (raw, len) = crate::socket::sockaddr(to);
+        let (raw, len) = crate::carrier::sockaddr(to);
         assert!(sys::connect(fd, &raw[..len]) >= 0);
         Stranger { fd, input: Vec::new() }
     }
@@ -245,7 +245,7 @@ fn as_acceptor(frames: &[Frame]) -> Result<Vec<Frame>, Vec<Frame>> {
     assert!(sys::listen(links, 8) >= 0);
     // A connection to it, used.
     let fd = tcp(SocketAddr::new(rig.hosts[0].address, 0));
-    let (raw, len) = crate::socket::sockaddr(to);
+    let (raw, len) = crate::carrier::sockaddr(to);
     assert!(sys::connect(fd, &raw[..len]) >= 0);
     let other = sys::accept4(app, libc::SOCK_CLOEXEC) as c_int;
     begin(fd, true);
