@@ -347,6 +347,23 @@ impl Ctx {
         ));
     }
 
+    /// Asks the runner to check, in mode shm, that the connection of this process comes to be on
+    /// TCP both ways, and that `netacc_ss` shows this reason for it.
+    pub fn went_back(&self, fd: Fd, reason: &str) {
+        self.check_reason('B', fd, reason);
+    }
+
+    /// As [`Ctx::went_back`], of the sending direction alone.
+    pub fn sends_over_tcp(&self, fd: Fd, reason: &str) {
+        self.check_reason('D', fd, reason);
+    }
+
+    fn check_reason(&self, kind: char, fd: Fd, reason: &str) {
+        let local = sys::getsockname(fd).expect("getsockname");
+        let peer = sys::getpeername(fd).expect("getpeername");
+        self.ask(&format!("{kind} {} {} {} {reason}", sys::getpid(), local.port(), peer.port()));
+    }
+
     // ------------------------------------------------------------------------------------- streams
 
     /// The sending half of a stream of bytes that depend on `seed`.

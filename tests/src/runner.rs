@@ -482,7 +482,23 @@ impl Broker<'_> {
                         pid.parse().unwrap_or(0),
                         local.parse().unwrap_or(0),
                         peer.parse().unwrap_or(0),
-                        wanted,
+                        &format!("the reason {wanted:?}"),
+                        |c| c.reason == wanted,
+                    );
+                }
+                Some("ok".into())
+            }
+            [kind @ ("B" | "D"), pid, local, peer, wanted] => {
+                if self.mode == Mode::Shm {
+                    self.shows(
+                        pid.parse().unwrap_or(0),
+                        local.parse().unwrap_or(0),
+                        peer.parse().unwrap_or(0),
+                        &format!("on TCP with reason {wanted:?}"),
+                        |c| {
+                            let both = kind == "D" || c.rx_path == "tcp";
+                            c.reason == wanted && c.tx_path == "tcp" && both
+                        },
                     );
                 }
                 Some("ok".into())
@@ -494,16 +510,23 @@ impl Broker<'_> {
         }
     }
 
-    /// `netacc_ss` comes to show that reason for a connection.
-    fn shows(&mut self, pid: i32, local: u16, peer: u16, wanted: &str) {
+    /// `netacc_ss` comes to show that of a connection.
+    fn shows(
+        &mut self,
+        pid: i32,
+        local: u16,
+        peer: u16,
+        what: &str,
+        wanted: impl Fn(&Connection) -> bool,
+    ) {
         let end = Instant::now() + Duration::from_secs(8) * sys::patience();
         loop {
             let found = self.build.connection(pid, local, peer);
-            if found.as_ref().is_ok_and(|c| c.reason == wanted) {
+            if found.as_ref().is_ok_and(&wanted) {
                 return;
             }
             if Instant::now() > end {
-                self.problems.push(format!("the reason is not {wanted:?}: {found:?}"));
+                self.problems.push(format!("not {what}: {found:?}"));
                 return;
             }
             std::thread::sleep(Duration::from_millis(2));

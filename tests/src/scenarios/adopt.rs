@@ -279,6 +279,7 @@ pub fn list() -> Vec<Scenario> {
                 t.wait("asked");
                 send_all(fd, b"of the sender");
                 t.tell("written");
+                t.went_back(fd, "passed-by-scm-rights");
                 t.log("worker", worker.join());
                 send_all(fd, b"the end");
                 t.log("close", sys::close(fd));
@@ -759,6 +760,7 @@ pub fn list() -> Vec<Scenario> {
                 t.wait("asked");
                 send_all(fd, b"of the parent");
                 t.tell("written");
+                t.went_back(fd, "inherited-by-fork");
                 t.log("child", child.join());
                 send_all(fd, b"the end");
                 t.log("close", sys::close(fd));

@@ -589,6 +589,7 @@ pub fn list() -> Vec<Scenario> {
                 let fd = t.server();
                 t.log("set", sys::setopt(fd, SOL_SOCKET, libc::SO_RCVLOWAT, 100));
                 t.log("get", sys::getopt(fd, SOL_SOCKET, libc::SO_RCVLOWAT));
+                t.went_back(fd, "socket-option");
                 t.tell("50");
                 await_bytes(fd, 50);
                 t.log("poll at 50", sys::poll_names(sys::await_events(fd, POLLIN, 20)));
@@ -679,6 +680,7 @@ pub fn list() -> Vec<Scenario> {
                 t.wait("go");
                 send_all(fd, b"abc");
                 t.log("oob", sys::send(fd, b"!", MSG_OOB));
+                t.sends_over_tcp(fd, "urgent-data");
                 t.wait("more");
                 send_all(fd, b"def");
                 t.log("eof", sys::recv(fd, &mut [0; 8], 0));
@@ -795,6 +797,7 @@ pub fn list() -> Vec<Scenario> {
             |t| {
                 let fd = t.client();
                 t.log("set", sys::setopt(fd, SOL_SOCKET, libc::SO_ZEROCOPY, 1));
+                t.went_back(fd, "socket-option");
                 let bytes = t.sender(fd, 18).upcoming(200_000);
                 let mut at = 0;
                 let mut calls = 0u32;
@@ -848,10 +851,10 @@ pub fn list() -> Vec<Scenario> {
                 }
                 t.log("at the end of the file", sys::sendfile(fd, file, None, 100));
                 t.log("from a socket", sys::sendfile(file, fd, None, 100));
+                t.still_fast(fd);
                 send_all(fd, b"after");
             },
-        )
-        .demoted(),
+        ),
         pair(
             "data/splice-out",
             "splice from a pipe to the socket, between ordinary sends",
@@ -905,6 +908,7 @@ pub fn list() -> Vec<Scenario> {
                     }
                 }
                 t.log("stream", receiver.verdict());
+                t.expect_reason(fd, &[("shm", "none")]);
                 sys::set_nonblocking(fd, true);
                 t.log("nothing", sys::splice(fd, to, 100, libc::SPLICE_F_NONBLOCK));
                 sys::set_nonblocking(fd, false);
@@ -917,8 +921,7 @@ pub fn list() -> Vec<Scenario> {
                 t.wait("close");
                 t.log("close", sys::close(fd));
             },
-        )
-        .demoted(),
+        ),
         pair(
             "data/stdio",
             "fdopen on the socket: stdio's own reads and writes, after bytes were waiting",
@@ -926,6 +929,7 @@ pub fn list() -> Vec<Scenario> {
                 let fd = t.server();
                 await_bytes(fd, 6);
                 let stream = Stream::fdopen(fd, "r+").expect("fdopen");
+                t.went_back(fd, "stdio-stream");
                 for _ in 0..3 {
                     t.log("line", stream.gets());
                     t.log("flush", stream.flush());
@@ -962,6 +966,7 @@ pub fn list() -> Vec<Scenario> {
                 let fd = t.client();
                 let bytes = t.sender(fd, 23).upcoming(300_000);
                 let stream = Stream::fdopen(fd, "w").expect("fdopen");
+                t.went_back(fd, "stdio-stream");
                 for part in bytes.chunks(7001) {
                     assert!(stream.write(part) == part.len());
                 }
@@ -975,6 +980,7 @@ pub fn list() -> Vec<Scenario> {
             |t| {
                 let fd = t.server();
                 t.log("set", sys::setopt(fd, libc::IPPROTO_TCP, 36, 1));
+                t.went_back(fd, "socket-option");
                 t.tell("go");
                 await_bytes(fd, 100);
                 let got = sys::recvmsg_full(fd, &mut [&mut [0; 30]], 0).expect("recvmsg");
@@ -994,6 +1000,7 @@ pub fn list() -> Vec<Scenario> {
             |t| {
                 let fd = t.server();
                 t.log("set", sys::setopt(fd, SOL_SOCKET, libc::SO_PEEK_OFF, 2));
+                t.went_back(fd, "socket-option");
                 t.tell("go");
                 await_bytes(fd, 9);
                 let mut buf = [0; 3];
@@ -1028,6 +1035,7 @@ pub fn list() -> Vec<Scenario> {
                 });
                 t.log("sent", sys::sendmsg_with_control(fd, &[&bytes[20 * 512..]], 0));
                 goes_on.join().expect("thread").expect("continue");
+                t.sends_over_tcp(fd, "socket-option");
                 t.tell("end");
             },
             |t| {

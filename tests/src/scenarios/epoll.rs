@@ -836,10 +836,12 @@ pub fn list() -> Vec<Scenario> {
                     sys::poll_names(sys::await_events(inner, libc::POLLIN, 5000)),
                 );
                 t.wait("did");
+                t.went_back(fd, "several-epoll-sets");
                 t.tell("x");
             },
             |t| obedient(t, 1),
-        ),
+        )
+        .demoted(),
         pair(
             "epoll/two-sets",
             "one connection in two sets: both report it",
@@ -857,10 +859,12 @@ pub fn list() -> Vec<Scenario> {
                 ask(t, "b0");
                 show(t, "b", sys::epoll_wait(b, 8, 5000));
                 show(t, "a", sys::epoll_wait(a, 8, 0));
+                t.went_back(fd, "several-epoll-sets");
                 t.tell("x");
             },
             |t| obedient(t, 1),
-        ),
+        )
+        .demoted(),
         pair(
             "epoll/duplicate-fds",
             "a connection and its dup in one set are two registrations",
@@ -881,10 +885,12 @@ pub fn list() -> Vec<Scenario> {
                 ask(t, "b0");
                 await_bytes(twin, 1);
                 show(t, "data", sys::epoll_wait(e, 8, 0));
+                t.went_back(twin, "duplicate-in-epoll");
                 t.tell("x");
             },
             |t| obedient(t, 1),
-        ),
+        )
+        .demoted(),
         pair(
             "epoll/unread-and-a-second-set",
             "a connection with unread bytes is put into further sets: each reports them; and no longer when they are read",
@@ -897,10 +903,12 @@ pub fn list() -> Vec<Scenario> {
                 add(b, fd, IN | ET, 2);
                 add(c, fd, IN | ONESHOT, 3);
                 all_three(t, fd, a, b, c);
+                t.went_back(fd, "several-epoll-sets");
                 t.tell("x");
             },
             |t| obedient(t, 1),
-        ),
+        )
+        .demoted(),
         pair(
             "epoll/left-in-the-ring",
             "the same when the peer has changed its path first: the bytes are where the kernel's set does not see them",
@@ -1535,10 +1543,12 @@ pub fn list() -> Vec<Scenario> {
                 ask(t, "b0");
                 show(t, "parent", sys::epoll_wait(e, 8, 5000));
                 t.log_text("byte", &recv_exact(fd, 1));
+                t.went_back(fd, "inherited-by-fork");
                 t.tell("x");
             },
             |t| obedient(t, 1),
-        ),
+        )
+        .demoted(),
         pair(
             "epoll/sets-made-after-fork",
             "a forked child closes what its parent has put into a set since",
@@ -1728,6 +1738,7 @@ pub fn list() -> Vec<Scenario> {
                 add(other, fd, IN, 2);
                 t.log("connect", sys::connect(fd, addr));
                 t.warm_client(fd);
+                t.went_back(fd, "several-epoll-sets");
                 t.tell("go");
                 await_bytes(fd, 4);
                 show(t, "one", sys::epoll_wait(one, 8, 5000));
@@ -1783,6 +1794,38 @@ pub fn list() -> Vec<Scenario> {
                 show(t, "data", sys::epoll_wait(e, 8, 5000));
                 t.log_text("data", &recv_exact(fd, 4));
                 t.tell("seen");
+            },
+        )
+        .any_path()
+        .demoted(),
+        pair(
+            "epoll/forked-then-connected",
+            "a registered socket, or one that has a duplicate, is connected when its process has forked",
+            |t| {
+                four_bytes(t);
+                four_bytes(t);
+            },
+            |t| {
+                for registered in [true, false] {
+                    let addr = t.hear_addr();
+                    let fd = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).expect("socket");
+                    let e = set();
+                    let twin = if registered {
+                        add(e, fd, IN, 1);
+                        None
+                    } else {
+                        Some(sys::dup(fd).expect("dup"))
+                    };
+                    let child = t.child(|_| String::from("forked"));
+                    t.log("child", child.join());
+                    t.log("connect", sys::connect(fd, addr));
+                    t.warm_client(fd);
+                    t.went_back(fd, "inherited-by-fork");
+                    t.tell("go");
+                    t.log_text("data", &recv_exact(twin.unwrap_or(fd), 4));
+                    t.tell("seen");
+                    t.log("eof", sys::recv(fd, &mut [0; 8], 0));
+                }
             },
         )
         .any_path()
@@ -2231,12 +2274,15 @@ pub fn list() -> Vec<Scenario> {
                 t.log("byte", sys::recv(fd, &mut [0; 1], libc::MSG_OOB));
                 show(t, "taken", sys::epoll_wait(e, 8, 0));
                 t.tell("end");
+                t.wait("seen");
             },
             |t| {
                 let fd = t.client();
                 t.wait("go");
                 t.log("oob", sys::send(fd, b"!", libc::MSG_OOB));
+                t.sends_over_tcp(fd, "urgent-data");
                 t.wait("end");
+                t.tell("seen");
             },
         )
         .demoted(),

@@ -128,6 +128,7 @@ pub fn list() -> Vec<Scenario> {
                     receive(t, fd, 100, UNREAD - 100, 333);
                     let control = later(t, fd, UNREAD, tells);
                     t.log("control", (kinds(&control), control.is_empty() != tells));
+                    t.went_back(fd, "socket-option");
                     t.log("close", sys::close(set));
                     t.log("close", sys::close(fd));
                 }
@@ -164,6 +165,7 @@ pub fn list() -> Vec<Scenario> {
                 receive(t, fd, 0, UNREAD, 333);
                 let control = later(t, fd, UNREAD, true);
                 t.log("control", (kinds(&control), control.is_empty()));
+                t.went_back(fd, "socket-option");
             },
             |t| {
                 let fd = t.client();
@@ -188,6 +190,7 @@ pub fn list() -> Vec<Scenario> {
                     receive(t, fd, 0, MANY, 10_000);
                     let control = later(t, fd, MANY, tells);
                     t.log("control", (kinds(&control), control.is_empty() != tells));
+                    t.went_back(fd, "socket-option");
                     t.log("close", sys::close(fd));
                 }
             },
@@ -211,6 +214,7 @@ pub fn list() -> Vec<Scenario> {
                 t.log("ulp", sys::setopt_bytes(fd, IPPROTO_TCP, TCP_ULP, b"tls"));
                 t.log("there", sys::fionread(fd));
                 t.drain(fd, 9, UNREAD);
+                t.went_back(fd, "socket-option");
                 send_all(fd, b"answer");
                 t.log("end", sys::recv(fd, &mut [0; 1], 0));
             },

@@ -95,8 +95,15 @@ pub fn list() -> Vec<Scenario> {
                 t.wait("did");
                 t.tell("end");
             },
-            echo_client,
-        ),
+            |t| {
+                let fd = t.client();
+                echo_rounds(t, fd);
+                // (The child has no page of statistics before it has a connection of its own.)
+                t.went_back(fd, "peer-asked-for-tcp");
+                t.log("end", sys::recv(fd, &mut [0; 8], 0));
+            },
+        )
+        .demoted(),
         pair(
             "process/fork-parent-continues",
             "fork: the child closes, the parent serves on; no EOF by the child's close or exit",
@@ -140,9 +147,11 @@ pub fn list() -> Vec<Scenario> {
                 });
                 t.log("child", child.join());
                 let got = recv_exact(fd, 130_000);
+                t.went_back(fd, "inherited-by-fork");
                 t.log("parent", Pattern::new(3).first_error(70_000, &got));
             },
-        ),
+        )
+        .demoted(),
         pair(
             "process/fork-alternate",
             "parent and child take turns in reading and writing one connection",
@@ -166,11 +175,13 @@ pub fn list() -> Vec<Scenario> {
                 }
                 t.wait("did");
                 t.log("child", child.join());
+                t.went_back(fd, "inherited-by-fork");
                 t.log("close", sys::close(fd));
                 t.tell("end");
             },
             echo_client,
-        ),
+        )
+        .demoted(),
         pair(
             "process/fork-without-descriptors",
             "a process without a descriptor left is told of another waiting place, then its child uses the connection",
@@ -347,6 +358,7 @@ pub fn list() -> Vec<Scenario> {
                 });
                 t.pour(fd, 5, 3_000_000);
                 t.log("child", child.join());
+                t.went_back(fd, "inherited-by-fork");
                 t.log("close", sys::close(fd));
             },
             |t| {
@@ -364,7 +376,8 @@ pub fn list() -> Vec<Scenario> {
                 writer.join().expect("thread");
                 t.log("eof", sys::recv(fd, &mut [0; 1], 0));
             },
-        ),
+        )
+        .demoted(),
         pair(
             "process/idle-child",
             "a child that touches nothing (BGSAVE) while the parent serves; the EOF waits for the child as in the kernel",
@@ -376,6 +389,7 @@ pub fn list() -> Vec<Scenario> {
                     "idle".into()
                 });
                 serve(t, fd, 1000);
+                t.still_fast(fd);
                 t.log("close", sys::close(fd));
                 t.tell("check");
                 t.wait("no eof");
@@ -641,6 +655,7 @@ pub fn list() -> Vec<Scenario> {
                 t.tell("send");
                 await_bytes(fd, 1000);
                 let pid = t.exec_on(fd, "/bin/cat", &["cat"], true);
+                t.went_back(fd, "stdio-stream");
                 t.log("close", sys::close(fd));
                 t.log("cat", sys::wait_child(pid));
             },
@@ -655,6 +670,7 @@ pub fn list() -> Vec<Scenario> {
                 t.tell("send");
                 await_bytes(fd, 1000);
                 let pid = t.exec_on(fd, "/bin/cat", &["cat"], false);
+                t.went_back(fd, "stdio-stream");
                 t.log("close", sys::close(fd));
                 t.log("cat", sys::wait_child(pid));
             },
@@ -672,6 +688,7 @@ pub fn list() -> Vec<Scenario> {
                 t.log("own part", Pattern::new(6).first_error(0, &got));
                 send_all(fd, &got);
                 let pid = t.exec_on(fd, "/bin/cat", &["cat"], true);
+                t.went_back(fd, "stdio-stream");
                 t.log("close", sys::close(fd));
                 t.log("cat", sys::wait_child(pid));
             },
@@ -685,6 +702,7 @@ pub fn list() -> Vec<Scenario> {
                 let fd = t.server();
                 let script = "while read line; do echo \"got $line\"; [ \"$line\" = last ] && break; done; tr a-z A-Z";
                 let pid = t.exec_on(fd, "/bin/sh", &["sh", "-c", script], true);
+                t.went_back(fd, "stdio-stream");
                 t.log("close", sys::close(fd));
                 t.log("sh", sys::wait_child(pid));
             },
@@ -710,6 +728,7 @@ pub fn list() -> Vec<Scenario> {
                 await_bytes(fd, 1000);
                 let number = fd.to_string();
                 let child = t.helper("echo", &[&number], true, None);
+                t.went_back(fd, "inherited-by-exec");
                 t.log("close", sys::close(fd));
                 t.log("helper", child.join());
             },
@@ -725,6 +744,7 @@ pub fn list() -> Vec<Scenario> {
                 await_bytes(fd, 1000);
                 let path = std::env::var("NETACC_TEST_STATIC_CAT").unwrap_or_else(|_| "/bin/cat".into());
                 let pid = t.exec_on(fd, &path, &["static-cat"], true);
+                t.went_back(fd, "stdio-stream");
                 t.log("close", sys::close(fd));
                 t.log("cat", sys::wait_child(pid));
             },
@@ -756,6 +776,7 @@ pub fn list() -> Vec<Scenario> {
                 t.log("its bytes", recv_exact(fd, 1000) == bytes);
                 send_all(fd, &bytes);
                 serve(t, fd, 50);
+                t.went_back(fd, "inherited-by-exec");
                 t.log("close", sys::close(fd));
             },
             |t| {
@@ -814,11 +835,13 @@ pub fn list() -> Vec<Scenario> {
                 serve(t, fd, 50);
                 t.log("pclose", stream.pclose());
                 serve(t, fd, 50);
+                t.went_back(fd, "inherited-by-exec");
                 t.log("close", sys::close(fd));
                 t.tell("end");
             },
             echo_client,
-        ),
+        )
+        .demoted(),
         pair(
             "process/spawn",
             "posix_spawn with file actions that close the connection in the child: the parent's table is untouched",
@@ -832,6 +855,7 @@ pub fn list() -> Vec<Scenario> {
                 for fd in &fds {
                     send_all(*fd, b"alive");
                 }
+                t.went_back(fds[0], "inherited-by-exec");
                 t.log("no such program", sys::spawn("/nonexistent", &["x"], &fds, 2).is_err());
                 for fd in &fds {
                     send_all(*fd, b"still");
@@ -845,7 +869,8 @@ pub fn list() -> Vec<Scenario> {
                 }
                 t.meet("end");
             },
-        ),
+        )
+        .demoted(),
         pair(
             "process/vfork-child-closes",
             "a vfork child closes and dup2()s over connections: the parent's are untouched",
@@ -941,9 +966,11 @@ pub fn list() -> Vec<Scenario> {
                 });
                 speak(0);
                 t.log("child", child.join());
+                t.went_back(fd, "inherited-by-fork");
                 t.log("close", sys::close(fd));
             },
-        ),
+        )
+        .demoted(),
         pair(
             "process/environment-cleared",
             "clearenv and chdir with a live connection, and a new connection afterwards (Redis overwrites its environment)",
@@ -1111,6 +1138,7 @@ fn echoed_by_another_program(t: &Ctx) {
     }
     t.drain(fd, 7, 500);
     t.drain(fd, 6, 1000);
+    t.went_back(fd, "peer-asked-for-tcp");
     for part in bytes[1000..].chunks(5000) {
         send_all(fd, part);
     }
