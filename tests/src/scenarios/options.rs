@@ -3,7 +3,7 @@
 use crate::ctx::{Ctx, await_bytes, recv_exact, send_all};
 use crate::scenario::{Scenario, alone, pair};
 use crate::sys::{self, Fd};
-use libc::{IPPROTO_IP, IPPROTO_TCP, SOL_SOCKET};
+use libc::{IPPROTO_IP, IPPROTO_TCP, MSG_DONTWAIT, SOL_SOCKET};
 
 /// Sets and reads back integer options on a connection, with an exchange after each.
 const INTEGERS: &[(&str, i32, i32, i32)] = &[
@@ -33,6 +33,56 @@ const INTEGERS: &[(&str, i32, i32, i32)] = &[
     ("IP_TOS", IPPROTO_IP, libc::IP_TOS, 0x10),
     ("IP_TTL", IPPROTO_IP, libc::IP_TTL, 60),
 ];
+
+/// The bytes of an int.
+const fn int(value: i32) -> [u8; 4] {
+    value.to_ne_bytes()
+}
+
+/// CLOCK_MONOTONIC, no flags.
+const TXTIME: [u8; 8] = [1, 0, 0, 0, 0, 0, 0, 0];
+
+/// What only TCP has: with a value that changes nothing, if there is one, then with one that sends
+/// the connection back, then as it was before, where it would be in the way. Also where this
+/// kernel does not know it, or refuses it.
+type OnlyTcp = (&'static str, i32, i32, Option<i32>, &'static [u8], Option<i32>);
+const ONLY_TCP: &[OnlyTcp] = &[
+    ("SO_RCVLOWAT", SOL_SOCKET, libc::SO_RCVLOWAT, Some(1), &int(2), None),
+    ("SO_OOBINLINE", SOL_SOCKET, libc::SO_OOBINLINE, Some(0), &int(1), None),
+    ("SO_ZEROCOPY", SOL_SOCKET, libc::SO_ZEROCOPY, Some(0), &int(1), None),
+    ("SO_TXTIME", SOL_SOCKET, libc::SO_TXTIME, None, &TXTIME, None),
+    ("SO_PEEK_OFF", SOL_SOCKET, libc::SO_PEEK_OFF, Some(-1), &int(0), None),
+    ("SO_TIMESTAMP", SOL_SOCKET, 29, Some(0), &int(1), None),
+    ("SO_TIMESTAMPNS", SOL_SOCKET, 35, Some(0), &int(1), None),
+    ("SO_TIMESTAMPING", SOL_SOCKET, 37, Some(0), &int(8), None),
+    ("SO_TIMESTAMP_NEW", SOL_SOCKET, 63, Some(0), &int(1), None),
+    ("SO_TIMESTAMPNS_NEW", SOL_SOCKET, 64, Some(0), &int(1), None),
+    ("SO_TIMESTAMPING_NEW", SOL_SOCKET, 65, Some(0), &int(8), None),
+    ("TCP_REPAIR", IPPROTO_TCP, 19, None, &int(1), Some(0)),
+    ("TCP_ULP", IPPROTO_TCP, libc::TCP_ULP, None, b"tls", None),
+    ("TCP_ZEROCOPY_RECEIVE", IPPROTO_TCP, 35, None, &int(0), None),
+    ("TCP_INQ", IPPROTO_TCP, 36, None, &int(1), None),
+    ("TCP_TX_DELAY", IPPROTO_TCP, 37, None, &int(1), None),
+    ("TCP_MD5SIG", IPPROTO_TCP, libc::TCP_MD5SIG, None, &MD5_OF_ANOTHER, None),
+    ("TCP_AO_ADD_KEY", IPPROTO_TCP, 38, None, &int(0), None),
+    ("TCP_AO_DEL_KEY", IPPROTO_TCP, 39, None, &int(0), None),
+    ("TCP_AO_INFO", IPPROTO_TCP, 40, None, &int(0), None),
+    ("TCP_AO_GET_KEYS", IPPROTO_TCP, 41, None, &int(0), None),
+    ("IP_TRANSPARENT", IPPROTO_IP, libc::IP_TRANSPARENT, Some(0), &int(1), None),
+    ("IPV6_TRANSPARENT", libc::IPPROTO_IPV6, libc::IPV6_TRANSPARENT, None, &int(1), None),
+];
+
+/// A tcp_md5sig with a key for 127.0.0.9.
+const MD5_OF_ANOTHER: [u8; 216] = {
+    let mut key = [0; 216];
+    key[0] = libc::AF_INET as u8;
+    key[4] = 127;
+    key[7] = 9;
+    // tcpm_keylen, behind the address, the flags, and the length of a prefix.
+    key[130] = 4;
+    key[136] = b'k';
+    key
+};
 
 const TCP_SAVE_SYN: i32 = 27;
 const TCP_SAVED_SYN: i32 = 28;
@@ -167,6 +217,115 @@ pub fn list() -> Vec<Scenario> {
                 t.log("eof", sys::recv(fd, &mut [0; 1], 0));
             },
         ),
+        pair(
+            "options/only-tcp",
+            "options that only TCP has, set one by one on new connections: the kernel's own answer, and bytes flow",
+            |t| {
+                for (name, level, option, idle, value, after) in ONLY_TCP {
+                    let fd = t.server();
+                    if let Some(idle) = idle {
+                        t.log(name, sys::setopt(fd, *level, *option, *idle));
+                        t.still_fast(fd);
+                    }
+                    t.log(name, sys::setopt_bytes(fd, *level, *option, value));
+                    t.went_back(fd, "socket-option");
+                    if let Some(after) = after {
+                        t.log(name, sys::setopt(fd, *level, *option, *after));
+                    }
+                    send_all(fd, b"ping");
+                    t.log_text("answer", &recv_exact(fd, 4));
+                    t.log("close", sys::close(fd));
+                }
+            },
+            |t| {
+                for _ in ONLY_TCP {
+                    let fd = t.client();
+                    recv_exact(fd, 4);
+                    t.went_back(fd, "peer-asked-for-tcp");
+                    send_all(fd, b"pong");
+                    t.log("eof", sys::recv(fd, &mut [0; 1], 0));
+                }
+            },
+        )
+        .demoted(),
+        pair(
+            "options/negative-timeouts",
+            "a negative SO_RCVTIMEO or SO_SNDTIMEO that is set on a socket before it is connected, or on a listener: calls wait as the kernel says",
+            |t| {
+                for name in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
+                    let listener = t.listener();
+                    t.log("set", sys::set_timeval(listener, name, -1, 0));
+                    t.publish(listener);
+                    // (What it accepts does not wait either.)
+                    sys::await_events(listener, libc::POLLIN, 10_000);
+                    let fd = sys::accept(listener).expect("accept");
+                    t.warm_server_polling(fd);
+                    t.went_back(fd, "socket-option");
+                    t.log("close", (sys::close(listener), sys::recv(fd, &mut [0; 1], MSG_DONTWAIT)));
+                    t.meet("next");
+                    sys::close(fd).expect("close");
+                    let fd = t.server();
+                    t.meet("done");
+                    sys::close(fd).expect("close");
+                }
+            },
+            |t| {
+                for name in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
+                    let fd = t.client();
+                    t.meet("next");
+                    sys::close(fd).expect("close");
+                    let addr = t.hear_addr();
+                    let fd = sys::socket(addr.family(), libc::SOCK_STREAM, 0).expect("socket");
+                    t.log("set", sys::set_timeval(fd, libc::SO_RCVTIMEO, -1, 0).is_ok());
+                    t.log("set", sys::set_timeval(fd, name, -1, 0));
+                    t.log("connect", sys::connect(fd, addr).is_ok());
+                    sys::await_events(fd, libc::POLLOUT, 10_000);
+                    t.warm_client_polling(fd);
+                    t.went_back(fd, "socket-option");
+                    t.meet("done");
+                    sys::close(fd).expect("close");
+                }
+            },
+        )
+        .any_path()
+        .demoted(),
+        pair(
+            "options/ring-has-its-own-size",
+            "SO_SNDBUF made small or large before anything is sent: a ring takes as much as ever; every byte arrives",
+            |t| {
+                let mut filled = Vec::new();
+                for size in [None, Some(1), Some(4 << 20)] {
+                    let fd = t.server();
+                    if let Some(size) = size {
+                        t.log("set", sys::setopt(fd, SOL_SOCKET, libc::SO_SNDBUF, size));
+                    }
+                    let part = [7u8; 1024];
+                    let mut sent = 0;
+                    while let Ok(n) = sys::send(fd, &part, MSG_DONTWAIT) {
+                        sent += n;
+                    }
+                    t.still_fast(fd);
+                    filled.push(sent);
+                    t.tell(&sent.to_string());
+                    t.wait("read");
+                    t.log("close", sys::close(fd));
+                }
+                if t.waits_until_fast() {
+                    let same = |n: &usize| n.abs_diff(filled[0]) < 1024;
+                    assert!(filled.iter().all(same), "rings with {filled:?}");
+                }
+            },
+            |t| {
+                for _ in 0..3 {
+                    let fd = t.client();
+                    let sent: usize = t.hear().parse().expect("a number");
+                    recv_exact(fd, sent);
+                    t.tell("read");
+                    t.log("eof", sys::recv(fd, &mut [0; 1], 0));
+                }
+            },
+        )
+        .skip(&[("rdma", "the device empties a ring while it is filled")]),
         pair(
             "options/structures",
             "SO_LINGER, timeouts, TCP_INFO, TCP_CONGESTION, SO_MEMINFO, SO_COOKIE, SO_PEERCRED-like structures",
