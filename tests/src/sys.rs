@@ -1244,6 +1244,16 @@ pub fn set_own_group() -> R {
     call!(libc::setgid(libc::getgid()))
 }
 
+pub fn unshare(flags: c_int) -> R {
+    // SAFETY: unshare(2) takes flags only.
+    call!(libc::unshare(flags))
+}
+
+pub fn setns(fd: Fd, kind: c_int) -> R {
+    // SAFETY: setns(2).
+    call!(libc::setns(fd, kind))
+}
+
 /// A further name of one of our own fds, by pidfd_getfd.
 pub fn pidfd_getfd(fd: Fd) -> Result<Fd, E> {
     let pidfd = fd_of(call!(libc::syscall(libc::SYS_pidfd_open, getpid(), 0)))?;

@@ -2,7 +2,7 @@
 
 use crate::ctx::{Ctx, await_bytes, recv_exact, send_all};
 use crate::scenario::{Scenario, alone, pair};
-use crate::sys::{self, Addr, Fd};
+use crate::sys::{self, Addr, E, Fd};
 use libc::{
     F_DUPFD, F_DUPFD_CLOEXEC, F_GETFD, F_GETFL, F_SETFD, F_SETFL, MSG_DONTWAIT, MSG_NOSIGNAL,
     O_NONBLOCK,
@@ -43,6 +43,15 @@ fn next_client(t: &Ctx) {
     t.pour(fd, 31, 100_000);
     t.drain(fd, 32, 100_000);
     t.log("close", sys::close(fd));
+}
+
+/// Descriptors that /proc/self/fd shows and that no call of the program's knows.
+fn hidden() -> Vec<Fd> {
+    let entries = std::fs::read_dir("/proc/self/fd").expect("fd").flatten();
+    let shown: Vec<_> = entries.map(|entry| entry.path()).collect();
+    let there = shown.iter().filter(|path| std::fs::read_link(path).is_ok());
+    let numbers = there.filter_map(|path| path.file_name()?.to_str()?.parse().ok());
+    numbers.filter(|n| sys::fcntl(*n, F_GETFD, 0).is_err()).collect()
 }
 
 /// See docs/manual/limits.md.
@@ -323,6 +332,29 @@ pub fn list() -> Vec<Scenario> {
             },
         ),
         pair(
+            "fds/own-descriptors",
+            "close of a descriptor that the library made is EBADF, dup2 and dup3 onto it EBUSY; the connection goes on",
+            |t| {
+                let fd = t.server();
+                let own = hidden();
+                assert!(!own.is_empty() || !t.waits_until_fast(), "the library has none");
+                for n in own {
+                    assert!(sys::close(n) == Err(E(libc::EBADF)), "close({n})");
+                    assert!(sys::dup2(2, n) == Err(E(libc::EBUSY)), "dup2 onto {n}");
+                    assert!(
+                        sys::dup3(2, n, libc::O_CLOEXEC) == Err(E(libc::EBUSY)),
+                        "dup3 onto {n}"
+                    );
+                }
+                feed(t, 50_000);
+                t.drain(fd, 1, 50_000);
+                t.still_fast(fd);
+                t.log("close", sys::close(fd));
+                t.tell("end");
+            },
+            feeder,
+        ),
+        pair(
             "fds/close-range-around",
             "close_range that leaves the connection open, and with CLOSE_RANGE_CLOEXEC",
             |t| {
@@ -569,6 +601,7 @@ pub fn list() -> Vec<Scenario> {
                 }
                 t.log("signalled", SIGNALS.load(Ordering::Relaxed) > 0);
                 t.log("recv", sys::recv(fd, &mut [0; 8], 0));
+                t.went_back(fd, "socket-option");
                 t.meet("end");
             },
             |t| {
@@ -718,6 +751,7 @@ fn pass_to_helper(t: &Ctx, keep_preload: bool) {
     feed(t, 20_000);
     receiver.accept(&recv_exact(fd, 20_000));
     t.log("stream", receiver.verdict());
+    t.went_back(fd, "passed-by-scm-rights");
     t.log("close", sys::close(fd));
     sys::close(a).expect("close");
     t.log("helper", helper.join());

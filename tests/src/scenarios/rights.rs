@@ -3,7 +3,7 @@
 
 use crate::ctx::{Ctx, recv_exact, send_all};
 use crate::scenario::{Scenario, pair};
-use crate::sys::{self, Fd};
+use crate::sys::{self, E, Fd};
 use std::collections::BTreeSet;
 
 /// Where a child has no fast path of its own.
@@ -70,6 +70,7 @@ pub fn list() -> Vec<Scenario> {
                 });
                 t.log("child", child.join());
                 echo(fd, 20);
+                t.went_back(fd, "inherited-by-fork");
                 t.meet("end");
             },
             |t| {
@@ -142,6 +143,31 @@ pub fn list() -> Vec<Scenario> {
             },
         )
         .skip(OF_ITS_OWN),
+        pair(
+            "rights/namespaces-of-a-second-thread",
+            "unshare and setns into a user or mount namespace are EINVAL beside the library's thread, and the connection stays as it was",
+            |t| {
+                let fd = t.server();
+                if t.waits_until_fast() {
+                    let refused = Err(E(libc::EINVAL));
+                    assert!(sys::unshare(libc::CLONE_NEWUSER) == refused, "unshare");
+                    for (path, kind) in
+                        [("user", libc::CLONE_NEWUSER), ("mnt", libc::CLONE_NEWNS)]
+                    {
+                        let own = sys::open(&format!("/proc/self/ns/{path}"), libc::O_RDONLY);
+                        assert!(sys::setns(own.expect("open"), kind) == refused, "setns, {path}");
+                    }
+                }
+                echo(fd, 20);
+                t.still_fast(fd);
+                t.meet("end");
+            },
+            |t| {
+                let fd = t.client();
+                ask(fd, 20);
+                t.meet("end");
+            },
+        ),
         pair(
             "rights/vfork",
             "a vfork child of a forked child changes its rights: what the process itself has stays as it was",
