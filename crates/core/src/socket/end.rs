@@ -1,5 +1,5 @@
-//! How a connection ends: it becomes plain, is closed, outlives its last name, and its memory is used
-//! anew.
+//! How a connection ends: it becomes plain, is closed, outlives its last name, and its memory is
+//! used anew.
 
 use super::{ATTACHED, ATTACHING, CANDIDATE, CLOSING, FREE, PLAIN, Socket, flag, push_free};
 use crate::channel;
