@@ -62,6 +62,8 @@ const KERNEL: u32 = u32::MAX - 1;
 const KERNEL_VISIT_TICKS: u64 = 100_000;
 /// Channels of one set that a polling thread watches.
 const WATCHED: usize = 64;
+/// Whose turn it is goes by a call's number: after so many it is the same one's again.
+const TURNS: u64 = 32;
 /// Looks at the kernel's set in a call that does not wait.
 const VISITS: usize = 16;
 /// How long a thread sleeps at most while news may come that nobody announces to its set.

@@ -66,7 +66,7 @@ unsafe fn look(e: &'static Epoll, epfd: c_int, mut out: Out, timeout_ns: i64, ma
     // nor they the sockets, where it has one place.
     let full = out.max <= inner.ready.len();
     let overdue = inner.backlog
-        || inner.wait.is_multiple_of(32)
+        || inner.wait.is_multiple_of(TURNS)
         || now.wrapping_sub(inner.last_visit) > KERNEL_VISIT_TICKS;
     let due = overdue || inner.fresh || (full && inner.wait.is_multiple_of(8));
     let turn = due && (full || inner.fresh) && (out.max > 1 || inner.wait.is_multiple_of(2));
@@ -352,7 +352,7 @@ pub(super) fn give_way<R>(inner: &mut Guard<'static, Inner>, f: impl FnOnce() ->
     inner.away += 1;
     let r = inner.unlocked(f);
     inner.away = inner.away.saturating_sub(1);
-    inner.wait = inner.wait.wrapping_add(1);
+    inner.wait = inner.wait.wrapping_add(TURNS);
     r
 }
 
