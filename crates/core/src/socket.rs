@@ -10,7 +10,8 @@
 //! ```
 //!
 //! * UNCONNECTED: neither connected nor listening, but registered in an epoll set or duplicated,
-//!   which the connection must know. (All others are [`Entry::Fresh`], and have no `Socket`.)
+//!   which the connection must know. (All others are [`crate::fd_table::Entry::Fresh`], and have no
+//!   `Socket`.)
 //! * CANDIDATE: all data goes through the kernel; bytes are counted, because a switch needs the
 //!   exact offset.
 //! * ATTACHED: both directions have a slot in a channel; each direction is on the carrier or on the
