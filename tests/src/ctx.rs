@@ -587,7 +587,13 @@ pub fn blocked<T: Send + 'static>(
         let _ = tell.send(sys::gettid());
         body()
     });
-    let stat = format!("/proc/self/task/{}/stat", hear.recv().unwrap_or(0));
+    let _ = comes_to_sleep(hear.recv().unwrap_or(0));
+    handle
+}
+
+/// Waits until a thread of this process sleeps in the kernel. False: it does not, for seconds.
+pub fn comes_to_sleep(tid: i32) -> bool {
+    let stat = format!("/proc/self/task/{tid}/stat");
     let deadline = sys::now_ns() + 5_000_000_000 * u64::from(sys::patience());
     let mut asleep = 0;
     // Asleep for a while, not just on the way into the call (the sending of the id may sleep for a
@@ -601,5 +607,5 @@ pub fn blocked<T: Send + 'static>(
             break;
         }
     }
-    handle
+    asleep == 6
 }

@@ -160,8 +160,10 @@ struct Inner {
     sleepers: u32,
     /// Threads in a call of which [`look::give_way`] has let others have the set; they come back.
     away: u32,
-    /// Threads in the kernel's own wait are called in, until then (monotonic); 0: they are not.
+    /// Threads in the kernel's own wait are called in, until then (monotonic); 0: they are not. And
+    /// how many have not come.
     calls_until: u64,
+    called: u32,
     last_visit: u64,
     /// The last look at the kernel's set brought as much as there was room for.
     backlog: bool,
@@ -310,6 +312,7 @@ pub(crate) fn on_create(fd: c_int) {
                 sleepers: 0,
                 away: 0,
                 calls_until: 0,
+                called: 0,
                 last_visit: 0,
                 backlog: false,
                 fresh: false,
@@ -656,15 +659,18 @@ fn queue(items: &mut [Option<Item>], ready: &mut VecDeque<u32>, index: u32) {
 fn take_place(e: &'static Epoll, inner: &mut Inner) -> Option<u32> {
     // First: from here on the kernel's set may report a tag to a thread that sleeps in it.
     e.active.store(true, SeqCst);
-    if e.outside.count() > 0 {
-        call_in(e, inner);
-    }
     let mut place = e.place.load(Relaxed);
     if place == 0 {
-        place = wait::claim_for_epoll(e.fd.load(Relaxed), tag(DOORBELL))? as u32 + 1;
+        place =
+            wait::claim_for_epoll(e.fd.load(Relaxed), tag(DOORBELL)).map_or(0, |p| p as u32 + 1);
         e.place.store(place, Release);
     }
-    Some(place)
+    // (Who comes into a set that has nothing of ours goes back to the kernel's wait.)
+    let called = e.outside.count();
+    if called > 0 && (place != 0 || !inner.extras.is_empty()) {
+        call_in(e, inner, called);
+    }
+    (place != 0).then_some(place)
 }
 
 /// Makes the set one that has attached sockets, on `channel`.
@@ -709,16 +715,26 @@ fn post(e: &Epoll, s: &Socket, channel: &Channel) {
     fence(SeqCst);
 }
 
-/// How long threads are called in: those that were not counted out do not come.
-const CALL_NS: u64 = 50_000_000;
+/// How long it is waited for the next of the threads that are called in: those that were not
+/// counted out do not come.
+const CALL_NS: u64 = 1_000_000_000;
 
 /// Threads that have gone to sleep in the kernel's own wait before the set came to have attached
 /// sockets hear of no ring. So something in the kernel's set is ready, level-triggered, until all
 /// of them have come in: each wakes the next.
 #[cold]
-fn call_in(e: &Epoll, inner: &mut Inner) {
+fn call_in(e: &Epoll, inner: &mut Inner, called: u32) {
     shine(e, inner);
+    inner.called = called;
     inner.calls_until = sys::now_ns().saturating_add(CALL_NS);
+}
+
+/// One has come: the beacon goes out behind the last.
+#[cold]
+fn come_in(e: &Epoll, inner: &mut Inner) {
+    if inner.calls_until != 0 && !e.barred.load(Relaxed) {
+        unlight(e, inner);
+    }
 }
 
 /// Threads that sleep on this set look again.

@@ -1,7 +1,7 @@
 //! epoll: triggering, re-arming, sets and threads, errors.
 
 use super::poll::interrupted;
-use crate::ctx::{Ctx, await_bytes, blocked, recv_exact, send_all};
+use crate::ctx::{Ctx, await_bytes, blocked, comes_to_sleep, recv_exact, send_all};
 use crate::scenario::{Scenario, alone, pair};
 use crate::sys::{self, E, Fd};
 use libc::{
@@ -24,6 +24,9 @@ type Events = Result<Vec<(u32, u64)>, E>;
 
 // docs/manual/limits.md: "Order across connections".
 const BETWEEN_HOSTS: (&str, &str) = ("rdma", "between hosts news has no order across connections");
+/// Sets of a process that have accelerated connections (`PLACES` of crates/core/src/channel.rs,
+/// half).
+const SETS_SERVED: usize = 128;
 /// Connections of which one after the other ends.
 const ENDING: usize = 4;
 /// Bytes, each for the one of two threads that comes first.
@@ -2183,6 +2186,37 @@ pub fn list() -> Vec<Scenario> {
                 t.log("eof", sys::recv(fd, &mut [0; 1], 0));
             },
         ),
+        pair(
+            "epoll/asleep-in-a-set-too-many",
+            "a thread sleeps in a set that comes to have a connection when as many sets have one as the library serves",
+            |t| {
+                let fds = t.servers(SETS_SERVED + 1);
+                let (last, others) = fds.split_last().expect("connections");
+                for fd in others {
+                    add(set(), *fd, IN, 1);
+                }
+                let (e, fd) = (set(), *last);
+                let tid = Arc::new(AtomicI32::new(0));
+                let own = tid.clone();
+                let thread = blocked(move || {
+                    own.store(sys::gettid(), Ordering::SeqCst);
+                    sys::epoll_wait(e, 1, -1)
+                });
+                add(e, fd, IN, 2);
+                t.log("sleeps", comes_to_sleep(tid.load(Ordering::SeqCst)));
+                t.tell("go");
+                show(t, "data", thread.join().expect("thread"));
+                t.log_text("data", &recv_exact(fd, 4));
+                t.tell("end");
+            },
+            |t| {
+                let fds = t.clients(SETS_SERVED + 1);
+                t.wait("go");
+                send_all(fds[SETS_SERVED], b"data");
+                t.wait("end");
+            },
+        )
+        .any_path(),
         pair(
             "epoll/registered-before-promotion",
             "LT registrations made while the connection is on TCP hold after its promotion",

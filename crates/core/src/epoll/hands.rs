@@ -373,7 +373,12 @@ pub(super) fn shine(e: &Epoll, inner: &mut Inner) {
 
 pub(super) fn unlight(e: &Epoll, inner: &mut Inner) {
     if inner.calls_until != 0 {
-        if e.outside.count() > 0 && sys::now_ns() < inner.calls_until {
+        let (left, now) = (e.outside.count(), sys::now_ns());
+        if left < inner.called {
+            inner.called = left;
+            inner.calls_until = now.saturating_add(CALL_NS);
+        }
+        if left > 0 && now < inner.calls_until {
             return;
         }
         inner.calls_until = 0;

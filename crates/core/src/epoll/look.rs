@@ -268,6 +268,7 @@ fn sort(inner: &mut Inner, e: &'static Epoll, events: &[epoll_event], slept: boo
         if index == DOORBELL {
             stats::count(Counter::Wakeups);
             inner.rung |= !slept;
+            come_in(e, inner);
             if slept && events.len() > 1 {
                 // It was rung before the kernel had what comes behind it, and after it had what
                 // comes before.
@@ -500,6 +501,9 @@ unsafe fn await_news(
         }
         let place = (e.place.load(Relaxed) as usize).checked_sub(1);
         if !e.active.load(Acquire) || (place.is_none() && inner.extras.is_empty()) {
+            // Nobody is called into the kernel's own wait.
+            inner.calls_until = 0;
+            unlight(e, inner);
             return PASS;
         }
         for c in &inner.channels {
@@ -659,6 +663,7 @@ pub(crate) unsafe fn on_wait(epfd: c_int, events: *mut epoll_event, n: c_int) ->
                 Some(DOORBELL) => {
                     stats::count(Counter::Wakeups);
                     inner.rung = true;
+                    come_in(e, &mut inner);
                 }
                 Some(index) if is_news(&mut inner, index, ev.events) => inner.queue(index),
                 Some(_) => {}
