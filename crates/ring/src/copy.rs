@@ -132,27 +132,16 @@ pub fn fault_range() -> FaultRange {
 /// Lets longer copies use what this processor is good at. Called once, or never.
 pub fn tune() {
     #[cfg(all(target_arch = "x86_64", not(any(miri, loom))))]
-    {
-        let rep_from = if has_fast_rep() { 2048 } else { usize::MAX };
-        let wide_from = if has_wide() { 513 } else { usize::MAX };
-        set_thresholds(rep_from, wide_from);
-    }
+    set_rep_from(if has_fast_rep() { 2048 } else { usize::MAX });
 }
 
-/// Copies of so many bytes and more are left to `rep movsb`; of the rest, those of so many (at
-/// least 65) are copied by 64 bytes at a time.
+/// Copies of so many bytes (at least 65) and more are left to `rep movsb`.
 #[cfg(all(target_arch = "x86_64", not(any(miri, loom))))]
-pub(crate) fn set_thresholds(rep_from: usize, wide_from: usize) {
+pub(crate) fn set_rep_from(bytes: usize) {
     use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-    // SAFETY: aligned words of ours that are only ever used as thresholds.
-    let (rep, wide) = unsafe {
-        (
-            AtomicUsize::from_ptr((&raw const netacc_ring_copy_rep_from).cast_mut()),
-            AtomicUsize::from_ptr((&raw const netacc_ring_copy_wide_from).cast_mut()),
-        )
-    };
-    rep.store(rep_from, Relaxed);
-    wide.store(wide_from, Relaxed);
+    // SAFETY: an aligned word of ours that is only ever used as a threshold.
+    let rep = unsafe { AtomicUsize::from_ptr((&raw const netacc_ring_copy_rep_from).cast_mut()) };
+    rep.store(bytes, Relaxed);
 }
 
 /// Enhanced `rep movsb` (leaf 7, EBX bit 9) that is worth its name. AMD's processors from Zen 3 on
@@ -169,33 +158,6 @@ pub(crate) fn has_fast_rep() -> bool {
     &vendor == b"GenuineIntel" && leaf.eax >= 7 && __cpuid_count(7, 0).ebx & 1 << 9 != 0
 }
 
-/// AVX-512, on processors that do not clock down for it: glibc knows them by AVX-VNNI, too.
-#[cfg(all(target_arch = "x86_64", not(any(miri, loom))))]
-pub(crate) fn has_wide() -> bool {
-    use core::arch::x86_64::{__cpuid, __cpuid_count};
-    // Leaf 1, ECX: the kernel has enabled XGETBV.
-    const OSXSAVE: u32 = 1 << 27;
-    // Leaf 7, EBX.
-    const AVX512F: u32 = 1 << 16;
-    // Leaf 7, subleaf 1, EAX.
-    const AVX_VNNI: u32 = 1 << 4;
-    // What the kernel saves of a thread: SSE, AVX, and the three parts of AVX-512.
-    const STATE: u32 = 0xe6;
-    if __cpuid(0).eax < 7 || __cpuid(1).ecx & OSXSAVE == 0 {
-        return false;
-    }
-    let leaf = __cpuid_count(7, 0);
-    if leaf.ebx & AVX512F == 0 || leaf.eax < 1 || __cpuid_count(7, 1).eax & AVX_VNNI == 0 {
-        return false;
-    }
-    let saved: u32;
-    // SAFETY: the instruction is enabled (OSXSAVE) and changes these registers only.
-    unsafe {
-        core::arch::asm!("xgetbv", in("ecx") 0, out("eax") saved, out("edx") _, options(nomem, nostack, preserves_flags));
-    }
-    saved & STATE == STATE
-}
-
 #[cfg(not(any(miri, loom)))]
 unsafe extern "C" {
     /// 0, or 1 after a fault.
@@ -208,13 +170,11 @@ unsafe extern "C" {
     fn netacc_ring_copy_fault();
     #[cfg(target_arch = "x86_64")]
     static netacc_ring_copy_rep_from: usize;
-    #[cfg(target_arch = "x86_64")]
-    static netacc_ring_copy_wide_from: usize;
 }
 
 // Short copies load everything before they store anything, in pieces that overlap; longer ones go
-// in blocks of 64 bytes, the last of which overlaps the one before and is loaded first. Up to 512
-// bytes that is the best between two CPUs; the decision has the numbers.
+// in blocks of 64 bytes, the last of which overlaps the one before and is loaded first. That is the
+// best between two CPUs; the decision has the numbers.
 #[cfg(all(target_arch = "x86_64", not(any(miri, loom))))]
 core::arch::global_asm!(
     ".pushsection .data.netacc_ring_copy,\"aw\",@progbits",
@@ -222,10 +182,6 @@ core::arch::global_asm!(
     ".globl netacc_ring_copy_rep_from",
     ".p2align 3",
     "netacc_ring_copy_rep_from:",
-    ".quad -1",
-    ".hidden netacc_ring_copy_wide_from",
-    ".globl netacc_ring_copy_wide_from",
-    "netacc_ring_copy_wide_from:",
     ".quad -1",
     ".popsection",
     ".pushsection .text.netacc_ring_copy,\"ax\",@progbits",
@@ -272,8 +228,6 @@ core::arch::global_asm!(
     "40:",
     "cmp rdx, [rip + netacc_ring_copy_rep_from]",
     "jae 80f",
-    "cmp rdx, [rip + netacc_ring_copy_wide_from]",
-    "jae 90f",
     "movups xmm4, [rsi + rdx - 64]",
     "movups xmm5, [rsi + rdx - 48]",
     "movups xmm6, [rsi + rdx - 32]",
@@ -337,22 +291,6 @@ core::arch::global_asm!(
     "80:",
     "mov rcx, rdx",
     "rep movsb",
-    "xor eax, eax",
-    "ret",
-    // The upper sixteen registers need no vzeroupper, neither here nor after a fault.
-    ".p2align 4",
-    "90:",
-    "lea rcx, [rdi + rdx - 64]",
-    "lea r8, [rsi + rdx - 64]",
-    "91:",
-    "vmovdqu64 zmm16, [rsi]",
-    "vmovdqu64 [rdi], zmm16",
-    "add rsi, 64",
-    "add rdi, 64",
-    "cmp rdi, rcx",
-    "jb 91b",
-    "vmovdqu64 zmm16, [r8]",
-    "vmovdqu64 [rcx], zmm16",
     "xor eax, eax",
     "ret",
     ".p2align 4",

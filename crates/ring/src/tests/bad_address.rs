@@ -73,14 +73,10 @@ fn with_every_variant(test: impl Fn()) {
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     #[cfg(target_arch = "x86_64")]
     {
-        copy::set_thresholds(usize::MAX, usize::MAX);
+        copy::set_rep_from(usize::MAX);
         test();
-        if copy::has_wide() {
-            copy::set_thresholds(usize::MAX, 65);
-            test();
-        }
         if copy::has_fast_rep() {
-            copy::set_thresholds(65, usize::MAX);
+            copy::set_rep_from(65);
             test();
         }
     }
