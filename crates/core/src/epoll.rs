@@ -79,6 +79,7 @@ static EXTRAS: AtomicU32 = AtomicU32::new(0);
 mod ctl;
 mod hands;
 mod look;
+mod news;
 mod ready;
 
 pub(crate) use ctl::ctl;
@@ -89,6 +90,7 @@ pub(crate) use hands::{
 };
 use hands::{give_to_kernel, hand_back, light, set_of, settle, shine, take_over, unlight};
 pub(crate) use look::{on_wait, wait};
+use news::{News, place_in_time};
 pub(crate) use ready::ring_says;
 use ready::{evaluate, is_released};
 
@@ -152,9 +154,8 @@ struct Inner {
     /// A look without sleep has taken the event of a doorbell since somebody who sleeps was last
     /// told.
     rung: bool,
-    /// While a drain lasts: the items of which it has brought news, each behind its
-    /// [`place_in_time`].
-    news: Vec<(u64, u32)>,
+    /// While a drain lasts: the items of which it has brought news.
+    news: News,
     channels: Vec<&'static Channel>,
     /// Threads asleep in the kernel.
     sleepers: u32,
@@ -268,14 +269,6 @@ fn tag(index: u32) -> u64 {
     tag_base() | index as u64 & 0xff_ffff
 }
 
-/// The place in time of news with that stamp, in a set that goes by the clock or by the count of
-/// its one channel. What was stamped in the other way is from before that changed. (Stamps are the
-/// peers': they change the order alone.)
-#[inline]
-fn place_in_time(stamp: u64, by_clock: bool) -> u64 {
-    if (stamp & announce::BY_CLOCK != 0) == by_clock { stamp } else { 0 }
-}
-
 /// The item index in an event's data, if it is a tag of ours.
 #[inline]
 fn untag(data: u64) -> Option<u32> {
@@ -307,7 +300,7 @@ pub(crate) fn on_create(fd: c_int) {
                 free: Vec::new(),
                 by_fd: Vec::new(),
                 ready: VecDeque::new(),
-                news: Vec::new(),
+                news: News::new(),
                 channels: Vec::new(),
                 sleepers: 0,
                 away: 0,
@@ -498,7 +491,7 @@ impl Inner {
         let all = self.items.len() + 1;
         self.free.try_reserve(all.saturating_sub(self.free.len())).ok()?;
         self.ready.try_reserve((all + 1).saturating_sub(self.ready.len())).ok()?;
-        self.news.try_reserve((all + 1).saturating_sub(self.news.len())).ok()?;
+        self.news.reserve(all + 1).ok()?;
         self.extras.try_reserve(all.saturating_sub(self.extras.len())).ok()?;
         self.items.try_reserve(1).ok()?;
         self.by_fd.try_reserve((fd + 1).saturating_sub(self.by_fd.len())).ok()?;
@@ -597,27 +590,21 @@ impl Inner {
                         .load(Relaxed);
                     let index = s.item.load(Relaxed) as u32;
                     // (There is room for all items once. A peer can say the same again.)
-                    if news.len() < news.capacity() {
-                        news.push((place_in_time(stamp, by_clock), index))
-                    } else {
+                    if !news.push(place_in_time(stamp, by_clock), index) {
                         queue(items, ready, index)
                     }
                 }
             });
         }
         // In the order in which it came, as the kernel reports it.
-        if news.len() > 1 && !news.is_sorted() {
-            news.sort_unstable();
-        }
-        for (_, index) in news.iter() {
-            if *index != KERNEL {
-                queue(items, ready, *index);
+        news.take(|index| {
+            if index != KERNEL {
+                queue(items, ready, index);
             } else if !core::mem::replace(&mut self.kernel_queued, true) {
                 ready.push_back(KERNEL);
             }
-        }
+        });
         self.sent_by_kernel = sent;
-        news.clear();
     }
     /// The kernel may have got news of this moment, which is not in a ring: behind what is ready
     /// now.
@@ -634,12 +621,11 @@ impl Inner {
 
 /// Takes the mark of a channel among the news. Returns when that was sent which it stands for.
 #[cold]
-fn take_mark(c: &Channel, news: &mut Vec<(u64, u32)>, by_clock: bool) -> u64 {
+fn take_mark(c: &Channel, news: &mut News, by_clock: bool) -> u64 {
     let said = &c.words(BY_KERNEL, c.side ^ 1).producer_user;
-    if news.len() == news.capacity() {
+    if !news.push(place_in_time(said[announce::STAMP].load(Relaxed), by_clock), KERNEL) {
         return 0;
     }
-    news.push((place_in_time(said[announce::STAMP].load(Relaxed), by_clock), KERNEL));
     // (A time to come, which only a bad peer writes, would never be looked behind.)
     said[announce::SENT].load(Relaxed).min(sys::ticks())
 }
@@ -742,23 +728,5 @@ fn prod(e: &Epoll, inner: &Inner) {
     let place = e.place.load(Relaxed);
     if inner.sleepers > 0 && place != 0 {
         wait::ring_own(place as usize - 1);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{announce::BY_CLOCK, place_in_time};
-
-    #[test]
-    fn news_stamped_in_the_other_way_is_the_oldest() {
-        // A count that no clock has reached, clocks of which one is ahead, and whatever a peer may
-        // write.
-        assert!(place_in_time(8, false) < place_in_time(9, false));
-        assert!(place_in_time(BY_CLOCK | 5, true) < place_in_time(BY_CLOCK | 1 << 62, true));
-        assert_eq!(
-            (place_in_time(BY_CLOCK | 1 << 50, false), place_in_time(u64::MAX, false)),
-            (0, 0)
-        );
-        assert_eq!(place_in_time(u64::MAX >> 1, true), 0);
     }
 }

@@ -230,6 +230,9 @@ pub(crate) struct Socket {
     pub(crate) rx_offset: AtomicU64,
     /// What this end has said in the shared words.
     pub(crate) said: Said,
+    /// The epoll set that it is in, and its item there ([`crate::epoll`]).
+    pub(crate) epoll: AtomicPtr<crate::epoll::Epoll>,
+    pub(crate) item: AtomicU64,
     pub(crate) tx: UnsafeCell<TxEnd>,
     pub(crate) rx: UnsafeCell<RxEnd>,
     // While a candidate. (Calls that began then can last longer: `unsettled`. Changed under the
@@ -282,9 +285,6 @@ pub(crate) struct Socket {
     /// Epoll registrations (pairs of set and descriptor) that name it; more than one cannot be
     /// attached.
     pub(crate) registrations: AtomicU32,
-    /// The epoll set that it is in, and its item there ([`crate::epoll`]).
-    pub(crate) epoll: AtomicPtr<crate::epoll::Epoll>,
-    pub(crate) item: AtomicU64,
     /// When a call that did not wait last asked the carrier ([`crate::io::carrier_is_due`]).
     pub(crate) carrier_asked: AtomicU64,
     /// SO_RCVTIMEO and SO_SNDTIMEO; 0: none, < 0: calls never wait.
