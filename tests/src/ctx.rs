@@ -322,6 +322,11 @@ impl Ctx {
         answer == "yes" || answer == "give up"
     }
 
+    /// How many connections of this process the runner sees on the fast path.
+    pub fn count_fast(&self) -> usize {
+        self.ask(&format!("N {}", sys::getpid())).parse().expect("a number")
+    }
+
     /// Asks the runner to check, in the modes with that warm-up, that a connection still is on the
     /// fast path.
     pub fn still_fast(&self, fd: Fd) {

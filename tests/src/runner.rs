@@ -455,6 +455,12 @@ impl Broker<'_> {
                 local.parse().unwrap_or(0),
                 peer.parse().unwrap_or(0),
             )),
+            ["N", pid] => {
+                let all = self.build.connections(pid.parse().unwrap_or(0)).unwrap_or_default();
+                let fast = all.iter().filter(|c| c.is_on(self.build.path)).count();
+                self.accelerated |= fast > 0;
+                Some(fast.to_string())
+            }
             ["S", pid, local, peer] => {
                 if self.accelerated && self.mode != Mode::Starved {
                     let pid = pid.parse().unwrap_or(0);

@@ -126,8 +126,87 @@ pub fn list() -> Vec<Scenario> {
             },
         )
         .demoted(),
+        pair(
+            "exhausted/slots",
+            "as many connections between two processes as a channel carries, and one more: it stays on TCP until there is room",
+            |t| {
+                sys::set_nofile_limit(5000).expect("setrlimit");
+                let listener = t.listener();
+                t.publish(listener);
+                let accept = |_| {
+                    let fd = sys::accept(listener).expect("accept");
+                    let word = recv_exact(fd, 5);
+                    send_all(fd, &word);
+                    fd
+                };
+                let fds: Vec<Fd> = (0..SLOTS).map(accept).collect();
+                let mut word = b"again".to_vec();
+                while word == b"again" {
+                    for fd in &fds {
+                        word = recv_exact(*fd, 5);
+                        send_all(*fd, &word);
+                    }
+                }
+                let more = accept(0);
+                for _ in 0..10 {
+                    let ask = recv_exact(more, 8);
+                    send_all(more, &ask);
+                }
+                t.expect_reason(more, &[("shm", "channel-full")]);
+                t.still_fast(fds[SLOTS - 1]);
+                t.tell("make room");
+                t.log("end", (sys::recv(fds[0], &mut [0; 1], 0), sys::close(fds[0])));
+                t.tell("closed");
+                t.warm_server(more);
+                t.still_fast(more);
+                t.meet("end");
+            },
+            |t| {
+                sys::set_nofile_limit(5000).expect("setrlimit");
+                let addr = t.hear_addr();
+                let connect = |_| {
+                    let fd = sys::socket(addr.family(), libc::SOCK_STREAM, 0).expect("socket");
+                    sys::connect(fd, addr).expect("connect");
+                    send_all(fd, b"hello");
+                    recv_exact(fd, 5);
+                    fd
+                };
+                let fds: Vec<Fd> = (0..SLOTS).map(connect).collect();
+                let mut word = b"again";
+                loop {
+                    for fd in &fds {
+                        send_all(*fd, word);
+                        recv_exact(*fd, 5);
+                    }
+                    if word == b"moved" {
+                        break;
+                    }
+                    if !t.waits_until_fast() || t.count_fast() == SLOTS {
+                        word = b"moved";
+                    }
+                }
+                let more = connect(0);
+                for _ in 0..10 {
+                    send_all(more, b"as it is");
+                    recv_exact(more, 8);
+                }
+                t.wait("make room");
+                t.log("close", sys::close(fds[0]));
+                t.wait("closed");
+                t.warm_client(more);
+                t.meet("end");
+            },
+        )
+        .skip(&[
+            ("rdma", "each connection locks memory"),
+            ("switch", "thousands of connections change their path all the time"),
+        ])
+        .long(),
     ]
 }
+
+/// Of one channel (docs/manual/limits.md).
+const SLOTS: usize = 4095;
 
 static LARGE: [u8; 1 << 20] = [7; 1 << 20];
 

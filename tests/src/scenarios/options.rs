@@ -290,6 +290,46 @@ pub fn list() -> Vec<Scenario> {
         .any_path()
         .demoted(),
         pair(
+            "options/counters-of-the-kernel",
+            "TCP_INFO and SIOCOUTQ count what TCP carries: all bytes without acceleration, none with it",
+            |t| {
+                let fd = t.server();
+                let received = || {
+                    // linux/tcp.h, struct tcp_info: tcpi_bytes_received.
+                    let info = sys::getopt_bytes(fd, libc::IPPROTO_TCP, libc::TCP_INFO, 136);
+                    let info = info.expect("TCP_INFO");
+                    u64::from_ne_bytes(info[128..136].try_into().expect("8 bytes"))
+                };
+                let before = received();
+                t.tell("go");
+                recv_exact(fd, 5000);
+                t.still_fast(fd);
+                let bytes = received() - before;
+                let part = [7u8; 1024];
+                let mut sent = 0;
+                while let Ok(n) = sys::send(fd, &part, MSG_DONTWAIT) {
+                    sent += n;
+                }
+                let unsent = sys::outq(fd).expect("SIOCOUTQ");
+                t.still_fast(fd);
+                let carried = if t.waits_until_fast() { (0, false) } else { (5000, true) };
+                assert_eq!((bytes, unsent > 0), carried, "of 5000 received and {sent} sent");
+                t.tell(&sent.to_string());
+                t.wait("read");
+            },
+            |t| {
+                let fd = t.client();
+                t.wait("go");
+                send_all(fd, &[1; 5000]);
+                recv_exact(fd, t.hear().parse().expect("a number"));
+                t.tell("read");
+            },
+        )
+        .skip(&[
+            ("early", "the path is not known"),
+            ("switch", "the path is not known"),
+        ]),
+        pair(
             "options/ring-has-its-own-size",
             "SO_SNDBUF made small or large before anything is sent: a ring takes as much as ever; every byte arrives",
             |t| {
