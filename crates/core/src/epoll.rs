@@ -161,9 +161,9 @@ struct Inner {
     sleepers: u32,
     /// Threads in a call of which [`look::give_way`] has let others have the set; they come back.
     away: u32,
-    /// Threads in the kernel's own wait are called in, until then (monotonic); 0: they are not. And
-    /// how many have not come.
+    /// Threads in the kernel's own wait are called in, until then (monotonic); 0: they are not.
     calls_until: u64,
+    /// How many of them had not come when they were last counted.
     called: u32,
     last_visit: u64,
     /// The last look at the kernel's set brought as much as there was room for.
@@ -651,7 +651,7 @@ fn take_place(e: &'static Epoll, inner: &mut Inner) -> Option<u32> {
             wait::claim_for_epoll(e.fd.load(Relaxed), tag(DOORBELL)).map_or(0, |p| p as u32 + 1);
         e.place.store(place, Release);
     }
-    // (Who comes into a set that has nothing of ours goes back to the kernel's wait.)
+    // (A thread that came into a set without a place would go back to the kernel's wait.)
     let called = e.outside.count();
     if called > 0 && (place != 0 || !inner.extras.is_empty()) {
         call_in(e, inner, called);
@@ -701,8 +701,8 @@ fn post(e: &Epoll, s: &Socket, channel: &Channel) {
     fence(SeqCst);
 }
 
-/// How long it is waited for the next of the threads that are called in: those that were not
-/// counted out do not come.
+/// How long the set waits for the next thread that it calls in. One that has left its wait without
+/// being counted out never comes.
 const CALL_NS: u64 = 1_000_000_000;
 
 /// Threads that have gone to sleep in the kernel's own wait before the set came to have attached

@@ -44,24 +44,17 @@ impl News {
     /// Calls `f` with each, the oldest first, and holds nothing then.
     #[inline(always)]
     pub(super) fn take(&mut self, mut f: impl FnMut(u32)) {
-        if self.list.is_sorted_by_key(|(at, _)| *at) {
-            self.list.iter().for_each(|(_, index)| f(*index));
-        } else {
-            self.put_in_order();
-            self.list.iter().for_each(|(_, index)| f(*index));
+        if !self.list.is_sorted_by_key(|(at, _)| *at) && !self.put_in_place() {
+            self.list.sort_unstable_by_key(|(at, _)| *at);
         }
+        self.list.iter().for_each(|(_, index)| f(*index));
         self.list.clear();
     }
 
+    /// False, and nothing is done: two have one place in time, or more than one is far from the
+    /// newest. (One alone may be: the first news in an empty set gets no stamp.) What is in order
+    /// then are the indices; the places in time are not moved along.
     #[inline(never)]
-    fn put_in_order(&mut self) {
-        if !self.put_in_place() {
-            self.list.sort_unstable_by_key(|(at, _)| *at);
-        }
-    }
-
-    /// False, and nothing is done: two have one place in time, or more than one is not near the
-    /// newest. (One is: the first news in an empty set gets no stamp.)
     fn put_in_place(&mut self) -> bool {
         let newest = self.list.iter().fold(0, |newest, (at, _)| newest.max(*at));
         let mut taken = [0u64; NEAR / 64];
