@@ -436,7 +436,7 @@ impl State {
         record(i, |r| {
             r.peer_pid.store(pid, Relaxed);
             r.slots_used.store(0, Relaxed);
-            r.slots_total.store(SLOTS as u32, Relaxed);
+            r.slots_total.store(BY_KERNEL as u32, Relaxed);
             r.arena_bytes.store(0, Relaxed);
             r.connections_total.store(0, Relaxed);
             r.opened_unix_ns.store(sys::unix_ns(), Relaxed);
