@@ -197,8 +197,10 @@ pub(crate) struct Epoll {
     fd: core::sync::atomic::AtomicI32,
     refs: AtomicU32,
     owner: AtomicU32,
-    /// It has, or had, attached sockets: waits go through here.
+    /// It has attached sockets: waits go through here.
     active: AtomicBool,
+    /// It had some: a thread may still come out of the kernel's own wait with tags.
+    tagged: AtomicBool,
     /// It must not get any (it is itself polled).
     barred: AtomicBool,
     /// Somebody has waited for it by a call that is seen.
@@ -289,6 +291,7 @@ pub(crate) fn on_create(fd: c_int) {
             refs: AtomicU32::new(0),
             owner: AtomicU32::new(0),
             active: AtomicBool::new(false),
+            tagged: AtomicBool::new(false),
             barred: AtomicBool::new(false),
             waited: AtomicBool::new(false),
             outside: Outside(AtomicU64::new(0)),
@@ -335,6 +338,7 @@ pub(crate) fn on_create(fd: c_int) {
     e.barred.store(false, Relaxed);
     e.waited.store(false, Relaxed);
     e.outside.forget();
+    e.tagged.store(false, Relaxed);
     e.active.store(false, Release);
     fd_table::set(fd, Entry::Epoll(e));
 }
@@ -644,6 +648,7 @@ fn queue(items: &mut [Option<Item>], ready: &mut VecDeque<u32>, index: u32) {
 /// sleep on it.
 fn take_place(e: &'static Epoll, inner: &mut Inner) -> Option<u32> {
     // First: from here on the kernel's set may report a tag to a thread that sleeps in it.
+    e.tagged.store(true, Relaxed);
     e.active.store(true, SeqCst);
     let mut place = e.place.load(Relaxed);
     if place == 0 {
@@ -653,7 +658,8 @@ fn take_place(e: &'static Epoll, inner: &mut Inner) -> Option<u32> {
     }
     // (A thread that came into a set without a place would go back to the kernel's wait.)
     let called = e.outside.count();
-    if called > 0 && (place != 0 || !inner.extras.is_empty()) {
+    let ours = place != 0 || !inner.extras.is_empty();
+    if called > 0 && ours && !e.barred.load(SeqCst) {
         call_in(e, inner, called);
     }
     (place != 0).then_some(place)
@@ -718,7 +724,7 @@ fn call_in(e: &Epoll, inner: &mut Inner, called: u32) {
 /// One has come: the beacon goes out behind the last.
 #[cold]
 fn come_in(e: &Epoll, inner: &mut Inner) {
-    if inner.calls_until != 0 && !e.barred.load(Relaxed) {
+    if inner.calls_until != 0 {
         unlight(e, inner);
     }
 }

@@ -42,6 +42,46 @@ pub fn list() -> Vec<Scenario> {
             },
         ),
         pair(
+            "signals/jump-out-of-a-wait-then-nested",
+            "siglongjmp out of a wait for a set without accelerated connections; it comes to have one, and is put into another set: neither has events",
+            |t| {
+                let listener = t.listener();
+                t.publish(listener);
+                let fd = sys::accept(listener).expect("accept");
+                let (inner, outer) =
+                    (sys::epoll_create1(0).expect("epoll"), sys::epoll_create1(0).expect("epoll"));
+                let add = |set, fd, data| {
+                    sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, libc::EPOLLIN as u32, data)
+                };
+                t.log("add", add(inner, fd, 1));
+                t.log("jumps", jumps("epoll_wait", fd, inner));
+                t.tell("jumped");
+                t.warm_server(fd);
+                t.log("nested", add(outer, inner, 2));
+                for _ in 0..3 {
+                    t.log("inner", sys::epoll_wait(inner, 8, 0));
+                    t.log("outer", sys::epoll_wait(outer, 8, 0));
+                }
+                t.tell("send");
+                t.log("outer", sys::epoll_wait(outer, 8, 5000));
+                t.log("inner", sys::epoll_wait(inner, 8, 5000));
+                t.log_text("then", &recv_exact(fd, 5));
+                t.log("inner", sys::epoll_wait(inner, 8, 0));
+                t.meet("end");
+            },
+            |t| {
+                let addr = t.hear_addr();
+                let fd = sys::socket(addr.family(), libc::SOCK_STREAM, 0).expect("socket");
+                sys::connect(fd, addr).expect("connect");
+                t.wait("jumped");
+                t.warm_client(fd);
+                t.wait("send");
+                send_all(fd, b"bytes");
+                t.meet("end");
+            },
+        )
+        .demoted(),
+        pair(
             "signals/jump-out-of-sends",
             "siglongjmp out of every call that waits for room; then the connection goes on",
             |t| {

@@ -269,6 +269,8 @@ pub(crate) fn bar(e: &'static Epoll) {
         return;
     }
     let mut inner = e.inner.lock();
+    // From here on the beacon says that an item is ready, and nothing else.
+    inner.calls_until = 0;
     if !before {
         let mut at = 0;
         while let Some(item) = inner.items.get(at) {

@@ -648,7 +648,7 @@ pub(crate) unsafe fn on_wait(epfd: c_int, events: *mut epoll_event, n: c_int) ->
     let Entry::Epoll(e) = fd_table::get(epfd) else { return n };
     // A set that a child inherited still holds its parent's tags.
     let inherited = e.owner.load(Relaxed) != process::id();
-    if !e.active.load(Acquire) && !inherited {
+    if !e.tagged.load(Acquire) && !inherited {
         return n;
     }
     signals::held(|| {
