@@ -35,9 +35,11 @@ pub(crate) fn fork_prepare() {
             fd_table::note_counted(fd, fd_table::encode(entry));
         }
     });
+    numbers::before_fork();
 }
 
 pub(crate) fn fork_parent() {
+    numbers::after_fork_in_parent();
     forked();
     stats::count(netacc_control::stats::Counter::Forks);
 }
@@ -66,11 +68,11 @@ fn forget_what_was_not_counted() -> bool {
 pub(crate) fn fork_child() {
     let (parent, foreign) = process::become_child();
     forked();
+    numbers::after_fork_in_child();
     if !process::started() {
         return;
     }
     let inherits = forget_what_was_not_counted();
-    numbers::after_fork_in_child();
     service::after_fork_in_child(parent);
     wait::after_fork_in_child();
     adoption::after_fork_in_child(inherits);

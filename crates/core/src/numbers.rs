@@ -125,6 +125,19 @@ fn wait_for_calls() {
     }
 }
 
+/// What [`leave`] wants of the fork that is under way: there is one at a time.
+static FORK: AtomicU32 = AtomicU32::new(0);
+
+/// Last before a fork, which takes numbers, too: whatever stands on a low one then is the child's
+/// for good, and nobody there would know.
+pub(crate) fn before_fork() {
+    FORK.store(enter(), Relaxed);
+}
+
+pub(crate) fn after_fork_in_parent() {
+    leave(FORK.load(Relaxed));
+}
+
 /// In a forked child no call is under way.
 pub(crate) fn after_fork_in_child() {
     INSIDE.store((INSIDE.load(Relaxed) & !COUNT).wrapping_add(EPOCH), SeqCst);
@@ -210,6 +223,11 @@ mod tests {
         assert_eq!(INSIDE.load(Relaxed) & COUNT, 2);
         leave(second);
         leave(first);
+        assert_eq!(INSIDE.load(Relaxed) & COUNT, 0);
+
+        before_fork();
+        assert_eq!(INSIDE.load(Relaxed) & COUNT, 1, "a fork takes numbers");
+        after_fork_in_parent();
         assert_eq!(INSIDE.load(Relaxed) & COUNT, 0);
 
         let stuck = enter();
