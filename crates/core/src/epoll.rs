@@ -23,7 +23,6 @@ use crate::outcome::{Mask, PASS, Ret};
 use crate::remote::wire;
 use crate::socket::{ATTACHED, ATTACHING, CANDIDATE, Socket, UNCONNECTED, flag};
 use crate::{adoption, heap, io, numbers, process, service, stats, sys, user, wait};
-use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::ffi::c_int;
 use core::sync::atomic::{
@@ -80,6 +79,7 @@ mod ctl;
 mod hands;
 mod look;
 mod news;
+mod queue;
 mod ready;
 
 pub(crate) use ctl::ctl;
@@ -91,6 +91,7 @@ pub(crate) use hands::{
 use hands::{give_to_kernel, hand_back, light, set_of, settle, shine, take_over, unlight};
 pub(crate) use look::{on_wait, wait};
 use news::{News, place_in_time};
+use queue::Queue;
 pub(crate) use ready::ring_says;
 use ready::{evaluate, is_released};
 
@@ -143,7 +144,7 @@ struct Inner {
     /// Item index by descriptor.
     by_fd: Vec<u32>,
     /// Items, and at most one [`KERNEL`].
-    ready: VecDeque<u32>,
+    ready: Queue,
     kernel_queued: bool,
     /// What it stands for was sent then ([`sys::ticks`]).
     sent_by_kernel: u64,
@@ -302,7 +303,7 @@ pub(crate) fn on_create(fd: c_int) {
                 items: Vec::new(),
                 free: Vec::new(),
                 by_fd: Vec::new(),
-                ready: VecDeque::new(),
+                ready: Queue::new(),
                 news: News::new(),
                 channels: Vec::new(),
                 sleepers: 0,
@@ -494,7 +495,7 @@ impl Inner {
         let fd = item.fd as usize;
         let all = self.items.len() + 1;
         self.free.try_reserve(all.saturating_sub(self.free.len())).ok()?;
-        self.ready.try_reserve((all + 1).saturating_sub(self.ready.len())).ok()?;
+        self.ready.reserve(all + 1).ok()?;
         self.news.reserve(all + 1).ok()?;
         self.extras.try_reserve(all.saturating_sub(self.extras.len())).ok()?;
         self.items.try_reserve(1).ok()?;
@@ -520,7 +521,7 @@ impl Inner {
         let item = self.items.get_mut(index as usize)?.take()?;
         self.forget_number(item.fd, index);
         if item.queued {
-            self.ready.retain(|i| *i != index);
+            self.ready.forget(index);
         }
         if item.extra.is_some() {
             self.extras.retain(|i| *i != index);
@@ -604,8 +605,8 @@ impl Inner {
         news.take(|index| {
             if index != KERNEL {
                 queue(items, ready, index);
-            } else if !core::mem::replace(&mut self.kernel_queued, true) {
-                ready.push_back(KERNEL);
+            } else if !self.kernel_queued {
+                self.kernel_queued = ready.push_back(KERNEL);
             }
         });
         self.sent_by_kernel = sent;
@@ -615,10 +616,8 @@ impl Inner {
     fn mark_kernel(&mut self, e: &Epoll) {
         self.drain(e);
         self.sent_by_kernel = sys::ticks();
-        if self.ready.len() < self.ready.capacity()
-            && !core::mem::replace(&mut self.kernel_queued, true)
-        {
-            self.ready.push_back(KERNEL);
+        if !self.kernel_queued {
+            self.kernel_queued = self.ready.push_back(KERNEL);
         }
     }
 }
@@ -635,12 +634,11 @@ fn take_mark(c: &Channel, news: &mut News, by_clock: bool) -> u64 {
 }
 
 #[inline]
-fn queue(items: &mut [Option<Item>], ready: &mut VecDeque<u32>, index: u32) {
+fn queue(items: &mut [Option<Item>], ready: &mut Queue, index: u32) {
     if let Some(Some(item)) = items.get_mut(index as usize)
         && item.may_queue()
     {
-        item.queued = true;
-        ready.push_back(index);
+        item.queued = ready.push_back(index);
     }
 }
 

@@ -158,7 +158,7 @@ pub(super) fn hand_back(e: &Epoll, inner: &mut Inner, index: u32) {
         item.attached = false;
         item.queued = false;
         unpost(item.socket);
-        inner.ready.retain(|i| *i != index);
+        inner.ready.forget(index);
         return;
     }
     let Some(item) = inner.remove(index) else { return };

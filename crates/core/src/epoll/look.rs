@@ -71,7 +71,7 @@ unsafe fn look(e: &'static Epoll, epfd: c_int, mut out: Out, timeout_ns: i64, ma
     let due = overdue || inner.fresh || (full && inner.wait.is_multiple_of(8));
     let turn = due && (full || inner.fresh) && (out.max > 1 || inner.wait.is_multiple_of(2));
     let due_to_kernel = inner.sent_by_kernel > inner.looked_at;
-    if turn && !(due_to_kernel && inner.ready.front() == Some(&KERNEL)) {
+    if turn && !(due_to_kernel && inner.ready.front() == Some(KERNEL)) {
         // The buffer cannot hold all, or the kernel may tell what an item already knows: there is
         // room for both.
         inner.last_visit = now;
@@ -192,7 +192,10 @@ fn collect(inner: &mut Inner, e: &'static Epoll, mut kernel: Kernel, out: &mut O
                     left = inner.ready.len();
                 }
                 Kernel::Looked => inner.kernel_queued = false,
-                _ => return inner.ready.push_front(KERNEL),
+                _ => {
+                    inner.ready.push_front(KERNEL);
+                    return;
+                }
             }
         } else if !report(inner, e, index, out) {
             return;
@@ -273,7 +276,7 @@ fn sort(inner: &mut Inner, e: &'static Epoll, events: &[epoll_event], slept: boo
                 // It was rung before the kernel had what comes behind it, and after it had what
                 // comes before.
                 inner.drain(e);
-                if inner.ready.front() == Some(&KERNEL) {
+                if inner.ready.front() == Some(KERNEL) {
                     inner.ready.pop_front();
                     inner.kernel_queued = false;
                 }
@@ -422,7 +425,7 @@ impl Inner {
         if !item.queued {
             return item.may_queue();
         }
-        let Some(at) = self.ready.iter().take(FRONT).position(|i| *i == index) else {
+        let Some(at) = self.ready.iter().take(FRONT).position(|i| i == index) else {
             return false;
         };
         self.ready.remove(at).is_some()
