@@ -136,6 +136,13 @@ impl Item {
     fn may_queue(&self) -> bool {
         !self.queued && self.present && self.attached && !self.disabled
     }
+
+    #[inline]
+    fn queue(&mut self, ready: &mut Queue, index: u32) {
+        if self.may_queue() {
+            self.queued = ready.push_back(index);
+        }
+    }
 }
 
 struct Inner {
@@ -635,10 +642,8 @@ fn take_mark(c: &Channel, news: &mut News, by_clock: bool) -> u64 {
 
 #[inline]
 fn queue(items: &mut [Option<Item>], ready: &mut Queue, index: u32) {
-    if let Some(Some(item)) = items.get_mut(index as usize)
-        && item.may_queue()
-    {
-        item.queued = ready.push_back(index);
+    if let Some(Some(item)) = items.get_mut(index as usize) {
+        item.queue(ready, index);
     }
 }
 

@@ -225,7 +225,10 @@ fn ctl_attached(
             r
         }
         (libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD, Some(i)) => {
-            let Some(item) = inner.item(i) else { return -(libc::ENOENT as Ret) };
+            let Inner { items, ready, .. } = &mut *inner;
+            let Some(Some(item)) = items.get_mut(i as usize) else {
+                return -(libc::ENOENT as Ret);
+            };
             if item.present == (op == libc::EPOLL_CTL_ADD) {
                 return -(if item.present { libc::EEXIST } else { libc::ENOENT } as Ret);
             }
@@ -234,8 +237,8 @@ fn ctl_attached(
             }
             (item.events, item.data, item.present, item.disabled) =
                 (ev.events, ev.u64, true, false);
+            item.queue(ready, i);
             stats::count(Counter::EpollCtlSaved);
-            inner.queue(i);
             prod(e, &inner);
             0
         }

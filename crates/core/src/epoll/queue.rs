@@ -45,12 +45,14 @@ impl Queue {
     /// False: there is no room.
     #[inline(always)]
     pub(super) fn push_back(&mut self, index: u32) -> bool {
-        let room = self.len < self.places.len();
-        if room && let Some(place) = self.place(self.head.wrapping_add(self.len)) {
-            *place = index;
-            self.len += 1;
+        if self.len >= self.places.len() {
+            return false;
         }
-        room
+        let place = self.head.wrapping_add(self.len) & (self.places.len() - 1);
+        // SAFETY: there are places, and no more than this mask leaves.
+        *unsafe { self.places.get_unchecked_mut(place) } = index;
+        self.len += 1;
+        true
     }
 
     /// False: there is no room.
