@@ -22,7 +22,7 @@ use crate::lock::{Guard, Mutex};
 use crate::outcome::{Mask, PASS, Ret};
 use crate::remote::wire;
 use crate::socket::{ATTACHED, ATTACHING, CANDIDATE, Socket, UNCONNECTED, flag};
-use crate::{adoption, heap, io, numbers, process, service, stats, sys, user, wait};
+use crate::{adoption, heap, io, numbers, process, service, sleep, stats, sys, user, wait};
 use alloc::vec::Vec;
 use core::ffi::c_int;
 use core::sync::atomic::{

@@ -95,7 +95,7 @@ const SA_RESTORER: usize = 0x0400_0000;
 const SA_SIGINFO: usize = libc::SA_SIGINFO as usize;
 const SA_RESETHAND: usize = libc::SA_RESETHAND as u32 as usize;
 /// Our own, where the application has no handler whose flags count: on the thread's alternate stack
-/// if it has one, and not one of those that interrupt calls for good ([`sys::handler_restarts`]).
+/// if it has one, and not one of those that interrupt calls for good ([`handler_restarts`]).
 const OWN_FLAGS: usize = libc::SA_ONSTACK as usize | libc::SA_RESTART as usize;
 
 /// Not of the two that nobody can handle, nor of the two that libc keeps for itself.
@@ -396,6 +396,14 @@ pub(crate) fn shown(signal: c_int, handler: usize) -> Option<Shown> {
     let s = known(signal).filter(|_| handler == entry_address())?;
     let flags = s.flags.load(Relaxed);
     Some(Shown { handler: s.handler.load(Acquire), flags, has_restorer: flags & SA_RESTORER != 0 })
+}
+
+/// True unless the signal has a handler that interrupts system calls for good (no SA_RESTART).
+pub(crate) fn handler_restarts(signal: c_int) -> bool {
+    let Some(now) = sys::signal_action(signal, None) else { return true };
+    now.handler <= libc::SIG_IGN
+        || now.flags & libc::SA_RESTART as usize != 0
+        || stands_for_default(signal, now.handler)
 }
 
 /// The kernel names our handler, and the application has none.

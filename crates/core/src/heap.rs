@@ -31,6 +31,7 @@
 //!
 //! When the kernel gives memory again, a new reserve takes the place of the old one.
 
+use crate::inject::{self, Fails};
 use core::alloc::{GlobalAlloc, Layout};
 use core::cell::UnsafeCell;
 use core::ffi::c_void;
@@ -169,7 +170,7 @@ impl Class {
 
     /// A block, unless the kernel has no memory for it.
     fn allocate(&self, size: usize) -> *mut u8 {
-        if crate::inject::allocation() {
+        if is_to_fail() {
             return null_mut();
         }
         let mut spare: *mut c_void = null_mut();
@@ -285,9 +286,22 @@ impl Class {
     }
 }
 
+/// Whether a test has ordered that this allocation fails.
+#[inline(always)]
+fn is_to_fail() -> bool {
+    match inject::allocation() {
+        Fails::No => false,
+        Fails::This => true,
+        // What is given back from here on serves again.
+        Fails::AllBehind => {
+            empty();
+            false
+        }
+    }
+}
+
 /// Nothing is left of what was mapped: as if the kernel had refused it.
-#[cfg(feature = "inject")]
-pub(crate) fn empty() {
+fn empty() {
     for class in &CLASSES {
         if class.lock() {
             class.forget(generation());
@@ -313,7 +327,7 @@ fn round_to_page(size: usize) -> usize {
 
 /// A mapping of its own, aligned as asked: more is mapped than needed, and both ends are cut off.
 fn map_large(layout: Layout) -> *mut u8 {
-    if crate::inject::allocation() {
+    if is_to_fail() {
         return null_mut();
     }
     let size = round_to_page(layout.size());
@@ -649,7 +663,7 @@ mod sys {
     /// # Safety
     /// The range is a mapping of the caller's.
     pub(super) unsafe fn remap(start: *mut c_void, size: usize, new_size: usize) -> *mut u8 {
-        if new_size > size && crate::inject::allocation() {
+        if new_size > size && super::is_to_fail() {
             return null_mut();
         }
         // SAFETY: the caller's promise.

@@ -14,13 +14,24 @@
 //!
 //! `NETACC_TEST_COUNTS` is a file to which a process that ends appends how many there were of both.
 
+/// What is ordered for an allocation.
+#[cfg_attr(not(feature = "inject"), allow(dead_code, reason = "nothing is ordered"))]
+pub(crate) enum Fails {
+    No,
+    This,
+    /// All from here on that what is given back does not serve; nothing may be left of what was
+    /// mapped before.
+    AllBehind,
+}
+
 #[cfg(not(feature = "inject"))]
 mod off {
+    use super::Fails;
     use core::ffi::c_int;
 
     #[inline(always)]
-    pub(crate) const fn allocation() -> bool {
-        false
+    pub(crate) const fn allocation() -> Fails {
+        Fails::No
     }
     #[inline(always)]
     pub(crate) const fn is_starved() -> bool {
@@ -32,9 +43,6 @@ mod off {
     }
     #[inline(always)]
     pub(crate) fn init(_: &dyn Fn(&str) -> Option<&'static str>) {}
-    #[inline(always)]
-    pub(crate) fn at_exit() {}
-
     #[derive(Debug)]
     pub(crate) struct Switches;
 
@@ -57,7 +65,7 @@ pub(crate) use off::*;
 
 #[cfg(feature = "inject")]
 mod on {
-    use crate::{heap, sys};
+    use super::Fails;
     use core::ffi::c_int;
     use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
@@ -89,18 +97,14 @@ mod on {
         }
     }
 
-    pub(crate) fn allocation() -> bool {
+    pub(crate) fn allocation() -> Fails {
         if !MEMORY.next() {
-            return false;
+            return Fails::No;
         }
         if MEMORY.once.load(Relaxed) {
-            return true;
+            return Fails::This;
         }
-        if !STARVED.swap(true, Relaxed) {
-            heap::empty();
-        }
-        // What is given back from here on serves again.
-        false
+        if STARVED.swap(true, Relaxed) { Fails::No } else { Fails::AllBehind }
     }
 
     pub(crate) fn is_starved() -> bool {
@@ -152,45 +156,15 @@ mod on {
         }
     }
 
-    pub(crate) fn at_exit() {
-        use core::fmt::Write;
+    /// Where the counts are asked for: the file, and how many allocations and calls there were.
+    pub(crate) fn counts() -> Option<(&'static [u8], u64, u64)> {
         let [at, len] = COUNTS.each_ref().map(|w| w.load(Relaxed));
         if at == 0 {
-            return;
+            return None;
         }
         // SAFETY: the variable's value, which is leaked.
         let path = unsafe { core::slice::from_raw_parts(at as *const u8, len) };
-        let (mut name, mut line) = ([0u8; 512], Line([0; 64], 0));
-        let Some(to) = name.get_mut(..path.len()) else { return };
-        to.copy_from_slice(path);
-        let _ = writeln!(
-            line,
-            "{} {} {}",
-            MEMORY.seen.load(Relaxed),
-            CALLS.seen.load(Relaxed),
-            heap::reserve_used()
-        );
-        let Some(name) = name.get(..path.len() + 1) else { return };
-        let fd = sys::open(
-            name,
-            libc::O_WRONLY | libc::O_APPEND | libc::O_CREAT | libc::O_CLOEXEC,
-            0o644,
-        ) as c_int;
-        if fd >= 0 {
-            let _ = sys::write(fd, line.0.get(..line.1).unwrap_or(&[]));
-            let _ = sys::close(fd);
-        }
-    }
-
-    struct Line([u8; 64], usize);
-    impl core::fmt::Write for Line {
-        fn write_str(&mut self, s: &str) -> core::fmt::Result {
-            for b in s.bytes() {
-                *self.0.get_mut(self.1).ok_or(core::fmt::Error)? = b;
-                self.1 += 1;
-            }
-            Ok(())
-        }
+        Some((path, MEMORY.seen.load(Relaxed), CALLS.seen.load(Relaxed)))
     }
 }
 #[cfg(feature = "inject")]

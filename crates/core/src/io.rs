@@ -20,7 +20,8 @@ use crate::socket::{
 use crate::user::LOWEST_ADDRESS;
 use crate::wait::{self, Side, Woke};
 use crate::{
-    adoption, carrier, lifecycle, numbers, process, remote, service, signals, stats, syn, sys, user,
+    adoption, carrier, faults, lifecycle, numbers, process, remote, service, signals, sleep, stats,
+    syn, sys, user,
 };
 use core::ffi::{c_int, c_void};
 use core::ptr::NonNull;
@@ -33,7 +34,7 @@ use netacc_proto::switchover::{
 use netacc_ring::{Consumer, CopyError, PeerCorrupt, Producer, RingWords};
 
 /// Of a call that has begun: nothing was done, it is to be dispatched.
-const AGAIN: Ret = sys::NOT_BEGUN;
+const AGAIN: Ret = sleep::NOT_BEGUN;
 const EAGAIN: Ret = -(libc::EAGAIN as Ret);
 const ECONNRESET: Ret = -(libc::ECONNRESET as Ret);
 /// Flags under which bytes may take the ring.
@@ -161,7 +162,7 @@ fn begin(fd: c_int) -> Begun {
 #[inline(always)]
 fn end(s: &Socket, g: u16, section: Section, r: Ret) -> Option<Ret> {
     let nested = signals::leave(section);
-    if r > sys::NOT_BEGUN || !goes_on(s, g, r, nested) { Some(r) } else { None }
+    if r > sleep::NOT_BEGUN || !goes_on(s, g, r, nested) { Some(r) } else { None }
 }
 
 /// One data call: `ring` on an attached connection, `kernel` on a candidate, whose bytes are
@@ -183,7 +184,7 @@ fn dispatch(
         let r = if attached { Some(ring(s, g)) } else { candidate(s, g, fd, side, flags, &kernel) };
         let nested = signals::leave(section);
         if let Some(r) = r
-            && (r > sys::NOT_BEGUN || !goes_on(s, g, r, nested))
+            && (r > sleep::NOT_BEGUN || !goes_on(s, g, r, nested))
         {
             return r;
         }
@@ -199,7 +200,8 @@ fn goes_on(s: &Socket, g: u16, r: Ret, nested: bool) -> bool {
     match r {
         PASS => s.is(CANDIDATE) && s.generation16() == g,
         _ => {
-            !nested && (r == sys::NOT_BEGUN || (r == RESTART && !process::threads_are_cancelled()))
+            !nested
+                && (r == sleep::NOT_BEGUN || (r == RESTART && !process::threads_are_cancelled()))
         }
     }
 }
@@ -227,7 +229,7 @@ unsafe fn recv_any(fd: c_int, buf: *mut u8, len: usize, flags: c_int) -> Ret {
     let ring = |s, g| unsafe { recv_one(s, g, fd, buf, len, flags) };
     // SAFETY: as above.
     let kernel = || unsafe {
-        sys::app::recvfrom(fd, buf, len, flags, core::ptr::null_mut(), core::ptr::null_mut())
+        sleep::recvfrom(fd, buf, len, flags, core::ptr::null_mut(), core::ptr::null_mut())
     };
     dispatch(fd, Side::Receive, flags, ring, kernel)
 }
@@ -285,7 +287,7 @@ unsafe fn recvv_any(fd: c_int, iov: *const iovec, count: c_int, flags: c_int) ->
     // SAFETY: the caller's buffers.
     let ring = |s, g| unsafe { recv_attached(s, g, fd, v.list, v.total, flags) };
     // SAFETY: as above.
-    let kernel = || unsafe { sys::app::recvmsg(fd, &mut header_of(v.list), flags) };
+    let kernel = || unsafe { sleep::recvmsg(fd, &mut header_of(v.list), flags) };
     dispatch(fd, Side::Receive, flags, ring, kernel)
 }
 
@@ -308,7 +310,7 @@ pub(crate) unsafe fn recvfrom(
         r
     };
     // SAFETY: the caller's buffers.
-    let kernel = || unsafe { sys::app::recvfrom(fd, buf, len, flags, addr.cast(), addr_len) };
+    let kernel = || unsafe { sleep::recvfrom(fd, buf, len, flags, addr.cast(), addr_len) };
     dispatch(fd, Side::Receive, flags, ring, kernel)
 }
 
@@ -407,7 +409,7 @@ unsafe fn recvmsg_any(fd: c_int, msg: *mut msghdr, flags: c_int) -> Ret {
         unsafe {
             if flags & (libc::MSG_ERRQUEUE | libc::MSG_OOB) != 0 {
                 // They never leave the carrier.
-                return sys::app::recvmsg(fd, msg, flags);
+                return sleep::recvmsg(fd, msg, flags);
             }
             if s.has(flag::LEAVING)
                 && flags & libc::MSG_WAITALL == 0
@@ -424,7 +426,7 @@ unsafe fn recvmsg_any(fd: c_int, msg: *mut msghdr, flags: c_int) -> Ret {
         }
     };
     // SAFETY: the caller's msghdr.
-    dispatch(fd, Side::Receive, flags, ring, || unsafe { sys::app::recvmsg(fd, msg, flags) })
+    dispatch(fd, Side::Receive, flags, ring, || unsafe { sleep::recvmsg(fd, msg, flags) })
 }
 
 /// As the kernel's do_recvmmsg: the time-out is looked at after each message, so it ends no wait
@@ -653,7 +655,7 @@ unsafe fn send_any(fd: c_int, buf: *const u8, len: usize, flags: c_int) -> Ret {
     // SAFETY: the caller's buffer.
     let ring = |s, g| unsafe { send_one(s, g, fd, buf, len, flags) };
     // SAFETY: as above.
-    let kernel = || unsafe { sys::app::sendto(fd, buf, len, flags) };
+    let kernel = || unsafe { sleep::sendto(fd, buf, len, flags) };
     dispatch(fd, Side::Send, flags, ring, kernel)
 }
 
@@ -722,7 +724,7 @@ unsafe fn sendv_any(fd: c_int, iov: *const iovec, count: c_int, flags: c_int) ->
     // SAFETY: the caller's buffers.
     let ring = |s, g| unsafe { send_attached(s, g, fd, v.list, v.total, flags) };
     // SAFETY: as above.
-    let kernel = || unsafe { sys::app::sendmsg(fd, &header_of(v.list), flags) };
+    let kernel = || unsafe { sleep::sendmsg(fd, &header_of(v.list), flags) };
     dispatch(fd, Side::Send, flags, ring, kernel)
 }
 
@@ -838,7 +840,7 @@ unsafe fn send_message(fd: c_int, msg: *const msghdr, flags: c_int, total: &mut 
         unsafe { send_attached(s, g, fd, v.list, v.total, flags) }
     };
     // SAFETY: the caller's msghdr.
-    dispatch(fd, Side::Send, flags, ring, || unsafe { sys::app::sendmsg(fd, msg, flags) })
+    dispatch(fd, Side::Send, flags, ring, || unsafe { sleep::sendmsg(fd, msg, flags) })
 }
 
 pub(crate) unsafe fn sendmmsg(fd: c_int, msgs: *mut mmsghdr, count: u32, flags: c_int) -> Ret {
@@ -879,7 +881,7 @@ pub(crate) unsafe fn sendmmsg(fd: c_int, msgs: *mut mmsghdr, count: u32, flags: 
 pub(crate) unsafe fn sendfile(out: c_int, input: c_int, offset: *mut i64, count: usize) -> Ret {
     // SAFETY: the caller's offset.
     let ring = |s, g| unsafe { sendfile_attached(s, g, out, input, offset, count) };
-    dispatch(out, Side::Send, 0, ring, || sys::app::sendfile(out, input, offset, count))
+    dispatch(out, Side::Send, 0, ring, || sleep::sendfile(out, input, offset, count))
 }
 
 unsafe fn sendfile_attached(
@@ -910,7 +912,7 @@ unsafe fn sendfile_attached(
     if start < 0 || sys::pread(input, part.get_mut(..count.min(1)).unwrap_or(&mut []), start) < 0 {
         // A pipe, a bad descriptor...
         return in_carrier(s, g, out, input, false, |out| {
-            sys::app::sendfile(out, input, offset, count)
+            sleep::sendfile(out, input, offset, count)
         });
     }
     while sent < count {
@@ -928,7 +930,7 @@ unsafe fn sendfile_attached(
         }
         if r == PASS {
             // SAFETY: as above.
-            r = unsafe { sys::app::sendto(out, part.as_ptr(), n as usize, 0) };
+            r = unsafe { sleep::sendto(out, part.as_ptr(), n as usize, 0) };
         }
         if r < 0 {
             result = r;
@@ -964,7 +966,7 @@ pub(crate) unsafe fn splice(
     /// SPLICE_F_ALL
     const FLAGS: u32 =
         libc::SPLICE_F_MOVE | libc::SPLICE_F_NONBLOCK | libc::SPLICE_F_MORE | libc::SPLICE_F_GIFT;
-    let by_kernel = |out, flags| sys::app::splice(input, input_offset, out, out_offset, len, flags);
+    let by_kernel = |out, flags| sleep::splice(input, input_offset, out, out_offset, len, flags);
     let is_pipe = |fd, other: c_int| {
         sys::fcntl(fd, libc::F_GETPIPE_SZ, 0) >= 0
             && sys::fcntl(fd, libc::F_GETFL, 0) as c_int & libc::O_ACCMODE != other
@@ -1022,14 +1024,7 @@ fn splice_from(
         return PASS;
     }
     if n == PASS {
-        return sys::app::splice(
-            input,
-            core::ptr::null_mut(),
-            out,
-            core::ptr::null_mut(),
-            len,
-            flags,
-        );
+        return sleep::splice(input, core::ptr::null_mut(), out, core::ptr::null_mut(), len, flags);
     }
     if n <= 0 {
         return n;
@@ -1038,7 +1033,7 @@ fn splice_from(
     // a part.
     let mut p = libc::pollfd { fd: out, events: libc::POLLOUT, revents: 0 };
     // SAFETY: one valid pollfd.
-    if wait != 0 && unsafe { sys::ppoll(&mut p, 1, 0, core::ptr::null()) } == 0 {
+    if wait != 0 && unsafe { sleep::ppoll(&mut p, 1, 0, core::ptr::null()) } == 0 {
         return EAGAIN;
     }
     // A page at a time while the pipe says that it has room: only the first may wait.
@@ -1046,10 +1041,10 @@ fn splice_from(
     while w < n {
         let end = (n as usize).min(w as usize + 4096);
         // SAFETY: one valid pollfd.
-        if w > 0 && unsafe { sys::ppoll(&mut p, 1, 0, core::ptr::null()) } == 0 {
+        if w > 0 && unsafe { sleep::ppoll(&mut p, 1, 0, core::ptr::null()) } == 0 {
             break;
         }
-        let r = sys::app::write(out, part.get(w as usize..end).unwrap_or(&[]));
+        let r = sleep::write(out, part.get(w as usize..end).unwrap_or(&[]));
         if r <= 0 {
             if w == 0 {
                 return r;

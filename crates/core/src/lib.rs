@@ -40,6 +40,7 @@ mod said;
 mod service;
 mod shared;
 mod signals;
+mod sleep;
 mod socket;
 mod stats;
 mod syn;

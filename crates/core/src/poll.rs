@@ -13,7 +13,7 @@ use crate::outcome::{Mask, PASS, Ret};
 use crate::remote::wire;
 use crate::socket::{self, ATTACHED, ATTACHING, CANDIDATE, CLOSING, LEFT, Socket, flag};
 use crate::wait::{self, Side};
-use crate::{adoption, epoll, io, lifecycle, signals, stats, sys, user};
+use crate::{adoption, epoll, io, lifecycle, signals, sleep, stats, sys, user};
 use core::ffi::c_int;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{Ordering::*, fence};
@@ -366,7 +366,7 @@ fn poll_list(fds: &mut [pollfd], timeout_ns: i64, mask: Mask) -> Result<Ret, NoM
             return Ok(PASS);
         }
         // SAFETY: the caller's array, and its mask.
-        return Ok(unsafe { sys::ppoll(fds.as_mut_ptr(), fds.len(), timeout_ns, mask) });
+        return Ok(unsafe { sleep::ppoll(fds.as_mut_ptr(), fds.len(), timeout_ns, mask) });
     }
     let deadline =
         if timeout_ns < 0 { 0 } else { sys::now_ns().saturating_add(timeout_ns as u64).max(1) };
@@ -426,7 +426,7 @@ fn look_all(
     }
     if need_kernel {
         // SAFETY: a buffer of that many pollfds.
-        let r = unsafe { sys::ppoll(kernel.as_mut_ptr(), kernel.len(), 0, core::ptr::null()) };
+        let r = unsafe { sleep::ppoll(kernel.as_mut_ptr(), kernel.len(), 0, core::ptr::null()) };
         if r < 0 {
             return r;
         }
@@ -512,7 +512,7 @@ fn sleep(
         };
         stats::count(Counter::Sleeps);
         // SAFETY: a buffer of that many pollfds; the caller's mask.
-        r = unsafe { sys::ppoll(kernel.as_mut_ptr(), kernel.len(), left, mask) };
+        r = unsafe { sleep::ppoll(kernel.as_mut_ptr(), kernel.len(), left, mask) };
         for w in wants.iter() {
             if let (Some(k), Some(p)) = (kernel.get(w.index), fds.get(w.index)) {
                 let _ = w.translate(k.fd, k.revents, p.events);

@@ -35,7 +35,7 @@ use crate::channel::Channel;
 use crate::lock::Mutex;
 use crate::rendezvous::table::{Key, Table};
 use crate::socket::{CANDIDATE, Socket, flag};
-use crate::{config, fd_table, numbers, process, service, sys};
+use crate::{config, fd_table, numbers, process, service, sleep, sys};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::ffi::{c_int, c_void};
@@ -583,7 +583,7 @@ impl Remote {
         let mut events = [epoll_event { events: 0, u64: 0 }; 32];
         // SAFETY: room for 32 events; no mask.
         let n = unsafe {
-            sys::epoll_wait(self.epoll, events.as_mut_ptr(), 32, timeout, core::ptr::null())
+            sleep::epoll_wait(self.epoll, events.as_mut_ptr(), 32, timeout, core::ptr::null())
         };
         if n < 0 && n != -(libc::EINTR as isize) {
             return false;

@@ -22,7 +22,7 @@ use crate::rendezvous::{
     Violation, auth, carrier_event, link_of, slot_of, strangers,
 };
 use crate::socket::{CANDIDATE, Socket, flag};
-use crate::{fd_table, heap, numbers, process, remote, sys};
+use crate::{fd_table, heap, numbers, process, remote, sleep, sys};
 use alloc::vec::Vec;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::*};
@@ -207,8 +207,9 @@ impl Service {
         };
         let mut events = [epoll_event { events: 0, u64: 0 }; 32];
         // SAFETY: room for 32 events; no mask.
-        let n =
-            unsafe { sys::epoll_wait(epoll, events.as_mut_ptr(), 32, timeout, core::ptr::null()) };
+        let n = unsafe {
+            sleep::epoll_wait(epoll, events.as_mut_ptr(), 32, timeout, core::ptr::null())
+        };
         if n < 0 && n != -(libc::EINTR as isize) {
             return false;
         }
@@ -496,7 +497,9 @@ impl Service {
                 }
             }
             // SAFETY: valid pollfds; no mask. (One whose number was closed meanwhile costs a turn.)
-            unsafe { sys::ppoll(waiting.as_mut_ptr(), waiting.len(), PULLS_NS, core::ptr::null()) };
+            unsafe {
+                sleep::ppoll(waiting.as_mut_ptr(), waiting.len(), PULLS_NS, core::ptr::null())
+            };
         }
     }
 

@@ -4,8 +4,6 @@
 //! `errno`, or be a cancellation point. Every wrapper returns the kernel's own value: `>= 0`, or
 //! `-errno`.
 
-use crate::signals;
-pub(crate) use crate::signals::NOT_BEGUN;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::AtomicU32;
 use libc::{epoll_event, iovec, msghdr, pollfd, sigset_t, timespec};
@@ -69,81 +67,6 @@ macro_rules! sys {
         // SAFETY: each wrapper below states or owns the validity of the pointers that it passes.
         unsafe { syscall($n, $a, $b, $c, $d, $e, $f) }
     };
-}
-
-/// As `sys!`, for what may sleep ([`crate::signals::waiting`]): NOT_BEGUN where a handler is to run
-/// first.
-macro_rules! wait {
-    ($n:ident $(, $a:expr)*) => { wait!(@ libc::$n as i64; $($a as usize,)* 0, 0, 0, 0, 0, 0) };
-    (@ $n:expr; $a:expr, $b:expr, $c:expr, $d:expr, $e:expr, $f:expr $(, $rest:expr)*) => {{
-        #[cfg(test)]
-        crate::testing::count_call();
-        // SAFETY: as above.
-        unsafe { signals::waiting($n, $a, $b, $c, $d, $e, $f) }
-    }};
-}
-
-/// Of a wait that is this library's own.
-fn or_interrupted(r: isize) -> isize {
-    if r == signals::NOT_BEGUN { -(libc::EINTR as isize) } else { r }
-}
-
-/// The application's call itself, which may sleep unless `flags` say MSG_DONTWAIT: NOT_BEGUN where
-/// it is to begin (again) behind a handler.
-pub(crate) mod app {
-    use super::*;
-
-    pub(crate) unsafe fn recvfrom(
-        fd: c_int,
-        buf: *mut u8,
-        len: usize,
-        flags: c_int,
-        addr: *mut c_void,
-        addr_len: *mut u32,
-    ) -> isize {
-        if flags & libc::MSG_DONTWAIT != 0 {
-            // SAFETY: the caller's promise.
-            return unsafe { super::recvfrom(fd, buf, len, flags, addr, addr_len) };
-        }
-        wait!(SYS_recvfrom, fd, buf, len, flags, addr, addr_len)
-    }
-    pub(crate) unsafe fn sendto(fd: c_int, buf: *const u8, len: usize, flags: c_int) -> isize {
-        if flags & libc::MSG_DONTWAIT != 0 {
-            // SAFETY: the caller's promise.
-            return unsafe { super::sendto(fd, buf, len, flags) };
-        }
-        wait!(SYS_sendto, fd, buf, len, flags, 0, 0)
-    }
-    pub(crate) unsafe fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> isize {
-        if flags & libc::MSG_DONTWAIT != 0 {
-            // SAFETY: the caller's promise.
-            return unsafe { super::recvmsg(fd, msg, flags) };
-        }
-        wait!(SYS_recvmsg, fd, msg, flags)
-    }
-    pub(crate) unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> isize {
-        if flags & libc::MSG_DONTWAIT != 0 {
-            // SAFETY: the caller's promise.
-            return unsafe { super::sendmsg(fd, msg, flags) };
-        }
-        wait!(SYS_sendmsg, fd, msg, flags)
-    }
-    pub(crate) fn write(fd: c_int, bytes: &[u8]) -> isize {
-        wait!(SYS_write, fd, bytes.as_ptr(), bytes.len())
-    }
-    pub(crate) fn sendfile(out: c_int, input: c_int, offset: *mut i64, count: usize) -> isize {
-        wait!(SYS_sendfile, out, input, offset, count)
-    }
-    pub(crate) fn splice(
-        input: c_int,
-        input_offset: *mut i64,
-        out: c_int,
-        out_offset: *mut i64,
-        len: usize,
-        flags: u32,
-    ) -> isize {
-        wait!(SYS_splice, input, input_offset, out, out_offset, len, flags)
-    }
 }
 
 /// The kernel's receive or send timeout of a socket, nanoseconds, 0: none.
@@ -302,49 +225,31 @@ pub(crate) unsafe fn epoll_ctl(
 ) -> isize {
     sys!(SYS_epoll_ctl, epfd, op, fd, event)
 }
-/// `epoll_pwait2` with nanoseconds (`< 0`: for ever); falls back to milliseconds, rounded up, where
-/// the kernel lacks it.
-pub(crate) unsafe fn epoll_wait(
+/// What an epoll set has at this moment.
+///
+/// # Safety
+/// `events` has room for `max`.
+pub(crate) unsafe fn epoll_look(
     epfd: c_int,
     events: *mut epoll_event,
     max: c_int,
-    timeout_ns: i64,
     mask: *const sigset_t,
 ) -> isize {
-    if timeout_ns == 0 {
-        return sys!(SYS_epoll_pwait, epfd, events, max, 0, mask, 8);
-    }
-    if timeout_ns < 0 || timeout_ns % 1_000_000 == 0 {
-        let ms =
-            if timeout_ns < 0 { -1 } else { (timeout_ns / 1_000_000).min(i32::MAX as i64) as i32 };
-        return or_interrupted(wait!(SYS_epoll_pwait, epfd, events, max, ms, mask, 8));
-    }
-    let ts = to_timespec(timeout_ns);
-    let r = wait!(SYS_epoll_pwait2, epfd, events, max, &ts as *const timespec, mask, 8);
-    if r != -(libc::ENOSYS as isize) {
-        return or_interrupted(r);
-    }
-    let ms = (timeout_ns.saturating_add(999_999) / 1_000_000).min(i32::MAX as i64) as i32;
-    or_interrupted(wait!(SYS_epoll_pwait, epfd, events, max, ms, mask, 8))
+    sys!(SYS_epoll_pwait, epfd, events, max, 0, mask, 8)
 }
-pub(crate) unsafe fn ppoll(
-    fds: *mut pollfd,
-    count: usize,
-    timeout_ns: i64,
-    mask: *const sigset_t,
-) -> isize {
-    let mut ts = to_timespec(timeout_ns.max(0));
-    let ts_ptr = if timeout_ns < 0 { core::ptr::null_mut() } else { &mut ts as *mut timespec };
-    if timeout_ns == 0 {
-        return sys!(SYS_ppoll, fds, count, ts_ptr, mask, 8);
-    }
-    or_interrupted(wait!(SYS_ppoll, fds, count, ts_ptr, mask, 8))
+/// What the kernel says of descriptors at this moment.
+///
+/// # Safety
+/// `fds` are `count`.
+pub(crate) unsafe fn poll_look(fds: *mut pollfd, count: usize, mask: *const sigset_t) -> isize {
+    let mut now = timespec { tv_sec: 0, tv_nsec: 0 };
+    sys!(SYS_ppoll, fds, count, &mut now as *mut timespec, mask, 8)
 }
 /// What the kernel says of one descriptor right now.
 pub(crate) fn poll_now(fd: c_int, events: i16) -> i16 {
     let mut p = pollfd { fd, events, revents: 0 };
-    // SAFETY: one valid pollfd; a zero timeout does not wait.
-    let r = unsafe { ppoll(&mut p, 1, 0, core::ptr::null()) };
+    // SAFETY: one valid pollfd.
+    let r = unsafe { poll_look(&mut p, 1, core::ptr::null()) };
     if r > 0 { p.revents } else { 0 }
 }
 /// A descriptor that is readable when the process has ended (Linux 5.3).
@@ -412,12 +317,6 @@ pub(crate) fn futex_wait(word: &AtomicU32, expect: u32, timeout_ns: i64, private
     let ts_ptr = if timeout_ns < 0 { core::ptr::null() } else { &ts as *const timespec };
     sys!(SYS_futex, word.as_ptr(), op, expect, ts_ptr)
 }
-/// As [`futex_wait`], of a call that ends where a handler is to run: EINTR.
-pub(crate) fn futex_await(word: &AtomicU32, expect: u32, timeout_ns: i64) -> isize {
-    let ts = to_timespec(timeout_ns.max(0));
-    let ts_ptr = if timeout_ns < 0 { core::ptr::null() } else { &ts as *const timespec };
-    or_interrupted(wait!(SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, expect, ts_ptr))
-}
 /// `FUTEX_WAKE` of up to `n` waiters.
 pub(crate) fn futex_wake(word: &AtomicU32, n: i32, private: bool) {
     let op = libc::FUTEX_WAKE | if private { libc::FUTEX_PRIVATE_FLAG } else { 0 };
@@ -464,7 +363,7 @@ pub(crate) fn name_thread(name: &[u8]) {
 pub(crate) fn iov(base: *const u8, len: usize) -> iovec {
     iovec { iov_base: base as *mut c_void, iov_len: len }
 }
-fn to_timespec(ns: i64) -> timespec {
+pub(crate) fn to_timespec(ns: i64) -> timespec {
     timespec { tv_sec: ns / 1_000_000_000, tv_nsec: ns % 1_000_000_000 }
 }
 
@@ -679,13 +578,6 @@ pub(crate) unsafe fn copy_in_process(ours: &iovec, theirs: &iovec, reads: bool) 
     }
 }
 
-/// True unless the signal has a handler that interrupts system calls for good (no SA_RESTART).
-pub(crate) fn handler_restarts(signal: c_int) -> bool {
-    let Some(now) = signal_action(signal, None) else { return true };
-    now.handler <= libc::SIG_IGN
-        || now.flags & libc::SA_RESTART as usize != 0
-        || crate::faults::stands_for_default(signal, now.handler)
-}
 pub(crate) fn setrlimit_nofile(limit: &libc::rlimit) -> isize {
     sys!(SYS_prlimit64, 0, libc::RLIMIT_NOFILE, limit as *const libc::rlimit, 0)
 }

@@ -11,7 +11,9 @@
 use crate::channel::{Channel, PLACES, announce, producer_quiet, quiet};
 use crate::remote::wire;
 use crate::socket::{ATTACHED, Socket, flag};
-use crate::{channel, config, epoll, fd_table, numbers, process, service, signals, stats, sys};
+use crate::{
+    channel, config, epoll, fd_table, numbers, process, service, signals, sleep, stats, sys,
+};
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::*, fence};
 use libc::{epoll_event, pollfd};
 use netacc_control::stats::{ChannelState, Counter};
@@ -104,7 +106,7 @@ pub(crate) fn gather(place: usize) -> i32 {
 pub(crate) fn silence(place: usize) {
     let mut heard = [epoll_event { events: 0, u64: 0 }; 16];
     // SAFETY: a buffer of that many events; does not wait.
-    while unsafe { sys::epoll_wait(gather(place), heard.as_mut_ptr(), 16, 0, core::ptr::null()) }
+    while unsafe { sleep::epoll_wait(gather(place), heard.as_mut_ptr(), 16, 0, core::ptr::null()) }
         == 16
     {}
 }
@@ -581,7 +583,7 @@ fn sleep(
         };
         stats::count(Counter::Sleeps);
         // SAFETY: two valid pollfds; no mask.
-        let r = unsafe { sys::ppoll(fds.as_mut_ptr(), 2, limit, core::ptr::null()) };
+        let r = unsafe { sleep::ppoll(fds.as_mut_ptr(), 2, limit, core::ptr::null()) };
         if r == -(libc::EINTR as isize) {
             woke = Woke::Signal;
         } else if r == 0 && posted && limit == timeout {

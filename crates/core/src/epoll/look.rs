@@ -319,7 +319,7 @@ impl<const N: usize> Local<N> {
     fn fill(&mut self, epfd: c_int, room: usize, timeout_ns: i64, mask: Mask) -> Ret {
         // SAFETY: a buffer of that many events; the mask is null or the application's.
         unsafe {
-            sys::epoll_wait(
+            sleep::epoll_wait(
                 epfd,
                 self.0.as_mut_ptr().cast(),
                 room.min(N) as c_int,
@@ -594,7 +594,7 @@ fn wait_for_nothing(
         let mut p = libc::pollfd { fd: epfd, events: libc::POLLIN, revents: 0 };
         let left = if left < 0 { LOOK_NS } else { left.min(LOOK_NS) };
         // SAFETY: one valid pollfd; the caller's mask.
-        let r = give_way(inner, || unsafe { sys::ppoll(&mut p, 1, left, mask) });
+        let r = give_way(inner, || unsafe { sleep::ppoll(&mut p, 1, left, mask) });
         if r != 0 {
             return if r < 0 { r } else { -(libc::EFAULT as Ret) };
         }

@@ -454,7 +454,7 @@ pub(super) fn await_departure(s: &'static Socket, g: u16) -> Woke {
     if s.generation16() != g || !s.is(ATTACHED) {
         return Woke::News;
     }
-    let r = sys::futex_await(&s.state, ATTACHED, 10_000_000);
+    let r = sleep::futex_await(&s.state, ATTACHED, 10_000_000);
     if r == -(libc::EINTR as isize) { Woke::Signal } else { Woke::News }
 }
 

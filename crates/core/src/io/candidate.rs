@@ -71,7 +71,7 @@ pub(super) fn candidate(
         socket::recycle(s);
         return Some(r);
     }
-    if r == sys::NOT_BEGUN {
+    if r == sleep::NOT_BEGUN {
         return Some(RESTART);
     }
     if r == -(libc::EINTR as Ret)

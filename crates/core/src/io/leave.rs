@@ -289,7 +289,7 @@ pub(crate) fn to_kernel(s: &'static Socket, g: u16, fd: c_int, why: Reason, stri
         }
         let mut p = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
         // SAFETY: one valid pollfd.
-        unsafe { sys::ppoll(&mut p, 1, 5_000_000, core::ptr::null()) };
+        unsafe { sleep::ppoll(&mut p, 1, 5_000_000, core::ptr::null()) };
     };
     // A thread that waits for room in the ring goes on in the kernel.
     wait::prod(s);

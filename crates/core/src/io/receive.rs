@@ -195,7 +195,7 @@ unsafe fn recv_otherwise(
         return match iov.first() {
             // SAFETY: the caller's buffer.
             Some(v) => unsafe {
-                sys::app::recvfrom(
+                sleep::recvfrom(
                     fd,
                     v.iov_base.cast(),
                     v.iov_len,
@@ -545,7 +545,7 @@ pub(super) unsafe fn recv_slow(
                 }
                 let mut p = libc::pollfd { fd, events: libc::POLLRDHUP, revents: 0 };
                 // SAFETY: one valid pollfd.
-                let r = unsafe { sys::ppoll(&mut p, 1, 1_000_000, core::ptr::null()) };
+                let r = unsafe { sleep::ppoll(&mut p, 1, 1_000_000, core::ptr::null()) };
                 if r != 0 || (deadline != 0 && sys::now_ns() >= deadline) {
                     return done as Ret;
                 }
@@ -927,7 +927,7 @@ pub(super) unsafe fn kernel_recv(
         [] => 0,
         // SAFETY: within the caller's buffer.
         [one] => unsafe {
-            sys::app::recvfrom(
+            sleep::recvfrom(
                 fd,
                 one.iov_base.cast(),
                 one.iov_len,
@@ -937,6 +937,6 @@ pub(super) unsafe fn kernel_recv(
             )
         },
         // SAFETY: as above.
-        parts => unsafe { sys::app::recvmsg(fd, &mut header_of(parts), flags) },
+        parts => unsafe { sleep::recvmsg(fd, &mut header_of(parts), flags) },
     }
 }

@@ -542,16 +542,16 @@ pub(super) unsafe fn kernel_send(fd: c_int, iov: &[iovec], done: usize, flags: c
                 let mut m: msghdr = core::mem::zeroed();
                 m.msg_iov = iov.as_ptr().add(i).cast_mut();
                 m.msg_iovlen = iov.len() - i;
-                sys::app::sendmsg(fd, &m, flags)
+                sleep::sendmsg(fd, &m, flags)
             };
         }
         // SAFETY: within the caller's buffer.
         return unsafe {
-            sys::app::sendto(fd, v.iov_base.cast::<u8>().add(skip), v.iov_len - skip, flags)
+            sleep::sendto(fd, v.iov_base.cast::<u8>().add(skip), v.iov_len - skip, flags)
         };
     }
     // SAFETY: nothing to send: the kernel checks the socket's state.
-    unsafe { sys::app::sendto(fd, core::ptr::null(), 0, flags) }
+    unsafe { sleep::sendto(fd, core::ptr::null(), 0, flags) }
 }
 
 /// The peer closed or is closing: from here on the kernel knows best what a send means (EPIPE,

@@ -81,7 +81,7 @@ pub(super) fn interrupted(timeout_ns: i64) -> Option<Ret> {
         return Some(if by.restarts && timeout_ns <= 0 { RESTART } else { -(libc::EINTR as Ret) });
     }
     // libc's own two signals, 32 and 33, are none of the application's.
-    if timeout_ns > 0 || !(1..=64).filter(|n| !matches!(n, 32 | 33)).all(sys::handler_restarts) {
+    if timeout_ns > 0 || !(1..=64).filter(|n| !matches!(n, 32 | 33)).all(faults::handler_restarts) {
         return Some(-(libc::EINTR as Ret));
     }
     // The thread may have been cancelled, which only the hook can see to.
@@ -130,7 +130,7 @@ impl Patience {
         }
         let mut p = libc::pollfd { fd, events, revents: 0 };
         // SAFETY: one valid pollfd.
-        let r = unsafe { sys::ppoll(&mut p, 1, limit, core::ptr::null()) };
+        let r = unsafe { sleep::ppoll(&mut p, 1, limit, core::ptr::null()) };
         if r == -(libc::EINTR as isize) { interrupted(self.timeout_ns) } else { None }
     }
 }

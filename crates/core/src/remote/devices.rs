@@ -399,7 +399,13 @@ pub(super) fn await_queues(epoll: c_int, timeout_ns: i64) -> bool {
     let mut events = [epoll_event { events: 0, u64: 0 }; QUEUES];
     // SAFETY: room for so many events; no mask.
     let n = unsafe {
-        sys::epoll_wait(epoll, events.as_mut_ptr(), QUEUES as c_int, timeout_ns, core::ptr::null())
+        sleep::epoll_wait(
+            epoll,
+            events.as_mut_ptr(),
+            QUEUES as c_int,
+            timeout_ns,
+            core::ptr::null(),
+        )
     };
     if n < 0 && n != -(libc::EINTR as isize) {
         return false;

@@ -264,8 +264,9 @@ impl Rig {
         let Some(remote) = host.remote.as_mut().filter(|_| !host.stopped) else { return false };
         let mut events = [epoll_event { events: 0, u64: 0 }; 32];
         // SAFETY: room for 32 events; no mask; does not wait.
-        let n =
-            unsafe { sys::epoll_wait(remote.epoll, events.as_mut_ptr(), 32, 0, core::ptr::null()) };
+        let n = unsafe {
+            sleep::epoll_wait(remote.epoll, events.as_mut_ptr(), 32, 0, core::ptr::null())
+        };
         let due = remote.timer != 0 && remote.timer <= sys::now_ns();
         if n <= 0 && !due && !core::mem::take(&mut host.rung) {
             return false;
@@ -325,7 +326,7 @@ impl Rig {
     fn wait(&self, ns: i64) {
         let mut event = epoll_event { events: 0, u64: 0 };
         // SAFETY: room for one event; no mask.
-        let _ = unsafe { sys::epoll_wait(self.all, &mut event, 1, ns, core::ptr::null()) };
+        let _ = unsafe { sleep::epoll_wait(self.all, &mut event, 1, ns, core::ptr::null()) };
     }
 
     /// The clock goes on to when somebody has something to do. False: nobody has.

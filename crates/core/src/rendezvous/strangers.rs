@@ -20,7 +20,7 @@
 //!   "netacc-close"), of which there are [`CLOSERS`].
 
 use super::packet::{self, Received};
-use crate::{fd_table, numbers, service, sys};
+use crate::{fd_table, numbers, service, sleep, sys};
 use core::cell::UnsafeCell;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicI32, AtomicU32, Ordering::*};
@@ -194,7 +194,7 @@ fn wait_for(fd: c_int, until: u64) -> bool {
         let left = until.saturating_sub(sys::now_ns());
         let mut p = pollfd { fd, events: libc::POLLIN, revents: 0 };
         // SAFETY: one valid pollfd; no mask.
-        let n = unsafe { sys::ppoll(&mut p, 1, left as i64, core::ptr::null()) };
+        let n = unsafe { sleep::ppoll(&mut p, 1, left as i64, core::ptr::null()) };
         if n != -(libc::EINTR as isize) || left == 0 {
             return n > 0;
         }

@@ -671,7 +671,7 @@ fn doorbell() -> (c_int, impl Fn() -> bool) {
     let heard = move || {
         let mut event = epoll_event { events: 0, u64: 0 };
         // SAFETY: room for one event.
-        unsafe { sys::epoll_wait(epoll, &mut event, 1, 0, core::ptr::null()) == 1 }
+        unsafe { sleep::epoll_wait(epoll, &mut event, 1, 0, core::ptr::null()) == 1 }
     };
     assert!(heard());
     (bell, heard)
