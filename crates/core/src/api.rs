@@ -124,7 +124,7 @@ pub fn on_socket(fd: c_int, domain: c_int, ty: c_int, protocol: c_int) {
 }
 /// `listen` is about to be called.
 pub fn before_listen(fd: c_int) {
-    held(|| crate::syn::before_listen(fd))
+    held(|| crate::socket::before_listen(fd))
 }
 /// `listen` succeeded.
 pub fn on_listen(fd: c_int) {

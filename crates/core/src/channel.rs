@@ -19,7 +19,6 @@
 use crate::remote::wire::Wire;
 use crate::socket::Socket;
 use crate::sys;
-use crate::wait::Peers;
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*, fence};
 use netacc_control::stats::Path;
@@ -164,6 +163,40 @@ pub(crate) struct Stamps(AtomicU64);
 unsafe impl Sync for Channel {}
 // SAFETY: as above; nothing in it belongs to one thread.
 unsafe impl Send for Channel {}
+
+/// Which direction's news a blocked thread waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Side {
+    Receive,
+    Send,
+}
+
+/// Where the peers are that a thread polls for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Peers {
+    /// Last seen on this very CPU: they can only go on when this thread lets them.
+    SameCpu,
+    OtherCpus,
+    /// They need none of this host's CPUs, and are some microseconds away: this thread makes room
+    /// for others less often.
+    OtherHosts,
+}
+
+impl Peers {
+    /// Those of several channels, on which this thread waits.
+    pub(crate) fn of<'a>(channels: impl Iterator<Item = &'a Channel>) -> Peers {
+        let mut all = None;
+        for c in channels {
+            c.note_cpu();
+            let peers = c.peers();
+            if peers == Peers::OtherCpus || all.is_some_and(|all| all != peers) {
+                return Peers::OtherCpus;
+            }
+            all = Some(peers);
+        }
+        all.unwrap_or(Peers::SameCpu)
+    }
+}
 
 impl Channel {
     /// The words of direction `d` of `slot`; `slot` was checked against [`SLOTS`] where it came

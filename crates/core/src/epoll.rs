@@ -30,7 +30,6 @@ use core::sync::atomic::{
 };
 use libc::epoll_event;
 use netacc_control::stats::{Counter, Reason};
-use netacc_proto::switchover::Ack;
 use netacc_ring::ReadySet;
 
 const IN: u32 = libc::EPOLLIN as u32 | libc::EPOLLRDNORM as u32;
@@ -92,8 +91,7 @@ use hands::{give_to_kernel, hand_back, light, set_of, settle, shine, take_over, 
 pub(crate) use look::{on_wait, wait};
 use news::{News, place_in_time};
 use queue::Queue;
-pub(crate) use ready::ring_says;
-use ready::{evaluate, is_released};
+use ready::evaluate;
 
 /// One socket in a set.
 struct Item {

@@ -3,7 +3,7 @@
 //! Budget of the fast path, both ways: one table load, one compare-and-swap for the end's lock, the
 //! copy, one release store, one fence; no system call. Everything else is in functions marked cold.
 
-use crate::channel::{self, Channel, announce, producer_quiet, quiet};
+use crate::channel::{self, Channel, Side, announce, producer_quiet, quiet};
 use crate::fd_table::{self, Entry};
 use crate::heap::{PART_FEW, Part, Scratch};
 use crate::inject::Switches;
@@ -15,13 +15,13 @@ use crate::said::Said;
 use crate::signals::Section;
 use crate::socket::{
     self, ATTACHED, ATTACHING, CANDIDATE, CLOSING, LEFT, LastName, PLAIN, RxEnd, Socket, TxEnd,
-    UNCONNECTED, flag,
+    UNCONNECTED, flag, offer,
 };
 use crate::user::LOWEST_ADDRESS;
-use crate::wait::{self, Side, Woke};
+use crate::wait::{self, Woke};
 use crate::{
     adoption, carrier, faults, lifecycle, numbers, process, remote, service, signals, sleep, stats,
-    syn, sys, user,
+    sys, thread, user,
 };
 use core::ffi::{c_int, c_void};
 use core::ptr::NonNull;

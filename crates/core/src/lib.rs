@@ -47,5 +47,6 @@ mod syn;
 mod sys;
 #[cfg(test)]
 mod testing;
+mod thread;
 mod user;
 mod wait;

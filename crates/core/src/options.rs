@@ -207,7 +207,7 @@ unsafe fn set_send_buffer(
 pub(crate) fn before_getsockopt(fd: c_int, level: c_int, name: c_int) {
     leave_to_program(fd, level, name);
     if level == libc::IPPROTO_TCP && name == syn::TCP_SAVED_SYN {
-        syn::before_asked(fd);
+        syn::before_asked(fd_table::socket(fd).map(|(s, _)| &s.syn), fd);
     }
 }
 

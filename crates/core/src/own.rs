@@ -1,6 +1,8 @@
 //! The addresses of this host, as far as this process's network namespace knows them
 //! (rtnetlink(7)): a peer at one of them is no other host. (An address can be bound to that is not
 //! of this host: net.ipv4.ip_nonlocal_bind.)
+//!
+//! And whether this host has RDMA devices.
 
 use crate::heap::Scratch;
 use crate::{fd_table, numbers, sys};
@@ -156,6 +158,29 @@ fn address_of(body: &[u8]) -> Option<IpAddr> {
         rest = rest.get(len.next_multiple_of(4)..).unwrap_or(&[]);
     }
     found
+}
+
+/// There are RDMA devices.
+static DEVICES: AtomicBool = AtomicBool::new(false);
+/// When it was last found that there are none; 0: not asked.
+static NONE_AT: AtomicU64 = AtomicU64::new(0);
+
+/// Whether this host has RDMA devices. Asks the kernel once; where there is none, once a minute.
+pub(crate) fn has_devices() -> bool {
+    const ASK_AGAIN_NS: u64 = 60_000_000_000;
+    let none_at = NONE_AT.load(Relaxed);
+    if !DEVICES.load(Relaxed)
+        && (none_at == 0 || sys::now_ns().saturating_sub(none_at) > ASK_AGAIN_NS)
+    {
+        DEVICES.store(sys::exists(b"/sys/class/infiniband\0"), Relaxed);
+        NONE_AT.store(sys::now_ns(), Relaxed);
+    }
+    DEVICES.load(Relaxed)
+}
+
+/// As [`has_devices`], without asking.
+pub(crate) fn may_have_devices() -> bool {
+    DEVICES.load(Relaxed) || NONE_AT.load(Relaxed) == 0
 }
 
 #[cfg(test)]

@@ -7,12 +7,13 @@
 //! to the kernel, which needs none of ours.
 
 use crate::channel::Channel;
+use crate::channel::{Peers, Side};
 use crate::fd_table::{self, Entry};
 use crate::heap::Scratch;
 use crate::outcome::{Mask, PASS, Ret};
 use crate::remote::wire;
 use crate::socket::{self, ATTACHED, ATTACHING, CANDIDATE, CLOSING, LEFT, Socket, flag};
-use crate::wait::{self, Side};
+use crate::wait;
 use crate::{adoption, epoll, io, lifecycle, signals, sleep, stats, sys, user};
 use core::ffi::c_int;
 use core::mem::MaybeUninit;
@@ -47,7 +48,8 @@ impl Want {
     /// well.
     fn look(&self, events: i16) -> (i16, bool) {
         let mut now = 0;
-        let (readable, mut ask) = epoll::ring_says(self.socket, self.channel, self.slot);
+        let rx = self.channel.words(self.slot, self.channel.side ^ 1);
+        let (readable, mut ask) = self.socket.said.ring_says(rx, &self.socket.rx_offset);
         ask |= self.socket.has(flag::CARRIER_SPOKE | flag::FIN_LATER | flag::RESET)
             || self.channel.peer_ends(self.slot);
         if readable {
@@ -383,7 +385,7 @@ fn poll_list(fds: &mut [pollfd], timeout_ns: i64, mask: Mask) -> Result<Ret, NoM
         }
         if !polled && mask.is_null() && wants.len() == fds.len() {
             polled = true;
-            let peers = wait::Peers::of(wants.iter().map(|w| w.channel));
+            let peers = Peers::of(wants.iter().map(|w| w.channel));
             if wait::spin(peers, || {
                 if between_hosts {
                     wire::progress();

@@ -34,8 +34,8 @@ pub(crate) mod wire;
 use crate::channel::Channel;
 use crate::lock::Mutex;
 use crate::rendezvous::table::{Key, Table};
-use crate::socket::{CANDIDATE, Socket, flag};
-use crate::{config, fd_table, numbers, process, service, sleep, sys};
+use crate::socket::{CANDIDATE, Socket, flag, offer};
+use crate::{config, fd_table, numbers, own, process, sleep, sys, thread};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::ffi::{c_int, c_void};
@@ -192,7 +192,7 @@ fn start_now(me: u32) -> bool {
         // Before it runs: it may find that it cannot.
         FAILED.store(0, Relaxed);
         RUNNING.store(me, Release);
-        if service::spawn(run, epoll as usize as *mut c_void) {
+        if thread::spawn(run, epoll as usize as *mut c_void) {
             return true;
         }
         RUNNING.store(0, Release);
@@ -259,30 +259,7 @@ pub(crate) fn could_serve(tuple: &Tuple) -> Result<(), Reason> {
     if link_local || ip.is_loopback() || tuple.peer().ip().is_loopback() {
         return Err(Reason::NoRdmaDevice);
     }
-    if has_devices() { Ok(()) } else { Err(Reason::NoRdmaDevice) }
-}
-
-/// There are devices.
-static DEVICES: AtomicBool = AtomicBool::new(false);
-/// When it was last found that there are none; 0: not asked.
-static NONE_AT: AtomicU64 = AtomicU64::new(0);
-
-/// Whether this host has devices. Asks the kernel once; where there is none, once a minute.
-pub(crate) fn has_devices() -> bool {
-    const ASK_AGAIN_NS: u64 = 60_000_000_000;
-    let none_at = NONE_AT.load(Relaxed);
-    if !DEVICES.load(Relaxed)
-        && (none_at == 0 || sys::now_ns().saturating_sub(none_at) > ASK_AGAIN_NS)
-    {
-        DEVICES.store(sys::exists(b"/sys/class/infiniband\0"), Relaxed);
-        NONE_AT.store(sys::now_ns(), Relaxed);
-    }
-    DEVICES.load(Relaxed)
-}
-
-/// As [`has_devices`], without asking.
-pub(crate) fn may_have_devices() -> bool {
-    DEVICES.load(Relaxed) || NONE_AT.load(Relaxed) == 0
+    if own::has_devices() { Ok(()) } else { Err(Reason::NoRdmaDevice) }
 }
 
 /// Addresses that the thread was told of, hashed.
@@ -328,12 +305,12 @@ pub(crate) fn note(s: &'static Socket, generation: u32) -> bool {
 pub(crate) fn closing(s: &'static Socket) {
     if s.is_inherited() {
         // What is offered is its parent's to give back.
-        if s.offered.load(SeqCst) == OFFERED {
+        if s.offered.load(SeqCst) == offer::MADE {
             call_back(s);
         }
         return;
     }
-    if s.offered.compare_exchange(OFFERED, TAKEN, SeqCst, Relaxed).is_ok() {
+    if s.offered.compare_exchange(offer::MADE, offer::TAKEN, SeqCst, Relaxed).is_ok() {
         // SAFETY: complete since `offered` was set; not written again.
         let offer = unsafe { *s.offer.get() };
         // SAFETY: channels live for ever.
@@ -346,12 +323,6 @@ pub(crate) fn released(channel: &'static Channel, slot: usize) {
     // Without room in the inbox the slot is lost, and nothing else.
     let _ = ask(Ask::Released(channel, slot));
 }
-
-/// Values of `Socket::offered`.
-pub(crate) const OFFERED: u32 = 1;
-pub(crate) const TAKEN: u32 = 2;
-/// There will be none; the reason is in `Socket::verdict`.
-pub(crate) const NEVER: u32 = 3;
 
 /// This process has, or had, connections to other hosts that can be accelerated.
 pub(crate) fn is_running() -> bool {

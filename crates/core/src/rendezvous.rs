@@ -29,8 +29,8 @@ use crate::arena::{
 };
 use crate::channel::{BY_KERNEL, Channel, ChannelMem, PLACES, SLOTS, quiet};
 use crate::log::debug_log;
-use crate::socket::{self, Socket};
-use crate::{adoption, config, fd_table, numbers, process, remote, stats, sys};
+use crate::socket::{self, Socket, offer};
+use crate::{adoption, config, fd_table, numbers, process, stats, sys};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use auth::Cred;
@@ -655,7 +655,7 @@ fn hand_over(
         at.store(core::ptr::from_ref(s).cast_mut(), Release);
     }
     s.start(Reason::Negotiating);
-    s.offered.store(1, Release);
+    s.offered.store(offer::MADE, Release);
 }
 
 fn record(i: usize, f: impl FnOnce(&netacc_control::stats::ChannelRecord)) {

@@ -63,7 +63,7 @@ fn give_up() {
             service::give_up_inherited();
             remote::give_up_inherited();
             // Last: nothing names it any more.
-            shared::give_up_inherited();
+            shared::give_up_inherited(socket::give_up_slab);
             HAS.store(false, Relaxed);
             debug_log!("what was inherited is given up: the process changes its user");
         }

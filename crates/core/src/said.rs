@@ -5,9 +5,9 @@
 //! children alone, and only published to the shared words. `docs/design/words.md` goes through them
 //! one by one.
 
-use crate::channel::announce;
-use crate::wait::Side;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+use crate::channel::{Side, announce};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*, fence};
+use netacc_proto::switchover::Ack;
 use netacc_ring::RingWords;
 
 /// Of one connection while it is attached; for those who look without its locks. All zero where it
@@ -37,6 +37,8 @@ pub(crate) struct Said {
 }
 
 const DOUBTED: u64 = 1 << 32;
+/// `Ack::control`'s flag of a receiver that waits for the peer to send again over the carrier.
+const FROZEN: u64 = Ack { epoch: 0, armed: false, frozen: true, consumed: 0 }.control();
 /// A thread's place in a NOTIFY word.
 const THREAD_MASK: u64 = 0xffff;
 
@@ -159,6 +161,64 @@ impl Said {
         epoch != 0
             && epoch == DOUBTED | words.producer_user[announce::EPOCH].load(Acquire) & 0xffff_ffff
             && self.doubted_tail.load(SeqCst) == words.tail.load(Acquire)
+    }
+
+    /// Whether a receive finds bytes in the ring that has those words, and whether the carrier has
+    /// to be asked as well. `offset`: how far the receiver has come in the stream.
+    #[inline(always)]
+    pub(crate) fn ring_says(&self, rx: &RingWords, offset: &AtomicU64) -> (bool, bool) {
+        // Before the announcement, which comes before the bytes.
+        let some = rx.tail.load(Acquire) != self.head.load(Relaxed);
+        let ack = self.ack.load(Relaxed);
+        let fast = ack & (FROZEN | 1) == 1;
+        let followed = rx.producer_user[announce::EPOCH].load(Acquire) as u32 == ack as u32;
+        if fast & (some | followed) {
+            (some, false)
+        } else {
+            self.ring_says_slow(rx, offset, (some, fast, followed), ack)
+        }
+    }
+
+    /// The receiver does not stand on the ring, or the sender has left it.
+    #[cold]
+    #[inline(never)]
+    fn ring_says_slow(
+        &self,
+        rx: &RingWords,
+        offset: &AtomicU64,
+        (some, fast, followed): (bool, bool, bool),
+        ack: u64,
+    ) -> (bool, bool) {
+        // Of a receiver that has followed to the carrier the ring has only what has come there too.
+        // One that waits is told whether its bytes come again, or stay where they are.
+        let stay = || {
+            rx.producer_user[announce::RESEND_TO].load(Relaxed)
+                == rx.producer_user[announce::CARRIER_FROM].load(Relaxed)
+        };
+        // What the sender has put on the carrier before comes first, and may still be on its way.
+        let turn = || {
+            // With `RxHeld::came_to`: either that sees the promotion, or this sees how far the
+            // receiver has come.
+            fence(SeqCst);
+            ack & 1 != 0
+                || rx.producer_user[announce::FAST_FROM].load(Relaxed) == offset.load(Relaxed)
+        };
+        let readable =
+            some && !followed && (ack & FROZEN == 0 || stay()) && turn() && !self.is_doubted(rx);
+        (readable, !readable && (!fast || !followed))
+    }
+
+    /// The receiver waits for the peer's answer to a pull-back: news that only the home is told of.
+    pub(crate) fn is_frozen(&self) -> bool {
+        self.ack.load(Relaxed) & FROZEN != 0
+    }
+
+    /// The receiver has followed the sender to the carrier, and can stay there.
+    pub(crate) fn is_released(&self, rx: &RingWords) -> bool {
+        let ack = self.ack.load(Relaxed);
+        ack & 1 == 0
+            && ack >> 32 == 0
+            && rx.producer_user[announce::EPOCH].load(Acquire) as u32 == ack as u32
     }
 
     /// This end's last word on its slot is said.

@@ -22,7 +22,7 @@ use crate::rendezvous::{
     Violation, auth, carrier_event, link_of, slot_of, strangers,
 };
 use crate::socket::{CANDIDATE, Socket, flag};
-use crate::{fd_table, heap, numbers, process, remote, sleep, sys};
+use crate::{fd_table, heap, numbers, process, remote, sleep, sys, thread};
 use alloc::vec::Vec;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::*};
@@ -158,7 +158,7 @@ impl Service {
             state.epoll = epoll;
             self.bell.store(bell, Release);
             self.rung.store(false, Release);
-            if !self.threaded || spawn(run, core::ptr::from_ref(self).cast_mut().cast()) {
+            if !self.threaded || thread::spawn(run, core::ptr::from_ref(self).cast_mut().cast()) {
                 self.running.store(process::id(), Release);
                 return true;
             }
@@ -455,7 +455,8 @@ impl Service {
         };
         // In this thread where no other can be had.
         if is_first
-            && !(self.threaded && spawn(run_pulls, core::ptr::from_ref(self).cast_mut().cast()))
+            && !(self.threaded
+                && thread::spawn(run_pulls, core::ptr::from_ref(self).cast_mut().cast()))
         {
             self.serve_pulls();
         }
@@ -697,30 +698,6 @@ impl Service {
         }
         self.advertised.iter().for_each(|a| a.store(0, Release));
     }
-}
-
-/// Starts a detached thread with every signal blocked, from its first instruction on.
-pub(crate) fn spawn(
-    body: extern "C" fn(*mut c_void) -> *mut c_void,
-    argument: *mut c_void,
-) -> bool {
-    let Some(next) = process::next_symbols() else { return false };
-    let (Some(create), Some(detach)) = (next.pthread_create, next.pthread_detach) else {
-        return false;
-    };
-    if crate::inject::call().is_some() {
-        return false;
-    }
-    let mut thread: libc::pthread_t = 0;
-    let signals = sys::hold_signals();
-    // SAFETY: pthread_create(3) with default attributes; `body` takes the argument as it is.
-    let made = unsafe { create(&mut thread, core::ptr::null(), body, argument) } == 0;
-    if made {
-        // SAFETY: the thread was just made and is joined by nobody.
-        let _ = unsafe { detach(thread) };
-    }
-    sys::restore_signals(signals);
-    made
 }
 
 extern "C" fn run(service: *mut c_void) -> *mut c_void {

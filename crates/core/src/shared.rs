@@ -14,7 +14,7 @@ pub(crate) enum Kind {
     /// Reads as zeros from then on.
     Bytes,
     /// Sockets: those who come late have to find that theirs is gone
-    /// ([`crate::socket::give_up_slab`]).
+    /// (`socket::give_up_slab`).
     Sockets,
 }
 
@@ -112,8 +112,9 @@ pub(crate) fn after_fork_in_child() -> bool {
 }
 
 /// Puts private memory in the place of all that was inherited. Every address stays readable and
-/// writable.
-pub(crate) fn give_up_inherited() {
+/// writable. `sockets` does it for a slab of sockets, and is told where that is and how large;
+/// false: there is no memory for it.
+pub(crate) fn give_up_inherited(sockets: fn(*mut u8, usize) -> bool) {
     for e in entries() {
         let word = e.at.load(Acquire);
         if word & INHERITED == 0 {
@@ -121,7 +122,7 @@ pub(crate) fn give_up_inherited() {
         }
         let (at, bytes) = ((word & !MARKS) as *mut u8, e.bytes.load(Acquire));
         let private = if word & SOCKETS != 0 {
-            crate::socket::give_up_slab(at, bytes)
+            sockets(at, bytes)
         } else {
             // SAFETY: a mapping of the parent's that this process has inherited, of this size; who
             // comes late finds zeros, which say nothing.
@@ -187,7 +188,7 @@ mod tests {
             let own = sys::map_shared(-1, bytes);
             let noted = add(own, bytes, Kind::Bytes);
             byte(own).store(4, Relaxed);
-            give_up_inherited();
+            give_up_inherited(crate::socket::give_up_slab);
             // Who comes late finds that it is gone.
             let seen = (
                 byte(words).load(Relaxed),

@@ -31,8 +31,8 @@ mod begin;
 mod end;
 
 pub(crate) use begin::{
-    NONE, NOTED_AFTER, before_connect, look_again, make_unconnected, new_heir, on_accept,
-    on_connect, on_listen, on_socket, refuse, unconnected,
+    NONE, NOTED_AFTER, before_connect, before_listen, look_again, make_unconnected, new_heir,
+    on_accept, on_connect, on_listen, on_socket, refuse,
 };
 use core::cell::UnsafeCell;
 use core::ffi::c_int;
@@ -60,6 +60,15 @@ pub(crate) const LEFT: u32 = 6;
 pub(crate) const CLOSING: u32 = 7;
 
 /// `Socket::flags`
+/// Values of [`Socket::offered`]; 0: no agreement yet.
+pub(crate) mod offer {
+    /// Both ends have agreed; the offer is not taken yet.
+    pub(crate) const MADE: u32 = 1;
+    pub(crate) const TAKEN: u32 = 2;
+    /// There will be none; the reason is in `Socket::verdict`.
+    pub(crate) const NEVER: u32 = 3;
+}
+
 pub(crate) mod flag {
     /// O_NONBLOCK.
     pub(crate) const NONBLOCK: u32 = 1 << 0;
@@ -258,8 +267,7 @@ pub(crate) struct Socket {
     pub(crate) look_at: AtomicU64,
     /// How often they have.
     pub(crate) looks: AtomicU32,
-    /// Set, last, by the service thread: `offer` is complete. (Between hosts: a value of
-    /// [`crate::remote`].)
+    /// Set, last, by the service thread: `offer` is complete. A value of [`offer`].
     pub(crate) offered: AtomicU32,
     /// Between hosts: why there will be no offer.
     pub(crate) verdict: AtomicU32,

@@ -11,8 +11,7 @@
 //! `docs/design/rdma.md` §4 tells the whole story.
 
 use crate::fd_table::{self, Entry};
-use crate::socket::{self, Socket, flag};
-use crate::{carrier, config, remote, sys};
+use crate::{carrier, config, own, sys};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 use libc::IPPROTO_TCP;
@@ -28,7 +27,7 @@ static SET: AtomicBool = AtomicBool::new(false);
 /// The application uses `TCP_SAVE_SYN` itself, or has inherited a socket on which somebody did.
 static USED: AtomicBool = AtomicBool::new(false);
 
-/// What is known of a connection's SYN; in the [`Socket`], because a connection can be claimed more
+/// What is known of a connection's SYN; in the `Socket`, because a connection can be claimed more
 /// than once.
 pub(crate) struct Syn {
     state: AtomicU32,
@@ -113,16 +112,9 @@ impl Syn {
 
 // ---- the application's calls --------------------------------------------------------------------
 
-/// A socket is about to listen.
-pub(crate) fn before_listen(fd: c_int) {
-    if socket::unconnected(fd) == Some(socket::NONE) {
-        keep(fd);
-    }
-}
-
 /// Has the kernel keep the SYNs of what this socket accepts, if they could be of use.
 pub(crate) fn keep(fd: c_int) {
-    if USED.load(Acquire) || !remote::has_devices() || !config::get().paths.contains(Path::Rdma) {
+    if USED.load(Acquire) || !own::has_devices() || !config::get().paths.contains(Path::Rdma) {
         return;
     }
     let mut raw = [0u8; 128];
@@ -166,13 +158,13 @@ fn all_ours() -> bool {
 
 /// The application is about to ask for a SYN: one that it has not had kept is not there.
 #[cold]
-pub(crate) fn before_asked(fd: c_int) {
+pub(crate) fn before_asked(syn: Option<&Syn>, fd: c_int) {
     if !all_ours() {
         return;
     }
-    match fd_table::get(fd) {
-        Entry::Socket(s, g) if s.generation16() == g => learn_said(s, fd),
-        _ => drop(read(fd)),
+    match syn {
+        Some(syn) => syn.learn_said(fd),
+        None => drop(read(fd)),
     }
 }
 
@@ -181,38 +173,66 @@ pub(crate) fn shown(value: c_int) -> c_int {
     if all_ours() { 0 } else { value }
 }
 
-/// A call that may send a SYN begins, perhaps to another host.
-pub(crate) fn may_begin(fd: c_int) {
-    if remote::may_have_devices() && socket::unconnected(fd).is_some() && fd_table::began(fd) == 0 {
-        fd_table::set_began(fd, sys::kernel_ns());
-    }
-}
-
 // ---- what the kernel knows ----------------------------------------------------------------------
 
-/// Before a connection is noted. In an application thread. False: another one is at it.
-pub(crate) fn learn(s: &Socket, fd: c_int) -> bool {
-    if s.has(flag::CONNECTOR) {
-        learn_sent(s, fd);
-    } else if all_ours() {
-        learn_said(s, fd);
-    }
-    s.syn.state.load(Acquire) != ASKING
-}
-
-fn learn_said(s: &Socket, fd: c_int) {
-    if s.syn.state.compare_exchange(NEW, ASKING, AcqRel, Relaxed).is_err() {
-        return;
-    }
-    let state = match read(fd) {
-        Said::Unknown => UNKNOWN,
-        Said::Bare => BARE,
-        Said::Stamp(stamp) => {
-            s.syn.stamp.store(stamp, Relaxed);
-            KNOWN
+impl Syn {
+    /// Before a connection is noted. In an application thread. False: another one is at it.
+    pub(crate) fn learn(&self, connector: bool, fd: c_int) -> bool {
+        if connector {
+            self.learn_sent(fd);
+        } else if all_ours() {
+            self.learn_said(fd);
         }
-    };
-    s.syn.state.store(state, Release);
+        self.state.load(Acquire) != ASKING
+    }
+
+    fn learn_said(&self, fd: c_int) {
+        if self.state.compare_exchange(NEW, ASKING, AcqRel, Relaxed).is_err() {
+            return;
+        }
+        let state = match read(fd) {
+            Said::Unknown => UNKNOWN,
+            Said::Bare => BARE,
+            Said::Stamp(stamp) => {
+                self.stamp.store(stamp, Relaxed);
+                KNOWN
+            }
+        };
+        self.state.store(state, Release);
+    }
+
+    fn learn_sent(&self, fd: c_int) {
+        if self.state.compare_exchange(NEW, ASKING, AcqRel, Relaxed).is_err() {
+            return;
+        }
+        let proof = self.prove(fd).unwrap_or(Proof::NONE);
+        self.stamp.store(proof.lowest, Relaxed);
+        self.span.store(u32::from(proof.span), Relaxed);
+        self.state.store(if proof.knows() { KNOWN } else { UNKNOWN }, Release);
+    }
+
+    /// What the time stamp of the SYN can have been.
+    fn prove(&self, fd: c_int) -> Option<Proof> {
+        let began = self.began.load(Relaxed);
+        if began == 0 {
+            return None;
+        }
+        let packets = carrier::packets(fd)?;
+        let before = sys::kernel_ns();
+        let mut shows: u32 = 0;
+        if sys::getsockopt(fd, IPPROTO_TCP, TCP_TIMESTAMP, &mut shows) < 0 {
+            return None;
+        }
+        let after = sys::kernel_ns();
+        // If it is not known that the first one came through, it may be one that was sent later.
+        let ended = if self.made.load(Relaxed) || packets.sent_twice == 0 {
+            self.ended.load(Relaxed)
+        } else {
+            after
+        };
+        let tick = if packets.microseconds { 1_000 } else { 1_000_000 };
+        Some(range(tick, (began, ended), (before, shows, after)))
+    }
 }
 
 /// Takes the SYN of an accepted connection out of the kernel.
@@ -220,40 +240,6 @@ fn read(fd: c_int) -> Said {
     let mut bytes = [0u8; 512];
     let len = sys::getsockopt_bytes(fd, IPPROTO_TCP, TCP_SAVED_SYN, &mut bytes);
     usize::try_from(len).ok().and_then(|len| bytes.get(..len)).map_or(Said::Unknown, parse)
-}
-
-fn learn_sent(s: &Socket, fd: c_int) {
-    let syn = &s.syn;
-    if syn.state.compare_exchange(NEW, ASKING, AcqRel, Relaxed).is_err() {
-        return;
-    }
-    let proof = prove(syn, fd).unwrap_or(Proof::NONE);
-    syn.stamp.store(proof.lowest, Relaxed);
-    syn.span.store(u32::from(proof.span), Relaxed);
-    syn.state.store(if proof.knows() { KNOWN } else { UNKNOWN }, Release);
-}
-
-/// What the time stamp of the SYN can have been.
-fn prove(syn: &Syn, fd: c_int) -> Option<Proof> {
-    let began = syn.began.load(Relaxed);
-    if began == 0 {
-        return None;
-    }
-    let packets = carrier::packets(fd)?;
-    let before = sys::kernel_ns();
-    let mut shows: u32 = 0;
-    if sys::getsockopt(fd, IPPROTO_TCP, TCP_TIMESTAMP, &mut shows) < 0 {
-        return None;
-    }
-    let after = sys::kernel_ns();
-    // If it is not known that the first one came through, it may be one that was sent later.
-    let ended = if syn.made.load(Relaxed) || packets.sent_twice == 0 {
-        syn.ended.load(Relaxed)
-    } else {
-        after
-    };
-    let tick = if packets.microseconds { 1_000 } else { 1_000_000 };
-    Some(range(tick, (began, ended), (before, shows, after)))
 }
 
 /// The kernel's clock stood at `shows` at some moment from `before` to `after`; the stamp was taken

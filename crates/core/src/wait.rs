@@ -8,12 +8,10 @@
 //!
 //! `docs/design/waiting.md` has the policy of polling and its measurements.
 
-use crate::channel::{Channel, PLACES, announce, producer_quiet, quiet};
+use crate::channel::{Channel, PLACES, Peers, Side, announce, producer_quiet, quiet};
 use crate::remote::wire;
 use crate::socket::{ATTACHED, Socket, flag};
-use crate::{
-    channel, config, epoll, fd_table, numbers, process, service, signals, sleep, stats, sys,
-};
+use crate::{channel, config, fd_table, numbers, process, service, signals, sleep, stats, sys};
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::*, fence};
 use libc::{epoll_event, pollfd};
 use netacc_control::stats::{ChannelState, Counter};
@@ -256,40 +254,13 @@ fn crowded(now: u64) {
     CROWDED_UNTIL.store(now.saturating_add(next), Relaxed);
 }
 
-/// Where the peers are that a thread polls for.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Peers {
-    /// Last seen on this very CPU: they can only go on when this thread lets them.
-    SameCpu,
-    OtherCpus,
-    /// They need none of this host's CPUs, and are some microseconds away: this thread makes room
-    /// for others less often.
-    OtherHosts,
-}
-
-impl Peers {
-    /// Those of several channels, on which this thread waits.
-    pub(crate) fn of<'a>(channels: impl Iterator<Item = &'a Channel>) -> Peers {
-        let mut all = None;
-        for c in channels {
-            c.note_cpu();
-            let peers = c.peers();
-            if peers == Peers::OtherCpus || all.is_some_and(|all| all != peers) {
-                return Peers::OtherCpus;
-            }
-            all = Some(peers);
-        }
-        all.unwrap_or(Peers::SameCpu)
-    }
-
-    /// How long a poll keeps the CPU before it makes room for others.
-    fn turn_ns(self) -> u64 {
-        match self {
-            Peers::SameCpu => 0,
-            // (A fabric in software needs the only CPU.)
-            Peers::OtherHosts if sys::allowed_cpus() > 1 => 20_000,
-            _ => 1_000,
-        }
+/// How long a poll keeps the CPU before it makes room for others.
+fn turn_ns(peers: Peers) -> u64 {
+    match peers {
+        Peers::SameCpu => 0,
+        // (A fabric in software needs the only CPU.)
+        Peers::OtherHosts if sys::allowed_cpus() > 1 => 20_000,
+        _ => 1_000,
     }
 }
 
@@ -317,7 +288,7 @@ pub(crate) fn spin(peers: Peers, mut ready: impl FnMut() -> bool) -> bool {
         }
         budget = SPIN_PROBE_NS.min(cap);
     }
-    let turn = peers.turn_ns();
+    let turn = turn_ns(peers);
     let mut yield_at = start + turn * 2;
     // Time in which others had the CPU.
     let mut away = 0;
@@ -370,13 +341,6 @@ pub(crate) enum Woke {
     Timeout,
     /// A signal handler ran.
     Signal,
-}
-
-/// Which direction's news a blocked thread waits for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Side {
-    Receive,
-    Send,
 }
 
 /// Nanoseconds left until `deadline` (0: none, wait for ever) as the kernel takes them.
@@ -460,7 +424,7 @@ pub(crate) fn receive_news(s: &Socket, channel: &Channel, slot: usize) -> bool {
             && w.producer_user[announce::EPOCH].load(Acquire) as u32 != ack as u32
             && !s.said.is_doubted(w)
     };
-    epoll::ring_says(s, channel, slot).0 || left()
+    s.said.ring_says(w, &s.rx_offset).0 || left()
 }
 
 /// Is half of the ring that we produce into free?

@@ -1,8 +1,8 @@
 //! epoll_wait: the ready queue, the kernel's set, polling and sleep.
 
 use super::*;
+use crate::channel::Peers;
 use crate::signals;
-use crate::wait::Peers;
 use core::mem::MaybeUninit;
 
 #[inline]

@@ -2,80 +2,11 @@
 
 use super::*;
 use crate::channel::says_end;
-use netacc_ring::RingWords;
-
-/// `Ack::control`'s flag of a receiver that waits for the peer to send again over the carrier.
-const FROZEN: u64 = Ack { epoch: 0, armed: false, frozen: true, consumed: 0 }.control();
-
-/// Whether a receive finds bytes in the ring, and whether the carrier has to be asked as well; by
-/// the shared words, and by how far the receiver has come.
-#[inline]
-pub(crate) fn ring_says(s: &Socket, channel: &Channel, slot: usize) -> (bool, bool) {
-    words_say(s, channel.words(slot, channel.side ^ 1))
-}
-
-#[inline(always)]
-fn words_say(s: &Socket, rx: &RingWords) -> (bool, bool) {
-    // Before the announcement, which comes before the bytes.
-    let some = rx.tail.load(Acquire) != s.said.head.load(Relaxed);
-    let ack = s.said.ack.load(Relaxed);
-    let fast = ack & (FROZEN | 1) == 1;
-    let followed = rx.producer_user[announce::EPOCH].load(Acquire) as u32 == ack as u32;
-    if fast & (some | followed) {
-        (some, false)
-    } else {
-        words_say_slow(s, rx, some, ack, fast, followed)
-    }
-}
-
-/// The receiver does not stand on the ring, or the sender has left it.
-#[cold]
-#[inline(never)]
-fn words_say_slow(
-    s: &Socket,
-    rx: &RingWords,
-    some: bool,
-    ack: u64,
-    fast: bool,
-    followed: bool,
-) -> (bool, bool) {
-    // Of a receiver that has followed to the carrier the ring has only what has come there too. One
-    // that waits is told whether its bytes come again, or stay where they are.
-    let stay = || {
-        rx.producer_user[announce::RESEND_TO].load(Relaxed)
-            == rx.producer_user[announce::CARRIER_FROM].load(Relaxed)
-    };
-    // What the sender has put on the carrier before comes first, and may still be on its way.
-    let turn = || {
-        // With `RxHeld::came_to`: either that sees the promotion, or this sees how far the receiver
-        // has come.
-        fence(SeqCst);
-        ack & 1 != 0
-            || rx.producer_user[announce::FAST_FROM].load(Relaxed) == s.rx_offset.load(Relaxed)
-    };
-    let readable =
-        some && !followed && (ack & FROZEN == 0 || stay()) && turn() && !s.said.is_doubted(rx);
-    (readable, !readable && (!fast || !followed))
-}
 
 /// What changes in the ring of a socket whose news is not announced to this set.
 fn stamp(channel: &Channel, slot: usize) -> (u32, u64) {
     let rx = channel.words(slot, channel.side ^ 1);
     (rx.producer_user[announce::EPOCH].load(Acquire) as u32, rx.tail.load(Acquire))
-}
-
-/// The receiver waits for the peer's answer to a pull-back: news that only the home is told of.
-fn is_frozen(s: &Socket) -> bool {
-    s.said.ack.load(Relaxed) & FROZEN != 0
-}
-
-/// The receiver has followed the sender to the carrier, and can stay there.
-pub(super) fn is_released(s: &Socket, channel: &Channel) -> bool {
-    let rx = channel.words(s.slot.load(Relaxed) as usize, channel.side ^ 1);
-    let ack = s.said.ack.load(Relaxed);
-    ack & 1 == 0
-        && ack >> 32 == 0
-        && rx.producer_user[announce::EPOCH].load(Acquire) as u32 == ack as u32
 }
 
 impl Inner {
@@ -101,7 +32,7 @@ impl Inner {
                 // another host.)
                 let parents = s.is_inherited() && s.has(flag::REMOTE);
                 (item.extra.is_some() || (all && item.attached && !item.plain))
-                    && (parents || (s.channel().is_some() && is_frozen(s)))
+                    && (parents || (s.channel().is_some() && s.said.is_frozen()))
             })
     }
 }
@@ -114,7 +45,7 @@ pub(super) fn evaluate(item: &mut Item) -> u32 {
     let Some(channel) = s.channel().filter(|_| !item.plain) else { return evaluate_plain(item) };
     let Some((tx, rx)) = s.words() else { return 0 };
     let sends = s.said.sends_fast();
-    let (readable, ask) = words_say(s, rx);
+    let (readable, ask) = s.said.ring_says(rx, &s.rx_offset);
     // (All of them: none is worth a branch.)
     let ask = ask
         | !sends

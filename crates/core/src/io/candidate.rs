@@ -298,7 +298,7 @@ pub(super) fn after_candidate_call(
         return;
     }
     let offered = s.offered.load(Acquire);
-    if offered == remote::NEVER {
+    if offered == offer::NEVER {
         if !socket::make_local(s, g) {
             let why = Reason::ALL
                 .get(s.verdict.load(Relaxed) as usize)
@@ -323,7 +323,7 @@ pub(super) fn after_candidate_call(
         if calls >= crate::socket::NOTED_AFTER
             && !s.has(flag::NOTED)
             && search::waits_seen(s, fd, call_flags, calls)
-            && syn::learn(s, fd)
+            && s.syn.learn(s.has(flag::CONNECTOR), fd)
         {
             s.raise(flag::NOTED);
             s.start(Reason::Negotiating);
@@ -366,8 +366,8 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
     }
     // Between hosts it may be taken back as long as nobody has taken it.
     let offered = match is_remote {
-        true => s.offered.compare_exchange(remote::OFFERED, remote::TAKEN, SeqCst, Relaxed).is_ok(),
-        false => s.offered.load(SeqCst) == remote::OFFERED,
+        true => s.offered.compare_exchange(offer::MADE, offer::TAKEN, SeqCst, Relaxed).is_ok(),
+        false => s.offered.load(SeqCst) == offer::MADE,
     };
     if !offered {
         end_attach(s, CANDIDATE);

@@ -182,7 +182,7 @@ pub(crate) fn hear_unread() {
         return;
     }
     HEARD_AT.store(now, Relaxed);
-    if !LOOKING.swap(true, SeqCst) && !service::spawn(run, core::ptr::null_mut()) {
+    if !LOOKING.swap(true, SeqCst) && !thread::spawn(run, core::ptr::null_mut()) {
         LOOKING.store(false, SeqCst);
     }
 }

@@ -33,7 +33,7 @@ fn verdict(s: &'static Socket, generation: u32, why: Reason) {
     if s.generation.load(Acquire) == generation && s.is(CANDIDATE) && s.has(flag::REMOTE) {
         s.set_reason(why);
         s.verdict.store(why as u32, Relaxed);
-        let _ = s.offered.compare_exchange(0, NEVER, SeqCst, Relaxed);
+        let _ = s.offered.compare_exchange(0, offer::NEVER, SeqCst, Relaxed);
     }
 }
 
@@ -776,7 +776,7 @@ impl Remote {
                     at.store(core::ptr::from_ref(s).cast_mut(), Release);
                 }
                 // (Within a host its connector may have turned to shared memory.)
-                if s.offered.compare_exchange(0, OFFERED, SeqCst, Relaxed).is_err() {
+                if s.offered.compare_exchange(0, offer::MADE, SeqCst, Relaxed).is_err() {
                     c.socket = None;
                 }
             } else {
@@ -790,7 +790,10 @@ impl Remote {
         // Closed in that moment: whoever closed it found no offer to give back.
         let over = s.generation.load(SeqCst) != m.generation
             || !matches!(s.state.load(SeqCst), CANDIDATE | ATTACHING | ATTACHED);
-        if !taken || (over && s.offered.compare_exchange(OFFERED, TAKEN, SeqCst, Relaxed).is_ok()) {
+        if !taken
+            || (over
+                && s.offered.compare_exchange(offer::MADE, offer::TAKEN, SeqCst, Relaxed).is_ok())
+        {
             self.left(i, slot);
         }
     }

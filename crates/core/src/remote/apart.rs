@@ -345,7 +345,9 @@ impl Remote {
         }
         if s.generation.load(Acquire) != generation || !s.is(ATTACHED) {
             let here = s.generation.load(Acquire) == generation && (s.is(CANDIDATE) || s.is(PLAIN));
-            if here && s.offered.compare_exchange(OFFERED, TAKEN, SeqCst, Relaxed).is_ok() {
+            if here
+                && s.offered.compare_exchange(offer::MADE, offer::TAKEN, SeqCst, Relaxed).is_ok()
+            {
                 // Not taken up yet, and now it is too late for that. (PLAIN: by a forked child,
                 // which cannot give it back.)
                 if s.is(CANDIDATE) {

@@ -370,7 +370,7 @@ impl Devices {
             return None;
         }
         place.store(epoll, Release);
-        if !service::spawn(run_io, at as *mut c_void) {
+        if !thread::spawn(run_io, at as *mut c_void) {
             fd_table::close_internal(epoll);
             return None;
         }

@@ -403,7 +403,7 @@ impl Remote {
             p.connecting = true;
             let job =
                 Box::into_raw(Box::new(Connected { verbs, pair, private, token, result: Ok(()) }));
-            if service::spawn(run_connect, job.cast()) {
+            if thread::spawn(run_connect, job.cast()) {
                 return;
             }
             // SAFETY: made above, and the thread was not.

@@ -48,7 +48,7 @@ impl State {
         }) {
             // It waits for RDMA, and its connector does so no more: its next call makes it wait for
             // this candidate.
-            let _ = m.socket.offered.compare_exchange(0, remote::NEVER, SeqCst, Relaxed);
+            let _ = m.socket.offered.compare_exchange(0, offer::NEVER, SeqCst, Relaxed);
             return;
         }
         let Some((tuple, theirs)) = t.candidates.remove(candidate) else { return };

@@ -20,7 +20,7 @@
 //!   "netacc-close"), of which there are [`CLOSERS`].
 
 use super::packet::{self, Received};
-use crate::{fd_table, numbers, service, sleep, sys};
+use crate::{fd_table, numbers, sleep, sys, thread};
 use core::cell::UnsafeCell;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicI32, AtomicU32, Ordering::*};
@@ -62,7 +62,7 @@ pub(super) fn close(control: c_int) {
         return fd_table::close_internal(control);
     }
     let more = CLOSING.fetch_update(AcqRel, Acquire, |n| (n < CLOSERS).then_some(n + 1)).is_ok();
-    if more && !service::spawn(run_closer, core::ptr::null_mut()) {
+    if more && !thread::spawn(run_closer, core::ptr::null_mut()) {
         // The next one that is closed tries again.
         CLOSING.fetch_sub(1, AcqRel);
     }
@@ -165,7 +165,7 @@ impl Errand {
 /// Takes the next packet of `control`, which brings descriptors that are due.
 pub(crate) fn fetch(control: c_int) -> Received {
     let Some(e) = ERRANDS.iter().find(|e| e.claim()) else { return Received::NoDescriptor };
-    if !service::spawn(run_courier, core::ptr::from_ref(e).cast_mut().cast()) {
+    if !thread::spawn(run_courier, core::ptr::from_ref(e).cast_mut().cast()) {
         e.users.store(0, Release);
         return Received::NoDescriptor;
     }

@@ -338,8 +338,22 @@ fn adopt(listener: c_int, fd: c_int) {
     }
 }
 
+/// `listen` is about to be called.
+pub(crate) fn before_listen(fd: c_int) {
+    if unconnected(fd) == Some(NONE) {
+        syn::keep(fd);
+    }
+}
+
+/// A call that may send a SYN begins, perhaps to another host.
+fn may_begin(fd: c_int) {
+    if own::may_have_devices() && unconnected(fd).is_some() && fd_table::began(fd) == 0 {
+        fd_table::set_began(fd, sys::kernel_ns());
+    }
+}
+
 pub(crate) unsafe fn before_connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> Ret {
-    syn::may_begin(fd);
+    may_begin(fd);
     if let Entry::Socket(s, g) = fd_table::get(fd) {
         // connect(AF_UNSPEC) dissolves the connection; the descriptor starts anew.
         // SAFETY: the caller says that two bytes are there.
@@ -426,6 +440,6 @@ pub(crate) fn look_again(fd: c_int) {
             true,
         );
     } else {
-        syn::may_begin(fd);
+        may_begin(fd);
     }
 }

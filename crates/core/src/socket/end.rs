@@ -1,7 +1,7 @@
 //! How a connection ends: it becomes plain, is closed, outlives its last name, and its memory is
 //! used anew.
 
-use super::{ATTACHED, ATTACHING, CANDIDATE, CLOSING, FREE, PLAIN, Socket, flag, push_free};
+use super::{ATTACHED, ATTACHING, CANDIDATE, CLOSING, FREE, PLAIN, Socket, flag, offer, push_free};
 use crate::channel;
 use crate::fd_table::{self, Entry};
 use crate::outcome::{PASS, Ret};
@@ -77,7 +77,7 @@ pub(crate) fn make_local(s: &'static Socket, g: u16) -> bool {
     let Some(_tx) = crate::lock::lock_end(&s.tx_lock) else { return true };
     if s.generation16() == g && s.is(CANDIDATE) {
         let offered = s.offered.load(SeqCst);
-        if s.has(flag::REMOTE) && offered != remote::OFFERED {
+        if s.has(flag::REMOTE) && offered != offer::MADE {
             s.set_reason(Reason::NotStarted);
             s.calls.store(0, Relaxed);
             s.look_at.store(0, Relaxed);
@@ -85,7 +85,7 @@ pub(crate) fn make_local(s: &'static Socket, g: u16) -> bool {
         }
         // Last: whoever finds an offer from here on finds one of shared memory. (That it is never
         // to be may be said once more meanwhile.)
-        if offered == remote::NEVER {
+        if offered == offer::NEVER {
             let _ = s.offered.compare_exchange(offered, 0, SeqCst, Relaxed);
         }
     }

@@ -576,7 +576,7 @@ fn claimed(early: bool, proof: impl Fn(Said) -> Proof) -> (Rig, usize, Vec<Frame
     crate::socket::make_plain(rig.conns[i][C].socket, Reason::DisabledByConfig);
     // What the third call will learn.
     let accepted = &rig.conns[i][A];
-    assert!(crate::syn::learn(accepted.socket, accepted.fd));
+    assert!(accepted.socket.syn.learn(accepted.socket.has(flag::CONNECTOR), accepted.fd));
     let candidate = Candidate {
         tuple: rig.conns[i][C].socket.tuple(),
         token: 3,
