@@ -14,18 +14,17 @@
 //! [`crate::said::Said`].
 //!
 //! Between hosts nobody shares the memory: it mirrors what the peer's channel holds, and a *wire*
-//! ([`crate::remote::wire`]) carries the changes.
+//! ([`crate::wire`]) carries the changes.
 
-use crate::remote::wire::Wire;
 use crate::socket::Socket;
 use crate::sys;
+pub(crate) use crate::wire::SLOTS;
+use crate::wire::Wire;
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*, fence};
-use netacc_control::stats::Path;
+use netacc_control::stats::{Path, Reason};
 use netacc_ring::{ReadySet, RingWords};
 
-/// Connections of one channel.
-pub(crate) const SLOTS: usize = netacc_ring::SLOTS_MAX;
 /// Waiting places of one side: epoll instances and threads that sleep.
 pub(crate) const PLACES: usize = 256;
 
@@ -250,6 +249,72 @@ impl Channel {
             word.store(cpu, Relaxed);
         }
     }
+    /// `None`: it is shared memory.
+    #[inline(always)]
+    pub(crate) fn wire(&self) -> Option<&'static Wire> {
+        // SAFETY: null, or a mapping that is never unmapped; all its fields are atomics.
+        unsafe { self.wire.as_ref() }
+    }
+
+    /// Between hosts: posts what was published on a slot. The caller holds an end of the
+    /// connection.
+    #[cold]
+    pub(crate) fn kick(&self, slot: usize) {
+        if let Some(wire) = self.wire() {
+            wire.kick(slot);
+        }
+    }
+
+    /// Between hosts: gives back the room of what was consumed, when it is time for that. The
+    /// caller holds the receiving end.
+    #[inline]
+    pub(crate) fn consumed(&self, slot: usize) {
+        if let Some(wire) = self.wire() {
+            wire.consumed(slot, self.words(slot, self.side ^ 1).head.load(Relaxed));
+        }
+    }
+
+    /// Between hosts: an announcement, an acknowledgement or a request of ours has changed.
+    #[inline]
+    pub(crate) fn words_changed(&self, slot: usize) {
+        if let Some(wire) = self.wire() {
+            wire.words_changed(slot);
+        }
+    }
+
+    /// Between hosts: see [`Wire::ask_to_leave`].
+    pub(crate) fn ask_to_leave(&self, slot: usize, why: Reason, again: bool) {
+        if let Some(wire) = self.wire() {
+            wire.ask_to_leave(slot, why, again);
+        }
+    }
+
+    /// Tells the threads of this process that wait for a slot; `notify` is a NOTIFY word of theirs,
+    /// loaded after a SeqCst fence that followed the change.
+    pub(crate) fn announce_here(&self, slot: usize, notify: u64) {
+        let epoll = (notify & 0xffff) as usize;
+        if epoll != 0
+            && epoll <= PLACES
+            && self
+                .my_place(epoll - 1)
+                .announce_in_order(slot as u16, |all| self.stamp(slot, self.side ^ 1, all))
+        {
+            self.ring_own_doorbell(epoll - 1);
+        }
+        let thread = (notify >> 16 & 0xffff) as usize;
+        if thread != 0 && thread <= PLACES && self.my_place(thread - 1).wake_fenced() {
+            self.ring_own_doorbell(thread - 1);
+        }
+    }
+
+    #[cold]
+    fn ring_own_doorbell(&self, place: usize) {
+        let fd = self.own_doorbells.get(place).map_or(-1, |d| d.load(Acquire));
+        if fd >= 0 {
+            ring(fd);
+        }
+    }
+
     /// The path that its connections take.
     #[inline(always)]
     pub(crate) fn path(&self) -> Path {

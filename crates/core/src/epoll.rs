@@ -20,7 +20,7 @@ use crate::channel::{BY_KERNEL, Channel, announce, producer_quiet, quiet};
 use crate::fd_table::{self, Entry};
 use crate::lock::{Guard, Mutex};
 use crate::outcome::{Mask, PASS, Ret};
-use crate::remote::wire;
+use crate::queues;
 use crate::socket::{ATTACHED, ATTACHING, CANDIDATE, Socket, UNCONNECTED, flag};
 use crate::{adoption, heap, io, numbers, process, service, sleep, stats, sys, user, wait};
 use alloc::vec::Vec;
@@ -179,7 +179,7 @@ struct Inner {
     fresh: bool,
     /// Number of the present wait.
     wait: u64,
-    /// [`service::deaths`] when channels were last let go.
+    /// [`wait::deaths`] when channels were last let go.
     deaths: u32,
     /// The items that are `extra`.
     extras: Vec<u32>,
@@ -395,7 +395,7 @@ pub(crate) fn on_close(e: &'static Epoll) {
 
 /// Lets go of channels whose peer is gone and that no item of the set uses.
 fn prune(e: &Epoll, inner: &mut Inner, place: usize) {
-    inner.deaths = service::deaths();
+    inner.deaths = wait::deaths();
     if inner.channels.iter().all(|c| c.dead.load(Acquire) == 0) {
         return;
     }
@@ -425,7 +425,7 @@ fn prune(e: &Epoll, inner: &mut Inner, place: usize) {
 #[inline]
 fn prune_if_due(e: &Epoll, inner: &mut Inner) {
     let place = e.place.load(Relaxed) as usize;
-    if inner.deaths != service::deaths() && place != 0 {
+    if inner.deaths != wait::deaths() && place != 0 {
         prune(e, inner, place - 1);
     }
 }
@@ -562,7 +562,7 @@ impl Inner {
     #[inline(always)]
     fn drain(&mut self, e: &Epoll) {
         if self.between_hosts && !self.has_ready() {
-            wire::progress();
+            queues::progress();
         }
         if !self.extras.is_empty() {
             self.look_at_extras();

@@ -10,7 +10,6 @@ use crate::inject::Switches;
 use crate::lock::{EndGuard, bump, lock_end};
 use crate::log::debug_log;
 use crate::outcome::{PASS, RESTART, Ret};
-use crate::remote::wire::{WireSlot, parting};
 use crate::said::Said;
 use crate::signals::Section;
 use crate::socket::{
@@ -19,9 +18,10 @@ use crate::socket::{
 };
 use crate::user::LOWEST_ADDRESS;
 use crate::wait::{self, Woke};
+use crate::wire::{WireSlot, parting};
 use crate::{
-    adoption, carrier, faults, lifecycle, numbers, process, remote, service, signals, sleep, stats,
-    sys, thread, user,
+    adoption, carrier, control, faults, lifecycle, numbers, process, remote, service, signals,
+    sleep, stats, sys, thread, user,
 };
 use core::ffi::{c_int, c_void};
 use core::ptr::NonNull;
@@ -91,9 +91,7 @@ use send::*;
 pub(crate) use send::{on_more_room, on_nodelay, send_held, send_held_in_time};
 use waits::*;
 pub(crate) use waits::{carrier_is_due, carrier_was_asked};
-pub(crate) use watch::{
-    forget as forget_watch, hear_unread, look_at_unread, look_at_unread_here, watch_here,
-};
+pub(crate) use watch::{forget as forget_watch, hear_unread, look_at_unread, look_at_unread_here};
 
 // ---- entry points: receive ----------------------------------------------------------------------
 

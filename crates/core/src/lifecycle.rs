@@ -5,8 +5,8 @@ use crate::log::warn_log;
 use crate::outcome::{NextSymbols, PASS, Ret};
 use crate::socket::{self, Socket};
 use crate::{
-    adoption, config, epoll, io, io_uring, numbers, own, process, remote, rights, service, signals,
-    stats, sys, wait,
+    adoption, config, epoll, io, io_uring, numbers, own, process, rdma_thread, remote, rights,
+    service, signals, stats, sys, wait,
 };
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
@@ -131,7 +131,7 @@ fn leave_local_peers() {
 /// The process forks and ends, and its child goes on with its connections: those that only it can
 /// serve go back to the kernel.
 pub(crate) fn before_daemon() {
-    if !process::started() || !remote::is_running() {
+    if !process::started() || !rdma_thread::is_running() {
         return;
     }
     fd_table::for_each(|fd, entry| {
@@ -156,7 +156,7 @@ pub(crate) fn before_end() {
 
 /// Bytes that a peer on another host may not have yet go over the carriers.
 fn leave_remote_peers() {
-    if !remote::is_running() {
+    if !rdma_thread::is_running() {
         return;
     }
     fd_table::for_each(|_, entry| {

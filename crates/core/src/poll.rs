@@ -11,7 +11,7 @@ use crate::channel::{Peers, Side};
 use crate::fd_table::{self, Entry};
 use crate::heap::Scratch;
 use crate::outcome::{Mask, PASS, Ret};
-use crate::remote::wire;
+use crate::queues;
 use crate::socket::{self, ATTACHED, ATTACHING, CANDIDATE, CLOSING, LEFT, Socket, flag};
 use crate::wait;
 use crate::{adoption, epoll, io, lifecycle, signals, sleep, stats, sys, user};
@@ -377,7 +377,7 @@ fn poll_list(fds: &mut [pollfd], timeout_ns: i64, mask: Mask) -> Result<Ret, NoM
         wants.retain(Want::alive);
         let between_hosts = wants.iter().any(|w| w.channel.wire().is_some());
         if between_hosts {
-            wire::progress();
+            queues::progress();
         }
         let found = look_all(fds, &wants, &mut kernel, timeout_ns == 0);
         if found != 0 || timeout_ns == 0 {
@@ -388,7 +388,7 @@ fn poll_list(fds: &mut [pollfd], timeout_ns: i64, mask: Mask) -> Result<Ret, NoM
             let peers = Peers::of(wants.iter().map(|w| w.channel));
             if wait::spin(peers, || {
                 if between_hosts {
-                    wire::progress();
+                    queues::progress();
                 }
                 wants.iter().any(|w| fds.get(w.index).is_some_and(|p| w.look(p.events).0 != 0))
             }) {
@@ -479,7 +479,7 @@ fn sleep(
         }
         fence(SeqCst);
         if wants.iter().any(|w| w.channel.wire().is_some()) {
-            wire::before_sleep();
+            queues::before_sleep();
         }
     }
     let missed = wants.iter().any(|w| {

@@ -4,10 +4,10 @@
 //! loads the libraries, opens devices, makes the TCP links to other processes' libraries, agrees
 //! with them on connections, connects queue pairs, carries the words of switchover, and takes
 //! connections back to their carriers. It is started by the first connection that a device could
-//! serve. Application threads leave word in an inbox, or mark a slot ([`wire`]), and ring.
+//! serve. Application threads leave word in an inbox, or mark a slot ([`crate::wire`]), and ring.
 //!
-//! - [`wire`]: what data calls and waits use;
-//! - `net`: which fabric that is;
+//! - [`crate::wire`], [`crate::queues`]: what data calls and waits use;
+//! - `net`: the fabric's libraries;
 //! - `devices`: the libraries, devices, queues, and the threads that poll them while nobody else
 //!   does;
 //! - `listeners`, `places`: where such connections are taken, and where they go;
@@ -29,13 +29,13 @@ mod pairs;
 mod places;
 #[cfg(test)]
 mod tests;
-pub(crate) mod wire;
 
 use crate::channel::Channel;
 use crate::lock::Mutex;
+use crate::rdma_thread::{self, BELL, RUNG, RUNNING, is_running, ring};
 use crate::rendezvous::table::{Key, Table};
 use crate::socket::{CANDIDATE, Socket, flag, offer};
-use crate::{config, fd_table, numbers, own, process, sleep, sys, thread};
+use crate::{config, fd_table, numbers, own, process, queues, sleep, sys, thread, wire};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::ffi::{c_int, c_void};
@@ -67,10 +67,6 @@ enum Ask {
 }
 
 static INBOX: Mutex<Vec<Ask>> = Mutex::new(Vec::new());
-static BELL: AtomicI32 = AtomicI32::new(-1);
-static RUNG: AtomicBool = AtomicBool::new(false);
-/// The process that the thread runs in; 0: none.
-static RUNNING: AtomicU32 = AtomicU32::new(0);
 /// The process in which it could not be started.
 static FAILED: AtomicU32 = AtomicU32::new(0);
 /// How often the process had forked when the thread started: children of later forks can call it.
@@ -93,13 +89,6 @@ static PARENTS: [Parent; 4] = [const {
 /// What a child adds to a parent's bell.
 const CHILD: u64 = 1 << 32;
 static STARTING: Mutex<()> = Mutex::new(());
-
-/// Wakes the thread.
-fn ring() {
-    if is_running() && !RUNG.swap(true, SeqCst) {
-        let _ = sys::write(BELL.load(Acquire), &1u64.to_ne_bytes());
-    }
-}
 
 /// In a forked child, which uses a connection of its parent's between hosts: the parent takes it
 /// back to the carrier. Nothing else of it is touched here; what the parent has mapped since the
@@ -132,16 +121,6 @@ pub(crate) fn maker_lives(s: &Socket) -> bool {
 pub(crate) fn can_be_called_back(s: &Socket) -> bool {
     let since = |forks: u32| s.forks.load(Relaxed).wrapping_sub(forks).cast_signed() >= 0;
     since(process::forks()) || (is_running() && since(FORKS_BEFORE.load(Acquire)))
-}
-
-/// When what has come is looked at ([`crate::io::look_at_unread_here`]), as long as the thread does
-/// not know; 0: it does.
-static WATCH_AT: AtomicU64 = AtomicU64::new(0);
-
-/// Bytes have come from another host: the thread is to look then whether they are read.
-pub(crate) fn watch_at(time: u64) {
-    WATCH_AT.store(time, SeqCst);
-    ring();
 }
 
 fn ask(what: Ask) -> bool {
@@ -324,11 +303,6 @@ pub(crate) fn released(channel: &'static Channel, slot: usize) {
     let _ = ask(Ask::Released(channel, slot));
 }
 
-/// This process has, or had, connections to other hosts that can be accelerated.
-pub(crate) fn is_running() -> bool {
-    RUNNING.load(Acquire) == process::id()
-}
-
 /// Who has it: the thread, in what it does between its waits, or one that forks. A child must not
 /// see the libraries, or a descriptor of theirs, in the middle of something.
 static TURN: AtomicU32 = AtomicU32::new(0);
@@ -407,20 +381,18 @@ pub(crate) fn give_up_inherited() {
 
 /// In a forked child: thread, links, pairs and queues are the parent's.
 pub(crate) fn after_fork_in_child(parent: u32) {
-    wire::forget_queues();
+    queues::forget_queues();
     for at in &OWN {
         let fd = at.swap(-1, AcqRel);
         if fd >= 0 {
             fd_table::close_internal(fd);
         }
     }
-    apart::after_fork_in_child();
     core::mem::forget(core::mem::take(&mut *INBOX.lock()));
-    WATCH_AT.store(0, Relaxed);
     drop(STARTING.lock());
-    RUNNING.store(0, Release);
     FAILED.store(0, Relaxed);
-    let (mut process, mut bell, mut life) = (parent, BELL.swap(-1, AcqRel), LIFE.swap(-1, AcqRel));
+    let (mut process, mut life) = (parent, LIFE.swap(-1, AcqRel));
+    let mut bell = rdma_thread::forget().unwrap_or(-1);
     if bell >= 0 {
         for p in &PARENTS {
             process = p.process.swap(process, AcqRel);
@@ -589,11 +561,11 @@ impl Remote {
             }
         }
         self.open_inbox();
-        if wire::take_pair_news() {
+        if rdma_thread::take_pair_news() {
             self.look_at_pairs();
         }
         self.take_connected();
-        let watch_at = WATCH_AT.swap(0, SeqCst);
+        let watch_at = rdma_thread::take_watch_at();
         if watch_at != 0 {
             self.watch_at = watch_at;
             self.at(watch_at);

@@ -24,11 +24,11 @@ use crate::rendezvous::{
 use crate::socket::{CANDIDATE, Socket, flag};
 use crate::{fd_table, heap, numbers, process, remote, sleep, sys, thread};
 use alloc::vec::Vec;
-use core::ffi::{c_int, c_void};
+use core::ffi::c_void;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::*};
 use libc::{epoll_event, pollfd};
 use netacc_control::stats::Reason;
-use netacc_proto::rendezvous::{Direction, Message, Tuple};
+use netacc_proto::rendezvous::Tuple;
 
 /// Messages of one link that are taken in a row.
 const MESSAGES_IN_A_ROW: usize = 64;
@@ -65,9 +65,6 @@ pub(crate) struct Service {
 }
 
 static SERVICE: Service = Service::new(true);
-
-/// Channels that have died.
-static DEATHS: AtomicU32 = AtomicU32::new(0);
 
 /// The lock, with the signals that are blocked while it is held.
 struct Held<'a> {
@@ -861,23 +858,6 @@ pub(crate) fn join_channel(channel: &Channel) {
     channel.users.fetch_add(1, AcqRel);
 }
 
-/// Changes when a channel dies: who has joined it looks whether to leave it.
-#[inline]
-pub(crate) fn deaths() -> u32 {
-    DEATHS.load(Acquire)
-}
-
-/// `channel` has just been marked dead: wakes our epoll instances, which may keep it for nothing,
-/// and our threads, whose doorbells the peer may never have got.
-pub(crate) fn died(channel: &Channel) {
-    DEATHS.fetch_add(1, AcqRel);
-    for (place, doorbell) in channel.own_doorbells.iter().enumerate() {
-        if doorbell.load(Acquire) >= 0 {
-            crate::wait::ring_own(place);
-        }
-    }
-}
-
 /// Undoes [`join_channel`].
 pub(crate) fn leave_channel(channel: &Channel) {
     if channel.wire().is_some() {
@@ -887,37 +867,6 @@ pub(crate) fn leave_channel(channel: &Channel) {
     if channel.users.fetch_sub(1, AcqRel) == 1 && channel.dead.load(Acquire) != 0 {
         SERVICE.clear_away();
     }
-}
-
-/// Passes the doorbell of one of our waiting places to the peer. One nonblocking system call, in
-/// any thread.
-pub(crate) fn send_place(channel: &Channel, place: usize, doorbell: c_int) -> bool {
-    let Ok(place) = u16::try_from(place) else { return false };
-    send(channel, &Message::Place { place }, doorbell)
-}
-
-/// Asks the peer to take back what it sent into the ring. One nonblocking system call, in any
-/// thread.
-pub(crate) fn send_pull_back(channel: &Channel, slot: usize) -> bool {
-    let Ok(slot) = u16::try_from(slot) else { return false };
-    // We are the receiver of the direction that the peer produces; side 0 is the acceptor.
-    let dir = if channel.side == 0 {
-        Direction::ConnectorToAcceptor
-    } else {
-        Direction::AcceptorToConnector
-    };
-    send(channel, &Message::PullBack { slot, dir }, -1)
-}
-
-/// Tells the peer that bytes of ours lie unread in a ring. One nonblocking system call.
-pub(crate) fn send_unread(channel: &Channel, slot: usize) -> bool {
-    let Ok(slot) = u16::try_from(slot) else { return false };
-    send(channel, &Message::Unread { slot }, -1)
-}
-
-fn send(channel: &Channel, message: &Message, fd: c_int) -> bool {
-    let control = channel.control.load(Acquire);
-    control >= 0 && packet::send(control, message, fd) == 0
 }
 
 /// Waits, at most `limit_ns`, until what goes out again over the carriers is sent: nobody will go

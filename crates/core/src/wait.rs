@@ -9,9 +9,10 @@
 //! `docs/design/waiting.md` has the policy of polling and its measurements.
 
 use crate::channel::{Channel, PLACES, Peers, Side, announce, producer_quiet, quiet};
-use crate::remote::wire;
 use crate::socket::{ATTACHED, Socket, flag};
-use crate::{channel, config, fd_table, numbers, process, service, signals, sleep, stats, sys};
+use crate::{
+    channel, config, control, fd_table, numbers, process, queues, signals, sleep, stats, sys,
+};
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::*, fence};
 use libc::{epoll_event, pollfd};
 use netacc_control::stats::{ChannelState, Counter};
@@ -122,6 +123,26 @@ pub(crate) fn leave_set(place: usize, set: i32, channels: &[&'static Channel]) {
     }
 }
 
+/// Channels that have died.
+static DEATHS: AtomicU32 = AtomicU32::new(0);
+
+/// Changes when a channel dies: who has joined it looks whether to leave it.
+#[inline]
+pub(crate) fn deaths() -> u32 {
+    DEATHS.load(Acquire)
+}
+
+/// `channel` has just been marked dead: wakes our epoll instances, which may keep it for nothing,
+/// and our threads, whose doorbells the peer may never have got.
+pub(crate) fn channel_died(channel: &Channel) {
+    DEATHS.fetch_add(1, AcqRel);
+    for (place, doorbell) in channel.own_doorbells.iter().enumerate() {
+        if doorbell.load(Acquire) >= 0 {
+            ring_own(place);
+        }
+    }
+}
+
 /// Rings a place of this process.
 pub(crate) fn ring_own(place: usize) {
     let fd = POOL.get(place).map_or(-1, |p| p.own.load(Acquire));
@@ -151,13 +172,13 @@ pub(crate) fn introduce(channel: &Channel, place: usize, set: i32, data: u64) ->
     }
     // Between hosts the queues' pollers, which are of this process, ring it.
     if !listen(set, fd, data)
-        || (channel.wire().is_none() && !service::send_place(channel, place, fd))
+        || (channel.wire().is_none() && !control::send_place(channel, place, fd))
     {
         fd_table::close_internal(fd);
         return false;
     }
     word.store(fd, SeqCst);
-    // As above: whoever ended the link meanwhile (`service::died`) may have looked before.
+    // As above: whoever ended the link meanwhile ([`channel_died`]) may have looked before.
     place >= THREAD_PLACES || channel.dead.load(SeqCst) == 0
 }
 
@@ -463,7 +484,7 @@ pub(crate) fn block(s: &Socket, fd: i32, side: Side, on_carrier: bool, deadline:
     // sleep.
     let ready = || {
         if between_hosts {
-            wire::progress();
+            queues::progress();
         }
         !s.is(ATTACHED)
             || match side {
@@ -526,7 +547,7 @@ fn sleep(
         channel.my_place(p).prepare_sleep();
         fence(SeqCst);
         if channel.wire().is_some() {
-            wire::before_sleep();
+            queues::before_sleep();
         }
         let room = || side == Side::Send && send_room_or_ask(s, channel, slot, s.tx_ring_bytes());
         missed = (side == Side::Receive || !on_carrier) && (ready() || room());

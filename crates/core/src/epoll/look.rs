@@ -514,7 +514,7 @@ unsafe fn await_news(
         }
         fence(SeqCst);
         if inner.between_hosts {
-            wire::before_sleep();
+            queues::before_sleep();
         }
         let looks = inner.looks;
         inner.drain(e);
@@ -627,7 +627,7 @@ fn spin(
     let mut last = last_visit;
     wait::spin(peers, || {
         if between_hosts {
-            wire::progress();
+            queues::progress();
         }
         let n = e.watching.load(Acquire);
         for w in e.watch.iter().take(n) {

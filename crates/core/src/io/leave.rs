@@ -464,7 +464,7 @@ pub(super) fn release_rx(s: &'static Socket, g: u16, fd: c_int, patience_ns: u64
             }
             if !asked {
                 // May fail for want of room in the control connection: again in a moment.
-                asked = service::send_pull_back(h.channel, h.slot);
+                asked = control::send_pull_back(h.channel, h.slot);
                 if asked {
                     stats::count(Counter::PulledBack);
                 }

@@ -643,7 +643,7 @@ pub(super) unsafe fn look_fast(
     let peek = flags & libc::MSG_PEEK != 0;
     let Ok(mut avail) = h.end.ring.refresh() else { return Look::Corrupt };
     if avail == 0 && h.channel.wire().is_some() {
-        remote::wire::progress();
+        crate::queues::progress();
         let Ok(now) = h.end.ring.refresh() else { return Look::Corrupt };
         avail = now;
     }

@@ -23,6 +23,7 @@
 
 use super::*;
 use crate::lock::try_lock_end;
+use crate::rdma_thread;
 use crate::rendezvous::auth::read_start;
 use crate::rendezvous::decimal_path;
 use alloc::vec::Vec;
@@ -48,8 +49,6 @@ const SAID: usize = 4 << 20;
 
 /// Somebody looks within a second what is unread.
 static WATCHED: AtomicBool = AtomicBool::new(false);
-/// The same of what has come from other hosts.
-static WATCHED_HERE: AtomicBool = AtomicBool::new(false);
 /// When the peer's word last counted.
 static HEARD_AT: AtomicU64 = AtomicU64::new(0);
 /// A thread looks what the others do.
@@ -76,7 +75,6 @@ fn begin() {
 /// In a forked child: nobody does.
 pub(crate) fn forget() {
     WATCHED.store(false, Relaxed);
-    WATCHED_HERE.store(false, Relaxed);
     LOOKING.store(false, Relaxed);
 }
 
@@ -128,7 +126,7 @@ pub(crate) fn look_at_unread() -> u64 {
         let Ok(h) = tx_of(s, s.generation16(), (free, false)) else { return };
         let (head, tail) = (h.words.head.load(Relaxed), h.said.tail.load(Relaxed));
         if count_look(s, (head != tail).then_some(head), &mut more) {
-            let _ = service::send_unread(h.channel, h.slot);
+            let _ = control::send_unread(h.channel, h.slot);
         }
     });
     if more && !WATCHED.swap(true, SeqCst) { sys::now_ns().saturating_add(LOOK_NS) } else { 0 }
@@ -136,25 +134,9 @@ pub(crate) fn look_at_unread() -> u64 {
 
 // ---- between hosts: the receiver ----------------------------------------------------------------
 
-/// Bytes have come from another host: one load, nearly always.
-#[inline]
-pub(crate) fn watch_here() {
-    if !WATCHED_HERE.load(Relaxed) {
-        begin_here();
-    }
-}
-
-#[cold]
-#[inline(never)]
-fn begin_here() {
-    if !WATCHED_HERE.swap(true, SeqCst) {
-        crate::remote::watch_at(sys::now_ns().saturating_add(LOOK_NS));
-    }
-}
-
 /// As [`look_at_unread`], at what has come from other hosts. Thread "netacc-rdma".
 pub(crate) fn look_at_unread_here() -> u64 {
-    WATCHED_HERE.store(false, SeqCst);
+    rdma_thread::begin_look();
     let (mut more, mut due) = (false, false);
     fd_table::for_each(|fd, entry| {
         let Entry::Socket(s, g) = entry else { return };
@@ -169,7 +151,7 @@ pub(crate) fn look_at_unread_here() -> u64 {
     if due {
         hear_unread();
     }
-    if more && !WATCHED_HERE.swap(true, SeqCst) { sys::now_ns().saturating_add(LOOK_NS) } else { 0 }
+    if more { rdma_thread::look_again() } else { 0 }
 }
 
 // ---- the receiver -------------------------------------------------------------------------------

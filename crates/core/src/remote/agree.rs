@@ -2,7 +2,6 @@
 
 use super::links::{Conn, ConnState, Fault, Link};
 use super::pairs::{PairState, unlink};
-use super::wire::Wire;
 use super::*;
 use crate::channel::{BY_KERNEL, ChannelMem};
 use crate::lock::lock_end;
@@ -10,6 +9,7 @@ use crate::log::debug_log;
 use crate::socket::{ATTACHED, ATTACHING, Offer};
 use crate::stats;
 use crate::syn::Said;
+use crate::wire::Wire;
 use core::ptr::NonNull;
 use netacc_control::stats::Counter;
 use netacc_proto::remote::{self as proto, Frame, refuse};

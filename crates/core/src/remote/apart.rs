@@ -8,43 +8,30 @@
 
 use super::links::ConnState;
 use super::pairs::PairState;
-use super::wire::parting;
 use super::*;
 use crate::channel::{announce, producer_quiet, quiet};
 use crate::io::{self, Apart};
 use crate::log::debug_log;
 use crate::socket::{ATTACHED, PLAIN};
+use crate::wire::parting;
 use crate::{stats, wait};
 use core::sync::atomic::fence;
 use netacc_control::stats::Counter;
 use netacc_proto::remote::{Frame, Words, request};
 use netacc_proto::switchover::{Ack, Announce};
 
-/// Connections that have been asked to leave and have not left.
-static LEAVING: AtomicU32 = AtomicU32::new(0);
 /// Bytes that go again over the carrier are tried again after so long, at first and at most.
 const RESEND_NS: u64 = 1_000_000;
 const RESEND_MAX_NS: u64 = 50_000_000;
 /// A peer whose link has broken and whose carrier has ended has so long to come back.
 const BACK_NS: u64 = 2_000_000_000;
 
-/// One more is to leave.
-pub(super) fn count_leaving() {
-    LEAVING.fetch_add(1, SeqCst);
-}
-
-/// One that was asked to has left, or needs not any more.
-pub(super) fn uncount_leaving() {
-    LEAVING.fetch_sub(1, SeqCst);
-    sys::futex_wake(&LEAVING, i32::MAX, true);
-}
-
 /// A slot serves no connection any more.
 pub(super) fn forget_leave(channel: &Channel, slot: usize) {
     if let Some(w) = channel.wire()
         && w.slot(slot).leave.swap(0, SeqCst) & parting::COUNTED != 0
     {
-        uncount_leaving();
+        rdma_thread::uncount_leaving();
     }
 }
 
@@ -55,17 +42,12 @@ pub(super) fn finish(limit_ns: u64) {
     let until = sys::now_ns().saturating_add(limit_ns);
     loop {
         let left = until.saturating_sub(sys::now_ns());
-        let count = LEAVING.load(SeqCst);
+        let count = rdma_thread::LEAVING.load(SeqCst);
         if count == 0 || left == 0 {
             return;
         }
-        sys::futex_wait(&LEAVING, count, left as i64, true);
+        sys::futex_wait(&rdma_thread::LEAVING, count, left as i64, true);
     }
-}
-
-/// In a forked child nothing of this is under way.
-pub(super) fn after_fork_in_child() {
-    LEAVING.store(0, Relaxed);
 }
 
 /// Before a channel serves another link. (Its doorbells stay: sets that have joined it go on
@@ -477,7 +459,7 @@ fn uncount_leaving_of(channel: &Channel, slot: usize) {
     if let Some(w) = channel.wire() {
         let old = w.slot(slot).leave.fetch_and(!(parting::WANTED | parting::COUNTED), SeqCst);
         if old & parting::COUNTED != 0 {
-            uncount_leaving();
+            rdma_thread::uncount_leaving();
         }
     }
 }

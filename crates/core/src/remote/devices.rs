@@ -1,9 +1,9 @@
 //! The libraries, the devices, their queues, and the threads that poll them while nobody else does.
 
 use super::net::{self, Net};
-use super::wire::{self, QUEUES, Queue};
 use super::*;
 use crate::log::{debug_log, warn_log};
+use crate::queues::{QUEUES, Queue};
 use crate::stats;
 use netacc_control::config::Config;
 use netacc_control::stats::Counter;
@@ -224,7 +224,7 @@ impl Remote {
     fn new_queue(&mut self, at: usize) -> Result<&'static Queue, Reason> {
         let verbs = self.devices.verbs().ok_or(Reason::RdmaCoreMissing)?;
         let config = config::get();
-        let number = wire::queues().count();
+        let number = queues::queues().count();
         if number >= QUEUES {
             return Err(Reason::ChannelFull);
         }
@@ -253,7 +253,7 @@ impl Remote {
         // SAFETY: as above.
         let queue: &'static Queue = unsafe { &*queue };
         // (There is room: it was counted.)
-        wire::add_queue(queue);
+        queues::add_queue(queue);
         queue.arm();
         if let Some(d) = self.devices.list.get_mut(at) {
             d.queues.push(queue);
@@ -429,7 +429,7 @@ pub(super) fn await_queues(epoll: c_int, timeout_ns: i64) -> bool {
 pub(super) fn visit(index: usize, visits: &mut [u64; QUEUES]) -> bool {
     let count = THREAD_COUNT.load(Relaxed).max(1) as usize;
     let mut others_poll = false;
-    for (q, seen) in wire::queues()
+    for (q, seen) in queues::queues()
         .zip(visits.iter_mut())
         .enumerate()
         .filter(|(i, _)| i % count == index)

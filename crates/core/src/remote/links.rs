@@ -5,11 +5,11 @@
 use super::memory::Arenas;
 use super::net;
 use super::pairs::Pair;
-use super::wire::Wire;
 use super::*;
 use crate::carrier::sockaddr;
 use crate::log::{debug_log, warn_log};
 use crate::stats;
+use crate::wire::Wire;
 use alloc::collections::VecDeque;
 use netacc_control::stats::{ChannelState, Counter};
 use netacc_proto::remote::{Frame, Hello, MAX_FRAME, VERSION};

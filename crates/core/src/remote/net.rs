@@ -1,12 +1,7 @@
-//! The fabric that the path works with: verbs. In this crate's own tests it is the one in memory
-//! (`remote/tests.rs`).
+//! The fabric's types and libraries.
 
+pub(super) use crate::wire::Net;
 use netacc_verbs::fabric::Fabric;
-
-#[cfg(not(test))]
-pub(crate) type Net = netacc_verbs::Verbs;
-#[cfg(test)]
-pub(crate) type Net = netacc_verbs::memory::Memory;
 
 pub(super) type Manager = <Net as Fabric>::Manager;
 pub(super) type Listener = <Net as Fabric>::Listener;

@@ -10,9 +10,9 @@
 use super::devices::{TOKEN_DEVICE, TOKEN_LISTENER, TOKEN_PAIR};
 use super::links::{Conn, ConnState, Fault, Link};
 use super::net::{self, Net};
-use super::wire::{PairContext, Queue};
 use super::*;
 use crate::log::debug_log;
+use crate::queues::{PairContext, Queue};
 use crate::stats;
 use alloc::sync::Arc;
 use core::ptr::NonNull;

@@ -30,8 +30,8 @@ mod resumed;
 use super::links::ConnState;
 use super::net::Net;
 use super::pairs::{CONNECTED, Job, PairState};
-use super::wire::QUEUES;
 use super::*;
+use crate::queues::QUEUES;
 use crate::socket::ATTACHED;
 use crate::testing::{self, Threads};
 use crate::{api, io, stats};
@@ -154,10 +154,10 @@ impl Rig {
         let one = ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         testing::init();
         testing::set_threads(Threads::Hold);
-        wire::forget_queues();
+        queues::forget_queues();
         INBOX.lock().clear();
         CONNECTED.lock().clear();
-        wire::take_pair_news();
+        rdma_thread::take_pair_news();
         forget_known();
         BELL.store(-1, Relaxed);
         RUNG.store(false, Relaxed);
@@ -249,7 +249,7 @@ impl Rig {
             let h = (job.token >> 48) as usize & 0xff;
             self.hosts[h].jobs.push(job);
         }
-        let news = wire::take_pair_news();
+        let news = rdma_thread::take_pair_news();
         let rung = RUNG.swap(false, SeqCst) || news;
         for h in &mut self.hosts {
             h.news |= news;
@@ -275,7 +275,7 @@ impl Rig {
         *INBOX.lock() = core::mem::take(&mut host.asks);
         *CONNECTED.lock() = core::mem::take(&mut host.jobs);
         if core::mem::take(&mut host.news) {
-            wire::PAIR_NEWS.store(true, SeqCst);
+            rdma_thread::PAIR_NEWS.store(true, SeqCst);
         }
         FABRIC.set(Some(host.fabric.clone()));
         remote.work(&events[..n.max(0) as usize]);
@@ -739,7 +739,7 @@ impl Rig {
             })
         });
         let whole = self.hosts.iter().all(|h| h.remote.is_some());
-        let queues: Vec<&'static wire::Queue> = wire::queues().collect();
+        let queues: Vec<&'static queues::Queue> = queues::queues().collect();
         drop(self);
         if whole {
             for q in queues {
@@ -821,7 +821,7 @@ impl Drop for Rig {
     fn drop(&mut self) {
         testing::set_threads(Threads::Start);
         RUNNING.store(0, Relaxed);
-        wire::forget_queues();
+        queues::forget_queues();
         INBOX.lock().clear();
         devices::EPOLLS[0].store(-1, Relaxed);
         for e in self.conns.iter_mut().flatten().filter(|e| e.open) {

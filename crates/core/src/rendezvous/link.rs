@@ -1,6 +1,7 @@
 //! Control connections: made, written to, ended, and what becomes of their channels.
 
 use super::*;
+use crate::control;
 use crate::log::warn_log;
 use crate::shared;
 
@@ -65,7 +66,7 @@ impl State {
             return None;
         }
         let hello = Message::Hello(Hello::new(LIB_VERSION, sys::getpid(), role));
-        if packet::send(fd, &hello, -1) < 0 {
+        if control::send(fd, &hello, -1) < 0 {
             return None;
         }
         let number = possession::number_of(fd, role);
@@ -89,7 +90,7 @@ impl State {
             return Err(Violation::Ended);
         };
         if l.queue.is_empty() {
-            match packet::send(l.fd, &message, fd) {
+            match control::send(l.fd, &message, fd) {
                 0 => return Ok(()),
                 e if e == -(libc::EAGAIN as isize) => {}
                 _ => return Err(Violation::Ended),
@@ -114,7 +115,7 @@ impl State {
     pub(super) fn try_send(&mut self, i: usize, message: Message) -> bool {
         let Some(l) = self.link_mut(i).filter(|l| l.is_read()) else { return false };
         if l.queue.is_empty() {
-            match packet::send(l.fd, &message, -1) {
+            match control::send(l.fd, &message, -1) {
                 0 => return true,
                 e if e != -(libc::EAGAIN as isize) => return false,
                 _ => {}
@@ -142,7 +143,7 @@ impl State {
         let epoll = self.epoll;
         let Some(l) = self.links.get_mut(i) else { return Ok(Vec::new()) };
         while let Some((message, fd)) = l.queue.front() {
-            match packet::send(l.fd, message, *fd) {
+            match control::send(l.fd, message, *fd) {
                 0 => {}
                 e if e == -(libc::EAGAIN as isize) => return Ok(Vec::new()),
                 _ => return Err(Violation::Ended),
@@ -208,7 +209,7 @@ impl State {
         } else {
             debug_log!("link to process {} ended: {why:?}", l.peer.pid);
         }
-        let _ = packet::send(l.fd, &Message::Bye, -1);
+        let _ = control::send(l.fd, &Message::Bye, -1);
         // SAFETY: deleting takes no event.
         let _ = unsafe { sys::epoll_ctl(epoll, libc::EPOLL_CTL_DEL, l.fd, core::ptr::null_mut()) };
         let _ = sys::shutdown(l.fd, libc::SHUT_RDWR);
@@ -226,7 +227,7 @@ impl State {
             c.control.store(-1, Release);
             c.died_at.store(sys::now_ns(), Relaxed);
             c.dead.store(1, SeqCst);
-            crate::service::died(c);
+            crate::wait::channel_died(c);
             stats::count(if fault { Counter::ChannelsFailed } else { Counter::ChannelsClosed });
             let state = if fault { ChannelState::Failed } else { ChannelState::Draining };
             record(i, |r| {

@@ -5,73 +5,11 @@
 
 use super::auth::{self, Cred};
 use super::doorbell::is_doorbell;
+use crate::control::{Ancillary, FDS_MAX, HEADER, empty_header, space};
 use crate::{arena, sys};
 use core::ffi::c_int;
-use core::mem::MaybeUninit;
-use libc::{cmsghdr, msghdr, ucred};
+use libc::ucred;
 use netacc_proto::rendezvous::{DecodeError, MAX_MESSAGE, Message};
-
-/// Descriptors that one packet can bring (SCM_MAX_FD); an honest one has at most one.
-const FDS_MAX: usize = 253;
-
-/// Control data of both directions: one `ucred` and up to [`FDS_MAX`] descriptors.
-#[repr(C, align(8))]
-struct Control([u8; CONTROL]);
-const HEADER: usize = size_of::<cmsghdr>();
-const fn space(bytes: usize) -> usize {
-    HEADER + bytes.next_multiple_of(8)
-}
-const CONTROL: usize = space(size_of::<ucred>()) + space(FDS_MAX * 4);
-const _: () = assert!(HEADER == 16 && size_of::<ucred>() == 12);
-
-impl Control {
-    fn put(&mut self, at: usize, bytes: &[u8]) {
-        if let Some(to) = self.0.get_mut(at..at + bytes.len()) {
-            to.copy_from_slice(bytes);
-        }
-    }
-    /// Appends one control message and returns the new length.
-    fn push(&mut self, at: usize, kind: c_int, data: &[u8]) -> usize {
-        self.put(at, &(HEADER + data.len()).to_ne_bytes());
-        self.put(at + 8, &libc::SOL_SOCKET.to_ne_bytes());
-        self.put(at + 12, &kind.to_ne_bytes());
-        self.put(at + HEADER, data);
-        at + space(data.len())
-    }
-}
-
-fn empty_header() -> msghdr {
-    // SAFETY: all zero is a valid msghdr: no name, no data, no control data.
-    unsafe { MaybeUninit::<msghdr>::zeroed().assume_init() }
-}
-
-/// Sends one message, with `fd` where it takes one (the caller keeps it). Never waits. Returns
-/// `-errno` or 0.
-///
-/// Names the sending process and its effective user, which the kernel checks: who has given up a
-/// privilege cannot use it here.
-pub(crate) fn send(control: c_int, message: &Message, fd: c_int) -> isize {
-    let mut bytes = [0u8; MAX_MESSAGE];
-    let len = message.encode(&mut bytes);
-    let mut data = Control([0; CONTROL]);
-    let mut creds = [0u8; 12];
-    for (to, from) in creds.chunks_exact_mut(4).zip([sys::getpid(), sys::geteuid(), sys::getegid()])
-    {
-        to.copy_from_slice(&from.to_ne_bytes());
-    }
-    let mut control_len = data.push(0, libc::SCM_CREDENTIALS, &creds);
-    if message.fds() != 0 {
-        control_len = data.push(control_len, libc::SCM_RIGHTS, &fd.to_ne_bytes());
-    }
-    let mut iov = sys::iov(bytes.as_ptr(), len);
-    let mut header = empty_header();
-    header.msg_iov = &mut iov;
-    header.msg_iovlen = 1;
-    header.msg_control = data.0.as_mut_ptr().cast();
-    header.msg_controllen = control_len;
-    // SAFETY: the header describes live buffers with their lengths.
-    unsafe { sys::sendmsg(control, &header, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) }.min(0)
-}
 
 /// What one call of [`receive`] brought.
 #[derive(Clone, Copy, Debug)]
@@ -107,7 +45,7 @@ struct Taken<const N: usize> {
 
 /// Receives with room for `N` descriptors. Never waits.
 fn take<const N: usize>(control: c_int, bytes: &mut [u8], flags: c_int) -> Taken<N> {
-    let mut data = Control([0; CONTROL]);
+    let mut data = Ancillary::new();
     let mut iov = sys::iov(bytes.as_mut_ptr(), bytes.len());
     let mut header = empty_header();
     header.msg_iov = &mut iov;
@@ -232,7 +170,7 @@ pub(super) fn is_self(fd: c_int) -> bool {
 
 /// Sends a byte and a descriptor (-1: none). Never waits.
 pub(super) fn hand_over(to: c_int, fd: c_int) -> bool {
-    let mut data = Control([0; CONTROL]);
+    let mut data = Ancillary::new();
     let mut iov = sys::iov(b"f".as_ptr(), 1);
     let mut header = empty_header();
     header.msg_iov = &mut iov;
@@ -254,7 +192,7 @@ pub(super) fn take_over(from: c_int) -> Option<c_int> {
 }
 
 /// The control data of the kernel's: the sender, the descriptors and their number.
-fn read_control(data: &Control, len: usize, fds: &mut [c_int]) -> (Option<Cred>, usize) {
+fn read_control(data: &Ancillary, len: usize, fds: &mut [c_int]) -> (Option<Cred>, usize) {
     let word = |at: usize| data.0.get(at..)?.first_chunk().copied().map(u32::from_ne_bytes);
     let mut sender = None;
     let mut count = 0;
@@ -267,7 +205,7 @@ fn read_control(data: &Control, len: usize, fds: &mut [c_int]) -> (Option<Cred>,
             break;
         };
         let end = at.saturating_add(size);
-        if size < HEADER || end > len.min(CONTROL) {
+        if size < HEADER || end > len.min(size_of::<Ancillary>()) {
             break;
         }
         let kind = (word(at + 8).unwrap_or(0) as c_int, word(at + 12).unwrap_or(0) as c_int);

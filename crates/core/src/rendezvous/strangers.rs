@@ -519,9 +519,9 @@ mod tests {
         let place = netacc_proto::rendezvous::Message::Place { place: 7 };
         refuse_descriptors(fds[1]);
         let refused = if can_refuse(fds[1]) { -libc::EPERM as isize } else { 0 };
-        assert_eq!(packet::send(fds[0], &place, fds[0]), refused);
+        assert_eq!(crate::control::send(fds[0], &place, fds[0]), refused);
         take_descriptors(fds[1]);
-        assert_eq!(packet::send(fds[0], &place, fds[0]), 0);
+        assert_eq!(crate::control::send(fds[0], &place, fds[0]), 0);
         let _ = (sys::close(fds[0]), sys::close(fds[1]));
     }
 }

@@ -1,14 +1,17 @@
 extern crate std;
 use super::*;
 use crate::channel::{PLACES, SLOTS, quiet};
+use crate::control;
 use crate::rendezvous::auth;
 use crate::rendezvous::possession::{self, TURNS};
 use crate::rendezvous::{CHANNEL_BYTES, Phase, REFUSE_NOT_AUTHENTICATED};
 use crate::socket::{RxEnd, TxEnd};
 use crate::testing::in_child;
 use crate::{arena, lifecycle, socket};
+use core::ffi::c_int;
 use core::ptr::NonNull;
 use netacc_proto::rendezvous::{self as proto, Hello, Role, refuse};
+use netacc_proto::rendezvous::{Direction, Message};
 use netacc_proto::switchover::{Ack, Link, Rx, Tx};
 use netacc_ring::{Consumer, Producer};
 use std::boxed::Box;
@@ -760,7 +763,7 @@ fn couriers_bring_what_is_of_use_and_nothing_else() {
         (arena(CHANNEL_BYTES as u64), bell, false),
         (arena(CHANNEL_BYTES as u64 * 2), memory, false),
     ] {
-        assert_eq!(packet::send(near, &message, file), 0);
+        assert_eq!(control::send(near, &message, file), 0);
         // Seen as often as one likes, and not taken.
         for _ in 0..2 {
             assert!(matches!(packet::receive(far), Received::Files(seen) if seen == message));
@@ -853,8 +856,8 @@ fn doorbells_and_pull_backs_arrive() {
     let (bell, heard) = doorbell();
     // Wanted before it is known: rung when it comes.
     ac.ring_doorbell(5);
-    assert!(send_place(cc, 5, bell));
-    assert!(!send_place(cc, 70000, bell));
+    assert!(control::send_place(cc, 5, bell));
+    assert!(!control::send_place(cc, 70000, bell));
     wait_until(&[a, c], &heard);
     assert!(!heard());
     ac.ring_doorbell(5);
@@ -862,11 +865,11 @@ fn doorbells_and_pull_backs_arrive() {
     // Passed again: another takes its place under the same number.
     let known = ac.doorbells[5].load(Relaxed);
     let (second, heard) = doorbell();
-    assert!(send_place(cc, 5, second));
+    assert!(control::send_place(cc, 5, second));
     wait_until(&[a, c], heard);
     assert_eq!(ac.doorbells[5].load(Relaxed), known);
-    assert!(send_pull_back(cc, offer_of(cs).slot as usize));
-    assert!(send_pull_back(ac, offer_of(cs).slot as usize));
+    assert!(control::send_pull_back(cc, offer_of(cs).slot as usize));
+    assert!(control::send_pull_back(ac, offer_of(cs).slot as usize));
     settle(&[a, c]);
     assert_eq!((ac.dead.load(Relaxed), cc.dead.load(Relaxed)), (0, 0));
     for fd in [bell, second] {
@@ -943,7 +946,7 @@ fn a_forked_child_agrees_on_nothing_over_an_inherited_connection() {
         assert!(c.connect(cs) && a.noted(as_));
         settle(&[a, c]);
         let control = channel_of(cs).control.load(Relaxed);
-        assert!(in_child(|| packet::send(control, &by_child, -1) == 0));
+        assert!(in_child(|| control::send(control, &by_child, -1) == 0));
         settle(&[a]);
         assert_eq!(a.state.lock().links[0].phase, Phase::Dead, "case {i}");
     }
@@ -957,7 +960,8 @@ fn a_forked_child_may_speak_for_the_sockets_it_inherited() {
     assert!(c.connect(cs) && a.noted(as_));
     settle(&[a, c]);
     let bell = sys::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) as c_int;
-    assert!(in_child(|| send_place(channel_of(cs), 9, bell) && send_pull_back(channel_of(cs), 0)));
+    assert!(in_child(|| control::send_place(channel_of(cs), 9, bell)
+        && control::send_pull_back(channel_of(cs), 0)));
     settle(&[a]);
     assert_eq!(a.state.lock().links[0].phase, Phase::Open);
     assert!(channel_of(as_).doorbells[9].load(Relaxed) >= 0);
@@ -978,7 +982,7 @@ fn who_has_given_up_a_privilege_cannot_use_it() {
     assert!(in_child(|| {
         // SAFETY: setresuid(2) of the only thread.
         let r = unsafe { libc::syscall(libc::SYS_setresuid, 65533, 65533, 65533) };
-        r == 0 && send_place(channel_of(cs), 9, bell)
+        r == 0 && control::send_place(channel_of(cs), 9, bell)
     }));
     settle(&[a]);
     assert_eq!(a.state.lock().links[0].phase, Phase::Dead);
@@ -1231,12 +1235,12 @@ impl Raw {
         self.send_fd(m, -1)
     }
     fn send_fd(&self, m: Message, fd: c_int) {
-        assert_eq!(packet::send(self.0, &m, fd), 0);
+        assert_eq!(control::send(self.0, &m, fd), 0);
     }
     /// A descriptor that is not due: the kernel refuses it (Linux 6.16), or the receiver ends the
     /// link.
     fn send_stray(&self, m: Message, fd: c_int) {
-        match packet::send(self.0, &m, fd) {
+        match control::send(self.0, &m, fd) {
             0 => {}
             refused => {
                 assert_eq!(refused, -(libc::EPERM as isize));

@@ -1,0 +1,209 @@
+//! Between hosts: the completion queues, which data calls and waits poll themselves, and whom they
+//! tell of what has come.
+
+use crate::channel::{Channel, producer_quiet, quiet};
+use crate::lock::bump;
+use crate::wire::{Link, Net};
+use crate::{process, rdma_thread, stats, sys};
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::{
+    AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*, fence,
+};
+use netacc_control::stats::Counter;
+use netacc_rdma::{News, PollError};
+
+// ---- what a pair belongs to ---------------------------------------------------------------------
+
+/// What is told by whoever polls, and not for data calls.
+pub(crate) struct PairContext {
+    pub(crate) channel: &'static Channel,
+    /// The slot of each lane, plus one.
+    pub(crate) slots: Vec<AtomicU32>,
+    /// The pair is lost.
+    pub(crate) lost: AtomicBool,
+    /// Lanes that both ends have closed: their memory is to be taken back.
+    pub(crate) released: Vec<AtomicU64>,
+    /// What the statistics know of it.
+    pub(crate) told: [AtomicU64; 4],
+}
+
+impl PairContext {
+    fn slot(&self, lane: u16) -> Option<usize> {
+        (self.slots.get(usize::from(lane))?.load(Acquire) as usize).checked_sub(1)
+    }
+}
+
+fn tell(link: &Arc<Link>, news: News) {
+    // SAFETY: set by `pairs::make` before the link is put into its hub, to a context that lives
+    // until after it was taken out, for which the lock under which this is called is needed.
+    let Some(context) = (unsafe { (link.owner() as *const PairContext).as_ref() }) else { return };
+    let channel = context.channel;
+    match news {
+        News::Data { slot: lane } => {
+            if let Some(slot) = context.slot(lane) {
+                rdma_thread::watch_unread();
+                fence(SeqCst);
+                channel.announce_here(
+                    slot,
+                    channel.words(slot, channel.side ^ 1).quiet[quiet::NOTIFY].load(Relaxed),
+                );
+            }
+        }
+        News::Room { slot: lane } => {
+            if let Some(slot) = context.slot(lane) {
+                fence(SeqCst);
+                channel.announce_here(
+                    slot,
+                    channel.words(slot, channel.side).producer_quiet[producer_quiet::NOTIFY]
+                        .load(Relaxed),
+                );
+            }
+        }
+        News::Released { slot: lane } => {
+            if let Some(word) = context.released.get(usize::from(lane) / 64) {
+                word.fetch_or(1 << (lane % 64), Release);
+            }
+            rdma_thread::tell_of_pairs();
+        }
+        News::Lost(_) => {
+            context.lost.store(true, Release);
+            rdma_thread::tell_of_pairs();
+        }
+        News::Opened { .. } | News::Closed { .. } => {}
+    }
+}
+
+// ---- queues -------------------------------------------------------------------------------------
+
+/// A completion queue with its pairs. Never freed: a thread may be polling it.
+pub(crate) struct Queue {
+    pub(crate) hub: netacc_rdma::Hub<Net>,
+    /// The next completion makes the descriptor readable.
+    pub(crate) armed: AtomicBool,
+    /// How often a thread of the application's has polled.
+    pub(crate) visits: AtomicU64,
+    /// What the statistics know of its polls.
+    pub(crate) polls_told: AtomicU64,
+}
+
+/// Queues of one process.
+pub(crate) const QUEUES: usize = 32;
+static LIST: [AtomicPtr<Queue>; QUEUES] = [const { AtomicPtr::new(core::ptr::null_mut()) }; QUEUES];
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// The queues of this process.
+pub(crate) fn queues() -> impl Iterator<Item = &'static Queue> {
+    // SAFETY: null, or a leaked box.
+    LIST.iter().take(COUNT.load(Acquire)).filter_map(|q| unsafe { q.load(Acquire).as_ref() })
+}
+
+/// Puts a queue on the list. The thread "netacc-rdma" only.
+pub(crate) fn add_queue(queue: &'static Queue) -> bool {
+    let n = COUNT.load(Relaxed);
+    let Some(place) = LIST.get(n) else { return false };
+    place.store(core::ptr::from_ref(queue).cast_mut(), Release);
+    COUNT.store(n + 1, Release);
+    true
+}
+
+/// In a forked child: the queues are the parent's.
+pub(crate) fn forget_queues() {
+    COUNT.store(0, Release);
+}
+
+impl Queue {
+    /// Takes what has come, and tells whoever waits for it. True: something had come.
+    pub(crate) fn poll(&self) -> bool {
+        matches!(self.hub.poll(process::tid(), &mut tell), Ok(1..))
+    }
+
+    /// As [`Queue::poll`], until nothing more comes.
+    pub(crate) fn drain(&self) -> bool {
+        let mut any = false;
+        let mut looks = 0;
+        let mut waits = 0u32;
+        // Bounded: a peer that never stops sending must not keep a thread here.
+        while looks < 64 {
+            match self.hub.poll(process::tid(), &mut tell) {
+                Ok(1..) => {
+                    any = true;
+                    looks += 1;
+                }
+                // Another one has the queue, and may have looked before the caller did what it
+                // looks for now. It takes microseconds, unless it has lost its CPU.
+                Err(PollError::Busy) => {
+                    waits = waits.saturating_add(1);
+                    if waits < 16 { sys::sched_yield() } else { sys::pause_ns(50_000) }
+                }
+                _ => break,
+            }
+        }
+        any
+    }
+
+    /// Makes sure that somebody hears of the next completion.
+    pub(crate) fn arm(&self) {
+        if !self.armed.swap(true, SeqCst) {
+            stats::count(Counter::RdmaArms);
+            if self.hub.arm().is_err() {
+                self.armed.store(false, SeqCst);
+            }
+        }
+    }
+}
+
+/// A thread of the application's looks whether anything has come. One call of the provider for each
+/// queue, no system call.
+#[inline]
+pub(crate) fn progress() {
+    for q in queues() {
+        bump(&q.visits, 1);
+        q.poll();
+    }
+}
+
+/// A thread of the application's is about to sleep: from here on the I/O threads hear what comes.
+/// Look once more afterwards.
+pub(crate) fn before_sleep() {
+    for q in queues() {
+        q.arm();
+        q.drain();
+    }
+}
+
+// ---- counters -----------------------------------------------------------------------------------
+
+impl Queue {
+    /// Brings the statistics up to date with what the pairs have done. For a thread that is about
+    /// to sleep.
+    pub(crate) fn flush(&self) {
+        let mut each = |link: &Arc<Link>| {
+            // SAFETY: as in `tell`.
+            if let Some(context) = unsafe { (link.owner() as *const PairContext).as_ref() } {
+                context.flush(link);
+            }
+        };
+        self.hub.for_each(process::tid(), &mut each);
+        let (polls, _) = self.hub.polls();
+        stats::add(Counter::RdmaPolls, polls.wrapping_sub(self.polls_told.swap(polls, Relaxed)));
+    }
+}
+
+impl PairContext {
+    /// Adds what the pair has done since the last time. Under its hub's lock, or when it is in none
+    /// any more.
+    pub(crate) fn flush(&self, link: &Link) {
+        let now = link.counters.read();
+        let counts = [
+            (Counter::RdmaWorkRequests, now.works),
+            (Counter::RdmaMessagesSent, now.messages),
+            (Counter::RdmaMessagesReceived, now.messages_received),
+            (Counter::RdmaCredits, now.credit_messages),
+        ];
+        for ((counter, value), told) in counts.iter().zip(&self.told) {
+            let before = told.swap(*value, Relaxed);
+            stats::add(*counter, value.wrapping_sub(before));
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! How the other end of a channel between hosts is reached: for each slot, on which queue pair the
+//! connection is, and what of its words the peer has seen.
+//!
+//! Between hosts a channel is this process's alone: nobody else maps it. Its words are the mirror
+//! that `docs/design/rdma.md` speaks of: the engine (`netacc_rdma`) writes `tail` and `head` of the
+//! other end, the thread "netacc-rdma" writes its announcements and acknowledgements.
+//!
+//! A slot's link is used under the lock of one of the connection's ends, and taken away under both.
+
+use crate::rdma_thread;
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
+use netacc_control::stats::Reason;
+
+/// The fabric: verbs. In this crate's own tests it is the one in memory (`remote/tests.rs`).
+#[cfg(not(test))]
+pub(crate) type Net = netacc_verbs::Verbs;
+#[cfg(test)]
+pub(crate) type Net = netacc_verbs::memory::Memory;
+
+/// Slots of a channel.
+pub(crate) const SLOTS: usize = netacc_ring::SLOTS_MAX;
+
+pub(crate) type Link = netacc_rdma::Link<Net>;
+
+/// One connection.
+#[repr(C, align(64))]
+pub(crate) struct WireSlot {
+    /// Null: no pair, or none any more.
+    pub(crate) link: AtomicPtr<Link>,
+    /// Its place on the pair.
+    pub(crate) lane: AtomicU32,
+    /// The epoch of our announcement that stands in the peer's mirror.
+    pub(crate) seen_epoch: AtomicU32,
+    /// The control word of our acknowledgement that stands there.
+    pub(crate) seen_ack: AtomicU64,
+    /// [`parting`]: both directions are to go back to the carrier, or have gone.
+    pub(crate) leave: AtomicU32,
+}
+
+/// Bits of [`WireSlot::leave`].
+pub(crate) mod parting {
+    /// Wanted by this process.
+    pub(crate) const WANTED: u32 = 1;
+    /// Not for good: to be promoted again as soon as that is possible.
+    pub(crate) const AGAIN: u32 = 2;
+    /// The receiver is frozen.
+    pub(crate) const FROZEN: u32 = 4;
+    /// The peer is gone with what it had; nothing can be agreed upon any more.
+    pub(crate) const GONE: u32 = 8;
+    /// Somebody counts those that leave, and it is among them.
+    pub(crate) const COUNTED: u32 = 16;
+    /// Our last words are said.
+    pub(crate) const LEFT: u32 = 32;
+    /// Above: the reason's code.
+    pub(crate) const REASON: u32 = 16;
+}
+
+/// What is said of a channel's slots.
+#[repr(C)]
+pub(crate) struct Wire {
+    /// Some slot's words have changed.
+    pub(crate) dirty: AtomicBool,
+    pub(crate) dirty_slots: [AtomicU64; SLOTS / 64],
+    slots: [WireSlot; SLOTS],
+}
+
+impl Wire {
+    #[expect(clippy::indexing_slicing, reason = "masked: SLOTS is a power of two")]
+    pub(crate) fn slot(&self, slot: usize) -> &WireSlot {
+        &self.slots[slot & (SLOTS - 1)]
+    }
+
+    /// The words of a slot have changed. True: somebody has to be told.
+    pub(crate) fn mark(&self, slot: usize) -> bool {
+        if let Some(word) = self.dirty_slots.get(slot / 64) {
+            word.fetch_or(1 << (slot % 64), SeqCst);
+        }
+        !self.dirty.swap(true, SeqCst)
+    }
+
+    /// Posts what was published on a slot. The caller holds an end of the connection.
+    pub(crate) fn kick(&self, slot: usize) {
+        let at = self.slot(slot);
+        // SAFETY: null, or a link that is not taken away while an end of this connection is held.
+        if let Some(link) = unsafe { at.link.load(Acquire).as_ref() } {
+            let _ = link.kick(at.lane.load(Relaxed) as u16);
+        }
+    }
+
+    /// Gives back the room of what was consumed, up to `head`, when it is time for that. The caller
+    /// holds the receiving end.
+    #[inline]
+    pub(crate) fn consumed(&self, slot: usize, head: u64) {
+        let at = self.slot(slot);
+        // SAFETY: as in `kick`.
+        if let Some(link) = unsafe { at.link.load(Acquire).as_ref() } {
+            let _ = link.consumed(at.lane.load(Relaxed) as u16, head);
+        }
+    }
+
+    /// An announcement, an acknowledgement or a request of ours has changed: the peer is told.
+    #[inline]
+    pub(crate) fn words_changed(&self, slot: usize) {
+        if self.mark(slot) {
+            rdma_thread::ring();
+        }
+    }
+
+    /// Both directions of a slot are to go back to the carrier. `again`: until a better path is
+    /// there.
+    pub(crate) fn ask_to_leave(&self, slot: usize, why: Reason, again: bool) {
+        let at = self.slot(slot);
+        rdma_thread::count_leaving();
+        let wanted = (why as u32) << parting::REASON
+            | parting::WANTED
+            | parting::COUNTED
+            | if again { parting::AGAIN } else { 0 };
+        // Who asks first says why; who wants it for good has the last word.
+        let first = at.leave.compare_exchange(0, wanted, SeqCst, Relaxed).is_ok();
+        if !first {
+            rdma_thread::uncount_leaving();
+        }
+        if !first && !again {
+            let for_good = |old: u32| {
+                (old & parting::AGAIN != 0).then_some(
+                    (old & 0xffff & !parting::AGAIN)
+                        | parting::WANTED
+                        | (why as u32) << parting::REASON,
+                )
+            };
+            let _ = at.leave.fetch_update(SeqCst, Relaxed, for_good);
+        }
+        self.words_changed(slot);
+        rdma_thread::ring();
+    }
+}
