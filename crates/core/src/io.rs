@@ -79,8 +79,8 @@ use ends::*;
 use leave::*;
 pub(crate) use leave::{
     PullBack, after_close, application_linger, at_exit, before_close, carrier_is_drained,
-    hear_carrier, last_name, leave_dead_channel, may_end, never_linger, on_error_taken, on_linger,
-    serve_pull_back, shutdown, to_kernel, watch_carrier,
+    hear_carrier, last_name, leave_dead_channel, may_end, need_kernel, never_linger,
+    on_error_taken, on_linger, serve_pull_back, shutdown, to_kernel, watch_carrier,
 };
 use parts::{Buffers, Few, MAX_RW_COUNT, Parts, without_memory};
 use receive::*;

@@ -19,11 +19,11 @@
 use crate::fd_table::{self, Entry};
 use crate::lock::Mutex;
 use crate::outcome::{PASS, Ret};
-use crate::{config, epoll, heap, io, lifecycle, process, sys};
+use crate::{config, epoll, heap, io, process, socket, sys};
 use alloc::vec::Vec;
 use core::ffi::c_int;
 use core::mem::offset_of;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use libc::epoll_event;
 use netacc_control::config::IoUring;
 use netacc_control::stats::Reason;
@@ -191,27 +191,29 @@ pub(crate) struct Ring {
 
 static POOL: Mutex<Vec<&'static Ring>> = Mutex::new(Vec::new());
 
-/// The process has a ring that cannot be followed.
-static BLIND: AtomicBool = AtomicBool::new(false);
-
-/// Why a new socket must never be accelerated, if `reason` has nothing against it.
-pub(crate) fn refusal(reason: u32) -> u32 {
-    if BLIND.load(Relaxed) && reason == Reason::None as u32 {
-        Reason::IoUring as u32
-    } else {
-        reason
+/// A call that is about to be made closes `fd` as well.
+pub(crate) fn closed_by_kernel(fd: c_int) {
+    let raw = fd_table::raw(fd);
+    if raw == 0 || !fd_table::take(fd, raw) {
+        return;
+    }
+    match fd_table::decode(raw) {
+        Entry::Socket(s, g) => drop(socket::close(s, g, fd, false)),
+        Entry::Epoll(e) => epoll::on_close(e),
+        Entry::Ring(ring) => on_close(ring),
+        _ => {}
     }
 }
 
 /// A ring may do anything with any socket from now on: all are the kernel's.
 #[cold]
 pub(crate) fn lose_sight() {
-    if BLIND.swap(true, AcqRel) {
+    if socket::refuse_all() {
         return;
     }
     fd_table::for_each(|fd, entry| {
         if matches!(entry, Entry::Socket(..) | Entry::Fresh(_) | Entry::Listener(_)) {
-            lifecycle::need_kernel(fd, Reason::IoUring);
+            io::need_kernel(fd, Reason::IoUring);
         }
     });
 }
@@ -275,7 +277,7 @@ pub(crate) fn before_register(opcode: u32) {
 
 /// `io_uring_enter` is about to be called.
 pub(crate) fn before_enter(fd: c_int, to_submit: u32) {
-    if to_submit == 0 || BLIND.load(Relaxed) || !process::started() {
+    if to_submit == 0 || socket::all_refused() || !process::started() {
         return;
     }
     let Entry::Ring(ring) = fd_table::get(fd) else {
@@ -299,7 +301,7 @@ pub(crate) fn before_enter(fd: c_int, to_submit: u32) {
 pub(crate) unsafe fn before_liburing_submit(ring: *const Liburing) {
     // SAFETY: the caller's promise; liburing reads it next.
     let r = unsafe { ring.read() };
-    if r.sqe_tail == r.sqe_head || BLIND.load(Relaxed) || !process::started() {
+    if r.sqe_tail == r.sqe_head || socket::all_refused() || !process::started() {
         return;
     }
     if r.flags & !FOLLOWED_OF_LIBURING != 0 || config::get().io_uring == IoUring::Leave {
@@ -316,7 +318,7 @@ pub(crate) unsafe fn before_liburing_submit(ring: *const Liburing) {
 /// # Safety
 /// `fds` are `count` numbers that the application gives liburing.
 pub(crate) unsafe fn before_liburing_files(fds: *const c_int, count: u32) {
-    if BLIND.load(Relaxed) || !process::started() {
+    if socket::all_refused() || !process::started() {
         return;
     }
     for n in 0..count as usize {
@@ -430,7 +432,7 @@ fn follow(entry: Sqe, files_seen: bool) -> Option<Sqe> {
             if let Entry::Internal = fd_table::get(entry.fd) {
                 return Some(Sqe { fd: -1, ..entry });
             }
-            lifecycle::closed_by_kernel(entry.fd);
+            closed_by_kernel(entry.fd);
             None
         }
         OP_SPLICE | OP_TEE => {
@@ -478,7 +480,7 @@ fn follow(entry: Sqe, files_seen: bool) -> Option<Sqe> {
 fn uses(fd: c_int) {
     match fd_table::get(fd) {
         Entry::Socket(..) | Entry::Fresh(_) | Entry::Listener(_) => {
-            lifecycle::need_kernel(fd, Reason::IoUring)
+            io::need_kernel(fd, Reason::IoUring)
         }
         Entry::Epoll(e) => epoll::bar(e),
         _ => {}
@@ -575,7 +577,7 @@ mod tests {
                 .is_none()
             );
         }
-        assert!(!BLIND.load(Relaxed));
+        assert!(!socket::all_refused());
     }
 
     /// liburing's ring in ordinary memory, with entries of both sizes.

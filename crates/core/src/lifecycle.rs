@@ -196,22 +196,10 @@ pub(crate) fn before_exec(ends: bool) {
 /// See [`crate::api::need_kernel`].
 pub(crate) fn need_kernel(fd: c_int, why: Reason) {
     match fd_table::get(fd) {
-        Entry::Fresh(_) | Entry::Listener(_) => fd_table::refuse(fd, why),
-        Entry::Socket(s, g) => {
-            if s.has(socket::flag::TRACKED) {
-                adoption::passed::lose_track(s, fd);
-            }
-            // Where somebody is about to read who cannot read a ring.
-            let strict = matches!(
-                why,
-                Reason::InheritedByExec | Reason::PassedByScmRights | Reason::StdioStream
-            );
-            let _ = io::to_kernel(s, g, fd, why, strict);
-        }
         Entry::Ring(_) => io_uring::lose_sight(),
         // Whoever gets it asks the kernel alone.
         Entry::Epoll(e) => epoll::bar(e),
-        _ => {}
+        _ => io::need_kernel(fd, why),
     }
 }
 
@@ -388,26 +376,12 @@ pub(crate) fn dup3(old: c_int, new: c_int, flags: c_int) -> Ret {
     }
     // What `new` named is closed first, with all that belongs to a close; the kernel replaces it in
     // one step.
-    closed_by_kernel(new);
+    io_uring::closed_by_kernel(new);
     let r = numbered(|| sys::dup3(old, new, flags.max(0)));
     if r >= 0 {
         note_dup(old, r as c_int);
     }
     r
-}
-
-/// A call that is about to be made closes `fd` as well.
-pub(crate) fn closed_by_kernel(fd: c_int) {
-    let raw = fd_table::raw(fd);
-    if raw == 0 || !fd_table::take(fd, raw) {
-        return;
-    }
-    match fd_table::decode(raw) {
-        Entry::Socket(s, g) => drop(socket::close(s, g, fd, false)),
-        Entry::Epoll(e) => epoll::on_close(e),
-        Entry::Ring(ring) => io_uring::on_close(ring),
-        _ => {}
-    }
 }
 
 /// `linux/fcntl.h`; not in the libc crate for glibc.

@@ -31,8 +31,8 @@ mod begin;
 mod end;
 
 pub(crate) use begin::{
-    NONE, NOTED_AFTER, before_connect, before_listen, look_again, make_unconnected, new_heir,
-    on_accept, on_connect, on_listen, on_socket, refuse,
+    NONE, NOTED_AFTER, all_refused, before_connect, before_listen, look_again, make_unconnected,
+    new_heir, on_accept, on_connect, on_listen, on_socket, refuse, refuse_all,
 };
 use core::cell::UnsafeCell;
 use core::ffi::c_int;

@@ -2,7 +2,6 @@
 //! item at the socket's home, or an extra item.
 
 use super::*;
-use crate::lifecycle;
 use crate::signals;
 
 #[inline]
@@ -45,12 +44,12 @@ unsafe fn ctl_ours(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event, r
     }
     let Entry::Epoll(e) = fd_table::get(epfd) else {
         if op == libc::EPOLL_CTL_ADD {
-            lifecycle::need_kernel(fd, Reason::SeveralEpollSets);
+            io::need_kernel(fd, Reason::SeveralEpollSets);
         }
         return PASS;
     };
     if e.owner.load(Relaxed) != process::id() || s.is_inherited() {
-        lifecycle::need_kernel(fd, Reason::InheritedByFork);
+        io::need_kernel(fd, Reason::InheritedByFork);
         if e.owner.load(Relaxed) != process::id() || !s.is(ATTACHED) {
             return PASS;
         }

@@ -3,7 +3,6 @@
 
 use super::look::give_way;
 use super::*;
-use crate::lifecycle;
 
 /// The socket's home. (An inherited socket's is its maker's.)
 pub(super) fn set_of(s: &Socket) -> Option<&'static Epoll> {
@@ -80,7 +79,7 @@ pub(super) fn take_over(e: &'static Epoll, s: &'static Socket, fd: c_int, armed:
             || register_carrier(e.fd.load(Relaxed), item_fd, index) < 0)
     {
         drop(inner);
-        lifecycle::need_kernel(fd, Reason::NoDescriptor);
+        io::need_kernel(fd, Reason::NoDescriptor);
         return;
     }
     if let Some(item) = inner.item(index) {
@@ -277,7 +276,7 @@ pub(crate) fn bar(e: &'static Epoll) {
             let fd = item.as_ref().filter(|i| i.attached).map(|i| i.fd);
             at += 1;
             if let Some(fd) = fd {
-                give_way(&mut inner, || lifecycle::need_kernel(fd, Reason::SeveralEpollSets));
+                give_way(&mut inner, || io::need_kernel(fd, Reason::SeveralEpollSets));
             }
         }
         inner.unsettled = true;

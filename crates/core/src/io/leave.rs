@@ -236,6 +236,19 @@ pub(super) fn pull_back_patience_ns(s: &'static Socket, g: u16, why: Reason, str
     }
 }
 
+/// A socket is used in a way that only the kernel can serve, for good: see
+/// [`crate::api::need_kernel`].
+pub(crate) fn need_kernel(fd: c_int, why: Reason) {
+    let Some((s, g)) = fd_table::socket(fd) else { return fd_table::refuse(fd, why) };
+    if s.has(flag::TRACKED) {
+        adoption::passed::lose_track(s, fd);
+    }
+    // Where somebody is about to read who cannot read a ring.
+    let strict =
+        matches!(why, Reason::InheritedByExec | Reason::PassedByScmRights | Reason::StdioStream);
+    let _ = to_kernel(s, g, fd, why, strict);
+}
+
 /// Both directions back onto the carrier for good. True: the application may use the kernel's
 /// socket as it likes.
 ///

@@ -5,9 +5,9 @@ use super::{ATTACHING, CANDIDATE, FREE, PLAIN, Socket, UNCONNECTED, allocate, fl
 use crate::channel;
 use crate::fd_table::{self, Entry};
 use crate::outcome::{PASS, Ret};
-use crate::{carrier, config, io_uring, own, process, remote, service, stats, syn, sys};
+use crate::{carrier, config, own, process, remote, service, stats, syn, sys};
 use core::ffi::c_int;
-use core::sync::atomic::{AtomicU32, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 use libc::{sockaddr, socklen_t};
 use netacc_control::config::Paths;
 use netacc_control::stats::{Path, Reason};
@@ -19,7 +19,7 @@ pub(crate) fn on_socket(fd: c_int, domain: c_int, ty: c_int, protocol: c_int) {
     fd_table::forget_stale(fd);
     let stream = ty & 0xf == libc::SOCK_STREAM && (protocol == 0 || protocol == libc::IPPROTO_TCP);
     if stream && (domain == libc::AF_INET || domain == libc::AF_INET6) && process::started() {
-        fd_table::set(fd, Entry::Fresh(io_uring::refusal(NONE)));
+        fd_table::set(fd, Entry::Fresh(refusal(NONE)));
     }
 }
 
@@ -50,6 +50,23 @@ pub(crate) fn make_unconnected(fd: c_int) -> Option<(&'static Socket, u16)> {
         return fd_table::socket(fd);
     }
     Some((s, s.generation16()))
+}
+
+/// The process has a ring that cannot be followed: no socket is to be accelerated.
+static ALL_REFUSED: AtomicBool = AtomicBool::new(false);
+
+pub(crate) fn all_refused() -> bool {
+    ALL_REFUSED.load(Relaxed)
+}
+
+/// True: they were before.
+pub(crate) fn refuse_all() -> bool {
+    ALL_REFUSED.swap(true, AcqRel)
+}
+
+/// Why a new socket must never be accelerated, if `reason` has nothing against it.
+fn refusal(reason: u32) -> u32 {
+    if all_refused() && reason == Reason::None as u32 { Reason::IoUring as u32 } else { reason }
 }
 
 /// It must not be accelerated when it is connected.
@@ -312,15 +329,13 @@ pub(crate) fn on_accept(listener: c_int, fd: c_int, _flags: c_int) {
         return;
     }
     match fd_table::get(listener) {
-        Entry::Listener(reason) | Entry::Fresh(reason) => {
-            begin(fd, io_uring::refusal(reason), false)
-        }
+        Entry::Listener(reason) | Entry::Fresh(reason) => begin(fd, refusal(reason), false),
         // A listener from before this program image; unix sockets come this way too.
         _ => {
             let mut raw = [0u8; 128];
             let len = sys::socket_name(fd, false, &mut raw);
             if carrier::address(&raw, len).is_some() {
-                begin(fd, io_uring::refusal(NONE), false);
+                begin(fd, refusal(NONE), false);
                 adopt(listener, fd);
             }
         }
