@@ -12,7 +12,7 @@ use crate::fd_table::{self, Entry};
 use crate::lock::Mutex;
 use crate::log::debug_log;
 use crate::socket::{self, ATTACHING, CANDIDATE, CLOSING, LEFT, PLAIN, Socket, flag};
-use crate::{carrier, process, sys};
+use crate::{candidates, carrier, process, sys};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use netacc_control::stats::Reason;
@@ -209,7 +209,7 @@ fn refuse(s: &'static Socket, g: u16) {
     debug_log!("{:?}: is not adopted", s.tuple());
     let _ = s.state.compare_exchange(LEFT, PLAIN, SeqCst, Relaxed);
     if s.generation16() == g {
-        socket::make_plain(s, Reason::InheritedByFork);
+        candidates::make_plain(s, Reason::InheritedByFork);
     }
 }
 
@@ -235,11 +235,11 @@ fn try_adopt(s: &'static Socket, g: u16, fd: c_int) -> bool {
     else {
         return false;
     };
-    let Some(heir) = socket::new_heir(fd, Reason::None, connector, tuple, moved) else {
+    let Some(heir) = candidates::new_heir(fd, Reason::None, connector, tuple, moved) else {
         return false;
     };
     if heir.has(flag::REMOTE) {
-        socket::make_plain(heir, Reason::InheritedByFork);
+        candidates::make_plain(heir, Reason::InheritedByFork);
     }
     heir.raise(flag::HEIR | flag::UNSETTLED);
     // What the kernel does not tell of them: see `socket::look_at_options`.
@@ -273,12 +273,12 @@ pub(crate) fn settle(s: &'static Socket, fd: c_int) -> bool {
     if alone == Some(true) {
         // Whoever had it before may have shut it down.
         if !carrier::is_open(fd) {
-            socket::make_plain(s, why(s));
+            candidates::make_plain(s, why(s));
             return false;
         }
         debug_log!("fd {fd}: nobody else has it");
         s.lower(flag::UNSETTLED);
-        s.calls.fetch_min(crate::socket::NOTED_AFTER - 1, Relaxed);
+        s.calls.fetch_min(crate::candidates::NOTED_AFTER - 1, Relaxed);
         s.look_at.store(0, Relaxed);
         s.set_reason(Reason::NotStarted);
         return true;
@@ -290,7 +290,7 @@ pub(crate) fn settle(s: &'static Socket, fd: c_int) -> bool {
     let too_long = calls.is_multiple_of(64)
         && sys::now_ns().saturating_sub(s.look_at.load(Relaxed)) > PATIENCE_NS;
     if alone.is_none() || too_long {
-        socket::make_plain(s, why(s));
+        candidates::make_plain(s, why(s));
     }
     false
 }

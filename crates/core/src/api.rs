@@ -120,19 +120,19 @@ pub fn on_new_fd(fd: c_int) {
 }
 /// `socket` succeeded.
 pub fn on_socket(fd: c_int, domain: c_int, ty: c_int, protocol: c_int) {
-    held(|| crate::socket::on_socket(fd, domain, ty, protocol))
+    held(|| crate::establish::on_socket(fd, domain, ty, protocol))
 }
 /// `listen` is about to be called.
 pub fn before_listen(fd: c_int) {
-    held(|| crate::socket::before_listen(fd))
+    held(|| crate::establish::before_listen(fd))
 }
 /// `listen` succeeded.
 pub fn on_listen(fd: c_int) {
-    held(|| crate::socket::on_listen(fd))
+    held(|| crate::establish::on_listen(fd))
 }
 /// `accept`/`accept4` on `listener` returned `fd`. `flags` are accept4's.
 pub fn on_accept(listener: c_int, fd: c_int, flags: c_int) {
-    held(|| crate::socket::on_accept(listener, fd, flags))
+    held(|| crate::establish::on_accept(listener, fd, flags))
 }
 /// `connect`. [`PASS`] lets the hook call the next symbol and then [`on_connect`].
 ///
@@ -140,7 +140,7 @@ pub fn on_accept(listener: c_int, fd: c_int, flags: c_int) {
 /// `addr` is the caller's, as for connect(2).
 pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> Ret {
     // SAFETY: the caller's promise.
-    held(|| unsafe { crate::socket::before_connect(fd, addr, len) })
+    held(|| unsafe { crate::establish::before_connect(fd, addr, len) })
 }
 /// The next symbol's `connect` returned `result` (0 or `-errno`; EINPROGRESS and EISCONN included).
 ///
@@ -148,7 +148,7 @@ pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> Ret {
 /// As [`connect`].
 pub unsafe fn on_connect(fd: c_int, addr: *const sockaddr, len: socklen_t, result: c_int) {
     // SAFETY: the caller's promise.
-    held(|| unsafe { crate::socket::on_connect(fd, addr, len, result) })
+    held(|| unsafe { crate::establish::on_connect(fd, addr, len, result) })
 }
 /// `close`.
 #[inline]
@@ -186,7 +186,7 @@ pub unsafe fn ioctl(fd: c_int, request: usize, arg: usize) -> Ret {
 }
 /// `shutdown`.
 pub fn shutdown(fd: c_int, how: c_int) -> Ret {
-    held(|| crate::socket::shutdown(fd, how))
+    held(|| crate::io::shutdown_of(fd, how))
 }
 /// `setsockopt`: looked at before it is passed on (the hook calls the next symbol, then
 /// [`on_setsockopt`] if that succeeded).

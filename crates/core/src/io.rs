@@ -20,7 +20,7 @@ use crate::user::LOWEST_ADDRESS;
 use crate::wait::{self, Woke};
 use crate::wire::{WireSlot, parting};
 use crate::{
-    adoption, carrier, control, faults, lifecycle, numbers, process, remote, service, signals,
+    adoption, agent, candidates, carrier, control, faults, lifecycle, numbers, process, signals,
     sleep, stats, sys, thread, user,
 };
 use core::ffi::{c_int, c_void};
@@ -54,6 +54,7 @@ const EINVAL: Ret = -(libc::EINVAL as Ret);
 
 mod apart;
 mod candidate;
+mod close;
 mod ends;
 mod leave;
 mod parts;
@@ -74,6 +75,7 @@ use apart::{
 };
 pub(crate) use candidate::{attach, on_poller_gone, shutdown_candidate};
 use candidate::{candidate, settle_rx};
+pub(crate) use close::{bury_orphan, close, shutdown_of};
 pub(crate) use ends::unread;
 use ends::*;
 use leave::*;
@@ -123,7 +125,7 @@ fn who(fd: c_int) -> Who {
 /// An unconnected socket is used for data.
 #[cold]
 fn who_by_now(fd: c_int) -> Who {
-    socket::look_again(fd);
+    candidates::look_again(fd);
     match fd_table::get(fd) {
         Entry::Socket(s, g) if s.is(CANDIDATE) => Who::Candidate(s, g),
         _ => Who::NotOurs,

@@ -198,7 +198,10 @@ pub(crate) fn closed_by_kernel(fd: c_int) {
         return;
     }
     match fd_table::decode(raw) {
-        Entry::Socket(s, g) => drop(socket::close(s, g, fd, false)),
+        Entry::Socket(s, g) => {
+            epoll::forget(s, g, fd);
+            let _ = io::close(s, g, fd, false);
+        }
         Entry::Epoll(e) => epoll::on_close(e),
         Entry::Ring(ring) => on_close(ring),
         _ => {}

@@ -12,13 +12,16 @@ extern crate alloc;
 extern crate std;
 
 mod adoption;
+mod agent;
 pub mod api;
 mod arena;
+mod candidates;
 mod carrier;
 mod channel;
 mod config;
 mod control;
 mod epoll;
+mod establish;
 mod faults;
 mod fd_table;
 pub mod heap;

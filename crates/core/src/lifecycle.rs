@@ -5,8 +5,8 @@ use crate::log::warn_log;
 use crate::outcome::{NextSymbols, PASS, Ret};
 use crate::socket::{self, Socket};
 use crate::{
-    adoption, config, epoll, io, io_uring, numbers, own, process, rdma_thread, remote, rights,
-    service, signals, stats, sys, wait,
+    adoption, agent, config, epoll, io, io_uring, numbers, own, process, rdma_thread, remote,
+    rights, service, signals, stats, sys, wait,
 };
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
@@ -17,6 +17,7 @@ use netacc_control::stats::Reason;
 pub(crate) fn init(env: &dyn Fn(&str) -> Option<&'static str>, next: NextSymbols) {
     crate::inject::init(env);
     config::init(env, |error| warn_log!("{error}"));
+    agent::register(&service::AGENT, &remote::AGENT);
     process::start(next);
 }
 
@@ -73,7 +74,8 @@ pub(crate) fn fork_child() {
         return;
     }
     let inherits = forget_what_was_not_counted();
-    service::after_fork_in_child(parent);
+    service::after_fork_in_child();
+    remote::after_fork_in_child(parent);
     wait::after_fork_in_child();
     adoption::after_fork_in_child(inherits);
     socket::after_fork_in_child();
@@ -220,7 +222,8 @@ fn close_ours(fd: c_int, raw: u64) -> Ret {
         Entry::Internal => -(libc::EBADF as Ret),
         Entry::Socket(s, g) => {
             if fd_table::take(fd, raw) {
-                socket::close(s, g, fd, true)
+                epoll::forget(s, g, fd);
+                io::close(s, g, fd, true)
             } else {
                 sys::close(fd)
             }
@@ -241,7 +244,7 @@ fn close_ours(fd: c_int, raw: u64) -> Ret {
             fd_table::take(fd, raw);
             let r = sys::close(fd);
             if matches!(entry, Entry::Listener(_)) {
-                service::listener_closed();
+                agent::listener_closed();
             }
             r
         }
@@ -250,7 +253,8 @@ fn close_ours(fd: c_int, raw: u64) -> Ret {
 
 /// The number was closed by a call that we did not see, and is in use for something else.
 pub(crate) fn closed_unseen(s: &'static Socket, g: u16) {
-    let _ = socket::close(s, g, -1, false);
+    epoll::forget(s, g, -1);
+    let _ = io::close(s, g, -1, false);
 }
 
 pub(crate) fn close_range(first: u32, last: u32, flags: u32) -> Ret {

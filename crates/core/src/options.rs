@@ -5,7 +5,7 @@ use crate::fd_table::{self, Entry};
 use crate::outcome::{PASS, Ret};
 use crate::rendezvous::possession;
 use crate::socket::{self, ATTACHED, flag};
-use crate::{io, lifecycle, service, syn, sys, user};
+use crate::{agent, io, lifecycle, syn, sys, user};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicI64, Ordering::*};
 use libc::{socklen_t, timeval};
@@ -64,7 +64,7 @@ fn leave_to_program(fd: c_int, level: c_int, name: c_int) {
         _ => false,
     };
     if used && let Some((s, _)) = fd_table::socket(fd) {
-        service::end_proof(s);
+        agent::here().end_proof(s);
     }
 }
 

@@ -1,7 +1,8 @@
 //! The thread "netacc-rdma" (`remote`), as data calls and waits know it: whether it runs, its bell,
 //! and what it is to look at when it has been rung for.
 
-use crate::{process, sys};
+use crate::{fd_table, process, sys};
+use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::*};
 
 /// The process that the thread runs in; 0: none.
@@ -97,13 +98,92 @@ pub(crate) fn look_again() -> u64 {
 
 // ---- fork ---------------------------------------------------------------------------------------
 
-/// In a forked child there is no such thread, and nothing for one to do. Returns the parent's bell,
-/// if there is one.
-pub(crate) fn forget() -> Option<i32> {
+/// How often the process had forked when the thread started: children of later forks can call it.
+static FORKS_BEFORE: AtomicU32 = AtomicU32::new(0);
+/// This process, as its forked children see whether it lives (pidfd_open(2)), whatever PID
+/// namespace they are in.
+static LIFE: AtomicI32 = AtomicI32::new(-1);
+
+/// What a forked child has of a process of which it inherited connections.
+struct Parent {
+    process: AtomicU32,
+    bell: AtomicI32,
+    life: AtomicI32,
+}
+
+/// In a forked child: its parent, and older ancestors that had the thread.
+static PARENTS: [Parent; 4] = [const {
+    Parent { process: AtomicU32::new(0), bell: AtomicI32::new(-1), life: AtomicI32::new(-1) }
+}; 4];
+/// What a child adds to a parent's bell.
+pub(crate) const CHILD: u64 = 1 << 32;
+
+/// The thread is about to start, and hears this bell. `life`: makes what [`LIFE`] says.
+pub(crate) fn hang_bell(bell: c_int, life: impl FnOnce() -> c_int) {
+    if LIFE.load(Relaxed) < 0 {
+        LIFE.store(life(), Relaxed);
+    }
+    BELL.store(bell, SeqCst);
+    // After that: a fork that is not counted here yet copies the bell.
+    FORKS_BEFORE.store(process::forks(), SeqCst);
+}
+
+/// In a forked child, which uses a connection that `maker` has made, between hosts: the maker takes
+/// it back to the carrier. Nothing else of it is touched here; what the maker has mapped since the
+/// fork this process does not even have.
+pub(crate) fn call_back(maker: u32) {
+    if let Some(bell) = parent(maker).map(|p| p.bell.load(Acquire)) {
+        let _ = sys::write(bell, &CHILD.to_ne_bytes());
+    }
+}
+
+fn parent(id: u32) -> Option<&'static Parent> {
+    PARENTS.iter().find(|p| p.bell.load(Acquire) >= 0 && p.process.load(Relaxed) == id)
+}
+
+/// In a forked child: whether the process `maker` can still be called.
+pub(crate) fn lives(maker: u32) -> bool {
+    let Some(life) = parent(maker).map(|p| p.life.load(Acquire)) else { return false };
+    // (It is readable when the process has ended. Without one: Linux before 5.3.)
+    if life >= 0 { sys::poll_now(life, libc::POLLIN) == 0 } else { process::lives(maker) }
+}
+
+/// Whether every child that has a connection which this process has made after `forks` forks can
+/// call it back. (One that was forked before the thread started cannot.)
+pub(crate) fn can_be_called(forks: u32) -> bool {
+    let since = |other: u32| forks.wrapping_sub(other).cast_signed() >= 0;
+    since(process::forks()) || (is_running() && since(FORKS_BEFORE.load(Acquire)))
+}
+
+/// Nobody calls a parent any more.
+pub(crate) fn give_up_inherited() {
+    for p in &PARENTS {
+        for fd in [p.bell.swap(-1, AcqRel), p.life.swap(-1, AcqRel)] {
+            if fd >= 0 {
+                fd_table::close_internal(fd);
+            }
+        }
+    }
+}
+
+/// In a forked child there is no such thread, and nothing for one to do.
+pub(crate) fn after_fork_in_child(parent: u32) {
     WATCHED.store(false, Relaxed);
     WATCH_AT.store(0, Relaxed);
     LEAVING.store(0, Relaxed);
     RUNNING.store(0, Release);
-    let bell = BELL.swap(-1, AcqRel);
-    (bell >= 0).then_some(bell)
+    let (mut process, mut bell, mut life) = (parent, BELL.swap(-1, AcqRel), LIFE.swap(-1, AcqRel));
+    if bell >= 0 {
+        for p in &PARENTS {
+            process = p.process.swap(process, AcqRel);
+            bell = p.bell.swap(bell, AcqRel);
+            life = p.life.swap(life, AcqRel);
+        }
+    }
+    // (The oldest, which are one too many; or of a process whose thread never came to be.)
+    for fd in [bell, life] {
+        if fd >= 0 {
+            fd_table::close_internal(fd);
+        }
+    }
 }

@@ -30,6 +30,7 @@ mod places;
 #[cfg(test)]
 mod tests;
 
+use crate::agent::Agent;
 use crate::channel::Channel;
 use crate::lock::Mutex;
 use crate::rdma_thread::{self, BELL, RUNG, RUNNING, is_running, ring};
@@ -69,59 +70,7 @@ enum Ask {
 static INBOX: Mutex<Vec<Ask>> = Mutex::new(Vec::new());
 /// The process in which it could not be started.
 static FAILED: AtomicU32 = AtomicU32::new(0);
-/// How often the process had forked when the thread started: children of later forks can call it.
-static FORKS_BEFORE: AtomicU32 = AtomicU32::new(0);
-/// This process, as its forked children see whether it lives (pidfd_open(2)), whatever PID
-/// namespace they are in.
-static LIFE: AtomicI32 = AtomicI32::new(-1);
-
-/// What a forked child has of a process of which it inherited connections.
-struct Parent {
-    process: AtomicU32,
-    bell: AtomicI32,
-    life: AtomicI32,
-}
-
-/// In a forked child: its parent, and older ancestors that had the thread.
-static PARENTS: [Parent; 4] = [const {
-    Parent { process: AtomicU32::new(0), bell: AtomicI32::new(-1), life: AtomicI32::new(-1) }
-}; 4];
-/// What a child adds to a parent's bell.
-const CHILD: u64 = 1 << 32;
 static STARTING: Mutex<()> = Mutex::new(());
-
-/// In a forked child, which uses a connection of its parent's between hosts: the parent takes it
-/// back to the carrier. Nothing else of it is touched here; what the parent has mapped since the
-/// fork this process does not even have.
-pub(crate) fn call_back(s: &Socket) {
-    s.raise(flag::CALLED_BACK);
-    if let Some(bell) = maker_of(s).map(|p| p.bell.load(Acquire)) {
-        let _ = sys::write(bell, &CHILD.to_ne_bytes());
-    }
-}
-
-fn maker_of(s: &Socket) -> Option<&'static Parent> {
-    let owner = s.owner.load(Relaxed);
-    PARENTS.iter().find(|p| p.bell.load(Acquire) >= 0 && p.process.load(Relaxed) == owner)
-}
-
-/// In a forked child: whether the process that made `s` can still be called.
-pub(crate) fn maker_lives(s: &Socket) -> bool {
-    let Some(life) = maker_of(s).map(|p| p.life.load(Acquire)) else { return false };
-    // (It is readable when the process has ended. Without one: Linux before 5.3.)
-    if life >= 0 {
-        sys::poll_now(life, libc::POLLIN) == 0
-    } else {
-        process::lives(s.owner.load(Relaxed))
-    }
-}
-
-/// Whether every child that has `s` can call it back. (One that was forked before the thread
-/// started cannot.)
-pub(crate) fn can_be_called_back(s: &Socket) -> bool {
-    let since = |forks: u32| s.forks.load(Relaxed).wrapping_sub(forks).cast_signed() >= 0;
-    since(process::forks()) || (is_running() && since(FORKS_BEFORE.load(Acquire)))
-}
 
 fn ask(what: Ask) -> bool {
     if !ensure_started() {
@@ -162,12 +111,7 @@ fn start_now(me: u32) -> bool {
     let bell = numbers::make(|| sys::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK));
     if epoll >= 0 && bell >= 0 && watch(epoll, bell, libc::EPOLLIN as u32, EVENT_BELL) {
         RUNG.store(false, SeqCst);
-        if LIFE.load(Relaxed) < 0 {
-            LIFE.store(numbers::make(|| sys::pidfd_open(me)), Relaxed);
-        }
-        BELL.store(bell, SeqCst);
-        // After that: a fork that is not counted here yet copies the bell.
-        FORKS_BEFORE.store(process::forks(), SeqCst);
+        rdma_thread::hang_bell(bell, || numbers::make(|| sys::pidfd_open(me)));
         // Before it runs: it may find that it cannot.
         FAILED.store(0, Relaxed);
         RUNNING.store(me, Release);
@@ -225,7 +169,7 @@ fn unwatch(epoll: c_int, fd: c_int) {
 
 /// Whether a device could serve connections like this one. Asks the kernel once; where there is
 /// none, once a minute.
-pub(crate) fn could_serve(tuple: &Tuple) -> Result<(), Reason> {
+fn could_serve(tuple: &Tuple) -> Result<(), Reason> {
     if LOADED.load(Acquire) && LOADED_BY.load(Relaxed) != process::id() {
         // The libraries' state is a copy of the parent's, and the kernel refuses a child the use of
         // its device.
@@ -249,15 +193,34 @@ fn forget_known() {
     KNOWN.iter().for_each(|k| k.store(0, Relaxed));
 }
 
-/// A listening socket of this process was closed.
-pub(crate) fn listener_closed() {
-    if is_running() {
-        let _ = ask(Ask::ListenerClosed);
+/// The agent of connections between hosts.
+struct BetweenHosts;
+pub(crate) static AGENT: &dyn Agent = &BetweenHosts;
+
+impl Agent for BetweenHosts {
+    fn serves(&self, tuple: &Tuple) -> Result<(), Reason> {
+        could_serve(tuple)
+    }
+    fn accepting(&self, local: SocketAddr) {
+        accepting(local);
+    }
+    fn listener_closed(&self) {
+        if is_running() {
+            let _ = ask(Ask::ListenerClosed);
+        }
+    }
+    fn note(&self, s: &'static Socket, _: u16) -> bool {
+        ask(Ask::Note(s, s.generation.load(Acquire)))
+    }
+    fn closing(&self, s: &'static Socket) {
+        closing(s);
+    }
+    fn released(&self, channel: &'static Channel, slot: usize) {
+        released(channel, slot);
     }
 }
 
-/// Connections are accepted at `local`. Cheap when repeated.
-pub(crate) fn accepting(local: SocketAddr) {
+fn accepting(local: SocketAddr) {
     let hash = match local.ip() {
         IpAddr::V4(a) => u64::from(u32::from(a)),
         IpAddr::V6(a) => {
@@ -274,18 +237,12 @@ pub(crate) fn accepting(local: SocketAddr) {
     }
 }
 
-/// `s` is used. False: there is nobody to agree with.
-pub(crate) fn note(s: &'static Socket, generation: u32) -> bool {
-    ask(Ask::Note(s, generation))
-}
-
-/// `s` is no candidate any more, or its memory is about to be freed. Not while another thread is
-/// attaching it.
-pub(crate) fn closing(s: &'static Socket) {
+fn closing(s: &'static Socket) {
     if s.is_inherited() {
         // What is offered is its parent's to give back.
         if s.offered.load(SeqCst) == offer::MADE {
-            call_back(s);
+            s.raise(flag::CALLED_BACK);
+            rdma_thread::call_back(s.owner.load(Relaxed));
         }
         return;
     }
@@ -297,8 +254,7 @@ pub(crate) fn closing(s: &'static Socket) {
     }
 }
 
-/// Our end of a slot is no longer used; the socket names the channel no more.
-pub(crate) fn released(channel: &'static Channel, slot: usize) {
+fn released(channel: &'static Channel, slot: usize) {
     // Without room in the inbox the slot is lost, and nothing else.
     let _ = ask(Ask::Released(channel, slot));
 }
@@ -368,17 +324,6 @@ pub(crate) fn finish(limit_ns: u64) {
     apart::finish(limit_ns);
 }
 
-/// Nobody calls a parent any more.
-pub(crate) fn give_up_inherited() {
-    for p in &PARENTS {
-        for fd in [p.bell.swap(-1, AcqRel), p.life.swap(-1, AcqRel)] {
-            if fd >= 0 {
-                fd_table::close_internal(fd);
-            }
-        }
-    }
-}
-
 /// In a forked child: thread, links, pairs and queues are the parent's.
 pub(crate) fn after_fork_in_child(parent: u32) {
     queues::forget_queues();
@@ -391,21 +336,7 @@ pub(crate) fn after_fork_in_child(parent: u32) {
     core::mem::forget(core::mem::take(&mut *INBOX.lock()));
     drop(STARTING.lock());
     FAILED.store(0, Relaxed);
-    let (mut process, mut life) = (parent, LIFE.swap(-1, AcqRel));
-    let mut bell = rdma_thread::forget().unwrap_or(-1);
-    if bell >= 0 {
-        for p in &PARENTS {
-            process = p.process.swap(process, AcqRel);
-            bell = p.bell.swap(bell, AcqRel);
-            life = p.life.swap(life, AcqRel);
-        }
-    }
-    // (The oldest, which are one too many; or of a process whose thread never came to be.)
-    for fd in [bell, life] {
-        if fd >= 0 {
-            fd_table::close_internal(fd);
-        }
-    }
+    rdma_thread::after_fork_in_child(parent);
 }
 
 // ---- the thread ---------------------------------------------------------------------------------
@@ -549,7 +480,7 @@ impl Remote {
                     let _ = sys::read(BELL.load(Acquire), &mut count);
                     // Before the looks: what comes after them rings again.
                     RUNG.store(false, SeqCst);
-                    if u64::from_ne_bytes(count) >= CHILD {
+                    if u64::from_ne_bytes(count) >= rdma_thread::CHILD {
                         self.serve_children();
                     }
                 }

@@ -16,7 +16,7 @@ use crate::log::{debug_log, warn_log};
 use crate::socket::{
     self, ATTACHED, ATTACHING, CANDIDATE, CLOSING, LEFT, Socket, UNCONNECTED, flag,
 };
-use crate::{adoption, io, process, remote, service, shared, sys};
+use crate::{adoption, candidates, io, process, rdma_thread, service, shared, sys};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, Ordering::*};
 use netacc_control::stats::Reason;
@@ -61,7 +61,7 @@ fn give_up() {
             });
             adoption::forget_parent();
             service::give_up_inherited();
-            remote::give_up_inherited();
+            rdma_thread::give_up_inherited();
             // Last: nothing names it any more.
             shared::give_up_inherited(socket::give_up_slab);
             HAS.store(false, Relaxed);
@@ -114,7 +114,7 @@ fn give_up_connection(mut s: &'static Socket, mut g: u16, fd: c_int, begin: u64)
             sys::pause_ns(50_000);
         }
         if s.has(flag::UNSETTLED) && s.generation16() == g {
-            socket::make_plain(s, adoption::why(s));
+            candidates::make_plain(s, adoption::why(s));
         }
     }
 }

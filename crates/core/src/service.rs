@@ -11,6 +11,7 @@
 //! Application threads take the same lock for the few microseconds that it takes to note a socket;
 //! with their signals blocked, so that no handler can come in between and want it too.
 
+use crate::agent::{Agent, HostAgent};
 use crate::channel::{Channel, SLOTS};
 use crate::io::{self, PullBack};
 use crate::lock::{Guard, Mutex};
@@ -22,9 +23,10 @@ use crate::rendezvous::{
     Violation, auth, carrier_event, link_of, slot_of, strangers,
 };
 use crate::socket::{CANDIDATE, Socket, flag};
-use crate::{fd_table, heap, numbers, process, remote, sleep, sys, thread};
+use crate::{fd_table, heap, numbers, process, sleep, sys, thread};
 use alloc::vec::Vec;
 use core::ffi::c_void;
+use core::net::SocketAddr;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::*};
 use libc::{epoll_event, pollfd};
 use netacc_control::stats::Reason;
@@ -721,131 +723,80 @@ extern "C" fn run_pulls(service: *mut c_void) -> *mut c_void {
 
 // ---- what the rest of the core calls ------------------------------------------------------------
 
-/// The thread runs in this process.
-pub(crate) fn is_running() -> bool {
-    SERVICE.is_running()
-}
+/// The agent of connections within the host.
+struct Here;
+pub(crate) static AGENT: &dyn HostAgent = &Here;
 
-/// This process accepts connections on `port`: from the first call on, connectors can find it.
-/// Cheap when repeated.
-pub(crate) fn accepting(port: u16) {
-    SERVICE.accepting(port);
-}
-
-/// Connect made `s`, to an address of this host. False: nobody with the library is known to accept
-/// there (yet).
-pub(crate) fn connected(s: &'static Socket) -> bool {
-    SERVICE.connected(s, false)
-}
-
-/// `s` has no known acceptor yet, and has received bytes, so its acceptor has accepted. False: that
-/// does not run the library.
-pub(crate) fn answered(s: &'static Socket) -> bool {
-    SERVICE.connected(s, true)
-}
-
-/// `s` has no known acceptor yet, and has only sent, to somebody who may accept later. False: not
-/// found yet.
-pub(crate) fn sending(s: &'static Socket) -> bool {
-    SERVICE.sending(s)
-}
-
-/// `s` was noted, and has no agreement yet: its peer is looked for again. False: it cannot be.
-pub(crate) fn look_again(s: &'static Socket, generation: u16) -> bool {
-    SERVICE.look_again(s, generation)
-}
-
-/// Rings hold bytes back until `time`, if nothing else sends them before.
-pub(crate) fn held_until(time: u64) {
-    if SERVICE.look_at(time) {
-        SERVICE.ring();
+impl Agent for Here {
+    fn serves(&self, _: &Tuple) -> Result<(), Reason> {
+        Ok(())
     }
-}
-
-/// Bytes were sent into rings: somebody is to look then whether they are read.
-pub(crate) fn watch_at(time: u64) {
-    SERVICE.watch_at.store(time, SeqCst);
-    SERVICE.ring();
-}
-
-/// A listening socket of this process was closed.
-pub(crate) fn listener_closed() {
-    SERVICE.listener_closed();
-    remote::listener_closed();
-}
-
-/// `s` has shown to be used, and its peer can have the library: an agreement follows when both ends
-/// have said so. False: none is possible.
-pub(crate) fn note(s: &'static Socket, generation: u16) -> bool {
-    if s.has(flag::HEIR) && !s.has(flag::CONNECTOR) {
-        // Accepted by another process: it is this one that the peer has to find.
-        SERVICE.accepting(s.tuple().local_port());
+    fn accepting(&self, local: SocketAddr) {
+        SERVICE.accepting(local.port());
     }
-    SERVICE.note(s, generation)
-}
-
-/// `s` is no candidate any more, or its memory is about to be freed. When this returns the service
-/// thread has forgotten it, and a slot that was agreed on but not taken up is released. Not while
-/// another thread is attaching it.
-pub(crate) fn closing(s: &'static Socket) {
-    if !s.has(flag::REMOTE) || s.has(flag::RDMA_FIRST) {
+    fn listener_closed(&self) {
+        SERVICE.listener_closed();
+    }
+    fn note(&self, s: &'static Socket, generation: u16) -> bool {
+        if s.has(flag::HEIR) && !s.has(flag::CONNECTOR) {
+            // Accepted by another process: it is this one that the peer has to find.
+            SERVICE.accepting(s.tuple().local_port());
+        }
+        SERVICE.note(s, generation)
+    }
+    fn closing(&self, s: &'static Socket) {
         SERVICE.closing(s);
     }
-    if s.has(flag::REMOTE) {
-        remote::closing(s);
+    fn released(&self, channel: &'static Channel, slot: usize) {
+        SERVICE.released(channel, slot);
     }
 }
 
-/// The descriptor that `s` is known by has just become another. When this returns the service
-/// thread uses the old one no more.
-pub(crate) fn renamed(s: &Socket) {
-    if s.has(flag::NOTED) && SERVICE.is_running() {
-        let _ = SERVICE.with(|_| ());
+impl HostAgent for Here {
+    fn is_running(&self) -> bool {
+        SERVICE.is_running()
     }
-}
-
-/// `s` is plain, and its last descriptor is about to be closed.
-pub(crate) fn last_look(s: &Socket) {
-    if s.has(flag::NOTED) && SERVICE.is_running() {
-        let _ = SERVICE.with(|state| state.end_proofs_at_last(s));
+    fn connected(&self, s: &'static Socket, answered: bool) -> bool {
+        SERVICE.connected(s, answered)
     }
-}
-
-/// The program is about to use an option of `s` that a proof uses too.
-pub(crate) fn end_proof(s: &Socket) {
-    if s.has(flag::NOTED) && SERVICE.is_running() {
-        let _ = SERVICE.with(|state| state.end_proofs_of(s));
+    fn sending(&self, s: &'static Socket) -> bool {
+        SERVICE.sending(s)
     }
-}
-
-/// `s` has come to an agreement over RDMA: it waits for none here.
-pub(crate) fn forget(s: &'static Socket) {
-    SERVICE.closing(s);
-}
-
-/// Our end of a slot is no longer used. The caller has set `quiet::CLOSED` as its last word on the
-/// slot, and the socket names the channel no more. (In a forked child, for an inherited socket: the
-/// mark alone counts, the books are the parent's.)
-pub(crate) fn released(channel: &'static Channel, slot: usize) {
-    if channel.wire().is_some() {
-        remote::released(channel, slot)
-    } else {
-        SERVICE.released(channel, slot)
+    fn look_again(&self, s: &'static Socket, generation: u16) -> bool {
+        SERVICE.look_again(s, generation)
     }
-}
-
-/// The peer of `channel` has broken the rules on a connection.
-pub(crate) fn accuse(channel: &Channel) {
-    if channel.wire().is_none() {
+    fn forget(&self, s: &'static Socket) {
+        SERVICE.closing(s);
+    }
+    fn renamed(&self, s: &Socket) {
+        if s.has(flag::NOTED) && SERVICE.is_running() {
+            let _ = SERVICE.with(|_| ());
+        }
+    }
+    fn last_look(&self, s: &Socket) {
+        if s.has(flag::NOTED) && SERVICE.is_running() {
+            let _ = SERVICE.with(|state| state.end_proofs_at_last(s));
+        }
+    }
+    fn end_proof(&self, s: &Socket) {
+        if s.has(flag::NOTED) && SERVICE.is_running() {
+            let _ = SERVICE.with(|state| state.end_proofs_of(s));
+        }
+    }
+    fn attached_late(&self, channel: &Channel) {
+        SERVICE.attached_late(channel);
+    }
+    fn accuse(&self, channel: &Channel) {
         SERVICE.accuse(channel);
     }
-}
-
-/// A socket has come to be attached to `channel`, which may have died meanwhile.
-#[inline]
-pub(crate) fn attached(channel: &Channel) {
-    if channel.wire().is_none() && channel.dead.load(SeqCst) != 0 {
-        SERVICE.attached_late(channel);
+    fn held_until(&self, time: u64) {
+        if SERVICE.look_at(time) {
+            SERVICE.ring();
+        }
+    }
+    fn watch_at(&self, time: u64) {
+        SERVICE.watch_at.store(time, SeqCst);
+        SERVICE.ring();
     }
 }
 
@@ -881,9 +832,8 @@ pub(crate) fn give_up_inherited() {
 }
 
 /// In a forked child: the thread, the adverts and the agreements are the parent's.
-pub(crate) fn after_fork_in_child(parent: u32) {
+pub(crate) fn after_fork_in_child() {
     SERVICE.after_fork_in_child();
-    remote::after_fork_in_child(parent);
 }
 
 #[cfg(test)]

@@ -27,24 +27,23 @@ use crate::channel::Channel;
 use crate::fd_table::{self};
 use crate::said::Said;
 use crate::{carrier, process, shared, stats, syn, sys};
-mod begin;
 mod end;
+mod unconnected;
 
-pub(crate) use begin::{
-    NONE, NOTED_AFTER, all_refused, before_connect, before_listen, look_again, make_unconnected,
-    new_heir, on_accept, on_connect, on_listen, on_socket, refuse, refuse_all,
-};
 use core::cell::UnsafeCell;
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicI32, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 pub(crate) use end::{
-    LastName, await_attach, await_close, bury_orphan, close, free_left, look_at_options,
-    make_local, make_plain, orphan, recycle, set_corked, set_nonblock, shutdown,
+    LastName, await_attach, await_close, close_books, forget_orphan, free_left, look_at_options,
+    orphan, recycle, set_corked, set_nonblock,
 };
 use netacc_control::stats::{ConnRecord, Reason};
 use netacc_proto::rendezvous::Tuple;
 use netacc_proto::switchover::{Rx, Tx};
 use netacc_ring::{Consumer, EndLock, Producer, RingWords};
+pub(crate) use unconnected::{
+    NONE, all_refused, make_unconnected, new_socket, refusal, refuse, refuse_all, unconnected,
+};
 
 pub(crate) const FREE: u32 = 0;
 pub(crate) const CANDIDATE: u32 = 1;

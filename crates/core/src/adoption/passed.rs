@@ -148,7 +148,7 @@ pub(crate) fn receive(over: c_int, fd: c_int, peeked: bool) {
     // Shown with its reason.
     if carrier::is_tcp(fd)
         && let Some(tuple) = carrier::tuple_of(fd)
-        && let Some(s) = socket::new_heir(fd, Reason::PassedByScmRights, false, tuple, (0, 0))
+        && let Some(s) = candidates::new_heir(fd, Reason::PassedByScmRights, false, tuple, (0, 0))
     {
         fd_table::set(fd, Entry::Socket(s, s.generation16()));
     }
@@ -169,7 +169,9 @@ fn try_receive(over: c_int, fd: c_int, connector: bool) -> bool {
         return false;
     }
     let Some(moved) = carrier::settled_counts(fd, connector) else { return false };
-    let Some(s) = socket::new_heir(fd, Reason::None, connector, tuple, moved) else { return false };
+    let Some(s) = candidates::new_heir(fd, Reason::None, connector, tuple, moved) else {
+        return false;
+    };
     s.raise(flag::HEIR | flag::PASSED);
     if s.is(CANDIDATE) && !s.has(flag::REMOTE | flag::RDMA_FIRST) {
         // Last the message's mark: the connection never looks like somebody else's alone.
@@ -181,7 +183,7 @@ fn try_receive(over: c_int, fd: c_int, connector: bool) -> bool {
         if s.has(flag::TRACKED) {
             s.set_reason(Reason::PassedByScmRights);
         } else {
-            socket::make_plain(s, Reason::PassedByScmRights);
+            candidates::make_plain(s, Reason::PassedByScmRights);
         }
     }
     fd_table::set(fd, Entry::Socket(s, s.generation16()));

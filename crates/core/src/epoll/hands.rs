@@ -168,7 +168,10 @@ pub(super) fn hand_back(e: &Epoll, inner: &mut Inner, index: u32) {
 }
 
 /// A descriptor of the socket is about to be closed; -1: one was, and nobody told us which.
-pub(crate) fn forget(s: &'static Socket, fd: c_int) {
+pub(crate) fn forget(s: &'static Socket, g: u16, fd: c_int) {
+    if s.generation16() != g {
+        return;
+    }
     let last = s.names() <= 1;
     for_each_set_of(s, |e| forget_in(e, s, fd, last));
 }

@@ -494,12 +494,12 @@ pub(super) fn await_carrier(
         }
         match s.state.load(Acquire) {
             // It may have been on its way back for another reason.
-            CANDIDATE => socket::make_plain(s, why),
+            CANDIDATE => candidates::make_plain(s, why),
             ATTACHING if socket::await_attach(s) => {}
             // (What it did before it ended is seen then.)
             ATTACHED
                 if inherited
-                    && !crate::remote::maker_lives(s)
+                    && !crate::rdma_thread::lives(s.owner.load(Relaxed))
                     && s.is(ATTACHED)
                     && s.generation16() == g =>
             {
@@ -526,7 +526,10 @@ pub(super) fn await_carrier(
 fn ask_back(s: &'static Socket, g: u16, why: Reason) {
     match s.channel() {
         Some(channel) => channel.ask_to_leave(s.slot.load(Relaxed) as usize, why, false),
-        None if s.is_inherited() && s.generation16() == g => crate::remote::call_back(s),
+        None if s.is_inherited() && s.generation16() == g => {
+            s.raise(flag::CALLED_BACK);
+            crate::rdma_thread::call_back(s.owner.load(Relaxed));
+        }
         None => {}
     }
 }
@@ -566,15 +569,17 @@ pub(super) fn to_kernel_between_hosts(
     let abandoned = loop {
         if s.generation16() != g || !s.is(ATTACHED) {
             if s.is(CANDIDATE) {
-                socket::make_plain(s, why);
+                candidates::make_plain(s, why);
             }
             has_left(s, g);
             return true;
         }
         // As soon as the peer's reader lets it, which may take as long as with TCP; but its maker
         // has to live.
-        let abandoned =
-            inherited && !crate::remote::maker_lives(s) && s.is(ATTACHED) && s.generation16() == g;
+        let abandoned = inherited
+            && !crate::rdma_thread::lives(s.owner.load(Relaxed))
+            && s.is(ATTACHED)
+            && s.generation16() == g;
         let left = until.saturating_sub(sys::now_ns());
         if left == 0
             || abandoned

@@ -37,7 +37,7 @@ pub(super) fn candidate(
         };
     }
     if flags & ODD_FLAGS != 0 {
-        socket::make_plain(
+        candidates::make_plain(
             s,
             if flags & libc::MSG_OOB != 0 { Reason::UrgentData } else { Reason::SocketOption },
         );
@@ -294,17 +294,17 @@ pub(super) fn after_candidate_call(
     }
     if flags & flag::CONTESTED != 0 {
         // Two processes use it.
-        socket::make_plain(s, adoption::why(s));
+        candidates::make_plain(s, adoption::why(s));
         return;
     }
     let offered = s.offered.load(Acquire);
     if offered == offer::NEVER {
-        if !socket::make_local(s, g) {
+        if !candidates::make_local(s, g) {
             let why = Reason::ALL
                 .get(s.verdict.load(Relaxed) as usize)
                 .copied()
                 .unwrap_or(Reason::PeerRefused);
-            socket::make_plain(s, why);
+            candidates::make_plain(s, why);
         }
         return;
     }
@@ -320,18 +320,18 @@ pub(super) fn after_candidate_call(
     let calls = s.calls.load(Relaxed).wrapping_add(1);
     s.calls.store(calls, Relaxed);
     if s.has(flag::REMOTE) {
-        if calls >= crate::socket::NOTED_AFTER
+        if calls >= crate::candidates::NOTED_AFTER
             && !s.has(flag::NOTED)
             && search::waits_seen(s, fd, call_flags, calls)
             && s.syn.learn(s.has(flag::CONNECTOR), fd)
         {
             s.raise(flag::NOTED);
             s.start(Reason::Negotiating);
-            if !remote::note(s, s.generation.load(Acquire)) && !socket::make_local(s, g) {
-                socket::make_plain(s, Reason::RdmaRefused);
+            if !agent::between_hosts().note(s, g) && !candidates::make_local(s, g) {
+                candidates::make_plain(s, Reason::RdmaRefused);
             } else if s.has(flag::RDMA_FIRST) && !s.has(flag::CONNECTOR) {
                 // It is the connector that turns to shared memory.
-                service::note(s, g);
+                agent::here().note(s, g);
             }
         }
         return;
@@ -374,7 +374,7 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
         return;
     }
     if is_remote && s.has(flag::RDMA_FIRST) {
-        service::forget(s);
+        agent::here().forget(s);
     }
     // SAFETY: `offered` was seen set (acquire) by the caller; the service thread does not write it
     // again.
@@ -392,7 +392,7 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
     } else if !socket::counts_agree(s, fd, tx_idle.then_some(sent), rx_idle.then_some(received)) {
         Some(Reason::UncountedBytes)
     } else if is_remote && carrier::peer_ended(fd) {
-        // As in `socket::shutdown`.
+        // As in `shutdown_of`.
         Some(Reason::Disconnected)
     } else {
         None
@@ -455,7 +455,7 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
     if tx_idle && s.has(flag::SHUT_WR) {
         say_shut(s, fd, libc::SHUT_WR);
     }
-    service::attached(channel);
+    agent::attached(channel);
     crate::epoll::on_attached(s, fd);
     // Last: the peer may send into the ring from here on. (Unless the set had no place for it, and
     // it went back to the kernel.)
@@ -496,7 +496,8 @@ fn end_attach(s: &Socket, state: u32) {
 /// its parent.
 fn children_can_follow(s: &Socket) -> bool {
     if s.has(flag::REMOTE) {
-        return remote::can_be_called_back(s) && !s.has(flag::CALLED_BACK);
+        return crate::rdma_thread::can_be_called(s.forks.load(Relaxed))
+            && !s.has(flag::CALLED_BACK);
     }
     s.forks.load(Relaxed) == process::forks()
 }
@@ -510,7 +511,7 @@ pub(super) fn refuse_offer(s: &'static Socket, channel: &'static Channel, why: R
     if channel.wire().is_none() {
         channel.words(slot, channel.side ^ 1).quiet[quiet::REQUEST].fetch_or(quiet::CLOSED, SeqCst);
     }
-    service::released(channel, slot);
+    agent::released(channel, slot);
 }
 
 #[cfg(test)]

@@ -332,7 +332,7 @@ pub(super) fn corrupt(s: &Socket, fd: c_int) -> Ret {
     s.set_reason(Reason::PeerCorrupt);
     s.raise(flag::CORRUPT);
     if let Some(channel) = s.channel() {
-        service::accuse(channel);
+        agent::accuse(channel);
     }
     // By a reset: a FIN would be the end of a complete stream to the peer's program, which may have
     // done this without its library (a write past libc onto the carrier). Between hosts the

@@ -200,7 +200,7 @@ pub(crate) fn after_close(s: &'static Socket) {
     };
     let slot = s.slot.load(Relaxed) as usize;
     if channel.wire().is_some() {
-        service::released(channel, slot);
+        agent::released(channel, slot);
         return;
     }
     let (tx, rx) = (channel.words(slot, channel.side), channel.words(slot, channel.side ^ 1));
@@ -215,7 +215,7 @@ pub(crate) fn after_close(s: &'static Socket) {
     rx.quiet[quiet::REQUEST].fetch_or(quiet::CLOSED, SeqCst);
     s.said.leave();
     if !s.is_inherited() {
-        service::released(channel, slot);
+        agent::released(channel, slot);
     }
 }
 
@@ -265,7 +265,7 @@ pub(crate) fn to_kernel(s: &'static Socket, g: u16, fd: c_int, why: Reason, stri
             return true;
         }
         match s.state.load(Acquire) {
-            CANDIDATE => socket::make_plain(s, why),
+            CANDIDATE => candidates::make_plain(s, why),
             UNCONNECTED => {
                 socket::refuse(s, why);
                 return true;
@@ -434,7 +434,7 @@ pub(crate) fn detach(s: &'static Socket) {
                 .fetch_or(quiet::CLOSED, SeqCst);
             s.said.leave();
         }
-        service::released(channel, slot);
+        agent::released(channel, slot);
     }
 }
 

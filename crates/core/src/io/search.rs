@@ -7,7 +7,7 @@
 //! a connection that nobody uses costs nothing.
 
 use super::*;
-use crate::socket::NOTED_AFTER;
+use crate::candidates::NOTED_AFTER;
 
 /// As [`NOTED_AFTER`], of a connection that was adopted by a process with no agreement yet: a
 /// forked child that perhaps serves this one alone. Its first costs it a thread and its tables,
@@ -92,14 +92,14 @@ pub(super) fn on_call(
         && s.look_at.load(Relaxed) == 0
     {
         put_off(s, FIRST_NS);
-        service::note(s, g);
+        agent::here().note(s, g);
     } else if calls.is_multiple_of(CLOCK_CALLS) && sys::now_ns() >= s.look_at.load(Relaxed) {
         look_again(s, g, side);
     }
 }
 
 fn pays(s: &Socket, calls: u32) -> bool {
-    !s.has(flag::HEIR) || calls >= HEIR_NOTED_AFTER || service::is_running()
+    !s.has(flag::HEIR) || calls >= HEIR_NOTED_AFTER || agent::here().is_running()
 }
 
 /// Whether somebody with the library accepts on the peer's port.
@@ -111,7 +111,7 @@ fn acceptor_is_known(s: &'static Socket, side: Side, calls: u32) -> bool {
             answered(s)
         }
         // A program that only sends gets no answer to look after: it looks after some calls.
-        Side::Send if matches!(calls, 4 | 16 | 64) => service::sending(s),
+        Side::Send if matches!(calls, 4 | 16 | 64) => agent::here().sending(s),
         _ => return false,
     };
     if found {
@@ -121,7 +121,7 @@ fn acceptor_is_known(s: &'static Socket, side: Side, calls: u32) -> bool {
 }
 
 fn answered(s: &'static Socket) -> bool {
-    let found = service::answered(s);
+    let found = agent::here().connected(s, true);
     if !found {
         s.judge(Reason::ListenerWithoutLibrary);
         put_off(s, ABSENT_NS);
@@ -135,16 +135,20 @@ fn look_again(s: &'static Socket, g: u16, side: Side) {
     let looks = s.looks.fetch_add(1, Relaxed);
     put_off(s, (FIRST_NS << looks.min(8)).min(LONGEST_NS));
     if s.has(flag::CONNECTOR) && !s.has(flag::PROBED) {
-        let found = if side == Side::Receive { service::answered(s) } else { service::sending(s) };
+        let found = if side == Side::Receive {
+            agent::here().connected(s, true)
+        } else {
+            agent::here().sending(s)
+        };
         if !found {
             return;
         }
         s.raise(flag::PROBED);
     }
     if s.has(flag::NOTED) {
-        service::look_again(s, g)
+        agent::here().look_again(s, g)
     } else {
-        service::note(s, g)
+        agent::here().note(s, g)
     };
 }
 

@@ -243,7 +243,7 @@ fn hold_back(s: &Socket, h: &mut TxHeld<'_>, n: usize, flags: c_int) -> bool {
         || is_full
         || h.channel.wire().is_some()
         || s.is_inherited()
-        || !service::is_running()
+        || !agent::here().is_running()
     {
         return false;
     }
@@ -255,7 +255,7 @@ fn hold_back(s: &Socket, h: &mut TxHeld<'_>, n: usize, flags: c_int) -> bool {
     if held == n {
         h.end.held_since = sys::now_ns();
         s.raise(flag::HOLDS);
-        service::held_until(h.end.held_since.saturating_add(HOLD_NS));
+        agent::here().held_until(h.end.held_since.saturating_add(HOLD_NS));
     }
     true
 }

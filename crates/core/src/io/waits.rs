@@ -64,7 +64,7 @@ impl Blocking {
 impl Drop for Blocking {
     fn drop(&mut self) {
         if self.0.waiters.fetch_sub(1, SeqCst) == 1 && self.0.has(flag::ORPHAN | flag::FREE_LATER) {
-            socket::bury_orphan(self.0, self.1);
+            bury_orphan(self.0, self.1);
             socket::recycle(self.0);
         }
     }

@@ -67,8 +67,8 @@ pub(super) fn watch() {
 #[cold]
 #[inline(never)]
 fn begin() {
-    if service::is_running() && !WATCHED.swap(true, SeqCst) {
-        service::watch_at(sys::now_ns().saturating_add(LOOK_NS));
+    if agent::here().is_running() && !WATCHED.swap(true, SeqCst) {
+        agent::here().watch_at(sys::now_ns().saturating_add(LOOK_NS));
     }
 }
 

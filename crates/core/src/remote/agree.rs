@@ -755,7 +755,7 @@ impl Remote {
         let Some(c) = l.conns.get_mut(slot) else { return };
         let s = m.socket;
         (c.socket, c.generation) = (Some(s), m.generation);
-        let shared = !can_be_called_back(s);
+        let shared = !rdma_thread::can_be_called(s.forks.load(Relaxed));
         {
             // Who takes a connection apart holds both.
             let _tx = lock_end(&s.tx_lock);

@@ -201,7 +201,7 @@ impl Rig {
     fn prefer_rdma(&mut self, i: usize) {
         testing::set_threads(Threads::Start);
         self.conns[i].iter().for_each(|e| e.socket.raise(flag::RDMA_FIRST));
-        crate::service::accepting(self.conns[i][A].socket.tuple().local_port());
+        crate::agent::here().accepting(self.conns[i][A].socket.tuple().local());
     }
 
     #[track_caller]

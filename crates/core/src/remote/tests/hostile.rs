@@ -573,7 +573,7 @@ fn a_connection_that_two_processes_claim_goes_to_tcp_for_good() {
 fn claimed(early: bool, proof: impl Fn(Said) -> Proof) -> (Rig, usize, Vec<Frame>) {
     let (mut rig, _, at, port) = victim();
     let i = rig.connect(0, 1);
-    crate::socket::make_plain(rig.conns[i][C].socket, Reason::DisabledByConfig);
+    crate::candidates::make_plain(rig.conns[i][C].socket, Reason::DisabledByConfig);
     // What the third call will learn.
     let accepted = &rig.conns[i][A];
     assert!(accepted.socket.syn.learn(accepted.socket.has(flag::CONNECTOR), accepted.fd));

@@ -1,0 +1,270 @@
+//! Candidates: connections that may come onto a faster path. How one begins, who may be at its other
+//! end, and how it becomes plain.
+
+use crate::fd_table::{self, Entry};
+use crate::socket::{
+    ATTACHING, CANDIDATE, PLAIN, Socket, UNCONNECTED, flag, new_socket, offer, unconnected,
+};
+use crate::{agent, carrier, config, lock, own, process, stats, sys};
+use core::ffi::c_int;
+use core::sync::atomic::{AtomicU32, Ordering::*};
+use netacc_control::config::Paths;
+use netacc_control::stats::{Path, Reason};
+use netacc_proto::rendezvous::Tuple;
+
+/// Whether the other end is on this host: loopback, or an address of its own.
+fn same_host(t: &Tuple) -> bool {
+    let (local, peer) = (t.local().ip(), t.peer().ip());
+    local == peer || peer.is_loopback() || own::has(peer)
+}
+
+/// The path that a connection could take: the first one of the configuration's that can serve its
+/// addresses.
+fn path_of(t: &Tuple, paths: &Paths) -> Result<Path, Reason> {
+    let same_host = same_host(t);
+    let mut why = if paths.contains(Path::Rdma) || same_host {
+        Reason::PathsExcludeIt
+    } else {
+        Reason::PeerRemote
+    };
+    for path in paths.iter() {
+        match path {
+            Path::Shm if same_host => return Ok(path),
+            Path::Rdma => match agent::between_hosts().serves(t) {
+                Ok(()) => return Ok(path),
+                Err(reason) if !same_host => why = reason,
+                Err(_) => {}
+            },
+            _ => {}
+        }
+    }
+    Err(why)
+}
+
+/// Of every 100 new connections, `percent` are accelerated, evenly spread.
+fn sampled_out(percent: u8) -> bool {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let n = COUNT.fetch_add(1, Relaxed) as u64;
+    let p = percent as u64;
+    n * p / 100 == (n + 1) * p / 100
+}
+
+/// A connection has come to be: makes its socket and starts the search for the peer's library.
+pub(crate) fn begin(fd: c_int, reason: u32, connector: bool) {
+    match carrier::tuple_of(fd) {
+        Some(tuple) => begin_as(fd, reason, connector, tuple, (0, 0), true),
+        None if !connector => {
+            fd_table::set(fd, Entry::None);
+        }
+        None => {}
+    }
+}
+
+/// The socket of a connection that has come to be: new, or the one that it had unconnected, which
+/// nobody else gets meanwhile.
+fn claim(fd: c_int) -> Option<&'static Socket> {
+    let Entry::Socket(s, _) = fd_table::get(fd) else {
+        let new = new_socket(fd);
+        if new.is_none() {
+            fd_table::set(fd, Entry::None);
+        }
+        return new;
+    };
+    if s.is_inherited() {
+        // Its maker has it too: for neither of them. (Nothing else of it may be a child's.)
+        let _ = s.state.compare_exchange(UNCONNECTED, PLAIN, SeqCst, Relaxed);
+        return None;
+    }
+    s.state.compare_exchange(UNCONNECTED, ATTACHING, SeqCst, Relaxed).ok()?;
+    s.attacher.store(process::tid(), Relaxed);
+    s.fd.store(fd, Relaxed);
+    s.syn.reset();
+    Some(s)
+}
+
+/// `moved`: what was sent and received on it before. `made`: it is a connection already.
+pub(crate) fn begin_as(
+    fd: c_int,
+    reason: u32,
+    connector: bool,
+    tuple: Tuple,
+    moved: (u64, u64),
+    made: bool,
+) {
+    let began = fd_table::began(fd);
+    let Some(s) = claim(fd) else { return };
+    s.syn.set_began(began);
+    fill(s, fd, reason, connector, tuple, moved, made);
+    fd_table::set(fd, Entry::Socket(s, s.generation16()));
+    if s.is(CANDIDATE) {
+        start(s);
+    }
+}
+
+/// A new socket for a connection that was not made here. Its caller gives it its names.
+pub(crate) fn new_heir(
+    fd: c_int,
+    why: Reason,
+    connector: bool,
+    tuple: Tuple,
+    moved: (u64, u64),
+) -> Option<&'static Socket> {
+    let s = new_socket(fd)?;
+    fill(s, fd, why as u32, connector, tuple, moved, true);
+    Some(s)
+}
+
+/// Makes a socket a candidate, or plain for the reason that its record shows.
+fn fill(
+    s: &Socket,
+    fd: c_int,
+    reason: u32,
+    connector: bool,
+    tuple: Tuple,
+    moved: (u64, u64),
+    made: bool,
+) {
+    let began = s.syn.began();
+    if connector {
+        s.raise(flag::CONNECTOR);
+    }
+    s.tx_bytes.store(moved.0, Relaxed);
+    s.rx_bytes.store(moved.1, Relaxed);
+    s.calls.store(0, Relaxed);
+    s.in_vain.store(0, Relaxed);
+    s.stood.store(0, Relaxed);
+    s.look_at.store(0, Relaxed);
+    s.looks.store(0, Relaxed);
+    // SAFETY: nobody else looks at this socket's addresses yet.
+    unsafe { *s.tuple.get() = tuple };
+    let config = config::get();
+    let why = Reason::ALL.get(reason as usize).copied().unwrap_or(Reason::None);
+    let why = if why != Reason::None {
+        why
+    } else if !config.accelerate_by_default {
+        Reason::DisabledByConfig
+    } else if tuple.local() == tuple.peer() {
+        Reason::SelfConnect
+    } else {
+        match path_of(&tuple, &config.paths) {
+            Err(why) => why,
+            Ok(_) if sampled_out(config.accelerate_percent) => Reason::SampledOut,
+            Ok(path) => {
+                if path == Path::Rdma {
+                    s.raise(flag::REMOTE);
+                    if connector {
+                        s.syn.sent(began, sys::kernel_ns(), made);
+                    }
+                }
+                if config.paths.first() == Some(Path::Rdma)
+                    && config.paths.contains(Path::Shm)
+                    && same_host(&tuple)
+                {
+                    s.raise(flag::RDMA_FIRST);
+                }
+                Reason::NotStarted
+            }
+        }
+    };
+    let record = stats::open(fd, why);
+    s.record.store(record, Relaxed);
+    if let Some(r) = s.record() {
+        r.set_addresses(tuple.local(), tuple.peer());
+    }
+    stats::count(if connector {
+        netacc_control::stats::Counter::Connected
+    } else {
+        netacc_control::stats::Counter::Accepted
+    });
+    let candidate = why == Reason::NotStarted;
+    s.attacher.store(0, SeqCst);
+    s.state.store(if candidate { CANDIDATE } else { PLAIN }, SeqCst);
+}
+
+/// A candidate's calls that move bytes before its peer is told of it. An agreement costs both
+/// processes some ten microseconds, which a connection of one request and one reply never gets
+/// back.
+pub(crate) const NOTED_AFTER: u32 = 3;
+
+/// A new candidate's peer can find this process, or is looked for.
+fn start(s: &'static Socket) {
+    let (tuple, connector) = (s.tuple(), s.has(flag::CONNECTOR));
+    if s.has(flag::REMOTE) {
+        if !connector {
+            agent::between_hosts().accepting(tuple.local());
+            if s.has(flag::RDMA_FIRST) {
+                // The connector may find that there is no RDMA, and look for shared memory.
+                agent::here().accepting(tuple.local());
+            }
+        }
+    } else if connector {
+        // The listener may not have accepted anything yet, and be unknown for that: asked again
+        // after its first answer; with NACC_CONN_TCP_FIRST=1 only then.
+        if !config::get().tcp_first && agent::here().connected(s, false) {
+            s.raise(flag::PROBED);
+        }
+    } else {
+        agent::here().accepting(tuple.local());
+    }
+}
+
+/// A fresh socket is used for data: a connect that was in progress has succeeded, unless it is no
+/// connection at all. (Opened with its first bytes, by TCP Fast Open, it was none before them.)
+#[cold]
+pub(crate) fn look_again(fd: c_int) {
+    if let Some(reason) = unconnected(fd)
+        && let Some(tuple) = carrier::tuple_of(fd)
+    {
+        begin_as(
+            fd,
+            reason,
+            true,
+            tuple,
+            carrier::settled_counts(fd, true).unwrap_or_default(),
+            true,
+        );
+    } else {
+        may_begin(fd);
+    }
+}
+
+/// A call that may send a SYN begins, perhaps to another host.
+pub(crate) fn may_begin(fd: c_int) {
+    if own::may_have_devices() && unconnected(fd).is_some() && fd_table::began(fd) == 0 {
+        fd_table::set_began(fd, sys::kernel_ns());
+    }
+}
+
+/// From candidate to plain, for good.
+pub(crate) fn make_plain(s: &'static Socket, why: Reason) {
+    if s.state.compare_exchange(CANDIDATE, PLAIN, AcqRel, Acquire).is_ok() {
+        s.set_reason(why);
+        agent::closing(s);
+    }
+}
+
+/// RDMA cannot serve a connection within the host: from now on it is a candidate for shared memory.
+/// False: it is not such a one.
+pub(crate) fn make_local(s: &'static Socket, g: u16) -> bool {
+    if !s.has(flag::RDMA_FIRST) {
+        return false;
+    }
+    agent::here().end_proof(s);
+    // What "netacc-rdma" leaves for such sockets it leaves under this lock.
+    let Some(_tx) = lock::lock_end(&s.tx_lock) else { return true };
+    if s.generation16() == g && s.is(CANDIDATE) {
+        let offered = s.offered.load(SeqCst);
+        if s.has(flag::REMOTE) && offered != offer::MADE {
+            s.set_reason(Reason::NotStarted);
+            s.calls.store(0, Relaxed);
+            s.look_at.store(0, Relaxed);
+            s.lower(flag::REMOTE | flag::NOTED);
+        }
+        // Last: whoever finds an offer from here on finds one of shared memory. (That it is never
+        // to be may be said once more meanwhile.)
+        if offered == offer::NEVER {
+            let _ = s.offered.compare_exchange(offered, 0, SeqCst, Relaxed);
+        }
+    }
+    true
+}
