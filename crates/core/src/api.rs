@@ -116,11 +116,14 @@ pub fn pass_number() {
 /// drops what the table may still hold for that number.
 #[inline]
 pub fn on_new_fd(fd: c_int) {
-    crate::fd_table::forget_stale(fd)
+    crate::lifecycle::forget_stale(fd)
 }
 /// `socket` succeeded.
 pub fn on_socket(fd: c_int, domain: c_int, ty: c_int, protocol: c_int) {
-    held(|| crate::establish::on_socket(fd, domain, ty, protocol))
+    held(|| {
+        crate::lifecycle::forget_stale(fd);
+        crate::establish::on_socket(fd, domain, ty, protocol)
+    })
 }
 /// `listen` is about to be called.
 pub fn before_listen(fd: c_int) {
@@ -132,7 +135,10 @@ pub fn on_listen(fd: c_int) {
 }
 /// `accept`/`accept4` on `listener` returned `fd`. `flags` are accept4's.
 pub fn on_accept(listener: c_int, fd: c_int, flags: c_int) {
-    held(|| crate::establish::on_accept(listener, fd, flags))
+    held(|| {
+        crate::lifecycle::forget_stale(fd);
+        crate::establish::on_accept(listener, fd, flags)
+    })
 }
 /// `connect`. [`PASS`] lets the hook call the next symbol and then [`on_connect`].
 ///
@@ -240,7 +246,7 @@ pub unsafe fn on_getsockopt(
 /// The socket behind `fd` is about to be used in a way that only the kernel can carry: `fdopen`,
 /// `io_uring`...: back to the kernel's path, for good, before this returns.
 pub fn need_kernel(fd: c_int, why: netacc_control::stats::Reason) {
-    held(|| crate::lifecycle::need_kernel(fd, why))
+    held(|| crate::io::need_kernel(fd, why))
 }
 
 /// `io_uring_setup`: an error, or [`PASS`] to call it, and then [`on_io_uring_setup`].
@@ -249,7 +255,10 @@ pub fn before_io_uring_setup() -> Ret {
 }
 /// `io_uring_setup` has made the ring `fd`, and said in `params` where it is.
 pub fn on_io_uring_setup(fd: c_int, params: &crate::io_uring::Params) {
-    held(|| crate::io_uring::on_setup(fd, params))
+    held(|| {
+        crate::lifecycle::forget_stale(fd);
+        crate::io_uring::on_setup(fd, params)
+    })
 }
 /// `io_uring_enter` is about to be called.
 pub fn before_io_uring_enter(fd: c_int, to_submit: u32) {
@@ -338,7 +347,7 @@ pub unsafe fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> Ret {
 /// `msg` was just filled by recvmsg(2).
 pub unsafe fn on_recvmsg(fd: c_int, msg: *const msghdr, flags: c_int) {
     // SAFETY: the caller's promise.
-    held(|| unsafe { crate::io::on_recvmsg(fd, msg, flags) })
+    held(|| unsafe { crate::lifecycle::on_recvmsg(fd, msg, flags) })
 }
 /// `recvmmsg`.
 ///
@@ -434,7 +443,10 @@ pub unsafe fn splice(
 
 /// `epoll_create*` returned `fd`.
 pub fn on_epoll_create(fd: c_int) {
-    held(|| crate::epoll::on_create(fd))
+    held(|| {
+        crate::lifecycle::forget_stale(fd);
+        crate::epoll::on_create(fd)
+    })
 }
 /// `epoll_ctl`.
 ///

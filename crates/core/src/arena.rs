@@ -85,7 +85,7 @@ pub(crate) fn create_sealed(name: &[u8], bytes: usize) -> Result<c_int, MemoryEr
     let sealed =
         sys::ftruncate(fd, bytes) >= 0 && sys::fcntl(fd, libc::F_ADD_SEALS, SEALS as usize) >= 0;
     if !sealed {
-        crate::fd_table::close_internal(fd);
+        crate::fd_words::close_internal(fd);
         return Err(MemoryError::NoMemory);
     }
     Ok(fd)
@@ -210,7 +210,7 @@ impl Pool {
         let mapping = match map(fd, bytes) {
             Ok(m) => m,
             Err(e) => {
-                crate::fd_table::close_internal(fd);
+                crate::fd_words::close_internal(fd);
                 return Err(e);
             }
         };

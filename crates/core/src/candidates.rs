@@ -1,10 +1,9 @@
-//! Candidates: connections that may come onto a faster path. How one begins, who may be at its other
-//! end, and how it becomes plain.
+//! Candidates: connections that may come onto a faster path. How one begins, who may be at its
+//! other end, and how it becomes plain.
 
 use crate::fd_table::{self, Entry};
-use crate::socket::{
-    ATTACHING, CANDIDATE, PLAIN, Socket, UNCONNECTED, flag, new_socket, offer, unconnected,
-};
+use crate::socket::{ATTACHING, CANDIDATE, PLAIN, Socket, UNCONNECTED, flag, new_socket, offer};
+use crate::unconnected::unconnected;
 use crate::{agent, carrier, config, lock, own, process, stats, sys};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU32, Ordering::*};

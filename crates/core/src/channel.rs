@@ -10,13 +10,12 @@
 //!
 //! The peer may write anything anywhere in the mapped memory at any time: nothing read from it is
 //! an index before it was checked, and everything that must be true is kept in [`Channel`] and
-//! [`crate::socket::Socket`], out of its reach: what this end has said in its own words in
+//! `crate::socket::Socket`, out of its reach: what this end has said in its own words in
 //! [`crate::said::Said`].
 //!
 //! Between hosts nobody shares the memory: it mirrors what the peer's channel holds, and a *wire*
 //! ([`crate::wire`]) carries the changes.
 
-use crate::socket::Socket;
 use crate::sys;
 pub(crate) use crate::wire::SLOTS;
 use crate::wire::Wire;
@@ -139,8 +138,8 @@ pub(crate) struct Channel {
     /// Our own doorbells by our place number, one for this channel alone: what this peer does to
     /// them cannot keep another peer's call from being heard. `-1`: not made yet.
     pub(crate) own_doorbells: [AtomicI32; PLACES],
-    /// Our socket on each slot (null: none).
-    pub(crate) sockets: [AtomicPtr<Socket>; SLOTS],
+    /// Our socket on each slot (null: none): `Socket::on`.
+    pub(crate) sockets: [AtomicPtr<()>; SLOTS],
     /// Sockets attached or with an offer pending; the channel is unmapped when it reaches 0 and the
     /// control connection is gone.
     pub(crate) users: AtomicU32,
@@ -413,7 +412,7 @@ impl Channel {
         let Some((bell, owed)) = self.doorbell(place) else { return };
         let old = bell.swap(fd, SeqCst);
         if old >= 0 {
-            crate::fd_table::close_internal(old);
+            crate::fd_words::close_internal(old);
         }
         fence(SeqCst);
         let bit = 1 << (place % 64);
@@ -440,7 +439,7 @@ pub(crate) fn new_doorbell() -> c_int {
     });
     // (It fits into an empty counter, so this does not wait.)
     if fd >= 0 && sys::write(fd, &DOORBELL_COUNT.to_ne_bytes()) < 0 {
-        crate::fd_table::close_internal(fd);
+        crate::fd_words::close_internal(fd);
         return -libc::EIO;
     }
     fd

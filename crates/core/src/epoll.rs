@@ -17,10 +17,11 @@
 //! others hold *extra* items, looked at in every wait, until all that is in the ring has been read.
 
 use crate::channel::{BY_KERNEL, Channel, announce, producer_quiet, quiet};
-use crate::fd_table::{self, Entry};
+use crate::fd_table::{self, Entry, Place};
 use crate::lock::{Guard, Mutex};
 use crate::outcome::{Mask, PASS, Ret};
 use crate::queues;
+use crate::sets::Sets;
 use crate::socket::{ATTACHED, ATTACHING, CANDIDATE, Socket, UNCONNECTED, flag};
 use crate::{adoption, heap, io, numbers, process, service, sleep, stats, sys, user, wait};
 use alloc::vec::Vec;
@@ -83,10 +84,7 @@ mod ready;
 
 pub(crate) use ctl::ctl;
 use ctl::{register_carrier, take_out};
-pub(crate) use hands::{
-    bar, forget, is_home, is_slept_for, is_slept_in, is_waited_for, leave_to_kernel, may_attach,
-    on_attached, on_plain,
-};
+pub(crate) use hands::{bar, forget, leave_to_kernel, on_plain};
 use hands::{give_to_kernel, hand_back, light, set_of, settle, shine, take_over, unlight};
 pub(crate) use look::{on_wait, wait};
 use news::{News, place_in_time};
@@ -198,6 +196,50 @@ struct Inner {
     by_clock: bool,
 }
 
+/// What stands below knows sets by this ([`crate::sets`]).
+struct Instances;
+pub(crate) static SETS: &dyn Sets = &Instances;
+
+impl Sets for Instances {
+    fn may_attach(&self, s: &Socket) -> bool {
+        hands::may_attach(s)
+    }
+    fn on_attached(&self, s: &'static Socket, fd: c_int) {
+        hands::on_attached(s, fd);
+    }
+    fn on_plain(&self, s: &'static Socket) {
+        hands::on_plain(s);
+    }
+    fn is_waited_for(&self, s: &Socket) -> bool {
+        hands::is_waited_for(s)
+    }
+    fn is_home(&self, set: Place, s: &Socket) -> bool {
+        hands::is_home(at(set), s)
+    }
+    fn is_slept_in(&self, set: Place) -> bool {
+        hands::is_slept_in(at(set))
+    }
+    fn is_slept_for(&self, s: &Socket) -> bool {
+        hands::is_slept_for(s)
+    }
+    fn bar(&self, set: Place) {
+        hands::bar(at(set));
+    }
+}
+
+/// The set that an entry of the table names.
+#[inline(always)]
+pub(crate) fn at(place: Place) -> &'static Epoll {
+    // SAFETY: entries of that kind are made of references to instances, which are never freed.
+    unsafe { &*(place.address() as *const Epoll) }
+}
+
+/// Whether the socket's home is that set.
+#[inline(always)]
+fn is_in(s: &Socket, e: &Epoll) -> bool {
+    core::ptr::eq(s.epoll.load(Acquire).cast::<Epoll>(), e)
+}
+
 /// An epoll instance. Type-stable: never freed, reused through a pool.
 pub(crate) struct Epoll {
     fd: core::sync::atomic::AtomicI32,
@@ -284,7 +326,6 @@ fn untag(data: u64) -> Option<u32> {
 }
 
 pub(crate) fn on_create(fd: c_int) {
-    fd_table::forget_stale(fd);
     if !process::started() {
         return;
     }
@@ -346,7 +387,7 @@ pub(crate) fn on_create(fd: c_int) {
     e.outside.forget();
     e.tagged.store(false, Relaxed);
     e.active.store(false, Release);
-    fd_table::set(fd, Entry::Epoll(e));
+    fd_table::set(fd, Entry::Epoll(Place::of(e)));
 }
 
 pub(crate) fn on_dup(e: &'static Epoll) {
@@ -454,7 +495,7 @@ fn leave(e: &Epoll, item: &Item) {
         return;
     }
     s.registrations.fetch_sub(1, SeqCst);
-    if item.extra.is_none() && core::ptr::eq(s.epoll.load(Acquire), e) {
+    if item.extra.is_none() && is_in(s, e) {
         s.epoll.store(core::ptr::null_mut(), Release);
         if item.attached {
             unpost(s);
@@ -586,16 +627,13 @@ impl Inner {
         let (news, items, ready) = (&mut self.news, &mut self.items, &mut self.ready);
         for c in &self.channels {
             c.my_place(place - 1).drain(|slot| {
-                // SAFETY: null or a socket of a type-stable slab.
-                let Some(s) =
-                    c.sockets.get(slot as usize).and_then(|p| unsafe { p.load(Acquire).as_ref() })
-                else {
+                let Some(s) = Socket::on(c, slot as usize) else {
                     if slot as usize == BY_KERNEL {
                         sent = sent.max(take_mark(c, news, by_clock));
                     }
                     return;
                 };
-                if core::ptr::eq(s.epoll.load(Relaxed), e) {
+                if is_in(s, e) {
                     let stamp = c.words(slot as usize, c.side ^ 1).producer_user[announce::STAMP]
                         .load(Relaxed);
                     let index = s.item.load(Relaxed) as u32;

@@ -5,8 +5,8 @@ use crate::fd_table::{self, Entry};
 use crate::outcome::{PASS, Ret};
 use crate::socket::{
     ATTACHING, CANDIDATE, FREE, NONE, PLAIN, Socket, UNCONNECTED, close_books, flag, recycle,
-    refusal, unconnected,
 };
+use crate::unconnected::{refusal, unconnected};
 use crate::{carrier, channel, epoll, io, process, syn, sys, user};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
@@ -15,7 +15,6 @@ use netacc_control::stats::Reason;
 use netacc_proto::rendezvous::Tuple;
 
 pub(crate) fn on_socket(fd: c_int, domain: c_int, ty: c_int, protocol: c_int) {
-    fd_table::forget_stale(fd);
     let stream = ty & 0xf == libc::SOCK_STREAM && (protocol == 0 || protocol == libc::IPPROTO_TCP);
     if stream && (domain == libc::AF_INET || domain == libc::AF_INET6) && process::started() {
         fd_table::set(fd, Entry::Fresh(refusal(NONE)));
@@ -56,7 +55,6 @@ fn retire(s: &'static Socket) {
 }
 
 pub(crate) fn on_accept(listener: c_int, fd: c_int, _flags: c_int) {
-    fd_table::forget_stale(fd);
     if !process::started() {
         return;
     }

@@ -16,10 +16,10 @@
 //! inherited ring, a kernel thread, registered descriptors. What is linked into a program, or
 //! called by a pointer that `dlsym` found, is not seen.
 
-use crate::fd_table::{self, Entry};
+use crate::fd_table::{self, Entry, Place};
 use crate::lock::Mutex;
 use crate::outcome::{PASS, Ret};
-use crate::{config, epoll, heap, io, process, socket, sys};
+use crate::{config, epoll, heap, io, process, sys, unconnected};
 use alloc::vec::Vec;
 use core::ffi::c_int;
 use core::mem::offset_of;
@@ -183,6 +183,12 @@ struct View {
 // time.
 unsafe impl Send for View {}
 
+/// The ring that an entry of the table names.
+pub(crate) fn at(place: Place) -> &'static Ring {
+    // SAFETY: entries of that kind are made of references to rings, which are never freed.
+    unsafe { &*(place.address() as *const Ring) }
+}
+
 /// A ring of this process. Type-stable: never freed, reused through a pool.
 pub(crate) struct Ring {
     owner: AtomicU32,
@@ -202,23 +208,10 @@ pub(crate) fn closed_by_kernel(fd: c_int) {
             epoll::forget(s, g, fd);
             let _ = io::close(s, g, fd, false);
         }
-        Entry::Epoll(e) => epoll::on_close(e),
-        Entry::Ring(ring) => on_close(ring),
+        Entry::Epoll(e) => epoll::on_close(epoll::at(e)),
+        Entry::Ring(ring) => on_close(at(ring)),
         _ => {}
     }
-}
-
-/// A ring may do anything with any socket from now on: all are the kernel's.
-#[cold]
-pub(crate) fn lose_sight() {
-    if socket::refuse_all() {
-        return;
-    }
-    fd_table::for_each(|fd, entry| {
-        if matches!(entry, Entry::Socket(..) | Entry::Fresh(_) | Entry::Listener(_)) {
-            io::need_kernel(fd, Reason::IoUring);
-        }
-    });
 }
 
 /// `io_uring_setup` is about to be called.
@@ -231,13 +224,12 @@ pub(crate) fn before_setup() -> Ret {
 
 /// `io_uring_setup` has made the ring `fd`.
 pub(crate) fn on_setup(fd: c_int, params: &Params) {
-    fd_table::forget_stale(fd);
     if !process::started() {
         return;
     }
     let followed = params.flags & !FOLLOWED == 0 && config::get().io_uring == IoUring::Follow;
     let Some(view) = followed.then(|| View::of(fd, params)).flatten() else {
-        lose_sight();
+        io::lose_sight();
         return;
     };
     let pooled = POOL.lock().pop();
@@ -245,12 +237,12 @@ pub(crate) fn on_setup(fd: c_int, params: &Params) {
         pooled.or_else(|| heap::leak(Ring { owner: AtomicU32::new(0), view: Mutex::new(None) }))
     else {
         view.unmap();
-        lose_sight();
+        io::lose_sight();
         return;
     };
     *ring.view.lock() = Some(view);
     ring.owner.store(process::id(), Release);
-    fd_table::set(fd, Entry::Ring(ring));
+    fd_table::set(fd, Entry::Ring(Place::of(ring)));
 }
 
 /// The ring's descriptor is about to be closed. (Our mapping would keep the ring alive.)
@@ -274,21 +266,22 @@ pub(crate) fn on_close(ring: &'static Ring) {
 /// `io_uring_register` is about to be called.
 pub(crate) fn before_register(opcode: u32) {
     if !HARMLESS_REGISTER.contains(&opcode) && process::started() {
-        lose_sight();
+        io::lose_sight();
     }
 }
 
 /// `io_uring_enter` is about to be called.
 pub(crate) fn before_enter(fd: c_int, to_submit: u32) {
-    if to_submit == 0 || socket::all_refused() || !process::started() {
+    if to_submit == 0 || unconnected::all_refused() || !process::started() {
         return;
     }
     let Entry::Ring(ring) = fd_table::get(fd) else {
-        lose_sight();
+        io::lose_sight();
         return;
     };
+    let ring = at(ring);
     if ring.owner.load(Acquire) != process::id() {
-        lose_sight();
+        io::lose_sight();
         return;
     }
     let Some(guard) = ring.view.lock_unless_mine() else { return };
@@ -304,11 +297,11 @@ pub(crate) fn before_enter(fd: c_int, to_submit: u32) {
 pub(crate) unsafe fn before_liburing_submit(ring: *const Liburing) {
     // SAFETY: the caller's promise; liburing reads it next.
     let r = unsafe { ring.read() };
-    if r.sqe_tail == r.sqe_head || socket::all_refused() || !process::started() {
+    if r.sqe_tail == r.sqe_head || unconnected::all_refused() || !process::started() {
         return;
     }
     if r.flags & !FOLLOWED_OF_LIBURING != 0 || config::get().io_uring == IoUring::Leave {
-        lose_sight();
+        io::lose_sight();
         return;
     }
     // SAFETY: as above.
@@ -321,7 +314,7 @@ pub(crate) unsafe fn before_liburing_submit(ring: *const Liburing) {
 /// # Safety
 /// `fds` are `count` numbers that the application gives liburing.
 pub(crate) unsafe fn before_liburing_files(fds: *const c_int, count: u32) {
-    if socket::all_refused() || !process::started() {
+    if unconnected::all_refused() || !process::started() {
         return;
     }
     for n in 0..count as usize {
@@ -411,7 +404,7 @@ fn follow(entry: Sqe, files_seen: bool) -> Option<Sqe> {
         _ => is_index && !files_seen,
     };
     if unclear {
-        lose_sight();
+        io::lose_sight();
         return None;
     }
     match entry.opcode {
@@ -445,7 +438,7 @@ fn follow(entry: Sqe, files_seen: bool) -> Option<Sqe> {
             if entry.op_flags & SPLICE_FD_IN_FIXED == 0 {
                 uses(entry.splice_fd_in);
             } else if !files_seen {
-                lose_sight();
+                io::lose_sight();
             }
             None
         }
@@ -457,7 +450,7 @@ fn follow(entry: Sqe, files_seen: bool) -> Option<Sqe> {
         }
         // What is not the kernel's yet it would report as the library's.
         OP_EPOLL_WAIT => match fd_table::get(entry.fd) {
-            Entry::Epoll(e) if !epoll::leave_to_kernel(e) => {
+            Entry::Epoll(e) if !epoll::leave_to_kernel(epoll::at(e)) => {
                 completes_with(entry, -(libc::EINVAL as Ret))
             }
             _ => None,
@@ -485,7 +478,7 @@ fn uses(fd: c_int) {
         Entry::Socket(..) | Entry::Fresh(_) | Entry::Listener(_) => {
             io::need_kernel(fd, Reason::IoUring)
         }
-        Entry::Epoll(e) => epoll::bar(e),
+        Entry::Epoll(e) => epoll::bar(epoll::at(e)),
         _ => {}
     }
 }
@@ -580,7 +573,7 @@ mod tests {
                 .is_none()
             );
         }
-        assert!(!socket::all_refused());
+        assert!(!unconnected::all_refused());
     }
 
     /// liburing's ring in ordinary memory, with entries of both sizes.

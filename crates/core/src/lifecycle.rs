@@ -3,13 +3,14 @@
 use crate::fd_table::{self, Entry};
 use crate::log::warn_log;
 use crate::outcome::{NextSymbols, PASS, Ret};
-use crate::socket::{self, Socket};
+use crate::socket;
 use crate::{
     adoption, agent, config, epoll, io, io_uring, numbers, own, process, rdma_thread, remote,
-    rights, service, signals, stats, sys, wait,
+    rights, service, sets, signals, stats, sys, unconnected, wait,
 };
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
+use libc::msghdr;
 use netacc_control::stats::Reason;
 
 // ---- fork and exec ------------------------------------------------------------------------------
@@ -18,6 +19,7 @@ pub(crate) fn init(env: &dyn Fn(&str) -> Option<&'static str>, next: NextSymbols
     crate::inject::init(env);
     config::init(env, |error| warn_log!("{error}"));
     agent::register(&service::AGENT, &remote::AGENT);
+    sets::register(&epoll::SETS);
     process::start(next);
 }
 
@@ -183,7 +185,7 @@ pub(crate) fn before_exec(ends: bool) {
                     | socket::CLOSING
             );
             if live && sys::fcntl(fd, libc::F_GETFD, 0) & libc::FD_CLOEXEC as isize == 0 {
-                need_kernel(fd, Reason::InheritedByExec);
+                io::need_kernel(fd, Reason::InheritedByExec);
             }
         }
     });
@@ -195,13 +197,16 @@ pub(crate) fn before_exec(ends: bool) {
     }
 }
 
-/// See [`crate::api::need_kernel`].
-pub(crate) fn need_kernel(fd: c_int, why: Reason) {
-    match fd_table::get(fd) {
-        Entry::Ring(_) => io_uring::lose_sight(),
-        // Whoever gets it asks the kernel alone.
-        Entry::Epoll(e) => epoll::bar(e),
-        _ => io::need_kernel(fd, why),
+/// Descriptors that came by SCM_RIGHTS are new, whatever the table remembers of their numbers.
+pub(crate) unsafe fn on_recvmsg(over: c_int, msg: *const msghdr, flags: c_int) {
+    // SAFETY: the caller's promise: a msghdr just filled by the kernel.
+    unsafe {
+        io::for_each_passed(msg, |fd| {
+            forget_stale(fd);
+            if process::started() && !process::in_vfork_child() {
+                adoption::passed::receive(over, fd, flags & libc::MSG_PEEK != 0);
+            }
+        });
     }
 }
 
@@ -230,13 +235,13 @@ fn close_ours(fd: c_int, raw: u64) -> Ret {
         }
         Entry::Epoll(e) => {
             if fd_table::take(fd, raw) {
-                epoll::on_close(e);
+                epoll::on_close(epoll::at(e));
             }
             sys::close(fd)
         }
         Entry::Ring(ring) => {
             if fd_table::take(fd, raw) {
-                io_uring::on_close(ring);
+                io_uring::on_close(io_uring::at(ring));
             }
             sys::close(fd)
         }
@@ -251,10 +256,31 @@ fn close_ours(fd: c_int, raw: u64) -> Ret {
     }
 }
 
-/// The number was closed by a call that we did not see, and is in use for something else.
-pub(crate) fn closed_unseen(s: &'static Socket, g: u16) {
-    epoll::forget(s, g, -1);
-    let _ = io::close(s, g, -1, false);
+/// The kernel has just handed out this number for something else: whatever we knew of it is
+/// history.
+#[inline]
+pub(crate) fn forget_stale(fd: c_int) {
+    let raw = fd_table::raw(fd);
+    if raw != 0 {
+        forget_stale_slow(fd, raw);
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn forget_stale_slow(fd: c_int, raw: u64) {
+    if !fd_table::take(fd, raw) {
+        return;
+    }
+    match fd_table::decode(raw) {
+        Entry::Socket(s, g) => {
+            epoll::forget(s, g, -1);
+            let _ = io::close(s, g, -1, false);
+        }
+        Entry::Epoll(e) => epoll::on_close(epoll::at(e)),
+        Entry::Ring(ring) => io_uring::on_close(io_uring::at(ring)),
+        _ => {}
+    }
 }
 
 pub(crate) fn close_range(first: u32, last: u32, flags: u32) -> Ret {
@@ -301,20 +327,20 @@ pub(crate) fn close_range(first: u32, last: u32, flags: u32) -> Ret {
 
 /// `new` now names what `old` names.
 fn note_dup(old: c_int, new: c_int) {
-    fd_table::forget_stale(new);
+    forget_stale(new);
     match fd_table::get(old) {
         Entry::Socket(s, g) => {
             let _ = s.count_names(g, |n| n.saturating_add(1));
             fd_table::set(new, Entry::Socket(s, g));
         }
         Entry::Epoll(e) => {
-            epoll::on_dup(e);
+            epoll::on_dup(epoll::at(e));
             fd_table::set(new, Entry::Epoll(e));
         }
         e @ (Entry::Fresh(_) | Entry::Listener(_)) => {
             // What is done to a socket through either number, its connect above all, is seen for
             // both.
-            let both = match (e, socket::make_unconnected(old)) {
+            let both = match (e, unconnected::make_unconnected(old)) {
                 (Entry::Listener(_), _) => e,
                 (_, Some((s, g))) => {
                     let _ = s.count_names(g, |n| n.saturating_add(1));
@@ -327,7 +353,7 @@ fn note_dup(old: c_int, new: c_int) {
                 fd_table::set(old, Entry::None);
             }
         }
-        Entry::Ring(_) => io_uring::lose_sight(),
+        Entry::Ring(_) => io::lose_sight(),
         _ => {}
     }
 }
@@ -415,13 +441,13 @@ pub(crate) fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> Ret {
                 socket::await_attach(s);
                 socket::set_nonblock(s, arg as c_int & libc::O_NONBLOCK != 0);
                 if arg as c_int & libc::O_ASYNC != 0 {
-                    need_kernel(fd, Reason::SocketOption);
+                    io::need_kernel(fd, Reason::SocketOption);
                 }
             }
             r
         }
         F_SETSIG | libc::F_SETOWN | F_SETOWN_EX => {
-            need_kernel(fd, Reason::SocketOption);
+            io::need_kernel(fd, Reason::SocketOption);
             PASS
         }
         _ => PASS,

@@ -12,7 +12,7 @@
 //! server), and a thread may be cancelled or leave by `longjmp` in the middle of one. Then a number
 //! may be seen to be taken for some microseconds, which is all that can go wrong.
 
-use crate::fd_table::{self, CAPACITY, Entry};
+use crate::fd_words::{self, CAPACITY, INTERNAL};
 use crate::lock::Mutex;
 use crate::sys;
 use core::ffi::c_int;
@@ -198,7 +198,7 @@ fn lift(fd: c_int) -> c_int {
 
 fn keep(high: c_int) -> c_int {
     if high >= 0 && (high as usize) < CAPACITY {
-        fd_table::set(high, Entry::Internal);
+        fd_words::set(high, INTERNAL);
         return high;
     }
     if high >= 0 {
@@ -237,6 +237,6 @@ mod tests {
         let now = INSIDE.load(Relaxed);
         leave(stuck);
         assert_eq!(INSIDE.load(Relaxed), now, "and does not count when it ends");
-        fd_table::close_internal(fd);
+        fd_words::close_internal(fd);
     }
 }

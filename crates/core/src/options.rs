@@ -5,7 +5,7 @@ use crate::fd_table::{self, Entry};
 use crate::outcome::{PASS, Ret};
 use crate::rendezvous::possession;
 use crate::socket::{self, ATTACHED, flag};
-use crate::{agent, io, lifecycle, syn, sys, user};
+use crate::{agent, io, syn, sys, user};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicI64, Ordering::*};
 use libc::{socklen_t, timeval};
@@ -99,7 +99,7 @@ pub(crate) unsafe fn setsockopt(
         && fd_table::socket(fd).is_some_and(|(s, _)| parents(s))
     {
         // The library's own stands on the carrier until the connection is back there.
-        lifecycle::need_kernel(fd, Reason::InheritedByFork);
+        io::need_kernel(fd, Reason::InheritedByFork);
     }
     if level == libc::SOL_SOCKET
         && matches!(name, libc::SO_SNDBUF | libc::SO_SNDBUFFORCE)
@@ -114,7 +114,7 @@ pub(crate) unsafe fn setsockopt(
             Entry::Socket(s, g) if takes_bytes(level, name) => {
                 let _ = io::to_kernel(s, g, fd, Reason::SocketOption, true);
             }
-            _ => lifecycle::need_kernel(fd, Reason::SocketOption),
+            _ => io::need_kernel(fd, Reason::SocketOption),
         }
     }
     PASS
@@ -300,7 +300,7 @@ pub(crate) unsafe fn ioctl(fd: c_int, request: usize, arg: usize) -> Ret {
         libc::FIONREAD => io::unread(s, g, fd).map_or(PASS, out),
         libc::TIOCOUTQ if io::carrier_is_drained(s) => out(0),
         libc::FIOASYNC => {
-            lifecycle::need_kernel(fd, Reason::SocketOption);
+            io::need_kernel(fd, Reason::SocketOption);
             PASS
         }
         _ => PASS,

@@ -5,7 +5,7 @@
 //! And whether this host has RDMA devices.
 
 use crate::heap::Scratch;
-use crate::{fd_table, numbers, sys};
+use crate::{fd_words, numbers, sys};
 use core::ffi::c_int;
 use core::net::IpAddr;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};
@@ -75,7 +75,7 @@ fn ask() {
             CURRENT.store(next, Release);
         }
     }
-    fd_table::close_internal(fd);
+    fd_words::close_internal(fd);
 }
 
 /// Writes the list that is not in use. `None`: the kernel did not say.

@@ -14,7 +14,7 @@ use crate::outcome::{Mask, PASS, Ret};
 use crate::queues;
 use crate::socket::{self, ATTACHED, ATTACHING, CANDIDATE, CLOSING, LEFT, Socket, flag};
 use crate::wait;
-use crate::{adoption, epoll, io, lifecycle, signals, sleep, stats, sys, user};
+use crate::{adoption, epoll, io, signals, sleep, stats, sys, user};
 use core::ffi::c_int;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{Ordering::*, fence};
@@ -172,12 +172,12 @@ fn find(fds: &[pollfd], wants: &mut Scratch<'_, Want>, waited: &mut Waited<'_>) 
         }
         match fd_table::get(p.fd) {
             Entry::Socket(s, _) if s.is_inherited() && s.is(CANDIDATE) => {
-                lifecycle::need_kernel(p.fd, Reason::InheritedByFork)
+                io::need_kernel(p.fd, Reason::InheritedByFork)
             }
             Entry::Socket(s, generation) if s.is(ATTACHED) || (is_coming(s) && !waited.add(s)) => {
                 let silent = s.is_inherited();
                 if silent {
-                    lifecycle::need_kernel(p.fd, Reason::InheritedByFork);
+                    io::need_kernel(p.fd, Reason::InheritedByFork);
                 }
                 if let Some(channel) = s.channel().filter(|_| s.is(ATTACHED)) {
                     let want = Want {
@@ -191,11 +191,11 @@ fn find(fds: &[pollfd], wants: &mut Scratch<'_, Want>, waited: &mut Waited<'_>) 
                     };
                     if !wants.push(want) {
                         // As above.
-                        lifecycle::need_kernel(p.fd, Reason::NoMemory);
+                        io::need_kernel(p.fd, Reason::NoMemory);
                     }
                 }
             }
-            Entry::Epoll(e) => epoll::bar(e),
+            Entry::Epoll(e) => epoll::bar(epoll::at(e)),
             _ => {}
         }
     }
@@ -341,7 +341,7 @@ fn without_memory(fds: impl Iterator<Item = c_int>) -> Ret {
             Entry::Socket(s, g) if !io::to_kernel(s, g, fd, Reason::NoMemory, false) => {
                 r = -(libc::ENOMEM as Ret)
             }
-            Entry::Epoll(e) => epoll::bar(e),
+            Entry::Epoll(e) => epoll::bar(epoll::at(e)),
             _ => {}
         }
     }

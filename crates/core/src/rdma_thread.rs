@@ -1,7 +1,7 @@
 //! The thread "netacc-rdma" (`remote`), as data calls and waits know it: whether it runs, its bell,
 //! and what it is to look at when it has been rung for.
 
-use crate::{fd_table, process, sys};
+use crate::{fd_words, process, sys};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::*};
 
@@ -160,7 +160,7 @@ pub(crate) fn give_up_inherited() {
     for p in &PARENTS {
         for fd in [p.bell.swap(-1, AcqRel), p.life.swap(-1, AcqRel)] {
             if fd >= 0 {
-                fd_table::close_internal(fd);
+                fd_words::close_internal(fd);
             }
         }
     }
@@ -183,7 +183,7 @@ pub(crate) fn after_fork_in_child(parent: u32) {
     // (The oldest, which are one too many; or of a process whose thread never came to be.)
     for fd in [bell, life] {
         if fd >= 0 {
-            fd_table::close_internal(fd);
+            fd_words::close_internal(fd);
         }
     }
 }

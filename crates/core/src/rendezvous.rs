@@ -35,7 +35,7 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use auth::Cred;
 use core::ffi::c_int;
-use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering::*, fence};
+use core::sync::atomic::{AtomicU64, Ordering::*, fence};
 use doorbell::learn_doorbell;
 pub(crate) use finding::Listens;
 use netacc_control::stats::{CHANNEL_SLOTS, ChannelState, Counter, Reason};
@@ -650,10 +650,7 @@ fn hand_over(
     // SAFETY: `offered` is 0: nobody reads it yet, and only the holder of the service's lock writes
     // it.
     unsafe { *s.offer.get() = offer };
-    if let Some(at) = c.sockets.get(slot as usize) {
-        let at: &AtomicPtr<Socket> = at;
-        at.store(core::ptr::from_ref(s).cast_mut(), Release);
-    }
+    s.put_on(c, slot as usize);
     s.start(Reason::Negotiating);
     s.offered.store(offer::MADE, Release);
 }

@@ -24,11 +24,10 @@
 //! leaves an [`Offer`].
 
 use crate::channel::Channel;
-use crate::fd_table::{self};
+use crate::fd_words;
 use crate::said::Said;
 use crate::{carrier, process, shared, stats, syn, sys};
 mod end;
-mod unconnected;
 
 use core::cell::UnsafeCell;
 use core::ffi::c_int;
@@ -41,9 +40,6 @@ use netacc_control::stats::{ConnRecord, Reason};
 use netacc_proto::rendezvous::Tuple;
 use netacc_proto::switchover::{Rx, Tx};
 use netacc_ring::{Consumer, EndLock, Producer, RingWords};
-pub(crate) use unconnected::{
-    NONE, all_refused, make_unconnected, new_socket, refusal, refuse, refuse_all, unconnected,
-};
 
 pub(crate) const FREE: u32 = 0;
 pub(crate) const CANDIDATE: u32 = 1;
@@ -67,6 +63,9 @@ pub(crate) mod offer {
     /// There will be none; the reason is in `Socket::verdict`.
     pub(crate) const NEVER: u32 = 3;
 }
+
+/// No reason against it.
+pub(crate) const NONE: u32 = Reason::None as u32;
 
 pub(crate) mod flag {
     /// O_NONBLOCK.
@@ -239,7 +238,7 @@ pub(crate) struct Socket {
     /// What this end has said in the shared words.
     pub(crate) said: Said,
     /// The epoll set that it is in, and its item there ([`crate::epoll`]).
-    pub(crate) epoll: AtomicPtr<crate::epoll::Epoll>,
+    pub(crate) epoll: AtomicPtr<()>,
     pub(crate) item: AtomicU64,
     pub(crate) tx: UnsafeCell<TxEnd>,
     pub(crate) rx: UnsafeCell<RxEnd>,
@@ -343,7 +342,7 @@ fn pop_free() -> Option<&'static Socket> {
     }
 }
 
-fn push_free(s: &'static Socket) {
+pub(crate) fn push_free(s: &'static Socket) {
     loop {
         let head = FREE_LIST.load(Acquire);
         s.next_free.store((head & ADDRESS) as *mut Socket, Relaxed);
@@ -371,6 +370,33 @@ fn allocate() -> Option<&'static Socket> {
     pop_free()
 }
 
+/// A socket with nothing known of it but a name.
+pub(crate) fn new_socket(fd: c_int) -> Option<&'static Socket> {
+    let s = allocate()?;
+    s.owner.store(process::id(), Relaxed);
+    s.flags.store(0, Relaxed);
+    s.slot.store(u32::MAX, Relaxed);
+    s.fd.store(fd, Relaxed);
+    s.channel.store(core::ptr::null_mut(), Relaxed);
+    s.tx_inflight.store(0, Relaxed);
+    s.rx_inflight.store(0, Relaxed);
+    s.receive_timeout_ns.store(0, Relaxed);
+    s.send_timeout_ns.store(0, Relaxed);
+    s.kept_error.store(0, Relaxed);
+    s.offered.store(0, Relaxed);
+    s.refs.store(u64::from(s.generation.load(Relaxed)) << 32 | 1, Relaxed);
+    s.from.store(core::ptr::null_mut(), Relaxed);
+    s.pollers.store(u64::from(s.generation.load(Relaxed)) << 32, Relaxed);
+    s.registrations.store(0, Relaxed);
+    s.forks.store(process::forks(), Relaxed);
+    s.carrier_asked.store(0, Relaxed);
+    s.syn.reset();
+    s.item.store(0, Relaxed);
+    s.epoll.store(core::ptr::null_mut(), Relaxed);
+    s.refused.store(NONE, Relaxed);
+    Some(s)
+}
+
 /// Puts memory of this process's own in the place of an inherited slab: in it every socket is free,
 /// and of another generation, for those who still know it. False: there is none.
 pub(crate) fn give_up_slab(slab: *mut u8, bytes: usize) -> bool {
@@ -396,10 +422,10 @@ pub(crate) fn after_fork_in_child() {
     if end::ORPHANS.swap(0, Relaxed) != 0 {
         // Their carriers would stay open for as long as this process lives.
         let mut raw = [0u8; 128];
-        fd_table::for_each_internal(|fd| {
+        fd_words::for_each_internal(|fd| {
             let len = sys::socket_name(fd, false, &mut raw);
             if carrier::address(&raw, len).is_some() {
-                fd_table::close_internal(fd);
+                fd_words::close_internal(fd);
             }
         });
     }
@@ -466,6 +492,22 @@ impl Socket {
         // of one within the host is older than any fork that this process inherited the socket by
         // (`attach`).
         unsafe { self.channel.load(Acquire).as_ref() }
+    }
+    /// Our socket on a slot.
+    #[inline(always)]
+    pub(crate) fn on(channel: &Channel, slot: usize) -> Option<&'static Socket> {
+        // SAFETY: null, or a socket of a type-stable slab.
+        unsafe { channel.sockets.get(slot)?.load(Acquire).cast::<Socket>().as_ref() }
+    }
+    /// It is our socket on that slot from here on.
+    pub(crate) fn put_on(&'static self, channel: &Channel, slot: usize) {
+        if let Some(at) = channel.sockets.get(slot) {
+            at.store(core::ptr::from_ref(self).cast_mut().cast(), Release);
+        }
+    }
+    /// It must not be accelerated when it is connected.
+    pub(crate) fn refuse(&self, why: Reason) {
+        self.refused.store(why as u32, Relaxed);
     }
     /// The words of the directions that it produces and that it consumes; the channel is
     /// [`Self::channel`]'s.

@@ -1,7 +1,7 @@
 //! The statistics segment of this process: made at its first connection, read by `netacc_ss` from
 //! outside.
 
-use crate::{config, fd_table, numbers, shared, sys};
+use crate::{config, fd_words, numbers, shared, sys};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 use netacc_control::stats::{
     CONN_CAPACITY, CONNS_OFFSET, ChannelRecord, ConnRecord, Counter, Header, Path, Reason,
@@ -54,19 +54,19 @@ fn create() -> Option<&'static Header> {
     }
     let _ = sys::fchmod(fd, 0o600);
     if sys::ftruncate(fd, BYTES) < 0 {
-        fd_table::close_internal(fd);
+        fd_words::close_internal(fd);
         return None;
     }
     let at = shared::map(fd, BYTES, shared::Kind::Bytes);
     if at.is_null() {
-        fd_table::close_internal(fd);
+        fd_words::close_internal(fd);
         return None;
     }
     if HEADER.compare_exchange(core::ptr::null_mut(), at.cast(), AcqRel, Acquire).is_err() {
         shared::remove(at);
         // SAFETY: `at` is the mapping made above, which nobody else knows.
         unsafe { sys::unmap(at, BYTES) };
-        fd_table::close_internal(fd);
+        fd_words::close_internal(fd);
         return header();
     }
     SEGMENT_FD.store(fd, Relaxed);
@@ -81,7 +81,7 @@ pub(crate) fn after_fork_in_child() {
     HEADER.store(core::ptr::null_mut(), Release);
     let fd = SEGMENT_FD.swap(-1, Relaxed);
     if fd >= 0 {
-        fd_table::close_internal(fd);
+        fd_words::close_internal(fd);
     }
     FREE.store(0, Relaxed);
     UNUSED.store(0, Relaxed);

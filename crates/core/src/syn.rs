@@ -10,8 +10,7 @@
 //! no trace, and where one does, the library never sets it, nor reads a SYN (`USED`).
 //! `docs/design/rdma.md` §4 tells the whole story.
 
-use crate::fd_table::{self, Entry};
-use crate::{carrier, config, own, sys};
+use crate::{carrier, config, fd_words, own, sys};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 use libc::IPPROTO_TCP;
@@ -143,10 +142,8 @@ pub(crate) fn set(fd: c_int) {
 #[cold]
 pub(crate) fn before_use() {
     if !USED.swap(true, AcqRel) && SET.load(Acquire) {
-        fd_table::for_each(|fd, entry| {
-            if let Entry::Listener(_) = entry {
-                let _ = sys::setsockopt(fd, IPPROTO_TCP, TCP_SAVE_SYN, &0i32);
-            }
+        fd_words::for_each_listener(|fd| {
+            let _ = sys::setsockopt(fd, IPPROTO_TCP, TCP_SAVE_SYN, &0i32);
         });
     }
 }

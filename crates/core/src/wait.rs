@@ -11,7 +11,7 @@
 use crate::channel::{Channel, PLACES, Peers, Side, announce, producer_quiet, quiet};
 use crate::socket::{ATTACHED, Socket, flag};
 use crate::{
-    channel, config, control, fd_table, numbers, process, queues, signals, sleep, stats, sys,
+    channel, config, control, fd_words, numbers, process, queues, signals, sleep, stats, sys,
 };
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::*, fence};
 use libc::{epoll_event, pollfd};
@@ -62,7 +62,7 @@ pub(crate) fn claim_for_thread() -> Option<usize> {
         if set < 0 || own < 0 || !listen(set, own, 0) {
             for fd in [set, own] {
                 if fd >= 0 {
-                    fd_table::close_internal(fd);
+                    fd_words::close_internal(fd);
                 }
             }
             p.taken.store(0, Release);
@@ -174,7 +174,7 @@ pub(crate) fn introduce(channel: &Channel, place: usize, set: i32, data: u64) ->
     if !listen(set, fd, data)
         || (channel.wire().is_none() && !control::send_place(channel, place, fd))
     {
-        fd_table::close_internal(fd);
+        fd_words::close_internal(fd);
         return false;
     }
     word.store(fd, SeqCst);
@@ -189,7 +189,7 @@ pub(crate) fn after_fork_in_child() {
         for fd in [&p.gather, &p.own] {
             let fd = fd.swap(-1, AcqRel);
             if fd >= 0 {
-                fd_table::close_internal(fd);
+                fd_words::close_internal(fd);
             }
         }
     }

@@ -18,7 +18,7 @@ fn grow(p: &mut Pool) -> usize {
     assert!(!is_sealed(fd, bytes + 4096));
     assert!(sys::ftruncate(fd, 0) < 0, "sealed against shrinking");
     assert!(sys::ftruncate(fd, bytes * 2) < 0, "sealed against growing");
-    crate::fd_table::close_internal(fd);
+    crate::fd_words::close_internal(fd);
     bytes
 }
 

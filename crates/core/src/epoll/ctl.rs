@@ -18,7 +18,7 @@ unsafe fn ctl_ours(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event, r
     let mut entry = fd_table::decode(raw);
     if let Entry::Fresh(_) = entry {
         // In a set before it is connected: its connection takes the registration over.
-        if op == libc::EPOLL_CTL_ADD && crate::socket::make_unconnected(fd).is_none() {
+        if op == libc::EPOLL_CTL_ADD && crate::unconnected::make_unconnected(fd).is_none() {
             fd_table::refuse(fd, Reason::NoMemory);
         }
         entry = fd_table::get(fd);
@@ -26,7 +26,7 @@ unsafe fn ctl_ours(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event, r
     let (s, g) = match entry {
         Entry::Socket(s, g) => (s, g),
         Entry::Epoll(inner) => {
-            bar(inner);
+            bar(at(inner));
             return PASS;
         }
         Entry::Internal => return -(libc::EBADF as Ret),
@@ -48,6 +48,7 @@ unsafe fn ctl_ours(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event, r
         }
         return PASS;
     };
+    let e = at(e);
     if e.owner.load(Relaxed) != process::id() || s.is_inherited() {
         io::need_kernel(fd, Reason::InheritedByFork);
         if e.owner.load(Relaxed) != process::id() || !s.is(ATTACHED) {
@@ -186,17 +187,13 @@ fn put(e: &Epoll, inner: &mut Inner, item: Item) -> Option<u32> {
 /// The peer, and whoever looks for the socket's set, finds it here from now on.
 fn make_home(e: &'static Epoll, s: &Socket, index: u32) {
     s.item.store(index as u64, Relaxed);
-    s.epoll.store((e as *const Epoll).cast_mut(), SeqCst);
+    s.epoll.store(core::ptr::from_ref(e).cast_mut().cast(), SeqCst);
     fence(SeqCst);
 }
 
 /// Why a socket that is in a set already cannot be put into `e` as well.
 fn several(e: &Epoll, s: &Socket) -> Reason {
-    if core::ptr::eq(s.epoll.load(Relaxed), e) {
-        Reason::DuplicateInEpoll
-    } else {
-        Reason::SeveralEpollSets
-    }
+    if is_in(s, e) { Reason::DuplicateInEpoll } else { Reason::SeveralEpollSets }
 }
 
 fn ctl_attached(

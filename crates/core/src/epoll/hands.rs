@@ -7,7 +7,7 @@ use super::*;
 /// The socket's home. (An inherited socket's is its maker's.)
 pub(super) fn set_of(s: &Socket) -> Option<&'static Epoll> {
     // SAFETY: null or a type-stable instance of this process.
-    if s.is_inherited() { None } else { unsafe { s.epoll.load(SeqCst).as_ref() } }
+    if s.is_inherited() { None } else { unsafe { s.epoll.load(SeqCst).cast::<Epoll>().as_ref() } }
 }
 
 /// Calls `f` for every set that may hold the socket, some perhaps twice.
@@ -15,6 +15,7 @@ fn for_each_set_of(s: &Socket, mut f: impl FnMut(&'static Epoll)) {
     if EXTRAS.load(Acquire) != 0 {
         fd_table::for_each(|_, entry| {
             if let Entry::Epoll(e) = entry
+                && let e = at(e)
                 && e.owner.load(Relaxed) == process::id()
             {
                 f(e);
@@ -113,7 +114,7 @@ fn its_next(inner: &Inner, e: &Epoll, s: &Socket, from: u32) -> Option<u32> {
     }
     // Only its home, under a known index.
     let index = s.item.load(Relaxed) as u32;
-    let home = from <= index && core::ptr::eq(s.epoll.load(Relaxed), e);
+    let home = from <= index && is_in(s, e);
     let its = |item: &Item| core::ptr::eq(item.socket, s) && item.generation == s.generation16();
     (home && inner.items.get(index as usize).is_some_and(|item| item.as_ref().is_some_and(its)))
         .then_some(index)

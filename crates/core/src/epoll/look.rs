@@ -15,6 +15,7 @@ pub(crate) unsafe fn wait(
     counted: &mut Counted,
 ) -> Ret {
     let Entry::Epoll(e) = fd_table::get(epfd) else { return PASS };
+    let e = at(e);
     if e.owner.load(Relaxed) != process::id() {
         signals::held(|| inherited(e));
         return PASS;
@@ -649,6 +650,7 @@ fn spin(
 #[inline]
 pub(crate) unsafe fn on_wait(epfd: c_int, events: *mut epoll_event, n: c_int) -> c_int {
     let Entry::Epoll(e) = fd_table::get(epfd) else { return n };
+    let e = at(e);
     // A set that a child inherited still holds its parent's tags.
     let inherited = e.owner.load(Relaxed) != process::id();
     if !e.tagged.load(Acquire) && !inherited {

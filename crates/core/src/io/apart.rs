@@ -5,6 +5,7 @@
 
 use super::*;
 use crate::carrier;
+use crate::sets::sets;
 use core::cell::Cell;
 
 /// What a step came to.
@@ -246,7 +247,7 @@ impl Apart {
             own
         };
         wait::prod_on(s, channel, slot);
-        crate::epoll::on_plain(s);
+        sets().on_plain(s);
         wake_leavers(s);
         debug_log!("fd {fd}: slot {slot} of {:p} is left", channel);
         own
@@ -537,7 +538,7 @@ fn ask_back(s: &'static Socket, g: u16, why: Reason) {
 /// It has left: its registrations are the kernel's. (The thread may not have come to that yet.)
 fn has_left(s: &'static Socket, g: u16) {
     if !s.is_inherited() && s.generation16() == g {
-        crate::epoll::on_plain(s);
+        sets().on_plain(s);
     }
 }
 

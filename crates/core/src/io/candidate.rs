@@ -4,6 +4,7 @@
 use super::*;
 use crate::carrier;
 use crate::lock::try_lock_end;
+use crate::sets::sets;
 
 /// Flags under which a candidate's bytes cannot be counted as part of the plain stream.
 pub(super) const ODD_FLAGS: c_int = libc::MSG_OOB | libc::MSG_ZEROCOPY | libc::MSG_FASTOPEN;
@@ -310,7 +311,7 @@ pub(super) fn after_candidate_call(
     }
     if offered != 0 {
         // A registration with ONESHOT may have fired: attached when it is armed again (epoll::ctl).
-        if crate::epoll::may_attach(s) {
+        if sets().may_attach(s) {
             attach(s, g, fd);
         }
         return;
@@ -456,7 +457,7 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
         say_shut(s, fd, libc::SHUT_WR);
     }
     agent::attached(channel);
-    crate::epoll::on_attached(s, fd);
+    sets().on_attached(s, fd);
     // Last: the peer may send into the ring from here on. (Unless the set had no place for it, and
     // it went back to the kernel.)
     if let Ok(mut h) = hold_rx(s, g) {

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::carrier;
+use crate::sets::sets;
 
 pub(crate) fn shutdown(s: &'static Socket, g: u16, fd: c_int, how: c_int) -> Ret {
     let inherited = s.is_inherited();
@@ -236,10 +237,30 @@ pub(super) fn pull_back_patience_ns(s: &'static Socket, g: u16, why: Reason, str
     }
 }
 
-/// A socket is used in a way that only the kernel can serve, for good: see
+/// A ring of the program's may do anything with any socket from now on: all are the kernel's.
+#[cold]
+pub(crate) fn lose_sight() {
+    if crate::unconnected::refuse_all() {
+        return;
+    }
+    fd_table::for_each(|fd, entry| {
+        if matches!(entry, Entry::Socket(..) | Entry::Fresh(_) | Entry::Listener(_)) {
+            need_kernel(fd, Reason::IoUring);
+        }
+    });
+}
+
+/// A descriptor is used in a way that only the kernel can serve, for good: see
 /// [`crate::api::need_kernel`].
 pub(crate) fn need_kernel(fd: c_int, why: Reason) {
-    let Some((s, g)) = fd_table::socket(fd) else { return fd_table::refuse(fd, why) };
+    let (s, g) = match fd_table::get(fd) {
+        Entry::Socket(s, g) => (s, g),
+        Entry::Fresh(_) | Entry::Listener(_) => return fd_table::refuse(fd, why),
+        Entry::Ring(_) => return lose_sight(),
+        // Whoever gets it asks the kernel alone.
+        Entry::Epoll(set) => return sets().bar(set),
+        Entry::None | Entry::Internal => return,
+    };
     if s.has(flag::TRACKED) {
         adoption::passed::lose_track(s, fd);
     }
@@ -267,7 +288,7 @@ pub(crate) fn to_kernel(s: &'static Socket, g: u16, fd: c_int, why: Reason, stri
         match s.state.load(Acquire) {
             CANDIDATE => candidates::make_plain(s, why),
             UNCONNECTED => {
-                socket::refuse(s, why);
+                s.refuse(why);
                 return true;
             }
             ATTACHING if socket::await_attach(s) => {}
@@ -356,7 +377,7 @@ fn become_plain(s: &'static Socket, why: Reason) {
         s.set_reason(why);
         wait::prod(s);
         if !s.is_inherited() {
-            crate::epoll::on_plain(s);
+            sets().on_plain(s);
             detach(s);
         }
     }
@@ -640,16 +661,10 @@ pub(super) fn is_resending(s: &'static Socket, g: u16) -> bool {
     hold_tx(s, g).is_ok_and(|h| h.end.switch.state() == TxState::Resending)
 }
 
-/// Our socket on a slot, as the service thread finds it.
-fn socket_on(channel: &Channel, slot: usize) -> Option<&'static Socket> {
-    // SAFETY: null or a socket of a type-stable slab.
-    unsafe { channel.sockets.get(slot)?.load(Acquire).as_ref() }
-}
-
 /// Has `epoll` hear, as `event`, when the carrier of the socket on a slot changes its state. (A
 /// state that it has already counts.)
 pub(crate) fn watch_carrier(channel: &Channel, slot: usize, epoll: c_int, event: u64) {
-    let Some(s) = socket_on(channel, slot) else { return };
+    let Some(s) = Socket::on(channel, slot) else { return };
     // A close takes the lock before it gives the number away.
     let Ok(h) = hold_tx(s, s.generation16()) else { return };
     if !core::ptr::eq(h.channel, channel) || h.slot != slot {
@@ -665,7 +680,7 @@ pub(crate) fn watch_carrier(channel: &Channel, slot: usize, epoll: c_int, event:
 /// The carrier of the socket on a slot has changed its state. Who waits hears the carrier; this is
 /// for threads that only send.
 pub(crate) fn hear_carrier(channel: &Channel, slot: usize) {
-    if let Some(s) = socket_on(channel, slot) {
+    if let Some(s) = Socket::on(channel, slot) {
         s.raise(flag::CARRIER_SPOKE);
         if let Ok(h) = hold_tx(s, s.generation16())
             && core::ptr::eq(h.channel, channel)
@@ -686,7 +701,7 @@ pub(crate) struct PullBack(Blocking);
 /// The receiver that the peer has frozen gets what it has not consumed over the carrier. Sends what
 /// there is room for, and never waits; `Some`: the rest is for [`PullBack::go_on`].
 pub(crate) fn serve_pull_back(channel: &Channel, slot: usize) -> Option<PullBack> {
-    let s = socket_on(channel, slot)?;
+    let s = Socket::on(channel, slot)?;
     let h = hold_tx(s, s.generation16()).ok()?;
     pull_back(s, h, channel, slot, Reason::PeerAskedForTcp)
 }
@@ -698,7 +713,7 @@ const DYING_NS: u64 = 100_000_000;
 /// The peer of the socket on a slot is perhaps about to end, with bytes unread in the ring: as long
 /// as that is so nobody is to be told that there is room on the carrier.
 pub(crate) fn may_end(channel: &Channel, slot: usize) -> bool {
-    let Some(s) = socket_on(channel, slot).filter(|s| lies_unread(s)) else { return false };
+    let Some(s) = Socket::on(channel, slot).filter(|s| lies_unread(s)) else { return false };
     let Ok(h) = hold_tx(s, s.generation16()) else { return false };
     core::ptr::eq(h.channel, channel)
         && h.slot == slot
@@ -712,7 +727,7 @@ pub(crate) fn may_end(channel: &Channel, slot: usize) -> bool {
 /// child of the peer's does, while the connection lives. So nobody has to ask: what was frozen
 /// before is served now, and what is sent from here on goes over the carrier.
 pub(crate) fn leave_dead_channel(channel: &Channel, slot: usize) -> Option<PullBack> {
-    let s = socket_on(channel, slot)?;
+    let s = Socket::on(channel, slot)?;
     let mut h = hold_tx(s, s.generation16()).ok()?;
     if !core::ptr::eq(h.channel, channel) || h.slot != slot {
         return None;

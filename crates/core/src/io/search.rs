@@ -8,6 +8,7 @@
 
 use super::*;
 use crate::candidates::NOTED_AFTER;
+use crate::sets::sets;
 
 /// As [`NOTED_AFTER`], of a connection that was adopted by a process with no agreement yet: a
 /// forked child that perhaps serves this one alone. Its first costs it a thread and its tables,
@@ -45,7 +46,7 @@ pub(super) fn waits_seen(s: &Socket, fd: c_int, call_flags: c_int, calls: u32) -
         due && call_flags & libc::MSG_DONTWAIT == 0
             && sys::fcntl(fd, libc::F_GETFL, 0) & libc::O_NONBLOCK as Ret == 0
     };
-    let seen = crate::epoll::is_waited_for(s) || may_block();
+    let seen = sets().is_waited_for(s) || may_block();
     if seen {
         s.raise(flag::WAITS_SEEN);
     } else {

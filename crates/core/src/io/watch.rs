@@ -26,6 +26,7 @@ use crate::lock::try_lock_end;
 use crate::rdma_thread;
 use crate::rendezvous::auth::read_start;
 use crate::rendezvous::decimal_path;
+use crate::sets::sets;
 use alloc::vec::Vec;
 use core::sync::atomic::AtomicBool;
 use libc::pollfd;
@@ -261,9 +262,7 @@ fn find_waiters(lying: &mut [Lying]) -> bool {
         Some(false) => {}
         None => sleeper = None,
     });
-    for l in lying
-        .iter_mut()
-        .filter(|l| !is_waited_for(l.socket) && !crate::epoll::is_slept_for(l.socket))
+    for l in lying.iter_mut().filter(|l| !is_waited_for(l.socket) && !sets().is_slept_for(l.socket))
     {
         l.waits = sleeper.unwrap_or(0);
     }
@@ -406,10 +405,9 @@ impl Waiter {
         if matches!(entry, Entry::Internal) {
             return;
         }
-        let is_home =
-            |l: &Lying| matches!(entry, Entry::Epoll(e) if crate::epoll::is_home(e, l.socket));
+        let is_home = |l: &Lying| matches!(entry, Entry::Epoll(e) if sets().is_home(e, l.socket));
         if let Entry::Epoll(e) = entry
-            && !crate::epoll::is_slept_in(e)
+            && !sets().is_slept_in(e)
         {
             lying.iter_mut().filter(|l| is_home(l)).for_each(|l| l.waits = tid);
         }

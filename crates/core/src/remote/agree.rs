@@ -772,9 +772,7 @@ impl Remote {
                 // SAFETY: `offered` is 0: nobody reads it yet, and only this thread writes the
                 // offers of such a socket.
                 unsafe { *s.offer.get() = offer };
-                if let Some(at) = channel.sockets.get(slot) {
-                    at.store(core::ptr::from_ref(s).cast_mut(), Release);
-                }
+                s.put_on(channel, slot);
                 // (Within a host its connector may have turned to shared memory.)
                 if s.offered.compare_exchange(0, offer::MADE, SeqCst, Relaxed).is_err() {
                     c.socket = None;

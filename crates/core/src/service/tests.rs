@@ -193,8 +193,8 @@ fn a_connection_is_agreed_on() {
     // Direction 0 is the acceptor's.
     ac.words(ao.slot as usize, 0).tail.store(77, Relaxed);
     assert_eq!(cc.words(co.slot as usize, 0).tail.load(Relaxed), 77);
-    assert!(core::ptr::eq(cc.sockets[co.slot as usize].load(Relaxed), cs));
-    assert!(core::ptr::eq(ac.sockets[ao.slot as usize].load(Relaxed), as_));
+    assert!(core::ptr::eq(cc.sockets[co.slot as usize].load(Relaxed).cast(), cs));
+    assert!(core::ptr::eq(ac.sockets[ao.slot as usize].load(Relaxed).cast(), as_));
     assert_eq!((ac.users.load(Relaxed), cc.users.load(Relaxed)), (1, 1));
 }
 
@@ -593,7 +593,7 @@ fn a_thread_that_is_late_to_give_a_slot_back_does_not_take_it_from_the_next() {
         }
         late.released(channel, slot);
         let (ac, cc) = (channel_of(as_), channel_of(cs));
-        assert!(core::ptr::eq(ac.sockets[slot].load(Relaxed), as_));
+        assert!(core::ptr::eq(ac.sockets[slot].load(Relaxed).cast(), as_));
         assert_eq!((ac.users.load(Relaxed), cc.users.load(Relaxed)), (1, 1));
         let (_, other, _tcp) = agreed();
         assert_ne!(offer_of(other).slot as usize, slot);
@@ -1011,7 +1011,7 @@ fn a_slot_in_use_stays_whatever_the_peer_writes_in_our_name() {
     settle(&[a, c]);
     assert_ne!(offer_of(as2).slot, slot);
     assert_eq!(channel.users.load(Relaxed), users + 1);
-    assert!(core::ptr::eq(channel.sockets[slot as usize].load(Relaxed), as_));
+    assert!(core::ptr::eq(channel.sockets[slot as usize].load(Relaxed).cast(), as_));
 }
 
 #[test]

@@ -1,17 +1,14 @@
 //! A socket before it is connected, or listens: a table entry alone, or one with memory of its own
 //! where something is done to it that its connection must know.
 
-use super::{FREE, Socket, UNCONNECTED, allocate, push_free};
 use crate::fd_table::{self, Entry};
-use crate::process;
+use crate::socket::{FREE, Socket, UNCONNECTED, new_socket, push_free};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, Ordering::*};
 use netacc_control::stats::Reason;
 
-pub(crate) const NONE: u32 = Reason::None as u32;
-
 /// A stream socket that is neither connected nor listening: the reason why it must never be
-/// accelerated, or [`NONE`].
+/// accelerated, or `socket::NONE`.
 pub(crate) fn unconnected(fd: c_int) -> Option<u32> {
     match fd_table::get(fd) {
         Entry::Fresh(reason) => Some(reason),
@@ -54,36 +51,4 @@ pub(crate) fn refuse_all() -> bool {
 /// Why a new socket must never be accelerated, if `reason` has nothing against it.
 pub(crate) fn refusal(reason: u32) -> u32 {
     if all_refused() && reason == Reason::None as u32 { Reason::IoUring as u32 } else { reason }
-}
-
-/// It must not be accelerated when it is connected.
-pub(crate) fn refuse(s: &Socket, why: Reason) {
-    s.refused.store(why as u32, Relaxed);
-}
-
-/// A socket with nothing known of it but a name.
-pub(crate) fn new_socket(fd: c_int) -> Option<&'static Socket> {
-    let s = allocate()?;
-    s.owner.store(process::id(), Relaxed);
-    s.flags.store(0, Relaxed);
-    s.slot.store(u32::MAX, Relaxed);
-    s.fd.store(fd, Relaxed);
-    s.channel.store(core::ptr::null_mut(), Relaxed);
-    s.tx_inflight.store(0, Relaxed);
-    s.rx_inflight.store(0, Relaxed);
-    s.receive_timeout_ns.store(0, Relaxed);
-    s.send_timeout_ns.store(0, Relaxed);
-    s.kept_error.store(0, Relaxed);
-    s.offered.store(0, Relaxed);
-    s.refs.store(u64::from(s.generation.load(Relaxed)) << 32 | 1, Relaxed);
-    s.from.store(core::ptr::null_mut(), Relaxed);
-    s.pollers.store(u64::from(s.generation.load(Relaxed)) << 32, Relaxed);
-    s.registrations.store(0, Relaxed);
-    s.forks.store(process::forks(), Relaxed);
-    s.carrier_asked.store(0, Relaxed);
-    s.syn.reset();
-    s.item.store(0, Relaxed);
-    s.epoll.store(core::ptr::null_mut(), Relaxed);
-    s.refused.store(NONE, Relaxed);
-    Some(s)
 }

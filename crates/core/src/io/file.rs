@@ -1,0 +1,274 @@
+//! `sendfile` and `splice`: bytes of a file, or of a pipe.
+
+use super::ends::{NotHeld, hold_tx};
+use super::leave::send_again;
+use super::parts::MAX_RW_COUNT;
+use super::receive::recv_one;
+use super::reset::is_reset;
+use super::send::{demote_tx, leave_to_send, send_broken, send_one};
+use super::waits::{Patience, never_waits, renew};
+use super::{EAGAIN, EFAULT, dispatch, recv, send};
+use crate::channel::Side;
+use crate::heap::{PART_FEW, Part};
+use crate::outcome::{PASS, Ret};
+use crate::socket::{CANDIDATE, Socket, flag};
+use crate::{sleep, sys, user};
+use core::ffi::c_int;
+use netacc_control::stats::{Path, Reason};
+use netacc_proto::switchover::TxState;
+
+/// From a file that can be read at an offset: read here, sent as any other bytes. Everything else
+/// is the kernel's.
+pub(crate) unsafe fn sendfile(out: c_int, input: c_int, offset: *mut i64, count: usize) -> Ret {
+    // SAFETY: the caller's offset.
+    let ring = |s, g| unsafe { sendfile_attached(s, g, out, input, offset, count) };
+    dispatch(out, Side::Send, 0, ring, || sleep::sendfile(out, input, offset, count))
+}
+
+unsafe fn sendfile_attached(
+    s: &'static Socket,
+    g: u16,
+    out: c_int,
+    input: c_int,
+    offset: *mut i64,
+    count: usize,
+) -> Ret {
+    // The file's own position is used where the caller gives none, and stays where the sent bytes
+    // end.
+    let start = if offset.is_null() {
+        sys::lseek(input, 0, libc::SEEK_CUR) as i64
+    } else {
+        // SAFETY: the caller's offset.
+        match unsafe { user::read(offset) } {
+            Some(start) => start,
+            None => return EFAULT,
+        }
+    };
+    let mut few = [0u8; PART_FEW];
+    let mut part = Part::new(&mut few);
+    let part = part.bytes();
+    let count = count.min(MAX_RW_COUNT);
+    let mut sent = 0usize;
+    let mut result = 0;
+    if start < 0 || sys::pread(input, part.get_mut(..count.min(1)).unwrap_or(&mut []), start) < 0 {
+        // A pipe, a bad descriptor...
+        return in_carrier(s, g, out, input, false, |out| {
+            sleep::sendfile(out, input, offset, count)
+        });
+    }
+    while sent < count {
+        let want = part.len().min(count - sent);
+        let n = sys::pread(input, part.get_mut(..want).unwrap_or(&mut []), start + sent as i64);
+        if n <= 0 {
+            result = n;
+            break;
+        }
+        // SAFETY: `n` bytes of `part`.
+        let mut r = unsafe { send_one(s, g, out, part.as_ptr(), n as usize, 0) };
+        if r == PASS {
+            // SAFETY: as above.
+            r = unsafe { send(out, part.as_ptr(), n as usize, 0) };
+        }
+        if r == PASS {
+            // SAFETY: as above.
+            r = unsafe { sleep::sendto(out, part.as_ptr(), n as usize, 0) };
+        }
+        if r < 0 {
+            result = r;
+            break;
+        }
+        sent += r as usize;
+        if r < n {
+            break;
+        }
+    }
+    let end = start + sent as i64;
+    if offset.is_null() {
+        let _ = sys::lseek(input, end, libc::SEEK_SET);
+        return if sent > 0 { sent as Ret } else { result };
+    }
+    // SAFETY: the caller's offset.
+    if !unsafe { user::write(offset, end) } {
+        return EFAULT;
+    }
+    if sent > 0 { sent as Ret } else { result }
+}
+
+/// Out of a socket: the pipe is filled with what a peek shows, and so much is then taken. Into a
+/// socket: the kernel does it, on the carrier. One of the two is a pipe, or the kernel refuses.
+pub(crate) unsafe fn splice(
+    input: c_int,
+    input_offset: *mut i64,
+    out: c_int,
+    out_offset: *mut i64,
+    len: usize,
+    flags: u32,
+) -> Ret {
+    /// SPLICE_F_ALL
+    const FLAGS: u32 =
+        libc::SPLICE_F_MOVE | libc::SPLICE_F_NONBLOCK | libc::SPLICE_F_MORE | libc::SPLICE_F_GIFT;
+    let by_kernel = |out, flags| sleep::splice(input, input_offset, out, out_offset, len, flags);
+    let is_pipe = |fd, other: c_int| {
+        sys::fcntl(fd, libc::F_GETPIPE_SZ, 0) >= 0
+            && sys::fcntl(fd, libc::F_GETFL, 0) as c_int & libc::O_ACCMODE != other
+    };
+    let from_ring = |s, g| match len {
+        // Nothing moves: the kernel says what is wrong.
+        _ if len == 0
+            || flags & !FLAGS != 0
+            || !out_offset.is_null()
+            || !is_pipe(out, libc::O_RDONLY) =>
+        {
+            by_kernel(out, flags)
+        }
+        // (Old kernels take a socket's position for one.)
+        _ if !input_offset.is_null() => -(libc::EINVAL as Ret),
+        _ => splice_from(s, g, input, out, len, flags),
+    };
+    let r = dispatch(input, Side::Receive, 0, from_ring, || by_kernel(out, flags));
+    if r != PASS {
+        return r;
+    }
+    let nonblocking = flags & libc::SPLICE_F_NONBLOCK != 0;
+    let into_carrier = |s, g| match len {
+        _ if len == 0
+            || flags & !FLAGS != 0
+            || !input_offset.is_null()
+            || !is_pipe(input, libc::O_WRONLY) =>
+        {
+            by_kernel(out, flags)
+        }
+        _ if !out_offset.is_null() => -(libc::EINVAL as Ret),
+        _ => in_carrier(s, g, out, input, nonblocking, |out| {
+            by_kernel(out, flags | libc::SPLICE_F_NONBLOCK)
+        }),
+    };
+    dispatch(out, Side::Send, 0, into_carrier, || by_kernel(out, flags))
+}
+
+fn splice_from(
+    s: &'static Socket,
+    g: u16,
+    input: c_int,
+    out: c_int,
+    len: usize,
+    flags: u32,
+) -> Ret {
+    let mut few = [0u8; PART_FEW];
+    let mut part = Part::new(&mut few);
+    let part = part.bytes();
+    let room = len.min(part.len());
+    let wait = if flags & libc::SPLICE_F_NONBLOCK != 0 { libc::MSG_DONTWAIT } else { 0 };
+    // SAFETY: within `part`.
+    let n = unsafe { recv_one(s, g, input, part.as_mut_ptr(), room, libc::MSG_PEEK | wait) };
+    if n == PASS && s.is(CANDIDATE) {
+        return PASS;
+    }
+    if n == PASS {
+        return sleep::splice(input, core::ptr::null_mut(), out, core::ptr::null_mut(), len, flags);
+    }
+    if n <= 0 {
+        return n;
+    }
+    // One write: a pipe takes all of up to PIPE_BUF or blocks (or answers EAGAIN), of more perhaps
+    // a part.
+    let mut p = libc::pollfd { fd: out, events: libc::POLLOUT, revents: 0 };
+    // SAFETY: one valid pollfd.
+    if wait != 0 && unsafe { sleep::ppoll(&mut p, 1, 0, core::ptr::null()) } == 0 {
+        return EAGAIN;
+    }
+    // A page at a time while the pipe says that it has room: only the first may wait.
+    let mut w: isize = 0;
+    while w < n {
+        let end = (n as usize).min(w as usize + 4096);
+        // SAFETY: one valid pollfd.
+        if w > 0 && unsafe { sleep::ppoll(&mut p, 1, 0, core::ptr::null()) } == 0 {
+            break;
+        }
+        let r = sleep::write(out, part.get(w as usize..end).unwrap_or(&[]));
+        if r <= 0 {
+            if w == 0 {
+                return r;
+            }
+            break;
+        }
+        w += r;
+    }
+    // SAFETY: within `part`; these bytes were just peeked, so this does not wait.
+    match unsafe {
+        recv_one(s, g, input, part.as_mut_ptr(), w as usize, libc::MSG_WAITALL | libc::MSG_TRUNC)
+    } {
+        // SAFETY: as above.
+        PASS => match unsafe { recv(input, part.as_mut_ptr(), w as usize, libc::MSG_TRUNC) } {
+            // SAFETY: as above.
+            PASS => unsafe {
+                sys::recvfrom(
+                    input,
+                    part.as_mut_ptr(),
+                    w as usize,
+                    libc::MSG_TRUNC,
+                    core::ptr::null_mut(),
+                    core::ptr::null_mut(),
+                )
+            },
+            r => r,
+        },
+        r => r,
+    }
+}
+
+/// A kernel call that sends: on the carrier, with its bytes counted; later sends may take the ring
+/// again. `call` must not wait.
+fn in_carrier(
+    s: &'static Socket,
+    g: u16,
+    mut fd: c_int,
+    source: c_int,
+    nonblocking: bool,
+    call: impl Fn(c_int) -> isize,
+) -> Ret {
+    let nonblocking = nonblocking || never_waits(s, Side::Send, 0);
+    let mut patience = Patience::of(&s.send_timeout_ns);
+    loop {
+        if s.is_inherited() || s.has(flag::REMOTE) {
+            let why = if s.is_inherited() { Reason::InheritedByFork } else { Reason::Splice };
+            return leave_to_send(s, g, fd, if nonblocking { libc::MSG_DONTWAIT } else { 0 }, why);
+        }
+        {
+            let mut h = match hold_tx(s, g) {
+                Ok(h) => h,
+                Err(NotHeld::Reentrant) => return EAGAIN,
+                Err(NotHeld::Changed) => return PASS,
+            };
+            renew(s, &mut fd);
+            if is_reset(s, fd) {
+                return send_broken(s, 0);
+            }
+            if h.end.switch.state() == TxState::Fast {
+                demote_tx(s, &mut h, false);
+            }
+            if send_again(s, &mut h, fd) != EAGAIN {
+                let r = call(fd);
+                if r > 0 {
+                    let _ = h.end.switch.on_accepted(r as u64);
+                    if let Some(rec) = s.record() {
+                        rec.add_tx(Path::Tcp, r as u64);
+                    }
+                }
+                if r != EAGAIN || nonblocking {
+                    return r;
+                }
+            } else if nonblocking {
+                return EAGAIN;
+            }
+        }
+        // The socket has no room, or the source has nothing yet: waits for the one, then for the
+        // other. (The source, a pipe or a file, knows no time-out.)
+        if let Some(r) = patience.wait(fd, libc::POLLOUT, -1) {
+            return r;
+        }
+        if let Some(r) = Patience::endless().wait(source, libc::POLLIN, -1) {
+            return r;
+        }
+    }
+}
