@@ -18,19 +18,17 @@
 
 use crate::channel::{BY_KERNEL, Channel, announce, producer_quiet, quiet};
 use crate::fd_table::{self, Entry, Place};
-use crate::lock::{Guard, Mutex};
-use crate::outcome::{Mask, PASS, Ret};
+use crate::lock::Mutex;
 use crate::queues;
 use crate::sets::Sets;
-use crate::socket::{ATTACHED, ATTACHING, CANDIDATE, Socket, UNCONNECTED, flag};
-use crate::{adoption, heap, io, numbers, process, service, sleep, stats, sys, user, wait};
+use crate::socket::Socket;
+use crate::{heap, process, service, sys, wait};
 use alloc::vec::Vec;
 use core::ffi::c_int;
 use core::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*, fence,
 };
-use libc::epoll_event;
-use netacc_control::stats::{Counter, Reason};
+use netacc_control::stats::Reason;
 use netacc_ring::ReadySet;
 
 const IN: u32 = libc::EPOLLIN as u32 | libc::EPOLLRDNORM as u32;
@@ -83,13 +81,11 @@ mod queue;
 mod ready;
 
 pub(crate) use ctl::ctl;
-use ctl::{register_carrier, take_out};
 pub(crate) use hands::{bar, forget, leave_to_kernel, on_plain};
-use hands::{give_to_kernel, hand_back, light, set_of, settle, shine, take_over, unlight};
+use hands::{shine, unlight};
 pub(crate) use look::{on_wait, wait};
 use news::{News, place_in_time};
 use queue::Queue;
-use ready::evaluate;
 
 /// One socket in a set.
 struct Item {

@@ -3,35 +3,15 @@
 //! Budget of the fast path, both ways: one table load, one compare-and-swap for the end's lock, the
 //! copy, one release store, one fence; no system call. Everything else is in functions marked cold.
 
-use crate::channel::{self, Channel, Side, announce, producer_quiet, quiet};
+use crate::channel::Side;
 use crate::fd_table::{self, Entry};
-use crate::heap::{PART_FEW, Part, Scratch};
-use crate::inject::Switches;
-use crate::lock::{EndGuard, bump, lock_end};
-use crate::log::debug_log;
 use crate::outcome::{PASS, RESTART, Ret};
-use crate::said::Said;
 use crate::signals::Section;
-use crate::socket::{
-    self, ATTACHED, ATTACHING, CANDIDATE, CLOSING, LEFT, LastName, PLAIN, RxEnd, Socket, TxEnd,
-    UNCONNECTED, flag, offer,
-};
-use crate::user::LOWEST_ADDRESS;
-use crate::wait::{self, Woke};
-use crate::wire::{WireSlot, parting};
-use crate::{
-    adoption, agent, candidates, control, faults, numbers, process, signals, sleep, stats, sys,
-    thread, user,
-};
+use crate::socket::{ATTACHED, ATTACHING, CANDIDATE, CLOSING, LEFT, Socket, UNCONNECTED};
+use crate::{candidates, process, signals, sleep, user};
 use core::ffi::{c_int, c_void};
-use core::ptr::NonNull;
-use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::*, fence};
+use core::sync::atomic::Ordering::*;
 use libc::{iovec, msghdr, sockaddr, socklen_t};
-use netacc_control::stats::{Counter, Path, Reason};
-use netacc_proto::switchover::{
-    Ack, Announce, Corrupt, EofVerdict, Link, Path as Way, Plan, Rx, RxState, Tx, TxState,
-};
-use netacc_ring::{Consumer, CopyError, PeerCorrupt, Producer, RingWords};
 
 /// Of a call that has begun: nothing was done, it is to be dispatched.
 const AGAIN: Ret = sleep::NOT_BEGUN;
@@ -71,32 +51,23 @@ pub(crate) use apart::{
     Apart, Moved, await_peer, begin_exit, carrier_is_over, carrier_is_reset, may_send_on_carrier,
     wake_leavers,
 };
-use apart::{
-    await_carrier, await_departure, end_in_reset, outlives_close, outlives_for_child,
-    peer_has_ended, shutdown_between_hosts, shutdown_of_parents, to_kernel_between_hosts,
-};
+use candidate::candidate;
 pub(crate) use candidate::{attach, on_poller_gone, shutdown_candidate};
-use candidate::{candidate, settle_rx};
-pub(crate) use close::{bury_orphan, close, shutdown_of};
+pub(crate) use close::{close, shutdown_of};
 pub(crate) use ends::unread;
-use ends::*;
 pub(crate) use file::{sendfile, splice};
-use leave::*;
 pub(crate) use leave::{
     PullBack, after_close, application_linger, at_exit, before_close, carrier_is_drained,
     hear_carrier, last_name, leave_dead_channel, lose_sight, may_end, need_kernel, never_linger,
     on_error_taken, on_linger, serve_pull_back, shutdown, to_kernel, watch_carrier,
 };
-use message::kept_error;
 pub(crate) use message::{before_passing, for_each_passed, recvmmsg, recvmsg, sendmmsg, sendmsg};
-use parts::{Buffers, Few, MAX_RW_COUNT, Parts, without_memory};
+use parts::{Buffers, Few, Parts, without_memory};
 use receive::*;
-use reset::{is_reset, is_reset_by, lies_unread};
 pub(crate) use reset::{is_reset_now, owes_reset, settled};
 pub(crate) use search::on_polled;
 use send::*;
 pub(crate) use send::{on_more_room, on_nodelay, send_held, send_held_in_time};
-use waits::*;
 pub(crate) use waits::{carrier_is_due, carrier_was_asked};
 pub(crate) use watch::{forget as forget_watch, hear_unread, look_at_unread, look_at_unread_here};
 

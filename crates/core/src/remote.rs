@@ -34,9 +34,9 @@ use crate::agent::Agent;
 use crate::channel::Channel;
 use crate::lock::Mutex;
 use crate::rdma_thread::{self, BELL, RUNG, RUNNING, is_running, ring};
-use crate::rendezvous::table::{Key, Table};
+use crate::rendezvous::table::Table;
 use crate::socket::{CANDIDATE, Socket, flag, offer};
-use crate::{config, fd_table, numbers, own, process, queues, sleep, sys, thread, wire};
+use crate::{config, fd_table, numbers, own, process, queues, sleep, sys, thread};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::ffi::{c_int, c_void};
@@ -46,7 +46,6 @@ use libc::epoll_event;
 use netacc_control::stats::Reason;
 use netacc_proto::remote::Proof;
 use netacc_proto::rendezvous::Tuple;
-use netacc_verbs::fabric::Fabric as _;
 
 /// Sockets that wait, each way, and candidates of peers.
 const PENDING: u32 = 16384;

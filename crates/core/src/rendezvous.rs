@@ -24,24 +24,21 @@ pub(crate) mod strangers;
 pub(crate) mod table;
 mod waiting;
 
-use crate::arena::{
-    self, ARENAS_MAX, MAPPED_BYTES_MAX, Mapping, MemoryError, Pair, Pool, RING_MAX, RING_MIN,
-};
-use crate::channel::{BY_KERNEL, Channel, ChannelMem, PLACES, SLOTS, quiet};
-use crate::log::debug_log;
+use crate::arena::{self, Mapping, Pair, Pool};
+use crate::channel::{Channel, ChannelMem, PLACES, SLOTS, quiet};
 use crate::socket::{self, Socket, offer};
-use crate::{adoption, config, fd_table, numbers, process, stats, sys};
+use crate::{fd_table, stats, sys};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use auth::Cred;
 use core::ffi::c_int;
-use core::sync::atomic::{AtomicU64, Ordering::*, fence};
+use core::sync::atomic::{AtomicU64, Ordering::*};
 use doorbell::learn_doorbell;
 pub(crate) use finding::Listens;
-use netacc_control::stats::{CHANNEL_SLOTS, ChannelState, Counter, Reason};
-use netacc_proto::rendezvous::{self as proto, Direction, Hello, Message, Role, Tuple, refuse};
+use netacc_control::stats::{CHANNEL_SLOTS, Reason};
+use netacc_proto::rendezvous::{Direction, Hello, Message, Role, Tuple};
 pub(crate) use possession::Look;
-use possession::{PROOFS, PeerVerified, Proof};
+use possession::{PROOFS, Proof};
 use table::{Key, Table};
 
 /// Control connections, and with them channels, of this process.

@@ -18,7 +18,8 @@ pub(crate) trait Sets: Sync {
     fn is_waited_for(&self, s: &Socket) -> bool;
     /// The set is the socket's home.
     fn is_home(&self, set: Place, s: &Socket) -> bool;
-    /// A thread is asleep in a wait for the set that is seen. (True also where that cannot be told.)
+    /// A thread is asleep in a wait for the set that is seen. (True also where that cannot be
+    /// told.)
     fn is_slept_in(&self, set: Place) -> bool;
     /// As `is_slept_in`, of the set that the peer notifies of `s`, if there is one.
     fn is_slept_for(&self, s: &Socket) -> bool;

@@ -91,7 +91,7 @@ pub(crate) mod flag {
     /// Over; its memory is free as soon as nobody is in a call on it.
     pub(crate) const FREE_LATER: u32 = 1 << 9;
     /// The peer is on another host, or the connection is for RDMA all the same. Goes when that
-    /// cannot be ([`super::make_local`]).
+    /// cannot be (`candidates::make_local`).
     pub(crate) const REMOTE: u32 = 1 << 10;
     /// Closed, but bytes have to go over the carrier first: counted in `waiters` until somebody
     /// sees to that.

@@ -11,9 +11,15 @@
 //! Only who holds the file sees or changes them. No byte of any file is concerned: the offsets are
 //! beyond what files have.
 
-use super::*;
 use crate::carrier;
+use crate::fd_table::Entry;
 use crate::numbers;
+use crate::socket::{CANDIDATE, Socket, flag};
+use crate::{candidates, fd_table, socket, sys};
+use core::ffi::c_int;
+use core::sync::atomic::AtomicU64;
+use core::sync::atomic::Ordering::*;
+use netacc_control::stats::Reason;
 
 const HOLDER: i64 = 1 << 60;
 const UNDER_WAY: i64 = HOLDER + 1;

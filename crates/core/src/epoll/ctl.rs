@@ -1,8 +1,21 @@
 //! epoll_ctl: a registration is the kernel's (of a candidate, or of what is not connected yet), an
 //! item at the socket's home, or an extra item.
 
-use super::*;
+use super::hands::{bar, light, set_of, take_over};
+use super::{
+    CARRIER, EXCLUSIVE, EXCLUSIVE_OK, EXTRAS, Epoll, Inner, Item, activate, at, is_in, leave, post,
+    prod, tag, take_place,
+};
+use crate::fd_table::Entry;
+use crate::outcome::{PASS, Ret};
 use crate::signals;
+use crate::socket::{ATTACHED, ATTACHING, CANDIDATE, Socket, UNCONNECTED};
+use crate::{adoption, fd_table, io, process, stats, sys, user};
+use core::ffi::c_int;
+use core::sync::atomic::Ordering::*;
+use core::sync::atomic::fence;
+use libc::epoll_event;
+use netacc_control::stats::{Counter, Reason};
 
 #[inline]
 pub(crate) unsafe fn ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> Ret {

@@ -1,8 +1,20 @@
 //! Registrations change hands between the kernel and the library: a promotion, a demotion, a close,
 //! a set that is itself polled.
 
+use super::ctl::{register_carrier, take_out};
 use super::look::give_way;
-use super::*;
+use super::{
+    AGAIN_MAX_NS, AGAIN_NS, CALL_NS, DOORBELL, EXCLUSIVE, EXTRAS, Epoll, Inner, Item, ONESHOT,
+    activate, at, is_in, leave, leave_channels, post, prod, prune, tag, unpost,
+};
+use crate::fd_table::Entry;
+use crate::lock::Guard;
+use crate::socket::{ATTACHED, CANDIDATE, Socket};
+use crate::{fd_table, io, numbers, process, sys, wait};
+use core::ffi::c_int;
+use core::sync::atomic::Ordering::*;
+use libc::epoll_event;
+use netacc_control::stats::Reason;
 
 /// The socket's home. (An inherited socket's is its maker's.)
 pub(super) fn set_of(s: &Socket) -> Option<&'static Epoll> {

@@ -1,9 +1,25 @@
 //! epoll_wait: the ready queue, the kernel's set, polling and sleep.
 
-use super::*;
+use super::hands::{give_to_kernel, hand_back, light, settle, unlight};
+use super::ready::evaluate;
+use super::{
+    Counted, DOORBELL, ENDS, ET, EXTRAS, Epoll, Inner, KERNEL, KERNEL_VISIT_TICKS, LOOK_NS,
+    ONESHOT, OUT, TURNS, VISITS, at, come_in, prod, prune_if_due, untag,
+};
 use crate::channel::Peers;
+use crate::fd_table::Entry;
+use crate::lock::Guard;
+use crate::outcome::{Mask, PASS, Ret};
 use crate::signals;
+use crate::socket::{ATTACHED, flag};
+use crate::wait;
+use crate::{fd_table, io, process, queues, sleep, stats, sys, user};
+use core::ffi::c_int;
 use core::mem::MaybeUninit;
+use core::sync::atomic::Ordering::*;
+use core::sync::atomic::fence;
+use libc::epoll_event;
+use netacc_control::stats::{Counter, Reason};
 
 #[inline]
 pub(crate) unsafe fn wait(

@@ -1,7 +1,11 @@
 //! What an item has to report: by the shared words, and by the carrier where only that knows.
 
-use super::*;
+use super::{ALWAYS, ENDS, IN, Inner, Item, OUT};
 use crate::channel::says_end;
+use crate::channel::{Channel, announce};
+use crate::socket::flag;
+use crate::{io, sys, wait};
+use core::sync::atomic::Ordering::*;
 
 /// What changes in the ring of a socket whose news is not announced to this set.
 fn stamp(channel: &Channel, slot: usize) -> (u32, u64) {

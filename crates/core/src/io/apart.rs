@@ -3,10 +3,31 @@
 //!
 //! `docs/design/switchover.md`, "Between hosts", has the rules; [`crate::remote`] says when.
 
-use super::*;
+use super::EAGAIN;
+use super::ends::{
+    TxHeld, corrupt, hold_rx, hold_tx, load_ack, load_announce, publish_announce, show_path,
+    store_ack,
+};
+use super::leave::{
+    PULL_BACK_NS, PULL_BACK_STRICT_NS, RESET_ON_CLOSE, pull_back_patience_ns, send_again,
+};
+use super::waits::{Blocking, interrupted};
 use crate::carrier;
+use crate::channel::Channel;
+use crate::log::debug_log;
+use crate::outcome::{PASS, Ret};
 use crate::sets::sets;
+use crate::socket::{ATTACHED, ATTACHING, CANDIDATE, PLAIN, Socket, flag};
+use crate::wait::Woke;
+use crate::wire::{WireSlot, parting};
+use crate::{candidates, numbers, sleep, socket, stats, sys, wait};
 use core::cell::Cell;
+use core::ffi::c_int;
+use core::sync::atomic::Ordering::*;
+use core::sync::atomic::{AtomicU64, fence};
+use netacc_control::stats::{Counter, Reason};
+use netacc_proto::switchover::Path as Way;
+use netacc_proto::switchover::TxState;
 
 /// What a step came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -553,8 +574,8 @@ fn break_off_abandoned(s: &Socket, fd: c_int, why: Reason) {
     }
 }
 
-/// [`to_kernel`] of a connection between hosts: the thread does it, and is waited for. In a forked
-/// child it is its maker's.
+/// [`super::to_kernel`] of a connection between hosts: the thread does it, and is waited for. In a
+/// forked child it is its maker's.
 pub(super) fn to_kernel_between_hosts(
     s: &'static Socket,
     g: u16,

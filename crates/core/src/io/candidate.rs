@@ -1,10 +1,30 @@
 //! Before the agreement: calls go through the kernel and are counted; then the connection is
 //! attached.
 
-use super::*;
+use super::ends::{RxHeld, TxHeld, hold_rx, rx_of, store_ack, tx_of};
+use super::leave::{announce_end, say_fin, say_shut};
+use super::message::kept_error;
+use super::waits::interrupted;
+use super::{EAGAIN, search};
 use crate::carrier;
+use crate::channel::{Channel, Side, quiet};
+use crate::inject::Switches;
 use crate::lock::try_lock_end;
+use crate::lock::{EndGuard, bump, lock_end};
+use crate::log::debug_log;
+use crate::outcome::{PASS, RESTART, Ret};
 use crate::sets::sets;
+use crate::socket::{
+    ATTACHED, ATTACHING, CANDIDATE, CLOSING, LEFT, PLAIN, RxEnd, Socket, TxEnd, flag, offer,
+};
+use crate::{adoption, agent, candidates, channel, process, signals, sleep, socket, sys};
+use core::ffi::c_int;
+use core::ptr::NonNull;
+use core::sync::atomic::Ordering::*;
+use core::sync::atomic::{AtomicU32, AtomicU64};
+use netacc_control::stats::{Path, Reason};
+use netacc_proto::switchover::{Link, Rx, Tx};
+use netacc_ring::{Consumer, Producer, RingWords};
 
 /// Flags under which a candidate's bytes cannot be counted as part of the plain stream.
 pub(super) const ODD_FLAGS: c_int = libc::MSG_OOB | libc::MSG_ZEROCOPY | libc::MSG_FASTOPEN;
@@ -518,6 +538,7 @@ pub(super) fn refuse_offer(s: &'static Socket, channel: &'static Channel, why: R
 #[cfg(test)]
 mod tests {
     use super::*;
+    use netacc_proto::switchover::Ack;
 
     #[test]
     fn offsets_of_long_connections_are_whole() {

@@ -1,8 +1,36 @@
 //! The ways out: shutdown, close, and both directions back onto the carrier.
 
-use super::*;
+use super::EAGAIN;
+use super::apart::{
+    outlives_close, outlives_for_child, shutdown_between_hosts, shutdown_of_parents,
+    to_kernel_between_hosts,
+};
+use super::ends::{
+    NotHeld, TxHeld, carrier_unread, corrupt, hold_rx, hold_tx, load_ack, load_announce,
+    publish_announce, show_path, store_ack,
+};
+use super::reset::{is_reset, is_reset_by, is_reset_now, lies_unread, owes_reset};
+use super::send::{demote_tx, is_broken, may_use_carrier, publish_held, send_held};
+use super::waits::{Blocking, renew};
 use crate::carrier;
+use crate::channel::{Channel, announce, producer_quiet, quiet};
+use crate::fd_table::Entry;
+use crate::heap::{PART_FEW, Part};
+use crate::log::debug_log;
+use crate::outcome::Ret;
 use crate::sets::sets;
+use crate::socket::{
+    ATTACHED, ATTACHING, CANDIDATE, CLOSING, LEFT, LastName, PLAIN, Socket, UNCONNECTED, flag,
+};
+use crate::{
+    adoption, agent, candidates, control, fd_table, numbers, sleep, socket, stats, sys, wait,
+};
+use core::ffi::c_int;
+use core::sync::atomic::Ordering::*;
+use core::sync::atomic::{AtomicU32, fence};
+use netacc_control::stats::{Counter, Reason};
+use netacc_proto::switchover::Path as Way;
+use netacc_proto::switchover::TxState;
 
 pub(crate) fn shutdown(s: &'static Socket, g: u16, fd: c_int, how: c_int) -> Ret {
     let inherited = s.is_inherited();

@@ -1,8 +1,15 @@
 //! The buffers of a call: the caller's array of them, copied once and checked as the kernel does it
 //! (import_iovec).
 
-use super::*;
+use super::leave::to_kernel;
+use super::{EFAULT, EINVAL};
+use crate::heap::Scratch;
+use crate::outcome::{PASS, Ret};
+use crate::{fd_table, sys, user};
+use core::ffi::c_int;
 use core::mem::MaybeUninit;
+use libc::iovec;
+use netacc_control::stats::Reason;
 
 /// The kernel moves at most so much in one call (MAX_RW_COUNT).
 pub(super) const MAX_RW_COUNT: usize = 0x7fff_f000;

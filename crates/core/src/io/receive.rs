@@ -1,7 +1,31 @@
 //! Receiving on an attached connection.
 
-use super::*;
+use super::apart::{await_carrier, peer_has_ended};
+use super::candidate::{candidate, settle_rx};
+use super::ends::{NotHeld, RxHeld, carrier_unread, corrupt, hold_rx, load_announce, try_rx};
+use super::leave::{leave_if_due, to_kernel};
+use super::message::kept_error;
+use super::parts::MAX_RW_COUNT;
+use super::reset::is_reset;
+use super::send::is_broken;
+use super::waits::{Patience, block, interrupted, never_waits};
+use super::{ASK_CARRIER_IN_SET_NS, ASK_CARRIER_NS, EAGAIN, ECONNRESET, EFAULT, header_of, parts};
 use crate::carrier;
+use crate::channel::{Side, announce};
+use crate::heap::Scratch;
+use crate::lock::bump;
+use crate::outcome::{PASS, Ret};
+use crate::socket::{ATTACHED, ATTACHING, CANDIDATE, Socket, flag};
+use crate::user::LOWEST_ADDRESS;
+use crate::wait::Woke;
+use crate::wire::parting;
+use crate::{sleep, sys, wait};
+use core::ffi::c_int;
+use core::sync::atomic::Ordering::*;
+use libc::{iovec, msghdr};
+use netacc_control::stats::{Path, Reason};
+use netacc_proto::switchover::{EofVerdict, Plan, RxState};
+use netacc_ring::{Consumer, CopyError, PeerCorrupt};
 
 /// Takes `n` bytes, which are there, out of the ring.
 #[inline(always)]

@@ -11,8 +11,14 @@
 //! ends both directions, and the error is the library's ([`flag::RESET`]): told once, as any
 //! (tcp(7)), behind all that the peer has sent.
 
-use super::*;
+use super::ends::hold_tx;
 use crate::carrier;
+use crate::channel::quiet;
+use crate::log::debug_log;
+use crate::socket::{Socket, flag};
+use crate::sys;
+use core::ffi::c_int;
+use core::sync::atomic::Ordering::*;
 
 /// The peer's end was closed with bytes unread in the ring. Finds that out, if the carrier has
 /// ended; the caller holds one of the ends.

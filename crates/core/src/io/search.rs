@@ -6,9 +6,15 @@
 //! or may have got the connection from another process. So no verdict about a peer is for life, and
 //! a connection that nobody uses costs nothing.
 
-use super::*;
 use crate::candidates::NOTED_AFTER;
+use crate::channel::Side;
+use crate::outcome::Ret;
 use crate::sets::sets;
+use crate::socket::{Socket, flag};
+use crate::{agent, sys};
+use core::ffi::c_int;
+use core::sync::atomic::Ordering::*;
+use netacc_control::stats::Reason;
 
 /// As [`NOTED_AFTER`], of a connection that was adopted by a process with no agreement yet: a
 /// forked child that perhaps serves this one alone. Its first costs it a thread and its tables,

@@ -1,6 +1,32 @@
 //! Sending on an attached connection.
 
-use super::*;
+use super::apart::{await_carrier, await_departure, end_in_reset, peer_has_ended};
+use super::candidate::candidate;
+use super::ends::{
+    NotHeld, TxHeld, corrupt, hold_tx, load_ack, publish_announce, show_path, try_tx,
+};
+use super::leave::{is_resending, send_again, to_kernel};
+use super::parts::MAX_RW_COUNT;
+use super::receive::copy_failed;
+use super::reset::{is_reset, is_reset_by, lies_unread};
+use super::waits::{Patience, block, carrier_is_due, interrupted, never_waits};
+use super::{ASK_CARRIER_TICKS, EAGAIN, ECONNRESET, EFAULT, PLAIN_FLAGS, SEND_FLAGS, parts, watch};
+use crate::channel::{Side, quiet};
+use crate::fd_table::Entry;
+use crate::lock::bump;
+use crate::outcome::{PASS, Ret};
+use crate::socket::{ATTACHED, ATTACHING, CANDIDATE, Socket, flag};
+use crate::user::LOWEST_ADDRESS;
+use crate::wait::Woke;
+use crate::{agent, channel, fd_table, sleep, sys, wait};
+use core::ffi::c_int;
+use core::sync::atomic::Ordering::*;
+use core::sync::atomic::fence;
+use libc::{iovec, msghdr};
+use netacc_control::stats::{Path, Reason};
+use netacc_proto::switchover::Path as Way;
+use netacc_proto::switchover::{Link, TxState};
+use netacc_ring::{CopyError, Producer};
 
 /// Copies what fits of a buffer into the ring. Returns how much.
 #[inline(always)]

@@ -1,6 +1,16 @@
 //! Calls that wait: their time-outs, signals, and a close in another thread meanwhile.
 
-use super::*;
+use super::EAGAIN;
+use super::close::bury_orphan;
+use crate::channel::Side;
+use crate::fd_table::Entry;
+use crate::outcome::{RESTART, Ret};
+use crate::socket::{Socket, flag};
+use crate::wait::Woke;
+use crate::{faults, fd_table, process, signals, sleep, socket, sys, wait};
+use core::ffi::c_int;
+use core::sync::atomic::AtomicI64;
+use core::sync::atomic::Ordering::*;
 
 /// Blocks, and survives that another thread closes the descriptor meanwhile: as in the kernel, the
 /// call goes on with what it was made on. `fd` becomes the carrier's other name then.

@@ -21,15 +21,24 @@
 //! from the first bytes that come: they make no news for the kernel there either, and it is this
 //! process that hears of them.
 
-use super::*;
+use super::ends::{rx_of, tx_of};
+use super::leave::to_kernel;
+use crate::channel::Side;
+use crate::fd_table::Entry;
 use crate::lock::try_lock_end;
 use crate::rdma_thread;
 use crate::rendezvous::auth::read_start;
 use crate::rendezvous::decimal_path;
 use crate::sets::sets;
+use crate::socket::{ATTACHED, Socket, flag};
+use crate::{agent, control, fd_table, numbers, sys, thread};
 use alloc::vec::Vec;
+use core::ffi::{c_int, c_void};
 use core::sync::atomic::AtomicBool;
+use core::sync::atomic::AtomicU64;
+use core::sync::atomic::Ordering::*;
 use libc::pollfd;
+use netacc_control::stats::Reason;
 
 /// How long bytes lie before somebody looks, and between two looks.
 const LOOK_NS: u64 = 1_000_000_000;

@@ -2,18 +2,28 @@
 
 use super::links::{Conn, ConnState, Fault, Link};
 use super::pairs::{PairState, unlink};
-use super::*;
+use super::{LINKS, Mine, Remote, Theirs, apart, net};
+use crate::channel::Channel;
 use crate::channel::{BY_KERNEL, ChannelMem};
 use crate::lock::lock_end;
 use crate::log::debug_log;
+use crate::rendezvous::table::Key;
 use crate::socket::{ATTACHED, ATTACHING, Offer};
+use crate::socket::{CANDIDATE, Socket, flag, offer};
 use crate::stats;
 use crate::syn::Said;
 use crate::wire::Wire;
+use crate::{rdma_thread, sys};
+use core::net::{IpAddr, SocketAddr};
 use core::ptr::NonNull;
+use core::sync::atomic::AtomicU64;
+use core::sync::atomic::Ordering::*;
 use netacc_control::stats::Counter;
+use netacc_control::stats::Reason;
+use netacc_proto::remote::Proof;
 use netacc_proto::remote::{self as proto, Frame, refuse};
 use netacc_proto::rendezvous::Role;
+use netacc_proto::rendezvous::Tuple;
 use netacc_rdma::arena::Rings;
 use netacc_ring::RingWords;
 

@@ -8,15 +8,22 @@
 
 use super::links::ConnState;
 use super::pairs::PairState;
-use super::*;
+use super::{LINKS, Remote, links};
+use crate::channel::Channel;
 use crate::channel::{announce, producer_quiet, quiet};
 use crate::io::{self, Apart};
 use crate::log::debug_log;
+use crate::rdma_thread::RUNNING;
 use crate::socket::{ATTACHED, PLAIN};
+use crate::socket::{CANDIDATE, flag, offer};
 use crate::wire::parting;
+use crate::{process, rdma_thread, sys};
 use crate::{stats, wait};
+use alloc::vec::Vec;
+use core::sync::atomic::Ordering::*;
 use core::sync::atomic::fence;
 use netacc_control::stats::Counter;
+use netacc_control::stats::Reason;
 use netacc_proto::remote::{Frame, Words, request};
 use netacc_proto::switchover::{Ack, Announce};
 

@@ -5,15 +5,29 @@
 use super::memory::Arenas;
 use super::net;
 use super::pairs::Pair;
-use super::*;
+use super::{
+    EVENT_LINK, LINKS, Remote, close_own, devices, memory, note_own, pairs, places, watch,
+};
 use crate::carrier::sockaddr;
+use crate::channel::Channel;
 use crate::log::{debug_log, warn_log};
+use crate::rendezvous::table::Key;
+use crate::socket::Socket;
 use crate::stats;
 use crate::wire::Wire;
+use crate::{config, numbers, sys};
+use alloc::boxed::Box;
 use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use core::ffi::c_int;
+use core::net::{IpAddr, SocketAddr};
+use core::sync::atomic::Ordering::*;
+use netacc_control::stats::Reason;
 use netacc_control::stats::{ChannelState, Counter};
+use netacc_proto::remote::Proof;
 use netacc_proto::remote::{Frame, Hello, MAX_FRAME, VERSION};
 use netacc_proto::rendezvous::Role;
+use netacc_proto::rendezvous::Tuple;
 
 /// A peer that has not answered, or not greeted, for so long is given up.
 const ANSWER_NS: u64 = 1_000_000_000;

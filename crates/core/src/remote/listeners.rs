@@ -4,10 +4,18 @@
 
 use super::links::{Link, Phase, bind, tcp_socket};
 use super::places::{PORTS, TRIED, link_port};
-use super::*;
+use super::{
+    EVENT_LISTENER, LINKS, Remote, close_own, devices, forget_known, net, note_own, unwatch, watch,
+};
 use crate::carrier::address;
 use crate::log::{debug_log, warn_log};
+use crate::{fd_table, numbers, sys};
+use alloc::vec::Vec;
+use core::ffi::c_int;
+use core::net::SocketAddr;
+use netacc_control::stats::Reason;
 use netacc_proto::rendezvous::Role;
+use netacc_verbs::fabric::Fabric as _;
 use netacc_verbs::fabric::Transport;
 
 /// Addresses at which links are taken.

@@ -3,13 +3,16 @@
 
 use super::links::Link;
 use super::net::{self, Net};
-use super::*;
+use super::{Remote, apart, devices};
 use crate::log::warn_log;
 use crate::stats;
+use crate::{config, sys};
 use core::ptr::NonNull;
 use netacc_control::config::Config;
 use netacc_control::stats::Counter;
+use netacc_control::stats::Reason;
 use netacc_rdma::arena::{GrowError, Pool, Rings};
+use netacc_verbs::fabric::Fabric as _;
 
 /// A ring holds so many of the configured buffers (`NACC_SOR_MSG_SIZE`), rounded up to a power of
 /// two.

@@ -10,18 +10,31 @@
 use super::devices::{TOKEN_DEVICE, TOKEN_LISTENER, TOKEN_PAIR};
 use super::links::{Conn, ConnState, Fault, Link};
 use super::net::{self, Net};
-use super::*;
+use super::{LINKS, Remote, devices, memory, unwatch};
+use crate::channel::Channel;
+use crate::lock::Mutex;
 use crate::log::debug_log;
 use crate::queues::{PairContext, Queue};
+use crate::rdma_thread::ring;
+use crate::socket::Socket;
 use crate::stats;
+use crate::{config, process, sys, thread, wire};
+use alloc::boxed::Box;
 use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::ffi::c_void;
+use core::net::SocketAddr;
 use core::ptr::NonNull;
+use core::sync::atomic::Ordering::*;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use netacc_control::config::Config;
 use netacc_control::stats::Counter;
+use netacc_control::stats::Reason;
 use netacc_proto::remote::{self as proto, Frame};
 use netacc_proto::rendezvous::Role;
 use netacc_rdma::arena::Rings;
 use netacc_rdma::{HubError, Tag};
+use netacc_verbs::fabric::Fabric as _;
 use netacc_verbs::fabric::{Capacity, Error, Event, News, Patience, Transport};
 
 /// A pair that is not established after so long will not be.

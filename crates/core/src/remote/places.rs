@@ -2,9 +2,12 @@
 //! at once, nonblocking, and four more where all before them take connections, up to 32.
 
 use super::links::{Phase, bind, tcp_socket};
-use super::*;
+use super::{LINKS, Remote, close_own};
 use crate::carrier::sockaddr;
 use crate::log::debug_log;
+use crate::sys;
+use core::net::{IpAddr, SocketAddr};
+use netacc_control::stats::Reason;
 use netacc_proto::rendezvous::Role;
 
 /// From the port of the connections to the first one of the links.

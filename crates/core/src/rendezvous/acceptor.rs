@@ -1,6 +1,21 @@
 //! The acceptor's part: it owns all memory, and offers it.
 
-use super::*;
+use super::possession::PeerVerified;
+use super::table::Key;
+use super::{
+    CANDIDATES_PER_FOREIGN_LINK, CANDIDATES_PER_LINK, CHANNEL_BYTES, PUT_OFF, Phase,
+    REFUSE_NOT_AUTHENTICATED, SWEEP, Slot, SlotState, State, Theirs, Then, Violation, hand_over,
+    record, strangers,
+};
+use crate::arena::{MemoryError, Pool};
+use crate::channel::{Channel, PLACES, SLOTS};
+use crate::socket::offer;
+use crate::{arena, config, fd_table, socket, stats, sys};
+use core::sync::atomic::Ordering::*;
+use core::sync::atomic::{AtomicU64, fence};
+use netacc_control::stats::{Counter, Reason};
+use netacc_proto::rendezvous as proto;
+use netacc_proto::rendezvous::{Message, Role, Tuple};
 
 impl State {
     /// A waiting accepted socket and a candidate for it.
@@ -32,7 +47,7 @@ impl State {
     }
 
     #[cfg(test)]
-    pub(crate) fn is_offered(&self, socket: &Socket) -> bool {
+    pub(crate) fn is_offered(&self, socket: &crate::socket::Socket) -> bool {
         let t = self.tables.as_ref();
         t.is_some_and(|t| {
             t.accepted.find(&socket.tuple(), |m| m.is(socket) && m.offered.is_some()).is_some()

@@ -1,6 +1,19 @@
 //! The connector's part: it checks what it is offered, and maps it.
 
-use super::*;
+use super::possession::PeerVerified;
+use super::table::Key;
+use super::{
+    CHANNEL_BYTES, LINKS, REFUSE_NOT_AUTHENTICATED, Slot, SlotState, State, Then, Violation,
+    hand_over, record,
+};
+use crate::arena::{ARENAS_MAX, MAPPED_BYTES_MAX, MemoryError, RING_MAX, RING_MIN};
+use crate::channel::{BY_KERNEL, PLACES, SLOTS};
+use crate::{arena, socket, stats};
+use core::ffi::c_int;
+use core::sync::atomic::Ordering::*;
+use netacc_control::stats::{Counter, Reason};
+use netacc_proto::rendezvous as proto;
+use netacc_proto::rendezvous::{Direction, Message, refuse};
 
 impl State {
     /// An offer: taken up, if it holds water and its maker has shown that it holds the other end,

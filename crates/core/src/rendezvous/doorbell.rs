@@ -1,6 +1,10 @@
 //! Doorbells that a peer passes to us: what may be one, and how one takes another's place.
 
-use super::*;
+use super::decimal_path;
+use crate::channel::Channel;
+use crate::sys;
+use core::ffi::c_int;
+use core::sync::atomic::Ordering::*;
 
 /// What a peer passes as a doorbell must be an eventfd: a read of anything else could block, or do
 /// worse. Asked in the thread whose number it is.

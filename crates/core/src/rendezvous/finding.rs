@@ -1,7 +1,17 @@
 //! Finding each other: adverts, by the port that a process accepts on, and looks for them.
 
-use super::*;
+use super::{
+    ADVERTS, Advert, EVENT_ADVERT, LINKS, LOOK_AT_ADVERTS_NS, LOOK_NS, Link, NAMES, Port,
+    QUICK_NAMES, RETRY_ADVERT_NS, SHUN_NS, State, TRIED_LATELY_NS, UNUSED_ADVERT_NS, Violation,
+    auth, decimal_path, possession, strangers,
+};
 use crate::carrier;
+use crate::channel::SLOTS;
+use crate::{adoption, config, fd_table, numbers, process, socket, sys};
+use alloc::vec::Vec;
+use core::ffi::c_int;
+use netacc_control::stats::Reason;
+use netacc_proto::rendezvous::Role;
 
 impl Port {
     const fn new(port: u16) -> Port {

@@ -1,9 +1,22 @@
 //! Control connections: made, written to, ended, and what becomes of their channels.
 
-use super::*;
+use super::possession::PROOFS;
+use super::{
+    Advert, CHANNEL_BYTES, FOREIGN_LINKS, GREETING_NS, LIB_VERSION, Link, Phase, QUEUE, Slot,
+    State, TRY_PAUSE_NS, Violation, auth, event_of, possession, record, strangers,
+};
+use crate::arena::MemoryError;
+use crate::channel::{BY_KERNEL, Channel, SLOTS};
 use crate::control;
+use crate::log::debug_log;
 use crate::log::warn_log;
 use crate::shared;
+use crate::{fd_table, stats, sys};
+use alloc::vec::Vec;
+use core::ffi::c_int;
+use core::sync::atomic::Ordering::*;
+use netacc_control::stats::{ChannelState, Counter, Reason};
+use netacc_proto::rendezvous::{Hello, Message, Role, Tuple};
 
 /// Faults of peers are logged no more often.
 const LOG_EVERY_NS: u64 = 1_000_000_000;

@@ -12,8 +12,16 @@
 //! of that turn. `docs/design/possession.md` says why nothing can be put together from several
 //! proofs, and what is done where the kernel shows no options.
 
-use super::*;
+use super::auth::Cred;
+use super::table::Key;
+use super::{LINKS, State, Then, Violation, auth, finding};
 use crate::rendezvous::auth::End;
+use crate::socket::Socket;
+use crate::{socket, stats, sys};
+use core::ffi::c_int;
+use core::sync::atomic::Ordering::*;
+use netacc_control::stats::{Counter, Reason};
+use netacc_proto::rendezvous::{Message, Role, Tuple};
 
 /// The proof. Nothing is handed over, and nothing received is mapped into a connection, without
 /// one.

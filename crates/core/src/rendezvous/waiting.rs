@@ -1,7 +1,17 @@
 //! Our sockets: noted and announced when they have shown to be used, forgotten when they are
 //! closed.
 
-use super::*;
+use super::table::{Key, Table};
+use super::{
+    ANNOUNCE_AT_ONCE, LINKS, LOOK_NS, Mine, Phase, Slot, SlotState, State, consumed_by, record,
+};
+use crate::channel::{Channel, quiet};
+use crate::socket::Socket;
+use crate::{socket, sys};
+use core::sync::atomic::Ordering::*;
+use netacc_control::stats::Reason;
+use netacc_proto::rendezvous as proto;
+use netacc_proto::rendezvous::{Message, Role, Tuple};
 
 impl State {
     /// Notes a socket that connect made, and tells every advertiser of its port, also those that
