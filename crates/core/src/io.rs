@@ -38,12 +38,15 @@ mod close;
 mod ends;
 mod file;
 mod leave;
+mod look;
 mod message;
 mod parts;
 mod receive;
+mod receiving;
 mod reset;
 mod search;
 mod send;
+mod sending;
 mod waits;
 mod watch;
 

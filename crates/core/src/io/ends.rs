@@ -2,7 +2,7 @@
 
 use super::ECONNRESET;
 use super::leave::to_kernel;
-use super::receive::Look;
+use super::look::Look;
 use crate::carrier;
 use crate::channel::{Channel, Side, announce, producer_quiet, quiet};
 use crate::lock::try_lock_end;

@@ -1,30 +1,24 @@
 //! Receiving on an attached connection.
 
-use super::apart::{await_carrier, peer_has_ended};
-use super::candidate::{candidate, settle_rx};
-use super::ends::{NotHeld, RxHeld, carrier_unread, corrupt, hold_rx, load_announce, try_rx};
+use super::apart::await_carrier;
+use super::ends::{NotHeld, RxHeld, carrier_unread, corrupt, hold_rx, try_rx};
 use super::leave::{leave_if_due, to_kernel};
-use super::message::kept_error;
 use super::parts::MAX_RW_COUNT;
-use super::reset::is_reset;
+use super::receiving::Receiving;
 use super::send::is_broken;
-use super::waits::{Patience, block, interrupted, never_waits};
-use super::{ASK_CARRIER_IN_SET_NS, ASK_CARRIER_NS, EAGAIN, ECONNRESET, EFAULT, header_of, parts};
-use crate::carrier;
-use crate::channel::{Side, announce};
-use crate::heap::Scratch;
+use super::waits::{Patience, never_waits};
+use super::{EAGAIN, ECONNRESET, EFAULT, parts};
+use crate::channel::Side;
 use crate::lock::bump;
 use crate::outcome::{PASS, Ret};
-use crate::socket::{ATTACHED, ATTACHING, CANDIDATE, Socket, flag};
+use crate::socket::{ATTACHED, Socket, flag};
 use crate::user::LOWEST_ADDRESS;
-use crate::wait::Woke;
-use crate::wire::parting;
-use crate::{sleep, sys, wait};
+use crate::{sleep, sys};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use libc::{iovec, msghdr};
 use netacc_control::stats::{Path, Reason};
-use netacc_proto::switchover::{EofVerdict, Plan, RxState};
+use netacc_proto::switchover::Plan;
 use netacc_ring::{Consumer, CopyError, PeerCorrupt};
 
 /// Takes `n` bytes, which are there, out of the ring.
@@ -134,7 +128,9 @@ pub(super) unsafe fn recv_one(
         Ok(n) if n > 0 => unsafe { get(&mut held.end.ring, buf, n) },
         Ok(_) => {
             // SAFETY: as above.
-            return unsafe { recv_slow(s, g, fd, &[sys::iov(buf, total)], total, flags, held) };
+            return unsafe {
+                Receiving { s, g, fd, iov: &[sys::iov(buf, total)], total, flags }.run(held)
+            };
         }
         Err(e) => Err(e.into()),
     };
@@ -162,7 +158,7 @@ pub(super) unsafe fn recv_attached(
         // SAFETY: as above.
         Ok(n) if n > 0 => unsafe { scatter(&mut held.end.ring, iov, n) },
         // SAFETY: as above.
-        Ok(_) => return unsafe { recv_slow(s, g, fd, iov, total, flags, held) },
+        Ok(_) => return unsafe { Receiving { s, g, fd, iov, total, flags }.run(held) },
         Err(e) => Err(e.into()),
     };
     match n {
@@ -240,7 +236,7 @@ unsafe fn recv_otherwise(
         return recv_nothing(s, g, fd, flags, held);
     }
     // SAFETY: the caller's buffers.
-    unsafe { recv_slow(s, g, fd, iov, total, flags, held) }
+    unsafe { Receiving { s, g, fd, iov, total, flags }.run(held) }
 }
 
 /// What a call says of bytes that could not be copied out of or into the ring.
@@ -316,7 +312,9 @@ pub(super) unsafe fn recv_inherited(
         let r = match hold_rx(s, g) {
             // SAFETY: the caller's buffers. Never blocks: the child has no waiting place in its
             // parent's channel.
-            Ok(h) => unsafe { recv_slow(s, g, fd, iov, total, flags | libc::MSG_DONTWAIT, h) },
+            Ok(h) => unsafe {
+                Receiving { s, g, fd, iov, total, flags: flags | libc::MSG_DONTWAIT }.run(h)
+            },
             Err(NotHeld::Changed) => return PASS,
             Err(NotHeld::Reentrant) => return EAGAIN,
         };
@@ -345,7 +343,7 @@ pub(super) fn recv_nothing(
     let peek = (flags | libc::MSG_PEEK) & !(libc::MSG_WAITALL | libc::MSG_TRUNC);
     let r = match hold_rx(s, g) {
         // SAFETY: one byte of ours, which a peek fills.
-        Ok(h) => unsafe { recv_slow(s, g, fd, &iov, 1, peek, h) },
+        Ok(h) => unsafe { Receiving { s, g, fd, iov: &iov, total: 1, flags: peek }.run(h) },
         Err(_) => return EAGAIN,
     };
     let _ = &mut byte;
@@ -400,567 +398,5 @@ pub(super) unsafe fn recvmsg_leaving(
             r if r != 0 => return Some(r),
             _ => return None,
         }
-    }
-}
-
-/// What one look at a path brought.
-pub(super) enum Look {
-    /// Bytes, or the end: the call's result so far is complete.
-    Got(usize),
-    /// Nothing there now.
-    Empty,
-    /// The plan changed: look again.
-    Again,
-    /// The kernel's answer, to be handed to the application.
-    Kernel(Ret),
-    /// The call's own error (EFAULT...): the next call does not meet it.
-    Failed(Ret),
-    Corrupt,
-}
-
-#[cold]
-#[inline(never)]
-pub(super) unsafe fn recv_slow(
-    s: &'static Socket,
-    g: u16,
-    mut fd: c_int,
-    iov: &[iovec],
-    total: usize,
-    flags: c_int,
-    held: RxHeld<'static>,
-) -> Ret {
-    let nonblocking = never_waits(s, Side::Receive, flags);
-    let peek = flags & libc::MSG_PEEK != 0;
-    let wait_all = flags & libc::MSG_WAITALL != 0 && !nonblocking;
-    let timeout = s.receive_timeout_ns.load(Relaxed);
-    let mut deadline = 0;
-    let mut done = 0usize;
-    let mut doubtful = None;
-    // Dropped after `held`.
-    let mut blocking = None;
-    let mut held = Some(held);
-    let finish = |done: usize, r: Ret| if done > 0 { done as Ret } else { r };
-    loop {
-        // (Not in the middle of a call: what comes behind would be the kernel's, and might wait.)
-        if done == 0 && s.has(flag::LEAVING) {
-            held = None;
-            leave_if_due(s, g, fd);
-        }
-        let h = match held.as_mut() {
-            Some(h) => h,
-            None => match hold_rx(s, g) {
-                Ok(h) => held.insert(h),
-                Err(NotHeld::Reentrant) => return finish(done, EAGAIN),
-                Err(NotHeld::Changed) => {
-                    if done == 0 {
-                        return PASS;
-                    }
-                    // Only MSG_WAITALL gets here.
-                    if matches!(s.state.load(Acquire), CANDIDATE | ATTACHING) {
-                        // As in `send_slow`.
-                        // SAFETY: the caller's buffers.
-                        match candidate(s, g, fd, Side::Receive, flags, || unsafe {
-                            kernel_recv(fd, iov, done, usize::MAX, flags)
-                        }) {
-                            Some(r) if r != PASS => return done as Ret + r.max(0),
-                            _ => continue,
-                        }
-                    }
-                    // SAFETY: the caller's buffers.
-                    return done as Ret
-                        + unsafe { kernel_recv(fd, iov, done, usize::MAX, flags) }.max(0);
-                }
-            },
-        };
-        if s.has(flag::CORRUPT) {
-            return finish(done, ECONNRESET);
-        }
-        if h.end.unsettled {
-            settle_rx(s, h);
-        }
-        let on_carrier;
-        // SAFETY: the caller's buffers.
-        let look = unsafe {
-            match h.end.switch.plan() {
-                Plan::Fast { limit } => {
-                    on_carrier = false;
-                    look_fast(s, h, fd, iov, if peek { 0 } else { done }, limit, flags, nonblocking)
-                }
-                Plan::Carrier { limit, peek_first } => {
-                    on_carrier = true;
-                    look_carrier(
-                        s,
-                        h,
-                        fd,
-                        iov,
-                        if peek { 0 } else { done },
-                        limit,
-                        peek_first,
-                        flags,
-                    )
-                }
-                Plan::Wait => {
-                    on_carrier = true;
-                    match h.end.switch.on_announce(load_announce(h.words)) {
-                        // No answer will come from a peer that is gone.
-                        Ok(false) if peer_has_ended(s, fd) => ask_carrier(s, h, fd, flags),
-                        // Nor is anything there before the answer.
-                        Ok(false)
-                            if h.channel.wire().is_none()
-                                && carrier_unread(fd).is_some_and(|n| n > 0) =>
-                        {
-                            match h.end.switch.on_carrier_readable(load_announce(h.words)) {
-                                Ok(changed) => h.follow(s, changed),
-                                Err(_) => Look::Corrupt,
-                            }
-                        }
-                        Ok(false) => Look::Empty,
-                        Ok(true) => h.follow(s, true),
-                        Err(_) => Look::Corrupt,
-                    }
-                }
-            }
-        };
-        match look {
-            Look::Again => continue,
-            Look::Corrupt => return finish(done, corrupt(s, fd)),
-            Look::Failed(r) => return finish(done, r),
-            Look::Kernel(r) => {
-                if done > 0 && r < 0 {
-                    // It belongs to the next call.
-                    h.end.pending_error = r as i32;
-                    if h.channel.wire().is_none() {
-                        s.lower(flag::TOLD);
-                    }
-                }
-                return finish(done, r);
-            }
-            Look::Got(n) => {
-                done = if peek { n } else { done + n };
-                if done >= total {
-                    return done as Ret;
-                }
-                if !wait_all {
-                    if !peek && !on_carrier {
-                        match h.end.switch.on_announce(load_announce(h.words)) {
-                            Ok(changed) if changed => h.settled(s),
-                            Ok(_) => {}
-                            Err(_) => return finish(done, corrupt(s, fd)),
-                        }
-                        // As TCP does.
-                        if !matches!(h.end.switch.plan(), Plan::Fast { .. }) && is_at_mark(fd) {
-                            return done as Ret;
-                        }
-                    }
-                    // Nor may it stop where the path changes.
-                    if !peek && on_carrier == matches!(h.end.switch.plan(), Plan::Fast { .. }) {
-                        continue;
-                    }
-                    return done as Ret;
-                }
-                if !peek {
-                    continue;
-                }
-                // More than what can be peeked is wanted: looked for once a millisecond, until the
-                // stream ends.
-                held = None;
-                if deadline == 0 && timeout > 0 {
-                    deadline = sys::now_ns().saturating_add(timeout as u64);
-                }
-                let mut p = libc::pollfd { fd, events: libc::POLLRDHUP, revents: 0 };
-                // SAFETY: one valid pollfd.
-                let r = unsafe { sleep::ppoll(&mut p, 1, 1_000_000, core::ptr::null()) };
-                if r != 0 || (deadline != 0 && sys::now_ns() >= deadline) {
-                    return done as Ret;
-                }
-                continue;
-            }
-            // Nothing new is waited for; what was there before, and comes again by way of the
-            // carrier, is.
-            Look::Empty if s.has(flag::SHUT_RD) && h.end.switch.offset() >= h.end.read_until => {
-                return done as Ret;
-            }
-            Look::Empty if s.kept_error.load(Relaxed) != 0 && done == 0 => {
-                if let Some(r) = kept_error(s, fd) {
-                    return r;
-                }
-            }
-            Look::Empty => {}
-        }
-        // (One that stands on the ring and has followed has nothing in store but bytes: a look
-        // finds them, or an error.)
-        if h.end.switch.state() != RxState::Fast && is_doubtful(s, h, &mut doubtful) {
-            continue;
-        }
-        if nonblocking || done > 0 && !wait_all {
-            return finish(done, EAGAIN);
-        }
-        held = None;
-        // (Words that change all the time are news each time.)
-        if deadline != 0 && sys::now_ns() >= deadline {
-            return finish(done, EAGAIN);
-        }
-        if deadline == 0 && timeout > 0 {
-            deadline = sys::now_ns().saturating_add(timeout as u64);
-        }
-        if s.has(flag::SHUT_RD) {
-            // Of a socket that is shut down poll says at all times that there is something.
-            sys::pause_ns(1_000_000);
-        }
-        match block(s, &mut blocking, &mut fd, Side::Receive, on_carrier, deadline) {
-            Woke::News => {}
-            Woke::Timeout => return finish(done, EAGAIN),
-            Woke::Signal => {
-                if let Some(r) = interrupted(timeout) {
-                    return finish(done, r);
-                }
-            }
-        }
-    }
-}
-
-/// A look under the lock has found nothing, while the receiver is about to change paths, and a look
-/// without it would say that there is something (`before`: it said so before this look already, of
-/// these words). True: look again, which is due once.
-///
-/// With an honest peer the news has come in between, and is found then. Where it is not, the words
-/// contradict each other: nobody is blamed, but what was looked into is no news until something
-/// changes, so that a program that waits sleeps.
-#[cold]
-#[inline(never)]
-fn is_doubtful(s: &Socket, h: &RxHeld<'_>, before: &mut Option<(u32, u64)>) -> bool {
-    if h.channel.wire().is_some() || !wait::receive_news(s, h.channel, h.slot) {
-        return false;
-    }
-    let now =
-        (h.words.producer_user[announce::EPOCH].load(Acquire) as u32, h.words.tail.load(Acquire));
-    match before.replace(now) {
-        Some(then) => {
-            if then == now {
-                s.said.doubt(now);
-            }
-            false
-        }
-        None => true,
-    }
-}
-
-/// The next byte on the carrier is behind the urgent one: a receive stops before it.
-fn is_at_mark(fd: c_int) -> bool {
-    const SIOCATMARK: usize = 0x8905;
-    let mut mark: c_int = 0;
-    sys::ioctl(fd, SIOCATMARK, &mut mark as *mut c_int as usize) >= 0 && mark != 0
-}
-
-/// The receiver stands on the ring.
-#[allow(clippy::too_many_arguments, reason = "the state of one call")]
-pub(super) unsafe fn look_fast(
-    s: &Socket,
-    h: &mut RxHeld<'_>,
-    fd: c_int,
-    iov: &[iovec],
-    done: usize,
-    limit: u64,
-    flags: c_int,
-    nonblocking: bool,
-) -> Look {
-    let peek = flags & libc::MSG_PEEK != 0;
-    let Ok(mut avail) = h.end.ring.refresh() else { return Look::Corrupt };
-    if avail == 0 && h.channel.wire().is_some() {
-        crate::queues::progress();
-        let Ok(now) = h.end.ring.refresh() else { return Look::Corrupt };
-        avail = now;
-    }
-    if avail > 0 {
-        let limit = limit.min(avail as u64) as usize;
-        // SAFETY: the caller's buffers.
-        return match unsafe {
-            drain(&mut h.end.ring, iov, done, limit, peek, flags & libc::MSG_TRUNC != 0)
-        } {
-            Ok(n) if peek => Look::Got(n),
-            Ok(n) => {
-                if received_fast(s, h, n) {
-                    Look::Got(n)
-                } else {
-                    Look::Corrupt
-                }
-            }
-            Err(CopyError::BadAddress) => Look::Failed(EFAULT),
-            Err(CopyError::PeerCorrupt) => Look::Corrupt,
-        };
-    }
-    match h.end.switch.on_announce(load_announce(h.words)) {
-        Ok(false) => {}
-        Ok(true) => return h.follow(s, true),
-        Err(_) => return Look::Corrupt,
-    }
-    let now = sys::now_ns();
-    let pause = if s.epoll.load(Relaxed).is_null() || s.is_inherited() {
-        ASK_CARRIER_NS
-    } else {
-        ASK_CARRIER_IN_SET_NS
-    };
-    let due = h.channel.peer_ends(h.slot)
-        || (nonblocking && now.wrapping_sub(h.end.carrier_asked) > pause);
-    if !due && !s.has(flag::CARRIER_SPOKE) {
-        return Look::Empty;
-    }
-    h.end.carrier_asked = now;
-    ask_carrier(s, h, fd, flags)
-}
-
-/// The ring is empty: has the carrier ended, or is the stream to go on there?
-#[cold]
-pub(super) fn ask_carrier(s: &Socket, h: &mut RxHeld<'_>, fd: c_int, flags: c_int) -> Look {
-    // Lowered before the question, so that what is said after it raises the flag again.
-    s.lower(flag::CARRIER_SPOKE);
-    let ev = sys::poll_now(fd, libc::POLLIN | libc::POLLRDHUP | libc::POLLPRI);
-    if ev & (libc::POLLIN | libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) == 0 {
-        return Look::Empty;
-    }
-    s.raise(flag::CARRIER_SPOKE);
-    let mut byte = 0u8;
-    // SAFETY: one byte of ours. A pending error is reported, and so taken, by this.
-    let r = unsafe {
-        sys::recvfrom(
-            fd,
-            &mut byte,
-            1,
-            libc::MSG_PEEK | libc::MSG_DONTWAIT,
-            core::ptr::null_mut(),
-            core::ptr::null_mut(),
-        )
-    };
-    if r == EAGAIN {
-        return Look::Empty;
-    }
-    if r > 0 {
-        return match h.end.switch.on_carrier_readable(load_announce(h.words)) {
-            // It has left the ring, whose last bytes it published before it said so, and that
-            // before it wrote to the carrier. (Between hosts they may still be on their way.)
-            Ok(false)
-                if h.end.switch.state() == RxState::ToCarrier
-                    && !matches!(h.end.ring.refresh(), Ok(1..)) =>
-            {
-                if h.channel.wire().is_none() {
-                    Look::Corrupt
-                } else {
-                    Look::Empty
-                }
-            }
-            Ok(changed) => h.follow(s, changed),
-            Err(_) => Look::Corrupt,
-        };
-    }
-    carrier_ended(s, h, fd, r, flags)
-}
-
-/// The carrier said that it ended (0) or failed (`-errno`).
-#[cold]
-pub(super) fn carrier_ended(
-    s: &Socket,
-    h: &mut RxHeld<'_>,
-    fd: c_int,
-    r: Ret,
-    flags: c_int,
-) -> Look {
-    if r == 0 && s.has(flag::SHUT_RD) && !peer_has_ended(s, s.fd.load(Acquire)) {
-        // Our own doing: nothing is there now, and nothing new is waited for.
-        return if h.end.switch.offset() < h.end.read_until {
-            Look::Empty
-        } else {
-            Look::Kernel(0)
-        };
-    }
-    let latest = load_announce(h.words);
-    if r == ECONNRESET && h.channel.wire().is_none() {
-        // The kernel reports it once; it belongs behind the ring's bytes, and is to be seen until
-        // then.
-        s.raise(flag::RESET);
-    } else if r != 0 {
-        h.end.pending_error = r as i32;
-    }
-    // (Behind our own shutdown for receiving the sender lives, and what it holds back is its own.)
-    let is_over = h.channel.wire().is_none() && carrier::peer_ended(s.fd.load(Acquire));
-    let left = if is_over { h.end.ring.take_held() } else { h.end.ring.refresh() };
-    let Ok(left) = left else { return Look::Corrupt };
-    match h.end.switch.on_carrier_eof(latest, left == 0) {
-        Ok(EofVerdict::Eof) => {
-            let mut r = h.end.pending_error as Ret;
-            // Our own doing, or a reset of which the carrier does not know.
-            let may_be = matches!(-r as c_int, 0 | libc::ENOTCONN | libc::EPIPE | libc::ECONNRESET);
-            let ours =
-                (r == -(libc::ENOTCONN as Ret) && is_broken(s)) || (may_be && is_reset(s, fd));
-            if ours {
-                r = if s.has(flag::TOLD) { 0 } else { ECONNRESET };
-            } else if r == 0 {
-                // What the look for a reset has found instead.
-                r = s.kept_error.swap(0, Relaxed) as Ret;
-            }
-            // (Between hosts a look takes none.)
-            let local = h.channel.wire().is_none();
-            if local || flags & libc::MSG_PEEK == 0 {
-                h.end.pending_error = 0;
-                if ours || (local && r < 0 && carrier::is_closed(fd)) {
-                    s.raise(flag::TOLD);
-                }
-            }
-            Look::Kernel(r)
-        }
-        Ok(EofVerdict::Truncated)
-            if s.has(flag::TOLD | flag::SHUT_RD)
-                || (r == 0 && h.end.pending_error == 0 && error_was_taken(s, h)) =>
-        {
-            Look::Kernel(0)
-        }
-        Ok(EofVerdict::Truncated) => {
-            if flags & libc::MSG_PEEK == 0 {
-                h.end.pending_error = 0;
-                s.raise(flag::TOLD);
-            }
-            Look::Kernel(ECONNRESET)
-        }
-        Ok(EofVerdict::DrainFastFirst) => Look::Again,
-        Ok(EofVerdict::SkipThenDrain { skip }) => {
-            if h.skip(skip).is_ok() {
-                Look::Again
-            } else {
-                Look::Corrupt
-            }
-        }
-        Ok(EofVerdict::FollowAnnounce) => h.follow(s, true),
-        Err(_) => Look::Corrupt,
-    }
-}
-
-/// The carrier was reset, and the application has heard of that elsewhere (SO_ERROR).
-fn error_was_taken(s: &Socket, h: &RxHeld<'_>) -> bool {
-    let gone =
-        h.channel.wire().is_some_and(|w| w.slot(h.slot).leave.load(SeqCst) & parting::GONE != 0);
-    !gone && !s.has(flag::SHUT_WR | flag::BROKEN_OFF) && carrier::is_closed(s.fd.load(Acquire))
-}
-
-/// The receiver stands on the carrier.
-#[allow(clippy::too_many_arguments, reason = "the state of one call")]
-pub(super) unsafe fn look_carrier(
-    s: &Socket,
-    h: &mut RxHeld<'_>,
-    fd: c_int,
-    iov: &[iovec],
-    done: usize,
-    limit: u64,
-    peek_first: bool,
-    flags: c_int,
-) -> Look {
-    if h.end.pending_error != 0 {
-        return carrier_ended(s, h, fd, 0, flags);
-    }
-    let flags = (flags | libc::MSG_DONTWAIT) & !libc::MSG_WAITALL;
-    let mut max = limit.min(isize::MAX as u64) as usize;
-    if peek_first {
-        // SAFETY: the caller's buffers: peeked bytes are overwritten by the same bytes when they
-        // are taken.
-        let r = unsafe { kernel_recv(fd, iov, done, max, flags | libc::MSG_PEEK) };
-        if r <= 0 {
-            return carrier_end(s, h, fd, r, flags);
-        }
-        match h.end.switch.after_peek(r as u64, load_announce(h.words)) {
-            Ok(0) => {
-                h.settled(s);
-                return Look::Again;
-            }
-            Ok(n) => {
-                if h.end.switch.epoch() != h.said.ack.load(Relaxed) as u32 {
-                    h.settled(s);
-                }
-                max = n as usize;
-            }
-            Err(_) => return Look::Corrupt,
-        }
-        if flags & libc::MSG_PEEK != 0 {
-            return Look::Got(max);
-        }
-    }
-    // SAFETY: the caller's buffers.
-    let r = unsafe { kernel_recv(fd, iov, done, max, flags) };
-    if r <= 0 {
-        return carrier_end(s, h, fd, r, flags);
-    }
-    if flags & libc::MSG_PEEK != 0 {
-        return Look::Got(r as usize);
-    }
-    if let Some(rec) = s.record() {
-        rec.add_rx(Path::Tcp, r as u64);
-    }
-    match h.end.switch.on_delivered(r as u64) {
-        Ok(true) => h.settled(s),
-        Ok(false) => {
-            if h.came_to(s).is_err() {
-                return Look::Corrupt;
-            }
-        }
-        Err(_) => return Look::Corrupt,
-    }
-    Look::Got(r as usize)
-}
-
-/// The carrier had no byte: nothing yet (`r` is EAGAIN), its end (0), or an error.
-pub(super) fn carrier_end(s: &Socket, h: &mut RxHeld<'_>, fd: c_int, r: Ret, flags: c_int) -> Look {
-    if matches!(-r as i32, libc::EFAULT | libc::EINTR | libc::ENOMEM | libc::EINVAL) {
-        return Look::Failed(r);
-    }
-    if r != EAGAIN {
-        return carrier_ended(s, h, fd, r, flags);
-    }
-    match h.end.switch.on_announce(load_announce(h.words)) {
-        Ok(false) => Look::Empty,
-        Ok(true) => h.follow(s, true),
-        Err(_) => Look::Corrupt,
-    }
-}
-
-/// One kernel receive of at most `max` bytes into what comes after byte `done` of `iov`: into all
-/// of these buffers, because a read that falls short says that nothing is left (epoll(7)).
-pub(super) unsafe fn kernel_recv(
-    fd: c_int,
-    iov: &[iovec],
-    done: usize,
-    max: usize,
-    flags: c_int,
-) -> Ret {
-    const FEW: usize = 16;
-    let mut few = [sys::iov(core::ptr::null(), 0); FEW];
-    let mut many = None;
-    let (mut skip, mut room, mut count) = (done, max, 0);
-    // (Where there is no memory for more the first ones do.)
-    if iov.len() > FEW {
-        many = Scratch::filled(iov.len(), few[0]);
-    }
-    let list = many.as_deref_mut().unwrap_or(&mut few);
-    for v in iov {
-        if skip >= v.iov_len {
-            skip -= v.iov_len;
-            continue;
-        }
-        let Some(part) = list.get_mut(count).filter(|_| room > 0) else { break };
-        let len = (v.iov_len - skip).min(room);
-        *part = sys::iov(v.iov_base.cast::<u8>().wrapping_add(skip), len);
-        (skip, room, count) = (0, room - len, count + 1);
-    }
-    match list.get(..count).unwrap_or(&[]) {
-        [] => 0,
-        // SAFETY: within the caller's buffer.
-        [one] => unsafe {
-            sleep::recvfrom(
-                fd,
-                one.iov_base.cast(),
-                one.iov_len,
-                flags,
-                core::ptr::null_mut(),
-                core::ptr::null_mut(),
-            )
-        },
-        // SAFETY: as above.
-        parts => unsafe { sleep::recvmsg(fd, &mut header_of(parts), flags) },
     }
 }

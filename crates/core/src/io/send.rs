@@ -1,24 +1,21 @@
 //! Sending on an attached connection.
 
-use super::apart::{await_carrier, await_departure, end_in_reset, peer_has_ended};
-use super::candidate::candidate;
-use super::ends::{
-    NotHeld, TxHeld, corrupt, hold_tx, load_ack, publish_announce, show_path, try_tx,
-};
-use super::leave::{is_resending, send_again, to_kernel};
+use super::apart::{await_carrier, end_in_reset, peer_has_ended};
+use super::ends::{NotHeld, TxHeld, hold_tx, load_ack, publish_announce, show_path, try_tx};
+use super::leave::{is_resending, to_kernel};
 use super::parts::MAX_RW_COUNT;
 use super::receive::copy_failed;
-use super::reset::{is_reset, is_reset_by, lies_unread};
-use super::waits::{Patience, block, carrier_is_due, interrupted, never_waits};
-use super::{ASK_CARRIER_TICKS, EAGAIN, ECONNRESET, EFAULT, PLAIN_FLAGS, SEND_FLAGS, parts, watch};
+use super::reset::is_reset;
+use super::sending::Sending;
+use super::waits::{Patience, never_waits};
+use super::{EAGAIN, ECONNRESET, EFAULT, PLAIN_FLAGS, SEND_FLAGS, parts, watch};
 use crate::channel::{Side, quiet};
 use crate::fd_table::Entry;
 use crate::lock::bump;
 use crate::outcome::{PASS, Ret};
-use crate::socket::{ATTACHED, ATTACHING, CANDIDATE, Socket, flag};
+use crate::socket::{ATTACHED, Socket, flag};
 use crate::user::LOWEST_ADDRESS;
-use crate::wait::Woke;
-use crate::{agent, channel, fd_table, sleep, sys, wait};
+use crate::{agent, fd_table, sleep, sys, wait};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use core::sync::atomic::fence;
@@ -156,7 +153,7 @@ pub(super) unsafe fn send_one(
         return n as Ret;
     }
     // SAFETY: as above.
-    unsafe { send_slow(s, g, fd, &[sys::iov(buf, total)], total, n, flags, held) }
+    unsafe { Sending { s, g, fd, iov: &[sys::iov(buf, total)], total, done: n, flags }.run(held) }
 }
 
 /// `iov`: as `parts` makes them, `total` bytes together.
@@ -183,7 +180,7 @@ pub(super) unsafe fn send_attached(
         return n as Ret;
     }
     // SAFETY: as above.
-    unsafe { send_slow(s, g, fd, iov, total, n, flags, held) }
+    unsafe { Sending { s, g, fd, iov, total, done: n, flags }.run(held) }
 }
 
 /// The sending half for a send that can go into the ring as it is. `None`: for [`send_otherwise`].
@@ -222,7 +219,7 @@ unsafe fn send_otherwise(
     }
     match hold_tx(s, g) {
         // SAFETY: the caller's buffers.
-        Ok(held) => unsafe { send_slow(s, g, fd, iov, total, 0, flags, held) },
+        Ok(held) => unsafe { Sending { s, g, fd, iov, total, done: 0, flags }.run(held) },
         Err(NotHeld::Reentrant) => EAGAIN,
         Err(NotHeld::Changed) => PASS,
     }
@@ -262,7 +259,7 @@ fn waits_for_more(s: &Socket, flags: c_int) -> bool {
 /// is to be told now. (Between hosts always: what this process has not handed to the device goes
 /// with it. Nor without the thread that would do it in time.)
 #[cold]
-fn hold_back(s: &Socket, h: &mut TxHeld<'_>, n: usize, flags: c_int) -> bool {
+pub(super) fn hold_back(s: &Socket, h: &mut TxHeld<'_>, n: usize, flags: c_int) -> bool {
     let held = h.end.ring.unpublished();
     let is_full = held >= HOLD_BYTES.min(h.end.ring.size() / 4);
     if !waits_for_more(s, flags)
@@ -324,234 +321,6 @@ pub(crate) fn send_held_in_time() -> u64 {
         s.lower(flag::HOLDS);
     });
     next
-}
-
-/// Sends on, from byte `done`: promotes, waits for room, or goes through the kernel.
-#[cold]
-#[inline(never)]
-#[allow(clippy::too_many_arguments, reason = "the state of one call, handed on once")]
-pub(super) unsafe fn send_slow(
-    s: &'static Socket,
-    g: u16,
-    mut fd: c_int,
-    iov: &[iovec],
-    total: usize,
-    mut done: usize,
-    flags: c_int,
-    held: TxHeld<'static>,
-) -> Ret {
-    let nonblocking = never_waits(s, Side::Send, flags);
-    let timeout = s.send_timeout_ns.load(Relaxed);
-    let mut deadline = 0;
-    // Dropped after `held`.
-    let mut blocking = None;
-    let mut held = Some(held);
-    let finish = |done: usize, r: Ret| if done > 0 { done as Ret } else { r };
-    loop {
-        let h = match held.as_mut() {
-            Some(h) => h,
-            None => match hold_tx(s, g) {
-                Ok(h) => held.insert(h),
-                Err(NotHeld::Reentrant) => return finish(done, EAGAIN),
-                Err(NotHeld::Changed) => {
-                    // Plain meanwhile: the kernel takes the rest.
-                    if done == 0 {
-                        return PASS;
-                    }
-                    if !nonblocking && matches!(s.state.load(Acquire), CANDIDATE | ATTACHING) {
-                        // Between hosts: on TCP for a while, where its bytes are counted.
-                        // SAFETY: the caller's buffers.
-                        match candidate(s, g, fd, Side::Send, flags, || unsafe {
-                            kernel_send(fd, iov, done, flags)
-                        }) {
-                            Some(r) if r != PASS => return done as Ret + r.max(0),
-                            _ => continue,
-                        }
-                    }
-                    // SAFETY: the caller's buffers.
-                    let send = || unsafe { kernel_send(fd, iov, done, flags) };
-                    let r = if nonblocking { 0 } else { send() };
-                    return done as Ret + r.max(0);
-                }
-            },
-        };
-        if s.has(flag::CORRUPT) {
-            return finish(done, ECONNRESET);
-        }
-        // (On the ring `peer_is_going` looks.)
-        if is_broken(s) || (h.end.switch.state() != TxState::Fast && is_reset(s, fd)) {
-            return if done > 0 { done as Ret } else { send_broken(s, flags) };
-        }
-        switch_if_ordered(s, h);
-        if flags & libc::MSG_OOB != 0 && !h.end.never {
-            // The receiver's urgent byte stands outside of the bytes that it reads: offsets would
-            // no longer agree.
-            h.end.never = true;
-            s.set_reason(Reason::UrgentData);
-        }
-        if h.end.switch.state() == TxState::Fast {
-            if s.has(flag::SHUT_WR) && h.channel.wire().is_some() {
-                if done == 0 && flags & libc::MSG_NOSIGNAL == 0 {
-                    sys::raise(libc::SIGPIPE);
-                }
-                return finish(done, -(libc::EPIPE as Ret));
-            }
-            let odd = flags & !SEND_FLAGS != 0 || s.has(flag::SHUT_WR);
-            let going = peer_is_going(s, h, fd);
-            if (odd || going) && h.channel.wire().is_some() {
-                held = None;
-                if going {
-                    // It has not left in order, so it is gone: the kernel says how. No byte may
-                    // follow where some are missing.
-                    let _ = sys::shutdown(fd, libc::SHUT_RDWR);
-                    // SAFETY: the caller's buffers.
-                    return finish(done, unsafe { kernel_send(fd, iov, done, flags) });
-                }
-                match await_carrier(
-                    s,
-                    g,
-                    fd,
-                    Reason::SocketOption,
-                    s.send_timeout_ns.load(Relaxed),
-                    nonblocking,
-                ) {
-                    Ok(()) => continue,
-                    Err(r) => return finish(done, r),
-                }
-            }
-            if odd || going {
-                demote_tx(s, h, !odd);
-                continue;
-            }
-            if total == 0 {
-                return 0;
-            }
-            // SAFETY: the caller's buffers.
-            match unsafe { fill(&mut h.end.ring, iov, done) } {
-                Ok(0) => {}
-                Ok(n) => {
-                    if !hold_back(s, h, n, flags) && !sent_fast(s, h, n) {
-                        continue;
-                    }
-                    done += n;
-                    if done == total {
-                        return done as Ret;
-                    }
-                    if !nonblocking {
-                        continue;
-                    }
-                }
-                Err(CopyError::BadAddress) => return finish(done, EFAULT),
-                Err(CopyError::PeerCorrupt) => return finish(done, corrupt(s, fd)),
-            }
-            publish_held(h);
-            match h.end.ring.want_space(1) {
-                Ok(true) => continue,
-                Ok(false) => {}
-                Err(_) => return finish(done, corrupt(s, fd)),
-            }
-            if nonblocking && carrier_is_due(s, ASK_CARRIER_TICKS) && peer_has_ended(s, fd) {
-                s.raise(flag::CARRIER_SPOKE);
-                continue;
-            }
-            if nonblocking {
-                return finish(done, EAGAIN);
-            }
-        } else if h.end.switch.state() == TxState::Carrier {
-            if promote(s, h, fd, flags) {
-                continue;
-            }
-            if !may_use_carrier(h) && (total > 0 || flags & libc::MSG_OOB != 0) {
-                // The peer has not heard yet that the stream goes on there.
-                h.channel.ask_to_leave(h.slot, Reason::RdmaLost, true);
-                held = None;
-                if nonblocking {
-                    return finish(done, EAGAIN);
-                }
-                if timeout > 0 {
-                    if deadline == 0 {
-                        deadline = sys::now_ns().saturating_add(timeout as u64);
-                    }
-                    if sys::now_ns() >= deadline {
-                        return finish(done, EAGAIN);
-                    }
-                }
-                if await_departure(s, g) == Woke::Signal
-                    && let Some(r) = interrupted(timeout)
-                {
-                    return finish(done, r);
-                }
-                continue;
-            }
-            // What it says of a peer that was reset is not what the application is told: no signal
-            // either.
-            let doubt = if lies_unread(s) { libc::MSG_NOSIGNAL } else { 0 };
-            // SAFETY: the caller's buffers.
-            let r = unsafe { kernel_send(fd, iov, done, flags | libc::MSG_DONTWAIT | doubt) };
-            if r < 0 && is_reset_by(s, fd, -r as c_int) {
-                continue;
-            }
-            if r == ECONNRESET && done > 0 && h.channel.wire().is_none() {
-                // It belongs to the next call.
-                s.raise(flag::RESET);
-            }
-            if r == -(libc::EPIPE as Ret) && doubt & !flags != 0 {
-                sys::raise(libc::SIGPIPE);
-            }
-            if r >= 0 {
-                let _ = h.end.switch.on_accepted(r as u64);
-                if h.channel.wire().is_none() {
-                    channel::sent_by_kernel();
-                }
-                if let Some(rec) = s.record() {
-                    rec.add_tx(Path::Tcp, r as u64);
-                }
-                done += r as usize;
-                if done >= total || nonblocking {
-                    return done as Ret;
-                }
-                continue;
-            }
-            if r != EAGAIN || nonblocking {
-                return finish(done, r);
-            }
-        } else if h.end.switch.state() == TxState::Shut {
-            if done > 0 {
-                return done as Ret;
-            }
-            // SAFETY: the caller's buffers; the kernel answers EPIPE and sends SIGPIPE as it must.
-            let r = unsafe { kernel_send(fd, iov, done, flags) };
-            if r == ECONNRESET {
-                s.raise(flag::TOLD);
-            }
-            return r;
-        } else if s.has(flag::SHUT_WR) {
-            // Shut down, but bytes still go before the FIN: the kernel cannot say it yet.
-            if done == 0 && flags & libc::MSG_NOSIGNAL == 0 {
-                sys::raise(libc::SIGPIPE);
-            }
-            return finish(done, -(libc::EPIPE as Ret));
-        } else if may_use_carrier(h) && send_again(s, h, fd) != EAGAIN {
-            continue;
-        } else if nonblocking {
-            return finish(done, EAGAIN);
-        }
-        // Wait for room.
-        let on_carrier = h.end.switch.state() != TxState::Fast;
-        held = None;
-        if deadline == 0 && timeout > 0 {
-            deadline = sys::now_ns().saturating_add(timeout as u64);
-        }
-        match block(s, &mut blocking, &mut fd, Side::Send, on_carrier, deadline) {
-            Woke::News => {}
-            Woke::Timeout => return finish(done, EAGAIN),
-            Woke::Signal => {
-                if let Some(r) = interrupted(timeout) {
-                    return finish(done, r);
-                }
-            }
-        }
-    }
 }
 
 /// One kernel send of what comes after byte `done`.
@@ -720,7 +489,7 @@ pub(crate) fn on_nodelay(s: &'static Socket, g: u16, fd: c_int, value: c_int) {
 }
 
 /// Changes the path now and then, where the tests have ordered that.
-fn switch_if_ordered(s: &Socket, h: &mut TxHeld<'_>) {
+pub(super) fn switch_if_ordered(s: &Socket, h: &mut TxHeld<'_>) {
     let Some(x) = h.end.switches.next() else { return };
     let between_hosts = h.channel.wire().is_some();
     if h.end.switch.state() == TxState::Fast && x.is_multiple_of(16) {

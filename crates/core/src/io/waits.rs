@@ -123,6 +123,14 @@ impl Patience {
         Patience { timeout_ns: timeout_ns.load(Relaxed), until: 0 }
     }
 
+    /// When it is over, from the first call on; 0: never.
+    pub(super) fn deadline(&mut self) -> u64 {
+        if self.until == 0 && self.timeout_ns > 0 {
+            self.until = sys::now_ns().saturating_add(self.timeout_ns as u64);
+        }
+        self.until
+    }
+
     /// Waits until the kernel says one of `events` of `fd`, or `look_ns` have passed (< 0: no such
     /// limit). `Some`: the call ends with that.
     pub(super) fn wait(&mut self, fd: c_int, events: i16, look_ns: i64) -> Option<Ret> {

@@ -1,0 +1,352 @@
+//! One look of a receive at the path that its direction is on.
+
+use super::apart::peer_has_ended;
+use super::ends::{RxHeld, load_announce};
+use super::receive::{drain, received_fast};
+use super::reset::is_reset;
+use super::send::is_broken;
+use super::{ASK_CARRIER_IN_SET_NS, ASK_CARRIER_NS, EAGAIN, ECONNRESET, EFAULT, header_of};
+use crate::carrier;
+use crate::heap::Scratch;
+use crate::outcome::Ret;
+use crate::socket::{Socket, flag};
+use crate::wire::parting;
+use crate::{sleep, sys};
+use core::ffi::c_int;
+use core::sync::atomic::Ordering::*;
+use libc::iovec;
+use netacc_control::stats::Path;
+use netacc_proto::switchover::{EofVerdict, RxState};
+use netacc_ring::CopyError;
+
+/// What one look at a path brought.
+pub(super) enum Look {
+    /// Bytes, or the end: the call's result so far is complete.
+    Got(usize),
+    /// Nothing there now.
+    Empty,
+    /// The plan changed: look again.
+    Again,
+    /// The kernel's answer, to be handed to the application.
+    Kernel(Ret),
+    /// The call's own error (EFAULT...): the next call does not meet it.
+    Failed(Ret),
+    Corrupt,
+}
+
+/// Where a look puts what it finds.
+pub(super) struct Destination<'a> {
+    pub(super) fd: c_int,
+    /// The caller's buffers.
+    pub(super) iov: &'a [iovec],
+    /// So many bytes of them are filled.
+    pub(super) done: usize,
+    pub(super) flags: c_int,
+}
+
+/// The receiver stands on the ring.
+pub(super) unsafe fn look_fast(
+    s: &Socket,
+    h: &mut RxHeld<'_>,
+    to: &Destination<'_>,
+    limit: u64,
+    nonblocking: bool,
+) -> Look {
+    let Destination { fd, iov, done, flags } = *to;
+    let peek = flags & libc::MSG_PEEK != 0;
+    let Ok(mut avail) = h.end.ring.refresh() else { return Look::Corrupt };
+    if avail == 0 && h.channel.wire().is_some() {
+        crate::queues::progress();
+        let Ok(now) = h.end.ring.refresh() else { return Look::Corrupt };
+        avail = now;
+    }
+    if avail > 0 {
+        let limit = limit.min(avail as u64) as usize;
+        // SAFETY: the caller's buffers.
+        return match unsafe {
+            drain(&mut h.end.ring, iov, done, limit, peek, flags & libc::MSG_TRUNC != 0)
+        } {
+            Ok(n) if peek => Look::Got(n),
+            Ok(n) => {
+                if received_fast(s, h, n) {
+                    Look::Got(n)
+                } else {
+                    Look::Corrupt
+                }
+            }
+            Err(CopyError::BadAddress) => Look::Failed(EFAULT),
+            Err(CopyError::PeerCorrupt) => Look::Corrupt,
+        };
+    }
+    match h.end.switch.on_announce(load_announce(h.words)) {
+        Ok(false) => {}
+        Ok(true) => return h.follow(s, true),
+        Err(_) => return Look::Corrupt,
+    }
+    let now = sys::now_ns();
+    let pause = if s.epoll.load(Relaxed).is_null() || s.is_inherited() {
+        ASK_CARRIER_NS
+    } else {
+        ASK_CARRIER_IN_SET_NS
+    };
+    let due = h.channel.peer_ends(h.slot)
+        || (nonblocking && now.wrapping_sub(h.end.carrier_asked) > pause);
+    if !due && !s.has(flag::CARRIER_SPOKE) {
+        return Look::Empty;
+    }
+    h.end.carrier_asked = now;
+    ask_carrier(s, h, fd, flags)
+}
+
+/// The ring is empty: has the carrier ended, or is the stream to go on there?
+#[cold]
+pub(super) fn ask_carrier(s: &Socket, h: &mut RxHeld<'_>, fd: c_int, flags: c_int) -> Look {
+    // Lowered before the question, so that what is said after it raises the flag again.
+    s.lower(flag::CARRIER_SPOKE);
+    let ev = sys::poll_now(fd, libc::POLLIN | libc::POLLRDHUP | libc::POLLPRI);
+    if ev & (libc::POLLIN | libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) == 0 {
+        return Look::Empty;
+    }
+    s.raise(flag::CARRIER_SPOKE);
+    let mut byte = 0u8;
+    // SAFETY: one byte of ours. A pending error is reported, and so taken, by this.
+    let r = unsafe {
+        sys::recvfrom(
+            fd,
+            &mut byte,
+            1,
+            libc::MSG_PEEK | libc::MSG_DONTWAIT,
+            core::ptr::null_mut(),
+            core::ptr::null_mut(),
+        )
+    };
+    if r == EAGAIN {
+        return Look::Empty;
+    }
+    if r > 0 {
+        return match h.end.switch.on_carrier_readable(load_announce(h.words)) {
+            // It has left the ring, whose last bytes it published before it said so, and that
+            // before it wrote to the carrier. (Between hosts they may still be on their way.)
+            Ok(false)
+                if h.end.switch.state() == RxState::ToCarrier
+                    && !matches!(h.end.ring.refresh(), Ok(1..)) =>
+            {
+                if h.channel.wire().is_none() {
+                    Look::Corrupt
+                } else {
+                    Look::Empty
+                }
+            }
+            Ok(changed) => h.follow(s, changed),
+            Err(_) => Look::Corrupt,
+        };
+    }
+    carrier_ended(s, h, fd, r, flags)
+}
+
+/// The carrier said that it ended (0) or failed (`-errno`).
+#[cold]
+pub(super) fn carrier_ended(
+    s: &Socket,
+    h: &mut RxHeld<'_>,
+    fd: c_int,
+    r: Ret,
+    flags: c_int,
+) -> Look {
+    if r == 0 && s.has(flag::SHUT_RD) && !peer_has_ended(s, s.fd.load(Acquire)) {
+        // Our own doing: nothing is there now, and nothing new is waited for.
+        return if h.end.switch.offset() < h.end.read_until {
+            Look::Empty
+        } else {
+            Look::Kernel(0)
+        };
+    }
+    let latest = load_announce(h.words);
+    if r == ECONNRESET && h.channel.wire().is_none() {
+        // The kernel reports it once; it belongs behind the ring's bytes, and is to be seen until
+        // then.
+        s.raise(flag::RESET);
+    } else if r != 0 {
+        h.end.pending_error = r as i32;
+    }
+    // (Behind our own shutdown for receiving the sender lives, and what it holds back is its own.)
+    let is_over = h.channel.wire().is_none() && carrier::peer_ended(s.fd.load(Acquire));
+    let left = if is_over { h.end.ring.take_held() } else { h.end.ring.refresh() };
+    let Ok(left) = left else { return Look::Corrupt };
+    match h.end.switch.on_carrier_eof(latest, left == 0) {
+        Ok(EofVerdict::Eof) => {
+            let mut r = h.end.pending_error as Ret;
+            // Our own doing, or a reset of which the carrier does not know.
+            let may_be = matches!(-r as c_int, 0 | libc::ENOTCONN | libc::EPIPE | libc::ECONNRESET);
+            let ours =
+                (r == -(libc::ENOTCONN as Ret) && is_broken(s)) || (may_be && is_reset(s, fd));
+            if ours {
+                r = if s.has(flag::TOLD) { 0 } else { ECONNRESET };
+            } else if r == 0 {
+                // What the look for a reset has found instead.
+                r = s.kept_error.swap(0, Relaxed) as Ret;
+            }
+            // (Between hosts a look takes none.)
+            let local = h.channel.wire().is_none();
+            if local || flags & libc::MSG_PEEK == 0 {
+                h.end.pending_error = 0;
+                if ours || (local && r < 0 && carrier::is_closed(fd)) {
+                    s.raise(flag::TOLD);
+                }
+            }
+            Look::Kernel(r)
+        }
+        Ok(EofVerdict::Truncated)
+            if s.has(flag::TOLD | flag::SHUT_RD)
+                || (r == 0 && h.end.pending_error == 0 && error_was_taken(s, h)) =>
+        {
+            Look::Kernel(0)
+        }
+        Ok(EofVerdict::Truncated) => {
+            if flags & libc::MSG_PEEK == 0 {
+                h.end.pending_error = 0;
+                s.raise(flag::TOLD);
+            }
+            Look::Kernel(ECONNRESET)
+        }
+        Ok(EofVerdict::DrainFastFirst) => Look::Again,
+        Ok(EofVerdict::SkipThenDrain { skip }) => {
+            if h.skip(skip).is_ok() {
+                Look::Again
+            } else {
+                Look::Corrupt
+            }
+        }
+        Ok(EofVerdict::FollowAnnounce) => h.follow(s, true),
+        Err(_) => Look::Corrupt,
+    }
+}
+
+/// The carrier was reset, and the application has heard of that elsewhere (SO_ERROR).
+fn error_was_taken(s: &Socket, h: &RxHeld<'_>) -> bool {
+    let gone =
+        h.channel.wire().is_some_and(|w| w.slot(h.slot).leave.load(SeqCst) & parting::GONE != 0);
+    !gone && !s.has(flag::SHUT_WR | flag::BROKEN_OFF) && carrier::is_closed(s.fd.load(Acquire))
+}
+
+/// The receiver stands on the carrier.
+pub(super) unsafe fn look_carrier(
+    s: &Socket,
+    h: &mut RxHeld<'_>,
+    to: &Destination<'_>,
+    limit: u64,
+    peek_first: bool,
+) -> Look {
+    let Destination { fd, iov, done, flags } = *to;
+    if h.end.pending_error != 0 {
+        return carrier_ended(s, h, fd, 0, flags);
+    }
+    let flags = (flags | libc::MSG_DONTWAIT) & !libc::MSG_WAITALL;
+    let mut max = limit.min(isize::MAX as u64) as usize;
+    if peek_first {
+        // SAFETY: the caller's buffers: peeked bytes are overwritten by the same bytes when they
+        // are taken.
+        let r = unsafe { kernel_recv(fd, iov, done, max, flags | libc::MSG_PEEK) };
+        if r <= 0 {
+            return carrier_end(s, h, fd, r, flags);
+        }
+        match h.end.switch.after_peek(r as u64, load_announce(h.words)) {
+            Ok(0) => {
+                h.settled(s);
+                return Look::Again;
+            }
+            Ok(n) => {
+                if h.end.switch.epoch() != h.said.ack.load(Relaxed) as u32 {
+                    h.settled(s);
+                }
+                max = n as usize;
+            }
+            Err(_) => return Look::Corrupt,
+        }
+        if flags & libc::MSG_PEEK != 0 {
+            return Look::Got(max);
+        }
+    }
+    // SAFETY: the caller's buffers.
+    let r = unsafe { kernel_recv(fd, iov, done, max, flags) };
+    if r <= 0 {
+        return carrier_end(s, h, fd, r, flags);
+    }
+    if flags & libc::MSG_PEEK != 0 {
+        return Look::Got(r as usize);
+    }
+    if let Some(rec) = s.record() {
+        rec.add_rx(Path::Tcp, r as u64);
+    }
+    match h.end.switch.on_delivered(r as u64) {
+        Ok(true) => h.settled(s),
+        Ok(false) => {
+            if h.came_to(s).is_err() {
+                return Look::Corrupt;
+            }
+        }
+        Err(_) => return Look::Corrupt,
+    }
+    Look::Got(r as usize)
+}
+
+/// The carrier had no byte: nothing yet (`r` is EAGAIN), its end (0), or an error.
+pub(super) fn carrier_end(s: &Socket, h: &mut RxHeld<'_>, fd: c_int, r: Ret, flags: c_int) -> Look {
+    if matches!(-r as i32, libc::EFAULT | libc::EINTR | libc::ENOMEM | libc::EINVAL) {
+        return Look::Failed(r);
+    }
+    if r != EAGAIN {
+        return carrier_ended(s, h, fd, r, flags);
+    }
+    match h.end.switch.on_announce(load_announce(h.words)) {
+        Ok(false) => Look::Empty,
+        Ok(true) => h.follow(s, true),
+        Err(_) => Look::Corrupt,
+    }
+}
+
+/// One kernel receive of at most `max` bytes into what comes after byte `done` of `iov`: into all
+/// of these buffers, because a read that falls short says that nothing is left (epoll(7)).
+pub(super) unsafe fn kernel_recv(
+    fd: c_int,
+    iov: &[iovec],
+    done: usize,
+    max: usize,
+    flags: c_int,
+) -> Ret {
+    const FEW: usize = 16;
+    let mut few = [sys::iov(core::ptr::null(), 0); FEW];
+    let mut many = None;
+    let (mut skip, mut room, mut count) = (done, max, 0);
+    // (Where there is no memory for more the first ones do.)
+    if iov.len() > FEW {
+        many = Scratch::filled(iov.len(), few[0]);
+    }
+    let list = many.as_deref_mut().unwrap_or(&mut few);
+    for v in iov {
+        if skip >= v.iov_len {
+            skip -= v.iov_len;
+            continue;
+        }
+        let Some(part) = list.get_mut(count).filter(|_| room > 0) else { break };
+        let len = (v.iov_len - skip).min(room);
+        *part = sys::iov(v.iov_base.cast::<u8>().wrapping_add(skip), len);
+        (skip, room, count) = (0, room - len, count + 1);
+    }
+    match list.get(..count).unwrap_or(&[]) {
+        [] => 0,
+        // SAFETY: within the caller's buffer.
+        [one] => unsafe {
+            sleep::recvfrom(
+                fd,
+                one.iov_base.cast(),
+                one.iov_len,
+                flags,
+                core::ptr::null_mut(),
+                core::ptr::null_mut(),
+            )
+        },
+        // SAFETY: as above.
+        parts => unsafe { sleep::recvmsg(fd, &mut header_of(parts), flags) },
+    }
+}

@@ -1,0 +1,322 @@
+//! A receive that does not end at once: it looks, follows the sender to another path, or waits.
+
+use super::apart::peer_has_ended;
+use super::candidate::{candidate, settle_rx};
+use super::ends::{NotHeld, RxHeld, carrier_unread, corrupt, hold_rx, load_announce};
+use super::leave::leave_if_due;
+use super::look::{Destination, Look, ask_carrier, kernel_recv, look_carrier, look_fast};
+use super::message::kept_error;
+use super::waits::Blocking;
+use super::waits::{Patience, block, interrupted, never_waits};
+use super::{EAGAIN, ECONNRESET};
+use crate::channel::{Side, announce};
+use crate::outcome::{PASS, Ret};
+use crate::socket::{ATTACHING, CANDIDATE, Socket, flag};
+use crate::wait::Woke;
+use crate::{sleep, sys, wait};
+use core::ffi::c_int;
+use core::sync::atomic::Ordering::*;
+use libc::iovec;
+use netacc_proto::switchover::{Plan, RxState};
+
+/// What the call was asked for, and how far it has come.
+pub(super) struct Receiving<'a> {
+    pub(super) s: &'static Socket,
+    pub(super) g: u16,
+    pub(super) fd: c_int,
+    /// The caller's buffers, `total` bytes together.
+    pub(super) iov: &'a [iovec],
+    pub(super) total: usize,
+    pub(super) flags: c_int,
+}
+
+/// How far it has come.
+struct Progress {
+    /// Bytes that are received, or peeked at.
+    done: usize,
+    /// What [`is_doubtful`] has seen.
+    doubtful: Option<(u32, u64)>,
+    patience: Patience,
+    nonblocking: bool,
+    waits_for_all: bool,
+}
+
+/// What the call does next.
+enum Next {
+    /// It ends: with what is received or, where that is nothing, with this.
+    Done(Ret),
+    /// It looks again, and keeps the receiving half.
+    Again,
+    /// It looks again, when others have had the receiving half.
+    Anew,
+    /// It waits for news of its path.
+    Wait { on_carrier: bool },
+    /// More than what can be peeked at is wanted: it looks once a millisecond, until the stream
+    /// ends.
+    PeekLater,
+}
+
+impl Receiving<'_> {
+    /// The whole life of the call from here on. `held`: the receiving half.
+    ///
+    /// # Safety
+    /// The buffers are the caller's.
+    #[cold]
+    #[inline(never)]
+    pub(super) unsafe fn run(mut self, held: RxHeld<'static>) -> Ret {
+        let s = self.s;
+        let patience = Patience::of(&s.receive_timeout_ns);
+        let nonblocking = never_waits(s, Side::Receive, self.flags);
+        let waits_for_all = self.flags & libc::MSG_WAITALL != 0 && !nonblocking;
+        let mut now = Progress { done: 0, doubtful: None, patience, nonblocking, waits_for_all };
+        // Dropped after `held`.
+        let mut blocking = None;
+        let mut held = Some(held);
+        loop {
+            // (Not in the middle of a call: what comes behind would be the kernel's, and might
+            // wait.)
+            if now.done == 0 && s.has(flag::LEAVING) {
+                held = None;
+                leave_if_due(s, self.g, self.fd);
+            }
+            let mut refused = None;
+            if held.is_none() {
+                match hold_rx(s, self.g) {
+                    Ok(h) => held = Some(h),
+                    Err(why) => refused = Some(why),
+                }
+            }
+            let next = match (held.as_mut(), refused) {
+                // SAFETY: the caller's buffers.
+                (Some(h), _) => unsafe { self.next(&mut now, h) },
+                (None, Some(NotHeld::Reentrant)) => Next::Done(EAGAIN),
+                // SAFETY: as above.
+                (None, _) => unsafe { self.elsewhere(&mut now) },
+            };
+            if !matches!(next, Next::Again) {
+                held = None;
+            }
+            let end = match next {
+                Next::Done(r) => Some(r),
+                Next::Again | Next::Anew => None,
+                Next::Wait { on_carrier } => self.wait(&mut now, &mut blocking, on_carrier),
+                Next::PeekLater => self.peek_later(&mut now),
+            };
+            if let Some(r) = end {
+                return if now.done > 0 { now.done as Ret } else { r };
+            }
+        }
+    }
+
+    fn peeks(&self) -> bool {
+        self.flags & libc::MSG_PEEK != 0
+    }
+
+    /// One step, with the receiving half.
+    unsafe fn next(&self, now: &mut Progress, h: &mut RxHeld<'static>) -> Next {
+        let (s, fd) = (self.s, self.fd);
+        if s.has(flag::CORRUPT) {
+            return Next::Done(ECONNRESET);
+        }
+        if h.end.unsettled {
+            settle_rx(s, h);
+        }
+        let plan = h.end.switch.plan();
+        let on_carrier = !matches!(plan, Plan::Fast { .. });
+        // SAFETY: the caller's buffers.
+        match unsafe { self.look(now, h, plan) } {
+            Look::Again => return Next::Again,
+            Look::Corrupt => return Next::Done(corrupt(s, fd)),
+            Look::Failed(r) => return Next::Done(r),
+            Look::Kernel(r) => {
+                if now.done > 0 && r < 0 {
+                    // It belongs to the next call.
+                    h.end.pending_error = r as i32;
+                    if h.channel.wire().is_none() {
+                        s.lower(flag::TOLD);
+                    }
+                }
+                return Next::Done(r);
+            }
+            Look::Got(n) => {
+                now.done = if self.peeks() { n } else { now.done + n };
+                return self.got_some(now, h, on_carrier);
+            }
+            // Nothing new is waited for; what was there before, and comes again by way of the
+            // carrier, is.
+            Look::Empty if s.has(flag::SHUT_RD) && h.end.switch.offset() >= h.end.read_until => {
+                return Next::Done(0);
+            }
+            Look::Empty if s.kept_error.load(Relaxed) != 0 && now.done == 0 => {
+                if let Some(r) = kept_error(s, fd) {
+                    return Next::Done(r);
+                }
+            }
+            Look::Empty => {}
+        }
+        // (One that stands on the ring and has followed has nothing in store but bytes: a look
+        // finds them, or an error.)
+        if h.end.switch.state() != RxState::Fast && is_doubtful(s, h, &mut now.doubtful) {
+            return Next::Again;
+        }
+        if now.nonblocking || now.done > 0 && !now.waits_for_all {
+            return Next::Done(EAGAIN);
+        }
+        Next::Wait { on_carrier }
+    }
+
+    /// Looks at the path that the direction is on.
+    unsafe fn look(&self, now: &Progress, h: &mut RxHeld<'static>, plan: Plan) -> Look {
+        let (s, fd) = (self.s, self.fd);
+        let done = if self.peeks() { 0 } else { now.done };
+        let to = Destination { fd, iov: self.iov, done, flags: self.flags };
+        match plan {
+            // SAFETY: the caller's buffers.
+            Plan::Fast { limit } => unsafe { look_fast(s, h, &to, limit, now.nonblocking) },
+            // SAFETY: as above.
+            Plan::Carrier { limit, peek_first } => unsafe {
+                look_carrier(s, h, &to, limit, peek_first)
+            },
+            Plan::Wait => match h.end.switch.on_announce(load_announce(h.words)) {
+                // No answer will come from a peer that is gone.
+                Ok(false) if peer_has_ended(s, fd) => ask_carrier(s, h, fd, self.flags),
+                // Nor is anything there before the answer.
+                Ok(false)
+                    if h.channel.wire().is_none() && carrier_unread(fd).is_some_and(|n| n > 0) =>
+                {
+                    match h.end.switch.on_carrier_readable(load_announce(h.words)) {
+                        Ok(changed) => h.follow(s, changed),
+                        Err(_) => Look::Corrupt,
+                    }
+                }
+                Ok(false) => Look::Empty,
+                Ok(true) => h.follow(s, true),
+                Err(_) => Look::Corrupt,
+            },
+        }
+    }
+
+    /// Bytes have come, by the path that the look was at.
+    fn got_some(&self, now: &Progress, h: &mut RxHeld<'static>, on_carrier: bool) -> Next {
+        if now.done >= self.total {
+            return Next::Done(0);
+        }
+        if now.waits_for_all {
+            return if self.peeks() { Next::PeekLater } else { Next::Again };
+        }
+        if self.peeks() {
+            return Next::Done(0);
+        }
+        if !on_carrier {
+            match h.end.switch.on_announce(load_announce(h.words)) {
+                Ok(true) => h.settled(self.s),
+                Ok(false) => {}
+                Err(_) => return Next::Done(corrupt(self.s, self.fd)),
+            }
+            // As TCP does.
+            if !matches!(h.end.switch.plan(), Plan::Fast { .. }) && is_at_mark(self.fd) {
+                return Next::Done(0);
+            }
+        }
+        // Nor may it stop where the path changes.
+        if on_carrier == matches!(h.end.switch.plan(), Plan::Fast { .. }) {
+            Next::Again
+        } else {
+            Next::Done(0)
+        }
+    }
+
+    /// The connection is none of the rings' any more: the kernel has the rest. (Only MSG_WAITALL
+    /// gets here with bytes.)
+    #[cold]
+    #[inline(never)]
+    unsafe fn elsewhere(&self, now: &mut Progress) -> Next {
+        let (s, fd, done) = (self.s, self.fd, now.done);
+        if done == 0 {
+            return Next::Done(PASS);
+        }
+        // SAFETY: the caller's buffers.
+        let receive = || unsafe { kernel_recv(fd, self.iov, done, usize::MAX, self.flags) };
+        let r = if matches!(s.state.load(Acquire), CANDIDATE | ATTACHING) {
+            // As in `Sending`.
+            match candidate(s, self.g, fd, Side::Receive, self.flags, receive) {
+                Some(r) if r != PASS => r,
+                _ => return Next::Anew,
+            }
+        } else {
+            receive()
+        };
+        now.done += r.max(0) as usize;
+        Next::Done(0)
+    }
+
+    /// `Some`: the call ends with that.
+    #[cold]
+    #[inline(never)]
+    fn wait(
+        &mut self,
+        now: &mut Progress,
+        blocking: &mut Option<Blocking>,
+        on_carrier: bool,
+    ) -> Option<Ret> {
+        let patience = &mut now.patience;
+        // (Words that change all the time are news each time.)
+        if patience.until != 0 && sys::now_ns() >= patience.until {
+            return Some(EAGAIN);
+        }
+        let deadline = patience.deadline();
+        if self.s.has(flag::SHUT_RD) {
+            // Of a socket that is shut down poll says at all times that there is something.
+            sys::pause_ns(1_000_000);
+        }
+        match block(self.s, blocking, &mut self.fd, Side::Receive, on_carrier, deadline) {
+            Woke::News => None,
+            Woke::Timeout => Some(EAGAIN),
+            Woke::Signal => interrupted(patience.timeout_ns),
+        }
+    }
+
+    /// `Some`: the call ends with what there is.
+    #[cold]
+    #[inline(never)]
+    fn peek_later(&self, now: &mut Progress) -> Option<Ret> {
+        let deadline = now.patience.deadline();
+        let mut p = libc::pollfd { fd: self.fd, events: libc::POLLRDHUP, revents: 0 };
+        // SAFETY: one valid pollfd.
+        let r = unsafe { sleep::ppoll(&mut p, 1, 1_000_000, core::ptr::null()) };
+        (r != 0 || (deadline != 0 && sys::now_ns() >= deadline)).then_some(0)
+    }
+}
+
+/// A look under the lock has found nothing, while the receiver is about to change paths, and a look
+/// without it would say that there is something (`before`: it said so before this look already, of
+/// these words). True: look again, which is due once.
+///
+/// With an honest peer the news has come in between, and is found then. Where it is not, the words
+/// contradict each other: nobody is blamed, but what was looked into is no news until something
+/// changes, so that a program that waits sleeps.
+#[cold]
+#[inline(never)]
+fn is_doubtful(s: &Socket, h: &RxHeld<'_>, before: &mut Option<(u32, u64)>) -> bool {
+    if h.channel.wire().is_some() || !wait::receive_news(s, h.channel, h.slot) {
+        return false;
+    }
+    let now =
+        (h.words.producer_user[announce::EPOCH].load(Acquire) as u32, h.words.tail.load(Acquire));
+    match before.replace(now) {
+        Some(then) => {
+            if then == now {
+                s.said.doubt(now);
+            }
+            false
+        }
+        None => true,
+    }
+}
+
+/// The next byte on the carrier is behind the urgent one: a receive stops before it.
+fn is_at_mark(fd: c_int) -> bool {
+    const SIOCATMARK: usize = 0x8905;
+    let mut mark: c_int = 0;
+    sys::ioctl(fd, SIOCATMARK, &mut mark as *mut c_int as usize) >= 0 && mark != 0
+}

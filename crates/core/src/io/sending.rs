@@ -1,0 +1,311 @@
+//! A send that does not end at once: it promotes, goes through the kernel, or waits for room.
+
+use super::apart::{await_carrier, await_departure, peer_has_ended};
+use super::candidate::candidate;
+use super::ends::{NotHeld, TxHeld, corrupt, hold_tx};
+use super::leave::send_again;
+use super::reset::{is_reset, is_reset_by, lies_unread};
+use super::send::{
+    demote_tx, fill, hold_back, is_broken, kernel_send, may_use_carrier, peer_is_going, promote,
+    publish_held, send_broken, sent_fast, switch_if_ordered,
+};
+use super::waits::{Blocking, Patience, block, carrier_is_due, interrupted, never_waits};
+use super::{ASK_CARRIER_TICKS, EAGAIN, ECONNRESET, EFAULT, SEND_FLAGS};
+use crate::channel::Side;
+use crate::outcome::{PASS, Ret};
+use crate::socket::{ATTACHING, CANDIDATE, Socket, flag};
+use crate::wait::Woke;
+use crate::{channel, sys};
+use core::ffi::c_int;
+use core::sync::atomic::Ordering::*;
+use libc::iovec;
+use netacc_control::stats::{Path, Reason};
+use netacc_proto::switchover::TxState;
+use netacc_ring::CopyError;
+
+const EPIPE: Ret = -(libc::EPIPE as Ret);
+
+/// What the call was asked for, and how far it has come.
+pub(super) struct Sending<'a> {
+    pub(super) s: &'static Socket,
+    pub(super) g: u16,
+    pub(super) fd: c_int,
+    /// The caller's buffers, `total` bytes together.
+    pub(super) iov: &'a [iovec],
+    pub(super) total: usize,
+    /// Bytes that are sent.
+    pub(super) done: usize,
+    pub(super) flags: c_int,
+}
+
+/// What the call does next.
+enum Next {
+    /// It ends: with what is sent or, where that is nothing, with this.
+    Done(Ret),
+    /// It looks again, and keeps the sending half.
+    Again,
+    /// It looks again, when others have had the sending half.
+    Anew,
+    /// It waits for room, in the ring or on the carrier.
+    Room { on_carrier: bool },
+    /// It waits until the connection has gone back to its carrier, which the peer hears of first.
+    Departure,
+    /// It takes the connection back to its carrier: its flags are for the kernel alone.
+    TakeBack,
+    /// The peer is gone without a word, and the kernel says how.
+    Gone,
+}
+
+impl Sending<'_> {
+    /// The whole life of the call from here on. `held`: the sending half.
+    ///
+    /// # Safety
+    /// The buffers are the caller's.
+    #[cold]
+    #[inline(never)]
+    pub(super) unsafe fn run(mut self, held: TxHeld<'static>) -> Ret {
+        let s = self.s;
+        let nonblocking = never_waits(s, Side::Send, self.flags);
+        let mut patience = Patience::of(&s.send_timeout_ns);
+        // Dropped after `held`.
+        let mut blocking = None;
+        let mut held = Some(held);
+        loop {
+            let mut refused = None;
+            if held.is_none() {
+                match hold_tx(s, self.g) {
+                    Ok(h) => held = Some(h),
+                    Err(why) => refused = Some(why),
+                }
+            }
+            let next = match (held.as_mut(), refused) {
+                // SAFETY: the caller's buffers.
+                (Some(h), _) => unsafe { self.next(h, nonblocking) },
+                (None, Some(NotHeld::Reentrant)) => Next::Done(EAGAIN),
+                // SAFETY: as above.
+                (None, _) => unsafe { self.elsewhere(nonblocking) },
+            };
+            if !matches!(next, Next::Again) {
+                held = None;
+            }
+            let end = match next {
+                Next::Done(r) => Some(r),
+                Next::Again | Next::Anew => None,
+                Next::Room { on_carrier } => self.wait(&mut blocking, &mut patience, on_carrier),
+                Next::Departure if nonblocking => Some(EAGAIN),
+                Next::Departure => self.await_departure(&mut patience),
+                Next::TakeBack => {
+                    let timeout = s.send_timeout_ns.load(Relaxed);
+                    await_carrier(s, self.g, self.fd, Reason::SocketOption, timeout, nonblocking)
+                        .err()
+                }
+                Next::Gone => {
+                    // No byte may follow where some are missing.
+                    let _ = sys::shutdown(self.fd, libc::SHUT_RDWR);
+                    // SAFETY: as above.
+                    Some(unsafe { kernel_send(self.fd, self.iov, self.done, self.flags) })
+                }
+            };
+            if let Some(r) = end {
+                return if self.done > 0 { self.done as Ret } else { r };
+            }
+        }
+    }
+
+    /// One step, with the sending half.
+    unsafe fn next(&mut self, h: &mut TxHeld<'static>, nonblocking: bool) -> Next {
+        let s = self.s;
+        if s.has(flag::CORRUPT) {
+            return Next::Done(ECONNRESET);
+        }
+        // (On the ring `peer_is_going` looks.)
+        if is_broken(s) || (h.end.switch.state() != TxState::Fast && is_reset(s, self.fd)) {
+            return Next::Done(if self.done > 0 { 0 } else { send_broken(s, self.flags) });
+        }
+        switch_if_ordered(s, h);
+        if self.flags & libc::MSG_OOB != 0 && !h.end.never {
+            // The receiver's urgent byte stands outside of the bytes that it reads: offsets would
+            // no longer agree.
+            h.end.never = true;
+            s.set_reason(Reason::UrgentData);
+        }
+        match h.end.switch.state() {
+            // SAFETY: the caller's buffers.
+            TxState::Fast => unsafe { self.next_on_ring(h, nonblocking) },
+            // SAFETY: as above.
+            TxState::Carrier => unsafe { self.next_on_carrier(h, nonblocking) },
+            // SAFETY: as above.
+            TxState::Shut => unsafe { self.next_behind_shutdown() },
+            // Shut down, but bytes still go before the FIN: the kernel cannot say it yet.
+            _ if s.has(flag::SHUT_WR) => self.broken_pipe(),
+            _ if may_use_carrier(h) && send_again(s, h, self.fd) != EAGAIN => Next::Again,
+            _ => self.no_room(h, nonblocking),
+        }
+    }
+
+    unsafe fn next_on_ring(&mut self, h: &mut TxHeld<'static>, nonblocking: bool) -> Next {
+        let s = self.s;
+        let between_hosts = h.channel.wire().is_some();
+        if s.has(flag::SHUT_WR) && between_hosts {
+            return self.broken_pipe();
+        }
+        let odd = self.flags & !SEND_FLAGS != 0 || s.has(flag::SHUT_WR);
+        let going = peer_is_going(s, h, self.fd);
+        if odd || going {
+            if between_hosts {
+                // (A peer that has not left in order is gone.)
+                return if going { Next::Gone } else { Next::TakeBack };
+            }
+            demote_tx(s, h, !odd);
+            return Next::Again;
+        }
+        if self.total == 0 {
+            return Next::Done(0);
+        }
+        // SAFETY: the caller's buffers.
+        match unsafe { fill(&mut h.end.ring, self.iov, self.done) } {
+            Ok(0) => {}
+            Ok(n) => {
+                if !hold_back(s, h, n, self.flags) && !sent_fast(s, h, n) {
+                    return Next::Again;
+                }
+                self.done += n;
+                if self.done == self.total {
+                    return Next::Done(0);
+                }
+                if !nonblocking {
+                    return Next::Again;
+                }
+            }
+            Err(CopyError::BadAddress) => return Next::Done(EFAULT),
+            Err(CopyError::PeerCorrupt) => return Next::Done(corrupt(s, self.fd)),
+        }
+        publish_held(h);
+        match h.end.ring.want_space(1) {
+            Ok(true) => return Next::Again,
+            Ok(false) => {}
+            Err(_) => return Next::Done(corrupt(s, self.fd)),
+        }
+        if nonblocking && carrier_is_due(s, ASK_CARRIER_TICKS) && peer_has_ended(s, self.fd) {
+            s.raise(flag::CARRIER_SPOKE);
+            return Next::Again;
+        }
+        self.no_room(h, nonblocking)
+    }
+
+    unsafe fn next_on_carrier(&mut self, h: &mut TxHeld<'static>, nonblocking: bool) -> Next {
+        let (s, flags) = (self.s, self.flags);
+        if promote(s, h, self.fd, flags) {
+            return Next::Again;
+        }
+        if !may_use_carrier(h) && (self.total > 0 || flags & libc::MSG_OOB != 0) {
+            h.channel.ask_to_leave(h.slot, Reason::RdmaLost, true);
+            return Next::Departure;
+        }
+        // What it says of a peer that was reset is not what the application is told: no signal
+        // either.
+        let doubt = if lies_unread(s) { libc::MSG_NOSIGNAL } else { 0 };
+        let kernel_flags = flags | libc::MSG_DONTWAIT | doubt;
+        // SAFETY: the caller's buffers.
+        let r = unsafe { kernel_send(self.fd, self.iov, self.done, kernel_flags) };
+        if r < 0 && is_reset_by(s, self.fd, -r as c_int) {
+            return Next::Again;
+        }
+        if r == ECONNRESET && self.done > 0 && h.channel.wire().is_none() {
+            // It belongs to the next call.
+            s.raise(flag::RESET);
+        }
+        if r == EPIPE && doubt & !flags != 0 {
+            sys::raise(libc::SIGPIPE);
+        }
+        if r < 0 {
+            return if r == EAGAIN { self.no_room(h, nonblocking) } else { Next::Done(r) };
+        }
+        let _ = h.end.switch.on_accepted(r as u64);
+        if h.channel.wire().is_none() {
+            channel::sent_by_kernel();
+        }
+        if let Some(rec) = s.record() {
+            rec.add_tx(Path::Tcp, r as u64);
+        }
+        self.done += r as usize;
+        if self.done >= self.total || nonblocking { Next::Done(0) } else { Next::Again }
+    }
+
+    unsafe fn next_behind_shutdown(&mut self) -> Next {
+        if self.done > 0 {
+            return Next::Done(0);
+        }
+        // SAFETY: the caller's buffers; the kernel answers EPIPE and sends SIGPIPE as it must.
+        let r = unsafe { kernel_send(self.fd, self.iov, self.done, self.flags) };
+        if r == ECONNRESET {
+            self.s.raise(flag::TOLD);
+        }
+        Next::Done(r)
+    }
+
+    /// The connection is none of the rings' any more: the kernel takes the rest.
+    unsafe fn elsewhere(&mut self, nonblocking: bool) -> Next {
+        let (s, fd, done) = (self.s, self.fd, self.done);
+        if done == 0 {
+            return Next::Done(PASS);
+        }
+        // SAFETY: the caller's buffers.
+        let send = || unsafe { kernel_send(fd, self.iov, done, self.flags) };
+        let r = if nonblocking {
+            0
+        } else if matches!(s.state.load(Acquire), CANDIDATE | ATTACHING) {
+            // Between hosts: on TCP for a while, where its bytes are counted.
+            match candidate(s, self.g, fd, Side::Send, self.flags, send) {
+                Some(r) if r != PASS => r,
+                _ => return Next::Anew,
+            }
+        } else {
+            send()
+        };
+        self.done += r.max(0) as usize;
+        Next::Done(0)
+    }
+
+    fn broken_pipe(&self) -> Next {
+        if self.done == 0 && self.flags & libc::MSG_NOSIGNAL == 0 {
+            sys::raise(libc::SIGPIPE);
+        }
+        Next::Done(EPIPE)
+    }
+
+    fn no_room(&self, h: &TxHeld<'static>, nonblocking: bool) -> Next {
+        if nonblocking {
+            Next::Done(EAGAIN)
+        } else {
+            Next::Room { on_carrier: h.end.switch.state() != TxState::Fast }
+        }
+    }
+
+    /// `Some`: the call ends with that.
+    fn wait(
+        &mut self,
+        blocking: &mut Option<Blocking>,
+        patience: &mut Patience,
+        on_carrier: bool,
+    ) -> Option<Ret> {
+        let deadline = patience.deadline();
+        match block(self.s, blocking, &mut self.fd, Side::Send, on_carrier, deadline) {
+            Woke::News => None,
+            Woke::Timeout => Some(EAGAIN),
+            Woke::Signal => interrupted(patience.timeout_ns),
+        }
+    }
+
+    /// `Some`: the call ends with that.
+    fn await_departure(&self, patience: &mut Patience) -> Option<Ret> {
+        let deadline = patience.deadline();
+        if deadline != 0 && sys::now_ns() >= deadline {
+            return Some(EAGAIN);
+        }
+        match await_departure(self.s, self.g) {
+            Woke::Signal => interrupted(patience.timeout_ns),
+            _ => None,
+        }
+    }
+}
