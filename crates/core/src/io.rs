@@ -41,6 +41,7 @@ mod leave;
 mod look;
 mod message;
 mod parts;
+mod pull_back;
 mod receive;
 mod receiving;
 mod reset;
@@ -60,12 +61,14 @@ pub(crate) use close::{close, shutdown_of};
 pub(crate) use ends::unread;
 pub(crate) use file::{sendfile, splice};
 pub(crate) use leave::{
-    PullBack, after_close, application_linger, at_exit, before_close, carrier_is_drained,
-    hear_carrier, last_name, leave_dead_channel, lose_sight, may_end, need_kernel, never_linger,
-    on_error_taken, on_linger, serve_pull_back, shutdown, to_kernel, watch_carrier,
+    after_close, application_linger, at_exit, before_close, carrier_is_drained, last_name,
+    lose_sight, need_kernel, never_linger, on_error_taken, on_linger, shutdown, to_kernel,
 };
 pub(crate) use message::{before_passing, for_each_passed, recvmmsg, recvmsg, sendmmsg, sendmsg};
 use parts::{Buffers, Few, Parts, without_memory};
+pub(crate) use pull_back::{
+    PullBack, hear_carrier, leave_dead_channel, may_end, serve_pull_back, watch_carrier,
+};
 use receive::*;
 pub(crate) use reset::{is_reset_now, owes_reset, settled};
 pub(crate) use search::on_polled;

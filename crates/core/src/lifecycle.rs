@@ -3,10 +3,9 @@
 use crate::fd_table::{self, Entry};
 use crate::log::warn_log;
 use crate::outcome::{NextSymbols, PASS, Ret};
-use crate::socket;
 use crate::{
     adoption, agent, config, epoll, io, io_uring, numbers, own, process, rdma_thread, remote,
-    rights, service, sets, signals, stats, sys, unconnected, wait,
+    rights, service, sets, signals, socket, stats, sys, unconnected, wait,
 };
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;

@@ -6,18 +6,16 @@
 //! All memory that a call takes is taken before it begins. Where there is none the sockets go back
 //! to the kernel, which needs none of ours.
 
-use crate::channel::Channel;
-use crate::channel::{Peers, Side};
+use crate::channel::{Channel, Peers, Side};
 use crate::fd_table::{self, Entry};
 use crate::heap::Scratch;
 use crate::outcome::{Mask, PASS, Ret};
-use crate::queues;
 use crate::socket::{self, ATTACHED, ATTACHING, CANDIDATE, CLOSING, LEFT, Socket, flag};
-use crate::wait;
-use crate::{adoption, epoll, io, signals, sleep, stats, sys, user};
+use crate::{adoption, epoll, io, queues, signals, sleep, stats, sys, user, wait};
 use core::ffi::c_int;
 use core::mem::MaybeUninit;
-use core::sync::atomic::{Ordering::*, fence};
+use core::sync::atomic::Ordering::*;
+use core::sync::atomic::fence;
 use libc::{fd_set, pollfd};
 use netacc_control::stats::{Counter, Reason};
 

@@ -11,20 +11,23 @@
 //! - `devices`: the libraries, devices, queues, and the threads that poll them while nobody else
 //!   does;
 //! - `listeners`, `places`: where such connections are taken, and where they go;
-//! - `links`: TCP connections to other processes, and the frames on them;
-//! - `pairs`: queue pairs; `memory`: that of rings;
-//! - `agree`: which connections are accelerated;
+//! - `links`: TCP connections to other processes, and the frames on them; `broken_links`;
+//! - `pairs`: queue pairs; `pair_ends`; `memory`: that of rings;
+//! - `agree`: which connections are accelerated; `offers`: what becomes of an agreement;
 //! - `apart`: words, and the way back to the carrier.
 //!
 //! `docs/design/rdma.md` tells the whole story.
 
 mod agree;
 mod apart;
+mod broken_links;
 mod devices;
 mod links;
 mod listeners;
 mod memory;
 mod net;
+mod offers;
+mod pair_ends;
 mod pairs;
 mod places;
 #[cfg(test)]

@@ -4,9 +4,8 @@
 //! The calls for data return [`NOT_BEGUN`] where they are to begin (again) behind a handler; with
 //! MSG_DONTWAIT they do not sleep. The waits return EINTR.
 
-use crate::signals;
 pub(crate) use crate::signals::NOT_BEGUN;
-use crate::sys;
+use crate::{signals, sys};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::AtomicU32;
 use libc::{epoll_event, msghdr, pollfd, sigset_t, timespec};

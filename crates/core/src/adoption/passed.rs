@@ -11,11 +11,9 @@
 //! Only who holds the file sees or changes them. No byte of any file is concerned: the offsets are
 //! beyond what files have.
 
-use crate::carrier;
-use crate::fd_table::Entry;
-use crate::numbers;
-use crate::socket::{CANDIDATE, Socket, flag};
-use crate::{candidates, fd_table, socket, sys};
+use crate::fd_table::{self, Entry};
+use crate::socket::{self, CANDIDATE, Socket, flag};
+use crate::{candidates, carrier, numbers, sys};
 use core::ffi::c_int;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::*;

@@ -6,11 +6,10 @@ use super::{
     CARRIER, EXCLUSIVE, EXCLUSIVE_OK, EXTRAS, Epoll, Inner, Item, activate, at, is_in, leave, post,
     prod, tag, take_place,
 };
-use crate::fd_table::Entry;
+use crate::fd_table::{self, Entry};
 use crate::outcome::{PASS, Ret};
-use crate::signals;
 use crate::socket::{ATTACHED, ATTACHING, CANDIDATE, Socket, UNCONNECTED};
-use crate::{adoption, fd_table, io, process, stats, sys, user};
+use crate::{adoption, io, process, signals, stats, sys, user};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use core::sync::atomic::fence;

@@ -7,13 +7,11 @@ use super::{
     ONESHOT, OUT, TURNS, VISITS, at, come_in, prod, prune_if_due, untag,
 };
 use crate::channel::Peers;
-use crate::fd_table::Entry;
+use crate::fd_table::{self, Entry};
 use crate::lock::Guard;
 use crate::outcome::{Mask, PASS, Ret};
-use crate::signals;
 use crate::socket::{ATTACHED, flag};
-use crate::wait;
-use crate::{fd_table, io, process, queues, sleep, stats, sys, user};
+use crate::{io, process, queues, signals, sleep, stats, sys, user, wait};
 use core::ffi::c_int;
 use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering::*;

@@ -1,8 +1,7 @@
 //! What an item has to report: by the shared words, and by the carrier where only that knows.
 
 use super::{ALWAYS, ENDS, IN, Inner, Item, OUT};
-use crate::channel::says_end;
-use crate::channel::{Channel, announce};
+use crate::channel::{Channel, announce, says_end};
 use crate::socket::flag;
 use crate::{io, sys, wait};
 use core::sync::atomic::Ordering::*;

@@ -12,22 +12,20 @@ use super::leave::{
     PULL_BACK_NS, PULL_BACK_STRICT_NS, RESET_ON_CLOSE, pull_back_patience_ns, send_again,
 };
 use super::waits::{Blocking, interrupted};
-use crate::carrier;
 use crate::channel::Channel;
 use crate::log::debug_log;
 use crate::outcome::{PASS, Ret};
 use crate::sets::sets;
-use crate::socket::{ATTACHED, ATTACHING, CANDIDATE, PLAIN, Socket, flag};
-use crate::wait::Woke;
+use crate::socket::{self, ATTACHED, ATTACHING, CANDIDATE, PLAIN, Socket, flag};
+use crate::wait::{self, Woke};
 use crate::wire::{WireSlot, parting};
-use crate::{candidates, numbers, sleep, socket, stats, sys, wait};
+use crate::{candidates, carrier, numbers, sleep, stats, sys};
 use core::cell::Cell;
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use core::sync::atomic::{AtomicU64, fence};
 use netacc_control::stats::{Counter, Reason};
-use netacc_proto::switchover::Path as Way;
-use netacc_proto::switchover::TxState;
+use netacc_proto::switchover::{Path as Way, TxState};
 
 /// What a step came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,18 +6,16 @@ use super::leave::{announce_end, say_fin, say_shut};
 use super::message::kept_error;
 use super::waits::interrupted;
 use super::{EAGAIN, search};
-use crate::carrier;
-use crate::channel::{Channel, Side, quiet};
+use crate::channel::{self, Channel, Side, quiet};
 use crate::inject::Switches;
-use crate::lock::try_lock_end;
-use crate::lock::{EndGuard, bump, lock_end};
+use crate::lock::{EndGuard, bump, lock_end, try_lock_end};
 use crate::log::debug_log;
 use crate::outcome::{PASS, RESTART, Ret};
 use crate::sets::sets;
 use crate::socket::{
-    ATTACHED, ATTACHING, CANDIDATE, CLOSING, LEFT, PLAIN, RxEnd, Socket, TxEnd, flag, offer,
+    self, ATTACHED, ATTACHING, CANDIDATE, CLOSING, LEFT, PLAIN, RxEnd, Socket, TxEnd, flag, offer,
 };
-use crate::{adoption, agent, candidates, channel, process, signals, sleep, socket, sys};
+use crate::{adoption, agent, candidates, carrier, process, signals, sleep, sys};
 use core::ffi::c_int;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::*;

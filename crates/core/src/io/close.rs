@@ -1,7 +1,6 @@
 //! The last close of a connection, and a shutdown of one.
 
 use super::{after_close, await_peer, before_close, last_name, never_linger, to_kernel};
-use crate::adoption;
 use crate::candidates::make_plain;
 use crate::fd_table::{self, Entry};
 use crate::outcome::{PASS, Ret};
@@ -9,7 +8,7 @@ use crate::socket::{
     ATTACHED, ATTACHING, CANDIDATE, CLOSING, FREE, LastName, PLAIN, Socket, await_attach,
     close_books, flag, forget_orphan, recycle,
 };
-use crate::{agent, channel, lock, process, sys};
+use crate::{adoption, agent, channel, lock, process, sys};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use netacc_control::stats::Reason;

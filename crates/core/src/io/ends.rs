@@ -3,20 +3,17 @@
 use super::ECONNRESET;
 use super::leave::to_kernel;
 use super::look::Look;
-use crate::carrier;
 use crate::channel::{Channel, Side, announce, producer_quiet, quiet};
-use crate::lock::try_lock_end;
-use crate::lock::{EndGuard, lock_end};
+use crate::lock::{EndGuard, lock_end, try_lock_end};
 use crate::outcome::Ret;
 use crate::said::Said;
 use crate::socket::{ATTACHED, RxEnd, Socket, TxEnd, flag};
-use crate::{agent, stats, sys};
+use crate::{agent, carrier, stats, sys};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use core::sync::atomic::fence;
 use netacc_control::stats::{Counter, Path, Reason};
-use netacc_proto::switchover::Path as Way;
-use netacc_proto::switchover::{Ack, Announce, Corrupt, Plan, RxState, TxState};
+use netacc_proto::switchover::{Ack, Announce, Corrupt, Path as Way, Plan, RxState, TxState};
 use netacc_ring::{PeerCorrupt, RingWords};
 
 pub(super) fn load_announce(w: &RingWords) -> Announce {

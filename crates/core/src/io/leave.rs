@@ -6,31 +6,27 @@ use super::apart::{
     to_kernel_between_hosts,
 };
 use super::ends::{
-    NotHeld, TxHeld, carrier_unread, corrupt, hold_rx, hold_tx, load_ack, load_announce,
-    publish_announce, show_path, store_ack,
+    NotHeld, TxHeld, carrier_unread, corrupt, hold_rx, hold_tx, load_announce, publish_announce,
+    show_path, store_ack,
 };
-use super::reset::{is_reset, is_reset_by, is_reset_now, lies_unread, owes_reset};
+use super::reset::{is_reset_by, is_reset_now, owes_reset};
 use super::send::{demote_tx, is_broken, may_use_carrier, publish_held, send_held};
-use super::waits::{Blocking, renew};
-use crate::carrier;
-use crate::channel::{Channel, announce, producer_quiet, quiet};
-use crate::fd_table::Entry;
+use super::waits::renew;
+use crate::channel::{announce, producer_quiet, quiet};
+use crate::fd_table::{self, Entry};
 use crate::heap::{PART_FEW, Part};
 use crate::log::debug_log;
 use crate::outcome::Ret;
 use crate::sets::sets;
 use crate::socket::{
-    ATTACHED, ATTACHING, CANDIDATE, CLOSING, LEFT, LastName, PLAIN, Socket, UNCONNECTED, flag,
+    self, ATTACHED, ATTACHING, CANDIDATE, CLOSING, LEFT, LastName, PLAIN, Socket, UNCONNECTED, flag,
 };
-use crate::{
-    adoption, agent, candidates, control, fd_table, numbers, sleep, socket, stats, sys, wait,
-};
+use crate::{adoption, agent, candidates, carrier, control, numbers, sleep, stats, sys, wait};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use core::sync::atomic::{AtomicU32, fence};
 use netacc_control::stats::{Counter, Reason};
-use netacc_proto::switchover::Path as Way;
-use netacc_proto::switchover::TxState;
+use netacc_proto::switchover::{Path as Way, TxState};
 
 pub(crate) fn shutdown(s: &'static Socket, g: u16, fd: c_int, how: c_int) -> Ret {
     let inherited = s.is_inherited();
@@ -687,156 +683,4 @@ pub(super) const RESET_ON_CLOSE: libc::linger = libc::linger { l_onoff: 1, l_lin
 /// Whether bytes wait to be sent again, before all that the kernel is asked to send.
 pub(super) fn is_resending(s: &'static Socket, g: u16) -> bool {
     hold_tx(s, g).is_ok_and(|h| h.end.switch.state() == TxState::Resending)
-}
-
-/// Has `epoll` hear, as `event`, when the carrier of the socket on a slot changes its state. (A
-/// state that it has already counts.)
-pub(crate) fn watch_carrier(channel: &Channel, slot: usize, epoll: c_int, event: u64) {
-    let Some(s) = Socket::on(channel, slot) else { return };
-    // A close takes the lock before it gives the number away.
-    let Ok(h) = hold_tx(s, s.generation16()) else { return };
-    if !core::ptr::eq(h.channel, channel) || h.slot != slot {
-        return;
-    }
-    // Edge-triggered, and asked for nothing else: no byte that comes or goes wakes anybody.
-    let mut ev =
-        libc::epoll_event { events: (libc::EPOLLRDHUP | libc::EPOLLET) as u32, u64: event };
-    // SAFETY: one valid event.
-    let _ = unsafe { sys::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, s.fd.load(Acquire), &mut ev) };
-}
-
-/// The carrier of the socket on a slot has changed its state. Who waits hears the carrier; this is
-/// for threads that only send.
-pub(crate) fn hear_carrier(channel: &Channel, slot: usize) {
-    if let Some(s) = Socket::on(channel, slot) {
-        s.raise(flag::CARRIER_SPOKE);
-        if let Ok(h) = hold_tx(s, s.generation16())
-            && core::ptr::eq(h.channel, channel)
-            && h.slot == slot
-        {
-            // Who waits for no more than an error hears of it by this alone.
-            let _ = is_reset(s, s.fd.load(Acquire));
-        }
-        // Who waits for room only has been told nothing, if the peer's FIN had come long before.
-        wait::prod_on(s, channel, slot);
-    }
-}
-
-/// A pull-back of which not all has found room on the carrier. While there is one a close leaves
-/// the carrier to it.
-pub(crate) struct PullBack(Blocking);
-
-/// The receiver that the peer has frozen gets what it has not consumed over the carrier. Sends what
-/// there is room for, and never waits; `Some`: the rest is for [`PullBack::go_on`].
-pub(crate) fn serve_pull_back(channel: &Channel, slot: usize) -> Option<PullBack> {
-    let s = Socket::on(channel, slot)?;
-    let h = hold_tx(s, s.generation16()).ok()?;
-    pull_back(s, h, channel, slot, Reason::PeerAskedForTcp)
-}
-
-/// How long a process takes to die, at most, from the end of its link to that of its last
-/// connection. (It closes its descriptors in any order.)
-const DYING_NS: u64 = 100_000_000;
-
-/// The peer of the socket on a slot is perhaps about to end, with bytes unread in the ring: as long
-/// as that is so nobody is to be told that there is room on the carrier.
-pub(crate) fn may_end(channel: &Channel, slot: usize) -> bool {
-    let Some(s) = Socket::on(channel, slot).filter(|s| lies_unread(s)) else { return false };
-    let Ok(h) = hold_tx(s, s.generation16()) else { return false };
-    core::ptr::eq(h.channel, channel)
-        && h.slot == slot
-        && h.end.switch.state() == TxState::Fast
-        && !load_ack(h.words).frozen
-        && sys::now_ns().saturating_sub(channel.died_at.load(Relaxed)) < DYING_NS
-        && !carrier::peer_ended(s.fd.load(Acquire))
-}
-
-/// The link has ended, and with it the way by which the peer asks for its bytes back, or a forked
-/// child of the peer's does, while the connection lives. So nobody has to ask: what was frozen
-/// before is served now, and what is sent from here on goes over the carrier.
-pub(crate) fn leave_dead_channel(channel: &Channel, slot: usize) -> Option<PullBack> {
-    let s = Socket::on(channel, slot)?;
-    let mut h = hold_tx(s, s.generation16()).ok()?;
-    if !core::ptr::eq(h.channel, channel) || h.slot != slot {
-        return None;
-    }
-    // Before it leaves the ring, so that who waits for room there hears of that.
-    let _ = is_reset(s, s.fd.load(Acquire));
-    if load_ack(h.words).frozen {
-        return pull_back(s, h, channel, slot, Reason::ChannelFailed);
-    }
-    let was_fast = h.end.switch.state() == TxState::Fast;
-    // (Who freezes just now finds the announcement, and reads the ring to its end.)
-    demote_tx(s, &mut h, true);
-    h.end.switch.pin();
-    drop(h);
-    if was_fast {
-        debug_log!("fd {}: goes on over the carrier: the link has ended", s.fd.load(Relaxed));
-        s.set_reason(Reason::ChannelFailed);
-        wait::prod(s);
-    }
-    None
-}
-
-fn pull_back(
-    s: &'static Socket,
-    mut h: TxHeld<'static>,
-    channel: &Channel,
-    slot: usize,
-    why: Reason,
-) -> Option<PullBack> {
-    let fd = s.fd.load(Acquire);
-    if !core::ptr::eq(h.channel, channel) || h.slot != slot || fd < 0 {
-        return None;
-    }
-    h.end.never = true;
-    publish_held(&mut h);
-    let moved = h.end.switch.pull_back(load_ack(h.words));
-    h.end.switch.pin();
-    s.set_reason(why);
-    let Ok(Some(over)) = moved else { return None };
-    // What comes again is the kernel's: nothing lies in the ring. (The head is that of the last
-    // bytes that were taken there.)
-    s.said.tail.store(h.words.head.load(Acquire), Relaxed);
-    debug_log!("fd {fd}: bytes {:?} go out again", over.resend);
-    // Until all is sent again the end of this process must not look like the end of the stream.
-    let mut linger = RESET_ON_CLOSE;
-    if h.end.switch.state() == TxState::Resending
-        && sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &mut linger) >= 0
-    {
-        let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &RESET_ON_CLOSE);
-        h.end.linger = Some(linger);
-    }
-    publish_announce(&h, over.announce);
-    // SAFETY: as in `release_rx`.
-    let low =
-        unsafe { AtomicU32::from_ptr(h.words.producer_user[announce::EPOCH].as_ptr().cast()) };
-    sys::futex_wake(low, i32::MAX, false);
-    h.notify();
-    show_path(s, true, Way::Carrier);
-    let done = send_again(s, &mut h, fd) != EAGAIN;
-    // Counted under the lock, under which a close looks.
-    let rest = (!done).then(|| PullBack(Blocking::new(s, s.generation16())));
-    drop(h);
-    if done {
-        wait::prod(s);
-    }
-    rest
-}
-
-impl PullBack {
-    /// Sends on. `Some`: there is more; the descriptor that has no room now.
-    pub(crate) fn go_on(&self) -> Option<c_int> {
-        let Blocking(s, g) = self.0;
-        {
-            // Held only while it sends: the application's own sends answer EAGAIN meanwhile.
-            let mut h = hold_tx(s, g).ok()?;
-            let fd = s.fd.load(Acquire);
-            if fd >= 0 && send_again(s, &mut h, fd) == EAGAIN {
-                return Some(fd);
-            }
-        }
-        wait::prod(s);
-        None
-    }
 }

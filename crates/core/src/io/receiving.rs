@@ -6,14 +6,13 @@ use super::ends::{NotHeld, RxHeld, carrier_unread, corrupt, hold_rx, load_announ
 use super::leave::leave_if_due;
 use super::look::{Destination, Look, ask_carrier, kernel_recv, look_carrier, look_fast};
 use super::message::kept_error;
-use super::waits::Blocking;
-use super::waits::{Patience, block, interrupted, never_waits};
+use super::waits::{Blocking, Patience, block, interrupted, never_waits};
 use super::{EAGAIN, ECONNRESET};
 use crate::channel::{Side, announce};
 use crate::outcome::{PASS, Ret};
 use crate::socket::{ATTACHING, CANDIDATE, Socket, flag};
-use crate::wait::Woke;
-use crate::{sleep, sys, wait};
+use crate::wait::{self, Woke};
+use crate::{sleep, sys};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use libc::iovec;

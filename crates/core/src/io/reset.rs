@@ -12,11 +12,10 @@
 //! (tcp(7)), behind all that the peer has sent.
 
 use super::ends::hold_tx;
-use crate::carrier;
 use crate::channel::quiet;
 use crate::log::debug_log;
 use crate::socket::{Socket, flag};
-use crate::sys;
+use crate::{carrier, sys};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 

@@ -3,26 +3,25 @@
 use super::apart::{await_carrier, end_in_reset, peer_has_ended};
 use super::ends::{NotHeld, TxHeld, hold_tx, load_ack, publish_announce, show_path, try_tx};
 use super::leave::{is_resending, to_kernel};
-use super::parts::MAX_RW_COUNT;
+use super::parts::{self, MAX_RW_COUNT};
 use super::receive::copy_failed;
 use super::reset::is_reset;
 use super::sending::Sending;
 use super::waits::{Patience, never_waits};
-use super::{EAGAIN, ECONNRESET, EFAULT, PLAIN_FLAGS, SEND_FLAGS, parts, watch};
+use super::{EAGAIN, ECONNRESET, EFAULT, PLAIN_FLAGS, SEND_FLAGS, watch};
 use crate::channel::{Side, quiet};
-use crate::fd_table::Entry;
+use crate::fd_table::{self, Entry};
 use crate::lock::bump;
 use crate::outcome::{PASS, Ret};
 use crate::socket::{ATTACHED, Socket, flag};
 use crate::user::LOWEST_ADDRESS;
-use crate::{agent, fd_table, sleep, sys, wait};
+use crate::{agent, sleep, sys, wait};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use core::sync::atomic::fence;
 use libc::{iovec, msghdr};
 use netacc_control::stats::{Path, Reason};
-use netacc_proto::switchover::Path as Way;
-use netacc_proto::switchover::{Link, TxState};
+use netacc_proto::switchover::{Link, Path as Way, TxState};
 use netacc_ring::{CopyError, Producer};
 
 /// Copies what fits of a buffer into the ring. Returns how much.

@@ -24,19 +24,17 @@
 use super::ends::{rx_of, tx_of};
 use super::leave::to_kernel;
 use crate::channel::Side;
-use crate::fd_table::Entry;
+use crate::fd_table::{self, Entry};
 use crate::lock::try_lock_end;
-use crate::rdma_thread;
 use crate::rendezvous::auth::read_start;
 use crate::rendezvous::decimal_path;
 use crate::sets::sets;
 use crate::socket::{ATTACHED, Socket, flag};
-use crate::{agent, control, fd_table, numbers, sys, thread};
+use crate::{agent, control, numbers, rdma_thread, sys, thread};
 use alloc::vec::Vec;
 use core::ffi::{c_int, c_void};
-use core::sync::atomic::AtomicBool;
-use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::*;
+use core::sync::atomic::{AtomicBool, AtomicU64};
 use libc::pollfd;
 use netacc_control::stats::Reason;
 

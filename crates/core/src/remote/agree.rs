@@ -1,31 +1,23 @@
 //! Which connections are accelerated: candidates, offers, and the slots of a channel.
 
 use super::links::{Conn, ConnState, Fault, Link};
-use super::pairs::{PairState, unlink};
-use super::{LINKS, Mine, Remote, Theirs, apart, net};
-use crate::channel::Channel;
-use crate::channel::{BY_KERNEL, ChannelMem};
+use super::pairs::PairState;
+use super::{LINKS, Mine, Remote, Theirs};
+use crate::channel::{BY_KERNEL, Channel, ChannelMem};
 use crate::lock::lock_end;
 use crate::log::debug_log;
 use crate::rendezvous::table::Key;
-use crate::socket::{ATTACHED, ATTACHING, Offer};
 use crate::socket::{CANDIDATE, Socket, flag, offer};
-use crate::stats;
 use crate::syn::Said;
 use crate::wire::Wire;
-use crate::{rdma_thread, sys};
+use crate::{stats, sys};
 use core::net::{IpAddr, SocketAddr};
 use core::ptr::NonNull;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::*;
-use netacc_control::stats::Counter;
-use netacc_control::stats::Reason;
-use netacc_proto::remote::Proof;
-use netacc_proto::remote::{self as proto, Frame, refuse};
-use netacc_proto::rendezvous::Role;
-use netacc_proto::rendezvous::Tuple;
-use netacc_rdma::arena::Rings;
-use netacc_ring::RingWords;
+use netacc_control::stats::{Counter, Reason};
+use netacc_proto::remote::{self as proto, Frame, Proof};
+use netacc_proto::rendezvous::{Role, Tuple};
 
 /// An accepted connection whose peer's library has not spoken for so long has none.
 const SILENT_NS: u64 = 30_000_000_000;
@@ -33,26 +25,17 @@ const SILENT_NS: u64 = 30_000_000_000;
 const SWEEP_NS: u64 = 10_000_000_000;
 /// A connection that was offered a place which is not free at the peer is offered another one after
 /// so long.
-const BUSY_NS: u64 = 5_000_000;
+pub(super) const BUSY_NS: u64 = 5_000_000;
 /// Candidates of one link that wait here.
 const CANDIDATES_PER_LINK: u32 = 4096;
 
 /// There will be no agreement on a connection, for that reason.
-fn verdict(s: &'static Socket, generation: u32, why: Reason) {
+pub(super) fn verdict(s: &'static Socket, generation: u32, why: Reason) {
     let _tx = lock_end(&s.tx_lock);
     if s.generation.load(Acquire) == generation && s.is(CANDIDATE) && s.has(flag::REMOTE) {
         s.set_reason(why);
         s.verdict.store(why as u32, Relaxed);
         let _ = s.offered.compare_exchange(0, offer::NEVER, SeqCst, Relaxed);
-    }
-}
-
-/// Nothing has come of an agreement: the connection's next calls ask for another one.
-fn ask_again(m: &Mine) {
-    let _tx = lock_end(&m.socket.tx_lock);
-    if m.is_current() && m.socket.offered.load(SeqCst) == 0 {
-        m.socket.calls.store(0, Relaxed);
-        m.socket.lower(flag::NOTED);
     }
 }
 
@@ -273,7 +256,7 @@ impl Remote {
         Ok(())
     }
 
-    fn add_candidate(&mut self, i: usize, tuple: Tuple, token: u64, proof: Proof) {
+    pub(super) fn add_candidate(&mut self, i: usize, tuple: Tuple, token: u64, proof: Proof) {
         if let Some(old) = self.candidates.find_number(token, |x| x.link == i) {
             self.drop_candidate(old);
         }
@@ -361,7 +344,7 @@ impl Remote {
     }
 
     /// Makes an offer for a connection of which both parts are known, if there is a place for it.
-    fn agree(&mut self, tuple: Tuple) {
+    pub(super) fn agree(&mut self, tuple: Tuple) {
         let Some(waiting) = self.accepted.find(&tuple, |m| m.offered.is_none()) else { return };
         if !self.accepted.get(waiting).is_some_and(|(_, m)| m.is_current()) {
             self.accepted.remove(waiting);
@@ -506,354 +489,6 @@ impl Remote {
         }
     }
 
-    pub(super) fn on_accept(&mut self, i: usize, token: u64, slot: u16) -> Result<(), Fault> {
-        let slot = usize::from(slot);
-        let Some(l) = self.link_mut(i) else { return Ok(()) };
-        if l.conns.get(slot).is_some_and(|c| {
-            !matches!(c.state, ConnState::Free | ConnState::Offered) && c.token == token
-        }) {
-            // Said again after the link had broken.
-            return Ok(());
-        }
-        let Some(c) =
-            l.conns.get_mut(slot).filter(|c| c.state == ConnState::Offered && c.token == token)
-        else {
-            return Err(Fault::Malformed);
-        };
-        let (waiting, rings) = (c.waiting, c.rings.take());
-        let mine = self.accepted.remove(waiting).map(|(_, m)| m);
-        let Some(rings) = rings else { return Err(Fault::Malformed) };
-        let at = place_of(&rings);
-        if !self.open(i, slot, token, rings) {
-            self.left_for_now(i, slot);
-            mine.iter().for_each(ask_again);
-            return Ok(());
-        }
-        match mine {
-            Some(m) => {
-                let proven = matches!(m.socket.syn.said(), Said::Stamp(_));
-                stats::count(if proven {
-                    Counter::RdmaClaimsProven
-                } else {
-                    Counter::RdmaClaimsUnproven
-                });
-                self.hand_over(i, slot, &m, at);
-            }
-            None => self.left(i, slot),
-        }
-        Ok(())
-    }
-
-    pub(super) fn on_refuse(
-        &mut self,
-        i: usize,
-        token: u64,
-        slot: u16,
-        reason: u16,
-    ) -> Result<(), Fault> {
-        let slot = usize::from(slot);
-        let Some(l) = self.link_mut(i) else { return Ok(()) };
-        let Some(c) =
-            l.conns.get_mut(slot).filter(|c| c.state == ConnState::Offered && c.token == token)
-        else {
-            return Err(Fault::Malformed);
-        };
-        let (waiting, proof, rings) = (c.waiting, c.proof, c.rings.take());
-        c.freed = true;
-        stats::count(Counter::OffersRefused);
-        if let Some(rings) = rings {
-            self.give_rings_back(i, rings);
-        }
-        self.conn_is_done(i, slot);
-        if reason == refuse::NO_MEMORY
-            && let Some((_, m)) = self.accepted.remove(waiting)
-        {
-            verdict(m.socket, m.generation, Reason::PeerRefused);
-        } else if let Some((tuple, m)) =
-            self.accepted.get(waiting).map(|(t, m)| (*t, m.is_current()))
-        {
-            if let Some(m) = self.accepted.get_mut(waiting) {
-                m.offered = None;
-            }
-            if reason == refuse::BUSY && m {
-                if let Some(l) = self.link_mut(i) {
-                    // (It may be in use there for long: by a connection that was broken off, and
-                    // that nobody closes.)
-                    l.refused = slot + 1;
-                }
-                // What it was offered is not free there yet: again in a moment.
-                self.add_candidate(i, tuple, token, proof);
-                if let Some(l) = self.link_mut(i) {
-                    l.waiting.push_back(tuple);
-                }
-                self.at(sys::now_ns() + BUSY_NS);
-            } else if m {
-                // It may have been told of under another name since.
-                self.agree(tuple);
-            }
-        }
-        Ok(())
-    }
-
-    pub(super) fn on_freed(&mut self, i: usize, slot: u16) -> Result<(), Fault> {
-        let Some(l) = self.link_mut(i) else { return Ok(()) };
-        let Some(c) = l.conns.get_mut(usize::from(slot)) else { return Err(Fault::Malformed) };
-        l.refused = 0;
-        match c.state {
-            // Said again after the link had broken.
-            ConnState::Free | ConnState::Offered => return Ok(()),
-            _ => c.freed = true,
-        }
-        if c.state == ConnState::Done {
-            self.conn_is_done(i, usize::from(slot));
-        }
-        Ok(())
-    }
-
-    // ---- the connector --------------------------------------------------------------------------
-
-    pub(super) fn on_offer(&mut self, i: usize, o: proto::Offer) -> Result<(), Fault> {
-        stats::count(Counter::OffersReceived);
-        let slot = usize::from(o.slot);
-        let Some(l) = self.link_mut(i) else { return Ok(()) };
-        if slot >= BY_KERNEL {
-            return Err(Fault::Malformed);
-        }
-        while l.conns.len() <= slot {
-            if l.conns.try_reserve(1).is_err() {
-                return Err(Fault::NoMemory);
-            }
-            l.conns.push(Conn::FREE);
-        }
-        if l.conns.get(slot).is_some_and(|c| c.state != ConnState::Free && c.token == o.token) {
-            // Our answer was lost with an earlier link.
-            self.send(i, Frame::Accept { token: o.token, slot: o.slot });
-            return Ok(());
-        }
-        let free = l.conns.get(slot).is_some_and(|c| c.state == ConnState::Free);
-        let lane_free = l.pair(o.pair).is_some_and(|p| {
-            p.state == PairState::Ready && p.used.get(usize::from(o.lane)) == Some(&false)
-        });
-        let key = Key(o.token);
-        let known = self
-            .connected
-            .get(key)
-            .is_some_and(|(_, m)| m.announced & 1 << i != 0 && m.is_current());
-        // Another process has offered for this connection before.
-        let rival = (0..LINKS).filter(|other| *other != i).find_map(|other| {
-            let l = self.link(other)?;
-            let slot =
-                l.conns.iter().position(|c| c.state == ConnState::Live && c.token == o.token)?;
-            Some((l.channel?, slot))
-        });
-        if let Some((channel, slot)) = rival {
-            stats::count(Counter::AuthFailures);
-            channel.ask_to_leave(slot, Reason::NotAuthenticated, false);
-        }
-        let reason = if !known {
-            Some(refuse::WITHDRAWN)
-        } else if !free || !lane_free {
-            Some(refuse::BUSY)
-        } else {
-            None
-        };
-        let refused = |r: &mut Remote, reason| {
-            stats::count(Counter::OffersRefused);
-            r.send(i, Frame::Refuse { token: o.token, slot: o.slot, reason });
-            Ok(())
-        };
-        if let Some(reason) = reason {
-            return refused(self, reason);
-        }
-        let rings = match self.take_rings(i) {
-            Ok(rings) => rings,
-            Err(why) => {
-                if let Some((_, m)) = self.connected.remove(key) {
-                    verdict(m.socket, m.generation, why);
-                }
-                return refused(self, refuse::NO_MEMORY);
-            }
-        };
-        let Some((_, m)) = self.connected.remove(key) else {
-            return refused(self, refuse::WITHDRAWN);
-        };
-        let Some(l) = self.link_mut(i) else { return Ok(()) };
-        if let Some(p) = l.pair_mut(o.pair) {
-            if p.reused() {
-                stats::count(Counter::RdmaPairsReused);
-            }
-            p.take(o.lane);
-        }
-        if let Some(c) = l.conns.get_mut(slot) {
-            *c = Conn { token: o.token, pair: o.pair, lane: o.lane, ..Conn::FREE };
-        }
-        let at = place_of(&rings);
-        let opened = self.open(i, slot, o.token, rings);
-        self.send(i, Frame::Accept { token: o.token, slot: o.slot });
-        if opened {
-            self.hand_over(i, slot, &m, at);
-        } else {
-            self.left_for_now(i, slot);
-            ask_again(&m);
-        }
-        for other in (0..LINKS).filter(|other| *other != i && m.announced & 1 << other != 0) {
-            self.send(other, Frame::Withdraw { token: o.token });
-        }
-        Ok(())
-    }
-
-    // ---- both -----------------------------------------------------------------------------------
-
-    /// Opens a lane for a slot. The words are fresh. False: the pair is lost meanwhile.
-    fn open(&mut self, i: usize, slot: usize, token: u64, rings: Rings<net::Net>) -> bool {
-        let Some(l) = self.link_mut(i) else { return false };
-        let Some((channel, wire)) = l.channel.zip(l.wire()) else { return false };
-        let Some(c) = l.conns.get_mut(slot) else { return false };
-        c.state = ConnState::Live;
-        l.connections += 1;
-        let Some(c) = l.conns.get_mut(slot) else { return false };
-        (c.said, c.asked, c.freed) = (None, 0, false);
-        let (number, lane) = (c.pair, c.lane);
-        for d in 0..2 {
-            zero(channel.words(slot, d));
-        }
-        let at = wire.slot(slot);
-        at.seen_epoch.store(0, Relaxed);
-        at.seen_ack.store(0, Relaxed);
-        apart::forget_leave(channel, slot);
-        at.lane.store(u32::from(lane), Relaxed);
-        let link = l.pair(number).filter(|p| p.state == PairState::Ready).and_then(|p| {
-            // SAFETY: alive while the pair is ready.
-            let context = unsafe { p.context().as_ref() }?;
-            context.slots.get(usize::from(lane))?.store(slot as u32 + 1, Release);
-            p.link.clone()
-        });
-        let Some(link) = link else {
-            self.give_rings_back(i, rings);
-            return false;
-        };
-        let (out, inb) = (
-            NonNull::from(channel.words(slot, channel.side)),
-            NonNull::from(channel.words(slot, channel.side ^ 1)),
-        );
-        // SAFETY: the words lie in a mapping that lives for ever, were zeroed just now, and serve
-        // no other connection before the slot is taken back; producer and consumer are those of the
-        // socket that this is handed to.
-        match unsafe { link.open(lane, out, inb, rings, token) } {
-            Ok(_) => {
-                at.link.store(alloc::sync::Arc::as_ptr(&link).cast_mut(), Release);
-                true
-            }
-            Err((why, rings)) => {
-                debug_log!("lane {lane} of pair {number} cannot be opened: {why:?}");
-                self.give_rings_back(i, rings);
-                false
-            }
-        }
-    }
-
-    /// Leaves the agreement for the application's threads.
-    fn hand_over(
-        &mut self,
-        i: usize,
-        slot: usize,
-        m: &Mine,
-        (tx_ring, rx_ring, bytes): (*mut u8, *mut u8, usize),
-    ) {
-        let Some(l) = self.link_mut(i) else { return };
-        let Some(channel) = l.channel else { return };
-        let Some(c) = l.conns.get_mut(slot) else { return };
-        let s = m.socket;
-        (c.socket, c.generation) = (Some(s), m.generation);
-        let shared = !rdma_thread::can_be_called(s.forks.load(Relaxed));
-        {
-            // Who takes a connection apart holds both.
-            let _tx = lock_end(&s.tx_lock);
-            let _rx = lock_end(&s.rx_lock);
-            if m.is_current() && s.offered.load(SeqCst) == 0 && !shared {
-                let offer = Offer {
-                    channel,
-                    slot: slot as u32,
-                    tx_ring,
-                    tx_bytes: bytes as u32,
-                    rx_ring,
-                    rx_bytes: bytes as u32,
-                };
-                // SAFETY: `offered` is 0: nobody reads it yet, and only this thread writes the
-                // offers of such a socket.
-                unsafe { *s.offer.get() = offer };
-                s.put_on(channel, slot);
-                // (Within a host its connector may have turned to shared memory.)
-                if s.offered.compare_exchange(0, offer::MADE, SeqCst, Relaxed).is_err() {
-                    c.socket = None;
-                }
-            } else {
-                c.socket = None;
-            }
-        }
-        let taken = c.socket.is_some();
-        if shared {
-            verdict(s, m.generation, Reason::InheritedByFork);
-        }
-        // Closed in that moment: whoever closed it found no offer to give back.
-        let over = s.generation.load(SeqCst) != m.generation
-            || !matches!(s.state.load(SeqCst), CANDIDATE | ATTACHING | ATTACHED);
-        if !taken
-            || (over
-                && s.offered.compare_exchange(offer::MADE, offer::TAKEN, SeqCst, Relaxed).is_ok())
-        {
-            self.left(i, slot);
-        }
-    }
-
-    /// The pair is lost before anything was done with it: the peer, which may have taken the
-    /// connection up, is to try again.
-    fn left_for_now(&mut self, i: usize, slot: usize) {
-        if let Some(channel) = self.link(i).and_then(|l| l.channel) {
-            channel.ask_to_leave(slot, Reason::RdmaLost, true);
-        }
-        self.left(i, slot);
-    }
-
-    pub(super) fn on_released(&mut self, channel: &'static Channel, slot: usize) {
-        if let Some(i) = self.links.iter().position(|l| {
-            l.as_ref().and_then(|l| l.channel).is_some_and(|c| core::ptr::eq(c, channel))
-        }) {
-            self.left(i, slot);
-        }
-    }
-
-    /// Our end of a slot is gone.
-    pub(super) fn left(&mut self, i: usize, slot: usize) {
-        if !self.link(i).and_then(|l| l.conns.get(slot)).is_some_and(|c| c.state == ConnState::Live)
-        {
-            return;
-        }
-        // With the last echo; and at once, should this process be about to end.
-        self.say_last(i, slot);
-        self.flush(i);
-        let Some(l) = self.link_mut(i) else { return };
-        let channel = l.channel;
-        let Some(c) = l.conns.get_mut(slot).filter(|c| c.state == ConnState::Live) else { return };
-        c.state = ConnState::Left;
-        let (number, lane, socket) = (c.pair, c.lane, c.socket.take());
-        unlink(channel, slot, socket);
-        if let Some(ch) = channel {
-            if let Some(at) = ch.sockets.get(slot) {
-                at.store(core::ptr::null_mut(), Release);
-            }
-            apart::forget_leave(ch, slot);
-        }
-        let Some(l) = self.link_mut(i) else { return };
-        let open =
-            l.pair(number).filter(|p| p.state == PairState::Ready).and_then(|p| p.link.clone());
-        match open {
-            // Its memory is ours again when the peer has closed it, too.
-            Some(link) if link.close(lane).is_ok() => {}
-            _ => self.conn_is_done(i, slot),
-        }
-    }
-
     /// What candidates were told on a link that broke is told again.
     pub(super) fn forget_candidates(&mut self, i: usize) {
         let mut at = self.candidates.oldest();
@@ -955,19 +590,6 @@ fn may_warn() -> bool {
         WARNED_AT.store(now, Relaxed);
     }
     may
-}
-
-/// Both rings, and the bytes of each.
-fn place_of(rings: &Rings<net::Net>) -> (*mut u8, *mut u8, usize) {
-    (rings.outbound().as_ptr(), rings.inbound().as_ptr(), rings.ring_bytes())
-}
-
-fn zero(w: &RingWords) {
-    let at = core::ptr::from_ref(w).cast::<AtomicU64>();
-    for i in 0..size_of::<RingWords>() / 8 {
-        // SAFETY: inside of the words, which are atomics of 8 or (in pairs) 4 bytes.
-        unsafe { &*at.add(i) }.store(0, Relaxed);
-    }
 }
 
 /// A channel that nobody shares (`map_own`: no forked child has it, and the kernel need not copy

@@ -6,24 +6,20 @@
 //! It is driven by what comes over the link: [`Remote::step`] looks at both halves and does what
 //! can be done, as often as it is called.
 
-use super::links::ConnState;
+use super::links::{self, ConnState};
 use super::pairs::PairState;
-use super::{LINKS, Remote, links};
-use crate::channel::Channel;
-use crate::channel::{announce, producer_quiet, quiet};
+use super::{LINKS, Remote};
+use crate::channel::{Channel, announce, producer_quiet, quiet};
 use crate::io::{self, Apart};
 use crate::log::debug_log;
-use crate::rdma_thread::RUNNING;
-use crate::socket::{ATTACHED, PLAIN};
-use crate::socket::{CANDIDATE, flag, offer};
+use crate::rdma_thread::{self, RUNNING};
+use crate::socket::{ATTACHED, CANDIDATE, PLAIN, flag, offer};
 use crate::wire::parting;
-use crate::{process, rdma_thread, sys};
-use crate::{stats, wait};
+use crate::{process, stats, sys, wait};
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering::*;
 use core::sync::atomic::fence;
-use netacc_control::stats::Counter;
-use netacc_control::stats::Reason;
+use netacc_control::stats::{Counter, Reason};
 use netacc_proto::remote::{Frame, Words, request};
 use netacc_proto::switchover::{Ack, Announce};
 

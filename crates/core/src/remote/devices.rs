@@ -3,9 +3,8 @@
 use super::net::{self, Net};
 use super::{EVENT_DEVICE, EVENT_MANAGER, LOADED, LOADED_BY, Remote, forget_known, unwatch, watch};
 use crate::log::{debug_log, warn_log};
-use crate::queues::{QUEUES, Queue};
-use crate::stats;
-use crate::{config, fd_table, numbers, process, queues, sleep, sys, thread};
+use crate::queues::{self, QUEUES, Queue};
+use crate::{config, fd_table, numbers, process, sleep, stats, sys, thread};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::ffi::{c_int, c_void};
@@ -14,11 +13,9 @@ use core::sync::atomic::Ordering::*;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
 use libc::epoll_event;
 use netacc_control::config::Config;
-use netacc_control::stats::Counter;
-use netacc_control::stats::Reason;
+use netacc_control::stats::{Counter, Reason};
 use netacc_rdma::Settings;
-use netacc_verbs::fabric::Fabric as _;
-use netacc_verbs::fabric::{Error, Facts, Fault, Transport};
+use netacc_verbs::fabric::{Error, Fabric as _, Facts, Fault, Transport};
 
 /// An address that no device has is looked at again after so long.
 const NO_DEVICE_NS: u64 = 60_000_000_000;

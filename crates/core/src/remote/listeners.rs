@@ -15,8 +15,7 @@ use core::ffi::c_int;
 use core::net::SocketAddr;
 use netacc_control::stats::Reason;
 use netacc_proto::rendezvous::Role;
-use netacc_verbs::fabric::Fabric as _;
-use netacc_verbs::fabric::Transport;
+use netacc_verbs::fabric::{Fabric as _, Transport};
 
 /// Addresses at which links are taken.
 const LISTENERS: usize = 64;

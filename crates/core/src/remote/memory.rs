@@ -5,12 +5,10 @@ use super::links::Link;
 use super::net::{self, Net};
 use super::{Remote, apart, devices};
 use crate::log::warn_log;
-use crate::stats;
-use crate::{config, sys};
+use crate::{config, stats, sys};
 use core::ptr::NonNull;
 use netacc_control::config::Config;
-use netacc_control::stats::Counter;
-use netacc_control::stats::Reason;
+use netacc_control::stats::{Counter, Reason};
 use netacc_rdma::arena::{GrowError, Pool, Rings};
 use netacc_verbs::fabric::Fabric as _;
 

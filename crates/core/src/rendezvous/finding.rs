@@ -5,9 +5,8 @@ use super::{
     QUICK_NAMES, RETRY_ADVERT_NS, SHUN_NS, State, TRIED_LATELY_NS, UNUSED_ADVERT_NS, Violation,
     auth, decimal_path, possession, strangers,
 };
-use crate::carrier;
 use crate::channel::SLOTS;
-use crate::{adoption, config, fd_table, numbers, process, socket, sys};
+use crate::{adoption, carrier, config, fd_table, numbers, process, socket, sys};
 use alloc::vec::Vec;
 use core::ffi::c_int;
 use netacc_control::stats::Reason;

@@ -1,17 +1,14 @@
 //! Control connections: made, written to, ended, and what becomes of their channels.
 
-use super::possession::PROOFS;
+use super::possession::{self, PROOFS};
 use super::{
     Advert, CHANNEL_BYTES, FOREIGN_LINKS, GREETING_NS, LIB_VERSION, Link, Phase, QUEUE, Slot,
-    State, TRY_PAUSE_NS, Violation, auth, event_of, possession, record, strangers,
+    State, TRY_PAUSE_NS, Violation, auth, event_of, record, strangers,
 };
 use crate::arena::MemoryError;
 use crate::channel::{BY_KERNEL, Channel, SLOTS};
-use crate::control;
-use crate::log::debug_log;
-use crate::log::warn_log;
-use crate::shared;
-use crate::{fd_table, stats, sys};
+use crate::log::{debug_log, warn_log};
+use crate::{control, fd_table, shared, stats, sys};
 use alloc::vec::Vec;
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;

@@ -1,0 +1,170 @@
+//! Bytes that a peer wants back from a ring, and what a dead peer has left there: they go out again
+//! over the carrier, in the service's threads.
+
+use super::EAGAIN;
+use super::ends::{TxHeld, hold_tx, load_ack, publish_announce, show_path};
+use super::leave::{RESET_ON_CLOSE, send_again};
+use super::reset::{is_reset, lies_unread};
+use super::send::{demote_tx, publish_held};
+use super::waits::Blocking;
+use crate::channel::{Channel, announce};
+use crate::log::debug_log;
+use crate::socket::{Socket, flag};
+use crate::{carrier, sys, wait};
+use core::ffi::c_int;
+use core::sync::atomic::AtomicU32;
+use core::sync::atomic::Ordering::*;
+use netacc_control::stats::Reason;
+use netacc_proto::switchover::{Path as Way, TxState};
+
+/// Has `epoll` hear, as `event`, when the carrier of the socket on a slot changes its state. (A
+/// state that it has already counts.)
+pub(crate) fn watch_carrier(channel: &Channel, slot: usize, epoll: c_int, event: u64) {
+    let Some(s) = Socket::on(channel, slot) else { return };
+    // A close takes the lock before it gives the number away.
+    let Ok(h) = hold_tx(s, s.generation16()) else { return };
+    if !core::ptr::eq(h.channel, channel) || h.slot != slot {
+        return;
+    }
+    // Edge-triggered, and asked for nothing else: no byte that comes or goes wakes anybody.
+    let mut ev =
+        libc::epoll_event { events: (libc::EPOLLRDHUP | libc::EPOLLET) as u32, u64: event };
+    // SAFETY: one valid event.
+    let _ = unsafe { sys::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, s.fd.load(Acquire), &mut ev) };
+}
+
+/// The carrier of the socket on a slot has changed its state. Who waits hears the carrier; this is
+/// for threads that only send.
+pub(crate) fn hear_carrier(channel: &Channel, slot: usize) {
+    if let Some(s) = Socket::on(channel, slot) {
+        s.raise(flag::CARRIER_SPOKE);
+        if let Ok(h) = hold_tx(s, s.generation16())
+            && core::ptr::eq(h.channel, channel)
+            && h.slot == slot
+        {
+            // Who waits for no more than an error hears of it by this alone.
+            let _ = is_reset(s, s.fd.load(Acquire));
+        }
+        // Who waits for room only has been told nothing, if the peer's FIN had come long before.
+        wait::prod_on(s, channel, slot);
+    }
+}
+
+/// A pull-back of which not all has found room on the carrier. While there is one a close leaves
+/// the carrier to it.
+pub(crate) struct PullBack(Blocking);
+
+/// The receiver that the peer has frozen gets what it has not consumed over the carrier. Sends what
+/// there is room for, and never waits; `Some`: the rest is for [`PullBack::go_on`].
+pub(crate) fn serve_pull_back(channel: &Channel, slot: usize) -> Option<PullBack> {
+    let s = Socket::on(channel, slot)?;
+    let h = hold_tx(s, s.generation16()).ok()?;
+    pull_back(s, h, channel, slot, Reason::PeerAskedForTcp)
+}
+
+/// How long a process takes to die, at most, from the end of its link to that of its last
+/// connection. (It closes its descriptors in any order.)
+const DYING_NS: u64 = 100_000_000;
+
+/// The peer of the socket on a slot is perhaps about to end, with bytes unread in the ring: as long
+/// as that is so nobody is to be told that there is room on the carrier.
+pub(crate) fn may_end(channel: &Channel, slot: usize) -> bool {
+    let Some(s) = Socket::on(channel, slot).filter(|s| lies_unread(s)) else { return false };
+    let Ok(h) = hold_tx(s, s.generation16()) else { return false };
+    core::ptr::eq(h.channel, channel)
+        && h.slot == slot
+        && h.end.switch.state() == TxState::Fast
+        && !load_ack(h.words).frozen
+        && sys::now_ns().saturating_sub(channel.died_at.load(Relaxed)) < DYING_NS
+        && !carrier::peer_ended(s.fd.load(Acquire))
+}
+
+/// The link has ended, and with it the way by which the peer asks for its bytes back, or a forked
+/// child of the peer's does, while the connection lives. So nobody has to ask: what was frozen
+/// before is served now, and what is sent from here on goes over the carrier.
+pub(crate) fn leave_dead_channel(channel: &Channel, slot: usize) -> Option<PullBack> {
+    let s = Socket::on(channel, slot)?;
+    let mut h = hold_tx(s, s.generation16()).ok()?;
+    if !core::ptr::eq(h.channel, channel) || h.slot != slot {
+        return None;
+    }
+    // Before it leaves the ring, so that who waits for room there hears of that.
+    let _ = is_reset(s, s.fd.load(Acquire));
+    if load_ack(h.words).frozen {
+        return pull_back(s, h, channel, slot, Reason::ChannelFailed);
+    }
+    let was_fast = h.end.switch.state() == TxState::Fast;
+    // (Who freezes just now finds the announcement, and reads the ring to its end.)
+    demote_tx(s, &mut h, true);
+    h.end.switch.pin();
+    drop(h);
+    if was_fast {
+        debug_log!("fd {}: goes on over the carrier: the link has ended", s.fd.load(Relaxed));
+        s.set_reason(Reason::ChannelFailed);
+        wait::prod(s);
+    }
+    None
+}
+
+pub(super) fn pull_back(
+    s: &'static Socket,
+    mut h: TxHeld<'static>,
+    channel: &Channel,
+    slot: usize,
+    why: Reason,
+) -> Option<PullBack> {
+    let fd = s.fd.load(Acquire);
+    if !core::ptr::eq(h.channel, channel) || h.slot != slot || fd < 0 {
+        return None;
+    }
+    h.end.never = true;
+    publish_held(&mut h);
+    let moved = h.end.switch.pull_back(load_ack(h.words));
+    h.end.switch.pin();
+    s.set_reason(why);
+    let Ok(Some(over)) = moved else { return None };
+    // What comes again is the kernel's: nothing lies in the ring. (The head is that of the last
+    // bytes that were taken there.)
+    s.said.tail.store(h.words.head.load(Acquire), Relaxed);
+    debug_log!("fd {fd}: bytes {:?} go out again", over.resend);
+    // Until all is sent again the end of this process must not look like the end of the stream.
+    let mut linger = RESET_ON_CLOSE;
+    if h.end.switch.state() == TxState::Resending
+        && sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &mut linger) >= 0
+    {
+        let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &RESET_ON_CLOSE);
+        h.end.linger = Some(linger);
+    }
+    publish_announce(&h, over.announce);
+    // SAFETY: as in `release_rx`.
+    let low =
+        unsafe { AtomicU32::from_ptr(h.words.producer_user[announce::EPOCH].as_ptr().cast()) };
+    sys::futex_wake(low, i32::MAX, false);
+    h.notify();
+    show_path(s, true, Way::Carrier);
+    let done = send_again(s, &mut h, fd) != EAGAIN;
+    // Counted under the lock, under which a close looks.
+    let rest = (!done).then(|| PullBack(Blocking::new(s, s.generation16())));
+    drop(h);
+    if done {
+        wait::prod(s);
+    }
+    rest
+}
+
+impl PullBack {
+    /// Sends on. `Some`: there is more; the descriptor that has no room now.
+    pub(crate) fn go_on(&self) -> Option<c_int> {
+        let Blocking(s, g) = self.0;
+        {
+            // Held only while it sends: the application's own sends answer EAGAIN meanwhile.
+            let mut h = hold_tx(s, g).ok()?;
+            let fd = s.fd.load(Acquire);
+            if fd >= 0 && send_again(s, &mut h, fd) == EAGAIN {
+                return Some(fd);
+            }
+        }
+        wait::prod(s);
+        None
+    }
+}

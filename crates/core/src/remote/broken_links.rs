@@ -1,0 +1,191 @@
+//! A link whose TCP connection is gone, the peer perhaps not: data goes on, and the link is resumed
+//! or given up.
+
+use super::links::{ANSWER_NS, ConnState, Fault, Link, Phase, bind, set_up, tcp_socket};
+use super::{EVENT_LINK, Remote, close_own, pairs, places, watch};
+use crate::carrier::sockaddr;
+use crate::log::debug_log;
+use crate::sys;
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use core::net::SocketAddr;
+use netacc_control::stats::Reason;
+use netacc_proto::remote::Frame;
+use netacc_proto::rendezvous::Role;
+
+/// One that has had connections is kept for so long, at both ends.
+const KEPT_NS: u64 = 3_000_000_000;
+
+/// Whether the carriers of its connections are over is looked at every so long. As long as one is
+/// not, it may be resumed.
+const LOOK_NS: u64 = 1_000_000_000;
+
+/// To resume a link that broke the connector tries after so long, then again, and at last every so
+/// long.
+const RETRY_NS: [u64; 6] =
+    [1_000_000, 100_000_000, 500_000_000, 1_500_000_000, 3_000_000_000, 5_000_000_000];
+
+impl Remote {
+    /// The TCP connection is gone, the peer perhaps not. Data goes on; what needs the link waits.
+    pub(super) fn break_link(&mut self, i: usize) {
+        let now = sys::now_ns();
+        let Some(l) = self.link_mut(i) else { return };
+        debug_log!("the link to {} broke", l.peer);
+        let fd = core::mem::replace(&mut l.fd, -1);
+        (l.phase, l.blocked) = (Phase::Broken, false);
+        (l.input, l.output) = (Vec::new(), VecDeque::new());
+        if l.broken_at == 0 {
+            (l.broken_at, l.retries) = (now, 0);
+        }
+        let coming: Vec<u32> = l
+            .pairs
+            .iter()
+            .filter(|p| p.is_coming() || p.state == pairs::PairState::Ending)
+            .map(|p| p.number)
+            .collect();
+        if fd >= 0 {
+            close_own(fd);
+        }
+        self.forget_candidates(i);
+        self.free_done(i);
+        for n in coming {
+            self.lose_pair(i, n, Reason::RdmaLost, false);
+        }
+        self.time_broken(i, now);
+    }
+
+    pub(super) fn time_broken(&mut self, i: usize, now: u64) {
+        self.forget_offers_to_nobody(i);
+        let Some(l) = self.link(i) else { return };
+        // With connections it is kept for them; without, for the peer's sake: the last words of one
+        // may have been lost.
+        if !l.in_use() && (l.connections == 0 || now.saturating_sub(l.broken_at) > KEPT_NS) {
+            return self.end_link(i, Fault::Over);
+        }
+        let (since, retries, role) = (l.broken_at, l.retries, l.role);
+        let [.., last] = RETRY_NS;
+        let after: u64 = (0..=retries).map(|n| RETRY_NS.get(n).copied().unwrap_or(last)).sum();
+        let next = since.saturating_add(after);
+        self.look_at_carriers(i);
+        self.at(now + LOOK_NS);
+        if role == Role::Acceptor || now < next {
+            if role == Role::Connector {
+                self.at(next);
+            }
+            return;
+        }
+        let Some(l) = self.link_mut(i) else { return };
+        l.retries += 1;
+        let (local, peer, port, k, serial) = (l.local, l.peer, l.port, l.k, l.serial);
+        let fd = tcp_socket(local);
+        let (raw, len) = sockaddr(SocketAddr::new(peer, places::link_port(port, k)));
+        let ok = fd >= 0
+            && bind(fd, SocketAddr::new(local, 0)) >= 0
+            && [0, -(libc::EINPROGRESS as isize)]
+                .contains(&sys::connect(fd, raw.get(..len).unwrap_or(&[])))
+            && watch(
+                self.epoll,
+                fd,
+                (libc::EPOLLIN | libc::EPOLLOUT) as u32,
+                EVENT_LINK | u64::from(serial) << 8 | i as u64,
+            );
+        if !ok {
+            if fd >= 0 {
+                close_own(fd);
+            }
+            return self.at(now + RETRY_NS[1]);
+        }
+        set_up(fd);
+        if let Some(l) = self.link_mut(i) {
+            (l.fd, l.phase, l.since, l.blocked) = (fd, Phase::Connecting, now, true);
+        }
+        self.at(now + ANSWER_NS);
+    }
+
+    /// Acceptor: the peer comes back on the TCP connection of link `new`.
+    pub(super) fn take_over(&mut self, earlier: usize, new: usize) -> Result<(), Fault> {
+        if self.link(earlier).is_some_and(Link::is_up) {
+            // It has noticed before we did.
+            self.break_link(earlier);
+        }
+        let Some(fd) = self.link_mut(new).map(|l| core::mem::replace(&mut l.fd, -1)) else {
+            return Ok(());
+        };
+        if let Some(place) = self.links.get_mut(new) {
+            *place = None;
+        }
+        let Some(l) = self.link_mut(earlier) else {
+            close_own(fd);
+            return Ok(());
+        };
+        l.fd = fd;
+        let (serial, key) = (l.serial, l.hello.map_or([0; 16], |h| h.key));
+        l.phase = Phase::Resuming;
+        let _ = watch(
+            self.epoll,
+            fd,
+            libc::EPOLLIN as u32,
+            EVENT_LINK | u64::from(serial) << 8 | earlier as u64,
+        );
+        self.send(earlier, Frame::Resume { known: true, key });
+        self.resume(earlier);
+        Ok(())
+    }
+
+    /// The link is up again: both ends say everything that the other may not know.
+    pub(super) fn resume(&mut self, i: usize) {
+        let Some(l) = self.link_mut(i) else { return };
+        debug_log!("the link to {} is resumed", l.peer);
+        (l.phase, l.broken_at, l.blocked) = (Phase::Up, 0, false);
+        let mut frames = Vec::new();
+        for p in l.pairs.iter_mut().filter(|p| p.state == pairs::PairState::Ready) {
+            p.forget_peer();
+            frames.push(Frame::PairReady { pair: p.number });
+        }
+        for (slot, c) in l.conns.iter_mut().enumerate() {
+            c.said = None;
+            let offer = netacc_proto::remote::Offer {
+                token: c.token,
+                slot: slot as u16,
+                pair: c.pair,
+                lane: c.lane,
+            };
+            match (l.role, c.state) {
+                (Role::Acceptor, ConnState::Offered) => frames.push(Frame::Offer(offer)),
+                (Role::Connector, ConnState::Free) => {
+                    frames.push(Frame::Freed { slot: slot as u16 })
+                }
+                (_, ConnState::Live) => {
+                    if let Some(c) = l.channel {
+                        c.words_changed(slot);
+                    }
+                }
+                _ => {}
+            }
+        }
+        frames.push(Frame::Synced);
+        let connector = l.role == Role::Connector;
+        for f in frames {
+            self.send(i, f);
+        }
+        if connector {
+            self.announce_all(i);
+        } else {
+            self.serve_waiting(i);
+        }
+    }
+
+    /// The peer has named every pair that it has.
+    pub(super) fn on_synced(&mut self, i: usize) {
+        let Some(l) = self.link(i) else { return };
+        let lost: Vec<u32> = l
+            .pairs
+            .iter()
+            .filter(|p| p.state == pairs::PairState::Ready && !p.peer_has_it())
+            .map(|p| p.number)
+            .collect();
+        for n in lost {
+            self.lose_pair(i, n, Reason::RdmaLost, false);
+        }
+    }
+}

@@ -1,0 +1,300 @@
+//! How queue pairs end: in order, when nobody needs them any more, or because they are lost.
+
+use super::links::{Conn, ConnState};
+use super::pairs::{PairState, unlink, until_free};
+use super::{LINKS, Remote};
+use crate::log::debug_log;
+use crate::{process, stats, sys};
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::Ordering::*;
+use netacc_control::stats::{Counter, Reason};
+use netacc_proto::remote::Frame;
+use netacc_proto::rendezvous::Role;
+use netacc_verbs::fabric::Fabric as _;
+
+/// For so long the peer is waited for before an empty pair is closed.
+const END_NS: u64 = 1_000_000_000;
+
+const PAUSE_MAX_NS: u64 = 60_000_000_000;
+
+/// After a failure no pair is tried for so long, doubled each time.
+const PAUSE_NS: u64 = 1_000_000_000;
+
+impl Remote {
+    pub(super) fn on_pair_end(&mut self, i: usize, number: u32) {
+        // An empty one ends in order, which the peer waits to hear.
+        let in_order = self
+            .link(i)
+            .and_then(|l| l.pair(number))
+            .is_some_and(|p| p.state == PairState::Ready && p.is_empty());
+        let why = if in_order { Reason::None } else { Reason::RdmaLost };
+        self.lose_pair(i, number, why, in_order);
+    }
+
+    // ---- the end --------------------------------------------------------------------------------
+
+    /// A pair that no connection is on is closed when the peer has said that it knows, so that no
+    /// end takes it for a failure.
+    pub(super) fn end_pair(&mut self, i: usize, number: u32) {
+        let at = sys::now_ns() + END_NS;
+        let Some(l) = self.link_mut(i) else { return };
+        let up = l.is_up();
+        let Some(p) = l.pair_mut(number) else { return };
+        p.state = PairState::Ending;
+        if !up {
+            return self.lose_pair(i, number, Reason::None, true);
+        }
+        p.deadline = at;
+        self.send(i, Frame::PairEnd { pair: number });
+        self.at(at);
+    }
+
+    /// A pair is lost, or will not come to be, or has come to its end. `tell`: the peer does not
+    /// know.
+    pub(super) fn lose_pair(&mut self, i: usize, number: u32, why: Reason, tell: bool) {
+        let now = sys::now_ns();
+        let Some(l) = self.link_mut(i) else { return };
+        let Some(p) = l.pair_mut(number).filter(|p| p.state != PairState::Lost) else { return };
+        let (was, connecting, seat) = (p.state, p.connecting, p.seat);
+        let (why, tell) =
+            if was == PairState::Ending { (Reason::None, false) } else { (why, tell) };
+        if let (PairState::Ready | PairState::Ending, Some((queue, _))) = (was, seat) {
+            // What has come counts.
+            queue.drain();
+            if why != Reason::None {
+                stats::count(Counter::RdmaPairsLost);
+            }
+        }
+        p.state = PairState::Lost;
+        if let Some(link) = p.link.as_ref() {
+            debug_log!("pair {number} is lost: {:?} ({})", link.lost(), why.name());
+            link.end();
+        }
+        if !matches!(was, PairState::Ready | PairState::Ending) {
+            // Those that were asked for at the same time count once.
+            if now >= l.pair_after {
+                l.pair_pause = (l.pair_pause * 2).clamp(PAUSE_NS, PAUSE_MAX_NS);
+                l.pair_after = now + l.pair_pause;
+            }
+            self.explain_waiting(i, why);
+        } else if why != Reason::None {
+            l.pair_after = now + PAUSE_NS;
+        }
+        if tell {
+            self.send(i, Frame::PairEnd { pair: number });
+        }
+        if !connecting {
+            self.dismantle(i, number);
+        }
+        if let Some(at) = self.link(i).map(|l| l.pair_after) {
+            self.at(at);
+        }
+        self.leave_pair(i, number);
+    }
+
+    /// Closes a lost pair. From here on nothing arrives in the rings of its connections.
+    pub(super) fn dismantle(&mut self, i: usize, number: u32) {
+        let me = process::tid();
+        let Some(verbs) = self.devices.verbs() else { return };
+        let Some(l) = self.link_mut(i) else { return };
+        for (slot, c) in l
+            .conns
+            .iter()
+            .enumerate()
+            .filter(|(_, c)| c.pair == number && c.state != ConnState::Free)
+        {
+            unlink(l.channel, slot, c.socket);
+        }
+        let Some(p) = l.pair_mut(number) else { return };
+        let Some(link) = p.link.take() else {
+            if let Some(pair) = p.pair.take() {
+                let _ = verbs.close_pair(pair);
+            }
+            if let Some((queue, tag)) = p.seat.take() {
+                let _ = until_free(|| queue.hub.release(me, tag));
+            }
+            return self.forget_lost(i);
+        };
+        if let Some((queue, tag)) = p.seat.take() {
+            // The caller's and the hub's are the only ones.
+            drop(until_free(|| queue.hub.remove(me, tag)));
+            let mut link = link;
+            let whole = loop {
+                match Arc::try_unwrap(link) {
+                    Ok(whole) => break whole,
+                    Err(shared) => link = shared,
+                }
+                sys::sched_yield();
+            };
+            // SAFETY: made by `make_on`, and given up below.
+            if let Some(context) = unsafe { p.context.as_ref() } {
+                context.flush(&whole);
+            }
+            let parts = whole.dismantle(p.pair.take());
+            // A device may still write where something could not be closed: that memory serves
+            // nobody any more.
+            if parts.error.is_none() {
+                p.rings = parts.rings;
+            } else {
+                core::mem::forget(parts.rings);
+            }
+            if let (None, Some((memory, bytes))) = (parts.error, p.receives.take()) {
+                // SAFETY: handed back by `dismantle`: no device writes there.
+                unsafe { sys::unmap(memory.as_ptr(), bytes) };
+            }
+            let _ = until_free(|| queue.hub.release(me, tag));
+            if !p.context.is_null() {
+                // SAFETY: made by `make_on`; the hub has let go of the link, so nobody looks at it
+                // any more.
+                drop(unsafe {
+                    Box::from_raw(core::mem::replace(&mut p.context, core::ptr::null_mut()))
+                });
+            }
+        }
+        self.forget_lost(i);
+    }
+
+    /// Forgets lost pairs that no connection names any more; their rings serve again.
+    pub(super) fn forget_lost(&mut self, i: usize) {
+        let Some(l) = self.link_mut(i) else { return };
+        let mut at = 0;
+        while let Some(p) = l.pairs.get(at) {
+            let number = p.number;
+            let named = l
+                .conns
+                .iter()
+                .any(|c| c.pair == number && !matches!(c.state, ConnState::Free | ConnState::Done));
+            if p.state != PairState::Lost || p.connecting || p.link.is_some() || named {
+                at += 1;
+                continue;
+            }
+            let p = l.pairs.swap_remove(at);
+            if let Some(a) = l.arenas.as_mut() {
+                p.rings.into_iter().for_each(|r| a.pool.give_back(r));
+            }
+        }
+    }
+
+    pub(super) fn end_all_pairs(&mut self, i: usize) {
+        loop {
+            let next = self.link(i).and_then(|l| {
+                l.pairs.iter().find(|p| p.state != PairState::Lost).map(|p| p.number)
+            });
+            let Some(number) = next else { return };
+            self.lose_pair(i, number, Reason::RdmaLost, false);
+        }
+    }
+
+    pub(super) fn end_pairs_on(&mut self, device: usize) {
+        for i in 0..LINKS {
+            let numbers: Vec<u32> = match self.link(i).filter(|l| l.device == device) {
+                Some(l) => l
+                    .pairs
+                    .iter()
+                    .filter(|p| p.state != PairState::Lost)
+                    .map(|p| p.number)
+                    .collect(),
+                None => continue,
+            };
+            for n in numbers {
+                self.lose_pair(i, n, Reason::RdmaLost, true);
+            }
+        }
+    }
+
+    pub(super) fn forget_pair_failures(&mut self) {
+        for i in 0..LINKS {
+            if let Some(l) = self.link_mut(i) {
+                (l.pair_after, l.pair_pause) = (0, 0);
+                self.want_pairs(i);
+            }
+        }
+    }
+
+    /// Pairs have told something: lost ones are given up, memory that is free is taken back.
+    pub(super) fn look_at_pairs(&mut self) {
+        for i in 0..LINKS {
+            let Some(l) = self.link(i) else { continue };
+            let mut lost = Vec::new();
+            let mut released = Vec::new();
+            for p in l.pairs.iter().filter(|p| p.state != PairState::Lost) {
+                // SAFETY: set by `make_on`, and alive until the pair is dismantled, by this thread.
+                let Some(context) = (unsafe { p.context.as_ref() }) else { continue };
+                if context.lost.load(Acquire) || p.link.as_ref().is_some_and(|l| l.lost().is_some())
+                {
+                    lost.push(p.number);
+                    continue;
+                }
+                for (w, word) in context.released.iter().enumerate() {
+                    let mut bits = word.swap(0, AcqRel);
+                    while bits != 0 {
+                        released.push((p.number, (w * 64) as u16 + bits.trailing_zeros() as u16));
+                        bits &= bits - 1;
+                    }
+                }
+            }
+            for (number, lane) in released {
+                self.take_back(i, number, lane);
+            }
+            for number in lost {
+                self.lose_pair(i, number, Reason::RdmaLost, true);
+            }
+        }
+    }
+
+    /// Both ends have closed a lane.
+    pub(super) fn take_back(&mut self, i: usize, number: u32, lane: u16) {
+        let me = process::tid();
+        let Some(l) = self.link_mut(i) else { return };
+        let Some(p) = l.pair_mut(number) else { return };
+        let (Some(link), Some((queue, _))) = (p.link.as_ref(), p.seat) else { return };
+        let Ok(taken) = until_free(|| queue.hub.take_back(me, link, lane)) else { return };
+        if let (Some(rings), Some(a)) = (taken.rings, l.arenas.as_mut()) {
+            a.pool.give_back(rings);
+        }
+        let slot = l
+            .conns
+            .iter()
+            .position(|c| c.state == ConnState::Left && c.pair == number && c.lane == lane);
+        if let Some(slot) = slot {
+            self.conn_is_done(i, slot);
+        }
+    }
+
+    /// A slot's memory is ours again.
+    pub(super) fn conn_is_done(&mut self, i: usize, slot: usize) {
+        let now = sys::now_ns();
+        let Some(l) = self.link_mut(i) else { return };
+        let acceptor = l.role == Role::Acceptor;
+        let gone = !l.is_up();
+        let Some(c) = l.conns.get_mut(slot) else { return };
+        let (number, lane) = (c.pair, usize::from(c.lane));
+        c.state = ConnState::Done;
+        let free = !acceptor || c.freed || gone;
+        if free {
+            *c = Conn::FREE;
+            if let Some(p) = l.pair_mut(number) {
+                if let Some(used) = p.used.get_mut(lane) {
+                    *used = false;
+                }
+                if p.is_empty() {
+                    p.idle_since = now;
+                }
+            }
+        }
+        if !acceptor {
+            self.send(i, Frame::Freed { slot: slot as u16 });
+        }
+        self.forget_lost(i);
+        self.settle_empty(i);
+        if free && acceptor {
+            self.serve_waiting(i);
+            self.want_pairs(i);
+        }
+        if gone {
+            self.at(now);
+        }
+    }
+}
