@@ -475,21 +475,8 @@ unsafe fn await_news(
     timeout_ns: i64,
     mask: Mask,
 ) -> Ret {
-    if timeout_ns == 0 {
-        inner.last_visit = sys::ticks();
-        // What the kernel has for the library alone must not take the place of what it has for the
-        // application, and look like nothing.
-        let mut looked = false;
-        for _ in 0..VISITS {
-            let room = out.max - out.n;
-            looked = visit(inner, e, epfd, out, room);
-            if !looked || out.n != 0 || !inner.backlog {
-                break;
-            }
-        }
-        if looked {
-            return out.result();
-        }
+    if timeout_ns == 0 && look_once(e, inner, epfd, out) {
+        return out.result();
     }
     if out.writable(1) == 0 {
         return wait_for_nothing(e, inner, epfd, out, timeout_ns, mask);
@@ -499,22 +486,9 @@ unsafe fn await_news(
     let mut looked_before = false;
     loop {
         if mask.is_null() {
-            let peers =
-                Peers::of(inner.channels.iter().copied().filter(|c| c.dead.load(Relaxed) == 0));
-            let last = inner.last_visit;
-            let between_hosts = inner.between_hosts;
-            let won = give_way(inner, || spin(e, peers, epfd, last, between_hosts));
-            if won {
-                inner.drain(e);
-                collect(inner, e, Kernel::Look(epfd), out);
-                if out.n == 0 {
-                    inner.last_visit = sys::ticks();
-                    let room = out.max - out.n;
-                    visit(inner, e, epfd, out, room);
-                }
-                if out.is_done() {
-                    return out.result();
-                }
+            poll_first(e, inner, epfd, out);
+            if out.is_done() {
+                return out.result();
             }
         }
         let place = (e.place.load(Relaxed) as usize).checked_sub(1);
@@ -582,6 +556,39 @@ unsafe fn await_news(
         if inner.unsettled {
             settle(e, inner);
         }
+    }
+}
+
+/// A wait that does not wait. False: the buffer has no room.
+fn look_once(e: &'static Epoll, inner: &mut Inner, epfd: c_int, out: &mut Out) -> bool {
+    inner.last_visit = sys::ticks();
+    // What the kernel has for the library alone must not take the place of what it has for the
+    // application, and look like nothing.
+    let mut looked = false;
+    for _ in 0..VISITS {
+        let room = out.max - out.n;
+        looked = visit(inner, e, epfd, out, room);
+        if !looked || out.n != 0 || !inner.backlog {
+            break;
+        }
+    }
+    looked
+}
+
+/// Polls the rings for as long as that promises to be cheaper than a sleep.
+fn poll_first(e: &'static Epoll, inner: &mut Guard<'static, Inner>, epfd: c_int, out: &mut Out) {
+    let peers = Peers::of(inner.channels.iter().copied().filter(|c| c.dead.load(Relaxed) == 0));
+    let last = inner.last_visit;
+    let between_hosts = inner.between_hosts;
+    if !give_way(inner, || spin(e, peers, epfd, last, between_hosts)) {
+        return;
+    }
+    inner.drain(e);
+    collect(inner, e, Kernel::Look(epfd), out);
+    if out.n == 0 {
+        inner.last_visit = sys::ticks();
+        let room = out.max - out.n;
+        visit(inner, e, epfd, out, room);
     }
 }
 

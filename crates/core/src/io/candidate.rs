@@ -13,7 +13,8 @@ use crate::log::debug_log;
 use crate::outcome::{PASS, RESTART, Ret};
 use crate::sets::sets;
 use crate::socket::{
-    self, ATTACHED, ATTACHING, CANDIDATE, CLOSING, LEFT, PLAIN, RxEnd, Socket, TxEnd, flag, offer,
+    self, ATTACHED, ATTACHING, CANDIDATE, CLOSING, LEFT, Offer, PLAIN, RxEnd, Socket, TxEnd, flag,
+    offer,
 };
 use crate::{adoption, agent, candidates, carrier, process, signals, sleep, sys};
 use core::ffi::c_int;
@@ -399,42 +400,111 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
     // again.
     let offer = unsafe { *s.offer.get() };
     let locks = (lock_end(&s.tx_lock), lock_end(&s.rx_lock));
-    let (sent, received) = (s.tx_bytes.load(Relaxed), s.rx_bytes.load(Relaxed));
-    let tx_idle = s.tx_inflight.load(SeqCst) == 0;
-    let rx_idle = s.rx_inflight.load(SeqCst) == 0 && s.pollers.load(SeqCst) as u32 == 0;
-    let why = if s.generation16() != g {
+    let moved = Counted::by(s);
+    let why = why_not(s, g, fd, &moved);
+    // SAFETY: the service thread's channel lives while `users` counts this socket.
+    let channel: &'static Channel = unsafe { &*offer.channel };
+    let rings = (NonNull::new(offer.tx_ring), NonNull::new(offer.rx_ring));
+    let ((Some(tx_ring), Some(rx_ring)), None) = (rings, why) else {
+        drop(locks);
+        refuse_offer(s, channel, why.unwrap_or(Reason::NoMemory));
+        return;
+    };
+    socket::look_at_options(s, fd);
+    let link = if is_remote { Link::Lossy } else { Link::Reliable };
+    put_ends(s, &offer, (tx_ring, rx_ring), &moved, link);
+    if let Some(r) = s.record() {
+        r.peer_pid.store(channel.peer_pid, Relaxed);
+    }
+    s.lower(flag::TOLD | flag::BROKEN_OFF | flag::RESET);
+    end_attach(s, ATTACHED);
+    drop(locks);
+    if moved.tx_idle && s.has(flag::SHUT_WR) {
+        say_shut(s, fd, libc::SHUT_WR);
+    }
+    agent::attached(channel);
+    sets().on_attached(s, fd);
+    // Last: the peer may send into the ring from here on. (Unless the set had no place for it, and
+    // it went back to the kernel.)
+    if let Ok(mut h) = hold_rx(s, g) {
+        if moved.rx_idle && h.end.unsettled {
+            h.end.unsettled = false;
+            h.end.switch.arm();
+            store_ack(&h);
+        } else {
+            settle_rx(s, &mut h);
+        }
+    }
+    debug_log!(
+        "fd {fd}: attached to slot {}, sent {}{} received {}{}",
+        offer.slot,
+        moved.sent,
+        open(moved.tx_idle),
+        moved.received,
+        open(moved.rx_idle)
+    );
+}
+
+/// What has gone over the carrier, and whether a call is under way that may add to it.
+struct Counted {
+    sent: u64,
+    received: u64,
+    tx_idle: bool,
+    rx_idle: bool,
+}
+
+impl Counted {
+    /// Under the locks of both ends.
+    fn by(s: &Socket) -> Counted {
+        let (sent, received) = (s.tx_bytes.load(Relaxed), s.rx_bytes.load(Relaxed));
+        let tx_idle = s.tx_inflight.load(SeqCst) == 0;
+        let rx_idle = s.rx_inflight.load(SeqCst) == 0 && s.pollers.load(SeqCst) as u32 == 0;
+        Counted { sent, received, tx_idle, rx_idle }
+    }
+}
+
+/// Why an offer cannot be taken up after all.
+fn why_not(s: &'static Socket, g: u16, fd: c_int, moved: &Counted) -> Option<Reason> {
+    let counts = || {
+        let (sent, received) = (moved.sent, moved.received);
+        socket::counts_agree(
+            s,
+            fd,
+            moved.tx_idle.then_some(sent),
+            moved.rx_idle.then_some(received),
+        )
+    };
+    if s.generation16() != g {
         Some(Reason::Negotiating)
     } else if !children_can_follow(s) || s.flags.load(SeqCst) & flag::CONTESTED != 0 {
         Some(Reason::InheritedByFork)
     } else if s.registrations.load(Acquire) > 1 {
         Some(Reason::SeveralEpollSets)
-    } else if !socket::counts_agree(s, fd, tx_idle.then_some(sent), rx_idle.then_some(received)) {
+    } else if !counts() {
         Some(Reason::UncountedBytes)
-    } else if is_remote && carrier::peer_ended(fd) {
+    } else if s.has(flag::REMOTE) && carrier::peer_ended(fd) {
         // As in `shutdown_of`.
         Some(Reason::Disconnected)
     } else {
         None
-    };
-    // SAFETY: the service thread's channel lives while `users` counts this socket.
+    }
+}
+
+/// Gives the socket its ends on the slot that was agreed on. Under the locks of both.
+fn put_ends(
+    s: &'static Socket,
+    offer: &Offer,
+    (tx_ring, rx_ring): (NonNull<u8>, NonNull<u8>),
+    moved: &Counted,
+    link: Link,
+) {
+    // SAFETY: as in `attach`.
     let channel: &'static Channel = unsafe { &*offer.channel };
     let slot = offer.slot as usize;
     let (tx_words, rx_words) =
         (channel.words(slot, channel.side), channel.words(slot, channel.side ^ 1));
-    let (Some(tx_ring), Some(rx_ring)) = (NonNull::new(offer.tx_ring), NonNull::new(offer.rx_ring))
-    else {
-        drop(locks);
-        refuse_offer(s, channel, Reason::NoMemory);
-        return;
-    };
-    if let Some(why) = why {
-        drop(locks);
-        refuse_offer(s, channel, why);
-        return;
-    }
-    socket::look_at_options(s, fd);
-    let (mut tx, rx) = halves(sent, received, if is_remote { Link::Lossy } else { Link::Reliable });
-    if tx_idle && s.has(flag::SHUT_WR) {
+    let (mut tx, rx) = halves(moved.sent, moved.received, link);
+    if moved.tx_idle && s.has(flag::SHUT_WR) {
         let _ = tx.shutdown();
     }
     s.rx_offset.store(rx.offset(), Relaxed);
@@ -447,7 +517,7 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
             ring: Producer::new(NonNull::from(tx_words), tx_ring, offer.tx_bytes as usize, 0),
             never: false,
             held_since: 0,
-            unsettled: !tx_idle,
+            unsettled: !moved.tx_idle,
             resend_mark: None,
             linger: None,
             switches: Switches::new(),
@@ -465,33 +535,6 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
     s.rx_words.store((rx_words as *const RingWords).cast_mut(), Release);
     s.channel.store(offer.channel.cast_mut(), Release);
     s.slot.store(offer.slot, Release);
-    if let Some(r) = s.record() {
-        r.peer_pid.store(channel.peer_pid, Relaxed);
-    }
-    s.lower(flag::TOLD | flag::BROKEN_OFF | flag::RESET);
-    end_attach(s, ATTACHED);
-    drop(locks);
-    if tx_idle && s.has(flag::SHUT_WR) {
-        say_shut(s, fd, libc::SHUT_WR);
-    }
-    agent::attached(channel);
-    sets().on_attached(s, fd);
-    // Last: the peer may send into the ring from here on. (Unless the set had no place for it, and
-    // it went back to the kernel.)
-    if let Ok(mut h) = hold_rx(s, g) {
-        if rx_idle && h.end.unsettled {
-            h.end.unsettled = false;
-            h.end.switch.arm();
-            store_ack(&h);
-        } else {
-            settle_rx(s, &mut h);
-        }
-    }
-    debug_log!(
-        "fd {fd}: attached to slot {slot}, sent {sent}{} received {received}{}",
-        open(tx_idle),
-        open(rx_idle)
-    );
 }
 
 /// In the log: whether a count is final.
