@@ -55,8 +55,7 @@ pub(crate) use apart::{
     Apart, Moved, await_peer, begin_exit, carrier_is_over, carrier_is_reset, may_send_on_carrier,
     wake_leavers,
 };
-use candidate::candidate;
-pub(crate) use candidate::{attach, on_poller_gone, shutdown_candidate};
+pub(crate) use candidate::{attach, candidate, on_poller_gone, shutdown_candidate};
 pub(crate) use close::{close, shutdown_of};
 pub(crate) use ends::unread;
 pub(crate) use file::{sendfile, splice};

@@ -221,8 +221,7 @@ pub fn list() -> Vec<Scenario> {
                 t.still_fast(fd);
                 t.meet("end");
             },
-        )
-        .loopback(),
+        ),
         pair(
             "promotion/while-a-thread-polls",
             "the same with a thread that waits in poll, and one in select",
@@ -267,8 +266,7 @@ pub fn list() -> Vec<Scenario> {
                     t.meet("end");
                 }
             },
-        )
-        .loopback(),
+        ),
         pair(
             "promotion/while-a-thread-sends",
             "a thread that is blocked in send keeps neither direction on TCP",
@@ -301,8 +299,7 @@ pub fn list() -> Vec<Scenario> {
                 t.still_fast(fd);
                 t.meet("end");
             },
-        )
-        .loopback(),
+        ),
         pair(
             "promotion/while-threads-stream",
             "each end has a thread that always receives and one that always sends: both directions move",
@@ -328,8 +325,7 @@ pub fn list() -> Vec<Scenario> {
                 t.log("received", (writer.join().is_ok(), reader.join().expect("thread")));
                 t.meet("end");
             },
-        )
-        .loopback(),
+        ),
         pair(
             "promotion/a-receive-from-before-ends",
             "a receive that began on TCP and is still under way after the promotion: data, close, dup2, shutdown, EOF, a signal, a time-out, a child, an option",
@@ -411,8 +407,7 @@ pub fn list() -> Vec<Scenario> {
                     let _ = sys::close(fd);
                 }
             },
-        )
-        .loopback(),
+        ),
         pair(
             "promotion/after-a-half-close",
             "one end shuts down its sending half before anything has moved, and receives: 1 KB up, then megabytes down",

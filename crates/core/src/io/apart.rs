@@ -5,8 +5,8 @@
 
 use super::EAGAIN;
 use super::ends::{
-    TxHeld, corrupt, hold_rx, hold_tx, load_ack, load_announce, publish_announce, show_path,
-    store_ack,
+    RxHeld, TxHeld, corrupt, hold_rx, hold_tx, load_ack, load_announce, publish_announce,
+    show_path, store_ack,
 };
 use super::leave::{
     PULL_BACK_NS, PULL_BACK_STRICT_NS, RESET_ON_CLOSE, pull_back_patience_ns, send_again,
@@ -43,6 +43,9 @@ pub(crate) enum Moved {
 /// A connection on its way. While there is one a close leaves the carrier to it.
 pub(crate) struct Apart {
     held: Blocking,
+    /// A call, or a wait, of before the attachment was under way on the receiving side when it
+    /// froze: it has never been armed.
+    never_armed: Cell<bool>,
     /// Since when bytes that come again are waited for.
     waits_since: Cell<u64>,
 }
@@ -57,7 +60,7 @@ impl Apart {
         if s.flags.fetch_and(!flag::CLOSE_LATER, AcqRel) & flag::CLOSE_LATER != 0 {
             s.waiters.fetch_sub(1, SeqCst);
         }
-        Apart { held, waits_since: Cell::new(0) }
+        Apart { held, never_armed: Cell::new(false), waits_since: Cell::new(0) }
     }
 
     fn has_come(&self, fd: c_int, outstanding: u64) -> bool {
@@ -88,6 +91,11 @@ impl Apart {
         let Blocking(s, g) = self.held;
         let fd = s.fd.load(Acquire);
         let Ok(mut rx) = hold_rx(s, g) else { return Moved::Waits };
+        if rx.end.unsettled {
+            // A call of before the attachment that ends later arms nothing any more.
+            rx.end.unsettled = false;
+            self.never_armed.set(true);
+        }
         if first && !gone {
             rx.end.switch.freeze();
             store_ack(&rx);
@@ -219,7 +227,7 @@ impl Apart {
         let Blocking(s, g) = self.held;
         let fd;
         let own = {
-            let (Ok(tx), Ok(_rx)) = (hold_tx(s, g), hold_rx(s, g)) else { return false };
+            let (Ok(tx), Ok(rx)) = (hold_tx(s, g), hold_rx(s, g)) else { return false };
             // What is called on the carrier is called before the state changes: after that a close
             // gives the number away.
             fd = s.fd.load(Acquire);
@@ -228,9 +236,8 @@ impl Apart {
             if let Some(linger) = tx.end.linger.take() {
                 let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
             }
-            // The carrier's own counts are the stream's offsets from here on, at both ends.
             let counts = if again && s.names() > 0 && !s.has(flag::ORPHAN | flag::FIN_LATER) {
-                socket::carrier_counts(s, fd)
+                self.offsets(&tx, &rx, fd)
             } else {
                 None
             };
@@ -270,6 +277,18 @@ impl Apart {
         wake_leavers(s);
         debug_log!("fd {fd}: slot {slot} of {:p} is left", channel);
         own
+    }
+
+    /// What was sent and received of the stream that the next attachment counts: the carrier's own
+    /// counts, from here on, at both ends. Where a call of before this attachment may still be in
+    /// the kernel nobody knows what it has moved; but then that direction has never left the
+    /// carrier, what was counted stands, and the call adds its own when it ends.
+    fn offsets(&self, tx: &TxHeld<'_>, rx: &RxHeld<'_>, fd: c_int) -> Option<(u64, u64)> {
+        let (sent, received) = socket::carrier_counts(self.held.0, fd)?;
+        Some((
+            if tx.end.unsettled { tx.end.switch.offset() } else { sent },
+            if self.never_armed.get() { rx.end.switch.offset() } else { received },
+        ))
     }
 
     /// Nothing more can be done.

@@ -31,7 +31,7 @@ pub(super) const ODD_FLAGS: c_int = libc::MSG_OOB | libc::MSG_ZEROCOPY | libc::M
 /// Carries out a kernel call on a candidate, and counts what it moved. `None`: it is no candidate
 /// any more: start again.
 #[inline(never)]
-pub(super) fn candidate(
+pub(crate) fn candidate(
     s: &'static Socket,
     g: u16,
     fd: c_int,
@@ -372,15 +372,9 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
     s.attacher.store(process::tid(), Relaxed);
     let me = process::tid();
     let is_remote = s.has(flag::REMOTE);
-    // Between hosts, where it can become a candidate again, all calls have to be over: at the end
-    // of some later one.
-    let busy = || {
-        s.tx_inflight.load(SeqCst) != 0
-            || s.rx_inflight.load(SeqCst) != 0
-            || s.pollers.load(SeqCst) as u32 != 0
-    };
-    if s.tx_lock.owner() == me || s.rx_lock.owner() == me || (is_remote && busy()) {
-        // (Or this is a signal handler that interrupted the thread where it counts.)
+    if s.tx_lock.owner() == me || s.rx_lock.owner() == me {
+        // This is a signal handler that interrupted the thread where it counts: at the end of some
+        // later call.
         end_attach(s, CANDIDATE);
         return;
     }

@@ -2,6 +2,7 @@
 //! and connections come back.
 
 use super::*;
+use crate::channel::Side;
 
 #[derive(Clone, Copy, Debug)]
 enum Loss {
@@ -129,6 +130,103 @@ fn the_peers_process_is_killed() {
                         || over == Some(-(libc::EPIPE as isize)),
                     "{over:?}"
                 );
+                rig.finish();
+            }
+        }
+    }
+}
+
+/// What a call that begins before the attachment moves, and what has happened by then.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Moves {
+    Attached,
+    /// So many steps after the pair was lost.
+    Leaving(usize),
+    Left,
+    AttachedAgain,
+}
+
+impl Rig {
+    /// The acceptor's end of `i` moves `n` bytes by the kernel's own call.
+    fn by_kernel(&mut self, i: usize, side: Side, n: usize) -> isize {
+        if side == Side::Receive {
+            let mut left = n;
+            self.until("what the call receives is sent", |r| {
+                left -= r.send(i, C, left);
+                left == 0
+            });
+        }
+        let e = &mut self.conns[i][A];
+        if side == Side::Send {
+            // SAFETY: a buffer of ours.
+            let r = unsafe { sys::sendto(e.fd, bytes(e.stream, e.sent, n).as_ptr(), n, 0) };
+            e.sent += r.max(0) as u64;
+            return r;
+        }
+        let mut part = vec![0u8; n];
+        let none = core::ptr::null_mut();
+        // SAFETY: as above.
+        let r = unsafe {
+            sys::recvfrom(e.fd, part.as_mut_ptr(), n, libc::MSG_WAITALL, none, none.cast())
+        };
+        assert_eq!(&part[..], bytes(e.stream ^ 1, e.received, n));
+        e.received += r.max(0) as u64;
+        r
+    }
+
+    /// Until the direction in which no call is under way is on the ring.
+    fn other_way_moves(&mut self, i: usize, side: Side) {
+        self.until(&format!("the other direction of connection {i} is promoted"), |r| {
+            r.chat(i);
+            let said = &r.conns[i][A].socket.said;
+            let other = if side == Side::Send { said.receives_fast() } else { said.sends_fast() };
+            let this = if side == Side::Send { said.sends_fast() } else { said.receives_fast() };
+            assert!(!this, "promoted with a call under way");
+            r.is_attached(i, C) && r.is_attached(i, A) && other
+        });
+    }
+}
+
+#[test]
+fn a_call_from_before_the_attachment_outlives_a_pair() {
+    for model in MODELS {
+        for (n, side) in [Side::Send, Side::Receive].into_iter().enumerate() {
+            let leaving = (0..60).step_by(6).map(Moves::Leaving);
+            for moves in
+                [Moves::Attached, Moves::Left, Moves::AttachedAgain].into_iter().chain(leaving)
+            {
+                let mut rig = Rig::new(Order::Shuffled(n as u64), model, 2);
+                let i = rig.connect(0, 1);
+                let (s, fd) = (rig.conns[i][A].socket, rig.conns[i][A].fd);
+                // In a thread of the application's, as it were.
+                let r = io::candidate(s, s.generation16(), fd, side, 0, || {
+                    rig.other_way_moves(i, side);
+                    let mut r = 0;
+                    if moves == Moves::Attached {
+                        r = rig.by_kernel(i, side, 600);
+                    }
+                    rig.wires.break_pairs(&rig.hosts[0].fabric);
+                    if let Moves::Leaving(steps) = moves {
+                        rig.play(steps, |_, _| {});
+                        return rig.by_kernel(i, side, 600);
+                    }
+                    rig.until("both ends are candidates again", |r| {
+                        r.drain(i);
+                        !r.is_attached(i, C) && !r.is_attached(i, A)
+                    });
+                    if moves == Moves::Left {
+                        r = rig.by_kernel(i, side, 600);
+                    }
+                    rig.other_way_moves(i, side);
+                    if moves == Moves::AttachedAgain {
+                        r = rig.by_kernel(i, side, 600);
+                    }
+                    r
+                });
+                assert_eq!(r, Some(600), "{side:?}, {moves:?}");
+                rig.promoted(i);
+                rig.exchange(i, 50_000);
+                assert!(rig.conns[i].iter().all(|e| e.over.is_none()), "{}", rig.describe());
                 rig.finish();
             }
         }
