@@ -156,13 +156,14 @@ nginx_client() {
   note figures "$? $(grep -cE '^ *[1-9][0-9]* requests in' figures) $(grep -E 'Socket errors|Non-2xx|unable' figures)"
 }
 
-# --- streams of known bytes: traffic_server|traffic_client ADDRESS HELD_BYTES OPTIONS...
-# With bytes: so many both ways on each connection, and then a look at the idle connections. With 0: until all are on RDMA
-# and have moved 4 KiB more.
+# --- streams of known bytes: traffic_server|traffic_client ADDRESS BYTES OPTIONS...
+# Until all are on RDMA and have moved BYTES more each way. Where these are many the connections are idle then, and looked at.
+
+FEW=4096
 
 traffic_server() {
   local address=$1 bytes=$2 pid count; shift 2
-  nice -n 19 "${RUN[@]}" /rig/exchange/traffic -f /tmp/traffic.server "$@" -b "$bytes" $([ "$bytes" = 0 ] || echo -h) server "$address" 7000 >/tmp/server.out 2>&1 &
+  nice -n 19 "${RUN[@]}" /rig/exchange/traffic -f /tmp/traffic.server "$@" -b 0 server "$address" 7000 >/tmp/server.out 2>&1 &
   pid=$!
   listens() { ss -Hltn "sport = 7000" | grep -q . || ! kill -0 $pid; }
   wait_for 10 listens
@@ -171,9 +172,10 @@ traffic_server() {
     count=$(look streams /tmp/traffic.server | wc -l)
     accelerated on "$count" $pid
     [ "$HOW" != rdma ] || note counters "$(look counters $pid)"
-    [ "$bytes" = 0 ] || note idle "$(ticks $pid)"
   }
+  [ "$bytes" -le $FEW ] || kill -USR1 $pid
   tell looked
+  [ "$bytes" -le $FEW ] || { await quiet && note idle "$(ticks $pid)"; tell rested; }
   await stopped
   ended status $pid
   note said "$(cat /tmp/server.out)"
@@ -192,29 +194,22 @@ ticks() {
 traffic_client() {
   local address=$1 bytes=$2 pid count; shift 2
   await up || return
-  nice -n 19 "${RUN[@]}" /rig/exchange/traffic -f /tmp/traffic.client "$@" -b "$bytes" $([ "$bytes" = 0 ] || echo -h) client "$address" 7000 >/tmp/client.out 2>&1 &
+  nice -n 19 "${RUN[@]}" /rig/exchange/traffic -f /tmp/traffic.client "$@" -b 0 client "$address" 7000 >/tmp/client.out 2>&1 &
   pid=$!
-  over() { look over /tmp/traffic.client "$bytes" || ! kill -0 $pid; }
   made() { [ "$(look streams /tmp/traffic.client | wc -l)" = "$1" ] || ! kill -0 $pid; }
-  if [ "$bytes" != 0 ]; then wait_for "${PATIENCE:-40}" over
-  else
-    count=$(sed -nE 's/.*-n ([0-9]+).*/\1/p' <<<"$*")
-    wait_for 60 made "${count:-1}"
-  fi
+  count=$(sed -nE 's/.*-n ([0-9]+).*/\1/p' <<<"$*")
+  wait_for 60 made "${count:-1}"
   count=$(look streams /tmp/traffic.client | wc -l)
   accelerated on "$count" $pid
-  if [ "$bytes" = 0 ]; then
-    # From here on.
-    look streams /tmp/traffic.client | sort -n >/tmp/before
-    further() {
-      ! kill -0 $pid || look streams /tmp/traffic.client | sort -n | join /tmp/before - | awk '$6 < $2 + 4096 || $7 < $3 + 4096 {exit 1}'
-    }
-    wait_for "${PATIENCE:-40}" further && note further yes || note further "$(look streams /tmp/traffic.client | sort -n | join /tmp/before - | awk '$6 < $2 + 4096 || $7 < $3 + 4096' | head -n 5)"
-  fi
+  # From here on.
+  look streams /tmp/traffic.client | sort -n >/tmp/before
+  behind() { look streams /tmp/traffic.client | sort -n | join /tmp/before - | awk -v n="$bytes" '$6 < $2 + n || $7 < $3 + n'; }
+  further() { ! kill -0 $pid || [ -z "$(behind)" ]; }
+  wait_for "${PATIENCE:-40}" further && note further yes || note further "$(behind | head -n 5)"
   [ "$HOW" != rdma ] || note counters "$(look counters $pid)"
   tell moved
-  [ "$bytes" = 0 ] || note idle "$(ticks $pid)"
   await looked
+  [ "$bytes" -le $FEW ] || { kill -USR1 $pid; tell quiet; note idle "$(ticks $pid)"; await rested; }
   kill -TERM $pid
   ended status $pid
   tell stopped

@@ -8,7 +8,6 @@
     look.py reasons PID          NAME=N for each reason
     look.py streams FILE         number sent received send_end recv_end, for each connection of a progress file
     look.py moved FILE N         status 0 when every connection that is open has moved N bytes both ways
-    look.py over FILE N          status 0 when every connection has moved exactly N bytes both ways
 
 NETACC_PEER limits `on` and `paths` to connections whose peer address begins so.
 """
@@ -67,9 +66,5 @@ elif what == "moved":
     file, number = arguments
     open_ = [(sent, received) for _, sent, received, *ends in streams(file) if not any(ends)]
     sys.exit(not open_ or any(min(it) < int(number) for it in open_))
-elif what == "over":
-    file, number = arguments
-    found = list(streams(file))
-    sys.exit(not found or any(stream[1:3] != (int(number), int(number)) for stream in found))
 else:
     sys.exit(__doc__)

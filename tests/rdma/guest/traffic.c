@@ -17,7 +17,8 @@
 // other connection, edge-triggered. A capital letter: two threads for each connection, with blocking calls. Threads of b, s
 // and q sleep without a timeout, so that an event that is lost is a stop.
 //
-// SIGTERM tells to stop: the client shuts down for writing; the server answers an end of stream with its own. Status: 0
+// SIGUSR1: nothing more is sent, and the connections stay. SIGTERM tells to stop: the client shuts down for writing; the
+// server answers an end of stream with its own. Status: 0
 // every stream came to its end with the right bytes, 3 a wrong byte, 4 a connection broke, 5 stopped moving, 1 other errors.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -81,7 +82,7 @@ static const char *kinds = "b", *address, *port;
 static struct file *file;
 static struct worker workers[128];
 static int stop_event;
-static atomic_int stopping, failed;
+static atomic_int pausing, stopping, failed;
 static pthread_mutex_t ends_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t ends = PTHREAD_COND_INITIALIZER;
 static uint64_t ended_count;
@@ -184,7 +185,7 @@ static uint64_t may_send(struct connection *c) {
         if (c->my_end < end)
             end = c->my_end;
     }
-    return end;
+    return atomic_load(&pausing) ? c->sent : end;
 }
 
 static int wants_to_end(struct connection *c) {
@@ -565,7 +566,8 @@ static int connect_once(struct addrinfo *to, uint64_t number) {
 
 static void *stopper(void *it) {
     int which;
-    sigwait(it, &which);
+    while (!sigwait(it, &which) && which == SIGUSR1)
+        atomic_store(&pausing, 1);
     atomic_store(&stopping, 1);
     atomic_store(&file->stopping, 1);
     if (eventfd_write(stop_event, 1))
@@ -590,7 +592,7 @@ static void *watcher(void *it) {
             struct connection *c = every[i];
             uint64_t moved = c->moved, now = now_ns();
             // What is held with all bytes over does not move.
-            if (c->fd < 0 || (hold && bytes && c->sent == bytes && c->received == bytes) || now - moved < (uint64_t)watch * 1000000000)
+            if (c->fd < 0 || atomic_load(&pausing) || (hold && bytes && c->sent == bytes && c->received == bytes) || now - moved < (uint64_t)watch * 1000000000)
                 continue;
             still++;
             fprintf(stderr, "traffic: connection %llu (%c%s) has not moved for %d s: sent %llu, received %llu%s%s\n", (unsigned long long)c->number, c->kind,
@@ -650,6 +652,7 @@ int main(int argc, char **argv) {
     signal(SIGPIPE, SIG_IGN);
     sigemptyset(&signals);
     sigaddset(&signals, SIGTERM);
+    sigaddset(&signals, SIGUSR1);
     pthread_sigmask(SIG_BLOCK, &signals, NULL);
     if ((stop_event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) < 0 || !(lost = calloc(connections + MAX_CONNECTIONS, sizeof *lost)))
         die("memory");

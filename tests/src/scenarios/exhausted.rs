@@ -45,6 +45,7 @@ pub fn list() -> Vec<Scenario> {
                 }
                 t.log("close", (sys::close(fd), sys::close(epoll)));
                 sys::refuse_memory(false);
+                t.went_back(fds[1], "no-memory");
                 t.tell("connect");
                 let fd = t.accept(listener);
                 send_all(fd, b"as before");
