@@ -68,6 +68,8 @@ pub struct Config {
     pub poll_ms: Option<u32>,
     /// `NACC_CQ_COMP_VECTOR`.
     pub comp_vector: u32,
+    /// `NACC_RDMA_STALL_MS`: 0 never.
+    pub rdma_stall_ms: u32,
     /// `NACC_IO_URING`
     pub io_uring: IoUring,
     /// `NACC_PATHS`: a connection takes the first of them that both of its ends can use.
@@ -193,6 +195,7 @@ impl Default for Config {
             fast_connect: false,
             poll_ms: None,
             comp_vector: 0,
+            rdma_stall_ms: 200,
             io_uring: IoUring::default(),
             paths: Paths::default(),
         }
@@ -254,6 +257,7 @@ impl Config {
             Key::FastConnect => u8::from(self.fast_connect).to_string(),
             Key::PollMs => self.poll_ms.map(|ms| ms.to_string()).unwrap_or_default(),
             Key::CompVector => self.comp_vector.to_string(),
+            Key::RdmaStallMs => self.rdma_stall_ms.to_string(),
             Key::Paths => self.paths.to_string(),
             Key::IoUring => (self.io_uring as u8).to_string(),
         }
@@ -331,6 +335,7 @@ impl Config {
                 }
             }
             Key::CompVector => self.comp_vector = number(&value),
+            Key::RdmaStallMs => self.rdma_stall_ms = number(&value),
             Key::Paths => {
                 if let Value::Paths(paths) = value {
                     self.paths = paths;

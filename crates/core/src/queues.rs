@@ -115,7 +115,12 @@ pub(crate) fn forget_queues() {
 impl Queue {
     /// Takes what has come, and tells whoever waits for it. True: something had come.
     pub(crate) fn poll(&self) -> bool {
-        matches!(self.hub.poll(process::tid(), &mut tell), Ok(1..))
+        let any = matches!(self.hub.poll(process::tid(), &mut tell), Ok(1..));
+        if any {
+            // What has come may have been answered.
+            rdma_thread::watch_posted();
+        }
+        any
     }
 
     /// As [`Queue::poll`], until nothing more comes.
@@ -138,6 +143,9 @@ impl Queue {
                 }
                 _ => break,
             }
+        }
+        if any {
+            rdma_thread::watch_posted();
         }
         any
     }

@@ -1,9 +1,9 @@
 //! The thread "netacc-rdma" (`remote`), as data calls and waits know it: whether it runs, its bell,
 //! and what it is to look at when it has been rung for.
 
-use crate::{fd_words, process, sys};
+use crate::{config, fd_words, process, sys};
 use core::ffi::c_int;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::*, fence};
 
 /// The process that the thread runs in; 0: none.
 pub(crate) static RUNNING: AtomicU32 = AtomicU32::new(0);
@@ -55,45 +55,90 @@ pub(crate) fn uncount_leaving() {
     sys::futex_wake(&LEAVING, i32::MAX, true);
 }
 
-// ---- what nobody reads --------------------------------------------------------------------------
+// ---- what is looked at from time to time --------------------------------------------------------
+
+/// What the thread looks at again and again while something happens, and not at all otherwise.
+pub(crate) struct Watch {
+    /// The thread looks within the time.
+    on: AtomicBool,
+    /// When it is to look, as long as it does not know; 0: it does.
+    at: AtomicU64,
+}
+
+/// Bytes that have come, and may lie unread.
+pub(crate) static UNREAD: Watch = Watch::new();
+/// Messages that were posted, and may not arrive.
+pub(crate) static POSTED: Watch = Watch::new();
 
 /// How long bytes lie before the thread looks whether they are read.
-const LOOK_NS: u64 = 1_000_000_000;
-/// The thread looks within that time.
-static WATCHED: AtomicBool = AtomicBool::new(false);
-/// When it is to look, as long as it does not know; 0: it does.
-static WATCH_AT: AtomicU64 = AtomicU64::new(0);
+const UNREAD_NS: u64 = 1_000_000_000;
+
+impl Watch {
+    const fn new() -> Watch {
+        Watch { on: AtomicBool::new(false), at: AtomicU64::new(0) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn begin(&self, after_ns: impl FnOnce() -> u64) {
+        if !self.on.swap(true, SeqCst) {
+            let after_ns = after_ns();
+            if after_ns != 0 {
+                self.at.store(sys::now_ns().saturating_add(after_ns), SeqCst);
+                ring();
+            }
+        }
+    }
+
+    /// The thread: when to look, if it does not know that yet; 0: it does.
+    pub(crate) fn take_at(&self) -> u64 {
+        self.at.swap(0, SeqCst)
+    }
+
+    /// The thread begins to look; what happens from here on is looked at again.
+    pub(crate) fn begin_look(&self) {
+        self.on.store(false, SeqCst);
+        fence(SeqCst);
+    }
+
+    /// The thread has found what is worth another look after so long. Returns when; 0: it will be
+    /// told.
+    pub(crate) fn look_again(&self, after_ns: u64) -> u64 {
+        if self.on.swap(true, SeqCst) { 0 } else { sys::now_ns().saturating_add(after_ns) }
+    }
+
+    fn forget(&self) {
+        self.on.store(false, Relaxed);
+        self.at.store(0, Relaxed);
+    }
+}
 
 /// Bytes have come from another host: one load, nearly always.
 #[inline]
 pub(crate) fn watch_unread() {
-    if !WATCHED.load(Relaxed) {
-        begin_to_watch();
+    if !UNREAD.on.load(Relaxed) {
+        UNREAD.begin(|| UNREAD_NS);
     }
 }
 
-#[cold]
-#[inline(never)]
-fn begin_to_watch() {
-    if !WATCHED.swap(true, SeqCst) {
-        WATCH_AT.store(sys::now_ns().saturating_add(LOOK_NS), SeqCst);
-        ring();
+/// The thread has found unread bytes. Returns when to look again; 0: it will be told.
+pub(crate) fn look_at_unread_again() -> u64 {
+    UNREAD.look_again(UNREAD_NS)
+}
+
+/// Something was posted, perhaps: one load, nearly always. (The turn that it was posted in has
+/// ended by then, with an instruction that nothing passes: what the thread sees as not watched it
+/// sees as posted.)
+#[inline]
+pub(crate) fn watch_posted() {
+    if !POSTED.on.load(Relaxed) {
+        POSTED.begin(|| stall_ns() / 4);
     }
 }
 
-/// The thread: when to look, if it does not know that yet; 0: it does.
-pub(crate) fn take_watch_at() -> u64 {
-    WATCH_AT.swap(0, SeqCst)
-}
-
-/// The thread begins to look; what comes from here on is looked at again.
-pub(crate) fn begin_look() {
-    WATCHED.store(false, SeqCst);
-}
-
-/// The thread has found what is worth another look. Returns when; 0: it will be told.
-pub(crate) fn look_again() -> u64 {
-    if WATCHED.swap(true, SeqCst) { 0 } else { sys::now_ns().saturating_add(LOOK_NS) }
+/// For how long nothing may arrive on a pair; 0: for ever.
+pub(crate) fn stall_ns() -> u64 {
+    u64::from(config::get().rdma_stall_ms) * 1_000_000
 }
 
 // ---- fork ---------------------------------------------------------------------------------------
@@ -168,8 +213,8 @@ pub(crate) fn give_up_inherited() {
 
 /// In a forked child there is no such thread, and nothing for one to do.
 pub(crate) fn after_fork_in_child(parent: u32) {
-    WATCHED.store(false, Relaxed);
-    WATCH_AT.store(0, Relaxed);
+    UNREAD.forget();
+    POSTED.forget();
     LEAVING.store(0, Relaxed);
     RUNNING.store(0, Release);
     let (mut process, mut bell, mut life) = (parent, BELL.swap(-1, AcqRel), LIFE.swap(-1, AcqRel));

@@ -12,7 +12,8 @@
 //!   does;
 //! - `listeners`, `places`: where such connections are taken, and where they go;
 //! - `links`: TCP connections to other processes, and the frames on them; `broken_links`;
-//! - `pairs`: queue pairs; `pair_ends`; `memory`: that of rings;
+//! - `pairs`: queue pairs; `pair_ends`; `progress`: whether what is posted arrives;
+//! - `memory`: that of rings;
 //! - `agree`: which connections are accelerated; `offers`: what becomes of an agreement;
 //! - `apart`: words, and the way back to the carrier.
 //!
@@ -30,6 +31,7 @@ mod offers;
 mod pair_ends;
 mod pairs;
 mod places;
+mod progress;
 #[cfg(test)]
 mod tests;
 
@@ -407,6 +409,10 @@ struct Remote {
     leaving: Vec<apart::Leaving>,
     /// When to look at what is unread; 0: nobody sends.
     watch_at: u64,
+    /// When to look whether what is posted arrives; 0: nothing is.
+    progress_at: u64,
+    /// When the log was last told that something did not; 0: never.
+    stall_logged_at: u64,
     /// When something has to be done without being told; 0: never.
     timer: u64,
 }
@@ -436,6 +442,8 @@ impl Remote {
             channels: Vec::new(),
             leaving: Vec::new(),
             watch_at: 0,
+            progress_at: 0,
+            stall_logged_at: 0,
             timer: 0,
         }))
     }
@@ -498,11 +506,12 @@ impl Remote {
             self.look_at_pairs();
         }
         self.take_connected();
-        let watch_at = rdma_thread::take_watch_at();
+        let watch_at = rdma_thread::UNREAD.take_at();
         if watch_at != 0 {
             self.watch_at = watch_at;
             self.at(watch_at);
         }
+        self.watch_progress(rdma_thread::POSTED.take_at());
         if self.timer != 0 && self.timer <= sys::now_ns() {
             self.timer = 0;
             self.on_time();
@@ -534,6 +543,7 @@ impl Remote {
         self.sweep();
         self.time_listeners();
         self.time_unread();
+        self.time_progress();
     }
 
     fn time_unread(&mut self) {

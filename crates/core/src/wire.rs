@@ -84,6 +84,7 @@ impl Wire {
         // SAFETY: null, or a link that is not taken away while an end of this connection is held.
         if let Some(link) = unsafe { at.link.load(Acquire).as_ref() } {
             let _ = link.kick(at.lane.load(Relaxed) as u16);
+            rdma_thread::watch_posted();
         }
     }
 
@@ -95,6 +96,7 @@ impl Wire {
         // SAFETY: as in `kick`.
         if let Some(link) = unsafe { at.link.load(Acquire).as_ref() } {
             let _ = link.consumed(at.lane.load(Relaxed) as u16, head);
+            rdma_thread::watch_posted();
         }
     }
 

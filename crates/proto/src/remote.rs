@@ -19,6 +19,7 @@
 //! | both | `Withdraw` | C: it may not any more. A: there will be no offer for it |
 //! | A → C | `Pair` | connect a queue pair to that port, and say the nonce |
 //! | both | `PairReady` | established at this end. An end that has said it and heard it may use the pair |
+//! | both | `PairAsk`, `PairHas` | how many messages have come on a ready pair? and the answer |
 //! | both | `PairEnd` | it is lost, never came to be, or ends empty: answered then |
 //! | A → C | `Offer` | a place on a pair for that candidate |
 //! | C → A | `Accept`, `Refuse` | after `Accept` both may arm and promote |
@@ -34,7 +35,7 @@ use crate::switchover::{Ack, Announce};
 
 /// Version of the link's protocol, and of what travels on its pairs (`netacc_rdma::wire`). Both
 /// ends must have the same.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 /// First field of [`Hello`].
 pub const MAGIC: u64 = u64::from_le_bytes(*b"netaccR\n");
 /// Version of the layout.
@@ -210,6 +211,14 @@ pub enum Frame {
     PairEnd {
         pair: u32,
     },
+    PairAsk {
+        pair: u32,
+    },
+    /// `messages`: those of all of the pair's life, counted as receives, modulo 2^32.
+    PairHas {
+        pair: u32,
+        messages: u32,
+    },
     Offer(Offer),
     Accept {
         token: u64,
@@ -248,6 +257,8 @@ mod kind {
     pub(super) const BYE: u8 = 12;
     pub(super) const RESUME: u8 = 13;
     pub(super) const SYNCED: u8 = 14;
+    pub(super) const PAIR_ASK: u8 = 15;
+    pub(super) const PAIR_HAS: u8 = 16;
 }
 
 impl Frame {
@@ -286,7 +297,13 @@ impl Frame {
                 w.u16(m.port);
                 w.u16(m.lanes);
             }
-            Self::PairReady { pair } | Self::PairEnd { pair } => w.u32(*pair),
+            Self::PairReady { pair } | Self::PairEnd { pair } | Self::PairAsk { pair } => {
+                w.u32(*pair)
+            }
+            Self::PairHas { pair, messages } => {
+                w.u32(*pair);
+                w.u32(*messages);
+            }
             Self::Offer(m) => {
                 w.u64(m.token);
                 w.u16(m.slot);
@@ -375,6 +392,8 @@ impl Frame {
             }),
             kind::PAIR_READY => Self::PairReady { pair: r.u32()? },
             kind::PAIR_END => Self::PairEnd { pair: r.u32()? },
+            kind::PAIR_ASK => Self::PairAsk { pair: r.u32()? },
+            kind::PAIR_HAS => Self::PairHas { pair: r.u32()?, messages: r.u32()? },
             kind::OFFER => Self::Offer(Offer {
                 token: r.u64()?,
                 slot: r.u16()?,
@@ -401,6 +420,8 @@ impl Frame {
             Self::Pair(_) => kind::PAIR,
             Self::PairReady { .. } => kind::PAIR_READY,
             Self::PairEnd { .. } => kind::PAIR_END,
+            Self::PairAsk { .. } => kind::PAIR_ASK,
+            Self::PairHas { .. } => kind::PAIR_HAS,
             Self::Offer(_) => kind::OFFER,
             Self::Accept { .. } => kind::ACCEPT,
             Self::Refuse { .. } => kind::REFUSE,
@@ -475,7 +496,7 @@ mod tests {
     use super::*;
     use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-    fn all() -> [Frame; 15] {
+    fn all() -> [Frame; 17] {
         let v4 = |d, port| SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 0, 0, d)), port);
         let v6 =
             |d, port| SocketAddr::new(IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, d)), port);
@@ -508,6 +529,8 @@ mod tests {
             Frame::Pair(Pair { pair: 9, nonce: [3; 16], port: 26379, lanes: 4095 }),
             Frame::PairReady { pair: 9 },
             Frame::PairEnd { pair: u32::MAX },
+            Frame::PairAsk { pair: 7 },
+            Frame::PairHas { pair: 7, messages: u32::MAX },
             Frame::Offer(Offer { token: 1 << 40, slot: 4095, pair: 9, lane: 31 }),
             Frame::Accept { token: 1 << 40, slot: 4095 },
             Frame::Refuse { token: 1 << 40, slot: 0, reason: refuse::BUSY },
@@ -551,7 +574,7 @@ mod tests {
         /// with a few bytes changed.
         #[test]
         fn nothing_but_frames_decodes(
-            which in 0..15usize,
+            which in 0..17usize,
             changes in proptest::collection::vec((0..MAX_FRAME, proptest::num::u8::ANY), 0..4),
             length in 0..=MAX_FRAME,
             keep in proptest::bool::ANY,

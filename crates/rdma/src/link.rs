@@ -586,6 +586,26 @@ impl<F: Fabric> Link<F> {
         if due { self.kick(slot) } else { Kicked::Done }
     }
 
+    /// Messages that were posted, as the peer counts them ([`has_come`](Self::has_come)): receives
+    /// of its that they use, modulo 2^32.
+    #[must_use]
+    pub fn sent(&self) -> u32 {
+        self.sent.load(Acquire)
+    }
+
+    /// Of these, those of which messages of the peer's have said that their receives are posted
+    /// again: some that have arrived are not among them yet.
+    #[must_use]
+    pub fn granted(&self) -> u32 {
+        self.granted.load(Acquire)
+    }
+
+    /// Messages that have come, as far as somebody has polled, modulo 2^32.
+    #[must_use]
+    pub fn has_come(&self) -> u32 {
+        self.counters.read().messages_received as u32
+    }
+
     /// What is known of a slot.
     #[cfg(test)]
     pub(crate) fn account(&self, slot: u16) -> Option<Account> {

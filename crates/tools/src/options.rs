@@ -93,6 +93,7 @@ pub const ORDER: &[Cli] = &[
     Cli::Letter('i'),
     Cli::Word("paths"),
     Cli::Word("io-uring"),
+    Cli::Word("rdma-stall"),
     Cli::Letter('h'),
     Cli::Letter('v'),
 ];

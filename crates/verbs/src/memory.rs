@@ -185,6 +185,12 @@ impl Net {
         self.world.lock().cut(host.host, down);
     }
 
+    /// What the host's pairs send is lost from here on (or arrives again), and nobody is told: the
+    /// device tries for ever, and the connection manager's messages come through.
+    pub fn mute(&self, host: &Memory, mute: bool) {
+        self.world.lock().mute(host.host, mute);
+    }
+
     /// The device is taken out: its pairs break, and everybody on it is told.
     pub fn remove_device(&self, host: &Memory) {
         self.world.lock().remove_device(host.host);

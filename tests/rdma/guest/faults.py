@@ -27,11 +27,11 @@ from pathlib import Path
 
 TOLD, EXCHANGE, TREE, BUILD = Path("/rig/told"), Path("/rig/exchange"), Path("/rig/tree"), "/rig/build"
 LOG = f"/rig/exchange/log.{os.environ['ROLE']}"
-PORT, LINK_PORTS = 7000, "27000-27003"
+PORT, LINK_PORTS, PAIR_PORTS = 7000, "27000-27003", "27001-27003"
 KINDS = "bspqrBSPQR"
 LANES = [1, 4, 16]
 # A fault and its part of the plan.
-FAULTS = {"kill": 4, "down": 4, "device": 2, "stop": 3, "loss": 3, "silence": 2, "link": 3, "qp": 3, "carrier": 2}
+FAULTS = {"kill": 4, "down": 4, "device": 2, "stop": 3, "loss": 3, "silence": 2, "link": 3, "qp": 3, "dark": 3, "carrier": 2}
 # How long streams may need to move on: the kernel's TCP may have doubled its timeouts several times, the machine may be busy.
 PATIENCE = float(os.environ.get("PATIENCE") or 60)
 OPEN, EOF = 0, 1
@@ -179,9 +179,22 @@ class Side:
         """Nothing comes through, and nobody says so."""
         self.loss(seconds, 100, 0)
 
+    def qp(self, seconds):
+        """The same for what the queue pairs alone send, and with siw the library's link."""
+        self.darken(LINK_PORTS)
+        time.sleep(seconds)
+        self.lighten()
+
+    def dark(self):
+        """The same for the queue pairs alone, until `lighten`: streams move on meanwhile."""
+        self.darken(PAIR_PORTS)
+
     @staticmethod
-    def qp(seconds):
-        """The same for what the queue pairs alone send."""
+    def lighten():
+        run("tc", "qdisc", "del", "dev", "net0", "root")
+
+    @staticmethod
+    def darken(siw_ports):
         run("tc", "qdisc", "add", "dev", "net0", "root", "handle", "1:", "prio")
         match = ["dst_port", "4791"] if os.environ["DEVICE"] == "rxe" else None
         for protocol, version in (("ip", 4), ("ipv6", 6)):
@@ -190,9 +203,7 @@ class Side:
                 run(*add, "ip_proto", "udp", *match, "action", "drop")
             else:
                 for end in ("dst_port", "src_port"):
-                    run(*add, "ip_proto", "tcp", end, LINK_PORTS, "action", "drop")
-        time.sleep(seconds)
-        run("tc", "qdisc", "del", "dev", "net0", "root")
+                    run(*add, "ip_proto", "tcp", end, siw_ports, "action", "drop")
 
     @staticmethod
     def link():
@@ -389,6 +400,8 @@ class Campaign:
                 raise Wrong(f"{name}: {len(broken)} connections have ended")
         else:
             after = self.moves_on(name)
+            if kind == "dark":
+                hit.lighten()
             broken = set(alive.values()) - set(after.values())
             if broken:
                 raise Wrong(f"{name}: connections {' '.join(broken)} have ended, though both programs live")

@@ -72,6 +72,7 @@ counters! {
     FailOvers "fail_overs" "Directions that went on over TCP because the fast path was lost or left.";
     RdmaClaimsProven "rdma_claims_proven" "Accepted connections agreed on with a peer that knew the time stamp of their SYN.";
     RdmaClaimsUnproven "rdma_claims_unproven" "Accepted connections agreed on by their addresses alone.";
+    RdmaPairsStalled "rdma_pairs_stalled" "Of the queue pairs lost, those on which nothing arrived any more and no device said so.";
 }
 
 /// Number of counters.

@@ -144,7 +144,7 @@ pub(crate) fn look_at_unread() -> u64 {
 
 /// As [`look_at_unread`], at what has come from other hosts. Thread "netacc-rdma".
 pub(crate) fn look_at_unread_here() -> u64 {
-    rdma_thread::begin_look();
+    rdma_thread::UNREAD.begin_look();
     let (mut more, mut due) = (false, false);
     fd_table::for_each(|fd, entry| {
         let Entry::Socket(s, g) = entry else { return };
@@ -159,7 +159,7 @@ pub(crate) fn look_at_unread_here() -> u64 {
     if due {
         hear_unread();
     }
-    if more { rdma_thread::look_again() } else { 0 }
+    if more { rdma_thread::look_at_unread_again() } else { 0 }
 }
 
 // ---- the receiver -------------------------------------------------------------------------------

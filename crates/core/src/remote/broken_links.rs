@@ -140,6 +140,7 @@ impl Remote {
         let mut frames = Vec::new();
         for p in l.pairs.iter_mut().filter(|p| p.state == pairs::PairState::Ready) {
             p.forget_peer();
+            p.progress.forget_question();
             frames.push(Frame::PairReady { pair: p.number });
         }
         for (slot, c) in l.conns.iter_mut().enumerate() {
@@ -168,6 +169,7 @@ impl Remote {
         for f in frames {
             self.send(i, f);
         }
+        self.watch_progress(sys::now_ns());
         if connector {
             self.announce_all(i);
         } else {

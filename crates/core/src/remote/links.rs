@@ -576,6 +576,11 @@ impl Remote {
             Frame::Pair(p) if !acceptor => self.on_pair(i, p),
             Frame::Offer(o) if !acceptor => self.on_offer(i, o),
             Frame::PairReady { pair } => self.on_pair_ready(i, pair),
+            Frame::PairAsk { pair } => {
+                self.on_pair_ask(i, pair);
+                Ok(())
+            }
+            Frame::PairHas { pair, messages } => self.on_pair_has(i, pair, messages),
             Frame::PairEnd { pair } => {
                 self.on_pair_end(i, pair);
                 Ok(())

@@ -22,6 +22,11 @@ const PAUSE_MAX_NS: u64 = 60_000_000_000;
 /// After a failure no pair is tried for so long, doubled each time.
 const PAUSE_NS: u64 = 1_000_000_000;
 
+/// A pair that has lived for so long, and longer than the last pause, has shown that pairs work.
+const PROVEN_NS: u64 = 10_000_000_000;
+/// So has one that has moved so many messages each way.
+const PROVEN_MESSAGES: u32 = 64;
+
 impl Remote {
     pub(super) fn on_pair_end(&mut self, i: usize, number: u32) {
         // An empty one ends in order, which the peer waits to hear.
@@ -68,19 +73,25 @@ impl Remote {
             }
         }
         p.state = PairState::Lost;
+        let lived = if p.ready_since == 0 { 0 } else { now.saturating_sub(p.ready_since) };
+        let worked = p.link.as_ref().is_some_and(|link| {
+            link.granted() >= PROVEN_MESSAGES && link.has_come() >= PROVEN_MESSAGES
+        });
         if let Some(link) = p.link.as_ref() {
             debug_log!("pair {number} is lost: {:?} ({})", link.lost(), why.name());
             link.end();
         }
-        if !matches!(was, PairState::Ready | PairState::Ending) {
-            // Those that were asked for at the same time count once.
-            if now >= l.pair_after {
-                l.pair_pause = (l.pair_pause * 2).clamp(PAUSE_NS, PAUSE_MAX_NS);
-                l.pair_after = now + l.pair_pause;
-            }
+        if worked || lived >= l.pair_pause.max(PROVEN_NS) {
+            l.pair_pause = 0;
+        }
+        let was_ready = matches!(was, PairState::Ready | PairState::Ending);
+        // Those that are lost, or were asked for, at the same time count once.
+        if now >= l.pair_after && !(was_ready && why == Reason::None) {
+            l.pair_pause = (l.pair_pause * 2).clamp(PAUSE_NS, PAUSE_MAX_NS);
+            l.pair_after = now + l.pair_pause;
+        }
+        if !was_ready {
             self.explain_waiting(i, why);
-        } else if why != Reason::None {
-            l.pair_after = now + PAUSE_NS;
         }
         if tell {
             self.send(i, Frame::PairEnd { pair: number });

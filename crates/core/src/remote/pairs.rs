@@ -10,6 +10,7 @@
 use super::devices::{self, TOKEN_DEVICE, TOKEN_LISTENER, TOKEN_PAIR};
 use super::links::{Fault, Link};
 use super::net::{self, Net};
+use super::progress::Progress;
 use super::{LINKS, Remote, memory, unwatch};
 use crate::channel::Channel;
 use crate::lock::Mutex;
@@ -103,6 +104,8 @@ pub(super) struct Pair {
     /// The peer has said that it is established there.
     peer_ready: bool,
     pub(super) deadline: u64,
+    pub(super) progress: Progress,
+    pub(super) ready_since: u64,
     /// Its connections.
     pub(super) used: Vec<bool>,
     was_used: bool,
@@ -127,6 +130,8 @@ impl Pair {
             receives: None,
             peer_ready: false,
             deadline: sys::now_ns() + CONNECT_NS,
+            progress: Progress::default(),
+            ready_since: 0,
             used: alloc::vec![false; usize::from(lanes)],
             was_used: false,
             idle_since: sys::now_ns(),
@@ -604,14 +609,14 @@ impl Remote {
     fn ready(&mut self, i: usize, number: u32) {
         let Some(l) = self.link_mut(i) else { return };
         let connector = l.role == Role::Connector;
-        (l.pair_after, l.pair_pause) = (0, 0);
         let Some(p) = l.pair_mut(number) else { return };
         let (Some(link), Some(pair), Some((queue, _))) = (p.link.as_ref(), p.pair.take(), p.seat)
         else {
             return;
         };
         p.state = PairState::Ready;
-        p.idle_since = sys::now_ns();
+        p.ready_since = sys::now_ns();
+        p.idle_since = p.ready_since;
         let started = link.start(pair, connector);
         debug_log!("pair {number} is ready");
         if started.is_err() {

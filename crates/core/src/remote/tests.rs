@@ -249,6 +249,12 @@ impl Rig {
             let h = (job.token >> 48) as usize & 0xff;
             self.hosts[h].jobs.push(job);
         }
+        // Whoever has posted it: each host looks for itself, whether another one does or not.
+        let posted = rdma_thread::POSTED.take_at();
+        rdma_thread::POSTED.begin_look();
+        for remote in self.hosts.iter_mut().filter_map(|h| h.remote.as_mut()) {
+            remote.watch_progress(posted);
+        }
         let news = rdma_thread::take_pair_news();
         let rung = RUNG.swap(false, SeqCst) || news;
         for h in &mut self.hosts {

@@ -61,6 +61,8 @@ pub(super) struct Host {
     /// It has power.
     on: bool,
     down: bool,
+    /// Nothing that its pairs send arrives.
+    mute: bool,
     device: bool,
     calls: BTreeMap<Call, u64>,
     failing: Vec<(Call, u64, c_int)>,
@@ -262,6 +264,7 @@ impl World {
             alive: true,
             on: true,
             down: false,
+            mute: false,
             device: true,
             calls: BTreeMap::new(),
             failing: Vec::new(),
@@ -370,6 +373,17 @@ impl World {
             self.report(host, fault);
         }
         self.advance();
+    }
+
+    pub(super) fn mute(&mut self, host: usize, mute: bool) {
+        if let Some(h) = self.hosts.get_mut(host) {
+            h.mute = mute;
+        }
+        self.advance();
+    }
+
+    fn is_mute(&self, host: usize) -> bool {
+        self.hosts.get(host).is_some_and(|h| h.mute)
     }
 
     pub(super) fn remove_device(&mut self, host: usize) {

@@ -136,6 +136,62 @@ fn the_peers_process_is_killed() {
     }
 }
 
+/// What a host's pairs send is lost, and no device says so.
+#[test]
+fn what_does_not_arrive_goes_over_tcp_before_half_a_second() {
+    for model in MODELS {
+        for h in [0, 1] {
+            let mut rig = Rig::new(Order::Shuffled(h as u64), model, 2);
+            let i = rig.connect(0, 1);
+            rig.promoted(i);
+            rig.exchange(i, 10_000);
+            rig.wires.mute(&rig.hosts[h].fabric, true);
+            let began = sys::now_ns();
+            rig.exchange(i, 100_000);
+            let took = (sys::now_ns() - began) / 1_000_000;
+            assert!(took < 500, "{model:?}, host {h}: {took} ms");
+            // Pairs that come to be and die are tried more and more rarely, and never in the way.
+            let before = rig.calls(0, Call::Connect);
+            let until = sys::now_ns() + 600_000_000_000;
+            let mut slowest = 0;
+            while sys::now_ns() < until {
+                let began = sys::now_ns();
+                rig.exchange(i, 1_000);
+                slowest = slowest.max(sys::now_ns() - began);
+                testing::pass_ns(100_000_000);
+            }
+            let tried = rig.calls(0, Call::Connect) - before;
+            assert!((8..=18).contains(&tried), "{model:?}, host {h}: {tried} pairs in ten minutes");
+            assert!(slowest < 500_000_000, "{model:?}, host {h}: {slowest} ns");
+            rig.wires.mute(&rig.hosts[h].fabric, false);
+            rig.promoted(i);
+            rig.exchange(i, 10_000);
+            rig.finish();
+        }
+    }
+}
+
+/// A peer that is stopped takes nothing, and nothing is given up for that.
+#[test]
+fn a_peer_that_does_not_answer_keeps_its_pairs() {
+    for model in MODELS {
+        let mut rig = Rig::new(Order::Shuffled(1), model, 2);
+        let i = rig.connect(0, 1);
+        rig.promoted(i);
+        rig.hosts[1].stopped = true;
+        for _ in 0..20 {
+            rig.send(i, C, 5_000);
+            testing::pass_ns(1_000_000_000);
+            rig.settle();
+        }
+        rig.hosts[1].stopped = false;
+        rig.drain(i);
+        rig.exchange(i, 10_000);
+        assert!(rig.is_fast(i), "{model:?}: {}", rig.describe());
+        rig.finish();
+    }
+}
+
 /// What a call that begins before the attachment moves, and what has happened by then.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Moves {

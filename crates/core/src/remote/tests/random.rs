@@ -15,7 +15,7 @@ fn anything(seed: u64) -> usize {
         let open: Vec<usize> = (0..rig.conns.len())
             .filter(|i| rig.conns[*i].iter().all(|e| e.open && e.over.is_none()))
             .collect();
-        match rig.random.below(14) {
+        match rig.random.below(16) {
             0 => rig.wires.break_pairs(&rig.hosts[h].fabric),
             1 => rig.break_links(h),
             2 => {
@@ -61,9 +61,12 @@ fn anything(seed: u64) -> usize {
                 rig.pass();
             }
             10 => rig.settle(),
+            11 => rig.wires.mute(&rig.hosts[h].fabric, true),
+            12 => (0..3).for_each(|h| rig.wires.mute(&rig.hosts[h].fabric, false)),
             _ => {}
         }
     }
+    // (What is mute stays so until the first of them has every byte.)
     let mut back = 0;
     // Those that both ends have left alone have every byte, and go on.
     for i in (0..rig.conns.len())
@@ -72,6 +75,7 @@ fn anything(seed: u64) -> usize {
     {
         rig.drain(i);
         rig.exchange(i, 20_000);
+        (0..3).for_each(|h| rig.wires.mute(&rig.hosts[h].fabric, false));
         // And come back, unless an end has left the matter to TCP.
         rig.until(&format!("connection {i} is promoted"), |r| {
             r.chat(i);

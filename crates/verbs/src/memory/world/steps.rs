@@ -21,7 +21,8 @@ impl World {
             }
             let peer = p.peer.and_then(|peer| self.pairs.get(&peer));
             let Some(peer) = peer else { continue };
-            let linked = self.connected(p.host) && self.connected(peer.host);
+            let linked =
+                self.connected(p.host) && self.connected(peer.host) && !self.is_mute(p.host);
             let ready =
                 |what: &What| matches!(what, What::Write { .. }) || !peer.receives.is_empty();
             if self.is_iwarp(p.host) {

@@ -1,0 +1,290 @@
+//! Whether what is posted on a queue pair arrives.
+//!
+//! A device says that it cannot reach its peer when its own retries have ended: after half a second
+//! or half a minute, by its driver's choice, or never. Meanwhile the link, which is TCP, may work. So
+//! while messages are posted that are not known to have arrived, the peer's process is asked over
+//! the link how many have come (`PairAsk`, `PairHas`). If that number stands still for
+//! `NACC_RDMA_STALL_MS` the pair is lost, and its connections go on over TCP. Where the peer does not
+//! answer, because its process or host stands still, nothing is known, and nothing happens: TCP
+//! would wait, too.
+//!
+//! What an application reads plays no part: a message has come when the peer's library has polled
+//! it, which it does before it answers.
+
+use super::links::Fault;
+use super::pairs::PairState;
+use super::{LINKS, Remote};
+use crate::log::warn_log;
+use crate::{rdma_thread, stats, sys};
+use netacc_control::stats::{Counter, Reason};
+use netacc_proto::remote::Frame;
+
+/// The log hears of it at most so often.
+const LOG_EVERY_NS: u64 = 60_000_000_000;
+/// An answer that takes long is a sign of a busy peer or network, or of one that stood still itself:
+/// nothing may arrive for at least so many times as long.
+const ANSWERS: u64 = 4;
+
+/// What one end knows of the arrival of what it has posted on a pair. Counts are modulo 2^32.
+#[derive(Default)]
+pub(super) struct Progress {
+    /// So many messages have arrived.
+    arrived: u32,
+    /// Since when it is known that no more have, though more were posted; 0: it is not.
+    stands_since: u64,
+    /// Of the answers since then, how long the slowest took.
+    slowest: u64,
+    /// The question that is not answered yet: when it was asked (0: there is none), and how many
+    /// messages were posted then.
+    asked: (u64, u32),
+}
+
+/// What an answer comes to.
+#[derive(Debug, PartialEq, Eq)]
+enum Verdict {
+    Moves,
+    Stalled,
+    /// So many were never posted.
+    Impossible,
+}
+
+/// `a` is not before `b`.
+fn reaches(a: u32, b: u32) -> bool {
+    a.wrapping_sub(b).cast_signed() >= 0
+}
+
+impl Progress {
+    /// Whether all that was posted is known to have arrived. `granted`: what messages of the peer's
+    /// have said of it.
+    fn is_done(&mut self, sent: u32, granted: u32) -> bool {
+        if reaches(granted, self.arrived) && granted != self.arrived {
+            (self.arrived, self.stands_since) = (granted, 0);
+        }
+        let done = reaches(self.arrived, sent);
+        if done {
+            self.stands_since = 0;
+        }
+        done
+    }
+
+    /// Whether to ask now.
+    fn asks(&mut self, now: u64, sent: u32) -> bool {
+        if self.asked.0 != 0 {
+            return false;
+        }
+        self.asked = (now, sent);
+        true
+    }
+
+    /// The peer says that `messages` have come. `sent`: posted by now.
+    fn hears(&mut self, now: u64, messages: u32, sent: u32, stall_ns: u64) -> Verdict {
+        let (asked_at, posted) = core::mem::take(&mut self.asked);
+        if !reaches(sent, messages) {
+            return Verdict::Impossible;
+        }
+        if asked_at == 0 {
+            // Nobody has asked since the link was resumed.
+            return Verdict::Moves;
+        }
+        let took = now.saturating_sub(asked_at);
+        if reaches(messages, posted) {
+            // All that there was.
+            (self.arrived, self.stands_since) = (messages, 0);
+        } else if self.stands_since == 0 || messages != self.arrived {
+            (self.arrived, self.stands_since, self.slowest) = (messages, now, took);
+        } else {
+            // Nothing had come from when that was first heard until this was asked, at least.
+            self.slowest = self.slowest.max(took);
+            let patience = stall_ns.max(ANSWERS.saturating_mul(self.slowest));
+            if asked_at.saturating_sub(self.stands_since) >= patience {
+                return Verdict::Stalled;
+            }
+        }
+        Verdict::Moves
+    }
+
+    /// The link has broken: what was asked is not answered, and time without it counts for nothing.
+    pub(super) fn forget_question(&mut self) {
+        (self.stands_since, self.asked) = (0, (0, 0));
+    }
+}
+
+impl Remote {
+    /// Something was posted; `at`: when to look, 0: nothing new.
+    pub(super) fn watch_progress(&mut self, at: u64) {
+        if at != 0 && (self.progress_at == 0 || at < self.progress_at) {
+            self.progress_at = at;
+            self.at(at);
+        }
+    }
+
+    pub(super) fn time_progress(&mut self) {
+        if self.progress_at != 0 && self.progress_at <= sys::now_ns() {
+            rdma_thread::POSTED.begin_look();
+            self.progress_at = 0;
+            let mut waits = false;
+            for i in 0..LINKS {
+                waits |= self.ask_for_progress(i);
+            }
+            if waits {
+                let at = rdma_thread::POSTED.look_again(rdma_thread::stall_ns() / 4);
+                self.watch_progress(at);
+            }
+        }
+        if self.progress_at != 0 {
+            self.at(self.progress_at);
+        }
+    }
+
+    /// Asks for each pair of the link on which something may be under way. True: there are some.
+    fn ask_for_progress(&mut self, i: usize) -> bool {
+        let now = sys::now_ns();
+        let mut waits = false;
+        let mut at = 0;
+        while let Some(l) = self.link_mut(i).filter(|l| l.is_up()) {
+            let Some(p) = l.pairs.get_mut(at) else { break };
+            at += 1;
+            let Some(link) = p.link.as_ref().filter(|_| p.state == PairState::Ready) else {
+                continue;
+            };
+            let (sent, granted) = (link.sent(), link.granted());
+            if p.progress.is_done(sent, granted) {
+                continue;
+            }
+            waits = true;
+            if p.progress.asks(now, sent) {
+                let pair = p.number;
+                self.send(i, Frame::PairAsk { pair });
+            }
+        }
+        waits
+    }
+
+    /// The peer wants to know how many of its messages have come.
+    pub(super) fn on_pair_ask(&mut self, i: usize, number: u32) {
+        let Some(p) = self.link(i).and_then(|l| l.pair(number)) else { return };
+        let (PairState::Ready, Some(link), Some((queue, _))) = (p.state, p.link.as_ref(), p.seat)
+        else {
+            return;
+        };
+        queue.drain();
+        let messages = link.has_come();
+        self.send(i, Frame::PairHas { pair: number, messages });
+    }
+
+    pub(super) fn on_pair_has(
+        &mut self,
+        i: usize,
+        number: u32,
+        messages: u32,
+    ) -> Result<(), Fault> {
+        let now = sys::now_ns();
+        let Some(l) = self.link_mut(i) else { return Ok(()) };
+        let to = l.peer;
+        let Some(p) = l.pair_mut(number).filter(|p| p.state == PairState::Ready) else {
+            return Ok(());
+        };
+        let Some(sent) = p.link.as_ref().map(|link| link.sent()) else { return Ok(()) };
+        let stall_ns = rdma_thread::stall_ns();
+        match p.progress.hears(now, messages, sent, stall_ns) {
+            Verdict::Moves => Ok(()),
+            Verdict::Impossible => Err(Fault::Malformed),
+            Verdict::Stalled => {
+                stats::count(Counter::RdmaPairsStalled);
+                if self.stall_logged_at == 0
+                    || now.saturating_sub(self.stall_logged_at) > LOG_EVERY_NS
+                {
+                    self.stall_logged_at = now;
+                    warn_log!(
+                        "nothing has arrived at {to} by RDMA for {} ms, and no device says so: connections go on over TCP",
+                        stall_ns / 1_000_000
+                    );
+                }
+                self.lose_pair(i, number, Reason::RdmaLost, true);
+                Ok(())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STALL: u64 = 200;
+
+    /// Asks at `now`, and hears `messages` a moment later.
+    fn answer(p: &mut Progress, now: u64, sent: u32, messages: u32) -> Verdict {
+        assert!(p.asks(now, sent));
+        assert!(!p.asks(now, sent), "one question at a time");
+        p.hears(now + 1, messages, sent, STALL)
+    }
+
+    #[test]
+    fn what_stands_still_for_long_is_stalled() {
+        // Also where the count wraps around.
+        for base in [0, u32::MAX - 2] {
+            let mut p = Progress { arrived: base, ..Progress::default() };
+            let n = |n: u32| base.wrapping_add(n);
+            assert!(!p.is_done(n(5), n(0)));
+            assert_eq!(answer(&mut p, 1000, n(5), n(3)), Verdict::Moves);
+            assert_eq!(answer(&mut p, 1150, n(5), n(3)), Verdict::Moves);
+            assert_eq!(answer(&mut p, 1200, n(6), n(4)), Verdict::Moves, "one more has come");
+            assert_eq!(answer(&mut p, 1400, n(6), n(4)), Verdict::Moves);
+            assert_eq!(answer(&mut p, 1401, n(6), n(4)), Verdict::Stalled);
+        }
+    }
+
+    #[test]
+    fn what_has_all_come_does_not_stand_still() {
+        let mut p = Progress::default();
+        for now in (1000..10_000).step_by(300) {
+            assert_eq!(answer(&mut p, now, 5, 5), Verdict::Moves);
+            assert!(p.is_done(5, 2));
+        }
+        // Nor does what the peer's messages say has come.
+        assert_eq!(answer(&mut p, 10_000, 8, 5), Verdict::Moves);
+        assert!(p.is_done(8, 8));
+        assert_eq!(answer(&mut p, 20_000, 9, 8), Verdict::Moves);
+    }
+
+    #[test]
+    fn slow_answers_give_more_time() {
+        let mut p = Progress::default();
+        for (at, verdict) in
+            [(1000, Verdict::Moves), (1700, Verdict::Moves), (2500, Verdict::Stalled)]
+        {
+            assert!(p.asks(at, 5));
+            assert_eq!(p.hears(at + 300, 3, 5, STALL), verdict, "{at}");
+        }
+        // Also when it is but one of them: a peer that was stopped.
+        let mut p = Progress::default();
+        for (at, took, verdict) in [
+            (1000, 1, Verdict::Moves),
+            (1100, 5000, Verdict::Moves),
+            (6200, 1, Verdict::Moves),
+            (21_000, 1, Verdict::Moves),
+            (21_001, 1, Verdict::Stalled),
+        ] {
+            assert!(p.asks(at, 5));
+            assert_eq!(p.hears(at + took, 3, 5, STALL), verdict, "{at}");
+        }
+    }
+
+    #[test]
+    fn a_broken_link_is_no_proof() {
+        let mut p = Progress::default();
+        assert_eq!(answer(&mut p, 1000, 5, 3), Verdict::Moves);
+        assert!(p.asks(1100, 5));
+        p.forget_question();
+        assert_eq!(answer(&mut p, 9000, 5, 3), Verdict::Moves);
+        assert_eq!(answer(&mut p, 9300, 5, 3), Verdict::Stalled);
+    }
+
+    #[test]
+    fn what_was_never_posted_cannot_have_come() {
+        let mut p = Progress::default();
+        assert_eq!(answer(&mut p, 1000, 5, 6), Verdict::Impossible);
+        assert_eq!(p.hears(1000, 6, 5, STALL), Verdict::Impossible, "unasked, too");
+    }
+}
