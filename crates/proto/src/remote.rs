@@ -625,7 +625,8 @@ mod tests {
         let mut hello = encoded(all()[0]);
         hello[4] ^= 1;
         assert_eq!(Frame::decode(&hello), Err(DecodeError::Magic));
-        let mut words = encoded(all()[10]);
+        let words = all().into_iter().find(|f| matches!(f, Frame::Words(_))).unwrap();
+        let mut words = encoded(words);
         // A bit of the acknowledgement's control word that means nothing.
         words[2 + 2 + 2 + 8 + 4 + 24 + 7] = 0x80;
         assert_eq!(Frame::decode(&words), Err(DecodeError::Value));

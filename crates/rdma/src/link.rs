@@ -58,7 +58,8 @@ pub struct Settings {
     pub receives: u32,
     /// Receives that the peer posts.
     pub peer_receives: u32,
-    /// Bytes that a work request carries inline, as the pair was created: at least 64.
+    /// Bytes that a work request carries inline, as the pair was created. A message that does not
+    /// fit is posted from memory of the link's.
     pub inline_bytes: u32,
     /// Bytes are announced by writes with immediate: both devices have them.
     pub immediate: bool,
@@ -73,9 +74,20 @@ impl Settings {
         self.sends >= SENDS_MIN
             && self.receives >= RECEIVES_MIN
             && self.peer_receives >= RECEIVES_MIN
-            && self.inline_bytes as usize >= MESSAGE_BYTES
             && (1..=SLOTS_MAX).contains(&usize::from(self.slots))
             && self.turn_bytes > 0
+    }
+
+    /// Bytes of a link's own memory: 64 for each receive, and for each request of the send queue
+    /// where a message may not fit inline.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        self.receives.saturating_add(self.staged()) as usize * MESSAGE_BYTES
+    }
+
+    /// Places for messages to send: a power of two, at least as many as requests.
+    fn staged(&self) -> u32 {
+        if self.inline_bytes as usize >= MESSAGE_BYTES { 0 } else { self.sends.next_power_of_two() }
     }
 
     /// Entries of the completion queue that a link needs.
@@ -253,9 +265,9 @@ pub struct TakenBack<F: Fabric> {
 pub struct Parts<F: Fabric> {
     /// The rings of all slots that were in use.
     pub rings: Vec<Rings<F>>,
-    /// The memory of the receives.
-    pub receives: NonNull<u8>,
-    /// Something could not be closed: neither rings nor receives may be used for anything else, nor
+    /// The link's own memory.
+    pub memory: NonNull<u8>,
+    /// Something could not be closed: neither rings nor memory may be used for anything else, nor
     /// unmapped.
     pub error: Option<Error>,
 }
@@ -294,15 +306,16 @@ pub struct Link<F: Fabric> {
     /// Sending half: how many of these the peer was told of.
     returned: AtomicU32,
     region: F::Region,
-    receives: NonNull<u8>,
+    /// The receives, then what is staged.
+    memory: NonNull<u8>,
     owner: AtomicUsize,
     /// What it has done.
     pub counters: Counters,
 }
 
 // SAFETY: cells are touched by who has the turn or the poll lock (see `slot`), `pair` is written
-// once before `started` and only read afterwards; `receives` is memory that only the device and the
-// receiving half touch.
+// once before `started` and only read afterwards; `memory` is touched by the device, and its two
+// parts by one half each.
 unsafe impl<F: Fabric + Send + Sync> Sync for Link<F>
 where
     F::Pair: Send + Sync,
@@ -333,8 +346,8 @@ impl<F: Fabric> Link<F> {
     /// On an error close the pair before anything else is done with `memory`.
     ///
     /// # Safety
-    /// `memory` is 64 bytes for each receive; until [`dismantle`](Self::dismantle) hands it back it
-    /// stays mapped, nobody else uses it, and no reference to it is formed.
+    /// `memory` is [`Settings::memory_bytes`]; until [`dismantle`](Self::dismantle) hands it back
+    /// it stays mapped, nobody else uses it, and no reference to it is formed.
     pub unsafe fn new(
         fabric: Arc<F>,
         tag: Tag,
@@ -354,7 +367,7 @@ impl<F: Fabric> Link<F> {
             return Err(Error { call: Call::Create, errno: crate::arena::ENOMEM });
         }
         slots.resize_with(usize::from(settings.slots), Slot::new);
-        let bytes = settings.receives as usize * MESSAGE_BYTES;
+        let bytes = settings.memory_bytes();
         // SAFETY: the caller's promise.
         let region = unsafe { fabric.register(domain, memory, bytes, Access::Receive) }?;
         let link = Self {
@@ -376,7 +389,7 @@ impl<F: Fabric> Link<F> {
             reposted: AtomicU32::new(0),
             returned: AtomicU32::new(0),
             region,
-            receives: memory,
+            memory,
             owner: AtomicUsize::new(0),
             counters: Counters::default(),
             settings,
@@ -649,7 +662,7 @@ impl<F: Fabric> Link<F> {
         }
         error = error.or(self.fabric.close_region(self.region).err());
         let configs = self.slots.into_iter().filter_map(|s| s.config.into_inner());
-        Parts { rings: configs.map(|c| c.rings).collect(), receives: self.receives, error }
+        Parts { rings: configs.map(|c| c.rings).collect(), memory: self.memory, error }
     }
 }
 

@@ -229,7 +229,7 @@ impl End {
         };
         self.host.create(&mut pair, &self.domain, self.hub.queue(), capacity).unwrap();
         let tag = self.hub.reserve(TID, &settings).unwrap();
-        let block = Block::new(settings.receives as usize * wire::MESSAGE_BYTES);
+        let block = Block::new(settings.memory_bytes());
         // SAFETY: freed after the link is dismantled.
         let link = unsafe {
             Link::new(Arc::clone(&self.host), tag, settings, &self.domain, &pair, block.0)

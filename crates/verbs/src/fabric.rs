@@ -188,7 +188,7 @@ pub struct Capacity {
     pub sends: u32,
     /// Work requests in the receive queue.
     pub receives: u32,
-    /// Bytes that a work request can carry inline. 64 works everywhere.
+    /// Bytes that a work request can carry inline: 64 on most devices, less or none on some.
     pub inline_bytes: u32,
 }
 

@@ -23,6 +23,10 @@ const NO_DEVICE_NS: u64 = 60_000_000_000;
 const FAILED_NS: u64 = 5_000_000_000;
 /// A port may be down for so long before its pairs are given up.
 const DOWN_NS: u64 = 100_000_000;
+/// Requests, and receives, of a pair with many connections, where the device has as many.
+const DEPTH: u32 = 128;
+/// Bytes that go inline, where the device takes them: any message fits.
+const INLINE: u32 = 64;
 /// Entries of a queue, where the device has as many.
 const ENTRIES: u32 = 8192;
 /// libibverbs prints a warning where so little, or less, may be locked and the user is not root
@@ -67,15 +71,21 @@ pub(super) fn pause_after(why: Reason) -> u64 {
     if why == Reason::NoRdmaDevice { NO_DEVICE_NS } else { FAILED_NS }
 }
 
-/// What a pair for so many connections is made with. Both ends reckon alike.
-pub(super) fn settings(lanes: u16, immediate: bool) -> Settings {
-    let depth = (u32::from(lanes) * 16).clamp(32, 128);
+/// Requests, and receives, that a pair on this device has at most.
+pub(super) fn depth(facts: &Facts) -> u32 {
+    facts.depth_max.min(DEPTH)
+}
+
+/// What a pair for so many connections is made with, `receives` being what the peer says of its
+/// device ([`depth`]). Both ends reckon alike, but for what their devices take inline.
+pub(super) fn settings(lanes: u16, immediate: bool, facts: &Facts, receives: u16) -> Settings {
+    let depth = (u32::from(lanes) * 16).clamp(32, DEPTH).min(depth(facts)).min(receives.into());
     let turn_bytes = config::get().buffer_bytes.max(4096);
     Settings {
         sends: depth,
         receives: depth,
         peer_receives: depth,
-        inline_bytes: 64,
+        inline_bytes: facts.inline_max.min(INLINE),
         immediate,
         slots: lanes,
         turn_bytes,

@@ -379,7 +379,7 @@ impl Remote {
             port,
             immediate: facts.writes_imm,
             transport: devices::transport_code(facts.transport),
-            receives: 128,
+            receives: devices::depth(&facts) as u16,
             ring_log2: memory::ring_bytes(config).trailing_zeros() as u8,
             lanes: pairs::lanes(config),
             resumes,

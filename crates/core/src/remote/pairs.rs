@@ -327,7 +327,8 @@ impl Remote {
         let facts = self.facts(device).ok_or(Reason::NoRdmaDevice)?;
         let channel = self.ensure_channel(i).ok_or(Reason::NoMemory)?;
         let immediate = self.link(i).is_some_and(|l| l.immediate(facts.writes_imm));
-        let settings = devices::settings(lanes, immediate);
+        let receives = self.link(i).and_then(|l| l.hello).map_or(0, |h| h.receives);
+        let settings = devices::settings(lanes, immediate, &facts, receives);
         let seat = self.seat(device, &settings)?;
         let made = self.make_on(i, number, verbs, channel, &settings, seat);
         if made.is_err() {
@@ -358,7 +359,7 @@ impl Remote {
             };
             verbs.create(pair, &domain, queue.hub.queue(), capacity).map_err(devices::reason_of)?;
             stats::count(Counter::RdmaPairsCreated);
-            let bytes = settings.receives as usize * 64;
+            let bytes = settings.memory_bytes();
             let memory = NonNull::new(sys::map_own(bytes)).ok_or(Reason::NoMemory)?;
             let words = usize::from(settings.slots);
             let context = PairContext {

@@ -1,11 +1,11 @@
 //! Whether what is posted on a queue pair arrives.
 //!
 //! A device says that it cannot reach its peer when its own retries have ended: after half a second
-//! or half a minute, by its driver's choice, or never. Meanwhile the link, which is TCP, may work. So
-//! while messages are posted that are not known to have arrived, the peer's process is asked over
-//! the link how many have come (`PairAsk`, `PairHas`). If that number stands still for
-//! `NACC_RDMA_STALL_MS` the pair is lost, and its connections go on over TCP. Where the peer does not
-//! answer, because its process or host stands still, nothing is known, and nothing happens: TCP
+//! or half a minute, by its driver's choice, or never. Meanwhile the link, which is TCP, may work.
+//! So while messages are posted that are not known to have arrived, the peer's process is asked
+//! over the link how many have come (`PairAsk`, `PairHas`). If that number stands still for
+//! `NACC_RDMA_STALL_MS` the pair is lost, and its connections go on over TCP. Where the peer does
+//! not answer, because its process or host stands still, nothing is known, and nothing happens: TCP
 //! would wait, too.
 //!
 //! What an application reads plays no part: a message has come when the peer's library has polled
@@ -21,7 +21,7 @@ use netacc_proto::remote::Frame;
 
 /// The log hears of it at most so often.
 const LOG_EVERY_NS: u64 = 60_000_000_000;
-/// An answer that takes long is a sign of a busy peer or network, or of one that stood still itself:
+/// An answer that takes long is a sign of a busy peer or network, or of one that stood still:
 /// nothing may arrive for at least so many times as long.
 const ANSWERS: u64 = 4;
 
@@ -30,6 +30,8 @@ const ANSWERS: u64 = 4;
 pub(super) struct Progress {
     /// So many messages have arrived.
     arrived: u32,
+    /// So many were posted at an earlier look, and had not all arrived.
+    awaited: u32,
     /// Since when it is known that no more have, though more were posted; 0: it is not.
     stands_since: u64,
     /// Of the answers since then, how long the slowest took.
@@ -65,6 +67,16 @@ impl Progress {
             self.stands_since = 0;
         }
         done
+    }
+
+    /// Whether what was awaited at an earlier look has arrived. What is posted by now is awaited
+    /// then: as long as messages go to and fro nothing is asked.
+    fn moves(&mut self, sent: u32) -> bool {
+        let moves = reaches(self.arrived, self.awaited);
+        if moves {
+            self.awaited = sent;
+        }
+        moves
     }
 
     /// Whether to ask now.
@@ -152,7 +164,7 @@ impl Remote {
                 continue;
             }
             waits = true;
-            if p.progress.asks(now, sent) {
+            if !p.progress.moves(sent) && p.progress.asks(now, sent) {
                 let pair = p.number;
                 self.send(i, Frame::PairAsk { pair });
             }
@@ -246,6 +258,19 @@ mod tests {
         assert_eq!(answer(&mut p, 10_000, 8, 5), Verdict::Moves);
         assert!(p.is_done(8, 8));
         assert_eq!(answer(&mut p, 20_000, 9, 8), Verdict::Moves);
+    }
+
+    #[test]
+    fn nothing_is_asked_while_messages_say_enough() {
+        let mut p = Progress::default();
+        for n in 1..100 {
+            assert!(!p.is_done(n * 10, n * 10 - 8));
+            assert!(p.moves(n * 10));
+        }
+        assert!(!p.is_done(1000, 982));
+        assert!(!p.moves(1000), "of 990 only 982 have come");
+        assert!(!p.moves(1000));
+        assert!(!p.is_done(1000, 990) && p.moves(1000));
     }
 
     #[test]

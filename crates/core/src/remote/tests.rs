@@ -151,6 +151,11 @@ fn epoll() -> c_int {
 impl Rig {
     /// So many hosts with devices of that model.
     fn new(order: Order, model: Model, hosts: usize) -> Rig {
+        Rig::of(order, &vec![model; hosts])
+    }
+
+    /// A host with a device of each model.
+    fn of(order: Order, models: &[Model]) -> Rig {
         let one = ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         testing::init();
         testing::set_threads(Threads::Hold);
@@ -176,9 +181,9 @@ impl Rig {
             _one: one,
         };
         assert!(watch(all, io, libc::EPOLLIN as u32, 0));
-        for h in 0..hosts {
+        for (h, model) in models.iter().enumerate() {
             let address = IpAddr::from([127, 0, 1, h as u8 + 1]);
-            let fabric = rig.wires.host(address, model);
+            let fabric = rig.wires.host(address, *model);
             let host = Host {
                 fabric,
                 address,

@@ -163,11 +163,11 @@ impl<F: Fabric> Link<F> {
     fn received(&self, buffer: u32, bytes: u32, tell: &mut dyn FnMut(News)) -> Applied {
         let mut copy = [0u8; MESSAGE_BYTES];
         let text = copy.get_mut(..bytes as usize).ok_or(Violation::Message)?;
-        // SAFETY: `complete` has checked the buffer's number, so it lies inside of the receives'
-        // memory (`new`); its receive is complete, so the device does not touch it before it is
+        // SAFETY: `complete` has checked the buffer's number, so it lies among the receives
+        // (`new`); its receive is complete, so the device does not touch it before it is
         // posted again, by us.
         unsafe {
-            let from = self.receives.as_ptr().add(buffer as usize * MESSAGE_BYTES);
+            let from = self.memory.as_ptr().add(buffer as usize * MESSAGE_BYTES);
             core::ptr::copy_nonoverlapping(from, text.as_mut_ptr(), text.len());
         }
         let (mut message, returned) = Message::read(text).ok_or(Violation::Message)?;

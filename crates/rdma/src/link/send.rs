@@ -305,6 +305,25 @@ impl<F: Fabric> Link<F> {
         true
     }
 
+    /// The request of that number sends a message: inline where it fits, from its place in the
+    /// link's memory otherwise. The turn is the caller's, and has room for the request.
+    fn message<'a>(&'a self, text: &'a [u8], number: u32) -> Action<'a, F::Region> {
+        let staged = self.settings.staged();
+        if text.len() <= self.settings.inline_bytes as usize || text.len() > MESSAGE_BYTES {
+            return Action::SendInline(text);
+        }
+        let place = self.settings.receives.saturating_add(number & staged.wrapping_sub(1));
+        let offset = place as usize * MESSAGE_BYTES;
+        // SAFETY: the place is one of `staged` behind the receives (`new`), for 64 bytes. The
+        // request that had it before is done: the send queue has no more requests than there are
+        // places, and the window has room for this one.
+        unsafe {
+            let to = self.memory.as_ptr().add(offset);
+            core::ptr::copy_nonoverlapping(text.as_ptr(), to, text.len());
+        }
+        Action::Send { from: Piece { region: &self.region, offset, bytes: text.len() } }
+    }
+
     /// Posts a message and its bytes, and calls `ready` just before. [`Served::More`]: done.
     fn post(
         &self,
@@ -340,6 +359,7 @@ impl<F: Fabric> Link<F> {
         let mut works =
             [Work { id: 0, action: Action::SendInline(&[]), signaled: false }; WORKS_MAX];
         let mut actions = 0u32;
+        let first = last.wrapping_sub(count).wrapping_add(1);
         let mut put = |action| {
             actions += 1;
             // Each has the number that the window gives it: whichever fails tells no more than it
@@ -350,7 +370,7 @@ impl<F: Fabric> Link<F> {
             }
         };
         if immediate && says {
-            put(Action::SendInline(text));
+            put(self.message(text, first));
         }
         if let Some((_, rings, _)) = message.ring {
             let pieces = parts.iter().flatten();
@@ -370,7 +390,7 @@ impl<F: Fabric> Link<F> {
             }
         }
         if !immediate && says {
-            put(Action::SendInline(text));
+            put(self.message(text, last));
         }
         debug_assert_eq!(actions, count);
 

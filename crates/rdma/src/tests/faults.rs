@@ -360,7 +360,6 @@ fn settings_that_cannot_work_are_refused() {
         Settings { sends: 7, ..good },
         Settings { receives: 3, ..good },
         Settings { peer_receives: 3, ..good },
-        Settings { inline_bytes: 63, ..good },
         Settings { slots: 0, ..good },
         Settings { slots: 4097, ..good },
         Settings { turn_bytes: 0, ..good },

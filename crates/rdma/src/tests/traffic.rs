@@ -56,6 +56,21 @@ fn every_byte_arrives_once_and_in_order_in_any_order_of_steps() {
 }
 
 #[test]
+fn what_does_not_fit_inline_goes_from_memory() {
+    let (seeds, steps) = if cfg!(miri) { (1, 40) } else { (4, 400) };
+    for seed in 0..seeds {
+        for inline_bytes in [0, 16, 32, 48, 63, 64, 220] {
+            for &(model, immediate) in WAYS {
+                let model = Model { inline_max: inline_bytes, ..model };
+                // (One that is no power of two: the places are more.)
+                let settings = Settings { sends: 9, inline_bytes, ..settings(immediate) };
+                run(seed, model, settings, Order::Shuffled(seed + 1), steps).close();
+            }
+        }
+    }
+}
+
+#[test]
 #[cfg_attr(miri, ignore = "too long; nothing that the others do not touch")]
 fn tiny_queues_slow_it_down_and_do_not_stop_it() {
     let (seeds, steps) = if cfg!(miri) { (1, 40) } else { (6, 400) };

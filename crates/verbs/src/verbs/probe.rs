@@ -18,7 +18,7 @@ use core::mem::zeroed;
 use core::ptr::{NonNull, null_mut};
 
 /// Sizes that are tried, largest first.
-const INLINE_SIZES: [u32; 6] = [256, 192, 128, 96, 64, 32];
+const INLINE_SIZES: [u32; 8] = [256, 192, 128, 96, 64, 48, 32, 16];
 
 /// What a pair is created with.
 pub(super) fn pair_init(cq: NonNull<ibv_cq>, capacity: Capacity) -> ibv_qp_init_attr {

@@ -54,6 +54,35 @@ fn requests_and_replies_of_ends_that_poll_are_no_system_calls() {
 }
 
 #[test]
+fn what_a_device_grants_is_enough() {
+    let exchanges = |models: [Model; 2]| {
+        let mut rig = Rig::of(Order::Shuffled(3), &models);
+        let i = rig.connect(0, 1);
+        rig.promoted(i);
+        rig.exchange(i, 50_000);
+        assert!(rig.is_fast(i), "{models:?}");
+        for h in [0, 1] {
+            assert_eq!(rig.calls(h, Call::Create), 1, "{models:?}: pairs at host {h}");
+        }
+        rig.finish();
+    };
+    for model in MODELS {
+        for inline_max in [0, 16, 32, 48, 64, 220] {
+            let least = Model { inline_max, ..model };
+            exchanges([least, least]);
+            exchanges([least, model]);
+            exchanges([model, least]);
+        }
+        for depth_max in [8, 16, 100] {
+            let least = Model { depth_max, ..model };
+            exchanges([least, least]);
+            exchanges([least, model]);
+            exchanges([model, least]);
+        }
+    }
+}
+
+#[test]
 fn without_threads_connections_stay_on_tcp_until_there_are_some() {
     for model in [Model::SIW, Model::ERDMA] {
         let mut rig = Rig::new(Order::Prompt, model, 2);
