@@ -417,6 +417,17 @@ struct Remote {
     timer: u64,
 }
 
+/// What peers do wrong is said once a second at most, however many do; all of it is counted.
+fn may_warn() -> bool {
+    static WARNED_AT: AtomicU64 = AtomicU64::new(0);
+    let (now, at) = (sys::now_ns(), WARNED_AT.load(Relaxed));
+    let may = at == 0 || now.saturating_sub(at) > 1_000_000_000;
+    if may {
+        WARNED_AT.store(now, Relaxed);
+    }
+    may
+}
+
 impl Remote {
     fn new(epoll: c_int) -> Option<Box<Remote>> {
         let mut seed = [0u8; 8];

@@ -185,6 +185,11 @@ impl Net {
         self.world.lock().cut(host.host, down);
     }
 
+    /// Every queue of the host overflows: it takes nothing any more, and its pairs break.
+    pub fn lose_queues(&self, host: &Memory) {
+        self.world.lock().lose_queues(host.host);
+    }
+
     /// What the host's pairs send is lost from here on (or arrives again), and nobody is told: the
     /// device tries for ever, and the connection manager's messages come through.
     pub fn mute(&self, host: &Memory, mute: bool) {

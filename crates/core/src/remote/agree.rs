@@ -13,7 +13,6 @@ use crate::wire::Wire;
 use crate::{stats, sys};
 use core::net::{IpAddr, SocketAddr};
 use core::ptr::NonNull;
-use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::*;
 use netacc_control::stats::{Counter, Reason};
 use netacc_proto::remote::{self as proto, Frame, Proof};
@@ -301,7 +300,7 @@ impl Remote {
     /// A connection that two processes claim stays on TCP, or goes back there, for good.
     fn contest(&mut self, tuple: &Tuple) {
         stats::count(Counter::AuthFailures);
-        if may_warn() {
+        if super::may_warn() {
             crate::log::warn_log!(
                 "two processes claim the connection from {}: it stays on TCP",
                 tuple.peer()
@@ -417,7 +416,7 @@ impl Remote {
             debug_log!("the peer of the connection from {} knows nothing of its SYN", tuple.peer());
         } else if !proof.fits(stamp) {
             stats::count(Counter::AuthFailures);
-            if may_warn() {
+            if super::may_warn() {
                 crate::log::warn_log!(
                     "a claim to the connection from {} knows another SYN than its: it stays on TCP",
                     tuple.peer()
@@ -579,17 +578,6 @@ impl Remote {
         self.link_mut(i)?.channel = Some(channel);
         Some(channel)
     }
-}
-
-/// What peers do wrong is said once a second at most, however many do; all of it is counted.
-fn may_warn() -> bool {
-    static WARNED_AT: AtomicU64 = AtomicU64::new(0);
-    let (now, at) = (sys::now_ns(), WARNED_AT.load(Relaxed));
-    let may = at == 0 || now.saturating_sub(at) > 1_000_000_000;
-    if may {
-        WARNED_AT.store(now, Relaxed);
-    }
-    may
 }
 
 /// A channel that nobody shares (`map_own`: no forked child has it, and the kernel need not copy

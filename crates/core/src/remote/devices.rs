@@ -291,6 +291,7 @@ impl Remote {
                 Ok(Some(Fault::PortDown)) => self.port_is(device_down, at),
                 Ok(Some(Fault::PortUp)) => self.port_is(device_up, at),
                 Ok(Some(Fault::DeviceLost)) => self.lose_device(at),
+                Ok(Some(Fault::QueueLost)) => self.lose_queues(at),
                 Ok(Some(_)) => self.look_at_pairs(),
                 Err(e) => {
                     debug_log!("device {at}: {:?}: errno {}", e.call, e.errno);
@@ -300,6 +301,19 @@ impl Remote {
                 }
             }
         }
+    }
+
+    /// A completion queue has overflowed, and tells nothing any more; which one is not said. No new
+    /// pair comes onto any of them. (None is closed: a thread may be polling it.)
+    fn lose_queues(&mut self, at: usize) {
+        let Some(d) = self.devices.list.get_mut(at) else { return };
+        let number = d.queues.len();
+        d.queues.clear();
+        warn_log!(
+            "device {}: one of {number} completion queues is lost, and their pairs",
+            d.address
+        );
+        self.end_pairs_on(at);
     }
 
     /// News of a port concern every address of the device's: it was opened once for each, and only

@@ -673,9 +673,11 @@ impl Remote {
         let (role, local, peer) = (l.role, l.local, SocketAddr::new(l.peer, l.port));
         if why == Fault::Malformed {
             stats::count(Counter::PeerCorrupt);
-            warn_log!(
-                "the library at {peer} broke the rules of the link: what was agreed with it is given up"
-            );
+            if super::may_warn() {
+                warn_log!(
+                    "the library at {peer} broke the rules of the link: what was agreed with it is given up"
+                );
+            }
         } else if was_up {
             debug_log!("link to {peer} ended: {why:?}");
         }

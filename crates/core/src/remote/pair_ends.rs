@@ -1,7 +1,7 @@
 //! How queue pairs end: in order, when nobody needs them any more, or because they are lost.
 
 use super::links::{Conn, ConnState};
-use super::pairs::{PairState, unlink, until_free};
+use super::pairs::{Pair, PairState, unlink, until_free};
 use super::{LINKS, Remote};
 use crate::log::debug_log;
 use crate::{process, stats, sys};
@@ -126,7 +126,7 @@ impl Remote {
             if let Some((queue, tag)) = p.seat.take() {
                 let _ = until_free(|| queue.hub.release(me, tag));
             }
-            return self.forget_lost(i);
+            return self.forget_lost(i, number);
         };
         if let Some((queue, tag)) = p.seat.take() {
             // The caller's and the hub's are the only ones.
@@ -164,27 +164,26 @@ impl Remote {
                 });
             }
         }
-        self.forget_lost(i);
+        self.forget_lost(i, number);
     }
 
-    /// Forgets lost pairs that no connection names any more; their rings serve again.
-    pub(super) fn forget_lost(&mut self, i: usize) {
+    /// Forgets a lost pair that no connection names any more; its rings serve again.
+    pub(super) fn forget_lost(&mut self, i: usize, number: u32) {
         let Some(l) = self.link_mut(i) else { return };
-        let mut at = 0;
-        while let Some(p) = l.pairs.get(at) {
-            let number = p.number;
-            let named = l
-                .conns
+        let is_over = |p: &Pair| p.state == PairState::Lost && !p.connecting && p.link.is_none();
+        let Some(at) = l.pairs.iter().position(|p| p.number == number).filter(|_| {
+            !l.conns
                 .iter()
-                .any(|c| c.pair == number && !matches!(c.state, ConnState::Free | ConnState::Done));
-            if p.state != PairState::Lost || p.connecting || p.link.is_some() || named {
-                at += 1;
-                continue;
-            }
-            let p = l.pairs.swap_remove(at);
-            if let Some(a) = l.arenas.as_mut() {
-                p.rings.into_iter().for_each(|r| a.pool.give_back(r));
-            }
+                .any(|c| c.pair == number && !matches!(c.state, ConnState::Free | ConnState::Done))
+        }) else {
+            return;
+        };
+        if !l.pairs.get(at).is_some_and(is_over) {
+            return;
+        }
+        let p = l.pairs.swap_remove(at);
+        if let Some(a) = l.arenas.as_mut() {
+            p.rings.into_iter().for_each(|r| a.pool.give_back(r));
         }
     }
 
@@ -298,7 +297,7 @@ impl Remote {
         if !acceptor {
             self.send(i, Frame::Freed { slot: slot as u16 });
         }
-        self.forget_lost(i);
+        self.forget_lost(i, number);
         self.settle_empty(i);
         if free && acceptor {
             self.serve_waiting(i);

@@ -108,6 +108,27 @@ fn a_device_is_taken_out_and_put_in() {
 }
 
 #[test]
+fn a_completion_queue_that_overflows_is_not_used_again() {
+    for model in MODELS {
+        for h in [0, 1] {
+            let mut rig = Rig::new(Order::Shuffled(h as u64), model, 2);
+            let i = rig.connect(0, 1);
+            rig.promoted(i);
+            for _ in 0..2 {
+                rig.wires.lose_queues(&rig.hosts[h].fabric);
+                // Never closed.
+                rig.hosts[h].gone.1 += 1;
+                rig.exchange(i, 10_000);
+                rig.promoted(i);
+                rig.exchange(i, 50_000);
+                assert!(rig.is_fast(i), "{}", rig.describe());
+            }
+            rig.finish();
+        }
+    }
+}
+
+#[test]
 fn the_peers_process_is_killed() {
     for model in MODELS {
         for when in (0..60).step_by(7) {

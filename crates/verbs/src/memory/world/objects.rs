@@ -257,6 +257,37 @@ impl World {
         taken
     }
 
+    fn lose_queue(&mut self, queue: u64) {
+        let Some(q) = self.queues.get_mut(&queue) else {
+            return;
+        };
+        q.lost = true;
+        let device = q.device;
+        let on: Vec<u64> = (self.pairs.iter())
+            .filter(|(_, p)| p.queue == Some(queue))
+            .map(|(number, _)| *number)
+            .collect();
+        if let Some(d) = self.devices.get_mut(&device) {
+            d.faults.push_back(Fault::QueueLost);
+            sys::raise(d.fd);
+        }
+        for pair in on {
+            self.break_pair(pair);
+        }
+    }
+
+    pub(in crate::memory) fn lose_queues(&mut self, host: usize) {
+        let on = |device: &u64| self.devices.get(device).is_some_and(|d| d.host == host);
+        let all: Vec<u64> = (self.queues.iter())
+            .filter(|(_, q)| on(&q.device) && !q.lost)
+            .map(|(number, _)| *number)
+            .collect();
+        for queue in all {
+            self.lose_queue(queue);
+        }
+        self.advance();
+    }
+
     pub(in crate::memory) fn complete(
         &mut self,
         pair: u64,
@@ -274,20 +305,7 @@ impl World {
             return;
         }
         if q.entries.len() >= q.capacity {
-            q.lost = true;
-            let device = q.device;
-            let on: Vec<u64> = (self.pairs.iter())
-                .filter(|(_, p)| p.queue == Some(queue))
-                .map(|(number, _)| *number)
-                .collect();
-            if let Some(d) = self.devices.get_mut(&device) {
-                d.faults.push_back(Fault::QueueLost);
-                sys::raise(d.fd);
-            }
-            for pair in on {
-                self.break_pair(pair);
-            }
-            return;
+            return self.lose_queue(queue);
         }
         q.entries.push_back(Entry { completion: Completion { id, outcome }, pair, frees });
         if q.armed {
