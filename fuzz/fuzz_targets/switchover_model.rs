@@ -8,7 +8,7 @@ mod model;
 
 use libfuzzer_sys::fuzz_target;
 use model::{Config, GiveUp, Mutant, run};
-use netacc_proto::switchover::Link;
+use netacc_proto::switchover::Delivery;
 
 fuzz_target!(|input: &[u8]| {
     let Some((head, choices)) = input.split_first_chunk::<12>() else { return };
@@ -27,7 +27,7 @@ fuzz_target!(|input: &[u8]| {
         low,
     ] = *head;
     let config = Config {
-        link: if flags & 1 == 0 { Link::Reliable } else { Link::Lossy },
+        link: if flags & 1 == 0 { Delivery::Reliable } else { Delivery::Lossy },
         bytes,
         chunk: 1 + chunk % 8,
         promotes,

@@ -4,7 +4,7 @@
 use crate::fd_table::{self, Entry};
 use crate::socket::{ATTACHING, CANDIDATE, PLAIN, Socket, UNCONNECTED, flag, new_socket, offer};
 use crate::unconnected::unconnected;
-use crate::{agent, carrier, config, lock, own, process, stats, sys};
+use crate::{agent, carrier, config, host, lock, process, stats, sys};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU32, Ordering::*};
 use netacc_control::config::Paths;
@@ -14,7 +14,7 @@ use netacc_proto::rendezvous::Tuple;
 /// Whether the other end is on this host: loopback, or an address of its own.
 fn same_host(t: &Tuple) -> bool {
     let (local, peer) = (t.local().ip(), t.peer().ip());
-    local == peer || peer.is_loopback() || own::has(peer)
+    local == peer || peer.is_loopback() || host::has_address(peer)
 }
 
 /// The path that a connection could take: the first one of the configuration's that can serve its
@@ -229,7 +229,7 @@ pub(crate) fn look_again(fd: c_int) {
 
 /// A call that may send a SYN begins, perhaps to another host.
 pub(crate) fn may_begin(fd: c_int) {
-    if own::may_have_devices() && unconnected(fd).is_some() && fd_table::began(fd) == 0 {
+    if host::may_have_devices() && unconnected(fd).is_some() && fd_table::began(fd) == 0 {
         fd_table::set_began(fd, sys::kernel_ns());
     }
 }

@@ -11,7 +11,7 @@
 //! The peer may write anything anywhere in the mapped memory at any time: nothing read from it is
 //! an index before it was checked, and everything that must be true is kept in [`Channel`] and
 //! `crate::socket::Socket`, out of its reach: what this end has said in its own words in
-//! [`crate::said::Said`].
+//! [`crate::published::Published`].
 //!
 //! Between hosts nobody shares the memory: it mirrors what the peer's channel holds, and a *wire*
 //! ([`crate::wire`]) carries the changes.
@@ -132,7 +132,7 @@ pub(crate) struct Channel {
     pub(crate) peer_pid: u32,
     /// The peer's doorbells (eventfds) by its place number, `-1` where not known yet.
     pub(crate) doorbells: [AtomicI32; PLACES],
-    /// Doorbells that were wanted before they were known: rung by the service thread when they
+    /// Doorbells that were wanted before they were known: signalled by the service thread when they
     /// arrive.
     pub(crate) owed: [AtomicU64; PLACES / 64],
     /// Our own doorbells by our place number, one for this channel alone: what this peer does to
@@ -298,19 +298,19 @@ impl Channel {
                 .my_place(epoll - 1)
                 .announce_in_order(slot as u16, |all| self.stamp(slot, self.side ^ 1, all))
         {
-            self.ring_own_doorbell(epoll - 1);
+            self.wake_own(epoll - 1);
         }
         let thread = (notify >> 16 & 0xffff) as usize;
         if thread != 0 && thread <= PLACES && self.my_place(thread - 1).wake_fenced() {
-            self.ring_own_doorbell(thread - 1);
+            self.wake_own(thread - 1);
         }
     }
 
     #[cold]
-    fn ring_own_doorbell(&self, place: usize) {
+    fn wake_own(&self, place: usize) {
         let fd = self.own_doorbells.get(place).map_or(-1, |d| d.load(Acquire));
         if fd >= 0 {
-            ring(fd);
+            wake(fd);
         }
     }
 
@@ -363,11 +363,11 @@ impl Channel {
                 .peer_place(epoll - 1)
                 .announce_in_order(slot as u16, |all| self.stamp(slot, self.side, all))
         {
-            self.ring_doorbell(epoll - 1);
+            self.wake_peer(epoll - 1);
         }
         let thread = (notify >> 16 & 0xffff) as usize;
         if thread != 0 && thread <= PLACES && self.peer_place(thread - 1).wake_fenced() {
-            self.ring_doorbell(thread - 1);
+            self.wake_peer(thread - 1);
         }
     }
 
@@ -389,11 +389,11 @@ impl Channel {
         }
     }
 
-    /// Rings the doorbell of the peer's place, or leaves word with the service thread when it has
+    /// Signals the doorbell of the peer's place, or leaves word with the service thread when it has
     /// not come yet.
     #[cold]
     #[inline(never)]
-    pub(crate) fn ring_doorbell(&self, place: usize) {
+    pub(crate) fn wake_peer(&self, place: usize) {
         crate::stats::count(netacc_control::stats::Counter::DoorbellsRung);
         let Some((bell, owed)) = self.doorbell(place) else { return };
         let mut fd = bell.load(Acquire);
@@ -403,7 +403,7 @@ impl Channel {
             fd = bell.load(Acquire);
         }
         if fd >= 0 {
-            ring(fd);
+            wake(fd);
         }
     }
 
@@ -417,7 +417,7 @@ impl Channel {
         fence(SeqCst);
         let bit = 1 << (place % 64);
         if owed.fetch_and(!bit, SeqCst) & bit != 0 {
-            ring(fd);
+            wake(fd);
         }
     }
 
@@ -431,7 +431,7 @@ impl Channel {
 /// waits for (fs/eventfd.c: eventfd_poll). A ring takes one: 2^64 of them are enough.
 const DOORBELL_COUNT: u64 = u64::MAX - 2;
 
-/// A new doorbell: a full eventfd of which each [`ring`] takes one. One of the library's own
+/// A new doorbell: a full eventfd of which each [`wake`] takes one. One of the library's own
 /// descriptors, or `-errno`.
 pub(crate) fn new_doorbell() -> c_int {
     let fd = crate::numbers::make(|| {
@@ -449,7 +449,7 @@ pub(crate) fn new_doorbell() -> c_int {
 /// adds to it.
 pub(crate) const DOORBELL_EVENTS: u32 = (libc::EPOLLOUT | libc::EPOLLET) as u32;
 
-/// Rings a doorbell, by a *read* that asks not to be kept waiting.
+/// Signals a doorbell, by a *read* that asks not to be kept waiting.
 ///
 /// A write can be made to wait: the other process holds the same open file, can clear its
 /// O_NONBLOCK, and can fill the counter up (by the completion of an AIO request, to a value to
@@ -459,7 +459,7 @@ pub(crate) const DOORBELL_EVENTS: u32 = (libc::EPOLLOUT | libc::EPOLLET) as u32;
 ///
 /// A program's own filter (seccomp) may know of no preadv2: then `read` rings, and only an honest
 /// peer is sure not to keep it waiting.
-pub(crate) fn ring(fd: c_int) {
+pub(crate) fn wake(fd: c_int) {
     let mut count = [0u8; 8];
     if matches!(
         -sys::read_nowait(fd, &mut count) as c_int,

@@ -74,16 +74,16 @@ const AGAIN_MAX_NS: u64 = 1_000_000_000;
 static EXTRAS: AtomicU32 = AtomicU32::new(0);
 
 mod ctl;
-mod hands;
-mod look;
+mod epoll_wait;
+mod handover;
 mod news;
 mod queue;
 mod ready;
 
 pub(crate) use ctl::ctl;
-pub(crate) use hands::{bar, forget, leave_to_kernel, on_plain};
-use hands::{shine, unlight};
-pub(crate) use look::{on_wait, wait};
+pub(crate) use epoll_wait::{on_wait, wait};
+pub(crate) use handover::{bar, forget, leave_to_kernel, on_plain};
+use handover::{shine, unlight};
 use news::{News, place_in_time};
 use queue::Queue;
 
@@ -153,13 +153,14 @@ struct Inner {
     looked_at: u64,
     /// A look without sleep has taken the event of a doorbell since somebody who sleeps was last
     /// told.
-    rung: bool,
+    woken: bool,
     /// While a drain lasts: the items of which it has brought news.
     news: News,
     channels: Vec<&'static Channel>,
     /// Threads asleep in the kernel.
     sleepers: u32,
-    /// Threads in a call of which [`look::give_way`] has let others have the set; they come back.
+    /// Threads in a call of which [`epoll_wait::give_way`] has let others have the set; they come
+    /// back.
     away: u32,
     /// Threads in the kernel's own wait are called in, until then (monotonic); 0: they are not.
     calls_until: u64,
@@ -198,28 +199,28 @@ pub(crate) static SETS: &dyn Sets = &Instances;
 
 impl Sets for Instances {
     fn may_attach(&self, s: &Socket) -> bool {
-        hands::may_attach(s)
+        handover::may_attach(s)
     }
     fn on_attached(&self, s: &'static Socket, fd: c_int) {
-        hands::on_attached(s, fd);
+        handover::on_attached(s, fd);
     }
     fn on_plain(&self, s: &'static Socket) {
-        hands::on_plain(s);
+        handover::on_plain(s);
     }
     fn is_waited_for(&self, s: &Socket) -> bool {
-        hands::is_waited_for(s)
+        handover::is_waited_for(s)
     }
     fn is_home(&self, set: Place, s: &Socket) -> bool {
-        hands::is_home(at(set), s)
+        handover::is_home(at(set), s)
     }
     fn is_slept_in(&self, set: Place) -> bool {
-        hands::is_slept_in(at(set))
+        handover::is_slept_in(at(set))
     }
     fn is_slept_for(&self, s: &Socket) -> bool {
-        hands::is_slept_for(s)
+        handover::is_slept_for(s)
     }
     fn bar(&self, set: Place) {
-        hands::bar(at(set));
+        handover::bar(at(set));
     }
 }
 
@@ -360,7 +361,7 @@ pub(crate) fn on_create(fd: c_int) {
                 looks: 0,
                 looked_in: 0,
                 looked_at: 0,
-                rung: false,
+                woken: false,
                 wait: 1,
                 deaths: 0,
                 extras: Vec::new(),
@@ -512,7 +513,7 @@ fn unpost(s: &Socket) {
 fn set_notify(s: &Socket, channel: &Channel, slot: usize, place: u32) {
     let (receiving, sending) =
         (channel.words(slot, channel.side ^ 1), channel.words(slot, channel.side));
-    s.said.set_epoll(
+    s.published.set_epoll(
         place,
         [&receiving.quiet[quiet::NOTIFY], &sending.producer_quiet[producer_quiet::NOTIFY]],
     );
@@ -768,6 +769,6 @@ fn come_in(e: &Epoll, inner: &mut Inner) {
 fn prod(e: &Epoll, inner: &Inner) {
     let place = e.place.load(Relaxed);
     if inner.sleepers > 0 && place != 0 {
-        wait::ring_own(place as usize - 1);
+        wait::wake_own(place as usize - 1);
     }
 }

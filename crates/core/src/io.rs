@@ -33,16 +33,16 @@ const EFAULT: Ret = -(libc::EFAULT as Ret);
 const EINVAL: Ret = -(libc::EINVAL as Ret);
 
 mod apart;
+mod buffers;
 mod candidate;
 mod close;
 mod ends;
 mod file;
 mod leave;
-mod look;
 mod message;
-mod parts;
 mod pull_back;
 mod receive;
+mod receive_once;
 mod receiving;
 mod reset;
 mod search;
@@ -55,6 +55,7 @@ pub(crate) use apart::{
     Apart, Moved, await_peer, begin_exit, carrier_is_over, carrier_is_reset, may_send_on_carrier,
     wake_leavers,
 };
+use buffers::{AnyBuffers, Buffers, Few, without_memory};
 pub(crate) use candidate::{attach, candidate, on_poller_gone, shutdown_candidate};
 pub(crate) use close::{close, shutdown_of};
 pub(crate) use ends::unread;
@@ -64,7 +65,6 @@ pub(crate) use leave::{
     lose_sight, need_kernel, never_linger, on_error_taken, on_linger, shutdown, to_kernel,
 };
 pub(crate) use message::{before_passing, for_each_passed, recvmmsg, recvmsg, sendmmsg, sendmsg};
-use parts::{Buffers, Few, Parts, without_memory};
 pub(crate) use pull_back::{
     PullBack, hear_carrier, leave_dead_channel, may_end, serve_pull_back, watch_carrier,
 };
@@ -218,7 +218,7 @@ unsafe fn recv_any(fd: c_int, buf: *mut u8, len: usize, flags: c_int) -> Ret {
 /// The buffers of a vector call. `Err`: the call's result; [`PASS`] where nothing is asked, or what
 /// the kernel refuses.
 #[inline]
-fn import(parts: &mut Parts, iov: *const iovec, count: c_int) -> Result<Buffers<'_>, Ret> {
+fn import(parts: &mut AnyBuffers, iov: *const iovec, count: c_int) -> Result<Buffers<'_>, Ret> {
     if !(1..=libc::UIO_MAXIOV).contains(&count) {
         return Err(PASS);
     }
@@ -260,7 +260,7 @@ unsafe fn recvv_any(fd: c_int, iov: *const iovec, count: c_int, flags: c_int) ->
     if matches!(who(fd), Who::NotOurs) {
         return PASS;
     }
-    let mut parts = Parts::new();
+    let mut parts = AnyBuffers::new();
     let v = match import(&mut parts, iov, count) {
         Ok(v) => v,
         Err(r) => return without_memory(fd, r),
@@ -394,7 +394,7 @@ unsafe fn sendv_any(fd: c_int, iov: *const iovec, count: c_int, flags: c_int) ->
     if matches!(who(fd), Who::NotOurs) {
         return PASS;
     }
-    let mut parts = Parts::new();
+    let mut parts = AnyBuffers::new();
     let v = match import(&mut parts, iov, count) {
         Ok(v) => v,
         Err(r) => return without_memory(fd, r),

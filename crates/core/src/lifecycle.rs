@@ -4,7 +4,7 @@ use crate::fd_table::{self, Entry};
 use crate::log::warn_log;
 use crate::outcome::{NextSymbols, PASS, Ret};
 use crate::{
-    adoption, agent, config, epoll, io, io_uring, numbers, own, process, rdma_thread, remote,
+    adoption, agent, config, epoll, host, io, io_uring, numbers, process, rdma_thread, remote,
     rights, service, sets, signals, socket, stats, sys, unconnected, wait,
 };
 use core::ffi::c_int;
@@ -80,7 +80,7 @@ pub(crate) fn fork_child() {
     wait::after_fork_in_child();
     adoption::after_fork_in_child(inherits);
     socket::after_fork_in_child();
-    own::after_fork_in_child();
+    host::after_fork_in_child();
     crate::faults::after_fork_in_child();
     stats::after_fork_in_child();
     rights::after_fork_in_child();

@@ -47,13 +47,13 @@ impl Want {
     fn look(&self, events: i16) -> (i16, bool) {
         let mut now = 0;
         let rx = self.channel.words(self.slot, self.channel.side ^ 1);
-        let (readable, mut ask) = self.socket.said.ring_says(rx, &self.socket.rx_offset);
+        let (readable, mut ask) = self.socket.published.ring_says(rx, &self.socket.rx_offset);
         ask |= self.socket.has(flag::CARRIER_SPOKE | flag::FIN_LATER | flag::RESET)
             || self.channel.peer_ends(self.slot);
         if readable {
             now |= events & IN;
         }
-        if !self.socket.said.sends_fast() {
+        if !self.socket.published.sends_fast() {
             ask = true;
         } else if wait::send_room(self.socket, self.channel, self.slot, self.socket.tx_ring_bytes())
         {
@@ -64,7 +64,7 @@ impl Want {
 
     /// What a thread that sleeps has to hear of the carrier: nothing that it says all the time.
     fn carrier_events(&self, events: i16) -> i16 {
-        let fast = self.socket.said.sends_fast();
+        let fast = self.socket.published.sends_fast();
         let no_room_there = fast || !io::may_send_on_carrier(self.socket);
         // Who waits for room in a ring that nobody empties any more has to hear that.
         let end = events & IN != 0
@@ -83,7 +83,7 @@ impl Want {
         let end =
             if self.hears_end() { libc::POLLRDHUP } else { 0 } | libc::POLLHUP | libc::POLLERR;
         // Behind the peer's end the next send goes there.
-        if self.socket.said.sends_fast() {
+        if self.socket.published.sends_fast() {
             said & end != 0
         } else {
             io::may_send_on_carrier(self.socket)
@@ -103,7 +103,7 @@ impl Want {
                 | if io::owes_reset(self.socket) { libc::POLLERR } else { 0 };
         }
         // Data is news only where the stream is in the ring.
-        let data = if self.socket.said.receives_fast() { libc::POLLIN } else { 0 };
+        let data = if self.socket.published.receives_fast() { libc::POLLIN } else { 0 };
         if revents & (data | libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR | libc::POLLPRI) != 0 {
             self.socket.raise(flag::CARRIER_SPOKE);
         }
@@ -483,7 +483,7 @@ fn sleep(
     let missed = wants.iter().any(|w| {
         fds.get(w.index).is_some_and(|p| {
             let room = p.events & OUT != 0
-                && w.socket.said.sends_fast()
+                && w.socket.published.sends_fast()
                 && wait::send_room_or_ask(w.socket, w.channel, w.slot, w.socket.tx_ring_bytes());
             room || w.look(p.events).0 != 0
         })

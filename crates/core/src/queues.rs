@@ -3,7 +3,7 @@
 
 use crate::channel::{Channel, producer_quiet, quiet};
 use crate::lock::bump;
-use crate::wire::{Link, Net};
+use crate::wire::{Lanes, Net};
 use crate::{process, rdma_thread, stats, sys};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -34,13 +34,13 @@ impl PairContext {
     }
 }
 
-fn tell(link: &Arc<Link>, news: News) {
-    // SAFETY: set by `pairs::make` before the link is put into its hub, to a context that lives
+fn tell(lanes: &Arc<Lanes>, news: News) {
+    // SAFETY: set by `pairs::make` before the lanes is put into its hub, to a context that lives
     // until after it was taken out, for which the lock under which this is called is needed.
-    let Some(context) = (unsafe { (link.owner() as *const PairContext).as_ref() }) else { return };
+    let Some(context) = (unsafe { (lanes.owner() as *const PairContext).as_ref() }) else { return };
     let channel = context.channel;
     match news {
-        News::Data { slot: lane } => {
+        News::Data { lane } => {
             if let Some(slot) = context.slot(lane) {
                 rdma_thread::watch_unread();
                 fence(SeqCst);
@@ -50,7 +50,7 @@ fn tell(link: &Arc<Link>, news: News) {
                 );
             }
         }
-        News::Room { slot: lane } => {
+        News::Room { lane } => {
             if let Some(slot) = context.slot(lane) {
                 fence(SeqCst);
                 channel.announce_here(
@@ -60,7 +60,7 @@ fn tell(link: &Arc<Link>, news: News) {
                 );
             }
         }
-        News::Released { slot: lane } => {
+        News::Released { lane } => {
             if let Some(word) = context.released.get(usize::from(lane) / 64) {
                 word.fetch_or(1 << (lane % 64), Release);
             }
@@ -186,10 +186,10 @@ impl Queue {
     /// Brings the statistics up to date with what the pairs have done. For a thread that is about
     /// to sleep.
     pub(crate) fn flush(&self) {
-        let mut each = |link: &Arc<Link>| {
+        let mut each = |lanes: &Arc<Lanes>| {
             // SAFETY: as in `tell`.
-            if let Some(context) = unsafe { (link.owner() as *const PairContext).as_ref() } {
-                context.flush(link);
+            if let Some(context) = unsafe { (lanes.owner() as *const PairContext).as_ref() } {
+                context.flush(lanes);
             }
         };
         self.hub.for_each(process::tid(), &mut each);
@@ -201,8 +201,8 @@ impl Queue {
 impl PairContext {
     /// Adds what the pair has done since the last time. Under its hub's lock, or when it is in none
     /// any more.
-    pub(crate) fn flush(&self, link: &Link) {
-        let now = link.counters.read();
+    pub(crate) fn flush(&self, lanes: &Lanes) {
+        let now = lanes.counters.read();
         let counts = [
             (Counter::RdmaWorkRequests, now.works),
             (Counter::RdmaMessagesSent, now.messages),

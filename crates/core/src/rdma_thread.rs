@@ -1,5 +1,5 @@
 //! The thread "netacc-rdma" (`remote`), as data calls and waits know it: whether it runs, its bell,
-//! and what it is to look at when it has been rung for.
+//! and what it is to look at when it has been woken for.
 
 use crate::{config, fd_words, process, sys};
 use core::ffi::c_int;
@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::
 pub(crate) static RUNNING: AtomicU32 = AtomicU32::new(0);
 pub(crate) static BELL: AtomicI32 = AtomicI32::new(-1);
 /// The thread has not heard the bell yet.
-pub(crate) static RUNG: AtomicBool = AtomicBool::new(false);
+pub(crate) static WOKEN: AtomicBool = AtomicBool::new(false);
 
 /// This process has, or had, connections to other hosts that can be accelerated.
 pub(crate) fn is_running() -> bool {
@@ -17,8 +17,8 @@ pub(crate) fn is_running() -> bool {
 }
 
 /// Wakes the thread.
-pub(crate) fn ring() {
-    if is_running() && !RUNG.swap(true, SeqCst) {
+pub(crate) fn wake() {
+    if is_running() && !WOKEN.swap(true, SeqCst) {
         let _ = sys::write(BELL.load(Acquire), &1u64.to_ne_bytes());
     }
 }
@@ -31,7 +31,7 @@ pub(crate) static PAIR_NEWS: AtomicBool = AtomicBool::new(false);
 /// The thread is to look at the pairs.
 pub(crate) fn tell_of_pairs() {
     PAIR_NEWS.store(true, SeqCst);
-    ring();
+    wake();
 }
 
 /// Whether any pair has had news since the last question.
@@ -85,7 +85,7 @@ impl Watch {
             let after_ns = after_ns();
             if after_ns != 0 {
                 self.at.store(sys::now_ns().saturating_add(after_ns), SeqCst);
-                ring();
+                wake();
             }
         }
     }

@@ -10,7 +10,7 @@
 //! - `net`: the fabric's libraries;
 //! - `devices`: the libraries, devices, queues, and the threads that poll them while nobody else
 //!   does;
-//! - `listeners`, `places`: where such connections are taken, and where they go;
+//! - `listeners`, `destinations`: where such connections are taken, and where they go;
 //! - `links`: TCP connections to other processes, and the frames on them; `broken_links`;
 //! - `pairs`: queue pairs; `pair_ends`; `progress`: whether what is posted arrives;
 //! - `memory`: that of rings;
@@ -22,6 +22,7 @@
 mod agree;
 mod apart;
 mod broken_links;
+mod destinations;
 mod devices;
 mod links;
 mod listeners;
@@ -30,7 +31,6 @@ mod net;
 mod offers;
 mod pair_ends;
 mod pairs;
-mod places;
 mod progress;
 #[cfg(test)]
 mod tests;
@@ -38,10 +38,10 @@ mod tests;
 use crate::agent::Agent;
 use crate::channel::Channel;
 use crate::lock::Mutex;
-use crate::rdma_thread::{self, BELL, RUNG, RUNNING, is_running, ring};
+use crate::rdma_thread::{self, BELL, RUNNING, WOKEN, is_running, wake};
 use crate::rendezvous::table::Table;
 use crate::socket::{CANDIDATE, Socket, flag, offer};
-use crate::{config, fd_table, numbers, own, process, queues, sleep, sys, thread};
+use crate::{config, fd_table, host, numbers, process, queues, sleep, sys, thread};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::ffi::{c_int, c_void};
@@ -88,7 +88,7 @@ fn ask(what: Ask) -> bool {
     }
     drop(inbox);
     sys::restore_signals(signals);
-    ring();
+    wake();
     room
 }
 
@@ -114,7 +114,7 @@ fn start_now(me: u32) -> bool {
     let epoll = numbers::make(|| sys::epoll_create1(libc::EPOLL_CLOEXEC));
     let bell = numbers::make(|| sys::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK));
     if epoll >= 0 && bell >= 0 && watch(epoll, bell, libc::EPOLLIN as u32, EVENT_BELL) {
-        RUNG.store(false, SeqCst);
+        WOKEN.store(false, SeqCst);
         rdma_thread::hang_bell(bell, || numbers::make(|| sys::pidfd_open(me)));
         // Before it runs: it may find that it cannot.
         FAILED.store(0, Relaxed);
@@ -186,7 +186,7 @@ fn could_serve(tuple: &Tuple) -> Result<(), Reason> {
     if link_local || ip.is_loopback() || tuple.peer().ip().is_loopback() {
         return Err(Reason::NoRdmaDevice);
     }
-    if own::has_devices() { Ok(()) } else { Err(Reason::NoRdmaDevice) }
+    if host::has_devices() { Ok(()) } else { Err(Reason::NoRdmaDevice) }
 }
 
 /// Addresses that the thread was told of, hashed.
@@ -391,7 +391,7 @@ struct Remote {
     /// not.
     anew_at: u64,
     links: [Option<Box<links::Link>>; LINKS],
-    places: Vec<places::Place>,
+    destinations: Vec<destinations::Destination>,
     kept: pairs::Kept,
     connected: Table<Mine>,
     accepted: Table<Mine>,
@@ -442,7 +442,7 @@ impl Remote {
             listeners_at: 0,
             anew_at: 0,
             links: [const { None }; LINKS],
-            places: Vec::new(),
+            destinations: Vec::new(),
             kept: pairs::Kept::new(config::get()),
             connected: Table::new(PENDING, seed)?,
             accepted: Table::new(PENDING, seed.rotate_left(7))?,
@@ -500,7 +500,7 @@ impl Remote {
                     let mut count = [0u8; 8];
                     let _ = sys::read(BELL.load(Acquire), &mut count);
                     // Before the looks: what comes after them rings again.
-                    RUNG.store(false, SeqCst);
+                    WOKEN.store(false, SeqCst);
                     if u64::from_ne_bytes(count) >= rdma_thread::CHILD {
                         self.serve_children();
                     }
@@ -548,7 +548,7 @@ impl Remote {
     fn on_time(&mut self) {
         self.time_links();
         self.time_pairs();
-        self.time_places();
+        self.time_destinations();
         self.time_devices();
         self.time_waiting();
         self.sweep();

@@ -1,9 +1,9 @@
 //! How two processes find each other and agree on shared memory for a connection: the book-keeping.
 //!
-//! [`State`] is what this process knows: the control connections ([`Link`]s) to other processes
-//! with the channel that belongs to each, our sockets that wait for an agreement, and the peers'
-//! candidates. It is driven by [`crate::service`], under its lock; what may take long (asking the
-//! kernel who owns a socket, serving a pull-back) is done there, without the lock.
+//! [`State`] is what this process knows: the control connections ([`ControlLink`]s) to other
+//! processes with the channel that belongs to each, our sockets that wait for an agreement, and the
+//! peers' candidates. It is driven by [`crate::service`], under its lock; what may take long
+//! (asking the kernel who owns a socket, serving a pull-back) is done there, without the lock.
 //!
 //! Everything received is hostile: it is a private copy (a packet), checked against what *we* know
 //! before it has any effect. A peer that breaks the rules loses its link and its channel, and
@@ -15,9 +15,9 @@ pub(crate) mod absent;
 mod acceptor;
 pub(crate) mod auth;
 mod connector;
+mod control_link;
 mod doorbell;
 mod finding;
-mod link;
 pub(crate) mod packet;
 pub(crate) mod possession;
 pub(crate) mod strangers;
@@ -162,7 +162,7 @@ pub(crate) enum Phase {
 }
 
 /// A control connection and its channel.
-pub(crate) struct Link {
+pub(crate) struct ControlLink {
     pub(crate) phase: Phase,
     /// Counts the lives of this entry.
     pub(crate) serial: u32,
@@ -196,9 +196,9 @@ pub(crate) struct Link {
     proven: bool,
 }
 
-impl Link {
-    const fn new() -> Link {
-        Link {
+impl ControlLink {
+    const fn new() -> ControlLink {
+        ControlLink {
             phase: Phase::Free,
             serial: 0,
             fd: -1,
@@ -374,7 +374,7 @@ pub(crate) struct State {
     /// When the thread can be tried to be started again, where it could not be.
     pub(crate) start_again_at: u64,
     pub(crate) epoll: c_int,
-    pub(crate) links: [Link; LINKS],
+    pub(crate) links: [ControlLink; LINKS],
     pub(crate) adverts: [Advert; ADVERTS],
     /// What is known of ports, and which they are.
     ports: Vec<Port>,
@@ -447,7 +447,7 @@ impl State {
             process: 0,
             start_again_at: 0,
             epoll: -1,
-            links: [const { Link::new() }; LINKS],
+            links: [const { ControlLink::new() }; LINKS],
             adverts: [Advert::NONE; ADVERTS],
             ports: Vec::new(),
             port_numbers: Vec::new(),

@@ -51,8 +51,8 @@ pub(crate) struct Service {
     pulls_ended: AtomicU32,
     /// Wakes the thread.
     bell: AtomicI32,
-    /// It was rung and not heard yet.
-    rung: AtomicBool,
+    /// It was woken and not heard yet.
+    woken: AtomicBool,
     /// The process that the thread runs in; 0: none.
     running: AtomicU32,
     /// Ports that nobody advertises, for a look without the lock.
@@ -91,7 +91,7 @@ impl Service {
             pulls: Mutex::new(Vec::new()),
             pulls_ended: AtomicU32::new(0),
             bell: AtomicI32::new(-1),
-            rung: AtomicBool::new(false),
+            woken: AtomicBool::new(false),
             running: AtomicU32::new(0),
             absent: Absent::new(),
             advertised: [const { AtomicU64::new(0) }; ADVERTS],
@@ -115,7 +115,7 @@ impl Service {
         drop(held);
         let (r, wake) = done?;
         if wake {
-            self.ring();
+            self.wake();
         }
         Some(r)
     }
@@ -157,7 +157,7 @@ impl Service {
         if ok {
             state.epoll = epoll;
             self.bell.store(bell, Release);
-            self.rung.store(false, Release);
+            self.woken.store(false, Release);
             if !self.threaded || thread::spawn(run, core::ptr::from_ref(self).cast_mut().cast()) {
                 self.running.store(process::id(), Release);
                 return true;
@@ -174,8 +174,8 @@ impl Service {
     }
 
     /// Wakes the thread.
-    fn ring(&self) {
-        if !self.rung.swap(true, AcqRel) {
+    fn wake(&self) {
+        if !self.woken.swap(true, AcqRel) {
             let _ = sys::write(self.bell.load(Acquire), &1u64.to_ne_bytes());
         }
     }
@@ -332,7 +332,7 @@ impl Service {
         let mut count = [0u8; 8];
         let _ = sys::read(self.bell.load(Acquire), &mut count);
         // Before the looks: what comes after them rings again.
-        self.rung.store(false, SeqCst);
+        self.woken.store(false, SeqCst);
         self.on_time();
         let mut s = self.state.lock();
         if core::mem::take(&mut s.to_recycle) {
@@ -586,7 +586,7 @@ impl Service {
             self.with(|s| if is_over() { Some(false) } else { s.add_accepted(socket) }).flatten();
         if noted == Some(true) {
             // Its candidate is there.
-            self.ring();
+            self.wake();
         }
         noted.is_some()
     }
@@ -635,14 +635,14 @@ impl Service {
             s.to_recycle || s.could_prove()
         });
         if clear == Some(true) {
-            self.ring();
+            self.wake();
         }
     }
 
     fn released(&self, channel: &Channel, slot: usize) {
         let clear = self.with(|s| s.released(channel, slot));
         if clear == Some(true) {
-            self.ring();
+            self.wake();
         }
     }
 
@@ -654,7 +654,7 @@ impl Service {
             }
         });
         if done.is_some() {
-            self.ring();
+            self.wake();
         }
     }
 
@@ -671,7 +671,7 @@ impl Service {
     /// A dead channel has lost its last user.
     fn clear_away(&self) {
         if self.with(|s| s.to_recycle = true).is_some() {
-            self.ring();
+            self.wake();
         }
     }
 

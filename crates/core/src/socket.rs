@@ -25,7 +25,7 @@
 
 use crate::channel::Channel;
 use crate::fd_words;
-use crate::said::Said;
+use crate::published::Published;
 use crate::{carrier, process, shared, stats, syn, sys};
 mod end;
 
@@ -236,7 +236,7 @@ pub(crate) struct Socket {
     /// without the lock.
     pub(crate) rx_offset: AtomicU64,
     /// What this end has said in the shared words.
-    pub(crate) said: Said,
+    pub(crate) published: Published,
     /// The epoll set that it is in, and its item there ([`crate::epoll`]).
     pub(crate) epoll: AtomicPtr<()>,
     pub(crate) item: AtomicU64,
@@ -298,7 +298,7 @@ pub(crate) struct Socket {
     pub(crate) send_timeout_ns: AtomicI64,
     /// `-errno` that the next receive returns which finds nothing (recvmmsg).
     pub(crate) kept_error: AtomicI32,
-    /// Link of the free list.
+    /// Next of the free list.
     pub(crate) next_free: AtomicPtr<Socket>,
 }
 

@@ -10,7 +10,7 @@
 //! no trace, and where one does, the library never sets it, nor reads a SYN (`USED`).
 //! `docs/design/rdma.md` §4 tells the whole story.
 
-use crate::{carrier, config, fd_words, own, sys};
+use crate::{carrier, config, fd_words, host, sys};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 use libc::IPPROTO_TCP;
@@ -113,7 +113,7 @@ impl Syn {
 
 /// Has the kernel keep the SYNs of what this socket accepts, if they could be of use.
 pub(crate) fn keep(fd: c_int) {
-    if USED.load(Acquire) || !own::has_devices() || !config::get().paths.contains(Path::Rdma) {
+    if USED.load(Acquire) || !host::has_devices() || !config::get().paths.contains(Path::Rdma) {
         return;
     }
     let mut raw = [0u8; 128];

@@ -1,7 +1,7 @@
 //! Waiting: poll a little while that pays, then sleep in the kernel at no cost.
 //!
 //! A *waiting place* is where a thread sleeps: an epoll set that hears its doorbells
-//! ([`channel::ring`]; one for each channel, and one of this process's own), and in every channel a
+//! ([`channel::wake`]; one for each channel, and one of this process's own), and in every channel a
 //! [`netacc_ring::ReadySet`] whose flag says that its owner sleeps. An epoll instance keeps one for
 //! its life; a thread that blocks in recv, send, poll or select borrows one from the process's pool
 //! while it sleeps.
@@ -101,7 +101,7 @@ pub(crate) fn gather(place: usize) -> i32 {
     POOL.get(place).map_or(-1, |p| p.gather.load(Acquire))
 }
 
-/// Takes note of the doorbells of a thread's place that have rung.
+/// Takes note of the doorbells of a thread's place that were signalled.
 pub(crate) fn silence(place: usize) {
     let mut heard = [epoll_event { events: 0, u64: 0 }; 16];
     // SAFETY: a buffer of that many events; does not wait.
@@ -138,16 +138,16 @@ pub(crate) fn channel_died(channel: &Channel) {
     DEATHS.fetch_add(1, AcqRel);
     for (place, doorbell) in channel.own_doorbells.iter().enumerate() {
         if doorbell.load(Acquire) >= 0 {
-            ring_own(place);
+            wake_own(place);
         }
     }
 }
 
 /// Rings a place of this process.
-pub(crate) fn ring_own(place: usize) {
+pub(crate) fn wake_own(place: usize) {
     let fd = POOL.get(place).map_or(-1, |p| p.own.load(Acquire));
     if fd >= 0 {
-        channel::ring(fd);
+        channel::wake(fd);
     }
 }
 
@@ -389,7 +389,7 @@ pub(crate) fn post(s: &Socket, channel: &Channel, slot: usize, side: Side, place
         s.channel().is_some_and(|now| core::ptr::eq(now, channel))
             && s.slot.load(Relaxed) as usize == slot
     };
-    s.said.post_thread(
+    s.published.post_thread(
         side,
         place as u32 + 1,
         notify_word(channel, slot, side),
@@ -400,7 +400,12 @@ pub(crate) fn post(s: &Socket, channel: &Channel, slot: usize, side: Side, place
 
 /// Takes it out again.
 pub(crate) fn unpost(s: &Socket, channel: &Channel, slot: usize, side: Side, place: usize) {
-    s.said.unpost_thread(side, place as u32 + 1, notify_word(channel, slot, side), THREAD_SHIFT);
+    s.published.unpost_thread(
+        side,
+        place as u32 + 1,
+        notify_word(channel, slot, side),
+        THREAD_SHIFT,
+    );
 }
 
 /// Wakes the threads of this process that block on `s`, or wait in its epoll set: something changed
@@ -415,20 +420,20 @@ pub(crate) fn prod(s: &Socket) {
 pub(crate) fn prod_on(s: &Socket, channel: &Channel, slot: usize) {
     fence(SeqCst);
     for side in [Side::Receive, Side::Send] {
-        let place = s.said.thread(side) as usize;
+        let place = s.published.thread(side) as usize;
         if place != 0 {
-            ring_own(place - 1);
+            wake_own(place - 1);
         }
-        let epoll = s.said.epoll() as usize;
+        let epoll = s.published.epoll() as usize;
         // A forked child has no doorbell: what it announced nobody would be woken for, neither by
-        // it nor by the peer, who would find it announced. (Rung is the place's own, which no peer
-        // holds.)
+        // it nor by the peer, who would find it announced. (Signalled is the place's own, which no
+        // peer holds.)
         let doorbell = epoll
             .checked_sub(1)
             .and_then(|place| channel.own_doorbells.get(place))
             .map_or(-1, |d| d.load(Acquire));
         if doorbell >= 0 && channel.my_place(epoll - 1).announce_fenced(slot as u16) {
-            ring_own(epoll - 1);
+            wake_own(epoll - 1);
         }
     }
 }
@@ -439,13 +444,13 @@ pub(crate) fn prod_on(s: &Socket, channel: &Channel, slot: usize) {
 #[inline(always)]
 pub(crate) fn receive_news(s: &Socket, channel: &Channel, slot: usize) -> bool {
     let w = channel.words(slot, channel.side ^ 1);
-    let ack = s.said.ack.load(Relaxed);
+    let ack = s.published.ack.load(Relaxed);
     let left = || {
         ack & 1 != 0
             && w.producer_user[announce::EPOCH].load(Acquire) as u32 != ack as u32
-            && !s.said.is_doubted(w)
+            && !s.published.is_doubted(w)
     };
-    s.said.ring_says(w, &s.rx_offset).0 || left()
+    s.published.ring_says(w, &s.rx_offset).0 || left()
 }
 
 /// Is half of the ring that we produce into free?
@@ -453,7 +458,8 @@ pub(crate) fn receive_news(s: &Socket, channel: &Channel, slot: usize) -> bool {
 pub(crate) fn send_room(s: &Socket, channel: &Channel, slot: usize, ring_bytes: u64) -> bool {
     let peers = channel.words(slot, channel.side).head.load(Acquire);
     // (A fast peer may have consumed what another thread has published and not said here yet.)
-    s.said.tail.load(Relaxed).wrapping_sub(peers).cast_signed() <= (ring_bytes / 2).cast_signed()
+    s.published.tail.load(Relaxed).wrapping_sub(peers).cast_signed()
+        <= (ring_bytes / 2).cast_signed()
 }
 
 /// As [`send_room`]; if there is none, the consumer is asked to tell when there is. Every look that
@@ -495,7 +501,7 @@ pub(crate) fn block(s: &Socket, fd: i32, side: Side, on_carrier: bool, deadline:
                 }
                 Side::Send => {
                     send_room(s, channel, slot, ring_bytes)
-                        || !s.said.sends_fast()
+                        || !s.published.sends_fast()
                         || s.has(flag::SHUT_WR)
                 }
             }

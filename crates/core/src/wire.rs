@@ -5,7 +5,8 @@
 //! that `docs/design/rdma.md` speaks of: the engine (`netacc_rdma`) writes `tail` and `head` of the
 //! other end, the thread "netacc-rdma" writes its announcements and acknowledgements.
 //!
-//! A slot's link is used under the lock of one of the connection's ends, and taken away under both.
+//! A slot's lanes is used under the lock of one of the connection's ends, and taken away under
+//! both.
 
 use crate::rdma_thread;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
@@ -20,13 +21,13 @@ pub(crate) type Net = netacc_verbs::memory::Memory;
 /// Slots of a channel.
 pub(crate) const SLOTS: usize = netacc_ring::SLOTS_MAX;
 
-pub(crate) type Link = netacc_rdma::Link<Net>;
+pub(crate) type Lanes = netacc_rdma::Lanes<Net>;
 
 /// One connection.
 #[repr(C, align(64))]
 pub(crate) struct WireSlot {
     /// Null: no pair, or none any more.
-    pub(crate) link: AtomicPtr<Link>,
+    pub(crate) lanes: AtomicPtr<Lanes>,
     /// Its place on the pair.
     pub(crate) lane: AtomicU32,
     /// The epoch of our announcement that stands in the peer's mirror.
@@ -81,9 +82,9 @@ impl Wire {
     /// Posts what was published on a slot. The caller holds an end of the connection.
     pub(crate) fn kick(&self, slot: usize) {
         let at = self.slot(slot);
-        // SAFETY: null, or a link that is not taken away while an end of this connection is held.
-        if let Some(link) = unsafe { at.link.load(Acquire).as_ref() } {
-            let _ = link.kick(at.lane.load(Relaxed) as u16);
+        // SAFETY: null, or a lanes that is not taken away while an end of this connection is held.
+        if let Some(lanes) = unsafe { at.lanes.load(Acquire).as_ref() } {
+            let _ = lanes.kick(at.lane.load(Relaxed) as u16);
             rdma_thread::watch_posted();
         }
     }
@@ -94,8 +95,8 @@ impl Wire {
     pub(crate) fn consumed(&self, slot: usize, head: u64) {
         let at = self.slot(slot);
         // SAFETY: as in `kick`.
-        if let Some(link) = unsafe { at.link.load(Acquire).as_ref() } {
-            let _ = link.consumed(at.lane.load(Relaxed) as u16, head);
+        if let Some(lanes) = unsafe { at.lanes.load(Acquire).as_ref() } {
+            let _ = lanes.consumed(at.lane.load(Relaxed) as u16, head);
             rdma_thread::watch_posted();
         }
     }
@@ -104,7 +105,7 @@ impl Wire {
     #[inline]
     pub(crate) fn words_changed(&self, slot: usize) {
         if self.mark(slot) {
-            rdma_thread::ring();
+            rdma_thread::wake();
         }
     }
 
@@ -133,6 +134,6 @@ impl Wire {
             let _ = at.leave.fetch_update(SeqCst, Relaxed, for_good);
         }
         self.words_changed(slot);
-        rdma_thread::ring();
+        rdma_thread::wake();
     }
 }

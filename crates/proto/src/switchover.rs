@@ -51,7 +51,7 @@ impl Path {
 
 /// Whether a fast path can lose bytes that it has accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Link {
+pub enum Delivery {
     /// Bytes that the path accepted stay readable whatever happens (shared memory).
     Reliable,
     /// The path may die with bytes in flight (RDMA): the sender keeps them until the receiver

@@ -1,10 +1,10 @@
-//! What a link has done, readable by anybody at any time.
+//! What a pair has done, readable by anybody at any time.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident)*) => {
-        /// Counters of one link. Each is written by one thread at a time, and never goes back.
+        /// Counters of one pair. Each is written by one thread at a time, and never goes back.
         #[derive(Debug, Default)]
         pub struct Counters {
             $($(#[$doc])* pub $name: AtomicU64,)*

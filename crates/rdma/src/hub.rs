@@ -1,15 +1,15 @@
-//! A completion queue and the links on it.
+//! A completion queue and the pairs on it.
 //!
 //! One thread at a time polls, for everybody: it takes completions, has them applied, and tells
 //! what is new. Who comes while another one polls goes away again; what it waits for is being
 //! looked at.
 //!
-//! A link's life here: [`reserve`](Hub::reserve) a place, make the [`Link`], [`add`](Hub::add) it,
-//! connect the pair, [`Link::start`]; at the end [`remove`](Hub::remove) it, [`Link::dismantle`]
-//! it, and [`release`](Hub::release) the place. Completions of links that are not there any more
+//! A pair's life here: [`reserve`](Hub::reserve) a place, make the [`Lanes`], [`add`](Hub::add) it,
+//! connect the pair, [`Lanes::start`]; at the end [`remove`](Hub::remove) it, [`Lanes::dismantle`]
+//! it, and [`release`](Hub::release) the place. Completions of pairs that are not there any more
 //! are told by their generation and ignored.
 
-use crate::link::{Link, News, OpenError, Reason, Settings, Tag, TakenBack};
+use crate::lanes::{Lanes, News, OpenError, Reason, Settings, Tag, TakenBack};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::cell::UnsafeCell;
@@ -18,8 +18,8 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use netacc_ring::{EndLock, TryLockError};
 use netacc_verbs::fabric::{Call, Completion, Error, Fabric};
 
-/// Most links of a hub: what an identifier has room for.
-pub const LINKS_MAX: usize = 1 << 15;
+/// Most pairs of a hub: what an identifier has room for.
+pub const PAIRS_MAX: usize = 1 << 15;
 /// Completions that are taken at once, and how often in one poll.
 const BATCH: usize = 32;
 const ROUNDS: usize = 8;
@@ -29,12 +29,12 @@ const ROUNDS: usize = 8;
 pub enum HubError {
     /// Somebody polls or posts: try again.
     Busy,
-    /// As many links, or completions, as there is room for.
+    /// As many pairs, or completions, as there is room for.
     Full,
-    /// There is no such link.
-    NoLink,
-    /// There is no such slot, or it is not released.
-    Slot(OpenError),
+    /// There is no such pair.
+    NoPair,
+    /// There is no such lane, or it is not released.
+    Lane(OpenError),
 }
 
 /// Why nothing was polled.
@@ -45,16 +45,16 @@ pub enum PollError {
     /// This very thread polls: a signal handler came in between, and nothing is told before it
     /// returns.
     Reentrant,
-    /// The queue is lost, and with it all of its links.
+    /// The queue is lost, and with it all of its pairs.
     Queue(Error),
 }
 
 struct Seat<F: Fabric> {
     generation: u16,
-    link: Option<Arc<Link<F>>>,
+    lanes: Option<Arc<Lanes<F>>>,
     /// Completions that are reserved for it; 0: the seat is free.
     entries: u32,
-    /// The link was not started when it was last looked at.
+    /// The pair was not started when it was last looked at.
     fresh: bool,
 }
 
@@ -64,7 +64,7 @@ struct Inner<F: Fabric> {
     fresh: usize,
 }
 
-/// A completion queue and its links. See the [crate] for who may call what.
+/// A completion queue and its pairs. See the [crate] for who may call what.
 pub struct Hub<F: Fabric> {
     fabric: Arc<F>,
     queue: F::Queue,
@@ -131,7 +131,7 @@ impl<F: Fabric> Hub<F> {
         }
     }
 
-    /// Closes the queue of a hub that has no links.
+    /// Closes the queue of a hub that has no pairs.
     pub fn close(self) -> Result<(), Error> {
         self.fabric.close_queue(self.queue)
     }
@@ -168,9 +168,9 @@ impl<F: Fabric> Hub<F> {
         self.lock.try_lock(tid).map(|()| Held(self))
     }
 
-    // ---- links ----------------------------------------------------------------------------------
+    // ---- pairs ----------------------------------------------------------------------------------
 
-    /// A place for a link with these settings. `tid` is the caller's thread id, here and below: not
+    /// A place for a pair with these settings. `tid` is the caller's thread id, here and below: not
     /// 0, below 2^31.
     pub fn reserve(&self, tid: u32, settings: &Settings) -> Result<Tag, HubError> {
         let mut held = self.hold(tid).map_err(|_| HubError::Busy)?;
@@ -184,10 +184,10 @@ impl<F: Fabric> Hub<F> {
         let index = match inner.seats.iter().position(|s| s.entries == 0) {
             Some(index) => index,
             None => {
-                if inner.seats.len() >= LINKS_MAX || inner.seats.try_reserve(1).is_err() {
+                if inner.seats.len() >= PAIRS_MAX || inner.seats.try_reserve(1).is_err() {
                     return Err(HubError::Full);
                 }
-                inner.seats.push(Seat { generation: 0, link: None, entries: 0, fresh: false });
+                inner.seats.push(Seat { generation: 0, lanes: None, entries: 0, fresh: false });
                 inner.seats.len() - 1
             }
         };
@@ -198,53 +198,58 @@ impl<F: Fabric> Hub<F> {
         Ok(Tag { index: index as u16, generation: seat.generation })
     }
 
-    /// Puts a link in its place: from here on its completions are applied.
-    pub fn add(&self, tid: u32, link: Arc<Link<F>>) -> Result<(), HubError> {
+    /// Puts a pair in its place: from here on its completions are applied.
+    pub fn add(&self, tid: u32, lanes: Arc<Lanes<F>>) -> Result<(), HubError> {
         let mut held = self.hold(tid).map_err(|_| HubError::Busy)?;
         let inner = held.inner();
-        let tag = link.tag();
-        let seat = inner.seat(tag).filter(|s| s.link.is_none()).ok_or(HubError::NoLink)?;
-        seat.link = Some(link);
+        let tag = lanes.tag();
+        let seat = inner.seat(tag).filter(|s| s.lanes.is_none()).ok_or(HubError::NoPair)?;
+        seat.lanes = Some(lanes);
         seat.fresh = true;
         inner.fresh += 1;
         Ok(())
     }
 
-    /// Takes a link out: nothing of it is applied any more. Its completions stay reserved.
-    pub fn remove(&self, tid: u32, tag: Tag) -> Result<Option<Arc<Link<F>>>, HubError> {
+    /// Takes a pair out: nothing of it is applied any more. Its completions stay reserved.
+    pub fn remove(&self, tid: u32, tag: Tag) -> Result<Option<Arc<Lanes<F>>>, HubError> {
         let mut held = self.hold(tid).map_err(|_| HubError::Busy)?;
         let inner = held.inner();
-        let seat = inner.seat(tag).ok_or(HubError::NoLink)?;
+        let seat = inner.seat(tag).ok_or(HubError::NoPair)?;
         let was_fresh = core::mem::replace(&mut seat.fresh, false);
-        let link = seat.link.take();
+        let lanes = seat.lanes.take();
         inner.fresh -= usize::from(was_fresh);
-        Ok(link)
+        Ok(lanes)
     }
 
     /// Gives the place back: the pair is closed, and its completions were polled or went with it.
     pub fn release(&self, tid: u32, tag: Tag) -> Result<(), HubError> {
         let mut held = self.hold(tid).map_err(|_| HubError::Busy)?;
         let inner = held.inner();
-        let seat = inner.seat(tag).filter(|s| s.link.is_none()).ok_or(HubError::NoLink)?;
+        let seat = inner.seat(tag).filter(|s| s.lanes.is_none()).ok_or(HubError::NoPair)?;
         let entries = core::mem::take(&mut seat.entries);
         inner.entries = inner.entries.saturating_sub(entries);
         Ok(())
     }
 
-    /// Frees a slot that was [`News::Released`]. The owner makes no further use of it by then.
-    pub fn take_back(&self, tid: u32, link: &Link<F>, slot: u16) -> Result<TakenBack<F>, HubError> {
+    /// Frees a lane that was [`News::Released`]. The owner makes no further use of it by then.
+    pub fn take_back(
+        &self,
+        tid: u32,
+        lanes: &Lanes<F>,
+        lane: u16,
+    ) -> Result<TakenBack<F>, HubError> {
         let _held = self.hold(tid).map_err(|_| HubError::Busy)?;
-        link.take_back(slot).ok_or(HubError::Busy)?.map_err(HubError::Slot)
+        lanes.take_back(lane).ok_or(HubError::Busy)?.map_err(HubError::Lane)
     }
 
-    /// Calls `f` for every link, unless somebody polls. False: somebody does.
-    pub fn for_each(&self, tid: u32, f: &mut dyn FnMut(&Arc<Link<F>>)) -> bool {
+    /// Calls `f` for every pair, unless somebody polls. False: somebody does.
+    pub fn for_each(&self, tid: u32, f: &mut dyn FnMut(&Arc<Lanes<F>>)) -> bool {
         let Ok(mut held) = self.hold(tid) else { return false };
-        held.inner().seats.iter().filter_map(|s| s.link.as_ref()).for_each(f);
+        held.inner().seats.iter().filter_map(|s| s.lanes.as_ref()).for_each(f);
         true
     }
 
-    /// Gives the queue back; every link was removed.
+    /// Gives the queue back; every pair was removed.
     pub fn into_queue(self) -> F::Queue {
         self.queue
     }
@@ -257,7 +262,7 @@ impl<F: Fabric> Hub<F> {
     pub fn poll(
         &self,
         tid: u32,
-        tell: &mut dyn FnMut(&Arc<Link<F>>, News),
+        tell: &mut dyn FnMut(&Arc<Lanes<F>>, News),
     ) -> Result<usize, PollError> {
         let mut held = self.hold(tid).map_err(|e| match e {
             TryLockError::Busy { .. } => PollError::Busy,
@@ -296,17 +301,17 @@ impl<F: Fabric> Inner<F> {
         (seat.entries != 0 && seat.generation == tag.generation).then_some(seat)
     }
 
-    fn link(&self, index: u16) -> Option<&Arc<Link<F>>> {
-        self.seats.get(usize::from(index))?.link.as_ref()
+    fn lanes(&self, index: u16) -> Option<&Arc<Lanes<F>>> {
+        self.seats.get(usize::from(index))?.lanes.as_ref()
     }
 
-    fn apply(&self, batch: &[Completion], tell: &mut dyn FnMut(&Arc<Link<F>>, News)) {
+    fn apply(&self, batch: &[Completion], tell: &mut dyn FnMut(&Arc<Lanes<F>>, News)) {
         let mut touched = [0u16; BATCH];
         let mut count = 0;
         for c in batch {
             let (tag, is_receive, number) = Tag::of(c.id);
-            let Some(link) = self.link(tag.index).filter(|l| l.tag() == tag) else { continue };
-            link.complete(is_receive, number, c.outcome, &mut |news| tell(link, news));
+            let Some(lanes) = self.lanes(tag.index).filter(|l| l.tag() == tag) else { continue };
+            lanes.complete(is_receive, number, c.outcome, &mut |news| tell(lanes, news));
             if !touched.get(..count).unwrap_or(&[]).contains(&tag.index)
                 && let Some(place) = touched.get_mut(count)
             {
@@ -315,30 +320,30 @@ impl<F: Fabric> Inner<F> {
             }
         }
         for index in touched.get(..count).unwrap_or(&[]) {
-            if let Some(link) = self.link(*index) {
-                link.settle(&mut |news| tell(link, news));
+            if let Some(lanes) = self.lanes(*index) {
+                lanes.settle(&mut |news| tell(lanes, news));
             }
         }
     }
 
-    /// Links that were started since: what came before is settled.
-    fn look_at_fresh(&mut self, tell: &mut dyn FnMut(&Arc<Link<F>>, News)) {
+    /// Pairs that were started since: what came before is settled.
+    fn look_at_fresh(&mut self, tell: &mut dyn FnMut(&Arc<Lanes<F>>, News)) {
         for seat in &mut self.seats {
-            if let Some(link) = &seat.link
+            if let Some(lanes) = &seat.lanes
                 && seat.fresh
-                && (link.is_started() || link.lost().is_some())
+                && (lanes.is_started() || lanes.lost().is_some())
             {
                 seat.fresh = false;
                 self.fresh = self.fresh.saturating_sub(1);
-                link.settle(&mut |news| tell(link, news));
+                lanes.settle(&mut |news| tell(lanes, news));
             }
         }
     }
 
-    fn lose_all(&self, errno: c_int, tell: &mut dyn FnMut(&Arc<Link<F>>, News)) {
-        for link in self.seats.iter().filter_map(|s| s.link.as_ref()) {
-            link.lose(Reason::Refused { call: Call::Poll, errno });
-            link.settle(&mut |news| tell(link, news));
+    fn lose_all(&self, errno: c_int, tell: &mut dyn FnMut(&Arc<Lanes<F>>, News)) {
+        for lanes in self.seats.iter().filter_map(|s| s.lanes.as_ref()) {
+            lanes.lose(Reason::Refused { call: Call::Poll, errno });
+            lanes.settle(&mut |news| tell(lanes, news));
         }
     }
 }

@@ -9,12 +9,12 @@
 //!
 //! - [`wire`]: what a message looks like;
 //! - [`arena`]: registered memory, and the rings that are cut from it;
-//! - [`Link`]: one queue pair and the connections on it (*slots*), sending and receiving;
-//! - [`Hub`]: a completion queue and the links on it;
-//! - [`counters`]: what a link has done.
+//! - [`Lanes`]: one queue pair and the connections on it (*lanes*), sending and receiving;
+//! - [`Hub`]: a completion queue and the pairs on it;
+//! - [`counters`]: what a pair has done.
 //!
 //! What is not here: threads, clocks, waiting, system calls (beyond those of the fabric's);
-//! connecting pairs, and deciding who opens which slot; what a connection does when its link is
+//! connecting pairs, and deciding who opens which lane; what a connection does when its pair is
 //! lost. `docs/design/rdma-engine.md` has the message layouts, the ordering argument and the table
 //! of failures.
 //!
@@ -22,16 +22,16 @@
 //!
 //! | call | with |
 //! |---|---|
-//! | [`Link::kick`], [`Link::consumed`] | anything, on any slots, in signal handlers too; never wait |
+//! | [`Lanes::kick`], [`Lanes::consumed`] | anything, on any lanes, in signal handlers too; never wait |
 //! | [`Hub::poll`] | anything; while one thread polls, another one is told `Busy` and need not wait: it is being polled for |
-//! | [`Link::open`], [`Link::close`], [`Link::refuse`], [`Link::start`] | anything but each other on the same slot |
+//! | [`Lanes::open`], [`Lanes::close`], [`Lanes::refuse`], [`Lanes::start`] | anything but each other on the same lane |
 //! | [`Hub::take_back`], [`Hub::add`], [`Hub::remove`] | anything; answer `Busy` while a poll or a kick is under way |
-//! | [`Link::dismantle`] | nothing: it takes the link itself |
+//! | [`Lanes::dismantle`] | nothing: it takes the pair itself |
 //!
 //! # Invariants
 //!
 //! - A value of the peer's is copied once, checked once, and used from the copy. Whatever the peer
-//!   sends: no access outside of the slot's words and rings, no endless loop, no panic; the pair
+//!   sends: no access outside of the lane's words and rings, no endless loop, no panic; the pair
 //!   ends, with the reason.
 //! - No reference to the bytes of a ring or of a receive buffer is ever formed.
 //! - Nobody waits for anybody. A caller who finds the sending half taken leaves its work to who has
@@ -56,16 +56,16 @@ extern crate std;
 pub mod arena;
 pub mod counters;
 mod hub;
-mod link;
-mod slot;
+mod lane;
+mod lanes;
 mod turn;
 pub mod wire;
 
-pub use hub::{Hub, HubError, LINKS_MAX, PollError};
-pub use link::{
-    Kicked, Link, News, OpenError, Parts, Reason, Reopened, Settings, Tag, TakenBack, Violation,
+pub use hub::{Hub, HubError, PAIRS_MAX, PollError};
+pub use lane::LANES_MAX;
+pub use lanes::{
+    Kicked, Lanes, News, OpenError, Parts, Reason, Reopened, Settings, Tag, TakenBack, Violation,
 };
-pub use slot::SLOTS_MAX;
 
 #[cfg(test)]
 mod tests;

@@ -2,10 +2,10 @@
 //!
 //! | | |
 //! |---|---|
-//! | `traffic` | checksummed streams over many slots, in any order of calls and of the fabric's steps |
+//! | `traffic` | checksummed streams over many lanes, in any order of calls and of the fabric's steps |
 //! | `count` | work requests and messages of a request and its reply |
 //! | `fair` | a reader that stops; neighbours; who comes next |
-//! | `slots` | opening, closing, refusing, taking back, using again |
+//! | `lanes` | opening, closing, refusing, taking back, using again |
 //! | `faults` | each call of the fabric's fails; the peer is lost after each of them |
 //! | `hostile` | messages that no honest peer sends, random ones among them |
 //! | `threads` | several threads that kick, poll, produce and consume |
@@ -28,7 +28,7 @@ mod count;
 mod fair;
 mod faults;
 mod hostile;
-mod slots;
+mod lanes;
 mod threads;
 mod traffic;
 
@@ -57,7 +57,7 @@ fn settings(immediate: bool) -> Settings {
         peer_receives: 16,
         inline_bytes: 64,
         immediate,
-        slots: 8,
+        lanes: 8,
         turn_bytes: 1024,
     }
 }
@@ -103,7 +103,7 @@ impl Block {
 
 /// One end of a connection, as the library above would have it.
 struct Conn {
-    slot: u16,
+    lane: u16,
     stream: u64,
     /// Outbound, inbound.
     words: NonNull<[RingWords; 2]>,
@@ -162,12 +162,12 @@ impl Conn {
     }
 
     fn free(self) {
-        // SAFETY: from `Box::into_raw`, and the engine has given the slot back.
+        // SAFETY: from `Box::into_raw`, and the engine has given the lane back.
         drop(unsafe { Box::from_raw(self.words.as_ptr()) });
     }
 }
 
-/// One host with one link.
+/// One host with one pair.
 struct End {
     host: Arc<Memory>,
     manager: memory::Manager,
@@ -177,7 +177,7 @@ struct End {
     pool: Pool<Memory>,
     blocks: Vec<Block>,
     receives: Vec<Block>,
-    link: Option<Arc<Link<Memory>>>,
+    lanes: Option<Arc<Lanes<Memory>>>,
     pair: Option<memory::Pair>,
     conns: Vec<Option<Conn>>,
     news: Vec<News>,
@@ -200,7 +200,7 @@ impl End {
             pool: Pool::new(RING, 0, 1 << 20),
             blocks: Vec::new(),
             receives: Vec::new(),
-            link: None,
+            lanes: None,
             pair: None,
             conns: Vec::new(),
             news: Vec::new(),
@@ -211,16 +211,16 @@ impl End {
         self.host.facts(&self.device)
     }
 
-    fn link(&self) -> &Arc<Link<Memory>> {
-        self.link.as_ref().unwrap()
+    fn lanes(&self) -> &Arc<Lanes<Memory>> {
+        self.lanes.as_ref().unwrap()
     }
 
-    fn conn(&mut self, slot: u16) -> &mut Conn {
-        self.conns[usize::from(slot)].as_mut().unwrap()
+    fn conn(&mut self, lane: u16) -> &mut Conn {
+        self.conns[usize::from(lane)].as_mut().unwrap()
     }
 
-    /// A pair of the manager's becomes a link.
-    fn make_link(&mut self, mut pair: memory::Pair, settings: Settings) {
+    /// Gives a pair of the manager's its lanes.
+    fn make_lanes(&mut self, mut pair: memory::Pair, settings: Settings) {
         assert!(!settings.immediate || self.facts().writes_imm);
         let capacity = Capacity {
             sends: settings.sends,
@@ -230,17 +230,17 @@ impl End {
         self.host.create(&mut pair, &self.domain, self.hub.queue(), capacity).unwrap();
         let tag = self.hub.reserve(TID, &settings).unwrap();
         let block = Block::new(settings.memory_bytes());
-        // SAFETY: freed after the link is dismantled.
-        let link = unsafe {
-            Link::new(Arc::clone(&self.host), tag, settings, &self.domain, &pair, block.0)
+        // SAFETY: freed after the pair is dismantled.
+        let lanes = unsafe {
+            Lanes::new(Arc::clone(&self.host), tag, settings, &self.domain, &pair, block.0)
         }
         .unwrap();
         self.receives.push(block);
-        let link = Arc::new(link);
-        self.hub.add(TID, Arc::clone(&link)).unwrap();
-        self.link = Some(link);
+        let lanes = Arc::new(lanes);
+        self.hub.add(TID, Arc::clone(&lanes)).unwrap();
+        self.lanes = Some(lanes);
         self.pair = Some(pair);
-        self.conns = (0..settings.slots).map(|_| None).collect();
+        self.conns = (0..settings.lanes).map(|_| None).collect();
     }
 
     fn rings(&mut self) -> arena::Rings<Memory> {
@@ -254,7 +254,7 @@ impl End {
         self.pool.take().unwrap()
     }
 
-    fn open(&mut self, slot: u16, stream: u64) {
+    fn open(&mut self, lane: u16, stream: u64) {
         let rings = self.rings();
         let words = NonNull::new(Box::into_raw(Box::<[RingWords; 2]>::default())).unwrap();
         let out = words.cast::<RingWords>();
@@ -265,10 +265,10 @@ impl End {
         let (producer, consumer) = unsafe {
             (Producer::new(out, outbound, size, 0), Consumer::new(inb, inbound, size, 0))
         };
-        self.conns[usize::from(slot)] =
-            Some(Conn { slot, stream, words, producer, consumer, written: 0, read: 0 });
+        self.conns[usize::from(lane)] =
+            Some(Conn { lane, stream, words, producer, consumer, written: 0, read: 0 });
         // SAFETY: as above; the producer and the consumer are the only ones.
-        unsafe { self.link().open(slot, out, inb, rings, stream & !1) }.unwrap();
+        unsafe { self.lanes().open(lane, out, inb, rings, stream & !1) }.unwrap();
     }
 
     fn poll(&mut self) -> usize {
@@ -276,31 +276,31 @@ impl End {
         self.hub.poll(TID, &mut |_, n| news.push(n)).unwrap_or(0)
     }
 
-    fn produce(&mut self, slot: u16, len: usize) -> usize {
-        let n = self.conn(slot).produce(len);
-        self.link().kick(slot);
+    fn produce(&mut self, lane: u16, len: usize) -> usize {
+        let n = self.conn(lane).produce(len);
+        self.lanes().kick(lane);
         n
     }
 
-    fn consume(&mut self, slot: u16, len: usize) -> usize {
-        let conn = self.conn(slot);
+    fn consume(&mut self, lane: u16, len: usize) -> usize {
+        let conn = self.conn(lane);
         let n = conn.consume(len);
         let head = conn.inb().head.load(Relaxed);
-        self.link().consumed(slot, head);
+        self.lanes().consumed(lane, head);
         n
     }
 
-    /// What became of the link.
+    /// What became of the pair.
     fn lost(&self) -> Option<Reason> {
-        self.link().lost()
+        self.lanes().lost()
     }
 
-    fn take_back(&mut self, slot: u16) -> Option<Reopened> {
-        let taken = self.hub.take_back(TID, self.link(), slot).unwrap();
+    fn take_back(&mut self, lane: u16) -> Option<Reopened> {
+        let taken = self.hub.take_back(TID, self.lanes(), lane).unwrap();
         if let Some(rings) = taken.rings {
             self.pool.give_back(rings);
         }
-        if let Some(conn) = self.conns[usize::from(slot)].take() {
+        if let Some(conn) = self.conns[usize::from(lane)].take() {
             conn.free();
         }
         taken.reopened
@@ -316,21 +316,21 @@ impl End {
 
     /// Takes the engine away from a pair.
     fn steal_pair(&mut self) -> (memory::Pair, memory::Region) {
-        let link = self.link.take().unwrap();
-        let tag = link.tag();
+        let lanes = self.lanes.take().unwrap();
+        let tag = lanes.tag();
         self.hub.remove(TID, tag).unwrap().unwrap();
-        let pair = Arc::into_inner(link).unwrap().into_pair();
+        let pair = Arc::into_inner(lanes).unwrap().into_pair();
         self.hub.release(TID, tag).unwrap();
         self.conns.clear();
         pair
     }
 
-    /// Closes the link, and with it the connections.
-    fn close_link(&mut self) {
-        let Some(link) = self.link.take() else { return };
-        let tag = link.tag();
+    /// Closes the pair, and with it the connections.
+    fn close_lanes(&mut self) {
+        let Some(lanes) = self.lanes.take() else { return };
+        let tag = lanes.tag();
         self.hub.remove(TID, tag).unwrap().unwrap();
-        let parts = Arc::try_unwrap(link).unwrap().dismantle(self.pair.take());
+        let parts = Arc::try_unwrap(lanes).unwrap().dismantle(self.pair.take());
         assert_eq!(parts.error, None);
         for rings in parts.rings {
             self.pool.give_back(rings);
@@ -343,7 +343,7 @@ impl End {
 
     /// Closes everything: nothing was forgotten.
     fn close(mut self) {
-        self.close_link();
+        self.close_lanes();
         let mut pieces = 0;
         let blocks = self.blocks.len();
         self.pool.close(&self.host, |_, _| pieces += 1);
@@ -357,7 +357,7 @@ impl End {
     }
 }
 
-/// Two hosts, a link between them.
+/// Two hosts, a pair between them.
 struct Rig {
     net: Net,
     ends: [End; 2],
@@ -388,14 +388,14 @@ impl Rig {
     fn start(&mut self, side: usize) {
         let end = &mut self.ends[side];
         let pair = end.pair.take().unwrap();
-        end.link().start(pair, side == 1).unwrap();
+        end.lanes().start(pair, side == 1).unwrap();
         end.poll();
     }
 
     /// Makes pairs, and connects them.
     fn join(&mut self, settings: [Settings; 2]) {
         let [a, b] = &mut self.ends;
-        // What is left of an earlier link.
+        // What is left of an earlier pair.
         for end in [&*a, &*b] {
             while end.host.next_event(&end.manager).unwrap().is_some() {}
         }
@@ -403,13 +403,13 @@ impl Rig {
         let listener = a.host.listen(&a.manager, address, 1, 7).unwrap();
         let pair = b.host.resolve(&b.manager, ADDRESSES[1], address, 1000, 8).unwrap();
         assert!(matches!(b.host.next_event(&b.manager).unwrap().unwrap().news, CmNews::Resolved));
-        b.make_link(pair, settings[1]);
+        b.make_lanes(pair, settings[1]);
         b.host.connect(b.pair.as_mut().unwrap(), &[], Patience::DEFAULT).unwrap();
         let CmNews::Request { pair, .. } = a.host.next_event(&a.manager).unwrap().unwrap().news
         else {
             panic!()
         };
-        a.make_link(pair, settings[0]);
+        a.make_lanes(pair, settings[0]);
         a.host.accept(a.pair.as_mut().unwrap(), &[], Patience::DEFAULT).unwrap();
         for end in [b, a] {
             let news = end.host.next_event(&end.manager).unwrap().unwrap().news;
@@ -419,11 +419,11 @@ impl Rig {
         a.host.close_listener(listener).unwrap();
     }
 
-    /// Opens slots `0..count` at both ends.
+    /// Opens lanes `0..count` at both ends.
     fn open(&mut self, count: u16) {
-        for slot in 0..count {
+        for lane in 0..count {
             for side in [0, 1] {
-                self.ends[side].open(slot, u64::from(slot) << 1 | side as u64);
+                self.ends[side].open(lane, u64::from(lane) << 1 | side as u64);
             }
         }
         self.settle();
@@ -446,9 +446,9 @@ impl Rig {
             self.settle();
             let mut moved = 0;
             for end in &mut self.ends {
-                for slot in 0..end.conns.len() as u16 {
-                    if end.conns[usize::from(slot)].is_some() {
-                        moved += end.consume(slot, RING);
+                for lane in 0..end.conns.len() as u16 {
+                    if end.conns[usize::from(lane)].is_some() {
+                        moved += end.consume(lane, RING);
                     }
                 }
             }
@@ -460,18 +460,18 @@ impl Rig {
     }
 
     /// At rest: a reply says that its request is consumed, whatever was before.
-    fn replies_acknowledge(&mut self, slot: u16) {
+    fn replies_acknowledge(&mut self, lane: u16) {
         for round in 0..4 {
             for (from, to) in [(0, 1), (1, 0)] {
-                self.ends[from].produce(slot, 50);
+                self.ends[from].produce(lane, 50);
                 self.settle();
-                assert_eq!(self.ends[to].consume(slot, RING), 50);
+                assert_eq!(self.ends[to].consume(lane, RING), 50);
             }
             // What was marked before may have been reached by a credit: the first rounds say so.
             if round > 1 {
-                let written = self.ends[0].conn(slot).written;
+                let written = self.ends[0].conn(lane).written;
                 assert_eq!(
-                    self.ends[0].link().account(slot).unwrap().acknowledged,
+                    self.ends[0].lanes().account(lane).unwrap().acknowledged,
                     written,
                     "round {round}"
                 );
@@ -484,8 +484,8 @@ impl Rig {
         for (side, end) in self.ends.iter().enumerate() {
             assert_eq!(end.lost(), None);
             for conn in end.conns.iter().flatten() {
-                let peer = self.ends[side ^ 1].conns[usize::from(conn.slot)].as_ref().unwrap();
-                assert_eq!(conn.written, peer.read, "slot {}", conn.slot);
+                let peer = self.ends[side ^ 1].conns[usize::from(conn.lane)].as_ref().unwrap();
+                assert_eq!(conn.written, peer.read, "lane {}", conn.lane);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Who does the work: one thread at a time, and nobody waits to be that one. And the set of slots
+//! Who does the work: one thread at a time, and nobody waits to be that one. And the set of lanes
 //! that have some.
 
 use core::sync::atomic::{
@@ -51,9 +51,9 @@ impl Turn {
     }
 }
 
-const WORDS: usize = crate::SLOTS_MAX / 64;
+const WORDS: usize = crate::LANES_MAX / 64;
 
-/// A set of slots.
+/// A set of lanes.
 #[derive(Debug)]
 pub(crate) struct Bits {
     /// Bit `i`: `words[i]` may be not 0.
@@ -66,25 +66,25 @@ impl Bits {
         Self { summary: AtomicU64::new(0), words: [const { AtomicU64::new(0) }; WORDS] }
     }
 
-    /// Adds a slot; what was stored before is seen by whoever removes it.
-    pub(crate) fn set(&self, slot: u16) {
-        let slot = usize::from(slot);
-        if let Some(word) = self.words.get(slot / 64) {
-            word.fetch_or(1 << (slot % 64), AcqRel);
-            self.summary.fetch_or(1 << (slot / 64), AcqRel);
+    /// Adds a lane; what was stored before is seen by whoever removes it.
+    pub(crate) fn set(&self, lane: u16) {
+        let lane = usize::from(lane);
+        if let Some(word) = self.words.get(lane / 64) {
+            word.fetch_or(1 << (lane % 64), AcqRel);
+            self.summary.fetch_or(1 << (lane / 64), AcqRel);
         }
     }
 
-    /// Removes a slot.
-    pub(crate) fn clear(&self, slot: u16) {
-        let slot = usize::from(slot);
-        if let Some(word) = self.words.get(slot / 64)
-            && word.fetch_and(!(1 << (slot % 64)), AcqRel) == 1 << (slot % 64)
+    /// Removes a lane.
+    pub(crate) fn clear(&self, lane: u16) {
+        let lane = usize::from(lane);
+        if let Some(word) = self.words.get(lane / 64)
+            && word.fetch_and(!(1 << (lane % 64)), AcqRel) == 1 << (lane % 64)
         {
-            self.summary.fetch_and(!(1 << (slot / 64)), AcqRel);
-            // A slot that came in between has set the summary before, or will after.
+            self.summary.fetch_and(!(1 << (lane / 64)), AcqRel);
+            // A lane that came in between has set the summary before, or will after.
             if word.load(Acquire) != 0 {
-                self.summary.fetch_or(1 << (slot / 64), AcqRel);
+                self.summary.fetch_or(1 << (lane / 64), AcqRel);
             }
         }
     }
@@ -93,7 +93,7 @@ impl Bits {
         self.summary.load(Acquire) == 0
     }
 
-    /// The first slot at or after `from`, else the first one.
+    /// The first lane at or after `from`, else the first one.
     pub(crate) fn next(&self, from: u16) -> Option<u16> {
         self.first(from).or_else(|| self.first(0))
     }

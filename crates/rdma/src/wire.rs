@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! header   0 units (u8) | 1 version (u8) | 2 zero (u16) | 4 returned (u32)
-//! unit     0 slot (u16) | 2 kind (u8) | 3 small (u8) | 4 half (u32) | 8 word (u64)
+//! unit     0 lane (u16) | 2 kind (u8) | 3 small (u8) | 4 half (u32) | 8 word (u64)
 //! 2nd unit 0 first (u64) | 8 second (u64)
 //! ```
 //!
@@ -23,12 +23,12 @@
 //! posted again:
 //!
 //! ```text
-//! bits     20-31 slot | 19 long | 18 rebased | 17 mark | 16 reached
+//! bits     20-31 lane | 19 long | 18 rebased | 17 mark | 16 reached
 //! short    12-15 returned | 0-11 bytes less one
 //! long     15 returned | 0-14 bytes less one
 //! ```
 //!
-//! Reading checks the form only: what a value may be depends on the slot, and is checked where it
+//! Reading checks the form only: what a value may be depends on the lane, and is checked where it
 //! is applied.
 
 /// Most bytes of a message: what every device carries inline.
@@ -69,14 +69,14 @@ pub struct Ring {
 /// One item of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Item {
-    /// The sender uses the slot, and its ring for what it receives there is this.
+    /// The sender uses the lane, and its ring for what it receives there is this.
     Open {
         /// The ring.
         ring: Ring,
         /// Tells the connection.
         token: u64,
     },
-    /// The sender says nothing more about the slot.
+    /// The sender says nothing more about the lane.
     Close,
     /// Bytes were written.
     Data {
@@ -142,7 +142,7 @@ impl Draft {
     }
 
     /// Adds an item. False: it does not fit, and nothing has changed.
-    pub fn push(&mut self, slot: u16, item: Item) -> bool {
+    pub fn push(&mut self, lane: u16, item: Item) -> bool {
         if item.units() > self.room() {
             return false;
         }
@@ -153,7 +153,7 @@ impl Draft {
             Item::Data { rebased, bytes, tail } => (kind::DATA, u8::from(rebased), bytes, tail),
             Item::Credit { head } => (kind::CREDIT, 0, 0, head),
         };
-        self.put(at, &slot.to_le_bytes());
+        self.put(at, &lane.to_le_bytes());
         self.put(at + 2, &[kind, small]);
         self.put(at + 4, &half.to_le_bytes());
         self.put(at + 8, &word.to_le_bytes());
@@ -203,7 +203,7 @@ impl<'a> Message<'a> {
         Some((Self { bytes, at: HEADER }, u32_at(bytes, 4)?))
     }
 
-    /// The next item with its slot. `None`: there is no more. `Some(None)`: this is no item.
+    /// The next item with its lane. `None`: there is no more. `Some(None)`: this is no item.
     #[expect(
         clippy::should_implement_trait,
         reason = "it ends at the first bad item, which an iterator's user would not expect"
@@ -222,7 +222,7 @@ impl<'a> Message<'a> {
 
     fn item(&self) -> Option<(u16, Item)> {
         let (bytes, at) = (self.bytes, self.at);
-        let slot = u16_at(bytes, at)?;
+        let lane = u16_at(bytes, at)?;
         let [kind, small] = *bytes.get(at + 2..)?.first_chunk()?;
         let half = u32_at(bytes, at + 4)?;
         let word = u64_at(bytes, at + 8)?;
@@ -236,7 +236,7 @@ impl<'a> Message<'a> {
             kind::CREDIT => Item::Credit { head: word },
             _ => return None,
         };
-        Some((slot, item))
+        Some((lane, item))
     }
 }
 
@@ -244,7 +244,7 @@ impl<'a> Message<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Imm {
     /// Where bytes were written.
-    pub slot: u16,
+    pub lane: u16,
     /// As [`Item::Data`]'s.
     pub rebased: bool,
     /// The sender wants to be told when everything before the end of these bytes is consumed.
@@ -267,14 +267,14 @@ impl Imm {
     /// The 32 bits. Values out of range are cut off.
     #[must_use]
     pub const fn encode(self) -> u32 {
-        let Self { slot, rebased, mark, reached, returned, bytes } = self;
+        let Self { lane, rebased, mark, reached, returned, bytes } = self;
         let less_one = bytes.wrapping_sub(1);
         let amounts = if bytes <= IMM_SHORT_MAX {
             (returned & 15) << 12 | less_one & 0xfff
         } else {
             1 << 19 | (returned & 1) << 15 | less_one & 0x7fff
         };
-        (slot as u32) << 20
+        (lane as u32) << 20
             | (rebased as u32) << 18
             | (mark as u32) << 17
             | (reached as u32) << 16
@@ -290,7 +290,7 @@ impl Imm {
             (imm >> 15 & 1, imm & 0x7fff)
         };
         Self {
-            slot: (imm >> 20) as u16,
+            lane: (imm >> 20) as u16,
             rebased: imm >> 18 & 1 != 0,
             mark: imm >> 17 & 1 != 0,
             reached: imm >> 16 & 1 != 0,

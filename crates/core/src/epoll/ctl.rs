@@ -1,7 +1,7 @@
 //! epoll_ctl: a registration is the kernel's (of a candidate, or of what is not connected yet), an
 //! item at the socket's home, or an extra item.
 
-use super::hands::{bar, light, set_of, take_over};
+use super::handover::{bar, light, set_of, take_over};
 use super::{
     CARRIER, EXCLUSIVE, EXCLUSIVE_OK, EXTRAS, Epoll, Inner, Item, activate, at, is_in, leave, post,
     prod, tag, take_place,

@@ -35,7 +35,7 @@ impl Inner {
                 // another host.)
                 let parents = s.is_inherited() && s.has(flag::REMOTE);
                 (item.extra.is_some() || (all && item.attached && !item.plain))
-                    && (parents || (s.channel().is_some() && s.said.is_frozen()))
+                    && (parents || (s.channel().is_some() && s.published.is_frozen()))
             })
     }
 }
@@ -47,8 +47,8 @@ pub(super) fn evaluate(item: &mut Item) -> u32 {
     let s = item.socket;
     let Some(channel) = s.channel().filter(|_| !item.plain) else { return evaluate_plain(item) };
     let Some((tx, rx)) = s.words() else { return 0 };
-    let sends = s.said.sends_fast();
-    let (readable, ask) = s.said.ring_says(rx, &s.rx_offset);
+    let sends = s.published.sends_fast();
+    let (readable, ask) = s.published.ring_says(rx, &s.rx_offset);
     // (All of them: none is worth a branch.)
     let ask = ask
         | !sends
@@ -82,7 +82,7 @@ fn evaluate_plain(item: &Item) -> u32 {
 #[cold]
 #[inline(never)]
 fn ask_carrier(item: &mut Item, sends: bool) -> u32 {
-    let receives = item.socket.said.receives_fast();
+    let receives = item.socket.published.receives_fast();
     let asked = libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP | libc::POLLPRI;
     let mut ev = io::settled(item.fd, asked, sys::poll_now(item.fd, asked)) as u32;
     if ev & (libc::EPOLLRDHUP | libc::EPOLLHUP) as u32 != 0

@@ -291,7 +291,7 @@ fn what_allocates_asks_first() {
         ("epoll.rs", "self.by_fd.resize("),          // reserved some lines above
         ("table.rs", "t.by_tuple.resize("),          // likewise
         ("table.rs", "t.by_number.resize("),         // likewise
-        ("link.rs", "l.slots.resize("),              // likewise
+        ("control_link.rs", "l.slots.resize("),      // likewise
         ("queue.rs", "places.resize("),              // likewise
     ];
     fn look(dir: &std::path::Path, found: &mut std::vec::Vec<std::string::String>) {

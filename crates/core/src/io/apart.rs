@@ -417,7 +417,7 @@ pub(super) fn peer_has_ended(s: &Socket, fd: c_int) -> bool {
 pub(crate) fn may_send_on_carrier(s: &Socket) -> bool {
     let Some(wire) = s.channel().and_then(Channel::wire) else { return true };
     let slot = s.slot.load(Relaxed) as usize;
-    let epoch = s.said.epoch.load(Relaxed);
+    let epoch = s.published.epoch.load(Relaxed);
     epoch == 0 || wire.slot(slot).seen_epoch.load(SeqCst) == epoch
 }
 

@@ -22,7 +22,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::Ordering::*;
 use core::sync::atomic::{AtomicU32, AtomicU64};
 use netacc_control::stats::{Path, Reason};
-use netacc_proto::switchover::{Link, Rx, Tx};
+use netacc_proto::switchover::{Delivery, Rx, Tx};
 use netacc_ring::{Consumer, Producer, RingWords};
 
 /// Flags under which a candidate's bytes cannot be counted as part of the plain stream.
@@ -405,8 +405,8 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
         return;
     };
     socket::look_at_options(s, fd);
-    let link = if is_remote { Link::Lossy } else { Link::Reliable };
-    put_ends(s, &offer, (tx_ring, rx_ring), &moved, link);
+    let delivery = if is_remote { Delivery::Lossy } else { Delivery::Reliable };
+    put_ends(s, &offer, (tx_ring, rx_ring), &moved, delivery);
     if let Some(r) = s.record() {
         r.peer_pid.store(channel.peer_pid, Relaxed);
     }
@@ -490,19 +490,19 @@ fn put_ends(
     offer: &Offer,
     (tx_ring, rx_ring): (NonNull<u8>, NonNull<u8>),
     moved: &Counted,
-    link: Link,
+    delivery: Delivery,
 ) {
     // SAFETY: as in `attach`.
     let channel: &'static Channel = unsafe { &*offer.channel };
     let slot = offer.slot as usize;
     let (tx_words, rx_words) =
         (channel.words(slot, channel.side), channel.words(slot, channel.side ^ 1));
-    let (mut tx, rx) = halves(moved.sent, moved.received, link);
+    let (mut tx, rx) = halves(moved.sent, moved.received, delivery);
     if moved.tx_idle && s.has(flag::SHUT_WR) {
         let _ = tx.shutdown();
     }
     s.rx_offset.store(rx.offset(), Relaxed);
-    s.said.begin(s.generation.load(Acquire));
+    s.published.begin(s.generation.load(Acquire));
     // SAFETY: this thread holds both ends' locks. The words and rings live in mappings that outlive
     // the attachment; their sizes were checked by the service thread; both start at 0.
     unsafe {
@@ -537,8 +537,8 @@ fn open(idle: bool) -> &'static str {
 }
 
 /// Both halves, at these offsets of the stream, on the carrier.
-fn halves(sent: u64, received: u64, link: Link) -> (Tx, Rx) {
-    (Tx::starting_at(0, sent), Rx::starting_at_over(link, 0, received))
+fn halves(sent: u64, received: u64, delivery: Delivery) -> (Tx, Rx) {
+    (Tx::starting_at(0, sent), Rx::starting_at_over(delivery, 0, received))
 }
 
 /// The thread that attaches a connection has done so, or not.
@@ -578,12 +578,12 @@ mod tests {
     #[test]
     fn offsets_of_long_connections_are_whole() {
         let (sent, received) = (5 << 32 | 7, u64::from(u32::MAX) + 1);
-        for link in [Link::Reliable, Link::Lossy] {
-            let (mut tx, mut rx) = halves(sent, received, link);
+        for delivery in [Delivery::Reliable, Delivery::Lossy] {
+            let (mut tx, mut rx) = halves(sent, received, delivery);
             assert_eq!((tx.offset(), rx.offset()), (sent, received));
             assert!(rx.arm());
             let ack = Ack { epoch: 0, armed: true, frozen: false, consumed: 0 };
-            assert_eq!(tx.promote(ack, link).map(|a| a.fast_from), Ok(sent));
+            assert_eq!(tx.promote(ack, delivery).map(|a| a.fast_from), Ok(sent));
             assert_eq!(rx.ack().consumed, received);
         }
     }

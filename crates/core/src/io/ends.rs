@@ -2,11 +2,11 @@
 
 use super::ECONNRESET;
 use super::leave::to_kernel;
-use super::look::Look;
+use super::receive_once::Look;
 use crate::channel::{Channel, Side, announce, producer_quiet, quiet};
 use crate::lock::{EndGuard, lock_end, try_lock_end};
 use crate::outcome::Ret;
-use crate::said::Said;
+use crate::published::Published;
 use crate::socket::{ATTACHED, RxEnd, Socket, TxEnd, flag};
 use crate::{agent, carrier, stats, sys};
 use core::ffi::c_int;
@@ -32,7 +32,7 @@ pub(super) fn publish_announce(h: &TxHeld<'_>, a: Announce) {
     w.producer_user[announce::CARRIER_FROM].store(a.carrier_from, Relaxed);
     w.producer_user[announce::RESEND_TO].store(a.resend_to, Relaxed);
     w.producer_user[announce::EPOCH].store(a.epoch as u64, Release);
-    h.said.epoch.store(a.epoch, Release);
+    h.published.epoch.store(a.epoch, Release);
     h.channel.words_changed(h.slot);
 }
 
@@ -43,9 +43,9 @@ pub(super) fn load_ack(w: &RingWords) -> Ack {
 
 pub(super) fn store_ack(h: &RxHeld<'_>) {
     let (w, ack) = (h.words, h.end.switch.ack());
-    h.said.trust();
+    h.published.trust();
     if h.channel.wire().is_some()
-        && h.said.ack.load(Relaxed) == ack.control()
+        && h.published.ack.load(Relaxed) == ack.control()
         && (!ack.frozen || w.quiet[quiet::CONSUMED].load(Relaxed) == ack.consumed)
     {
         // Nothing to tell. (How far a receiver has come matters only when it is frozen; the engine
@@ -54,7 +54,7 @@ pub(super) fn store_ack(h: &RxHeld<'_>) {
     }
     w.quiet[quiet::CONSUMED].store(ack.consumed, Relaxed);
     w.quiet[quiet::ACK].store(ack.control(), Release);
-    h.said.ack.store(ack.control(), Release);
+    h.published.ack.store(ack.control(), Release);
     h.channel.words_changed(h.slot);
 }
 
@@ -62,7 +62,7 @@ pub(super) fn store_ack(h: &RxHeld<'_>) {
 pub(super) struct TxHeld<'a> {
     pub(super) end: &'a mut TxEnd,
     pub(super) words: &'a RingWords,
-    pub(super) said: &'a Said,
+    pub(super) published: &'a Published,
     pub(super) channel: &'a Channel,
     pub(super) slot: usize,
     _guard: EndGuard<'a>,
@@ -72,7 +72,7 @@ pub(super) struct TxHeld<'a> {
 pub(super) struct RxHeld<'a> {
     pub(super) end: &'a mut RxEnd,
     pub(super) words: &'a RingWords,
-    pub(super) said: &'a Said,
+    pub(super) published: &'a Published,
     pub(super) channel: &'a Channel,
     pub(super) slot: usize,
     _guard: EndGuard<'a>,
@@ -105,7 +105,7 @@ pub(super) fn try_tx(s: &'static Socket, g: u16) -> Option<TxHeld<'static>> {
         Some(TxHeld {
             end: &mut *s.tx.get(),
             words,
-            said: &s.said,
+            published: &s.published,
             channel,
             slot: s.slot.load(Relaxed) as usize,
             _guard: guard,
@@ -136,7 +136,7 @@ pub(super) fn tx_of(
     Ok(TxHeld {
         end,
         words,
-        said: &s.said,
+        published: &s.published,
         channel,
         slot: s.slot.load(Relaxed) as usize,
         _guard: guard,
@@ -161,7 +161,7 @@ pub(super) fn try_rx(s: &'static Socket, g: u16) -> Option<RxHeld<'static>> {
         Some(RxHeld {
             end: &mut *s.rx.get(),
             words,
-            said: &s.said,
+            published: &s.published,
             channel,
             slot: s.slot.load(Relaxed) as usize,
             _guard: guard,
@@ -187,13 +187,13 @@ pub(super) fn rx_of(
     let end = unsafe { &mut *s.rx.get() };
     if owner_died && end.switch.path() == Way::Fast {
         // Killed between taking bytes and counting them.
-        s.said.head.store(end.ring.publish(), Relaxed);
+        s.published.head.store(end.ring.publish(), Relaxed);
         let _ = end.switch.on_delivered(end.ring.head().wrapping_sub(end.switch.offset()));
     }
     Ok(RxHeld {
         end,
         words,
-        said: &s.said,
+        published: &s.published,
         channel,
         slot: s.slot.load(Relaxed) as usize,
         _guard: guard,
@@ -207,7 +207,7 @@ pub(super) fn repair_tx(s: &Socket, end: &mut TxEnd) {
     end.never = true;
     end.switch.pin();
     if end.switch.state() == TxState::Fast {
-        s.said.tail.store(end.ring.publish(), Relaxed);
+        s.published.tail.store(end.ring.publish(), Relaxed);
         let _ = end.switch.on_accepted(end.ring.tail().wrapping_sub(end.switch.offset()));
     }
     if let Some(before) = end.resend_mark.take() {
@@ -249,7 +249,7 @@ impl RxHeld<'_> {
     pub(super) fn skip(&mut self, n: u64) -> Result<(), PeerCorrupt> {
         let n = n.min(self.end.ring.refresh()? as u64) as usize;
         self.end.ring.skip(n)?;
-        self.said.head.store(self.end.ring.publish(), Relaxed);
+        self.published.head.store(self.end.ring.publish(), Relaxed);
         Ok(())
     }
 
@@ -273,7 +273,7 @@ impl RxHeld<'_> {
     /// see that.
     pub(super) fn came_to(&mut self, s: &Socket) -> Result<(), Corrupt> {
         s.rx_offset.store(self.end.switch.offset(), Relaxed);
-        self.said.trust();
+        self.published.trust();
         fence(SeqCst);
         if self.end.switch.on_announce(load_announce(self.words))? {
             self.settled(s);
@@ -293,16 +293,17 @@ impl RxHeld<'_> {
         show_path(s, false, self.end.switch.path());
         // An edge may have been taken for a spurious one while the other path was the stream's.
         fence(SeqCst);
-        let (set, thread) = (self.said.epoll() as usize, self.said.thread(Side::Receive) as usize);
+        let (set, thread) =
+            (self.published.epoll() as usize, self.published.thread(Side::Receive) as usize);
         // (A forked child cannot wake its parent's set: see `wait::prod_on`.)
         if set != 0
             && !s.is_inherited()
             && self.channel.my_place(set - 1).announce_fenced(self.slot as u16)
         {
-            crate::wait::ring_own(set - 1);
+            crate::wait::wake_own(set - 1);
         }
         if thread != 0 {
-            crate::wait::ring_own(thread - 1);
+            crate::wait::wake_own(thread - 1);
         }
     }
 }

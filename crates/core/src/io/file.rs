@@ -1,8 +1,8 @@
 //! `sendfile` and `splice`: bytes of a file, or of a pipe.
 
+use super::buffers::MAX_RW_COUNT;
 use super::ends::{NotHeld, hold_tx};
 use super::leave::send_again;
-use super::parts::MAX_RW_COUNT;
 use super::receive::recv_one;
 use super::reset::is_reset;
 use super::send::{demote_tx, leave_to_send, send_broken, send_one};

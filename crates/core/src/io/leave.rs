@@ -99,8 +99,8 @@ pub(super) fn say_shut(s: &Socket, fd: c_int, how: c_int) {
     request(s, word);
 }
 
-/// That a FIN is no close's, where no more can be said: by a forked child, for whom the ring still
-/// has bytes, or late.
+/// That a FIN is no close's, where no more can be published: by a forked child, for whom the ring
+/// still has bytes, or late.
 pub(super) fn say_fin(s: &'static Socket, g: u16, how: c_int) {
     if matches!(how, libc::SHUT_WR | libc::SHUT_RDWR)
         && let Ok(_held) = hold_rx(s, g)
@@ -210,7 +210,7 @@ pub(crate) fn at_exit(s: &'static Socket, fd: c_int) {
 pub(crate) fn carrier_is_drained(s: &Socket) -> bool {
     let Some(channel) = s.channel() else { return false };
     let w = channel.words(s.slot.load(Relaxed) as usize, channel.side);
-    let epoch = s.said.epoch.load(Relaxed);
+    let epoch = s.published.epoch.load(Relaxed);
     epoch & 1 != 0 && w.quiet[quiet::ACK].load(Acquire) as u32 == epoch
 }
 
@@ -238,7 +238,7 @@ pub(crate) fn after_close(s: &'static Socket) {
     channel.notify(slot, writers);
     // Last: the slot may serve another connection from here on.
     rx.quiet[quiet::REQUEST].fetch_or(quiet::CLOSED, SeqCst);
-    s.said.leave();
+    s.published.leave();
     if !s.is_inherited() {
         agent::released(channel, slot);
     }
@@ -477,7 +477,7 @@ pub(crate) fn detach(s: &'static Socket) {
         if channel.wire().is_none() {
             channel.words(slot, channel.side ^ 1).quiet[quiet::REQUEST]
                 .fetch_or(quiet::CLOSED, SeqCst);
-            s.said.leave();
+            s.published.leave();
         }
         agent::released(channel, slot);
     }

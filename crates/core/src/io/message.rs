@@ -1,9 +1,9 @@
 //! `recvmsg`, `sendmsg` and their plural forms: buffers, an address that is ignored, control data
 //! that is the kernel's, and descriptors that are passed on.
 
+use super::buffers::{AnyBuffers, Few, without_memory};
 use super::ends::hold_rx;
 use super::leave::{need_kernel, on_error_taken};
-use super::parts::{Few, Parts, without_memory};
 use super::receive::{recv_attached, recvmsg_leaving};
 use super::send::{leave_to_send, send_attached};
 use super::{AGAIN, Begun, EFAULT, EINVAL, Who, begin, dispatch, end, is_readable, who};
@@ -81,7 +81,7 @@ unsafe fn recvmsg_any(fd: c_int, msg: *mut msghdr, flags: c_int) -> Ret {
     let ring = |s: &'static Socket, g| {
         // SAFETY: the caller's msghdr.
         let Some(m) = (unsafe { user::read(msg) }) else { return EFAULT };
-        let mut parts = Parts::new();
+        let mut parts = AnyBuffers::new();
         let v = match parts.import(m.msg_iov, m.msg_iovlen, libc::EMSGSIZE) {
             Ok(v) => v,
             Err(r) => match without_memory(fd, r) {
@@ -393,7 +393,7 @@ unsafe fn send_message(fd: c_int, msg: *const msghdr, flags: c_int, total: &mut 
     }
     // SAFETY: the caller's msghdr.
     let Some(m) = (unsafe { user::read(msg) }) else { return EFAULT };
-    let mut parts = Parts::new();
+    let mut parts = AnyBuffers::new();
     let v = match parts.import(m.msg_iov, m.msg_iovlen, libc::EMSGSIZE) {
         Ok(v) => v,
         Err(r) => return without_memory(fd, r),

@@ -125,7 +125,7 @@ pub(super) fn pull_back(
     let Ok(Some(over)) = moved else { return None };
     // What comes again is the kernel's: nothing lies in the ring. (The head is that of the last
     // bytes that were taken there.)
-    s.said.tail.store(h.words.head.load(Acquire), Relaxed);
+    s.published.tail.store(h.words.head.load(Acquire), Relaxed);
     debug_log!("fd {fd}: bytes {:?} go out again", over.resend);
     // Until all is sent again the end of this process must not look like the end of the stream.
     let mut linger = RESET_ON_CLOSE;

@@ -1,13 +1,13 @@
 //! Receiving on an attached connection.
 
 use super::apart::await_carrier;
+use super::buffers::MAX_RW_COUNT;
 use super::ends::{NotHeld, RxHeld, carrier_unread, corrupt, hold_rx, try_rx};
 use super::leave::{leave_if_due, to_kernel};
-use super::parts::MAX_RW_COUNT;
 use super::receiving::Receiving;
 use super::send::is_broken;
 use super::waits::{Patience, never_waits};
-use super::{EAGAIN, ECONNRESET, EFAULT, parts};
+use super::{EAGAIN, ECONNRESET, EFAULT, buffers};
 use crate::channel::Side;
 use crate::lock::bump;
 use crate::outcome::{PASS, Ret};
@@ -115,7 +115,7 @@ pub(super) unsafe fn recv_one(
     len: usize,
     flags: c_int,
 ) -> Ret {
-    if !parts::is_user(buf as usize, len) {
+    if !buffers::is_user(buf as usize, len) {
         return EFAULT;
     }
     let total = len.min(MAX_RW_COUNT);
@@ -253,7 +253,7 @@ pub(super) fn copy_failed(s: &Socket, fd: c_int, e: CopyError) -> Ret {
 /// rules.
 #[inline(always)]
 pub(super) fn received_fast(s: &Socket, held: &mut RxHeld<'_>, n: usize) -> bool {
-    s.said.head.store(held.end.ring.publish(), Relaxed);
+    s.published.head.store(held.end.ring.publish(), Relaxed);
     match held.end.switch.on_delivered(n as u64) {
         Ok(false) => {}
         Ok(true) => held.settled(s),

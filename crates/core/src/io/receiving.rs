@@ -4,8 +4,8 @@ use super::apart::peer_has_ended;
 use super::candidate::{candidate, settle_rx};
 use super::ends::{NotHeld, RxHeld, carrier_unread, corrupt, hold_rx, load_announce};
 use super::leave::leave_if_due;
-use super::look::{Destination, Look, ask_carrier, kernel_recv, look_carrier, look_fast};
 use super::message::kept_error;
+use super::receive_once::{Destination, Look, ask_carrier, kernel_recv, look_carrier, look_fast};
 use super::waits::{Blocking, Patience, block, interrupted, never_waits};
 use super::{EAGAIN, ECONNRESET};
 use crate::channel::{Side, announce};
@@ -305,7 +305,7 @@ fn is_doubtful(s: &Socket, h: &RxHeld<'_>, before: &mut Option<(u32, u64)>) -> b
     match before.replace(now) {
         Some(then) => {
             if then == now {
-                s.said.doubt(now);
+                s.published.doubt(now);
             }
             false
         }

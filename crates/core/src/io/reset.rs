@@ -55,7 +55,7 @@ pub(crate) fn settled(fd: c_int, asked: i16, said: i16) -> i16 {
 pub(super) fn lies_unread(s: &Socket) -> bool {
     let Some(channel) = s.channel().filter(|c| c.wire().is_none()) else { return false };
     let words = channel.words(s.slot.load(Relaxed) as usize, channel.side);
-    s.said.tail.load(Relaxed).wrapping_sub(words.head.load(Acquire)).cast_signed() > 0
+    s.published.tail.load(Relaxed).wrapping_sub(words.head.load(Acquire)).cast_signed() > 0
         && words.quiet[quiet::REQUEST].load(Acquire) & quiet::FIN == 0
         && words.quiet[quiet::NOTIFY].load(Acquire) & quiet::ENDS == 0
 }

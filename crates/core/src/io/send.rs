@@ -1,9 +1,9 @@
 //! Sending on an attached connection.
 
 use super::apart::{await_carrier, end_in_reset, peer_has_ended};
+use super::buffers::{self, MAX_RW_COUNT};
 use super::ends::{NotHeld, TxHeld, hold_tx, load_ack, publish_announce, show_path, try_tx};
 use super::leave::{is_resending, to_kernel};
-use super::parts::{self, MAX_RW_COUNT};
 use super::receive::copy_failed;
 use super::reset::is_reset;
 use super::sending::Sending;
@@ -21,7 +21,7 @@ use core::sync::atomic::Ordering::*;
 use core::sync::atomic::fence;
 use libc::{iovec, msghdr};
 use netacc_control::stats::{Path, Reason};
-use netacc_proto::switchover::{Link, Path as Way, TxState};
+use netacc_proto::switchover::{Delivery, Path as Way, TxState};
 use netacc_ring::{CopyError, Producer};
 
 /// Copies what fits of a buffer into the ring. Returns how much.
@@ -134,7 +134,7 @@ pub(super) unsafe fn send_one(
     len: usize,
     flags: c_int,
 ) -> Ret {
-    if !parts::is_user(buf as usize, len) {
+    if !buffers::is_user(buf as usize, len) {
         return EFAULT;
     }
     let total = len.min(MAX_RW_COUNT);
@@ -230,7 +230,7 @@ unsafe fn send_otherwise(
 /// so either it has found these, or this finds that.
 #[inline(always)]
 pub(super) fn sent_fast(s: &Socket, held: &mut TxHeld<'_>, n: usize) -> bool {
-    s.said.tail.store(held.end.ring.publish(), Relaxed);
+    s.published.tail.store(held.end.ring.publish(), Relaxed);
     if !held.notify() {
         return false;
     }
@@ -285,7 +285,7 @@ pub(super) fn hold_back(s: &Socket, h: &mut TxHeld<'_>, n: usize, flags: c_int) 
 /// Shows the peer what the ring holds back.
 pub(super) fn publish_held(h: &mut TxHeld<'_>) {
     if h.end.switch.state() == TxState::Fast && h.end.ring.unpublished() != 0 {
-        h.said.tail.store(h.end.ring.publish(), Relaxed);
+        h.published.tail.store(h.end.ring.publish(), Relaxed);
         h.notify();
     }
 }
@@ -432,11 +432,11 @@ pub(super) fn promote(s: &Socket, h: &mut TxHeld<'_>, fd: c_int, flags: c_int) -
         h.end.never = true;
         return false;
     }
-    let link = if h.channel.wire().is_some() { Link::Lossy } else { Link::Reliable };
-    if link == Link::Lossy {
+    let delivery = if h.channel.wire().is_some() { Delivery::Lossy } else { Delivery::Reliable };
+    if delivery == Delivery::Lossy {
         end_in_reset(s, h);
     }
-    let Ok(a) = h.end.switch.promote(ack, link) else { return false };
+    let Ok(a) = h.end.switch.promote(ack, delivery) else { return false };
     publish_announce(h, a);
     fence(SeqCst);
     h.end.ring.continue_at(h.end.switch.offset());

@@ -132,7 +132,7 @@ pub(crate) fn look_at_unread() -> u64 {
         // Under the lock the words and the channel stay.
         let Some(free) = try_lock_end(&s.tx_lock) else { return count_vain_look(s, &mut more) };
         let Ok(h) = tx_of(s, s.generation16(), (free, false)) else { return };
-        let (head, tail) = (h.words.head.load(Relaxed), h.said.tail.load(Relaxed));
+        let (head, tail) = (h.words.head.load(Relaxed), h.published.tail.load(Relaxed));
         if count_look(s, (head != tail).then_some(head), &mut more) {
             let _ = control::send_unread(h.channel, h.slot);
         }
@@ -503,7 +503,9 @@ fn mark_waited(tid: u32, fd: c_int, lying: &mut [Lying]) {
 
 /// A thread sleeps in a seen call that waits for the connection.
 fn is_waited_for(s: &Socket) -> bool {
-    s.channel().is_none() || s.said.thread(Side::Receive) != 0 || s.said.thread(Side::Send) != 0
+    s.channel().is_none()
+        || s.published.thread(Side::Receive) != 0
+        || s.published.thread(Side::Send) != 0
 }
 
 /// Something is polled for in this io_uring: its `PollList` has an entry (`  op=6, task_works=0`).

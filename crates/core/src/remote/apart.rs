@@ -156,10 +156,10 @@ impl Remote {
             return self.at(sys::now_ns() + RESEND_MAX_NS);
         }
         let Some(c) = self.link_mut(i).and_then(|l| l.conns.get_mut(slot)) else { return };
-        if c.said == Some(words) {
+        if c.published == Some(words) {
             return;
         }
-        c.said = Some(words);
+        c.published = Some(words);
         self.send(i, Frame::Words(words));
     }
 
@@ -265,7 +265,7 @@ impl Remote {
         let left = |c: &links::Conn| c.pair == number && c.state == ConnState::Left;
         while let Some(slot) = self
             .link(i)
-            .filter(|l| l.pair(number).is_none_or(|p| p.link.is_none()))
+            .filter(|l| l.pair(number).is_none_or(|p| p.engine.is_none()))
             .and_then(|l| l.conns.iter().position(left))
         {
             self.conn_is_done(i, slot);
@@ -351,7 +351,7 @@ impl Remote {
             return;
         }
         // Before its pair is closed a receiver does not know what it has got.
-        if l.pair(number).is_some_and(|p| p.state == PairState::Lost && (p.link.is_some())) {
+        if l.pair(number).is_some_and(|p| p.state == PairState::Lost && (p.engine.is_some())) {
             return;
         }
         let known =

@@ -2,7 +2,7 @@
 //! or given up.
 
 use super::links::{ANSWER_NS, ConnState, Fault, Link, Phase, bind, set_up, tcp_socket};
-use super::{EVENT_LINK, Remote, close_own, pairs, places, watch};
+use super::{EVENT_LINK, Remote, close_own, destinations, pairs, watch};
 use crate::carrier::sockaddr;
 use crate::log::debug_log;
 use crate::sys;
@@ -78,7 +78,7 @@ impl Remote {
         l.retries += 1;
         let (local, peer, port, k, serial) = (l.local, l.peer, l.port, l.k, l.serial);
         let fd = tcp_socket(local);
-        let (raw, len) = sockaddr(SocketAddr::new(peer, places::link_port(port, k)));
+        let (raw, len) = sockaddr(SocketAddr::new(peer, destinations::link_port(port, k)));
         let ok = fd >= 0
             && bind(fd, SocketAddr::new(local, 0)) >= 0
             && [0, -(libc::EINPROGRESS as isize)]
@@ -144,7 +144,7 @@ impl Remote {
             frames.push(Frame::PairReady { pair: p.number });
         }
         for (slot, c) in l.conns.iter_mut().enumerate() {
-            c.said = None;
+            c.published = None;
             let offer = netacc_proto::remote::Offer {
                 token: c.token,
                 slot: slot as u16,

@@ -87,7 +87,7 @@ pub(super) fn settings(lanes: u16, immediate: bool, facts: &Facts, receives: u16
         peer_receives: depth,
         inline_bytes: facts.inline_max.min(INLINE),
         immediate,
-        slots: lanes,
+        lanes,
         turn_bytes,
     }
 }
@@ -330,7 +330,7 @@ impl Remote {
         self.devices.failed.clear();
         forget_known();
         self.at(sys::now_ns() + DOWN_NS);
-        self.places.iter_mut().for_each(|p| p.forget_failures());
+        self.destinations.iter_mut().for_each(|p| p.forget_failures());
         self.forget_pair_failures();
     }
 

@@ -1,6 +1,6 @@
 //! TCP connections between libraries: greeted, written to, ended, resumed. A connecting process has
-//! one to each process that accepts at a place ([`super::places`] finds them), an accepting one has
-//! those that [`super::listeners`] takes. The acceptor speaks first.
+//! one to each process that accepts at a destination ([`super::destinations`] finds them), an
+//! accepting one has those that [`super::listeners`] takes. The acceptor speaks first.
 
 use super::memory::{self, Arenas};
 use super::pairs::{self, Pair};
@@ -81,7 +81,7 @@ pub(super) struct Conn {
     /// Its rings, until the pair has them.
     pub(super) rings: Option<netacc_rdma::arena::Rings<net::Net>>,
     /// What was last said of it.
-    pub(super) said: Option<netacc_proto::remote::Words>,
+    pub(super) published: Option<netacc_proto::remote::Words>,
     /// The peer's last request.
     pub(super) asked: u32,
     /// Acceptor: the connector has taken its memory back, too.
@@ -112,7 +112,7 @@ impl Conn {
         pair: 0,
         lane: 0,
         rings: None,
-        said: None,
+        published: None,
         asked: 0,
         freed: false,
     };
@@ -652,7 +652,7 @@ impl Remote {
         stats::count(Counter::RdmaLinks);
         debug_log!("link to process {} at {peer}, port {port}", hello.pid);
         if role == Role::Connector {
-            self.place_is_found(local, SocketAddr::new(peer, port));
+            self.destination_is_found(local, SocketAddr::new(peer, port));
             self.announce_all(i);
         }
         Ok(())
@@ -713,7 +713,7 @@ impl Remote {
             self.drop_link(i);
         }
         if role == Role::Connector {
-            self.place_is_lost(local, peer, was_of_use, why == Fault::OtherVersion);
+            self.destination_is_lost(local, peer, was_of_use, why == Fault::OtherVersion);
         }
     }
 

@@ -2,8 +2,8 @@
 //! free one of P + 20000, P + 20001, … (40000 less where that is above 65535), on the address at
 //! which they are accepted; and where the connection manager takes pairs.
 
+use super::destinations::{PORTS, TRIED, link_port};
 use super::links::{Link, Phase, bind, tcp_socket};
-use super::places::{PORTS, TRIED, link_port};
 use super::{
     EVENT_LISTENER, LINKS, Remote, close_own, devices, forget_known, net, note_own, unwatch, watch,
 };

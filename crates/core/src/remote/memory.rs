@@ -41,7 +41,9 @@ impl Remote {
     pub(super) fn renew_memory(&mut self, i: usize) {
         let verbs = self.devices.verbs();
         if let Some(l) = self.link_mut(i).filter(|l| {
-            l.stale && !l.in_use() && l.pairs.iter().all(|p| p.link.is_none() && p.rings.is_empty())
+            l.stale
+                && !l.in_use()
+                && l.pairs.iter().all(|p| p.engine.is_none() && p.rings.is_empty())
         }) {
             l.stale = false;
             close_memory(verbs, l.arenas.take(), l.domain.take());

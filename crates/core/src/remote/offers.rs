@@ -233,7 +233,7 @@ impl Remote {
         c.state = ConnState::Live;
         l.connections += 1;
         let Some(c) = l.conns.get_mut(slot) else { return false };
-        (c.said, c.asked, c.freed) = (None, 0, false);
+        (c.published, c.asked, c.freed) = (None, 0, false);
         let (number, lane) = (c.pair, c.lane);
         for d in 0..2 {
             zero(channel.words(slot, d));
@@ -243,13 +243,13 @@ impl Remote {
         at.seen_ack.store(0, Relaxed);
         apart::forget_leave(channel, slot);
         at.lane.store(u32::from(lane), Relaxed);
-        let link = l.pair(number).filter(|p| p.state == PairState::Ready).and_then(|p| {
+        let engine = l.pair(number).filter(|p| p.state == PairState::Ready).and_then(|p| {
             // SAFETY: alive while the pair is ready.
             let context = unsafe { p.context().as_ref() }?;
             context.slots.get(usize::from(lane))?.store(slot as u32 + 1, Release);
-            p.link.clone()
+            p.engine.clone()
         });
-        let Some(link) = link else {
+        let Some(engine) = engine else {
             self.give_rings_back(i, rings);
             return false;
         };
@@ -260,9 +260,9 @@ impl Remote {
         // SAFETY: the words lie in a mapping that lives for ever, were zeroed just now, and serve
         // no other connection before the slot is taken back; producer and consumer are those of the
         // socket that this is handed to.
-        match unsafe { link.open(lane, out, inb, rings, token) } {
+        match unsafe { engine.open(lane, out, inb, rings, token) } {
             Ok(_) => {
-                at.link.store(alloc::sync::Arc::as_ptr(&link).cast_mut(), Release);
+                at.lanes.store(alloc::sync::Arc::as_ptr(&engine).cast_mut(), Release);
                 true
             }
             Err((why, rings)) => {
@@ -367,10 +367,10 @@ impl Remote {
         }
         let Some(l) = self.link_mut(i) else { return };
         let open =
-            l.pair(number).filter(|p| p.state == PairState::Ready).and_then(|p| p.link.clone());
+            l.pair(number).filter(|p| p.state == PairState::Ready).and_then(|p| p.engine.clone());
         match open {
             // Its memory is ours again when the peer has closed it, too.
-            Some(link) if link.close(lane).is_ok() => {}
+            Some(engine) if engine.close(lane).is_ok() => {}
             _ => self.conn_is_done(i, slot),
         }
     }

@@ -74,12 +74,12 @@ impl Remote {
         }
         p.state = PairState::Lost;
         let lived = if p.ready_since == 0 { 0 } else { now.saturating_sub(p.ready_since) };
-        let worked = p.link.as_ref().is_some_and(|link| {
-            link.granted() >= PROVEN_MESSAGES && link.has_come() >= PROVEN_MESSAGES
+        let worked = p.engine.as_ref().is_some_and(|engine| {
+            engine.granted() >= PROVEN_MESSAGES && engine.has_come() >= PROVEN_MESSAGES
         });
-        if let Some(link) = p.link.as_ref() {
-            debug_log!("pair {number} is lost: {:?} ({})", link.lost(), why.name());
-            link.end();
+        if let Some(engine) = p.engine.as_ref() {
+            debug_log!("pair {number} is lost: {:?} ({})", engine.lost(), why.name());
+            engine.end();
         }
         if worked || lived >= l.pair_pause.max(PROVEN_NS) {
             l.pair_pause = 0;
@@ -119,7 +119,7 @@ impl Remote {
             unlink(l.channel, slot, c.socket);
         }
         let Some(p) = l.pair_mut(number) else { return };
-        let Some(link) = p.link.take() else {
+        let Some(engine) = p.engine.take() else {
             if let Some(pair) = p.pair.take() {
                 let _ = verbs.close_pair(pair);
             }
@@ -131,11 +131,11 @@ impl Remote {
         if let Some((queue, tag)) = p.seat.take() {
             // The caller's and the hub's are the only ones.
             drop(until_free(|| queue.hub.remove(me, tag)));
-            let mut link = link;
+            let mut engine = engine;
             let whole = loop {
-                match Arc::try_unwrap(link) {
+                match Arc::try_unwrap(engine) {
                     Ok(whole) => break whole,
-                    Err(shared) => link = shared,
+                    Err(shared) => engine = shared,
                 }
                 sys::sched_yield();
             };
@@ -157,8 +157,8 @@ impl Remote {
             }
             let _ = until_free(|| queue.hub.release(me, tag));
             if !p.context.is_null() {
-                // SAFETY: made by `make_on`; the hub has let go of the link, so nobody looks at it
-                // any more.
+                // SAFETY: made by `make_on`; the hub has let go of the engine, so nobody looks at
+                // it any more.
                 drop(unsafe {
                     Box::from_raw(core::mem::replace(&mut p.context, core::ptr::null_mut()))
                 });
@@ -170,7 +170,7 @@ impl Remote {
     /// Forgets a lost pair that no connection names any more; its rings serve again.
     pub(super) fn forget_lost(&mut self, i: usize, number: u32) {
         let Some(l) = self.link_mut(i) else { return };
-        let is_over = |p: &Pair| p.state == PairState::Lost && !p.connecting && p.link.is_none();
+        let is_over = |p: &Pair| p.state == PairState::Lost && !p.connecting && p.engine.is_none();
         let Some(at) = l.pairs.iter().position(|p| p.number == number).filter(|_| {
             !l.conns
                 .iter()
@@ -232,7 +232,8 @@ impl Remote {
             for p in l.pairs.iter().filter(|p| p.state != PairState::Lost) {
                 // SAFETY: set by `make_on`, and alive until the pair is dismantled, by this thread.
                 let Some(context) = (unsafe { p.context.as_ref() }) else { continue };
-                if context.lost.load(Acquire) || p.link.as_ref().is_some_and(|l| l.lost().is_some())
+                if context.lost.load(Acquire)
+                    || p.engine.as_ref().is_some_and(|l| l.lost().is_some())
                 {
                     lost.push(p.number);
                     continue;
@@ -259,8 +260,8 @@ impl Remote {
         let me = process::tid();
         let Some(l) = self.link_mut(i) else { return };
         let Some(p) = l.pair_mut(number) else { return };
-        let (Some(link), Some((queue, _))) = (p.link.as_ref(), p.seat) else { return };
-        let Ok(taken) = until_free(|| queue.hub.take_back(me, link, lane)) else { return };
+        let (Some(engine), Some((queue, _))) = (p.engine.as_ref(), p.seat) else { return };
+        let Ok(taken) = until_free(|| queue.hub.take_back(me, engine, lane)) else { return };
         if let (Some(rings), Some(a)) = (taken.rings, l.arenas.as_mut()) {
             a.pool.give_back(rings);
         }

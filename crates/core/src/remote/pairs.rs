@@ -16,7 +16,7 @@ use crate::channel::Channel;
 use crate::lock::Mutex;
 use crate::log::debug_log;
 use crate::queues::{PairContext, Queue};
-use crate::rdma_thread::ring;
+use crate::rdma_thread::wake;
 use crate::socket::Socket;
 use crate::{config, process, stats, sys, thread, wire};
 use alloc::boxed::Box;
@@ -66,7 +66,7 @@ impl Kept {
 
 /// Connections on one pair.
 pub(super) fn lanes(config: &Config) -> u16 {
-    config.connections_per_channel.clamp(1, netacc_rdma::SLOTS_MAX as u32) as u16
+    config.connections_per_channel.clamp(1, netacc_rdma::LANES_MAX as u32) as u16
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,7 +97,7 @@ pub(super) struct Pair {
     pub(super) pair: Option<net::Pair>,
     /// A thread connects it.
     pub(super) connecting: bool,
-    pub(super) link: Option<Arc<wire::Link>>,
+    pub(super) engine: Option<Arc<wire::Lanes>>,
     pub(super) seat: Option<(&'static Queue, Tag)>,
     pub(super) context: *mut PairContext,
     pub(super) receives: Option<(NonNull<u8>, usize)>,
@@ -124,7 +124,7 @@ impl Pair {
             lanes,
             pair: None,
             connecting: false,
-            link: None,
+            engine: None,
             seat: None,
             context: core::ptr::null_mut(),
             receives: None,
@@ -198,7 +198,7 @@ extern "C" fn run_connect(job: *mut c_void) -> *mut c_void {
     let mut job = unsafe { Box::from_raw(job.cast::<Connected>()) };
     job.result = job.verbs.connect(&mut job.pair, &job.private, PATIENCE);
     CONNECTED.lock().push(job);
-    ring();
+    wake();
     core::ptr::null_mut()
 }
 
@@ -289,7 +289,7 @@ impl Remote {
         let Some(l) = self.link_mut(i) else { return Ok(()) };
         if l.pair(asked.pair).is_some()
             || asked.lanes == 0
-            || usize::from(asked.lanes) > netacc_rdma::SLOTS_MAX
+            || usize::from(asked.lanes) > netacc_rdma::LANES_MAX
         {
             return Err(Fault::Malformed);
         }
@@ -361,7 +361,7 @@ impl Remote {
             stats::count(Counter::RdmaPairsCreated);
             let bytes = settings.memory_bytes();
             let memory = NonNull::new(sys::map_own(bytes)).ok_or(Reason::NoMemory)?;
-            let words = usize::from(settings.slots);
+            let words = usize::from(settings.lanes);
             let context = PairContext {
                 channel,
                 slots: (0..words).map(|_| AtomicU32::new(0)).collect(),
@@ -371,13 +371,13 @@ impl Remote {
             };
             // SAFETY: mapped just now, for this alone; unmapped when `dismantle` has handed it
             // back.
-            let link = match unsafe {
-                wire::Link::new(Arc::new(verbs), tag, *settings, &domain, pair, memory)
+            let engine = match unsafe {
+                wire::Lanes::new(Arc::new(verbs), tag, *settings, &domain, pair, memory)
             } {
-                Ok(link) => link,
+                Ok(engine) => engine,
                 Err(e) => {
-                    // SAFETY: the link was not made, so nobody uses it; should the region still be
-                    // open it is closed with the pair.
+                    // SAFETY: the engine was not made, so nobody uses it; should the region still
+                    // be open it is closed with the pair.
                     unsafe { sys::unmap(memory.as_ptr(), bytes) };
                     return Err(devices::reason_of(e));
                 }
@@ -385,12 +385,12 @@ impl Remote {
             stats::count(Counter::RdmaRegions);
             stats::add(Counter::RdmaRegisteredBytes, bytes as u64);
             p.context = Box::into_raw(Box::new(context));
-            link.set_owner(p.context as usize);
-            let link = Arc::new(link);
+            engine.set_owner(p.context as usize);
+            let engine = Arc::new(engine);
             p.receives = Some((memory, bytes));
             p.seat = Some((queue, tag));
-            p.link = Some(Arc::clone(&link));
-            until_free(|| queue.hub.add(process::tid(), Arc::clone(&link)))
+            p.engine = Some(Arc::clone(&engine));
+            until_free(|| queue.hub.add(process::tid(), Arc::clone(&engine)))
                 .map_err(|_| Reason::RdmaRefused)
         })();
         l.domain = Some(domain);
@@ -611,14 +611,15 @@ impl Remote {
         let Some(l) = self.link_mut(i) else { return };
         let connector = l.role == Role::Connector;
         let Some(p) = l.pair_mut(number) else { return };
-        let (Some(link), Some(pair), Some((queue, _))) = (p.link.as_ref(), p.pair.take(), p.seat)
+        let (Some(engine), Some(pair), Some((queue, _))) =
+            (p.engine.as_ref(), p.pair.take(), p.seat)
         else {
             return;
         };
         p.state = PairState::Ready;
         p.ready_since = sys::now_ns();
         p.idle_since = p.ready_since;
-        let started = link.start(pair, connector);
+        let started = engine.start(pair, connector);
         debug_log!("pair {number} is ready");
         if started.is_err() {
             self.lose_pair(i, number, Reason::RdmaRefused, true);
@@ -735,7 +736,7 @@ pub(super) fn unlink(
     // Data calls use the pair under one of these.
     let _tx = socket.and_then(|s| crate::lock::lock_end(&s.tx_lock));
     let _rx = socket.and_then(|s| crate::lock::lock_end(&s.rx_lock));
-    wire.slot(slot).link.store(core::ptr::null_mut(), Release);
+    wire.slot(slot).lanes.store(core::ptr::null_mut(), Release);
 }
 
 /// Repeats what is answered `Busy` until it is not: somebody polls, which takes microseconds.

@@ -156,10 +156,10 @@ impl Remote {
         while let Some(l) = self.link_mut(i).filter(|l| l.is_up()) {
             let Some(p) = l.pairs.get_mut(at) else { break };
             at += 1;
-            let Some(link) = p.link.as_ref().filter(|_| p.state == PairState::Ready) else {
+            let Some(engine) = p.engine.as_ref().filter(|_| p.state == PairState::Ready) else {
                 continue;
             };
-            let (sent, granted) = (link.sent(), link.granted());
+            let (sent, granted) = (engine.sent(), engine.granted());
             if p.progress.is_done(sent, granted) {
                 continue;
             }
@@ -175,12 +175,13 @@ impl Remote {
     /// The peer wants to know how many of its messages have come.
     pub(super) fn on_pair_ask(&mut self, i: usize, number: u32) {
         let Some(p) = self.link(i).and_then(|l| l.pair(number)) else { return };
-        let (PairState::Ready, Some(link), Some((queue, _))) = (p.state, p.link.as_ref(), p.seat)
+        let (PairState::Ready, Some(engine), Some((queue, _))) =
+            (p.state, p.engine.as_ref(), p.seat)
         else {
             return;
         };
         queue.drain();
-        let messages = link.has_come();
+        let messages = engine.has_come();
         self.send(i, Frame::PairHas { pair: number, messages });
     }
 
@@ -196,7 +197,7 @@ impl Remote {
         let Some(p) = l.pair_mut(number).filter(|p| p.state == PairState::Ready) else {
             return Ok(());
         };
-        let Some(sent) = p.link.as_ref().map(|link| link.sent()) else { return Ok(()) };
+        let Some(sent) = p.engine.as_ref().map(|engine| engine.sent()) else { return Ok(()) };
         let stall_ns = rdma_thread::stall_ns();
         match p.progress.hears(now, messages, sent, stall_ns) {
             Verdict::Moves => Ok(()),

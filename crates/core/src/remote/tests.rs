@@ -100,7 +100,7 @@ struct Host {
     stopped: bool,
     asks: Vec<Ask>,
     jobs: Vec<Job>,
-    rung: bool,
+    woken: bool,
     news: bool,
     /// The application's listening socket.
     listener: c_int,
@@ -165,7 +165,7 @@ impl Rig {
         rdma_thread::take_pair_news();
         forget_known();
         BELL.store(-1, Relaxed);
-        RUNG.store(false, Relaxed);
+        WOKEN.store(false, Relaxed);
         RUNNING.store(process::id(), Relaxed);
         let (io, all) = (epoll(), epoll());
         devices::EPOLLS[0].store(io, Relaxed);
@@ -191,7 +191,7 @@ impl Rig {
                 stopped: false,
                 asks: Vec::new(),
                 jobs: Vec::new(),
-                rung: false,
+                woken: false,
                 news: false,
                 listener: -1,
                 gone: (0, 0),
@@ -261,10 +261,10 @@ impl Rig {
             remote.watch_progress(posted);
         }
         let news = rdma_thread::take_pair_news();
-        let rung = RUNG.swap(false, SeqCst) || news;
+        let woken = WOKEN.swap(false, SeqCst) || news;
         for h in &mut self.hosts {
             h.news |= news;
-            h.rung |= rung;
+            h.woken |= woken;
         }
     }
 
@@ -279,10 +279,10 @@ impl Rig {
             sleep::epoll_wait(remote.epoll, events.as_mut_ptr(), 32, 0, core::ptr::null())
         };
         let due = remote.timer != 0 && remote.timer <= sys::now_ns();
-        if n <= 0 && !due && !core::mem::take(&mut host.rung) {
+        if n <= 0 && !due && !core::mem::take(&mut host.woken) {
             return false;
         }
-        host.rung = false;
+        host.woken = false;
         *INBOX.lock() = core::mem::take(&mut host.asks);
         *CONNECTED.lock() = core::mem::take(&mut host.jobs);
         if core::mem::take(&mut host.news) {
@@ -575,8 +575,8 @@ impl Rig {
         self.conns[i].iter().all(|e| {
             e.socket.is(ATTACHED)
                 && e.socket.channel().is_some()
-                && e.socket.said.sends_fast()
-                && e.socket.said.receives_fast()
+                && e.socket.published.sends_fast()
+                && e.socket.published.receives_fast()
         })
     }
 
@@ -664,7 +664,7 @@ impl Rig {
         for (i, c) in self.conns.iter().enumerate() {
             for (side, e) in c.iter().enumerate() {
                 let (tx, rx) = e.socket.channel().map_or((false, false), |_| {
-                    (e.socket.said.sends_fast(), e.socket.said.receives_fast())
+                    (e.socket.published.sends_fast(), e.socket.published.receives_fast())
                 });
                 text += &format!(
                     "connection {i} side {side} (host {}, {:?}): state {} flags {:#x} offered {} slot {} fast {tx}/{rx} sent {} received {} over {:?} open {} carrier {:?} ({})\n",

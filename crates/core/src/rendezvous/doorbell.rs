@@ -35,6 +35,6 @@ pub(super) fn learn_doorbell(c: &Channel, place: usize, fd: c_int) -> bool {
     }
     // Under the same number, in one step: a thread may be about to write to it.
     let _ = sys::dup3(fd, known, libc::O_CLOEXEC);
-    crate::channel::ring(known);
+    crate::channel::wake(known);
     false
 }

@@ -1,7 +1,7 @@
 //! Finding each other: adverts, by the port that a process accepts on, and looks for them.
 
 use super::{
-    ADVERTS, Advert, EVENT_ADVERT, LINKS, LOOK_AT_ADVERTS_NS, LOOK_NS, Link, NAMES, Port,
+    ADVERTS, Advert, ControlLink, EVENT_ADVERT, LINKS, LOOK_AT_ADVERTS_NS, LOOK_NS, NAMES, Port,
     QUICK_NAMES, RETRY_ADVERT_NS, SHUN_NS, State, TRIED_LATELY_NS, UNUSED_ADVERT_NS, Violation,
     auth, decimal_path, possession, strangers,
 };
@@ -64,13 +64,13 @@ impl State {
             .fold(0, |m, (i, _)| m | 1 << i)
     }
 
-    /// Link `i` leads to somebody who accepts on `port`.
+    /// ControlLink `i` leads to somebody who accepts on `port`.
     pub(super) fn serves(&self, i: usize, port: u16) -> bool {
         self.known_port(port).is_some_and(|p| p.links & 1 << i != 0)
     }
 
-    /// Link `i` has ended, or is no way to somebody who accepts any more. `shun`: whoever holds its
-    /// names is left alone for a while.
+    /// ControlLink `i` has ended, or is no way to somebody who accepts any more. `shun`: whoever
+    /// holds its names is left alone for a while.
     pub(super) fn forget_names(&mut self, i: usize, shun: bool) {
         let until = sys::now_ns() + SHUN_NS;
         for p in self.ports.iter_mut().filter(|p| p.links & 1 << i != 0) {
@@ -328,7 +328,7 @@ impl State {
     fn link_over(&mut self, fd: c_int, port: u16) -> Option<usize> {
         let named = self.known_port(port).map_or([0; NAMES as usize], |p| p.names);
         let peer = auth::peer_of(fd).filter(|p| p.pid != 0);
-        let same = |l: &Link| l.takes_candidates() && Some(l.peer) == peer;
+        let same = |l: &ControlLink| l.takes_candidates() && Some(l.peer) == peer;
         // (Under two names of one port there are two processes, or one as two users.)
         let there = self
             .links

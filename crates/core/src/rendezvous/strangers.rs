@@ -374,10 +374,10 @@ mod tests {
             unsafe { libc::pthread_kill(waiter.as_pthread_t() as _, libc::SIGRTMAX() - 3) };
             std::thread::sleep(core::time::Duration::from_micros(500));
         }
-        let rung = sys::now_ns();
+        let signalled = sys::now_ns();
         let _ = sys::write(bell, &1u64.to_ne_bytes());
         let (came, at) = waiter.join().unwrap();
-        assert!(came && at >= rung);
+        assert!(came && at >= signalled);
         let _ = sys::close(bell);
     }
 

@@ -281,7 +281,7 @@ impl State {
             // last word just now. (What the shared word says of our own end the peer may have
             // written.)
             SlotState::Live
-                if peer_gone && socket.is_some_and(|k| k.said.has_left(s.generation)) =>
+                if peer_gone && socket.is_some_and(|k| k.published.has_left(s.generation)) =>
             {
                 c.users.fetch_sub(1, AcqRel);
                 if let Some(k) = c.sockets.get(slot) {

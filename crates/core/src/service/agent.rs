@@ -77,11 +77,11 @@ impl HostAgent for Here {
     }
     fn held_until(&self, time: u64) {
         if SERVICE.look_at(time) {
-            SERVICE.ring();
+            SERVICE.wake();
         }
     }
     fn watch_at(&self, time: u64) {
         SERVICE.watch_at.store(time, SeqCst);
-        SERVICE.ring();
+        SERVICE.wake();
     }
 }

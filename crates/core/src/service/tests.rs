@@ -9,7 +9,7 @@ use crate::{arena, control, lifecycle};
 use core::ffi::c_int;
 use core::ptr::NonNull;
 use netacc_proto::rendezvous::{self as proto, Direction, Hello, Message, Role, refuse};
-use netacc_proto::switchover::{Ack, Link, Rx, Tx};
+use netacc_proto::switchover::{Ack, Delivery, Rx, Tx};
 use netacc_ring::{Consumer, Producer};
 use std::boxed::Box;
 use std::io::{Read, Write};
@@ -74,7 +74,7 @@ fn attach(s: &Socket) {
     let o = offer_of(s);
     s.slot.store(o.slot, Relaxed);
     s.channel.store(o.channel.cast_mut(), Relaxed);
-    s.said.begin(s.generation.load(Relaxed));
+    s.published.begin(s.generation.load(Relaxed));
     s.state.store(socket::ATTACHED, Relaxed);
 }
 
@@ -82,7 +82,7 @@ fn attach(s: &Socket) {
 fn last_word(s: &Socket) -> (&'static Channel, usize) {
     let (c, slot) = (channel_of(s), offer_of(s).slot as usize);
     c.words(slot, c.side ^ 1).quiet[quiet::REQUEST].fetch_or(quiet::CLOSED, SeqCst);
-    s.said.leave();
+    s.published.leave();
     s.channel.store(core::ptr::null_mut(), Relaxed);
     (c, slot)
 }
@@ -94,7 +94,7 @@ fn leave(service: &Service, s: &Socket) {
 fn settle(all: &[&Service]) {
     for _ in 0..20 {
         for s in all {
-            while s.state.lock().epoll >= 0 && s.turn(0) && s.rung.load(Acquire) {}
+            while s.state.lock().epoll >= 0 && s.turn(0) && s.woken.load(Acquire) {}
         }
     }
 }
@@ -661,7 +661,7 @@ fn the_end_of_a_peer_frees_what_it_held() {
     assert_eq!(ac.dead.load(Relaxed), 0);
 }
 
-/// A doorbell as `wait` makes it, and whether it was rung since the last look.
+/// A doorbell as `wait` makes it, and whether it was signalled since the last look.
 fn doorbell() -> (c_int, impl Fn() -> bool) {
     let bell = crate::channel::new_doorbell();
     let epoll = sys::epoll_create1(libc::EPOLL_CLOEXEC) as c_int;
@@ -790,21 +790,21 @@ fn couriers_bring_what_is_of_use_and_nothing_else() {
 }
 
 #[test]
-fn ringing_keeps_nobody_waiting() {
+fn signalling_keeps_nobody_waiting() {
     let (bell, heard) = doorbell();
     for _ in 0..1000 {
-        crate::channel::ring(bell);
+        crate::channel::wake(bell);
         assert!(heard());
     }
     assert!(!heard());
     // What a process without scruples passes: empty, and made to wait.
     let empty = sys::eventfd(0, libc::EFD_CLOEXEC) as c_int;
-    crate::channel::ring(empty);
+    crate::channel::wake(empty);
     // A writer makes itself heard by nobody who waits for a ring.
     assert_eq!(sys::write(bell, &1u64.to_ne_bytes()), 8);
     assert!(!heard());
     assert_eq!(sys::fcntl(bell, libc::F_SETFL, 0), 0);
-    crate::channel::ring(bell);
+    crate::channel::wake(bell);
     assert!(heard());
     for fd in [bell, empty] {
         let _ = sys::close(fd);
@@ -833,7 +833,7 @@ fn a_filter_without_preadv2_silences_no_doorbell() {
             );
         }
         assert_eq!(sys::read_nowait(bell, &mut [0; 8]), -(libc::EPERM as isize));
-        crate::channel::ring(bell);
+        crate::channel::wake(bell);
     })
     .join()
     .unwrap();
@@ -851,13 +851,13 @@ fn doorbells_and_pull_backs_arrive() {
     settle(&[a, c]);
     let (cc, ac) = (channel_of(cs), channel_of(as_));
     let (bell, heard) = doorbell();
-    // Wanted before it is known: rung when it comes.
-    ac.ring_doorbell(5);
+    // Wanted before it is known: signalled when it comes.
+    ac.wake_peer(5);
     assert!(control::send_place(cc, 5, bell));
     assert!(!control::send_place(cc, 70000, bell));
     wait_until(&[a, c], &heard);
     assert!(!heard());
-    ac.ring_doorbell(5);
+    ac.wake_peer(5);
     assert!(heard());
     // Passed again: another takes its place under the same number.
     let known = ac.doorbells[5].load(Relaxed);
@@ -1065,7 +1065,7 @@ fn a_forked_child_starts_anew_and_keeps_what_it_inherited() {
     assert_ne!(offer_of(cs2).channel, offer_of(cs).channel);
     // The parent finds the slot that the child closed for good, when the peer has closed its end
     // too. (A real socket is shared with it.)
-    as_.said.leave();
+    as_.published.leave();
     attach(cs);
     leave(c, cs);
     let (cs3, as3, _tcp3) = net.connect();
@@ -1085,7 +1085,7 @@ fn on_the_ring(of: &Socket) -> &'static Socket {
     let memory = sys::map_shared(-1, size_of::<Socket>()).cast::<Socket>();
     let ack = Ack { epoch: 0, armed: true, frozen: false, consumed: 0 };
     let (mut tx, mut rx) = (Tx::new(), Rx::new());
-    let promoted = tx.promote(ack, Link::Reliable).unwrap();
+    let promoted = tx.promote(ack, Delivery::Reliable).unwrap();
     assert_eq!(tx.confirm(ack), Ok(None));
     assert!(rx.arm() && rx.on_announce(promoted).unwrap());
     let at = |bytes: *mut u8| NonNull::new(bytes).unwrap();

@@ -8,7 +8,7 @@
 //! Invariants: `offset` counts the bytes delivered to the application; a recorded switch is at or
 //! after `offset`; `state` is written by `step` alone.
 
-use super::{Ack, Announce, Corrupt, Link, Path};
+use super::{Ack, Announce, Corrupt, Delivery, Path};
 
 /// Where the receiver is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -124,7 +124,7 @@ pub struct Rx {
     state: u32,
     armed: u32,
     /// Of `LOSSY`, `ARMED_SEEN`, `DISARMED_SEEN`, `ENDED` and `PEER_LEFT`.
-    link: u32,
+    facts: u32,
     offset: u64,
     /// Valid in `ToFast`, `ToFastAndBack`, `FrozenToFast`.
     fast_from: u64,
@@ -135,7 +135,7 @@ pub struct Rx {
 }
 
 impl Rx {
-    /// The fast path is [`Link::Lossy`].
+    /// The fast path is [`Delivery::Lossy`].
     const LOSSY: u32 = 1;
     /// The sender has seen the present turn of `armed`: it can be taken back.
     const ARMED_SEEN: u32 = 2;
@@ -147,23 +147,23 @@ impl Rx {
     /// The sender will never promote again, so whatever it has to see counts as seen.
     const PEER_LEFT: u32 = 16;
 
-    /// A receiver at offset 0 on the carrier, not armed, whose fast path is [`Link::Reliable`].
+    /// A receiver at offset 0 on the carrier, not armed, whose fast path is [`Delivery::Reliable`].
     #[must_use]
     pub const fn new() -> Self {
-        Self::new_over(Link::Reliable)
+        Self::new_over(Delivery::Reliable)
     }
 
     /// As [`Rx::new`], for this kind of fast path. Over a lossy one the words travel, too, so the
     /// sender's view of them is older than they are: tell [`Rx::ack_seen`] what it has seen.
     #[must_use]
-    pub const fn new_over(link: Link) -> Self {
+    pub const fn new_over(delivery: Delivery) -> Self {
         Self {
             epoch: 0,
             state: 0,
             armed: 0,
-            link: match link {
-                Link::Reliable => 0,
-                Link::Lossy => Self::LOSSY,
+            facts: match delivery {
+                Delivery::Reliable => 0,
+                Delivery::Lossy => Self::LOSSY,
             },
             offset: 0,
             fast_from: 0,
@@ -178,13 +178,13 @@ impl Rx {
     /// halves must start at the same place.
     #[must_use]
     pub const fn starting_at(epoch: u32, offset: u64) -> Self {
-        Self::starting_at_over(Link::Reliable, epoch, offset)
+        Self::starting_at_over(Delivery::Reliable, epoch, offset)
     }
 
     /// As [`Rx::starting_at`], for this kind of fast path.
     #[must_use]
-    pub const fn starting_at_over(link: Link, epoch: u32, offset: u64) -> Self {
-        let mut rx = Self::new_over(link);
+    pub const fn starting_at_over(delivery: Delivery, epoch: u32, offset: u64) -> Self {
+        let mut rx = Self::new_over(delivery);
         rx.epoch = epoch & !1;
         rx.offset = offset;
         rx
@@ -270,7 +270,7 @@ impl Rx {
     }
 
     const fn is_lossy(&self) -> bool {
-        self.link & Self::LOSSY != 0
+        self.facts & Self::LOSSY != 0
     }
 
     /// Disarming, but the sender has not seen `armed` yet. If it were taken back at once, an echo
@@ -278,7 +278,7 @@ impl Rx {
     const fn keeps_armed_word(&self) -> bool {
         matches!(self.state(), RxState::Disarming)
             && self.is_lossy()
-            && self.link & (Self::ARMED_SEEN | Self::PEER_LEFT) == 0
+            && self.facts & (Self::ARMED_SEEN | Self::PEER_LEFT) == 0
     }
 
     /// Allows the sender to promote. Store [`Rx::ack`] afterwards.
@@ -288,7 +288,7 @@ impl Rx {
     /// that nothing can arrive late).
     ///
     /// Not while a read that was planned as released (without peeking) is still under way. Returns
-    /// whether the receiver is armed: not one that is frozen or replaying, nor, over a lossy link,
+    /// whether the receiver is armed: not one that is frozen or replaying, nor, over a lossy path,
     /// one that is disarming.
     pub fn arm(&mut self) -> bool {
         if self.is_lossy() && self.state() == RxState::Disarming {
@@ -300,7 +300,7 @@ impl Rx {
             self.armed = 1;
         }
         if armed && was_open {
-            self.link &= !(Self::ARMED_SEEN | Self::DISARMED_SEEN);
+            self.facts &= !(Self::ARMED_SEEN | Self::DISARMED_SEEN);
         }
         armed
     }
@@ -313,7 +313,7 @@ impl Rx {
     /// [`Rx::plan`] says. A demotion that crossed the request may oblige the receiver to drain the
     /// fast path first.
     ///
-    /// Over a lossy link there is no such fence: a receiver that is still on the carrier is
+    /// Over a lossy path there is no such fence: a receiver that is still on the carrier is
     /// released only after [`Rx::ack_seen`] was told what [`Rx::ack`] shows, which may change once
     /// more before.
     pub fn freeze(&mut self) -> u64 {
@@ -326,27 +326,27 @@ impl Rx {
     /// The sender has this control word of an [`Ack`] before it, as it says itself, and every
     /// announcement that it made before has arrived. `true`: store [`Rx::ack`], load the
     /// announcement *after* this call, [`Rx::on_announce`]. Call it with each echo that arrives;
-    /// one that tells nothing new, or comes over a reliable link, changes nothing.
+    /// one that tells nothing new, or comes over a reliable path, changes nothing.
     pub fn ack_seen(&mut self, control: u64) -> bool {
         if !self.is_lossy() || control != self.ack().control() {
             return false;
         }
-        let before = self.link;
-        self.link |= match self.state() {
+        let before = self.facts;
+        self.facts |= match self.state() {
             RxState::Armed => Self::ARMED_SEEN,
             RxState::Disarming if self.keeps_armed_word() => Self::ARMED_SEEN,
             RxState::Disarming => Self::DISARMED_SEEN,
             _ => 0,
         };
-        self.link != before && self.state() == RxState::Disarming
+        self.facts != before && self.state() == RxState::Disarming
     }
 
     /// The sender's end is on the carrier for good, has left the library, and has said so in its
     /// last words. `true`: as [`Rx::ack_seen`].
     pub fn peer_left(&mut self) -> bool {
-        let before = self.link;
-        self.link |= Self::PEER_LEFT;
-        self.link != before && self.is_lossy() && self.state() == RxState::Disarming
+        let before = self.facts;
+        self.facts |= Self::PEER_LEFT;
+        self.facts != before && self.is_lossy() && self.state() == RxState::Disarming
     }
 
     /// From where to read next, and how much.
@@ -380,7 +380,7 @@ impl Rx {
     pub fn on_announce(&mut self, latest: Announce) -> Result<bool, Corrupt> {
         match self.state() {
             RxState::Open | RxState::Replaying | RxState::Leftover => Ok(false),
-            _ if self.link & Self::ENDED != 0 => Ok(false),
+            _ if self.facts & Self::ENDED != 0 => Ok(false),
             RxState::Armed | RxState::Disarming => self.hear_on_carrier(latest),
             RxState::ToFast | RxState::FrozenToFast => self.hear_before_promotion(latest),
             RxState::Fast | RxState::Frozen => self.hear_on_fast(latest),
@@ -468,7 +468,7 @@ impl Rx {
             return Ok(EofVerdict::FollowAnnounce);
         }
         if self.is_lossy() && matches!(self.state(), S::Fast | S::Frozen) {
-            self.link |= Self::ENDED;
+            self.facts |= Self::ENDED;
         }
         match self.state() {
             S::Open | S::Armed | S::Disarming if self.offset < self.resend_to => {
@@ -508,7 +508,7 @@ impl Rx {
             // Between hosts a promotion may still be on its way.
             0 if self.state() == RxState::Disarming
                 && self.is_lossy()
-                && self.link & (Self::DISARMED_SEEN | Self::PEER_LEFT) == 0 =>
+                && self.facts & (Self::DISARMED_SEEN | Self::PEER_LEFT) == 0 =>
             {
                 Ok(false)
             }

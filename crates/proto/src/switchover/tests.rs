@@ -107,11 +107,11 @@ fn armed(rx: &mut Rx) -> Ack {
 }
 
 /// A pair on the fast path at offset 10, everything consumed.
-fn fast_pair(link: Link) -> (Tx, Rx) {
+fn fast_pair(delivery: Delivery) -> (Tx, Rx) {
     let (mut tx, mut rx) = (Tx::new(), Rx::new());
     tx.on_accepted(10).unwrap();
     rx.on_delivered(10).unwrap();
-    let announce = tx.promote(armed(&mut rx), link).unwrap();
+    let announce = tx.promote(armed(&mut rx), delivery).unwrap();
     assert_eq!(tx.confirm(rx.ack()), Ok(None));
     assert_eq!(rx.on_announce(announce), Ok(true));
     (tx, rx)
@@ -139,7 +139,7 @@ fn receiver_reads_each_path_up_to_the_switch() {
     let (mut tx, mut rx) = (Tx::new(), Rx::new());
     armed(&mut rx);
     tx.on_accepted(10).unwrap();
-    let promoted = tx.promote(rx.ack(), Link::Reliable).unwrap();
+    let promoted = tx.promote(rx.ack(), Delivery::Reliable).unwrap();
     assert!(!tx.can_accept());
     tx.confirm(rx.ack()).unwrap();
     tx.on_accepted(5).unwrap();
@@ -161,14 +161,14 @@ fn receiver_reads_each_path_up_to_the_switch() {
 
 #[test]
 fn promotion_waits_for_the_receiver() {
-    let (mut tx, mut rx) = fast_pair(Link::Reliable);
+    let (mut tx, mut rx) = fast_pair(Delivery::Reliable);
     tx.on_accepted(1).unwrap();
     let demoted = tx.demote().unwrap();
-    assert_eq!(tx.promote(rx.ack(), Link::Reliable), Err(Refused::NotFollowed));
+    assert_eq!(tx.promote(rx.ack(), Delivery::Reliable), Err(Refused::NotFollowed));
     let _ = rx.on_announce(demoted).unwrap();
-    assert_eq!(tx.promote(rx.ack(), Link::Reliable), Err(Refused::NotFollowed));
+    assert_eq!(tx.promote(rx.ack(), Delivery::Reliable), Err(Refused::NotFollowed));
     rx.on_delivered(1).unwrap();
-    assert!(tx.promote(rx.ack(), Link::Reliable).is_ok());
+    assert!(tx.promote(rx.ack(), Delivery::Reliable).is_ok());
 }
 
 #[test]
@@ -178,7 +178,7 @@ fn promotion_is_withdrawn_when_the_receiver_disarmed() {
     rx.freeze();
     assert_eq!(rx.on_announce(Announce::default()), Ok(false));
     assert!(rx.is_released());
-    tx.promote(stale, Link::Reliable).unwrap();
+    tx.promote(stale, Delivery::Reliable).unwrap();
     let withdrawn = tx.confirm(rx.ack()).unwrap().unwrap();
     assert_eq!((withdrawn.epoch, withdrawn.fast_from, withdrawn.carrier_from), (2, 0, 0));
     // The released receiver did not look, read on, and arms again.
@@ -186,12 +186,12 @@ fn promotion_is_withdrawn_when_the_receiver_disarmed() {
     rx.on_delivered(7).unwrap();
     armed(&mut rx);
     assert_eq!(rx.on_announce(withdrawn), Ok(true));
-    assert!(tx.promote(rx.ack(), Link::Reliable).is_ok());
+    assert!(tx.promote(rx.ack(), Delivery::Reliable).is_ok());
 }
 
 #[test]
 fn pull_back_sends_the_rest_again() {
-    let (mut tx, mut rx) = fast_pair(Link::Reliable);
+    let (mut tx, mut rx) = fast_pair(Delivery::Reliable);
     tx.on_accepted(8).unwrap();
     rx.on_delivered(3).unwrap();
     assert_eq!(tx.pull_back(rx.ack()), Ok(None), "nobody asked");
@@ -214,7 +214,7 @@ fn pull_back_sends_the_rest_again() {
 
 #[test]
 fn sender_dies_while_sending_again() {
-    let (mut tx, mut rx) = fast_pair(Link::Reliable);
+    let (mut tx, mut rx) = fast_pair(Delivery::Reliable);
     tx.on_accepted(8).unwrap();
     rx.freeze();
     let fail_over = tx.pull_back(rx.ack()).unwrap().unwrap();
@@ -229,7 +229,7 @@ fn sender_dies_while_sending_again() {
 
 #[test]
 fn demotion_that_crosses_a_freeze_is_followed() {
-    let (mut tx, mut rx) = fast_pair(Link::Reliable);
+    let (mut tx, mut rx) = fast_pair(Delivery::Reliable);
     tx.on_accepted(8).unwrap();
     rx.on_delivered(3).unwrap();
     rx.freeze();
@@ -243,7 +243,7 @@ fn demotion_that_crosses_a_freeze_is_followed() {
 
 #[test]
 fn lossy_link_keeps_what_was_not_consumed() {
-    let (mut tx, mut rx) = fast_pair(Link::Lossy);
+    let (mut tx, mut rx) = fast_pair(Delivery::Lossy);
     tx.on_accepted(8).unwrap();
     assert_eq!(tx.unacked(), 10..18);
     assert_eq!(tx.acked(14), Ok(()));
@@ -261,7 +261,7 @@ fn lossy_link_keeps_what_was_not_consumed() {
 
 #[test]
 fn end_of_stream_is_where_both_paths_end() {
-    let (mut tx, mut rx) = fast_pair(Link::Reliable);
+    let (mut tx, mut rx) = fast_pair(Delivery::Reliable);
     tx.on_accepted(4).unwrap();
     let now = tx.announce();
     // Killed: FIN without a demotion.
@@ -282,7 +282,7 @@ fn reset_that_swallowed_carrier_bytes_is_no_clean_end() {
     let (mut tx, mut rx) = (Tx::new(), Rx::new());
     armed(&mut rx);
     tx.on_accepted(10).unwrap();
-    let announce = tx.promote(rx.ack(), Link::Reliable).unwrap();
+    let announce = tx.promote(rx.ack(), Delivery::Reliable).unwrap();
     rx.on_delivered(4).unwrap();
     assert_eq!(rx.on_carrier_eof(announce, false), Ok(EofVerdict::FollowAnnounce));
     assert_eq!(rx.on_carrier_eof(announce, false), Ok(EofVerdict::Truncated));
@@ -290,14 +290,14 @@ fn reset_that_swallowed_carrier_bytes_is_no_clean_end() {
 
 #[test]
 fn carrier_data_without_a_demotion_is_corrupt() {
-    let (mut tx, mut rx) = fast_pair(Link::Reliable);
+    let (mut tx, mut rx) = fast_pair(Delivery::Reliable);
     assert_eq!(rx.on_carrier_readable(tx.announce()), Err(Corrupt::CarrierData));
     assert_eq!(rx.on_carrier_readable(tx.demote().unwrap()), Ok(true));
 }
 
 #[test]
 fn announcements_that_no_sender_makes_are_corrupt() {
-    let (tx, mut rx) = fast_pair(Link::Reliable);
+    let (tx, mut rx) = fast_pair(Delivery::Reliable);
     let good = tx.announce();
     let at = |epoch, carrier_from, resend_to| Announce { epoch, carrier_from, resend_to, ..good };
     let before = rx;
@@ -316,10 +316,10 @@ fn announcements_that_no_sender_makes_are_corrupt() {
 
 #[test]
 fn pinned_sender_stays_on_the_carrier() {
-    let (mut tx, mut rx) = fast_pair(Link::Reliable);
+    let (mut tx, mut rx) = fast_pair(Delivery::Reliable);
     tx.pin();
     let _ = rx.on_announce(tx.demote().unwrap()).unwrap();
-    assert_eq!(tx.promote(rx.ack(), Link::Reliable), Err(Refused::Pinned));
+    assert_eq!(tx.promote(rx.ack(), Delivery::Reliable), Err(Refused::Pinned));
 }
 
 #[test]
@@ -328,7 +328,7 @@ fn epochs_wrap_around() {
     let mut rx = Rx::starting_at(u32::MAX, 5);
     for _ in 0..4 {
         armed(&mut rx);
-        let announce = tx.promote(rx.ack(), Link::Reliable).unwrap();
+        let announce = tx.promote(rx.ack(), Delivery::Reliable).unwrap();
         tx.confirm(rx.ack()).unwrap();
         tx.on_accepted(1).unwrap();
         assert_eq!(rx.on_announce(announce), Ok(true));
@@ -340,17 +340,17 @@ fn epochs_wrap_around() {
 }
 
 fn lossy_armed() -> Rx {
-    let mut rx = Rx::new_over(Link::Lossy);
+    let mut rx = Rx::new_over(Delivery::Lossy);
     assert!(rx.arm());
     rx
 }
 
 #[test]
 fn zeroed_receiver_is_reliable() {
-    assert_eq!(Rx::new_over(Link::Reliable), Rx::default());
-    assert_eq!(Rx::starting_at_over(Link::Reliable, 3, 7), Rx::starting_at(3, 7));
-    assert_ne!(Rx::new_over(Link::Lossy), Rx::default());
-    assert_eq!(Rx::new_over(Link::Lossy).ack(), Ack::default());
+    assert_eq!(Rx::new_over(Delivery::Reliable), Rx::default());
+    assert_eq!(Rx::starting_at_over(Delivery::Reliable, 3, 7), Rx::starting_at(3, 7));
+    assert_ne!(Rx::new_over(Delivery::Lossy), Rx::default());
+    assert_eq!(Rx::new_over(Delivery::Lossy).ack(), Ack::default());
 }
 
 #[test]
@@ -374,7 +374,7 @@ fn disarming_over_a_lossy_link_waits_for_the_echo() {
 
 #[test]
 fn armed_word_stands_until_the_sender_has_seen_it() {
-    let mut rx = Rx::new_over(Link::Lossy);
+    let mut rx = Rx::new_over(Delivery::Lossy);
     let before = rx.ack().control();
     rx.arm();
     rx.freeze();
@@ -393,7 +393,7 @@ fn armed_word_stands_until_the_sender_has_seen_it() {
 fn promotion_that_crosses_a_disarming_is_pulled_back() {
     let mut rx = lossy_armed();
     let mut tx = Tx::new();
-    let promoted = tx.promote(rx.ack(), Link::Lossy).unwrap();
+    let promoted = tx.promote(rx.ack(), Delivery::Lossy).unwrap();
     assert_eq!(tx.confirm(rx.ack()), Ok(None));
     tx.on_accepted(5).unwrap();
     rx.freeze();
@@ -407,12 +407,12 @@ fn promotion_that_crosses_a_disarming_is_pulled_back() {
 
 #[test]
 fn carrier_opens_with_the_echo_of_the_demotion() {
-    let (mut tx, _) = fast_pair(Link::Reliable);
+    let (mut tx, _) = fast_pair(Delivery::Reliable);
     assert!(tx.carrier_is_open(0), "nothing travels");
     tx.demote().unwrap();
     assert!(tx.carrier_is_open(1), "nothing travels");
     assert!(Tx::new().carrier_is_open(0), "never left");
-    let (mut tx, mut rx) = fast_pair(Link::Lossy);
+    let (mut tx, mut rx) = fast_pair(Delivery::Lossy);
     tx.on_accepted(2).unwrap();
     assert!(!tx.carrier_is_open(1), "on the fast path");
     rx.freeze();
@@ -425,7 +425,7 @@ fn carrier_opens_with_the_echo_of_the_demotion() {
 fn end_of_the_carrier_on_a_lossy_path_is_no_clean_end() {
     let mut rx = lossy_armed();
     let mut tx = Tx::new();
-    let promoted = tx.promote(rx.ack(), Link::Lossy).unwrap();
+    let promoted = tx.promote(rx.ack(), Delivery::Lossy).unwrap();
     assert_eq!(tx.confirm(rx.ack()), Ok(None));
     tx.on_accepted(5).unwrap();
     assert_eq!(rx.on_announce(promoted), Ok(true));
@@ -454,19 +454,19 @@ fn who_has_left_is_not_waited_for() {
     assert_eq!(rx.on_announce(Announce::default()), Ok(false));
     assert!(rx.is_released());
     // The receiver has left while the sender promoted.
-    tx.promote(stale, Link::Lossy).unwrap();
+    tx.promote(stale, Delivery::Lossy).unwrap();
     assert!(tx.confirm(rx.ack()).unwrap().is_some());
     assert!(!tx.carrier_is_open(0));
     tx.peer_left();
     assert!(tx.carrier_is_open(0) && !tx.must_end_in_reset(0));
-    assert_eq!(tx.promote(stale, Link::Lossy), Err(Refused::Pinned));
+    assert_eq!(tx.promote(stale, Delivery::Lossy), Err(Refused::Pinned));
 }
 
 #[test]
 fn end_of_the_process_resets_the_carrier_while_bytes_may_be_missing() {
-    let (tx, _) = fast_pair(Link::Reliable);
+    let (tx, _) = fast_pair(Delivery::Reliable);
     assert!(!tx.must_end_in_reset(1), "the ring outlives the process");
-    let (mut tx, mut rx) = fast_pair(Link::Lossy);
+    let (mut tx, mut rx) = fast_pair(Delivery::Lossy);
     tx.on_accepted(1).unwrap();
     assert!(tx.must_end_in_reset(1));
     rx.freeze();
@@ -481,7 +481,7 @@ fn end_of_the_process_resets_the_carrier_while_bytes_may_be_missing() {
 fn announcement_that_comes_after_the_end_of_the_carrier_is_too_late() {
     let mut rx = lossy_armed();
     let mut tx = Tx::new();
-    let promoted = tx.promote(rx.ack(), Link::Lossy).unwrap();
+    let promoted = tx.promote(rx.ack(), Delivery::Lossy).unwrap();
     assert_eq!(tx.confirm(rx.ack()), Ok(None));
     tx.on_accepted(5).unwrap();
     assert_eq!(rx.on_announce(promoted), Ok(true));
@@ -495,7 +495,7 @@ fn announcement_that_comes_after_the_end_of_the_carrier_is_too_late() {
 
 #[test]
 fn bytes_that_come_again_are_outstanding_until_they_have_come() {
-    let (mut tx, mut rx) = fast_pair(Link::Reliable);
+    let (mut tx, mut rx) = fast_pair(Delivery::Reliable);
     tx.on_accepted(8).unwrap();
     rx.on_delivered(3).unwrap();
     assert_eq!(rx.outstanding(), 0, "on the fast path nothing is");
@@ -532,16 +532,16 @@ fn each_arming_over_a_lossy_link_waits_for_echoes_of_its_own() {
 
 #[test]
 fn announcement_after_the_end_counts_where_the_fast_path_keeps_its_bytes() {
-    let (mut tx, mut rx) = fast_pair(Link::Reliable);
+    let (mut tx, mut rx) = fast_pair(Delivery::Reliable);
     tx.on_accepted(5).unwrap();
     let before = Announce { epoch: 1, fast_from: 10, ..Announce::default() };
     assert_eq!(rx.on_carrier_eof(before, false), Ok(EofVerdict::DrainFastFirst));
     rx.on_delivered(3).unwrap();
     assert_eq!(rx.on_announce(tx.demote().unwrap()), Ok(true));
     assert_eq!(rx.plan(), Plan::Fast { limit: 2 });
-    // On the carrier nothing is lost by its end over a lossy link either.
+    // On the carrier nothing is lost by its end over a lossy path either.
     let mut rx = lossy_armed();
-    let promoted = Tx::new().promote(rx.ack(), Link::Lossy).unwrap();
+    let promoted = Tx::new().promote(rx.ack(), Delivery::Lossy).unwrap();
     let end = rx.on_carrier_eof(Announce::default(), true);
     assert_eq!(end, Ok(EofVerdict::Eof));
     assert_eq!(rx.on_announce(promoted), Ok(true));

@@ -8,7 +8,7 @@
 //! Invariants: `fast_from <= acked <= offset` on the fast path; `resend_next < resend_end <=
 //! offset` while re-sending; `state` is written by `step` alone.
 
-use super::{Ack, Announce, Corrupt, Link, Path};
+use super::{Ack, Announce, Corrupt, Delivery, Path};
 use core::ops::Range;
 
 /// Where the sender is.
@@ -169,7 +169,7 @@ impl Tx {
 
     /// Whether bytes (re-sent ones, too) and the FIN may go to the carrier, as far as it depends on
     /// the receiver: it must have an announcement before it that changes the meaning of the
-    /// carrier's next byte. Shared memory shows it at once; over a lossy link the receiver's end
+    /// carrier's next byte. Shared memory shows it at once; over a lossy path the receiver's end
     /// says which epoch has arrived there.
     #[must_use]
     pub const fn carrier_is_open(&self, seen_epoch: u32) -> bool {
@@ -222,7 +222,7 @@ impl Tx {
     /// # Errors
     /// Refused unless the receiver has followed to this epoch and is armed, nothing waits to be
     /// re-sent, and the sender is neither shut down nor pinned.
-    pub fn promote(&mut self, ack: Ack, link: Link) -> Result<Announce, Refused> {
+    pub fn promote(&mut self, ack: Ack, delivery: Delivery) -> Result<Announce, Refused> {
         if self.pinned != 0 {
             return Err(Refused::Pinned);
         }
@@ -238,7 +238,7 @@ impl Tx {
         self.epoch = self.epoch.wrapping_add(1);
         self.fast_from = self.offset;
         self.acked = self.offset;
-        self.lossy = u32::from(link == Link::Lossy);
+        self.lossy = u32::from(delivery == Delivery::Lossy);
         Ok(self.announce())
     }
 

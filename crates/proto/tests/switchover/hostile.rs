@@ -2,7 +2,9 @@
 //! refusal changes nothing. The operations and what must hold after each; also used by the fuzz
 //! targets.
 
-use netacc_proto::switchover::{Ack, Announce, EofVerdict, Link, Plan, Rx, RxState, Tx, TxState};
+use netacc_proto::switchover::{
+    Ack, Announce, Delivery, EofVerdict, Plan, Rx, RxState, Tx, TxState,
+};
 
 #[derive(Clone, Debug)]
 pub enum RxOp {
@@ -97,7 +99,7 @@ pub fn apply_tx(tx: &mut Tx, op: TxOp) {
     let refused = match op {
         TxOp::Accept(n) => tx.on_accepted(n).is_err(),
         TxOp::Promote(a, lossy) => {
-            tx.promote(a, if lossy { Link::Lossy } else { Link::Reliable }).is_err()
+            tx.promote(a, if lossy { Delivery::Lossy } else { Delivery::Reliable }).is_err()
         }
         TxOp::Confirm(a) => tx.confirm(a).is_err(),
         TxOp::Demote => tx.demote().is_err(),

@@ -9,7 +9,7 @@ mod properties;
 
 use explore::explore;
 use model::{Config, GiveUp, Mutant, World};
-use netacc_proto::switchover::Link;
+use netacc_proto::switchover::Delivery;
 use std::collections::BTreeSet;
 
 /// Two promotions, with the receiver changing its mind.
@@ -19,7 +19,7 @@ const THRICE: Config = Config { promotes: 3, demotes: 2, arms: 3, freezes: 2, ..
 const STAYS: Config =
     Config { bytes: 2, crash: true, freezes: 1, gives_up: GiveUp::WhenOpen, ..Config::SMALL };
 const HANDS_ON: Config = Config { gives_up: GiveUp::WhenReleased, ..STAYS };
-const LOSSY: Config = Config { link: Link::Lossy, ..BOTH_WAYS };
+const LOSSY: Config = Config { delivery: Delivery::Lossy, ..BOTH_WAYS };
 
 fn explore_all(configs: &[Config]) -> BTreeSet<u32> {
     let mut rx_states = BTreeSet::new();
@@ -43,7 +43,7 @@ fn every_interleaving_of_small_worlds() {
         Config { crash: true, ..Config::SMALL },
         Config { bytes: 2, crash: true, freezes: 1, ..Config::SMALL },
         Config { bytes: 2, ..BOTH_WAYS },
-        Config { bytes: 2, arms: 1, link: Link::Lossy, ..Config::SMALL },
+        Config { bytes: 2, arms: 1, delivery: Delivery::Lossy, ..Config::SMALL },
         Config {
             bytes: 2,
             promotes: 2,
@@ -81,10 +81,10 @@ fn every_interleaving_of_larger_worlds() {
         Config { crash: true, ..LOSSY },
         Config { bytes: 4, fast_cap: 3, ..LOSSY },
         Config { crash: true, ..THRICE },
-        Config { link: Link::Lossy, ..THRICE },
+        Config { delivery: Delivery::Lossy, ..THRICE },
         Config { bytes: 3, ..STAYS },
         Config { bytes: 3, ..HANDS_ON },
-        Config { link: Link::Lossy, ..HANDS_ON },
+        Config { delivery: Delivery::Lossy, ..HANDS_ON },
         Config { promotes: 2, arms: 2, freezes: 2, ..HANDS_ON },
     ]);
 }
@@ -95,7 +95,7 @@ fn each_rule_is_needed() {
     let staying = [
         Config::SMALL,
         Config { bytes: 2, crash: true, ..Config::SMALL },
-        Config { bytes: 2, link: Link::Lossy, ..Config::SMALL },
+        Config { bytes: 2, delivery: Delivery::Lossy, ..Config::SMALL },
         Config { bytes: 2, ..BOTH_WAYS },
     ];
     let leaving = [STAYS, HANDS_ON];

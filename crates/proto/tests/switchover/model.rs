@@ -10,7 +10,7 @@
 //! exactly where TCP would put it.
 
 use netacc_proto::switchover::{
-    Ack, Announce, EofVerdict, Link, Path, Plan, Refused, Rx, RxState, Tx, TxState,
+    Ack, Announce, Delivery, EofVerdict, Path, Plan, Refused, Rx, RxState, Tx, TxState,
 };
 
 /// One rule left out.
@@ -41,7 +41,7 @@ pub enum Mutant {
     KeepFastBytes,
     /// The receiver stores the control word before the consumed offset.
     ControlFirst,
-    /// The sender demotes from a lossy link while bytes on it are not acknowledged.
+    /// The sender demotes from a lossy path while bytes on it are not acknowledged.
     DemoteUnacked,
     /// A receiver gives up the fast path as soon as it has asked for a pull-back, not when it has
     /// been answered.
@@ -101,7 +101,7 @@ pub enum GiveUp {
 /// Bounds of one exploration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Config {
-    pub link: Link,
+    pub delivery: Delivery,
     pub bytes: u8,
     pub chunk: u8,
     pub promotes: u8,
@@ -121,7 +121,7 @@ pub struct Config {
 
 impl Config {
     pub const SMALL: Self = Self {
-        link: Link::Reliable,
+        delivery: Delivery::Reliable,
         bytes: 3,
         chunk: 2,
         promotes: 1,
@@ -331,7 +331,7 @@ enum Fate {
     /// Shut down, or killed with nothing lost: the receiver must get exactly so many bytes and then
     /// the end.
     Exact(u64),
-    /// Bytes were lost with a lossy link or by a reset: a prefix, then the end.
+    /// Bytes were lost with a lossy path or by a reset: a prefix, then the end.
     Cut,
 }
 
@@ -453,7 +453,7 @@ impl World {
         if self.carrier.arrived < self.carrier.bytes.len {
             out.push(Action::CarrierArrives);
         }
-        if self.config.link == Link::Lossy && self.fast.arrived < self.fast.bytes.len {
+        if self.config.delivery == Delivery::Lossy && self.fast.arrived < self.fast.bytes.len {
             out.push(Action::FastArrives);
         }
         self.receiver_actions(out);
@@ -497,7 +497,10 @@ impl World {
                 out.push(A::CrashReset { stores_kept });
             }
         }
-        if self.config.link == Link::Lossy && self.tx.path() == Path::Fast && !self.link_dead {
+        if self.config.delivery == Delivery::Lossy
+            && self.tx.path() == Path::Fast
+            && !self.link_dead
+        {
             out.push(A::LinkDies);
         }
     }
@@ -532,7 +535,7 @@ impl World {
                 out.push(A::Demote);
             }
             out.push(A::LoadAckControl);
-            if self.config.link == Link::Lossy {
+            if self.config.delivery == Delivery::Lossy {
                 out.push(A::Trim);
             }
         }
@@ -541,9 +544,9 @@ impl World {
 
     /// Bytes that occupy the fast path, produced or about to be.
     fn fast_in_use(&self) -> u8 {
-        match self.config.link {
-            Link::Reliable => self.fast.bytes.len,
-            Link::Lossy => {
+        match self.config.delivery {
+            Delivery::Reliable => self.fast.bytes.len,
+            Delivery::Lossy => {
                 let kept = self.tx.unacked();
                 u8::try_from(kept.end - kept.start).unwrap()
             }
@@ -661,11 +664,11 @@ impl World {
                 if self.config.mutant == Mutant::PromoteUnacked {
                     ack.epoch = self.tx.epoch();
                 }
-                let link = match self.config.mutant {
-                    Mutant::DemoteUnacked => Link::Reliable,
-                    _ => self.config.link,
+                let delivery = match self.config.mutant {
+                    Mutant::DemoteUnacked => Delivery::Reliable,
+                    _ => self.config.delivery,
                 };
-                match self.tx.promote(ack, link) {
+                match self.tx.promote(ack, delivery) {
                     Ok(announce) => {
                         self.config.promotes -= 1;
                         self.publish(&[
@@ -696,7 +699,7 @@ impl World {
                     self.config.demotes -= 1;
                     self.publish_demotion(announce);
                 }
-                Err(Refused::Unacked) if self.config.link == Link::Lossy => {}
+                Err(Refused::Unacked) if self.config.delivery == Delivery::Lossy => {}
                 Err(refused) => return Err(format!("demote: {refused:?}")),
             },
             A::LoadAckControl => {
@@ -764,7 +767,7 @@ impl World {
                     }
                     self.stage = SenderStage::FinPending;
                 }
-                Err(Refused::Unacked) if self.config.link == Link::Lossy => {}
+                Err(Refused::Unacked) if self.config.delivery == Delivery::Lossy => {}
                 Err(Refused::State(TxState::Resending)) => {
                     if self.config.mutant == Mutant::FinWhileResending {
                         self.stage = SenderStage::FinPending;
@@ -808,7 +811,7 @@ impl World {
                         self.fast.bytes.push(tag(from + u64::from(i)));
                     }
                 }
-                if self.config.link == Link::Reliable {
+                if self.config.delivery == Delivery::Reliable {
                     self.sender_store(Store::Produced(n));
                 }
             }
@@ -871,7 +874,7 @@ impl World {
         }
         let mut lost = false;
         let mut sent = self.tx.offset();
-        if self.config.link == Link::Reliable {
+        if self.config.delivery == Delivery::Reliable {
             // Bytes that were copied but never produced were never sent.
             sent -= u64::from(self.fast.bytes.len - self.fast.arrived);
             self.fast.bytes.truncate(self.fast.arrived);
@@ -897,7 +900,7 @@ impl World {
     /// has them too.
     fn swallows_bytes(&self) -> bool {
         let again = self.announce.carrier_from..self.announce.resend_to;
-        let kept = self.config.link == Link::Reliable && self.announce.epoch & 1 == 0;
+        let kept = self.config.delivery == Delivery::Reliable && self.announce.epoch & 1 == 0;
         let on_the_way = usize::from(self.carrier.arrived)..usize::from(self.carrier.bytes.len);
         self.carrier.bytes.items[on_the_way]
             .iter()
@@ -1039,7 +1042,8 @@ impl World {
                 self.store_ack();
             }
             Why::CarrierEnded => {
-                if self.config.link == Link::Lossy && self.rx.state() == RxState::Replaying {
+                if self.config.delivery == Delivery::Lossy && self.rx.state() == RxState::Replaying
+                {
                     // The receiver destroys its end of the link: nothing can arrive late.
                     self.fast.bytes.truncate(self.fast.arrived);
                 }
@@ -1047,7 +1051,8 @@ impl World {
                     Mutant::EmptyBeforeEof => self.noted_empty,
                     _ => {
                         self.fast.arrived == 0
-                            && (self.config.link == Link::Reliable || self.fast.bytes.len == 0)
+                            && (self.config.delivery == Delivery::Reliable
+                                || self.fast.bytes.len == 0)
                     }
                 };
                 match self.rx.on_carrier_eof(got, drained).map_err(corrupt)? {
@@ -1082,7 +1087,7 @@ impl World {
         }
         self.rx.on_delivered(u64::from(n)).map_err(|c| format!("on_delivered: {c:?}"))?;
         self.store_ack();
-        if self.config.link == Link::Lossy && self.tx.path() == Path::Fast {
+        if self.config.delivery == Delivery::Lossy && self.tx.path() == Path::Fast {
             self.receiver_store(Store::Consumed(self.rx.ack().consumed));
         }
         Ok(())

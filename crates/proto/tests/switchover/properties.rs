@@ -2,7 +2,7 @@
 
 use crate::hostile::{RxOp, TxOp, apply_rx, apply_tx};
 use crate::model::{Config, GiveUp, Mutant, run};
-use netacc_proto::switchover::{Ack, Announce, Link, Rx, RxState, Tx};
+use netacc_proto::switchover::{Ack, Announce, Delivery, Rx, RxState, Tx};
 use proptest::prelude::*;
 
 fn any_config() -> impl Strategy<Value = Config> {
@@ -19,7 +19,7 @@ fn any_config() -> impl Strategy<Value = Config> {
     (budgets, place).prop_map(|((bytes, chunk, promotes, demotes, arms, freezes), place)| {
         let (lossy, carrier_cap, fast_cap, crash, gives_up, epoch, offset) = place;
         Config {
-            link: if lossy { Link::Lossy } else { Link::Reliable },
+            delivery: if lossy { Delivery::Lossy } else { Delivery::Reliable },
             bytes,
             chunk,
             promotes,
@@ -106,12 +106,12 @@ proptest! {
         ops.into_iter().for_each(|op| apply_rx(&mut rx, op));
     }
 
-    /// As above, over a lossy link, where echoes come as well.
+    /// As above, over a lossy path, where echoes come as well.
     #[test]
     fn lossy_receiver_survives_any_announcement_and_echo(
         ops in prop::collection::vec((rx_op(), epoch(), 0..4u64, prop::bool::weighted(0.02)), 0..60),
     ) {
-        let mut rx = Rx::new_over(Link::Lossy);
+        let mut rx = Rx::new_over(Delivery::Lossy);
         for (op, epoch, flags, peer_leaves) in ops {
             match op {
                 // The armed word may stand a while longer.

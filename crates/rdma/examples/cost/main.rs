@@ -16,7 +16,7 @@ mod edge;
 
 use edge::Edge;
 use netacc_rdma::arena::Pool;
-use netacc_rdma::{Hub, Link, News, Settings};
+use netacc_rdma::{Hub, Lanes, News, Settings};
 use netacc_ring::{Consumer, Producer, RingWords};
 use netacc_verbs::Fabric;
 use netacc_verbs::fabric::{Capacity, News as CmNews, Patience};
@@ -56,7 +56,7 @@ struct Conn {
 struct End {
     fabric: Arc<Edge>,
     hub: Hub<Edge>,
-    link: Option<Arc<Link<Edge>>>,
+    lanes: Option<Arc<Lanes<Edge>>>,
     pair: Option<Pair>,
     conns: Vec<Conn>,
 }
@@ -79,8 +79,8 @@ fn step_copy_in(conn: &mut Conn, from: &[u8; BYTES]) {
 }
 
 #[inline(never)]
-fn step_kick(link: &Link<Edge>, lane: u16) {
-    let _ = link.kick(lane);
+fn step_kick(lanes: &Lanes<Edge>, lane: u16) {
+    let _ = lanes.kick(lane);
 }
 
 #[inline(never)]
@@ -104,10 +104,10 @@ fn step_copy_out(conn: &mut Conn, to: &mut [u8; BYTES]) {
 }
 
 #[inline(never)]
-fn step_consumed(link: &Link<Edge>, lane: u16, conn: &Conn) {
+fn step_consumed(lanes: &Lanes<Edge>, lane: u16, conn: &Conn) {
     // SAFETY: never freed; atomics.
     let head = unsafe { conn.inbound.as_ref() }.head.load(Relaxed);
-    let _ = link.consumed(lane, head);
+    let _ = lanes.consumed(lane, head);
 }
 
 // ---- the traffic --------------------------------------------------------------------------------
@@ -121,12 +121,12 @@ fn settings(lanes: u16, immediate: bool) -> Settings {
         peer_receives: depth,
         inline_bytes: 64,
         immediate,
-        slots: lanes,
+        lanes,
         turn_bytes: 16384,
     }
 }
 
-fn make_link(
+fn make_lanes(
     end: &mut End,
     domain: &<Edge as Fabric>::Domain,
     mut pair: <Edge as Fabric>::Pair,
@@ -141,15 +141,15 @@ fn make_link(
     let tag = end.hub.reserve(TID, &settings).unwrap();
     let receives = memory(settings.receives as usize * 64);
     // SAFETY: never freed, and nobody else has it.
-    let link =
-        unsafe { Link::new(Arc::clone(&end.fabric), tag, settings, domain, &pair, receives) }
+    let lanes =
+        unsafe { Lanes::new(Arc::clone(&end.fabric), tag, settings, domain, &pair, receives) }
             .unwrap();
-    let link = Arc::new(link);
-    end.hub.add(TID, Arc::clone(&link)).unwrap();
-    (end.link, end.pair) = (Some(link), Some(pair));
+    let lanes = Arc::new(lanes);
+    end.hub.add(TID, Arc::clone(&lanes)).unwrap();
+    (end.lanes, end.pair) = (Some(lanes), Some(pair));
 }
 
-/// Two ends with a link between them and all lanes open.
+/// Two ends with a pair between them and all lanes open.
 fn rig(model: Model, settings: Settings) -> [End; 2] {
     let net = Net::new(Order::Prompt);
     let mut managers = Vec::new();
@@ -164,7 +164,7 @@ fn rig(model: Model, settings: Settings) -> [End; 2] {
         End {
             hub: Hub::new(Arc::clone(&fabric), queue, 8192),
             fabric,
-            link: None,
+            lanes: None,
             pair: None,
             conns: Vec::new(),
         }
@@ -174,21 +174,21 @@ fn rig(model: Model, settings: Settings) -> [End; 2] {
     a.fabric.listen(&managers[0], address, 1, 1).unwrap();
     let pair = b.fabric.resolve(&managers[1], ADDRESSES[1], address, 1000, 2).unwrap();
     assert!(matches!(b.fabric.next_event(&managers[1]).unwrap().unwrap().news, CmNews::Resolved));
-    make_link(b, &domains[1], pair, settings);
+    make_lanes(b, &domains[1], pair, settings);
     b.fabric.connect(b.pair.as_mut().unwrap(), &[], Patience::DEFAULT).unwrap();
     let CmNews::Request { pair, .. } = a.fabric.next_event(&managers[0]).unwrap().unwrap().news
     else {
         panic!("no request")
     };
-    make_link(a, &domains[0], pair, settings);
+    make_lanes(a, &domains[0], pair, settings);
     a.fabric.accept(a.pair.as_mut().unwrap(), &[], Patience::DEFAULT).unwrap();
     for i in [1, 0] {
         let pair = ends[i].pair.take().unwrap();
-        ends[i].link.as_ref().unwrap().start(pair, i == 1).unwrap();
+        ends[i].lanes.as_ref().unwrap().start(pair, i == 1).unwrap();
     }
     for (end, domain) in ends.iter_mut().zip(&domains) {
         let mut pool: Pool<Edge> = Pool::new(RING, 0, 8 << 20);
-        for lane in 0..settings.slots {
+        for lane in 0..settings.lanes {
             let rings = pool.take().unwrap_or_else(|| {
                 let bytes = pool.next_bytes();
                 // SAFETY: never freed, and nobody else has it.
@@ -206,7 +206,8 @@ fn rig(model: Model, settings: Settings) -> [End; 2] {
             };
             end.conns.push(Conn { producer, consumer, inbound });
             // SAFETY: as above; producer and consumer are the only ones.
-            let opened = unsafe { end.link.as_ref().unwrap().open(lane, words, inbound, rings, 1) };
+            let opened =
+                unsafe { end.lanes.as_ref().unwrap().open(lane, words, inbound, rings, 1) };
             assert!(opened.is_ok());
         }
         // The arenas stay registered to the end.
@@ -230,7 +231,7 @@ fn one_way(ends: &mut [End; 2], from: usize) -> usize {
     let lanes = ends[0].conns.len();
     let [a, b] = ends;
     let (sender, receiver) = if from == 0 { (a, b) } else { (b, a) };
-    let (sends, receives) = (sender.link.as_ref().unwrap(), receiver.link.as_ref().unwrap());
+    let (sends, receives) = (sender.lanes.as_ref().unwrap(), receiver.lanes.as_ref().unwrap());
     for (lane, conn) in sender.conns.iter_mut().enumerate() {
         step_copy_in(conn, &message);
         step_kick(sends, lane as u16);
@@ -256,7 +257,7 @@ fn run(immediate: bool, lanes: u16, rounds: usize) {
         one_way(&mut ends, 0);
         one_way(&mut ends, 1);
     }
-    let before = ends.each_ref().map(|e| e.link.as_ref().unwrap().counters.read());
+    let before = ends.each_ref().map(|e| e.lanes.as_ref().unwrap().counters.read());
     let mut polls = 0;
     for _ in 0..rounds {
         polls += one_way(&mut ends, 0) + one_way(&mut ends, 1);
@@ -268,7 +269,7 @@ fn run(immediate: bool, lanes: u16, rounds: usize) {
     let count = |f: fn(&netacc_rdma::counters::Snapshot) -> u64| -> u64 {
         ends.iter()
             .zip(&before)
-            .map(|(e, b)| f(&(e.link.as_ref().unwrap().counters.read() - *b)))
+            .map(|(e, b)| f(&(e.lanes.as_ref().unwrap().counters.read() - *b)))
             .sum()
     };
     println!(

@@ -41,7 +41,7 @@ fn rounds(
     let mut calls = [(0, 0); 2];
     for round in 0..count + 10 {
         if round == 10 {
-            before = rig.ends.each_ref().map(|e| e.link().counters.read());
+            before = rig.ends.each_ref().map(|e| e.lanes().counters.read());
             calls = rig.ends.each_ref().map(|e| {
                 (e.host.net().calls(&e.host, Call::Arm), e.host.net().calls(&e.host, Call::Clear))
             });
@@ -61,7 +61,7 @@ fn rounds(
             }
         }
     }
-    let after = rig.ends.each_ref().map(|e| e.link().counters.read());
+    let after = rig.ends.each_ref().map(|e| e.lanes().counters.read());
     // No system call: nothing but `post`, `post_receives` and `poll` of the fabric's.
     for (end, (arm, clear)) in rig.ends.iter().zip(calls) {
         let net = end.host.net();
@@ -69,8 +69,8 @@ fn rounds(
             (net.calls(&end.host, Call::Arm), net.calls(&end.host, Call::Clear)),
             (arm, clear)
         );
-        // The device counts the same requests as the link, and sees nothing else of it.
-        assert_eq!(net.calls(&end.host, Call::Post), end.link().counters.read().works);
+        // The device counts the same requests as the pair, and sees nothing else of it.
+        assert_eq!(net.calls(&end.host, Call::Post), end.lanes().counters.read().works);
         assert_eq!(net.calls(&end.host, Call::Fail), 0);
     }
     rig.close();
@@ -137,7 +137,7 @@ fn a_stream_costs_four_credits_a_ring() {
     for &(model, immediate) in WAYS {
         let mut rig = Rig::new(Order::Prompt, model, usual(immediate, 0).0);
         rig.open(1);
-        let before = rig.ends[1].link().counters.read();
+        let before = rig.ends[1].lanes().counters.read();
         let mut bytes = 0;
         while bytes < few(64, 2) * RING {
             bytes += rig.ends[0].produce(0, RING);
@@ -146,7 +146,7 @@ fn a_stream_costs_four_credits_a_ring() {
             rig.settle();
         }
         rig.check();
-        let c = rig.ends[1].link().counters.read() - before;
+        let c = rig.ends[1].lanes().counters.read() - before;
         assert_eq!(c.works, c.messages);
         assert_eq!(c.messages, c.credit_messages);
         assert!(c.credit_messages <= (bytes / (RING / 4)) as u64 + 1, "{c:?}");
@@ -163,21 +163,21 @@ fn it_comes_to_rest() {
             let settings = Settings { receives, peer_receives: receives, ..settings(immediate) };
             let mut rig = Rig::new(Order::Prompt, model, settings);
             rig.open(8);
-            for slot in 0..8 {
-                rig.ends[0].produce(slot, few(3000, 300));
-                rig.ends[1].produce(slot, few(3000, 300));
+            for lane in 0..8 {
+                rig.ends[0].produce(lane, few(3000, 300));
+                rig.ends[1].produce(lane, few(3000, 300));
             }
             rig.drain();
-            let before = rig.ends.each_ref().map(|e| e.link().counters.read());
+            let before = rig.ends.each_ref().map(|e| e.lanes().counters.read());
             for _ in 0..few(100, 2) {
                 rig.ends.iter_mut().for_each(|e| {
                     e.poll();
-                    for slot in 0..8 {
-                        e.link().kick(slot);
+                    for lane in 0..8 {
+                        e.lanes().kick(lane);
                     }
                 });
             }
-            assert_eq!(rig.ends.each_ref().map(|e| e.link().counters.read()), before);
+            assert_eq!(rig.ends.each_ref().map(|e| e.lanes().counters.read()), before);
             rig.close();
         }
     }

@@ -10,29 +10,29 @@ fn a_reader_that_stops_does_not_stop_its_neighbours() {
             let settings = Settings { receives, peer_receives: receives, ..settings(immediate) };
             let mut rig = Rig::new(Order::Prompt, model, settings);
             rig.open(8);
-            // Slot 3 is written until its ring is full, and nobody reads.
+            // Lane 3 is written until its ring is full, and nobody reads.
             let mut stuck = 0;
             for _ in 0..few(100, 6) {
                 stuck += rig.ends[0].produce(3, 1000);
                 rig.settle();
             }
             assert_eq!(stuck, RING);
-            let works = rig.ends[0].link().counters.read().works;
+            let works = rig.ends[0].lanes().counters.read().works;
             for _ in 0..few(50, 1) {
-                rig.ends[0].link().kick(3);
+                rig.ends[0].lanes().kick(3);
             }
             assert_eq!(
-                rig.ends[0].link().counters.read().works,
+                rig.ends[0].lanes().counters.read().works,
                 works,
                 "a full ring posts nothing"
             );
             // The others go on as ever.
             for round in 0..few(50, 1) {
-                for slot in [0, 1, 2, 4, 5, 6, 7] {
-                    assert_eq!(rig.ends[0].produce(slot, 512), 512, "round {round}");
-                    rig.ends[0].link().kick(3);
+                for lane in [0, 1, 2, 4, 5, 6, 7] {
+                    assert_eq!(rig.ends[0].produce(lane, 512), 512, "round {round}");
+                    rig.ends[0].lanes().kick(3);
                     rig.settle();
-                    assert_eq!(rig.ends[1].consume(slot, 512), 512, "round {round}");
+                    assert_eq!(rig.ends[1].consume(lane, 512), 512, "round {round}");
                 }
             }
             // And so does this one when it is read.
@@ -59,8 +59,8 @@ fn turns_go_round() {
             .map(|c| c.as_ref().unwrap().inb().tail.load(Relaxed))
             .sum::<u64>();
         assert_eq!(from, 0);
-        for slot in 0..8 {
-            rig.ends[0].produce(slot, RING);
+        for lane in 0..8 {
+            rig.ends[0].produce(lane, RING);
         }
         for _ in 0..few(1000, 20) {
             rig.ends[1].poll();
@@ -102,7 +102,7 @@ fn a_producer_without_room_is_told() {
         while rig.ends[1].consume(1, 333) > 0 {
             rig.settle();
         }
-        let room = rig.ends[0].news.iter().filter(|n| **n == News::Room { slot: 1 }).count();
+        let room = rig.ends[0].news.iter().filter(|n| **n == News::Room { lane: 1 }).count();
         assert_eq!(room, 1, "{:?}", rig.ends[0].news);
         assert!(rig.ends[0].conn(1).producer.free().unwrap() >= RING / 2);
         rig.close();

@@ -7,15 +7,15 @@ use netacc_verbs::fabric::{Call, Failure};
 /// What must hold whatever has happened: no byte wrong (each read has looked), and the sender still
 /// has every byte that the receiver has not consumed, at its offset.
 fn nothing_is_lost(rig: &mut Rig) {
-    let slots = rig.ends[0].conns.len() as u16;
+    let lanes = rig.ends[0].conns.len() as u16;
     for side in [0, 1] {
-        for slot in 0..slots {
-            let Some(conn) = rig.ends[side ^ 1].conns[usize::from(slot)].as_mut() else { continue };
-            // What has come is readable to its end, also after the link is lost.
+        for lane in 0..lanes {
+            let Some(conn) = rig.ends[side ^ 1].conns[usize::from(lane)].as_mut() else { continue };
+            // What has come is readable to its end, also after the pair is lost.
             while conn.consume(RING) > 0 {}
             let consumed = conn.read;
-            let account = rig.ends[side].link().account(slot).unwrap();
-            let conn = rig.ends[side].conn(slot);
+            let account = rig.ends[side].lanes().account(lane).unwrap();
+            let conn = rig.ends[side].conn(lane);
             assert!(
                 account.acknowledged <= consumed,
                 "acknowledged {account:?}, consumed {consumed}"
@@ -30,7 +30,7 @@ fn nothing_is_lost(rig: &mut Rig) {
             let mut bytes = std::vec![0u8; left + 1];
             // SAFETY: a vector of ours.
             let n = unsafe { conn.producer.copy_out(consumed, bytes.as_mut_ptr(), left) };
-            assert_eq!(n, left, "side {side}, slot {slot}: the ring has not what was not consumed");
+            assert_eq!(n, left, "side {side}, lane {lane}: the ring has not what was not consumed");
             for (i, got) in bytes[..n].iter().enumerate() {
                 assert_eq!(*got, byte(conn.stream, consumed + i as u64));
             }
@@ -44,13 +44,13 @@ fn traffic(rig: &mut Rig, seed: u64, steps: usize, mut at: impl FnMut(&mut Rig, 
     for step in 0..steps {
         at(rig, step);
         let end = &mut rig.ends[random.below(2)];
-        let slot = random.below(3) as u16;
+        let lane = random.below(3) as u16;
         match random.below(4) {
             0 => {
-                end.produce(slot, 1 + random.below(1500));
+                end.produce(lane, 1 + random.below(1500));
             }
             1 => {
-                end.consume(slot, 1 + random.below(2000));
+                end.consume(lane, 1 + random.below(2000));
             }
             _ => {
                 end.poll();
@@ -87,9 +87,9 @@ fn fails(
     }
     if rig.ends[0].lost().is_none() {
         // It has got over it, or it comes later.
-        for slot in 0..3 {
-            rig.ends[0].link().kick(slot);
-            rig.ends[1].link().kick(slot);
+        for lane in 0..3 {
+            rig.ends[0].lanes().kick(lane);
+            rig.ends[1].lanes().kick(lane);
         }
         rig.drain();
     }
@@ -102,10 +102,10 @@ fn fails(
             assert_eq!(**told, News::Lost(why));
         }
         // Nothing is posted any more.
-        let before = rig.ends[0].link().counters.read();
+        let before = rig.ends[0].lanes().counters.read();
         rig.ends[0].produce(0, 100);
-        assert_eq!(rig.ends[0].link().kick(0), Kicked::Lost(why));
-        assert_eq!(rig.ends[0].link().counters.read(), before);
+        assert_eq!(rig.ends[0].lanes().kick(0), Kicked::Lost(why));
+        assert_eq!(rig.ends[0].lanes().counters.read(), before);
         nothing_is_lost(&mut rig);
     } else {
         rig.check();
@@ -169,15 +169,15 @@ fn a_full_queue_changes_nothing_until_there_is_room() {
             posted += rig.ends[0].produce(0, 100) as u64;
         }
         rig.net.fail_call(&rig.ends[0].host, Call::Post, 1, libc::ENOMEM);
-        let works = rig.ends[0].link().counters.read().works;
+        let works = rig.ends[0].lanes().counters.read().works;
         rig.ends[0].produce(0, 100);
-        let account = rig.ends[0].link().account(0).unwrap();
+        let account = rig.ends[0].lanes().account(0).unwrap();
         assert_eq!(account.posted, posted, "it was not posted");
-        assert_eq!(rig.ends[0].link().counters.read().works, works);
+        assert_eq!(rig.ends[0].lanes().counters.read().works, works);
         assert_eq!(rig.ends[0].lost(), None);
         // With the completion it goes.
         rig.ends[0].poll();
-        assert_eq!(rig.ends[0].link().account(0).unwrap().posted, posted + 100);
+        assert_eq!(rig.ends[0].lanes().account(0).unwrap().posted, posted + 100);
         rig.drain();
         rig.check();
 
@@ -217,7 +217,7 @@ fn the_peer_is_lost_at_any_moment_and_no_byte_with_it() {
                     0 => rig.net.break_pairs(&a.host),
                     1 => rig.net.break_pairs(&b.host),
                     2 => rig.net.cut(&b.host, true),
-                    3 => a.link().end(),
+                    3 => a.lanes().end(),
                     _ => rig.net.remove_device(&a.host),
                 }
             });
@@ -229,7 +229,7 @@ fn the_peer_is_lost_at_any_moment_and_no_byte_with_it() {
                 });
             }
             // The connection manager says so to whoever no completion tells.
-            rig.ends.iter().for_each(|e| e.link().end());
+            rig.ends.iter().for_each(|e| e.lanes().end());
             rig.ends.iter_mut().for_each(|e| {
                 e.poll();
             });
@@ -253,11 +253,11 @@ fn what_is_acknowledged_may_be_written_over() {
         rig.settle();
         rig.ends[1].consume(0, 100);
         rig.settle();
-        let account = rig.ends[0].link().account(0).unwrap();
+        let account = rig.ends[0].lanes().account(0).unwrap();
         assert_eq!((account.acknowledged, account.posted), (RING as u64 / 4, RING as u64));
         assert_eq!(rig.ends[0].conn(0).produce(RING), RING / 4);
-        rig.ends[0].link().end();
-        rig.ends[1].link().end();
+        rig.ends[0].lanes().end();
+        rig.ends[1].lanes().end();
         nothing_is_lost(&mut rig);
         rig.close();
     }
@@ -272,11 +272,11 @@ fn after_the_loss_nothing_is_applied() {
         rig.ends[1].produce(0, 100);
         rig.net.settle();
         // Both are in the queue when the owner ends it.
-        rig.ends[1].link().end();
+        rig.ends[1].lanes().end();
         rig.ends[1].poll();
         assert_eq!(rig.ends[1].conn(0).inb().tail.load(Relaxed), 0);
         assert_eq!(rig.ends[1].news.iter().filter(|n| matches!(n, News::Lost(_))).count(), 1);
-        rig.ends[0].link().end();
+        rig.ends[0].lanes().end();
         nothing_is_lost(&mut rig);
         rig.close();
     }
@@ -292,13 +292,13 @@ fn completions_of_a_link_that_is_gone_are_nobodys() {
                 rig.ends[side].produce(1, 2000);
             }
             rig.net.settle();
-            // Flushed and unpolled completions stay behind; the next link has the same place.
-            let tags = rig.ends.each_ref().map(|e| e.link().tag());
-            rig.ends.iter_mut().for_each(End::close_link);
+            // Flushed and unpolled completions stay behind; the next pair has the same place.
+            let tags = rig.ends.each_ref().map(|e| e.lanes().tag());
+            rig.ends.iter_mut().for_each(End::close_lanes);
             rig.connect([settings(immediate); 2]);
             for (end, tag) in rig.ends.iter().zip(tags) {
-                assert_eq!(end.link().tag().index, tag.index);
-                assert_ne!(end.link().tag(), tag);
+                assert_eq!(end.lanes().tag().index, tag.index);
+                assert_ne!(end.lanes().tag(), tag);
             }
             rig.open(3);
             rig.ends[0].produce(2, 500);
@@ -326,16 +326,17 @@ fn a_link_that_cannot_be_made_leaves_nothing_behind() {
             let block = Block::new(40 * 64);
             net.fail_call(&b.host, call, nth, libc::ENOMEM);
             // SAFETY: freed after the pair is closed.
-            let made =
-                unsafe { Link::new(Arc::clone(&b.host), tag, settings, &b.domain, &pair, block.0) };
+            let made = unsafe {
+                Lanes::new(Arc::clone(&b.host), tag, settings, &b.domain, &pair, block.0)
+            };
             match made {
                 Err(e) => {
                     assert_eq!((e.call, e.errno), (call, libc::ENOMEM));
                     b.host.close_pair(pair).unwrap();
                 }
-                Ok(link) => {
+                Ok(lanes) => {
                     assert_eq!((call, nth), (Call::Register, 2));
-                    assert_eq!(link.dismantle(Some(pair)).error, None);
+                    assert_eq!(lanes.dismantle(Some(pair)).error, None);
                 }
             }
             block.free();
@@ -360,14 +361,15 @@ fn settings_that_cannot_work_are_refused() {
         Settings { sends: 7, ..good },
         Settings { receives: 3, ..good },
         Settings { peer_receives: 3, ..good },
-        Settings { slots: 0, ..good },
-        Settings { slots: 4097, ..good },
+        Settings { lanes: 0, ..good },
+        Settings { lanes: 4097, ..good },
         Settings { turn_bytes: 0, ..good },
     ] {
         let tag = b.hub.reserve(TID, &bad).unwrap();
         assert!(
             // SAFETY: refused.
-            unsafe { Link::new(Arc::clone(&b.host), tag, bad, &b.domain, &pair, block.0) }.is_err()
+            unsafe { Lanes::new(Arc::clone(&b.host), tag, bad, &b.domain, &pair, block.0) }
+                .is_err()
         );
         b.hub.release(TID, tag).unwrap();
     }
@@ -376,7 +378,7 @@ fn settings_that_cannot_work_are_refused() {
     let tag = b.hub.reserve(TID, &big).unwrap();
     assert_eq!(b.hub.reserve(TID, &big), Err(HubError::Full));
     b.hub.release(TID, tag).unwrap();
-    assert_eq!(b.hub.release(TID, tag), Err(HubError::NoLink));
+    assert_eq!(b.hub.release(TID, tag), Err(HubError::NoPair));
     b.host.close_pair(pair).unwrap();
     block.free();
     a.close();
@@ -393,8 +395,8 @@ fn a_peer_that_has_no_receive_is_found_out() {
         let b = Settings { receives: 4, ..settings(immediate) };
         let mut rig = Rig::of(Order::Prompt, model, [a, b]);
         rig.open(8);
-        for slot in 0..8 {
-            rig.ends[0].produce(slot, 1000);
+        for lane in 0..8 {
+            rig.ends[0].produce(lane, 1000);
         }
         rig.net.settle();
         rig.net.time_out();

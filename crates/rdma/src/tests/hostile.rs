@@ -47,11 +47,11 @@ impl Victim {
 
     fn say_returned(&self, returned: u32, items: &[(u16, Item)]) {
         let mut draft = Draft::new();
-        items.iter().for_each(|(slot, item)| assert!(draft.push(*slot, *item)));
+        items.iter().for_each(|(lane, item)| assert!(draft.push(*lane, *item)));
         self.post(Action::SendInline(draft.finish(returned)));
     }
 
-    /// Both ends have slot 0 open, as far as the victim knows.
+    /// Both ends have lane 0 open, as far as the victim knows.
     fn open(&mut self) {
         self.end.open(0, 0);
         self.say(&[(0, Item::Open { ring: self.ring(), token: 1 })]);
@@ -82,11 +82,11 @@ fn each_lie_is_found_and_named() {
         (Violation::Message, |v| v.post(Action::SendInline(&[]))),
         (Violation::Message, |v| v.post(Action::SendInline(&[0; 64]))),
         (Violation::Message, |v| v.post(Action::SendInline(&[4, 2, 0, 0, 0, 0, 0, 0]))),
-        (Violation::Slot, |v| v.say(&[(8, Item::Credit { head: 0 })])),
-        (Violation::Slot, |v| v.say(&[(u16::MAX, Item::Close)])),
-        (Violation::Slot, |v| v.say(&[(1, Item::Credit { head: 0 })])),
-        (Violation::Slot, |v| v.say(&[(1, Item::Data { rebased: false, bytes: 1, tail: 1 })])),
-        (Violation::Slot, |v| {
+        (Violation::Lane, |v| v.say(&[(8, Item::Credit { head: 0 })])),
+        (Violation::Lane, |v| v.say(&[(u16::MAX, Item::Close)])),
+        (Violation::Lane, |v| v.say(&[(1, Item::Credit { head: 0 })])),
+        (Violation::Lane, |v| v.say(&[(1, Item::Data { rebased: false, bytes: 1, tail: 1 })])),
+        (Violation::Lane, |v| {
             // Opened by the peer alone.
             v.say(&[
                 (1, Item::Open { ring: v.ring(), token: 1 }),
@@ -120,7 +120,7 @@ fn each_lie_is_found_and_named() {
         }),
         (Violation::Close, |v| v.say(&[(0, Item::Close), (0, Item::Close)])),
         (Violation::Close, |v| v.say(&[(1, Item::Close)])),
-        (Violation::Slot, |v| v.say(&[(0, Item::Close), (0, Item::Credit { head: 0 })])),
+        (Violation::Lane, |v| v.say(&[(0, Item::Close), (0, Item::Credit { head: 0 })])),
         (Violation::Tail, |v| v.say(&[(0, Item::Data { rebased: false, bytes: 0, tail: 0 })])),
         (Violation::Tail, |v| v.say(&[(0, Item::Data { rebased: false, bytes: 5, tail: 6 })])),
         (Violation::Room, |v| {
@@ -167,15 +167,15 @@ fn each_lie_is_found_and_named() {
 
 #[test]
 fn an_immediate_lies_too() {
-    let imm = |slot, rebased, returned, bytes| {
-        Imm { slot, rebased, mark: true, reached: false, returned, bytes }.encode()
+    let imm = |lane, rebased, returned, bytes| {
+        Imm { lane, rebased, mark: true, reached: false, returned, bytes }.encode()
     };
     let reached =
-        Imm { slot: 0, rebased: false, mark: false, reached: true, returned: 0, bytes: 1 }.encode();
+        Imm { lane: 0, rebased: false, mark: false, reached: true, returned: 0, bytes: 1 }.encode();
     for (agreed, imm, expected) in [
         (false, imm(0, false, 0, 1), Violation::Immediate),
-        (true, imm(1, false, 0, 1), Violation::Slot),
-        (true, imm(4095, false, 0, 1), Violation::Slot),
+        (true, imm(1, false, 0, 1), Violation::Lane),
+        (true, imm(4095, false, 0, 1), Violation::Lane),
         (true, imm(0, false, 0, 4097), Violation::Room),
         (true, imm(0, false, 7, 1), Violation::Returned),
         (true, reached, Violation::Head),
@@ -204,7 +204,7 @@ fn a_mark_is_reached_once() {
             v.say(&[(0, Item::Credit { head })]);
         }
         // A peer that marks all it sends is told of the last one, and that is its own concern.
-        let imm = Imm { slot: 0, rebased: false, mark: true, reached: true, returned: 0, bytes: 1 }
+        let imm = Imm { lane: 0, rebased: false, mark: true, reached: true, returned: 0, bytes: 1 }
             .encode();
         let announce = |v: &Victim| {
             v.post(Action::WriteImm {
@@ -216,7 +216,7 @@ fn a_mark_is_reached_once() {
         };
         announce(&v);
         assert_eq!(v.reason(), None);
-        assert_eq!(v.end.link().account(0).unwrap().acknowledged, credit.unwrap_or(0).max(60));
+        assert_eq!(v.end.lanes().account(0).unwrap().acknowledged, credit.unwrap_or(0).max(60));
         announce(&v);
         assert_eq!(v.reason(), Some(Reason::Peer(Violation::Head)));
         v.close();
@@ -233,7 +233,7 @@ fn anything_may_be_said() {
         let (mut tail, mut posted) = (0u64, 0u64);
         for _ in 0..few(60, 25) {
             // Mostly near what is right, so that it gets somewhere.
-            let slot = [0, 0, 0, 0, 0, 0, 1, 7, 8, 4095][random.below(10)] as u16;
+            let lane = [0, 0, 0, 0, 0, 0, 1, 7, 8, 4095][random.below(10)] as u16;
             let word = match random.below(6) {
                 0 => random.next(),
                 1 => tail,
@@ -279,7 +279,7 @@ fn anything_may_be_said() {
                         imm,
                     });
                 }
-                2 => v.say_returned([1, 2, u32::MAX][random.below(3)], &[(slot, item)]),
+                2 => v.say_returned([1, 2, u32::MAX][random.below(3)], &[(lane, item)]),
                 // Writes with any key, to any place near.
                 3 => {
                     let ours = v.end.arena_remote();
@@ -297,7 +297,7 @@ fn anything_may_be_said() {
                         inline: false,
                     });
                 }
-                _ => v.say(&[(slot, item)]),
+                _ => v.say(&[(lane, item)]),
             }
             v.end.poll();
             if v.end.lost().is_some() {
@@ -314,8 +314,8 @@ fn anything_may_be_said() {
             let head = conn.inb().head.load(Relaxed);
             assert!(conn.produce_unchecked(random.below(500)), "as above");
             posted = conn.out().tail.load(Relaxed);
-            v.end.link().consumed(0, head);
-            v.end.link().kick(0);
+            v.end.lanes().consumed(0, head);
+            v.end.lanes().kick(0);
         }
         v.end.poll();
         v.close();

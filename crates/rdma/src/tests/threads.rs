@@ -3,23 +3,23 @@
 use super::*;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
-/// Each slot has a producer and a consumer thread at each end; a thread of each end only polls.
+/// Each lane has a producer and a consumer thread at each end; a thread of each end only polls.
 /// Threads find the turn and the poll taken by each other all the time; nothing is lost, and nobody
 /// hangs.
 #[test]
 fn threads_may_kick_and_poll_at_the_same_time() {
-    const SLOTS: u16 = 1;
+    const LANES: u16 = 1;
     let bytes: u64 = few(40_000, 400) as u64;
     for &(model, immediate) in WAYS {
         let mut rig = Rig::new(Order::Prompt, model, settings(immediate));
-        rig.open(SLOTS);
+        rig.open(LANES);
         let tids = AtomicU32::new(10);
         let running = AtomicU32::new(0);
         let stop = AtomicBool::new(false);
         let busy = AtomicU64::new(0);
         std::thread::scope(|s| {
             for end in &mut rig.ends {
-                let (hub, link) = (&end.hub, end.link.as_ref().unwrap());
+                let (hub, lanes) = (&end.hub, end.lanes.as_ref().unwrap());
                 let (tids, running, stop, busy) = (&tids, &running, &stop, &busy);
                 let poll = move |tid| match hub
                     .poll(tid, &mut |_, news| assert!(!matches!(news, News::Lost(_)), "{news:?}"))
@@ -41,8 +41,8 @@ fn threads_may_kick_and_poll_at_the_same_time() {
                     }
                 });
                 for conn in end.conns.iter_mut().flatten() {
-                    let Conn { slot, stream, words, producer, consumer, written, read } = conn;
-                    let (slot, stream) = (*slot, *stream);
+                    let Conn { lane, stream, words, producer, consumer, written, read } = conn;
+                    let (lane, stream) = (*lane, *stream);
                     // SAFETY: freed after the threads are gone.
                     let inb = unsafe { &(*words.as_ptr())[1] };
                     running.fetch_add(2, Relaxed);
@@ -57,7 +57,7 @@ fn threads_may_kick_and_poll_at_the_same_time() {
                             let n = unsafe { producer.write(data.as_ptr(), n) }.unwrap();
                             let _ = producer.publish();
                             *written += n as u64;
-                            link.kick(slot);
+                            lanes.kick(lane);
                             if n == 0 {
                                 poll(tid);
                             }
@@ -76,7 +76,7 @@ fn threads_may_kick_and_poll_at_the_same_time() {
                             }
                             let _ = consumer.publish();
                             *read += n as u64;
-                            link.consumed(slot, inb.head.load(Relaxed));
+                            lanes.consumed(lane, inb.head.load(Relaxed));
                             if n == 0 {
                                 poll(tid);
                             }
@@ -104,11 +104,11 @@ fn a_poll_within_a_poll_is_told() {
     rig.ends[0].produce(0, 10);
     let hub = &rig.ends[1].hub;
     let mut seen = Vec::new();
-    hub.poll(5, &mut |link, _| {
+    hub.poll(5, &mut |lanes, _| {
         seen.push(hub.poll(5, &mut |_, _| {}).unwrap_err());
         seen.push(hub.poll(6, &mut |_, _| {}).unwrap_err());
-        assert_eq!(hub.take_back(6, link, 0).unwrap_err(), HubError::Busy);
-        assert_eq!(link.kick(0), Kicked::Done);
+        assert_eq!(hub.take_back(6, lanes, 0).unwrap_err(), HubError::Busy);
+        assert_eq!(lanes.kick(0), Kicked::Done);
     })
     .unwrap();
     assert_eq!(seen[..2], [PollError::Reentrant, PollError::Busy]);

@@ -6,38 +6,38 @@ use super::*;
 fn run(seed: u64, model: Model, settings: Settings, order: Order, steps: usize) -> Rig {
     let mut random = Random::new(seed);
     let mut rig = Rig::new(order, model, settings);
-    rig.open(settings.slots);
+    rig.open(settings.lanes);
     for _ in 0..steps {
         let end = &mut rig.ends[random.below(2)];
-        let slot = random.below(usize::from(settings.slots)) as u16;
+        let lane = random.below(usize::from(settings.lanes)) as u16;
         match random.below(8) {
             0 | 1 => {
-                end.produce(slot, 1 + random.below(700));
+                end.produce(lane, 1 + random.below(700));
             }
-            // Published, and told later, or with another slot's.
+            // Published, and told later, or with another lane's.
             2 => {
-                end.conn(slot).produce(1 + random.below(3000));
+                end.conn(lane).produce(1 + random.below(3000));
             }
             3 => {
-                end.link().kick(slot);
+                end.lanes().kick(lane);
             }
             4 | 5 => {
-                end.consume(slot, 1 + random.below(2000));
+                end.consume(lane, 1 + random.below(2000));
             }
             6 => {
                 end.poll();
             }
             _ => {
                 // A producer that is about to sleep.
-                if !end.conn(slot).producer.want_space(1).unwrap() {
-                    end.link().kick(slot);
+                if !end.conn(lane).producer.want_space(1).unwrap() {
+                    end.lanes().kick(lane);
                 }
             }
         }
     }
     for end in &rig.ends {
-        for slot in 0..settings.slots {
-            end.link().kick(slot);
+        for lane in 0..settings.lanes {
+            end.lanes().kick(lane);
         }
     }
     rig.drain();
@@ -102,8 +102,8 @@ fn ends_may_differ_in_their_queues() {
         rig.open(3);
         for round in 0..few(200, 2) {
             for side in [0, 1] {
-                for slot in 0..3 {
-                    rig.ends[side].produce(slot, 1 + (round * 37) % 900);
+                for lane in 0..3 {
+                    rig.ends[side].produce(lane, 1 + (round * 37) % 900);
                 }
             }
             rig.drain();
@@ -152,7 +152,7 @@ fn a_ring_that_is_empty_begins_anew_at_both_ends() {
     }
 }
 
-/// What another link's completions do in between is nothing to this one.
+/// What another pair's completions do in between is nothing to this one.
 #[test]
 #[cfg_attr(miri, ignore = "too long; nothing that the others do not touch")]
 fn links_on_one_queue_do_not_see_each_other() {
@@ -164,43 +164,43 @@ fn links_on_one_queue_do_not_see_each_other() {
             let mut other = rig
                 .ends
                 .each_mut()
-                .map(|e| (e.link.take().unwrap(), core::mem::take(&mut e.conns)));
+                .map(|e| (e.lanes.take().unwrap(), core::mem::take(&mut e.conns)));
             rig.connect([settings(immediate); 2]);
             rig.open(2);
             for _ in 0..few(300, 20) {
                 let side = random.below(2);
                 let end = &mut rig.ends[side];
-                let slot = random.below(2) as u16;
+                let lane = random.below(2) as u16;
                 match random.below(4) {
                     0 => {
-                        end.produce(slot, 1 + random.below(900));
+                        end.produce(lane, 1 + random.below(900));
                     }
                     1 => {
-                        end.consume(slot, 2000);
+                        end.consume(lane, 2000);
                     }
                     2 => {
                         end.poll();
                     }
                     _ => {
-                        // The other link's turn.
-                        let (link, conns) = &mut other[side];
-                        core::mem::swap(end.link.as_mut().unwrap(), link);
+                        // The other pair's turn.
+                        let (lanes, conns) = &mut other[side];
+                        core::mem::swap(end.lanes.as_mut().unwrap(), lanes);
                         core::mem::swap(&mut end.conns, conns);
                     }
                 }
             }
             for _ in 0..2 {
-                for (end, (link, conns)) in rig.ends.iter_mut().zip(&mut other) {
-                    core::mem::swap(end.link.as_mut().unwrap(), link);
+                for (end, (lanes, conns)) in rig.ends.iter_mut().zip(&mut other) {
+                    core::mem::swap(end.lanes.as_mut().unwrap(), lanes);
                     core::mem::swap(&mut end.conns, conns);
                 }
-                // Both ends have the same link now if they were swapped equally often; drain each
+                // Both ends have the same pair now if they were swapped equally often; drain each
                 // end by itself.
                 for _ in 0..few(50, 8) {
                     rig.settle();
                     for end in &mut rig.ends {
-                        for slot in 0..2 {
-                            end.consume(slot, RING);
+                        for lane in 0..2 {
+                            end.consume(lane, RING);
                         }
                     }
                 }
@@ -211,10 +211,10 @@ fn links_on_one_queue_do_not_see_each_other() {
                 here.chain(there).map(f).sum::<u64>()
             };
             assert_eq!(total(|c| c.written), total(|c| c.read));
-            for (end, (link, conns)) in rig.ends.iter_mut().zip(other) {
-                assert_eq!((end.lost(), link.lost()), (None, None));
-                end.close_link();
-                (end.link, end.conns) = (Some(link), conns);
+            for (end, (lanes, conns)) in rig.ends.iter_mut().zip(other) {
+                assert_eq!((end.lost(), lanes.lost()), (None, None));
+                end.close_lanes();
+                (end.lanes, end.conns) = (Some(lanes), conns);
             }
             rig.close();
         }

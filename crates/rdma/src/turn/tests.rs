@@ -25,17 +25,17 @@ fn bits_are_a_set_that_goes_round() {
     let mut x = 12345u64;
     for _ in 0..if cfg!(miri) { 200 } else { 20_000 } {
         x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        let slot = (x >> 33) as u16 % crate::SLOTS_MAX as u16;
+        let lane = (x >> 33) as u16 % crate::LANES_MAX as u16;
         // Few and far between, so that words become empty.
-        let slot = if x >> 60 & 1 == 0 { slot } else { slot & 0xf00 };
+        let lane = if x >> 60 & 1 == 0 { lane } else { lane & 0xf00 };
         if x >> 61 & 1 == 0 {
-            bits.set(slot);
-            model.insert(slot);
+            bits.set(lane);
+            model.insert(lane);
         } else {
-            bits.clear(slot);
-            model.remove(&slot);
+            bits.clear(lane);
+            model.remove(&lane);
         }
-        let from = (x >> 20) as u16 % crate::SLOTS_MAX as u16;
+        let from = (x >> 20) as u16 % crate::LANES_MAX as u16;
         let next = model.range(from..).next().or_else(|| model.first()).copied();
         assert_eq!(bits.next(from), next);
         assert_eq!(bits.is_empty(), model.is_empty());
@@ -54,14 +54,14 @@ fn nothing_that_was_added_is_left() {
             let (turn, bits, taken, waiting) = (&turn, &bits, &taken, &waiting);
             s.spawn(move || {
                 for i in 0..if cfg!(miri) { 50 } else { 20_000u16 } {
-                    let slot = i.wrapping_mul(7).wrapping_add(t) % 64;
-                    waiting[usize::from(slot)].fetch_add(1, Relaxed);
-                    bits.set(slot);
+                    let lane = i.wrapping_mul(7).wrapping_add(t) % 64;
+                    waiting[usize::from(lane)].fetch_add(1, Relaxed);
+                    bits.set(lane);
                     if turn.enter() {
                         loop {
-                            while let Some(slot) = bits.next(0) {
-                                bits.clear(slot);
-                                let n = waiting[usize::from(slot)].swap(0, Relaxed);
+                            while let Some(lane) = bits.next(0) {
+                                bits.clear(lane);
+                                let n = waiting[usize::from(lane)].swap(0, Relaxed);
                                 taken.fetch_add(u64::from(n), Relaxed);
                             }
                             if turn.leave() {

@@ -44,14 +44,14 @@ fn the_bytes_are_these() {
     );
     let expected = [
         1, 2, 0, 0, 9, 0, 0, 0, // header: one unit, version 2, nine returned
-        0xbc, 0x0a, 3, 1, 0, 2, 0, 0, // slot, kind, rebased, bytes
+        0xbc, 0x0a, 3, 1, 0, 2, 0, 0, // lane, kind, rebased, bytes
         0, 2, 0, 0, 1, 0, 0, 0, // tail
     ];
     assert_eq!(draft.finish(9), expected);
     let short =
-        Imm { slot: 0xabc, rebased: true, mark: false, reached: true, returned: 5, bytes: 512 };
+        Imm { lane: 0xabc, rebased: true, mark: false, reached: true, returned: 5, bytes: 512 };
     let long =
-        Imm { slot: 0xabc, rebased: false, mark: true, reached: false, returned: 1, bytes: 4097 };
+        Imm { lane: 0xabc, rebased: false, mark: true, reached: false, returned: 1, bytes: 4097 };
     for (imm, bits) in [(short, 0xabc5_51ff), (long, 0xabca_9000)] {
         assert_eq!(imm.encode(), bits);
         assert_eq!(Imm::decode(bits), imm);
@@ -81,7 +81,7 @@ fn what_an_immediate_can_say_it_says() {
         assert_eq!(returned, if bytes <= 4096 { 15 } else { 1 });
         for flags in 0..8u32 {
             let [rebased, mark, reached] = [1, 2, 4].map(|bit| flags & bit != 0);
-            let imm = Imm { slot: 4095, rebased, mark, reached, returned, bytes };
+            let imm = Imm { lane: 4095, rebased, mark, reached, returned, bytes };
             assert_eq!(Imm::decode(imm.encode()), imm);
         }
     }

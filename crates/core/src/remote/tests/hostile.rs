@@ -241,7 +241,7 @@ fn as_acceptor(frames: &[Frame]) -> Result<Vec<Frame>, Vec<Frame>> {
     let app = tcp(SocketAddr::new(STRANGER, 0));
     assert!(sys::listen(app, 8) >= 0);
     let to = name(app, false);
-    let links = tcp(SocketAddr::new(STRANGER, places::link_port(to.port(), 0)));
+    let links = tcp(SocketAddr::new(STRANGER, destinations::link_port(to.port(), 0)));
     assert!(sys::listen(links, 8) >= 0);
     // A connection to it, used.
     let fd = tcp(SocketAddr::new(rig.hosts[0].address, 0));

@@ -255,7 +255,7 @@ impl Rig {
     fn other_way_moves(&mut self, i: usize, side: Side) {
         self.until(&format!("the other direction of connection {i} is promoted"), |r| {
             r.chat(i);
-            let said = &r.conns[i][A].socket.said;
+            let said = &r.conns[i][A].socket.published;
             let other = if side == Side::Send { said.receives_fast() } else { said.sends_fast() };
             let this = if side == Side::Send { said.sends_fast() } else { said.receives_fast() };
             assert!(!this, "promoted with a call under way");

@@ -1,8 +1,8 @@
 //! Peers without the library: how often their ports are tried, and that connections there do not
 //! wait for it.
 
+use super::destinations::{TRIED, link_port};
 use super::links::Phase;
-use super::places::{TRIED, link_port};
 use super::*;
 
 const MS: u64 = 1_000_000;

@@ -123,7 +123,7 @@ fn a_close_with_bytes_unread_ends_a_one_way_connection() {
                 r.send(i, writer, 500);
                 while r.receive(i, reader, 5000) > 0 {}
                 let s = r.conns[i][writer].socket;
-                s.channel().is_some() && s.said.sends_fast()
+                s.channel().is_some() && s.published.sends_fast()
             });
             rig.send(i, writer, 3000);
             rig.settle();

@@ -17,7 +17,7 @@
 use crate::explore::Model;
 use crate::model::{CarrierEnd, Fifo, Violation};
 use netacc_proto::switchover::{
-    Ack, Announce, EofVerdict, Link, Path, Plan, Refused, Rx, RxState, Tx, TxState,
+    Ack, Announce, Delivery, EofVerdict, Path, Plan, Refused, Rx, RxState, Tx, TxState,
 };
 
 /// One rule left out.
@@ -321,7 +321,7 @@ pub struct World {
     told: Option<SenderWords>,
     /// The sender's death resets the carrier.
     resets: bool,
-    // Link.
+    // Delivery.
     to_receiver: Fifo<SenderWords, 4>,
     to_sender: Fifo<ReceiverWords, 4>,
     // Carrier, bytes tagged with their stream offset (modulo 256).
@@ -354,7 +354,7 @@ pub struct World {
 
 impl World {
     pub fn new(config: Config) -> Self {
-        let rx = Rx::starting_at_over(Link::Lossy, config.epoch, config.offset);
+        let rx = Rx::starting_at_over(Delivery::Lossy, config.epoch, config.offset);
         let tx = Tx::starting_at(config.epoch, config.offset);
         let acks = ReceiverWords {
             control: rx.ack().control(),
@@ -832,12 +832,12 @@ impl World {
             A::LoadAckToPromote => self.stage = SenderStage::Promoting(self.receivers.control),
             A::Promote => {
                 let SenderStage::Promoting(control) = self.stage else { unreachable!() };
-                let link = match self.config.mutant {
-                    Mutant::DemoteUnconsumed => Link::Reliable,
-                    _ => Link::Lossy,
+                let delivery = match self.config.mutant {
+                    Mutant::DemoteUnconsumed => Delivery::Reliable,
+                    _ => Delivery::Lossy,
                 };
                 self.stage = SenderStage::Idle;
-                match self.tx.promote(Ack::from_words(control, 0), link) {
+                match self.tx.promote(Ack::from_words(control, 0), delivery) {
                     Ok(_) => {
                         self.config.promotes -= 1;
                         self.resets = !self.is(Mutant::DeathIsFin);

@@ -1,11 +1,11 @@
-//! One queue pair and the connections on it: their opening and closing, and what both halves of the
-//! engine share.
+//! The lanes of one queue pair, a connection on each: their opening and closing, and what both
+//! halves of the engine share.
 //!
 //! The *sending half* ([`send`]) posts; whoever has the [`Turn`] is it. The *receiving half*
 //! ([`receive`]) applies what has come; whoever has the hub's poll lock is it. They tell each other
 //! by atomics with one writer each.
 //!
-//! A slot's life, at each end: free, opened, closed, free again when both ends have closed it and
+//! A lane's life, at each end: free, opened, closed, free again when both ends have closed it and
 //! all that this end posted has left its memory:
 //!
 //! ```text
@@ -13,7 +13,7 @@
 //! ```
 //!
 //! Between the two `OPEN`s and the `CLOSE`s everything may cross. An end that does not want what
-//! was opened refuses it: its `CLOSE` is all that it ever says. Who opens which slot first is
+//! was opened refuses it: its `CLOSE` is all that it ever says. Who opens which lane first is
 //! agreed on elsewhere.
 
 mod receive;
@@ -21,7 +21,7 @@ mod send;
 
 use crate::arena::Rings;
 use crate::counters::Counters;
-use crate::slot::{BUSY, CLOSING, Config, FREE, OPEN, REFUSING, SLOTS_MAX, Slot, SlotRx, SlotTx};
+use crate::lane::{BUSY, CLOSING, Config, FREE, LANES_MAX, Lane, LaneRx, LaneTx, OPEN, REFUSING};
 use crate::turn::{Bits, Turn};
 use crate::wire::{IMM_BYTES_MAX, MESSAGE_BYTES};
 use alloc::boxed::Box;
@@ -48,7 +48,7 @@ pub const RECEIVES_MIN: u32 = 4;
 pub const SENDS_MIN: u32 = 8;
 const EINVAL: c_int = 22;
 
-/// How a link works. Both ends agree on `immediate` and `slots`, and each knows the other's
+/// How a pair works. Both ends agree on `immediate` and `lanes`, and each knows the other's
 /// `receives`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
@@ -59,13 +59,13 @@ pub struct Settings {
     /// Receives that the peer posts.
     pub peer_receives: u32,
     /// Bytes that a work request carries inline, as the pair was created. A message that does not
-    /// fit is posted from memory of the link's.
+    /// fit is posted from memory of the pair's.
     pub inline_bytes: u32,
     /// Bytes are announced by writes with immediate: both devices have them.
     pub immediate: bool,
     /// Connections.
-    pub slots: u16,
-    /// Most bytes that one slot posts before the next one's turn (`NACC_SOR_MSG_SIZE`).
+    pub lanes: u16,
+    /// Most bytes that one lane posts before the next one's turn (`NACC_SOR_MSG_SIZE`).
     pub turn_bytes: u32,
 }
 
@@ -74,11 +74,11 @@ impl Settings {
         self.sends >= SENDS_MIN
             && self.receives >= RECEIVES_MIN
             && self.peer_receives >= RECEIVES_MIN
-            && (1..=SLOTS_MAX).contains(&usize::from(self.slots))
+            && (1..=LANES_MAX).contains(&usize::from(self.lanes))
             && self.turn_bytes > 0
     }
 
-    /// Bytes of a link's own memory: 64 for each receive, and for each request of the send queue
+    /// Bytes of a pair's own memory: 64 for each receive, and for each request of the send queue
     /// where a message may not fit inline.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
@@ -90,7 +90,7 @@ impl Settings {
         if self.inline_bytes as usize >= MESSAGE_BYTES { 0 } else { self.sends.next_power_of_two() }
     }
 
-    /// Entries of the completion queue that a link needs.
+    /// Entries of the completion queue that a pair needs.
     #[must_use]
     pub fn entries(&self) -> u32 {
         self.sends.saturating_add(self.receives)
@@ -101,8 +101,8 @@ impl Settings {
     }
 }
 
-/// A link's place in its hub, in the identifiers of its work requests. Never the same again before
-/// 65536 links have had it.
+/// A pair's place in its hub, in the identifiers of its work requests. Never the same again before
+/// 65536 pairs have had it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tag {
     pub(crate) index: u16,
@@ -136,11 +136,11 @@ pub enum Violation {
     Message,
     /// An immediate, which was not agreed upon.
     Immediate,
-    /// A slot that does not exist, or is not open.
-    Slot,
-    /// A slot was opened twice, or with an impossible ring.
+    /// A lane that does not exist, or is not open.
+    Lane,
+    /// A lane was opened twice, or with an impossible ring.
     Open,
-    /// A slot was closed twice.
+    /// A lane was closed twice.
     Close,
     /// More bytes than the ring has room for.
     Room,
@@ -154,7 +154,7 @@ pub enum Violation {
     Returned,
 }
 
-/// Why a link is lost.
+/// Why a pair is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
     /// A work request failed.
@@ -170,17 +170,17 @@ pub enum Reason {
     Peer(Violation),
     /// Our own words are impossible: somebody has written over them.
     Words,
-    /// The owner has ended it ([`Link::end`]).
+    /// The owner has ended it ([`Lanes::end`]).
     Ended,
 }
 
 /// What a poll has to tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum News {
-    /// The peer has opened the slot.
+    /// The peer has opened the lane.
     Opened {
         /// Which one.
-        slot: u16,
+        lane: u16,
         /// Which connection it is for.
         token: u64,
         /// Bytes of each ring.
@@ -189,24 +189,24 @@ pub enum News {
     /// There are bytes to read.
     Data {
         /// Where.
-        slot: u16,
+        lane: u16,
     },
     /// The producer had asked for room (`space_wanted`), and half of the ring is free.
     Room {
         /// Where.
-        slot: u16,
+        lane: u16,
     },
-    /// The peer says nothing more about the slot.
+    /// The peer says nothing more about the lane.
     Closed {
         /// Which one.
-        slot: u16,
+        lane: u16,
     },
-    /// Both ends have closed the slot, and no device touches its memory: take it back.
+    /// Both ends have closed the lane, and no device touches its memory: take it back.
     Released {
         /// Which one.
-        slot: u16,
+        lane: u16,
     },
-    /// The link is lost. Told once; nothing follows.
+    /// The pair is lost. Told once; nothing follows.
     Lost(Reason),
 }
 
@@ -217,20 +217,20 @@ pub enum Kicked {
     Done,
     /// Another thread (or this one, below the signal handler) is posting, and does this as well.
     Left,
-    /// The link is lost.
+    /// The pair is lost.
     Lost(Reason),
 }
 
-/// Why a slot is not opened or closed.
+/// Why a lane is not opened or closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpenError {
-    /// There is no such slot.
-    NoSlot,
+    /// There is no such lane.
+    NoLane,
     /// It is not in the state for that.
     State,
 }
 
-/// What is known of a slot's outbound direction, in positions as the ring's words count them.
+/// What is known of a lane's outbound direction, in positions as the ring's words count them.
 #[cfg(test)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Account {
@@ -240,7 +240,7 @@ pub(crate) struct Account {
     pub(crate) posted: u64,
 }
 
-/// The peer has opened a slot again.
+/// The peer has opened a lane again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reopened {
     /// For which connection.
@@ -251,7 +251,7 @@ pub struct Reopened {
     pub closed: bool,
 }
 
-/// A slot that is free again.
+/// A lane that is free again.
 #[derive(Debug)]
 pub struct TakenBack<F: Fabric> {
     /// Its rings, for the pool; none if it was refused.
@@ -260,27 +260,27 @@ pub struct TakenBack<F: Fabric> {
     pub reopened: Option<Reopened>,
 }
 
-/// What a link was made of.
+/// What a pair was made of.
 #[derive(Debug)]
 pub struct Parts<F: Fabric> {
-    /// The rings of all slots that were in use.
+    /// The rings of all lanes that were in use.
     pub rings: Vec<Rings<F>>,
-    /// The link's own memory.
+    /// The pair's own memory.
     pub memory: NonNull<u8>,
     /// Something could not be closed: neither rings nor memory may be used for anything else, nor
     /// unmapped.
     pub error: Option<Error>,
 }
 
-/// One queue pair with its connections. See the [crate] for who may call what.
-pub struct Link<F: Fabric> {
+/// The lanes of one queue pair. See the [crate] for who may call what.
+pub struct Lanes<F: Fabric> {
     fabric: Arc<F>,
     tag: Tag,
     settings: Settings,
-    slots: Box<[Slot<F>]>,
-    /// Slots that may have something to send.
+    lanes: Box<[Lane<F>]>,
+    /// Lanes that may have something to send.
     dirty: Bits,
-    /// Slots whose `CLOSE` is on its way.
+    /// Lanes whose `CLOSE` is on its way.
     closing: Bits,
     turn: Turn,
     /// The turn's.
@@ -313,34 +313,34 @@ pub struct Link<F: Fabric> {
     pub counters: Counters,
 }
 
-// SAFETY: cells are touched by who has the turn or the poll lock (see `slot`), `pair` is written
+// SAFETY: cells are touched by who has the turn or the poll lock (see `lane`), `pair` is written
 // once before `started` and only read afterwards; `memory` is touched by the device, and its two
 // parts by one half each.
-unsafe impl<F: Fabric + Send + Sync> Sync for Link<F>
+unsafe impl<F: Fabric + Send + Sync> Sync for Lanes<F>
 where
     F::Pair: Send + Sync,
     F::Region: Send + Sync,
 {
 }
 // SAFETY: as above; nothing in it belongs to a thread.
-unsafe impl<F: Fabric + Send + Sync> Send for Link<F>
+unsafe impl<F: Fabric + Send + Sync> Send for Lanes<F>
 where
     F::Pair: Send + Sync,
     F::Region: Send + Sync,
 {
 }
 
-impl<F: Fabric> core::fmt::Debug for Link<F> {
+impl<F: Fabric> core::fmt::Debug for Lanes<F> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Link")
+        f.debug_struct("Lanes")
             .field("tag", &self.tag)
             .field("lost", &self.lost())
             .finish_non_exhaustive()
     }
 }
 
-impl<F: Fabric> Link<F> {
-    /// Makes a link of a pair that was created and is not connected yet, and posts its receives.
+impl<F: Fabric> Lanes<F> {
+    /// The lanes of a pair that was created and is not connected yet; posts its receives.
     /// Add it to its hub before the pair is connected or accepted.
     ///
     /// On an error close the pair before anything else is done with `memory`.
@@ -359,20 +359,20 @@ impl<F: Fabric> Link<F> {
         if !settings.is_valid() {
             return Err(Error { call: Call::Create, errno: EINVAL });
         }
-        let (mut slots, mut again) = (Vec::new(), Vec::new());
-        let reserved = slots
-            .try_reserve_exact(usize::from(settings.slots))
+        let (mut lanes, mut again) = (Vec::new(), Vec::new());
+        let reserved = lanes
+            .try_reserve_exact(usize::from(settings.lanes))
             .and_then(|()| again.try_reserve_exact(settings.receives as usize));
         if reserved.is_err() {
             return Err(Error { call: Call::Create, errno: crate::arena::ENOMEM });
         }
-        slots.resize_with(usize::from(settings.slots), Slot::new);
+        lanes.resize_with(usize::from(settings.lanes), Lane::new);
         let bytes = settings.memory_bytes();
         // SAFETY: the caller's promise.
         let region = unsafe { fabric.register(domain, memory, bytes, Access::Receive) }?;
-        let link = Self {
+        let lanes = Self {
             tag,
-            slots: slots.into_boxed_slice(),
+            lanes: lanes.into_boxed_slice(),
             dirty: Bits::new(),
             closing: Bits::new(),
             turn: Turn::default(),
@@ -398,13 +398,13 @@ impl<F: Fabric> Link<F> {
         let mut from = 0;
         while from < settings.receives {
             let count = (settings.receives - from).min(BATCH_MAX as u32);
-            if let Err(e) = link.post_buffers(pair, |i| from.wrapping_add(i), count as usize) {
-                let _ = link.fabric.close_region(link.region);
+            if let Err(e) = lanes.post_buffers(pair, |i| from.wrapping_add(i), count as usize) {
+                let _ = lanes.fabric.close_region(lanes.region);
                 return Err(Error { call: Call::PostReceives, errno: e.errno });
             }
             from += count;
         }
-        Ok(link)
+        Ok(lanes)
     }
 
     /// Posts `count` receives, at most [`BATCH_MAX`], into the buffers that `which` says.
@@ -432,7 +432,7 @@ impl<F: Fabric> Link<F> {
         self.tag
     }
 
-    /// A word of the owner's, which the link only keeps: who is told its news finds by it what it
+    /// A word of the owner's, which the pair only keeps: who is told its news finds by it what it
     /// belongs to. 0 at first.
     #[must_use]
     pub fn owner(&self) -> usize {
@@ -469,22 +469,22 @@ impl<F: Fabric> Link<F> {
         if !self.started.load(Acquire) {
             return None;
         }
-        // SAFETY: written before `started`, and not again while the link is shared.
+        // SAFETY: written before `started`, and not again while the pair is shared.
         unsafe { (*self.pair.get()).as_ref() }
     }
 
-    fn slot(&self, slot: u16) -> Option<&Slot<F>> {
-        self.slots.get(usize::from(slot))
+    fn lane(&self, lane: u16) -> Option<&Lane<F>> {
+        self.lanes.get(usize::from(lane))
     }
 
-    // ---- slots ----------------------------------------------------------------------------------
+    // ---- lanes ----------------------------------------------------------------------------------
 
-    /// Opens a slot: `outbound` are the words of the direction that this end produces into
+    /// Opens a lane: `outbound` are the words of the direction that this end produces into
     /// `rings.outbound()`, `inbound` those of the direction that it consumes from
     /// `rings.inbound()`. The peer is told `token`. Rings and words are in use until
     /// [`Hub::take_back`](crate::Hub::take_back) or [`dismantle`](Self::dismantle).
     ///
-    /// Gives the rings back when the slot is not free.
+    /// Gives the rings back when the lane is not free.
     ///
     /// # Safety
     /// - The words are valid as long as they are in use, and zeroed. One producer works on
@@ -494,50 +494,50 @@ impl<F: Fabric> Link<F> {
     ///   inbound one.
     pub unsafe fn open(
         &self,
-        slot: u16,
+        lane: u16,
         outbound: NonNull<RingWords>,
         inbound: NonNull<RingWords>,
         rings: Rings<F>,
         token: u64,
     ) -> Result<Kicked, (OpenError, Rings<F>)> {
-        let Some(s) = self.slot(slot) else { return Err((OpenError::NoSlot, rings)) };
+        let Some(s) = self.lane(lane) else { return Err((OpenError::NoLane, rings)) };
         if s.state.compare_exchange(FREE, BUSY, AcqRel, Acquire).is_err() {
             return Err((OpenError::State, rings));
         }
         s.due.store(rings.size as u64 / 4, Relaxed);
         // SAFETY: the state lets one caller come here, and nobody looks at the configuration of a
-        // slot that is busy.
+        // lane that is busy.
         unsafe { *s.config.get() = Some(Config { outbound, inbound, rings, token }) };
         s.state.store(OPEN, Release);
-        Ok(self.kick(slot))
+        Ok(self.kick(lane))
     }
 
-    /// Closes an open slot: what is published goes out, then the end. The peer's part goes on until
+    /// Closes an open lane: what is published goes out, then the end. The peer's part goes on until
     /// it closes, too.
-    pub fn close(&self, slot: u16) -> Result<Kicked, OpenError> {
-        self.turn_over(slot, OPEN, CLOSING)
+    pub fn close(&self, lane: u16) -> Result<Kicked, OpenError> {
+        self.turn_over(lane, OPEN, CLOSING)
     }
 
-    /// Answers the peer's opening of a slot with the end.
-    pub fn refuse(&self, slot: u16) -> Result<Kicked, OpenError> {
-        let opened = self.slot(slot).ok_or(OpenError::NoSlot)?.peer_open.load(Acquire);
+    /// Answers the peer's opening of a lane with the end.
+    pub fn refuse(&self, lane: u16) -> Result<Kicked, OpenError> {
+        let opened = self.lane(lane).ok_or(OpenError::NoLane)?.peer_open.load(Acquire);
         if !opened {
             return Err(OpenError::State);
         }
-        self.turn_over(slot, FREE, REFUSING)
+        self.turn_over(lane, FREE, REFUSING)
     }
 
-    fn turn_over(&self, slot: u16, from: u32, to: u32) -> Result<Kicked, OpenError> {
-        let s = self.slot(slot).ok_or(OpenError::NoSlot)?;
+    fn turn_over(&self, lane: u16, from: u32, to: u32) -> Result<Kicked, OpenError> {
+        let s = self.lane(lane).ok_or(OpenError::NoLane)?;
         match s.state.compare_exchange(from, to, AcqRel, Acquire) {
-            Ok(_) => Ok(self.kick(slot)),
+            Ok(_) => Ok(self.kick(lane)),
             Err(_) => Err(OpenError::State),
         }
     }
 
-    /// Frees a released slot. `None`: the turn is taken. The caller has the poll lock.
-    pub(crate) fn take_back(&self, slot: u16) -> Option<Result<TakenBack<F>, OpenError>> {
-        let Some(s) = self.slot(slot) else { return Some(Err(OpenError::NoSlot)) };
+    /// Frees a released lane. `None`: the turn is taken. The caller has the poll lock.
+    pub(crate) fn take_back(&self, lane: u16) -> Option<Result<TakenBack<F>, OpenError>> {
+        let Some(s) = self.lane(lane) else { return Some(Err(OpenError::NoLane)) };
         if !self.turn.try_enter() {
             return None;
         }
@@ -548,8 +548,8 @@ impl<F: Fabric> Link<F> {
         let state = s.state.load(Acquire);
         let result = if matches!(state, CLOSING | REFUSING) && rx.is_released() {
             let reopened = rx.reopened.take();
-            *rx = SlotRx::default();
-            *tx = SlotTx::default();
+            *rx = LaneRx::default();
+            *tx = LaneTx::default();
             for word in [&s.posted, &s.acked, &s.marked, &s.reached, &s.mark, &s.due] {
                 word.store(0, Relaxed);
             }
@@ -581,10 +581,10 @@ impl<F: Fabric> Link<F> {
 
     // ---- the owner's calls ----------------------------------------------------------------------
 
-    /// Bytes of the slot's were published. Posts them.
-    pub fn kick(&self, slot: u16) -> Kicked {
-        if usize::from(slot) < self.slots.len() {
-            self.dirty.set(slot);
+    /// Bytes of the lane's were published. Posts them.
+    pub fn kick(&self, lane: u16) -> Kicked {
+        if usize::from(lane) < self.lanes.len() {
+            self.dirty.set(lane);
         }
         self.pump()
     }
@@ -593,10 +593,10 @@ impl<F: Fabric> Link<F> {
     /// if one is due: a quarter of the ring was consumed since the last one. Budget when none is:
     /// one load.
     #[inline]
-    pub fn consumed(&self, slot: u16, head: u64) -> Kicked {
-        let Some(s) = self.slot(slot) else { return Kicked::Done };
+    pub fn consumed(&self, lane: u16, head: u64) -> Kicked {
+        let Some(s) = self.lane(lane) else { return Kicked::Done };
         let due = head.wrapping_sub(s.due.load(Relaxed)).cast_signed() >= 0;
-        if due { self.kick(slot) } else { Kicked::Done }
+        if due { self.kick(lane) } else { Kicked::Done }
     }
 
     /// Messages that were posted, as the peer counts them ([`has_come`](Self::has_come)): receives
@@ -619,16 +619,16 @@ impl<F: Fabric> Link<F> {
         self.counters.read().messages_received as u32
     }
 
-    /// What is known of a slot.
+    /// What is known of a lane.
     #[cfg(test)]
-    pub(crate) fn account(&self, slot: u16) -> Option<Account> {
-        let s = self.slot(slot)?;
+    pub(crate) fn account(&self, lane: u16) -> Option<Account> {
+        let s = self.lane(lane)?;
         Some(Account { acknowledged: s.acked.load(Acquire), posted: s.posted.load(Acquire) })
     }
 
     // ---- the end --------------------------------------------------------------------------------
 
-    /// Why the link is lost, if it is.
+    /// Why the pair is lost, if it is.
     #[must_use]
     pub fn lost(&self) -> Option<Reason> {
         Reason::decode(self.lost.load(Acquire))
@@ -652,22 +652,22 @@ impl<F: Fabric> Link<F> {
     }
 
     /// Closes the pair and the region of the receives. After it no device touches the memory of the
-    /// slots: their owners' words are theirs again, and so are the rings.
+    /// lanes: their owners' words are theirs again, and so are the rings.
     ///
-    /// `pair` is the pair when the link was never started.
+    /// `pair`: the queue pair, where it was never started.
     pub fn dismantle(self, pair: Option<F::Pair>) -> Parts<F> {
         let mut error = None;
         for pair in self.pair.into_inner().into_iter().chain(pair) {
             error = error.or(self.fabric.close_pair(pair).err());
         }
         error = error.or(self.fabric.close_region(self.region).err());
-        let configs = self.slots.into_iter().filter_map(|s| s.config.into_inner());
+        let configs = self.lanes.into_iter().filter_map(|s| s.config.into_inner());
         Parts { rings: configs.map(|c| c.rings).collect(), memory: self.memory, error }
     }
 }
 
 #[cfg(test)]
-impl<F: Fabric> Link<F> {
+impl<F: Fabric> Lanes<F> {
     /// The pair and the region of its receives, without the engine.
     pub(crate) fn into_pair(self) -> (F::Pair, F::Region) {
         (self.pair.into_inner().unwrap(), self.region)
@@ -722,7 +722,7 @@ impl Reason {
                 let all = [
                     Violation::Message,
                     Violation::Immediate,
-                    Violation::Slot,
+                    Violation::Lane,
                     Violation::Open,
                     Violation::Close,
                     Violation::Room,

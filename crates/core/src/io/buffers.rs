@@ -26,8 +26,8 @@ impl Few {
         Few(MaybeUninit::uninit())
     }
 
-    /// Copies the caller's array. `None`: it is empty, or [`Parts::import`] knows what to say of
-    /// it.
+    /// Copies the caller's array. `None`: it is empty, or [`AnyBuffers::import`] knows what to say
+    /// of it.
     #[inline(always)]
     pub(super) fn import(&mut self, iov: *const iovec, count: usize) -> Option<Buffers<'_>> {
         if count == 0 || count > FEW {
@@ -57,7 +57,7 @@ impl Few {
 /// Room for the buffers of a vector call. It stays where it is: to move it would be to load what
 /// has just been stored, by other pieces, and that waits for all the stores before (those to the
 /// ring go to another CPU).
-pub(super) struct Parts {
+pub(super) struct AnyBuffers {
     few: MaybeUninit<[iovec; FEW]>,
     many: Scratch<'static, iovec>,
 }
@@ -69,10 +69,10 @@ pub(super) struct Buffers<'a> {
     pub(super) total: usize,
 }
 
-impl Parts {
+impl AnyBuffers {
     #[inline]
-    pub(super) const fn new() -> Parts {
-        Parts { few: MaybeUninit::uninit(), many: Scratch::new() }
+    pub(super) const fn new() -> AnyBuffers {
+        AnyBuffers { few: MaybeUninit::uninit(), many: Scratch::new() }
     }
 
     /// Copies the caller's array. `Err`: what the kernel says of it; `too_many` is its word for an

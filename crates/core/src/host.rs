@@ -23,7 +23,7 @@ static ASKED_AT: AtomicU64 = AtomicU64::new(0);
 static ASKING: AtomicBool = AtomicBool::new(false);
 
 /// Whether this host has that address.
-pub(crate) fn has(ip: IpAddr) -> bool {
+pub(crate) fn has_address(ip: IpAddr) -> bool {
     let now = sys::now_ns();
     let asked = ASKED_AT.load(Acquire);
     if (asked == 0 || now.saturating_sub(asked) > BELIEVED_NS) && !ASKING.swap(true, Acquire) {
@@ -193,12 +193,12 @@ mod tests {
         let other = |last| IpAddr::from([198, 51, 100, last]);
         // (Another test's thread may be asking.)
         while ASKED_AT.load(Relaxed) == 0 {
-            let _ = has(other(0));
+            let _ = has_address(other(0));
         }
         let asked = ASKED_AT.load(Relaxed);
-        assert!(has("127.0.0.1".parse().unwrap()));
+        assert!(has_address("127.0.0.1".parse().unwrap()));
         for last in 0..100u8 {
-            assert!(!has(other(last)));
+            assert!(!has_address(other(last)));
         }
         let now = ASKED_AT.load(Relaxed);
         assert!(now == asked || now - asked > BELIEVED_NS, "asked again");

@@ -1,8 +1,8 @@
-//! One connection of a link: what each half of the engine knows of it, and what they tell each
+//! One connection of a pair: what each half of the engine knows of it, and what they tell each
 //! other.
 //!
-//! Who may touch what: [`SlotTx`] belongs to who has the link's turn, [`SlotRx`] to who has the
-//! hub's poll lock, the configuration is written while the slot is free or both are held.
+//! Who may touch what: [`LaneTx`] belongs to who has the pair's turn, [`LaneRx`] to who has the
+//! hub's poll lock, the configuration is written while the lane is free or both are held.
 //! Everything else is an atomic with one writer.
 
 use crate::arena::Rings;
@@ -13,10 +13,10 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use netacc_ring::RingWords;
 use netacc_verbs::Fabric;
 
-/// Most slots of a link.
-pub const SLOTS_MAX: usize = netacc_ring::SLOTS_MAX;
+/// Most lanes of a pair.
+pub const LANES_MAX: usize = netacc_ring::SLOTS_MAX;
 
-/// [`Slot::state`]: nobody uses it.
+/// [`Lane::state`]: nobody uses it.
 pub(crate) const FREE: u32 = 0;
 /// Its configuration is being written.
 pub(crate) const BUSY: u32 = 1;
@@ -39,7 +39,7 @@ pub(crate) struct Config<F: Fabric> {
 
 impl<F: Fabric> Config<F> {
     pub(crate) fn outbound(&self) -> &RingWords {
-        // SAFETY: valid until the slot is taken back (`Link::open`), which needs turn and poll
+        // SAFETY: valid until the lane is taken back (`Lanes::open`), which needs turn and poll
         // lock, one of which every reader of the configuration holds; all fields are atomics.
         unsafe { self.outbound.as_ref() }
     }
@@ -52,7 +52,7 @@ impl<F: Fabric> Config<F> {
 
 /// What the sending half knows.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct SlotTx {
+pub(crate) struct LaneTx {
     /// Our `OPEN` was sent; our `CLOSE` was.
     pub(crate) opened: bool,
     pub(crate) closed: bool,
@@ -64,13 +64,13 @@ pub(crate) struct SlotTx {
     pub(crate) base: u64,
     /// The last head that was sent.
     pub(crate) told: u64,
-    /// The last [`Slot::mark`] that was served.
+    /// The last [`Lane::mark`] that was served.
     pub(crate) mark_served: u64,
     /// End of the last bytes that were marked, plus one.
     pub(crate) marked: u64,
 }
 
-/// How far the peer has come with a slot.
+/// How far the peer has come with a lane.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Peer {
     #[default]
@@ -81,10 +81,10 @@ pub(crate) enum Peer {
 
 /// What the receiving half knows.
 #[derive(Default)]
-pub(crate) struct SlotRx {
+pub(crate) struct LaneRx {
     pub(crate) peer: Peer,
-    /// The peer has opened the slot again before we have taken it back.
-    pub(crate) reopened: Option<crate::link::Again>,
+    /// The peer has opened the lane again before we have taken it back.
+    pub(crate) reopened: Option<crate::lanes::Again>,
     /// Position up to which the peer has announced bytes.
     pub(crate) tail: u64,
     /// Position at index 0 of our inbound ring.
@@ -93,19 +93,19 @@ pub(crate) struct SlotRx {
     pub(crate) close_done: bool,
 }
 
-pub(crate) struct Slot<F: Fabric> {
+pub(crate) struct Lane<F: Fabric> {
     pub(crate) state: AtomicU32,
     pub(crate) config: UnsafeCell<Option<Config<F>>>,
-    pub(crate) tx: UnsafeCell<SlotTx>,
-    pub(crate) rx: UnsafeCell<SlotRx>,
+    pub(crate) tx: UnsafeCell<LaneTx>,
+    pub(crate) rx: UnsafeCell<LaneRx>,
     /// Written by the receiving half before `peer_open`, read by the sending half after it.
     pub(crate) peer: UnsafeCell<Option<Ring>>,
     pub(crate) peer_open: AtomicBool,
-    /// Sending half: as [`SlotTx::posted`], stored before the bytes are posted.
+    /// Sending half: as [`LaneTx::posted`], stored before the bytes are posted.
     pub(crate) posted: AtomicU64,
     /// Receiving half: position up to which the peer has consumed.
     pub(crate) acked: AtomicU64,
-    /// Sending half: as [`SlotTx::marked`], stored before the mark is posted. If it is not, the
+    /// Sending half: as [`LaneTx::marked`], stored before the mark is posted. If it is not, the
     /// next bytes set another one.
     pub(crate) marked: AtomicU64,
     /// Receiving half: the last `marked` that the peer has reached. There is no other mark before.
@@ -120,13 +120,13 @@ pub(crate) struct Slot<F: Fabric> {
     pub(crate) close_number: AtomicU32,
 }
 
-impl<F: Fabric> Slot<F> {
+impl<F: Fabric> Lane<F> {
     pub(crate) fn new() -> Self {
         Self {
             state: AtomicU32::new(FREE),
             config: UnsafeCell::new(None),
-            tx: UnsafeCell::new(SlotTx::default()),
-            rx: UnsafeCell::new(SlotRx::default()),
+            tx: UnsafeCell::new(LaneTx::default()),
+            rx: UnsafeCell::new(LaneRx::default()),
             peer: UnsafeCell::new(None),
             peer_open: AtomicBool::new(false),
             posted: AtomicU64::new(0),

@@ -13,7 +13,7 @@ use netacc_ring::RingWords;
 /// Of one connection while it is attached; for those who look without its locks. All zero where it
 /// begins.
 #[repr(C)]
-pub(crate) struct Said {
+pub(crate) struct Published {
     /// How far the ring that we consume is given back (`RingWords::head`).
     pub(crate) head: AtomicU64,
     /// What we have acknowledged (`quiet::ACK`).
@@ -57,7 +57,7 @@ fn change(word: &AtomicU64, to: impl Fn(u64) -> Option<u64>) -> bool {
     false
 }
 
-impl Said {
+impl Published {
     /// A connection of this generation is attached: its words are all 0.
     pub(crate) fn begin(&self, generation: u32) {
         for word in [&self.head, &self.ack, &self.tail, &self.doubted_epoch] {
@@ -242,7 +242,7 @@ mod tests {
     extern crate std;
     use super::*;
 
-    fn said() -> Said {
+    fn published() -> Published {
         // SAFETY: integers.
         unsafe { core::mem::zeroed() }
     }
@@ -251,7 +251,7 @@ mod tests {
     /// connection has the slot.
     #[test]
     fn who_comes_late_leaves_the_next_connections_thread_alone() {
-        let (before, after, word) = (said(), said(), AtomicU64::new(7));
+        let (before, after, word) = (published(), published(), AtomicU64::new(7));
         assert!(before.post_thread(Side::Receive, 3, &word, 16, || true));
         assert_eq!(word.load(SeqCst), 7 | 3 << 16);
         // The slot begins anew.
@@ -268,7 +268,7 @@ mod tests {
     /// What the peer has written there in our name keeps nobody from being woken.
     #[test]
     fn a_thread_takes_the_place_of_a_lie() {
-        let (said, word) = (said(), AtomicU64::new(0xffff_ffff_ffff));
+        let (said, word) = (published(), AtomicU64::new(0xffff_ffff_ffff));
         assert!(said.post_thread(Side::Send, 9, &word, 32, || true));
         assert_eq!(word.load(SeqCst), 0x0009_ffff_ffff);
         assert!(!said.post_thread(Side::Send, 8, &word, 32, || true));
@@ -280,7 +280,7 @@ mod tests {
     /// Memory that served another connection says nothing of it.
     #[test]
     fn a_connection_begins_with_nothing_said() {
-        let (said, word) = (said(), AtomicU64::new(0));
+        let (said, word) = (published(), AtomicU64::new(0));
         let words = words(3, 100);
         said.begin(1);
         for w in [&said.head, &said.ack, &said.tail] {
@@ -314,7 +314,7 @@ mod tests {
     /// Generations begin again at 0.
     #[test]
     fn who_has_left_is_told_from_who_came_later() {
-        let said = said();
+        let said = published();
         for generation in [7, u32::MAX] {
             said.begin(generation);
             assert!(!said.has_left(generation), "it is attached");
@@ -333,7 +333,7 @@ mod tests {
     /// The place of a set stands in both words, beside what else stands there.
     #[test]
     fn one_set_takes_anothers_place() {
-        let (said, words) = (said(), [0x7_0000, 0x9_0000].map(AtomicU64::new));
+        let (said, words) = (published(), [0x7_0000, 0x9_0000].map(AtomicU64::new));
         for place in [0x15, 0x2a, 0x2a, 0, 1] {
             said.set_epoll(place, [&words[0], &words[1]]);
             assert_eq!(said.epoll(), place);
@@ -355,7 +355,7 @@ mod tests {
 
     #[test]
     fn only_the_words_that_were_looked_behind_are_doubted() {
-        let said = said();
+        let said = published();
         assert!(!said.is_doubted(&words(0, 0)), "nobody has looked");
         said.doubt((0, 0));
         assert!(said.is_doubted(&words(0, 0)));

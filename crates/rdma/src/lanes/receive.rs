@@ -3,11 +3,11 @@
 //! Everything of a pair is applied in the order in which it completes, which is the order in which
 //! the peer has posted it. A message is copied out of its buffer before anything of it is looked
 //! at; every value is checked against what this end knows, and stored only then. The first one that
-//! is wrong ends the link; what was applied before it stays.
+//! is wrong ends the pair; what was applied before it stays.
 
 use super::*;
 use crate::counters::add;
-use crate::slot::Peer;
+use crate::lane::Peer;
 use crate::wire::{Imm, Item, Message, Ring};
 use netacc_verbs::fabric::Outcome;
 
@@ -25,7 +25,7 @@ impl Rx {
     }
 }
 
-/// A slot that was opened again before it was taken back.
+/// A lane that was opened again before it was taken back.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Again {
     pub(crate) ring: Ring,
@@ -48,7 +48,7 @@ impl Ring {
     }
 }
 
-impl SlotRx {
+impl LaneRx {
     pub(crate) fn is_released(&self) -> bool {
         self.peer == Peer::Closed && self.close_done
     }
@@ -60,7 +60,7 @@ impl SlotRx {
 
 type Applied = Result<(), Violation>;
 
-impl<F: Fabric> Link<F> {
+impl<F: Fabric> Lanes<F> {
     /// Applies a completion. The caller has the poll lock.
     pub(crate) fn complete(
         &self,
@@ -147,14 +147,14 @@ impl<F: Fabric> Link<F> {
         let mut from = 0;
         while let Some(n) = self.closing.next(from).filter(|n| *n >= from) {
             from = n.wrapping_add(1);
-            let Some(slot) = self.slot(n) else { return };
-            if completed.wrapping_sub(slot.close_number.load(Relaxed)).cast_signed() >= 0 {
+            let Some(lane) = self.lane(n) else { return };
+            if completed.wrapping_sub(lane.close_number.load(Relaxed)).cast_signed() >= 0 {
                 self.closing.clear(n);
                 // SAFETY: the poll lock is ours.
-                let rx = unsafe { &mut *slot.rx.get() };
+                let rx = unsafe { &mut *lane.rx.get() };
                 rx.close_done = true;
                 if rx.is_released() {
-                    tell(News::Released { slot: n });
+                    tell(News::Released { lane: n });
                 }
             }
         }
@@ -194,28 +194,28 @@ impl<F: Fabric> Link<F> {
         if !self.settings.immediate {
             return Err(Violation::Immediate);
         }
-        let Imm { slot: n, rebased, mark, reached, returned, bytes } = Imm::decode(imm);
+        let Imm { lane: n, rebased, mark, reached, returned, bytes } = Imm::decode(imm);
         self.grant(self.granted.load(Relaxed).wrapping_add(returned))?;
-        let slot = self.slot(n).ok_or(Violation::Slot)?;
+        let lane = self.lane(n).ok_or(Violation::Lane)?;
         // SAFETY: the poll lock is ours.
-        let rx = unsafe { &mut *slot.rx.get() };
-        let config = self.config(slot, rx)?;
+        let rx = unsafe { &mut *lane.rx.get() };
+        let config = self.config(lane, rx)?;
         // Before the bytes are published: whoever answers them knows both.
         if reached {
-            let marked = slot.marked.load(Acquire);
-            if marked == slot.reached.load(Relaxed) {
+            let marked = lane.marked.load(Acquire);
+            if marked == lane.reached.load(Relaxed) {
                 return Err(Violation::Head);
             }
             // A credit may have said more.
             let head = marked.wrapping_sub(1);
-            if head.wrapping_sub(slot.acked.load(Relaxed)).cast_signed() > 0 {
-                self.credit(n, slot, config, head, tell)?;
+            if head.wrapping_sub(lane.acked.load(Relaxed)).cast_signed() > 0 {
+                self.credit(n, lane, config, head, tell)?;
             }
-            slot.reached.store(marked, Release);
+            lane.reached.store(marked, Release);
         }
         let tail = rx.tail.wrapping_add(u64::from(bytes));
         if mark {
-            slot.mark.store(tail.wrapping_add(1), Release);
+            lane.mark.store(tail.wrapping_add(1), Release);
         }
         self.advance(n, rx, config, rebased, bytes, tail, tell)
     }
@@ -224,17 +224,17 @@ impl<F: Fabric> Link<F> {
     fn credit(
         &self,
         n: u16,
-        slot: &Slot<F>,
+        lane: &Lane<F>,
         config: &Config<F>,
         head: u64,
         tell: &mut dyn FnMut(News),
     ) -> Applied {
         let out = config.outbound();
-        let acked = slot.acked.load(Relaxed);
-        if head.wrapping_sub(acked) > slot.posted.load(Acquire).wrapping_sub(acked) {
+        let acked = lane.acked.load(Relaxed);
+        if head.wrapping_sub(acked) > lane.posted.load(Acquire).wrapping_sub(acked) {
             return Err(Violation::Head);
         }
-        slot.acked.store(head, Release);
+        lane.acked.store(head, Release);
         out.head.store(head, Release);
         // Against `Producer::want_space`, which stores, fences and looks at the head.
         fence(SeqCst);
@@ -243,19 +243,19 @@ impl<F: Fabric> Link<F> {
             && out.tail.load(Relaxed).wrapping_sub(head) <= half
             && out.space_wanted.swap(0, Relaxed) != 0
         {
-            tell(News::Room { slot: n });
+            tell(News::Room { lane: n });
         }
         Ok(())
     }
 
-    /// The configuration of a slot that both ends have opened, and the peer has not closed.
-    fn config<'a>(&self, slot: &'a Slot<F>, rx: &SlotRx) -> Result<&'a Config<F>, Violation> {
-        if rx.peer != Peer::Open || !matches!(slot.state.load(Acquire), OPEN | CLOSING) {
-            return Err(Violation::Slot);
+    /// The configuration of a lane that both ends have opened, and the peer has not closed.
+    fn config<'a>(&self, lane: &'a Lane<F>, rx: &LaneRx) -> Result<&'a Config<F>, Violation> {
+        if rx.peer != Peer::Open || !matches!(lane.state.load(Acquire), OPEN | CLOSING) {
+            return Err(Violation::Lane);
         }
-        // SAFETY: a slot in these states has its configuration until it is taken back, for which
+        // SAFETY: a lane in these states has its configuration until it is taken back, for which
         // the poll lock is needed.
-        unsafe { (*slot.config.get()).as_ref() }.ok_or(Violation::Slot)
+        unsafe { (*lane.config.get()).as_ref() }.ok_or(Violation::Lane)
     }
 
     #[expect(
@@ -265,7 +265,7 @@ impl<F: Fabric> Link<F> {
     fn advance(
         &self,
         n: u16,
-        rx: &mut SlotRx,
+        rx: &mut LaneRx,
         config: &Config<F>,
         rebased: bool,
         bytes: u32,
@@ -291,24 +291,24 @@ impl<F: Fabric> Link<F> {
         words.base.store(rx.base, Relaxed);
         words.tail.store(tail, Release);
         add(&self.counters.bytes_received, u64::from(bytes));
-        tell(News::Data { slot: n });
+        tell(News::Data { lane: n });
         Ok(())
     }
 
     fn apply(&self, n: u16, item: Item, tell: &mut dyn FnMut(News)) -> Applied {
-        let slot = self.slot(n).ok_or(Violation::Slot)?;
+        let lane = self.lane(n).ok_or(Violation::Lane)?;
         // SAFETY: the poll lock is ours.
-        let rx = unsafe { &mut *slot.rx.get() };
+        let rx = unsafe { &mut *lane.rx.get() };
         match item {
-            Item::Open { ring, token } => self.peer_opens(n, slot, rx, ring, token, tell),
-            Item::Close => self.peer_closes(n, slot, rx, tell),
+            Item::Open { ring, token } => self.peer_opens(n, lane, rx, ring, token, tell),
+            Item::Close => self.peer_closes(n, lane, rx, tell),
             Item::Data { rebased, bytes, tail } => {
-                let config = self.config(slot, rx)?;
+                let config = self.config(lane, rx)?;
                 self.advance(n, rx, config, rebased, bytes, tail, tell)
             }
             Item::Credit { head } => {
-                let config = self.config(slot, rx)?;
-                self.credit(n, slot, config, head, tell)
+                let config = self.config(lane, rx)?;
+                self.credit(n, lane, config, head, tell)
             }
         }
     }
@@ -316,8 +316,8 @@ impl<F: Fabric> Link<F> {
     fn peer_opens(
         &self,
         n: u16,
-        slot: &Slot<F>,
-        rx: &mut SlotRx,
+        lane: &Lane<F>,
+        rx: &mut LaneRx,
         ring: Ring,
         token: u64,
         tell: &mut dyn FnMut(News),
@@ -329,14 +329,14 @@ impl<F: Fabric> Link<F> {
             Peer::Free => {
                 rx.peer = Peer::Open;
                 // SAFETY: the sending half reads it after `peer_open`, which is not set.
-                unsafe { *slot.peer.get() = Some(ring) };
-                slot.peer_open.store(true, Release);
+                unsafe { *lane.peer.get() = Some(ring) };
+                lane.peer_open.store(true, Release);
                 self.dirty.set(n);
-                tell(News::Opened { slot: n, token, ring_bytes: ring.bytes() });
+                tell(News::Opened { lane: n, token, ring_bytes: ring.bytes() });
                 Ok(())
             }
-            // It has our `CLOSE`, we have not taken the slot back yet.
-            Peer::Closed if rx.reopened.is_none() && slot.close_sent.load(Acquire) => {
+            // It has our `CLOSE`, we have not taken the lane back yet.
+            Peer::Closed if rx.reopened.is_none() && lane.close_sent.load(Acquire) => {
                 rx.reopened = Some(Again { ring, token, closed: false });
                 Ok(())
             }
@@ -347,8 +347,8 @@ impl<F: Fabric> Link<F> {
     fn peer_closes(
         &self,
         n: u16,
-        slot: &Slot<F>,
-        rx: &mut SlotRx,
+        lane: &Lane<F>,
+        rx: &mut LaneRx,
         tell: &mut dyn FnMut(News),
     ) -> Applied {
         if let Some(again) = &mut rx.reopened {
@@ -359,14 +359,14 @@ impl<F: Fabric> Link<F> {
             };
         }
         // Without an opening: it refuses ours.
-        let refuses = rx.peer == Peer::Free && matches!(slot.state.load(Acquire), OPEN | CLOSING);
+        let refuses = rx.peer == Peer::Free && matches!(lane.state.load(Acquire), OPEN | CLOSING);
         if rx.peer != Peer::Open && !refuses {
             return Err(Violation::Close);
         }
         rx.peer = Peer::Closed;
-        tell(News::Closed { slot: n });
+        tell(News::Closed { lane: n });
         if rx.is_released() {
-            tell(News::Released { slot: n });
+            tell(News::Released { lane: n });
         }
         Ok(())
     }

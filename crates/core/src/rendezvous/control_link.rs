@@ -2,8 +2,8 @@
 
 use super::possession::{self, PROOFS};
 use super::{
-    Advert, CHANNEL_BYTES, FOREIGN_LINKS, GREETING_NS, LIB_VERSION, Link, Phase, QUEUE, Slot,
-    State, TRY_PAUSE_NS, Violation, auth, event_of, record, strangers,
+    Advert, CHANNEL_BYTES, ControlLink, FOREIGN_LINKS, GREETING_NS, LIB_VERSION, Phase, QUEUE,
+    Slot, State, TRY_PAUSE_NS, Violation, auth, event_of, record, strangers,
 };
 use crate::arena::MemoryError;
 use crate::channel::{BY_KERNEL, Channel, SLOTS};
@@ -19,11 +19,11 @@ use netacc_proto::rendezvous::{Hello, Message, Role, Tuple};
 const LOG_EVERY_NS: u64 = 1_000_000_000;
 
 impl State {
-    pub(super) fn link(&self, i: usize) -> Option<&Link> {
+    pub(super) fn link(&self, i: usize) -> Option<&ControlLink> {
         self.links.get(i)
     }
 
-    pub(super) fn link_mut(&mut self, i: usize) -> Option<&mut Link> {
+    pub(super) fn link_mut(&mut self, i: usize) -> Option<&mut ControlLink> {
         self.links.get_mut(i)
     }
 
@@ -81,7 +81,7 @@ impl State {
         }
         let number = possession::number_of(fd, role);
         let l = self.link_mut(i)?;
-        *l = Link {
+        *l = ControlLink {
             phase: Phase::Greeting,
             serial,
             fd,
@@ -89,7 +89,7 @@ impl State {
             peer,
             number,
             since: sys::now_ns(),
-            ..Link::new()
+            ..ControlLink::new()
         };
         Some(i)
     }
@@ -360,13 +360,13 @@ impl State {
         if l.fd >= 0 {
             strangers::close(l.fd);
         }
-        *l = Link::new();
+        *l = ControlLink::new();
     }
 
     /// Makes room by ending the link that has been of no use for longest. Service thread only.
     pub(crate) fn evict_idle(&mut self) -> bool {
         let now = sys::now_ns();
-        let idle = |l: &(usize, &Link)| match l.1.phase {
+        let idle = |l: &(usize, &ControlLink)| match l.1.phase {
             Phase::Greeting => now.saturating_sub(l.1.since) > GREETING_NS,
             _ => l.1.is_idle(),
         };
@@ -475,7 +475,7 @@ impl State {
             if l.fd >= 0 {
                 fd_table::close_internal(l.fd);
             }
-            *l = Link::new();
+            *l = ControlLink::new();
         }
     }
 
@@ -497,7 +497,7 @@ impl State {
             }
         }
         for l in &mut self.links {
-            let mut old = core::mem::replace(l, Link::new());
+            let mut old = core::mem::replace(l, ControlLink::new());
             let channel = old.channel.take();
             let keep =
                 channel.is_some_and(|c| c.users.load(Acquire) != 0) && old.phase != Phase::Free;
@@ -514,14 +514,14 @@ impl State {
             }
             if keep {
                 // Sockets of the parent's live on this channel, and now in this process too.
-                *l = Link {
+                *l = ControlLink {
                     phase: Phase::Inherited,
                     serial: old.serial,
                     fd: old.fd,
                     role: old.role,
                     peer: old.peer,
                     channel,
-                    ..Link::new()
+                    ..ControlLink::new()
                 };
             } else if old.fd >= 0 && old.phase != Phase::Free {
                 fd_table::close_internal(old.fd);

@@ -2,7 +2,7 @@
 //! a set that is itself polled.
 
 use super::ctl::{register_carrier, take_out};
-use super::look::give_way;
+use super::epoll_wait::give_way;
 use super::{
     AGAIN_MAX_NS, AGAIN_NS, CALL_NS, DOORBELL, EXCLUSIVE, EXTRAS, Epoll, Inner, Item, ONESHOT,
     activate, at, is_in, leave, leave_channels, post, prod, prune, tag, unpost,
@@ -327,7 +327,7 @@ pub(super) fn settle(e: &'static Epoll, inner: &mut Guard<'static, Inner>) {
     let mut all = true;
     let mut at = 0;
     while let Some(item) = inner.items.get(at) {
-        let released = |s: &Socket| s.words().is_some_and(|(_, rx)| s.said.is_released(rx));
+        let released = |s: &Socket| s.words().is_some_and(|(_, rx)| s.published.is_released(rx));
         let ready = item.as_ref().filter(|item| waits(item) && released(item.socket));
         let ready = ready.map(|item| {
             (item.socket, item.generation, item.fd, item.extra.unwrap_or(Reason::SeveralEpollSets))

@@ -34,7 +34,7 @@ const PORT_NS: u64 = 1_000_000_000;
 /// or links that are up, out of the table.
 const TRYING: usize = LINKS / 2;
 /// Places that are remembered.
-const PLACES: usize = 1024;
+const DESTINATIONS: usize = 1024;
 
 /// Where programs listen that run beside one whose port is 20000 below, and may start after it:
 /// Redis Sentinel (6379), RabbitMQ's nodes (5672), Kafka (9092), MongoDB (7017 to 7019).
@@ -49,7 +49,7 @@ pub(super) fn link_port(port: u16, k: u8) -> u16 {
 }
 
 /// Where connections of this process go.
-pub(super) struct Place {
+pub(super) struct Destination {
     local: IpAddr,
     peer: SocketAddr,
     /// When it is tried next; 0: not.
@@ -73,7 +73,7 @@ pub(super) struct Place {
     ports: u8,
 }
 
-impl Place {
+impl Destination {
     pub(super) fn forget_failures(&mut self) {
         (self.tries, self.nobody_until, self.more_ns, self.other_version) = (0, 0, MORE_NS, false);
     }
@@ -98,20 +98,20 @@ impl Remote {
     pub(super) fn seek(&mut self, local: IpAddr, peer: SocketAddr) -> Result<(), Reason> {
         let now = sys::now_ns();
         let found = self.links.iter().flatten().any(|l| l.leads_to(local, peer) && l.is_up());
-        let at = self.places.iter().position(|p| p.local == local && p.peer == peer);
+        let at = self.destinations.iter().position(|p| p.local == local && p.peer == peer);
         let at = match at {
             Some(at) => at,
             None => {
-                if self.places.len() >= PLACES {
+                if self.destinations.len() >= DESTINATIONS {
                     // One that is not being tried, if there is one; who waits for another one goes
                     // on without.
                     let oldest = self
-                        .places
+                        .destinations
                         .iter()
                         .enumerate()
                         .min_by_key(|(_, p)| (p.next != 0, p.tried))
                         .map_or(0, |(i, _)| i);
-                    let p = self.places.swap_remove(oldest);
+                    let p = self.destinations.swap_remove(oldest);
                     if !self
                         .links
                         .iter()
@@ -121,7 +121,7 @@ impl Remote {
                         self.give_up_on(p.local, p.peer, p.why());
                     }
                 }
-                self.places.push(Place {
+                self.destinations.push(Destination {
                     local,
                     peer,
                     next: 0,
@@ -134,10 +134,10 @@ impl Remote {
                     taken: 0,
                     ports: 0,
                 });
-                self.places.len() - 1
+                self.destinations.len() - 1
             }
         };
-        let Some(p) = self.places.get_mut(at) else { return Ok(()) };
+        let Some(p) = self.destinations.get_mut(at) else { return Ok(()) };
         if !found && now < p.nobody_until {
             return Err(p.why());
         }
@@ -155,7 +155,7 @@ impl Remote {
         if p.nobody_until == 0 {
             p.tries = 0;
         }
-        self.try_place(at)
+        self.try_destination(at)
     }
 
     /// Whether a connection of ours to there still waits for an answer.
@@ -175,21 +175,23 @@ impl Remote {
     }
 
     /// It is time to look at a place (again).
-    fn look_at_place(&mut self, at: usize) {
+    fn look_at_destination(&mut self, at: usize) {
         let now = sys::now_ns();
-        let Some((local, peer)) = self.places.get(at).map(|p| (p.local, p.peer)) else { return };
+        let Some((local, peer)) = self.destinations.get(at).map(|p| (p.local, p.peer)) else {
+            return;
+        };
         let found = self.links.iter().flatten().any(|l| l.leads_to(local, peer) && l.is_up());
         // (While a port is down nothing comes of it, and who waits is looked for each time.)
         let wanted = (!found && !self.is_down(local)) || self.is_waited_for(local, peer);
-        let Some(p) = self.places.get_mut(at) else { return };
+        let Some(p) = self.destinations.get_mut(at) else { return };
         p.next = 0;
         if !wanted {
             return;
         }
-        if let Err(why) = self.try_place(at) {
+        if let Err(why) = self.try_destination(at) {
             return self.give_up_on(local, peer, why);
         }
-        if let Some(p) = self.places.get_mut(at).filter(|_| found) {
+        if let Some(p) = self.destinations.get_mut(at).filter(|_| found) {
             p.next = now + p.more_ns;
             p.more_ns = p.more_ns.saturating_mul(2).min(MORE_MAX_NS);
             let next = p.next;
@@ -198,7 +200,7 @@ impl Remote {
     }
 
     fn try_later(&mut self, at: usize, next: u64) -> Result<(), Reason> {
-        if let Some(p) = self.places.get_mut(at) {
+        if let Some(p) = self.destinations.get_mut(at) {
             p.next = next;
         }
         self.at(next);
@@ -206,9 +208,9 @@ impl Remote {
     }
 
     /// Connects to the ports of a place to which there is no link.
-    fn try_place(&mut self, at: usize) -> Result<(), Reason> {
+    fn try_destination(&mut self, at: usize) -> Result<(), Reason> {
         let now = sys::now_ns();
-        let Some(p) = self.places.get_mut(at) else { return Ok(()) };
+        let Some(p) = self.destinations.get_mut(at) else { return Ok(()) };
         let ports = p.ports_to_try();
         (p.next, p.tried, p.ports) = (0, now, ports);
         let (local, peer) = (p.local, p.peer);
@@ -260,18 +262,19 @@ impl Remote {
                 close_own(fd);
             }
         }
-        self.settle_place(local, peer);
+        self.settle_destination(local, peer);
         Ok(())
     }
 
     /// An attempt has ended: if it was the last one, and nobody was found, it is tried again, or
     /// given up.
-    fn settle_place(&mut self, local: IpAddr, peer: SocketAddr) {
+    fn settle_destination(&mut self, local: IpAddr, peer: SocketAddr) {
         if self.links.iter().flatten().any(|l| l.leads_to(local, peer) && l.phase != Phase::Gone) {
             return;
         }
         let now = sys::now_ns();
-        let Some(p) = self.places.iter_mut().find(|p| p.local == local && p.peer == peer) else {
+        let Some(p) = self.destinations.iter_mut().find(|p| p.local == local && p.peer == peer)
+        else {
             return;
         };
         if p.next != 0 {
@@ -303,20 +306,21 @@ impl Remote {
         self.give_up_on(local, peer, why);
     }
 
-    pub(super) fn time_places(&mut self) {
+    pub(super) fn time_destinations(&mut self) {
         let now = sys::now_ns();
-        for i in 0..self.places.len() {
-            match self.places.get(i).map_or(0, |p| p.next) {
+        for i in 0..self.destinations.len() {
+            match self.destinations.get(i).map_or(0, |p| p.next) {
                 0 => {}
-                next if next <= now => self.look_at_place(i),
+                next if next <= now => self.look_at_destination(i),
                 next => self.at(next),
             }
         }
     }
 
     /// A process was found at a place.
-    pub(super) fn place_is_found(&mut self, local: IpAddr, peer: SocketAddr) {
-        let Some(p) = self.places.iter_mut().find(|p| p.local == local && p.peer == peer) else {
+    pub(super) fn destination_is_found(&mut self, local: IpAddr, peer: SocketAddr) {
+        let Some(p) = self.destinations.iter_mut().find(|p| p.local == local && p.peer == peer)
+        else {
             return;
         };
         (p.nobody_until, p.more_ns, p.other_version) = (0, MORE_NS, false);
@@ -329,21 +333,21 @@ impl Remote {
     }
 
     /// An attempt has failed, or a link has ended, which was of use or not.
-    pub(super) fn place_is_lost(
+    pub(super) fn destination_is_lost(
         &mut self,
         local: IpAddr,
         peer: SocketAddr,
         was_of_use: bool,
         other_version: bool,
     ) {
-        if let Some(p) = self.places.iter_mut().find(|p| p.local == local && p.peer == peer) {
+        if let Some(p) = self.destinations.iter_mut().find(|p| p.local == local && p.peer == peer) {
             if was_of_use {
                 // The process may have a successor.
                 p.forget_failures();
             }
             p.other_version |= other_version;
         }
-        self.settle_place(local, peer);
+        self.settle_destination(local, peer);
     }
 
     /// Connector: a port took a connection, or did not.
@@ -353,7 +357,8 @@ impl Remote {
         else {
             return;
         };
-        let Some(p) = self.places.iter_mut().find(|p| p.local == local && p.peer == peer) else {
+        let Some(p) = self.destinations.iter_mut().find(|p| p.local == local && p.peer == peer)
+        else {
             return;
         };
         let bit = 1u32.checked_shl(u32::from(k)).unwrap_or(0);

@@ -1,13 +1,13 @@
-//! The sending half: what slots have to send becomes work requests.
+//! The sending half: what lanes have to send becomes work requests.
 //!
-//! One turn of one slot is at most one message and [`Settings::turn_bytes`] bytes; then the next
-//! slot that has something comes. What is remembered of a slot changes when the requests are
+//! One turn of one lane is at most one message and [`Settings::turn_bytes`] bytes; then the next
+//! lane that has something comes. What is remembered of a lane changes when the requests are
 //! posted, and not before.
 //!
 //! What may be posted is bounded twice: by the send queue ([`Window`]), and by the receives that
 //! the peer has posted. One receive is never used for anything but giving receives back, so that
 //! two ends that have filled each other's queues can always free them. Neither bound depends on
-//! what an application reads: a slot whose reader stops has a full ring, and nothing to post.
+//! what an application reads: a lane whose reader stops has a full ring, and nothing to post.
 
 use super::*;
 use crate::counters::add;
@@ -23,7 +23,7 @@ pub(crate) struct Tx {
     pub(super) window: Window,
     /// The last signaled request.
     signaled: u32,
-    /// The slot whose turn is next.
+    /// The lane whose turn is next.
     cursor: u16,
 }
 
@@ -44,7 +44,7 @@ struct Bytes {
     bytes: u32,
 }
 
-/// What one turn of a slot came to.
+/// What one turn of a lane came to.
 enum Served {
     /// It has nothing to send.
     Idle,
@@ -52,11 +52,11 @@ enum Served {
     More,
     /// There was no room for it.
     Full,
-    /// The link is lost.
+    /// The pair is lost.
     Lost,
 }
 
-impl<F: Fabric> Link<F> {
+impl<F: Fabric> Lanes<F> {
     /// Posts what there is, or leaves it to who is posting.
     pub(crate) fn pump(&self) -> Kicked {
         if !self.turn.enter() {
@@ -84,16 +84,16 @@ impl<F: Fabric> Link<F> {
         }
         while self.lost().is_none() {
             tx.window.completed(self.completed.load(Acquire));
-            let Some(slot) = self.dirty.next(tx.cursor) else { break };
-            tx.cursor = slot.wrapping_add(1);
+            let Some(lane) = self.dirty.next(tx.cursor) else { break };
+            tx.cursor = lane.wrapping_add(1);
             // Before the look at what there is: what comes after the look sets it again.
-            self.dirty.clear(slot);
-            match self.serve(tx, pair, slot) {
+            self.dirty.clear(lane);
+            match self.serve(tx, pair, lane) {
                 Served::Idle => {}
-                Served::More => self.dirty.set(slot),
+                Served::More => self.dirty.set(lane),
                 Served::Full => {
-                    self.dirty.set(slot);
-                    tx.cursor = slot;
+                    self.dirty.set(lane);
+                    tx.cursor = lane;
                     break;
                 }
                 Served::Lost => return,
@@ -131,16 +131,16 @@ impl<F: Fabric> Link<F> {
         self.settings.peer_receives.saturating_sub(used)
     }
 
-    /// One turn of a slot.
+    /// One turn of a lane.
     fn serve(&self, tx: &mut Tx, pair: &F::Pair, n: u16) -> Served {
-        let Some(slot) = self.slot(n) else { return Served::Idle };
-        let state = slot.state.load(Acquire);
+        let Some(lane) = self.lane(n) else { return Served::Idle };
+        let state = lane.state.load(Acquire);
         if !matches!(state, OPEN | CLOSING | REFUSING) {
             return Served::Idle;
         }
-        // SAFETY: the turn is ours; a slot in these states has its configuration, which changes
+        // SAFETY: the turn is ours; a lane in these states has its configuration, which changes
         // only under the turn.
-        let (mine, config) = unsafe { (&mut *slot.tx.get(), (*slot.config.get()).as_ref()) };
+        let (mine, config) = unsafe { (&mut *lane.tx.get(), (*lane.config.get()).as_ref()) };
         if mine.closed {
             return Served::Idle;
         }
@@ -154,16 +154,16 @@ impl<F: Fabric> Link<F> {
                 turn.more = true;
             }
             Some(c) => {
-                if next.remote.is_none() && slot.peer_open.load(Acquire) {
-                    // SAFETY: written before `peer_open`, and not again before the slot is taken
+                if next.remote.is_none() && lane.peer_open.load(Acquire) {
+                    // SAFETY: written before `peer_open`, and not again before the lane is taken
                     // back under the turn.
-                    next.remote = unsafe { *slot.peer.get() };
+                    next.remote = unsafe { *lane.peer.get() };
                     if next.remote.is_some_and(|r| r.bytes() != c.rings.size) {
                         self.lose(Reason::Peer(Violation::Open));
                         return Served::Lost;
                     }
                 }
-                if next.remote.is_some() && self.gather(slot, c, n, &mut next, &mut turn).is_none()
+                if next.remote.is_some() && self.gather(lane, c, n, &mut next, &mut turn).is_none()
                 {
                     self.lose(Reason::Words);
                     return Served::Lost;
@@ -191,11 +191,11 @@ impl<F: Fabric> Link<F> {
         // What the receiving half measures the peer's answers by is stored before there can be any.
         let number = tx.window.next(message.works(self.settings.immediate)).0;
         let ready = || {
-            slot.posted.store(next.posted, Release);
-            slot.marked.store(next.marked, Release);
+            lane.posted.store(next.posted, Release);
+            lane.marked.store(next.marked, Release);
             if next.closed {
-                slot.close_number.store(number, Relaxed);
-                slot.close_sent.store(true, Release);
+                lane.close_number.store(number, Relaxed);
+                lane.close_sent.store(true, Release);
                 self.closing.set(n);
             }
         };
@@ -203,15 +203,15 @@ impl<F: Fabric> Link<F> {
             Served::More => {
                 *mine = next;
                 if let Some(c) = config {
-                    slot.due.store(next.told.wrapping_add(c.rings.size as u64 / 4), Relaxed);
+                    lane.due.store(next.told.wrapping_add(c.rings.size as u64 / 4), Relaxed);
                 }
                 if more { Served::More } else { Served::Idle }
             }
             Served::Full => {
-                slot.posted.store(mine.posted, Release);
+                lane.posted.store(mine.posted, Release);
                 if next.closed {
                     self.closing.clear(n);
-                    slot.close_sent.store(false, Release);
+                    lane.close_sent.store(false, Release);
                 }
                 Served::Full
             }
@@ -220,13 +220,13 @@ impl<F: Fabric> Link<F> {
         }
     }
 
-    /// Collects what an established slot has to say. `None`: the words are impossible.
+    /// Collects what an established lane has to say. `None`: the words are impossible.
     fn gather(
         &self,
-        slot: &Slot<F>,
+        lane: &Lane<F>,
         c: &Config<F>,
         n: u16,
-        next: &mut SlotTx,
+        next: &mut LaneTx,
         turn: &mut Turned,
     ) -> Option<()> {
         let (out, inb, size) = (c.outbound(), c.inbound(), c.rings.size as u64);
@@ -242,7 +242,7 @@ impl<F: Fabric> Link<F> {
         let sends = pending != 0;
         let reaches = |position: u64| head.wrapping_sub(position).cast_signed() >= 0;
         // An immediate says that the peer's last mark is consumed.
-        let (mark, immediate) = (slot.mark.load(Acquire), self.settings.immediate);
+        let (mark, immediate) = (lane.mark.load(Acquire), self.settings.immediate);
         let reached =
             sends && immediate && mark != next.mark_served && reaches(mark.wrapping_sub(1));
         if reached {
@@ -275,7 +275,7 @@ impl<F: Fabric> Link<F> {
             let bytes = pending.min(u64::from(self.settings.turn_bytes())) as u32;
             let tail = next.posted.wrapping_add(u64::from(bytes));
             if immediate || turn.draft.push(n, Item::Data { rebased, bytes, tail }) {
-                let mark = immediate && slot.reached.load(Acquire) == next.marked;
+                let mark = immediate && lane.reached.load(Acquire) == next.marked;
                 if mark {
                     next.marked = tail.wrapping_add(1);
                 }
@@ -306,7 +306,7 @@ impl<F: Fabric> Link<F> {
     }
 
     /// The request of that number sends a message: inline where it fits, from its place in the
-    /// link's memory otherwise. The turn is the caller's, and has room for the request.
+    /// pair's memory otherwise. The turn is the caller's, and has room for the request.
     fn message<'a>(&'a self, text: &'a [u8], number: u32) -> Action<'a, F::Region> {
         let staged = self.settings.staged();
         if text.len() <= self.settings.inline_bytes as usize || text.len() > MESSAGE_BYTES {
@@ -342,9 +342,9 @@ impl<F: Fabric> Link<F> {
         // A message of its own has told it already.
         let owed = if says { 0 } else { reposted.wrapping_sub(self.returned.load(Relaxed)) };
         let returned = owed.min(Imm::returned_max(total));
-        let imm = message.ring.as_ref().zip(message.bytes).map_or(0, |((slot, ..), b)| {
+        let imm = message.ring.as_ref().zip(message.bytes).map_or(0, |((lane, ..), b)| {
             Imm {
-                slot: *slot,
+                lane: *lane,
                 rebased: b.rebased,
                 mark: b.mark,
                 reached: b.reached,
@@ -434,7 +434,7 @@ impl<F: Fabric> Link<F> {
     }
 }
 
-/// What [`Link::gather`] collects.
+/// What [`Lanes::gather`] collects.
 struct Turned {
     draft: Draft,
     bytes: Option<Bytes>,
@@ -446,8 +446,8 @@ struct Turned {
 
 impl Turned {
     /// Adds an item that is no credit, and does `then`; or says that there is more.
-    fn add(&mut self, slot: u16, item: Item, then: impl FnOnce()) {
-        if self.draft.push(slot, item) {
+    fn add(&mut self, lane: u16, item: Item, then: impl FnOnce()) {
+        if self.draft.push(lane, item) {
             self.credit = false;
             then();
         } else {
@@ -460,7 +460,7 @@ impl Turned {
 struct Message<'a, F: Fabric> {
     draft: &'a mut Draft,
     bytes: Option<Bytes>,
-    /// Slot, and where its bytes are and go.
+    /// Lane, and where its bytes are and go.
     ring: Option<(u16, &'a Rings<F>, Ring)>,
     credit: bool,
     /// Its completion is waited for.

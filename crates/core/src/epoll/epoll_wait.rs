@@ -1,6 +1,6 @@
 //! epoll_wait: the ready queue, the kernel's set, polling and sleep.
 
-use super::hands::{give_to_kernel, hand_back, light, settle, unlight};
+use super::handover::{give_to_kernel, hand_back, light, settle, unlight};
 use super::ready::evaluate;
 use super::{
     Counted, DOORBELL, ENDS, ET, EXTRAS, Epoll, Inner, KERNEL, KERNEL_VISIT_TICKS, LOOK_NS,
@@ -113,7 +113,7 @@ unsafe fn look(e: &'static Epoll, epfd: c_int, mut out: Out, timeout_ns: i64, ma
 /// seen: it may have taken the event of the doorbell that was to wake them.
 #[cold]
 fn pass_on(e: &Epoll, inner: &mut Inner) {
-    if core::mem::take(&mut inner.rung) | inner.has_ready() {
+    if core::mem::take(&mut inner.woken) | inner.has_ready() {
         prod(e, inner);
     }
 }
@@ -285,11 +285,11 @@ fn sort(inner: &mut Inner, e: &'static Epoll, events: &[epoll_event], slept: boo
         };
         if index == DOORBELL {
             stats::count(Counter::Wakeups);
-            inner.rung |= !slept;
+            inner.woken |= !slept;
             come_in(e, inner);
             if slept && events.len() > 1 {
-                // It was rung before the kernel had what comes behind it, and after it had what
-                // comes before.
+                // It was signalled before the kernel had what comes behind it, and after it had
+                // what comes before.
                 inner.drain(e);
                 if inner.ready.front() == Some(KERNEL) {
                     inner.ready.pop_front();
@@ -312,7 +312,7 @@ fn is_news(inner: &mut Inner, index: u32, bits: u32) -> bool {
     item.ended |= end;
     let data = bits & (libc::EPOLLIN | libc::EPOLLPRI) as u32 != 0;
     let room = bits & libc::EPOLLOUT as u32 != 0 && item.events & OUT != 0;
-    let fast = item.socket.channel().is_some() && item.socket.said.sends_fast();
+    let fast = item.socket.channel().is_some() && item.socket.published.sends_fast();
     // Room on a carrier that carries nothing is no news, nor is an end that was reported before.
     if (end != 0 && known && item.events & ET != 0) || (!data && end == 0 && (!room || fast)) {
         return false;
@@ -520,8 +520,8 @@ unsafe fn await_news(
         }
         let looked = inner.looks != looks;
         if looked {
-            // That look may have taken the doorbell's event, rung for what came behind the drain:
-            // nobody rings for that again. (A bad peer can make each round look.)
+            // That look may have taken the doorbell's event, signalled for what came behind the
+            // drain: nobody rings for that again. (A bad peer can make each round look.)
             let most = if looked_before { LOOK_NS } else { 0 };
             left = if left < 0 { most } else { left.min(most) };
             again = true;
@@ -688,7 +688,7 @@ pub(crate) unsafe fn on_wait(epfd: c_int, events: *mut epoll_event, n: c_int) ->
                 None => _ = out.push(ev.events, ev.u64),
                 Some(DOORBELL) => {
                     stats::count(Counter::Wakeups);
-                    inner.rung = true;
+                    inner.woken = true;
                     come_in(e, &mut inner);
                 }
                 Some(index) if is_news(&mut inner, index, ev.events) => inner.queue(index),

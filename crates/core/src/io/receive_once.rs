@@ -255,7 +255,7 @@ pub(super) unsafe fn look_carrier(
                 return Look::Again;
             }
             Ok(n) => {
-                if h.end.switch.epoch() != h.said.ack.load(Relaxed) as u32 {
+                if h.end.switch.epoch() != h.published.ack.load(Relaxed) as u32 {
                     h.settled(s);
                 }
                 max = n as usize;

@@ -1,4 +1,4 @@
-//! Slots are opened, closed, refused, and used again.
+//! Lanes are opened, closed, refused, and used again.
 
 use super::*;
 
@@ -8,7 +8,7 @@ fn saw(end: &End, news: News) -> bool {
 
 #[test]
 #[cfg_attr(miri, ignore = "too long; nothing that the others do not touch")]
-fn a_slot_is_used_again_when_both_ends_are_through_with_it() {
+fn a_lane_is_used_again_when_both_ends_are_through_with_it() {
     for &(model, immediate) in WAYS {
         for seed in 0..if cfg!(miri) { 1 } else { 20 } {
             let mut random = Random::new(seed);
@@ -20,7 +20,7 @@ fn a_slot_is_used_again_when_both_ends_are_through_with_it() {
                 }
                 rig.settle();
                 for side in [0, 1] {
-                    let opened = News::Opened { slot: 5, token: life << 1, ring_bytes: RING };
+                    let opened = News::Opened { lane: 5, token: life << 1, ring_bytes: RING };
                     assert!(saw(&rig.ends[side], opened), "{:?}", rig.ends[side].news);
                 }
                 rig.replies_acknowledge(5);
@@ -29,21 +29,21 @@ fn a_slot_is_used_again_when_both_ends_are_through_with_it() {
                 }
                 // Closed with bytes on their way: they arrive before the end does.
                 let first = random.below(2);
-                assert!(matches!(rig.ends[first].link().close(5), Ok(Kicked::Done)));
+                assert!(matches!(rig.ends[first].lanes().close(5), Ok(Kicked::Done)));
                 rig.drain();
                 rig.check();
-                assert!(saw(&rig.ends[first ^ 1], News::Closed { slot: 5 }));
-                assert!(!saw(&rig.ends[first], News::Released { slot: 5 }));
+                assert!(saw(&rig.ends[first ^ 1], News::Closed { lane: 5 }));
+                assert!(!saw(&rig.ends[first], News::Released { lane: 5 }));
                 assert_eq!(
-                    rig.ends[first].hub.take_back(TID, rig.ends[first].link(), 5).unwrap_err(),
-                    HubError::Slot(OpenError::State)
+                    rig.ends[first].hub.take_back(TID, rig.ends[first].lanes(), 5).unwrap_err(),
+                    HubError::Lane(OpenError::State)
                 );
-                rig.ends[first ^ 1].link().close(5).unwrap();
+                rig.ends[first ^ 1].lanes().close(5).unwrap();
                 rig.settle();
                 for side in [0, 1] {
                     // The completion of the end may be signaled only: it is waited for.
                     assert!(
-                        saw(&rig.ends[side], News::Released { slot: 5 }),
+                        saw(&rig.ends[side], News::Released { lane: 5 }),
                         "{:?}",
                         rig.ends[side].news
                     );
@@ -59,18 +59,18 @@ fn a_slot_is_used_again_when_both_ends_are_through_with_it() {
 
 /// The device may still read the ring of whoever closes last.
 #[test]
-fn a_slot_is_not_free_before_its_end_has_gone() {
+fn a_lane_is_not_free_before_its_end_has_gone() {
     for &(model, immediate) in WAYS {
         let mut rig = Rig::new(Order::Prompt, model, settings(immediate));
         rig.open(1);
-        rig.ends[1].link().close(0).unwrap();
+        rig.ends[1].lanes().close(0).unwrap();
         rig.settle();
-        rig.ends[0].link().close(0).unwrap();
-        assert!(!saw(&rig.ends[0], News::Released { slot: 0 }));
-        let early = rig.ends[0].hub.take_back(TID, rig.ends[0].link(), 0);
-        assert_eq!(early.unwrap_err(), HubError::Slot(OpenError::State));
+        rig.ends[0].lanes().close(0).unwrap();
+        assert!(!saw(&rig.ends[0], News::Released { lane: 0 }));
+        let early = rig.ends[0].hub.take_back(TID, rig.ends[0].lanes(), 0);
+        assert_eq!(early.unwrap_err(), HubError::Lane(OpenError::State));
         rig.ends[0].poll();
-        assert!(saw(&rig.ends[0], News::Released { slot: 0 }));
+        assert!(saw(&rig.ends[0], News::Released { lane: 0 }));
         rig.ends[0].take_back(0);
         rig.close();
     }
@@ -86,8 +86,8 @@ fn the_other_end_may_be_faster() {
         let mut rig = Rig { net, ends };
         rig.join([settings; 2]);
         rig.start(1);
-        for slot in 0..8 {
-            rig.ends[1].open(slot, u64::from(slot) << 1 | 1);
+        for lane in 0..8 {
+            rig.ends[1].open(lane, u64::from(lane) << 1 | 1);
         }
         rig.settle();
         let opened =
@@ -96,9 +96,9 @@ fn the_other_end_may_be_faster() {
         rig.start(0);
         rig.settle();
         assert_eq!(opened(&rig.ends[0]), 8);
-        for slot in 0..8 {
-            rig.ends[0].open(slot, u64::from(slot) << 1);
-            rig.ends[1].produce(slot, 100);
+        for lane in 0..8 {
+            rig.ends[0].open(lane, u64::from(lane) << 1);
+            rig.ends[1].produce(lane, 100);
         }
         rig.drain();
         rig.check();
@@ -110,20 +110,20 @@ fn the_other_end_may_be_faster() {
 fn what_is_not_wanted_is_refused() {
     for &(model, immediate) in WAYS {
         let mut rig = Rig::new(Order::Prompt, model, settings(immediate));
-        assert_eq!(rig.ends[1].link().refuse(2), Err(OpenError::State));
+        assert_eq!(rig.ends[1].lanes().refuse(2), Err(OpenError::State));
         for _ in 0..3 {
             rig.ends[0].open(2, 40);
             rig.ends.iter_mut().for_each(|e| e.news.clear());
             rig.settle();
             assert!(
-                saw(&rig.ends[1], News::Opened { slot: 2, token: 40, ring_bytes: RING }),
+                saw(&rig.ends[1], News::Opened { lane: 2, token: 40, ring_bytes: RING }),
                 "{:?}",
                 rig.ends[1].lost()
             );
-            rig.ends[1].link().refuse(2).unwrap();
+            rig.ends[1].lanes().refuse(2).unwrap();
             rig.settle();
-            assert!(saw(&rig.ends[0], News::Closed { slot: 2 }));
-            rig.ends[0].link().close(2).unwrap();
+            assert!(saw(&rig.ends[0], News::Closed { lane: 2 }));
+            rig.ends[0].lanes().close(2).unwrap();
             rig.settle();
             assert_eq!(rig.ends[0].take_back(2), None);
             assert_eq!(rig.ends[1].take_back(2), None);
@@ -139,21 +139,21 @@ fn the_faster_end_opens_again_before_the_slower_one_has_taken_back() {
         let mut rig = Rig::new(Order::Prompt, Model::SIW, settings(false));
         rig.open(1);
         for side in [0, 1] {
-            rig.ends[side].link().close(0).unwrap();
+            rig.ends[side].lanes().close(0).unwrap();
         }
         rig.settle();
         assert_eq!(rig.ends[0].take_back(0), None);
         rig.ends[0].open(0, 20);
         if closes_again {
-            rig.ends[0].link().close(0).unwrap();
+            rig.ends[0].lanes().close(0).unwrap();
         }
         rig.settle();
         let reopened = Reopened { token: 20, ring_bytes: RING, closed: closes_again };
         assert_eq!(rig.ends[1].take_back(0), Some(reopened));
         if closes_again {
-            rig.ends[1].link().refuse(0).unwrap();
+            rig.ends[1].lanes().refuse(0).unwrap();
             rig.settle();
-            assert!(saw(&rig.ends[0], News::Released { slot: 0 }));
+            assert!(saw(&rig.ends[0], News::Released { lane: 0 }));
         } else {
             rig.ends[1].open(0, 21);
             rig.settle();
@@ -182,25 +182,25 @@ fn rings_of_different_sizes_do_not_match() {
 }
 
 #[test]
-fn slots_that_are_not_there_are_not_opened() {
+fn lanes_that_are_not_there_are_not_opened() {
     let mut rig = Rig::new(Order::Prompt, Model::ROCE, settings(true));
     rig.open(1);
     let rings = rig.ends[0].rings();
     let words = NonNull::from(rig.ends[0].conn(0).out());
-    for (slot, why) in
-        [(8, OpenError::NoSlot), (u16::MAX, OpenError::NoSlot), (0, OpenError::State)]
+    for (lane, why) in
+        [(8, OpenError::NoLane), (u16::MAX, OpenError::NoLane), (0, OpenError::State)]
     {
         let again = rig.ends[0].pool.take();
         let Some(rings) = again else { break };
         // SAFETY: refused.
         let (error, rings) =
-            unsafe { rig.ends[0].link().open(slot, words, words, rings, 0) }.unwrap_err();
+            unsafe { rig.ends[0].lanes().open(lane, words, words, rings, 0) }.unwrap_err();
         assert_eq!(error, why);
         rig.ends[0].pool.give_back(rings);
-        assert_eq!(rig.ends[0].link().account(slot).is_some(), slot == 0);
-        assert_eq!(rig.ends[0].link().close(slot).is_ok(), slot == 0);
+        assert_eq!(rig.ends[0].lanes().account(lane).is_some(), lane == 0);
+        assert_eq!(rig.ends[0].lanes().close(lane).is_ok(), lane == 0);
     }
     rig.ends[0].pool.give_back(rings);
-    assert_eq!(rig.ends[0].link().kick(u16::MAX), Kicked::Done);
+    assert_eq!(rig.ends[0].lanes().kick(u16::MAX), Kicked::Done);
     rig.close();
 }
