@@ -307,9 +307,20 @@ impl<F: Fabric> Lanes<F> {
 
     /// The request of that number sends a message: inline where it fits, from its place in the
     /// pair's memory otherwise. The turn is the caller's, and has room for the request.
+    #[inline]
     fn message<'a>(&'a self, text: &'a [u8], number: u32) -> Action<'a, F::Region> {
-        let staged = self.settings.staged();
-        if text.len() <= self.settings.inline_bytes as usize || text.len() > MESSAGE_BYTES {
+        if text.len() <= self.settings.inline_bytes as usize {
+            return Action::SendInline(text);
+        }
+        self.staged_message(text, number)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn staged_message<'a>(&'a self, text: &'a [u8], number: u32) -> Action<'a, F::Region> {
+        let (bytes, staged) = (text.len(), self.settings.staged());
+        if bytes > MESSAGE_BYTES {
+            // None is so long.
             return Action::SendInline(text);
         }
         let place = self.settings.receives.saturating_add(number & staged.wrapping_sub(1));
@@ -319,9 +330,9 @@ impl<F: Fabric> Lanes<F> {
         // places, and the window has room for this one.
         unsafe {
             let to = self.memory.as_ptr().add(offset);
-            core::ptr::copy_nonoverlapping(text.as_ptr(), to, text.len());
+            core::ptr::copy_nonoverlapping(text.as_ptr(), to, bytes);
         }
-        Action::Send { from: Piece { region: &self.region, offset, bytes: text.len() } }
+        Action::Send { from: Piece { region: &self.region, offset, bytes } }
     }
 
     /// Posts a message and its bytes, and calls `ready` just before. [`Served::More`]: done.
