@@ -241,7 +241,7 @@ settings! {
         "completion vector of the CQs",
         "Completion vector of a device's first completion queue, which selects the interrupt and so the CPU that handles completions; further queues take the next ones. Counted modulo those that the device has.";
     RdmaStallMs "NACC_RDMA_STALL_MS" = "200", number(0, 60_000), Some(Cli::Word("rdma-stall")), ON_RDMA,
-        "how long nothing may arrive on a QP before it is given up, in ms",
+        "time without progress until a QP is given up, in ms",
         "Milliseconds for which nothing of what was posted on a queue pair may arrive while the peer's process answers, before its connections go on over TCP; at least four round trips of the answers. 0: only the device says that a queue pair is lost, which may take half a minute, or for ever.";
     Paths "NACC_PATHS" = "shm,rdma", Kind::Paths, Some(Cli::Word("paths")), EVERYWHERE,
         "paths that connections may take, the preferred one first",
