@@ -49,8 +49,7 @@ use core::net::{IpAddr, SocketAddr};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::*};
 use libc::epoll_event;
 use netacc_control::stats::Reason;
-use netacc_proto::remote::Proof;
-use netacc_proto::rendezvous::Tuple;
+use netacc_proto::rendezvous::{Proof, Tuple};
 
 /// Sockets that wait, each way, and candidates of peers.
 const PENDING: u32 = 16384;

@@ -36,7 +36,7 @@ use core::sync::atomic::{AtomicU64, Ordering::*};
 use doorbell::learn_doorbell;
 pub(crate) use finding::Listens;
 use netacc_control::stats::{CHANNEL_SLOTS, Reason};
-use netacc_proto::rendezvous::{Direction, Hello, Message, Role, Tuple};
+use netacc_proto::rendezvous::{Direction, Message, Role, Tuple};
 pub(crate) use possession::Look;
 use possession::{PROOFS, Proof};
 use table::{Key, Table};
@@ -65,10 +65,6 @@ const GREETING_NS: u64 = 1_000_000_000;
 
 /// Bytes of the control memfd.
 pub(crate) const CHANNEL_BYTES: usize = arena::whole_pages(size_of::<ChannelMem>());
-
-/// A `Refuse` reason beside those of the protocol: the acceptor could not prove that it holds the
-/// connection.
-pub(crate) const REFUSE_NOT_AUTHENTICATED: u16 = 7;
 
 const LIB_VERSION: [u16; 3] = [
     number(env!("CARGO_PKG_VERSION_MAJOR")),
@@ -528,15 +524,18 @@ impl State {
         }
         if l.phase == Phase::Greeting {
             let Message::Hello(hello) = message else { return Err(Violation::Malformed) };
-            if !Hello::new(LIB_VERSION, 0, l.role).is_compatible(&hello) {
+            if !hello.fits(l.role) {
                 return Err(Violation::OtherVersion);
             }
             l.phase = Phase::Open;
             return Ok(Then::Nothing);
         }
+        if !message.is_said_by(l.role.peer()) {
+            return Err(Violation::Malformed);
+        }
         let acceptor = l.role == Role::Acceptor;
         match message {
-            Message::Candidate(c) if acceptor => Ok(self.on_candidate(i, c)),
+            Message::Candidate(c) => Ok(self.on_candidate(i, c)),
             Message::Withdraw { token } if acceptor => {
                 let tuple = self.withdraw_proof(i, token);
                 self.forget_candidate(i, token);
@@ -545,13 +544,11 @@ impl State {
             }
             Message::Turn { token, turn } => Ok(self.on_turn(i, token, turn)),
             Message::Unproven { token } => Ok(self.on_unproven(i, token)),
-            Message::Accept { token, slot } if acceptor => self.on_accept(i, token, slot),
-            Message::Refuse { token, slot, reason } if acceptor => {
-                self.on_refuse(i, token, slot, reason)
-            }
-            Message::Channel(m) if !acceptor => self.on_channel(i, m, fd),
-            Message::Arena(m) if !acceptor => self.on_arena(i, m, fd),
-            Message::Offer(offer) if !acceptor => {
+            Message::Accept { token, slot } => self.on_accept(i, token, slot),
+            Message::Refuse { token, slot, reason } => self.on_refuse(i, token, slot, reason),
+            Message::Channel(m) => self.on_channel(i, m, fd),
+            Message::Arena(m) => self.on_arena(i, m, fd),
+            Message::Offer(offer) => {
                 if l.channel.is_none() {
                     return Err(Violation::Malformed);
                 }

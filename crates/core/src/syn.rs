@@ -15,7 +15,7 @@ use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 use libc::IPPROTO_TCP;
 use netacc_control::stats::Path;
-use netacc_proto::remote::Proof;
+use netacc_proto::rendezvous::Proof;
 
 pub(crate) const TCP_TIMESTAMP: c_int = 24;
 pub(crate) const TCP_SAVE_SYN: c_int = 27;

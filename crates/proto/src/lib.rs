@@ -2,9 +2,8 @@
 //!
 //! - [`switchover`]: how the bytes of one direction of a TCP connection move from the kernel
 //!   connection (the *carrier*) to a faster path and back, at exact stream offsets.
-//! - [`rendezvous`]: the messages by which two processes agree on a shared-memory path.
-//! - [`remote`]: the frames by which two processes on two hosts agree on a path over RDMA, and keep
-//!   its words in step.
+//! - [`rendezvous`]: the messages by which two processes, of one host or of two, agree on a faster
+//!   path, and between hosts keep its words in step.
 //!
 //! This crate does no I/O, reads no clock, starts no thread, allocates nothing and never panics:
 //! the caller moves the bytes and the shared words, this crate says which and in what order.
@@ -29,6 +28,5 @@
 #[macro_use]
 extern crate std;
 
-pub mod remote;
 pub mod rendezvous;
 pub mod switchover;

@@ -43,8 +43,8 @@ const IMM_SHORT_MAX: u32 = 1 << 12;
 
 const HEADER: usize = 8;
 const UNIT: usize = 16;
-/// Who changes what travels counts `netacc_proto::remote::VERSION` up as well: by that two builds
-/// refuse each other before there is a pair.
+/// Who changes what travels counts `netacc_proto::rendezvous::VERSION` up as well: by that two
+/// builds refuse each other before there is a pair.
 const VERSION: u8 = 2;
 const _: () = assert!(HEADER + UNITS_MAX * UNIT <= MESSAGE_BYTES);
 

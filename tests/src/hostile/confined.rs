@@ -124,7 +124,7 @@ fn claim(port: u16, local: u16, user: u32, answers: bool) {
             0 => 0,
             _ => sys::recv(control, &mut bytes, 0).expect("a message"),
         };
-        match bytes[0] {
+        match bytes[2] {
             // Silence; a greeting.
             0 if n == 0 => break,
             1 => {}
@@ -178,24 +178,31 @@ fn confine(user: u32) {
 }
 
 fn hello() -> Vec<u8> {
-    let mut all = vec![1, 1, 0, 0];
-    all.extend(b"netacc\r\n");
-    all.extend(3u16.to_le_bytes());
+    let mut all = b"netacc\r\n".to_vec();
+    all.extend(5u16.to_le_bytes());
     all.extend([0, 0, 1, 0, 0, 0]);
     all.extend(std::process::id().to_le_bytes());
     all.push(1);
-    all
+    message(1, &all)
 }
 
 fn candidate(port: u16, local: u16, token: u64) -> Vec<u8> {
-    let mut all = vec![2, 1, 0, 0, 4];
+    let mut all = vec![4];
     for end in [local, port] {
         all.extend([127, 0, 0, 1]);
         all.extend([0; 12]);
         all.extend(end.to_le_bytes());
     }
     all.extend(token.to_le_bytes());
-    all
+    // Nothing is known of its SYN.
+    all.extend([0, 0, 0, 0, 0xff, 0xff]);
+    message(2, &all)
+}
+
+/// A message as it is on the wire.
+pub(super) fn message(kind: u8, body: &[u8]) -> Vec<u8> {
+    let [low, high] = (body.len() as u16 + 2).to_le_bytes();
+    [&[low, high, kind, 2], body].concat()
 }
 
 /// A server whose sandbox has no netlink (systemd's RestrictAddressFamilies, as in the units of

@@ -432,9 +432,8 @@ fn control_sockets() -> Vec<Fd> {
 }
 
 /// `Message::Place` as it is on the wire.
-fn place_message(place: u16) -> [u8; 6] {
-    let [low, high] = place.to_le_bytes();
-    [6, 1, 1, 0, low, high]
+fn place_message(place: u16) -> Vec<u8> {
+    super::confined::message(6, &place.to_le_bytes())
 }
 
 fn pass(control: Fd, bytes: &[u8], fds: &[Fd]) -> isize {

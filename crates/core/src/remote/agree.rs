@@ -15,8 +15,7 @@ use core::net::{IpAddr, SocketAddr};
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::*;
 use netacc_control::stats::{Counter, Reason};
-use netacc_proto::remote::{self as proto, Frame, Proof};
-use netacc_proto::rendezvous::{Role, Tuple};
+use netacc_proto::rendezvous::{self as proto, Message, Proof, Role, Tuple};
 
 /// An accepted connection whose peer's library has not spoken for so long has none.
 const SILENT_NS: u64 = 30_000_000_000;
@@ -110,7 +109,7 @@ impl Remote {
         if let Some(m) = self.connected.get_mut(key) {
             m.announced |= 1 << i;
         }
-        self.send(i, Frame::Candidate(proto::Candidate { tuple, token: key.0, proof }));
+        self.send(i, Message::Candidate(proto::Candidate { tuple, token: key.0, proof }));
     }
 
     pub(super) fn announce_all(&mut self, i: usize) {
@@ -197,7 +196,7 @@ impl Remote {
             }
             let told = self.connected.remove(key).map_or(0, |(_, m)| m.announced);
             for i in (0..LINKS).filter(|i| told & 1 << i != 0) {
-                self.send(i, Frame::Withdraw { token: key.0 });
+                self.send(i, Message::Withdraw { token: key.0 });
             }
         }
         self.sweep_at = if any { now + SWEEP_NS } else { 0 };
@@ -235,7 +234,7 @@ impl Remote {
             || tuple.local_port() != l.port
         {
             stats::count(Counter::AuthFailures);
-            self.send(i, Frame::Withdraw { token: c.token });
+            self.send(i, Message::Withdraw { token: c.token });
             return Ok(());
         }
         if self.candidates.is_full() {
@@ -404,7 +403,7 @@ impl Remote {
             };
         }
         stats::count(Counter::OffersSent);
-        self.send(i, Frame::Offer(proto::Offer { token, slot: slot as u16, pair, lane }));
+        self.send(i, Message::OfferLane(proto::OfferLane { token, slot: slot as u16, pair, lane }));
     }
 
     /// Whether a claim to a connection says of its SYN what the kernel has kept of it. (Where
@@ -434,7 +433,7 @@ impl Remote {
         let theirs = self.candidates.get(candidate).map(|(_, t)| (t.link, t.token));
         self.drop_candidate(candidate);
         if let Some((i, token)) = theirs {
-            self.send(i, Frame::Withdraw { token });
+            self.send(i, Message::Withdraw { token });
         }
     }
 

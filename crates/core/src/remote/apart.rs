@@ -20,7 +20,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::Ordering::*;
 use core::sync::atomic::fence;
 use netacc_control::stats::{Counter, Reason};
-use netacc_proto::remote::{Frame, Words, request};
+use netacc_proto::rendezvous::{Message, Words, request};
 use netacc_proto::switchover::{Ack, Announce};
 
 /// Bytes that go again over the carrier are tried again after so long, at first and at most.
@@ -160,7 +160,7 @@ impl Remote {
             return;
         }
         c.published = Some(words);
-        self.send(i, Frame::Words(words));
+        self.send(i, Message::Words(words));
     }
 
     /// Our end of a slot is about to be forgotten: the peer need not wait for any answer.
@@ -187,7 +187,7 @@ impl Remote {
             if !coming && w.request & (request::FORGOTTEN | request::LEFT) == 0 {
                 self.send(
                     i,
-                    Frame::Words(Words {
+                    Message::Words(Words {
                         slot: w.slot,
                         token: w.token,
                         request: request::FORGOTTEN,

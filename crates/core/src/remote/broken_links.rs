@@ -10,8 +10,7 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::net::SocketAddr;
 use netacc_control::stats::Reason;
-use netacc_proto::remote::Frame;
-use netacc_proto::rendezvous::Role;
+use netacc_proto::rendezvous::{Message, OfferLane, Role};
 
 /// One that has had connections is kept for so long, at both ends.
 const KEPT_NS: u64 = 3_000_000_000;
@@ -127,7 +126,7 @@ impl Remote {
             libc::EPOLLIN as u32,
             EVENT_LINK | u64::from(serial) << 8 | earlier as u64,
         );
-        self.send(earlier, Frame::Resume { known: true, key });
+        self.send(earlier, Message::Resume { known: true, key });
         self.resume(earlier);
         Ok(())
     }
@@ -141,20 +140,15 @@ impl Remote {
         for p in l.pairs.iter_mut().filter(|p| p.state == pairs::PairState::Ready) {
             p.forget_peer();
             p.progress.forget_question();
-            frames.push(Frame::PairReady { pair: p.number });
+            frames.push(Message::PairReady { pair: p.number });
         }
         for (slot, c) in l.conns.iter_mut().enumerate() {
             c.published = None;
-            let offer = netacc_proto::remote::Offer {
-                token: c.token,
-                slot: slot as u16,
-                pair: c.pair,
-                lane: c.lane,
-            };
+            let offer = OfferLane { token: c.token, slot: slot as u16, pair: c.pair, lane: c.lane };
             match (l.role, c.state) {
-                (Role::Acceptor, ConnState::Offered) => frames.push(Frame::Offer(offer)),
+                (Role::Acceptor, ConnState::Offered) => frames.push(Message::OfferLane(offer)),
                 (Role::Connector, ConnState::Free) => {
-                    frames.push(Frame::Freed { slot: slot as u16 })
+                    frames.push(Message::Freed { slot: slot as u16 })
                 }
                 (_, ConnState::Live) => {
                     if let Some(c) = l.channel {
@@ -164,7 +158,7 @@ impl Remote {
                 _ => {}
             }
         }
-        frames.push(Frame::Synced);
+        frames.push(Message::Synced);
         let connector = l.role == Role::Connector;
         for f in frames {
             self.send(i, f);

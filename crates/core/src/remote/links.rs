@@ -19,8 +19,9 @@ use core::ffi::c_int;
 use core::net::{IpAddr, SocketAddr};
 use core::sync::atomic::Ordering::*;
 use netacc_control::stats::{ChannelState, Counter};
-use netacc_proto::remote::{Frame, Hello, MAX_FRAME, Proof, VERSION};
-use netacc_proto::rendezvous::{Role, Tuple};
+use netacc_proto::rendezvous::{
+    DecodeError, Hello, HostHello, MAX_MESSAGE, Message, Peers, Proof, Role, Tuple, VERSION,
+};
 
 /// A peer that has not answered, or not greeted, for so long is given up.
 pub(super) const ANSWER_NS: u64 = 1_000_000_000;
@@ -81,7 +82,7 @@ pub(super) struct Conn {
     /// Its rings, until the pair has them.
     pub(super) rings: Option<netacc_rdma::arena::Rings<net::Net>>,
     /// What was last said of it.
-    pub(super) published: Option<netacc_proto::remote::Words>,
+    pub(super) published: Option<netacc_proto::rendezvous::Words>,
     /// The peer's last request.
     pub(super) asked: u32,
     /// Acceptor: the connector has taken its memory back, too.
@@ -131,7 +132,7 @@ pub(super) struct Link {
     pub(super) k: u8,
     /// When it was made; when it was last of use.
     pub(super) since: u64,
-    pub(super) hello: Option<Hello>,
+    pub(super) hello: Option<HostHello>,
     pub(super) device: usize,
     /// Acceptor: where the manager listens for its pairs.
     pub(super) cm_port: u16,
@@ -320,7 +321,7 @@ impl Remote {
                 }
                 continue;
             };
-            r.peer_pid.store(l.hello.map_or(0, |h| h.pid), Relaxed);
+            r.peer_pid.store(l.hello.map_or(0, |h| h.hello.pid), Relaxed);
             r.set_peer(l.peer);
             r.slots_used.store(
                 l.conns.iter().filter(|c| c.state != ConnState::Free).count() as u32,
@@ -370,11 +371,8 @@ impl Remote {
         let key = if resumes { l.hello.map_or(l.key, |h| h.key) } else { l.key };
         let Some(facts) = self.facts(device) else { return };
         let config = config::get();
-        let hello = Hello {
-            version: VERSION,
-            lib_version: LIB_VERSION,
-            pid: sys::getpid(),
-            role,
+        let hello = HostHello {
+            hello: Hello::new(LIB_VERSION, sys::getpid(), role),
             process: self.process,
             port,
             immediate: facts.writes_imm,
@@ -385,19 +383,19 @@ impl Remote {
             resumes,
             key,
         };
-        self.send(i, Frame::Hello(hello));
+        self.send(i, Message::HostHello(hello));
     }
 
     /// Sends, or leaves it to be sent when there is room.
-    pub(super) fn send(&mut self, i: usize, frame: Frame) {
+    pub(super) fn send(&mut self, i: usize, message: Message) {
         let Some(l) = self
             .link_mut(i)
             .filter(|l| matches!(l.phase, Phase::Greeting | Phase::Resuming | Phase::Up))
         else {
             return;
         };
-        let mut bytes = [0u8; MAX_FRAME];
-        let n = frame.encode(&mut bytes);
+        let mut bytes = [0u8; MAX_MESSAGE];
+        let n = message.encode(&mut bytes);
         if l.output.len() > OUTPUT_MAX || l.output.try_reserve(n).is_err() {
             self.end_link(i, Fault::Stuck);
             return;
@@ -534,14 +532,14 @@ impl Remote {
                     return Ok(());
                 };
                 let rest = l.input.get(at..).unwrap_or(&[]);
-                let Some(len) = Frame::length(rest).map_err(|_| Fault::Malformed)? else { break };
+                let Some(len) = Message::length(rest).map_err(|_| Fault::Malformed)? else { break };
                 let Some(bytes) = rest.get(..len) else { break };
-                let frame = Frame::decode(bytes).map_err(|e| match e {
-                    netacc_proto::rendezvous::DecodeError::Format => Fault::OtherVersion,
+                let message = Message::decode(bytes, Peers::TwoHosts).map_err(|e| match e {
+                    DecodeError::Format => Fault::OtherVersion,
                     _ => Fault::Malformed,
                 })?;
                 at += len;
-                self.handle(i, frame)?;
+                self.handle(i, message)?;
             }
             let Some(l) = self.link_mut(i) else { return Ok(()) };
             l.input.drain(..at.min(l.input.len()));
@@ -549,14 +547,14 @@ impl Remote {
         Ok(())
     }
 
-    fn handle(&mut self, i: usize, frame: Frame) -> Result<(), Fault> {
+    fn handle(&mut self, i: usize, message: Message) -> Result<(), Fault> {
         let Some(l) = self.link(i) else { return Ok(()) };
         if l.phase == Phase::Greeting {
-            let Frame::Hello(hello) = frame else { return Err(Fault::Malformed) };
+            let Message::HostHello(hello) = message else { return Err(Fault::Malformed) };
             return self.on_hello(i, hello);
         }
         if l.phase == Phase::Resuming {
-            let Frame::Resume { known, key } = frame else { return Err(Fault::Malformed) };
+            let Message::Resume { known, key } = message else { return Err(Fault::Malformed) };
             // Somebody else may have the port, and the name of the process that had it.
             if !known || key != l.key {
                 return Err(Fault::Over);
@@ -564,46 +562,47 @@ impl Remote {
             self.resume(i);
             return Ok(());
         }
-        let acceptor = l.role == Role::Acceptor;
-        match frame {
-            Frame::Candidate(c) if acceptor => self.on_candidate(i, c),
-            Frame::Withdraw { token } => self.on_withdraw(i, token),
-            Frame::Accept { token, slot } if acceptor => self.on_accept(i, token, slot),
-            Frame::Refuse { token, slot, reason } if acceptor => {
-                self.on_refuse(i, token, slot, reason)
-            }
-            Frame::Freed { slot } if acceptor => self.on_freed(i, slot),
-            Frame::Pair(p) if !acceptor => self.on_pair(i, p),
-            Frame::Offer(o) if !acceptor => self.on_offer(i, o),
-            Frame::PairReady { pair } => self.on_pair_ready(i, pair),
-            Frame::PairAsk { pair } => {
+        if !message.is_said_by(l.role.peer()) {
+            return Err(Fault::Malformed);
+        }
+        match message {
+            Message::Candidate(c) => self.on_candidate(i, c),
+            Message::Withdraw { token } => self.on_withdraw(i, token),
+            Message::Accept { token, slot } => self.on_accept(i, token, slot),
+            Message::Refuse { token, slot, reason } => self.on_refuse(i, token, slot, reason),
+            Message::Freed { slot } => self.on_freed(i, slot),
+            Message::Pair(p) => self.on_pair(i, p),
+            Message::OfferLane(o) => self.on_offer(i, o),
+            Message::PairReady { pair } => self.on_pair_ready(i, pair),
+            Message::PairAsk { pair } => {
                 self.on_pair_ask(i, pair);
                 Ok(())
             }
-            Frame::PairHas { pair, messages } => self.on_pair_has(i, pair, messages),
-            Frame::PairEnd { pair } => {
+            Message::PairHas { pair, messages } => self.on_pair_has(i, pair, messages),
+            Message::PairEnd { pair } => {
                 self.on_pair_end(i, pair);
                 Ok(())
             }
-            Frame::Words(w) => self.on_words(i, w),
-            Frame::Synced => {
+            Message::Words(w) => self.on_words(i, w),
+            Message::Synced => {
                 self.on_synced(i);
                 Ok(())
             }
-            Frame::Bye => Err(Fault::Over),
+            Message::Bye => Err(Fault::Over),
             _ => Err(Fault::Malformed),
         }
     }
 
-    fn on_hello(&mut self, i: usize, hello: Hello) -> Result<(), Fault> {
+    fn on_hello(&mut self, i: usize, hello: HostHello) -> Result<(), Fault> {
         let Some(l) = self.link(i) else { return Ok(()) };
         let (role, port, device, local, peer) = (l.role, l.port, l.device, l.local, l.peer);
-        if hello.version != VERSION {
+        if hello.hello.version != VERSION {
             return Err(Fault::OtherVersion);
         }
         let transport = self.facts(device).map(|f| devices::transport_code(f.transport));
         // Another process's port may lie where ours is looked for; and nobody talks to himself.
-        let fits = hello.role != role && hello.port == port && transport == Some(hello.transport);
+        let fits =
+            hello.hello.fits(role) && hello.port == port && transport == Some(hello.transport);
         if !fits
             || hello.process == self.process
             || !(12..=26).contains(&hello.ring_log2)
@@ -638,7 +637,7 @@ impl Remote {
             if let Some(earlier) = earlier {
                 return self.take_over(earlier, i);
             }
-            self.send(i, Frame::Resume { known: false, key: [0; 16] });
+            self.send(i, Message::Resume { known: false, key: [0; 16] });
         }
         if self.links.iter().flatten().any(|l| l.phase == Phase::Up && known(l)) {
             return Err(Fault::NotFound);
@@ -650,7 +649,7 @@ impl Remote {
         l.phase = Phase::Up;
         l.hello = Some(hello);
         stats::count(Counter::RdmaLinks);
-        debug_log!("link to process {} at {peer}, port {port}", hello.pid);
+        debug_log!("link to process {} at {peer}, port {port}", hello.hello.pid);
         if role == Role::Connector {
             self.destination_is_found(local, SocketAddr::new(peer, port));
             self.announce_all(i);
@@ -689,8 +688,8 @@ impl Remote {
         let fd = core::mem::replace(&mut l.fd, -1);
         if fd >= 0 {
             if bye {
-                let mut bytes = [0u8; MAX_FRAME];
-                let n = Frame::Bye.encode(&mut bytes);
+                let mut bytes = [0u8; MAX_MESSAGE];
+                let n = Message::Bye.encode(&mut bytes);
                 // SAFETY: a live buffer. Whether it can be sent does not matter any more.
                 let _ = unsafe {
                     sys::sendto(

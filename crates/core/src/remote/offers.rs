@@ -16,7 +16,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::*;
 use netacc_control::stats::{Counter, Reason};
-use netacc_proto::remote::{self as proto, Frame, refuse};
+use netacc_proto::rendezvous::{self as proto, Message, refuse};
 use netacc_rdma::arena::Rings;
 use netacc_ring::RingWords;
 
@@ -127,7 +127,7 @@ impl Remote {
 
     // ---- the connector --------------------------------------------------------------------------
 
-    pub(super) fn on_offer(&mut self, i: usize, o: proto::Offer) -> Result<(), Fault> {
+    pub(super) fn on_offer(&mut self, i: usize, o: proto::OfferLane) -> Result<(), Fault> {
         stats::count(Counter::OffersReceived);
         let slot = usize::from(o.slot);
         let Some(l) = self.link_mut(i) else { return Ok(()) };
@@ -142,7 +142,7 @@ impl Remote {
         }
         if l.conns.get(slot).is_some_and(|c| c.state != ConnState::Free && c.token == o.token) {
             // Our answer was lost with an earlier link.
-            self.send(i, Frame::Accept { token: o.token, slot: o.slot });
+            self.send(i, Message::Accept { token: o.token, slot: o.slot });
             return Ok(());
         }
         let free = l.conns.get(slot).is_some_and(|c| c.state == ConnState::Free);
@@ -174,7 +174,7 @@ impl Remote {
         };
         let refused = |r: &mut Remote, reason| {
             stats::count(Counter::OffersRefused);
-            r.send(i, Frame::Refuse { token: o.token, slot: o.slot, reason });
+            r.send(i, Message::Refuse { token: o.token, slot: o.slot, reason });
             Ok(())
         };
         if let Some(reason) = reason {
@@ -204,7 +204,7 @@ impl Remote {
         }
         let at = place_of(&rings);
         let opened = self.open(i, slot, o.token, rings);
-        self.send(i, Frame::Accept { token: o.token, slot: o.slot });
+        self.send(i, Message::Accept { token: o.token, slot: o.slot });
         if opened {
             self.hand_over(i, slot, &m, at);
         } else {
@@ -212,7 +212,7 @@ impl Remote {
             ask_again(&m);
         }
         for other in (0..LINKS).filter(|other| *other != i && m.announced & 1 << other != 0) {
-            self.send(other, Frame::Withdraw { token: o.token });
+            self.send(other, Message::Withdraw { token: o.token });
         }
         Ok(())
     }

@@ -10,8 +10,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering::*;
 use netacc_control::stats::{Counter, Reason};
-use netacc_proto::remote::Frame;
-use netacc_proto::rendezvous::Role;
+use netacc_proto::rendezvous::{Message, Role};
 use netacc_verbs::fabric::Fabric as _;
 
 /// For so long the peer is waited for before an empty pair is closed.
@@ -52,7 +51,7 @@ impl Remote {
             return self.lose_pair(i, number, Reason::None, true);
         }
         p.deadline = at;
-        self.send(i, Frame::PairEnd { pair: number });
+        self.send(i, Message::PairEnd { pair: number });
         self.at(at);
     }
 
@@ -94,7 +93,7 @@ impl Remote {
             self.explain_waiting(i, why);
         }
         if tell {
-            self.send(i, Frame::PairEnd { pair: number });
+            self.send(i, Message::PairEnd { pair: number });
         }
         if !connecting {
             self.dismantle(i, number);
@@ -296,7 +295,7 @@ impl Remote {
             }
         }
         if !acceptor {
-            self.send(i, Frame::Freed { slot: slot as u16 });
+            self.send(i, Message::Freed { slot: slot as u16 });
         }
         self.forget_lost(i, number);
         self.settle_empty(i);

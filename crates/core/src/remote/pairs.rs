@@ -29,8 +29,7 @@ use core::sync::atomic::Ordering::*;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use netacc_control::config::Config;
 use netacc_control::stats::{Counter, Reason};
-use netacc_proto::remote::{self as proto, Frame};
-use netacc_proto::rendezvous::Role;
+use netacc_proto::rendezvous::{self as proto, Message, Role};
 use netacc_rdma::arena::Rings;
 use netacc_rdma::{HubError, Tag};
 use netacc_verbs::fabric::{Capacity, Error, Event, Fabric as _, News, Patience, Transport};
@@ -280,7 +279,7 @@ impl Remote {
             let port = l.cm_port;
             l.pairs.push(Pair::new(number, PairState::Requested, nonce, lanes));
             self.at(now + CONNECT_NS);
-            self.send(i, Frame::Pair(proto::Pair { pair: number, nonce, port, lanes }));
+            self.send(i, Message::Pair(proto::Pair { pair: number, nonce, port, lanes }));
         }
     }
 
@@ -298,7 +297,7 @@ impl Remote {
         let full = l.pairs.len() >= most
             || l.pairs.iter().filter(|p| p.is_coming() || p.connecting).count() >= AT_ONCE;
         if full {
-            self.send(i, Frame::PairEnd { pair: asked.pair });
+            self.send(i, Message::PairEnd { pair: asked.pair });
             return Ok(());
         }
         l.pairs.push(Pair::new(asked.pair, PairState::Resolving, asked.nonce, asked.lanes));
@@ -457,7 +456,7 @@ impl Remote {
                     self.lose_pair(i, number, devices::reason_of(e), true);
                 }
                 (PairState::Established, Ok(())) => {
-                    self.send(i, Frame::PairReady { pair: number });
+                    self.send(i, Message::PairReady { pair: number });
                     if peer_ready {
                         self.ready(i, number);
                     }
@@ -591,7 +590,7 @@ impl Remote {
             return;
         }
         let go = p.peer_ready;
-        self.send(i, Frame::PairReady { pair: number });
+        self.send(i, Message::PairReady { pair: number });
         if go {
             self.ready(i, number);
         }

@@ -17,7 +17,7 @@ use super::{LINKS, Remote};
 use crate::log::warn_log;
 use crate::{rdma_thread, stats, sys};
 use netacc_control::stats::{Counter, Reason};
-use netacc_proto::remote::Frame;
+use netacc_proto::rendezvous::Message;
 
 /// The log hears of it at most so often.
 const LOG_EVERY_NS: u64 = 60_000_000_000;
@@ -166,7 +166,7 @@ impl Remote {
             waits = true;
             if !p.progress.moves(sent) && p.progress.asks(now, sent) {
                 let pair = p.number;
-                self.send(i, Frame::PairAsk { pair });
+                self.send(i, Message::PairAsk { pair });
             }
         }
         waits
@@ -182,7 +182,7 @@ impl Remote {
         };
         queue.drain();
         let messages = engine.has_come();
-        self.send(i, Frame::PairHas { pair: number, messages });
+        self.send(i, Message::PairHas { pair: number, messages });
     }
 
     pub(super) fn on_pair_has(

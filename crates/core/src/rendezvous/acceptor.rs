@@ -3,9 +3,8 @@
 use super::possession::PeerVerified;
 use super::table::Key;
 use super::{
-    CANDIDATES_PER_FOREIGN_LINK, CANDIDATES_PER_LINK, CHANNEL_BYTES, PUT_OFF, Phase,
-    REFUSE_NOT_AUTHENTICATED, SWEEP, Slot, SlotState, State, Theirs, Then, Violation, hand_over,
-    record, strangers,
+    CANDIDATES_PER_FOREIGN_LINK, CANDIDATES_PER_LINK, CHANNEL_BYTES, PUT_OFF, Phase, SWEEP, Slot,
+    SlotState, State, Theirs, Then, Violation, hand_over, record, strangers,
 };
 use crate::arena::{MemoryError, Pool};
 use crate::channel::{Channel, PLACES, SLOTS};
@@ -15,7 +14,7 @@ use core::sync::atomic::Ordering::*;
 use core::sync::atomic::{AtomicU64, fence};
 use netacc_control::stats::{Counter, Reason};
 use netacc_proto::rendezvous as proto;
-use netacc_proto::rendezvous::{Message, Role, Tuple};
+use netacc_proto::rendezvous::{Message, Role, Tuple, refuse};
 
 impl State {
     /// A waiting accepted socket and a candidate for it.
@@ -299,7 +298,7 @@ impl State {
             m.offered = None;
             if m.is_current() {
                 m.socket.set_reason(match reason {
-                    REFUSE_NOT_AUTHENTICATED => Reason::NotAuthenticated,
+                    refuse::NOT_AUTHENTICATED => Reason::NotAuthenticated,
                     _ => Reason::PeerRefused,
                 });
             }

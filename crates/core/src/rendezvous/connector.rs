@@ -2,10 +2,7 @@
 
 use super::possession::PeerVerified;
 use super::table::Key;
-use super::{
-    CHANNEL_BYTES, LINKS, REFUSE_NOT_AUTHENTICATED, Slot, SlotState, State, Then, Violation,
-    hand_over, record,
-};
+use super::{CHANNEL_BYTES, LINKS, Slot, SlotState, State, Then, Violation, hand_over, record};
 use crate::arena::{ARENAS_MAX, MAPPED_BYTES_MAX, MemoryError, RING_MAX, RING_MIN};
 use crate::channel::{BY_KERNEL, PLACES, SLOTS};
 use crate::{arena, socket, stats};
@@ -90,7 +87,7 @@ impl State {
             if let Some((_, m)) = self.tables.as_ref().and_then(|t| t.connected.get(key)) {
                 m.socket.set_reason(Reason::NotAuthenticated);
             }
-            return self.refuse(i, offer, REFUSE_NOT_AUTHENTICATED);
+            return self.refuse(i, offer, refuse::NOT_AUTHENTICATED);
         }
         self.post(i, Message::Accept { token: offer.token, slot: offer.slot }, -1)?;
         let Some((_, m)) = self.tables.as_mut().and_then(|t| t.connected.remove(key)) else {

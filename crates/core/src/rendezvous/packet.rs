@@ -9,7 +9,7 @@ use crate::control::{Ancillary, FDS_MAX, HEADER, empty_header, space};
 use crate::{arena, sys};
 use core::ffi::c_int;
 use libc::ucred;
-use netacc_proto::rendezvous::{DecodeError, MAX_MESSAGE, Message};
+use netacc_proto::rendezvous::{DecodeError, MAX_MESSAGE, Message, Peers};
 
 /// What one call of [`receive`] brought.
 #[derive(Clone, Copy, Debug)]
@@ -75,7 +75,11 @@ fn without_message(len: isize) -> Option<Received> {
 }
 
 fn decode(bytes: &[u8], len: isize) -> Result<Message, Received> {
-    match bytes.get(..len as usize).ok_or(DecodeError::Length).and_then(Message::decode) {
+    match bytes
+        .get(..len as usize)
+        .ok_or(DecodeError::Length)
+        .and_then(|bytes| Message::decode(bytes, Peers::OneHost))
+    {
         Ok(m) => Ok(m),
         Err(DecodeError::Format) => Err(Received::OtherVersion),
         Err(_) => Err(Received::Malformed),

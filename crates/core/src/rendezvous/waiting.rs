@@ -101,7 +101,11 @@ impl State {
         if m.announced & 1 << i != 0 {
             return true;
         }
-        let sent = Message::Candidate(proto::Candidate { tuple: *tuple, token: key.0 });
+        let sent = Message::Candidate(proto::Candidate {
+            tuple: *tuple,
+            token: key.0,
+            proof: proto::Proof::NONE,
+        });
         if !self.try_send(i, sent) {
             return false;
         }

@@ -6,10 +6,10 @@ use crate::channel::announce;
 use crate::remote::links::Phase;
 use crate::syn::Said;
 use netacc_control::stats::Counter;
-use netacc_proto::remote::{
-    Candidate, Frame, Hello, MAX_FRAME, Offer, Pair, Proof, VERSION, Words, request,
+use netacc_proto::rendezvous::{
+    Candidate, Hello, HostHello, MAX_MESSAGE, Message, OfferLane, Pair, Peers, Proof, Role,
+    VERSION, Words, refuse, request,
 };
-use netacc_proto::rendezvous::Role;
 use netacc_proto::switchover::{Ack, Announce};
 
 /// Somebody without a device who speaks the protocol of links.
@@ -26,8 +26,8 @@ impl Stranger {
         Stranger { fd, input: Vec::new() }
     }
 
-    fn say(&self, frame: Frame) {
-        let mut bytes = [0u8; MAX_FRAME];
+    fn say(&self, frame: Message) {
+        let mut bytes = [0u8; MAX_MESSAGE];
         let n = frame.encode(&mut bytes);
         self.say_bytes(&bytes[..n]);
     }
@@ -38,7 +38,7 @@ impl Stranger {
     }
 
     /// The frames that have come. `Err`: and the end.
-    fn hear(&mut self) -> Result<Vec<Frame>, Vec<Frame>> {
+    fn hear(&mut self) -> Result<Vec<Message>, Vec<Message>> {
         let mut part = [0u8; 4096];
         let over = loop {
             // SAFETY: a live buffer.
@@ -58,9 +58,9 @@ impl Stranger {
             self.input.extend(&part[..r as usize]);
         };
         let mut frames = Vec::new();
-        while let Ok(Some(n)) = Frame::length(&self.input) {
+        while let Ok(Some(n)) = Message::length(&self.input) {
             let Some(bytes) = self.input.get(..n) else { break };
-            frames.push(Frame::decode(bytes).unwrap());
+            frames.push(Message::decode(bytes, Peers::TwoHosts).unwrap());
             self.input.drain(..n);
         }
         if over { Err(frames) } else { Ok(frames) }
@@ -73,12 +73,9 @@ impl Drop for Stranger {
     }
 }
 
-fn hello(role: Role, port: u16) -> Hello {
-    Hello {
-        version: VERSION,
-        lib_version: [0, 1, 0],
-        pid: 4711,
-        role,
+fn hello(role: Role, port: u16) -> HostHello {
+    HostHello {
+        hello: Hello::new([0, 1, 0], 4711, role),
         process: [7; 16],
         port,
         immediate: true,
@@ -111,41 +108,45 @@ fn frames_that_no_connector_sends_end_its_link_and_no_other() {
     };
     let words = Words { slot: 3, token: 5, ..Words::default() };
     let ends = [
-        Frame::Hello(hello(Role::Connector, port)),
-        Frame::Pair(Pair { pair: 0, nonce: [0; 16], port: 1, lanes: 1 }),
-        Frame::Offer(Offer { token: 0, slot: 0, pair: 0, lane: 0 }),
-        Frame::Resume { known: true, key: [9; 16] },
-        Frame::Accept { token: 1, slot: 0 },
-        Frame::Accept { token: 1, slot: u16::MAX },
-        Frame::Refuse { token: 1, slot: 0, reason: 1 },
-        Frame::Freed { slot: 0 },
-        Frame::Bye,
+        Message::HostHello(hello(Role::Connector, port)),
+        Message::Pair(Pair { pair: 0, nonce: [0; 16], port: 1, lanes: 1 }),
+        Message::OfferLane(OfferLane { token: 0, slot: 0, pair: 0, lane: 0 }),
+        Message::Resume { known: true, key: [9; 16] },
+        Message::Accept { token: 1, slot: 0 },
+        Message::Accept { token: 1, slot: u16::MAX },
+        Message::Refuse { token: 1, slot: 0, reason: 1 },
+        Message::Freed { slot: 0 },
+        Message::Bye,
     ];
     let ignored = [
-        Frame::Candidate(Candidate { tuple: tuple(STRANGER, port), token: 1, proof: Proof::NONE }),
-        Frame::Withdraw { token: 77 },
-        Frame::PairReady { pair: 0 },
-        Frame::PairReady { pair: u32::MAX },
-        Frame::PairEnd { pair: 0 },
-        Frame::PairEnd { pair: u32::MAX },
-        Frame::Words(words),
-        Frame::Words(Words { request: request::LEAVE, slot: u16::MAX, ..words }),
-        Frame::Words(Words { request: request::FORGOTTEN | request::LEFT, ..words }),
-        Frame::Synced,
+        Message::Candidate(Candidate {
+            tuple: tuple(STRANGER, port),
+            token: 1,
+            proof: Proof::NONE,
+        }),
+        Message::Withdraw { token: 77 },
+        Message::PairReady { pair: 0 },
+        Message::PairReady { pair: u32::MAX },
+        Message::PairEnd { pair: 0 },
+        Message::PairEnd { pair: u32::MAX },
+        Message::Words(words),
+        Message::Words(Words { request: request::LEAVE, slot: u16::MAX, ..words }),
+        Message::Words(Words { request: request::FORGOTTEN | request::LEFT, ..words }),
+        Message::Synced,
     ];
     // Connections of others, as behind translated addresses: there will be no offer.
     let refused = [
-        Frame::Candidate(Candidate {
+        Message::Candidate(Candidate {
             tuple: tuple(IpAddr::from([127, 0, 1, 98]), port),
             token: 1,
             proof: Proof::NONE,
         }),
-        Frame::Candidate(Candidate {
+        Message::Candidate(Candidate {
             tuple: tuple(STRANGER, port ^ 1),
             token: 1,
             proof: Proof::NONE,
         }),
-        Frame::Candidate(Candidate {
+        Message::Candidate(Candidate {
             tuple: rig.conns[i][C].socket.tuple(),
             token: 1,
             proof: Proof::NONE,
@@ -157,20 +158,20 @@ fn frames_that_no_connector_sends_end_its_link_and_no_other() {
         let mut peer = Stranger::call(STRANGER, at);
         rig.settle();
         assert!(
-            matches!(peer.hear().unwrap()[..], [Frame::Hello(h)] if h.role == Role::Acceptor && h.port == port)
+            matches!(peer.hear().unwrap()[..], [Message::HostHello(h)] if h.hello.role == Role::Acceptor && h.port == port)
         );
-        peer.say(Frame::Hello(hello(Role::Connector, port)));
+        peer.say(Message::HostHello(hello(Role::Connector, port)));
         rig.settle();
         assert_eq!(peer.hear(), Ok(Vec::new()));
         peer.say(*frame);
         rig.settle();
         match peer.hear() {
             Ok(frames) if refused.contains(frame) => {
-                assert_eq!(frames, [Frame::Withdraw { token: 1 }], "{frame:?}")
+                assert_eq!(frames, [Message::Withdraw { token: 1 }], "{frame:?}")
             }
             Ok(frames) => assert!(!ends && frames.is_empty(), "{frame:?}: goes on with {frames:?}"),
             Err(frames) => assert!(
-                ends && matches!(frames[..], [] | [Frame::Bye]),
+                ends && matches!(frames[..], [] | [Message::Bye]),
                 "{frame:?}: ended with {frames:?}"
             ),
         }
@@ -187,30 +188,30 @@ fn who_does_not_greet_properly_is_left_alone() {
     let (mut rig, i, at, port) = victim();
     let good = hello(Role::Connector, port);
     let bad = [
-        Hello { role: Role::Acceptor, ..good },
-        Hello { port: port ^ 1, ..good },
-        Hello { version: VERSION + 1, ..good },
-        Hello { transport: 1, ..good },
-        Hello { lanes: 0, ..good },
-        Hello { lanes: 4097, ..good },
-        Hello { ring_log2: 11, ..good },
-        Hello { ring_log2: 27, ..good },
+        HostHello { hello: Hello { role: Role::Acceptor, ..good.hello }, ..good },
+        HostHello { port: port ^ 1, ..good },
+        HostHello { hello: Hello { version: VERSION + 1, ..good.hello }, ..good },
+        HostHello { transport: 1, ..good },
+        HostHello { lanes: 0, ..good },
+        HostHello { lanes: 4097, ..good },
+        HostHello { ring_log2: 11, ..good },
+        HostHello { ring_log2: 27, ..good },
         // Nobody talks to himself.
-        Hello { process: rig.remote(1).process, ..good },
+        HostHello { process: rig.remote(1).process, ..good },
     ];
     for hello in bad {
         let mut peer = Stranger::call(STRANGER, at);
-        peer.say(Frame::Hello(hello));
+        peer.say(Message::HostHello(hello));
         rig.settle();
         assert!(peer.hear().is_err(), "{hello:?}");
     }
     // A key that was never made resumes nothing.
     let mut peer = Stranger::call(STRANGER, at);
-    peer.say(Frame::Hello(Hello { resumes: true, ..good }));
+    peer.say(Message::HostHello(HostHello { resumes: true, ..good }));
     rig.settle();
     assert!(matches!(
         peer.hear().unwrap_or_else(|e| e)[..],
-        [Frame::Hello(_), Frame::Resume { known: false, .. }, ..]
+        [Message::HostHello(_), Message::Resume { known: false, .. }, ..]
     ));
     // Something else altogether, in one piece and in many.
     for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 100], &[255; 100]] {
@@ -234,7 +235,7 @@ fn who_does_not_greet_properly_is_left_alone() {
 }
 
 /// The stranger accepts: what it says to host 0, which has connected to it.
-fn as_acceptor(frames: &[Frame]) -> Result<Vec<Frame>, Vec<Frame>> {
+fn as_acceptor(frames: &[Message]) -> Result<Vec<Message>, Vec<Message>> {
     let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
     let honest = rig.connect(0, 1);
     rig.promoted(honest);
@@ -258,17 +259,17 @@ fn as_acceptor(frames: &[Frame]) -> Result<Vec<Frame>, Vec<Frame>> {
     let mut peer =
         Stranger { fd: sys::accept4(links, libc::SOCK_CLOEXEC) as c_int, input: Vec::new() };
     assert!(peer.fd >= 0);
-    peer.say(Frame::Hello(hello(Role::Acceptor, to.port())));
+    peer.say(Message::HostHello(hello(Role::Acceptor, to.port())));
     rig.settle();
     let said = peer.hear().unwrap();
-    let [Frame::Hello(_), Frame::Candidate(Candidate { token, .. })] = said[..] else {
+    let [Message::HostHello(_), Message::Candidate(Candidate { token, .. })] = said[..] else {
         panic!("{said:?}")
     };
     for frame in frames {
         let frame = match *frame {
             // Its token stands for the true one.
-            Frame::Offer(Offer { token: 0, slot, pair, lane }) => {
-                Frame::Offer(Offer { token, slot, pair, lane })
+            Message::OfferLane(OfferLane { token: 0, slot, pair, lane }) => {
+                Message::OfferLane(OfferLane { token, slot, pair, lane })
             }
             other => other,
         };
@@ -300,17 +301,17 @@ fn as_acceptor(frames: &[Frame]) -> Result<Vec<Frame>, Vec<Frame>> {
 fn frames_that_no_acceptor_sends_end_its_link() {
     let pair = Pair { pair: 0, nonce: [0; 16], port: 1, lanes: 4 };
     let tuple = Tuple::new(SocketAddr::new(STRANGER, 1), SocketAddr::new(STRANGER, 2)).unwrap();
-    let bad: [&[Frame]; 10] = [
-        &[Frame::Hello(hello(Role::Acceptor, 1))],
-        &[Frame::Candidate(Candidate { tuple, token: 1, proof: Proof::NONE })],
-        &[Frame::Accept { token: 1, slot: 0 }],
-        &[Frame::Refuse { token: 1, slot: 0, reason: 1 }],
-        &[Frame::Freed { slot: 0 }],
-        &[Frame::Resume { known: true, key: [9; 16] }],
-        &[Frame::Offer(Offer { token: 0, slot: 4095, pair: 0, lane: 0 })],
-        &[Frame::Pair(Pair { lanes: 0, ..pair })],
-        &[Frame::Pair(Pair { lanes: 4097, ..pair })],
-        &[Frame::Bye],
+    let bad: [&[Message]; 10] = [
+        &[Message::HostHello(hello(Role::Acceptor, 1))],
+        &[Message::Candidate(Candidate { tuple, token: 1, proof: Proof::NONE })],
+        &[Message::Accept { token: 1, slot: 0 }],
+        &[Message::Refuse { token: 1, slot: 0, reason: 1 }],
+        &[Message::Freed { slot: 0 }],
+        &[Message::Resume { known: true, key: [9; 16] }],
+        &[Message::OfferLane(OfferLane { token: 0, slot: 4095, pair: 0, lane: 0 })],
+        &[Message::Pair(Pair { lanes: 0, ..pair })],
+        &[Message::Pair(Pair { lanes: 4097, ..pair })],
+        &[Message::Bye],
     ];
     for frames in bad {
         assert!(as_acceptor(frames).is_err(), "{frames:?}");
@@ -321,40 +322,40 @@ fn frames_that_no_acceptor_sends_end_its_link() {
 fn what_an_acceptor_may_say_and_does_not_mean_is_answered() {
     let pair = Pair { pair: 0, nonce: [0; 16], port: 1, lanes: 4 };
     // Offers of a pair that is none; of a connection that nobody knows.
-    let said = as_acceptor(&[Frame::Offer(Offer { token: 0, slot: 0, pair: 0, lane: 0 })]).unwrap();
+    let said =
+        as_acceptor(&[Message::OfferLane(OfferLane { token: 0, slot: 0, pair: 0, lane: 0 })])
+            .unwrap();
     assert!(
-        matches!(
-            said[..],
-            [Frame::Refuse { slot: 0, reason: netacc_proto::remote::refuse::BUSY, .. }]
-        ),
+        matches!(said[..], [Message::Refuse { slot: 0, reason: refuse::BUSY, .. }]),
         "{said:?}"
     );
-    let said =
-        as_acceptor(&[Frame::Offer(Offer { token: 12345, slot: 4094, pair: 9, lane: 9 })]).unwrap();
+    let said = as_acceptor(&[Message::OfferLane(OfferLane {
+        token: 12345,
+        slot: 4094,
+        pair: 9,
+        lane: 9,
+    })])
+    .unwrap();
     assert!(
         matches!(
             said[..],
-            [Frame::Refuse {
-                token: 12345,
-                slot: 4094,
-                reason: netacc_proto::remote::refuse::WITHDRAWN
-            }]
+            [Message::Refuse { token: 12345, slot: 4094, reason: refuse::WITHDRAWN }]
         ),
         "{said:?}"
     );
     // A pair that nobody takes, and more of them than are made at once.
-    let said = as_acceptor(&[Frame::Pair(pair)]).unwrap();
-    assert!(matches!(said[..], [Frame::PairEnd { pair: 0 }]), "{said:?}");
-    let many: Vec<Frame> = (0..100).map(|n| Frame::Pair(Pair { pair: n, ..pair })).collect();
+    let said = as_acceptor(&[Message::Pair(pair)]).unwrap();
+    assert!(matches!(said[..], [Message::PairEnd { pair: 0 }]), "{said:?}");
+    let many: Vec<Message> = (0..100).map(|n| Message::Pair(Pair { pair: n, ..pair })).collect();
     assert_eq!(as_acceptor(&many).unwrap().len(), 100);
     // Nothing that is known of.
     let words = Words { slot: 0, token: 1, request: request::LEAVE, ..Words::default() };
     let idle = [
-        Frame::PairReady { pair: 3 },
-        Frame::PairEnd { pair: 3 },
-        Frame::Synced,
-        Frame::Withdraw { token: 9 },
-        Frame::Words(words),
+        Message::PairReady { pair: 3 },
+        Message::PairEnd { pair: 3 },
+        Message::Synced,
+        Message::Withdraw { token: 9 },
+        Message::Words(words),
     ];
     assert_eq!(as_acceptor(&idle).unwrap(), Vec::new());
 }
@@ -363,10 +364,10 @@ fn what_an_acceptor_may_say_and_does_not_mean_is_answered() {
 
 impl Rig {
     /// As if the library of host `from` had said it to that of host `to`.
-    fn inject(&mut self, from: usize, to: usize, frame: Frame) {
+    fn inject(&mut self, from: usize, to: usize, frame: Message) {
         let peer = self.hosts[to].address;
         let Some(remote) = self.hosts[from].remote.as_ref() else { return };
-        let mut bytes = [0u8; MAX_FRAME];
+        let mut bytes = [0u8; MAX_MESSAGE];
         let n = frame.encode(&mut bytes);
         // (Between two turns there are whole frames only, unless the peer does not read.)
         for l in remote
@@ -399,12 +400,12 @@ fn what_is_said_twice_changes_nothing() {
         let i = rig.connect(0, 1);
         rig.promoted(i);
         let (slot, token) = rig.named(1);
-        rig.inject(0, 1, Frame::Accept { token, slot });
-        rig.inject(1, 0, Frame::Offer(Offer { token, slot, pair: 0, lane: 0 }));
-        rig.inject(0, 1, Frame::PairReady { pair: 0 });
-        rig.inject(1, 0, Frame::PairReady { pair: 0 });
-        rig.inject(1, 0, Frame::PairEnd { pair: 55 });
-        rig.inject(0, 1, Frame::PairEnd { pair: 55 });
+        rig.inject(0, 1, Message::Accept { token, slot });
+        rig.inject(1, 0, Message::OfferLane(OfferLane { token, slot, pair: 0, lane: 0 }));
+        rig.inject(0, 1, Message::PairReady { pair: 0 });
+        rig.inject(1, 0, Message::PairReady { pair: 0 });
+        rig.inject(1, 0, Message::PairEnd { pair: 55 });
+        rig.inject(0, 1, Message::PairEnd { pair: 55 });
         rig.exchange(i, 50_000);
         assert!(rig.is_fast(i), "{}", rig.describe());
         rig.finish();
@@ -419,7 +420,7 @@ fn a_pair_that_the_peer_ends_is_changed_for_another() {
             let i = rig.connect(0, 1);
             rig.promoted(i);
             rig.play(30, |_, _| {});
-            rig.inject(from, 1 - from, Frame::PairEnd { pair: 0 });
+            rig.inject(from, 1 - from, Message::PairEnd { pair: 0 });
             rig.play(30, |_, _| {});
             rig.drain(i);
             rig.promoted(i);
@@ -466,7 +467,7 @@ fn words_that_no_honest_library_says_reset_their_connection_and_no_other() {
                     .unwrap()
             };
             let slot = rig.conns[bad][1 - from].socket.slot.load(Relaxed) as u16;
-            rig.inject(from, 1 - from, Frame::Words(Words { slot, token, ..words }));
+            rig.inject(from, 1 - from, Message::Words(Words { slot, token, ..words }));
             let (victim, liar) = (1 - from, from);
             rig.until("the victim is told", |r| {
                 r.receive(bad, victim, 1000);
@@ -523,7 +524,7 @@ fn last_words_that_do_not_say_where_the_stream_goes_on_do_not_keep_a_closed_end(
         rig.inject(
             from,
             victim,
-            Frame::Words(Words {
+            Message::Words(Words {
                 slot: slot as u16,
                 token,
                 announce,
@@ -548,11 +549,11 @@ fn a_connection_that_two_processes_claim_goes_to_tcp_for_good() {
     let (mut rig, i, at, port) = victim();
     // Another process of the connector's host.
     let mut rival = Stranger::call(rig.hosts[0].address, at);
-    rival.say(Frame::Hello(hello(Role::Connector, port)));
+    rival.say(Message::HostHello(hello(Role::Connector, port)));
     rig.settle();
     rival.hear().unwrap();
     let tuple = rig.conns[i][C].socket.tuple();
-    rival.say(Frame::Candidate(Candidate { tuple, token: 3, proof: Proof::NONE }));
+    rival.say(Message::Candidate(Candidate { tuple, token: 3, proof: Proof::NONE }));
     rig.until("it leaves", |r| {
         r.chat(i);
         r.conns[i].iter().all(|e| e.socket.is(crate::socket::PLAIN))
@@ -570,7 +571,7 @@ fn a_connection_that_two_processes_claim_goes_to_tcp_for_good() {
 
 /// What came of a claim that another process of the connector's host makes to a connection whose
 /// owner has no library.
-fn claimed(early: bool, proof: impl Fn(Said) -> Proof) -> (Rig, usize, Vec<Frame>) {
+fn claimed(early: bool, proof: impl Fn(Said) -> Proof) -> (Rig, usize, Vec<Message>) {
     let (mut rig, _, at, port) = victim();
     let i = rig.connect(0, 1);
     crate::candidates::make_plain(rig.conns[i][C].socket, Reason::DisabledByConfig);
@@ -583,11 +584,11 @@ fn claimed(early: bool, proof: impl Fn(Said) -> Proof) -> (Rig, usize, Vec<Frame
         proof: proof(accepted.socket.syn.said()),
     };
     let mut rival = Stranger::call(rig.hosts[0].address, at);
-    rival.say(Frame::Hello(hello(Role::Connector, port)));
+    rival.say(Message::HostHello(hello(Role::Connector, port)));
     rig.settle();
     rival.hear().unwrap();
     if early {
-        rival.say(Frame::Candidate(candidate));
+        rival.say(Message::Candidate(candidate));
         rig.settle();
     }
     for _ in 0..4 {
@@ -595,7 +596,7 @@ fn claimed(early: bool, proof: impl Fn(Said) -> Proof) -> (Rig, usize, Vec<Frame
     }
     rig.settle();
     if !early {
-        rival.say(Frame::Candidate(candidate));
+        rival.say(Message::Candidate(candidate));
         rig.settle();
     }
     let mut heard = rival.hear().unwrap();
@@ -605,7 +606,7 @@ fn claimed(early: bool, proof: impl Fn(Said) -> Proof) -> (Rig, usize, Vec<Frame
         _ => Proof::NONE,
     };
     rig.chat(i);
-    rival.say(Frame::Candidate(Candidate { token: 4, proof: stamp, ..candidate }));
+    rival.say(Message::Candidate(Candidate { token: 4, proof: stamp, ..candidate }));
     rig.chat(i);
     rig.settle();
     heard.extend(rival.hear().unwrap());
@@ -632,7 +633,7 @@ fn a_claim_has_to_know_the_time_stamp_of_the_connections_syn() {
         for (what, lie, counted) in lies {
             let failures = stats::header().map_or(0, |h| h.counter(Counter::AuthFailures));
             let (mut rig, i, heard) = claimed(early, lie);
-            assert_eq!(heard, [Frame::Withdraw { token: 3 }], "{what}");
+            assert_eq!(heard, [Message::Withdraw { token: 3 }], "{what}");
             assert!(rig.conns[i][A].socket.is(crate::socket::PLAIN), "{what}");
             assert_eq!(rig.reason(i, A), Reason::NotAuthenticated, "{what}");
             // (Other tests may count theirs.)
@@ -646,14 +647,14 @@ fn a_claim_has_to_know_the_time_stamp_of_the_connections_syn() {
         }
         for by in [0, 9u32.wrapping_neg()] {
             let (rig, _, heard) = claimed(early, |said| around(said, by));
-            assert!(matches!(heard[..], [Frame::Pair(_), ..]), "{heard:?}");
+            assert!(matches!(heard[..], [Message::Pair(_), ..]), "{heard:?}");
             rig.finish();
         }
     }
 }
 
 /// Frames that are drawn, some of them with values that mean something.
-fn frame(random: &mut Random, token: u64) -> Frame {
+fn frame(random: &mut Random, token: u64) -> Message {
     let mut number = |most: usize| {
         let wild = random.below(8) == 0;
         if wild {
@@ -665,21 +666,21 @@ fn frame(random: &mut Random, token: u64) -> Frame {
     let (slot, pair, lane) = (number(3) as u16, number(3) as u32, number(4) as u16);
     let token = if number(3) == 0 { number(10) } else { token };
     match number(12) {
-        0 => Frame::Withdraw { token },
-        1 => Frame::Pair(Pair {
+        0 => Message::Withdraw { token },
+        1 => Message::Pair(Pair {
             pair,
             nonce: [number(256) as u8; 16],
             port: number(65536) as u16,
             lanes: lane,
         }),
-        2 => Frame::PairReady { pair },
-        3 => Frame::PairEnd { pair },
-        4 => Frame::Offer(Offer { token, slot, pair, lane }),
-        5 => Frame::Accept { token, slot },
-        6 => Frame::Refuse { token, slot, reason: number(5) as u16 },
-        7 => Frame::Freed { slot },
-        8 => Frame::Synced,
-        _ => Frame::Words(Words {
+        2 => Message::PairReady { pair },
+        3 => Message::PairEnd { pair },
+        4 => Message::OfferLane(OfferLane { token, slot, pair, lane }),
+        5 => Message::Accept { token, slot },
+        6 => Message::Refuse { token, slot, reason: number(8) as u16 },
+        7 => Message::Freed { slot },
+        8 => Message::Synced,
+        _ => Message::Words(Words {
             slot,
             token,
             announce: Announce {
