@@ -57,7 +57,7 @@ test-hostile:
 
 test-rdma: build
 	NETACC_LIB_DIR="$(BIN_DIR)" tests/inject
-	for suite in run apps counts conformance faults; do \
+	for suite in run apps counts conformance faults exits; do \
 	  [ ! -x tests/rdma/$$suite ] || NETACC_LIB_DIR="$(BIN_DIR)" tests/rdma/$$suite || exit 1; done
 
 # Real programs and other people's test suites, plain against accelerated; writes docs/manual/applications.md.

@@ -354,6 +354,8 @@ fn map_large(layout: Layout) -> *mut u8 {
             sys::unmap(aligned.wrapping_add(size) as *mut c_void, after);
         }
     }
+    crate::mapped::remove(start);
+    crate::mapped::add(aligned, size);
     aligned as *mut u8
 }
 
@@ -638,6 +640,7 @@ fn new_generation(mut page: *mut AtomicU32) -> u32 {
 /// The system calls of this module.
 mod sys {
     use super::{PAGE_BYTES, c_void, null_mut};
+    use crate::mapped;
     use crate::sys::syscall;
     use libc::{
         MADV_WIPEONFORK, MAP_ANONYMOUS, MAP_PRIVATE, MREMAP_MAYMOVE, PROT_READ, PROT_WRITE,
@@ -650,12 +653,17 @@ mod sys {
         let access = (PROT_READ | PROT_WRITE) as usize;
         let kind = (MAP_PRIVATE | MAP_ANONYMOUS) as usize;
         // SAFETY: a new anonymous mapping harms nobody.
-        address(unsafe { syscall(libc::SYS_mmap, 0, size, access, kind, usize::MAX, 0) })
+        let at = address(unsafe { syscall(libc::SYS_mmap, 0, size, access, kind, usize::MAX, 0) });
+        if !at.is_null() {
+            mapped::add(at as usize, size);
+        }
+        at
     }
 
     /// # Safety
     /// The range is the caller's and not used any more.
     pub(super) unsafe fn unmap(start: *mut c_void, size: usize) {
+        mapped::remove(start as usize);
         // SAFETY: the caller's promise.
         unsafe { syscall(libc::SYS_munmap, start as usize, size, 0, 0, 0, 0) };
     }
@@ -667,10 +675,14 @@ mod sys {
             return null_mut();
         }
         // SAFETY: the caller's promise.
-        address(unsafe {
+        let at = address(unsafe {
             syscall(libc::SYS_mremap, start as usize, size, new_size, MREMAP_MAYMOVE as usize, 0, 0)
-        })
-        .cast()
+        });
+        if !at.is_null() {
+            mapped::remove(start as usize);
+            mapped::add(at as usize, new_size);
+        }
+        at.cast()
     }
 
     pub(super) fn wipe_on_fork(start: *mut c_void, size: usize) {

@@ -96,9 +96,10 @@ const EXIT_NS: u64 = 2_000_000_000;
 
 pub(crate) fn at_exit() {
     write_counts();
-    leave_remote_peers();
+    let shared = begin_to_leave_hosts();
     adoption::before_leaving(false);
     service::finish_pull_backs(EXIT_NS);
+    finish_leaving_hosts(shared, true);
     leave_local_peers();
 }
 
@@ -151,23 +152,31 @@ pub(crate) fn before_daemon() {
 pub(crate) fn before_end() {
     if process::started() && !process::in_vfork_child() {
         write_counts();
-        leave_remote_peers();
+        let shared = begin_to_leave_hosts();
         adoption::before_leaving(false);
+        finish_leaving_hosts(shared, true);
         leave_local_peers();
     }
 }
 
-/// Bytes that a peer on another host may not have yet go over the carriers.
-fn leave_remote_peers() {
-    if !rdma_thread::is_running() {
-        return;
+/// Bytes that a peer on another host may not have yet go over the carriers. True: of connections
+/// that forked children have, too.
+fn begin_to_leave_hosts() -> bool {
+    let mut shared = false;
+    if rdma_thread::is_running() {
+        fd_table::for_each(|_, entry| {
+            if let Entry::Socket(s, _) = entry {
+                shared |= io::begin_exit(s) && s.names() > 1;
+            }
+        });
     }
-    fd_table::for_each(|_, entry| {
-        if let Entry::Socket(s, _) = entry {
-            io::begin_exit(s);
-        }
-    });
-    remote::finish(EXIT_NS);
+    shared
+}
+
+fn finish_leaving_hosts(shared: bool, ends: bool) {
+    if rdma_thread::is_running() {
+        remote::finish(EXIT_NS, shared, ends);
+    }
 }
 
 /// `ends`: this very process becomes the new program.
@@ -191,8 +200,9 @@ pub(crate) fn before_exec(ends: bool) {
     if ends && !process::in_vfork_child() {
         adoption::before_leaving(true);
         // The new program has no thread that goes on with them.
-        leave_remote_peers();
+        let shared = begin_to_leave_hosts();
         service::finish_pull_backs(EXIT_NS);
+        finish_leaving_hosts(shared, false);
     }
 }
 

@@ -90,6 +90,15 @@ pub(crate) fn become_child() -> (u32, Option<Foreign>) {
     (parent, foreign.then_some(Foreign(mark)))
 }
 
+/// In a process that goes on alone with the memory of one that has ended: what that one's threads
+/// hold is nobody's.
+pub(crate) fn become_keeper() {
+    PROCESS.store(sys::getpid() | id() & MARK, Relaxed);
+    // (What libc says of the thread is the other one's.)
+    TID_OFFSET.store(0, Relaxed);
+    FORKING.store(0, Relaxed);
+}
+
 /// The PID namespace of a child whose parent is in another one.
 pub(crate) struct Foreign(u32);
 

@@ -15,7 +15,8 @@
 //! - `pairs`: queue pairs; `pair_ends`; `progress`: whether what is posted arrives;
 //! - `memory`: that of rings;
 //! - `agree`: which connections are accelerated; `offers`: what becomes of an agreement;
-//! - `apart`: words, and the way back to the carrier.
+//! - `apart`: words, and the way back to the carrier;
+//! - `keeper`: the process that goes on with that when this one has ended.
 //!
 //! `docs/design/rdma.md` tells the whole story.
 
@@ -24,6 +25,7 @@ mod apart;
 mod broken_links;
 mod destinations;
 mod devices;
+mod keeper;
 mod links;
 mod listeners;
 mod memory;
@@ -143,7 +145,11 @@ extern "C" fn run(epoll: *mut c_void) -> *mut c_void {
         end_turn();
     }
     if let Some(mut remote) = made {
-        while remote.turn() {}
+        while remote.turn() {
+            if crate::keeper::is_wanted() {
+                remote.leave_to_keeper();
+            }
+        }
         // Somebody closed our descriptors behind our back. What was agreed on cannot be taken back
         // any more; the memory is left.
         core::mem::forget(remote);
@@ -321,11 +327,7 @@ static LOADED: AtomicBool = AtomicBool::new(false);
 /// The process that has.
 static LOADED_BY: AtomicU32 = AtomicU32::new(0);
 
-/// Waits, at most `limit_ns`, until the connections that are on their way back to their carriers
-/// have arrived.
-pub(crate) fn finish(limit_ns: u64) {
-    apart::finish(limit_ns);
-}
+pub(crate) use keeper::finish;
 
 /// In a forked child: thread, links, pairs and queues are the parent's.
 pub(crate) fn after_fork_in_child(parent: u32) {
@@ -350,6 +352,7 @@ const EVENT_MANAGER: u64 = 2 << 56;
 const EVENT_DEVICE: u64 = 3 << 56;
 const EVENT_LISTENER: u64 = 4 << 56;
 const EVENT_LINK: u64 = 5 << 56;
+const EVENT_SIGNAL: u64 = 6 << 56;
 const EVENT_KIND: u64 = 0xff << 56;
 
 /// One of our sockets that waits for an agreement.
@@ -412,6 +415,8 @@ struct Remote {
     progress_at: u64,
     /// When the log was last told that something did not; 0: never.
     stall_logged_at: u64,
+    /// What a process that outlives this one keeps; there, what it still has.
+    keeping: Option<keeper::Keeping>,
     /// When something has to be done without being told; 0: never.
     timer: u64,
 }
@@ -454,6 +459,7 @@ impl Remote {
             watch_at: 0,
             progress_at: 0,
             stall_logged_at: 0,
+            keeping: None,
             timer: 0,
         }))
     }
@@ -491,6 +497,9 @@ impl Remote {
     }
 
     fn work(&mut self, events: &[epoll_event]) {
+        if self.is_keeper() {
+            return self.work_on_kept(events);
+        }
         for e in events.iter() {
             let (what, bits) = (e.u64, e.events);
             let rest = what & !EVENT_KIND;

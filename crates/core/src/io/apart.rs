@@ -428,9 +428,10 @@ fn is_clean(h: &TxHeld<'_>, at: &WireSlot) -> bool {
 }
 
 /// The process ends, or becomes another program: what the peer does not have goes over the carrier.
-pub(crate) fn begin_exit(s: &'static Socket) {
+/// True: there is something.
+pub(crate) fn begin_exit(s: &'static Socket) -> bool {
     if !s.is(ATTACHED) || s.is_inherited() || !s.has(flag::REMOTE) {
-        return;
+        return false;
     }
     // Never for long: another thread may hold an end for ever.
     for _ in 0..200 {
@@ -440,7 +441,7 @@ pub(crate) fn begin_exit(s: &'static Socket) {
         sys::sched_yield();
     }
     if s.rx_lock.owner() != 0 || s.tx_lock.owner() != 0 {
-        return;
+        return false;
     }
     // A forked child may go on with it, and only this process can give it what is in the ring.
     let shared =
@@ -450,7 +451,9 @@ pub(crate) fn begin_exit(s: &'static Socket) {
         && (shared || !is_clean(&h, at))
     {
         h.channel.ask_to_leave(h.slot, Reason::Disconnected, false);
+        return true;
     }
+    false
 }
 
 /// `shutdown(2)` of a connection between hosts. Waits for nothing: what the peer does not have goes

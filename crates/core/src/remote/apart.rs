@@ -54,16 +54,18 @@ pub(super) fn forget_leave(channel: &Channel, slot: usize) {
     }
 }
 
-pub(super) fn finish(limit_ns: u64) {
+/// Waits, at most `limit_ns`, until the connections that are on their way back to their carriers
+/// have arrived. True: they have.
+pub(super) fn finish(limit_ns: u64) -> bool {
     if RUNNING.load(Acquire) != process::id() {
-        return;
+        return true;
     }
     let until = sys::now_ns().saturating_add(limit_ns);
     loop {
         let left = until.saturating_sub(sys::now_ns());
         let count = rdma_thread::LEAVING.load(SeqCst);
         if count == 0 || left == 0 {
-            return;
+            return count == 0;
         }
         sys::futex_wait(&rdma_thread::LEAVING, count, left as i64, true);
     }

@@ -48,6 +48,8 @@ pub(super) struct Device {
 #[derive(Default)]
 pub(super) struct Devices {
     verbs: Option<Result<Net, Reason>>,
+    /// They were another process's: of use to look up what this memory says of devices.
+    abandoned: Option<Net>,
     pub(super) manager: Option<net::Manager>,
     pub(super) list: Vec<Device>,
     /// Addresses that cannot be served: why, and until when they are not looked at again.
@@ -93,6 +95,12 @@ pub(super) fn settings(lanes: u16, immediate: bool, facts: &Facts, receives: u16
 }
 
 impl Devices {
+    /// The libraries' state is another process's from here on: nothing of it is touched.
+    pub(super) fn abandon(&mut self) {
+        self.abandoned = self.verbs();
+        self.verbs = Some(Err(Reason::RdmaLost));
+    }
+
     pub(super) fn verbs(&self) -> Option<Net> {
         self.verbs.as_ref()?.as_ref().ok().cloned()
     }
@@ -207,7 +215,7 @@ impl Remote {
     }
 
     pub(super) fn facts(&self, device: usize) -> Option<Facts> {
-        let verbs = self.devices.verbs()?;
+        let verbs = self.devices.verbs().or(self.devices.abandoned.as_ref().cloned())?;
         self.devices.list.get(device)?.device.as_ref().map(|d| *verbs.facts(d))
     }
 

@@ -4,7 +4,7 @@
 
 use super::memory::{self, Arenas};
 use super::pairs::{self, Pair};
-use super::{EVENT_LINK, LINKS, Remote, close_own, devices, net, note_own, watch};
+use super::{EVENT_LINK, LINKS, Remote, close_own, devices, keeper, net, note_own, watch};
 use crate::carrier::sockaddr;
 use crate::channel::Channel;
 use crate::log::{debug_log, warn_log};
@@ -565,6 +565,9 @@ impl Remote {
         if !message.is_said_by(l.role.peer()) {
             return Err(Fault::Malformed);
         }
+        if self.is_keeper() && !keeper::concerns(&message) {
+            return Ok(());
+        }
         match message {
             Message::Candidate(c) => self.on_candidate(i, c),
             Message::Withdraw { token } => self.on_withdraw(i, token),
@@ -734,6 +737,11 @@ impl Remote {
     pub(super) fn drop_link(&mut self, i: usize) {
         let Some(place) = self.links.get_mut(i) else { return };
         let Some(link) = place.take() else { return };
+        if self.is_keeper() {
+            // Its memory is the process's, which ends.
+            core::mem::forget(link);
+            return;
+        }
         self.take_apart(*link);
     }
 }

@@ -21,6 +21,7 @@ mod agreed;
 mod empty;
 mod failing;
 mod hostile;
+mod keeper;
 mod lost;
 mod nobody;
 mod peers;

@@ -1,0 +1,383 @@
+//! What is under way to other hosts when this process ends: a process that outlives it goes on with
+//! it (`docs/design/keeper.md`).
+//!
+//! In the process that ends: [`finish`] waits a moment, then has the thread "netacc-rdma" make a
+//! keeper, between two of its turns, and stand still ([`Remote::leave_to_keeper`]). In the keeper:
+//! it waits until that process is gone, and goes on with the same [`Remote`] in the same memory
+//! ([`Remote::become_keeper`]), where nothing of the fabric's is touched any more: pairs have ended
+//! with the process. What is left are links, words, and carriers of its own.
+
+use super::links::{Conn, ConnState, Fault, Phase};
+use super::pairs::PairState;
+use super::{
+    EVENT_BELL, EVENT_KIND, EVENT_LINK, EVENT_SIGNAL, LINKS, Remote, TURN, apart, note_own, watch,
+};
+use crate::io;
+use crate::keeper::{self, Life};
+use crate::rdma_thread::{self, BELL, RUNNING, WOKEN};
+use crate::socket::{ATTACHED, Socket};
+use crate::wire::parting;
+use crate::{process, sys};
+use alloc::vec::Vec;
+use core::ffi::c_int;
+use core::sync::atomic::Ordering::*;
+use libc::epoll_event;
+use netacc_proto::rendezvous::Message;
+
+/// So long a process that ends waits itself: peers whose programs run have answered by then.
+const HAND_OVER_NS: u64 = 10_000_000;
+/// A program that has asked for a keeper and then goes on after all (an exec that failed) goes on
+/// with its connections after so long.
+const EXEC_NS: u64 = 2_000_000_000;
+/// A carrier that the close will reset is left so long for what was sent on it to arrive, and
+/// looked at so often.
+const ARRIVE_NS: u64 = 2_000_000_000;
+const ARRIVE_LOOK_NS: u64 = 10_000_000;
+/// For how long a keeper lives, whatever its peers do.
+const LIFE_NS: u64 = 600_000_000_000;
+/// And from SIGTERM on.
+const TERM_NS: u64 = 5_000_000_000;
+
+/// Connections that are on their way back to their carriers get there, by this process within a
+/// moment, or by one that outlives it. `shared`: forked children have some of them, too, and only
+/// this process can serve them; it waits for those. At most `limit_ns`. `ends`: the process is
+/// about to end, not to become another program, which may fail.
+pub(crate) fn finish(limit_ns: u64, shared: bool, ends: bool) {
+    let began = sys::now_ns();
+    if apart::finish(if shared { limit_ns } else { HAND_OVER_NS }) {
+        return;
+    }
+    let patience_ns = if ends { u64::MAX } else { EXEC_NS };
+    let left = || limit_ns.saturating_sub(sys::now_ns().saturating_sub(began)).max(HAND_OVER_NS);
+    if !keeper::ask(rdma_thread::wake, patience_ns, left()) {
+        apart::finish(left());
+    }
+}
+
+/// A connection that a keeper has.
+struct Kept {
+    socket: &'static Socket,
+    generation: u32,
+    link: usize,
+    slot: usize,
+    /// Its name of the carrier.
+    fd: c_int,
+    /// When it was the kernel's again, with bytes unread; 0: it is not, or has none.
+    unread_since: u64,
+}
+
+/// What a keeper has.
+pub(super) struct Keeping {
+    connections: Vec<Kept>,
+    /// All of its descriptors, in order.
+    descriptors: Vec<c_int>,
+    life: Option<Life>,
+    /// The process that they were of is gone.
+    taken_over: bool,
+    /// When it ends.
+    until: u64,
+}
+
+/// What a keeper hears of a peer; nothing new begins.
+pub(super) fn concerns(frame: &Message) -> bool {
+    !matches!(
+        frame,
+        Message::Candidate(_)
+            | Message::Withdraw { .. }
+            | Message::Accept { .. }
+            | Message::Refuse { .. }
+            | Message::Freed { .. }
+            | Message::Pair(_)
+            | Message::OfferLane(_)
+    )
+}
+
+impl Kept {
+    /// The socket is still this connection's: one that was closed is buried by who takes it back,
+    /// with its name of the carrier.
+    fn is_same(&self) -> bool {
+        self.socket.generation.load(Acquire) == self.generation
+    }
+
+    fn is_current(&self) -> bool {
+        self.is_same() && self.socket.is(ATTACHED)
+    }
+
+    fn close(&self) {
+        io::never_linger(self.fd);
+        let _ = sys::close(self.fd);
+    }
+
+    /// With bytes unread the close resets the connection, and the kernel forgets what the peer's
+    /// has not acknowledged. With TCP that had arrived long before.
+    fn must_wait(&mut self, now: u64) -> bool {
+        let waiting = |request: libc::c_ulong| {
+            let mut bytes: c_int = 0;
+            sys::ioctl(self.fd, request as usize, &raw mut bytes as usize) >= 0 && bytes > 0
+        };
+        if !waiting(libc::FIONREAD) || !waiting(libc::TIOCOUTQ) {
+            return false;
+        }
+        if self.unread_since == 0 {
+            self.unread_since = now;
+        }
+        now.saturating_sub(self.unread_since) < ARRIVE_NS
+    }
+}
+
+impl Remote {
+    /// This process is a keeper.
+    pub(super) fn is_keeper(&self) -> bool {
+        self.keeping.as_ref().is_some_and(|k| k.taken_over)
+    }
+
+    // ---- in the process that ends ---------------------------------------------------------------
+
+    /// Makes a keeper for what is under way, and stands still as long as that may have to go on.
+    pub(super) fn leave_to_keeper(&mut self) {
+        let made = self.choose_kept(Life::new())
+            && keeper::spawn(keep, core::ptr::from_mut(self) as usize);
+        keeper::answer(made);
+        if made {
+            keeper::await_end();
+        }
+        // It goes on.
+        if let Some(life) = self.keeping.take().and_then(|k| k.life) {
+            life.dismiss();
+            life.close();
+        }
+    }
+
+    /// Notes what a keeper has to have. False: there is nothing, or no room for it.
+    pub(super) fn choose_kept(&mut self, life: Option<Life>) -> bool {
+        let (mut connections, mut descriptors) = (Vec::new(), Vec::new());
+        for i in 0..LINKS {
+            let Some(l) = self.link(i) else { continue };
+            let Some(wire) = l.wire() else { continue };
+            let live = l.conns.iter().enumerate().filter(|(_, c)| c.state == ConnState::Live);
+            for (slot, c) in live {
+                let Some(socket) = c.socket else { continue };
+                let leaves = wire.slot(slot).leave.load(SeqCst);
+                let fd = socket.fd.load(Acquire);
+                let kept =
+                    Kept { socket, generation: c.generation, link: i, slot, fd, unread_since: 0 };
+                // (What a forked child has, too, it breaks off itself.)
+                let leaves = leaves & (parting::WANTED | parting::GONE) == parting::WANTED;
+                if !leaves || !kept.is_current() || socket.names() > 1 || fd < 0 {
+                    continue;
+                }
+                if connections.try_reserve(1).is_err() {
+                    return false;
+                }
+                connections.push(kept);
+            }
+        }
+        let own = [self.epoll, BELL.load(Acquire)];
+        let of_life = life.as_ref().map_or([-1; 3], Life::descriptors);
+        let links = self.links.iter().flatten().map(|l| l.fd);
+        let all = connections.iter().map(|k| k.fd).chain(links).chain(own);
+        // (Not the program's end of the pipe.)
+        for fd in all.chain(of_life.into_iter().take(2)).filter(|fd| *fd >= 0) {
+            if descriptors.try_reserve(1).is_err() {
+                return false;
+            }
+            descriptors.push(fd);
+        }
+        for fd in of_life.into_iter().filter(|fd| *fd >= 0) {
+            // Forked children close them.
+            note_own(fd);
+        }
+        descriptors.sort_unstable();
+        descriptors.dedup();
+        let some = !connections.is_empty();
+        self.keeping =
+            Some(Keeping { connections, descriptors, life, taken_over: false, until: u64::MAX });
+        some
+    }
+
+    #[cfg(test)]
+    pub(super) fn kept_carriers(&self) -> Vec<c_int> {
+        self.keeping.iter().flat_map(|k| &k.connections).map(|k| k.fd).collect()
+    }
+
+    // ---- in the keeper --------------------------------------------------------------------------
+
+    /// The process that all this was of is gone, and with it the pairs. What is not kept is
+    /// forgotten; its carriers have ended.
+    pub(super) fn become_keeper(&mut self) {
+        let Some(keeping) = self.keeping.as_mut() else { return };
+        keeping.taken_over = true;
+        keeping.until = sys::now_ns().saturating_add(LIFE_NS);
+        keeping.connections.retain(|k| {
+            // (What the process has closed before its end has nothing left to do.)
+            let current = k.is_current();
+            if current {
+                k.socket.owner.store(process::id(), Relaxed);
+                k.socket.fd.store(k.fd, Release);
+            } else {
+                k.close();
+            }
+            current
+        });
+        let kept: Vec<(usize, usize)> =
+            keeping.connections.iter().map(|k| (k.link, k.slot)).collect();
+        self.devices.abandon();
+        core::mem::forget(core::mem::take(&mut self.listeners));
+        for table in [&mut self.connected, &mut self.accepted] {
+            while let Some(key) = table.oldest() {
+                table.remove(key);
+            }
+        }
+        while let Some(key) = self.candidates.oldest() {
+            self.candidates.remove(key);
+        }
+        for i in 0..LINKS {
+            self.take_link_over(i, &kept);
+        }
+        (self.watch_at, self.progress_at, self.timer) = (0, 0, 1);
+    }
+
+    fn take_link_over(&mut self, i: usize, kept: &[(usize, usize)]) {
+        let Some(l) = self.link_mut(i) else { return };
+        if !matches!(l.phase, Phase::Up) && l.broken_at == 0 {
+            // Nothing was agreed on it yet.
+            l.phase = Phase::Gone;
+            return;
+        }
+        l.waiting.clear();
+        core::mem::forget((l.arenas.take(), l.domain.take()));
+        let mut ended = Vec::new();
+        for p in l.pairs.drain(..) {
+            if matches!(p.state, PairState::Ready | PairState::Ending) {
+                ended.push(p.number);
+            }
+            core::mem::forget(p);
+        }
+        let (channel, wire) = (l.channel, l.wire());
+        let mut others = Vec::new();
+        for (slot, c) in l.conns.iter_mut().enumerate() {
+            core::mem::forget(c.rings.take());
+            if let Some(w) = wire {
+                w.slot(slot).lanes.store(core::ptr::null_mut(), Release);
+            }
+            match c.state {
+                ConnState::Free => {}
+                ConnState::Live if kept.contains(&(i, slot)) => {
+                    if let Some(channel) = channel {
+                        channel.words_changed(slot);
+                    }
+                }
+                ConnState::Live => others.push(slot),
+                _ => *c = Conn::FREE,
+            }
+        }
+        for pair in ended {
+            self.send(i, Message::PairEnd { pair });
+        }
+        for slot in others {
+            self.say_last(i, slot);
+            if let Some(c) = self.link_mut(i).and_then(|l| l.conns.get_mut(slot)) {
+                *c = Conn::FREE;
+            }
+        }
+    }
+
+    /// A turn's work.
+    pub(super) fn work_on_kept(&mut self, events: &[epoll_event]) {
+        for e in events.iter() {
+            let (what, bits) = (e.u64, e.events);
+            let rest = what & !EVENT_KIND;
+            match what & EVENT_KIND {
+                EVENT_BELL => {
+                    let mut count = [0u8; 8];
+                    let _ = sys::read(BELL.load(Acquire), &mut count);
+                    WOKEN.store(false, SeqCst);
+                }
+                EVENT_LINK => self.serve_link((rest & 0xff) as usize, (rest >> 8) as u32, bits),
+                EVENT_SIGNAL => {
+                    let _ = sys::read(rest as c_int, &mut [0u8; 128]);
+                    let until = sys::now_ns().saturating_add(TERM_NS);
+                    if let Some(k) = self.keeping.as_mut() {
+                        k.until = k.until.min(until);
+                    }
+                }
+                _ => {}
+            }
+        }
+        // (There are none.)
+        let _ = rdma_thread::take_pair_news();
+        if self.timer != 0 && self.timer <= sys::now_ns() {
+            self.timer = 0;
+            self.time_links();
+        }
+        self.serve_words();
+        self.go_on_leaving();
+        self.let_go_of_kept();
+    }
+
+    /// What is the kernel's again is closed, as the process's end would have closed it.
+    fn let_go_of_kept(&mut self) {
+        let Some(mut keeping) = self.keeping.take() else { return };
+        let mut look_at = keeping.until;
+        keeping.connections.retain_mut(|k| {
+            let leaves = self
+                .link(k.link)
+                .and_then(|l| Some(l.wire()?.slot(k.slot).leave.load(SeqCst)))
+                .unwrap_or(0);
+            if k.is_current() && leaves & parting::WANTED != 0 {
+                return true;
+            }
+            let now = sys::now_ns();
+            if k.is_same() && k.must_wait(now) {
+                look_at = look_at.min(now + ARRIVE_LOOK_NS);
+                return true;
+            }
+            if k.is_same() {
+                k.close();
+            }
+            false
+        });
+        self.keeping = Some(keeping);
+        self.at(look_at);
+    }
+
+    /// Whether there is anything left for it to do.
+    pub(super) fn keeps_any(&self) -> bool {
+        self.keeping.as_ref().is_some_and(|k| !k.connections.is_empty() && sys::now_ns() < k.until)
+    }
+
+    /// The peers' libraries need not wait for it.
+    pub(super) fn take_leave(&mut self) {
+        for i in 0..LINKS {
+            self.flush(i);
+            self.end_link(i, Fault::Idle);
+        }
+    }
+}
+
+/// A keeper, from its first instruction to its last.
+extern "C" fn keep(remote: usize) -> ! {
+    // SAFETY: the thread "netacc-rdma" has handed it over, and stands still as long as this process
+    // may use it, or has ended.
+    let remote = unsafe { &mut *(remote as *mut Remote) };
+    let is_over = remote
+        .keeping
+        .as_ref()
+        .and_then(|k| Some(keeper::stand_by(k.life.as_ref()?, &k.descriptors)));
+    if is_over != Some(true) {
+        sys::exit_process();
+    }
+    keeper::take_memory();
+    RUNNING.store(process::id(), Release);
+    WOKEN.store(false, SeqCst);
+    TURN.store(0, SeqCst);
+    remote.become_keeper();
+    keeper::give_memory_back();
+    let signals = sys::signal_fd(libc::SIGTERM) as c_int;
+    if signals >= 0 {
+        let _ = watch(remote.epoll, signals, libc::EPOLLIN as u32, EVENT_SIGNAL | signals as u64);
+    }
+    while remote.keeps_any() && remote.turn() {}
+    remote.take_leave();
+    sys::exit_process();
+}
