@@ -253,9 +253,16 @@ impl Consumer {
         self.start = pos.wrapping_sub(self.head);
     }
 
-    /// As if `past` bytes had gone through.
+    /// This end in the state `[head, published, tail_seen, base, fenced]`.
     #[cfg(all(test, not(loom)))]
-    pub(crate) fn after(self, past: u64) -> Self {
-        Self { head: past, published: past, tail_seen: past, base: past, fenced: past, ..self }
+    pub(crate) fn in_state(self, state: [u64; 5]) -> Self {
+        let [head, published, tail_seen, base, fenced] = state;
+        Self { head, published, tail_seen, base, fenced, ..self }
+    }
+
+    /// As [`in_state`](Self::in_state) takes it.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn state(&self) -> [u64; 5] {
+        [self.head, self.published, self.tail_seen, self.base, self.fenced]
     }
 }

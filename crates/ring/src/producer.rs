@@ -242,9 +242,16 @@ impl Producer {
         self.start = pos.wrapping_sub(self.tail);
     }
 
-    /// As if `past` bytes had gone through.
+    /// This end in the state `[tail, published, base, head_seen]`.
     #[cfg(all(test, not(loom)))]
-    pub(crate) fn after(self, past: u64) -> Self {
-        Self { tail: past, published: past, base: past, head_seen: past, ..self }
+    pub(crate) fn in_state(self, state: [u64; 4]) -> Self {
+        let [tail, published, base, head_seen] = state;
+        Self { tail, published, base, head_seen, ..self }
+    }
+
+    /// As [`in_state`](Self::in_state) takes it.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn state(&self) -> [u64; 4] {
+        [self.tail, self.published, self.base, self.head_seen]
     }
 }

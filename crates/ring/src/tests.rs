@@ -6,11 +6,14 @@
 //! | `model` | random calls against an oracle, anywhere in the number range |
 //! | `bad_address` | buffers that cannot be read or written, and the copy itself, every length |
 //! | `hostile` | the peer's words are anything, at any time |
+//! | `exhaustive` | every state of a small ring, every value of the peer's words |
 //! | `threads` | two real threads; under Miri with its data race detector and weak memory |
 //! | `loom_tests` | every interleaving of small cases, run with `RUSTFLAGS="--cfg loom" cargo test -p netacc-ring --release loom_` |
 
 #[cfg(not(any(loom, miri)))]
 mod bad_address;
+#[cfg(not(any(loom, miri)))]
+mod exhaustive;
 #[cfg(not(loom))]
 mod hostile;
 #[cfg(loom)]

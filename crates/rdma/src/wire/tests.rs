@@ -60,9 +60,11 @@ fn the_bytes_are_these() {
 
 #[test]
 fn every_immediate_means_something_and_comes_back() {
-    for i in 0..=0xffffu32 {
-        for imm in [i, i << 16, i.wrapping_mul(0x9e37_79b1)] {
+    for slot in [0u32, 1, 0x800, 0xfff] {
+        for low in 0..1u32 << 20 {
+            let imm = slot << 20 | low;
             let read = Imm::decode(imm);
+            assert_eq!(u32::from(read.slot), slot);
             assert!((1..=IMM_BYTES_MAX).contains(&read.bytes));
             // The long form of a small number gives back what the short one can, too.
             assert!(read.returned <= Imm::returned_max(read.bytes));
@@ -108,6 +110,54 @@ fn any_bytes_are_read_to_an_end() {
                 count += 1;
             }
             assert!(count <= UNITS_MAX);
+        }
+    }
+}
+
+#[test]
+fn every_header_at_every_length_is_a_message_or_none() {
+    let mut bytes = [0u8; MESSAGE_BYTES + UNIT];
+    for len in 0..=bytes.len() {
+        for units in [0, 1, 2, 3, 4, 5, 127, 128, 255] {
+            for version in 0..=255u8 {
+                for zeros in [[0, 0], [1, 0], [0, 1], [0, 0x80], [0xff, 0xff]] {
+                    let header = [units, version, zeros[0], zeros[1]];
+                    bytes[..4].copy_from_slice(&header);
+                    let fits = usize::from(units) <= UNITS_MAX
+                        && len == HEADER + usize::from(units) * UNIT;
+                    let expected = fits && version == VERSION && zeros == [0, 0];
+                    let read = Message::read(&bytes[..len]);
+                    assert_eq!(read.is_some(), expected, "{header:x?}, {len} bytes");
+                }
+            }
+        }
+    }
+}
+
+/// Of three units: what each kind takes of them, and what is left is looked at, too.
+#[test]
+fn every_kind_of_every_unit_is_an_item_or_ends_the_message() {
+    for kinds in (0..7u16.pow(3)).map(|n| [n % 7, n / 7 % 7, n / 49]) {
+        // Those that there are, their neighbours, and the last of all.
+        let kinds = kinds.map(|kind| if kind == 6 { 255 } else { kind as u8 });
+        for small in 0..=255u8 {
+            let mut bytes = [0u8; HEADER + UNITS_MAX * UNIT];
+            bytes[..2].copy_from_slice(&[UNITS_MAX as u8, VERSION]);
+            for (unit, kind) in kinds.iter().enumerate() {
+                let at = HEADER + unit * UNIT;
+                bytes[at..at + 4].copy_from_slice(&[unit as u8, 0, *kind, small]);
+            }
+            let (mut message, _) = Message::read(&bytes).unwrap();
+            let mut unit = 0;
+            while unit < UNITS_MAX {
+                let kind = kinds[unit];
+                let units = if kind == kind::OPEN { 2 } else { 1 };
+                let known = (1..=4).contains(&kind) && unit + units <= UNITS_MAX;
+                let item = message.next().unwrap();
+                assert_eq!(item.map(|(slot, _)| slot), known.then_some(unit as u16), "{kinds:?}");
+                unit = if known { unit + units } else { UNITS_MAX };
+            }
+            assert_eq!(message.next(), None);
         }
     }
 }

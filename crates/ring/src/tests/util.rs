@@ -57,7 +57,7 @@ mod ring {
             let ends = unsafe {
                 (Producer::new(words, data, size, start), Consumer::new(words, data, size, start))
             };
-            (ends.0.after(past), ends.1.after(past))
+            (ends.0.in_state([past; 4]), ends.1.in_state([past; 5]))
         }
     }
 
