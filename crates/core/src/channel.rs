@@ -20,12 +20,12 @@ use crate::sys;
 pub(crate) use crate::wire::SLOTS;
 use crate::wire::Wire;
 use core::ffi::c_int;
-use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*, fence};
+use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 use netacc_control::stats::{Path, Reason};
-use netacc_ring::{ReadySet, RingWords};
-
+use netacc_ring::sleepers::{self, Doorbell};
 /// Waiting places of one side: epoll instances and threads that sleep.
-pub(crate) const PLACES: usize = 256;
+pub(crate) use netacc_ring::sleepers::{PLACES, Side};
+use netacc_ring::{ReadySet, RingWords};
 
 /// No connection's: news of it says that the kernel has something that was sent before what is
 /// announced behind it.
@@ -162,13 +162,6 @@ unsafe impl Sync for Channel {}
 // SAFETY: as above; nothing in it belongs to one thread.
 unsafe impl Send for Channel {}
 
-/// Which direction's news a blocked thread waits for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Side {
-    Receive,
-    Send,
-}
-
 /// Where the peers are that a thread polls for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Peers {
@@ -291,19 +284,13 @@ impl Channel {
     /// Tells the threads of this process that wait for a slot; `notify` is a NOTIFY word of theirs,
     /// loaded after a SeqCst fence that followed the change.
     pub(crate) fn announce_here(&self, slot: usize, notify: u64) {
-        let epoll = (notify & 0xffff) as usize;
-        if epoll != 0
-            && epoll <= PLACES
-            && self
-                .my_place(epoll - 1)
-                .announce_in_order(slot as u16, |all| self.stamp(slot, self.side ^ 1, all))
-        {
-            self.wake_own(epoll - 1);
-        }
-        let thread = (notify >> 16 & 0xffff) as usize;
-        if thread != 0 && thread <= PLACES && self.my_place(thread - 1).wake_fenced() {
-            self.wake_own(thread - 1);
-        }
+        sleepers::tell(
+            notify,
+            slot as u16,
+            |place| self.my_place(place),
+            |all| self.stamp(slot, self.side ^ 1, all),
+            |place| self.wake_own(place),
+        );
     }
 
     #[cold]
@@ -355,30 +342,24 @@ impl Channel {
     }
 
     fn notify_places(&self, slot: usize, notify: u64) {
-        let epoll = (notify & 0xffff) as usize;
-        self.tell_of_kernel(epoll);
-        if epoll != 0
-            && epoll <= PLACES
-            && self
-                .peer_place(epoll - 1)
-                .announce_in_order(slot as u16, |all| self.stamp(slot, self.side, all))
-        {
-            self.wake_peer(epoll - 1);
+        if let Some(set) = sleepers::set_of(notify) {
+            self.tell_of_kernel(set);
         }
-        let thread = (notify >> 16 & 0xffff) as usize;
-        if thread != 0 && thread <= PLACES && self.peer_place(thread - 1).wake_fenced() {
-            self.wake_peer(thread - 1);
-        }
+        sleepers::tell(
+            notify,
+            slot as u16,
+            |place| self.peer_place(place),
+            |all| self.stamp(slot, self.side, all),
+            |place| self.wake_peer(place),
+        );
     }
 
     /// Before news is announced to the peer's set: whether something went by the kernel before it.
     #[inline]
-    fn tell_of_kernel(&self, epoll: usize) {
+    fn tell_of_kernel(&self, set: usize) {
         let sent = SENT_BY_KERNEL.load(Relaxed);
-        if let Some(told) =
-            self.kernel_told.get(epoll.wrapping_sub(1)).filter(|told| told.load(Relaxed) != sent)
-        {
-            let place = self.peer_place(epoll - 1);
+        if let Some(told) = self.kernel_told.get(set).filter(|told| told.load(Relaxed) != sent) {
+            let place = self.peer_place(set);
             if place.looked() < sent {
                 self.words(BY_KERNEL, self.side).producer_user[announce::SENT]
                     .fetch_max(sent, Relaxed);
@@ -395,35 +376,27 @@ impl Channel {
     #[inline(never)]
     pub(crate) fn wake_peer(&self, place: usize) {
         crate::stats::count(netacc_control::stats::Counter::DoorbellsRung);
-        let Some((bell, owed)) = self.doorbell(place) else { return };
-        let mut fd = bell.load(Acquire);
-        if fd < 0 {
-            owed.fetch_or(1 << (place % 64), SeqCst);
-            fence(SeqCst);
-            fd = bell.load(Acquire);
-        }
-        if fd >= 0 {
+        if let Some(fd) = self.doorbell(place).and_then(|doorbell| doorbell.want()) {
             wake(fd);
         }
     }
 
     /// The service thread received the peer's doorbell for `place`.
     pub(crate) fn learn_doorbell(&self, place: usize, fd: c_int) {
-        let Some((bell, owed)) = self.doorbell(place) else { return };
-        let old = bell.swap(fd, SeqCst);
+        let Some(doorbell) = self.doorbell(place) else { return };
+        let (old, wanted) = doorbell.learn(fd);
         if old >= 0 {
             crate::fd_words::close_internal(old);
         }
-        fence(SeqCst);
-        let bit = 1 << (place % 64);
-        if owed.fetch_and(!bit, SeqCst) & bit != 0 {
+        if wanted {
             wake(fd);
         }
     }
 
-    /// The doorbell of the peer's place, and the word that holds whether it is owed.
-    fn doorbell(&self, place: usize) -> Option<(&AtomicI32, &AtomicU64)> {
-        self.doorbells.get(place).zip(self.owed.get(place / 64))
+    /// The doorbell of the peer's place.
+    fn doorbell(&self, place: usize) -> Option<Doorbell<'_>> {
+        let (number, owed) = (self.doorbells.get(place)?, self.owed.get(place / 64)?);
+        Some(Doorbell { number, owed, bit: 1 << (place % 64) })
     }
 }
 

@@ -25,11 +25,10 @@ use crate::socket::Socket;
 use crate::{heap, process, service, sys, wait};
 use alloc::vec::Vec;
 use core::ffi::c_int;
-use core::sync::atomic::{
-    AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*, fence,
-};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 use netacc_control::stats::Reason;
 use netacc_ring::ReadySet;
+use netacc_ring::sleepers::Outside;
 
 const IN: u32 = libc::EPOLLIN as u32 | libc::EPOLLRDNORM as u32;
 const OUT: u32 = libc::EPOLLOUT as u32 | libc::EPOLLWRNORM as u32;
@@ -261,26 +260,16 @@ pub(crate) struct Epoll {
 
 static POOL: Mutex<Vec<&'static Epoll>> = Mutex::new(Vec::new());
 
-/// How many threads are in the kernel's own wait for a set, below; above, how often they were
-/// forgotten: a thread may leave its wait by `siglongjmp` or be cancelled in it, and is not counted
-/// out.
-struct Outside(AtomicU64);
-
 /// A thread that is counted in [`Outside`].
 #[derive(Default)]
 pub struct Counted(Option<(&'static Epoll, u32)>);
 
-impl Outside {
-    fn count(&self) -> u32 {
-        self.0.load(SeqCst) as u32
-    }
+impl Counted {
+    /// A thread goes into the kernel's own wait for `e`; and whether it is to come back at once.
     #[inline]
-    fn enter(&'static self, e: &'static Epoll) -> Counted {
-        Counted(Some((e, (self.0.fetch_add(1, SeqCst) >> 32) as u32)))
-    }
-    fn forget(&self) {
-        let next = |word: u64| Some((word >> 32).wrapping_add(1) << 32);
-        let _ = self.0.fetch_update(SeqCst, Relaxed, next);
+    fn enter(e: &'static Epoll) -> (Counted, bool) {
+        let (time, active) = e.outside.enter(&e.active);
+        (Counted(Some((e, time))), active)
     }
 }
 
@@ -288,9 +277,7 @@ impl Drop for Counted {
     #[inline]
     fn drop(&mut self) {
         if let Some((e, time)) = self.0.take() {
-            let next =
-                |word: u64| ((word >> 32) as u32 == time && word as u32 > 0).then(|| word - 1);
-            let _ = e.outside.0.fetch_update(SeqCst, Relaxed, next);
+            e.outside.leave(time);
         }
     }
 }
@@ -338,7 +325,7 @@ pub(crate) fn on_create(fd: c_int) {
             tagged: AtomicBool::new(false),
             barred: AtomicBool::new(false),
             waited: AtomicBool::new(false),
-            outside: Outside(AtomicU64::new(0)),
+            outside: Outside::new(),
             place: AtomicU32::new(0),
             watch: [const { AtomicPtr::new(core::ptr::null_mut()) }; WATCHED],
             watching: AtomicUsize::new(0),
@@ -513,7 +500,7 @@ fn unpost(s: &Socket) {
 fn set_notify(s: &Socket, channel: &Channel, slot: usize, place: u32) {
     let (receiving, sending) =
         (channel.words(slot, channel.side ^ 1), channel.words(slot, channel.side));
-    s.published.set_epoll(
+    s.published.posted.post_set(
         place,
         [&receiving.quiet[quiet::NOTIFY], &sending.producer_quiet[producer_quiet::NOTIFY]],
     );
@@ -685,7 +672,6 @@ fn queue(items: &mut [Option<Item>], ready: &mut Queue, index: u32) {
 fn take_place(e: &'static Epoll, inner: &mut Inner) -> Option<u32> {
     // First: from here on the kernel's set may report a tag to a thread that sleeps in it.
     e.tagged.store(true, Relaxed);
-    e.active.store(true, SeqCst);
     let mut place = e.place.load(Relaxed);
     if place == 0 {
         place =
@@ -693,7 +679,7 @@ fn take_place(e: &'static Epoll, inner: &mut Inner) -> Option<u32> {
         e.place.store(place, Release);
     }
     // (A thread that came into a set without a place would go back to the kernel's wait.)
-    let called = e.outside.count();
+    let called = e.outside.activate(&e.active);
     let ours = place != 0 || !inner.extras.is_empty();
     if called > 0 && ours && !e.barred.load(SeqCst) {
         call_in(e, inner, called);
@@ -740,7 +726,6 @@ fn post(e: &Epoll, s: &Socket, channel: &Channel) {
     let slot = s.slot.load(Relaxed) as usize;
     let place = e.place.load(Relaxed);
     set_notify(s, channel, slot, place);
-    fence(SeqCst);
 }
 
 /// How long the set waits for the next thread that it calls in. One that has left its wait without

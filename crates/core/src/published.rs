@@ -5,10 +5,11 @@
 //! children alone, and only published to the shared words. `docs/design/words.md` goes through them
 //! one by one.
 
-use crate::channel::{Side, announce};
+use crate::channel::announce;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*, fence};
 use netacc_proto::switchover::Ack;
 use netacc_ring::RingWords;
+use netacc_ring::sleepers::Posted;
 
 /// Of one connection while it is attached; for those who look without its locks. All zero where it
 /// begins.
@@ -22,10 +23,8 @@ pub(crate) struct Published {
     pub(crate) tail: AtomicU64,
     /// The path that we have announced (`announce::EPOCH`).
     pub(crate) epoch: AtomicU32,
-    /// Whom the peer is to wake (NOTIFY, of both directions): an epoll instance's place + 1.
-    epoll: AtomicU32,
-    /// And a blocked thread's place + 1, one for each direction.
-    threads: [AtomicU32; 2],
+    /// Whom the peer is to wake (NOTIFY, of both directions).
+    pub(crate) posted: Posted,
     /// The generation of the socket when it was attached.
     generation: AtomicU32,
     /// Our last word on the slot (`quiet::CLOSED`) is said.
@@ -39,23 +38,6 @@ pub(crate) struct Published {
 const DOUBTED: u64 = 1 << 32;
 /// `Ack::control`'s flag of a receiver that waits for the peer to send again over the carrier.
 const FROZEN: u64 = Ack { epoch: 0, armed: false, frozen: true, consumed: 0 }.control();
-/// A thread's place in a NOTIFY word.
-const THREAD_MASK: u64 = 0xffff;
-
-/// Changes a word that both ends write. False: `to` did not want to, or the peer changes it all the
-/// time.
-fn change(word: &AtomicU64, to: impl Fn(u64) -> Option<u64>) -> bool {
-    const TRIES: usize = 100;
-    let mut now = word.load(SeqCst);
-    for _ in 0..TRIES {
-        let Some(next) = to(now) else { return false };
-        match word.compare_exchange(now, next, SeqCst, SeqCst) {
-            Ok(_) => return true,
-            Err(other) => now = other,
-        }
-    }
-    false
-}
 
 impl Published {
     /// A connection of this generation is attached: its words are all 0.
@@ -63,9 +45,10 @@ impl Published {
         for word in [&self.head, &self.ack, &self.tail, &self.doubted_epoch] {
             word.store(0, Relaxed);
         }
-        for word in [&self.epoch, &self.epoll, &self.left].into_iter().chain(&self.threads) {
+        for word in [&self.epoch, &self.left] {
             word.store(0, Relaxed);
         }
+        self.posted.begin();
         self.generation.store(generation, Release);
     }
 
@@ -79,64 +62,6 @@ impl Published {
     #[inline(always)]
     pub(crate) fn sends_fast(&self) -> bool {
         self.epoch.load(Relaxed) & 1 != 0
-    }
-
-    #[expect(clippy::indexing_slicing, reason = "masked: there are two")]
-    fn thread_of(&self, side: Side) -> &AtomicU32 {
-        &self.threads[side as usize & 1]
-    }
-
-    /// The thread's place + 1 that stands in the NOTIFY word of a direction; 0: none.
-    pub(crate) fn thread(&self, side: Side) -> u32 {
-        self.thread_of(side).load(SeqCst)
-    }
-
-    /// Puts a thread there. False: another one's place stands there. What else stands in the word
-    /// is the peer's doing, or of the next connection on this slot, which `is_ours` tells.
-    pub(crate) fn post_thread(
-        &self,
-        side: Side,
-        place: u32,
-        word: &AtomicU64,
-        shift: u32,
-        is_ours: impl Fn() -> bool,
-    ) -> bool {
-        let said = self.thread_of(side);
-        if let Err(now) = said.compare_exchange(0, place, SeqCst, SeqCst) {
-            return now == place;
-        }
-        let (field, mine) = (THREAD_MASK << shift, u64::from(place) << shift);
-        let posted =
-            change(word, |now| (now & field == 0 || is_ours()).then_some(now & !field | mine));
-        if !posted {
-            said.store(0, SeqCst);
-        }
-        posted
-    }
-
-    /// Takes it out again, if it stands there.
-    pub(crate) fn unpost_thread(&self, side: Side, place: u32, word: &AtomicU64, shift: u32) {
-        let said = self.thread_of(side);
-        if said.load(SeqCst) == place {
-            // First: whoever comes next finds the word empty. (If the slot is another connection's
-            // by now, its thread stands there.)
-            let (field, mine) = (THREAD_MASK << shift, u64::from(place) << shift);
-            change(word, |now| (now & field == mine).then_some(now & !field));
-            said.store(0, SeqCst);
-        }
-    }
-
-    /// The epoll instance's place + 1 that stands in the NOTIFY words; 0: none.
-    pub(crate) fn epoll(&self) -> u32 {
-        self.epoll.load(SeqCst)
-    }
-
-    /// Sets it.
-    pub(crate) fn set_epoll(&self, place: u32, words: [&AtomicU64; 2]) {
-        let old = self.epoll.swap(place, SeqCst);
-        for word in words {
-            word.fetch_xor(u64::from(old ^ place), SeqCst);
-        }
     }
 
     /// The receiver, whose lock the caller holds, has found nothing behind these words, an
@@ -241,40 +166,11 @@ impl Published {
 mod tests {
     extern crate std;
     use super::*;
+    use netacc_ring::sleepers::{Awaited, Side};
 
     fn published() -> Published {
         // SAFETY: integers.
         unsafe { core::mem::zeroed() }
-    }
-
-    /// A thread that slept on a connection which is over takes its place out when another
-    /// connection has the slot.
-    #[test]
-    fn who_comes_late_leaves_the_next_connections_thread_alone() {
-        let (before, after, word) = (published(), published(), AtomicU64::new(7));
-        assert!(before.post_thread(Side::Receive, 3, &word, 16, || true));
-        assert_eq!(word.load(SeqCst), 7 | 3 << 16);
-        // The slot begins anew.
-        word.store(0, SeqCst);
-        assert!(after.post_thread(Side::Receive, 4, &word, 16, || true));
-        before.unpost_thread(Side::Receive, 3, &word, 16);
-        assert_eq!((word.load(SeqCst), before.thread(Side::Receive)), (4 << 16, 0));
-        assert!(!before.post_thread(Side::Receive, 3, &word, 16, || false));
-        assert_eq!((word.load(SeqCst), before.thread(Side::Receive)), (4 << 16, 0));
-        after.unpost_thread(Side::Receive, 4, &word, 16);
-        assert_eq!((word.load(SeqCst), after.thread(Side::Receive)), (0, 0));
-    }
-
-    /// What the peer has written there in our name keeps nobody from being woken.
-    #[test]
-    fn a_thread_takes_the_place_of_a_lie() {
-        let (said, word) = (published(), AtomicU64::new(0xffff_ffff_ffff));
-        assert!(said.post_thread(Side::Send, 9, &word, 32, || true));
-        assert_eq!(word.load(SeqCst), 0x0009_ffff_ffff);
-        assert!(!said.post_thread(Side::Send, 8, &word, 32, || true));
-        word.store(0xffff_0000_0001, SeqCst);
-        said.unpost_thread(Side::Send, 9, &word, 32);
-        assert_eq!((word.load(SeqCst), said.thread(Side::Send)), (0xffff_0000_0001, 0));
     }
 
     /// Memory that served another connection says nothing of it.
@@ -287,11 +183,8 @@ mod tests {
             w.store(u64::MAX, Relaxed);
         }
         said.epoch.store(u32::MAX, Relaxed);
-        said.set_epoll(5, [&word, &word]);
-        assert!(
-            said.post_thread(Side::Send, 6, &word, 16, || true)
-                && said.post_thread(Side::Receive, 7, &word, 32, || true)
-        );
+        said.posted.post_set(5, [&word, &word]);
+        assert!(said.posted.post_thread(Side::Send, 6, &word, || true));
         said.doubt((3, 100));
         said.leave();
         assert!(
@@ -308,7 +201,7 @@ mod tests {
                 && !said.has_left(2)
         );
         assert_eq!([&said.head, &said.ack, &said.tail].map(|w| w.load(Relaxed)), [0; 3]);
-        assert_eq!((said.epoll(), said.thread(Side::Send), said.thread(Side::Receive)), (0, 0, 0));
+        assert_eq!(said.posted.awaited(), Awaited { set: 0, threads: [0, 0] });
     }
 
     /// Generations begin again at 0.
@@ -327,20 +220,6 @@ mod tests {
             said.leave();
             assert!(said.has_left(generation));
             assert!(!said.has_left(generation.wrapping_add(1)));
-        }
-    }
-
-    /// The place of a set stands in both words, beside what else stands there.
-    #[test]
-    fn one_set_takes_anothers_place() {
-        let (said, words) = (published(), [0x7_0000, 0x9_0000].map(AtomicU64::new));
-        for place in [0x15, 0x2a, 0x2a, 0, 1] {
-            said.set_epoll(place, [&words[0], &words[1]]);
-            assert_eq!(said.epoll(), place);
-            assert_eq!(
-                words.each_ref().map(|w| w.load(SeqCst)),
-                [0x7_0000 | u64::from(place), 0x9_0000 | u64::from(place)]
-            );
         }
     }
 

@@ -16,6 +16,7 @@ use crate::{
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::*, fence};
 use libc::{epoll_event, pollfd};
 use netacc_control::stats::{ChannelState, Counter};
+use netacc_ring::sleepers;
 
 struct Place {
     taken: AtomicU32,
@@ -136,11 +137,7 @@ pub(crate) fn deaths() -> u32 {
 /// and our threads, whose doorbells the peer may never have got.
 pub(crate) fn channel_died(channel: &Channel) {
     DEATHS.fetch_add(1, AcqRel);
-    for (place, doorbell) in channel.own_doorbells.iter().enumerate() {
-        if doorbell.load(Acquire) >= 0 {
-            wake_own(place);
-        }
-    }
+    sleepers::ring_for_the_dead(channel.own_doorbells.iter(), wake_own);
 }
 
 /// Rings a place of this process.
@@ -177,9 +174,8 @@ pub(crate) fn introduce(channel: &Channel, place: usize, set: i32, data: u64) ->
         fd_words::close_internal(fd);
         return false;
     }
-    word.store(fd, SeqCst);
     // As above: whoever ended the link meanwhile ([`channel_died`]) may have looked before.
-    place >= THREAD_PLACES || channel.dead.load(SeqCst) == 0
+    sleepers::hand_over(word, fd, &channel.dead) || place >= THREAD_PLACES
 }
 
 /// The parent's doorbells are the parent's.
@@ -381,31 +377,23 @@ fn notify_word(channel: &Channel, slot: usize, side: Side) -> &AtomicU64 {
     }
 }
 
-const THREAD_SHIFT: u32 = 16;
-
 /// Puts a thread's place into the NOTIFY word; false when another thread's stands there.
 pub(crate) fn post(s: &Socket, channel: &Channel, slot: usize, side: Side, place: usize) -> bool {
     let is_ours = || {
         s.channel().is_some_and(|now| core::ptr::eq(now, channel))
             && s.slot.load(Relaxed) as usize == slot
     };
-    s.published.post_thread(
+    s.published.posted.post_thread(
         side,
         place as u32 + 1,
         notify_word(channel, slot, side),
-        THREAD_SHIFT,
         is_ours,
     )
 }
 
 /// Takes it out again.
 pub(crate) fn unpost(s: &Socket, channel: &Channel, slot: usize, side: Side, place: usize) {
-    s.published.unpost_thread(
-        side,
-        place as u32 + 1,
-        notify_word(channel, slot, side),
-        THREAD_SHIFT,
-    );
+    s.published.posted.unpost_thread(side, place as u32 + 1, notify_word(channel, slot, side));
 }
 
 /// Wakes the threads of this process that block on `s`, or wait in its epoll set: something changed
@@ -418,23 +406,17 @@ pub(crate) fn prod(s: &Socket) {
 
 /// As [`prod`], of a socket that has, or just had, this slot.
 pub(crate) fn prod_on(s: &Socket, channel: &Channel, slot: usize) {
-    fence(SeqCst);
-    for side in [Side::Receive, Side::Send] {
-        let place = s.published.thread(side) as usize;
-        if place != 0 {
-            wake_own(place - 1);
-        }
-        let epoll = s.published.epoll() as usize;
-        // A forked child has no doorbell: what it announced nobody would be woken for, neither by
-        // it nor by the peer, who would find it announced. (Signalled is the place's own, which no
-        // peer holds.)
-        let doorbell = epoll
-            .checked_sub(1)
-            .and_then(|place| channel.own_doorbells.get(place))
-            .map_or(-1, |d| d.load(Acquire));
-        if doorbell >= 0 && channel.my_place(epoll - 1).announce_fenced(slot as u16) {
-            wake_own(epoll - 1);
-        }
+    let awaited = s.published.posted.awaited();
+    for place in awaited.threads.iter().filter_map(|place| place.checked_sub(1)) {
+        wake_own(place as usize);
+    }
+    // A forked child has no doorbell: what it announced nobody would be woken for, neither by it
+    // nor by the peer, who would find it announced. (Signalled is the place's own, which no peer
+    // holds.)
+    let Some(set) = awaited.set.checked_sub(1).map(|place| place as usize) else { return };
+    let doorbell = channel.own_doorbells.get(set).map_or(-1, |d| d.load(Acquire));
+    if doorbell >= 0 && channel.my_place(set).announce_fenced(slot as u16) {
+        wake_own(set);
     }
 }
 
@@ -456,10 +438,7 @@ pub(crate) fn receive_news(s: &Socket, channel: &Channel, slot: usize) -> bool {
 /// Is half of the ring that we produce into free?
 #[inline(always)]
 pub(crate) fn send_room(s: &Socket, channel: &Channel, slot: usize, ring_bytes: u64) -> bool {
-    let peers = channel.words(slot, channel.side).head.load(Acquire);
-    // (A fast peer may have consumed what another thread has published and not said here yet.)
-    s.published.tail.load(Relaxed).wrapping_sub(peers).cast_signed()
-        <= (ring_bytes / 2).cast_signed()
+    channel.words(slot, channel.side).has_room(s.published.tail.load(Relaxed), ring_bytes)
 }
 
 /// As [`send_room`]; if there is none, the consumer is asked to tell when there is. Every look that
@@ -471,12 +450,7 @@ pub(crate) fn send_room_or_ask(
     slot: usize,
     ring_bytes: u64,
 ) -> bool {
-    if send_room(s, channel, slot, ring_bytes) {
-        return true;
-    }
-    channel.words(slot, channel.side).space_wanted.swap(1, SeqCst);
-    fence(SeqCst);
-    send_room(s, channel, slot, ring_bytes)
+    channel.words(slot, channel.side).has_room_or_ask(|| s.published.tail.load(Relaxed), ring_bytes)
 }
 
 /// Blocks until there may be news for `side`, polling first. `deadline` 0: for ever. The caller

@@ -2,9 +2,10 @@
 //!
 //! What is here: the one-producer, one-consumer byte ring of one direction of a connection
 //! ([`Producer`], [`Consumer`]), the set of connections with news and its sleep/wake handshake
-//! ([`ReadySet`]), and the lock of one end of a connection that outlives its owner ([`EndLock`]).
+//! ([`ReadySet`]), who sleeps where and who rings whom ([`sleepers`]), and the lock of one end of a
+//! connection that outlives its owner ([`EndLock`]).
 //!
-//! What is not: mapping memory, system calls, doorbells, waiting. The caller brings the memory and
+//! What is not: mapping memory, system calls, waiting. The caller brings the memory, rings and
 //! sleeps.
 //!
 //! Invariants:
@@ -44,6 +45,7 @@ mod end_lock;
 mod producer;
 mod ready;
 mod ring;
+pub mod sleepers;
 mod sync;
 #[cfg(test)]
 #[allow(unused_must_use, reason = "the tests look at the words themselves")]

@@ -8,6 +8,7 @@
 //! | `hostile` | the peer's words are anything, at any time |
 //! | `exhaustive` | every state of a small ring, every value of the peer's words |
 //! | `threads` | two real threads; under Miri with its data race detector and weak memory |
+//! | `loom_sleepers` | the same of sleeping and being woken, as `core` does it, with threads that sleep |
 //! | `loom_tests` | every interleaving of small cases, run with `RUSTFLAGS="--cfg loom" cargo test -p netacc-ring --release loom_` |
 
 #[cfg(not(any(loom, miri)))]
@@ -16,6 +17,8 @@ mod bad_address;
 mod exhaustive;
 #[cfg(not(loom))]
 mod hostile;
+#[cfg(loom)]
+mod loom_sleepers;
 #[cfg(loom)]
 mod loom_tests;
 #[cfg(not(loom))]

@@ -209,7 +209,7 @@ fn in_order(t: &Ctx, events: u32, room: usize) {
     for (i, fd) in fds.iter().enumerate() {
         add(e, *fd, events, i as u64);
     }
-    let mut wrong = 0;
+    let mut wrong = Vec::new();
     for round in 0..ROUNDS {
         // What was reported before is ready no more.
         while !sys::epoll_wait(e, 20, 0).expect("epoll_wait").is_empty() {}
@@ -226,7 +226,9 @@ fn in_order(t: &Ctx, events: u32, room: usize) {
             }
         }
         // (Kernel TCP, too, reports the second round of all in another order.)
-        wrong += usize::from(round >= 2 && seen != order_of(round) && !path_moves());
+        if round >= 2 && seen != order_of(round) && !path_moves() {
+            wrong.push((round, seen, order_of(round)));
+        }
     }
     t.log("rounds in another order", wrong);
 }

@@ -38,12 +38,12 @@ pub(crate) unsafe fn wait(
         if !e.waited.load(Relaxed) {
             e.waited.store(true, Relaxed);
         }
-        *counted = e.outside.enter(e);
+        let (inside, active) = Counted::enter(e);
         // Either this sees that the set is active now, or `take_place` sees the thread.
-        if !e.active.load(SeqCst) {
+        if !active {
+            *counted = inside;
             return PASS;
         }
-        *counted = Counted::default();
     }
     if max <= 0 || max as usize > isize::MAX as usize / size_of::<epoll_event>() {
         return -(libc::EINVAL as Ret);
@@ -61,10 +61,37 @@ pub(crate) unsafe fn wait(
         light(e, &mut e.inner.lock());
     }
     let _ = signals::leave(section);
-    if r == PASS {
-        *counted = e.outside.enter(e);
+    if r == PASS && !go_outside(e, counted) {
+        // SAFETY: as it came.
+        return unsafe { wait_again(epfd, events, max, timeout_ns, mask, counted) };
     }
     r
+}
+
+/// The set has no place: the thread waits in the kernel. False: the set has got one since that
+/// look, and whoever gave it one may not have seen the thread there.
+#[cold]
+fn go_outside(e: &'static Epoll, counted: &mut Counted) -> bool {
+    let (inside, active) = Counted::enter(e);
+    let outside = !active || e.place.load(Relaxed) == 0;
+    if outside {
+        *counted = inside;
+    }
+    outside
+}
+
+#[cold]
+#[inline(never)]
+unsafe fn wait_again(
+    epfd: c_int,
+    events: *mut epoll_event,
+    max: c_int,
+    timeout_ns: i64,
+    mask: Mask,
+    counted: &mut Counted,
+) -> Ret {
+    // SAFETY: the caller's promise.
+    unsafe { wait(epfd, events, max, timeout_ns, mask, counted) }
 }
 
 #[inline]

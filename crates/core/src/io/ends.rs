@@ -3,7 +3,7 @@
 use super::ECONNRESET;
 use super::leave::to_kernel;
 use super::receive_once::Look;
-use crate::channel::{Channel, Side, announce, producer_quiet, quiet};
+use crate::channel::{Channel, announce, producer_quiet, quiet};
 use crate::lock::{EndGuard, lock_end, try_lock_end};
 use crate::outcome::Ret;
 use crate::published::Published;
@@ -292,9 +292,8 @@ impl RxHeld<'_> {
         store_ack(self);
         show_path(s, false, self.end.switch.path());
         // An edge may have been taken for a spurious one while the other path was the stream's.
-        fence(SeqCst);
-        let (set, thread) =
-            (self.published.epoll() as usize, self.published.thread(Side::Receive) as usize);
+        let awaited = self.published.posted.awaited();
+        let (set, [thread, _]) = (awaited.set as usize, awaited.threads.map(|t| t as usize));
         // (A forked child cannot wake its parent's set: see `wait::prod_on`.)
         if set != 0
             && !s.is_inherited()

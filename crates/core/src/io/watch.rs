@@ -23,7 +23,6 @@
 
 use super::ends::{rx_of, tx_of};
 use super::leave::to_kernel;
-use crate::channel::Side;
 use crate::fd_table::{self, Entry};
 use crate::lock::try_lock_end;
 use crate::rendezvous::auth::read_start;
@@ -503,9 +502,7 @@ fn mark_waited(tid: u32, fd: c_int, lying: &mut [Lying]) {
 
 /// A thread sleeps in a seen call that waits for the connection.
 fn is_waited_for(s: &Socket) -> bool {
-    s.channel().is_none()
-        || s.published.thread(Side::Receive) != 0
-        || s.published.thread(Side::Send) != 0
+    s.channel().is_none() || s.published.posted.awaited().threads != [0; 2]
 }
 
 /// Something is polled for in this io_uring: its `PollList` has an entry (`  op=6, task_works=0`).

@@ -64,7 +64,7 @@ fn every_immediate_means_something_and_comes_back() {
         for low in 0..1u32 << 20 {
             let imm = slot << 20 | low;
             let read = Imm::decode(imm);
-            assert_eq!(u32::from(read.slot), slot);
+            assert_eq!(u32::from(read.lane), slot);
             assert!((1..=IMM_BYTES_MAX).contains(&read.bytes));
             // The long form of a small number gives back what the short one can, too.
             assert!(read.returned <= Imm::returned_max(read.bytes));

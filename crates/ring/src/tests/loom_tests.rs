@@ -222,7 +222,7 @@ fn loom_half_set_bits_of_a_dead_sender_hide_no_news() {
 
 /// The receiver waits for one connection, by its ring.
 #[test]
-fn loom_wake_only_wakes_or_is_seen() {
+fn loom_sleepers_only_wakes_or_is_seen() {
     loom::model(|| {
         let ring = Ring::new(2);
         let set = Arc::new(ReadySet::default());
