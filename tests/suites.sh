@@ -7,6 +7,7 @@ REPEAT=${NETACC_REPEAT:-1}
 MOST_FLAKY=${NETACC_FLAKY:-$((REPEAT > 1 ? 0 : 3))}
 PASSED=0 FAILED=0 SKIPPED=0
 FAILURES=() FLAKY=()
+declare -A BESIDE=()
 BEGIN=$SECONDS
 mkdir -p "$OUT"
 rm -f "$OUT/summary" "$OUT"/*-again.log
@@ -33,7 +34,8 @@ summary() {
 }
 
 # limit SECONDS COMMAND...: the repeats of `make soak` have their time too.
-limit() { local seconds=$1; shift; timeout --kill-after=10 $((seconds * (REPEAT > 1 ? REPEAT : 1))) "$@"; }
+TIMES=$((REPEAT > 1 ? REPEAT : 1))
+limit() { local seconds=$1; shift; timeout --kill-after=10 $((seconds * TIMES)) "$@"; }
 
 # shown: of a suite's output, without what went well.
 shown() { grep -vE '^test .* \.\.\. (ok|ignored)|^running [0-9]+ tests?$|^test result: ok|^ +(Compiling|Running|Doc-tests) |^$'; }
@@ -54,6 +56,29 @@ reported() {
   fi
 }
 
+# beside NAME SECONDS SELECT COMMAND... [-- ARGUMENT...]: begins a suite. `suite` with the same arguments then waits for it.
+beside() {
+  local name=$1 seconds=$2 command=() word; shift 3
+  for word; do [ "$word" = -- ] || command+=("$word"); done
+  timeout --kill-after=10 $((seconds * TIMES)) "${command[@]}" >"$OUT/$name.log" 2>&1 &
+  BESIDE[$name]=$!
+}
+trap 'for begun in "${BESIDE[@]}"; do kill "$begun"; done' EXIT
+
+# ran NAME SECONDS COMMAND...: runs it, or waits for what was begun beside others; its output is in $OUT/NAME.log then.
+ran() {
+  local name=$1 seconds=$2 log=$OUT/$1.log begun=${BESIDE[$1]:-}; shift 2
+  if [ -z "$begun" ]; then
+    limit "$seconds" "$@" 2>&1 | tee "$log" | shown
+    return "${PIPESTATUS[0]}"
+  fi
+  unset "BESIDE[$name]"
+  wait "$begun"
+  set -- $?
+  shown <"$log"
+  return "$1"
+}
+
 # suite NAME SECONDS SELECT COMMAND... [-- ARGUMENT...]: runs a suite, whose last line of that kind is `NAME: N passed, N failed[, N
 # skipped]`, and adds it up. SELECT is a function that prints the arguments that select the tests of these names, or fails; then they
 # take the place of ARGUMENTS, which select all. `-`: the suite has none. `exactly`: it is a cargo test.
@@ -62,8 +87,8 @@ suite() {
   while [ $# -gt 0 ] && [ "$1" != -- ]; do command+=("$1"); shift; done
   [ $# -eq 0 ] || shift
   [ "$select" != exactly ] || bad=101 label="$name: "
-  limit "$seconds" "${command[@]}" "$@" 2>&1 | tee "$log" | shown
-  status=${PIPESTATUS[0]}
+  ran "$name" "$seconds" "${command[@]}" "$@"
+  status=$?
   read -r extent p f s < <(reported "$name" "$select" "$log")
   mapfile -t tests < <(those FAILED "$log")
   # One that was killed, crashed or never ran has failed in that, whatever else has.

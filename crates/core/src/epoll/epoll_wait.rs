@@ -63,7 +63,7 @@ pub(crate) unsafe fn wait(
     let _ = signals::leave(section);
     if r == PASS && !go_outside(e, counted) {
         // SAFETY: as it came.
-        return unsafe { wait_again(epfd, events, max, timeout_ns, mask, counted) };
+        return unsafe { wait(epfd, events, max, timeout_ns, mask, counted) };
     }
     r
 }
@@ -78,20 +78,6 @@ fn go_outside(e: &'static Epoll, counted: &mut Counted) -> bool {
         *counted = inside;
     }
     outside
-}
-
-#[cold]
-#[inline(never)]
-unsafe fn wait_again(
-    epfd: c_int,
-    events: *mut epoll_event,
-    max: c_int,
-    timeout_ns: i64,
-    mask: Mask,
-    counted: &mut Counted,
-) -> Ret {
-    // SAFETY: the caller's promise.
-    unsafe { wait(epfd, events, max, timeout_ns, mask, counted) }
 }
 
 #[inline]
