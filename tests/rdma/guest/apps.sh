@@ -12,6 +12,7 @@ esac
 export NACC_LOG_LEVEL=1 NACC_LOG_PATH=/rig/exchange/$ROLE.log
 
 look() { /rig/tree/tests/rdma/guest/look.py "$@"; }
+[ "$HOW" != rdma ] || look pauses "/rig/exchange/$ROLE.pause" </dev/null >/dev/null 2>&1 &
 note() { echo "$2" >"/rig/exchange/$ROLE$NOTES.$1"; }
 
 # accelerated NAME N PID... : waits until all N connections of these are on RDMA both ways, and notes what they are on.

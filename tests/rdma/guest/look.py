@@ -7,6 +7,7 @@
     look.py counters PID         NAME=N for each counter that is not 0
     look.py reasons PID          NAME=N for each reason
     look.py streams FILE         number sent received send_end recv_end, for each connection of a progress file
+    look.py pauses FILE          goes on until it is killed; FILE has the longest time for which this kernel did not run, in ms
     look.py moved FILE N         status 0 when every connection that is open has moved N bytes both ways
 
 NETACC_PEER limits `on` and `paths` to connections whose peer address begins so.
@@ -18,6 +19,7 @@ import os
 import struct
 import subprocess
 import sys
+import time
 
 SS = os.environ.get("NETACC_LIB_DIR", "/rig/build") + "/netacc_ss"
 
@@ -46,6 +48,18 @@ def streams(file):
             yield number - 1, *rest
 
 
+def pauses(file):
+    longest, step = 0, 0.02
+    while True:
+        begin = time.monotonic()
+        time.sleep(step)
+        late = int(1000 * (time.monotonic() - begin - step))
+        if late > longest:
+            longest = late
+            with open(file, "w") as out:
+                print(late, file=out)
+
+
 what, *arguments = sys.argv[1:]
 if what == "on":
     count, *pids = arguments
@@ -57,6 +71,8 @@ elif what == "total":
     print(pairs(sum((collections.Counter(ask(pid, "cnt")["total"]) for pid in arguments), collections.Counter())))
 elif what == "counters":
     print(pairs(ask(*arguments, "cnt")["counters"]))
+elif what == "pauses":
+    pauses(*arguments)
 elif what == "reasons":
     print(pairs(ask(*arguments, "cnt")["reasons"]))
 elif what == "streams":
