@@ -172,9 +172,15 @@ fn arena_sizes_are_powers_of_two_times_their_base() {
 
 #[test]
 fn weaker_arena_sizes_follow_a_stronger_buffer_size() {
+    // (What the environment says is stronger than the file, too.)
     let sizes = |file: &str, buffer: &str| {
-        let (config, _) = resolve(file, &[], &[(Key::BufferBytes, buffer)]).unwrap();
-        (config.buffer_bytes, config.arena_first_bytes, config.arena_growth_max_bytes)
+        let of = |env: &[_], cli: &[_]| {
+            let (config, _) = resolve(file, env, cli).unwrap();
+            (config.buffer_bytes, config.arena_first_bytes, config.arena_growth_max_bytes)
+        };
+        let sizes = of(&[(Key::BufferBytes.name(), buffer)], &[]);
+        assert_eq!(of(&[], &[(Key::BufferBytes, buffer)]), sizes);
+        sizes
     };
     let all = "[netacc]\nNACC_SOR_MSG_SIZE=16384\nNACC_RDMA_MR_MIN_INC_SIZE=16384\nNACC_RDMA_MR_MAX_INC_SIZE=8388608\n";
     for file in ["", all] {
