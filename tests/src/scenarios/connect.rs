@@ -21,6 +21,15 @@ fn exchange_server(t: &Ctx, fd: Fd) {
     t.log("close", sys::close(fd));
 }
 
+/// The same on an address, and who the peer is.
+fn exchange_on(t: &Ctx, addr: Addr) {
+    let listener = t.listener_on(addr);
+    t.publish(listener);
+    let fd = t.accept(listener);
+    t.log("peer", sys::getpeername(fd).map(Addr::host));
+    exchange_server(t, fd);
+}
+
 fn exchange_client(t: &Ctx, fd: Fd) {
     t.pour(fd, 1, 200_000);
     t.drain(fd, 2, 200_000);
@@ -52,6 +61,17 @@ fn echo_until_stopped(listener: Fd) -> usize {
         sys::close(fd).expect("close");
         served += 1;
     }
+}
+
+/// Four children accept on one listener, until each is stopped.
+fn pre_forked(t: &Ctx) {
+    let listener = t.listener();
+    t.publish(listener);
+    let children: Vec<_> =
+        (0..4).map(|_| t.child(|_| echo_until_stopped(listener).to_string())).collect();
+    sys::close(listener).expect("close");
+    let served: usize = children.into_iter().map(|c| c.join().parse().unwrap_or(0)).sum();
+    t.log("served", served);
 }
 
 fn call(addr: Addr, rounds: u32) -> bool {
@@ -212,13 +232,7 @@ pub fn list() -> Vec<Scenario> {
         pair(
             "connect/ipv6",
             "an IPv6 address",
-            |t| {
-                let listener = t.listener_on(home6());
-                t.publish(listener);
-                let fd = t.accept(listener);
-                t.log("peer", sys::getpeername(fd).map(Addr::host));
-                exchange_server(t, fd);
-            },
+            |t| exchange_on(t, home6()),
             |t| {
                 let fd = t.client();
                 t.log("peer", sys::getpeername(fd).map(Addr::host));
@@ -366,16 +380,7 @@ pub fn list() -> Vec<Scenario> {
         pair(
             "connect/pre-fork",
             "four children accept on one inherited listener; 40 clients are served",
-            |t| {
-                let listener = t.listener();
-                t.publish(listener);
-                let children: Vec<_> =
-                    (0..4).map(|_| t.child(|_| echo_until_stopped(listener).to_string())).collect();
-                sys::close(listener).expect("close");
-                let served: usize =
-                    children.into_iter().map(|c| c.join().parse().unwrap_or(0)).sum();
-                t.log("served", served);
-            },
+            pre_forked,
             |t| {
                 let addr = t.hear_addr();
                 let ok = (0..40).filter(|_| call(addr, 50)).count();
@@ -389,16 +394,7 @@ pub fn list() -> Vec<Scenario> {
         pair(
             "connect/pre-fork-parallel",
             "four children accept on one listener; eight clients at once",
-            |t| {
-                let listener = t.listener();
-                t.publish(listener);
-                let children: Vec<_> =
-                    (0..4).map(|_| t.child(|_| echo_until_stopped(listener).to_string())).collect();
-                sys::close(listener).expect("close");
-                let served: usize =
-                    children.into_iter().map(|c| c.join().parse().unwrap_or(0)).sum();
-                t.log("served", served);
-            },
+            pre_forked,
             |t| {
                 let addr = t.hear_addr();
                 let threads: Vec<_> = (0..8)
@@ -663,14 +659,7 @@ pub fn list() -> Vec<Scenario> {
         pair(
             "connect/own-lan-address",
             "the machine's own address on its network interface",
-            |t| {
-                let addr = sys::lan_address().unwrap_or(home());
-                let listener = t.listener_on(addr);
-                t.publish(listener);
-                let fd = t.accept(listener);
-                t.log("peer", sys::getpeername(fd).map(Addr::host));
-                exchange_server(t, fd);
-            },
+            |t| exchange_on(t, sys::lan_address().unwrap_or(home())),
             |t| {
                 let fd = t.client();
                 exchange_client(t, fd);

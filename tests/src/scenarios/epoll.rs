@@ -161,7 +161,8 @@ fn order_of(round: usize) -> Vec<usize> {
     list
 }
 
-fn send_in_order(t: &Ctx, fds: &[Fd]) {
+fn send_in_order(t: &Ctx) {
+    let fds = t.clients(WORTH_SORTING);
     for round in 0..ROUNDS {
         t.wait("go");
         for i in order_of(round) {
@@ -296,8 +297,16 @@ fn once_more_beside(t: &Ctx, label: &str, set: Fd, fd: Fd, data: u64) {
     show(t, label, events);
 }
 
-/// A connection with one unread byte in three sets: `a` level, `b` edge, `c` once.
-fn all_three(t: &Ctx, fd: Fd, a: Fd, b: Fd, c: Fd) {
+/// A connection with one unread byte, which comes by these words to its client, in three sets: `a`
+/// level, `b` edge, `c` once.
+fn all_three(t: &Ctx, before: &[&str]) -> Fd {
+    let fd = t.server();
+    let (a, b, c) = (set(), set(), set());
+    add(a, fd, IN, 1);
+    before.iter().for_each(|word| ask(t, word));
+    await_bytes(fd, 1);
+    add(b, fd, IN | ET, 2);
+    add(c, fd, IN | ONESHOT, 3);
     show(t, "a", sys::epoll_wait(a, 8, 5000));
     show(t, "b", sys::epoll_wait(b, 8, 5000));
     show(t, "c", sys::epoll_wait(c, 8, 5000));
@@ -323,6 +332,7 @@ fn all_three(t: &Ctx, fd: Fd, a: Fd, b: Fd, c: Fd) {
     show(t, "b, new", sys::epoll_wait(b, 8, 5000));
     show(t, "c, new", sys::epoll_wait(c, 8, 5000));
     show(t, "a, deleted", sys::epoll_wait(a, 8, 20));
+    fd
 }
 
 pub fn list() -> Vec<Scenario> {
@@ -900,14 +910,7 @@ pub fn list() -> Vec<Scenario> {
             "epoll/unread-and-a-second-set",
             "a connection with unread bytes is put into further sets: each reports them; and no longer when they are read",
             |t| {
-                let fd = t.server();
-                let (a, b, c) = (set(), set(), set());
-                add(a, fd, IN, 1);
-                ask(t, "b0");
-                await_bytes(fd, 1);
-                add(b, fd, IN | ET, 2);
-                add(c, fd, IN | ONESHOT, 3);
-                all_three(t, fd, a, b, c);
+                let fd = all_three(t, &["b0"]);
                 t.went_back(fd, "several-epoll-sets");
                 t.tell("x");
             },
@@ -918,15 +921,7 @@ pub fn list() -> Vec<Scenario> {
             "epoll/left-in-the-ring",
             "the same when the peer has changed its path first: the bytes are where the kernel's set does not see them",
             |t| {
-                let fd = t.server();
-                let (a, b, c) = (set(), set(), set());
-                add(a, fd, IN, 1);
-                ask(t, "b0");
-                ask(t, "l0");
-                await_bytes(fd, 1);
-                add(b, fd, IN | ET, 2);
-                add(c, fd, IN | ONESHOT, 3);
-                all_three(t, fd, a, b, c);
+                all_three(t, &["b0", "l0"]);
                 t.tell("x");
             },
             |t| obedient(t, 1),
@@ -1839,20 +1834,14 @@ pub fn list() -> Vec<Scenario> {
             "epoll/order",
             "connections of one client are reported in the order in which they were sent to",
             |t| in_order(t, IN, 20),
-            |t| {
-                let fds = t.clients(WORTH_SORTING);
-                send_in_order(t, &fds);
-            },
+            send_in_order,
         )
         .skip(UNORDERED),
         pair(
             "epoll/order-edges",
             "the same edge-triggered, with room for half of them in each wait",
             |t| in_order(t, IN | ET, WORTH_SORTING / 2),
-            |t| {
-                let fds = t.clients(WORTH_SORTING);
-                send_in_order(t, &fds);
-            },
+            send_in_order,
         )
         .skip(UNORDERED),
         pair(

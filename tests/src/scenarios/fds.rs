@@ -45,6 +45,42 @@ fn next_client(t: &Ctx) {
     t.log("close", sys::close(fd));
 }
 
+/// A daemon that closes all descriptors with a connection open, at both ends; the next one is as
+/// good.
+fn closes_all(t: &Ctx, close: fn(&Ctx)) {
+    let fd = t.server();
+    feed(t, 1000);
+    t.drain(fd, 1, 1000);
+    close(t);
+    t.log("closed", sys::recv(fd, &mut [0; 1], 0));
+    t.tell("end");
+    t.wait("ended");
+    next_server(t, "eof");
+}
+
+/// Something is done to every number that /proc/self/fd shows, except the connection's.
+fn spoils_what_proc_shows(t: &Ctx, spoil: fn(Fd)) {
+    let fd = t.server();
+    feed(t, 1000);
+    let mut receiver = t.receiver(fd, 1);
+    receiver.accept(&recv_exact(fd, 1000));
+    sys::open_fds().into_iter().filter(|n| *n > 2 && *n != fd).for_each(spoil);
+    feed(t, 50_000);
+    receiver.accept(&recv_exact(fd, 50_000));
+    t.log("stream", receiver.verdict());
+    t.log("close", sys::close(fd));
+    t.tell("end");
+    t.wait("ended");
+    next_server(t, "eof");
+}
+
+fn its_client(t: &Ctx, close: fn(&Ctx)) {
+    feeder(t);
+    close(t);
+    t.tell("ended");
+    next_client(t);
+}
+
 /// Descriptors that /proc/self/fd shows and that no call of the program's knows.
 fn hidden() -> Vec<Fd> {
     let entries = std::fs::read_dir("/proc/self/fd").expect("fd").flatten();
@@ -222,114 +258,38 @@ pub fn list() -> Vec<Scenario> {
         pair(
             "fds/close-range",
             "close_range(3, ~0) as at the start of a daemon: the connection ends, the next one is as good",
-            |t| {
-                let fd = t.server();
-                feed(t, 1000);
-                t.drain(fd, 1, 1000);
-                t.log("close_range", sys::close_range(3, u32::MAX, 0));
-                t.log("closed", sys::recv(fd, &mut [0; 1], 0));
-                t.tell("end");
-                t.wait("ended");
-                next_server(t, "eof");
-            },
-            |t| {
-                feeder(t);
-                t.log("close_range", sys::close_range(3, u32::MAX, 0));
-                t.tell("ended");
-                next_client(t);
-            },
+            |t| closes_all(t, |t| t.log("close_range", sys::close_range(3, u32::MAX, 0))),
+            |t| its_client(t, |t| t.log("close_range", sys::close_range(3, u32::MAX, 0))),
         ),
         pair(
             "fds/closefrom",
             "closefrom(3)",
-            |t| {
-                let fd = t.server();
-                feed(t, 1000);
-                t.drain(fd, 1, 1000);
-                sys::close_from(3);
-                t.log("closed", sys::recv(fd, &mut [0; 1], 0));
-                t.tell("end");
-                t.wait("ended");
-                next_server(t, "eof");
-            },
-            |t| {
-                feeder(t);
-                sys::close_from(3);
-                t.tell("ended");
-                next_client(t);
-            },
+            |t| closes_all(t, |_| sys::close_from(3)),
+            |t| its_client(t, |_| sys::close_from(3)),
         ),
         pair(
             "fds/close-loop",
             "a loop of close() over every possible number, as old daemons do",
             |t| {
-                let fd = t.server();
-                feed(t, 1000);
-                t.drain(fd, 1, 1000);
-                let limit = sys::nofile_limit().0.min(1 << 16) as Fd;
-                for n in 3..limit {
-                    let _ = sys::close(n);
-                }
-                t.log("closed", sys::recv(fd, &mut [0; 1], 0));
-                t.tell("end");
-                t.wait("ended");
-                next_server(t, "eof");
+                closes_all(t, |_| {
+                    for n in 3..sys::nofile_limit().0.min(1 << 16) as Fd {
+                        let _ = sys::close(n);
+                    }
+                });
             },
-            |t| {
-                feeder(t);
-                t.tell("ended");
-                next_client(t);
-            },
+            |t| its_client(t, |_| ()),
         ),
         pair(
             "fds/close-what-proc-shows",
             "close of every number that /proc/self/fd shows, except the connection: it goes on",
-            |t| {
-                let fd = t.server();
-                feed(t, 1000);
-                let mut receiver = t.receiver(fd, 1);
-                receiver.accept(&recv_exact(fd, 1000));
-                for n in sys::open_fds() {
-                    if n > 2 && n != fd {
-                        let _ = sys::close(n);
-                    }
-                }
-                feed(t, 50_000);
-                receiver.accept(&recv_exact(fd, 50_000));
-                t.log("stream", receiver.verdict());
-                t.log("close", sys::close(fd));
-                t.tell("end");
-                next_server(t, "eof");
-            },
-            |t| {
-                feeder(t);
-                next_client(t);
-            },
+            |t| spoils_what_proc_shows(t, |n| _ = sys::close(n)),
+            |t| its_client(t, |_| ()),
         ),
         pair(
             "fds/dup2-over-what-proc-shows",
             "dup2 over every number that /proc/self/fd shows, except the connection: it goes on",
-            |t| {
-                let fd = t.server();
-                feed(t, 1000);
-                let mut receiver = t.receiver(fd, 1);
-                receiver.accept(&recv_exact(fd, 1000));
-                for n in sys::open_fds() {
-                    if n > 2 && n != fd {
-                        let _ = sys::dup2(2, n);
-                    }
-                }
-                feed(t, 50_000);
-                receiver.accept(&recv_exact(fd, 50_000));
-                t.log("stream", receiver.verdict());
-                t.log("close", sys::close(fd));
-                t.tell("end");
-                next_server(t, "eof");
-            },
-            |t| {
-                feeder(t);
-                next_client(t);
-            },
+            |t| spoils_what_proc_shows(t, |n| _ = sys::dup2(2, n)),
+            |t| its_client(t, |_| ()),
         ),
         pair(
             "fds/own-descriptors",

@@ -94,6 +94,17 @@ fn epoll_out(fd: Fd, more: u32) -> bool {
     sys::epoll_wait(set, 8, -1) == Ok(vec![(libc::EPOLLOUT as u32, 1)])
 }
 
+/// A client that says nothing.
+fn silent_client(t: &Ctx) {
+    let _fd = t.client();
+    t.meet("end");
+}
+
+/// What select is asked of one that waits for input.
+fn reading(fd: Fd) -> Sets {
+    Sets { read: vec![fd], ..Sets::default() }
+}
+
 pub fn list() -> Vec<Scenario> {
     vec![
         pair(
@@ -179,10 +190,7 @@ pub fn list() -> Vec<Scenario> {
                 await_bytes(fd, 1);
                 let child = t.child(|_| {
                     let set = [(fd, POLLIN)];
-                    let sets = Sets {
-                        read: vec![fd],
-                        ..Sets::default()
-                    };
+                    let sets = reading(fd);
                     let first = names(sys::poll(&set, 5000));
                     let select = sys::select(fd + 1, &sets, Some(5000)).map(|r| r.0);
                     recv_exact(fd, 1);
@@ -214,10 +222,7 @@ pub fn list() -> Vec<Scenario> {
                 let addr = t.hear_addr();
                 let fd = sys::socket(addr.family(), libc::SOCK_STREAM, 0).expect("socket");
                 sys::connect(fd, addr).expect("connect");
-                let sets = Sets {
-                    read: vec![fd],
-                    ..Sets::default()
-                };
+                let sets = reading(fd);
                 let poller = blocked(move || names(sys::poll(&[(fd, POLLIN)], 20_000)));
                 let selecter = blocked(move || sys::select(fd + 1, &sets, Some(20_000)).map(|r| r.0));
                 for _ in 0..80 {
@@ -361,10 +366,7 @@ pub fn list() -> Vec<Scenario> {
                 );
                 t.meet("end");
             },
-            |t| {
-                let _fd = t.client();
-                t.meet("end");
-            },
+            silent_client,
         ),
         pair(
             "poll/event-bits",
@@ -429,10 +431,7 @@ pub fn list() -> Vec<Scenario> {
                 );
                 t.meet("end");
             },
-            |t| {
-                let _fd = t.client();
-                t.meet("end");
-            },
+            silent_client,
         ),
         pair(
             "poll/many-fds",
@@ -514,10 +513,7 @@ pub fn list() -> Vec<Scenario> {
                 // moment.
                 let gone = sys::dup2(0, 200).expect("dup2");
                 sys::close(gone).expect("close");
-                let sets = Sets {
-                    read: vec![gone],
-                    ..Sets::default()
-                };
+                let sets = reading(gone);
                 t.log(
                     "select of a closed fd",
                     sys::select(gone + 1, &sets, Some(0)).map(|r| r.0),
@@ -570,17 +566,11 @@ pub fn list() -> Vec<Scenario> {
                         1 => sys::ppoll(&[(fd, POLLIN)], Some(sys::timespec_ms(10_000)), None)
                             .map(|r| r.0),
                         2 => {
-                            let sets = Sets {
-                                read: vec![fd],
-                                ..Sets::default()
-                            };
+                            let sets = reading(fd);
                             sys::select(fd + 1, &sets, Some(10_000)).map(|r| r.0)
                         }
                         _ => {
-                            let sets = Sets {
-                                read: vec![fd],
-                                ..Sets::default()
-                            };
+                            let sets = reading(fd);
                             sys::pselect(fd + 1, &sets, None, None).map(|r| r.0)
                         }
                     };
@@ -693,10 +683,7 @@ pub fn list() -> Vec<Scenario> {
             "select wakes when the peer sends, the remaining time is left in the timeout; EOF is readable",
             |t| {
                 let fd = t.server();
-                let sets = Sets {
-                    read: vec![fd],
-                    ..Sets::default()
-                };
+                let sets = reading(fd);
                 t.tell("go");
                 let (n, _, rest) = sys::select(fd + 1, &sets, Some(20_000)).expect("select");
                 t.log("woke", (n, (5_000..20_000).contains(&rest)));
@@ -720,10 +707,7 @@ pub fn list() -> Vec<Scenario> {
             "EINTR in select and pselect; the mask of pselect is atomic",
             |t| {
                 let fd = t.server();
-                let sets = Sets {
-                    read: vec![fd],
-                    ..Sets::default()
-                };
+                let sets = reading(fd);
                 sys::on_signal(SIGUSR1, count, libc::SA_RESTART).expect("sigaction");
                 t.log(
                     "select",
@@ -750,10 +734,7 @@ pub fn list() -> Vec<Scenario> {
                 t.log("eintr", E(EINTR));
                 t.meet("end");
             },
-            |t| {
-                let _fd = t.client();
-                t.meet("end");
-            },
+            silent_client,
         ),
     ]
 }

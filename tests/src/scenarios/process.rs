@@ -650,29 +650,23 @@ pub fn list() -> Vec<Scenario> {
         pair(
             "process/exec-cat",
             "exec of cat with the connection as its standard input and output (inetd), bytes already waiting",
-            |t| {
-                let fd = t.server();
-                t.tell("send");
-                await_bytes(fd, 1000);
-                let pid = t.exec_on(fd, "/bin/cat", &["cat"], true);
-                t.went_back(fd, "stdio-stream");
-                t.log("close", sys::close(fd));
-                t.log("cat", sys::wait_child(pid));
-            },
+            |t| exec_cat(t, "/bin/cat", true, 0),
             cat_client,
         )
         .demoted(),
         pair(
             "process/exec-cat-without-the-library",
             "the same with a program that is not preloaded",
+            |t| exec_cat(t, "/bin/cat", false, 0),
+            cat_client,
+        )
+        .demoted(),
+        pair(
+            "process/exec-static",
+            "exec of a statically linked program",
             |t| {
-                let fd = t.server();
-                t.tell("send");
-                await_bytes(fd, 1000);
-                let pid = t.exec_on(fd, "/bin/cat", &["cat"], false);
-                t.went_back(fd, "stdio-stream");
-                t.log("close", sys::close(fd));
-                t.log("cat", sys::wait_child(pid));
+                let path = std::env::var("NETACC_TEST_STATIC_CAT");
+                exec_cat(t, path.as_deref().unwrap_or("/bin/cat"), true, 0);
             },
             cat_client,
         )
@@ -680,18 +674,7 @@ pub fn list() -> Vec<Scenario> {
         pair(
             "process/exec-after-partial-read",
             "the program that execs has read part of what was waiting; the rest is the new program's",
-            |t| {
-                let fd = t.server();
-                t.tell("send");
-                await_bytes(fd, 1000);
-                let got = recv_exact(fd, 400);
-                t.log("own part", Pattern::new(6).first_error(0, &got));
-                send_all(fd, &got);
-                let pid = t.exec_on(fd, "/bin/cat", &["cat"], true);
-                t.went_back(fd, "stdio-stream");
-                t.log("close", sys::close(fd));
-                t.log("cat", sys::wait_child(pid));
-            },
+            |t| exec_cat(t, "/bin/cat", true, 400),
             cat_client,
         )
         .demoted(),
@@ -731,22 +714,6 @@ pub fn list() -> Vec<Scenario> {
                 t.went_back(fd, "inherited-by-exec");
                 t.log("close", sys::close(fd));
                 t.log("helper", child.join());
-            },
-            cat_client,
-        )
-        .demoted(),
-        pair(
-            "process/exec-static",
-            "exec of a statically linked program",
-            |t| {
-                let fd = t.server();
-                t.tell("send");
-                await_bytes(fd, 1000);
-                let path = std::env::var("NETACC_TEST_STATIC_CAT").unwrap_or_else(|_| "/bin/cat".into());
-                let pid = t.exec_on(fd, &path, &["static-cat"], true);
-                t.went_back(fd, "stdio-stream");
-                t.log("close", sys::close(fd));
-                t.log("cat", sys::wait_child(pid));
             },
             cat_client,
         )
@@ -1085,6 +1052,23 @@ pub fn list() -> Vec<Scenario> {
             },
         ),
     ]
+}
+
+/// Has a program that is cat serve a connection on which 1000 bytes wait, and answers `own` of them
+/// itself before.
+fn exec_cat(t: &Ctx, program: &str, preloaded: bool, own: usize) {
+    let fd = t.server();
+    t.tell("send");
+    await_bytes(fd, 1000);
+    if own > 0 {
+        let got = recv_exact(fd, own);
+        t.log("own part", Pattern::new(6).first_error(0, &got));
+        send_all(fd, &got);
+    }
+    let pid = t.exec_on(fd, program, &["cat"], preloaded);
+    t.went_back(fd, "stdio-stream");
+    t.log("close", sys::close(fd));
+    t.log("cat", sys::wait_child(pid));
 }
 
 /// Sends 1000 and then 50,000 pattern bytes to something that echoes, and checks the echo to EOF.
