@@ -4,14 +4,14 @@
 //! The first call of a child on a connection that was never attached gives the child a socket of
 //! its own for it: the *heir*, in its own memory, a candidate whose bytes are counted from there
 //! on. It is noted for an agreement only when nobody else has the connection any more: its maker
-//! has closed it ([`LEFT`]), and all descriptors that are counted are this process's.
+//! has closed it ([`State::Left`]), and all descriptors that are counted are this process's.
 
 pub(crate) mod passed;
 
 use crate::fd_table::{self, Entry};
 use crate::lock::Mutex;
 use crate::log::debug_log;
-use crate::socket::{self, ATTACHING, CANDIDATE, CLOSING, LEFT, PLAIN, Socket, flag};
+use crate::socket::{self, Event, Socket, State, flag};
 use crate::{candidates, carrier, process, sys};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
@@ -46,7 +46,7 @@ impl Kept {
     }
 
     fn add(&mut self, s: &'static Socket) {
-        while self.count == KEPT || self.oldest().is_some_and(|old| old.has(flag::ADOPTED)) {
+        while self.count == KEPT || self.oldest().is_some_and(|old| old.is(State::Adopted)) {
             self.free_oldest();
         }
         if let Some(place) = self.places.get_mut((self.first + self.count) % KEPT) {
@@ -95,7 +95,7 @@ pub(crate) fn before_leaving(by_exec: bool) {
     }
     fd_table::for_each(|fd, entry| {
         let Entry::Socket(s, g) = entry else { return };
-        let unused = s.is_inherited() && matches!(s.state.load(SeqCst), CANDIDATE | LEFT);
+        let unused = s.is_inherited() && matches!(s.state.now(), State::Candidate | State::Left);
         if !unused || (by_exec && sys::fcntl(fd, libc::F_GETFD, 0) & libc::FD_CLOEXEC as isize == 0)
         {
             return;
@@ -127,8 +127,8 @@ pub(crate) fn before_fork() {
     }
 }
 
-/// A candidate ([`CLOSING`] by now) whose last name in this process is closed. True: children have
-/// it, and it is kept for them.
+/// A candidate ([`State::Closing`] by now) whose last name in this process is closed. True:
+/// children have it, and it is kept for them.
 pub(crate) fn leave(s: &'static Socket) -> bool {
     if s.is_inherited() || s.has(flag::REMOTE | flag::UNSETTLED | flag::PASSED) {
         give_back(s);
@@ -141,7 +141,7 @@ pub(crate) fn leave(s: &'static Socket) -> bool {
     }
     // (Not waited for: this may be a signal handler.)
     let Some(mut kept) = KEPT_FOR_CHILDREN.try_lock() else { return false };
-    if s.state.compare_exchange(CLOSING, LEFT, SeqCst, Relaxed).is_err() {
+    if !s.state.change(State::Closing, Event::Left) {
         return false;
     }
     kept.add(s);
@@ -176,23 +176,23 @@ pub(crate) fn of(s: &'static Socket, g: u16, fd: c_int) -> (&'static Socket, u16
 #[inline(never)]
 fn of_inherited(s: &'static Socket, g: u16, fd: c_int) -> (&'static Socket, u16) {
     loop {
-        match s.state.load(SeqCst) {
+        match s.state.now() {
             _ if !fd_table::socket(fd).is_some_and(|(now, h)| core::ptr::eq(now, s) && h == g) => {
                 break;
             }
-            CANDIDATE | LEFT => {
+            State::Candidate | State::Left => {
                 let _ = adopt(s, g, fd);
             }
-            CLOSING => socket::await_close(s),
-            ATTACHING if socket::await_attach(s) => {}
+            State::Closing => socket::await_close(s),
+            State::Changing if socket::await_change(s) => {}
             _ => break,
         }
     }
     fd_table::socket(fd).unwrap_or((s, g))
 }
 
-/// Makes an heir of an inherited connection. True: the table has it. False: it is not [`CANDIDATE`]
-/// or [`LEFT`] any more: nobody can adopt it.
+/// Makes an heir of an inherited connection. True: the table has it. False: it is not
+/// [`State::Candidate`] or [`State::Left`] any more: nobody can adopt it.
 #[cold]
 #[inline(never)]
 pub(crate) fn adopt(s: &'static Socket, g: u16, fd: c_int) -> bool {
@@ -207,7 +207,7 @@ pub(crate) fn adopt(s: &'static Socket, g: u16, fd: c_int) -> bool {
 /// Nobody adopts it from here on.
 fn refuse(s: &'static Socket, g: u16) {
     debug_log!("{:?}: is not adopted", s.tuple());
-    let _ = s.state.compare_exchange(LEFT, PLAIN, SeqCst, Relaxed);
+    s.state.change(State::Left, Event::Refused);
     if s.generation16() == g {
         candidates::make_plain(s, Reason::InheritedByFork);
     }
@@ -226,7 +226,7 @@ fn try_adopt(s: &'static Socket, g: u16, fd: c_int) -> bool {
     // Before the look at its state: who attaches it changes that first, and then looks for the
     // mark.
     s.flags.fetch_or(flag::CONTESTED, SeqCst);
-    if !matches!(s.state.load(SeqCst), CANDIDATE | LEFT) {
+    if !matches!(s.state.now(), State::Candidate | State::Left) {
         return true;
     }
     let connector = s.has(flag::CONNECTOR);
@@ -251,7 +251,7 @@ fn try_adopt(s: &'static Socket, g: u16, fd: c_int) -> bool {
     heir.from_key.store(u64::from(names) << 16 | u64::from(g), Relaxed);
     heir.from.store(core::ptr::from_ref(s).cast_mut(), Release);
     let _ = heir.count_names(h, |_| names);
-    if heir.is(CANDIDATE) {
+    if heir.is(State::Candidate) {
         heir.set_reason(Reason::InheritedByFork);
     }
     debug_log!("{tuple:?}: adopted, under {names} names, sent {} received {}", moved.0, moved.1);
@@ -307,16 +307,20 @@ fn is_alone(s: &'static Socket, fd: c_int) -> Option<bool> {
         return passed::is_alone(s, fd);
     };
     let (g, names) = key_of(s);
-    let state = from.state.load(SeqCst);
+    let state = from.state.now();
     // Tells of one moment: the count carries the generation.
     let counted = from.count_names(g, |n| n);
-    if state == LEFT && counted == Some(names) && from.generation16() == g && !passed::is_held(fd) {
+    if state == State::Left
+        && counted == Some(names)
+        && from.generation16() == g
+        && !passed::is_held(fd)
+    {
         s.from.store(core::ptr::null_mut(), Release);
-        from.raise(flag::ADOPTED);
+        from.state.change(State::Left, Event::Adopted);
         return Some(true);
     }
     // Its maker has closed it without leaving it to anybody.
-    (from.generation16() == g && state != socket::ATTACHED).then_some(false)
+    (from.generation16() == g && state != socket::State::Attached).then_some(false)
 }
 
 #[cfg(test)]
@@ -329,7 +333,7 @@ mod tests {
     fn left() -> &'static Socket {
         // SAFETY: all zero is a valid free Socket.
         let s: &'static Socket = unsafe { &*Box::leak(Box::<Socket>::new_zeroed()).as_ptr() };
-        s.state.store(LEFT, Relaxed);
+        s.state.begin_as(State::Left);
         s
     }
 
@@ -339,17 +343,20 @@ mod tests {
         let all: Vec<_> = (0..KEPT + 10).map(|_| left()).collect();
         all.iter().take(KEPT).for_each(|s| kept.add(s));
         assert_eq!(kept.count, KEPT);
-        assert!(all.iter().all(|s| s.is(LEFT)), "there is room for so many");
+        assert!(all.iter().all(|s| s.is(State::Left)), "there is room for so many");
         // One more: the oldest is nobody's any more, whoever still knows it.
         kept.add(all.get(KEPT).unwrap());
         let first = all.first().unwrap();
-        assert!(first.is(socket::FREE) && first.generation16() == 1);
+        assert!(first.is(State::Free) && first.generation16() == 1);
         // The next ones are adopted: their memory is not needed.
-        all.iter().skip(1).take(5).for_each(|s| s.raise(flag::ADOPTED));
+        all.iter()
+            .skip(1)
+            .take(5)
+            .for_each(|s| assert!(s.state.change(State::Left, Event::Adopted)));
         kept.add(all.get(KEPT + 1).unwrap());
         assert_eq!(kept.count, KEPT - 4);
-        assert!(all.iter().skip(1).take(5).all(|s| s.is(socket::FREE)));
-        assert!(all.get(6).unwrap().is(LEFT));
+        assert!(all.iter().skip(1).take(5).all(|s| s.is(State::Free)));
+        assert!(all.get(6).unwrap().is(State::Left));
     }
 
     #[test]

@@ -2,9 +2,9 @@
 //! other end, and how it becomes plain.
 
 use crate::fd_table::{self, Entry};
-use crate::socket::{ATTACHING, CANDIDATE, PLAIN, Socket, UNCONNECTED, flag, new_socket, offer};
+use crate::socket::{Event, Socket, State, flag, new_socket, offer};
 use crate::unconnected::unconnected;
-use crate::{agent, carrier, config, host, lock, process, stats, sys};
+use crate::{agent, carrier, config, host, lock, stats, sys};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU32, Ordering::*};
 use netacc_control::config::Paths;
@@ -71,11 +71,10 @@ fn claim(fd: c_int) -> Option<&'static Socket> {
     };
     if s.is_inherited() {
         // Its maker has it too: for neither of them. (Nothing else of it may be a child's.)
-        let _ = s.state.compare_exchange(UNCONNECTED, PLAIN, SeqCst, Relaxed);
+        s.state.change(State::Unconnected, Event::Refused);
         return None;
     }
-    s.state.compare_exchange(UNCONNECTED, ATTACHING, SeqCst, Relaxed).ok()?;
-    s.attacher.store(process::tid(), Relaxed);
+    s.state.change(State::Unconnected, Event::Claimed).then_some(())?;
     s.fd.store(fd, Relaxed);
     s.syn.reset();
     Some(s)
@@ -95,7 +94,7 @@ pub(crate) fn begin_as(
     s.syn.set_began(began);
     fill(s, fd, reason, connector, tuple, moved, made);
     fd_table::set(fd, Entry::Socket(s, s.generation16()));
-    if s.is(CANDIDATE) {
+    if s.is(State::Candidate) {
         start(s);
     }
 }
@@ -176,8 +175,7 @@ fn fill(
         netacc_control::stats::Counter::Accepted
     });
     let candidate = why == Reason::NotStarted;
-    s.attacher.store(0, SeqCst);
-    s.state.store(if candidate { CANDIDATE } else { PLAIN }, SeqCst);
+    s.state.happens(if candidate { Event::Begun } else { Event::Refused });
 }
 
 /// A candidate's calls that move bytes before its peer is told of it. An agreement costs both
@@ -200,7 +198,7 @@ fn start(s: &'static Socket) {
         // The listener may not have accepted anything yet, and be unknown for that: asked again
         // after its first answer; with NACC_CONN_TCP_FIRST=1 only then.
         if !config::get().tcp_first && agent::here().connected(s, false) {
-            s.raise(flag::PROBED);
+            s.raise(flag::FOUND);
         }
     } else {
         agent::here().accepting(tuple.local());
@@ -236,7 +234,7 @@ pub(crate) fn may_begin(fd: c_int) {
 
 /// From candidate to plain, for good.
 pub(crate) fn make_plain(s: &'static Socket, why: Reason) {
-    if s.state.compare_exchange(CANDIDATE, PLAIN, AcqRel, Acquire).is_ok() {
+    if s.state.change(State::Candidate, Event::Refused) {
         s.set_reason(why);
         agent::closing(s);
     }
@@ -251,7 +249,7 @@ pub(crate) fn make_local(s: &'static Socket, g: u16) -> bool {
     agent::here().end_proof(s);
     // What "netacc-rdma" leaves for such sockets it leaves under this lock.
     let Some(_tx) = lock::lock_end(&s.tx_lock) else { return true };
-    if s.generation16() == g && s.is(CANDIDATE) {
+    if s.generation16() == g && s.is(State::Candidate) {
         let offered = s.offered.load(SeqCst);
         if s.has(flag::REMOTE) && offered != offer::MADE {
             s.set_reason(Reason::NotStarted);

@@ -3,9 +3,7 @@
 use crate::candidates::{begin, begin_as, make_plain, may_begin};
 use crate::fd_table::{self, Entry};
 use crate::outcome::{PASS, Ret};
-use crate::socket::{
-    ATTACHING, CANDIDATE, FREE, NONE, PLAIN, Socket, UNCONNECTED, close_books, flag, recycle,
-};
+use crate::socket::{Event, NONE, Socket, State, close_books, end_life, flag, reuse};
 use crate::unconnected::{refusal, unconnected};
 use crate::{carrier, channel, epoll, io, process, syn, sys, user};
 use core::ffi::c_int;
@@ -44,14 +42,12 @@ pub(crate) fn on_listen(fd: c_int) {
 /// An unconnected socket has become a listener: its registrations are the kernel's alone, and its
 /// memory serves again.
 fn retire(s: &'static Socket) {
-    if s.is_inherited() || s.state.compare_exchange(UNCONNECTED, PLAIN, SeqCst, Relaxed).is_err() {
+    if s.is_inherited() || !s.state.change(State::Unconnected, Event::Refused) {
         return;
     }
     epoll::on_plain(s);
-    s.generation.fetch_add(1, AcqRel);
-    s.state.store(FREE, Release);
-    s.raise(flag::FREE_LATER);
-    recycle(s);
+    end_life(s);
+    reuse(s);
 }
 
 pub(crate) fn on_accept(listener: c_int, fd: c_int, _flags: c_int) {
@@ -98,7 +94,7 @@ pub(crate) unsafe fn before_connect(fd: c_int, addr: *const sockaddr, len: sockl
         let family = || unsafe { user::read(&raw const (*addr).sa_family) };
         if len >= 2 && family() == Some(libc::AF_UNSPEC as libc::sa_family_t) {
             let _ = io::to_kernel(s, g, fd, Reason::Disconnected, false);
-        } else if s.is(CANDIDATE)
+        } else if s.is(State::Candidate)
             && s.has(flag::CONNECTOR)
             && carrier::state_of(fd) == Some(carrier::TCP_CLOSE)
         {
@@ -114,11 +110,9 @@ pub(crate) unsafe fn before_connect(fd: c_int, addr: *const sockaddr, len: sockl
 /// A connect that was under way has failed: the socket is an unconnected one again. False: it is
 /// more than that.
 fn was_never_one(s: &'static Socket) -> bool {
-    if s.is_inherited() || s.state.compare_exchange(CANDIDATE, ATTACHING, SeqCst, Relaxed).is_err()
-    {
+    if s.is_inherited() || !s.state.change(State::Candidate, Event::Claimed) {
         return false;
     }
-    s.attacher.store(process::tid(), Relaxed);
     let used = [&s.tx_inflight, &s.rx_inflight, &s.offered].iter().any(|n| n.load(SeqCst) != 0);
     let moved = s.tx_bytes.load(Relaxed) != 0 || s.rx_bytes.load(Relaxed) != 0;
     let is_new = !used && !moved && !s.has(flag::NOTED);
@@ -127,8 +121,7 @@ fn was_never_one(s: &'static Socket) -> bool {
         s.flags.store(0, Release);
         s.refused.store(NONE, Relaxed);
     }
-    s.attacher.store(0, SeqCst);
-    s.state.store(if is_new { UNCONNECTED } else { CANDIDATE }, SeqCst);
+    s.state.happens(if is_new { Event::Dissolved } else { Event::Begun });
     is_new
 }
 

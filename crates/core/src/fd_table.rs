@@ -7,7 +7,7 @@ use crate::fd_words::{self, INTERNAL, KIND, LISTENER};
 pub(crate) use crate::fd_words::{
     CAPACITY, close_internal, high_water, note_counted, raw, take, was_counted,
 };
-use crate::socket::{Socket, UNCONNECTED};
+use crate::socket::{Socket, State};
 use core::ffi::c_int;
 use netacc_control::stats::Reason;
 
@@ -127,7 +127,7 @@ pub(crate) fn refuse(fd: c_int, why: Reason) {
     match get(fd) {
         Entry::Fresh(_) => drop(set(fd, Entry::Fresh(why as u32))),
         Entry::Listener(_) => drop(set(fd, Entry::Listener(why as u32))),
-        Entry::Socket(s, _) if s.is(UNCONNECTED) => s.refuse(why),
+        Entry::Socket(s, _) if s.is(State::Unconnected) => s.refuse(why),
         _ => {}
     }
 }
@@ -140,7 +140,7 @@ pub(crate) fn set_began(fd: c_int, ns: u64) {
         entry @ Entry::Fresh(_) => {
             let _ = fd_words::replace(fd, old, encode(entry) | (ns / 1_000_000) << BEGAN);
         }
-        Entry::Socket(s, _) if s.is(UNCONNECTED) => s.syn.set_began(ns),
+        Entry::Socket(s, _) if s.is(State::Unconnected) => s.syn.set_began(ns),
         _ => {}
     }
 }
@@ -150,7 +150,7 @@ pub(crate) fn began(fd: c_int) -> u64 {
     let raw = raw(fd);
     match current(decode(raw)) {
         Entry::Fresh(_) => (raw >> BEGAN) * 1_000_000,
-        Entry::Socket(s, _) if s.is(UNCONNECTED) => s.syn.began(),
+        Entry::Socket(s, _) if s.is(State::Unconnected) => s.syn.began(),
         _ => 0,
     }
 }

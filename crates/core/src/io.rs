@@ -7,10 +7,9 @@ use crate::channel::Side;
 use crate::fd_table::{self, Entry};
 use crate::outcome::{PASS, RESTART, Ret};
 use crate::signals::Section;
-use crate::socket::{ATTACHED, ATTACHING, CANDIDATE, CLOSING, LEFT, Socket, UNCONNECTED};
+use crate::socket::{Socket, State};
 use crate::{candidates, process, signals, sleep, user};
 use core::ffi::{c_int, c_void};
-use core::sync::atomic::Ordering::*;
 use libc::{iovec, msghdr, sockaddr, socklen_t};
 
 /// Of a call that has begun: nothing was done, it is to be dispatched.
@@ -92,10 +91,12 @@ fn who(fd: c_int) -> Who {
         return Who::NotOurs;
     }
     match fd_table::decode(raw) {
-        Entry::Socket(s, g) => match s.state.load(Acquire) {
-            ATTACHED => Who::Attached(s, g),
-            CANDIDATE | ATTACHING | LEFT | CLOSING => Who::Candidate(s, g),
-            UNCONNECTED => who_by_now(fd),
+        Entry::Socket(s, g) => match s.state.now() {
+            State::Attached => Who::Attached(s, g),
+            State::Candidate | State::Changing | State::Left | State::Closing => {
+                Who::Candidate(s, g)
+            }
+            State::Unconnected => who_by_now(fd),
             _ => Who::NotOurs,
         },
         Entry::Fresh(_) => who_by_now(fd),
@@ -108,7 +109,7 @@ fn who(fd: c_int) -> Who {
 fn who_by_now(fd: c_int) -> Who {
     candidates::look_again(fd);
     match fd_table::get(fd) {
-        Entry::Socket(s, g) if s.is(CANDIDATE) => Who::Candidate(s, g),
+        Entry::Socket(s, g) if s.is(State::Candidate) => Who::Candidate(s, g),
         _ => Who::NotOurs,
     }
 }
@@ -131,7 +132,7 @@ fn begin(fd: c_int) -> Begun {
         return Begun::NotOurs;
     }
     match fd_table::decode(raw) {
-        Entry::Socket(s, g) if s.is(ATTACHED) => match signals::enter_first() {
+        Entry::Socket(s, g) if s.is(State::Attached) => match signals::enter_first() {
             Some(section) => Begun::On(s, g, section),
             None => Begun::Otherwise,
         },
@@ -179,7 +180,7 @@ fn dispatch(
 #[inline(never)]
 fn goes_on(s: &Socket, g: u16, r: Ret, nested: bool) -> bool {
     match r {
-        PASS => s.is(CANDIDATE) && s.generation16() == g,
+        PASS => s.is(State::Candidate) && s.generation16() == g,
         _ => {
             !nested
                 && (r == sleep::NOT_BEGUN || (r == RESTART && !process::threads_are_cancelled()))

@@ -8,7 +8,6 @@ use crate::{
     rights, service, sets, signals, socket, stats, sys, unconnected, wait,
 };
 use core::ffi::c_int;
-use core::sync::atomic::Ordering::*;
 use libc::msghdr;
 use netacc_control::stats::Reason;
 
@@ -184,13 +183,13 @@ pub(crate) fn before_exec(ends: bool) {
     fd_table::for_each(|fd, entry| {
         if let Entry::Socket(s, _) = entry {
             let live = matches!(
-                s.state.load(Acquire),
-                socket::UNCONNECTED
-                    | socket::CANDIDATE
-                    | socket::ATTACHED
-                    | socket::ATTACHING
-                    | socket::LEFT
-                    | socket::CLOSING
+                s.state.now(),
+                socket::State::Unconnected
+                    | socket::State::Candidate
+                    | socket::State::Attached
+                    | socket::State::Changing
+                    | socket::State::Left
+                    | socket::State::Closing
             );
             if live && sys::fcntl(fd, libc::F_GETFD, 0) & libc::FD_CLOEXEC as isize == 0 {
                 io::need_kernel(fd, Reason::InheritedByExec);
@@ -447,7 +446,7 @@ pub(crate) fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> Ret {
             let r = sys::fcntl(fd, cmd, arg);
             if let Some((s, _)) = fd_table::socket(fd).filter(|_| r >= 0) {
                 // (Who attaches it may have asked the kernel before.)
-                socket::await_attach(s);
+                socket::await_change(s);
                 socket::set_nonblock(s, arg as c_int & libc::O_NONBLOCK != 0);
                 if arg as c_int & libc::O_ASYNC != 0 {
                     io::need_kernel(fd, Reason::SocketOption);

@@ -4,7 +4,7 @@
 use crate::fd_table::{self, Entry};
 use crate::outcome::{PASS, Ret};
 use crate::rendezvous::possession;
-use crate::socket::{self, ATTACHED, flag};
+use crate::socket::{self, State, flag};
 use crate::{agent, io, syn, sys, user};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicI64, Ordering::*};
@@ -93,7 +93,8 @@ pub(crate) unsafe fn setsockopt(
             None => return PASS,
         }
     }
-    let parents = |s: &socket::Socket| s.is_inherited() && s.has(flag::REMOTE) && s.is(ATTACHED);
+    let parents =
+        |s: &socket::Socket| s.is_inherited() && s.has(flag::REMOTE) && s.is(State::Attached);
     if level == libc::SOL_SOCKET
         && name == libc::SO_LINGER
         && fd_table::socket(fd).is_some_and(|(s, _)| parents(s))
@@ -103,7 +104,7 @@ pub(crate) unsafe fn setsockopt(
     }
     if level == libc::SOL_SOCKET
         && matches!(name, libc::SO_SNDBUF | libc::SO_SNDBUFFORCE)
-        && let Some((s, g)) = fd_table::socket(fd).filter(|(s, _)| s.is(ATTACHED))
+        && let Some((s, g)) = fd_table::socket(fd).filter(|(s, _)| s.is(State::Attached))
     {
         // SAFETY: the caller's promise.
         return unsafe { set_send_buffer(s, g, fd, name, value, len) };
@@ -130,7 +131,7 @@ pub(crate) unsafe fn on_setsockopt(
     if level == libc::IPPROTO_TCP
         && matches!(name, libc::TCP_NODELAY | libc::TCP_CORK)
         && let Some((s, g)) =
-            fd_table::socket(fd).filter(|(s, _)| socket::await_attach(s) && s.is(ATTACHED))
+            fd_table::socket(fd).filter(|(s, _)| socket::await_change(s) && s.is(State::Attached))
     {
         // SAFETY: the kernel has just read an int there.
         let number = unsafe { value.cast::<c_int>().read_unaligned() };
@@ -165,15 +166,15 @@ pub(crate) unsafe fn on_setsockopt(
         // Who attaches it finds this one, or has begun before: then it is waited for, and what it
         // stores is overwritten.
         store();
-        socket::await_attach(s);
+        socket::await_change(s);
         store();
     };
     match name {
         libc::SO_RCVTIMEO | SO_RCVTIMEO_NEW => store(&s.receive_timeout_ns),
         libc::SO_SNDTIMEO | SO_SNDTIMEO_NEW => store(&s.send_timeout_ns),
         _ => {
-            socket::await_attach(s);
-            if s.is(ATTACHED) {
+            socket::await_change(s);
+            if s.is(State::Attached) {
                 io::on_linger(s, g, fd);
             }
         }
@@ -248,7 +249,7 @@ pub(crate) unsafe fn on_getsockopt(
             return;
         }
     }
-    if !s.is(ATTACHED) {
+    if !s.is(State::Attached) {
         return;
     }
     if name == libc::SO_LINGER {
@@ -274,7 +275,7 @@ pub(crate) unsafe fn on_getsockopt(
 
 pub(crate) unsafe fn ioctl(fd: c_int, request: usize, arg: usize) -> Ret {
     let Some((s, g)) = fd_table::socket(fd) else { return PASS };
-    if !s.is(ATTACHED) && request as u64 != libc::FIONBIO {
+    if !s.is(State::Attached) && request as u64 != libc::FIONBIO {
         return PASS;
     }
     let out = |n: usize| {
@@ -292,7 +293,7 @@ pub(crate) unsafe fn ioctl(fd: c_int, request: usize, arg: usize) -> Ret {
             let r = sys::ioctl(fd, request, &raw mut on as usize);
             if r >= 0 {
                 // (Who attaches it may have asked the kernel before.)
-                socket::await_attach(s);
+                socket::await_change(s);
                 socket::set_nonblock(s, on != 0);
             }
             r
@@ -311,8 +312,7 @@ pub(crate) unsafe fn ioctl(fd: c_int, request: usize, arg: usize) -> Ret {
 mod tests {
     extern crate std;
     use super::*;
-    use crate::process;
-    use core::sync::atomic::Ordering::SeqCst;
+    use crate::socket::Event;
     use std::boxed::Box;
     use std::sync::mpsc;
     use std::time::Duration;
@@ -326,8 +326,8 @@ mod tests {
         let memory = Box::leak(Box::new(core::mem::MaybeUninit::<socket::Socket>::zeroed()));
         // SAFETY: all zero is a valid Socket.
         let s: &'static socket::Socket = unsafe { &*memory.as_ptr() };
-        s.attacher.store(process::tid(), SeqCst);
-        s.state.store(socket::ATTACHING, SeqCst);
+        s.state.begin_as(State::Candidate);
+        assert!(s.state.change(State::Candidate, Event::Claimed));
         fd_table::set(fd, Entry::Socket(s, 0));
         socket::look_at_options(s, fd);
         let (tell, hear) = mpsc::channel();
@@ -354,7 +354,7 @@ mod tests {
         for timeout in [&s.receive_timeout_ns, &s.send_timeout_ns] {
             timeout.store(0, Relaxed);
         }
-        s.state.store(socket::ATTACHED, SeqCst);
+        assert!(s.state.happens(Event::Attached));
         assert!(setter.join().is_ok());
         assert_eq!([&s.receive_timeout_ns, &s.send_timeout_ns].map(|t| t.load(Relaxed)), [-1, -1]);
         fd_table::set(fd, Entry::None);

@@ -10,7 +10,7 @@ use crate::channel::{Channel, Peers, Side};
 use crate::fd_table::{self, Entry};
 use crate::heap::Scratch;
 use crate::outcome::{Mask, PASS, Ret};
-use crate::socket::{self, ATTACHED, ATTACHING, CANDIDATE, CLOSING, LEFT, Socket, flag};
+use crate::socket::{self, Socket, State, flag};
 use crate::{adoption, epoll, io, queues, signals, sleep, stats, sys, user, wait};
 use core::ffi::c_int;
 use core::mem::MaybeUninit;
@@ -122,7 +122,7 @@ impl Want {
     }
 
     fn alive(&self) -> bool {
-        self.socket.generation16() == self.generation && self.socket.is(ATTACHED)
+        self.socket.generation16() == self.generation && self.socket.is(State::Attached)
     }
 }
 
@@ -144,14 +144,14 @@ impl Waited<'_> {
             return false;
         }
         // Who attaches it at this moment has looked at the number before, or will look.
-        socket::await_attach(s) && s.is(CANDIDATE)
+        socket::await_change(s) && s.is(State::Candidate)
     }
 }
 
 impl Drop for Waited<'_> {
     fn drop(&mut self) {
         for (s, generation) in self.0.iter() {
-            if s.count_poller(*generation, |n| n.wrapping_sub(1)) && s.is(ATTACHED) {
+            if s.count_poller(*generation, |n| n.wrapping_sub(1)) && s.is(State::Attached) {
                 io::on_poller_gone(s, *generation as u16);
             }
         }
@@ -169,15 +169,17 @@ fn find(fds: &[pollfd], wants: &mut Scratch<'_, Want>, waited: &mut Waited<'_>) 
             let _ = adoption::of(s, g, p.fd);
         }
         match fd_table::get(p.fd) {
-            Entry::Socket(s, _) if s.is_inherited() && s.is(CANDIDATE) => {
+            Entry::Socket(s, _) if s.is_inherited() && s.is(State::Candidate) => {
                 io::need_kernel(p.fd, Reason::InheritedByFork)
             }
-            Entry::Socket(s, generation) if s.is(ATTACHED) || (is_coming(s) && !waited.add(s)) => {
+            Entry::Socket(s, generation)
+                if s.is(State::Attached) || (is_coming(s) && !waited.add(s)) =>
+            {
                 let silent = s.is_inherited();
                 if silent {
                     io::need_kernel(p.fd, Reason::InheritedByFork);
                 }
-                if let Some(channel) = s.channel().filter(|_| s.is(ATTACHED)) {
+                if let Some(channel) = s.channel().filter(|_| s.is(State::Attached)) {
                     let want = Want {
                         index,
                         socket: s,
@@ -200,7 +202,7 @@ fn find(fds: &[pollfd], wants: &mut Scratch<'_, Want>, waited: &mut Waited<'_>) 
 }
 
 fn is_coming(s: &Socket) -> bool {
-    matches!(s.state.load(Acquire), CANDIDATE | ATTACHING | LEFT | CLOSING)
+    matches!(s.state.now(), State::Candidate | State::Changing | State::Left | State::Closing)
 }
 
 /// True when the table knows the descriptor as something that needs a closer look. `waits`: the
@@ -211,7 +213,7 @@ fn is_ours(fd: c_int, waits: bool) -> bool {
             io::on_polled(s);
             waits
         }
-        Entry::Socket(s, _) => s.is(ATTACHED),
+        Entry::Socket(s, _) => s.is(State::Attached),
         Entry::Epoll(_) => true,
         _ => false,
     }
@@ -304,7 +306,7 @@ unsafe fn poll_one(at: *mut pollfd) -> Option<Ret> {
         return None;
     }
     let Entry::Socket(s, generation) = fd_table::get(fd) else { return None };
-    if !s.is(ATTACHED) || s.generation16() != generation || s.is_inherited() {
+    if !s.is(State::Attached) || s.generation16() != generation || s.is_inherited() {
         return None;
     }
     let channel = s.channel().filter(|c| c.wire().is_none())?;

@@ -42,7 +42,7 @@ use crate::channel::Channel;
 use crate::lock::Mutex;
 use crate::rdma_thread::{self, BELL, RUNNING, WOKEN, is_running, wake};
 use crate::rendezvous::table::Table;
-use crate::socket::{CANDIDATE, Socket, flag, offer};
+use crate::socket::{Socket, State, flag, offer};
 use crate::{config, fd_table, host, numbers, process, queues, sleep, sys, thread};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -370,7 +370,7 @@ struct Mine {
 impl Mine {
     fn is_current(&self) -> bool {
         self.socket.generation.load(Acquire) == self.generation
-            && self.socket.is(CANDIDATE)
+            && self.socket.is(State::Candidate)
             && self.socket.has(flag::REMOTE)
     }
 }

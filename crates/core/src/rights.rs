@@ -13,9 +13,7 @@
 use crate::fd_table::{self, Entry};
 use crate::lock::Mutex;
 use crate::log::{debug_log, warn_log};
-use crate::socket::{
-    self, ATTACHED, ATTACHING, CANDIDATE, CLOSING, LEFT, Socket, UNCONNECTED, flag,
-};
+use crate::socket::{self, Socket, State, flag};
 use crate::{adoption, candidates, io, process, rdma_thread, service, shared, sys};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, Ordering::*};
@@ -76,15 +74,15 @@ fn give_up() {
 fn give_up_connection(mut s: &'static Socket, mut g: u16, fd: c_int, begin: u64) {
     if s.is_inherited() {
         loop {
-            match s.state.load(SeqCst) {
+            match s.state.now() {
                 _ if s.generation16() != g => break,
-                CANDIDATE | LEFT if adoption::adopt(s, g, fd) => break,
-                CANDIDATE | LEFT => {}
-                CLOSING => socket::await_close(s),
-                ATTACHING if socket::await_attach(s) => {}
-                ATTACHED if to_carrier(s, g, fd, begin) => break,
-                ATTACHED => return replace(fd, Entry::Socket(s, g)),
-                UNCONNECTED => {
+                State::Candidate | State::Left if adoption::adopt(s, g, fd) => break,
+                State::Candidate | State::Left => {}
+                State::Closing => socket::await_close(s),
+                State::Changing if socket::await_change(s) => {}
+                State::Attached if to_carrier(s, g, fd, begin) => break,
+                State::Attached => return replace(fd, Entry::Socket(s, g)),
+                State::Unconnected => {
                     let _ = fd_table::replace(
                         fd,
                         fd_table::encode(Entry::Socket(s, g)),
@@ -104,11 +102,11 @@ fn give_up_connection(mut s: &'static Socket, mut g: u16, fd: c_int, begin: u64)
             }
         }
     }
-    if s.has(flag::UNSETTLED) && s.is(CANDIDATE) {
+    if s.has(flag::UNSETTLED) && s.is(State::Candidate) {
         // Whether nobody else has it is seen in the parent's memory: now, or never. A parent that
         // leaves it to this process closes it behind its fork.
         while !adoption::settle(s, fd)
-            && s.is(CANDIDATE)
+            && s.is(State::Candidate)
             && sys::now_ns().saturating_sub(begin) < PARENT_NS
         {
             sys::pause_ns(50_000);

@@ -23,7 +23,7 @@ use crate::rendezvous::{
     ADVERTS, EVENT_ADVERT, EVENT_CARRIER, EVENT_LINK, LINKS, Listens, State, TRY_PAUSE_NS, Then,
     Violation, auth, carrier_event, link_of, slot_of, strangers,
 };
-use crate::socket::{CANDIDATE, Socket, flag};
+use crate::socket::{self, Socket, flag};
 use crate::{fd_table, heap, numbers, process, sleep, sys, thread};
 pub(crate) use agent::AGENT;
 use alloc::vec::Vec;
@@ -577,8 +577,9 @@ impl Service {
         // Before the look at its state: who closes it changes that first, and then looks for the
         // mark.
         socket.flags.fetch_or(flag::NOTED, SeqCst);
-        let is_over =
-            || socket.state.load(SeqCst) != CANDIDATE || socket.generation16() != generation;
+        let is_over = || {
+            socket.state.now() != socket::State::Candidate || socket.generation16() != generation
+        };
         if socket.has(flag::CONNECTOR) {
             return self.with(|s| is_over() || s.add_connected(socket)) == Some(true);
         }
@@ -597,8 +598,9 @@ impl Service {
             self.accepting(socket.tuple().local_port());
             return self.note(socket, generation);
         }
-        let is_over =
-            || socket.state.load(SeqCst) != CANDIDATE || socket.generation16() != generation;
+        let is_over = || {
+            socket.state.now() != socket::State::Candidate || socket.generation16() != generation
+        };
         self.ensure_started() && self.with(|s| is_over() || s.look_again(socket)) == Some(true)
     }
 
@@ -611,7 +613,7 @@ impl Service {
         let generation = socket.generation16();
         // As in `note`.
         socket.flags.fetch_or(flag::NOTED, SeqCst);
-        if socket.state.load(SeqCst) != CANDIDATE || socket.generation16() != generation {
+        if socket.state.now() != socket::State::Candidate || socket.generation16() != generation {
             return false;
         }
         // Noted for whoever appears within the next second.

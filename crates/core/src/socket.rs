@@ -1,60 +1,35 @@
 //! One connection, as this process and its forked children see it.
 //!
 //! A [`Socket`] lives in memory that is shared with forked children (they share the kernel's socket
-//! too), in type-stable slabs that are never unmapped. Its life:
+//! too), in type-stable slabs that are never unmapped ([`memory`]). What it is, and what makes it
+//! something else, is a table ([`state`]); what is true of it beside that are flags ([`flag`]).
+//! `docs/design/socket.md` has both.
 //!
-//! ```text
-//!   (UNCONNECTED) ─┐
-//!   connect/accept ──▶ CANDIDATE ──offer──▶ ATTACHED ──need_kernel──▶ PLAIN
-//!                          └────────── no library there, odd option, ... ──────▲
-//! ```
-//!
-//! * UNCONNECTED: neither connected nor listening, but registered in an epoll set or duplicated,
-//!   which the connection must know. (All others are [`crate::fd_table::Entry::Fresh`], and have no
-//!   `Socket`.)
-//! * CANDIDATE: all data goes through the kernel; bytes are counted, because a switch needs the
-//!   exact offset.
-//! * ATTACHED: both directions have a slot in a channel; each direction is on the carrier or on the
-//!   ring ([`crate::io`]).
-//! * PLAIN: nothing of ours is left; its table entries become 0.
-//! * LEFT: a candidate that its maker has closed while a forked child has it: the child may adopt
-//!   it ([`crate::adoption`]).
-//!
-//! Only application threads change a socket's state. The service thread ([`crate::service`]) only
-//! leaves an [`Offer`].
+//! Only application threads make something else of a candidate. The service thread
+//! ([`crate::service`]) only leaves an [`Offer`].
 
 use crate::channel::Channel;
-use crate::fd_words;
 use crate::published::Published;
-use crate::{carrier, process, shared, stats, syn, sys};
+use crate::{carrier, process, stats, syn};
 mod end;
+pub(crate) mod flag;
+mod memory;
+mod state;
 
 use core::cell::UnsafeCell;
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicI32, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 pub(crate) use end::{
-    LastName, await_attach, await_close, close_books, forget_orphan, free_left, look_at_options,
-    orphan, recycle, set_corked, set_nonblock,
+    LastName, await_change, await_close, close_books, end_life, forget_orphan, free_left,
+    look_at_options, orphan, recycle, reuse, set_corked, set_nonblock,
 };
+pub(crate) use memory::{after_fork_in_child, give_up_slab, new_socket};
 use netacc_control::stats::{ConnRecord, Reason};
 use netacc_proto::rendezvous::Tuple;
 use netacc_proto::switchover::{Rx, Tx};
 use netacc_ring::{Consumer, EndLock, Producer, RingWords};
+pub(crate) use state::{Event, Stage, State};
 
-pub(crate) const FREE: u32 = 0;
-pub(crate) const CANDIDATE: u32 = 1;
-/// A thread is turning the candidate into an attached socket; others wait a moment.
-pub(crate) const ATTACHING: u32 = 2;
-pub(crate) const ATTACHED: u32 = 3;
-pub(crate) const PLAIN: u32 = 4;
-pub(crate) const UNCONNECTED: u32 = 5;
-/// Its maker has closed it as a candidate, and forked children have it.
-pub(crate) const LEFT: u32 = 6;
-/// Its maker closes a candidate that forked children have: they wait, a few system calls, for what
-/// becomes of it.
-pub(crate) const CLOSING: u32 = 7;
-
-/// `Socket::flags`
 /// Values of [`Socket::offered`]; 0: no agreement yet.
 pub(crate) mod offer {
     /// Both ends have agreed; the offer is not taken yet.
@@ -66,115 +41,6 @@ pub(crate) mod offer {
 
 /// No reason against it.
 pub(crate) const NONE: u32 = Reason::None as u32;
-
-pub(crate) mod flag {
-    /// O_NONBLOCK.
-    pub(crate) const NONBLOCK: u32 = 1 << 0;
-    /// shutdown(SHUT_WR) was called: the kernel answers further sends.
-    pub(crate) const SHUT_WR: u32 = 1 << 1;
-    /// The carrier has said something that the ring cannot (FIN, RST, error, urgent data): ask it
-    /// before waiting.
-    pub(crate) const CARRIER_SPOKE: u32 = 1 << 2;
-    /// We made the connection (connect); clear: we accepted it.
-    pub(crate) const CONNECTOR: u32 = 1 << 3;
-    /// The connector knows that a process with the library accepts on the peer's port.
-    pub(crate) const PROBED: u32 = 1 << 4;
-    /// The peer broke the rules: every call fails with ECONNRESET.
-    pub(crate) const CORRUPT: u32 = 1 << 5;
-    /// Every descriptor is closed, but something is still under way on it (`waiters`): `fd` is a
-    /// name of the library's own.
-    pub(crate) const ORPHAN: u32 = 1 << 6;
-    /// Shut down for sending, but the kernel is told when all is sent again.
-    pub(crate) const FIN_LATER: u32 = 1 << 7;
-    /// The service knows it.
-    pub(crate) const NOTED: u32 = 1 << 8;
-    /// Over; its memory is free as soon as nobody is in a call on it.
-    pub(crate) const FREE_LATER: u32 = 1 << 9;
-    /// The peer is on another host, or the connection is for RDMA all the same. Goes when that
-    /// cannot be (`candidates::make_local`).
-    pub(crate) const REMOTE: u32 = 1 << 10;
-    /// Closed, but bytes have to go over the carrier first: counted in `waiters` until somebody
-    /// sees to that.
-    pub(crate) const CLOSE_LATER: u32 = 1 << 11;
-    /// shutdown(SHUT_RD) was called between hosts: an empty ring is the end.
-    pub(crate) const SHUT_RD: u32 = 1 << 12;
-    /// The library has broken the connection off: bytes are missing, whatever the kernel says.
-    pub(crate) const BROKEN_OFF: u32 = 1 << 13;
-    /// The application was told that the stream broke off. (As of any error, once: tcp(7).)
-    pub(crate) const TOLD: u32 = 1 << 14;
-    /// Within the host, and the configuration prefers RDMA there: shared memory if that cannot be.
-    pub(crate) const RDMA_FIRST: u32 = 1 << 15;
-    /// TCP_CORK: what is sent waits for more.
-    pub(crate) const CORKED: u32 = 1 << 17;
-    /// The ring may hold bytes back.
-    pub(crate) const HOLDS: u32 = 1 << 18;
-    /// A forked child uses it: between hosts its maker takes it back to the carrier, for good.
-    pub(crate) const CALLED_BACK: u32 = 1 << 16;
-    /// The connector has received bytes, and has looked for a listener with the library then.
-    pub(crate) const ANSWERED: u32 = 1 << 19;
-    /// It goes back to the kernel for good as soon as what it has received can: within the host.
-    pub(crate) const LEAVING: u32 = 1 << 20;
-    /// Its process has shown that it waits for it by calls that the library sees
-    /// (`io/search.rs`).
-    pub(crate) const WAITS_SEEN: u32 = 1 << 21;
-    /// A forked child has begun to use it: its maker attaches it no more.
-    pub(crate) const CONTESTED: u32 = 1 << 24;
-    /// The connection was reset, and the kernel does not know, or not any more
-    /// (`crate::io::reset`).
-    pub(crate) const RESET: u32 = 1 << 22;
-    /// LEFT, and adopted: its memory is its maker's again.
-    pub(crate) const ADOPTED: u32 = 1 << 25;
-    /// It was adopted: the process is found at the connection's port when it has shown to be used.
-    pub(crate) const HEIR: u32 = 1 << 26;
-    /// It was adopted, and others may have it still.
-    pub(crate) const UNSETTLED: u32 = 1 << 27;
-    /// Who has it stands on its file ([`crate::adoption::passed`]).
-    pub(crate) const TRACKED: u32 = 1 << 28;
-    /// It was passed over a unix socket, by this process or to it.
-    pub(crate) const PASSED: u32 = 1 << 29;
-
-    /// No two are the same bit.
-    #[expect(clippy::indexing_slicing, reason = "checked by the compiler")]
-    const _: () = {
-        let all = [
-            NONBLOCK,
-            SHUT_WR,
-            CARRIER_SPOKE,
-            CONNECTOR,
-            PROBED,
-            CORRUPT,
-            ORPHAN,
-            FIN_LATER,
-            NOTED,
-            FREE_LATER,
-            REMOTE,
-            CLOSE_LATER,
-            SHUT_RD,
-            BROKEN_OFF,
-            TOLD,
-            RDMA_FIRST,
-            CORKED,
-            HOLDS,
-            CALLED_BACK,
-            ANSWERED,
-            LEAVING,
-            WAITS_SEEN,
-            RESET,
-            CONTESTED,
-            ADOPTED,
-            HEIR,
-            UNSETTLED,
-            TRACKED,
-            PASSED,
-        ];
-        let (mut seen, mut i) = (0u32, 0);
-        while i < all.len() {
-            assert!(seen & all[i] == 0);
-            seen |= all[i];
-            i += 1;
-        }
-    };
-}
 
 /// The sending half. Owned by whoever holds `Socket::tx_lock`.
 #[derive(Debug)]
@@ -215,7 +81,7 @@ pub(crate) struct RxEnd {
 #[repr(C, align(64))]
 pub(crate) struct Socket {
     // Read at every call.
-    pub(crate) state: AtomicU32,
+    pub(crate) state: Stage,
     /// Counts the lives of this piece of memory; 16 bits of it stand in every table entry.
     pub(crate) generation: AtomicU32,
     /// Serial number of the process ([`process::id`]) that made it: another one (a forked
@@ -246,8 +112,6 @@ pub(crate) struct Socket {
     // end's lock when such a call ends.)
     pub(crate) tx_inflight: AtomicU32,
     pub(crate) rx_inflight: AtomicU32,
-    /// The thread that attaches it; 0: none, or it has just begun.
-    pub(crate) attacher: AtomicU32,
     /// Threads that wait for it in poll or select; above, the generation that they wait for. (A
     /// jump out of a handler leaves one behind.)
     pub(crate) pollers: AtomicU64,
@@ -322,115 +186,6 @@ unsafe impl Sync for Socket {}
 // SAFETY: as above.
 unsafe impl Send for Socket {}
 
-// ---- memory -------------------------------------------------------------------------------------
-
-/// Head of the free list: address in the low 48 bits, a counter against ABA above.
-static FREE_LIST: AtomicU64 = AtomicU64::new(0);
-const SLAB_BYTES: usize = 256 * 1024;
-const ADDRESS: u64 = (1 << 48) - 1;
-
-fn pop_free() -> Option<&'static Socket> {
-    loop {
-        let head = FREE_LIST.load(Acquire);
-        // SAFETY: the list holds only sockets of slabs, which are never unmapped.
-        let s = unsafe { ((head & ADDRESS) as *const Socket).as_ref() }?;
-        let next = s.next_free.load(Relaxed) as u64;
-        let new = (next & ADDRESS) | (head.wrapping_add(1 << 48) & !ADDRESS);
-        if FREE_LIST.compare_exchange(head, new, AcqRel, Relaxed).is_ok() {
-            return Some(s);
-        }
-    }
-}
-
-pub(crate) fn push_free(s: &'static Socket) {
-    loop {
-        let head = FREE_LIST.load(Acquire);
-        s.next_free.store((head & ADDRESS) as *mut Socket, Relaxed);
-        let new = (s as *const Socket as u64 & ADDRESS) | (head.wrapping_add(1 << 48) & !ADDRESS);
-        if FREE_LIST.compare_exchange(head, new, AcqRel, Relaxed).is_ok() {
-            return;
-        }
-    }
-}
-
-fn allocate() -> Option<&'static Socket> {
-    if let Some(s) = pop_free() {
-        return Some(s);
-    }
-    let slab = shared::map(-1, SLAB_BYTES, shared::Kind::Sockets);
-    if slab.is_null() {
-        return None;
-    }
-    let count = SLAB_BYTES / size_of::<Socket>();
-    for i in 0..count {
-        // SAFETY: within the slab just mapped; all zero is a valid free Socket (atomics, locks, and
-        // cells that are written before they are read).
-        push_free(unsafe { &*slab.cast::<Socket>().add(i) });
-    }
-    pop_free()
-}
-
-/// A socket with nothing known of it but a name.
-pub(crate) fn new_socket(fd: c_int) -> Option<&'static Socket> {
-    let s = allocate()?;
-    s.owner.store(process::id(), Relaxed);
-    s.flags.store(0, Relaxed);
-    s.slot.store(u32::MAX, Relaxed);
-    s.fd.store(fd, Relaxed);
-    s.channel.store(core::ptr::null_mut(), Relaxed);
-    s.tx_inflight.store(0, Relaxed);
-    s.rx_inflight.store(0, Relaxed);
-    s.receive_timeout_ns.store(0, Relaxed);
-    s.send_timeout_ns.store(0, Relaxed);
-    s.kept_error.store(0, Relaxed);
-    s.offered.store(0, Relaxed);
-    s.refs.store(u64::from(s.generation.load(Relaxed)) << 32 | 1, Relaxed);
-    s.from.store(core::ptr::null_mut(), Relaxed);
-    s.pollers.store(u64::from(s.generation.load(Relaxed)) << 32, Relaxed);
-    s.registrations.store(0, Relaxed);
-    s.forks.store(process::forks(), Relaxed);
-    s.carrier_asked.store(0, Relaxed);
-    s.syn.reset();
-    s.item.store(0, Relaxed);
-    s.epoll.store(core::ptr::null_mut(), Relaxed);
-    s.refused.store(NONE, Relaxed);
-    Some(s)
-}
-
-/// Puts memory of this process's own in the place of an inherited slab: in it every socket is free,
-/// and of another generation, for those who still know it. False: there is none.
-pub(crate) fn give_up_slab(slab: *mut u8, bytes: usize) -> bool {
-    let new = sys::map_private(bytes);
-    if new.is_null() {
-        return false;
-    }
-    for i in 0..bytes / size_of::<Socket>() {
-        // SAFETY: within the inherited slab.
-        let old = unsafe { &*slab.cast::<Socket>().add(i) };
-        // SAFETY: within the memory just mapped; all zero is a valid free Socket.
-        let new = unsafe { &*new.cast::<Socket>().add(i) };
-        new.generation.store(old.generation.load(Relaxed).wrapping_add(1), Relaxed);
-    }
-    // SAFETY: both are whole mappings of `bytes`; what stood there is the parent's, and named by
-    // nobody here.
-    unsafe { sys::move_over(new, slab, bytes) }
-}
-
-/// The parent's free sockets are the parent's to give out.
-pub(crate) fn after_fork_in_child() {
-    FREE_LIST.store(0, Release);
-    if end::ORPHANS.swap(0, Relaxed) != 0 {
-        // Their carriers would stay open for as long as this process lives.
-        let mut raw = [0u8; 128];
-        fd_words::for_each_internal(|fd| {
-            let len = sys::socket_name(fd, false, &mut raw);
-            if carrier::address(&raw, len).is_some() {
-                fd_words::close_internal(fd);
-            }
-        });
-    }
-}
-
 impl Socket {
     /// Size of the ring that an attached socket produces into.
     pub(crate) fn tx_ring_bytes(&self) -> u64 {
@@ -440,8 +195,9 @@ impl Socket {
     pub(crate) fn generation16(&self) -> u16 {
         self.generation.load(Acquire) as u16
     }
-    pub(crate) fn is(&self, state: u32) -> bool {
-        self.state.load(Acquire) == state
+    #[inline(always)]
+    pub(crate) fn is(&self, state: State) -> bool {
+        self.state.now() == state
     }
     pub(crate) fn has(&self, flag: u32) -> bool {
         self.flags.load(Acquire) & flag != 0

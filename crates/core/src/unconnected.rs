@@ -2,7 +2,7 @@
 //! where something is done to it that its connection must know.
 
 use crate::fd_table::{self, Entry};
-use crate::socket::{FREE, Socket, UNCONNECTED, new_socket, push_free};
+use crate::socket::{Event, Socket, State, end_life, new_socket, reuse};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, Ordering::*};
 use netacc_control::stats::Reason;
@@ -12,7 +12,7 @@ use netacc_control::stats::Reason;
 pub(crate) fn unconnected(fd: c_int) -> Option<u32> {
     match fd_table::get(fd) {
         Entry::Fresh(reason) => Some(reason),
-        Entry::Socket(s, _) if s.is(UNCONNECTED) => Some(s.refused.load(Relaxed)),
+        Entry::Socket(s, _) if s.is(State::Unconnected) => Some(s.refused.load(Relaxed)),
         _ => None,
     }
 }
@@ -26,11 +26,11 @@ pub(crate) fn make_unconnected(fd: c_int) -> Option<(&'static Socket, u16)> {
     let s = new_socket(fd)?;
     s.refused.store(reason, Relaxed);
     s.syn.set_began(began);
-    s.state.store(UNCONNECTED, Release);
+    s.state.change(State::Free, Event::Named);
     if !fd_table::replace(fd, raw, Entry::Socket(s, s.generation16())) {
         // Another thread was faster, with this or something else.
-        s.state.store(FREE, Release);
-        push_free(s);
+        end_life(s);
+        reuse(s);
         return fd_table::socket(fd);
     }
     Some((s, s.generation16()))

@@ -9,7 +9,7 @@
 //! `docs/design/waiting.md` has the policy of polling and its measurements.
 
 use crate::channel::{Channel, PLACES, Peers, Side, announce, producer_quiet, quiet};
-use crate::socket::{ATTACHED, Socket, flag};
+use crate::socket::{Socket, State, flag};
 use crate::{
     channel, config, control, fd_words, numbers, process, queues, signals, sleep, stats, sys,
 };
@@ -466,7 +466,7 @@ pub(crate) fn block(s: &Socket, fd: i32, side: Side, on_carrier: bool, deadline:
         if between_hosts {
             queues::progress();
         }
-        !s.is(ATTACHED)
+        !s.is(State::Attached)
             || match side {
                 // Where the stream is on the carrier, the kernel is asked for the carrier's news by
                 // the sleep itself.

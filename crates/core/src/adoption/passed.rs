@@ -12,7 +12,7 @@
 //! beyond what files have.
 
 use crate::fd_table::{self, Entry};
-use crate::socket::{self, CANDIDATE, Socket, flag};
+use crate::socket::{self, Socket, State, flag};
 use crate::{candidates, carrier, numbers, sys};
 use core::ffi::c_int;
 use core::sync::atomic::AtomicU64;
@@ -104,7 +104,7 @@ pub(crate) fn pass(over: c_int, fd: c_int) -> bool {
     // Only this process has it, under one number, and all that it ever did on it was counted.
     if never_waits
         || s.is_inherited()
-        || !s.is(CANDIDATE)
+        || !s.is(State::Candidate)
         || s.names() != 1
         || flags & odd != 0
         || (flags & flag::CONTESTED != 0 && !again)
@@ -117,7 +117,7 @@ pub(crate) fn pass(over: c_int, fd: c_int) -> bool {
     let known = if flags & flag::CONNECTOR == 0 { acceptor } else { connector };
     let at = UNDER_WAY + i64::from(number);
     // (A second message on the same way cannot be counted.)
-    let marked = s.is(CANDIDATE)
+    let marked = s.is(State::Candidate)
         && (!again || is_marked(fd, known))
         && is_clear(fd, at, 1)
         && hold(fd)
@@ -163,10 +163,9 @@ pub(crate) fn receive(over: c_int, fd: c_int, peeked: bool) {
 fn try_receive(over: c_int, fd: c_int, connector: bool) -> bool {
     let (Some(tuple), Some(peer)) = (carrier::tuple_of(fd), peer_inode(over)) else { return false };
     let mut has_it = false;
-    fd_table::for_each(|_, entry| {
-        has_it |=
-            matches!(entry, Entry::Socket(s, _) if !s.is(socket::UNCONNECTED) && s.tuple() == tuple)
-    });
+    fd_table::for_each(
+        |_, entry| has_it |= matches!(entry, Entry::Socket(s, _) if !s.is(socket::State::Unconnected) && s.tuple() == tuple),
+    );
     let at = UNDER_WAY + i64::from(peer);
     // Sent by its holder itself, not by somebody in between who may have kept it.
     if has_it || !is_marked(fd, at) {
@@ -177,13 +176,13 @@ fn try_receive(over: c_int, fd: c_int, connector: bool) -> bool {
         return false;
     };
     s.raise(flag::HEIR | flag::PASSED);
-    if s.is(CANDIDATE) && !s.has(flag::REMOTE | flag::RDMA_FIRST) {
+    if s.is(State::Candidate) && !s.has(flag::REMOTE | flag::RDMA_FIRST) {
         // Last the message's mark: the connection never looks like somebody else's alone.
         if hold(fd) && lock(fd, F_OFD_SETLK, libc::F_UNLCK, at) {
             s.raise(flag::UNSETTLED | flag::TRACKED);
         }
     }
-    if s.is(CANDIDATE) {
+    if s.is(State::Candidate) {
         if s.has(flag::TRACKED) {
             s.set_reason(Reason::PassedByScmRights);
         } else {

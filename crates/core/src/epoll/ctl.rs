@@ -8,7 +8,7 @@ use super::{
 };
 use crate::fd_table::{self, Entry};
 use crate::outcome::{PASS, Ret};
-use crate::socket::{ATTACHED, ATTACHING, CANDIDATE, Socket, UNCONNECTED};
+use crate::socket::{Socket, State};
 use crate::{adoption, io, process, signals, stats, sys, user};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
@@ -63,18 +63,18 @@ unsafe fn ctl_ours(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event, r
     let e = at(e);
     if e.owner.load(Relaxed) != process::id() || s.is_inherited() {
         io::need_kernel(fd, Reason::InheritedByFork);
-        if e.owner.load(Relaxed) != process::id() || !s.is(ATTACHED) {
+        if e.owner.load(Relaxed) != process::id() || !s.is(State::Attached) {
             return PASS;
         }
         return ctl_attached(e, epfd, op, fd, ev, s, g);
     }
     loop {
-        match s.state.load(SeqCst) {
-            UNCONNECTED if s.refused.load(Relaxed) != crate::socket::NONE => return PASS,
-            CANDIDATE | UNCONNECTED => {
+        match s.state.now() {
+            State::Unconnected if s.refused.load(Relaxed) != crate::socket::NONE => return PASS,
+            State::Candidate | State::Unconnected => {
                 if op == libc::EPOLL_CTL_MOD && s.offered.load(Acquire) != 0 {
                     io::attach(s, g, fd);
-                    if !s.is(CANDIDATE) {
+                    if !s.is(State::Candidate) {
                         continue;
                     }
                 }
@@ -85,8 +85,8 @@ unsafe fn ctl_ours(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event, r
                     None => continue,
                 }
             }
-            ATTACHING if crate::socket::await_attach(s) => {}
-            ATTACHED => break,
+            State::Changing if crate::socket::await_change(s) => {}
+            State::Attached => break,
             _ => return PASS,
         }
     }
@@ -107,7 +107,7 @@ fn ctl_candidate(
     let here = inner.index_of(fd).filter(|i| inner.item_of(*i, s).is_some());
     let adds = op == libc::EPOLL_CTL_ADD && here.is_none();
     let others = if adds { s.registrations.fetch_add(1, SeqCst) } else { 0 };
-    if !matches!(s.state.load(SeqCst), CANDIDATE | UNCONNECTED) || others > 0 {
+    if !matches!(s.state.now(), State::Candidate | State::Unconnected) || others > 0 {
         if adds {
             s.registrations.fetch_sub(1, SeqCst);
         }
@@ -155,9 +155,9 @@ fn ctl_candidate(
     drop(inner);
     // An attach that did not find it home yet has left it to this thread.
     loop {
-        match s.state.load(SeqCst) {
-            ATTACHING if crate::socket::await_attach(s) => {}
-            ATTACHED => {
+        match s.state.now() {
+            State::Changing if crate::socket::await_change(s) => {}
+            State::Attached => {
                 take_over(e, s, fd, true);
                 return Some(r);
             }
@@ -287,7 +287,7 @@ fn add(
     let mut extra = (!counts).then_some(Reason::InheritedByFork);
     loop {
         let mut inner = e.inner.lock();
-        if s.generation16() != g || !s.is(ATTACHED) {
+        if s.generation16() != g || !s.is(State::Attached) {
             return PASS;
         }
         let others = if counts { s.registrations.fetch_add(1, SeqCst) } else { 0 };

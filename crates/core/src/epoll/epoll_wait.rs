@@ -10,7 +10,7 @@ use crate::channel::Peers;
 use crate::fd_table::{self, Entry};
 use crate::lock::Guard;
 use crate::outcome::{Mask, PASS, Ret};
-use crate::socket::{ATTACHED, flag};
+use crate::socket::{State, flag};
 use crate::{io, process, queues, signals, sleep, stats, sys, user, wait};
 use core::ffi::c_int;
 use core::mem::MaybeUninit;
@@ -263,7 +263,7 @@ fn report(inner: &mut Inner, e: &'static Epoll, index: u32, out: &mut Out) -> bo
         inner.remove(index);
         return true;
     }
-    if !item.plain && !item.socket.is(ATTACHED) {
+    if !item.plain && !item.socket.is(State::Attached) {
         // Made plain by another process that shares it.
         hand_back(e, inner, index);
         return true;
@@ -726,7 +726,7 @@ fn inherited(e: &'static Epoll) {
     for item in inner.items.iter_mut().flatten() {
         // Its parent may have attached it since the fork, or may do so later.
         let s = item.socket;
-        let attached = s.is(ATTACHED) && s.generation16() == item.generation;
+        let attached = s.is(State::Attached) && s.generation16() == item.generation;
         // The kernel's set is all that the child has: nothing may stay in the ring. Between hosts
         // the parent goes on with what takes longer, and gives the set, which both have, what the
         // application asked for.

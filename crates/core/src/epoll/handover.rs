@@ -9,7 +9,7 @@ use super::{
 };
 use crate::fd_table::Entry;
 use crate::lock::Guard;
-use crate::socket::{ATTACHED, CANDIDATE, Socket};
+use crate::socket::{Socket, State};
 use crate::{fd_table, io, numbers, process, sys, wait};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
@@ -160,7 +160,7 @@ pub(super) fn hand_back(e: &Epoll, inner: &mut Inner, index: u32) {
     }
     if let Some(item) = inner
         .item(index)
-        .filter(|item| item.present && item.extra.is_none() && item.socket.is(CANDIDATE))
+        .filter(|item| item.present && item.extra.is_none() && item.socket.is(State::Candidate))
     {
         // It may come back: recorded for that day, as any candidate's.
         if !item.attached {
@@ -342,7 +342,7 @@ pub(super) fn settle(e: &'static Epoll, inner: &mut Guard<'static, Inner>) {
     inner.settle_at = sys::now_ns().saturating_add(inner.settle_after);
     for i in 0..inner.items.len() as u32 {
         // Given to the kernel by another process, or before it was put in here.
-        if inner.item(i).is_some_and(|item| waits(item) && !item.socket.is(ATTACHED)) {
+        if inner.item(i).is_some_and(|item| waits(item) && !item.socket.is(State::Attached)) {
             hand_back(e, inner, i);
         }
     }

@@ -16,7 +16,7 @@ use crate::channel::Channel;
 use crate::log::debug_log;
 use crate::outcome::{PASS, Ret};
 use crate::sets::sets;
-use crate::socket::{self, ATTACHED, ATTACHING, CANDIDATE, PLAIN, Socket, flag};
+use crate::socket::{self, Event, Socket, State, flag};
 use crate::wait::{self, Woke};
 use crate::wire::{WireSlot, parting};
 use crate::{candidates, carrier, numbers, sleep, stats, sys};
@@ -231,7 +231,8 @@ impl Apart {
             // What is called on the carrier is called before the state changes: after that a close
             // gives the number away.
             fd = s.fd.load(Acquire);
-            // First: a close that finds another state than ATTACHED finds nothing to give back.
+            // First: a close that finds another state than State::Attached finds nothing to give
+            // back.
             let own = !s.channel.swap(core::ptr::null_mut(), AcqRel).is_null();
             if let Some(linger) = tx.end.linger.take() {
                 let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
@@ -257,9 +258,9 @@ impl Apart {
                 s.looks.store(0, Relaxed);
                 s.lower(flag::NOTED);
                 s.offered.store(0, SeqCst);
-                s.state.store(CANDIDATE, SeqCst);
+                s.state.happens(Event::Begun);
             } else {
-                s.state.store(PLAIN, SeqCst);
+                s.state.happens(Event::Refused);
             }
             // A child that has shut it down meanwhile looks at the state behind that
             // (`shutdown_of_parents`).
@@ -358,7 +359,7 @@ pub(crate) fn await_peer(s: &'static Socket, g: u16) {
         return;
     }
     loop {
-        if s.generation16() != g || !s.is(ATTACHED) {
+        if s.generation16() != g || !s.is(State::Attached) {
             break;
         }
         let left = (now + budget).saturating_sub(sys::now_ns());
@@ -368,7 +369,8 @@ pub(crate) fn await_peer(s: &'static Socket, g: u16) {
             }
             break;
         }
-        sys::futex_wait(&s.state, ATTACHED, left as i64, false);
+        let (word, attached) = s.state.word(State::Attached);
+        sys::futex_wait(word, attached, left as i64, false);
     }
     WINDOW.1.fetch_add(sys::now_ns().saturating_sub(now), Relaxed);
 }
@@ -388,8 +390,7 @@ fn leaves_behind(s: &'static Socket, h: &TxHeld<'_>, fd: c_int, why: Reason) -> 
         return false;
     }
     s.waiters.fetch_add(1, SeqCst);
-    s.raise(flag::CLOSE_LATER);
-    socket::orphan(s, own);
+    socket::orphan(s, own, flag::CLOSE_LATER);
     h.channel.ask_to_leave(h.slot, why, false);
     true
 }
@@ -430,7 +431,7 @@ fn is_clean(h: &TxHeld<'_>, at: &WireSlot) -> bool {
 /// The process ends, or becomes another program: what the peer does not have goes over the carrier.
 /// True: there is something.
 pub(crate) fn begin_exit(s: &'static Socket) -> bool {
-    if !s.is(ATTACHED) || s.is_inherited() || !s.has(flag::REMOTE) {
+    if !s.is(State::Attached) || s.is_inherited() || !s.has(flag::REMOTE) {
         return false;
     }
     // Never for long: another thread may hold an end for ever.
@@ -465,7 +466,7 @@ pub(super) fn shutdown_between_hosts(s: &'static Socket, g: u16, fd: c_int, how:
     let Ok(h) = hold_tx(s, g) else { return PASS };
     let (channel, slot) = (h.channel, h.slot);
     if how != libc::SHUT_RD {
-        s.raise(flag::SHUT_WR | flag::FIN_LATER);
+        s.raise(flag::FIN_DUE);
     }
     drop(h);
     if how != libc::SHUT_WR {
@@ -488,15 +489,16 @@ pub(super) fn shutdown_between_hosts(s: &'static Socket, g: u16, fd: c_int, how:
 /// Whoever waits for a connection to have left looks again, in a forked child, too. (Its state says
 /// so; nobody relies on being woken.)
 pub(crate) fn wake_leavers(s: &Socket) {
-    sys::futex_wake(&s.state, i32::MAX, false);
+    sys::futex_wake(s.state.word(State::Attached).0, i32::MAX, false);
 }
 
 /// Waits a while for a connection that is on its way back to the carrier to have left.
 pub(super) fn await_departure(s: &'static Socket, g: u16) -> Woke {
-    if s.generation16() != g || !s.is(ATTACHED) {
+    if s.generation16() != g || !s.is(State::Attached) {
         return Woke::News;
     }
-    let r = sleep::futex_await(&s.state, ATTACHED, 10_000_000);
+    let (word, attached) = s.state.word(State::Attached);
+    let r = sleep::futex_await(word, attached, 10_000_000);
     if r == -(libc::EINTR as isize) { Woke::Signal } else { Woke::News }
 }
 
@@ -504,14 +506,14 @@ pub(super) fn await_departure(s: &'static Socket, g: u16) -> Woke {
 /// and tells the kernel then.
 pub(super) fn shutdown_of_parents(s: &Socket, fd: c_int, how: c_int) -> Ret {
     match how {
-        libc::SHUT_WR => s.raise(flag::SHUT_WR | flag::FIN_LATER),
+        libc::SHUT_WR => s.raise(flag::FIN_DUE),
         libc::SHUT_RD => s.raise(flag::SHUT_RD),
-        libc::SHUT_RDWR => s.raise(flag::SHUT_WR | flag::FIN_LATER | flag::SHUT_RD),
+        libc::SHUT_RDWR => s.raise(flag::FIN_DUE | flag::SHUT_RD),
         _ => return -(libc::EINVAL as Ret),
     }
     // It may have been there already, and have seen nothing of this.
     fence(SeqCst);
-    if s.is(ATTACHED) { 0 } else { sys::shutdown(fd, how) }
+    if s.is(State::Attached) { 0 } else { sys::shutdown(fd, how) }
 }
 
 /// A call that needs the carrier of a connection between hosts: waits, as it would wait for the
@@ -534,21 +536,21 @@ pub(super) fn await_carrier(
         if s.generation16() != g || s.has(flag::BROKEN_OFF | flag::CORRUPT) {
             return Ok(());
         }
-        match s.state.load(Acquire) {
+        match s.state.now() {
             // It may have been on its way back for another reason.
-            CANDIDATE => candidates::make_plain(s, why),
-            ATTACHING if socket::await_attach(s) => {}
+            State::Candidate => candidates::make_plain(s, why),
+            State::Changing if socket::await_change(s) => {}
             // (What it did before it ended is seen then.)
-            ATTACHED
+            State::Attached
                 if inherited
                     && !crate::rdma_thread::lives(s.owner.load(Relaxed))
-                    && s.is(ATTACHED)
+                    && s.is(State::Attached)
                     && s.generation16() == g =>
             {
                 break_off_abandoned(s, fd, why)
             }
-            ATTACHED if sys::now_ns() >= until => return Err(EAGAIN),
-            ATTACHED => {
+            State::Attached if sys::now_ns() >= until => return Err(EAGAIN),
+            State::Attached => {
                 if await_departure(s, g) == Woke::Signal
                     && !nonblocking
                     && let Some(r) = interrupted(timeout_ns)
@@ -609,8 +611,8 @@ pub(super) fn to_kernel_between_hosts(
     ask_back(s, g, why);
     let until = sys::now_ns().saturating_add(patience_ns);
     let abandoned = loop {
-        if s.generation16() != g || !s.is(ATTACHED) {
-            if s.is(CANDIDATE) {
+        if s.generation16() != g || !s.is(State::Attached) {
+            if s.is(State::Candidate) {
                 candidates::make_plain(s, why);
             }
             has_left(s, g);
@@ -620,7 +622,7 @@ pub(super) fn to_kernel_between_hosts(
         // has to live.
         let abandoned = inherited
             && !crate::rdma_thread::lives(s.owner.load(Relaxed))
-            && s.is(ATTACHED)
+            && s.is(State::Attached)
             && s.generation16() == g;
         let left = until.saturating_sub(sys::now_ns());
         if left == 0
@@ -630,7 +632,8 @@ pub(super) fn to_kernel_between_hosts(
         {
             break abandoned;
         }
-        sys::futex_wait(&s.state, ATTACHED, left.min(10_000_000) as i64, false);
+        let (word, attached) = s.state.word(State::Attached);
+        sys::futex_wait(word, attached, left.min(10_000_000) as i64, false);
     };
     if strict || abandoned {
         break_off_abandoned(s, fd, why);

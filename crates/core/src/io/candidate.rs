@@ -12,10 +12,7 @@ use crate::lock::{EndGuard, bump, lock_end, try_lock_end};
 use crate::log::debug_log;
 use crate::outcome::{PASS, RESTART, Ret};
 use crate::sets::sets;
-use crate::socket::{
-    self, ATTACHED, ATTACHING, CANDIDATE, CLOSING, LEFT, Offer, PLAIN, RxEnd, Socket, TxEnd, flag,
-    offer,
-};
+use crate::socket::{self, Event, Offer, RxEnd, Socket, State, TxEnd, flag, offer};
 use crate::{adoption, agent, candidates, carrier, process, signals, sleep, sys};
 use core::ffi::c_int;
 use core::ptr::NonNull;
@@ -45,13 +42,13 @@ pub(crate) fn candidate(
     if s.is_inherited() {
         // Its maker may be attaching it at this moment.
         return loop {
-            match s.state.load(SeqCst) {
+            match s.state.now() {
                 _ if s.generation16() != g => break Some(PASS),
-                CANDIDATE | LEFT if adoption::adopt(s, g, fd) => break None,
-                ATTACHING if socket::await_attach(s) => {}
-                ATTACHED => break None,
-                CANDIDATE | LEFT => {}
-                CLOSING => socket::await_close(s),
+                State::Candidate | State::Left if adoption::adopt(s, g, fd) => break None,
+                State::Changing if socket::await_change(s) => {}
+                State::Attached => break None,
+                State::Candidate | State::Left => {}
+                State::Closing => socket::await_close(s),
                 _ => break Some(PASS),
             }
         };
@@ -71,15 +68,15 @@ pub(crate) fn candidate(
     }
     loop {
         begin_call(s, side);
-        match s.state.load(SeqCst) {
-            CANDIDATE => break,
+        match s.state.now() {
+            State::Candidate => break,
             _ => end_call(s, g, side, 0),
         }
-        if !s.is(ATTACHING) {
+        if !s.is(State::Changing) {
             socket::recycle(s);
             return None;
         }
-        if !socket::await_attach(s) {
+        if !socket::await_change(s) {
             return Some(EAGAIN);
         }
     }
@@ -101,7 +98,7 @@ pub(crate) fn candidate(
         // Perhaps by libc's signal for that, from which the kernel does not restart.
         return Some(interrupted(0).unwrap_or(r));
     }
-    if r > 0 && s.is(CANDIDATE) {
+    if r > 0 && s.is(State::Candidate) {
         if !leaves_nothing_to_do(s, side) {
             after_candidate_call(s, g, fd, side, flags);
         }
@@ -115,7 +112,7 @@ pub(crate) fn candidate(
 /// far as an attachment is concerned. `None`: it is none any more.
 pub(crate) fn shutdown_candidate(s: &'static Socket, g: u16, fd: c_int, how: c_int) -> Option<Ret> {
     begin_call(s, Side::Send);
-    let r = s.is(CANDIDATE).then(|| sys::shutdown(fd, how));
+    let r = s.is(State::Candidate).then(|| sys::shutdown(fd, how));
     if how != libc::SHUT_RD && r.is_some_and(|r| r >= 0) {
         channel::sent_by_kernel();
         s.raise(flag::SHUT_WR);
@@ -153,7 +150,7 @@ fn end_call(s: &'static Socket, g: u16, side: Side, moved: u64) {
         return;
     }
     count(s, side, moved, true);
-    if s.is(ATTACHED) {
+    if s.is(State::Attached) {
         return settle_after(s, g, side, moved, (lock, false));
     }
     add(bytes, moved, true);
@@ -171,7 +168,7 @@ fn end_call_slow(s: &'static Socket, g: u16, side: Side, moved: u64) {
         return;
     }
     count(s, side, moved, locked.is_some());
-    if !s.is(ATTACHED) {
+    if !s.is(State::Attached) {
         return add(bytes, moved, locked.is_some());
     }
     if let Some(lock) = locked {
@@ -274,9 +271,9 @@ fn leaves_nothing_to_do(s: &Socket, side: Side) -> bool {
     const ODD: u32 = flag::UNSETTLED | flag::CONTESTED | flag::REMOTE;
     // A connector that has found nobody at the peer's port, or an acceptor of which the service
     // knows.
-    const CONNECTOR: u32 = flag::CONNECTOR | flag::ANSWERED | flag::WAITS_SEEN;
+    const CONNECTOR: u32 = flag::CONNECTOR | flag::ASKED | flag::WAITS_SEEN;
     let flags = s.flags.load(SeqCst);
-    let usual = flags & (ODD | CONNECTOR | flag::PROBED) == CONNECTOR
+    let usual = flags & (ODD | CONNECTOR | flag::ACCEPTOR_KNOWN) == CONNECTOR
         || flags & (ODD | flag::CONNECTOR | flag::NOTED) == flag::NOTED;
     if !usual || s.offered.load(Acquire) != 0 {
         return false;
@@ -366,16 +363,15 @@ pub(super) fn after_candidate_call(
 #[cold]
 #[inline(never)]
 pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
-    if s.state.compare_exchange(CANDIDATE, ATTACHING, SeqCst, Relaxed).is_err() {
+    if !s.state.change(State::Candidate, Event::Claimed) {
         return;
     }
-    s.attacher.store(process::tid(), Relaxed);
     let me = process::tid();
     let is_remote = s.has(flag::REMOTE);
     if s.tx_lock.owner() == me || s.rx_lock.owner() == me {
         // This is a signal handler that interrupted the thread where it counts: at the end of some
         // later call.
-        end_attach(s, CANDIDATE);
+        s.state.happens(Event::Begun);
         return;
     }
     // Between hosts it may be taken back as long as nobody has taken it.
@@ -384,7 +380,7 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
         false => s.offered.load(SeqCst) == offer::MADE,
     };
     if !offered {
-        end_attach(s, CANDIDATE);
+        s.state.happens(Event::Begun);
         return;
     }
     if is_remote && s.has(flag::RDMA_FIRST) {
@@ -411,7 +407,7 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
         r.peer_pid.store(channel.peer_pid, Relaxed);
     }
     s.lower(flag::TOLD | flag::BROKEN_OFF | flag::RESET);
-    end_attach(s, ATTACHED);
+    s.state.happens(Event::Attached);
     drop(locks);
     if moved.tx_idle && s.has(flag::SHUT_WR) {
         say_shut(s, fd, libc::SHUT_WR);
@@ -541,12 +537,6 @@ fn halves(sent: u64, received: u64, delivery: Delivery) -> (Tx, Rx) {
     (Tx::starting_at(0, sent), Rx::starting_at_over(delivery, 0, received))
 }
 
-/// The thread that attaches a connection has done so, or not.
-fn end_attach(s: &Socket, state: u32) {
-    s.attacher.store(0, SeqCst);
-    s.state.store(state, SeqCst);
-}
-
 /// Whether a forked child that has the connection too could still use it: within the host by the
 /// memory that it inherited, which must be all that the connection uses; between hosts by calling
 /// its parent.
@@ -563,7 +553,7 @@ pub(super) fn refuse_offer(s: &'static Socket, channel: &'static Channel, why: R
     // SAFETY: as in `attach`.
     let slot = unsafe { (*s.offer.get()).slot } as usize;
     s.set_reason(why);
-    end_attach(s, PLAIN);
+    s.state.happens(Event::Refused);
     if channel.wire().is_none() {
         channel.words(slot, channel.side ^ 1).quiet[quiet::REQUEST].fetch_or(quiet::CLOSED, SeqCst);
     }

@@ -5,8 +5,7 @@ use crate::candidates::make_plain;
 use crate::fd_table::{self, Entry};
 use crate::outcome::{PASS, Ret};
 use crate::socket::{
-    ATTACHED, ATTACHING, CANDIDATE, CLOSING, FREE, LastName, PLAIN, Socket, await_attach,
-    close_books, flag, forget_orphan, recycle,
+    Event, LastName, Socket, State, await_change, close_books, end_life, flag, forget_orphan, reuse,
 };
 use crate::{adoption, agent, channel, lock, process, sys};
 use core::ffi::c_int;
@@ -50,8 +49,8 @@ pub(crate) fn close(s: &'static Socket, g: u16, fd: c_int, kernel_too: bool) -> 
 /// The last name of a connection that this process has goes. (A forked child may have it, too;
 /// `refs` says so, or did.)
 fn let_go(s: &'static Socket, g: u16, fd: c_int, kernel_close: impl FnOnce() -> Ret) -> Ret {
-    if !s.is(ATTACHED) || fd < 0 || s.is_inherited() {
-        let heard_of = s.is(CANDIDATE) && !s.has(flag::REMOTE);
+    if !s.is(State::Attached) || fd < 0 || s.is_inherited() {
+        let heard_of = s.is(State::Candidate) && !s.has(flag::REMOTE);
         let r = finish(s, fd, kernel_close);
         if heard_of {
             channel::sent_by_kernel();
@@ -109,23 +108,24 @@ pub(crate) fn bury_orphan(s: &'static Socket, g: u16) {
 
 /// Takes a connection apart around the kernel's close of its last descriptor.
 fn finish(s: &'static Socket, fd: c_int, kernel_close: impl FnOnce() -> Ret) -> Ret {
-    let mut state = s.state.load(Acquire);
+    let mut state = s.state.now();
     for _ in 0..1_000_000 {
-        if state != ATTACHING {
+        if state != State::Changing {
             break;
         }
         // Another thread is about to attach it: it finishes first, and this takes the result apart.
         core::hint::spin_loop();
-        state = s.state.load(Acquire);
+        state = s.state.now();
     }
-    let was_candidate = state == CANDIDATE && {
+    let was_candidate = state == State::Candidate && {
         // In this order: who notes it raises NOTED first, and looks at the state afterwards.
-        let next = if !s.is_inherited() && s.names() > 0 { CLOSING } else { PLAIN };
-        let won = s.state.compare_exchange(CANDIDATE, next, SeqCst, Relaxed).is_ok();
+        let left = !s.is_inherited() && s.names() > 0;
+        let won =
+            s.state.change(State::Candidate, if left { Event::Closed } else { Event::Refused });
         agent::closing(s);
         won
     };
-    if state == PLAIN {
+    if state == State::Plain {
         // It may have become that a moment ago: whoever made it so may not have come by there yet.
         agent::here().last_look(s);
     }
@@ -133,7 +133,7 @@ fn finish(s: &'static Socket, fd: c_int, kernel_close: impl FnOnce() -> Ret) -> 
         let counted = s.tx_inflight.load(SeqCst) == 0 && s.rx_inflight.load(SeqCst) == 0;
         adoption::passed::before_close(s, fd, was_candidate && counted);
     }
-    if state == ATTACHED {
+    if state == State::Attached {
         before_close(s, fd, true);
     }
     let r = kernel_close();
@@ -143,25 +143,23 @@ fn finish(s: &'static Socket, fd: c_int, kernel_close: impl FnOnce() -> Ret) -> 
     if was_candidate && adoption::leave(s) {
         return r;
     }
-    let _ = s.state.compare_exchange(CLOSING, PLAIN, SeqCst, Relaxed);
+    s.state.change(State::Closing, Event::Refused);
     // Threads that still know it find another generation when they look again; only then is its
     // slot given back.
     let tx = lock::lock_end(&s.tx_lock);
     let rx = lock::lock_end(&s.rx_lock);
     if tx.is_some() && rx.is_some() {
-        s.generation.fetch_add(1, AcqRel);
-        s.state.store(FREE, Release);
+        end_life(s);
         s.record.store(core::ptr::null_mut(), Relaxed);
         let mine = !s.is_inherited();
         drop((tx, rx));
-        if state == ATTACHED || state == PLAIN {
+        if state == State::Attached || state == State::Plain {
             // (A plain one may have been made so by a forked child, which cannot give the slot
             // back.)
             after_close(s);
         }
         if mine {
-            s.raise(flag::FREE_LATER);
-            recycle(s);
+            reuse(s);
         }
     }
     r
@@ -170,12 +168,12 @@ fn finish(s: &'static Socket, fd: c_int, kernel_close: impl FnOnce() -> Ret) -> 
 pub(crate) fn shutdown_of(fd: c_int, how: c_int) -> Ret {
     let Some((s, g)) = fd_table::socket(fd) else { return PASS };
     loop {
-        match s.state.load(SeqCst) {
-            ATTACHED => return super::shutdown(s, g, fd, how),
-            ATTACHING if await_attach(s) => {}
+        match s.state.now() {
+            State::Attached => return super::shutdown(s, g, fd, how),
+            State::Changing if await_change(s) => {}
             // Half a connection is not worth an agreement with another host.
-            CANDIDATE if s.has(flag::REMOTE) => make_plain(s, Reason::Disconnected),
-            CANDIDATE if !s.is_inherited() => {
+            State::Candidate if s.has(flag::REMOTE) => make_plain(s, Reason::Disconnected),
+            State::Candidate if !s.is_inherited() => {
                 if let Some(r) = super::shutdown_candidate(s, g, fd, how) {
                     return r;
                 }

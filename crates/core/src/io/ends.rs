@@ -7,7 +7,7 @@ use crate::channel::{Channel, announce, producer_quiet, quiet};
 use crate::lock::{EndGuard, lock_end, try_lock_end};
 use crate::outcome::Ret;
 use crate::published::Published;
-use crate::socket::{ATTACHED, RxEnd, Socket, TxEnd, flag};
+use crate::socket::{RxEnd, Socket, State, TxEnd, flag};
 use crate::{agent, carrier, stats, sys};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
@@ -95,7 +95,7 @@ pub(super) fn hold_tx(s: &'static Socket, g: u16) -> Result<TxHeld<'static>, Not
 #[inline(always)]
 pub(super) fn try_tx(s: &'static Socket, g: u16) -> Option<TxHeld<'static>> {
     let guard = try_lock_end(&s.tx_lock)?;
-    if s.generation16() != g || !s.is(ATTACHED) {
+    if s.generation16() != g || !s.is(State::Attached) {
         return None;
     }
     // SAFETY: as in `tx_of`; the caller is the socket's owner.
@@ -119,7 +119,7 @@ pub(super) fn tx_of(
     g: u16,
     (guard, owner_died): (EndGuard<'static>, bool),
 ) -> Result<TxHeld<'static>, NotHeld> {
-    if s.generation16() != g || !s.is(ATTACHED) {
+    if s.generation16() != g || !s.is(State::Attached) {
         return Err(NotHeld::Changed);
     }
     let Some(channel) = s.channel() else { return Err(NotHeld::Changed) };
@@ -151,7 +151,7 @@ pub(super) fn hold_rx(s: &'static Socket, g: u16) -> Result<RxHeld<'static>, Not
 #[inline(always)]
 pub(super) fn try_rx(s: &'static Socket, g: u16) -> Option<RxHeld<'static>> {
     let guard = try_lock_end(&s.rx_lock)?;
-    if s.generation16() != g || !s.is(ATTACHED) {
+    if s.generation16() != g || !s.is(State::Attached) {
         return None;
     }
     // SAFETY: as in `rx_of`; the caller is the socket's owner.
@@ -175,7 +175,7 @@ pub(super) fn rx_of(
     g: u16,
     (guard, owner_died): (EndGuard<'static>, bool),
 ) -> Result<RxHeld<'static>, NotHeld> {
-    if s.generation16() != g || !s.is(ATTACHED) {
+    if s.generation16() != g || !s.is(State::Attached) {
         return Err(NotHeld::Changed);
     }
     let Some(channel) = s.channel() else { return Err(NotHeld::Changed) };

@@ -11,7 +11,7 @@ use super::{EAGAIN, EFAULT, dispatch, recv, send};
 use crate::channel::Side;
 use crate::heap::{PART_FEW, Part};
 use crate::outcome::{PASS, Ret};
-use crate::socket::{CANDIDATE, Socket, flag};
+use crate::socket::{Socket, State, flag};
 use crate::{sleep, sys, user};
 use core::ffi::c_int;
 use netacc_control::stats::{Path, Reason};
@@ -161,7 +161,7 @@ fn splice_from(
     let wait = if flags & libc::SPLICE_F_NONBLOCK != 0 { libc::MSG_DONTWAIT } else { 0 };
     // SAFETY: within `part`.
     let n = unsafe { recv_one(s, g, input, part.as_mut_ptr(), room, libc::MSG_PEEK | wait) };
-    if n == PASS && s.is(CANDIDATE) {
+    if n == PASS && s.is(State::Candidate) {
         return PASS;
     }
     if n == PASS {

@@ -18,9 +18,7 @@ use crate::heap::{PART_FEW, Part};
 use crate::log::debug_log;
 use crate::outcome::Ret;
 use crate::sets::sets;
-use crate::socket::{
-    self, ATTACHED, ATTACHING, CANDIDATE, CLOSING, LEFT, LastName, PLAIN, Socket, UNCONNECTED, flag,
-};
+use crate::socket::{self, Event, LastName, Socket, State, flag};
 use crate::{adoption, agent, candidates, carrier, control, numbers, sleep, stats, sys, wait};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
@@ -32,7 +30,7 @@ pub(crate) fn shutdown(s: &'static Socket, g: u16, fd: c_int, how: c_int) -> Ret
     let inherited = s.is_inherited();
     if inherited {
         let done = to_kernel(s, g, fd, Reason::InheritedByFork, false);
-        if !done && s.is(ATTACHED) && s.has(flag::REMOTE) {
+        if !done && s.is(State::Attached) && s.has(flag::REMOTE) {
             return shutdown_of_parents(s, fd, how);
         }
     } else if s.has(flag::REMOTE) {
@@ -44,7 +42,7 @@ pub(crate) fn shutdown(s: &'static Socket, g: u16, fd: c_int, how: c_int) -> Ret
         if h.end.switch.state() == TxState::Resending {
             // Bytes that go out again over the carrier go before its FIN: who sends the last of
             // them shuts it down.
-            s.raise(flag::SHUT_WR | flag::FIN_LATER);
+            s.raise(flag::FIN_DUE);
         } else if !inherited {
             s.raise(flag::SHUT_WR);
             announce_end(s, &mut h);
@@ -168,7 +166,7 @@ pub(crate) fn last_name(s: &'static Socket, fd: c_int, for_child: bool) -> LastN
         // The kernel's calls hold the file; ours hold a name of it.
         let own = numbers::copy(fd);
         if own >= 0 {
-            socket::orphan(s, own);
+            socket::orphan(s, own, 0);
             return LastName::Outlived;
         }
     }
@@ -195,7 +193,7 @@ pub(crate) fn last_name(s: &'static Socket, fd: c_int, for_child: bool) -> LastN
 /// reset.
 pub(crate) fn at_exit(s: &'static Socket, fd: c_int) {
     // Never waits: another thread may hold the end for ever.
-    if !s.is(ATTACHED) || s.rx_lock.owner() != 0 || s.tx_lock.owner() != 0 {
+    if !s.is(State::Attached) || s.rx_lock.owner() != 0 || s.tx_lock.owner() != 0 {
         return;
     }
     if s.names() == 1 {
@@ -309,18 +307,18 @@ pub(crate) fn to_kernel(s: &'static Socket, g: u16, fd: c_int, why: Reason, stri
         if s.generation16() != g {
             return true;
         }
-        match s.state.load(Acquire) {
-            CANDIDATE => candidates::make_plain(s, why),
-            UNCONNECTED => {
+        match s.state.now() {
+            State::Candidate => candidates::make_plain(s, why),
+            State::Unconnected => {
                 s.refuse(why);
                 return true;
             }
-            ATTACHING if socket::await_attach(s) => {}
-            ATTACHING => return false,
-            CLOSING if s.is_inherited() => socket::await_close(s),
+            State::Changing if socket::await_change(s) => {}
+            State::Changing => return false,
+            State::Closing if s.is_inherited() => socket::await_close(s),
             // Nobody adopts it any more.
-            LEFT => drop(s.state.compare_exchange(LEFT, PLAIN, SeqCst, Relaxed)),
-            ATTACHED => break,
+            State::Left => drop(s.state.change(State::Left, Event::Refused)),
+            State::Attached => break,
             _ => return true,
         }
     }
@@ -397,7 +395,7 @@ fn leaves_later(s: &Socket, why: Reason) -> bool {
 }
 
 fn become_plain(s: &'static Socket, why: Reason) {
-    if s.state.compare_exchange(ATTACHED, PLAIN, AcqRel, Relaxed).is_ok() {
+    if s.state.change(State::Attached, Event::Refused) {
         s.set_reason(why);
         wait::prod(s);
         if !s.is_inherited() {

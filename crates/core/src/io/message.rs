@@ -9,7 +9,7 @@ use super::send::{leave_to_send, send_attached};
 use super::{AGAIN, Begun, EFAULT, EINVAL, Who, begin, dispatch, end, is_readable, who};
 use crate::channel::Side;
 use crate::outcome::{PASS, RESTART, Ret};
-use crate::socket::{ATTACHED, Socket, flag};
+use crate::socket::{Socket, State, flag};
 use crate::{adoption, carrier, fd_table, signals, sleep, sys, user};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::Ordering::*;
@@ -224,11 +224,11 @@ fn pending_error(fd: c_int) -> Option<Ret> {
         return Some(kept as Ret);
     }
     let mut error: c_int = 0;
-    let asks = s.has(flag::CARRIER_SPOKE) || !s.is(ATTACHED);
+    let asks = s.has(flag::CARRIER_SPOKE) || !s.is(State::Attached);
     if !asks || sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ERROR, &mut error) < 0 {
         return None;
     }
-    if s.is(ATTACHED) && (error != 0 || !s.has(flag::REMOTE)) {
+    if s.is(State::Attached) && (error != 0 || !s.has(flag::REMOTE)) {
         error = on_error_taken(s, g, fd, error).unwrap_or(error);
     }
     (error != 0).then_some(-(error as Ret))
@@ -242,7 +242,9 @@ fn keep_error(fd: c_int, r: Ret) {
         libc::EAGAIN | libc::EINTR => {}
         _ if r == RESTART => {}
         // Of the connection: behind all that is still to be read.
-        libc::ECONNRESET | libc::EPIPE | libc::ETIMEDOUT | libc::ENOTCONN if s.is(ATTACHED) => {
+        libc::ECONNRESET | libc::EPIPE | libc::ETIMEDOUT | libc::ENOTCONN
+            if s.is(State::Attached) =>
+        {
             if let Ok(h) = hold_rx(s, g) {
                 h.end.pending_error = r as i32;
                 s.lower(flag::TOLD);
@@ -255,7 +257,7 @@ fn keep_error(fd: c_int, r: Ret) {
 /// What [`keep_error`] has kept, when there is nothing to read.
 #[cold]
 pub(super) fn kept_error(s: &Socket, fd: c_int) -> Option<Ret> {
-    let nothing = s.is(ATTACHED)
+    let nothing = s.is(State::Attached)
         || sys::poll_now(fd, libc::POLLIN) & libc::POLLIN == 0
         || carrier::is_closed(fd);
     let kept = if nothing { s.kept_error.swap(0, Relaxed) } else { 0 };

@@ -11,7 +11,7 @@ use super::{EAGAIN, ECONNRESET, EFAULT, buffers};
 use crate::channel::Side;
 use crate::lock::bump;
 use crate::outcome::{PASS, Ret};
-use crate::socket::{ATTACHED, Socket, flag};
+use crate::socket::{Socket, State, flag};
 use crate::user::LOWEST_ADDRESS;
 use crate::{sleep, sys};
 use core::ffi::c_int;
@@ -296,7 +296,7 @@ pub(super) unsafe fn recv_inherited(
             s.receive_timeout_ns.load(Relaxed),
             nonblocking,
         ) {
-            Ok(()) if s.generation16() == g && s.is(ATTACHED) && is_broken(s) => {
+            Ok(()) if s.generation16() == g && s.is(State::Attached) && is_broken(s) => {
                 let told = if flags & libc::MSG_PEEK == 0 { flag::TOLD } else { 0 };
                 if s.flags.fetch_or(told, AcqRel) & flag::TOLD == 0 { ECONNRESET } else { 0 }
             }

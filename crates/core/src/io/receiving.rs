@@ -10,7 +10,7 @@ use super::waits::{Blocking, Patience, block, interrupted, never_waits};
 use super::{EAGAIN, ECONNRESET};
 use crate::channel::{Side, announce};
 use crate::outcome::{PASS, Ret};
-use crate::socket::{ATTACHING, CANDIDATE, Socket, flag};
+use crate::socket::{Socket, State, flag};
 use crate::wait::{self, Woke};
 use crate::{sleep, sys};
 use core::ffi::c_int;
@@ -236,7 +236,7 @@ impl Receiving<'_> {
         }
         // SAFETY: the caller's buffers.
         let receive = || unsafe { kernel_recv(fd, self.iov, done, usize::MAX, self.flags) };
-        let r = if matches!(s.state.load(Acquire), CANDIDATE | ATTACHING) {
+        let r = if matches!(s.state.now(), State::Candidate | State::Changing) {
             // As in `Sending`.
             match candidate(s, self.g, fd, Side::Receive, self.flags, receive) {
                 Some(r) if r != PASS => r,

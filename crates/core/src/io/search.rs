@@ -91,7 +91,8 @@ pub(super) fn on_call(
     if calls >= NOTED_AFTER && !s.has(flag::NOTED) && !waits_seen(s, fd, call_flags, calls) {
         return;
     }
-    let known = !s.has(flag::CONNECTOR) || s.has(flag::PROBED) || acceptor_is_known(s, side, calls);
+    let known =
+        !s.has(flag::CONNECTOR) || s.has(flag::ACCEPTOR_KNOWN) || acceptor_is_known(s, side, calls);
     if known
         && calls >= NOTED_AFTER
         && !s.has(flag::NOTED)
@@ -113,8 +114,8 @@ fn pays(s: &Socket, calls: u32) -> bool {
 fn acceptor_is_known(s: &'static Socket, side: Side, calls: u32) -> bool {
     let found = match side {
         // Its first bytes: whoever sent them has accepted.
-        Side::Receive if !s.has(flag::ANSWERED) => {
-            s.raise(flag::ANSWERED);
+        Side::Receive if !s.has(flag::ASKED) => {
+            s.raise(flag::ASKED);
             answered(s)
         }
         // A program that only sends gets no answer to look after: it looks after some calls.
@@ -122,7 +123,7 @@ fn acceptor_is_known(s: &'static Socket, side: Side, calls: u32) -> bool {
         _ => return false,
     };
     if found {
-        s.raise(flag::PROBED);
+        s.raise(flag::FOUND);
     }
     found
 }
@@ -141,7 +142,7 @@ fn answered(s: &'static Socket) -> bool {
 fn look_again(s: &'static Socket, g: u16, side: Side) {
     let looks = s.looks.fetch_add(1, Relaxed);
     put_off(s, (FIRST_NS << looks.min(8)).min(LONGEST_NS));
-    if s.has(flag::CONNECTOR) && !s.has(flag::PROBED) {
+    if s.has(flag::CONNECTOR) && !s.has(flag::ACCEPTOR_KNOWN) {
         let found = if side == Side::Receive {
             agent::here().connected(s, true)
         } else {
@@ -150,7 +151,7 @@ fn look_again(s: &'static Socket, g: u16, side: Side) {
         if !found {
             return;
         }
-        s.raise(flag::PROBED);
+        s.raise(flag::FOUND);
     }
     if s.has(flag::NOTED) {
         agent::here().look_again(s, g)

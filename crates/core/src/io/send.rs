@@ -13,7 +13,7 @@ use crate::channel::{Side, quiet};
 use crate::fd_table::{self, Entry};
 use crate::lock::bump;
 use crate::outcome::{PASS, Ret};
-use crate::socket::{ATTACHED, Socket, flag};
+use crate::socket::{Socket, State, flag};
 use crate::user::LOWEST_ADDRESS;
 use crate::{agent, sleep, sys, wait};
 use core::ffi::c_int;
@@ -99,7 +99,7 @@ pub(super) fn leave_to_send(
     let nonblocking = never_waits(s, Side::Send, flags);
     if s.has(flag::REMOTE) {
         return match await_carrier(s, g, fd, why, s.send_timeout_ns.load(Relaxed), nonblocking) {
-            Ok(()) if s.generation16() == g && s.is(ATTACHED) && is_broken(s) => {
+            Ok(()) if s.generation16() == g && s.is(State::Attached) && is_broken(s) => {
                 send_broken(s, flags)
             }
             Ok(()) => PASS,

@@ -13,7 +13,7 @@ use super::waits::{Blocking, Patience, block, carrier_is_due, interrupted, never
 use super::{ASK_CARRIER_TICKS, EAGAIN, ECONNRESET, EFAULT, SEND_FLAGS};
 use crate::channel::Side;
 use crate::outcome::{PASS, Ret};
-use crate::socket::{ATTACHING, CANDIDATE, Socket, flag};
+use crate::socket::{Socket, State, flag};
 use crate::wait::Woke;
 use crate::{channel, sys};
 use core::ffi::c_int;
@@ -254,7 +254,7 @@ impl Sending<'_> {
         let send = || unsafe { kernel_send(fd, self.iov, done, self.flags) };
         let r = if nonblocking {
             0
-        } else if matches!(s.state.load(Acquire), CANDIDATE | ATTACHING) {
+        } else if matches!(s.state.now(), State::Candidate | State::Changing) {
             // Between hosts: on TCP for a while, where its bytes are counted.
             match candidate(s, self.g, fd, Side::Send, self.flags, send) {
                 Some(r) if r != PASS => r,

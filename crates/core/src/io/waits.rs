@@ -5,7 +5,7 @@ use super::close::bury_orphan;
 use crate::channel::Side;
 use crate::fd_table::Entry;
 use crate::outcome::{RESTART, Ret};
-use crate::socket::{Socket, flag};
+use crate::socket::{Socket, State, flag};
 use crate::wait::Woke;
 use crate::{faults, fd_table, process, signals, sleep, socket, sys, wait};
 use core::ffi::c_int;
@@ -73,7 +73,9 @@ impl Blocking {
 
 impl Drop for Blocking {
     fn drop(&mut self) {
-        if self.0.waiters.fetch_sub(1, SeqCst) == 1 && self.0.has(flag::ORPHAN | flag::FREE_LATER) {
+        if self.0.waiters.fetch_sub(1, SeqCst) == 1
+            && (self.0.has(flag::ORPHAN) || self.0.is(State::Over))
+        {
             bury_orphan(self.0, self.1);
             socket::recycle(self.0);
         }

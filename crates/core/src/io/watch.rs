@@ -28,7 +28,7 @@ use crate::lock::try_lock_end;
 use crate::rendezvous::auth::read_start;
 use crate::rendezvous::decimal_path;
 use crate::sets::sets;
-use crate::socket::{ATTACHED, Socket, flag};
+use crate::socket::{Socket, State, flag};
 use crate::{agent, control, numbers, rdma_thread, sys, thread};
 use alloc::vec::Vec;
 use core::ffi::{c_int, c_void};
@@ -88,7 +88,10 @@ pub(crate) fn forget() {
 /// Connections whose first name is `fd`, and on the paths between hosts or within this one, as
 /// `remote` says.
 fn is_watched(s: &Socket, fd: c_int, remote: bool) -> bool {
-    s.is(ATTACHED) && !s.is_inherited() && s.has(flag::REMOTE) == remote && s.fd.load(Relaxed) == fd
+    s.is(State::Attached)
+        && !s.is_inherited()
+        && s.has(flag::REMOTE) == remote
+        && s.fd.load(Relaxed) == fd
 }
 
 /// Counts a look that finds the reader at `head`, or nothing unread. True: somebody should look

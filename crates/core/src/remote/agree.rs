@@ -7,7 +7,7 @@ use crate::channel::{BY_KERNEL, Channel, ChannelMem};
 use crate::lock::lock_end;
 use crate::log::debug_log;
 use crate::rendezvous::table::Key;
-use crate::socket::{CANDIDATE, Socket, flag, offer};
+use crate::socket::{Socket, State, flag, offer};
 use crate::syn::Said;
 use crate::wire::Wire;
 use crate::{stats, sys};
@@ -30,7 +30,7 @@ const CANDIDATES_PER_LINK: u32 = 4096;
 /// There will be no agreement on a connection, for that reason.
 pub(super) fn verdict(s: &'static Socket, generation: u32, why: Reason) {
     let _tx = lock_end(&s.tx_lock);
-    if s.generation.load(Acquire) == generation && s.is(CANDIDATE) && s.has(flag::REMOTE) {
+    if s.generation.load(Acquire) == generation && s.is(State::Candidate) && s.has(flag::REMOTE) {
         s.set_reason(why);
         s.verdict.store(why as u32, Relaxed);
         let _ = s.offered.compare_exchange(0, offer::NEVER, SeqCst, Relaxed);

@@ -13,7 +13,7 @@ use crate::channel::{Channel, announce, producer_quiet, quiet};
 use crate::io::{self, Apart};
 use crate::log::debug_log;
 use crate::rdma_thread::{self, RUNNING};
-use crate::socket::{ATTACHED, CANDIDATE, PLAIN, Socket, flag, offer};
+use crate::socket::{Socket, State, flag, offer};
 use crate::wire::parting;
 use crate::{process, stats, sys, wait};
 use alloc::vec::Vec;
@@ -29,15 +29,15 @@ const RESEND_MAX_NS: u64 = 50_000_000;
 /// A peer whose link has broken and whose carrier has ended has so long to come back.
 const BACK_NS: u64 = 2_000_000_000;
 
-/// An offer that nobody has taken up, and now it is too late for that. (PLAIN: by a forked child,
-/// which cannot give it back.)
+/// An offer that nobody has taken up, and now it is too late for that. (State::Plain: by a forked
+/// child, which cannot give it back.)
 fn was_not_taken_up(s: &Socket) -> bool {
-    let is_there = s.is(CANDIDATE) || s.is(PLAIN);
+    let is_there = s.is(State::Candidate) || s.is(State::Plain);
     if !is_there || s.offered.compare_exchange(offer::MADE, offer::TAKEN, SeqCst, Relaxed).is_err()
     {
         return false;
     }
-    if s.is(CANDIDATE) {
+    if s.is(State::Candidate) {
         s.calls.store(0, Relaxed);
         s.lower(flag::NOTED);
         s.offered.store(0, SeqCst);
@@ -346,7 +346,7 @@ impl Remote {
         if leaves & parting::WANTED == 0 {
             return;
         }
-        if s.generation.load(Acquire) != generation || !s.is(ATTACHED) {
+        if s.generation.load(Acquire) != generation || !s.is(State::Attached) {
             if s.generation.load(Acquire) == generation && was_not_taken_up(s) {
                 self.left(i, slot);
             }

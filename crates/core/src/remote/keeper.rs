@@ -15,7 +15,7 @@ use super::{
 use crate::io;
 use crate::keeper::{self, Life};
 use crate::rdma_thread::{self, BELL, RUNNING, WOKEN};
-use crate::socket::{ATTACHED, Socket};
+use crate::socket::{Socket, State};
 use crate::wire::parting;
 use crate::{process, sys};
 use alloc::vec::Vec;
@@ -100,7 +100,7 @@ impl Kept {
     }
 
     fn is_current(&self) -> bool {
-        self.is_same() && self.socket.is(ATTACHED)
+        self.is_same() && self.socket.is(State::Attached)
     }
 
     fn close(&self) {

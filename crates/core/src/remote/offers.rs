@@ -9,7 +9,7 @@ use crate::channel::{BY_KERNEL, Channel};
 use crate::lock::lock_end;
 use crate::log::debug_log;
 use crate::rendezvous::table::Key;
-use crate::socket::{ATTACHED, ATTACHING, CANDIDATE, Offer, flag, offer};
+use crate::socket::{Offer, State, flag, offer};
 use crate::syn::Said;
 use crate::{rdma_thread, stats, sys};
 use core::ptr::NonNull;
@@ -318,7 +318,7 @@ impl Remote {
         }
         // Closed in that moment: whoever closed it found no offer to give back.
         let over = s.generation.load(SeqCst) != m.generation
-            || !matches!(s.state.load(SeqCst), CANDIDATE | ATTACHING | ATTACHED);
+            || !matches!(s.state.now(), State::Candidate | State::Changing | State::Attached);
         if !taken
             || (over
                 && s.offered.compare_exchange(offer::MADE, offer::TAKEN, SeqCst, Relaxed).is_ok())

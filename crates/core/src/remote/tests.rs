@@ -33,7 +33,7 @@ use super::net::Net;
 use super::pairs::{CONNECTED, Job, PairState};
 use super::*;
 use crate::queues::QUEUES;
-use crate::socket::ATTACHED;
+use crate::socket::State;
 use crate::testing::{self, Threads};
 use crate::{api, io, stats};
 use core::cell::RefCell;
@@ -568,13 +568,13 @@ impl Rig {
     }
 
     fn is_attached(&self, i: usize, side: usize) -> bool {
-        self.conns[i][side].socket.is(ATTACHED)
+        self.conns[i][side].socket.is(State::Attached)
     }
 
     /// Both directions are on the ring at both ends.
     fn is_fast(&self, i: usize) -> bool {
         self.conns[i].iter().all(|e| {
-            e.socket.is(ATTACHED)
+            e.socket.is(State::Attached)
                 && e.socket.channel().is_some()
                 && e.socket.published.sends_fast()
                 && e.socket.published.receives_fast()
@@ -668,10 +668,10 @@ impl Rig {
                     (e.socket.published.sends_fast(), e.socket.published.receives_fast())
                 });
                 text += &format!(
-                    "connection {i} side {side} (host {}, {:?}): state {} flags {:#x} offered {} slot {} fast {tx}/{rx} sent {} received {} over {:?} open {} carrier {:?} ({})\n",
+                    "connection {i} side {side} (host {}, {:?}): state {:?} flags {:#x} offered {} slot {} fast {tx}/{rx} sent {} received {} over {:?} open {} carrier {:?} ({})\n",
                     e.host,
                     e.socket.tuple(),
-                    e.socket.state.load(Relaxed),
+                    e.socket.state.now(),
                     e.socket.flags.load(Relaxed),
                     e.socket.offered.load(Relaxed),
                     e.socket.slot.load(Relaxed) as i32,
@@ -896,7 +896,7 @@ fn begin(fd: c_int, connector: bool) -> &'static Socket {
     s.refs.store(u64::from(s.generation.load(Relaxed)) << 32 | 1, Relaxed);
     s.forks.store(process::forks(), Relaxed);
     s.record.store(stats::open(fd, Reason::Negotiating), Relaxed);
-    s.state.store(CANDIDATE, Release);
+    s.state.begin_as(State::Candidate);
     fd_table::set(fd, fd_table::Entry::Socket(s, 0));
     if !connector {
         accepting(tuple.local());

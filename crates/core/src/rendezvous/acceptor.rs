@@ -256,7 +256,7 @@ impl State {
         }
         let waiting = self.tables.as_mut().and_then(|t| t.accepted.remove(s.waiting));
         let live = waiting
-            .filter(|(_, m)| m.is_current() && m.socket.is(socket::CANDIDATE))
+            .filter(|(_, m)| m.is_current() && m.socket.is(socket::State::Candidate))
             .map(|(_, m)| m);
         s.state = SlotState::Live;
         c.users.fetch_add(1, AcqRel);

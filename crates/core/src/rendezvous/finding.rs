@@ -569,7 +569,7 @@ impl Listens {
         fd_table::for_each(|fd, entry| match entry {
             fd_table::Entry::Listener(_) => all.on.add(carrier::local_port(fd)),
             fd_table::Entry::Socket(s, _)
-                if s.is(socket::CANDIDATE) && !s.has(socket::flag::CONNECTOR) =>
+                if s.is(socket::State::Candidate) && !s.has(socket::flag::CONNECTOR) =>
             {
                 all.accepted.add(s.tuple().local_port())
             }

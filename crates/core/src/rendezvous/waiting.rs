@@ -191,7 +191,8 @@ impl State {
                 self.try_send(i, Message::Withdraw { token: key.0 });
             }
         }
-        let taken_up = !socket.channel.load(Acquire).is_null() || socket.is(socket::ATTACHING);
+        let taken_up =
+            !socket.channel.load(Acquire).is_null() || socket.is(socket::State::Changing);
         if socket.offered.load(Acquire) == 1 && !taken_up {
             // SAFETY: complete since `offered` is 1; written by no one else while we hold the lock.
             let offer = unsafe { *socket.offer.get() };
@@ -228,7 +229,7 @@ impl State {
             let current = socket.filter(|k| k.generation.load(Acquire) == s.generation);
             s.state != SlotState::Live
                 || current.is_some_and(|k| {
-                    matches!(k.state.load(Acquire), socket::CANDIDATE | socket::ATTACHING)
+                    matches!(k.state.now(), socket::State::Candidate | socket::State::Changing)
                         || core::ptr::eq(k.channel.load(Acquire), channel)
                 })
         });

@@ -45,7 +45,7 @@ fn socket_for(tuple: Tuple) -> &'static Socket {
     unsafe {
         (&raw mut (*memory).tuple).write(core::cell::UnsafeCell::new(tuple));
         let s = &*memory;
-        s.state.store(socket::CANDIDATE, Relaxed);
+        s.state.begin_as(socket::State::Candidate);
         s.fd.store(-1, Relaxed);
         s
     }
@@ -75,7 +75,7 @@ fn attach(s: &Socket) {
     s.slot.store(o.slot, Relaxed);
     s.channel.store(o.channel.cast_mut(), Relaxed);
     s.published.begin(s.generation.load(Relaxed));
-    s.state.store(socket::ATTACHED, Relaxed);
+    s.state.begin_as(socket::State::Attached);
 }
 
 /// What `io` does when it is done with a slot.
@@ -1124,7 +1124,7 @@ fn on_the_ring(of: &Socket) -> &'static Socket {
         s.rx_words.store(core::ptr::from_ref(rx_words).cast_mut(), Relaxed);
         s.slot.store(o.slot, Relaxed);
         s.channel.store(o.channel.cast_mut(), Relaxed);
-        s.state.store(socket::ATTACHED, Release);
+        s.state.begin_as(socket::State::Attached);
         s
     }
 }
@@ -1549,7 +1549,7 @@ fn a_proof_ends_with_its_connection_and_with_patience() {
     assert!(!is_shown(as_));
     // A forked child has made it plain: the parent finds that out.
     let (_, as_, _tcp) = begun(6);
-    as_.state.store(socket::PLAIN, Relaxed);
+    as_.state.begin_as(socket::State::Plain);
     crate::testing::pass_ns(2_000_000_001);
     settle(&[a]);
     assert!(!is_shown(as_) && a.state.lock().proofs.iter().all(Option::is_none));

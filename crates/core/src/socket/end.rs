@@ -1,21 +1,22 @@
 //! What is left to do when a connection has ended: who is still at it, the books, and the memory,
 //! which is used anew.
 
-use super::{ATTACHING, CLOSING, FREE, PLAIN, Socket, flag, push_free};
+use super::memory::push_free;
+use super::{Event, Socket, State, flag};
 use crate::{process, rdma_thread, stats, sys};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU32, Ordering::*};
 
-/// Waits until nobody attaches it any more, which takes some system calls. False: it is this very
+/// Waits until nobody changes it any more, which takes some system calls. False: it is this very
 /// thread that does, and a signal handler has interrupted it.
-pub(crate) fn await_attach(s: &Socket) -> bool {
+pub(crate) fn await_change(s: &Socket) -> bool {
     let mut n = 0u32;
     loop {
         n = n.wrapping_add(1);
-        if s.state.load(SeqCst) != ATTACHING {
+        if s.state.now() != State::Changing {
             return true;
         }
-        if s.attacher.load(SeqCst) == process::tid() {
+        if s.state.changer() == process::tid() {
             return false;
         }
         if n < 1000 {
@@ -32,7 +33,7 @@ pub(crate) fn await_attach(s: &Socket) -> bool {
             }
         };
         if n.is_multiple_of(10_000) && s.is_inherited() && over() {
-            let _ = s.state.compare_exchange(ATTACHING, PLAIN, SeqCst, Relaxed);
+            s.state.change(State::Changing, Event::Refused);
         }
     }
 }
@@ -41,7 +42,7 @@ pub(crate) fn await_attach(s: &Socket) -> bool {
 #[cold]
 pub(crate) fn await_close(s: &Socket) {
     let mut n = 0u32;
-    while s.state.load(SeqCst) == CLOSING {
+    while s.state.now() == State::Closing {
         n = n.wrapping_add(1);
         if n < 1000 {
             core::hint::spin_loop();
@@ -49,7 +50,7 @@ pub(crate) fn await_close(s: &Socket) {
         }
         sys::sched_yield();
         if n.is_multiple_of(10_000) && !process::lives(s.owner.load(Relaxed)) {
-            let _ = s.state.compare_exchange(CLOSING, PLAIN, SeqCst, Relaxed);
+            s.state.change(State::Closing, Event::Refused);
         }
     }
 }
@@ -65,10 +66,11 @@ pub(crate) enum LastName {
 /// Orphans of this process: a forked child closes its copies of their names.
 pub(super) static ORPHANS: AtomicU32 = AtomicU32::new(0);
 
-pub(crate) fn orphan(s: &Socket, own: c_int) {
+/// Its last name here goes, and `own` is the carrier's from here on. `later`: 0, or `CLOSE_LATER`.
+pub(crate) fn orphan(s: &Socket, own: c_int, later: u32) {
     ORPHANS.fetch_add(1, Relaxed);
     s.fd.store(own, Release);
-    s.raise(flag::ORPHAN);
+    s.raise(flag::ORPHAN | later);
 }
 
 /// One of them is none any more.
@@ -107,12 +109,22 @@ pub(crate) fn look_at_options(s: &Socket, fd: c_int) {
     }
 }
 
+/// Nobody finds it any more who does not know it: who does finds another generation.
+pub(crate) fn end_life(s: &Socket) {
+    s.generation.fetch_add(1, AcqRel);
+    s.state.happens(Event::Ended);
+}
+
+/// Everything that hung on an ended one is given back: its memory serves again.
+pub(crate) fn reuse(s: &'static Socket) {
+    s.state.change(State::Ended, Event::Released);
+    recycle(s);
+}
+
 /// A connection that was left to children, and that none of them needs any more.
 pub(crate) fn free_left(s: &'static Socket) {
-    s.generation.fetch_add(1, AcqRel);
-    s.state.store(FREE, Release);
-    s.raise(flag::FREE_LATER);
-    recycle(s);
+    end_life(s);
+    reuse(s);
 }
 
 /// The memory of a connection that is over serves again when nobody is in a call on it. Called by
@@ -123,10 +135,7 @@ pub(crate) fn recycle(s: &'static Socket) {
             && s.rx_inflight.load(SeqCst) == 0
             && s.waiters.load(SeqCst) == 0
     };
-    if s.has(flag::FREE_LATER)
-        && unused()
-        && s.flags.fetch_and(!flag::FREE_LATER, AcqRel) & flag::FREE_LATER != 0
-    {
+    if s.is(State::Over) && unused() && s.state.change(State::Over, Event::Freed) {
         push_free(s);
     }
 }

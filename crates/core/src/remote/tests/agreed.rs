@@ -139,7 +139,7 @@ fn what_a_claim_has_to_know_is_what_the_acceptor_knows() {
     rig.conns[i][C].socket.syn.forget(false);
     rig.until("both stay on TCP", |r| {
         r.chat(i);
-        r.conns[i].iter().all(|e| e.socket.is(crate::socket::PLAIN))
+        r.conns[i].iter().all(|e| e.socket.is(crate::socket::State::Plain))
     });
     assert_eq!(
         (rig.reason(i, C), rig.reason(i, A)),

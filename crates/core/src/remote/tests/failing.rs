@@ -40,7 +40,7 @@ fn fails_once(model: Model, h: usize, call: Call, nth: u64, errno: c_int) {
     for side in [C, A] {
         assert_eq!(rig.conns[first][side].over, None, "{what}\n{}", rig.describe());
         // On TCP for a reason, unless it waits for a better time.
-        let plain = rig.conns[first][side].socket.is(crate::socket::PLAIN);
+        let plain = rig.conns[first][side].socket.is(crate::socket::State::Plain);
         let why = rig.reason(first, side);
         assert!(
             !plain || !matches!(why, Reason::None | Reason::Negotiating),

@@ -556,7 +556,7 @@ fn a_connection_that_two_processes_claim_goes_to_tcp_for_good() {
     rival.say(Message::Candidate(Candidate { tuple, token: 3, proof: Proof::NONE }));
     rig.until("it leaves", |r| {
         r.chat(i);
-        r.conns[i].iter().all(|e| e.socket.is(crate::socket::PLAIN))
+        r.conns[i].iter().all(|e| e.socket.is(crate::socket::State::Plain))
     });
     assert_eq!(rig.reason(i, A), Reason::NotAuthenticated);
     rig.exchange(i, 20_000);
@@ -634,7 +634,7 @@ fn a_claim_has_to_know_the_time_stamp_of_the_connections_syn() {
             let failures = stats::header().map_or(0, |h| h.counter(Counter::AuthFailures));
             let (mut rig, i, heard) = claimed(early, lie);
             assert_eq!(heard, [Message::Withdraw { token: 3 }], "{what}");
-            assert!(rig.conns[i][A].socket.is(crate::socket::PLAIN), "{what}");
+            assert!(rig.conns[i][A].socket.is(crate::socket::State::Plain), "{what}");
             assert_eq!(rig.reason(i, A), Reason::NotAuthenticated, "{what}");
             // (Other tests may count theirs.)
             assert!(

@@ -160,8 +160,10 @@ fn a_keeper_that_is_killed_ends_nothing_in_order() {
                 rig.hosts[1].stopped = false;
             }
             rig.play(steps, |_, _| {});
-            let done: Vec<bool> =
-                conns.iter().map(|i| !rig.conns[*i][C].socket.is(ATTACHED)).collect();
+            let done: Vec<bool> = conns
+                .iter()
+                .map(|i| !rig.conns[*i][C].socket.is(crate::socket::State::Attached))
+                .collect();
             rig.end_keeper(0);
             rig.hosts[1].stopped = false;
             for (i, done) in conns.iter().zip(done) {
@@ -200,7 +202,7 @@ fn nothing_new_begins_with_a_keeper() {
     rig.hosts[1].stopped = false;
     read_to_the_end(&mut rig, conns[0]);
     let s = rig.conns[conns[0]][A].socket;
-    assert!(!s.is(CANDIDATE) || !s.has(flag::NOTED), "{}", rig.describe());
+    assert!(!s.is(crate::socket::State::Candidate) || !s.has(flag::NOTED), "{}", rig.describe());
     rig.end_keeper(0);
     rig.finish();
 }

@@ -57,7 +57,7 @@ impl Rounds {
         loop {
             rig.chat(i);
             self.look(rig);
-            if rig.conns[i][C].socket.is(crate::socket::PLAIN) {
+            if rig.conns[i][C].socket.is(crate::socket::State::Plain) {
                 break;
             }
             calls += 1;

@@ -79,7 +79,7 @@ fn anything(seed: u64) -> usize {
         // And come back, unless an end has left the matter to TCP.
         rig.until(&format!("connection {i} is promoted"), |r| {
             r.chat(i);
-            r.is_fast(i) || r.conns[i].iter().any(|e| e.socket.is(crate::socket::PLAIN))
+            r.is_fast(i) || r.conns[i].iter().any(|e| e.socket.is(crate::socket::State::Plain))
         });
         assert!(
             rig.conns[i].iter().all(|e| e.over.is_none()),
