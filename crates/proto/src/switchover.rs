@@ -26,9 +26,11 @@
 //! What this module does not do: move bytes, wake anybody, or decide *when* to switch.
 //! State diagrams and message orders: `docs/design/switchover.md`.
 
+mod leave;
 mod rx;
 mod tx;
 
+pub use leave::{Action, Arrival, Await, Coming, Leave, Peer, Receiving, RxView, Sending, TxView};
 pub use rx::{EofVerdict, Plan, Rx, RxState};
 pub use tx::{FailOver, Refused, Tx, TxState};
 

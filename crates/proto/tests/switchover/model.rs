@@ -10,7 +10,8 @@
 //! exactly where TCP would put it.
 
 use netacc_proto::switchover::{
-    Ack, Announce, Delivery, EofVerdict, Path, Plan, Refused, Rx, RxState, Tx, TxState,
+    Ack, Action as Due, Announce, Coming, Delivery, EofVerdict, Leave, Path, Peer, Plan, Refused,
+    Rx, RxState, RxView, Sending, Tx, TxState, TxView,
 };
 
 /// One rule left out.
@@ -356,6 +357,8 @@ pub struct World {
     // Receiver process.
     pub rx: Rx,
     receiver: ReceiverStage,
+    /// The connection is on its way back, as the receiver's process sees it.
+    leave: Option<Leave>,
     ack_stores: Fifo<Store, { STORE_BUFFER as usize }>,
     /// What was stored in the control word last.
     stored_control: u64,
@@ -430,6 +433,7 @@ impl World {
             link_dead: false,
             rx,
             receiver: ReceiverStage::Idle,
+            leave: None,
             ack_stores: Fifo::new(),
             stored_control: ack.control(),
             known_epoch: config.epoch,
@@ -518,10 +522,12 @@ impl World {
             }
         }
         if self.tx.state() == TxState::Resending {
-            let rest = self.tx.resend();
-            let rest = u8::try_from(rest.end - rest.start).unwrap();
-            for n in 1..=self.config.chunk.min(rest).min(room) {
-                out.push(A::Resend(n));
+            if self.serves(room, false) == Sending::SendAgain {
+                let rest = self.tx.resend();
+                let rest = u8::try_from(rest.end - rest.start).unwrap();
+                for n in 1..=self.config.chunk.min(rest).min(room) {
+                    out.push(A::Resend(n));
+                }
             }
             if self.resets && self.config.mutant == Mutant::ResetEndsTooEarly {
                 out.push(A::DisarmReset);
@@ -540,6 +546,20 @@ impl World {
             }
         }
         out.push(A::Shutdown);
+    }
+
+    /// What the library's machine has a sender do that serves a peer.
+    fn serves(&self, room: u8, asked: bool) -> Sending {
+        let view = TxView {
+            delivery: self.config.delivery,
+            state: self.tx.state(),
+            open: true,
+            asked,
+            room: room > 0,
+            peer: Peer::Lives,
+            leaves: false,
+        };
+        view.next()
     }
 
     /// Bytes that occupy the fast path, produced or about to be.
@@ -627,20 +647,47 @@ impl World {
         }
     }
 
+    /// The library's machine says that the connection is the kernel's.
     fn may_give_up(&self) -> bool {
-        let released = match self.config.mutant {
-            Mutant::GiveUpFrozen => self.rx.is_released() || self.rx.wants_pull_back(),
-            _ => self.rx.is_released(),
+        let strict = match self.config.gives_up {
+            GiveUp::Never => return false,
+            GiveUp::WhenOpen => false,
+            GiveUp::WhenReleased => true,
         };
-        match self.config.gives_up {
-            GiveUp::Never => false,
-            GiveUp::WhenOpen => {
-                released
-                    && (self.rx.state() == RxState::Open
-                        || self.config.mutant == Mutant::GiveUpReplaying)
+        let has_come = u64::from(self.carrier.arrived) >= self.rx.outstanding();
+        let coming = match (strict, self.config.mutant) {
+            // Any moment may be the last that they are waited for.
+            (true, _) => Coming::Short,
+            (false, Mutant::GiveUpReplaying) => Coming::All,
+            _ if has_come => Coming::All,
+            _ => Coming::Waiting,
+        };
+        let state = match self.rx.state() {
+            RxState::Frozen | RxState::FrozenToFast
+                if self.config.mutant == Mutant::GiveUpFrozen =>
+            {
+                RxState::Open
             }
-            GiveUp::WhenReleased => released,
-        }
+            state => state,
+        };
+        let rx = RxView { state, coming, unread: true, peer: Peer::Lives };
+        let tx = TxView {
+            delivery: self.config.delivery,
+            state: TxState::Carrier,
+            open: true,
+            asked: false,
+            room: true,
+            peer: Peer::Lives,
+            leaves: true,
+        };
+        // (One that has not begun is not kept from that where nothing is armed.)
+        let begun = self.leave.or((state == RxState::Open).then_some(Leave::new(strict)));
+        let Some(mut leave) = begun else { return false };
+        let due = match leave.step(tx, rx, false) {
+            Due::Freeze => leave.step(tx, rx, false),
+            due => due,
+        };
+        due == Due::Become
     }
 
     fn read_actions(&self, out: &mut Vec<Action>, available: u8, limit: u64) {
@@ -703,8 +750,8 @@ impl World {
                 Err(refused) => return Err(format!("demote: {refused:?}")),
             },
             A::LoadAckControl => {
-                // Only a frozen receiver makes the offset interesting.
-                if Ack::from_words(self.control, 0).frozen {
+                let asked = Ack::from_words(self.control, 0).frozen;
+                if self.serves(0, asked) == Sending::PullBack {
                     self.stage = SenderStage::AckControl(self.control);
                 }
             }
@@ -913,6 +960,7 @@ impl World {
             A::Arm => {
                 self.config.arms -= 1;
                 let released = self.rx.is_released();
+                self.leave = None;
                 if !self.rx.arm() {
                     return Err("arm refused".into());
                 }
@@ -923,6 +971,7 @@ impl World {
             }
             A::Freeze => {
                 self.config.freezes = self.config.freezes.saturating_sub(1);
+                self.leave = Some(Leave::new(self.config.gives_up == GiveUp::WhenReleased));
                 self.rx.freeze();
                 self.store_ack();
                 self.receiver = ReceiverStage::FreezeFence;

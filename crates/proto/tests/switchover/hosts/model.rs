@@ -17,7 +17,8 @@
 use crate::explore::Model;
 use crate::model::{CarrierEnd, Fifo, Violation};
 use netacc_proto::switchover::{
-    Ack, Announce, Delivery, EofVerdict, Path, Plan, Refused, Rx, RxState, Tx, TxState,
+    Ack, Action as Due, Announce, Coming, Delivery, EofVerdict, Leave, Path, Peer, Plan, Refused,
+    Rx, RxState, RxView, Sending, Tx, TxState, TxView,
 };
 
 /// One rule left out.
@@ -321,7 +322,7 @@ pub struct World {
     told: Option<SenderWords>,
     /// The sender's death resets the carrier.
     resets: bool,
-    // Delivery.
+    // Link.
     to_receiver: Fifo<SenderWords, 4>,
     to_sender: Fifo<ReceiverWords, 4>,
     // Carrier, bytes tagged with their stream offset (modulo 256).
@@ -344,6 +345,8 @@ pub struct World {
     receiver: ReceiverStage,
     acks: ReceiverWords,
     senders: SenderWords,
+    /// The connection is on its way back, as the receiver's process sees it.
+    leave: Option<Leave>,
     told_back: Option<ReceiverWords>,
     knows_loss: bool,
     /// Epoch of the last announcement that the receiver followed: the offsets need not be loaded
@@ -394,6 +397,7 @@ impl World {
             receiver: ReceiverStage::Idle,
             acks,
             senders: words,
+            leave: None,
             told_back: Some(acks),
             knows_loss: false,
             known_epoch: config.epoch,
@@ -432,13 +436,8 @@ impl World {
         if self.broken && !self.sender_closed_pair {
             out.push(A::SenderLearnsLoss);
         }
-        let settles = self.stage == SenderStage::Idle && self.tx.state() == TxState::Carrier;
-        if self.config.sender_leaves
-            && settles
-            && self.has_echo()
-            && !self.resets
-            && !self.words.left
-        {
+        let settles = self.stage == SenderStage::Idle && !self.resets && !self.words.left;
+        if self.config.sender_leaves && settles && self.sender_is_done() {
             out.push(A::SenderLeaves);
         }
         let has_room = self.to_receiver.len < self.config.frames;
@@ -473,8 +472,15 @@ impl World {
                 out.push(A::Send(n));
             }
         }
-        for n in 1..=self.config.chunk.min(length(&self.tx.resend())).min(room) {
-            out.push(A::Resend(n));
+        let view = self.tx_view(room);
+        match view.next() {
+            Sending::SendAgain => {
+                for n in 1..=self.config.chunk.min(length(&self.tx.resend())).min(room) {
+                    out.push(A::Resend(n));
+                }
+            }
+            Sending::PullBack => out.push(A::LoadAckControl),
+            _ => {}
         }
         if state == TxState::Carrier
             && self.config.promotes > 0
@@ -487,10 +493,6 @@ impl World {
             }
         }
         if state == TxState::Fast {
-            let ack = Ack::from_words(self.receivers.control, 0);
-            if ack.frozen && ack.epoch | 1 == self.tx.epoch() {
-                out.push(A::LoadAckControl);
-            }
             let flushed = self.tx.unacked().is_empty();
             if self.config.demotes > 0 && (flushed || self.is(Mutant::DemoteUnconsumed)) {
                 out.push(A::Demote);
@@ -511,6 +513,54 @@ impl World {
             && (self.tx.unacked().is_empty() || self.words.asks == Asks::Nothing)
         {
             out.push(A::Shutdown);
+        }
+    }
+
+    /// What the library's machine sees of the sender.
+    fn tx_view(&self, room: u8) -> TxView {
+        let ack = Ack::from_words(self.receivers.control, 0);
+        TxView {
+            delivery: Delivery::Lossy,
+            state: self.tx.state(),
+            open: self.has_echo() || self.is(Mutant::BytesBeforeEcho),
+            asked: ack.frozen && ack.epoch | 1 == self.tx.epoch(),
+            room: room > 0,
+            peer: if self.receivers.left { Peer::Left } else { Peer::Lives },
+            leaves: true,
+        }
+    }
+
+    /// The connection may become the kernel's, as far as the sender's process knows.
+    fn sender_is_done(&self) -> bool {
+        let tx = TxView { open: self.has_echo(), ..self.tx_view(0) };
+        let rx = RxView { state: RxState::Open, coming: Coming::All, unread: false, peer: tx.peer };
+        step(Leave::new(false), tx, rx) == Due::Become
+    }
+
+    /// What the library's machine has the receiver's process do.
+    fn due_of_receiver(&self) -> Due {
+        let peer = match self.stage {
+            _ if self.senders.left => Peer::Left,
+            SenderStage::Dead if self.to_receiver.len == 0 => Peer::Gone,
+            _ => Peer::Lives,
+        };
+        let (state, delivery) = (self.rx.state(), Delivery::Lossy);
+        // Any moment may be the last that bytes which come again are waited for.
+        let rx = RxView { state, coming: Coming::Short, unread: true, peer };
+        let tx = TxView {
+            delivery,
+            state: TxState::Carrier,
+            open: true,
+            asked: false,
+            room: true,
+            peer,
+            leaves: true,
+        };
+        match self.leave {
+            Some(leave) => step(leave, tx, rx),
+            // It has not begun, but nothing keeps it from that.
+            None if state == RxState::Open => step(Leave::new(false), tx, rx),
+            None => Due::Later,
         }
     }
 
@@ -582,7 +632,8 @@ impl World {
         if news {
             out.push(A::LoadEpoch);
         }
-        if self.config.receiver_leaves && self.config.arms == 0 && self.rx.is_released() {
+        let leaves = self.config.receiver_leaves && self.config.arms == 0;
+        if leaves && self.due_of_receiver() == Due::Become {
             out.push(A::ReceiverLeaves);
         }
         let plan = self.rx.plan();
@@ -716,6 +767,7 @@ impl World {
     }
 
     fn freeze(&mut self) {
+        self.leave = Some(Leave::new(false));
         self.rx.freeze();
         if self.is(Mutant::TakeBackUnseen) && self.rx.ack().armed {
             self.rx.ack_seen(self.rx.ack().control());
@@ -977,6 +1029,7 @@ impl World {
         match action {
             A::Arm => {
                 self.config.arms -= 1;
+                self.leave = None;
                 if !self.rx.arm() {
                     return Err("arm refused".into());
                 }
@@ -1078,7 +1131,25 @@ impl World {
         if self.tx.epoch().wrapping_sub(self.rx.epoch()) > 2 {
             return Err("the receiver is more than two epochs behind".into());
         }
+        // The machine breaks nothing off that could have gone on. (It is asked behind a look.)
+        if self.stage == SenderStage::Idle && self.tx_view(0).next() == Sending::Broken {
+            return Err("the sender breaks off a connection whose peer is honest".into());
+        }
+        let has_looked = self.receiver == ReceiverStage::Idle
+            && self.known_epoch == self.senders.announce.epoch
+            && !self.echo_tells();
+        if has_looked && self.fate != Fate::Cut && self.due_of_receiver() == Due::BreakOff {
+            return Err("the receiver breaks off a connection whose peer is honest".into());
+        }
         Ok(())
+    }
+}
+
+/// One step of the machine, behind the freeze.
+fn step(mut leave: Leave, tx: TxView, rx: RxView) -> Due {
+    match leave.step(tx, rx, false) {
+        Due::Freeze => leave.step(tx, rx, false),
+        due => due,
     }
 }
 
