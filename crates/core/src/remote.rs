@@ -15,17 +15,17 @@
 //! - `pairs`: queue pairs; `pair_ends`; `progress`: whether what is posted arrives;
 //! - `memory`: that of rings;
 //! - `agree`: which connections are accelerated; `offers`: what becomes of an agreement;
-//! - `apart`: words, and the way back to the carrier;
+//! - `words`: what the ends say of their switches; `leave`: the way back to the carrier;
 //! - `keeper`: the process that goes on with that when this one has ended.
 //!
 //! `docs/design/rdma.md` tells the whole story.
 
 mod agree;
-mod apart;
 mod broken_links;
 mod destinations;
 mod devices;
 mod keeper;
+mod leave;
 mod links;
 mod listeners;
 mod memory;
@@ -36,6 +36,7 @@ mod pairs;
 mod progress;
 #[cfg(test)]
 mod tests;
+mod words;
 
 use crate::agent::Agent;
 use crate::channel::Channel;
@@ -408,7 +409,7 @@ struct Remote {
     channels: Vec<&'static Channel>,
     /// Connections that are on their way back to their carriers, and what keeps them alive
     /// meanwhile.
-    leaving: Vec<apart::Leaving>,
+    leaving: Vec<leave::Leaving>,
     /// When to look at what is unread; 0: nobody sends.
     watch_at: u64,
     /// When to look whether what is posted arrives; 0: nothing is.

@@ -44,8 +44,6 @@ pub(crate) mod parting {
     pub(crate) const WANTED: u32 = 1;
     /// Not for good: to be promoted again as soon as that is possible.
     pub(crate) const AGAIN: u32 = 2;
-    /// The receiver is frozen.
-    pub(crate) const FROZEN: u32 = 4;
     /// The peer is gone with what it had; nothing can be agreed upon any more.
     pub(crate) const GONE: u32 = 8;
     /// Somebody counts those that leave, and it is among them.

@@ -2,18 +2,18 @@
 //! attached.
 
 use super::ends::{RxHeld, TxHeld, hold_rx, rx_of, store_ack, tx_of};
-use super::leave::{announce_end, say_fin, say_shut};
 use super::message::kept_error;
+use super::shutdown::{announce_end, say_fin, say_shut};
 use super::waits::interrupted;
 use super::{EAGAIN, search};
-use crate::channel::{self, Channel, Side, quiet};
+use crate::channel::{Channel, Side, quiet};
 use crate::inject::Switches;
 use crate::lock::{EndGuard, bump, lock_end, try_lock_end};
 use crate::log::debug_log;
 use crate::outcome::{PASS, RESTART, Ret};
 use crate::sets::sets;
 use crate::socket::{self, Event, Offer, RxEnd, Socket, State, TxEnd, flag, offer};
-use crate::{adoption, agent, candidates, carrier, process, signals, sleep, sys};
+use crate::{adoption, agent, candidates, carrier, channel, process, signals, sleep, sys};
 use core::ffi::c_int;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::*;

@@ -1,15 +1,22 @@
 //! The last close of a connection, and a shutdown of one.
 
-use super::{after_close, await_peer, before_close, last_name, never_linger, to_kernel};
+use super::ends::{hold_rx, hold_tx};
+use super::leave::to_kernel;
+use super::linger::{RESET_ON_CLOSE, never_linger};
+use super::outlive::{await_peer, outlives_close, outlives_for_child};
+use super::send::{publish_held, send_held};
+use super::shutdown::announce_end;
 use crate::candidates::make_plain;
-use crate::fd_table::{self, Entry};
+use crate::channel::{producer_quiet, quiet};
+use crate::fd_table::Entry;
 use crate::outcome::{PASS, Ret};
 use crate::socket::{
     Event, LastName, Socket, State, await_change, close_books, end_life, flag, forget_orphan, reuse,
 };
-use crate::{adoption, agent, channel, lock, process, sys};
+use crate::{adoption, agent, channel, fd_table, lock, numbers, process, socket, sys};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
+use core::sync::atomic::fence;
 use netacc_control::stats::Reason;
 
 /// The last descriptor of this process's (or, `kernel_too` false, one whose closing is somebody
@@ -180,5 +187,111 @@ pub(crate) fn shutdown_of(fd: c_int, how: c_int) -> Ret {
             }
             _ => return PASS,
         }
+    }
+}
+
+/// The last descriptor is about to be closed. `for_good`: no thread of this process receives any
+/// more.
+pub(crate) fn before_close(s: &'static Socket, fd: c_int, for_good: bool) {
+    if s.is_inherited() {
+        return;
+    }
+    let g = s.generation16();
+    if let Ok(mut h) = hold_tx(s, g) {
+        announce_end(s, &mut h);
+        if for_good && h.channel.wire().is_none() {
+            // Under the lock: who looks at the carrier under it, as the service thread does, must
+            // not find another file under the number.
+            s.fd.store(-1, Release);
+        }
+    }
+    if let Some(channel) = s.channel().filter(|c| for_good && c.wire().is_none()) {
+        // A sender that does not find this has sent before the look below (`sent_fast`).
+        channel.words(s.slot.load(Relaxed) as usize, channel.side ^ 1).quiet[quiet::NOTIFY]
+            .fetch_or(quiet::ENDS, SeqCst);
+        fence(SeqCst);
+    }
+    let unread = hold_rx(s, g).is_ok_and(|mut h| h.unread().is_ok_and(|n| n > 0));
+    if unread && fd >= 0 {
+        // Closing with unread data resets the connection (RFC 9293 3.6.1; Linux: tcp_close); the
+        // kernel cannot see the ring's.
+        let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &RESET_ON_CLOSE);
+    }
+}
+
+/// The last descriptor of this process's is about to be closed. `for_child`: a forked child has it
+/// too, and may want what is in the ring.
+pub(crate) fn last_name(s: &'static Socket, fd: c_int, for_child: bool) -> LastName {
+    let Ok(mut h) = hold_tx(s, s.generation16()) else { return LastName::Gone };
+    publish_held(&mut h);
+    // Under the lock: nothing new gets under way meanwhile.
+    if s.waiters.load(SeqCst) > 0 {
+        // The kernel's calls hold the file; ours hold a name of it.
+        let own = numbers::copy(fd);
+        if own >= 0 {
+            socket::orphan(s, own, 0);
+            return LastName::Outlived;
+        }
+    }
+    if for_child && outlives_for_child(s, &h, fd) {
+        return LastName::Outlived;
+    }
+    if for_child {
+        s.fd.store(-1, Release);
+        return LastName::LeftToChild;
+    }
+    if h.channel.wire().is_some() {
+        // Closing with unread data resets the connection: nothing is waited for.
+        let unread =
+            hold_rx(s, s.generation16()).is_ok_and(|mut h| h.unread().is_ok_and(|n| n > 0));
+        if !unread && outlives_close(s, &mut h, fd) {
+            return LastName::Outlived;
+        }
+    }
+    announce_end(s, &mut h);
+    LastName::Gone
+}
+
+/// The process ends in order: what the kernel will close with bytes unread in a ring is to be
+/// reset.
+pub(crate) fn at_exit(s: &'static Socket, fd: c_int) {
+    // Never waits: another thread may hold the end for ever.
+    if !s.is(State::Attached) || s.rx_lock.owner() != 0 || s.tx_lock.owner() != 0 {
+        return;
+    }
+    if s.names() == 1 {
+        before_close(s, fd, false);
+    } else if s.has(flag::HOLDS) && !s.is_inherited() {
+        send_held(s, s.generation16());
+    }
+}
+
+/// The kernel has closed it and no thread can find it any more: the slot is given back.
+pub(crate) fn after_close(s: &'static Socket) {
+    if s.is_inherited() && s.has(flag::REMOTE) {
+        return;
+    }
+    // SAFETY: as in `Socket::channel`; the swap gives it to one caller.
+    let Some(channel) = (unsafe { s.channel.swap(core::ptr::null_mut(), AcqRel).as_ref() }) else {
+        return;
+    };
+    let slot = s.slot.load(Relaxed) as usize;
+    if channel.wire().is_some() {
+        agent::released(channel, slot);
+        return;
+    }
+    let (tx, rx) = (channel.words(slot, channel.side), channel.words(slot, channel.side ^ 1));
+    let (readers, writers) = (
+        tx.quiet[quiet::NOTIFY].load(Relaxed),
+        rx.producer_quiet[producer_quiet::NOTIFY].load(Relaxed),
+    );
+    fence(SeqCst);
+    channel.notify(slot, readers);
+    channel.notify(slot, writers);
+    // Last: the slot may serve another connection from here on.
+    rx.quiet[quiet::REQUEST].fetch_or(quiet::CLOSED, SeqCst);
+    s.published.leave();
+    if !s.is_inherited() {
+        agent::released(channel, slot);
     }
 }

@@ -380,3 +380,12 @@ pub(super) fn carrier_unread(fd: c_int) -> Option<usize> {
     (sys::ioctl(fd, libc::FIONREAD as usize, &mut unread as *mut c_int as usize) >= 0)
         .then_some(unread.max(0) as usize)
 }
+
+/// What the peer's receiver has followed is all that went over the carrier; nothing of it is
+/// unacknowledged.
+pub(crate) fn carrier_is_drained(s: &Socket) -> bool {
+    let Some(channel) = s.channel() else { return false };
+    let w = channel.words(s.slot.load(Relaxed) as usize, channel.side);
+    let epoch = s.published.epoch.load(Relaxed);
+    epoch & 1 != 0 && w.quiet[quiet::ACK].load(Acquire) as u32 == epoch
+}

@@ -3,8 +3,9 @@
 
 use super::buffers::{AnyBuffers, Few, without_memory};
 use super::ends::hold_rx;
-use super::leave::{need_kernel, on_error_taken};
+use super::leave::need_kernel;
 use super::receive::{recv_attached, recvmsg_leaving};
+use super::reset::on_error_taken;
 use super::send::{leave_to_send, send_attached};
 use super::{AGAIN, Begun, EFAULT, EINVAL, Who, begin, dispatch, end, is_readable, who};
 use crate::channel::Side;

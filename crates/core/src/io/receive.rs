@@ -1,8 +1,8 @@
 //! Receiving on an attached connection.
 
-use super::apart::await_carrier;
 use super::buffers::MAX_RW_COUNT;
 use super::ends::{NotHeld, RxHeld, carrier_unread, corrupt, hold_rx, try_rx};
+use super::leave::between_hosts::await_carrier;
 use super::leave::{leave_if_due, to_kernel};
 use super::receiving::Receiving;
 use super::send::is_broken;

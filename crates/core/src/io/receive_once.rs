@@ -1,9 +1,8 @@
 //! One look of a receive at the path that its direction is on.
 
-use super::apart::peer_has_ended;
 use super::ends::{RxHeld, load_announce};
 use super::receive::{drain, received_fast};
-use super::reset::is_reset;
+use super::reset::{is_reset, peer_has_ended};
 use super::send::is_broken;
 use super::{ASK_CARRIER_IN_SET_NS, ASK_CARRIER_NS, EAGAIN, ECONNRESET, EFAULT, header_of};
 use crate::heap::Scratch;

@@ -12,6 +12,7 @@
 //! (tcp(7)), behind all that the peer has sent.
 
 use super::ends::hold_tx;
+use super::send::is_broken;
 use crate::channel::quiet;
 use crate::log::debug_log;
 use crate::socket::{Socket, flag};
@@ -108,4 +109,42 @@ fn declare(s: &Socket, fd: c_int) {
         debug_log!("fd {fd}: the peer is gone with bytes unread: reset");
         let _ = sys::shutdown(fd, libc::SHUT_RDWR);
     }
+}
+
+/// The application has taken the carrier's error (SO_ERROR), which counts as told if the carrier is
+/// over (it may be a soft error, of an attempt that failed). `Some`: one that the carrier does not
+/// know.
+pub(crate) fn on_error_taken(s: &'static Socket, g: u16, fd: c_int, error: c_int) -> Option<c_int> {
+    if matches!(error, libc::EPIPE | libc::ECONNRESET)
+        && hold_tx(s, g).is_ok_and(|_held| is_reset_by(s, fd, error))
+    {
+        let told = s.flags.fetch_or(flag::TOLD, AcqRel) & flag::TOLD != 0;
+        return Some(if told { 0 } else { libc::ECONNRESET });
+    }
+    if error != 0 {
+        if carrier::is_closed(fd) {
+            s.raise(flag::TOLD);
+        }
+        return None;
+    }
+    let broken = is_broken(s) || is_reset_now(s, g, fd);
+    (broken && s.flags.fetch_or(flag::TOLD, AcqRel) & flag::TOLD == 0).then_some(libc::ECONNRESET)
+}
+
+/// The carrier has ended, or failed.
+pub(crate) fn carrier_is_over(s: &Socket) -> bool {
+    peer_has_ended(s, s.fd.load(Acquire))
+}
+
+/// It has failed: nobody is at its other end.
+pub(crate) fn carrier_is_reset(s: &Socket) -> bool {
+    carrier::is_closed(s.fd.load(Acquire))
+}
+
+/// The peer's FIN, or a reset, has come. (Of a socket that is shut down for reading poll says so in
+/// any case.)
+pub(super) fn peer_has_ended(s: &Socket, fd: c_int) -> bool {
+    let said =
+        sys::poll_now(fd, libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0;
+    said && (!s.has(flag::SHUT_RD) || carrier::peer_ended(fd))
 }

@@ -1,21 +1,23 @@
 //! Sending on an attached connection.
 
-use super::apart::{await_carrier, end_in_reset, peer_has_ended};
 use super::buffers::{self, MAX_RW_COUNT};
 use super::ends::{NotHeld, TxHeld, hold_tx, load_ack, publish_announce, show_path, try_tx};
-use super::leave::{is_resending, to_kernel};
+use super::leave::between_hosts::await_carrier;
+use super::leave::to_kernel;
+use super::linger::end_in_reset;
 use super::receive::copy_failed;
-use super::reset::is_reset;
+use super::reset::{is_reset, peer_has_ended};
+use super::send_again::is_resending;
 use super::sending::Sending;
 use super::waits::{Patience, never_waits};
 use super::{EAGAIN, ECONNRESET, EFAULT, PLAIN_FLAGS, SEND_FLAGS, watch};
-use crate::channel::{Side, quiet};
-use crate::fd_table::{self, Entry};
+use crate::channel::{Channel, Side, quiet};
+use crate::fd_table::Entry;
 use crate::lock::bump;
 use crate::outcome::{PASS, Ret};
 use crate::socket::{Socket, State, flag};
 use crate::user::LOWEST_ADDRESS;
-use crate::{agent, sleep, sys, wait};
+use crate::{agent, fd_table, sleep, sys, wait};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use core::sync::atomic::fence;
@@ -404,6 +406,15 @@ pub(crate) fn on_more_room(s: &'static Socket, g: u16) {
     wait::prod(s);
 }
 
+/// Whether a send finds the carrier open: not while the peer has not heard yet that the stream goes
+/// on there. (Looks without the lock: what it sees is the last that was announced.)
+pub(crate) fn may_send_on_carrier(s: &Socket) -> bool {
+    let Some(wire) = s.channel().and_then(Channel::wire) else { return true };
+    let slot = s.slot.load(Relaxed) as usize;
+    let epoch = s.published.epoch.load(Relaxed);
+    epoch == 0 || wire.slot(slot).seen_epoch.load(SeqCst) == epoch
+}
+
 /// Between hosts: whether the peer knows that the stream goes on on the carrier.
 pub(super) fn may_use_carrier(h: &TxHeld<'_>) -> bool {
     h.channel
@@ -434,7 +445,7 @@ pub(super) fn promote(s: &Socket, h: &mut TxHeld<'_>, fd: c_int, flags: c_int) -
     }
     let delivery = if h.channel.wire().is_some() { Delivery::Lossy } else { Delivery::Reliable };
     if delivery == Delivery::Lossy {
-        end_in_reset(s, h);
+        end_in_reset(h, s.fd.load(Acquire));
     }
     let Ok(a) = h.end.switch.promote(ack, delivery) else { return false };
     publish_announce(h, a);

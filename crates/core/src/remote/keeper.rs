@@ -10,7 +10,7 @@
 use super::links::{Conn, ConnState, Fault, Phase};
 use super::pairs::PairState;
 use super::{
-    EVENT_BELL, EVENT_KIND, EVENT_LINK, EVENT_SIGNAL, LINKS, Remote, TURN, apart, note_own, watch,
+    EVENT_BELL, EVENT_KIND, EVENT_LINK, EVENT_SIGNAL, LINKS, Remote, TURN, leave, note_own, watch,
 };
 use crate::io;
 use crate::keeper::{self, Life};
@@ -44,13 +44,13 @@ const TERM_NS: u64 = 5_000_000_000;
 /// about to end, not to become another program, which may fail.
 pub(crate) fn finish(limit_ns: u64, shared: bool, ends: bool) {
     let began = sys::now_ns();
-    if apart::finish(if shared { limit_ns } else { HAND_OVER_NS }) {
+    if leave::finish(if shared { limit_ns } else { HAND_OVER_NS }) {
         return;
     }
     let patience_ns = if ends { u64::MAX } else { EXEC_NS };
     let left = || limit_ns.saturating_sub(sys::now_ns().saturating_sub(began)).max(HAND_OVER_NS);
     if !keeper::ask(rdma_thread::wake, patience_ns, left()) {
-        apart::finish(left());
+        leave::finish(left());
     }
 }
 

@@ -3,7 +3,7 @@
 
 use super::links::Link;
 use super::net::{self, Net};
-use super::{Remote, apart, devices};
+use super::{Remote, devices, leave};
 use crate::log::warn_log;
 use crate::{config, stats, sys};
 use core::ptr::NonNull;
@@ -149,7 +149,7 @@ impl Remote {
         }
         close_memory(verbs, l.arenas.take(), l.domain.take());
         if let Some(c) = l.channel {
-            apart::clear_channel(c);
+            leave::clear_channel(c);
             self.channels.push(c);
         }
     }

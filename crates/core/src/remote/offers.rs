@@ -4,7 +4,7 @@
 use super::agree::{BUSY_NS, verdict};
 use super::links::{Conn, ConnState, Fault};
 use super::pairs::{PairState, unlink};
-use super::{LINKS, Mine, Remote, apart, net};
+use super::{LINKS, Mine, Remote, leave, net};
 use crate::channel::{BY_KERNEL, Channel};
 use crate::lock::lock_end;
 use crate::log::debug_log;
@@ -241,7 +241,7 @@ impl Remote {
         let at = wire.slot(slot);
         at.seen_epoch.store(0, Relaxed);
         at.seen_ack.store(0, Relaxed);
-        apart::forget_leave(channel, slot);
+        leave::forget_leave(channel, slot);
         at.lane.store(u32::from(lane), Relaxed);
         let engine = l.pair(number).filter(|p| p.state == PairState::Ready).and_then(|p| {
             // SAFETY: alive while the pair is ready.
@@ -363,7 +363,7 @@ impl Remote {
             if let Some(at) = ch.sockets.get(slot) {
                 at.store(core::ptr::null_mut(), Release);
             }
-            apart::forget_leave(ch, slot);
+            leave::forget_leave(ch, slot);
         }
         let Some(l) = self.link_mut(i) else { return };
         let open =

@@ -88,12 +88,8 @@ pub enum Receiving {
 pub enum Action {
     /// See [`Receiving::Freeze`].
     Freeze,
-    /// See [`Sending::Demote`].
-    Demote,
-    /// See [`Sending::PullBack`].
-    PullBack,
-    /// See [`Sending::SendAgain`].
-    SendAgain,
+    /// The sender demotes, pulls back, or sends again.
+    Sender(Sending),
     /// Wait until something changes of what is named.
     Wait(Sending, Receiving),
     /// Both directions are the carrier's.
@@ -126,19 +122,29 @@ pub struct TxView {
 }
 
 impl TxView {
-    /// What [`Tx`] and the peer's words say: `seen_epoch` is the last of our announcements that the
-    /// peer has. There is room, the peer lives, and this end leaves.
+    /// What [`Tx`] says, where the peer has our announcements up to `seen_epoch`. Nobody asks,
+    /// there is room, the peer lives, and this end leaves.
+    #[must_use]
+    pub const fn of(tx: &Tx, delivery: Delivery, seen_epoch: u32) -> Self {
+        Self {
+            delivery,
+            state: tx.state(),
+            open: tx.carrier_is_open(seen_epoch),
+            asked: false,
+            room: true,
+            peer: Peer::Lives,
+            leaves: true,
+        }
+    }
+
+    /// And what the peer's word says.
     ///
     /// # Errors
-    /// As [`Tx::pull_back`], but for a sender that has left the fast path.
-    pub fn of(tx: &Tx, delivery: Delivery, ack: Ack, seen_epoch: u32) -> Result<Self, Refused> {
-        let asked = match tx.clone().pull_back(ack) {
-            Ok(back) => back.is_some(),
-            Err(Refused::State(_)) => false,
-            Err(why) => return Err(why),
-        };
-        let (state, open) = (tx.state(), tx.carrier_is_open(seen_epoch));
-        Ok(Self { delivery, state, open, asked, room: true, peer: Peer::Lives, leaves: true })
+    /// It cannot be.
+    pub fn asked_by(self, ack: Ack, tx: &Tx) -> Result<Self, Refused> {
+        let mut then = *tx;
+        let on_ring = matches!(self.state, TxState::Promoting | TxState::Fast);
+        Ok(Self { asked: on_ring && then.pull_back(ack)?.is_some(), ..self })
     }
 
     /// What is due.
@@ -219,6 +225,12 @@ impl Leave {
         Self { strict, frozen: false }
     }
 
+    /// One whose receiver was told to freeze, and that was left for later.
+    #[must_use]
+    pub const fn resumed() -> Self {
+        Self { strict: false, frozen: true }
+    }
+
     /// What is due for the connection. `late`: its time is up.
     pub fn step(&mut self, tx: TxView, rx: RxView, late: bool) -> Action {
         let (sending, receiving) = (tx.next(), rx.next(self.frozen));
@@ -229,9 +241,9 @@ impl Leave {
                 self.frozen = true;
                 Action::Freeze
             }
-            (Sending::Demote, _) => Action::Demote,
-            (Sending::PullBack, _) => Action::PullBack,
-            (Sending::SendAgain, _) => Action::SendAgain,
+            (Sending::Demote | Sending::PullBack | Sending::SendAgain, _) => {
+                Action::Sender(sending)
+            }
             (Sending::Done, Receiving::Done) => Action::Become,
             // What has not come is in a ring in shared memory, too, should the sender die.
             (Sending::Done, Receiving::Short) if self.strict || tx.delivery == Delivery::Lossy => {

@@ -181,7 +181,7 @@ fn steps() -> impl Iterator<Item = (TxView, RxView, Leave, bool, Action)> {
 fn connection_table() -> String {
     let class = |action: Action| match action {
         Action::Wait(..) => String::from("Wait"),
-        Action::Demote | Action::PullBack | Action::SendAgain => String::from("the sender's"),
+        Action::Sender(_) => String::from("the sender's"),
         other => name(other),
     };
     let sender = |due: Sending| match due {
@@ -289,16 +289,17 @@ impl End {
     /// One look and what follows from it; `peer` may have gone on since.
     fn step(&mut self, peer: &Self, late: bool) {
         let _ = self.rx.on_announce(peer.tx.announce());
-        let tx = TxView::of(&self.tx, Delivery::Reliable, peer.rx.ack(), self.tx.epoch()).unwrap();
+        let tx = TxView::of(&self.tx, Delivery::Reliable, self.tx.epoch());
+        let tx = tx.asked_by(peer.rx.ack(), &self.tx).unwrap();
         let unread =
             peer.tx.offset() > self.rx.offset() && self.rx.path() == crate::switchover::Path::Fast;
         let coming = if peer.tx.resend().is_empty() { Coming::All } else { Coming::Waiting };
         let rx = RxView { state: self.rx.state(), coming, unread, peer: Peer::Lives };
         match self.leave.step(tx, rx, late) {
             Action::Freeze => drop(self.rx.freeze()),
-            Action::Demote => drop(self.tx.demote().unwrap()),
-            Action::PullBack => drop(self.tx.pull_back(peer.rx.ack()).unwrap()),
-            Action::SendAgain => self.tx.on_resent(1).unwrap(),
+            Action::Sender(Sending::Demote) => drop(self.tx.demote().unwrap()),
+            Action::Sender(Sending::PullBack) => drop(self.tx.pull_back(peer.rx.ack()).unwrap()),
+            Action::Sender(_) => self.tx.on_resent(1).unwrap(),
             Action::Wait(..) => {}
             over => self.over = Some(over),
         }

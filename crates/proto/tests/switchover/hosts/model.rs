@@ -472,8 +472,9 @@ impl World {
                 out.push(A::Send(n));
             }
         }
-        let view = self.tx_view(room);
-        match view.next() {
+        // (Whether the carrier may speak is the machine's to say.)
+        let room = self.config.carrier_cap.saturating_sub(self.carrier.len + self.arrived.len);
+        match self.tx_view(room).next() {
             Sending::SendAgain => {
                 for n in 1..=self.config.chunk.min(length(&self.tx.resend())).min(room) {
                     out.push(A::Resend(n));

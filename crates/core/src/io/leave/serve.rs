@@ -1,21 +1,20 @@
 //! Bytes that a peer wants back from a ring, and what a dead peer has left there: they go out again
 //! over the carrier, in the service's threads.
 
-use super::EAGAIN;
-use super::ends::{TxHeld, hold_tx, load_ack, publish_announce, show_path};
-use super::leave::{RESET_ON_CLOSE, send_again};
-use super::reset::{is_reset, lies_unread};
-use super::send::{demote_tx, publish_held};
-use super::waits::Blocking;
-use crate::channel::{Channel, announce};
+use super::super::EAGAIN;
+use super::super::ends::{TxHeld, hold_tx, load_ack};
+use super::super::reset::{is_reset, lies_unread};
+use super::super::send_again::send_again;
+use super::super::waits::Blocking;
+use super::halves::{carry_out, look_at_tx};
+use crate::channel::Channel;
 use crate::log::debug_log;
 use crate::socket::{Socket, flag};
 use crate::{carrier, sys, wait};
 use core::ffi::c_int;
-use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::*;
 use netacc_control::stats::Reason;
-use netacc_proto::switchover::{Path as Way, TxState};
+use netacc_proto::switchover::{Sending, TxState, TxView};
 
 /// Has `epoll` hear, as `event`, when the carrier of the socket on a slot changes its state. (A
 /// state that it has already counts.)
@@ -59,7 +58,10 @@ pub(crate) struct PullBack(Blocking);
 pub(crate) fn serve_pull_back(channel: &Channel, slot: usize) -> Option<PullBack> {
     let s = Socket::on(channel, slot)?;
     let h = hold_tx(s, s.generation16()).ok()?;
-    pull_back(s, h, channel, slot, Reason::PeerAskedForTcp)
+    if !core::ptr::eq(h.channel, channel) || h.slot != slot {
+        return None;
+    }
+    serve(s, h, Reason::PeerAskedForTcp, false)
 }
 
 /// How long a process takes to die, at most, from the end of its link to that of its last
@@ -84,69 +86,47 @@ pub(crate) fn may_end(channel: &Channel, slot: usize) -> bool {
 /// before is served now, and what is sent from here on goes over the carrier.
 pub(crate) fn leave_dead_channel(channel: &Channel, slot: usize) -> Option<PullBack> {
     let s = Socket::on(channel, slot)?;
-    let mut h = hold_tx(s, s.generation16()).ok()?;
+    let h = hold_tx(s, s.generation16()).ok()?;
     if !core::ptr::eq(h.channel, channel) || h.slot != slot {
         return None;
     }
     // Before it leaves the ring, so that who waits for room there hears of that.
     let _ = is_reset(s, s.fd.load(Acquire));
-    if load_ack(h.words).frozen {
-        return pull_back(s, h, channel, slot, Reason::ChannelFailed);
-    }
-    let was_fast = h.end.switch.state() == TxState::Fast;
-    // (Who freezes just now finds the announcement, and reads the ring to its end.)
-    demote_tx(s, &mut h, true);
-    h.end.switch.pin();
-    drop(h);
-    if was_fast {
-        debug_log!("fd {}: goes on over the carrier: the link has ended", s.fd.load(Relaxed));
-        s.set_reason(Reason::ChannelFailed);
-        wait::prod(s);
-    }
-    None
+    serve(s, h, Reason::ChannelFailed, true)
 }
 
-pub(super) fn pull_back(
+/// Pulls back what a frozen receiver has not consumed. `leaves`: otherwise demotes. (Who freezes
+/// just then finds the announcement, and reads the ring to its end.)
+fn serve(
     s: &'static Socket,
     mut h: TxHeld<'static>,
-    channel: &Channel,
-    slot: usize,
     why: Reason,
+    leaves: bool,
 ) -> Option<PullBack> {
     let fd = s.fd.load(Acquire);
-    if !core::ptr::eq(h.channel, channel) || h.slot != slot || fd < 0 {
+    let before = h.end.switch.state();
+    if fd < 0 || before == TxState::Resending {
         return None;
     }
-    h.end.never = true;
-    publish_held(&mut h);
-    let moved = h.end.switch.pull_back(load_ack(h.words));
-    h.end.switch.pin();
-    s.set_reason(why);
-    let Ok(Some(over)) = moved else { return None };
-    // What comes again is the kernel's: nothing lies in the ring. (The head is that of the last
-    // bytes that were taken there.)
-    s.published.tail.store(h.words.head.load(Acquire), Relaxed);
-    debug_log!("fd {fd}: bytes {:?} go out again", over.resend);
-    // Until all is sent again the end of this process must not look like the end of the stream.
-    let mut linger = RESET_ON_CLOSE;
-    if h.end.switch.state() == TxState::Resending
-        && sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &mut linger) >= 0
-    {
-        let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &RESET_ON_CLOSE);
-        h.end.linger = Some(linger);
-    }
-    publish_announce(&h, over.announce);
-    // SAFETY: as in `release_rx`.
-    let low =
-        unsafe { AtomicU32::from_ptr(h.words.producer_user[announce::EPOCH].as_ptr().cast()) };
-    sys::futex_wake(low, i32::MAX, false);
-    h.notify();
-    show_path(s, true, Way::Carrier);
-    let done = send_again(s, &mut h, fd) != EAGAIN;
+    let mut room = true;
+    let more = loop {
+        let ack = load_ack(h.words);
+        let view = look_at_tx(&mut h, None).asked_by(ack, &h.end.switch).ok()?;
+        match (TxView { leaves, room, ..view }).next() {
+            Sending::Await(_) => break true,
+            Sending::Done | Sending::Broken => break false,
+            due => room = carry_out(s, &mut h, fd, due, ack).ok()?,
+        }
+    };
+    let has_moved = h.end.switch.state() != before;
     // Counted under the lock, under which a close looks.
-    let rest = (!done).then(|| PullBack(Blocking::new(s, s.generation16())));
+    let rest = more.then(|| PullBack(Blocking::new(s, s.generation16())));
     drop(h);
-    if done {
+    if has_moved || !leaves {
+        s.set_reason(why);
+    }
+    if has_moved && !more {
+        debug_log!("fd {fd}: goes on over the carrier ({})", why.name());
         wait::prod(s);
     }
     rest

@@ -1,0 +1,157 @@
+//! Calls that take a connection between hosts back to its carrier: its maker's thread "netacc-rdma"
+//! does it, and they wait.
+
+use super::super::EAGAIN;
+use super::super::waits::interrupted;
+use super::{PULL_BACK_NS, pull_back_patience_ns};
+use crate::outcome::Ret;
+use crate::sets::sets;
+use crate::socket::{Socket, State, flag};
+use crate::wait::Woke;
+use crate::wire::parting;
+use crate::{candidates, sleep, socket, sys};
+use core::ffi::c_int;
+use core::sync::atomic::Ordering::*;
+use netacc_control::stats::Reason;
+use netacc_proto::switchover::{Action, Leave};
+
+/// [`super::to_kernel`] of a connection between hosts: the thread does it, and is waited for. In a
+/// forked child it is its maker's.
+pub(in crate::io) fn to_kernel_between_hosts(
+    s: &'static Socket,
+    g: u16,
+    fd: c_int,
+    why: Reason,
+    strict: bool,
+) -> bool {
+    let inherited = s.is_inherited();
+    let at = s.channel().and_then(|c| Some(c.wire()?.slot(s.slot.load(Relaxed) as usize)));
+    let patience_ns = pull_back_patience_ns(s, g, why, strict);
+    ask_back(s, g, why);
+    let until = sys::now_ns().saturating_add(patience_ns);
+    let abandoned = loop {
+        if s.generation16() != g || !s.is(State::Attached) {
+            if s.is(State::Candidate) {
+                candidates::make_plain(s, why);
+            }
+            has_left(s, g);
+            return true;
+        }
+        // As soon as the peer's reader lets it, which may take as long as with TCP; but its maker
+        // has to live.
+        let abandoned = inherited
+            && !crate::rdma_thread::lives(s.owner.load(Relaxed))
+            && s.is(State::Attached)
+            && s.generation16() == g;
+        let left = until.saturating_sub(sys::now_ns());
+        if left == 0
+            || abandoned
+            || s.has(flag::BROKEN_OFF | flag::CORRUPT)
+            || at.is_some_and(|at| at.leave.load(SeqCst) & parting::GONE != 0)
+        {
+            break abandoned;
+        }
+        let (word, attached) = s.state.word(State::Attached);
+        sys::futex_wait(word, attached, left.min(10_000_000) as i64, false);
+    };
+    if abandoned || Leave::new(strict).give_up(true) == Action::BreakOff {
+        break_off_abandoned(s, fd, why);
+    }
+    false
+}
+
+/// A call that needs the carrier of a connection between hosts: waits, as it would wait for the
+/// peer, until both directions are there, or the connection is broken. In a forked child it is the
+/// maker who takes it there. `Err`: the call's result.
+#[cold]
+pub(in crate::io) fn await_carrier(
+    s: &'static Socket,
+    g: u16,
+    fd: c_int,
+    why: Reason,
+    timeout_ns: i64,
+    nonblocking: bool,
+) -> Result<(), Ret> {
+    let limit = if nonblocking { PULL_BACK_NS } else { timeout_ns.max(0) as u64 };
+    let until = if limit == 0 { u64::MAX } else { sys::now_ns().saturating_add(limit) };
+    let inherited = s.is_inherited();
+    ask_back(s, g, why);
+    loop {
+        if s.generation16() != g || s.has(flag::BROKEN_OFF | flag::CORRUPT) {
+            return Ok(());
+        }
+        match s.state.now() {
+            // It may have been on its way back for another reason.
+            State::Candidate => candidates::make_plain(s, why),
+            State::Changing if socket::await_change(s) => {}
+            // (What it did before it ended is seen then.)
+            State::Attached
+                if inherited
+                    && !crate::rdma_thread::lives(s.owner.load(Relaxed))
+                    && s.is(State::Attached)
+                    && s.generation16() == g =>
+            {
+                break_off_abandoned(s, fd, why)
+            }
+            State::Attached if sys::now_ns() >= until => return Err(EAGAIN),
+            State::Attached => {
+                if await_departure(s, g) == Woke::Signal
+                    && !nonblocking
+                    && let Some(r) = interrupted(timeout_ns)
+                {
+                    return Err(r);
+                }
+            }
+            _ => {
+                has_left(s, g);
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Waits a while for a connection that is on its way back to the carrier to have left.
+pub(in crate::io) fn await_departure(s: &'static Socket, g: u16) -> Woke {
+    if s.generation16() != g || !s.is(State::Attached) {
+        return Woke::News;
+    }
+    let (word, attached) = s.state.word(State::Attached);
+    let r = sleep::futex_await(word, attached, 10_000_000);
+    if r == -(libc::EINTR as isize) { Woke::Signal } else { Woke::News }
+}
+
+/// Both directions are to be the carrier's, for good.
+fn ask_back(s: &'static Socket, g: u16, why: Reason) {
+    match s.channel() {
+        Some(channel) => channel.ask_to_leave(s.slot.load(Relaxed) as usize, why, false),
+        None if s.is_inherited() && s.generation16() == g => {
+            s.raise(flag::CALLED_BACK);
+            crate::rdma_thread::call_back(s.owner.load(Relaxed));
+        }
+        None => {}
+    }
+}
+
+/// It has left: its registrations are the kernel's. (The thread may not have come to that yet.)
+fn has_left(s: &'static Socket, g: u16) {
+    if !s.is_inherited() && s.generation16() == g {
+        sets().on_plain(s);
+    }
+}
+
+/// Whoever waits for a connection to have left looks again, in a forked child, too. (Its state says
+/// so; nobody relies on being woken.)
+pub(crate) fn wake_leavers(s: &Socket) {
+    sys::futex_wake(s.state.word(State::Attached).0, i32::MAX, false);
+}
+
+/// Nobody brings what is in the rings back: an error that is seen, never a gap in the stream.
+fn break_off_abandoned(s: &Socket, fd: c_int, why: Reason) {
+    if s.flags.fetch_or(flag::BROKEN_OFF, AcqRel) & flag::BROKEN_OFF == 0 {
+        crate::log::warn_log!(
+            "fd {fd}: the peer does not take the connection back to TCP ({}): it is broken off",
+            why.name()
+        );
+        let _ = sys::connect(fd, &(libc::AF_UNSPEC as u64).to_ne_bytes());
+    }
+}

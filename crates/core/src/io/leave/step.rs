@@ -1,0 +1,234 @@
+//! What the thread "netacc-rdma" does to a connection's ends: both directions go back to the
+//! carrier, at exact offsets.
+//!
+//! `docs/design/switchover.md`, "Between hosts", has the rules; [`crate::remote`] says when.
+
+use super::super::ends::{RxHeld, TxHeld, corrupt, hold_rx, hold_tx, load_ack};
+use super::super::linger::RESET_ON_CLOSE;
+use super::super::waits::Blocking;
+use super::PULL_BACK_STRICT_NS;
+use super::between_hosts::wake_leavers;
+use super::halves::{Limits, carry_out, freeze, look_at_rx, look_at_tx};
+use crate::channel::Channel;
+use crate::log::debug_log;
+use crate::sets::sets;
+use crate::socket::{Event, Socket, flag};
+use crate::{socket, sys, wait};
+use core::ffi::c_int;
+use core::sync::atomic::Ordering::*;
+use core::sync::atomic::fence;
+use netacc_control::stats::Reason;
+use netacc_proto::switchover::{
+    Action, Arrival, Await, Corrupt, Leave, Peer, Receiving, RxView, Sending, TxView,
+};
+
+/// What a step came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Moved {
+    /// It is the peer's turn.
+    Waits,
+    /// Bytes go again over the carrier, which has no room for more of them.
+    NoRoom,
+    /// The peer is gone with what it had, or has broken the rules: the connection is broken.
+    Broken,
+    /// Both directions are the carrier's.
+    Done,
+}
+
+/// A connection on its way. While there is one a close leaves the carrier to it.
+pub(crate) struct Departure {
+    held: Blocking,
+    leave: Leave,
+    arrival: Arrival,
+    /// A call, or a wait, of before the attachment was under way on the receiving side when it
+    /// froze: it has never been armed.
+    never_armed: bool,
+}
+
+/// For so long bytes that come again are waited for when no more come; a receive buffer may be too
+/// small for them.
+const STALLED_NS: u64 = 30_000_000;
+
+impl Departure {
+    pub(crate) fn new(s: &'static Socket) -> Departure {
+        let held = Blocking::new(s, s.generation16());
+        // A close that could not be a close yet has counted for us.
+        if s.flags.fetch_and(!flag::CLOSE_LATER, AcqRel) & flag::CLOSE_LATER != 0 {
+            s.waiters.fetch_sub(1, SeqCst);
+        }
+        Departure {
+            held,
+            leave: Leave::new(false),
+            arrival: Arrival::default(),
+            never_armed: false,
+        }
+    }
+
+    /// Does what can be done. `seen`: the epoch of our announcement, and the control word of our
+    /// acknowledgement, that the peer is known to have.
+    pub(crate) fn step(&mut self, seen: (u32, u64), peer: Peer) -> Moved {
+        let Blocking(s, g) = self.held;
+        let mut room = true;
+        loop {
+            let Ok(rx) = hold_rx(s, g) else { return Moved::Waits };
+            let Ok(rx) = self.look_at_rx(rx, seen.1, peer) else {
+                self.on_carrier(|fd| {
+                    let _ = corrupt(s, fd);
+                });
+                return Moved::Broken;
+            };
+            let Ok(mut tx) = hold_tx(s, g) else { return Moved::Waits };
+            let fd = s.fd.load(Acquire);
+            if peer == Peer::Left {
+                tx.end.switch.peer_left();
+            }
+            let ack = load_ack(tx.words);
+            let view = look_at_tx(&mut tx, Some(seen.0));
+            let Ok(view) = view.asked_by(ack, &tx.end.switch) else {
+                let _ = corrupt(s, fd);
+                return Moved::Broken;
+            };
+            match self.leave.step(TxView { room, peer, ..view }, rx, false) {
+                Action::Freeze => {
+                    drop(tx);
+                    let Ok(mut rx) = hold_rx(s, g) else { return Moved::Waits };
+                    freeze(&mut rx);
+                }
+                Action::Sender(due) => match carry_out(s, &mut tx, fd, due, ack) {
+                    Ok(has_room) => room = has_room,
+                    Err(()) => return Moved::Broken,
+                },
+                Action::Wait(Sending::Await(Await::Room), _)
+                | Action::Wait(_, Receiving::Await(Await::Bytes)) => return Moved::NoRoom,
+                Action::Wait(..) | Action::Later => return Moved::Waits,
+                Action::Become => return Moved::Done,
+                end @ (Action::BreakSending | Action::BreakOff) => {
+                    drop(tx);
+                    self.break_off(end);
+                    return Moved::Broken;
+                }
+            }
+        }
+    }
+
+    fn look_at_rx(
+        &mut self,
+        mut h: RxHeld<'_>,
+        seen_ack: u64,
+        peer: Peer,
+    ) -> Result<RxView, Corrupt> {
+        let s = self.held.0;
+        self.never_armed |= h.end.unsettled;
+        h.end.switch.ack_seen(seen_ack);
+        if peer == Peer::Left {
+            h.end.switch.peer_left();
+        }
+        // (Behind shutdown(SHUT_RD) the kernel would call the stream ended that has bytes to come.)
+        let stall_ns = if s.has(flag::SHUT_RD) { u64::MAX } else { STALLED_NS };
+        let limits = Limits { patience_ns: PULL_BACK_STRICT_NS, stall_ns, hears_end: false };
+        let view = look_at_rx(s, &mut h, s.fd.load(Acquire), &mut self.arrival, &limits)?;
+        Ok(RxView { peer, ..view })
+    }
+
+    /// A call on the carrier. A close takes the lock before it gives the number away, and leaves
+    /// another name here (`io::last_name`).
+    fn on_carrier(&self, call: impl FnOnce(c_int)) {
+        let Blocking(s, g) = self.held;
+        if let Ok(_held) = hold_tx(s, g) {
+            call(s.fd.load(Acquire));
+        }
+    }
+
+    /// Nothing is sent any more, and the close resets the connection. What was received, or has
+    /// come over the carrier, is still read, unless bytes are missing there.
+    fn break_off(&self, end: Action) {
+        self.held.0.raise(flag::CARRIER_SPOKE | flag::BROKEN_OFF);
+        self.on_carrier(|fd| {
+            let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &RESET_ON_CLOSE);
+            if end == Action::BreakOff {
+                let _ = sys::shutdown(fd, libc::SHUT_RDWR);
+            }
+        });
+    }
+
+    /// Both directions are the carrier's: the connection is the kernel's, or (`again`) a candidate
+    /// as it was at first. True: the slot is the caller's to give back; false: somebody who closed
+    /// it does that.
+    pub(crate) fn conclude(
+        self,
+        channel: &'static Channel,
+        slot: usize,
+        why: Reason,
+        again: bool,
+    ) -> bool {
+        let Blocking(s, g) = self.held;
+        let fd;
+        let own = {
+            let (Ok(tx), Ok(rx)) = (hold_tx(s, g), hold_rx(s, g)) else { return false };
+            // What is called on the carrier is called before the state changes: after that a close
+            // gives the number away.
+            fd = s.fd.load(Acquire);
+            // First: a close that finds another state than State::Attached finds nothing to give
+            // back.
+            let own = !s.channel.swap(core::ptr::null_mut(), AcqRel).is_null();
+            if let Some(linger) = tx.end.linger.take() {
+                let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
+            }
+            let counts = if again && s.names() > 0 && !s.has(flag::ORPHAN | flag::FIN_LATER) {
+                self.offsets(&tx, &rx, fd)
+            } else {
+                None
+            };
+            if s.has(flag::FIN_LATER) {
+                let _ = sys::shutdown(fd, libc::SHUT_WR);
+                s.lower(flag::FIN_LATER);
+            }
+            if s.has(flag::CALLED_BACK) && s.has(flag::SHUT_RD) {
+                let _ = sys::shutdown(fd, libc::SHUT_RD);
+            }
+            s.set_reason(why);
+            if let Some((sent, received)) = counts {
+                s.tx_bytes.store(sent, Relaxed);
+                s.rx_bytes.store(received, Relaxed);
+                s.calls.store(0, Relaxed);
+                s.look_at.store(0, Relaxed);
+                s.looks.store(0, Relaxed);
+                s.lower(flag::NOTED);
+                s.offered.store(0, SeqCst);
+                s.state.happens(Event::Begun);
+            } else {
+                s.state.happens(Event::Refused);
+            }
+            // A child that has shut it down meanwhile looks at the state behind that
+            // (`shutdown_of_parents`).
+            fence(SeqCst);
+            if s.has(flag::CALLED_BACK)
+                && s.flags.fetch_and(!flag::FIN_LATER, AcqRel) & flag::FIN_LATER != 0
+            {
+                let _ = sys::shutdown(fd, libc::SHUT_WR);
+            }
+            drop(tx);
+            own
+        };
+        wait::prod_on(s, channel, slot);
+        sets().on_plain(s);
+        wake_leavers(s);
+        debug_log!("fd {fd}: slot {slot} of {:p} is left", channel);
+        own
+    }
+
+    /// What was sent and received of the stream that the next attachment counts: the carrier's own
+    /// counts, from here on, at both ends. Where a call of before this attachment may still be in
+    /// the kernel nobody knows what it has moved; but then that direction has never left the
+    /// carrier, what was counted stands, and the call adds its own when it ends.
+    fn offsets(&self, tx: &TxHeld<'_>, rx: &RxHeld<'_>, fd: c_int) -> Option<(u64, u64)> {
+        let (sent, received) = socket::carrier_counts(self.held.0, fd)?;
+        Some((
+            if tx.end.unsettled { tx.end.switch.offset() } else { sent },
+            if self.never_armed { rx.end.switch.offset() } else { received },
+        ))
+    }
+
+    /// Nothing more can be done.
+    pub(crate) fn give_up(self) {}
+}

@@ -1,0 +1,136 @@
+//! A connection between hosts that outlives its last descriptor, or its process's wish to end:
+//! bytes are in the ring that the peer does not have, or nobody knows whether it does.
+
+use super::ends::{TxHeld, hold_rx, hold_tx};
+use super::linger::RESET_ON_CLOSE;
+use super::reset::carrier_is_over;
+use crate::socket::{Socket, State, flag};
+use crate::wire::{WireSlot, parting};
+use crate::{numbers, socket, sys};
+use core::ffi::c_int;
+use core::sync::atomic::AtomicU64;
+use core::sync::atomic::Ordering::*;
+use netacc_control::stats::Reason;
+use netacc_proto::switchover::TxState;
+
+/// The last descriptor is closed, but bytes are in the ring that the peer does not have, or nobody
+/// knows whether it does: true, and the carrier lives on until they have gone over it.
+pub(super) fn outlives_close(s: &'static Socket, h: &mut TxHeld<'_>, fd: c_int) -> bool {
+    let Some(at) = h.channel.wire().map(|w| w.slot(h.slot)) else { return false };
+    if at.leave.load(SeqCst) & parting::GONE != 0 {
+        let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &RESET_ON_CLOSE);
+        return false;
+    }
+    if is_clean(h, at) {
+        if let Some(linger) = h.end.linger.take() {
+            let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
+        }
+        return false;
+    }
+    if carrier_is_over(s) {
+        // The peer's end without a word: its process is gone, and takes nothing any more.
+        let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &RESET_ON_CLOSE);
+        return false;
+    }
+    leaves_behind(s, h, fd, Reason::Disconnected)
+}
+
+/// How long a close waits for a peer on another host, which answers in some microseconds: TCP keeps
+/// the promise of a close also when the process is killed right after it, and so does this if the
+/// peer has answered.
+const CLOSE_NS: u64 = 3_000_000;
+
+/// A peer that did not answer is not waited for again so soon.
+const SLOW_NS: u64 = 1_000_000_000;
+
+/// And all closes together wait for no more than [`CLOSE_NS`] in so long: an event loop may close
+/// many.
+const WINDOW_NS: u64 = 100_000_000;
+
+/// The last descriptor is closed, and bytes go over the carrier: gives that a moment.
+pub(crate) fn await_peer(s: &'static Socket, g: u16) {
+    static SLOW_AT: AtomicU64 = AtomicU64::new(0);
+    /// When the present window began, and the waiting in it. (Threads that race here wait once
+    /// more, at most.)
+    static WINDOW: (AtomicU64, AtomicU64) = (AtomicU64::new(0), AtomicU64::new(0));
+    let now = sys::now_ns();
+    if now.saturating_sub(WINDOW.0.load(Relaxed)) > WINDOW_NS {
+        WINDOW.0.store(now, Relaxed);
+        WINDOW.1.store(0, Relaxed);
+    }
+    let budget = CLOSE_NS.saturating_sub(WINDOW.1.load(Relaxed));
+    let wanted = budget > 0 && now.saturating_sub(SLOW_AT.load(Relaxed)) > SLOW_NS;
+    if !wanted || !s.has(flag::REMOTE) {
+        return;
+    }
+    loop {
+        if s.generation16() != g || !s.is(State::Attached) {
+            break;
+        }
+        let left = (now + budget).saturating_sub(sys::now_ns());
+        if left == 0 {
+            if budget == CLOSE_NS {
+                SLOW_AT.store(now, Relaxed);
+            }
+            break;
+        }
+        let (word, attached) = s.state.word(State::Attached);
+        sys::futex_wait(word, attached, left as i64, false);
+    }
+    WINDOW.1.fetch_add(sys::now_ns().saturating_sub(now), Relaxed);
+}
+
+/// This process's last descriptor is closed, and a forked child goes on: what is in the rings it
+/// gets over the carrier, from here.
+pub(super) fn outlives_for_child(s: &'static Socket, h: &TxHeld<'_>, fd: c_int) -> bool {
+    let Some(at) = h.channel.wire().map(|w| w.slot(h.slot)) else { return false };
+    at.leave.load(SeqCst) & parting::GONE == 0 && leaves_behind(s, h, fd, Reason::InheritedByFork)
+}
+
+/// The carrier lives on under a name of the library's own until both directions are back on it.
+/// False: there is no descriptor for that.
+fn leaves_behind(s: &'static Socket, h: &TxHeld<'_>, fd: c_int, why: Reason) -> bool {
+    let own = numbers::copy(fd);
+    if own < 0 {
+        return false;
+    }
+    s.waiters.fetch_add(1, SeqCst);
+    socket::orphan(s, own, flag::CLOSE_LATER);
+    h.channel.ask_to_leave(h.slot, why, false);
+    true
+}
+
+/// The sender stands on the carrier, and the peer knows.
+fn is_clean(h: &TxHeld<'_>, at: &WireSlot) -> bool {
+    matches!(h.end.switch.state(), TxState::Carrier | TxState::Shut)
+        && h.end.switch.carrier_is_open(at.seen_epoch.load(SeqCst))
+}
+
+/// The process ends, or becomes another program: what the peer does not have goes over the carrier.
+/// True: there is something.
+pub(crate) fn begin_exit(s: &'static Socket) -> bool {
+    if !s.is(State::Attached) || s.is_inherited() || !s.has(flag::REMOTE) {
+        return false;
+    }
+    // Never for long: another thread may hold an end for ever.
+    for _ in 0..200 {
+        if s.rx_lock.owner() == 0 && s.tx_lock.owner() == 0 {
+            break;
+        }
+        sys::sched_yield();
+    }
+    if s.rx_lock.owner() != 0 || s.tx_lock.owner() != 0 {
+        return false;
+    }
+    // A forked child may go on with it, and only this process can give it what is in the ring.
+    let shared =
+        s.names() > 1 && hold_rx(s, s.generation16()).is_ok_and(|h| !h.end.switch.is_released());
+    if let Ok(h) = hold_tx(s, s.generation16())
+        && let Some(at) = h.channel.wire().map(|w| w.slot(h.slot))
+        && (shared || !is_clean(&h, at))
+    {
+        h.channel.ask_to_leave(h.slot, Reason::Disconnected, false);
+        return true;
+    }
+    false
+}

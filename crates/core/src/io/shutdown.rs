@@ -1,0 +1,158 @@
+//! shutdown(2), and what the peer is told before a FIN.
+
+use super::ends::{TxHeld, hold_rx, hold_tx, publish_announce, show_path};
+use super::leave::to_kernel;
+use super::send::{may_use_carrier, publish_held};
+use crate::channel::{producer_quiet, quiet};
+use crate::outcome::{PASS, Ret};
+use crate::socket::{Socket, State, flag};
+use crate::{sys, wait};
+use core::ffi::c_int;
+use core::sync::atomic::Ordering::*;
+use core::sync::atomic::fence;
+use netacc_control::stats::Reason;
+use netacc_proto::switchover::{Path as Way, TxState};
+
+pub(crate) fn shutdown(s: &'static Socket, g: u16, fd: c_int, how: c_int) -> Ret {
+    let inherited = s.is_inherited();
+    if inherited {
+        let done = to_kernel(s, g, fd, Reason::InheritedByFork, false);
+        if !done && s.is(State::Attached) && s.has(flag::REMOTE) {
+            return shutdown_of_parents(s, fd, how);
+        }
+    } else if s.has(flag::REMOTE) {
+        return shutdown_between_hosts(s, g, fd, how);
+    }
+    if (how == libc::SHUT_WR || how == libc::SHUT_RDWR)
+        && let Ok(mut h) = hold_tx(s, g)
+    {
+        if h.end.switch.state() == TxState::Resending {
+            // Bytes that go out again over the carrier go before its FIN: who sends the last of
+            // them shuts it down.
+            s.raise(flag::FIN_DUE);
+        } else if !inherited {
+            s.raise(flag::SHUT_WR);
+            announce_end(s, &mut h);
+        }
+    }
+    if inherited {
+        say_fin(s, g, how);
+    } else {
+        say_shut(s, fd, how);
+    }
+    let r = match how {
+        libc::SHUT_WR if s.has(flag::FIN_LATER) => 0,
+        libc::SHUT_RDWR if s.has(flag::FIN_LATER) => sys::shutdown(fd, libc::SHUT_RD),
+        _ => sys::shutdown(fd, how),
+    };
+    crate::channel::sent_by_kernel();
+    if how == libc::SHUT_RD || how == libc::SHUT_RDWR {
+        s.raise(flag::CARRIER_SPOKE);
+        if !inherited {
+            wake_senders(s);
+        }
+    }
+    wait::prod(s);
+    r
+}
+
+/// A peer that knows of our FIN, and waits for room, sleeps until it is told that there will be
+/// none.
+fn wake_senders(s: &Socket) {
+    if let Some(channel) = s.channel().filter(|c| c.wire().is_none()) {
+        let slot = s.slot.load(Relaxed) as usize;
+        fence(SeqCst);
+        channel.notify(
+            slot,
+            channel.words(slot, channel.side ^ 1).producer_quiet[producer_quiet::NOTIFY]
+                .load(Relaxed),
+        );
+    }
+}
+
+/// Tells the peer, before the FIN, what a shutdown means for what it sends. (Within the host.)
+pub(super) fn say_shut(s: &Socket, fd: c_int, how: c_int) {
+    let word = match how {
+        // Where the kernel says that nothing comes any more it was shut down for receiving before;
+        // or the peer's FIN has come, who sends nothing.
+        libc::SHUT_WR if sys::poll_now(fd, libc::POLLRDHUP) & libc::POLLRDHUP != 0 => quiet::FIN,
+        libc::SHUT_WR => quiet::FIN | quiet::HALF,
+        libc::SHUT_RD => quiet::DEAF,
+        libc::SHUT_RDWR => quiet::FIN | quiet::DEAF,
+        _ => return,
+    };
+    request(s, word);
+}
+
+/// That a FIN is no close's, where no more can be said: by a forked child, for whom the ring still
+/// has bytes, or late.
+pub(super) fn say_fin(s: &'static Socket, g: u16, how: c_int) {
+    if matches!(how, libc::SHUT_WR | libc::SHUT_RDWR)
+        && let Ok(_held) = hold_rx(s, g)
+    {
+        request(s, quiet::FIN);
+    }
+}
+
+fn request(s: &Socket, word: u64) {
+    if let Some(channel) = s.channel().filter(|c| c.wire().is_none()) {
+        channel.words(s.slot.load(Relaxed) as usize, channel.side ^ 1).quiet[quiet::REQUEST]
+            .fetch_or(word, SeqCst);
+    }
+}
+
+/// Tells the peer where the ring's part of the stream ends, before the carrier's FIN.
+pub(super) fn announce_end(s: &Socket, h: &mut TxHeld<'_>) {
+    if h.channel.wire().is_some() && !may_use_carrier(h) {
+        return;
+    }
+    publish_held(h);
+    if let Ok(Some(a)) = h.end.switch.shutdown() {
+        publish_announce(h, a);
+        show_path(s, true, Way::Carrier);
+        h.notify();
+    }
+}
+
+/// `shutdown(2)` of a connection between hosts. Waits for nothing: what the peer does not have goes
+/// over the carrier before its FIN.
+pub(super) fn shutdown_between_hosts(s: &'static Socket, g: u16, fd: c_int, how: c_int) -> Ret {
+    if how != libc::SHUT_RD && how != libc::SHUT_WR && how != libc::SHUT_RDWR {
+        return -(libc::EINVAL as Ret);
+    }
+    let Ok(h) = hold_tx(s, g) else { return PASS };
+    let (channel, slot) = (h.channel, h.slot);
+    if how != libc::SHUT_RD {
+        s.raise(flag::FIN_DUE);
+    }
+    drop(h);
+    if how != libc::SHUT_WR {
+        if let Ok(rx) = hold_rx(s, g) {
+            let there = rx.end.ring.available().unwrap_or(0) as u64;
+            rx.end.read_until =
+                rx.end.switch.offset().saturating_add(there.max(rx.end.switch.outstanding()));
+        }
+        s.raise(flag::SHUT_RD | flag::CARRIER_SPOKE);
+        let r = sys::shutdown(fd, libc::SHUT_RD);
+        if r < 0 {
+            return r;
+        }
+    }
+    channel.ask_to_leave(slot, Reason::Disconnected, false);
+    wait::prod(s);
+    0
+}
+
+/// `shutdown(2)` in a forked child whose parent has not taken the connection to the carrier yet,
+/// and tells the kernel then.
+pub(super) fn shutdown_of_parents(s: &Socket, fd: c_int, how: c_int) -> Ret {
+    match how {
+        libc::SHUT_WR => s.raise(flag::FIN_DUE),
+        libc::SHUT_RD => s.raise(flag::SHUT_RD),
+        libc::SHUT_RDWR => s.raise(flag::FIN_DUE | flag::SHUT_RD),
+        _ => return -(libc::EINVAL as Ret),
+    }
+    // It may have been there already, and have seen nothing of this.
+    fence(SeqCst);
+    if s.is(State::Attached) { 0 } else { sys::shutdown(fd, how) }
+}
