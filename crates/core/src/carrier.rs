@@ -134,6 +134,13 @@ pub(crate) fn packets(fd: c_int) -> Option<Packets> {
     })
 }
 
+/// The shortest time that a packet has taken there and back, in microseconds, lately. `None`: it is
+/// not known.
+pub(crate) fn round_trip_us(fd: c_int) -> Option<u32> {
+    // (Before the first one is measured the kernel says that it is endless.)
+    tcp_info(fd).map(|info| info.more[3]).filter(|us| ![0, u32::MAX].contains(us))
+}
+
 /// How many bytes the kernel has taken to send on `fd`, give or take one for all of a connection's
 /// life.
 pub(crate) fn sent(fd: c_int) -> Option<u64> {
@@ -197,7 +204,7 @@ pub(crate) fn counts(fd: c_int, connector: bool) -> Option<Counts> {
 }
 
 /// The start of the kernel's `struct tcp_info` (linux/tcp.h) up to the last member that is needed
-/// here (4.1).
+/// here (4.6; an older kernel leaves the rest as it is: 0).
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct TcpInfo {
@@ -207,6 +214,8 @@ struct TcpInfo {
     max_pacing_rate: u64,
     bytes_acked: u64,
     bytes_received: u64,
+    /// `tcpi_segs_out`, `tcpi_segs_in`, `tcpi_notsent_bytes`, `tcpi_min_rtt` (4.6).
+    more: [u32; 4],
 }
 const _: () = assert!(core::mem::offset_of!(TcpInfo, pacing_rate) == 104);
 

@@ -129,7 +129,7 @@ fn list_into(fd: c_int) -> Option<usize> {
 }
 
 /// The type of a netlink message, what it says, and what follows it.
-fn message(at: &[u8]) -> Option<(u16, &[u8], &[u8])> {
+pub(crate) fn message(at: &[u8]) -> Option<(u16, &[u8], &[u8])> {
     let len = u32::from_ne_bytes(*at.first_chunk()?) as usize;
     let kind = u16::from_ne_bytes(*at.get(4..)?.first_chunk()?);
     let body = at.get(16..len)?;
@@ -138,7 +138,7 @@ fn message(at: &[u8]) -> Option<(u16, &[u8], &[u8])> {
 
 /// The address that a `struct ifaddrmsg` with its attributes is about: IFA_LOCAL, which a
 /// point-to-point link has besides its peer's, or IFA_ADDRESS.
-fn address_of(body: &[u8]) -> Option<IpAddr> {
+pub(crate) fn address_of(body: &[u8]) -> Option<IpAddr> {
     let family = i32::from(*body.first()?);
     let mut rest = body.get(8..)?;
     let mut found = None;

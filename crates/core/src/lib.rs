@@ -43,6 +43,7 @@ mod process;
 mod published;
 mod queues;
 mod rdma_thread;
+mod reach;
 mod remote;
 mod rendezvous;
 mod rights;

@@ -3,10 +3,14 @@
 //! The file is one that this user made, a regular one under one name alone ([`is_ours`]): in a
 //! directory that others can write it may be anything. A line that cannot be written is counted
 //! (`log_lines_dropped`).
+//!
+//! What a peer can bring about as often as it likes is a [`warn_of_peer!`]: all of these together
+//! are one line a second.
 
 use crate::{config, numbers, stats, sys};
 use core::ffi::c_int;
 use core::fmt::{self, Write as _};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use netacc_control::config::LogLevel;
 use netacc_control::stats::Counter;
 
@@ -87,15 +91,65 @@ fn is_ours(fd: c_int) -> bool {
     })
 }
 
+/// How often something may be said.
+pub(crate) struct Pace {
+    /// When it was last said; 0: never.
+    at: AtomicU64,
+    /// How often it was not said since.
+    unsaid: AtomicU32,
+}
+
+impl Pace {
+    pub(crate) const fn new() -> Pace {
+        Pace { at: AtomicU64::new(0), unsaid: AtomicU32::new(0) }
+    }
+
+    /// Whether it may be said now, as it may once in `every_ns`, and how often it was not since it
+    /// last was.
+    pub(crate) fn may(&self, now: u64, every_ns: u64) -> Option<u32> {
+        let at = self.at.load(Relaxed);
+        let waits = at != 0 && now.saturating_sub(at) < every_ns;
+        // (Of two threads at the same moment one says it.)
+        if waits || self.at.compare_exchange(at, now.max(1), Relaxed, Relaxed).is_err() {
+            self.unsaid.fetch_add(1, Relaxed);
+            return None;
+        }
+        Some(self.unsaid.swap(0, Relaxed))
+    }
+}
+
+/// Warnings of peers: one in so long.
+const PEERS_NS: u64 = 1_000_000_000;
+static PEERS: Pace = Pace::new();
+/// Lines of warnings of peers.
+#[cfg(test)]
+pub(crate) static LINES_OF_PEERS: AtomicU32 = AtomicU32::new(0);
+
+/// A warning of what a peer does, unless there was one within a second.
+#[cold]
+pub(crate) fn of_peer(text: fmt::Arguments<'_>) {
+    let Some(unsaid) = PEERS.may(sys::now_ns(), PEERS_NS) else { return };
+    #[cfg(test)]
+    LINES_OF_PEERS.fetch_add(1, Relaxed);
+    match unsaid {
+        0 => log(LogLevel::Warn, text),
+        n => log(LogLevel::Warn, format_args!("{text} (and {n} warnings of peers before)")),
+    }
+}
+
 /// Logs a warning.
 macro_rules! warn_log {
     ($($t:tt)*) => { $crate::log::log(netacc_control::config::LogLevel::Warn, format_args!($($t)*)) };
+}
+/// Logs a warning of what a peer can bring about, one a second in all.
+macro_rules! warn_of_peer {
+    ($($t:tt)*) => { $crate::log::of_peer(format_args!($($t)*)) };
 }
 /// Logs for those who look for the reason of something.
 macro_rules! debug_log {
     ($($t:tt)*) => { $crate::log::log(netacc_control::config::LogLevel::Debug, format_args!($($t)*)) };
 }
-pub(crate) use {debug_log, warn_log};
+pub(crate) use {debug_log, warn_log, warn_of_peer};
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests may fail loudly")]
@@ -103,6 +157,16 @@ mod tests {
     extern crate std;
     use super::*;
     use std::os::fd::AsRawFd;
+    use std::vec::Vec;
+
+    #[test]
+    fn what_may_be_said_once_a_second_is_counted_in_between() {
+        let pace = Pace::new();
+        let said: Vec<_> =
+            (1..=3000u64).filter_map(|ms| pace.may(ms * 1_000_000, 1_000_000_000)).collect();
+        assert_eq!(said, [0, 999, 999]);
+        assert_eq!(pace.may(u64::MAX, 1_000_000_000), Some(999));
+    }
 
     #[test]
     fn only_a_regular_file_under_one_name_is_written() {

@@ -14,7 +14,9 @@
 //! - `links`: TCP connections to other processes, and the frames on them; `broken_links`;
 //! - `pairs`: queue pairs; `pair_ends`; `progress`: whether what is posted arrives;
 //! - `memory`: that of rings;
+//! - `proof`: whether who answers at a link port is who accepts there;
 //! - `agree`: which connections are accelerated; `offers`: what becomes of an agreement;
+//! - `shares`: what each host may take of all that;
 //! - `words`: what the ends say of their switches; `leave`: the way back to the carrier;
 //! - `keeper`: the process that goes on with that when this one has ended.
 //!
@@ -34,6 +36,8 @@ mod offers;
 mod pair_ends;
 mod pairs;
 mod progress;
+mod proof;
+mod shares;
 #[cfg(test)]
 mod tests;
 mod words;
@@ -56,8 +60,6 @@ use netacc_proto::rendezvous::{Proof, Tuple};
 
 /// Sockets that wait, each way, and candidates of peers.
 const PENDING: u32 = 16384;
-/// Links of this process.
-const LINKS: usize = 64;
 
 // ---- the inbox ----------------------------------------------------------------------------------
 
@@ -360,8 +362,8 @@ const EVENT_KIND: u64 = 0xff << 56;
 struct Mine {
     socket: &'static Socket,
     generation: u32,
-    /// The links that were told (connecting side).
-    announced: u64,
+    /// The ports whose links were told (connecting side).
+    announced: u32,
     /// An offer was made for it on that link (accepting side).
     offered: Option<usize>,
     /// When it was noted.
@@ -393,8 +395,10 @@ struct Remote {
     /// No links are taken at some address: when that is tried anew, with the next accept there; 0:
     /// not.
     anew_at: u64,
-    links: [Option<Box<links::Link>>; LINKS],
+    links: Vec<Option<Box<links::Link>>>,
+    shares: shares::Shares,
     destinations: Vec<destinations::Destination>,
+    hosts: Vec<destinations::Host>,
     kept: pairs::Kept,
     connected: Table<Mine>,
     accepted: Table<Mine>,
@@ -422,17 +426,6 @@ struct Remote {
     timer: u64,
 }
 
-/// What peers do wrong is said once a second at most, however many do; all of it is counted.
-fn may_warn() -> bool {
-    static WARNED_AT: AtomicU64 = AtomicU64::new(0);
-    let (now, at) = (sys::now_ns(), WARNED_AT.load(Relaxed));
-    let may = at == 0 || now.saturating_sub(at) > 1_000_000_000;
-    if may {
-        WARNED_AT.store(now, Relaxed);
-    }
-    may
-}
-
 impl Remote {
     fn new(epoll: c_int) -> Option<Box<Remote>> {
         let mut seed = [0u8; 8];
@@ -446,8 +439,10 @@ impl Remote {
             listeners: Vec::new(),
             listeners_at: 0,
             anew_at: 0,
-            links: [const { None }; LINKS],
+            links: Vec::new(),
+            shares: shares::Shares::new(),
             destinations: Vec::new(),
+            hosts: Vec::new(),
             kept: pairs::Kept::new(config::get()),
             connected: Table::new(PENDING, seed)?,
             accepted: Table::new(PENDING, seed.rotate_left(7))?,
@@ -517,7 +512,7 @@ impl Remote {
                 EVENT_MANAGER => self.hear_manager(),
                 EVENT_DEVICE => self.hear_device(rest as usize),
                 EVENT_LISTENER => self.take_callers(rest as usize),
-                EVENT_LINK => self.serve_link((rest & 0xff) as usize, (rest >> 8) as u32, bits),
+                EVENT_LINK => self.serve_link((rest & 0xffff) as usize, (rest >> 16) as u32, bits),
                 _ => {}
             }
         }

@@ -248,7 +248,9 @@ fn range(tick: u64, (began, ended): (u64, u64), (before, shows, after): (u64, u3
     let (low, high) = ((shows & !1).wrapping_sub(1), (shows | 1).wrapping_add(1));
     let lowest = low.wrapping_sub(ticks(after)).wrapping_add(ticks(began));
     let highest = high.wrapping_sub(ticks(before)).wrapping_add(ticks(ended));
-    if (ended.saturating_sub(began) + after.saturating_sub(before)) / tick > u64::from(u16::MAX) {
+    if (ended.saturating_sub(began) + after.saturating_sub(before)) / tick
+        > u64::from(Proof::SPAN_MAX)
+    {
         Proof::NONE
     } else {
         Proof::new(lowest, highest)
@@ -398,8 +400,8 @@ mod tests {
                         (began_at() + took * tick, 7, began_at() + took * tick),
                     )
                 };
-                assert!(wide(65_000).knows());
-                assert!(!wide(65_536).knows());
+                assert!(wide(4_090).knows());
+                assert!(!wide(4_096).knows());
                 // So long that the difference wraps around.
                 assert!(!wide(1 << 32).knows());
             }

@@ -29,4 +29,5 @@
 extern crate std;
 
 pub mod rendezvous;
+mod sha256;
 pub mod switchover;

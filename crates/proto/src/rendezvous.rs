@@ -18,6 +18,8 @@
 //! |---|---|---|---|
 //! | 1 | both | `Hello` (within a host), `HostHello` (between hosts) | first message of each side. Between hosts A speaks first, so that a stranger's port is not spoken to |
 //! | 2 | C → A | `Candidate` | this connection may be accelerated; `token` is C's, never used again; `proof` is what C knows of its SYN |
+//! | 2' | A → C | `Commit` | between hosts, where C has said that its proof comes later: A binds itself to what it knows of that SYN without saying it; C says its proof then, by another `Candidate` |
+//! | 2' | A → C | `Open` | what A has bound itself to: it is a process that accepts there |
 //! | 2' | both | `Withdraw` | C: not any more. A (between hosts): there will be no offer for it |
 //! | 3 | both | `Turn`, `Unproven` | within a host: both show, in turns, that they hold the two ends of the connection |
 //! | 3 | A → C | `Channel` + fd, `Arena` + fd | within a host, before the first offer that uses them; A owns them |
@@ -40,6 +42,7 @@
 mod layout;
 mod tuple;
 
+use crate::sha256::sha256;
 use crate::switchover::{Ack, Announce};
 pub use layout::DecodeError;
 use layout::{Field, Reader, Writer, structs};
@@ -47,7 +50,7 @@ pub use tuple::{Family, FamilyMismatch, Tuple};
 
 /// Version of the rendezvous, of the shared memory's layout, and of what travels on queue pairs
 /// (`netacc_rdma::wire`). Both ends must have the same.
-pub const VERSION: u16 = 5;
+pub const VERSION: u16 = 6;
 /// What a [`Hello`] begins with.
 pub const MAGIC: [u8; 8] = *b"netacc\r\n";
 /// Version of the layout; changes only together with everything but [`Hello`]. (1 was that of two
@@ -179,8 +182,8 @@ bodies! {
     Proof {
         /// The first of them; those behind it may wrap around.
         lowest: u32,
-        /// How many more there are: few, so that a guess is in vain. [`Proof::NONE`] has no values
-        /// at all.
+        /// How many more there are, [`Proof::SPAN_MAX`] at most, so that a guess is in vain. With
+        /// more nothing is known.
         span: u16,
     }
     /// With one fd: the channel's memfd. Owned by the sender.
@@ -260,13 +263,19 @@ bodies! {
 impl Proof {
     /// Nothing is known.
     pub const NONE: Self = Self { lowest: 0, span: u16::MAX };
+    /// It is said when the acceptor has committed itself, so that who answers in its place learns
+    /// nothing by which it could.
+    pub const LATER: Self = Self { lowest: 0, span: u16::MAX - 1 };
+    /// 4 s in milliseconds: a SYN that was lost twice leaves 3 s after the first one. A guess hits
+    /// once in 2^20.
+    pub const SPAN_MAX: u16 = 4095;
 
     /// The time stamps from `lowest` to `highest`; [`Proof::NONE`] if these are too many to prove
     /// anything.
     #[must_use]
     pub fn new(lowest: u32, highest: u32) -> Self {
         match u16::try_from(highest.wrapping_sub(lowest)) {
-            Ok(span) if span != Self::NONE.span => Self { lowest, span },
+            Ok(span) if span <= Self::SPAN_MAX => Self { lowest, span },
             _ => Self::NONE,
         }
     }
@@ -274,7 +283,7 @@ impl Proof {
     /// Whether the connector says that it knows something.
     #[must_use]
     pub const fn knows(&self) -> bool {
-        self.span != u16::MAX
+        self.span <= Self::SPAN_MAX
     }
 
     /// Whether `stamp` is what it says.
@@ -282,6 +291,16 @@ impl Proof {
     pub const fn fits(&self, stamp: u32) -> bool {
         self.knows() && stamp.wrapping_sub(self.lowest) <= self.span as u32
     }
+}
+
+/// What [`Message::Commit`] says of a connection's time stamp: nothing, to who does not know the
+/// nonce; and there is no other stamp that it can be opened to.
+#[must_use]
+pub fn commitment(nonce: &[u8; 16], stamp: u32, token: u64, process: &[u8; 16]) -> [u8; 16] {
+    let digest = sha256(&[b"netacc", nonce, &stamp.to_le_bytes(), &token.to_le_bytes(), process]);
+    let mut half = [0; 16];
+    half.iter_mut().zip(digest).for_each(|(to, from)| *to = from);
+    half
 }
 
 impl Offer {
@@ -518,6 +537,22 @@ messages! {
     } = 24, TWO, A, 0;
     /// Every pair that is still ready has been named.
     Synced = 25, TWO, BOTH, 0;
+    /// See [`commitment`].
+    Commit {
+        /// The candidate.
+        token: u64,
+        /// Of the time stamp in its SYN.
+        digest: [u8; 16]
+    } = 26, TWO, A, 0;
+    /// It was to that.
+    Open {
+        /// The candidate.
+        token: u64,
+        /// What kept it secret.
+        nonce: [u8; 16],
+        /// The time stamp.
+        stamp: u32
+    } = 27, TWO, A, 0;
 }
 
 const _: () = {

@@ -192,6 +192,8 @@ reasons! {
         "Look at the process that has the other end: it may not use the connection yet, have got it from another process, or have acceleration turned off.";
     WaitsUnseen "waits-unseen" "The program waits for the connection in a way that the library does not see: by system calls of its own instead of libc's.",
         "None needed; the connection is correct, at TCP's speed. netacc_run names programs and libraries that have such calls.";
+    NotInReach "not-in-reach" "This end's RDMA device does not lead to the peer: packets leave by another interface, over a gateway of IPoIB, to an address that is translated on the way, or are under way for more than 10 ms behind a gateway.",
+        "Let the program use an address of the device whose network the peer is in, and look at ip route get PEER from ADDRESS.";
 }
 
 /// Number of reasons.

@@ -114,7 +114,7 @@ pub(crate) fn to_kernel(s: &'static Socket, g: u16, fd: c_int, why: Reason, stri
         None => true,
         Some(Action::Become) => become_plain(s, why),
         Some(Action::BreakOff) => {
-            crate::log::warn_log!(
+            crate::log::warn_of_peer!(
                 "fd {fd}: unread or unsent bytes cannot follow the descriptor ({}): the connection is broken off",
                 why.name()
             );

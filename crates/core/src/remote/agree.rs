@@ -2,10 +2,11 @@
 
 use super::links::{Conn, ConnState, Fault, Link};
 use super::pairs::PairState;
-use super::{LINKS, Mine, Remote, Theirs};
+use super::shares::{PART, Source};
+use super::{Mine, PENDING, Remote, Theirs};
 use crate::channel::{BY_KERNEL, Channel, ChannelMem};
 use crate::lock::lock_end;
-use crate::log::debug_log;
+use crate::log::{debug_log, warn_of_peer};
 use crate::rendezvous::table::Key;
 use crate::socket::{Socket, State, flag, offer};
 use crate::syn::Said;
@@ -24,8 +25,6 @@ const SWEEP_NS: u64 = 10_000_000_000;
 /// A connection that was offered a place which is not free at the peer is offered another one after
 /// so long.
 pub(super) const BUSY_NS: u64 = 5_000_000;
-/// Candidates of one link that wait here.
-const CANDIDATES_PER_LINK: u32 = 4096;
 
 /// There will be no agreement on a connection, for that reason.
 pub(super) fn verdict(s: &'static Socket, generation: u32, why: Reason) {
@@ -54,9 +53,9 @@ impl Remote {
         let found = if connector && s.has(flag::RDMA_FIRST) {
             // Both addresses are this host's: nobody needs to be asked whether RDMA serves them.
             let devices = self.device_at(local).and_then(|_| self.device_at(tuple.peer().ip()));
-            devices.and_then(|_| self.seek(local, tuple.peer()))
+            devices.and_then(|_| self.seek(local, tuple.peer(), s))
         } else if connector {
-            self.seek(local, tuple.peer())
+            self.seek(local, tuple.peer(), s)
         } else if self.is_down(local) {
             Ok(())
         } else {
@@ -86,7 +85,7 @@ impl Remote {
             let at = self.sweep_at;
             self.at(at);
         }
-        for i in 0..LINKS {
+        for i in 0..self.links.len() {
             self.announce(i, key);
         }
     }
@@ -95,21 +94,37 @@ impl Remote {
     fn announce(&mut self, i: usize, key: Key) {
         let Some((tuple, m)) = self.connected.get(key) else { return };
         let tuple = *tuple;
-        let fits = |l: &Link| {
-            l.role == Role::Connector
-                && l.is_up()
-                && l.local == tuple.local().ip()
-                && l.peer == tuple.peer().ip()
-                && l.port == tuple.peer_port()
-        };
-        if m.announced & 1 << i != 0 || !self.link(i).is_some_and(fits) || self.is_busy(i) {
+        let fits = |l: &&Link| l.is_up() && l.leads_to(tuple.local().ip(), tuple.peer());
+        let Some(bit) = self.link(i).filter(fits).map(Link::bit) else { return };
+        if m.announced & bit != 0 || self.is_busy(i) {
             return;
         }
-        let proof = m.socket.syn.proof();
+        let Some(proof) = self.link(i).map(|l| l.says(m.socket.syn.proof())) else { return };
         if let Some(m) = self.connected.get_mut(key) {
-            m.announced |= 1 << i;
+            m.announced |= bit;
         }
         self.send(i, Message::Candidate(proto::Candidate { tuple, token: key.0, proof }));
+    }
+
+    /// Whether link `i` was told of a candidate.
+    pub(super) fn was_told(&self, i: usize, key: Key) -> bool {
+        let (Some(l), Some((tuple, m))) = (self.link(i), self.connected.get(key)) else {
+            return false;
+        };
+        l.leads_to(tuple.local().ip(), tuple.peer()) && m.announced & l.bit() != 0
+    }
+
+    /// Tells the links that were told of a candidate, but for one, that there is none.
+    pub(super) fn withdraw(&mut self, tuple: &Tuple, told: u32, token: u64, but: Option<usize>) {
+        for i in 0..self.links.len() {
+            let leads = |l: &Link| l.leads_to(tuple.local().ip(), tuple.peer());
+            if told != 0
+                && Some(i) != but
+                && self.link(i).is_some_and(|l| leads(l) && told & l.bit() != 0)
+            {
+                self.send(i, Message::Withdraw { token });
+            }
+        }
     }
 
     pub(super) fn announce_all(&mut self, i: usize) {
@@ -194,9 +209,8 @@ impl Remote {
                 any = true;
                 continue;
             }
-            let told = self.connected.remove(key).map_or(0, |(_, m)| m.announced);
-            for i in (0..LINKS).filter(|i| told & 1 << i != 0) {
-                self.send(i, Message::Withdraw { token: key.0 });
+            if let Some((tuple, m)) = self.connected.remove(key) {
+                self.withdraw(&tuple, m.announced, key.0, None);
             }
         }
         self.sweep_at = if any { now + SWEEP_NS } else { 0 };
@@ -237,18 +251,13 @@ impl Remote {
             self.send(i, Message::Withdraw { token: c.token });
             return Ok(());
         }
-        if self.candidates.is_full() {
-            let oldest = self.candidates.oldest();
-            if let Some(k) = oldest {
-                self.drop_candidate(k);
-            }
-        }
         // Two claims to one connection: neither is believed, now or later (users of one host could
         // claim each other's).
         if self.has_rival(i, &tuple) {
             self.contest(&tuple);
             return Ok(());
         }
+        self.open_commitment(i, &c);
         self.add_candidate(i, tuple, c.token, c.proof);
         self.agree(tuple);
         Ok(())
@@ -258,22 +267,42 @@ impl Remote {
         if let Some(old) = self.candidates.find_number(token, |x| x.link == i) {
             self.drop_candidate(old);
         }
-        // One peer's must not push out the others'.
-        if self.link(i).is_some_and(|l| l.candidates >= CANDIDATES_PER_LINK) {
+        let Some(source) = self.link(i).map(|l| Source::of(l.peer)) else { return };
+        // One host's must not push out the others'.
+        let has = self.shares.of(source).map_or(0, |s| s.candidates) as usize;
+        let share = PENDING as usize / PART / self.shares.count().max(1);
+        if has >= PENDING as usize / PART || (self.candidates.is_full() && has >= share) {
             return;
         }
-        let added =
-            self.candidates.insert(tuple, token, Theirs { link: i, token, proof }).is_some();
-        if let Some(l) = self.link_mut(i).filter(|_| added) {
-            l.candidates += 1;
+        if self.candidates.is_full() {
+            self.drop_candidate_of_most();
+        }
+        if self.candidates.insert(tuple, token, Theirs { link: i, token, proof }).is_some() {
+            self.shares.add_candidate(source);
+        }
+    }
+
+    /// The oldest candidate of the host that has most.
+    fn drop_candidate_of_most(&mut self) {
+        let of = |r: &Remote, key| {
+            let (_, theirs) = r.candidates.get(key)?;
+            Some(Source::of(r.link(theirs.link)?.peer))
+        };
+        let most = self.shares.most_candidates();
+        let mut at = self.candidates.oldest();
+        while let Some(key) = at {
+            if of(self, key) == most {
+                return self.drop_candidate(key);
+            }
+            at = self.candidates.after(key);
         }
     }
 
     fn drop_candidate(&mut self, key: Key) {
         if let Some((_, theirs)) = self.candidates.remove(key)
-            && let Some(l) = self.link_mut(theirs.link)
+            && let Some(source) = self.link(theirs.link).map(|l| Source::of(l.peer))
         {
-            l.candidates = l.candidates.saturating_sub(1);
+            self.shares.drop_candidate(source);
         }
     }
 
@@ -299,12 +328,7 @@ impl Remote {
     /// A connection that two processes claim stays on TCP, or goes back there, for good.
     fn contest(&mut self, tuple: &Tuple) {
         stats::count(Counter::AuthFailures);
-        if super::may_warn() {
-            crate::log::warn_log!(
-                "two processes claim the connection from {}: it stays on TCP",
-                tuple.peer()
-            );
-        }
+        warn_of_peer!("two processes claim the connection from {}: it stays on TCP", tuple.peer());
         while let Some(key) = self.candidates.find(tuple, |_| true) {
             self.drop_candidate(key);
         }
@@ -328,7 +352,7 @@ impl Remote {
     pub(super) fn on_withdraw(&mut self, i: usize, token: u64) -> Result<(), Fault> {
         if self.link(i).is_some_and(|l| l.role == Role::Connector) {
             let key = Key(token);
-            if self.connected.get(key).is_some_and(|(_, m)| m.announced & 1 << i != 0)
+            if self.was_told(i, key)
                 && let Some((_, m)) = self.connected.remove(key)
             {
                 verdict(m.socket, m.generation, Reason::PeerRefused);
@@ -338,6 +362,7 @@ impl Remote {
         if let Some(key) = self.candidates.find_number(token, |x| x.link == i) {
             self.drop_candidate(key);
         }
+        self.commit_to_another(i, token);
         Ok(())
     }
 
@@ -357,6 +382,9 @@ impl Remote {
         if !self.link(i).is_some_and(Link::is_up) {
             self.drop_candidate(candidate);
             return;
+        }
+        if proof == Proof::LATER && !self.is_locked_out(waiting) {
+            return self.commit(i, waiting, token);
         }
         if !self.is_believed(waiting, proof) {
             // For good: a claim is a guess at most once.
@@ -408,21 +436,34 @@ impl Remote {
 
     /// Whether a claim to a connection says of its SYN what the kernel has kept of it. (Where
     /// nothing is kept, it is believed by its addresses.)
-    fn is_believed(&self, waiting: Key, proof: Proof) -> bool {
+    fn is_believed(&mut self, waiting: Key, proof: Proof) -> bool {
+        if self.is_locked_out(waiting) {
+            return false;
+        }
         let Some((tuple, m)) = self.accepted.get(waiting) else { return false };
+        let source = Source::of(tuple.peer().ip());
         let Said::Stamp(stamp) = m.socket.syn.said() else { return true };
         if !proof.knows() {
             debug_log!("the peer of the connection from {} knows nothing of its SYN", tuple.peer());
         } else if !proof.fits(stamp) {
             stats::count(Counter::AuthFailures);
-            if super::may_warn() {
-                crate::log::warn_log!(
-                    "a claim to the connection from {} knows another SYN than its: it stays on TCP",
-                    tuple.peer()
-                );
-            }
+            warn_of_peer!(
+                "a claim to the connection from {} knows another SYN than its: it stays on TCP",
+                tuple.peer()
+            );
+            self.shares.is_wrong(source);
         }
         proof.fits(stamp)
+    }
+
+    /// Too many claims of that connection's host were wrong.
+    fn is_locked_out(&self, waiting: Key) -> bool {
+        let Some((tuple, _)) = self.accepted.get(waiting) else { return false };
+        let locked = self.shares.is_locked(Source::of(tuple.peer().ip()));
+        if locked {
+            debug_log!("too many claims of {} were wrong", tuple.peer().ip());
+        }
+        locked
     }
 
     /// There will be no offer, and the peer need not wait for one.
@@ -489,6 +530,9 @@ impl Remote {
 
     /// What candidates were told on a link that broke is told again.
     pub(super) fn forget_candidates(&mut self, i: usize) {
+        if let Some(l) = self.link_mut(i) {
+            l.forget_commitment();
+        }
         let mut at = self.candidates.oldest();
         while let Some(key) = at {
             at = self.candidates.after(key);
@@ -499,8 +543,11 @@ impl Remote {
         let mut at = self.connected.oldest();
         while let Some(key) = at {
             at = self.connected.after(key);
-            if let Some(m) = self.connected.get_mut(key) {
-                m.announced &= !(1 << i);
+            if self.was_told(i, key)
+                && let Some(bit) = self.link(i).map(Link::bit)
+                && let Some(m) = self.connected.get_mut(key)
+            {
+                m.announced &= !bit;
             }
         }
     }

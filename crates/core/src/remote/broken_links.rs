@@ -2,7 +2,8 @@
 //! or given up.
 
 use super::links::{ANSWER_NS, ConnState, Fault, Link, Phase, bind, set_up, tcp_socket};
-use super::{EVENT_LINK, Remote, close_own, destinations, pairs, watch};
+use super::shares::Source;
+use super::{Remote, close_own, destinations, links, pairs, watch};
 use crate::carrier::sockaddr;
 use crate::log::debug_log;
 use crate::sys;
@@ -86,7 +87,7 @@ impl Remote {
                 self.epoll,
                 fd,
                 (libc::EPOLLIN | libc::EPOLLOUT) as u32,
-                EVENT_LINK | u64::from(serial) << 8 | i as u64,
+                links::event(serial, i),
             );
         if !ok {
             if fd >= 0 {
@@ -110,8 +111,8 @@ impl Remote {
         let Some(fd) = self.link_mut(new).map(|l| core::mem::replace(&mut l.fd, -1)) else {
             return Ok(());
         };
-        if let Some(place) = self.links.get_mut(new) {
-            *place = None;
+        if let Some(link) = self.links.get_mut(new).and_then(Option::take) {
+            self.shares.drop_link(Source::of(link.peer), link.hello.is_some());
         }
         let Some(l) = self.link_mut(earlier) else {
             close_own(fd);
@@ -120,12 +121,7 @@ impl Remote {
         l.fd = fd;
         let (serial, key) = (l.serial, l.hello.map_or([0; 16], |h| h.key));
         l.phase = Phase::Resuming;
-        let _ = watch(
-            self.epoll,
-            fd,
-            libc::EPOLLIN as u32,
-            EVENT_LINK | u64::from(serial) << 8 | earlier as u64,
-        );
+        let _ = watch(self.epoll, fd, libc::EPOLLIN as u32, links::event(serial, earlier));
         self.send(earlier, Message::Resume { known: true, key });
         self.resume(earlier);
         Ok(())

@@ -1,12 +1,20 @@
-//! Where connections of this process go, and which processes take links there: four ports are tried
-//! at once, nonblocking, and four more where all before them take connections, up to 32.
+//! Where connections of this process go, and which processes take links there.
+//!
+//! A place is an address and port; what is learned of its host holds for all of its ports. The
+//! first link port is asked alone: a host that does not answer there is left alone at the others as
+//! well. Where it answers the next three are asked, nonblocking, and four more where all before
+//! them take connections, up to 32. Each try ends within a time; none waits for others.
 
 use super::links::{Phase, bind, tcp_socket};
-use super::{LINKS, Remote, close_own};
-use crate::carrier::sockaddr;
+use super::shares::PART;
+use super::{Remote, close_own};
+use crate::carrier::{self, sockaddr};
 use crate::log::debug_log;
+use crate::reach::{self, Reach};
+use crate::socket::Socket;
 use crate::sys;
 use core::net::{IpAddr, SocketAddr};
+use core::sync::atomic::Ordering::Relaxed;
 use netacc_control::stats::Reason;
 use netacc_proto::rendezvous::Role;
 
@@ -16,8 +24,14 @@ const OFFSET: u32 = 20_000;
 pub(super) const TRIED: u8 = 4;
 /// Processes that can be found at one port.
 pub(super) const PORTS: u8 = 32;
-/// Where nobody was found it is tried again: the acceptor may not have accepted yet…
+/// A host of the neighbourhood answers a SYN within so long, or not at all. (It is shorter than
+/// TCP's first repetition: one try is one packet.)
+pub(super) const CONNECT_NS: u64 = 200_000_000;
+/// Where a host answers and nobody was found it is tried again: the acceptor may not have accepted
+/// yet…
 const AGAIN_NS: [u64; 5] = [100_000_000, 400_000_000, 1_000_000_000, 3_000_000_000, 5_000_000_000];
+/// …and where it does not answer, or nobody was found at another port of it, more rarely…
+const SELDOM_NS: [u64; 2] = [1_000_000_000, 5_000_000_000];
 /// …so long after the first try of a later round…
 const SECOND_NS: u64 = 1_000_000_000;
 /// …and when others connect after so long, doubled each time.
@@ -30,11 +44,15 @@ const MORE_MAX_NS: u64 = 60_000_000_000;
 /// While the device's port is down nothing is tried; whether it still is is looked at every so
 /// long.
 const PORT_NS: u64 = 1_000_000_000;
-/// Ports that are tried at the same time; other places wait, so that they do not push each other,
-/// or links that are up, out of the table.
-const TRYING: usize = LINKS / 2;
-/// Places that are remembered.
+/// With no descriptor left for another try: when there may be one again.
+const ROOM_NS: u64 = 20_000_000;
+/// Behind a gateway nobody is asked that is so far away, there and back: it is in the Internet, and
+/// not in a network of RDMA's.
+const FAR_US: u32 = 10_000;
+/// Places, and hosts, that are remembered.
 const DESTINATIONS: usize = 1024;
+/// Routes are looked up anew after so long.
+const REACH_NS: u64 = 60_000_000_000;
 
 /// Where programs listen that run beside one whose port is 20000 below, and may start after it:
 /// Redis Sentinel (6379), RabbitMQ's nodes (5672), Kafka (9092), MongoDB (7017 to 7019).
@@ -48,6 +66,63 @@ pub(super) fn link_port(port: u16, k: u8) -> u16 {
     ports.nth(usize::from(k)).unwrap_or(0)
 }
 
+/// What a port said to a SYN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Answer {
+    /// It took the connection, whoever is there.
+    Taken,
+    Refused,
+    /// Nothing, or that there is no way.
+    Silent,
+}
+
+/// A host that connections go to, from one of our addresses.
+pub(super) struct Host {
+    local: IpAddr,
+    peer: IpAddr,
+    reach: Reach,
+    /// Until when that is believed.
+    reach_until: u64,
+    /// It has answered a SYN to a link port, if only by a refusal.
+    answers: bool,
+    /// A library was found at one of its ports.
+    found: bool,
+    /// Nobody was found at one of its ports, however often it was tried.
+    empty: bool,
+    /// How often in a row it did not answer.
+    silent: usize,
+    /// Until when it is not asked anything.
+    silent_until: u64,
+    /// As long as it has not answered, one SYN at a time: when the last one left.
+    asked_at: u64,
+    used: u64,
+}
+
+impl Host {
+    fn forget_failures(&mut self) {
+        (self.silent, self.silent_until, self.empty, self.reach_until) = (0, 0, false, 0);
+    }
+
+    /// It has not answered, again.
+    fn is_silent(&mut self, now: u64) {
+        let pause = match SELDOM_NS.get(self.silent) {
+            Some(pause) => *pause,
+            None => nobody_ns(self.silent - SELDOM_NS.len()),
+        };
+        (self.silent, self.silent_until, self.asked_at) = (self.silent + 1, now + pause, 0);
+    }
+
+    /// How often nobody was found at a place of it before that is believed for longer.
+    fn pauses(&self) -> &'static [u64] {
+        if self.found || (self.answers && !self.empty) { &AGAIN_NS } else { &SELDOM_NS }
+    }
+}
+
+/// For how long it is believed that nobody is there when that was found so often before.
+fn nobody_ns(before: usize) -> u64 {
+    NOBODY_NS.saturating_mul(1 << before.min(8)).min(NOBODY_MAX_NS)
+}
+
 /// Where connections of this process go.
 pub(super) struct Destination {
     local: IpAddr,
@@ -56,6 +131,8 @@ pub(super) struct Destination {
     next: u64,
     /// How often nobody was found in a row.
     tries: usize,
+    /// How often that was believed for longer since.
+    nobody: usize,
     /// After a pause it is tried twice: a server may have its library's port a moment after it has
     /// accepted.
     second: bool,
@@ -75,7 +152,8 @@ pub(super) struct Destination {
 
 impl Destination {
     pub(super) fn forget_failures(&mut self) {
-        (self.tries, self.nobody_until, self.more_ns, self.other_version) = (0, 0, MORE_NS, false);
+        (self.tries, self.nobody, self.nobody_until) = (0, 0, 0);
+        (self.more_ns, self.other_version) = (MORE_NS, false);
     }
 
     /// The ports to try: four more whenever all before them are taken.
@@ -94,48 +172,21 @@ impl Destination {
 
 impl Remote {
     /// A connection of ours goes to `peer`: links to all who accept there are made, if there are
-    /// none. `Err`: nobody is there.
-    pub(super) fn seek(&mut self, local: IpAddr, peer: SocketAddr) -> Result<(), Reason> {
+    /// none. `Err`: nobody is there. `s`: the connection.
+    pub(super) fn seek(
+        &mut self,
+        local: IpAddr,
+        peer: SocketAddr,
+        s: &Socket,
+    ) -> Result<(), Reason> {
         let now = sys::now_ns();
         let found = self.links.iter().flatten().any(|l| l.leads_to(local, peer) && l.is_up());
-        let at = self.destinations.iter().position(|p| p.local == local && p.peer == peer);
-        let at = match at {
+        if !found && self.is_out_of_reach(local, peer.ip(), s) {
+            return Err(Reason::NotInReach);
+        }
+        let at = match self.destination(local, peer) {
             Some(at) => at,
-            None => {
-                if self.destinations.len() >= DESTINATIONS {
-                    // One that is not being tried, if there is one; who waits for another one goes
-                    // on without.
-                    let oldest = self
-                        .destinations
-                        .iter()
-                        .enumerate()
-                        .min_by_key(|(_, p)| (p.next != 0, p.tried))
-                        .map_or(0, |(i, _)| i);
-                    let p = self.destinations.swap_remove(oldest);
-                    if !self
-                        .links
-                        .iter()
-                        .flatten()
-                        .any(|l| l.leads_to(p.local, p.peer) && l.is_up())
-                    {
-                        self.give_up_on(p.local, p.peer, p.why());
-                    }
-                }
-                self.destinations.push(Destination {
-                    local,
-                    peer,
-                    next: 0,
-                    tries: 0,
-                    second: false,
-                    tried: 0,
-                    more_ns: MORE_NS,
-                    nobody_until: 0,
-                    other_version: false,
-                    taken: 0,
-                    ports: 0,
-                });
-                self.destinations.len() - 1
-            }
+            None => self.new_destination(local, peer),
         };
         let Some(p) = self.destinations.get_mut(at) else { return Ok(()) };
         if !found && now < p.nobody_until {
@@ -156,6 +207,38 @@ impl Remote {
             p.tries = 0;
         }
         self.try_destination(at)
+    }
+
+    fn destination(&self, local: IpAddr, peer: SocketAddr) -> Option<usize> {
+        self.destinations.iter().position(|p| p.local == local && p.peer == peer)
+    }
+
+    fn new_destination(&mut self, local: IpAddr, peer: SocketAddr) -> usize {
+        if self.destinations.len() >= DESTINATIONS {
+            // One that is not being tried, if there is one; who waits for another one goes on
+            // without.
+            let oldest =
+                self.destinations.iter().enumerate().min_by_key(|(_, p)| (p.next != 0, p.tried));
+            let p = self.destinations.swap_remove(oldest.map_or(0, |(i, _)| i));
+            if !self.links.iter().flatten().any(|l| l.leads_to(p.local, p.peer) && l.is_up()) {
+                self.give_up_on(p.local, p.peer, p.why());
+            }
+        }
+        self.destinations.push(Destination {
+            local,
+            peer,
+            next: 0,
+            tries: 0,
+            nobody: 0,
+            second: false,
+            tried: 0,
+            more_ns: MORE_NS,
+            nobody_until: 0,
+            other_version: false,
+            taken: 0,
+            ports: 0,
+        });
+        self.destinations.len() - 1
     }
 
     /// Whether a connection of ours to there still waits for an answer.
@@ -207,35 +290,60 @@ impl Remote {
         Ok(())
     }
 
-    /// Connects to the ports of a place to which there is no link.
+    /// Asks the ports of a place to which there is no link: the first one, as long as nobody is
+    /// known there.
     fn try_destination(&mut self, at: usize) -> Result<(), Reason> {
         let now = sys::now_ns();
         let Some(p) = self.destinations.get_mut(at) else { return Ok(()) };
-        let ports = p.ports_to_try();
-        (p.next, p.tried, p.ports) = (0, now, ports);
+        (p.next, p.tried) = (0, now);
         let (local, peer) = (p.local, p.peer);
         if self.is_down(local) {
             return self.try_later(at, now + PORT_NS);
         }
         let device = self.device_at(local)?;
-        let trying = self
-            .links
-            .iter()
-            .flatten()
-            .filter(|l| {
-                l.role == Role::Connector && matches!(l.phase, Phase::Connecting | Phase::Greeting)
-            })
-            .count();
-        if trying + usize::from(ports) > TRYING {
-            return self.try_later(at, now + MORE_NS);
+        let found = self.links.iter().flatten().any(|l| l.leads_to(local, peer) && l.is_up());
+        let h = self.host(local, peer.ip());
+        if !found && let Some(h) = h.and_then(|h| self.hosts.get_mut(h)) {
+            if h.silent > SELDOM_NS.len() && now < h.silent_until {
+                return Err(Reason::ListenerWithoutLibrary);
+            }
+            if !h.answers {
+                // (It is heard of before the end of that.)
+                let answered = h.asked_at.saturating_add(CONNECT_NS + ROOM_NS);
+                let next = h.silent_until.max(answered);
+                if now < next {
+                    return self.try_later(at, next);
+                }
+                h.asked_at = now;
+            }
         }
-        for k in 0..ports {
-            if self
-                .links
-                .iter()
-                .flatten()
-                .any(|l| l.leads_to(local, peer) && l.k == k && l.phase != Phase::Gone)
-            {
+        let Some(p) = self.destinations.get_mut(at) else { return Ok(()) };
+        p.ports = if found || p.taken & 1 != 0 { p.ports_to_try() } else { 1 };
+        let ports = p.ports;
+        self.ask_ports(at, 0..ports, device)
+    }
+
+    /// Connects to those ports of a place to which there is no link.
+    fn ask_ports(
+        &mut self,
+        at: usize,
+        ports: core::ops::Range<u8>,
+        device: usize,
+    ) -> Result<(), Reason> {
+        let Some((local, peer)) = self.destinations.get(at).map(|p| (p.local, p.peer)) else {
+            return Ok(());
+        };
+        let is_try = |l: &&super::links::Link| {
+            l.role == Role::Connector && matches!(l.phase, Phase::Connecting | Phase::Greeting)
+        };
+        let trying = self.links.iter().flatten().map(|l| &**l).filter(is_try).count();
+        if trying + ports.len() > (self.shares.links_max / PART).max(PORTS.into()) {
+            // None of these lasts for long.
+            return self.try_later(at, sys::now_ns() + ROOM_NS);
+        }
+        for k in ports {
+            let has = self.links.iter().flatten();
+            if has.clone().any(|l| l.leads_to(local, peer) && l.k == k && l.phase != Phase::Gone) {
                 continue;
             }
             let fd = tcp_socket(local);
@@ -273,6 +381,7 @@ impl Remote {
             return;
         }
         let now = sys::now_ns();
+        let host = self.hosts.iter_mut().find(|h| h.local == local && h.peer == peer.ip());
         let Some(p) = self.destinations.iter_mut().find(|p| p.local == local && p.peer == peer)
         else {
             return;
@@ -280,23 +389,32 @@ impl Remote {
         if p.next != 0 {
             return;
         }
+        let silent = host.as_ref().filter(|h| !h.answers && h.silent > 0);
+        let pauses = host.as_ref().map_or(&AGAIN_NS[..], |h| h.pauses());
         let tries = p.tries;
-        p.second = !p.second && tries > AGAIN_NS.len();
-        if p.second {
-            p.next = now + SECOND_NS;
-            let next = p.next;
+        // A silent host is silent at all ports: it has a pause of its own, and only one for all.
+        let again = match silent {
+            Some(h) => (h.silent <= SELDOM_NS.len()).then_some(h.silent_until),
+            None if p.nobody > 0 => {
+                p.second = !p.second;
+                p.second.then_some(now + SECOND_NS)
+            }
+            None => pauses.get(tries).map(|pause| now + pause),
+        };
+        p.tries += 1;
+        if let Some(next) = again {
+            p.next = next;
             return self.at(next);
         }
-        p.tries += 1;
-        if let Some(pause) = AGAIN_NS.get(tries) {
-            p.next = now + pause;
-            let next = p.next;
-            self.at(next);
-            return;
-        }
-        p.nobody_until =
-            now + NOBODY_NS.saturating_mul(1 << (tries - AGAIN_NS.len()).min(8)).min(NOBODY_MAX_NS);
+        p.nobody_until = match silent {
+            Some(h) => h.silent_until,
+            None => now + nobody_ns(p.nobody),
+        };
+        p.nobody += 1;
         let why = p.why();
+        if let Some(h) = host {
+            h.empty |= !h.found;
+        }
         debug_log!(
             "{peer}: ports {} to {}: {}",
             link_port(peer.port(), 0),
@@ -319,11 +437,14 @@ impl Remote {
 
     /// A process was found at a place.
     pub(super) fn destination_is_found(&mut self, local: IpAddr, peer: SocketAddr) {
+        if let Some(h) = self.hosts.iter_mut().find(|h| h.local == local && h.peer == peer.ip()) {
+            (h.found, h.empty) = (true, false);
+        }
         let Some(p) = self.destinations.iter_mut().find(|p| p.local == local && p.peer == peer)
         else {
             return;
         };
-        (p.nobody_until, p.more_ns, p.other_version) = (0, MORE_NS, false);
+        (p.nobody, p.nobody_until, p.more_ns, p.other_version) = (0, 0, MORE_NS, false);
         if p.next == 0 {
             // The connections may be another one's.
             p.next = sys::now_ns() + MORE_NS;
@@ -350,24 +471,112 @@ impl Remote {
         self.settle_destination(local, peer);
     }
 
-    /// Connector: a port took a connection, or did not.
-    pub(super) fn port_is_taken(&mut self, i: usize, taken: bool) {
-        let Some((local, peer, k)) =
-            self.link(i).map(|l| (l.local, SocketAddr::new(l.peer, l.port), l.k))
+    /// Connector: a port has answered, or has not.
+    pub(super) fn port_answers(&mut self, i: usize, answer: Answer) {
+        let Some((local, peer, k, device)) =
+            self.link(i).map(|l| (l.local, SocketAddr::new(l.peer, l.port), l.k, l.device))
         else {
             return;
         };
-        let Some(p) = self.destinations.iter_mut().find(|p| p.local == local && p.peer == peer)
-        else {
-            return;
-        };
+        self.host_answers(local, peer.ip(), answer);
+        let Some(at) = self.destination(local, peer) else { return };
+        let Some(p) = self.destinations.get_mut(at) else { return };
         let bit = 1u32.checked_shl(u32::from(k)).unwrap_or(0);
-        p.taken = if taken { p.taken | bit } else { p.taken & !bit };
-        if p.ports_to_try() > p.ports {
+        p.taken = if answer == Answer::Taken { p.taken | bit } else { p.taken & !bit };
+        if p.ports == 1 && k == 0 && answer != Answer::Silent {
+            // The others are looked at where somebody is at the first one, and otherwise in the
+            // first round: what is there would have taken the first one, unless it was taken then.
+            if answer == Answer::Taken || p.tries == 0 || p.nobody > 0 {
+                p.ports = TRIED;
+                let _ = self.ask_ports(at, 1..TRIED, device);
+            }
+        } else if p.ports > 1 && p.ports_to_try() > p.ports {
             // There may be more of them.
             p.next = sys::now_ns();
             self.timer = 1;
         }
+    }
+
+    // ---- hosts ----------------------------------------------------------------------------------
+
+    /// What is known of a host. `None`: there is no room for it, and it is treated as one that
+    /// answers.
+    fn host(&mut self, local: IpAddr, peer: IpAddr) -> Option<usize> {
+        let now = sys::now_ns();
+        let at = self.hosts.iter().position(|h| h.local == local && h.peer == peer);
+        let at = match at {
+            Some(at) => at,
+            None => {
+                if self.hosts.len() >= DESTINATIONS {
+                    let oldest = self.hosts.iter().enumerate().min_by_key(|(_, h)| h.used);
+                    self.hosts.swap_remove(oldest.map_or(0, |(i, _)| i));
+                }
+                self.hosts.try_reserve(1).ok()?;
+                self.hosts.push(Host {
+                    local,
+                    peer,
+                    reach: Reach::Routed,
+                    reach_until: 0,
+                    answers: false,
+                    found: false,
+                    empty: false,
+                    silent: 0,
+                    silent_until: 0,
+                    asked_at: 0,
+                    used: now,
+                });
+                self.hosts.len() - 1
+            }
+        };
+        let h = self.hosts.get_mut(at)?;
+        h.used = now;
+        if now >= h.reach_until {
+            (h.reach, h.reach_until) = (reach::of(local, peer), now + REACH_NS);
+        }
+        Some(at)
+    }
+
+    /// Whether no device of ours leads to a host, or only the Internet does.
+    fn is_out_of_reach(&mut self, local: IpAddr, peer: IpAddr, s: &Socket) -> bool {
+        let h = self.host(local, peer).and_then(|h| self.hosts.get(h));
+        match h.map_or(Reach::Near, |h| h.reach) {
+            Reach::Near => false,
+            // (The application may close it meanwhile: then it is another one's time, or none.)
+            Reach::Routed => {
+                carrier::round_trip_us(s.fd.load(Relaxed)).is_some_and(|us| us > FAR_US)
+            }
+            Reach::No => true,
+        }
+    }
+
+    fn host_answers(&mut self, local: IpAddr, peer: IpAddr, answer: Answer) {
+        let now = sys::now_ns();
+        let Some(h) = self.hosts.iter_mut().find(|h| h.local == local && h.peer == peer) else {
+            return;
+        };
+        if answer == Answer::Silent {
+            if !h.answers {
+                h.is_silent(now);
+            }
+            return;
+        }
+        let first = !core::mem::replace(&mut h.answers, true);
+        (h.silent, h.silent_until) = (0, 0);
+        if first {
+            // Its other places have waited for this.
+            for p in &mut self.destinations {
+                if p.local == local && p.peer.ip() == peer && p.next != 0 {
+                    p.next = now;
+                    self.timer = 1;
+                }
+            }
+        }
+    }
+
+    /// News of a device: what was found of hosts may be different now.
+    pub(super) fn forget_failures(&mut self) {
+        self.destinations.iter_mut().for_each(Destination::forget_failures);
+        self.hosts.iter_mut().for_each(Host::forget_failures);
     }
 }
 

@@ -338,7 +338,7 @@ impl Remote {
         self.devices.failed.clear();
         forget_known();
         self.at(sys::now_ns() + DOWN_NS);
-        self.destinations.iter_mut().for_each(|p| p.forget_failures());
+        self.forget_failures();
         self.forget_pair_failures();
     }
 

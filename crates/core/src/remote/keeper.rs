@@ -10,7 +10,7 @@
 use super::links::{Conn, ConnState, Fault, Phase};
 use super::pairs::PairState;
 use super::{
-    EVENT_BELL, EVENT_KIND, EVENT_LINK, EVENT_SIGNAL, LINKS, Remote, TURN, leave, note_own, watch,
+    EVENT_BELL, EVENT_KIND, EVENT_LINK, EVENT_SIGNAL, Remote, TURN, leave, note_own, watch,
 };
 use crate::io;
 use crate::keeper::{self, Life};
@@ -151,7 +151,7 @@ impl Remote {
     /// Notes what a keeper has to have. False: there is nothing, or no room for it.
     pub(super) fn choose_kept(&mut self, life: Option<Life>) -> bool {
         let (mut connections, mut descriptors) = (Vec::new(), Vec::new());
-        for i in 0..LINKS {
+        for i in 0..self.links.len() {
             let Some(l) = self.link(i) else { continue };
             let Some(wire) = l.wire() else { continue };
             let live = l.conns.iter().enumerate().filter(|(_, c)| c.state == ConnState::Live);
@@ -231,7 +231,7 @@ impl Remote {
         while let Some(key) = self.candidates.oldest() {
             self.candidates.remove(key);
         }
-        for i in 0..LINKS {
+        for i in 0..self.links.len() {
             self.take_link_over(i, &kept);
         }
         (self.watch_at, self.progress_at, self.timer) = (0, 0, 1);
@@ -293,7 +293,7 @@ impl Remote {
                     let _ = sys::read(BELL.load(Acquire), &mut count);
                     WOKEN.store(false, SeqCst);
                 }
-                EVENT_LINK => self.serve_link((rest & 0xff) as usize, (rest >> 8) as u32, bits),
+                EVENT_LINK => self.serve_link((rest & 0xffff) as usize, (rest >> 16) as u32, bits),
                 EVENT_SIGNAL => {
                     let _ = sys::read(rest as c_int, &mut [0u8; 128]);
                     let until = sys::now_ns().saturating_add(TERM_NS);
@@ -348,7 +348,7 @@ impl Remote {
 
     /// The peers' libraries need not wait for it.
     pub(super) fn take_leave(&mut self) {
-        for i in 0..LINKS {
+        for i in 0..self.links.len() {
             self.flush(i);
             self.end_link(i, Fault::Idle);
         }

@@ -3,9 +3,9 @@
 //! It is driven by what comes over the link: [`Remote::step`] looks at both halves and does what
 //! can be done, as often as it is called.
 
+use super::Remote;
 use super::links::{self, ConnState};
 use super::pairs::PairState;
-use super::{LINKS, Remote};
 use crate::channel::Channel;
 use crate::io::{self, Departure};
 use crate::log::debug_log;
@@ -133,7 +133,7 @@ impl Remote {
 
     /// Forked children use connections of this process's: those go back to the carrier.
     pub(super) fn serve_children(&mut self) {
-        for i in 0..LINKS {
+        for i in 0..self.links.len() {
             let Some(l) = self.link(i) else { continue };
             let Some(channel) = l.channel else { continue };
             let called = |c: &links::Conn| {

@@ -2,12 +2,15 @@
 //! one to each process that accepts at a destination ([`super::destinations`] finds them), an
 //! accepting one has those that [`super::listeners`] takes. The acceptor speaks first.
 
+use super::destinations::{Answer, CONNECT_NS};
 use super::memory::{self, Arenas};
 use super::pairs::{self, Pair};
-use super::{EVENT_LINK, LINKS, Remote, close_own, devices, keeper, net, note_own, watch};
+use super::proof::Trust;
+use super::shares::{LINKS_MAX, PART, Source};
+use super::{EVENT_LINK, Remote, close_own, devices, keeper, net, note_own, watch};
 use crate::carrier::sockaddr;
 use crate::channel::Channel;
-use crate::log::{debug_log, warn_log};
+use crate::log::{debug_log, warn_of_peer};
 use crate::rendezvous::table::Key;
 use crate::socket::Socket;
 use crate::wire::Wire;
@@ -59,6 +62,8 @@ pub(super) enum Fault {
     NotFound,
     /// The peer broke the rules.
     Malformed,
+    /// It is not who accepts there.
+    Impostor,
     OtherVersion,
     /// It does not read.
     Stuck,
@@ -133,6 +138,7 @@ pub(super) struct Link {
     /// When it was made; when it was last of use.
     pub(super) since: u64,
     pub(super) hello: Option<HostHello>,
+    pub(super) trust: Trust,
     pub(super) device: usize,
     /// Acceptor: where the manager listens for its pairs.
     pub(super) cm_port: u16,
@@ -161,8 +167,6 @@ pub(super) struct Link {
     /// When it was greeted, and the connections that it has carried: for people.
     opened_unix_ns: u64,
     pub(super) connections: u64,
-    /// Of the peer's candidates, how many wait here.
-    pub(super) candidates: u32,
     /// Acceptor: connections of which both ends are there, and no pair is.
     pub(super) waiting: VecDeque<Tuple>,
 }
@@ -176,6 +180,22 @@ impl Link {
     pub(super) fn in_use(&self) -> bool {
         self.conns.iter().any(|c| c.state != ConnState::Free)
             || self.pairs.iter().any(Pair::is_connecting)
+    }
+
+    /// Somebody has called, and has not greeted.
+    fn is_caller(&self) -> bool {
+        self.role == Role::Acceptor && self.hello.is_none()
+    }
+
+    /// Until when an answer is waited for.
+    fn patience(&self) -> u64 {
+        let tries = self.phase == Phase::Connecting && self.broken_at == 0;
+        self.since + if tries { CONNECT_NS } else { ANSWER_NS }
+    }
+
+    /// What was told to its port of the candidates' ([`super::Mine::announced`]).
+    pub(super) fn bit(&self) -> u32 {
+        1u32.checked_shl(u32::from(self.k)).unwrap_or(0)
     }
 
     /// The peer can be talked to.
@@ -194,6 +214,12 @@ impl Link {
     pub(super) fn immediate(&self, ours: bool) -> bool {
         ours && self.hello.is_some_and(|h| h.immediate)
     }
+}
+
+/// What the epoll set says of a link.
+pub(super) fn event(serial: u32, i: usize) -> u64 {
+    const _: () = assert!(LINKS_MAX <= 1 << 16);
+    EVENT_LINK | u64::from(serial) << 16 | i as u64
 }
 
 pub(super) fn tcp_socket(of: IpAddr) -> c_int {
@@ -246,20 +272,22 @@ impl Remote {
         k: u8,
         device: usize,
     ) -> Option<usize> {
-        if !self.links.iter().any(Option::is_none) {
-            self.evict();
+        let source = Source::of(peer);
+        let i = self.room_for_link(role, source)?;
+        if role == Role::Acceptor && !self.shares.add_link(source) {
+            return None;
         }
-        let i = self.links.iter().position(Option::is_none)?;
         self.serial = self.serial.wrapping_add(1);
         let serial = self.serial;
         set_up(fd);
         let connecting = phase == Phase::Connecting;
         let events = (libc::EPOLLIN | if connecting { libc::EPOLLOUT } else { 0 }) as u32;
-        if !watch(self.epoll, fd, events, EVENT_LINK | u64::from(serial) << 8 | i as u64) {
+        if !watch(self.epoll, fd, events, event(serial, i)) {
+            self.uncount_link(role, source, false);
             return None;
         }
         let now = sys::now_ns();
-        self.at(now + ANSWER_NS);
+        self.at(now + if connecting { CONNECT_NS } else { ANSWER_NS });
         let mut key = [0u8; 16];
         sys::random(&mut key);
         let new = Link {
@@ -273,6 +301,7 @@ impl Remote {
             k,
             since: now,
             hello: None,
+            trust: Trust::None,
             device,
             cm_port: 0,
             key,
@@ -293,20 +322,64 @@ impl Remote {
             pair_pause: 0,
             opened_unix_ns: sys::unix_ns(),
             connections: 0,
-            candidates: 0,
             waiting: VecDeque::new(),
         };
         *self.links.get_mut(i)? = Some(Box::new(new));
         Some(i)
     }
 
-    /// Makes room by ending the link that has been of no use for longest. Those that have not
-    /// greeted go first: anybody can make them.
-    fn evict(&mut self) {
+    fn uncount_link(&mut self, role: Role, source: Source, greeted: bool) {
+        if role == Role::Acceptor {
+            self.shares.drop_link(source, greeted);
+        }
+    }
+
+    /// A place for a link. Where there is none, one of the host that has most gives way; and who
+    /// has not greeted, because anybody can call, before those that have.
+    fn room_for_link(&mut self, role: Role, source: Source) -> Option<usize> {
+        let most = self.shares.links_max;
+        if role == Role::Acceptor {
+            // Callers have a part of the places, and no host more than a part of all.
+            if self.shares.callers as usize >= most / PART {
+                self.evict(true, None);
+            }
+            let has_its_part =
+                |r: &Remote| r.shares.of(source).is_some_and(|s| s.links as usize >= most / PART);
+            if has_its_part(self) {
+                self.evict(false, Some(source));
+                if has_its_part(self) {
+                    return None;
+                }
+            }
+        }
+        if let Some(i) = self.links.iter().position(Option::is_none) {
+            return Some(i);
+        }
+        if self.links.len() >= most {
+            self.evict(false, None);
+            return self.links.iter().position(Option::is_none);
+        }
+        self.links.try_reserve(1).ok()?;
+        self.links.push(None);
+        Some(self.links.len() - 1)
+    }
+
+    /// Makes room by ending a link that carries nothing: a caller's if there is one, then the one
+    /// that has been of no use for longest, of the host that has most of them, or of that one.
+    fn evict(&mut self, callers: bool, of: Option<Source>) {
+        let most = |l: &Link| {
+            let share = self.shares.of(Source::of(l.peer)).filter(|_| l.role == Role::Acceptor);
+            share.map_or(0, |s| if callers { s.callers } else { s.links })
+        };
         let idle = self.links.iter().enumerate().filter_map(|(i, l)| {
-            l.as_deref().filter(|l| !l.in_use()).map(|l| (i, l.is_up(), l.since))
+            let l = l.as_deref().filter(|l| !l.in_use() && l.phase != Phase::Gone)?;
+            let is_caller = l.is_caller();
+            if (callers && !is_caller) || of.is_some_and(|of| of != Source::of(l.peer)) {
+                return None;
+            }
+            Some((i, (!is_caller, core::cmp::Reverse(most(l)), l.since)))
         });
-        if let Some((i, ..)) = idle.min_by_key(|(_, up, since)| (*up, *since)) {
+        if let Some((i, _)) = idle.min_by_key(|(_, order)| *order) {
             self.end_link(i, Fault::Idle);
         }
     }
@@ -345,17 +418,18 @@ impl Remote {
 
     pub(super) fn time_links(&mut self) {
         let now = sys::now_ns();
-        for i in 0..LINKS {
+        for i in 0..self.links.len() {
             let Some(l) = self.link(i) else { continue };
             match l.phase {
                 Phase::Broken => self.time_broken(i, now),
-                Phase::Connecting | Phase::Greeting | Phase::Resuming
-                    if now >= l.since + ANSWER_NS =>
-                {
+                Phase::Connecting | Phase::Greeting | Phase::Resuming if now >= l.patience() => {
+                    if l.phase == Phase::Connecting {
+                        self.port_answers(i, Answer::Silent);
+                    }
                     self.end_link(i, Fault::NotFound)
                 }
                 Phase::Connecting | Phase::Greeting | Phase::Resuming => {
-                    let at = l.since + ANSWER_NS;
+                    let at = l.patience();
                     self.at(at);
                 }
                 Phase::Gone if !l.in_use() => self.drop_link(i),
@@ -442,7 +516,7 @@ impl Remote {
         if blocked != l.blocked {
             l.blocked = blocked;
             let events = (libc::EPOLLIN | if blocked { libc::EPOLLOUT } else { 0 }) as u32;
-            let _ = watch(epoll, l.fd, events, EVENT_LINK | u64::from(l.serial) << 8 | i as u64);
+            let _ = watch(epoll, l.fd, events, event(l.serial, i));
         }
         if drained {
             // Candidates that were not told of for want of room.
@@ -452,7 +526,7 @@ impl Remote {
 
     /// Writes what waits on all links.
     pub(super) fn flush_all(&mut self) {
-        for i in 0..LINKS {
+        for i in 0..self.links.len() {
             if self.link(i).is_some_and(|l| !l.output.is_empty() && !l.blocked) {
                 self.flush(i);
             }
@@ -470,15 +544,16 @@ impl Remote {
             let mut error: c_int = 0;
             let asked = sys::getsockopt(l.fd, libc::SOL_SOCKET, libc::SO_ERROR, &mut error);
             if asked < 0 || error != 0 {
-                self.port_is_taken(i, false);
+                let refused = asked >= 0 && error == libc::ECONNREFUSED;
+                self.port_answers(i, if refused { Answer::Refused } else { Answer::Silent });
                 self.end_link(i, Fault::NotFound);
                 return;
             }
             if events & libc::EPOLLOUT as u32 == 0 {
                 return;
             }
-            l.phase = Phase::Greeting;
-            self.port_is_taken(i, true);
+            (l.phase, l.since) = (Phase::Greeting, sys::now_ns());
+            self.port_answers(i, Answer::Taken);
             let Some(l) = self.link(i) else { return };
             // Connected to itself (a free port of this host): nobody.
             let mut raw = [[0u8; 128]; 2];
@@ -576,6 +651,11 @@ impl Remote {
             Message::Freed { slot } => self.on_freed(i, slot),
             Message::Pair(p) => self.on_pair(i, p),
             Message::OfferLane(o) => self.on_offer(i, o),
+            Message::Commit { token, digest } => {
+                self.on_commit(i, token, digest);
+                Ok(())
+            }
+            Message::Open { token, nonce, stamp } => self.on_open(i, token, nonce, stamp),
             Message::PairReady { pair } => self.on_pair_ready(i, pair),
             Message::PairAsk { pair } => {
                 self.on_pair_ask(i, pair);
@@ -651,6 +731,9 @@ impl Remote {
         let Some(l) = self.link_mut(i) else { return Ok(()) };
         l.phase = Phase::Up;
         l.hello = Some(hello);
+        if role == Role::Acceptor {
+            self.shares.greeted(Source::of(peer));
+        }
         stats::count(Counter::RdmaLinks);
         debug_log!("link to process {} at {peer}, port {port}", hello.hello.pid);
         if role == Role::Connector {
@@ -675,11 +758,14 @@ impl Remote {
         let (role, local, peer) = (l.role, l.local, SocketAddr::new(l.peer, l.port));
         if why == Fault::Malformed {
             stats::count(Counter::PeerCorrupt);
-            if super::may_warn() {
-                warn_log!(
-                    "the library at {peer} broke the rules of the link: what was agreed with it is given up"
-                );
-            }
+            warn_of_peer!(
+                "the library at {peer} broke the rules of the link: what was agreed with it is given up"
+            );
+        } else if why == Fault::Impostor {
+            stats::count(Counter::AuthFailures);
+            warn_of_peer!(
+                "who answers for {peer} does not know what who accepts there does: it is left alone"
+            );
         } else if was_up {
             debug_log!("link to {peer} ended: {why:?}");
         }
@@ -724,7 +810,7 @@ impl Remote {
     /// Nothing new is made on a device that goes away; what was is closed when nobody uses it any
     /// more.
     pub(super) fn leave_device(&mut self, device: usize) {
-        for i in 0..LINKS {
+        for i in 0..self.links.len() {
             if let Some(l) = self.link_mut(i).filter(|l| l.device == device) {
                 l.stale = l.domain.is_some();
             }
@@ -737,6 +823,7 @@ impl Remote {
     pub(super) fn drop_link(&mut self, i: usize) {
         let Some(place) = self.links.get_mut(i) else { return };
         let Some(link) = place.take() else { return };
+        self.uncount_link(link.role, Source::of(link.peer), link.hello.is_some());
         if self.is_keeper() {
             // Its memory is the process's, which ends.
             core::mem::forget(link);

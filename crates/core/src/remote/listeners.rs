@@ -5,10 +5,10 @@
 use super::destinations::{PORTS, TRIED, link_port};
 use super::links::{Link, Phase, bind, tcp_socket};
 use super::{
-    EVENT_LISTENER, LINKS, Remote, close_own, devices, forget_known, net, note_own, unwatch, watch,
+    EVENT_LISTENER, Remote, close_own, devices, forget_known, net, note_own, unwatch, watch,
 };
 use crate::carrier::address;
-use crate::log::{debug_log, warn_log};
+use crate::log::{debug_log, warn_log, warn_of_peer};
 use crate::{fd_table, numbers, sys};
 use alloc::vec::Vec;
 use core::ffi::c_int;
@@ -19,6 +19,8 @@ use netacc_verbs::fabric::{Fabric as _, Transport};
 
 /// Addresses at which links are taken.
 const LISTENERS: usize = 64;
+/// Callers that are taken in a row.
+const CALLERS: usize = 64;
 /// One where no socket of the application's listens any more is closed after so long.
 const UNUSED_NS: u64 = 10_000_000_000;
 
@@ -179,12 +181,13 @@ impl Remote {
                 return Some((listener, port));
             }
         }
-        warn_log!("no port for queue pairs at {}", local.ip());
+        // (A peer that calls has it looked for again.)
+        warn_of_peer!("no port for queue pairs at {}", local.ip());
         None
     }
 
     pub(super) fn take_callers(&mut self, listener: usize) {
-        for _ in 0..LINKS {
+        for _ in 0..CALLERS {
             self.mend_listener(listener);
             let Some((at, device, local, cm_port)) =
                 self.listeners.get(listener).map(|l| (l.fd, l.device, l.local, l.cm_port))

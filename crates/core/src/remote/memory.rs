@@ -4,7 +4,7 @@
 use super::links::Link;
 use super::net::{self, Net};
 use super::{Remote, devices, leave};
-use crate::log::warn_log;
+use crate::log::warn_of_peer;
 use crate::{config, stats, sys};
 use core::ptr::NonNull;
 use netacc_control::config::Config;
@@ -101,7 +101,7 @@ impl Remote {
             let now = sys::now_ns();
             if arenas.logged_at == 0 || now.saturating_sub(arenas.logged_at) > LOG_EVERY_NS {
                 arenas.logged_at = now;
-                warn_log!(
+                warn_of_peer!(
                     "{registered} bytes are registered with RDMA devices: a process may lock half of the host's memory for them"
                 );
             }
@@ -122,7 +122,7 @@ impl Remote {
                 let now = sys::now_ns();
                 if arenas.logged_at == 0 || now.saturating_sub(arenas.logged_at) > LOG_EVERY_NS {
                     arenas.logged_at = now;
-                    warn_log!("{e}; the limit is {} bytes", sys::memlock_limit());
+                    warn_of_peer!("{e}; the limit is {} bytes", sys::memlock_limit());
                 }
                 Err(match e {
                     GrowError::Locked { .. } => Reason::MemlockLimit,

@@ -4,7 +4,7 @@
 use super::agree::{BUSY_NS, verdict};
 use super::links::{Conn, ConnState, Fault};
 use super::pairs::{PairState, unlink};
-use super::{LINKS, Mine, Remote, leave, net};
+use super::{Mine, Remote, leave, net};
 use crate::channel::{BY_KERNEL, Channel};
 use crate::lock::lock_end;
 use crate::log::debug_log;
@@ -150,12 +150,10 @@ impl Remote {
             p.state == PairState::Ready && p.used.get(usize::from(o.lane)) == Some(&false)
         });
         let key = Key(o.token);
-        let known = self
-            .connected
-            .get(key)
-            .is_some_and(|(_, m)| m.announced & 1 << i != 0 && m.is_current());
+        let known =
+            self.was_told(i, key) && self.connected.get(key).is_some_and(|(_, m)| m.is_current());
         // Another process has offered for this connection before.
-        let rival = (0..LINKS).filter(|other| *other != i).find_map(|other| {
+        let rival = (0..self.links.len()).filter(|other| *other != i).find_map(|other| {
             let l = self.link(other)?;
             let slot =
                 l.conns.iter().position(|c| c.state == ConnState::Live && c.token == o.token)?;
@@ -169,6 +167,8 @@ impl Remote {
             Some(refuse::WITHDRAWN)
         } else if !free || !lane_free {
             Some(refuse::BUSY)
+        } else if !self.is_believed_offer(i, key) {
+            Some(refuse::WITHDRAWN)
         } else {
             None
         };
@@ -189,7 +189,7 @@ impl Remote {
                 return refused(self, refuse::NO_MEMORY);
             }
         };
-        let Some((_, m)) = self.connected.remove(key) else {
+        let Some((tuple, m)) = self.connected.remove(key) else {
             return refused(self, refuse::WITHDRAWN);
         };
         let Some(l) = self.link_mut(i) else { return Ok(()) };
@@ -211,9 +211,7 @@ impl Remote {
             self.left_for_now(i, slot);
             ask_again(&m);
         }
-        for other in (0..LINKS).filter(|other| *other != i && m.announced & 1 << other != 0) {
-            self.send(other, Message::Withdraw { token: o.token });
-        }
+        self.withdraw(&tuple, m.announced, o.token, Some(i));
         Ok(())
     }
 

@@ -1,8 +1,8 @@
 //! How queue pairs end: in order, when nobody needs them any more, or because they are lost.
 
+use super::Remote;
 use super::links::{Conn, ConnState};
 use super::pairs::{Pair, PairState, unlink, until_free};
-use super::{LINKS, Remote};
 use crate::log::debug_log;
 use crate::{process, stats, sys};
 use alloc::boxed::Box;
@@ -197,7 +197,7 @@ impl Remote {
     }
 
     pub(super) fn end_pairs_on(&mut self, device: usize) {
-        for i in 0..LINKS {
+        for i in 0..self.links.len() {
             let numbers: Vec<u32> = match self.link(i).filter(|l| l.device == device) {
                 Some(l) => l
                     .pairs
@@ -214,7 +214,7 @@ impl Remote {
     }
 
     pub(super) fn forget_pair_failures(&mut self) {
-        for i in 0..LINKS {
+        for i in 0..self.links.len() {
             if let Some(l) = self.link_mut(i) {
                 (l.pair_after, l.pair_pause) = (0, 0);
                 self.want_pairs(i);
@@ -224,7 +224,7 @@ impl Remote {
 
     /// Pairs have told something: lost ones are given up, memory that is free is taken back.
     pub(super) fn look_at_pairs(&mut self) {
-        for i in 0..LINKS {
+        for i in 0..self.links.len() {
             let Some(l) = self.link(i) else { continue };
             let mut lost = Vec::new();
             let mut released = Vec::new();

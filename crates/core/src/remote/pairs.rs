@@ -11,7 +11,7 @@ use super::devices::{self, TOKEN_DEVICE, TOKEN_LISTENER, TOKEN_PAIR};
 use super::links::{Fault, Link};
 use super::net::{self, Net};
 use super::progress::Progress;
-use super::{LINKS, Remote, memory, unwatch};
+use super::{Remote, memory, unwatch};
 use crate::channel::Channel;
 use crate::lock::Mutex;
 use crate::log::debug_log;
@@ -638,7 +638,7 @@ impl Remote {
 
     pub(super) fn time_pairs(&mut self) {
         let now = sys::now_ns();
-        for i in 0..LINKS {
+        for i in 0..self.links.len() {
             let Some(l) = self.link(i) else { continue };
             let late = |state: fn(&Pair) -> bool| {
                 l.pairs.iter().filter(|p| state(p) && now >= p.deadline).map(|p| p.number).collect()

@@ -11,10 +11,10 @@
 //! What an application reads plays no part: a message has come when the peer's library has polled
 //! it, which it does before it answers.
 
+use super::Remote;
 use super::links::Fault;
 use super::pairs::PairState;
-use super::{LINKS, Remote};
-use crate::log::warn_log;
+use crate::log::warn_of_peer;
 use crate::{rdma_thread, stats, sys};
 use netacc_control::stats::{Counter, Reason};
 use netacc_proto::rendezvous::Message;
@@ -135,7 +135,7 @@ impl Remote {
             rdma_thread::POSTED.begin_look();
             self.progress_at = 0;
             let mut waits = false;
-            for i in 0..LINKS {
+            for i in 0..self.links.len() {
                 waits |= self.ask_for_progress(i);
             }
             if waits {
@@ -208,7 +208,7 @@ impl Remote {
                     || now.saturating_sub(self.stall_logged_at) > LOG_EVERY_NS
                 {
                     self.stall_logged_at = now;
-                    warn_log!(
+                    warn_of_peer!(
                         "nothing has arrived at {to} by RDMA for {} ms, and no device says so: connections go on over TCP",
                         stall_ns / 1_000_000
                     );

@@ -1,9 +1,9 @@
 //! Words over the link: what each end of a connection says of its switch, and has seen of the
 //! peer's (`docs/design/switchover.md`, "Between hosts").
 
+use super::Remote;
 use super::leave::RESEND_MAX_NS;
 use super::links::{self, ConnState};
-use super::{LINKS, Remote};
 use crate::channel::{announce, producer_quiet, quiet};
 use crate::sys;
 use crate::wire::parting;
@@ -16,7 +16,7 @@ use netacc_proto::switchover::{Ack, Announce};
 impl Remote {
     /// Tells the peers what has changed, and goes on with what that moves.
     pub(super) fn serve_words(&mut self) {
-        for i in 0..LINKS {
+        for i in 0..self.links.len() {
             let Some(wire) = self.link(i).and_then(|l| l.wire()) else { continue };
             if !wire.dirty.swap(false, SeqCst) {
                 continue;

@@ -109,6 +109,8 @@ fn samples() -> Vec<Message> {
         Message::Freed { slot: 1 },
         Message::Resume { known: true, key: [7; 16] },
         Message::Synced,
+        Message::Commit { token: 7, digest: [5; 16] },
+        Message::Open { token: 7, nonce: [6; 16], stamp: u32::MAX },
     ]
 }
 
@@ -292,10 +294,26 @@ fn a_proof_fits_what_it_names_and_nothing_else() {
     assert!(fitting.iter().all(|stamp| around.fits(*stamp)));
     assert!(![3, u32::MAX - 2, 1 << 31].iter().any(|s| around.fits(*s)));
     // Who names more values than a guess would need knows nothing.
-    assert_eq!(Proof::new(5, 5 + 65_534).span, 65_534);
-    assert_eq!(Proof::new(5, 5 + 65_535), Proof::NONE);
+    assert_eq!(Proof::new(5, 5 + 4095).span, 4095);
+    assert_eq!(Proof::new(5, 5 + 4096), Proof::NONE);
+    assert!(!Proof { lowest: 5, span: 4096 }.fits(6), "whatever a peer says");
+    assert!(!Proof::LATER.knows() && Proof::LATER != Proof::NONE);
     assert_eq!(Proof::new(5, 4), Proof::NONE);
     assert!(![0, 1, 65_535, u32::MAX].iter().any(|s| Proof::NONE.fits(*s)));
+}
+
+#[test]
+fn a_commitment_is_to_all_that_it_says() {
+    let (nonce, process) = ([1; 16], [2; 16]);
+    let this = commitment(&nonce, 3, 4, &process);
+    assert_eq!(this, commitment(&nonce, 3, 4, &process));
+    let others = [
+        commitment(&[0; 16], 3, 4, &process),
+        commitment(&nonce, 2, 4, &process),
+        commitment(&nonce, 3, 5, &process),
+        commitment(&nonce, 3, 4, &[0; 16]),
+    ];
+    assert!(!others.contains(&this));
 }
 
 #[test]

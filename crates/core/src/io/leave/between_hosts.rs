@@ -148,7 +148,7 @@ pub(crate) fn wake_leavers(s: &Socket) {
 /// Nobody brings what is in the rings back: an error that is seen, never a gap in the stream.
 fn break_off_abandoned(s: &Socket, fd: c_int, why: Reason) {
     if s.flags.fetch_or(flag::BROKEN_OFF, AcqRel) & flag::BROKEN_OFF == 0 {
-        crate::log::warn_log!(
+        crate::log::warn_of_peer!(
             "fd {fd}: the peer does not take the connection back to TCP ({}): it is broken off",
             why.name()
         );

@@ -105,10 +105,7 @@ fn of_the_empty_pairs_to_an_address_those_that_were_used_last_are_kept() {
                 let newest = |peer: IpAddr| {
                     emptied.iter().rev().filter(move |(p, _)| *p == peer).take(of_peer).copied()
                 };
-                [2, 3]
-                    .into_iter()
-                    .flat_map(|last| newest(IpAddr::from([127, 0, 1, last])))
-                    .collect()
+                [2, 3].into_iter().flat_map(|last| newest(loopback(0, last))).collect()
             });
         }
     }

@@ -13,20 +13,20 @@ use netacc_proto::rendezvous::{
 use netacc_proto::switchover::{Ack, Announce};
 
 /// Somebody without a device who speaks the protocol of links.
-struct Stranger {
-    fd: c_int,
-    input: Vec<u8>,
+pub(super) struct Stranger {
+    pub(super) fd: c_int,
+    pub(super) input: Vec<u8>,
 }
 
 impl Stranger {
-    fn call(from: IpAddr, to: SocketAddr) -> Stranger {
+    pub(super) fn call(from: IpAddr, to: SocketAddr) -> Stranger {
         let fd = tcp(SocketAddr::new(from, 0));
         let (raw, len) = crate::carrier::sockaddr(to);
         assert!(sys::connect(fd, &raw[..len]) >= 0);
         Stranger { fd, input: Vec::new() }
     }
 
-    fn say(&self, frame: Message) {
+    pub(super) fn say(&self, frame: Message) {
         let mut bytes = [0u8; MAX_MESSAGE];
         let n = frame.encode(&mut bytes);
         self.say_bytes(&bytes[..n]);
@@ -38,7 +38,7 @@ impl Stranger {
     }
 
     /// The frames that have come. `Err`: and the end.
-    fn hear(&mut self) -> Result<Vec<Message>, Vec<Message>> {
+    pub(super) fn hear(&mut self) -> Result<Vec<Message>, Vec<Message>> {
         let mut part = [0u8; 4096];
         let over = loop {
             // SAFETY: a live buffer.
@@ -73,7 +73,7 @@ impl Drop for Stranger {
     }
 }
 
-fn hello(role: Role, port: u16) -> HostHello {
+pub(super) fn hello(role: Role, port: u16) -> HostHello {
     HostHello {
         hello: Hello::new([0, 1, 0], 4711, role),
         process: [7; 16],
@@ -88,7 +88,9 @@ fn hello(role: Role, port: u16) -> HostHello {
     }
 }
 
-const STRANGER: IpAddr = IpAddr::V4(core::net::Ipv4Addr::new(127, 0, 1, 99));
+fn stranger() -> IpAddr {
+    loopback(0, 99)
+}
 
 /// Host 1 with a connection of host 0's on the ring, and where it takes links for which port.
 fn victim() -> (Rig, usize, SocketAddr, u16) {
@@ -116,11 +118,13 @@ fn frames_that_no_connector_sends_end_its_link_and_no_other() {
         Message::Accept { token: 1, slot: u16::MAX },
         Message::Refuse { token: 1, slot: 0, reason: 1 },
         Message::Freed { slot: 0 },
+        Message::Commit { token: 1, digest: [0; 16] },
+        Message::Open { token: 1, nonce: [0; 16], stamp: 0 },
         Message::Bye,
     ];
     let ignored = [
         Message::Candidate(Candidate {
-            tuple: tuple(STRANGER, port),
+            tuple: tuple(stranger(), port),
             token: 1,
             proof: Proof::NONE,
         }),
@@ -137,12 +141,12 @@ fn frames_that_no_connector_sends_end_its_link_and_no_other() {
     // Connections of others, as behind translated addresses: there will be no offer.
     let refused = [
         Message::Candidate(Candidate {
-            tuple: tuple(IpAddr::from([127, 0, 1, 98]), port),
+            tuple: tuple(loopback(0, 98), port),
             token: 1,
             proof: Proof::NONE,
         }),
         Message::Candidate(Candidate {
-            tuple: tuple(STRANGER, port ^ 1),
+            tuple: tuple(stranger(), port ^ 1),
             token: 1,
             proof: Proof::NONE,
         }),
@@ -155,7 +159,7 @@ fn frames_that_no_connector_sends_end_its_link_and_no_other() {
     let all =
         ends.iter().map(|f| (f, true)).chain(ignored.iter().chain(&refused).map(|f| (f, false)));
     for (frame, ends) in all {
-        let mut peer = Stranger::call(STRANGER, at);
+        let mut peer = Stranger::call(stranger(), at);
         rig.settle();
         assert!(
             matches!(peer.hear().unwrap()[..], [Message::HostHello(h)] if h.hello.role == Role::Acceptor && h.port == port)
@@ -200,13 +204,13 @@ fn who_does_not_greet_properly_is_left_alone() {
         HostHello { process: rig.remote(1).process, ..good },
     ];
     for hello in bad {
-        let mut peer = Stranger::call(STRANGER, at);
+        let mut peer = Stranger::call(stranger(), at);
         peer.say(Message::HostHello(hello));
         rig.settle();
         assert!(peer.hear().is_err(), "{hello:?}");
     }
     // A key that was never made resumes nothing.
-    let mut peer = Stranger::call(STRANGER, at);
+    let mut peer = Stranger::call(stranger(), at);
     peer.say(Message::HostHello(HostHello { resumes: true, ..good }));
     rig.settle();
     assert!(matches!(
@@ -215,7 +219,7 @@ fn who_does_not_greet_properly_is_left_alone() {
     ));
     // Something else altogether, in one piece and in many.
     for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 100], &[255; 100]] {
-        let mut peer = Stranger::call(STRANGER, at);
+        let mut peer = Stranger::call(stranger(), at);
         rig.settle();
         for byte in bytes.chunks(if bytes[0] == 0 { 100 } else { 1 }) {
             peer.say_bytes(byte);
@@ -224,7 +228,7 @@ fn who_does_not_greet_properly_is_left_alone() {
         assert!(peer.hear().is_err());
     }
     // Silence is given a second.
-    let mut silent = Stranger::call(STRANGER, at);
+    let mut silent = Stranger::call(stranger(), at);
     rig.settle();
     assert!(silent.hear().is_ok());
     testing::pass_ns(1_100_000_000);
@@ -239,10 +243,10 @@ fn as_acceptor(frames: &[Message]) -> Result<Vec<Message>, Vec<Message>> {
     let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
     let honest = rig.connect(0, 1);
     rig.promoted(honest);
-    let app = tcp(SocketAddr::new(STRANGER, 0));
+    let app = tcp(SocketAddr::new(stranger(), 0));
     assert!(sys::listen(app, 8) >= 0);
     let to = name(app, false);
-    let links = tcp(SocketAddr::new(STRANGER, destinations::link_port(to.port(), 0)));
+    let links = tcp(SocketAddr::new(stranger(), destinations::link_port(to.port(), 0)));
     assert!(sys::listen(links, 8) >= 0);
     // A connection to it, used.
     let fd = tcp(SocketAddr::new(rig.hosts[0].address, 0));
@@ -281,7 +285,7 @@ fn as_acceptor(frames: &[Message]) -> Result<Vec<Message>, Vec<Message>> {
         r.links
             .iter()
             .flatten()
-            .filter(|l| l.peer == STRANGER)
+            .filter(|l| l.peer == stranger())
             .all(|l| l.pairs.is_empty() && !l.in_use())
     });
     let said = peer.hear();
@@ -300,7 +304,7 @@ fn as_acceptor(frames: &[Message]) -> Result<Vec<Message>, Vec<Message>> {
 #[test]
 fn frames_that_no_acceptor_sends_end_its_link() {
     let pair = Pair { pair: 0, nonce: [0; 16], port: 1, lanes: 4 };
-    let tuple = Tuple::new(SocketAddr::new(STRANGER, 1), SocketAddr::new(STRANGER, 2)).unwrap();
+    let tuple = Tuple::new(SocketAddr::new(stranger(), 1), SocketAddr::new(stranger(), 2)).unwrap();
     let bad: [&[Message]; 10] = [
         &[Message::HostHello(hello(Role::Acceptor, 1))],
         &[Message::Candidate(Candidate { tuple, token: 1, proof: Proof::NONE })],

@@ -1,9 +1,9 @@
 //! Peers without the library: how often their ports are tried, and that connections there do not
 //! wait for it.
 
-use super::destinations::{TRIED, link_port};
-use super::links::Phase;
 use super::*;
+use crate::remote::destinations::{TRIED, link_port};
+use crate::remote::links::Phase;
 
 const MS: u64 = 1_000_000;
 /// For what the machine itself needs.
@@ -12,24 +12,21 @@ const SLACK_NS: u64 = 500 * MS;
 /// Rounds of connects to the ports of the links.
 struct Rounds {
     serial: u32,
-    times: Vec<u64>,
+    /// When each began, and how many ports were asked.
+    all: Vec<(u64, u32)>,
     /// Another program's, at the first of these ports, and the connections that it has taken.
     foreign: c_int,
     taken: usize,
 }
 
 impl Rounds {
+    fn new(rig: &mut Rig) -> Rounds {
+        Rounds { serial: rig.remote(0).serial, all: Vec::new(), foreign: -1, taken: 0 }
+    }
+
     fn look(&mut self, rig: &mut Rig) {
         rig.settle();
         let now = sys::now_ns();
-        // Each connect that is begun has a link of its own.
-        let serial = rig.remote(0).serial;
-        let connects = serial - self.serial;
-        assert!(connects == 0 || connects == u32::from(TRIED), "{connects} connects at a time");
-        if connects > 0 {
-            self.times.push(now);
-        }
-        self.serial = serial;
         // What the kernel has to say to them comes in its own time, before the clock goes on.
         let began = std::time::Instant::now();
         while rig.remote(0).links.iter().flatten().any(|l| l.phase != Phase::Gone)
@@ -48,6 +45,12 @@ impl Rounds {
             }
             rig.settle();
         }
+        // Each connect that is begun has a link of its own.
+        let serial = rig.remote(0).serial;
+        if serial != self.serial {
+            self.all.push((now, serial - self.serial));
+        }
+        self.serial = serial;
     }
 
     /// A new connection is used until its reason is known: when that was.
@@ -75,6 +78,16 @@ impl Rounds {
         rig.close(i, A);
         now
     }
+
+    /// So many connects each, so long after the one before.
+    #[track_caller]
+    fn are(&self, expected: &[(u64, u32)]) {
+        let gaps = self.all.windows(2).map(|w| w[1].0 - w[0].0);
+        let near = |g: u64, ms: u64| (ms * MS - 50 * MS..ms * MS + SLACK_NS).contains(&g);
+        let gaps_are = gaps.clone().zip(&expected[1..]).all(|(g, (ms, _))| near(g, *ms));
+        let counts = self.all.iter().map(|(_, n)| *n).eq(expected.iter().map(|(_, n)| *n));
+        assert!(gaps_are && counts, "{:?} {:?}", gaps.collect::<Vec<_>>(), self.all);
+    }
 }
 
 #[test]
@@ -83,8 +96,7 @@ fn where_nobody_is_it_is_tried_more_and_more_rarely() {
         let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
         rig.kill(1);
         let to = rig.listen(1);
-        let mut rounds =
-            Rounds { serial: rig.remote(0).serial, times: Vec::new(), foreign: -1, taken: 0 };
+        let mut rounds = Rounds::new(&mut rig);
         if foreign {
             rounds.foreign = links::tcp_socket(to.ip());
             assert!(
@@ -92,39 +104,27 @@ fn where_nobody_is_it_is_tried_more_and_more_rarely() {
             );
             assert!(sys::listen(rounds.foreign, 64) >= 0);
         }
+        // Where the first port refuses, the others are asked once.
+        let all = u32::from(TRIED);
+        let later = if foreign { all } else { 1 };
         // The first one waits until all tries have failed.
         let mut known = rounds.refused(&mut rig, true);
-        let gaps = |times: &[u64]| times.windows(2).map(|w| w[1] - w[0]).collect::<Vec<u64>>();
-        let are = |gaps: &[u64], ms: &[u64]| {
-            gaps.len() == ms.len()
-                && gaps
-                    .iter()
-                    .zip(ms)
-                    .all(|(g, ms)| (ms * MS - 50 * MS..ms * MS + SLACK_NS).contains(g))
-        };
-        assert!(
-            are(&gaps(&rounds.times), &[100, 400, 1000, 3000, 5000]),
-            "{:?}",
-            gaps(&rounds.times)
-        );
+        let again = [100, 400, 1000, 3000, 5000].map(|ms| (ms, later));
+        rounds.are(&[&[(0, all)], &again[..]].concat());
         for pause_s in [10, 20, 40, 80, 160, 300, 300] {
-            rounds.times.clear();
+            rounds.all.clear();
             // Until then nothing is tried, and no connection waits.
             for ahead_ns in [pause_s * 500 * MS, pause_s * 1000 * MS - 3000 * MS] {
                 testing::pass_ns((known + ahead_ns).saturating_sub(sys::now_ns()));
                 rounds.look(&mut rig);
                 rounds.refused(&mut rig, false);
-                assert_eq!(rounds.times, [], "tried before {pause_s} s have passed");
+                assert_eq!(rounds.all, [], "tried before {pause_s} s have passed");
             }
             testing::pass_ns((known + pause_s * 1000 * MS).saturating_sub(sys::now_ns()));
             rounds.look(&mut rig);
-            assert_eq!(rounds.times, [], "tried for nobody");
+            assert_eq!(rounds.all, [], "tried for nobody");
             known = rounds.refused(&mut rig, true);
-            assert!(
-                are(&gaps(&rounds.times), &[1000]),
-                "after {pause_s} s: {:?}",
-                gaps(&rounds.times)
-            );
+            rounds.are(&[(0, all), (1000, all)]);
         }
         assert_eq!(rounds.taken, if foreign { 6 + 7 * 2 } else { 0 });
         if foreign {
@@ -132,4 +132,143 @@ fn where_nobody_is_it_is_tried_more_and_more_rarely() {
         }
         rig.finish();
     }
+}
+
+/// A program without the library, on a host that drops what comes to other ports.
+struct Plain {
+    fds: Vec<c_int>,
+    /// Used by a connector on host 0.
+    socket: &'static Socket,
+}
+
+impl Plain {
+    fn new(rig: &Rig, ip: IpAddr) -> Plain {
+        let app = tcp(SocketAddr::new(ip, 0));
+        assert!(sys::listen(app, 8) >= 0);
+        let to = name(app, false);
+        // A queue that is full takes no SYN, and says nothing.
+        let at = SocketAddr::new(ip, link_port(to.port(), 0));
+        let full = tcp(at);
+        assert!(sys::listen(full, 0) >= 0);
+        let (raw, len) = crate::carrier::sockaddr(at);
+        let caller = tcp(SocketAddr::new(ip, 0));
+        assert!(sys::connect(caller, &raw[..len]) >= 0);
+        let fd = tcp(SocketAddr::new(rig.hosts[0].address, 0));
+        let (raw, len) = crate::carrier::sockaddr(to);
+        assert!(sys::connect(fd, &raw[..len]) >= 0);
+        let other = sys::accept4(app, libc::SOCK_CLOEXEC) as c_int;
+        assert!(other >= 0);
+        Plain { fds: vec![fd, other, app, full, caller], socket: begin(fd, true) }
+    }
+
+    /// It is used, so often that a faster path is looked for.
+    fn chat(&self) {
+        for _ in 0..4 {
+            // SAFETY: a live buffer.
+            let mut r = unsafe { io::send(self.fds[0], b"some".as_ptr(), 4, libc::MSG_DONTWAIT) };
+            if r == api::PASS {
+                // SAFETY: as above.
+                r = unsafe { sys::sendto(self.fds[0], b"some".as_ptr(), 4, libc::MSG_DONTWAIT) };
+            }
+            assert_eq!(r, 4);
+        }
+    }
+}
+
+impl Drop for Plain {
+    fn drop(&mut self) {
+        for fd in self.fds.drain(..) {
+            if api::close(fd) == api::PASS {
+                let _ = sys::close(fd);
+            }
+        }
+    }
+}
+
+fn silent_host(n: u8) -> IpAddr {
+    loopback(1, n)
+}
+
+#[test]
+fn a_silent_host_is_sent_a_packet_now_and_then_whatever_its_ports() {
+    let mut rig = Rig::new(Order::Prompt, Model::ROCE, 1);
+    let asked = |rig: &mut Rig, plain: &Plain| {
+        let serial = rig.remote(0).serial;
+        let began = sys::now_ns();
+        plain.chat();
+        while !plain.socket.is(crate::socket::State::Plain) {
+            rig.settle();
+            if plain.socket.offered.load(Relaxed) == 0 {
+                rig.pass();
+                rig.settle();
+            }
+            plain.chat();
+        }
+        (rig.remote(0).serial - serial, (sys::now_ns() - began) / MS)
+    };
+    let one = Plain::new(&rig, silent_host(1));
+    let (connects, ms) = asked(&mut rig, &one);
+    assert_eq!(connects, 3);
+    assert!((6_600..7_500).contains(&ms), "{ms}");
+    // Another port of it, and the same.
+    for n in 0..2 {
+        let other = Plain::new(&rig, silent_host(1));
+        let (connects, ms) = asked(&mut rig, &other);
+        assert!(connects == 0 && ms < 500, "{n}: {connects} connects, {ms} ms");
+        testing::pass_ns(4_000 * MS);
+    }
+    // Two of its ports at the same time are one question, and an answer to one is one to both.
+    for pause_s in [10, 20, 40] {
+        testing::pass_ns(pause_s * 1000 * MS);
+        let (a, b) = (Plain::new(&rig, silent_host(1)), Plain::new(&rig, silent_host(1)));
+        let serial = rig.remote(0).serial;
+        a.chat();
+        b.chat();
+        rig.settle();
+        asked(&mut rig, &a);
+        asked(&mut rig, &b);
+        assert_eq!(rig.remote(0).serial - serial, 1, "after {pause_s} s");
+    }
+    rig.finish();
+}
+
+#[test]
+fn a_hundred_silent_peers_do_not_delay_the_first_link() {
+    let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+    let plain: Vec<Plain> = (1..=100).map(|n| Plain::new(&rig, silent_host(n))).collect();
+    plain.iter().for_each(Plain::chat);
+    rig.settle();
+    let began = sys::now_ns();
+    let i = rig.connect(0, 1);
+    rig.until("there is a link", |r| {
+        r.chat(i);
+        r.remote(0).links.iter().flatten().any(|l| l.is_up())
+    });
+    let ms = (sys::now_ns() - began) / MS;
+    assert!(ms < 500, "{ms} ms");
+    rig.promoted(i);
+    drop(plain);
+    rig.finish();
+}
+
+#[test]
+fn who_is_out_of_reach_is_not_asked() {
+    use crate::reach::{PRETENDED, Reach};
+    let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+    PRETENDED.set(Some(Reach::No));
+    let i = rig.connect(0, 1);
+    let serial = rig.remote(0).serial;
+    for _ in 0..5 {
+        rig.chat(i);
+        rig.settle();
+    }
+    assert_eq!((rig.remote(0).serial, rig.reason(i, C)), (serial, Reason::NotInReach));
+    assert!(rig.conns[i][C].socket.is(crate::socket::State::Plain));
+    // Behind a gateway, and not far away, once the route is looked up anew.
+    PRETENDED.set(Some(Reach::Routed));
+    testing::pass_ns(61_000 * MS);
+    let i = rig.connect(0, 1);
+    rig.promoted(i);
+    PRETENDED.set(None);
+    rig.finish();
 }

@@ -1,0 +1,189 @@
+//! Many peers, and what one of them can take of what is there for all.
+
+use super::hostile::{Stranger, hello};
+use super::*;
+use crate::remote::links::Phase;
+use crate::remote::shares::{PART, Source};
+use netacc_control::stats::Counter;
+use netacc_proto::rendezvous::{Candidate, HostHello, Message, OfferLane, Role};
+
+fn host(n: usize) -> IpAddr {
+    loopback(2 + (n / 250) as u8, 1 + (n % 250) as u8)
+}
+
+/// Host 1 with a connection of host 0's on the ring, and where it takes links for which port.
+fn server(hosts: usize) -> (Rig, SocketAddr, u16) {
+    let mut rig = Rig::new(Order::Prompt, Model::ROCE, hosts);
+    let i = rig.connect(0, 1);
+    rig.promoted(i);
+    let port = name(rig.hosts[1].listener, false).port();
+    let at = name(rig.remote(1).listeners[0].fd, false);
+    (rig, at, port)
+}
+
+/// A process with the library at that address, which has greeted.
+fn greeted(rig: &mut Rig, n: usize, from: IpAddr, at: SocketAddr, port: u16) -> Stranger {
+    let peer = Stranger::call(from, at);
+    let mut process = [0; 16];
+    process[..8].copy_from_slice(&(n as u64 + 1).to_le_bytes());
+    peer.say(Message::HostHello(HostHello { process, ..hello(Role::Connector, port) }));
+    rig.settle();
+    peer
+}
+
+fn up(rig: &mut Rig) -> usize {
+    rig.remote(1).links.iter().flatten().filter(|l| l.phase == Phase::Up).count()
+}
+
+#[test]
+fn a_server_has_links_to_more_hosts_than_there_is_room_for_at_first() {
+    let (mut rig, at, port) = server(2);
+    let many = 200;
+    let peers: Vec<Stranger> = (0..many).map(|n| greeted(&mut rig, n, host(n), at, port)).collect();
+    assert_eq!(up(&mut rig), many + 1);
+    // What is told to one is not told to another.
+    let mut heard: Vec<Message> = peers.into_iter().flat_map(|mut p| p.hear().unwrap()).collect();
+    heard.retain(|f| !matches!(f, Message::HostHello(_)));
+    assert_eq!(heard, []);
+    rig.exchange(0, 10_000);
+    rig.until("the strangers are gone", |r| up(r) == 1);
+    assert!(rig.remote(1).shares.of(Source::of(host(1))).is_none(), "nothing is kept of them");
+    rig.finish();
+}
+
+#[test]
+fn who_has_most_gives_way_to_who_has_least() {
+    let (mut rig, at, port) = server(3);
+    let most = 160;
+    rig.remote(1).shares.links_max = most;
+    // One host takes all that it can get, and then as many more.
+    let mut greedy: Vec<Stranger> = Vec::new();
+    for n in 0..most / PART + 20 {
+        greedy.push(greeted(&mut rig, n, host(0), at, port));
+    }
+    let has = |r: &mut Rig| r.remote(1).shares.of(Source::of(host(0))).map_or(0, |s| s.links);
+    assert_eq!(has(&mut rig) as usize, most / PART, "a part of all");
+    rig.exchange(0, 10_000);
+    // Callers that say nothing do not keep others out either, nor those that have greeted.
+    let callers: Vec<Stranger> = (0..most / PART + 20)
+        .map(|_| {
+            let caller = Stranger::call(host(1), at);
+            rig.settle();
+            caller
+        })
+        .collect();
+    assert!(rig.remote(1).shares.callers as usize <= most / PART);
+    assert_eq!(has(&mut rig) as usize, most / PART);
+    let i = rig.connect(2, 1);
+    rig.promoted(i);
+    rig.exchange(0, 10_000);
+    assert!(rig.is_fast(0) && rig.is_fast(i));
+    drop((greedy, callers));
+    rig.finish();
+}
+
+#[test]
+fn the_candidates_of_some_hosts_do_not_push_out_anothers() {
+    let (mut rig, at, port) = server(3);
+    // An honest one that waits to be used at the accepting end.
+    let i = rig.connect(2, 1);
+    for _ in 0..4 {
+        rig.send(i, C, 100);
+        rig.settle();
+    }
+    let tuple = rig.conns[i][A].socket.tuple();
+    rig.until("it is told of", |r| r.remote(1).candidates.find(&tuple, |_| true).is_some());
+    let greedy: Vec<Stranger> = (0..6).map(|n| greeted(&mut rig, n, host(n), at, port)).collect();
+    for (n, peer) in greedy.iter().enumerate() {
+        for k in 0..PENDING as u16 / 3 {
+            let from = SocketAddr::new(host(n), 1024 + k);
+            let tuple = Tuple::new(from, SocketAddr::new(at.ip(), port)).unwrap();
+            let claim = Candidate { tuple, token: k.into(), proof: Proof::NONE };
+            peer.say(Message::Candidate(claim));
+            if k % 256 == 0 {
+                rig.settle();
+            }
+        }
+        rig.settle();
+    }
+    let counts: Vec<u32> = (0..6)
+        .map(|n| rig.remote(1).shares.of(Source::of(host(n))).map_or(0, |s| s.candidates))
+        .collect();
+    assert!(counts.iter().all(|n| *n as usize <= PENDING as usize / PART), "{counts:?}");
+    assert!(counts.iter().all(|n| *n > 500), "each has some: {counts:?}");
+    assert!(rig.remote(1).candidates.find(&tuple, |_| true).is_some(), "pushed out: {counts:?}");
+    rig.promoted(i);
+    drop(greedy);
+    rig.finish();
+}
+
+#[test]
+fn wrong_claims_lock_their_host_out_and_are_told_of_once_a_second() {
+    let mut rig = Rig::new(Order::Prompt, Model::ROCE, 3);
+    let (from, lines) = (rig.hosts[0].address, || crate::log::LINES_OF_PEERS.load(Relaxed));
+    let other = rig.connect(2, 1);
+    rig.promoted(other);
+    let port = name(rig.hosts[1].listener, false).port();
+    let at = name(rig.remote(1).listeners[0].fd, false);
+    let mut liar = greeted(&mut rig, 1, from, at, port);
+    let (began, before) = (sys::now_ns(), lines());
+    let failures = || stats::header().map_or(0, |h| h.counter(Counter::AuthFailures));
+    let counted = failures();
+    let claim = |rig: &mut Rig, liar: &mut Stranger, token, by: u32| {
+        let i = rig.connect(0, 1);
+        crate::candidates::make_plain(rig.conns[i][C].socket, Reason::DisabledByConfig);
+        let accepted = &rig.conns[i][A];
+        assert!(accepted.socket.syn.learn(false, accepted.fd));
+        let crate::syn::Said::Stamp(stamp) = accepted.socket.syn.said() else { panic!() };
+        let proof = Proof::new(stamp.wrapping_add(by), stamp.wrapping_add(by + 3));
+        let tuple = rig.conns[i][C].socket.tuple();
+        liar.say(Message::Candidate(Candidate { tuple, token, proof }));
+        for _ in 0..4 {
+            rig.chat(i);
+        }
+        rig.settle();
+        rig.close(i, C);
+        rig.close(i, A);
+        rig.settle();
+        let mut said = liar.hear().unwrap();
+        said.retain(|f| !matches!(f, Message::HostHello(_)));
+        said
+    };
+    for n in 0..40 {
+        assert_eq!(claim(&mut rig, &mut liar, n, 1), [Message::Withdraw { token: n }]);
+    }
+    // Five of them were looked at.
+    assert!(failures() - counted >= 5);
+    let seconds = (sys::now_ns() - began) / 1_000_000_000;
+    assert!(u64::from(lines() - before) <= seconds + 1, "{} lines", lines() - before);
+    // What is true is not believed either, from that host, and from others it is.
+    assert_eq!(claim(&mut rig, &mut liar, 50, 0), [Message::Withdraw { token: 50 }]);
+    let i = rig.connect(2, 1);
+    rig.promoted(i);
+    testing::pass_ns(61_000_000_000);
+    rig.settle();
+    let said = claim(&mut rig, &mut liar, 51, 0);
+    assert!(matches!(said[..], [Message::Pair(_), ..]), "{said:?}");
+    drop(liar);
+    rig.finish();
+}
+
+#[test]
+fn whatever_strangers_do_is_one_line_a_second() {
+    let (mut rig, at, port) = server(2);
+    let from = rig.hosts[0].address;
+    let (began, before) = (sys::now_ns(), crate::log::LINES_OF_PEERS.load(Relaxed));
+    for n in 0..60 {
+        let peer = greeted(&mut rig, n, host(n % 7), at, port);
+        peer.say(Message::OfferLane(OfferLane { token: 0, slot: 0, pair: 0, lane: 0 }));
+        rig.settle();
+        let peer = greeted(&mut rig, n, from, at, port);
+        let tuple = rig.conns[0][C].socket.tuple();
+        peer.say(Message::Candidate(Candidate { tuple, token: 3, proof: Proof::NONE }));
+        rig.settle();
+    }
+    let seconds = (sys::now_ns() - began) / 1_000_000_000;
+    let lines = crate::log::LINES_OF_PEERS.load(Relaxed) - before;
+    assert!(u64::from(lines) <= seconds + 1, "{lines} lines in {seconds} s");
+    rig.finish();
+}

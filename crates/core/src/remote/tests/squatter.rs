@@ -1,0 +1,133 @@
+//! Who answers at a link port and has accepted nothing there.
+
+use super::hostile::{Stranger, hello};
+use super::*;
+use crate::remote::destinations::link_port;
+use crate::remote::links::Phase;
+use netacc_control::stats::Counter;
+use netacc_proto::rendezvous::{Candidate, HostHello, Message, Proof, Role, commitment};
+
+fn failures() -> u64 {
+    stats::header().map_or(0, |h| h.counter(Counter::AuthFailures))
+}
+
+/// A process that knows a connection's addresses, and not its SYN, is not believed, whatever else
+/// it does right.
+#[test]
+fn who_does_not_know_a_connections_syn_is_not_its_acceptor() {
+    for bare in [false, true] {
+        let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+        let i = rig.connect(0, 1);
+        rig.conns[i][A].socket.syn.forget(bare);
+        for _ in 0..20 {
+            rig.chat(i);
+            rig.settle();
+        }
+        assert!(!rig.is_fast(i) && rig.objects(0).pairs == 0, "{}", rig.describe());
+        assert_eq!(rig.reason(i, A), Reason::NotAuthenticated);
+        // Once it has shown for another connection that it accepts there, it is.
+        let other = rig.connect(0, 1);
+        rig.promoted(other);
+        rig.promoted(i);
+        rig.exchange(i, 20_000);
+        rig.finish();
+    }
+}
+
+/// It has the first of the link ports, and answers first.
+struct Squatter {
+    listener: c_int,
+    link: Stranger,
+    process: [u8; 16],
+    token: u64,
+}
+
+impl Squatter {
+    /// Before the server's library has a link port; and a connection of host 0's to the server.
+    fn new(rig: &mut Rig) -> (Squatter, usize) {
+        let to = rig.listen(1);
+        let listener = tcp(SocketAddr::new(to.ip(), link_port(to.port(), 0)));
+        assert!(sys::listen(listener, 8) >= 0);
+        let i = rig.connect(0, 1);
+        // The true server is stopped meanwhile.
+        rig.hosts[1].stopped = true;
+        for _ in 0..4 {
+            let e = &mut rig.conns[i][C];
+            // SAFETY: a live buffer.
+            let r = unsafe { io::send(e.fd, bytes(e.stream, e.sent, 9).as_ptr(), 9, 0) };
+            assert_eq!(r, 9);
+            e.sent += 9;
+        }
+        rig.settle();
+        let fd = sys::accept4(listener, libc::SOCK_CLOEXEC) as c_int;
+        assert!(fd >= 0);
+        let mut link = Stranger { fd, input: Vec::new() };
+        let process = [8; 16];
+        link.say(Message::HostHello(HostHello { process, ..hello(Role::Acceptor, to.port()) }));
+        rig.settle();
+        let heard = link.hear().unwrap();
+        let [Message::HostHello(_), Message::Candidate(Candidate { token, proof, .. })] = heard[..]
+        else {
+            panic!("{heard:?}")
+        };
+        assert_eq!(proof, Proof::LATER, "nothing is said to who has shown nothing");
+        (Squatter { listener, link, process, token }, i)
+    }
+
+    /// The proof that it is told when it has committed itself to a stamp.
+    fn commits(&mut self, rig: &mut Rig, nonce: [u8; 16], stamp: u32) -> Proof {
+        let digest = commitment(&nonce, stamp, self.token, &self.process);
+        self.link.say(Message::Commit { token: self.token, digest });
+        rig.settle();
+        let heard = self.link.hear().unwrap();
+        let [Message::Candidate(Candidate { proof, .. })] = heard[..] else { panic!("{heard:?}") };
+        assert!(proof.knows());
+        proof
+    }
+
+    /// The true server goes on, and has the connection.
+    fn loses(self, mut rig: Rig, i: usize) {
+        rig.hosts[1].stopped = false;
+        rig.promoted(i);
+        rig.exchange(i, 20_000);
+        let at = name(rig.remote(1).listeners[0].fd, false).port();
+        assert_eq!(at, link_port(name(rig.hosts[1].listener, false).port(), 1));
+        drop(self.link);
+        let _ = sys::close(self.listener);
+        rig.finish();
+    }
+}
+
+#[test]
+fn a_squatter_that_answers_first_does_not_win() {
+    // It says nothing more.
+    let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+    let (squatter, i) = Squatter::new(&mut rig);
+    squatter.loses(rig, i);
+
+    // It opens its commitment to what it was told afterwards, or to what it had guessed, or without
+    // any.
+    let nonce = [3; 16];
+    for lie in 0..3 {
+        let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+        let (mut squatter, i) = Squatter::new(&mut rig);
+        let (before, token) = (failures(), squatter.token);
+        let stamp = if lie == 2 {
+            77
+        } else {
+            let proof = squatter.commits(&mut rig, nonce, 77);
+            if lie == 0 { proof.lowest } else { 77 }
+        };
+        squatter.link.say(Message::Open { token, nonce, stamp });
+        rig.settle();
+        if lie == 2 {
+            assert_eq!(squatter.link.hear(), Ok(Vec::new()));
+        } else {
+            assert!(squatter.link.hear().is_err(), "it goes on with who lied");
+            assert!(failures() > before);
+        }
+        let proven = |l: &links::Link| l.phase == Phase::Up && l.is_proven();
+        assert!(!rig.remote(0).links.iter().flatten().any(|l| proven(l)));
+        squatter.loses(rig, i);
+    }
+}
