@@ -3,7 +3,7 @@
 
 use crate::channel::{Channel, producer_quiet, quiet};
 use crate::lock::bump;
-use crate::wire::{Lanes, Net};
+use crate::wire::{Lanes, Net, Wire};
 use crate::{process, rdma_thread, stats, sys};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -79,6 +79,8 @@ fn tell(lanes: &Arc<Lanes>, news: News) {
 /// A completion queue with its pairs. Never freed: a thread may be polling it.
 pub(crate) struct Queue {
     pub(crate) hub: netacc_rdma::Hub<Net>,
+    /// Its place on the list.
+    pub(crate) number: usize,
     /// The next completion makes the descriptor readable.
     pub(crate) armed: AtomicBool,
     /// How often a thread of the application's has polled.
@@ -150,6 +152,11 @@ impl Queue {
         any
     }
 
+    fn before_sleep(&self) {
+        self.arm();
+        self.drain();
+    }
+
     /// Makes sure that somebody hears of the next completion.
     pub(crate) fn arm(&self) {
         if !self.armed.swap(true, SeqCst) {
@@ -171,12 +178,37 @@ pub(crate) fn progress() {
     }
 }
 
+/// The queue that tells of a slot's bytes. It may serve none of the slot's any more, and is never
+/// gone.
+#[inline]
+fn queue_of(wire: &Wire, slot: usize) -> Option<&'static Queue> {
+    let number = (wire.slot(slot).queue.load(Relaxed) as usize).checked_sub(1)?;
+    // SAFETY: null, or a leaked box.
+    LIST.get(number)
+        .filter(|_| number < COUNT.load(Acquire))
+        .and_then(|q| unsafe { q.load(Acquire).as_ref() })
+}
+
+/// As [`progress`], for who waits for one connection: only its own queue tells of it.
+#[inline]
+pub(crate) fn progress_of(wire: &Wire, slot: usize) {
+    if let Some(q) = queue_of(wire, slot) {
+        bump(&q.visits, 1);
+        q.poll();
+    }
+}
+
 /// A thread of the application's is about to sleep: from here on the I/O threads hear what comes.
 /// Look once more afterwards.
 pub(crate) fn before_sleep() {
-    for q in queues() {
-        q.arm();
-        q.drain();
+    queues().for_each(Queue::before_sleep);
+}
+
+/// As [`before_sleep`], for who waits for one connection. (Should it change its queue meanwhile the
+/// I/O threads arm that, as they do with those that nobody polls.)
+pub(crate) fn before_sleep_of(wire: &Wire, slot: usize) {
+    if let Some(q) = queue_of(wire, slot) {
+        q.before_sleep();
     }
 }
 

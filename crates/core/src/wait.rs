@@ -459,12 +459,12 @@ pub(crate) fn block(s: &Socket, fd: i32, side: Side, on_carrier: bool, deadline:
     let Some(channel) = s.channel() else { return Woke::News };
     let slot = s.slot.load(Relaxed) as usize;
     let ring_bytes = s.tx_ring_bytes();
-    let between_hosts = channel.wire().is_some();
+    let wire = channel.wire();
     // Besides news, whatever `prod` is called for: it may come between the caller's look and the
     // sleep.
     let ready = || {
-        if between_hosts {
-            queues::progress();
+        if let Some(wire) = wire {
+            queues::progress_of(wire, slot);
         }
         !s.is(State::Attached)
             || match side {
@@ -526,8 +526,8 @@ fn sleep(
     if let Some(p) = place.filter(|_| posted) {
         channel.my_place(p).prepare_sleep();
         fence(SeqCst);
-        if channel.wire().is_some() {
-            queues::before_sleep();
+        if let Some(wire) = channel.wire() {
+            queues::before_sleep_of(wire, slot);
         }
         let room = || side == Side::Send && send_room_or_ask(s, channel, slot, s.tx_ring_bytes());
         missed = (side == Side::Receive || !on_carrier) && (ready() || room());

@@ -11,6 +11,7 @@
 use crate::rdma_thread;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 use netacc_control::stats::Reason;
+use netacc_rdma::Kicked;
 
 /// The fabric: verbs. In this crate's own tests it is the one in memory (`remote/tests.rs`).
 #[cfg(not(test))]
@@ -30,6 +31,8 @@ pub(crate) struct WireSlot {
     pub(crate) lanes: AtomicPtr<Lanes>,
     /// Its place on the pair.
     pub(crate) lane: AtomicU32,
+    /// The number of the completion queue that tells of it, plus one; 0: it has had none.
+    pub(crate) queue: AtomicU32,
     /// The epoch of our announcement that stands in the peer's mirror.
     pub(crate) seen_epoch: AtomicU32,
     /// The control word of our acknowledgement that stands there.
@@ -52,6 +55,15 @@ pub(crate) mod parting {
     pub(crate) const LEFT: u32 = 32;
     /// Above: the reason's code.
     pub(crate) const REASON: u32 = 16;
+}
+
+/// Something was posted, or is found lost: then the owner of the pair ends it.
+#[inline]
+fn posted(what: Kicked) {
+    if matches!(what, Kicked::Lost(_)) {
+        rdma_thread::tell_of_pairs();
+    }
+    rdma_thread::watch_posted();
 }
 
 /// What is said of a channel's slots.
@@ -82,8 +94,7 @@ impl Wire {
         let at = self.slot(slot);
         // SAFETY: null, or a lanes that is not taken away while an end of this connection is held.
         if let Some(lanes) = unsafe { at.lanes.load(Acquire).as_ref() } {
-            let _ = lanes.kick(at.lane.load(Relaxed) as u16);
-            rdma_thread::watch_posted();
+            posted(lanes.kick(at.lane.load(Relaxed) as u16));
         }
     }
 
@@ -94,8 +105,7 @@ impl Wire {
         let at = self.slot(slot);
         // SAFETY: as in `kick`.
         if let Some(lanes) = unsafe { at.lanes.load(Acquire).as_ref() } {
-            let _ = lanes.consumed(at.lane.load(Relaxed) as u16, head);
-            rdma_thread::watch_posted();
+            posted(lanes.consumed(at.lane.load(Relaxed) as u16, head));
         }
     }
 

@@ -635,20 +635,21 @@ impl<F: Fabric> Lanes<F> {
     }
 
     /// Nothing is posted or applied any more: the connection manager has told the end, or the owner
-    /// wants it.
+    /// wants it, or has heard of a loss. What is under way is flushed, and the peer's writes are
+    /// refused. A call into the kernel, which may wait for the device: the owner's alone.
     pub fn end(&self) {
         self.lose(Reason::Ended);
-    }
-
-    /// The first reason counts. What is under way is flushed.
-    pub(crate) fn lose(&self, why: Reason) {
-        if self.lost.compare_exchange(0, why.encode(), AcqRel, Acquire).is_ok()
-            && let Some(pair) = self.pair()
-        {
-            // So that the peer's writes are refused. There is nothing to be done if this fails:
-            // closing the pair comes anyway.
+        if let Some(pair) = self.pair() {
+            // There is nothing to be done if this fails: closing the pair comes anyway.
             let _ = self.fabric.fail(pair);
         }
+    }
+
+    /// The first reason counts. Whoever polls or posts may find it, in the middle of a call of the
+    /// application's and under the hub's lock, so nothing is asked of the device here: the owner is
+    /// told, by [`News::Lost`] or [`Kicked::Lost`], and ends the pair.
+    pub(crate) fn lose(&self, why: Reason) {
+        let _ = self.lost.compare_exchange(0, why.encode(), AcqRel, Acquire);
     }
 
     /// Closes the pair and the region of the receives. After it no device touches the memory of the

@@ -181,6 +181,8 @@ struct End {
     pair: Option<memory::Pair>,
     conns: Vec<Option<Conn>>,
     news: Vec<News>,
+    /// What posting has found the pair to be lost by.
+    found: Option<Reason>,
 }
 
 impl End {
@@ -204,6 +206,7 @@ impl End {
             pair: None,
             conns: Vec::new(),
             news: Vec::new(),
+            found: None,
         }
     }
 
@@ -268,7 +271,15 @@ impl End {
         self.conns[usize::from(lane)] =
             Some(Conn { lane, stream, words, producer, consumer, written: 0, read: 0 });
         // SAFETY: as above; the producer and the consumer are the only ones.
-        unsafe { self.lanes().open(lane, out, inb, rings, stream & !1) }.unwrap();
+        let kicked = unsafe { self.lanes().open(lane, out, inb, rings, stream & !1) }.unwrap();
+        self.heed(kicked);
+    }
+
+    /// Who posts may find that the pair is lost, as who polls, and is told at once.
+    fn heed(&mut self, kicked: Kicked) {
+        if let Kicked::Lost(why) = kicked {
+            self.found = Some(why);
+        }
     }
 
     fn poll(&mut self) -> usize {
@@ -278,7 +289,8 @@ impl End {
 
     fn produce(&mut self, lane: u16, len: usize) -> usize {
         let n = self.conn(lane).produce(len);
-        self.lanes().kick(lane);
+        let kicked = self.lanes().kick(lane);
+        self.heed(kicked);
         n
     }
 

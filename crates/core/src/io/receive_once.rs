@@ -53,8 +53,10 @@ pub(super) unsafe fn look_fast(
     let Destination { fd, iov, done, flags } = *to;
     let peek = flags & libc::MSG_PEEK != 0;
     let Ok(mut avail) = h.end.ring.refresh() else { return Look::Corrupt };
-    if avail == 0 && h.channel.wire().is_some() {
-        crate::queues::progress();
+    if avail == 0
+        && let Some(wire) = h.channel.wire()
+    {
+        crate::queues::progress_of(wire, h.slot);
         let Ok(now) = h.end.ring.refresh() else { return Look::Corrupt };
         avail = now;
     }

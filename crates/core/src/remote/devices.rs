@@ -264,6 +264,7 @@ impl Remote {
         let hub = netacc_rdma::Hub::new(alloc::sync::Arc::new(verbs), queue, entries);
         let queue = Box::into_raw(Box::new(Queue {
             hub,
+            number,
             armed: AtomicBool::new(false),
             visits: AtomicU64::new(0),
             polls_told: AtomicU64::new(0),

@@ -3,6 +3,7 @@
 
 use super::agree::{BUSY_NS, verdict};
 use super::links::{Conn, ConnState, Fault};
+use super::pair_ends::heed;
 use super::pairs::{PairState, unlink};
 use super::{Mine, Remote, leave, net};
 use crate::channel::{BY_KERNEL, Channel};
@@ -245,6 +246,8 @@ impl Remote {
             // SAFETY: alive while the pair is ready.
             let context = unsafe { p.context().as_ref() }?;
             context.slots.get(usize::from(lane))?.store(slot as u32 + 1, Release);
+            let queue = p.seat.map_or(0, |(queue, _)| queue.number as u32 + 1);
+            at.queue.store(queue, Relaxed);
             p.engine.clone()
         });
         let Some(engine) = engine else {
@@ -259,7 +262,8 @@ impl Remote {
         // no other connection before the slot is taken back; producer and consumer are those of the
         // socket that this is handed to.
         match unsafe { engine.open(lane, out, inb, rings, token) } {
-            Ok(_) => {
+            Ok(kicked) => {
+                heed(kicked);
                 at.lanes.store(alloc::sync::Arc::as_ptr(&engine).cast_mut(), Release);
                 true
             }
@@ -368,7 +372,7 @@ impl Remote {
             l.pair(number).filter(|p| p.state == PairState::Ready).and_then(|p| p.engine.clone());
         match open {
             // Its memory is ours again when the peer has closed it, too.
-            Some(engine) if engine.close(lane).is_ok() => {}
+            Some(engine) if engine.close(lane).map(heed).is_ok() => {}
             _ => self.conn_is_done(i, slot),
         }
     }

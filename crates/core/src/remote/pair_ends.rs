@@ -4,13 +4,14 @@ use super::Remote;
 use super::links::{Conn, ConnState};
 use super::pairs::{Pair, PairState, unlink, until_free};
 use crate::log::debug_log;
-use crate::{process, stats, sys};
+use crate::{process, rdma_thread, stats, sys};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering::*;
 use netacc_control::stats::{Counter, Reason};
 use netacc_proto::rendezvous::{Message, Role};
+use netacc_rdma::Kicked;
 use netacc_verbs::fabric::Fabric as _;
 
 /// For so long the peer is waited for before an empty pair is closed.
@@ -25,6 +26,13 @@ const PAUSE_NS: u64 = 1_000_000_000;
 const PROVEN_NS: u64 = 10_000_000_000;
 /// So has one that has moved so many messages each way.
 const PROVEN_MESSAGES: u32 = 64;
+
+/// The thread has posted itself: should the pair be lost, it looks at it in its next turn.
+pub(super) fn heed(posted: Kicked) {
+    if matches!(posted, Kicked::Lost(_)) {
+        rdma_thread::tell_of_pairs();
+    }
+}
 
 impl Remote {
     pub(super) fn on_pair_end(&mut self, i: usize, number: u32) {
@@ -261,6 +269,9 @@ impl Remote {
         let Some(p) = l.pair_mut(number) else { return };
         let (Some(engine), Some((queue, _))) = (p.engine.as_ref(), p.seat) else { return };
         let Ok(taken) = until_free(|| queue.hub.take_back(me, engine, lane)) else { return };
+        if let Some(why) = engine.lost() {
+            heed(Kicked::Lost(why));
+        }
         if let (Some(rings), Some(a)) = (taken.rings, l.arenas.as_mut()) {
             a.pool.give_back(rings);
         }

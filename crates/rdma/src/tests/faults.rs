@@ -263,6 +263,34 @@ fn what_is_acknowledged_may_be_written_over() {
     }
 }
 
+/// Putting a queue pair in error is a call into the kernel that can take long, and others wait for
+/// the hub's lock meanwhile.
+#[test]
+fn who_finds_a_loss_leaves_the_pair_to_its_owner() {
+    for &(model, immediate) in WAYS {
+        let mut rig = Rig::new(Order::Prompt, model, settings(immediate));
+        rig.open(1);
+        let calls = |rig: &Rig| rig.net.calls(&rig.ends[0].host, Call::Fail);
+        rig.ends[0].produce(0, 100);
+        rig.net.break_pairs(&rig.ends[0].host);
+        rig.net.settle();
+        while rig.ends[0].poll() > 0 {}
+        if rig.ends[0].lanes().lost().is_none() {
+            // No completion tells: posting does.
+            rig.net.fail_call(&rig.ends[0].host, Call::Post, 1, libc::EIO);
+            rig.ends[0].produce(0, 100);
+            rig.ends[0].poll();
+        }
+        assert!(rig.ends[0].lanes().lost().is_some());
+        assert_eq!(calls(&rig), 0);
+        rig.ends[0].lanes().end();
+        assert_eq!(calls(&rig), 1);
+        rig.ends[1].lanes().end();
+        nothing_is_lost(&mut rig);
+        rig.close();
+    }
+}
+
 #[test]
 fn after_the_loss_nothing_is_applied() {
     for &(model, immediate) in WAYS {

@@ -279,3 +279,34 @@ fn within_a_host_a_connection_that_loses_rdma_goes_on_in_shared_memory() {
         rig.finish();
     }
 }
+
+/// A receive that finds nothing looks at the queue of its own connection, however many there are.
+#[test]
+fn a_receive_polls_the_queue_of_its_connection_alone() {
+    // So small that each pair has a queue of its own.
+    let model = Model { entries_max: 150, ..Model::ROCE };
+    let mut rig = Rig::new(Order::Prompt, model, 2);
+    let conns: Vec<usize> = (0..12).map(|_| rig.connect(0, 1)).collect();
+    conns.iter().for_each(|i| rig.promoted(*i));
+    conns.iter().for_each(|i| rig.drain(*i));
+    rig.settle();
+    let pairs = rig.objects(0).pairs;
+    assert_eq!((pairs, queues::queues().count()), (3, 6));
+    let visits = || queues::queues().map(|q| q.visits.load(Relaxed)).collect::<Vec<u64>>();
+    let mut polled = vec![0; visits().len()];
+    for i in &conns {
+        let before = visits();
+        assert_eq!(rig.receive(*i, C, 100), 0);
+        let more =
+            visits().iter().zip(&before).map(|(now, before)| now - before).collect::<Vec<_>>();
+        assert_eq!(more.iter().sum::<u64>(), 1, "{more:?}");
+        polled.iter_mut().zip(more).for_each(|(all, one)| *all += one);
+    }
+    assert_eq!(polled.iter().filter(|n| **n > 0).count(), 3, "{polled:?}");
+    // And what comes is found.
+    for i in conns {
+        rig.exchange(i, 20_000);
+        assert!(rig.is_fast(i));
+    }
+    rig.finish();
+}
