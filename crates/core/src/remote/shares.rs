@@ -5,9 +5,12 @@
 //! A host is an IPv4 address, or 64 bits of an IPv6 one, because a host has all of such a network.
 //! (Hosts behind one translated address count as one.)
 
+use super::Remote;
+use super::links::{Fault, Link, Phase};
 use crate::sys;
 use alloc::vec::Vec;
 use core::net::IpAddr;
+use netacc_proto::rendezvous::Role;
 
 /// Wrong claims that are taken for accidents.
 const ACCIDENTS: u32 = 4;
@@ -183,6 +186,64 @@ impl Shares {
     /// No claim of that host's is looked at.
     pub(super) fn is_locked(&self, source: Source) -> bool {
         self.of(source).is_some_and(|s| sys::now_ns() < s.locked_until)
+    }
+}
+
+impl Remote {
+    pub(super) fn uncount_link(&mut self, role: Role, source: Source, greeted: bool) {
+        if role == Role::Acceptor {
+            self.shares.drop_link(source, greeted);
+        }
+    }
+
+    /// A place for a link. Where there is none, one of the host that has most gives way; and who
+    /// has not greeted, because anybody can call, before those that have.
+    pub(super) fn room_for_link(&mut self, role: Role, source: Source) -> Option<usize> {
+        let most = self.shares.links_max;
+        if role == Role::Acceptor {
+            // Callers have a part of the places, and no host more than a part of all.
+            if self.shares.callers as usize >= most / PART {
+                self.evict(true, None);
+            }
+            let has_its_part =
+                |r: &Remote| r.shares.of(source).is_some_and(|s| s.links as usize >= most / PART);
+            if has_its_part(self) {
+                self.evict(false, Some(source));
+                if has_its_part(self) {
+                    return None;
+                }
+            }
+        }
+        if let Some(i) = self.links.iter().position(Option::is_none) {
+            return Some(i);
+        }
+        if self.links.len() >= most {
+            self.evict(false, None);
+            return self.links.iter().position(Option::is_none);
+        }
+        self.links.try_reserve(1).ok()?;
+        self.links.push(None);
+        Some(self.links.len() - 1)
+    }
+
+    /// Makes room by ending a link that carries nothing: a caller's if there is one, then the one
+    /// that has been of no use for longest, of the host that has most of them, or of that one.
+    fn evict(&mut self, callers: bool, of: Option<Source>) {
+        let most = |l: &Link| {
+            let share = self.shares.of(Source::of(l.peer)).filter(|_| l.role == Role::Acceptor);
+            share.map_or(0, |s| if callers { s.callers } else { s.links })
+        };
+        let idle = self.links.iter().enumerate().filter_map(|(i, l)| {
+            let l = l.as_deref().filter(|l| !l.in_use() && l.phase != Phase::Gone)?;
+            let is_caller = l.is_caller();
+            if (callers && !is_caller) || of.is_some_and(|of| of != Source::of(l.peer)) {
+                return None;
+            }
+            Some((i, (!is_caller, core::cmp::Reverse(most(l)), l.since)))
+        });
+        if let Some((i, _)) = idle.min_by_key(|(_, order)| *order) {
+            self.end_link(i, Fault::Idle);
+        }
     }
 }
 
