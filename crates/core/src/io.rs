@@ -31,15 +31,18 @@ const ASK_CARRIER_TICKS: u64 = 100_000;
 const EFAULT: Ret = -(libc::EFAULT as Ret);
 const EINVAL: Ret = -(libc::EINVAL as Ret);
 
+mod attach;
 mod buffers;
 mod candidate;
 mod close;
 mod ends;
 mod file;
+mod held_back;
 mod leave;
 mod linger;
 mod message;
 mod outlive;
+mod promote;
 mod receive;
 mod receive_once;
 mod receiving;
@@ -52,11 +55,13 @@ mod shutdown;
 mod waits;
 mod watch;
 
+pub(crate) use attach::attach;
 use buffers::{AnyBuffers, Buffers, Few, without_memory};
-pub(crate) use candidate::{attach, candidate, on_poller_gone, shutdown_candidate};
+pub(crate) use candidate::{candidate, on_poller_gone, shutdown_candidate};
 pub(crate) use close::{at_exit, close, shutdown_of};
 pub(crate) use ends::{carrier_is_drained, unread};
 pub(crate) use file::{sendfile, splice};
+pub(crate) use held_back::{send_held, send_held_in_time};
 pub(crate) use leave::between_hosts::wake_leavers;
 pub(crate) use leave::serve::{
     PullBack, hear_carrier, leave_dead_channel, may_end, serve_pull_back, watch_carrier,
@@ -66,15 +71,13 @@ pub(crate) use leave::{lose_sight, need_kernel, to_kernel};
 pub(crate) use linger::{application_linger, never_linger, on_linger};
 pub(crate) use message::{before_passing, for_each_passed, recvmmsg, recvmsg, sendmmsg, sendmsg};
 pub(crate) use outlive::begin_exit;
+pub(crate) use promote::{may_send_on_carrier, on_more_room, on_nodelay};
 use receive::*;
 pub(crate) use reset::{
     carrier_is_over, carrier_is_reset, is_reset_now, on_error_taken, owes_reset, settled,
 };
 pub(crate) use search::on_polled;
 use send::*;
-pub(crate) use send::{
-    may_send_on_carrier, on_more_room, on_nodelay, send_held, send_held_in_time,
-};
 pub(crate) use shutdown::shutdown;
 pub(crate) use waits::{carrier_is_due, carrier_was_asked};
 pub(crate) use watch::{forget as forget_watch, hear_unread, look_at_unread, look_at_unread_here};

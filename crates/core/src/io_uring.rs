@@ -16,158 +16,25 @@
 //! inherited ring, a kernel thread, registered descriptors. What is linked into a program, or
 //! called by a pointer that `dlsym` found, is not seen.
 
+mod abi;
+
 use crate::fd_table::{self, Entry, Place};
 use crate::lock::Mutex;
 use crate::outcome::{PASS, Ret};
 use crate::{config, epoll, heap, io, process, sys, unconnected};
+use abi::{
+    BUFFER_SELECT, DEPENDS, FIXED_FILE, FOLLOWED, FOLLOWED_OF_LIBURING, HARMLESS_REGISTER,
+    OFF_SQ_RING, OFF_SQES, OP_ACCEPT, OP_CLOSE, OP_EPOLL_CTL, OP_EPOLL_WAIT, OP_FILES_UPDATE,
+    OP_NOP, OP_POLL_ADD, OP_SENDMSG, OP_SENDMSG_ZC, OP_SPLICE, OP_TEE, OP_TIMEOUT_REMOVE,
+    SETUP_NO_SQARRAY, SPLICE_FD_IN_FIXED, Sqe,
+};
+pub use abi::{Liburing, Params};
 use alloc::vec::Vec;
 use core::ffi::c_int;
-use core::mem::offset_of;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use libc::epoll_event;
 use netacc_control::config::IoUring;
 use netacc_control::stats::Reason;
-
-// linux/io_uring.h
-const SETUP_CQSIZE: u32 = 1 << 3;
-const SETUP_CLAMP: u32 = 1 << 4;
-const SETUP_ATTACH_WQ: u32 = 1 << 5;
-const SETUP_SUBMIT_ALL: u32 = 1 << 7;
-const SETUP_COOP_TASKRUN: u32 = 1 << 8;
-const SETUP_TASKRUN_FLAG: u32 = 1 << 9;
-const SETUP_SQE128: u32 = 1 << 10;
-const SETUP_CQE32: u32 = 1 << 11;
-const SETUP_SINGLE_ISSUER: u32 = 1 << 12;
-const SETUP_DEFER_TASKRUN: u32 = 1 << 13;
-const SETUP_NO_SQARRAY: u32 = 1 << 16;
-/// Rings that nothing but these makes special are read as described here.
-const FOLLOWED: u32 = SETUP_CQSIZE
-    | SETUP_CLAMP
-    | SETUP_ATTACH_WQ
-    | SETUP_SUBMIT_ALL
-    | SETUP_COOP_TASKRUN
-    | SETUP_TASKRUN_FLAG
-    | SETUP_CQE32
-    | SETUP_SINGLE_ISSUER
-    | SETUP_DEFER_TASKRUN
-    | SETUP_NO_SQARRAY;
-
-/// The same of rings that liburing's functions show: all that Linux 6.18 has but entries of two
-/// sizes.
-const FOLLOWED_OF_LIBURING: u32 = (1 << 19) - 1;
-
-/// `io_uring_register` of these tells nothing about descriptors: buffers, eventfds, probes,
-/// credentials, workers.
-const HARMLESS_REGISTER: [u32; 15] = [0, 1, 4, 5, 7, 8, 9, 10, 15, 16, 17, 18, 19, 22, 23];
-
-const OFF_SQ_RING: usize = 0;
-const OFF_SQES: usize = 0x1000_0000;
-
-const OP_NOP: u8 = 0;
-const OP_POLL_ADD: u8 = 6;
-const OP_SENDMSG: u8 = 9;
-const OP_TIMEOUT_REMOVE: u8 = 12;
-const OP_ACCEPT: u8 = 13;
-const OP_CLOSE: u8 = 19;
-const OP_FILES_UPDATE: u8 = 20;
-const OP_EPOLL_CTL: u8 = 29;
-const OP_SPLICE: u8 = 30;
-const OP_TEE: u8 = 33;
-const OP_SENDMSG_ZC: u8 = 48;
-const OP_EPOLL_WAIT: u8 = 59;
-
-/// `IOSQE_FIXED_FILE`: its descriptor is a registered one.
-const FIXED_FILE: u8 = 1;
-/// `IOSQE_IO_DRAIN`, `IOSQE_IO_LINK`, `IOSQE_IO_HARDLINK`: done later, or not at all.
-const DEPENDS: u8 = 1 << 1 | 1 << 2 | 1 << 3;
-/// `SPLICE_F_FD_IN_FIXED`
-const SPLICE_FD_IN_FIXED: u32 = 1 << 31;
-/// `IOSQE_BUFFER_SELECT`
-const BUFFER_SELECT: u8 = 1 << 5;
-
-/// `struct io_uring_params`, as far as it says where the submission queue is.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct Params {
-    sq_entries: u32,
-    cq_entries: u32,
-    flags: u32,
-    rest: [u32; 7],
-    head: u32,
-    tail: u32,
-    ring_mask: u32,
-    ring_entries: u32,
-    sq_flags: u32,
-    dropped: u32,
-    array: u32,
-}
-const _: () = assert!(offset_of!(Params, head) == 40 && offset_of!(Params, array) == 64);
-
-/// `struct io_uring` of liburing 2, as far as it says what is to be submitted. (Programs have
-/// inlined functions that rely on it.)
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct Liburing {
-    head_and_tail: [*const u32; 2],
-    ring_mask: *const u32,
-    others: [*const u32; 4],
-    sqes: *mut u8,
-    sqe_head: u32,
-    sqe_tail: u32,
-    rest: [u64; 15],
-    flags: u32,
-    ring_fd: c_int,
-}
-const _: () = assert!(offset_of!(Liburing, sqes) == 56 && offset_of!(Liburing, flags) == 192);
-
-impl Liburing {
-    /// The descriptor.
-    pub fn fd(&self) -> c_int {
-        self.ring_fd
-    }
-
-    /// Looks at the entries that liburing hands to the kernel next.
-    ///
-    /// # Safety
-    /// It is a ring of liburing's that nobody else submits meanwhile.
-    unsafe fn follow(&self) {
-        // SAFETY: the caller's promise.
-        let mask = unsafe { self.ring_mask.read_volatile() };
-        let bytes = size_of::<Sqe>() << u32::from(self.flags & SETUP_SQE128 != 0);
-        for n in 0..self.sqe_tail.wrapping_sub(self.sqe_head).min(mask.saturating_add(1)) {
-            let at = self
-                .sqes
-                .wrapping_add((self.sqe_head.wrapping_add(n) & mask) as usize * bytes)
-                .cast::<Sqe>();
-            // SAFETY: an entry that the application has filled in, and nobody has taken yet.
-            let entry = unsafe { at.read_volatile() };
-            if let Some(instead) = follow(entry, true) {
-                // SAFETY: as above.
-                unsafe { at.write_volatile(instead) };
-            }
-        }
-    }
-}
-
-/// `struct io_uring_sqe`
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-struct Sqe {
-    opcode: u8,
-    flags: u8,
-    ioprio: u16,
-    fd: i32,
-    off: u64,
-    addr: u64,
-    len: u32,
-    op_flags: u32,
-    user_data: u64,
-    buf_index: u16,
-    personality: u16,
-    splice_fd_in: i32,
-    rest: [u64; 2],
-}
-const _: () = assert!(size_of::<Sqe>() == 64 && offset_of!(Sqe, user_data) == 32);
 
 /// A submission queue as the library has mapped it.
 struct View {
@@ -520,137 +387,4 @@ fn nobody() -> u64 {
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests may fail loudly")]
-mod tests {
-    use super::*;
-
-    fn ctl(op: c_int, fd: c_int) -> Sqe {
-        Sqe {
-            opcode: OP_EPOLL_CTL,
-            flags: 1 << 4,
-            fd: 1_000_000,
-            off: fd as u64,
-            len: op as u32,
-            addr: 8192,
-            user_data: 0xdead_beef,
-            ..Sqe::default()
-        }
-    }
-
-    #[test]
-    fn an_entry_completes_with_the_result() {
-        let entry = ctl(libc::EPOLL_CTL_ADD, 7);
-        assert!(completes_with(entry, PASS).is_none());
-        assert!(completes_with(entry, -(libc::EEXIST as Ret)).is_none());
-        let done = completes_with(entry, 0).unwrap();
-        assert_eq!((done.opcode, done.flags, done.user_data), (OP_NOP, 1 << 4, 0xdead_beef));
-        assert_eq!((done.fd, done.off, done.addr, done.len, done.op_flags), (0, 0, 0, 0, 0));
-        let none = completes_with(entry, -(libc::ENOENT as Ret)).unwrap();
-        assert_eq!((none.opcode, none.user_data, none.len), (OP_TIMEOUT_REMOVE, 0xdead_beef, 0));
-        assert!(none.addr != 0 && none.addr == nobody());
-        assert_eq!(completes_with(entry, -(libc::EINVAL as Ret)).unwrap().buf_index, 1);
-        assert_eq!(completes_with(entry, -(libc::EBADF as Ret)).unwrap().fd, -1);
-    }
-
-    #[test]
-    fn what_is_not_ours_stays_as_it_is() {
-        for op in [libc::EPOLL_CTL_ADD, libc::EPOLL_CTL_MOD, libc::EPOLL_CTL_DEL] {
-            assert!(follow(ctl(op, 900_000), false).is_none());
-        }
-        assert!(follow(Sqe { opcode: OP_NOP, fd: -1, ..Sqe::default() }, false).is_none());
-        assert!(follow(Sqe { opcode: OP_CLOSE, fd: 900_000, ..Sqe::default() }, false).is_none());
-        // What was registered is known where it was seen.
-        for opcode in [OP_NOP, OP_SENDMSG, OP_SPLICE, 27] {
-            assert!(
-                follow(
-                    Sqe {
-                        opcode,
-                        flags: FIXED_FILE,
-                        op_flags: SPLICE_FD_IN_FIXED,
-                        ..Sqe::default()
-                    },
-                    true
-                )
-                .is_none()
-            );
-        }
-        assert!(!unconnected::all_refused());
-    }
-
-    /// liburing's ring in ordinary memory, with entries of both sizes.
-    #[test]
-    fn what_liburing_submits_next_is_read() {
-        let ours = 900_002;
-        fd_table::set(ours, Entry::Internal);
-        for (flags, step) in [(0, 1), (SETUP_SQE128, 2)] {
-            let closing = Sqe { opcode: OP_CLOSE, fd: ours, ..Sqe::default() };
-            let mut sqes = [closing; 8];
-            let sqes = sqes.as_mut_ptr();
-            let mask = 3u32;
-            let mut ring = Liburing {
-                head_and_tail: [core::ptr::null(); 2],
-                ring_mask: &mask,
-                others: [core::ptr::null(); 4],
-                sqes: sqes.cast(),
-                sqe_head: u32::MAX,
-                sqe_tail: u32::MAX,
-                rest: [0; 15],
-                flags,
-                ring_fd: -1,
-            };
-            // SAFETY: one of the entries, of which there are four times `step`.
-            let fds = || [0, 1, 2, 3].map(|i| unsafe { sqes.add(i * step).read_volatile() }.fd);
-            // SAFETY: a ring of four entries.
-            let submit = |ring: &Liburing| unsafe { ring.follow() };
-            submit(&ring);
-            assert_eq!(fds(), [ours; 4]);
-            ring.sqe_tail = 1;
-            submit(&ring);
-            assert_eq!(fds(), [-1, ours, ours, -1]);
-            (ring.sqe_head, ring.sqe_tail) = (1, 1000);
-            submit(&ring);
-            assert_eq!(fds(), [-1; 4]);
-        }
-        fd_table::set(ours, Entry::None);
-    }
-
-    /// A queue in ordinary memory, with indices that a program could write.
-    #[test]
-    fn a_queue_is_read_as_the_kernel_reads_it() {
-        let ours = 900_001;
-        fd_table::set(ours, Entry::Internal);
-        let mut ring = [0u32; 16];
-        let mut sqes = [Sqe::default(); 4];
-        let view = View {
-            ring: ring.as_mut_ptr().cast(),
-            ring_bytes: 64,
-            sqes: sqes.as_mut_ptr().cast(),
-            entries: 4,
-            head: 0,
-            tail: 4,
-            array: Some(8),
-        };
-        let set = |at: usize, to: u32| view.word(at).store(to, Relaxed);
-        // The head is near its overflow; the entries 6 and 7 of the application's stand in places 3
-        // and 1, one index is none.
-        set(0, u32::MAX);
-        set(4, 3);
-        for (slot, index) in [(3, 3), (0, 99), (1, 1), (2, 0)] {
-            set(8 + slot * 4, index);
-        }
-        let closing = Sqe { opcode: OP_CLOSE, fd: ours, ..Sqe::default() };
-        for i in 0..4 {
-            // SAFETY: one of four.
-            unsafe { view.sqes.cast::<Sqe>().add(i).write_volatile(closing) };
-        }
-        // SAFETY: as above.
-        let fds =
-            || [0, 1, 2, 3].map(|i| unsafe { view.sqes.cast::<Sqe>().add(i).read_volatile() }.fd);
-        view.follow(0);
-        assert_eq!(fds(), [ours; 4]);
-        view.follow(3);
-        assert_eq!(fds(), [ours, -1, ours, -1]);
-        view.follow(100);
-        assert_eq!(fds(), [-1, -1, ours, -1]);
-        fd_table::set(ours, Entry::None);
-    }
-}
+mod tests;

@@ -6,18 +6,23 @@
 //! All memory that a call takes is taken before it begins. Where there is none the sockets go back
 //! to the kernel, which needs none of ours.
 
-use crate::channel::{Channel, Peers, Side};
+mod select;
+mod want;
+
+use crate::channel::{Peers, Side};
 use crate::fd_table::{self, Entry};
 use crate::heap::Scratch;
 use crate::outcome::{Mask, PASS, Ret};
-use crate::socket::{self, Socket, State, flag};
+use crate::socket::{Socket, State};
 use crate::{adoption, epoll, io, queues, signals, sleep, stats, sys, user, wait};
 use core::ffi::c_int;
 use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering::*;
 use core::sync::atomic::fence;
-use libc::{fd_set, pollfd};
+use libc::pollfd;
 use netacc_control::stats::{Counter, Reason};
+pub(crate) use select::select;
+use want::{Waited, Want};
 
 const IN: i16 = libc::POLLIN | libc::POLLRDNORM;
 const OUT: i16 = libc::POLLOUT | libc::POLLWRNORM;
@@ -26,137 +31,6 @@ const OUT: i16 = libc::POLLOUT | libc::POLLWRNORM;
 /// µs); one that finds something, or will ask before it sleeps, so often (some 4 ms).
 const ASK_TICKS: u64 = 100_000;
 const ASK_BUSY_TICKS: u64 = 10_000_000;
-
-/// An attached socket among the polled descriptors.
-#[derive(Clone, Copy)]
-struct Want {
-    index: usize,
-    socket: &'static Socket,
-    generation: u16,
-    channel: &'static Channel,
-    slot: usize,
-    /// The peer cannot tell this process of its news: a child that inherited it, and in whose hands
-    /// bytes were left in the ring.
-    silent: bool,
-    posted: [bool; 2],
-}
-
-impl Want {
-    /// What can be said of it from the shared words, and whether the carrier has to be asked as
-    /// well.
-    fn look(&self, events: i16) -> (i16, bool) {
-        let mut now = 0;
-        let rx = self.channel.words(self.slot, self.channel.side ^ 1);
-        let (readable, mut ask) = self.socket.published.ring_says(rx, &self.socket.rx_offset);
-        ask |= self.socket.has(flag::CARRIER_SPOKE | flag::FIN_LATER | flag::RESET)
-            || self.channel.peer_ends(self.slot);
-        if readable {
-            now |= events & IN;
-        }
-        if !self.socket.published.sends_fast() {
-            ask = true;
-        } else if wait::send_room(self.socket, self.channel, self.slot, self.socket.tx_ring_bytes())
-        {
-            now |= events & OUT;
-        }
-        (now, ask)
-    }
-
-    /// What a thread that sleeps has to hear of the carrier: nothing that it says all the time.
-    fn carrier_events(&self, events: i16) -> i16 {
-        let fast = self.socket.published.sends_fast();
-        let no_room_there = fast || !io::may_send_on_carrier(self.socket);
-        // Who waits for room in a ring that nobody empties any more has to hear that.
-        let end = events & IN != 0
-            || (events & OUT != 0 && fast && self.hears_end())
-            || self.socket.has(flag::FIN_LATER);
-        (events & !(if no_room_there { OUT } else { 0 })) | if end { libc::POLLRDHUP } else { 0 }
-    }
-
-    /// Whether POLLRDHUP says that what is sent has nobody to receive it.
-    fn hears_end(&self) -> bool {
-        !self.socket.has(flag::SHUT_RD) && !self.channel.peer_half_closed(self.slot)
-    }
-
-    /// Whether room on the carrier, of which `said` is known, is room for the application's bytes.
-    fn sends_there(&self, said: i16) -> bool {
-        let end =
-            if self.hears_end() { libc::POLLRDHUP } else { 0 } | libc::POLLHUP | libc::POLLERR;
-        // Behind the peer's end the next send goes there.
-        if self.socket.published.sends_fast() {
-            said & end != 0
-        } else {
-            io::may_send_on_carrier(self.socket)
-        }
-    }
-
-    /// The carrier's answer, of its descriptor `fd`, in the application's terms.
-    fn translate(&self, fd: c_int, mut revents: i16, events: i16) -> i16 {
-        revents = io::settled(fd, events | libc::POLLRDHUP, revents);
-        if revents & (libc::POLLRDHUP | libc::POLLHUP) != 0
-            && io::is_reset_now(self.socket, self.generation, fd)
-        {
-            revents |= IN
-                | OUT
-                | libc::POLLRDHUP
-                | libc::POLLHUP
-                | if io::owes_reset(self.socket) { libc::POLLERR } else { 0 };
-        }
-        // Data is news only where the stream is in the ring.
-        let data = if self.socket.published.receives_fast() { libc::POLLIN } else { 0 };
-        if revents & (data | libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR | libc::POLLPRI) != 0 {
-            self.socket.raise(flag::CARRIER_SPOKE);
-        }
-        let mut now = revents & (events | libc::POLLERR | libc::POLLHUP | libc::POLLNVAL);
-        if !self.sends_there(revents) {
-            now &= !OUT;
-        }
-        if revents & libc::POLLIN != 0 {
-            now |= events & IN;
-        }
-        if revents & libc::POLLRDHUP != 0 && self.socket.has(flag::FIN_LATER) {
-            // Both ways are shut down, but the kernel does not know yet.
-            now |= libc::POLLHUP;
-        }
-        now
-    }
-
-    fn alive(&self) -> bool {
-        self.socket.generation16() == self.generation && self.socket.is(State::Attached)
-    }
-}
-
-/// Candidates that a thread waits for in the kernel, where it would not hear what comes to a ring:
-/// nothing comes there meanwhile, also if they are attached.
-struct Waited<'a>(Scratch<'a, (&'static Socket, u32)>);
-
-impl Waited<'_> {
-    /// True: it is a candidate, and stays one.
-    fn add(&mut self, s: &'static Socket) -> bool {
-        let generation = s.generation.load(Acquire);
-        io::on_polled(s);
-        if !s.count_poller(generation, |n| n.wrapping_add(1)) {
-            return false;
-        }
-        if !self.0.push((s, generation)) {
-            // (More sockets than were counted: another thread has just made one under this number.)
-            s.count_poller(generation, |n| n.wrapping_sub(1));
-            return false;
-        }
-        // Who attaches it at this moment has looked at the number before, or will look.
-        socket::await_change(s) && s.is(State::Candidate)
-    }
-}
-
-impl Drop for Waited<'_> {
-    fn drop(&mut self) {
-        for (s, generation) in self.0.iter() {
-            if s.count_poller(*generation, |n| n.wrapping_sub(1)) && s.is(State::Attached) {
-                io::on_poller_gone(s, *generation as u16);
-            }
-        }
-    }
-}
 
 /// Finds the attached sockets, and notes the candidates. Sets and inherited sockets that cannot be
 /// polled here go back to the kernel.
@@ -541,149 +415,4 @@ fn sleep(
         wait::give_back(p);
     }
     if r < 0 { r } else { 0 }
-}
-
-// ---- select -------------------------------------------------------------------------------------
-
-const WORD_BITS: usize = usize::BITS as usize;
-
-/// A copy of one of the caller's bit sets of `nfds` bits (glibc's FD_SETSIZE is no limit to the
-/// kernel, and none here).
-struct Bits {
-    at: *mut usize,
-    few: [usize; FEW],
-    many: Scratch<'static, usize>,
-    words: usize,
-}
-
-impl Bits {
-    /// `None`: it cannot be read.
-    fn read(at: *mut fd_set, nfds: usize) -> Result<Option<Bits>, NoMemory> {
-        let words = if at.is_null() { 0 } else { nfds.div_ceil(WORD_BITS) };
-        let mut set = Bits { at: at.cast(), few: [0; FEW], many: Scratch::new(), words };
-        if words > FEW {
-            set.many = Scratch::filled(words, 0).ok_or(NoMemory)?;
-        }
-        let at = set.at;
-        // SAFETY: the application's set holds at least nfds bits, in whole words (select(2)).
-        Ok(unsafe { user::read_into(at, set.list()) }.then_some(set))
-    }
-    fn list(&mut self) -> &mut [usize] {
-        if self.words > FEW {
-            &mut self.many
-        } else {
-            self.few.get_mut(..self.words).unwrap_or(&mut [])
-        }
-    }
-    fn get(&mut self, fd: usize) -> bool {
-        self.list().get(fd / WORD_BITS).is_some_and(|word| word >> (fd % WORD_BITS) & 1 != 0)
-    }
-    fn put(&mut self, fd: usize, on: bool) {
-        if let Some(word) = self.list().get_mut(fd / WORD_BITS) {
-            let bit = 1usize << (fd % WORD_BITS);
-            *word = if on { *word | bit } else { *word & !bit };
-        }
-    }
-    /// False: it cannot be written.
-    fn write_back(&mut self) -> bool {
-        let at = self.at;
-        // SAFETY: as in `read`.
-        unsafe { user::write_all(at, self.list()) }
-    }
-}
-
-/// The descriptors in the caller's sets, read one by one.
-fn named(nfds: c_int, sets: [*mut fd_set; 3]) -> impl Iterator<Item = c_int> {
-    (0..nfds).filter(move |fd| {
-        let n = *fd as usize;
-        // SAFETY: as in `Bits::read`.
-        let word =
-            |at: *mut fd_set| unsafe { user::read(at.cast::<usize>().wrapping_add(n / WORD_BITS)) };
-        sets.iter()
-            .any(|at| !at.is_null() && word(*at).is_some_and(|w| w >> (n % WORD_BITS) & 1 != 0))
-    })
-}
-
-#[allow(clippy::too_many_arguments, reason = "select(2)'s own arguments")]
-pub(crate) unsafe fn select(
-    nfds: c_int,
-    read: *mut fd_set,
-    write: *mut fd_set,
-    except: *mut fd_set,
-    timeout_ns: i64,
-    mask: Mask,
-    elapsed_ns: &mut i64,
-) -> Ret {
-    if nfds <= 0 || nfds as usize > fd_table::CAPACITY || fd_table::high_water() == 0 {
-        return PASS;
-    }
-    // SAFETY: the caller's promise.
-    signals::held(|| unsafe {
-        select_held(nfds, read, write, except, timeout_ns, mask, elapsed_ns)
-    })
-}
-
-#[allow(clippy::too_many_arguments, reason = "as above")]
-unsafe fn select_held(
-    nfds: c_int,
-    read: *mut fd_set,
-    write: *mut fd_set,
-    except: *mut fd_set,
-    timeout_ns: i64,
-    mask: Mask,
-    elapsed_ns: &mut i64,
-) -> Ret {
-    let set = |at| Bits::read(at, nfds as usize);
-    let (Ok(r), Ok(w), Ok(x)) = (set(read), set(write), set(except)) else {
-        return without_memory(named(nfds, [read, write, except]));
-    };
-    let (Some(mut r), Some(mut w), Some(mut x)) = (r, w, x) else { return PASS };
-    if !(0..nfds as usize)
-        .any(|fd| (r.get(fd) || w.get(fd) || x.get(fd)) && is_ours(fd as c_int, timeout_ns != 0))
-    {
-        return PASS;
-    }
-    let count = (0..nfds as usize).filter(|fd| r.get(*fd) || w.get(*fd) || x.get(*fd)).count();
-    let mut few = [MaybeUninit::uninit(); FEW];
-    let Some(mut list) = Scratch::within(&mut few, count) else {
-        return without_memory(named(nfds, [read, write, except]));
-    };
-    for fd in 0..nfds as usize {
-        let events = if r.get(fd) { libc::POLLIN } else { 0 }
-            | if w.get(fd) { libc::POLLOUT } else { 0 }
-            | if x.get(fd) { libc::POLLPRI } else { 0 };
-        if events != 0 {
-            list.push(pollfd { fd: fd as c_int, events, revents: 0 });
-        }
-    }
-    if !user::is_mask(mask) {
-        return -(libc::EFAULT as Ret);
-    }
-    let start = sys::now_ns();
-    let result = poll_list(&mut list, timeout_ns, mask);
-    *elapsed_ns = sys::now_ns().wrapping_sub(start) as i64;
-    let n = match result {
-        Ok(n) => n,
-        Err(NoMemory) => return without_memory(named(nfds, [read, write, except])),
-    };
-    if n < 0 {
-        return n;
-    }
-    if list.iter().any(|p| p.revents & libc::POLLNVAL != 0) {
-        return -(libc::EBADF as Ret);
-    }
-    let mut count = 0;
-    for p in list.iter() {
-        // The kernel's own translation (fs/select.c: POLLIN_SET, POLLOUT_SET, POLLEX_SET).
-        let fd = p.fd as usize;
-        let readable =
-            p.revents & (IN | libc::POLLHUP | libc::POLLERR) != 0 && p.events & libc::POLLIN != 0;
-        let writable = p.revents & (OUT | libc::POLLERR) != 0 && p.events & libc::POLLOUT != 0;
-        let exceptional = p.revents & libc::POLLPRI != 0 && p.events & libc::POLLPRI != 0;
-        r.put(fd, readable);
-        w.put(fd, writable);
-        x.put(fd, exceptional);
-        count += readable as Ret + writable as Ret + exceptional as Ret;
-    }
-    if r.write_back() && w.write_back() && x.write_back() { count } else { -(libc::EFAULT as Ret) }
 }

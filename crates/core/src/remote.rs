@@ -4,7 +4,8 @@
 //! loads the libraries, opens devices, makes the TCP links to other processes' libraries, agrees
 //! with them on connections, connects queue pairs, carries the words of switchover, and takes
 //! connections back to their carriers. It is started by the first connection that a device could
-//! serve. Application threads leave word in an inbox, or mark a slot ([`crate::wire`]), and ring.
+//! serve. Application threads leave word in an inbox, or mark a slot ([`crate::wire`]), and wake
+//! it.
 //!
 //! - [`crate::wire`], [`crate::queues`]: what data calls and waits use;
 //! - `net`: the fabric's libraries;
@@ -26,6 +27,7 @@ mod agree;
 mod broken_links;
 mod destinations;
 mod devices;
+mod io_threads;
 mod keeper;
 mod leave;
 mod links;

@@ -4,10 +4,18 @@
 //! `errno`, or be a cancellation point. Every wrapper returns the kernel's own value: `>= 0`, or
 //! `-errno`.
 
-use crate::mapped;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::AtomicU32;
+pub(crate) use files::{file_of, file_system, inode, inode_as_known, readlink, status};
 use libc::{epoll_event, iovec, msghdr, pollfd, sigset_t, timespec};
+pub(crate) use machine::{allowed_cpus, cpu_time_ns, host_memory, memlock_limit, set_affinity};
+pub(crate) use memory::{
+    fchmod, file_size, ftruncate, map_over, map_own, map_private, map_ring, map_shared,
+    memfd_create, move_over, punch, unmap,
+};
+pub(crate) use process::{
+    clone, detach, exit_process, pipe, poll_blocked, reap, signal_fd, thread_pointer, unmap_foreign,
+};
 
 /// One system call with up to six arguments.
 ///
@@ -69,6 +77,12 @@ macro_rules! sys {
         unsafe { syscall($n, $a, $b, $c, $d, $e, $f) }
     };
 }
+
+// (Behind the macro, which they use.)
+mod files;
+mod machine;
+mod memory;
+mod process;
 
 /// The kernel's receive or send timeout of a socket, nanoseconds, 0: none.
 pub(crate) fn timeout_of(fd: c_int, name: c_int) -> i64 {
@@ -261,64 +275,6 @@ pub(crate) fn pidfd_open(pid: u32) -> isize {
 pub(crate) fn eventfd(count: u32, flags: c_int) -> isize {
     sys!(SYS_eventfd2, count, flags)
 }
-pub(crate) fn memfd_create(name: &[u8], flags: u32) -> isize {
-    debug_assert!(name.last() == Some(&0));
-    sys!(SYS_memfd_create, name.as_ptr(), flags)
-}
-pub(crate) fn ftruncate(fd: c_int, len: usize) -> isize {
-    sys!(SYS_ftruncate, fd, len)
-}
-pub(crate) fn fchmod(fd: c_int, mode: u32) -> isize {
-    sys!(SYS_fchmod, fd, mode)
-}
-/// Size of the file behind `fd`, or `-errno`.
-pub(crate) fn file_size(fd: c_int) -> isize {
-    // SAFETY: all zero is a valid `stat`.
-    let mut st: libc::stat = unsafe { core::mem::zeroed() };
-    let r = sys!(SYS_fstat, fd, &mut st as *mut libc::stat);
-    if r < 0 { r } else { st.st_size as isize }
-}
-/// Maps `len` bytes shared and read-write: of `fd`, or anonymous memory when `fd` is -1. Null when
-/// refused.
-pub(crate) fn map_shared(fd: c_int, len: usize) -> *mut u8 {
-    if crate::inject::call().is_some() {
-        return core::ptr::null_mut();
-    }
-    let flags = libc::MAP_SHARED | if fd < 0 { libc::MAP_ANONYMOUS } else { 0 };
-    mapped_at(sys!(SYS_mmap, 0, len, libc::PROT_READ | libc::PROT_WRITE, flags, fd, 0), len)
-}
-/// What an mmap came to.
-fn mapped_at(r: isize, len: usize) -> *mut u8 {
-    if (-4095..0).contains(&r) {
-        return core::ptr::null_mut();
-    }
-    mapped::add(r as usize, len);
-    r as *mut u8
-}
-/// Maps a part of an io_uring, for this process alone: a forked child has none of it.
-pub(crate) fn map_ring(fd: c_int, len: usize, offset: usize) -> *mut u8 {
-    if crate::inject::call().is_some() {
-        return core::ptr::null_mut();
-    }
-    let r = sys!(
-        SYS_mmap,
-        0,
-        len,
-        libc::PROT_READ | libc::PROT_WRITE,
-        libc::MAP_SHARED | libc::MAP_POPULATE,
-        fd,
-        offset
-    );
-    if (-4095..0).contains(&r) {
-        return core::ptr::null_mut();
-    }
-    let _ = sys!(SYS_madvise, r, len, libc::MADV_DONTFORK);
-    r as *mut u8
-}
-pub(crate) unsafe fn unmap(at: *mut u8, len: usize) {
-    mapped::remove(at as usize);
-    let _ = sys!(SYS_munmap, at, len);
-}
 /// `FUTEX_WAIT` (shared between processes unless `private`), at most `timeout_ns` (< 0: for ever).
 pub(crate) fn futex_wait(word: &AtomicU32, expect: u32, timeout_ns: i64, private: bool) -> isize {
     let op = libc::FUTEX_WAIT | if private { libc::FUTEX_PRIVATE_FLAG } else { 0 };
@@ -439,97 +395,6 @@ pub(crate) fn read_own<T: Copy>(at: usize, into: &mut [T]) -> bool {
     let me = sys!(SYS_getpid);
     sys!(SYS_process_vm_readv, me, &raw const here, 1, &raw const there, 1, 0) == bytes as isize
 }
-/// Mode and inode of an open file.
-pub(crate) fn file_of(fd: c_int) -> Option<(u32, u64)> {
-    // SAFETY: all zero is a valid `stat`.
-    let mut s: libc::stat = unsafe { core::mem::zeroed() };
-    (sys!(SYS_fstat, fd, &raw mut s) >= 0).then_some((s.st_mode, s.st_ino))
-}
-/// The `f_type` of the file system behind `fd`, or 0.
-pub(crate) fn file_system(fd: c_int) -> i64 {
-    // SAFETY: all zero is a valid `statfs`.
-    let mut s: libc::statfs = unsafe { core::mem::zeroed() };
-    if sys!(SYS_fstatfs, fd, &mut s as *mut libc::statfs) < 0 { 0 } else { s.f_type as i64 }
-}
-/// Device and inode of `fd`, as the kernel knows them by itself: no file system is asked, which
-/// could take as long as its maker likes.
-pub(crate) fn inode_as_known(fd: c_int) -> Option<(u32, u32, u64)> {
-    // SAFETY: all zero is a valid `statx`.
-    let mut st: libc::statx = unsafe { core::mem::zeroed() };
-    let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
-    let r = sys!(SYS_statx, fd, c"".as_ptr(), flags, libc::STATX_INO, &raw mut st);
-    (r >= 0).then_some((st.stx_dev_major, st.stx_dev_minor, st.stx_ino))
-}
-/// What `fstat` says; `None` when the descriptor is not open.
-pub(crate) fn status(fd: c_int) -> Option<libc::stat> {
-    // SAFETY: all zero is a valid `stat`.
-    let mut st: libc::stat = unsafe { core::mem::zeroed() };
-    (sys!(SYS_fstat, fd, &mut st as *mut libc::stat) >= 0).then_some(st)
-}
-/// Device and inode of `fd`; `None` when the descriptor is not open.
-pub(crate) fn inode(fd: c_int) -> Option<(u64, u64)> {
-    // SAFETY: all zero is a valid `stat`.
-    let mut st: libc::stat = unsafe { core::mem::zeroed() };
-    (sys!(SYS_fstat, fd, &mut st as *mut libc::stat) >= 0).then_some((st.st_dev, st.st_ino))
-}
-/// Reads a symbolic link (`path` ends in NUL) into `out`; returns the length.
-pub(crate) fn readlink(path: &[u8], out: &mut [u8]) -> isize {
-    debug_assert!(path.last() == Some(&0));
-    sys!(SYS_readlinkat, libc::AT_FDCWD, path.as_ptr(), out.as_mut_ptr(), out.len())
-}
-/// Maps `len` bytes of zeroed private memory. Null when refused.
-pub(crate) fn map_private(len: usize) -> *mut u8 {
-    if crate::inject::call().is_some() {
-        return core::ptr::null_mut();
-    }
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    mapped_at(sys!(SYS_mmap, 0, len, libc::PROT_READ | libc::PROT_WRITE, flags, -1i32, 0), len)
-}
-/// Replaces the mapping at `at` by `fd` (shared), or, `fd` -1, by zeroed private memory. False:
-/// refused.
-///
-/// # Safety
-/// `at..at + len` is a mapping of the caller's that may change under whoever still uses it.
-pub(crate) unsafe fn map_over(at: *mut u8, fd: c_int, len: usize) -> bool {
-    if fd >= 0 && crate::inject::call().is_some() {
-        return false;
-    }
-    let kind = if fd < 0 {
-        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE
-    } else {
-        libc::MAP_SHARED
-    };
-    let r =
-        sys!(SYS_mmap, at, len, libc::PROT_READ | libc::PROT_WRITE, kind | libc::MAP_FIXED, fd, 0);
-    r == at as isize
-}
-/// Moves the mapping at `from` over what is mapped at `to`, at once for everybody who looks there.
-/// False: refused.
-///
-/// # Safety
-/// Both are mappings of the caller's of `len` bytes; what was at `to` may change under whoever
-/// still uses it.
-pub(crate) unsafe fn move_over(from: *mut u8, to: *mut u8, len: usize) -> bool {
-    let r = sys!(SYS_mremap, from, len, len, libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED, to);
-    r == to as isize
-}
-/// Maps `len` bytes for this process alone: a forked child finds zeros of its own, and nothing has
-/// to be copied for it. Null when refused.
-pub(crate) fn map_own(len: usize) -> *mut u8 {
-    let at = map_private(len);
-    if !at.is_null() {
-        let _ = sys!(SYS_madvise, at, len, libc::MADV_WIPEONFORK);
-    }
-    at
-}
-/// Gives the pages of a shared mapping back to the system; they read as zeros afterwards.
-///
-/// # Safety
-/// `at..at + len` lies in one shared mapping, whose bytes nobody needs any more.
-pub(crate) unsafe fn punch(at: *mut u8, len: usize) {
-    let _ = sys!(SYS_madvise, at, len, libc::MADV_REMOVE);
-}
-
 /// The kernel's own `struct sigaction`.
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -596,181 +461,8 @@ pub(crate) fn pread(fd: c_int, bytes: &mut [u8], offset: i64) -> isize {
     sys!(SYS_pread64, fd, bytes.as_mut_ptr(), bytes.len(), offset)
 }
 
-/// CPU time that a process has used, all its threads together; 0 when it cannot be known.
-pub(crate) fn cpu_time_ns(pid: u32) -> u64 {
-    // linux/posix-timers.h: MAKE_PROCESS_CPUCLOCK(pid, CPUCLOCK_SCHED).
-    let clock = (!(pid as i32)) << 3 | 2;
-    let mut ts = timespec { tv_sec: 0, tv_nsec: 0 };
-    if sys!(SYS_clock_gettime, clock, &mut ts as *mut timespec) < 0 {
-        return 0;
-    }
-    (ts.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(ts.tv_nsec as u64)
-}
-/// CPUs that this thread may run on.
-pub(crate) fn allowed_cpus() -> u64 {
-    let mut mask = [0u64; 64];
-    let n = sys!(SYS_sched_getaffinity, 0, 512, mask.as_mut_ptr());
-    if n <= 0 { 1 } else { mask.iter().map(|w| w.count_ones() as u64).sum::<u64>().max(1) }
-}
-
-/// How many bytes this process may lock in memory (RLIMIT_MEMLOCK, soft).
-pub(crate) fn memlock_limit() -> u64 {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: a live rlimit; prlimit64(2) of this process, which sets nothing.
-    let r = unsafe {
-        syscall(
-            libc::SYS_prlimit64,
-            0,
-            libc::RLIMIT_MEMLOCK as usize,
-            0,
-            &raw mut limit as usize,
-            0,
-            0,
-        )
-    };
-    if r >= 0 { limit.rlim_cur } else { 0 }
-}
-
-/// Bytes of this host's memory.
-pub(crate) fn host_memory() -> u64 {
-    // SAFETY: all zero is a valid sysinfo.
-    let mut info: libc::sysinfo = unsafe { core::mem::zeroed() };
-    // SAFETY: sysinfo(2) writes that structure.
-    let r = unsafe { syscall(libc::SYS_sysinfo, &raw mut info as usize, 0, 0, 0, 0, 0) };
-    if r >= 0 { info.totalram.saturating_mul(u64::from(info.mem_unit)) } else { u64::MAX }
-}
-
-/// Lets the calling thread run on these CPUs only; on all that it may when there are none in the
-/// list.
-pub(crate) fn set_affinity(cpus: &netacc_control::config::CpuList) {
-    let mut set = [0u64; 16];
-    let mut any = false;
-    for cpu in cpus.iter() {
-        if let Some(word) = set.get_mut(cpu as usize / 64) {
-            *word |= 1 << (cpu % 64);
-            any = true;
-        }
-    }
-    if any {
-        // SAFETY: sched_setaffinity(2) of this thread reads that many bytes.
-        let _ = unsafe {
-            syscall(
-                libc::SYS_sched_setaffinity,
-                0,
-                size_of_val(&set),
-                set.as_ptr() as usize,
-                0,
-                0,
-                0,
-            )
-        };
-    }
-}
-
 /// Lets others run for so long.
 pub(crate) fn pause_ns(ns: i64) {
     let ts = to_timespec(ns);
     let _ = sys!(SYS_ppoll, 0, 0, &ts as *const timespec, 0, 8);
-}
-
-// ---- for a process that outlives the program ----------------------------------------------------
-
-/// Two ends of a pipe, close-on-exec: to read from, to write to.
-pub(crate) fn pipe() -> Result<[c_int; 2], isize> {
-    let mut ends = [-1; 2];
-    let r = sys!(SYS_pipe2, ends.as_mut_ptr(), libc::O_CLOEXEC);
-    if r < 0 { Err(r) } else { Ok(ends) }
-}
-/// clone(2) with a stack of its own; the other one runs `entry(argument)`. Returns its id, or
-/// `-errno`.
-///
-/// # Safety
-/// `top`, aligned to 16 bytes, is the end of memory that nobody else uses as long as that one runs.
-#[cfg(target_arch = "x86_64")]
-pub(crate) unsafe fn clone(
-    flags: c_int,
-    top: usize,
-    entry: extern "C" fn(usize) -> !,
-    argument: usize,
-) -> isize {
-    let ret: isize;
-    // SAFETY: the system call's convention. The child goes on with the registers of its maker, but
-    // for rax (0) and the stack, and never comes to the label.
-    unsafe {
-        core::arch::asm!(
-            "syscall", "test rax, rax", "jnz 2f", "xor ebp, ebp", "mov rdi, r13", "call r12", "ud2", "2:",
-            inlateout("rax") libc::SYS_clone as isize => ret, in("rdi") flags as usize, in("rsi") top,
-            in("rdx") 0usize, in("r10") 0usize, in("r8") 0usize, in("r12") entry, in("r13") argument,
-            lateout("rcx") _, lateout("r11") _);
-    }
-    ret
-}
-/// As above.
-///
-/// # Safety
-/// As above.
-#[cfg(target_arch = "aarch64")]
-pub(crate) unsafe fn clone(
-    flags: c_int,
-    top: usize,
-    entry: extern "C" fn(usize) -> !,
-    argument: usize,
-) -> isize {
-    let ret: isize;
-    // SAFETY: as above: all but x0 and the stack are the maker's.
-    unsafe {
-        core::arch::asm!(
-            "svc 0", "cbnz x0, 2f", "mov x29, xzr", "mov x0, x20", "blr x21", "brk 1", "2:",
-            in("x8") libc::SYS_clone, inlateout("x0") flags as usize => ret, in("x1") top,
-            in("x2") 0usize, in("x3") 0usize, in("x4") 0usize, in("x20") argument, in("x21") entry,
-            lateout("x30") _);
-    }
-    ret
-}
-/// ppoll(2), by a thread that no signal can interrupt, without a limit of time.
-pub(crate) fn poll_blocked(fds: &mut [pollfd]) {
-    let _ = sys!(SYS_ppoll, fds.as_mut_ptr(), fds.len(), 0, 0, 8);
-}
-/// Waits until that child, of whatever kind, has ended.
-pub(crate) fn reap(child: u32) {
-    while sys!(SYS_wait4, child, 0, libc::__WALL, 0) == -(libc::EINTR as isize) {}
-}
-pub(crate) fn exit_process() -> ! {
-    loop {
-        let _ = sys!(SYS_exit_group, 0);
-    }
-}
-/// Away from the session, the folder and the core dumps of whoever made this process.
-pub(crate) fn detach() {
-    let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    let _ = sys!(SYS_setsid);
-    let _ = sys!(SYS_chdir, c"/".as_ptr());
-    let _ = sys!(SYS_prlimit64, 0, libc::RLIMIT_CORE, &none as *const libc::rlimit, 0);
-}
-/// A descriptor that is readable while this signal, which is blocked, waits.
-pub(crate) fn signal_fd(signal: c_int) -> isize {
-    let mask: u64 = 1 << (signal - 1);
-    sys!(SYS_signalfd4, -1i32, &mask as *const u64, 8, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK)
-}
-/// Where this thread's own words are.
-pub(crate) fn thread_pointer() -> usize {
-    let at: usize;
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: the first word there is its own address (the ABI of thread-local storage).
-    unsafe {
-        core::arch::asm!("mov {}, fs:0", out(reg) at, options(nostack, readonly, preserves_flags));
-    }
-    #[cfg(target_arch = "aarch64")]
-    // SAFETY: a register that every program may read.
-    unsafe {
-        core::arch::asm!("mrs {}, tpidr_el0", out(reg) at, options(nostack, nomem, preserves_flags));
-    }
-    at
-}
-/// Unmaps what is not the library's.
-///
-/// # Safety
-/// Nobody uses any of it any more.
-pub(crate) unsafe fn unmap_foreign(from: usize, to: usize) {
-    let _ = sys!(SYS_munmap, from, to.saturating_sub(from));
 }

@@ -25,7 +25,7 @@
 //!    the second fence costs nothing there.
 //!
 //! Only death defeats this: a process that is killed between publishing and announcing, or between
-//! being told to ring and ringing, leaves news (or room, see
+//! being told to wake somebody and doing so, leaves news (or room, see
 //! [`Consumer::take_space_request`](crate::Consumer::take_space_request)) that nobody was told of.
 //! Who notices the death of a process of the peer's looks at all their rings once.
 //!
@@ -209,7 +209,7 @@ impl ReadySet {
         self.summary.load(Ordering::Relaxed) == 0
     }
 
-    /// Receiver: from here on a sender rings the doorbell. The caller looks at everything once
+    /// Receiver: from here on a sender signals the doorbell. The caller looks at everything once
     /// more, then sleeps, or calls [`cancel_sleep`](Self::cancel_sleep).
     #[inline]
     pub fn prepare_sleep(&self) {
@@ -217,7 +217,8 @@ impl ReadySet {
         fence_after_rmw();
     }
 
-    /// Receiver: awake again. True: a sender has been told to ring; its ring comes, or has come.
+    /// Receiver: awake again. True: a sender has been told to wake this one; the signal comes, or
+    /// has come.
     #[inline]
     pub fn cancel_sleep(&self) -> bool {
         self.sleeping.swap(0, Ordering::Relaxed) == 0

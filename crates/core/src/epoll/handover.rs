@@ -2,7 +2,7 @@
 //! a set that is itself polled.
 
 use super::ctl::{register_carrier, take_out};
-use super::epoll_wait::give_way;
+use super::report::give_way;
 use super::{
     AGAIN_MAX_NS, AGAIN_NS, CALL_NS, DOORBELL, EXCLUSIVE, EXTRAS, Epoll, Inner, Item, ONESHOT,
     activate, at, is_in, leave, leave_channels, post, prod, prune, tag, unpost,

@@ -1,7 +1,9 @@
 //! The heap beside the tests' own: what it gives where the kernel gives nothing.
 
+use super::reserve::{FIRST, RESERVE_BYTES, reserve};
 use super::*;
 use core::ffi::c_int;
+use core::mem::MaybeUninit;
 use std::sync::{Mutex, MutexGuard};
 
 /// The reserve is one.

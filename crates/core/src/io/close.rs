@@ -1,10 +1,10 @@
 //! The last close of a connection, and a shutdown of one.
 
 use super::ends::{hold_rx, hold_tx};
+use super::held_back::{publish_held, send_held};
 use super::leave::to_kernel;
 use super::linger::{RESET_ON_CLOSE, never_linger};
 use super::outlive::{await_peer, outlives_close, outlives_for_child};
-use super::send::{publish_held, send_held};
 use super::shutdown::announce_end;
 use crate::candidates::make_plain;
 use crate::channel::{producer_quiet, quiet};

@@ -9,12 +9,12 @@ use crate::outcome::Ret;
 use crate::published::Published;
 use crate::socket::{RxEnd, Socket, State, TxEnd, flag};
 use crate::{agent, carrier, stats, sys};
+use core::cell::UnsafeCell;
 use core::ffi::c_int;
-use core::sync::atomic::Ordering::*;
-use core::sync::atomic::fence;
+use core::sync::atomic::{AtomicPtr, Ordering::*, fence};
 use netacc_control::stats::{Counter, Path, Reason};
 use netacc_proto::switchover::{Ack, Announce, Corrupt, Path as Way, Plan, RxState, TxState};
-use netacc_ring::{PeerCorrupt, RingWords};
+use netacc_ring::{EndLock, PeerCorrupt, RingWords};
 
 pub(super) fn load_announce(w: &RingWords) -> Announce {
     let epoch = w.producer_user[announce::EPOCH].load(Acquire) as u32;
@@ -58,24 +58,79 @@ pub(super) fn store_ack(h: &RxHeld<'_>) {
     h.channel.words_changed(h.slot);
 }
 
-/// The sending half, held.
-pub(super) struct TxHeld<'a> {
-    pub(super) end: &'a mut TxEnd,
+/// One half of a connection, whose lock is held.
+pub(super) struct Held<'a, E: End> {
+    pub(super) end: &'a mut E,
     pub(super) words: &'a RingWords,
     pub(super) published: &'a Published,
     pub(super) channel: &'a Channel,
     pub(super) slot: usize,
     _guard: EndGuard<'a>,
 }
+pub(super) type TxHeld<'a> = Held<'a, TxEnd>;
+pub(super) type RxHeld<'a> = Held<'a, RxEnd>;
 
-/// The receiving half, held.
-pub(super) struct RxHeld<'a> {
-    pub(super) end: &'a mut RxEnd,
-    pub(super) words: &'a RingWords,
-    pub(super) published: &'a Published,
-    pub(super) channel: &'a Channel,
-    pub(super) slot: usize,
-    _guard: EndGuard<'a>,
+/// Which half.
+pub(super) trait End: Sized + 'static {
+    fn lock(s: &Socket) -> &EndLock;
+    fn of(s: &Socket) -> &UnsafeCell<Self>;
+    fn words(s: &Socket) -> &AtomicPtr<RingWords>;
+    /// A process of the family was killed while it held this end.
+    fn repair(&mut self, s: &Socket);
+}
+
+impl End for TxEnd {
+    #[inline(always)]
+    fn lock(s: &Socket) -> &EndLock {
+        &s.tx_lock
+    }
+    #[inline(always)]
+    fn of(s: &Socket) -> &UnsafeCell<Self> {
+        &s.tx
+    }
+    #[inline(always)]
+    fn words(s: &Socket) -> &AtomicPtr<RingWords> {
+        &s.tx_words
+    }
+    /// What it wrote and did not publish or count is made whole (`docs/design/switchover.md`); a
+    /// promotion is not tried again.
+    #[cold]
+    fn repair(&mut self, s: &Socket) {
+        self.never = true;
+        self.switch.pin();
+        if self.switch.state() == TxState::Fast {
+            s.published.tail.store(self.ring.publish(), Relaxed);
+            let _ = self.switch.on_accepted(self.ring.tail().wrapping_sub(self.switch.offset()));
+        }
+        if let Some(before) = self.resend_mark.take() {
+            let resend = self.switch.resend();
+            let now = carrier::sent(s.fd.load(Acquire)).unwrap_or(before);
+            let _ = self.switch.on_resent(now.wrapping_sub(before).min(resend.end - resend.start));
+        }
+    }
+}
+
+impl End for RxEnd {
+    #[inline(always)]
+    fn lock(s: &Socket) -> &EndLock {
+        &s.rx_lock
+    }
+    #[inline(always)]
+    fn of(s: &Socket) -> &UnsafeCell<Self> {
+        &s.rx
+    }
+    #[inline(always)]
+    fn words(s: &Socket) -> &AtomicPtr<RingWords> {
+        &s.rx_words
+    }
+    #[cold]
+    fn repair(&mut self, s: &Socket) {
+        if self.switch.path() == Way::Fast {
+            // Killed between taking bytes and counting them.
+            s.published.head.store(self.ring.publish(), Relaxed);
+            let _ = self.switch.on_delivered(self.ring.head().wrapping_sub(self.switch.offset()));
+        }
+    }
 }
 
 /// Why a half could not be had.
@@ -86,24 +141,24 @@ pub(super) enum NotHeld {
     Reentrant,
 }
 
-pub(super) fn hold_tx(s: &'static Socket, g: u16) -> Result<TxHeld<'static>, NotHeld> {
-    tx_of(s, g, lock_end(&s.tx_lock).ok_or(NotHeld::Reentrant)?)
+/// Takes the half `E`, as soon as nobody has it.
+pub(super) fn hold<E: End>(s: &'static Socket, g: u16) -> Result<Held<'static, E>, NotHeld> {
+    held(s, g, lock_end(E::lock(s)).ok_or(NotHeld::Reentrant)?)
 }
 
-/// As [`hold_tx`], where nobody holds it and nothing is odd, in the process that made the
-/// connection.
+/// As [`hold`], where nobody holds it and nothing is odd, in the process that made the connection.
 #[inline(always)]
-pub(super) fn try_tx(s: &'static Socket, g: u16) -> Option<TxHeld<'static>> {
-    let guard = try_lock_end(&s.tx_lock)?;
+pub(super) fn try_hold<E: End>(s: &'static Socket, g: u16) -> Option<Held<'static, E>> {
+    let guard = try_lock_end(E::lock(s))?;
     if s.generation16() != g || !s.is(State::Attached) {
         return None;
     }
-    // SAFETY: as in `tx_of`; the caller is the socket's owner.
+    // SAFETY: as in `held`; the caller is the socket's owner.
     unsafe {
         let channel = s.channel.load(Acquire).as_ref()?;
-        let words = s.tx_words.load(Relaxed).as_ref()?;
-        Some(TxHeld {
-            end: &mut *s.tx.get(),
+        let words = E::words(s).load(Relaxed).as_ref()?;
+        Some(Held {
+            end: &mut *E::of(s).get(),
             words,
             published: &s.published,
             channel,
@@ -113,108 +168,35 @@ pub(super) fn try_tx(s: &'static Socket, g: u16) -> Option<TxHeld<'static>> {
     }
 }
 
-/// The sending half, whose lock is taken.
-pub(super) fn tx_of(
+/// The half whose lock is taken.
+pub(super) fn held<E: End>(
     s: &'static Socket,
     g: u16,
     (guard, owner_died): (EndGuard<'static>, bool),
-) -> Result<TxHeld<'static>, NotHeld> {
+) -> Result<Held<'static, E>, NotHeld> {
     if s.generation16() != g || !s.is(State::Attached) {
         return Err(NotHeld::Changed);
     }
     let Some(channel) = s.channel() else { return Err(NotHeld::Changed) };
     // SAFETY: an attached socket's pointers were set by `attach` to words and a channel that live
     // while it is attached.
-    let Some(words) = (unsafe { s.tx_words.load(Relaxed).as_ref() }) else {
+    let Some(words) = (unsafe { E::words(s).load(Relaxed).as_ref() }) else {
         return Err(NotHeld::Changed);
     };
-    // SAFETY: `tx` belongs to the holder of `tx_lock`, which `guard` proves.
-    let end = unsafe { &mut *s.tx.get() };
+    // SAFETY: the end belongs to the holder of its lock, which `guard` proves.
+    let end = unsafe { &mut *E::of(s).get() };
     if owner_died {
-        repair_tx(s, end);
+        end.repair(s);
     }
-    Ok(TxHeld {
-        end,
-        words,
-        published: &s.published,
-        channel,
-        slot: s.slot.load(Relaxed) as usize,
-        _guard: guard,
-    })
+    let slot = s.slot.load(Relaxed) as usize;
+    Ok(Held { end, words, published: &s.published, channel, slot, _guard: guard })
 }
 
+pub(super) fn hold_tx(s: &'static Socket, g: u16) -> Result<TxHeld<'static>, NotHeld> {
+    hold(s, g)
+}
 pub(super) fn hold_rx(s: &'static Socket, g: u16) -> Result<RxHeld<'static>, NotHeld> {
-    rx_of(s, g, lock_end(&s.rx_lock).ok_or(NotHeld::Reentrant)?)
-}
-
-/// As [`try_tx`].
-#[inline(always)]
-pub(super) fn try_rx(s: &'static Socket, g: u16) -> Option<RxHeld<'static>> {
-    let guard = try_lock_end(&s.rx_lock)?;
-    if s.generation16() != g || !s.is(State::Attached) {
-        return None;
-    }
-    // SAFETY: as in `rx_of`; the caller is the socket's owner.
-    unsafe {
-        let channel = s.channel.load(Acquire).as_ref()?;
-        let words = s.rx_words.load(Relaxed).as_ref()?;
-        Some(RxHeld {
-            end: &mut *s.rx.get(),
-            words,
-            published: &s.published,
-            channel,
-            slot: s.slot.load(Relaxed) as usize,
-            _guard: guard,
-        })
-    }
-}
-
-/// The receiving half, whose lock is taken.
-pub(super) fn rx_of(
-    s: &'static Socket,
-    g: u16,
-    (guard, owner_died): (EndGuard<'static>, bool),
-) -> Result<RxHeld<'static>, NotHeld> {
-    if s.generation16() != g || !s.is(State::Attached) {
-        return Err(NotHeld::Changed);
-    }
-    let Some(channel) = s.channel() else { return Err(NotHeld::Changed) };
-    // SAFETY: as in `hold_tx`.
-    let Some(words) = (unsafe { s.rx_words.load(Relaxed).as_ref() }) else {
-        return Err(NotHeld::Changed);
-    };
-    // SAFETY: `rx` belongs to the holder of `rx_lock`, which `guard` proves.
-    let end = unsafe { &mut *s.rx.get() };
-    if owner_died && end.switch.path() == Way::Fast {
-        // Killed between taking bytes and counting them.
-        s.published.head.store(end.ring.publish(), Relaxed);
-        let _ = end.switch.on_delivered(end.ring.head().wrapping_sub(end.switch.offset()));
-    }
-    Ok(RxHeld {
-        end,
-        words,
-        published: &s.published,
-        channel,
-        slot: s.slot.load(Relaxed) as usize,
-        _guard: guard,
-    })
-}
-
-/// A process of the family was killed while it held the sending end: what it wrote and did not
-/// publish or count is made whole (`docs/design/switchover.md`); a promotion is not tried again.
-#[cold]
-pub(super) fn repair_tx(s: &Socket, end: &mut TxEnd) {
-    end.never = true;
-    end.switch.pin();
-    if end.switch.state() == TxState::Fast {
-        s.published.tail.store(end.ring.publish(), Relaxed);
-        let _ = end.switch.on_accepted(end.ring.tail().wrapping_sub(end.switch.offset()));
-    }
-    if let Some(before) = end.resend_mark.take() {
-        let resend = end.switch.resend();
-        let now = carrier::sent(s.fd.load(Acquire)).unwrap_or(before);
-        let _ = end.switch.on_resent(now.wrapping_sub(before).min(resend.end - resend.start));
-    }
+    hold(s, g)
 }
 
 impl TxHeld<'_> {

@@ -2,9 +2,10 @@
 
 use super::buffers::MAX_RW_COUNT;
 use super::ends::{NotHeld, hold_tx};
+use super::promote::demote_tx;
 use super::receive::recv_one;
 use super::reset::is_reset;
-use super::send::{demote_tx, leave_to_send, send_broken, send_one};
+use super::send::{leave_to_send, send_broken, send_one};
 use super::send_again::send_again;
 use super::waits::{Patience, never_waits, renew};
 use super::{EAGAIN, EFAULT, dispatch, recv, send};

@@ -1,7 +1,7 @@
 //! Receiving on an attached connection.
 
 use super::buffers::MAX_RW_COUNT;
-use super::ends::{NotHeld, RxHeld, carrier_unread, corrupt, hold_rx, try_rx};
+use super::ends::{NotHeld, RxHeld, carrier_unread, corrupt, hold_rx, try_hold};
 use super::leave::between_hosts::await_carrier;
 use super::leave::{leave_if_due, to_kernel};
 use super::receiving::Receiving;
@@ -11,7 +11,7 @@ use super::{EAGAIN, ECONNRESET, EFAULT, buffers};
 use crate::channel::Side;
 use crate::lock::bump;
 use crate::outcome::{PASS, Ret};
-use crate::socket::{Socket, State, flag};
+use crate::socket::{RxEnd, Socket, State, flag};
 use crate::user::LOWEST_ADDRESS;
 use crate::{sleep, sys};
 use core::ffi::c_int;
@@ -174,7 +174,7 @@ fn rx_for_ring(s: &'static Socket, g: u16, total: usize, flags: c_int) -> Option
     if s.is_inherited() || flags & !(libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) != 0 || total == 0 {
         return None;
     }
-    try_rx(s, g).filter(|held| matches!(held.end.switch.plan(), Plan::Fast { .. }))
+    try_hold::<RxEnd>(s, g).filter(|held| matches!(held.end.switch.plan(), Plan::Fast { .. }))
 }
 
 /// How many bytes of the ring the receive gets; 0: it needs a closer look.

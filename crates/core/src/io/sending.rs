@@ -2,12 +2,11 @@
 
 use super::candidate::candidate;
 use super::ends::{NotHeld, TxHeld, corrupt, hold_tx};
+use super::held_back::{hold_back, publish_held};
 use super::leave::between_hosts::{await_carrier, await_departure};
+use super::promote::{demote_tx, may_use_carrier, peer_is_going, promote, switch_if_ordered};
 use super::reset::{is_reset, is_reset_by, lies_unread, peer_has_ended};
-use super::send::{
-    demote_tx, fill, hold_back, is_broken, kernel_send, may_use_carrier, peer_is_going, promote,
-    publish_held, send_broken, sent_fast, switch_if_ordered,
-};
+use super::send::{fill, is_broken, kernel_send, send_broken, sent_fast};
 use super::send_again::send_again;
 use super::waits::{Blocking, Patience, block, carrier_is_due, interrupted, never_waits};
 use super::{ASK_CARRIER_TICKS, EAGAIN, ECONNRESET, EFAULT, SEND_FLAGS};

@@ -1,8 +1,9 @@
 //! shutdown(2), and what the peer is told before a FIN.
 
 use super::ends::{TxHeld, hold_rx, hold_tx, publish_announce, show_path};
+use super::held_back::publish_held;
 use super::leave::to_kernel;
-use super::send::{may_use_carrier, publish_held};
+use super::promote::may_use_carrier;
 use crate::channel::{producer_quiet, quiet};
 use crate::outcome::{PASS, Ret};
 use crate::socket::{Socket, State, flag};

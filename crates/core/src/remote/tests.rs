@@ -178,7 +178,7 @@ impl Rig {
         WOKEN.store(false, Relaxed);
         RUNNING.store(process::id(), Relaxed);
         let (io, all) = (epoll(), epoll());
-        devices::EPOLLS[0].store(io, Relaxed);
+        io_threads::EPOLLS[0].store(io, Relaxed);
         let seed = if let Order::Shuffled(seed) = order { seed } else { 0 };
         let mut rig = Rig {
             wires: Wires::new(order),
@@ -306,8 +306,8 @@ impl Rig {
 
     /// What the I/O threads do.
     fn serve_queues(&mut self) {
-        devices::visit(0, &mut self.visits);
-        assert!(devices::await_queues(self.io, 0));
+        io_threads::visit(0, &mut self.visits);
+        assert!(io_threads::await_queues(self.io, 0));
     }
 
     /// Everybody's turn, in some order. False: nobody had anything to do.
@@ -856,7 +856,7 @@ impl Drop for Rig {
         RUNNING.store(0, Relaxed);
         queues::forget_queues();
         INBOX.lock().clear();
-        devices::EPOLLS[0].store(-1, Relaxed);
+        io_threads::EPOLLS[0].store(-1, Relaxed);
         for e in self.conns.iter_mut().flatten().filter(|e| e.open) {
             // After a failure: as it is.
             fd_table::set(e.fd, fd_table::Entry::None);

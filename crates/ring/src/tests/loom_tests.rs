@@ -1,7 +1,8 @@
 //! Every interleaving and every reordering that the memory model allows, for small cases.
 //!
 //! Nobody really sleeps here: a thread that would sleep says so, and the test then asserts that
-//! somebody rang. That keeps the cases small and finds the same lost wake-ups as a deadlock would.
+//! somebody signalled. That keeps the cases small and finds the same lost wake-ups as a deadlock
+//! would.
 
 use core::ptr::NonNull;
 use std::boxed::Box;
@@ -144,8 +145,8 @@ fn announce_and_sleep(before: &'static [u16]) {
         let theirs = shared.clone();
         let sender = thread::spawn(move || send(&theirs, 0));
         let mut receiver = Receiver::turn(&shared.0, &shared.1);
-        let rang = sender.join().unwrap();
-        assert!(!receiver.asleep || rang || receiver.seen[0], "slept through the news");
+        let signalled = sender.join().unwrap();
+        assert!(!receiver.asleep || signalled || receiver.seen[0], "slept through the news");
         receiver.drain(&shared.0, &shared.1);
         assert!(receiver.seen[0], "news lost");
     });
@@ -174,11 +175,11 @@ fn two_senders(before: &'static [u16], slots: [usize; 2]) {
             thread::spawn(move || send(&shared, i))
         });
         let mut receiver = Receiver::turn(&shared.0, &shared.1);
-        let rang = senders.map(|sender| sender.join().unwrap());
-        assert!(rang != [true, true], "one doorbell per sleep");
-        let rang = rang[0] || rang[1];
+        let signalled = senders.map(|sender| sender.join().unwrap());
+        assert!(signalled != [true, true], "one doorbell per sleep");
+        let signalled = signalled[0] || signalled[1];
         for i in slots {
-            assert!(!receiver.asleep || rang || receiver.seen[i], "slept through the news");
+            assert!(!receiver.asleep || signalled || receiver.seen[i], "slept through the news");
         }
         receiver.drain(&shared.0, &shared.1);
         for i in slots {

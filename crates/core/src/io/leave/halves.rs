@@ -5,8 +5,9 @@ use super::super::EAGAIN;
 use super::super::ends::{
     RxHeld, TxHeld, carrier_unread, load_announce, publish_announce, show_path, store_ack,
 };
+use super::super::held_back::publish_held;
 use super::super::linger::end_in_reset;
-use super::super::send::{demote_tx, publish_held};
+use super::super::promote::demote_tx;
 use super::super::send_again::send_again;
 use crate::channel::announce;
 use crate::log::debug_log;

@@ -174,7 +174,7 @@ fn without_an_io_thread_there_is_no_queue() {
         }
         assert!(!rig.is_attached(i, C) && !rig.is_attached(i, A));
         assert_eq!(rig.objects(1).queues, 0, "{}", rig.describe());
-        devices::EPOLLS[0].store(rig.io, Relaxed);
+        io_threads::EPOLLS[0].store(rig.io, Relaxed);
         rig.remote(1).devices.threads = 1;
         testing::set_threads(Threads::Hold);
         rig.promoted(i);

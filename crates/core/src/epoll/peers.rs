@@ -1,0 +1,158 @@
+//! Whom the set hears: the channels that it has joined, and what their peers are told of it.
+
+use super::{DOORBELL, Epoll, Inner, Item, WATCHED, call_in, is_in, tag};
+use crate::channel::{Channel, producer_quiet, quiet};
+use crate::socket::Socket;
+use crate::{service, wait};
+use alloc::vec::Vec;
+use core::sync::atomic::Ordering::*;
+use netacc_ring::ReadySet;
+
+/// Lets go of channels whose peer is gone and that no item of the set uses.
+pub(super) fn prune(e: &Epoll, inner: &mut Inner, place: usize) {
+    inner.deaths = wait::deaths();
+    if inner.channels.iter().all(|c| c.dead.load(Acquire) == 0) {
+        return;
+    }
+    let used = |c: &Channel| {
+        inner
+            .items
+            .iter()
+            .flatten()
+            .any(|i| i.attached && i.socket.channel().is_some_and(|own| core::ptr::eq(own, c)))
+    };
+    let (keep, drop): (Vec<_>, Vec<_>) =
+        inner.channels.iter().copied().partition(|c| c.dead.load(Acquire) == 0 || used(c));
+    // Nobody polls the old list while it changes: a thread that does holds pins of its own through
+    // `inner.channels` only.
+    e.watching.store(0, SeqCst);
+    for (w, c) in e.watch.iter().zip(&keep) {
+        w.store((c.my_place(place) as *const ReadySet).cast_mut(), Release);
+    }
+    e.watching.store(keep.len(), SeqCst);
+    inner.channels = keep;
+    choose_stamps(inner, place);
+    for c in drop {
+        service::leave_channel(c);
+    }
+}
+
+#[inline]
+pub(super) fn prune_if_due(e: &Epoll, inner: &mut Inner) {
+    let place = e.place.load(Relaxed) as usize;
+    if inner.deaths != wait::deaths() && place != 0 {
+        prune(e, inner, place - 1);
+    }
+}
+
+/// Tells the senders of all channels what their stamps have to be.
+pub(super) fn choose_stamps(inner: &mut Inner, place: usize) {
+    inner.by_clock = inner.channels.len() > 1;
+    for c in &inner.channels {
+        c.my_place(place).want_stamps(inner.by_clock);
+    }
+}
+
+pub(super) fn leave_channels(e: &Epoll, inner: &mut Inner) {
+    e.watching.store(0, Release);
+    inner.between_hosts = false;
+    for c in core::mem::take(&mut inner.channels) {
+        service::leave_channel(c);
+    }
+}
+
+/// The socket is no longer in this set by this item.
+pub(super) fn leave(e: &Epoll, item: &Item) {
+    let s = item.socket;
+    // What an inherited socket says of sets is its maker's.
+    if s.generation16() != item.generation || s.is_inherited() {
+        return;
+    }
+    s.registrations.fetch_sub(1, SeqCst);
+    if item.extra.is_none() && is_in(s, e) {
+        s.epoll.store(core::ptr::null_mut(), Release);
+        if item.attached {
+            unpost(s);
+        }
+    }
+}
+
+/// Nobody waits for the socket's news in a set any more.
+pub(super) fn unpost(s: &Socket) {
+    if let Some(channel) = s.channel() {
+        let slot = s.slot.load(Relaxed) as usize;
+        set_notify(s, channel, slot, 0);
+    }
+}
+
+/// Sets the epoll place (+1; 0: none) in the NOTIFY words, leaving the blocked threads' as they
+/// are.
+pub(super) fn set_notify(s: &Socket, channel: &Channel, slot: usize, place: u32) {
+    let (receiving, sending) =
+        (channel.words(slot, channel.side ^ 1), channel.words(slot, channel.side));
+    s.published.posted.post_set(
+        place,
+        [&receiving.quiet[quiet::NOTIFY], &sending.producer_quiet[producer_quiet::NOTIFY]],
+    );
+}
+
+/// Makes sure that the set has a waiting place, by which its own process's threads wake those that
+/// sleep on it.
+pub(super) fn take_place(e: &'static Epoll, inner: &mut Inner) -> Option<u32> {
+    // First: from here on the kernel's set may report a tag to a thread that sleeps in it.
+    e.tagged.store(true, Relaxed);
+    let mut place = e.place.load(Relaxed);
+    if place == 0 {
+        place =
+            wait::claim_for_epoll(e.fd.load(Relaxed), tag(DOORBELL)).map_or(0, |p| p as u32 + 1);
+        e.place.store(place, Release);
+    }
+    // (A thread that came into a set without a place would go back to the kernel's wait.)
+    let called = e.outside.activate(&e.active);
+    let ours = place != 0 || !inner.extras.is_empty();
+    if called > 0 && ours && !e.barred.load(SeqCst) {
+        call_in(e, inner, called);
+    }
+    (place != 0).then_some(place)
+}
+
+/// Makes the set one that has attached sockets, on `channel`.
+pub(super) fn activate(e: &'static Epoll, inner: &mut Inner, channel: &'static Channel) -> bool {
+    if e.barred.load(Relaxed) {
+        return false;
+    }
+    let Some(place) = take_place(e, inner) else { return false };
+    if inner.channels.try_reserve(1).is_err() {
+        return false;
+    }
+    if !inner.channels.iter().any(|c| core::ptr::eq(*c, channel)) {
+        prune(e, inner, place as usize - 1);
+        if inner.channels.len() >= WATCHED
+            || !wait::introduce(channel, place as usize - 1, e.fd.load(Relaxed), tag(DOORBELL))
+        {
+            return false;
+        }
+        service::join_channel(channel);
+        let n = inner.channels.len();
+        inner.between_hosts |= channel.wire().is_some();
+        // (What the place's last set has looked at is another one.)
+        channel.my_place(place as usize - 1).set_looked(0);
+        inner.channels.push(channel);
+        choose_stamps(inner, place as usize - 1);
+        if let Some(w) = e.watch.get(n) {
+            w.store((channel.my_place(place as usize - 1) as *const ReadySet).cast_mut(), Release);
+        }
+        e.watching.store(n + 1, Release);
+        if inner.sleepers > 0 {
+            channel.my_place(place as usize - 1).prepare_sleep();
+        }
+    }
+    true
+}
+
+/// Tells the peer whom to notify of this socket's news.
+pub(super) fn post(e: &Epoll, s: &Socket, channel: &Channel) {
+    let slot = s.slot.load(Relaxed) as usize;
+    let place = e.place.load(Relaxed);
+    set_notify(s, channel, slot, place);
+}

@@ -1,0 +1,355 @@
+//! What a wait reports: the ready queue and the kernel's set, in the order in which it came.
+
+use super::handover::hand_back;
+use super::ready::evaluate;
+use super::{DOORBELL, ENDS, ET, Epoll, Inner, KERNEL, ONESHOT, OUT, TURNS, come_in, untag};
+use crate::lock::Guard;
+use crate::outcome::{Mask, Ret};
+use crate::socket::State;
+use crate::{sleep, stats, sys, user};
+use core::ffi::c_int;
+use core::mem::MaybeUninit;
+use core::sync::atomic::Ordering::*;
+use libc::epoll_event;
+use netacc_control::stats::Counter;
+
+/// The application's event buffer.
+pub(super) struct Out {
+    pub(super) events: *mut epoll_event,
+    pub(super) max: usize,
+    pub(super) n: usize,
+    /// An event could not be written.
+    pub(super) bad: bool,
+}
+
+impl Out {
+    /// False: the buffer is bad; the event is still the caller's.
+    #[inline(always)]
+    pub(super) fn push(&mut self, events: u32, data: u64) -> bool {
+        if self.n < self.max {
+            let at = self.events.wrapping_add(self.n);
+            // SAFETY: below `max`, the length that the application gave.
+            if !unsafe { user::write_both(&raw mut (*at).events, events, &raw mut (*at).u64, data) }
+            {
+                self.bad = true;
+                self.max = self.n;
+                return false;
+            }
+            self.n += 1;
+        }
+        true
+    }
+
+    /// Calls `f` with room for `n` more events, if there is so much.
+    pub(super) fn within(&mut self, n: usize, f: impl FnOnce(&mut Self)) {
+        let max = self.max;
+        self.max = max.min(self.n + n);
+        f(self);
+        if !self.bad {
+            self.max = max;
+        }
+    }
+
+    /// There is something to return.
+    #[inline]
+    pub(super) fn is_done(&self) -> bool {
+        self.n > 0 || self.bad
+    }
+
+    pub(super) fn result(&self) -> Ret {
+        if self.n == 0 && self.bad { -(libc::EFAULT as Ret) } else { self.n as Ret }
+    }
+
+    /// How many of the next `room` events can be written: what the kernel has given us it does not
+    /// take back.
+    pub(super) fn writable(&self, room: usize) -> usize {
+        let at = self.events.wrapping_add(self.n).cast::<u8>();
+        // SAFETY: bytes of the application's buffer, which is ours to write during the call.
+        let holds = |n: usize| unsafe { user::is_writable(at, n * size_of::<epoll_event>()) };
+        match room {
+            0 => 0,
+            _ if holds(room) => room,
+            _ => usize::from(holds(1)),
+        }
+    }
+}
+
+/// What becomes of [`KERNEL`] in the ready queue.
+#[derive(Clone, Copy)]
+pub(super) enum Kernel {
+    /// It is looked at, unless this wait has done so and has something to report: it would tell the
+    /// same again.
+    Look(c_int),
+    /// It has just been looked at.
+    Looked,
+    /// It must not be looked at now: what is behind stays.
+    Wait,
+}
+
+/// Reports what is ready, each queued item at most once.
+#[inline]
+pub(super) fn collect(inner: &mut Inner, e: &'static Epoll, mut kernel: Kernel, out: &mut Out) {
+    let mut left = inner.ready.len();
+    while left > 0 && out.n < out.max {
+        left -= 1;
+        let Some(index) = inner.ready.pop_front() else { return };
+        if index == KERNEL {
+            match kernel {
+                _ if inner.sent_by_kernel <= inner.looked_at => inner.kernel_queued = false,
+                Kernel::Look(epfd) if inner.looked_in != inner.wait || !out.is_done() => {
+                    look_first(inner, e, epfd, out);
+                    kernel = Kernel::Looked;
+                    left = inner.ready.len();
+                }
+                Kernel::Looked => inner.kernel_queued = false,
+                _ => {
+                    inner.ready.push_front(KERNEL);
+                    return;
+                }
+            }
+        } else if !report(inner, e, index, out) {
+            return;
+        }
+    }
+}
+
+/// What the kernel has was sent before what is ready behind this.
+#[cold]
+#[inline(never)]
+fn look_first(inner: &mut Inner, e: &'static Epoll, epfd: c_int, out: &mut Out) {
+    inner.kernel_queued = false;
+    let mut local = Local::<32>::new();
+    let room = out.max - out.n;
+    if let Some((events, _)) = ask(inner, e, &mut local, epfd, out, room) {
+        sort(inner, e, events, false, out);
+    }
+}
+
+/// Reports an item that was taken out of the ready queue, and puts it there again if it has to
+/// stay. False: there is no room.
+#[inline]
+fn report(inner: &mut Inner, e: &'static Epoll, index: u32, out: &mut Out) -> bool {
+    let (wait, looks) = (inner.wait, inner.looks);
+    let Some(item) = inner.item(index) else { return true };
+    if item.reported_in == wait {
+        item.queued = true;
+        inner.ready.push_back(index);
+        return true;
+    }
+    item.queued = false;
+    if !item.present || item.disabled {
+        return true;
+    }
+    if item.socket.generation16() != item.generation {
+        // Closed where the set could not be told.
+        inner.remove(index);
+        return true;
+    }
+    if !item.plain && !item.socket.is(State::Attached) {
+        // Made plain by another process that shares it.
+        hand_back(e, inner, index);
+        return true;
+    }
+    let now = evaluate(item);
+    if now == 0 {
+        return true;
+    }
+    if out.n == out.max || !out.push(now, item.data) {
+        item.queued = true;
+        inner.ready.push_front(index);
+        return false;
+    }
+    (item.reported_in, item.reported_behind) = (wait, looks);
+    if item.events & ONESHOT != 0 {
+        item.disabled = true;
+    } else if item.events & ET == 0 {
+        item.queued = true;
+        inner.ready.push_back(index);
+    }
+    true
+}
+
+/// Takes events of the kernel's, in their order: the application's own go out, ours stand for an
+/// item. There is room for all of them, and all of `out` can be written. `slept`: it was waited for
+/// them.
+pub(super) fn sort(
+    inner: &mut Inner,
+    e: &'static Epoll,
+    events: &[epoll_event],
+    slept: bool,
+    out: &mut Out,
+) {
+    for (i, ev) in events.iter().enumerate() {
+        let Some(index) = untag(ev.u64) else {
+            let _ = out.push(ev.events, ev.u64);
+            continue;
+        };
+        if index == DOORBELL {
+            stats::count(Counter::Wakeups);
+            inner.woken |= !slept;
+            come_in(e, inner);
+            if slept && events.len() > 1 {
+                // It was signalled before the kernel had what comes behind it, and after it had
+                // what comes before.
+                inner.drain(e);
+                if inner.ready.front() == Some(KERNEL) {
+                    inner.ready.pop_front();
+                    inner.kernel_queued = false;
+                }
+                let others = (out.max - out.n).saturating_sub(events.len() - i - 1);
+                out.within(others, |out| collect(inner, e, Kernel::Wait, out));
+            }
+        } else if ev.events != 0 && inner.take(index) {
+            let _ = report(inner, e, index, out);
+        }
+    }
+}
+
+/// Whether an event of the kernel's for an item is a reason to look at it.
+pub(super) fn is_news(inner: &mut Inner, index: u32, bits: u32) -> bool {
+    let Some(item) = inner.item(index) else { return false };
+    let end = bits & ENDS;
+    let known = end & !item.ended == 0;
+    item.ended |= end;
+    let data = bits & (libc::EPOLLIN | libc::EPOLLPRI) as u32 != 0;
+    let room = bits & libc::EPOLLOUT as u32 != 0 && item.events & OUT != 0;
+    let fast = item.socket.channel().is_some() && item.socket.published.sends_fast();
+    // Room on a carrier that carries nothing is no news, nor is an end that was reported before.
+    if (end != 0 && known && item.events & ET != 0) || (!data && end == 0 && (!room || fast)) {
+        return false;
+    }
+    item.carrier_news = true;
+    true
+}
+
+/// A buffer for events of the kernel's, which nobody clears before.
+pub(super) struct Local<const N: usize>([MaybeUninit<epoll_event>; N]);
+
+impl<const N: usize> Local<N> {
+    #[inline]
+    pub(super) fn new() -> Self {
+        Local([const { MaybeUninit::uninit() }; N])
+    }
+
+    /// Asks the kernel for up to `room` events. The mask is the caller's.
+    pub(super) fn fill(&mut self, epfd: c_int, room: usize, timeout_ns: i64, mask: Mask) -> Ret {
+        // SAFETY: a buffer of that many events; the mask is null or the application's.
+        unsafe {
+            sleep::epoll_wait(
+                epfd,
+                self.0.as_mut_ptr().cast(),
+                room.min(N) as c_int,
+                timeout_ns,
+                mask,
+            )
+        }
+    }
+
+    /// What came, by the result of [`Self::fill`]. The items know from here on what their carriers
+    /// have said, before the first of them is reported: an edge has one report, which says all.
+    /// What is no news to its item is left with no event.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn filled(&mut self, inner: &mut Inner, r: Ret) -> &[epoll_event] {
+        let n = (r.max(0) as usize).min(N);
+        // SAFETY: so many were written, and any bytes are an event.
+        let events: &mut [epoll_event] =
+            unsafe { core::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), n) };
+        for ev in events.iter_mut() {
+            if untag(ev.u64)
+                .is_some_and(|index| index != DOORBELL && !is_news(inner, index, ev.events))
+            {
+                ev.events = 0;
+            }
+        }
+        events
+    }
+}
+
+/// Lets others have the set while `f` runs, in a call that has reported nothing: what they report
+/// meanwhile is no report of its own.
+pub(super) fn give_way<R>(inner: &mut Guard<'static, Inner>, f: impl FnOnce() -> R) -> R {
+    inner.away += 1;
+    let r = inner.unlocked(f);
+    inner.away = inner.away.saturating_sub(1);
+    inner.wait = inner.wait.wrapping_add(TURNS);
+    r
+}
+
+/// Looks at the kernel's set without waiting, and reports what it has behind what is ready. False:
+/// there is no room for what it may have.
+pub(super) fn visit(
+    inner: &mut Inner,
+    e: &'static Epoll,
+    epfd: c_int,
+    out: &mut Out,
+    room: usize,
+) -> bool {
+    let mut local = Local::<32>::new();
+    let Some((events, room)) = ask(inner, e, &mut local, epfd, out, room) else { return false };
+    if !events.is_empty() {
+        out.within(room, |out| {
+            out.within(room - events.len(), |out| collect(inner, e, Kernel::Wait, out));
+            sort(inner, e, events, false, out);
+        });
+    }
+    collect(inner, e, Kernel::Look(epfd), out);
+    true
+}
+
+/// What the kernel's set has at this moment, up to `room` events, and for how many events `out` can
+/// be written. `None`: there is no room.
+pub(super) fn ask<'a, const N: usize>(
+    inner: &mut Inner,
+    e: &Epoll,
+    local: &'a mut Local<N>,
+    epfd: c_int,
+    out: &Out,
+    room: usize,
+) -> Option<(&'a [epoll_event], usize)> {
+    let room = out.writable(room.min(N));
+    if room == 0 {
+        return None;
+    }
+    stats::count(Counter::KernelEpollVisits);
+    let began = sys::ticks();
+    let r = local.fill(epfd, room, 0, core::ptr::null());
+    inner.looked(e, began, r == room as isize);
+    Some((if r > 0 { local.filled(inner, r) } else { &[] }, room))
+}
+
+impl Inner {
+    /// The kernel's set was looked at. `backlog`: it had as much as there was room for.
+    pub(super) fn looked(&mut self, e: &Epoll, began: u64, backlog: bool) {
+        if let Some(place) = (e.place.load(Relaxed) as usize).checked_sub(1).filter(|_| !backlog) {
+            self.looked_at = began;
+            for c in &self.channels {
+                c.my_place(place).set_looked(began);
+            }
+        }
+        self.backlog = backlog;
+        self.fresh = false;
+        self.looks = self.looks.wrapping_add(1);
+        self.looked_in = self.wait;
+    }
+
+    /// Takes an item out of the ready queue, or as if it had been in it. False: it was reported
+    /// since the last look at the kernel's set, it need not be, or it is far from the queue's
+    /// front.
+    pub(super) fn take(&mut self, index: u32) -> bool {
+        // A queue can be long, and this is asked for each event.
+        const FRONT: usize = 32;
+        let (wait, looks) = (self.wait, self.looks);
+        let Some(item) = self.item(index) else { return false };
+        if (item.reported_in, item.reported_behind) == (wait, looks) {
+            return false;
+        }
+        if !item.queued {
+            return item.may_queue();
+        }
+        let Some(at) = self.ready.iter().take(FRONT).position(|i| i == index) else {
+            return false;
+        };
+        self.ready.remove(at).is_some()
+    }
+}

@@ -1,0 +1,278 @@
+//! What is in a set: its items, which of them are queued, and the news that queues them.
+
+use super::news::{News, place_in_time};
+use super::queue::Queue;
+use super::{DOORBELL, EXTRAS, Epoll, KERNEL, NO_ITEM, is_in};
+use crate::channel::{BY_KERNEL, Channel, announce};
+use crate::queues;
+use crate::socket::Socket;
+use crate::sys;
+use alloc::vec::Vec;
+use core::ffi::c_int;
+use core::sync::atomic::Ordering::*;
+use netacc_control::stats::Reason;
+
+/// One socket in a set.
+pub(super) struct Item {
+    pub(super) socket: &'static Socket,
+    pub(super) generation: u16,
+    pub(super) fd: c_int,
+    pub(super) events: u32,
+    pub(super) data: u64,
+    /// The application has it in the set.
+    pub(super) present: bool,
+    /// Kept here; otherwise the kernel has it as the application put it, and this is only the
+    /// record of that.
+    pub(super) attached: bool,
+    /// Why it is here although this is not the socket's home: the peer does not announce its news
+    /// to this set.
+    pub(super) extra: Option<Reason>,
+    /// The announcement and the tail when an extra item was last looked at.
+    pub(super) stamp: (u32, u64),
+    /// The number under which it was put into the set is closed: the kernel's registration cannot
+    /// be changed any more, and the item stays; `fd` is another name of the socket.
+    pub(super) nameless: bool,
+    /// Nameless, and the socket is the kernel's.
+    pub(super) plain: bool,
+    pub(super) queued: bool,
+    /// ONESHOT has fired.
+    pub(super) disabled: bool,
+    /// The carrier has said something since it was last found silent.
+    pub(super) carrier_news: bool,
+    /// What the carrier last said of its end (RDHUP, HUP, ERR): said again it is no new edge.
+    pub(super) ended: u32,
+    /// The wait in which it was last reported: a wait reports an item once.
+    pub(super) reported_in: u64,
+    /// Of that wait: behind which look at the kernel's set.
+    pub(super) reported_behind: u64,
+}
+
+impl Item {
+    /// Whether there is any use in queueing it.
+    #[inline]
+    pub(super) fn may_queue(&self) -> bool {
+        !self.queued && self.present && self.attached && !self.disabled
+    }
+
+    #[inline]
+    pub(super) fn queue(&mut self, ready: &mut Queue, index: u32) {
+        if self.may_queue() {
+            self.queued = ready.push_back(index);
+        }
+    }
+}
+
+pub(super) struct Inner {
+    pub(super) items: Vec<Option<Item>>,
+    pub(super) free: Vec<u32>,
+    /// Item index by descriptor.
+    pub(super) by_fd: Vec<u32>,
+    /// Items, and at most one [`KERNEL`].
+    pub(super) ready: Queue,
+    pub(super) kernel_queued: bool,
+    /// What it stands for was sent then ([`sys::ticks`]).
+    pub(super) sent_by_kernel: u64,
+    /// Looks at the kernel's set; the wait of the last one, and when it began, if it took all.
+    pub(super) looks: u64,
+    pub(super) looked_in: u64,
+    pub(super) looked_at: u64,
+    /// A look without sleep has taken the event of a doorbell since somebody who sleeps was last
+    /// told.
+    pub(super) woken: bool,
+    /// While a drain lasts: the items of which it has brought news.
+    pub(super) news: News,
+    pub(super) channels: Vec<&'static Channel>,
+    /// Threads asleep in the kernel.
+    pub(super) sleepers: u32,
+    /// Threads in a call of which [`epoll_wait::give_way`] has let others have the set; they come
+    /// back.
+    pub(super) away: u32,
+    /// Threads in the kernel's own wait are called in, until then (monotonic); 0: they are not.
+    pub(super) calls_until: u64,
+    /// How many of them had not come when they were last counted.
+    pub(super) called: u32,
+    pub(super) last_visit: u64,
+    /// The last look at the kernel's set brought as much as there was room for.
+    pub(super) backlog: bool,
+    /// A carrier was put into the kernel's set, which may tell what the item already knows: both
+    /// are taken in one wait.
+    pub(super) fresh: bool,
+    /// Number of the present wait.
+    pub(super) wait: u64,
+    /// [`wait::deaths`] when channels were last let go.
+    pub(super) deaths: u32,
+    /// The items that are `extra`.
+    pub(super) extras: Vec<u32>,
+    /// There are sockets that should be the kernel's and are not yet.
+    pub(super) unsettled: bool,
+    /// When they are tried again, and how long after that the next time.
+    pub(super) settle_at: u64,
+    pub(super) settle_after: u64,
+    /// In a set that is itself polled: what makes the set look ready while an item is (-1: not made
+    /// yet), and whether it is in the set.
+    pub(super) beacon: c_int,
+    pub(super) lit: bool,
+    /// A channel of it leads to another host: its news has to be polled for.
+    pub(super) between_hosts: bool,
+    /// The channels are several: stamps have to be the clock's.
+    pub(super) by_clock: bool,
+}
+
+impl Inner {
+    pub(super) fn index_of(&self, fd: c_int) -> Option<u32> {
+        self.by_fd.get(fd as usize).copied().filter(|i| *i != NO_ITEM)
+    }
+    pub(super) fn item(&mut self, index: u32) -> Option<&mut Item> {
+        self.items.get_mut(index as usize)?.as_mut()
+    }
+    /// Whether an item is queued.
+    pub(super) fn has_ready(&self) -> bool {
+        self.ready.len() > usize::from(self.kernel_queued)
+    }
+    /// `None`: there is no memory for it. Nothing else allocates: what is taken out, queued and
+    /// reported has its room from here on.
+    pub(super) fn insert(&mut self, item: Item) -> Option<u32> {
+        let fd = item.fd as usize;
+        let all = self.items.len() + 1;
+        self.free.try_reserve(all.saturating_sub(self.free.len())).ok()?;
+        self.ready.reserve(all + 1).ok()?;
+        self.news.reserve(all + 1).ok()?;
+        self.extras.try_reserve(all.saturating_sub(self.extras.len())).ok()?;
+        self.items.try_reserve(1).ok()?;
+        self.by_fd.try_reserve((fd + 1).saturating_sub(self.by_fd.len())).ok()?;
+        let index = match self.free.pop() {
+            Some(i) => i,
+            None => {
+                if self.items.len() >= DOORBELL as usize {
+                    return None;
+                }
+                self.items.push(None);
+                self.items.len() as u32 - 1
+            }
+        };
+        if self.by_fd.len() <= fd {
+            self.by_fd.resize(fd + 1, NO_ITEM);
+        }
+        *self.by_fd.get_mut(fd)? = index;
+        *self.items.get_mut(index as usize)? = Some(item);
+        Some(index)
+    }
+    pub(super) fn remove(&mut self, index: u32) -> Option<Item> {
+        let item = self.items.get_mut(index as usize)?.take()?;
+        self.forget_number(item.fd, index);
+        if item.queued {
+            self.ready.forget(index);
+        }
+        if item.extra.is_some() {
+            self.extras.retain(|i| *i != index);
+            EXTRAS.fetch_sub(1, AcqRel);
+        }
+        self.free.push(index);
+        Some(item)
+    }
+    /// `fd` does not stand for the item any more.
+    pub(super) fn forget_number(&mut self, fd: c_int, index: u32) {
+        if let Some(i) = self.by_fd.get_mut(fd as usize).filter(|i| **i == index) {
+            *i = NO_ITEM;
+        }
+    }
+    /// The item, if it is `s`'s of today.
+    pub(super) fn item_of(&mut self, index: u32, s: &Socket) -> Option<&mut Item> {
+        self.item(index)
+            .filter(|item| core::ptr::eq(item.socket, s) && item.generation == s.generation16())
+    }
+    /// The first item of `s` from `from` on.
+    pub(super) fn next_of(&self, s: &Socket, from: u32) -> Option<u32> {
+        let g = s.generation16();
+        let its = |item: &Option<Item>| {
+            item.as_ref().is_some_and(|i| core::ptr::eq(i.socket, s) && i.generation == g)
+        };
+        self.items.iter().skip(from as usize).position(its).map(|i| from + i as u32)
+    }
+    #[inline]
+    pub(super) fn queue(&mut self, index: u32) {
+        queue(&mut self.items, &mut self.ready, index);
+    }
+    /// Takes the news of all channels over into the ready queue.
+    #[inline(always)]
+    pub(super) fn drain(&mut self, e: &Epoll) {
+        if self.between_hosts && !self.has_ready() {
+            queues::progress();
+        }
+        if !self.extras.is_empty() {
+            self.look_at_extras();
+        }
+        let news = e.watch.iter().take(e.watching.load(Relaxed)).any(|set| {
+            // SAFETY: within a channel that this set has joined, which keeps it mapped.
+            unsafe { set.load(Relaxed).as_ref() }.is_some_and(|set| !set.is_empty())
+        });
+        if news {
+            self.drain_channels(e);
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn drain_channels(&mut self, e: &Epoll) {
+        let place = e.place.load(Relaxed) as usize;
+        if place == 0 {
+            return;
+        }
+        let (by_clock, mut sent) = (self.by_clock, self.sent_by_kernel);
+        let (news, items, ready) = (&mut self.news, &mut self.items, &mut self.ready);
+        for c in &self.channels {
+            c.my_place(place - 1).drain(|slot| {
+                let Some(s) = Socket::on(c, slot as usize) else {
+                    if slot as usize == BY_KERNEL {
+                        sent = sent.max(take_mark(c, news, by_clock));
+                    }
+                    return;
+                };
+                if is_in(s, e) {
+                    let stamp = c.words(slot as usize, c.side ^ 1).producer_user[announce::STAMP]
+                        .load(Relaxed);
+                    let index = s.item.load(Relaxed) as u32;
+                    // (There is room for all items once. A peer can say the same again.)
+                    if !news.push(place_in_time(stamp, by_clock), index) {
+                        queue(items, ready, index)
+                    }
+                }
+            });
+        }
+        // In the order in which it came, as the kernel reports it.
+        news.take(|index| {
+            if index != KERNEL {
+                queue(items, ready, index);
+            } else if !self.kernel_queued {
+                self.kernel_queued = ready.push_back(KERNEL);
+            }
+        });
+        self.sent_by_kernel = sent;
+    }
+    /// The kernel may have got news of this moment, which is not in a ring: behind what is ready
+    /// now.
+    pub(super) fn mark_kernel(&mut self, e: &Epoll) {
+        self.drain(e);
+        self.sent_by_kernel = sys::ticks();
+        if !self.kernel_queued {
+            self.kernel_queued = self.ready.push_back(KERNEL);
+        }
+    }
+}
+
+/// Takes the mark of a channel among the news. Returns when that was sent which it stands for.
+#[cold]
+fn take_mark(c: &Channel, news: &mut News, by_clock: bool) -> u64 {
+    let said = &c.words(BY_KERNEL, c.side ^ 1).producer_user;
+    if !news.push(place_in_time(said[announce::STAMP].load(Relaxed), by_clock), KERNEL) {
+        return 0;
+    }
+    // (A time to come, which only a bad peer writes, would never be looked behind.)
+    said[announce::SENT].load(Relaxed).min(sys::ticks())
+}
+
+#[inline]
+fn queue(items: &mut [Option<Item>], ready: &mut Queue, index: u32) {
+    if let Some(Some(item)) = items.get_mut(index as usize) {
+        item.queue(ready, index);
+    }
+}

@@ -1,0 +1,241 @@
+//! A candidate is attached: both ends have agreed, and it gets its place on the ring.
+
+use super::candidate::settle_rx;
+use super::ends::{hold_rx, store_ack};
+use super::shutdown::say_shut;
+use crate::channel::{Channel, quiet};
+use crate::inject::Switches;
+use crate::lock::lock_end;
+use crate::log::debug_log;
+use crate::sets::sets;
+use crate::socket::{self, Event, Offer, RxEnd, Socket, State, TxEnd, flag, offer};
+use crate::{agent, carrier, process};
+use core::ffi::c_int;
+use core::ptr::NonNull;
+use core::sync::atomic::Ordering::*;
+use netacc_control::stats::Reason;
+use netacc_proto::switchover::{Delivery, Rx, Tx};
+use netacc_ring::{Consumer, Producer, RingWords};
+
+/// Both ends have agreed: from now on the rings may be used. Runs in an application thread, between
+/// two calls of its own. A direction in which another thread is in the kernel meanwhile, with an
+/// unknown number of bytes, stays on the carrier until that call ends ([`end_call`]); calls that
+/// begin from now on know both paths.
+#[cold]
+#[inline(never)]
+pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
+    if !s.state.change(State::Candidate, Event::Claimed) {
+        return;
+    }
+    let me = process::tid();
+    let is_remote = s.has(flag::REMOTE);
+    if s.tx_lock.owner() == me || s.rx_lock.owner() == me {
+        // This is a signal handler that interrupted the thread where it counts: at the end of some
+        // later call.
+        s.state.happens(Event::Begun);
+        return;
+    }
+    // Between hosts it may be taken back as long as nobody has taken it.
+    let offered = match is_remote {
+        true => s.offered.compare_exchange(offer::MADE, offer::TAKEN, SeqCst, Relaxed).is_ok(),
+        false => s.offered.load(SeqCst) == offer::MADE,
+    };
+    if !offered {
+        s.state.happens(Event::Begun);
+        return;
+    }
+    if is_remote && s.has(flag::RDMA_FIRST) {
+        agent::here().forget(s);
+    }
+    // SAFETY: `offered` was seen set (acquire) by the caller; the service thread does not write it
+    // again.
+    let offer = unsafe { *s.offer.get() };
+    let locks = (lock_end(&s.tx_lock), lock_end(&s.rx_lock));
+    let moved = Counted::by(s);
+    let why = why_not(s, g, fd, &moved);
+    // SAFETY: the service thread's channel lives while `users` counts this socket.
+    let channel: &'static Channel = unsafe { &*offer.channel };
+    let rings = (NonNull::new(offer.tx_ring), NonNull::new(offer.rx_ring));
+    let ((Some(tx_ring), Some(rx_ring)), None) = (rings, why) else {
+        drop(locks);
+        refuse_offer(s, channel, why.unwrap_or(Reason::NoMemory));
+        return;
+    };
+    socket::look_at_options(s, fd);
+    let delivery = if is_remote { Delivery::Lossy } else { Delivery::Reliable };
+    put_ends(s, &offer, (tx_ring, rx_ring), &moved, delivery);
+    if let Some(r) = s.record() {
+        r.peer_pid.store(channel.peer_pid, Relaxed);
+    }
+    s.lower(flag::TOLD | flag::BROKEN_OFF | flag::RESET);
+    s.state.happens(Event::Attached);
+    drop(locks);
+    if moved.tx_idle && s.has(flag::SHUT_WR) {
+        say_shut(s, fd, libc::SHUT_WR);
+    }
+    agent::attached(channel);
+    sets().on_attached(s, fd);
+    // Last: the peer may send into the ring from here on. (Unless the set had no place for it, and
+    // it went back to the kernel.)
+    if let Ok(mut h) = hold_rx(s, g) {
+        if moved.rx_idle && h.end.unsettled {
+            h.end.unsettled = false;
+            h.end.switch.arm();
+            store_ack(&h);
+        } else {
+            settle_rx(s, &mut h);
+        }
+    }
+    debug_log!(
+        "fd {fd}: attached to slot {}, sent {}{} received {}{}",
+        offer.slot,
+        moved.sent,
+        open(moved.tx_idle),
+        moved.received,
+        open(moved.rx_idle)
+    );
+}
+
+/// What has gone over the carrier, and whether a call is under way that may add to it.
+struct Counted {
+    sent: u64,
+    received: u64,
+    tx_idle: bool,
+    rx_idle: bool,
+}
+
+impl Counted {
+    /// Under the locks of both ends.
+    fn by(s: &Socket) -> Counted {
+        let (sent, received) = (s.tx_bytes.load(Relaxed), s.rx_bytes.load(Relaxed));
+        let tx_idle = s.tx_inflight.load(SeqCst) == 0;
+        let rx_idle = s.rx_inflight.load(SeqCst) == 0 && s.pollers.load(SeqCst) as u32 == 0;
+        Counted { sent, received, tx_idle, rx_idle }
+    }
+}
+
+/// Why an offer cannot be taken up after all.
+fn why_not(s: &'static Socket, g: u16, fd: c_int, moved: &Counted) -> Option<Reason> {
+    let counts = || {
+        let (sent, received) = (moved.sent, moved.received);
+        socket::counts_agree(
+            s,
+            fd,
+            moved.tx_idle.then_some(sent),
+            moved.rx_idle.then_some(received),
+        )
+    };
+    if s.generation16() != g {
+        Some(Reason::Negotiating)
+    } else if !children_can_follow(s) || s.flags.load(SeqCst) & flag::CONTESTED != 0 {
+        Some(Reason::InheritedByFork)
+    } else if s.registrations.load(Acquire) > 1 {
+        Some(Reason::SeveralEpollSets)
+    } else if !counts() {
+        Some(Reason::UncountedBytes)
+    } else if s.has(flag::REMOTE) && carrier::peer_ended(fd) {
+        // As in `shutdown_of`.
+        Some(Reason::Disconnected)
+    } else {
+        None
+    }
+}
+
+/// Gives the socket its ends on the slot that was agreed on. Under the locks of both.
+fn put_ends(
+    s: &'static Socket,
+    offer: &Offer,
+    (tx_ring, rx_ring): (NonNull<u8>, NonNull<u8>),
+    moved: &Counted,
+    delivery: Delivery,
+) {
+    // SAFETY: as in `attach`.
+    let channel: &'static Channel = unsafe { &*offer.channel };
+    let slot = offer.slot as usize;
+    let (tx_words, rx_words) =
+        (channel.words(slot, channel.side), channel.words(slot, channel.side ^ 1));
+    let (mut tx, rx) = halves(moved.sent, moved.received, delivery);
+    if moved.tx_idle && s.has(flag::SHUT_WR) {
+        let _ = tx.shutdown();
+    }
+    s.rx_offset.store(rx.offset(), Relaxed);
+    s.published.begin(s.generation.load(Acquire));
+    // SAFETY: this thread holds both ends' locks. The words and rings live in mappings that outlive
+    // the attachment; their sizes were checked by the service thread; both start at 0.
+    unsafe {
+        s.tx.get().write(TxEnd {
+            switch: tx,
+            ring: Producer::new(NonNull::from(tx_words), tx_ring, offer.tx_bytes as usize, 0),
+            never: false,
+            held_since: 0,
+            unsettled: !moved.tx_idle,
+            resend_mark: None,
+            linger: None,
+            switches: Switches::new(),
+        });
+        s.rx.get().write(RxEnd {
+            switch: rx,
+            ring: Consumer::new(NonNull::from(rx_words), rx_ring, offer.rx_bytes as usize, 0),
+            unsettled: true,
+            carrier_asked: 0,
+            pending_error: 0,
+            read_until: 0,
+        });
+    }
+    s.tx_words.store((tx_words as *const RingWords).cast_mut(), Release);
+    s.rx_words.store((rx_words as *const RingWords).cast_mut(), Release);
+    s.channel.store(offer.channel.cast_mut(), Release);
+    s.slot.store(offer.slot, Release);
+}
+
+/// In the log: whether a count is final.
+fn open(idle: bool) -> &'static str {
+    if idle { "" } else { " or more" }
+}
+
+/// Both halves, at these offsets of the stream, on the carrier.
+fn halves(sent: u64, received: u64, delivery: Delivery) -> (Tx, Rx) {
+    (Tx::starting_at(0, sent), Rx::starting_at_over(delivery, 0, received))
+}
+
+/// Whether a forked child that has the connection too could still use it: within the host by the
+/// memory that it inherited, which must be all that the connection uses; between hosts by calling
+/// its parent.
+fn children_can_follow(s: &Socket) -> bool {
+    if s.has(flag::REMOTE) {
+        return crate::rdma_thread::can_be_called(s.forks.load(Relaxed))
+            && !s.has(flag::CALLED_BACK);
+    }
+    s.forks.load(Relaxed) == process::forks()
+}
+
+#[cold]
+pub(super) fn refuse_offer(s: &'static Socket, channel: &'static Channel, why: Reason) {
+    // SAFETY: as in `attach`.
+    let slot = unsafe { (*s.offer.get()).slot } as usize;
+    s.set_reason(why);
+    s.state.happens(Event::Refused);
+    if channel.wire().is_none() {
+        channel.words(slot, channel.side ^ 1).quiet[quiet::REQUEST].fetch_or(quiet::CLOSED, SeqCst);
+    }
+    agent::released(channel, slot);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use netacc_proto::switchover::Ack;
+
+    #[test]
+    fn offsets_of_long_connections_are_whole() {
+        let (sent, received) = (5 << 32 | 7, u64::from(u32::MAX) + 1);
+        for delivery in [Delivery::Reliable, Delivery::Lossy] {
+            let (mut tx, mut rx) = halves(sent, received, delivery);
+            assert_eq!((tx.offset(), rx.offset()), (sent, received));
+            assert!(rx.arm());
+            let ack = Ack { epoch: 0, armed: true, frozen: false, consumed: 0 };
+            assert_eq!(tx.promote(ack, delivery).map(|a| a.fast_from), Ok(sent));
+            assert_eq!(rx.ack().consumed, received);
+        }
+    }
+}
