@@ -338,7 +338,9 @@ impl Remote {
             false
         });
         self.keeping = Some(keeping);
-        self.at(look_at);
+        if self.keeps_any() {
+            self.at(look_at);
+        }
     }
 
     /// Whether there is anything left for it to do.
