@@ -289,8 +289,8 @@ fn what_allocates_asks_first() {
     const LEFT_OUT: [&str; 4] = ["config.rs", "remote", "testing.rs", "tests"];
     const REASONS: [(&str, &str); 7] = [
         ("process.rs", "NEXT.store(Box::into_raw("), // once, by the constructor
-        ("epoll.rs", "inner.channels.iter().copied().partition("), // 64 of them at most
-        ("epoll.rs", "self.by_fd.resize("),          // reserved some lines above
+        ("peers.rs", "inner.channels.iter().copied().partition("), // 64 of them at most
+        ("set.rs", "self.by_fd.resize("),            // reserved some lines above
         ("table.rs", "t.by_tuple.resize("),          // likewise
         ("table.rs", "t.by_number.resize("),         // likewise
         ("control_link.rs", "l.slots.resize("),      // likewise
