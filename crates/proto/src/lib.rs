@@ -2,6 +2,8 @@
 //!
 //! - [`switchover`]: how the bytes of one direction of a TCP connection move from the kernel
 //!   connection (the *carrier*) to a faster path and back, at exact stream offsets.
+//! - [`agreement`]: what becomes of a connection that could have a faster path, and of the place
+//!   that it gets there, at each end.
 //! - [`rendezvous`]: the messages by which two processes, of one host or of two, agree on a faster
 //!   path, and between hosts keep its words in step.
 //!
@@ -28,6 +30,7 @@
 #[macro_use]
 extern crate std;
 
+pub mod agreement;
 pub mod rendezvous;
 mod sha256;
 pub mod switchover;

@@ -1,0 +1,194 @@
+//! The transition tables, and what the clock does. The interleavings are in `tests/agreement.rs`.
+
+use super::*;
+use std::string::String;
+use std::vec::Vec;
+
+const NOW: u64 = 100_000_000_000;
+const PEERS: [Peers; 2] = [Peers::OneHost, Peers::TwoHosts];
+const ROLES: [Role; 2] = [Role::Connector, Role::Acceptor];
+
+fn of(peers: Peers, role: Role, state: State, links: Links) -> Agreement {
+    Agreement { state, links, ..Agreement::new(peers, role, 0) }
+}
+
+/// Each state, and what is known in it of links 1 and 2.
+fn states(role: Role) -> Vec<(State, Links)> {
+    match role {
+        Role::Connector => vec![
+            (State::Waiting, 0),
+            (State::Waiting, bit(1)),
+            (State::Waiting, bit(1) | bit(2)),
+            (State::Over, 0),
+        ],
+        Role::Acceptor => vec![
+            (State::Waiting, 0),
+            (State::Waiting, bit(1)),
+            (State::Offered(1), 0),
+            (State::Over, 0),
+        ],
+    }
+}
+
+fn events(role: Role) -> Vec<Event> {
+    let flaws = [None, Some(refuse::BAD_MEMORY), Some(refuse::BUSY), Some(refuse::NO_MEMORY)];
+    let tick = |claimed, known| Event::Tick { now: NOW, claimed, known };
+    let mut all = match role {
+        Role::Connector => {
+            let mut all = vec![Event::Told(1), Event::Again { now: NOW }, Event::NoOffer(1)];
+            all.extend(flaws.map(|flaw| Event::Offer { link: 1, flaw }));
+            all
+        }
+        Role::Acceptor => {
+            let mut all =
+                vec![Event::Claims(0), Event::Claims(bit(1)), Event::Claims(bit(1) | bit(2))];
+            all.extend([Event::Unproven(1), Event::Offered(1)]);
+            all.extend([Event::Accepted(1), Event::Accepted(2)]);
+            for reason in [refuse::WITHDRAWN, refuse::BUSY, refuse::NO_MEMORY] {
+                all.push(Event::Refused { link: 1, reason });
+            }
+            all.extend([Event::Contested, tick(true, false), tick(false, true)]);
+            all
+        }
+    };
+    all.extend([tick(false, false), Event::LinkGone { link: 1, now: NOW }, Event::Closed]);
+    all
+}
+
+#[test]
+fn tables_are_as_reviewed() {
+    let mut text = String::new();
+    for (peers, role) in PEERS.into_iter().flat_map(|p| ROLES.map(|r| (p, r))) {
+        text += &format!("{peers:?}, {role:?}\n");
+        for (state, links) in states(role) {
+            text += &format!("  {state:?}, links {links:b}\n");
+            for event in events(role) {
+                let before = of(peers, role, state, links);
+                let mut after = before;
+                let action = after.step(event);
+                if action == Action::None && after == before {
+                    continue;
+                }
+                let due = if after.due == 0 { "never".into() } else { ms(after.due) };
+                text += &format!(
+                    "    {event:?}: {:?}, links {:b}, due {due}; {action:?}\n",
+                    after.state, after.links
+                );
+            }
+        }
+    }
+    for (peers, role) in PEERS.into_iter().flat_map(|p| ROLES.map(|r| (p, r))) {
+        text += &format!("slots: {peers:?}, {role:?}\n");
+        for state in SLOT_STATES {
+            let slot = Slot { state, token: 5, ..Slot::FREE };
+            let slot = if state == SlotState::Free { Slot::FREE } else { slot };
+            for (event, token) in slot_events(role) {
+                let mut after = slot;
+                let done = after.step(event, token, peers, role);
+                if done != Ok(SlotAction::None) || after != slot {
+                    let freed = if after.freed { " and freed" } else { "" };
+                    let done = done.map_or("Malformed".into(), |done| format!("{done:?}"));
+                    text += &format!(
+                        "  {state:?}, {event:?}({token}): {:?}{freed}; {done}\n",
+                        after.state
+                    );
+                }
+            }
+        }
+    }
+    let expected = include_str!("snapshots/tables.txt");
+    assert!(text == expected, "snapshots/tables.txt should be:\n{text}");
+}
+
+const SLOT_STATES: [SlotState; 5] =
+    [SlotState::Free, SlotState::Offered, SlotState::Live, SlotState::Left, SlotState::Done];
+
+/// With the tokens that the peer names: the slot's is 5.
+fn slot_events(role: Role) -> Vec<(SlotEvent, u64)> {
+    let mut all = match role {
+        Role::Connector => vec![(SlotEvent::TakeUp, 5)],
+        Role::Acceptor => vec![
+            (SlotEvent::Offer, 5),
+            (SlotEvent::Accept, 5),
+            (SlotEvent::Accept, 6),
+            (SlotEvent::Refuse, 5),
+            (SlotEvent::Refuse, 6),
+            (SlotEvent::TakeBack, 5),
+            (SlotEvent::Freed, 5),
+            (SlotEvent::LinkGone, 5),
+        ],
+    };
+    all.extend([(SlotEvent::Left, 5), (SlotEvent::Back, 5)]);
+    all
+}
+
+fn ms(ns: u64) -> String {
+    format!("{} ms", ns / 1_000_000)
+}
+
+/// Ticks until nothing is due; when, and what was done.
+fn ticks(mut a: Agreement, claimed: bool, known: bool) -> Vec<(String, Action)> {
+    let mut all = Vec::new();
+    while a.due() != 0 && all.len() < 8 {
+        let now = a.due();
+        assert_eq!(a.step(Event::Tick { now: now - 1, claimed, known }), Action::None);
+        all.push((ms(now), a.step(Event::Tick { now, claimed, known })));
+    }
+    all
+}
+
+#[test]
+fn who_waits_is_looked_for_and_judged_in_time() {
+    let at = |ms: u64| format!("{ms} ms");
+    let mut a = Agreement::new(Peers::OneHost, Role::Connector, 0);
+    let looks = |last| {
+        let mut all: Vec<_> =
+            [10, 50, 200, 600].into_iter().map(|ms| (at(ms), Action::Seek)).collect();
+        all.push((at(1000), Action::Judge(last)));
+        all
+    };
+    assert_eq!(ticks(a, false, false), looks(Why::NoLibrary));
+    a.step(Event::Told(3));
+    assert_eq!(ticks(a, false, false), looks(Why::NotClaimed));
+    // One that rests is looked for once more when its calls ask for it.
+    while a.due() != 0 {
+        a.step(Event::Tick { now: a.due(), claimed: false, known: false });
+    }
+    assert_eq!(a.step(Event::Again { now: NOW }), Action::Seek);
+    assert_eq!((a.due(), a.is_told(3)), (NOW + LOOK_NS[0], false));
+    assert_eq!(ticks(a, false, false).len(), 1);
+
+    let silent = |peers| Agreement::new(peers, Role::Acceptor, 0);
+    let judged = Action::Judge(Why::NoLibrary);
+    assert_eq!(ticks(silent(Peers::OneHost), false, false), [(at(1000), judged)]);
+    let ended = Action::End(Why::NoLibrary);
+    assert_eq!(ticks(silent(Peers::TwoHosts), false, false), [(at(30_000), ended)]);
+    let known = ticks(silent(Peers::TwoHosts), false, true);
+    assert_eq!(
+        known[..2],
+        [(at(30_000), Action::Judge(Why::Refused)), (at(60_000), Action::Judge(Why::Refused))]
+    );
+    // Between hosts its place is looked for.
+    assert_eq!(Agreement::new(Peers::TwoHosts, Role::Connector, 5).due(), 0);
+}
+
+#[test]
+fn claims_are_contested_between_hosts_alone() {
+    for claims in 0..16 {
+        assert!(!Agreement::is_contested(Peers::OneHost, claims));
+        let several = ![0, 1, 2, 4, 8].contains(&claims);
+        assert_eq!(Agreement::is_contested(Peers::TwoHosts, claims), several);
+    }
+}
+
+#[test]
+fn who_could_not_prove_its_claim_comes_last() {
+    let mut a = Agreement::new(Peers::OneHost, Role::Acceptor, 0);
+    assert_eq!(a.step(Event::Claims(0b110)), Action::Prove(1));
+    assert_eq!(a.step(Event::Unproven(1)), Action::SeeClaims);
+    assert_eq!(a.step(Event::Claims(0b110)), Action::Prove(2));
+    assert_eq!(a.step(Event::Unproven(2)), Action::SeeClaims);
+    assert_eq!(a.step(Event::Claims(0b110)), Action::Prove(1));
+    a.step(Event::LinkGone { link: 2, now: 0 });
+    assert_eq!(a.step(Event::Claims(0b110)), Action::Prove(2));
+}
