@@ -373,15 +373,14 @@ pub struct Row {
 /// Declares the messages: kind, between whom, from whom, descriptors.
 macro_rules! messages {
     ($(
-        $(#[$doc:meta])*
-        $name:ident $(($body:ident: $of:ty))?
-        $({ $($(#[$field_doc:meta])* $field:ident: $ty:ty),* })?
+        $name:ident $(($body:ident: $of:ty))? $({ $($field:ident: $ty:ty),* })?
         = $kind:literal, $on:expr, $from:expr, $fds:literal;
     )*) => {
         /// Any message.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[allow(missing_docs, reason = "the meanings are those of the module's table")]
         pub enum Message {
-            $($(#[$doc])* $name $(($of))? $({ $($(#[$field_doc])* $field: $ty),* })?,)*
+            $($name $(($of))? $({ $($field: $ty),* })?,)*
         }
 
         /// All of them, in order of their kinds.
@@ -428,131 +427,38 @@ const BOTH: Option<Role> = None;
 const C: Option<Role> = Some(Role::Connector);
 const A: Option<Role> = Some(Role::Acceptor);
 
+// What they mean says the table above. `reason` is one of [`refuse`]; `turn` counts from 0;
+// `messages` are all of the pair's life, counted as receives, modulo 2^32; `dir` is the direction
+// that is frozen; `key` is what the connector made for this link; `digest`, of `nonce` and `stamp`,
+// is a [`commitment`].
 messages! {
-    /// First message of both sides, within a host.
     Hello(m: Hello) = 1, ONE, BOTH, 0;
-    /// See [`Candidate`].
     Candidate(m: Candidate) = 2, ANY, C, 0;
-    /// Forget the candidate.
-    Withdraw {
-        /// Its name.
-        token: u64
-    } = 3, ANY, BOTH, 0;
-    /// See [`Channel`].
+    Withdraw { token: u64 } = 3, ANY, BOTH, 0;
     Channel(m: Channel) = 4, ONE, A, 1;
-    /// See [`Arena`].
     Arena(m: Arena) = 5, ONE, A, 1;
-    /// The doorbell eventfd of this waiting place of the sender. Owned by the sender.
-    Place {
-        /// Number of the waiting place.
-        place: u16
-    } = 6, ONE, BOTH, 1;
-    /// See [`Offer`].
+    Place { place: u16 } = 6, ONE, BOTH, 1;
     Offer(m: Offer) = 7, ONE, A, 0;
-    /// Both may use the slot from here on.
-    Accept {
-        /// The candidate.
-        token: u64,
-        /// The slot.
-        slot: u16
-    } = 8, ANY, C, 0;
-    /// The slot is free again.
-    Refuse {
-        /// The candidate.
-        token: u64,
-        /// The slot.
-        slot: u16,
-        /// See [`refuse`].
-        reason: u16
-    } = 9, ANY, C, 0;
-    /// Receiver of `dir` → its sender: the shared words show a frozen offset; fail over to the
-    /// carrier there.
-    PullBack {
-        /// The slot.
-        slot: u16,
-        /// The direction that is frozen.
-        dir: Direction
-    } = 10, ONE, BOTH, 0;
-    /// Bytes that the sender of this message has put into a ring of the slot lie there for a second
-    /// or more. Perhaps the receiver waits for them in a way that its library does not see.
-    Unread {
-        /// The slot.
-        slot: u16
-    } = 11, ONE, BOTH, 0;
-    /// The last message.
+    Accept { token: u64, slot: u16 } = 8, ANY, C, 0;
+    Refuse { token: u64, slot: u16, reason: u16 } = 9, ANY, C, 0;
+    PullBack { slot: u16, dir: Direction } = 10, ONE, BOTH, 0;
+    Unread { slot: u16 } = 11, ONE, BOTH, 0;
     Bye = 12, ANY, BOTH, 0;
-    /// A: my end of this connection shows the mark of that turn. C: so does mine.
-    Turn {
-        /// The candidate.
-        token: u64,
-        /// Which mark; counted from 0.
-        turn: u8
-    } = 13, ONE, BOTH, 0;
-    /// Your end of this connection does not show what it should.
-    Unproven {
-        /// The candidate.
-        token: u64
-    } = 14, ONE, BOTH, 0;
-    /// First message of both sides, between hosts.
+    Turn { token: u64, turn: u8 } = 13, ONE, BOTH, 0;
+    Unproven { token: u64 } = 14, ONE, BOTH, 0;
     HostHello(m: HostHello) = 15, TWO, BOTH, 0;
-    /// See [`Pair`].
     Pair(m: Pair) = 16, TWO, A, 0;
-    /// It is established at this end.
-    PairReady {
-        /// Its number.
-        pair: u32
-    } = 17, TWO, BOTH, 0;
-    /// It is lost, never came to be, or ends empty.
-    PairEnd {
-        /// Its number.
-        pair: u32
-    } = 18, TWO, BOTH, 0;
-    /// How many messages have come on it?
-    PairAsk {
-        /// Its number.
-        pair: u32
-    } = 19, TWO, BOTH, 0;
-    /// So many.
-    PairHas {
-        /// Its number.
-        pair: u32,
-        /// Those of all of the pair's life, counted as receives, modulo 2^32.
-        messages: u32
-    } = 20, TWO, BOTH, 0;
-    /// See [`OfferLane`].
+    PairReady { pair: u32 } = 17, TWO, BOTH, 0;
+    PairEnd { pair: u32 } = 18, TWO, BOTH, 0;
+    PairAsk { pair: u32 } = 19, TWO, BOTH, 0;
+    PairHas { pair: u32, messages: u32 } = 20, TWO, BOTH, 0;
     OfferLane(m: OfferLane) = 21, TWO, A, 0;
-    /// See [`Words`].
     Words(m: Words) = 22, TWO, BOTH, 0;
-    /// The slot may serve another connection.
-    Freed {
-        /// The slot.
-        slot: u16
-    } = 23, TWO, C, 0;
-    /// The answer to a greeting that resumes.
-    Resume {
-        /// What was agreed on is still known.
-        known: bool,
-        /// What the connector made for this link: it knows by it whom it talks to.
-        key: [u8; 16]
-    } = 24, TWO, A, 0;
-    /// Every pair that is still ready has been named.
+    Freed { slot: u16 } = 23, TWO, C, 0;
+    Resume { known: bool, key: [u8; 16] } = 24, TWO, A, 0;
     Synced = 25, TWO, BOTH, 0;
-    /// See [`commitment`].
-    Commit {
-        /// The candidate.
-        token: u64,
-        /// Of the time stamp in its SYN.
-        digest: [u8; 16]
-    } = 26, TWO, A, 0;
-    /// It was to that.
-    Open {
-        /// The candidate.
-        token: u64,
-        /// What kept it secret.
-        nonce: [u8; 16],
-        /// The time stamp.
-        stamp: u32
-    } = 27, TWO, A, 0;
+    Commit { token: u64, digest: [u8; 16] } = 26, TWO, A, 0;
+    Open { token: u64, nonce: [u8; 16], stamp: u32 } = 27, TWO, A, 0;
 }
 
 const _: () = {
