@@ -36,7 +36,8 @@ use core::sync::atomic::{AtomicU64, Ordering::*};
 use doorbell::learn_doorbell;
 pub(crate) use finding::Listens;
 use netacc_control::stats::{CHANNEL_SLOTS, Reason};
-use netacc_proto::rendezvous::{Direction, Message, Role, Tuple};
+use netacc_proto::agreement::{self, Agreement, Malformed, SlotAction, SlotEvent, Why};
+use netacc_proto::rendezvous::{Direction, Message, Peers, Role, Tuple};
 pub(crate) use possession::Look;
 use possession::{PROOFS, Proof};
 use table::{Key, Table};
@@ -86,18 +87,9 @@ const fn number(text: &str) -> u16 {
 struct Mine {
     socket: &'static Socket,
     generation: u32,
-    /// The links that were told (connecting side).
-    announced: u64,
-    /// The links that claimed it and could not prove that (accepting side).
-    barred: u64,
+    agreement: Agreement,
     /// It has been through a proof in which nobody here saw the other end (`possession`).
     shown_blindly: bool,
-    /// Where an offer was made for it (accepting side).
-    offered: Option<(usize, u16)>,
-    /// When its peer is looked for next; 0: not before its own calls ask for that.
-    look_at: u64,
-    /// How often it was looked for.
-    looks: u8,
 }
 
 /// A peer's candidate.
@@ -106,23 +98,11 @@ struct Theirs {
     token: u64,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum SlotState {
-    Free,
-    /// Offered, not answered yet.
-    Offered,
-    /// Agreed: our end may be in use.
-    Live,
-    /// Our end is gone, the peer's may not be.
-    Gone,
-}
-
 /// What we know of a slot, out of the peer's reach.
 #[derive(Clone, Copy)]
 struct Slot {
-    state: SlotState,
-    /// Acceptor: the connector's name for the candidate, and our waiting socket.
-    token: u64,
+    life: agreement::Slot,
+    /// Acceptor: our waiting socket.
     waiting: Key,
     /// Acceptor: its rings.
     pair: Pair,
@@ -132,8 +112,7 @@ struct Slot {
 
 impl Slot {
     const FREE: Slot = Slot {
-        state: SlotState::Free,
-        token: 0,
+        life: agreement::Slot::FREE,
         waiting: Key(u64::MAX),
         pair: Pair { arena: 0, offset: 0 },
         socket: core::ptr::null(),
@@ -340,10 +319,6 @@ const QUICK_NAMES: u8 = 4;
 const PORTS: usize = 1024;
 const SHUN_NS: u64 = 5_000_000_000;
 const RETRY_ADVERT_NS: u64 = 1_000_000_000;
-/// A connection that waits for its peer is looked for after so long, and again so long after
-/// that... Workers advertise when they first accept; most are there at the first look. After the
-/// last one it waits until its own calls ask for another (`io::search`).
-const LOOK_NS: [u64; 5] = [10_000_000, 40_000_000, 150_000_000, 400_000_000, 400_000_000];
 /// Looks that are asked for by somebody else are at least so far apart.
 pub(crate) const TRY_PAUSE_NS: u64 = 50_000_000;
 /// After a listening socket was closed, its advert is looked at: at first after so long, then after
@@ -606,9 +581,22 @@ impl State {
     }
 }
 
+impl Slot {
+    /// Something happens to a slot of ours in that role; `token` is the connection that the peer
+    /// names.
+    fn step(&mut self, event: SlotEvent, token: u64, role: Role) -> Result<SlotAction, Violation> {
+        let action = self.life.step(event, token, Peers::OneHost, role);
+        action.map_err(|Malformed| Violation::Malformed)
+    }
+}
+
 impl Mine {
     fn is(&self, socket: &Socket) -> bool {
         core::ptr::eq(self.socket, socket) && self.is_current()
+    }
+    /// No offer is on its way to it.
+    fn waits(&self) -> bool {
+        self.agreement.state() == agreement::State::Waiting
     }
     /// The socket still is the one that was noted.
     fn is_current(&self) -> bool {
@@ -621,6 +609,16 @@ fn consumed_by(c: &Channel, slot: usize, side: usize) -> &AtomicU64 {
     let [.., request] = &c.words(slot, side ^ 1).quiet;
     const { assert!(quiet::REQUEST == 3) };
     request
+}
+
+/// What the operator is told.
+fn reason_of(why: Why) -> Reason {
+    match why {
+        Why::NoLibrary => Reason::PeerWithoutLibrary,
+        Why::NotClaimed => Reason::NotClaimed,
+        Why::Refused => Reason::PeerRefused,
+        Why::NotAuthenticated => Reason::NotAuthenticated,
+    }
 }
 
 /// Leaves the agreement for the application's threads.

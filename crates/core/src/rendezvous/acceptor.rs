@@ -3,8 +3,8 @@
 use super::possession::PeerVerified;
 use super::table::Key;
 use super::{
-    CANDIDATES_PER_FOREIGN_LINK, CANDIDATES_PER_LINK, CHANNEL_BYTES, PUT_OFF, Phase, SWEEP, Slot,
-    SlotState, State, Theirs, Then, Violation, hand_over, record, strangers,
+    CANDIDATES_PER_FOREIGN_LINK, CANDIDATES_PER_LINK, CHANNEL_BYTES, Mine, PUT_OFF, Phase, SWEEP,
+    Slot, State, Theirs, Then, Violation, hand_over, record, strangers,
 };
 use crate::arena::{MemoryError, Pool};
 use crate::channel::{Channel, PLACES, SLOTS};
@@ -13,26 +13,27 @@ use crate::{arena, config, fd_table, socket, stats, sys};
 use core::sync::atomic::Ordering::*;
 use core::sync::atomic::{AtomicU64, fence};
 use netacc_control::stats::{Counter, Reason};
-use netacc_proto::rendezvous as proto;
-use netacc_proto::rendezvous::{Message, Role, Tuple, refuse};
+use netacc_proto::agreement::{Action, Event, SlotAction, SlotEvent, bit};
+use netacc_proto::rendezvous::{self as proto, Message, Role, Tuple, refuse};
 
 impl State {
     /// A waiting accepted socket and a candidate for it.
     pub(crate) fn pair_for(&mut self, tuple: &Tuple) -> Option<(Key, Key)> {
         loop {
             let t = self.tables.as_mut()?;
-            let waiting = t.accepted.find(tuple, |m| m.offered.is_none())?;
-            let (_, m) = t.accepted.get(waiting)?;
+            let waiting = t.accepted.find(tuple, Mine::waits)?;
+            let m = t.accepted.get_mut(waiting)?;
             if !m.is_current() {
                 t.accepted.remove(waiting);
                 continue;
             }
-            let barred = m.barred;
-            let candidate = t
-                .candidates
-                .find(tuple, |x| barred & 1 << x.link == 0)
-                .or_else(|| t.candidates.find(tuple, |_| true))?;
-            let link = t.candidates.get(candidate)?.1.link;
+            let mut claims = 0;
+            t.candidates.find(tuple, |x| {
+                claims |= bit(x.link);
+                false
+            });
+            let Action::Prove(link) = m.agreement.step(Event::Claims(claims)) else { return None };
+            let candidate = t.candidates.find(tuple, |x| x.link == link)?;
             let Some(l) = self.links.get_mut(link).filter(|l| l.phase == Phase::Open) else {
                 t.candidates.remove(candidate);
                 continue;
@@ -49,7 +50,9 @@ impl State {
     pub(crate) fn is_offered(&self, socket: &crate::socket::Socket) -> bool {
         let t = self.tables.as_ref();
         t.is_some_and(|t| {
-            t.accepted.find(&socket.tuple(), |m| m.is(socket) && m.offered.is_some()).is_some()
+            t.accepted
+                .find(&socket.tuple(), |m| m.is(socket) && m.agreement.offered().is_some())
+                .is_some()
         })
     }
 
@@ -70,21 +73,19 @@ impl State {
         if let Some(l) = self.links.get_mut(i) {
             l.candidates = l.candidates.saturating_sub(1);
         }
-        let Some(m) = t.accepted.get_mut(waiting).filter(|m| m.is_current() && m.offered.is_none())
-        else {
-            return;
-        };
+        let waits = t.accepted.get_mut(waiting).filter(|m| m.is_current() && m.waits());
+        let Some(m) = waits else { return };
         let socket = m.socket;
         let Some(proof) = proof else {
-            m.barred |= 1 << i;
+            m.agreement.step(Event::Unproven(i));
             stats::count(Counter::AuthFailures);
             socket.set_reason(Reason::NotAuthenticated);
             return;
         };
         match self.try_offer(i, waiting, theirs.token, tuple, &proof) {
-            Ok(slot) => {
+            Ok(()) => {
                 if let Some(m) = self.tables.as_mut().and_then(|t| t.accepted.get_mut(waiting)) {
-                    m.offered = Some((i, slot));
+                    m.agreement.step(Event::Offered(i));
                 }
                 stats::count(Counter::OffersSent);
             }
@@ -116,7 +117,7 @@ impl State {
         token: u64,
         tuple: Tuple,
         _proof: &PeerVerified,
-    ) -> Result<u16, OfferError> {
+    ) -> Result<(), OfferError> {
         let channel = match self.link(i).and_then(|l| l.channel) {
             Some(c) => c,
             None => self.create_channel(i)?,
@@ -127,10 +128,11 @@ impl State {
         let sent = offer
             .and_then(|offer| self.post(i, Message::Offer(offer), -1).map_err(OfferError::Link));
         match sent {
-            Ok(()) => Ok(slot),
+            Ok(()) => Ok(()),
             Err(e) => {
-                let l = self.link_mut(i).and_then(|l| l.slots.get(slot as usize).map(|s| s.state));
-                if l == Some(SlotState::Offered) {
+                if let Some(s) = self.link_mut(i).and_then(|l| l.slots.get_mut(slot as usize))
+                    && let Ok(SlotAction::Release) = s.step(SlotEvent::TakeBack, 0, Role::Acceptor)
+                {
                     self.free_slot(i, slot as usize);
                 } else if let Some(l) =
                     self.link_mut(i).filter(|l| l.free.len() < l.free.capacity())
@@ -168,7 +170,8 @@ impl State {
         l.high_water = l.high_water.max(slot as usize + 1);
         l.slots_used += 1;
         if let Some(s) = l.slots.get_mut(slot as usize) {
-            *s = Slot { state: SlotState::Offered, token, waiting, pair, ..Slot::FREE };
+            *s = Slot { waiting, pair, ..Slot::FREE };
+            let _ = s.step(SlotEvent::Offer, token, Role::Acceptor);
         }
         let used = l.slots_used;
         record(i, |r| {
@@ -242,9 +245,7 @@ impl State {
             return Err(Violation::Malformed);
         };
         let Some(s) = l.slots.get_mut(slot as usize) else { return Err(Violation::Malformed) };
-        if s.state != SlotState::Offered || s.token != token {
-            return Err(Violation::Malformed);
-        }
+        s.step(SlotEvent::Accept, token, Role::Acceptor)?;
         let Some([to_us, from_us]) = pool.rings(s.pair) else { return Err(Violation::Malformed) };
         let ring = pool.ring_bytes() as u32;
         // It may have been announced once more meanwhile.
@@ -255,10 +256,10 @@ impl State {
             l.candidates = l.candidates.saturating_sub(1);
         }
         let waiting = self.tables.as_mut().and_then(|t| t.accepted.remove(s.waiting));
-        let live = waiting
-            .filter(|(_, m)| m.is_current() && m.socket.is(socket::State::Candidate))
-            .map(|(_, m)| m);
-        s.state = SlotState::Live;
+        let live = waiting.map(|(_, m)| m).and_then(|mut m| {
+            let waits = m.is_current() && m.socket.is(socket::State::Candidate);
+            (m.agreement.step(Event::Accepted(i)) == Action::HandOver && waits).then_some(m)
+        });
         c.users.fetch_add(1, AcqRel);
         match live {
             Some(m) => {
@@ -282,20 +283,19 @@ impl State {
         slot: u16,
         reason: u16,
     ) -> Result<Then, Violation> {
-        let Some(s) = self.link(i).and_then(|l| l.slots.get(slot as usize)).copied() else {
+        let Some(s) = self.link_mut(i).and_then(|l| l.slots.get_mut(slot as usize)) else {
             return Err(Violation::Malformed);
         };
-        if s.state != SlotState::Offered || s.token != token {
-            return Err(Violation::Malformed);
-        }
+        s.step(SlotEvent::Refuse, token, Role::Acceptor)?;
+        let waiting = s.waiting;
         stats::count(Counter::OffersRefused);
         self.free_slot(i, slot as usize);
         let Some(t) = self.tables.as_mut() else { return Ok(Then::Nothing) };
-        let Some(tuple) = t.accepted.get(s.waiting).map(|(t, _)| *t) else {
+        let Some(tuple) = t.accepted.get(waiting).map(|(t, _)| *t) else {
             return Ok(Then::Nothing);
         };
-        if let Some(m) = t.accepted.get_mut(s.waiting) {
-            m.offered = None;
+        if let Some(m) = t.accepted.get_mut(waiting) {
+            m.agreement.step(Event::Refused { link: i, reason });
             if m.is_current() {
                 m.socket.set_reason(match reason {
                     refuse::NOT_AUTHENTICATED => Reason::NotAuthenticated,

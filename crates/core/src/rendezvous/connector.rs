@@ -2,15 +2,15 @@
 
 use super::possession::PeerVerified;
 use super::table::Key;
-use super::{CHANNEL_BYTES, LINKS, Slot, SlotState, State, Then, Violation, hand_over, record};
+use super::{CHANNEL_BYTES, Slot, State, Then, Violation, hand_over, record};
 use crate::arena::{ARENAS_MAX, MAPPED_BYTES_MAX, MemoryError, RING_MAX, RING_MIN};
 use crate::channel::{BY_KERNEL, PLACES, SLOTS};
 use crate::{arena, socket, stats};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use netacc_control::stats::{Counter, Reason};
-use netacc_proto::rendezvous as proto;
-use netacc_proto::rendezvous::{Direction, Message, refuse};
+use netacc_proto::agreement::{Action, Event, SlotEvent};
+use netacc_proto::rendezvous::{self as proto, Direction, Message, Role, refuse};
 
 impl State {
     /// An offer: taken up, if it holds water and its maker has shown that it holds the other end,
@@ -18,13 +18,29 @@ impl State {
     pub(super) fn on_offer(&mut self, i: usize, offer: &proto::Offer) -> Result<(), Violation> {
         stats::count(Counter::OffersReceived);
         self.free_if_left(i, offer.slot as usize);
-        match self.check_offer(i, offer) {
-            Ok(()) => {
-                let proof = self.take_proof(i, offer.token);
-                self.take_up(i, offer, proof)
-            }
-            Err(reason) => self.refuse(i, offer, reason),
+        let key = Key(offer.token);
+        let (flaw, proof) = match self.check_offer(i, offer) {
+            Ok(()) => (None, self.take_proof(i, offer.token)),
+            Err(reason) => (Some(reason), None),
+        };
+        if let Some(proof) = proof {
+            return self.take_up(i, offer, &proof);
         }
+        if flaw.is_none() {
+            stats::count(Counter::AuthFailures);
+            if let Some((_, m)) = self.tables.as_ref().and_then(|t| t.connected.get(key)) {
+                m.socket.set_reason(Reason::NotAuthenticated);
+            }
+        }
+        let flaw = flaw.unwrap_or(refuse::NOT_AUTHENTICATED);
+        let m = self.tables.as_mut().and_then(|t| t.connected.get_mut(key));
+        let action = m.map(|m| m.agreement.step(Event::Offer { link: i, flaw: Some(flaw) }));
+        let reason = match action {
+            Some(Action::Refuse(reason)) => reason,
+            _ => flaw,
+        };
+        stats::count(Counter::OffersRefused);
+        self.post(i, Message::Refuse { token: offer.token, slot: offer.slot, reason }, -1)
     }
 
     /// A forked child of ours may have said the last word of our end of a slot, and could not say
@@ -34,23 +50,15 @@ impl State {
         // SAFETY: null or a socket, which is type-stable memory.
         let socket = unsafe { s.socket.as_ref() };
         let is_over = socket.is_none_or(|k| k.generation.load(Acquire) != s.generation);
-        if s.state == SlotState::Live && is_over {
+        if s.life.is_live() && is_over {
             self.release(i, slot);
         }
-    }
-
-    fn refuse(&mut self, i: usize, offer: &proto::Offer, reason: u16) -> Result<(), Violation> {
-        stats::count(Counter::OffersRefused);
-        self.post(i, Message::Refuse { token: offer.token, slot: offer.slot, reason }, -1)
     }
 
     fn check_offer(&self, i: usize, offer: &proto::Offer) -> Result<(), u16> {
         let (l, t) = self.link(i).zip(self.tables.as_ref()).ok_or(refuse::UNKNOWN_TOKEN)?;
         let (tuple, m) = t.connected.get(Key(offer.token)).ok_or(refuse::WITHDRAWN)?;
-        // A token that this peer was never told is not its business.
-        if m.announced & 1 << i == 0 {
-            return Err(refuse::UNKNOWN_TOKEN);
-        }
+        m.agreement.wants(i)?;
         if offer.tuple.mirrored() != *tuple {
             return Err(refuse::WRONG_TUPLE);
         }
@@ -68,31 +76,26 @@ impl State {
             .iter()
             .all(|b| b.is_power_of_two() && (RING_MIN..=RING_MAX).contains(&(*b as usize)));
         let places = offer.ring_offset.iter().all(|o| o % 64 == 0);
-        if slot.state != SlotState::Free || !sizes || !places || !offer.fits(arena.bytes as u64) {
+        if !slot.life.is_free() || !sizes || !places || !offer.fits(arena.bytes as u64) {
             return Err(refuse::BAD_MEMORY);
         }
         Ok(())
     }
 
-    /// Takes an offer up, or refuses it. `proof`: its maker holds the other end.
+    /// Takes an offer up.
     fn take_up(
         &mut self,
         i: usize,
         offer: &proto::Offer,
-        proof: Option<PeerVerified>,
+        _proof: &PeerVerified,
     ) -> Result<(), Violation> {
-        let key = Key(offer.token);
-        if proof.is_none() {
-            stats::count(Counter::AuthFailures);
-            if let Some((_, m)) = self.tables.as_ref().and_then(|t| t.connected.get(key)) {
-                m.socket.set_reason(Reason::NotAuthenticated);
-            }
-            return self.refuse(i, offer, refuse::NOT_AUTHENTICATED);
-        }
         self.post(i, Message::Accept { token: offer.token, slot: offer.slot }, -1)?;
-        let Some((_, m)) = self.tables.as_mut().and_then(|t| t.connected.remove(key)) else {
+        let key = Key(offer.token);
+        let Some((_, mut m)) = self.tables.as_mut().and_then(|t| t.connected.remove(key)) else {
             return Ok(());
         };
+        let action = m.agreement.step(Event::Offer { link: i, flaw: None });
+        let Action::TakeUp(others) = action else { return Ok(()) };
         let Some(l) = self.links.get_mut(i) else { return Ok(()) };
         let (Some(c), Some(arena), Some(s)) =
             (l.channel, l.arenas.get(offer.arena as usize), l.slots.get_mut(offer.slot as usize))
@@ -109,12 +112,8 @@ impl State {
         };
         // SAFETY: `check_offer` found both rings inside of this arena, which is mapped whole.
         let (tx, rx) = unsafe { (arena.at.add(tx_at), arena.at.add(rx_at)) };
-        *s = Slot {
-            state: SlotState::Live,
-            socket: m.socket,
-            generation: m.generation,
-            ..Slot::FREE
-        };
+        *s = Slot { socket: m.socket, generation: m.generation, ..Slot::FREE };
+        s.step(SlotEvent::TakeUp, offer.token, Role::Connector)?;
         c.users.fetch_add(1, AcqRel);
         l.slots_used += 1;
         let used = l.slots_used;
@@ -123,9 +122,7 @@ impl State {
             r.connections_total.fetch_add(1, Relaxed);
         });
         hand_over(m.socket, c, offer.slot, tx, tx_bytes, rx, rx_bytes);
-        for other in (0..LINKS).filter(|o| *o != i && m.announced & 1 << o != 0) {
-            self.try_send(other, Message::Withdraw { token: offer.token });
-        }
+        self.withdraw(others, offer.token);
         Ok(())
     }
 

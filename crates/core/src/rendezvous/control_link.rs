@@ -3,7 +3,7 @@
 use super::possession::{self, PROOFS};
 use super::{
     Advert, CHANNEL_BYTES, ControlLink, FOREIGN_LINKS, GREETING_NS, LIB_VERSION, Phase, QUEUE,
-    Slot, State, TRY_PAUSE_NS, Violation, auth, event_of, record, strangers,
+    Slot, State, Violation, auth, event_of, record, strangers,
 };
 use crate::arena::MemoryError;
 use crate::channel::{BY_KERNEL, Channel, SLOTS};
@@ -13,6 +13,7 @@ use alloc::vec::Vec;
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use netacc_control::stats::{ChannelState, Counter, Reason};
+use netacc_proto::agreement::{Action, Event};
 use netacc_proto::rendezvous::{Hello, Message, Role, Tuple};
 
 /// Faults of peers are logged no more often.
@@ -283,8 +284,8 @@ impl State {
     /// Takes a dead link out of the tables. For those of our sockets that nobody else was told of,
     /// successors are looked for.
     fn forget_link(&mut self, i: usize, reason: Reason) {
-        let soon = sys::now_ns() + TRY_PAUSE_NS;
-        let mut orphans = false;
+        let gone = Event::LinkGone { link: i, now: sys::now_ns() };
+        let mut soon = 0;
         self.end_proofs_over(i);
         let Some(t) = self.tables.as_mut() else { return };
         let mut at = t.candidates.oldest();
@@ -297,30 +298,24 @@ impl State {
         let mut at = t.connected.oldest();
         while let Some(key) = at {
             at = t.connected.after(key);
-            let Some(m) = t.connected.get_mut(key).filter(|m| m.announced & (1 << i) != 0) else {
-                continue;
-            };
-            m.announced &= !(1 << i);
-            if m.announced == 0 && m.is_current() {
+            let Some(m) = t.connected.get_mut(key) else { continue };
+            if m.agreement.step(gone) == Action::Seek && m.is_current() {
                 m.socket.set_reason(reason);
-                m.look_again(soon);
+                soon = m.agreement.due();
                 t.connected.make_newest(key);
-                orphans = true;
             }
         }
         let mut at = t.accepted.oldest();
         while let Some(key) = at {
             at = t.accepted.after(key);
             let Some(m) = t.accepted.get_mut(key) else { continue };
-            m.barred &= !(1 << i);
-            if m.offered.is_some_and(|(l, _)| l == i) {
-                m.offered = None;
-                if m.is_current() {
-                    m.socket.set_reason(reason);
-                }
+            let was_offered = m.agreement.offered() == Some(i);
+            m.agreement.step(gone);
+            if was_offered && m.is_current() {
+                m.socket.set_reason(reason);
             }
         }
-        if orphans {
+        if soon != 0 {
             self.due(soon);
         }
     }

@@ -1,15 +1,16 @@
 //! Finding each other: adverts, by the port that a process accepts on, and looks for them.
 
 use super::{
-    ADVERTS, Advert, ControlLink, EVENT_ADVERT, LINKS, LOOK_AT_ADVERTS_NS, LOOK_NS, NAMES, Port,
+    ADVERTS, Advert, ControlLink, EVENT_ADVERT, LINKS, LOOK_AT_ADVERTS_NS, NAMES, Port,
     QUICK_NAMES, RETRY_ADVERT_NS, SHUN_NS, State, TRIED_LATELY_NS, UNUSED_ADVERT_NS, Violation,
-    auth, decimal_path, possession, strangers,
+    auth, decimal_path, possession, reason_of, strangers,
 };
 use crate::channel::SLOTS;
 use crate::{adoption, carrier, config, fd_table, numbers, process, socket, sys};
 use alloc::vec::Vec;
 use core::ffi::c_int;
 use netacc_control::stats::Reason;
+use netacc_proto::agreement::{Action, Event, Why};
 use netacc_proto::rendezvous::Role;
 
 impl Port {
@@ -213,16 +214,16 @@ impl State {
         let mut at = t.connected.newest();
         while let Some((key, tuple, m)) = at
             .and_then(|key| t.connected.get(key).map(|(t, m)| (key, t, m)))
-            .filter(|(_, _, m)| m.look_at != 0)
+            .filter(|(_, _, m)| m.agreement.due() != 0)
         {
-            if m.look_at <= now && m.is_current() {
+            if m.agreement.due() <= now && m.is_current() {
                 // (Those that there is no memory for are looked for by their own calls.)
                 if ports.try_reserve(1).is_err() {
                     break;
                 }
                 match ports.iter_mut().find(|(port, _)| *port == tuple.peer_port()) {
-                    Some((_, again)) => *again |= m.looks > 0,
-                    None => ports.push((tuple.peer_port(), m.looks > 0)),
+                    Some((_, again)) => *again |= m.agreement.was_looked_for(),
+                    None => ports.push((tuple.peer_port(), m.agreement.was_looked_for())),
                 }
             }
             at = t.connected.before(key);
@@ -240,23 +241,17 @@ impl State {
             while let Some(key) = at {
                 at = table.before(key);
                 // Behind the first one that waits for its own calls they all do.
-                let Some(m) = table.get_mut(key).filter(|m| m.look_at != 0) else { break };
-                if m.look_at <= now {
-                    m.looks = m.looks.saturating_add(1);
-                    m.look_at = LOOK_NS
-                        .get(usize::from(m.looks))
-                        .filter(|_| connector)
-                        .map_or(0, |pause| now + pause);
-                }
-                if m.look_at != 0 {
-                    next = next.min(m.look_at);
+                let Some(m) = table.get_mut(key).filter(|m| m.agreement.due() != 0) else { break };
+                let tick = Event::Tick { now, claimed: false, known: false };
+                let action = m.agreement.step(tick);
+                if m.agreement.due() != 0 {
+                    next = next.min(m.agreement.due());
                     continue;
                 }
-                if m.is_current() {
-                    m.socket.judge(match (connector, m.announced) {
-                        (true, 0) => Reason::ListenerWithoutLibrary,
-                        (true, _) => Reason::NotClaimed,
-                        (false, _) => Reason::PeerWithoutLibrary,
+                if let (Action::Judge(why), true) = (action, m.is_current()) {
+                    m.socket.judge(match why {
+                        Why::NoLibrary if connector => Reason::ListenerWithoutLibrary,
+                        why => reason_of(why),
                     });
                 }
                 table.make_oldest(key);

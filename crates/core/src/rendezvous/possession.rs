@@ -21,6 +21,7 @@ use crate::{socket, stats, sys};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use netacc_control::stats::{Counter, Reason};
+use netacc_proto::agreement::Event;
 use netacc_proto::rendezvous::{Message, Role, Tuple};
 
 /// The proof. Nothing is handed over, and nothing received is mapped into a connection, without
@@ -437,7 +438,7 @@ impl State {
                 .tables
                 .as_ref()
                 .and_then(|t| t.connected.get(Key(token)))
-                .filter(|(_, m)| m.announced & 1 << i != 0)
+                .filter(|(_, m)| m.agreement.is_told(i))
                 .map(|(t, _)| *t),
         };
         // What comes late, of a proof that was given up, says nothing. A connector begins anew
@@ -646,7 +647,7 @@ impl State {
             && let Some(m) =
                 t.accepted.find(&tuple, |m| m.is(socket)).and_then(|key| t.accepted.get_mut(key))
         {
-            m.barred |= 1 << i;
+            m.agreement.step(Event::Unproven(i));
         }
     }
 

@@ -2,16 +2,16 @@
 //! closed.
 
 use super::table::{Key, Table};
-use super::{
-    ANNOUNCE_AT_ONCE, LINKS, LOOK_NS, Mine, Phase, Slot, SlotState, State, consumed_by, record,
-};
+use super::{ANNOUNCE_AT_ONCE, LINKS, Mine, Phase, Slot, State, consumed_by, record};
 use crate::channel::{Channel, quiet};
 use crate::socket::Socket;
 use crate::{socket, sys};
 use core::sync::atomic::Ordering::*;
 use netacc_control::stats::Reason;
-use netacc_proto::rendezvous as proto;
-use netacc_proto::rendezvous::{Message, Role, Tuple};
+use netacc_proto::agreement::{
+    Action, Agreement, Event, Links, SlotAction, SlotEvent, SlotState, bit,
+};
+use netacc_proto::rendezvous::{self as proto, Message, Peers, Role, Tuple};
 
 impl State {
     /// Notes a socket that connect made, and tells every advertiser of its port, also those that
@@ -21,13 +21,14 @@ impl State {
             return true;
         }
         let tuple = socket.tuple();
-        let at = sys::now_ns() + LOOK_NS[0];
-        let Some(key) = self.tables.as_mut().and_then(|t| add(&mut t.connected, tuple, socket, at))
+        let role = Role::Connector;
+        let Some((key, due)) =
+            self.tables.as_mut().and_then(|t| add(&mut t.connected, tuple, socket, role))
         else {
             return false;
         };
         self.announce_to_all(key);
-        self.due(at);
+        self.due(due);
         true
     }
 
@@ -48,18 +49,17 @@ impl State {
     /// it then, is told again, and all names are tried.
     pub(crate) fn look_again(&mut self, socket: &'static Socket) -> bool {
         let tuple = socket.tuple();
-        let at = sys::now_ns() + LOOK_NS[0];
+        let now = sys::now_ns();
         let Some(t) = self.tables.as_mut() else { return false };
         let Some(key) = t.connected.find(&tuple, |m| m.is(socket)) else {
             return self.add_connected(socket);
         };
-        if let Some(m) = t.connected.get_mut(key) {
-            m.announced = 0;
-            m.look_again(at);
-        }
+        let Some(m) = t.connected.get_mut(key) else { return false };
+        m.agreement.step(Event::Again { now });
+        let due = m.agreement.due();
         t.connected.make_newest(key);
         self.announce_to_all(key);
-        self.due(at);
+        self.due(due);
         true
     }
 
@@ -98,7 +98,7 @@ impl State {
         let Some((tuple, m)) = self.tables.as_ref().and_then(|t| t.connected.get(key)) else {
             return true;
         };
-        if m.announced & 1 << i != 0 {
+        if m.agreement.is_told(i) {
             return true;
         }
         let sent = Message::Candidate(proto::Candidate {
@@ -110,7 +110,7 @@ impl State {
             return false;
         }
         if let Some(m) = self.tables.as_mut().and_then(|t| t.connected.get_mut(key)) {
-            m.announced |= 1 << i;
+            m.agreement.step(Event::Told(i));
         }
         true
     }
@@ -125,7 +125,7 @@ impl State {
         while let Some(key) = at {
             let found = self.tables.as_ref().and_then(|t| t.connected.get(key));
             let wanted = found
-                .is_some_and(|(t, m)| m.announced & 1 << i == 0 && self.serves(i, t.peer_port()));
+                .is_some_and(|(t, m)| !m.agreement.is_told(i) && self.serves(i, t.peer_port()));
             if wanted {
                 if left == 0 {
                     // The rest when others have had the lock: there is room, so epoll comes back at
@@ -148,14 +148,15 @@ impl State {
         let tuple = socket.tuple();
         let t = self.tables.as_mut()?;
         let known = t.accepted.find(&tuple, |m| m.is(socket));
-        let at = sys::now_ns() + VERDICT_NS;
-        let key = known.map_or_else(|| add(&mut t.accepted, tuple, socket, at), Some)?;
+        let role = Role::Acceptor;
+        let (key, due) = known
+            .map_or_else(|| add(&mut t.accepted, tuple, socket, role), |key| Some((key, 0)))?;
         let there = t.candidates.find(&tuple, |_| true).is_some();
         if there && self.to_agree.len() < self.to_agree.capacity() {
             self.to_agree.push(key);
         }
         if known.is_none() {
-            self.due(at);
+            self.due(due);
         }
         Some(there)
     }
@@ -179,17 +180,18 @@ impl State {
         let mut withdraw = None;
         if let Some(t) = self.tables.as_mut() {
             if let Some(key) = t.connected.find(&tuple, |m| m.is(socket)) {
-                withdraw = t.connected.remove(key).map(|(_, m)| (key, m.announced));
+                withdraw = t
+                    .connected
+                    .remove(key)
+                    .map(|(_, mut m)| (key, m.agreement.step(Event::Closed)));
             }
             if let Some(key) = t.accepted.find(&tuple, |m| m.is(socket)) {
                 // A slot that was offered for it: the peer's answer will find nobody.
                 t.accepted.remove(key);
             }
         }
-        if let Some((key, told)) = withdraw {
-            for i in (0..LINKS).filter(|i| told & 1 << i != 0) {
-                self.try_send(i, Message::Withdraw { token: key.0 });
-            }
+        if let Some((key, Action::Withdraw(told))) = withdraw {
+            self.withdraw(told, key.0);
         }
         let taken_up =
             !socket.channel.load(Acquire).is_null() || socket.is(socket::State::Changing);
@@ -199,7 +201,7 @@ impl State {
             let held = self.link_with(offer.channel).filter(|i| {
                 let slot = self.link(*i).and_then(|l| l.slots.get(offer.slot as usize));
                 slot.is_some_and(|s| {
-                    s.state == SlotState::Live
+                    s.life.is_live()
                         && core::ptr::eq(s.socket, socket)
                         && s.generation == socket.generation.load(Acquire)
                 })
@@ -208,6 +210,13 @@ impl State {
                 self.leave(i, offer.slot as usize);
                 self.release(i, offer.slot as usize);
             }
+        }
+    }
+
+    /// These links need not think of a connection of ours any more.
+    pub(super) fn withdraw(&mut self, told: Links, token: u64) {
+        for i in (0..LINKS).filter(|i| told & bit(*i) != 0) {
+            self.try_send(i, Message::Withdraw { token });
         }
     }
 
@@ -227,7 +236,7 @@ impl State {
             // SAFETY: null or a socket, which is type-stable memory.
             let socket = unsafe { s.socket.as_ref() };
             let current = socket.filter(|k| k.generation.load(Acquire) == s.generation);
-            s.state != SlotState::Live
+            !s.life.is_live()
                 || current.is_some_and(|k| {
                     matches!(k.state.now(), socket::State::Candidate | socket::State::Changing)
                         || core::ptr::eq(k.channel.load(Acquire), channel)
@@ -249,23 +258,23 @@ impl State {
     pub(super) fn release(&mut self, i: usize, slot: usize) -> bool {
         let Some(l) = self.links.get_mut(i) else { return false };
         let (Some(c), Some(s)) = (l.channel, l.slots.get_mut(slot)) else { return false };
-        if s.state != SlotState::Live {
+        if !s.life.is_live() {
             return false;
         }
-        s.state = SlotState::Gone;
+        let action = s.step(SlotEvent::Left, 0, l.role);
         s.socket = core::ptr::null();
         if let Some(k) = c.sockets.get(slot) {
             k.store(core::ptr::null_mut(), Release);
         }
         let left = c.users.fetch_sub(1, AcqRel);
-        match l.role {
-            Role::Connector => {
+        match action {
+            Ok(SlotAction::Release) => {
                 *s = Slot::FREE;
                 l.slots_used = l.slots_used.saturating_sub(1);
                 let used = l.slots_used;
                 record(i, |r| r.slots_used.store(used, Relaxed));
             }
-            Role::Acceptor => self.reclaim(i, slot),
+            _ => self.reclaim(i, slot),
         }
         let l = self.link(i);
         let clear = left == 1 && l.is_some_and(|l| matches!(l.phase, Phase::Dead));
@@ -280,8 +289,8 @@ impl State {
         let peer_gone = consumed_by(c, slot, c.side ^ 1).load(Acquire) & quiet::CLOSED != 0;
         // SAFETY: null or a socket, which is type-stable memory.
         let socket = unsafe { s.socket.as_ref() };
-        match s.state {
-            SlotState::Gone if peer_gone => {}
+        match s.life.state {
+            SlotState::Left if peer_gone => {}
             // A forked child of ours closed the last descriptor; or a thread of ours has said our
             // last word just now. (What the shared word says of our own end the peer may have
             // written.)
@@ -292,10 +301,13 @@ impl State {
                 if let Some(k) = c.sockets.get(slot) {
                     k.store(core::ptr::null_mut(), Release);
                 }
+                let _ = s.step(SlotEvent::Left, 0, Role::Acceptor);
             }
             _ => return,
         }
-        self.free_slot(i, slot);
+        if s.step(SlotEvent::Back, 0, Role::Acceptor) == Ok(SlotAction::Release) {
+            self.free_slot(i, slot);
+        }
     }
 
     pub(super) fn free_slot(&mut self, i: usize, slot: usize) {
@@ -315,27 +327,15 @@ impl State {
     }
 }
 
-impl Mine {
-    /// It is looked for once, at that moment, if it is not looked for anyway.
-    pub(super) fn look_again(&mut self, at: u64) {
-        if self.look_at == 0 {
-            (self.look_at, self.looks) = (at, LOOK_NS.len() as u8 - 1);
-        }
-    }
-}
-
-/// An accepted connection for which nobody has asked after so long has a peer without the library,
-/// as far as can be told.
-const VERDICT_NS: u64 = 1_000_000_000;
-
-/// Notes a socket that is looked for at `look_at`; the one that waited longest makes room, and is
-/// noted again by its calls.
+/// Notes a socket, and says when it is to be looked at; the one that waited longest makes room, and
+/// is noted again by its calls.
 fn add(
     table: &mut Table<Mine>,
     tuple: Tuple,
     socket: &'static Socket,
-    look_at: u64,
-) -> Option<Key> {
+    role: Role,
+) -> Option<(Key, u64)> {
+    let agreement = Agreement::new(Peers::OneHost, role, sys::now_ns());
     if table.is_full()
         && let Some((_, m)) =
             table.oldest().and_then(|k| table.remove(k)).filter(|(_, m)| m.is_current())
@@ -348,15 +348,11 @@ fn add(
         Mine {
             socket,
             generation: socket.generation.load(Acquire),
-            announced: 0,
-            barred: 0,
+            agreement,
             shown_blindly: false,
-            offered: None,
-            look_at,
-            looks: 0,
         },
     )?;
     socket.raise(socket::flag::NOTED);
     socket.start(Reason::Negotiating);
-    Some(key)
+    Some((key, agreement.due()))
 }
