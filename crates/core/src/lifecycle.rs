@@ -1,17 +1,23 @@
-//! Processes and descriptors: start, fork, exec, close, dup, and the way back to the kernel.
+//! Processes and descriptors: start, fork, close, dup; in files of their own: exec, and the end.
 
 use crate::fd_table::{self, Entry};
 use crate::log::warn_log;
 use crate::outcome::{NextSymbols, PASS, Ret};
 use crate::{
-    adoption, agent, config, epoll, host, io, io_uring, numbers, process, rdma_thread, remote,
-    rights, service, sets, signals, socket, stats, sys, unconnected, wait,
+    adoption, agent, config, epoll, host, io, io_uring, numbers, process, remote, rights, service,
+    sets, signals, socket, stats, sys, unconnected, wait,
 };
 use core::ffi::c_int;
 use libc::msghdr;
 use netacc_control::stats::Reason;
 
-// ---- fork and exec ------------------------------------------------------------------------------
+mod before_exec;
+mod exit;
+
+pub(crate) use before_exec::before_exec;
+pub(crate) use exit::{at_exit, before_daemon, before_end};
+
+// ---- fork ---------------------------------------------------------------------------------------
 
 pub(crate) fn init(env: &dyn Fn(&str) -> Option<&'static str>, next: NextSymbols) {
     crate::inject::init(env);
@@ -86,122 +92,6 @@ pub(crate) fn fork_child() {
     if let Some(foreign) = foreign {
         // Nothing stays shared.
         foreign.marked(rights::before_change);
-    }
-}
-
-/// How long the end of a process, or its exec, may be held up by peers that are slow to read what
-/// goes out again over the carrier.
-const EXIT_NS: u64 = 2_000_000_000;
-
-pub(crate) fn at_exit() {
-    write_counts();
-    let shared = begin_to_leave_hosts();
-    adoption::before_leaving(false);
-    service::finish_pull_backs(EXIT_NS);
-    finish_leaving_hosts(shared, true);
-    leave_local_peers();
-}
-
-/// For tests that count what can fail (`inject`).
-fn write_counts() {
-    #[cfg(feature = "inject")]
-    if let Some((path, allocations, calls)) = crate::inject::counts() {
-        use core::fmt::Write;
-        let mut name = [0u8; 512];
-        let Some(to) = name.get_mut(..path.len()) else { return };
-        to.copy_from_slice(path);
-        let mut line = alloc::string::String::new();
-        let _ = writeln!(line, "{allocations} {calls} {}", crate::heap::reserve_used());
-        let Some(name) = name.get(..path.len() + 1) else { return };
-        let flags = libc::O_WRONLY | libc::O_APPEND | libc::O_CREAT | libc::O_CLOEXEC;
-        let fd = sys::open(name, flags, 0o644) as c_int;
-        if fd >= 0 {
-            let _ = sys::write(fd, line.as_bytes());
-            let _ = sys::close(fd);
-        }
-    }
-}
-
-/// What the kernel would close with bytes unread in a ring is reset.
-fn leave_local_peers() {
-    fd_table::for_each(|fd, entry| {
-        if let Entry::Socket(s, _) = entry {
-            io::at_exit(s, fd);
-        }
-    });
-}
-
-/// The process forks and ends, and its child goes on with its connections: those that only it can
-/// serve go back to the kernel.
-pub(crate) fn before_daemon() {
-    if !process::started() || !rdma_thread::is_running() {
-        return;
-    }
-    fd_table::for_each(|fd, entry| {
-        if let Entry::Socket(s, g) = entry
-            && s.has(socket::flag::REMOTE)
-        {
-            let _ = io::to_kernel(s, g, fd, Reason::InheritedByFork, false);
-        }
-    });
-}
-
-/// The process ends without its exit handlers. What it has sent is in memory that it shares with a
-/// peer, and stays there; what a peer on another host does not have yet goes with this process.
-pub(crate) fn before_end() {
-    if process::started() && !process::in_vfork_child() {
-        write_counts();
-        let shared = begin_to_leave_hosts();
-        adoption::before_leaving(false);
-        finish_leaving_hosts(shared, true);
-        leave_local_peers();
-    }
-}
-
-/// Bytes that a peer on another host may not have yet go over the carriers. True: of connections
-/// that forked children have, too.
-fn begin_to_leave_hosts() -> bool {
-    let mut shared = false;
-    if rdma_thread::is_running() {
-        fd_table::for_each(|_, entry| {
-            if let Entry::Socket(s, _) = entry {
-                shared |= io::begin_exit(s) && s.names() > 1;
-            }
-        });
-    }
-    shared
-}
-
-fn finish_leaving_hosts(shared: bool, ends: bool) {
-    if rdma_thread::is_running() {
-        remote::finish(EXIT_NS, shared, ends);
-    }
-}
-
-/// `ends`: this very process becomes the new program.
-pub(crate) fn before_exec(ends: bool) {
-    fd_table::for_each(|fd, entry| {
-        if let Entry::Socket(s, _) = entry {
-            let live = matches!(
-                s.state.now(),
-                socket::State::Unconnected
-                    | socket::State::Candidate
-                    | socket::State::Attached
-                    | socket::State::Changing
-                    | socket::State::Left
-                    | socket::State::Closing
-            );
-            if live && sys::fcntl(fd, libc::F_GETFD, 0) & libc::FD_CLOEXEC as isize == 0 {
-                io::need_kernel(fd, Reason::InheritedByExec);
-            }
-        }
-    });
-    if ends && !process::in_vfork_child() {
-        adoption::before_leaving(true);
-        // The new program has no thread that goes on with them.
-        let shared = begin_to_leave_hosts();
-        service::finish_pull_backs(EXIT_NS);
-        finish_leaving_hosts(shared, false);
     }
 }
 
