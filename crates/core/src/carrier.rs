@@ -119,17 +119,21 @@ pub(crate) fn settled_counts(fd: c_int, connector: bool) -> Option<(u64, u64)> {
 /// Of the packets of a connection, so far.
 pub(crate) struct Packets {
     pub(crate) sent_twice: u32,
-    /// Their time stamps are in microseconds.
+    /// Both ends have time stamps in them.
+    pub(crate) stamped: bool,
+    /// These are in microseconds.
     pub(crate) microseconds: bool,
 }
 
 pub(crate) fn packets(fd: c_int) -> Option<Packets> {
     /// Of `tcpi_options`.
+    const TCPI_OPT_TIMESTAMPS: u8 = 1;
     const TCPI_OPT_USEC_TS: u8 = 64;
     let info = tcp_info(fd)?;
     // tcpi_options and tcpi_total_retrans
     Some(Packets {
         sent_twice: info.words[23],
+        stamped: info.bytes[5] & TCPI_OPT_TIMESTAMPS != 0,
         microseconds: info.bytes[5] & TCPI_OPT_USEC_TS != 0,
     })
 }

@@ -39,6 +39,8 @@ pub(crate) struct Syn {
     ended: AtomicU64,
     /// It was a connection then: no other SYN has left since.
     made: AtomicBool,
+    /// Connector: both ends have time stamps, so its SYN had one.
+    stamped: AtomicBool,
 }
 
 /// Values of `Syn::state`: nobody has asked.
@@ -84,6 +86,18 @@ impl Syn {
             }
             _ => Proof::NONE,
         }
+    }
+
+    /// Connector: who accepts can show that it knows the time stamp. (Where this host sends none,
+    /// what is said of it here is of no SYN.)
+    pub(crate) fn can_be_shown(&self) -> bool {
+        self.proof().knows() && self.stamped.load(Relaxed)
+    }
+
+    /// Tests: as if one of the two hosts had no time stamps.
+    #[cfg(test)]
+    pub(crate) fn forget_stamps(&self) {
+        self.stamped.store(false, Relaxed);
     }
 
     /// Tests: nothing is known of it, or that it had no time stamp.
@@ -215,6 +229,7 @@ impl Syn {
             return None;
         }
         let packets = carrier::packets(fd)?;
+        self.stamped.store(packets.stamped, Relaxed);
         let before = sys::kernel_ns();
         let mut shows: u32 = 0;
         if sys::getsockopt(fd, IPPROTO_TCP, TCP_TIMESTAMP, &mut shows) < 0 {

@@ -99,7 +99,7 @@ impl Remote {
         if m.announced & bit != 0 || self.is_busy(i) {
             return;
         }
-        let Some(proof) = self.link(i).map(|l| l.says(m.socket.syn.proof())) else { return };
+        let Some(proof) = self.link(i).map(|l| l.says(&m.socket.syn)) else { return };
         if let Some(m) = self.connected.get_mut(key) {
             m.announced |= bit;
         }

@@ -14,7 +14,7 @@ use super::Remote;
 use super::links::{Fault, Link};
 use crate::log::{debug_log, warn_of_peer};
 use crate::rendezvous::table::Key;
-use crate::syn::Said;
+use crate::syn::{Said, Syn};
 use crate::{stats, sys};
 use netacc_control::stats::{Counter, Reason};
 use netacc_proto::rendezvous::{self as proto, Message, Proof};
@@ -37,9 +37,9 @@ impl Link {
         self.trust == Trust::Proven
     }
 
-    /// What is said of a candidate of which `proof` is known.
-    pub(super) fn says(&self, proof: Proof) -> Proof {
-        if proof.knows() && !self.is_proven() { Proof::LATER } else { proof }
+    /// What is said of a candidate of which that is known.
+    pub(super) fn says(&self, syn: &Syn) -> Proof {
+        if syn.can_be_shown() && !self.is_proven() { Proof::LATER } else { syn.proof() }
     }
 
     /// The link is broken: what was begun is begun again.
@@ -153,7 +153,7 @@ impl Remote {
             if key != Key(token)
                 && self.was_told(i, key)
                 && let Some(m) = self.connected.get_mut(key)
-                && m.socket.syn.proof().knows()
+                && m.socket.syn.can_be_shown()
             {
                 m.announced &= !bit;
             }
@@ -163,10 +163,10 @@ impl Remote {
     }
 
     /// Whether an offer for a candidate comes from a process that accepts there. (Of a connection
-    /// whose own time stamp is not known here nobody can show anything.)
+    /// without time stamps nobody can show anything.)
     pub(super) fn is_believed_offer(&self, i: usize, key: Key) -> bool {
-        let knows = self.connected.get(key).is_some_and(|(_, m)| m.socket.syn.proof().knows());
-        let believed = !knows || self.link(i).is_some_and(Link::is_proven);
+        let shows = self.connected.get(key).is_some_and(|(_, m)| m.socket.syn.can_be_shown());
+        let believed = !shows || self.link(i).is_some_and(Link::is_proven);
         if !believed {
             stats::count(Counter::AuthFailures);
             warn_of_peer!("an offer of a process that has not shown that it accepts there");

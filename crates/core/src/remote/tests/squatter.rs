@@ -34,6 +34,23 @@ fn who_does_not_know_a_connections_syn_is_not_its_acceptor() {
     }
 }
 
+/// Where one of the two hosts has no time stamps there is nothing to show: the address counts.
+#[test]
+fn without_time_stamps_nobody_has_to_show_anything() {
+    let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+    let i = rig.connect(0, 1);
+    for side in [C, A] {
+        let e = &rig.conns[i][side];
+        assert!(e.socket.syn.learn(side == C, e.fd));
+    }
+    assert!(rig.conns[i][C].socket.syn.can_be_shown());
+    rig.conns[i][C].socket.syn.forget_stamps();
+    rig.conns[i][A].socket.syn.forget(true);
+    rig.promoted(i);
+    rig.exchange(i, 20_000);
+    rig.finish();
+}
+
 /// It has the first of the link ports, and answers first.
 struct Squatter {
     listener: c_int,
