@@ -70,6 +70,8 @@ pub struct Config {
     pub comp_vector: u32,
     /// `NACC_RDMA_STALL_MS`: 0 never.
     pub rdma_stall_ms: u32,
+    /// `NACC_RDMA_KEEPER_S`: 0 none.
+    pub keeper_s: u32,
     /// `NACC_IO_URING`
     pub io_uring: IoUring,
     /// `NACC_PATHS`: a connection takes the first of them that both of its ends can use.
@@ -196,6 +198,7 @@ impl Default for Config {
             poll_ms: None,
             comp_vector: 0,
             rdma_stall_ms: 200,
+            keeper_s: 600,
             io_uring: IoUring::default(),
             paths: Paths::default(),
         }
@@ -258,6 +261,7 @@ impl Config {
             Key::PollMs => self.poll_ms.map(|ms| ms.to_string()).unwrap_or_default(),
             Key::CompVector => self.comp_vector.to_string(),
             Key::RdmaStallMs => self.rdma_stall_ms.to_string(),
+            Key::KeeperS => self.keeper_s.to_string(),
             Key::Paths => self.paths.to_string(),
             Key::IoUring => (self.io_uring as u8).to_string(),
         }
@@ -336,6 +340,7 @@ impl Config {
             }
             Key::CompVector => self.comp_vector = number(&value),
             Key::RdmaStallMs => self.rdma_stall_ms = number(&value),
+            Key::KeeperS => self.keeper_s = number(&value),
             Key::Paths => {
                 if let Value::Paths(paths) = value {
                     self.paths = paths;

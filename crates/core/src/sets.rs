@@ -35,6 +35,11 @@ pub(crate) fn register(sets: &'static &'static dyn Sets) {
     SETS.store(core::ptr::from_ref(sets).cast_mut(), Release);
 }
 
+/// In a process that has none of the program's sets.
+pub(crate) fn forget() {
+    SETS.store(core::ptr::null_mut(), Release);
+}
+
 pub(crate) fn sets() -> &'static dyn Sets {
     // SAFETY: null, or what was registered, for ever.
     unsafe { SETS.load(Acquire).as_ref() }.map_or(&NoSets, |sets| *sets)

@@ -243,6 +243,9 @@ settings! {
     RdmaStallMs "NACC_RDMA_STALL_MS" = "200", number(0, 60_000), Some(Cli::Word("rdma-stall")), ON_RDMA,
         "time without progress until a QP is given up, in ms",
         "Milliseconds for which nothing of what was posted on a queue pair may arrive while the peer's process answers, before its connections go on over TCP; at least four round trips of the answers. 0: only the device says that a queue pair is lost, which may take half a minute, or for ever.";
+    KeeperS "NACC_RDMA_KEEPER_S" = "600", number(0, 86_400), Some(Cli::Word("rdma-keeper")), ON_RDMA,
+        "how long what a process leaves under way may outlive it, in s",
+        "Seconds for which a process netacc-keeper may outlive a program that has ended with bytes under way over RDMA to a peer that does not answer; then they are lost, and the connection is reset. It ends when all is handed over, mostly at once. 0: there is none, and a program that ends waits itself, 2 s at most.";
     Paths "NACC_PATHS" = "shm,rdma", Kind::Paths, Some(Cli::Word("paths")), EVERYWHERE,
         "paths that connections may take, the preferred one first",
         "Paths that connections may take, the preferred one first: each takes the first one that both of its ends can use. shm (shared memory) serves connections within one host, rdma those whose addresses belong to RDMA devices, never 127.0.0.0/8 or ::1. rdma alone or rdma,shm lets connections within one host go over RDMA. tcp accelerates nothing.";

@@ -10,14 +10,14 @@
 use super::links::{Conn, ConnState, Fault, Phase};
 use super::pairs::PairState;
 use super::{
-    EVENT_BELL, EVENT_KIND, EVENT_LINK, EVENT_SIGNAL, Remote, TURN, leave, note_own, watch,
+    EVENT_BELL, EVENT_KIND, EVENT_LINK, EVENT_SIGNAL, INBOX, Remote, TURN, leave, note_own, watch,
 };
 use crate::io;
 use crate::keeper::{self, Life};
 use crate::rdma_thread::{self, BELL, RUNNING, WOKEN};
 use crate::socket::{Socket, State};
 use crate::wire::parting;
-use crate::{process, sys};
+use crate::{config, process, sys};
 use alloc::vec::Vec;
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
@@ -33,9 +33,7 @@ const EXEC_NS: u64 = 2_000_000_000;
 /// looked at so often.
 const ARRIVE_NS: u64 = 2_000_000_000;
 const ARRIVE_LOOK_NS: u64 = 10_000_000;
-/// For how long a keeper lives, whatever its peers do.
-const LIFE_NS: u64 = 600_000_000_000;
-/// And from SIGTERM on.
+/// How long a keeper lives from SIGTERM on, whatever its peers do.
 const TERM_NS: u64 = 5_000_000_000;
 
 /// Connections that are on their way back to their carriers get there, by this process within a
@@ -44,14 +42,24 @@ const TERM_NS: u64 = 5_000_000_000;
 /// about to end, not to become another program, which may fail.
 pub(crate) fn finish(limit_ns: u64, shared: bool, ends: bool) {
     let began = sys::now_ns();
+    let left = || limit_ns.saturating_sub(sys::now_ns().saturating_sub(began)).max(HAND_OVER_NS);
     if leave::finish(if shared { limit_ns } else { HAND_OVER_NS }) {
         return;
     }
+    if life_ns() == 0 {
+        // None is wanted.
+        leave::finish(left());
+        return;
+    }
     let patience_ns = if ends { u64::MAX } else { EXEC_NS };
-    let left = || limit_ns.saturating_sub(sys::now_ns().saturating_sub(began)).max(HAND_OVER_NS);
     if !keeper::ask(rdma_thread::wake, patience_ns, left()) {
         leave::finish(left());
     }
+}
+
+/// For how long a keeper may live.
+fn life_ns() -> u64 {
+    u64::from(config::get().keeper_s) * 1_000_000_000
 }
 
 /// A connection that a keeper has.
@@ -207,7 +215,7 @@ impl Remote {
     pub(super) fn become_keeper(&mut self) {
         let Some(keeping) = self.keeping.as_mut() else { return };
         keeping.taken_over = true;
-        keeping.until = sys::now_ns().saturating_add(LIFE_NS);
+        keeping.until = sys::now_ns().saturating_add(life_ns());
         keeping.connections.retain(|k| {
             // (What the process has closed before its end has nothing left to do.)
             let current = k.is_current();
@@ -370,6 +378,9 @@ extern "C" fn keep(remote: usize) -> ! {
         sys::exit_process();
     }
     keeper::take_memory();
+    // What threads of the program's may have been changing when it ended.
+    crate::sets::forget();
+    core::mem::forget(core::mem::take(&mut *INBOX.lock()));
     RUNNING.store(process::id(), Release);
     WOKEN.store(false, SeqCst);
     TURN.store(0, SeqCst);
