@@ -130,7 +130,7 @@ pub(crate) fn before_fork() {
 /// A candidate ([`State::Closing`] by now) whose last name in this process is closed. True:
 /// children have it, and it is kept for them.
 pub(crate) fn leave(s: &'static Socket) -> bool {
-    if s.is_inherited() || s.has(flag::REMOTE | flag::UNSETTLED | flag::PASSED) {
+    if s.is_inherited() || !s.path().children_follow() || s.has(flag::UNSETTLED | flag::PASSED) {
         give_back(s);
         return false;
     }
@@ -220,7 +220,7 @@ fn try_adopt(s: &'static Socket, g: u16, fd: c_int) -> bool {
         // Another thread was faster.
         return true;
     }
-    if s.has(flag::REMOTE | flag::RDMA_FIRST) {
+    if !s.children_follow() {
         return false;
     }
     // Before the look at its state: who attaches it changes that first, and then looks for the
@@ -238,7 +238,7 @@ fn try_adopt(s: &'static Socket, g: u16, fd: c_int) -> bool {
     let Some(heir) = candidates::new_heir(fd, Reason::None, connector, tuple, moved) else {
         return false;
     };
-    if heir.has(flag::REMOTE) {
+    if !heir.children_follow() {
         candidates::make_plain(heir, Reason::InheritedByFork);
     }
     heir.raise(flag::HEIR | flag::UNSETTLED);

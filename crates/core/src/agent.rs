@@ -1,132 +1,151 @@
 //! The agents: who finds the other end of a connection, makes sure of it, and agrees with it on a
-//! faster path. One serves connections within the host (`service`), one those between hosts
-//! (`remote`). They do not know each other, and data calls know nothing of them but this page.
+//! path. Each path has one (`service` that of shared memory, `remote` that of RDMA), registered
+//! once. They do not know each other, and nothing below them knows more of them than this page.
 //!
 //! Every function may be called by any thread of the application's, under no lock but those of a
-//! connection's ends, and does not wait for a peer.
+//! connection's ends, and does not wait for a peer. An agent leaves what it has agreed on as an
+//! [`Offer`](crate::socket::Offer), under the lock of the sending end, and only while
+//! [`Socket::path`] still names its path: a connection may have gone on to another one
+//! (`candidates::next_path`), and what is kept of it is dropped when it is next looked at.
 
-use crate::channel::Channel;
-use crate::socket::{Socket, flag};
-use core::net::SocketAddr;
+use crate::channel::{Channel, Side};
+use crate::path::PathId;
+use crate::socket::Socket;
+use core::ffi::c_int;
 use core::sync::atomic::{AtomicPtr, Ordering::*};
 use netacc_control::stats::Reason;
 use netacc_proto::rendezvous::Tuple;
 
-/// What both of them do.
+/// A call on a candidate that has moved bytes.
+pub(crate) struct Used {
+    pub(crate) generation: u16,
+    pub(crate) fd: c_int,
+    pub(crate) side: Side,
+    /// It was the so many-th. (Of a candidate that is noted not every one is told.)
+    pub(crate) calls: u32,
+}
+
+/// What came of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Noted {
+    /// Nothing, or nothing new.
+    No,
+    /// An agreement is sought from now on.
+    Now,
+    /// There can be none.
+    Never(Reason),
+}
+
 pub(crate) trait Agent: Sync {
+    // ---- a candidate ----------------------------------------------------------------------------
+
     /// Whether connections like this one can be served, or why not.
     fn serves(&self, tuple: &Tuple) -> Result<(), Reason>;
-    /// This process accepts connections at that address: from the first call on, connectors can
-    /// find it. Cheap when repeated.
-    fn accepting(&self, local: SocketAddr);
+    /// `s` is a candidate from now on. Of the connecting end the path is the first that it has left
+    /// to try; of the accepting one it is any of them, as its peer may be at another: from here on
+    /// peers can find it.
+    fn began(&self, s: &'static Socket);
+    /// `s`, which tries this path, is used, and has shown by its calls that it waits where the
+    /// library sees it.
+    fn used(&self, s: &'static Socket, call: &Used) -> Noted;
+    /// `s`, an accepting end, has been noted for a path that it tries before this one. Its peer may
+    /// have come to this one already.
+    fn expect(&self, _s: &'static Socket, _generation: u16) {}
+    /// `s` is no candidate for this path any more, or its memory is about to be freed. When this
+    /// returns the agent has forgotten it, and a slot that was agreed on but not taken up is
+    /// released. Not while another thread is attaching it.
+    fn forget(&self, s: &'static Socket);
     /// A listening socket of this process was closed.
     fn listener_closed(&self);
-    /// `s` has shown to be used, and its peer can have the library: an agreement follows when both
-    /// ends have said so. False: none is possible.
-    fn note(&self, s: &'static Socket, generation: u16) -> bool;
-    /// See [`closing`].
-    fn closing(&self, s: &'static Socket);
-    /// See [`released`].
-    fn released(&self, channel: &'static Channel, slot: usize);
-}
 
-/// What only the one within the host does.
-pub(crate) trait HostAgent: Agent {
-    /// Its thread runs in this process.
-    fn is_running(&self) -> bool;
-    /// Connect made `s`, to an address of this host; `answered`: it has received bytes since, so
-    /// its acceptor has accepted. False: nobody with the library is known to accept there (yet).
-    fn connected(&self, s: &'static Socket, answered: bool) -> bool;
-    /// `s` has no known acceptor yet, and has only sent, to somebody who may accept later. False:
-    /// not found yet.
-    fn sending(&self, s: &'static Socket) -> bool;
-    /// `s` was noted, and has no agreement yet: its peer is looked for again. False: it cannot be.
-    fn look_again(&self, s: &'static Socket, generation: u16) -> bool;
-    /// `s` has come to an agreement over RDMA: it waits for none here.
-    fn forget(&self, s: &'static Socket);
-    /// The descriptor that `s` is known by has just become another. When this returns the thread
-    /// uses the old one no more.
-    fn renamed(&self, s: &Socket);
-    /// `s` is plain, and its last descriptor is about to be closed.
-    fn last_look(&self, s: &Socket);
-    /// The program is about to use an option of `s` that a proof uses too.
-    fn end_proof(&self, s: &Socket);
-    /// A socket has come to be attached to `channel`, which has died meanwhile.
-    fn attached_late(&self, channel: &Channel);
+    // ---- a connection on the path ---------------------------------------------------------------
+
+    /// A socket has come to be attached to `channel`, which may have died meanwhile.
+    fn attached(&self, _channel: &Channel) {}
+    /// A waiting place of ours keeps `channel` in view, beyond the sockets on it: its memory serves
+    /// no other peer.
+    fn joined(&self, _channel: &Channel) {}
+    /// Undoes that.
+    fn left(&self, _channel: &Channel) {}
     /// The peer of `channel` has broken the rules on a connection.
-    fn accuse(&self, channel: &Channel);
-    /// Rings hold bytes back until `time`, if nothing else sends them before.
-    fn held_until(&self, time: u64);
-    /// Bytes were sent into rings: somebody is to look then whether they are read.
-    fn watch_at(&self, time: u64);
+    fn accuse(&self, _channel: &Channel) {}
+    /// Our end of a slot is no longer used. The caller has said its last word on the slot, and the
+    /// socket names the channel no more. (In a forked child, for an inherited socket: the mark
+    /// alone counts, the books are the parent's.)
+    fn released(&self, channel: &'static Channel, slot: usize);
+    /// A thread of the path's runs in this process, which does in time what it is told of here.
+    fn is_running(&self) -> bool {
+        false
+    }
+    /// Bytes are held back in a ring until that time (monotonic):
+    /// [`crate::io::send_held_in_time`].
+    fn hold_until(&self, _time: u64) {}
+    /// Bytes were put into rings: [`crate::io::look_at_unread`] is due at that time.
+    fn watch_at(&self, _time: u64) {}
+
+    // ---- processes ------------------------------------------------------------------------------
+
+    /// In the thread that forks, before it does: a child must not see a path in the middle of
+    /// something.
+    fn before_fork(&self) {}
+    /// Behind it, in both processes.
+    fn after_fork(&self) {}
+    /// In the child, whose parent that is: threads, peers and descriptors are the parent's.
+    fn in_child(&self, parent: u32);
+    /// The child changes its user: what it has of its parent's is closed.
+    fn give_up_inherited(&self) {}
+
+    // ---- the descriptor of a candidate ----------------------------------------------------------
+
+    /// The descriptor that `s` is known by has just become another. When this returns the old one
+    /// is used no more.
+    fn renamed(&self, _s: &Socket) {}
+    /// The carrier of `s` is about to be something else's: the program's, by an option of `s` that
+    /// the agent has set, another path's, or, `closes`, nobody's. What the agent has changed in it
+    /// is undone.
+    fn leave_carrier(&self, _s: &Socket, _closes: bool) {}
 }
 
-static HERE: AtomicPtr<&'static dyn HostAgent> = AtomicPtr::new(core::ptr::null_mut());
-static BETWEEN_HOSTS: AtomicPtr<&'static dyn Agent> = AtomicPtr::new(core::ptr::null_mut());
+static AGENTS: [AtomicPtr<&'static dyn Agent>; PathId::COUNT] =
+    [const { AtomicPtr::new(core::ptr::null_mut()) }; PathId::COUNT];
 
-/// Once, before the first socket.
-pub(crate) fn register(
-    here: &'static &'static dyn HostAgent,
-    between_hosts: &'static &'static dyn Agent,
-) {
-    HERE.store(core::ptr::from_ref(here).cast_mut(), Release);
-    BETWEEN_HOSTS.store(core::ptr::from_ref(between_hosts).cast_mut(), Release);
+/// Once for each path, before the first socket.
+pub(crate) fn register(path: PathId, agent: &'static &'static dyn Agent) {
+    if let Some(place) = AGENTS.get(path as usize) {
+        place.store(core::ptr::from_ref(agent).cast_mut(), Release);
+    }
 }
 
-/// The one within the host.
-pub(crate) fn here() -> &'static dyn HostAgent {
+/// That of a path.
+pub(crate) fn of(path: PathId) -> &'static dyn Agent {
+    let registered = AGENTS.get(path as usize).map_or(core::ptr::null_mut(), |a| a.load(Acquire));
     // SAFETY: null, or what was registered, for ever.
-    unsafe { HERE.load(Acquire).as_ref() }.map_or(&Nobody, |agent| *agent)
+    unsafe { registered.as_ref() }.map_or(&Nobody, |agent| *agent)
 }
 
-/// The one between hosts.
-pub(crate) fn between_hosts() -> &'static dyn Agent {
-    // SAFETY: as above.
-    unsafe { BETWEEN_HOSTS.load(Acquire).as_ref() }.map_or(&Nobody, |agent| *agent)
+/// `s` is no candidate any more: see [`Agent::forget`].
+pub(crate) fn forget(s: &'static Socket) {
+    s.paths().iter().for_each(|path| of(path).forget(s));
 }
 
-/// `s` is no candidate any more, or its memory is about to be freed. When this returns the agents
-/// have forgotten it, and a slot that was agreed on but not taken up is released. Not while another
-/// thread is attaching it.
-pub(crate) fn closing(s: &'static Socket) {
-    if !s.has(flag::REMOTE) || s.has(flag::RDMA_FIRST) {
-        here().closing(s);
+/// See [`Agent::renamed`].
+pub(crate) fn renamed(s: &Socket) {
+    s.paths().iter().for_each(|path| of(path).renamed(s));
+}
+
+/// See [`Agent::leave_carrier`].
+pub(crate) fn leave_carrier(s: &Socket, closes: bool) {
+    s.paths().iter().for_each(|path| of(path).leave_carrier(s, closes));
+}
+
+/// All of them.
+pub(crate) fn each(call: impl Fn(&'static dyn Agent)) {
+    for agent in &AGENTS {
+        // SAFETY: as in `of`.
+        if let Some(agent) = unsafe { agent.load(Acquire).as_ref() } {
+            call(*agent);
+        }
     }
-    if s.has(flag::REMOTE) {
-        between_hosts().closing(s);
-    }
-}
-
-/// Our end of a slot is no longer used. The caller has set `quiet::CLOSED` as its last word on the
-/// slot, and the socket names the channel no more. (In a forked child, for an inherited socket: the
-/// mark alone counts, the books are the parent's.)
-pub(crate) fn released(channel: &'static Channel, slot: usize) {
-    if channel.wire().is_some() {
-        between_hosts().released(channel, slot);
-    } else {
-        here().released(channel, slot);
-    }
-}
-
-/// A socket has come to be attached to `channel`, which may have died meanwhile.
-#[inline]
-pub(crate) fn attached(channel: &Channel) {
-    if channel.wire().is_none() && channel.dead.load(SeqCst) != 0 {
-        here().attached_late(channel);
-    }
-}
-
-/// The peer of `channel` has broken the rules on a connection.
-pub(crate) fn accuse(channel: &Channel) {
-    if channel.wire().is_none() {
-        here().accuse(channel);
-    }
-}
-
-/// A listening socket of this process was closed.
-pub(crate) fn listener_closed() {
-    here().listener_closed();
-    between_hosts().listener_closed();
 }
 
 /// In the place of one that is not there: nothing is served.
@@ -136,34 +155,12 @@ impl Agent for Nobody {
     fn serves(&self, _: &Tuple) -> Result<(), Reason> {
         Err(Reason::PathsExcludeIt)
     }
-    fn accepting(&self, _: SocketAddr) {}
-    fn listener_closed(&self) {}
-    fn note(&self, _: &'static Socket, _: u16) -> bool {
-        false
-    }
-    fn closing(&self, _: &'static Socket) {}
-    fn released(&self, _: &'static Channel, _: usize) {}
-}
-
-impl HostAgent for Nobody {
-    fn is_running(&self) -> bool {
-        false
-    }
-    fn connected(&self, _: &'static Socket, _: bool) -> bool {
-        false
-    }
-    fn sending(&self, _: &'static Socket) -> bool {
-        false
-    }
-    fn look_again(&self, _: &'static Socket, _: u16) -> bool {
-        false
+    fn began(&self, _: &'static Socket) {}
+    fn used(&self, _: &'static Socket, _: &Used) -> Noted {
+        Noted::Never(Reason::PathsExcludeIt)
     }
     fn forget(&self, _: &'static Socket) {}
-    fn renamed(&self, _: &Socket) {}
-    fn last_look(&self, _: &Socket) {}
-    fn end_proof(&self, _: &Socket) {}
-    fn attached_late(&self, _: &Channel) {}
-    fn accuse(&self, _: &Channel) {}
-    fn held_until(&self, _: u64) {}
-    fn watch_at(&self, _: u64) {}
+    fn listener_closed(&self) {}
+    fn released(&self, _: &'static Channel, _: usize) {}
+    fn in_child(&self, _: u32) {}
 }

@@ -2,42 +2,43 @@
 //! other end, and how it becomes plain.
 
 use crate::fd_table::{self, Entry};
+use crate::path::{PathId, PathList};
 use crate::socket::{Event, Socket, State, flag, new_socket, offer};
 use crate::unconnected::unconnected;
 use crate::{agent, carrier, config, host, lock, stats, sys};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU32, Ordering::*};
 use netacc_control::config::Paths;
-use netacc_control::stats::{Path, Reason};
+use netacc_control::stats::Reason;
 use netacc_proto::rendezvous::Tuple;
 
 /// Whether the other end is on this host: loopback, or an address of its own.
-fn same_host(t: &Tuple) -> bool {
+pub(crate) fn is_on_this_host(t: &Tuple) -> bool {
     let (local, peer) = (t.local().ip(), t.peer().ip());
     local == peer || peer.is_loopback() || host::has_address(peer)
 }
 
-/// The path that a connection could take: the first one of the configuration's that can serve its
-/// addresses.
-fn path_of(t: &Tuple, paths: &Paths) -> Result<Path, Reason> {
-    let same_host = same_host(t);
-    let mut why = if paths.contains(Path::Rdma) || same_host {
-        Reason::PathsExcludeIt
-    } else {
-        Reason::PeerRemote
-    };
-    for path in paths.iter() {
-        match path {
-            Path::Shm if same_host => return Ok(path),
-            Path::Rdma => match agent::between_hosts().serves(t) {
-                Ok(()) => return Ok(path),
-                Err(reason) if !same_host => why = reason,
-                Err(_) => {}
-            },
-            _ => {}
+/// The paths that a connection could take: those of the configuration's that serve its addresses.
+fn paths_of(t: &Tuple, paths: Paths) -> Result<PathList, Reason> {
+    let mut list = PathList::EMPTY;
+    let mut why = Reason::PeerRemote;
+    for path in PathId::in_order(paths) {
+        match agent::of(path).serves(t) {
+            Ok(()) => {
+                list = list.and(path);
+                if path.traits().is_last {
+                    break;
+                }
+            }
+            Err(reason) if why == Reason::PeerRemote => why = reason,
+            Err(_) => {}
         }
     }
-    Err(why)
+    match () {
+        _ if !list.is_empty() => Ok(list),
+        _ if is_on_this_host(t) => Err(Reason::PathsExcludeIt),
+        _ => Err(why),
+    }
 }
 
 /// Of every 100 new connections, `percent` are accelerated, evenly spread.
@@ -137,6 +138,7 @@ fn fill(
     unsafe { *s.tuple.get() = tuple };
     let config = config::get();
     let why = Reason::ALL.get(reason as usize).copied().unwrap_or(Reason::None);
+    let mut paths = PathList::EMPTY;
     let why = if why != Reason::None {
         why
     } else if !config.accelerate_by_default {
@@ -144,26 +146,19 @@ fn fill(
     } else if tuple.local() == tuple.peer() {
         Reason::SelfConnect
     } else {
-        match path_of(&tuple, &config.paths) {
+        match paths_of(&tuple, config.paths) {
             Err(why) => why,
             Ok(_) if sampled_out(config.accelerate_percent) => Reason::SampledOut,
-            Ok(path) => {
-                if path == Path::Rdma {
-                    s.raise(flag::REMOTE);
-                    if connector {
-                        s.syn.sent(began, sys::kernel_ns(), made);
-                    }
-                }
-                if config.paths.first() == Some(Path::Rdma)
-                    && config.paths.contains(Path::Shm)
-                    && same_host(&tuple)
-                {
-                    s.raise(flag::RDMA_FIRST);
+            Ok(list) => {
+                paths = list;
+                if connector && list.iter().any(|path| path.traits().knows_syn) {
+                    s.syn.sent(began, sys::kernel_ns(), made);
                 }
                 Reason::NotStarted
             }
         }
     };
+    s.set_paths(paths);
     let record = stats::open(fd, why);
     s.record.store(record, Relaxed);
     if let Some(r) = s.record() {
@@ -185,23 +180,11 @@ pub(crate) const NOTED_AFTER: u32 = 3;
 
 /// A new candidate's peer can find this process, or is looked for.
 fn start(s: &'static Socket) {
-    let (tuple, connector) = (s.tuple(), s.has(flag::CONNECTOR));
-    if s.has(flag::REMOTE) {
-        if !connector {
-            agent::between_hosts().accepting(tuple.local());
-            if s.has(flag::RDMA_FIRST) {
-                // The connector may find that there is no RDMA, and look for shared memory.
-                agent::here().accepting(tuple.local());
-            }
-        }
-    } else if connector {
-        // The listener may not have accepted anything yet, and be unknown for that: asked again
-        // after its first answer; with NACC_CONN_TCP_FIRST=1 only then.
-        if !config::get().tcp_first && agent::here().connected(s, false) {
-            s.raise(flag::FOUND);
-        }
+    if s.has(flag::CONNECTOR) {
+        agent::of(s.path()).began(s);
     } else {
-        agent::here().accepting(tuple.local());
+        // (The connector may have other paths left to try than this end.)
+        s.paths().iter().for_each(|path| agent::of(path).began(s));
     }
 }
 
@@ -236,32 +219,49 @@ pub(crate) fn may_begin(fd: c_int) {
 pub(crate) fn make_plain(s: &'static Socket, why: Reason) {
     if s.state.change(State::Candidate, Event::Refused) {
         s.set_reason(why);
-        agent::closing(s);
+        agent::forget(s);
     }
 }
 
-/// RDMA cannot serve a connection within the host: from now on it is a candidate for shared memory.
-/// False: it is not such a one.
-pub(crate) fn make_local(s: &'static Socket, g: u16) -> bool {
-    if !s.has(flag::RDMA_FIRST) {
-        return false;
+/// The path that a candidate tries cannot be, because of `why`: it tries the next that it has left,
+/// and is plain where there is none.
+pub(crate) fn next_path(s: &'static Socket, g: u16, why: Reason) {
+    let (paths, said) = (s.paths(), s.offered.load(SeqCst));
+    if offer::is_never(said) && said != offer::never(paths.first()) {
+        // Of the path before, in the moment in which it was left.
+        let _ = s.offered.compare_exchange(said, 0, SeqCst, Relaxed);
+        return;
     }
-    agent::here().end_proof(s);
-    // What "netacc-rdma" leaves for such sockets it leaves under this lock.
-    let Some(_tx) = lock::lock_end(&s.tx_lock) else { return true };
-    if s.generation16() == g && s.is(State::Candidate) {
+    let rest = paths.rest();
+    if rest.is_empty() {
+        return make_plain(s, why);
+    }
+    agent::leave_carrier(s, false);
+    {
+        // What an agent leaves for a candidate it leaves under this lock, as long as the candidate
+        // tries its path.
+        let Some(_tx) = lock::lock_end(&s.tx_lock) else { return };
         let offered = s.offered.load(SeqCst);
-        if s.has(flag::REMOTE) && offered != offer::MADE {
-            s.set_reason(Reason::NotStarted);
-            s.calls.store(0, Relaxed);
-            s.look_at.store(0, Relaxed);
-            s.lower(flag::REMOTE | flag::NOTED);
+        // (Or both ends have agreed meanwhile.)
+        if s.generation16() != g
+            || !s.is(State::Candidate)
+            || s.paths() != paths
+            || offered == offer::MADE
+        {
+            return;
         }
-        // Last: whoever finds an offer from here on finds one of shared memory. (That it is never
-        // to be may be said once more meanwhile.)
-        if offered == offer::NEVER {
+        s.set_reason(Reason::NotStarted);
+        s.calls.store(0, Relaxed);
+        s.look_at.store(0, Relaxed);
+        s.looks.store(0, Relaxed);
+        s.set_paths(rest);
+        s.lower(flag::NOTED | flag::FOUND);
+        // Last: whoever finds an offer from here on finds one of the new path.
+        if offer::is_never(offered) {
             let _ = s.offered.compare_exchange(offered, 0, SeqCst, Relaxed);
         }
     }
-    true
+    if s.has(flag::CONNECTOR) {
+        agent::of(rest.first()).began(s);
+    }
 }

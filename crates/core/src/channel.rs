@@ -13,15 +13,16 @@
 //! `crate::socket::Socket`, out of its reach: what this end has said in its own words in
 //! [`crate::published::Published`].
 //!
-//! Between hosts nobody shares the memory: it mirrors what the peer's channel holds, and a *wire*
-//! ([`crate::wire`]) carries the changes.
+//! Not every path shares the memory with the peer ([`crate::path`]): where an engine of this
+//! process's plays the far end the channel is this process's alone, and holds what the engine has
+//! heard of the peer.
 
+use crate::path::Far;
 use crate::sys;
 pub(crate) use crate::wire::SLOTS;
-use crate::wire::Wire;
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
-use netacc_control::stats::{Path, Reason};
+use netacc_control::stats::Path;
 use netacc_ring::sleepers::{self, Doorbell};
 /// Waiting places of one side: epoll instances and threads that sleep.
 pub(crate) use netacc_ring::sleepers::{PLACES, Side};
@@ -124,8 +125,8 @@ pub(crate) struct Channel {
     pub(crate) mem: *mut ChannelMem,
     /// Our side: 0 creator, 1 joiner.
     pub(crate) side: usize,
-    /// Between hosts: how changes travel. Null: `mem` is shared with the peer.
-    pub(crate) wire: *const Wire,
+    /// Who plays the far end.
+    pub(crate) far: Far,
     /// The control connection (AF_UNIX, SEQPACKET), `-1` when gone.
     pub(crate) control: AtomicI32,
     /// As seen by us through SO_PEERCRED.
@@ -190,6 +191,27 @@ impl Peers {
 }
 
 impl Channel {
+    /// A new channel over `mem`, of which nothing is known yet. `None`: there is no memory for it.
+    ///
+    /// # Safety
+    /// `mem` is a mapping of a [`ChannelMem`] that is never taken away.
+    pub(crate) unsafe fn make(mem: *mut ChannelMem, side: usize, far: Far) -> Option<*mut Channel> {
+        let at = core::ptr::NonNull::new(sys::map_private(size_of::<Channel>()))?
+            .cast::<Channel>()
+            .as_ptr();
+        // SAFETY: fresh zeroed memory of a Channel's size and alignment (pages); these fields never
+        // change again.
+        let c: &Channel = unsafe {
+            (&raw mut (*at).mem).write(mem);
+            (&raw mut (*at).side).write(side);
+            (&raw mut (*at).far).write(far);
+            &*at
+        };
+        c.doorbells.iter().chain(&c.own_doorbells).for_each(|d| d.store(-1, Relaxed));
+        c.control.store(-1, Relaxed);
+        Some(at)
+    }
+
     /// The words of direction `d` of `slot`; `slot` was checked against [`SLOTS`] where it came
     /// from the peer.
     #[expect(clippy::indexing_slicing, reason = "masked: each is a power of two")]
@@ -210,7 +232,7 @@ impl Channel {
         let said = self.words(slot, self.side).quiet[quiet::REQUEST].load(Acquire)
             & (quiet::CLOSED | quiet::HALF | quiet::DEAF);
         said == quiet::HALF
-            && self.wire.is_null()
+            && self.far.is_shared()
             && !self.peer_ends(slot)
             && self.dead.load(Acquire) == 0
     }
@@ -241,44 +263,11 @@ impl Channel {
             word.store(cpu, Relaxed);
         }
     }
-    /// `None`: it is shared memory.
-    #[inline(always)]
-    pub(crate) fn wire(&self) -> Option<&'static Wire> {
-        // SAFETY: null, or a mapping that is never unmapped; all its fields are atomics.
-        unsafe { self.wire.as_ref() }
-    }
 
-    /// Between hosts: posts what was published on a slot. The caller holds an end of the
-    /// connection.
-    #[cold]
-    pub(crate) fn kick(&self, slot: usize) {
-        if let Some(wire) = self.wire() {
-            wire.kick(slot);
-        }
-    }
-
-    /// Between hosts: gives back the room of what was consumed, when it is time for that. The
-    /// caller holds the receiving end.
-    #[inline]
+    /// See [`Far::consumed`]. (A call, so that the shared path keeps nothing in registers for it.)
+    #[inline(never)]
     pub(crate) fn consumed(&self, slot: usize) {
-        if let Some(wire) = self.wire() {
-            wire.consumed(slot, self.words(slot, self.side ^ 1).head.load(Relaxed));
-        }
-    }
-
-    /// Between hosts: an announcement, an acknowledgement or a request of ours has changed.
-    #[inline]
-    pub(crate) fn words_changed(&self, slot: usize) {
-        if let Some(wire) = self.wire() {
-            wire.words_changed(slot);
-        }
-    }
-
-    /// Between hosts: see [`Wire::ask_to_leave`].
-    pub(crate) fn ask_to_leave(&self, slot: usize, why: Reason, again: bool) {
-        if let Some(wire) = self.wire() {
-            wire.ask_to_leave(slot, why, again);
-        }
+        self.far.consumed(slot, self.words(slot, self.side ^ 1).head.load(Relaxed));
     }
 
     /// Tells the threads of this process that wait for a slot; `notify` is a NOTIFY word of theirs,
@@ -304,13 +293,13 @@ impl Channel {
     /// The path that its connections take.
     #[inline(always)]
     pub(crate) fn path(&self) -> Path {
-        if self.wire.is_null() { Path::Shm } else { Path::Rdma }
+        self.far.id().traits().shown
     }
 
     /// Where the peer is, for a thread that polls.
     #[inline]
     pub(crate) fn peers(&self) -> Peers {
-        if !self.wire.is_null() {
+        if !self.far.is_shared() {
             return Peers::OtherHosts;
         }
         let cpu = self.side_mem(self.side ^ 1).last_cpu.load(Relaxed);
@@ -334,8 +323,8 @@ impl Channel {
     /// loaded after a SeqCst fence that followed the publication.
     #[inline(always)]
     pub(crate) fn notify(&self, slot: usize, notify: u64) {
-        if !self.wire.is_null() {
-            self.kick(slot);
+        if !self.far.is_shared() {
+            self.far.kick(slot);
         } else if notify as u32 != 0 {
             self.notify_places(slot, notify);
         }

@@ -16,6 +16,7 @@
 //! once stays an item, in each of its sets: the first is its *home*, which the peer notifies; the
 //! others hold *extra* items, looked at in every wait, until all that is in the ring has been read.
 
+use crate::engines::Engines;
 use crate::fd_table::{self, Entry, Place};
 use crate::lock::Mutex;
 use crate::sets::Sets;
@@ -253,7 +254,7 @@ pub(crate) fn on_create(fd: c_int) {
                 settle_after: 0,
                 beacon: -1,
                 lit: false,
-                between_hosts: false,
+                engines: Engines::default(),
                 by_clock: false,
             }),
         })

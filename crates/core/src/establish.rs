@@ -72,7 +72,7 @@ pub(crate) fn on_accept(listener: c_int, fd: c_int, _flags: c_int) {
 /// host's on.
 fn adopt(listener: c_int, fd: c_int) {
     if fd_table::raw(listener) == 0
-        && fd_table::socket(fd).is_some_and(|(s, _)| s.has(flag::REMOTE))
+        && fd_table::socket(fd).is_some_and(|(s, _)| s.path().traits().knows_syn)
     {
         syn::keep(listener);
         fd_table::set(listener, Entry::Listener(NONE));

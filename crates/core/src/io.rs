@@ -47,12 +47,12 @@ mod receive;
 mod receive_once;
 mod receiving;
 mod reset;
-mod search;
 mod send;
 mod send_again;
 mod sending;
 mod shutdown;
 mod waits;
+mod waits_seen;
 mod watch;
 
 pub(crate) use attach::attach;
@@ -76,10 +76,10 @@ use receive::*;
 pub(crate) use reset::{
     carrier_is_over, carrier_is_reset, is_reset_now, on_error_taken, owes_reset, settled,
 };
-pub(crate) use search::on_polled;
 use send::*;
 pub(crate) use shutdown::shutdown;
 pub(crate) use waits::{carrier_is_due, carrier_was_asked};
+pub(crate) use waits_seen::{CLOCK_CALLS, on_polled};
 pub(crate) use watch::{forget as forget_watch, hear_unread, look_at_unread, look_at_unread_here};
 
 // ---- entry points: receive ----------------------------------------------------------------------

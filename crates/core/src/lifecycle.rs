@@ -3,6 +3,7 @@
 use crate::fd_table::{self, Entry};
 use crate::log::warn_log;
 use crate::outcome::{NextSymbols, PASS, Ret};
+use crate::path::PathId;
 use crate::{
     adoption, agent, config, epoll, host, io, io_uring, numbers, process, remote, rights, service,
     sets, signals, socket, stats, sys, unconnected, wait,
@@ -22,14 +23,15 @@ pub(crate) use exit::{at_exit, before_daemon, before_end};
 pub(crate) fn init(env: &dyn Fn(&str) -> Option<&'static str>, next: NextSymbols) {
     crate::inject::init(env);
     config::init(env, |error| warn_log!("{error}"));
-    agent::register(&service::AGENT, &remote::AGENT);
+    agent::register(PathId::Shm, &service::AGENT);
+    agent::register(PathId::Rdma, &remote::AGENT);
     sets::register(&epoll::SETS);
     process::start(next);
 }
 
 pub(crate) fn fork_prepare() {
     process::before_fork();
-    remote::fork_prepare();
+    agent::each(|agent| agent.before_fork());
     adoption::before_fork();
     process::count_fork();
     // Both processes will hold every socket: counted before either can close.
@@ -52,7 +54,7 @@ pub(crate) fn fork_parent() {
 }
 
 fn forked() {
-    remote::fork_done();
+    agent::each(|agent| agent.after_fork());
     process::forked();
 }
 
@@ -80,8 +82,7 @@ pub(crate) fn fork_child() {
         return;
     }
     let inherits = forget_what_was_not_counted();
-    service::after_fork_in_child();
-    remote::after_fork_in_child(parent);
+    agent::each(|agent| agent.in_child(parent));
     wait::after_fork_in_child();
     adoption::after_fork_in_child(inherits);
     socket::after_fork_in_child();
@@ -147,7 +148,7 @@ fn close_ours(fd: c_int, raw: u64) -> Ret {
             fd_table::take(fd, raw);
             let r = sys::close(fd);
             if matches!(entry, Entry::Listener(_)) {
-                agent::listener_closed();
+                agent::each(|agent| agent.listener_closed());
             }
             r
         }

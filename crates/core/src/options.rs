@@ -4,7 +4,7 @@
 use crate::fd_table::{self, Entry};
 use crate::outcome::{PASS, Ret};
 use crate::rendezvous::possession;
-use crate::socket::{self, State, flag};
+use crate::socket::{self, State};
 use crate::{agent, io, syn, sys, user};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicI64, Ordering::*};
@@ -64,7 +64,7 @@ fn leave_to_program(fd: c_int, level: c_int, name: c_int) {
         _ => false,
     };
     if used && let Some((s, _)) = fd_table::socket(fd) {
-        agent::here().end_proof(s);
+        agent::leave_carrier(s, false);
     }
 }
 
@@ -93,8 +93,7 @@ pub(crate) unsafe fn setsockopt(
             None => return PASS,
         }
     }
-    let parents =
-        |s: &socket::Socket| s.is_inherited() && s.has(flag::REMOTE) && s.is(State::Attached);
+    let parents = |s: &socket::Socket| s.needs_maker() && s.is(State::Attached);
     if level == libc::SOL_SOCKET
         && name == libc::SO_LINGER
         && fd_table::socket(fd).is_some_and(|(s, _)| parents(s))

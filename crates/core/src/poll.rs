@@ -10,11 +10,12 @@ mod select;
 mod want;
 
 use crate::channel::{Peers, Side};
+use crate::engines::Engines;
 use crate::fd_table::{self, Entry};
 use crate::heap::Scratch;
 use crate::outcome::{Mask, PASS, Ret};
 use crate::socket::{Socket, State};
-use crate::{adoption, epoll, io, queues, signals, sleep, stats, sys, user, wait};
+use crate::{adoption, epoll, io, signals, sleep, stats, sys, user, wait};
 use core::ffi::c_int;
 use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering::*;
@@ -183,7 +184,7 @@ unsafe fn poll_one(at: *mut pollfd) -> Option<Ret> {
     if !s.is(State::Attached) || s.generation16() != generation || s.is_inherited() {
         return None;
     }
-    let channel = s.channel().filter(|c| c.wire().is_none())?;
+    let channel = s.channel().filter(|c| !c.far.id().traits().polled)?;
     let w = Want {
         index: 0,
         socket: s,
@@ -249,10 +250,8 @@ fn poll_list(fds: &mut [pollfd], timeout_ns: i64, mask: Mask) -> Result<Ret, NoM
     let mut polled = false;
     loop {
         wants.retain(Want::alive);
-        let between_hosts = wants.iter().any(|w| w.channel.wire().is_some());
-        if between_hosts {
-            queues::progress();
-        }
+        let engines = Engines::of(wants.iter().map(|w| w.channel));
+        engines.poll();
         let found = look_all(fds, &wants, &mut kernel, timeout_ns == 0);
         if found != 0 || timeout_ns == 0 {
             return Ok(found);
@@ -261,9 +260,7 @@ fn poll_list(fds: &mut [pollfd], timeout_ns: i64, mask: Mask) -> Result<Ret, NoM
             polled = true;
             let peers = Peers::of(wants.iter().map(|w| w.channel));
             if wait::spin(peers, || {
-                if between_hosts {
-                    queues::progress();
-                }
+                engines.poll();
                 wants.iter().any(|w| fds.get(w.index).is_some_and(|p| w.look(p.events).0 != 0))
             }) {
                 continue;
@@ -352,9 +349,7 @@ fn sleep(
             }
         }
         fence(SeqCst);
-        if wants.iter().any(|w| w.channel.wire().is_some()) {
-            queues::before_sleep();
-        }
+        Engines::of(wants.iter().map(|w| w.channel)).before_sleep();
     }
     let missed = wants.iter().any(|w| {
         fds.get(w.index).is_some_and(|p| {

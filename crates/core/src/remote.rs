@@ -44,9 +44,11 @@ mod shares;
 mod tests;
 mod words;
 
-use crate::agent::Agent;
+use crate::agent::{Agent, Noted, Used};
+use crate::candidates::NOTED_AFTER;
 use crate::channel::Channel;
 use crate::lock::Mutex;
+use crate::path::PathId;
 use crate::rdma_thread::{self, BELL, RUNNING, WOKEN, is_running, wake};
 use crate::rendezvous::table::Table;
 use crate::socket::{Socket, State, flag, offer};
@@ -215,22 +217,52 @@ impl Agent for BetweenHosts {
     fn serves(&self, tuple: &Tuple) -> Result<(), Reason> {
         could_serve(tuple)
     }
-    fn accepting(&self, local: SocketAddr) {
-        accepting(local);
+    fn began(&self, s: &'static Socket) {
+        if !s.has(flag::CONNECTOR) {
+            accepting(s.tuple().local());
+        }
     }
     fn listener_closed(&self) {
         if is_running() {
             let _ = ask(Ask::ListenerClosed);
         }
     }
-    fn note(&self, s: &'static Socket, _: u16) -> bool {
-        ask(Ask::Note(s, s.generation.load(Acquire)))
+    fn used(&self, s: &'static Socket, call: &Used) -> Noted {
+        if call.calls < NOTED_AFTER
+            || s.has(flag::NOTED)
+            || !s.syn.learn(s.has(flag::CONNECTOR), call.fd)
+        {
+            return Noted::No;
+        }
+        s.raise(flag::NOTED);
+        s.start(Reason::Negotiating);
+        if ask(Ask::Note(s, s.generation.load(Acquire))) {
+            Noted::Now
+        } else {
+            Noted::Never(Reason::RdmaRefused)
+        }
     }
-    fn closing(&self, s: &'static Socket) {
+    fn forget(&self, s: &'static Socket) {
         closing(s);
     }
     fn released(&self, channel: &'static Channel, slot: usize) {
         released(channel, slot);
+    }
+    fn before_fork(&self) {
+        if is_running() {
+            take_turn(TURN_NS);
+        }
+    }
+    fn after_fork(&self) {
+        if TURN.load(Relaxed) == process::tid() || !is_running() {
+            end_turn();
+        }
+    }
+    fn in_child(&self, parent: u32) {
+        after_fork_in_child(parent);
+    }
+    fn give_up_inherited(&self) {
+        rdma_thread::give_up_inherited();
     }
 }
 
@@ -260,11 +292,17 @@ fn closing(s: &'static Socket) {
         }
         return;
     }
-    if s.offered.compare_exchange(offer::MADE, offer::TAKEN, SeqCst, Relaxed).is_ok() {
-        // SAFETY: complete since `offered` was set; not written again.
-        let offer = unsafe { *s.offer.get() };
-        // SAFETY: channels live for ever.
-        released(unsafe { &*offer.channel }, offer.slot as usize);
+    if s.offered.load(SeqCst) != offer::MADE {
+        return;
+    }
+    // SAFETY: complete since `offered` was set; not written again.
+    let offer = unsafe { *s.offer.get() };
+    // SAFETY: those of RDMA live for ever, and those of other paths as long as an offer of them.
+    let channel = unsafe { &*offer.channel };
+    if channel.far.id() == PathId::Rdma
+        && s.offered.compare_exchange(offer::MADE, offer::TAKEN, SeqCst, Relaxed).is_ok()
+    {
+        released(channel, offer.slot as usize);
     }
 }
 
@@ -295,20 +333,6 @@ fn end_turn() {
     sys::futex_wake(&TURN, i32::MAX, true);
 }
 
-/// Before a fork, in the thread that forks.
-pub(crate) fn fork_prepare() {
-    if is_running() {
-        take_turn(TURN_NS);
-    }
-}
-
-/// After it, in both processes.
-pub(crate) fn fork_done() {
-    if TURN.load(Relaxed) == process::tid() || !is_running() {
-        end_turn();
-    }
-}
-
 /// Descriptors that a forked child has no use for: links, listeners, and the libraries'.
 static OWN: [AtomicI32; 4096] = [const { AtomicI32::new(-1) }; 4096];
 
@@ -335,7 +359,7 @@ static LOADED_BY: AtomicU32 = AtomicU32::new(0);
 pub(crate) use keeper::finish;
 
 /// In a forked child: thread, links, pairs and queues are the parent's.
-pub(crate) fn after_fork_in_child(parent: u32) {
+fn after_fork_in_child(parent: u32) {
     queues::forget_queues();
     for at in &OWN {
         let fd = at.swap(-1, AcqRel);
@@ -376,7 +400,7 @@ impl Mine {
     fn is_current(&self) -> bool {
         self.socket.generation.load(Acquire) == self.generation
             && self.socket.is(State::Candidate)
-            && self.socket.has(flag::REMOTE)
+            && self.socket.path() == PathId::Rdma
     }
 }
 
@@ -565,7 +589,10 @@ impl Remote {
 
     fn time_unread(&mut self) {
         if self.watch_at != 0 && self.watch_at <= sys::now_ns() {
-            self.watch_at = crate::io::look_at_unread_here();
+            // Before the looks: what comes after them begins anew.
+            rdma_thread::UNREAD.begin_look();
+            let more = crate::io::look_at_unread_here(PathId::Rdma);
+            self.watch_at = if more { rdma_thread::look_at_unread_again() } else { 0 };
         }
         if self.watch_at != 0 {
             self.at(self.watch_at);

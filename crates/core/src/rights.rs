@@ -14,7 +14,7 @@ use crate::fd_table::{self, Entry};
 use crate::lock::Mutex;
 use crate::log::{debug_log, warn_log};
 use crate::socket::{self, Socket, State, flag};
-use crate::{adoption, candidates, io, process, rdma_thread, service, shared, sys};
+use crate::{adoption, agent, candidates, io, process, shared, sys};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, Ordering::*};
 use netacc_control::stats::Reason;
@@ -58,8 +58,7 @@ fn give_up() {
                 }
             });
             adoption::forget_parent();
-            service::give_up_inherited();
-            rdma_thread::give_up_inherited();
+            agent::each(|agent| agent.give_up_inherited());
             // Last: nothing names it any more.
             shared::give_up_inherited(socket::give_up_slab);
             HAS.store(false, Relaxed);

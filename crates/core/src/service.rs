@@ -12,11 +12,13 @@
 //! with their signals blocked, so that no handler can come in between and want it too.
 
 mod agent;
+mod search;
 
 use crate::channel::{Channel, SLOTS};
 use crate::io::{self, PullBack};
 use crate::lock::{Guard, Mutex};
 use crate::log::warn_log;
+use crate::path::PathId;
 use crate::rendezvous::absent::Absent;
 use crate::rendezvous::packet::{self, Received};
 use crate::rendezvous::{
@@ -293,7 +295,7 @@ impl Service {
         if watch_at != 0 && watch_at <= sys::now_ns() {
             // Before the look, as above.
             self.watch_at.store(0, SeqCst);
-            let again = io::look_at_unread();
+            let again = io::look_at_unread(PathId::Shm);
             if again != 0 {
                 self.watch_at.store(again, SeqCst);
             }
@@ -726,40 +728,10 @@ extern "C" fn run_pulls(service: *mut c_void) -> *mut c_void {
 
 // ---- what the rest of the core calls ------------------------------------------------------------
 
-/// A waiting place of ours keeps `channel` in view, beyond the sockets on it: it is not used for
-/// another peer.
-pub(crate) fn join_channel(channel: &Channel) {
-    if channel.wire().is_some() {
-        return;
-    }
-    channel.users.fetch_add(1, AcqRel);
-}
-
-/// Undoes [`join_channel`].
-pub(crate) fn leave_channel(channel: &Channel) {
-    if channel.wire().is_some() {
-        // Its memory stays.
-        return;
-    }
-    if channel.users.fetch_sub(1, AcqRel) == 1 && channel.dead.load(Acquire) != 0 {
-        SERVICE.clear_away();
-    }
-}
-
 /// Waits, at most `limit_ns`, until what goes out again over the carriers is sent: nobody will go
 /// on with it.
 pub(crate) fn finish_pull_backs(limit_ns: u64) {
     SERVICE.finish_pull_backs(limit_ns)
-}
-
-/// Closes what leads to the parent's peers.
-pub(crate) fn give_up_inherited() {
-    SERVICE.give_up_inherited();
-}
-
-/// In a forked child: the thread, the adverts and the agreements are the parent's.
-pub(crate) fn after_fork_in_child() {
-    SERVICE.after_fork_in_child();
 }
 
 #[cfg(test)]

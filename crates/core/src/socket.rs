@@ -9,6 +9,7 @@
 //! ([`crate::service`]) only leaves an [`Offer`].
 
 use crate::channel::Channel;
+use crate::path::{Children, PathId, PathList};
 use crate::published::Published;
 use crate::{carrier, process, stats, syn};
 mod end;
@@ -35,8 +36,15 @@ pub(crate) mod offer {
     /// Both ends have agreed; the offer is not taken yet.
     pub(crate) const MADE: u32 = 1;
     pub(crate) const TAKEN: u32 = 2;
-    /// There will be none; the reason is in `Socket::verdict`.
-    pub(crate) const NEVER: u32 = 3;
+    const NEVER: u32 = 3;
+
+    /// There will be none on that path; the reason is in `Socket::verdict`.
+    pub(crate) const fn never(path: super::PathId) -> u32 {
+        NEVER | (path as u32) << 8
+    }
+    pub(crate) const fn is_never(offered: u32) -> bool {
+        offered & 0xff == NEVER
+    }
 }
 
 /// No reason against it.
@@ -131,8 +139,11 @@ pub(crate) struct Socket {
     pub(crate) looks: AtomicU32,
     /// Set, last, by the service thread: `offer` is complete. A value of [`offer`].
     pub(crate) offered: AtomicU32,
-    /// Between hosts: why there will be no offer.
+    /// Why there will be no offer.
     pub(crate) verdict: AtomicU32,
+    /// The paths that it has left to try: a [`PathList`]. Of a candidate changed under the sending
+    /// end's lock.
+    pub(crate) paths: AtomicU32,
     pub(crate) offer: UnsafeCell<Offer>,
     pub(crate) tuple: UnsafeCell<Tuple>,
     // Rare.
@@ -238,14 +249,33 @@ impl Socket {
         // SAFETY: null or a record of a statistics segment, which is never unmapped.
         unsafe { self.record.load(Acquire).as_ref() }
     }
-    /// `None` also in a forked child if it leads to another host: the memory may be of after the
-    /// fork, and its maker does everything.
+    /// The paths that it has left to try.
+    pub(crate) fn paths(&self) -> PathList {
+        PathList::from_bits(self.paths.load(Acquire))
+    }
+    pub(crate) fn set_paths(&self, paths: PathList) {
+        self.paths.store(paths.bits(), Release);
+    }
+    /// The first of them: that which it tries, or is on beside its carrier.
+    pub(crate) fn path(&self) -> PathId {
+        self.paths().first()
+    }
+    /// Whether a forked child can go on with it, whichever of its paths it comes to.
+    pub(crate) fn children_follow(&self) -> bool {
+        self.paths().iter().all(PathId::children_follow)
+    }
+    /// A forked child has it, and only its maker can take it back to its carrier.
+    pub(crate) fn needs_maker(&self) -> bool {
+        self.is_inherited() && self.path().traits().children == Children::CallMaker
+    }
+    /// `None` also in a forked child that its maker does everything for: the memory may be of after
+    /// the fork.
     pub(crate) fn channel(&self) -> Option<&'static Channel> {
-        if self.is_inherited() && self.has(flag::REMOTE) {
+        if self.needs_maker() {
             return None;
         }
         // SAFETY: null, or a channel that is not freed while `users` counts this socket; the memory
-        // of one within the host is older than any fork that this process inherited the socket by
+        // of one that a child uses is older than any fork that this process inherited the socket by
         // (`attach`).
         unsafe { self.channel.load(Acquire).as_ref() }
     }

@@ -2,6 +2,7 @@
 //! threads that are held back.
 
 use crate::lifecycle;
+use crate::path::PathId;
 use core::cell::{Cell, RefCell};
 use core::ffi::{c_int, c_void};
 use std::vec::Vec;
@@ -19,7 +20,10 @@ pub(crate) fn init() {
         "NACC_LOG_PATH" | "NACC_LOG_LEVEL" => std::env::var(name).ok().map(|value| &*value.leak()),
         _ => None,
     };
-    ONCE.call_once(|| lifecycle::init(&env, next));
+    ONCE.call_once(|| {
+        lifecycle::init(&env, next);
+        crate::agent::register(PathId::Loop, &crate::path::tests::AGENT);
+    });
 }
 
 // ---- the clock ----------------------------------------------------------------------------------

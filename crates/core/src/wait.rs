@@ -12,7 +12,7 @@ mod spin;
 
 use crate::channel::{Channel, PLACES, Side, announce, producer_quiet, quiet};
 use crate::socket::{Socket, State, flag};
-use crate::{channel, control, fd_words, numbers, process, queues, sleep, stats, sys};
+use crate::{channel, control, engines, fd_words, numbers, process, sleep, stats, sys};
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::*, fence};
 use libc::{epoll_event, pollfd};
 use netacc_control::stats::Counter;
@@ -168,9 +168,9 @@ pub(crate) fn introduce(channel: &Channel, place: usize, set: i32, data: u64) ->
     if fd < 0 {
         return false;
     }
-    // Between hosts the queues' pollers, which are of this process, ring it.
+    // (An engine, which is of this process, rings it where it stands.)
     if !listen(set, fd, data)
-        || (channel.wire().is_none() && !control::send_place(channel, place, fd))
+        || (channel.far.is_shared() && !control::send_place(channel, place, fd))
     {
         fd_words::close_internal(fd);
         return false;
@@ -304,13 +304,10 @@ pub(crate) fn block(s: &Socket, fd: i32, side: Side, on_carrier: bool, deadline:
     let Some(channel) = s.channel() else { return Woke::News };
     let slot = s.slot.load(Relaxed) as usize;
     let ring_bytes = s.tx_ring_bytes();
-    let wire = channel.wire();
     // Besides news, whatever `prod` is called for: it may come between the caller's look and the
     // sleep.
     let ready = || {
-        if let Some(wire) = wire {
-            queues::progress_of(wire, slot);
-        }
+        engines::poll_for(channel, slot);
         !s.is(State::Attached)
             || match side {
                 // Where the stream is on the carrier, the kernel is asked for the carrier's news by
@@ -371,17 +368,16 @@ fn sleep(
     if let Some(p) = place.filter(|_| posted) {
         channel.my_place(p).prepare_sleep();
         fence(SeqCst);
-        if let Some(wire) = channel.wire() {
-            queues::before_sleep_of(wire, slot);
-        }
+        engines::before_sleep_for(channel, slot);
         let room = || side == Side::Send && send_room_or_ask(s, channel, slot, s.tx_ring_bytes());
         missed = (side == Side::Receive || !on_carrier) && (ready() || room());
     }
     if !missed {
         // Without a place of its own (a second thread on the same end, or 256 sleepers) the thread
         // looks once a millisecond. A child that the process has forked since may change the paths,
-        // and has no way to wake it. (Not between hosts.)
-        let limit = if posted && (s.has(flag::REMOTE) || s.forks.load(Relaxed) == process::forks())
+        // and has no way to wake it. (Not where it calls its parent.)
+        let limit = if posted
+            && (!s.path().children_follow() || s.forks.load(Relaxed) == process::forks())
         {
             timeout
         } else if posted {

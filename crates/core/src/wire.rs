@@ -117,9 +117,14 @@ impl Wire {
         }
     }
 
+    /// The peer of a slot is gone with what it had.
+    pub(crate) fn is_gone(&self, slot: usize) -> bool {
+        self.slot(slot).leave.load(SeqCst) & parting::GONE != 0
+    }
+
     /// Both directions of a slot are to go back to the carrier. `again`: until a better path is
     /// there.
-    pub(crate) fn ask_to_leave(&self, slot: usize, why: Reason, again: bool) {
+    pub(crate) fn take_back(&self, slot: usize, why: Reason, again: bool) {
         let at = self.slot(slot);
         rdma_thread::count_leaving();
         let wanted = (why as u32) << parting::REASON

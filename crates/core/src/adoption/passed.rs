@@ -95,7 +95,7 @@ fn forget(fd: c_int) {
 #[cold]
 pub(crate) fn pass(over: c_int, fd: c_int) -> bool {
     let Some((s, _)) = fd_table::socket(fd) else { return false };
-    let odd = flag::REMOTE | flag::RDMA_FIRST | flag::NOTED | flag::UNSETTLED;
+    let odd = flag::NOTED | flag::UNSETTLED;
     let flags = s.flags.load(SeqCst);
     let again = flags & flag::TRACKED != 0;
     // (Nobody could see that of a connection.)
@@ -106,6 +106,7 @@ pub(crate) fn pass(over: c_int, fd: c_int) -> bool {
         || s.is_inherited()
         || !s.is(State::Candidate)
         || s.names() != 1
+        || !s.children_follow()
         || flags & odd != 0
         || (flags & flag::CONTESTED != 0 && !again)
     {
@@ -176,7 +177,7 @@ fn try_receive(over: c_int, fd: c_int, connector: bool) -> bool {
         return false;
     };
     s.raise(flag::HEIR | flag::PASSED);
-    if s.is(State::Candidate) && !s.has(flag::REMOTE | flag::RDMA_FIRST) {
+    if s.is(State::Candidate) && s.children_follow() {
         // Last the message's mark: the connection never looks like somebody else's alone.
         if hold(fd) && lock(fd, F_OFD_SETLK, libc::F_UNLCK, at) {
             s.raise(flag::UNSETTLED | flag::TRACKED);

@@ -8,11 +8,12 @@ use super::{
     at, come_in, prod, prune_if_due, untag,
 };
 use crate::channel::Peers;
+use crate::engines::Engines;
 use crate::fd_table::{self, Entry};
 use crate::lock::Guard;
 use crate::outcome::{Mask, PASS, Ret};
-use crate::socket::{State, flag};
-use crate::{io, process, queues, signals, sleep, stats, sys, user, wait};
+use crate::socket::State;
+use crate::{io, process, signals, sleep, stats, sys, user, wait};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use core::sync::atomic::fence;
@@ -186,9 +187,7 @@ unsafe fn await_news(
             c.my_place(place.unwrap_or(0)).prepare_sleep();
         }
         fence(SeqCst);
-        if inner.between_hosts {
-            queues::before_sleep();
-        }
+        inner.engines.before_sleep();
         let looks = inner.looks;
         inner.drain(e);
         collect(inner, e, Kernel::Look(epfd), out);
@@ -263,8 +262,8 @@ fn look_once(e: &'static Epoll, inner: &mut Inner, epfd: c_int, out: &mut Out) -
 fn poll_first(e: &'static Epoll, inner: &mut Guard<'static, Inner>, epfd: c_int, out: &mut Out) {
     let peers = Peers::of(inner.channels.iter().copied().filter(|c| c.dead.load(Relaxed) == 0));
     let last = inner.last_visit;
-    let between_hosts = inner.between_hosts;
-    if !give_way(inner, || spin(e, peers, epfd, last, between_hosts)) {
+    let engines = inner.engines;
+    if !give_way(inner, || spin(e, peers, epfd, last, engines)) {
         return;
     }
     inner.drain(e);
@@ -323,18 +322,10 @@ fn wake_up(inner: &Inner, place: Option<usize>) {
 }
 
 /// Polls the channels, and now and then the kernel's set.
-fn spin(
-    e: &'static Epoll,
-    peers: Peers,
-    epfd: c_int,
-    last_visit: u64,
-    between_hosts: bool,
-) -> bool {
+fn spin(e: &'static Epoll, peers: Peers, epfd: c_int, last_visit: u64, engines: Engines) -> bool {
     let mut last = last_visit;
     wait::spin(peers, || {
-        if between_hosts {
-            queues::progress();
-        }
+        engines.poll();
         let n = e.watching.load(Acquire);
         for w in e.watch.iter().take(n) {
             // SAFETY: within a channel that this set has joined, which keeps it mapped.
@@ -398,10 +389,10 @@ fn inherited(e: &'static Epoll) {
         // Its parent may have attached it since the fork, or may do so later.
         let s = item.socket;
         let attached = s.is(State::Attached) && s.generation16() == item.generation;
-        // The kernel's set is all that the child has: nothing may stay in the ring. Between hosts
-        // the parent goes on with what takes longer, and gives the set, which both have, what the
-        // application asked for.
-        let strict = !s.has(flag::REMOTE);
+        // The kernel's set is all that the child has: nothing may stay in the ring. Where only its
+        // maker can take it back that one goes on with what takes longer, and gives the set, which
+        // both have, what the application asked for.
+        let strict = s.path().children_follow();
         if (io::to_kernel(s, item.generation, item.fd, Reason::InheritedByFork, strict) || strict)
             && (core::mem::take(&mut item.attached) || attached)
         {

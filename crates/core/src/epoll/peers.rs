@@ -2,8 +2,9 @@
 
 use super::{DOORBELL, Epoll, Inner, Item, WATCHED, call_in, is_in, tag};
 use crate::channel::{Channel, producer_quiet, quiet};
+use crate::engines::Engines;
 use crate::socket::Socket;
-use crate::{service, wait};
+use crate::{agent, wait};
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering::*;
 use netacc_ring::ReadySet;
@@ -33,7 +34,7 @@ pub(super) fn prune(e: &Epoll, inner: &mut Inner, place: usize) {
     inner.channels = keep;
     choose_stamps(inner, place);
     for c in drop {
-        service::leave_channel(c);
+        agent::of(c.far.id()).left(c);
     }
 }
 
@@ -55,9 +56,9 @@ pub(super) fn choose_stamps(inner: &mut Inner, place: usize) {
 
 pub(super) fn leave_channels(e: &Epoll, inner: &mut Inner) {
     e.watching.store(0, Release);
-    inner.between_hosts = false;
+    inner.engines = Engines::default();
     for c in core::mem::take(&mut inner.channels) {
-        service::leave_channel(c);
+        agent::of(c.far.id()).left(c);
     }
 }
 
@@ -132,9 +133,9 @@ pub(super) fn activate(e: &'static Epoll, inner: &mut Inner, channel: &'static C
         {
             return false;
         }
-        service::join_channel(channel);
+        agent::of(channel.far.id()).joined(channel);
         let n = inner.channels.len();
-        inner.between_hosts |= channel.wire().is_some();
+        inner.engines.add(channel);
         // (What the place's last set has looked at is another one.)
         channel.my_place(place as usize - 1).set_looked(0);
         inner.channels.push(channel);

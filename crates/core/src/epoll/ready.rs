@@ -33,7 +33,7 @@ impl Inner {
                 let s = item.socket;
                 // (A forked child hears nothing of what its parent does with a connection to
                 // another host.)
-                let parents = s.is_inherited() && s.has(flag::REMOTE);
+                let parents = s.needs_maker();
                 (item.extra.is_some() || (all && item.attached && !item.plain))
                     && (parents || (s.channel().is_some() && s.published.is_frozen()))
             })

@@ -4,7 +4,7 @@ use super::news::{News, place_in_time};
 use super::queue::Queue;
 use super::{DOORBELL, EXTRAS, Epoll, KERNEL, NO_ITEM, is_in};
 use crate::channel::{BY_KERNEL, Channel, announce};
-use crate::queues;
+use crate::engines::Engines;
 use crate::socket::Socket;
 use crate::sys;
 use alloc::vec::Vec;
@@ -112,8 +112,8 @@ pub(super) struct Inner {
     /// yet), and whether it is in the set.
     pub(super) beacon: c_int,
     pub(super) lit: bool,
-    /// A channel of it leads to another host: its news has to be polled for.
-    pub(super) between_hosts: bool,
+    /// Those that have to be polled for the news of its channels.
+    pub(super) engines: Engines,
     /// The channels are several: stamps have to be the clock's.
     pub(super) by_clock: bool,
 }
@@ -196,8 +196,8 @@ impl Inner {
     /// Takes the news of all channels over into the ready queue.
     #[inline(always)]
     pub(super) fn drain(&mut self, e: &Epoll) {
-        if self.between_hosts && !self.has_ready() {
-            queues::progress();
+        if self.engines != Engines::default() && !self.has_ready() {
+            self.engines.poll();
         }
         if !self.extras.is_empty() {
             self.look_at_extras();

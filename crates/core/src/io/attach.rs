@@ -28,15 +28,14 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
         return;
     }
     let me = process::tid();
-    let is_remote = s.has(flag::REMOTE);
     if s.tx_lock.owner() == me || s.rx_lock.owner() == me {
         // This is a signal handler that interrupted the thread where it counts: at the end of some
         // later call.
         s.state.happens(Event::Begun);
         return;
     }
-    // Between hosts it may be taken back as long as nobody has taken it.
-    let offered = match is_remote {
+    // An agent may take it back as long as nobody has taken it.
+    let offered = match s.path().leaves_by_agent() {
         true => s.offered.compare_exchange(offer::MADE, offer::TAKEN, SeqCst, Relaxed).is_ok(),
         false => s.offered.load(SeqCst) == offer::MADE,
     };
@@ -44,9 +43,7 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
         s.state.happens(Event::Begun);
         return;
     }
-    if is_remote && s.has(flag::RDMA_FIRST) {
-        agent::here().forget(s);
-    }
+    s.paths().rest().iter().for_each(|path| agent::of(path).forget(s));
     // SAFETY: `offered` was seen set (acquire) by the caller; the service thread does not write it
     // again.
     let offer = unsafe { *s.offer.get() };
@@ -62,8 +59,7 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
         return;
     };
     socket::look_at_options(s, fd);
-    let delivery = if is_remote { Delivery::Lossy } else { Delivery::Reliable };
-    put_ends(s, &offer, (tx_ring, rx_ring), &moved, delivery);
+    put_ends(s, &offer, (tx_ring, rx_ring), &moved, s.path().traits().delivery);
     if let Some(r) = s.record() {
         r.peer_pid.store(channel.peer_pid, Relaxed);
     }
@@ -73,7 +69,7 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
     if moved.tx_idle && s.has(flag::SHUT_WR) {
         say_shut(s, fd, libc::SHUT_WR);
     }
-    agent::attached(channel);
+    agent::of(s.path()).attached(channel);
     sets().on_attached(s, fd);
     // Last: the peer may send into the ring from here on. (Unless the set had no place for it, and
     // it went back to the kernel.)
@@ -133,7 +129,7 @@ fn why_not(s: &'static Socket, g: u16, fd: c_int, moved: &Counted) -> Option<Rea
         Some(Reason::SeveralEpollSets)
     } else if !counts() {
         Some(Reason::UncountedBytes)
-    } else if s.has(flag::REMOTE) && carrier::peer_ended(fd) {
+    } else if !s.path().is_shared() && carrier::peer_ended(fd) {
         // As in `shutdown_of`.
         Some(Reason::Disconnected)
     } else {
@@ -202,11 +198,7 @@ fn halves(sent: u64, received: u64, delivery: Delivery) -> (Tx, Rx) {
 /// memory that it inherited, which must be all that the connection uses; between hosts by calling
 /// its parent.
 fn children_can_follow(s: &Socket) -> bool {
-    if s.has(flag::REMOTE) {
-        return crate::rdma_thread::can_be_called(s.forks.load(Relaxed))
-            && !s.has(flag::CALLED_BACK);
-    }
-    s.forks.load(Relaxed) == process::forks()
+    s.path().every_child_can_go_on(s.forks.load(Relaxed)) && !s.has(flag::CALLED_BACK)
 }
 
 #[cold]
@@ -215,10 +207,10 @@ pub(super) fn refuse_offer(s: &'static Socket, channel: &'static Channel, why: R
     let slot = unsafe { (*s.offer.get()).slot } as usize;
     s.set_reason(why);
     s.state.happens(Event::Refused);
-    if channel.wire().is_none() {
+    if channel.far.is_shared() {
         channel.words(slot, channel.side ^ 1).quiet[quiet::REQUEST].fetch_or(quiet::CLOSED, SeqCst);
     }
-    agent::released(channel, slot);
+    agent::of(s.path()).released(channel, slot);
 }
 
 #[cfg(test)]

@@ -7,7 +7,8 @@ use super::message::kept_error;
 use super::shutdown::announce_end;
 use super::shutdown::say_fin;
 use super::waits::interrupted;
-use super::{EAGAIN, search};
+use super::{EAGAIN, waits_seen};
+use crate::agent::{Noted, Used};
 use crate::channel::{self, Side};
 use crate::lock::{EndGuard, bump, lock_end, try_lock_end};
 use crate::outcome::{PASS, RESTART, Ret};
@@ -100,7 +101,7 @@ pub(crate) fn candidate(
             after_candidate_call(s, g, fd, side, flags);
         }
     } else if r == EAGAIN && side == Side::Receive {
-        search::on_nothing(s);
+        waits_seen::on_nothing(s);
     }
     Some(r)
 }
@@ -265,7 +266,7 @@ pub(crate) fn on_poller_gone(s: &'static Socket, g: u16) {
 /// connection are.
 #[inline(always)]
 fn leaves_nothing_to_do(s: &Socket, side: Side) -> bool {
-    const ODD: u32 = flag::UNSETTLED | flag::CONTESTED | flag::REMOTE;
+    const ODD: u32 = flag::UNSETTLED | flag::CONTESTED;
     // A connector that has found nobody at the peer's port, or an acceptor of which the service
     // knows.
     const CONNECTOR: u32 = flag::CONNECTOR | flag::ASKED | flag::WAITS_SEEN;
@@ -279,7 +280,7 @@ fn leaves_nothing_to_do(s: &Socket, side: Side) -> bool {
         return false;
     }
     let calls = s.calls.load(Relaxed).wrapping_add(1);
-    if calls <= search::EARLY_CALLS || calls.is_multiple_of(search::CLOCK_CALLS) {
+    if calls <= waits_seen::EARLY_CALLS || calls.is_multiple_of(waits_seen::CLOCK_CALLS) {
         return false;
     }
     s.calls.store(calls, Relaxed);
@@ -299,7 +300,7 @@ pub(super) fn after_candidate_call(
         if s.in_vain.load(Relaxed) != 0 {
             s.in_vain.store(0, Relaxed);
         }
-    } else if !s.has(flag::REMOTE) {
+    } else if s.path().is_shared() {
         channel::sent_by_kernel();
     }
     let flags = s.flags.load(SeqCst);
@@ -312,15 +313,9 @@ pub(super) fn after_candidate_call(
         return;
     }
     let offered = s.offered.load(Acquire);
-    if offered == offer::NEVER {
-        if !candidates::make_local(s, g) {
-            let why = Reason::ALL
-                .get(s.verdict.load(Relaxed) as usize)
-                .copied()
-                .unwrap_or(Reason::PeerRefused);
-            candidates::make_plain(s, why);
-        }
-        return;
+    if offer::is_never(offered) {
+        let why = Reason::ALL.get(s.verdict.load(Relaxed) as usize).copied();
+        return candidates::next_path(s, g, why.unwrap_or(Reason::PeerRefused));
     }
     if offered != 0 {
         // A registration with ONESHOT may have fired: attached when it is armed again (epoll::ctl).
@@ -333,22 +328,20 @@ pub(super) fn after_candidate_call(
     // library comes here for life.
     let calls = s.calls.load(Relaxed).wrapping_add(1);
     s.calls.store(calls, Relaxed);
-    if s.has(flag::REMOTE) {
-        if calls >= crate::candidates::NOTED_AFTER
-            && !s.has(flag::NOTED)
-            && search::waits_seen(s, fd, call_flags, calls)
-            && s.syn.learn(s.has(flag::CONNECTOR), fd)
-        {
-            s.raise(flag::NOTED);
-            s.start(Reason::Negotiating);
-            if !agent::between_hosts().note(s, g) && !candidates::make_local(s, g) {
-                candidates::make_plain(s, Reason::RdmaRefused);
-            } else if s.has(flag::RDMA_FIRST) && !s.has(flag::CONNECTOR) {
-                // It is the connector that turns to shared memory.
-                agent::here().note(s, g);
-            }
-        }
+    if calls >= candidates::NOTED_AFTER
+        && !s.has(flag::NOTED)
+        && !waits_seen::waits_seen(s, fd, call_flags, calls)
+    {
         return;
     }
-    search::on_call(s, g, fd, side, call_flags, calls);
+    let paths = s.paths();
+    match agent::of(paths.first()).used(s, &Used { generation: g, fd, side, calls }) {
+        Noted::No => {}
+        // It is the connector that goes on to another path, and this end is found there.
+        Noted::Now if !s.has(flag::CONNECTOR) => {
+            paths.rest().iter().for_each(|path| agent::of(path).expect(s, g));
+        }
+        Noted::Now => {}
+        Noted::Never(why) => candidates::next_path(s, g, why),
+    }
 }

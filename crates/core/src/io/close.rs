@@ -57,7 +57,7 @@ pub(crate) fn close(s: &'static Socket, g: u16, fd: c_int, kernel_too: bool) -> 
 /// `refs` says so, or did.)
 fn let_go(s: &'static Socket, g: u16, fd: c_int, kernel_close: impl FnOnce() -> Ret) -> Ret {
     if !s.is(State::Attached) || fd < 0 || s.is_inherited() {
-        let heard_of = s.is(State::Candidate) && !s.has(flag::REMOTE);
+        let heard_of = s.is(State::Candidate) && s.path().is_shared();
         let r = finish(s, fd, kernel_close);
         if heard_of {
             channel::sent_by_kernel();
@@ -65,9 +65,9 @@ fn let_go(s: &'static Socket, g: u16, fd: c_int, kernel_close: impl FnOnce() -> 
         return r;
     }
     let shared = s.names() > 0;
-    // (Between hosts it leaves behind the close, which waits for that within bounds.)
-    let between_hosts = s.has(flag::REMOTE);
-    let in_ring = !(shared && !between_hosts && to_kernel(s, g, fd, Reason::None, false));
+    // (By an agent it leaves behind the close, which waits for that within bounds.)
+    let later = s.path().leaves_by_agent();
+    let in_ring = !(shared && !later && to_kernel(s, g, fd, Reason::None, false));
     match last_name(s, fd, shared && in_ring) {
         LastName::Outlived => {
             let r = kernel_close();
@@ -97,7 +97,7 @@ fn rename(s: &'static Socket, fd: c_int, other: c_int) {
         }
     }
     drop(tx);
-    agent::here().renamed(s);
+    agent::renamed(s);
 }
 
 /// What was under way on a closed connection has ended.
@@ -129,12 +129,12 @@ fn finish(s: &'static Socket, fd: c_int, kernel_close: impl FnOnce() -> Ret) -> 
         let left = !s.is_inherited() && s.names() > 0;
         let won =
             s.state.change(State::Candidate, if left { Event::Closed } else { Event::Refused });
-        agent::closing(s);
+        agent::forget(s);
         won
     };
     if state == State::Plain {
         // It may have become that a moment ago: whoever made it so may not have come by there yet.
-        agent::here().last_look(s);
+        agent::leave_carrier(s, true);
     }
     if s.has(flag::TRACKED) {
         let counted = s.tx_inflight.load(SeqCst) == 0 && s.rx_inflight.load(SeqCst) == 0;
@@ -178,8 +178,8 @@ pub(crate) fn shutdown_of(fd: c_int, how: c_int) -> Ret {
         match s.state.now() {
             State::Attached => return super::shutdown(s, g, fd, how),
             State::Changing if await_change(s) => {}
-            // Half a connection is not worth an agreement with another host.
-            State::Candidate if s.has(flag::REMOTE) => make_plain(s, Reason::Disconnected),
+            // Half a connection is not worth an agreement where its end cannot be said in the ring.
+            State::Candidate if !s.path().is_shared() => make_plain(s, Reason::Disconnected),
             State::Candidate if !s.is_inherited() => {
                 if let Some(r) = super::shutdown_candidate(s, g, fd, how) {
                     return r;
@@ -199,13 +199,13 @@ pub(crate) fn before_close(s: &'static Socket, fd: c_int, for_good: bool) {
     let g = s.generation16();
     if let Ok(mut h) = hold_tx(s, g) {
         announce_end(s, &mut h);
-        if for_good && h.channel.wire().is_none() {
+        if for_good && h.channel.far.is_shared() {
             // Under the lock: who looks at the carrier under it, as the service thread does, must
             // not find another file under the number.
             s.fd.store(-1, Release);
         }
     }
-    if let Some(channel) = s.channel().filter(|c| for_good && c.wire().is_none()) {
+    if let Some(channel) = s.channel().filter(|c| for_good && c.far.is_shared()) {
         // A sender that does not find this has sent before the look below (`sent_fast`).
         channel.words(s.slot.load(Relaxed) as usize, channel.side ^ 1).quiet[quiet::NOTIFY]
             .fetch_or(quiet::ENDS, SeqCst);
@@ -240,7 +240,7 @@ pub(crate) fn last_name(s: &'static Socket, fd: c_int, for_child: bool) -> LastN
         s.fd.store(-1, Release);
         return LastName::LeftToChild;
     }
-    if h.channel.wire().is_some() {
+    if s.path().leaves_by_agent() {
         // Closing with unread data resets the connection: nothing is waited for.
         let unread =
             hold_rx(s, s.generation16()).is_ok_and(|mut h| h.unread().is_ok_and(|n| n > 0));
@@ -268,7 +268,7 @@ pub(crate) fn at_exit(s: &'static Socket, fd: c_int) {
 
 /// The kernel has closed it and no thread can find it any more: the slot is given back.
 pub(crate) fn after_close(s: &'static Socket) {
-    if s.is_inherited() && s.has(flag::REMOTE) {
+    if s.needs_maker() {
         return;
     }
     // SAFETY: as in `Socket::channel`; the swap gives it to one caller.
@@ -276,8 +276,8 @@ pub(crate) fn after_close(s: &'static Socket) {
         return;
     };
     let slot = s.slot.load(Relaxed) as usize;
-    if channel.wire().is_some() {
-        agent::released(channel, slot);
+    if !channel.far.is_shared() {
+        agent::of(s.path()).released(channel, slot);
         return;
     }
     let (tx, rx) = (channel.words(slot, channel.side), channel.words(slot, channel.side ^ 1));
@@ -292,6 +292,6 @@ pub(crate) fn after_close(s: &'static Socket) {
     rx.quiet[quiet::REQUEST].fetch_or(quiet::CLOSED, SeqCst);
     s.published.leave();
     if !s.is_inherited() {
-        agent::released(channel, slot);
+        agent::of(s.path()).released(channel, slot);
     }
 }

@@ -33,7 +33,7 @@ pub(super) fn publish_announce(h: &TxHeld<'_>, a: Announce) {
     w.producer_user[announce::RESEND_TO].store(a.resend_to, Relaxed);
     w.producer_user[announce::EPOCH].store(a.epoch as u64, Release);
     h.published.epoch.store(a.epoch, Release);
-    h.channel.words_changed(h.slot);
+    h.channel.far.words_changed(h.slot);
 }
 
 pub(super) fn load_ack(w: &RingWords) -> Ack {
@@ -44,7 +44,7 @@ pub(super) fn load_ack(w: &RingWords) -> Ack {
 pub(super) fn store_ack(h: &RxHeld<'_>) {
     let (w, ack) = (h.words, h.end.switch.ack());
     h.published.trust();
-    if h.channel.wire().is_some()
+    if !h.channel.far.is_shared()
         && h.published.ack.load(Relaxed) == ack.control()
         && (!ack.frozen || w.quiet[quiet::CONSUMED].load(Relaxed) == ack.consumed)
     {
@@ -55,7 +55,7 @@ pub(super) fn store_ack(h: &RxHeld<'_>) {
     w.quiet[quiet::CONSUMED].store(ack.consumed, Relaxed);
     w.quiet[quiet::ACK].store(ack.control(), Release);
     h.published.ack.store(ack.control(), Release);
-    h.channel.words_changed(h.slot);
+    h.channel.far.words_changed(h.slot);
 }
 
 /// One half of a connection, whose lock is held.
@@ -326,13 +326,13 @@ pub(super) fn corrupt(s: &Socket, fd: c_int) -> Ret {
     s.set_reason(Reason::PeerCorrupt);
     s.raise(flag::CORRUPT);
     if let Some(channel) = s.channel() {
-        agent::accuse(channel);
+        agent::of(s.path()).accuse(channel);
     }
     // By a reset: a FIN would be the end of a complete stream to the peer's program, which may have
     // done this without its library (a write past libc onto the carrier). Between hosts the
     // carrier's end has more to say.
     let dissolve = || sys::connect(fd, &(libc::AF_UNSPEC as u64).to_ne_bytes());
-    if s.has(flag::REMOTE) || dissolve() < 0 {
+    if s.path().is_lossy() || dissolve() < 0 {
         let _ = sys::shutdown(fd, libc::SHUT_RDWR);
     }
     ECONNRESET
@@ -340,7 +340,7 @@ pub(super) fn corrupt(s: &Socket, fd: c_int) -> Ret {
 
 /// What FIONREAD says: how much can be read at once, on both paths. `None`: ask the kernel.
 pub(crate) fn unread(s: &'static Socket, g: u16, fd: c_int) -> Option<usize> {
-    if s.is_inherited() && s.has(flag::REMOTE) {
+    if s.needs_maker() {
         let _ = to_kernel(s, g, fd, Reason::InheritedByFork, false);
     }
     // Under the lock: bytes that change paths meanwhile would be counted twice or not at all.

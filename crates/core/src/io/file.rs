@@ -12,7 +12,7 @@ use super::{EAGAIN, EFAULT, dispatch, recv, send};
 use crate::channel::Side;
 use crate::heap::{PART_FEW, Part};
 use crate::outcome::{PASS, Ret};
-use crate::socket::{Socket, State, flag};
+use crate::socket::{Socket, State};
 use crate::{sleep, sys, user};
 use core::ffi::c_int;
 use netacc_control::stats::{Path, Reason};
@@ -231,7 +231,7 @@ fn in_carrier(
     let nonblocking = nonblocking || never_waits(s, Side::Send, 0);
     let mut patience = Patience::of(&s.send_timeout_ns);
     loop {
-        if s.is_inherited() || s.has(flag::REMOTE) {
+        if s.is_inherited() || s.path().leaves_by_agent() {
             let why = if s.is_inherited() { Reason::InheritedByFork } else { Reason::Splice };
             return leave_to_send(s, g, fd, if nonblocking { libc::MSG_DONTWAIT } else { 0 }, why);
         }

@@ -7,7 +7,6 @@ use crate::socket::{Socket, flag};
 use crate::{agent, sys};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
-use netacc_control::stats::Path;
 use netacc_proto::switchover::TxState;
 
 /// Bytes are held back for at most so long (tcp(7): TCP_CORK).
@@ -29,21 +28,21 @@ pub(super) fn hold_back(s: &Socket, h: &mut TxHeld<'_>, n: usize, flags: c_int) 
     let is_full = held >= HOLD_BYTES.min(h.end.ring.size() / 4);
     if !waits_for_more(s, flags)
         || is_full
-        || h.channel.wire().is_some()
+        || !h.channel.far.is_shared()
         || s.is_inherited()
-        || !agent::here().is_running()
+        || !agent::of(s.path()).is_running()
     {
         return false;
     }
     h.end.ring.hold();
     let _ = h.end.switch.on_accepted(n as u64);
     if let Some(r) = s.record() {
-        r.add_tx(Path::Shm, n as u64);
+        r.add_tx(h.channel.path(), n as u64);
     }
     if held == n {
         h.end.held_since = sys::now_ns();
         s.raise(flag::HOLDS);
-        agent::here().held_until(h.end.held_since.saturating_add(HOLD_NS));
+        agent::of(s.path()).hold_until(h.end.held_since.saturating_add(HOLD_NS));
     }
     true
 }

@@ -102,7 +102,7 @@ pub(crate) fn to_kernel(s: &'static Socket, g: u16, fd: c_int, why: Reason, stri
             _ => return true,
         }
     }
-    if s.has(flag::REMOTE) {
+    if s.path().leaves_by_agent() {
         return to_kernel_between_hosts(s, g, fd, why, strict);
     }
     if !strict && why != Reason::Disconnected && is_reset_now(s, g, fd) && owes_reset(s) {
@@ -298,11 +298,11 @@ pub(crate) fn detach(s: &'static Socket) {
     // SAFETY: as in `Socket::channel`; the swap gives it to one caller.
     if let Some(channel) = unsafe { s.channel.swap(core::ptr::null_mut(), AcqRel).as_ref() } {
         let slot = s.slot.load(Relaxed) as usize;
-        if channel.wire().is_none() {
+        if channel.far.is_shared() {
             channel.words(slot, channel.side ^ 1).quiet[quiet::REQUEST]
                 .fetch_or(quiet::CLOSED, SeqCst);
             s.published.leave();
         }
-        agent::released(channel, slot);
+        agent::of(s.path()).released(channel, slot);
     }
 }

@@ -229,7 +229,7 @@ fn pending_error(fd: c_int) -> Option<Ret> {
     if !asks || sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ERROR, &mut error) < 0 {
         return None;
     }
-    if s.is(State::Attached) && (error != 0 || !s.has(flag::REMOTE)) {
+    if s.is(State::Attached) && (error != 0 || s.path().is_shared()) {
         error = on_error_taken(s, g, fd, error).unwrap_or(error);
     }
     (error != 0).then_some(-(error as Ret))

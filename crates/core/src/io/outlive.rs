@@ -3,9 +3,9 @@
 
 use super::ends::{TxHeld, hold_rx, hold_tx};
 use super::linger::RESET_ON_CLOSE;
+use super::promote::may_use_carrier;
 use super::reset::carrier_is_over;
 use crate::socket::{Socket, State, flag};
-use crate::wire::{WireSlot, parting};
 use crate::{numbers, socket, sys};
 use core::ffi::c_int;
 use core::sync::atomic::AtomicU64;
@@ -16,12 +16,11 @@ use netacc_proto::switchover::TxState;
 /// The last descriptor is closed, but bytes are in the ring that the peer does not have, or nobody
 /// knows whether it does: true, and the carrier lives on until they have gone over it.
 pub(super) fn outlives_close(s: &'static Socket, h: &mut TxHeld<'_>, fd: c_int) -> bool {
-    let Some(at) = h.channel.wire().map(|w| w.slot(h.slot)) else { return false };
-    if at.leave.load(SeqCst) & parting::GONE != 0 {
+    if h.channel.far.is_gone(h.slot) {
         let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &RESET_ON_CLOSE);
         return false;
     }
-    if is_clean(h, at) {
+    if is_clean(h) {
         if let Some(linger) = h.end.linger.take() {
             let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
         }
@@ -60,7 +59,7 @@ pub(crate) fn await_peer(s: &'static Socket, g: u16) {
     }
     let budget = CLOSE_NS.saturating_sub(WINDOW.1.load(Relaxed));
     let wanted = budget > 0 && now.saturating_sub(SLOW_AT.load(Relaxed)) > SLOW_NS;
-    if !wanted || !s.has(flag::REMOTE) {
+    if !wanted || !s.path().leaves_by_agent() {
         return;
     }
     loop {
@@ -83,8 +82,9 @@ pub(crate) fn await_peer(s: &'static Socket, g: u16) {
 /// This process's last descriptor is closed, and a forked child goes on: what is in the rings it
 /// gets over the carrier, from here.
 pub(super) fn outlives_for_child(s: &'static Socket, h: &TxHeld<'_>, fd: c_int) -> bool {
-    let Some(at) = h.channel.wire().map(|w| w.slot(h.slot)) else { return false };
-    at.leave.load(SeqCst) & parting::GONE == 0 && leaves_behind(s, h, fd, Reason::InheritedByFork)
+    s.path().leaves_by_agent()
+        && !h.channel.far.is_gone(h.slot)
+        && leaves_behind(s, h, fd, Reason::InheritedByFork)
 }
 
 /// The carrier lives on under a name of the library's own until both directions are back on it.
@@ -96,20 +96,19 @@ fn leaves_behind(s: &'static Socket, h: &TxHeld<'_>, fd: c_int, why: Reason) -> 
     }
     s.waiters.fetch_add(1, SeqCst);
     socket::orphan(s, own, flag::CLOSE_LATER);
-    h.channel.ask_to_leave(h.slot, why, false);
+    h.channel.far.take_back(h.slot, why, false);
     true
 }
 
 /// The sender stands on the carrier, and the peer knows.
-fn is_clean(h: &TxHeld<'_>, at: &WireSlot) -> bool {
-    matches!(h.end.switch.state(), TxState::Carrier | TxState::Shut)
-        && h.end.switch.carrier_is_open(at.seen_epoch.load(SeqCst))
+fn is_clean(h: &TxHeld<'_>) -> bool {
+    matches!(h.end.switch.state(), TxState::Carrier | TxState::Shut) && may_use_carrier(h)
 }
 
 /// The process ends, or becomes another program: what the peer does not have goes over the carrier.
 /// True: there is something.
 pub(crate) fn begin_exit(s: &'static Socket) -> bool {
-    if !s.is(State::Attached) || s.is_inherited() || !s.has(flag::REMOTE) {
+    if !s.is(State::Attached) || s.is_inherited() || !s.path().leaves_by_agent() {
         return false;
     }
     // Never for long: another thread may hold an end for ever.
@@ -126,10 +125,9 @@ pub(crate) fn begin_exit(s: &'static Socket) -> bool {
     let shared =
         s.names() > 1 && hold_rx(s, s.generation16()).is_ok_and(|h| !h.end.switch.is_released());
     if let Ok(h) = hold_tx(s, s.generation16())
-        && let Some(at) = h.channel.wire().map(|w| w.slot(h.slot))
-        && (shared || !is_clean(&h, at))
+        && (shared || !is_clean(&h))
     {
-        h.channel.ask_to_leave(h.slot, Reason::Disconnected, false);
+        h.channel.far.take_back(h.slot, Reason::Disconnected, false);
         return true;
     }
     false

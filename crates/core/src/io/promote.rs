@@ -6,13 +6,12 @@ use super::held_back::{publish_held, waits_for_more};
 use super::linger::end_in_reset;
 use super::reset::is_reset;
 use super::reset::peer_has_ended;
-use crate::channel::{Channel, quiet};
+use crate::channel::quiet;
 use crate::socket::{Socket, flag};
 use crate::{sys, wait};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use core::sync::atomic::fence;
-use netacc_control::stats::Reason;
 use netacc_proto::switchover::{Delivery, Path as Way, TxState};
 
 /// The peer closed or is closing: from here on the kernel knows best what a send means (EPIPE,
@@ -62,7 +61,7 @@ pub(crate) fn on_more_room(s: &'static Socket, g: u16) {
         return;
     }
     if let Ok(mut h) = hold_tx(s, g)
-        && h.channel.wire().is_none()
+        && h.channel.far.is_shared()
         && h.end.switch.state() == TxState::Fast
         && !wait::send_room(s, h.channel, h.slot, s.tx_ring_bytes())
     {
@@ -74,17 +73,14 @@ pub(crate) fn on_more_room(s: &'static Socket, g: u16) {
 /// Whether a send finds the carrier open: not while the peer has not heard yet that the stream goes
 /// on there. (Looks without the lock: what it sees is the last that was announced.)
 pub(crate) fn may_send_on_carrier(s: &Socket) -> bool {
-    let Some(wire) = s.channel().and_then(Channel::wire) else { return true };
-    let slot = s.slot.load(Relaxed) as usize;
     let epoch = s.published.epoch.load(Relaxed);
-    epoch == 0 || wire.slot(slot).seen_epoch.load(SeqCst) == epoch
+    let seen = s.channel().and_then(|c| c.far.seen_epoch(s.slot.load(Relaxed) as usize));
+    epoch == 0 || seen.is_none_or(|seen| seen == epoch)
 }
 
-/// Between hosts: whether the peer knows that the stream goes on on the carrier.
+/// Whether the peer knows that the stream goes on on the carrier.
 pub(super) fn may_use_carrier(h: &TxHeld<'_>) -> bool {
-    h.channel
-        .wire()
-        .is_none_or(|w| h.end.switch.carrier_is_open(w.slot(h.slot).seen_epoch.load(SeqCst)))
+    h.channel.far.seen_epoch(h.slot).is_none_or(|seen| h.end.switch.carrier_is_open(seen))
 }
 
 /// Moves the sending direction onto the ring if the peer is ready for it.
@@ -108,7 +104,7 @@ pub(super) fn promote(s: &Socket, h: &mut TxHeld<'_>, fd: c_int, flags: c_int) -
         h.end.never = true;
         return false;
     }
-    let delivery = if h.channel.wire().is_some() { Delivery::Lossy } else { Delivery::Reliable };
+    let delivery = h.channel.far.id().traits().delivery;
     if delivery == Delivery::Lossy {
         end_in_reset(h, s.fd.load(Acquire));
     }
@@ -166,11 +162,10 @@ pub(crate) fn on_nodelay(s: &'static Socket, g: u16, fd: c_int, value: c_int) {
 /// Changes the path now and then, where the tests have ordered that.
 pub(super) fn switch_if_ordered(s: &Socket, h: &mut TxHeld<'_>) {
     let Some(x) = h.end.switches.next() else { return };
-    let between_hosts = h.channel.wire().is_some();
     if h.end.switch.state() == TxState::Fast && x.is_multiple_of(16) {
-        if between_hosts {
+        if s.path().leaves_by_agent() {
             if x.is_multiple_of(1024) {
-                h.channel.ask_to_leave(h.slot, Reason::RdmaLost, true);
+                h.channel.far.take_back(h.slot, s.path().traits().lost, true);
             }
         } else {
             demote_tx(s, h, false);

@@ -259,7 +259,7 @@ pub(super) fn received_fast(s: &Socket, held: &mut RxHeld<'_>, n: usize) -> bool
         Ok(true) => held.settled(s),
         Err(_) => return false,
     }
-    if held.channel.wire().is_some() {
+    if !held.channel.far.is_shared() {
         held.channel.consumed(held.slot);
     } else if held.end.ring.take_space_request() {
         held.notify_space();
@@ -287,7 +287,7 @@ pub(super) unsafe fn recv_inherited(
     if total == 0 {
         return PASS;
     }
-    if s.has(flag::REMOTE) {
+    if s.needs_maker() {
         return match await_carrier(
             s,
             g,

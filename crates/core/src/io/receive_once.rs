@@ -8,8 +8,7 @@ use super::{ASK_CARRIER_IN_SET_NS, ASK_CARRIER_NS, EAGAIN, ECONNRESET, EFAULT, h
 use crate::heap::Scratch;
 use crate::outcome::Ret;
 use crate::socket::{Socket, flag};
-use crate::wire::parting;
-use crate::{carrier, sleep, sys};
+use crate::{carrier, engines, sleep, sys};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use libc::iovec;
@@ -53,10 +52,8 @@ pub(super) unsafe fn look_fast(
     let Destination { fd, iov, done, flags } = *to;
     let peek = flags & libc::MSG_PEEK != 0;
     let Ok(mut avail) = h.end.ring.refresh() else { return Look::Corrupt };
-    if avail == 0
-        && let Some(wire) = h.channel.wire()
-    {
-        crate::queues::progress_of(wire, h.slot);
+    if avail == 0 && h.channel.far.id().traits().polled {
+        engines::poll_for(h.channel, h.slot);
         let Ok(now) = h.end.ring.refresh() else { return Look::Corrupt };
         avail = now;
     }
@@ -131,7 +128,7 @@ pub(super) fn ask_carrier(s: &Socket, h: &mut RxHeld<'_>, fd: c_int, flags: c_in
                 if h.end.switch.state() == RxState::ToCarrier
                     && !matches!(h.end.ring.refresh(), Ok(1..)) =>
             {
-                if h.channel.wire().is_none() {
+                if h.channel.far.is_shared() {
                     Look::Corrupt
                 } else {
                     Look::Empty
@@ -162,7 +159,7 @@ pub(super) fn carrier_ended(
         };
     }
     let latest = load_announce(h.words);
-    if r == ECONNRESET && h.channel.wire().is_none() {
+    if r == ECONNRESET && h.channel.far.is_shared() {
         // The kernel reports it once; it belongs behind the ring's bytes, and is to be seen until
         // then.
         s.raise(flag::RESET);
@@ -170,7 +167,7 @@ pub(super) fn carrier_ended(
         h.end.pending_error = r as i32;
     }
     // (Behind our own shutdown for receiving the sender lives, and what it holds back is its own.)
-    let is_over = h.channel.wire().is_none() && carrier::peer_ended(s.fd.load(Acquire));
+    let is_over = h.channel.far.is_shared() && carrier::peer_ended(s.fd.load(Acquire));
     let left = if is_over { h.end.ring.take_held() } else { h.end.ring.refresh() };
     let Ok(left) = left else { return Look::Corrupt };
     match h.end.switch.on_carrier_eof(latest, left == 0) {
@@ -187,7 +184,7 @@ pub(super) fn carrier_ended(
                 r = s.kept_error.swap(0, Relaxed) as Ret;
             }
             // (Between hosts a look takes none.)
-            let local = h.channel.wire().is_none();
+            let local = h.channel.far.is_shared();
             if local || flags & libc::MSG_PEEK == 0 {
                 h.end.pending_error = 0;
                 if ours || (local && r < 0 && carrier::is_closed(fd)) {
@@ -224,9 +221,9 @@ pub(super) fn carrier_ended(
 
 /// The carrier was reset, and the application has heard of that elsewhere (SO_ERROR).
 fn error_was_taken(s: &Socket, h: &RxHeld<'_>) -> bool {
-    let gone =
-        h.channel.wire().is_some_and(|w| w.slot(h.slot).leave.load(SeqCst) & parting::GONE != 0);
-    !gone && !s.has(flag::SHUT_WR | flag::BROKEN_OFF) && carrier::is_closed(s.fd.load(Acquire))
+    !h.channel.far.is_gone(h.slot)
+        && !s.has(flag::SHUT_WR | flag::BROKEN_OFF)
+        && carrier::is_closed(s.fd.load(Acquire))
 }
 
 /// The receiver stands on the carrier.

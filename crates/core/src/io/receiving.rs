@@ -131,7 +131,7 @@ impl Receiving<'_> {
                 if now.done > 0 && r < 0 {
                     // It belongs to the next call.
                     h.end.pending_error = r as i32;
-                    if h.channel.wire().is_none() {
+                    if h.channel.far.is_shared() {
                         s.lower(flag::TOLD);
                     }
                 }
@@ -181,7 +181,7 @@ impl Receiving<'_> {
                 Ok(false) if peer_has_ended(s, fd) => ask_carrier(s, h, fd, self.flags),
                 // Nor is anything there before the answer.
                 Ok(false)
-                    if h.channel.wire().is_none() && carrier_unread(fd).is_some_and(|n| n > 0) =>
+                    if h.channel.far.is_shared() && carrier_unread(fd).is_some_and(|n| n > 0) =>
                 {
                     match h.end.switch.on_carrier_readable(load_announce(h.words)) {
                         Ok(changed) => h.follow(s, changed),
@@ -297,7 +297,7 @@ impl Receiving<'_> {
 #[cold]
 #[inline(never)]
 fn is_doubtful(s: &Socket, h: &RxHeld<'_>, before: &mut Option<(u32, u64)>) -> bool {
-    if h.channel.wire().is_some() || !wait::receive_news(s, h.channel, h.slot) {
+    if !h.channel.far.is_shared() || !wait::receive_news(s, h.channel, h.slot) {
         return false;
     }
     let now =

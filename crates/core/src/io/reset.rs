@@ -54,7 +54,7 @@ pub(crate) fn settled(fd: c_int, asked: i16, said: i16) -> i16 {
 /// The head is the peer's word, and may be anything: that costs its own connection. (It may be
 /// ahead of what is said here, for a moment.)
 pub(super) fn lies_unread(s: &Socket) -> bool {
-    let Some(channel) = s.channel().filter(|c| c.wire().is_none()) else { return false };
+    let Some(channel) = s.channel().filter(|c| c.far.is_shared()) else { return false };
     let words = channel.words(s.slot.load(Relaxed) as usize, channel.side);
     s.published.tail.load(Relaxed).wrapping_sub(words.head.load(Acquire)).cast_signed() > 0
         && words.quiet[quiet::REQUEST].load(Acquire) & quiet::FIN == 0

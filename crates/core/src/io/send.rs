@@ -68,7 +68,7 @@ pub(super) unsafe fn fill(
 /// The connection was broken off between hosts, or reset within one: what the carrier says of
 /// itself does not count any more.
 pub(super) fn is_broken(s: &Socket) -> bool {
-    s.has(flag::RESET) || (s.has(flag::BROKEN_OFF | flag::CORRUPT) && s.has(flag::REMOTE))
+    s.has(flag::RESET) || (s.has(flag::BROKEN_OFF | flag::CORRUPT) && s.path().is_lossy())
 }
 
 /// A send on such a connection: the error once, if nobody was told, then as on any that is over
@@ -95,7 +95,7 @@ pub(super) fn leave_to_send(
     why: Reason,
 ) -> Ret {
     let nonblocking = never_waits(s, Side::Send, flags);
-    if s.has(flag::REMOTE) {
+    if s.path().leaves_by_agent() {
         return match await_carrier(s, g, fd, why, s.send_timeout_ns.load(Relaxed), nonblocking) {
             Ok(()) if s.generation16() == g && s.is(State::Attached) && is_broken(s) => {
                 send_broken(s, flags)
@@ -232,7 +232,7 @@ pub(super) fn sent_fast(s: &Socket, held: &mut TxHeld<'_>, n: usize) -> bool {
     if !held.notify() {
         return false;
     }
-    watch::watch();
+    watch::watch(held.channel);
     let _ = held.end.switch.on_accepted(n as u64);
     if let Some(r) = s.record()
         && let Some(w) = r.tx_bytes.get(held.channel.path() as usize)

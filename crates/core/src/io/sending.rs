@@ -144,14 +144,14 @@ impl Sending<'_> {
 
     unsafe fn next_on_ring(&mut self, h: &mut TxHeld<'static>, nonblocking: bool) -> Next {
         let s = self.s;
-        let between_hosts = h.channel.wire().is_some();
-        if s.has(flag::SHUT_WR) && between_hosts {
+        let by_agent = s.path().leaves_by_agent();
+        if s.has(flag::SHUT_WR) && by_agent {
             return self.broken_pipe();
         }
         let odd = self.flags & !SEND_FLAGS != 0 || s.has(flag::SHUT_WR);
         let going = peer_is_going(s, h, self.fd);
         if odd || going {
-            if between_hosts {
+            if by_agent {
                 // (A peer that has not left in order is gone.)
                 return if going { Next::Gone } else { Next::TakeBack };
             }
@@ -198,7 +198,7 @@ impl Sending<'_> {
             return Next::Again;
         }
         if !may_use_carrier(h) && (self.total > 0 || flags & libc::MSG_OOB != 0) {
-            h.channel.ask_to_leave(h.slot, Reason::RdmaLost, true);
+            h.channel.far.take_back(h.slot, s.path().traits().lost, true);
             return Next::Departure;
         }
         // What it says of a peer that was reset is not what the application is told: no signal
@@ -210,7 +210,7 @@ impl Sending<'_> {
         if r < 0 && is_reset_by(s, self.fd, -r as c_int) {
             return Next::Again;
         }
-        if r == ECONNRESET && self.done > 0 && h.channel.wire().is_none() {
+        if r == ECONNRESET && self.done > 0 && h.channel.far.is_shared() {
             // It belongs to the next call.
             s.raise(flag::RESET);
         }
@@ -221,7 +221,7 @@ impl Sending<'_> {
             return if r == EAGAIN { self.no_room(h, nonblocking) } else { Next::Done(r) };
         }
         let _ = h.end.switch.on_accepted(r as u64);
-        if h.channel.wire().is_none() {
+        if h.channel.far.is_shared() {
             channel::sent_by_kernel();
         }
         if let Some(rec) = s.record() {

@@ -18,10 +18,10 @@ pub(crate) fn shutdown(s: &'static Socket, g: u16, fd: c_int, how: c_int) -> Ret
     let inherited = s.is_inherited();
     if inherited {
         let done = to_kernel(s, g, fd, Reason::InheritedByFork, false);
-        if !done && s.is(State::Attached) && s.has(flag::REMOTE) {
+        if !done && s.is(State::Attached) && s.needs_maker() {
             return shutdown_of_parents(s, fd, how);
         }
-    } else if s.has(flag::REMOTE) {
+    } else if s.path().leaves_by_agent() {
         return shutdown_between_hosts(s, g, fd, how);
     }
     if (how == libc::SHUT_WR || how == libc::SHUT_RDWR)
@@ -60,7 +60,7 @@ pub(crate) fn shutdown(s: &'static Socket, g: u16, fd: c_int, how: c_int) -> Ret
 /// A peer that knows of our FIN, and waits for room, sleeps until it is told that there will be
 /// none.
 fn wake_senders(s: &Socket) {
-    if let Some(channel) = s.channel().filter(|c| c.wire().is_none()) {
+    if let Some(channel) = s.channel().filter(|c| c.far.is_shared()) {
         let slot = s.slot.load(Relaxed) as usize;
         fence(SeqCst);
         channel.notify(
@@ -96,7 +96,7 @@ pub(super) fn say_fin(s: &'static Socket, g: u16, how: c_int) {
 }
 
 fn request(s: &Socket, word: u64) {
-    if let Some(channel) = s.channel().filter(|c| c.wire().is_none()) {
+    if let Some(channel) = s.channel().filter(|c| c.far.is_shared()) {
         channel.words(s.slot.load(Relaxed) as usize, channel.side ^ 1).quiet[quiet::REQUEST]
             .fetch_or(word, SeqCst);
     }
@@ -104,7 +104,7 @@ fn request(s: &Socket, word: u64) {
 
 /// Tells the peer where the ring's part of the stream ends, before the carrier's FIN.
 pub(super) fn announce_end(s: &Socket, h: &mut TxHeld<'_>) {
-    if h.channel.wire().is_some() && !may_use_carrier(h) {
+    if !may_use_carrier(h) {
         return;
     }
     publish_held(h);
@@ -139,7 +139,7 @@ pub(super) fn shutdown_between_hosts(s: &'static Socket, g: u16, fd: c_int, how:
             return r;
         }
     }
-    channel.ask_to_leave(slot, Reason::Disconnected, false);
+    channel.far.take_back(slot, Reason::Disconnected, false);
     wait::prod(s);
     0
 }

@@ -25,11 +25,13 @@ mod tasks;
 
 use super::ends::held;
 use super::leave::to_kernel;
+use crate::channel::Channel;
 use crate::fd_table::{self, Entry};
 use crate::lock::try_lock_end;
+use crate::path::PathId;
 use crate::sets::sets;
-use crate::socket::{RxEnd, Socket, State, TxEnd, flag};
-use crate::{agent, control, rdma_thread, sys, thread};
+use crate::socket::{RxEnd, Socket, State, TxEnd};
+use crate::{agent, control, sys, thread};
 use alloc::vec::Vec;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::Ordering::*;
@@ -65,17 +67,18 @@ static LOOKING: AtomicBool = AtomicBool::new(false);
 
 /// Bytes were put into a ring: one load, nearly always.
 #[inline]
-pub(super) fn watch() {
+pub(super) fn watch(channel: &Channel) {
     if !WATCHED.load(Relaxed) {
-        begin();
+        begin(channel);
     }
 }
 
 #[cold]
 #[inline(never)]
-fn begin() {
-    if agent::here().is_running() && !WATCHED.swap(true, SeqCst) {
-        agent::here().watch_at(sys::now_ns().saturating_add(LOOK_NS));
+fn begin(channel: &Channel) {
+    let agent = agent::of(channel.far.id());
+    if agent.is_running() && !WATCHED.swap(true, SeqCst) {
+        agent.watch_at(sys::now_ns().saturating_add(LOOK_NS));
     }
 }
 
@@ -85,13 +88,9 @@ pub(crate) fn forget() {
     LOOKING.store(false, Relaxed);
 }
 
-/// Connections whose first name is `fd`, and on the paths between hosts or within this one, as
-/// `remote` says.
-fn is_watched(s: &Socket, fd: c_int, remote: bool) -> bool {
-    s.is(State::Attached)
-        && !s.is_inherited()
-        && s.has(flag::REMOTE) == remote
-        && s.fd.load(Relaxed) == fd
+/// Connections on that path whose first name is `fd`.
+fn is_watched(s: &Socket, fd: c_int, path: PathId) -> bool {
+    s.is(State::Attached) && !s.is_inherited() && s.path() == path && s.fd.load(Relaxed) == fd
 }
 
 /// Counts a look that finds the reader at `head`, or nothing unread. True: somebody should look
@@ -119,16 +118,16 @@ fn count_vain_look(s: &Socket, more: &mut bool) {
     *more |= looks < LOOKS;
 }
 
-/// Looks at all that this process has sent into rings. When to look again; 0: not before more is
-/// sent. Service thread.
-pub(crate) fn look_at_unread() -> u64 {
+/// Looks at all that this process has sent into the rings of a path. When to look again; 0: not
+/// before more is sent. A thread of the path's.
+pub(crate) fn look_at_unread(path: PathId) -> u64 {
     // Before the looks: what is sent after them begins anew.
     WATCHED.store(false, SeqCst);
     let mut more = false;
     fd_table::for_each(|fd, entry| {
         let Entry::Socket(s, _) = entry else { return };
         // (Once for all its names.)
-        if !is_watched(s, fd, false) {
+        if !is_watched(s, fd, path) {
             return;
         }
         // Under the lock the words and the channel stay.
@@ -142,15 +141,14 @@ pub(crate) fn look_at_unread() -> u64 {
     if more && !WATCHED.swap(true, SeqCst) { sys::now_ns().saturating_add(LOOK_NS) } else { 0 }
 }
 
-// ---- between hosts: the receiver ----------------------------------------------------------------
+// ---- the receiver, where its end of the ring is not the sender's to see -------------------------
 
-/// As [`look_at_unread`], at what has come from other hosts. Thread "netacc-rdma".
-pub(crate) fn look_at_unread_here() -> u64 {
-    rdma_thread::UNREAD.begin_look();
+/// As [`look_at_unread`], at what has come. True: look again, although nothing more comes.
+pub(crate) fn look_at_unread_here(path: PathId) -> bool {
     let (mut more, mut due) = (false, false);
     fd_table::for_each(|fd, entry| {
         let Entry::Socket(s, g) = entry else { return };
-        if !is_watched(s, fd, true) {
+        if !is_watched(s, fd, path) {
             return;
         }
         let Some(free) = try_lock_end(&s.rx_lock) else { return count_vain_look(s, &mut more) };
@@ -161,7 +159,7 @@ pub(crate) fn look_at_unread_here() -> u64 {
     if due {
         hear_unread();
     }
-    if more { rdma_thread::look_at_unread_again() } else { 0 }
+    more
 }
 
 // ---- the receiver -------------------------------------------------------------------------------
@@ -240,7 +238,7 @@ fn lying() -> Vec<Lying> {
     let mut all = Vec::new();
     fd_table::for_each(|fd, entry| {
         let Entry::Socket(s, g) = entry else { return };
-        if !is_watched(s, fd, s.has(flag::REMOTE)) || all.len() == MOST {
+        if !is_watched(s, fd, s.path()) || all.len() == MOST {
             return;
         }
         let (Some(head), Some((_, inode))) = (unread_at(s, g), sys::inode(fd)) else { return };

@@ -1,7 +1,7 @@
 //! The end of the process: what its peers do not have yet goes to them over the carriers.
 
 use crate::fd_table::{self, Entry};
-use crate::{adoption, io, process, rdma_thread, remote, service, socket};
+use crate::{adoption, io, process, rdma_thread, remote, service};
 use netacc_control::stats::Reason;
 
 /// How long the end of a process, or its exec, may be held up by peers that are slow to read what
@@ -56,7 +56,7 @@ pub(crate) fn before_daemon() {
     }
     fd_table::for_each(|fd, entry| {
         if let Entry::Socket(s, g) = entry
-            && s.has(socket::flag::REMOTE)
+            && !s.path().children_follow()
         {
             let _ = io::to_kernel(s, g, fd, Reason::InheritedByFork, false);
         }

@@ -7,6 +7,7 @@ use super::{Mine, PENDING, Remote, Theirs};
 use crate::channel::{BY_KERNEL, Channel, ChannelMem};
 use crate::lock::lock_end;
 use crate::log::{debug_log, warn_of_peer};
+use crate::path::{Far, PathId};
 use crate::rendezvous::table::Key;
 use crate::socket::{Socket, State, flag, offer};
 use crate::syn::Said;
@@ -29,10 +30,13 @@ pub(super) const BUSY_NS: u64 = 5_000_000;
 /// There will be no agreement on a connection, for that reason.
 pub(super) fn verdict(s: &'static Socket, generation: u32, why: Reason) {
     let _tx = lock_end(&s.tx_lock);
-    if s.generation.load(Acquire) == generation && s.is(State::Candidate) && s.has(flag::REMOTE) {
+    if s.generation.load(Acquire) == generation
+        && s.is(State::Candidate)
+        && s.path() == PathId::Rdma
+    {
         s.set_reason(why);
         s.verdict.store(why as u32, Relaxed);
-        let _ = s.offered.compare_exchange(0, offer::NEVER, SeqCst, Relaxed);
+        let _ = s.offered.compare_exchange(0, offer::never(PathId::Rdma), SeqCst, Relaxed);
     }
 }
 
@@ -50,7 +54,7 @@ impl Remote {
         }
         let local = tuple.local().ip();
         let connector = s.has(flag::CONNECTOR);
-        let found = if connector && s.has(flag::RDMA_FIRST) {
+        let found = if connector && s.paths().rest().iter().any(PathId::is_shared) {
             // Both addresses are this host's: nobody needs to be asked whether RDMA serves them.
             let devices = self.device_at(local).and_then(|_| self.device_at(tuple.peer().ip()));
             devices.and_then(|_| self.seek(local, tuple.peer(), s))
@@ -343,7 +347,7 @@ impl Remote {
                 if let (Some(channel), true) =
                     (l.channel, c.socket.is_some_and(|s| s.tuple() == *tuple))
                 {
-                    channel.ask_to_leave(slot, Reason::NotAuthenticated, false);
+                    channel.far.take_back(slot, Reason::NotAuthenticated, false);
                 }
             }
         }
@@ -631,17 +635,8 @@ impl Remote {
 fn new_channel(side: usize) -> Option<&'static Channel> {
     let mem = NonNull::new(sys::map_own(size_of::<ChannelMem>()))?;
     let wire = NonNull::new(sys::map_own(size_of::<Wire>()))?;
-    let at = NonNull::new(sys::map_private(size_of::<Channel>()))?.cast::<Channel>().as_ptr();
-    // SAFETY: fresh zeroed memory of a Channel's size and alignment (pages); these fields never
-    // change again.
-    unsafe {
-        (&raw mut (*at).mem).write(mem.cast().as_ptr());
-        (&raw mut (*at).wire).write(wire.cast().as_ptr());
-        (&raw mut (*at).side).write(side);
-    }
-    // SAFETY: valid from here on for ever: zeroed atomics, and the fields just written.
-    let c: &'static Channel = unsafe { &*at };
-    c.doorbells.iter().chain(&c.own_doorbells).for_each(|d| d.store(-1, Relaxed));
-    c.control.store(-1, Relaxed);
-    Some(c)
+    // SAFETY: zeroed atomics, in a mapping that is never taken away.
+    let wire: &'static Wire = unsafe { &*wire.cast().as_ptr() };
+    // SAFETY: as above; the channel is never freed.
+    unsafe { Channel::make(mem.cast().as_ptr(), side, Far::Mirror(wire))?.as_ref() }
 }

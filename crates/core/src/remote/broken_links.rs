@@ -148,7 +148,7 @@ impl Remote {
                 }
                 (_, ConnState::Live) => {
                     if let Some(c) = l.channel {
-                        c.words_changed(slot);
+                        c.far.words_changed(slot);
                     }
                 }
                 _ => {}

@@ -272,7 +272,7 @@ impl Remote {
                 ConnState::Free => {}
                 ConnState::Live if kept.contains(&(i, slot)) => {
                     if let Some(channel) = channel {
-                        channel.words_changed(slot);
+                        channel.far.words_changed(slot);
                     }
                 }
                 ConnState::Live => others.push(slot),

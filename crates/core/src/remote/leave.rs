@@ -45,7 +45,7 @@ fn was_not_taken_up(s: &Socket) -> bool {
 
 /// A slot serves no connection any more.
 pub(super) fn forget_leave(channel: &Channel, slot: usize) {
-    if let Some(w) = channel.wire()
+    if let Some(w) = channel.far.mirror()
         && w.slot(slot).leave.swap(0, SeqCst) & parting::COUNTED != 0
     {
         rdma_thread::uncount_leaving();
@@ -101,7 +101,7 @@ impl Remote {
             .map(|(slot, _)| slot)
             .collect();
         for slot in slots {
-            channel.ask_to_leave(slot, Reason::RdmaLost, true);
+            channel.far.take_back(slot, Reason::RdmaLost, true);
         }
         // Of those whose end is gone the peer will say no more.
         let left = |c: &links::Conn| c.pair == number && c.state == ConnState::Left;
@@ -126,7 +126,7 @@ impl Remote {
             .map(|(slot, _)| slot)
             .collect();
         for slot in live {
-            channel.ask_to_leave(slot, Reason::RdmaLost, false);
+            channel.far.take_back(slot, Reason::RdmaLost, false);
             wire.slot(slot).leave.fetch_or(parting::GONE, SeqCst);
         }
     }
@@ -150,7 +150,7 @@ impl Remote {
                 .map(|(slot, _)| slot)
                 .collect();
             for slot in slots {
-                channel.ask_to_leave(slot, Reason::InheritedByFork, false);
+                channel.far.take_back(slot, Reason::InheritedByFork, false);
             }
         }
     }
@@ -310,7 +310,7 @@ impl Remote {
 
 /// Whoever waits for it need not any more, although the slot stays as it is.
 fn uncount_leaving_of(channel: &Channel, slot: usize) {
-    if let Some(w) = channel.wire() {
+    if let Some(w) = channel.far.mirror() {
         let old = w.slot(slot).leave.fetch_and(!(parting::WANTED | parting::COUNTED), SeqCst);
         if old & parting::COUNTED != 0 {
             rdma_thread::uncount_leaving();

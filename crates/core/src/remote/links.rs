@@ -173,7 +173,7 @@ pub(super) struct Link {
 
 impl Link {
     pub(super) fn wire(&self) -> Option<&'static Wire> {
-        self.channel.and_then(Channel::wire)
+        self.channel.and_then(|c| c.far.mirror())
     }
 
     /// The channel's slots in use, or a thread still connecting a pair of it.

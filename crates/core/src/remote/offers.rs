@@ -162,7 +162,7 @@ impl Remote {
         });
         if let Some((channel, slot)) = rival {
             stats::count(Counter::AuthFailures);
-            channel.ask_to_leave(slot, Reason::NotAuthenticated, false);
+            channel.far.take_back(slot, Reason::NotAuthenticated, false);
         }
         let reason = if !known {
             Some(refuse::WITHDRAWN)
@@ -333,7 +333,7 @@ impl Remote {
     /// connection up, is to try again.
     pub(super) fn left_for_now(&mut self, i: usize, slot: usize) {
         if let Some(channel) = self.link(i).and_then(|l| l.channel) {
-            channel.ask_to_leave(slot, Reason::RdmaLost, true);
+            channel.far.take_back(slot, Reason::RdmaLost, true);
         }
         self.left(i, slot);
     }

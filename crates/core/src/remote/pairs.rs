@@ -731,7 +731,7 @@ pub(super) fn unlink(
     slot: usize,
     socket: Option<&'static Socket>,
 ) {
-    let Some(wire) = channel.and_then(Channel::wire) else { return };
+    let Some(wire) = channel.and_then(|c| c.far.mirror()) else { return };
     // Data calls use the pair under one of these.
     let _tx = socket.and_then(|s| crate::lock::lock_end(&s.tx_lock));
     let _rx = socket.and_then(|s| crate::lock::lock_end(&s.rx_lock));

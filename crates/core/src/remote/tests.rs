@@ -34,6 +34,7 @@ use super::links::ConnState;
 use super::net::Net;
 use super::pairs::{CONNECTED, Job, PairState};
 use super::*;
+use crate::path::PathList;
 use crate::queues::QUEUES;
 use crate::socket::State;
 use crate::testing::{self, Threads};
@@ -908,10 +909,8 @@ fn begin(fd: c_int, connector: bool) -> &'static Socket {
         &*memory
     };
     s.owner.store(process::id(), Relaxed);
-    s.flags.store(
-        flag::REMOTE | flag::WAITS_SEEN | if connector { flag::CONNECTOR } else { 0 },
-        Relaxed,
-    );
+    s.flags.store(flag::WAITS_SEEN | if connector { flag::CONNECTOR } else { 0 }, Relaxed);
+    s.set_paths(PathList::EMPTY.and(PathId::Rdma));
     s.slot.store(u32::MAX, Relaxed);
     s.fd.store(fd, Relaxed);
     s.refs.store(u64::from(s.generation.load(Relaxed)) << 32 | 1, Relaxed);

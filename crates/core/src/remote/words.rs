@@ -126,9 +126,9 @@ impl Remote {
             // (For good, unless it is on its way back for another reason: the peer's words may have
             // crossed ours.)
             if wire.slot(slot).leave.load(SeqCst) & parting::WANTED == 0 {
-                channel.ask_to_leave(slot, Reason::PeerAskedForTcp, false);
+                channel.far.take_back(slot, Reason::PeerAskedForTcp, false);
             }
-            channel.words_changed(slot);
+            channel.far.words_changed(slot);
             return Ok(());
         }
         let (out, inb) = (channel.words(slot, channel.side), channel.words(slot, channel.side ^ 1));
@@ -156,14 +156,14 @@ impl Remote {
         if w.request & (request::LEAVE | request::LEFT) != 0
             && (leaves & parting::WANTED == 0 || (!again && leaves & parting::AGAIN != 0))
         {
-            channel.ask_to_leave(slot, Reason::PeerAskedForTcp, w.request & request::AGAIN != 0);
+            channel.far.take_back(slot, Reason::PeerAskedForTcp, w.request & request::AGAIN != 0);
         }
         if changed {
             fence(SeqCst);
             channel.announce_here(slot, inb.quiet[quiet::NOTIFY].load(Relaxed));
             channel.announce_here(slot, out.producer_quiet[producer_quiet::NOTIFY].load(Relaxed));
             // It waits for the echo.
-            channel.words_changed(slot);
+            channel.far.words_changed(slot);
         }
         Ok(())
     }

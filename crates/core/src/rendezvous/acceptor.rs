@@ -8,6 +8,7 @@ use super::{
 };
 use crate::arena::{MemoryError, Pool};
 use crate::channel::{Channel, PLACES, SLOTS};
+use crate::path::PathId;
 use crate::socket::offer;
 use crate::{arena, config, fd_table, socket, stats, sys};
 use core::sync::atomic::Ordering::*;
@@ -60,12 +61,15 @@ impl State {
     /// other end.
     pub(super) fn offer(&mut self, waiting: Key, candidate: Key, proof: Option<PeerVerified>) {
         let Some(t) = self.tables.as_mut() else { return };
-        if let Some((_, m)) = t.accepted.get(waiting).filter(|(_, m)| {
-            m.is_current() && m.socket.has(socket::flag::REMOTE) && proof.is_some()
-        }) {
-            // It waits for RDMA, and its connector does so no more: its next call makes it wait for
-            // this candidate.
-            let _ = m.socket.offered.compare_exchange(0, offer::NEVER, SeqCst, Relaxed);
+        if let Some((_, m)) = t
+            .accepted
+            .get(waiting)
+            .filter(|(_, m)| m.is_current() && m.socket.path() != PathId::Shm && proof.is_some())
+        {
+            // It tries another path first, and its connector does so no more: its next call makes
+            // it wait for this candidate.
+            let never = offer::never(m.socket.path());
+            let _ = m.socket.offered.compare_exchange(0, never, SeqCst, Relaxed);
             return;
         }
         let Some((tuple, theirs)) = t.candidates.remove(candidate) else { return };

@@ -8,6 +8,7 @@ use super::{
 use crate::arena::MemoryError;
 use crate::channel::{BY_KERNEL, Channel, SLOTS};
 use crate::log::{debug_log, warn_log};
+use crate::path::Far;
 use crate::{control, fd_table, shared, stats, sys};
 use alloc::vec::Vec;
 use core::ffi::c_int;
@@ -393,26 +394,19 @@ impl State {
         };
         if shell.is_null() {
             let mem = sys::map_private(CHANNEL_BYTES);
-            let at = sys::map_private(size_of::<Channel>());
-            if mem.is_null() || at.is_null() {
-                for (at, bytes) in [(mem, CHANNEL_BYTES), (at, size_of::<Channel>())] {
-                    if !at.is_null() {
-                        // SAFETY: mapped above, and nobody has seen it.
-                        unsafe { sys::unmap(at, bytes) };
-                    }
-                }
+            if mem.is_null() {
                 return Err(MemoryError::NoMemory);
             }
-            let at = at.cast::<Channel>();
-            // SAFETY: fresh zeroed memory of a Channel's size and alignment (pages); these two
-            // fields never change again.
-            unsafe { (&raw mut (*at).mem).write(mem.cast()) };
-            // SAFETY: as above.
-            unsafe { (&raw mut (*at).side).write(side) };
+            // SAFETY: from here on something is always mapped there.
+            let Some(at) = (unsafe { Channel::make(mem.cast(), side, Far::Process) }) else {
+                // SAFETY: mapped above, and nobody has seen it.
+                unsafe { sys::unmap(mem, CHANNEL_BYTES) };
+                return Err(MemoryError::NoMemory);
+            };
             *shell = at;
         }
         let at = *shell;
-        // SAFETY: `mem` was written above when the shell was made.
+        // SAFETY: `mem` was written when the shell was made.
         let mem = unsafe { (*at).mem };
         // SAFETY: nobody uses this channel: its link had been recycled, or never was.
         if !unsafe { shared::map_over(mem.cast(), memfd, CHANNEL_BYTES) } {

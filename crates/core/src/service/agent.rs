@@ -1,81 +1,66 @@
-//! What the rest of the core calls.
+//! The agent of shared memory: what the rest of the core calls.
 
-use super::SERVICE;
-use crate::agent::{Agent, HostAgent};
+use super::{SERVICE, search};
+use crate::agent::{Agent, Noted, Used};
+use crate::candidates::is_on_this_host;
 use crate::channel::Channel;
+use crate::config;
 use crate::socket::{Socket, flag};
-use core::net::SocketAddr;
 use core::sync::atomic::Ordering::*;
 use netacc_control::stats::Reason;
 use netacc_proto::rendezvous::Tuple;
 
-/// The agent of connections within the host.
 struct Here;
-pub(crate) static AGENT: &dyn HostAgent = &Here;
+pub(crate) static AGENT: &dyn Agent = &Here;
 
 impl Agent for Here {
-    fn serves(&self, _: &Tuple) -> Result<(), Reason> {
-        Ok(())
+    fn serves(&self, tuple: &Tuple) -> Result<(), Reason> {
+        if is_on_this_host(tuple) { Ok(()) } else { Err(Reason::PeerRemote) }
     }
-    fn accepting(&self, local: SocketAddr) {
-        SERVICE.accepting(local.port());
-    }
-    fn listener_closed(&self) {
-        SERVICE.listener_closed();
-    }
-    fn note(&self, s: &'static Socket, generation: u16) -> bool {
-        if s.has(flag::HEIR) && !s.has(flag::CONNECTOR) {
-            // Accepted by another process: it is this one that the peer has to find.
+    fn began(&self, s: &'static Socket) {
+        if !s.has(flag::CONNECTOR) {
             SERVICE.accepting(s.tuple().local_port());
+        } else if !config::get().tcp_first && SERVICE.connected(s, false) {
+            // (The listener may not have accepted anything yet, and be unknown for that: asked
+            // again after its first answer; with NACC_CONN_TCP_FIRST=1 only then.)
+            s.raise(flag::FOUND);
         }
-        SERVICE.note(s, generation)
     }
-    fn closing(&self, s: &'static Socket) {
-        SERVICE.closing(s);
+    fn used(&self, s: &'static Socket, call: &Used) -> Noted {
+        search::on_call(s, call)
     }
-    fn released(&self, channel: &'static Channel, slot: usize) {
-        SERVICE.released(channel, slot);
-    }
-}
-
-impl HostAgent for Here {
-    fn is_running(&self) -> bool {
-        SERVICE.is_running()
-    }
-    fn connected(&self, s: &'static Socket, answered: bool) -> bool {
-        SERVICE.connected(s, answered)
-    }
-    fn sending(&self, s: &'static Socket) -> bool {
-        SERVICE.sending(s)
-    }
-    fn look_again(&self, s: &'static Socket, generation: u16) -> bool {
-        SERVICE.look_again(s, generation)
+    fn expect(&self, s: &'static Socket, generation: u16) {
+        search::note(s, generation);
     }
     fn forget(&self, s: &'static Socket) {
         SERVICE.closing(s);
     }
-    fn renamed(&self, s: &Socket) {
-        if s.has(flag::NOTED) && SERVICE.is_running() {
-            let _ = SERVICE.with(|_| ());
+    fn listener_closed(&self) {
+        SERVICE.listener_closed();
+    }
+    fn attached(&self, channel: &Channel) {
+        if channel.dead.load(SeqCst) != 0 {
+            SERVICE.attached_late(channel);
         }
     }
-    fn last_look(&self, s: &Socket) {
-        if s.has(flag::NOTED) && SERVICE.is_running() {
-            let _ = SERVICE.with(|state| state.end_proofs_at_last(s));
-        }
+    fn joined(&self, channel: &Channel) {
+        channel.users.fetch_add(1, AcqRel);
     }
-    fn end_proof(&self, s: &Socket) {
-        if s.has(flag::NOTED) && SERVICE.is_running() {
-            let _ = SERVICE.with(|state| state.end_proofs_of(s));
+    fn left(&self, channel: &Channel) {
+        if channel.users.fetch_sub(1, AcqRel) == 1 && channel.dead.load(Acquire) != 0 {
+            SERVICE.clear_away();
         }
-    }
-    fn attached_late(&self, channel: &Channel) {
-        SERVICE.attached_late(channel);
     }
     fn accuse(&self, channel: &Channel) {
         SERVICE.accuse(channel);
     }
-    fn held_until(&self, time: u64) {
+    fn released(&self, channel: &'static Channel, slot: usize) {
+        SERVICE.released(channel, slot);
+    }
+    fn is_running(&self) -> bool {
+        SERVICE.is_running()
+    }
+    fn hold_until(&self, time: u64) {
         if SERVICE.look_at(time) {
             SERVICE.wake();
         }
@@ -83,5 +68,26 @@ impl HostAgent for Here {
     fn watch_at(&self, time: u64) {
         SERVICE.watch_at.store(time, SeqCst);
         SERVICE.wake();
+    }
+    fn in_child(&self, _parent: u32) {
+        // The thread, the adverts and the agreements are the parent's.
+        SERVICE.after_fork_in_child();
+    }
+    fn give_up_inherited(&self) {
+        SERVICE.give_up_inherited();
+    }
+    fn renamed(&self, s: &Socket) {
+        if s.has(flag::NOTED) && SERVICE.is_running() {
+            // Behind whatever the thread does with the old one.
+            let _ = SERVICE.with(|_| ());
+        }
+    }
+    fn leave_carrier(&self, s: &Socket, closes: bool) {
+        if s.has(flag::NOTED) && SERVICE.is_running() {
+            let _ = SERVICE.with(|state| match closes {
+                true => state.end_proofs_at_last(s),
+                false => state.end_proofs_of(s),
+            });
+        }
     }
 }

@@ -1,6 +1,7 @@
 extern crate std;
 use super::*;
 use crate::channel::{PLACES, SLOTS, quiet};
+use crate::path::{PathId, PathList};
 use crate::rendezvous::possession::{self, TURNS};
 use crate::rendezvous::{CHANNEL_BYTES, Phase, auth};
 use crate::socket::{self, RxEnd, TxEnd};
@@ -47,6 +48,7 @@ fn socket_for(tuple: Tuple) -> &'static Socket {
         let s = &*memory;
         s.state.begin_as(socket::State::Candidate);
         s.fd.store(-1, Relaxed);
+        s.set_paths(PathList::EMPTY.and(PathId::Shm));
         s
     }
 }

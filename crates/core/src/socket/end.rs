@@ -3,7 +3,7 @@
 
 use super::memory::push_free;
 use super::{Event, Socket, State, flag};
-use crate::{process, rdma_thread, stats, sys};
+use crate::{process, stats, sys};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU32, Ordering::*};
 
@@ -25,13 +25,7 @@ pub(crate) fn await_change(s: &Socket) -> bool {
         }
         sys::sched_yield();
         // A forked child has no other way to hear that its parent was killed there.
-        let over = || {
-            if s.has(flag::REMOTE) {
-                !rdma_thread::lives(s.owner.load(Relaxed))
-            } else {
-                !process::lives(s.owner.load(Relaxed))
-            }
-        };
+        let over = || !s.path().maker_lives(s.owner.load(Relaxed));
         if n.is_multiple_of(10_000) && s.is_inherited() && over() {
             s.state.change(State::Changing, Event::Refused);
         }

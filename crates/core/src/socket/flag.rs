@@ -43,15 +43,10 @@ pub(crate) const FOUND: u32 = ASKED | ACCEPTOR_KNOWN;
 
 /// We made the connection (connect); clear: we accepted it.
 pub(crate) const CONNECTOR: u32 = 1 << 9;
-/// Its process has shown that it waits for it by calls that the library sees (`io/search.rs`).
+/// Its process has shown that it waits for it by calls that the library sees (`io/waits_seen.rs`).
 pub(crate) const WAITS_SEEN: u32 = 1 << 10;
 /// The agent knows it.
 pub(crate) const NOTED: u32 = 1 << 11;
-/// The peer is on another host, or the connection is for RDMA all the same. Goes when that cannot
-/// be (`candidates::make_local`).
-pub(crate) const REMOTE: u32 = 1 << 12;
-/// Within the host, and the configuration prefers RDMA there: shared memory if that cannot be.
-pub(crate) const RDMA_FIRST: u32 = 1 << 13;
 
 // ---- who else has it (`crate::adoption`) --------------------------------------------------------
 
@@ -104,8 +99,6 @@ const _: () = {
         CONNECTOR,
         WAITS_SEEN,
         NOTED,
-        REMOTE,
-        RDMA_FIRST,
         HEIR,
         UNSETTLED,
         CONTESTED,

@@ -2,6 +2,7 @@
 //! in them.
 
 use super::{NONE, Socket, end};
+use crate::path::PathList;
 use crate::{carrier, fd_words, process, shared, sys};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU64, Ordering::*};
@@ -66,6 +67,7 @@ pub(crate) fn new_socket(fd: c_int) -> Option<&'static Socket> {
     s.send_timeout_ns.store(0, Relaxed);
     s.kept_error.store(0, Relaxed);
     s.offered.store(0, Relaxed);
+    s.set_paths(PathList::EMPTY);
     s.refs.store(u64::from(s.generation.load(Relaxed)) << 32 | 1, Relaxed);
     s.from.store(core::ptr::null_mut(), Relaxed);
     s.pollers.store(u64::from(s.generation.load(Relaxed)) << 32, Relaxed);

@@ -8,7 +8,6 @@ use crate::outcome::Ret;
 use crate::sets::sets;
 use crate::socket::{Socket, State, flag};
 use crate::wait::Woke;
-use crate::wire::parting;
 use crate::{candidates, sleep, socket, sys};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
@@ -25,7 +24,7 @@ pub(in crate::io) fn to_kernel_between_hosts(
     strict: bool,
 ) -> bool {
     let inherited = s.is_inherited();
-    let at = s.channel().and_then(|c| Some(c.wire()?.slot(s.slot.load(Relaxed) as usize)));
+    let (channel, slot) = (s.channel(), s.slot.load(Relaxed) as usize);
     let patience_ns = pull_back_patience_ns(s, g, why, strict);
     ask_back(s, g, why);
     let until = sys::now_ns().saturating_add(patience_ns);
@@ -40,14 +39,14 @@ pub(in crate::io) fn to_kernel_between_hosts(
         // As soon as the peer's reader lets it, which may take as long as with TCP; but its maker
         // has to live.
         let abandoned = inherited
-            && !crate::rdma_thread::lives(s.owner.load(Relaxed))
+            && !s.path().maker_lives(s.owner.load(Relaxed))
             && s.is(State::Attached)
             && s.generation16() == g;
         let left = until.saturating_sub(sys::now_ns());
         if left == 0
             || abandoned
             || s.has(flag::BROKEN_OFF | flag::CORRUPT)
-            || at.is_some_and(|at| at.leave.load(SeqCst) & parting::GONE != 0)
+            || channel.is_some_and(|c| c.far.is_gone(slot))
         {
             break abandoned;
         }
@@ -87,7 +86,7 @@ pub(in crate::io) fn await_carrier(
             // (What it did before it ended is seen then.)
             State::Attached
                 if inherited
-                    && !crate::rdma_thread::lives(s.owner.load(Relaxed))
+                    && !s.path().maker_lives(s.owner.load(Relaxed))
                     && s.is(State::Attached)
                     && s.generation16() == g =>
             {
@@ -123,10 +122,10 @@ pub(in crate::io) fn await_departure(s: &'static Socket, g: u16) -> Woke {
 /// Both directions are to be the carrier's, for good.
 fn ask_back(s: &'static Socket, g: u16, why: Reason) {
     match s.channel() {
-        Some(channel) => channel.ask_to_leave(s.slot.load(Relaxed) as usize, why, false),
+        Some(channel) => channel.far.take_back(s.slot.load(Relaxed) as usize, why, false),
         None if s.is_inherited() && s.generation16() == g => {
             s.raise(flag::CALLED_BACK);
-            crate::rdma_thread::call_back(s.owner.load(Relaxed));
+            s.path().call_maker(s.owner.load(Relaxed));
         }
         None => {}
     }

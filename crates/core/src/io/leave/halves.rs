@@ -112,7 +112,7 @@ fn pull_back(s: &Socket, h: &mut TxHeld<'_>, fd: c_int, ack: Ack) {
         // Until all is sent again the end of this process must not look like the end of the stream.
         end_in_reset(h, fd);
     }
-    let within_the_host = h.channel.wire().is_none();
+    let within_the_host = h.channel.far.is_shared();
     if within_the_host {
         // What comes again is the kernel's: nothing lies in the ring. (The head is that of the last
         // bytes that were taken there.)

@@ -1,7 +1,7 @@
 //! Connections that are agreed on, and what they cost.
 
 use super::*;
-use crate::socket::flag;
+use crate::path::{PathId, PathList};
 use crate::syn::Said;
 use netacc_control::stats::Counter;
 
@@ -229,13 +229,14 @@ impl Rig {
     /// real one.
     fn prefer_rdma(&mut self, i: usize) {
         testing::set_threads(Threads::Start);
-        self.conns[i].iter().for_each(|e| e.socket.raise(flag::RDMA_FIRST));
-        crate::agent::here().accepting(self.conns[i][A].socket.tuple().local());
+        let paths = PathList::EMPTY.and(PathId::Rdma).and(PathId::Shm);
+        self.conns[i].iter().for_each(|e| e.socket.set_paths(paths));
+        crate::agent::of(PathId::Shm).began(self.conns[i][A].socket);
     }
 
     #[track_caller]
     fn comes_to_shared_memory(&mut self, i: usize) {
-        let is_local = |e: &End| e.socket.channel().is_some_and(|c| c.wire().is_none());
+        let is_local = |e: &End| e.socket.channel().is_some_and(|c| c.far.is_shared());
         let began = std::time::Instant::now();
         // (The clock is not set forward: that thread has its own.)
         while !(self.is_fast(i) && self.conns[i].iter().all(is_local)) {

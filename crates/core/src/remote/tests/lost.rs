@@ -167,18 +167,20 @@ fn what_does_not_arrive_goes_over_tcp_before_half_a_second() {
             rig.promoted(i);
             rig.exchange(i, 10_000);
             rig.wires.mute(&rig.hosts[h].fabric, true);
-            let began = sys::now_ns();
+            // By how far the clock was set forward, which is what was waited for: how long the
+            // machine takes is nobody's promise.
+            let began = testing::ahead_ns();
             rig.exchange(i, 100_000);
-            let took = (sys::now_ns() - began) / 1_000_000;
+            let took = (testing::ahead_ns() - began) / 1_000_000;
             assert!(took < 500, "{model:?}, host {h}: {took} ms");
             // Pairs that come to be and die are tried more and more rarely, and never in the way.
             let before = rig.calls(0, Call::Connect);
             let until = sys::now_ns() + 600_000_000_000;
             let mut slowest = 0;
             while sys::now_ns() < until {
-                let began = sys::now_ns();
+                let began = testing::ahead_ns();
                 rig.exchange(i, 1_000);
-                slowest = slowest.max(sys::now_ns() - began);
+                slowest = slowest.max(testing::ahead_ns() - began);
                 testing::pass_ns(100_000_000);
             }
             let tried = rig.calls(0, Call::Connect) - before;

@@ -1,0 +1,320 @@
+//! The list of paths, and a path of the tests, `loop`: what `docs/design/paths.md` was tried out
+//! on.
+//!
+//! Both ends of its connections are in this process, each on a channel of its own, as if they were
+//! in two. The engine is a mirror: it brings the bytes and words of each end to the other's
+//! channel, in its thread and in whoever polls. The agent knows of both ends what they have said,
+//! and takes connections back to their carriers in the engine's thread.
+//!
+//! Bytes are lost with a connection that leaves: what lies between the two is not brought over any
+//! more. So both ends have to agree how far each has come.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "tests may fail loudly"
+)]
+
+mod mirror;
+
+use super::*;
+use crate::candidates::{begin, next_path};
+use crate::socket::{NONE, Socket, State, flag, offer};
+use crate::{api, fd_table, io, sys, testing};
+use core::ffi::c_int;
+use core::sync::atomic::AtomicU32;
+pub(crate) use mirror::{AGENT, Engine, before_sleep, poll};
+use mirror::{Answer, serve};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::IntoRawFd;
+use std::time::{Duration, Instant};
+use std::vec::Vec;
+use std::{thread, vec};
+
+#[test]
+fn a_list_of_paths_gives_back_what_was_put_in_and_ends() {
+    let list = PathList::EMPTY.and(PathId::Rdma).and(PathId::Shm);
+    assert_eq!(list.iter().collect::<Vec<_>>(), [PathId::Rdma, PathId::Shm]);
+    assert_eq!(list.first(), PathId::Rdma);
+    assert_eq!(list.rest().first(), PathId::Shm);
+    assert!(list.rest().rest().is_empty());
+    assert_eq!(PathList::EMPTY.first(), PathId::Tcp);
+    // Nothing that lies in memory is another path than one of these.
+    assert_eq!(PathList::from_bits(0xf).first(), PathId::Tcp);
+    let full = (0..9).fold(PathList::EMPTY, |list, _| list.and(PathId::Shm));
+    assert_eq!(full.iter().count(), 8);
+}
+
+// ---- connections --------------------------------------------------------------------------------
+
+/// Both ends of one.
+const A: usize = 0;
+const C: usize = 1;
+
+/// One end, with its application.
+struct End {
+    fd: c_int,
+    socket: &'static Socket,
+    sent: usize,
+    received: usize,
+}
+
+/// What stands at `at` in the stream that a side sends.
+fn byte(side: usize, at: usize) -> u8 {
+    let x = (at as u64 ^ (side as u64) << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (x >> 56) as u8
+}
+
+impl End {
+    /// A blocking send of so many bytes.
+    fn send(&mut self, side: usize, n: usize) {
+        let bytes: Vec<u8> = (self.sent..self.sent + n).map(|at| byte(side, at)).collect();
+        let mut done = 0;
+        while done < n {
+            let left = &bytes[done..];
+            // SAFETY: a buffer of ours.
+            let r = unsafe { io::send(self.fd, left.as_ptr(), left.len(), libc::MSG_NOSIGNAL) };
+            let r = match r {
+                // SAFETY: as above.
+                api::PASS => unsafe {
+                    sys::sendto(self.fd, left.as_ptr(), left.len(), libc::MSG_NOSIGNAL)
+                },
+                r => r,
+            };
+            assert!(r > 0, "a send of {} bytes said {r}", left.len());
+            done += r as usize;
+        }
+        self.sent += n;
+    }
+
+    /// A blocking receive; 0: the end. What came is what the other side sends.
+    fn receive(&mut self, side: usize, most: usize) -> usize {
+        let mut part = vec![0u8; most];
+        // SAFETY: a buffer of ours.
+        let r = match unsafe { io::recv(self.fd, part.as_mut_ptr(), most, 0) } {
+            // SAFETY: as above.
+            api::PASS => unsafe {
+                let (at, none) = (part.as_mut_ptr(), core::ptr::null_mut());
+                sys::recvfrom(self.fd, at, most, 0, none, core::ptr::null_mut())
+            },
+            r => r,
+        };
+        assert!(r >= 0, "a receive said {r}");
+        for (i, got) in part[..r as usize].iter().enumerate() {
+            assert_eq!(*got, byte(side ^ 1, self.received + i), "byte {}", self.received + i);
+        }
+        self.received += r as usize;
+        r as usize
+    }
+
+    fn receive_all(&mut self, side: usize, n: usize) {
+        let until = self.received + n;
+        while self.received < until {
+            assert!(self.receive(side, until - self.received) > 0, "the stream ended early");
+        }
+    }
+
+    fn close(&mut self) {
+        if api::close(self.fd) == api::PASS {
+            let _ = sys::close(self.fd);
+        }
+    }
+}
+
+/// On a port that the kernel gives to nobody by itself: shared memory advertises it for a while,
+/// and other tests must not find that.
+fn listener() -> TcpListener {
+    const PORTS: core::ops::Range<u32> = 21_000..25_000;
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let tries = core::iter::repeat_with(|| {
+        let n = std::process::id().wrapping_mul(64).wrapping_add(NEXT.fetch_add(1, SeqCst));
+        TcpListener::bind(("127.0.0.1", (PORTS.start + n % PORTS.len() as u32) as u16))
+    });
+    tries.take(PORTS.len()).find_map(Result::ok).unwrap()
+}
+
+/// A connection that `loop` serves, and what its agent is to say of it.
+fn connection(answer: Answer) -> [End; 2] {
+    testing::init();
+    let listener = listener();
+    serve(listener.local_addr().unwrap().port(), answer);
+    let connected = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let accepted = listener.accept().unwrap().0;
+    [(accepted, false), (connected, true)].map(|(stream, connector)| {
+        stream.set_nodelay(true).unwrap();
+        let fd = stream.into_raw_fd();
+        begin(fd, NONE, connector);
+        let socket = fd_table::socket(fd).unwrap().0;
+        End { fd, socket, sent: 0, received: 0 }
+    })
+}
+
+fn talk(ends: &mut [End; 2], n: usize) {
+    for (from, to) in [(C, A), (A, C)] {
+        ends[from].send(from, n);
+        ends[to].receive_all(to, n);
+    }
+}
+
+/// Both applications talk until that is so.
+#[track_caller]
+fn talk_until(ends: &mut [End; 2], mut done: impl FnMut(&[End; 2]) -> bool) {
+    let began = Instant::now();
+    while !done(ends) {
+        talk(ends, 64);
+        assert!(began.elapsed() < Duration::from_secs(20), "{:?}", ends.each_ref().map(describe));
+        thread::yield_now();
+    }
+}
+
+fn describe(e: &End) -> (State, u32, PathId, u32) {
+    let offered = e.socket.offered.load(SeqCst);
+    let reason = e.socket.record().map_or(0, |r| r.reason.load(SeqCst));
+    (e.socket.state.now(), offered, e.socket.path(), reason)
+}
+
+fn is_fast(e: &End) -> bool {
+    e.socket.is(State::Attached)
+        && e.socket.published.sends_fast()
+        && e.socket.published.receives_fast()
+}
+
+fn is_on(e: &End, path: PathId) -> bool {
+    is_fast(e) && e.socket.channel().is_some_and(|c| c.far.id() == path)
+}
+
+/// A connection with both directions of both ends on the path.
+fn promoted() -> [End; 2] {
+    let mut ends = connection(Answer::Agrees);
+    for e in &ends {
+        assert!(e.socket.is(State::Candidate) && e.socket.path() == PathId::Loop);
+        assert!(e.socket.paths().rest().first() == PathId::Shm);
+    }
+    talk_until(&mut ends, |ends| ends.iter().all(|e| is_on(e, PathId::Loop)));
+    ends
+}
+
+/// More than the rings hold, one way, with both ends at it at once.
+fn pour(ends: &mut [End; 2], from: usize) {
+    const BYTES: usize = 300_000;
+    let [a, c] = ends;
+    let (sender, receiver) = if from == A { (a, c) } else { (c, a) };
+    thread::scope(|scope| {
+        scope.spawn(|| sender.send(from, BYTES));
+        receiver.receive_all(from ^ 1, BYTES);
+    });
+}
+
+fn close_both(mut ends: [End; 2]) {
+    ends[C].close();
+    assert_eq!(ends[A].receive(A, 64), 0, "the end");
+    ends[A].close();
+}
+
+// ---- the path -----------------------------------------------------------------------------------
+
+#[test]
+fn a_path_that_is_added_carries_both_ways() {
+    let mut ends = promoted();
+    for from in [C, A, C] {
+        pour(&mut ends, from);
+    }
+    assert!(ends.iter().all(|e| is_on(e, PathId::Loop)), "{:?}", ends.each_ref().map(describe));
+    close_both(ends);
+}
+
+#[test]
+fn a_connection_leaves_an_added_path_with_unread_bytes() {
+    for who in [A, C] {
+        let mut ends = promoted();
+        // Unread at both ends when one needs the kernel.
+        ends[A].send(A, 20_000);
+        ends[C].send(C, 10_000);
+        let s = ends[who].socket;
+        let why = Reason::SocketOption;
+        // (It waits for the other end, but not for long.)
+        let began = Instant::now();
+        while !io::to_kernel(s, s.generation16(), ends[who].fd, why, false) {
+            assert!(began.elapsed() < Duration::from_secs(20), "{:?}", describe(&ends[who]));
+        }
+        assert!(s.is(State::Plain));
+        ends[A].receive_all(A, 10_000);
+        ends[C].receive_all(C, 20_000);
+        pour(&mut ends, C);
+        pour(&mut ends, A);
+        talk_until(&mut ends, |ends| ends.iter().all(|e| e.socket.is(State::Plain)));
+        close_both(ends);
+    }
+}
+
+#[test]
+fn a_connection_leaves_an_added_path_for_a_while() {
+    let mut ends = promoted();
+    for round in 0..5 {
+        ends[C].send(C, 5000 * round);
+        let s = ends[round % 2].socket;
+        let slot = s.slot.load(SeqCst) as usize;
+        s.channel().unwrap().far.take_back(slot, s.path().traits().lost, true);
+        ends[A].receive_all(A, 5000 * round);
+        let promotions = |e: &End| e.socket.record().map_or(0, |r| r.promotions.load(SeqCst));
+        let before = ends.each_ref().map(promotions);
+        talk_until(&mut ends, |ends| {
+            ends.iter().zip(before).all(|(e, n)| promotions(e) > n && is_on(e, PathId::Loop))
+        });
+        pour(&mut ends, round % 2);
+    }
+    close_both(ends);
+}
+
+#[test]
+fn what_was_sent_before_a_close_arrives_from_an_added_path() {
+    for who in [A, C] {
+        let mut ends = promoted();
+        ends[who].send(who, 20_000);
+        ends[who].close();
+        ends[who ^ 1].receive_all(who ^ 1, 20_000);
+        assert_eq!(ends[who ^ 1].receive(who ^ 1, 64), 0, "the end");
+        ends[who ^ 1].close();
+    }
+}
+
+// ---- from one path to the next ------------------------------------------------------------------
+
+#[test]
+fn a_connection_goes_on_to_the_next_path() {
+    for answer in [Answer::RefusesAtOnce, Answer::RefusesLater] {
+        let mut ends = connection(answer);
+        talk_until(&mut ends, |ends| ends.iter().all(|e| is_on(e, PathId::Shm)));
+        assert!(ends.iter().all(|e| e.socket.paths().rest().is_empty()));
+        pour(&mut ends, C);
+        pour(&mut ends, A);
+        close_both(ends);
+    }
+}
+
+#[test]
+fn behind_the_last_path_a_connection_is_plain() {
+    let mut ends = connection(Answer::Silent);
+    let s = ends[C].socket;
+    next_path(s, s.generation16(), Reason::PeerRefused);
+    assert!(s.is(State::Candidate) && s.path() == PathId::Shm);
+    next_path(s, s.generation16(), Reason::PeerRefused);
+    assert!(s.is(State::Plain));
+    assert_eq!(describe(&ends[C]).3, Reason::PeerRefused as u32);
+    talk(&mut ends, 100);
+    close_both(ends);
+}
+
+#[test]
+fn a_verdict_on_the_path_before_says_nothing_of_the_next() {
+    let ends = connection(Answer::Silent);
+    let s = ends[C].socket;
+    next_path(s, s.generation16(), Reason::PeerRefused);
+    assert!(s.path() == PathId::Shm && !s.has(flag::NOTED));
+    // Whoever says it has not seen yet that the connection has gone on.
+    s.offered.store(offer::never(PathId::Loop), SeqCst);
+    next_path(s, s.generation16(), Reason::PeerRefused);
+    assert!(s.is(State::Candidate) && s.path() == PathId::Shm && s.offered.load(SeqCst) == 0);
+    close_both(ends);
+}
