@@ -181,6 +181,9 @@ impl Remote {
     ) -> Result<(), Reason> {
         let now = sys::now_ns();
         let found = self.links.iter().flatten().any(|l| l.leads_to(local, peer) && l.is_up());
+        if !found && !self.is_down(local) {
+            self.device_at(local)?;
+        }
         if !found && self.is_out_of_reach(local, peer.ip(), s) {
             return Err(Reason::NotInReach);
         }

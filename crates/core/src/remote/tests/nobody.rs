@@ -272,3 +272,21 @@ fn who_is_out_of_reach_is_not_asked() {
     PRETENDED.set(None);
     rig.finish();
 }
+
+/// Where an address has no device that is the reason, whatever the routes say.
+#[test]
+fn without_a_device_there_is_no_question_of_reach() {
+    use crate::reach::{PRETENDED, Reach};
+    let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+    PRETENDED.set(Some(Reach::No));
+    rig.wires.fail_call(&rig.hosts[0].fabric, Call::OpenDevice, 1, libc::ENODEV);
+    let i = rig.connect(0, 1);
+    for _ in 0..5 {
+        rig.chat(i);
+        rig.settle();
+    }
+    assert!(rig.conns[i][C].socket.is(crate::socket::State::Plain));
+    assert_ne!(rig.reason(i, C), Reason::NotInReach);
+    PRETENDED.set(None);
+    rig.finish();
+}
