@@ -424,6 +424,19 @@ unsafe fn send_message(fd: c_int, msg: *const msghdr, flags: c_int, total: &mut 
     dispatch(fd, Side::Send, flags, ring, || unsafe { sleep::sendmsg(fd, msg, flags) })
 }
 
+/// How much the kernel was asked to send: a call of several messages ends behind one that is cut
+/// short, also where the connection became the kernel's in the middle of it.
+///
+/// # Safety
+/// `msg` is what the application gave as the place of a msghdr.
+#[cold]
+unsafe fn length_of(msg: *const msghdr) -> usize {
+    // SAFETY: the caller's promise.
+    let Some(m) = (unsafe { user::read(msg) }) else { return 0 };
+    let mut parts = AnyBuffers::new();
+    parts.import(m.msg_iov, m.msg_iovlen, libc::EMSGSIZE).map_or(0, |v| v.total)
+}
+
 pub(crate) unsafe fn sendmmsg(fd: c_int, msgs: *mut mmsghdr, count: u32, flags: c_int) -> Ret {
     if matches!(who(fd), Who::NotOurs) {
         for i in 0..count.min(1024) as usize {
@@ -441,7 +454,7 @@ pub(crate) unsafe fn sendmmsg(fd: c_int, msgs: *mut mmsghdr, count: u32, flags: 
         let mut r = unsafe { send_message(fd, header, flags, &mut total) };
         if r == PASS {
             // SAFETY: as above.
-            r = unsafe { sys::sendmsg(fd, header, flags) };
+            (r, total) = unsafe { (sys::sendmsg(fd, header, flags), length_of(header)) };
         }
         // SAFETY: as above.
         if r >= 0 && !unsafe { user::write(&raw mut (*m).msg_len, r as u32) } {
