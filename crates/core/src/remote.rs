@@ -60,6 +60,7 @@ use core::net::{IpAddr, SocketAddr};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::*};
 use libc::epoll_event;
 use netacc_control::stats::Reason;
+use netacc_proto::agreement::Agreement;
 use netacc_proto::rendezvous::{Proof, Tuple};
 
 /// Sockets that wait, each way, and candidates of peers.
@@ -388,12 +389,7 @@ const EVENT_KIND: u64 = 0xff << 56;
 struct Mine {
     socket: &'static Socket,
     generation: u32,
-    /// The ports whose links were told (connecting side).
-    announced: u32,
-    /// An offer was made for it on that link (accepting side).
-    offered: Option<usize>,
-    /// When it was noted.
-    since: u64,
+    agreement: Agreement,
 }
 
 impl Mine {

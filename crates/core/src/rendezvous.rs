@@ -596,7 +596,7 @@ impl Mine {
     }
     /// No offer is on its way to it.
     fn waits(&self) -> bool {
-        self.agreement.state() == agreement::State::Waiting
+        self.agreement.waits()
     }
     /// The socket still is the one that was noted.
     fn is_current(&self) -> bool {
@@ -612,7 +612,7 @@ fn consumed_by(c: &Channel, slot: usize, side: usize) -> &AtomicU64 {
 }
 
 /// What the operator is told.
-fn reason_of(why: Why) -> Reason {
+pub(crate) fn reason_of(why: Why) -> Reason {
     match why {
         Why::NoLibrary => Reason::PeerWithoutLibrary,
         Why::NotClaimed => Reason::NotClaimed,

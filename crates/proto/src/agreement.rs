@@ -11,7 +11,7 @@ mod slot;
 use crate::rendezvous::{Peers, Role, refuse};
 pub use slot::{Malformed, Slot, SlotAction, SlotEvent, SlotState};
 
-/// Links of a process, as bits.
+/// Links of a process, as bits, by the numbers that the caller gives them.
 pub type Links = u64;
 
 /// The bit of a link. A process has fewer than 65.
@@ -193,6 +193,18 @@ impl Agreement {
         self.looks > 0
     }
 
+    /// No offer is on its way to it, and it is not over.
+    #[must_use]
+    pub const fn waits(&self) -> bool {
+        matches!(self.state, State::Waiting)
+    }
+
+    /// It waits no more.
+    #[must_use]
+    pub const fn is_over(&self) -> bool {
+        matches!(self.state, State::Over)
+    }
+
     /// Connector: that link was told of it.
     #[must_use]
     pub const fn is_told(&self, link: usize) -> bool {
@@ -224,8 +236,8 @@ impl Agreement {
     /// Whether more than one process has a claim to a connection: those that claim it, or have it.
     /// Between hosts none is believed then. (Within a host each has to prove its own.)
     #[must_use]
-    pub const fn is_contested(peers: Peers, claims: Links) -> bool {
-        matches!(peers, Peers::TwoHosts) && claims.count_ones() > 1
+    pub const fn is_contested(peers: Peers, claims: usize) -> bool {
+        matches!(peers, Peers::TwoHosts) && claims > 1
     }
 
     /// Goes on by what has happened.

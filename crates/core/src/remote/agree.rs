@@ -1,6 +1,6 @@
 //! Which connections are accelerated: candidates, offers, and the slots of a channel.
 
-use super::links::{Conn, ConnState, Fault, Link};
+use super::links::{Conn, Fault, Link};
 use super::pairs::PairState;
 use super::shares::{PART, Source};
 use super::{Mine, PENDING, Remote, Theirs};
@@ -8,6 +8,7 @@ use crate::channel::{BY_KERNEL, Channel, ChannelMem};
 use crate::lock::lock_end;
 use crate::log::{debug_log, warn_of_peer};
 use crate::path::{Far, PathId};
+use crate::rendezvous::reason_of;
 use crate::rendezvous::table::Key;
 use crate::socket::{Socket, State, flag, offer};
 use crate::syn::Said;
@@ -17,10 +18,9 @@ use core::net::{IpAddr, SocketAddr};
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::*;
 use netacc_control::stats::{Counter, Reason};
-use netacc_proto::rendezvous::{self as proto, Message, Proof, Role, Tuple};
+use netacc_proto::agreement::{Action, Agreement, Event, Links, SlotEvent, SlotState, bit};
+use netacc_proto::rendezvous::{self as proto, Message, Peers, Proof, Role, Tuple};
 
-/// An accepted connection whose peer's library has not spoken for so long has none.
-const SILENT_NS: u64 = 30_000_000_000;
 /// Candidates whose connections are over are withdrawn after so long.
 const SWEEP_NS: u64 = 10_000_000_000;
 /// A connection that was offered a place which is not free at the peer is offered another one after
@@ -43,8 +43,11 @@ pub(super) fn verdict(s: &'static Socket, generation: u32, why: Reason) {
 impl Remote {
     /// A connection of ours is used.
     pub(super) fn on_note(&mut self, s: &'static Socket, generation: u32) {
+        let now = sys::now_ns();
+        let connector = s.has(flag::CONNECTOR);
+        let role = if connector { Role::Connector } else { Role::Acceptor };
         let mine =
-            Mine { socket: s, generation, announced: 0, offered: None, since: sys::now_ns() };
+            Mine { socket: s, generation, agreement: Agreement::new(Peers::TwoHosts, role, now) };
         if !mine.is_current() {
             return;
         }
@@ -53,7 +56,6 @@ impl Remote {
             return;
         }
         let local = tuple.local().ip();
-        let connector = s.has(flag::CONNECTOR);
         let found = if connector && s.paths().rest().iter().any(PathId::is_shared) {
             // Both addresses are this host's: nobody needs to be asked whether RDMA serves them.
             let devices = self.device_at(local).and_then(|_| self.device_at(tuple.peer().ip()));
@@ -79,15 +81,15 @@ impl Remote {
             }
         }
         let table = if connector { &mut self.connected } else { &mut self.accepted };
+        let due = mine.agreement.due();
         let Some(key) = table.insert(tuple, 0, mine) else { return };
         if !connector {
-            self.at(sys::now_ns() + SILENT_NS);
+            self.at(due);
             return self.agree(tuple);
         }
         if self.sweep_at == 0 {
-            self.sweep_at = sys::now_ns() + SWEEP_NS;
-            let at = self.sweep_at;
-            self.at(at);
+            self.sweep_at = now + SWEEP_NS;
+            self.at(now + SWEEP_NS);
         }
         for i in 0..self.links.len() {
             self.announce(i, key);
@@ -99,13 +101,13 @@ impl Remote {
         let Some((tuple, m)) = self.connected.get(key) else { return };
         let tuple = *tuple;
         let fits = |l: &&Link| l.is_up() && l.leads_to(tuple.local().ip(), tuple.peer());
-        let Some(bit) = self.link(i).filter(fits).map(Link::bit) else { return };
-        if m.announced & bit != 0 || self.is_busy(i) {
+        let Some(number) = self.link(i).filter(fits).map(Link::number) else { return };
+        if m.agreement.is_told(number) || self.is_busy(i) {
             return;
         }
         let Some(proof) = self.link(i).map(|l| l.says(&m.socket.syn)) else { return };
         if let Some(m) = self.connected.get_mut(key) {
-            m.announced |= bit;
+            m.agreement.step(Event::Told(number));
         }
         self.send(i, Message::Candidate(proto::Candidate { tuple, token: key.0, proof }));
     }
@@ -115,17 +117,14 @@ impl Remote {
         let (Some(l), Some((tuple, m))) = (self.link(i), self.connected.get(key)) else {
             return false;
         };
-        l.leads_to(tuple.local().ip(), tuple.peer()) && m.announced & l.bit() != 0
+        l.leads_to(tuple.local().ip(), tuple.peer()) && m.agreement.is_told(l.number())
     }
 
-    /// Tells the links that were told of a candidate, but for one, that there is none.
-    pub(super) fn withdraw(&mut self, tuple: &Tuple, told: u32, token: u64, but: Option<usize>) {
+    /// Tells the links that were told of a candidate that there is none.
+    pub(super) fn withdraw(&mut self, tuple: &Tuple, told: Links, token: u64) {
         for i in 0..self.links.len() {
             let leads = |l: &Link| l.leads_to(tuple.local().ip(), tuple.peer());
-            if told != 0
-                && Some(i) != but
-                && self.link(i).is_some_and(|l| leads(l) && told & l.bit() != 0)
-            {
+            if told != 0 && self.link(i).is_some_and(|l| leads(l) && told & bit(l.number()) != 0) {
                 self.send(i, Message::Withdraw { token });
             }
         }
@@ -159,39 +158,35 @@ impl Remote {
     pub(super) fn time_waiting(&mut self) {
         let now = sys::now_ns();
         while let Some(key) = self.accepted.oldest() {
-            let Some((_, m)) = self.accepted.get(key) else { return };
-            if now < m.since + SILENT_NS {
-                let at = m.since + SILENT_NS;
+            let Some((tuple, m)) = self.accepted.get(key) else { return };
+            if now < m.agreement.due() {
+                let at = m.agreement.due();
                 return self.at(at);
             }
-            let Some((tuple, m)) = self.accepted.remove(key) else { continue };
-            if !m.is_current() {
-                continue;
-            }
-            let is_asked_for =
-                m.offered.is_some() || self.candidates.find(&tuple, |_| true).is_some();
+            let claimed = self.candidates.find(tuple, |_| true).is_some();
             let known = self
                 .links
                 .iter()
                 .flatten()
                 .any(|l| l.role == Role::Acceptor && l.is_up() && l.peer == tuple.peer().ip());
-            if is_asked_for || known {
-                // It is being seen to, or its process may be one of those that are known, and has
-                // not used it enough. (It gets a new key: who has offered it knows it by that.)
-                let offered = m.offered;
-                if !is_asked_for {
-                    m.socket.set_reason(Reason::PeerRefused);
-                }
-                let new = self.accepted.insert(tuple, 0, Mine { since: now, ..m });
-                if let (Some(l), Some(new)) = (offered.and_then(|i| self.link_mut(i)), new) {
-                    l.conns
-                        .iter_mut()
-                        .filter(|c| c.state == ConnState::Offered && c.waiting == key)
-                        .for_each(|c| c.waiting = new);
-                }
-                continue;
+            let Some(m) = self.accepted.get_mut(key) else { return };
+            let action = m.agreement.step(Event::Tick { now, claimed, known });
+            if let (Action::Judge(why), true) = (action, m.is_current()) {
+                m.socket.set_reason(reason_of(why));
             }
-            verdict(m.socket, m.generation, Reason::PeerWithoutLibrary);
+            if let (Action::End(_), _) | (_, false) = (action, m.is_current()) {
+                self.end(key, action);
+            } else {
+                self.accepted.make_newest(key);
+            }
+        }
+    }
+
+    /// An accepted connection waits no more, for the reason that its agreement gives, if it gives
+    /// one.
+    pub(super) fn end(&mut self, key: Key, action: Action) {
+        if let (Some((_, m)), Action::End(why)) = (self.accepted.remove(key), action) {
+            verdict(m.socket, m.generation, reason_of(why));
         }
     }
 
@@ -213,8 +208,10 @@ impl Remote {
                 any = true;
                 continue;
             }
-            if let Some((tuple, m)) = self.connected.remove(key) {
-                self.withdraw(&tuple, m.announced, key.0, None);
+            if let Some((tuple, mut m)) = self.connected.remove(key)
+                && let Action::Withdraw(told) = m.agreement.step(Event::Closed)
+            {
+                self.withdraw(&tuple, told, key.0);
             }
         }
         self.sweep_at = if any { now + SWEEP_NS } else { 0 };
@@ -257,7 +254,7 @@ impl Remote {
         }
         // Two claims to one connection: neither is believed, now or later (users of one host could
         // claim each other's).
-        if self.has_rival(i, &tuple) {
+        if Agreement::is_contested(Peers::TwoHosts, 1 + usize::from(self.has_rival(i, &tuple))) {
             self.contest(&tuple);
             return Ok(());
         }
@@ -316,7 +313,8 @@ impl Remote {
             c.socket
                 .is_some_and(|s| s.generation.load(Acquire) == c.generation && s.tuple() == *tuple)
         };
-        let offered = self.accepted.find(tuple, |m| m.offered.is_some_and(|o| o != i)).is_some();
+        let offered =
+            self.accepted.find(tuple, |m| m.agreement.offered().is_some_and(|o| o != i)).is_some();
         offered
             || self.candidates.find(tuple, |x| x.link != i).is_some()
             || self.links.iter().enumerate().any(|(o, l)| {
@@ -336,14 +334,14 @@ impl Remote {
         while let Some(key) = self.candidates.find(tuple, |_| true) {
             self.drop_candidate(key);
         }
-        if let Some((_, m)) =
-            self.accepted.find(tuple, |_| true).and_then(|k| self.accepted.remove(k))
+        if let Some(key) = self.accepted.find(tuple, |_| true)
+            && let Some(m) = self.accepted.get_mut(key)
         {
-            verdict(m.socket, m.generation, Reason::NotAuthenticated);
+            let action = m.agreement.step(Event::Contested);
+            self.end(key, action);
         }
         for l in self.links.iter().flatten() {
-            for (slot, c) in l.conns.iter().enumerate().filter(|(_, c)| c.state == ConnState::Live)
-            {
+            for (slot, c) in l.conns.iter().enumerate().filter(|(_, c)| c.slot.is_live()) {
                 if let (Some(channel), true) =
                     (l.channel, c.socket.is_some_and(|s| s.tuple() == *tuple))
                 {
@@ -357,9 +355,12 @@ impl Remote {
         if self.link(i).is_some_and(|l| l.role == Role::Connector) {
             let key = Key(token);
             if self.was_told(i, key)
+                && let Some(number) = self.link(i).map(Link::number)
+                && let Some(m) = self.connected.get_mut(key)
+                && let Action::End(why) = m.agreement.step(Event::NoOffer(number))
                 && let Some((_, m)) = self.connected.remove(key)
             {
-                verdict(m.socket, m.generation, Reason::PeerRefused);
+                verdict(m.socket, m.generation, reason_of(why));
             }
             return Ok(());
         }
@@ -372,7 +373,7 @@ impl Remote {
 
     /// Makes an offer for a connection of which both parts are known, if there is a place for it.
     pub(super) fn agree(&mut self, tuple: Tuple) {
-        let Some(waiting) = self.accepted.find(&tuple, |m| m.offered.is_none()) else { return };
+        let Some(waiting) = self.accepted.find(&tuple, |m| m.agreement.waits()) else { return };
         if !self.accepted.get(waiting).is_some_and(|(_, m)| m.is_current()) {
             self.accepted.remove(waiting);
             return;
@@ -391,8 +392,12 @@ impl Remote {
             return self.commit(i, waiting, token);
         }
         if !self.is_believed(waiting, proof) {
-            // For good: a claim is a guess at most once.
-            return self.decline(waiting, candidate, Reason::NotAuthenticated);
+            if let Some(m) = self.accepted.get_mut(waiting)
+                && let Action::End(why) = m.agreement.step(Event::Unproven(i))
+            {
+                self.decline(waiting, candidate, reason_of(why));
+            }
+            return;
         }
         let lane = if self.is_busy(i) { None } else { self.free_lane(i) };
         let Some((pair, lane)) = lane else {
@@ -413,7 +418,7 @@ impl Remote {
         };
         self.drop_candidate(candidate);
         if let Some(m) = self.accepted.get_mut(waiting) {
-            m.offered = Some(i);
+            m.agreement.step(Event::Offered(i));
         }
         let Some(l) = self.link_mut(i) else { return };
         if let Some(p) = l.pair_mut(pair) {
@@ -423,17 +428,9 @@ impl Remote {
             p.take(lane);
         }
         if let Some(c) = l.conns.get_mut(slot) {
-            *c = Conn {
-                state: ConnState::Offered,
-                token,
-                proof,
-                waiting,
-                pair,
-                lane,
-                rings: Some(rings),
-                ..Conn::FREE
-            };
+            *c = Conn { proof, waiting, pair, lane, rings: Some(rings), ..Conn::FREE };
         }
+        let _ = self.slot_is(i, slot, SlotEvent::Offer, token);
         stats::count(Counter::OffersSent);
         self.send(i, Message::OfferLane(proto::OfferLane { token, slot: slot as u16, pair, lane }));
     }
@@ -495,7 +492,7 @@ impl Remote {
 
     fn free_slot(&mut self, i: usize) -> Option<usize> {
         let l = self.link_mut(i)?;
-        let free = |c: &Conn| c.state == ConnState::Free;
+        let free = |c: &Conn| c.slot.is_free();
         if let Some(at) = l.conns.iter().skip(l.refused).position(free) {
             return Some(l.refused + at);
         }
@@ -512,7 +509,7 @@ impl Remote {
             return;
         };
         waiting.retain(|tuple| {
-            self.accepted.find(tuple, |m| m.offered.is_none() && m.is_current()).is_some()
+            self.accepted.find(tuple, |m| m.agreement.waits() && m.is_current()).is_some()
         });
         if let Some(l) = self.link_mut(i) {
             l.waiting = waiting;
@@ -548,10 +545,10 @@ impl Remote {
         while let Some(key) = at {
             at = self.connected.after(key);
             if self.was_told(i, key)
-                && let Some(bit) = self.link(i).map(Link::bit)
+                && let Some(link) = self.link(i).map(Link::number)
                 && let Some(m) = self.connected.get_mut(key)
             {
-                m.announced &= !bit;
+                m.agreement.step(Event::LinkGone { link, now: 0 });
             }
         }
     }
@@ -562,25 +559,21 @@ impl Remote {
         let mut at = self.accepted.oldest();
         while let Some(key) = at {
             at = self.accepted.after(key);
-            if let Some(m) = self.accepted.get_mut(key).filter(|m| m.offered == Some(i)) {
-                m.offered = None;
+            if let Some(m) = self.accepted.get_mut(key) {
+                m.agreement.step(Event::LinkGone { link: i, now: 0 });
             }
         }
         // Nobody will answer.
-        let offered = |c: &Conn| c.state == ConnState::Offered;
-        while let Some(slot) = self.link(i).and_then(|l| l.conns.iter().position(offered)) {
-            self.take_offer_back(i, slot);
+        for slot in 0..self.link(i).map_or(0, |l| l.conns.len()) {
+            let _ = self.slot_is(i, slot, SlotEvent::TakeBack, 0);
         }
     }
 
     /// Without a link no peer says that a slot is free at its end; and should the slot not be, it
     /// refuses the next offer for it.
     pub(super) fn free_done(&mut self, i: usize) {
-        let done = |c: &Conn| c.state == ConnState::Done;
-        while let Some(slot) =
-            self.link(i).filter(|l| !l.is_up()).and_then(|l| l.conns.iter().position(done))
-        {
-            self.conn_is_done(i, slot);
+        for slot in 0..self.link(i).map_or(0, |l| l.conns.len()) {
+            let _ = self.slot_is(i, slot, SlotEvent::LinkGone, 0);
         }
     }
 
@@ -590,7 +583,7 @@ impl Remote {
             let Some(waiting) = self
                 .link(i)
                 .and_then(|l| l.conns.get(slot))
-                .filter(|c| c.state == ConnState::Offered)
+                .filter(|c| c.slot.state == SlotState::Offered)
                 .map(|c| c.waiting)
             else {
                 continue;
@@ -599,19 +592,8 @@ impl Remote {
                 continue;
             }
             self.accepted.remove(waiting);
-            self.take_offer_back(i, slot);
+            let _ = self.slot_is(i, slot, SlotEvent::TakeBack, 0);
         }
-    }
-
-    fn take_offer_back(&mut self, i: usize, slot: usize) {
-        let rings = self.link_mut(i).and_then(|l| l.conns.get_mut(slot)).and_then(|c| {
-            c.freed = true;
-            c.rings.take()
-        });
-        if let Some(rings) = rings {
-            self.give_rings_back(i, rings);
-        }
-        self.conn_is_done(i, slot);
     }
 
     /// The channel of a link.

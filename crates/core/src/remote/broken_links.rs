@@ -1,7 +1,7 @@
 //! A link whose TCP connection is gone, the peer perhaps not: data goes on, and the link is resumed
 //! or given up.
 
-use super::links::{ANSWER_NS, ConnState, Fault, Link, Phase, bind, set_up, tcp_socket};
+use super::links::{ANSWER_NS, Fault, Link, Phase, bind, set_up, tcp_socket};
 use super::shares::Source;
 use super::{Remote, close_own, destinations, links, pairs, watch};
 use crate::carrier::sockaddr;
@@ -11,6 +11,7 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::net::SocketAddr;
 use netacc_control::stats::Reason;
+use netacc_proto::agreement::SlotState;
 use netacc_proto::rendezvous::{Message, OfferLane, Role};
 
 /// One that has had connections is kept for so long, at both ends.
@@ -140,13 +141,14 @@ impl Remote {
         }
         for (slot, c) in l.conns.iter_mut().enumerate() {
             c.published = None;
-            let offer = OfferLane { token: c.token, slot: slot as u16, pair: c.pair, lane: c.lane };
-            match (l.role, c.state) {
-                (Role::Acceptor, ConnState::Offered) => frames.push(Message::OfferLane(offer)),
-                (Role::Connector, ConnState::Free) => {
+            let offer =
+                OfferLane { token: c.slot.token, slot: slot as u16, pair: c.pair, lane: c.lane };
+            match (l.role, c.slot.state) {
+                (Role::Acceptor, SlotState::Offered) => frames.push(Message::OfferLane(offer)),
+                (Role::Connector, SlotState::Free) => {
                     frames.push(Message::Freed { slot: slot as u16 })
                 }
-                (_, ConnState::Live) => {
+                (_, SlotState::Live) => {
                     if let Some(c) = l.channel {
                         c.far.words_changed(slot);
                     }

@@ -7,7 +7,7 @@
 //! ([`Remote::become_keeper`]), where nothing of the fabric's is touched any more: pairs have ended
 //! with the process. What is left are links, words, and carriers of its own.
 
-use super::links::{Conn, ConnState, Fault, Phase};
+use super::links::{Conn, Fault, Phase};
 use super::pairs::PairState;
 use super::{
     EVENT_BELL, EVENT_KIND, EVENT_LINK, EVENT_SIGNAL, INBOX, Remote, TURN, leave, note_own, watch,
@@ -22,6 +22,7 @@ use alloc::vec::Vec;
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use libc::epoll_event;
+use netacc_proto::agreement::SlotState;
 use netacc_proto::rendezvous::Message;
 
 /// So long a process that ends waits itself: peers whose programs run have answered by then.
@@ -162,7 +163,7 @@ impl Remote {
         for i in 0..self.links.len() {
             let Some(l) = self.link(i) else { continue };
             let Some(wire) = l.wire() else { continue };
-            let live = l.conns.iter().enumerate().filter(|(_, c)| c.state == ConnState::Live);
+            let live = l.conns.iter().enumerate().filter(|(_, c)| c.slot.is_live());
             for (slot, c) in live {
                 let Some(socket) = c.socket else { continue };
                 let leaves = wire.slot(slot).leave.load(SeqCst);
@@ -268,14 +269,14 @@ impl Remote {
             if let Some(w) = wire {
                 w.slot(slot).lanes.store(core::ptr::null_mut(), Release);
             }
-            match c.state {
-                ConnState::Free => {}
-                ConnState::Live if kept.contains(&(i, slot)) => {
+            match c.slot.state {
+                SlotState::Free => {}
+                SlotState::Live if kept.contains(&(i, slot)) => {
                     if let Some(channel) = channel {
                         channel.far.words_changed(slot);
                     }
                 }
-                ConnState::Live => others.push(slot),
+                SlotState::Live => others.push(slot),
                 _ => *c = Conn::FREE,
             }
         }

@@ -4,7 +4,7 @@
 //! can be done, as often as it is called.
 
 use super::Remote;
-use super::links::{self, ConnState};
+use super::links;
 use super::pairs::PairState;
 use crate::channel::Channel;
 use crate::io::{self, Departure};
@@ -16,6 +16,7 @@ use crate::{process, stats, sys, wait};
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering::*;
 use netacc_control::stats::{Counter, Reason};
+use netacc_proto::agreement::SlotState;
 use netacc_proto::rendezvous::request;
 use netacc_proto::switchover::Peer;
 
@@ -97,20 +98,20 @@ impl Remote {
             .conns
             .iter()
             .enumerate()
-            .filter(|(_, c)| c.pair == number && c.state == ConnState::Live)
+            .filter(|(_, c)| c.pair == number && c.slot.is_live())
             .map(|(slot, _)| slot)
             .collect();
         for slot in slots {
             channel.far.take_back(slot, Reason::RdmaLost, true);
         }
         // Of those whose end is gone the peer will say no more.
-        let left = |c: &links::Conn| c.pair == number && c.state == ConnState::Left;
+        let left = |c: &links::Conn| c.pair == number && c.slot.state == SlotState::Left;
         while let Some(slot) = self
             .link(i)
             .filter(|l| l.pair(number).is_none_or(|p| p.engine.is_none()))
             .and_then(|l| l.conns.iter().position(left))
         {
-            self.conn_is_done(i, slot);
+            self.memory_is_back(i, slot);
         }
     }
 
@@ -122,7 +123,7 @@ impl Remote {
             .conns
             .iter()
             .enumerate()
-            .filter(|(_, c)| c.state == ConnState::Live)
+            .filter(|(_, c)| c.slot.is_live())
             .map(|(slot, _)| slot)
             .collect();
         for slot in live {
@@ -137,7 +138,7 @@ impl Remote {
             let Some(l) = self.link(i) else { continue };
             let Some(channel) = l.channel else { continue };
             let called = |c: &links::Conn| {
-                c.state == ConnState::Live
+                c.slot.is_live()
                     && c.socket.is_some_and(|s| {
                         s.generation.load(Acquire) == c.generation && s.has(flag::CALLED_BACK)
                     })
@@ -162,7 +163,7 @@ impl Remote {
             .conns
             .iter()
             .enumerate()
-            .filter(|(_, c)| c.state == ConnState::Live)
+            .filter(|(_, c)| c.slot.is_live())
             .map(|(slot, _)| slot)
             .collect();
         for slot in live {
@@ -175,7 +176,7 @@ impl Remote {
         let Some(l) = self.link(i) else { return };
         let (serial, up, broken_at) = (l.serial, l.is_up(), l.broken_at);
         let Some((channel, wire)) = l.channel.zip(l.wire()) else { return };
-        let Some(c) = l.conns.get(slot).filter(|c| c.state == ConnState::Live) else { return };
+        let Some(c) = l.conns.get(slot).filter(|c| c.slot.is_live()) else { return };
         let (Some(s), generation, number, peer_left) =
             (c.socket, c.generation, c.pair, c.asked & request::LEFT != 0)
         else {
@@ -297,7 +298,7 @@ impl Remote {
                 .link(x.link)
                 .filter(|l| l.serial == x.serial)
                 .and_then(|l| l.conns.get(x.slot))
-                .is_some_and(|c| c.state == ConnState::Live);
+                .is_some_and(|c| c.slot.is_live());
             if live {
                 at += 1;
             } else {

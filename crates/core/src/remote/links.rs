@@ -22,6 +22,7 @@ use core::ffi::c_int;
 use core::net::{IpAddr, SocketAddr};
 use core::sync::atomic::Ordering::*;
 use netacc_control::stats::{ChannelState, Counter};
+use netacc_proto::agreement::Slot;
 use netacc_proto::rendezvous::{
     DecodeError, Hello, HostHello, MAX_MESSAGE, Message, Peers, Proof, Role, Tuple, VERSION,
 };
@@ -74,8 +75,8 @@ pub(super) enum Fault {
 
 /// What we know of a slot of a link's.
 pub(super) struct Conn {
-    pub(super) state: ConnState,
-    pub(super) token: u64,
+    /// Whose it is.
+    pub(super) slot: Slot,
     /// Acceptor: of the claim that it was offered for.
     pub(super) proof: Proof,
     /// Acceptor: the waiting socket.
@@ -90,27 +91,11 @@ pub(super) struct Conn {
     pub(super) published: Option<netacc_proto::rendezvous::Words>,
     /// The peer's last request.
     pub(super) asked: u32,
-    /// Acceptor: the connector has taken its memory back, too.
-    pub(super) freed: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ConnState {
-    Free,
-    /// Offered, not answered.
-    Offered,
-    /// Agreed: our end may be in use.
-    Live,
-    /// Our end is gone; the pair still has its memory.
-    Left,
-    /// Acceptor: ours again, perhaps not the connector's.
-    Done,
 }
 
 impl Conn {
     pub(super) const FREE: Conn = Conn {
-        state: ConnState::Free,
-        token: 0,
+        slot: Slot::FREE,
         proof: Proof::NONE,
         waiting: Key(u64::MAX),
         socket: None,
@@ -120,7 +105,6 @@ impl Conn {
         rings: None,
         published: None,
         asked: 0,
-        freed: false,
     };
 }
 
@@ -178,8 +162,7 @@ impl Link {
 
     /// The channel's slots in use, or a thread still connecting a pair of it.
     pub(super) fn in_use(&self) -> bool {
-        self.conns.iter().any(|c| c.state != ConnState::Free)
-            || self.pairs.iter().any(Pair::is_connecting)
+        self.conns.iter().any(|c| !c.slot.is_free()) || self.pairs.iter().any(Pair::is_connecting)
     }
 
     /// Somebody has called, and has not greeted.
@@ -193,9 +176,9 @@ impl Link {
         self.since + if tries { CONNECT_NS } else { ANSWER_NS }
     }
 
-    /// What was told to its port of the candidates' ([`super::Mine::announced`]).
-    pub(super) fn bit(&self) -> u32 {
-        1u32.checked_shl(u32::from(self.k)).unwrap_or(0)
+    /// Connector: what a candidate's agreement knows it by, among those to its destination.
+    pub(super) fn number(&self) -> usize {
+        usize::from(self.k)
     }
 
     /// The peer can be talked to.
@@ -340,10 +323,8 @@ impl Remote {
             };
             r.peer_pid.store(l.hello.map_or(0, |h| h.hello.pid), Relaxed);
             r.set_peer(l.peer);
-            r.slots_used.store(
-                l.conns.iter().filter(|c| c.state != ConnState::Free).count() as u32,
-                Relaxed,
-            );
+            r.slots_used
+                .store(l.conns.iter().filter(|c| !c.slot.is_free()).count() as u32, Relaxed);
             r.slots_total.store(crate::channel::SLOTS as u32, Relaxed);
             r.arena_bytes
                 .store(l.arenas.as_ref().map_or(0, |a| a.pool.registered() as u64), Relaxed);

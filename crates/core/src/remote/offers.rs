@@ -2,7 +2,7 @@
 //! connection leaves when it is gone.
 
 use super::agree::{BUSY_NS, verdict};
-use super::links::{Conn, ConnState, Fault};
+use super::links::{Conn, Fault};
 use super::pair_ends::heed;
 use super::pairs::{PairState, unlink};
 use super::{Mine, Remote, leave, net};
@@ -17,6 +17,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::*;
 use netacc_control::stats::{Counter, Reason};
+use netacc_proto::agreement::{Action, Event, SlotAction, SlotEvent};
 use netacc_proto::rendezvous::{self as proto, Message, refuse};
 use netacc_rdma::arena::Rings;
 use netacc_ring::RingWords;
@@ -24,20 +25,17 @@ use netacc_ring::RingWords;
 impl Remote {
     pub(super) fn on_accept(&mut self, i: usize, token: u64, slot: u16) -> Result<(), Fault> {
         let slot = usize::from(slot);
-        let Some(l) = self.link_mut(i) else { return Ok(()) };
-        if l.conns.get(slot).is_some_and(|c| {
-            !matches!(c.state, ConnState::Free | ConnState::Offered) && c.token == token
-        }) {
+        if self.slot_is(i, slot, SlotEvent::Accept, token)? != SlotAction::Open {
             // Said again after the link had broken.
             return Ok(());
         }
-        let Some(c) =
-            l.conns.get_mut(slot).filter(|c| c.state == ConnState::Offered && c.token == token)
-        else {
-            return Err(Fault::Malformed);
-        };
+        let Some(c) = self.link_mut(i).and_then(|l| l.conns.get_mut(slot)) else { return Ok(()) };
         let (waiting, rings) = (c.waiting, c.rings.take());
-        let mine = self.accepted.remove(waiting).map(|(_, m)| m);
+        let taken = self
+            .accepted
+            .get_mut(waiting)
+            .is_some_and(|m| m.agreement.step(Event::Accepted(i)) == Action::HandOver);
+        let mine = if taken { self.accepted.remove(waiting).map(|(_, m)| m) } else { None };
         let Some(rings) = rings else { return Err(Fault::Malformed) };
         let at = place_of(&rings);
         if !self.open(i, slot, token, rings) {
@@ -68,62 +66,44 @@ impl Remote {
         reason: u16,
     ) -> Result<(), Fault> {
         let slot = usize::from(slot);
-        let Some(l) = self.link_mut(i) else { return Ok(()) };
-        let Some(c) =
-            l.conns.get_mut(slot).filter(|c| c.state == ConnState::Offered && c.token == token)
-        else {
+        let Some(c) = self.link(i).and_then(|l| l.conns.get(slot)) else {
             return Err(Fault::Malformed);
         };
-        let (waiting, proof, rings) = (c.waiting, c.proof, c.rings.take());
-        c.freed = true;
+        let (waiting, proof) = (c.waiting, c.proof);
+        self.slot_is(i, slot, SlotEvent::Refuse, token)?;
         stats::count(Counter::OffersRefused);
-        if let Some(rings) = rings {
-            self.give_rings_back(i, rings);
-        }
-        self.conn_is_done(i, slot);
-        if reason == refuse::NO_MEMORY
-            && let Some((_, m)) = self.accepted.remove(waiting)
-        {
-            verdict(m.socket, m.generation, Reason::PeerRefused);
-        } else if let Some((tuple, m)) =
-            self.accepted.get(waiting).map(|(t, m)| (*t, m.is_current()))
-        {
-            if let Some(m) = self.accepted.get_mut(waiting) {
-                m.offered = None;
-            }
-            if reason == refuse::BUSY && m {
+        let refused = Event::Refused { link: i, reason };
+        let Some(action) = self.accepted.get_mut(waiting).map(|m| m.agreement.step(refused)) else {
+            return Ok(());
+        };
+        let Some((tuple, current)) = self.accepted.get(waiting).map(|(t, m)| (*t, m.is_current()))
+        else {
+            return Ok(());
+        };
+        match action {
+            Action::End(_) => self.end(waiting, action),
+            // What it was offered is not free there yet: again in a moment.
+            Action::SeeClaimsSoon if current => {
+                self.add_candidate(i, tuple, token, proof);
                 if let Some(l) = self.link_mut(i) {
                     // (It may be in use there for long: by a connection that was broken off, and
                     // that nobody closes.)
                     l.refused = slot + 1;
-                }
-                // What it was offered is not free there yet: again in a moment.
-                self.add_candidate(i, tuple, token, proof);
-                if let Some(l) = self.link_mut(i) {
                     l.waiting.push_back(tuple);
                 }
                 self.at(sys::now_ns() + BUSY_NS);
-            } else if m {
-                // It may have been told of under another name since.
-                self.agree(tuple);
             }
+            // It may have been told of under another name since.
+            _ if current => self.agree(tuple),
+            _ => {}
         }
         Ok(())
     }
 
     pub(super) fn on_freed(&mut self, i: usize, slot: u16) -> Result<(), Fault> {
         let Some(l) = self.link_mut(i) else { return Ok(()) };
-        let Some(c) = l.conns.get_mut(usize::from(slot)) else { return Err(Fault::Malformed) };
         l.refused = 0;
-        match c.state {
-            // Said again after the link had broken.
-            ConnState::Free | ConnState::Offered => return Ok(()),
-            _ => c.freed = true,
-        }
-        if c.state == ConnState::Done {
-            self.conn_is_done(i, usize::from(slot));
-        }
-        Ok(())
+        self.slot_is(i, usize::from(slot), SlotEvent::Freed, 0).map(|_| ())
     }
 
     // ---- the connector --------------------------------------------------------------------------
@@ -141,12 +121,13 @@ impl Remote {
             }
             l.conns.push(Conn::FREE);
         }
-        if l.conns.get(slot).is_some_and(|c| c.state != ConnState::Free && c.token == o.token) {
+        if l.conns.get(slot).is_some_and(|c| !c.slot.is_free() && c.slot.token == o.token) {
             // Our answer was lost with an earlier link.
             self.send(i, Message::Accept { token: o.token, slot: o.slot });
             return Ok(());
         }
-        let free = l.conns.get(slot).is_some_and(|c| c.state == ConnState::Free);
+        let free = l.conns.get(slot).is_some_and(|c| c.slot.is_free());
+        let number = l.number();
         let lane_free = l.pair(o.pair).is_some_and(|p| {
             p.state == PairState::Ready && p.used.get(usize::from(o.lane)) == Some(&false)
         });
@@ -156,44 +137,57 @@ impl Remote {
         // Another process has offered for this connection before.
         let rival = (0..self.links.len()).filter(|other| *other != i).find_map(|other| {
             let l = self.link(other)?;
-            let slot =
-                l.conns.iter().position(|c| c.state == ConnState::Live && c.token == o.token)?;
+            let is_it = |c: &Conn| c.slot.is_live() && c.slot.token == o.token;
+            let slot = l.conns.iter().position(is_it)?;
             Some((l.channel?, slot))
         });
         if let Some((channel, slot)) = rival {
             stats::count(Counter::AuthFailures);
             channel.far.take_back(slot, Reason::NotAuthenticated, false);
         }
-        let reason = if !known {
-            Some(refuse::WITHDRAWN)
-        } else if !free || !lane_free {
-            Some(refuse::BUSY)
-        } else if !self.is_believed_offer(i, key) {
-            Some(refuse::WITHDRAWN)
-        } else {
-            None
-        };
-        let refused = |r: &mut Remote, reason| {
+        let refuse = |r: &mut Remote, reason| {
             stats::count(Counter::OffersRefused);
             r.send(i, Message::Refuse { token: o.token, slot: o.slot, reason });
             Ok(())
         };
-        if let Some(reason) = reason {
-            return refused(self, reason);
+        if !known {
+            return refuse(self, refuse::WITHDRAWN);
         }
-        let rings = match self.take_rings(i) {
-            Ok(rings) => rings,
-            Err(why) => {
-                if let Some((_, m)) = self.connected.remove(key) {
-                    verdict(m.socket, m.generation, why);
-                }
-                return refused(self, refuse::NO_MEMORY);
+        let (mut rings, mut why) = (None, Reason::None);
+        let flaw = if !free || !lane_free {
+            Some(refuse::BUSY)
+        } else if !self.is_believed_offer(i, key) {
+            Some(refuse::WITHDRAWN)
+        } else {
+            match self.take_rings(i) {
+                Ok(taken) => rings = Some(taken),
+                Err(reason) => why = reason,
             }
+            rings.is_none().then_some(refuse::NO_MEMORY)
         };
-        let Some((tuple, m)) = self.connected.remove(key) else {
-            return refused(self, refuse::WITHDRAWN);
-        };
-        let Some(l) = self.link_mut(i) else { return Ok(()) };
+        let Some(m) = self.connected.get_mut(key) else { return Ok(()) };
+        let action = m.agreement.step(Event::Offer { link: number, flaw });
+        if m.agreement.is_over()
+            && let Some((tuple, m)) = self.connected.remove(key)
+        {
+            // Nothing is left to agree on.
+            if let (Action::TakeUp(others), Some(rings)) = (action, rings) {
+                self.take_up(i, o, &m, rings);
+                self.withdraw(&tuple, others, o.token);
+            } else {
+                verdict(m.socket, m.generation, why);
+            }
+        }
+        match action {
+            Action::Refuse(reason) => refuse(self, reason),
+            _ => Ok(()),
+        }
+    }
+
+    /// Connector: the offer's slot is the connection's.
+    fn take_up(&mut self, i: usize, o: proto::OfferLane, m: &Mine, rings: Rings<net::Net>) {
+        let slot = usize::from(o.slot);
+        let Some(l) = self.link_mut(i) else { return };
         if let Some(p) = l.pair_mut(o.pair) {
             if p.reused() {
                 stats::count(Counter::RdmaPairsReused);
@@ -201,19 +195,18 @@ impl Remote {
             p.take(o.lane);
         }
         if let Some(c) = l.conns.get_mut(slot) {
-            *c = Conn { token: o.token, pair: o.pair, lane: o.lane, ..Conn::FREE };
+            *c = Conn { pair: o.pair, lane: o.lane, ..Conn::FREE };
         }
+        let _ = self.slot_is(i, slot, SlotEvent::TakeUp, o.token);
         let at = place_of(&rings);
         let opened = self.open(i, slot, o.token, rings);
         self.send(i, Message::Accept { token: o.token, slot: o.slot });
         if opened {
-            self.hand_over(i, slot, &m, at);
+            self.hand_over(i, slot, m, at);
         } else {
             self.left_for_now(i, slot);
-            ask_again(&m);
+            ask_again(m);
         }
-        self.withdraw(&tuple, m.announced, o.token, Some(i));
-        Ok(())
     }
 
     // ---- both -----------------------------------------------------------------------------------
@@ -228,11 +221,9 @@ impl Remote {
     ) -> bool {
         let Some(l) = self.link_mut(i) else { return false };
         let Some((channel, wire)) = l.channel.zip(l.wire()) else { return false };
-        let Some(c) = l.conns.get_mut(slot) else { return false };
-        c.state = ConnState::Live;
         l.connections += 1;
         let Some(c) = l.conns.get_mut(slot) else { return false };
-        (c.published, c.asked, c.freed) = (None, 0, false);
+        (c.published, c.asked) = (None, 0);
         let (number, lane) = (c.pair, c.lane);
         for d in 0..2 {
             zero(channel.words(slot, d));
@@ -348,8 +339,7 @@ impl Remote {
 
     /// Our end of a slot is gone.
     pub(super) fn left(&mut self, i: usize, slot: usize) {
-        if !self.link(i).and_then(|l| l.conns.get(slot)).is_some_and(|c| c.state == ConnState::Live)
-        {
+        if !self.link(i).and_then(|l| l.conns.get(slot)).is_some_and(|c| c.slot.is_live()) {
             return;
         }
         // With the last echo; and at once, should this process be about to end.
@@ -357,9 +347,9 @@ impl Remote {
         self.flush(i);
         let Some(l) = self.link_mut(i) else { return };
         let channel = l.channel;
-        let Some(c) = l.conns.get_mut(slot).filter(|c| c.state == ConnState::Live) else { return };
-        c.state = ConnState::Left;
+        let Some(c) = l.conns.get_mut(slot).filter(|c| c.slot.is_live()) else { return };
         let (number, lane, socket) = (c.pair, c.lane, c.socket.take());
+        let _ = self.slot_is(i, slot, SlotEvent::Left, 0);
         unlink(channel, slot, socket);
         if let Some(ch) = channel {
             if let Some(at) = ch.sockets.get(slot) {
@@ -373,7 +363,7 @@ impl Remote {
         match open {
             // Its memory is ours again when the peer has closed it, too.
             Some(engine) if engine.close(lane).map(heed).is_ok() => {}
-            _ => self.conn_is_done(i, slot),
+            _ => self.memory_is_back(i, slot),
         }
     }
 }

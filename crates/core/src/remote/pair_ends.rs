@@ -1,7 +1,7 @@
 //! How queue pairs end: in order, when nobody needs them any more, or because they are lost.
 
 use super::Remote;
-use super::links::{Conn, ConnState};
+use super::links::{Conn, Fault, Link};
 use super::pairs::{Pair, PairState, unlink, until_free};
 use crate::log::debug_log;
 use crate::{process, rdma_thread, stats, sys};
@@ -10,7 +10,8 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering::*;
 use netacc_control::stats::{Counter, Reason};
-use netacc_proto::rendezvous::{Message, Role};
+use netacc_proto::agreement::{Malformed, SlotAction, SlotEvent, SlotState};
+use netacc_proto::rendezvous::{Message, Peers, Role};
 use netacc_rdma::Kicked;
 use netacc_verbs::fabric::Fabric as _;
 
@@ -117,11 +118,8 @@ impl Remote {
         let me = process::tid();
         let Some(verbs) = self.devices.verbs() else { return };
         let Some(l) = self.link_mut(i) else { return };
-        for (slot, c) in l
-            .conns
-            .iter()
-            .enumerate()
-            .filter(|(_, c)| c.pair == number && c.state != ConnState::Free)
+        for (slot, c) in
+            l.conns.iter().enumerate().filter(|(_, c)| c.pair == number && !c.slot.is_free())
         {
             unlink(l.channel, slot, c.socket);
         }
@@ -179,9 +177,9 @@ impl Remote {
         let Some(l) = self.link_mut(i) else { return };
         let is_over = |p: &Pair| p.state == PairState::Lost && !p.connecting && p.engine.is_none();
         let Some(at) = l.pairs.iter().position(|p| p.number == number).filter(|_| {
-            !l.conns
-                .iter()
-                .any(|c| c.pair == number && !matches!(c.state, ConnState::Free | ConnState::Done))
+            !l.conns.iter().any(|c| {
+                c.pair == number && !matches!(c.slot.state, SlotState::Free | SlotState::Done)
+            })
         }) else {
             return;
         };
@@ -278,39 +276,68 @@ impl Remote {
         let slot = l
             .conns
             .iter()
-            .position(|c| c.state == ConnState::Left && c.pair == number && c.lane == lane);
+            .position(|c| c.slot.state == SlotState::Left && c.pair == number && c.lane == lane);
         if let Some(slot) = slot {
-            self.conn_is_done(i, slot);
+            self.memory_is_back(i, slot);
         }
     }
 
+    /// Something happens to a slot; `token` is the connection that the peer names.
+    pub(super) fn slot_is(
+        &mut self,
+        i: usize,
+        slot: usize,
+        event: SlotEvent,
+        token: u64,
+    ) -> Result<SlotAction, Fault> {
+        let Some(l) = self.link_mut(i) else { return Ok(SlotAction::None) };
+        let role = l.role;
+        let Some(c) = l.conns.get_mut(slot) else { return Err(Fault::Malformed) };
+        let action = c.slot.step(event, token, Peers::TwoHosts, role);
+        let action = action.map_err(|Malformed| Fault::Malformed)?;
+        if action == SlotAction::Release {
+            self.release(i, slot);
+        }
+        Ok(action)
+    }
+
     /// A slot's memory is ours again.
-    pub(super) fn conn_is_done(&mut self, i: usize, slot: usize) {
+    pub(super) fn memory_is_back(&mut self, i: usize, slot: usize) {
+        let Some(number) = self.link(i).and_then(|l| l.conns.get(slot)).map(|c| c.pair) else {
+            return;
+        };
+        let _ = self.slot_is(i, slot, SlotEvent::Back, 0);
+        if !self.link(i).is_some_and(Link::is_up) {
+            let _ = self.slot_is(i, slot, SlotEvent::LinkGone, 0);
+        }
+        self.forget_lost(i, number);
+    }
+
+    /// A slot, and its lane, may serve another connection.
+    fn release(&mut self, i: usize, slot: usize) {
         let now = sys::now_ns();
         let Some(l) = self.link_mut(i) else { return };
-        let acceptor = l.role == Role::Acceptor;
-        let gone = !l.is_up();
+        let (acceptor, gone) = (l.role == Role::Acceptor, !l.is_up());
         let Some(c) = l.conns.get_mut(slot) else { return };
-        let (number, lane) = (c.pair, usize::from(c.lane));
-        c.state = ConnState::Done;
-        let free = !acceptor || c.freed || gone;
-        if free {
-            *c = Conn::FREE;
-            if let Some(p) = l.pair_mut(number) {
-                if let Some(used) = p.used.get_mut(lane) {
-                    *used = false;
-                }
-                if p.is_empty() {
-                    p.idle_since = now;
-                }
+        let was = core::mem::replace(c, Conn::FREE);
+        let number = was.pair;
+        if let Some(p) = l.pair_mut(number) {
+            if let Some(used) = p.used.get_mut(usize::from(was.lane)) {
+                *used = false;
             }
+            if p.is_empty() {
+                p.idle_since = now;
+            }
+        }
+        if let Some(rings) = was.rings {
+            self.give_rings_back(i, rings);
         }
         if !acceptor {
             self.send(i, Message::Freed { slot: slot as u16 });
         }
         self.forget_lost(i, number);
         self.settle_empty(i);
-        if free && acceptor {
+        if acceptor {
             self.serve_waiting(i);
             self.want_pairs(i);
         }

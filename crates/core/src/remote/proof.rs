@@ -17,6 +17,7 @@ use crate::rendezvous::table::Key;
 use crate::syn::{Said, Syn};
 use crate::{stats, sys};
 use netacc_control::stats::{Counter, Reason};
+use netacc_proto::agreement::Event;
 use netacc_proto::rendezvous::{self as proto, Message, Proof};
 
 /// What an end of a link has said or heard of who accepts.
@@ -146,7 +147,7 @@ impl Remote {
         l.trust = Trust::Proven;
         debug_log!("the process at {} is one that accepts there", l.peer);
         // The others' proofs can be said.
-        let bit = l.bit();
+        let gone = Event::LinkGone { link: l.number(), now: 0 };
         let mut at = self.connected.oldest();
         while let Some(key) = at {
             at = self.connected.after(key);
@@ -155,7 +156,7 @@ impl Remote {
                 && let Some(m) = self.connected.get_mut(key)
                 && m.socket.syn.can_be_shown()
             {
-                m.announced &= !bit;
+                m.agreement.step(gone);
             }
         }
         self.announce_all(i);

@@ -30,7 +30,6 @@ mod random;
 mod resumed;
 mod squatter;
 
-use super::links::ConnState;
 use super::net::Net;
 use super::pairs::{CONNECTED, Job, PairState};
 use super::*;
@@ -40,6 +39,7 @@ use crate::socket::State;
 use crate::testing::{self, Threads};
 use crate::{api, io, stats};
 use core::cell::RefCell;
+use netacc_proto::agreement::SlotState;
 use netacc_verbs::fabric::Call;
 use netacc_verbs::memory::{Memory, Model, Net as Wires, Objects, Order};
 use std::{format, string::String, vec};
@@ -712,12 +712,12 @@ impl Rig {
             for (i, l) in r.links.iter().enumerate().filter_map(|(i, l)| Some((i, l.as_deref()?))) {
                 let pairs: Vec<(u32, PairState)> =
                     l.pairs.iter().map(|p| (p.number, p.state)).collect();
-                let conns: Vec<(usize, ConnState, u32, u16, u32)> = l
+                let conns: Vec<(usize, SlotState, u32, u16, u32)> = l
                     .conns
                     .iter()
                     .enumerate()
-                    .filter(|(_, c)| c.state != ConnState::Free)
-                    .map(|(n, c)| (n, c.state, c.pair, c.lane, c.asked))
+                    .filter(|(_, c)| !c.slot.is_free())
+                    .map(|(n, c)| (n, c.slot.state, c.pair, c.lane, c.asked))
                     .collect();
                 text += &format!(
                     "  link {i}: {:?} {:?} pairs {pairs:?} slots {conns:?} waiting {}\n",
@@ -732,10 +732,9 @@ impl Rig {
                     at = tables.after(key);
                     if let Some((tuple, m)) = tables.get(key) {
                         text += &format!(
-                            "  {name} {tuple:?} key {:#x} told {:#x} offered {:?} current {}\n",
+                            "  {name} {tuple:?} key {:#x} {:?} current {}\n",
                             key.0,
-                            m.announced,
-                            m.offered,
+                            m.agreement,
                             m.is_current()
                         );
                     }

@@ -3,13 +3,14 @@
 
 use super::Remote;
 use super::leave::RESEND_MAX_NS;
-use super::links::{self, ConnState};
+use super::links;
 use crate::channel::{announce, producer_quiet, quiet};
 use crate::sys;
 use crate::wire::parting;
 use core::sync::atomic::Ordering::*;
 use core::sync::atomic::fence;
 use netacc_control::stats::Reason;
+use netacc_proto::agreement::SlotState;
 use netacc_proto::rendezvous::{Message, Words, request};
 use netacc_proto::switchover::{Ack, Announce};
 
@@ -38,7 +39,7 @@ impl Remote {
     fn words_of(&self, i: usize, slot: usize) -> Option<Words> {
         let l = self.link(i)?;
         let (channel, wire) = (l.channel?, l.wire()?);
-        let c = l.conns.get(slot).filter(|c| c.state == ConnState::Live)?;
+        let c = l.conns.get(slot).filter(|c| c.slot.is_live())?;
         let (out, inb) = (channel.words(slot, channel.side), channel.words(slot, channel.side ^ 1));
         let epoch = out.producer_user[announce::EPOCH].load(Acquire) as u32;
         let announce = Announce {
@@ -59,7 +60,7 @@ impl Remote {
             bits.iter().filter(|(all, _)| leaves & all == *all).fold(0, |r, (_, bit)| r | bit);
         Some(Words {
             slot: slot as u16,
-            token: c.token,
+            token: c.slot.token,
             announce,
             ack,
             request,
@@ -99,14 +100,13 @@ impl Remote {
         let slot = usize::from(w.slot);
         let Some(l) = self.link_mut(i) else { return Ok(()) };
         let Some((channel, wire)) = l.channel.zip(l.wire()) else { return Ok(()) };
-        let Some(c) =
-            l.conns.get_mut(slot).filter(|c| c.state == ConnState::Live && c.token == w.token)
+        let Some(c) = l.conns.get_mut(slot).filter(|c| c.slot.is_live() && c.slot.token == w.token)
         else {
             // Words of a connection whose end is gone here: they wait for no answer.
             let coming = l
                 .conns
                 .get(slot)
-                .is_some_and(|c| c.state == ConnState::Offered && c.token == w.token);
+                .is_some_and(|c| c.slot.state == SlotState::Offered && c.slot.token == w.token);
             if !coming && w.request & (request::FORGOTTEN | request::LEFT) == 0 {
                 self.send(
                     i,

@@ -174,10 +174,9 @@ fn who_waits_is_looked_for_and_judged_in_time() {
 
 #[test]
 fn claims_are_contested_between_hosts_alone() {
-    for claims in 0..16 {
+    for claims in 0..5 {
         assert!(!Agreement::is_contested(Peers::OneHost, claims));
-        let several = ![0, 1, 2, 4, 8].contains(&claims);
-        assert_eq!(Agreement::is_contested(Peers::TwoHosts, claims), several);
+        assert_eq!(Agreement::is_contested(Peers::TwoHosts, claims), claims > 1);
     }
 }
 

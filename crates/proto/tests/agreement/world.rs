@@ -484,7 +484,7 @@ impl World {
         self.contested[conn] |= self.peers == Peers::TwoHosts
             && all.count_ones() > 1
             && (e.waits() || e.slot.is_some());
-        if Agreement::is_contested(self.peers, all) {
+        if Agreement::is_contested(self.peers, all.count_ones() as usize) {
             self.claims.retain(|c| c.1 != conn);
             self.step(conn, A, Event::Contested);
             if let Some((link, slot)) = self.conns[conn][A].slot {

@@ -390,10 +390,9 @@ impl Rig {
     /// Slot and token of a connection.
     fn named(&mut self, h: usize) -> (u16, u64) {
         let links = self.remote(h).links.iter().flatten();
-        let mut conns = links
-            .flat_map(|l| l.conns.iter().enumerate())
-            .filter(|(_, c)| c.state == ConnState::Live);
-        conns.next().map(|(slot, c)| (slot as u16, c.token)).unwrap()
+        let mut conns =
+            links.flat_map(|l| l.conns.iter().enumerate()).filter(|(_, c)| c.slot.is_live());
+        conns.next().map(|(slot, c)| (slot as u16, c.slot.token)).unwrap()
     }
 }
 
@@ -467,7 +466,7 @@ fn words_that_no_honest_library_says_reset_their_connection_and_no_other() {
                 links
                     .flat_map(|l| &l.conns)
                     .find(|c| c.socket.is_some_and(|s| core::ptr::eq(s, generation)))
-                    .map(|c| c.token)
+                    .map(|c| c.slot.token)
                     .unwrap()
             };
             let slot = rig.conns[bad][1 - from].socket.slot.load(Relaxed) as u16;
@@ -510,7 +509,7 @@ fn last_words_that_do_not_say_where_the_stream_goes_on_do_not_keep_a_closed_end(
                 .iter()
                 .flatten()
                 .flat_map(|l| &l.conns)
-                .map(|c| (c.state, c.token))
+                .map(|c| (c.slot.state, c.slot.token))
                 .collect::<Vec<_>>()
         };
         let token = conns(&mut rig)[slot].1;
@@ -539,7 +538,7 @@ fn last_words_that_do_not_say_where_the_stream_goes_on_do_not_keep_a_closed_end(
             }),
         );
         rig.close(bad, victim);
-        rig.until("the closed end is given back", |r| conns(r)[slot].0 != ConnState::Live);
+        rig.until("the closed end is given back", |r| conns(r)[slot].0 != SlotState::Live);
         rig.hosts[liar].stopped = false;
         rig.exchange(good, 20_000);
         assert!(rig.conns[good].iter().all(|e| e.over.is_none()), "{}", rig.describe());
@@ -723,7 +722,7 @@ fn whatever_a_library_says_its_peer_lives_and_other_connections_do_not_notice() 
                 .iter()
                 .flatten()
                 .flat_map(|l| &l.conns)
-                .map(|c| c.token)
+                .map(|c| c.slot.token)
                 .next()
                 .unwrap_or(0);
             let frame = frame(&mut rig.random, token);
