@@ -52,7 +52,7 @@ fn sampled_out(percent: u8) -> bool {
 /// A connection has come to be: makes its socket and starts the search for the peer's library.
 pub(crate) fn begin(fd: c_int, reason: u32, connector: bool) {
     match carrier::tuple_of(fd) {
-        Some(tuple) => begin_as(fd, reason, connector, tuple, (0, 0), true),
+        Some(tuple) => begin_as(fd, Origin { reason, connector, tuple, moved: (0, 0), made: true }),
         None if !connector => {
             fd_table::set(fd, Entry::None);
         }
@@ -81,19 +81,23 @@ fn claim(fd: c_int) -> Option<&'static Socket> {
     Some(s)
 }
 
-/// `moved`: what was sent and received on it before. `made`: it is a connection already.
-pub(crate) fn begin_as(
-    fd: c_int,
-    reason: u32,
-    connector: bool,
-    tuple: Tuple,
-    moved: (u64, u64),
-    made: bool,
-) {
+/// What a connection is when its socket begins.
+pub(crate) struct Origin {
+    /// Why it stays plain, if it does.
+    pub(crate) reason: u32,
+    pub(crate) connector: bool,
+    pub(crate) tuple: Tuple,
+    /// What was sent and received on it before.
+    pub(crate) moved: (u64, u64),
+    /// It is a connection already.
+    pub(crate) made: bool,
+}
+
+pub(crate) fn begin_as(fd: c_int, origin: Origin) {
     let began = fd_table::began(fd);
     let Some(s) = claim(fd) else { return };
     s.syn.set_began(began);
-    fill(s, fd, reason, connector, tuple, moved, made);
+    fill(s, fd, origin);
     fd_table::set(fd, Entry::Socket(s, s.generation16()));
     if s.is(State::Candidate) {
         start(s);
@@ -109,20 +113,13 @@ pub(crate) fn new_heir(
     moved: (u64, u64),
 ) -> Option<&'static Socket> {
     let s = new_socket(fd)?;
-    fill(s, fd, why as u32, connector, tuple, moved, true);
+    fill(s, fd, Origin { reason: why as u32, connector, tuple, moved, made: true });
     Some(s)
 }
 
 /// Makes a socket a candidate, or plain for the reason that its record shows.
-fn fill(
-    s: &Socket,
-    fd: c_int,
-    reason: u32,
-    connector: bool,
-    tuple: Tuple,
-    moved: (u64, u64),
-    made: bool,
-) {
+fn fill(s: &Socket, fd: c_int, origin: Origin) {
+    let Origin { reason, connector, tuple, moved, made } = origin;
     let began = s.syn.began();
     if connector {
         s.raise(flag::CONNECTOR);
@@ -195,14 +192,8 @@ pub(crate) fn look_again(fd: c_int) {
     if let Some(reason) = unconnected(fd)
         && let Some(tuple) = carrier::tuple_of(fd)
     {
-        begin_as(
-            fd,
-            reason,
-            true,
-            tuple,
-            carrier::settled_counts(fd, true).unwrap_or_default(),
-            true,
-        );
+        let moved = carrier::settled_counts(fd, true).unwrap_or_default();
+        begin_as(fd, Origin { reason, connector: true, tuple, moved, made: true });
     } else {
         may_begin(fd);
     }

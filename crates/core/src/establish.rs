@@ -1,6 +1,6 @@
 //! How connections are established: the application's socket, listen, connect and accept.
 
-use crate::candidates::{begin, begin_as, make_plain, may_begin};
+use crate::candidates::{Origin, begin, begin_as, make_plain, may_begin};
 use crate::fd_table::{self, Entry};
 use crate::outcome::{PASS, Ret};
 use crate::socket::{Event, NONE, Socket, State, close_books, end_life, flag, reuse};
@@ -148,7 +148,7 @@ pub(crate) unsafe fn on_connect(fd: c_int, addr: *const sockaddr, len: socklen_t
         if let (Some(peer), Some(local)) = (peer, carrier::address(&raw, len))
             && let Ok(tuple) = Tuple::new(local, peer)
         {
-            begin_as(fd, reason, true, tuple, (0, 0), false);
+            begin_as(fd, Origin { reason, connector: true, tuple, moved: (0, 0), made: false });
         }
     } else if result != -libc::EALREADY {
         fd_table::set_began(fd, 0);

@@ -4,7 +4,7 @@
 use crate::fd_table::{self, Entry};
 use crate::outcome::{PASS, Ret};
 use crate::rendezvous::possession;
-use crate::socket::{self, State};
+use crate::socket::{self, Named, State};
 use crate::{agent, io, syn, sys, user};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicI64, Ordering::*};
@@ -106,7 +106,7 @@ pub(crate) unsafe fn setsockopt(
         && let Some((s, g)) = fd_table::socket(fd).filter(|(s, _)| s.is(State::Attached))
     {
         // SAFETY: the caller's promise.
-        return unsafe { set_send_buffer(s, g, fd, name, value, len) };
+        return unsafe { set_send_buffer(Named { s, g, fd }, name, value, len) };
     }
     if needs_kernel(level, name, number) {
         match fd_table::decode(raw) {
@@ -182,14 +182,8 @@ pub(crate) unsafe fn on_setsockopt(
 
 /// SO_SNDBUF: the kernel wakes who waits for room that a larger buffer has (sock_setsockopt:
 /// sk_write_space).
-unsafe fn set_send_buffer(
-    s: &'static socket::Socket,
-    g: u16,
-    fd: c_int,
-    name: c_int,
-    value: *const c_void,
-    len: socklen_t,
-) -> Ret {
+unsafe fn set_send_buffer(on: Named, name: c_int, value: *const c_void, len: socklen_t) -> Ret {
+    let Named { s, g, fd } = on;
     let room = || {
         let mut bytes: c_int = 0;
         let _ = sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, &mut bytes);

@@ -86,6 +86,15 @@ pub(crate) struct RxEnd {
     pub(crate) read_until: u64,
 }
 
+/// A socket under one of its descriptors. The generation says that it is still the one that the
+/// call has found there.
+#[derive(Clone, Copy)]
+pub(crate) struct Named {
+    pub(crate) s: &'static Socket,
+    pub(crate) g: u16,
+    pub(crate) fd: c_int,
+}
+
 #[repr(C, align(64))]
 pub(crate) struct Socket {
     // Read at every call.

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::fd_table::{self, Entry};
 use crate::outcome::{PASS, Ret};
-use crate::socket::{Socket, State};
+use crate::socket::{Named, Socket, State};
 use crate::{adoption, io, process, signals, stats, sys, user};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
@@ -45,6 +45,7 @@ unsafe fn ctl_ours(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event, r
         _ => return PASS,
     };
     let (s, g) = adoption::of(s, g, fd);
+    let on = Named { s, g, fd };
     // Copied once, first of all, as the kernel does it.
     let mut ev = epoll_event { events: 0, u64: 0 };
     if op != libc::EPOLL_CTL_DEL {
@@ -66,7 +67,7 @@ unsafe fn ctl_ours(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event, r
         if e.owner.load(Relaxed) != process::id() || !s.is(State::Attached) {
             return PASS;
         }
-        return ctl_attached(e, epfd, op, fd, ev, s, g);
+        return ctl_attached(e, epfd, op, on, ev);
     }
     loop {
         match s.state.now() {
@@ -80,7 +81,7 @@ unsafe fn ctl_ours(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event, r
                 }
                 // Counted before the kernel knows it, so that an attach either sees it or is seen
                 // below.
-                match ctl_candidate(e, epfd, op, fd, ev, s, g) {
+                match ctl_candidate(e, epfd, op, on, ev) {
                     Some(r) => return r,
                     None => continue,
                 }
@@ -90,7 +91,7 @@ unsafe fn ctl_ours(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event, r
             _ => return PASS,
         }
     }
-    ctl_attached(e, epfd, op, fd, ev, s, g)
+    ctl_attached(e, epfd, op, on, ev)
 }
 
 /// The kernel keeps it; recorded for the day it is attached. `None`: it is no candidate any more.
@@ -98,11 +99,10 @@ fn ctl_candidate(
     e: &'static Epoll,
     epfd: c_int,
     op: c_int,
-    fd: c_int,
+    on: Named,
     mut ev: epoll_event,
-    s: &'static Socket,
-    g: u16,
 ) -> Option<Ret> {
+    let Named { s, g, fd } = on;
     let mut inner = e.inner.lock();
     let here = inner.index_of(fd).filter(|i| inner.item_of(*i, s).is_some());
     let adds = op == libc::EPOLL_CTL_ADD && here.is_none();
@@ -141,7 +141,7 @@ fn ctl_candidate(
     }
     let mut home = None;
     if r == 0 {
-        home = put(e, &mut inner, new_item(s, g, fd, ev));
+        home = put(e, &mut inner, new_item(on, ev));
     }
     let Some(i) = home else {
         s.registrations.fetch_sub(1, SeqCst);
@@ -166,11 +166,11 @@ fn ctl_candidate(
     }
 }
 
-fn new_item(s: &'static Socket, g: u16, fd: c_int, ev: epoll_event) -> Item {
+fn new_item(on: Named, ev: epoll_event) -> Item {
     Item {
-        socket: s,
-        generation: g,
-        fd,
+        socket: on.s,
+        generation: on.g,
+        fd: on.fd,
         events: ev.events,
         data: ev.u64,
         present: true,
@@ -208,15 +208,8 @@ fn several(e: &Epoll, s: &Socket) -> Reason {
     if is_in(s, e) { Reason::DuplicateInEpoll } else { Reason::SeveralEpollSets }
 }
 
-fn ctl_attached(
-    e: &'static Epoll,
-    epfd: c_int,
-    op: c_int,
-    fd: c_int,
-    ev: epoll_event,
-    s: &'static Socket,
-    g: u16,
-) -> Ret {
+fn ctl_attached(e: &'static Epoll, epfd: c_int, op: c_int, on: Named, ev: epoll_event) -> Ret {
+    let Named { s, fd, .. } = on;
     if op != libc::EPOLL_CTL_DEL {
         let asked = ev.events;
         if asked & EXCLUSIVE != 0 && (op == libc::EPOLL_CTL_MOD || asked & !EXCLUSIVE_OK != 0) {
@@ -228,7 +221,7 @@ fn ctl_attached(
     let r = match (op, index) {
         (libc::EPOLL_CTL_ADD, None) => {
             drop(inner);
-            let r = add(e, epfd, fd, ev, s, g);
+            let r = add(e, epfd, on, ev);
             inner = e.inner.lock();
             r
         }
@@ -275,14 +268,8 @@ fn ctl_attached(
 
 /// Puts an attached socket into the set: at home, if it is in no other; otherwise it goes to the
 /// kernel, and only if it cannot go at once becomes an extra item.
-fn add(
-    e: &'static Epoll,
-    epfd: c_int,
-    fd: c_int,
-    ev: epoll_event,
-    s: &'static Socket,
-    g: u16,
-) -> Ret {
+fn add(e: &'static Epoll, epfd: c_int, on: Named, ev: epoll_event) -> Ret {
+    let Named { s, g, fd } = on;
     let counts = !s.is_inherited();
     let mut extra = (!counts).then_some(Reason::InheritedByFork);
     loop {
@@ -312,7 +299,7 @@ fn add(
                 continue;
             }
         }
-        let mut item = new_item(s, g, fd, ev);
+        let mut item = new_item(on, ev);
         (item.attached, item.extra) = (true, extra);
         let Some(i) = put(e, &mut inner, item) else {
             uncount();

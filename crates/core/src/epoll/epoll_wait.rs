@@ -110,7 +110,7 @@ unsafe fn look(e: &'static Epoll, epfd: c_int, mut out: Out, timeout_ns: i64, ma
     collect(&mut inner, e, Kernel::Look(epfd), &mut out);
     if !out.is_done() {
         // SAFETY: `out` is the caller's buffer.
-        return unsafe { wait_slow(e, inner, epfd, out, timeout_ns, mask) };
+        return unsafe { wait_slow(e, inner, out, Call { epfd, timeout_ns, mask }) };
     }
     let room = out.max - out.n;
     if due && room > 0 && inner.looked_in != inner.wait {
@@ -132,18 +132,24 @@ fn pass_on(e: &Epoll, inner: &mut Inner) {
     }
 }
 
+/// What a thread waits with, beside its buffer.
+#[derive(Clone, Copy)]
+struct Call {
+    epfd: c_int,
+    timeout_ns: i64,
+    mask: Mask,
+}
+
 #[cold]
 #[inline(never)]
 unsafe fn wait_slow(
     e: &'static Epoll,
     mut inner: Guard<'static, Inner>,
-    epfd: c_int,
     mut out: Out,
-    timeout_ns: i64,
-    mask: Mask,
+    call: Call,
 ) -> Ret {
     // SAFETY: `out` is the caller's buffer.
-    let r = unsafe { await_news(e, &mut inner, epfd, &mut out, timeout_ns, mask) };
+    let r = unsafe { await_news(e, &mut inner, &mut out, call) };
     if inner.sleepers > 0 {
         pass_on(e, &mut inner);
     }
@@ -155,16 +161,15 @@ unsafe fn wait_slow(
 unsafe fn await_news(
     e: &'static Epoll,
     inner: &mut Guard<'static, Inner>,
-    epfd: c_int,
     out: &mut Out,
-    timeout_ns: i64,
-    mask: Mask,
+    call: Call,
 ) -> Ret {
+    let Call { epfd, timeout_ns, mask } = call;
     if timeout_ns == 0 && look_once(e, inner, epfd, out) {
         return out.result();
     }
     if out.writable(1) == 0 {
-        return wait_for_nothing(e, inner, epfd, out, timeout_ns, mask);
+        return wait_for_nothing(e, inner, out, call);
     }
     let deadline =
         if timeout_ns < 0 { 0 } else { sys::now_ns().saturating_add(timeout_ns as u64).max(1) };
@@ -282,11 +287,10 @@ fn poll_first(e: &'static Epoll, inner: &mut Guard<'static, Inner>, epfd: c_int,
 fn wait_for_nothing(
     e: &'static Epoll,
     inner: &mut Guard<'static, Inner>,
-    epfd: c_int,
     out: &mut Out,
-    timeout_ns: i64,
-    mask: Mask,
+    call: Call,
 ) -> Ret {
+    let Call { epfd, timeout_ns, mask } = call;
     let deadline =
         if timeout_ns < 0 { 0 } else { sys::now_ns().saturating_add(timeout_ns as u64).max(1) };
     loop {

@@ -120,7 +120,8 @@ fn look_first(inner: &mut Inner, e: &'static Epoll, epfd: c_int, out: &mut Out) 
     inner.kernel_queued = false;
     let mut local = Local::<32>::new();
     let room = out.max - out.n;
-    if let Some((events, _)) = ask(inner, e, &mut local, epfd, out, room) {
+    let room = out.writable(room.min(local.room()));
+    if let Some(events) = ask(inner, e, &mut local, epfd, room) {
         sort(inner, e, events, false, out);
     }
 }
@@ -231,6 +232,10 @@ impl<const N: usize> Local<N> {
         Local([const { MaybeUninit::uninit() }; N])
     }
 
+    pub(super) fn room(&self) -> usize {
+        N
+    }
+
     /// Asks the kernel for up to `room` events. The mask is the caller's.
     pub(super) fn fill(&mut self, epfd: c_int, room: usize, timeout_ns: i64, mask: Mask) -> Ret {
         // SAFETY: a buffer of that many events; the mask is null or the application's.
@@ -286,7 +291,8 @@ pub(super) fn visit(
     room: usize,
 ) -> bool {
     let mut local = Local::<32>::new();
-    let Some((events, room)) = ask(inner, e, &mut local, epfd, out, room) else { return false };
+    let room = out.writable(room.min(local.room()));
+    let Some(events) = ask(inner, e, &mut local, epfd, room) else { return false };
     if !events.is_empty() {
         out.within(room, |out| {
             out.within(room - events.len(), |out| collect(inner, e, Kernel::Wait, out));
@@ -297,17 +303,15 @@ pub(super) fn visit(
     true
 }
 
-/// What the kernel's set has at this moment, up to `room` events, and for how many events `out` can
-/// be written. `None`: there is no room.
+/// What the kernel's set has at this moment, up to `room` events, as many as `local` has places.
+/// `None`: there is no room.
 pub(super) fn ask<'a, const N: usize>(
     inner: &mut Inner,
     e: &Epoll,
     local: &'a mut Local<N>,
     epfd: c_int,
-    out: &Out,
     room: usize,
-) -> Option<(&'a [epoll_event], usize)> {
-    let room = out.writable(room.min(N));
+) -> Option<&'a [epoll_event]> {
     if room == 0 {
         return None;
     }
@@ -315,7 +319,7 @@ pub(super) fn ask<'a, const N: usize>(
     let began = sys::ticks();
     let r = local.fill(epfd, room, 0, core::ptr::null());
     inner.looked(e, began, r == room as isize);
-    Some((if r > 0 { local.filled(inner, r) } else { &[] }, room))
+    Some(if r > 0 { local.filled(inner, r) } else { &[] })
 }
 
 impl Inner {

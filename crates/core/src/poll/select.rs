@@ -83,23 +83,21 @@ pub(crate) unsafe fn select(
     }
     // SAFETY: the caller's promise.
     signals::held(|| unsafe {
-        select_held(nfds, read, write, except, timeout_ns, mask, elapsed_ns)
+        select_held(nfds, [read, write, except], timeout_ns, mask, elapsed_ns)
     })
 }
 
-#[allow(clippy::too_many_arguments, reason = "as above")]
 unsafe fn select_held(
     nfds: c_int,
-    read: *mut fd_set,
-    write: *mut fd_set,
-    except: *mut fd_set,
+    sets: [*mut fd_set; 3],
     timeout_ns: i64,
     mask: Mask,
     elapsed_ns: &mut i64,
 ) -> Ret {
+    let [read, write, except] = sets;
     let set = |at| Bits::read(at, nfds as usize);
     let (Ok(r), Ok(w), Ok(x)) = (set(read), set(write), set(except)) else {
-        return without_memory(named(nfds, [read, write, except]));
+        return without_memory(named(nfds, sets));
     };
     let (Some(mut r), Some(mut w), Some(mut x)) = (r, w, x) else { return PASS };
     if !(0..nfds as usize)
@@ -110,7 +108,7 @@ unsafe fn select_held(
     let count = (0..nfds as usize).filter(|fd| r.get(*fd) || w.get(*fd) || x.get(*fd)).count();
     let mut few = [MaybeUninit::uninit(); FEW];
     let Some(mut list) = Scratch::within(&mut few, count) else {
-        return without_memory(named(nfds, [read, write, except]));
+        return without_memory(named(nfds, sets));
     };
     for fd in 0..nfds as usize {
         let events = if r.get(fd) { libc::POLLIN } else { 0 }
@@ -128,7 +126,7 @@ unsafe fn select_held(
     *elapsed_ns = sys::now_ns().wrapping_sub(start) as i64;
     let n = match result {
         Ok(n) => n,
-        Err(NoMemory) => return without_memory(named(nfds, [read, write, except])),
+        Err(NoMemory) => return without_memory(named(nfds, sets)),
     };
     if n < 0 {
         return n;
