@@ -621,28 +621,12 @@ pub(crate) fn reason_of(why: Why) -> Reason {
     }
 }
 
-/// Leaves the agreement for the application's threads.
-fn hand_over(
-    s: &'static Socket,
-    c: &'static Channel,
-    slot: u16,
-    tx: *mut u8,
-    tx_bytes: u32,
-    rx: *mut u8,
-    rx_bytes: u32,
-) {
-    let offer = socket::Offer {
-        channel: c,
-        slot: u32::from(slot),
-        tx_ring: tx,
-        tx_bytes,
-        rx_ring: rx,
-        rx_bytes,
-    };
+/// Leaves the agreement for the application's threads. `c` is the offer's channel.
+fn hand_over(s: &'static Socket, c: &'static Channel, offer: socket::Offer) {
     // SAFETY: `offered` is 0: nobody reads it yet, and only the holder of the service's lock writes
     // it.
     unsafe { *s.offer.get() = offer };
-    s.put_on(c, slot as usize);
+    s.put_on(c, offer.slot as usize);
     s.start(Reason::Negotiating);
     s.offered.store(offer::MADE, Release);
 }

@@ -328,23 +328,25 @@ pub(crate) fn block(s: &Socket, fd: i32, side: Side, on_carrier: bool, deadline:
             return Woke::News;
         }
     }
-    sleep(s, channel, slot, fd, side, on_carrier, deadline, ready)
+    sleep(&Sleeper { s, channel, slot, fd, side, on_carrier, deadline }, ready)
 }
 
 /// How often a sleeper looks whose connection a forked child has, too.
 const CHILDREN_NS: i64 = 20_000_000;
 
-#[allow(clippy::too_many_arguments, reason = "one call site; they are what a sleep is made of")]
-fn sleep(
-    s: &Socket,
-    channel: &Channel,
+/// Who sleeps, and what for: the parameters of [`block`], and where the socket's slot is.
+struct Sleeper<'a> {
+    s: &'a Socket,
+    channel: &'a Channel,
     slot: usize,
     fd: i32,
     side: Side,
     on_carrier: bool,
     deadline: u64,
-    mut ready: impl FnMut() -> bool,
-) -> Woke {
+}
+
+fn sleep(sleeper: &Sleeper<'_>, mut ready: impl FnMut() -> bool) -> Woke {
+    let &Sleeper { s, channel, slot, fd, side, on_carrier, deadline } = sleeper;
     let timeout = left(deadline);
     if deadline != 0 && timeout == 0 {
         return Woke::Timeout;

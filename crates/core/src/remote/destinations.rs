@@ -5,7 +5,7 @@
 //! well. Where it answers the next three are asked, nonblocking, and four more where all before
 //! them take connections, up to 32. Each try ends within a time; none waits for others.
 
-use super::links::{Phase, bind, tcp_socket};
+use super::links::{Phase, Route, bind, tcp_socket};
 use super::shares::PART;
 use super::{Remote, close_own};
 use crate::carrier::{self, sockaddr};
@@ -354,21 +354,11 @@ impl Remote {
                 return Err(Reason::NoDescriptor);
             }
             let (raw, len) = sockaddr(SocketAddr::new(peer.ip(), link_port(peer.port(), k)));
+            let route = Route { local, peer: peer.ip(), port: peer.port(), k, device };
             let ok = bind(fd, SocketAddr::new(local, 0)) >= 0
                 && [0, -(libc::EINPROGRESS as isize)]
                     .contains(&sys::connect(fd, raw.get(..len).unwrap_or(&[])))
-                && self
-                    .new_link(
-                        fd,
-                        Role::Connector,
-                        Phase::Connecting,
-                        local,
-                        peer.ip(),
-                        peer.port(),
-                        k,
-                        device,
-                    )
-                    .is_some();
+                && self.new_link(fd, Role::Connector, Phase::Connecting, route).is_some();
             if !ok {
                 close_own(fd);
             }

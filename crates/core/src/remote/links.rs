@@ -221,6 +221,15 @@ pub(super) fn bind(fd: c_int, to: SocketAddr) -> isize {
     sys::bind(fd, raw.get(..len).unwrap_or(&[]))
 }
 
+/// Where a new link leads: its fields are those of [`Link`].
+pub(super) struct Route {
+    pub(super) local: IpAddr,
+    pub(super) peer: IpAddr,
+    pub(super) port: u16,
+    pub(super) k: u8,
+    pub(super) device: usize,
+}
+
 /// Small frames, at once; and a peer whose host has vanished is noticed.
 pub(super) fn set_up(fd: c_int) {
     for (level, name, value) in [
@@ -243,18 +252,14 @@ impl Remote {
         self.links.get_mut(i)?.as_deref_mut()
     }
 
-    #[allow(clippy::too_many_arguments, reason = "the state of one link")]
     pub(super) fn new_link(
         &mut self,
         fd: c_int,
         role: Role,
         phase: Phase,
-        local: IpAddr,
-        peer: IpAddr,
-        port: u16,
-        k: u8,
-        device: usize,
+        route: Route,
     ) -> Option<usize> {
+        let Route { local, peer, port, k, device } = route;
         let source = Source::of(peer);
         let i = self.room_for_link(role, source)?;
         if role == Role::Acceptor && !self.shares.add_link(source) {

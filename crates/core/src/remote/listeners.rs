@@ -3,7 +3,7 @@
 //! which they are accepted; and where the connection manager takes pairs.
 
 use super::destinations::{PORTS, TRIED, link_port};
-use super::links::{Link, Phase, bind, tcp_socket};
+use super::links::{Link, Phase, Route, bind, tcp_socket};
 use super::{
     EVENT_LISTENER, Remote, close_own, devices, forget_known, net, note_own, unwatch, watch,
 };
@@ -207,16 +207,9 @@ impl Remote {
             let peer = address(&raw, len).map(|a| a.ip().to_canonical());
             note_own(fd);
             let made = peer.and_then(|peer| {
-                self.new_link(
-                    fd,
-                    Role::Acceptor,
-                    Phase::Greeting,
-                    local.ip(),
-                    peer,
-                    local.port(),
-                    0,
-                    device,
-                )
+                let (local, port) = (local.ip(), local.port());
+                let route = Route { local, peer, port, k: 0, device };
+                self.new_link(fd, Role::Acceptor, Phase::Greeting, route)
             });
             match made {
                 Some(i) => {

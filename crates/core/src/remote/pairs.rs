@@ -324,29 +324,30 @@ impl Remote {
             .ok_or(Reason::RdmaRefused)?;
         self.ensure_domain(i)?;
         let facts = self.facts(device).ok_or(Reason::NoRdmaDevice)?;
-        let channel = self.ensure_channel(i).ok_or(Reason::NoMemory)?;
+        self.ensure_channel(i).ok_or(Reason::NoMemory)?;
         let immediate = self.link(i).is_some_and(|l| l.immediate(facts.writes_imm));
         let receives = self.link(i).and_then(|l| l.hello).map_or(0, |h| h.receives);
         let settings = devices::settings(lanes, immediate, &facts, receives);
         let seat = self.seat(device, &settings)?;
-        let made = self.make_on(i, number, verbs, channel, &settings, seat);
+        let made = self.make_on(i, number, verbs, &settings, seat);
         if made.is_err() {
             let _ = until_free(|| seat.0.hub.release(process::tid(), seat.1));
         }
         made
     }
 
+    /// Of a link that has its domain and its channel.
     fn make_on(
         &mut self,
         i: usize,
         number: u32,
         verbs: Net,
-        channel: &'static Channel,
         settings: &netacc_rdma::Settings,
         seat: (&'static Queue, Tag),
     ) -> Result<(), Reason> {
         let (queue, tag) = seat;
         let l = self.link_mut(i).ok_or(Reason::RdmaRefused)?;
+        let channel = l.channel.ok_or(Reason::NoMemory)?;
         let domain = l.domain.take().ok_or(Reason::RdmaRefused)?;
         let made = (|| {
             let p = l.pair_mut(number).ok_or(Reason::RdmaRefused)?;

@@ -122,13 +122,12 @@ impl State {
         tuple: Tuple,
         _proof: &PeerVerified,
     ) -> Result<(), OfferError> {
-        let channel = match self.link(i).and_then(|l| l.channel) {
-            Some(c) => c,
-            None => self.create_channel(i)?,
-        };
+        if self.link(i).is_none_or(|l| l.channel.is_none()) {
+            self.create_channel(i)?;
+        }
         self.sweep(i, SWEEP);
         let slot = self.link_mut(i).and_then(|l| l.free.pop()).ok_or(OfferError::NoSlot)?;
-        let offer = self.fill_slot(i, channel, slot, waiting, token, tuple);
+        let offer = self.fill_slot(i, slot, waiting, token, tuple);
         let sent = offer
             .and_then(|offer| self.post(i, Message::Offer(offer), -1).map_err(OfferError::Link));
         match sent {
@@ -148,11 +147,10 @@ impl State {
         }
     }
 
-    /// Rings and fresh words for a slot.
+    /// Rings and fresh words for a slot of the link's channel.
     fn fill_slot(
         &mut self,
         i: usize,
-        channel: &Channel,
         slot: u16,
         waiting: Key,
         token: u64,
@@ -168,8 +166,9 @@ impl State {
                     .ok_or(OfferError::Memory(MemoryError::NoMemory))?
             }
         };
-        zero_slot(channel, slot as usize);
         let Some(l) = self.link_mut(i) else { return Err(OfferError::NoSlot) };
+        let Some(channel) = l.channel else { return Err(OfferError::NoSlot) };
+        zero_slot(channel, slot as usize);
         let ring = l.pool.as_ref().map_or(0, |p| p.ring_bytes());
         l.high_water = l.high_water.max(slot as usize + 1);
         l.slots_used += 1;
@@ -192,11 +191,11 @@ impl State {
         })
     }
 
-    fn create_channel(&mut self, i: usize) -> Result<&'static Channel, OfferError> {
+    fn create_channel(&mut self, i: usize) -> Result<(), OfferError> {
         let memfd =
             arena::create_sealed(b"netacc-channel\0", CHANNEL_BYTES).map_err(OfferError::Memory)?;
         let made = self.make_channel(i, memfd).map_err(OfferError::Memory);
-        let told = made.and_then(|c| {
+        let told = made.and_then(|_| {
             // The peer is verified. From here on it passes doorbells.
             if let Some(l) = self.link(i) {
                 strangers::take_descriptors(l.fd);
@@ -206,7 +205,7 @@ impl State {
                 slots: SLOTS as u32,
                 places: PLACES as u32,
             };
-            self.post(i, Message::Channel(m), memfd).map_err(OfferError::Link).map(|()| c)
+            self.post(i, Message::Channel(m), memfd).map_err(OfferError::Link)
         });
         fd_table::close_internal(memfd);
         if let Some(l) = self.link_mut(i).filter(|_| told.is_ok()) {
@@ -269,7 +268,15 @@ impl State {
             Some(m) => {
                 s.socket = m.socket;
                 s.generation = m.generation;
-                hand_over(m.socket, c, slot, from_us, ring, to_us, ring);
+                let offer = socket::Offer {
+                    channel: c,
+                    slot: u32::from(slot),
+                    tx_ring: from_us,
+                    tx_bytes: ring,
+                    rx_ring: to_us,
+                    rx_bytes: ring,
+                };
+                hand_over(m.socket, c, offer);
             }
             None => {
                 // Closed in the meantime.

@@ -121,7 +121,15 @@ impl State {
             r.slots_used.store(used, Relaxed);
             r.connections_total.fetch_add(1, Relaxed);
         });
-        hand_over(m.socket, c, offer.slot, tx, tx_bytes, rx, rx_bytes);
+        let rings = socket::Offer {
+            channel: c,
+            slot: u32::from(offer.slot),
+            tx_ring: tx,
+            tx_bytes,
+            rx_ring: rx,
+            rx_bytes,
+        };
+        hand_over(m.socket, c, rings);
         self.withdraw(others, offer.token);
         Ok(())
     }

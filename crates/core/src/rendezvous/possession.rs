@@ -286,7 +286,7 @@ impl State {
                 }
                 return;
             }
-            if self.begin(i, socket, generation, token, own, true) {
+            if self.begin(i, (socket, generation), token, own, true) {
                 if let Err(why) = self.post(i, Message::Turn { token, turn: 0 }, -1) {
                     self.end_link(i, why);
                 }
@@ -305,8 +305,7 @@ impl State {
     fn begin(
         &mut self,
         i: usize,
-        socket: &'static Socket,
-        generation: u32,
+        (socket, generation): (&'static Socket, u32),
         token: u64,
         own: Option<End>,
         accepting: bool,
@@ -559,7 +558,7 @@ impl State {
         let mut on = shown;
         if shown && turn == 0 {
             self.end_proofs_of(socket);
-            on = self.begin(i, socket, generation, token, seen.own, false);
+            on = self.begin(i, (socket, generation), token, seen.own, false);
         } else if shown {
             let Some(p) = self.proof(i, token).filter(|p| p.turn + 1 == turn) else {
                 return Ok(());
