@@ -352,43 +352,34 @@ unsafe fn ask(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> Ret {
             SYS_setsockopt => {
                 api::setsockopt(fd, b as c_int, c as c_int, d as *const c_void, e as socklen_t)
             }
-            SYS_listen => {
-                api::before_listen(fd);
-                PASS
-            }
-            SYS_getsockopt => {
-                api::before_getsockopt(fd, b as c_int, c as c_int);
-                PASS
-            }
             SYS_io_uring_setup => api::before_io_uring_setup(),
-            SYS_io_uring_enter => {
-                api::before_io_uring_enter(fd, b as u32);
+            _ => {
+                warn(number, a, b, c);
                 PASS
             }
-            SYS_io_uring_register => {
-                api::before_io_uring_register(b as u32);
-                PASS
-            }
-            SYS_execve | SYS_execveat => {
-                api::before_exec();
-                PASS
-            }
-            SYS_exit_group => {
-                api::before_end();
-                PASS
-            }
-            SYS_unshare if a & CLONE_NEWUSER as usize == 0 => PASS,
-            SYS_prctl if !api::confines(a) => PASS,
-            _ if RIGHTS.contains(&number) => {
-                api::before_rights_change();
-                PASS
-            }
-            SYS_rt_sigaction if b != 0 => {
-                let _ = api::before_disposition(a as c_int);
-                PASS
-            }
-            _ => PASS,
         }
+    }
+}
+
+/// Tells the core of a system call, of which these are the first parameters, and which is made in
+/// any case.
+#[inline]
+fn warn(number: c_long, a: usize, b: usize, c: usize) {
+    let fd = a as c_int;
+    match number {
+        SYS_listen => api::before_listen(fd),
+        SYS_getsockopt => api::before_getsockopt(fd, b as c_int, c as c_int),
+        SYS_io_uring_enter => api::before_io_uring_enter(fd, b as u32),
+        SYS_io_uring_register => api::before_io_uring_register(b as u32),
+        SYS_execve | SYS_execveat => api::before_exec(),
+        SYS_exit_group => api::before_end(),
+        SYS_unshare if a & CLONE_NEWUSER as usize == 0 => {}
+        SYS_prctl if !api::confines(a) => {}
+        _ if RIGHTS.contains(&number) => api::before_rights_change(),
+        SYS_rt_sigaction if b != 0 => {
+            let _ = api::before_disposition(fd);
+        }
+        _ => {}
     }
 }
 
