@@ -340,7 +340,8 @@ impl<F: Fabric> core::fmt::Debug for Lanes<F> {
 }
 
 impl<F: Fabric> Lanes<F> {
-    /// The lanes of a pair that was created and is not connected yet; posts its receives.
+    /// The lanes of a pair that was created in a domain and is not connected yet; posts its
+    /// receives.
     /// Add it to its hub before the pair is connected or accepted.
     ///
     /// On an error close the pair before anything else is done with `memory`.
@@ -352,8 +353,7 @@ impl<F: Fabric> Lanes<F> {
         fabric: Arc<F>,
         tag: Tag,
         settings: Settings,
-        domain: &F::Domain,
-        pair: &F::Pair,
+        (domain, pair): (&F::Domain, &F::Pair),
         memory: NonNull<u8>,
     ) -> Result<Self, Error> {
         if !settings.is_valid() {

@@ -235,7 +235,7 @@ impl End {
         let block = Block::new(settings.memory_bytes());
         // SAFETY: freed after the pair is dismantled.
         let lanes = unsafe {
-            Lanes::new(Arc::clone(&self.host), tag, settings, &self.domain, &pair, block.0)
+            Lanes::new(Arc::clone(&self.host), tag, settings, (&self.domain, &pair), block.0)
         }
         .unwrap();
         self.receives.push(block);

@@ -372,7 +372,7 @@ impl Remote {
             // SAFETY: mapped just now, for this alone; unmapped when `dismantle` has handed it
             // back.
             let engine = match unsafe {
-                wire::Lanes::new(Arc::new(verbs), tag, *settings, &domain, pair, memory)
+                wire::Lanes::new(Arc::new(verbs), tag, *settings, (&domain, pair), memory)
             } {
                 Ok(engine) => engine,
                 Err(e) => {

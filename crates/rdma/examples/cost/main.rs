@@ -142,7 +142,7 @@ fn make_lanes(
     let receives = memory(settings.receives as usize * 64);
     // SAFETY: never freed, and nobody else has it.
     let lanes =
-        unsafe { Lanes::new(Arc::clone(&end.fabric), tag, settings, domain, &pair, receives) }
+        unsafe { Lanes::new(Arc::clone(&end.fabric), tag, settings, (domain, &pair), receives) }
             .unwrap();
     let lanes = Arc::new(lanes);
     end.hub.add(TID, Arc::clone(&lanes)).unwrap();

@@ -25,6 +25,13 @@ impl Rx {
     }
 }
 
+/// Bytes that the peer has written into a ring, told by a message or by an immediate.
+struct Announced {
+    rebased: bool,
+    bytes: u32,
+    tail: u64,
+}
+
 /// A lane that was opened again before it was taken back.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Again {
@@ -217,7 +224,7 @@ impl<F: Fabric> Lanes<F> {
         if mark {
             lane.mark.store(tail.wrapping_add(1), Release);
         }
-        self.advance(n, rx, config, rebased, bytes, tail, tell)
+        self.advance(n, rx, config, Announced { rebased, bytes, tail }, tell)
     }
 
     /// The peer has consumed everything before `head`.
@@ -258,18 +265,12 @@ impl<F: Fabric> Lanes<F> {
         unsafe { (*lane.config.get()).as_ref() }.ok_or(Violation::Lane)
     }
 
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "one announcement, from a message or from an immediate"
-    )]
     fn advance(
         &self,
         n: u16,
         rx: &mut LaneRx,
         config: &Config<F>,
-        rebased: bool,
-        bytes: u32,
-        tail: u64,
+        Announced { rebased, bytes, tail }: Announced,
         tell: &mut dyn FnMut(News),
     ) -> Applied {
         let words = config.inbound();
@@ -300,11 +301,13 @@ impl<F: Fabric> Lanes<F> {
         // SAFETY: the poll lock is ours.
         let rx = unsafe { &mut *lane.rx.get() };
         match item {
-            Item::Open { ring, token } => self.peer_opens(n, lane, rx, ring, token, tell),
+            Item::Open { ring, token } => {
+                self.peer_opens(n, lane, rx, Again { ring, token, closed: false }, tell)
+            }
             Item::Close => self.peer_closes(n, lane, rx, tell),
             Item::Data { rebased, bytes, tail } => {
                 let config = self.config(lane, rx)?;
-                self.advance(n, rx, config, rebased, bytes, tail, tell)
+                self.advance(n, rx, config, Announced { rebased, bytes, tail }, tell)
             }
             Item::Credit { head } => {
                 let config = self.config(lane, rx)?;
@@ -318,10 +321,10 @@ impl<F: Fabric> Lanes<F> {
         n: u16,
         lane: &Lane<F>,
         rx: &mut LaneRx,
-        ring: Ring,
-        token: u64,
+        opening: Again,
         tell: &mut dyn FnMut(News),
     ) -> Applied {
+        let Again { ring, token, .. } = opening;
         if !ring.is_possible() {
             return Err(Violation::Open);
         }
@@ -337,7 +340,7 @@ impl<F: Fabric> Lanes<F> {
             }
             // It has our `CLOSE`, we have not taken the lane back yet.
             Peer::Closed if rx.reopened.is_none() && lane.close_sent.load(Acquire) => {
-                rx.reopened = Some(Again { ring, token, closed: false });
+                rx.reopened = Some(opening);
                 Ok(())
             }
             _ => Err(Violation::Open),

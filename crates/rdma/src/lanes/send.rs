@@ -429,16 +429,25 @@ impl<F: Fabric> Lanes<F> {
                 add(&self.counters.bytes_sent, u64::from(total));
                 Served::More
             }
+            Err(e) => self.not_posted(tx, sent, e),
+        }
+    }
+
+    /// The fabric has refused a post, before which `sent` messages were counted.
+    #[cold]
+    #[inline(never)]
+    fn not_posted(&self, tx: &Tx, sent: u32, e: PostError) -> Served {
+        match e {
             // The queue is fuller than it should be. What frees it is under way, or nothing will.
-            Err(PostError { posted: 0, errno: crate::arena::ENOMEM, unknown: false })
+            PostError { posted: 0, errno: crate::arena::ENOMEM, unknown: false }
                 if tx.signaled.wrapping_sub(self.completed.load(Acquire)).cast_signed() > 0 =>
             {
                 self.sent.store(sent, Release);
                 add(&self.counters.queue_full, 1);
                 Served::Full
             }
-            Err(e) => {
-                self.lose(Reason::Refused { call: Call::Post, errno: e.errno });
+            PostError { errno, .. } => {
+                self.lose(Reason::Refused { call: Call::Post, errno });
                 Served::Lost
             }
         }

@@ -355,7 +355,7 @@ fn a_link_that_cannot_be_made_leaves_nothing_behind() {
             net.fail_call(&b.host, call, nth, libc::ENOMEM);
             // SAFETY: freed after the pair is closed.
             let made = unsafe {
-                Lanes::new(Arc::clone(&b.host), tag, settings, &b.domain, &pair, block.0)
+                Lanes::new(Arc::clone(&b.host), tag, settings, (&b.domain, &pair), block.0)
             };
             match made {
                 Err(e) => {
@@ -396,7 +396,7 @@ fn settings_that_cannot_work_are_refused() {
         let tag = b.hub.reserve(TID, &bad).unwrap();
         assert!(
             // SAFETY: refused.
-            unsafe { Lanes::new(Arc::clone(&b.host), tag, bad, &b.domain, &pair, block.0) }
+            unsafe { Lanes::new(Arc::clone(&b.host), tag, bad, (&b.domain, &pair), block.0) }
                 .is_err()
         );
         b.hub.release(TID, tag).unwrap();
