@@ -7,7 +7,7 @@ use crate::channel::Side;
 use crate::fd_table::{self, Entry};
 use crate::outcome::{PASS, RESTART, Ret};
 use crate::signals::Section;
-use crate::socket::{Socket, State};
+use crate::socket::{Named, Socket, State};
 use crate::{candidates, process, signals, sleep, user};
 use core::ffi::{c_int, c_void};
 use libc::{iovec, msghdr, sockaddr, socklen_t};
@@ -170,7 +170,11 @@ fn dispatch(
             Who::Candidate(s, g) => (s, g, false),
         };
         let section = signals::enter();
-        let r = if attached { Some(ring(s, g)) } else { candidate(s, g, fd, side, flags, &kernel) };
+        let r = if attached {
+            Some(ring(s, g))
+        } else {
+            candidate(Named { s, g, fd }, side, flags, &kernel)
+        };
         let nested = signals::leave(section);
         if let Some(r) = r
             && (r > sleep::NOT_BEGUN || !goes_on(s, g, r, nested))

@@ -13,7 +13,7 @@ use crate::channel::{self, Side};
 use crate::lock::{EndGuard, bump, lock_end, try_lock_end};
 use crate::outcome::{PASS, RESTART, Ret};
 use crate::sets::sets;
-use crate::socket::{self, RxEnd, Socket, State, TxEnd, flag, offer};
+use crate::socket::{self, Named, RxEnd, Socket, State, TxEnd, flag, offer};
 use crate::{adoption, agent, candidates, process, signals, sleep, sys};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
@@ -27,13 +27,12 @@ pub(super) const ODD_FLAGS: c_int = libc::MSG_OOB | libc::MSG_ZEROCOPY | libc::M
 /// any more: start again.
 #[inline(never)]
 pub(crate) fn candidate(
-    s: &'static Socket,
-    g: u16,
-    fd: c_int,
+    on: Named,
     side: Side,
     flags: c_int,
     call: impl FnOnce() -> isize,
 ) -> Option<Ret> {
+    let Named { s, g, fd } = on;
     if s.generation16() != g {
         return Some(PASS);
     }

@@ -12,7 +12,7 @@ use super::{EAGAIN, EFAULT, dispatch, recv, send};
 use crate::channel::Side;
 use crate::heap::{PART_FEW, Part};
 use crate::outcome::{PASS, Ret};
-use crate::socket::{Socket, State};
+use crate::socket::{Named, State};
 use crate::{sleep, sys, user};
 use core::ffi::c_int;
 use netacc_control::stats::{Path, Reason};
@@ -22,18 +22,11 @@ use netacc_proto::switchover::TxState;
 /// is the kernel's.
 pub(crate) unsafe fn sendfile(out: c_int, input: c_int, offset: *mut i64, count: usize) -> Ret {
     // SAFETY: the caller's offset.
-    let ring = |s, g| unsafe { sendfile_attached(s, g, out, input, offset, count) };
+    let ring = |s, g| unsafe { sendfile_attached(Named { s, g, fd: out }, input, offset, count) };
     dispatch(out, Side::Send, 0, ring, || sleep::sendfile(out, input, offset, count))
 }
 
-unsafe fn sendfile_attached(
-    s: &'static Socket,
-    g: u16,
-    out: c_int,
-    input: c_int,
-    offset: *mut i64,
-    count: usize,
-) -> Ret {
+unsafe fn sendfile_attached(on: Named, input: c_int, offset: *mut i64, count: usize) -> Ret {
     // The file's own position is used where the caller gives none, and stays where the sent bytes
     // end.
     let start = if offset.is_null() {
@@ -53,9 +46,7 @@ unsafe fn sendfile_attached(
     let mut result = 0;
     if start < 0 || sys::pread(input, part.get_mut(..count.min(1)).unwrap_or(&mut []), start) < 0 {
         // A pipe, a bad descriptor...
-        return in_carrier(s, g, out, input, false, |out| {
-            sleep::sendfile(out, input, offset, count)
-        });
+        return in_carrier(on, input, false, |out| sleep::sendfile(out, input, offset, count));
     }
     while sent < count {
         let want = part.len().min(count - sent);
@@ -65,14 +56,14 @@ unsafe fn sendfile_attached(
             break;
         }
         // SAFETY: `n` bytes of `part`.
-        let mut r = unsafe { send_one(s, g, out, part.as_ptr(), n as usize, 0) };
+        let mut r = unsafe { send_one(on.s, on.g, on.fd, part.as_ptr(), n as usize, 0) };
         if r == PASS {
             // SAFETY: as above.
-            r = unsafe { send(out, part.as_ptr(), n as usize, 0) };
+            r = unsafe { send(on.fd, part.as_ptr(), n as usize, 0) };
         }
         if r == PASS {
             // SAFETY: as above.
-            r = unsafe { sleep::sendto(out, part.as_ptr(), n as usize, 0) };
+            r = unsafe { sleep::sendto(on.fd, part.as_ptr(), n as usize, 0) };
         }
         if r < 0 {
             result = r;
@@ -124,7 +115,7 @@ pub(crate) unsafe fn splice(
         }
         // (Old kernels take a socket's position for one.)
         _ if !input_offset.is_null() => -(libc::EINVAL as Ret),
-        _ => splice_from(s, g, input, out, len, flags),
+        _ => splice_from(Named { s, g, fd: input }, out, len, flags),
     };
     let r = dispatch(input, Side::Receive, 0, from_ring, || by_kernel(out, flags));
     if r != PASS {
@@ -140,29 +131,23 @@ pub(crate) unsafe fn splice(
             by_kernel(out, flags)
         }
         _ if !out_offset.is_null() => -(libc::EINVAL as Ret),
-        _ => in_carrier(s, g, out, input, nonblocking, |out| {
+        _ => in_carrier(Named { s, g, fd: out }, input, nonblocking, |out| {
             by_kernel(out, flags | libc::SPLICE_F_NONBLOCK)
         }),
     };
     dispatch(out, Side::Send, 0, into_carrier, || by_kernel(out, flags))
 }
 
-fn splice_from(
-    s: &'static Socket,
-    g: u16,
-    input: c_int,
-    out: c_int,
-    len: usize,
-    flags: u32,
-) -> Ret {
+fn splice_from(on: Named, out: c_int, len: usize, flags: u32) -> Ret {
+    let input = on.fd;
     let mut few = [0u8; PART_FEW];
     let mut part = Part::new(&mut few);
     let part = part.bytes();
     let room = len.min(part.len());
     let wait = if flags & libc::SPLICE_F_NONBLOCK != 0 { libc::MSG_DONTWAIT } else { 0 };
     // SAFETY: within `part`.
-    let n = unsafe { recv_one(s, g, input, part.as_mut_ptr(), room, libc::MSG_PEEK | wait) };
-    if n == PASS && s.is(State::Candidate) {
+    let n = unsafe { recv_one(on.s, on.g, on.fd, part.as_mut_ptr(), room, libc::MSG_PEEK | wait) };
+    if n == PASS && on.s.is(State::Candidate) {
         return PASS;
     }
     if n == PASS {
@@ -197,7 +182,14 @@ fn splice_from(
     }
     // SAFETY: within `part`; these bytes were just peeked, so this does not wait.
     match unsafe {
-        recv_one(s, g, input, part.as_mut_ptr(), w as usize, libc::MSG_WAITALL | libc::MSG_TRUNC)
+        recv_one(
+            on.s,
+            on.g,
+            on.fd,
+            part.as_mut_ptr(),
+            w as usize,
+            libc::MSG_WAITALL | libc::MSG_TRUNC,
+        )
     } {
         // SAFETY: as above.
         PASS => match unsafe { recv(input, part.as_mut_ptr(), w as usize, libc::MSG_TRUNC) } {
@@ -220,14 +212,8 @@ fn splice_from(
 
 /// A kernel call that sends: on the carrier, with its bytes counted; later sends may take the ring
 /// again. `call` must not wait.
-fn in_carrier(
-    s: &'static Socket,
-    g: u16,
-    mut fd: c_int,
-    source: c_int,
-    nonblocking: bool,
-    call: impl Fn(c_int) -> isize,
-) -> Ret {
+fn in_carrier(on: Named, source: c_int, nonblocking: bool, call: impl Fn(c_int) -> isize) -> Ret {
+    let Named { s, g, mut fd } = on;
     let nonblocking = nonblocking || never_waits(s, Side::Send, 0);
     let mut patience = Patience::of(&s.send_timeout_ns);
     loop {

@@ -4,6 +4,7 @@ use super::buffers::MAX_RW_COUNT;
 use super::ends::{NotHeld, RxHeld, carrier_unread, corrupt, hold_rx, try_hold};
 use super::leave::between_hosts::await_carrier;
 use super::leave::{leave_if_due, to_kernel};
+use super::receive_once::Destination;
 use super::receiving::Receiving;
 use super::send::is_broken;
 use super::waits::{Patience, never_waits};
@@ -11,7 +12,7 @@ use super::{EAGAIN, ECONNRESET, EFAULT, buffers};
 use crate::channel::Side;
 use crate::lock::bump;
 use crate::outcome::{PASS, Ret};
-use crate::socket::{RxEnd, Socket, State, flag};
+use crate::socket::{Named, RxEnd, Socket, State, flag};
 use crate::user::LOWEST_ADDRESS;
 use crate::{sleep, sys};
 use core::ffi::c_int;
@@ -54,18 +55,15 @@ unsafe fn scatter(ring: &mut Consumer, iov: &[iovec], n: usize) -> Result<usize,
     Ok(n - left)
 }
 
-/// Copies up to `limit` bytes from the ring into `iov`, of which `done` bytes are filled. `peek`
-/// leaves them there; `drop_bytes` (MSG_TRUNC) copies nothing. Where a buffer is bad all of them
-/// stay there.
+/// Copies up to `limit` bytes from the ring to where they belong. MSG_PEEK leaves them there;
+/// MSG_TRUNC copies nothing. Where a buffer is bad all of them stay there.
 pub(super) unsafe fn drain(
     ring: &mut Consumer,
-    iov: &[iovec],
-    done: usize,
+    to: &Destination<'_>,
     limit: usize,
-    peek: bool,
-    drop_bytes: bool,
 ) -> Result<usize, CopyError> {
-    let mut skip = done;
+    let Destination { iov, done: mut skip, flags, .. } = *to;
+    let (peek, drop_bytes) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_TRUNC != 0);
     let mut n = 0;
     for v in iov {
         if skip >= v.iov_len {
@@ -121,7 +119,9 @@ pub(super) unsafe fn recv_one(
     let total = len.min(MAX_RW_COUNT);
     let Some(mut held) = rx_for_ring(s, g, total, flags) else {
         // SAFETY: the caller's buffer.
-        return unsafe { recv_otherwise(s, g, fd, &[sys::iov(buf, total)], total, flags) };
+        return unsafe {
+            recv_otherwise(Named { s, g, fd }, &[sys::iov(buf, total)], total, flags)
+        };
     };
     let n = match ready(&mut held, total) {
         // SAFETY: as above.
@@ -152,7 +152,7 @@ pub(super) unsafe fn recv_attached(
 ) -> Ret {
     let Some(mut held) = rx_for_ring(s, g, total, flags) else {
         // SAFETY: the caller's buffers.
-        return unsafe { recv_otherwise(s, g, fd, iov, total, flags) };
+        return unsafe { recv_otherwise(Named { s, g, fd }, iov, total, flags) };
     };
     let n = match ready(&mut held, total) {
         // SAFETY: as above.
@@ -198,17 +198,11 @@ fn ready(held: &mut RxHeld<'_>, total: usize) -> Result<usize, PeerCorrupt> {
 /// another thread.
 #[cold]
 #[inline(never)]
-unsafe fn recv_otherwise(
-    s: &'static Socket,
-    g: u16,
-    fd: c_int,
-    iov: &[iovec],
-    total: usize,
-    flags: c_int,
-) -> Ret {
+unsafe fn recv_otherwise(on: Named, iov: &[iovec], total: usize, flags: c_int) -> Ret {
+    let Named { s, g, fd } = on;
     if s.is_inherited() {
         // SAFETY: the caller's buffers.
-        return unsafe { recv_inherited(s, g, fd, iov, total, flags) };
+        return unsafe { recv_inherited(on, iov, total, flags) };
     }
     if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
         // Urgent data and the error queue never leave the carrier.
@@ -275,14 +269,8 @@ pub(super) fn received_fast(s: &Socket, held: &mut RxHeld<'_>, n: usize) -> bool
 /// A forked child receives: from the kernel, as soon as nothing of the stream is left in the ring
 /// that only the ring can give (the peer has closed, died, or left the ring by itself).
 #[cold]
-pub(super) unsafe fn recv_inherited(
-    s: &'static Socket,
-    g: u16,
-    fd: c_int,
-    iov: &[iovec],
-    total: usize,
-    flags: c_int,
-) -> Ret {
+pub(super) unsafe fn recv_inherited(on: Named, iov: &[iovec], total: usize, flags: c_int) -> Ret {
+    let Named { s, g, fd } = on;
     let nonblocking = never_waits(s, Side::Receive, flags);
     if total == 0 {
         return PASS;

@@ -49,7 +49,7 @@ pub(super) unsafe fn look_fast(
     limit: u64,
     nonblocking: bool,
 ) -> Look {
-    let Destination { fd, iov, done, flags } = *to;
+    let Destination { fd, flags, .. } = *to;
     let peek = flags & libc::MSG_PEEK != 0;
     let Ok(mut avail) = h.end.ring.refresh() else { return Look::Corrupt };
     if avail == 0 && h.channel.far.id().traits().polled {
@@ -60,9 +60,7 @@ pub(super) unsafe fn look_fast(
     if avail > 0 {
         let limit = limit.min(avail as u64) as usize;
         // SAFETY: the caller's buffers.
-        return match unsafe {
-            drain(&mut h.end.ring, iov, done, limit, peek, flags & libc::MSG_TRUNC != 0)
-        } {
+        return match unsafe { drain(&mut h.end.ring, to, limit) } {
             Ok(n) if peek => Look::Got(n),
             Ok(n) => {
                 if received_fast(s, h, n) {

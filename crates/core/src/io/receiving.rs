@@ -10,7 +10,7 @@ use super::waits::{Blocking, Patience, block, interrupted, never_waits};
 use super::{EAGAIN, ECONNRESET};
 use crate::channel::{Side, announce};
 use crate::outcome::{PASS, Ret};
-use crate::socket::{Socket, State, flag};
+use crate::socket::{Named, Socket, State, flag};
 use crate::wait::{self, Woke};
 use crate::{sleep, sys};
 use core::ffi::c_int;
@@ -238,7 +238,7 @@ impl Receiving<'_> {
         let receive = || unsafe { kernel_recv(fd, self.iov, done, usize::MAX, self.flags) };
         let r = if matches!(s.state.now(), State::Candidate | State::Changing) {
             // As in `Sending`.
-            match candidate(s, self.g, fd, Side::Receive, self.flags, receive) {
+            match candidate(Named { s, g: self.g, fd }, Side::Receive, self.flags, receive) {
                 Some(r) if r != PASS => r,
                 _ => return Next::Anew,
             }
@@ -268,7 +268,8 @@ impl Receiving<'_> {
             // Of a socket that is shut down poll says at all times that there is something.
             sys::pause_ns(1_000_000);
         }
-        match block(self.s, blocking, &mut self.fd, Side::Receive, on_carrier, deadline) {
+        blocking.get_or_insert_with(|| Blocking::new(self.s, self.s.generation16()));
+        match block(self.s, &mut self.fd, Side::Receive, on_carrier, deadline) {
             Woke::News => None,
             Woke::Timeout => Some(EAGAIN),
             Woke::Signal => interrupted(patience.timeout_ns),

@@ -12,7 +12,7 @@ use super::{EAGAIN, ECONNRESET, EFAULT, PLAIN_FLAGS, watch};
 use crate::channel::Side;
 use crate::lock::bump;
 use crate::outcome::{PASS, Ret};
-use crate::socket::{Socket, State, TxEnd, flag};
+use crate::socket::{Named, Socket, State, TxEnd, flag};
 use crate::user::LOWEST_ADDRESS;
 use crate::{sleep, sys};
 use core::ffi::c_int;
@@ -138,7 +138,9 @@ pub(super) unsafe fn send_one(
     let total = len.min(MAX_RW_COUNT);
     let Some(mut held) = tx_for_ring(s, g, total, flags) else {
         // SAFETY: the caller's buffer.
-        return unsafe { send_otherwise(s, g, fd, &[sys::iov(buf, total)], total, flags) };
+        return unsafe {
+            send_otherwise(Named { s, g, fd }, &[sys::iov(buf, total)], total, flags)
+        };
     };
     // SAFETY: as above.
     let n = match unsafe { put(&mut held.end.ring, buf, total) } {
@@ -165,7 +167,7 @@ pub(super) unsafe fn send_attached(
 ) -> Ret {
     let Some(mut held) = tx_for_ring(s, g, total, flags) else {
         // SAFETY: the caller's buffers.
-        return unsafe { send_otherwise(s, g, fd, iov, total, flags) };
+        return unsafe { send_otherwise(Named { s, g, fd }, iov, total, flags) };
     };
     // SAFETY: as above.
     let n = match unsafe { fill(&mut held.end.ring, iov, 0) } {
@@ -202,14 +204,8 @@ fn tx_for_ring(s: &'static Socket, g: u16, total: usize, flags: c_int) -> Option
 /// A send that cannot go into the ring as it is, or only when another thread is done with it.
 #[cold]
 #[inline(never)]
-unsafe fn send_otherwise(
-    s: &'static Socket,
-    g: u16,
-    fd: c_int,
-    iov: &[iovec],
-    total: usize,
-    flags: c_int,
-) -> Ret {
+unsafe fn send_otherwise(on: Named, iov: &[iovec], total: usize, flags: c_int) -> Ret {
+    let Named { s, g, fd } = on;
     if s.is_inherited() {
         // The sending direction is the carrier's from here on, whatever becomes of the other.
         return leave_to_send(s, g, fd, flags, Reason::InheritedByFork);

@@ -12,7 +12,7 @@ use super::waits::{Blocking, Patience, block, carrier_is_due, interrupted, never
 use super::{ASK_CARRIER_TICKS, EAGAIN, ECONNRESET, EFAULT, SEND_FLAGS};
 use crate::channel::Side;
 use crate::outcome::{PASS, Ret};
-use crate::socket::{Socket, State, flag};
+use crate::socket::{Named, Socket, State, flag};
 use crate::wait::Woke;
 use crate::{channel, sys};
 use core::ffi::c_int;
@@ -255,7 +255,7 @@ impl Sending<'_> {
             0
         } else if matches!(s.state.now(), State::Candidate | State::Changing) {
             // Between hosts: on TCP for a while, where its bytes are counted.
-            match candidate(s, self.g, fd, Side::Send, self.flags, send) {
+            match candidate(Named { s, g: self.g, fd }, Side::Send, self.flags, send) {
                 Some(r) if r != PASS => r,
                 _ => return Next::Anew,
             }
@@ -289,7 +289,8 @@ impl Sending<'_> {
         on_carrier: bool,
     ) -> Option<Ret> {
         let deadline = patience.deadline();
-        match block(self.s, blocking, &mut self.fd, Side::Send, on_carrier, deadline) {
+        blocking.get_or_insert_with(|| Blocking::new(self.s, self.s.generation16()));
+        match block(self.s, &mut self.fd, Side::Send, on_carrier, deadline) {
             Woke::News => None,
             Woke::Timeout => Some(EAGAIN),
             Woke::Signal => interrupted(patience.timeout_ns),

@@ -12,19 +12,16 @@ use core::ffi::c_int;
 use core::sync::atomic::AtomicI64;
 use core::sync::atomic::Ordering::*;
 
-/// Blocks, and survives that another thread closes the descriptor meanwhile: as in the kernel, the
-/// call goes on with what it was made on. `fd` becomes the carrier's other name then.
+/// Blocks, and survives that another thread closes the descriptor meanwhile, if the caller has a
+/// [`Blocking`]: as in the kernel, the call goes on with what it was made on. `fd` becomes the
+/// carrier's other name then.
 pub(super) fn block(
     s: &'static Socket,
-    blocking: &mut Option<Blocking>,
     fd: &mut c_int,
     side: Side,
     on_carrier: bool,
     deadline: u64,
 ) -> Woke {
-    if blocking.is_none() {
-        *blocking = Some(Blocking::new(s, s.generation16()));
-    }
     renew(s, fd);
     let woke = wait::block(s, *fd, side, on_carrier, deadline);
     renew(s, fd);
