@@ -157,6 +157,8 @@ fn samples() -> Vec<Sample> {
         encoded(Message::Freed { slot }),
         encoded(Message::Resume { known: true, key }).one_of(4, flags),
         encoded(Message::Synced),
+        encoded(Message::Commit { token, digest: [5; 16] }),
+        encoded(Message::Open { token, nonce: [6; 16], stamp: 7 }),
     ]
 }
 
