@@ -284,12 +284,20 @@ const NONE: u32 = 0;
 const ASKED: u32 = 1;
 const MADE: u32 = 2;
 
-/// For how long the program may go on that has asked for one.
+/// For how long the program may go on that has asked for one; [`ENDS`]: it ends.
 static PATIENCE_NS: AtomicU64 = AtomicU64::new(0);
+pub(crate) const ENDS: u64 = u64::MAX;
+/// A program that ends may run code of its own behind the library's: destructors of other
+/// libraries, and other threads until then. After so long what they ask for counts.
+const ENDS_SOON_NS: i64 = 50_000_000;
 
 /// The exiting thread: a keeper is wanted, as this process is gone in so long, or never was about
 /// to go. `wake`: tells who makes it. Waits for the answer, so long at most; true: there is one.
 pub(crate) fn ask(wake: impl FnOnce(), patience_ns: u64, limit_ns: u64) -> bool {
+    if STATE.load(SeqCst) == MADE {
+        // Two ends of one process.
+        return true;
+    }
     PATIENCE_NS.store(patience_ns, Relaxed);
     STATE.store(ASKED, SeqCst);
     wake();
@@ -319,22 +327,42 @@ pub(crate) fn answer(made: bool) {
     sys::futex_wake(&STATE, i32::MAX, true);
 }
 
-/// Waits for the end of this process, as long as it may take; it goes on then, without a keeper.
-pub(crate) fn await_end() {
-    let until = sys::now_ns().saturating_add(PATIENCE_NS.load(Relaxed));
-    while STATE.load(SeqCst) == MADE {
-        let left = until.saturating_sub(sys::now_ns());
-        if left == 0 {
-            STATE.store(NONE, SeqCst);
-            return;
-        }
-        sys::futex_wait(&STATE, MADE, left as i64, true);
+/// Waits for the end of this process. What returns goes on without a keeper, for now: the process
+/// is there still, and somebody has signalled `bell`, or its patience has ended. True: it ends all
+/// the same, and one is to be made again.
+pub(crate) fn await_end(bell: c_int) -> bool {
+    let patience_ns = PATIENCE_NS.load(Relaxed);
+    if patience_ns == ENDS {
+        sys::pause_ns(ENDS_SOON_NS);
+        while !sys::await_input(bell, i64::MAX) {}
+    } else {
+        sys::pause_ns(patience_ns.min(i64::MAX as u64) as i64);
     }
+    let _ = STATE.compare_exchange(MADE, NONE, SeqCst, SeqCst);
+    patience_ns == ENDS
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A destructor of another library's that sends, and waits, behind the library's own.
+    #[test]
+    fn who_asks_for_something_behind_the_end_is_served() {
+        let bell = sys::eventfd(0, libc::EFD_CLOEXEC) as c_int;
+        assert!(ask(|| answer(true), ENDS, 1_000_000_000));
+        // The second end of the same process is not waited for.
+        assert!(ask(|| answer(false), ENDS, 1_000_000_000));
+        assert!(sys::write(bell, &1u64.to_ne_bytes()) > 0);
+        assert!(await_end(bell), "one is made again when that is over");
+        assert!(!is_wanted() && STATE.load(SeqCst) == NONE);
+        let _ = sys::close(bell);
+    }
+
+    #[test]
+    fn memory_that_a_vforked_child_has_is_not_taken() {
+        assert!(matches!(sys::is_memory_shared(), Some(true) | None), "this program has threads");
+    }
 
     #[test]
     fn a_line_of_the_maps_is_read() {

@@ -154,7 +154,7 @@ extern "C" fn run(epoll: *mut c_void) -> *mut c_void {
     }
     if let Some(mut remote) = made {
         while remote.turn() {
-            if crate::keeper::is_wanted() {
+            if crate::keeper::is_wanted() || remote.is_keeper_due() {
                 remote.leave_to_keeper();
             }
         }
@@ -444,6 +444,9 @@ struct Remote {
     stall_logged_at: u64,
     /// What a process that outlives this one keeps; there, what it still has.
     keeping: Option<keeper::Keeping>,
+    /// When another keeper is to be made, and how often that was so.
+    keeper_at: u64,
+    keepers: u32,
     /// When something has to be done without being told; 0: never.
     timer: u64,
 }
@@ -478,6 +481,8 @@ impl Remote {
             progress_at: 0,
             stall_logged_at: 0,
             keeping: None,
+            keeper_at: 0,
+            keepers: 0,
             timer: 0,
         }))
     }

@@ -119,7 +119,10 @@ pub(crate) fn begin_exit(s: &'static Socket) -> bool {
         sys::sched_yield();
     }
     if s.rx_lock.owner() != 0 || s.tx_lock.owner() != 0 {
-        return false;
+        // What it has sent before the call that it is in has to arrive as well.
+        let Some(channel) = s.channel() else { return false };
+        channel.far.take_back(s.slot.load(Relaxed) as usize, Reason::Disconnected, false);
+        return true;
     }
     // A forked child may go on with it, and only this process can give it what is in the ring.
     let shared =

@@ -10,7 +10,8 @@
 use super::links::{Conn, Fault, Phase};
 use super::pairs::PairState;
 use super::{
-    EVENT_BELL, EVENT_KIND, EVENT_LINK, EVENT_SIGNAL, INBOX, Remote, TURN, leave, note_own, watch,
+    EVENT_BELL, EVENT_KIND, EVENT_LINK, EVENT_SIGNAL, INBOX, Remote, TURN, close_own, leave,
+    note_own, watch,
 };
 use crate::io;
 use crate::keeper::{self, Life};
@@ -34,6 +35,12 @@ const EXEC_NS: u64 = 2_000_000_000;
 /// looked at so often.
 const ARRIVE_NS: u64 = 2_000_000_000;
 const ARRIVE_LOOK_NS: u64 = 10_000_000;
+/// A program that was to end, and has asked for something since, gets another keeper when it has
+/// been quiet for so long: then after twice as long each time, so often at most.
+const QUIET_NS: u64 = 10_000_000;
+const AGAIN_MAX: u32 = 8;
+/// A keeper looks so often whether a child of the program's has left its memory.
+const SHARED_LOOK_NS: i64 = 5_000_000;
 /// How long a keeper lives from SIGTERM on, whatever its peers do.
 const TERM_NS: u64 = 5_000_000_000;
 
@@ -52,7 +59,7 @@ pub(crate) fn finish(limit_ns: u64, shared: bool, ends: bool) {
         leave::finish(left());
         return;
     }
-    let patience_ns = if ends { u64::MAX } else { EXEC_NS };
+    let patience_ns = if ends { keeper::ENDS } else { EXEC_NS };
     if !keeper::ask(rdma_thread::wake, patience_ns, left()) {
         leave::finish(left());
     }
@@ -147,14 +154,27 @@ impl Remote {
         let made = self.choose_kept(Life::new())
             && keeper::spawn(keep, core::ptr::from_mut(self) as usize);
         keeper::answer(made);
-        if made {
-            keeper::await_end();
+        if made && keeper::await_end(BELL.load(Acquire)) && self.keepers < AGAIN_MAX {
+            self.keeper_at = sys::now_ns().saturating_add(QUIET_NS << self.keepers);
+            self.keepers += 1;
+            self.at(self.keeper_at);
         }
         // It goes on.
         if let Some(life) = self.keeping.take().and_then(|k| k.life) {
             life.dismiss();
-            life.close();
+            for fd in life.descriptors().into_iter().filter(|fd| *fd >= 0) {
+                close_own(fd);
+            }
         }
+    }
+
+    /// The program ends, has gone on for a while behind that, and is quiet now.
+    pub(super) fn is_keeper_due(&mut self) -> bool {
+        let due = self.keeper_at != 0 && self.keeper_at <= sys::now_ns();
+        if due {
+            self.keeper_at = 0;
+        }
+        due && rdma_thread::LEAVING.load(SeqCst) != 0
     }
 
     /// Notes what a keeper has to have. False: there is nothing, or no room for it.
@@ -378,6 +398,15 @@ extern "C" fn keep(remote: usize) -> ! {
     if is_over != Some(true) {
         sys::exit_process();
     }
+    // A vfork's child of the program's, on its way to an exec, may have the memory still.
+    let until = sys::now_ns().saturating_add(life_ns());
+    let alone = loop {
+        match sys::is_memory_shared() {
+            Some(true) if sys::now_ns() >= until => sys::exit_process(),
+            Some(true) => sys::pause_ns(SHARED_LOOK_NS),
+            alone => break alone.is_some(),
+        }
+    };
     keeper::take_memory();
     // What threads of the program's may have been changing when it ended.
     crate::sets::forget();
@@ -386,7 +415,9 @@ extern "C" fn keep(remote: usize) -> ! {
     WOKEN.store(false, SeqCst);
     TURN.store(0, SeqCst);
     remote.become_keeper();
-    keeper::give_memory_back();
+    if alone {
+        keeper::give_memory_back();
+    }
     let signals = sys::signal_fd(libc::SIGTERM) as c_int;
     if signals >= 0 {
         let _ = watch(remote.epoll, signals, libc::EPOLLIN as u32, EVENT_SIGNAL | signals as u64);

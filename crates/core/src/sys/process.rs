@@ -60,6 +60,21 @@ pub(crate) unsafe fn clone(
 pub(crate) fn poll_blocked(fds: &mut [pollfd]) {
     let _ = sys!(SYS_ppoll, fds.as_mut_ptr(), fds.len(), 0, 0, 8);
 }
+/// ppoll(2) of one descriptor for input, by a thread that no signal can interrupt. True: there is.
+pub(crate) fn await_input(fd: c_int, ns: i64) -> bool {
+    let mut p = pollfd { fd, events: libc::POLLIN, revents: 0 };
+    let limit = super::to_timespec(ns);
+    sys!(SYS_ppoll, &raw mut p, 1, &raw const limit, 0, 8) > 0
+}
+/// Whether another process, or thread, has this memory too: a vfork's child (unshare(2): CLONE_VM
+/// is refused then, and does nothing otherwise). `None`: the kernel does not say.
+pub(crate) fn is_memory_shared() -> Option<bool> {
+    match sys!(SYS_unshare, libc::CLONE_VM) {
+        0 => Some(false),
+        r if r == -(libc::EINVAL as isize) => Some(true),
+        _ => None,
+    }
+}
 /// Waits until that child, of whatever kind, has ended.
 pub(crate) fn reap(child: u32) {
     while sys!(SYS_wait4, child, 0, libc::__WALL, 0) == -(libc::EINTR as isize) {}
