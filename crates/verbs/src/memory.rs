@@ -193,7 +193,12 @@ impl Net {
     /// What the host's pairs send is lost from here on (or arrives again), and nobody is told: the
     /// device tries for ever, and the connection manager's messages come through.
     pub fn mute(&self, host: &Memory, mute: bool) {
-        self.world.lock().mute(host.host, mute);
+        self.world.lock().mute(host.host, mute.then_some(0));
+    }
+
+    /// As [`mute`](Self::mute), of messages with at least so many bytes, and what is behind them.
+    pub fn mute_large(&self, host: &Memory, bytes: usize) {
+        self.world.lock().mute(host.host, Some(bytes));
     }
 
     /// The device is taken out: its pairs break, and everybody on it is told.

@@ -18,15 +18,11 @@ use netacc_verbs::fabric::Fabric as _;
 /// For so long the peer is waited for before an empty pair is closed.
 const END_NS: u64 = 1_000_000_000;
 
-const PAUSE_MAX_NS: u64 = 60_000_000_000;
-
 /// After a failure no pair is tried for so long, doubled each time.
 const PAUSE_NS: u64 = 1_000_000_000;
-
-/// A pair that has lived for so long, and longer than the last pause, has shown that pairs work.
-const PROVEN_NS: u64 = 10_000_000_000;
-/// So has one that has moved so many messages each way.
-const PROVEN_MESSAGES: u32 = 64;
+/// Up to that. A pair that has lived for so long has shown that pairs work. What it has moved shows
+/// nothing: small packets may come through where large ones are dropped.
+const PAUSE_MAX_NS: u64 = 60_000_000_000;
 
 /// The thread has posted itself: should the pair be lost, it looks at it in its next turn.
 pub(super) fn heed(posted: Kicked) {
@@ -82,14 +78,11 @@ impl Remote {
         }
         p.state = PairState::Lost;
         let lived = if p.ready_since == 0 { 0 } else { now.saturating_sub(p.ready_since) };
-        let worked = p.engine.as_ref().is_some_and(|engine| {
-            engine.granted() >= PROVEN_MESSAGES && engine.has_come() >= PROVEN_MESSAGES
-        });
         if let Some(engine) = p.engine.as_ref() {
             debug_log!("pair {number} is lost: {:?} ({})", engine.lost(), why.name());
             engine.end();
         }
-        if worked || lived >= l.pair_pause.max(PROVEN_NS) {
+        if lived >= PAUSE_MAX_NS {
             l.pair_pause = 0;
         }
         let was_ready = matches!(was, PairState::Ready | PairState::Ending);

@@ -61,8 +61,8 @@ pub(super) struct Host {
     /// It has power.
     on: bool,
     down: bool,
-    /// Nothing that its pairs send arrives.
-    mute: bool,
+    /// Nothing of so many bytes, or behind that, arrives of what its pairs send.
+    mute: Option<usize>,
     device: bool,
     calls: BTreeMap<Call, u64>,
     failing: Vec<(Call, u64, c_int)>,
@@ -178,6 +178,14 @@ pub(super) enum What {
     Send { from: Option<Segment> },
 }
 
+impl Send {
+    fn bytes(&self) -> usize {
+        let (What::Write { from, .. } | What::WriteImm { from, .. } | What::Send { from }) =
+            self.what;
+        self.inline.as_ref().map_or(from.map_or(0, |from| from.bytes), Vec::len)
+    }
+}
+
 /// A request with its bytes.
 pub(super) struct Payload {
     what: What,
@@ -264,7 +272,7 @@ impl World {
             alive: true,
             on: true,
             down: false,
-            mute: false,
+            mute: None,
             device: true,
             calls: BTreeMap::new(),
             failing: Vec::new(),
@@ -375,15 +383,16 @@ impl World {
         self.advance();
     }
 
-    pub(super) fn mute(&mut self, host: usize, mute: bool) {
+    pub(super) fn mute(&mut self, host: usize, mute: Option<usize>) {
         if let Some(h) = self.hosts.get_mut(host) {
             h.mute = mute;
         }
         self.advance();
     }
 
-    fn is_mute(&self, host: usize) -> bool {
-        self.hosts.get(host).is_some_and(|h| h.mute)
+    /// Whether a message of so many bytes of that host's is lost.
+    fn is_mute(&self, host: usize, bytes: usize) -> bool {
+        self.hosts.get(host).and_then(|h| h.mute).is_some_and(|from| bytes >= from)
     }
 
     pub(super) fn remove_device(&mut self, host: usize) {

@@ -195,6 +195,37 @@ fn what_does_not_arrive_goes_over_tcp_before_half_a_second() {
     }
 }
 
+/// Small packets come through and large ones are dropped: what a pair has moved shows nothing.
+#[test]
+fn where_only_large_messages_are_lost_pairs_are_tried_more_and_more_rarely() {
+    for model in MODELS {
+        for h in [0, 1] {
+            let mut rig = Rig::new(Order::Shuffled(h as u64), model, 2);
+            let i = rig.connect(0, 1);
+            rig.promoted(i);
+            rig.wires.mute_large(&rig.hosts[h].fabric, 1024);
+            let before = rig.calls(0, Call::Connect);
+            let until = sys::now_ns() + 600_000_000_000;
+            let mut worked = 0;
+            while sys::now_ns() < until {
+                rig.chat(i);
+                if rig.is_fast(i) {
+                    (0..80).for_each(|_| rig.exchange(i, 10));
+                    worked += u32::from(rig.is_fast(i));
+                    rig.exchange(i, 50_000);
+                    assert!(!rig.is_fast(i), "{model:?}, host {h}");
+                }
+                testing::pass_ns(500_000_000);
+                rig.settle();
+            }
+            assert!(worked >= 4, "{model:?}, host {h}: small ones came through {worked} times");
+            let tried = rig.calls(0, Call::Connect) - before;
+            assert!((8..=18).contains(&tried), "{model:?}, host {h}: {tried} pairs in ten minutes");
+            rig.finish();
+        }
+    }
+}
+
 /// A peer that is stopped takes nothing, and nothing is given up for that.
 #[test]
 fn a_peer_that_does_not_answer_keeps_its_pairs() {

@@ -21,8 +21,7 @@ impl World {
             }
             let peer = p.peer.and_then(|peer| self.pairs.get(&peer));
             let Some(peer) = peer else { continue };
-            let linked =
-                self.connected(p.host) && self.connected(peer.host) && !self.is_mute(p.host);
+            let linked = self.connected(p.host) && self.connected(peer.host);
             let ready =
                 |what: &What| matches!(what, What::Write { .. }) || !peer.receives.is_empty();
             if self.is_iwarp(p.host) {
@@ -33,7 +32,9 @@ impl World {
                 // As siw: what comes before the accepting end is established lies there until more
                 // comes.
                 let noticed = !p.asleep || (peer.told && p.wire.len() > 1);
-                if linked && peer.phase == Phase::Connected && p.wire.front().is_some() && noticed {
+                let arrives = |first: &Payload| linked && !self.is_mute(p.host, first.bytes.len());
+                if peer.phase == Phase::Connected && p.wire.front().is_some_and(arrives) && noticed
+                {
                     steps.push(Step::Arrive(*number));
                 }
                 continue;
@@ -41,11 +42,12 @@ impl World {
             if !linked {
                 continue;
             }
-            if p.sends.front().is_some_and(|s| s.taken) {
+            if p.sends.front().is_some_and(|s| s.taken) && !self.is_mute(p.host, 0) {
                 steps.push(Step::Acknowledge(*number));
             }
             let first = p.sends.iter().find(|s| !s.taken);
-            if first.is_some_and(|s| ready(&s.what)) && peer.phase == Phase::Connected {
+            let arrives = |s: &Send| ready(&s.what) && !self.is_mute(p.host, s.bytes());
+            if first.is_some_and(arrives) && peer.phase == Phase::Connected {
                 steps.push(Step::Take(*number));
             }
         }
