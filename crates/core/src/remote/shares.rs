@@ -95,6 +95,9 @@ impl Shares {
                     let now = sys::now_ns();
                     self.list.retain(|s| !s.is_over(now));
                 }
+                if self.list.len() >= REMEMBERED {
+                    self.forget_oldest();
+                }
                 self.list.try_reserve(1).ok()?;
                 let at = self.find(source).unwrap_or_else(|at| at);
                 let new = Share {
@@ -112,6 +115,15 @@ impl Shares {
             }
         };
         self.list.get_mut(at)
+    }
+
+    /// Of those that are remembered for wrong claims alone.
+    fn forget_oldest(&mut self) {
+        let nothing = |s: &Share| (s.links, s.candidates) == (0, 0);
+        let alone = self.list.iter().enumerate().filter(|(_, s)| nothing(s));
+        if let Some((at, _)) = alone.min_by_key(|(_, s)| s.wrong_at) {
+            self.list.remove(at);
+        }
     }
 
     /// One more link of that host's, which has not greeted. False: there is no memory.
@@ -289,6 +301,21 @@ mod tests {
         shares.is_wrong(b);
         shares.drop_link(b, false);
         assert_eq!((shares.of(b).map(|s| s.links), shares.callers), (Some(0), 0));
+    }
+
+    #[test]
+    fn no_more_hosts_are_remembered_than_that_and_the_oldest_give_way() {
+        let mut shares = Shares::new();
+        let host = |n: usize| Source(n as u128);
+        assert!(shares.add_link(host(0)));
+        for n in 0..REMEMBERED + 100 {
+            shares.is_wrong(host(n));
+            testing::pass_ns(1_000_000);
+        }
+        assert_eq!(shares.count(), REMEMBERED);
+        assert!(shares.of(host(0)).is_some(), "it has a link");
+        assert!((1..=100).all(|n| shares.of(host(n)).is_none()));
+        assert!((101..REMEMBERED + 100).all(|n| shares.of(host(n)).is_some()));
     }
 
     #[test]
