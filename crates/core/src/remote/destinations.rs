@@ -2,8 +2,9 @@
 //!
 //! A place is an address and port; what is learned of its host holds for all of its ports. The
 //! first link port is asked alone: a host that does not answer there is left alone at the others as
-//! well. Where it answers the next three are asked, nonblocking, and four more where all before
-//! them take connections, up to 32. Each try ends within a time; none waits for others.
+//! well, but for one SYN to each place that was never asked. Where it answers the next three are
+//! asked, nonblocking, and four more where all before them take connections, up to 32. Each try
+//! ends within a time; none waits for others.
 
 use super::links::{Phase, Route, bind, tcp_socket};
 use super::shares::PART;
@@ -44,6 +45,8 @@ const MORE_MAX_NS: u64 = 60_000_000_000;
 /// While the device's port is down nothing is tried; whether it still is is looked at every so
 /// long.
 const PORT_NS: u64 = 1_000_000_000;
+/// A host that does not answer is asked at a port that was never asked at most so often.
+const NEW_PORT_NS: u64 = 1_000_000_000;
 /// With no descriptor left for another try: when there may be one again.
 const ROOM_NS: u64 = 20_000_000;
 /// Behind a gateway nobody is asked that is so far away, there and back: it is in the Internet, and
@@ -95,6 +98,8 @@ pub(super) struct Host {
     silent_until: u64,
     /// As long as it has not answered, one SYN at a time: when the last one left.
     asked_at: u64,
+    /// The same, whatever was heard since.
+    last_asked: u64,
     used: u64,
 }
 
@@ -110,6 +115,26 @@ impl Host {
             None => nobody_ns(self.silent - SELDOM_NS.len()),
         };
         (self.silent, self.silent_until, self.asked_at) = (self.silent + 1, now + pause, 0);
+    }
+
+    /// When a place of it can be asked, if it cannot be now; otherwise it is. `before`: that place
+    /// was asked before. One that was not may be open where the others are not, and does not wait
+    /// for long.
+    fn asks_later(&mut self, now: u64, before: bool) -> Option<u64> {
+        if self.answers {
+            return None;
+        }
+        // (It is heard of before the end of that.)
+        let answered = self.asked_at.saturating_add(CONNECT_NS + ROOM_NS);
+        let mut next = self.silent_until.max(answered);
+        if !before {
+            next = next.min(self.last_asked.saturating_add(NEW_PORT_NS));
+        }
+        if now < next {
+            return Some(next);
+        }
+        (self.asked_at, self.last_asked) = (now, now);
+        None
     }
 
     /// How often nobody was found at a place of it before that is believed for longer.
@@ -138,6 +163,8 @@ pub(super) struct Destination {
     second: bool,
     /// When it was tried last.
     tried: u64,
+    /// It has been sent a SYN.
+    asked: bool,
     /// With a link there: for how long its other ports are left alone after that.
     more_ns: u64,
     /// Nobody is there: until when that is believed.
@@ -235,6 +262,7 @@ impl Remote {
             nobody: 0,
             second: false,
             tried: 0,
+            asked: false,
             more_ns: MORE_NS,
             nobody_until: 0,
             other_version: false,
@@ -299,7 +327,7 @@ impl Remote {
         let now = sys::now_ns();
         let Some(p) = self.destinations.get_mut(at) else { return Ok(()) };
         (p.next, p.tried) = (0, now);
-        let (local, peer) = (p.local, p.peer);
+        let (local, peer, asked) = (p.local, p.peer, p.asked);
         if self.is_down(local) {
             return self.try_later(at, now + PORT_NS);
         }
@@ -307,20 +335,15 @@ impl Remote {
         let found = self.links.iter().flatten().any(|l| l.leads_to(local, peer) && l.is_up());
         let h = self.host(local, peer.ip());
         if !found && let Some(h) = h.and_then(|h| self.hosts.get_mut(h)) {
-            if h.silent > SELDOM_NS.len() && now < h.silent_until {
+            if asked && h.silent > SELDOM_NS.len() && now < h.silent_until {
                 return Err(Reason::ListenerWithoutLibrary);
             }
-            if !h.answers {
-                // (It is heard of before the end of that.)
-                let answered = h.asked_at.saturating_add(CONNECT_NS + ROOM_NS);
-                let next = h.silent_until.max(answered);
-                if now < next {
-                    return self.try_later(at, next);
-                }
-                h.asked_at = now;
+            if let Some(next) = h.asks_later(now, asked) {
+                return self.try_later(at, next);
             }
         }
         let Some(p) = self.destinations.get_mut(at) else { return Ok(()) };
+        p.asked = true;
         p.ports = if found || p.taken & 1 != 0 { p.ports_to_try() } else { 1 };
         let ports = p.ports;
         self.ask_ports(at, 0..ports, device)
@@ -516,6 +539,7 @@ impl Remote {
                     silent: 0,
                     silent_until: 0,
                     asked_at: 0,
+                    last_asked: 0,
                     used: now,
                 });
                 self.hosts.len() - 1
@@ -548,7 +572,8 @@ impl Remote {
             return;
         };
         if answer == Answer::Silent {
-            if !h.answers {
+            // (Within the pause a new place was asked, which says nothing of the others.)
+            if !h.answers && now >= h.silent_until {
                 h.is_silent(now);
             }
             return;

@@ -153,12 +153,23 @@ impl Plain {
         let (raw, len) = crate::carrier::sockaddr(at);
         let caller = tcp(SocketAddr::new(ip, 0));
         assert!(sys::connect(caller, &raw[..len]) >= 0);
+        let mut this = Plain::connect(rig, app);
+        this.fds.extend([app, full, caller]);
+        this
+    }
+
+    /// Another connection to it.
+    fn again(&self, rig: &Rig) -> Plain {
+        Plain::connect(rig, self.fds[2])
+    }
+
+    fn connect(rig: &Rig, app: c_int) -> Plain {
         let fd = tcp(SocketAddr::new(rig.hosts[0].address, 0));
-        let (raw, len) = crate::carrier::sockaddr(to);
+        let (raw, len) = crate::carrier::sockaddr(name(app, false));
         assert!(sys::connect(fd, &raw[..len]) >= 0);
         let other = sys::accept4(app, libc::SOCK_CLOEXEC) as c_int;
         assert!(other >= 0);
-        Plain { fds: vec![fd, other, app, full, caller], socket: begin(fd, true) }
+        Plain { fds: vec![fd, other], socket: begin(fd, true) }
     }
 
     /// It is used, so often that a faster path is looked for.
@@ -172,6 +183,22 @@ impl Plain {
             }
             assert_eq!(r, 4);
         }
+    }
+
+    /// It is used until it is known that nobody is there: the connects, and ms, that took.
+    fn refused(&self, rig: &mut Rig) -> (u32, u64) {
+        let serial = rig.remote(0).serial;
+        let began = sys::now_ns();
+        self.chat();
+        while !self.socket.is(crate::socket::State::Plain) {
+            rig.settle();
+            if self.socket.offered.load(Relaxed) == 0 {
+                rig.pass();
+                rig.settle();
+            }
+            self.chat();
+        }
+        (rig.remote(0).serial - serial, (sys::now_ns() - began) / MS)
     }
 }
 
@@ -192,43 +219,52 @@ fn silent_host(n: u8) -> IpAddr {
 #[test]
 fn a_silent_host_is_sent_a_packet_now_and_then_whatever_its_ports() {
     let mut rig = Rig::new(Order::Prompt, Model::ROCE, 1);
-    let asked = |rig: &mut Rig, plain: &Plain| {
-        let serial = rig.remote(0).serial;
-        let began = sys::now_ns();
-        plain.chat();
-        while !plain.socket.is(crate::socket::State::Plain) {
-            rig.settle();
-            if plain.socket.offered.load(Relaxed) == 0 {
-                rig.pass();
-                rig.settle();
-            }
-            plain.chat();
-        }
-        (rig.remote(0).serial - serial, (sys::now_ns() - began) / MS)
-    };
     let one = Plain::new(&rig, silent_host(1));
-    let (connects, ms) = asked(&mut rig, &one);
+    let (connects, ms) = one.refused(&mut rig);
     assert_eq!(connects, 3);
     assert!((6_600..7_500).contains(&ms), "{ms}");
-    // Another port of it, and the same.
-    for n in 0..2 {
-        let other = Plain::new(&rig, silent_host(1));
-        let (connects, ms) = asked(&mut rig, &other);
-        assert!(connects == 0 && ms < 500, "{n}: {connects} connects, {ms} ms");
-        testing::pass_ns(4_000 * MS);
+    // Another port of it is asked once, and no more than one a second is; one that was is not.
+    let others = [0, 1].map(|_| Plain::new(&rig, silent_host(1)));
+    let began = sys::now_ns();
+    for other in &others {
+        let (connects, ms) = other.refused(&mut rig);
+        assert!(connects == 1 && ms < 1_500, "{connects} connects, {ms} ms");
+        let (connects, ms) = other.again(&rig).refused(&mut rig);
+        assert!(connects == 0 && ms < 500, "{connects} connects, {ms} ms");
     }
+    assert!(sys::now_ns() - began > 1_500 * MS);
+    testing::pass_ns(8_000 * MS);
     // Two of its ports at the same time are one question, and an answer to one is one to both.
     for pause_s in [10, 20, 40] {
         testing::pass_ns(pause_s * 1000 * MS);
-        let (a, b) = (Plain::new(&rig, silent_host(1)), Plain::new(&rig, silent_host(1)));
+        let [a, b] = [&others[0], &others[1]].map(|p| p.again(&rig));
         let serial = rig.remote(0).serial;
         a.chat();
         b.chat();
         rig.settle();
-        asked(&mut rig, &a);
-        asked(&mut rig, &b);
+        a.refused(&mut rig);
+        b.refused(&mut rig);
         assert_eq!(rig.remote(0).serial - serial, 1, "after {pause_s} s");
     }
+    rig.finish();
+}
+
+/// The link port of one server is dropped, and another one's on the same host is open.
+#[test]
+fn a_port_that_is_silent_does_not_keep_another_one_from_being_asked() {
+    let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+    let plain = Plain::new(&rig, rig.hosts[1].address);
+    plain.refused(&mut rig);
+    for pause_s in [10, 20, 40, 80, 160] {
+        testing::pass_ns(pause_s * 1000 * MS);
+        plain.again(&rig).refused(&mut rig);
+    }
+    let began = sys::now_ns();
+    let i = rig.connect(0, 1);
+    rig.promoted(i);
+    let ms = (sys::now_ns() - began) / MS;
+    assert!(ms < 3_000, "{ms} ms");
+    drop(plain);
     rig.finish();
 }
 
