@@ -652,7 +652,9 @@ impl Remote {
             }
             self.send(i, Message::Resume { known: false, key: [0; 16] });
         }
-        if self.links.iter().flatten().any(|l| l.phase == Phase::Up && known(l)) {
+        // Who has shown nothing may have another one's name.
+        let counts = |l: &Link| l.phase == Phase::Up && (role == Role::Acceptor || l.is_proven());
+        if self.links.iter().flatten().any(|l| counts(l) && known(l)) {
             return Err(Fault::NotFound);
         }
         if role == Role::Connector {

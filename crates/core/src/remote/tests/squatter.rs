@@ -61,7 +61,8 @@ struct Squatter {
 
 impl Squatter {
     /// Before the server's library has a link port; and a connection of host 0's to the server.
-    fn new(rig: &mut Rig) -> (Squatter, usize) {
+    /// `copies`: it says that it is the server's process, which anybody who calls is told.
+    fn new(rig: &mut Rig, copies: bool) -> (Squatter, usize) {
         let to = rig.listen(1);
         let listener = tcp(SocketAddr::new(to.ip(), link_port(to.port(), 0)));
         assert!(sys::listen(listener, 8) >= 0);
@@ -79,7 +80,7 @@ impl Squatter {
         let fd = sys::accept4(listener, libc::SOCK_CLOEXEC) as c_int;
         assert!(fd >= 0);
         let mut link = Stranger { fd, input: Vec::new() };
-        let process = [8; 16];
+        let process = if copies { rig.remote(1).process } else { [8; 16] };
         link.say(Message::HostHello(HostHello { process, ..hello(Role::Acceptor, to.port()) }));
         rig.settle();
         let heard = link.hear().unwrap();
@@ -118,16 +119,18 @@ impl Squatter {
 #[test]
 fn a_squatter_that_answers_first_does_not_win() {
     // It says nothing more.
-    let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
-    let (squatter, i) = Squatter::new(&mut rig);
-    squatter.loses(rig, i);
+    for copies in [false, true] {
+        let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+        let (squatter, i) = Squatter::new(&mut rig, copies);
+        squatter.loses(rig, i);
+    }
 
     // It opens its commitment to what it was told afterwards, or to what it had guessed, or without
     // any.
     let nonce = [3; 16];
-    for lie in 0..3 {
+    for (lie, copies) in (0..6).map(|n| (n / 2, n % 2 != 0)) {
         let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
-        let (mut squatter, i) = Squatter::new(&mut rig);
+        let (mut squatter, i) = Squatter::new(&mut rig, copies);
         let (before, token) = (failures(), squatter.token);
         let stamp = if lie == 2 {
             77
