@@ -134,6 +134,17 @@ fn where_nobody_is_it_is_tried_more_and_more_rarely() {
     }
 }
 
+/// A TCP socket bound to that address, unless another test's connection has it.
+pub(super) fn tcp_if_free(at: SocketAddr) -> Option<c_int> {
+    let fd = sys::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) as c_int;
+    assert!(fd >= 0);
+    if links::bind(fd, at) >= 0 {
+        return Some(fd);
+    }
+    let _ = sys::close(fd);
+    None
+}
+
 /// A program without the library, on a host that drops what comes to other ports.
 struct Plain {
     fds: Vec<c_int>,
@@ -143,12 +154,16 @@ struct Plain {
 
 impl Plain {
     fn new(rig: &Rig, ip: IpAddr) -> Plain {
-        let app = tcp(SocketAddr::new(ip, 0));
-        assert!(sys::listen(app, 8) >= 0);
-        let to = name(app, false);
         // A queue that is full takes no SYN, and says nothing.
-        let at = SocketAddr::new(ip, link_port(to.port(), 0));
-        let full = tcp(at);
+        let (app, at, full) = loop {
+            let app = tcp(SocketAddr::new(ip, 0));
+            let at = SocketAddr::new(ip, link_port(name(app, false).port(), 0));
+            if let Some(full) = tcp_if_free(at) {
+                break (app, at, full);
+            }
+            let _ = sys::close(app);
+        };
+        assert!(sys::listen(app, 8) >= 0);
         assert!(sys::listen(full, 0) >= 0);
         let (raw, len) = crate::carrier::sockaddr(at);
         let caller = tcp(SocketAddr::new(ip, 0));
