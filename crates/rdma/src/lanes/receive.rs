@@ -25,13 +25,6 @@ impl Rx {
     }
 }
 
-/// Bytes that the peer has written into a ring, told by a message or by an immediate.
-struct Announced {
-    rebased: bool,
-    bytes: u32,
-    tail: u64,
-}
-
 /// A lane that was opened again before it was taken back.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Again {
@@ -224,7 +217,9 @@ impl<F: Fabric> Lanes<F> {
         if mark {
             lane.mark.store(tail.wrapping_add(1), Release);
         }
-        self.advance(n, rx, config, Announced { rebased, bytes, tail }, tell)
+        self.advance(rx, config, rebased, bytes, tail)?;
+        tell(News::Data { lane: n });
+        Ok(())
     }
 
     /// The peer has consumed everything before `head`.
@@ -265,13 +260,14 @@ impl<F: Fabric> Lanes<F> {
         unsafe { (*lane.config.get()).as_ref() }.ok_or(Violation::Lane)
     }
 
+    /// The peer has written bytes into our ring; then there is [`News::Data`].
     fn advance(
         &self,
-        n: u16,
         rx: &mut LaneRx,
         config: &Config<F>,
-        Announced { rebased, bytes, tail }: Announced,
-        tell: &mut dyn FnMut(News),
+        rebased: bool,
+        bytes: u32,
+        tail: u64,
     ) -> Applied {
         let words = config.inbound();
         if bytes == 0 || tail != rx.tail.wrapping_add(u64::from(bytes)) {
@@ -292,7 +288,6 @@ impl<F: Fabric> Lanes<F> {
         words.base.store(rx.base, Relaxed);
         words.tail.store(tail, Release);
         add(&self.counters.bytes_received, u64::from(bytes));
-        tell(News::Data { lane: n });
         Ok(())
     }
 
@@ -301,13 +296,13 @@ impl<F: Fabric> Lanes<F> {
         // SAFETY: the poll lock is ours.
         let rx = unsafe { &mut *lane.rx.get() };
         match item {
-            Item::Open { ring, token } => {
-                self.peer_opens(n, lane, rx, Again { ring, token, closed: false }, tell)
-            }
+            Item::Open { ring, token } => self.peer_opens((n, lane), rx, ring, token, tell),
             Item::Close => self.peer_closes(n, lane, rx, tell),
             Item::Data { rebased, bytes, tail } => {
                 let config = self.config(lane, rx)?;
-                self.advance(n, rx, config, Announced { rebased, bytes, tail }, tell)
+                self.advance(rx, config, rebased, bytes, tail)?;
+                tell(News::Data { lane: n });
+                Ok(())
             }
             Item::Credit { head } => {
                 let config = self.config(lane, rx)?;
@@ -318,13 +313,12 @@ impl<F: Fabric> Lanes<F> {
 
     fn peer_opens(
         &self,
-        n: u16,
-        lane: &Lane<F>,
+        (n, lane): (u16, &Lane<F>),
         rx: &mut LaneRx,
-        opening: Again,
+        ring: Ring,
+        token: u64,
         tell: &mut dyn FnMut(News),
     ) -> Applied {
-        let Again { ring, token, .. } = opening;
         if !ring.is_possible() {
             return Err(Violation::Open);
         }
@@ -340,7 +334,7 @@ impl<F: Fabric> Lanes<F> {
             }
             // It has our `CLOSE`, we have not taken the lane back yet.
             Peer::Closed if rx.reopened.is_none() && lane.close_sent.load(Acquire) => {
-                rx.reopened = Some(opening);
+                rx.reopened = Some(Again { ring, token, closed: false });
                 Ok(())
             }
             _ => Err(Violation::Open),
