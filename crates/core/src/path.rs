@@ -165,8 +165,11 @@ impl PathId {
     /// In a forked child: the maker of a connection is to take it back to the carrier
     /// ([`Children::CallMaker`]).
     pub(crate) fn call_maker(self, maker: u32) {
-        if self == PathId::Rdma {
-            rdma_thread::call_back(maker);
+        match self {
+            PathId::Rdma => rdma_thread::call_back(maker),
+            PathId::Tcp | PathId::Shm => {}
+            #[cfg(test)]
+            PathId::Loop => {}
         }
     }
 
@@ -174,7 +177,9 @@ impl PathId {
     pub(crate) fn maker_lives(self, maker: u32) -> bool {
         match self {
             PathId::Rdma => rdma_thread::lives(maker),
-            _ => process::lives(maker),
+            PathId::Tcp | PathId::Shm => process::lives(maker),
+            #[cfg(test)]
+            PathId::Loop => process::lives(maker),
         }
     }
 }

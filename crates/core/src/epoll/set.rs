@@ -84,7 +84,7 @@ pub(super) struct Inner {
     pub(super) channels: Vec<&'static Channel>,
     /// Threads asleep in the kernel.
     pub(super) sleepers: u32,
-    /// Threads in a call of which [`epoll_wait::give_way`] has let others have the set; they come
+    /// Threads in a call of which [`report::give_way`] has let others have the set; they come
     /// back.
     pub(super) away: u32,
     /// Threads in the kernel's own wait are called in, until then (monotonic); 0: they are not.

@@ -19,8 +19,8 @@ use core::sync::atomic::Ordering::*;
 use core::sync::atomic::fence;
 use netacc_control::stats::Reason;
 
-/// The last descriptor of this process's (or, `kernel_too` false, one whose closing is somebody
-/// else's work) is closed.
+/// A descriptor of `s` is closed; with this process's last one the connection ends here.
+/// `kernel_too` false: the kernel's close is somebody else's.
 pub(crate) fn close(s: &'static Socket, g: u16, fd: c_int, kernel_too: bool) -> Ret {
     let kernel_close = || if kernel_too { sys::close(fd) } else { 0 };
     if s.generation16() != g {
