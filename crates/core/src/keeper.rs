@@ -278,7 +278,7 @@ fn area_of(line: &[u8]) -> Option<Area> {
 
 // ---- how it is asked for ------------------------------------------------------------------------
 
-/// [`wanted`]'s answers; a futex.
+/// What was asked, and what was answered; a futex.
 static STATE: AtomicU32 = AtomicU32::new(NONE);
 const NONE: u32 = 0;
 const ASKED: u32 = 1;

@@ -128,8 +128,8 @@ fn run_help() -> String {
     }
     help.push_str(
         "\nThe options override the environment, which overrides the configuration file.\n\
-         On shared memory -p, -t, -A, -i, --rdma-stall and --rdma-keeper have no effect; -F has none\n\
-         at all.\n\
+         On shared memory -p, -t, -A, -i, --rdma-stall and --rdma-keeper have no\n\
+         effect; -F has none at all.\n\
          See netacc_run(8), netacc.conf(5) and netacc_ss(8).\n",
     );
     help

@@ -53,7 +53,7 @@ pub fn on_accept(listener: c_int, fd: c_int, flags: c_int) {
         crate::establish::on_accept(listener, fd, flags)
     })
 }
-/// `connect`. [`PASS`] lets the hook call the next symbol and then [`on_connect`].
+/// `connect`. `PASS` lets the hook call the next symbol and then [`on_connect`].
 ///
 /// # Safety
 /// `addr` is the caller's, as for connect(2).
@@ -162,7 +162,7 @@ pub fn need_kernel(fd: c_int, why: netacc_control::stats::Reason) {
     held(|| crate::io::need_kernel(fd, why))
 }
 
-/// `io_uring_setup`: an error, or [`PASS`] to call it, and then [`on_io_uring_setup`].
+/// `io_uring_setup`: an error, or `PASS` to call it, and then [`on_io_uring_setup`].
 pub fn before_io_uring_setup() -> Ret {
     held(crate::io_uring::before_setup)
 }

@@ -23,7 +23,7 @@ pub unsafe fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_eve
     unsafe { crate::epoll::ctl(epfd, op, fd, event) }
 }
 pub use crate::epoll::Counted;
-/// `epoll_wait`, `epoll_pwait`, `epoll_pwait2`. `timeout_ns` < 0 waits for ever. [`PASS`]: the set
+/// `epoll_wait`, `epoll_pwait`, `epoll_pwait2`. `timeout_ns` < 0 waits for ever. `PASS`: the set
 /// holds nothing of ours: the hook calls the next symbol and then [`on_epoll_wait`] with its
 /// result.
 ///

@@ -84,8 +84,8 @@ pub(super) struct Inner {
     pub(super) channels: Vec<&'static Channel>,
     /// Threads asleep in the kernel.
     pub(super) sleepers: u32,
-    /// Threads in a call of which [`report::give_way`] has let others have the set; they come
-    /// back.
+    /// Threads in a call of which [`super::report::give_way`] has let others have the set; they
+    /// come back.
     pub(super) away: u32,
     /// Threads in the kernel's own wait are called in, until then (monotonic); 0: they are not.
     pub(super) calls_until: u64,
@@ -99,7 +99,7 @@ pub(super) struct Inner {
     pub(super) fresh: bool,
     /// Number of the present wait.
     pub(super) wait: u64,
-    /// [`wait::deaths`] when channels were last let go.
+    /// [`crate::wait::deaths`] when channels were last let go.
     pub(super) deaths: u32,
     /// The items that are `extra`.
     pub(super) extras: Vec<u32>,
