@@ -19,14 +19,16 @@ pub(crate) fn on_socket(fd: c_int, domain: c_int, ty: c_int, protocol: c_int) {
     }
 }
 
+/// What is done to a listener's descriptor is no matter of its connections'.
+fn of_connections(reason: u32) -> u32 {
+    let of_descriptor =
+        [Reason::SeveralEpollSets, Reason::DuplicateInEpoll, Reason::InheritedByFork];
+    if of_descriptor.iter().any(|why| *why as u32 == reason) { NONE } else { reason }
+}
+
 pub(crate) fn on_listen(fd: c_int) {
     let Some(reason) = unconnected(fd) else { return };
-    // What is done to the listener's descriptor is no matter of its connections'.
-    let of_descriptor =
-        [Reason::SeveralEpollSets, Reason::DuplicateInEpoll, Reason::InheritedByFork]
-            .iter()
-            .any(|why| *why as u32 == reason);
-    let listener = Entry::Listener(if of_descriptor { NONE } else { reason });
+    let listener = Entry::Listener(of_connections(reason));
     let Entry::Socket(s, g) = fd_table::get(fd) else {
         fd_table::set(fd, listener);
         return;
@@ -81,7 +83,7 @@ fn adopt(listener: c_int, fd: c_int) {
 
 /// `listen` is about to be called.
 pub(crate) fn before_listen(fd: c_int) {
-    if unconnected(fd) == Some(NONE) {
+    if unconnected(fd).map(of_connections) == Some(NONE) {
         syn::keep(fd);
     }
 }

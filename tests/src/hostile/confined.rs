@@ -179,7 +179,7 @@ fn confine(user: u32) {
 
 fn hello() -> Vec<u8> {
     let mut all = b"netacc\r\n".to_vec();
-    all.extend(5u16.to_le_bytes());
+    all.extend(netacc_proto::rendezvous::VERSION.to_le_bytes());
     all.extend([0, 0, 1, 0, 0, 0]);
     all.extend(std::process::id().to_le_bytes());
     all.push(1);
@@ -202,7 +202,7 @@ fn candidate(port: u16, local: u16, token: u64) -> Vec<u8> {
 /// A message as it is on the wire.
 pub(super) fn message(kind: u8, body: &[u8]) -> Vec<u8> {
     let [low, high] = (body.len() as u16 + 2).to_le_bytes();
-    [&[low, high, kind, 2], body].concat()
+    [&[low, high, kind, netacc_proto::rendezvous::FORMAT], body].concat()
 }
 
 /// A server whose sandbox has no netlink (systemd's RestrictAddressFamilies, as in the units of
