@@ -103,6 +103,8 @@ fn who(fd: c_int) -> Who {
             State::Candidate | State::Changing | State::Left | State::Closing => {
                 Who::Candidate(s, g)
             }
+            // (Of its maker nothing is left.)
+            State::Adopted if s.is_inherited() => Who::Candidate(s, g),
             State::Unconnected => who_by_now(fd),
             _ => Who::NotOurs,
         },

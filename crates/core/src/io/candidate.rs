@@ -23,6 +23,11 @@ use netacc_control::stats::{Path, Reason};
 /// Flags under which a candidate's bytes cannot be counted as part of the plain stream.
 pub(super) const ODD_FLAGS: c_int = libc::MSG_OOB | libc::MSG_ZEROCOPY | libc::MSG_FASTOPEN;
 
+/// Whether `fd` is still a name of that very connection.
+fn is_named(fd: c_int, s: &Socket, g: u16) -> bool {
+    crate::fd_table::socket(fd).is_some_and(|(named, h)| core::ptr::eq(named, s) && h == g)
+}
+
 /// Carries out a kernel call on a candidate, and counts what it moved. `None`: it is no candidate
 /// any more: start again.
 #[inline(never)]
@@ -46,6 +51,8 @@ pub(crate) fn candidate(
                 State::Attached => break None,
                 State::Candidate | State::Left => {}
                 State::Closing => socket::await_close(s),
+                // Another thread has adopted it since this call looked: the heir counts the call.
+                State::Adopted if !is_named(fd, s, g) => break None,
                 _ => break Some(PASS),
             }
         };
