@@ -8,7 +8,8 @@ use crate::scenarios;
 pub enum Expect {
     /// It must; the scenario fails in the modes shm and rdma when it is not.
     Fast,
-    /// It must in mode shm: its addresses are of the loopback interface, which no RDMA device has.
+    /// It must in mode shm: its addresses are of the loopback interface, which no RDMA device has, or
+    /// it does what keeps a connection off RDMA.
     Shm,
     /// It may.
     Any,
@@ -101,6 +102,12 @@ impl Scenario {
     /// Acceleration is not required.
     pub const fn any_path(mut self) -> Scenario {
         self.expect = Expect::Any;
+        self
+    }
+
+    /// Acceleration is required within the host alone.
+    pub const fn only_shm(mut self) -> Scenario {
+        self.expect = Expect::Shm;
         self
     }
 

@@ -24,10 +24,10 @@ def show(what):
 
 
 def counters():
-    """At rest: two looks that agree. With the packets, and those of them that came to this end a second time."""
+    """At rest: two looks that agree. With what has crossed, and the packets that came to this end a second time."""
     last = None
     while True:
-        now = show("cnt")["counters"] | {"packets": packets(), "repeated": rxe("duplicate_request")}
+        now = show("cnt")["counters"] | {"packets": packets(), "segments": segments(), "repeated": rxe("duplicate_request")}
         if now == last:
             return now
         last = now
@@ -62,10 +62,15 @@ def serve(address, port):
 
 
 def packets():
-    """On the wire, both ways: TCP's, and those that rxe has sent and received."""
+    """Of RDMA, both ways: those that rxe has sent and received."""
+    return rxe("sent_pkts") + rxe("rcvd_pkts")
+
+
+def segments():
+    """Of TCP, both ways."""
     lines = [line.split() for line in open("/proc/net/snmp") if line.startswith("Tcp:")]
     tcp = dict(zip(*lines))
-    return int(tcp["InSegs"]) + int(tcp["OutSegs"]) + rxe("sent_pkts") + rxe("rcvd_pkts")
+    return int(tcp["InSegs"]) + int(tcp["OutSegs"])
 
 
 def rxe(name):
@@ -140,10 +145,13 @@ def ask(address, port, count):
     first = socket.create_connection((address, int(port)))
     until_on_rdma(first)
     *before, _ = both(first, address, port)
-    wire = counters()["packets"]
+    idle, began = counters(), time.monotonic()
     for number in range(count):
         round_trip(first, number)
-    wire = counters()["packets"] - wire
+    then = counters()
+    wire, told = (then[name] - idle[name] for name in ("packets", "segments"))
+    # Looks of the thread at what was posted: one in 50 ms at most.
+    looks = (time.monotonic() - began) / 0.05 + 1
     *after, more = both(first, address, port)
     for end, (old, new) in zip(("client", "server"), zip(before, after)):
         for name in ("rdma_work_requests", "rdma_messages_sent", "rdma_credits"):
@@ -151,6 +159,7 @@ def ask(address, port, count):
     # On a busy machine an acknowledgement may be late: then the same packet goes out again, and so does the acknowledgement.
     repeated = sum(new["repeated"] - old["repeated"] for old, new in zip(before, after))
     print(f"packets={(wire - 2 * repeated) / count}")
+    print(f"segments_of_a_look={told / looks}")
     # The next connection, when this one is gone from both ends.
     first.close()
     while used(address, port) or sum(channel["slots_used"] for channel in show("qp")["channels"]):

@@ -195,7 +195,7 @@ pub fn list() -> Vec<Scenario> {
             },
         )
         // (Over RDMA the connections of a server that uses it stay on TCP: nothing proves them.)
-        .any_path(),
+        .only_shm(),
         pair(
             "options/integers",
             "integer options read back as from the kernel (SO_SNDBUF doubled), and bytes flow after each",
