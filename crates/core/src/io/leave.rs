@@ -239,7 +239,7 @@ impl Way {
                 let words = channel.words(slot, channel.side ^ 1);
                 sys::futex_wait(low_epoch(words), self.heard, 1_000_000, false);
             }
-            Receiving::Await(Await::Bytes) => sys::pause_ns(20_000),
+            // (What waits for room needs more time than bytes that are on their way.)
             _ if sending == Sending::Await(Await::Room) => {
                 let mut p = libc::pollfd { fd: self.fd, events: libc::POLLOUT, revents: 0 };
                 // SAFETY: one valid pollfd.
@@ -252,7 +252,9 @@ impl Way {
 
 /// Calls that find it so complete the move ([`leave_if_due`]).
 fn leaves_later(s: &Socket, why: Reason) -> bool {
-    s.set_reason(why);
+    if !s.has(flag::CORRUPT) {
+        s.set_reason(why);
+    }
     s.raise(flag::LEAVING);
     false
 }
