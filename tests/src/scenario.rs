@@ -8,8 +8,8 @@ use crate::scenarios;
 pub enum Expect {
     /// It must; the scenario fails in the modes shm and rdma when it is not.
     Fast,
-    /// It must in mode shm: its addresses are of the loopback interface, which no RDMA device has, or
-    /// it does what keeps a connection off RDMA.
+    /// It must in mode shm: its addresses are of the loopback interface, which no RDMA device has,
+    /// or it does what keeps a connection off RDMA.
     Shm,
     /// It may.
     Any,
