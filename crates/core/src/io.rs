@@ -8,7 +8,7 @@ use crate::fd_table::{self, Entry};
 use crate::outcome::{PASS, RESTART, Ret};
 use crate::signals::Section;
 use crate::socket::{Named, Socket, State};
-use crate::{candidates, process, signals, sleep, user};
+use crate::{candidates, process, signals, sleep, sys, user};
 use core::ffi::{c_int, c_void};
 use libc::{iovec, msghdr, sockaddr, socklen_t};
 
@@ -207,7 +207,7 @@ pub(crate) unsafe fn recv(fd: c_int, buf: *mut u8, len: usize, flags: c_int) -> 
         Begun::NotOurs => return PASS,
         Begun::On(s, g, section) => {
             // SAFETY: the caller's buffer.
-            let r = unsafe { recv_one(s, g, fd, buf, len, flags) };
+            let r = unsafe { recv_one(s, g, fd, sys::iov(buf, len), flags) };
             if let Some(r) = end(s, g, section, r) {
                 return r;
             }
@@ -221,7 +221,7 @@ pub(crate) unsafe fn recv(fd: c_int, buf: *mut u8, len: usize, flags: c_int) -> 
 #[inline(never)]
 unsafe fn recv_any(fd: c_int, buf: *mut u8, len: usize, flags: c_int) -> Ret {
     // SAFETY: the caller's buffer.
-    let ring = |s, g| unsafe { recv_one(s, g, fd, buf, len, flags) };
+    let ring = |s, g| unsafe { recv_one(s, g, fd, sys::iov(buf, len), flags) };
     // SAFETY: as above.
     let kernel = || unsafe {
         sleep::recvfrom(fd, buf, len, flags, core::ptr::null_mut(), core::ptr::null_mut())
@@ -256,7 +256,7 @@ pub(crate) unsafe fn recvv(fd: c_int, iov: *const iovec, count: c_int, flags: c_
             let mut few = Few::new();
             let r = match few.import(iov, count as usize) {
                 // SAFETY: the caller's buffers.
-                Some(v) => unsafe { recv_attached(s, g, fd, v.list, v.total, flags) },
+                Some(v) => unsafe { recv_attached(s, g, fd, v, flags) },
                 None => AGAIN,
             };
             if let Some(r) = end(s, g, section, r) {
@@ -280,7 +280,7 @@ unsafe fn recvv_any(fd: c_int, iov: *const iovec, count: c_int, flags: c_int) ->
         Err(r) => return without_memory(fd, r),
     };
     // SAFETY: the caller's buffers.
-    let ring = |s, g| unsafe { recv_attached(s, g, fd, v.list, v.total, flags) };
+    let ring = |s, g| unsafe { recv_attached(s, g, fd, v, flags) };
     // SAFETY: as above.
     let kernel = || unsafe { sleep::recvmsg(fd, &mut header_of(v.list), flags) };
     dispatch(fd, Side::Receive, flags, ring, kernel)
@@ -297,7 +297,7 @@ pub(crate) unsafe fn recvfrom(
     let ring = |s, g| {
         // SAFETY: the caller's buffer; a connected TCP socket reports no address (tcp_recvmsg
         // leaves msg_namelen 0).
-        let r = unsafe { recv_one(s, g, fd, buf, len, flags) };
+        let r = unsafe { recv_one(s, g, fd, sys::iov(buf, len), flags) };
         if r >= 0 && !addr.is_null() {
             // SAFETY: the caller's length of the address.
             return unsafe { report_no_address(addr_len) }.err().unwrap_or(r);
@@ -331,7 +331,7 @@ pub(crate) unsafe fn send(fd: c_int, buf: *const u8, len: usize, flags: c_int) -
         Begun::NotOurs => return PASS,
         Begun::On(s, g, section) => {
             // SAFETY: the caller's buffer.
-            let r = unsafe { send_one(s, g, fd, buf, len, flags) };
+            let r = unsafe { send_one(s, g, fd, sys::iov(buf, len), flags) };
             if let Some(r) = end(s, g, section, r) {
                 return r;
             }
@@ -345,7 +345,7 @@ pub(crate) unsafe fn send(fd: c_int, buf: *const u8, len: usize, flags: c_int) -
 #[inline(never)]
 unsafe fn send_any(fd: c_int, buf: *const u8, len: usize, flags: c_int) -> Ret {
     // SAFETY: the caller's buffer.
-    let ring = |s, g| unsafe { send_one(s, g, fd, buf, len, flags) };
+    let ring = |s, g| unsafe { send_one(s, g, fd, sys::iov(buf, len), flags) };
     // SAFETY: as above.
     let kernel = || unsafe { sleep::sendto(fd, buf, len, flags) };
     dispatch(fd, Side::Send, flags, ring, kernel)
@@ -390,7 +390,7 @@ pub(crate) unsafe fn sendv(fd: c_int, iov: *const iovec, count: c_int, flags: c_
             let mut few = Few::new();
             let r = match few.import(iov, count as usize) {
                 // SAFETY: the caller's buffers.
-                Some(v) => unsafe { send_attached(s, g, fd, v.list, v.total, flags) },
+                Some(v) => unsafe { send_attached(s, g, fd, v, flags) },
                 None => AGAIN,
             };
             if let Some(r) = end(s, g, section, r) {
@@ -414,7 +414,7 @@ unsafe fn sendv_any(fd: c_int, iov: *const iovec, count: c_int, flags: c_int) ->
         Err(r) => return without_memory(fd, r),
     };
     // SAFETY: the caller's buffers.
-    let ring = |s, g| unsafe { send_attached(s, g, fd, v.list, v.total, flags) };
+    let ring = |s, g| unsafe { send_attached(s, g, fd, v, flags) };
     // SAFETY: as above.
     let kernel = || unsafe { sleep::sendmsg(fd, &header_of(v.list), flags) };
     dispatch(fd, Side::Send, flags, ring, kernel)

@@ -326,6 +326,7 @@ pub(crate) fn name_thread(name: &[u8]) {
     let _ = sys!(SYS_prctl, libc::PR_SET_NAME, name.as_ptr());
 }
 /// One `iovec` over a byte range.
+#[inline(always)]
 pub(crate) fn iov(base: *const u8, len: usize) -> iovec {
     iovec { iov_base: base as *mut c_void, iov_len: len }
 }

@@ -56,7 +56,7 @@ unsafe fn sendfile_attached(on: Named, input: c_int, offset: *mut i64, count: us
             break;
         }
         // SAFETY: `n` bytes of `part`.
-        let mut r = unsafe { send_one(on.s, on.g, on.fd, part.as_ptr(), n as usize, 0) };
+        let mut r = unsafe { send_one(on.s, on.g, on.fd, sys::iov(part.as_ptr(), n as usize), 0) };
         if r == PASS {
             // SAFETY: as above.
             r = unsafe { send(on.fd, part.as_ptr(), n as usize, 0) };
@@ -146,7 +146,9 @@ fn splice_from(on: Named, out: c_int, len: usize, flags: u32) -> Ret {
     let room = len.min(part.len());
     let wait = if flags & libc::SPLICE_F_NONBLOCK != 0 { libc::MSG_DONTWAIT } else { 0 };
     // SAFETY: within `part`.
-    let n = unsafe { recv_one(on.s, on.g, on.fd, part.as_mut_ptr(), room, libc::MSG_PEEK | wait) };
+    let n = unsafe {
+        recv_one(on.s, on.g, on.fd, sys::iov(part.as_mut_ptr(), room), libc::MSG_PEEK | wait)
+    };
     if n == PASS && on.s.is(State::Candidate) {
         return PASS;
     }
@@ -186,8 +188,7 @@ fn splice_from(on: Named, out: c_int, len: usize, flags: u32) -> Ret {
             on.s,
             on.g,
             on.fd,
-            part.as_mut_ptr(),
-            w as usize,
+            sys::iov(part.as_mut_ptr(), w as usize),
             libc::MSG_WAITALL | libc::MSG_TRUNC,
         )
     } {

@@ -52,7 +52,7 @@ unsafe fn recv_plain_message(
                 && !s.has(flag::LEAVING) =>
         {
             // SAFETY: the caller's buffers.
-            let r = unsafe { recv_attached(s, g, fd, v.list, v.total, flags) };
+            let r = unsafe { recv_attached(s, g, fd, v, flags) };
             // SAFETY: the caller's msghdr.
             unsafe { told(msg, flags, r) }
         }
@@ -106,7 +106,7 @@ unsafe fn recvmsg_any(fd: c_int, msg: *mut msghdr, flags: c_int) -> Ret {
             {
                 return r;
             }
-            let r = recv_attached(s, g, fd, v.list, v.total, flags);
+            let r = recv_attached(s, g, fd, v, flags);
             if r >= 0 && !m.msg_name.is_null() && !user::write(&raw mut (*msg).msg_namelen, 0) {
                 EFAULT
             } else {
@@ -336,7 +336,7 @@ unsafe fn send_plain_message(
     match few.import(m.iov, m.iov_len) {
         // SAFETY: the caller's buffers.
         Some(v) if m.name.is_null() && m.control_len == 0 => unsafe {
-            send_attached(s, g, fd, v.list, v.total, flags)
+            send_attached(s, g, fd, v, flags)
         },
         _ => AGAIN,
     }
@@ -418,7 +418,7 @@ unsafe fn send_message(fd: c_int, msg: *const msghdr, flags: c_int, total: &mut 
             return leave_to_send(s, g, fd, flags, Reason::SocketOption);
         }
         // SAFETY: the caller's buffers.
-        unsafe { send_attached(s, g, fd, v.list, v.total, flags) }
+        unsafe { send_attached(s, g, fd, v, flags) }
     };
     // SAFETY: the caller's msghdr.
     dispatch(fd, Side::Send, flags, ring, || unsafe { sleep::sendmsg(fd, msg, flags) })

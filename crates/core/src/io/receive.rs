@@ -1,6 +1,6 @@
 //! Receiving on an attached connection.
 
-use super::buffers::MAX_RW_COUNT;
+use super::buffers::{self, Buffers, MAX_RW_COUNT};
 use super::ends::{NotHeld, RxHeld, carrier_unread, corrupt, hold_rx, try_hold};
 use super::leave::between_hosts::await_carrier;
 use super::leave::{leave_if_due, to_kernel};
@@ -8,7 +8,7 @@ use super::receive_once::Destination;
 use super::receiving::Receiving;
 use super::send::is_broken;
 use super::waits::{Patience, never_waits};
-use super::{EAGAIN, ECONNRESET, EFAULT, buffers};
+use super::{EAGAIN, ECONNRESET, EFAULT};
 use crate::channel::Side;
 use crate::lock::bump;
 use crate::outcome::{PASS, Ret};
@@ -109,10 +109,10 @@ pub(super) unsafe fn recv_one(
     s: &'static Socket,
     g: u16,
     fd: c_int,
-    buf: *mut u8,
-    len: usize,
+    part: iovec,
     flags: c_int,
 ) -> Ret {
+    let (buf, len) = (part.iov_base.cast::<u8>(), part.iov_len);
     if !buffers::is_user(buf as usize, len) {
         return EFAULT;
     }
@@ -140,16 +140,16 @@ pub(super) unsafe fn recv_one(
     }
 }
 
-/// `iov`: as `parts` makes them, `total` bytes together.
+/// A receive on an attached connection.
 #[inline(always)]
 pub(super) unsafe fn recv_attached(
     s: &'static Socket,
     g: u16,
     fd: c_int,
-    iov: &[iovec],
-    total: usize,
+    buffers: Buffers<'_>,
     flags: c_int,
 ) -> Ret {
+    let Buffers { list: iov, total } = buffers;
     let Some(mut held) = rx_for_ring(s, g, total, flags) else {
         // SAFETY: the caller's buffers.
         return unsafe { recv_otherwise(Named { s, g, fd }, iov, total, flags) };
@@ -380,7 +380,7 @@ pub(super) unsafe fn recvmsg_leaving(
         // Until there is a byte. (Nothing is taken, an end or error neither.)
         let mut byte = 0u8;
         // SAFETY: one byte of ours, which a peek fills.
-        match unsafe { recv_one(s, g, fd, &raw mut byte, 1, libc::MSG_PEEK) } {
+        match unsafe { recv_one(s, g, fd, sys::iov(&raw mut byte, 1), libc::MSG_PEEK) } {
             r if r > 0 => {}
             // (An error that a look has taken is the call's.)
             r if r != 0 => return Some(r),

@@ -1,6 +1,6 @@
 //! Sending on an attached connection.
 
-use super::buffers::{self, MAX_RW_COUNT};
+use super::buffers::{self, Buffers, MAX_RW_COUNT};
 use super::ends::{NotHeld, TxHeld, hold_tx, try_hold};
 use super::leave::between_hosts::await_carrier;
 use super::leave::to_kernel;
@@ -128,10 +128,10 @@ pub(super) unsafe fn send_one(
     s: &'static Socket,
     g: u16,
     fd: c_int,
-    buf: *const u8,
-    len: usize,
+    part: iovec,
     flags: c_int,
 ) -> Ret {
+    let (buf, len) = (part.iov_base.cast::<u8>().cast_const(), part.iov_len);
     if !buffers::is_user(buf as usize, len) {
         return EFAULT;
     }
@@ -155,16 +155,16 @@ pub(super) unsafe fn send_one(
     unsafe { Sending { s, g, fd, iov: &[sys::iov(buf, total)], total, done: n, flags }.run(held) }
 }
 
-/// `iov`: as `parts` makes them, `total` bytes together.
+/// A send on an attached connection.
 #[inline(always)]
 pub(super) unsafe fn send_attached(
     s: &'static Socket,
     g: u16,
     fd: c_int,
-    iov: &[iovec],
-    total: usize,
+    buffers: Buffers<'_>,
     flags: c_int,
 ) -> Ret {
+    let Buffers { list: iov, total } = buffers;
     let Some(mut held) = tx_for_ring(s, g, total, flags) else {
         // SAFETY: the caller's buffers.
         return unsafe { send_otherwise(Named { s, g, fd }, iov, total, flags) };
