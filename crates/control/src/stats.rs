@@ -50,6 +50,30 @@ pub const CONN_CAPACITY: u32 = 65536;
 /// Where the first [`ConnRecord`] lies.
 pub const CONNS_OFFSET: usize = size_of::<Header>();
 
+/// The version of this crate, which is the library's, as [`Header::library`] has it.
+pub const LIBRARY: u64 = packed(env!("CARGO_PKG_VERSION").as_bytes());
+
+/// `1.2.3` in three numbers of 16 bits. What follows them (`-rc1`) does not count.
+const fn packed(text: &[u8]) -> u64 {
+    let (mut numbers, mut dots, mut rest) = (0u64, 0, text);
+    while let [byte, tail @ ..] = rest {
+        match byte {
+            b'0'..=b'9' => {
+                let number =
+                    (numbers & 0xffff).wrapping_mul(10).wrapping_add((*byte - b'0') as u64);
+                numbers = (numbers & !0xffff) | (number & 0xffff);
+            }
+            b'.' if dots < 2 => {
+                numbers <<= 16;
+                dots += 1;
+            }
+            _ => break,
+        }
+        rest = tail;
+    }
+    numbers
+}
+
 /// How bytes travel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
@@ -99,8 +123,10 @@ pub struct Header {
     pub channel_capacity: AtomicU32,
     /// Length of the text in `config`.
     pub config_len: AtomicU32,
+    /// Version of the library, as three numbers of 16 bits (major, minor, patch); 0 unknown.
+    pub library: AtomicU64,
     /// Zero.
-    pub reserved: [AtomicU64; 3],
+    pub reserved: [AtomicU64; 2],
     /// Open connections by their better direction's path.
     pub open_by_path: [AtomicU64; PATH_SLOTS],
     /// All connections by the best path that they ever had.
@@ -236,6 +262,7 @@ impl Header {
         self.started_unix_ns.store(started_unix_ns, Relaxed);
         self.conn_capacity.store(conn_capacity, Relaxed);
         self.channel_capacity.store(CHANNEL_SLOTS as u32, Relaxed);
+        self.library.store(LIBRARY, Relaxed);
         self.magic.store(MAGIC, Release);
     }
 

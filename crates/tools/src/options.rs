@@ -160,57 +160,69 @@ fn help_row(help: &mut String, option: &str, text: &str) {
 pub fn ss_command() -> Command {
     Command::new("netacc_ss")
         .about("Show the NetACC connections of a process")
-        .override_usage("netacc_ss [-p] <pid> [-s all|cfg|cnt|mem|qp|sock] [--json]")
+        .override_usage("netacc_ss [[-p] <pid|name>...] [-s <what>...] [--json]")
         .override_help(SS_HELP)
         .version(VERSION)
         .disable_help_flag(true)
         .disable_version_flag(true)
-        .args_override_self(true)
         .arg(Arg::new("help").short('h').long("help").action(ArgAction::Help))
         .arg(Arg::new("version").short('v').long("version").action(ArgAction::Version))
         .arg(
             Arg::new("option-pid")
                 .short('p')
-                .value_name("pid")
-                .value_parser(value_parser!(u32).range(1..)),
+                .value_name("pid|name")
+                .value_delimiter(',')
+                .action(ArgAction::Append),
         )
-        .arg(
-            Arg::new("pid")
-                .value_name("pid")
-                .required_unless_present("option-pid")
-                .conflicts_with("option-pid")
-                .value_parser(value_parser!(u32).range(1..)),
-        )
+        .arg(Arg::new("pid").value_name("pid|name").value_delimiter(',').num_args(0..))
         .arg(
             Arg::new("show")
                 .short('s')
                 .value_name("what")
                 .default_value("cnt")
+                .value_delimiter(',')
+                .action(ArgAction::Append)
                 .value_parser(["all", "cfg", "cnt", "mem", "qp", "sock"]),
         )
-        .arg(Arg::new("json").long("json").action(ArgAction::SetTrue))
+        .arg(Arg::new("clear").short('c').action(ArgAction::SetTrue))
+        .arg(json_flag())
 }
 
 const SS_HELP: &str = "\
-Usage: netacc_ss [-p] <pid> [-s all|cfg|cnt|mem|qp|sock] [--json]
+Usage: netacc_ss [[-p] <pid|name>...] [-s <what>...] [--json]
 
-Show the NetACC connections of a process.
+Show the NetACC connections of processes; without a process, which processes
+of this host are accelerated.
 
 OPTIONS:
-   -p <pid>     Process to look at.
-   -s <what>    What to show (default: cnt):
+   -p <pid>     Process to look at, by its number or name; several with commas,
+                or by several -p. -p may be left out.
+   -s <what>    What to show, several with commas (default: cnt):
                   all   everything
                   cfg   the configuration in effect, and where it comes from
                   cnt   connections by path and by reason, and counters
                   mem   memory that is shared, or registered for RDMA
                   qp    channels and queue pairs to other processes
                   sock  each open connection
+   -c           Clear what ended processes left: there is never anything.
    --json       Print JSON.
    -h           Show this help.
    -v           Show the version.
 
 See netacc_ss(8) for every column, state, reason and counter.
 ";
+
+/// The command line of `netacc ps`.
+pub fn ps_command() -> Command {
+    Command::new("ps")
+        .about("Show which processes of this host are accelerated")
+        .version(VERSION)
+        .arg(json_flag().help("Print JSON"))
+}
+
+fn json_flag() -> Arg {
+    Arg::new("json").long("json").action(ArgAction::SetTrue)
+}
 
 /// What clap has to say, in the manner of the tool: on stdout with status 0, or on stderr with
 /// status 2.
@@ -233,6 +245,7 @@ mod tests {
     fn the_command_lines_are_well_formed() {
         run_command().debug_assert();
         ss_command().debug_assert();
+        ps_command().debug_assert();
     }
 
     #[test]

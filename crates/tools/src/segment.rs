@@ -10,6 +10,7 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use crate::library;
 
@@ -20,6 +21,14 @@ pub struct Process {
     pub pid: u32,
     /// Its name.
     pub name: String,
+    /// Its user.
+    pub uid: u32,
+    /// For how long it has been running.
+    pub uptime: Option<Duration>,
+    /// The container that it is in.
+    pub container: Option<String>,
+    /// The library's file has been replaced, or removed, since the process loaded it.
+    pub is_library_replaced: bool,
     /// Header of its segment.
     pub header: Snapshot,
     /// Its open connections.
@@ -50,6 +59,10 @@ impl fmt::Display for SegmentError {
         match self {
             SegmentError::NoProcess => f.write_str("no such process"),
             SegmentError::Zombie => f.write_str("the process has ended"),
+            SegmentError::NotPermitted if may_trace() => f.write_str(
+                "not permitted, although this has CAP_SYS_PTRACE: the process is guarded by a \
+                 security module, or belongs to a user namespace above this one",
+            ),
             SegmentError::NotPermitted => {
                 f.write_str("not permitted: this takes the user of the process, or CAP_SYS_PTRACE")
             }
@@ -89,6 +102,7 @@ pub fn read(pid: u32) -> Result<Process, SegmentError> {
         return Err(SegmentError::Zombie);
     }
     let own_pid = own_pid(&status).unwrap_or(pid);
+    let uid = field(&status, "Uid:").and_then(|ids| ids.split_whitespace().next()?.parse().ok());
 
     let mut best: Option<(File, Snapshot)> = None;
     let mut problem = None;
@@ -113,15 +127,21 @@ pub fn read(pid: u32) -> Result<Process, SegmentError> {
         }
     }
     let Some((file, header)) = best else {
-        return Err(match problem {
-            Some(error) => SegmentError::Unreadable(error),
-            None if is_library_loaded(&directory)? => SegmentError::NoSegment,
-            None => SegmentError::NotLoaded,
+        return Err(match (problem, loaded_library(&directory)?) {
+            (Some(error), _) => SegmentError::Unreadable(error),
+            (None, Some(_)) => SegmentError::NoSegment,
+            (None, None) => SegmentError::NotLoaded,
         });
     };
     Ok(Process {
         pid,
-        name: fs::read_to_string(directory.join("comm"))?.trim_end().to_owned(),
+        name: name(pid)?,
+        uid: uid.unwrap_or(0),
+        uptime: uptime(&directory),
+        container: fs::read_to_string(directory.join("cgroup"))
+            .ok()
+            .and_then(|groups| container(&groups)),
+        is_library_replaced: loaded_library(&directory)? == Some(Loaded::Replaced),
         connections: connections(&file, &header)?,
         header,
     })
@@ -171,14 +191,71 @@ fn connections(file: &File, header: &Snapshot) -> Result<Vec<Connection>, Segmen
     Ok(connections)
 }
 
-fn is_library_loaded(directory: &Path) -> Result<bool, SegmentError> {
+/// The name of a process, as the kernel has it.
+pub fn name(pid: u32) -> io::Result<String> {
+    Ok(fs::read_to_string(format!("/proc/{pid}/comm"))?.trim_end().to_owned())
+}
+
+/// The numbers of all processes that `/proc` shows, in order.
+pub fn pids() -> io::Result<Vec<u32>> {
+    let entries = fs::read_dir("/proc")?.filter_map(Result::ok);
+    let mut pids: Vec<u32> =
+        entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    pids.sort_unstable();
+    Ok(pids)
+}
+
+/// What has become of the file of a library that a process has loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Loaded {
+    /// It is the one that was loaded.
+    Current,
+    /// Another one has its name, or none.
+    Replaced,
+}
+
+fn loaded_library(directory: &Path) -> Result<Option<Loaded>, SegmentError> {
     let maps = fs::read(directory.join("maps"))?;
     let maps = String::from_utf8_lossy(&maps);
-    Ok(maps.lines().any(|line| {
-        let name = line.rsplit('/').next().unwrap_or("");
-        let name = name.strip_suffix(" (deleted)").unwrap_or(name);
-        line.contains('/') && [library::FILE_NAME, library::CARGO_FILE_NAME].contains(&name)
+    Ok(maps.lines().find_map(|line| {
+        let name = line.get(line.find('/')?..)?.rsplit('/').next()?;
+        let (name, state) = match name.strip_suffix(" (deleted)") {
+            Some(name) => (name, Loaded::Replaced),
+            None => (name, Loaded::Current),
+        };
+        [library::FILE_NAME, library::CARGO_FILE_NAME].contains(&name).then_some(state)
     }))
+}
+
+/// The time since a process was started, by field 22 of its `stat` (proc_pid_stat(5)).
+fn uptime(directory: &Path) -> Option<Duration> {
+    let stat = fs::read_to_string(directory.join("stat")).ok()?;
+    // The name, in parentheses, may contain anything.
+    let started = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse::<u64>().ok()?;
+    let now = fs::read_to_string("/proc/uptime").ok()?;
+    let now = now.split_whitespace().next()?.parse::<f64>().ok()?;
+    let started = started as f64 / rustix::param::clock_ticks_per_second() as f64;
+    Duration::try_from_secs_f64((now - started).max(0.0)).ok()
+}
+
+/// The short number of the container that a control group belongs to: the last part of the path of
+/// Docker's, Podman's, containerd's and CRI-O's groups has its 64 hexadecimal digits.
+fn container(groups: &str) -> Option<String> {
+    groups.lines().find_map(|line| {
+        let last = line.rsplit('/').next()?;
+        let last = last.strip_suffix(".scope").unwrap_or(last);
+        let id = last.rsplit(['-', ':']).next()?;
+        let is_id = id.len() == 64 && id.bytes().all(|byte| byte.is_ascii_hexdigit());
+        is_id.then(|| id[..12].to_owned())
+    })
+}
+
+/// Whether this process may look into those of other users.
+fn may_trace() -> bool {
+    const CAP_SYS_PTRACE: u32 = 19;
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = field(&status, "CapEff:").and_then(|set| u64::from_str_radix(set, 16).ok());
+    effective.is_some_and(|set| set >> CAP_SYS_PTRACE & 1 == 1)
 }
 
 #[cfg(test)]
@@ -197,5 +274,33 @@ mod tests {
         let error = read(std::process::id()).unwrap_err();
         assert!(matches!(error, SegmentError::NotLoaded), "{error}");
         assert!(matches!(read(u32::MAX), Err(SegmentError::NoProcess)));
+    }
+
+    #[test]
+    fn containers_are_known_by_their_groups() {
+        let id = "0123456789abcdef".repeat(4);
+        for group in [
+            format!("0::/system.slice/docker-{id}.scope\n"),
+            format!("0::/docker/{id}\n"),
+            format!("0::/machine.slice/libpod-{id}.scope\n"),
+            format!(
+                "12:pids:/x\n0::/kubepods.slice/kubepods-pod1.slice/cri-containerd-{id}.scope\n"
+            ),
+            format!("0::/kubepods/besteffort/pod1/{id}\n"),
+        ] {
+            assert_eq!(container(&group).as_deref(), Some("0123456789ab"), "{group}");
+        }
+        for group in ["0::/\n", "0::/user.slice/user-0.slice/session-1.scope\n", ""] {
+            assert_eq!(container(group), None);
+        }
+    }
+
+    #[test]
+    fn every_process_has_an_age_and_a_name() {
+        let own = std::process::id();
+        assert!(pids().unwrap().contains(&own));
+        assert!(!name(own).unwrap().is_empty());
+        let directory = PathBuf::from(format!("/proc/{own}"));
+        assert!(uptime(&directory).unwrap() < Duration::from_secs(3600));
     }
 }

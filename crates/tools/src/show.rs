@@ -1,51 +1,104 @@
 //! Tables for people and JSON for programs. What JSON says is a contract; tables may change.
 
+use crate::processes::Found;
 use crate::segment::Process;
 use netacc_control::config::parse_rendered;
 use netacc_control::stats::{Channel, ChannelState, Connection, Counter, Path, Reason};
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
-/// The statistics as JSON; `what` is one of the words of `-s`.
-pub fn json(process: &Process, what: &str) -> Value {
-    match what {
-        "sock" => json!({ "pid": process.pid, "sockets": sockets_json(process) }),
-        "cfg" => json!({ "pid": process.pid, "config": config_json(process) }),
-        "qp" => json!({ "pid": process.pid, "channels": channels_json(process) }),
-        "mem" => json!({
+/// What can be shown of a process; the words of `-s`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Section {
+    /// Connections by path and by reason, and counters.
+    Counts,
+    /// Each open connection.
+    Sockets,
+    /// The configuration in effect.
+    Config,
+    /// Memory that is shared or registered.
+    Memory,
+    /// Channels and queue pairs.
+    Channels,
+}
+
+impl Section {
+    /// Every section, in the order of `all`.
+    pub const ALL: [Section; 5] =
+        [Section::Counts, Section::Sockets, Section::Config, Section::Memory, Section::Channels];
+
+    /// The word of `-s`.
+    pub fn word(self) -> &'static str {
+        match self {
+            Section::Counts => "cnt",
+            Section::Sockets => "sock",
+            Section::Config => "cfg",
+            Section::Memory => "mem",
+            Section::Channels => "qp",
+        }
+    }
+
+    /// The sections that words ask for, each once, in their order. Other words do not count.
+    pub fn list<'a>(words: impl Iterator<Item = &'a str>) -> Vec<Section> {
+        let mut sections = Vec::new();
+        for word in words {
+            let meant = Section::ALL.into_iter().filter(|s| word == "all" || s.word() == word);
+            for section in meant {
+                if !sections.contains(&section) {
+                    sections.push(section);
+                }
+            }
+        }
+        sections
+    }
+}
+
+/// The statistics as JSON: of one section its object, of several an object of these by their words.
+pub fn json(process: &Process, sections: &[Section]) -> Value {
+    match sections {
+        [section] => section_json(process, *section),
+        several => {
+            let part = |s: &Section| (s.word().to_owned(), section_json(process, *s));
+            Value::Object(several.iter().map(part).collect())
+        }
+    }
+}
+
+/// The statistics as tables.
+pub fn text(process: &Process, sections: &[Section]) -> String {
+    let parts: Vec<String> = sections.iter().map(|s| section_text(process, *s)).collect();
+    parts.join("\n")
+}
+
+fn section_json(process: &Process, section: Section) -> Value {
+    match section {
+        Section::Counts => counts_json(process),
+        Section::Sockets => json!({ "pid": process.pid, "sockets": sockets_json(process) }),
+        Section::Config => json!({ "pid": process.pid, "config": config_json(process) }),
+        Section::Channels => json!({ "pid": process.pid, "channels": channels_json(process) }),
+        Section::Memory => json!({
             "pid": process.pid,
             "channels": channels_json(process),
             "arena_bytes": memory(process, Path::Shm),
             "registered_bytes": memory(process, Path::Rdma),
         }),
-        "all" => {
-            let parts = ["cnt", "sock", "cfg", "mem", "qp"];
-            let parts = parts.map(|part| (part.to_owned(), json(process, part)));
-            Value::Object(parts.into_iter().collect())
-        }
-        _ => counts_json(process),
     }
 }
 
-/// The statistics as tables.
-pub fn text(process: &Process, what: &str) -> String {
-    match what {
-        "sock" => sockets_text(process),
-        "cfg" => config_text(process),
-        "qp" => channels_text(process),
-        "mem" => memory_text(process),
-        "all" => ["cnt", "sock", "cfg", "mem", "qp"].map(|part| text(process, part)).join("\n"),
-        _ => counts_text(process),
+fn section_text(process: &Process, section: Section) -> String {
+    match section {
+        Section::Counts => counts_text(process),
+        Section::Sockets => sockets_text(process),
+        Section::Config => config_text(process),
+        Section::Channels => channels_text(process),
+        Section::Memory => memory_text(process),
     }
 }
 
 fn counts_json(process: &Process) -> Value {
     let header = &process.header;
-    let by_path = |values: &[u64]| -> Map<String, Value> {
-        let pairs = Path::ALL.iter().zip(values);
-        pairs.map(|(path, value)| (path.name().to_owned(), json!(value))).collect()
-    };
     let (tx_bytes, rx_bytes): (Vec<u64>, Vec<u64>) = bytes_by_path(process).into_iter().unzip();
     let reasons: Map<String, Value> =
         reasons(process).map(|(code, count)| (reason_name(code), json!(count))).collect();
@@ -65,6 +118,11 @@ fn counts_json(process: &Process) -> Value {
         "reasons": reasons,
         "counters": counters,
     })
+}
+
+fn by_path(values: &[u64]) -> Map<String, Value> {
+    let pairs = Path::ALL.iter().zip(values);
+    pairs.map(|(path, value)| (path.name().to_owned(), json!(value))).collect()
 }
 
 fn sockets_json(process: &Process) -> Vec<Value> {
@@ -118,11 +176,7 @@ fn counts_text(process: &Process) -> String {
     let header = &process.header;
     let total = connections_total(process);
     let accelerated = accelerated_total(process);
-    let share = if total == 0 {
-        String::new()
-    } else {
-        format!(" ({:.1} %)", accelerated as f64 * 100.0 / total as f64)
-    };
+    let share = share(process).map_or_else(String::new, |share| format!(" ({share})"));
     let mut out =
         format!("{}: {total} connections, {accelerated} accelerated{share}\n\n", title(process));
 
@@ -259,6 +313,104 @@ fn memory_text(process: &Process) -> String {
 
 fn title(process: &Process) -> String {
     format!("Process {} ({})", process.pid, printable(&process.name))
+}
+
+/// The processes that have the library, as JSON.
+pub fn processes_json(found: &[Found]) -> Value {
+    let row = |found: &Found| match &found.process {
+        Err(error) => json!({ "pid": found.pid, "problem": error.to_string() }),
+        Ok(process) => {
+            let (tx_bytes, rx_bytes): (Vec<u64>, Vec<u64>) =
+                bytes_by_path(process).into_iter().unzip();
+            json!({
+                "pid": process.pid,
+                "program": process.name,
+                "uid": process.uid,
+                "container": process.container,
+                "library_version": process.header.library.map(version),
+                "library_replaced": process.is_library_replaced,
+                "uptime_s": process.uptime.map(|uptime| uptime.as_secs()),
+                "connections_total": connections_total(process),
+                "accelerated_total": accelerated_total(process),
+                "open": by_path(&process.header.open_by_path),
+                "tx_bytes": by_path(&tx_bytes),
+                "rx_bytes": by_path(&rx_bytes),
+            })
+        }
+    };
+    Value::Array(found.iter().map(row).collect())
+}
+
+/// The processes that have the library, as a table; what is odd about one stands below it.
+pub fn processes_text(found: &[Found]) -> String {
+    let mut table = Table::new(&[
+        ">Pid", "Program", ">Uid", "Library", ">Uptime", ">Tcp", ">Shm", ">Rdma", ">Total",
+        ">Share",
+    ]);
+    let mut notes = String::new();
+    for found in found {
+        let process = match &found.process {
+            Ok(process) => process,
+            Err(error) => {
+                let _ = writeln!(notes, "{}: {error}", found.pid);
+                continue;
+            }
+        };
+        let header = &process.header;
+        let [tcp, shm, rdma] = Path::ALL
+            .map(|path| header.open_by_path.get(path as usize).copied().unwrap_or(0).to_string());
+        table.row([
+            process.pid.to_string(),
+            printable(&process.name),
+            process.uid.to_string(),
+            header.library.map_or_else(|| String::from("-"), version),
+            process.uptime.map_or_else(|| String::from("-"), age),
+            tcp,
+            shm,
+            rdma,
+            connections_total(process).to_string(),
+            share(process).unwrap_or_else(|| String::from("-")),
+        ]);
+        if let Some(container) = &process.container {
+            let _ = writeln!(notes, "{}: in container {container}", process.pid);
+        }
+        if process.is_library_replaced {
+            let _ = writeln!(
+                notes,
+                "{}: its library has been replaced since it started: start the program again to \
+                 use the new one",
+                process.pid
+            );
+        }
+    }
+    let mut out = table.render();
+    if !notes.is_empty() {
+        out = out + "\n" + &notes;
+    }
+    out
+}
+
+fn version([major, minor, patch]: [u16; 3]) -> String {
+    format!("{major}.{minor}.{patch}")
+}
+
+/// How long something has lasted, in its two largest units.
+fn age(time: Duration) -> String {
+    let seconds = time.as_secs();
+    let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86400);
+    match () {
+        () if days > 0 => format!("{days}d{}h", hours % 24),
+        () if hours > 0 => format!("{hours}h{}m", minutes % 60),
+        () if minutes > 0 => format!("{minutes}m{}s", seconds % 60),
+        () => format!("{seconds}s"),
+    }
+}
+
+/// The accelerated part of all connections.
+fn share(process: &Process) -> Option<String> {
+    let total = connections_total(process);
+    let accelerated = accelerated_total(process);
+    (total != 0).then(|| format!("{:.1} %", accelerated as f64 * 100.0 / total as f64))
 }
 
 fn connections_total(process: &Process) -> u64 {

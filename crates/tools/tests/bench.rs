@@ -49,7 +49,7 @@ fn table_is_loud_without_the_library() {
 }
 
 #[test]
-fn run_and_ss_are_subcommands_too() {
+fn run_ss_and_ps_are_subcommands_too() {
     let netacc = |arguments: &[&str]| {
         Command::new(env!("CARGO_BIN_EXE_netacc")).args(arguments).output().expect("netacc starts")
     };
@@ -62,7 +62,11 @@ fn run_and_ss_are_subcommands_too() {
     assert_eq!(netacc(&["ss", "-h"]).stdout, help(env!("CARGO_BIN_EXE_netacc_ss")));
     assert_eq!(netacc(&["run", "/nonexistent"]).status.code(), Some(127));
     assert_eq!(netacc(&["ss", "4194305"]).status.code(), Some(1));
-    for wrong in [&["fly"][..], &[], &["bench", "--rounds", "0"], &["ss"], &["run"]] {
+    assert_eq!(
+        netacc(&["ps"]).stdout.split(|b| *b == b'\n').next(),
+        netacc(&["ss"]).stdout.split(|b| *b == b'\n').next()
+    );
+    for wrong in [&["fly"][..], &[], &["bench", "--rounds", "0"], &["ss", "0"], &["run"]] {
         let output = netacc(wrong);
         assert_eq!(output.status.code(), Some(2), "{wrong:?}");
         assert!(output.stdout.is_empty() && !output.stderr.is_empty(), "{wrong:?}");

@@ -378,14 +378,133 @@ fn processes_of_other_users() {
 }
 
 #[test]
+fn several_sections_at_once() {
+    let _alone = alone();
+    let pid = std::process::id().to_string();
+    let _segment = Segment::filled(std::process::id());
+    // NetACC's own example.
+    let ran = ss(&["-p", &pid, "-s", "mem,cnt"]);
+    assert_eq!((ran.status, ran.err.as_str()), (Some(0), ""));
+    let one = |what| ss(&["-p", &pid, "-s", what]).out;
+    assert_eq!(ran.out, format!("{}\n{}", one("mem"), one("cnt")));
+    let both = ss(&[&pid, "-s", "cnt", "-s", "sock"]).out;
+    assert_eq!(both, format!("{}\n{}", one("cnt"), one("sock")));
+    let parts = json_of("mem,cnt");
+    assert_eq!(parts, json!({"mem": json_of("mem"), "cnt": json_of("cnt")}));
+    assert_eq!(json_of("all,cnt"), json_of("all"));
+}
+
+#[test]
+fn several_processes_and_names() {
+    let _alone = alone();
+    let id = std::process::id();
+    let pid = id.to_string();
+    let _segment = Segment::filled(id);
+    let name = std::fs::read_to_string("/proc/self/comm").unwrap();
+    let name = name.trim_end();
+    let list = |arguments: &[&str]| -> Value {
+        let ran = ss(arguments);
+        assert_eq!((ran.status, ran.err.as_str()), (Some(0), ""), "{arguments:?}");
+        serde_json::from_str(&ran.out).unwrap()
+    };
+    let alone = json_of("cnt");
+    // A name is answered by a list; so are several words, each process once. (Other runs of this
+    // program may be there.)
+    let named = list(&[name, "--json"]);
+    assert!(named.as_array().unwrap().contains(&alone), "{named}");
+    assert_eq!(list(&["-p", &format!("{pid},{pid}"), "--json"]), json!([alone]));
+    assert_eq!(list(&[&pid, &pid, "--json"]), json!([alone]));
+    // What can't be read is said; the others are shown.
+    let ran = ss(&[&pid, "4194305"]);
+    assert_eq!(ran.status, Some(1));
+    assert_eq!(ran.err, "netacc_ss: 4194305: no such process\n");
+    assert_eq!(ran.out, ss(&[&pid]).out);
+    let ran = ss(&["no-such-program"]);
+    assert_eq!((ran.status, ran.out.as_str()), (Some(1), ""));
+    assert!(
+        ran.err.starts_with("netacc_ss: no-such-program: no process of this name"),
+        "{}",
+        ran.err
+    );
+}
+
+#[test]
+fn without_a_process_it_shows_which_there_are() {
+    let _alone = alone();
+    let id = std::process::id();
+    let segment = Segment::filled(id);
+    segment.u64(offset_of!(Header, library), 0x1_0002_0003);
+    let netacc =
+        |arguments: &[&str]| run(Command::new(env!("CARGO_BIN_EXE_netacc")).args(arguments));
+    let table = ss(&[]);
+    assert_eq!(table.status, Some(0));
+    assert!(netacc(&["ps"]).out.starts_with(table.out.lines().next().unwrap()));
+    let mut rows = table.out.lines().map(|row| row.split_whitespace().collect::<Vec<_>>());
+    let row = rows.find(|row| row.first() == Some(&id.to_string().as_str())).unwrap();
+    assert_eq!(row[3], "1.2.3");
+    assert_eq!(row[5..], ["1", "2", "1", "15", "73.3", "%"]);
+    let all: Value = serde_json::from_str(&netacc(&["ps", "--json"]).out).unwrap();
+    let ours = all.as_array().unwrap().iter().find(|row| row["pid"] == json!(id)).unwrap();
+    assert_eq!(ours["uid"], json!(rustix::process::getuid().as_raw()));
+    assert_eq!(ours["library_version"], json!("1.2.3"));
+    assert_eq!(ours["library_replaced"], json!(false));
+    assert_eq!(ours["connections_total"], json!(15));
+    assert_eq!(ours["open"], json!({"tcp": 1, "shm": 2, "rdma": 1}));
+    assert!(ours["uptime_s"].as_u64().unwrap() < 3600);
+
+    // One that can't be read is no reason to hide it.
+    segment.u32(offset_of!(Header, version), 77);
+    assert!(ss(&[]).out.contains(&format!("{id}: the statistics have layout version 77")));
+    let all: Value = serde_json::from_str(&ss(&["--json"]).out).unwrap();
+    let ours = all.as_array().unwrap().iter().find(|row| row["pid"] == json!(id)).unwrap();
+    assert!(ours["problem"].as_str().unwrap().contains("layout version 77"));
+}
+
+#[test]
+fn a_library_that_was_replaced_is_named() {
+    let _alone = alone();
+    let scratch = Scratch::new();
+    let library = scratch.library();
+    // A child that has the library, and a segment of ours among its descriptors.
+    let segment = Segment::filled(0);
+    rustix::io::fcntl_setfd(&segment.0, rustix::io::FdFlags::empty()).unwrap();
+    let mut child = Command::new("sleep").arg("60").env("LD_PRELOAD", &library).spawn().unwrap();
+    segment.u32(offset_of!(Header, pid), child.id());
+    let shown = |what: &str| {
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        loop {
+            let out = ss(&[]).out;
+            if out.contains(what) || std::time::Instant::now() > deadline {
+                break out;
+            }
+            std::thread::yield_now();
+        }
+    };
+    let row = format!("{}  sleep ", child.id());
+    let out = shown(&row);
+    let note = format!("{}: its library has been replaced", child.id());
+    assert!(out.contains(&row) && !out.contains(&note), "{out}");
+    std::fs::rename(scratch.write("new", "another one"), &library).unwrap();
+    let out = shown(&note);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(out.contains(&note), "{out}");
+}
+
+#[test]
+fn there_is_nothing_to_clear() {
+    let ran = ss(&["-c"]);
+    assert_eq!((ran.status, ran.err.as_str()), (Some(0), ""));
+    assert!(ran.out.starts_with("Nothing to clear"));
+}
+
+#[test]
 fn usage() {
-    for arguments in
-        [&[][..], &["x"], &["0"], &["-s", "x", "1"], &["-p", "1", "2"], &["--what", "1"]]
-    {
+    for arguments in [&["0"][..], &["-s", "x", "1"], &["-s", "cnt,x", "1"], &["--what", "1"]] {
         let ran = ss(arguments);
         assert_eq!(ran.status, Some(2), "{arguments:?}");
         assert!(ran.err.starts_with("netacc_ss: "), "{}", ran.err);
     }
-    assert!(ss(&["-h"]).out.starts_with("Usage: netacc_ss [-p] <pid>"));
+    assert!(ss(&["-h"]).out.starts_with("Usage: netacc_ss [[-p] <pid|name>...]"));
     assert!(ss(&["-v"]).out.starts_with("netacc_ss 0."));
 }

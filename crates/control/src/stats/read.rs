@@ -47,6 +47,8 @@ pub struct Snapshot {
     pub pid: u32,
     /// When the segment was made.
     pub started_unix_ns: u64,
+    /// Version of the library: major, minor, patch; of an old one not known.
+    pub library: Option<[u16; 3]>,
     /// How many connections can be recorded.
     pub conn_capacity: u32,
     /// Records that were ever used.
@@ -140,6 +142,7 @@ impl Snapshot {
             .unwrap_or(&[]);
         Ok(Snapshot {
             pid: u32_at(bytes, offset_of!(Header, pid)),
+            library: library(u64_at(bytes, offset_of!(Header, library))),
             started_unix_ns: u64_at(bytes, offset_of!(Header, started_unix_ns)),
             conn_capacity: u32_at(bytes, offset_of!(Header, conn_capacity)),
             conn_high_water: u32_at(bytes, offset_of!(Header, conn_high_water)),
@@ -236,6 +239,10 @@ impl Channel {
             opened_unix_ns: u64_at(bytes, offset_of!(ChannelRecord, opened_unix_ns)),
         })
     }
+}
+
+fn library(packed: u64) -> Option<[u16; 3]> {
+    (packed != 0).then_some([(packed >> 32) as u16, (packed >> 16) as u16, packed as u16])
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {

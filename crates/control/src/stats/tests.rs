@@ -13,7 +13,8 @@ fn header() -> Box<Header> {
         conn_high_water: AtomicU32::new(0),
         channel_capacity: AtomicU32::new(0),
         config_len: AtomicU32::new(0),
-        reserved: [const { AtomicU64::new(0) }; 3],
+        library: AtomicU64::new(0),
+        reserved: [const { AtomicU64::new(0) }; 2],
         open_by_path: [const { AtomicU64::new(0) }; PATH_SLOTS],
         total_by_path: [const { AtomicU64::new(0) }; PATH_SLOTS],
         reasons: [const { AtomicU64::new(0) }; REASON_SLOTS],
@@ -43,7 +44,7 @@ fn channel() -> ChannelRecord {
 #[test]
 fn layout_of_version_1() {
     assert_eq!(VERSION, 1);
-    let header: [(usize, usize); 15] = [
+    let header: [(usize, usize); 16] = [
         (offset_of!(Header, magic), 0),
         (offset_of!(Header, version), 8),
         (offset_of!(Header, pid), 12),
@@ -52,6 +53,7 @@ fn layout_of_version_1() {
         (offset_of!(Header, conn_high_water), 28),
         (offset_of!(Header, channel_capacity), 32),
         (offset_of!(Header, config_len), 36),
+        (offset_of!(Header, library), 40),
         (offset_of!(Header, open_by_path), 64),
         (offset_of!(Header, total_by_path), 96),
         (offset_of!(Header, reasons), 128),
@@ -277,4 +279,12 @@ fn a_fresh_segment_says_whose_it_is() {
     assert_eq!(header.conn_high_water.load(Relaxed), 0);
     let channels = header.channel_capacity.load(Relaxed) as usize;
     assert_eq!(channels, header.channels.len());
+}
+
+#[test]
+fn a_version_is_three_numbers() {
+    assert_eq!(packed(b"1.2.3"), 0x1_0002_0003);
+    assert_eq!(packed(b"0.10.65535-rc1"), 0xa_ffff);
+    assert_eq!(packed(b"7"), 7);
+    assert_ne!(LIBRARY, 0);
 }

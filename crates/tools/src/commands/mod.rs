@@ -4,6 +4,7 @@
 //! The programs have their own `main`, without Rust's runtime, because that one ignores SIGPIPE and
 //! opens missing standard descriptors, and what [`run`] starts would inherit both.
 
+pub mod ps;
 pub mod run;
 pub mod ss;
 
@@ -27,6 +28,7 @@ pub fn netacc() -> c_int {
     match matches.subcommand() {
         Some(("run", matches)) => run::main(matches),
         Some(("ss", matches)) => ss::main(matches),
+        Some(("ps", matches)) => ps::main(matches),
         _ => bench(&matches),
     }
 }
@@ -38,7 +40,8 @@ fn netacc_command() -> Command {
         .subcommand_required(true)
         .arg_required_else_help(true)
         .subcommand(options::run_command().name("run"))
-        .subcommand(options::ss_command().name("ss"));
+        .subcommand(options::ss_command().name("ss"))
+        .subcommand(options::ps_command());
     Bench::augment_subcommands(command)
 }
 

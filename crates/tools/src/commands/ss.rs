@@ -1,8 +1,10 @@
-//! `netacc_ss`, `netacc ss`: shows the connections of a running process, and why those on TCP are
-//! on TCP.
+//! `netacc_ss`, `netacc ss`: shows the connections of running processes, and why those on TCP are
+//! on TCP. Without a process it shows which there are, as `netacc ps` does.
 
-use super::{STATUS_FAILED, parse, print};
-use crate::{options, segment, show};
+use super::{STATUS_FAILED, STATUS_USAGE, parse, print, ps};
+use crate::processes::{self, Unknown};
+use crate::show::Section;
+use crate::{options, show};
 use clap::ArgMatches;
 use std::ffi::c_int;
 use std::io::{self, Write};
@@ -16,17 +18,54 @@ pub fn alone() -> c_int {
 
 /// The same, the command line read.
 pub fn main(matches: &ArgMatches) -> c_int {
-    let pid = matches.get_one::<u32>("option-pid").or_else(|| matches.get_one("pid"));
-    let what = matches.get_one::<String>("show").map_or("cnt", String::as_str);
-    let pid = pid.copied().unwrap_or(0);
-    match segment::read(pid) {
-        Err(error) => {
-            let _ = writeln!(io::stderr(), "{TOOL}: {pid}: {error}");
-            STATUS_FAILED
-        }
-        Ok(process) if matches.get_flag("json") => {
-            print(TOOL, &format!("{:#}\n", show::json(&process, what)))
-        }
-        Ok(process) => print(TOOL, &show::text(&process, what)),
+    if matches.get_flag("clear") {
+        return print(
+            TOOL,
+            "Nothing to clear: netacc makes no files, and ended processes leave nothing.\n",
+        );
     }
+    let words = |id| matches.get_many::<String>(id).into_iter().flatten().cloned();
+    let words: Vec<String> = words("option-pid").chain(words("pid")).collect();
+    let is_json = matches.get_flag("json");
+    if words.is_empty() {
+        return ps::show(TOOL, is_json);
+    }
+    let asked = matches.get_many::<String>("show").into_iter().flatten();
+    let sections = Section::list(asked.map(String::as_str));
+    let found = match processes::named(&words) {
+        Ok(found) => found,
+        Err(unknown) => {
+            let _ = writeln!(io::stderr(), "{TOOL}: {unknown}");
+            return match unknown {
+                Unknown::Number(_) => STATUS_USAGE,
+                Unknown::Name(_) => STATUS_FAILED,
+            };
+        }
+    };
+    let mut status = 0;
+    let mut read = Vec::new();
+    for found in found {
+        match found.process {
+            Ok(process) => read.push(process),
+            Err(error) => {
+                let _ = writeln!(io::stderr(), "{TOOL}: {}: {error}", found.pid);
+                status = STATUS_FAILED;
+            }
+        }
+    }
+    // One number is answered by one object, everything else by a list.
+    let is_single = matches!(words.as_slice(), [word] if word.parse::<u32>().is_ok());
+    let shown = match (is_json, read.as_slice()) {
+        (true, [process]) if is_single => format!("{:#}\n", show::json(process, &sections)),
+        (true, []) if is_single => return status,
+        (true, all) => {
+            let all = all.iter().map(|process| show::json(process, &sections)).collect();
+            format!("{:#}\n", serde_json::Value::Array(all))
+        }
+        (false, all) => {
+            let all: Vec<_> = all.iter().map(|process| show::text(process, &sections)).collect();
+            all.join("\n")
+        }
+    };
+    print(TOOL, &shown).max(status)
 }

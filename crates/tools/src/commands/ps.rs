@@ -1,0 +1,28 @@
+//! `netacc ps`: the processes of this host that have the library.
+
+use super::print;
+use crate::{processes, show};
+use clap::ArgMatches;
+use std::ffi::c_int;
+use std::io::{self, Write};
+
+/// `netacc ps …`, the command line read; the exit status.
+pub fn main(matches: &ArgMatches) -> c_int {
+    show("netacc", matches.get_flag("json"))
+}
+
+/// The same for `tool`.
+pub fn show(tool: &str, is_json: bool) -> c_int {
+    let (found, not_permitted) = processes::all();
+    if is_json {
+        return print(tool, &format!("{:#}\n", show::processes_json(&found)));
+    }
+    let status = print(tool, &show::processes_text(&found));
+    if not_permitted > 0 && !rustix::process::geteuid().is_root() {
+        let _ = writeln!(
+            io::stderr(),
+            "{tool}: {not_permitted} processes of other users may not be read: root sees them, too"
+        );
+    }
+    status
+}

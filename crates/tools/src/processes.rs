@@ -1,0 +1,116 @@
+//! Which processes are meant: by number, by name, or all that are accelerated.
+
+use crate::segment::{self, Process, SegmentError};
+use std::fmt;
+
+/// A process that was found, or what is in the way of reading it.
+#[derive(Debug)]
+pub struct Found {
+    /// Its number.
+    pub pid: u32,
+    /// What it says.
+    pub process: Result<Process, SegmentError>,
+}
+
+/// A word that names no process.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Unknown {
+    /// 0, or more than any process can have.
+    Number(String),
+    /// No accelerated process has this name.
+    Name(String),
+}
+
+impl fmt::Display for Unknown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Unknown::Number(word) => {
+                write!(f, "{word}: not the number of a process; valid: 1 to {}", u32::MAX)
+            }
+            Unknown::Name(word) => write!(
+                f,
+                "{word}: no process of this name that may be read has the library: \
+                 `netacc ps` shows those that have"
+            ),
+        }
+    }
+}
+
+/// The processes that `words` name, each once, in the order of the words.
+pub fn named(words: &[String]) -> Result<Vec<Found>, Unknown> {
+    let mut all = None;
+    let mut found: Vec<Found> = Vec::new();
+    for word in words {
+        let before = found.len();
+        if word.bytes().all(|byte| byte.is_ascii_digit()) {
+            let pid = word.parse().ok().filter(|pid| *pid != 0);
+            let pid = pid.ok_or_else(|| Unknown::Number(word.clone()))?;
+            if !found.iter().any(|other| other.pid == pid) {
+                found.push(Found { pid, process: segment::read(pid) });
+            }
+            continue;
+        }
+        let all = all.get_or_insert_with(|| segment::pids().unwrap_or_default());
+        for pid in all.iter().copied().filter(|pid| is_called(*pid, word)) {
+            let process = segment::read(pid);
+            let is_new = !found.iter().any(|other| other.pid == pid);
+            if has_library(&process) && is_new {
+                found.push(Found { pid, process });
+            }
+        }
+        if found.len() == before {
+            return Err(Unknown::Name(word.clone()));
+        }
+    }
+    Ok(found)
+}
+
+/// All processes that have the library, and how many could not be asked.
+pub fn all() -> (Vec<Found>, usize) {
+    let mut not_permitted = 0;
+    let mut found = Vec::new();
+    for pid in segment::pids().unwrap_or_default() {
+        let process = segment::read(pid);
+        if has_library(&process) {
+            found.push(Found { pid, process });
+        } else if matches!(process, Err(SegmentError::NotPermitted)) {
+            not_permitted += 1;
+        }
+    }
+    (found, not_permitted)
+}
+
+fn has_library(process: &Result<Process, SegmentError>) -> bool {
+    matches!(process, Ok(_) | Err(SegmentError::NoSegment | SegmentError::Unreadable(_)))
+}
+
+/// The kernel keeps 15 bytes of a name.
+fn is_called(pid: u32, word: &str) -> bool {
+    const KEPT: usize = 15;
+    segment::name(pid).is_ok_and(|name| {
+        name == word || (name.len() == KEPT && word.as_bytes().starts_with(name.as_bytes()))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_that_name_nothing() {
+        let named = |words: &[&str]| {
+            named(&words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>())
+        };
+        assert_eq!(named(&["0"]).unwrap_err(), Unknown::Number("0".to_owned()));
+        let large = "99999999999";
+        assert_eq!(named(&[large]).unwrap_err(), Unknown::Number(large.to_owned()));
+        let name = "no such program";
+        assert_eq!(named(&["1", name]).unwrap_err(), Unknown::Name(name.to_owned()));
+    }
+
+    #[test]
+    fn a_process_is_found_once() {
+        let own = std::process::id().to_string();
+        assert_eq!(named(&[own.clone(), own]).unwrap().len(), 1);
+    }
+}
