@@ -154,6 +154,15 @@ over_rdma() {
     esac
   done | sort -u
 }
+# rdma/PART/NAME
+rdma_run() {
+  local test
+  for test; do
+    test=${test#rdma/}
+    [ "$test" != "${test%/*}" ] || return 1
+    echo "${test%%/*}"
+  done | sort -u
+}
 rdma_apps() {
   local test
   for test; do

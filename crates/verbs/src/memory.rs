@@ -170,6 +170,11 @@ impl Net {
         self.world.lock().break_pairs(host.host);
     }
 
+    /// The kernel gives up the host's listeners, and tells nobody.
+    pub fn lose_listeners(&self, host: &Memory) {
+        self.world.lock().lose_listeners(host.host);
+    }
+
     /// The host's process dies: its kernel closes everything and tells the peers.
     pub fn kill(&self, host: &Memory) {
         self.world.lock().kill(host.host);

@@ -32,6 +32,8 @@ pub(super) struct Listener {
     pub(super) device: usize,
     pub(super) cm: Option<net::Listener>,
     pub(super) cm_port: u16,
+    /// A pair that a peer was asked to connect there did not come.
+    pub(super) doubted: bool,
 }
 
 impl Remote {
@@ -63,7 +65,7 @@ impl Remote {
         let (k, cm, cm_port) =
             self.listen_at(fd, local, device, at).inspect_err(|_| close_own(fd))?;
         debug_log!("links for {local} on port {}, pairs on {cm_port}", link_port(local.port(), k));
-        let new = Listener { local, fd, device, cm: Some(cm), cm_port };
+        let new = Listener { local, fd, device, cm: Some(cm), cm_port, doubted: false };
         match self.listeners.get_mut(at) {
             Some(old) => *old = new,
             None => self.listeners.push(new),
@@ -223,8 +225,32 @@ impl Remote {
         }
     }
 
-    /// The device of a listener was gone, and may be there again.
+    /// A pair that was to come to these listeners did not.
+    pub(super) fn doubt_listener(&mut self, local: SocketAddr) {
+        self.listeners.iter_mut().filter(|l| l.local == local).for_each(|l| l.doubted = true);
+    }
+
+    /// The kernel does not listen at the manager's port any more, though nobody has closed it. (siw
+    /// gives a listener up when a connection to it ends before its own thread has taken it.)
+    fn close_vanished(&mut self, at: usize) {
+        let Some(l) = self.listeners.get_mut(at).filter(|l| l.fd >= 0 && l.doubted) else { return };
+        l.doubted = false;
+        let (device, place) = (l.device, SocketAddr::new(l.local.ip(), l.cm_port));
+        let shares = self.facts(device).is_some_and(|f| f.transport != Transport::Infiniband);
+        if !shares || !is_free(place) {
+            return;
+        }
+        if let (Some(verbs), Some(cm)) =
+            (self.devices.verbs(), self.listeners.get_mut(at).and_then(|l| l.cm.take()))
+        {
+            debug_log!("nobody listens at {place} any more");
+            let _ = verbs.close_listener(cm);
+        }
+    }
+
+    /// The device of a listener was gone, and may be there again; or the listener itself.
     fn mend_listener(&mut self, at: usize) {
+        self.close_vanished(at);
         let Some(local) =
             self.listeners.get(at).filter(|l| l.cm.is_none() && l.fd >= 0).map(|l| l.local)
         else {
@@ -254,6 +280,18 @@ impl Remote {
             }
         }
     }
+}
+
+/// No TCP socket listens there: the kernel lets no other one be bound beside a listening one.
+fn is_free(place: SocketAddr) -> bool {
+    let fd = tcp_socket(place.ip());
+    if fd < 0 {
+        return false;
+    }
+    let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, &1i32);
+    let free = bind(fd, place) >= 0;
+    close_own(fd);
+    free
 }
 
 /// Ports that the operator keeps for others (net.ipv4.ip_local_reserved_ports):

@@ -8,6 +8,7 @@ use crate::{process, rdma_thread, stats, sys};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::net::SocketAddr;
 use core::sync::atomic::Ordering::*;
 use netacc_control::stats::{Counter, Reason};
 use netacc_proto::agreement::{Malformed, SlotAction, SlotEvent, SlotState};
@@ -86,6 +87,7 @@ impl Remote {
             l.pair_pause = 0;
         }
         let was_ready = matches!(was, PairState::Ready | PairState::Ending);
+        let asked_at = SocketAddr::new(l.local, l.port);
         // Those that are lost, or were asked for, at the same time count once.
         if now >= l.pair_after && !(was_ready && why == Reason::None) {
             l.pair_pause = (l.pair_pause * 2).clamp(PAUSE_NS, PAUSE_MAX_NS);
@@ -93,6 +95,9 @@ impl Remote {
         }
         if !was_ready {
             self.explain_waiting(i, why);
+        }
+        if was == PairState::Requested {
+            self.doubt_listener(asked_at);
         }
         if tell {
             self.send(i, Message::PairEnd { pair: number });

@@ -353,11 +353,15 @@ impl World {
         self.advance();
     }
 
+    pub(super) fn lose_listeners(&mut self, host: usize) {
+        self.listeners.retain(|_, l| l.host != host);
+    }
+
     pub(super) fn kill(&mut self, host: usize) {
         for pair in self.pairs_of(host) {
             let _ = self.close_pair(pair);
         }
-        self.listeners.retain(|_, l| l.host != host);
+        self.lose_listeners(host);
         if let Some(h) = self.hosts.get_mut(host) {
             h.alive = false;
         }

@@ -210,3 +210,28 @@ fn connections_that_are_over_wait_for_no_pair() {
     assert_eq!(rig.calls(0, Call::Resolve), asked);
     rig.finish();
 }
+
+/// siw's listeners vanish now and then. They are made anew when a pair does not come, however often
+/// that is so, and no later than the next pair is tried.
+#[test]
+fn a_listener_that_has_vanished_is_made_anew() {
+    let mut rig = Rig::new(Order::Prompt, Model::SIW, 3);
+    for host in [0, 2, 0] {
+        // (Before the link's first pair, or where it has others.)
+        let first = rig.connect(host, 1);
+        rig.until("there is a link", |r| {
+            r.chat(first);
+            r.remote(host).links.iter().flatten().any(|l| l.is_up())
+        });
+        rig.wires.lose_listeners(&rig.hosts[1].fabric);
+        let began = sys::now_ns();
+        let conns: Vec<usize> = (0..5).map(|_| rig.connect(host, 1)).collect();
+        for i in conns {
+            rig.promoted(i);
+        }
+        let ms = (sys::now_ns() - began) / 1_000_000;
+        assert!(ms < 3_000, "{ms} ms");
+        rig.promoted(first);
+    }
+    rig.finish();
+}
