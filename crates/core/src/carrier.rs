@@ -207,6 +207,16 @@ pub(crate) fn counts(fd: c_int, connector: bool) -> Option<Counts> {
     None
 }
 
+/// What a TCP connection has sent, of which the peer's kernel may lack some, and received: the ends
+/// counted.
+#[cfg(test)]
+pub(crate) fn moved(fd: c_int, connector: bool) -> Option<(u64, u64)> {
+    let c = counts(fd, connector)?;
+    let info = tcp_info(fd)?;
+    let unsent = u64::from(info.more[2]);
+    Some((c.sent.saturating_sub(unsent), c.received))
+}
+
 /// The start of the kernel's `struct tcp_info` (linux/tcp.h) up to the last member that is needed
 /// here (4.6; an older kernel leaves the rest as it is: 0).
 #[repr(C)]

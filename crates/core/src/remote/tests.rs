@@ -40,6 +40,7 @@ use crate::testing::{self, Threads};
 use crate::{api, io, stats};
 use core::cell::RefCell;
 use netacc_proto::agreement::SlotState;
+use netacc_proto::rendezvous::Role;
 use netacc_verbs::fabric::Call;
 use netacc_verbs::memory::{Memory, Model, Net as Wires, Objects, Order};
 use std::{format, string::String, vec};
@@ -52,6 +53,8 @@ static ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
 std::thread_local! {
     /// The fabric of the host that is stepped.
     static FABRIC: RefCell<Option<Memory>> = const { RefCell::new(None) };
+    /// Where the kernel answers no SYN.
+    static SILENT: RefCell<Vec<SocketAddr>> = const { RefCell::new(Vec::new()) };
 }
 
 /// What loading the libraries comes to.
@@ -175,6 +178,7 @@ impl Rig {
         CONNECTED.lock().clear();
         rdma_thread::take_pair_news();
         forget_known();
+        SILENT.with_borrow_mut(Vec::clear);
         BELL.store(-1, Relaxed);
         WOKEN.store(false, Relaxed);
         RUNNING.store(process::id(), Relaxed);
@@ -325,9 +329,8 @@ impl Rig {
         any | testing::run_held()
     }
 
-    /// Until nothing more happens by itself. (What is sent over loopback is there when the call
-    /// returns; should it not be, the clock may be set forward too early, which is as if the
-    /// network were slow.)
+    /// Until nothing more happens by itself. (What is sent over loopback is mostly there when the
+    /// call returns; [`Rig::pass`] waits for the rest.)
     fn settle(&mut self) {
         let mut idle = 0;
         for _ in 0..20_000 {
@@ -351,17 +354,38 @@ impl Rig {
         let _ = unsafe { sleep::epoll_wait(self.all, &mut event, 1, ns, core::ptr::null()) };
     }
 
-    /// The kernel has something to say to a link that is being made, if it says anything.
-    fn is_connecting(&self) -> bool {
-        let links = self.hosts.iter().filter_map(|h| h.remote.as_ref()).flat_map(|r| &r.links);
-        links.flatten().any(|l| l.phase == links::Phase::Connecting)
+    /// The kernel has something on its way between links: the answer to a SYN, unless nobody
+    /// answers there, or bytes.
+    fn is_under_way(&self) -> bool {
+        let remotes = self.hosts.iter().filter_map(|h| h.remote.as_ref());
+        let links: Vec<&links::Link> =
+            remotes.flat_map(|r| r.links.iter().flatten()).map(|l| &**l).collect();
+        let is_asked = |l: &&links::Link| {
+            let to = SocketAddr::new(l.peer, destinations::link_port(l.port, l.k));
+            l.phase == links::Phase::Connecting && !SILENT.with_borrow(|s| s.contains(&to))
+        };
+        if links.iter().any(is_asked) {
+            return true;
+        }
+        let ends: Vec<(SocketAddr, SocketAddr, (u64, u64))> = links
+            .iter()
+            .filter(|l| l.fd >= 0 && l.phase != links::Phase::Connecting)
+            .filter_map(|l| {
+                let moved = crate::carrier::moved(l.fd, l.role == Role::Connector)?;
+                let names = crate::carrier::tuple_of(l.fd)?;
+                Some((names.local(), names.peer(), moved))
+            })
+            .collect();
+        ends.iter().any(|(local, peer, (sent, _))| {
+            ends.iter().any(|(l, p, (_, received))| l == peer && p == local && received < sent)
+        })
     }
 
     /// The clock goes on to when somebody has something to do. False: nobody has.
     fn pass(&mut self) -> bool {
-        // A handshake is the kernel's, in its own time, and few of them are waited for.
+        // What is the kernel's comes in its own time, and on a busy machine late.
         let began = std::time::Instant::now();
-        while self.is_connecting() && began.elapsed().as_millis() < 20 {
+        while self.is_under_way() && began.elapsed().as_secs() < 10 {
             self.wait(1_000_000);
             self.settle();
         }
