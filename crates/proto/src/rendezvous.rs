@@ -294,10 +294,19 @@ impl Proof {
 }
 
 /// What [`Message::Commit`] says of a connection's time stamp: nothing, to who does not know the
-/// nonce; and there is no other stamp that it can be opened to.
+/// nonce; and there is no other stamp that it can be opened to. `ports`: those of the link that it
+/// is said on, the connector's first. On another link, which somebody relays, it says nothing.
 #[must_use]
-pub fn commitment(nonce: &[u8; 16], stamp: u32, token: u64, process: &[u8; 16]) -> [u8; 16] {
-    let digest = sha256(&[b"netacc", nonce, &stamp.to_le_bytes(), &token.to_le_bytes(), process]);
+pub fn commitment(
+    nonce: &[u8; 16],
+    stamp: u32,
+    token: u64,
+    process: &[u8; 16],
+    ports: [u16; 2],
+) -> [u8; 16] {
+    let [connector, acceptor] = ports.map(u16::to_le_bytes);
+    let (stamp, token) = (stamp.to_le_bytes(), token.to_le_bytes());
+    let digest = sha256(&[b"netacc", nonce, &stamp, &token, process, &connector, &acceptor]);
     let mut half = [0; 16];
     half.iter_mut().zip(digest).for_each(|(to, from)| *to = from);
     half

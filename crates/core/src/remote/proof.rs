@@ -7,8 +7,9 @@
 //! ```
 //!
 //! Neither says first what the other has to know: A binds itself to the stamp before it hears what
-//! C knows, and opens that only to who knew it. From then on claims on that link say their proofs
-//! at once.
+//! C knows, and opens that only to who knew it. It binds itself on that very link, named by its two
+//! ports: who passes it on from another link is seen. From then on claims on that link say their
+//! proofs at once.
 
 use super::Remote;
 use super::links::{Fault, Link};
@@ -18,7 +19,7 @@ use crate::syn::{Said, Syn};
 use crate::{stats, sys};
 use netacc_control::stats::{Counter, Reason};
 use netacc_proto::agreement::Event;
-use netacc_proto::rendezvous::{self as proto, Message, Proof};
+use netacc_proto::rendezvous::{self as proto, Message, Proof, Role};
 
 /// What an end of a link has said or heard of who accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +44,13 @@ impl Link {
         if syn.can_be_shown() && !self.is_proven() { Proof::LATER } else { syn.proof() }
     }
 
+    /// The ports of its TCP connection, the connector's first.
+    fn ports(&self) -> Option<[u16; 2]> {
+        let names = crate::carrier::tuple_of(self.fd)?;
+        let [ours, theirs] = [names.local().port(), names.peer().port()];
+        Some(if self.role == Role::Connector { [ours, theirs] } else { [theirs, ours] })
+    }
+
     /// The link is broken: what was begun is begun again.
     pub(super) fn forget_commitment(&mut self) {
         if !self.is_proven() {
@@ -65,10 +73,11 @@ impl Remote {
         };
         let process = self.process;
         let Some(l) = self.link_mut(i).filter(|l| l.trust == Trust::None) else { return };
+        let Some(ports) = l.ports() else { return };
         let mut nonce = [0; 16];
         sys::random(&mut nonce);
         l.trust = Trust::Committed { token, nonce, stamp };
-        let digest = proto::commitment(&nonce, stamp, token, &process);
+        let digest = proto::commitment(&nonce, stamp, token, &process, ports);
         self.send(i, Message::Commit { token, digest });
     }
 
@@ -138,8 +147,9 @@ impl Remote {
             return Ok(());
         };
         let process = l.hello.map_or([0; 16], |h| h.process);
+        let Some(ports) = l.ports() else { return Ok(()) };
         if heard != token
-            || digest != proto::commitment(&nonce, stamp, token, &process)
+            || digest != proto::commitment(&nonce, stamp, token, &process, ports)
             || !proof.fits(stamp)
         {
             return Err(Fault::Impostor);

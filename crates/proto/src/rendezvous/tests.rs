@@ -305,13 +305,16 @@ fn a_proof_fits_what_it_names_and_nothing_else() {
 #[test]
 fn a_commitment_is_to_all_that_it_says() {
     let (nonce, process) = ([1; 16], [2; 16]);
-    let this = commitment(&nonce, 3, 4, &process);
-    assert_eq!(this, commitment(&nonce, 3, 4, &process));
+    let this = commitment(&nonce, 3, 4, &process, [5, 6]);
+    assert_eq!(this, commitment(&nonce, 3, 4, &process, [5, 6]));
     let others = [
-        commitment(&[0; 16], 3, 4, &process),
-        commitment(&nonce, 2, 4, &process),
-        commitment(&nonce, 3, 5, &process),
-        commitment(&nonce, 3, 4, &[0; 16]),
+        commitment(&[0; 16], 3, 4, &process, [5, 6]),
+        commitment(&nonce, 2, 4, &process, [5, 6]),
+        commitment(&nonce, 3, 5, &process, [5, 6]),
+        commitment(&nonce, 3, 4, &[0; 16], [5, 6]),
+        commitment(&nonce, 3, 4, &process, [7, 6]),
+        commitment(&nonce, 3, 4, &process, [5, 7]),
+        commitment(&nonce, 3, 4, &process, [6, 5]),
     ];
     assert!(!others.contains(&this));
 }

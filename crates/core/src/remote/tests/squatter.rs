@@ -5,6 +5,7 @@ use super::nobody::tcp_if_free;
 use super::*;
 use crate::remote::destinations::link_port;
 use crate::remote::links::Phase;
+use crate::syn::Said;
 use netacc_control::stats::Counter;
 use netacc_proto::rendezvous::{Candidate, HostHello, Message, Proof, Role, commitment};
 
@@ -104,7 +105,13 @@ impl Squatter {
 
     /// The proof that it is told when it has committed itself to a stamp.
     fn commits(&mut self, rig: &mut Rig, nonce: [u8; 16], stamp: u32) -> Proof {
-        let digest = commitment(&nonce, stamp, self.token, &self.process);
+        let ports = [name(self.link.fd, true).port(), name(self.link.fd, false).port()];
+        self.commits_on(rig, nonce, stamp, ports)
+    }
+
+    /// As that, as the acceptor would on a link of these ports.
+    fn commits_on(&mut self, rig: &mut Rig, nonce: [u8; 16], stamp: u32, ports: [u16; 2]) -> Proof {
+        let digest = commitment(&nonce, stamp, self.token, &self.process, ports);
         self.link.say(Message::Commit { token: self.token, digest });
         rig.settle();
         let heard = self.link.hear().unwrap();
@@ -159,5 +166,35 @@ fn a_squatter_that_answers_first_does_not_win() {
         let proven = |l: &links::Link| l.phase == Phase::Up && l.is_proven();
         assert!(!rig.remote(0).links.iter().flatten().any(|l| proven(l)));
         squatter.loses(rig, i);
+    }
+}
+
+/// What the true server says to a user of both hosts, on that one's own link, shows nothing on
+/// another link.
+#[test]
+fn who_relays_a_commitment_shows_nothing() {
+    let nonce = [3; 16];
+    for relays in [false, true] {
+        let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+        let (mut squatter, i) = Squatter::new(&mut rig, true);
+        let (before, token) = (failures(), squatter.token);
+        let e = &rig.conns[i][A];
+        assert!(e.socket.syn.learn(false, e.fd));
+        let Said::Stamp(stamp) = e.socket.syn.said() else { panic!("the stamp is known") };
+        let _ = if relays {
+            let port = name(squatter.link.fd, true).port();
+            squatter.commits_on(&mut rig, nonce, stamp, [port, link_port(7000, 0)])
+        } else {
+            squatter.commits(&mut rig, nonce, stamp)
+        };
+        squatter.link.say(Message::Open { token, nonce, stamp });
+        rig.settle();
+        let proven = |l: &links::Link| l.phase == Phase::Up && l.is_proven();
+        let believed = rig.remote(0).links.iter().flatten().any(|l| proven(l));
+        assert_eq!((believed, failures() > before), (!relays, relays));
+        if relays {
+            assert!(squatter.link.hear().is_err(), "it goes on with who relayed");
+            squatter.loses(rig, i);
+        }
     }
 }
