@@ -58,6 +58,10 @@ pub fn fork_child() {
 pub fn before_exec() {
     held(|| crate::lifecycle::before_exec(true))
 }
+/// An exec has returned, which it does where it has failed. `errno` stays as it is.
+pub fn exec_failed() {
+    held(crate::lifecycle::exec_failed)
+}
 /// As [`before_exec`], where the calling process goes on (`posix_spawn`, `system`, `popen`).
 pub fn before_spawn() {
     held(|| crate::lifecycle::before_exec(false))

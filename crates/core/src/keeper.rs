@@ -295,10 +295,13 @@ const ENDS_SOON_NS: i64 = 50_000_000;
 /// to go. `wake`: tells who makes it. Waits for the answer, so long at most; true: there is one.
 pub(crate) fn ask(wake: impl FnOnce(), patience_ns: u64, limit_ns: u64) -> bool {
     if STATE.load(SeqCst) == MADE {
-        // Two ends of one process.
+        // Two ends of one process. (One of them may be an exec, which may fail.)
+        if patience_ns == ENDS {
+            PATIENCE_NS.store(ENDS, SeqCst);
+        }
         return true;
     }
-    PATIENCE_NS.store(patience_ns, Relaxed);
+    PATIENCE_NS.store(patience_ns, SeqCst);
     STATE.store(ASKED, SeqCst);
     wake();
     let until = sys::now_ns().saturating_add(limit_ns);
@@ -327,28 +330,50 @@ pub(crate) fn answer(made: bool) {
     sys::futex_wake(&STATE, i32::MAX, true);
 }
 
+/// The exec that has asked for one has failed: the program goes on.
+pub(crate) fn goes_on() {
+    if PATIENCE_NS.load(SeqCst) != ENDS
+        && STATE.compare_exchange(MADE, NONE, SeqCst, SeqCst).is_ok()
+    {
+        sys::futex_wake(&STATE, i32::MAX, true);
+    }
+}
+
 /// Waits for the end of this process. What returns goes on without a keeper, for now: the process
-/// is there still, and somebody has signalled `bell`, or its patience has ended. True: it ends all
-/// the same, and one is to be made again.
+/// is there still, and somebody has signalled `bell`, or its exec has failed, or its patience has
+/// ended. True: it ends all the same, and one is to be made again.
 pub(crate) fn await_end(bell: c_int) -> bool {
-    let patience_ns = PATIENCE_NS.load(Relaxed);
-    if patience_ns == ENDS {
+    let began = sys::now_ns();
+    let ends = loop {
+        let patience_ns = PATIENCE_NS.load(SeqCst);
+        if patience_ns == ENDS {
+            break true;
+        }
+        let left = patience_ns.saturating_sub(sys::now_ns().saturating_sub(began));
+        if left == 0 || STATE.load(SeqCst) != MADE {
+            break false;
+        }
+        sys::futex_wait(&STATE, MADE, left as i64, true);
+    };
+    if ends {
         sys::pause_ns(ENDS_SOON_NS);
         while !sys::await_input(bell, i64::MAX) {}
-    } else {
-        sys::pause_ns(patience_ns.min(i64::MAX as u64) as i64);
     }
     let _ = STATE.compare_exchange(MADE, NONE, SeqCst, SeqCst);
-    patience_ns == ENDS
+    ends
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// One after another: there is one keeper to ask for.
+    static ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
     /// A destructor of another library's that sends, and waits, behind the library's own.
     #[test]
     fn who_asks_for_something_behind_the_end_is_served() {
+        let _one = ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let bell = sys::eventfd(0, libc::EFD_CLOEXEC) as c_int;
         assert!(ask(|| answer(true), ENDS, 1_000_000_000));
         // The second end of the same process is not waited for.
@@ -357,6 +382,26 @@ mod tests {
         assert!(await_end(bell), "one is made again when that is over");
         assert!(!is_wanted() && STATE.load(SeqCst) == NONE);
         let _ = sys::close(bell);
+    }
+
+    /// Not for as long as it may take.
+    #[test]
+    fn an_exec_that_fails_is_not_waited_for() {
+        let _one = ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let hour = 3_600_000_000_000;
+        let asked = || assert!(ask(|| answer(true), hour, 1_000_000_000));
+        asked();
+        let waits = std::thread::spawn(|| await_end(-1));
+        sys::pause_ns(10_000_000);
+        goes_on();
+        assert!(waits.join().is_ok_and(|ends| !ends), "the program goes on");
+        assert_eq!(STATE.load(SeqCst), NONE);
+        // But not where the process ends meanwhile, by another thread.
+        asked();
+        assert!(ask(|| answer(false), ENDS, 1_000_000_000));
+        goes_on();
+        assert_eq!(STATE.load(SeqCst), MADE);
+        answer(false);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use netacc_control::stats::Reason;
 mod before_exec;
 mod exit;
 
-pub(crate) use before_exec::before_exec;
+pub(crate) use before_exec::{before_exec, exec_failed};
 pub(crate) use exit::{at_exit, before_daemon, before_end};
 
 // ---- fork ---------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 use crate::outcome::NextSymbols;
 use crate::sys;
 use alloc::boxed::Box;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
 /// The pid: serial number of this process in everything that forked children inherit. In a PID
 /// namespace that an ancestor is not in: with that namespace's mark ([`MARK`]).
@@ -87,6 +87,7 @@ pub(crate) fn become_child() -> (u32, Option<Foreign>) {
     let foreign = sys::getppid() == 0;
     let mark = if foreign { new_mark() } else { id() & MARK };
     let parent = PROCESS.swap(sys::getpid() | mark, Relaxed);
+    ENDS_UNTIL.store(0, Relaxed);
     (parent, foreign.then_some(Foreign(mark)))
 }
 
@@ -204,6 +205,29 @@ pub(crate) fn note_cancellation() {
 /// The program has cancelled a thread, this or another.
 pub(crate) fn threads_are_cancelled() -> bool {
     CANCELS.load(Relaxed)
+}
+
+/// Until when no connection comes onto a faster path, by the monotonic clock: the process ends, or
+/// becomes another program. 0: it does not.
+static ENDS_UNTIL: AtomicU64 = AtomicU64::new(0);
+
+/// The process is about to end; for so long it may turn out that it goes on (an exec that fails).
+pub(crate) fn is_about_to_end(for_ns: Option<u64>) {
+    let until = for_ns.map_or(u64::MAX, |ns| sys::now_ns().saturating_add(ns));
+    ENDS_UNTIL.fetch_max(until, SeqCst);
+}
+
+/// It does not end, as far as an exec is concerned.
+pub(crate) fn goes_on() {
+    let until = ENDS_UNTIL.load(SeqCst);
+    if until != u64::MAX {
+        let _ = ENDS_UNTIL.compare_exchange(until, 0, SeqCst, SeqCst);
+    }
+}
+
+pub(crate) fn is_ending() -> bool {
+    let until = ENDS_UNTIL.load(SeqCst);
+    until != 0 && (until == u64::MAX || sys::now_ns() < until)
 }
 
 /// True in a child that shares this memory (vfork, posix_spawn): what it does to its descriptors is

@@ -7,11 +7,14 @@
                                     prints what came then, and how each connection ended
     exits.py write CASE             the other end
 """
+import contextlib
+import ctypes
 import errno
 import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -33,6 +36,9 @@ CASES = {
     "keeper-killed": (1, 100, 1000),
     "forked-child": (1, 20, 1000),
     "many": (64, 10, 1000),
+    "keeper-unwanted": (1, 100, 1000),
+    "keeper-refused": (1, 100, 1000),
+    "keeper-filtered": (1, 100, 1000),
     "term": (1, 100, 1000),
 }
 
@@ -91,6 +97,28 @@ def is_stopped(pid):
         return f.read().rsplit(")", 1)[1].split()[0] == "T"
 
 
+# Of x86_64, by number. A keeper's maker is a clone without CLONE_THREAD.
+CLONE, CLONE_THREAD = 56, 0x10000
+# What a keeper would like to do and can do without: unshare, setsid, chdir, pidfd_open, signalfd4, kill.
+WISHES = [272, 112, 80, 434, 289, 62]
+
+
+def refuse(calls, unless=0):
+    """From here on these system calls fail with EPERM, unless their first argument has one of these bits. Nothing is killed for them."""
+    load, equal, bits, answer = 0x20, 0x15, 0x45, 0x06
+    program = [(load, 0, 0, 0)]
+    for call in calls:
+        # (Not that one: behind its four lines. What is loaded then is its number again.)
+        program += [(equal, 0, 4, call), (load, 0, 0, 16), (bits, 1, 0, unless), (answer, 0, 0, 0x50000 | errno.EPERM), (load, 0, 0, 0)]
+    program.append((answer, 0, 0, 0x7FFF0000))
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in program))
+    filters = struct.pack("HxxxxxxQ", len(program), ctypes.addressof(code))
+    libc = ctypes.CDLL(None, use_errno=True)
+    # In all threads: PR_SET_NO_NEW_PRIVS; seccomp(SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC).
+    if libc.prctl(38, 1, 0, 0, 0) or libc.syscall(317, 1, 1, filters):
+        sys.exit(f"no filter: {os.strerror(ctypes.get_errno())}")
+
+
 def write(case):
     n, writes, size = CASES[case]
     connections = [socket.create_connection(ADDRESS) for _ in range(n)]
@@ -117,6 +145,10 @@ def write(case):
             c.sendall(data[i * size:(i + 1) * size])
         if case == "half-closed":
             c.shutdown(socket.SHUT_WR)
+    if case == "keeper-refused":
+        refuse([CLONE], CLONE_THREAD)
+    if case == "keeper-filtered":
+        refuse(WISHES)
     if case in ("return", "unread"):
         # Open to the end. (Python closes what it knows of.)
         for c in connections:
@@ -157,7 +189,10 @@ def keepers():
 
 def files(pid):
     """What is neither a socket nor the kernel's: a pipe of the keeper's own."""
-    names = [os.readlink(f"/proc/{pid}/fd/{n}") for n in os.listdir(f"/proc/{pid}/fd")]
+    names = []
+    for n in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # (closed meanwhile)
+            names.append(os.readlink(f"/proc/{pid}/fd/{n}"))
     return [name for name in names if not name.startswith(("socket:", "anon_inode:"))]
 
 
@@ -173,11 +208,14 @@ def run(case, seconds):
     reader = subprocess.Popen(RUN + ["read", str(CASES[case][0])], stdout=subprocess.PIPE, text=True)
     wait("the reader listens", 30, lambda: subprocess.run(["ss", "-Hltn", "sport = 7000"], stdout=subprocess.PIPE).stdout)
     # What the writer has printed is read to its end, as by a shell's $(...).
-    writer = subprocess.Popen(RUN + ["write", case], stdout=subprocess.PIPE, text=True)
+    env = os.environ | ({"NACC_RDMA_KEEPER_S": "0"} if case == "keeper-unwanted" else {})
+    writer = subprocess.Popen(RUN + ["write", case], stdout=subprocess.PIPE, text=True, env=env)
+    wait("the reader stands still", 60, lambda: is_stopped(reader.pid))
+    stopped_at = time.monotonic()
     said = writer.stdout.read()
     read_at = time.monotonic()
     status = writer.wait()
-    if time.monotonic() - read_at > 1:
+    if time.monotonic() - read_at > 1 or time.monotonic() - stopped_at > 8:
         print("the writer ended late")
     if said:
         print(said.strip())
@@ -187,7 +225,7 @@ def run(case, seconds):
     print("keepers:", len(there))
     for pid, fields in there:
         # Its own session, no terminal, a child of init's; nothing of the writer's is left open or mapped.
-        if int(fields[3]) != pid or fields[4] != "0" or fields[1] != "1":
+        if case != "keeper-filtered" and (int(fields[3]) != pid or fields[4] != "0" or fields[1] != "1"):
             print("keeper's parent, group, session, terminal:", fields[1:5])
         wait("the keeper has closed what it does not need", 5, lambda: len(files(pid)) <= 1)
         if case == "keeper-killed":

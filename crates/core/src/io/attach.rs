@@ -123,6 +123,9 @@ fn why_not(s: &'static Socket, g: u16, fd: c_int, moved: &Counted) -> Option<Rea
     };
     if s.generation16() != g {
         Some(Reason::Negotiating)
+    } else if process::is_ending() {
+        // Whoever takes the connections back has begun, and may have passed it.
+        Some(Reason::Disconnected)
     } else if !children_can_follow(s) || s.flags.load(SeqCst) & flag::CONTESTED != 0 {
         Some(Reason::InheritedByFork)
     } else if s.registrations.load(Acquire) > 1 {

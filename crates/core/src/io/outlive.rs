@@ -108,15 +108,20 @@ fn is_clean(h: &TxHeld<'_>) -> bool {
 /// The process ends, or becomes another program: what the peer does not have goes over the carrier.
 /// True: there is something.
 pub(crate) fn begin_exit(s: &'static Socket) -> bool {
-    if !s.is(State::Attached) || s.is_inherited() || !s.path().leaves_by_agent() {
+    let attaches = s.is(State::Candidate) || s.is(State::Changing);
+    if !(s.is(State::Attached) || attaches) || s.is_inherited() || !s.path().leaves_by_agent() {
         return false;
     }
-    // Never for long: another thread may hold an end for ever.
+    // Never for long: another thread may hold an end for ever. (It may be about to attach the
+    // connection; none begins to any more.)
     for _ in 0..200 {
         if s.rx_lock.owner() == 0 && s.tx_lock.owner() == 0 {
             break;
         }
         sys::sched_yield();
+    }
+    if !s.is(State::Attached) {
+        return false;
     }
     if s.rx_lock.owner() != 0 || s.tx_lock.owner() != 0 {
         // What it has sent before the call that it is in has to arrive as well.

@@ -2,7 +2,7 @@
 
 use super::exit::{EXIT_NS, begin_to_leave_hosts, finish_leaving_hosts};
 use crate::fd_table::{self, Entry};
-use crate::{adoption, io, process, service, socket, sys};
+use crate::{adoption, io, keeper, process, service, socket, sys};
 use netacc_control::stats::Reason;
 
 /// `ends`: this very process becomes the new program.
@@ -26,8 +26,16 @@ pub(crate) fn before_exec(ends: bool) {
     if ends && !process::in_vfork_child() {
         adoption::before_leaving(true);
         // The new program has no thread that goes on with them.
-        let shared = begin_to_leave_hosts();
+        let shared = begin_to_leave_hosts(false);
         service::finish_pull_backs(EXIT_NS);
         finish_leaving_hosts(shared, false);
+    }
+}
+
+/// The exec has failed: what stood still for it goes on.
+pub(crate) fn exec_failed() {
+    if process::started() && !process::in_vfork_child() {
+        process::goes_on();
+        keeper::goes_on();
     }
 }

@@ -10,7 +10,7 @@ pub(super) const EXIT_NS: u64 = 2_000_000_000;
 
 pub(crate) fn at_exit() {
     write_counts();
-    let shared = begin_to_leave_hosts();
+    let shared = begin_to_leave_hosts(true);
     adoption::before_leaving(false);
     service::finish_pull_backs(EXIT_NS);
     finish_leaving_hosts(shared, true);
@@ -68,7 +68,7 @@ pub(crate) fn before_daemon() {
 pub(crate) fn before_end() {
     if process::started() && !process::in_vfork_child() {
         write_counts();
-        let shared = begin_to_leave_hosts();
+        let shared = begin_to_leave_hosts(true);
         adoption::before_leaving(false);
         finish_leaving_hosts(shared, true);
         leave_local_peers();
@@ -76,10 +76,12 @@ pub(crate) fn before_end() {
 }
 
 /// Bytes that a peer on another host may not have yet go over the carriers. True: of connections
-/// that forked children have, too.
-pub(super) fn begin_to_leave_hosts() -> bool {
+/// that forked children have, too. `ends`: as in [`finish_leaving_hosts`].
+pub(super) fn begin_to_leave_hosts(ends: bool) -> bool {
     let mut shared = false;
     if rdma_thread::is_running() {
+        // First: what is a candidate now stays one.
+        process::is_about_to_end((!ends).then_some(2 * EXIT_NS));
         fd_table::for_each(|_, entry| {
             if let Entry::Socket(s, _) = entry {
                 shared |= io::begin_exit(s) && s.names() > 1;

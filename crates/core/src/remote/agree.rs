@@ -174,7 +174,10 @@ impl Remote {
             if let (Action::Judge(why), true) = (action, m.is_current()) {
                 m.socket.set_reason(reason_of(why));
             }
-            if let (Action::End(_), _) | (_, false) = (action, m.is_current()) {
+            // (What is over was to be taken out before. It is never due, and would be the next one
+            // again.)
+            let stays = m.is_current() && !m.agreement.is_over();
+            if matches!(action, Action::End(_)) || !stays {
                 self.end(key, action);
             } else {
                 self.accepted.make_newest(key);
@@ -572,6 +575,9 @@ impl Remote {
     /// Without a link no peer says that a slot is free at its end; and should the slot not be, it
     /// refuses the next offer for it.
     pub(super) fn free_done(&mut self, i: usize) {
+        if self.link(i).is_some_and(Link::is_up) {
+            return;
+        }
         for slot in 0..self.link(i).map_or(0, |l| l.conns.len()) {
             let _ = self.slot_is(i, slot, SlotEvent::LinkGone, 0);
         }

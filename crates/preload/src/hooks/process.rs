@@ -12,20 +12,24 @@ use netacc_core::api;
 
 type Arguments = *const *const c_char;
 
-/// Calls that start a program, after `$before`.
+fn nothing() {}
+
+/// Calls that start a program, after `$before`. `$after`: they have returned.
 macro_rules! starts_program {
-    ($before:path: $($(#[$meta:meta])* $name:ident($($arg:ident: $ty:ty),*);)*) => {$(
+    ($before:path, $after:path; $($(#[$meta:meta])* $name:ident($($arg:ident: $ty:ty),*);)*) => {$(
         hook! {
             $(#[$meta])*
             unchecked fn $name($($arg: $ty),*) -> c_int |next| {
                 $before();
-                next($($arg),*)
+                let result = next($($arg),*);
+                $after();
+                result
             }
         }
     )*};
 }
 
-starts_program! { api::before_exec:
+starts_program! { api::before_exec, api::exec_failed;
     /// `execve(2)`.
     execve(path: *const c_char, arguments: Arguments, environment: Arguments);
     /// `execv(3)`.
@@ -41,7 +45,7 @@ starts_program! { api::before_exec:
 }
 
 // This process goes on.
-starts_program! { api::before_spawn:
+starts_program! { api::before_spawn, nothing;
     /// `posix_spawn(3)`: the child runs inside libc.
     posix_spawn(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: Arguments, environment: Arguments);
     /// `posix_spawnp(3)`.
