@@ -10,12 +10,13 @@
 # make soak       test-fresh, then conformance, kill and stress for hours, tests/mix, and the mutants
 # make starve     memory, mappings, descriptors and threads fail for the library, each in turn; an hour
 # make mutants    puts bugs into the code, one at a time: a test must fail for each; hours
-# make install    PREFIX=/usr/local SYSCONFDIR=/etc DESTDIR=
+# make install    PREFIX=/usr/local DESTDIR=; SYSCONFDIR=/etc, or PREFIX/etc for a private PREFIX
 # make clean
 
 CARGO      ?= cargo
 PREFIX     ?= /usr/local
-SYSCONFDIR ?= /etc
+# /etc for the system's prefixes; a private prefix has its own.
+SYSCONFDIR ?= $(if $(filter /usr /usr/local,$(PREFIX)),/etc,$(PREFIX)/etc)
 DESTDIR    ?=
 BINDIR     ?= $(PREFIX)/bin
 LIBDIR     ?= $(PREFIX)/lib
@@ -104,6 +105,8 @@ install:
 	  dir="$(DESTDIR)$(MANDIR)/man$${page##*.}"; \
 	  echo "install -m 644 $$page $$dir"; \
 	  install -d "$$dir" && install -m 644 "$$page" "$$dir" || exit 1; done
+	@# `ldconfig -p` lists the library then. Packages do so in their own scripts.
+	@if [ -z "$(DESTDIR)" ] && [ "$$(id -u)" = 0 ]; then PATH="$$PATH:/sbin:/usr/sbin" ldconfig || true; fi
 
 # Everything but netacc.conf.
 uninstall:

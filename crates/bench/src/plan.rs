@@ -9,6 +9,9 @@ use crate::spec::{Kind, Spec, Traffic};
 use crate::stats::{self, Latencies};
 use crate::svg;
 use crate::sys;
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::Path;
 use std::time::Duration;
 
 /// One line of the plan: what to run, in which kinds, where.
@@ -80,6 +83,10 @@ pub(crate) fn bench(args: &BenchArgs) -> crate::Result<bool> {
         load_after: String::new(),
         clock_cost: stats::clock_cost(),
     };
+    // Where the results go is known before minutes are spent on them.
+    let json = args.json.as_deref().filter(|path| path.as_os_str() != "-").map(Output::open);
+    let json = json.transpose()?;
+    let svg = args.svg.as_deref().map(Output::open).transpose()?;
     let table_wanted = args.json.as_deref().is_none_or(|path| path.as_os_str() != "-");
     if table_wanted {
         print!("{}", report::header(args, &machine, &tools));
@@ -96,20 +103,42 @@ pub(crate) fn bench(args: &BenchArgs) -> crate::Result<bool> {
         print!("{}", report::table(&all));
         println!("load average after: {}; {} CPUs", machine.load_after, machine.cpus);
     }
-    if let Some(path) = &args.json {
+    if args.json.is_some() {
         let text =
             serde_json::to_string_pretty(&report::json(args, &machine, &tools, &all))? + "\n";
-        match path.as_os_str() == "-" {
-            true => print!("{text}"),
-            false => std::fs::write(path, text)
-                .map_err(|error| format!("{}: {error}", path.display()))?,
+        match &json {
+            None => print!("{text}"),
+            Some(file) => file.write(&text)?,
         }
     }
-    if let Some(path) = &args.svg {
-        std::fs::write(path, svg::picture(&all))
-            .map_err(|error| format!("{}: {error}", path.display()))?;
+    if let Some(file) = &svg {
+        file.write(&svg::picture(&all))?;
     }
     Ok(all.iter().flat_map(|series| &series.runs).all(|run| run.result.is_ok()))
+}
+
+/// A file for results. What it had stays until there are new ones.
+struct Output<'a> {
+    path: &'a Path,
+    file: File,
+}
+
+impl<'a> Output<'a> {
+    fn open(path: &'a Path) -> crate::Result<Output<'a>> {
+        let file = File::options().write(true).create(true).truncate(false).open(path);
+        let file = file.map_err(|error| format!("{}: {error}", path.display()))?;
+        Ok(Output { path, file })
+    }
+
+    fn write(&self, text: &str) -> crate::Result<()> {
+        // (Of a terminal or a pipe there is nothing to cut.)
+        let cut = self.file.set_len(0).or_else(|error| match error.kind() {
+            io::ErrorKind::InvalidInput => Ok(()),
+            _ => Err(error),
+        });
+        let written = cut.and_then(|()| (&self.file).write_all(text.as_bytes()));
+        Ok(written.map_err(|error| format!("{}: {error}", self.path.display()))?)
+    }
 }
 
 fn run_workload(args: &BenchArgs, workload: Workload, tools: &Tools) -> Series {

@@ -6,8 +6,9 @@
 //!
 //! `NACC_RDMA_MR_MIN_INC_SIZE` depends on `NACC_SOR_MSG_SIZE`, and `NACC_RDMA_MR_MAX_INC_SIZE` on
 //! the former. Where a stronger source changes the base alone (`netacc_run -s 65536` over a file
-//! that sets all three), the dependent value follows to the nearest valid one; where both come from
-//! the same source, or the dependent from the stronger one, a mismatch is an error.
+//! that sets all three), the dependent value follows to the nearest valid one; so does the default
+//! in a file, as the installed one spells out all defaults, and one edited line has to be enough.
+//! Where another value comes from the same source, or from a stronger one, a mismatch is an error.
 
 mod cpu_list;
 mod error;
@@ -541,7 +542,12 @@ impl Raw {
         if is_power_of_two_times(base, value) {
             return (value, strength);
         }
-        let follows = origin == Origin::Default || origin.strength() < base_strength;
+        let is_default = match origin {
+            Origin::Default => true,
+            Origin::File(_) => key.default_text().parse() == Ok(value),
+            Origin::Environment | Origin::CommandLine => false,
+        };
+        let follows = is_default || origin.strength() < base_strength;
         if follows {
             return (power_of_two_times(base, value), strength);
         }

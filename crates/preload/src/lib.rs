@@ -39,6 +39,7 @@ extern crate alloc;
 
 #[macro_use]
 mod original;
+mod about;
 mod errno;
 mod hooks;
 mod init;

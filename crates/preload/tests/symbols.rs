@@ -40,6 +40,17 @@ fn documented(heading: &str) -> Vec<String> {
 }
 
 #[test]
+fn run_as_a_program_it_says_what_it_is() {
+    let output = Command::new(library::path()).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let version = env!("CARGO_PKG_VERSION");
+    assert!(text.starts_with(&format!("libnetacc-preload.so (netacc) {version}\n")), "{text}");
+    let names = tool("readelf", &["-d"]);
+    assert!(names.contains("Library soname: [libnetacc-preload.so]"), "{names}");
+}
+
+#[test]
 fn exports_are_the_documented_hooks() {
     let documented_list = documented("Hooked");
     let documented: BTreeSet<String> = documented_list.iter().cloned().collect();

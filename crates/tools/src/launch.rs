@@ -65,7 +65,10 @@ pub fn prepare(
         .map(|arguments| arguments.cloned().collect())
         .unwrap_or_default();
     let given = settings(matches);
-    configure(matches, &given, &mut environment)?;
+    let is_set = environment.get(ENV_FILE).is_some_and(|path| !path.is_empty());
+    let installed = this_program.filter(|_| !is_set).and_then(file_of_prefix);
+    let named = matches.get_one::<PathBuf>("file").cloned().or(installed);
+    configure(named, &given, &mut environment)?;
     let mut warnings = unknown_variables(&environment);
 
     let name = arguments.first().cloned().unwrap_or_default();
@@ -135,11 +138,12 @@ fn settings(matches: &ArgMatches) -> Vec<(Key, String)> {
 
 /// Checks the whole configuration and puts what the command line gives into the environment.
 fn configure(
-    matches: &ArgMatches,
+    named: Option<PathBuf>,
     given: &[(Key, String)],
     environment: &mut Environment,
 ) -> Result<(), Vec<String>> {
-    let file = config_file(matches.get_one::<PathBuf>("file"), environment)?;
+    let is_named = named.is_some();
+    let file = config_file(named, environment)?;
     let text = |name: &str| {
         let value = environment.get(name)?;
         Some(value.to_string_lossy().into_owned())
@@ -151,9 +155,7 @@ fn configure(
         errors.iter().map(ToString::to_string).collect::<Vec<_>>()
     })?;
 
-    if matches.contains_id("file")
-        && let Some((path, _)) = file
-    {
+    if is_named && let Some((path, _)) = file {
         environment.set(ENV_FILE, path.into_os_string());
     }
     if given.is_empty() {
@@ -173,14 +175,25 @@ fn configure(
     Ok(())
 }
 
+/// The configuration file of a private prefix that this program was installed in. (The library
+/// itself knows the system's alone, and is told.)
+fn file_of_prefix(this_program: &Path) -> Option<PathBuf> {
+    let prefix = this_program.parent()?.parent()?;
+    if [Path::new("/"), Path::new("/usr"), Path::new("/usr/local")].contains(&prefix) {
+        return None;
+    }
+    let file = prefix.join("etc/netacc.conf");
+    file.exists().then_some(file)
+}
+
 /// Path and content of the configuration file. Only the default one may be missing.
 fn config_file(
-    option: Option<&PathBuf>,
+    option: Option<PathBuf>,
     environment: &Environment,
 ) -> Result<Option<(PathBuf, String)>, Vec<String>> {
     const BYTES_MAX: u64 = 1 << 20;
     let variable = environment.get(ENV_FILE).filter(|path| !path.is_empty());
-    let named = option.cloned().or_else(|| variable.map(PathBuf::from));
+    let named = option.or_else(|| variable.map(PathBuf::from));
     let explicit = named.is_some();
     let path = named.unwrap_or_else(|| PathBuf::from(DEFAULT_FILE));
     let fail = |problem: String| {

@@ -41,6 +41,30 @@ fn messages_larger_than_socket_buffers_arrive_exactly() {
 }
 
 #[test]
+fn where_results_cannot_go_is_said_before_the_run() {
+    for option in ["--json", "--svg"] {
+        let output = bench(&format!("pingpong {option} /nonexistent/out"));
+        assert_eq!(output.status.code(), Some(1));
+        let text = String::from_utf8(output.stderr).expect("UTF-8");
+        assert_eq!(text, "netacc: /nonexistent/out: No such file or directory (os error 2)\n");
+        // No run has begun: not even the heading was printed.
+        assert!(output.stdout.is_empty());
+    }
+}
+
+#[test]
+fn results_replace_what_the_file_had() {
+    let path = std::env::temp_dir().join(format!("netacc-bench-{}.json", std::process::id()));
+    std::fs::write(&path, [b' '; 1 << 20]).unwrap();
+    let output = bench(&format!("pingpong --kinds plain --json {}", path.display()));
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert!(text.starts_with('{') && text.len() < 1 << 20);
+    serde_json::from_str::<Value>(&text).expect("JSON");
+}
+
+#[test]
 fn table_is_loud_without_the_library() {
     let output = bench("pingpong --load 1");
     let text = String::from_utf8(output.stdout).expect("UTF-8");
@@ -62,10 +86,14 @@ fn run_ss_and_ps_are_subcommands_too() {
     assert_eq!(netacc(&["ss", "-h"]).stdout, help(env!("CARGO_BIN_EXE_netacc_ss")));
     assert_eq!(netacc(&["run", "/nonexistent"]).status.code(), Some(127));
     assert_eq!(netacc(&["ss", "4194305"]).status.code(), Some(1));
-    assert_eq!(
-        netacc(&["ps"]).stdout.split(|b| *b == b'\n').next(),
-        netacc(&["ss"]).stdout.split(|b| *b == b'\n').next()
-    );
+    // (Whose processes are shown, and so how wide the columns are, changes.)
+    let heading = |arguments: &[&str]| -> Vec<String> {
+        let text = String::from_utf8(netacc(arguments).stdout).expect("UTF-8");
+        let heading = text.lines().next().expect("a heading");
+        heading.split_whitespace().map(str::to_owned).collect()
+    };
+    assert_eq!(heading(&["ps"]), heading(&["ss"]));
+    assert!(heading(&["ps"]).contains(&"Program".to_owned()));
     for wrong in [&["fly"][..], &[], &["bench", "--rounds", "0"], &["ss", "0"], &["run"]] {
         let output = netacc(wrong);
         assert_eq!(output.status.code(), Some(2), "{wrong:?}");

@@ -158,6 +158,30 @@ fn configuration_file_is_passed_on_by_its_absolute_path() {
 }
 
 #[test]
+fn a_private_prefix_has_a_file_of_its_own() {
+    let scratch = Scratch::new();
+    let library = scratch.library();
+    for directory in ["bin", "etc"] {
+        std::fs::create_dir(scratch.path(directory)).unwrap();
+    }
+    let program = scratch.path("bin/netacc_run");
+    std::fs::copy(env!("CARGO_BIN_EXE_netacc_run"), &program).unwrap();
+    let named = |variable_is: Option<&str>| {
+        let mut command = Command::new(&program);
+        command.env("NETACC_LIB", &library).env_remove("NACC_CONF");
+        if let Some(value) = variable_is {
+            command.env("NACC_CONF", value);
+        }
+        variable(&mut command, "NACC_CONF")
+    };
+    assert_eq!(named(None), None);
+    let file = scratch.write("etc/netacc.conf", "[netacc]\nNACC_SOR_IO_THREADS=2\n");
+    assert_eq!(named(None).unwrap(), file.to_str().unwrap());
+    let other = scratch.write("other.conf", "[netacc]\n");
+    assert_eq!(named(other.to_str()).unwrap(), other.to_str().unwrap());
+}
+
+#[test]
 fn bad_configuration_starts_nothing() {
     let scratch = Scratch::new();
     let library = scratch.library();

@@ -191,6 +191,23 @@ fn weaker_arena_sizes_follow_a_stronger_buffer_size() {
 }
 
 #[test]
+fn one_edited_line_of_the_installed_file_is_enough() {
+    let file = include_str!("../../../../netacc.conf");
+    let line = "\nNACC_SOR_MSG_SIZE=16384\n";
+    assert!(file.contains(line));
+    for buffer in ["4096", "65536", "1048576"] {
+        let edited = file.replace(line, &format!("\nNACC_SOR_MSG_SIZE={buffer}\n"));
+        let (config, _) = resolve(&edited, &[], &[]).unwrap();
+        assert_eq!(config.buffer_bytes.to_string(), buffer);
+        let first = i64::from(config.arena_first_bytes);
+        assert!(is_power_of_two_times(i64::from(config.buffer_bytes), first));
+        assert!(is_power_of_two_times(first, i64::from(config.arena_growth_max_bytes)));
+    }
+    // What is no default was meant: it has to fit.
+    error("[netacc]\nNACC_SOR_MSG_SIZE=65536\nNACC_RDMA_MR_MIN_INC_SIZE=32768\n", &[], &[]);
+}
+
+#[test]
 fn every_buffer_size_leaves_valid_arena_sizes() {
     for pages in 1..=256 {
         let text = (pages * 4096).to_string();
@@ -273,7 +290,7 @@ fn what_is_rendered_reads_back() {
 #[test]
 fn sizes_of_one_source_have_to_fit_each_other() {
     let (size, first) = (Key::BufferBytes.name(), Key::ArenaFirstBytes.name());
-    let both = format!("[{SECTION}]\n{size}=65536\n{first}=16384\n");
+    let both = format!("[{SECTION}]\n{size}=65536\n{first}=32768\n");
     assert!(error(&both, &[], &[]).contains(first));
     assert!(error("", &[(size, "65536"), (first, "16384")], &[]).contains(first));
     // The stronger one of two sources is right.
