@@ -50,6 +50,7 @@ pub(crate) fn fork_prepare() {
 pub(crate) fn fork_parent() {
     numbers::after_fork_in_parent();
     forked();
+    wait::after_fork_in_parent();
     stats::count(netacc_control::stats::Counter::Forks);
 }
 

@@ -84,6 +84,8 @@ pub(crate) struct RxEnd {
     /// Shut down for receiving (between hosts): the stream's offset up to which there were bytes
     /// then.
     pub(crate) read_until: u64,
+    /// The peer's library was asked to pull back (within the host).
+    pub(crate) asked_back: bool,
 }
 
 /// A socket under one of its descriptors. The generation says that it is still the one that the

@@ -179,6 +179,16 @@ pub(crate) fn introduce(channel: &Channel, place: usize, set: i32, data: u64) ->
     sleepers::hand_over(word, fd, &channel.dead) || place >= THREAD_PLACES
 }
 
+/// The process has forked: whoever sleeps for a connection that a child has now, too, looks again,
+/// and from here on now and then ([`CHILDREN_NS`]).
+pub(crate) fn after_fork_in_parent() {
+    for (place, p) in POOL.iter().enumerate().take(THREAD_PLACES) {
+        if p.taken.load(Relaxed) != 0 {
+            wake_own(place);
+        }
+    }
+}
+
 /// The parent's doorbells are the parent's.
 pub(crate) fn after_fork_in_child() {
     for p in &POOL {

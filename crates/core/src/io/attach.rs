@@ -179,6 +179,7 @@ fn put_ends(
             carrier_asked: 0,
             pending_error: 0,
             read_until: 0,
+            asked_back: false,
         });
     }
     s.tx_words.store((tx_words as *const RingWords).cast_mut(), Release);

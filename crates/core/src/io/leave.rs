@@ -1,6 +1,6 @@
 //! The way back to the carrier (`docs/design/leave.md`), and who wants it.
 
-use super::ends::{NotHeld, corrupt, hold_rx, hold_tx};
+use super::ends::{NotHeld, RxHeld, corrupt, hold_rx, hold_tx};
 use super::reset::{is_reset_now, owes_reset};
 use super::waits::renew;
 use crate::channel::{announce, quiet};
@@ -118,11 +118,18 @@ pub(crate) fn to_kernel(s: &'static Socket, g: u16, fd: c_int, why: Reason, stri
                 "fd {fd}: unread or unsent bytes cannot follow the descriptor ({}): the connection is broken off",
                 why.name()
             );
-            let _ = sys::connect(way.fd, &(libc::AF_UNSPEC as u64).to_ne_bytes());
+            break_off(s, way.fd);
             leaves_later(s, why)
         }
         _ => leaves_later(s, why),
     }
+}
+
+/// An error that is seen, never a gap in the stream: by this process, by the peer, and by whoever
+/// has the descriptor next. (First what is said of it: nobody makes another end of it any more.)
+fn break_off(s: &Socket, fd: c_int) {
+    s.raise(flag::BROKEN_OFF | flag::RESET | flag::CARRIER_SPOKE);
+    let _ = sys::connect(fd, &(libc::AF_UNSPEC as u64).to_ne_bytes());
 }
 
 /// A connection within the host on its way, in the thread that wants it.
@@ -135,8 +142,6 @@ struct Way {
     until: u64,
     coming_ns: u64,
     arrival: Arrival,
-    /// The peer's library was asked to pull back.
-    asked: bool,
     room: bool,
     /// The peer's announcement that was looked into last.
     heard: u32,
@@ -158,7 +163,6 @@ impl Way {
             until: sys::now_ns().saturating_add(patience_ns),
             coming_ns,
             arrival: Arrival::default(),
-            asked: false,
             room: true,
             heard: 0,
         }
@@ -174,7 +178,9 @@ impl Way {
                 Ok(Action::Freeze | Action::Sender(_)) => {}
                 Ok(end) => return Some(end),
                 Err(NotHeld::Changed) => return None,
-                Err(NotHeld::Reentrant) => return Some(Action::Later),
+                // A handler that has interrupted this very thread in a call on the same half
+                // (`docs/design/signals.md`): nothing can be waited for.
+                Err(NotHeld::Reentrant) => return Some(self.leave.give_up(true)),
             }
         }
     }
@@ -186,6 +192,7 @@ impl Way {
         let mut rx = hold_rx(s, self.g)?;
         self.heard = rx.words.producer_user[announce::EPOCH].load(Relaxed) as u32;
         let looked = look_at_rx(s, &mut rx, fd, &mut self.arrival, &limits);
+        ask_back(&mut rx);
         drop(rx);
         let Ok(rx) = looked else {
             let _ = corrupt(s, fd);
@@ -221,13 +228,6 @@ impl Way {
             Receiving::Await(Await::Answer) => {
                 let Some(channel) = s.channel() else { return };
                 let slot = s.slot.load(Relaxed) as usize;
-                if !self.asked {
-                    // May fail for want of room in the control connection: again in a moment.
-                    self.asked = control::send_pull_back(channel, slot);
-                    if self.asked {
-                        stats::count(Counter::PulledBack);
-                    }
-                }
                 // The peer answers by an announcement; its death is heard on the carrier, and its
                 // last announcement came before its end.
                 if has_hung_up(self.fd) {
@@ -246,6 +246,17 @@ impl Way {
                 unsafe { sleep::ppoll(&mut p, 1, 5_000_000, core::ptr::null()) };
             }
             _ => sys::pause_ns(20_000),
+        }
+    }
+}
+
+/// A receiver that waits for the peer's answer has asked for it, however late it is: nobody else
+/// ever does. (That may fail for want of room in the control connection: again at the next look.)
+fn ask_back(h: &mut RxHeld<'_>) {
+    if h.end.switch.wants_pull_back() && !h.end.asked_back {
+        h.end.asked_back = control::send_pull_back(h.channel, h.slot);
+        if h.end.asked_back {
+            stats::count(Counter::PulledBack);
         }
     }
 }
@@ -284,8 +295,10 @@ pub(super) fn leave_if_due(s: &'static Socket, g: u16, fd: c_int) {
     if is_reset_now(s, g, fd) && owes_reset(s) {
         return;
     }
-    let mut way = Way { leave: Leave::resumed(), ..Way::new(s, g, fd, 0, false) };
-    if let Ok(Action::Become) = way.step(true) {
+    // From the beginning: where a handler wanted it, not even the receiver has been told to freeze.
+    // (To be told twice changes nothing.)
+    let mut way = Way { until: 0, ..Way::new(s, g, fd, 0, false) };
+    if let Some(Action::Become) = way.go() {
         let why = s
             .record()
             .and_then(|r| Reason::ALL.get(r.reason.load(Relaxed) as usize))
@@ -308,3 +321,7 @@ pub(crate) fn detach(s: &'static Socket) {
         agent::of(s.path()).released(channel, slot);
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests may fail loudly")]
+mod tests;

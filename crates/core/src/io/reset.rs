@@ -107,7 +107,11 @@ pub(super) fn is_reset_by(s: &Socket, fd: c_int, error: c_int) -> bool {
 fn declare(s: &Socket, fd: c_int) {
     if s.flags.fetch_or(flag::RESET | flag::CARRIER_SPOKE, AcqRel) & flag::RESET == 0 {
         debug_log!("fd {fd}: the peer is gone with bytes unread: reset");
-        let _ = sys::shutdown(fd, libc::SHUT_RDWR);
+        // (Of a carrier that was dissolved a shutdown would make a clean end, to whoever has it
+        // without the library.)
+        if !s.has(flag::BROKEN_OFF | flag::CORRUPT) {
+            let _ = sys::shutdown(fd, libc::SHUT_RDWR);
+        }
     }
 }
 

@@ -49,15 +49,15 @@ fn a_list_of_paths_gives_back_what_was_put_in_and_ends() {
 // ---- connections --------------------------------------------------------------------------------
 
 /// Both ends of one.
-const A: usize = 0;
-const C: usize = 1;
+pub(crate) const A: usize = 0;
+pub(crate) const C: usize = 1;
 
 /// One end, with its application.
-struct End {
-    fd: c_int,
-    socket: &'static Socket,
+pub(crate) struct End {
+    pub(crate) fd: c_int,
+    pub(crate) socket: &'static Socket,
     sent: usize,
-    received: usize,
+    pub(crate) received: usize,
 }
 
 /// What stands at `at` in the stream that a side sends.
@@ -68,7 +68,7 @@ fn byte(side: usize, at: usize) -> u8 {
 
 impl End {
     /// A blocking send of so many bytes.
-    fn send(&mut self, side: usize, n: usize) {
+    pub(crate) fn send(&mut self, side: usize, n: usize) {
         let bytes: Vec<u8> = (self.sent..self.sent + n).map(|at| byte(side, at)).collect();
         let mut done = 0;
         while done < n {
@@ -88,34 +88,45 @@ impl End {
         self.sent += n;
     }
 
-    /// A blocking receive; 0: the end. What came is what the other side sends.
+    /// A blocking receive; 0: the end.
     fn receive(&mut self, side: usize, most: usize) -> usize {
-        let mut part = vec![0u8; most];
-        // SAFETY: a buffer of ours.
-        let r = match unsafe { io::recv(self.fd, part.as_mut_ptr(), most, 0) } {
-            // SAFETY: as above.
-            api::PASS => unsafe {
-                let (at, none) = (part.as_mut_ptr(), core::ptr::null_mut());
-                sys::recvfrom(self.fd, at, most, 0, none, core::ptr::null_mut())
-            },
-            r => r,
-        };
+        let r = self.receive_with(side, most, 0);
         assert!(r >= 0, "a receive said {r}");
-        for (i, got) in part[..r as usize].iter().enumerate() {
-            assert_eq!(*got, byte(side ^ 1, self.received + i), "byte {}", self.received + i);
-        }
-        self.received += r as usize;
         r as usize
     }
 
-    fn receive_all(&mut self, side: usize, n: usize) {
+    /// One that does not wait; its result, or `-errno`.
+    pub(crate) fn receive_now(&mut self, side: usize, most: usize) -> isize {
+        self.receive_with(side, most, libc::MSG_DONTWAIT)
+    }
+
+    /// What came is what the other side sends.
+    fn receive_with(&mut self, side: usize, most: usize, flags: c_int) -> isize {
+        let mut part = vec![0u8; most];
+        // SAFETY: a buffer of ours.
+        let r = match unsafe { io::recv(self.fd, part.as_mut_ptr(), most, flags) } {
+            // SAFETY: as above.
+            api::PASS => unsafe {
+                let (at, none) = (part.as_mut_ptr(), core::ptr::null_mut());
+                sys::recvfrom(self.fd, at, most, flags, none, core::ptr::null_mut())
+            },
+            r => r,
+        };
+        for (i, got) in part[..r.max(0) as usize].iter().enumerate() {
+            assert_eq!(*got, byte(side ^ 1, self.received + i), "byte {}", self.received + i);
+        }
+        self.received += r.max(0) as usize;
+        r
+    }
+
+    pub(crate) fn receive_all(&mut self, side: usize, n: usize) {
         let until = self.received + n;
         while self.received < until {
             assert!(self.receive(side, until - self.received) > 0, "the stream ended early");
         }
     }
 
-    fn close(&mut self) {
+    pub(crate) fn close(&mut self) {
         if api::close(self.fd) == api::PASS {
             let _ = sys::close(self.fd);
         }
@@ -195,6 +206,13 @@ fn promoted() -> [End; 2] {
     ends
 }
 
+/// One that shared memory carries both ways.
+pub(crate) fn promoted_within_the_host() -> [End; 2] {
+    let mut ends = connection(Answer::RefusesAtOnce);
+    talk_until(&mut ends, |ends| ends.iter().all(|e| is_on(e, PathId::Shm)));
+    ends
+}
+
 /// More than the rings hold, one way, with both ends at it at once.
 fn pour(ends: &mut [End; 2], from: usize) {
     const BYTES: usize = 300_000;
@@ -206,7 +224,7 @@ fn pour(ends: &mut [End; 2], from: usize) {
     });
 }
 
-fn close_both(mut ends: [End; 2]) {
+pub(crate) fn close_both(mut ends: [End; 2]) {
     ends[C].close();
     assert_eq!(ends[A].receive(A, 64), 0, "the end");
     ends[A].close();

@@ -1113,6 +1113,7 @@ fn on_the_ring(of: &Socket) -> &'static Socket {
             carrier_asked: 0,
             pending_error: 0,
             read_until: 0,
+            asked_back: false,
         });
         let mut peer =
             Producer::new(NonNull::from(rx_words), at(o.rx_ring), o.rx_bytes as usize, 0);

@@ -225,12 +225,6 @@ impl Leave {
         Self { strict, frozen: false }
     }
 
-    /// One whose receiver was told to freeze, and that was left for later.
-    #[must_use]
-    pub const fn resumed() -> Self {
-        Self { strict: false, frozen: true }
-    }
-
     /// What is due for the connection. `late`: its time is up.
     pub fn step(&mut self, tx: TxView, rx: RxView, late: bool) -> Action {
         let (sending, receiving) = (tx.next(), rx.next(self.frozen));

@@ -51,7 +51,7 @@ pub(crate) fn hear_carrier(channel: &Channel, slot: usize) {
 
 /// A pull-back of which not all has found room on the carrier. While there is one a close leaves
 /// the carrier to it.
-pub(crate) struct PullBack(Blocking);
+pub(crate) struct PullBack(pub(super) Blocking);
 
 /// The receiver that the peer has frozen gets what it has not consumed over the carrier. Sends what
 /// there is room for, and never waits; `Some`: the rest is for [`PullBack::go_on`].
@@ -142,14 +142,16 @@ impl PullBack {
     /// Sends on. `Some`: there is more; the descriptor that has no room now.
     pub(crate) fn go_on(&self) -> Option<c_int> {
         let Blocking(s, g) = self.0;
-        {
-            // Held only while it sends: the application's own sends answer EAGAIN meanwhile.
-            let mut h = hold_tx(s, g).ok()?;
+        // Held only while it sends: the application's own sends answer EAGAIN meanwhile. (A forked
+        // child may have sent the rest, and have made the connection the kernel's.)
+        if let Ok(mut h) = hold_tx(s, g) {
             let fd = s.fd.load(Acquire);
             if fd >= 0 && send_again(s, &mut h, fd) == EAGAIN {
                 return Some(fd);
             }
         }
+        // Whoever has waited for room in the ring since before goes on in the kernel. No child
+        // could wake it.
         wait::prod(s);
         None
     }
