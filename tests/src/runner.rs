@@ -354,6 +354,9 @@ pub fn library_env(command: &mut Command, build: &Build, preload: bool) {
     if preload {
         command.env("LD_PRELOAD", &build.library);
         command.env("NACC_LOG_PATH", log_path());
+        if let Some(level) = std::env::var_os("NETACC_TEST_LOG_LEVEL") {
+            command.env("NACC_LOG_LEVEL", level);
+        }
         command.envs(build.environment.iter().map(|(k, v)| (k, v)));
         if build.path == Path::Rdma {
             command.env("NACC_PATHS", build.path.name());

@@ -694,7 +694,10 @@ impl End {
             return false;
         }
         let left = self.plan.budget - self.sent();
-        (self.is_reading() && left <= FILL.min(self.plan.budget / 2))
+        // (An EOF comes before the peer has noted that it has sent all. Until then it may still
+        // read on, and would not leave where it is to.)
+        let hears = self.is_reading() || self.wire.theirs(Cell::SendEnd) == 0;
+        (hears && left <= FILL.min(self.plan.budget / 2))
             || (left == 0 && self.follows && self.wire.theirs(Cell::RecvEnd) == 0)
     }
 
