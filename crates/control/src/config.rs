@@ -27,7 +27,7 @@ pub use setting::{
 use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
-use core::fmt::Write as _;
+use core::fmt::{self, Write as _};
 
 /// Reads one environment variable.
 pub type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
@@ -563,6 +563,23 @@ impl Raw {
         }
         (power_of_two_times(base, self.number(key)), base_strength)
     }
+}
+
+/// Writes the path of the log of process `pid`, of user `uid`: `%p` in it is the former, `%u` the
+/// latter, `%%` a `%`; others stay.
+pub fn write_log_path(out: &mut impl fmt::Write, path: &str, pid: u32, uid: u32) -> fmt::Result {
+    let mut rest = path;
+    while let Some((before, from)) = rest.split_once('%') {
+        out.write_str(before)?;
+        let used = match from.bytes().next() {
+            Some(b'p') => write!(out, "{pid}").map(|()| 1),
+            Some(b'u') => write!(out, "{uid}").map(|()| 1),
+            Some(b'%') => out.write_str("%").map(|()| 1),
+            _ => out.write_str("%").map(|()| 0),
+        }?;
+        rest = from.get(used..).unwrap_or("");
+    }
+    out.write_str(rest)
 }
 
 const ARENA_BYTES_MAX: i64 = 512 << 20;

@@ -11,7 +11,7 @@ use crate::{config, numbers, stats, sys};
 use core::ffi::c_int;
 use core::fmt::{self, Write as _};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
-use netacc_control::config::LogLevel;
+use netacc_control::config::{LogLevel, write_log_path};
 use netacc_control::stats::Counter;
 
 struct Line {
@@ -38,30 +38,17 @@ pub(crate) fn log(level: LogLevel, text: fmt::Arguments<'_>) {
     if level < config.log_level || config.log_path.is_empty() {
         return;
     }
-    // As long as the configuration allows a path to be, and its NUL.
-    let mut path = [0u8; 1024];
-    let name = config.log_path.as_bytes();
-    let Some(to) = path.get_mut(..name.len()).filter(|_| name.len() < 1024) else {
+    let Some(path) = expanded(&config.log_path) else {
         stats::count(Counter::LogLinesDropped);
         return;
     };
-    to.copy_from_slice(name);
     let mut line = Line { bytes: [0; 512], len: 0 };
-    let now = sys::unix_ns();
-    let _ = write!(
-        line,
-        "{}.{:06} {} [{}] {}",
-        now / 1_000_000_000,
-        now / 1000 % 1_000_000,
-        level.as_str(),
-        sys::getpid(),
-        text
-    );
+    let now = Time(sys::unix_ns());
+    let _ = write!(line, "{now} {} [{}] {text}", level.as_str(), sys::getpid());
     if let Some(end) = line.bytes.get_mut(line.len) {
         *end = b'\n';
         line.len += 1;
     }
-    let end = path.iter().position(|b| *b == 0).map_or(path.len(), |n| n + 1);
     let flags = libc::O_WRONLY
         | libc::O_APPEND
         | libc::O_CREAT
@@ -70,7 +57,7 @@ pub(crate) fn log(level: LogLevel, text: fmt::Arguments<'_>) {
         | libc::O_NONBLOCK;
     let text = line.bytes.get(..line.len).unwrap_or(&[]);
     let written = numbers::exclusively(|| {
-        let fd = sys::open(path.get(..end).unwrap_or(&[0]), flags, 0o600) as c_int;
+        let fd = sys::open(path.with_nul(), flags, 0o600) as c_int;
         if fd < 0 {
             return false;
         }
@@ -80,6 +67,58 @@ pub(crate) fn log(level: LogLevel, text: fmt::Arguments<'_>) {
     });
     if !written {
         stats::count(Counter::LogLinesDropped);
+    }
+}
+
+/// A path, as long as the configuration allows one to be, and its NUL.
+struct Expanded {
+    bytes: [u8; 1024],
+    len: usize,
+}
+
+impl Expanded {
+    fn with_nul(&self) -> &[u8] {
+        self.bytes.get(..=self.len).unwrap_or(&[0])
+    }
+}
+
+impl fmt::Write for Expanded {
+    fn write_str(&mut self, s: &str) -> fmt::Result {
+        // Room for the NUL is left.
+        let end = self.len.saturating_add(s.len());
+        let to = self.bytes.get_mut(self.len..end).filter(|_| end < 1024).ok_or(fmt::Error)?;
+        to.copy_from_slice(s.as_bytes());
+        self.len = end;
+        Ok(())
+    }
+}
+
+/// The path of the log for this process. `None`: it is too long.
+fn expanded(path: &str) -> Option<Expanded> {
+    let mut out = Expanded { bytes: [0; 1024], len: 0 };
+    write_log_path(&mut out, path, sys::getpid(), sys::geteuid()).ok()?;
+    Some(out)
+}
+
+/// Nanoseconds since 1970, shown as in RFC 3339, in UTC.
+struct Time(u64);
+
+impl fmt::Display for Time {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seconds = self.0 / 1_000_000_000;
+        let (days, second) = (seconds / 86_400, seconds % 86_400);
+        // Days are counted from 0000-03-01: the day that comes and goes is a year's last. (400
+        // years have 146,097 days; H. Hinnant, "chrono-Compatible Low-Level Date Algorithms".)
+        let days = days + 719_468;
+        let (era, day) = (days / 146_097, days % 146_097);
+        let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+        let day = day - (365 * year + year / 4 - year / 100);
+        let month = (5 * day + 2) / 153;
+        let day = day - (153 * month + 2) / 5 + 1;
+        let (month, later) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
+        let (hour, minute) = (second / 3600, second / 60 % 60);
+        write!(f, "{:04}-{month:02}-{day:02}T", era * 400 + year + later)?;
+        write!(f, "{hour:02}:{minute:02}:{:02}.{:06}Z", second % 60, self.0 / 1000 % 1_000_000)
     }
 }
 
@@ -166,6 +205,43 @@ mod tests {
             (1..=3000u64).filter_map(|ms| pace.may(ms * 1_000_000, 1_000_000_000)).collect();
         assert_eq!(said, [0, 999, 999]);
         assert_eq!(pace.may(u64::MAX, 1_000_000_000), Some(999));
+    }
+
+    #[test]
+    fn times_are_those_of_the_calendar() {
+        let of = |seconds: u64| std::format!("{}", Time(seconds * 1_000_000_000 + 7_000));
+        // date -u -d @N +%FT%TZ
+        for (seconds, text) in [
+            (0, "1970-01-01T00:00:00"),
+            (951_782_399, "2000-02-28T23:59:59"),
+            (951_782_400, "2000-02-29T00:00:00"),
+            (951_868_800, "2000-03-01T00:00:00"),
+            (1_735_689_599, "2024-12-31T23:59:59"),
+            (1_735_689_600, "2025-01-01T00:00:00"),
+            (4_107_542_399, "2100-02-28T23:59:59"),
+            (4_107_542_400, "2100-03-01T00:00:00"),
+        ] {
+            assert_eq!(of(seconds), std::format!("{text}.000007Z"));
+        }
+    }
+
+    #[test]
+    fn a_path_names_the_process_and_its_user() {
+        let of = |path: &str| {
+            let path = expanded(path)?;
+            let bytes = path.with_nul();
+            assert_eq!(bytes.last(), Some(&0));
+            Some(std::string::String::from_utf8(bytes[..bytes.len() - 1].into()).unwrap())
+        };
+        let (pid, user) = (std::process::id(), sys::geteuid());
+        assert_eq!(of("/tmp/%u/netacc-%p.log"), Some(std::format!("/tmp/{user}/netacc-{pid}.log")));
+        assert_eq!(of("/100%%/%x/%"), Some("/100%/%x/%".into()));
+        assert_eq!(of("/%ä%p"), Some(std::format!("/%ä{pid}")));
+        assert_eq!(of(""), Some("".into()));
+        let longest = "a".repeat(1023);
+        assert_eq!(of(&longest), Some(longest.clone()));
+        assert_eq!(of(&(longest.clone() + "a")), None);
+        assert_eq!(of(&(longest + "%p")), None);
     }
 
     #[test]

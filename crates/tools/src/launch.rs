@@ -3,11 +3,12 @@
 
 use crate::command::{self, Verdict};
 use crate::library;
+use crate::log;
 use crate::options::{self, settings_with_options};
 use crate::raw;
 use clap::ArgMatches;
 use netacc_control::config::{
-    Config, ConfigError, DEFAULT_FILE, ENV_FILE, ENV_FROM_COMMAND_LINE, Key, Place,
+    Config, ConfigError, DEFAULT_FILE, ENV_FILE, ENV_FROM_COMMAND_LINE, Key, Origin, Origins, Place,
 };
 use std::ffi::{OsStr, OsString};
 use std::io::Read;
@@ -68,8 +69,11 @@ pub fn prepare(
     let is_set = environment.get(ENV_FILE).is_some_and(|path| !path.is_empty());
     let installed = this_program.filter(|_| !is_set).and_then(file_of_prefix);
     let named = matches.get_one::<PathBuf>("file").cloned().or(installed);
-    configure(named, &given, &mut environment)?;
+    let (config, origins) = configure(named, &given, &mut environment)?;
     let mut warnings = unknown_variables(&environment);
+    // (The default file belongs to whoever came first, and few look for it.)
+    let is_log_wanted = matches.get_flag("debug") || origins.of(Key::LogPath) != Origin::Default;
+    warnings.extend(log::obstacle(&config.log_path).filter(|_| is_log_wanted));
 
     let name = arguments.first().cloned().unwrap_or_default();
     let path = environment.get("PATH");
@@ -141,7 +145,7 @@ fn configure(
     named: Option<PathBuf>,
     given: &[(Key, String)],
     environment: &mut Environment,
-) -> Result<(), Vec<String>> {
+) -> Result<(Config, Origins), Vec<String>> {
     let is_named = named.is_some();
     let file = config_file(named, environment)?;
     let text = |name: &str| {
@@ -151,15 +155,16 @@ fn configure(
     let cli: Vec<(Key, &str)> = given.iter().map(|(key, text)| (*key, text.as_str())).collect();
     let file_text = file.as_ref().map(|(path, text)| (path.to_string_lossy(), text.as_str()));
     let file_text = file_text.as_ref().map(|(path, text)| (path.as_ref(), *text));
-    Config::resolve(file_text, &text, &cli).map_err(|errors: Vec<ConfigError>| {
-        errors.iter().map(ToString::to_string).collect::<Vec<_>>()
-    })?;
+    let resolved =
+        Config::resolve(file_text, &text, &cli).map_err(|errors: Vec<ConfigError>| {
+            errors.iter().map(ToString::to_string).collect::<Vec<_>>()
+        })?;
 
     if is_named && let Some((path, _)) = file {
         environment.set(ENV_FILE, path.into_os_string());
     }
     if given.is_empty() {
-        return Ok(());
+        return Ok(resolved);
     }
     let mut keys: Vec<String> = environment
         .get(ENV_FROM_COMMAND_LINE)
@@ -172,7 +177,7 @@ fn configure(
         }
     }
     environment.set(ENV_FROM_COMMAND_LINE, OsString::from(keys.join(",")));
-    Ok(())
+    Ok(resolved)
 }
 
 /// The configuration file of a private prefix that this program was installed in. (The library

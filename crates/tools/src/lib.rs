@@ -10,6 +10,7 @@ pub mod commands;
 pub mod elf;
 pub mod launch;
 pub mod library;
+pub mod log;
 pub mod options;
 pub mod processes;
 pub mod raw;

@@ -182,6 +182,45 @@ fn a_private_prefix_has_a_file_of_its_own() {
 }
 
 #[test]
+fn a_log_that_cannot_be_written_is_named() {
+    let scratch = Scratch::new();
+    let library = scratch.library();
+    let said = |path: &Path| {
+        let ran = run(netacc_run(&library).env("NACC_LOG_PATH", path).arg("true"));
+        assert_eq!(ran.status, Some(0));
+        ran.err
+    };
+    let file = scratch.path("log");
+    assert_eq!(said(&file), "");
+    assert!(!file.exists(), "the library makes it with its first line");
+    assert_eq!(said(&scratch.path("100%%-%u-%p.log")), "");
+    std::fs::write(&file, "old\n").unwrap();
+    assert_eq!(said(&file), "");
+    let is = |path: &Path, problem: &str| {
+        let text = said(path);
+        let path = path.display();
+        let start = format!("netacc_run: warning: the log {path} cannot be written: ");
+        assert!(text.starts_with(&start) && text.contains(problem), "{text}");
+        assert!(text.contains("NACC_LOG_PATH names another file"), "{text}");
+    };
+    is(&scratch.path("none/log"), "none: No such file or directory");
+    is(&scratch.path("."), "Is a directory");
+    is(Path::new("/dev/null"), "it is not a regular file");
+    std::fs::hard_link(&file, scratch.path("second")).unwrap();
+    is(&file, "it has several names");
+    std::fs::remove_file(scratch.path("second")).unwrap();
+    std::os::unix::fs::symlink(&file, scratch.path("link")).unwrap();
+    is(&scratch.path("link"), "it is a symbolic link");
+    if geteuid().is_root() {
+        std::os::unix::fs::chown(&file, Some(61_002), None).unwrap();
+        is(&file, "it belongs to another user (61002)");
+        // The second user of the default file, who has not asked for a log, is left in peace.
+        let ran = run(netacc_run(&library).arg("true"));
+        assert_eq!((ran.status, ran.err.as_str()), (Some(0), ""));
+    }
+}
+
+#[test]
 fn bad_configuration_starts_nothing() {
     let scratch = Scratch::new();
     let library = scratch.library();

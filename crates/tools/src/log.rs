@@ -1,0 +1,62 @@
+//! Whether the library will be able to write its log. It counts lines that it can't write, but has
+//! nobody to tell; `netacc_run` has.
+
+use netacc_control::config::write_log_path;
+use rustix::fs::{Access, AtFlags, CWD, Mode, OFlags, accessat, fstat, open};
+use rustix::io::Errno;
+use rustix::process::{geteuid, getpid};
+use std::path::Path;
+
+/// What is in the way of a log at `path`, as the configuration has it; for the operator.
+pub fn obstacle(path: &str) -> Option<String> {
+    if path.is_empty() {
+        return None;
+    }
+    let mut name = String::new();
+    // (This process becomes the command, and keeps its number.)
+    let pid = getpid().as_raw_nonzero().get() as u32;
+    write_log_path(&mut name, path, pid, geteuid().as_raw()).ok()?;
+    let problem = problem(Path::new(&name))?;
+    Some(format!(
+        "the log {name} cannot be written: {problem}; NACC_LOG_PATH names another file \
+         (%u in it is the user, %p the process)"
+    ))
+}
+
+fn problem(path: &Path) -> Option<String> {
+    let flags = OFlags::WRONLY
+        | OFlags::APPEND
+        | OFlags::CLOEXEC
+        | OFlags::NOFOLLOW
+        | OFlags::NONBLOCK
+        | OFlags::NOCTTY;
+    let file = match open(path, flags, Mode::empty()) {
+        Ok(file) => file,
+        // The library makes it, if its directory lets it.
+        Err(Errno::NOENT) => {
+            let directory = path.parent().filter(|d| !d.as_os_str().is_empty());
+            let directory = directory.unwrap_or(Path::new("."));
+            let may =
+                accessat(CWD, directory, Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS);
+            return may.err().map(|error| format!("{}: {}", directory.display(), said(error)));
+        }
+        Err(Errno::LOOP) => return Some(String::from("it is a symbolic link")),
+        // A pipe that nobody reads.
+        Err(Errno::NXIO) => return Some(String::from("it is not a regular file")),
+        Err(error) => return Some(said(error)),
+    };
+    let status = fstat(&file).ok()?;
+    let owner = status.st_uid;
+    match () {
+        () if status.st_mode & libc::S_IFMT != libc::S_IFREG => {
+            Some(String::from("it is not a regular file"))
+        }
+        () if owner != geteuid().as_raw() => Some(format!("it belongs to another user ({owner})")),
+        () if status.st_nlink != 1 => Some(String::from("it has several names (hard links)")),
+        () => None,
+    }
+}
+
+fn said(error: Errno) -> String {
+    std::io::Error::from(error).to_string()
+}
