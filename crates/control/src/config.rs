@@ -71,6 +71,8 @@ pub struct Config {
     pub comp_vector: u32,
     /// `NACC_RDMA_STALL_MS`: 0 never.
     pub rdma_stall_ms: u32,
+    /// `NACC_KERNEL_POLICY`.
+    pub kernel_policy: bool,
     /// `NACC_RDMA_KEEPER_S`: 0 none.
     pub keeper_s: u32,
     /// `NACC_IO_URING`
@@ -199,6 +201,7 @@ impl Default for Config {
             poll_ms: None,
             comp_vector: 0,
             rdma_stall_ms: 200,
+            kernel_policy: true,
             keeper_s: 600,
             io_uring: IoUring::default(),
             paths: Paths::default(),
@@ -262,6 +265,7 @@ impl Config {
             Key::PollMs => self.poll_ms.map(|ms| ms.to_string()).unwrap_or_default(),
             Key::CompVector => self.comp_vector.to_string(),
             Key::RdmaStallMs => self.rdma_stall_ms.to_string(),
+            Key::KernelPolicy => u8::from(self.kernel_policy).to_string(),
             Key::KeeperS => self.keeper_s.to_string(),
             Key::Paths => self.paths.to_string(),
             Key::IoUring => (self.io_uring as u8).to_string(),
@@ -341,6 +345,7 @@ impl Config {
             }
             Key::CompVector => self.comp_vector = number(&value),
             Key::RdmaStallMs => self.rdma_stall_ms = number(&value),
+            Key::KernelPolicy => self.kernel_policy = number(&value) != 0,
             Key::KeeperS => self.keeper_s = number(&value),
             Key::Paths => {
                 if let Value::Paths(paths) = value {

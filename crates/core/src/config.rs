@@ -35,8 +35,27 @@ pub(crate) fn init(env: &dyn Fn(&str) -> Option<&'static str>, warn: fn(&dyn cor
     ENVIRONMENT.store(Box::into_raw(Box::new(Environment { values, warn })), Release);
 }
 
+#[cfg(test)]
+std::thread_local! {
+    /// What a test's thread has instead.
+    static INSTEAD: core::cell::Cell<Option<&'static Config>> = const { core::cell::Cell::new(None) };
+}
+
+/// In a test's thread, while it runs `body`, the configuration is that one.
+#[cfg(test)]
+pub(crate) fn with<T>(config: Config, body: impl FnOnce() -> T) -> T {
+    INSTEAD.set(Some(Box::leak(Box::new(config))));
+    let result = body();
+    INSTEAD.set(None);
+    result
+}
+
 /// The configuration, resolved at the first use.
 pub(crate) fn get() -> &'static Config {
+    #[cfg(test)]
+    if let Some(config) = INSTEAD.get() {
+        return config;
+    }
     &resolved().config
 }
 

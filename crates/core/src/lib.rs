@@ -40,6 +40,7 @@ mod numbers;
 mod options;
 mod outcome;
 mod path;
+mod policy;
 mod poll;
 mod process;
 mod published;

@@ -4,8 +4,8 @@
 use crate::fd_table::{self, Entry};
 use crate::outcome::{PASS, Ret};
 use crate::rendezvous::possession;
-use crate::socket::{self, Named, State};
-use crate::{agent, io, syn, sys, user};
+use crate::socket::{self, Named, State, flag};
+use crate::{agent, io, policy, syn, sys, user};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicI64, Ordering::*};
 use libc::{socklen_t, timeval};
@@ -27,6 +27,9 @@ const SO_TIMESTAMPS: [c_int; 6] = [29, 35, 37, 63, 64, 65];
 const IP_TRANSPARENT: c_int = 19;
 const IPV6_TRANSPARENT: c_int = 75;
 const IPV6_FREEBIND: c_int = 78;
+/// A policy of the socket's own for IPsec, or of its own against it.
+const IP_IPSEC_POLICIES: [c_int; 2] = [16, 17];
+const IPV6_IPSEC_POLICIES: [c_int; 2] = [34, 35];
 
 /// Options whose effect the rings cannot show: with one of them set the connection stays with the
 /// kernel.
@@ -42,8 +45,12 @@ fn needs_kernel(level: c_int, name: c_int, value: i64) -> bool {
             matches!(name, TCP_REPAIR | TCP_ULP | TCP_ZEROCOPY_RECEIVE | TCP_INQ | TCP_TX_DELAY)
                 || TCP_AO.contains(&name)
         }
-        libc::IPPROTO_IP => name == IP_TRANSPARENT && value != 0,
-        libc::IPPROTO_IPV6 => name == IPV6_TRANSPARENT && value != 0,
+        libc::IPPROTO_IP => {
+            IP_IPSEC_POLICIES.contains(&name) || (name == IP_TRANSPARENT && value != 0)
+        }
+        libc::IPPROTO_IPV6 => {
+            IPV6_IPSEC_POLICIES.contains(&name) || (name == IPV6_TRANSPARENT && value != 0)
+        }
         _ => false,
     }
 }
@@ -144,6 +151,9 @@ pub(crate) unsafe fn on_setsockopt(
             io::send_held(s, g);
         }
     }
+    if policy::is_about(level, name) {
+        on_policy(fd);
+    }
     if level != libc::SOL_SOCKET {
         return;
     }
@@ -177,6 +187,28 @@ pub(crate) unsafe fn on_setsockopt(
                 io::on_linger(s, g, fd);
             }
         }
+    }
+}
+
+/// The socket may ask something else of its packets from now on: where a queue pair cannot do that
+/// the connection goes back to its carrier, and where another one can, it goes there.
+#[cold]
+fn on_policy(fd: c_int) {
+    let Some((s, _)) = fd_table::socket(fd) else { return };
+    // (Who attaches it asks the kernel after this, or is waited for.)
+    if !socket::await_change(s) || s.path().is_shared() {
+        return;
+    }
+    match policy::of(fd, s.tuple().local().ip()) {
+        Ok(asked) if asked.key() == s.asked.load(Relaxed) => {}
+        // Its next calls ask for an agreement anew, or hear why there is none.
+        _ if s.is(State::Candidate) => s.lower(flag::NOTED),
+        _ if !s.is(State::Attached) => {}
+        Err(why) => io::need_kernel(fd, why),
+        Ok(_) => match s.channel() {
+            Some(c) => c.far.take_back(s.slot.load(Relaxed) as usize, Reason::KernelPolicy, true),
+            None => io::need_kernel(fd, Reason::KernelPolicy),
+        },
     }
 }
 

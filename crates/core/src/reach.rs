@@ -22,6 +22,33 @@ pub(crate) enum Reach {
     No,
 }
 
+/// How packets get from one of this host's addresses to a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Way {
+    pub(crate) reach: Reach,
+    /// The interface that has the address; 0: none, or nobody knows.
+    pub(crate) interface: u32,
+    /// How long packets by that interface may be, as the routes have it; 0: nobody knows.
+    pub(crate) mtu: u32,
+    /// The interface encrypts what goes by it (MACsec), or belongs to a VRF.
+    pub(crate) encrypts: bool,
+    pub(crate) in_vrf: bool,
+}
+
+impl Way {
+    /// Above this the kernel's versions differ in what they say (IP_MAX_MTU).
+    const MTU_MAX: u32 = 0xfff0;
+
+    /// Whether packets of a socket that may be so long are other than those of the route.
+    pub(crate) fn differs(&self, mtu: u32) -> bool {
+        let known = mtu != 0 && self.mtu != 0;
+        known && mtu.min(Way::MTU_MAX) != self.mtu.min(Way::MTU_MAX)
+    }
+
+    pub(crate) const UNKNOWN: Way =
+        Way { reach: Reach::Near, interface: 0, mtu: 0, encrypts: false, in_vrf: false };
+}
+
 /// `ARPHRD_INFINIBAND`: a gateway between two fabrics routes IP, and no queue pairs.
 const INFINIBAND: u16 = 32;
 const RTM_GETLINK: u16 = 18;
@@ -30,63 +57,85 @@ const RTA_SRC: u16 = 2;
 const RTA_OIF: u16 = 4;
 const RTA_GATEWAY: u16 = 5;
 const RTA_VIA: u16 = 18;
+const RTA_METRICS: u16 = 8;
+const RTAX_MTU: u16 = 2;
 const RTN_LOCAL: u8 = 2;
+const IFLA_MTU: u16 = 4;
+const IFLA_LINKINFO: u16 = 18;
+const IFLA_INFO_KIND: u16 = 1;
+const IFLA_INFO_SLAVE_KIND: u16 = 4;
+const IFLA_AF_SPEC: u16 = 26;
+const IFLA_INET6_CONF: u16 = 2;
+/// Without the bits that say how it is encoded.
+const NLA_TYPE_MASK: u16 = 0x3fff;
 
 #[cfg(test)]
 std::thread_local! {
     /// What a test's thread finds, wherever the peer is.
-    pub(crate) static PRETENDED: core::cell::Cell<Option<Reach>> =
+    pub(crate) static PRETENDED: core::cell::Cell<Option<Way>> =
         const { core::cell::Cell::new(None) };
 }
 
 /// Where `peer` is, as seen from the interface that has the address `local`.
-pub(crate) fn of(local: IpAddr, peer: IpAddr) -> Reach {
+pub(crate) fn of(local: IpAddr, peer: IpAddr) -> Way {
     #[cfg(test)]
-    if let Some(reach) = PRETENDED.with(core::cell::Cell::get) {
-        return reach;
+    if let Some(way) = PRETENDED.with(core::cell::Cell::get) {
+        return way;
     }
     let fd = numbers::make(|| {
         sys::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::NETLINK_ROUTE)
     });
     if fd < 0 {
-        return Reach::Near;
+        return Way::UNKNOWN;
     }
-    let reach = ask(fd, local, peer).unwrap_or(Reach::Near);
+    let way = ask(fd, local, peer).unwrap_or(Way::UNKNOWN);
     fd_words::close_internal(fd);
-    reach
+    way
 }
 
 /// `None`: the kernel does not say.
-fn ask(fd: c_int, local: IpAddr, peer: IpAddr) -> Option<Reach> {
+fn ask(fd: c_int, local: IpAddr, peer: IpAddr) -> Option<Way> {
     let Some((interface, bits)) = interface_of(fd, local)? else {
         // As 127.0.1.1 is one of 127.0.0.0/8, which is all this host's.
-        return Some(Reach::Near);
+        return Some(Way::UNKNOWN);
     };
-    if same_network(local, peer, bits) {
-        return Some(Reach::Near);
-    }
-    let (kind, out, gateway) = route(fd, local, peer, None)?;
-    if kind == RTN_LOCAL {
-        return Some(Reach::Near);
-    }
-    let gateway = if out == interface {
-        gateway
+    let link = link(fd, interface).unwrap_or_default();
+    let free = route(fd, local, peer, None);
+    let by_it = match free {
+        Some(route) if route.out == interface => Some(route),
+        // Another table may have a route by this interface (VRF).
+        Some(_) => route(fd, local, peer, Some(interface)).filter(|r| r.out == interface),
+        None => None,
+    };
+    let local_one = free.is_some_and(|r| r.kind == RTN_LOCAL);
+    let mtu = by_it.filter(|_| !local_one).map_or(0, |r| r.mtu_on(&link, peer));
+    let reach = if same_network(local, peer, bits) || local_one {
+        Reach::Near
     } else {
-        // Another table may have a route by this interface (VRF). Without one the kernel takes the
-        // peer for a neighbour, which it is not.
-        match route(fd, local, peer, Some(interface)) {
-            Some((_, out, true)) if out == interface => true,
-            _ => return Some(Reach::No),
-        }
+        reach_by(free?, by_it, interface, (local, peer), link.kind)
+    };
+    Some(Way { reach, interface, mtu, encrypts: link.encrypts, in_vrf: link.in_vrf })
+}
+
+/// Of a peer outside of the interface's network.
+fn reach_by(
+    free: Route,
+    by_it: Option<Route>,
+    interface: u32,
+    (local, peer): (IpAddr, IpAddr),
+    kind: u16,
+) -> Reach {
+    let gateway = match by_it {
+        Some(_) if free.out == interface => free.gateway,
+        // Without a gateway the kernel takes the peer for a neighbour, which it is not.
+        Some(route) if route.gateway => true,
+        _ => return Reach::No,
     };
     if !gateway {
-        return Some(Reach::Near);
+        return Reach::Near;
     }
     let translated = is_private(local) && !is_private(peer);
-    if translated || link_type(fd, interface) == Some(INFINIBAND) {
-        return Some(Reach::No);
-    }
-    Some(Reach::Routed)
+    if translated || kind == INFINIBAND { Reach::No } else { Reach::Routed }
 }
 
 fn same_network(a: IpAddr, b: IpAddr, bits: u8) -> bool {
@@ -134,9 +183,27 @@ fn interface_of(fd: c_int, local: IpAddr) -> Option<Option<(u32, u8)>> {
     Some(found)
 }
 
-/// The kind of the route to `peer`, the interface by which it leaves, and whether there is a
-/// gateway. `None`: there is none, or the kernel does not say.
-fn route(fd: c_int, local: IpAddr, peer: IpAddr, by: Option<u32>) -> Option<(u8, u32, bool)> {
+/// A route, as the kernel tells it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Route {
+    kind: u8,
+    /// The interface by which packets leave.
+    out: u32,
+    gateway: bool,
+    /// How long packets may be; 0: as the interface has it.
+    mtu: u32,
+}
+
+impl Route {
+    /// As the kernel has it for a socket (`ipv4_mtu`, `ip6_mtu`), before anything wraps packets.
+    fn mtu_on(self, link: &Link, peer: IpAddr) -> u32 {
+        let of_link = if peer.is_ipv4() { link.mtu } else { link.mtu6 };
+        if self.mtu != 0 { self.mtu } else { of_link }
+    }
+}
+
+/// The route to `peer`. `None`: there is none, or the kernel does not say.
+fn route(fd: c_int, local: IpAddr, peer: IpAddr, by: Option<u32>) -> Option<Route> {
     // struct rtmsg, and attributes.
     let mut body = Vec::new();
     body.try_reserve(64).ok()?;
@@ -166,36 +233,95 @@ fn route(fd: c_int, local: IpAddr, peer: IpAddr, by: Option<u32>) -> Option<(u8,
     found
 }
 
-fn read_route(body: &[u8]) -> Option<(u8, u32, bool)> {
-    let kind = *body.get(7)?;
-    let (mut out, mut gateway) = (0, false);
-    let mut rest = body.get(12..)?;
-    while let Some(len) =
-        rest.first_chunk().map(|l| usize::from(u16::from_ne_bytes(*l))).filter(|len| *len >= 4)
-    {
-        let what = u16::from_ne_bytes(*rest.get(2..)?.first_chunk()?);
-        let value = rest.get(4..len)?;
-        match what {
-            RTA_OIF => out = value.first_chunk().map_or(0, |v| u32::from_ne_bytes(*v)),
-            RTA_GATEWAY | RTA_VIA => gateway = true,
-            _ => {}
+fn read_route(body: &[u8]) -> Option<Route> {
+    let mut route = Route { kind: *body.get(7)?, out: 0, gateway: false, mtu: 0 };
+    attributes(body.get(12..)?, |what, value| match what {
+        RTA_OIF => route.out = first_u32(value),
+        RTA_GATEWAY | RTA_VIA => route.gateway = true,
+        RTA_METRICS => {
+            let _ = attributes(value, |what, value| {
+                if what == RTAX_MTU {
+                    route.mtu = first_u32(value);
+                }
+            });
         }
-        rest = rest.get(len.next_multiple_of(4)..).unwrap_or(&[]);
-    }
-    Some((kind, out, gateway))
+        _ => {}
+    })?;
+    Some(route)
 }
 
-/// What kind of hardware an interface is (`ARPHRD_…`).
-fn link_type(fd: c_int, interface: u32) -> Option<u16> {
+/// An interface.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Link {
+    /// `ARPHRD_…`
+    kind: u16,
+    mtu: u32,
+    /// Of IPv6's packets.
+    mtu6: u32,
+    encrypts: bool,
+    in_vrf: bool,
+}
+
+fn link(fd: c_int, interface: u32) -> Option<Link> {
     // struct ifinfomsg
     let mut body = [0u8; 16];
     body.get_mut(4..8)?.copy_from_slice(&interface.to_ne_bytes());
     let mut found = None;
     talk(fd, RTM_GETLINK, libc::NLM_F_REQUEST, &body, |_, body| {
-        found = body.get(2..4)?.first_chunk().map(|b| u16::from_ne_bytes(*b));
+        found = read_link(body);
         Some(())
     })?;
     found
+}
+
+fn read_link(body: &[u8]) -> Option<Link> {
+    let kind = u16::from_ne_bytes(*body.get(2..4)?.first_chunk()?);
+    let mut link = Link { kind, ..Link::default() };
+    let is = |value: &[u8], name: &[u8]| value.strip_suffix(&[0]).unwrap_or(value) == name;
+    attributes(body.get(16..)?, |what, value| match what {
+        IFLA_MTU => link.mtu = first_u32(value),
+        IFLA_LINKINFO => {
+            let _ = attributes(value, |what, value| match what {
+                IFLA_INFO_KIND => link.encrypts = is(value, b"macsec"),
+                IFLA_INFO_SLAVE_KIND => link.in_vrf = is(value, b"vrf"),
+                _ => {}
+            });
+        }
+        IFLA_AF_SPEC => link.mtu6 = mtu6_of(value).unwrap_or(0),
+        _ => {}
+    })?;
+    Some(link)
+}
+
+/// `conf/INTERFACE/mtu` of IPv6: the third number of its configuration.
+fn mtu6_of(families: &[u8]) -> Option<u32> {
+    let mut mtu = None;
+    attributes(families, |family, value| {
+        if family == libc::AF_INET6 as u16 {
+            let _ = attributes(value, |what, value| {
+                if what == IFLA_INET6_CONF {
+                    mtu = value.get(8..12).map(first_u32);
+                }
+            });
+        }
+    })?;
+    mtu
+}
+
+/// Gives each attribute to `each`. `None`: one is cut off.
+fn attributes(mut rest: &[u8], mut each: impl FnMut(u16, &[u8])) -> Option<()> {
+    while let Some(len) =
+        rest.first_chunk().map(|l| usize::from(u16::from_ne_bytes(*l))).filter(|len| *len >= 4)
+    {
+        let what = u16::from_ne_bytes(*rest.get(2..)?.first_chunk()?);
+        each(what & NLA_TYPE_MASK, rest.get(4..len)?);
+        rest = rest.get(len.next_multiple_of(4)..).unwrap_or(&[]);
+    }
+    Some(())
+}
+
+fn first_u32(value: &[u8]) -> u32 {
+    value.first_chunk().map_or(0, |v| u32::from_ne_bytes(*v))
 }
 
 fn family(ip: IpAddr) -> u8 {
@@ -257,13 +383,15 @@ fn talk(
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::panic, reason = "tests may fail loudly")]
+#[allow(clippy::indexing_slicing, reason = "tests may fail loudly")]
 mod tests {
     use super::*;
+    use std::os::fd::AsRawFd;
     use std::process::Command;
     use std::string::String;
 
     fn reach(local: &str, peer: &str) -> Reach {
-        of(local.parse().unwrap(), peer.parse().unwrap())
+        of(local.parse().unwrap(), peer.parse().unwrap()).reach
     }
 
     #[test]
@@ -329,6 +457,111 @@ mod tests {
         }
     }
 
+    /// What the kernel says of a socket that would send to `peer`.
+    fn mtu_of_socket(local: &str, peer: &str) -> u32 {
+        let any: IpAddr = local.parse().unwrap();
+        let socket = std::net::UdpSocket::bind((any, 0)).unwrap();
+        socket.connect((peer, 9)).unwrap();
+        crate::policy::of(socket.as_raw_fd(), any).unwrap().mtu
+    }
+
+    fn way(local: &str, peer: &str) -> Way {
+        of(local.parse().unwrap(), peer.parse().unwrap())
+    }
+
+    /// In a network namespace of this thread's own: the length that packets may have is that of the
+    /// route, until a policy has the kernel encrypt them.
+    #[test]
+    fn a_policy_of_ipsecs_shows_in_the_length_of_packets() {
+        // SAFETY: unshare(2) of this thread, which ends with the test.
+        if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
+            assert_ne!(sys::geteuid(), 0, "root may make a namespace");
+            return;
+        }
+        let run = |line: &str| {
+            let done = Command::new("ip").args(line.split(' ')).output().unwrap();
+            (done.status.success(), String::from_utf8_lossy(&done.stderr).into_owned())
+        };
+        for line in [
+            "link add rdma0 type veth peer name rdma1",
+            "link set rdma0 mtu 4200",
+            "link set rdma1 up",
+            "addr add 10.0.0.1/24 dev rdma0",
+            "addr add fd00::1/64 dev rdma0 nodad",
+            "link set rdma0 up",
+            "neigh add 10.0.0.2 lladdr 02:00:00:00:00:02 dev rdma0",
+            "neigh add fd00::2 lladdr 02:00:00:00:00:02 dev rdma0",
+            "route add 10.1.0.0/16 via 10.0.0.2 mtu 1400",
+        ] {
+            assert_eq!(run(line), (true, String::new()), "{line}");
+        }
+        let all = [("10.0.0.1", "10.0.0.2", 4200), ("fd00::1", "fd00::2", 4200)];
+        for (local, peer, mtu) in all.into_iter().chain([("10.0.0.1", "10.1.0.1", 1400)]) {
+            let way = way(local, peer);
+            assert_eq!((way.mtu, mtu_of_socket(local, peer)), (mtu, mtu), "{local} to {peer}");
+            assert!(way.interface != 0 && !way.encrypts && !way.in_vrf);
+        }
+        std::fs::write("/proc/sys/net/ipv6/conf/rdma0/mtu", "1300").unwrap();
+        assert_eq!(
+            (way("fd00::1", "fd00::2").mtu, mtu_of_socket("fd00::1", "fd00::2")),
+            (1300, 1300)
+        );
+        for (local, peer, _) in all {
+            let policy = std::format!(
+                "xfrm policy add src {local} dst {peer} dir out tmpl src {local} dst {peer} proto esp \
+                 mode transport"
+            );
+            if !run(&policy).0 {
+                std::eprintln!("SKIPPED: this kernel has no IPsec");
+                return;
+            }
+            // (Whether it has the transformation or not: without it packets have no way at all.)
+            let _ = run(&std::format!(
+                "xfrm state add src {local} dst {peer} proto esp spi 1 mode transport enc \
+                 ecb(cipher_null)  auth hmac(sha1) 0x0123456789012345678901234567890123456789"
+            ));
+            assert!(way(local, peer).differs(mtu_of_socket(local, peer)), "{local} to {peer}");
+        }
+    }
+
+    /// A netlink attribute.
+    fn attribute(kind: u16, value: &[u8]) -> std::vec::Vec<u8> {
+        let mut all = std::vec![];
+        all.extend((4 + value.len() as u16).to_ne_bytes());
+        all.extend(kind.to_ne_bytes());
+        all.extend(value);
+        all.resize(all.len().next_multiple_of(4), 0);
+        all
+    }
+
+    #[test]
+    fn what_links_say_is_read() {
+        let mut body = std::vec![0u8; 16];
+        body[2] = 1;
+        let plain = body.clone();
+        assert_eq!(read_link(&plain), Some(Link { kind: 1, ..Link::default() }));
+        body.extend(attribute(IFLA_MTU, &9000u32.to_ne_bytes()));
+        let info = attribute(IFLA_INFO_KIND, b"macsec\0");
+        let slave = attribute(IFLA_INFO_SLAVE_KIND, b"vrf\0");
+        body.extend(attribute(IFLA_LINKINFO, &[info, slave].concat()));
+        let conf: std::vec::Vec<u8> =
+            [0u32, 64, 8000].iter().flat_map(|n| n.to_ne_bytes()).collect();
+        let inet6 = attribute(libc::AF_INET6 as u16, &attribute(IFLA_INET6_CONF, &conf));
+        // (Nested ones may say that they are.)
+        body.extend(attribute(IFLA_AF_SPEC | 0x8000, &inet6));
+        let all = Link { kind: 1, mtu: 9000, mtu6: 8000, encrypts: true, in_vrf: true };
+        assert_eq!(read_link(&body), Some(all));
+        for kind in [&b"vlan\0"[..], b"macsec2\0", b"\0", b""] {
+            let mut other = plain.clone();
+            other.extend(attribute(IFLA_LINKINFO, &attribute(IFLA_INFO_KIND, kind)));
+            assert_eq!(read_link(&other), read_link(&plain), "{kind:?}");
+        }
+        for cut in 0..body.len() {
+            let _ = read_link(&body[..cut]);
+        }
+        assert_eq!(read_link(&body[..15]), None);
+    }
+
     #[test]
     fn what_is_no_answer_is_none() {
         assert_eq!(read_route(&[0; 11]), None);
@@ -336,6 +569,7 @@ mod tests {
         body.get_mut(12..16).unwrap().copy_from_slice(&[9, 0, 4, 0]);
         assert_eq!(read_route(&body), None, "an attribute that is cut off");
         body.get_mut(12..16).unwrap().copy_from_slice(&[8, 0, 4, 0]);
-        assert_eq!(read_route(&body), Some((0, 0, false)));
+        let none = Route { kind: 0, out: 0, gateway: false, mtu: 0 };
+        assert_eq!(read_route(&body), Some(none));
     }
 }

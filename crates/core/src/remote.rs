@@ -14,6 +14,7 @@
 //! - `listeners`, `destinations`: where such connections are taken, and where they go;
 //! - `links`: TCP connections to other processes, and the frames on them; `broken_links`;
 //! - `pairs`: queue pairs; `pair_ends`; `progress`: whether what is posted arrives;
+//! - `policy`: what the kernel does with packets, and a device would not;
 //! - `memory`: that of rings;
 //! - `proof`: whether who answers at a link port is who accepts there;
 //! - `agree`: which connections are accelerated; `offers`: what becomes of an agreement;
@@ -37,6 +38,7 @@ mod net;
 mod offers;
 mod pair_ends;
 mod pairs;
+mod policy;
 mod progress;
 mod proof;
 mod shares;
@@ -49,6 +51,7 @@ use crate::candidates::NOTED_AFTER;
 use crate::channel::Channel;
 use crate::lock::Mutex;
 use crate::path::PathId;
+use crate::policy::Asked;
 use crate::rdma_thread::{self, BELL, RUNNING, WOKEN, is_running, wake};
 use crate::rendezvous::table::Table;
 use crate::socket::{Socket, State, flag, offer};
@@ -70,8 +73,9 @@ const PENDING: u32 = 16384;
 
 /// What application threads ask of the thread.
 enum Ask {
-    /// This socket is used: worth an agreement. With its generation.
-    Note(&'static Socket, u32),
+    /// This socket is used: worth an agreement. With its generation, and what it asks of its
+    /// packets.
+    Note(&'static Socket, u32, Asked),
     /// Connections are accepted at that address.
     Accepting(SocketAddr),
     /// Our end of a slot is no longer used.
@@ -235,9 +239,14 @@ impl Agent for BetweenHosts {
         {
             return Noted::No;
         }
+        let asked = match crate::policy::of(call.fd, s.tuple().local().ip()) {
+            Ok(asked) => asked,
+            Err(why) => return Noted::Never(why),
+        };
+        s.asked.store(asked.key(), Relaxed);
         s.raise(flag::NOTED);
         s.start(Reason::Negotiating);
-        if ask(Ask::Note(s, s.generation.load(Acquire))) {
+        if ask(Ask::Note(s, s.generation.load(Acquire), asked)) {
             Noted::Now
         } else {
             Noted::Never(Reason::RdmaRefused)
@@ -390,6 +399,8 @@ struct Mine {
     socket: &'static Socket,
     generation: u32,
     agreement: Agreement,
+    /// The traffic class that its application wants.
+    class: u8,
 }
 
 impl Mine {
@@ -401,10 +412,12 @@ impl Mine {
 }
 
 /// A peer's candidate.
+#[derive(Clone, Copy)]
 struct Theirs {
     link: usize,
     token: u64,
     proof: Proof,
+    class: u8,
 }
 
 /// Everything that the thread owns.
@@ -567,7 +580,7 @@ impl Remote {
         let asks = core::mem::take(&mut *INBOX.lock());
         for a in asks {
             match a {
-                Ask::Note(s, generation) => self.on_note(s, generation),
+                Ask::Note(s, generation, asked) => self.on_note(s, generation, asked),
                 Ask::Accepting(local) => self.on_accepting(local),
                 Ask::Released(channel, slot) => self.on_released(channel, slot),
                 Ask::ListenerClosed => self.look_at_listeners(),

@@ -158,6 +158,8 @@ pub(crate) struct Socket {
     pub(crate) offer: UnsafeCell<Offer>,
     pub(crate) tuple: UnsafeCell<Tuple>,
     // Rare.
+    /// What it asked of its packets when a pair was sought for it ([`crate::policy::Asked::key`]).
+    pub(crate) asked: AtomicU32,
     /// While unconnected: the reason why it must never be accelerated, or `Reason::None`.
     pub(crate) refused: AtomicU32,
     /// Between hosts: what is known of its SYN.

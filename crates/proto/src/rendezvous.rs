@@ -50,7 +50,7 @@ pub use tuple::{Family, FamilyMismatch, Tuple};
 
 /// Version of the rendezvous, of the shared memory's layout, and of what travels on queue pairs
 /// (`netacc_rdma::wire`). Both ends must have the same.
-pub const VERSION: u16 = 6;
+pub const VERSION: u16 = 7;
 /// What a [`Hello`] begins with.
 pub const MAGIC: [u8; 8] = *b"netacc\r\n";
 /// Version of the layout; changes only together with everything but [`Hello`]. (1 was that of two
@@ -176,6 +176,8 @@ bodies! {
         token: u64,
         /// What only the two ends of the connection know; within a host nothing is said.
         proof: Proof,
+        /// Between hosts: the traffic class that the connector's application wants for it; 0: none.
+        class: u8,
     }
     /// What a connector knows of the time stamp in its connection's SYN: it is one of `span + 1`
     /// values from `lowest` on.
@@ -227,6 +229,8 @@ bodies! {
         port: u16,
         /// Connections on it.
         lanes: u16,
+        /// The traffic class of its packets; 0: what the device does by itself.
+        class: u8,
     }
     /// Between hosts: a place on a pair for one candidate.
     OfferLane {

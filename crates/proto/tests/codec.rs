@@ -93,7 +93,7 @@ fn samples() -> Vec<Sample> {
     let hello = Hello::new([1, 2, 3], 77, Role::Acceptor);
     let candidate = |six| {
         let proof = Proof { lowest: 0xdead_beef, span: 3 };
-        let candidate = Candidate { tuple: tuple(six), token, proof };
+        let candidate = Candidate { tuple: tuple(six), token, proof, class: 0 };
         with_tuple(encoded(Message::Candidate(candidate)), 4, six)
     };
     let offer = |six| {
@@ -146,7 +146,13 @@ fn samples() -> Vec<Sample> {
             .one_of(24, &[1, 2])
             .one_of(43, flags)
             .one_of(50, flags),
-        encoded(Message::Pair(Pair { pair: 9, nonce: [3; 16], port: 26379, lanes: 4095 })),
+        encoded(Message::Pair(Pair {
+            pair: 9,
+            nonce: [3; 16],
+            port: 26379,
+            lanes: 4095,
+            class: 104,
+        })),
         encoded(Message::PairReady { pair: 9 }),
         encoded(Message::PairEnd { pair: 9 }),
         encoded(Message::PairAsk { pair: 9 }),

@@ -94,6 +94,7 @@ pub const ORDER: &[Cli] = &[
     Cli::Word("paths"),
     Cli::Word("io-uring"),
     Cli::Word("rdma-stall"),
+    Cli::Word("kernel-policy"),
     Cli::Word("rdma-keeper"),
     Cli::Letter('h'),
     Cli::Letter('v'),
@@ -128,8 +129,8 @@ fn run_help() -> String {
     }
     help.push_str(
         "\nThe options override the environment, which overrides the configuration file.\n\
-         On shared memory -p, -t, -A, -i, --rdma-stall and --rdma-keeper have no\n\
-         effect; -F has none at all.\n\
+         On shared memory -p, -t, -A, -i, --rdma-stall, --kernel-policy and\n\
+         --rdma-keeper have no effect; -F has none at all.\n\
          See netacc_run(8), netacc.conf(5) and netacc_ss(8).\n",
     );
     help

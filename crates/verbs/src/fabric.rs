@@ -72,6 +72,7 @@ pub enum Call {
     Register,
     Listen,
     Resolve,
+    SetClass,
     Create,
     Connect,
     Accept,
@@ -575,7 +576,11 @@ pub trait Fabric {
     ) -> Result<Self::Pair, Error>;
     /// From here on news of the pair come with this token.
     fn set_token(&self, pair: &mut Self::Pair, token: u64);
-    /// Gives the pair its queues. Returns what it got, at least what was asked.
+    /// The pair's packets are of this traffic class (that of their IP headers), both ways: the
+    /// other end has it by the request. Right behind [`Fabric::resolve`]; 0: nothing is asked for.
+    fn set_class(&self, pair: &mut Self::Pair, class: u8) -> Result<(), Error>;
+    /// Gives the pair its queues. Returns what it got: at least what was asked, but perhaps less
+    /// inline.
     fn create(
         &self,
         pair: &mut Self::Pair,

@@ -51,14 +51,18 @@ pub struct Model {
     pub transport: Transport,
     /// Writes with immediate are posted.
     pub writes_imm: bool,
-    /// Most inline bytes.
+    /// Most inline bytes: a pair that wants more is not created.
     pub inline_max: u32,
+    /// A pair that wants more inline bytes than this is created all the same, with so many.
+    pub inline_granted: u32,
     /// Most work requests in each of a pair's queues.
     pub depth_max: u32,
     /// Most entries of a queue.
     pub entries_max: u32,
     /// Most pairs.
     pub pairs_max: u32,
+    /// Completion vectors.
+    pub vectors: u32,
     /// Most regions.
     pub regions_max: u32,
     /// Bytes that can be registered altogether (`RLIMIT_MEMLOCK`).
@@ -71,9 +75,11 @@ impl Model {
         transport: Transport::Infiniband,
         writes_imm: true,
         inline_max: 256,
+        inline_granted: u32::MAX,
         depth_max: 1 << 14,
         entries_max: 1 << 15,
         pairs_max: 1 << 16,
+        vectors: 1,
         regions_max: 1 << 16,
         registered_max: 1 << 40,
     };
@@ -163,6 +169,23 @@ impl Net {
     #[must_use]
     pub fn open_objects(&self, host: &Memory) -> Objects {
         self.world.lock().objects(host.host)
+    }
+
+    /// The completion vectors of the host's queues, in the order in which these were opened.
+    #[must_use]
+    pub fn vectors(&self, host: &Memory) -> alloc::vec::Vec<u32> {
+        self.world.lock().vectors(host.host)
+    }
+
+    /// Called before each poll of the host's queues from here on: time passes, or something comes.
+    pub fn at_each_poll(&self, host: &Memory, each: Option<fn()>) {
+        self.world.lock().at_each_poll(host.host, each);
+    }
+
+    /// The traffic classes of the host's connected pairs, in the order in which these were begun.
+    #[must_use]
+    pub fn classes(&self, host: &Memory) -> alloc::vec::Vec<u8> {
+        self.world.lock().classes(host.host)
     }
 
     /// Every connected pair of the host goes into error, as after a fault of its device.

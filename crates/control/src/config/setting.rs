@@ -243,6 +243,9 @@ settings! {
     RdmaStallMs "NACC_RDMA_STALL_MS" = "200", number(0, 60_000), Some(Cli::Word("rdma-stall")), ON_RDMA,
         "time without progress until a QP is given up, in ms",
         "Milliseconds for which nothing of what was posted on a queue pair may arrive while the peer's process answers, before its connections go on over TCP; at least four round trips of the answers. 0: only the device says that a queue pair is lost, which may take half a minute, or for ever.";
+    KernelPolicy "NACC_KERNEL_POLICY" = "1", number(0, 1), Some(Cli::Word("kernel-policy")), ON_RDMA,
+        "keep what the kernel treats specially on TCP",
+        "1 keeps connections on TCP whose packets the kernel was asked to treat in a way that RDMA does not: IPsec and other wrappings of packets, marks, priorities, pacing rates, other interfaces. 0 lets them go over RDMA all the same, past all of that: for networks that are protected otherwise. The traffic class goes with them in both cases.";
     KeeperS "NACC_RDMA_KEEPER_S" = "600", number(0, 86_400), Some(Cli::Word("rdma-keeper")), ON_RDMA,
         "how long what a process leaves under way may outlive it, in s",
         "Seconds for which a process netacc-keeper may outlive a program that has ended with bytes under way over RDMA to a peer that does not answer; then they are lost, and the connection is reset. It ends when all is handed over, mostly at once. 0: there is none, and a program that ends waits itself, 2 s at most.";

@@ -194,6 +194,10 @@ reasons! {
         "None needed; the connection is correct, at TCP's speed. netacc_run names programs and libraries that have such calls.";
     NotInReach "not-in-reach" "This end's RDMA device does not lead to the peer: packets leave by another interface, over a gateway of IPoIB, to an address that is translated on the way, or are under way for more than 10 ms behind a gateway.",
         "Let the program use an address of the device whose network the peer is in, and look at ip route get PEER from ADDRESS.";
+    Ipsec "ipsec" "The kernel encrypts or wraps the connection's packets (IPsec, MACsec, an encapsulation), which RDMA would not.",
+        "None needed; the connection is correct, at TCP's speed. Where RDMA may go in the clear: NACC_KERNEL_POLICY=0.";
+    KernelPolicy "kernel-policy" "The kernel was asked to treat the connection's packets in a way that RDMA does not: a mark, a priority, a pacing rate, another interface or VRF; or its ends want different traffic classes.",
+        "See which in the manual (rdma.md). Where RDMA may pass them by: NACC_KERNEL_POLICY=0.";
 }
 
 /// Number of reasons.

@@ -9,7 +9,7 @@ use crate::lock::lock_end;
 use crate::log::debug_log;
 use crate::sets::sets;
 use crate::socket::{self, Event, Offer, RxEnd, Socket, State, TxEnd, flag, offer};
-use crate::{agent, carrier, process};
+use crate::{agent, carrier, policy, process};
 use core::ffi::c_int;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::*;
@@ -132,6 +132,8 @@ fn why_not(s: &'static Socket, g: u16, fd: c_int, moved: &Counted) -> Option<Rea
         Some(Reason::SeveralEpollSets)
     } else if !counts() {
         Some(Reason::UncountedBytes)
+    } else if !s.path().is_shared() && !policy::is_as_asked(s, fd) {
+        Some(Reason::KernelPolicy)
     } else if !s.path().is_shared() && carrier::peer_ended(fd) {
         // As in `shutdown_of`.
         Some(Reason::Disconnected)

@@ -1,13 +1,14 @@
 //! Which connections are accelerated: candidates, offers, and the slots of a channel.
 
-use super::links::{Conn, Fault, Link};
-use super::pairs::PairState;
+use super::links::{Conn, Fault, Link, Waiting};
+use super::pairs::Pair;
 use super::shares::{PART, Source};
 use super::{Mine, PENDING, Remote, Theirs};
 use crate::channel::{BY_KERNEL, Channel, ChannelMem};
 use crate::lock::lock_end;
 use crate::log::{debug_log, warn_of_peer};
 use crate::path::{Far, PathId};
+use crate::policy::{self, Asked};
 use crate::rendezvous::reason_of;
 use crate::rendezvous::table::Key;
 use crate::socket::{Socket, State, flag, offer};
@@ -42,12 +43,12 @@ pub(super) fn verdict(s: &'static Socket, generation: u32, why: Reason) {
 
 impl Remote {
     /// A connection of ours is used.
-    pub(super) fn on_note(&mut self, s: &'static Socket, generation: u32) {
+    pub(super) fn on_note(&mut self, s: &'static Socket, generation: u32, asked: Asked) {
         let now = sys::now_ns();
         let connector = s.has(flag::CONNECTOR);
         let role = if connector { Role::Connector } else { Role::Acceptor };
-        let mine =
-            Mine { socket: s, generation, agreement: Agreement::new(Peers::TwoHosts, role, now) };
+        let agreement = Agreement::new(Peers::TwoHosts, role, now);
+        let mine = Mine { socket: s, generation, agreement, class: asked.class };
         if !mine.is_current() {
             return;
         }
@@ -56,6 +57,9 @@ impl Remote {
             return;
         }
         let local = tuple.local().ip();
+        if let Some(why) = self.policy_against(local, tuple.peer().ip(), asked) {
+            return verdict(s, generation, why);
+        }
         let found = if connector && s.paths().rest().iter().any(PathId::is_shared) {
             // Both addresses are this host's: nobody needs to be asked whether RDMA serves them.
             let devices = self.device_at(local).and_then(|_| self.device_at(tuple.peer().ip()));
@@ -105,11 +109,12 @@ impl Remote {
         if m.agreement.is_told(number) || self.is_busy(i) {
             return;
         }
+        let class = m.class;
         let Some(proof) = self.link(i).map(|l| l.says(&m.socket.syn)) else { return };
         if let Some(m) = self.connected.get_mut(key) {
             m.agreement.step(Event::Told(number));
         }
-        self.send(i, Message::Candidate(proto::Candidate { tuple, token: key.0, proof }));
+        self.send(i, Message::Candidate(proto::Candidate { tuple, token: key.0, proof, class }));
     }
 
     /// Whether link `i` was told of a candidate.
@@ -227,10 +232,10 @@ impl Remote {
     /// Why connections that wait for a pair of this link are where they are.
     pub(super) fn explain_waiting(&mut self, i: usize, why: Reason) {
         let Some(l) = self.link(i) else { return };
-        for tuple in &l.waiting {
+        for w in &l.waiting {
             if let Some((_, m)) = self
                 .accepted
-                .find(tuple, |_| true)
+                .find(&w.tuple, |_| true)
                 .and_then(|k| self.accepted.get(k))
                 .filter(|(_, m)| m.is_current())
             {
@@ -262,12 +267,14 @@ impl Remote {
             return Ok(());
         }
         self.open_commitment(i, &c);
-        self.add_candidate(i, tuple, c.token, c.proof);
+        let (token, proof, class) = (c.token, c.proof, c.class);
+        self.add_candidate(tuple, Theirs { link: i, token, proof, class });
         self.agree(tuple);
         Ok(())
     }
 
-    pub(super) fn add_candidate(&mut self, i: usize, tuple: Tuple, token: u64, proof: Proof) {
+    pub(super) fn add_candidate(&mut self, tuple: Tuple, theirs: Theirs) {
+        let Theirs { link: i, token, .. } = theirs;
         if let Some(old) = self.candidates.find_number(token, |x| x.link == i) {
             self.drop_candidate(old);
         }
@@ -281,7 +288,7 @@ impl Remote {
         if self.candidates.is_full() {
             self.drop_candidate_of_most();
         }
-        if self.candidates.insert(tuple, token, Theirs { link: i, token, proof }).is_some() {
+        if self.candidates.insert(tuple, token, theirs).is_some() {
             self.shares.add_candidate(source);
         }
     }
@@ -382,11 +389,8 @@ impl Remote {
             return;
         }
         let Some(candidate) = self.candidates.find(&tuple, |_| true) else { return };
-        let Some((i, token, proof)) =
-            self.candidates.get(candidate).map(|(_, t)| (t.link, t.token, t.proof))
-        else {
-            return;
-        };
+        let Some(theirs) = self.candidates.get(candidate).map(|(_, t)| *t) else { return };
+        let Theirs { link: i, token, proof, .. } = theirs;
         if !self.link(i).is_some_and(Link::is_up) {
             self.drop_candidate(candidate);
             return;
@@ -402,12 +406,16 @@ impl Remote {
             }
             return;
         }
-        let lane = if self.is_busy(i) { None } else { self.free_lane(i) };
+        let mine = self.accepted.get(waiting).map_or(0, |(_, m)| m.class);
+        let Some(class) = policy::common_class(mine, theirs.class) else {
+            return self.decline(waiting, candidate, Reason::KernelPolicy);
+        };
+        let lane = if self.is_busy(i) { None } else { self.free_lane(i, class) };
         let Some((pair, lane)) = lane else {
             if let Some(l) = self.link_mut(i)
-                && !l.waiting.contains(&tuple)
+                && !l.waiting.iter().any(|w| w.tuple == tuple)
             {
-                l.waiting.push_back(tuple);
+                l.waiting.push_back(Waiting { tuple, class });
             }
             self.at(sys::now_ns() + BUSY_NS * 20);
             return self.want_pairs(i);
@@ -431,7 +439,8 @@ impl Remote {
             p.take(lane);
         }
         if let Some(c) = l.conns.get_mut(slot) {
-            *c = Conn { proof, waiting, pair, lane, rings: Some(rings), ..Conn::FREE };
+            let (theirs, rings) = (Some(theirs), Some(rings));
+            *c = Conn { theirs, waiting, pair, lane, rings, ..Conn::FREE };
         }
         let _ = self.slot_is(i, slot, SlotEvent::Offer, token);
         stats::count(Counter::OffersSent);
@@ -482,13 +491,12 @@ impl Remote {
         }
     }
 
-    /// A free place on a pair.
-    fn free_lane(&self, i: usize) -> Option<(u32, u16)> {
+    /// A free place on a pair of that traffic class.
+    fn free_lane(&self, i: usize, class: u8) -> Option<(u32, u16)> {
         let l = self.link(i)?;
         // The fullest first, so that the others may become empty.
-        let usable =
-            l.pairs.iter().filter(|p| p.state == PairState::Ready && p.used.iter().any(|u| !*u));
-        let p = usable.max_by_key(|p| p.used.iter().filter(|u| **u).count())?;
+        let p = l.pairs.iter().filter(|p| p.class == class && p.has_room());
+        let p = p.max_by_key(|p| p.used.iter().filter(|u| **u).count())?;
         let lane = p.used.iter().position(|u| !*u)?;
         Some((p.number, lane as u16))
     }
@@ -511,8 +519,8 @@ impl Remote {
         let Some(mut waiting) = self.link_mut(i).map(|l| core::mem::take(&mut l.waiting)) else {
             return;
         };
-        waiting.retain(|tuple| {
-            self.accepted.find(tuple, |m| m.agreement.waits() && m.is_current()).is_some()
+        waiting.retain(|w| {
+            self.accepted.find(&w.tuple, |m| m.agreement.waits() && m.is_current()).is_some()
         });
         if let Some(l) = self.link_mut(i) {
             l.waiting = waiting;
@@ -524,11 +532,11 @@ impl Remote {
         // Each at most once: `agree` may put one back.
         let count = self.link(i).map_or(0, |l| l.waiting.len());
         for _ in 0..count {
-            if self.free_lane(i).is_none() {
+            if !self.link(i).is_some_and(|l| l.pairs.iter().any(Pair::has_room)) {
                 return;
             }
-            let Some(tuple) = self.link_mut(i).and_then(|l| l.waiting.pop_front()) else { return };
-            self.agree(tuple);
+            let Some(w) = self.link_mut(i).and_then(|l| l.waiting.pop_front()) else { return };
+            self.agree(w.tuple);
         }
     }
 

@@ -11,7 +11,7 @@ use super::shares::PART;
 use super::{Remote, close_own};
 use crate::carrier::{self, sockaddr};
 use crate::log::debug_log;
-use crate::reach::{self, Reach};
+use crate::reach::{self, Reach, Way};
 use crate::socket::Socket;
 use crate::sys;
 use core::net::{IpAddr, SocketAddr};
@@ -83,8 +83,9 @@ pub(super) enum Answer {
 pub(super) struct Host {
     local: IpAddr,
     peer: IpAddr,
-    reach: Reach,
-    /// Until when that is believed.
+    way: Option<Way>,
+    /// When it was looked at, and until when that is believed.
+    looked: u64,
     reach_until: u64,
     /// It has answered a SYN to a link port, if only by a refusal.
     answers: bool,
@@ -531,7 +532,8 @@ impl Remote {
                 self.hosts.push(Host {
                     local,
                     peer,
-                    reach: Reach::Routed,
+                    way: None,
+                    looked: 0,
                     reach_until: 0,
                     answers: false,
                     found: false,
@@ -548,15 +550,34 @@ impl Remote {
         let h = self.hosts.get_mut(at)?;
         h.used = now;
         if now >= h.reach_until {
-            (h.reach, h.reach_until) = (reach::of(local, peer), now + REACH_NS);
+            (h.way, h.looked) = (Some(reach::of(local, peer)), now);
+            h.reach_until = now + REACH_NS;
         }
         Some(at)
     }
 
+    /// The way to a host, and when it was looked at.
+    pub(super) fn way(&mut self, local: IpAddr, peer: IpAddr) -> Option<(Way, u64)> {
+        let h = self.host(local, peer)?;
+        self.hosts.get(h).and_then(|h| Some((h.way?, h.looked)))
+    }
+
+    /// The same, looked up anew.
+    pub(super) fn way_anew(&mut self, local: IpAddr, peer: IpAddr) -> Option<(Way, u64)> {
+        let at = self.host(local, peer)?;
+        self.hosts.get_mut(at)?.reach_until = 0;
+        self.way(local, peer)
+    }
+
+    /// As if the ways had been looked up in a network with that MTU.
+    #[cfg(test)]
+    pub(super) fn pretend_mtu(&mut self, mtu: u32) {
+        self.hosts.iter_mut().filter_map(|h| h.way.as_mut()).for_each(|way| way.mtu = mtu);
+    }
+
     /// Whether no device of ours leads to a host, or only the Internet does.
     fn is_out_of_reach(&mut self, local: IpAddr, peer: IpAddr, s: &Socket) -> bool {
-        let h = self.host(local, peer).and_then(|h| self.hosts.get(h));
-        match h.map_or(Reach::Near, |h| h.reach) {
+        match self.way(local, peer).map_or(Reach::Near, |(way, _)| way.reach) {
             Reach::Near => false,
             // (The application may close it meanwhile: then it is another one's time, or none.)
             Reach::Routed => {

@@ -7,7 +7,7 @@ use super::memory::{self, Arenas};
 use super::pairs::{self, Pair};
 use super::proof::Trust;
 use super::shares::{LINKS_MAX, Source};
-use super::{EVENT_LINK, Remote, close_own, devices, keeper, net, note_own, watch};
+use super::{EVENT_LINK, Remote, Theirs, close_own, devices, keeper, net, note_own, watch};
 use crate::carrier::sockaddr;
 use crate::channel::Channel;
 use crate::log::{debug_log, warn_of_peer};
@@ -21,10 +21,10 @@ use alloc::vec::Vec;
 use core::ffi::c_int;
 use core::net::{IpAddr, SocketAddr};
 use core::sync::atomic::Ordering::*;
-use netacc_control::stats::{ChannelState, Counter};
+use netacc_control::stats::{ChannelState, Counter, Reason};
 use netacc_proto::agreement::Slot;
 use netacc_proto::rendezvous::{
-    DecodeError, Hello, HostHello, MAX_MESSAGE, Message, Peers, Proof, Role, Tuple, VERSION,
+    DecodeError, Hello, HostHello, MAX_MESSAGE, Message, Peers, Role, Tuple, VERSION,
 };
 
 /// A peer that has not answered, or not greeted, for so long is given up.
@@ -77,8 +77,8 @@ pub(super) enum Fault {
 pub(super) struct Conn {
     /// Whose it is.
     pub(super) slot: Slot,
-    /// Acceptor: of the claim that it was offered for.
-    pub(super) proof: Proof,
+    /// Acceptor: the claim that it was offered for.
+    pub(super) theirs: Option<Theirs>,
     /// Acceptor: the waiting socket.
     pub(super) waiting: Key,
     pub(super) socket: Option<&'static Socket>,
@@ -96,7 +96,7 @@ pub(super) struct Conn {
 impl Conn {
     pub(super) const FREE: Conn = Conn {
         slot: Slot::FREE,
-        proof: Proof::NONE,
+        theirs: None,
         waiting: Key(u64::MAX),
         socket: None,
         generation: 0,
@@ -106,6 +106,14 @@ impl Conn {
         published: None,
         asked: 0,
     };
+}
+
+/// A connection that waits for a place on a pair.
+#[derive(Clone, Copy)]
+pub(super) struct Waiting {
+    pub(super) tuple: Tuple,
+    /// The traffic class of the pair.
+    pub(super) class: u8,
 }
 
 /// A TCP connection to another process's library, and what was agreed on it.
@@ -151,8 +159,11 @@ pub(super) struct Link {
     /// When it was greeted, and the connections that it has carried: for people.
     opened_unix_ns: u64,
     pub(super) connections: u64,
+    /// What keeps its packets from RDMA, as of its last look, and when the next one is due.
+    pub(super) policy: Option<Reason>,
+    pub(super) policy_at: u64,
     /// Acceptor: connections of which both ends are there, and no pair is.
-    pub(super) waiting: VecDeque<Tuple>,
+    pub(super) waiting: VecDeque<Waiting>,
 }
 
 impl Link {
@@ -310,6 +321,8 @@ impl Remote {
             pair_pause: 0,
             opened_unix_ns: sys::unix_ns(),
             connections: 0,
+            policy: None,
+            policy_at: 0,
             waiting: VecDeque::new(),
         };
         *self.links.get_mut(i)? = Some(Box::new(new));
@@ -496,8 +509,9 @@ impl Remote {
         if events & libc::EPOLLOUT as u32 != 0 {
             self.flush(i);
         }
-        if let Err(why) = self.read(i) {
-            self.end_link(i, why);
+        match self.read(i) {
+            Ok(()) => self.watch_policy(i),
+            Err(why) => self.end_link(i, why),
         }
     }
 

@@ -2,7 +2,7 @@
 //! connection leaves when it is gone.
 
 use super::agree::{BUSY_NS, verdict};
-use super::links::{Conn, Fault};
+use super::links::{Conn, Fault, Waiting};
 use super::pair_ends::heed;
 use super::pairs::{PairState, unlink};
 use super::{Mine, Remote, leave, net};
@@ -69,7 +69,7 @@ impl Remote {
         let Some(c) = self.link(i).and_then(|l| l.conns.get(slot)) else {
             return Err(Fault::Malformed);
         };
-        let (waiting, proof) = (c.waiting, c.proof);
+        let (waiting, theirs, number) = (c.waiting, c.theirs, c.pair);
         self.slot_is(i, slot, SlotEvent::Refuse, token)?;
         stats::count(Counter::OffersRefused);
         let refused = Event::Refused { link: i, reason };
@@ -84,12 +84,14 @@ impl Remote {
             Action::End(_) => self.end(waiting, action),
             // What it was offered is not free there yet: again in a moment.
             Action::SeeClaimsSoon if current => {
-                self.add_candidate(i, tuple, token, proof);
+                let Some(theirs) = theirs else { return Ok(()) };
+                self.add_candidate(tuple, theirs);
+                let class = self.link(i).and_then(|l| l.pair(number)).map_or(0, |p| p.class);
                 if let Some(l) = self.link_mut(i) {
                     // (It may be in use there for long: by a connection that was broken off, and
                     // that nobody closes.)
                     l.refused = slot + 1;
-                    l.waiting.push_back(tuple);
+                    l.waiting.push_back(Waiting { tuple, class });
                 }
                 self.at(sys::now_ns() + BUSY_NS);
             }

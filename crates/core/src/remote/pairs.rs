@@ -18,7 +18,7 @@ use crate::log::debug_log;
 use crate::queues::{PairContext, Queue};
 use crate::rdma_thread::wake;
 use crate::socket::Socket;
-use crate::{config, process, stats, sys, thread, wire};
+use crate::{config, policy, process, stats, sys, thread, wire};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -92,6 +92,8 @@ pub(super) struct Pair {
     pub(super) state: PairState,
     nonce: [u8; 16],
     pub(super) lanes: u16,
+    /// The traffic class of its packets; 0: what the device does by itself.
+    pub(super) class: u8,
     /// Until it is ready. `None` before it is created, and while a thread connects it.
     pub(super) pair: Option<net::Pair>,
     /// A thread connects it.
@@ -115,12 +117,14 @@ pub(super) struct Pair {
 }
 
 impl Pair {
-    fn new(number: u32, state: PairState, nonce: [u8; 16], lanes: u16) -> Pair {
+    fn new(state: PairState, asked: &proto::Pair) -> Pair {
+        let lanes = asked.lanes;
         Pair {
-            number,
+            number: asked.pair,
             state,
-            nonce,
+            nonce: asked.nonce,
             lanes,
+            class: asked.class,
             pair: None,
             connecting: false,
             engine: None,
@@ -140,6 +144,11 @@ impl Pair {
 
     pub(super) fn is_empty(&self) -> bool {
         !self.used.iter().any(|u| *u)
+    }
+
+    /// It can take another connection.
+    pub(super) fn has_room(&self) -> bool {
+        self.state == PairState::Ready && self.used.iter().any(|u| !*u)
     }
 
     /// It had connections before.
@@ -230,6 +239,19 @@ impl Link {
         self.pairs.iter_mut().find(|p| p.number == number)
     }
 
+    /// The traffic class of connections that wait for a pair, if more of it are to be connected.
+    fn class_without_pair(&self) -> Option<u8> {
+        let coming = || self.pairs.iter().filter(|p| p.is_coming());
+        if coming().count() >= AT_ONCE {
+            return None;
+        }
+        let is_short = |class: u8| {
+            let lanes = coming().filter(|p| p.class == class).map(|p| usize::from(p.lanes));
+            lanes.sum::<usize>() < self.waiting.iter().filter(|w| w.class == class).count()
+        };
+        self.waiting.iter().map(|w| w.class).find(|class| is_short(*class))
+    }
+
     fn token(&self, number: u32) -> u64 {
         TOKEN_PAIR | u64::from(self.serial & 0xff_ffff) << 32 | u64::from(number)
     }
@@ -258,13 +280,7 @@ impl Remote {
                 let at = l.pair_after;
                 return self.at(at);
             }
-            let coming: usize =
-                l.pairs.iter().filter(|p| p.is_coming()).map(|p| usize::from(p.lanes)).sum();
-            if coming >= l.waiting.len()
-                || l.pairs.iter().filter(|p| p.is_coming()).count() >= AT_ONCE
-            {
-                return;
-            }
+            let Some(class) = l.class_without_pair() else { return };
             let local = SocketAddr::new(l.local, l.port);
             let port = self.port_for_pairs(local);
             let Some(l) = self.link_mut(i) else { return };
@@ -277,9 +293,10 @@ impl Remote {
             // tried later.)
             l.cm_port = port.unwrap_or(l.cm_port);
             let port = l.cm_port;
-            l.pairs.push(Pair::new(number, PairState::Requested, nonce, lanes));
+            let asked = proto::Pair { pair: number, nonce, port, lanes, class };
+            l.pairs.push(Pair::new(PairState::Requested, &asked));
             self.at(now + CONNECT_NS);
-            self.send(i, Message::Pair(proto::Pair { pair: number, nonce, port, lanes }));
+            self.send(i, Message::Pair(asked));
         }
     }
 
@@ -289,6 +306,7 @@ impl Remote {
         if l.pair(asked.pair).is_some()
             || asked.lanes == 0
             || usize::from(asked.lanes) > netacc_rdma::LANES_MAX
+            || asked.class & policy::ECN != 0
         {
             return Err(Fault::Malformed);
         }
@@ -300,12 +318,18 @@ impl Remote {
             self.send(i, Message::PairEnd { pair: asked.pair });
             return Ok(());
         }
-        l.pairs.push(Pair::new(asked.pair, PairState::Resolving, asked.nonce, asked.lanes));
+        l.pairs.push(Pair::new(PairState::Resolving, &asked));
         let (local, to, token) =
             (l.local, SocketAddr::new(l.peer, asked.port), l.token(asked.pair));
         self.at(sys::now_ns() + CONNECT_NS);
         let pair = match (self.devices.verbs(), self.devices.manager.as_ref()) {
-            (Some(verbs), Some(manager)) => verbs.resolve(manager, local, to, 2000, token).ok(),
+            (Some(verbs), Some(manager)) => {
+                let classed = |mut pair| match verbs.set_class(&mut pair, asked.class) {
+                    Ok(()) => Some(pair),
+                    Err(_) => verbs.close_pair(pair).err().and(None),
+                };
+                verbs.resolve(manager, local, to, 2000, token).ok().and_then(classed)
+            }
             _ => None,
         };
         match (pair, self.link_mut(i).and_then(|l| l.pair_mut(asked.pair))) {
@@ -357,7 +381,11 @@ impl Remote {
                 receives: settings.receives,
                 inline_bytes: settings.inline_bytes,
             };
-            verbs.create(pair, &domain, queue.hub.queue(), capacity).map_err(devices::reason_of)?;
+            let granted = verbs
+                .create(pair, &domain, queue.hub.queue(), capacity)
+                .map_err(devices::reason_of)?;
+            let inline_bytes = settings.inline_bytes.min(granted.inline_bytes);
+            let settings = &netacc_rdma::Settings { inline_bytes, ..*settings };
             stats::count(Counter::RdmaPairsCreated);
             let bytes = settings.memory_bytes();
             let memory = NonNull::new(sys::map_own(bytes)).ok_or(Reason::NoMemory)?;

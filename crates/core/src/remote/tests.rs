@@ -26,6 +26,7 @@ mod lost;
 mod many;
 mod nobody;
 mod peers;
+mod policy;
 mod random;
 mod resumed;
 mod squatter;
@@ -253,7 +254,7 @@ impl Rig {
                 })
             };
             let whose = match &ask {
-                Ask::Note(s, _) => at(s.tuple().local().ip()),
+                Ask::Note(s, ..) => at(s.tuple().local().ip()),
                 Ask::Accepting(local) => at(local.ip()),
                 Ask::Released(channel, _) => has(channel),
                 Ask::ListenerClosed => {

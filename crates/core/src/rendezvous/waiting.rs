@@ -105,6 +105,7 @@ impl State {
             tuple: *tuple,
             token: key.0,
             proof: proto::Proof::NONE,
+            class: 0,
         });
         if !self.try_send(i, sent) {
             return false;

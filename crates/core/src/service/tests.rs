@@ -1195,7 +1195,7 @@ fn the_thread_does_it_by_itself() {
 // ---- hostile peers ------------------------------------------------------------------------------
 
 fn candidate(tuple: Tuple, token: u64) -> Message {
-    Message::Candidate(proto::Candidate { tuple, token, proof: proto::Proof::NONE })
+    Message::Candidate(proto::Candidate { tuple, token, proof: proto::Proof::NONE, class: 0 })
 }
 
 /// A control connection by hand.

@@ -59,6 +59,7 @@ fn samples() -> Vec<Message> {
             tuple: tuple4,
             token: 5,
             proof: Proof { lowest: 0xdead_beef, span: 3 },
+            class: 104,
         }),
         Message::Withdraw { token: 5 },
         Message::Channel(Channel { channel_bytes: 0x10000, slots: 256, places: 16 }),
@@ -91,7 +92,7 @@ fn samples() -> Vec<Message> {
             resumes: true,
             key: [9; 16],
         }),
-        Message::Pair(Pair { pair: 9, nonce: [3; 16], port: 26379, lanes: 4095 }),
+        Message::Pair(Pair { pair: 9, nonce: [3; 16], port: 26379, lanes: 4095, class: 104 }),
         Message::PairReady { pair: 9 },
         Message::PairEnd { pair: u32::MAX },
         Message::PairAsk { pair: 7 },
@@ -347,7 +348,7 @@ proptest! {
         if let Ok(message) = decoded(&bytes) {
             prop_assert_eq!(encoded(&message), bytes);
         }
-        let candidate = Message::Candidate(Candidate { tuple, token: 1, proof: Proof::NONE });
+        let candidate = Message::Candidate(Candidate { tuple, token: 1, proof: Proof::NONE, class: 0 });
         prop_assert_eq!(decoded(&encoded(&candidate)), Ok(candidate));
     }
 

@@ -152,6 +152,9 @@ impl Fabric for Edge {
     fn set_token(&self, pair: &mut memory::Pair, token: u64) {
         self.0.set_token(pair, token);
     }
+    fn set_class(&self, pair: &mut memory::Pair, class: u8) -> Result<(), Error> {
+        self.0.set_class(pair, class)
+    }
     fn create(
         &self,
         pair: &mut memory::Pair,

@@ -83,9 +83,9 @@ impl Fabric for Memory {
         self.call(Call::Close, |w| w.close_domain(domain.number))
     }
 
-    fn open_queue(&self, device: &Device, entries: u32, _vector: u32) -> Result<Queue, Error> {
+    fn open_queue(&self, device: &Device, entries: u32, vector: u32) -> Result<Queue, Error> {
         self.call(Call::OpenQueue, |w| {
-            let (number, fd) = w.open_queue(device.number, entries)?;
+            let (number, fd) = w.open_queue(device.number, entries, vector)?;
             Ok(Queue { number, fd })
         })
     }
@@ -95,6 +95,10 @@ impl Fabric for Memory {
     }
 
     fn poll(&self, queue: &Queue, out: &mut [Completion]) -> Result<usize, Error> {
+        let each = self.net.world.lock().each_poll_of(self.host);
+        if let Some(each) = each {
+            each();
+        }
         let mut world = self.enter(Call::Poll)?;
         world.advance_for(queue.number);
         Ok(world.poll(queue.number, out))
@@ -176,6 +180,10 @@ impl Fabric for Memory {
 
     fn set_token(&self, pair: &mut Pair, token: u64) {
         self.net.world.lock().set_token(pair.number, token);
+    }
+
+    fn set_class(&self, pair: &mut Pair, class: u8) -> Result<(), Error> {
+        self.call(Call::SetClass, |w| w.set_class(pair.number, class))
     }
 
     fn create(

@@ -64,6 +64,8 @@ pub(super) struct Host {
     /// Nothing of so many bytes, or behind that, arrives of what its pairs send.
     mute: Option<usize>,
     device: bool,
+    /// What happens at each poll of its program's.
+    each_poll: Option<fn()>,
     calls: BTreeMap<Call, u64>,
     failing: Vec<(Call, u64, c_int)>,
 }
@@ -85,6 +87,7 @@ pub(super) struct Device {
 pub(super) struct Queue {
     device: u64,
     capacity: usize,
+    vector: u32,
     entries: VecDeque<Entry>,
     armed: bool,
     wake_ups: u32,
@@ -138,6 +141,8 @@ pub(super) struct Pair {
     phase: Phase,
     /// Where it wants to go, or where it was wanted.
     to: SocketAddr,
+    /// The traffic class of its packets.
+    class: u8,
     peer: Option<u64>,
     /// It asked; the other end was asked.
     asked: bool,
@@ -274,6 +279,7 @@ impl World {
             down: false,
             mute: None,
             device: true,
+            each_poll: None,
             calls: BTreeMap::new(),
             failing: Vec::new(),
         });
@@ -342,6 +348,28 @@ impl World {
     fn pairs_of(&self, host: usize) -> Vec<u64> {
         let of = self.pairs.iter().filter(|(_, p)| p.host == host);
         of.map(|(number, _)| *number).collect()
+    }
+
+    /// The completion vectors of the host's queues, in the order in which these were opened.
+    pub(super) fn vectors(&self, host: usize) -> Vec<u32> {
+        let on = |q: &&Queue| self.devices.get(&q.device).is_some_and(|d| d.host == host);
+        self.queues.values().filter(on).map(|q| q.vector).collect()
+    }
+
+    pub(super) fn at_each_poll(&mut self, host: usize, each: Option<fn()>) {
+        if let Some(h) = self.hosts.get_mut(host) {
+            h.each_poll = each;
+        }
+    }
+
+    pub(super) fn each_poll_of(&self, host: usize) -> Option<fn()> {
+        self.hosts.get(host).and_then(|h| h.each_poll)
+    }
+
+    /// The traffic classes of the host's connected pairs, in the order in which these were begun.
+    pub(super) fn classes(&self, host: usize) -> Vec<u8> {
+        let on = |p: &&Pair| p.host == host && p.phase == Phase::Connected;
+        self.pairs.values().filter(on).map(|p| p.class).collect()
     }
 
     pub(super) fn break_pairs(&mut self, host: usize) {

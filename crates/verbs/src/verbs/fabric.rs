@@ -365,6 +365,24 @@ impl Fabric for Verbs {
         unsafe { (*pair.id.as_ptr()).context = context_of(token) };
     }
 
+    fn set_class(&self, pair: &mut Pair, mut class: u8) -> Result<(), Error> {
+        if class == 0 {
+            return Ok(());
+        }
+        let _shelter = Shelter::take();
+        // SAFETY: an identifier that we own; the option is one byte.
+        let r = unsafe {
+            (self.api.rdma_set_option)(
+                pair.id.as_ptr(),
+                RDMA_OPTION_ID,
+                RDMA_OPTION_ID_TOS,
+                (&raw mut class).cast(),
+                1,
+            )
+        };
+        check(Call::SetClass, r)
+    }
+
     fn create(
         &self,
         pair: &mut Pair,

@@ -124,7 +124,8 @@ fn try_pair(
         let mut init = pair_init(cq, capacity);
         // SAFETY: domain and queue live.
         if let Some(qp) = NonNull::new(unsafe { (api.ibv_create_qp)(pd.as_ptr(), &mut init) }) {
-            granted = Some((qp, inline_bytes));
+            // Some (hns, MANA) make the pair all the same, with less or none.
+            granted = Some((qp, inline_bytes.min(init.cap.max_inline_data)));
             break;
         }
     }

@@ -73,6 +73,13 @@ fn what_a_device_grants_is_enough() {
             exchanges([least, model]);
             exchanges([model, least]);
         }
+        // As hns and MANA: nothing says so before the pair is there.
+        for inline_granted in [0, 32] {
+            let least = Model { inline_granted, ..model };
+            exchanges([least, least]);
+            exchanges([least, model]);
+            exchanges([model, least]);
+        }
         for depth_max in [8, 16, 100] {
             let least = Model { depth_max, ..model };
             exchanges([least, least]);

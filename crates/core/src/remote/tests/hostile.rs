@@ -111,7 +111,7 @@ fn frames_that_no_connector_sends_end_its_link_and_no_other() {
     let words = Words { slot: 3, token: 5, ..Words::default() };
     let ends = [
         Message::HostHello(hello(Role::Connector, port)),
-        Message::Pair(Pair { pair: 0, nonce: [0; 16], port: 1, lanes: 1 }),
+        Message::Pair(Pair { pair: 0, nonce: [0; 16], port: 1, lanes: 1, class: 0 }),
         Message::OfferLane(OfferLane { token: 0, slot: 0, pair: 0, lane: 0 }),
         Message::Resume { known: true, key: [9; 16] },
         Message::Accept { token: 1, slot: 0 },
@@ -127,6 +127,7 @@ fn frames_that_no_connector_sends_end_its_link_and_no_other() {
             tuple: tuple(stranger(), port),
             token: 1,
             proof: Proof::NONE,
+            class: 0,
         }),
         Message::Withdraw { token: 77 },
         Message::PairReady { pair: 0 },
@@ -144,16 +145,19 @@ fn frames_that_no_connector_sends_end_its_link_and_no_other() {
             tuple: tuple(loopback(0, 98), port),
             token: 1,
             proof: Proof::NONE,
+            class: 0,
         }),
         Message::Candidate(Candidate {
             tuple: tuple(stranger(), port ^ 1),
             token: 1,
             proof: Proof::NONE,
+            class: 0,
         }),
         Message::Candidate(Candidate {
             tuple: rig.conns[i][C].socket.tuple(),
             token: 1,
             proof: Proof::NONE,
+            class: 0,
         }),
     ];
     let all =
@@ -303,11 +307,11 @@ fn as_acceptor(frames: &[Message]) -> Result<Vec<Message>, Vec<Message>> {
 
 #[test]
 fn frames_that_no_acceptor_sends_end_its_link() {
-    let pair = Pair { pair: 0, nonce: [0; 16], port: 1, lanes: 4 };
+    let pair = Pair { pair: 0, nonce: [0; 16], port: 1, lanes: 4, class: 0 };
     let tuple = Tuple::new(SocketAddr::new(stranger(), 1), SocketAddr::new(stranger(), 2)).unwrap();
     let bad: [&[Message]; 10] = [
         &[Message::HostHello(hello(Role::Acceptor, 1))],
-        &[Message::Candidate(Candidate { tuple, token: 1, proof: Proof::NONE })],
+        &[Message::Candidate(Candidate { tuple, token: 1, proof: Proof::NONE, class: 0 })],
         &[Message::Accept { token: 1, slot: 0 }],
         &[Message::Refuse { token: 1, slot: 0, reason: 1 }],
         &[Message::Freed { slot: 0 }],
@@ -324,7 +328,7 @@ fn frames_that_no_acceptor_sends_end_its_link() {
 
 #[test]
 fn what_an_acceptor_may_say_and_does_not_mean_is_answered() {
-    let pair = Pair { pair: 0, nonce: [0; 16], port: 1, lanes: 4 };
+    let pair = Pair { pair: 0, nonce: [0; 16], port: 1, lanes: 4, class: 0 };
     // Offers of a pair that is none; of a connection that nobody knows.
     let said =
         as_acceptor(&[Message::OfferLane(OfferLane { token: 0, slot: 0, pair: 0, lane: 0 })])
@@ -556,7 +560,7 @@ fn a_connection_that_two_processes_claim_goes_to_tcp_for_good() {
     rig.settle();
     rival.hear().unwrap();
     let tuple = rig.conns[i][C].socket.tuple();
-    rival.say(Message::Candidate(Candidate { tuple, token: 3, proof: Proof::NONE }));
+    rival.say(Message::Candidate(Candidate { tuple, token: 3, proof: Proof::NONE, class: 0 }));
     rig.until("it leaves", |r| {
         r.chat(i);
         r.conns[i].iter().all(|e| e.socket.is(crate::socket::State::Plain))
@@ -585,6 +589,7 @@ fn claimed(early: bool, proof: impl Fn(Said) -> Proof) -> (Rig, usize, Vec<Messa
         tuple: rig.conns[i][C].socket.tuple(),
         token: 3,
         proof: proof(accepted.socket.syn.said()),
+        class: 0,
     };
     let mut rival = Stranger::call(rig.hosts[0].address, at);
     rival.say(Message::HostHello(hello(Role::Connector, port)));
@@ -675,6 +680,7 @@ fn frame(random: &mut Random, token: u64) -> Message {
             nonce: [number(256) as u8; 16],
             port: number(65536) as u16,
             lanes: lane,
+            class: (number(2) as u8).wrapping_mul(104),
         }),
         2 => Message::PairReady { pair },
         3 => Message::PairEnd { pair },

@@ -98,7 +98,7 @@ fn the_candidates_of_some_hosts_do_not_push_out_anothers() {
         for k in 0..PENDING as u16 / 3 {
             let from = SocketAddr::new(host(n), 1024 + k);
             let tuple = Tuple::new(from, SocketAddr::new(at.ip(), port)).unwrap();
-            let claim = Candidate { tuple, token: k.into(), proof: Proof::NONE };
+            let claim = Candidate { tuple, token: k.into(), proof: Proof::NONE, class: 0 };
             peer.say(Message::Candidate(claim));
             if k % 256 == 0 {
                 rig.settle();
@@ -137,7 +137,7 @@ fn wrong_claims_lock_their_host_out_and_are_told_of_once_a_second() {
         let crate::syn::Said::Stamp(stamp) = accepted.socket.syn.said() else { panic!() };
         let proof = Proof::new(stamp.wrapping_add(by), stamp.wrapping_add(by + 3));
         let tuple = rig.conns[i][C].socket.tuple();
-        liar.say(Message::Candidate(Candidate { tuple, token, proof }));
+        liar.say(Message::Candidate(Candidate { tuple, token, proof, class: 0 }));
         for _ in 0..4 {
             rig.chat(i);
         }
@@ -179,7 +179,7 @@ fn whatever_strangers_do_is_one_line_a_second() {
         rig.settle();
         let peer = greeted(&mut rig, n, from, at, port);
         let tuple = rig.conns[0][C].socket.tuple();
-        peer.say(Message::Candidate(Candidate { tuple, token: 3, proof: Proof::NONE }));
+        peer.say(Message::Candidate(Candidate { tuple, token: 3, proof: Proof::NONE, class: 0 }));
         rig.settle();
     }
     let seconds = (sys::now_ns() - began) / 1_000_000_000;

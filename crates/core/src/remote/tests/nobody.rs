@@ -305,9 +305,9 @@ fn a_hundred_silent_peers_do_not_delay_the_first_link() {
 
 #[test]
 fn who_is_out_of_reach_is_not_asked() {
-    use crate::reach::{PRETENDED, Reach};
+    use crate::reach::{PRETENDED, Reach, Way};
     let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
-    PRETENDED.set(Some(Reach::No));
+    PRETENDED.set(Some(Way { reach: Reach::No, ..Way::UNKNOWN }));
     let i = rig.connect(0, 1);
     let serial = rig.remote(0).serial;
     for _ in 0..5 {
@@ -317,7 +317,7 @@ fn who_is_out_of_reach_is_not_asked() {
     assert_eq!((rig.remote(0).serial, rig.reason(i, C)), (serial, Reason::NotInReach));
     assert!(rig.conns[i][C].socket.is(crate::socket::State::Plain));
     // Behind a gateway, and not far away, once the route is looked up anew.
-    PRETENDED.set(Some(Reach::Routed));
+    PRETENDED.set(Some(Way { reach: Reach::Routed, ..Way::UNKNOWN }));
     testing::pass_ns(61_000 * MS);
     let i = rig.connect(0, 1);
     rig.promoted(i);
@@ -328,9 +328,9 @@ fn who_is_out_of_reach_is_not_asked() {
 /// Where an address has no device that is the reason, whatever the routes say.
 #[test]
 fn without_a_device_there_is_no_question_of_reach() {
-    use crate::reach::{PRETENDED, Reach};
+    use crate::reach::{PRETENDED, Reach, Way};
     let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
-    PRETENDED.set(Some(Reach::No));
+    PRETENDED.set(Some(Way { reach: Reach::No, ..Way::UNKNOWN }));
     rig.wires.fail_call(&rig.hosts[0].fabric, Call::OpenDevice, 1, libc::ENODEV);
     let i = rig.connect(0, 1);
     for _ in 0..5 {

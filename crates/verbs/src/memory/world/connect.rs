@@ -23,6 +23,7 @@ impl World {
                 token,
                 phase: Phase::Resolving,
                 to,
+                class: 0,
                 peer: None,
                 asked: false,
                 waits_at: None,
@@ -67,6 +68,16 @@ impl World {
         }
     }
 
+    /// Too late once it has its queues. (With verbs once the news of its way has been taken.)
+    pub(in crate::memory) fn set_class(&mut self, pair: u64, class: u8) -> Result<()> {
+        let p = self.pair(pair)?;
+        if !matches!(p.phase, Phase::Resolving | Phase::Resolved) || p.queue.is_some() {
+            return Err(libc::EINVAL);
+        }
+        p.class = class;
+        Ok(())
+    }
+
     pub(in crate::memory) fn create(
         &mut self,
         pair: u64,
@@ -105,7 +116,7 @@ impl World {
         p.capacity = Capacity {
             sends: capacity.sends.next_power_of_two(),
             receives: capacity.receives.next_power_of_two(),
-            inline_bytes: capacity.inline_bytes,
+            inline_bytes: capacity.inline_bytes.min(model.inline_granted),
         };
         Ok(p.capacity)
     }

@@ -55,7 +55,7 @@ impl World {
             regions_max: m.regions_max,
             region_bytes_max: m.registered_max,
             message_bytes_max: 1 << 31,
-            vectors: 1,
+            vectors: m.vectors,
             active: !h.down,
             survives_fork: true,
             name: Name::new(*b"memory"),
@@ -196,7 +196,10 @@ impl World {
         &mut self,
         device: u64,
         entries: u32,
+        vector: u32,
     ) -> Result<(u64, c_int)> {
+        let vectors = self.host_of(device)?.model.vectors;
+        let vector = vector.checked_rem(vectors).unwrap_or(0);
         if entries == 0 || entries > self.host_of(device)?.model.entries_max {
             return Err(libc::EINVAL);
         }
@@ -207,6 +210,7 @@ impl World {
             Queue {
                 device,
                 capacity: entries as usize,
+                vector,
                 entries: VecDeque::new(),
                 armed: false,
                 wake_ups: 0,

@@ -263,7 +263,7 @@ impl World {
 
     pub(in crate::memory) fn request(&mut self, from: u64, private: Private) {
         let Some(p) = self.pairs.get(&from) else { return };
-        let (to, host) = (p.to, p.host);
+        let (to, host, class) = (p.to, p.host, p.class);
         let waiting = |at: u64| self.pairs.values().filter(|p| p.waits_at == Some(at)).count();
         let listener = self.listeners.iter().find(|(_, l)| l.address == to);
         let Some((number, l)) = listener.filter(|(number, l)| waiting(**number) < l.backlog.max(1))
@@ -280,6 +280,7 @@ impl World {
         let pair = self.new_pair(there, manager, token, to);
         if let Some(p) = self.pairs.get_mut(&pair) {
             p.phase = Phase::Requested;
+            p.class = class;
             p.peer = Some(from);
             p.waits_at = Some(number);
         }

@@ -1,0 +1,306 @@
+//! What was asked of the kernel for a connection's packets, and what becomes of it.
+
+use super::*;
+use crate::options;
+use crate::policy::SO_BINDTOIFINDEX;
+use crate::reach::{PRETENDED, Way};
+use netacc_control::config::Config;
+use netacc_control::stats::Counter;
+
+const HIGH: c_int = 0x68;
+const LOW: c_int = 0x20;
+
+/// As the program does it.
+#[track_caller]
+fn set(rig: &Rig, i: usize, side: usize, (level, name): (c_int, c_int), value: u64) {
+    let fd = rig.conns[i][side].fd;
+    let len = if name == libc::SO_MAX_PACING_RATE { 8 } else { 4 };
+    let at = (&raw const value).cast::<c_void>();
+    // SAFETY: a value of that length.
+    unsafe {
+        assert_eq!(options::setsockopt(fd, level, name, at, len), api::PASS);
+        assert_eq!(sys::setsockopt_raw(fd, level, name, at, len), 0);
+        options::on_setsockopt(fd, level, name, at, len);
+    }
+}
+
+const TOS: (c_int, c_int) = (libc::IPPROTO_IP, libc::IP_TOS);
+const MARK: (c_int, c_int) = (libc::SOL_SOCKET, libc::SO_MARK);
+const PRIORITY: (c_int, c_int) = (libc::SOL_SOCKET, libc::SO_PRIORITY);
+const PACING: (c_int, c_int) = (libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE);
+const BOUND: (c_int, c_int) = (libc::SOL_SOCKET, SO_BINDTOIFINDEX);
+
+fn pairs_lost() -> u64 {
+    stats::header().map_or(0, |h| h.counter(Counter::RdmaPairsLost))
+}
+
+fn classes(rig: &Rig) -> [Vec<u8>; 2] {
+    [0, 1].map(|h| rig.wires.classes(&rig.hosts[h].fabric))
+}
+
+/// The traffic class of the pair that a connection is on.
+fn class_of(rig: &mut Rig, i: usize) -> u8 {
+    let slot = rig.conns[i][C].socket.slot.load(Relaxed) as usize;
+    let l = rig.remote(0).links.iter().flatten().find(|l| l.is_up()).unwrap();
+    l.pair(l.conns[slot].pair).unwrap().class
+}
+
+/// Used, until it is plain at that side.
+#[track_caller]
+fn stays_plain(rig: &mut Rig, i: usize, side: usize) -> Reason {
+    rig.until("it is plain", |r| {
+        r.chat(i);
+        r.conns[i][side].socket.is(State::Plain)
+    });
+    rig.exchange(i, 10_000);
+    rig.reason(i, side)
+}
+
+#[test]
+fn a_traffic_class_goes_to_the_pair_whichever_end_asks_for_it() {
+    for model in MODELS {
+        for side in [C, A] {
+            let mut rig = Rig::new(Order::Prompt, model, 2);
+            let i = rig.connect(0, 1);
+            // The network's own bits are not the program's to set.
+            set(&rig, i, side, TOS, HIGH as u64 | 1);
+            rig.promoted(i);
+            rig.exchange(i, 100_000);
+            assert_eq!(classes(&rig), [vec![HIGH as u8], vec![HIGH as u8]]);
+            rig.finish();
+        }
+    }
+}
+
+#[test]
+fn connections_of_different_classes_share_no_pair() {
+    let config = Config { connections_per_channel: 4, ..Config::default() };
+    crate::config::with(config, || {
+        let mut rig = Rig::new(Order::Shuffled(7), Model::ROCE, 2);
+        for class in [0, HIGH, 0, LOW, HIGH] {
+            let i = rig.connect(0, 1);
+            set(&rig, i, C, TOS, class as u64);
+            rig.promoted(i);
+        }
+        for i in 0..5 {
+            rig.exchange(i, 50_000);
+        }
+        let mut all = classes(&rig);
+        all.iter_mut().for_each(|host| host.sort());
+        assert_eq!(all, [0, 1].map(|_| vec![0, LOW as u8, HIGH as u8]));
+        rig.finish();
+    });
+}
+
+#[test]
+fn connections_of_many_classes_at_once_find_their_pairs() {
+    for seed in seeds(1..9) {
+        let mut rig = Rig::new(Order::Shuffled(seed), Model::ROCE, 2);
+        for n in 0..12 {
+            let i = rig.connect(0, 1);
+            set(&rig, i, n % 2, TOS, [0, HIGH, LOW][n % 3] as u64);
+        }
+        rig.until("all are promoted", |r| {
+            (0..12).for_each(|i| r.chat(i));
+            (0..12).all(|i| r.is_fast(i))
+        });
+        for i in 0..12 {
+            assert_eq!(class_of(&mut rig, i), [0, HIGH, LOW][i % 3] as u8, "seed {seed}");
+        }
+        rig.finish();
+    }
+}
+
+#[test]
+fn ends_that_want_different_classes_stay_on_tcp() {
+    let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+    let i = rig.connect(0, 1);
+    set(&rig, i, C, TOS, HIGH as u64);
+    set(&rig, i, A, TOS, LOW as u64);
+    assert_eq!(stays_plain(&mut rig, i, A), Reason::KernelPolicy);
+    assert_eq!(stays_plain(&mut rig, i, C), Reason::PeerRefused);
+    rig.finish();
+}
+
+/// It leaves its pair for another one, and loses nothing by that.
+#[test]
+fn a_class_that_changes_takes_its_connection_to_another_pair() {
+    for model in MODELS {
+        for side in [C, A] {
+            let mut rig = Rig::new(Order::Prompt, model, 2);
+            let i = rig.connect(0, 1);
+            rig.promoted(i);
+            rig.exchange(i, 100_000);
+            let before = pairs_lost();
+            rig.send(i, C, 5000);
+            rig.send(i, A, 5000);
+            set(&rig, i, side, TOS, HIGH as u64);
+            rig.until("it is on another pair", |r| {
+                r.chat(i);
+                r.is_fast(i) && class_of(r, i) == HIGH as u8
+            });
+            rig.exchange(i, 100_000);
+            assert_eq!(pairs_lost(), before);
+            rig.finish();
+        }
+    }
+}
+
+/// Between the agreement and its first use.
+#[test]
+fn what_is_asked_for_when_all_is_agreed_counts() {
+    for side in [C, A] {
+        let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+        let i = rig.connect(0, 1);
+        let offered =
+            |r: &Rig| r.conns[i][side].socket.offered.load(SeqCst) == crate::socket::offer::MADE;
+        for _ in 0..50 {
+            if offered(&rig) {
+                break;
+            }
+            rig.chat(i);
+            rig.settle();
+        }
+        assert!(offered(&rig), "{}", rig.describe());
+        set(&rig, i, side, MARK, 7);
+        assert_eq!(stays_plain(&mut rig, i, side), Reason::KernelPolicy);
+        rig.finish();
+    }
+}
+
+#[test]
+fn what_rdma_does_not_do_keeps_a_connection_on_tcp() {
+    if sys::geteuid() != 0 {
+        return;
+    }
+    for side in [C, A] {
+        for (option, value) in [(MARK, 7), (PRIORITY, 5), (PACING, 1_000_000)] {
+            // From the start, and when it is on the ring.
+            for late in [false, true] {
+                let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+                let i = rig.connect(0, 1);
+                if late {
+                    rig.promoted(i);
+                    rig.send(i, side, 5000);
+                }
+                set(&rig, i, side, option, value);
+                let why = stays_plain(&mut rig, i, side);
+                assert_eq!(why, Reason::KernelPolicy, "{option:?} late {late}");
+                rig.finish();
+            }
+        }
+    }
+}
+
+/// IP_TOS sets a priority, which is that of the class.
+#[test]
+fn the_priority_of_a_class_is_no_other_wish() {
+    let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+    let i = rig.connect(0, 1);
+    let e = &rig.conns[i][C];
+    for class in (0..=252u64).step_by(4) {
+        set(&rig, i, C, TOS, class);
+        let asked = crate::policy::of(e.fd, rig.hosts[0].address).unwrap();
+        assert_eq!(u64::from(asked.class), class);
+    }
+    rig.finish();
+}
+
+/// With a way that is looked up as this one, used from the start.
+#[track_caller]
+fn over(way: Way, bound: u32) -> Option<Reason> {
+    let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+    PRETENDED.set(Some(way));
+    let i = rig.connect(0, 1);
+    if bound != 0 {
+        set(&rig, i, C, BOUND, bound.into());
+    }
+    rig.until("it comes to something", |r| {
+        r.chat(i);
+        r.is_fast(i) || r.conns[i].iter().any(|e| e.socket.is(State::Plain))
+    });
+    let why = (!rig.is_fast(i)).then(|| rig.reason(i, C));
+    PRETENDED.set(None);
+    rig.finish();
+    why
+}
+
+#[test]
+fn packets_that_the_kernel_wraps_are_none_of_rdmas() {
+    let lo = 1;
+    // Of a socket over loopback, as the kernel says.
+    let way = Way { interface: lo, mtu: 65_536, ..Way::UNKNOWN };
+    assert_eq!(over(way, 0), None);
+    // As if ESP took something off each packet.
+    assert_eq!(over(Way { mtu: 9000, ..way }, 0), Some(Reason::Ipsec));
+    // As if a policy's packets had nowhere to go yet, and the kernel kept them.
+    assert_eq!(over(Way { mtu: 1500, ..way }, 0), Some(Reason::Ipsec));
+    assert_eq!(over(Way { mtu: 0, ..way }, 0), None, "nobody knows");
+    assert_eq!(over(Way { encrypts: true, ..way }, 0), Some(Reason::Ipsec));
+    assert_eq!(over(Way { in_vrf: true, ..way }, 0), Some(Reason::KernelPolicy));
+    let nothing = Config { kernel_policy: false, ..Config::default() };
+    crate::config::with(nothing, || {
+        assert_eq!(over(Way { mtu: 1500, encrypts: true, ..way }, 0), None, "not to be heeded");
+    });
+}
+
+/// A policy that is made while connections are on RDMA takes them back, once.
+#[test]
+fn a_policy_that_is_made_later_takes_connections_back() {
+    for model in MODELS {
+        let mut rig = Rig::new(Order::Prompt, model, 2);
+        PRETENDED.set(Some(Way { mtu: 65_536, ..Way::UNKNOWN }));
+        let all = [rig.connect(0, 1), rig.connect(0, 1)];
+        for i in all {
+            rig.promoted(i);
+            rig.send(i, A, 3000);
+        }
+        PRETENDED.set(Some(Way { mtu: 9000, ..Way::UNKNOWN }));
+        rig.until("they are plain", |r| {
+            all.iter().for_each(|i| r.chat(*i));
+            all.iter().all(|i| r.conns[*i].iter().all(|e| e.socket.is(State::Plain)))
+        });
+        for i in all {
+            rig.exchange(i, 20_000);
+            assert!([C, A].iter().any(|side| rig.reason(i, *side) == Reason::Ipsec));
+        }
+        PRETENDED.set(None);
+        rig.finish();
+    }
+}
+
+#[test]
+fn who_is_bound_to_another_interface_stays_on_tcp() {
+    let lo = 1;
+    assert_eq!(over(Way { interface: lo, ..Way::UNKNOWN }, lo), None);
+    assert_eq!(over(Way { interface: 77, ..Way::UNKNOWN }, lo), Some(Reason::KernelPolicy));
+    assert_eq!(over(Way::UNKNOWN, lo), Some(Reason::KernelPolicy), "nobody knows");
+}
+
+/// A route whose MTU has changed since it was looked up is looked up again.
+#[test]
+fn news_of_another_mtu_is_not_taken_for_ipsec() {
+    let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+    PRETENDED.set(Some(Way { mtu: 65_536, ..Way::UNKNOWN }));
+    let first = rig.connect(0, 1);
+    rig.promoted(first);
+    // What was looked up is as of another network.
+    for h in 0..2 {
+        rig.remote(h).pretend_mtu(1500);
+    }
+    testing::pass_ns(2_000_000_000);
+    let second = rig.connect(0, 1);
+    rig.promoted(second);
+    PRETENDED.set(None);
+    rig.finish();
+}
+
+#[test]
+fn a_class_that_the_device_refuses_costs_nothing_but_the_pair() {
+    let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+    rig.wires.fail_call(&rig.hosts[0].fabric, Call::SetClass, 1, libc::EINVAL);
+    let i = rig.connect(0, 1);
+    set(&rig, i, C, TOS, HIGH as u64);
+    rig.promoted(i);
+    rig.finish();
+}
