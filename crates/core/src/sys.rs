@@ -292,6 +292,10 @@ pub(crate) fn random(bytes: &mut [u8]) {
     let _ = sys!(SYS_getrandom, bytes.as_mut_ptr(), bytes.len(), libc::GRND_NONBLOCK);
 }
 pub(crate) fn now_ns() -> u64 {
+    #[cfg(test)]
+    if let Some(frozen) = crate::testing::frozen_ns() {
+        return frozen.wrapping_add(ahead_ns());
+    }
     clock(libc::CLOCK_MONOTONIC).wrapping_add(ahead_ns())
 }
 #[cfg(test)]

@@ -42,6 +42,24 @@ pub(crate) fn pass_ns(ns: u64) {
     AHEAD.with(|a| a.set(a.get() + ns));
 }
 
+std::thread_local! {
+    static FROZEN: Cell<Option<u64>> = const { Cell::new(None) };
+}
+
+/// Where this thread's clock stands, but for [`pass_ns`], if it does.
+pub(crate) fn frozen_ns() -> Option<u64> {
+    FROZEN.get()
+}
+
+/// This thread's clock stands still while `body` runs, but for [`pass_ns`]. (The kernel's does
+/// not.)
+pub(crate) fn with_frozen_clock<T>(body: impl FnOnce() -> T) -> T {
+    FROZEN.set(Some(crate::sys::kernel_ns()));
+    let result = body();
+    FROZEN.set(None);
+    result
+}
+
 // ---- the kernel's answers -----------------------------------------------------------------------
 
 std::thread_local! {

@@ -17,6 +17,8 @@ use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::*, fence};
 use libc::{epoll_event, pollfd};
 use netacc_control::stats::Counter;
 use netacc_ring::sleepers;
+#[cfg(test)]
+pub(crate) use spin::ALONE;
 pub(crate) use spin::spin;
 
 struct Place {

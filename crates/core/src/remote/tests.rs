@@ -25,6 +25,7 @@ mod keeper;
 mod lost;
 mod many;
 mod nobody;
+mod parameters;
 mod peers;
 mod policy;
 mod random;

@@ -45,11 +45,29 @@ static CROWDED_FOR: AtomicU64 = AtomicU64::new(0);
 static ASKED_AT: AtomicU64 = AtomicU64::new(0);
 static ASKED_CPU: AtomicU64 = AtomicU64::new(0);
 
+#[cfg(test)]
+std::thread_local! {
+    /// As far as this test's thread is concerned, nobody else wants the CPUs.
+    pub(crate) static ALONE: core::cell::Cell<bool> = const { core::cell::Cell::new(false) };
+}
+
+fn is_crowded(now: u64) -> bool {
+    #[cfg(test)]
+    if ALONE.get() {
+        return false;
+    }
+    now < CROWDED_UNTIL.load(Relaxed)
+}
+
 /// After a long yield: did others than this process and its peers have the CPUs? Judged by the CPU
 /// time that these have used since the last long yield: when all CPUs are busy (they are, or the
 /// yield had been short), the rest is strangers'.
 #[cold]
 fn strangers(now: u64) -> bool {
+    #[cfg(test)]
+    if ALONE.get() {
+        return false;
+    }
     let mut used = sys::cpu_time_ns(sys::getpid());
     for r in (0..)
         .map_while(stats::channel_record)
@@ -104,7 +122,7 @@ pub(crate) fn spin(peers: Peers, mut ready: impl FnMut() -> bool) -> bool {
     let Some(luck) = LUCK.get(process::tid() as usize % LUCK.len()) else { return false };
     let start = sys::now_ns();
     let mut budget = luck.budget_ns.load(Relaxed).min(cap);
-    if start < CROWDED_UNTIL.load(Relaxed) {
+    if is_crowded(start) {
         stats::count(Counter::SpinsSkipped);
         return ready();
     }
