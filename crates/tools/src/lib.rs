@@ -11,6 +11,7 @@ pub mod elf;
 pub mod launch;
 pub mod library;
 pub mod log;
+pub mod memory;
 pub mod options;
 pub mod processes;
 pub mod raw;

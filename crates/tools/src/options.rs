@@ -161,7 +161,7 @@ fn help_row(help: &mut String, option: &str, text: &str) {
 pub fn ss_command() -> Command {
     Command::new("netacc_ss")
         .about("Show the NetACC connections of a process")
-        .override_usage("netacc_ss [[-p] <pid|name>...] [-s <what>...] [--json]")
+        .override_usage("netacc_ss [[-p] <pid|name>...] [-s <what>...] [--wide | --json]")
         .override_help(SS_HELP)
         .version(VERSION)
         .disable_help_flag(true)
@@ -185,12 +185,13 @@ pub fn ss_command() -> Command {
                 .action(ArgAction::Append)
                 .value_parser(["all", "cfg", "cnt", "mem", "qp", "sock"]),
         )
+        .arg(Arg::new("wide").long("wide").action(ArgAction::SetTrue))
         .arg(Arg::new("clear").short('c').action(ArgAction::SetTrue))
         .arg(json_flag())
 }
 
 const SS_HELP: &str = "\
-Usage: netacc_ss [[-p] <pid|name>...] [-s <what>...] [--json]
+Usage: netacc_ss [[-p] <pid|name>...] [-s <what>...] [--wide | --json]
 
 Show the NetACC connections of processes; without a process, which processes
 of this host are accelerated.
@@ -206,6 +207,7 @@ OPTIONS:
                   qp    channels and queue pairs to other processes
                   sock  each open connection
    -c           Clear what ended processes left: there is never anything.
+   --wide       Every column, and counters that are 0.
    --json       Print JSON.
    -h           Show this help.
    -v           Show the version.

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::library;
+use crate::memory::{self, Mappings};
 
 /// What a process tells about itself.
 #[derive(Debug)]
@@ -33,6 +34,8 @@ pub struct Process {
     pub header: Snapshot,
     /// Its open connections.
     pub connections: Vec<Connection>,
+    /// What the library has mapped in it.
+    pub mappings: Vec<Mappings>,
 }
 
 /// Why there is nothing to tell.
@@ -143,6 +146,7 @@ pub fn read(pid: u32) -> Result<Process, SegmentError> {
             .and_then(|groups| container(&groups)),
         is_library_replaced: loaded_library(&directory)? == Some(Loaded::Replaced),
         connections: connections(&file, &header)?,
+        mappings: memory::of(pid)?,
         header,
     })
 }

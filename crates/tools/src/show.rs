@@ -1,5 +1,6 @@
 //! Tables for people and JSON for programs. What JSON says is a contract; tables may change.
 
+use crate::memory::Mappings;
 use crate::processes::Found;
 use crate::segment::Process;
 use netacc_control::config::parse_rendered;
@@ -66,9 +67,10 @@ pub fn json(process: &Process, sections: &[Section]) -> Value {
     }
 }
 
-/// The statistics as tables.
-pub fn text(process: &Process, sections: &[Section]) -> String {
-    let parts: Vec<String> = sections.iter().map(|s| section_text(process, *s)).collect();
+/// The statistics as tables, for a terminal of 80 columns or, with every detail, a wide one.
+pub fn text(process: &Process, sections: &[Section], is_wide: bool) -> String {
+    let part = |s: &Section| section_text(process, *s, is_wide);
+    let parts: Vec<String> = sections.iter().map(part).collect();
     parts.join("\n")
 }
 
@@ -83,14 +85,16 @@ fn section_json(process: &Process, section: Section) -> Value {
             "channels": channels_json(process),
             "arena_bytes": memory(process, Path::Shm),
             "registered_bytes": memory(process, Path::Rdma),
+            "mappings": mappings_json(process),
         }),
     }
 }
 
-fn section_text(process: &Process, section: Section) -> String {
+fn section_text(process: &Process, section: Section, is_wide: bool) -> String {
     match section {
-        Section::Counts => counts_text(process),
-        Section::Sockets => sockets_text(process),
+        Section::Counts => counts_text(process, is_wide),
+        Section::Sockets if is_wide => sockets_text(process),
+        Section::Sockets => short_sockets_text(process),
         Section::Config => config_text(process),
         Section::Channels => channels_text(process),
         Section::Memory => memory_text(process),
@@ -172,7 +176,20 @@ fn channels_json(process: &Process) -> Vec<Value> {
     process.header.channels.iter().map(channel).collect()
 }
 
-fn counts_text(process: &Process) -> String {
+fn mappings_json(process: &Process) -> Vec<Value> {
+    let mapping = |m: &Mappings| {
+        json!({
+            "kind": m.kind,
+            "count": m.count,
+            "reserved_bytes": m.reserved,
+            "touched_bytes": m.touched,
+            "locked_bytes": m.locked,
+        })
+    };
+    process.mappings.iter().map(mapping).collect()
+}
+
+fn counts_text(process: &Process, is_wide: bool) -> String {
     let header = &process.header;
     let total = connections_total(process);
     let accelerated = accelerated_total(process);
@@ -202,17 +219,46 @@ fn counts_text(process: &Process) -> String {
     out.push('\n');
     out += &table.render();
 
+    let mut hidden = 0;
     for (heading, is_rdma) in [("Counter", false), ("RDMA counter", true)] {
         let mut table = Table::new(&[heading, ">Value"]);
-        for (counter, value) in Counter::ALL.iter().zip(header.counters) {
-            if counter.is_rdma() == is_rdma {
+        let counters = Counter::ALL.iter().zip(header.counters);
+        for (counter, value) in counters.filter(|(counter, _)| counter.is_rdma() == is_rdma) {
+            if value == 0 && !is_wide {
+                hidden += 1;
+            } else {
                 table.row([counter.name().to_owned(), value.to_string()]);
             }
         }
-        out.push('\n');
-        out += &table.render();
+        if !table.rows.is_empty() {
+            out.push('\n');
+            out += &table.render();
+        }
+    }
+    if hidden > 0 {
+        let _ = writeln!(out, "\n{hidden} more counters are 0: --wide shows them");
     }
     out
+}
+
+/// In 80 columns, where addresses are IPv4's.
+fn short_sockets_text(process: &Process) -> String {
+    let mut table = Table::new(&[">Fd", "Local", "Peer", "Path", "Reason", ">Sent", ">Received"]);
+    for connection in &process.connections {
+        let sum = |bytes: &[u64]| size(bytes.iter().fold(0, |sum: u64, n| sum.saturating_add(*n)));
+        let (tx, rx) = (path_name(connection.tx_path), path_name(connection.rx_path));
+        table.row([
+            connection.fd.to_string(),
+            address(connection.local),
+            address(connection.peer),
+            if tx == rx { tx } else { format!("{tx}/{rx}") },
+            reason_name(connection.reason),
+            sum(&connection.tx_bytes),
+            sum(&connection.rx_bytes),
+        ]);
+    }
+    let count = process.connections.len();
+    format!("{}: {count} open connections\n\n{}", title(process), table.render())
 }
 
 fn sockets_text(process: &Process) -> String {
@@ -293,22 +339,55 @@ fn channels_text(process: &Process) -> String {
 }
 
 fn memory_text(process: &Process) -> String {
-    let mut table = Table::new(&["Path", "Peer", ">Peer-Pid", "State", ">Memory"]);
+    let sum = |of: fn(&Mappings) -> u64| {
+        size(process.mappings.iter().fold(0, |sum: u64, m| sum.saturating_add(of(m))))
+    };
+    let mut out = format!(
+        "{}: {} reserved within the host, {} touched, {} locked; {} registered for RDMA\n\n",
+        title(process),
+        sum(|m| m.reserved),
+        sum(|m| m.touched),
+        sum(|m| m.locked),
+        size(memory(process, Path::Rdma)),
+    );
+    let mut table = Table::new(&["Kind", ">Mappings", ">Reserved", ">Touched", ">Locked"]);
+    for m in &process.mappings {
+        table.row([
+            m.kind.to_owned(),
+            m.count.to_string(),
+            size(m.reserved),
+            size(m.touched),
+            size(m.locked),
+        ]);
+    }
+    out += &table.render();
+    let mut table = Table::new(&["Path", "Peer", ">Peer-Pid", "State", ">Reserved"]);
     for channel in &process.header.channels {
         table.row([
             channel.path.name().to_owned(),
             host(channel.peer),
             pid(channel.peer_pid),
             state_name(channel.state),
-            channel.arena_bytes.to_string(),
+            size(channel.arena_bytes),
         ]);
     }
-    let (shared, registered) = (memory(process, Path::Shm), memory(process, Path::Rdma));
-    format!(
-        "{}: {shared} bytes shared with other processes, {registered} bytes registered for RDMA\n\n{}",
-        title(process),
-        table.render()
-    )
+    out.push('\n');
+    out + &table.render()
+}
+
+/// Bytes for people, in binary units.
+fn size(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    let mut value = bytes as f64 / 1024.0;
+    let mut unit = 0;
+    while value >= 1023.95 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    format!("{value:.1} {}", UNITS[unit])
 }
 
 fn title(process: &Process) -> String {

@@ -205,7 +205,8 @@ fn json_is_as_agreed() {
     assert_eq!(json_of("qp"), json!({"pid": pid, "channels": channels}));
     assert_eq!(
         json_of("mem"),
-        json!({"pid": pid, "channels": channels, "arena_bytes": 65536, "registered_bytes": 262144})
+        json!({"pid": pid, "channels": channels, "arena_bytes": 65536, "registered_bytes": 262144,
+               "mappings": []})
     );
 
     let all = json_of("all");
@@ -224,7 +225,7 @@ fn tables_say_the_same() {
         assert_eq!((ran.status, ran.err.as_str()), (Some(0), ""));
         ran.out
     };
-    let cnt = text(&[&pid]);
+    let cnt = text(&[&pid, "--wide"]);
     assert!(cnt.starts_with(&format!("Process {pid} (")), "{cnt}");
     assert!(cnt.contains("15 connections, 11 accelerated (73.3 %)"), "{cnt}");
     assert!(
@@ -248,8 +249,24 @@ fn tables_say_the_same() {
     }
     assert!(words(rdma).contains(&"rdma_pairs_created 3".to_owned()), "{cnt}");
     assert!(words(common).contains(&"fail_overs 2".to_owned()), "{cnt}");
-    assert_eq!(cnt, text(&["-p", &pid, "-s", "cnt"]));
+    assert_eq!(cnt, text(&["-p", &pid, "-s", "cnt", "--wide"]));
+    // In 80 columns: what is 0 is only counted.
+    let short = text(&[&pid]);
+    let zero = Counter::ALL.len() - 7;
+    assert!(
+        short.ends_with(&format!("\n{zero} more counters are 0: --wide shows them\n")),
+        "{short}"
+    );
+    assert!(words(&short).contains(&"rdma_pairs_created 3".to_owned()) && !short.contains(" 0\n"));
     let sock = text(&["-s", "sock", &pid]);
+    for row in [
+        "7 127.0.0.1:6379 127.0.0.2:40000 shm none 1010 B 2.0 KiB",
+        "8 - - rdma/tcp rdma-lost 2.9 KiB 3.9 KiB",
+    ] {
+        assert!(words(&sock).contains(&row.to_owned()), "{sock}");
+    }
+    assert!(sock.lines().all(|line| line.chars().count() <= 80), "{sock}");
+    let sock = text(&["-s", "sock", &pid, "--wide"]);
     for row in [
         "7 127.0.0.1:6379 127.0.0.2:40000 99 shm shm none 10 1000 0 20 2000 0 2 0",
         "8 - - - rdma tcp rdma-lost 0 0 3000 0 0 4000 0 0",
@@ -262,12 +279,10 @@ fn tables_say_the_same() {
         assert!(words(&qp).contains(&row.to_owned()), "{qp}");
     }
     let mem = text(&["-s", "mem", &pid]);
-    assert!(
-        mem.contains(
-            ": 65536 bytes shared with other processes, 262144 bytes registered for RDMA\n"
-        )
-    );
-    for row in ["shm - 99 open 65536", "rdma 10.0.0.2 4711 open 262144"] {
+    let sums =
+        ": 0 B reserved within the host, 0 B touched, 0 B locked; 256.0 KiB registered for RDMA\n";
+    assert!(mem.contains(sums), "{mem}");
+    for row in ["shm - 99 open 64.0 KiB", "rdma 10.0.0.2 4711 open 256.0 KiB"] {
         assert!(words(&mem).contains(&row.to_owned()), "{mem}");
     }
     let all = text(&["-s", "all", &pid]);

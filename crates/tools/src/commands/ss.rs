@@ -27,6 +27,7 @@ pub fn main(matches: &ArgMatches) -> c_int {
     let words = |id| matches.get_many::<String>(id).into_iter().flatten().cloned();
     let words: Vec<String> = words("option-pid").chain(words("pid")).collect();
     let is_json = matches.get_flag("json");
+    let is_wide = matches.get_flag("wide");
     if words.is_empty() {
         return ps::show(TOOL, is_json);
     }
@@ -63,7 +64,8 @@ pub fn main(matches: &ArgMatches) -> c_int {
             format!("{:#}\n", serde_json::Value::Array(all))
         }
         (false, all) => {
-            let all: Vec<_> = all.iter().map(|process| show::text(process, &sections)).collect();
+            let all: Vec<_> =
+                all.iter().map(|process| show::text(process, &sections, is_wide)).collect();
             all.join("\n")
         }
     };
