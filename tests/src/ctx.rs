@@ -231,19 +231,14 @@ impl Ctx {
     }
 
     fn answer(&self, fd: Fd, before: impl Fn()) {
-        if self.warmup == Warmup::None {
-            return;
+        if self.warms_up() {
+            answer_warm_up(fd, before);
         }
-        loop {
-            before();
-            let message = recv_exact(fd, WARM_MESSAGE);
-            let mut answer = [0u8; WARM_MESSAGE];
-            answer[..4].copy_from_slice(&sys::getpid().to_ne_bytes());
-            send_all(fd, &answer);
-            if message[0] == b'E' {
-                return;
-            }
-        }
+    }
+
+    /// Whether connections have a warm-up in this mode.
+    pub fn warms_up(&self) -> bool {
+        self.warmup != Warmup::None
     }
 
     /// The client's half of the warm-up.
@@ -481,6 +476,20 @@ impl Ctx {
                 sys::exit_now(99)
             }
             pid => pid,
+        }
+    }
+}
+
+/// The server's half of a warm-up.
+pub fn answer_warm_up(fd: Fd, before: impl Fn()) {
+    loop {
+        before();
+        let message = recv_exact(fd, WARM_MESSAGE);
+        let mut answer = [0u8; WARM_MESSAGE];
+        answer[..4].copy_from_slice(&sys::getpid().to_ne_bytes());
+        send_all(fd, &answer);
+        if message[0] == b'E' {
+            return;
         }
     }
 }

@@ -13,6 +13,16 @@ pub fn run(name: &str, args: &[&str]) -> ExitCode {
         "take-fd" => take_fd(),
         "pass-on" => pass_on(number(0) as Fd, number(1)),
         "echo" => echo(number(0) as Fd),
+        "serve-all" => serve_all(number(0) as Fd, number(1) != 0),
+        "serve-all-inetd" => serve_all(off_stdin(), number(0) != 0),
+        "echoes-serve-all" => {
+            echoes(number(0) as Fd, 30);
+            serve_all(number(0) as Fd, number(1) != 0);
+        }
+        "exec-on" => exec_on(args),
+        "use-all" => use_all(number(0) as Fd),
+        "exec-again" => exec_again(number(0) as Fd, args.get(1).copied().unwrap_or_default()),
+        "echoes" => echoes(number(0) as Fd, number(1)),
         "say-on" => say_on(number(0) as Fd),
         "is-closed" => println!("{:?}", sys::fcntl(number(0) as Fd, libc::F_GETFD, 0)),
         "serve" => serve(number(0) as Fd, number(1)),
@@ -64,6 +74,68 @@ fn echo(fd: Fd) {
         send_all(fd, &buf[..n]);
     }
     println!("echoed {total} bytes");
+}
+
+/// Serves the warm-up, a stream each way, and the end of the client's, as scenarios of `adopt` do.
+fn serve_all(fd: Fd, warms_up: bool) {
+    if warms_up {
+        crate::ctx::answer_warm_up(fd, || ());
+    }
+    let got = recv_exact(fd, 700_000);
+    println!("received: {:?}", Pattern::new(11).first_error(0, &got));
+    send_all(fd, &Pattern::new(12).bytes(0, 700_000));
+    println!("then {:?}", sys::recv(fd, &mut [0; 1], 0));
+}
+
+/// Takes the connection from standard input, as a program of inetd's does that goes on as a daemon.
+fn off_stdin() -> Fd {
+    let fd = sys::dup(0).expect("dup");
+    let [from, to] = sys::pipe();
+    sys::dup2(from, 0).expect("dup2");
+    sys::close(from).expect("close");
+    sys::close(to).expect("close");
+    fd
+}
+
+/// The other end of [`serve_all`], without a warm-up.
+fn use_all(fd: Fd) {
+    send_all(fd, &Pattern::new(11).bytes(0, 700_000));
+    let got = recv_exact(fd, 700_000);
+    println!("received: {:?}", Pattern::new(12).first_error(0, &got));
+    println!("shutdown: {:?}", sys::shutdown(fd, libc::SHUT_WR));
+    println!("end: {:?}", sys::recv(fd, &mut [0; 1], 0));
+}
+
+/// Without the library: leaves the connection to a child, too, and becomes the same program again,
+/// this time with the library. When told, the child answers on the connection.
+fn exec_again(fd: Fd, library: &str) {
+    let go_on = sys::fork().expect("fork") == 0;
+    if go_on {
+        assert!(sys::recv(0, &mut [0; 1], 0) == Ok(1), "the scenario ended");
+        echoes(fd, 50);
+        sys::exit_now(0);
+    }
+    // SAFETY: this program has one thread.
+    unsafe { std::env::set_var("LD_PRELOAD", library) };
+    let (program, number) = (crate::ctx::own_program(), fd.to_string());
+    let e = sys::exec(&program, &[&program, "helper", "echoes", &number, "1000"], true);
+    println!("exec: {e:?}");
+}
+
+/// Becomes the program that serves.
+fn exec_on(args: &[&str]) {
+    let program = crate::ctx::own_program();
+    let mut argv = vec![program.as_str(), "helper", "serve-all"];
+    argv.extend_from_slice(args);
+    println!("exec: {:?}", sys::exec(&program, &argv, true));
+}
+
+/// Answers so many messages of four bytes.
+fn echoes(fd: Fd, count: usize) {
+    for _ in 0..count {
+        let ask = recv_exact(fd, 4);
+        send_all(fd, &ask);
+    }
 }
 
 fn say_on(fd: Fd) {

@@ -6,7 +6,9 @@
 //! on. It is noted for an agreement only when nobody else has the connection any more: its maker
 //! has closed it ([`State::Left`]), and all descriptors that are counted are this process's.
 
+pub(crate) mod exec;
 pub(crate) mod passed;
+pub(crate) mod stdio;
 
 use crate::fd_table::{self, Entry};
 use crate::lock::Mutex;
@@ -136,7 +138,8 @@ pub(crate) fn leave(s: &'static Socket) -> bool {
     }
     // A call that another thread is still in moves bytes that nobody would know of.
     let unused = s.tx_inflight.load(SeqCst) == 0 && s.rx_inflight.load(SeqCst) == 0;
-    if s.names() == 0 || !unused {
+    // (It is left, too, to a child that has just counted itself out, and looks for that.)
+    if (s.names() == 0 && !s.has(flag::FAMILY)) || !unused {
         return false;
     }
     // (Not waited for: this may be a signal handler.)
@@ -271,17 +274,7 @@ fn try_adopt(s: &'static Socket, g: u16, fd: c_int) -> bool {
 pub(crate) fn settle(s: &'static Socket, fd: c_int) -> bool {
     let alone = is_alone(s, fd);
     if alone == Some(true) {
-        // Whoever had it before may have shut it down.
-        if !carrier::is_open(fd) {
-            candidates::make_plain(s, why(s));
-            return false;
-        }
-        debug_log!("fd {fd}: nobody else has it");
-        s.lower(flag::UNSETTLED);
-        s.calls.fetch_min(crate::candidates::NOTED_AFTER - 1, Relaxed);
-        s.look_at.store(0, Relaxed);
-        s.set_reason(Reason::NotStarted);
-        return true;
+        return is_settled(s, fd);
     }
     let calls = s.calls.fetch_add(1, Relaxed).wrapping_add(1);
     if calls == 1 {
@@ -295,9 +288,42 @@ pub(crate) fn settle(s: &'static Socket, fd: c_int) -> bool {
     false
 }
 
+/// Nobody else has it. False: it is plain all the same.
+fn is_settled(s: &'static Socket, fd: c_int) -> bool {
+    // Whoever had it before may have shut it down.
+    if !carrier::is_open(fd) {
+        candidates::make_plain(s, why(s));
+        return false;
+    }
+    debug_log!("fd {fd}: nobody else has it");
+    s.lower(flag::UNSETTLED);
+    s.calls.fetch_min(crate::candidates::NOTED_AFTER - 1, Relaxed);
+    s.look_at.store(0, Relaxed);
+    s.set_reason(Reason::NotStarted);
+    true
+}
+
+/// As [`settle`], without a call. False: others may have it.
+pub(crate) fn settle_at_once(s: &'static Socket, fd: c_int) -> bool {
+    s.has(flag::UNSETTLED) && is_alone(s, fd) == Some(true) && is_settled(s, fd)
+}
+
+/// One of several descriptors is about to be closed, or was: the kernel takes the mark away that
+/// this process has it. `fd`: one that names it.
+#[cold]
+pub(crate) fn before_one_of_several(s: &'static Socket, fd: c_int) {
+    if !settle_at_once(s, fd) {
+        passed::lose_track(s, fd);
+    }
+}
+
 /// Why a connection that this process has not made is not accelerated.
 pub(crate) fn why(s: &Socket) -> Reason {
-    if s.has(flag::PASSED) { Reason::PassedByScmRights } else { Reason::InheritedByFork }
+    match () {
+        _ if s.has(flag::PASSED) => Reason::PassedByScmRights,
+        _ if s.has(flag::EXECED) => Reason::InheritedByExec,
+        _ => Reason::InheritedByFork,
+    }
 }
 
 /// `None`: nobody will ever know.

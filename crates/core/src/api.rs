@@ -11,6 +11,7 @@
 //! any of them (`signals.rs`); those that return nothing that needs dropping may be jumped out of
 //! at their end.
 
+pub use crate::adoption::exec::Program;
 pub use crate::outcome::{Mask, NextSymbols, PASS, RESTART, Ret};
 mod data;
 mod descriptors;
@@ -27,7 +28,7 @@ pub use descriptors::{
     before_io_uring_register, before_io_uring_setup, before_liburing_files, before_liburing_submit,
     before_listen, before_number, close, close_range, closefrom, connect, dup, dup3, fcntl, ioctl,
     need_kernel, on_accept, on_connect, on_getsockopt, on_io_uring_setup, on_listen, on_new_fd,
-    on_setsockopt, on_socket, pass_number, setsockopt, shutdown,
+    on_setsockopt, on_socket, onto_stdio, pass_number, setsockopt, shutdown,
 };
 pub use readiness::{
     Counted, epoll_ctl, epoll_wait, now_ns, on_epoll_create, on_epoll_wait, poll, select,
@@ -53,10 +54,19 @@ pub fn fork_parent() {
 pub fn fork_child() {
     held(crate::lifecycle::fork_child)
 }
-/// Before any `exec*` (in whatever process image it happens, a `vfork` child included):
-/// what the new program inherits goes back to the kernel's path.
+/// Before any `exec*` of a program that is not known (in whatever process image it happens, a
+/// `vfork` child included): what the new program inherits goes back to the kernel's path.
 pub fn before_exec() {
-    held(|| crate::lifecycle::before_exec(true))
+    held(|| crate::lifecycle::before_exec(|| None))
+}
+/// Before an exec of that program: what it can go on with is handed to it. If the exec fails,
+/// [`exec_failed`] is called.
+///
+/// # Safety
+/// Its pointers are the application's.
+pub unsafe fn before_exec_of(program: &Program) {
+    // SAFETY: the caller's promise.
+    held(|| crate::lifecycle::before_exec(|| unsafe { program.heir() }))
 }
 /// An exec has returned, which it does where it has failed. `errno` stays as it is.
 pub fn exec_failed() {
@@ -64,7 +74,7 @@ pub fn exec_failed() {
 }
 /// As [`before_exec`], where the calling process goes on (`posix_spawn`, `system`, `popen`).
 pub fn before_spawn() {
-    held(|| crate::lifecycle::before_exec(false))
+    held(crate::lifecycle::before_spawn)
 }
 /// Around a `vfork`: the hook cannot run code in the child's frame, so the vfork hook itself is
 /// `fork`-free: it is told here that until the process execs or exits, `close`/`dup2` come from a

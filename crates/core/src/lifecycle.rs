@@ -15,7 +15,7 @@ use netacc_control::stats::Reason;
 mod before_exec;
 mod exit;
 
-pub(crate) use before_exec::{before_exec, exec_failed};
+pub(crate) use before_exec::{before_exec, before_spawn, exec_failed};
 pub(crate) use exit::{at_exit, before_daemon, before_end};
 
 // ---- fork ---------------------------------------------------------------------------------------
@@ -27,6 +27,7 @@ pub(crate) fn init(env: &dyn Fn(&str) -> Option<&'static str>, next: NextSymbols
     agent::register(PathId::Rdma, &remote::AGENT);
     sets::register(&epoll::SETS);
     process::start(next);
+    adoption::exec::start(env("LD_PRELOAD"));
 }
 
 pub(crate) fn fork_prepare() {
@@ -303,6 +304,12 @@ pub(crate) fn dup3(old: c_int, new: c_int, flags: c_int) -> Ret {
     }
     if sys::fcntl(old, libc::F_GETFD, 0) < 0 {
         return -(libc::EBADF as Ret);
+    }
+    if let Entry::Socket(s, _) = fd_table::decode(raw_new)
+        && s.has(socket::flag::TRACKED)
+        && s.names() > 1
+    {
+        adoption::before_one_of_several(s, new);
     }
     // What `new` named is closed first, with all that belongs to a close; the kernel replaces it in
     // one step.

@@ -176,9 +176,19 @@ pub(crate) fn open(path: &[u8], flags: c_int, mode: u32) -> isize {
     debug_assert!(path.last() == Some(&0));
     sys!(SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, mode)
 }
+/// # Safety
+/// `path` is a C string, or what an application says is one: the kernel looks.
+pub(crate) unsafe fn open_at(dir: c_int, path: *const u8, flags: c_int) -> isize {
+    sys!(SYS_openat, dir, path, flags, 0)
+}
 pub(crate) fn exists(path: &[u8]) -> bool {
     debug_assert!(path.last() == Some(&0));
     sys!(SYS_faccessat, libc::AT_FDCWD, path.as_ptr(), libc::F_OK) == 0
+}
+/// Whether this process may run `path` (which ends in NUL).
+pub(crate) fn is_executable(path: &[u8]) -> bool {
+    debug_assert!(path.last() == Some(&0));
+    sys!(SYS_faccessat, libc::AT_FDCWD, path.as_ptr(), libc::X_OK) == 0
 }
 pub(crate) fn socket(domain: c_int, ty: c_int, protocol: c_int) -> isize {
     sys!(SYS_socket, domain, ty, protocol)

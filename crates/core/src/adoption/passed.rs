@@ -7,6 +7,9 @@
 //!   that happens.
 //! * **under way**: a lock of the open file for each message that carries it, at the number of the
 //!   socket that it was sent on.
+//! * **family**: a lock of the open file. Processes have it that are counted in shared memory.
+//! * **handed**: a lock of the open file, in the place of **known**, while a process becomes
+//!   another program ([`super::exec`]).
 //!
 //! Only who holds the file sees or changes them. No byte of any file is concerned: the offsets are
 //! beyond what files have.
@@ -19,21 +22,34 @@ use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::*;
 use netacc_control::stats::Reason;
 
-const HOLDER: i64 = 1 << 60;
+// (Versions of the library that do not know all of these have theirs elsewhere.)
+const HOLDER: i64 = 1 << 61;
 const UNDER_WAY: i64 = HOLDER + 1;
 /// Numbers of sockets have 32 bits.
 const UNDER_WAY_LEN: i64 = 1 << 32;
+const FAMILY: i64 = UNDER_WAY + UNDER_WAY_LEN;
+/// From `HOLDER` on: whoever else has it.
+const OTHERS_LEN: i64 = FAMILY + 1 - HOLDER;
 /// Made by accept, made by connect.
-const KNOWN: [i64; 2] = [UNDER_WAY + UNDER_WAY_LEN, UNDER_WAY + UNDER_WAY_LEN + 1];
+const KNOWN: [i64; 2] = [FAMILY + 1, FAMILY + 2];
+/// Of the number of an heir ([`super::exec`]).
+pub(super) const PID_BITS: u32 = 22;
+pub(super) const PROGRAM_BITS: u32 = 37;
+const HANDED_LEN: i64 = 1 << (PID_BITS + PROGRAM_BITS);
+const HANDED: [i64; 2] = [KNOWN[1] + 1, KNOWN[1] + 1 + HANDED_LEN];
 
 const F_OFD_SETLK: c_int = 37;
 
 fn lock(fd: c_int, command: c_int, kind: c_int, start: i64) -> bool {
+    lock_range(fd, command, kind, (start, 1))
+}
+
+fn lock_range(fd: c_int, command: c_int, kind: c_int, (start, len): (i64, i64)) -> bool {
     let mut range = libc::flock {
         l_type: kind as i16,
         l_whence: libc::SEEK_SET as i16,
         l_start: start,
-        l_len: 1,
+        l_len: len,
         l_pid: 0,
     };
     sys::fcntl(fd, command, &raw mut range as usize) >= 0
@@ -84,10 +100,62 @@ pub(crate) fn lose_track(s: &Socket, fd: c_int) {
     }
 }
 
-fn forget(fd: c_int) {
-    for start in KNOWN {
-        let _ = lock(fd, F_OFD_SETLK, libc::F_UNLCK, start);
-    }
+/// Who has it is not known any more, nor will be to a program that is about to start. In one step.
+pub(super) fn forget(fd: c_int) {
+    let all = (KNOWN[0], HANDED[1] + HANDED_LEN - KNOWN[0]);
+    let _ = lock_range(fd, F_OFD_SETLK, libc::F_UNLCK, all);
+}
+
+// ---- in exec ------------------------------------------------------------------------------------
+
+fn place(of: [i64; 2], connector: bool) -> i64 {
+    let [accepted, connected] = of;
+    if connector { connected } else { accepted }
+}
+
+/// The process `heir` has it next.
+pub(super) fn announce(fd: c_int, connector: bool, heir: i64) -> bool {
+    lock(fd, F_OFD_SETLK, libc::F_WRLCK, place(HANDED, connector) + heir)
+}
+
+/// As [`announce`]; who has it is known, and is again when the heir has it.
+pub(super) fn know_later(fd: c_int, connector: bool, heir: i64) -> bool {
+    let known = place(KNOWN, connector);
+    // In this order: who takes the one mark away takes both.
+    announce(fd, connector, heir)
+        && is_marked(fd, known)
+        && lock(fd, F_OFD_SETLK, libc::F_UNLCK, known)
+}
+
+/// It was handed to this process, which is `heir`: whether as one that connects.
+pub(super) fn is_handed(fd: c_int, heir: i64) -> Option<bool> {
+    HANDED.iter().position(|at| is_marked(fd, at + heir)).map(|n| n == 1)
+}
+
+/// This process is `heir`, and has it from here on.
+pub(super) fn take_over(fd: c_int, connector: bool, heir: i64) -> bool {
+    let handed = place(HANDED, connector) + heir;
+    // In this order: who loses track meanwhile takes both marks away, before the look or after it.
+    hold(fd)
+        && lock(fd, F_OFD_SETLK, libc::F_WRLCK, place(KNOWN, connector))
+        && is_marked(fd, handed)
+        && lock(fd, F_OFD_SETLK, libc::F_UNLCK, handed)
+}
+
+/// Processes have it who are counted in the memory of one of them.
+pub(super) fn mark_family(fd: c_int) -> bool {
+    lock(fd, F_OFD_SETLK, libc::F_WRLCK, FAMILY)
+}
+
+pub(super) fn unmark_family(fd: c_int) {
+    let _ = lock(fd, F_OFD_SETLK, libc::F_UNLCK, FAMILY);
+}
+
+// ---- over unix sockets --------------------------------------------------------------------------
+
+/// SO_RCVTIMEO or SO_SNDTIMEO of a kind that nobody else can see.
+pub(super) fn never_waits(s: &Socket) -> bool {
+    [&s.receive_timeout_ns, &s.send_timeout_ns].iter().any(|ns| ns.load(Relaxed) < 0)
 }
 
 /// Before `fd` is sent over the unix socket `over`. False: who receives it cannot know who else has
@@ -98,11 +166,8 @@ pub(crate) fn pass(over: c_int, fd: c_int) -> bool {
     let odd = flag::NOTED | flag::UNSETTLED;
     let flags = s.flags.load(SeqCst);
     let again = flags & flag::TRACKED != 0;
-    // (Nobody could see that of a connection.)
-    let never_waits =
-        [&s.receive_timeout_ns, &s.send_timeout_ns].iter().any(|ns| ns.load(Relaxed) < 0);
     // Only this process has it, under one number, and all that it ever did on it was counted.
-    if never_waits
+    if never_waits(s)
         || s.is_inherited()
         || !s.is(State::Candidate)
         || s.names() != 1
@@ -114,8 +179,7 @@ pub(crate) fn pass(over: c_int, fd: c_int) -> bool {
     }
     let Some(number) = inode(over) else { return false };
     s.flags.fetch_or(flag::CONTESTED | flag::PASSED | flag::TRACKED, SeqCst);
-    let [acceptor, connector] = KNOWN;
-    let known = if flags & flag::CONNECTOR == 0 { acceptor } else { connector };
+    let known = place(KNOWN, flags & flag::CONNECTOR != 0);
     let at = UNDER_WAY + i64::from(number);
     // (A second message on the same way cannot be counted.)
     let marked = s.is(State::Candidate)
@@ -200,7 +264,7 @@ pub(super) fn is_alone(s: &Socket, fd: c_int) -> Option<bool> {
         return None;
     }
     // In this order: who has it takes the mark away before it does what the others do not show.
-    let clear = is_clear(fd, HOLDER, 1 + UNDER_WAY_LEN);
+    let clear = is_clear(fd, HOLDER, OTHERS_LEN);
     if !KNOWN.iter().any(|at| is_marked(fd, *at)) {
         return None;
     }

@@ -162,6 +162,16 @@ pub fn need_kernel(fd: c_int, why: netacc_control::stats::Reason) {
     held(|| crate::io::need_kernel(fd, why))
 }
 
+/// The socket behind `fd` is about to become standard input or output, which stdio reads and writes
+/// by private calls.
+pub fn onto_stdio(fd: c_int) {
+    held(|| {
+        if !crate::adoption::stdio::onto(fd) {
+            crate::io::need_kernel(fd, netacc_control::stats::Reason::StdioStream)
+        }
+    })
+}
+
 /// `io_uring_setup`: an error, or `PASS` to call it, and then [`on_io_uring_setup`].
 pub fn before_io_uring_setup() -> Ret {
     held(crate::io_uring::before_setup)

@@ -128,6 +128,8 @@ fn why_not(s: &'static Socket, g: u16, fd: c_int, moved: &Counted) -> Option<Rea
         Some(Reason::Disconnected)
     } else if !children_can_follow(s) || s.flags.load(SeqCst) & flag::CONTESTED != 0 {
         Some(Reason::InheritedByFork)
+    } else if s.has(flag::STDIO) {
+        Some(Reason::StdioStream)
     } else if s.registrations.load(Acquire) > 1 {
         Some(Reason::SeveralEpollSets)
     } else if !counts() {

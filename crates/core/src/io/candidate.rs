@@ -272,7 +272,7 @@ pub(crate) fn on_poller_gone(s: &'static Socket, g: u16) {
 /// connection are.
 #[inline(always)]
 fn leaves_nothing_to_do(s: &Socket, side: Side) -> bool {
-    const ODD: u32 = flag::UNSETTLED | flag::CONTESTED;
+    const ODD: u32 = flag::UNSETTLED | flag::CONTESTED | flag::LATE | flag::STDIO;
     // A connector that has found nobody at the peer's port, or an acceptor of which the service
     // knows.
     const CONNECTOR: u32 = flag::CONNECTOR | flag::ASKED | flag::WAITS_SEEN;
@@ -290,6 +290,24 @@ fn leaves_nothing_to_do(s: &Socket, side: Side) -> bool {
         return false;
     }
     s.calls.store(calls, Relaxed);
+    true
+}
+
+/// Calls of a connection that others may want to use, too, or that stdio may use, before it is
+/// taken for this process's own.
+const LATE_CALLS: u32 = 64;
+
+/// Whether an agreement may be sought by now for one that is on stdio's numbers, or late.
+fn is_due(s: &'static Socket, flags: u32) -> bool {
+    let calls = s.calls.fetch_add(1, Relaxed).wrapping_add(1);
+    if calls < LATE_CALLS {
+        return false;
+    }
+    if flags & flag::STDIO != 0 {
+        candidates::make_plain(s, Reason::StdioStream);
+        return false;
+    }
+    s.lower(flag::LATE);
     true
 }
 
@@ -316,6 +334,9 @@ pub(super) fn after_candidate_call(
     if flags & flag::CONTESTED != 0 {
         // Two processes use it.
         candidates::make_plain(s, adoption::why(s));
+        return;
+    }
+    if flags & (flag::LATE | flag::STDIO) != 0 && !is_due(s, flags) {
         return;
     }
     let offered = s.offered.load(Acquire);

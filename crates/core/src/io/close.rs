@@ -28,23 +28,30 @@ pub(crate) fn close(s: &'static Socket, g: u16, fd: c_int, kernel_too: bool) -> 
     }
     let Some(names) = s.count_names(g, |n| n.saturating_sub(1)) else { return kernel_close() };
     if names > 1 {
-        if s.has(flag::TRACKED) {
-            adoption::passed::lose_track(s, fd);
-        }
         let mut other = -1;
         fd_table::for_each(|n, e| {
             if other < 0 && matches!(e, Entry::Socket(o, h) if core::ptr::eq(o, s) && h == g) {
                 other = n;
             }
         });
+        if s.has(flag::TRACKED) {
+            adoption::before_one_of_several(s, if other < 0 { fd } else { other });
+        }
         if s.is_inherited() {
             // What it says of descriptors is its maker's.
             return kernel_close();
         }
         if other >= 0 {
             rename(s, fd, other);
-            return kernel_close();
+            let r = kernel_close();
+            if s.has(flag::STDIO) {
+                adoption::stdio::after_close(s, g, other);
+            }
+            return r;
         }
+    }
+    if s.is_inherited() && names == 1 && s.has(flag::FAMILY) {
+        adoption::exec::family_ended(s, fd, s.is(State::Left));
     }
     // A child takes apart only what its maker has left to it, by a close or by its end.
     if s.is_inherited() && s.fd.load(Acquire) >= 0 && process::lives(s.owner.load(Relaxed)) {
@@ -136,9 +143,12 @@ fn finish(s: &'static Socket, fd: c_int, kernel_close: impl FnOnce() -> Ret) -> 
         // It may have become that a moment ago: whoever made it so may not have come by there yet.
         agent::leave_carrier(s, true);
     }
+    let idle = s.tx_inflight.load(SeqCst) == 0 && s.rx_inflight.load(SeqCst) == 0;
     if s.has(flag::TRACKED) {
-        let counted = s.tx_inflight.load(SeqCst) == 0 && s.rx_inflight.load(SeqCst) == 0;
-        adoption::passed::before_close(s, fd, was_candidate && counted);
+        adoption::passed::before_close(s, fd, was_candidate && idle);
+    }
+    if s.has(flag::FAMILY) && s.names() == 0 {
+        adoption::exec::family_ended(s, fd, was_candidate && idle);
     }
     if state == State::Attached {
         before_close(s, fd, true);

@@ -1,12 +1,32 @@
-//! The way back before exec: the new program cannot read a ring.
+//! Before exec: what the new program goes on with, and the way back for the rest, because it cannot
+//! read a ring.
 
 use super::exit::{EXIT_NS, begin_to_leave_hosts, finish_leaving_hosts};
+use crate::adoption::exec::{Heir, hand_over};
 use crate::fd_table::{self, Entry};
 use crate::{adoption, io, keeper, process, service, socket, sys};
 use netacc_control::stats::Reason;
 
-/// `ends`: this very process becomes the new program.
-pub(crate) fn before_exec(ends: bool) {
+/// This very process becomes the new program, which `heir` says, if it is known.
+pub(crate) fn before_exec(heir: impl FnOnce() -> Option<Heir>) {
+    let ends = !process::in_vfork_child();
+    prepare(|| if ends { heir() } else { None });
+    if ends {
+        adoption::before_leaving(true);
+        // The new program has no thread that goes on with them.
+        let shared = begin_to_leave_hosts(false);
+        service::finish_pull_backs(EXIT_NS);
+        finish_leaving_hosts(shared, false);
+    }
+}
+
+/// Another process starts it, and this one goes on.
+pub(crate) fn before_spawn() {
+    prepare(|| None);
+}
+
+fn prepare(heir: impl FnOnce() -> Option<Heir>) {
+    let (mut ask, mut known) = (Some(heir), None);
     fd_table::for_each(|fd, entry| {
         if let Entry::Socket(s, _) = entry {
             let live = matches!(
@@ -18,18 +38,17 @@ pub(crate) fn before_exec(ends: bool) {
                     | socket::State::Left
                     | socket::State::Closing
             );
-            if live && sys::fcntl(fd, libc::F_GETFD, 0) & libc::FD_CLOEXEC as isize == 0 {
+            if !live || sys::fcntl(fd, libc::F_GETFD, 0) & libc::FD_CLOEXEC as isize != 0 {
+                return;
+            }
+            if let Some(ask) = ask.take() {
+                known = ask();
+            }
+            if !known.is_some_and(|heir| hand_over(fd, heir)) {
                 io::need_kernel(fd, Reason::InheritedByExec);
             }
         }
     });
-    if ends && !process::in_vfork_child() {
-        adoption::before_leaving(true);
-        // The new program has no thread that goes on with them.
-        let shared = begin_to_leave_hosts(false);
-        service::finish_pull_backs(EXIT_NS);
-        finish_leaving_hosts(shared, false);
-    }
 }
 
 /// The exec has failed: what stood still for it goes on.
@@ -37,5 +56,6 @@ pub(crate) fn exec_failed() {
     if process::started() && !process::in_vfork_child() {
         process::goes_on();
         keeper::goes_on();
+        adoption::exec::failed();
     }
 }

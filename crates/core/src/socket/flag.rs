@@ -60,6 +60,18 @@ pub(crate) const CONTESTED: u32 = 1 << 16;
 pub(crate) const PASSED: u32 = 1 << 17;
 /// Who has it stands on its file ([`crate::adoption::passed`]).
 pub(crate) const TRACKED: u32 = 1 << 18;
+/// A child of its maker's has handed it on, and is not counted any more: whoever of the others is
+/// last takes their mark away ([`crate::adoption::exec`]).
+pub(crate) const FAMILY: u32 = 1 << 12;
+/// It is handed to the program that the process is about to become.
+pub(crate) const HANDED: u32 = 1 << 13;
+/// It was, to this one.
+pub(crate) const EXECED: u32 = 1 << 27;
+/// It shows for longer than others that it is used, before an agreement is sought.
+pub(crate) const LATE: u32 = 1 << 28;
+/// It has a name among 0, 1 and 2, which stdio reads and writes unseen: not attached meanwhile, and
+/// counted anew afterwards.
+pub(crate) const STDIO: u32 = 1 << 29;
 /// A forked child uses it: between hosts its maker takes it back to the carrier, for good.
 pub(crate) const CALLED_BACK: u32 = 1 << 19;
 
@@ -105,6 +117,11 @@ const _: () = {
         PASSED,
         TRACKED,
         CALLED_BACK,
+        FAMILY,
+        HANDED,
+        EXECED,
+        LATE,
+        STDIO,
         CARRIER_SPOKE,
         HOLDS,
         LEAVING,

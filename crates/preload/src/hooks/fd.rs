@@ -6,7 +6,6 @@
 
 use crate::errno;
 use libc::{c_char, c_int, c_long, c_uint, c_ulong, c_void, mode_t, sigset_t, size_t};
-use netacc_control::stats::Reason;
 use netacc_core::api::{self, PASS};
 
 hook! {
@@ -277,7 +276,7 @@ pub(super) fn replaced_stdio() {
 #[inline]
 pub(super) fn onto_stdio(old: c_int, new: c_int) {
     if (0..=2).contains(&new) && old != new {
-        api::need_kernel(old, Reason::StdioStream);
+        api::onto_stdio(old);
     }
 }
 

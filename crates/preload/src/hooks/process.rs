@@ -8,44 +8,71 @@ use super::{fd, stdio};
 use crate::init;
 use libc::{FILE, c_char, c_int, c_void, pid_t};
 use netacc_control::stats::Reason;
-use netacc_core::api;
+use netacc_core::api::{self, Program};
 
 type Arguments = *const *const c_char;
 
-fn nothing() {}
-
-/// Calls that start a program, after `$before`. `$after`: they have returned.
-macro_rules! starts_program {
-    ($before:path, $after:path; $($(#[$meta:meta])* $name:ident($($arg:ident: $ty:ty),*);)*) => {$(
+/// Calls that make another program of this process, which `$program` says, and their way on if they
+/// fail.
+macro_rules! becomes_program {
+    ($($(#[$meta:meta])* $name:ident($($arg:ident: $ty:ty),*), $program:expr;)*) => {$(
         hook! {
             $(#[$meta])*
             unchecked fn $name($($arg: $ty),*) -> c_int |next| {
-                $before();
+                api::before_exec_of(&$program);
                 let result = next($($arg),*);
-                $after();
+                api::exec_failed();
                 result
             }
         }
     )*};
 }
 
-starts_program! { api::before_exec, api::exec_failed;
+becomes_program! {
     /// `execve(2)`.
-    execve(path: *const c_char, arguments: Arguments, environment: Arguments);
+    execve(path: *const c_char, arguments: Arguments, environment: Arguments), file(path, environment);
     /// `execv(3)`.
-    execv(path: *const c_char, arguments: Arguments);
+    execv(path: *const c_char, arguments: Arguments), file(path, environ);
     /// `execvp(3)`.
-    execvp(file: *const c_char, arguments: Arguments);
+    execvp(name: *const c_char, arguments: Arguments), found(name, environ);
     /// `execvpe(3)`.
-    execvpe(file: *const c_char, arguments: Arguments, environment: Arguments);
+    execvpe(name: *const c_char, arguments: Arguments, environment: Arguments), found(name, environment);
     /// `execveat(2)`.
-    execveat(dir: c_int, path: *const c_char, arguments: Arguments, environment: Arguments, flags: c_int);
+    execveat(dir: c_int, path: *const c_char, arguments: Arguments, environment: Arguments, flags: c_int), Program { dir, flags, ..file(path, environment) };
     /// `fexecve(3)`.
-    fexecve(fd: c_int, arguments: Arguments, environment: Arguments);
+    fexecve(fd: c_int, arguments: Arguments, environment: Arguments), Program { dir: fd, flags: libc::AT_EMPTY_PATH, ..file(c"".as_ptr(), environment) };
+}
+
+unsafe extern "C" {
+    static environ: Arguments;
+}
+
+fn file(path: *const c_char, environment: Arguments) -> Program {
+    Program { dir: libc::AT_FDCWD, path, flags: 0, search: None, environment }
+}
+
+/// Looked for where libc looks: in the folders that this process's own environment names.
+fn found(name: *const c_char, environment: Arguments) -> Program {
+    // SAFETY: a C string. (It only reads, as execvp does.)
+    let folders = unsafe { libc::getenv(c"PATH".as_ptr()) };
+    Program { search: Some(folders), ..file(name, environment) }
+}
+
+/// Calls that start a program, after `$before`.
+macro_rules! starts_program {
+    ($before:path: $($(#[$meta:meta])* $name:ident($($arg:ident: $ty:ty),*);)*) => {$(
+        hook! {
+            $(#[$meta])*
+            unchecked fn $name($($arg: $ty),*) -> c_int |next| {
+                $before();
+                next($($arg),*)
+            }
+        }
+    )*};
 }
 
 // This process goes on.
-starts_program! { api::before_spawn, nothing;
+starts_program! { api::before_spawn:
     /// `posix_spawn(3)`: the child runs inside libc.
     posix_spawn(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: Arguments, environment: Arguments);
     /// `posix_spawnp(3)`.

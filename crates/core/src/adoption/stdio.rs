@@ -1,0 +1,71 @@
+//! A connection on the descriptors 0, 1 and 2: libc's streams read and write those by calls that
+//! nobody sees (`docs/design/adoption.md`).
+//!
+//! A server that starts another program for a connection puts it there, and many a program takes it
+//! from there at once. So the connection stays a candidate, which is not attached as long as it has
+//! such a name, and is counted anew when it has none any more.
+
+use super::adopt;
+use crate::fd_table::{self, Entry};
+use crate::lock::lock_end;
+use crate::socket::{Event, Socket, State, flag};
+use crate::{carrier, process};
+use core::ffi::c_int;
+use core::sync::atomic::Ordering::*;
+use netacc_control::stats::Reason;
+
+/// The connection `fd` is about to get a name among 0, 1 and 2. False: it has to be the kernel's.
+pub(crate) fn onto(fd: c_int) -> bool {
+    let Some((s, g)) = fd_table::socket(fd) else { return false };
+    if process::in_vfork_child()
+        || (s.is_inherited()
+            && !(matches!(s.state.now(), State::Candidate | State::Left) && adopt(s, g, fd)))
+    {
+        return false;
+    }
+    let Some((s, _)) = fd_table::socket(fd).filter(|(s, _)| !s.is_inherited()) else {
+        return false;
+    };
+    if !s.is(State::Candidate) || s.flags.fetch_or(flag::STDIO, SeqCst) & flag::NOTED != 0 {
+        return false;
+    }
+    s.set_reason(Reason::StdioStream);
+    true
+}
+
+/// A descriptor of `s` was closed; `fd` is another one. True: it is counted anew, or need not be.
+pub(crate) fn after_close(s: &'static Socket, g: u16, fd: c_int) {
+    let mut on = false;
+    fd_table::for_each(|n, entry| {
+        on |= n <= 2 && matches!(entry, Entry::Socket(o, h) if core::ptr::eq(o, s) && h == g);
+    });
+    if !on && recount(s, fd) {
+        s.lower(flag::STDIO);
+        s.set_reason(Reason::NotStarted);
+    }
+}
+
+/// A candidate's bytes are from here on what the kernel says. False: calls are under way on it, or
+/// it is none.
+pub(super) fn recount(s: &'static Socket, fd: c_int) -> bool {
+    let me = process::tid();
+    if s.tx_lock.owner() == me
+        || s.rx_lock.owner() == me
+        || !s.state.change(State::Candidate, Event::Claimed)
+    {
+        return false;
+    }
+    let counted = {
+        // Who ends a call counts under them.
+        let _locks = (lock_end(&s.tx_lock), lock_end(&s.rx_lock));
+        let idle = s.tx_inflight.load(SeqCst) == 0 && s.rx_inflight.load(SeqCst) == 0;
+        let moved = idle.then(|| carrier::settled_counts(fd, s.has(flag::CONNECTOR))).flatten();
+        if let Some((sent, received)) = moved {
+            s.tx_bytes.store(sent, Relaxed);
+            s.rx_bytes.store(received, Relaxed);
+        }
+        moved.is_some()
+    };
+    s.state.happens(Event::Begun);
+    counted
+}
