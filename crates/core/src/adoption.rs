@@ -8,6 +8,7 @@
 
 pub(crate) mod exec;
 pub(crate) mod passed;
+pub(crate) mod share;
 pub(crate) mod stdio;
 
 use crate::fd_table::{self, Entry};

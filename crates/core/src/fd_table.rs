@@ -15,6 +15,7 @@ const FRESH: u64 = 1;
 const SOCKET: u64 = 2;
 const EPOLL: u64 = 3;
 const RING: u64 = 6;
+const MARKED: u64 = 7;
 /// User addresses fit into 47 bits; bits 48-63 carry the object's generation.
 const ADDRESS: u64 = (1 << 48) - 8;
 
@@ -53,6 +54,9 @@ pub(crate) enum Entry {
     Internal,
     /// An io_uring that can be followed ([`crate::io_uring::at`]).
     Ring(Place),
+    /// A connection that is the kernel's here, and whose file says that this process has it, under
+    /// this name alone ([`crate::adoption::share`]); whether it connected.
+    Marked(bool),
     /// A listening stream socket; the reason as in `Fresh`, inherited by what it accepts.
     Listener(u32),
 }
@@ -68,6 +72,7 @@ pub(crate) fn decode(raw: u64) -> Entry {
         FRESH => Entry::Fresh((raw >> 8) as u32 & REASON),
         LISTENER => Entry::Listener((raw >> 8) as u32),
         INTERNAL => Entry::Internal,
+        MARKED => Entry::Marked(raw >> 8 != 0),
         _ => Entry::None,
     }
 }
@@ -106,6 +111,7 @@ pub(crate) fn encode(entry: Entry) -> u64 {
         Entry::Epoll(e) => EPOLL | (e.0 as u64 & ADDRESS),
         Entry::Ring(r) => RING | (r.0 as u64 & ADDRESS),
         Entry::Internal => INTERNAL,
+        Entry::Marked(connector) => MARKED | u64::from(connector) << 8,
     }
 }
 

@@ -43,6 +43,8 @@ pub(crate) fn fork_prepare() {
                 adoption::passed::lose_track(s, fd);
             }
             fd_table::note_counted(fd, fd_table::encode(entry));
+        } else if let Entry::Marked(_) = entry {
+            adoption::share::lose(fd);
         }
     });
     numbers::before_fork();
@@ -255,6 +257,7 @@ fn note_dup(old: c_int, new: c_int) {
             }
         }
         Entry::Ring(_) => io::lose_sight(),
+        Entry::Marked(_) => adoption::share::lose(old),
         _ => {}
     }
 }

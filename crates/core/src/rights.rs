@@ -75,6 +75,11 @@ fn give_up_connection(mut s: &'static Socket, mut g: u16, fd: c_int, begin: u64)
         loop {
             match s.state.now() {
                 _ if s.generation16() != g => break,
+                State::Candidate if adoption::share::share(s, g, fd) => {
+                    // Asked now, or never: the next thing that the process gives up may be the call
+                    // that asks.
+                    return wait_for_parent(begin, || adoption::share::take(fd));
+                }
                 State::Candidate | State::Left if adoption::adopt(s, g, fd) => break,
                 State::Candidate | State::Left => {}
                 State::Closing => socket::await_close(s),
@@ -104,15 +109,17 @@ fn give_up_connection(mut s: &'static Socket, mut g: u16, fd: c_int, begin: u64)
     if s.has(flag::UNSETTLED) && s.is(State::Candidate) {
         // Whether nobody else has it is seen in the parent's memory: now, or never. A parent that
         // leaves it to this process closes it behind its fork.
-        while !adoption::settle(s, fd)
-            && s.is(State::Candidate)
-            && sys::now_ns().saturating_sub(begin) < PARENT_NS
-        {
-            sys::pause_ns(50_000);
-        }
+        wait_for_parent(begin, || adoption::settle(s, fd) || !s.is(State::Candidate));
         if s.has(flag::UNSETTLED) && s.generation16() == g {
             candidates::make_plain(s, adoption::why(s));
         }
+    }
+}
+
+/// A parent that leaves a connection to its child closes it behind the fork.
+fn wait_for_parent(begin: u64, done: impl Fn() -> bool) {
+    while !done() && sys::now_ns().saturating_sub(begin) < PARENT_NS {
+        sys::pause_ns(50_000);
     }
 }
 

@@ -330,6 +330,102 @@ pub fn list() -> Vec<Scenario> {
         .any_path()
         .demoted(),
         pair(
+            "adopt/shared-with-a-child",
+            "a child that has given up its rights uses the connection and ends, the parent goes on; another one never uses it",
+            |t| {
+                let fd = accept_one(t);
+                let child = t.child(|_| {
+                    sys::set_own_group().expect("setgid");
+                    echo(fd, 20);
+                    "used".into()
+                });
+                t.log("child", child.join());
+                echo(fd, 5);
+                let child = t.child(|_| {
+                    sys::set_own_group().expect("setgid");
+                    "not used".into()
+                });
+                t.log("child", child.join());
+                t.log("served", serve_all(t, fd));
+            },
+            |t| {
+                let fd = connect_one(t);
+                ask(fd, 25);
+                use_all(t, fd);
+            },
+        ),
+        pair(
+            "adopt/shared-in-turn",
+            "parent and a child that has given up its rights take turns; the child is killed, the parent goes on",
+            |t| {
+                let (to_child, child_waits) = turn();
+                let (to_parent, parent_waits) = turn();
+                let fd = accept_one(t);
+                let child = t.child(|_| {
+                    sys::set_own_group().expect("setgid");
+                    for _ in 0..40 {
+                        await_turn(child_waits);
+                        echo(fd, 5);
+                        give(to_parent);
+                    }
+                    await_turn(child_waits);
+                    "not reached".into()
+                });
+                for _ in 0..40 {
+                    give(to_child);
+                    await_turn(parent_waits);
+                    echo(fd, 5);
+                }
+                sys::kill(child.pid, libc::SIGKILL).expect("kill");
+                t.log("child", child.join());
+                t.log("served", serve_all(t, fd));
+            },
+            |t| {
+                let fd = connect_one(t);
+                ask(fd, 400);
+                use_all(t, fd);
+            },
+        ),
+        pair(
+            "adopt/shared-and-kept",
+            "a child that has given up its rights leaves the connection to a child of its own, which uses it late",
+            |t| {
+                let (go, wait) = turn();
+                let (done, until_done) = turn();
+                let fd = accept_one(t);
+                let child = t.child(|t| {
+                    sys::set_own_group().expect("setgid");
+                    echo(fd, 5);
+                    let _ = t.child(|_| {
+                        await_turn(wait);
+                        echo(fd, 20);
+                        "used late".into()
+                    });
+                    give(done);
+                    "done".into()
+                });
+                await_turn(until_done);
+                echo(fd, 1000);
+                t.tell("asked");
+                give(go);
+                t.wait("answered");
+                echo(fd, 100);
+                t.log("end", sys::recv(fd, &mut [0; 1], 0));
+                t.log("child", child.join());
+            },
+            |t| {
+                let fd = connect_one(t);
+                ask(fd, 1005);
+                t.wait("asked");
+                ask(fd, 20);
+                t.tell("answered");
+                ask(fd, 100);
+                t.log("shutdown", sys::shutdown(fd, libc::SHUT_WR));
+            },
+        )
+        .any_path()
+        .demoted(),
+        pair(
             "adopt/passed-and-exec",
             "a worker that has received a connection becomes another program, which serves it",
             |t| {

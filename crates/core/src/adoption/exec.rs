@@ -5,6 +5,7 @@
 //! says that this process becomes that program; the library in the new program looks for it before
 //! anything of the program's runs. As long as it stands nobody has the connection alone.
 
+use super::share::names_here;
 use super::{adopt, key_of, passed, refuse};
 use crate::fd_table::{self, Entry};
 use crate::log::debug_log;
@@ -268,12 +269,8 @@ pub(crate) fn hand_over(fd: c_int, heir: Heir) -> bool {
 fn is_own_alone(s: &'static Socket, g: u16) -> bool {
     let flags = s.flags.load(SeqCst);
     let unseen = flag::PASSED | flag::CONTESTED;
-    let mut names = 0;
-    fd_table::for_each(|_, entry| {
-        names += u32::from(matches!(entry, Entry::Socket(o, h) if core::ptr::eq(o, s) && h == g));
-    });
     s.is(State::Candidate)
-        && s.names() == names
+        && s.names() == names_here(s, g)
         && s.registrations.load(Acquire) == 0
         && s.children_follow()
         && (flags & unseen == 0 || flags & flag::TRACKED != 0)
@@ -309,9 +306,9 @@ fn give_up(s: &Socket) {
     }
 }
 
-/// A forked child hands on what its maker, or other children of that, may have too: they are counted
-/// in the maker's memory, of which the new program knows nothing. A mark stands for all of them,
-/// until the last one has closed it ([`family_ended`]).
+/// A forked child hands on what its maker, or other children of that, may have too: they are
+/// counted in the maker's memory, of which the new program knows nothing. A mark stands for all of
+/// them, until the last one has closed it ([`family_ended`]).
 fn leave_family(s: &'static Socket, fd: c_int) -> bool {
     // SAFETY: as in `give_back`.
     let Some(from) = (unsafe { s.from.load(Acquire).as_ref() }) else { return true };

@@ -142,6 +142,22 @@ pub(super) fn take_over(fd: c_int, connector: bool, heir: i64) -> bool {
         && lock(fd, F_OFD_SETLK, libc::F_UNLCK, handed)
 }
 
+/// Everybody who has it keeps these marks, or is counted in shared memory.
+pub(super) fn know(fd: c_int, connector: bool) -> bool {
+    lock(fd, F_OFD_SETLK, libc::F_WRLCK, place(KNOWN, connector))
+}
+
+/// Nobody has it whom this process does not count itself.
+pub(super) fn is_only_ours(fd: c_int) -> bool {
+    // In this order, as in `is_alone`.
+    is_clear(fd, HOLDER, FAMILY - HOLDER) && KNOWN.iter().any(|at| is_marked(fd, *at))
+}
+
+/// Nobody but this process has it.
+pub(super) fn is_clear_of_others(fd: c_int) -> bool {
+    is_clear(fd, HOLDER, OTHERS_LEN) && KNOWN.iter().any(|at| is_marked(fd, *at))
+}
+
 /// Processes have it who are counted in the memory of one of them.
 pub(super) fn mark_family(fd: c_int) -> bool {
     lock(fd, F_OFD_SETLK, libc::F_WRLCK, FAMILY)

@@ -8,6 +8,7 @@ use super::shutdown::announce_end;
 use super::shutdown::say_fin;
 use super::waits::interrupted;
 use super::{EAGAIN, waits_seen};
+use crate::adoption::share::{Shared, regain};
 use crate::agent::{Noted, Used};
 use crate::channel::{self, Side};
 use crate::lock::{EndGuard, bump, lock_end, try_lock_end};
@@ -332,8 +333,11 @@ pub(super) fn after_candidate_call(
         return;
     }
     if flags & flag::CONTESTED != 0 {
-        // Two processes use it.
-        candidates::make_plain(s, adoption::why(s));
+        let shared = if flags & flag::SHARED != 0 { regain(s, g, fd) } else { Shared::TooLong };
+        if shared == Shared::TooLong {
+            // Two processes use it.
+            candidates::make_plain(s, adoption::why(s));
+        }
         return;
     }
     if flags & (flag::LATE | flag::STDIO) != 0 && !is_due(s, flags) {

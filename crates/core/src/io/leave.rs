@@ -46,7 +46,13 @@ pub(crate) fn lose_sight() {
         return;
     }
     fd_table::for_each(|fd, entry| {
-        if matches!(entry, Entry::Socket(..) | Entry::Fresh(_) | Entry::Listener(_)) {
+        let theirs = |entry| {
+            matches!(
+                entry,
+                Entry::Socket(..) | Entry::Fresh(_) | Entry::Listener(_) | Entry::Marked(_)
+            )
+        };
+        if theirs(entry) {
             need_kernel(fd, Reason::IoUring);
         }
     });
@@ -61,15 +67,23 @@ pub(crate) fn need_kernel(fd: c_int, why: Reason) {
         Entry::Ring(_) => return lose_sight(),
         // Whoever gets it asks the kernel alone.
         Entry::Epoll(set) => return sets().bar(set),
-        Entry::None | Entry::Internal => return,
+        Entry::Marked(_) if leaves_sight(why) => return adoption::share::lose(fd),
+        Entry::None | Entry::Internal | Entry::Marked(_) => return,
     };
     if s.has(flag::TRACKED) {
         adoption::passed::lose_track(s, fd);
     }
     // Where somebody is about to read who cannot read a ring.
-    let strict =
-        matches!(why, Reason::InheritedByExec | Reason::PassedByScmRights | Reason::StdioStream);
+    let strict = leaves_sight(why) && why != Reason::IoUring;
     let _ = to_kernel(s, g, fd, why, strict);
+}
+
+/// The descriptor, or another one of the same file, is used from here on by whom nobody sees.
+fn leaves_sight(why: Reason) -> bool {
+    matches!(
+        why,
+        Reason::InheritedByExec | Reason::PassedByScmRights | Reason::StdioStream | Reason::IoUring
+    )
 }
 
 /// Both directions back onto the carrier for good. True: the application may use the kernel's

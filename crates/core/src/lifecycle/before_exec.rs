@@ -28,7 +28,9 @@ pub(crate) fn before_spawn() {
 fn prepare(heir: impl FnOnce() -> Option<Heir>) {
     let (mut ask, mut known) = (Some(heir), None);
     fd_table::for_each(|fd, entry| {
-        if let Entry::Socket(s, _) = entry {
+        if let Entry::Marked(_) = entry {
+            io::need_kernel(fd, Reason::InheritedByExec);
+        } else if let Entry::Socket(s, _) = entry {
             let live = matches!(
                 s.state.now(),
                 socket::State::Unconnected

@@ -72,6 +72,9 @@ pub(crate) const LATE: u32 = 1 << 28;
 /// It has a name among 0, 1 and 2, which stdio reads and writes unseen: not attached meanwhile, and
 /// counted anew afterwards.
 pub(crate) const STDIO: u32 = 1 << 29;
+/// A child uses it that has given up the memory of its maker, or has used it
+/// ([`crate::adoption::share`]).
+pub(crate) const SHARED: u32 = 1 << 30;
 /// A forked child uses it: between hosts its maker takes it back to the carrier, for good.
 pub(crate) const CALLED_BACK: u32 = 1 << 19;
 
@@ -122,6 +125,7 @@ const _: () = {
         EXECED,
         LATE,
         STDIO,
+        SHARED,
         CARRIER_SPOKE,
         HOLDS,
         LEAVING,
