@@ -94,6 +94,7 @@ fn give_up_connection(mut s: &'static Socket, mut g: u16, fd: c_int, begin: u64)
                     );
                     return;
                 }
+                // (Adopted, too: another thread has done so, and the table has the heir.)
                 _ => break,
             }
         }

@@ -66,7 +66,8 @@ pub enum Event {
     NoOffer(usize),
     /// Acceptor: these links' peers claim the other end.
     Claims(Links),
-    /// Acceptor: this link's peer does not show that it has the other end.
+    /// Acceptor: this link's peer does not show that it has the other end. (Of a connection that
+    /// waits: its proofs end before an offer is made, and none begins while that stands.)
     Unproven(usize),
     /// Acceptor: an offer was made there.
     Offered(usize),

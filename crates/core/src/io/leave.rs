@@ -119,8 +119,11 @@ pub(crate) fn to_kernel(s: &'static Socket, g: u16, fd: c_int, why: Reason, stri
     if s.path().leaves_by_agent() {
         return to_kernel_between_hosts(s, g, fd, why, strict);
     }
-    if !strict && why != Reason::Disconnected && is_reset_now(s, g, fd) && owes_reset(s) {
-        // The kernel could not tell.
+    if why != Reason::Disconnected && is_reset_now(s, g, fd) && owes_reset(s) {
+        // The kernel could not tell: its socket is shut down, and its error was taken.
+        if strict {
+            break_off(s, fd);
+        }
         return false;
     }
     let mut way = Way::new(s, g, fd, pull_back_patience_ns(s, g, why, strict), strict);

@@ -134,6 +134,22 @@ fn what_is_broken_off_has_no_clean_end() {
 }
 
 #[test]
+fn a_reset_that_nobody_was_told_of_goes_with_the_descriptor() {
+    let mut ends = promoted_within_the_host();
+    // C has not read it when it is reset.
+    ends[A].send(A, UNREAD);
+    break_off(ends[C].socket, ends[C].fd);
+    let (s, g, fd) = (ends[A].socket, ends[A].socket.generation16(), ends[A].fd);
+    until("the reset is found", || is_reset_now(s, g, fd));
+    assert!(owes_reset(s), "the application has made no call since");
+    assert!(!leaves(&ends[A], Reason::PassedByScmRights, true));
+    for _ in 0..3 {
+        assert!(kernel_says(&ends[A]) < 0, "an end would be one of the whole stream");
+    }
+    ends.iter_mut().for_each(End::close);
+}
+
+#[test]
 fn who_waits_for_room_is_woken_where_a_child_has_sent_the_rest() {
     let [mut a, mut c] = promoted_within_the_host();
     let ring = c.socket.tx_ring_bytes() as usize;
