@@ -160,6 +160,12 @@ impl Errand {
         }
         claimed
     }
+
+    /// The courier is done with it, and has nothing of strangers' in its hands.
+    fn let_go(&self) {
+        self.thread.store(0, Release);
+        self.users.fetch_sub(1, AcqRel);
+    }
 }
 
 /// Takes the next packet of `control`, which brings descriptors that are due.
@@ -251,16 +257,16 @@ extern "C" fn run_courier(errand: *mut c_void) -> *mut c_void {
     let e = unsafe { &*errand.cast::<Errand>() };
     sys::block_all_signals();
     sys::name_thread(b"netacc-files\0");
-    let clean = courier(e);
+    let in_vain = courier(e);
     sys::futex_wake(&e.state, 1, true);
-    if clean {
-        e.thread.store(0, Release);
-        e.users.fetch_sub(1, AcqRel);
+    if in_vain {
+        e.let_go();
     }
     core::ptr::null_mut()
 }
 
-/// True: it ends with nothing of strangers' in its hands.
+/// True: it ends without having taken anything. Otherwise it has let go, unless it has strangers'
+/// files.
 fn courier(e: &Errand) -> bool {
     // A table of its own, with nothing in it; what is in the process's stays there.
     if sys::close_range(0, u32::MAX, libc::CLOSE_RANGE_UNSHARE) < 0 {
@@ -312,8 +318,13 @@ fn courier(e: &Errand) -> bool {
     let wanted = fd >= 0 && packet::is_what_it_should_be(&got, fd);
     // SAFETY: read after the answer alone.
     unsafe { *e.result.get() = if fd >= 0 && !wanted { Received::Malformed } else { got } };
+    if count == usize::from(wanted) {
+        // Before the answer: this thread may not run again for a while, and who has the answer may
+        // need the next courier by then. (It has the errand, too, until it has read the result.)
+        e.let_go();
+    }
     let _ = packet::hand_over(to, if wanted { fd } else { -1 });
-    count == usize::from(wanted)
+    false
 }
 
 #[cfg(test)]
@@ -496,6 +507,31 @@ mod tests {
             set_threads(Threads::Refuse);
             let refused = (0..=COURIERS).all(|_| matches!(fetch(-1), Received::NoDescriptor));
             none && refused && ERRANDS.iter().all(Errand::claim)
+        }));
+    }
+
+    /// What is due is fetched, however late the couriers of before come to their end.
+    #[test]
+    fn couriers_that_have_answered_are_no_longer_needed() {
+        crate::testing::init();
+        assert!(alone_in_child(|| {
+            let mut fds = [-1; 2];
+            // SAFETY: room for two descriptors.
+            let paired = unsafe {
+                libc::socketpair(libc::AF_UNIX, libc::SOCK_SEQPACKET, 0, fds.as_mut_ptr()) == 0
+            };
+            let place = netacc_proto::rendezvous::Message::Place { place: 7 };
+            let bell = crate::channel::new_doorbell();
+            // (So that packets name their sender, and bring descriptors.)
+            let on = sys::setsockopt(fds[1], libc::SOL_SOCKET, libc::SO_PASSCRED, &1i32) >= 0;
+            take_descriptors(fds[1]);
+            let fetched = || {
+                assert_eq!(crate::control::send(fds[0], &place, bell), 0);
+                let Received::Message(m, fd, _) = fetch(fds[1]) else { return false };
+                fd_table::close_internal(fd);
+                m == place && ERRANDS.iter().all(|e| e.users.load(Acquire) == 0)
+            };
+            paired && on && (0..50).all(|_| fetched())
         }));
     }
 
