@@ -35,6 +35,8 @@ use core::ffi::c_int;
 use core::sync::atomic::{AtomicU64, Ordering::*};
 use doorbell::learn_doorbell;
 pub(crate) use finding::Listens;
+#[cfg(test)]
+pub(crate) use finding::advert_name;
 use netacc_control::stats::{CHANNEL_SLOTS, Reason};
 use netacc_proto::agreement::{self, Agreement, Malformed, SlotAction, SlotEvent, Why};
 use netacc_proto::rendezvous::{Direction, Message, Peers, Role, Tuple};

@@ -7,6 +7,14 @@ use core::cell::{Cell, RefCell};
 use core::ffi::{c_int, c_void};
 use std::vec::Vec;
 
+/// What the names of this run's abstract sockets begin with: other runs on the machine, and
+/// programs with the library, are not found, whatever port of the kernel's choice they share with
+/// it. Forked children are of the same run.
+pub(crate) fn room() -> &'static [u8] {
+    static ROOM: std::sync::OnceLock<Vec<u8>> = std::sync::OnceLock::new();
+    ROOM.get_or_init(|| std::format!("{}:", std::process::id()).into_bytes())
+}
+
 /// What the constructor does, once. The configuration has small rings and several connections on a
 /// pair; `NACC_LOG_PATH` and `NACC_LOG_LEVEL` are those of the tests' environment.
 pub(crate) fn init() {
@@ -21,6 +29,8 @@ pub(crate) fn init() {
         _ => None,
     };
     ONCE.call_once(|| {
+        // Before there is a child.
+        room();
         lifecycle::init(&env, next);
         crate::agent::register(PathId::Loop, &crate::path::tests::AGENT);
     });

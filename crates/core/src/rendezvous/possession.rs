@@ -690,7 +690,7 @@ pub(crate) fn number_of(control: c_int, role: Role) -> Option<u16> {
     let mut name = [0u8; 128];
     let len = sys::socket_name(control, role == Role::Acceptor, &mut name);
     let text = name.get(..usize::try_from(len).ok()?)?;
-    let digits = text.get(2..)?.strip_prefix(b"\0netacc/1/link/")?;
+    let digits = text.rsplit(|b| *b == b'/').next()?;
     let number: u16 = core::str::from_utf8(digits).ok()?.parse().ok()?;
     let (same, len) = link_name(number);
     (number < NUMBERS && same.get(..len) == Some(text)).then_some(number)

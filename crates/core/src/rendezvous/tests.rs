@@ -11,7 +11,7 @@ fn advert_names() {
     {
         let (name, len) = advert_name(port, k);
         assert_eq!(&name[..3], &[libc::AF_UNIX as u8, 0, 0]);
-        assert_eq!(&name[3..len], text.as_bytes());
+        assert_eq!(name[3..len].strip_prefix(crate::testing::room()), Some(text.as_bytes()));
     }
 }
 

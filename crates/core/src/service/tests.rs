@@ -3,7 +3,7 @@ use super::*;
 use crate::channel::{PLACES, SLOTS, quiet};
 use crate::path::{PathId, PathList};
 use crate::rendezvous::possession::{self, TURNS};
-use crate::rendezvous::{CHANNEL_BYTES, Phase, auth};
+use crate::rendezvous::{CHANNEL_BYTES, Phase, advert_name, auth};
 use crate::socket::{self, RxEnd, TxEnd};
 use crate::testing::in_child;
 use crate::{arena, control, lifecycle};
@@ -247,6 +247,19 @@ fn nobody_there_is_said_at_once_and_found_later() {
     settle(&[a, c]);
     offer_of(as_);
     offer_of(as2);
+}
+
+#[test]
+fn another_run_on_the_same_port_is_not_found() {
+    let (c, net) = (service(), Net::new());
+    let (mut name, len) = advert_name(net.port(), 0);
+    let room = crate::testing::room().len();
+    name.copy_within(3 + room..len, 3);
+    let fd = sys::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0) as c_int;
+    assert!(sys::bind(fd, &name[..len - room]) >= 0 && sys::listen(fd, 5) >= 0);
+    let (cs, _as, _tcp) = net.connect();
+    assert!(!c.connect(cs));
+    let _ = sys::close(fd);
 }
 
 #[test]
@@ -1208,10 +1221,9 @@ impl Raw {
     }
     fn caller_of(port: u16, k: u8) -> Raw {
         let fd = sys::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0) as c_int;
-        let mut name = std::vec![libc::AF_UNIX as u8, 0, 0];
-        name.extend_from_slice(std::format!("netacc/1/{port}/{k}").as_bytes());
+        let (name, len) = advert_name(port, k);
         assert!(possession::name_link(fd));
-        assert!(sys::connect(fd, &name) >= 0);
+        assert!(sys::connect(fd, &name[..len]) >= 0);
         let r = Raw(fd);
         r.prepare();
         r
@@ -1219,9 +1231,8 @@ impl Raw {
     /// Squats the advert of `port`.
     fn squatter(port: u16) -> Raw {
         let fd = sys::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0) as c_int;
-        let mut name = std::vec![libc::AF_UNIX as u8, 0, 0];
-        name.extend_from_slice(std::format!("netacc/1/{port}/0").as_bytes());
-        assert!(sys::bind(fd, &name) >= 0);
+        let (name, len) = advert_name(port, 0);
+        assert!(sys::bind(fd, &name[..len]) >= 0);
         assert!(sys::listen(fd, 5) >= 0);
         Raw(fd)
     }
