@@ -91,4 +91,11 @@ if command -v python3 >/dev/null; then
 else
   skip start-up-cost "no python3"
 fi
+
+# What a connection of one request and one reply costs: no system call.
+if command -v python3 >/dev/null && command -v strace >/dev/null && command -v cc >/dev/null; then
+  if calls=$(timeout 600 python3 "$here/short_calls.py" "$LIB" 2>&1); then ok short-connections-cost-no-call; else fail short-connections-cost-no-call "$calls"; fi
+else
+  skip short-connections-cost-no-call "no python3, strace or cc"
+fi
 finish

@@ -149,7 +149,7 @@ pub(crate) fn leave(s: &'static Socket) -> bool {
         return false;
     }
     kept.add(s);
-    debug_log!("{:?}: left to the children that have it", s.tuple());
+    debug_log!("{:?}: left to the children that have it", s.known_tuple());
     true
 }
 
@@ -210,7 +210,7 @@ pub(crate) fn adopt(s: &'static Socket, g: u16, fd: c_int) -> bool {
 
 /// Nobody adopts it from here on.
 fn refuse(s: &'static Socket, g: u16) {
-    debug_log!("{:?}: is not adopted", s.tuple());
+    debug_log!("{:?}: is not adopted", s.known_tuple());
     s.state.change(State::Left, Event::Refused);
     if s.generation16() == g {
         candidates::make_plain(s, Reason::InheritedByFork);

@@ -12,7 +12,8 @@ use crate::channel::{Channel, Side};
 use crate::path::PathId;
 use crate::socket::Socket;
 use core::ffi::c_int;
-use core::sync::atomic::{AtomicPtr, Ordering::*};
+use core::net::SocketAddr;
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering::*};
 use netacc_control::stats::Reason;
 use netacc_proto::rendezvous::Tuple;
 
@@ -41,10 +42,15 @@ pub(crate) trait Agent: Sync {
 
     /// Whether connections like this one can be served, or why not.
     fn serves(&self, tuple: &Tuple) -> Result<(), Reason>;
-    /// `s` is a candidate from now on. Of the connecting end the path is the first that it has left
-    /// to try; of the accepting one it is any of them, as its peer may be at another: from here on
-    /// peers can find it.
-    fn began(&self, s: &'static Socket);
+    /// `s`, a connecting end, is a candidate for the path from now on, the first that it has left
+    /// to try.
+    fn began(&self, _s: &'static Socket) {}
+    /// Connections that the path could serve are accepted at that address: peers can find this
+    /// process from here on. What makes that untrue later calls [`forget_told`]. False: they cannot
+    /// yet; to be told again.
+    fn accepting(&self, _local: SocketAddr) -> bool {
+        true
+    }
     /// `s`, which tries this path, is used, and has shown by its calls that it waits where the
     /// library sees it.
     fn used(&self, s: &'static Socket, call: &Used) -> Noted;
@@ -123,6 +129,20 @@ pub(crate) fn of(path: PathId) -> &'static dyn Agent {
     unsafe { registered.as_ref() }.map_or(&Nobody, |agent| *agent)
 }
 
+/// Counts what makes it untrue that peers were told where this process accepts.
+static TERM: AtomicU32 = AtomicU32::new(0);
+
+/// What was told of a listener within one term need not be told again.
+#[inline]
+pub(crate) fn term() -> u32 {
+    TERM.load(Acquire)
+}
+
+/// A listener has come to be, or an agent no longer tells peers of one.
+pub(crate) fn forget_told() {
+    TERM.fetch_add(1, AcqRel);
+}
+
 /// `s` is no candidate any more: see [`Agent::forget`].
 pub(crate) fn forget(s: &'static Socket) {
     s.paths().iter().for_each(|path| of(path).forget(s));
@@ -155,7 +175,6 @@ impl Agent for Nobody {
     fn serves(&self, _: &Tuple) -> Result<(), Reason> {
         Err(Reason::PathsExcludeIt)
     }
-    fn began(&self, _: &'static Socket) {}
     fn used(&self, _: &'static Socket, _: &Used) -> Noted {
         Noted::Never(Reason::PathsExcludeIt)
     }

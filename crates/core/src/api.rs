@@ -76,12 +76,14 @@ pub fn exec_failed() {
 pub fn before_spawn() {
     held(crate::lifecycle::before_spawn)
 }
-/// Around a `vfork`: the hook cannot run code in the child's frame, so the vfork hook itself is
-/// `fork`-free: it is told here that until the process execs or exits, `close`/`dup2` come from a
-/// child that shares this memory. Returns true when the calling process shares its memory with a
-/// parent (raw getpid differs from the table's).
+/// Whether the calling process is a child that shares its memory with its parent (vfork): its
+/// `close` and `dup2` are none of the parent's.
 pub fn in_vfork_child() -> bool {
     crate::process::in_vfork_child()
+}
+/// The program is about to make such a child.
+pub fn before_vfork() {
+    crate::process::note_vfork();
 }
 
 /// The program cancels threads (`pthread_cancel`): from now on calls that the kernel would restart

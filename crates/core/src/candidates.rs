@@ -5,9 +5,10 @@ use crate::fd_table::{self, Entry};
 use crate::path::{PathId, PathList};
 use crate::socket::{Event, Socket, State, flag, new_socket, offer};
 use crate::unconnected::unconnected;
-use crate::{agent, carrier, config, host, lock, stats, sys};
+use crate::{agent, carrier, config, host, lock, process, stats, sys};
 use core::ffi::c_int;
-use core::sync::atomic::{AtomicU32, Ordering::*};
+use core::net::SocketAddr;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use netacc_control::config::Paths;
 use netacc_control::stats::Reason;
 use netacc_proto::rendezvous::Tuple;
@@ -49,15 +50,11 @@ fn sampled_out(percent: u8) -> bool {
     n * p / 100 == (n + 1) * p / 100
 }
 
-/// A connection has come to be: makes its socket and starts the search for the peer's library.
-pub(crate) fn begin(fd: c_int, reason: u32, connector: bool) {
-    match carrier::tuple_of(fd) {
-        Some(tuple) => begin_as(fd, Origin { reason, connector, tuple, moved: (0, 0), made: true }),
-        None if !connector => {
-            fd_table::set(fd, Entry::None);
-        }
-        None => {}
-    }
+/// A connection has come to be, or begins to: it gets its socket, whose calls are counted. Nothing
+/// is asked of the kernel, as most that ever come to be are over after one request and one reply:
+/// who is at its ends is looked up when it has shown that it lives ([`look_up`]).
+pub(crate) fn begin(fd: c_int, reason: u32, connector: bool, made: bool) {
+    begin_as(fd, Origin { reason, connector, tuple: None, moved: (0, 0), made })
 }
 
 /// The socket of a connection that has come to be: new, or the one that it had unconnected, which
@@ -86,7 +83,8 @@ pub(crate) struct Origin {
     /// Why it stays plain, if it does.
     pub(crate) reason: u32,
     pub(crate) connector: bool,
-    pub(crate) tuple: Tuple,
+    /// `None`: not looked up yet.
+    pub(crate) tuple: Option<Tuple>,
     /// What was sent and received on it before.
     pub(crate) moved: (u64, u64),
     /// It is a connection already.
@@ -99,7 +97,7 @@ pub(crate) fn begin_as(fd: c_int, origin: Origin) {
     s.syn.set_began(began);
     fill(s, fd, origin);
     fd_table::set(fd, Entry::Socket(s, s.generation16()));
-    if s.is(State::Candidate) {
+    if s.is(State::Candidate) && !s.is_new() {
         start(s);
     }
 }
@@ -113,6 +111,7 @@ pub(crate) fn new_heir(
     moved: (u64, u64),
 ) -> Option<&'static Socket> {
     let s = new_socket(fd)?;
+    let tuple = Some(tuple);
     fill(s, fd, Origin { reason: why as u32, connector, tuple, moved, made: true });
     Some(s)
 }
@@ -127,40 +126,34 @@ fn fill(s: &Socket, fd: c_int, origin: Origin) {
     s.tx_bytes.store(moved.0, Relaxed);
     s.rx_bytes.store(moved.1, Relaxed);
     s.calls.store(0, Relaxed);
+    s.turns.store(0, Relaxed);
     s.in_vain.store(0, Relaxed);
     s.stood.store(0, Relaxed);
     s.look_at.store(0, Relaxed);
     s.looks.store(0, Relaxed);
-    // SAFETY: nobody else looks at this socket's addresses yet.
-    unsafe { *s.tuple.get() = tuple };
+    if connector && began != 0 {
+        s.syn.sent(began, sys::kernel_ns(), made);
+    }
     let config = config::get();
     let why = Reason::ALL.get(reason as usize).copied().unwrap_or(Reason::None);
-    let mut paths = PathList::EMPTY;
-    let why = if why != Reason::None {
-        why
-    } else if !config.accelerate_by_default {
-        Reason::DisabledByConfig
-    } else if tuple.local() == tuple.peer() {
-        Reason::SelfConnect
-    } else {
-        match paths_of(&tuple, config.paths) {
-            Err(why) => why,
-            Ok(_) if sampled_out(config.accelerate_percent) => Reason::SampledOut,
-            Ok(list) => {
-                paths = list;
-                if connector && list.iter().any(|path| path.traits().knows_syn) {
-                    s.syn.sent(began, sys::kernel_ns(), made);
-                }
-                Reason::NotStarted
-            }
-        }
+    let (mut list, mut why) = match why {
+        Reason::None if config.accelerate_by_default => (PathList::EMPTY, Reason::NotStarted),
+        Reason::None => (PathList::EMPTY, Reason::DisabledByConfig),
+        why => (PathList::EMPTY, why),
     };
-    s.set_paths(paths);
+    if let Some(tuple) = tuple.filter(|_| why == Reason::NotStarted) {
+        match paths_for(&tuple) {
+            Ok(paths) => list = paths,
+            Err(reason) => why = reason,
+        }
+    }
     let record = stats::open(fd, why);
     s.record.store(record, Relaxed);
-    if let Some(r) = s.record() {
-        r.set_addresses(tuple.local(), tuple.peer());
+    if let Some(tuple) = tuple {
+        // SAFETY: nobody else looks at this socket's addresses yet.
+        unsafe { show(s, tuple) };
     }
+    s.set_paths(list);
     stats::count(if connector {
         netacc_control::stats::Counter::Connected
     } else {
@@ -170,18 +163,124 @@ fn fill(s: &Socket, fd: c_int, origin: Origin) {
     s.state.happens(if candidate { Event::Begun } else { Event::Refused });
 }
 
+/// The addresses of a connection are known from here on.
+///
+/// # Safety
+/// Nobody else has looked at them, nor does until the paths are set.
+unsafe fn show(s: &Socket, tuple: Tuple) {
+    // SAFETY: the caller's promise.
+    unsafe { *s.tuple.get() = tuple };
+    if let Some(r) = s.record() {
+        r.set_addresses(tuple.local(), tuple.peer());
+    }
+}
+
+/// The paths that a candidate tries, or why it is none.
+fn paths_for(tuple: &Tuple) -> Result<PathList, Reason> {
+    let config = config::get();
+    if tuple.local() == tuple.peer() {
+        return Err(Reason::SelfConnect);
+    }
+    let list = paths_of(tuple, config.paths)?;
+    if sampled_out(config.accelerate_percent) { Err(Reason::SampledOut) } else { Ok(list) }
+}
+
+/// A candidate has shown that it lives, by a call on `fd`: whom it connects is looked up, and its
+/// search begins. (The addresses of a connection never change; where it was reset meanwhile there
+/// are none any more.) True: it is known, and still a candidate.
+#[cold]
+#[inline(never)]
+pub(crate) fn look_up(s: &'static Socket, g: u16, fd: c_int) -> bool {
+    let found = {
+        // Not while another thread is at this, or a signal handler has interrupted it.
+        let Some(_tx) = lock::lock_end(&s.tx_lock) else { return false };
+        let is_it = || s.is(State::Candidate) && fd_table::is_named(fd, s, g);
+        if !is_it() || !s.is_new() {
+            return is_it();
+        }
+        let tuple = carrier::tuple_of(fd);
+        // Another thread may have closed the number meanwhile, and it is another connection's: who
+        // closes it changes the table first.
+        if !is_it() {
+            return false;
+        }
+        match tuple {
+            None => Err(Reason::Disconnected),
+            Some(tuple) => {
+                // SAFETY: under the lock, and the paths are not set yet.
+                unsafe { show(s, tuple) };
+                // As in `io::shutdown_of`.
+                let whole = |list: &PathList| list.first().is_shared() || !s.has(flag::SHUT_WR);
+                let list = paths_for(&tuple);
+                let list = list.and_then(|l| whole(&l).then_some(l).ok_or(Reason::Disconnected));
+                list.map(|list| s.set_paths(list))
+            }
+        }
+    };
+    match found {
+        Ok(()) => start(s),
+        Err(why) => make_plain(s, why),
+    }
+    s.is(State::Candidate)
+}
+
 /// A candidate's calls that move bytes before its peer is told of it. An agreement costs both
 /// processes some ten microseconds, which a connection of one request and one reply never gets
 /// back.
 pub(crate) const NOTED_AFTER: u32 = 3;
+/// What shows that a new candidate lives: a second request, or that more goes to and fro than one
+/// request and one reply that take some calls each (header, then body).
+const LIVES_AFTER_TURNS: u32 = 3;
+const LIVES_AFTER_CALLS: u32 = 8;
+const LIVES_AFTER_BYTES: u64 = 64 << 10;
 
-/// A new candidate's peer can find this process, or is looked for.
+/// A call on a new candidate, its so many-th, has moved bytes: whether it lives.
+pub(crate) fn lives(s: &Socket, sends: bool, calls: u32) -> bool {
+    s.count_turn(sends) >= LIVES_AFTER_TURNS
+        || calls >= LIVES_AFTER_CALLS
+        || s.tx_bytes.load(Relaxed) + s.rx_bytes.load(Relaxed) >= LIVES_AFTER_BYTES
+}
+
+/// A candidate's peer can find this process, or is looked for.
 fn start(s: &'static Socket) {
     if s.has(flag::CONNECTOR) {
         agent::of(s.path()).began(s);
     } else {
         // (The connector may have other paths left to try than this end.)
-        s.paths().iter().for_each(|path| agent::of(path).began(s));
+        let local = s.tuple().local();
+        s.paths().iter().for_each(|path| {
+            let _ = agent::of(path).accepting(local);
+        });
+    }
+}
+
+/// A connection of a listener's was accepted, `fd`, whose peer is at `peer`: that its connector can
+/// find this process when it looks, which may be before this end has shown that it lives. Told once
+/// for each listener and peer's address: everything that makes it untrue begins another
+/// [`agent::term`].
+pub(crate) fn tell_accepted(listener: c_int, fd: c_int, peer: Option<SocketAddr>) {
+    static TOLD: [AtomicU64; 256] = [const { AtomicU64::new(0) }; 256];
+    let config = config::get();
+    if !config.accelerate_by_default {
+        return;
+    }
+    let Some(ip) = peer.map(|peer| peer.ip()) else { return };
+    let from = u64::from(agent::term()) << 32 | u64::from(listener as u32);
+    let mixed = (host::hash(ip) ^ from.rotate_left(20) ^ u64::from(process::id()))
+        .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+        | 1;
+    let Some(told) = TOLD.get((mixed >> 56) as usize) else { return };
+    if told.load(Relaxed) == mixed {
+        return;
+    }
+    let may_be_served = ip.is_loopback() || host::has_address(ip) || host::has_devices();
+    let mut all = true;
+    if let Some(tuple) = may_be_served.then(|| carrier::tuple_of(fd)).flatten() {
+        let paths = paths_of(&tuple, config.paths).unwrap_or(PathList::EMPTY);
+        paths.iter().for_each(|path| all &= agent::of(path).accepting(tuple.local()));
+    }
+    if all {
+        told.store(mixed, Relaxed);
     }
 }
 
@@ -193,6 +292,7 @@ pub(crate) fn look_again(fd: c_int) {
         && let Some(tuple) = carrier::tuple_of(fd)
     {
         let moved = carrier::settled_counts(fd, true).unwrap_or_default();
+        let tuple = Some(tuple);
         begin_as(fd, Origin { reason, connector: true, tuple, moved, made: true });
     } else {
         may_begin(fd);

@@ -1,16 +1,15 @@
 //! How connections are established: the application's socket, listen, connect and accept.
 
-use crate::candidates::{Origin, begin, begin_as, make_plain, may_begin};
+use crate::candidates::{begin, make_plain, may_begin, tell_accepted};
 use crate::fd_table::{self, Entry};
 use crate::outcome::{PASS, Ret};
 use crate::socket::{Event, NONE, Socket, State, close_books, end_life, flag, reuse};
-use crate::unconnected::{refusal, unconnected};
-use crate::{carrier, channel, epoll, io, process, syn, sys, user};
+use crate::unconnected::{may_open_later, refusal, unconnected};
+use crate::{agent, carrier, channel, epoll, io, process, syn, user};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use libc::{sockaddr, socklen_t};
 use netacc_control::stats::Reason;
-use netacc_proto::rendezvous::Tuple;
 
 pub(crate) fn on_socket(fd: c_int, domain: c_int, ty: c_int, protocol: c_int) {
     let stream = ty & 0xf == libc::SOCK_STREAM && (protocol == 0 || protocol == libc::IPPROTO_TCP);
@@ -29,6 +28,8 @@ fn of_connections(reason: u32) -> u32 {
 pub(crate) fn on_listen(fd: c_int) {
     let Some(reason) = unconnected(fd) else { return };
     let listener = Entry::Listener(of_connections(reason));
+    // Of another one under that number.
+    agent::forget_told();
     let Entry::Socket(s, g) = fd_table::get(fd) else {
         fd_table::set(fd, listener);
         return;
@@ -52,32 +53,56 @@ fn retire(s: &'static Socket) {
     reuse(s);
 }
 
-pub(crate) fn on_accept(listener: c_int, fd: c_int, _flags: c_int) {
+/// `listener` has given out `fd`. `addr` and `len`: where the kernel has written whom it connects
+/// to.
+///
+/// # Safety
+/// As for accept(2).
+pub(crate) unsafe fn on_accept(
+    listener: c_int,
+    fd: c_int,
+    addr: *const sockaddr,
+    len: *const socklen_t,
+) {
     if !process::started() {
         return;
     }
+    // SAFETY: the caller's promise.
+    let (raw, n) = unsafe { copied(addr, user::read(len).unwrap_or(0)) };
+    let peer = carrier::address(&raw, n as isize);
     match fd_table::get(listener) {
-        Entry::Listener(reason) | Entry::Fresh(reason) => begin(fd, refusal(reason), false),
+        Entry::Listener(reason) | Entry::Fresh(reason) => begin(fd, refusal(reason), false, true),
         // A listener from before this program image; unix sockets come this way too.
-        _ => {
-            let mut raw = [0u8; 128];
-            let len = sys::socket_name(fd, false, &mut raw);
-            if carrier::address(&raw, len).is_some() {
-                begin(fd, refusal(NONE), false);
-                adopt(listener, fd);
-            }
+        _ if (peer.is_some() || n < 2) && carrier::is_tcp(fd) => {
+            begin(fd, refusal(NONE), false, true);
+            adopt(listener);
         }
+        _ => return,
+    }
+    if fd_table::socket(fd).is_some_and(|(s, _)| s.is(State::Candidate)) {
+        tell_accepted(listener, fd, peer);
     }
 }
 
-/// A listener that this program image has inherited is known from its first connection of another
-/// host's on.
-fn adopt(listener: c_int, fd: c_int) {
-    if fd_table::raw(listener) == 0
-        && fd_table::socket(fd).is_some_and(|(s, _)| s.path().traits().knows_syn)
-    {
+/// A copy of an address of the application's, and how much of it there is.
+///
+/// # Safety
+/// As for accept(2) and connect(2).
+unsafe fn copied(addr: *const sockaddr, len: socklen_t) -> ([u8; 128], usize) {
+    let mut raw = [0u8; 128];
+    let n = (len as usize).min(raw.len());
+    // SAFETY: the caller's promise.
+    let whole = |to: &mut [u8]| unsafe { user::read_into(addr.cast::<u8>(), to) };
+    let n = if raw.get_mut(..n).is_some_and(whole) { n } else { 0 };
+    (raw, n)
+}
+
+/// A listener that this program image has inherited is known from its first connection on.
+fn adopt(listener: c_int) {
+    if fd_table::raw(listener) == 0 {
         syn::keep(listener);
         fd_table::set(listener, Entry::Listener(NONE));
+        agent::forget_told();
     }
 }
 
@@ -130,28 +155,24 @@ fn was_never_one(s: &'static Socket) -> bool {
 pub(crate) unsafe fn on_connect(fd: c_int, addr: *const sockaddr, len: socklen_t, result: c_int) {
     let Some(reason) = unconnected(fd) else { return };
     channel::sent_by_kernel();
+    let under_way = result == -libc::EINPROGRESS || result == -libc::EINTR;
     if result == 0 || result == -libc::EISCONN {
         if result != 0 {
             fd_table::set_began(fd, 0);
         }
-        begin(fd, reason, true);
-    } else if result == -libc::EINPROGRESS || result == -libc::EINTR {
-        // Under way: the kernel does not say yet where to, but what is done to the descriptor
-        // meanwhile has to be followed.
-        let mut raw = [0u8; 128];
-        let n = (len as usize).min(raw.len());
-        // SAFETY: the kernel has just read as much.
-        let copied = |to| unsafe { user::read_into(addr.cast::<u8>(), to) };
-        if n < 2 || !raw.get_mut(..n).is_some_and(copied) {
+        // SAFETY: the caller's promise; the kernel has just read as much.
+        let (raw, n) = unsafe { copied(addr, len) };
+        // (That dissolves a connection. And it is none yet where the first bytes will make it one.)
+        let dissolves = n >= 2 && raw.starts_with(&(libc::AF_UNSPEC as u16).to_ne_bytes());
+        let opens_later = || may_open_later() && carrier::tuple_of(fd).is_none();
+        if result == 0 && (dissolves || opens_later()) {
             return;
         }
-        let peer = carrier::address(&raw, n as isize).filter(|a| !a.ip().is_unspecified());
-        let len = sys::socket_name(fd, false, &mut raw);
-        if let (Some(peer), Some(local)) = (peer, carrier::address(&raw, len))
-            && let Ok(tuple) = Tuple::new(local, peer)
-        {
-            begin_as(fd, Origin { reason, connector: true, tuple, moved: (0, 0), made: false });
-        }
+        begin(fd, reason, true, true);
+    } else if under_way {
+        // The kernel does not say yet where to, but what is done to the descriptor meanwhile has to
+        // be followed.
+        begin(fd, reason, true, false);
     } else if result != -libc::EALREADY {
         fd_table::set_began(fd, 0);
     }

@@ -102,6 +102,11 @@ pub(crate) fn socket(fd: c_int) -> Option<(&'static Socket, u16)> {
     }
 }
 
+/// Whether `fd` is a name of that very connection.
+pub(crate) fn is_named(fd: c_int, s: &Socket, g: u16) -> bool {
+    socket(fd).is_some_and(|(named, h)| core::ptr::eq(named, s) && h == g)
+}
+
 pub(crate) fn encode(entry: Entry) -> u64 {
     match entry {
         Entry::None => 0,

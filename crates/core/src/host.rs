@@ -51,7 +51,7 @@ pub(crate) fn after_fork_in_child() {
     ASKING.store(false, Relaxed);
 }
 
-fn hash(ip: IpAddr) -> u64 {
+pub(crate) fn hash(ip: IpAddr) -> u64 {
     let bits = match ip {
         IpAddr::V4(ip) => u128::from(u32::from(ip)),
         IpAddr::V6(ip) => u128::from(ip),

@@ -4,6 +4,7 @@ use crate::fd_table::{self, Entry};
 use crate::log::warn_log;
 use crate::outcome::{NextSymbols, PASS, Ret};
 use crate::path::PathId;
+use crate::socket::State;
 use crate::{
     adoption, agent, config, epoll, host, io, io_uring, numbers, process, remote, rights, service,
     sets, signals, socket, stats, sys, unconnected, wait,
@@ -123,10 +124,20 @@ pub(crate) fn close(fd: c_int) -> Ret {
 #[cold]
 #[inline(never)]
 fn close_ours(fd: c_int, raw: u64) -> Ret {
-    if process::in_vfork_child() {
+    let entry = fd_table::decode(raw);
+    // (A connection that the kernel has alone loses nothing but its place in the table, should a
+    // child have closed it that was not seen to be made.)
+    let is_in_child = match entry {
+        Entry::Socket(s, _) if s.is(State::Candidate) && !s.has(socket::flag::NOTED) => {
+            process::may_be_vfork_child()
+        }
+        Entry::Fresh(_) | Entry::Listener(_) => process::may_be_vfork_child(),
+        _ => process::in_vfork_child(),
+    };
+    if is_in_child {
         return sys::close(fd);
     }
-    match fd_table::decode(raw) {
+    match entry {
         Entry::Internal => -(libc::EBADF as Ret),
         Entry::Socket(s, g) => {
             if fd_table::take(fd, raw) {
@@ -252,6 +263,7 @@ fn note_dup(old: c_int, new: c_int) {
                 _ => Entry::None,
             };
             fd_table::set(new, both);
+            agent::forget_told();
             if matches!(both, Entry::None) {
                 fd_table::set(old, Entry::None);
             }

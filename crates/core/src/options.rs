@@ -5,7 +5,7 @@ use crate::fd_table::{self, Entry};
 use crate::outcome::{PASS, Ret};
 use crate::rendezvous::possession;
 use crate::socket::{self, Named, State, flag};
-use crate::{agent, io, policy, syn, sys, user};
+use crate::{agent, io, policy, syn, sys, unconnected, user};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicI64, Ordering::*};
 use libc::{socklen_t, timeval};
@@ -151,6 +151,9 @@ pub(crate) unsafe fn on_setsockopt(
             io::send_held(s, g);
         }
     }
+    if level == libc::IPPROTO_TCP && name == libc::TCP_FASTOPEN_CONNECT {
+        unconnected::note_opens_later();
+    }
     if policy::is_about(level, name) {
         on_policy(fd);
     }
@@ -170,13 +173,20 @@ pub(crate) unsafe fn on_setsockopt(
     let Some((s, g)) = fd_table::socket(fd).filter(|_| timeout || name == libc::SO_LINGER) else {
         return;
     };
-    let store = |into: &AtomicI64| {
-        let store = || into.store(if never_waits { -1 } else { sys::timeout_of(fd, name) }, SeqCst);
+    let store = |into: &AtomicI64| loop {
+        let before = s.state.now();
+        let ns = match never_waits {
+            true => -1,
+            // Who attaches it asks the kernel.
+            false if before == State::Candidate => 0,
+            false => sys::timeout_of(fd, name),
+        };
+        into.store(ns, SeqCst);
         // Who attaches it finds this one, or has begun before: then it is waited for, and what it
         // stores is overwritten.
-        store();
-        socket::await_change(s);
-        store();
+        if !socket::await_change(s) || s.is(before) {
+            break;
+        }
     };
     match name {
         libc::SO_RCVTIMEO | SO_RCVTIMEO_NEW => store(&s.receive_timeout_ns),

@@ -45,8 +45,6 @@ pub(crate) struct Traits {
     pub(crate) back: Back,
     /// How a forked child goes on with a connection that it has inherited.
     pub(crate) children: Children,
-    /// Its agents prove who has a connection's other end by what they know of its SYN.
-    pub(crate) knows_syn: bool,
     /// Its search for a peer ends with the connection: no other path comes after it.
     pub(crate) is_last: bool,
     /// Why a connection is on its carrier that was lost on the path.
@@ -90,7 +88,6 @@ impl PathId {
                 polled: false,
                 back: Back::Caller,
                 children: Children::Follow,
-                knows_syn: false,
                 is_last: true,
                 lost: Reason::ChannelFailed,
             },
@@ -101,7 +98,6 @@ impl PathId {
                 polled: true,
                 back: Back::Agent,
                 children: Children::CallMaker,
-                knows_syn: true,
                 is_last: false,
                 lost: Reason::RdmaLost,
             },
@@ -113,7 +109,6 @@ impl PathId {
                 polled: true,
                 back: Back::Agent,
                 children: Children::CallMaker,
-                knows_syn: false,
                 is_last: false,
                 lost: Reason::ChannelFailed,
             },

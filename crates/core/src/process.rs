@@ -235,3 +235,17 @@ pub(crate) fn is_ending() -> bool {
 pub(crate) fn in_vfork_child() -> bool {
     sys::getpid() != id() & !MARK
 }
+
+/// The program has made a child that shares this memory, as far as the library sees that.
+static VFORKED: AtomicBool = AtomicBool::new(false);
+
+/// It is about to.
+pub(crate) fn note_vfork() {
+    VFORKED.store(true, Relaxed);
+}
+
+/// As [`in_vfork_child`], without a system call where no such child was seen to be made. (What
+/// makes one by an instruction of its own is not seen.)
+pub(crate) fn may_be_vfork_child() -> bool {
+    VFORKED.load(Relaxed) && in_vfork_child()
+}

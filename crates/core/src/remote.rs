@@ -55,7 +55,7 @@ use crate::policy::Asked;
 use crate::rdma_thread::{self, BELL, RUNNING, WOKEN, is_running, wake};
 use crate::rendezvous::table::Table;
 use crate::socket::{Socket, State, flag, offer};
-use crate::{config, fd_table, host, numbers, process, queues, sleep, sys, thread};
+use crate::{agent, config, fd_table, host, numbers, process, queues, sleep, sys, thread};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::ffi::{c_int, c_void};
@@ -212,6 +212,7 @@ static KNOWN: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
 /// The thread is told anew where connections are accepted.
 fn forget_known() {
     KNOWN.iter().for_each(|k| k.store(0, Relaxed));
+    agent::forget_told();
 }
 
 /// The agent of connections between hosts.
@@ -222,10 +223,8 @@ impl Agent for BetweenHosts {
     fn serves(&self, tuple: &Tuple) -> Result<(), Reason> {
         could_serve(tuple)
     }
-    fn began(&self, s: &'static Socket) {
-        if !s.has(flag::CONNECTOR) {
-            accepting(s.tuple().local());
-        }
+    fn accepting(&self, local: SocketAddr) -> bool {
+        accepting(local)
     }
     fn listener_closed(&self) {
         if is_running() {
@@ -276,7 +275,7 @@ impl Agent for BetweenHosts {
     }
 }
 
-fn accepting(local: SocketAddr) {
+fn accepting(local: SocketAddr) -> bool {
     let hash = match local.ip() {
         IpAddr::V4(a) => u64::from(u32::from(a)),
         IpAddr::V6(a) => {
@@ -287,10 +286,13 @@ fn accepting(local: SocketAddr) {
     let mixed = (hash ^ u64::from(local.port()) << 40 ^ u64::from(process::id()) << 20)
         .wrapping_mul(0x9e37_79b9_7f4a_7c15)
         | 1;
-    let Some(place) = KNOWN.get((mixed >> 58) as usize) else { return };
-    if place.load(Relaxed) != mixed && ask(Ask::Accepting(local)) {
+    let Some(place) = KNOWN.get((mixed >> 58) as usize) else { return false };
+    let known = place.load(Relaxed) == mixed;
+    if !known && ask(Ask::Accepting(local)) {
         place.store(mixed, Relaxed);
+        return true;
     }
+    known
 }
 
 fn closing(s: &'static Socket) {

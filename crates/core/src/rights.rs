@@ -36,6 +36,8 @@ pub(crate) fn after_fork_in_child() {
 /// The process is about to change its user, a group, a capability or its user namespace.
 #[inline]
 pub(crate) fn before_change() {
+    // What peers were told, they were told as that user.
+    agent::forget_told();
     if HAS.load(Relaxed) {
         give_up();
     }

@@ -226,7 +226,7 @@ impl Service {
                 let advert = (what & !EVENT_ADVERT) as usize;
                 let kept = self.state.lock().take_callers(advert);
                 if let Some(a) = self.advertised.get(advert).filter(|_| !kept) {
-                    a.store(0, Release);
+                    put_up(a, 0);
                 }
             } else {
                 self.hear();
@@ -318,7 +318,7 @@ impl Service {
             let gone = s.take_down_adverts(&listens);
             for (i, a) in self.advertised.iter().enumerate() {
                 if gone & 1 << i != 0 {
-                    a.store(0, Release);
+                    put_up(a, 0);
                 }
             }
         }
@@ -537,9 +537,9 @@ impl Service {
             // (Another may have made room for it.)
             for (a, seen) in s.adverts.iter().zip(&self.advertised) {
                 if a.port == port {
-                    seen.store(if made { word } else { 0 }, Release);
+                    put_up(seen, if made { word } else { 0 });
                 } else if (seen.load(Relaxed) >> 32) as u16 == port {
-                    seen.store(0, Release);
+                    put_up(seen, 0);
                 }
             }
             made
@@ -701,6 +701,14 @@ impl Service {
             fd_table::close_internal(bell);
         }
         self.advertised.iter().for_each(|a| a.store(0, Release));
+    }
+}
+
+/// Says which advert has a place, or, 0, that none has.
+fn put_up(place: &AtomicU64, advert: u64) {
+    let old = place.swap(advert, AcqRel);
+    if old != 0 && old != advert {
+        crate::agent::forget_told();
     }
 }
 

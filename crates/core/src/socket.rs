@@ -137,6 +137,9 @@ pub(crate) struct Socket {
     pub(crate) tx_bytes: AtomicU64,
     pub(crate) rx_bytes: AtomicU64,
     pub(crate) calls: AtomicU32,
+    /// Of a new one: how often its calls that moved bytes have changed sides, and which side was
+    /// last ([`Socket::count_turn`]).
+    pub(crate) turns: AtomicU32,
     /// Looks in a row that have found what it has sent unread (between hosts: what has come), and
     /// how far it was read then ([`crate::io::look_at_unread`]).
     pub(crate) stood: AtomicU32,
@@ -318,8 +321,27 @@ impl Socket {
         }
     }
     pub(crate) fn tuple(&self) -> Tuple {
-        // SAFETY: written before the socket is first shared, never after.
+        // SAFETY: written before its paths are, which is before anybody looks at it, never after.
         unsafe { *self.tuple.get() }
+    }
+    /// Nothing is known of a candidate but that it is one (`candidates::look_up`).
+    pub(crate) fn is_new(&self) -> bool {
+        self.paths().is_empty()
+    }
+    /// A call has moved bytes: how many turns there were, as in request, reply, request. (Not exact
+    /// where several threads are in calls on it.)
+    pub(crate) fn count_turn(&self, sends: bool) -> u32 {
+        let (old, side) = (self.turns.load(Relaxed), u32::from(sends));
+        if old >> 1 != 0 && old & 1 == side {
+            return old >> 1;
+        }
+        let turns = (old >> 1).saturating_add(1).min(u32::MAX >> 1);
+        self.turns.store(turns << 1 | side, Relaxed);
+        turns
+    }
+    /// `None`: it was not looked up, or is on no path.
+    pub(crate) fn known_tuple(&self) -> Option<Tuple> {
+        (!self.is_new()).then(|| self.tuple())
     }
     /// Says so of a connection of which nothing better is known.
     pub(crate) fn judge(&self, why: Reason) {

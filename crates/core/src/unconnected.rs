@@ -52,3 +52,15 @@ pub(crate) fn refuse_all() -> bool {
 pub(crate) fn refusal(reason: u32) -> u32 {
     if all_refused() && reason == Reason::None as u32 { Reason::IoUring as u32 } else { reason }
 }
+
+/// Some socket of the process's opens with its first bytes: a connect that succeeds may have made
+/// no connection yet (TCP_FASTOPEN_CONNECT).
+static OPENS_LATER: AtomicBool = AtomicBool::new(false);
+
+pub(crate) fn may_open_later() -> bool {
+    OPENS_LATER.load(Relaxed)
+}
+
+pub(crate) fn note_opens_later() {
+    OPENS_LATER.store(true, Relaxed);
+}

@@ -5,6 +5,7 @@
 //! of the data plane; the tools depend on the contract in `netacc-control` alone.
 #![deny(unsafe_code)]
 
+pub mod addresses;
 pub mod command;
 pub mod commands;
 pub mod elf;

@@ -12,8 +12,8 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::library;
 use crate::memory::{self, Mappings};
+use crate::{addresses, library};
 
 /// What a process tells about itself.
 #[derive(Debug)]
@@ -136,6 +136,8 @@ pub fn read(pid: u32) -> Result<Process, SegmentError> {
             (None, None) => SegmentError::NotLoaded,
         });
     };
+    let mut connections = connections(&file, &header)?;
+    addresses::complete(&mut connections, &directory);
     Ok(Process {
         pid,
         name: name(pid)?,
@@ -145,8 +147,8 @@ pub fn read(pid: u32) -> Result<Process, SegmentError> {
             .ok()
             .and_then(|groups| container(&groups)),
         is_library_replaced: loaded_library(&directory)? == Some(Loaded::Replaced),
-        connections: connections(&file, &header)?,
         mappings: memory::of(pid)?,
+        connections,
         header,
     })
 }

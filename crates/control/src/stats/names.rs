@@ -164,7 +164,7 @@ reasons! {
         "Turn off io_uring in the program, or set NACC_IO_URING=0.";
     NotStream "not-stream" "The socket is not an ordinary TCP stream.",
         "None.";
-    NotStarted "not-started" "Fewer than three calls on the connection have moved bytes, so no agreement was tried.",
+    NotStarted "not-started" "The connection has carried no more than one request and its reply, so no agreement was tried.",
         "None needed; a shorter connection would gain nothing.";
     NoRecord "no-record" "The process has more connections than the library follows.",
         "None needed; the connection is correct, at TCP's speed.";

@@ -245,7 +245,7 @@ fn try_receive(over: c_int, fd: c_int, connector: bool) -> bool {
     let (Some(tuple), Some(peer)) = (carrier::tuple_of(fd), peer_inode(over)) else { return false };
     let mut has_it = false;
     fd_table::for_each(
-        |_, entry| has_it |= matches!(entry, Entry::Socket(s, _) if !s.is(socket::State::Unconnected) && s.tuple() == tuple),
+        |n, entry| has_it |= matches!(entry, Entry::Socket(s, _) if !s.is(socket::State::Unconnected) && s.known_tuple().or_else(|| carrier::tuple_of(n)) == Some(tuple)),
     );
     let at = UNDER_WAY + i64::from(peer);
     // Sent by its holder itself, not by somebody in between who may have kept it.

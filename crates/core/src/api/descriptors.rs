@@ -46,11 +46,15 @@ pub fn before_listen(fd: c_int) {
 pub fn on_listen(fd: c_int) {
     held(|| crate::establish::on_listen(fd))
 }
-/// `accept`/`accept4` on `listener` returned `fd`. `flags` are accept4's.
-pub fn on_accept(listener: c_int, fd: c_int, flags: c_int) {
+/// `accept`/`accept4` on `listener` returned `fd`, and wrote the peer's address.
+///
+/// # Safety
+/// `addr` and `len` are the caller's, as for accept(2).
+pub unsafe fn on_accept(listener: c_int, fd: c_int, addr: *const sockaddr, len: *const socklen_t) {
     held(|| {
         crate::lifecycle::forget_stale(fd);
-        crate::establish::on_accept(listener, fd, flags)
+        // SAFETY: the caller's promise.
+        unsafe { crate::establish::on_accept(listener, fd, addr, len) }
     })
 }
 /// `connect`. `PASS` lets the hook call the next symbol and then [`on_connect`].

@@ -15,7 +15,7 @@ use crate::lock::{EndGuard, bump, lock_end, try_lock_end};
 use crate::outcome::{PASS, RESTART, Ret};
 use crate::sets::sets;
 use crate::socket::{self, Named, RxEnd, Socket, State, TxEnd, flag, offer};
-use crate::{adoption, agent, candidates, process, signals, sleep, sys};
+use crate::{adoption, agent, candidates, fd_table, process, signals, sleep, sys};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use core::sync::atomic::{AtomicU32, AtomicU64};
@@ -23,11 +23,6 @@ use netacc_control::stats::{Path, Reason};
 
 /// Flags under which a candidate's bytes cannot be counted as part of the plain stream.
 pub(super) const ODD_FLAGS: c_int = libc::MSG_OOB | libc::MSG_ZEROCOPY | libc::MSG_FASTOPEN;
-
-/// Whether `fd` is still a name of that very connection.
-fn is_named(fd: c_int, s: &Socket, g: u16) -> bool {
-    crate::fd_table::socket(fd).is_some_and(|(named, h)| core::ptr::eq(named, s) && h == g)
-}
 
 /// Carries out a kernel call on a candidate, and counts what it moved. `None`: it is no candidate
 /// any more: start again.
@@ -53,7 +48,7 @@ pub(crate) fn candidate(
                 State::Candidate | State::Left => {}
                 State::Closing => socket::await_close(s),
                 // Another thread has adopted it since this call looked: the heir counts the call.
-                State::Adopted if !is_named(fd, s, g) => break None,
+                State::Adopted if !fd_table::is_named(fd, s, g) => break None,
                 _ => break Some(PASS),
             }
         };
@@ -357,7 +352,15 @@ pub(super) fn after_candidate_call(
     }
     // Not exact where several threads are in calls on it, and cheap: a connection whose peer has no
     // library comes here for life.
-    let calls = s.calls.load(Relaxed).wrapping_add(1);
+    let mut calls = s.calls.load(Relaxed).wrapping_add(1);
+    if s.is_new() {
+        s.calls.store(calls, Relaxed);
+        if !candidates::lives(s, side == Side::Send, calls) || !candidates::look_up(s, g, fd) {
+            return;
+        }
+        // However many there were: from here on it is known.
+        calls = candidates::NOTED_AFTER;
+    }
     s.calls.store(calls, Relaxed);
     if calls >= candidates::NOTED_AFTER
         && !s.has(flag::NOTED)

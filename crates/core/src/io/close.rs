@@ -6,7 +6,7 @@ use super::leave::to_kernel;
 use super::linger::{RESET_ON_CLOSE, never_linger};
 use super::outlive::{await_peer, outlives_close, outlives_for_child};
 use super::shutdown::announce_end;
-use crate::candidates::make_plain;
+use crate::candidates::{look_up, make_plain};
 use crate::channel::{producer_quiet, quiet};
 use crate::fd_table::Entry;
 use crate::outcome::{PASS, Ret};
@@ -190,6 +190,12 @@ pub(crate) fn shutdown_of(fd: c_int, how: c_int) -> Ret {
             State::Changing if await_change(s) => {}
             // Half a connection is not worth an agreement where its end cannot be said in the ring.
             State::Candidate if !s.path().is_shared() => make_plain(s, Reason::Disconnected),
+            // Which path it is for is asked only if something is left of it.
+            State::Candidate if s.is_new() && how != libc::SHUT_WR && !s.is_inherited() => {
+                if how == libc::SHUT_RDWR || !look_up(s, g, fd) {
+                    make_plain(s, Reason::Disconnected);
+                }
+            }
             State::Candidate if !s.is_inherited() => {
                 if let Some(r) = super::shutdown_candidate(s, g, fd, how) {
                     return r;

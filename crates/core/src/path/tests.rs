@@ -19,7 +19,7 @@
 mod mirror;
 
 use super::*;
-use crate::candidates::{begin, next_path};
+use crate::candidates::{begin, look_up, next_path};
 use crate::socket::{NONE, Socket, State, flag, offer};
 use crate::{api, fd_table, io, sys, testing};
 use core::ffi::c_int;
@@ -147,6 +147,15 @@ fn listener() -> TcpListener {
 
 /// A connection that `loop` serves, and what its agent is to say of it.
 fn connection(answer: Answer) -> [End; 2] {
+    let ends = new_connection(answer);
+    for e in &ends {
+        assert!(look_up(e.socket, e.socket.generation16(), e.fd) || !e.socket.is(State::Candidate));
+    }
+    ends
+}
+
+/// One that has not shown yet that it lives.
+fn new_connection(answer: Answer) -> [End; 2] {
     testing::init();
     let listener = listener();
     serve(listener.local_addr().unwrap().port(), answer);
@@ -155,7 +164,7 @@ fn connection(answer: Answer) -> [End; 2] {
     [(accepted, false), (connected, true)].map(|(stream, connector)| {
         stream.set_nodelay(true).unwrap();
         let fd = stream.into_raw_fd();
-        begin(fd, NONE, connector);
+        begin(fd, NONE, connector, true);
         let socket = fd_table::socket(fd).unwrap().0;
         End { fd, socket, sent: 0, received: 0 }
     })
@@ -228,6 +237,96 @@ pub(crate) fn close_both(mut ends: [End; 2]) {
     ends[C].close();
     assert_eq!(ends[A].receive(A, 64), 0, "the end");
     ends[A].close();
+}
+
+// ---- the beginning ------------------------------------------------------------------------------
+
+fn addresses(e: &End) -> u32 {
+    e.socket.record().unwrap().family.load(SeqCst)
+}
+
+#[test]
+fn a_connection_is_looked_up_when_it_lives() {
+    let mut ends = new_connection(Answer::Agrees);
+    // A request in two calls, and a reply in three.
+    for n in [10, 20] {
+        ends[C].send(C, n);
+        ends[A].receive_all(A, n);
+    }
+    for n in [30, 40, 50] {
+        ends[A].send(A, n);
+        ends[C].receive_all(C, n);
+    }
+    for e in &ends {
+        assert!(e.socket.is(State::Candidate) && e.socket.is_new() && addresses(e) == 0);
+        assert_eq!(e.socket.known_tuple(), None);
+    }
+    // Another request.
+    ends[C].send(C, 1);
+    ends[A].receive_all(A, 1);
+    for e in &ends {
+        assert!(!e.socket.is_new() && addresses(e) != 0);
+        assert_eq!(e.socket.known_tuple(), crate::carrier::tuple_of(e.fd));
+    }
+    talk_until(&mut ends, |ends| ends.iter().all(|e| is_on(e, PathId::Loop)));
+    close_both(ends);
+}
+
+#[test]
+fn one_way_it_lives_by_its_calls_or_its_bytes() {
+    for (calls, n) in [(8, 1), (2, 32 << 10)] {
+        let mut ends = new_connection(Answer::Agrees);
+        for call in 0..calls {
+            assert!(ends.iter().all(|e| e.socket.is_new()), "before call {call} of {n} bytes");
+            ends[C].send(C, n);
+            let [a, _] = &mut ends;
+            a.receive_all(A, n);
+        }
+        assert!(!ends[C].socket.is_new(), "after {calls} calls of {n} bytes");
+        close_both(ends);
+    }
+}
+
+#[test]
+fn what_was_reset_meanwhile_is_no_candidate() {
+    let [mut a, mut c] = new_connection(Answer::Agrees);
+    a.send(A, 1);
+    // With bytes unread.
+    c.close();
+    let (s, g) = (a.socket, a.socket.generation16());
+    assert_eq!(crate::carrier::tuple_of(a.fd), None, "it has no addresses any more");
+    assert!(!look_up(s, g, a.fd));
+    assert!(s.is(State::Plain));
+    assert_eq!(s.record().unwrap().reason.load(SeqCst), Reason::Disconnected as u32);
+    a.close();
+}
+
+#[test]
+fn only_the_connection_itself_is_looked_up() {
+    let [mut a, mut c] = new_connection(Answer::Agrees);
+    let [mut other, mut peer] = new_connection(Answer::Agrees);
+    // By a number that is another connection's by now, or by one that is of another life.
+    assert!(!look_up(a.socket, a.socket.generation16(), other.fd));
+    assert!(!look_up(a.socket, a.socket.generation16().wrapping_add(1), a.fd));
+    assert!(a.socket.is_new() && a.socket.is(State::Candidate));
+    [&mut a, &mut c, &mut other, &mut peer].into_iter().for_each(End::close);
+}
+
+#[test]
+fn a_half_closed_one_is_only_for_a_path_that_can_say_so() {
+    let mut ends = new_connection(Answer::Agrees);
+    assert_eq!(api::shutdown(ends[C].fd, libc::SHUT_WR), 0);
+    let (s, fd) = (ends[C].socket, ends[C].fd);
+    assert!(s.is(State::Candidate) && s.is_new(), "nothing is asked for that");
+    assert!(!look_up(s, s.generation16(), fd), "the engine's path cannot");
+    assert!(s.is(State::Plain));
+    ends.iter_mut().for_each(End::close);
+    for how in [libc::SHUT_RD, libc::SHUT_RDWR] {
+        let mut ends = new_connection(Answer::Agrees);
+        assert_eq!(api::shutdown(ends[C].fd, how), api::PASS);
+        assert!(ends[C].socket.is(State::Plain), "{how}");
+        ends.iter_mut().for_each(End::close);
+    }
 }
 
 // ---- the path -----------------------------------------------------------------------------------

@@ -566,7 +566,8 @@ impl Listens {
             fd_table::Entry::Socket(s, _)
                 if s.is(socket::State::Candidate) && !s.has(socket::flag::CONNECTOR) =>
             {
-                all.accepted.add(s.tuple().local_port())
+                let known = s.known_tuple().map(|tuple| tuple.local_port());
+                all.accepted.add(known.unwrap_or_else(|| carrier::local_port(fd)))
             }
             _ => {}
         });

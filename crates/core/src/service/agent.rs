@@ -6,6 +6,7 @@ use crate::candidates::is_on_this_host;
 use crate::channel::Channel;
 use crate::config;
 use crate::socket::{Socket, flag};
+use core::net::SocketAddr;
 use core::sync::atomic::Ordering::*;
 use netacc_control::stats::Reason;
 use netacc_proto::rendezvous::Tuple;
@@ -17,10 +18,11 @@ impl Agent for Here {
     fn serves(&self, tuple: &Tuple) -> Result<(), Reason> {
         if is_on_this_host(tuple) { Ok(()) } else { Err(Reason::PeerRemote) }
     }
+    fn accepting(&self, local: SocketAddr) -> bool {
+        SERVICE.accepting(local.port())
+    }
     fn began(&self, s: &'static Socket) {
-        if !s.has(flag::CONNECTOR) {
-            SERVICE.accepting(s.tuple().local_port());
-        } else if !config::get().tcp_first && SERVICE.connected(s, false) {
+        if !config::get().tcp_first && SERVICE.connected(s, false) {
             // (The listener may not have accepted anything yet, and be unknown for that: asked
             // again after its first answer; with NACC_CONN_TCP_FIRST=1 only then.)
             s.raise(flag::FOUND);

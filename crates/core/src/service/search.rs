@@ -64,8 +64,8 @@ fn pays(s: &Socket, calls: u32) -> bool {
 /// Whether somebody with the library accepts on the peer's port.
 fn acceptor_is_known(s: &'static Socket, call: &Used) -> bool {
     let found = match call.side {
-        // Its first bytes: whoever sent them has accepted.
-        Side::Receive if !s.has(flag::ASKED) => {
+        // There were bytes: whoever sent them has accepted.
+        _ if !s.has(flag::ASKED) && s.rx_bytes.load(Relaxed) != 0 => {
             s.raise(flag::ASKED);
             answered(s)
         }

@@ -1,8 +1,8 @@
 //! New programs and new processes.
 //!
 //! What a new program inherits goes back to the kernel's path before it starts. fork runs the
-//! handlers that the constructor registered; vfork needs no hook, which could not return twice
-//! anyway: the core tells a vfork child by its process id.
+//! handlers that the constructor registered. The hook of vfork, which cannot return twice, only
+//! notes that there may be a child that shares this memory: the core tells it by its process id.
 
 use super::{fd, stdio};
 use crate::init;
@@ -126,6 +126,23 @@ watch! {
 }
 
 watch! {
+    /// `vfork(2)`.
+    fn vfork, before_vfork
+}
+watch! {
+    /// libc's older public name of `vfork`.
+    fn __vfork, before_vfork
+}
+watch! {
+    /// `clone(2)`, which may share this memory.
+    fn clone, before_vfork
+}
+watch! {
+    /// libc's older public name of `clone`.
+    fn __clone, before_vfork
+}
+
+watch! {
     /// `pidfd_spawn(3)`, since glibc 2.39.
     fn pidfd_spawn, before_spawn
 }
@@ -153,6 +170,10 @@ fn before_end(_first: usize) {
 
 fn before_spawn(_first: usize) {
     api::before_spawn();
+}
+
+pub(super) fn before_vfork(_first: usize) {
+    api::before_vfork();
 }
 
 fn before_exec(_first: usize) {

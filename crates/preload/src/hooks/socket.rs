@@ -3,7 +3,7 @@
 
 use super::fd::numbered;
 use crate::errno;
-use libc::{c_int, c_void, sockaddr, socklen_t};
+use libc::{c_int, c_void, sockaddr, sockaddr_storage, socklen_t};
 use netacc_core::api::{self, PASS};
 
 hook! {
@@ -41,13 +41,40 @@ hook! {
     }
 }
 
+/// Where the kernel writes the peer's address for an accept whose caller does not want it: who has
+/// connected then costs no system call.
+struct Peer {
+    address: sockaddr_storage,
+    len: socklen_t,
+}
+
+impl Peer {
+    fn new() -> Peer {
+        let len = size_of::<sockaddr_storage>() as socklen_t;
+        // SAFETY: all zero is a valid sockaddr_storage.
+        let address = unsafe { core::mem::zeroed() };
+        Peer { address, len }
+    }
+
+    /// The caller's places, or these.
+    fn or(&mut self, addr: *mut sockaddr, len: *mut socklen_t) -> (*mut sockaddr, *mut socklen_t) {
+        if addr.is_null() {
+            ((&raw mut self.address).cast(), &raw mut self.len)
+        } else {
+            (addr, len)
+        }
+    }
+}
+
 hook! {
     /// `accept(2)`.
     fn accept(listener: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int |next| {
         api::pass_number();
+        let mut own = Peer::new();
+        let (addr, len) = own.or(addr, len);
         let fd = next(listener, addr, len);
         if fd >= 0 {
-            api::on_accept(listener, fd, 0);
+            api::on_accept(listener, fd, addr, len);
         }
         fd
     }
@@ -57,9 +84,11 @@ hook! {
     /// `accept4(2)`.
     fn accept4(listener: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int |next| {
         api::pass_number();
+        let mut own = Peer::new();
+        let (addr, len) = own.or(addr, len);
         let fd = next(listener, addr, len, flags);
         if fd >= 0 {
-            api::on_accept(listener, fd, flags);
+            api::on_accept(listener, fd, addr, len);
         }
         fd
     }

@@ -8,8 +8,9 @@
 
 #![allow(non_upper_case_globals, reason = "libc's names of the numbers")]
 
-use super::{fd, io, message, poll, signal, time};
+use super::{fd, io, message, poll, process, signal, time};
 use crate::errno;
+use crate::original::{self, Slot};
 use core::ptr::{null, null_mut};
 use libc::*;
 use netacc_core::api::{self, PASS, Ret};
@@ -27,12 +28,18 @@ pub unsafe extern "C-unwind" fn syscall() {
         "cmp rdi, {count}",
         "jae 2f",
         "lea r11, [rip + {watched}]",
-        "cmp byte ptr [r11 + rdi], 0",
-        "jne {dispatch}",
+        "cmp byte ptr [r11 + rdi], 1",
+        "jb 2f",
+        "je {dispatch}",
+        "lea r11, [rip + {slot}]",
+        "lea r10, [rip + {before}]",
+        "jmp {around}",
         "2: jmp qword ptr [rip + {slot}]",
         count = const COUNT,
         watched = sym WATCHED,
         dispatch = sym dispatch,
+        before = sym before_child,
+        around = sym original::call_then_jump,
         slot = sym syscall::SLOT,
     )
 }
@@ -49,7 +56,13 @@ pub unsafe extern "C-unwind" fn syscall() {
         "add x16, x16, :lo12:{watched}",
         "ldrb w17, [x16, x0]",
         "cbz w17, 2f",
-        "b {dispatch}",
+        "cmp w17, #1",
+        "b.eq {dispatch}",
+        "adrp x16, {slot}",
+        "add x16, x16, :lo12:{slot}",
+        "adrp x17, {before}",
+        "add x17, x17, :lo12:{before}",
+        "b {around}",
         "2: adrp x16, {slot}",
         "add x16, x16, :lo12:{slot}",
         "ldr x16, [x16]",
@@ -57,6 +70,8 @@ pub unsafe extern "C-unwind" fn syscall() {
         count = const COUNT,
         watched = sym WATCHED,
         dispatch = sym dispatch,
+        before = sym before_child,
+        around = sym original::call_then_jump,
         slot = sym syscall::SLOT,
     )
 }
@@ -64,7 +79,7 @@ pub unsafe extern "C-unwind" fn syscall() {
 /// Numbers beyond are not looked at.
 const COUNT: usize = 512;
 
-/// 1 for each number that [`dispatch`] knows.
+/// 1 for each number that [`dispatch`] knows, 2 for those behind [`before_child`].
 static WATCHED: [u8; COUNT] = watched();
 
 #[allow(clippy::indexing_slicing, reason = "evaluated by the compiler")]
@@ -79,7 +94,25 @@ const fn watched() -> [u8; COUNT] {
         }
         list = rest;
     }
+    let mut numbers = MAKES_CHILD;
+    while let [number, others @ ..] = numbers {
+        table[*number as usize] = 2;
+        numbers = others;
+    }
     table
+}
+
+/// The child may share this memory, and return on this very stack.
+const MAKES_CHILD: &[c_long] = &[
+    SYS_clone,
+    SYS_clone3,
+    #[cfg(target_arch = "x86_64")]
+    SYS_vfork,
+];
+
+extern "C" fn before_child(slot: &Slot, number: usize) -> *mut c_void {
+    process::before_vfork(number);
+    slot.address()
 }
 
 const LISTS: [&[c_long]; 6] = [ASKED, EPOLL_WAITS, RIGHTS, TOLD, MAKES_FD, MAKES_FD_X86];
@@ -413,8 +446,9 @@ unsafe fn tell(number: c_long, [a, b, c, d, e, _]: [usize; 6], result: isize) {
         match number {
             SYS_socket => api::on_socket(new, fd, b as c_int, c as c_int),
             SYS_listen => api::on_listen(fd),
-            SYS_accept => api::on_accept(fd, new, 0),
-            SYS_accept4 => api::on_accept(fd, new, d as c_int),
+            SYS_accept | SYS_accept4 => {
+                api::on_accept(fd, new, b as *const sockaddr, c as *const socklen_t)
+            }
             SYS_setsockopt => {
                 api::on_setsockopt(fd, b as c_int, c as c_int, d as *const c_void, e as socklen_t)
             }

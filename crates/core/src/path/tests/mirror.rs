@@ -326,7 +326,6 @@ impl Agent for Loop {
     fn serves(&self, tuple: &Tuple) -> Result<(), Reason> {
         answer(tuple).map(|_| ()).ok_or(Reason::PathsExcludeIt)
     }
-    fn began(&self, _: &'static Socket) {}
     fn used(&self, s: &'static Socket, call: &Used) -> Noted {
         let answer = answer(&s.tuple());
         if call.calls < NOTED_AFTER || s.has(flag::NOTED) || answer == Some(Answer::Silent) {

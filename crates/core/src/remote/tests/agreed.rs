@@ -238,7 +238,8 @@ impl Rig {
         testing::set_threads(Threads::Start);
         let paths = PathList::EMPTY.and(PathId::Rdma).and(PathId::Shm);
         self.conns[i].iter().for_each(|e| e.socket.set_paths(paths));
-        crate::agent::of(PathId::Shm).began(self.conns[i][A].socket);
+        let local = self.conns[i][A].socket.tuple().local();
+        crate::agent::of(PathId::Shm).accepting(local);
     }
 
     #[track_caller]
