@@ -66,6 +66,10 @@ use netacc_control::stats::Reason;
 use netacc_proto::agreement::Agreement;
 use netacc_proto::rendezvous::{Proof, Tuple};
 
+/// By the so many-th call of a connection the kernel has said how long its packets may be, or never
+/// does.
+const LENGTH_BY: u32 = NOTED_AFTER + 32;
+
 /// Sockets that wait, each way, and candidates of peers.
 const PENDING: u32 = 16384;
 
@@ -242,6 +246,11 @@ impl Agent for BetweenHosts {
             Ok(asked) => asked,
             Err(why) => return Noted::Never(why),
         };
+        if asked.mtu == 0 && config::get().kernel_policy && call.calls < LENGTH_BY {
+            // The kernel has no way for its packets at this moment (setting IP_TOS forgets it), and
+            // so does not say how long they may be.
+            return Noted::No;
+        }
         s.asked.store(asked.key(), Relaxed);
         s.raise(flag::NOTED);
         s.start(Reason::Negotiating);

@@ -1,6 +1,7 @@
 //! What was asked of the kernel for a connection's packets, and what becomes of it.
 
 use super::*;
+use crate::channel::Side;
 use crate::options;
 use crate::policy::SO_BINDTOIFINDEX;
 use crate::reach::{PRETENDED, Way};
@@ -242,6 +243,29 @@ fn packets_that_the_kernel_wraps_are_none_of_rdmas() {
     crate::config::with(nothing, || {
         assert_eq!(over(Way { mtu: 1500, encrypts: true, ..way }, 0), None, "not to be heeded");
     });
+}
+
+/// Without the length of its packets nobody knows whether they are wrapped: its next calls ask
+/// again.
+#[test]
+fn a_connection_whose_packets_have_no_way_yet_is_asked_again() {
+    let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+    let i = rig.connect(0, 1);
+    set(&rig, i, C, TOS, HIGH as u64);
+    let used = |rig: &Rig, calls| {
+        let e = &rig.conns[i][C];
+        AGENT.used(e.socket, &Used { generation: 0, fd: e.fd, side: Side::Receive, calls })
+    };
+    assert_eq!(used(&rig, NOTED_AFTER), Noted::No);
+    assert_eq!(rig.send(i, C, 10), 10);
+    assert_eq!(used(&rig, NOTED_AFTER + 1), Noted::Now);
+    let other = rig.connect(0, 1);
+    set(&rig, other, C, TOS, HIGH as u64);
+    let e = &rig.conns[other][C];
+    let late = Used { generation: 0, fd: e.fd, side: Side::Receive, calls: LENGTH_BY };
+    assert_eq!(AGENT.used(e.socket, &late), Noted::Now, "a kernel that never says it");
+    rig.promoted(i);
+    rig.finish();
 }
 
 /// A policy that is made while connections are on RDMA takes them back, once.
