@@ -172,6 +172,73 @@ pub fn list() -> Vec<Scenario> {
             },
         ),
         pair(
+            "signals/jump-out-of-looks",
+            "siglongjmp at any moment out of receives that find nothing, polls and waits, while another thread talks over another connection to the same peer: that one goes on, and so does this one",
+            |t| {
+                let fds = t.servers(2);
+                let (fd, other) = (fds[0], fds[1]);
+                let talk = std::thread::spawn(move || {
+                    let mut part = [0u8; 64];
+                    while let Ok(n @ 1..) = sys::recv(other, &mut part, 0) {
+                        send_all(other, &part[..n]);
+                    }
+                });
+                let set = sys::epoll_create1(0).expect("epoll");
+                sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, libc::EPOLLIN as u32, 1).expect("ADD");
+                // (Libc's own: a jump out of an allocation would leave its lock behind.)
+                let look = |n: u64| {
+                    let mut part = [0u8; 16];
+                    let mut one = libc::pollfd { fd, events: POLLIN, revents: 0 };
+                    let mut some = [libc::epoll_event { events: 0, u64: 0 }; 8];
+                    // SAFETY: live buffers.
+                    unsafe {
+                        match n % 3 {
+                            0 => _ = libc::recv(fd, part.as_mut_ptr().cast(), 16, MSG_DONTWAIT),
+                            1 => _ = libc::poll(&mut one, 1, 0),
+                            _ => _ = libc::epoll_wait(set, some.as_mut_ptr(), 8, 0),
+                        }
+                    }
+                };
+                make_timer(SIGUSR1, jump, libc::SA_RESTART);
+                let (mut out, mut looks, mut took) = (0, 0, 1000);
+                let until = sys::now_ns() + 1_000_000_000;
+                // One signal for a look, at any moment of it: a slow machine would do nothing but
+                // run handlers if they came by themselves.
+                let at_most = until + 10_000_000_000 * u64::from(sys::patience());
+                while (out < 200 && sys::now_ns() < at_most) || sys::now_ns() < until {
+                    looks += 1;
+                    let began = sys::now_ns();
+                    interrupt_in(1 + looks * 7919 % (took * 5 / 4 + 1));
+                    if catch(&mut |_| look(looks)) {
+                        out += 1;
+                    } else {
+                        took = (took * 7 + (sys::now_ns() - began)) / 8;
+                    }
+                }
+                untick();
+                t.log("jumped", out >= 20);
+                t.tell("jumped");
+                t.log_text("then", &recv_exact(fd, 5));
+                talk.join().expect("talks");
+                t.meet("end");
+            },
+            |t| {
+                let fds = t.clients(2);
+                let (fd, other) = (fds[0], fds[1]);
+                let mut said = 0;
+                while !t.heard() {
+                    send_all(other, b"said");
+                    assert!(recv_exact(other, 4) == b"said");
+                    said += 1;
+                }
+                t.wait("jumped");
+                t.log("was answered", said > 20);
+                send_all(fd, b"bytes");
+                sys::shutdown(other, libc::SHUT_WR).expect("shutdown");
+                t.meet("end");
+            },
+        ),
+        pair(
             "signals/handler-sends-too",
             "a handler sends on the blocking connection that its thread is sending on, ten thousand times a second: all arrives, whole",
             |t| {
@@ -708,6 +775,29 @@ static TIMER: AtomicUsize = AtomicUsize::new(0);
 
 /// From here on the thread is interrupted ten thousand times a second.
 fn tick(signal: c_int, handler: extern "C" fn(c_int), flags: c_int) {
+    make_timer(signal, handler, flags);
+    set_timer(100_000, 100_000);
+}
+
+/// Once, in so many nanoseconds.
+fn interrupt_in(ns: u64) {
+    set_timer(ns, 0);
+}
+
+fn set_timer(first_ns: u64, every_ns: u64) {
+    let after = |ns: u64| libc::timespec {
+        tv_sec: (ns / 1_000_000_000) as i64,
+        tv_nsec: (ns % 1_000_000_000) as i64,
+    };
+    let spec = libc::itimerspec { it_interval: after(every_ns), it_value: after(first_ns) };
+    // SAFETY: the timer that `make_timer` made.
+    let set =
+        unsafe { libc::timer_settime(TIMER.load(Relaxed) as libc::timer_t, 0, &spec, null_mut()) };
+    assert!(set == 0);
+}
+
+/// A timer that interrupts the thread when it is set.
+fn make_timer(signal: c_int, handler: extern "C" fn(c_int), flags: c_int) {
     sys::on_signal(signal, handler, flags).expect("sigaction");
     // SAFETY: all zero is valid; the timer's signal goes to this thread.
     unsafe {
@@ -717,15 +807,12 @@ fn tick(signal: c_int, handler: extern "C" fn(c_int), flags: c_int) {
         event.sigev_notify_thread_id = sys::gettid();
         let mut timer: libc::timer_t = null_mut();
         assert!(libc::timer_create(libc::CLOCK_MONOTONIC, &mut event, &mut timer) == 0);
-        let every = libc::timespec { tv_sec: 0, tv_nsec: 100_000 };
-        let spec = libc::itimerspec { it_interval: every, it_value: every };
-        assert!(libc::timer_settime(timer, 0, &spec, null_mut()) == 0);
         TIMER.store(timer as usize, Relaxed);
     }
 }
 
 fn untick() {
-    // SAFETY: the timer that `tick` made.
+    // SAFETY: the timer that `make_timer` made.
     unsafe { libc::timer_delete(TIMER.load(Relaxed) as libc::timer_t) };
 }
 
