@@ -19,6 +19,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -31,7 +32,13 @@ PORT, LINK_PORTS, PAIR_PORTS = 7000, "27000-27003", "27001-27003"
 KINDS = "bspqrBSPQR"
 LANES = [1, 4, 16]
 # A fault and its part of the plan.
-FAULTS = {"kill": 4, "down": 4, "device": 2, "stop": 3, "loss": 3, "silence": 2, "link": 3, "qp": 3, "dark": 3, "carrier": 2}
+FAULTS = {"kill": 4, "down": 4, "device": 2, "stop": 3, "loss": 3, "silence": 2, "link": 3, "qp": 3, "dark": 2, "hole": 4, "carrier": 2}
+# In a hole of RDMA's alone no stream stands still for longer than this; looked at so often. On a busy machine a stream stands still
+# without a hole, too, and a question to the other library takes as long: it is believed that nothing arrives after four of them, one
+# after another, and then each end says to the other where the stream goes on.
+STALL, LOOK, TURNS = 0.5, 0.02, 10
+# The two sides tell each other here that they look.
+TICKS = 7999
 # How long streams may need to move on: the kernel's TCP may have doubled its timeouts several times, the machine may be busy.
 PATIENCE = float(os.environ.get("PATIENCE") or 60)
 OPEN, EOF = 0, 1
@@ -59,6 +66,7 @@ class Side:
         self.how = how
         self.traffic, self.incarnation, self.files = None, 0, []
         self.deletion = None
+        self.watched, self.watcher, self.longest = None, None, 0
 
     # --- the program
 
@@ -103,6 +111,44 @@ class Side:
                 number, *rest = entries[at:at + 5]
                 found[str(number - 1)] = rest
         return found
+
+    def watch(self):
+        """From here on it is noted for how long a stream receives nothing."""
+        self.watched, self.longest = threading.Event(), 0
+        ticks = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        ticks.setblocking(False)
+        ticks.bind((os.environ[self.role.upper()], TICKS))
+        ticks.connect((os.environ["CLIENT" if self.role == "server" else "SERVER"], TICKS))
+
+        def both_ran():
+            ran = False
+            with contextlib.suppress(OSError):
+                ticks.send(b"t")
+            with contextlib.suppress(OSError):
+                while ticks.recv(1):
+                    ran = True
+            return ran
+
+        def look():
+            still, had = {}, {}
+            while not self.watched.wait(LOOK):
+                # A look counts as so long, and only if the other side has looked as well: a kernel that has little of a CPU, or none,
+                # looks as little.
+                ran = LOOK if both_ran() else 0
+                for number, (_, received, *ends) in self.streams(self.files[-1]).items():
+                    moved = had.get(number) != received or ends != [OPEN, OPEN]
+                    had[number], still[number] = received, 0 if moved else still[number] + ran
+                self.longest = max([self.longest, *still.values()])
+            ticks.close()
+
+        self.watcher = threading.Thread(target=look, daemon=True)
+        self.watcher.start()
+
+    def stood_still(self):
+        """The longest time since `watch`, in seconds."""
+        self.watched.set()
+        self.watcher.join()
+        return self.longest
 
     def all_streams(self):
         """Those of all its lives."""
@@ -188,6 +234,10 @@ class Side:
     def dark(self):
         """The same for the queue pairs alone, until `lighten`: streams move on meanwhile."""
         self.darken(PAIR_PORTS)
+
+    def hole(self, *_):
+        """The same, for a time, and perhaps at both sides; `Campaign.hole` sees to that."""
+        self.dark()
 
     @staticmethod
     def lighten():
@@ -310,7 +360,7 @@ class Campaign:
         self.sides = {"client": Side("client", how), "server": Remote("server")}
         self.dice = random.Random(seed)
         self.begin = time.monotonic()
-        self.on_rdma = []
+        self.on_rdma, self.holes = [], []
 
     def say(self, text):
         print(f"{time.monotonic() - self.begin:7.2f} {text}", flush=True)
@@ -375,19 +425,42 @@ class Campaign:
             "down": [self.dice.choice([0.1, 0.5, 3])], "device": [self.dice.choice([0.1, 1])], "stop": [self.dice.choice([0.05, 0.5, 4])],
             "loss": [self.dice.choice([1, 3]), self.dice.choice([2, 10, 30]), self.dice.choice([0, 2, 20])],
             "silence": [self.dice.choice([0.5, 2, 6])], "qp": [self.dice.choice([0.5, 3, 8])],
+            "hole": [round(self.dice.choice([0.3, 2, 12]) * self.dice.uniform(0.5, 2), 2), self.dice.choice([0, 1])],
         }.get(kind, [])
         # In the middle of something, not always at the same point of it; and some while connections are still on their way back.
         return kind, side, arguments, self.dice.choice([0, 0.05, 0.5]), self.dice.random() < 0.25
 
+    def stalls(self, seconds):
+        """The longest time that a stream stood still meanwhile, at either end."""
+        for side in self.sides.values():
+            side.watch()
+        time.sleep(seconds)
+        return max(side.stood_still() for side in self.sides.values())
+
+    def hole(self, side, seconds, both):
+        """What a side's queue pairs send is lost for so long, or what both sides' do: TCP works, so that no stream stands still."""
+        hit = list(self.sides.values()) if both else [self.sides[side]]
+        usual = self.stalls(2)
+        for one in hit:
+            one.hole()
+        longest = self.stalls(seconds)
+        for one in hit:
+            one.lighten()
+        self.holes.append(longest)
+        if longest > STALL + TURNS * usual:
+            raise Wrong(f"a stream stood still for {longest * 1000:.0f} ms, and for {usual * 1000:.0f} ms before")
+        return f"still for {longest * 1000:.0f} ms, before for {usual * 1000:.0f}"
+
     def fault(self, kind, side, arguments, pause, hurry):
-        on = self.accelerated(0 if hurry else 10)
+        # (Pairs that were tried in a hole before pause for longer and longer.)
+        on = self.accelerated(0 if hurry else 40 if kind == "hole" else 10)
         self.on_rdma.append(on)
         alive = self.alive(self.look()) if hurry else self.moves_on("before the fault")
         time.sleep(pause)
         name = f"{kind} at the {side} {' '.join(map(str, arguments))}".strip()
         hit = self.sides[side]
         other = "client" if side == "server" else "server"
-        result = getattr(hit, kind)(*arguments)
+        result = self.hole(side, *arguments) if kind == "hole" else getattr(hit, kind)(*arguments)
         self.say(f"{name}{f' ({result})' if result else ''}, {on} of {len(KINDS)} on rdma")
         if kind == "kill":
             self.ended(other, alive.values(), name)
@@ -462,6 +535,8 @@ class Campaign:
         print("faults:", ", ".join(f"{times} {kind}" for kind, times in done.items()), flush=True)
         print(f"streams: {whole} compared at both ends, {cut} of broken connections", flush=True)
         print(f"on rdma before each fault: {' '.join(map(str, self.on_rdma))}; at the end: {on}", flush=True)
+        if self.holes:
+            print(f"stood still in holes for at most: {max(self.holes) * 1000:.0f} ms", flush=True)
 
 
 def parsed(text):
