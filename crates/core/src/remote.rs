@@ -13,7 +13,7 @@
 //!   does;
 //! - `listeners`, `destinations`: where such connections are taken, and where they go;
 //! - `links`: TCP connections to other processes, and the frames on them; `broken_links`;
-//! - `pairs`: queue pairs; `pair_ends`; `progress`: whether what is posted arrives;
+//! - `pairs`: queue pairs; `pair_ends`; `pair_list`; `progress`: whether what is posted arrives;
 //! - `policy`: what the kernel does with packets, and a device would not;
 //! - `memory`: that of rings;
 //! - `proof`: whether who answers at a link port is who accepts there;
@@ -37,6 +37,7 @@ mod memory;
 mod net;
 mod offers;
 mod pair_ends;
+mod pair_list;
 mod pairs;
 mod policy;
 mod progress;

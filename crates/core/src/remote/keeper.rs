@@ -276,7 +276,7 @@ impl Remote {
         l.waiting.clear();
         core::mem::forget((l.arenas.take(), l.domain.take()));
         let mut ended = Vec::new();
-        for p in l.pairs.drain(..) {
+        for p in l.pairs.take_all() {
             if matches!(p.state, PairState::Ready | PairState::Ending) {
                 ended.push(p.number);
             }

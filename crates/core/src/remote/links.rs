@@ -4,6 +4,7 @@
 
 use super::destinations::{Answer, CONNECT_NS};
 use super::memory::{self, Arenas};
+use super::pair_list::Pairs;
 use super::pairs::{self, Pair};
 use super::proof::Trust;
 use super::shares::{LINKS_MAX, Source};
@@ -151,7 +152,7 @@ pub(super) struct Link {
     /// Acceptor: slots below that are not offered first, because the last of them was in use at the
     /// peer.
     pub(super) refused: usize,
-    pub(super) pairs: Vec<Pair>,
+    pub(super) pairs: Pairs,
     pub(super) next_pair: u32,
     /// No new pair before that; and how long the next pause is.
     pub(super) pair_after: u64,
@@ -315,7 +316,7 @@ impl Remote {
             channel: None,
             conns: Vec::new(),
             refused: 0,
-            pairs: Vec::new(),
+            pairs: Pairs::default(),
             next_pair: 0,
             pair_after: 0,
             pair_pause: 0,

@@ -142,7 +142,7 @@ impl Remote {
     /// What is left of a link: nobody uses any of it.
     pub(super) fn take_apart(&mut self, mut l: Link) {
         let verbs = self.devices.verbs();
-        for p in l.pairs.drain(..) {
+        for p in l.pairs.take_all() {
             if let Some(a) = l.arenas.as_mut() {
                 p.rings.into_iter().for_each(|r| a.pool.give_back(r));
             }

@@ -1,14 +1,14 @@
 //! How queue pairs end: in order, when nobody needs them any more, or because they are lost.
 
-use super::Remote;
 use super::links::{Conn, Fault, Link};
-use super::pairs::{Pair, PairState, unlink, until_free};
+use super::pairs::{Age, Pair, PairState, unlink, until_free};
+use super::{Remote, memory};
 use crate::log::debug_log;
 use crate::{process, rdma_thread, stats, sys};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::net::SocketAddr;
+use core::net::{IpAddr, SocketAddr};
 use core::sync::atomic::Ordering::*;
 use netacc_control::stats::{Counter, Reason};
 use netacc_proto::agreement::{Malformed, SlotAction, SlotEvent, SlotState};
@@ -67,7 +67,7 @@ impl Remote {
         let now = sys::now_ns();
         let Some(l) = self.link_mut(i) else { return };
         let Some(p) = l.pair_mut(number).filter(|p| p.state != PairState::Lost) else { return };
-        let (was, connecting, seat) = (p.state, p.connecting, p.seat);
+        let (was, connecting, seat, empty) = (p.state, p.connecting, p.seat, p.is_empty());
         let (why, tell) =
             if was == PairState::Ending { (Reason::None, false) } else { (why, tell) };
         if let (PairState::Ready | PairState::Ending, Some((queue, _))) = (was, seat) {
@@ -108,7 +108,9 @@ impl Remote {
         if let Some(at) = self.link(i).map(|l| l.pair_after) {
             self.at(at);
         }
-        self.leave_pair(i, number);
+        if !empty {
+            self.leave_pair(i, number);
+        }
     }
 
     /// Closes a lost pair. From here on nothing arrives in the rings of its connections.
@@ -116,10 +118,11 @@ impl Remote {
         let me = process::tid();
         let Some(verbs) = self.devices.verbs() else { return };
         let Some(l) = self.link_mut(i) else { return };
-        for (slot, c) in
-            l.conns.iter().enumerate().filter(|(_, c)| c.pair == number && !c.slot.is_free())
-        {
-            unlink(l.channel, slot, c.socket);
+        if l.pair(number).is_some_and(|p| !p.is_empty()) {
+            let on_it = |c: &Conn| c.pair == number && !c.slot.is_free();
+            for (slot, c) in l.conns.iter().enumerate().filter(|(_, c)| on_it(c)) {
+                unlink(l.channel, slot, c.socket);
+            }
         }
         let Some(p) = l.pair_mut(number) else { return };
         let Some(engine) = p.engine.take() else {
@@ -173,20 +176,69 @@ impl Remote {
     /// Forgets a lost pair that no connection names any more; its rings serve again.
     pub(super) fn forget_lost(&mut self, i: usize, number: u32) {
         let Some(l) = self.link_mut(i) else { return };
-        let is_over = |p: &Pair| p.state == PairState::Lost && !p.connecting && p.engine.is_none();
-        let Some(at) = l.pairs.iter().position(|p| p.number == number).filter(|_| {
-            !l.conns.iter().any(|c| {
-                c.pair == number && !matches!(c.slot.state, SlotState::Free | SlotState::Done)
-            })
-        }) else {
-            return;
+        let is_over = |p: &&Pair| p.state == PairState::Lost && !p.connecting && p.engine.is_none();
+        let Some(p) = l.pair(number).filter(is_over) else { return };
+        let names_it = |c: &Conn| {
+            c.pair == number && !matches!(c.slot.state, SlotState::Free | SlotState::Done)
         };
-        if !l.pairs.get(at).is_some_and(is_over) {
+        if !p.is_empty() && l.conns.iter().any(names_it) {
             return;
         }
-        let p = l.pairs.swap_remove(at);
+        let Some(p) = l.pairs.remove(number) else { return };
         if let Some(a) = l.arenas.as_mut() {
             p.rings.into_iter().for_each(|r| a.pool.give_back(r));
+        }
+    }
+
+    /// How long pairs have been empty that count as kept, the longest first: all, or those of a
+    /// peer's links.
+    fn ages(&self, now: u64, peer: Option<IpAddr>) -> Vec<Age> {
+        let links = self.links.iter().flatten().filter(|l| peer.is_none_or(|peer| peer == l.peer));
+        let mut ages: Vec<Age> = links
+            .flat_map(|l| l.pairs.iter().map(move |p| (&**l, p)))
+            .filter(|(_, p)| p.is_spare() && now >= p.counts_at())
+            .map(|(l, p)| p.age(l))
+            .collect();
+        ages.sort_unstable();
+        ages
+    }
+
+    /// Ends pairs that have been empty for as long as the configuration says, or that are too many.
+    pub(super) fn settle_empty(&mut self, i: usize) {
+        let (kept, now) = (self.kept, sys::now_ns());
+        let Some(l) = self.link(i) else { return };
+        let spare = l.pairs.iter().filter(|p| p.is_spare());
+        let mut spare: Vec<(Age, u64, bool)> =
+            spare.map(|p| (p.age(l), p.counts_at(), p.reused())).collect();
+        spare.sort_unstable();
+        let [all, of_peer] = match spare.is_empty() {
+            true => [Vec::new(), Vec::new()],
+            false => [None, Some(l.peer)].map(|peer| self.ages(now, peer)),
+        };
+        let newer = |of: &[Age], age: &Age| of.len() - of.partition_point(|a| a <= age);
+        for (age, counts_at, was_used) in &spare {
+            // It is one too many if as many as may be kept, on whatever link, have been empty for
+            // less long.
+            let too_many = now >= *counts_at
+                && (newer(&all, age) >= kept.all || newer(&of_peer, age) >= kept.of_peer);
+            let expired = kept.expire_ms.map(|ms| age.0.saturating_add(u64::from(ms) * 1_000_000));
+            // One that has never had a connection is on its way to its first.
+            let expired = expired.map(|at| if *was_used { at } else { at.max(*counts_at) });
+            if !too_many && expired.is_none_or(|at| now < at) {
+                let fresh = spare.iter().map(|s| s.1).filter(|at| now < *at);
+                if let Some(at) = fresh.chain(expired).min() {
+                    self.at(at);
+                }
+                return;
+            }
+            // Both ends have closed every connection on it: nothing is lost with it.
+            self.end_pair(i, age.2);
+        }
+        // With its last pair a link gives its memory back.
+        let verbs = self.devices.verbs();
+        let Some(l) = self.link_mut(i) else { return };
+        if l.pairs.is_empty() && !l.in_use() && l.waiting.is_empty() {
+            memory::close_memory(verbs, l.arenas.take(), l.domain.take());
         }
     }
 
@@ -315,14 +367,12 @@ impl Remote {
     fn release(&mut self, i: usize, slot: usize) {
         let now = sys::now_ns();
         let Some(l) = self.link_mut(i) else { return };
-        let (acceptor, gone) = (l.role == Role::Acceptor, !l.is_up());
+        let acceptor = l.role == Role::Acceptor;
         let Some(c) = l.conns.get_mut(slot) else { return };
         let was = core::mem::replace(c, Conn::FREE);
         let number = was.pair;
         if let Some(p) = l.pair_mut(number) {
-            if let Some(used) = p.used.get_mut(usize::from(was.lane)) {
-                *used = false;
-            }
+            p.give_back(was.lane);
             if p.is_empty() {
                 p.idle_since = now;
             }
@@ -334,13 +384,11 @@ impl Remote {
             self.send(i, Message::Freed { slot: slot as u16 });
         }
         self.forget_lost(i, number);
-        self.settle_empty(i);
         if acceptor {
             self.serve_waiting(i);
             self.want_pairs(i);
         }
-        if gone {
-            self.at(now);
-        }
+        // Once for all that end at the same time: pairs that are empty now, links that are gone.
+        self.at(now);
     }
 }

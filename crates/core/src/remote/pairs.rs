@@ -11,7 +11,7 @@ use super::devices::{self, TOKEN_DEVICE, TOKEN_LISTENER, TOKEN_PAIR};
 use super::links::{Fault, Link};
 use super::net::{self, Net};
 use super::progress::Progress;
-use super::{Remote, memory, unwatch};
+use super::{Remote, unwatch};
 use crate::channel::Channel;
 use crate::lock::Mutex;
 use crate::log::debug_log;
@@ -63,6 +63,9 @@ impl Kept {
     }
 }
 
+/// Since when a pair has been empty, its link, and its number.
+pub(super) type Age = (u64, u32, u32);
+
 /// Connections on one pair.
 pub(super) fn lanes(config: &Config) -> u16 {
     config.connections_per_channel.clamp(1, netacc_rdma::LANES_MAX as u32) as u16
@@ -107,8 +110,9 @@ pub(super) struct Pair {
     pub(super) deadline: u64,
     pub(super) progress: Progress,
     pub(super) ready_since: u64,
-    /// Its connections.
+    /// The lanes of its connections, and how many these are.
     pub(super) used: Vec<bool>,
+    taken: usize,
     was_used: bool,
     /// Since when it has none.
     pub(super) idle_since: u64,
@@ -117,7 +121,7 @@ pub(super) struct Pair {
 }
 
 impl Pair {
-    fn new(state: PairState, asked: &proto::Pair) -> Pair {
+    pub(super) fn new(state: PairState, asked: &proto::Pair) -> Pair {
         let lanes = asked.lanes;
         Pair {
             number: asked.pair,
@@ -136,14 +140,16 @@ impl Pair {
             progress: Progress::default(),
             ready_since: 0,
             used: alloc::vec![false; usize::from(lanes)],
+            taken: 0,
             was_used: false,
             idle_since: sys::now_ns(),
             rings: Vec::new(),
         }
     }
 
+    /// No slot of the link's that is in use names it.
     pub(super) fn is_empty(&self) -> bool {
-        !self.used.iter().any(|u| *u)
+        self.taken == 0
     }
 
     /// It can take another connection.
@@ -159,13 +165,33 @@ impl Pair {
     pub(super) fn take(&mut self, lane: u16) {
         self.was_used = true;
         if let Some(used) = self.used.get_mut(usize::from(lane)) {
-            *used = true;
+            self.taken += usize::from(!core::mem::replace(used, true));
+        }
+    }
+
+    pub(super) fn give_back(&mut self, lane: u16) {
+        if let Some(used) = self.used.get_mut(usize::from(lane)) {
+            self.taken -= usize::from(core::mem::replace(used, false));
         }
     }
 
     /// The link has broken: what the peer said before does not count.
     pub(super) fn forget_peer(&mut self) {
         self.peer_ready = false;
+    }
+
+    /// It could serve, and serves nobody.
+    pub(super) fn is_spare(&self) -> bool {
+        self.state == PairState::Ready && self.is_empty()
+    }
+
+    /// From when on it counts as one that is kept.
+    pub(super) fn counts_at(&self) -> u64 {
+        self.idle_since.saturating_add(FRESH_NS)
+    }
+
+    pub(super) fn age(&self, l: &Link) -> Age {
+        (self.idle_since, l.serial, self.number)
     }
 
     pub(super) fn peer_has_it(&self) -> bool {
@@ -232,11 +258,11 @@ fn read_private(data: &[u8]) -> Option<(u32, [u8; 16], [u8; 16])> {
 
 impl Link {
     pub(super) fn pair(&self, number: u32) -> Option<&Pair> {
-        self.pairs.iter().find(|p| p.number == number)
+        self.pairs.of(number)
     }
 
     pub(super) fn pair_mut(&mut self, number: u32) -> Option<&mut Pair> {
-        self.pairs.iter_mut().find(|p| p.number == number)
+        self.pairs.of_mut(number)
     }
 
     /// The traffic class of connections that wait for a pair, if more of it are to be connected.
@@ -691,65 +717,6 @@ impl Remote {
             self.forget_waiting(i);
             self.serve_waiting(i);
             self.want_pairs(i);
-        }
-    }
-
-    /// Ends pairs that have been empty for as long as the configuration says, or that are too many.
-    pub(super) fn settle_empty(&mut self, i: usize) {
-        let kept = self.kept;
-        let now = sys::now_ns();
-        let is_empty = |p: &&Pair| p.state == PairState::Ready && p.is_empty();
-        let counts_at = |p: &Pair| p.idle_since.saturating_add(FRESH_NS);
-        loop {
-            let Some(l) = self.link(i) else { return };
-            let Some(oldest) =
-                l.pairs.iter().filter(is_empty).min_by_key(|p| (p.idle_since, p.number))
-            else {
-                break;
-            };
-            // It is one too many if as many as may be kept, on whatever link, have been empty for
-            // less long.
-            let age = |l: &Link, p: &Pair| (p.idle_since, l.serial, p.number);
-            let newer = |o: &Link| {
-                o.pairs
-                    .iter()
-                    .filter(is_empty)
-                    .filter(|p| now >= counts_at(p) && age(o, p) > age(l, oldest))
-                    .count()
-            };
-            let all: usize = self.links.iter().flatten().map(|o| newer(o)).sum();
-            let of_peer: usize =
-                self.links.iter().flatten().filter(|o| o.peer == l.peer).map(|o| newer(o)).sum();
-            let too_many = now >= counts_at(oldest) && (all >= kept.all || of_peer >= kept.of_peer);
-            let number = oldest.number;
-            let expired = kept
-                .expire_ms
-                .map(|ms| oldest.idle_since.saturating_add(u64::from(ms) * 1_000_000));
-            // One that has never had a connection is on its way to its first.
-            let expired =
-                expired.map(|at| if oldest.was_used { at } else { at.max(counts_at(oldest)) });
-            if !too_many && expired.is_none_or(|at| now < at) {
-                let next = l
-                    .pairs
-                    .iter()
-                    .filter(is_empty)
-                    .map(counts_at)
-                    .filter(|at| now < *at)
-                    .chain(expired)
-                    .min();
-                if let Some(at) = next {
-                    self.at(at);
-                }
-                return;
-            }
-            // Both ends have closed every connection on it: nothing is lost with it.
-            self.end_pair(i, number);
-        }
-        // With its last pair a link gives its memory back.
-        let verbs = self.devices.verbs();
-        let Some(l) = self.link_mut(i) else { return };
-        if l.pairs.is_empty() && !l.in_use() && l.waiting.is_empty() {
-            memory::close_memory(verbs, l.arenas.take(), l.domain.take());
         }
     }
 }
