@@ -54,7 +54,13 @@ pub(crate) fn fork_prepare() {
 pub(crate) fn fork_parent() {
     numbers::after_fork_in_parent();
     forked();
-    wait::after_fork_in_parent();
+    fd_table::for_each(|_, entry| {
+        if let Entry::Socket(s, _) = entry
+            && s.is(socket::State::Attached)
+        {
+            wait::after_fork_in_parent(s);
+        }
+    });
     stats::count(netacc_control::stats::Counter::Forks);
 }
 

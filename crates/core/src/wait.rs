@@ -181,13 +181,13 @@ pub(crate) fn introduce(channel: &Channel, place: usize, set: i32, data: u64) ->
     sleepers::hand_over(word, fd, &channel.dead) || place >= THREAD_PLACES
 }
 
-/// The process has forked: whoever sleeps for a connection that a child has now, too, looks again,
-/// and from here on now and then ([`CHILDREN_NS`]).
-pub(crate) fn after_fork_in_parent() {
-    for (place, p) in POOL.iter().enumerate().take(THREAD_PLACES) {
-        if p.taken.load(Relaxed) != 0 {
-            wake_own(place);
-        }
+/// The process has forked, and a child has `s`, too: who sleeps for room in its ring looks again,
+/// and from here on now and then ([`CHILDREN_NS`]). (Who sleeps for bytes hears the carrier in any
+/// case.)
+pub(crate) fn after_fork_in_parent(s: &Socket) {
+    let [_, sender] = s.published.posted.awaited().threads;
+    if let Some(place) = sender.checked_sub(1) {
+        wake_own(place as usize);
     }
 }
 

@@ -7,6 +7,7 @@ use crate::channel::Side;
 use crate::io::promote::demote_tx;
 use crate::io::waits::Blocking;
 use crate::path::tests::{A, C, End, close_both, promoted_within_the_host};
+use crate::process;
 use netacc_proto::switchover::TxState;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -149,13 +150,9 @@ fn a_reset_that_nobody_was_told_of_goes_with_the_descriptor() {
     ends.iter_mut().for_each(End::close);
 }
 
-#[test]
-fn who_waits_for_room_is_woken_where_a_child_has_sent_the_rest() {
-    let [mut a, mut c] = promoted_within_the_host();
-    let ring = c.socket.tx_ring_bytes() as usize;
-    let (s, g) = (c.socket, c.socket.generation16());
-    let pull = PullBack(Blocking::new(s, g));
-    // More than what the ring takes: it sleeps.
+/// C sends more than what the ring takes, and sleeps; it comes back from its thread.
+fn sends_more_than_fits(mut c: End) -> (usize, thread::JoinHandle<End>) {
+    let (s, ring) = (c.socket, c.socket.tx_ring_bytes() as usize);
     let sender = thread::spawn(move || {
         c.send(C, ring + 100);
         c
@@ -165,12 +162,35 @@ fn who_waits_for_room_is_woken_where_a_child_has_sent_the_rest() {
         !wait::send_room(s, s.channel().unwrap(), slot, ring as u64)
             && s.published.posted.awaited().threads.iter().any(|place| *place != 0)
     });
+    (ring + 100, sender)
+}
+
+#[test]
+fn who_waits_for_room_is_woken_where_a_child_has_sent_the_rest() {
+    let [mut a, c] = promoted_within_the_host();
+    let (s, g) = (c.socket, c.socket.generation16());
+    let pull = PullBack(Blocking::new(s, g));
+    let (n, sender) = sends_more_than_fits(c);
     // What a child does in its own process; it can wake nobody here.
     demote(s);
     assert!(s.state.change(State::Attached, Event::Refused));
     assert_eq!(pull.go_on(), None);
     until("the sender goes on", || sender.is_finished());
     drop(pull);
-    a.receive_all(A, ring + 100);
+    a.receive_all(A, n);
+    [a, sender.join().unwrap()].iter_mut().for_each(End::close);
+}
+
+#[test]
+fn who_waits_for_room_since_before_a_fork_sees_what_the_child_does() {
+    let [mut a, c] = promoted_within_the_host();
+    let s = c.socket;
+    let (n, sender) = sends_more_than_fits(c);
+    // The process has forked since the connection was made. (Not in this test's.)
+    s.forks.store(process::forks().wrapping_sub(1), Relaxed);
+    wait::after_fork_in_parent(s);
+    demote(s);
+    until("the sender goes on", || sender.is_finished());
+    a.receive_all(A, n);
     [a, sender.join().unwrap()].iter_mut().for_each(End::close);
 }
