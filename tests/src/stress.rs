@@ -356,8 +356,8 @@ fn alternate(fd: Fd, mut sender: SendHalf, mut receiver: ReceiveHalf) -> (SendHa
 const LEAVING: [(&str, bool, bool); 3] =
     [("leave-plain", false, false), ("leave", true, false), ("leave-switch", true, true)];
 
-/// Only with `--only NAME`: what they find has not been mended yet.
-const ON_REQUEST: [&str; 2] = ["leave", "leave-switch"];
+/// Only with `--only NAME`: what it finds has not been mended yet.
+const ON_REQUEST: [&str; 1] = ["leave-switch"];
 
 /// One campaign: who has the library, and how the ends behave.
 struct Campaign {
