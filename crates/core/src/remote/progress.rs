@@ -180,6 +180,9 @@ impl Remote {
         else {
             return;
         };
+        // (Without a limit, as all that this thread does to a queue: who has its lock is a thread
+        // of this process's, in a section, with bounded work. A count that leaves out what lies
+        // there would have the peer give the pair up.)
         queue.drain();
         let messages = engine.has_come();
         self.send(i, Message::PairHas { pair: number, messages });
