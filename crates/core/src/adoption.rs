@@ -309,11 +309,20 @@ pub(crate) fn settle_at_once(s: &'static Socket, fd: c_int) -> bool {
     s.has(flag::UNSETTLED) && is_alone(s, fd) == Some(true) && is_settled(s, fd)
 }
 
-/// One of several descriptors is about to be closed, or was: the kernel takes the mark away that
-/// this process has it. `fd`: one that names it.
+/// One of several descriptors is about to be closed: the kernel takes the mark away that this
+/// process has it. `fd`: one that names it.
 #[cold]
-pub(crate) fn before_one_of_several(s: &'static Socket, fd: c_int) {
-    if !settle_at_once(s, fd) {
+pub(crate) fn before_one_of_several(s: &Socket, fd: c_int) {
+    if !passed::begin_move(fd) {
+        passed::lose_track(s, fd);
+    }
+}
+
+/// It was closed, and `fd` names it still.
+#[cold]
+pub(crate) fn after_one_of_several(s: &Socket, fd: c_int) {
+    // (It can have been closed where nobody was told before.)
+    if !passed::is_moving(fd) || !passed::end_move(fd) {
         passed::lose_track(s, fd);
     }
 }

@@ -326,10 +326,11 @@ pub(crate) fn dup3(old: c_int, new: c_int, flags: c_int) -> Ret {
     if sys::fcntl(old, libc::F_GETFD, 0) < 0 {
         return -(libc::EBADF as Ret);
     }
-    if let Entry::Socket(s, _) = fd_table::decode(raw_new)
-        && s.has(socket::flag::TRACKED)
-        && s.names() > 1
-    {
+    let tracked = match fd_table::decode(raw_new) {
+        Entry::Socket(s, _) if s.has(socket::flag::TRACKED) && s.names() > 1 => Some(s),
+        _ => None,
+    };
+    if let Some(s) = tracked {
         adoption::before_one_of_several(s, new);
     }
     // What `new` named is closed first, with all that belongs to a close; the kernel replaces it in
@@ -338,6 +339,8 @@ pub(crate) fn dup3(old: c_int, new: c_int, flags: c_int) -> Ret {
     let r = numbered(|| sys::dup3(old, new, flags.max(0)));
     if r >= 0 {
         note_dup(old, r as c_int);
+    } else if let Some(s) = tracked {
+        adoption::after_one_of_several(s, new);
     }
     r
 }

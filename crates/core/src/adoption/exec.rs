@@ -6,7 +6,7 @@
 //! anything of the program's runs. As long as it stands nobody has the connection alone.
 
 use super::share::names_here;
-use super::{adopt, key_of, passed, refuse};
+use super::{key_of, passed, refuse};
 use crate::fd_table::{self, Entry};
 use crate::log::debug_log;
 use crate::socket::{self, Event, Socket, State, flag, offer};
@@ -244,14 +244,11 @@ unsafe fn names_library(environment: *const *const c_char) -> bool {
 /// the connection there. False: it has to be the kernel's.
 pub(crate) fn hand_over(fd: c_int, heir: Heir) -> bool {
     let Some((s, g)) = fd_table::socket(fd) else { return false };
-    if s.is_inherited()
-        && !(matches!(s.state.now(), State::Candidate | State::Left) && adopt(s, g, fd))
-    {
+    // (Its maker may be in the middle of its close: that is waited for.)
+    let (s, g) = super::of(s, g, fd);
+    if s.is_inherited() {
         return false;
     }
-    let Some((s, g)) = fd_table::socket(fd).filter(|(s, _)| !s.is_inherited()) else {
-        return false;
-    };
     if s.has(flag::HANDED) {
         return true;
     }

@@ -7,6 +7,8 @@
 //!   that happens.
 //! * **under way**: a lock of the open file for each message that carries it, at the number of the
 //!   socket that it was sent on.
+//! * **moving**: a lock of the open file. In the place of **holder**, while a process closes one of
+//!   several descriptors.
 //! * **family**: a lock of the open file. Processes have it that are counted in shared memory.
 //! * **handed**: a lock of the open file, in the place of **known**, while a process becomes
 //!   another program ([`super::exec`]).
@@ -16,7 +18,7 @@
 
 use crate::fd_table::{self, Entry};
 use crate::socket::{self, Socket, State, flag};
-use crate::{candidates, carrier, numbers, sys};
+use crate::{candidates, carrier, numbers, process, sys};
 use core::ffi::c_int;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::*;
@@ -27,7 +29,9 @@ const HOLDER: i64 = 1 << 61;
 const UNDER_WAY: i64 = HOLDER + 1;
 /// Numbers of sockets have 32 bits.
 const UNDER_WAY_LEN: i64 = 1 << 32;
-const FAMILY: i64 = UNDER_WAY + UNDER_WAY_LEN;
+/// A place for each thread.
+const MOVING: i64 = UNDER_WAY + UNDER_WAY_LEN;
+const FAMILY: i64 = MOVING + (1 << PID_BITS);
 /// From `HOLDER` on: whoever else has it.
 const OTHERS_LEN: i64 = FAMILY + 1 - HOLDER;
 /// Made by accept, made by connect.
@@ -156,6 +160,25 @@ pub(super) fn is_only_ours(fd: c_int) -> bool {
 /// Nobody but this process has it.
 pub(super) fn is_clear_of_others(fd: c_int) -> bool {
     is_clear(fd, HOLDER, OTHERS_LEN) && KNOWN.iter().any(|at| is_marked(fd, *at))
+}
+
+/// This thread is about to have the kernel close one of several descriptors of this process's,
+/// which takes the holder's mark away; another mark stands in for it until [`end_move`].
+pub(super) fn begin_move(fd: c_int) -> bool {
+    lock(fd, F_OFD_SETLK, libc::F_WRLCK, moving())
+}
+
+pub(super) fn is_moving(fd: c_int) -> bool {
+    is_marked(fd, moving())
+}
+
+/// `fd`: one that is left.
+pub(super) fn end_move(fd: c_int) -> bool {
+    hold(fd) && lock(fd, F_OFD_SETLK, libc::F_UNLCK, moving())
+}
+
+fn moving() -> i64 {
+    MOVING + i64::from(process::tid() % (1 << PID_BITS))
 }
 
 /// Processes have it who are counted in the memory of one of them.

@@ -5,7 +5,6 @@
 //! from there at once. So the connection stays a candidate, which is not attached as long as it has
 //! such a name, and is counted anew when it has none any more.
 
-use super::adopt;
 use crate::fd_table::{self, Entry};
 use crate::lock::lock_end;
 use crate::socket::{Event, Socket, State, flag};
@@ -17,16 +16,15 @@ use netacc_control::stats::Reason;
 /// The connection `fd` is about to get a name among 0, 1 and 2. False: it has to be the kernel's.
 pub(crate) fn onto(fd: c_int) -> bool {
     let Some((s, g)) = fd_table::socket(fd) else { return false };
-    if process::in_vfork_child()
-        || (s.is_inherited()
-            && !(matches!(s.state.now(), State::Candidate | State::Left) && adopt(s, g, fd)))
-    {
+    if process::in_vfork_child() {
         return false;
     }
-    let Some((s, _)) = fd_table::socket(fd).filter(|(s, _)| !s.is_inherited()) else {
-        return false;
-    };
-    if !s.is(State::Candidate) || s.flags.fetch_or(flag::STDIO, SeqCst) & flag::NOTED != 0 {
+    // (Its maker may be in the middle of its close: that is waited for.)
+    let (s, _) = super::of(s, g, fd);
+    if s.is_inherited()
+        || !s.is(State::Candidate)
+        || s.flags.fetch_or(flag::STDIO, SeqCst) & flag::NOTED != 0
+    {
         return false;
     }
     s.set_reason(Reason::StdioStream);

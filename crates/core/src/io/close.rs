@@ -34,8 +34,8 @@ pub(crate) fn close(s: &'static Socket, g: u16, fd: c_int, kernel_too: bool) -> 
                 other = n;
             }
         });
-        if s.has(flag::TRACKED) {
-            adoption::before_one_of_several(s, if other < 0 { fd } else { other });
+        if s.has(flag::TRACKED) && fd >= 0 {
+            adoption::before_one_of_several(s, fd);
         }
         if s.is_inherited() {
             // What it says of descriptors is its maker's.
@@ -44,6 +44,9 @@ pub(crate) fn close(s: &'static Socket, g: u16, fd: c_int, kernel_too: bool) -> 
         if other >= 0 {
             rename(s, fd, other);
             let r = kernel_close();
+            if s.has(flag::TRACKED) {
+                adoption::after_one_of_several(s, other);
+            }
             if s.has(flag::STDIO) {
                 adoption::stdio::after_close(s, g, other);
             }
