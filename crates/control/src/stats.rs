@@ -171,8 +171,8 @@ pub struct ConnRecord {
     pub promotions: AtomicU32,
     /// Times a direction went back to TCP.
     pub demotions: AtomicU32,
-    /// Zero.
-    pub reserved: AtomicU32,
+    /// [`Path`] under which the header counts it; its owner's alone ([`Header::place`]).
+    pub counted_path: AtomicU32,
     /// Address octets as two big-endian numbers; an IPv4 address fills the first four octets.
     pub local_addr: [AtomicU64; 2],
     /// As `local_addr`.
@@ -183,8 +183,10 @@ pub struct ConnRecord {
     pub rx_bytes: [AtomicU64; PATH_SLOTS],
     /// When the connection was made.
     pub opened_unix_ns: AtomicU64,
+    /// [`Reason`] code under which the header counts it; its owner's alone.
+    pub counted_reason: AtomicU64,
     /// Zero.
-    pub reserved_tail: [AtomicU64; 13],
+    pub reserved_tail: [AtomicU64; 12],
 }
 
 /// One channel: the shared memory between this process and another of this host, or the queue pairs
@@ -306,13 +308,20 @@ impl Header {
         }
     }
 
-    /// Moves a connection from one reason to another.
-    pub fn change_reason(&self, from: Reason, to: Reason) {
-        if from != to {
-            if let Some(slot) = self.reasons.get(from as usize) {
-                slot.fetch_sub(1, Relaxed);
-            }
-            self.count_reason(to);
+    /// Counts an open connection under that path from here on. (Each change begins where the one
+    /// before ended, whoever else changes it meanwhile: no count goes below zero.)
+    pub fn place(&self, record: &ConnRecord, path: Path) {
+        let from = record.counted_path.swap(path as u32, Relaxed);
+        if from != path as u32 {
+            move_one(&self.open_by_path, from as usize, path as usize);
+        }
+    }
+
+    /// The same of the reason.
+    pub fn place_reason(&self, record: &ConnRecord, why: Reason) {
+        let from = record.counted_reason.swap(why as u64, Relaxed);
+        if from != why as u64 {
+            move_one(&self.reasons, from as usize, why as usize);
         }
     }
 
@@ -356,6 +365,7 @@ impl ConnRecord {
             &self.peer_port,
             &self.promotions,
             &self.demotions,
+            &self.counted_path,
         ] {
             word.store(0, Relaxed);
         }
@@ -367,6 +377,7 @@ impl ConnRecord {
         }
         self.fd.store(fd, Relaxed);
         self.reason.store(reason as u32, Relaxed);
+        self.counted_reason.store(reason as u64, Relaxed);
         self.opened_unix_ns.store(opened_unix_ns, Relaxed);
         self.state.store(RECORD_OPEN, Release);
     }
@@ -404,6 +415,15 @@ impl ConnRecord {
         if let Some(slot) = self.rx_bytes.get(path as usize) {
             slot.fetch_add(bytes, Relaxed);
         }
+    }
+}
+
+fn move_one(counts: &[AtomicU64], from: usize, to: usize) {
+    if let Some(count) = counts.get(from) {
+        count.fetch_sub(1, Relaxed);
+    }
+    if let Some(count) = counts.get(to) {
+        count.fetch_add(1, Relaxed);
     }
 }
 

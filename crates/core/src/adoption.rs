@@ -251,7 +251,12 @@ fn try_adopt(s: &'static Socket, g: u16, fd: c_int) -> bool {
     heir.send_timeout_ns.store(s.send_timeout_ns.load(Relaxed), Relaxed);
     let h = heir.generation16();
     let mut names = 0u32;
-    fd_table::for_each(|_, entry| names += u32::from(is_it(entry)));
+    fd_table::for_each(|n, entry| {
+        if is_it(entry) {
+            names += 1;
+            stdio::named(heir, n);
+        }
+    });
     heir.from_key.store(u64::from(names) << 16 | u64::from(g), Relaxed);
     heir.from.store(core::ptr::from_ref(s).cast_mut(), Release);
     let _ = heir.count_names(h, |_| names);

@@ -264,7 +264,7 @@ pub(crate) fn tell_accepted(listener: c_int, fd: c_int, peer: Option<SocketAddr>
     if !config.accelerate_by_default {
         return;
     }
-    let Some(ip) = peer.map(|peer| peer.ip()) else { return };
+    let Some(ip) = peer.map(|peer| peer.ip().to_canonical()) else { return };
     let from = u64::from(agent::term()) << 32 | u64::from(listener as u32);
     let mixed = (host::hash(ip) ^ from.rotate_left(20) ^ u64::from(process::id()))
         .wrapping_mul(0x9e37_79b9_7f4a_7c15)

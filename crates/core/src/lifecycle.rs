@@ -10,6 +10,7 @@ use crate::{
     sets, signals, socket, stats, sys, unconnected, wait,
 };
 use core::ffi::c_int;
+use core::sync::atomic::Ordering::SeqCst;
 use libc::msghdr;
 use netacc_control::stats::Reason;
 
@@ -327,9 +328,16 @@ pub(crate) fn dup3(old: c_int, new: c_int, flags: c_int) -> Ret {
         return -(libc::EBADF as Ret);
     }
     let tracked = match fd_table::decode(raw_new) {
-        Entry::Socket(s, _) if s.has(socket::flag::TRACKED) && s.names() > 1 => Some(s),
+        Entry::Socket(s, _) if s.has(socket::flag::TRACKED) => Some(s),
         _ => None,
     };
+    let idle =
+        |s: &socket::Socket| s.tx_inflight.load(SeqCst) == 0 && s.rx_inflight.load(SeqCst) == 0;
+    if let Some(s) = tracked.filter(|s| s.names() <= 1 && !idle(s)) {
+        // A call goes on behind its last name, of which the marks say nothing then.
+        adoption::passed::lose_track(s, new);
+    }
+    let tracked = tracked.filter(|s| s.names() > 1);
     if let Some(s) = tracked {
         adoption::before_one_of_several(s, new);
     }

@@ -374,18 +374,18 @@ impl Socket {
         let old = r.reason.load(Relaxed);
         if let Some(old) = from.iter().find(|f| **f as u32 == old)
             && r.reason.compare_exchange(*old as u32, to as u32, Relaxed, Relaxed).is_ok()
-            && let Some(h) = stats::header()
+            && !self.is_inherited()
         {
-            h.change_reason(*old, to);
+            stats::place_reason(r, to);
         }
     }
     /// Records why the connection is where it is.
     pub(crate) fn set_reason(&self, why: Reason) {
         if let Some(r) = self.record() {
-            let old = r.reason.swap(why as u32, Relaxed);
-            let old = Reason::ALL.get(old as usize).copied().unwrap_or(Reason::None);
-            if let Some(h) = stats::header() {
-                h.change_reason(old, why);
+            r.reason.store(why as u32, Relaxed);
+            // (The record of a connection that was inherited, and its counts, are its maker's.)
+            if !self.is_inherited() {
+                stats::place_reason(r, why);
             }
         }
     }

@@ -121,9 +121,6 @@ fn next(head: u64, record: u32) -> u64 {
 pub(crate) fn open(fd: i32, reason: Reason) -> *mut ConnRecord {
     let Some(h) = header().or_else(create) else { return core::ptr::null_mut() };
     h.count_reason(reason);
-    if let Some(n) = h.open_by_path.first() {
-        n.fetch_add(1, Relaxed);
-    }
     if let Some(n) = h.total_by_path.first() {
         n.fetch_add(1, Relaxed);
     }
@@ -131,6 +128,10 @@ pub(crate) fn open(fd: i32, reason: Reason) -> *mut ConnRecord {
         h.count(Counter::RecordsExhausted);
         return core::ptr::null_mut();
     };
+    // (One without a record is not shown, and nobody says when it ends.)
+    if let Some(n) = h.open_by_path.first() {
+        n.fetch_add(1, Relaxed);
+    }
     h.raise_high_water(i);
     r.open(fd as u32, reason, sys::unix_ns());
     r as *const ConnRecord as *mut ConnRecord
@@ -172,23 +173,28 @@ pub(crate) fn remote_record(i: usize) -> Option<&'static ChannelRecord> {
     header()?.remote.get(i)
 }
 
-/// A connection's better path changed; `best` is the best it ever had.
-pub(crate) fn moved(from: Path, to: Path, best_changed: Option<(Path, Path)>) {
+/// An open connection of this process's is on that path, which is the better of its directions'.
+/// `first`: on that one for the first time, and so on any but TCP.
+pub(crate) fn place(r: &ConnRecord, path: Path, first: Option<Path>) {
     let Some(h) = header() else { return };
-    let add = |w: &[core::sync::atomic::AtomicU64; 4], p: Path, up: bool| {
-        if let Some(n) = w.get(p as usize) {
-            if up {
-                n.fetch_add(1, Relaxed)
-            } else {
-                n.fetch_sub(1, Relaxed)
-            };
+    h.place(r, path);
+    if let Some(first) = first {
+        for (path, up) in [(Path::Tcp, false), (first, true)] {
+            if let Some(n) = h.total_by_path.get(path as usize) {
+                if up {
+                    n.fetch_add(1, Relaxed)
+                } else {
+                    n.fetch_sub(1, Relaxed)
+                };
+            }
         }
-    };
-    add(&h.open_by_path, from, false);
-    add(&h.open_by_path, to, true);
-    if let Some((old, new)) = best_changed {
-        add(&h.total_by_path, old, false);
-        add(&h.total_by_path, new, true);
+    }
+}
+
+/// Why an open connection of this process's is where it is.
+pub(crate) fn place_reason(r: &ConnRecord, why: Reason) {
+    if let Some(h) = header() {
+        h.place_reason(r, why);
     }
 }
 

@@ -1,6 +1,7 @@
 //! Connections that go on in a process that did not make them.
 
 use crate::ctx::{Ctx, blocked, own_program, read_to_end, recv_exact, send_all};
+use crate::raw;
 use crate::ring::{self, Entry, Ring};
 use crate::scenario::{Scenario, pair};
 use crate::sys::{self, E, Fd};
@@ -864,6 +865,34 @@ pub fn list() -> Vec<Scenario> {
                 let fd = connect_one(t);
                 t.warm_client(fd);
                 t.log_text("end", &recv_exact(fd, 1));
+            },
+        ),
+        pair(
+            "adopt/forked-on-standard-input",
+            "the connection is standard input when the server forks, and stays so for the child, which \
+             also writes as stdio does, past the library",
+            |t| {
+                let fd = accept_one(t);
+                t.log("dup2", sys::dup2(fd, 0));
+                sys::close(fd).expect("close");
+                let child = t.child(|_| {
+                    echo(0, 20_000);
+                    let written = raw::write(0, b"tail");
+                    echo(0, 200);
+                    format!("{written:?}")
+                });
+                let null = sys::open("/dev/null", libc::O_RDONLY).expect("open");
+                t.log("dup2", sys::dup2(null, 0));
+                t.log("child", child.join());
+            },
+            |t| {
+                let fd = connect_one(t);
+                // (Enough for an agreement, if there were one.)
+                ask(fd, 20_000);
+                t.log_text("tail", &recv_exact(fd, 4));
+                ask(fd, 200);
+                t.log("shutdown", sys::shutdown(fd, libc::SHUT_WR));
+                t.log("end", sys::recv(fd, &mut [0; 1], 0));
             },
         ),
         pair(

@@ -40,6 +40,32 @@ fn channel() -> ChannelRecord {
     }
 }
 
+/// A record that had another connection.
+fn conn() -> ConnRecord {
+    let bytes = [const { AtomicU64::new(0) }; PATH_SLOTS];
+    ConnRecord {
+        state: AtomicU32::new(0),
+        fd: AtomicU32::new(0),
+        tx_path: AtomicU32::new(1),
+        rx_path: AtomicU32::new(1),
+        reason: AtomicU32::new(0),
+        peer_pid: AtomicU32::new(9),
+        family: AtomicU32::new(0),
+        local_port: AtomicU32::new(0),
+        peer_port: AtomicU32::new(0),
+        promotions: AtomicU32::new(3),
+        demotions: AtomicU32::new(3),
+        counted_path: AtomicU32::new(0),
+        local_addr: [const { AtomicU64::new(0) }; 2],
+        peer_addr: [const { AtomicU64::new(0) }; 2],
+        tx_bytes: bytes,
+        rx_bytes: [const { AtomicU64::new(7) }; PATH_SLOTS],
+        opened_unix_ns: AtomicU64::new(0),
+        counted_reason: AtomicU64::new(0),
+        reserved_tail: [const { AtomicU64::new(0) }; 12],
+    }
+}
+
 /// The layout is a contract: when this test has to change, [`VERSION`] has to as well.
 #[test]
 fn layout_of_version_1() {
@@ -178,9 +204,7 @@ fn counting() {
     header.add(Counter::ShmBytesTx, 5);
     assert_eq!((header.counter(Counter::Accepted), header.counter(Counter::ShmBytesTx)), (1, 5));
     header.count_reason(Reason::Negotiating);
-    header.change_reason(Reason::Negotiating, Reason::None);
-    assert_eq!(header.reasons[1].load(Relaxed), 0);
-    assert_eq!(header.reasons[0].load(Relaxed), 1);
+    assert_eq!(header.reasons[Reason::Negotiating as usize].load(Relaxed), 1);
     header.raise_high_water(7);
     header.raise_high_water(3);
     assert_eq!(header.conn_high_water.load(Relaxed), 8);
@@ -235,27 +259,7 @@ fn garbage_is_refused_or_read_without_harm() {
 
 #[test]
 fn a_record_is_never_free_between_claim_and_close() {
-    let bytes = [const { AtomicU64::new(0) }; PATH_SLOTS];
-    let record = ConnRecord {
-        state: AtomicU32::new(0),
-        fd: AtomicU32::new(0),
-        tx_path: AtomicU32::new(1),
-        rx_path: AtomicU32::new(1),
-        reason: AtomicU32::new(0),
-        peer_pid: AtomicU32::new(9),
-        family: AtomicU32::new(0),
-        local_port: AtomicU32::new(0),
-        peer_port: AtomicU32::new(0),
-        promotions: AtomicU32::new(3),
-        demotions: AtomicU32::new(3),
-        reserved: AtomicU32::new(0),
-        local_addr: [const { AtomicU64::new(0) }; 2],
-        peer_addr: [const { AtomicU64::new(0) }; 2],
-        tx_bytes: bytes,
-        rx_bytes: [const { AtomicU64::new(7) }; PATH_SLOTS],
-        opened_unix_ns: AtomicU64::new(0),
-        reserved_tail: [const { AtomicU64::new(0) }; 13],
-    };
+    let record = conn();
     assert!(record.claim() && !record.claim() && !record.is_open());
     record.open(5, Reason::Negotiating, 1);
     assert!(record.is_open() && !record.claim());
@@ -287,4 +291,30 @@ fn a_version_is_three_numbers() {
     assert_eq!(packed(b"0.10.65535-rc1"), 0xa_ffff);
     assert_eq!(packed(b"7"), 7);
     assert_ne!(LIBRARY, 0);
+}
+
+#[test]
+fn a_connection_is_counted_once_whatever_its_directions_do() {
+    let (header, record) = (header(), conn());
+    record.open(3, Reason::NotStarted, 0);
+    header.count_reason(Reason::NotStarted);
+    header.open_by_path[Path::Tcp as usize].store(1, Relaxed);
+    let open = || header.open_by_path.each_ref().map(|n| n.load(Relaxed));
+    // (Two directions at once may say the same twice, or the better one last.)
+    for (path, counts) in [
+        (Path::Shm, [0, 1, 0, 0]),
+        (Path::Shm, [0, 1, 0, 0]),
+        (Path::Tcp, [1, 0, 0, 0]),
+        (Path::Tcp, [1, 0, 0, 0]),
+        (Path::Rdma, [0, 0, 1, 0]),
+    ] {
+        header.place(&record, path);
+        assert_eq!(open(), counts);
+    }
+    // A child has said something of the record itself.
+    record.reason.store(Reason::InheritedByFork as u32, Relaxed);
+    header.place_reason(&record, Reason::None);
+    header.place_reason(&record, Reason::None);
+    let reasons: u64 = header.reasons.iter().map(|n| n.load(Relaxed)).sum();
+    assert_eq!((header.reasons[Reason::None as usize].load(Relaxed), reasons), (1, 1));
 }

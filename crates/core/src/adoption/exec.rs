@@ -6,7 +6,7 @@
 //! anything of the program's runs. As long as it stands nobody has the connection alone.
 
 use super::share::names_here;
-use super::{key_of, passed, refuse};
+use super::{key_of, passed, refuse, stdio};
 use crate::fd_table::{self, Entry};
 use crate::log::debug_log;
 use crate::socket::{self, Event, Socket, State, flag, offer};
@@ -246,19 +246,32 @@ pub(crate) fn hand_over(fd: c_int, heir: Heir) -> bool {
     let Some((s, g)) = fd_table::socket(fd) else { return false };
     // (Its maker may be in the middle of its close: that is waited for.)
     let (s, g) = super::of(s, g, fd);
-    if s.is_inherited() {
+    // (Each of its names: under one that is not found the new program would read past the library.)
+    if s.is_inherited() || !is_found(fd) {
         return false;
     }
     if s.has(flag::HANDED) {
         return true;
     }
-    let given = (0..SCANNED).contains(&fd)
-        && is_own_alone(s, g)
-        && process::between_forks(|| give(s, fd, heir)) == Some(true);
+    let given = is_own_alone(s, g) && process::between_forks(|| give(s, fd, heir)) == Some(true);
     if given {
         debug_log!("fd {fd}: is handed to the program that this process becomes");
     }
     given
+}
+
+/// The new program will find the descriptor ([`start`]).
+fn is_found(fd: c_int) -> bool {
+    let mut closed = 0;
+    for n in 0..fd.min(SCANNED) {
+        let flags = sys::fcntl(n, libc::F_GETFD, 0);
+        let goes = flags < 0 || flags & libc::FD_CLOEXEC as isize != 0;
+        closed = if goes { closed + 1 } else { 0 };
+        if closed == GAP {
+            return false;
+        }
+    }
+    (0..SCANNED).contains(&fd)
 }
 
 /// Nobody of this process's children has it, no agreement is as far as an offer, and the kernel can
@@ -402,7 +415,7 @@ fn take_over(fd: c_int, heir: Heir) {
     if let Some((s, g)) = same {
         let _ = s.count_names(g, |n| n.saturating_add(1));
         fd_table::set(fd, Entry::Socket(s, g));
-        on_stdio(s, fd);
+        stdio::named(s, fd);
         return;
     }
     let Some(connector) = passed::is_handed(fd, heir.0) else { return };
@@ -426,13 +439,7 @@ fn take_over(fd: c_int, heir: Heir) {
     }
     debug_log!("{tuple:?}: handed over, sent {} received {}", moved.0, moved.1);
     fd_table::set(fd, Entry::Socket(s, s.generation16()));
-    on_stdio(s, fd);
-}
-
-fn on_stdio(s: &Socket, fd: c_int) {
-    if (0..=2).contains(&fd) {
-        s.raise(flag::STDIO);
-    }
+    stdio::named(s, fd);
 }
 
 #[cfg(test)]

@@ -293,6 +293,7 @@ fn try_receive(over: c_int, fd: c_int, connector: bool) -> bool {
             candidates::make_plain(s, Reason::PassedByScmRights);
         }
     }
+    super::stdio::named(s, fd);
     fd_table::set(fd, Entry::Socket(s, s.generation16()));
     true
 }

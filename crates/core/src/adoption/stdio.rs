@@ -31,6 +31,13 @@ pub(crate) fn onto(fd: c_int) -> bool {
     true
 }
 
+/// A connection that this process has from another one is about to have the name `fd`.
+pub(super) fn named(s: &Socket, fd: c_int) {
+    if (0..=2).contains(&fd) {
+        s.raise(flag::STDIO);
+    }
+}
+
 /// A descriptor of `s` was closed; `fd` is another one. True: it is counted anew, or need not be.
 pub(crate) fn after_close(s: &'static Socket, g: u16, fd: c_int) {
     let mut on = false;

@@ -295,15 +295,13 @@ pub(super) fn show_path(s: &Socket, tx: bool, way: Way) {
     let Some(r) = s.record() else { return };
     let fast = s.channel().map_or(Path::Shm, Channel::path);
     let new = if way == Way::Fast { fast } else { Path::Tcp };
-    let (mine, other) = if tx { (&r.tx_path, &r.rx_path) } else { (&r.rx_path, &r.tx_path) };
-    let old = mine.swap(new as u32, Relaxed);
-    if old == new as u32 {
+    let mine = if tx { &r.tx_path } else { &r.rx_path };
+    if mine.swap(new as u32, Relaxed) == new as u32 {
         return;
     }
-    let before = old.max(other.load(Relaxed));
-    let after = (new as u32).max(other.load(Relaxed));
+    let mut first = None;
     if way == Way::Fast {
-        r.promotions.fetch_add(1, Relaxed);
+        first = (r.promotions.fetch_add(1, Relaxed) == 0).then_some(fast);
         stats::count(if tx { Counter::PromotedTx } else { Counter::PromotedRx });
         s.set_reason(Reason::None);
     } else {
@@ -311,10 +309,9 @@ pub(super) fn show_path(s: &Socket, tx: bool, way: Way) {
         stats::count(Counter::Demoted);
     }
     // (A forked child has books of its own, in which its parent's connections do not stand.)
-    if before != after && !s.is_inherited() {
-        let first = r.promotions.load(Relaxed) == 1 && way == Way::Fast;
-        let code = |c| Path::from_code(c).unwrap_or(Path::Tcp);
-        stats::moved(code(before), code(after), first.then_some((Path::Tcp, fast)));
+    if !s.is_inherited() {
+        let better = r.tx_path.load(Relaxed).max(r.rx_path.load(Relaxed));
+        stats::place(r, Path::from_code(better).unwrap_or(Path::Tcp), first);
     }
 }
 

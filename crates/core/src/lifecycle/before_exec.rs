@@ -40,8 +40,12 @@ fn prepare(heir: impl FnOnce() -> Option<Heir>) {
                     | socket::State::Left
                     | socket::State::Closing
             );
-            if !live || sys::fcntl(fd, libc::F_GETFD, 0) & libc::FD_CLOEXEC as isize != 0 {
+            if sys::fcntl(fd, libc::F_GETFD, 0) & libc::FD_CLOEXEC as isize != 0 {
                 return;
+            }
+            if !live {
+                // Nothing of it is this library's, but others may go by the marks.
+                return adoption::passed::lose_track(s, fd);
             }
             if let Some(ask) = ask.take() {
                 known = ask();

@@ -6,6 +6,7 @@ use super::{Event, Socket, State, flag};
 use crate::{process, stats, sys};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU32, Ordering::*};
+use netacc_control::stats::Reason;
 
 /// Waits until nobody changes it any more, which takes some system calls. False: it is this very
 /// thread that does, and a signal handler has interrupted it.
@@ -78,7 +79,10 @@ pub(crate) fn close_books(s: &Socket) {
     let Some(rec) = (unsafe { s.record.swap(core::ptr::null_mut(), AcqRel).as_ref() }) else {
         return;
     };
-    let path = rec.tx_path.load(Relaxed).max(rec.rx_path.load(Relaxed));
+    // (A child may have said something of it.)
+    let why = Reason::ALL.get(rec.reason.load(Relaxed) as usize).copied();
+    stats::place_reason(rec, why.unwrap_or(Reason::None));
+    let path = rec.counted_path.load(Relaxed);
     stats::add_bytes(rec);
     stats::closed(
         netacc_control::stats::Path::from_code(path).unwrap_or(netacc_control::stats::Path::Tcp),
