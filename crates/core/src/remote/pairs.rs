@@ -265,17 +265,28 @@ impl Link {
         self.pairs.of_mut(number)
     }
 
-    /// The traffic class of connections that wait for a pair, if more of it are to be connected.
+    /// The traffic class of the first connection that waits, and for which no place is on its way.
     fn class_without_pair(&self) -> Option<u8> {
-        let coming = || self.pairs.iter().filter(|p| p.is_coming());
-        if coming().count() >= AT_ONCE {
+        // (Their lower two bits are the network's.)
+        let of = |class: u8| usize::from(class >> 2);
+        let (mut places, mut pairs) = ([0u32; 64], 0);
+        for p in self.pairs.iter().filter(|p| p.is_coming()) {
+            pairs += 1;
+            if let Some(n) = places.get_mut(of(p.class)) {
+                *n += u32::from(p.lanes);
+            }
+        }
+        if pairs >= AT_ONCE {
             return None;
         }
-        let is_short = |class: u8| {
-            let lanes = coming().filter(|p| p.class == class).map(|p| usize::from(p.lanes));
-            lanes.sum::<usize>() < self.waiting.iter().filter(|w| w.class == class).count()
-        };
-        self.waiting.iter().map(|w| w.class).find(|class| is_short(*class))
+        for class in self.waiting.iter().map(|w| w.class) {
+            let place = places.get_mut(of(class))?;
+            match place.checked_sub(1) {
+                Some(rest) => *place = rest,
+                None => return Some(class),
+            }
+        }
+        None
     }
 
     fn token(&self, number: u32) -> u64 {
