@@ -38,10 +38,9 @@ impl Asked {
 
 /// Asks the kernel of a connected socket with that local address. `Err`: why it stays on TCP.
 pub(crate) fn of(fd: c_int, local: IpAddr) -> Result<Asked, Reason> {
-    let ip = local.to_canonical();
-    let (level, class, mtu) = match ip {
-        IpAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_TOS, IP_MTU),
-        IpAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, IPV6_MTU),
+    let (level, class) = match local.to_canonical() {
+        IpAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_TOS),
+        IpAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS),
     };
     let class = number(fd, level, class).unwrap_or(0) as u8 & !ECN;
     if !config::get().kernel_policy {
@@ -49,17 +48,23 @@ pub(crate) fn of(fd: c_int, local: IpAddr) -> Result<Asked, Reason> {
     }
     let of_socket = |name| number(fd, libc::SOL_SOCKET, name).unwrap_or(0);
     let priority = of_socket(libc::SO_PRIORITY);
-    // The kernel sets it with IP_TOS; on a socket of IPv6's, too, whose packets have another class.
-    // (MySQL does that on every socket.)
-    let goes_with_tos = || {
-        let tos = if ip.is_ipv6() { number(fd, libc::IPPROTO_IP, libc::IP_TOS) } else { None };
-        priority == priority_of(class) || tos.is_some_and(|tos| priority == priority_of(tos as u8))
-    };
-    if of_socket(libc::SO_MARK) != 0 || (priority != 0 && !goes_with_tos()) || is_paced(fd) {
+    if of_socket(libc::SO_MARK) != 0
+        || (priority != 0 && priority != priority_of(class))
+        || is_paced(fd)
+    {
         return Err(Reason::KernelPolicy);
     }
     let interface = of_socket(SO_BINDTOIFINDEX);
-    Ok(Asked { class, interface, mtu: number(fd, level, mtu).unwrap_or(0) })
+    Ok(Asked { class, interface, mtu: mtu_of(fd, local) })
+}
+
+/// How long packets of a connected socket with that local address may be, as in [`Asked::mtu`].
+pub(crate) fn mtu_of(fd: c_int, local: IpAddr) -> u32 {
+    let (level, name) = match local.to_canonical() {
+        IpAddr::V4(_) => (libc::IPPROTO_IP, IP_MTU),
+        IpAddr::V6(_) => (libc::IPPROTO_IPV6, IPV6_MTU),
+    };
+    number(fd, level, name).unwrap_or(0)
 }
 
 /// Whether a candidate's socket still asks for what it did when a pair was sought for it.

@@ -28,9 +28,11 @@ pub(crate) struct Way {
     pub(crate) reach: Reach,
     /// The interface that has the address; 0: none, or nobody knows.
     pub(crate) interface: u32,
-    /// How long packets by that interface may be, as the routes have it; 0: nobody knows.
+    /// The interface by which packets leave that are bound to none; 0: nobody knows.
+    pub(crate) out: u32,
+    /// How long those packets may be, as the routes have it; 0: nobody knows.
     pub(crate) mtu: u32,
-    /// The interface encrypts what goes by it (MACsec), or belongs to a VRF.
+    /// An interface encrypts what goes by it (MACsec); the one of the address belongs to a VRF.
     pub(crate) encrypts: bool,
     pub(crate) in_vrf: bool,
 }
@@ -46,7 +48,7 @@ impl Way {
     }
 
     pub(crate) const UNKNOWN: Way =
-        Way { reach: Reach::Near, interface: 0, mtu: 0, encrypts: false, in_vrf: false };
+        Way { reach: Reach::Near, interface: 0, out: 0, mtu: 0, encrypts: false, in_vrf: false };
 }
 
 /// `ARPHRD_INFINIBAND`: a gateway between two fabrics routes IP, and no queue pairs.
@@ -108,13 +110,24 @@ fn ask(fd: c_int, local: IpAddr, peer: IpAddr) -> Option<Way> {
         None => None,
     };
     let local_one = free.is_some_and(|r| r.kind == RTN_LOCAL);
-    let mtu = by_it.filter(|_| !local_one).map_or(0, |r| r.mtu_on(&link, peer));
     let reach = if same_network(local, peer, bits) || local_one {
         Reach::Near
     } else {
         reach_by(free?, by_it, interface, (local, peer), link.kind)
     };
-    Some(Way { reach, interface, mtu, encrypts: link.encrypts, in_vrf: link.in_vrf })
+    let mut way =
+        Way { reach, interface, encrypts: link.encrypts, in_vrf: link.in_vrf, ..Way::UNKNOWN };
+    if let Some(route) = free.filter(|_| !local_one && reach != Reach::No) {
+        // With two interfaces in one network that may be the other one.
+        let by = if route.out == interface {
+            link
+        } else {
+            self::link(fd, route.out).unwrap_or_default()
+        };
+        (way.out, way.mtu) = (route.out, route.mtu_on(&by, peer));
+        way.encrypts |= by.encrypts;
+    }
+    Some(way)
 }
 
 /// Of a peer outside of the interface's network.
@@ -489,6 +502,12 @@ mod tests {
             "addr add 10.0.0.1/24 dev rdma0",
             "addr add fd00::1/64 dev rdma0 nodad",
             "link set rdma0 up",
+            // A second one in the same network, by which no packets leave.
+            "link add other0 type veth peer name other1",
+            "link set other0 mtu 1500",
+            "link set other1 up",
+            "link set other0 up",
+            "addr add 10.0.0.9/24 dev other0",
             "neigh add 10.0.0.2 lladdr 02:00:00:00:00:02 dev rdma0",
             "neigh add fd00::2 lladdr 02:00:00:00:00:02 dev rdma0",
             "route add 10.1.0.0/16 via 10.0.0.2 mtu 1400",
@@ -499,8 +518,12 @@ mod tests {
         for (local, peer, mtu) in all.into_iter().chain([("10.0.0.1", "10.1.0.1", 1400)]) {
             let way = way(local, peer);
             assert_eq!((way.mtu, mtu_of_socket(local, peer)), (mtu, mtu), "{local} to {peer}");
-            assert!(way.interface != 0 && !way.encrypts && !way.in_vrf);
+            assert!(way.interface != 0 && way.out == way.interface);
+            assert!(!way.encrypts && !way.in_vrf);
         }
+        let second = way("10.0.0.9", "10.0.0.2");
+        assert_eq!((second.mtu, mtu_of_socket("10.0.0.9", "10.0.0.2")), (4200, 4200));
+        assert_ne!(second.interface, second.out);
         std::fs::write("/proc/sys/net/ipv6/conf/rdma0/mtu", "1300").unwrap();
         assert_eq!(
             (way("fd00::1", "fd00::2").mtu, mtu_of_socket("fd00::1", "fd00::2")),

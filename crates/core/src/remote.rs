@@ -411,8 +411,11 @@ struct Mine {
     socket: &'static Socket,
     generation: u32,
     agreement: Agreement,
-    /// The traffic class that its application wants.
-    class: u8,
+    /// What its application wants of its packets.
+    asked: Asked,
+    /// What the kernel does with them was looked at. (Of an accepted one: not before its host is
+    /// known to have the library.)
+    looked: bool,
 }
 
 impl Mine {
@@ -467,6 +470,8 @@ struct Remote {
     progress_at: u64,
     /// When the log was last told that something did not; 0: never.
     stall_logged_at: u64,
+    /// When to look at what the kernel does with packets; 0: no connection is on RDMA.
+    policy_at: u64,
     /// What a process that outlives this one keeps; there, what it still has.
     keeping: Option<keeper::Keeping>,
     /// When another keeper is to be made, and how often that was so.
@@ -505,6 +510,7 @@ impl Remote {
             watch_at: 0,
             progress_at: 0,
             stall_logged_at: 0,
+            policy_at: 0,
             keeping: None,
             keeper_at: 0,
             keepers: 0,
@@ -611,6 +617,7 @@ impl Remote {
         self.time_listeners();
         self.time_unread();
         self.time_progress();
+        self.time_policy();
     }
 
     fn time_unread(&mut self) {

@@ -48,7 +48,7 @@ impl Remote {
         let connector = s.has(flag::CONNECTOR);
         let role = if connector { Role::Connector } else { Role::Acceptor };
         let agreement = Agreement::new(Peers::TwoHosts, role, now);
-        let mine = Mine { socket: s, generation, agreement, class: asked.class };
+        let mut mine = Mine { socket: s, generation, agreement, asked, looked: connector };
         if !mine.is_current() {
             return;
         }
@@ -57,15 +57,12 @@ impl Remote {
             return;
         }
         let local = tuple.local().ip();
-        if let Some(why) = self.policy_against(local, tuple.peer().ip(), asked) {
-            return verdict(s, generation, why);
-        }
         let found = if connector && s.paths().rest().iter().any(PathId::is_shared) {
             // Both addresses are this host's: nobody needs to be asked whether RDMA serves them.
             let devices = self.device_at(local).and_then(|_| self.device_at(tuple.peer().ip()));
-            devices.and_then(|_| self.seek(local, tuple.peer(), s))
+            devices.and_then(|_| self.seek(local, tuple.peer(), s, asked))
         } else if connector {
-            self.seek(local, tuple.peer(), s)
+            self.seek(local, tuple.peer(), s, asked)
         } else if self.is_down(local) {
             Ok(())
         } else {
@@ -73,6 +70,12 @@ impl Remote {
         };
         if let Err(why) = found {
             return verdict(s, generation, why);
+        }
+        if !connector && self.is_peer(tuple.peer().ip()) {
+            mine.looked = true;
+            if let Some(why) = self.policy_against(local, tuple.peer().ip(), s, asked) {
+                return verdict(s, generation, why);
+            }
         }
         let table = if connector { &mut self.connected } else { &mut self.accepted };
         if let Some(old) = table.find(&tuple, |_| true) {
@@ -109,7 +112,7 @@ impl Remote {
         if m.agreement.is_told(number) || self.is_busy(i) {
             return;
         }
-        let class = m.class;
+        let class = m.asked.class;
         let Some(proof) = self.link(i).map(|l| l.says(&m.socket.syn)) else { return };
         if let Some(m) = self.connected.get_mut(key) {
             m.agreement.step(Event::Told(number));
@@ -159,6 +162,12 @@ impl Remote {
         }
     }
 
+    /// A process of that host has a link to us.
+    fn is_peer(&self, host: IpAddr) -> bool {
+        let is_its = |l: &Link| l.role == Role::Acceptor && l.is_up() && l.peer == host;
+        self.links.iter().flatten().any(|l| is_its(l))
+    }
+
     /// Accepted connections that nobody asks for.
     pub(super) fn time_waiting(&mut self) {
         let now = sys::now_ns();
@@ -169,11 +178,7 @@ impl Remote {
                 return self.at(at);
             }
             let claimed = self.candidates.find(tuple, |_| true).is_some();
-            let known = self
-                .links
-                .iter()
-                .flatten()
-                .any(|l| l.role == Role::Acceptor && l.is_up() && l.peer == tuple.peer().ip());
+            let known = self.is_peer(tuple.peer().ip());
             let Some(m) = self.accepted.get_mut(key) else { return };
             let action = m.agreement.step(Event::Tick { now, claimed, known });
             if let (Action::Judge(why), true) = (action, m.is_current()) {
@@ -395,6 +400,9 @@ impl Remote {
             self.drop_candidate(candidate);
             return;
         }
+        if let Some(why) = self.policy_against_accepted(waiting) {
+            return self.decline(waiting, candidate, why);
+        }
         if proof == Proof::LATER && !self.is_locked_out(waiting) {
             return self.commit(i, waiting, token);
         }
@@ -406,7 +414,7 @@ impl Remote {
             }
             return;
         }
-        let mine = self.accepted.get(waiting).map_or(0, |(_, m)| m.class);
+        let mine = self.accepted.get(waiting).map_or(0, |(_, m)| m.asked.class);
         let Some(class) = policy::common_class(mine, theirs.class) else {
             return self.decline(waiting, candidate, Reason::KernelPolicy);
         };

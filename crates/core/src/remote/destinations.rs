@@ -11,6 +11,7 @@ use super::shares::PART;
 use super::{Remote, close_own};
 use crate::carrier::{self, sockaddr};
 use crate::log::debug_log;
+use crate::policy::Asked;
 use crate::reach::{self, Reach, Way};
 use crate::socket::Socket;
 use crate::sys;
@@ -54,8 +55,10 @@ const ROOM_NS: u64 = 20_000_000;
 const FAR_US: u32 = 10_000;
 /// Places, and hosts, that are remembered.
 const DESTINATIONS: usize = 1024;
-/// Routes are looked up anew after so long.
+/// Routes are looked up anew after so long…
 const REACH_NS: u64 = 60_000_000_000;
+/// …and for packets of another length than the route's, unless that was done within so long.
+const FRESH_NS: u64 = super::policy::LOOK_NS / 2;
 
 /// Where programs listen that run beside one whose port is 20000 below, and may start after it:
 /// Redis Sentinel (6379), RabbitMQ's nodes (5672), Kafka (9092), MongoDB (7017 to 7019).
@@ -87,6 +90,9 @@ pub(super) struct Host {
     /// When it was looked at, and until when that is believed.
     looked: u64,
     reach_until: u64,
+    /// A socket's packets may be so long, and not as long as the route had it: it was looked up
+    /// again since. 0: none's.
+    differing: u32,
     /// It has answered a SYN to a link port, if only by a refusal.
     answers: bool,
     /// A library was found at one of its ports.
@@ -200,12 +206,13 @@ impl Destination {
 
 impl Remote {
     /// A connection of ours goes to `peer`: links to all who accept there are made, if there are
-    /// none. `Err`: nobody is there. `s`: the connection.
+    /// none. `Err`: nobody is there, or RDMA is not for it. `s`: the connection.
     pub(super) fn seek(
         &mut self,
         local: IpAddr,
         peer: SocketAddr,
         s: &Socket,
+        asked: Asked,
     ) -> Result<(), Reason> {
         let now = sys::now_ns();
         let found = self.links.iter().flatten().any(|l| l.leads_to(local, peer) && l.is_up());
@@ -214,6 +221,9 @@ impl Remote {
         }
         if !found && self.is_out_of_reach(local, peer.ip(), s) {
             return Err(Reason::NotInReach);
+        }
+        if let Some(why) = self.policy_against(local, peer.ip(), s, asked) {
+            return Err(why);
         }
         let at = match self.destination(local, peer) {
             Some(at) => at,
@@ -535,6 +545,7 @@ impl Remote {
                     way: None,
                     looked: 0,
                     reach_until: 0,
+                    differing: 0,
                     answers: false,
                     found: false,
                     empty: false,
@@ -556,16 +567,20 @@ impl Remote {
         Some(at)
     }
 
-    /// The way to a host, and when it was looked at.
-    pub(super) fn way(&mut self, local: IpAddr, peer: IpAddr) -> Option<(Way, u64)> {
+    /// The way to a host.
+    pub(super) fn way(&mut self, local: IpAddr, peer: IpAddr) -> Option<Way> {
         let h = self.host(local, peer)?;
-        self.hosts.get(h).and_then(|h| Some((h.way?, h.looked)))
+        self.hosts.get(h)?.way
     }
 
-    /// The same, looked up anew.
-    pub(super) fn way_anew(&mut self, local: IpAddr, peer: IpAddr) -> Option<(Way, u64)> {
+    /// The same, of which a socket's packets, which may be `mtu` long, differ: looked up anew. (But
+    /// not for each of many connections.)
+    pub(super) fn way_anew(&mut self, local: IpAddr, peer: IpAddr, mtu: u32) -> Option<Way> {
         let at = self.host(local, peer)?;
-        self.hosts.get_mut(at)?.reach_until = 0;
+        let h = self.hosts.get_mut(at)?;
+        if h.differing != mtu || sys::now_ns().saturating_sub(h.looked) >= FRESH_NS {
+            (h.differing, h.reach_until) = (mtu, 0);
+        }
         self.way(local, peer)
     }
 
@@ -577,7 +592,7 @@ impl Remote {
 
     /// Whether no device of ours leads to a host, or only the Internet does.
     fn is_out_of_reach(&mut self, local: IpAddr, peer: IpAddr, s: &Socket) -> bool {
-        match self.way(local, peer).map_or(Reach::Near, |(way, _)| way.reach) {
+        match self.way(local, peer).map_or(Reach::Near, |way| way.reach) {
             Reach::Near => false,
             // (The application may close it meanwhile: then it is another one's time, or none.)
             Reach::Routed => {

@@ -6,6 +6,7 @@ use super::destinations::{Answer, CONNECT_NS};
 use super::memory::{self, Arenas};
 use super::pair_list::Pairs;
 use super::pairs::{self, Pair};
+use super::policy::Packets;
 use super::proof::Trust;
 use super::shares::{LINKS_MAX, Source};
 use super::{EVENT_LINK, Remote, Theirs, close_own, devices, keeper, net, note_own, watch};
@@ -22,7 +23,7 @@ use alloc::vec::Vec;
 use core::ffi::c_int;
 use core::net::{IpAddr, SocketAddr};
 use core::sync::atomic::Ordering::*;
-use netacc_control::stats::{ChannelState, Counter, Reason};
+use netacc_control::stats::{ChannelState, Counter};
 use netacc_proto::agreement::Slot;
 use netacc_proto::rendezvous::{
     DecodeError, Hello, HostHello, MAX_MESSAGE, Message, Peers, Role, Tuple, VERSION,
@@ -160,9 +161,8 @@ pub(super) struct Link {
     /// When it was greeted, and the connections that it has carried: for people.
     opened_unix_ns: u64,
     pub(super) connections: u64,
-    /// What keeps its packets from RDMA, as of its last look, and when the next one is due.
-    pub(super) policy: Option<Reason>,
-    pub(super) policy_at: u64,
+    /// What its packets tell of what the kernel does with them.
+    pub(super) packets: Packets,
     /// Acceptor: connections of which both ends are there, and no pair is.
     pub(super) waiting: VecDeque<Waiting>,
 }
@@ -322,8 +322,7 @@ impl Remote {
             pair_pause: 0,
             opened_unix_ns: sys::unix_ns(),
             connections: 0,
-            policy: None,
-            policy_at: 0,
+            packets: Packets::default(),
             waiting: VecDeque::new(),
         };
         *self.links.get_mut(i)? = Some(Box::new(new));
@@ -510,9 +509,8 @@ impl Remote {
         if events & libc::EPOLLOUT as u32 != 0 {
             self.flush(i);
         }
-        match self.read(i) {
-            Ok(()) => self.watch_policy(i),
-            Err(why) => self.end_link(i, why),
+        if let Err(why) = self.read(i) {
+            self.end_link(i, why);
         }
     }
 

@@ -221,6 +221,7 @@ impl Remote {
         token: u64,
         rings: Rings<net::Net>,
     ) -> bool {
+        self.watch_policy();
         let Some(l) = self.link_mut(i) else { return false };
         let Some((channel, wire)) = l.channel.zip(l.wire()) else { return false };
         l.connections += 1;

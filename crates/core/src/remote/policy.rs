@@ -2,13 +2,41 @@
 //! ways that lead to the peer, and what the connection's socket says ([`crate::policy`]).
 
 use super::Remote;
+use super::links::Link;
 use crate::policy::{self, Asked};
+use crate::rendezvous::table::Key;
+use crate::socket::Socket;
 use crate::{config, sys};
 use core::net::IpAddr;
+use core::sync::atomic::Ordering::Relaxed;
 use netacc_control::stats::Reason;
 
-/// What was looked up within so long is not looked up again.
-const FRESH_NS: u64 = 1_000_000_000;
+/// While connections are on RDMA their link's packets are looked at so often.
+pub(super) const LOOK_NS: u64 = 1_000_000_000;
+
+/// What a link's own packets tell.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Packets {
+    /// How long they may be: that was looked into. 0: not yet.
+    mtu: u32,
+    /// At the last look they were of another length than the route's.
+    differed: bool,
+}
+
+#[cfg(test)]
+std::thread_local! {
+    /// How long packets of links may be, in a test's thread.
+    pub(super) static PRETENDED_MTU: core::cell::Cell<Option<u32>> =
+        const { core::cell::Cell::new(None) };
+}
+
+fn mtu_of(l: &Link) -> u32 {
+    #[cfg(test)]
+    if let Some(mtu) = PRETENDED_MTU.get() {
+        return mtu;
+    }
+    policy::mtu_of(l.fd, l.local)
+}
 
 impl Remote {
     /// Why packets of a connection are not a device's to carry, if they are not: the kernel wraps
@@ -17,42 +45,99 @@ impl Remote {
         &mut self,
         local: IpAddr,
         peer: IpAddr,
+        s: &Socket,
         asked: Asked,
     ) -> Option<Reason> {
         if !config::get().kernel_policy {
             return None;
         }
-        let (mut way, looked) = self.way(local, peer)?;
-        if way.differs(asked.mtu) && sys::now_ns().saturating_sub(looked) > FRESH_NS {
-            // Another route since, or news of another MTU on it.
-            (way, _) = self.way_anew(local, peer)?;
-        }
+        let fd = s.fd.load(Relaxed);
+        // (The program may close it meanwhile: then its number is another one's, or nobody's.)
+        let is_wrapped = self.is_wrapped((local, peer), asked.mtu, || policy::mtu_of(fd, local));
+        let way = self.way(local, peer)?;
+        let is_free = [0, way.out].contains(&asked.interface);
         match asked.interface {
-            _ if way.encrypts || way.differs(asked.mtu) => Some(Reason::Ipsec),
+            _ if way.encrypts || (is_wrapped && is_free) => Some(Reason::Ipsec),
             _ if way.in_vrf => Some(Reason::KernelPolicy),
             0 => None,
             bound => (bound != way.interface).then_some(Reason::KernelPolicy),
         }
     }
 
+    /// The same of an accepted connection that somebody claims, if it was not looked at before.
+    pub(super) fn policy_against_accepted(&mut self, key: Key) -> Option<Reason> {
+        let m = self.accepted.get_mut(key).filter(|m| !m.looked)?;
+        m.looked = true;
+        let (s, asked) = (m.socket, m.asked);
+        let (local, peer) = self.accepted.get(key).map(|(t, _)| (t.local().ip(), t.peer().ip()))?;
+        self.policy_against(local, peer, s, asked)
+    }
+
+    /// Whether packets that may be `mtu` long are other than those of the route, also when both are
+    /// looked at anew: a route may have changed, or news have come of another MTU on it.
+    fn is_wrapped(
+        &mut self,
+        (local, peer): (IpAddr, IpAddr),
+        mtu: u32,
+        again: impl Fn() -> u32,
+    ) -> bool {
+        let differs = |way: Option<crate::reach::Way>, mtu| way.is_some_and(|w| w.differs(mtu));
+        if !differs(self.way(local, peer), mtu) {
+            return false;
+        }
+        let way = self.way_anew(local, peer, mtu);
+        let now = match again() {
+            0 => mtu,
+            now => now,
+        };
+        differs(way, now)
+    }
+
+    /// A connection is on RDMA.
+    pub(super) fn watch_policy(&mut self) {
+        if self.policy_at == 0 && config::get().kernel_policy {
+            self.policy_at = sys::now_ns() + LOOK_NS;
+            self.at(self.policy_at);
+        }
+    }
+
     /// A policy may be made, or a route changed, when connections are on RDMA already. The link's
-    /// own packets tell of it: looked at when something has come on it, once a second at most.
-    pub(super) fn watch_policy(&mut self, i: usize) {
+    /// own packets tell of it, when one has left since: each look sends one for the next.
+    pub(super) fn time_policy(&mut self) {
         let now = sys::now_ns();
-        let Some(l) = self.link_mut(i).filter(|l| l.is_up() && now >= l.policy_at) else { return };
-        l.policy_at = now + FRESH_NS;
-        let (fd, local, peer) = (l.fd, l.local, l.peer);
-        let asked = policy::of(fd, local).unwrap_or(Asked::NOTHING);
-        let why = self.policy_against(local, peer, asked);
-        let Some(l) = self.link_mut(i) else { return };
-        let before = core::mem::replace(&mut l.policy, why);
-        let (Some(why), None) = (why, before) else { return };
-        // They ask for an agreement anew: each socket says whether its own packets are concerned.
-        let Some(channel) = l.channel else { return };
-        for slot in 0..l.conns.len() {
-            if l.conns.get(slot).is_some_and(|c| c.slot.is_live()) {
-                channel.far.take_back(slot, why, true);
+        if self.policy_at != 0 && self.policy_at <= now {
+            self.policy_at = 0;
+            for i in 0..self.links.len() {
+                if self.link(i).is_some_and(|l| l.conns.iter().any(|c| c.slot.is_live())) {
+                    self.policy_at = now + LOOK_NS;
+                    self.look_at_packets(i);
+                    self.ask_anything(i);
+                }
             }
+        }
+        if self.policy_at != 0 {
+            self.at(self.policy_at);
+        }
+    }
+
+    /// As long as they are what they were nothing is looked up.
+    fn look_at_packets(&mut self, i: usize) {
+        let Some(l) = self.link(i).filter(|l| l.is_up()) else { return };
+        let (mtu, way, Packets { mtu: known, differed }) =
+            (mtu_of(l), (l.local, l.peer), l.packets);
+        let is_news = mtu != known && mtu != 0;
+        let differs = is_news && self.is_wrapped(way, mtu, || mtu);
+        // All of its connections are concerned: one look is not enough.
+        let is_verdict = differs && differed;
+        let Some(l) = self.link_mut(i) else { return };
+        l.packets = Packets {
+            mtu: if is_news && differs == is_verdict { mtu } else { known },
+            differed: differs && !is_verdict,
+        };
+        let Some(channel) = l.channel.filter(|_| is_verdict) else { return };
+        // They ask for an agreement anew: each socket says whether its own packets are concerned.
+        for (slot, _) in l.conns.iter().enumerate().filter(|(_, c)| c.slot.is_live()) {
+            channel.far.take_back(slot, Reason::Ipsec, true);
         }
     }
 }

@@ -172,6 +172,20 @@ impl Remote {
         waits
     }
 
+    /// Has a small frame leave that the peer answers, unless one is under way: the question after a
+    /// pair, which may be asked at any time.
+    pub(super) fn ask_anything(&mut self, i: usize) {
+        let now = sys::now_ns();
+        let Some(l) = self.link_mut(i).filter(|l| l.is_up()) else { return };
+        let ready = l.pairs.iter_mut().find(|p| p.state == PairState::Ready);
+        let Some(p) = ready else { return };
+        let Some(sent) = p.engine.as_ref().map(|engine| engine.sent()) else { return };
+        if p.progress.asks(now, sent) {
+            let pair = p.number;
+            self.send(i, Message::PairAsk { pair });
+        }
+    }
+
     /// The peer wants to know how many of its messages have come.
     pub(super) fn on_pair_ask(&mut self, i: usize, number: u32) {
         let Some(p) = self.link(i).and_then(|l| l.pair(number)) else { return };

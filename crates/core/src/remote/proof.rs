@@ -123,7 +123,7 @@ impl Remote {
         let known = self.connected.get(key).filter(|(_, m)| m.is_current());
         let Some((tuple, proof, class)) = known
             .filter(|_| self.was_told(i, key))
-            .map(|(t, m)| (*t, m.socket.syn.proof(), m.class))
+            .map(|(t, m)| (*t, m.socket.syn.proof(), m.asked.class))
         else {
             return self.send(i, Message::Withdraw { token });
         };

@@ -1,5 +1,6 @@
 //! What was asked of the kernel for a connection's packets, and what becomes of it.
 
+use super::super::policy::{LOOK_NS, PRETENDED_MTU};
 use super::*;
 use crate::channel::Side;
 use crate::options;
@@ -207,26 +208,6 @@ fn the_priority_of_a_class_is_no_other_wish() {
     rig.finish();
 }
 
-/// On a socket of IPv6's IP_TOS sets the priority, and the packets have another class: MySQL does
-/// that on each.
-#[test]
-fn the_priority_of_ip_tos_is_no_other_wish_on_ipv6_either() {
-    let socket = std::net::UdpSocket::bind("[::1]:0").unwrap();
-    socket.connect("[::1]:9").unwrap();
-    let fd = std::os::fd::AsRawFd::as_raw_fd(&socket);
-    let set = |(level, name): (c_int, c_int), value: c_int| {
-        assert_eq!(sys::setsockopt(fd, level, name, &value), 0);
-    };
-    let of = || crate::policy::of(fd, "::1".parse().unwrap());
-    set(TOS, 8);
-    let mut priority: c_int = 0;
-    assert!(sys::getsockopt(fd, PRIORITY.0, PRIORITY.1, &mut priority) >= 0);
-    assert_ne!(priority, 0);
-    assert_eq!(of().map(|asked| asked.class), Ok(0));
-    set(PRIORITY, 1);
-    assert_eq!(of(), Err(Reason::KernelPolicy));
-}
-
 /// With a way that is looked up as this one, used from the start.
 #[track_caller]
 fn over(way: Way, bound: u32) -> Option<Reason> {
@@ -288,6 +269,13 @@ fn a_connection_whose_packets_have_no_way_yet_is_asked_again() {
     rig.finish();
 }
 
+/// As if ESP took something off the packets of links, and off those of all connections from their
+/// next agreement on.
+fn make_policy() {
+    PRETENDED_MTU.set(Some(8946));
+    PRETENDED.set(Some(Way { mtu: 9000, ..Way::UNKNOWN }));
+}
+
 /// A policy that is made while connections are on RDMA takes them back, once.
 #[test]
 fn a_policy_that_is_made_later_takes_connections_back() {
@@ -299,7 +287,7 @@ fn a_policy_that_is_made_later_takes_connections_back() {
             rig.promoted(i);
             rig.send(i, A, 3000);
         }
-        PRETENDED.set(Some(Way { mtu: 9000, ..Way::UNKNOWN }));
+        make_policy();
         rig.until("they are plain", |r| {
             all.iter().for_each(|i| r.chat(*i));
             all.iter().all(|i| r.conns[*i].iter().all(|e| e.socket.is(State::Plain)))
@@ -309,8 +297,147 @@ fn a_policy_that_is_made_later_takes_connections_back() {
             assert!([C, A].iter().any(|side| rig.reason(i, *side) == Reason::Ipsec));
         }
         PRETENDED.set(None);
+        PRETENDED_MTU.set(None);
         rig.finish();
     }
+}
+
+/// `n` looks at what links' packets tell, and what else comes of that.
+fn looks(rig: &mut Rig, n: usize) {
+    for _ in 0..n {
+        testing::pass_ns(LOOK_NS);
+        rig.settle();
+        while rig.is_under_way() {
+            rig.wait(1_000_000);
+            rig.settle();
+        }
+    }
+}
+
+/// Bytes that a host's links have sent.
+fn sent_on_links(rig: &mut Rig, h: usize) -> u64 {
+    let links = rig.remote(h).links.iter().flatten().filter(|l| l.is_up());
+    links.map(|l| crate::carrier::moved(l.fd, l.role == Role::Connector).unwrap().0).sum()
+}
+
+/// Also when nobody says anything, or only one end: the kernel notices it when the link sends.
+#[test]
+fn a_policy_that_is_made_later_is_noticed_without_the_connections_help() {
+    for bulk in [0, 20_000] {
+        let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+        PRETENDED.set(Some(Way { mtu: 65_536, ..Way::UNKNOWN }));
+        let i = rig.connect(0, 1);
+        rig.promoted(i);
+        rig.drain(i);
+        looks(&mut rig, 2);
+        let before = [0, 1].map(|h| sent_on_links(&mut rig, h));
+        looks(&mut rig, 1);
+        let after = [0, 1].map(|h| sent_on_links(&mut rig, h));
+        assert!((0..2).all(|h| after[h] > before[h]), "{before:?} {after:?}");
+        assert!(rig.is_fast(i));
+        make_policy();
+        for _ in 0..2 {
+            assert!(rig.is_fast(i));
+            rig.send(i, C, bulk);
+            while rig.receive(i, A, 30_000) > 0 {}
+            looks(&mut rig, 1);
+        }
+        assert!(!rig.is_fast(i));
+        let why = [C, A].map(|side| stays_plain(&mut rig, i, side));
+        assert!(why.contains(&Reason::Ipsec), "{why:?}");
+        PRETENDED.set(None);
+        PRETENDED_MTU.set(None);
+        rig.finish();
+    }
+}
+
+/// A route that changes, or a packet that was too long for it, looks like that for a moment.
+#[test]
+fn one_look_takes_no_connection_back() {
+    let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+    PRETENDED.set(Some(Way { mtu: 65_536, ..Way::UNKNOWN }));
+    let i = rig.connect(0, 1);
+    rig.promoted(i);
+    for _ in 0..3 {
+        PRETENDED_MTU.set(Some(9000));
+        looks(&mut rig, 1);
+        PRETENDED_MTU.set(Some(65_536));
+        looks(&mut rig, 1);
+    }
+    // It is the route's, too.
+    PRETENDED_MTU.set(Some(9000));
+    looks(&mut rig, 1);
+    PRETENDED.set(Some(Way { mtu: 9000, ..Way::UNKNOWN }));
+    looks(&mut rig, 3);
+    assert!(rig.is_fast(i));
+    // As long as it is, nothing is looked up.
+    PRETENDED.set(Some(Way { mtu: 1500, ..Way::UNKNOWN }));
+    looks(&mut rig, 70);
+    assert!(rig.is_fast(i));
+    let left = |rig: &mut Rig| rig.remote(0).policy_at;
+    assert_ne!(left(&mut rig), 0);
+    rig.exchange(i, 20_000);
+    assert!(rig.is_fast(i));
+    rig.close(i, C);
+    rig.close(i, A);
+    looks(&mut rig, 3);
+    assert_eq!(left(&mut rig), 0, "without connections there is nothing to look at");
+    PRETENDED.set(None);
+    PRETENDED_MTU.set(None);
+    rig.finish();
+}
+
+/// Ways are looked up for connections that a device could serve, of peers that have the library.
+#[test]
+fn nobodys_connections_cost_no_look_at_the_routes() {
+    let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+    PRETENDED.set(Some(Way { encrypts: true, ..Way::UNKNOWN }));
+    rig.wires.fail_call(&rig.hosts[0].fabric, Call::OpenDevice, 1, libc::ENODEV);
+    let i = rig.connect(0, 1);
+    for _ in 0..8 {
+        rig.chat(i);
+        rig.settle();
+    }
+    assert!(rig.conns[i][C].socket.is(State::Plain));
+    assert_eq!(rig.reason(i, C), Reason::NoRdmaDevice);
+    assert_eq!([0, 1].map(|h| rig.remote(h).hosts.len()), [0, 0]);
+    PRETENDED.set(None);
+    rig.finish();
+}
+
+/// An acceptor may be the only one whose kernel wraps packets.
+#[test]
+fn an_acceptor_looks_at_its_packets_when_somebody_claims_them() {
+    let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+    let i = rig.connect(0, 1);
+    set(&rig, i, A, BOUND, 1);
+    PRETENDED.set(Some(Way { interface: 77, ..Way::UNKNOWN }));
+    assert_eq!(stays_plain(&mut rig, i, A), Reason::KernelPolicy);
+    assert_eq!(stays_plain(&mut rig, i, C), Reason::PeerRefused);
+    PRETENDED.set(None);
+    rig.finish();
+}
+
+/// Of two interfaces in one network the kernel takes one: it is that one's length that counts.
+#[test]
+fn a_bound_socket_is_not_compared_with_another_interfaces_packets() {
+    let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+    let i = rig.connect(0, 1);
+    let (local, peer) = (rig.hosts[0].address, rig.hosts[1].address);
+    let s = rig.conns[i][C].socket;
+    for (interface, mtu, why) in [
+        (0, 9000, None),
+        (0, 1500, Some(Reason::Ipsec)),
+        (1, 1500, None),
+        (5, 1500, Some(Reason::Ipsec)),
+    ] {
+        PRETENDED.set(Some(Way { interface: 1, out: 5, mtu: 9000, ..Way::UNKNOWN }));
+        let asked = Asked { interface, mtu, ..Asked::NOTHING };
+        // (What is asked of the kernel once more is another length than the route's, too.)
+        assert_eq!(rig.remote(0).policy_against(local, peer, s, asked), why, "{interface} {mtu}");
+    }
+    PRETENDED.set(None);
+    rig.finish();
 }
 
 #[test]
@@ -321,7 +448,8 @@ fn who_is_bound_to_another_interface_stays_on_tcp() {
     assert_eq!(over(Way::UNKNOWN, lo), Some(Reason::KernelPolicy), "nobody knows");
 }
 
-/// A route whose MTU has changed since it was looked up is looked up again.
+/// A route whose MTU has changed since it was looked up is looked up again, however short ago that
+/// was.
 #[test]
 fn news_of_another_mtu_is_not_taken_for_ipsec() {
     let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
@@ -332,9 +460,13 @@ fn news_of_another_mtu_is_not_taken_for_ipsec() {
     for h in 0..2 {
         rig.remote(h).pretend_mtu(1500);
     }
-    testing::pass_ns(2_000_000_000);
     let second = rig.connect(0, 1);
     rig.promoted(second);
+    // The socket is asked again, too.
+    let (local, peer) = (rig.hosts[0].address, rig.hosts[1].address);
+    let s = rig.conns[second][C].socket;
+    let before = Asked { mtu: 1500, ..Asked::NOTHING };
+    assert_eq!(rig.remote(0).policy_against(local, peer, s, before), None);
     PRETENDED.set(None);
     rig.finish();
 }
