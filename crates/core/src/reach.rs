@@ -6,10 +6,12 @@
 
 use crate::heap::Scratch;
 use crate::host::{address_of, message};
-use crate::{fd_words, numbers, sys};
+use crate::log::warn_log;
+use crate::{config, fd_words, numbers, sys};
 use alloc::vec::Vec;
 use core::ffi::c_int;
 use core::net::{IpAddr, Ipv4Addr};
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Where a peer is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,15 +86,40 @@ pub(crate) fn of(local: IpAddr, peer: IpAddr) -> Way {
     if let Some(way) = PRETENDED.with(core::cell::Cell::get) {
         return way;
     }
-    let fd = numbers::make(|| {
-        sys::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::NETLINK_ROUTE)
-    });
+    let fd = netlink_socket();
     if fd < 0 {
+        warn_of_refusal(-fd);
         return Way::UNKNOWN;
     }
     let way = ask(fd, local, peer).unwrap_or(Way::UNKNOWN);
     fd_words::close_internal(fd);
     way
+}
+
+fn netlink_socket() -> c_int {
+    #[cfg(test)]
+    if !crate::testing::may_ask() {
+        return -libc::EAFNOSUPPORT;
+    }
+    numbers::make(|| {
+        sys::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::NETLINK_ROUTE)
+    })
+}
+
+/// That this process may not ask was said.
+static REFUSED: AtomicBool = AtomicBool::new(false);
+
+/// A filter keeps this process from asking, and so from heeding what the kernel does with packets.
+#[cold]
+fn warn_of_refusal(errno: c_int) {
+    // (That passes.)
+    let short = [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::ENOBUFS].contains(&errno);
+    if !short && config::get().kernel_policy && !REFUSED.swap(true, Relaxed) {
+        warn_log!(
+            "no netlink socket (errno {errno}): connections go over RDMA also where the kernel \
+             would encrypt their packets (IPsec, MACsec); allow AF_NETLINK, or set NACC_PATHS=shm"
+        );
+    }
 }
 
 /// `None`: the kernel does not say.
@@ -545,6 +572,17 @@ mod tests {
             ));
             assert!(way(local, peer).differs(mtu_of_socket(local, peer)), "{local} to {peer}");
         }
+    }
+
+    #[test]
+    fn who_may_not_ask_is_warned() {
+        crate::testing::forbid_netlink();
+        for errno in [libc::EMFILE, libc::ENFILE] {
+            warn_of_refusal(errno);
+        }
+        assert!(!REFUSED.load(Relaxed), "that passes");
+        assert_eq!(way("10.0.0.1", "10.0.0.2"), Way::UNKNOWN);
+        assert!(REFUSED.load(Relaxed));
     }
 
     /// A netlink attribute.
