@@ -37,7 +37,8 @@ pub use readiness::{
 // ---- start and processes ------------------------------------------------------------------------
 
 /// The constructor. `env` looks a variable up in the environment as it is now (it is read once,
-/// here); the returned text must live for ever. Opens nothing and starts nothing.
+/// here); the returned text must live for ever. Starts nothing, and leaves nothing open: it looks
+/// for connections that the program before has handed on.
 pub fn init(env: &dyn Fn(&str) -> Option<&'static str>, next: NextSymbols) {
     crate::lifecycle::init(env, next)
 }

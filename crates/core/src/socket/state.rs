@@ -22,7 +22,7 @@ pub(crate) enum State {
     Candidate = 3,
     /// Both directions have a slot of a channel; each is on the carrier or on the ring.
     Attached = 4,
-    /// Nothing of it is ours, for good: its table entries become 0.
+    /// Nothing of it is ours, for good.
     Plain = 5,
     /// Its maker closes it as a candidate, and forked children have it: they wait, a few system
     /// calls, for what becomes of it.
