@@ -2,7 +2,7 @@
 
 use crate::ctx::{await_bytes, blocked, recv_exact, send_all};
 use crate::scenario::{Scenario, alone, pair};
-use crate::sys::{self, E, home};
+use crate::sys::{self, E, Fd, home};
 use libc::{
     MSG_DONTWAIT, MSG_NOSIGNAL, POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP, SHUT_RD, SHUT_RDWR,
     SHUT_WR,
@@ -30,6 +30,11 @@ fn wait_for_reset(fd: i32) -> String {
 
 const UNREAD_AT_DEATH: &str =
     "the kernel does not see unread bytes of a ring: a process that dies without closing gives EOF";
+
+/// Where a number is not the first one: (how many before it, the number).
+fn others(numbers: &[Fd]) -> Vec<(usize, Fd)> {
+    numbers.iter().copied().enumerate().filter(|(_, n)| *n != numbers[0]).collect()
+}
 
 pub fn list() -> Vec<Scenario> {
     vec![
@@ -585,6 +590,9 @@ pub fn list() -> Vec<Scenario> {
             |t| {
                 let listener = t.listener();
                 t.publish(listener);
+                // (Devices are opened behind it, whose descriptors stand on low numbers first:
+                // longer than an accept waits where a system call costs 60 µs.)
+                sys::close(t.accept(listener)).expect("close");
                 let mut numbers = Vec::new();
                 for i in 0..300u32 {
                     let fd = sys::accept(listener).expect("accept");
@@ -595,10 +603,11 @@ pub fn list() -> Vec<Scenario> {
                     sys::close(fd).expect("close");
                     numbers.push(fd);
                 }
-                t.log("one number", numbers.iter().all(|n| *n == numbers[0]));
+                t.log("other numbers", others(&numbers));
             },
             |t| {
                 let addr = t.hear_addr();
+                sys::close(t.connect(addr)).expect("close");
                 let mut numbers = Vec::new();
                 for i in 0..300u32 {
                     let fd = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).expect("socket");
@@ -608,7 +617,7 @@ pub fn list() -> Vec<Scenario> {
                     sys::close(fd).expect("close");
                     numbers.push(fd);
                 }
-                t.log("one number", numbers.iter().all(|n| *n == numbers[0]));
+                t.log("other numbers", others(&numbers));
             },
         )
         .any_path(),
