@@ -102,6 +102,13 @@ pub(crate) fn socket(fd: c_int) -> Option<(&'static Socket, u16)> {
     }
 }
 
+/// The epoll instance behind `fd`, if it is one that we know.
+#[inline(always)]
+pub(crate) fn epoll(fd: c_int) -> Option<Place> {
+    let raw = raw(fd);
+    (raw & KIND == EPOLL).then_some(Place((raw & ADDRESS) as usize))
+}
+
 /// Whether `fd` is a name of that very connection.
 pub(crate) fn is_named(fd: c_int, s: &Socket, g: u16) -> bool {
     socket(fd).is_some_and(|(named, h)| core::ptr::eq(named, s) && h == g)

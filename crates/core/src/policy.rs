@@ -38,7 +38,8 @@ impl Asked {
 
 /// Asks the kernel of a connected socket with that local address. `Err`: why it stays on TCP.
 pub(crate) fn of(fd: c_int, local: IpAddr) -> Result<Asked, Reason> {
-    let (level, class) = match local.to_canonical() {
+    let ip = local.to_canonical();
+    let (level, class) = match ip {
         IpAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_TOS),
         IpAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS),
     };
@@ -48,10 +49,13 @@ pub(crate) fn of(fd: c_int, local: IpAddr) -> Result<Asked, Reason> {
     }
     let of_socket = |name| number(fd, libc::SOL_SOCKET, name).unwrap_or(0);
     let priority = of_socket(libc::SO_PRIORITY);
-    if of_socket(libc::SO_MARK) != 0
-        || (priority != 0 && priority != priority_of(class))
-        || is_paced(fd)
-    {
+    // The kernel sets it with IP_TOS; on a socket of IPv6's, too, whose packets have another class.
+    // (MySQL does that on every socket.)
+    let goes_with_tos = || {
+        let tos = if ip.is_ipv6() { number(fd, libc::IPPROTO_IP, libc::IP_TOS) } else { None };
+        priority == priority_of(class) || tos.is_some_and(|tos| priority == priority_of(tos as u8))
+    };
+    if of_socket(libc::SO_MARK) != 0 || (priority != 0 && !goes_with_tos()) || is_paced(fd) {
         return Err(Reason::KernelPolicy);
     }
     let interface = of_socket(SO_BINDTOIFINDEX);

@@ -55,7 +55,7 @@ unsafe fn ctl_ours(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event, r
             None => return -(libc::EFAULT as Ret),
         }
     }
-    let Entry::Epoll(e) = fd_table::get(epfd) else {
+    let Some(e) = fd_table::epoll(epfd) else {
         if op == libc::EPOLL_CTL_ADD {
             io::need_kernel(fd, Reason::SeveralEpollSets);
         }

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::channel::Peers;
 use crate::engines::Engines;
-use crate::fd_table::{self, Entry};
+use crate::fd_table;
 use crate::lock::Guard;
 use crate::outcome::{Mask, PASS, Ret};
 use crate::socket::State;
@@ -29,7 +29,7 @@ pub(crate) unsafe fn wait(
     mask: Mask,
     counted: &mut Counted,
 ) -> Ret {
-    let Entry::Epoll(e) = fd_table::get(epfd) else { return PASS };
+    let Some(e) = fd_table::epoll(epfd) else { return PASS };
     let e = at(e);
     if e.owner.load(Relaxed) != process::id() {
         signals::held(|| inherited(e));
@@ -349,7 +349,7 @@ fn spin(e: &'static Epoll, peers: Peers, epfd: c_int, last_visit: u64, engines: 
 /// The kernel's wait returned events of a set that has come to have attached sockets meanwhile.
 #[inline]
 pub(crate) unsafe fn on_wait(epfd: c_int, events: *mut epoll_event, n: c_int) -> c_int {
-    let Entry::Epoll(e) = fd_table::get(epfd) else { return n };
+    let Some(e) = fd_table::epoll(epfd) else { return n };
     let e = at(e);
     // A set that a child inherited still holds its parent's tags.
     let inherited = e.owner.load(Relaxed) != process::id();

@@ -32,6 +32,8 @@ pub(super) struct Listener {
     pub(super) device: usize,
     pub(super) cm: Option<net::Listener>,
     pub(super) cm_port: u16,
+    /// While it listens, that port of TCP is taken too: that shows whether it still does.
+    pub(super) holds_port: bool,
     /// A pair that a peer was asked to connect there did not come.
     pub(super) doubted: bool,
 }
@@ -65,7 +67,8 @@ impl Remote {
         let (k, cm, cm_port) =
             self.listen_at(fd, local, device, at).inspect_err(|_| close_own(fd))?;
         debug_log!("links for {local} on port {}, pairs on {cm_port}", link_port(local.port(), k));
-        let new = Listener { local, fd, device, cm: Some(cm), cm_port, doubted: false };
+        let holds_port = self.holds_port(local, device, cm_port);
+        let new = Listener { local, fd, device, cm: Some(cm), cm_port, holds_port, doubted: false };
         match self.listeners.get_mut(at) {
             Some(old) => *old = new,
             None => self.listeners.push(new),
@@ -235,9 +238,8 @@ impl Remote {
     fn close_vanished(&mut self, at: usize) {
         let Some(l) = self.listeners.get_mut(at).filter(|l| l.fd >= 0 && l.doubted) else { return };
         l.doubted = false;
-        let (device, place) = (l.device, SocketAddr::new(l.local.ip(), l.cm_port));
-        let shares = self.facts(device).is_some_and(|f| f.transport != Transport::Infiniband);
-        if !shares || !is_free(place) {
+        let place = SocketAddr::new(l.local.ip(), l.cm_port);
+        if !l.holds_port || !is_free(place) {
             return;
         }
         if let (Some(verbs), Some(cm)) =
@@ -257,11 +259,18 @@ impl Remote {
             return;
         };
         let Ok(device) = self.device_at(local.ip()) else { return };
-        if let Some((cm, port)) = self.listen_for_pairs(local, device, at, 0)
-            && let Some(l) = self.listeners.get_mut(at)
-        {
-            (l.device, l.cm, l.cm_port) = (device, Some(cm), port);
+        let Some((cm, port)) = self.listen_for_pairs(local, device, at, 0) else { return };
+        let holds_port = self.holds_port(local, device, port);
+        if let Some(l) = self.listeners.get_mut(at) {
+            (l.device, l.cm, l.cm_port, l.holds_port) = (device, Some(cm), port, holds_port);
         }
+    }
+
+    /// Of a listener that was just made. (iWARP in hardware has ports of its own: there a free one
+    /// of TCP's says nothing.)
+    fn holds_port(&self, local: SocketAddr, device: usize, port: u16) -> bool {
+        let shares = self.facts(device).is_some_and(|f| f.transport != Transport::Infiniband);
+        shares && !is_free(SocketAddr::new(local.ip(), port))
     }
 
     /// Where the manager takes pairs for the links of that place.

@@ -211,6 +211,22 @@ fn connections_that_are_over_wait_for_no_pair() {
     rig.finish();
 }
 
+/// iWARP in hardware has ports of its own: that one of TCP's is free says nothing of a listener.
+#[test]
+fn a_listener_without_a_port_of_tcps_is_left_alone() {
+    let mut rig = Rig::new(Order::Prompt, Model::SIW, 2);
+    let first = rig.connect(0, 1);
+    rig.promoted(first);
+    let listens = rig.calls(1, Call::Listen);
+    for _ in 0..3 {
+        rig.remote(1).listeners.iter_mut().for_each(|l| l.doubted = true);
+        let i = rig.connect(0, 1);
+        rig.promoted(i);
+    }
+    assert_eq!(rig.calls(1, Call::Listen), listens);
+    rig.finish();
+}
+
 /// siw's listeners vanish now and then. They are made anew when a pair does not come, however often
 /// that is so, and no later than the next pair is tried.
 #[test]
@@ -223,6 +239,8 @@ fn a_listener_that_has_vanished_is_made_anew() {
             r.chat(first);
             r.remote(host).links.iter().flatten().any(|l| l.is_up())
         });
+        // (Listeners of the fabric in memory hold no port of TCP's, as siw's do.)
+        rig.remote(1).listeners.iter_mut().for_each(|l| l.holds_port = true);
         rig.wires.lose_listeners(&rig.hosts[1].fabric);
         let began = sys::now_ns();
         let conns: Vec<usize> = (0..5).map(|_| rig.connect(host, 1)).collect();

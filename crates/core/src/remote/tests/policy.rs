@@ -208,6 +208,26 @@ fn the_priority_of_a_class_is_no_other_wish() {
     rig.finish();
 }
 
+/// On a socket of IPv6's IP_TOS sets the priority, and the packets have another class: MySQL does
+/// that on each.
+#[test]
+fn the_priority_of_ip_tos_is_no_other_wish_on_ipv6_either() {
+    let socket = std::net::UdpSocket::bind("[::1]:0").unwrap();
+    socket.connect("[::1]:9").unwrap();
+    let fd = std::os::fd::AsRawFd::as_raw_fd(&socket);
+    let set = |(level, name): (c_int, c_int), value: c_int| {
+        assert_eq!(sys::setsockopt(fd, level, name, &value), 0);
+    };
+    let of = || crate::policy::of(fd, "::1".parse().unwrap());
+    set(TOS, 8);
+    let mut priority: c_int = 0;
+    assert!(sys::getsockopt(fd, PRIORITY.0, PRIORITY.1, &mut priority) >= 0);
+    assert_ne!(priority, 0);
+    assert_eq!(of().map(|asked| asked.class), Ok(0));
+    set(PRIORITY, 1);
+    assert_eq!(of(), Err(Reason::KernelPolicy));
+}
+
 /// With a way that is looked up as this one, used from the start.
 #[track_caller]
 fn over(way: Way, bound: u32) -> Option<Reason> {
