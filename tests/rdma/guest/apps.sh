@@ -221,7 +221,9 @@ traffic_client() {
 # --- where RDMA cannot be
 
 limited_server() {
-  local pid
+  # (Another user: netacc_run would say that it can't write the exchange's log.)
+  local pid NACC_LOG_PATH=/tmp/netacc-%u.log
+  export NACC_LOG_PATH
   cd /tmp || return
   $LIMITED "${RUN[@]}" redis-server --bind "$SERVER" --protected-mode no --save '' >/tmp/redis.log 2>/tmp/redis.err &
   pid=$!
@@ -243,7 +245,9 @@ named() {
 }
 
 limited_client() {
-  local pid
+  # (Another user: netacc_run would say that it can't write the exchange's log.)
+  local pid NACC_LOG_PATH=/tmp/netacc-%u.log
+  export NACC_LOG_PATH
   await up || return
   $LIMITED "${RUN[@]}" redis-benchmark -h "$SERVER" -c 20 -n 2000 -d 512 -t set --csv >/tmp/benchmark 2>&1
   note benchmark "$? $(grep -c '^"SET"' /tmp/benchmark)"
