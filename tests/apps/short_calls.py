@@ -104,7 +104,11 @@ def run(case, library, connections, folder):
         if server.poll() is None:
             server.kill()
             server.wait()
-    return [table(Path(folder) / end) for end in ("server", "client")]
+    ends = [table(Path(folder) / end) for end in ("server", "client")]
+    # Its statistics are in a memfd: without the library nothing would differ, either.
+    if any(bool(end["memfd_create"]) != bool(library) for end in ends):
+        raise RuntimeError(f"{case.name}: {'the library is not at work' if library else 'a memfd without the library'}")
+    return ends
 
 
 def per_connection(case, library, folder):
