@@ -35,7 +35,7 @@ program make 'make -s all; make -s nothing 2>/dev/null; echo $?'
 program cc 'cc -O1 three.c -o three && ./three; echo $?; cc nothing.c 2>/dev/null; echo $?'
 program gdb 'gdb -q -batch -ex "break main" -ex run -ex "p 6*7" -ex kill --args /bin/true' "grep -E ^\$|=.42"
 program strace 'strace -f -o /dev/null sh -c "echo traced; exit 4"'
-program ps 'ps -o comm= -p 1; ps -ef | grep -c "[p]s -ef"'
+program ps 'ps -o comm= -p 1,$$'
 program ss 'ss -H -tln sport = :1; ss -V'
 program ssh-keygen 'ssh-keygen -q -t ed25519 -N "" -f key -C c && ssh-keygen -y -f key | cut -d" " -f1 && ls key key.pub'
 program tmux 'export TMUX_TMPDIR=$PWD; tmux -L t -f /dev/null new-session -d -x 80 -y 24 "echo in tmux; sleep 60" && for i in 1 2 3 4 5 6 7 8 9; do tmux -L t capture-pane -p | grep -q in && break; sleep 0.1; done; tmux -L t capture-pane -p | head -n 1; tmux -L t list-windows -F "#{window_index}"; tmux -L t kill-server'
