@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
 # Unrelated programs under the library: the same output and exit status as without it. And what its start costs.
+#
+#   tests/apps/programs.sh [NAME...]    all, or these
 . "$(dirname "$0")/lib.sh"
 need_library
 cd "$TMP" || exit 1
@@ -9,9 +11,17 @@ seq 1 5000 >numbers
 printf 'int main(void){return 3;}\n' >three.c
 printf 'all:\n\t@echo made; seq 3 | tac\n' >Makefile
 
+WANTED=("$@") KNOWN=()
+# wanted NAME: whether this one is to run.
+wanted() {
+  KNOWN+=("$1")
+  [ ${#WANTED[@]} -eq 0 ] || [[ " ${WANTED[*]} " == *" $1 "* ]]
+}
+
 # program NAME COMMAND : a shell line, run without and with the library in a fresh copy of the same directory.
 program() {
   local name=$1 line=$2 filter=${3:-cat} tool=${2%%[ ;]*}
+  wanted "$name" || return 0
   case $tool in *=* | for | export) ;; *) command -v "$tool" >/dev/null || { skip "$name" "no $tool"; return; } ;; esac
   local plain accelerated
   plain=$(cd "$(work plain)" && bash -c "$line" 2>"$TMP/plain.err" </dev/null | $filter; echo "status ${PIPESTATUS[0]}")
@@ -53,49 +63,53 @@ program redirections 'exec 5<>/dev/tcp/127.0.0.1/1 || echo refused; exec 7</dev/
 program ldd 'ldd /bin/ls | grep -c libc.so; file /bin/ls 2>/dev/null | grep -c ELF'
 
 # apt-get update reaches the network: only its status is compared, and a machine without network is skipped.
-if [ "$(id -u)" = 0 ] && timeout 120 apt-get update >"$TMP/apt.out" 2>&1; then
-  if timeout 120 env LD_PRELOAD="$LIB" NACC_LOG_PATH="$TMP/netacc.log" apt-get update >"$TMP/apt.out" 2>&1; then ok apt-get-update; else fail apt-get-update "$(tail -n 5 "$TMP/apt.out")"; fi
-else
-  skip apt-get-update "not root or no network"
-fi
+apt_get_update() {
+  if [ "$(id -u)" != 0 ] || ! timeout 120 apt-get update >"$TMP/apt.out" 2>&1; then skip apt-get-update "not root or no network"; return; fi
+  if timeout 120 env LD_PRELOAD="$LIB" NACC_LOG_PATH="$TMP/netacc.log" apt-get update >"$TMP/apt.out" 2>&1; then
+    ok apt-get-update
+  else
+    fail apt-get-update "$(tail -n 5 "$TMP/apt.out")"
+  fi
+}
+if wanted apt-get-update; then apt_get_update; fi
 
-# ssh to localhost: a server of our own with temporary keys; every mix of ends.
+# over_ssh CLIENT:SERVER, each plain or accel: to localhost, to a server of our own with temporary keys.
 sshd=$(command -v sshd || echo /usr/sbin/sshd)
-if [ -x "$sshd" ] && command -v ssh >/dev/null; then
-  ssh-keygen -q -t ed25519 -N '' -f "$TMP/host_key"; ssh-keygen -q -t ed25519 -N '' -f "$TMP/user_key"
-  cp "$TMP/user_key.pub" "$TMP/authorized"; chmod 600 "$TMP/authorized" "$TMP/user_key"
-  [ "$(id -u)" = 0 ] && mkdir -p /run/sshd
-  head -c 5000000 /dev/urandom >"$TMP/blob"
-  for mix in plain:plain plain:accel accel:plain accel:accel; do
-    port=$(free_port)
-    run=; [ "${mix#*:}" = accel ] && run="env LD_PRELOAD=$LIB NACC_LOG_PATH=$TMP/netacc.log"
-    $run "$sshd" -D -e -f /dev/null -p "$port" -o ListenAddress=127.0.0.1 -h "$TMP/host_key" -o StrictModes=no -o UsePAM=no \
-      -o PidFile=none -o PermitRootLogin=yes -o AuthorizedKeysFile="$TMP/authorized" 2>"$TMP/sshd.err" &
-    server=$!
-    PIDS+=("$server")
-    wait_for 5 sh -c "ss -Htln sport = :$port | grep -q ." || { fail "ssh-$mix" "$(cat "$TMP/sshd.err")"; continue; }
-    run=; [ "${mix%:*}" = accel ] && run=accel
-    to=(-F /dev/null -p "$port" -i "$TMP/user_key" -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR -o BatchMode=yes "$(id -un)@127.0.0.1")
-    out=$($run ssh "${to[@]}" 'echo over ssh; cat | wc -c; exit 7' <"$TMP/blob" 2>&1; echo "status $?")
-    sum=$($run ssh "${to[@]}" cat "$TMP/blob" 2>&1 | sha256sum)
-    same "ssh-$mix" "over ssh 5000000 status 7 $(sha256sum <"$TMP/blob")" "$(echo $out) $sum"
-    kill "$server"
-  done
-else
-  skip ssh "no sshd"
-fi
+over_ssh() {
+  local mix=$1 port run server to out sum
+  if [ ! -x "$sshd" ] || ! command -v ssh >/dev/null; then skip "ssh-$mix" "no sshd"; return; fi
+  if [ ! -e "$TMP/blob" ]; then
+    ssh-keygen -q -t ed25519 -N '' -f "$TMP/host_key"; ssh-keygen -q -t ed25519 -N '' -f "$TMP/user_key"
+    cp "$TMP/user_key.pub" "$TMP/authorized"; chmod 600 "$TMP/authorized" "$TMP/user_key"
+    [ "$(id -u)" != 0 ] || mkdir -p /run/sshd
+    head -c 5000000 /dev/urandom >"$TMP/blob"
+  fi
+  port=$(free_port)
+  run=; [ "${mix#*:}" = plain ] || run="env LD_PRELOAD=$LIB NACC_LOG_PATH=$TMP/netacc.log"
+  $run "$sshd" -D -e -f /dev/null -p "$port" -o ListenAddress=127.0.0.1 -h "$TMP/host_key" -o StrictModes=no -o UsePAM=no \
+    -o PidFile=none -o PermitRootLogin=yes -o AuthorizedKeysFile="$TMP/authorized" 2>"$TMP/sshd.err" &
+  server=$!
+  PIDS+=("$server")
+  wait_for 30 sh -c "ss -Htln sport = :$port | grep -q ." || { fail "ssh-$mix" "$(cat "$TMP/sshd.err")"; return; }
+  run=; [ "${mix%:*}" = plain ] || run=accel
+  to=(-F /dev/null -p "$port" -i "$TMP/user_key" -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR -o BatchMode=yes "$(id -un)@127.0.0.1")
+  out=$($run ssh "${to[@]}" 'echo over ssh; cat | wc -c; exit 7' <"$TMP/blob" 2>&1; echo "status $?")
+  sum=$($run ssh "${to[@]}" cat "$TMP/blob" 2>&1 | sha256sum)
+  same "ssh-$mix" "over ssh 5000000 status 7 $(sha256sum <"$TMP/blob")" "$(echo $out) $sum"
+  kill "$server"
+}
+for mix in plain:plain plain:accel accel:plain accel:accel; do if wanted "ssh-$mix"; then over_ssh $mix; fi; done
 
+# counted NAME PROGRAM SECONDS NEEDED... : a Python program that says what it has found, where all that it needs is there.
+counted() {
+  local name=$1 program=$2 seconds=$3 tool said; shift 3
+  for tool in python3 "$@"; do command -v "$tool" >/dev/null || { skip "$name" "no $tool"; return; }; done
+  if said=$(timeout "$seconds" python3 "$here/$program" "$LIB" 2>&1); then ok "$name" "$(tail -n 1 <<<"$said")"; else fail "$name" "$said"; fi
+}
 # What the start of a program costs.
-if command -v python3 >/dev/null; then
-  if cost=$(python3 "$here/start_cost.py" "$LIB" 2>&1); then ok start-up-cost "$cost"; else fail start-up-cost "$cost"; fi
-else
-  skip start-up-cost "no python3"
-fi
-
+if wanted start-up-cost; then counted start-up-cost start_cost.py 600; fi
 # What a connection of one request and one reply costs: no system call.
-if command -v python3 >/dev/null && command -v strace >/dev/null && command -v cc >/dev/null; then
-  if calls=$(timeout 600 python3 "$here/short_calls.py" "$LIB" 2>&1); then ok short-connections-cost-no-call; else fail short-connections-cost-no-call "$calls"; fi
-else
-  skip short-connections-cost-no-call "no python3, strace or cc"
-fi
+if wanted short-connections-cost-no-call; then counted short-connections-cost-no-call short_calls.py 600 strace cc; fi
+
+for name in "${WANTED[@]}"; do [[ " ${KNOWN[*]} " == *" $name "* ]] || fail "$name" "there is no such test"; done
 finish
