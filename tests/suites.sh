@@ -5,6 +5,8 @@ set -u -o pipefail
 OUT=${NETACC_TEST_OUT:-$PWD/out/test}
 REPEAT=${NETACC_REPEAT:-1}
 MOST_FLAKY=${NETACC_FLAKY:-$((REPEAT > 1 ? 0 : 3))}
+# Where a test takes as long as this, it is run again three times, not five.
+LONG=30
 PASSED=0 FAILED=0 SKIPPED=0
 FAILURES=() FLAKY=()
 declare -A BESIDE=()
@@ -127,6 +129,7 @@ pass_again() {
       rm "$log.round"
       return 1
     fi
+    [ $((SECONDS - begin)) -lt $LONG ] || rounds=3
     echo "round $round of $rounds: passed ($((SECONDS - begin)) s)"
   done
   printf 'test %s ... flaky\n' "${tests[@]}"
@@ -154,13 +157,21 @@ over_rdma() {
     esac
   done | sort -u
 }
-# rdma/PART/NAME
-rdma_run() {
+# SUITE/PART/NAME: the part.
+parts() {
   local test
   for test; do
-    test=${test#rdma/}
+    test=${test#*/}
     [ "$test" != "${test%/*}" ] || return 1
     echo "${test%%/*}"
+  done | sort -u
+}
+# SUITE/NAME: the name; but not where the suite says more of itself than its tests do.
+names() {
+  local test
+  for test; do
+    case $test in */library-log | */packages | */library) return 1 ;; esac
+    echo "${test#*/}"
   done | sort -u
 }
 rdma_apps() {

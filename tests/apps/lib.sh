@@ -12,7 +12,7 @@ PASSED=0 FAILED=0 SKIPPED=0
 PIDS=()
 
 # What a user may have set must not reach the programs under test.
-for name in $(compgen -e | grep -E '^(NACC_|NETACC_TEST)' || true) LD_PRELOAD; do unset "$name"; done
+for name in $(compgen -e | grep -E '^(NACC_|NETACC_TEST)' | grep -vx NETACC_TEST_OUT) LD_PRELOAD; do unset "$name"; done
 
 cleanup() {
   local pid

@@ -75,6 +75,9 @@ fn resolved() -> &'static Resolved {
 #[cold]
 #[inline(never)]
 fn resolve() -> &'static Resolved {
+    // Whichever test asks first, it is the configuration of all of them.
+    #[cfg(test)]
+    crate::testing::init();
     // SAFETY: set once to a leaked box.
     let environment = unsafe { ENVIRONMENT.load(Acquire).as_ref() };
     let get = |name: &str| {
