@@ -11,6 +11,7 @@ start() {
   mkdir -p "$TMP/$name"
   port=$(free_port)
   local run=; [ "$how" = accel ] && run=accel
+  [ "$how" = debug ] && run="env NACC_LOG_PATH=$TMP/debug.log $LIB_DIR/netacc_run -d"
   $run redis-server --port "$port" --bind 127.0.0.1 --dir "$TMP/$name" --enable-debug-command yes \
     --logfile "$TMP/$name/log" "$@" >"$TMP/$name/out" 2>&1 &
   pid=$!
@@ -148,6 +149,20 @@ same client-kill-type-normal 20 "$(redis-cli -p "$PORT_acc" client kill type nor
 wait_for_end "$waiters" 15
 same killed-clients-end 0 "$STATUS"
 check killed-clients-are-gone blocked 0
+
+# --- netacc_run -d says why a connection is not accelerated: at both ends, also of one that is over at once
+why() { NACC_LOG_PATH=$TMP/$1.log "$LIB_DIR/netacc_run" -d "${@:3}" >/dev/null 2>&1; grep -o "fd .*$2: .*" "$TMP/$1.log" | grep -oE "$2: .{10}" | sort -u; }
+same debug-short-client "not-started: The connec" "$(why short not-started redis-cli -p "$PORT_plain" ping)"
+same debug-plain-server "listener-without-library: No process" \
+  "$(why client listener-without-library redis-benchmark -p "$PORT_plain" -c 2 -n 200 -t get -q)"
+start debug debug --save ''
+exec 3<>"/dev/tcp/127.0.0.1/$PORT_debug"
+for _ in 1 2 3 4 5; do printf 'PING\r\n' >&3; read -r -u 3 _; done
+# (A second after the first of them, without another call.)
+wait_for 10 grep -q peer-without-library "$TMP/debug.log"
+check debug-plain-client grep -qE "DEBUG .* fd [0-9]+ 127.0.0.1:$PORT_debug > 127.0.0.1:[0-9]+: peer-without-library: No " "$TMP/debug.log"
+exec 3>&-
+redis-cli -p "$PORT_debug" shutdown nosave 2>/dev/null
 
 # --- replication, accelerated at both ends; disk-less, so that a forked child feeds the stream
 redis-cli -p "$PORT_acc" config set repl-diskless-sync yes repl-diskless-sync-delay 0 >/dev/null

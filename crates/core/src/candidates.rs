@@ -160,6 +160,9 @@ fn fill(s: &Socket, fd: c_int, origin: Origin) {
         netacc_control::stats::Counter::Accepted
     });
     let candidate = why == Reason::NotStarted;
+    if !candidate {
+        s.say(why);
+    }
     s.state.happens(if candidate { Event::Begun } else { Event::Refused });
 }
 

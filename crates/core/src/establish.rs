@@ -79,7 +79,9 @@ pub(crate) unsafe fn on_accept(
         }
         _ => return,
     }
-    if fd_table::socket(fd).is_some_and(|(s, _)| s.is(State::Candidate)) {
+    // Also of one that its listener has made plain: its connector then hears that nobody claims it,
+    // instead of thinking that there is no library here.
+    if fd_table::socket(fd).is_some() {
         tell_accepted(listener, fd, peer);
     }
 }

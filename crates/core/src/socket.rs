@@ -9,6 +9,7 @@
 //! ([`crate::service`]) only leaves an [`Offer`].
 
 use crate::channel::Channel;
+use crate::log::debug_log;
 use crate::path::{Children, PathId, PathList};
 use crate::published::Published;
 use crate::{carrier, process, stats, syn};
@@ -374,19 +375,39 @@ impl Socket {
         let old = r.reason.load(Relaxed);
         if let Some(old) = from.iter().find(|f| **f as u32 == old)
             && r.reason.compare_exchange(*old as u32, to as u32, Relaxed, Relaxed).is_ok()
-            && !self.is_inherited()
         {
-            stats::place_reason(r, to);
+            if !self.is_inherited() {
+                stats::place_reason(r, to);
+            }
+            self.say(to);
         }
     }
     /// Records why the connection is where it is.
     pub(crate) fn set_reason(&self, why: Reason) {
         if let Some(r) = self.record() {
-            r.reason.store(why as u32, Relaxed);
+            let old = r.reason.swap(why as u32, Relaxed);
             // (The record of a connection that was inherited, and its counts, are its maker's.)
             if !self.is_inherited() {
                 stats::place_reason(r, why);
             }
+            if old != why as u32 {
+                self.say(why);
+            }
+        }
+    }
+    /// It ends, or its process does. (Other reasons were said when they came.)
+    pub(crate) fn say_at_end(&self) {
+        let why = self.record().map_or(0, |r| r.reason.load(Relaxed));
+        if let Some(why @ (Reason::NotStarted | Reason::Negotiating)) = Reason::from_code(why) {
+            self.say(why);
+        }
+    }
+    /// Says in the log, to those who look for it, why the connection is where it is.
+    pub(crate) fn say(&self, why: Reason) {
+        let (fd, name, text) = (self.fd.load(Relaxed), why.name(), why.explanation());
+        match self.known_tuple() {
+            Some(t) => debug_log!("fd {fd} {} > {}: {name}: {text}", t.local(), t.peer()),
+            None => debug_log!("fd {fd}: {name}: {text}"),
         }
     }
 }

@@ -367,6 +367,43 @@ pub fn list() -> Vec<Scenario> {
                 t.log("close", sys::close(fd));
             },
         ),
+        pair(
+            "rendezvous/reasons-of-a-listeners-option",
+            "what is said of a connection whose listener has an option that the fast path has not",
+            |t| {
+                let listener = tcp();
+                t.log("set", sys::setopt(listener, SOL_SOCKET, libc::SO_ZEROCOPY, 1));
+                sys::bind(listener, home()).expect("bind");
+                sys::listen(listener, 8).expect("listen");
+                t.publish(listener);
+                let fd = sys::accept(listener).expect("accept");
+                serve(fd, 10);
+                let option = [
+                    ("server-only", "socket-option"),
+                    ("shm", "socket-option"),
+                    ("early", "socket-option"),
+                ];
+                t.expect_reason(fd, &option);
+                t.meet("seen");
+                t.log("eof", sys::recv(fd, &mut [0; 1], 0));
+            },
+            |t| {
+                let fd = connected(t.hear_addr());
+                for _ in 0..10 {
+                    send_all(fd, &answer());
+                    recv_exact(fd, MESSAGE);
+                }
+                let alone = [
+                    ("client-only", "listener-without-library"),
+                    ("shm", "not-claimed"),
+                    ("early", "not-claimed"),
+                ];
+                t.expect_reason(fd, &alone);
+                t.meet("seen");
+                t.log("close", sys::close(fd));
+            },
+        )
+        .any_path(),
         alone(
             "rendezvous/reasons-of-a-self-connect",
             "what is said of a socket that is connected to itself",

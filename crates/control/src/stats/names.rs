@@ -189,7 +189,7 @@ reasons! {
     ForkedAfterRdma "forked-after-rdma" "The process was forked from one that had used RDMA, whose device a child cannot use.",
         "None needed; the connection is correct, at TCP's speed. Fork before the first connection to another host, or exec.";
     NotClaimed "not-claimed" "Processes with the library accept on the peer's port, but none of them has asked for this connection.",
-        "Look at the process that has the other end: it may not use the connection yet, have got it from another process, or have acceleration turned off.";
+        "Look with netacc_ss at the process that has the other end: it may not use the connection yet, have got it from another process, have set a socket option that only the kernel's TCP has, or have acceleration turned off.";
     WaitsUnseen "waits-unseen" "The program waits for the connection in a way that the library does not see: by system calls of its own instead of libc's.",
         "None needed; the connection is correct, at TCP's speed. netacc_run names programs and libraries that have such calls.";
     NotInReach "not-in-reach" "This end's RDMA device does not lead to the peer: packets leave by another interface, over a gateway of IPoIB, to an address that is translated on the way, or are under way for more than 10 ms behind a gateway.",

@@ -44,6 +44,9 @@ fn leave_local_peers() {
     fd_table::for_each(|fd, entry| {
         if let Entry::Socket(s, _) = entry {
             io::at_exit(s, fd);
+            if !s.is_inherited() {
+                s.say_at_end();
+            }
         }
     });
 }
