@@ -93,7 +93,6 @@ pub fn threads_are_cancelled() {
     crate::process::note_cancellation()
 }
 
-/// The process ends by `exit` or by returning from `main`.
 /// `daemon`: this process forks and ends, by private calls; the child goes on.
 pub fn before_daemon() {
     held(crate::lifecycle::before_daemon)

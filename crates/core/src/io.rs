@@ -1,7 +1,8 @@
 //! The data calls: bytes onto and off the path that each direction is on.
 //!
 //! Budget of the fast path, both ways: one table load, one compare-and-swap for the end's lock, the
-//! copy, one release store, one fence; no system call. Everything else is in functions marked cold.
+//! copy, one release store, one fence; no system call. Everything else is in functions that are
+//! cold, or not inlined.
 
 use crate::channel::Side;
 use crate::fd_table::{self, Entry};
@@ -82,7 +83,7 @@ pub(crate) use waits::{carrier_is_due, carrier_was_asked};
 pub(crate) use waits_seen::{CLOCK_CALLS, on_polled};
 pub(crate) use watch::{forget as forget_watch, hear_unread, look_at_unread, look_at_unread_here};
 
-// ---- entry points: receive ----------------------------------------------------------------------
+// ---- entry points -------------------------------------------------------------------------------
 
 /// What the table says, for a data call.
 enum Who {

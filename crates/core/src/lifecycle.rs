@@ -20,8 +20,6 @@ mod exit;
 pub(crate) use before_exec::{before_exec, before_spawn, exec_failed};
 pub(crate) use exit::{at_exit, before_daemon, before_end};
 
-// ---- fork ---------------------------------------------------------------------------------------
-
 pub(crate) fn init(env: &dyn Fn(&str) -> Option<&'static str>, next: NextSymbols) {
     crate::inject::init(env);
     config::init(env, |error| warn_log!("{error}"));
@@ -32,6 +30,9 @@ pub(crate) fn init(env: &dyn Fn(&str) -> Option<&'static str>, next: NextSymbols
     adoption::exec::start(env("LD_PRELOAD"));
 }
 
+// ---- fork ---------------------------------------------------------------------------------------
+
+/// A fork begins, in the thread that forks: nothing of ours may change until it is done.
 pub(crate) fn fork_prepare() {
     process::before_fork();
     agent::each(|agent| agent.before_fork());
@@ -52,6 +53,7 @@ pub(crate) fn fork_prepare() {
     numbers::before_fork();
 }
 
+/// It is done, in the parent.
 pub(crate) fn fork_parent() {
     numbers::after_fork_in_parent();
     forked();
@@ -86,6 +88,7 @@ fn forget_what_was_not_counted() -> bool {
     some
 }
 
+/// It is done, in the child, which has this thread alone.
 pub(crate) fn fork_child() {
     let (parent, foreign) = process::become_child();
     forked();

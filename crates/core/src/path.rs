@@ -5,8 +5,8 @@
 //! finds peers for it and agrees with them is its agent ([`crate::agent`]).
 //!
 //! All that tells one path from another stands here: an answer for each path ([`PathId::traits`]),
-//! and calls that are dispatched by `match`. Nothing else names a path but its own files, and
-//! `lifecycle`, which registers its agent.
+//! and calls that are dispatched by `match`. Nothing else names a path but its own files,
+//! `engines`, which polls, and `lifecycle`, which registers its agent.
 
 use crate::wire::Wire;
 use crate::{process, rdma_thread};

@@ -9,7 +9,7 @@
 //!
 //! - [`crate::wire`], [`crate::queues`]: what data calls and waits use;
 //! - `net`: the fabric's libraries;
-//! - `devices`: the libraries, devices, queues, and the threads that poll them while nobody else
+//! - `devices`: the libraries, devices, queues; `io_threads`: who polls these while nobody else
 //!   does;
 //! - `listeners`, `destinations`: where such connections are taken, and where they go;
 //! - `links`: TCP connections to other processes, and the frames on them; `broken_links`;

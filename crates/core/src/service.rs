@@ -2,11 +2,13 @@
 //! of it.
 //!
 //! The thread ("netacc", every signal blocked) sleeps in epoll_wait until a peer's message, a new
-//! peer or an application thread wakes it; it has a timeout only in the second after a connection
-//! was noted. It owns the agreement ([`crate::rendezvous`]) and never touches the data of a
-//! connection, except to serve a pull-back: it sends again what there is room for, and leaves the
-//! rest to a passing helper ("netacc-pull"), because that may take as long as a reader is slow. One
-//! helper serves all of them in turn, so that none waits for another's reader.
+//! peer or an application thread wakes it; it has a timeout only while something is due: in the
+//! second after a connection was noted, while a link or a proof is awaited, while bytes are held
+//! back or lie unread. It owns the agreement ([`crate::rendezvous`]) and touches the data of a
+//! connection only where its own threads do not come: it sends what was held back for too long, and
+//! serves a pull-back. Of that it sends again what there is room for, and leaves the rest to a
+//! passing helper ("netacc-pull"), because that may take as long as a reader is slow. One helper
+//! serves all of them in turn, so that none waits for another's reader.
 //!
 //! Application threads take the same lock for the few microseconds that it takes to note a socket;
 //! with their signals blocked, so that no handler can come in between and want it too.

@@ -387,7 +387,7 @@ fn sleep(sleeper: &Sleeper<'_>, mut ready: impl FnMut() -> bool) -> Woke {
         missed = (side == Side::Receive || !on_carrier) && (ready() || room());
     }
     if !missed {
-        // Without a place of its own (a second thread on the same end, or 256 sleepers) the thread
+        // Without a place of its own (a second thread on the same end, or 128 sleepers) the thread
         // looks once a millisecond. A child that the process has forked since may change the paths,
         // and has no way to wake it. (Not where it calls its parent.)
         let limit = if posted

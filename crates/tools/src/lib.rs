@@ -2,7 +2,8 @@
 //!
 //! Responsible for: finding the library and the command, seeing from outside whether the command
 //! can be accelerated, and reading the statistics of a running process. Deliberately not: any part
-//! of the data plane; the tools depend on the contract in `netacc-control` alone.
+//! of the data plane; of the library the tools know the contract in `netacc-control` alone.
+//! (`netacc bench` is `netacc-bench`, an ordinary sockets program.)
 #![deny(unsafe_code)]
 
 pub mod addresses;

@@ -133,7 +133,8 @@ fn tidy(text: &str) -> String {
 
 fn sample_file() -> String {
     // Those that NetACC's file does not have stay comments.
-    let own = [Key::FastConnect, Key::PollMs, Key::CompVector, Key::Paths, Key::IoUring];
+    let letters = [Key::FastConnect, Key::PollMs, Key::CompVector];
+    let own = |s: &Setting| letters.contains(&s.key) || matches!(s.cli, Some(Cli::Word(_)));
     let mut out = String::new();
     for setting in SETTINGS {
         let effect = match setting.effect.note() {
@@ -148,7 +149,7 @@ fn sample_file() -> String {
             }
             _ => String::from(setting.default),
         };
-        let mark = if own.contains(&setting.key) { "#" } else { "" };
+        let mark = if own(setting) { "#" } else { "" };
         let _ = writeln!(out, "{mark}{}={value}\n", setting.name);
     }
     out.trim_end().to_owned()

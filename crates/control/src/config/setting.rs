@@ -230,7 +230,7 @@ settings! {
         "CPUs on which the library's I/O threads may run, such as 0, 1-3 or 1,3,4; empty: all.";
     TcpFirst "NACC_CONN_TCP_FIRST" = "0", Kind::Flag, letter('T'), EVERYWHERE,
         "use TCP first in connect",
-        "1 starts the agreement with the peer only after its first answer, or some sends without one; 0 starts it at connect, beside the data. Neither delays connect, and the first bytes are on TCP in both cases. Between hosts it has no effect: the agreement starts at the third call that moves bytes.";
+        "The agreement with the peer starts when the connection has shown that it lives: by a third turn of sending and receiving, 8 calls, or 64 KiB. 1 waits besides for the peer's first answer, or some sends without one. Neither delays connect, and the first bytes are on TCP in both cases. Between hosts it has no effect.";
     FastConnect "NACC_FAST_CONNECT" = "0", number(0, 1), letter('F'), NOWHERE,
         "fast connect mode",
         "NetACC's fast connect mode. Here no connection waits for the agreement, and the next one to a place finds what is kept in any case: there is nothing to switch on.";

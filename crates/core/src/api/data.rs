@@ -5,7 +5,7 @@ use crate::signals::held;
 use core::ffi::{c_int, c_void};
 use libc::{iovec, mmsghdr, msghdr, sockaddr, socklen_t, timespec};
 
-/// `read`, `recv` (with `flags`), `__read_chk`, `__recv_chk`.
+/// `recv` (with `flags`), `__recv_chk`.
 ///
 /// # Safety
 /// `buf` is valid for `len` bytes, as for recv(2).

@@ -307,6 +307,10 @@ fn is_due(s: &'static Socket, flags: u32) -> bool {
     true
 }
 
+/// A call on a candidate has moved bytes. What comes of that, in this order, and each only when the
+/// one before has let it pass: it is this process's alone (adoption); it is due; both ends have
+/// agreed, or there is no path: attached, or on to the next; it lives, and is looked up; it is
+/// waited for where the library sees it; its agent hears that it is used.
 #[cold]
 #[inline(never)]
 pub(super) fn after_candidate_call(

@@ -1,4 +1,14 @@
-//! The last close of a connection, and a shutdown of one.
+//! The last close of a connection, and which path a shutdown of one takes.
+//!
+//! ```text
+//! close ── other names are left: renamed, or only closed (a child's names are its maker's)
+//!   └─ let_go ── no ring: finish
+//!        └─ last_name ── calls are under way, or bytes: Outlived, an orphan goes on (`outlive.rs`);
+//!             │          when that has ended: bury_orphan, which comes by let_go again
+//!             ├─ a forked child may want the ring: LeftToChild
+//!             └─ Gone: finish ── before_close (FIN or reset, said in the ring), the kernel's close,
+//!                                after_close (the slot is given back)
+//! ```
 
 use super::ends::{hold_rx, hold_tx};
 use super::held_back::{publish_held, send_held};

@@ -1,4 +1,5 @@
-//! The libraries, the devices, their queues, and the threads that poll them while nobody else does.
+//! The libraries, the devices, and their queues. (Who polls them while nobody else does:
+//! `io_threads`.)
 
 use super::net::{self, Net};
 use super::{EVENT_DEVICE, EVENT_MANAGER, LOADED, LOADED_BY, Remote, forget_known, unwatch, watch};

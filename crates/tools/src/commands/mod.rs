@@ -1,5 +1,5 @@
-//! The subcommands of `netacc`, a file each. `netacc_run` and `netacc_ss` are two of them under
-//! names of their own.
+//! The subcommands of `netacc`, a file each (`bench`: the crate `netacc-bench`). `netacc_run` and
+//! `netacc_ss` are two of them under names of their own.
 //!
 //! The programs have their own `main`, without Rust's runtime, because that one ignores SIGPIPE and
 //! opens missing standard descriptors, and what [`run`] starts would inherit both.
