@@ -81,6 +81,19 @@ pub(crate) fn is_closed(fd: c_int) -> bool {
     state_of(fd) == Some(TCP_CLOSE)
 }
 
+/// Ends it by a reset, at once. (A FIN, as of shutdown(2), would be the end of a complete stream to
+/// whoever has the other end without the library. And who has this one is told so again and again.)
+/// What is unread in the kernel goes with it.
+pub(crate) fn dissolve(fd: c_int) {
+    let reset = || sys::connect(fd, &(libc::AF_UNSPEC as u64).to_ne_bytes()) >= 0;
+    // Linux 6.4 to 6.6 refuse that while a thread sleeps in a receive there: this wakes it. Where
+    // they still do the close is left, which resets it as well (`io::linger`).
+    if !reset() {
+        let _ = sys::shutdown(fd, libc::SHUT_RD);
+        let _ = reset();
+    }
+}
+
 /// Not a socket of another protocol, nor another file.
 pub(crate) fn is_tcp(fd: c_int) -> bool {
     state_of(fd).is_some()

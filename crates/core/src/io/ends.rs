@@ -325,13 +325,9 @@ pub(super) fn corrupt(s: &Socket, fd: c_int) -> Ret {
     if let Some(channel) = s.channel() {
         agent::of(s.path()).accuse(channel);
     }
-    // By a reset: a FIN would be the end of a complete stream to the peer's program, which may have
-    // done this without its library (a write past libc onto the carrier). Between hosts the
-    // carrier's end has more to say.
-    let dissolve = || sys::connect(fd, &(libc::AF_UNSPEC as u64).to_ne_bytes());
-    if s.path().is_lossy() || dissolve() < 0 {
-        let _ = sys::shutdown(fd, libc::SHUT_RDWR);
-    }
+    // The peer's program may have done this without its library (a write past libc onto the
+    // carrier).
+    carrier::dissolve(fd);
     ECONNRESET
 }
 

@@ -8,7 +8,9 @@ use crate::fd_table::Entry;
 use crate::log::debug_log;
 use crate::sets::sets;
 use crate::socket::{Event, Socket, State, flag};
-use crate::{adoption, agent, candidates, control, fd_table, sleep, socket, stats, sys, wait};
+use crate::{
+    adoption, agent, candidates, carrier, control, fd_table, sleep, socket, stats, sys, wait,
+};
 use between_hosts::to_kernel_between_hosts;
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
@@ -146,7 +148,7 @@ pub(crate) fn to_kernel(s: &'static Socket, g: u16, fd: c_int, why: Reason, stri
 /// has the descriptor next. (First what is said of it: nobody makes another end of it any more.)
 fn break_off(s: &Socket, fd: c_int) {
     s.raise(flag::BROKEN_OFF | flag::RESET | flag::CARRIER_SPOKE);
-    let _ = sys::connect(fd, &(libc::AF_UNSPEC as u64).to_ne_bytes());
+    carrier::dissolve(fd);
 }
 
 /// A connection within the host on its way, in the thread that wants it.

@@ -53,7 +53,7 @@ pub(super) fn send_again(s: &Socket, h: &mut TxHeld<'_>, fd: c_int) -> Ret {
             h.end.linger = None;
             s.raise(flag::BROKEN_OFF);
             let _ = h.end.switch.on_resent(left);
-            let _ = sys::connect(fd, &(libc::AF_UNSPEC as u64).to_ne_bytes());
+            carrier::dissolve(fd);
             return 0;
         }
         if h.end.switch.state() != TxState::Resending {

@@ -14,7 +14,7 @@ use crate::channel::Side;
 use crate::outcome::{PASS, Ret};
 use crate::socket::{Named, Socket, State, flag};
 use crate::wait::Woke;
-use crate::{channel, sys};
+use crate::{carrier, channel, sys};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use libc::iovec;
@@ -98,11 +98,14 @@ impl Sending<'_> {
                     await_carrier(s, self.g, self.fd, Reason::SocketOption, timeout, nonblocking)
                         .err()
                 }
-                Next::Gone => {
-                    // No byte may follow where some are missing.
-                    let _ = sys::shutdown(self.fd, libc::SHUT_RDWR);
+                Next::Gone if carrier::is_closed(self.fd) => {
                     // SAFETY: as above.
                     Some(unsafe { kernel_send(self.fd, self.iov, self.done, self.flags) })
+                }
+                // No byte may follow where some are missing, and no FIN: the close resets it.
+                Next::Gone => {
+                    s.raise(flag::BROKEN_OFF);
+                    None
                 }
             };
             if let Some(r) = end {

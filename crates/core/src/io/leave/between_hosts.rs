@@ -8,7 +8,7 @@ use crate::outcome::Ret;
 use crate::sets::sets;
 use crate::socket::{Socket, State, flag};
 use crate::wait::Woke;
-use crate::{candidates, sleep, socket, sys};
+use crate::{candidates, carrier, sleep, socket, sys};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use netacc_control::stats::Reason;
@@ -151,6 +151,6 @@ fn break_off_abandoned(s: &Socket, fd: c_int, why: Reason) {
             "fd {fd}: the peer does not take the connection back to TCP ({}): it is broken off",
             why.name()
         );
-        let _ = sys::connect(fd, &(libc::AF_UNSPEC as u64).to_ne_bytes());
+        carrier::dissolve(fd);
     }
 }

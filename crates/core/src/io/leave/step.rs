@@ -13,7 +13,7 @@ use crate::channel::Channel;
 use crate::log::debug_log;
 use crate::sets::sets;
 use crate::socket::{Event, Socket, flag};
-use crate::{socket, sys, wait};
+use crate::{carrier, socket, sys, wait};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use core::sync::atomic::fence;
@@ -139,16 +139,19 @@ impl Departure {
         }
     }
 
-    /// Nothing is sent any more, and the close resets the connection. What was received, or has
-    /// come over the carrier, is still read, unless bytes are missing there.
+    /// Nothing is sent any more, and the close resets the connection; where bytes are missing that
+    /// were to come, it is reset now. What was received is still read, and what has come over the
+    /// carrier if nothing is missing before it.
     fn break_off(&self, end: Action) {
-        self.held.0.raise(flag::CARRIER_SPOKE | flag::BROKEN_OFF);
+        let s = self.held.0;
         self.on_carrier(|fd| {
             let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &RESET_ON_CLOSE);
-            if end == Action::BreakOff {
-                let _ = sys::shutdown(fd, libc::SHUT_RDWR);
+            // (What came before a reset can still be read.)
+            if end == Action::BreakOff && !carrier::is_closed(fd) {
+                super::break_off(s, fd);
             }
         });
+        s.raise(flag::CARRIER_SPOKE | flag::BROKEN_OFF);
     }
 
     /// Both directions are the carrier's: the connection is the kernel's, or (`again`) a candidate

@@ -158,6 +158,60 @@ fn the_peers_process_is_killed() {
     }
 }
 
+/// A child of the killed process goes on with the connection, without the library. What was in the
+/// rings it lacks, so it must not see the end of a complete stream.
+#[test]
+fn who_goes_on_without_the_library_sees_no_clean_end() {
+    for model in MODELS {
+        for (h, half) in [(0, false), (1, false), (0, true), (1, true)] {
+            let mut rig = Rig::new(Order::Shuffled(h as u64), model, 2);
+            let i = rig.connect(0, 1);
+            rig.promoted(i);
+            rig.send(i, 1 - h, 3000);
+            rig.send(i, h, 3000);
+            let child = numbers::copy(rig.conns[i][h].fd);
+            rig.kill(h);
+            if half {
+                // It says that it sends nothing more, and is sent something.
+                assert_eq!(sys::shutdown(child, libc::SHUT_WR), 0);
+                rig.conns[i][1 - h].socket.raise(flag::CARRIER_SPOKE);
+                rig.send(i, 1 - h, 3000);
+            }
+            // As when another process answers at its port.
+            rig.remote(1 - h).end_link(0, links::Fault::Over);
+            rig.until("the survivor is told", |r| {
+                while r.receive(i, 1 - h, 30_000) > 0 {}
+                r.conns[i][1 - h].over.is_some()
+            });
+            assert_eq!(rig.conns[i][1 - h].over, Some(-(libc::ECONNRESET as isize)));
+            assert_eq!(read_to_the_end(child), -(libc::ECONNRESET as isize), "{model:?}, {h}");
+            close_own(child);
+            rig.finish();
+        }
+    }
+}
+
+/// What a receive of the kernel's says behind all bytes.
+fn read_to_the_end(fd: c_int) -> isize {
+    let mut part = [0u8; 4096];
+    loop {
+        // SAFETY: a live buffer.
+        let r = unsafe {
+            sys::recvfrom(
+                fd,
+                part.as_mut_ptr(),
+                part.len(),
+                0,
+                core::ptr::null_mut(),
+                core::ptr::null_mut(),
+            )
+        };
+        if r <= 0 {
+            return r;
+        }
+    }
+}
+
 /// What a host's pairs send is lost, and no device says so.
 #[test]
 fn what_does_not_arrive_goes_over_tcp_before_half_a_second() {
