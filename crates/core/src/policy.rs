@@ -2,11 +2,9 @@
 //! administrator, and what of it RDMA does: a traffic class goes with the queue pair; with anything
 //! else the connection stays on its carrier. `docs/manual/rdma.md` has the table.
 
-use crate::socket::Socket;
 use crate::{config, sys};
 use core::ffi::c_int;
 use core::net::IpAddr;
-use core::sync::atomic::Ordering::Relaxed;
 use netacc_control::stats::Reason;
 
 pub(crate) const SO_BINDTOIFINDEX: c_int = 62;
@@ -69,11 +67,6 @@ pub(crate) fn mtu_of(fd: c_int, local: IpAddr) -> u32 {
         IpAddr::V6(_) => (libc::IPPROTO_IPV6, IPV6_MTU),
     };
     number(fd, level, name).unwrap_or(0)
-}
-
-/// Whether a candidate's socket still asks for what it did when a pair was sought for it.
-pub(crate) fn is_as_asked(s: &Socket, fd: c_int) -> bool {
-    of(fd, s.tuple().local().ip()).is_ok_and(|asked| asked.key() == s.asked.load(Relaxed))
 }
 
 fn number(fd: c_int, level: c_int, name: c_int) -> Option<u32> {

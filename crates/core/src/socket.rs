@@ -206,6 +206,8 @@ pub(crate) struct Offer {
     pub(crate) tx_bytes: u32,
     pub(crate) rx_ring: *mut u8,
     pub(crate) rx_bytes: u32,
+    /// What was asked of its packets when the pair was sought: as [`Socket::asked`].
+    pub(crate) asked: u32,
 }
 
 // SAFETY: the UnsafeCells are governed by the locks and flags named beside them; everything else is

@@ -49,15 +49,20 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
     let offer = unsafe { *s.offer.get() };
     let locks = (lock_end(&s.tx_lock), lock_end(&s.rx_lock));
     let moved = Counted::by(s);
-    let why = why_not(s, g, fd, &moved);
+    let why = why_not(s, g, fd, &moved, offer.asked);
     // SAFETY: the service thread's channel lives while `users` counts this socket.
     let channel: &'static Channel = unsafe { &*offer.channel };
     let rings = (NonNull::new(offer.tx_ring), NonNull::new(offer.rx_ring));
     let ((Some(tx_ring), Some(rx_ring)), None) = (rings, why) else {
         drop(locks);
-        refuse_offer(s, channel, why.unwrap_or(Reason::NoMemory));
+        match why {
+            Some(Not::Now) => put_off_offer(s, channel),
+            Some(Not::Ever(why)) => refuse_offer(s, channel, why),
+            None => refuse_offer(s, channel, Reason::NoMemory),
+        }
         return;
     };
+    s.asked.store(offer.asked, Relaxed);
     socket::look_at_options(s, fd);
     put_ends(s, &offer, (tx_ring, rx_ring), &moved, s.path().traits().delivery);
     if let Some(r) = s.record() {
@@ -110,8 +115,16 @@ impl Counted {
     }
 }
 
-/// Why an offer cannot be taken up after all.
-fn why_not(s: &'static Socket, g: u16, fd: c_int, moved: &Counted) -> Option<Reason> {
+/// Why an offer is not taken up after all.
+#[derive(Clone, Copy)]
+enum Not {
+    /// Another pair can do what the program has asked for meanwhile.
+    Now,
+    Ever(Reason),
+}
+
+/// `asked`: what was asked of the connection's packets when the offer was sought.
+fn why_not(s: &'static Socket, g: u16, fd: c_int, moved: &Counted, asked: u32) -> Option<Not> {
     let counts = || {
         let (sent, received) = (moved.sent, moved.received);
         socket::counts_agree(
@@ -121,7 +134,7 @@ fn why_not(s: &'static Socket, g: u16, fd: c_int, moved: &Counted) -> Option<Rea
             moved.rx_idle.then_some(received),
         )
     };
-    if s.generation16() != g {
+    let for_good = if s.generation16() != g {
         Some(Reason::Negotiating)
     } else if process::is_ending() {
         // Whoever takes the connections back has begun, and may have passed it.
@@ -134,13 +147,21 @@ fn why_not(s: &'static Socket, g: u16, fd: c_int, moved: &Counted) -> Option<Rea
         Some(Reason::SeveralEpollSets)
     } else if !counts() {
         Some(Reason::UncountedBytes)
-    } else if !s.path().is_shared() && !policy::is_as_asked(s, fd) {
-        Some(Reason::KernelPolicy)
     } else if !s.path().is_shared() && carrier::peer_ended(fd) {
         // As in `shutdown_of`.
         Some(Reason::Disconnected)
     } else {
         None
+    };
+    if let Some(why) = for_good {
+        return Some(Not::Ever(why));
+    }
+    if s.path().is_shared() {
+        return None;
+    }
+    match policy::of(fd, s.tuple().local().ip()) {
+        Ok(now) => (now.key() != asked).then_some(Not::Now),
+        Err(why) => Some(Not::Ever(why)),
     }
 }
 
@@ -209,8 +230,23 @@ fn children_can_follow(s: &Socket) -> bool {
     s.path().every_child_can_go_on(s.forks.load(Relaxed)) && !s.has(flag::CALLED_BACK)
 }
 
+/// It is a candidate as it was at first, here and at the peer.
 #[cold]
-pub(super) fn refuse_offer(s: &'static Socket, channel: &'static Channel, why: Reason) {
+fn put_off_offer(s: &'static Socket, channel: &'static Channel) {
+    // SAFETY: as in `attach`.
+    let slot = unsafe { (*s.offer.get()).slot } as usize;
+    channel.far.take_back(slot, Reason::KernelPolicy, true);
+    // Before its calls can ask for another offer.
+    agent::of(s.path()).released(channel, slot);
+    s.set_reason(Reason::Negotiating);
+    s.calls.store(0, Relaxed);
+    s.lower(flag::NOTED);
+    s.offered.store(0, SeqCst);
+    s.state.happens(Event::Begun);
+}
+
+#[cold]
+fn refuse_offer(s: &'static Socket, channel: &'static Channel, why: Reason) {
     // SAFETY: as in `attach`.
     let slot = unsafe { (*s.offer.get()).slot } as usize;
     s.set_reason(why);

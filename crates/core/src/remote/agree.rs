@@ -79,6 +79,15 @@ impl Remote {
         }
         let table = if connector { &mut self.connected } else { &mut self.accepted };
         if let Some(old) = table.find(&tuple, |_| true) {
+            // (It asks for something else while the peer has an offer: the answer is seen to.)
+            if let Some(m) = table.get_mut(old)
+                && m.agreement.offered().is_some()
+                && m.is_current()
+                && core::ptr::eq(m.socket, s)
+            {
+                m.asked = asked;
+                return;
+            }
             table.remove(old);
         }
         if table.is_full() {

@@ -12,7 +12,7 @@ use crate::log::debug_log;
 use crate::rendezvous::table::Key;
 use crate::socket::{Offer, State, flag, offer};
 use crate::syn::Said;
-use crate::{rdma_thread, stats, sys};
+use crate::{policy, rdma_thread, stats, sys};
 use core::ptr::NonNull;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::*;
@@ -38,7 +38,8 @@ impl Remote {
         let mine = if taken { self.accepted.remove(waiting).map(|(_, m)| m) } else { None };
         let Some(rings) = rings else { return Err(Fault::Malformed) };
         let at = place_of(&rings);
-        if !self.open(i, slot, token, rings) {
+        let fits = mine.as_ref().is_none_or(|m| self.fits(i, slot, m));
+        if !self.open(i, slot, token, rings) || !fits {
             self.left_for_now(i, slot);
             mine.iter().for_each(ask_again);
             return Ok(());
@@ -56,6 +57,15 @@ impl Remote {
             None => self.left(i, slot),
         }
         Ok(())
+    }
+
+    /// Acceptor: the pair that was offered is of the traffic class that is asked for by now.
+    fn fits(&self, i: usize, slot: usize, m: &Mine) -> bool {
+        let Some(l) = self.link(i) else { return false };
+        l.conns.get(slot).is_some_and(|c| {
+            let theirs = c.theirs.map_or(0, |t| t.class);
+            l.pair(c.pair).map(|p| p.class) == policy::common_class(m.asked.class, theirs)
+        })
     }
 
     pub(super) fn on_refuse(
@@ -295,6 +305,7 @@ impl Remote {
                     tx_bytes: bytes as u32,
                     rx_ring,
                     rx_bytes: bytes as u32,
+                    asked: m.asked.key(),
                 };
                 // SAFETY: `offered` is 0: nobody reads it yet, and only this thread writes the
                 // offers of such a socket.

@@ -275,6 +275,7 @@ impl State {
                     tx_bytes: ring,
                     rx_ring: to_us,
                     rx_bytes: ring,
+                    asked: 0,
                 };
                 hand_over(m.socket, c, offer);
             }

@@ -128,6 +128,7 @@ impl State {
             tx_bytes,
             rx_ring: rx,
             rx_bytes,
+            asked: 0,
         };
         hand_over(m.socket, c, rings);
         self.withdraw(others, offer.token);

@@ -413,6 +413,7 @@ fn seat(s: &'static Socket, generation: u16, other: (&'static Socket, u16)) {
             tx_bytes: RING_BYTES as u32,
             rx_ring: inb.as_ptr().cast_mut().cast(),
             rx_bytes: RING_BYTES as u32,
+            asked: 0,
         };
         if !leave_offer(s, generation, offer) {
             AGENT.released(channel(side), slot);

@@ -170,6 +170,82 @@ fn what_is_asked_for_when_all_is_agreed_counts() {
     }
 }
 
+/// Both ends are used until one of them has an offer.
+#[track_caller]
+fn agreed(rig: &mut Rig, i: usize, side: usize) {
+    let offered =
+        |r: &Rig| r.conns[i][side].socket.offered.load(SeqCst) == crate::socket::offer::MADE;
+    for _ in 0..50 {
+        if offered(rig) {
+            return;
+        }
+        rig.chat(i);
+        rig.settle();
+    }
+    panic!("no offer: {}", rig.describe());
+}
+
+/// Another pair can do that.
+#[test]
+fn a_class_that_changes_when_all_is_agreed_is_asked_for_anew() {
+    for model in MODELS {
+        for side in [C, A] {
+            let mut rig = Rig::new(Order::Prompt, model, 2);
+            let i = rig.connect(0, 1);
+            agreed(&mut rig, i, side);
+            set(&rig, i, side, TOS, HIGH as u64);
+            rig.until("it is on a pair of that class", |r| {
+                r.chat(i);
+                r.is_fast(i) && class_of(r, i) == HIGH as u8
+            });
+            rig.exchange(i, 50_000);
+            rig.finish();
+        }
+    }
+}
+
+/// Also when the offer is on its way.
+#[test]
+fn a_class_that_changes_while_the_peer_has_the_offer_is_asked_for_anew() {
+    for side in [C, A] {
+        let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+        // So that there is a pair, and no other message is on its way.
+        let first = rig.connect(0, 1);
+        rig.promoted(first);
+        let i = rig.connect(0, 1);
+        let offers = |r: &mut Rig| {
+            let tuple = r.conns[i][A].socket.tuple();
+            let accepted = &r.remote(1).accepted;
+            accepted.find(&tuple, |m| m.agreement.offered().is_some()).is_some()
+        };
+        rig.chat(i);
+        rig.settle();
+        for _ in 0..50 {
+            if offers(&mut rig) {
+                break;
+            }
+            rig.chat(i);
+            (0..3).for_each(|h| {
+                rig.step(h & 1);
+            });
+        }
+        assert!(offers(&mut rig), "{}", rig.describe());
+        set(&rig, i, side, TOS, HIGH as u64);
+        // It asks before the answer comes.
+        for _ in 0..4 {
+            rig.send(i, side ^ 1, 100);
+            rig.send(i, side, 100);
+            rig.receive(i, side, 1000);
+        }
+        rig.step(side);
+        rig.until("it is on a pair of that class", |r| {
+            r.chat(i);
+            r.is_fast(i) && class_of(r, i) == HIGH as u8
+        });
+        rig.finish();
+    }
+}
+
 #[test]
 fn what_rdma_does_not_do_keeps_a_connection_on_tcp() {
     if sys::geteuid() != 0 {
