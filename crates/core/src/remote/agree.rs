@@ -263,6 +263,7 @@ impl Remote {
     pub(super) fn on_candidate(&mut self, i: usize, c: proto::Candidate) -> Result<(), Fault> {
         let tuple = c.tuple.mirrored();
         let Some(l) = self.link(i) else { return Ok(()) };
+        let source = Source::of(l.peer);
         // It can only speak for connections between its address and ours: its own address took
         // TCP's handshake to prove. (Where addresses are translated in between, an honest peer
         // claims others.)
@@ -274,8 +275,21 @@ impl Remote {
             self.send(i, Message::Withdraw { token: c.token });
             return Ok(());
         }
-        // Two claims to one connection: neither is believed, now or later (users of one host could
-        // claim each other's).
+        self.forget_earlier_claim(i, &tuple);
+        if self.is_of_another(i, &tuple, c.proof) {
+            stats::count(Counter::AuthFailures);
+            warn_of_peer!(
+                "who claims the connection from {} of another process does not know its SYN",
+                tuple.peer()
+            );
+            if c.proof.knows() {
+                self.shares.is_wrong(source);
+            }
+            self.send(i, Message::Withdraw { token: c.token });
+            return Ok(());
+        }
+        // Two claims to one connection, and no more is known: neither is believed, now or later
+        // (users of one host could claim each other's).
         if Agreement::is_contested(Peers::TwoHosts, 1 + usize::from(self.has_rival(i, &tuple))) {
             self.contest(&tuple);
             return Ok(());
@@ -333,22 +347,41 @@ impl Remote {
 
     /// Another process than that of link `i` claims the connection, or has it.
     fn has_rival(&self, i: usize, tuple: &Tuple) -> bool {
+        self.candidates.find(tuple, |x| x.link != i).is_some() || self.other_has(i, tuple).is_some()
+    }
+
+    /// The connection, if another process than that of link `i` has it, or an offer for it.
+    fn other_has(&self, i: usize, tuple: &Tuple) -> Option<&'static Socket> {
         let has = |c: &Conn| {
-            c.socket
-                .is_some_and(|s| s.generation.load(Acquire) == c.generation && s.tuple() == *tuple)
+            let socket = c.socket.filter(|s| s.generation.load(Acquire) == c.generation);
+            socket.filter(|s| s.tuple() == *tuple)
         };
-        let offered =
-            self.accepted.find(tuple, |m| m.agreement.offered().is_some_and(|o| o != i)).is_some();
-        offered
-            || self.candidates.find(tuple, |x| x.link != i).is_some()
-            || self.links.iter().enumerate().any(|(o, l)| {
-                o != i
-                    && l.as_ref().is_some_and(|l| {
-                        l.role == Role::Acceptor
-                            && l.peer == tuple.peer().ip()
-                            && l.conns.iter().any(has)
-                    })
-            })
+        let offered = self.accepted.find(tuple, |m| m.agreement.offered().is_some_and(|o| o != i));
+        if let Some((_, m)) = offered.and_then(|key| self.accepted.get(key)) {
+            return Some(m.socket);
+        }
+        let others = self.links.iter().enumerate().filter(|(o, _)| *o != i);
+        others.filter_map(|(_, l)| l.as_deref()).find_map(|l| {
+            let fits = l.role == Role::Acceptor && l.peer == tuple.peer().ip();
+            l.conns.iter().filter(|_| fits).find_map(has)
+        })
+    }
+
+    /// It has shown what it knows of the connection's SYN, and who claims it now knows less: that
+    /// costs the connection nothing.
+    fn is_of_another(&self, i: usize, tuple: &Tuple, proof: Proof) -> bool {
+        let other = self.other_has(i, tuple).map(|s| s.syn.said());
+        matches!(other, Some(Said::Stamp(stamp)) if !proof.fits(stamp))
+    }
+
+    /// A process that claims a connection on another link than before has lost that one, even if
+    /// this end does not know yet.
+    fn forget_earlier_claim(&mut self, i: usize, tuple: &Tuple) {
+        let process = |r: &Remote, i| r.link(i).and_then(|l| l.hello).map(|h| h.process);
+        let is_its = |x: &Theirs| x.link != i && process(self, x.link) == process(self, i);
+        if let Some(old) = self.candidates.find(tuple, is_its) {
+            self.drop_candidate(old);
+        }
     }
 
     /// A connection that two processes claim stays on TCP, or goes back there, for good.

@@ -665,8 +665,9 @@ impl Remote {
             }
             self.send(i, Message::Resume { known: false, key: [0; 16] });
         }
-        // Who has shown nothing may have another one's name.
-        let counts = |l: &Link| l.phase == Phase::Up && (role == Role::Acceptor || l.is_proven());
+        // Who has shown nothing may have another one's name, so it keeps nobody out: neither who
+        // answers, nor who calls (each of its claims is shown for itself).
+        let counts = |l: &Link| l.phase == Phase::Up && l.is_proven();
         if self.links.iter().flatten().any(|l| counts(l) && known(l)) {
             return Err(Fault::NotFound);
         }

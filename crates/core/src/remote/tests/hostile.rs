@@ -551,16 +551,48 @@ fn last_words_that_do_not_say_where_the_stream_goes_on_do_not_keep_a_closed_end(
     }
 }
 
-#[test]
-fn a_connection_that_two_processes_claim_goes_to_tcp_for_good() {
-    let (mut rig, i, at, port) = victim();
-    // Another process of the connector's host.
+/// A time stamp that is `by` later than the connection's.
+fn around(said: Said, by: u32) -> Proof {
+    match said {
+        Said::Stamp(stamp) => {
+            Proof::new(stamp.wrapping_add(by), stamp.wrapping_add(by).wrapping_add(9))
+        }
+        _ => panic!("{said:?}"),
+    }
+}
+
+/// Another process of the connector's host, which claims a connection that is on the ring.
+fn claims(rig: &mut Rig, i: usize, at: SocketAddr, proof: Proof) -> Stranger {
     let mut rival = Stranger::call(rig.hosts[0].address, at);
+    let port = rig.conns[i][A].socket.tuple().local_port();
     rival.say(Message::HostHello(hello(Role::Connector, port)));
     rig.settle();
     rival.hear().unwrap();
     let tuple = rig.conns[i][C].socket.tuple();
-    rival.say(Message::Candidate(Candidate { tuple, token: 3, proof: Proof::NONE, class: 0 }));
+    rival.say(Message::Candidate(Candidate { tuple, token: 3, proof, class: 0 }));
+    rig.settle();
+    rival
+}
+
+/// Whoever can see a connection could keep it from RDMA otherwise.
+#[test]
+fn who_does_not_know_the_syn_of_a_connection_takes_it_from_nobody() {
+    let (mut rig, i, at, _) = victim();
+    let said = rig.conns[i][A].socket.syn.said();
+    for proof in [Proof::NONE, Proof::LATER, around(said, 1), around(said, 1 << 31)] {
+        let mut rival = claims(&mut rig, i, at, proof);
+        assert_eq!(rival.hear(), Ok(vec![Message::Withdraw { token: 3 }]));
+        rig.exchange(i, 20_000);
+        assert!(rig.is_fast(i), "{proof:?}");
+    }
+    rig.finish();
+}
+
+#[test]
+fn a_connection_that_two_processes_claim_goes_to_tcp_for_good() {
+    let (mut rig, i, at, _) = victim();
+    let proof = around(rig.conns[i][A].socket.syn.said(), 0);
+    let mut rival = claims(&mut rig, i, at, proof);
     rig.until("it leaves", |r| {
         r.chat(i);
         r.conns[i].iter().all(|e| e.socket.is(crate::socket::State::Plain))
@@ -624,12 +656,6 @@ fn claimed(early: bool, proof: impl Fn(Said) -> Proof) -> (Rig, usize, Vec<Messa
 
 #[test]
 fn a_claim_has_to_know_the_time_stamp_of_the_connections_syn() {
-    let around = |said: Said, by: u32| match said {
-        Said::Stamp(stamp) => {
-            Proof::new(stamp.wrapping_add(by), stamp.wrapping_add(by).wrapping_add(9))
-        }
-        _ => panic!("{said:?}"),
-    };
     type Claim<'a> = (&'a str, &'a dyn Fn(Said) -> Proof, u64);
     let lies: [Claim; 4] = [
         ("a millisecond late", &|said| around(said, 1), 1),

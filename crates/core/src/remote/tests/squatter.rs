@@ -198,3 +198,33 @@ fn who_relays_a_commitment_shows_nothing() {
         }
     }
 }
+
+/// Who calls the server first, in the name of the client's process, keeps nobody out: nor by
+/// claiming that one's connections before it does.
+#[test]
+fn who_calls_in_another_processs_name_keeps_nobody_out() {
+    for claims in [false, true] {
+        let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+        rig.hosts[0].stopped = true;
+        let i = rig.connect(0, 1);
+        rig.settle();
+        let at = name(rig.remote(1).listeners[0].fd, false);
+        let port = name(rig.hosts[1].listener, false).port();
+        let mut caller = Stranger::call(rig.hosts[0].address, at);
+        let process = rig.remote(0).process;
+        caller.say(Message::HostHello(HostHello { process, ..hello(Role::Connector, port) }));
+        if claims {
+            let tuple = rig.conns[i][C].socket.tuple();
+            let proof = Proof::LATER;
+            caller.say(Message::Candidate(Candidate { tuple, token: 5, proof, class: 0 }));
+        }
+        rig.settle();
+        assert!(caller.hear().is_ok());
+        rig.hosts[0].stopped = false;
+        rig.promoted(i);
+        rig.exchange(i, 20_000);
+        assert!(caller.hear().is_ok(), "it is still there");
+        drop(caller);
+        rig.finish();
+    }
+}
