@@ -1,9 +1,11 @@
 //! Visits every reachable state of a [`Model`], breadth first.
 
-use crate::model::{Action, Violation, World};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::fmt::Debug;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hash, Hasher};
+
+/// What is wrong, in words.
+pub type Violation = String;
 
 /// A state, and the steps that lead from it.
 pub trait Model: Copy + Hash {
@@ -21,34 +23,6 @@ pub trait Model: Copy + Hash {
     fn is_due(&self, action: Self::Action) -> bool;
     /// States of the two halves.
     fn states(&self) -> (u32, u32);
-}
-
-impl Model for World {
-    type Action = Action;
-
-    fn actions(&self, out: &mut Vec<Action>) {
-        self.actions(out);
-    }
-
-    fn apply(&mut self, action: Action) -> Result<(), Violation> {
-        self.apply(action)
-    }
-
-    fn is_finished(&self) -> bool {
-        self.is_finished()
-    }
-
-    fn is_settled(&self) -> bool {
-        self.is_finished()
-    }
-
-    fn is_due(&self, action: Action) -> bool {
-        !action.is_fault()
-    }
-
-    fn states(&self) -> (u32, u32) {
-        (self.tx.state() as u32, self.rx.state() as u32)
-    }
 }
 
 /// States are remembered by a 64-bit fingerprint, which is already a hash.

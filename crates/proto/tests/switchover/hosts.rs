@@ -3,8 +3,8 @@
 
 mod model;
 
+use crate::explore::Violation;
 use crate::explore::{Failure, Model, Outcome, explore};
-use crate::model::Violation;
 use model::{Action, Config, Mutant, Notices, World};
 use proptest::prelude::*;
 use std::collections::BTreeSet;

@@ -9,6 +9,7 @@
 //! The oracle: byte `i` that the receiver takes is byte `i` that the sender sent; the end comes
 //! exactly where TCP would put it.
 
+use crate::explore::{Model, Violation};
 use netacc_proto::switchover::{
     Ack, Action as Due, Announce, Coming, Delivery, EofVerdict, Leave, Path, Peer, Plan, Refused,
     Rx, RxState, RxView, Sending, Tx, TxState, TxView,
@@ -368,9 +369,6 @@ pub struct World {
     noted_empty: bool,
     fate: Fate,
 }
-
-/// Why a step is wrong.
-pub type Violation = String;
 
 /// Runs one world: each byte of `choices` picks the next step; then on at random without faults, to
 /// the end.
@@ -1219,4 +1217,32 @@ impl World {
 
 fn tag(offset: u64) -> u8 {
     offset.to_le_bytes()[0]
+}
+
+impl Model for World {
+    type Action = Action;
+
+    fn actions(&self, out: &mut Vec<Action>) {
+        self.actions(out);
+    }
+
+    fn apply(&mut self, action: Action) -> Result<(), Violation> {
+        self.apply(action)
+    }
+
+    fn is_finished(&self) -> bool {
+        self.is_finished()
+    }
+
+    fn is_settled(&self) -> bool {
+        self.is_finished()
+    }
+
+    fn is_due(&self, action: Action) -> bool {
+        !action.is_fault()
+    }
+
+    fn states(&self) -> (u32, u32) {
+        (self.tx.state() as u32, self.rx.state() as u32)
+    }
 }

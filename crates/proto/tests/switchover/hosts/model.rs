@@ -15,7 +15,8 @@
 //! wrong.
 
 use crate::explore::Model;
-use crate::model::{CarrierEnd, Fifo, Violation};
+use crate::explore::Violation;
+use crate::model::{CarrierEnd, Fifo};
 use netacc_proto::switchover::{
     Ack, Action as Due, Announce, Coming, Delivery, EofVerdict, Leave, Path, Peer, Plan, Refused,
     Rx, RxState, RxView, Sending, Tx, TxState, TxView,
