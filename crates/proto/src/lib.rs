@@ -4,6 +4,7 @@
 //!   connection (the *carrier*) to a faster path and back, at exact stream offsets.
 //! - [`agreement`]: what becomes of a connection that could have a faster path, and of the place
 //!   that it gets there, at each end.
+//! - [`lives`]: how one carrier serves one connection after another.
 //! - [`rendezvous`]: the messages by which two processes, of one host or of two, agree on a faster
 //!   path, and between hosts keep its words in step.
 //!
@@ -31,6 +32,7 @@
 extern crate std;
 
 pub mod agreement;
+pub mod lives;
 pub mod rendezvous;
 mod sha256;
 pub mod switchover;
