@@ -32,12 +32,19 @@ impl fmt::Write for Line {
     }
 }
 
+/// Whether such lines are written.
+#[inline]
+pub(crate) fn says(level: LogLevel) -> bool {
+    let config = config::get();
+    level >= config.log_level && !config.log_path.is_empty()
+}
+
 /// Appends a line when `level` is at least the configured one.
 pub(crate) fn log(level: LogLevel, text: fmt::Arguments<'_>) {
-    let config = config::get();
-    if level < config.log_level || config.log_path.is_empty() {
+    if !says(level) {
         return;
     }
+    let config = config::get();
     let Some(path) = expanded(&config.log_path) else {
         stats::count(Counter::LogLinesDropped);
         return;

@@ -9,7 +9,7 @@
 //! ([`crate::service`]) only leaves an [`Offer`].
 
 use crate::channel::Channel;
-use crate::log::debug_log;
+use crate::log::{self, debug_log};
 use crate::path::{Children, PathId, PathList};
 use crate::published::Published;
 use crate::{carrier, process, stats, syn};
@@ -26,6 +26,7 @@ pub(crate) use end::{
     look_at_options, orphan, recycle, reuse, set_corked, set_nonblock,
 };
 pub(crate) use memory::{after_fork_in_child, give_up_slab, new_socket};
+use netacc_control::config::LogLevel;
 use netacc_control::stats::{ConnRecord, Reason};
 use netacc_proto::rendezvous::Tuple;
 use netacc_proto::switchover::{Rx, Tx};
@@ -399,6 +400,9 @@ impl Socket {
     }
     /// It ends, or its process does. (Other reasons were said when they came.)
     pub(crate) fn say_at_end(&self) {
+        if !log::says(LogLevel::Debug) {
+            return;
+        }
         let why = self.record().map_or(0, |r| r.reason.load(Relaxed));
         if let Some(why @ (Reason::NotStarted | Reason::Negotiating)) = Reason::from_code(why) {
             self.say(why);

@@ -101,6 +101,10 @@ impl Remote {
         let Some(key) = table.insert(tuple, 0, mine) else { return };
         if !connector {
             self.at(due);
+            if !self.is_peer(tuple.peer().ip()) {
+                // As far as is known now: it waits all the same.
+                s.judge(Reason::PeerWithoutLibrary);
+            }
             return self.agree(tuple);
         }
         if self.sweep_at == 0 {
@@ -125,6 +129,9 @@ impl Remote {
         let Some(proof) = self.link(i).map(|l| l.says(&m.socket.syn)) else { return };
         if let Some(m) = self.connected.get_mut(key) {
             m.agreement.step(Event::Told(number));
+            if m.is_current() {
+                m.socket.start(Reason::Negotiating);
+            }
         }
         self.send(i, Message::Candidate(proto::Candidate { tuple, token: key.0, proof, class }));
     }
@@ -167,6 +174,21 @@ impl Remote {
                 && let Some((_, m)) = self.connected.remove(key)
             {
                 verdict(m.socket, m.generation, why);
+            }
+        }
+    }
+
+    /// Nobody was found at that place yet: what waits for it says so.
+    pub(super) fn say_of_waiting(&self, local: IpAddr, peer: SocketAddr, why: Reason) {
+        let mut at = self.connected.oldest();
+        while let Some(key) = at {
+            at = self.connected.after(key);
+            if let Some((t, m)) = self.connected.get(key)
+                && t.local().ip() == local
+                && t.peer() == peer
+                && m.is_current()
+            {
+                m.socket.judge(why);
             }
         }
     }
@@ -437,6 +459,9 @@ impl Remote {
         }
         let Some(candidate) = self.candidates.find(&tuple, |_| true) else { return };
         let Some(theirs) = self.candidates.get(candidate).map(|(_, t)| *t) else { return };
+        if let Some((_, m)) = self.accepted.get(waiting) {
+            m.socket.start(Reason::Negotiating);
+        }
         let Theirs { link: i, token, proof, .. } = theirs;
         if !self.link(i).is_some_and(Link::is_up) {
             self.drop_candidate(candidate);

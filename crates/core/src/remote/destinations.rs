@@ -430,8 +430,11 @@ impl Remote {
         };
         p.tries += 1;
         if let Some(next) = again {
+            let why = p.why();
             p.next = next;
-            return self.at(next);
+            self.at(next);
+            // They wait on; an operator need not.
+            return self.say_of_waiting(local, peer, why);
         }
         p.nobody_until = match silent {
             Some(h) => h.silent_until,

@@ -134,6 +134,41 @@ fn where_nobody_is_it_is_tried_more_and_more_rarely() {
     }
 }
 
+#[test]
+fn what_waits_for_nobody_says_so_within_a_second() {
+    let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+    rig.kill(1);
+    let mut rounds = Rounds::new(&mut rig);
+    let i = rig.connect(0, 1);
+    let began = sys::now_ns();
+    rig.chat(i);
+    while rig.reason(i, C) != Reason::ListenerWithoutLibrary {
+        rounds.look(&mut rig);
+        rig.chat(i);
+        assert!(sys::now_ns() < began + 1000 * MS + SLACK_NS, "{:?}", rig.reason(i, C));
+        if rig.reason(i, C) != Reason::ListenerWithoutLibrary {
+            rig.pass();
+        }
+    }
+    // It goes on waiting: the server's library may be late.
+    assert!(rig.conns[i][C].socket.is(crate::socket::State::Candidate));
+    rig.drain(i);
+    rig.finish();
+
+    // The accepting end of a connection from a host where nobody has the library.
+    let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+    rig.kill(0);
+    let i = rig.connect(0, 1);
+    for _ in 0..4 {
+        rig.chat(i);
+    }
+    rig.settle();
+    assert_eq!(rig.reason(i, A), Reason::PeerWithoutLibrary);
+    assert!(rig.conns[i][A].socket.is(crate::socket::State::Candidate));
+    rig.drain(i);
+    rig.finish();
+}
+
 /// A TCP socket bound to that address, unless another test's connection has it.
 pub(super) fn tcp_if_free(at: SocketAddr) -> Option<c_int> {
     let fd = sys::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) as c_int;
