@@ -6,7 +6,8 @@
 //!
 //! All that tells one path from another stands here: an answer for each path ([`PathId::traits`]),
 //! and calls that are dispatched by `match`. Nothing else names a path but its own files,
-//! `engines`, which polls, and `lifecycle`, which registers its agent.
+//! `engines`, which polls, `lifecycle`, which registers its agent and has RDMA finish at the end of
+//! the process, and `candidates`, which knows whom a device may serve.
 
 use crate::wire::Wire;
 use crate::{process, rdma_thread};

@@ -1,4 +1,4 @@
-//! The transition tables, and what the clock does. The interleavings are in `tests/agreement.rs`.
+//! The transition tables, and what the clock does. The interleavings are in `tests/agreement`.
 
 use super::*;
 use std::string::String;
