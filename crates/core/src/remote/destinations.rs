@@ -333,7 +333,7 @@ impl Remote {
     }
 
     /// Asks the ports of a place to which there is no link: the first one, as long as nobody is
-    /// known there.
+    /// known there, and none has taken a connection.
     fn try_destination(&mut self, at: usize) -> Result<(), Reason> {
         let now = sys::now_ns();
         let Some(p) = self.destinations.get_mut(at) else { return Ok(()) };
@@ -355,7 +355,8 @@ impl Remote {
         }
         let Some(p) = self.destinations.get_mut(at) else { return Ok(()) };
         p.asked = true;
-        p.ports = if found || p.taken & 1 != 0 { p.ports_to_try() } else { 1 };
+        // (The link to one of the others may have broken before it was of use.)
+        p.ports = if found || p.taken != 0 { p.ports_to_try() } else { 1 };
         let ports = p.ports;
         self.ask_ports(at, 0..ports, device)
     }
@@ -515,8 +516,9 @@ impl Remote {
         p.taken = if answer == Answer::Taken { p.taken | bit } else { p.taken & !bit };
         if p.ports == 1 && k == 0 && answer != Answer::Silent {
             // The others are looked at where somebody is at the first one, and otherwise in the
-            // first round: what is there would have taken the first one, unless it was taken then.
-            if answer == Answer::Taken || p.tries == 0 || p.nobody > 0 {
+            // first two rounds (by the second the acceptor has accepted): what is there would have
+            // taken the first one, unless it was taken then.
+            if answer == Answer::Taken || p.tries <= 1 || p.nobody > 0 {
                 p.ports = TRIED;
                 let _ = self.ask_ports(at, 1..TRIED, device);
             }

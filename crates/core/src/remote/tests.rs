@@ -463,6 +463,22 @@ impl Rig {
         name(self.hosts[a].listener, false)
     }
 
+    /// The same, and a socket that has the first port of the links for it.
+    fn listen_below_free(&mut self, a: usize) -> (SocketAddr, c_int) {
+        loop {
+            let to = self.listen(a);
+            let first = destinations::link_port(to.port(), 0);
+            if let Some(fd) = tcp_if_free(SocketAddr::new(to.ip(), first)) {
+                return (to, fd);
+            }
+            // A connection of another test's has that port.
+            let taken = core::mem::replace(&mut self.hosts[a].listener, -1);
+            if api::close(taken) == api::PASS {
+                let _ = sys::close(taken);
+            }
+        }
+    }
+
     /// A connection from host `c` to host `a`.
     fn connect(&mut self, c: usize, a: usize) -> usize {
         let to = self.listen(a);
@@ -915,6 +931,17 @@ fn tcp(at: SocketAddr) -> c_int {
     // A delayed acknowledgement would be waited for in the system's time.
     assert!(sys::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, &1i32) >= 0);
     fd
+}
+
+/// A TCP socket bound to that address, unless another test's connection has it.
+fn tcp_if_free(at: SocketAddr) -> Option<c_int> {
+    let fd = sys::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) as c_int;
+    assert!(fd >= 0);
+    if links::bind(fd, at) >= 0 {
+        return Some(fd);
+    }
+    let _ = sys::close(fd);
+    None
 }
 
 fn name(fd: c_int, peer: bool) -> SocketAddr {

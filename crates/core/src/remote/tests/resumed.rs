@@ -115,11 +115,11 @@ fn a_link_breaks_while_a_connection_is_closed() {
     }
 }
 
-#[test]
-fn a_link_breaks_before_anything_is_agreed() {
+fn before_anything_is_agreed(begin: impl Fn(&mut Rig) -> Option<c_int>) {
     for model in MODELS {
         for after in 0..25 {
             let mut rig = Rig::new(Order::Shuffled(after), model, 2);
+            let other = begin(&mut rig);
             let i = rig.connect(0, 1);
             for _ in 0..after {
                 for side in [C, A] {
@@ -133,8 +133,20 @@ fn a_link_breaks_before_anything_is_agreed() {
             rig.promoted(i);
             rig.exchange(i, 20_000);
             rig.finish();
+            other.into_iter().for_each(|fd| _ = sys::close(fd));
         }
     }
+}
+
+#[test]
+fn a_link_breaks_before_anything_is_agreed() {
+    before_anything_is_agreed(|_| None);
+}
+
+/// Another socket has the first port of the links, and takes nothing there.
+#[test]
+fn a_link_at_the_second_port_breaks_before_anything_is_agreed() {
+    before_anything_is_agreed(|rig| Some(rig.listen_below_free(1).1));
 }
 
 #[test]

@@ -1,7 +1,6 @@
 //! Who answers at a link port and has accepted nothing there.
 
 use super::hostile::{Stranger, hello};
-use super::nobody::tcp_if_free;
 use super::*;
 use crate::remote::destinations::link_port;
 use crate::remote::links::Phase;
@@ -65,17 +64,7 @@ impl Squatter {
     /// Before the server's library has a link port; and a connection of host 0's to the server.
     /// `copies`: it says that it is the server's process, which anybody who calls is told.
     fn new(rig: &mut Rig, copies: bool) -> (Squatter, usize) {
-        let (to, listener) = loop {
-            let to = rig.listen(1);
-            if let Some(fd) = tcp_if_free(SocketAddr::new(to.ip(), link_port(to.port(), 0))) {
-                break (to, fd);
-            }
-            // A connection of another test's has that port.
-            let taken = core::mem::replace(&mut rig.hosts[1].listener, -1);
-            if api::close(taken) == api::PASS {
-                let _ = sys::close(taken);
-            }
-        };
+        let (to, listener) = rig.listen_below_free(1);
         assert!(sys::listen(listener, 8) >= 0);
         let i = rig.connect(0, 1);
         // The true server is stopped meanwhile.
