@@ -574,6 +574,7 @@ mod tests {
         }
     }
 
+    /// (That has the configuration resolved, by whichever test comes first.)
     #[test]
     fn who_may_not_ask_is_warned() {
         crate::testing::forbid_netlink();
@@ -583,6 +584,7 @@ mod tests {
         assert!(!REFUSED.load(Relaxed), "that passes");
         assert_eq!(way("10.0.0.1", "10.0.0.2"), Way::UNKNOWN);
         assert!(REFUSED.load(Relaxed));
+        assert_eq!(config::get().connections_per_channel, 4, "is that of all tests");
     }
 
     /// A netlink attribute.
