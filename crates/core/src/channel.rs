@@ -40,7 +40,13 @@ static SENT_BY_KERNEL: AtomicU64 = AtomicU64::new(0);
 /// what goes into a ring from now on.
 #[inline]
 pub(crate) fn sent_by_kernel() {
-    SENT_BY_KERNEL.store(sys::ticks(), Relaxed);
+    // (Another thread may have been stopped between its look at the clock and this.)
+    SENT_BY_KERNEL.fetch_max(sys::ticks(), Relaxed);
+}
+
+#[cfg(test)]
+pub(crate) fn last_sent_by_kernel() -> u64 {
+    SENT_BY_KERNEL.load(Relaxed)
 }
 
 /// The control memfd.

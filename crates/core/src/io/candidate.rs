@@ -104,6 +104,9 @@ pub(crate) fn candidate(
         }
     } else if r == EAGAIN && side == Side::Receive {
         waits_seen::on_nothing(s);
+    } else if r > 0 && side == Side::Send {
+        // Another thread's call has attached it meanwhile.
+        channel::sent_by_kernel();
     }
     Some(r)
 }
@@ -381,5 +384,47 @@ pub(super) fn after_candidate_call(
         }
         Noted::Now => {}
         Noted::Never(why) => candidates::next_path(s, g, why),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests may fail loudly")]
+mod tests {
+    use super::*;
+    use crate::path::tests::{A, C, candidate_within_the_host, close_both, talk};
+    use std::time::Duration;
+
+    /// What the kernel takes while a connection comes to its ring was sent before what the process
+    /// then sends into others: their peer is to look at the kernel first.
+    #[test]
+    fn what_is_sent_while_a_connection_is_attached_is_noted() {
+        let mut ends = candidate_within_the_host();
+        let (s, g, fd) = (ends[C].socket, ends[C].socket.generation16(), ends[C].fd);
+        let agreed = || {
+            (0..20).any(|_| {
+                std::thread::sleep(Duration::from_millis(1));
+                s.offered.load(SeqCst) != 0
+            })
+        };
+        while !agreed() {
+            assert!(s.is(State::Candidate));
+            talk(&mut ends, 64);
+        }
+        let mut began = 0;
+        let sent = candidate(Named { s, g, fd }, Side::Send, 0, || {
+            // Another thread's call.
+            std::thread::scope(|scope| _ = scope.spawn(|| attach(s, g, fd)));
+            assert!(s.is(State::Attached));
+            began = sys::ticks();
+            // SAFETY: one byte.
+            unsafe { sys::sendto(fd, b"x".as_ptr(), 1, 0) }
+        });
+        assert_eq!(sent, Some(1));
+        assert!(channel::last_sent_by_kernel() > began);
+        let mut byte = 0u8;
+        // SAFETY: one byte.
+        assert_eq!(unsafe { crate::io::recv(ends[A].fd, &mut byte, 1, 0) }, 1);
+        assert_eq!(byte, b'x');
+        close_both(ends);
     }
 }

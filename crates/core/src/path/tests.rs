@@ -170,7 +170,7 @@ fn new_connection(answer: Answer) -> [End; 2] {
     })
 }
 
-fn talk(ends: &mut [End; 2], n: usize) {
+pub(crate) fn talk(ends: &mut [End; 2], n: usize) {
     for (from, to) in [(C, A), (A, C)] {
         ends[from].send(from, n);
         ends[to].receive_all(to, n);
@@ -215,9 +215,14 @@ fn promoted() -> [End; 2] {
     ends
 }
 
+/// One that shared memory will carry.
+pub(crate) fn candidate_within_the_host() -> [End; 2] {
+    connection(Answer::RefusesAtOnce)
+}
+
 /// One that shared memory carries both ways.
 pub(crate) fn promoted_within_the_host() -> [End; 2] {
-    let mut ends = connection(Answer::RefusesAtOnce);
+    let mut ends = candidate_within_the_host();
     talk_until(&mut ends, |ends| ends.iter().all(|e| is_on(e, PathId::Shm)));
     ends
 }
