@@ -49,6 +49,11 @@ fn listed(directory: &Path) -> Sockets {
     sockets
 }
 
+/// Whether the kernel answers questions about sockets (sock_diag(7)).
+pub fn kernel_answers() -> Result<(), Errno> {
+    asked().map(|_| ())
+}
+
 /// Those of this process's network namespace, from sock_diag(7).
 fn asked() -> Result<Sockets, Errno> {
     let flags = SocketFlags::CLOEXEC;
@@ -101,8 +106,8 @@ fn question(family: u8) -> [u8; 72] {
     bytes
 }
 
-/// The kind of a message, what it says, and what follows it.
-fn message(at: &[u8]) -> Option<(u16, &[u8], &[u8])> {
+/// The kind of a netlink message, what it says, and what follows it.
+pub(crate) fn message(at: &[u8]) -> Option<(u16, &[u8], &[u8])> {
     let len = u32::from_ne_bytes(*at.first_chunk()?) as usize;
     let kind = u16::from_ne_bytes(*at.get(4..)?.first_chunk()?);
     Some((kind, at.get(16..len)?, at.get(len.next_multiple_of(4)..).unwrap_or(&[])))
@@ -124,7 +129,7 @@ fn socket(body: &[u8]) -> Option<(u64, Pair)> {
 }
 
 /// Of `socket:[4711]`.
-fn socket_inode(target: &str) -> Option<u64> {
+pub(crate) fn socket_inode(target: &str) -> Option<u64> {
     target.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
 }
 
@@ -136,8 +141,8 @@ fn row(line: &str) -> Option<(u64, Pair)> {
     Some((inode, (local, peer)))
 }
 
-/// Words of four octets, each as the machine stores it, and the port.
-fn address(text: &str) -> Option<SocketAddr> {
+/// Words of four octets, each as the machine stores it, and the port: an address of `/proc/net`.
+pub(crate) fn address(text: &str) -> Option<SocketAddr> {
     let (ip, port) = text.split_once(':')?;
     let port = u16::from_str_radix(port, 16).ok()?;
     let word = |at: usize| -> Option<[u8; 4]> {

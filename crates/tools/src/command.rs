@@ -147,6 +147,16 @@ pub fn loader(program: &Path) -> Option<String> {
     }
 }
 
+/// What runs a script: its interpreter, or what `env` starts. `None`: it is no script.
+pub fn interpreter(program: &Path, path: Option<&OsStr>) -> Option<PathBuf> {
+    let Content::Script { interpreter, argument } = Content::of(program)? else { return None };
+    if interpreter.file_name() != Some(OsStr::new("env")) {
+        return Some(interpreter);
+    }
+    let arguments: Vec<OsString> = argument.into_iter().collect();
+    find(&env_program(&arguments)?, path)
+}
+
 enum Content {
     Elf(Elf),
     Script { interpreter: PathBuf, argument: Option<OsString> },
@@ -156,10 +166,11 @@ impl Content {
     fn of(program: &Path) -> Option<Content> {
         // The kernel looks at that many bytes of a script.
         let mut head = [0; 256];
-        let mut file = File::open(program).ok()?;
-        if !file.metadata().ok()?.is_file() {
+        // (A pipe would have to be opened by a writer, too.)
+        if !std::fs::metadata(program).ok()?.is_file() {
             return None;
         }
+        let mut file = File::open(program).ok()?;
         let mut length = 0;
         while length < head.len() {
             match file.read(&mut head[length..]).ok()? {

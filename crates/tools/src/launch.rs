@@ -66,10 +66,8 @@ pub fn prepare(
         .map(|arguments| arguments.cloned().collect())
         .unwrap_or_default();
     let given = settings(matches);
-    let is_set = environment.get(ENV_FILE).is_some_and(|path| !path.is_empty());
-    let installed = this_program.filter(|_| !is_set).and_then(file_of_prefix);
-    let named = matches.get_one::<PathBuf>("file").cloned().or(installed);
-    let (config, origins) = configure(named, &given, &mut environment)?;
+    let named = matches.get_one::<PathBuf>("file").cloned();
+    let (config, origins) = configure(named, this_program, &given, &mut environment)?;
     let mut warnings = unknown_variables(&environment);
     // (The default file belongs to whoever came first, and few look for it.)
     let is_log_wanted = matches.get_flag("debug") || origins.of(Key::LogPath) != Origin::Default;
@@ -103,7 +101,8 @@ pub fn prepare(
     Ok(Launch { arguments, environment, warnings })
 }
 
-fn describe(verdict: &Verdict) -> String {
+/// An obstacle, for the operator.
+pub(crate) fn describe(verdict: &Verdict) -> String {
     let program = verdict.program.display();
     let obstacle = &verdict.obstacle;
     let others = if obstacle.passes_preload_on() {
@@ -114,7 +113,8 @@ fn describe(verdict: &Verdict) -> String {
     format!("{program} runs unaccelerated: {obstacle}{others}")
 }
 
-fn describe_raw(found: &raw::Found) -> String {
+/// System calls past the C library, for the operator.
+pub(crate) fn describe_raw(found: &raw::Found) -> String {
     format!(
         "{} has system calls of its own ({}), which the library does not see: connections that are used so stay on TCP",
         found.file.display(),
@@ -141,11 +141,15 @@ fn settings(matches: &ArgMatches) -> Vec<(Key, String)> {
 }
 
 /// Checks the whole configuration and puts what the command line gives into the environment.
-fn configure(
+pub(crate) fn configure(
     named: Option<PathBuf>,
+    this_program: Option<&Path>,
     given: &[(Key, String)],
     environment: &mut Environment,
 ) -> Result<(Config, Origins), Vec<String>> {
+    let is_set = environment.get(ENV_FILE).is_some_and(|path| !path.is_empty());
+    let installed = this_program.filter(|_| !is_set).and_then(file_of_prefix);
+    let named = named.or(installed);
     let is_named = named.is_some();
     let file = config_file(named, environment)?;
     let text = |name: &str| {
@@ -237,7 +241,7 @@ fn config_file(
 }
 
 /// Variables that look like options but are none.
-fn unknown_variables(environment: &Environment) -> Vec<String> {
+pub(crate) fn unknown_variables(environment: &Environment) -> Vec<String> {
     environment
         .iter()
         .filter_map(|(name, _)| name.to_str())

@@ -107,6 +107,10 @@ fn open(path: &Path) -> Result<Library, Missing> {
     if path.as_os_str().as_bytes().iter().any(|byte| matches!(byte, b' ' | b'\t' | b'\n' | b':')) {
         return Err(Missing::Unspeakable(path));
     }
+    // (A pipe would have to be opened by a writer, too.)
+    if !std::fs::metadata(&path).map_err(unreadable)?.is_file() {
+        return Err(Missing::NotALibrary(path));
+    }
     let file = File::open(&path).map_err(unreadable)?;
     match Elf::read(file) {
         Ok(Some(elf)) if elf.dynamic => Ok(Library { target: elf.target, path }),

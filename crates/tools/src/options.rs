@@ -223,6 +223,23 @@ pub fn ps_command() -> Command {
         .arg(json_flag().help("Print JSON"))
 }
 
+/// The command line of `netacc doctor`.
+pub fn doctor_command() -> Command {
+    Command::new("doctor")
+        .about("Say what keeps a program, a process, a connection or this host from acceleration")
+        .version(VERSION)
+        .override_usage("netacc doctor [--json] [PROGRAM [ARG...] | PID | HOST:PORT]")
+        .arg(json_flag().help("Print JSON"))
+        .arg(
+            Arg::new("subject")
+                .value_name("PROGRAM|PID|HOST:PORT")
+                .help("A command, a running process, or where a connection goes; none: this host")
+                .num_args(0..)
+                .trailing_var_arg(true)
+                .value_parser(value_parser!(OsString)),
+        )
+}
+
 fn json_flag() -> Arg {
     Arg::new("json").long("json").action(ArgAction::SetTrue)
 }
@@ -249,6 +266,7 @@ mod tests {
         run_command().debug_assert();
         ss_command().debug_assert();
         ps_command().debug_assert();
+        doctor_command().debug_assert();
     }
 
     #[test]

@@ -158,7 +158,8 @@ fn own_pid(status: &str) -> Option<u32> {
     field(status, "NSpid:")?.split_whitespace().last()?.parse().ok()
 }
 
-fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
+/// What a line of `/proc/PID/status` says behind its name.
+pub fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
     status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim_start)
 }
 

@@ -469,12 +469,12 @@ pub fn processes_text(found: &[Found]) -> String {
     out
 }
 
-fn version([major, minor, patch]: [u16; 3]) -> String {
+pub(crate) fn version([major, minor, patch]: [u16; 3]) -> String {
     format!("{major}.{minor}.{patch}")
 }
 
 /// How long something has lasted, in its two largest units.
-fn age(time: Duration) -> String {
+pub(crate) fn age(time: Duration) -> String {
     let seconds = time.as_secs();
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86400);
     match () {
@@ -486,18 +486,18 @@ fn age(time: Duration) -> String {
 }
 
 /// The accelerated part of all connections.
-fn share(process: &Process) -> Option<String> {
+pub(crate) fn share(process: &Process) -> Option<String> {
     let total = connections_total(process);
     let accelerated = accelerated_total(process);
     (total != 0).then(|| format!("{:.1} %", accelerated as f64 * 100.0 / total as f64))
 }
 
-fn connections_total(process: &Process) -> u64 {
+pub(crate) fn connections_total(process: &Process) -> u64 {
     let totals = process.header.total_by_path.iter();
     totals.fold(0, |sum, count| sum.saturating_add(*count))
 }
 
-fn accelerated_total(process: &Process) -> u64 {
+pub(crate) fn accelerated_total(process: &Process) -> u64 {
     let totals = process.header.total_by_path.iter().skip(1);
     totals.fold(0, |sum, count| sum.saturating_add(*count))
 }
@@ -520,14 +520,14 @@ fn reasons(process: &Process) -> impl Iterator<Item = (u32, u64)> + '_ {
     reasons.filter(|(_, count)| *count != 0)
 }
 
-fn reason_name(code: u32) -> String {
+pub(crate) fn reason_name(code: u32) -> String {
     match Reason::from_code(code) {
         Some(reason) => reason.name().to_owned(),
         None => format!("unknown-{code}"),
     }
 }
 
-fn path_name(code: u32) -> String {
+pub(crate) fn path_name(code: u32) -> String {
     match Path::from_code(code) {
         Some(path) => path.name().to_owned(),
         None => format!("unknown-{code}"),
@@ -557,7 +557,7 @@ fn pid(pid: u32) -> String {
 }
 
 /// Text of another process must not drive our terminal.
-fn printable(text: &str) -> String {
+pub(crate) fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() && c != '\n' { '?' } else { c }).collect()
 }
 

@@ -522,3 +522,65 @@ fn usage() {
     assert!(ss(&["-h"]).out.starts_with("Usage: netacc_ss [[-p] <pid|name>...]"));
     assert!(ss(&["-v"]).out.starts_with("netacc_ss 0."));
 }
+
+/// What `netacc doctor` says of this process.
+fn doctor() -> (Value, Option<i32>) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_netacc"));
+    let ran = run(command.args(["doctor", "--json", &std::process::id().to_string()]));
+    assert_eq!(ran.err, "");
+    (serde_json::from_str(&ran.out).unwrap(), ran.status)
+}
+
+#[test]
+fn the_doctor_says_each_reason_with_its_remedy() {
+    let _alone = alone();
+    let segment = Segment::filled(std::process::id());
+    segment.u64(offset_of!(Header, counters) + 8 * Counter::PeerCorrupt as usize, 1);
+    let (told, status) = doctor();
+    assert_eq!(status, Some(1), "{told:#}");
+    let all = told["findings"].as_array().unwrap();
+    let of = |text: &str| {
+        let found = all.iter().find(|f| f["found"].as_str().unwrap().contains(text));
+        let found = found.unwrap_or_else(|| panic!("{text}: {told:#}"));
+        (found["level"].clone(), found["remedy"].clone())
+    };
+    for (reason, level) in [
+        (Reason::RdmaLost, "problem"),
+        (Reason::PeerRemote, "problem"),
+        // Of connections that are over.
+        (Reason::PeerWithoutLibrary, "note"),
+    ] {
+        let text = format!("{}: ", reason.name());
+        assert_eq!(of(&text), (level.into(), reason.remedy().into()));
+        assert!(of(reason.explanation()).0 == level);
+    }
+    assert_eq!(of("unknown-60").0, "note");
+    assert_eq!(of("peer_corrupt is 1").0, "note");
+    assert_eq!(of("11 accelerated (73.3 %)").0, "ok");
+}
+
+#[test]
+fn the_doctor_is_not_misled_by_garbage() {
+    let _alone = alone();
+    let segment = Segment::filled(std::process::id());
+    segment.u32(offset_of!(Header, version), VERSION + 1);
+    let (told, status) = doctor();
+    assert_eq!(status, Some(1));
+    let found = told["findings"][0]["found"].as_str().unwrap();
+    assert!(found.contains("layout version"), "{found}");
+    segment.u32(offset_of!(Header, version), VERSION);
+    // Everything behind the two words that say what it is.
+    for seed in 1..20u64 {
+        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mut bytes = vec![0u8; CONNS_OFFSET + 64 * size_of::<ConnRecord>()];
+        for word in bytes.chunks_exact_mut(8) {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            word.copy_from_slice(&state.to_ne_bytes());
+        }
+        segment.0.write_all_at(&bytes[16..], 16).unwrap();
+        let (_, status) = doctor();
+        assert!(matches!(status, Some(0 | 1)), "{status:?}");
+    }
+}

@@ -4,6 +4,7 @@
 //! The programs have their own `main`, without Rust's runtime, because that one ignores SIGPIPE and
 //! opens missing standard descriptors, and what [`run`] starts would inherit both.
 
+pub mod doctor;
 pub mod ps;
 pub mod run;
 pub mod ss;
@@ -29,6 +30,7 @@ pub fn netacc() -> c_int {
         Some(("run", matches)) => run::main(matches),
         Some(("ss", matches)) => ss::main(matches),
         Some(("ps", matches)) => ps::main(matches),
+        Some(("doctor", matches)) => doctor::main(matches),
         _ => bench(&matches),
     }
 }
@@ -41,7 +43,8 @@ fn netacc_command() -> Command {
         .arg_required_else_help(true)
         .subcommand(options::run_command().name("run"))
         .subcommand(options::ss_command().name("ss"))
-        .subcommand(options::ps_command());
+        .subcommand(options::ps_command())
+        .subcommand(options::doctor_command());
     Bench::augment_subcommands(command)
 }
 

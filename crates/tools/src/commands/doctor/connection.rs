@@ -1,0 +1,437 @@
+//! A connection that is not there yet: which path would it take, and what is in the way of a faster
+//! one?
+
+use super::finding::Findings;
+use super::interfaces::{self, Own, Route};
+use super::rdma::{self, Port};
+use super::{host, look};
+use crate::addresses;
+use crate::launch::Environment;
+use crate::segment::{self, SegmentError};
+use crate::show::printable;
+use netacc_control::stats::Reason;
+use std::fs;
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::sync::mpsc;
+use std::time::Duration;
+
+/// A name server answers within so long.
+const RESOLVE: Duration = Duration::from_secs(5);
+/// A host answers a SYN within so long.
+const CONNECT: Duration = Duration::from_secs(1);
+/// Addresses of a name that are looked at.
+const ADDRESSES: usize = 4;
+/// Processes that are named.
+const NAMED: usize = 8;
+
+/// Looks at a connection from here to that place.
+pub fn look(host: &str, port: u16, findings: &mut Findings) {
+    let Some(found) = resolved(host, port, findings) else { return };
+    let own = match interfaces::own() {
+        Ok(own) => own,
+        Err(error) => {
+            let found = format!("rtnetlink: {}", std::io::Error::from(error));
+            findings.note("addresses", found, "allow AF_NETLINK");
+            Vec::new()
+        }
+    };
+    // A name may have addresses that nobody serves, beside one that is: clients try them all.
+    let is_served = |to: &SocketAddr| {
+        interfaces::is_own(to.ip(), &own) && !listeners("/proc/self", *to).is_empty()
+    };
+    let is_any_served = found.iter().any(is_served);
+    for address in found {
+        match interfaces::is_own(address.ip(), &own) {
+            true if is_any_served && !is_served(&address) => {
+                findings.note("listener", format!("nobody listens on {address}"), "");
+            }
+            true => here(address, findings),
+            false => elsewhere(address, &own, findings),
+        }
+    }
+    if let Some(config) = host::config(&mut Environment::inherited(), findings) {
+        host::effect(&config, findings);
+    }
+}
+
+fn resolved(host: &str, port: u16, findings: &mut Findings) -> Option<Vec<SocketAddr>> {
+    let (sender, receiver) = mpsc::channel();
+    let place = (host.to_owned(), port);
+    let started = std::thread::Builder::new().spawn(move || {
+        let found = place.to_socket_addrs().map(Iterator::collect::<Vec<_>>);
+        let _ = sender.send(found);
+    });
+    let found = started.ok().and_then(|_| receiver.recv_timeout(RESOLVE).ok());
+    let remedy = format!("getent ahosts {host}; /etc/hosts, /etc/resolv.conf");
+    match found {
+        None => {
+            let found = format!("{host}: no name server has answered");
+            findings.blind("resolve", found, remedy);
+            None
+        }
+        Some(Err(error)) => {
+            findings.blind("resolve", format!("{host}: {error}"), remedy);
+            None
+        }
+        Some(Ok(found)) => {
+            let mut addresses: Vec<SocketAddr> = Vec::new();
+            for address in found {
+                // (127.0.0.1 as ::ffff:127.0.0.1 is the same place.)
+                let address = match address {
+                    SocketAddr::V6(it) if it.ip().to_ipv4_mapped().is_some() => {
+                        SocketAddr::new(address.ip().to_canonical(), port)
+                    }
+                    it => it,
+                };
+                if !addresses.contains(&address) {
+                    addresses.push(address);
+                }
+            }
+            let all: Vec<String> = addresses.iter().map(SocketAddr::to_string).collect();
+            findings.ok("resolve", format!("{host} is {}", all.join(", ")));
+            addresses.truncate(ADDRESSES);
+            Some(addresses)
+        }
+    }
+}
+
+/// A listening socket.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Listener {
+    local: SocketAddr,
+    uid: u32,
+    inode: u64,
+}
+
+impl Listener {
+    /// Whether it takes connections to an address.
+    fn serves(&self, to: SocketAddr) -> bool {
+        self.local.port() == to.port()
+            && match self.local.ip() {
+                IpAddr::V4(ip) if ip.is_unspecified() => to.is_ipv4(),
+                // (IPV6_V6ONLY does not show.)
+                IpAddr::V6(ip) if ip.is_unspecified() => true,
+                ip => ip == to.ip(),
+            }
+    }
+}
+
+/// Those of the network namespace of a process, from `/proc`.
+fn listeners(directory: &str, to: SocketAddr) -> Vec<Listener> {
+    let mut found = Vec::new();
+    for name in ["tcp", "tcp6"] {
+        let table = look::file(format!("{directory}/net/{name}")).unwrap_or_default();
+        found.extend(table.lines().filter_map(listener).filter(|listener| listener.serves(to)));
+    }
+    found
+}
+
+/// A row of the kernel's table that listens.
+fn listener(line: &str) -> Option<Listener> {
+    const LISTEN: &str = "0A";
+    let mut words = line.split_whitespace().skip(1);
+    let local = addresses::address(words.next()?)?;
+    let is_listener = words.nth(1)? == LISTEN;
+    let uid = words.nth(3)?.parse().ok()?;
+    let inode = words.nth(1)?.parse().ok()?;
+    is_listener.then_some(Listener { local, uid, inode })
+}
+
+/// The processes that hold one of these sockets, and whether some could not be asked.
+fn holders(listeners: &[Listener]) -> (Vec<u32>, bool) {
+    let mut found = Vec::new();
+    let mut is_partial = false;
+    for pid in segment::pids().unwrap_or_default() {
+        let entries = match fs::read_dir(format!("/proc/{pid}/fd")) {
+            Ok(entries) => entries,
+            Err(error) => {
+                is_partial |= error.kind() == ErrorKind::PermissionDenied;
+                continue;
+            }
+        };
+        let mut links = entries.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
+        let is_one = links.any(|link| {
+            let inode = link.to_str().and_then(addresses::socket_inode);
+            inode.is_some_and(|inode| listeners.iter().any(|listener| listener.inode == inode))
+        });
+        if is_one {
+            found.push(pid);
+        }
+    }
+    (found, is_partial)
+}
+
+/// A connection within this host.
+fn here(to: SocketAddr, findings: &mut Findings) {
+    let listeners = listeners("/proc/self", to);
+    if listeners.is_empty() {
+        nobody(to, findings);
+        return;
+    }
+    let (pids, is_partial) = holders(&listeners);
+    if pids.is_empty() {
+        let uid = listeners.first().map_or(0, |listener| listener.uid);
+        let found = format!("a process of user {uid} listens on {to}, which may not be looked at");
+        // What a process with the library shows to everybody in its network namespace.
+        if has_advert(to.port()) {
+            findings.ok("listener", format!("{found}; it has the library"));
+            shared_memory(to, findings);
+        } else if is_partial {
+            findings.blind("listener", found, format!("sudo netacc doctor {to}"));
+        } else {
+            let found = format!("nobody in sight holds the socket that listens on {to}");
+            findings.blind("listener", found, format!("look from its host: netacc doctor {to}"));
+        }
+        return;
+    }
+    let mut with_library = 0;
+    for pid in pids.iter().copied().take(NAMED) {
+        let name = printable(&segment::name(pid).unwrap_or_default());
+        let who = format!("process {pid} ({name}) listens on {to}");
+        match segment::read(pid) {
+            Ok(_) | Err(SegmentError::NoSegment) => {
+                with_library += 1;
+                findings.ok("listener", format!("{who}, and has the library"));
+            }
+            Err(SegmentError::Unreadable(error)) => {
+                let remedy = "start it again with this release's library";
+                findings.problem("listener", format!("{who}; {error}"), remedy);
+            }
+            Err(SegmentError::NotLoaded) => findings.problem(
+                "listener",
+                format!("{who}, and runs without the library"),
+                format!("start it again with netacc_run; would that help? netacc doctor {pid}"),
+            ),
+            Err(error) => {
+                findings.blind("listener", format!("{who}; {error}"), "sudo netacc doctor …");
+            }
+        }
+    }
+    if pids.len() > NAMED {
+        let found = format!("{} more processes listen on {to}", pids.len() - NAMED);
+        findings.note("listener", found, "netacc ps");
+    }
+    if with_library > 0 {
+        shared_memory(to, findings);
+    } else {
+        findings.ok("path", format!("to {to}: TCP, as it is"));
+    }
+}
+
+fn shared_memory(to: SocketAddr, findings: &mut Findings) {
+    let found = "shared memory, if the client has the library, too";
+    findings.ok("path", format!("to {to}: {found} (netacc_run)"));
+}
+
+/// Whether a process with the library says that it accepts at a port.
+fn has_advert(port: u16) -> bool {
+    let table = look::file("/proc/self/net/unix").unwrap_or_default();
+    let name = format!(" @netacc/1/{port}/");
+    table.lines().any(|line| line.contains(&name))
+}
+
+/// Nobody listens there in this network namespace. Elsewhere?
+fn nobody(to: SocketAddr, findings: &mut Findings) {
+    let mut seen = vec![look::namespace("/proc/self", "net")];
+    for pid in segment::pids().unwrap_or_default() {
+        let directory = format!("/proc/{pid}");
+        let namespace = look::namespace(&directory, "net");
+        if seen.contains(&namespace) || namespace.is_none() {
+            continue;
+        }
+        seen.push(namespace);
+        let any = listeners(&directory, SocketAddr::new(IpAddr::from([0; 4]), to.port()));
+        if any.is_empty() && listeners(&directory, to).is_empty() {
+            continue;
+        }
+        let name = printable(&segment::name(pid).unwrap_or_default());
+        findings.problem(
+            "listener",
+            format!(
+                "nobody listens on {to} here, but on port {} in the network namespace of process \
+                 {pid} ({name}): a connection that is led there stays on TCP",
+                to.port()
+            ),
+            "put both ends into one network namespace: --network=host, --network=container:…, one \
+             pod; or give each an RDMA device",
+        );
+        return;
+    }
+    let remedy =
+        format!("start the server with netacc_run; who listens? ss -ltnp 'sport = :{}'", to.port());
+    findings.problem("listener", format!("nobody listens on {to}"), remedy);
+}
+
+/// A connection to another host.
+fn elsewhere(to: SocketAddr, own: &[Own], findings: &mut Findings) {
+    let route = match interfaces::route(to) {
+        Ok(route) => route,
+        Err(error) => {
+            let remedy = format!("ip route get {}", to.ip());
+            findings.problem("route", format!("to {}: {error}", to.ip()), remedy);
+            return;
+        }
+    };
+    let Route { source, interface, gateway } = &route;
+    let over = gateway.map_or_else(String::new, |gateway| format!(" over {gateway}"));
+    findings.ok("route", format!("from {source} by {interface}{over}"));
+    match TcpStream::connect_timeout(&to, CONNECT) {
+        Ok(_) => findings.ok("server", format!("{to} takes connections")),
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
+            let remedy = "start the server there, with netacc_run";
+            findings.problem("server", format!("nobody listens on {to}"), remedy);
+        }
+        Err(error) => {
+            let remedy = "is the host up, and does a firewall let the port through?";
+            findings.problem("server", format!("{to} does not answer: {error}"), remedy);
+        }
+    }
+    match device(&route, own) {
+        Some(port) => over_rdma(to, &route, &port, findings),
+        None => {
+            let reason = Reason::NoRdmaDevice;
+            findings.problem(
+                "path",
+                format!(
+                    "to {to}: TCP ({}): {source} belongs to no RDMA device here",
+                    reason.name()
+                ),
+                reason.remedy(),
+            );
+        }
+    }
+}
+
+/// The port of a device that has the source's address.
+fn device(route: &Route, own: &[Own]) -> Option<Port> {
+    let of_source = own.iter().find(|own| own.ip == route.source);
+    let interface = of_source.map(|own| own.interface.as_str());
+    rdma::ports().into_iter().find(|port| port.has(route.source, interface))
+}
+
+fn over_rdma(to: SocketAddr, route: &Route, port: &Port, findings: &mut Findings) {
+    rdma::state(port, findings);
+    rdma::access(findings);
+    rdma::libraries(findings);
+    host::limits("/proc/self", true, findings);
+    let leaves_elsewhere = !route.interface.is_empty()
+        && !port.interfaces.is_empty()
+        && !port.interfaces.contains(&route.interface);
+    if leaves_elsewhere {
+        let reason = Reason::NotInReach;
+        findings.problem(
+            "reach",
+            format!(
+                "packets to {} leave by {}, and the device is on {} ({})",
+                to.ip(),
+                route.interface,
+                port.interfaces.join(", "),
+                reason.name()
+            ),
+            format!("ip route get {} from {}", to.ip(), route.source),
+        );
+    }
+    link(to, findings);
+    let device = &port.device;
+    let found = format!("to {to}: RDMA ({device}), if both ends have the library (netacc_run)");
+    if port.is_active() && !leaves_elsewhere {
+        findings.ok("path", found);
+    } else {
+        findings.ok("path", format!("to {to}: TCP, as it is"));
+    }
+}
+
+/// Ports at which the server's library may be, in the order in which they are tried: the first four
+/// from port + 20000 on, 40000 less above 65535, without those of programs that run beside others
+/// (`docs/manual/rdma.md`, "Ports and firewalls").
+fn link_ports(port: u16) -> Vec<u16> {
+    const OFFSET: u32 = 20_000;
+    const TRIED: usize = 4;
+    const NEIGHBOURS: [u16; 6] = [26379, 25672, 29092, 27017, 27018, 27019];
+    let first = u32::from(port) + OFFSET;
+    let wrapped = |at: u32| if at > 65_535 { at - 2 * OFFSET } else { at };
+    let ports = (first..).filter_map(|at| u16::try_from(wrapped(at)).ok());
+    ports.filter(|port| !NEIGHBOURS.contains(port)).take(TRIED).collect()
+}
+
+/// Whether the server's library can be reached.
+fn link(to: SocketAddr, findings: &mut Findings) {
+    let ports = link_ports(to.port());
+    let (sender, receiver) = mpsc::channel();
+    for port in ports.iter().copied() {
+        let sender = sender.clone();
+        let _ = std::thread::Builder::new().spawn(move || {
+            let answer = TcpStream::connect_timeout(&SocketAddr::new(to.ip(), port), CONNECT);
+            let _ = sender.send((port, answer.map(drop)));
+        });
+    }
+    drop(sender);
+    let answers: Vec<_> = receiver.into_iter().collect();
+    let list: Vec<String> = ports.iter().map(u16::to_string).collect();
+    let list = list.join(", ");
+    let mut taken: Vec<u16> =
+        answers.iter().filter(|(_, answer)| answer.is_ok()).map(|(port, _)| *port).collect();
+    taken.sort_unstable();
+    let is_refused = |answer: &std::io::Result<()>| matches!(answer, Err(error) if error.kind() == ErrorKind::ConnectionRefused);
+    let refused = answers.iter().filter(|(_, answer)| is_refused(answer)).count();
+    match taken.first() {
+        Some(port) => {
+            findings.ok("link", format!("port {port}, for the libraries' agreement, is open"));
+        }
+        None if refused == ports.len() => findings.note(
+            "link",
+            format!(
+                "no library is at ports {list}: the server has none, or no connection from another \
+                 host has been used yet"
+            ),
+            "start the server with netacc_run, use a connection from here for a second, and look \
+             again",
+        ),
+        None => findings.problem(
+            "link",
+            format!("ports {list}, for the libraries' agreement, do not answer: a firewall?"),
+            format!("on the server: nft add rule inet filter input tcp dport {{ {list} }} accept"),
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(text: &str) -> SocketAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn listening_rows_are_read() {
+        let row = "   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000  \
+                   1000        0 4711 1 0000000000000000 100 0 0 10 0";
+        let found = listener(row).unwrap();
+        assert_eq!(found, Listener { local: at("127.0.0.1:8080"), uid: 1000, inode: 4711 });
+        assert_eq!(listener(&row.replace(" 0A ", " 01 ")), None, "a connection");
+        assert_eq!(listener("  sl  local_address rem_address   st"), None);
+        assert_eq!(listener("garbage"), None);
+        assert!(found.serves(at("127.0.0.1:8080")) && !found.serves(at("127.0.0.2:8080")));
+        let any = |local| Listener { local: at(local), uid: 0, inode: 1 };
+        assert!(any("0.0.0.0:80").serves(at("10.0.0.1:80")));
+        assert!(!any("0.0.0.0:80").serves(at("[::1]:80")));
+        assert!(any("[::]:80").serves(at("10.0.0.1:80")) && !any("[::]:80").serves(at("[::1]:81")));
+    }
+
+    #[test]
+    fn link_ports_are_those_of_the_library() {
+        assert_eq!(link_ports(6379), [26380, 26381, 26382, 26383]);
+        assert_eq!(link_ports(45534), [65534, 65535, 25536, 25537]);
+        assert_eq!(link_ports(65535).first(), Some(&45535));
+    }
+
+    #[test]
+    fn the_holder_of_a_listener_is_found() {
+        let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let found = listeners("/proc/self", socket.local_addr().unwrap());
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(holders(&found).0.contains(&std::process::id()));
+    }
+}

@@ -1,0 +1,390 @@
+//! This host: the library, the kernel, the configuration, limits and devices.
+
+use super::finding::Findings;
+use super::look::{self, Status};
+use super::rdma;
+use crate::launch::{self, Environment};
+use crate::library::{self, Library};
+use crate::options::VERSION;
+use crate::{addresses, log};
+use netacc_control::config::{Config, DEFAULT_FILE, ENV_FILE, Key, Origin};
+use netacc_control::stats::Path as WayOn;
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::io::Errno;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// What an operator reads about a parameter.
+const ABOUT_CONFIG: &str = "netacc.conf(5) has every parameter, its default and its valid values";
+
+/// Looks at all of it.
+pub fn look(findings: &mut Findings) {
+    let mut environment = Environment::inherited();
+    library(&environment, findings);
+    kernel(findings);
+    if let Some(config) = config(&mut environment, findings) {
+        effect(&config, findings);
+    }
+    limits("/proc/self", rdma::has_devices(), findings);
+    confinement(findings);
+    sysctls(findings);
+    rdma::devices(findings);
+}
+
+/// The library that `netacc_run` would preload.
+pub fn library(environment: &Environment, findings: &mut Findings) -> Option<Library> {
+    let this_program = std::env::current_exe().ok();
+    let named = environment.get(library::ENV_LIBRARY);
+    match library::find(named, this_program.as_deref()) {
+        Err(missing) => {
+            let remedy =
+                "make install, or name it: export NETACC_LIB=/path/to/libnetacc-preload.so";
+            findings.problem("library", missing.to_string(), remedy);
+            None
+        }
+        Ok(library) => {
+            let file = library.path.display();
+            match version(&library.path) {
+                Some(version) if version == VERSION => {
+                    findings.ok("library", format!("{file}, version {version}"));
+                }
+                Some(version) => findings.note(
+                    "library",
+                    format!("{file} has version {version}, these tools have {VERSION}"),
+                    "install both from one release: make install",
+                ),
+                None => findings.note(
+                    "library",
+                    format!("{file}; its version is not known: it is none that was released"),
+                    "if this is not meant: make install, and unset NETACC_LIB",
+                ),
+            }
+            if let Some(why) = cannot_be_mapped(&library.path) {
+                let remedy =
+                    "put it where programs may be run from: make install PREFIX=/usr/local";
+                findings.problem("library", format!("{file}: {why}"), remedy);
+            }
+            Some(library)
+        }
+    }
+}
+
+/// By what it would say of itself, if it were run.
+fn version(library: &Path) -> Option<String> {
+    const BEFORE: &[u8] = b"libnetacc-preload.so (netacc) ";
+    const BYTES_MAX: u64 = 256 << 20;
+    if fs::metadata(library).ok()?.len() > BYTES_MAX {
+        return None;
+    }
+    let bytes = fs::read(library).ok()?;
+    let at = memchr::memmem::find(&bytes, BEFORE)? + BEFORE.len();
+    let rest = bytes.get(at..)?;
+    let version = rest.get(..rest.iter().take(32).position(|byte| *byte == b'\n')?)?;
+    String::from_utf8(version.to_vec()).ok()
+}
+
+fn cannot_be_mapped(library: &Path) -> Option<String> {
+    let system = rustix::fs::statvfs(library).ok()?;
+    let is_noexec = system.f_flag.contains(rustix::fs::StatVfsMountFlags::NOEXEC);
+    is_noexec
+        .then(|| String::from("its file system is mounted noexec: nothing there can be loaded"))
+}
+
+/// The configuration that a program would be started with; every mistake is one finding.
+pub fn config(environment: &mut Environment, findings: &mut Findings) -> Option<Config> {
+    let this_program = std::env::current_exe().ok();
+    let unknown = launch::unknown_variables(environment);
+    let named =
+        environment.get(ENV_FILE).map_or_else(|| PathBuf::from(DEFAULT_FILE), PathBuf::from);
+    if fs::metadata(&named).is_ok_and(|status| !status.is_file()) {
+        let found = format!("{} is not a file: it is not read here", named.display());
+        findings.problem("config", found, "export NACC_CONF=/etc/netacc.conf");
+        return None;
+    }
+    let resolved = launch::configure(None, this_program.as_deref(), &[], environment);
+    for text in unknown {
+        findings.note("environment", text, "unset it, or correct its name");
+    }
+    match resolved {
+        Err(mistakes) => {
+            for mistake in mistakes {
+                let remedy = match mistake.strip_prefix("environment: ") {
+                    Some(rest) => {
+                        let name = rest.split('=').next().unwrap_or_default();
+                        format!("unset {name}; {ABOUT_CONFIG}")
+                    }
+                    None => {
+                        let file = mistake.split(": ").next().unwrap_or_default();
+                        format!("correct {file}, or delete the line; {ABOUT_CONFIG}")
+                    }
+                };
+                findings.problem("config", mistake, remedy);
+            }
+            None
+        }
+        Ok((config, origins)) => {
+            let path = environment.get(ENV_FILE).filter(|path| !path.is_empty());
+            let path = path.map_or_else(|| PathBuf::from(DEFAULT_FILE), PathBuf::from);
+            let file = path.display();
+            findings.ok(
+                "config",
+                match path.exists() {
+                    true => format!("{file} is valid"),
+                    false => format!("there is no {file}: the defaults are in effect"),
+                },
+            );
+            match log::obstacle(&config.log_path) {
+                None if config.log_path.is_empty() => findings.ok("log", "none is wanted"),
+                None => findings.ok("log", format!("{} can be written", config.log_path)),
+                Some(why) => {
+                    let remedy = match origins.of(Key::LogPath) {
+                        Origin::Environment => "export NACC_LOG_PATH=/tmp/netacc-%u.log",
+                        _ => "NACC_LOG_PATH=/tmp/netacc-%u.log in the configuration file",
+                    };
+                    findings.note("log", why, remedy);
+                }
+            }
+            Some(config)
+        }
+    }
+}
+
+/// What the configuration itself keeps on TCP.
+pub fn effect(config: &Config, findings: &mut Findings) {
+    if !config.accelerate_by_default {
+        findings.problem(
+            "config",
+            "NACC_ENABLE_RDMA_DEFAULT=0 turns acceleration off",
+            "NACC_ENABLE_RDMA_DEFAULT=1",
+        );
+    }
+    let percent = config.accelerate_percent;
+    match percent {
+        100 => {}
+        0 => findings.problem(
+            "config",
+            "NACC_CONNECT_RDMA_PERCENT=0 leaves every new connection on TCP",
+            "NACC_CONNECT_RDMA_PERCENT=100",
+        ),
+        _ => findings.note(
+            "config",
+            format!("NACC_CONNECT_RDMA_PERCENT={percent} leaves the others on TCP"),
+            "NACC_CONNECT_RDMA_PERCENT=100",
+        ),
+    }
+    let paths = config.paths;
+    match (paths.contains(WayOn::Shm), paths.contains(WayOn::Rdma)) {
+        (true, true) => {}
+        (false, false) => findings.problem(
+            "config",
+            format!("NACC_PATHS={paths} leaves every connection on TCP"),
+            "NACC_PATHS=shm,rdma",
+        ),
+        (has_shm, _) => {
+            let which = if has_shm { "between hosts" } else { "within the host without RDMA" };
+            findings.note(
+                "config",
+                format!("NACC_PATHS={paths} leaves connections {which} on TCP"),
+                "NACC_PATHS=shm,rdma",
+            );
+        }
+    }
+}
+
+/// What the kernel has of what the library uses.
+fn kernel(findings: &mut Findings) {
+    let release = look::file("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let machine = std::env::consts::ARCH;
+    match number_of(&release) {
+        Some(version) if version < (5, 9) => findings.problem(
+            "kernel",
+            format!("Linux {release} lacks calls that the library needs (close_range)"),
+            "Linux 5.9 or later; 5.12 for RDMA",
+        ),
+        Some(version) if version < (5, 12) => findings.note(
+            "kernel",
+            format!("Linux {release} will do within a host; RDMA needs 5.12"),
+            "Linux 5.12 or later",
+        ),
+        _ => findings.ok("kernel", format!("Linux {release} on {machine}")),
+    }
+    match memfd_create("netacc-doctor", MemfdFlags::CLOEXEC) {
+        Ok(_) => findings.ok("memfd", "memory can be shared"),
+        Err(error) => findings.problem(
+            "memfd",
+            format!("memfd_create: {}", said(error)),
+            "sysctl -w vm.memfd_noexec=0; or allow memfd_create in the seccomp filter",
+        ),
+    }
+    match addresses::kernel_answers() {
+        Ok(()) => findings.ok("sock_diag", "the kernel says who holds a connection"),
+        Err(error) => findings.note(
+            "sock_diag",
+            format!(
+                "the kernel does not say who holds a connection ({}): peers are believed by their \
+                 user",
+                said(error)
+            ),
+            "modprobe -a tcp_diag inet_diag; AF_NETLINK in RestrictAddressFamilies= of the unit",
+        ),
+    }
+}
+
+fn said(error: Errno) -> String {
+    std::io::Error::from(error).to_string()
+}
+
+/// `6.18.44-x` as (6, 18).
+fn number_of(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+/// The limits of a process under that directory of `/proc`.
+pub fn limits(directory: &str, has_rdma: bool, findings: &mut Findings) {
+    let (Some(limits), Ok(status)) =
+        (look::file(format!("{directory}/limits")), Status::of(directory))
+    else {
+        return;
+    };
+    let is_self = directory == "/proc/self";
+    let pid = directory.trim_start_matches("/proc/");
+    let raise = |resource: &str, value: &str, shell: &str, unit: &str| match is_self {
+        true => format!("{shell}; of a service: {unit}"),
+        false => format!("prlimit --pid {pid} --{resource}={value}; for good: {unit} in the unit"),
+    };
+    if let Some(files) = look::limit(&limits, "Max open files") {
+        let used = fs::read_dir(format!("{directory}/fd")).map(Iterator::count).unwrap_or(0) as u64;
+        let now = files.now.map_or_else(|| String::from("unlimited"), |n| n.to_string());
+        let text = format!("{now} open files are allowed, {used} are open");
+        // A peer process takes a few, each accelerated connection none.
+        const ROOM: u64 = 32;
+        let remedy = || raise("nofile", "65536", "ulimit -n 65536", "LimitNOFILE=65536");
+        match files.now {
+            Some(most) if most < used.saturating_add(ROOM) => {
+                findings.problem("nofile", text, remedy());
+            }
+            Some(most) if most < 256 => findings.note("nofile", text, remedy()),
+            _ => findings.ok("nofile", text),
+        }
+    }
+    if let Some(space) = look::limit(&limits, "Max address space").and_then(|limit| limit.now) {
+        const SMALL: u64 = 4 << 30;
+        let text = format!("the address space is limited to {} MiB", space >> 20);
+        match space < SMALL {
+            true => {
+                let to = "ulimit -v unlimited";
+                findings.note("as", text, raise("as", "unlimited", to, "LimitAS=infinity"));
+            }
+            false => findings.ok("as", text),
+        }
+    }
+    if let Some(locked) = look::limit(&limits, "Max locked memory") {
+        memlock(locked.now, &status, has_rdma, raise, findings);
+    }
+}
+
+fn memlock(
+    now: Option<u64>,
+    status: &Status,
+    has_rdma: bool,
+    raise: impl Fn(&str, &str, &str, &str) -> String,
+    findings: &mut Findings,
+) {
+    // With default sizes: two rings, and the first region of a peer.
+    const LITTLE: u64 = 2 << 20;
+    const ENOUGH: u64 = 64 << 20;
+    let text = format!("{} may be locked", look::kib(now));
+    let remedy = || raise("memlock", "unlimited", "ulimit -l unlimited", "LimitMEMLOCK=infinity");
+    match now {
+        _ if status.has_capability(look::CAP_IPC_LOCK) => {
+            findings.ok("memlock", format!("{text}; CAP_IPC_LOCK overrides it"));
+        }
+        _ if !has_rdma => findings.ok("memlock", format!("{text}; only RDMA locks memory")),
+        Some(bytes) if bytes < LITTLE => findings.problem("memlock", text, remedy()),
+        Some(bytes) if bytes < ENOUGH => {
+            let few = bytes / (256 << 10);
+            let text = format!("{text}: enough for some {few} connections over RDMA");
+            findings.note("memlock", text, remedy());
+        }
+        _ => findings.ok("memlock", text),
+    }
+}
+
+/// What programs that are started from here inherit.
+pub fn confinement(findings: &mut Findings) {
+    let Ok(status) = Status::of("/proc/self") else { return };
+    match status.seccomp() {
+        Some(0) | None => findings.ok("seccomp", "no filter"),
+        Some(_) => findings.note(
+            "seccomp",
+            "a filter is in force here, and what is started here inherits it; what it refuses does \
+             not show from outside",
+            "allow what the manual (install.md, SystemCallFilter=) lists; then look at the \
+             process: netacc doctor PID",
+        ),
+    }
+    let mounts = look::file("/proc/self/mounts").unwrap_or_default();
+    let hides = mounts.lines().find(|line| line.starts_with("proc /proc "));
+    let hides = hides.and_then(|line| line.split("hidepid=").nth(1)?.split([',', ' ']).next());
+    if let Some(value) = hides.filter(|value| !["0", "off"].contains(value)) {
+        findings.note(
+            "hidepid",
+            format!("/proc is mounted with hidepid={value}: processes of other users do not show"),
+            "sudo netacc doctor …",
+        );
+    }
+}
+
+/// Settings of the kernel that matter, or are believed to.
+fn sysctls(findings: &mut Findings) {
+    if let Some(scope) = look::number("/proc/sys/kernel/yama/ptrace_scope") {
+        findings.ok("yama", format!("ptrace_scope is {scope}, which keeps nothing from working"));
+    }
+    if let Some(value) = look::number("/proc/sys/vm/memfd_noexec")
+        && value >= 2
+    {
+        let found = format!("vm.memfd_noexec={value}: the library cannot make its statistics");
+        findings.problem("sysctl", found, "sysctl -w vm.memfd_noexec=1");
+    }
+    if let Some(value) = look::number("/proc/sys/net/ipv4/tcp_timestamps") {
+        match value {
+            1 => findings.ok("sysctl", "net.ipv4.tcp_timestamps is 1"),
+            _ => findings.note(
+                "sysctl",
+                format!(
+                    "net.ipv4.tcp_timestamps is {value}: between hosts nobody can prove that it \
+                     has made a connection"
+                ),
+                "sysctl -w net.ipv4.tcp_timestamps=1",
+            ),
+        }
+    }
+    let reserved = look::file("/proc/sys/net/ipv4/ip_local_reserved_ports").unwrap_or_default();
+    if !reserved.is_empty() && rdma::has_devices() {
+        findings.ok("sysctl", format!("ports that the library leaves alone: {reserved}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn releases_are_read() {
+        assert_eq!(number_of("6.18.44-fc"), Some((6, 18)));
+        assert_eq!(number_of("5.9-rc1"), Some((5, 9)));
+        assert_eq!(number_of("garbage"), None);
+    }
+
+    #[test]
+    fn a_library_has_the_version_that_it_would_say() {
+        let file = std::env::temp_dir().join(format!("netacc-doctor-{}.so", std::process::id()));
+        fs::write(&file, b"\x7fELF\0libnetacc-preload.so (netacc) 1.2.3\n\0").unwrap();
+        assert_eq!(version(&file).as_deref(), Some("1.2.3"));
+        fs::write(&file, b"libnetacc-preload.so (netacc) 1.2.3").unwrap();
+        assert_eq!(version(&file), None, "cut off");
+        fs::remove_file(&file).unwrap();
+        assert_eq!(version(&file), None);
+    }
+}

@@ -1,0 +1,273 @@
+//! A running process: has it the library, what does it say, what limits it?
+
+use super::finding::Findings;
+use super::host;
+use super::look::{self, Status};
+use super::{program, rdma};
+use crate::launch::Environment;
+use crate::library;
+use crate::options::VERSION;
+use crate::segment::{self, Process, SegmentError};
+use crate::show::{
+    accelerated_total, age, connections_total, printable, reason_name, share, version,
+};
+use netacc_control::config::parse_rendered;
+use netacc_control::stats::{Counter, Path as Way, Reason};
+use std::fs;
+use std::path::Path;
+
+/// Looks at a process.
+pub fn look(pid: u32, findings: &mut Findings) {
+    let directory = format!("/proc/{pid}");
+    let began = started(&directory);
+    let is_there = match segment::read(pid) {
+        Err(SegmentError::NoProcess) => {
+            findings.blind("process", format!("{pid}: no such process"), "netacc ps");
+            false
+        }
+        Err(SegmentError::Zombie) => {
+            let found = format!("{pid} has ended, and its parent has not asked for its status");
+            findings.blind("process", found, "nothing can be seen of it any more");
+            false
+        }
+        Err(SegmentError::NotPermitted) => {
+            let error = SegmentError::NotPermitted;
+            findings.blind("process", error.to_string(), format!("sudo netacc doctor {pid}"));
+            true
+        }
+        Err(SegmentError::Io(error)) => {
+            findings.blind("process", error.to_string(), format!("sudo netacc doctor {pid}"));
+            true
+        }
+        Err(SegmentError::NotLoaded) => {
+            not_loaded(pid, &directory, findings);
+            true
+        }
+        Err(error @ SegmentError::NoSegment) => {
+            let remedy = "let it connect to something, or accept a connection, and look again";
+            findings.note("process", error.to_string(), remedy);
+            true
+        }
+        Err(error @ SegmentError::Unreadable(_)) => {
+            let remedy = "start it again with this release's library, or use that one's netacc_ss";
+            findings.problem("process", error.to_string(), remedy);
+            true
+        }
+        Ok(process) => {
+            said(&process, findings);
+            true
+        }
+    };
+    if is_there {
+        surroundings(pid, &directory, findings);
+    }
+    // The number may have been given to another process meanwhile.
+    if began.is_some() && started(&directory) != began {
+        let found = format!("{pid} has ended while it was looked at: nothing above counts");
+        findings.blind("process", found, "netacc ps");
+    }
+}
+
+/// When it was started, in ticks: field 22 of its `stat`.
+fn started(directory: &str) -> Option<u64> {
+    let stat = look::file(format!("{directory}/stat"))?;
+    stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+}
+
+fn not_loaded(pid: u32, directory: &str, findings: &mut Findings) {
+    let name = segment::name(pid).unwrap_or_default();
+    let name = printable(&name);
+    let environment = fs::read(format!("{directory}/environ")).unwrap_or_default();
+    let names_us = environment.split(|byte| *byte == 0).any(|entry| {
+        let value = entry.strip_prefix(b"LD_PRELOAD=").map(String::from_utf8_lossy);
+        value.is_some_and(|value| {
+            value.contains(library::FILE_NAME) || value.contains(library::CARGO_FILE_NAME)
+        })
+    });
+    let found = match names_us {
+        true => format!("{name} was started with LD_PRELOAD, and has not loaded the library"),
+        false => format!("{name} runs without the library"),
+    };
+    let remedy = "start it again with netacc_run; a service: Environment=LD_PRELOAD=… in its unit";
+    findings.problem("process", found, remedy);
+    // Would it do?
+    let environment = Environment::inherited();
+    let this_program = std::env::current_exe().ok();
+    let named = environment.get(library::ENV_LIBRARY);
+    let library = library::find(named, this_program.as_deref()).ok();
+    let target = library.map(|library| library.target).or_else(program::this_machine);
+    let Some(target) = target else { return };
+    let path = format!("{directory}/exe");
+    let Ok(program) = fs::read_link(&path) else { return };
+    // The file itself: its name may be another one's by now, or of another mount namespace.
+    let file = if program.exists() { program } else { Path::new(&path).to_path_buf() };
+    program::obstacle(&file, environment.get("PATH"), target, findings);
+}
+
+/// What the library in it says.
+fn said(process: &Process, findings: &mut Findings) {
+    let name = printable(&process.name);
+    let uptime = process.uptime.map_or_else(|| String::from("unknown"), age);
+    findings.ok("process", format!("{name} has the library; it has been running for {uptime}"));
+    match process.header.library.map(version) {
+        Some(is) if is == VERSION => findings.ok("library", format!("version {is}")),
+        is => {
+            let is = is.unwrap_or_else(|| String::from("unknown"));
+            findings.note(
+                "library",
+                format!("its version is {is}, that of these tools {VERSION}"),
+                format!("start {name} again"),
+            );
+        }
+    }
+    if process.is_library_replaced {
+        findings.note(
+            "library",
+            "its file has been replaced or removed since the process loaded it",
+            format!("start {name} again to use the new one"),
+        );
+    }
+    configured(&process.header.config, findings);
+    connections(process, findings);
+    counters(process, findings);
+}
+
+/// What its configuration keeps on TCP.
+fn configured(config: &str, findings: &mut Findings) {
+    for (key, value, origin) in parse_rendered(config) {
+        let better = match (key, value) {
+            ("NACC_ENABLE_RDMA_DEFAULT", "0") => "NACC_ENABLE_RDMA_DEFAULT=1",
+            ("NACC_CONNECT_RDMA_PERCENT", "0") => "NACC_CONNECT_RDMA_PERCENT=100",
+            ("NACC_PATHS", "tcp") => "NACC_PATHS=shm,rdma",
+            _ => continue,
+        };
+        findings.problem(
+            "config",
+            format!("{key}={} ({}) leaves it on TCP", printable(value), printable(origin)),
+            format!("{better}, and start it again"),
+        );
+    }
+}
+
+fn connections(process: &Process, findings: &mut Findings) {
+    let total = connections_total(process);
+    let accelerated = accelerated_total(process);
+    let of_all = share(process).map_or_else(String::new, |share| format!(" ({share})"));
+    let open: Vec<String> = Way::ALL
+        .iter()
+        .zip(process.header.open_by_path)
+        .map(|(path, count)| format!("{count} on {}", path.name()))
+        .collect();
+    findings.ok(
+        "connections",
+        format!("{total} so far, {accelerated} accelerated{of_all}; open: {}", open.join(", ")),
+    );
+    for (code, count) in (0u32..).zip(process.header.reasons) {
+        let now = process.connections.iter().filter(|connection| connection.reason == code).count();
+        let Some(reason) = Reason::from_code(code) else {
+            if count > 0 {
+                let found = format!("{count} connections: {}", reason_name(code));
+                findings.note("reason", found, "use the tools of the library's own release");
+            }
+            continue;
+        };
+        if reason == Reason::None || (count == 0 && now == 0) {
+            continue;
+        }
+        let found = format!(
+            "{}: {count} connections, {now} of them open. {}",
+            reason.name(),
+            reason.explanation()
+        );
+        let remedy = reason.remedy();
+        // What is over is in nobody's way, nor is what cannot be helped.
+        let is_in_the_way = now > 0 && !remedy.starts_with("None") && !remedy.starts_with("Wait");
+        match is_in_the_way {
+            true => findings.problem("reason", found, remedy),
+            false => findings.note("reason", found, remedy),
+        }
+    }
+}
+
+/// Counters that are not 0 in a process that is well.
+fn counters(process: &Process, findings: &mut Findings) {
+    for (counter, remedy) in [
+        (Counter::AuthFailures, "look at the log: who claimed connections that are not its own?"),
+        (Counter::PeerCorrupt, "look at the log: a peer broke the protocol"),
+        (Counter::ChannelsFailed, "look at the log: peers died, or broke the rules"),
+        (Counter::RecordsExhausted, "spread the connections over more processes"),
+        (Counter::LogLinesDropped, "NACC_LOG_PATH=/tmp/netacc-%u.log, or more room for the log"),
+        (Counter::RdmaPairsLost, "look at the link: rdma link, rdma statistic; and at the log"),
+    ] {
+        let value = process.header.counters.get(counter as usize).copied().unwrap_or(0);
+        if value > 0 {
+            let found = format!("{} is {value}. {}", counter.name(), counter.doc());
+            findings.note("counter", found, remedy);
+        }
+    }
+}
+
+/// What the kernel says of it.
+fn surroundings(pid: u32, directory: &str, findings: &mut Findings) {
+    let Ok(status) = Status::of(directory) else { return };
+    match status.field("State:").and_then(|state| state.chars().next()) {
+        Some('T' | 't') => findings.note(
+            "state",
+            "it is stopped: what its peers send waits until it goes on",
+            format!("kill -CONT {pid}"),
+        ),
+        Some('D') => findings.note(
+            "state",
+            "it is in an uninterruptible wait",
+            format!("cat /proc/{pid}/wchan; look for a file system that does not answer"),
+        ),
+        _ => {}
+    }
+    if let Some(uid) = status.uid() {
+        let ours = rustix::process::geteuid().as_raw();
+        let is_same = if uid == ours { "this one" } else { "another one than this" };
+        findings.ok("user", format!("{uid}, {is_same}"));
+    }
+    namespaces(pid, directory, findings);
+    match status.seccomp() {
+        Some(1) => findings.problem("seccomp", "strict: it can use no socket", "none"),
+        Some(2) => findings.note(
+            "seccomp",
+            "a filter is in force; what it refuses does not show from outside",
+            "if its connections stay on TCP: allow what the manual (install.md, \
+             SystemCallFilter=) lists",
+        ),
+        _ => findings.ok("seccomp", "no filter"),
+    }
+    host::limits(directory, rdma::has_devices(), findings);
+}
+
+fn namespaces(pid: u32, directory: &str, findings: &mut Findings) {
+    let of = |kind| (look::namespace(directory, kind), look::namespace("/proc/self", kind));
+    match of("net") {
+        (None, _) => {}
+        (its, ours) if its == ours => findings.ok("network", "in this network namespace"),
+        (Some(its), _) => findings.note(
+            "network",
+            format!(
+                "in another network namespace ({its}) than this: it shares memory with processes \
+                 in its own alone"
+            ),
+            format!(
+                "its peers have to be there, too: --network=container:…, one pod; to look at \
+                 connections from there: nsenter -t {pid} -n netacc doctor HOST:PORT"
+            ),
+        ),
+    }
+    let others: Vec<&str> = ["pid", "mnt", "user", "ipc"]
+        .into_iter()
+        .filter(|kind| matches!(of(kind), (Some(its), Some(ours)) if its != ours))
+        .collect();
+    match others.as_slice() {
+        [] => {}
+        kinds => findings.ok(
+            "namespaces",
+            format!("others than here: {}; they keep nothing from working", kinds.join(", ")),
+        ),
+    }
+}

@@ -1,0 +1,172 @@
+//! A program that has not been started: would the library serve it?
+
+use super::finding::Findings;
+use super::{host, look, rdma};
+use crate::command::{self, Obstacle, Verdict};
+use crate::elf::{Elf, Target};
+use crate::launch::{self, Environment};
+use crate::{library, raw};
+use std::ffi::{OsStr, OsString};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// Looks at a command as `netacc_run` would.
+pub fn look(words: &[OsString], findings: &mut Findings) {
+    let mut environment = Environment::inherited();
+    let name = words.first().cloned().unwrap_or_default();
+    let path = environment.get("PATH").map(OsStr::to_owned);
+    let Some(program) = command::find(&name, path.as_deref()) else {
+        let name = name.to_string_lossy();
+        let remedy = format!("command -v {name}; name it by its path");
+        findings.blind("program", format!("{name}: command not found"), remedy);
+        return;
+    };
+    if !program.is_file() {
+        let found = format!("{} is not a file that can be run", program.display());
+        findings.blind("program", found, "name a program");
+        return;
+    }
+    let library = host::library(&environment, findings);
+    // Without a library: would one for this machine serve it?
+    if let Some(target) = library.as_ref().map(|library| library.target).or_else(this_machine)
+        && obstacle(&program, path.as_deref(), target, findings)
+        && let Some(library) = library
+    {
+        let preload = library::preload(&library.path, environment.get("LD_PRELOAD"));
+        loader(&program, path.as_deref(), &preload, findings);
+    }
+    if let Some(config) = host::config(&mut environment, findings) {
+        host::effect(&config, findings);
+    }
+    host::limits("/proc/self", rdma::has_devices(), findings);
+    host::confinement(findings);
+}
+
+/// What this program is made for.
+pub fn this_machine() -> Option<Target> {
+    let file = std::fs::File::open("/proc/self/exe").ok()?;
+    Some(Elf::read(file).ok()??.target)
+}
+
+/// Whether nothing stands against a file.
+pub fn obstacle(
+    program: &Path,
+    path: Option<&OsStr>,
+    library: Target,
+    findings: &mut Findings,
+) -> bool {
+    match command::examine(program, path, library) {
+        Some(verdict) => {
+            findings.problem("program", launch::describe(&verdict), remedy(&verdict));
+            false
+        }
+        None if is_unreadable(program) => {
+            findings.note(
+                "program",
+                format!("{} cannot be read: what it is does not show", program.display()),
+                format!("sudo netacc doctor {}", program.display()),
+            );
+            false
+        }
+        None => {
+            let found = "is dynamically linked with the GNU C library, for this machine";
+            findings.ok("program", format!("{} {found}", program.display()));
+            true
+        }
+    }
+}
+
+fn is_unreadable(program: &Path) -> bool {
+    std::fs::File::open(program).is_err()
+}
+
+fn remedy(verdict: &Verdict) -> String {
+    let file = verdict.program.display();
+    match &verdict.obstacle {
+        Obstacle::Static => format!(
+            "link it dynamically: build it without -static, or install a package that is linked \
+             so; check with: file {file}"
+        ),
+        Obstacle::Go { .. } => String::from(
+            "none within the program; put a proxy that is linked dynamically (haproxy, nginx) \
+             before it, and accelerate that one",
+        ),
+        Obstacle::Privileged("has file capabilities") => format!(
+            "setcap -r {file}; give the capabilities to the service (AmbientCapabilities= in its \
+             unit), which the dynamic loader does not mind"
+        ),
+        Obstacle::Privileged(_) => format!(
+            "start it as the user that it becomes (sudo -u, User= in its unit), from a copy \
+             without the bit: cp --no-preserve=mode {file} COPY; chmod 755 COPY"
+        ),
+        Obstacle::OtherTarget { library, .. } => {
+            format!("install the program for {library}, or build netacc for the program's machine")
+        }
+        Obstacle::OtherLibc(_) => String::from(
+            "install the program built for the GNU C library (in a container: an image of Debian, \
+             Ubuntu or Fedora instead of Alpine)",
+        ),
+    }
+}
+
+/// What its dynamic loader says of what would be preloaded, and which of its code makes system
+/// calls that the library does not see.
+fn loader(program: &Path, path: Option<&OsStr>, preload: &OsStr, findings: &mut Findings) {
+    let Some((program, loader)) = ends_in(program, path) else { return };
+    if !is_of_the_system(&loader) {
+        findings.note(
+            "loader",
+            format!("{} is not the system's, and was not asked", loader.display()),
+            "netacc_run itself says what it sees",
+        );
+        return;
+    }
+    for complaint in complaints(&program, &loader, preload) {
+        findings.problem(
+            "preload",
+            complaint,
+            "the file that LD_PRELOAD names has to exist, to be readable for the program's user, \
+             for its machine, and for no newer C library than its own",
+        );
+    }
+    for found in raw::find(&program, loader.as_os_str()) {
+        findings.note(
+            "system-calls",
+            launch::describe_raw(&found),
+            "if its connections say waits-unseen: turn off what makes these calls (io_uring, an \
+             event loop of its own), or use a build on libc's",
+        );
+    }
+}
+
+/// The program and dynamic loader that run in the end: a script's interpreter.
+fn ends_in(program: &Path, path: Option<&OsStr>) -> Option<(PathBuf, PathBuf)> {
+    const STEPS_MAX: usize = 5;
+    let mut program = program.to_path_buf();
+    for _ in 0..STEPS_MAX {
+        if let Some(loader) = command::loader(&program) {
+            return Some((program, PathBuf::from(loader)));
+        }
+        program = command::interpreter(&program, path)?;
+    }
+    None
+}
+
+/// Nothing is run that only a program names.
+fn is_of_the_system(loader: &Path) -> bool {
+    std::fs::metadata(loader).is_ok_and(|status| status.uid() == 0 && status.mode() & 0o022 == 0)
+}
+
+/// What the dynamic loader cannot preload, by its own word.
+fn complaints(program: &Path, loader: &Path, preload: &OsStr) -> Vec<String> {
+    let Ok(program) = program.canonicalize() else { return Vec::new() };
+    let mut command = Command::new(loader);
+    command.arg("--list").arg(program).env("LD_PRELOAD", preload);
+    let said = look::complaints(&mut command, Duration::from_secs(5)).unwrap_or_default();
+    said.lines()
+        .filter(|line| line.contains("LD_PRELOAD"))
+        .map(|line| line.trim_start_matches("ERROR: ld.so: ").to_owned())
+        .collect()
+}

@@ -1,0 +1,98 @@
+#!/usr/bin/env bash
+# `netacc doctor` about real programs: what it says must be so, and what it finds in the way must be in the way.
+. "$(dirname "$0")/lib.sh"
+need_library
+command -v redis-server >/dev/null || { skip all "no redis-server"; finish; exit; }
+DOCTOR=("$LIB_DIR/netacc" doctor)
+
+# told NAME STATUS TEXT COMMAND... : the doctor ends with that status, and says that, however the lines are broken.
+told() {
+  local name=$1 status=$2 text=$3 out is; shift 3
+  out=$(NETACC_LIB=$LIB timeout 60 "$@" 2>&1); is=$?
+  if [ "$is" = "$status" ] && tr -s ' \n' ' ' <<<"$out" | grep -qF -- "$text"; then ok "$name"; else
+    fail "$name" "status $is, wanted $status and: $text"$'\n'"$out"; fi
+}
+
+# start NAME RUN... : a server under RUN; sets PORT_NAME and PID_NAME.
+start() {
+  local name=$1 port pid; shift
+  port=$(free_port)
+  "$@" redis-server --port "$port" --bind 127.0.0.1 --save '' --dir "$TMP" >"$TMP/$name.out" 2>&1 &
+  PIDS+=("$!")
+  wait_for 30 sh -c "redis-cli -p $port ping | grep -qx PONG" || { fail "start-$name" "$(tail -n 5 "$TMP/$name.out")"; finish; exit 1; }
+  pid=$(redis-cli -p "$port" info server | tr -d '\r' | sed -n 's/^process_id://p')
+  PIDS+=("$pid")
+  eval "PORT_$name=$port PID_$name=$pid"
+}
+
+told program 0 'Nothing is in the way' "${DOCTOR[@]}" redis-server
+told host 0 'version' "${DOCTOR[@]}"
+
+start plain env
+told plain-server 1 'redis-server runs without the library' "${DOCTOR[@]}" "$PID_plain"
+told plain-server-s-port 1 "process $PID_plain (redis-server) listens on 127.0.0.1:$PORT_plain, and runs without" \
+  "${DOCTOR[@]}" "127.0.0.1:$PORT_plain"
+
+start acc accel
+told accelerated-server-s-port 0 'shared memory, if the client has the library' "${DOCTOR[@]}" "127.0.0.1:$PORT_acc"
+accel redis-benchmark -p "$PORT_acc" -n 20000 -c 4 -t set -q >/dev/null 2>&1
+told accelerated-server 0 'redis-server has the library' "${DOCTOR[@]}" "$PID_acc"
+shared=$("${DOCTOR[@]}" --json "$PID_acc" | tr -d '\n' | grep -o '[0-9]* accelerated' | head -n 1)
+if [ "${shared%% *}" -ge 4 ]; then ok accelerated-connections "$shared"; else fail accelerated-connections "$shared"; fi
+
+# A plain client that goes on: the server's side says why, and that is in its way.
+redis-cli -p "$PORT_acc" -r -1 -i 0.02 ping >/dev/null 2>&1 &
+client=$!
+PIDS+=("$client")
+reasoned() { "${DOCTOR[@]}" --json "$PID_acc" | grep -q '"found": "peer-without-library: .* [1-9][0-9]* of them open'; }
+if wait_for 30 reasoned; then
+  told plain-client 1 'Start the peer with netacc_run' "${DOCTOR[@]}" "$PID_acc"
+else
+  fail plain-client "$("${DOCTOR[@]}" "$PID_acc")"
+fi
+kill "$client"
+gone() { ! reasoned; }
+if wait_for 30 gone; then told plain-client-is-gone 0 'peer-without-library' "${DOCTOR[@]}" "$PID_acc"; else
+  fail plain-client-is-gone "$("${DOCTOR[@]}" "$PID_acc")"; fi
+
+kill -STOP "$PID_acc"
+told stopped 0 "kill -CONT $PID_acc" "${DOCTOR[@]}" "$PID_acc"
+kill -CONT "$PID_acc"
+
+# A library that was replaced under a running server.
+cp "$LIB" "$TMP/libnetacc-preload.so"
+start old env LD_PRELOAD="$TMP/libnetacc-preload.so" NACC_LOG_PATH="$TMP/netacc.log"
+cp "$LIB" "$TMP/new.so" && mv "$TMP/new.so" "$TMP/libnetacc-preload.so"
+told replaced-library 0 'has been replaced or removed' "${DOCTOR[@]}" "$PID_old"
+
+start off accel env NACC_PATHS=tcp
+redis-cli -p "$PORT_off" ping >/dev/null
+told turned-off 1 'NACC_PATHS=tcp (environment) leaves it on TCP' "${DOCTOR[@]}" "$PID_off"
+
+if [ "$(id -u)" = 0 ] && command -v setpriv unshare >/dev/null; then
+  # In another network namespace: its port is none of ours, and it shares memory with nobody here.
+  port=$(free_port)
+  accel unshare -n redis-server --port "$port" --bind 127.0.0.1 --save '' --dir "$TMP" >"$TMP/away.out" 2>&1 &
+  away=$!
+  PIDS+=("$away")
+  other() { [ "$(readlink "/proc/$1/ns/net")" != "$(readlink /proc/self/ns/net)" ] && grep -q 0A "/proc/$1/net/tcp"; }
+  child() { away=$(pgrep -P "$away" | head -n 1 || true); away=${away:-$1}; }
+  child "$away"; PIDS+=("$away")
+  if wait_for 30 other "$away"; then
+    told other-namespace 0 'in another network namespace' "${DOCTOR[@]}" "$away"
+    told other-namespace-s-port 1 'in the network namespace of process' "${DOCTOR[@]}" "127.0.0.1:$port"
+  else
+    skip other-namespace "no network namespace"
+  fi
+  nobody=(setpriv --reuid 65534 --regid 65534 --clear-groups)
+  if "${nobody[@]}" test -x "$LIB_DIR/netacc"; then
+    told other-user 2 'not permitted' "${nobody[@]}" "${DOCTOR[@]}" "$PID_acc"
+    told other-user-s-port 0 'it has the library' "${nobody[@]}" "${DOCTOR[@]}" "127.0.0.1:$PORT_acc"
+    told set-user-id 1 'is set-user-ID' "${nobody[@]}" "${DOCTOR[@]}" passwd
+  else
+    skip other-user "another user may not run netacc"
+  fi
+else
+  skip other-user "not root"
+fi
+finish
