@@ -77,8 +77,8 @@ pub(crate) mod quiet {
     /// Whom to notify of new bytes: bits 0-15 an epoll place + 1, bits 16-31 a blocked thread's
     /// place + 1; [`ENDS`].
     pub(crate) const NOTIFY: usize = 0;
-    /// Of NOTIFY, which a producer reads at each send: the consumer's last name is being closed,
-    /// and nothing more is taken from the ring.
+    /// Of NOTIFY, which a producer reads at each send: the consumer's last name is being closed, or
+    /// it has shut down both halves, and nothing more is taken from the ring.
     pub(crate) const ENDS: u64 = 1 << 32;
     /// `netacc_proto::switchover::Ack::control`: the epoch that the consumer has followed, armed,
     /// frozen.

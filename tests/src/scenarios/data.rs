@@ -9,6 +9,7 @@ use libc::{
     MSG_DONTWAIT, MSG_ERRQUEUE, MSG_MORE, MSG_NOSIGNAL, MSG_OOB, MSG_PEEK, MSG_TRUNC, MSG_WAITALL,
     MSG_WAITFORONE, POLLERR, POLLIN, POLLOUT, POLLPRI, SOL_SOCKET,
 };
+use std::time::{Duration, Instant};
 
 const MIB: usize = 1 << 20;
 
@@ -912,6 +913,12 @@ pub fn list() -> Vec<Scenario> {
                 sys::set_nonblocking(fd, true);
                 t.log("nothing", sys::splice(fd, to, 100, libc::SPLICE_F_NONBLOCK));
                 sys::set_nonblocking(fd, false);
+                // That flag is about the pipe: bytes of the socket are waited for.
+                let _ = sys::set_timeval(fd, libc::SO_RCVTIMEO, 0, 100_000);
+                let began = Instant::now();
+                t.log("nothing yet", sys::splice(fd, to, 100, libc::SPLICE_F_NONBLOCK));
+                t.log("waited", began.elapsed() >= Duration::from_millis(90));
+                let _ = sys::set_timeval(fd, libc::SO_RCVTIMEO, 0, 0);
                 t.tell("close");
                 t.log("eof", sys::splice(fd, to, 100, 0));
             },

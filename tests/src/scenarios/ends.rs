@@ -186,6 +186,10 @@ const SENDS: [(&str, fn(Fd) -> R); 7] = [
     ("large", |fd| sys::send(fd, &[0; 100_000], MSG_NOSIGNAL | MSG_DONTWAIT).map(|_| 1)),
 ];
 
+/// Ways to shut down both halves.
+const SHUT_BOTH: [&[i32]; 3] =
+    [&[libc::SHUT_RDWR], &[libc::SHUT_RD, libc::SHUT_WR], &[libc::SHUT_WR, libc::SHUT_RD]];
+
 pub fn list() -> Vec<Scenario> {
     vec![
         pair(
@@ -206,6 +210,36 @@ pub fn list() -> Vec<Scenario> {
                     t.log(name, send(fd).is_ok());
                     t.log("fails", until_it_fails(100, 0, || send(fd)));
                 }
+            },
+        )
+        .skip(LATER),
+        pair(
+            "ends/send-to-shut-down",
+            "a client that only sends, to a peer that has shut down both halves and keeps the descriptor: one send goes, the next ones fail",
+            |t| {
+                let fds = t.servers(SHUT_BOTH.len() * SENDS.len());
+                for (fds, shutdowns) in fds.chunks(SENDS.len()).zip(SHUT_BOTH) {
+                    for fd in fds {
+                        t.wait("shut");
+                        for how in shutdowns {
+                            sys::shutdown(*fd, *how).expect("shutdown");
+                        }
+                        t.tell("is shut");
+                    }
+                }
+                t.wait("done");
+            },
+            |t| {
+                sys::ignore_signal(libc::SIGPIPE);
+                let fds = t.clients(SHUT_BOTH.len() * SENDS.len());
+                for ((name, send), fd) in SENDS.iter().cycle().zip(fds) {
+                    t.tell("shut");
+                    t.wait("is shut");
+                    t.log(name, send(fd).is_ok());
+                    t.log("fails", until_it_fails(100, 0, || send(fd)));
+                    t.log("poll", sys::poll_names(sys::await_events(fd, POLLOUT, 0)));
+                }
+                t.tell("done");
             },
         )
         .skip(LATER),

@@ -15,7 +15,7 @@ use super::held_back::{publish_held, send_held};
 use super::leave::to_kernel;
 use super::linger::{RESET_ON_CLOSE, never_linger};
 use super::outlive::{await_peer, outlives_close, outlives_for_child};
-use super::shutdown::announce_end;
+use super::shutdown::{announce_end, say_end};
 use crate::candidates::{look_up, make_plain};
 use crate::channel::{producer_quiet, quiet};
 use crate::fd_table::Entry;
@@ -234,11 +234,9 @@ pub(crate) fn before_close(s: &'static Socket, fd: c_int, for_good: bool) {
             s.fd.store(-1, Release);
         }
     }
-    if let Some(channel) = s.channel().filter(|c| for_good && c.far.is_shared()) {
-        // A sender that does not find this has sent before the look below (`sent_fast`).
-        channel.words(s.slot.load(Relaxed) as usize, channel.side ^ 1).quiet[quiet::NOTIFY]
-            .fetch_or(quiet::ENDS, SeqCst);
-        fence(SeqCst);
+    if for_good {
+        // Before the look below.
+        say_end(s);
     }
     let unread = hold_rx(s, g).is_ok_and(|mut h| h.unread().is_ok_and(|n| n > 0));
     if unread && fd >= 0 {

@@ -144,11 +144,17 @@ fn splice_from(on: Named, out: c_int, len: usize, flags: u32) -> Ret {
     let mut part = Part::new(&mut few);
     let part = part.bytes();
     let room = len.min(part.len());
-    let wait = if flags & libc::SPLICE_F_NONBLOCK != 0 { libc::MSG_DONTWAIT } else { 0 };
+    // That is about the pipe, and comes first (splice_file_to_pipe). Whether the socket's bytes are
+    // waited for, its own O_NONBLOCK says (tcp_splice_read).
+    let mut p = libc::pollfd { fd: out, events: libc::POLLOUT, revents: 0 };
+    let nonblocking = flags & libc::SPLICE_F_NONBLOCK != 0;
+    // SAFETY: one valid pollfd.
+    if nonblocking && unsafe { sleep::ppoll(&mut p, 1, 0, core::ptr::null()) } == 0 {
+        return EAGAIN;
+    }
     // SAFETY: within `part`.
-    let n = unsafe {
-        recv_one(on.s, on.g, on.fd, sys::iov(part.as_mut_ptr(), room), libc::MSG_PEEK | wait)
-    };
+    let n =
+        unsafe { recv_one(on.s, on.g, on.fd, sys::iov(part.as_mut_ptr(), room), libc::MSG_PEEK) };
     if n == PASS && on.s.is(State::Candidate) {
         return PASS;
     }
@@ -160,11 +166,6 @@ fn splice_from(on: Named, out: c_int, len: usize, flags: u32) -> Ret {
     }
     // One write: a pipe takes all of up to PIPE_BUF or blocks (or answers EAGAIN), of more perhaps
     // a part.
-    let mut p = libc::pollfd { fd: out, events: libc::POLLOUT, revents: 0 };
-    // SAFETY: one valid pollfd.
-    if wait != 0 && unsafe { sleep::ppoll(&mut p, 1, 0, core::ptr::null()) } == 0 {
-        return EAGAIN;
-    }
     // A page at a time while the pipe says that it has room: only the first may wait.
     let mut w: isize = 0;
     while w < n {

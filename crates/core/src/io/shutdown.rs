@@ -7,7 +7,7 @@ use super::promote::may_use_carrier;
 use crate::channel::{producer_quiet, quiet};
 use crate::outcome::{PASS, Ret};
 use crate::socket::{Socket, State, flag};
-use crate::{sys, wait};
+use crate::{carrier, sys, wait};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use core::sync::atomic::fence;
@@ -36,11 +36,12 @@ pub(crate) fn shutdown(s: &'static Socket, g: u16, fd: c_int, how: c_int) -> Ret
             announce_end(s, &mut h);
         }
     }
-    if inherited {
+    let is_over = if inherited {
         say_fin(s, g, how);
+        false
     } else {
-        say_shut(s, fd, how);
-    }
+        say_shut(s, fd, how)
+    };
     let r = match how {
         libc::SHUT_WR if s.has(flag::FIN_LATER) => 0,
         libc::SHUT_RDWR if s.has(flag::FIN_LATER) => sys::shutdown(fd, libc::SHUT_RD),
@@ -49,9 +50,9 @@ pub(crate) fn shutdown(s: &'static Socket, g: u16, fd: c_int, how: c_int) -> Ret
     crate::channel::sent_by_kernel();
     if how == libc::SHUT_RD || how == libc::SHUT_RDWR {
         s.raise(flag::CARRIER_SPOKE);
-        if !inherited {
-            wake_senders(s);
-        }
+    }
+    if is_over || (how == libc::SHUT_RD && !inherited) {
+        wake_senders(s);
     }
     wait::prod(s);
     r
@@ -72,17 +73,37 @@ fn wake_senders(s: &Socket) {
 }
 
 /// Tells the peer, before the FIN, what a shutdown means for what it sends. (Within the host.)
-pub(super) fn say_shut(s: &Socket, fd: c_int, how: c_int) {
-    let word = match how {
+/// True: with this one both halves are shut down. TCP then answers whatever comes with a reset
+/// (tcp_rcv_state_process), so the peer's next send has to go to the kernel, as behind a close.
+pub(super) fn say_shut(s: &Socket, fd: c_int, how: c_int) -> bool {
+    let sends_no_more = || s.has(flag::SHUT_WR | flag::FIN_DUE | flag::FIN_LATER);
+    let (word, is_over) = match how {
         // Where the kernel says that nothing comes any more it was shut down for receiving before;
         // or the peer's FIN has come, who sends nothing.
-        libc::SHUT_WR if sys::poll_now(fd, libc::POLLRDHUP) & libc::POLLRDHUP != 0 => quiet::FIN,
-        libc::SHUT_WR => quiet::FIN | quiet::HALF,
-        libc::SHUT_RD => quiet::DEAF,
-        libc::SHUT_RDWR => quiet::FIN | quiet::DEAF,
-        _ => return,
+        libc::SHUT_WR if sys::poll_now(fd, libc::POLLRDHUP) & libc::POLLRDHUP != 0 => {
+            (quiet::FIN, !carrier::peer_ended(fd))
+        }
+        libc::SHUT_WR => (quiet::FIN | quiet::HALF, false),
+        libc::SHUT_RD => (quiet::DEAF, sends_no_more()),
+        libc::SHUT_RDWR => (quiet::FIN | quiet::DEAF, true),
+        _ => return false,
     };
     request(s, word);
+    if is_over {
+        say_end(s);
+    }
+    is_over
+}
+
+/// The peer finds with its next send that nothing more is taken from the ring.
+pub(super) fn say_end(s: &Socket) {
+    if let Some(channel) = s.channel().filter(|c| c.far.is_shared()) {
+        // A sender that does not find this has sent before whatever its caller looks at next
+        // (`sent_fast`).
+        channel.words(s.slot.load(Relaxed) as usize, channel.side ^ 1).quiet[quiet::NOTIFY]
+            .fetch_or(quiet::ENDS, SeqCst);
+        fence(SeqCst);
+    }
 }
 
 /// That a FIN is no close's, where no more can be said: by a forked child, for whom the ring still
