@@ -90,11 +90,16 @@ fn obstacles_of_programs_are_problems_with_a_remedy() {
         assert_eq!(status, Some(1));
         says(finding(&told, "program", "problem"), "statically linked");
     }
+    let script = scratch.script("shell", "#!/bin/sh\n");
+    let (told, status) = told(&mut doctor(&library), &[&script]);
+    assert_eq!(status, Some(0));
+    let found = finding(&told, "program", "ok")["found"].as_str().unwrap();
+    assert!(found.contains(", run by /bin/sh, "), "{found}");
     let other = scratch.compile("other", HELLO, &[]).unwrap();
     let mut bytes = std::fs::read(&other).unwrap();
     bytes[18] = 183; // AArch64
     std::fs::write(&other, bytes).unwrap();
-    let (told, status) = told(&mut doctor(&library), &[&other]);
+    let (told, status) = self::told(&mut doctor(&library), &[&other]);
     assert_eq!(status, Some(1));
     says(finding(&told, "program", "problem"), "AArch64");
 }

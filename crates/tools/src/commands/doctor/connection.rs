@@ -20,6 +20,8 @@ use std::time::Duration;
 const RESOLVE: Duration = Duration::from_secs(5);
 /// A host answers a SYN within so long.
 const CONNECT: Duration = Duration::from_secs(1);
+/// A host of the neighbourhood answers within so long.
+const NEAR: Duration = Duration::from_millis(500);
 /// Addresses of a name that are looked at.
 const ADDRESSES: usize = 4;
 /// Processes that are named.
@@ -276,19 +278,24 @@ fn elsewhere(to: SocketAddr, own: &[Own], findings: &mut Findings) {
     let Route { source, interface, gateway } = &route;
     let over = gateway.map_or_else(String::new, |gateway| format!(" over {gateway}"));
     findings.ok("route", format!("from {source} by {interface}{over}"));
-    match TcpStream::connect_timeout(&to, CONNECT) {
-        Ok(_) => findings.ok("server", format!("{to} takes connections")),
+    let answers = match TcpStream::connect_timeout(&to, CONNECT) {
+        Ok(_) => {
+            findings.ok("server", format!("{to} takes connections"));
+            true
+        }
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
             let remedy = "start the server there, with netacc_run";
             findings.problem("server", format!("nobody listens on {to}"), remedy);
+            false
         }
         Err(error) => {
             let remedy = "is the host up, and does a firewall let the port through?";
             findings.problem("server", format!("{to} does not answer: {error}"), remedy);
+            false
         }
-    }
+    };
     match device(&route, own) {
-        Some(port) => over_rdma(to, &route, &port, findings),
+        Some(port) => over_rdma(to, answers, &route, &port, findings),
         None => {
             let reason = Reason::NoRdmaDevice;
             findings.problem(
@@ -310,7 +317,8 @@ fn device(route: &Route, own: &[Own]) -> Option<Port> {
     rdma::ports().into_iter().find(|port| port.has(route.source, interface))
 }
 
-fn over_rdma(to: SocketAddr, route: &Route, port: &Port, findings: &mut Findings) {
+fn over_rdma(to: SocketAddr, answers: bool, route: &Route, port: &Port, findings: &mut Findings) {
+    let before = findings.problems();
     rdma::state(port, findings);
     rdma::access(findings);
     rdma::libraries(findings);
@@ -332,13 +340,16 @@ fn over_rdma(to: SocketAddr, route: &Route, port: &Port, findings: &mut Findings
             format!("ip route get {} from {}", to.ip(), route.source),
         );
     }
-    link(to, findings);
+    if answers {
+        link(to, findings);
+    }
     let device = &port.device;
-    let found = format!("to {to}: RDMA ({device}), if both ends have the library (netacc_run)");
-    if port.is_active() && !leaves_elsewhere {
-        findings.ok("path", found);
-    } else {
-        findings.ok("path", format!("to {to}: TCP, as it is"));
+    match findings.problems() == before {
+        true => findings.ok(
+            "path",
+            format!("to {to}: RDMA ({device}), if both ends have the library (netacc_run)"),
+        ),
+        false => findings.ok("path", format!("to {to}: TCP, as it is")),
     }
 }
 
@@ -355,31 +366,25 @@ fn link_ports(port: u16) -> Vec<u16> {
     ports.filter(|port| !NEIGHBOURS.contains(port)).take(TRIED).collect()
 }
 
-/// Whether the server's library can be reached.
+/// Whether the server's library can be reached. (One port after the other, and no more than needed:
+/// siw takes it ill when connections to a port end at once.)
 fn link(to: SocketAddr, findings: &mut Findings) {
     let ports = link_ports(to.port());
-    let (sender, receiver) = mpsc::channel();
+    let mut refused = 0;
     for port in ports.iter().copied() {
-        let sender = sender.clone();
-        let _ = std::thread::Builder::new().spawn(move || {
-            let answer = TcpStream::connect_timeout(&SocketAddr::new(to.ip(), port), CONNECT);
-            let _ = sender.send((port, answer.map(drop)));
-        });
+        match TcpStream::connect_timeout(&SocketAddr::new(to.ip(), port), NEAR) {
+            Ok(_) => {
+                findings.ok("link", format!("port {port}, for the libraries' agreement, is open"));
+                return;
+            }
+            Err(error) if error.kind() == ErrorKind::ConnectionRefused => refused += 1,
+            Err(_) => {}
+        }
     }
-    drop(sender);
-    let answers: Vec<_> = receiver.into_iter().collect();
     let list: Vec<String> = ports.iter().map(u16::to_string).collect();
     let list = list.join(", ");
-    let mut taken: Vec<u16> =
-        answers.iter().filter(|(_, answer)| answer.is_ok()).map(|(port, _)| *port).collect();
-    taken.sort_unstable();
-    let is_refused = |answer: &std::io::Result<()>| matches!(answer, Err(error) if error.kind() == ErrorKind::ConnectionRefused);
-    let refused = answers.iter().filter(|(_, answer)| is_refused(answer)).count();
-    match taken.first() {
-        Some(port) => {
-            findings.ok("link", format!("port {port}, for the libraries' agreement, is open"));
-        }
-        None if refused == ports.len() => findings.note(
+    if refused == ports.len() {
+        findings.note(
             "link",
             format!(
                 "no library is at ports {list}: the server has none, or no connection from another \
@@ -387,12 +392,13 @@ fn link(to: SocketAddr, findings: &mut Findings) {
             ),
             "start the server with netacc_run, use a connection from here for a second, and look \
              again",
-        ),
-        None => findings.problem(
+        );
+    } else {
+        findings.problem(
             "link",
             format!("ports {list}, for the libraries' agreement, do not answer: a firewall?"),
             format!("on the server: nft add rule inet filter input tcp dport {{ {list} }} accept"),
-        ),
+        );
     }
 }
 

@@ -115,6 +115,11 @@ impl Findings {
         self.list.iter().map(|finding| finding.level).max()
     }
 
+    /// How many things are in the way.
+    pub fn problems(&self) -> usize {
+        self.count(Level::Problem)
+    }
+
     fn count(&self, level: Level) -> usize {
         self.list.iter().filter(|finding| finding.level == level).count()
     }
@@ -140,7 +145,7 @@ impl Findings {
         json!({
             "subject": { "kind": kind, "name": name },
             "verdict": self.verdict(),
-            "problems": self.count(Level::Problem),
+            "problems": self.problems(),
             "notes": self.count(Level::Note),
             "findings": self.list.iter().map(finding).collect::<Vec<_>>(),
         })
@@ -157,7 +162,7 @@ impl Findings {
                 paragraph(&mut out, "", INDENT, &format!("-> {}", finding.remedy));
             }
         }
-        let (problems, notes) = (self.count(Level::Problem), self.count(Level::Note));
+        let (problems, notes) = (self.problems(), self.count(Level::Note));
         let said = match self.verdict() {
             "unknown" => String::from("It could not be told."),
             "clear" => String::from("Nothing is in the way."),

@@ -32,7 +32,11 @@ pub fn look(pid: u32, findings: &mut Findings) {
         }
         Err(SegmentError::NotPermitted) => {
             let error = SegmentError::NotPermitted;
-            findings.blind("process", error.to_string(), format!("sudo netacc doctor {pid}"));
+            let remedy = match rustix::process::geteuid().is_root() {
+                true => String::from("look at it from its own user namespace or container"),
+                false => format!("sudo netacc doctor {pid}"),
+            };
+            findings.blind("process", error.to_string(), remedy);
             true
         }
         Err(SegmentError::Io(error)) => {

@@ -71,8 +71,12 @@ pub fn obstacle(
             false
         }
         None => {
+            let runs = match ends_in(program, path) {
+                Some((file, _)) if file != program => format!(", run by {},", file.display()),
+                _ => String::new(),
+            };
             let found = "is dynamically linked with the GNU C library, for this machine";
-            findings.ok("program", format!("{} {found}", program.display()));
+            findings.ok("program", format!("{}{runs} {found}", program.display()));
             true
         }
     }

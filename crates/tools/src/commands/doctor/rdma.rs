@@ -133,7 +133,7 @@ pub fn state(port: &Port, findings: &mut Findings) {
         [] => String::from("no network interface"),
         names => names.join(", "),
     };
-    let text = format!("{device}/{number} is {state}, {layer}, on {on}, {} GIDs", gids.len());
+    let text = format!("{device}/{number} is {state}, {layer}, on {on}; GIDs: {}", gids.len());
     match port.is_active() {
         true if gids.is_empty() => {
             let remedy = format!("give its interface an address: ip address add … dev {on}");
