@@ -40,6 +40,25 @@ told accelerated-server 0 'redis-server has the library' "${DOCTOR[@]}" "$PID_ac
 shared=$("${DOCTOR[@]}" --json "$PID_acc" | tr -d '\n' | grep -o '[0-9]* accelerated' | head -n 1)
 if [ "${shared%% *}" -ge 4 ]; then ok accelerated-connections "$shared"; else fail accelerated-connections "$shared"; fi
 
+# What netacc_ss selects, and what it sees change.
+redis-benchmark -p "$PORT_acc" -n 100000000 -c 2 -t get -q >/dev/null 2>&1 &
+plain_load=$!
+become_accel redis-benchmark -p "$PORT_acc" -n 100000000 -c 3 -t get -q >/dev/null 2>&1 &
+PIDS+=("$plain_load" "$!")
+loaded() { [ "$("$SS" --path shm "$PID_acc" --json | grep -c '"fd"')" = 3 ] && [ "$("$SS" --reason peer-without-library "$PID_acc" --json | grep -c '"fd"')" = 2 ]; }
+if wait_for 30 loaded; then ok selected; else fail selected "$("$SS" -s sock "$PID_acc")"; fi
+busy() {
+  "$SS" --json -w 0.5 -n 1 -s cnt,sock --sort sent "$PID_acc" | python3 -c '
+import json, sys
+it = json.loads(sys.stdin.readline())
+moved = it["cnt"]["tx_bytes"]["shm"] > 0 and it["cnt"]["tx_bytes"]["tcp"] > 0 and it["cnt"]["rx_bytes_per_s"]["shm"] > 0
+sent = [s["tx_bytes"] for s in it["sock"]]
+sys.exit(not (moved and sent == sorted(sent, reverse=True) and sum(s > 0 for s in sent) == 5))'
+}
+if ! command -v python3 >/dev/null; then skip watched "no python3"; elif wait_for 30 busy; then ok watched; else
+  fail watched "$("$SS" -w 1 -n 1 -s cnt,sock "$PID_acc")"; fi
+kill "$plain_load" "${PIDS[-1]}"
+
 # A plain client that goes on: the server's side says why, and that is in its way.
 redis-cli -p "$PORT_acc" -r -1 -i 0.02 ping >/dev/null 2>&1 &
 client=$!

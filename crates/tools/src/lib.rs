@@ -16,6 +16,8 @@ pub mod log;
 pub mod memory;
 pub mod options;
 pub mod processes;
+pub mod rates;
 pub mod raw;
 pub mod segment;
+pub mod selection;
 pub mod show;

@@ -1,8 +1,11 @@
 //! The command lines of both tools. The options of `netacc_run` that set a value come from the
 //! configuration table.
 
+use crate::selection::{Network, Order};
+use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, Command, value_parser};
 use netacc_control::config::{Cli, DEFAULT_FILE, Key, Kind, SETTINGS, Setting};
+use netacc_control::stats::{Path, Reason};
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -161,7 +164,7 @@ fn help_row(help: &mut String, option: &str, text: &str) {
 pub fn ss_command() -> Command {
     Command::new("netacc_ss")
         .about("Show the NetACC connections of a process")
-        .override_usage("netacc_ss [[-p] <pid|name>...] [-s <what>...] [--wide | --json]")
+        .override_usage("netacc_ss [OPTIONS] [[-p] <pid|name>...]")
         .override_help(SS_HELP)
         .version(VERSION)
         .disable_help_flag(true)
@@ -188,10 +191,46 @@ pub fn ss_command() -> Command {
         .arg(Arg::new("wide").long("wide").action(ArgAction::SetTrue))
         .arg(Arg::new("clear").short('c').action(ArgAction::SetTrue))
         .arg(json_flag())
+        .args(selection_args())
+        .args(watch_args())
+}
+
+/// Which connections are shown.
+fn selection_args() -> [Arg; 5] {
+    let list = |name: &'static str, value: &'static str| {
+        let arg = Arg::new(name).long(name).value_name(value);
+        arg.value_delimiter(',').action(ArgAction::Append)
+    };
+    let paths = Path::ALL.map(Path::name);
+    let reasons = Reason::ALL.iter().map(|reason| reason.name());
+    let orders = Order::ALL.map(Order::word);
+    [
+        list("port", "port").value_parser(value_parser!(u16).range(1..)),
+        list("peer", "address").value_parser(Network::parse),
+        list("path", "path").value_parser(PossibleValuesParser::new(paths)),
+        list("reason", "reason").value_parser(PossibleValuesParser::new(reasons)),
+        Arg::new("sort").long("sort").value_name("by").value_parser(orders),
+    ]
+}
+
+/// How often they are shown.
+fn watch_args() -> [Arg; 2] {
+    let seconds = |text: &str| {
+        let seconds: Option<f64> = text.parse().ok().filter(|s| (0.1..=86_400.0).contains(s));
+        seconds.ok_or_else(|| String::from("valid: 0.1 to 86400 seconds"))
+    };
+    [
+        Arg::new("watch").short('w').value_name("seconds").value_parser(seconds),
+        Arg::new("times")
+            .short('n')
+            .value_name("times")
+            .requires("watch")
+            .value_parser(value_parser!(u32).range(1..)),
+    ]
 }
 
 const SS_HELP: &str = "\
-Usage: netacc_ss [[-p] <pid|name>...] [-s <what>...] [--wide | --json]
+Usage: netacc_ss [OPTIONS] [[-p] <pid|name>...]
 
 Show the NetACC connections of processes; without a process, which processes
 of this host are accelerated.
@@ -206,11 +245,20 @@ OPTIONS:
                   mem   memory that is shared, or registered for RDMA
                   qp    channels and queue pairs to other processes
                   sock  each open connection
+   -w <seconds> Again and again: what has changed since the last time, and how
+                fast; -n <times> ends after so many.
    -c           Clear what ended processes left: there is never anything.
    --wide       Every column, and counters that are 0.
    --json       Print JSON.
    -h           Show this help.
    -v           Show the version.
+
+Of the open connections only those, several with commas (alone: -s sock):
+   --port <port>       with that port, here or at the peer
+   --peer <address>    with that peer; also a network: 10.0.0.0/8
+   --path <path>       with a direction on tcp, shm or rdma
+   --reason <reason>   with that reason; none: those that are accelerated
+   --sort <by>         ordered by fd, peer, path, reason, sent, received or age
 
 See netacc_ss(8) for every column, state, reason and counter.
 ";
@@ -233,7 +281,7 @@ pub fn doctor_command() -> Command {
         .arg(
             Arg::new("subject")
                 .value_name("PROGRAM|PID|HOST:PORT")
-                .help("A command, a running process, or where a connection goes; none: this host")
+                .help("Command, process or place; none: this host")
                 .num_args(0..)
                 .trailing_var_arg(true)
                 .value_parser(value_parser!(OsString)),
@@ -297,7 +345,8 @@ mod tests {
 
     #[test]
     fn help_fits_a_terminal() {
-        for line in run_help().lines().chain(SS_HELP.lines()) {
+        let doctor = doctor_command().render_help().to_string();
+        for line in run_help().lines().chain(SS_HELP.lines()).chain(doctor.lines()) {
             assert!(line.chars().count() <= HELP_WIDTH, "{line}");
         }
     }

@@ -3,12 +3,13 @@
 use crate::memory::Mappings;
 use crate::processes::Found;
 use crate::segment::Process;
+use crate::selection::{Selection, sum};
 use netacc_control::config::parse_rendered;
 use netacc_control::stats::{Channel, ChannelState, Connection, Counter, Path, Reason};
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// What can be shown of a process; the words of `-s`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,28 +57,39 @@ impl Section {
     }
 }
 
+/// What of a process is shown, and how.
+#[derive(Debug, Clone, Copy)]
+pub struct View<'a> {
+    /// In this order.
+    pub sections: &'a [Section],
+    /// Every detail, for a wide terminal; otherwise 80 columns.
+    pub is_wide: bool,
+    /// Of the connections.
+    pub selection: &'a Selection,
+}
+
 /// The statistics as JSON: of one section its object, of several an object of these by their words.
-pub fn json(process: &Process, sections: &[Section]) -> Value {
-    match sections {
-        [section] => section_json(process, *section),
+pub fn json(process: &Process, view: &View<'_>) -> Value {
+    match view.sections {
+        [section] => section_json(process, *section, view),
         several => {
-            let part = |s: &Section| (s.word().to_owned(), section_json(process, *s));
+            let part = |s: &Section| (s.word().to_owned(), section_json(process, *s, view));
             Value::Object(several.iter().map(part).collect())
         }
     }
 }
 
 /// The statistics as tables, for a terminal of 80 columns or, with every detail, a wide one.
-pub fn text(process: &Process, sections: &[Section], is_wide: bool) -> String {
-    let part = |s: &Section| section_text(process, *s, is_wide);
-    let parts: Vec<String> = sections.iter().map(part).collect();
+pub fn text(process: &Process, view: &View<'_>) -> String {
+    let part = |s: &Section| section_text(process, *s, view);
+    let parts: Vec<String> = view.sections.iter().map(part).collect();
     parts.join("\n")
 }
 
-fn section_json(process: &Process, section: Section) -> Value {
+pub(crate) fn section_json(process: &Process, section: Section, view: &View<'_>) -> Value {
     match section {
         Section::Counts => counts_json(process),
-        Section::Sockets => json!({ "pid": process.pid, "sockets": sockets_json(process) }),
+        Section::Sockets => json!({ "pid": process.pid, "sockets": sockets_json(process, view) }),
         Section::Config => json!({ "pid": process.pid, "config": config_json(process) }),
         Section::Channels => json!({ "pid": process.pid, "channels": channels_json(process) }),
         Section::Memory => json!({
@@ -90,11 +102,11 @@ fn section_json(process: &Process, section: Section) -> Value {
     }
 }
 
-fn section_text(process: &Process, section: Section, is_wide: bool) -> String {
+pub(crate) fn section_text(process: &Process, section: Section, view: &View<'_>) -> String {
     match section {
-        Section::Counts => counts_text(process, is_wide),
-        Section::Sockets if is_wide => sockets_text(process),
-        Section::Sockets => short_sockets_text(process),
+        Section::Counts => counts_text(process, view.is_wide),
+        Section::Sockets if view.is_wide => sockets_text(process, view),
+        Section::Sockets => short_sockets_text(process, view),
         Section::Config => config_text(process),
         Section::Channels => channels_text(process),
         Section::Memory => memory_text(process),
@@ -129,7 +141,7 @@ fn by_path(values: &[u64]) -> Map<String, Value> {
     pairs.map(|(path, value)| (path.name().to_owned(), json!(value))).collect()
 }
 
-fn sockets_json(process: &Process) -> Vec<Value> {
+fn sockets_json(process: &Process, view: &View<'_>) -> Vec<Value> {
     let socket = |connection: &Connection| {
         let bytes = |bytes: &[u64], path: Path| bytes.get(path as usize).copied();
         json!({
@@ -148,9 +160,10 @@ fn sockets_json(process: &Process) -> Vec<Value> {
             "promotions": connection.promotions,
             "demotions": connection.demotions,
             "peer_pid": connection.peer_pid,
+            "opened_unix_ns": connection.opened_unix_ns,
         })
     };
-    process.connections.iter().map(socket).collect()
+    view.selection.of(&process.connections).into_iter().map(socket).collect()
 }
 
 fn config_json(process: &Process) -> Map<String, Value> {
@@ -242,26 +255,36 @@ fn counts_text(process: &Process, is_wide: bool) -> String {
 }
 
 /// In 80 columns, where addresses are IPv4's.
-fn short_sockets_text(process: &Process) -> String {
+fn short_sockets_text(process: &Process, view: &View<'_>) -> String {
     let mut table = Table::new(&[">Fd", "Local", "Peer", "Path", "Reason", ">Sent", ">Received"]);
-    for connection in &process.connections {
-        let sum = |bytes: &[u64]| size(bytes.iter().fold(0, |sum: u64, n| sum.saturating_add(*n)));
-        let (tx, rx) = (path_name(connection.tx_path), path_name(connection.rx_path));
+    let shown = view.selection.of(&process.connections);
+    for connection in &shown {
         table.row([
             connection.fd.to_string(),
             address(connection.local),
             address(connection.peer),
-            if tx == rx { tx } else { format!("{tx}/{rx}") },
+            way(connection),
             reason_name(connection.reason),
-            sum(&connection.tx_bytes),
-            sum(&connection.rx_bytes),
+            size(sum(&connection.tx_bytes)),
+            size(sum(&connection.rx_bytes)),
         ]);
     }
-    let count = process.connections.len();
-    format!("{}: {count} open connections\n\n{}", title(process), table.render())
+    format!("{}\n\n{}", open_connections(process, view, shown.len()), table.render())
 }
 
-fn sockets_text(process: &Process) -> String {
+fn open_connections(process: &Process, view: &View<'_>, shown: usize) -> String {
+    let all = process.connections.len();
+    let count = if view.selection.is_all() { all.to_string() } else { format!("{shown} of {all}") };
+    format!("{}: {count} open connections", title(process))
+}
+
+/// The path of both directions, or of each.
+pub(crate) fn way(connection: &Connection) -> String {
+    let (tx, rx) = (path_name(connection.tx_path), path_name(connection.rx_path));
+    if tx == rx { tx } else { format!("{tx}/{rx}") }
+}
+
+fn sockets_text(process: &Process, view: &View<'_>) -> String {
     let mut table = Table::new(&[
         ">Fd",
         "Local",
@@ -278,8 +301,12 @@ fn sockets_text(process: &Process) -> String {
         ">Rx-Rdma",
         ">Promoted",
         ">Demoted",
+        ">Age",
     ]);
-    for connection in &process.connections {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let shown = view.selection.of(&process.connections);
+    for connection in &shown {
+        let opened = Duration::from_nanos(connection.opened_unix_ns);
         let bytes =
             |bytes: &[u64], path: Path| bytes.get(path as usize).copied().unwrap_or(0).to_string();
         table.row([
@@ -298,10 +325,10 @@ fn sockets_text(process: &Process) -> String {
             bytes(&connection.rx_bytes, Path::Rdma),
             connection.promotions.to_string(),
             connection.demotions.to_string(),
+            if opened.is_zero() { String::from("-") } else { age(now.saturating_sub(opened)) },
         ]);
     }
-    let count = process.connections.len();
-    format!("{}: {count} open connections\n\n{}", title(process), table.render())
+    format!("{}\n\n{}", open_connections(process, view, shown.len()), table.render())
 }
 
 fn config_text(process: &Process) -> String {
@@ -376,7 +403,7 @@ fn memory_text(process: &Process) -> String {
 }
 
 /// Bytes for people, in binary units.
-fn size(bytes: u64) -> String {
+pub(crate) fn size(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
     if bytes < 1024 {
         return format!("{bytes} B");
@@ -390,7 +417,7 @@ fn size(bytes: u64) -> String {
     format!("{value:.1} {}", UNITS[unit])
 }
 
-fn title(process: &Process) -> String {
+pub(crate) fn title(process: &Process) -> String {
     format!("Process {} ({})", process.pid, printable(&process.name))
 }
 
@@ -503,7 +530,7 @@ pub(crate) fn accelerated_total(process: &Process) -> u64 {
 }
 
 /// Bytes sent and received on each path, also by the connections that are open.
-fn bytes_by_path(process: &Process) -> [(u64, u64); Path::ALL.len()] {
+pub(crate) fn bytes_by_path(process: &Process) -> [(u64, u64); Path::ALL.len()] {
     Path::ALL.map(|path| process.header.bytes(path, &process.connections))
 }
 
@@ -541,7 +568,7 @@ fn state_name(code: u32) -> String {
     }
 }
 
-fn address(address: Option<SocketAddr>) -> String {
+pub(crate) fn address(address: Option<SocketAddr>) -> String {
     address.map_or_else(|| String::from("-"), |address| address.to_string())
 }
 
@@ -562,14 +589,15 @@ pub(crate) fn printable(text: &str) -> String {
 }
 
 /// Columns as wide as their widest cell. A heading that starts with `>` is aligned to the right.
-struct Table {
+#[derive(Debug)]
+pub(crate) struct Table {
     headings: Vec<String>,
     right: Vec<bool>,
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    fn new(headings: &[&str]) -> Table {
+    pub(crate) fn new(headings: &[&str]) -> Table {
         Table {
             headings: headings.iter().map(|text| text.trim_start_matches('>').to_owned()).collect(),
             right: headings.iter().map(|text| text.starts_with('>')).collect(),
@@ -577,11 +605,16 @@ impl Table {
         }
     }
 
-    fn row<const N: usize>(&mut self, cells: [String; N]) {
+    pub(crate) fn row<const N: usize>(&mut self, cells: [String; N]) {
         self.rows.push(cells.into());
     }
 
-    fn render(&self) -> String {
+    /// Behind an empty line; nothing where it has no rows.
+    pub(crate) fn render_behind(&self) -> String {
+        if self.rows.is_empty() { String::new() } else { format!("\n{}", self.render()) }
+    }
+
+    pub(crate) fn render(&self) -> String {
         let lines = || std::iter::once(&self.headings).chain(&self.rows);
         let mut widths = vec![0; self.headings.len()];
         for line in lines() {

@@ -10,9 +10,10 @@ use netacc_control::stats::{
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde_json::{Value, json};
 use std::fs::File;
+use std::io::{BufRead, BufReader, Lines};
 use std::mem::{offset_of, size_of};
 use std::os::unix::fs::FileExt;
-use std::process::Command;
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::{Mutex, MutexGuard};
 use support::{Ran, Scratch, run};
 
@@ -175,15 +176,15 @@ fn json_is_as_agreed() {
             {"fd": 5, "local": "[::1]:0", "peer": "[2001:db8::]:0", "tx_path": "tcp", "rx_path": "tcp",
              "reason": "peer-remote", "tx_tcp_bytes": 0, "tx_shm_bytes": 0, "rx_tcp_bytes": 0, "rx_shm_bytes": 0,
              "tx_rdma_bytes": 0, "rx_rdma_bytes": 0,
-             "promotions": 0, "demotions": 1, "peer_pid": 0},
+             "promotions": 0, "demotions": 1, "peer_pid": 0, "opened_unix_ns": 0},
             {"fd": 7, "local": "127.0.0.1:6379", "peer": "127.0.0.2:40000", "tx_path": "shm", "rx_path": "shm",
              "reason": "none", "tx_tcp_bytes": 10, "tx_shm_bytes": 1000, "rx_tcp_bytes": 20, "rx_shm_bytes": 2000,
              "tx_rdma_bytes": 0, "rx_rdma_bytes": 0,
-             "promotions": 2, "demotions": 0, "peer_pid": 99},
+             "promotions": 2, "demotions": 0, "peer_pid": 99, "opened_unix_ns": 0},
             {"fd": 8, "local": "-", "peer": "-", "tx_path": "rdma", "rx_path": "tcp",
              "reason": "rdma-lost", "tx_tcp_bytes": 0, "tx_shm_bytes": 0, "rx_tcp_bytes": 0, "rx_shm_bytes": 0,
              "tx_rdma_bytes": 3000, "rx_rdma_bytes": 4000,
-             "promotions": 0, "demotions": 0, "peer_pid": 0},
+             "promotions": 0, "demotions": 0, "peer_pid": 0, "opened_unix_ns": 0},
         ]})
     );
 
@@ -268,8 +269,8 @@ fn tables_say_the_same() {
     assert!(sock.lines().all(|line| line.chars().count() <= 80), "{sock}");
     let sock = text(&["-s", "sock", &pid, "--wide"]);
     for row in [
-        "7 127.0.0.1:6379 127.0.0.2:40000 99 shm shm none 10 1000 0 20 2000 0 2 0",
-        "8 - - - rdma tcp rdma-lost 0 0 3000 0 0 4000 0 0",
+        "7 127.0.0.1:6379 127.0.0.2:40000 99 shm shm none 10 1000 0 20 2000 0 2 0 -",
+        "8 - - - rdma tcp rdma-lost 0 0 3000 0 0 4000 0 0 -",
     ] {
         assert!(words(&sock).contains(&row.to_owned()), "{sock}");
     }
@@ -519,8 +520,176 @@ fn usage() {
         assert_eq!(ran.status, Some(2), "{arguments:?}");
         assert!(ran.err.starts_with("netacc_ss: "), "{}", ran.err);
     }
-    assert!(ss(&["-h"]).out.starts_with("Usage: netacc_ss [[-p] <pid|name>...]"));
+    assert!(ss(&["-h"]).out.starts_with("Usage: netacc_ss [OPTIONS] [[-p] <pid|name>...]"));
     assert!(ss(&["-v"]).out.starts_with("netacc_ss 0."));
+}
+
+/// The descriptors that are shown, in order.
+fn shown(arguments: &[&str]) -> Vec<u64> {
+    let pid = std::process::id().to_string();
+    let ran = ss(&[&["--json", &pid], arguments].concat());
+    assert_eq!((ran.status, ran.err.as_str()), (Some(0), ""));
+    let told: Value = serde_json::from_str(&ran.out).unwrap();
+    let sockets = told["sockets"].as_array().unwrap_or_else(|| panic!("{told:#}"));
+    sockets.iter().map(|socket| socket["fd"].as_u64().unwrap()).collect()
+}
+
+#[test]
+fn connections_are_selected_and_ordered() {
+    let _alone = alone();
+    let segment = Segment::filled(std::process::id());
+    for (index, opened) in [(0, 3), (1, 1), (2, 2)] {
+        let at = CONNS_OFFSET + index * size_of::<ConnRecord>();
+        segment.u64(at + offset_of!(ConnRecord, opened_unix_ns), opened);
+    }
+    for (arguments, fds) in [
+        (&["-s", "sock"][..], &[5, 7, 8][..]),
+        (&["--port", "6379"], &[7]),
+        (&["--port", "40000,1"], &[7]),
+        (&["--port", "1"], &[]),
+        (&["--peer", "127.0.0.0/8"], &[7]),
+        (&["--peer", "2001:db8::", "--peer", "127.0.0.2"], &[5, 7]),
+        (&["--path", "shm"], &[7]),
+        (&["--path", "rdma,shm"], &[7, 8]),
+        (&["--path", "tcp"], &[5, 8]),
+        (&["--reason", "none"], &[7]),
+        (&["--reason", "rdma-lost,peer-remote"], &[5, 8]),
+        (&["--reason", "none", "--path", "tcp"], &[]),
+        (&["--sort", "sent"], &[8, 7, 5]),
+        (&["--sort", "received", "--path", "shm,rdma"], &[8, 7]),
+        (&["--sort", "age"], &[8, 5, 7]),
+        (&["--sort", "path"], &[5, 7, 8]),
+        (&["--sort", "peer"], &[8, 7, 5]),
+        (&["--sort", "reason"], &[7, 5, 8]),
+    ] {
+        assert_eq!(shown(arguments), fds, "{arguments:?}");
+    }
+    let pid = std::process::id().to_string();
+    let ran = ss(&[&pid, "--path", "shm"]);
+    assert!(ran.out.contains(": 1 of 3 open connections\n"), "{}", ran.out);
+    // The counts are those of all.
+    let ran = ss(&[&pid, "--path", "shm", "-s", "cnt"]);
+    assert!(ran.out.contains("15 connections, 11 accelerated"), "{}", ran.out);
+    for (wrong, valid) in [
+        (["--path", "air"], "shm"),
+        (["--reason", "bad-luck"], "peer-remote"),
+        (["--sort", "colour"], "received"),
+        (["--port", "0"], "65535"),
+        (["--peer", "10.0.0.0/33"], "0 to 32"),
+        (["-w", "0"], "0.1 to 86400"),
+        (["-n", "3"], "-w"),
+    ] {
+        let ran = ss(&[&[pid.as_str()], &wrong[..]].concat());
+        assert_eq!((ran.status, ran.out.as_str()), (Some(2), ""), "{wrong:?}");
+        assert!(ran.err.contains(valid), "{}", ran.err);
+    }
+}
+
+/// Watches this process: the objects of its turns. It is ended with them.
+struct Watched(Child, Lines<BufReader<ChildStdout>>);
+
+impl Watched {
+    fn new(sections: &str) -> Watched {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_netacc_ss"))
+            .args(["--json", "-w", "0.1", "--sort", "sent", "-s", sections])
+            .arg(std::process::id().to_string())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        Watched(child, lines)
+    }
+
+    fn turn(&mut self) -> Value {
+        serde_json::from_str(&self.1.next().unwrap().unwrap()).unwrap()
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+#[test]
+fn what_has_changed_is_shown_and_how_fast() {
+    let _alone = alone();
+    let segment = Segment::filled(std::process::id());
+    let mut watched = Watched::new("cnt,sock");
+    let still = watched.turn();
+    assert_eq!(still["pid"], json!(std::process::id()));
+    assert_eq!(still["cnt"]["new_connections"], json!(0));
+    assert_eq!(still["cnt"]["counters"], json!({}));
+    segment.u64(offset_of!(Header, counters) + 8 * Counter::Wakeups as usize, 50);
+    segment.u64(offset_of!(Header, total_by_path) + 8, 26);
+    segment.u64(CONNS_OFFSET + offset_of!(ConnRecord, tx_bytes) + 8, 1000 + 5000);
+    segment.u64(offset_of!(Header, reasons) + 8 * Reason::PeerWithoutLibrary as usize, 2);
+    // (A turn may have come in between; each change is in one turn alone.)
+    let mut left = vec!["new", "wakeups", "bytes", "reason"];
+    while !left.is_empty() {
+        let turn = watched.turn();
+        let cnt = &turn["cnt"];
+        let mut seen = |what: &str| left.retain(|other| *other != what);
+        if cnt["new_connections"] != 0 {
+            assert_eq!(cnt["new_connections"], json!(20));
+            assert_eq!(cnt["new"], json!({"tcp": 0, "shm": 20, "rdma": 0}));
+            seen("new");
+        }
+        if cnt["counters"] != json!({}) {
+            assert_eq!(cnt["counters"], json!({"wakeups": 50}));
+            seen("wakeups");
+        }
+        if cnt["reasons"] != json!({}) {
+            assert_eq!(cnt["reasons"], json!({"peer-without-library": -1}));
+            seen("reason");
+        }
+        if cnt["tx_bytes"]["shm"] != 0 {
+            assert_eq!(cnt["tx_bytes"], json!({"tcp": 0, "shm": 5000, "rdma": 0}));
+            let seconds = turn["seconds"].as_f64().unwrap();
+            let rate = cnt["tx_bytes_per_s"]["shm"].as_f64().unwrap();
+            assert!((rate * seconds - 5000.0).abs() < 1.0, "{rate} in {seconds} s");
+            // The busiest of this time comes first, not the busiest ever.
+            let first = &turn["sock"][0];
+            assert_eq!((&first["fd"], &first["tx_bytes"]), (&json!(7), &json!(5000)));
+            seen("bytes");
+        }
+    }
+}
+
+#[test]
+fn a_process_that_has_got_the_number_of_another_is_not_compared_with_it() {
+    let _alone = alone();
+    let segment = Segment::filled(std::process::id());
+    let mut watched = Watched::new("cnt");
+    assert_eq!(watched.turn()["cnt"]["new_connections"], json!(0));
+    // At once: when it was made, and how many connections it has had.
+    let mut bytes = vec![0; CONNS_OFFSET];
+    segment.0.read_exact_at(&mut bytes, 0).unwrap();
+    for (at, value) in
+        [(offset_of!(Header, started_unix_ns), 77u64), (offset_of!(Header, total_by_path), 1000)]
+    {
+        bytes[at..at + 8].copy_from_slice(&value.to_ne_bytes());
+    }
+    segment.0.write_all_at(&bytes, 0).unwrap();
+    // The first two may have begun before that.
+    for _ in 0..3 {
+        assert_eq!(watched.turn()["cnt"]["new_connections"], json!(0));
+    }
+}
+
+#[test]
+fn watching_has_80_columns_and_an_end() {
+    let _alone = alone();
+    let _segment = Segment::filled(std::process::id());
+    let pid = std::process::id().to_string();
+    let ran = ss(&["-w", "0.1", "-n", "2", "-s", "cnt,sock,qp", &pid]);
+    assert_eq!((ran.status, ran.err.as_str()), (Some(0), ""));
+    assert_eq!(ran.out.matches(" 3 of 3 open connections").count(), 2, "{}", ran.out);
+    assert!(ran.out.lines().all(|line| line.chars().count() <= 80), "{}", ran.out);
+    let all = ss(&["-w", "0.1", "-n", "1"]);
+    assert!(all.out.contains(&pid) && all.out.contains("New/s"), "{}", all.out);
+    assert_eq!(ss(&["-w", "0.1", "-n", "1", "no-such-process"]).status, Some(1));
 }
 
 /// What `netacc doctor` says of this process.

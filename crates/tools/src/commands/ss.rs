@@ -2,12 +2,18 @@
 //! on TCP. Without a process it shows which there are, as `netacc ps` does.
 
 use super::{STATUS_FAILED, STATUS_USAGE, parse, print, ps};
-use crate::processes::{self, Unknown};
-use crate::show::Section;
+use crate::processes::{self, Found, Unknown};
+use crate::rates::{self, Change};
+use crate::segment::Process;
+use crate::selection::{Network, Order, Selection};
+use crate::show::{Section, View};
 use crate::{options, show};
 use clap::ArgMatches;
+use clap::parser::ValueSource;
+use netacc_control::stats::{Path, Reason};
 use std::ffi::c_int;
 use std::io::{self, Write};
+use std::time::{Duration, Instant};
 
 const TOOL: &str = "netacc_ss";
 
@@ -26,23 +32,54 @@ pub fn main(matches: &ArgMatches) -> c_int {
     }
     let words = |id| matches.get_many::<String>(id).into_iter().flatten().cloned();
     let words: Vec<String> = words("option-pid").chain(words("pid")).collect();
+    let selection = selection(matches);
+    let sections = sections(matches, &selection);
+    let view =
+        View { sections: &sections, is_wide: matches.get_flag("wide"), selection: &selection };
     let is_json = matches.get_flag("json");
-    let is_wide = matches.get_flag("wide");
-    if words.is_empty() {
-        return ps::show(TOOL, is_json);
+    match matches.get_one::<f64>("watch") {
+        Some(seconds) => {
+            let watch = Watch {
+                words: &words,
+                pause: Duration::from_secs_f64(*seconds),
+                times: matches.get_one::<u32>("times").copied(),
+                is_json,
+                view: &view,
+            };
+            watch.run()
+        }
+        None if words.is_empty() => ps::show(TOOL, is_json),
+        None => once(&words, is_json, &view),
+    }
+}
+
+/// What is asked for of the connections. (The parser lets only words through that mean something.)
+fn selection(matches: &ArgMatches) -> Selection {
+    let words = |id| matches.get_many::<String>(id).into_iter().flatten();
+    let path = |word: &String| Path::ALL.into_iter().find(|path| path.name() == word);
+    let reason = |word: &String| Reason::ALL.iter().copied().find(|reason| reason.name() == word);
+    let order = matches.get_one::<String>("sort").and_then(|word| Order::from_word(word));
+    Selection {
+        ports: matches.get_many::<u16>("port").into_iter().flatten().copied().collect(),
+        peers: matches.get_many::<Network>("peer").into_iter().flatten().copied().collect(),
+        paths: words("path").filter_map(path).collect(),
+        reasons: words("reason").filter_map(reason).collect(),
+        order: order.unwrap_or_default(),
+    }
+}
+
+/// What is shown. Who selects connections wants to see them.
+fn sections(matches: &ArgMatches, selection: &Selection) -> Vec<Section> {
+    let is_asked = matches.value_source("show") == Some(ValueSource::CommandLine);
+    if !is_asked && (!selection.is_all() || matches.contains_id("sort")) {
+        return vec![Section::Sockets];
     }
     let asked = matches.get_many::<String>("show").into_iter().flatten();
-    let sections = Section::list(asked.map(String::as_str));
-    let found = match processes::named(&words) {
-        Ok(found) => found,
-        Err(unknown) => {
-            let _ = writeln!(io::stderr(), "{TOOL}: {unknown}");
-            return match unknown {
-                Unknown::Number(_) => STATUS_USAGE,
-                Unknown::Name(_) => STATUS_FAILED,
-            };
-        }
-    };
+    Section::list(asked.map(String::as_str))
+}
+
+/// Those that can be read; of the others it is said why not, and the status is not 0.
+fn readable(found: Vec<Found>) -> (Vec<Process>, c_int) {
     let mut status = 0;
     let mut read = Vec::new();
     for found in found {
@@ -54,20 +91,97 @@ pub fn main(matches: &ArgMatches) -> c_int {
             }
         }
     }
+    (read, status)
+}
+
+fn unknown(unknown: &Unknown) -> c_int {
+    let _ = writeln!(io::stderr(), "{TOOL}: {unknown}");
+    match unknown {
+        Unknown::Number(_) => STATUS_USAGE,
+        Unknown::Name(_) => STATUS_FAILED,
+    }
+}
+
+fn once(words: &[String], is_json: bool, view: &View<'_>) -> c_int {
+    let found = match processes::named(words) {
+        Ok(found) => found,
+        Err(error) => return unknown(&error),
+    };
+    let (read, status) = readable(found);
     // One number is answered by one object, everything else by a list.
-    let is_single = matches!(words.as_slice(), [word] if word.parse::<u32>().is_ok());
+    let is_single = matches!(words, [word] if word.parse::<u32>().is_ok());
     let shown = match (is_json, read.as_slice()) {
-        (true, [process]) if is_single => format!("{:#}\n", show::json(process, &sections)),
+        (true, [process]) if is_single => format!("{:#}\n", show::json(process, view)),
         (true, []) if is_single => return status,
         (true, all) => {
-            let all = all.iter().map(|process| show::json(process, &sections)).collect();
+            let all = all.iter().map(|process| show::json(process, view)).collect();
             format!("{:#}\n", serde_json::Value::Array(all))
         }
         (false, all) => {
-            let all: Vec<_> =
-                all.iter().map(|process| show::text(process, &sections, is_wide)).collect();
+            let all: Vec<_> = all.iter().map(|process| show::text(process, view)).collect();
             all.join("\n")
         }
     };
     print(TOOL, &shown).max(status)
+}
+
+/// Shows every so often what has changed.
+struct Watch<'a> {
+    /// Processes; none: all that have the library.
+    words: &'a [String],
+    pause: Duration,
+    times: Option<u32>,
+    /// A line for each process and time.
+    is_json: bool,
+    view: &'a View<'a>,
+}
+
+impl Watch<'_> {
+    fn run(&self) -> c_int {
+        let mut before: Option<(Instant, Vec<Process>)> = None;
+        let mut shown = 0;
+        loop {
+            let after = match self.look() {
+                Ok(after) => after,
+                Err(error) => return unknown(&error),
+            };
+            let now = Instant::now();
+            if after.is_empty() && !self.words.is_empty() {
+                return STATUS_FAILED;
+            }
+            if let Some((then, before)) = &before {
+                let status = print(TOOL, &self.changes(before, &after, now - *then));
+                shown += 1;
+                if status != 0 || self.times == Some(shown) {
+                    return status;
+                }
+            }
+            before = Some((now, after));
+            std::thread::sleep(self.pause);
+        }
+    }
+
+    fn look(&self) -> Result<Vec<Process>, Unknown> {
+        match self.words {
+            [] => Ok(processes::all().0.into_iter().filter_map(|it| it.process.ok()).collect()),
+            words => processes::named(words).map(|found| readable(found).0),
+        }
+    }
+
+    fn changes(&self, before: &[Process], after: &[Process], time: Duration) -> String {
+        let found = after.iter().filter_map(|after| {
+            let before = before.iter().find(|before| before.pid == after.pid)?;
+            let change = Change { before, after, time };
+            change.is_of_one().then_some(change)
+        });
+        let found: Vec<Change<'_>> = found.collect();
+        if !self.is_json && self.words.is_empty() {
+            return rates::processes_text(&found) + "\n";
+        }
+        let text = |change: &Change<'_>| match self.is_json {
+            true => format!("{}\n", rates::json(change, self.view)),
+            false => rates::text(change, self.view) + "\n",
+        };
+        found.iter().map(text).collect()
+    }
 }

@@ -1,0 +1,242 @@
+//! What has changed between two looks at a process, and how fast.
+
+use crate::segment::Process;
+use crate::selection::{Selection, sum};
+use crate::show::{
+    Section, Table, View, accelerated_total, address, bytes_by_path, connections_total, path_name,
+    printable, reason_name, share, size, title, way,
+};
+use netacc_control::stats::{Connection, Counter, Path};
+use serde_json::{Map, Value, json};
+use std::collections::HashMap;
+use std::time::Duration;
+
+/// Two looks at one process.
+#[derive(Debug, Clone, Copy)]
+pub struct Change<'a> {
+    /// The first one.
+    pub before: &'a Process,
+    /// The second one.
+    pub after: &'a Process,
+    /// The time between them.
+    pub time: Duration,
+}
+
+impl Change<'_> {
+    /// Whether it is one process, and not another one that got its number.
+    pub fn is_of_one(&self) -> bool {
+        self.before.header.started_unix_ns == self.after.header.started_unix_ns
+    }
+
+    fn rate(&self, amount: u64) -> f64 {
+        amount as f64 / self.time.as_secs_f64().max(1e-3)
+    }
+
+    fn bytes_per_s(&self, amount: u64) -> String {
+        format!("{}/s", size(self.rate(amount) as u64))
+    }
+
+    fn per_s(&self, amount: u64) -> String {
+        format!("{:.1}", self.rate(amount))
+    }
+
+    fn new_connections(&self) -> u64 {
+        connections_total(self.after).saturating_sub(connections_total(self.before))
+    }
+
+    /// Bytes sent and received meanwhile, by path.
+    fn bytes(&self) -> [(u64, u64); Path::ALL.len()] {
+        let (before, after) = (bytes_by_path(self.before), bytes_by_path(self.after));
+        std::array::from_fn(|path| {
+            let ((tx, rx), (tx_before, rx_before)) = (after[path], before[path]);
+            (tx.saturating_sub(tx_before), rx.saturating_sub(rx_before))
+        })
+    }
+
+    /// Connections that are new on each path.
+    fn new_by_path(&self) -> [u64; Path::ALL.len()] {
+        let of = |process: &Process, path: usize| {
+            process.header.total_by_path.get(path).copied().unwrap_or(0)
+        };
+        // (A connection that was promoted left the count of the path where it began.)
+        std::array::from_fn(|path| of(self.after, path).saturating_sub(of(self.before, path)))
+    }
+
+    /// The open connections, with the bytes of this time alone.
+    fn connections(&self) -> Vec<Connection> {
+        let key = |c: &Connection| (c.fd, c.opened_unix_ns);
+        let before: HashMap<_, _> = self.before.connections.iter().map(|c| (key(c), c)).collect();
+        let mut all = self.after.connections.clone();
+        for connection in &mut all {
+            let Some(was) = before.get(&key(connection)) else { continue };
+            let (tx, rx) = (&mut connection.tx_bytes, &mut connection.rx_bytes);
+            let words = tx.iter_mut().zip(&was.tx_bytes).chain(rx.iter_mut().zip(&was.rx_bytes));
+            words.for_each(|(is, was)| *is = is.saturating_sub(*was));
+        }
+        all
+    }
+
+    /// The codes of reasons whose counts are others now, and by how much.
+    fn reasons(&self) -> impl Iterator<Item = (u32, u64, i64)> {
+        let counts = self.after.header.reasons.iter().zip(&self.before.header.reasons);
+        (0u32..).zip(counts).filter(|(_, (is, was))| is != was).map(|(code, (is, was))| {
+            let change = i64::try_from(i128::from(*is) - i128::from(*was)).unwrap_or(i64::MAX);
+            (code, *is, change)
+        })
+    }
+
+    fn counters(&self) -> impl Iterator<Item = (&'static Counter, u64)> {
+        let counts = self.after.header.counters.iter().zip(&self.before.header.counters);
+        let changes = counts.map(|(is, was)| is.saturating_sub(*was));
+        Counter::ALL.iter().zip(changes).filter(|(_, change)| *change != 0)
+    }
+}
+
+/// The change as tables; sections that have no rates are shown as they are.
+pub fn text(change: &Change<'_>, view: &View<'_>) -> String {
+    let part = |section: &Section| match section {
+        Section::Counts => counts_text(change),
+        Section::Sockets => sockets_text(change, view.selection),
+        other => crate::show::section_text(change.after, *other, view),
+    };
+    view.sections.iter().map(part).collect::<Vec<_>>().join("\n")
+}
+
+fn counts_text(change: &Change<'_>) -> String {
+    let seconds = change.time.as_secs_f64();
+    let accelerated =
+        accelerated_total(change.after).saturating_sub(accelerated_total(change.before));
+    let mut out = format!(
+        "{}: in {seconds:.1} s {} connections, {accelerated} accelerated\n\n",
+        title(change.after),
+        change.new_connections(),
+    );
+    let mut paths = Table::new(&["Path", ">Open", ">New/s", ">Sent", ">Received"]);
+    let bytes = change.bytes();
+    for (index, path) in Path::ALL.into_iter().enumerate() {
+        let open = change.after.header.open_by_path.get(index).copied().unwrap_or(0);
+        let (tx, rx) = bytes[index];
+        paths.row([
+            path.name().to_owned(),
+            open.to_string(),
+            change.per_s(change.new_by_path()[index]),
+            change.bytes_per_s(tx),
+            change.bytes_per_s(rx),
+        ]);
+    }
+    out += &paths.render();
+    let mut table = Table::new(&["Reason", ">Connections", ">Change"]);
+    for (code, count, difference) in change.reasons() {
+        table.row([reason_name(code), count.to_string(), format!("{difference:+}")]);
+    }
+    out += &table.render_behind();
+    let mut table = Table::new(&["Counter", ">Change", ">Per-Second"]);
+    for (counter, difference) in change.counters() {
+        let per_s = change.per_s(difference);
+        table.row([counter.name().to_owned(), format!("+{difference}"), per_s]);
+    }
+    out + &table.render_behind()
+}
+
+fn sockets_text(change: &Change<'_>, selection: &Selection) -> String {
+    let mut table = Table::new(&[">Fd", "Local", "Peer", "Path", "Reason", ">Sent", ">Received"]);
+    let connections = change.connections();
+    let shown = selection.of(&connections);
+    for connection in &shown {
+        table.row([
+            connection.fd.to_string(),
+            address(connection.local),
+            address(connection.peer),
+            way(connection),
+            reason_name(connection.reason),
+            change.bytes_per_s(sum(&connection.tx_bytes)),
+            change.bytes_per_s(sum(&connection.rx_bytes)),
+        ]);
+    }
+    let (time, count, all) = (change.time.as_secs_f64(), shown.len(), connections.len());
+    let head = format!("in {time:.1} s, {count} of {all} open connections");
+    format!("{}: {head}\n\n{}", title(change.after), table.render())
+}
+
+/// The change as one object.
+pub fn json(change: &Change<'_>, view: &View<'_>) -> Value {
+    let part = |section: &Section| match section {
+        Section::Counts => counts_json(change),
+        Section::Sockets => sockets_json(change, view.selection),
+        other => crate::show::section_json(change.after, *other, view),
+    };
+    let parts = view.sections.iter().map(|section| (section.word().to_owned(), part(section)));
+    let mut all = Map::new();
+    all.insert(String::from("pid"), json!(change.after.pid));
+    all.insert(String::from("program"), json!(change.after.name));
+    all.insert(String::from("seconds"), json!(change.time.as_secs_f64()));
+    all.extend(parts);
+    Value::Object(all)
+}
+
+fn counts_json(change: &Change<'_>) -> Value {
+    let by_path = |of: &dyn Fn(usize) -> Value| -> Map<String, Value> {
+        let paths = Path::ALL.iter().enumerate();
+        paths.map(|(index, path)| (path.name().to_owned(), of(index))).collect()
+    };
+    let (bytes, new) = (change.bytes(), change.new_by_path());
+    let reasons: Map<String, Value> = change
+        .reasons()
+        .map(|(code, _, difference)| (reason_name(code), json!(difference)))
+        .collect();
+    let counters: Map<String, Value> = change
+        .counters()
+        .map(|(counter, difference)| (counter.name().to_owned(), json!(difference)))
+        .collect();
+    json!({
+        "new_connections": change.new_connections(),
+        "new": by_path(&|path| json!(new[path])),
+        "tx_bytes": by_path(&|path| json!(bytes[path].0)),
+        "rx_bytes": by_path(&|path| json!(bytes[path].1)),
+        "tx_bytes_per_s": by_path(&|path| json!(change.rate(bytes[path].0))),
+        "rx_bytes_per_s": by_path(&|path| json!(change.rate(bytes[path].1))),
+        "reasons": reasons,
+        "counters": counters,
+    })
+}
+
+fn sockets_json(change: &Change<'_>, selection: &Selection) -> Value {
+    let connections = change.connections();
+    let socket = |connection: &&Connection| {
+        json!({
+            "fd": connection.fd,
+            "local": address(connection.local),
+            "peer": address(connection.peer),
+            "tx_path": path_name(connection.tx_path),
+            "rx_path": path_name(connection.rx_path),
+            "reason": reason_name(connection.reason),
+            "tx_bytes": sum(&connection.tx_bytes),
+            "rx_bytes": sum(&connection.rx_bytes),
+            "tx_bytes_per_s": change.rate(sum(&connection.tx_bytes)),
+            "rx_bytes_per_s": change.rate(sum(&connection.rx_bytes)),
+        })
+    };
+    Value::Array(selection.of(&connections).iter().map(socket).collect())
+}
+
+/// Several processes, a line each.
+pub fn processes_text(changes: &[Change<'_>]) -> String {
+    let mut table =
+        Table::new(&[">Pid", "Program", ">Open", ">New/s", ">Sent", ">Received", ">Share"]);
+    for change in changes {
+        let bytes = change.bytes();
+        let (tx, rx) = bytes.iter().fold((0u64, 0u64), |(tx, rx), more| {
+            (tx.saturating_add(more.0), rx.saturating_add(more.1))
+        });
+        table.row([
+            change.after.pid.to_string(),
+            printable(&change.after.name),
+            sum(&change.after.header.open_by_path).to_string(),
+            change.per_s(change.new_connections()),
+            change.bytes_per_s(tx),
+            change.bytes_per_s(rx),
+            share(change.after).unwrap_or_else(|| String::from("-")),
+        ]);
+    }
+    table.render()
+}
