@@ -34,6 +34,7 @@ from pathlib import Path
 SAVE = "3600 1 300 100 60 10000"
 BUSY_LOOPS = 4
 PLAIN, ACCELERATED, SERVER_ONLY, CLIENT_ONLY = "plain", "accelerated", "server-only", "client-only"
+ONE_SIDED = (PLAIN, SERVER_ONLY, CLIENT_ONLY)
 ON_SERVER = {ACCELERATED, SERVER_ONLY}
 ON_CLIENT = {ACCELERATED, CLIENT_ONLY}
 
@@ -54,13 +55,18 @@ class Row:
 SET_C100 = dict(label="redis SET 512 B -c 100 --threads 4", clients=100,
                 command="-c 100 -r 10000 --threads 4 -d 512 -t set")
 SET_C1 = dict(label="redis SET 512 B -c 1", clients=1, command="-c 1 -r 10000 -d 512 -t set")
+GET_C1 = dict(label="redis GET -c 1", clients=1, command="-c 1 -t get", prefill=True)
+GET_C50 = dict(label="redis GET -c 50", clients=50, command="-c 50 -t get", prefill=True)
 GET_P16 = dict(label="redis GET -c 50 -P 16", clients=50, command="-c 50 -P 16 -t get", prefill=True)
 
 ROWS = [
     Row("set-c100", **SET_C100),
     Row("set-c1", **SET_C1),
     Row("get-c50-p16", **GET_P16),
-    Row("one-sided", kinds=(PLAIN, SERVER_ONLY, CLIENT_ONLY), **SET_C100),
+    Row("one-sided", kinds=ONE_SIDED, **SET_C100),
+    Row("one-sided-c1", kinds=ONE_SIDED, **GET_C1),
+    Row("one-sided-c50", kinds=ONE_SIDED, **GET_C50),
+    Row("load-one-sided-c1", kinds=ONE_SIDED, load=BUSY_LOOPS, **GET_C1),
     Row("load-set-c100", load=BUSY_LOOPS, **SET_C100),
     Row("load-set-c1", load=BUSY_LOOPS, **SET_C1),
     Row("load-get-c50-p16", load=BUSY_LOOPS, **GET_P16),

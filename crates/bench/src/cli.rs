@@ -45,6 +45,8 @@ pub(crate) enum WorkloadName {
     Idle,
     /// ping-pong with the library on one side only
     Mixed,
+    /// the same with epoll_wait on both ends
+    MixedEpoll,
 }
 
 impl WorkloadName {
@@ -57,6 +59,7 @@ impl WorkloadName {
             Self::Rate => "rate",
             Self::Idle => "idle",
             Self::Mixed => "mixed",
+            Self::MixedEpoll => "mixed-epoll",
         }
     }
 }
@@ -97,7 +100,7 @@ pub struct BenchArgs {
     #[arg(long, default_value_t = 0.3, value_parser = seconds)]
     pub(crate) warmup: f64,
     /// Kinds of run to alternate; ratios are against the first [default: plain,accelerated; for
-    /// `mixed` plain,server-only,client-only]
+    /// `mixed` and `mixed-epoll` plain,server-only,client-only]
     #[arg(long, value_enum, value_delimiter = ',')]
     pub(crate) kinds: Vec<Kind>,
     /// Where the two processes run
@@ -107,7 +110,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) load: usize,
 
-    /// pingpong, pingpong-epoll, mixed, rate, idle: bytes of a message
+    /// pingpong, mixed, both with -epoll, rate, idle: bytes of a message
     #[arg(long, default_value = "64", value_parser = frame_size)]
     pub(crate) size: usize,
     /// reqrep: bytes of a request

@@ -164,7 +164,7 @@ fn run_workload(args: &BenchArgs, workload: Workload, tools: &Tools) -> Series {
 
 /// What the arguments ask for.
 fn plan(args: &BenchArgs, allowed: &[usize]) -> Vec<Workload> {
-    const ALL: [WorkloadName; 7] = [
+    const ALL: [WorkloadName; 8] = [
         WorkloadName::Pingpong,
         WorkloadName::PingpongEpoll,
         WorkloadName::Reqrep,
@@ -172,6 +172,7 @@ fn plan(args: &BenchArgs, allowed: &[usize]) -> Vec<Workload> {
         WorkloadName::Rate,
         WorkloadName::Idle,
         WorkloadName::Mixed,
+        WorkloadName::MixedEpoll,
     ];
     let names = if args.workloads.is_empty() { &ALL[..] } else { &args.workloads };
     names.iter().map(|&name| workload(name, args, allowed)).collect()
@@ -192,7 +193,7 @@ fn workload(name: WorkloadName, args: &BenchArgs, allowed: &[usize]) -> Workload
     let (connections, threads) = (args.connections as usize, args.threads as usize);
     let spec = match name {
         W::Pingpong | W::Mixed => one,
-        W::PingpongEpoll => Spec { traffic: Traffic::PingPongEpoll, ..one },
+        W::PingpongEpoll | W::MixedEpoll => Spec { traffic: Traffic::PingPongEpoll, ..one },
         W::Reqrep => Spec {
             traffic: Traffic::ReqRep,
             request: args.request,
@@ -215,11 +216,13 @@ fn workload(name: WorkloadName, args: &BenchArgs, allowed: &[usize]) -> Workload
         Pin::None => None,
         Pin::Apart => apart(allowed),
         Pin::Together => allowed.first().map(|&cpu| [cpu, cpu]),
-        Pin::Auto if matches!(name, W::Pingpong | W::PingpongEpoll | W::Mixed) => apart(allowed),
+        Pin::Auto if matches!(spec.traffic, Traffic::PingPong | Traffic::PingPongEpoll) => {
+            apart(allowed)
+        }
         Pin::Auto => None,
     };
     let kinds = match (&args.kinds[..], name) {
-        ([], W::Mixed) => vec![Kind::Plain, Kind::ServerOnly, Kind::ClientOnly],
+        ([], W::Mixed | W::MixedEpoll) => vec![Kind::Plain, Kind::ServerOnly, Kind::ClientOnly],
         ([], _) => vec![Kind::Plain, Kind::Accelerated],
         (kinds, _) => kinds.to_vec(),
     };
@@ -368,9 +371,11 @@ pub(crate) mod tests {
     #[test]
     fn every_workload_by_default() {
         let plan = plan(&args(""), &[0, 1]);
-        assert_eq!(plan.len(), 7);
+        assert_eq!(plan.len(), 8);
         assert!(plan.iter().all(|w| w.kinds[0] == Kind::Plain));
-        assert_eq!(plan[6].kinds, [Kind::Plain, Kind::ServerOnly, Kind::ClientOnly]);
+        for one_sided in &plan[6..] {
+            assert_eq!(one_sided.kinds, [Kind::Plain, Kind::ServerOnly, Kind::ClientOnly]);
+        }
         assert!(plan[0].cpus.is_some_and(|[a, b]| a != b));
         assert_eq!(plan[2].cpus, None);
         assert_eq!(plan[5].spec.seconds, 10.0);
