@@ -67,6 +67,8 @@ pub struct Config {
     pub fast_connect: bool,
     /// `NACC_POLL_MS`: `None` adaptive, `Some(0)` never spin, `Some(n)` spin at most n ms.
     pub poll_ms: Option<u32>,
+    /// `NACC_POLL_TCP_US`: `None` adaptive, `Some(0)` never, `Some(n)` at most n microseconds.
+    pub poll_tcp_us: Option<u32>,
     /// `NACC_CQ_COMP_VECTOR`.
     pub comp_vector: u32,
     /// `NACC_RDMA_STALL_MS`: 0 never.
@@ -199,6 +201,7 @@ impl Default for Config {
             tcp_first: false,
             fast_connect: false,
             poll_ms: None,
+            poll_tcp_us: None,
             comp_vector: 0,
             rdma_stall_ms: 200,
             kernel_policy: true,
@@ -263,6 +266,7 @@ impl Config {
             Key::TcpFirst => u8::from(self.tcp_first).to_string(),
             Key::FastConnect => u8::from(self.fast_connect).to_string(),
             Key::PollMs => self.poll_ms.map(|ms| ms.to_string()).unwrap_or_default(),
+            Key::PollTcpUs => self.poll_tcp_us.map(|us| us.to_string()).unwrap_or_default(),
             Key::CompVector => self.comp_vector.to_string(),
             Key::RdmaStallMs => self.rdma_stall_ms.to_string(),
             Key::KernelPolicy => u8::from(self.kernel_policy).to_string(),
@@ -340,6 +344,12 @@ impl Config {
             Key::PollMs => {
                 self.poll_ms = match value {
                     Value::Number(ms) => u32::try_from(ms).ok(),
+                    _ => None,
+                }
+            }
+            Key::PollTcpUs => {
+                self.poll_tcp_us = match value {
+                    Value::Number(us) => u32::try_from(us).ok(),
                     _ => None,
                 }
             }

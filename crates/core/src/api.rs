@@ -24,11 +24,11 @@ pub use data::{
     sendto, sendv, splice,
 };
 pub use descriptors::{
-    IoUringParams, Liburing, after_number, before_getsockopt, before_io_uring_enter,
-    before_io_uring_register, before_io_uring_setup, before_liburing_files, before_liburing_submit,
-    before_listen, before_number, close, close_range, closefrom, connect, dup, dup3, fcntl, ioctl,
-    need_kernel, on_accept, on_connect, on_getsockopt, on_io_uring_setup, on_listen, on_new_fd,
-    on_setsockopt, on_socket, onto_stdio, pass_number, setsockopt, shutdown,
+    IoUringParams, Liburing, Sleep, after_number, before_accept, before_getsockopt,
+    before_io_uring_enter, before_io_uring_register, before_io_uring_setup, before_liburing_files,
+    before_liburing_submit, before_listen, before_number, close, close_range, closefrom, connect,
+    dup, dup3, fcntl, ioctl, need_kernel, on_accept, on_connect, on_getsockopt, on_io_uring_setup,
+    on_listen, on_new_fd, on_setsockopt, on_socket, onto_stdio, pass_number, setsockopt, shutdown,
 };
 pub use readiness::{
     Counted, epoll_ctl, epoll_wait, now_ns, on_epoll_create, on_epoll_wait, poll, select,
@@ -107,8 +107,18 @@ pub fn before_end() {
 pub fn before_rights_change() {
     held(crate::rights::before_change)
 }
-/// Whether this option of prctl(2) takes rights from the process.
+/// The process is about to say which system calls it may make: it makes none more than its program
+/// does, from here on.
+pub fn before_filter() {
+    if !crate::process::in_vfork_child() {
+        crate::wait::looks::confine();
+    }
+}
+/// Whether this option of prctl(2) takes rights from the process; it is about to be set.
 pub fn confines(option: usize) -> bool {
+    if option == libc::PR_SET_SECCOMP as usize {
+        before_filter();
+    }
     let taking = [
         libc::PR_SET_SECCOMP,
         libc::PR_SET_NO_NEW_PRIVS,

@@ -21,6 +21,7 @@ use crate::fd_table::{self, Entry, Place};
 use crate::lock::Mutex;
 use crate::sets::Sets;
 use crate::socket::Socket;
+use crate::wait::looks::Sleep;
 use crate::{heap, process, sys, wait};
 use alloc::vec::Vec;
 use core::ffi::c_int;
@@ -146,6 +147,8 @@ pub(crate) struct Epoll {
     barred: AtomicBool,
     /// Somebody has waited for it by a call that is seen.
     waited: AtomicBool,
+    /// It has had connections that the library follows.
+    connections: AtomicBool,
     /// Threads in the kernel's own wait for it.
     outside: Outside,
     /// Waiting place + 1; 0: none yet.
@@ -159,21 +162,31 @@ static POOL: Mutex<Vec<&'static Epoll>> = Mutex::new(Vec::new());
 
 /// A thread that is counted in [`Outside`].
 #[derive(Default)]
-pub struct Counted(Option<(&'static Epoll, u32)>);
+pub struct Counted {
+    inside: Option<(&'static Epoll, u32)>,
+    sleep: Option<Sleep>,
+}
 
 impl Counted {
     /// A thread goes into the kernel's own wait for `e`; and whether it is to come back at once.
     #[inline]
     fn enter(e: &'static Epoll) -> (Counted, bool) {
         let (time, active) = e.outside.enter(&e.active);
-        (Counted(Some((e, time))), active)
+        (Counted { inside: Some((e, time)), sleep: None }, active)
+    }
+    /// The thread has come out of that wait with so many events, or an error.
+    #[inline]
+    pub fn came_out(mut self, n: c_int) {
+        if let Some(sleep) = self.sleep.take() {
+            sleep.over(n > 0);
+        }
     }
 }
 
 impl Drop for Counted {
     #[inline]
     fn drop(&mut self) {
-        if let Some((e, time)) = self.0.take() {
+        if let Some((e, time)) = self.inside.take() {
             e.outside.leave(time);
         }
     }
@@ -222,6 +235,7 @@ pub(crate) fn on_create(fd: c_int) {
             tagged: AtomicBool::new(false),
             barred: AtomicBool::new(false),
             waited: AtomicBool::new(false),
+            connections: AtomicBool::new(false),
             outside: Outside::new(),
             place: AtomicU32::new(0),
             watch: [const { AtomicPtr::new(core::ptr::null_mut()) }; WATCHED],
@@ -265,6 +279,7 @@ pub(crate) fn on_create(fd: c_int) {
     e.refs.store(1, Relaxed);
     e.barred.store(false, Relaxed);
     e.waited.store(false, Relaxed);
+    e.connections.store(false, Relaxed);
     e.outside.forget();
     e.tagged.store(false, Relaxed);
     e.active.store(false, Release);

@@ -157,14 +157,14 @@ fn end(s: &Socket, g: u16, section: Section, r: Ret) -> Option<Ret> {
     if r > sleep::NOT_BEGUN || !goes_on(s, g, r, nested) { Some(r) } else { None }
 }
 
-/// One data call: `ring` on an attached connection, `kernel` on a candidate, whose bytes are
-/// counted. [`PASS`]: it is neither.
+/// One data call: `ring` on an attached connection, `kernel` (with flags besides its own) on a
+/// candidate, whose bytes are counted. [`PASS`]: it is neither.
 fn dispatch(
     fd: c_int,
     side: Side,
     flags: c_int,
     ring: impl Fn(&'static Socket, u16) -> Ret,
-    kernel: impl Fn() -> isize,
+    kernel: impl Fn(c_int) -> isize,
 ) -> Ret {
     loop {
         let (s, g, attached) = match who(fd) {
@@ -224,8 +224,8 @@ unsafe fn recv_any(fd: c_int, buf: *mut u8, len: usize, flags: c_int) -> Ret {
     // SAFETY: the caller's buffer.
     let ring = |s, g| unsafe { recv_one(s, g, fd, sys::iov(buf, len), flags) };
     // SAFETY: as above.
-    let kernel = || unsafe {
-        sleep::recvfrom(fd, buf, len, flags, core::ptr::null_mut(), core::ptr::null_mut())
+    let kernel = |more| unsafe {
+        sleep::recvfrom(fd, buf, len, flags | more, core::ptr::null_mut(), core::ptr::null_mut())
     };
     dispatch(fd, Side::Receive, flags, ring, kernel)
 }
@@ -283,7 +283,7 @@ unsafe fn recvv_any(fd: c_int, iov: *const iovec, count: c_int, flags: c_int) ->
     // SAFETY: the caller's buffers.
     let ring = |s, g| unsafe { recv_attached(s, g, fd, v, flags) };
     // SAFETY: as above.
-    let kernel = || unsafe { sleep::recvmsg(fd, &mut header_of(v.list), flags) };
+    let kernel = |more| unsafe { sleep::recvmsg(fd, &mut header_of(v.list), flags | more) };
     dispatch(fd, Side::Receive, flags, ring, kernel)
 }
 
@@ -306,7 +306,8 @@ pub(crate) unsafe fn recvfrom(
         r
     };
     // SAFETY: the caller's buffers.
-    let kernel = || unsafe { sleep::recvfrom(fd, buf, len, flags, addr.cast(), addr_len) };
+    let kernel =
+        |more| unsafe { sleep::recvfrom(fd, buf, len, flags | more, addr.cast(), addr_len) };
     dispatch(fd, Side::Receive, flags, ring, kernel)
 }
 
@@ -348,7 +349,7 @@ unsafe fn send_any(fd: c_int, buf: *const u8, len: usize, flags: c_int) -> Ret {
     // SAFETY: the caller's buffer.
     let ring = |s, g| unsafe { send_one(s, g, fd, sys::iov(buf, len), flags) };
     // SAFETY: as above.
-    let kernel = || unsafe { sleep::sendto(fd, buf, len, flags) };
+    let kernel = |_| unsafe { sleep::sendto(fd, buf, len, flags) };
     dispatch(fd, Side::Send, flags, ring, kernel)
 }
 
@@ -417,6 +418,6 @@ unsafe fn sendv_any(fd: c_int, iov: *const iovec, count: c_int, flags: c_int) ->
     // SAFETY: the caller's buffers.
     let ring = |s, g| unsafe { send_attached(s, g, fd, v, flags) };
     // SAFETY: as above.
-    let kernel = || unsafe { sleep::sendmsg(fd, &header_of(v.list), flags) };
+    let kernel = |_| unsafe { sleep::sendmsg(fd, &header_of(v.list), flags) };
     dispatch(fd, Side::Send, flags, ring, kernel)
 }

@@ -15,6 +15,7 @@ use crate::fd_table::{self, Entry};
 use crate::heap::Scratch;
 use crate::outcome::{Mask, PASS, Ret};
 use crate::socket::{Socket, State};
+use crate::wait::looks::{self, Habit, Looked};
 use crate::{adoption, epoll, io, signals, sleep, stats, sys, user, wait};
 use core::ffi::c_int;
 use core::mem::MaybeUninit;
@@ -247,8 +248,7 @@ fn poll_list(fds: &mut [pollfd], timeout_ns: i64, mask: Mask) -> Result<Ret, NoM
         if waited.0.is_empty() {
             return Ok(PASS);
         }
-        // SAFETY: the caller's array, and its mask.
-        return Ok(unsafe { sleep::ppoll(fds.as_mut_ptr(), fds.len(), timeout_ns, mask) });
+        return Ok(by_kernel(fds, timeout_ns, mask));
     }
     let deadline =
         if timeout_ns < 0 { 0 } else { sys::now_ns().saturating_add(timeout_ns as u64).max(1) };
@@ -279,6 +279,40 @@ fn poll_list(fds: &mut [pollfd], timeout_ns: i64, mask: Mask) -> Result<Ret, NoM
             return Ok(look_all(fds, &wants, &mut kernel, true));
         }
     }
+}
+
+/// The kernel's own poll, for candidates. Where its thread has shown that this pays, it looks
+/// before it sleeps.
+fn by_kernel(fds: &mut [pollfd], mut timeout_ns: i64, mask: Mask) -> Ret {
+    let (list, count) = (fds.as_mut_ptr(), fds.len());
+    // Of many a look costs much, and is never alone.
+    let named = fds.iter().find(|p| p.fd >= 0).filter(|_| count <= FEW && mask.is_null());
+    let habit = named.map(|p| looks::habit(p.fd));
+    if let Some(habit) = habit.filter(|h| h.looks(timeout_ns)) {
+        let began = sys::now_ns();
+        let mut r = 0;
+        let looked = habit.look(|| {
+            // SAFETY: the caller's array.
+            r = unsafe { sleep::ppoll(list, count, 0, core::ptr::null()) };
+            r != 0
+        });
+        match looked {
+            Looked::Signal => return -(libc::EINTR as Ret),
+            Looked::Nothing if timeout_ns > 0 => {
+                let took = sys::now_ns().wrapping_sub(began) as i64;
+                timeout_ns = timeout_ns.saturating_sub(took).max(1);
+            }
+            Looked::Nothing => {}
+            _ => return r,
+        }
+    }
+    let asleep = habit.map(Habit::sleep);
+    // SAFETY: the caller's array, and its mask.
+    let r = unsafe { sleep::ppoll(list, count, timeout_ns, mask) };
+    if let Some(asleep) = asleep {
+        asleep.over(r > 0);
+    }
+    r
 }
 
 /// Fills every `revents`; asks the kernel for what is its. `returns`: the call ends with what is

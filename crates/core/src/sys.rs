@@ -365,6 +365,22 @@ pub(crate) fn ticks() -> u64 {
     }
 }
 
+/// About so many ticks ([`ticks`]).
+#[inline(always)]
+pub(crate) fn ticks_of_ns(ns: u32) -> u64 {
+    // (The time stamp counters of machines in use run at 2 to 4 GHz.)
+    #[cfg(target_arch = "x86_64")]
+    let (ticks, of_ns) = (5, 2);
+    #[cfg(target_arch = "aarch64")]
+    let (ticks, of_ns) = {
+        let hz: u64;
+        // SAFETY: the counter's frequency is readable in user mode on Linux.
+        unsafe { core::arch::asm!("mrs {}, cntfrq_el0", out(reg) hz, options(nomem, nostack)) };
+        (hz / 1_000_000, 1_000)
+    };
+    u64::from(ns) * ticks / of_ns
+}
+
 /// The CPU this thread runs on at the moment (a hint: it may have moved by the time it is used).
 #[inline(always)]
 pub(crate) fn cpu() -> u32 {

@@ -8,6 +8,7 @@
 //!
 //! `docs/design/waiting.md` has the policy of polling and its measurements.
 
+pub(crate) mod looks;
 mod spin;
 
 use crate::channel::{Channel, PLACES, Side, announce, producer_quiet, quiet};
@@ -193,6 +194,7 @@ pub(crate) fn after_fork_in_parent(s: &Socket) {
 
 /// The parent's doorbells are the parent's.
 pub(crate) fn after_fork_in_child() {
+    looks::after_fork_in_child();
     for p in &POOL {
         p.taken.store(0, Relaxed);
         for fd in [&p.gather, &p.own] {

@@ -96,6 +96,7 @@ pub const ORDER: &[Cli] = &[
     Cli::Letter('i'),
     Cli::Word("paths"),
     Cli::Word("io-uring"),
+    Cli::Word("poll-tcp"),
     Cli::Word("rdma-stall"),
     Cli::Word("kernel-policy"),
     Cli::Word("rdma-keeper"),

@@ -124,6 +124,8 @@ fn numbers_are_plain_decimal_numbers_in_their_range() {
         (Key::TcpFirst, "yes"),
         (Key::PollMs, "-1"),
         (Key::PollMs, "60001"),
+        (Key::PollTcpUs, "-1"),
+        (Key::PollTcpUs, "1001"),
         (Key::FastConnect, "2"),
         (Key::CompVector, "1024"),
         (Key::LogPath, "a\"'b"),
@@ -269,6 +271,7 @@ fn what_is_rendered_reads_back() {
         ("NACC_LOG_PATH", "/a b#\"c"),
         ("NACC_SOR_AFFINITY", "3,1,2"),
         ("NACC_POLL_MS", "7"),
+        ("NACC_POLL_TCP_US", "50"),
         ("NACC_PATHS", "rdma"),
     ];
     let file = "[netacc]\nNACC_EMPTY_QP_EXPIRE_MS=-1\n";

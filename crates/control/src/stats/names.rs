@@ -73,6 +73,9 @@ counters! {
     RdmaClaimsProven "rdma_claims_proven" "Accepted connections agreed on with a peer that knew the time stamp of their SYN.";
     RdmaClaimsUnproven "rdma_claims_unproven" "Accepted connections agreed on by their addresses alone.";
     RdmaPairsStalled "rdma_pairs_stalled" "Of the queue pairs lost, those on which nothing arrived any more and no device said so.";
+    KernelLooks "kernel_looks" "Looks at the kernel's sockets, beyond the first, that waits made instead of sleeping.";
+    LooksWon "looks_won" "Waits in which such a look found what it waited for.";
+    LooksLost "looks_lost" "Waits in which such looks were in vain and the thread slept after all.";
 }
 
 /// Number of counters.

@@ -46,6 +46,13 @@ pub fn before_listen(fd: c_int) {
 pub fn on_listen(fd: c_int) {
     held(|| crate::establish::on_listen(fd))
 }
+/// `accept`/`accept4` on `listener` is about to be called, and may sleep. `Err`: its result;
+/// otherwise what it returns is for [`Sleep::over`].
+#[inline]
+pub fn before_accept(listener: c_int) -> Result<Option<Sleep>, Ret> {
+    crate::establish::before_accept(listener)
+}
+pub use crate::wait::looks::Sleep;
 /// `accept`/`accept4` on `listener` returned `fd`, and wrote the peer's address.
 ///
 /// # Safety

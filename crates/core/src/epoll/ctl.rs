@@ -193,6 +193,7 @@ fn put(e: &Epoll, inner: &mut Inner, item: Item) -> Option<u32> {
     if let Some(old) = inner.index_of(item.fd).and_then(|stale| inner.remove(stale)) {
         leave(e, &old);
     }
+    e.connections.store(true, Relaxed);
     inner.insert(item)
 }
 

@@ -13,6 +13,7 @@ use crate::fd_table;
 use crate::lock::Guard;
 use crate::outcome::{Mask, PASS, Ret};
 use crate::socket::State;
+use crate::wait::looks::{self, Habit, Looked};
 use crate::{io, process, signals, sleep, stats, sys, user, wait};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
@@ -43,6 +44,24 @@ pub(crate) unsafe fn wait(
         // Either this sees that the set is active now, or `take_place` sees the thread.
         if !active {
             *counted = inside;
+            if timeout_ns == 0 || !mask.is_null() || !e.connections.load(Relaxed) {
+                return PASS;
+            }
+            let habit = looks::habit(epfd);
+            if habit.looks(timeout_ns) {
+                match look_first(epfd, events, max, habit) {
+                    Some(0) => {}
+                    r => {
+                        *counted = Counted::default();
+                        if let Some(r) = r {
+                            return r;
+                        }
+                        // SAFETY: as it came.
+                        return unsafe { wait(epfd, events, max, timeout_ns, mask, counted) };
+                    }
+                }
+            }
+            counted.sleep = Some(habit.sleep());
             return PASS;
         }
     }
@@ -67,6 +86,37 @@ pub(crate) unsafe fn wait(
         return unsafe { wait(epfd, events, max, timeout_ns, mask, counted) };
     }
     r
+}
+
+/// All that the set has is the kernel's. It looks there for as long as that pays. `Some(0)`: the
+/// thread sleeps; otherwise the call's result, or `None`: it is to be begun anew.
+#[cold]
+#[inline(never)]
+fn look_first(
+    epfd: c_int,
+    events: *mut epoll_event,
+    max: c_int,
+    habit: &'static Habit,
+) -> Option<Ret> {
+    signals::held(|| {
+        let mut n = 0;
+        let looked = habit.look(|| {
+            // SAFETY: the caller's buffer of `max` events.
+            n = unsafe { sys::epoll_look(epfd, events, max, core::ptr::null()) };
+            n != 0
+        });
+        match looked {
+            Looked::Signal => Some(-(libc::EINTR as Ret)),
+            Looked::Nothing => Some(0),
+            // (An error is for the kernel to tell.)
+            _ if n < 0 => Some(0),
+            // SAFETY: the kernel has just written so many events.
+            _ => match unsafe { on_wait(epfd, events, n as c_int) } {
+                0 => None,
+                n => Some(n as Ret),
+            },
+        }
+    })
 }
 
 /// The set has no place: the thread waits in the kernel. False: the set has got one since that

@@ -15,6 +15,7 @@ use crate::lock::{EndGuard, bump, lock_end, try_lock_end};
 use crate::outcome::{PASS, RESTART, Ret};
 use crate::sets::sets;
 use crate::socket::{self, Named, RxEnd, Socket, State, TxEnd, flag, offer};
+use crate::wait::looks::{self, Habit, Looked};
 use crate::{adoption, agent, candidates, fd_table, process, signals, sleep, sys};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
@@ -31,7 +32,7 @@ pub(crate) fn candidate(
     on: Named,
     side: Side,
     flags: c_int,
-    call: impl FnOnce() -> isize,
+    mut call: impl FnMut(c_int) -> isize,
 ) -> Option<Ret> {
     let Named { s, g, fd } = on;
     if s.generation16() != g {
@@ -80,7 +81,7 @@ pub(crate) fn candidate(
             return Some(EAGAIN);
         }
     }
-    let r = call();
+    let r = if side == Side::Receive { receive(s, fd, flags, &mut call) } else { call(0) };
     let moved = if r > 0 && flags & libc::MSG_PEEK == 0 { r as u64 } else { 0 };
     end_call(s, g, side, moved);
     if s.generation16() != g {
@@ -109,6 +110,56 @@ pub(crate) fn candidate(
         channel::sent_by_kernel();
     }
     Some(r)
+}
+
+/// Flags of receives that do not wait, or not for what a look would find.
+const UNLIKE: c_int = libc::MSG_DONTWAIT | libc::MSG_WAITALL | libc::MSG_ERRQUEUE;
+
+/// A receive's kernel call (`call`, with flags besides its own). Where its thread has shown that
+/// this pays, it looks before it sleeps.
+#[inline(always)]
+fn receive(s: &Socket, fd: c_int, flags: c_int, call: &mut impl FnMut(c_int) -> isize) -> isize {
+    if flags & UNLIKE != 0 || s.has(flag::NONBLOCK) {
+        return call(0);
+    }
+    let habit = looks::habit(fd);
+    if habit.looks(-1)
+        && let Some(r) = look_first(s, fd, habit, call)
+    {
+        return r;
+    }
+    let sleep = habit.sleep();
+    let r = call(0);
+    sleep.over(r > 0);
+    r
+}
+
+/// `None`: it is to sleep.
+#[cold]
+#[inline(never)]
+fn look_first(
+    s: &Socket,
+    fd: c_int,
+    habit: &'static Habit,
+    call: &mut impl FnMut(c_int) -> isize,
+) -> Option<isize> {
+    let mut r = call(libc::MSG_DONTWAIT);
+    if r != EAGAIN {
+        return Some(r);
+    }
+    if sys::fcntl(fd, libc::F_GETFL, 0) & libc::O_NONBLOCK as isize != 0 {
+        habit.in_vain();
+        return Some(r);
+    }
+    let looked = habit.look(|| {
+        r = call(libc::MSG_DONTWAIT);
+        r != EAGAIN
+    });
+    match looked {
+        Looked::Signal => interrupted(s.receive_timeout_ns.load(Relaxed)),
+        Looked::Nothing => None,
+        _ => Some(r),
+    }
 }
 
 /// `shutdown(2)` of a candidate, which the kernel carries out: a call of the sending direction, as
@@ -411,7 +462,7 @@ mod tests {
             talk(&mut ends, 64);
         }
         let mut began = 0;
-        let sent = candidate(Named { s, g, fd }, Side::Send, 0, || {
+        let sent = candidate(Named { s, g, fd }, Side::Send, 0, |_| {
             // Another thread's call.
             std::thread::scope(|scope| _ = scope.spawn(|| attach(s, g, fd)));
             assert!(s.is(State::Attached));

@@ -23,7 +23,7 @@ use netacc_proto::switchover::TxState;
 pub(crate) unsafe fn sendfile(out: c_int, input: c_int, offset: *mut i64, count: usize) -> Ret {
     // SAFETY: the caller's offset.
     let ring = |s, g| unsafe { sendfile_attached(Named { s, g, fd: out }, input, offset, count) };
-    dispatch(out, Side::Send, 0, ring, || sleep::sendfile(out, input, offset, count))
+    dispatch(out, Side::Send, 0, ring, |_| sleep::sendfile(out, input, offset, count))
 }
 
 unsafe fn sendfile_attached(on: Named, input: c_int, offset: *mut i64, count: usize) -> Ret {
@@ -117,7 +117,7 @@ pub(crate) unsafe fn splice(
         _ if !input_offset.is_null() => -(libc::EINVAL as Ret),
         _ => splice_from(Named { s, g, fd: input }, out, len, flags),
     };
-    let r = dispatch(input, Side::Receive, 0, from_ring, || by_kernel(out, flags));
+    let r = dispatch(input, Side::Receive, 0, from_ring, |_| by_kernel(out, flags));
     if r != PASS {
         return r;
     }
@@ -135,7 +135,7 @@ pub(crate) unsafe fn splice(
             by_kernel(out, flags | libc::SPLICE_F_NONBLOCK)
         }),
     };
-    dispatch(out, Side::Send, 0, into_carrier, || by_kernel(out, flags))
+    dispatch(out, Side::Send, 0, into_carrier, |_| by_kernel(out, flags))
 }
 
 fn splice_from(on: Named, out: c_int, len: usize, flags: u32) -> Ret {

@@ -115,7 +115,9 @@ unsafe fn recvmsg_any(fd: c_int, msg: *mut msghdr, flags: c_int) -> Ret {
         }
     };
     // SAFETY: the caller's msghdr.
-    dispatch(fd, Side::Receive, flags, ring, || unsafe { sleep::recvmsg(fd, msg, flags) })
+    dispatch(fd, Side::Receive, flags, ring, |more| unsafe {
+        sleep::recvmsg(fd, msg, flags | more)
+    })
 }
 
 /// As the kernel's do_recvmmsg: the time-out is looked at after each message, so it ends no wait
@@ -421,7 +423,7 @@ unsafe fn send_message(fd: c_int, msg: *const msghdr, flags: c_int, total: &mut 
         unsafe { send_attached(s, g, fd, v, flags) }
     };
     // SAFETY: the caller's msghdr.
-    dispatch(fd, Side::Send, flags, ring, || unsafe { sleep::sendmsg(fd, msg, flags) })
+    dispatch(fd, Side::Send, flags, ring, |_| unsafe { sleep::sendmsg(fd, msg, flags) })
 }
 
 /// How much the kernel was asked to send: a call of several messages ends behind one that is cut

@@ -235,7 +235,7 @@ impl Receiving<'_> {
             return Next::Done(PASS);
         }
         // SAFETY: the caller's buffers.
-        let receive = || unsafe { kernel_recv(fd, self.iov, done, usize::MAX, self.flags) };
+        let receive = |_| unsafe { kernel_recv(fd, self.iov, done, usize::MAX, self.flags) };
         let r = if matches!(s.state.now(), State::Candidate | State::Changing) {
             // As in `Sending`.
             match candidate(Named { s, g: self.g, fd }, Side::Receive, self.flags, receive) {
@@ -243,7 +243,7 @@ impl Receiving<'_> {
                 _ => return Next::Anew,
             }
         } else {
-            receive()
+            receive(0)
         };
         now.done += r.max(0) as usize;
         Next::Done(0)

@@ -253,7 +253,7 @@ impl Sending<'_> {
             return Next::Done(PASS);
         }
         // SAFETY: the caller's buffers.
-        let send = || unsafe { kernel_send(fd, self.iov, done, self.flags) };
+        let send = |_| unsafe { kernel_send(fd, self.iov, done, self.flags) };
         let r = if nonblocking {
             0
         } else if matches!(s.state.now(), State::Candidate | State::Changing) {
@@ -263,7 +263,7 @@ impl Sending<'_> {
                 _ => return Next::Anew,
             }
         } else {
-            send()
+            send(0)
         };
         self.done += r.max(0) as usize;
         Next::Done(0)

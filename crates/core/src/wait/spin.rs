@@ -1,7 +1,7 @@
 //! Polling before a sleep: for how long, and when it is not worth while.
 
 use crate::channel::Peers;
-use crate::{config, process, signals, stats, sys};
+use crate::{config, fd_words, numbers, process, signals, stats, sys};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use netacc_control::stats::{ChannelState, Counter};
 
@@ -30,7 +30,7 @@ struct Luck {
     /// Polls that paid since strangers last had the CPU.
     won: AtomicU32,
 }
-/// So many polls that paid, between two slices of strangers', are worth the slice.
+/// So many polls of rings that paid are worth a slice of strangers'.
 const WORTH_A_SLICE: u32 = 200;
 const UNTRIED: u32 = u32::MAX;
 static LUCK: [Luck; 64] = [const {
@@ -101,6 +101,56 @@ fn crowded(now: u64) {
     CROWDED_UNTIL.store(now.saturating_add(next), Relaxed);
 }
 
+/// Until when [`is_overfull`] believes its last answer.
+static ROOMY_UNTIL: AtomicU64 = AtomicU64::new(0);
+
+/// Whether more threads of the machine want a CPU than it has; where nobody can tell it has enough.
+/// The kernel is asked at most ten times a second.
+#[cold]
+pub(super) fn is_overfull() -> bool {
+    let now = sys::now_ns();
+    if others_wait() {
+        return true;
+    }
+    #[cfg(test)]
+    if ALONE.get() {
+        return false;
+    }
+    if now < ROOMY_UNTIL.load(Relaxed) {
+        return false;
+    }
+    // (Not interrupted: it makes a descriptor.)
+    let full = signals::held(|| {
+        // "1.20 0.90 0.80 3/187 4711": three of 187 threads run or want to.
+        let wanting = number_in(b"/proc/loadavg\0", b'/');
+        // "0-63"
+        let last_cpu = number_in(b"/sys/devices/system/cpu/online\0", b'\n');
+        wanting.zip(last_cpu).is_some_and(|(wanting, last)| wanting > last + 1)
+    });
+    if full {
+        crowded(now)
+    } else {
+        ROOMY_UNTIL.store(now + CROWDED_NS, Relaxed)
+    }
+    full
+}
+
+/// The number before the first such character in a file.
+fn number_in(path: &[u8], end: u8) -> Option<u64> {
+    let fd = numbers::make(|| sys::open(path, libc::O_RDONLY | libc::O_CLOEXEC, 0));
+    if fd < 0 {
+        return None;
+    }
+    let mut text = [0u8; 128];
+    let n = sys::read(fd, &mut text);
+    fd_words::close_internal(fd);
+    let text = text.get(..usize::try_from(n).ok()?)?;
+    let before = text.get(..text.iter().position(|c| *c == end)?)?;
+    let digits = before.iter().rev().take_while(|c| c.is_ascii_digit()).count();
+    let number = core::str::from_utf8(before.get(before.len() - digits..)?).ok()?;
+    number.parse().ok()
+}
+
 /// How long a poll keeps the CPU before it makes room for others.
 fn turn_ns(peers: Peers) -> u64 {
     match peers {
@@ -111,18 +161,100 @@ fn turn_ns(peers: Peers) -> u64 {
     }
 }
 
+/// How a poll is made.
+pub(super) struct Poll {
+    /// For how long, of the time that the thread has the CPU.
+    pub(super) budget_ns: u64,
+    /// How long it keeps the CPU before it makes room for others.
+    pub(super) turn_ns: u64,
+    /// How often it looks between two readings of the clock.
+    pub(super) looks: u32,
+    /// So many polls that paid, between two slices of strangers', are worth the slice.
+    pub(super) worth: u32,
+    /// Whether it ends, with one more look, where others want its CPU.
+    pub(super) gives_way: bool,
+}
+
+/// How a poll ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Polled {
+    /// What it was for has come.
+    Found,
+    /// The time is up, or others want the CPUs.
+    InVain,
+    /// A handler of the application's is to run.
+    Signal,
+}
+
+/// Whether others than this process and its peers are known to want the CPUs.
+pub(super) fn others_wait() -> bool {
+    is_crowded(sys::now_ns())
+}
+
+fn paid(won: &AtomicU32) -> Polled {
+    won.store(won.load(Relaxed).saturating_add(1), Relaxed);
+    Polled::Found
+}
+
+/// Polls `ready`, and makes room for others. `won`: polls that paid since strangers last had the
+/// CPU.
+#[inline(always)]
+pub(super) fn poll(how: &Poll, won: &AtomicU32, mut ready: impl FnMut() -> bool) -> Polled {
+    let start = sys::now_ns();
+    let mut yield_at = start + how.turn_ns * 2;
+    // Time in which others had the CPU.
+    let mut away = 0;
+    loop {
+        for _ in 0..how.looks {
+            if ready() {
+                return paid(won);
+            }
+            core::hint::spin_loop();
+        }
+        let now = sys::now_ns();
+        let wall = now.wrapping_sub(start);
+        if signals::pending().is_some() {
+            return Polled::Signal;
+        }
+        if wall.wrapping_sub(away) >= how.budget_ns || wall > SPIN_WALL_NS {
+            return Polled::InVain;
+        }
+        if now >= yield_at {
+            sys::sched_yield();
+            let after = sys::now_ns();
+            let gone = after.wrapping_sub(now);
+            away += gone;
+            // Who gave way to somebody may do so again at once.
+            yield_at = after + if gone > YIELD_SHORT_NS { 0 } else { how.turn_ns };
+            if gone > YIELD_LONG_NS && won.swap(0, Relaxed) < how.worth && strangers(after) {
+                crowded(after);
+                return Polled::InVain;
+            }
+            if how.gives_way && gone > YIELD_SHORT_NS {
+                return if ready() { paid(won) } else { Polled::InVain };
+            }
+        }
+    }
+}
+
+/// The longest that a poll may take.
+pub(super) fn cap_ns() -> u32 {
+    match config::get().poll_ms {
+        Some(ms) => ms.saturating_mul(1_000_000),
+        None => SPIN_MAX_NS,
+    }
+}
+
 /// Polls `ready` for as long as that promises to be cheaper than a sleep. True: it came.
 #[inline(never)]
 pub(crate) fn spin(peers: Peers, mut ready: impl FnMut() -> bool) -> bool {
-    let cap = match config::get().poll_ms {
-        Some(0) => return ready(),
-        Some(ms) => ms.saturating_mul(1_000_000),
-        None => SPIN_MAX_NS,
-    };
+    let cap = cap_ns();
+    if cap == 0 {
+        return ready();
+    }
     let Some(luck) = LUCK.get(process::tid() as usize % LUCK.len()) else { return false };
-    let start = sys::now_ns();
     let mut budget = luck.budget_ns.load(Relaxed).min(cap);
-    if is_crowded(start) {
+    if others_wait() {
         stats::count(Counter::SpinsSkipped);
         return ready();
     }
@@ -135,44 +267,25 @@ pub(crate) fn spin(peers: Peers, mut ready: impl FnMut() -> bool) -> bool {
         }
         budget = SPIN_PROBE_NS.min(cap);
     }
-    let turn = turn_ns(peers);
-    let mut yield_at = start + turn * 2;
-    // Time in which others had the CPU.
-    let mut away = 0;
-    loop {
-        for _ in 0..8 {
-            if ready() {
-                luck.budget_ns
-                    .store(budget.saturating_mul(2).clamp(SPIN_PROBE_NS.min(cap), cap), Relaxed);
-                luck.won.store(luck.won.load(Relaxed).saturating_add(1), Relaxed);
-                stats::count(Counter::SpinsWon);
-                return true;
-            }
-            core::hint::spin_loop();
+    let how = Poll {
+        budget_ns: budget as u64,
+        turn_ns: turn_ns(peers),
+        looks: 8,
+        worth: WORTH_A_SLICE,
+        gives_way: false,
+    };
+    match poll(&how, &luck.won, &mut ready) {
+        Polled::Found => {
+            luck.budget_ns
+                .store(budget.saturating_mul(2).clamp(SPIN_PROBE_NS.min(cap), cap), Relaxed);
+            stats::count(Counter::SpinsWon);
+            return true;
         }
-        let now = sys::now_ns();
-        let wall = now.wrapping_sub(start);
-        if signals::pending().is_some() {
-            return ready();
-        }
-        if wall.wrapping_sub(away) >= budget as u64 || wall > SPIN_WALL_NS {
-            break;
-        }
-        if now >= yield_at {
-            sys::sched_yield();
-            let after = sys::now_ns();
-            let gone = after.wrapping_sub(now);
-            away += gone;
-            // Who gave way to somebody may do so again at once.
-            yield_at = after + if gone > YIELD_SHORT_NS { 0 } else { turn };
-            if gone > YIELD_LONG_NS && luck.won.swap(0, Relaxed) < WORTH_A_SLICE && strangers(after)
-            {
-                crowded(after);
-                break;
-            }
+        Polled::Signal => {}
+        Polled::InVain => {
+            luck.budget_ns.store(luck.budget_ns.load(Relaxed).min(cap) / 2, Relaxed);
+            stats::count(Counter::SpinsLost);
         }
     }
-    luck.budget_ns.store(luck.budget_ns.load(Relaxed).min(cap) / 2, Relaxed);
-    stats::count(Counter::SpinsLost);
     ready()
 }

@@ -54,7 +54,7 @@ macro_rules! wait {
             }
             $left.start();
             let mut n: c_int = $next;
-            drop(counted);
+            counted.came_out(n);
             if n > 0 {
                 n = netacc_core::api::on_epoll_wait($epfd, $events, n);
                 if n == 0 && $left.again() {

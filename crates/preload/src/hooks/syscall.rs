@@ -408,6 +408,10 @@ fn warn(number: c_long, a: usize, b: usize, c: usize) {
         SYS_exit_group => api::before_end(),
         SYS_unshare if a & CLONE_NEWUSER as usize == 0 => {}
         SYS_prctl if !api::confines(a) => {}
+        SYS_seccomp => {
+            api::before_filter();
+            api::before_rights_change();
+        }
         _ if RIGHTS.contains(&number) => api::before_rights_change(),
         SYS_rt_sigaction if b != 0 => {
             let _ = api::before_disposition(fd);

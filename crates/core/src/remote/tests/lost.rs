@@ -364,7 +364,7 @@ fn a_call_from_before_the_attachment_outlives_a_pair() {
                 let i = rig.connect(0, 1);
                 let (s, fd) = (rig.conns[i][A].socket, rig.conns[i][A].fd);
                 // In a thread of the application's, as it were.
-                let r = io::candidate(Named { s, g: s.generation16(), fd }, side, 0, || {
+                let r = io::candidate(Named { s, g: s.generation16(), fd }, side, 0, |_| {
                     rig.other_way_moves(i, side);
                     let mut r = 0;
                     if moves == Moves::Attached {

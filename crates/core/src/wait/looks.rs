@@ -1,0 +1,318 @@
+//! Looking at the kernel's sockets again before a sleep: for connections on TCP, whose peers have
+//! no library.
+//!
+//! A wait that would sleep makes its own system call without waiting, again and again for some ten
+//! microseconds. What that saves is the wake-up on another CPU. The first look takes the place of
+//! the call; only where it finds nothing, and the thread would sleep, do more follow.
+//!
+//! Whether that pays is learned where it costs nothing: the thread's sleeps are timed. News that
+//! ends several sleeps in a row as soon as a poll would have is worth looking for. Looks that are
+//! in vain are fewer the next time, and soon none. So a wait for a peer that is slow, or silent,
+//! makes no system call more.
+//!
+//! Not here: who else wants the CPU ([`mod@super::spin`]). `docs/design/waiting.md` has the policy.
+
+use super::spin::{self, Poll, Polled};
+use crate::{config, stats, sys};
+use core::ffi::c_int;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
+use netacc_control::stats::Counter;
+
+/// Longest time that a wait looks, nanoseconds: about what a wake-up costs, both ways.
+const CAP_NS: u32 = 60_000;
+/// Who would look for less sleeps.
+const LEAST_NS: u32 = 8_000;
+/// A sleep is this much longer than the looks that would have found the same: its own wake-up.
+const WAKE_NS: u32 = 40_000;
+/// What ends sooner has not slept.
+const AT_ONCE_NS: u32 = 2_000;
+/// So many sleeps in a row that end soon make a thread look, at first and at last: each time that
+/// it gives up without much success it takes twice as many.
+const SOON: u32 = 8;
+const SOON_MAX: u32 = 1 << 12;
+/// So much success is much.
+const MANY: u32 = 32;
+/// A thread looks only while it waits for so much of its time, one in so many parts: at first, and
+/// later, where news that is looked for comes sooner. One that works nearly all the time finds the
+/// more at once the later it asks, and the fewer calls it needs.
+const IDLE_AT_FIRST: u64 = 3;
+const IDLE_LATER: u64 = 6;
+/// How many waits with looks that is judged by.
+const JUDGED: u32 = 64;
+/// How long it keeps the CPU before it makes room: its peer may wait for this one.
+const TURN_NS: u64 = 1_000;
+/// Waits with a time-out that is shorter do not look: it would be too late by that.
+const SHORTEST_TIMEOUT_NS: i64 = 1_000_000;
+
+/// What the waits of one thread for one descriptor have shown. (A hash collision just mixes two.)
+pub(crate) struct Habit {
+    /// For how long the next wait looks; 0: it sleeps, and its sleep is timed.
+    budget_ns: AtomicU32,
+    /// Sleeps in a row that have ended soon, and how many it takes; 0: [`SOON`].
+    soon: AtomicU32,
+    needed: AtomicU32,
+    /// Looks that paid since it began to look, or since strangers last had the CPU.
+    won: AtomicU32,
+    /// The time that it has waited, and that it has not, in the waits that are counted in `soon`,
+    /// or since `judged` was 0 ([`sys::ticks`]); and when the last of them ended.
+    waited: AtomicU64,
+    worked: AtomicU64,
+    ended: AtomicU64,
+    judged: AtomicU32,
+}
+
+const HABITS: usize = 256;
+static ALL: [Habit; HABITS] = [const { Habit::new() }; HABITS];
+static NOBODY: Habit = Habit::new();
+
+/// The process has confined itself: a system call that its program does not make may end it.
+static CONFINED: AtomicBool = AtomicBool::new(false);
+
+/// From here on no wait of this process looks.
+pub(crate) fn confine() {
+    CONFINED.store(true, Relaxed);
+}
+
+/// The longest that a wait may look; 0: none does.
+fn cap_ns() -> u32 {
+    let config = config::get();
+    if CONFINED.load(Relaxed) || config.poll_ms == Some(0) {
+        return 0;
+    }
+    config.poll_tcp_us.map_or(CAP_NS, |us| us.saturating_mul(1_000))
+}
+
+/// Threads of the process that look at this moment, and how many may.
+static LOOKING: AtomicU32 = AtomicU32::new(0);
+static MOST: AtomicU32 = AtomicU32::new(1);
+
+/// One of the threads that are counted there.
+struct Turn(&'static AtomicU32);
+
+impl Turn {
+    /// `None`: there are that many.
+    fn take(looking: &'static AtomicU32, most: u32) -> Option<Turn> {
+        let free = looking.fetch_add(1, Relaxed) < most;
+        // (Dropped, it gives back what was taken.)
+        Some(Turn(looking)).filter(|_| free)
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
+
+/// At most every second CPU is for threads that look: others wait for the rest.
+fn most_at_once() -> u32 {
+    #[cfg(test)]
+    if super::ALONE.get() {
+        return u32::MAX;
+    }
+    MOST.load(Relaxed)
+}
+
+/// Nobody looks in a forked child.
+pub(crate) fn after_fork_in_child() {
+    LOOKING.store(0, Relaxed);
+}
+
+/// How a wait's looks ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Looked {
+    /// The first look has found something: the wait would not have slept.
+    AtOnce,
+    /// Another one has.
+    Found,
+    /// None has: the thread sleeps.
+    Nothing,
+    /// A handler of the application's is to run, behind which the call ends as one that slept.
+    Signal,
+}
+
+/// A thread's habit of waiting for `fd`.
+#[inline]
+pub(crate) fn habit(fd: c_int) -> &'static Habit {
+    let thread = (sys::thread_pointer() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+    ALL.get((thread ^ fd as u64) as usize % HABITS).unwrap_or(&NOBODY)
+}
+
+impl Habit {
+    const fn new() -> Habit {
+        Habit {
+            budget_ns: AtomicU32::new(0),
+            soon: AtomicU32::new(0),
+            needed: AtomicU32::new(0),
+            won: AtomicU32::new(0),
+            waited: AtomicU64::new(0),
+            worked: AtomicU64::new(0),
+            ended: AtomicU64::new(0),
+            judged: AtomicU32::new(0),
+        }
+    }
+
+    /// Whether a wait of at most `timeout_ns` (< 0: for ever) looks before it sleeps.
+    #[inline]
+    pub(crate) fn looks(&self, timeout_ns: i64) -> bool {
+        self.budget_ns.load(Relaxed) != 0 && !(0..SHORTEST_TIMEOUT_NS).contains(&timeout_ns)
+    }
+
+    /// Looks by `find`, which returns true when the wait is over.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn look(&self, mut find: impl FnMut() -> bool) -> Looked {
+        if find() {
+            return Looked::AtOnce;
+        }
+        if CONFINED.load(Relaxed) || spin::others_wait() {
+            self.give_up();
+            return Looked::Nothing;
+        }
+        // One that is not let in sleeps, and has learned nothing.
+        let Some(_one) = Turn::take(&LOOKING, most_at_once()) else { return Looked::Nothing };
+        let budget = self.budget_ns.load(Relaxed);
+        // (However much success there was: it is worth no slice.)
+        let how = Poll {
+            budget_ns: u64::from(budget),
+            turn_ns: TURN_NS,
+            looks: 1,
+            worth: u32::MAX,
+            gives_way: true,
+        };
+        let began = sys::ticks();
+        let mut looks = 0;
+        let polled = spin::poll(&how, &self.won, || {
+            looks += 1;
+            find()
+        });
+        stats::add(Counter::KernelLooks, looks);
+        match polled {
+            Polled::Found => {
+                stats::count(Counter::LooksWon);
+                self.has_paid(budget, began);
+                Looked::Found
+            }
+            Polled::Signal => Looked::Signal,
+            Polled::InVain => {
+                stats::count(Counter::LooksLost);
+                self.note_time(began, sys::ticks());
+                self.in_vain();
+                Looked::Nothing
+            }
+        }
+    }
+
+    /// Looks that began at `began` have found something.
+    fn has_paid(&self, budget: u32, began: u64) {
+        self.budget_ns.store(budget.saturating_mul(2).min(cap_ns()), Relaxed);
+        self.note_time(began, sys::ticks());
+        let judged = self.judged.load(Relaxed) + 1;
+        self.judged.store(judged % JUDGED, Relaxed);
+        if judged == JUDGED && !self.waits_much(IDLE_LATER) {
+            self.won.store(0, Relaxed);
+            self.give_up();
+        }
+    }
+
+    /// A wait took this time.
+    fn note_time(&self, began: u64, ended: u64) {
+        let worked = began.saturating_sub(self.ended.swap(ended, Relaxed));
+        // (Of waits that are not noted nothing is known.)
+        let worked = worked.min(ended.wrapping_sub(began).saturating_mul(64));
+        self.worked.store(self.worked.load(Relaxed).wrapping_add(worked), Relaxed);
+        let waited = self.waited.load(Relaxed).wrapping_add(ended.wrapping_sub(began));
+        self.waited.store(waited, Relaxed);
+    }
+
+    /// Whether one in `parts` of the time since the last such question was waited.
+    fn waits_much(&self, parts: u64) -> bool {
+        let (waited, worked) = (self.waited.swap(0, Relaxed), self.worked.swap(0, Relaxed));
+        waited.saturating_mul(parts) >= waited.saturating_add(worked)
+    }
+
+    /// Looks did not pay.
+    pub(crate) fn in_vain(&self) {
+        let budget = self.budget_ns.load(Relaxed) / 2;
+        if budget < LEAST_NS || spin::others_wait() {
+            self.give_up();
+        } else {
+            self.budget_ns.store(budget, Relaxed);
+        }
+    }
+
+    /// From here on the thread sleeps, until it shows anew that looks would pay.
+    #[cold]
+    fn give_up(&self) {
+        let needed = match self.won.swap(0, Relaxed) {
+            won if won >= MANY => SOON,
+            _ => (self.needed.load(Relaxed).max(SOON) * 2).min(SOON_MAX),
+        };
+        self.needed.store(needed, Relaxed);
+        self.soon.store(0, Relaxed);
+        self.budget_ns.store(0, Relaxed);
+    }
+
+    /// The thread may sleep from here on.
+    #[inline]
+    pub(crate) fn sleep(&'static self) -> Sleep {
+        Sleep { habit: self, since: sys::ticks() }
+    }
+
+    /// A sleep from `since` to `now` is over.
+    fn learn(&self, since: u64, now: u64, news: bool) {
+        if self.budget_ns.load(Relaxed) != 0 {
+            // Behind looks in vain.
+            return self.note_time(since, now);
+        }
+        let soon = self.soon.load(Relaxed);
+        let most = if news { cap_ns() } else { 0 };
+        if most == 0 || now - since > sys::ticks_of_ns(most.saturating_add(WAKE_NS)) {
+            if soon != 0 {
+                self.soon.store(0, Relaxed);
+            }
+            return;
+        }
+        if soon == 0 {
+            self.waited.store(0, Relaxed);
+            self.worked.store(0, Relaxed);
+            self.ended.store(since, Relaxed);
+        }
+        self.note_time(since, now);
+        if soon + 1 < self.needed.load(Relaxed).max(SOON) {
+            return self.soon.store(soon + 1, Relaxed);
+        }
+        self.soon.store(0, Relaxed);
+        // (Who has said for how long a wait looks has said that it may.)
+        let crowded = || match config::get().poll_tcp_us {
+            Some(_) => spin::others_wait(),
+            None => spin::is_overfull(),
+        };
+        if self.waits_much(IDLE_AT_FIRST) && !crowded() {
+            MOST.store((sys::allowed_cpus() / 2).max(1) as u32, Relaxed);
+            self.judged.store(0, Relaxed);
+            self.budget_ns.store(most, Relaxed);
+        }
+    }
+}
+
+/// A system call that may sleep is under way.
+pub struct Sleep {
+    habit: &'static Habit,
+    /// When it began ([`sys::ticks`]).
+    since: u64,
+}
+
+impl Sleep {
+    /// It is over; `news`: what it waited for has come.
+    #[inline]
+    pub fn over(self, news: bool) {
+        let now = sys::ticks().max(self.since);
+        if !news || now - self.since >= sys::ticks_of_ns(AT_ONCE_NS) {
+            self.habit.learn(self.since, now, news);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

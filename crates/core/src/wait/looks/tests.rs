@@ -1,0 +1,132 @@
+use super::*;
+use crate::wait::ALONE;
+use netacc_control::config::Config;
+
+const US: u64 = 1_000;
+
+fn ticks(ns: u64) -> u64 {
+    sys::ticks_of_ns(ns as u32)
+}
+
+fn fresh() -> Habit {
+    ALONE.set(true);
+    Habit::new()
+}
+
+/// Sleeps of so long each, with so much work between them.
+fn sleeps(habit: &Habit, count: u32, slept_ns: u64, worked_ns: u64) {
+    for _ in 0..count {
+        let at = habit.ended.load(Relaxed).max(1_000_000_000) + ticks(worked_ns);
+        habit.learn(at, at + ticks(slept_ns), true);
+    }
+}
+
+/// Calls made by a wait of which the `finds`-th look finds something (0: none).
+fn looks_of(habit: &Habit, finds: u32) -> u32 {
+    let mut calls = 0;
+    habit.look(|| {
+        calls += 1;
+        calls == finds
+    });
+    calls
+}
+
+#[test]
+fn sleeps_that_end_soon_make_a_thread_look() {
+    let habit = fresh();
+    sleeps(&habit, SOON - 1, 50 * US, 20 * US);
+    assert!(!habit.looks(-1));
+    sleeps(&habit, 1, 50 * US, 20 * US);
+    assert!(habit.looks(-1) && habit.looks(SHORTEST_TIMEOUT_NS));
+    assert!(!habit.looks(SHORTEST_TIMEOUT_NS - 1));
+}
+
+#[test]
+fn a_late_one_begins_the_count_anew() {
+    let habit = fresh();
+    for _ in 0..4 {
+        sleeps(&habit, SOON - 1, 50 * US, 20 * US);
+        sleeps(&habit, 1, 200 * US, 20 * US);
+        assert!(!habit.looks(-1));
+    }
+    sleeps(&habit, SOON - 1, 50 * US, 20 * US);
+    habit.learn(0, ticks(50 * US), false);
+    sleeps(&habit, 1, 50 * US, 20 * US);
+    assert!(!habit.looks(-1), "a time-out is no news");
+}
+
+#[test]
+fn a_thread_with_little_time_to_wait_does_not_look() {
+    let habit = fresh();
+    sleeps(&habit, 10 * SOON, 20 * US, 100 * US);
+    assert!(!habit.looks(-1));
+    sleeps(&habit, 2 * SOON, 20 * US, 30 * US);
+    assert!(habit.looks(-1));
+}
+
+#[test]
+fn what_is_there_needs_one_call() {
+    let habit = fresh();
+    sleeps(&habit, SOON, 50 * US, 20 * US);
+    for _ in 0..100 {
+        assert_eq!(looks_of(&habit, 1), 1);
+    }
+    assert_eq!(looks_of(&habit, 3), 3);
+    assert!(habit.looks(-1));
+}
+
+#[test]
+fn looks_in_vain_end_soon_and_begin_later_each_time() {
+    let habit = fresh();
+    let mut needed = SOON;
+    for _ in 0..4 {
+        sleeps(&habit, needed - 1, 50 * US, 20 * US);
+        assert!(!habit.looks(-1));
+        sleeps(&habit, 1, 50 * US, 20 * US);
+        let mut waits = 0;
+        while habit.looks(-1) {
+            assert!(looks_of(&habit, 0) > 1);
+            waits += 1;
+        }
+        assert_eq!(waits, 3, "60, 30 and 15 µs");
+        needed *= 2;
+    }
+}
+
+#[test]
+fn success_lets_it_look_again_soon() {
+    let habit = fresh();
+    sleeps(&habit, SOON, 50 * US, 20 * US);
+    (0..MANY).for_each(|_| assert_eq!(looks_of(&habit, 2), 2));
+    // (Real ones could have strangers in between, behind whom no success counts.)
+    while habit.looks(-1) {
+        habit.in_vain();
+    }
+    sleeps(&habit, SOON, 50 * US, 20 * US);
+    assert!(habit.looks(-1));
+}
+
+#[test]
+fn one_thread_too_many_sleeps() {
+    static THREADS: AtomicU32 = AtomicU32::new(0);
+    let one = Turn::take(&THREADS, 1);
+    assert!(one.is_some() && Turn::take(&THREADS, 1).is_none());
+    drop(one);
+    assert!(Turn::take(&THREADS, 1).is_some());
+    assert_eq!(THREADS.load(Relaxed), 0);
+}
+
+#[test]
+fn an_operator_can_forbid_it() {
+    for config in [
+        Config { poll_tcp_us: Some(0), ..config::get().clone() },
+        Config { poll_ms: Some(0), ..config::get().clone() },
+        Config { poll_ms: Some(0), poll_tcp_us: Some(1000), ..config::get().clone() },
+    ] {
+        config::with(config, || {
+            let habit = fresh();
+            sleeps(&habit, 100 * SOON, 50 * US, 20 * US);
+            assert!(!habit.looks(-1));
+        });
+    }
+}
