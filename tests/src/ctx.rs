@@ -347,6 +347,14 @@ impl Ctx {
         ));
     }
 
+    /// In the modes with the library at one end, at that end: how often this process's waits have
+    /// looked again, and how many of them have found something so. Elsewhere as if it were enough.
+    pub fn looks(&self) -> (u64, u64) {
+        let answer = self.ask(&format!("L {}", sys::getpid()));
+        let counts = answer.split_once(' ');
+        counts.and_then(|(n, won)| Some((n.parse().ok()?, won.parse().ok()?))).unwrap_or((0, 1))
+    }
+
     /// Asks the runner to check, in mode shm, that the connection of this process comes to be on
     /// TCP both ways, and that `netacc_ss` shows this reason for it.
     pub fn went_back(&self, fd: Fd, reason: &str) {

@@ -410,6 +410,8 @@ fn start(scenario: &Scenario, role: Role, mode: Mode, build: &Build) -> Side {
     match mode {
         Mode::Tcp => drop(command.env("NACC_ENABLE_RDMA_DEFAULT", "0")),
         Mode::Early => drop(command.env("NACC_CONN_TCP_FIRST", "1")),
+        // So that news mostly comes while a wait looks, also on a busy machine.
+        Mode::ServerOnly | Mode::ClientOnly => drop(command.env("NACC_POLL_TCP_US", "1000")),
         Mode::Switch => switching_env(&mut command, build, 12345),
         _ => {}
     }
@@ -496,6 +498,15 @@ impl Broker<'_> {
                     );
                 }
                 Some("ok".into())
+            }
+            ["L", pid] => {
+                let one_sided = matches!(self.mode, Mode::ServerOnly | Mode::ClientOnly);
+                let pid = pid.parse().unwrap_or(0);
+                let counts = ["kernel_looks", "looks_won"].map(|name| self.build.count(pid, name));
+                Some(match counts {
+                    [Some(looks), Some(won)] if one_sided => format!("{looks} {won}"),
+                    _ => "none".into(),
+                })
             }
             [kind @ ("B" | "D"), pid, local, peer, wanted] => {
                 if self.mode == Mode::Shm {

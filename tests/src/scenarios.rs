@@ -11,6 +11,7 @@ pub mod epoll;
 pub mod exhausted;
 pub mod fds;
 pub mod leaving;
+pub mod looks;
 pub mod memory;
 pub mod options;
 pub mod poll;

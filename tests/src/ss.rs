@@ -111,6 +111,17 @@ impl Build {
         Ok(parse(&text))
     }
 
+    /// One of the counters of a process; `None`: it does not have the library.
+    pub fn count(&self, pid: i32, name: &str) -> Option<u64> {
+        let output = Command::new(&self.netacc_ss)
+            .args(["--json", "-s", "cnt", &pid.to_string()])
+            .stdin(Stdio::null())
+            .stderr(Stdio::null())
+            .output()
+            .ok()?;
+        output.status.success().then(|| number(&String::from_utf8_lossy(&output.stdout), name))
+    }
+
     /// The connection of a process between two ports.
     pub fn connection(&self, pid: i32, local: u16, peer: u16) -> Result<Connection, String> {
         let list = self.connections(pid)?;
