@@ -75,7 +75,7 @@ class Result:
 
     output: what must be the same as without the library; anything that can be compared.
     errors: how many of its requests failed; not more than without the library.
-    rate: more is better. worst: its slowest request in seconds.
+    rate: more is better. worst: its slowest request in seconds; p99: what 99 of 100 requests do not exceed.
     brief: so many of its connections made no ten calls, such as a load generator's first one; or {role: so many}.
     """
 
@@ -83,6 +83,7 @@ class Result:
     errors: int = 0
     rate: float = None
     worst: float = None
+    p99: float = None
     brief: object = 0
     note: str = ""
 

@@ -41,7 +41,7 @@ PROXY = dict(upstream="upstream up { server 127.0.0.1:%d; keepalive 64; keepaliv
              server="location / { proxy_pass http://up; proxy_http_version 1.1; proxy_set_header Connection ''; proxy_buffering off; }")
 
 SCRIPT = """done = function(s, l, r)
-  io.write(string.format("figures %d %d %d\\n", s.requests, s.duration, l.max))
+  io.write(string.format("figures %d %d %d %d\\n", s.requests, s.duration, l.max, l:percentile(99)))
   io.write(string.format("errors %d %d\\n", s.errors.connect + s.errors.write + s.errors.status + s.errors.timeout, s.errors.read))
 end"""
 
@@ -56,7 +56,7 @@ def wrk(job, port, path, connections=16, seconds=2):
 def figures(job, load, closed=0):
     """What wrk came to at its end; so many of its connections may be closed by servers that end."""
     said = job.finish(load)
-    requests, duration, slowest = map(int, re.search(r"figures (\d+) (\d+) (\d+)", said).groups())
+    requests, duration, slowest, p99 = map(int, re.search(r"figures (\d+) (\d+) (\d+) (\d+)", said).groups())
     if not requests:
         raise Broken(said)
     errors, ends = map(int, re.search(r"errors (\d+) (\d+)", said).groups())
@@ -64,7 +64,8 @@ def figures(job, load, closed=0):
     if closed and ends > closed:
         raise Broken(f"{ends} connections broke, {closed} at most are closed by old workers")
     note = f"{ends} connections closed by old workers" if closed else ""
-    return Result(errors=errors + (0 if closed else ends), rate=requests / duration, worst=slowest / 1e6, brief=1, note=note)
+    return Result(errors=errors + (0 if closed else ends), rate=requests / duration, worst=slowest / 1e6, p99=p99 / 1e6, brief=1,
+                  note=note)
 
 
 @program("nginx-static", "nginx, 2 workers, 1 KB files, 16 connections", packages=NGINX, sides=EVERY, share=95, ratio=1.0,
