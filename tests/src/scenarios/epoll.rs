@@ -1949,6 +1949,33 @@ pub fn list() -> Vec<Scenario> {
             ("switch", "bytes that were in the ring when its sender left it are sent again over TCP, behind other connections'"),
         ]),
         pair(
+            "epoll/order-in-a-small-buffer",
+            "what was ready before is reported first by a set's first look, whatever its room",
+            |t| {
+                let fd = t.server();
+                t.tell("go");
+                await_bytes(fd, 1);
+                let [reader, writer] = sys::pipe();
+                sys::write(writer, b"x").expect("write");
+                for room in 1..10 {
+                    let e = set();
+                    add(e, fd, IN, 1);
+                    add(e, reader, IN, 2);
+                    let told = sys::epoll_wait(e, room, 5000).expect("epoll_wait");
+                    t.log(&format!("first of {room}"), told.first().map(|(_, data)| *data));
+                    sys::close(e).expect("close");
+                }
+                t.tell("seen");
+            },
+            |t| {
+                let fd = t.client();
+                t.wait("go");
+                send_all(fd, b"a");
+                t.wait("seen");
+            },
+        )
+        .skip(&[BETWEEN_HOSTS]),
+        pair(
             "epoll/order-of-a-new-connection",
             "a connection that has just been made is sent to before one that is long accelerated, and reported first",
             |t| {

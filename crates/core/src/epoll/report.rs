@@ -170,6 +170,14 @@ fn report(inner: &mut Inner, e: &'static Epoll, index: u32, out: &mut Out) -> bo
     true
 }
 
+/// How many of the kernel's events need a place in the application's buffer: not doorbells, nor
+/// what is no news to its item.
+fn reportable(events: &[epoll_event]) -> usize {
+    let is_ours =
+        |ev: &&epoll_event| untag(ev.u64).is_some_and(|i| i == DOORBELL || ev.events == 0);
+    events.len() - events.iter().filter(is_ours).count()
+}
+
 /// Takes events of the kernel's, in their order: the application's own go out, ours stand for an
 /// item. There is room for all of them, and all of `out` can be written. `slept`: it was waited for
 /// them.
@@ -197,7 +205,8 @@ pub(super) fn sort(
                     inner.ready.pop_front();
                     inner.kernel_queued = false;
                 }
-                let others = (out.max - out.n).saturating_sub(events.len() - i - 1);
+                let others = (out.max - out.n)
+                    .saturating_sub(reportable(events.get(i + 1..).unwrap_or(&[])));
                 out.within(others, |out| collect(inner, e, Kernel::Wait, out));
             }
         } else if ev.events != 0 && inner.take(index) {
@@ -295,7 +304,8 @@ pub(super) fn visit(
     let Some(events) = ask(inner, e, &mut local, epfd, room) else { return false };
     if !events.is_empty() {
         out.within(room, |out| {
-            out.within(room - events.len(), |out| collect(inner, e, Kernel::Wait, out));
+            let others = room - reportable(events);
+            out.within(others, |out| collect(inner, e, Kernel::Wait, out));
             sort(inner, e, events, false, out);
         });
     }
