@@ -476,6 +476,8 @@ impl Remote {
             return;
         };
         (p.nobody, p.nobody_until, p.more_ns, p.other_version) = (0, 0, MORE_NS, false);
+        // (Should its link break, it is found where it was, at whichever of the ports.)
+        p.tries = 0;
         if p.next == 0 {
             // The connections may be another one's.
             p.next = sys::now_ns() + MORE_NS;

@@ -344,8 +344,7 @@ impl Remote {
             r.slots_used
                 .store(l.conns.iter().filter(|c| !c.slot.is_free()).count() as u32, Relaxed);
             r.slots_total.store(crate::channel::SLOTS as u32, Relaxed);
-            r.arena_bytes
-                .store(l.arenas.as_ref().map_or(0, |a| a.pool.registered() as u64), Relaxed);
+            r.arena_bytes.store(l.arenas.as_ref().map_or(0, |a| a.pool.registered() as u64), Relaxed);
             r.connections_total.store(l.connections, Relaxed);
             r.opened_unix_ns.store(l.opened_unix_ns, Relaxed);
             r.pairs.store(
@@ -667,6 +666,9 @@ impl Remote {
         }
         // Who has shown nothing may have another one's name, so it keeps nobody out: neither who
         // answers, nor who calls (each of its claims is shown for itself).
+        if role == Role::Acceptor {
+            self.end_earlier(i, hello.process);
+        }
         let counts = |l: &Link| l.phase == Phase::Up && l.is_proven();
         if self.links.iter().flatten().any(|l| counts(l) && known(l)) {
             return Err(Fault::NotFound);
@@ -687,6 +689,22 @@ impl Remote {
             self.announce_all(i);
         }
         Ok(())
+    }
+
+    /// A process that calls again has lost its earlier link: if that is over it ends before
+    /// anything is said on this one.
+    fn end_earlier(&mut self, i: usize, process: [u8; 16]) {
+        for other in (0..self.links.len()).filter(|other| *other != i) {
+            let is_over = |l: &Link| {
+                l.role == Role::Acceptor
+                    && l.is_up()
+                    && l.hello.is_some_and(|h| h.process == process)
+                    && crate::carrier::peer_ended(l.fd)
+            };
+            if self.link(other).is_some_and(is_over) {
+                self.end_link(other, Fault::Ended);
+            }
+        }
     }
 
     /// Ends a link. What was on its pairs has nobody to agree with any more.

@@ -453,7 +453,16 @@ impl Rig {
     fn listen(&mut self, a: usize) -> SocketAddr {
         let address = self.hosts[a].address;
         if self.hosts[a].listener < 0 {
-            let fd = tcp(SocketAddr::new(address, 0));
+            // Not where somebody else (another test's connection) has the first of its link ports.
+            let fd = loop {
+                let fd = tcp(SocketAddr::new(address, 0));
+                let first = destinations::link_port(name(fd, false).port(), 0);
+                if let Some(free) = tcp_if_free(SocketAddr::new(address, first)) {
+                    assert!(sys::close(free) >= 0);
+                    break fd;
+                }
+                assert!(sys::close(fd) >= 0);
+            };
             crate::syn::set(fd);
             assert!(sys::listen(fd, 64) >= 0);
             api::on_socket(fd, libc::AF_INET, libc::SOCK_STREAM, 0);

@@ -138,6 +138,33 @@ fn before_anything_is_agreed(begin: impl Fn(&mut Rig) -> Option<c_int>) {
     }
 }
 
+/// The first of the link ports is somebody else's, who does not listen.
+#[test]
+fn a_link_at_another_port_breaks_before_anything_is_agreed() {
+    for after in 0..12 {
+        let mut rig = Rig::new(Order::Shuffled(after), Model::ROCE, 2);
+        let to = rig.listen(1);
+        let first = SocketAddr::new(to.ip(), destinations::link_port(to.port(), 0));
+        let holds = tcp_if_free(first);
+        // The acceptor listens before anybody calls.
+        rig.hosts[0].stopped = true;
+        let i = rig.connect(0, 1);
+        rig.settle();
+        rig.hosts[0].stopped = false;
+        rig.until("a link is there", |r| {
+            r.chat(i);
+            r.remote(0).links.iter().flatten().any(|l| l.is_up())
+        });
+        rig.break_links(after as usize % 2);
+        rig.promoted(i);
+        rig.exchange(i, 20_000);
+        if let Some(fd) = holds {
+            let _ = sys::close(fd);
+        }
+        rig.finish();
+    }
+}
+
 #[test]
 fn a_link_breaks_before_anything_is_agreed() {
     before_anything_is_agreed(|_| None);
