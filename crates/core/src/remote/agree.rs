@@ -125,7 +125,7 @@ impl Remote {
         if m.agreement.is_told(number) || self.is_busy(i) {
             return;
         }
-        let class = m.asked.class;
+        let (class, fills) = (m.asked.class, m.fills());
         let Some(proof) = self.link(i).map(|l| l.says(&m.socket.syn)) else { return };
         if let Some(m) = self.connected.get_mut(key) {
             m.agreement.step(Event::Told(number));
@@ -133,7 +133,8 @@ impl Remote {
                 m.socket.start(Reason::Negotiating);
             }
         }
-        self.send(i, Message::Candidate(proto::Candidate { tuple, token: key.0, proof, class }));
+        let said = proto::Candidate { tuple, token: key.0, proof, class, fills };
+        self.send(i, Message::Candidate(said));
     }
 
     /// Whether link `i` was told of a candidate.
@@ -317,8 +318,8 @@ impl Remote {
             return Ok(());
         }
         self.open_commitment(i, &c);
-        let (token, proof, class) = (c.token, c.proof, c.class);
-        self.add_candidate(tuple, Theirs { link: i, token, proof, class });
+        let (token, proof, class, fills) = (c.token, c.proof, c.class, c.fills);
+        self.add_candidate(tuple, Theirs { link: i, token, proof, class, fills, has_less: false });
         self.agree(tuple);
         Ok(())
     }
@@ -498,10 +499,16 @@ impl Remote {
         let Some(slot) = self.free_slot(i) else {
             return self.decline(waiting, candidate, Reason::ChannelFull);
         };
-        let rings = match self.take_rings(i) {
+        let fills = theirs.fills || self.accepted.get(waiting).is_some_and(|(_, m)| m.fills());
+        let taken = match theirs.has_less {
+            true => self.take_rings_of(i, self.ring_sizes(i).small),
+            false => self.take_rings(i, fills),
+        };
+        let rings = match taken {
             Ok(rings) => rings,
             Err(why) => return self.decline(waiting, candidate, why),
         };
+        let ring_log2 = rings.ring_bytes().trailing_zeros() as u8;
         self.drop_candidate(candidate);
         if let Some(m) = self.accepted.get_mut(waiting) {
             m.agreement.step(Event::Offered(i));
@@ -519,7 +526,8 @@ impl Remote {
         }
         let _ = self.slot_is(i, slot, SlotEvent::Offer, token);
         stats::count(Counter::OffersSent);
-        self.send(i, Message::OfferLane(proto::OfferLane { token, slot: slot as u16, pair, lane }));
+        let offer = proto::OfferLane { token, slot: slot as u16, pair, lane, ring_log2 };
+        self.send(i, Message::OfferLane(offer));
     }
 
     /// Whether a claim to a connection says of its SYN what the kernel has kept of it. (Where

@@ -276,6 +276,7 @@ impl State {
                     rx_ring: to_us,
                     rx_bytes: ring,
                     asked: 0,
+                    grows: false,
                 };
                 hand_over(m.socket, c, offer);
             }

@@ -1117,6 +1117,7 @@ fn on_the_ring(of: &Socket) -> &'static Socket {
             unsettled: false,
             resend_mark: None,
             linger: None,
+            full: None,
             switches: crate::inject::Switches::new(),
         });
         s.rx.get().write(RxEnd {
@@ -1208,7 +1209,13 @@ fn the_thread_does_it_by_itself() {
 // ---- hostile peers ------------------------------------------------------------------------------
 
 fn candidate(tuple: Tuple, token: u64) -> Message {
-    Message::Candidate(proto::Candidate { tuple, token, proof: proto::Proof::NONE, class: 0 })
+    Message::Candidate(proto::Candidate {
+        tuple,
+        token,
+        proof: proto::Proof::NONE,
+        class: 0,
+        fills: false,
+    })
 }
 
 /// A control connection by hand.
