@@ -21,7 +21,7 @@ fn every_workload_ends_and_nothing_is_accelerated() {
     assert!(output.status.success(), "{output:?}");
     let json: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     let workloads = json["workloads"].as_array().expect("workloads");
-    assert_eq!(workloads.len(), 7);
+    assert_eq!(workloads.len(), 8);
     for workload in workloads {
         for summary in workload["summary"].as_array().expect("summary") {
             assert_eq!(summary["rounds"], 1, "{workload}");
