@@ -38,22 +38,27 @@ pub fn look(host: &str, port: u16, findings: &mut Findings) {
             Vec::new()
         }
     };
+    each(&found, &own, findings);
+    if let Some(config) = host::config(&mut Environment::inherited(), findings) {
+        host::effect(&config, findings);
+    }
+}
+
+/// Looks at every address of a name.
+fn each(found: &[SocketAddr], own: &[Own], findings: &mut Findings) {
     // A name may have addresses that nobody serves, beside one that is: clients try them all.
     let is_served = |to: &SocketAddr| {
-        interfaces::is_own(to.ip(), &own) && !listeners("/proc/self", *to).is_empty()
+        interfaces::is_own(to.ip(), own) && !listeners("/proc/self", *to).is_empty()
     };
     let is_any_served = found.iter().any(is_served);
-    for address in found {
-        match interfaces::is_own(address.ip(), &own) {
+    for address in found.iter().copied() {
+        match interfaces::is_own(address.ip(), own) {
             true if is_any_served && !is_served(&address) => {
                 findings.note("listener", format!("nobody listens on {address}"), "");
             }
             true => here(address, findings),
-            false => elsewhere(address, &own, findings),
+            false => elsewhere(address, own, findings),
         }
-    }
-    if let Some(config) = host::config(&mut Environment::inherited(), findings) {
-        host::effect(&config, findings);
     }
 }
 
@@ -439,5 +444,23 @@ mod tests {
         let found = listeners("/proc/self", socket.local_addr().unwrap());
         assert_eq!(found.len(), 1, "{found:?}");
         assert!(holders(&found).0.contains(&std::process::id()));
+    }
+
+    #[test]
+    fn an_address_that_nobody_serves_beside_one_that_is_served_is_in_nobodys_way() {
+        let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let served = socket.local_addr().unwrap();
+        let not = SocketAddr::new("127.0.0.2".parse().unwrap(), served.port());
+        let levels = |found: &[SocketAddr]| {
+            let mut findings = Findings::default();
+            each(found, &[], &mut findings);
+            let told = findings.json("connection", "c");
+            let all = told["findings"].as_array().unwrap().iter();
+            let nobody = all.filter(|f| f["found"].as_str().unwrap().contains("nobody listens"));
+            nobody.map(|f| f["level"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(levels(&[not, served]), ["note"]);
+        assert_eq!(levels(&[not]), ["problem"]);
+        assert!(levels(&[served]).is_empty());
     }
 }
