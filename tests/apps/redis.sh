@@ -150,6 +150,9 @@ wait_for_end "$waiters" 15
 same killed-clients-end 0 "$STATUS"
 check killed-clients-are-gone blocked 0
 
+# --- the library, run as a program, says what it is, as libc does
+same library-says-what-it-is "libnetacc-preload.so (netacc) $("$LIB_DIR/netacc_run" --version | grep -oE '[0-9.]+$')" "$("$LIB" | head -n 1)"
+
 # --- netacc_run -d says why a connection is not accelerated: at both ends, also of one that is over at once
 why() { NACC_LOG_PATH=$TMP/$1.log "$LIB_DIR/netacc_run" -d "${@:3}" >/dev/null 2>&1; grep -o "fd .*$2: .*" "$TMP/$1.log" | grep -oE "$2: .{10}" | sort -u; }
 same debug-short-client "not-started: The connec" "$(why short not-started redis-cli -p "$PORT_plain" ping)"

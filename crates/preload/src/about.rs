@@ -1,16 +1,14 @@
 //! The library run as a program: it says what it is, as libc does.
 //!
-//! A few instructions, because nothing is set up for more: the dynamic linker, named in `.interp`,
-//! has loaded the library as the main program, whose constructors it leaves to the program.
+//! A few instructions, because nothing is set up for more: the library names no dynamic linker
+//! (`.interp`), so that the kernel maps it as it is, bound to nothing, and jumps to its entry point
+//! (execve(2); load_elf_binary).
 
 use core::arch::global_asm;
 
 macro_rules! about {
-    ($interpreter:literal, $($instruction:literal),+) => {
+    ($($instruction:literal),+) => {
         global_asm!(
-            // (R: the linker keeps them, although nothing refers to them.)
-            ".section .interp, \"aR\", @progbits",
-            concat!(".asciz \"", $interpreter, "\""),
             ".section .text.netacc_about, \"ax\", @progbits",
             ".globl netacc_about",
             ".hidden netacc_about",
@@ -31,7 +29,6 @@ macro_rules! about {
 // write(1, text, length); exit_group(0).
 #[cfg(target_arch = "x86_64")]
 about!(
-    "/lib64/ld-linux-x86-64.so.2",
     "mov eax, 1",
     "mov edi, 1",
     "lea rsi, [rip + 2f]",
@@ -46,7 +43,6 @@ about!(
 
 #[cfg(target_arch = "aarch64")]
 about!(
-    "/lib/ld-linux-aarch64.so.1",
     "mov x8, #64",
     "mov x0, #1",
     "adr x1, 2f",
