@@ -94,7 +94,7 @@ fn samples() -> Vec<Sample> {
     let candidate = |six| {
         let proof = Proof { lowest: 0xdead_beef, span: 3 };
         let candidate = Candidate { tuple: tuple(six), token, proof, class: 0, fills: false };
-        with_tuple(encoded(Message::Candidate(candidate)), 4, six)
+        with_tuple(encoded(Message::Candidate(candidate)), 4, six).one_of(56, &[0, 1])
     };
     let offer = |six| {
         let (ring_offset, ring_bytes) = ([0x1000, 0x2000], [0x1000, 0x800]);
