@@ -87,9 +87,7 @@ def table(file):
 def run(case, library, connections, folder):
     """The calls of server and client."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("NACC_", "NETACC_TEST"))}
-    # Waits that would sleep may look again where that pays, which is by the clock, and strace's clock is another one: the
-    # scenarios looks/* count that.
-    env |= {"NACC_LOG_PATH": f"{folder}/netacc.log", "NACC_POLL_TCP_US": "0"}
+    env |= {"NACC_LOG_PATH": f"{folder}/netacc.log"}
     traced = lambda end: ["strace", "-f", "-c", "-o", f"{folder}/{end}", *(["-E", f"LD_PRELOAD={library}"] if library else [])]
     host = "::1" if case.name.endswith("6") else "127.0.0.1"
     port = free_port(host)

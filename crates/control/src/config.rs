@@ -201,7 +201,7 @@ impl Default for Config {
             tcp_first: false,
             fast_connect: false,
             poll_ms: None,
-            poll_tcp_us: None,
+            poll_tcp_us: Some(0),
             comp_vector: 0,
             rdma_stall_ms: 200,
             kernel_policy: true,

@@ -41,10 +41,16 @@ std::thread_local! {
     static INSTEAD: core::cell::Cell<Option<&'static Config>> = const { core::cell::Cell::new(None) };
 }
 
+/// The configuration of this thread, which is a test's, from here on.
+#[cfg(test)]
+pub(crate) fn from_here_on(config: Config) {
+    INSTEAD.set(Some(Box::leak(Box::new(config))));
+}
+
 /// In a test's thread, while it runs `body`, the configuration is that one.
 #[cfg(test)]
 pub(crate) fn with<T>(config: Config, body: impl FnOnce() -> T) -> T {
-    INSTEAD.set(Some(Box::leak(Box::new(config))));
+    from_here_on(config);
     let result = body();
     INSTEAD.set(None);
     result

@@ -13,6 +13,12 @@ fn fresh() -> Habit {
     Habit::new()
 }
 
+/// The same, where waits may look.
+fn allowed() -> Habit {
+    config::from_here_on(Config { poll_tcp_us: None, ..config::get().clone() });
+    fresh()
+}
+
 /// Sleeps of so long each, with so much work between them.
 fn sleeps(habit: &Habit, count: u32, slept_ns: u64, worked_ns: u64) {
     for _ in 0..count {
@@ -33,7 +39,7 @@ fn looks_of(habit: &Habit, finds: u32) -> u32 {
 
 #[test]
 fn sleeps_that_end_soon_make_a_thread_look() {
-    let habit = fresh();
+    let habit = allowed();
     sleeps(&habit, SOON - 1, 50 * US, 20 * US);
     assert!(!habit.looks(-1));
     sleeps(&habit, 1, 50 * US, 20 * US);
@@ -43,7 +49,7 @@ fn sleeps_that_end_soon_make_a_thread_look() {
 
 #[test]
 fn a_late_one_begins_the_count_anew() {
-    let habit = fresh();
+    let habit = allowed();
     for _ in 0..4 {
         sleeps(&habit, SOON - 1, 50 * US, 20 * US);
         sleeps(&habit, 1, 200 * US, 20 * US);
@@ -57,7 +63,7 @@ fn a_late_one_begins_the_count_anew() {
 
 #[test]
 fn a_thread_with_little_time_to_wait_does_not_look() {
-    let habit = fresh();
+    let habit = allowed();
     sleeps(&habit, 10 * SOON, 20 * US, 100 * US);
     assert!(!habit.looks(-1));
     sleeps(&habit, 2 * SOON, 20 * US, 30 * US);
@@ -66,7 +72,7 @@ fn a_thread_with_little_time_to_wait_does_not_look() {
 
 #[test]
 fn what_is_there_needs_one_call() {
-    let habit = fresh();
+    let habit = allowed();
     sleeps(&habit, SOON, 50 * US, 20 * US);
     for _ in 0..100 {
         assert_eq!(looks_of(&habit, 1), 1);
@@ -77,7 +83,7 @@ fn what_is_there_needs_one_call() {
 
 #[test]
 fn looks_in_vain_end_soon_and_begin_later_each_time() {
-    let habit = fresh();
+    let habit = allowed();
     let mut needed = SOON;
     for _ in 0..4 {
         sleeps(&habit, needed - 1, 50 * US, 20 * US);
@@ -95,7 +101,7 @@ fn looks_in_vain_end_soon_and_begin_later_each_time() {
 
 #[test]
 fn success_lets_it_look_again_soon() {
-    let habit = fresh();
+    let habit = allowed();
     sleeps(&habit, SOON, 50 * US, 20 * US);
     (0..MANY).for_each(|_| assert_eq!(looks_of(&habit, 2), 2));
     // (Real ones could have strangers in between, behind whom no success counts.)
@@ -119,8 +125,9 @@ fn one_thread_too_many_sleeps() {
 #[test]
 fn an_operator_can_forbid_it() {
     for config in [
+        config::get().clone(),
         Config { poll_tcp_us: Some(0), ..config::get().clone() },
-        Config { poll_ms: Some(0), ..config::get().clone() },
+        Config { poll_ms: Some(0), poll_tcp_us: None, ..config::get().clone() },
         Config { poll_ms: Some(0), poll_tcp_us: Some(1000), ..config::get().clone() },
     ] {
         config::with(config, || {
