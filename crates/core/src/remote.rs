@@ -424,11 +424,6 @@ impl Mine {
             && self.socket.is(State::Candidate)
             && self.socket.path() == PathId::Rdma
     }
-
-    /// This end fills small rings.
-    fn fills(&self) -> bool {
-        self.socket.fills.load(Relaxed)
-    }
 }
 
 /// A peer's candidate.
@@ -438,10 +433,6 @@ struct Theirs {
     token: u64,
     proof: Proof,
     class: u8,
-    /// It fills small rings.
-    fills: bool,
-    /// There is no memory for whole ones there.
-    has_less: bool,
 }
 
 /// Everything that the thread owns.

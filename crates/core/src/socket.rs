@@ -20,9 +20,7 @@ mod state;
 
 use core::cell::UnsafeCell;
 use core::ffi::c_int;
-use core::sync::atomic::{
-    AtomicBool, AtomicI32, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering::*,
-};
+use core::sync::atomic::{AtomicI32, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 pub(crate) use end::{
     LastName, await_change, await_close, close_books, end_life, forget_orphan, free_left,
     look_at_options, orphan, recycle, reuse, set_corked, set_nonblock,
@@ -70,32 +68,8 @@ pub(crate) struct TxEnd {
     pub(crate) resend_mark: Option<u64>,
     /// While bytes are sent again: the application's SO_LINGER.
     pub(crate) linger: Option<libc::linger>,
-    /// Of a ring that can grow: how often it was full.
-    pub(crate) full: Option<Full>,
     /// Changes of path to order (tests only).
     pub(crate) switches: crate::inject::Switches,
-}
-
-/// How often a ring was full, with as many bytes sent in between as it has room for.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Full {
-    times: u32,
-    /// The offset of the stream at which it counts again.
-    from: u64,
-}
-
-impl Full {
-    /// A stream that has been bounded by its ring so often, and not by a reader that is slow, or
-    /// does not read at all: that one would let pass as many rings of bytes.
-    const OFTEN: u32 = 16;
-
-    /// It is full. True: it has been so often enough.
-    pub(crate) fn again(&mut self, offset: u64, ring: u64) -> bool {
-        if offset >= self.from {
-            (self.times, self.from) = (self.times + 1, offset.saturating_add(ring));
-        }
-        self.times > Self::OFTEN
-    }
 }
 
 /// The receiving half. Owned by whoever holds `Socket::rx_lock`.
@@ -191,8 +165,6 @@ pub(crate) struct Socket {
     // Rare.
     /// What it asked of its packets when a pair was sought for it ([`crate::policy::Asked::key`]).
     pub(crate) asked: AtomicU32,
-    /// Between hosts: it has filled a small ring, and is to have a whole one.
-    pub(crate) fills: AtomicBool,
     /// While unconnected: the reason why it must never be accelerated, or `Reason::None`.
     pub(crate) refused: AtomicU32,
     /// Between hosts: what is known of its SYN.
@@ -237,8 +209,6 @@ pub(crate) struct Offer {
     pub(crate) rx_bytes: u32,
     /// What was asked of its packets when the pair was sought: as [`Socket::asked`].
     pub(crate) asked: u32,
-    /// Between hosts: there are larger rings for a connection that fills these.
-    pub(crate) grows: bool,
 }
 
 // SAFETY: the UnsafeCells are governed by the locks and flags named beside them; everything else is

@@ -8,7 +8,7 @@ use crate::inject::Switches;
 use crate::lock::lock_end;
 use crate::log::debug_log;
 use crate::sets::sets;
-use crate::socket::{self, Event, Full, Offer, RxEnd, Socket, State, TxEnd, flag, offer};
+use crate::socket::{self, Event, Offer, RxEnd, Socket, State, TxEnd, flag, offer};
 use crate::{agent, carrier, policy, process};
 use core::ffi::c_int;
 use core::ptr::NonNull;
@@ -195,7 +195,6 @@ fn put_ends(
             unsettled: !moved.tx_idle,
             resend_mark: None,
             linger: None,
-            full: offer.grows.then(Full::default),
             switches: Switches::new(),
         });
         s.rx.get().write(RxEnd {

@@ -183,7 +183,6 @@ impl Sending<'_> {
             Err(CopyError::PeerCorrupt) => return Next::Done(corrupt(s, self.fd)),
         }
         publish_held(h);
-        self.ring_is_full(h);
         match h.end.ring.want_space(1) {
             Ok(true) => return Next::Again,
             Ok(false) => {}
@@ -275,18 +274,6 @@ impl Sending<'_> {
             sys::raise(libc::SIGPIPE);
         }
         Next::Done(EPIPE)
-    }
-
-    /// The ring is full. One that is the stream's bound is changed for a larger one: the connection
-    /// goes back to its carrier, and its calls ask for that (`docs/design/rdma-engine.md`).
-    fn ring_is_full(&self, h: &mut TxHeld<'static>) {
-        let s = self.s;
-        let (offset, ring) = (h.end.switch.offset(), s.tx_ring_bytes());
-        if h.end.full.as_mut().is_some_and(|full| full.again(offset, ring)) {
-            h.end.full = None;
-            s.fills.store(true, Relaxed);
-            h.channel.far.take_back(h.slot, Reason::Negotiating, true);
-        }
     }
 
     fn no_room(&self, h: &TxHeld<'static>, nonblocking: bool) -> Next {

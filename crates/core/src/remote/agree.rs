@@ -125,7 +125,7 @@ impl Remote {
         if m.agreement.is_told(number) || self.is_busy(i) {
             return;
         }
-        let (class, fills) = (m.asked.class, m.fills());
+        let class = m.asked.class;
         let Some(proof) = self.link(i).map(|l| l.says(&m.socket.syn)) else { return };
         if let Some(m) = self.connected.get_mut(key) {
             m.agreement.step(Event::Told(number));
@@ -133,8 +133,7 @@ impl Remote {
                 m.socket.start(Reason::Negotiating);
             }
         }
-        let said = proto::Candidate { tuple, token: key.0, proof, class, fills };
-        self.send(i, Message::Candidate(said));
+        self.send(i, Message::Candidate(proto::Candidate { tuple, token: key.0, proof, class }));
     }
 
     /// Whether link `i` was told of a candidate.
@@ -318,8 +317,8 @@ impl Remote {
             return Ok(());
         }
         self.open_commitment(i, &c);
-        let (token, proof, class, fills) = (c.token, c.proof, c.class, c.fills);
-        self.add_candidate(tuple, Theirs { link: i, token, proof, class, fills, has_less: false });
+        let (token, proof, class) = (c.token, c.proof, c.class);
+        self.add_candidate(tuple, Theirs { link: i, token, proof, class });
         self.agree(tuple);
         Ok(())
     }
@@ -499,16 +498,10 @@ impl Remote {
         let Some(slot) = self.free_slot(i) else {
             return self.decline(waiting, candidate, Reason::ChannelFull);
         };
-        let fills = theirs.fills || self.accepted.get(waiting).is_some_and(|(_, m)| m.fills());
-        let taken = match theirs.has_less {
-            true => self.take_rings_of(i, self.ring_sizes(i).small),
-            false => self.take_rings(i, fills),
-        };
-        let rings = match taken {
+        let rings = match self.take_rings(i) {
             Ok(rings) => rings,
             Err(why) => return self.decline(waiting, candidate, why),
         };
-        let ring_log2 = rings.ring_bytes().trailing_zeros() as u8;
         self.drop_candidate(candidate);
         if let Some(m) = self.accepted.get_mut(waiting) {
             m.agreement.step(Event::Offered(i));
@@ -526,8 +519,7 @@ impl Remote {
         }
         let _ = self.slot_is(i, slot, SlotEvent::Offer, token);
         stats::count(Counter::OffersSent);
-        let offer = proto::OfferLane { token, slot: slot as u16, pair, lane, ring_log2 };
-        self.send(i, Message::OfferLane(offer));
+        self.send(i, Message::OfferLane(proto::OfferLane { token, slot: slot as u16, pair, lane }));
     }
 
     /// Whether a claim to a connection says of its SYN what the kernel has kept of it. (Where

@@ -344,7 +344,8 @@ impl Remote {
             r.slots_used
                 .store(l.conns.iter().filter(|c| !c.slot.is_free()).count() as u32, Relaxed);
             r.slots_total.store(crate::channel::SLOTS as u32, Relaxed);
-            r.arena_bytes.store(l.arenas.as_ref().map_or(0, |a| a.registered() as u64), Relaxed);
+            r.arena_bytes
+                .store(l.arenas.as_ref().map_or(0, |a| a.pool.registered() as u64), Relaxed);
             r.connections_total.store(l.connections, Relaxed);
             r.opened_unix_ns.store(l.opened_unix_ns, Relaxed);
             r.pairs.store(

@@ -5,7 +5,7 @@ use super::agree::{BUSY_NS, verdict};
 use super::links::{Conn, Fault, Waiting};
 use super::pair_ends::heed;
 use super::pairs::{PairState, unlink};
-use super::{Mine, Remote, Theirs, leave, net};
+use super::{Mine, Remote, leave, net};
 use crate::channel::{BY_KERNEL, Channel};
 use crate::lock::lock_end;
 use crate::log::debug_log;
@@ -82,9 +82,6 @@ impl Remote {
         let (waiting, theirs, number) = (c.waiting, c.theirs, c.pair);
         self.slot_is(i, slot, SlotEvent::Refuse, token)?;
         stats::count(Counter::OffersRefused);
-        let has_less = reason == refuse::LESS_MEMORY;
-        let reason = if has_less { refuse::BUSY } else { reason };
-        let theirs = theirs.map(|t| Theirs { has_less: t.has_less || has_less, ..t });
         let refused = Event::Refused { link: i, reason };
         let Some(action) = self.accepted.get_mut(waiting).map(|m| m.agreement.step(refused)) else {
             return Ok(());
@@ -103,7 +100,7 @@ impl Remote {
                 if let Some(l) = self.link_mut(i) {
                     // (It may be in use there for long: by a connection that was broken off, and
                     // that nobody closes.)
-                    l.refused = if has_less { l.refused } else { slot + 1 };
+                    l.refused = slot + 1;
                     l.waiting.push_back(Waiting { tuple, class });
                 }
                 self.at(sys::now_ns() + BUSY_NS);
@@ -126,12 +123,10 @@ impl Remote {
     pub(super) fn on_offer(&mut self, i: usize, o: proto::OfferLane) -> Result<(), Fault> {
         stats::count(Counter::OffersReceived);
         let slot = usize::from(o.slot);
-        let sizes = self.ring_sizes(i);
-        let ring = 1usize.checked_shl(o.ring_log2.into()).unwrap_or(0);
-        if slot >= BY_KERNEL || ![sizes.small, sizes.whole].contains(&ring) {
+        let Some(l) = self.link_mut(i) else { return Ok(()) };
+        if slot >= BY_KERNEL {
             return Err(Fault::Malformed);
         }
-        let Some(l) = self.link_mut(i) else { return Ok(()) };
         while l.conns.len() <= slot {
             if l.conns.try_reserve(1).is_err() {
                 return Err(Fault::NoMemory);
@@ -176,12 +171,11 @@ impl Remote {
         } else if !self.is_believed_offer(i, key) {
             Some(refuse::WITHDRAWN)
         } else {
-            match self.take_rings_of(i, ring) {
+            match self.take_rings(i) {
                 Ok(taken) => rings = Some(taken),
                 Err(reason) => why = reason,
             }
-            let less = if ring > sizes.small { refuse::LESS_MEMORY } else { refuse::NO_MEMORY };
-            rings.is_none().then_some(less)
+            rings.is_none().then_some(refuse::NO_MEMORY)
         };
         let Some(m) = self.connected.get_mut(key) else { return Ok(()) };
         let action = m.agreement.step(Event::Offer { link: number, flaw });
@@ -293,7 +287,6 @@ impl Remote {
         m: &Mine,
         (tx_ring, rx_ring, bytes): (*mut u8, *mut u8, usize),
     ) {
-        let grows = bytes < self.ring_sizes(i).whole && !m.fills();
         let Some(l) = self.link_mut(i) else { return };
         let Some(channel) = l.channel else { return };
         let Some(c) = l.conns.get_mut(slot) else { return };
@@ -313,7 +306,6 @@ impl Remote {
                     rx_ring,
                     rx_bytes: bytes as u32,
                     asked: m.asked.key(),
-                    grows,
                 };
                 // SAFETY: `offered` is 0: nobody reads it yet, and only this thread writes the
                 // offers of such a socket.

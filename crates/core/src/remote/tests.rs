@@ -30,7 +30,6 @@ mod peers;
 mod policy;
 mod random;
 mod resumed;
-mod rings;
 mod squatter;
 
 use super::net::Net;

@@ -276,7 +276,6 @@ impl State {
                     rx_ring: to_us,
                     rx_bytes: ring,
                     asked: 0,
-                    grows: false,
                 };
                 hand_over(m.socket, c, offer);
             }

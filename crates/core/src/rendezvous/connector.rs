@@ -129,7 +129,6 @@ impl State {
             rx_ring: rx,
             rx_bytes,
             asked: 0,
-            grows: false,
         };
         hand_over(m.socket, c, rings);
         self.withdraw(others, offer.token);

@@ -1117,7 +1117,6 @@ fn on_the_ring(of: &Socket) -> &'static Socket {
             unsettled: false,
             resend_mark: None,
             linger: None,
-            full: None,
             switches: crate::inject::Switches::new(),
         });
         s.rx.get().write(RxEnd {
@@ -1209,13 +1208,7 @@ fn the_thread_does_it_by_itself() {
 // ---- hostile peers ------------------------------------------------------------------------------
 
 fn candidate(tuple: Tuple, token: u64) -> Message {
-    Message::Candidate(proto::Candidate {
-        tuple,
-        token,
-        proof: proto::Proof::NONE,
-        class: 0,
-        fills: false,
-    })
+    Message::Candidate(proto::Candidate { tuple, token, proof: proto::Proof::NONE, class: 0 })
 }
 
 /// A control connection by hand.

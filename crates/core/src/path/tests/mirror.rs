@@ -414,7 +414,6 @@ fn seat(s: &'static Socket, generation: u16, other: (&'static Socket, u16)) {
             rx_ring: inb.as_ptr().cast_mut().cast(),
             rx_bytes: RING_BYTES as u32,
             asked: 0,
-            grows: false,
         };
         if !leave_offer(s, generation, offer) {
             AGENT.released(channel(side), slot);

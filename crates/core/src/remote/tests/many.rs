@@ -101,8 +101,7 @@ fn the_candidates_of_some_hosts_do_not_push_out_anothers() {
         for k in 0..PENDING as u16 / 3 {
             let from = SocketAddr::new(host(n), 1024 + k);
             let tuple = Tuple::new(from, SocketAddr::new(at.ip(), port)).unwrap();
-            let claim =
-                Candidate { tuple, token: k.into(), proof: Proof::NONE, class: 0, fills: false };
+            let claim = Candidate { tuple, token: k.into(), proof: Proof::NONE, class: 0 };
             peer.say(Message::Candidate(claim));
             if k % 256 == 0 {
                 rig.settle();
@@ -141,7 +140,7 @@ fn wrong_claims_lock_their_host_out_and_are_told_of_once_a_second() {
         let crate::syn::Said::Stamp(stamp) = accepted.socket.syn.said() else { panic!() };
         let proof = Proof::new(stamp.wrapping_add(by), stamp.wrapping_add(by + 3));
         let tuple = rig.conns[i][C].socket.tuple();
-        liar.say(Message::Candidate(Candidate { tuple, token, proof, class: 0, fills: false }));
+        liar.say(Message::Candidate(Candidate { tuple, token, proof, class: 0 }));
         for _ in 0..4 {
             rig.chat(i);
         }
@@ -179,23 +178,11 @@ fn whatever_strangers_do_is_one_line_a_second() {
     let (began, before) = (sys::now_ns(), crate::log::LINES_OF_PEERS.load(Relaxed));
     for n in 0..60 {
         let peer = greeted(&mut rig, n, host(n % 7), at, port);
-        peer.say(Message::OfferLane(OfferLane {
-            token: 0,
-            slot: 0,
-            pair: 0,
-            lane: 0,
-            ring_log2: 15,
-        }));
+        peer.say(Message::OfferLane(OfferLane { token: 0, slot: 0, pair: 0, lane: 0 }));
         rig.settle();
         let peer = greeted(&mut rig, n, from, at, port);
         let tuple = rig.conns[0][C].socket.tuple();
-        peer.say(Message::Candidate(Candidate {
-            tuple,
-            token: 3,
-            proof: Proof::NONE,
-            class: 0,
-            fills: false,
-        }));
+        peer.say(Message::Candidate(Candidate { tuple, token: 3, proof: Proof::NONE, class: 0 }));
         rig.settle();
     }
     let seconds = (sys::now_ns() - began) / 1_000_000_000;

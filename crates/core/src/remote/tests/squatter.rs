@@ -205,13 +205,7 @@ fn who_calls_in_another_processs_name_keeps_nobody_out() {
         if claims {
             let tuple = rig.conns[i][C].socket.tuple();
             let proof = Proof::LATER;
-            caller.say(Message::Candidate(Candidate {
-                tuple,
-                token: 5,
-                proof,
-                class: 0,
-                fills: false,
-            }));
+            caller.say(Message::Candidate(Candidate { tuple, token: 5, proof, class: 0 }));
         }
         rig.settle();
         assert!(caller.hear().is_ok());
