@@ -12,7 +12,8 @@ wait_for 30 redis-cli -h 10.0.0.1 ping || { cat redis.log; exit 1; }
 tell up; await client-ended; kill $pid; wait $pid'
 ask='/rig/build/netacc doctor --json 10.0.0.1:6379'
 
-# Before a connection was used there is no port of the libraries' yet; then there is.
+# Before a connection was used there may be no port of the libraries' yet: the doctor's own has the server open it, in its own time.
+# Then there is.
 for kind in rxe siw; do
   rig two --device $kind "$server" "await up || exit
 /rig/build/netacc doctor --json >/rig/exchange/host.json; echo \$?
@@ -26,7 +27,9 @@ $ask >/rig/exchange/none.json; echo \$?"
 0
 1' ''
   same "doctor-$kind-host" "True True" "$(found host.json rdma-port ok 'rdma0/1 is ACTIVE') $(found host.json rdma-core ok librdmacm)"
-  same "doctor-$kind-before-a-connection" "True True" "$(found before.json link note 26380) $(found before.json route ok net0)"
+  same "doctor-$kind-before-a-connection" "True True" \
+    "$(json "$X/before.json" "any(f['check'] == 'link' and f['level'] in ('note', 'ok') and '26380' in f['found'] for f in it['findings'])") \
+$(found before.json route ok net0)"
   same "doctor-$kind-after-one" "True True" "$(found after.json link ok 'port 26380') $(found after.json path ok 'RDMA (rdma0)')"
   same "doctor-$kind-without-device" "True" "$(found none.json path problem no-rdma-device)"
 done
