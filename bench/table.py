@@ -233,10 +233,11 @@ def targets():
         ("bench", "bulk", "accelerated", at_least(1.3, "2x")),
     ]
     for kind in ONE_SIDED:
-        plan.append(("one-sided", "mixed", kind, at_least(1.5, "2x")))
-        plan.append(("one-sided", "mixed-epoll", kind, at_least(1.5, "2x")))
-        plan.append(("redis", "one-sided-c1", kind, at_least(1.5, "1.8x")))
-        plan.append(("redis", "one-sided-c50", kind, at_least(0.97, "1.08x")))
+        # Waits look again only where that was asked for (NACC_POLL_TCP_US): here the library must cost nothing.
+        plan.append(("one-sided", "mixed", kind, at_least(0.97, "1x")))
+        plan.append(("one-sided", "mixed-epoll", kind, at_least(0.97, "1x")))
+        plan.append(("redis", "one-sided-c1", kind, at_least(0.97, "1x")))
+        plan.append(("redis", "one-sided-c50", kind, at_least(0.97, "1x")))
         plan.append(("redis", "one-sided", kind, at_least(0.97, "1x")))
         plan.append(("redis", "load-one-sided-c1", kind, at_least(0.95, "0.97x")))
     plan.append(("bench", "idle", "accelerated", idle()))
