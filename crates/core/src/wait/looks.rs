@@ -182,7 +182,7 @@ impl Habit {
         };
         let began = sys::ticks();
         let mut looks = 0;
-        let polled = spin::poll(&how, &self.won, || {
+        let polled = spin::poll(&how, sys::now_ns(), &self.won, || {
             looks += 1;
             find()
         });
