@@ -104,7 +104,7 @@ impl Departure {
                 Action::Become => return Moved::Done,
                 end @ (Action::BreakSending | Action::BreakOff) => {
                     drop(tx);
-                    self.break_off(end);
+                    self.break_off(end, peer);
                     return Moved::Broken;
                 }
             }
@@ -142,12 +142,13 @@ impl Departure {
     /// Nothing is sent any more, and the close resets the connection; where bytes are missing that
     /// were to come, it is reset now. What was received is still read, and what has come over the
     /// carrier if nothing is missing before it.
-    fn break_off(&self, end: Action) {
+    fn break_off(&self, end: Action, peer: Peer) {
         let s = self.held.0;
         self.on_carrier(|fd| {
             let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &RESET_ON_CLOSE);
-            // (What came before a reset can still be read.)
-            if end == Action::BreakOff && !carrier::is_closed(fd) {
+            // (What came before a reset can still be read. A peer that has said its last words has
+            // reset the carrier, though the words may be here first.)
+            if end == Action::BreakOff && peer == Peer::Gone && !carrier::is_closed(fd) {
                 super::break_off(s, fd);
             }
         });

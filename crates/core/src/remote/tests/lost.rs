@@ -191,6 +191,47 @@ fn who_goes_on_without_the_library_sees_no_clean_end() {
     }
 }
 
+/// Who closes with bytes unread says its last words on the link, and its kernel resets the carrier:
+/// these are two connections, and the words may come first. What was sent on the carrier before is
+/// read all the same, as with TCP.
+#[test]
+fn what_is_on_the_carrier_is_read_though_last_words_overtake_the_reset() {
+    for model in MODELS {
+        for h in [0, 1] {
+            let mut rig = Rig::new(Order::Shuffled(h as u64), model, 2);
+            let i = rig.connect(0, 1);
+            (0..3).for_each(|_| rig.chat(i));
+            assert_eq!(rig.send(i, h, 3000), 3000);
+            rig.until("the other direction is promoted", |r| {
+                r.send(i, 1 - h, 700);
+                while r.receive(i, h, 5000) > 0 {}
+                let says = |side: usize| &r.conns[i][side].socket.published;
+                (0..2).all(|side| r.is_attached(i, side))
+                    && says(1 - h).sends_fast()
+                    && says(h).receives_fast()
+            });
+            assert!(!rig.conns[i][h].socket.published.sends_fast(), "{}", rig.describe());
+            rig.send(i, 1 - h, 3000);
+            rig.settle();
+            // Without this the reset would be there at once.
+            let reset = numbers::copy(rig.conns[i][h].fd);
+            rig.close(i, h);
+            rig.until("the last words have come", |r| {
+                r.conns[i][1 - h].socket.has(flag::BROKEN_OFF)
+            });
+            close_own(reset);
+            rig.until("the end is told", |r| {
+                while r.receive(i, 1 - h, 1000) > 0 {}
+                r.conns[i][1 - h].over.is_some()
+            });
+            let end = &rig.conns[i][1 - h];
+            assert_eq!(end.over, Some(-(libc::ECONNRESET as isize)), "{model:?}, {h}");
+            assert_eq!(end.received, rig.conns[i][h].sent, "{model:?}, {h}");
+            rig.finish();
+        }
+    }
+}
+
 /// What a receive of the kernel's says behind all bytes.
 fn read_to_the_end(fd: c_int) -> isize {
     let mut part = [0u8; 4096];
