@@ -132,8 +132,13 @@ pub(crate) fn look_at_unread_again() -> u64 {
 #[inline]
 pub(crate) fn watch_posted() {
     if !POSTED.on.load(Relaxed) {
-        POSTED.begin(|| stall_ns() / 4);
+        POSTED.begin(posted_ns);
     }
+}
+
+/// When the thread looks at what is posted by now.
+pub(crate) fn posted_ns() -> u64 {
+    stall_ns() / 8
 }
 
 /// For how long nothing may arrive on a pair; 0: for ever.

@@ -245,7 +245,7 @@ settings! {
         "Completion vector of a device's first completion queue, which selects the interrupt and so the CPU that handles completions; further queues take the next ones. Counted modulo those that the device has.";
     RdmaStallMs "NACC_RDMA_STALL_MS" = "200", number(0, 60_000), Some(Cli::Word("rdma-stall")), ON_RDMA,
         "time without progress until a QP is given up, in ms",
-        "Milliseconds for which nothing of what was posted on a queue pair may arrive while the peer's process answers, before its connections go on over TCP; at least four round trips of the answers. 0: only the device says that a queue pair is lost, which may take half a minute, or for ever.";
+        "Milliseconds that what was posted on a queue pair may take to arrive while the peer's process answers, and nothing else arrives for half as long, before its connections go on over TCP. 0: only the device says that a queue pair is lost, which may take half a minute, or for ever.";
     KernelPolicy "NACC_KERNEL_POLICY" = "1", number(0, 1), Some(Cli::Word("kernel-policy")), ON_RDMA,
         "keep what the kernel treats specially on TCP",
         "1 keeps connections on TCP whose packets the kernel was asked to treat in a way that RDMA does not: IPsec and other wrappings of packets, marks, priorities, pacing rates, other interfaces. 0 lets them go over RDMA all the same, past all of that: for networks that are protected otherwise. The traffic class goes with them in both cases.";

@@ -3,17 +3,17 @@
 //! A device says that it cannot reach its peer when its own retries have ended: after half a second
 //! or half a minute, by its driver's choice, or never. Meanwhile the link, which is TCP, may work.
 //! So while messages are posted that are not known to have arrived, the peer's process is asked
-//! over the link how many have come (`PairAsk`, `PairHas`). If that number stands still for
-//! `NACC_RDMA_STALL_MS` the pair is lost, and its connections go on over TCP. Where the peer does
-//! not answer, because its process or host stands still, nothing is known, and nothing happens: TCP
-//! would wait, too.
+//! over the link how many have come (`PairAsk`, `PairHas`). If one that was posted
+//! `NACC_RDMA_STALL_MS` ago has not, and that number has stood still for half as long, the pair is
+//! lost, and its connections go on over TCP. Where the peer does not answer, because its process or
+//! host stands still, nothing is known, and nothing happens: TCP would wait, too.
 //!
 //! What an application reads plays no part: a message has come when the peer's library has polled
 //! it, which it does before it answers.
 
 use super::Remote;
 use super::links::Fault;
-use super::pairs::PairState;
+use super::pairs::{Pair, PairState};
 use crate::log::warn_of_peer;
 use crate::{rdma_thread, stats, sys};
 use netacc_control::stats::{Counter, Reason};
@@ -21,21 +21,16 @@ use netacc_proto::rendezvous::Message;
 
 /// The log hears of it at most so often.
 const LOG_EVERY_NS: u64 = 60_000_000_000;
-/// An answer that takes long is a sign of a busy peer or network, or of one that stood still:
-/// nothing may arrive for at least so many times as long.
-const ANSWERS: u64 = 4;
 
 /// What one end knows of the arrival of what it has posted on a pair. Counts are modulo 2^32.
 #[derive(Default)]
 pub(super) struct Progress {
     /// So many messages have arrived.
     arrived: u32,
-    /// So many were posted at an earlier look, and had not all arrived.
-    awaited: u32,
+    /// So many were posted at an earlier look, and had not all arrived; when that was.
+    awaited: (u32, u64),
     /// Since when it is known that no more have, though more were posted; 0: it is not.
     stands_since: u64,
-    /// Of the answers since then, how long the slowest took.
-    slowest: u64,
     /// The question that is not answered yet: when it was asked (0: there is none), and how many
     /// messages were posted then.
     asked: (u64, u32),
@@ -71,10 +66,10 @@ impl Progress {
 
     /// Whether what was awaited at an earlier look has arrived. What is posted by now is awaited
     /// then: as long as messages go to and fro nothing is asked.
-    fn moves(&mut self, sent: u32) -> bool {
-        let moves = reaches(self.arrived, self.awaited);
+    fn moves(&mut self, now: u64, sent: u32) -> bool {
+        let moves = reaches(self.arrived, self.awaited.0);
         if moves {
-            self.awaited = sent;
+            self.awaited = (sent, now);
         }
         moves
     }
@@ -98,21 +93,29 @@ impl Progress {
             // Nobody has asked since the link was resumed.
             return Verdict::Moves;
         }
-        let took = now.saturating_sub(asked_at);
         if reaches(messages, posted) {
             // All that there was.
             (self.arrived, self.stands_since) = (messages, 0);
         } else if self.stands_since == 0 || messages != self.arrived {
-            (self.arrived, self.stands_since, self.slowest) = (messages, now, took);
+            (self.arrived, self.stands_since) = (messages, now);
         } else {
-            // Nothing had come from when that was first heard until this was asked, at least.
-            self.slowest = self.slowest.max(took);
-            let patience = stall_ns.max(ANSWERS.saturating_mul(self.slowest));
-            if asked_at.saturating_sub(self.stands_since) >= patience {
+            // Nothing had come from when that was first heard until this was asked, at least: that
+            // is longer where answers take longer.
+            let (awaited, since) = self.awaited;
+            if !reaches(messages, awaited)
+                && asked_at.saturating_sub(since) >= stall_ns
+                && asked_at.saturating_sub(self.stands_since) >= stall_ns / 2
+            {
                 return Verdict::Stalled;
             }
         }
         Verdict::Moves
+    }
+
+    /// The verdict has fallen on another pair of the link: whether it holds for this one, too, of
+    /// which an answer has said long enough ago that something has not come.
+    fn stands_as_well(&self, now: u64, stall_ns: u64) -> bool {
+        self.stands_since != 0 && now.saturating_sub(self.stands_since) >= stall_ns / 4
     }
 
     /// The link has broken: what was asked is not answered, and time without it counts for nothing.
@@ -139,7 +142,7 @@ impl Remote {
                 waits |= self.ask_for_progress(i);
             }
             if waits {
-                let at = rdma_thread::POSTED.look_again(rdma_thread::stall_ns() / 4);
+                let at = rdma_thread::POSTED.look_again(rdma_thread::posted_ns());
                 self.watch_progress(at);
             }
         }
@@ -164,7 +167,7 @@ impl Remote {
                 continue;
             }
             waits = true;
-            if !p.progress.moves(sent) && p.progress.asks(now, sent) {
+            if !p.progress.moves(now, sent) && p.progress.asks(now, sent) {
                 let pair = p.number;
                 self.send(i, Message::PairAsk { pair });
             }
@@ -220,7 +223,6 @@ impl Remote {
             Verdict::Moves => Ok(()),
             Verdict::Impossible => Err(Fault::Malformed),
             Verdict::Stalled => {
-                stats::count(Counter::RdmaPairsStalled);
                 if self.stall_logged_at == 0
                     || now.saturating_sub(self.stall_logged_at) > LOG_EVERY_NS
                 {
@@ -230,9 +232,23 @@ impl Remote {
                         stall_ns / 1_000_000
                     );
                 }
-                self.lose_pair(i, number, Reason::RdmaLost, true);
+                self.lose_stalled(i, number, stall_ns);
                 Ok(())
             }
+        }
+    }
+
+    /// Nothing arrives on a pair; nor, so it seems, on some others of the link. (A busy peer's
+    /// answers of these may come much later.)
+    fn lose_stalled(&mut self, i: usize, number: u32, stall_ns: u64) {
+        let now = sys::now_ns();
+        let mut next = Some(number);
+        while let Some(number) = next {
+            stats::count(Counter::RdmaPairsStalled);
+            self.lose_pair(i, number, Reason::RdmaLost, true);
+            let stands =
+                |p: &&Pair| p.state == PairState::Ready && p.progress.stands_as_well(now, stall_ns);
+            next = self.link(i).and_then(|l| l.pairs.iter().find(stands)).map(|p| p.number);
         }
     }
 }
@@ -243,26 +259,51 @@ mod tests {
 
     const STALL: u64 = 200;
 
-    /// Asks at `now`, and hears `messages` a moment later.
+    /// Looks at `now`, asks, and hears of `messages` a moment later.
     fn answer(p: &mut Progress, now: u64, sent: u32, messages: u32) -> Verdict {
+        let _ = p.moves(now, sent);
         assert!(p.asks(now, sent));
         assert!(!p.asks(now, sent), "one question at a time");
         p.hears(now + 1, messages, sent, STALL)
     }
 
     #[test]
-    fn what_stands_still_for_long_is_stalled() {
+    fn what_was_posted_long_ago_and_stands_still_is_stalled() {
         // Also where the count wraps around.
         for base in [0, u32::MAX - 2] {
-            let mut p = Progress { arrived: base, ..Progress::default() };
+            let mut p = Progress { arrived: base, awaited: (base, 0), ..Progress::default() };
             let n = |n: u32| base.wrapping_add(n);
             assert!(!p.is_done(n(5), n(0)));
-            assert_eq!(answer(&mut p, 1000, n(5), n(3)), Verdict::Moves);
-            assert_eq!(answer(&mut p, 1150, n(5), n(3)), Verdict::Moves);
-            assert_eq!(answer(&mut p, 1200, n(6), n(4)), Verdict::Moves, "one more has come");
-            assert_eq!(answer(&mut p, 1400, n(6), n(4)), Verdict::Moves);
-            assert_eq!(answer(&mut p, 1401, n(6), n(4)), Verdict::Stalled);
+            assert!(p.moves(1000, n(5)), "of nothing it is known that it should have come");
+            for now in (1025..1200).step_by(25) {
+                assert_eq!(answer(&mut p, now, n(5), n(3)), Verdict::Moves, "{now}");
+            }
+            assert_eq!(answer(&mut p, 1200, n(5), n(3)), Verdict::Stalled);
         }
+    }
+
+    #[test]
+    fn what_moves_is_not_stalled_however_old_it_is() {
+        let mut p = Progress::default();
+        assert!(p.moves(1000, 5));
+        // A slow network brings one after another.
+        for (now, come) in [(1100, 1), (1190, 2), (1280, 3), (1370, 4)] {
+            assert_eq!(answer(&mut p, now, 9, come), Verdict::Moves, "{now}");
+        }
+        assert_eq!(answer(&mut p, 1470, 9, 4), Verdict::Moves, "for half as long");
+        assert_eq!(answer(&mut p, 1471, 9, 4), Verdict::Stalled);
+    }
+
+    #[test]
+    fn what_was_posted_just_now_is_not_stalled() {
+        let mut p = Progress::default();
+        assert!(p.moves(1000, 5));
+        assert_eq!(answer(&mut p, 1100, 5, 3), Verdict::Moves);
+        // All that is awaited has come, and more is posted.
+        assert_eq!(answer(&mut p, 1300, 9, 5), Verdict::Moves);
+        assert_eq!(answer(&mut p, 1310, 9, 5), Verdict::Moves, "awaited from here on");
+        assert_eq!(answer(&mut p, 1500, 9, 5), Verdict::Moves);
+        assert_eq!(answer(&mut p, 1510, 9, 5), Verdict::Stalled);
     }
 
     #[test]
@@ -283,45 +324,56 @@ mod tests {
         let mut p = Progress::default();
         for n in 1..100 {
             assert!(!p.is_done(n * 10, n * 10 - 8));
-            assert!(p.moves(n * 10));
+            assert!(p.moves(1000, n * 10));
         }
         assert!(!p.is_done(1000, 982));
-        assert!(!p.moves(1000), "of 990 only 982 have come");
-        assert!(!p.moves(1000));
-        assert!(!p.is_done(1000, 990) && p.moves(1000));
+        assert!(!p.moves(1000, 1000), "of 990 only 982 have come");
+        assert!(!p.moves(1000, 1000));
+        assert!(!p.is_done(1000, 990) && p.moves(1000, 1000));
     }
 
     #[test]
     fn slow_answers_give_more_time() {
         let mut p = Progress::default();
-        for (at, verdict) in
-            [(1000, Verdict::Moves), (1700, Verdict::Moves), (2500, Verdict::Stalled)]
-        {
-            assert!(p.asks(at, 5));
-            assert_eq!(p.hears(at + 300, 3, 5, STALL), verdict, "{at}");
-        }
-        // Also when it is but one of them: a peer that was stopped.
-        let mut p = Progress::default();
+        assert!(p.moves(1000, 5));
+        // It stands from 1500 on.
         for (at, took, verdict) in [
-            (1000, 1, Verdict::Moves),
-            (1100, 5000, Verdict::Moves),
-            (6200, 1, Verdict::Moves),
-            (21_000, 1, Verdict::Moves),
-            (21_001, 1, Verdict::Stalled),
+            (1200, 300, Verdict::Moves),
+            (1500, 300, Verdict::Moves),
+            (1599, 1, Verdict::Moves),
+            (1600, 1, Verdict::Stalled),
         ] {
             assert!(p.asks(at, 5));
             assert_eq!(p.hears(at + took, 3, 5, STALL), verdict, "{at}");
         }
+        // One that took very long (a peer that was stopped) says no more than others.
+        let mut p = Progress::default();
+        assert!(p.moves(1000, 5));
+        assert!(p.asks(1100, 5));
+        assert_eq!(p.hears(6100, 3, 5, STALL), Verdict::Moves);
+        assert_eq!(answer(&mut p, 6199, 5, 3), Verdict::Moves);
+        assert_eq!(answer(&mut p, 6225, 5, 3), Verdict::Stalled);
+    }
+
+    #[test]
+    fn a_verdict_holds_for_what_is_known_to_stand() {
+        let mut p = Progress::default();
+        assert!(p.moves(1000, 5) && !p.stands_as_well(9000, STALL), "nobody has asked");
+        assert_eq!(answer(&mut p, 1025, 5, 3), Verdict::Moves);
+        assert!(!p.stands_as_well(1075, STALL) && p.stands_as_well(1076, STALL));
+        assert_eq!(answer(&mut p, 1100, 6, 6), Verdict::Moves);
+        assert!(!p.stands_as_well(9000, STALL), "all has come");
     }
 
     #[test]
     fn a_broken_link_is_no_proof() {
         let mut p = Progress::default();
-        assert_eq!(answer(&mut p, 1000, 5, 3), Verdict::Moves);
-        assert!(p.asks(1100, 5));
+        assert!(p.moves(1000, 5));
+        assert_eq!(answer(&mut p, 1100, 5, 3), Verdict::Moves);
+        assert!(p.asks(1150, 5));
         p.forget_question();
         assert_eq!(answer(&mut p, 9000, 5, 3), Verdict::Moves);
-        assert_eq!(answer(&mut p, 9300, 5, 3), Verdict::Stalled);
+        assert_eq!(answer(&mut p, 9101, 5, 3), Verdict::Stalled);
     }
 
     #[test]

@@ -255,7 +255,7 @@ fn read_to_the_end(fd: c_int) -> isize {
 
 /// What a host's pairs send is lost, and no device says so.
 #[test]
-fn what_does_not_arrive_goes_over_tcp_before_half_a_second() {
+fn what_does_not_arrive_goes_over_tcp_within_a_quarter_of_a_second() {
     for model in MODELS {
         for h in [0, 1] {
             let mut rig = Rig::new(Order::Shuffled(h as u64), model, 2);
@@ -264,11 +264,13 @@ fn what_does_not_arrive_goes_over_tcp_before_half_a_second() {
             rig.exchange(i, 10_000);
             rig.wires.mute(&rig.hosts[h].fabric, true);
             // By how far the clock was set forward, which is what was waited for: how long the
-            // machine takes is nobody's promise.
-            let began = testing::ahead_ns();
-            rig.exchange(i, 100_000);
-            let took = (testing::ahead_ns() - began) / 1_000_000;
-            assert!(took < 500, "{model:?}, host {h}: {took} ms");
+            // machine takes is nobody's promise. (In parts: what is sent again fills the carrier.)
+            for part in 0..10 {
+                let began = testing::ahead_ns();
+                rig.exchange(i, 10_000);
+                let took = (testing::ahead_ns() - began) / 1_000_000;
+                assert!(took <= 260, "{model:?}, host {h}, part {part}: {took} ms");
+            }
             // Pairs that come to be and die are tried more and more rarely, and never in the way.
             let before = rig.calls(0, Call::Connect);
             let until = sys::now_ns() + 600_000_000_000;
@@ -281,7 +283,7 @@ fn what_does_not_arrive_goes_over_tcp_before_half_a_second() {
             }
             let tried = rig.calls(0, Call::Connect) - before;
             assert!((8..=18).contains(&tried), "{model:?}, host {h}: {tried} pairs in ten minutes");
-            assert!(slowest < 500_000_000, "{model:?}, host {h}: {slowest} ns");
+            assert!(slowest <= 260_000_000, "{model:?}, host {h}: {slowest} ns");
             rig.wires.mute(&rig.hosts[h].fabric, false);
             rig.promoted(i);
             rig.exchange(i, 10_000);
