@@ -9,6 +9,7 @@ use std::ffi::{CString, c_char, c_int, c_void};
 use std::fmt;
 use std::mem::{size_of, zeroed};
 use std::ptr::{null, null_mut};
+use std::time::{Duration, Instant};
 
 pub type Fd = c_int;
 
@@ -708,6 +709,20 @@ pub fn ioctl_int(fd: Fd, request: u64, value: &mut c_int) -> R {
 }
 
 /// `FIONREAD`: the bytes that could be read.
+/// What a call says of a number that was closed. For some microseconds a descriptor that the
+/// library makes can stand there (`crates/core/src/numbers.rs`): while anything does, the call is
+/// repeated.
+pub fn of_closed<T>(call: impl Fn() -> Result<T, E>) -> Result<T, E> {
+    let end = Instant::now() + Duration::from_secs(5);
+    loop {
+        match call() {
+            Err(E(libc::EBADF)) => return Err(E(libc::EBADF)),
+            other if Instant::now() > end => return other,
+            _ => std::thread::yield_now(),
+        }
+    }
+}
+
 pub fn fionread(fd: Fd) -> Result<i32, E> {
     let mut n = 0;
     ioctl_int(fd, libc::FIONREAD, &mut n)?;
@@ -1393,7 +1408,7 @@ pub fn cpu_ns() -> u64 {
 }
 
 pub fn sleep_ms(ms: u64) {
-    std::thread::sleep(std::time::Duration::from_millis(ms));
+    std::thread::sleep(Duration::from_millis(ms));
 }
 
 /// How many sockets of this network namespace listen on an IPv4 port.

@@ -651,7 +651,7 @@ pub fn list() -> Vec<Scenario> {
                     sys::close(end).expect("close");
                 }
                 t.log("close", sys::close(fd));
-                t.log("fionread on a closed fd", sys::fionread(fd));
+                t.log("fionread on a closed fd", sys::of_closed(|| sys::fionread(fd)));
             },
         ),
         pair(
@@ -949,7 +949,7 @@ pub fn list() -> Vec<Scenario> {
                 check.accept(&buf[..n]);
                 t.log("fread", check.verdict());
                 t.log("close", stream.close());
-                t.log("closed", sys::recv(fd, &mut [0; 1], 0));
+                t.log("closed", sys::of_closed(|| sys::recv(fd, &mut [0; 1], 0)));
             },
             |t| {
                 let fd = t.client();
