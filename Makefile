@@ -5,7 +5,7 @@
 # make check      before each commit: format, lint, unit and model tests, conformance in one mode; minutes
 # make test-hostile  attackers of other users against servers and clients; needs root
 # make apps       real programs and other people's suites, plain against accelerated: docs/manual/applications.md
-# make test-rdma  in user-mode Linux kernels with RDMA devices; builds such a kernel once, see tests/rdma/README.md
+# make test-rdma  in user-mode Linux kernels with RDMA devices, one built once: tests/rdma/README.md
 # make test-fresh make demo and make test in a new, minimal Debian; needs root
 # make soak       test-fresh, then conformance, kill and stress for hours, tests/mix, and the mutants
 # make starve     memory, mappings, descriptors and threads fail for the library, each in turn; an hour
@@ -34,7 +34,8 @@ all: build
 build:
 	$(CARGO) build --release -p netacc-preload -p netacc-tools
 
-# What a machine lacks is installed before the build, which takes minutes: a linker, the distribution's Redis, Python.
+# What a machine lacks is installed before the build, which takes minutes: a linker, the
+# distribution's Redis, Python.
 NEEDED := cc:gcc ld:binutils "/usr/include/stdio.h:libc6-dev" python3:python3 redis-server:redis-server redis-benchmark:redis-tools
 
 demo:
@@ -61,7 +62,8 @@ test-rdma: build
 	for suite in run apps counts conformance faults exits; do \
 	  [ ! -x tests/rdma/$$suite ] || NETACC_LIB_DIR="$(BIN_DIR)" tests/rdma/$$suite || exit 1; done
 
-# Real programs and other people's test suites, plain against accelerated; writes docs/manual/applications.md.
+# Real programs and other people's test suites, plain against accelerated; writes
+# docs/manual/applications.md.
 apps:
 	tests/packages cc:gcc ld:binutils "/usr/include/stdio.h:libc6-dev" python3:python3
 	$(MAKE) build

@@ -1,8 +1,9 @@
 // instructions serve PORT ORDERS ANSWERS
 // instructions call PORT ORDERS ANSWERS      what bench/instructions counts
 //
-// ORDERS and ANSWERS are named pipes. Before each counted call the server has done its part (sent what there is to be read, read
-// what was sent) and waits for the next order; so no call waits, and it takes the same number of instructions every time.
+// ORDERS and ANSWERS are named pipes. Before each counted call the server has done its part (sent
+// what there is to be read, read what was sent) and waits for the next order; so no call waits, and
+// it takes the same number of instructions every time.
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>

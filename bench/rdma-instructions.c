@@ -1,9 +1,11 @@
 // rdma-instructions serve ADDRESS PORT DELAY_US        answers each message after that time, on one connection
-// rdma-instructions call ADDRESS PORT ROUNDS PAUSE_US  asks so often, and then runs the command in $AFTER
+// rdma-instructions call ADDRESS PORT ROUNDS PAUSE_US  asks so often, and then runs the command in
+// $AFTER
 //
-// Messages of 512 bytes. Until the connection has had time to go over to RDMA the client uses write and read, which are not
-// counted, from then on send and recv. With a PAUSE it sleeps for so long before it takes the answer without waiting: the
-// library's I/O thread has polled meanwhile, and the bytes lie in the ring. With 0 recv waits, and polls by itself.
+// Messages of 512 bytes. Until the connection has had time to go over to RDMA the client uses write
+// and read, which are not counted, from then on send and recv. With a PAUSE it sleeps for so long
+// before it takes the answer without waiting: the library's I/O thread has polled meanwhile, and
+// the bytes lie in the ring. With 0 recv waits, and polls by itself.
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>

@@ -1,8 +1,9 @@
 // pingpong server ADDRESS PORT            echoes what comes on one connection, until its end
 // pingpong client ADDRESS PORT ROUNDS     one connection, messages of 512 bytes, blocking calls
 //
-// The client tells the rig `measured` when it has its figures, and keeps its connection until `looked` is told, so that
-// somebody can see what the connection is on. Messages are checked. Output: a line of NAME=VALUE for bench/rdma.
+// The client tells the rig `measured` when it has its figures, and keeps its connection until
+// `looked` is told, so that somebody can see what the connection is on. Messages are checked.
+// Output: a line of NAME=VALUE for bench/rdma.
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>

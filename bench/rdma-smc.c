@@ -1,4 +1,5 @@
-// A library to preload that makes SMC sockets of TCP sockets, as smc-tools' libsmc-preload does; Debian has no smc-tools.
+// A library to preload that makes SMC sockets of TCP sockets, as smc-tools' libsmc-preload does;
+// Debian has no smc-tools.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <netinet/in.h>

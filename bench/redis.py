@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Redis with and without netacc, like for like.
 
-Each row is one redis-benchmark command. Within a round the kinds of run (plain, accelerated, library on one side)
-follow each other; every run has a fresh redis-server with the same settings, on a free port of 127.0.0.1, in a
-temporary directory, started and ended by its process id alone. All runs of a row make the same number of requests,
-which a short plain run determines first so that a plain run takes --seconds. Figures are medians over the rounds.
+Each row is one redis-benchmark command. Within a round the kinds of run (plain, accelerated,
+library on one side) follow each other; every run has a fresh redis-server with the same settings,
+on a free port of 127.0.0.1, in a temporary directory, started and ended by its process id alone.
+All runs of a row make the same number of requests, which a short plain run determines first so that
+a plain run takes --seconds. Figures are medians over the rounds.
 
-How many of the benchmark's connections were accelerated is the difference of what netacc_ss says about the server
-after and before redis-benchmark ran; when it cannot be read it is "unknown".
+How many of the benchmark's connections were accelerated is the difference of what netacc_ss says
+about the server after and before redis-benchmark ran; when it cannot be read it is "unknown".
 
 Needs redis-server and redis-benchmark 6.2 or later, and nothing but Python's standard library.
 """
@@ -85,7 +86,8 @@ FAILURES = (Failed, OSError, subprocess.SubprocessError)
 
 
 def parse_benchmark(text):
-    """The figures of redis-benchmark's --csv output: requests per second, and latencies in milliseconds."""
+    """The figures of redis-benchmark's --csv output: requests per second, and latencies in
+    milliseconds."""
     lines = [line for line in text.splitlines() if line.startswith('"')]
     rows = list(csv.DictReader(io.StringIO("\n".join(lines))))
     if len(rows) != 1:
@@ -99,7 +101,8 @@ def parse_benchmark(text):
 
 
 def parse_counts(text, pid):
-    """(connections, accelerated) of process `pid` from `netacc_ss --json -s cnt`; ValueError if it is not there."""
+    """(connections, accelerated) of process `pid` from `netacc_ss --json -s cnt`; ValueError if it
+    is not there."""
     value = json.loads(text)
     if not isinstance(value, dict) or value.get("pid") != pid:
         raise ValueError("answer about another process")
@@ -115,9 +118,10 @@ def parse_counts(text, pid):
 def acceleration(counts=None, why=None, clients=0, loaded=None):
     """What is known about a run's acceleration, as it stands in the JSON.
 
-    The verdict is "all" when at least as many connections were accelerated as the benchmark has clients: it opens
-    one or two more to read the server's configuration, which may be over before they can be accelerated. "loaded"
-    says whether the library was in the process that was to have it; null: nobody looked.
+    The verdict is "all" when at least as many connections were accelerated as the benchmark has
+    clients: it opens one or two more to read the server's configuration, which may be over before
+    they can be accelerated. "loaded" says whether the library was in the process that was to have
+    it; null: nobody looked.
     """
     if counts is None:
         verdict = "none" if loaded is False else "unknown" if why else "not-asked"
@@ -171,7 +175,8 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with_parent():
-    """Between fork and exec: have the kernel end this process when the script is gone, however it went."""
+    """Between fork and exec: have the kernel end this process when the script is gone, however it
+    went."""
     LIBC.prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
 
 
@@ -289,7 +294,8 @@ class Bench:
                 return
 
     def counts(self, pid):
-        """(connections, accelerated) of a server that has the library, or the reason why not, as a string."""
+        """(connections, accelerated) of a server that has the library, or the reason why not, as a
+        string."""
         if not self.ss:
             return "netacc_ss not found"
         try:
@@ -312,7 +318,8 @@ class Bench:
         return None if "/libnetacc" in maps else "library not loaded"
 
     def gets_library(self, client, kind):
-        """Whether a starting client that is to have the library gets it; None for one that is not."""
+        """Whether a starting client that is to have the library gets it; None for one that is
+        not."""
         if kind not in ON_CLIENT:
             return None
         program = os.path.realpath(self.redis_benchmark)
@@ -335,7 +342,8 @@ class Bench:
             if row.prefill:
                 # Without -r redis-benchmark's GET asks for the key of just this name.
                 command_redis(port, b"SET", b"key:__rand_int__", b"xxx")
-            # redis-benchmark ends by itself, so that its own counters cannot be read: the server's are.
+            # redis-benchmark ends by itself, so that its own counters cannot be read: the server's
+            # are.
             asked = kind in ON_SERVER
             missing = self.missing(child.pid) if asked else None
             before = self.counts(child.pid) if asked and not missing else None

@@ -1,4 +1,5 @@
-// A program that is over at once: `start` does nothing, `start SOURCE ADDRESS PORT` sends four bytes in four calls on one connection.
+// A program that is over at once: `start` does nothing, `start SOURCE ADDRESS PORT` sends four
+// bytes in four calls on one connection.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <stdlib.h>

@@ -3,10 +3,13 @@
 
     table.py demo    BENCH.json REDIS.json                       plain TCP against accelerated, everything measured
     table.py targets BENCH.json ONE-SIDED.json BENCH-UNDER-LOAD.json REDIS.json
-                                                                 the same against the project's targets
+                                                                 the same against the project's
+                                                                 targets
 
-Latencies are "plain > accelerated". `targets` marks a row "yes" only when its figure is reached *and* the counters
-prove that the connections were accelerated (for a library on one side only: that it was there). --markdown FILE writes the table a second time, as Markdown; --check makes a missed target the exit status.
+Latencies are "plain > accelerated". `targets` marks a row "yes" only when its figure is reached
+*and* the counters prove that the connections were accelerated (for a library on one side only: that
+it was there). --markdown FILE writes the table a second time, as Markdown; --check makes a missed
+target the exit status.
 """
 
 import argparse
@@ -103,7 +106,8 @@ def failed_rounds(entry, kind):
 
 
 def counts_cell(row):
-    """Of the runs that came to a result, how many connections were accelerated; and that others did not."""
+    """Of the runs that came to a result, how many connections were accelerated; and that others did
+    not."""
     cell = accelerated(row["acceleration"], row["kind"])
     return cell if not row["failed"] else f"{cell}, {row['failed']} FAILED" if cell != "-" else f"{row['failed']} FAILED"
 
@@ -224,7 +228,8 @@ def idle():
 
 
 def targets():
-    """(file, name, kind, (least, goal, check)) of every promised figure. Files: bench, one-sided, loaded, redis."""
+    """(file, name, kind, (least, goal, check)) of every promised figure. Files: bench, one-sided,
+    loaded, redis."""
     plan = [
         ("redis", "set-c100", "accelerated", set_c100()),
         ("redis", "set-c1", "accelerated", at_least(4, "8x")),
@@ -233,7 +238,8 @@ def targets():
         ("bench", "bulk", "accelerated", at_least(1.3, "2x")),
     ]
     for kind in ONE_SIDED:
-        # Waits look again only where that was asked for (NACC_POLL_TCP_US): here the library must cost nothing.
+        # Waits look again only where that was asked for (NACC_POLL_TCP_US): here the library must
+        # cost nothing.
         plan.append(("one-sided", "mixed", kind, at_least(0.97, "1x")))
         plan.append(("one-sided", "mixed-epoll", kind, at_least(0.97, "1x")))
         plan.append(("redis", "one-sided-c1", kind, at_least(0.97, "1x")))
@@ -249,7 +255,8 @@ def targets():
 
 
 def was_loaded(acceleration):
-    """Whether the library was in the one process that was to have it: without it a good ratio says nothing."""
+    """Whether the library was in the one process that was to have it: without it a good ratio says
+    nothing."""
     return acceleration.get("loaded", acceleration["connections"] is not None)
 
 

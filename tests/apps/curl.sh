@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# HTTP by curl: 32 MiB down and up, one connection for many requests; Python's http.server, a Python server that takes
-# POST, and nginx; with the library at neither end, at one, at both.
+# HTTP by curl: 32 MiB down and up, one connection for many requests; Python's http.server, a Python
+# server that takes POST, and nginx; with the library at neither end, at one, at both.
 . "$(dirname "$0")/lib.sh"
 need_library
 command -v curl >/dev/null || { skip all "no curl"; finish; exit; }
@@ -14,7 +14,8 @@ head -c $SIZE /dev/urandom >"$TMP/www/body"
 chmod 644 "$TMP/www/body"
 SUM=$(sha256sum <"$TMP/www/body" | cut -d ' ' -f 1)
 
-# --- servers: start_KIND plain|accel PORT ; each sets PID to the process that serves, and PORT if it has its own
+# --- servers: start_KIND plain|accel PORT ; each sets PID to the process that serves, and PORT if
+# it has its own
 begin() { # HOW COMMAND... : in the background
   local how=$1; shift
   if [ "$how" = accel ]; then become_accel "$@" & else "$@" & fi >"$TMP/server.out" 2>&1
@@ -67,7 +68,8 @@ keep_alive() {
     cmp - <(for i in $(seq $REQUESTS); do cat "$TMP/www/body"; done) || return
   [ "$(awk '{n += $1} END {print n, NR}' "$TMP/connects")" = "1 $REQUESTS" ] || { paste -s "$TMP/connects"; return 1; }
 }
-# The server answers with the checksum of what it got; uploads over one connection, with and without 100-continue.
+# The server answers with the checksum of what it got; uploads over one connection, with and without
+# 100-continue.
 post() {
   local said url=http://127.0.0.1:$1/
   said=$($client curl -sS --max-time 30 --data-binary "@$TMP/www/body" "$url" "$url" --next -sS --data-binary "@$TMP/www/body" -H Expect: "$url" \

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# `netacc doctor` about real programs: what it says must be so, and what it finds in the way must be in the way.
+# `netacc doctor` about real programs: what it says must be so, and what it finds in the way must be
+# in the way.
 . "$(dirname "$0")/lib.sh"
 need_library
 command -v redis-server >/dev/null || { skip all "no redis-server"; finish; exit; }
 DOCTOR=("$LIB_DIR/netacc" doctor)
 
-# told NAME STATUS TEXT COMMAND... : the doctor ends with that status, and says that, however the lines are broken.
+# told NAME STATUS TEXT COMMAND... : the doctor ends with that status, and says that, however the
+# lines are broken.
 told() {
   local name=$1 status=$2 text=$3 out is; shift 3
   out=$(NETACC_LIB=$LIB timeout 60 "$@" 2>&1); is=$?

@@ -1,8 +1,8 @@
 """What the files in real/ share: jobs, their processes, what netacc_ss says of them.
 
-A *program* is one row of the table. Its function is given a Job and does the same work each time: without the library
-(side "plain", the oracle) and with it ("both", "server", "client"). It returns a Result. Everything that a job starts is
-ended by its pid when the job is over, however it ends.
+A *program* is one row of the table. Its function is given a Job and does the same work each time:
+without the library (side "plain", the oracle) and with it ("both", "server", "client"). It returns
+a Result. Everything that a job starts is ended by its pid when the job is over, however it ends.
 """
 
 import ctypes
@@ -58,8 +58,8 @@ class Program:
 def program(name, title, **settings):
     """Makes a function a program.
 
-    `share` and `ratio` are goals, `limit` is in seconds; `quick`: also in `make test`; `forks`: a process that accepts
-    connections and makes no call on them, as its children do, is not counted.
+    `share` and `ratio` are goals, `limit` is in seconds; `quick`: also in `make test`; `forks`: a
+    process that accepts connections and makes no call on them, as its children do, is not counted.
     """
 
     def add(work):
@@ -75,8 +75,10 @@ class Result:
 
     output: what must be the same as without the library; anything that can be compared.
     errors: how many of its requests failed; not more than without the library.
-    rate: more is better. worst: its slowest request in seconds; p99: what 99 of 100 requests do not exceed.
-    brief: so many of its connections made no ten calls, such as a load generator's first one; or {role: so many}.
+    rate: more is better. worst: its slowest request in seconds; p99: what 99 of 100 requests do not
+    exceed.
+    brief: so many of its connections made no ten calls, such as a load generator's first one; or
+    {role: so many}.
     """
 
     output: object = None
@@ -131,7 +133,8 @@ def adopt_orphans():
 
 
 class Watch(threading.Thread):
-    """Reads the connection counters of a job's accelerated processes, most of which do not live until its end."""
+    """Reads the connection counters of a job's accelerated processes, most of which do not live
+    until its end."""
 
     PERIOD = 0.3
 
@@ -144,7 +147,8 @@ class Watch(threading.Thread):
         while not self.over.is_set():
             begin = time.monotonic()
             self.look()
-            # A small part of the time, as the plain run is not looked at; but what ends soon is to be seen before.
+            # A small part of the time, as the plain run is not looked at; but what ends soon is to
+            # be seen before.
             self.over.wait(min(max(self.PERIOD, 20 * (time.monotonic() - begin)), 1))
 
     def look(self):
@@ -207,7 +211,8 @@ class Job:
     # ------------------------------------------------------------ processes
 
     def preloaded(self, role):
-        """Whether processes of that role have the library: proxies and upstream servers are servers."""
+        """Whether processes of that role have the library: proxies and upstream servers are
+        servers."""
         return self.side == BOTH or self.side == (CLIENT if role == CLIENT else SERVER)
 
     def environment(self):
@@ -216,7 +221,8 @@ class Job:
         return environment() | {"HOME": str(self.dir), "TMPDIR": str(self.dir), "PATH": path}
 
     def start(self, *command, role=SERVER, user=None, env=None, cwd=None, stdin=None, output=None):
-        """Starts a process in the background; its output is a file's. `user` counts for root alone."""
+        """Starts a process in the background; its output is a file's. `user` counts for root
+        alone."""
         variables = self.environment() | (env or {})
         if self.preloaded(role):
             variables |= {"LD_PRELOAD": str(self.tools / "libnetacc_preload.so")}
@@ -233,7 +239,8 @@ class Job:
         return process
 
     def finish(self, process, timeout=None, status=(0,)):
-        """Waits for a process of start(); its output, or Broken where it does not end as it should."""
+        """Waits for a process of start(); its output, or Broken where it does not end as it
+        should."""
         try:
             got = process.wait(timeout or self.what.limit)
         except subprocess.TimeoutExpired:
@@ -280,7 +287,8 @@ class Job:
     # ------------------------------------------------------------ files and ports
 
     def own(self, user, place=None):
-        """Gives the directory to the user that the servers run as; all of `place`, where that is given."""
+        """Gives the directory to the user that the servers run as; all of `place`, where that is
+        given."""
         if who := identity(user):
             for path in (place, *place.rglob("*")) if place else (self.dir,):
                 os.chown(path, who["user"], who["group"], follow_symlinks=False)
@@ -439,7 +447,8 @@ def node(version):
 
 
 def source(package):
-    """The unpacked Debian source of a package, by a private apt configuration with deb-src lines; its directory."""
+    """The unpacked Debian source of a package, by a private apt configuration with deb-src lines;
+    its directory."""
     place = CACHE / f"src-{package}"
     if not (place / "complete").exists():
         shutil.rmtree(place, ignore_errors=True)

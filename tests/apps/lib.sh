@@ -74,7 +74,8 @@ shm_count() {
 
 any_shm() { [ "$(shm_count "$1")" -ge 1 ]; }
 
-# wait_for_end PID SECONDS: sets STATUS to the exit status of a child of this shell, or to 'running'.
+# wait_for_end PID SECONDS: sets STATUS to the exit status of a child of this shell, or to
+# 'running'.
 wait_for_end() {
   local end=$((SECONDS + $2))
   STATUS=running

@@ -47,7 +47,8 @@ def lines(connection, random, end):
 
 
 def http(connection, random, end):
-    """GETs of one connection, of a server that says the body's SHA-256 in X-Sum, or nothing of it."""
+    """GETs of one connection, of a server that says the body's SHA-256 in X-Sum, or nothing of
+    it."""
     number = 0
     while time.monotonic() < end or number < 100:
         number += 1

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# nginx with forked workers, a reverse proxy in front of itself, and curl; every mix of accelerated and plain.
+# nginx with forked workers, a reverse proxy in front of itself, and curl; every mix of accelerated
+# and plain.
 . "$(dirname "$0")/lib.sh"
 need_library
 command -v nginx >/dev/null && command -v curl >/dev/null || { skip all "no nginx or no curl"; finish; exit; }

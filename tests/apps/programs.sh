@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Unrelated programs under the library: the same output and exit status as without it. And what its start costs.
+# Unrelated programs under the library: the same output and exit status as without it. And what its
+# start costs.
 #
 #   tests/apps/programs.sh [NAME...]    all, or these
 . "$(dirname "$0")/lib.sh"
@@ -18,7 +19,8 @@ wanted() {
   [ ${#WANTED[@]} -eq 0 ] || [[ " ${WANTED[*]} " == *" $1 "* ]]
 }
 
-# program NAME COMMAND : a shell line, run without and with the library in a fresh copy of the same directory.
+# program NAME COMMAND : a shell line, run without and with the library in a fresh copy of the same
+# directory.
 program() {
   local name=$1 line=$2 filter=${3:-cat} tool=${2%%[ ;]*}
   wanted "$name" || return 0
@@ -62,7 +64,8 @@ program lsof 'lsof -v 2>&1 | grep -c revision; lsof -p $$ | grep -c cwd'
 program redirections 'exec 5<>/dev/tcp/127.0.0.1/1 || echo refused; exec 7</dev/null 8>&1; echo eight >&8; exec 7<&- 8>&-; read -t 0 x; echo $?'
 program ldd 'ldd /bin/ls | grep -c libc.so; file /bin/ls 2>/dev/null | grep -c ELF'
 
-# apt-get update reaches the network: only its status is compared, and a machine without network is skipped.
+# apt-get update reaches the network: only its status is compared, and a machine without network is
+# skipped.
 apt_get_update() {
   if [ "$(id -u)" != 0 ] || ! timeout 120 apt-get update >"$TMP/apt.out" 2>&1; then skip apt-get-update "not root or no network"; return; fi
   if timeout 120 env LD_PRELOAD="$LIB" NACC_LOG_PATH="$TMP/netacc.log" apt-get update >"$TMP/apt.out" 2>&1; then
@@ -73,7 +76,8 @@ apt_get_update() {
 }
 if wanted apt-get-update; then apt_get_update; fi
 
-# over_ssh CLIENT:SERVER, each plain or accel: to localhost, to a server of our own with temporary keys.
+# over_ssh CLIENT:SERVER, each plain or accel: to localhost, to a server of our own with temporary
+# keys.
 sshd=$(command -v sshd || echo /usr/sbin/sshd)
 over_ssh() {
   local mix=$1 port run server to out sum
@@ -100,7 +104,8 @@ over_ssh() {
 }
 for mix in plain:plain plain:accel accel:plain accel:accel; do if wanted "ssh-$mix"; then over_ssh $mix; fi; done
 
-# counted NAME PROGRAM SECONDS NEEDED... : a Python program that says what it has found, where all that it needs is there.
+# counted NAME PROGRAM SECONDS NEEDED... : a Python program that says what it has found, where all
+# that it needs is there.
 counted() {
   local name=$1 program=$2 seconds=$3 tool said; shift 3
   for tool in python3 "$@"; do command -v "$tool" >/dev/null || { skip "$name" "no $tool"; return; }; done

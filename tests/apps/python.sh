@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# CPython: http.server with urllib, a forking server, selectors, asyncio with subprocesses; every mix of ends.
+# CPython: http.server with urllib, a forking server, selectors, asyncio with subprocesses; every
+# mix of ends.
 . "$(dirname "$0")/lib.sh"
 need_library
 PYTHON=/usr/bin/python3

@@ -1,6 +1,7 @@
 """A few Python network programs, run by python.sh with and without the library at either end.
 
-Each part prints lines that do not depend on timing, so that the output of all mixes can be compared."""
+Each part prints lines that do not depend on timing, so that the output of all mixes can be
+compared."""
 
 import asyncio
 import hashlib
@@ -105,7 +106,8 @@ def by_selector(listener):
 
 
 def by_edges(listener):
-    """Reads as event loops do: after a read that fell short nothing is left, and the next edge is waited for."""
+    """Reads as event loops do: after a read that fell short nothing is left, and the next edge is
+    waited for."""
 
     def read(edges, peer, most, total):
         got = 0

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Redis, unmodified: an accelerated server that forks, rewrites and is reconfigured under load; accelerated and plain
-# ends mixed; data compared by DEBUG DIGEST with a server that never saw the library.
+# Redis, unmodified: an accelerated server that forks, rewrites and is reconfigured under load;
+# accelerated and plain ends mixed; data compared by DEBUG DIGEST with a server that never saw the
+# library.
 . "$(dirname "$0")/lib.sh"
 need_library
 command -v redis-server >/dev/null || { skip all "no redis-server"; finish; exit; }
@@ -16,8 +17,8 @@ start() {
     --logfile "$TMP/$name/log" "$@" >"$TMP/$name/out" 2>&1 &
   pid=$!
   PIDS+=("$pid")
-  # accel is a function: the shell runs it in a subshell, whose child is the server.
-  # A server that still loads its data answers every PING, with an error, and DEBUG DIGEST, of what it has so far.
+  # accel is a function: the shell runs it in a subshell, whose child is the server. A server that
+  # still loads its data answers every PING, with an error, and DEBUG DIGEST, of what it has so far.
   wait_for 10 sh -c "redis-cli -p $port ping | grep -qx PONG" || { fail "start-$name" "$(tail -n 5 "$TMP/$name/log" "$TMP/$name/out")"; finish; exit 1; }
   pid=$(redis-cli -p "$port" info server | tr -d '\r' | sed -n 's/^process_id://p')
   PIDS+=("$pid")
@@ -39,7 +40,8 @@ digest() { redis-cli -p "$1" debug digest; }
 start plain plain --save ''
 start acc accel --save '1 1'
 
-# --- load the same data: plain client to the plain server, accelerated client to the accelerated one
+# --- load the same data: plain client to the plain server, accelerated client to the accelerated
+# one
 redis-cli -p "$PORT_plain" --pipe <"$TMP/dataset" >"$TMP/pipe-plain" 2>&1
 accel redis-cli -p "$PORT_acc" --pipe <"$TMP/dataset" >"$TMP/pipe-acc" 2>&1
 same mass-insert "$(tail -n 1 "$TMP/pipe-plain")" "$(tail -n 1 "$TMP/pipe-acc")"
@@ -153,7 +155,8 @@ check killed-clients-are-gone blocked 0
 # --- the library, run as a program, says what it is, as libc does
 same library-says-what-it-is "libnetacc-preload.so (netacc) $("$LIB_DIR/netacc_run" --version | grep -oE '[0-9.]+$')" "$("$LIB" | head -n 1)"
 
-# --- netacc_run -d says why a connection is not accelerated: at both ends, also of one that is over at once
+# --- netacc_run -d says why a connection is not accelerated: at both ends, also of one that is over
+# at once
 why() { NACC_LOG_PATH=$TMP/$1.log "$LIB_DIR/netacc_run" -d "${@:3}" >/dev/null 2>&1; grep -o "fd .*$2: .*" "$TMP/$1.log" | grep -oE "$2: .{10}" | sort -u; }
 same debug-short-client "not-started: The connec" "$(why short not-started redis-cli -p "$PORT_plain" ping)"
 same debug-plain-server "listener-without-library: No process" \

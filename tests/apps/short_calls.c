@@ -1,9 +1,11 @@
-// Short connections, one after another: each makes one request, has one reply, and is closed by both ends.
+// Short connections, one after another: each makes one request, has one reply, and is closed by
+// both ends.
 //
 //   short_calls serve HOST PORT HOW N      short_calls ask HOST PORT HOW N
 //
-// HOW: "block" (blocking calls), "epoll" (every wait in epoll_wait, no call blocks), "poll", or "half" (blocking, and the client shuts
-// its side down before it reads, the server before it closes). The server ends after N connections.
+// HOW: "block" (blocking calls), "epoll" (every wait in epoll_wait, no call blocks), "poll", or
+// "half" (blocking, and the client shuts its side down before it reads, the server before it
+// closes). The server ends after N connections.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>

@@ -1,9 +1,12 @@
-"""Whether the library adds a system call to a short connection: `short_calls.py LIBRARY [NAME...]`, status 1 if so.
+"""Whether the library adds a system call to a short connection: `short_calls.py LIBRARY [NAME...]`,
+status 1 if so.
 
-A short connection makes one request and has one reply. Client and server run under `strace -c -f` without and with the library, with
-FEW and with MANY connections: what MANY cost more than FEW is what the connections cost. These differences must be the same, call by
-call. The server is started anew each time; what the library adds to a process is no part of it, and may differ by some calls from run
-to run, as what programs do by the clock: less than one in LEAST**-1 connections is nothing.
+A short connection makes one request and has one reply. Client and server run under `strace -c -f`
+without and with the library, with FEW and with MANY connections: what MANY cost more than FEW is
+what the connections cost. These differences must be the same, call by call. The server is started
+anew each time; what the library adds to a process is no part of it, and may differ by some calls
+from run to run, as what programs do by the clock: less than one in LEAST**-1 connections is
+nothing.
 """
 
 import collections
@@ -48,8 +51,8 @@ for _ in range(int(sys.argv[3])):
 
 
 class Case:
-    """A server and its client; `stop`: the server does not end by itself; `merges`: one wait may find several events, or one, by
-    the clock, so that the number of its waits says nothing.
+    """A server and its client; `stop`: the server does not end by itself; `merges`: one wait may
+    find several events, or one, by the clock, so that the number of its waits says nothing.
     """
 
     def __init__(self, name, server, client, stop=False, merges=False):

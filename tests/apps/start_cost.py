@@ -1,7 +1,9 @@
-"""What the library adds to the start of a program: `start_cost.py LIBRARY`, status 1 if it is a millisecond or more.
+"""What the library adds to the start of a program: `start_cost.py LIBRARY`, status 1 if it is a
+millisecond or more.
 
-/bin/true by env, without and with the library in turn, 60 pairs. The bound is on two numbers that a busy machine does not change
-much: the median of the CPU time, and the least wall time, which says that nothing is waited for. The medians are what a user sees.
+/bin/true by env, without and with the library in turn, 60 pairs. The bound is on two numbers that a
+busy machine does not change much: the median of the CPU time, and the least wall time, which says
+that nothing is waited for. The medians are what a user sees.
 """
 
 import os

@@ -1,4 +1,5 @@
-# Shared by the rdma suites, on top of the application suites' lib.sh: the rig, the programs for its kernels.
+# Shared by the rdma suites, on top of the application suites' lib.sh: the rig, the programs for its
+# kernels.
 # shellcheck shell=bash
 . "$(dirname "${BASH_SOURCE[0]}")/../apps/lib.sh"
 RDMA=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

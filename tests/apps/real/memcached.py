@@ -1,4 +1,5 @@
-"""memcached: a load of ours, in which every value that comes back is the one that was set; and its own tests."""
+"""memcached: a load of ours, in which every value that comes back is the one that was set; and its
+own tests."""
 import os
 import re
 import shutil
@@ -16,7 +17,8 @@ def load(job):
     return Result(errors=errors, rate=requests / seconds)
 
 
-# Bounded: those that have to do with connections. The others have one client and look at what is stored.
+# Bounded: those that have to do with connections. The others have one client and look at what is
+# stored.
 OWN = ("basic idle-timeout maxconns noreply binary-get lru-crawler watcher daemonize "
        "verbosity quit flags stats stats-conns misbehave incrdecr getset getandtouch issue_22 issue_29 issue_70 issue_152 "
        "malicious-commands metaget slabs-reassign2 64bit cas touch udp whitespace").split()

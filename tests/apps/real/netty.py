@@ -1,5 +1,5 @@
-"""Netty's native epoll transport: an echo server and client. It registers sockets before they are connected, and its own library
-makes the calls."""
+"""Netty's native epoll transport: an echo server and client. It registers sockets before they are
+connected, and its own library makes the calls."""
 from kit import EVERY, CACHE, HERE, Result, Skip, fetch, program
 import shutil
 

@@ -1,4 +1,5 @@
-"""nginx by wrk: static files, as a reverse proxy, a reload and a change of the binary under load; HAProxy before two of it."""
+"""nginx by wrk: static files, as a reverse proxy, a reload and a change of the binary under load;
+HAProxy before two of it."""
 import os
 import re
 import shutil
@@ -10,7 +11,8 @@ NGINX = ("nginx:nginx-core", "wrk:wrk")
 
 
 def configure(job, name, port, server, upstream, daemon):
-    """nginx with two workers, on that port. A new binary has only those variables that the file names."""
+    """nginx with two workers, on that port. A new binary has only those variables that the file
+    names."""
     return job.write(f"{name}.conf", f"""
 {"user root;" if os.getuid() == 0 else ""}
 env LD_PRELOAD; env NACC_LOG_PATH;
@@ -60,7 +62,8 @@ def figures(job, load, closed=0):
     if not requests:
         raise Broken(said)
     errors, ends = map(int, re.search(r"errors (\d+) (\d+)", said).groups())
-    # wrk calls a connection that an old worker has closed a read error; how many there are depends on the moment.
+    # wrk calls a connection that an old worker has closed a read error; how many there are depends
+    # on the moment.
     if closed and ends > closed:
         raise Broken(f"{ends} connections broke, {closed} at most are closed by old workers")
     note = f"{ends} connections closed by old workers" if closed else ""

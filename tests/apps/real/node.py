@@ -1,4 +1,5 @@
-"""Node, whose libuv has an io_uring for epoll_ctl from 22 on: an HTTP server and client, and a cluster of workers."""
+"""Node, whose libuv has an io_uring for epoll_ctl from 22 on: an HTTP server and client, and a
+cluster of workers."""
 from kit import Result, node, program
 
 SERVER = """

@@ -1,4 +1,5 @@
-"""Python's event loops and servers: asyncio on uvloop, gunicorn; and CPython's own tests of its socket modules."""
+"""Python's event loops and servers: asyncio on uvloop, gunicorn; and CPython's own tests of its
+socket modules."""
 import os
 import re
 from pathlib import Path
@@ -61,7 +62,8 @@ def both_ways(connection):
             got.update(data)
     reader = threading.Thread(target=read)
     reader.start()
-    # So the reader waits in recv before the first byte is sent, and at its peer's before the second.
+    # So the reader waits in recv before the first byte is sent, and at its peer's before the
+    # second.
     time.sleep(0.3)
     for number in range(size >> 16):
         connection.sendall(number.to_bytes(8, "little") + block[8:])
@@ -132,7 +134,8 @@ def cpython(job):
     names = SOCKETS if os.environ.get("NETACC_APPS_ALL") else SHORT
     results = {}
     for name in names:
-        # A test that failed is tried again: some are disturbed by a busy machine, with or without the library.
+        # A test that failed is tried again: some are disturbed by a busy machine, with or without
+        # the library.
         for _ in range(2):
             said = job.client("/usr/bin/python3.11", "-m", "test", "-v", "--timeout", "300", name, role="server", status=None, timeout=600)
             ran = sum(map(int, re.findall(r"^Ran (\d+) tests?", said, re.M)))

@@ -1,4 +1,5 @@
-"""Redis' own Tcl suite, of Debian's source package, for Debian's redis-server: the library under both ends, and the server."""
+"""Redis' own Tcl suite, of Debian's source package, for Debian's redis-server: the library under
+both ends, and the server."""
 import os
 import re
 import shutil
@@ -33,7 +34,8 @@ def place(job):
 def run(job):
     units = [] if os.environ.get("NETACC_APPS_ALL") else UNITS
     tree, failed, count = place(job), {}, 0
-    # A test that failed is tried again, twice: some are disturbed by a busy machine, with or without the library.
+    # A test that failed is tried again, twice: some are disturbed by a busy machine, with or
+    # without the library.
     for attempt in range(3):
         options = [part for unit in units for part in ("--single", unit)]
         said = job.client("tclsh", "tests/test_helper.tcl", "--durable", "--no-latency", "--clients", 2, "--baseport", 21111 + attempt * 3000,

@@ -1,5 +1,5 @@
-"""Echo servers and clients on the runtimes and event libraries that people use. Some make their calls past libc: these are
-right, on TCP, and netacc_ss says why."""
+"""Echo servers and clients on the runtimes and event libraries that people use. Some make their
+calls past libc: these are right, on TCP, and netacc_ss says why."""
 import functools
 import shutil
 from kit import CACHE, EVERY, HERE, Result, Skip, fetch, program

@@ -1,8 +1,9 @@
-# The application tests' two halves, for `tests/rdma/apps`: each is called in a kernel, with $HOW, and writes what it has
-# found into /rig/exchange. Who serves ends when `client-ended` is told.
+# The application tests' two halves, for `tests/rdma/apps`: each is called in a kernel, with $HOW,
+# and writes what it has found into /rig/exchange. Who serves ends when `client-ended` is told.
 # shellcheck shell=bash disable=SC2154
 
-# plain: without the library; tcp: with it, no path allowed; rdma: as it is started by a user, with $OPTIONS.
+# plain: without the library; tcp: with it, no path allowed; rdma: as it is started by a user, with
+# $OPTIONS.
 case $HOW in
   plain) RUN=() ;;
   tcp) RUN=(env NACC_PATHS=tcp /rig/build/netacc_run) ;;
@@ -15,7 +16,8 @@ look() { /rig/tree/tests/rdma/guest/look.py "$@"; }
 [ "$HOW" != rdma ] || look pauses "/rig/exchange/$ROLE.pause" </dev/null >/dev/null 2>&1 &
 note() { echo "$2" >"/rig/exchange/$ROLE$NOTES.$1"; }
 
-# accelerated NAME N PID... : waits until all N connections of these are on RDMA both ways, and notes what they are on.
+# accelerated NAME N PID... : waits until all N connections of these are on RDMA both ways, and
+# notes what they are on.
 accelerated() {
   local name=$1; shift
   [ "$HOW" = rdma ] || { note "$name" "-"; return; }
@@ -157,8 +159,9 @@ nginx_client() {
   note figures "$? $(grep -cE '^ *[1-9][0-9]* requests in' figures) $(grep -E 'Socket errors|Non-2xx|unable' figures)"
 }
 
-# --- streams of known bytes: traffic_server|traffic_client ADDRESS BYTES OPTIONS...
-# Until all are on RDMA and have moved BYTES more each way. Where these are many the connections are idle then, and looked at.
+# --- streams of known bytes: traffic_server|traffic_client ADDRESS BYTES OPTIONS... Until all are
+# on RDMA and have moved BYTES more each way. Where these are many the connections are idle then,
+# and looked at.
 
 FEW=4096
 
@@ -184,7 +187,8 @@ traffic_server() {
   left_over
 }
 
-# CPU time that a process uses in 3 s, in ticks of 10 ms; what is due right after its last bytes is over by then.
+# CPU time that a process uses in 3 s, in ticks of 10 ms; what is due right after its last bytes is
+# over by then.
 ticks() {
   local before after
   sleep 2

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Connections to a server on another host, made in several ways; whether the claims to them were proven by their SYNs.
+"""Connections to a server on another host, made in several ways; whether the claims to them were
+proven by their SYNs.
 
     claims.py serve [uses] ADDRESS...   accepts there and echoes; `uses`: asks the kernel for the SYNs itself; "?" is answered by its counters
     claims.py inherit ADDRESS...        the same; the listening sockets are made without the library, and inherited by a program that has it
     claims.py call ADDRESS...           two connections to each, by a blocking and a nonblocking connect, one whose first SYN is lost and one by
-                                        TCP Fast Open; speaks on all until they are on RDMA, and prints how many were, and how many claims were proven
+                                        TCP Fast Open; speaks on all until they are on RDMA, and
+                                        prints how many were, and how many claims were proven
 """
 
 import errno

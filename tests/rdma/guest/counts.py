@@ -24,7 +24,8 @@ def show(what):
 
 
 def counters():
-    """At rest: two looks that agree. With what has crossed, and the packets that came to this end a second time."""
+    """At rest: two looks that agree. With what has crossed, and the packets that came to this end a
+    second time."""
     last = None
     while True:
         now = show("cnt")["counters"] | {"packets": packets(), "segments": segments(), "repeated": rxe("duplicate_request")}
@@ -101,7 +102,8 @@ def until_on_rdma(connection):
 
 
 def asked(what, address, port):
-    """The server's answer, over plain TCP: asked by a program without the library, which sees the connection's end."""
+    """The server's answer, over plain TCP: asked by a program without the library, which sees the
+    connection's end."""
     script = (
         "import socket, sys\n"
         "c = socket.create_connection((sys.argv[1], int(sys.argv[2])))\n"
@@ -119,8 +121,9 @@ def used(address, port):
 
 
 def both(connection, address, port):
-    """Both ends' counters, when each has received what the other one has sent; and how many round trips that took: threads
-    bring the counters up to date before they sleep, and leave it when another one polls."""
+    """Both ends' counters, when each has received what the other one has sent; and how many round
+    trips that took: threads bring the counters up to date before they sleep, and leave it when
+    another one polls."""
     for number in range(100):
         theirs, mine = asked("?", address, port), counters()
         if all(a["rdma_messages_sent"] == b["rdma_messages_received"] for a, b in ((mine, theirs), (theirs, mine))):
@@ -156,7 +159,8 @@ def ask(address, port, count):
     for end, (old, new) in zip(("client", "server"), zip(before, after)):
         for name in ("rdma_work_requests", "rdma_messages_sent", "rdma_credits"):
             print(f"{end}_{name}={(new[name] - old[name]) / (count + more)}")
-    # On a busy machine an acknowledgement may be late: then the same packet goes out again, and so does the acknowledgement.
+    # On a busy machine an acknowledgement may be late: then the same packet goes out again, and so
+    # does the acknowledgement.
     repeated = sum(new["repeated"] - old["repeated"] for old, new in zip(before, after))
     print(f"packets={(wire - 2 * repeated) / count}")
     print(f"segments_of_a_look={told / looks}")

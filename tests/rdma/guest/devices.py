@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Connections by several addresses of one host, and what a server process has of the devices that these belong to.
+"""Connections by several addresses of one host, and what a server process has of the devices that
+these belong to.
 
     devices.py server                echoes what is said to any address, to the end of a connection; behind an answer to `c` it computes,
                                      without a call into the library, until SIGUSR1
     devices.py client PATH=ADDRESS...
-                                     a connection from and to each address in turn; speaks on it until it is on PATH in both directions, and
-                                     prints what the server has then. At last, what reaches the server while it computes; status 1: not
-                                     within a minute
+                                     a connection from and to each address in turn; speaks on it
+                                     until it is on PATH in both directions, and prints what the
+                                     server has then. At last, what reaches the server while it
+                                     computes; status 1: not within a minute
 """
 import collections
 import json

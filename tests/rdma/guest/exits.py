@@ -99,12 +99,14 @@ def is_stopped(pid):
 
 # Of x86_64, by number. A keeper's maker is a clone without CLONE_THREAD.
 CLONE, CLONE_THREAD = 56, 0x10000
-# What a keeper would like to do and can do without: unshare, setsid, chdir, pidfd_open, signalfd4, kill.
+# What a keeper would like to do and can do without: unshare, setsid, chdir, pidfd_open, signalfd4,
+# kill.
 WISHES = [272, 112, 80, 434, 289, 62]
 
 
 def refuse(calls, unless=0):
-    """From here on these system calls fail with EPERM, unless their first argument has one of these bits. Nothing is killed for them."""
+    """From here on these system calls fail with EPERM, unless their first argument has one of these
+    bits. Nothing is killed for them."""
     load, equal, bits, answer = 0x20, 0x15, 0x45, 0x06
     program = [(load, 0, 0, 0)]
     for call in calls:
@@ -114,7 +116,8 @@ def refuse(calls, unless=0):
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in program))
     filters = struct.pack("HxxxxxxQ", len(program), ctypes.addressof(code))
     libc = ctypes.CDLL(None, use_errno=True)
-    # In all threads: PR_SET_NO_NEW_PRIVS; seccomp(SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC).
+    # In all threads: PR_SET_NO_NEW_PRIVS; seccomp(SECCOMP_SET_MODE_FILTER,
+    # SECCOMP_FILTER_FLAG_TSYNC).
     if libc.prctl(38, 1, 0, 0, 0) or libc.syscall(317, 1, 1, filters):
         sys.exit(f"no filter: {os.strerror(ctypes.get_errno())}")
 
@@ -224,7 +227,8 @@ def run(case, seconds):
     there = keepers()
     print("keepers:", len(there))
     for pid, fields in there:
-        # Its own session, no terminal, a child of init's; nothing of the writer's is left open or mapped.
+        # Its own session, no terminal, a child of init's; nothing of the writer's is left open or
+        # mapped.
         if case != "keeper-filtered" and (int(fields[3]) != pid or fields[4] != "0" or fields[1] != "1"):
             print("keeper's parent, group, session, terminal:", fields[1:5])
         wait("the keeper has closed what it does not need", 5, lambda: len(files(pid)) <= 1)

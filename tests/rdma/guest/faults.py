@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
-"""Faults in the middle of streams between two kernels; `tests/rdma/faults` runs this in both of them.
+"""Faults in the middle of streams between two kernels; `tests/rdma/faults` runs this in both of
+them.
 
     faults.py server HOW                          does what the client's says, until that ends
     faults.py client HOW SEED N [KIND:SIDE:...]   N faults out of the seed, or these (with a ! at the end: at once, wherever the
-                                                  connections are); status 0 when all streams were as they should
+                                                  connections are); status 0 when all streams were
+                                                  as they should
 
-guest/traffic runs on both sides, with several kinds of connection. A fault hits one side; when it is over, every connection
-must move on at both ends. Where both programs live, it must be the same connections: a stream goes on where it was, whatever
-path it took. Where one was killed, or its TCP connection, the other end must see that it has ended, and the client makes
-others. At the end all streams are shut down, and each byte that one end has sent the other has received.
+guest/traffic runs on both sides, with several kinds of connection. A fault hits one side; when it
+is over, every connection must move on at both ends. Where both programs live, it must be the same
+connections: a stream goes on where it was, whatever path it took. Where one was killed, or its TCP
+connection, the other end must see that it has ended, and the client makes others. At the end all
+streams are shut down, and each byte that one end has sent the other has received.
 
 A wrong byte ends the program that reads it with status 3, at once.
 """
@@ -33,14 +36,16 @@ KINDS = "bspqrBSPQR"
 LANES = [1, 4, 16]
 # A fault and its part of the plan.
 FAULTS = {"kill": 4, "down": 4, "device": 2, "stop": 3, "loss": 3, "silence": 2, "link": 3, "qp": 3, "dark": 2, "hole": 4, "carrier": 2}
-# In a hole of RDMA's alone no stream stands still for longer than this; looked at so often. On a busy machine a stream stands still
-# without a hole, too, and a question to the other library takes long: it is believed that nothing arrives after four of them, one
-# after another, and then each end says to the other where the stream goes on. So many times as long as the slowest of our own
+# In a hole of RDMA's alone no stream stands still for longer than this; looked at so often. On a
+# busy machine a stream stands still without a hole, too, and a question to the other library takes
+# long: it is believed that nothing arrives after four of them, one after another, and then each end
+# says to the other where the stream goes on. So many times as long as the slowest of our own
 # questions over TCP took before and meanwhile, or as a stream stood still before, is not too long.
 STALL, LOOK, TURNS = 0.5, 0.02, 10
 # The two sides tell each other here that they look, and ask each other there.
 TICKS, QUESTIONS = 7999, 7998
-# How long streams may need to move on: the kernel's TCP may have doubled its timeouts several times, the machine may be busy.
+# How long streams may need to move on: the kernel's TCP may have doubled its timeouts several
+# times, the machine may be busy.
 PATIENCE = float(os.environ.get("PATIENCE") or 60)
 OPEN, EOF = 0, 1
 # The most that guest/traffic sends at once.
@@ -77,7 +82,8 @@ class Side:
         self.incarnation += 1
         file = f"/tmp/traffic.{self.incarnation}"
         self.files.append(file)
-        # One connection on each queue pair, or several; not the same with each device, whose seeds alternate.
+        # One connection on each queue pair, or several; not the same with each device, whose seeds
+        # alternate.
         lanes = [str(LANES[seed // 2 % len(LANES)])] if self.how == "rdma" else []
         with open(f"{file}.out", "w", encoding="utf-8") as out:
             self.traffic = subprocess.Popen(
@@ -101,7 +107,8 @@ class Side:
         return Path(f"{self.files[-1]}.out").read_text(encoding="utf-8") if self.files else ""
 
     def look(self):
-        """{connection: [sent, received, send_end, recv_end]} of the running program; its status when it has ended."""
+        """{connection: [sent, received, send_end, recv_end]} of the running program; its status
+        when it has ended."""
         return {"streams": self.streams(self.files[-1]), "status": self.traffic.poll()}
 
     @staticmethod
@@ -116,7 +123,8 @@ class Side:
         return found
 
     def watch(self):
-        """From here on it is noted for how long a stream receives nothing, and how long the other side's answers take."""
+        """From here on it is noted for how long a stream receives nothing, and how long the other
+        side's answers take."""
         self.watched, self.longest, self.slowest = threading.Event(), 0, 0
         ticks = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         ticks.setblocking(False)
@@ -135,8 +143,8 @@ class Side:
         def look():
             still, had = {}, {}
             while not self.watched.wait(LOOK):
-                # A look counts as so long, and only if the other side has looked as well: a kernel that has little of a CPU, or none,
-                # looks as little.
+                # A look counts as so long, and only if the other side has looked as well: a kernel
+                # that has little of a CPU, or none, looks as little.
                 ran = LOOK if both_ran() else 0
                 for number, (_, received, *ends) in self.streams(self.files[-1]).items():
                     moved = had.get(number) != received or ends != [OPEN, OPEN]
@@ -157,7 +165,8 @@ class Side:
 
     @staticmethod
     def answer():
-        """A server for `ask`. Like the libraries' own threads it has what the streams leave of the CPU."""
+        """A server for `ask`. Like the libraries' own threads it has what the streams leave of the
+        CPU."""
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         with socket.create_server((os.environ["SERVER"], QUESTIONS)) as listener:
             while True:
@@ -180,7 +189,8 @@ class Side:
         return {number: stream for file in self.files for number, stream in self.streams(file).items()}
 
     def on_rdma(self):
-        """How many of the open connections are on RDMA, how many there are, and what the others are on."""
+        """How many of the open connections are on RDMA, how many there are, and what the others are
+        on."""
         if self.how != "rdma":
             return 0, 0, ""
         answer = run(f"{BUILD}/netacc_ss", "--json", "-s", "sock", str(self.traffic.pid), check=False)
@@ -216,7 +226,8 @@ class Side:
         run("ip", "addr", "replace", f"fd00::{os.environ['NUMBER']}/64", "dev", "net0")
 
     def device(self, seconds):
-        """The device goes, and comes again when it is gone: the kernel waits for the programs that use it."""
+        """The device goes, and comes again when it is gone: the kernel waits for the programs that
+        use it."""
         if self.deletion and self.deletion.is_alive():
             return "still going"
 
@@ -232,7 +243,8 @@ class Side:
 
     @staticmethod
     def manager_is_lost():
-        """What rxe's connection manager sends while the link is down fails, and nothing brings its own queue pair back (6.12)."""
+        """What rxe's connection manager sends while the link is down fails, and nothing brings its
+        own queue pair back (6.12)."""
         return "type GSI state ERR" in run("rdma", "resource", "show", "qp", check=False)
 
     def device_is_back(self):
@@ -452,18 +464,21 @@ class Campaign:
             "silence": [self.dice.choice([0.5, 2, 6])], "qp": [self.dice.choice([0.5, 3, 8])],
             "hole": [round(self.dice.choice([0.3, 2, 12]) * self.dice.uniform(0.5, 2), 2), self.dice.choice([0, 1])],
         }.get(kind, [])
-        # In the middle of something, not always at the same point of it; and some while connections are still on their way back.
+        # In the middle of something, not always at the same point of it; and some while connections
+        # are still on their way back.
         return kind, side, arguments, self.dice.choice([0, 0.05, 0.5]), self.dice.random() < 0.25
 
     def stalls(self, seconds):
-        """The longest time that a stream stood still meanwhile, at either end, and that an answer took."""
+        """The longest time that a stream stood still meanwhile, at either end, and that an answer
+        took."""
         for side in self.sides.values():
             side.watch()
         time.sleep(seconds)
         return map(max, zip(*(side.stood_still() for side in self.sides.values())))
 
     def hole(self, side, seconds, both):
-        """What a side's queue pairs send is lost for so long, or what both sides' do: TCP works, so that no stream stands still."""
+        """What a side's queue pairs send is lost for so long, or what both sides' do: TCP works, so
+        that no stream stands still."""
         hit = list(self.sides.values()) if both else [self.sides[side]]
         usual, before = self.stalls(2)
         for one in hit:
@@ -513,7 +528,8 @@ class Campaign:
                 self.renew(role, self.moves_on(name))
 
     def renew(self, side, alive):
-        """A device that was deleted goes with the program that has it open, and only then can there be another one."""
+        """A device that was deleted goes with the program that has it open, and only then can there
+        be another one."""
         other = "client" if side == "server" else "server"
         self.say(f"kill at the {side}, whose device goes")
         self.sides[side].kill()

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Connections of a process that forks while it has them: they come onto RDMA after the fork, and back after a fail-over, and the child goes
-on with them, which has none of the memory that its parent uses by then.
+"""Connections of a process that forks while it has them: they come onto RDMA after the fork, and
+back after a fail-over, and the child goes on with them, which has none of the memory that its
+parent uses by then.
 
     forked.py server ADDRESS        echoes messages on two connections; forks on `f`, and has the child answer on `c`, and all that is sent
                                     behind that until its `b`
-    forked.py client ADDRESS BREAK  BREAK is a command that breaks the queue pairs; prints what the connections are on, step by step; status 1
+    forked.py client ADDRESS BREAK  BREAK is a command that breaks the queue pairs; prints what the
+    connections are on, step by step; status 1
                                     after a minute of waiting
 """
 import json
@@ -30,7 +32,8 @@ def whole(connection):
 
 
 def serve(connections, until):
-    """Echoes by turns, and says who it is; the message that was not echoed, or nothing at the end."""
+    """Echoes by turns, and says who it is; the message that was not echoed, or nothing at the
+    end."""
     while True:
         for connection in select.select(connections, [], [])[0]:
             message = whole(connection)

@@ -4,8 +4,8 @@
 # tell NAME: a word to the other guest.
 tell() { : >"/rig/told/$1"; }
 
-# await NAME: until a guest has told it; fails when the command of the other one has ended without. `server-ended` and
-# `client-ended` are told by themselves.
+# await NAME: until a guest has told it; fails when the command of the other one has ended without.
+# `server-ended` and `client-ended` are told by themselves.
 await() {
   until [ -e "/rig/told/$1" ]; do
     if [ -e "/rig/told/$PEER-ended" ] && [ ! -e "/rig/told/$1" ]; then
@@ -22,7 +22,8 @@ wait_for() {
   until "$@" >/dev/null 2>&1; do [ $SECONDS -lt $end ] || return 1; sleep 0.02; done
 }
 
-# add_device rxe|siw [N ADDRESS]: makes rdmaN on netN, which has this address (rdma0), and returns when it can be used.
+# add_device rxe|siw [N ADDRESS]: makes rdmaN on netN, which has this address (rdma0), and returns
+# when it can be used.
 add_device() {
   rdma link add "rdma${2:-0}" type "$1" netdev "net${2:-0}" || return
   wait_for 10 device_works "$1" "${2:-0}" "${3:-10.0.0.$NUMBER}" || { echo "rdma${2:-0} does not come up" >&2; return 1; }

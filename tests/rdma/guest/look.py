@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""What netacc_ss and guest/traffic's progress file say of a process, for the scripts in the kernels.
+"""What netacc_ss and guest/traffic's progress file say of a process, for the scripts in the
+kernels.
 
     look.py on N PID...          status 0 when these processes together have exactly N connections and all of them are on RDMA both ways
     look.py paths PID...         their open connections: N tx/rx(reason), ...

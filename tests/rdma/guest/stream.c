@@ -1,8 +1,9 @@
 // stream server|client ADDRESS: messages of 64 KiB over RDMA to a server that sends them back.
 //
-// Neither end sends before both have seen ESTABLISHED: the client waits until the server has told `accepted`, the server
-// only answers. siw needs both. Its acceptor does not look at what arrives between its MPA reply and the end of its
-// accept before something else arrives; its connector takes anything right behind the MPA reply for a broken handshake.
+// Neither end sends before both have seen ESTABLISHED: the client waits until the server has told
+// `accepted`, the server only answers. siw needs both. Its acceptor does not look at what arrives
+// between its MPA reply and the end of its accept before something else arrives; its connector
+// takes anything right behind the MPA reply for a broken handshake.
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -84,7 +85,8 @@ static void serve(struct rdma_cm_id *listener) {
         check(i + 1 < MESSAGES && rdma_post_recv(id, NULL, in, SIZE, in_mr), "rdma_post_recv");
         send_message(id);
     }
-    // Whoever disconnects first takes from the other what is on its way, completions of sends among it.
+    // Whoever disconnects first takes from the other what is on its way, completions of sends among
+    // it.
     tell(TOLD "answered");
     await(TOLD "received", TOLD "client-ended");
     rdma_disconnect(id);

@@ -1,5 +1,5 @@
-// traffic [options] server|client ADDRESS PORT: streams in both directions of many connections, every byte of which both
-// ends know. Ordinary sockets; nothing in here knows of RDMA.
+// traffic [options] server|client ADDRESS PORT: streams in both directions of many connections,
+// every byte of which both ends know. Ordinary sockets; nothing in here knows of RDMA.
 //
 //   -n N      connections (1). The client makes them, and the server ends with the last of so many
 //   -k KINDS  what they do, in turn (b), see below
@@ -12,14 +12,16 @@
 //   -w N      end with status 5 when an open connection has not moved for N seconds
 //   -x I:N    spoil byte N of what is sent on connection I: the other end must notice
 //
-// Kinds: b bulk, s small messages, p bursts and pauses, q question and answer, i the same and up to 3 s of thought before
-// each question, r reads late. A small letter: one thread for all of that kind with epoll, level-triggered and, on every
-// other connection, edge-triggered. A capital letter: two threads for each connection, with blocking calls. Threads of b, s
-// and q sleep without a timeout, so that an event that is lost is a stop.
+// Kinds: b bulk, s small messages, p bursts and pauses, q question and answer, i the same and up to
+// 3 s of thought before each question, r reads late. A small letter: one thread for all of that
+// kind with epoll, level-triggered and, on every other connection, edge-triggered. A capital
+// letter: two threads for each connection, with blocking calls. Threads of b, s and q sleep without
+// a timeout, so that an event that is lost is a stop.
 //
-// SIGUSR1: nothing more is sent, and the connections stay. SIGTERM tells to stop: the client shuts down for writing; the
-// server answers an end of stream with its own. Status: 0
-// every stream came to its end with the right bytes, 3 a wrong byte, 4 a connection broke, 5 stopped moving, 1 other errors.
+// SIGUSR1: nothing more is sent, and the connections stay. SIGTERM tells to stop: the client shuts
+// down for writing; the server answers an end of stream with its own. Status: 0 every stream came
+// to its end with the right bytes, 3 a wrong byte, 4 a connection broke, 5 stopped moving, 1 other
+// errors.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -50,7 +52,8 @@
 #define PREAMBLE 16 /* MAGIC, number of the connection; from the client */
 #define ENDED 1     /* `recv_end`, `send_end`: by end of stream; errno + 1 otherwise; 0: not yet */
 
-// What others may map. The connections of both ends have the same numbers: index + connections * (N of -o + how many the index had before).
+// What others may map. The connections of both ends have the same numbers: index + connections * (N
+// of -o + how many the index had before).
 struct entry {
     _Atomic uint64_t number_plus_1, sent, received, send_end, recv_end;
 };
@@ -101,8 +104,8 @@ static uint64_t now_ns(void) {
     return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
 }
 
-// --- the bytes: the words of a stream are a permutation of (connection, direction, position), so that any 8 bytes say
-// where they belong
+// --- the bytes: the words of a stream are a permutation of (connection, direction, position), so
+// that any 8 bytes say where they belong
 
 static uint64_t mixed(uint64_t x) { // the finalizer of splitmix64
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
@@ -172,7 +175,8 @@ static uint64_t question(struct connection *c, int mine, uint64_t i) {
     return 1 + word(c->number, mine ? !client : client, (1ULL << 38) + i) % QUESTION;
 }
 
-// Where the sending has to stop for now. Question and answer: a message may be sent when the other end's one before it is there.
+// Where the sending has to stop for now. Question and answer: a message may be sent when the other
+// end's one before it is there.
 static uint64_t may_send(struct connection *c) {
     uint64_t end = bytes ? bytes : UINT64_MAX;
     if (c->kind == 'q' || c->kind == 'i') {
@@ -288,7 +292,8 @@ static int receive_some(struct connection *c) {
 }
 
 static void connection_ended(struct connection *c) {
-    // The first cause is what is told; the end of a stream that is too short is none that was agreed upon.
+    // The first cause is what is told; the end of a stream that is too short is none that was
+    // agreed upon.
     int short_ = bytes && !c->broken && (c->received != bytes || c->sent != bytes);
     close(c->fd);
     if ((c->broken && !resist) || short_) {

@@ -3,9 +3,10 @@
 
     workers.py server ADDRESS N         forks N workers; each echoes what its connection says, to its end
     workers.py client LOCAL ADDRESS N PATH [REASON]
-                                        N connections from LOCAL; speaks on each until netacc_ss says that all of them have come
-                                        onto PATH in both directions (for REASON), and prints what they are on in the end; status 1: not
-                                        within a minute
+                                        N connections from LOCAL; speaks on each until netacc_ss
+                                        says that all of them have come
+                                        onto PATH in both directions (for REASON), and prints what
+                                        they are on in the end; status 1: not within a minute
 """
 import collections
 import json

@@ -1,8 +1,8 @@
 # What an acceptor makes of the claims to its connections.
 # shellcheck shell=bash disable=SC2154
 
-# claims NAME DEVICE OUTPUT SERVER CLIENT [MODE]: what the acceptor makes of the claims to connections of several kinds. SERVER and CLIENT
-# are commands before that; MODE is how it listens.
+# claims NAME DEVICE OUTPUT SERVER CLIENT [MODE]: what the acceptor makes of the claims to
+# connections of several kinds. SERVER and CLIENT are commands before that; MODE is how it listens.
 claims() {
   local claims='python3 -B /rig/tree/tests/rdma/guest/claims.py' run=/rig/build/netacc_run
   rig two --device "$2" "$4 && { $( [ "${6:-}" = inherit ] || echo $run) $claims ${6:-serve} \$SERVER \$SERVER6 >/tmp/log & pid=\$!; }

@@ -12,8 +12,8 @@ wait_for 30 redis-cli -h 10.0.0.1 ping || { cat redis.log; exit 1; }
 tell up; await client-ended; kill $pid; wait $pid'
 ask='/rig/build/netacc doctor --json 10.0.0.1:6379'
 
-# Before a connection was used there may be no port of the libraries' yet: the doctor's own has the server open it, in its own time.
-# Then there is.
+# Before a connection was used there may be no port of the libraries' yet: the doctor's own has the
+# server open it, in its own time. Then there is.
 for kind in rxe siw; do
   rig two --device $kind "$server" "await up || exit
 /rig/build/netacc doctor --json >/rig/exchange/host.json; echo \$?

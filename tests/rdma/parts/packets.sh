@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# What was asked of the kernel for a connection's packets: the device's packets have their traffic class, and a mark keeps them on TCP.
+# What was asked of the kernel for a connection's packets: the device's packets have their traffic
+# class, and a mark keeps them on TCP.
 
 packets='/rig/build/netacc_run python3 -B /rig/tree/tests/rdma/guest/packets.py'
 rig two --device rxe "$packets serve \$SERVER >/tmp/log & server=\$!

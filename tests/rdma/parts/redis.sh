@@ -12,7 +12,8 @@ figures() {
 }'
 load='/rig/build/netacc_run redis-benchmark -c 20 -n 1000 -d 512 -t set,get -q -h'
 
-# as_before NAME REASON OPTIONS... : between two hosts everything stays on TCP, and both ends say why.
+# as_before NAME REASON OPTIONS... : between two hosts everything stays on TCP, and both ends say
+# why.
 as_before() {
   local name=$1 reason=$2; shift 2
   rig two "$@" "$server
@@ -29,7 +30,8 @@ wait_for 30 waiting || exit 4
 tell loaded; await shown; kill \$pid"
   same "$name" "status 0 out  err  get 2000
 set 2001" "status $STATUS out $OUT err $ERR $(cat "$X/calls")"
-  # Of the benchmark's connections, which are used enough to be looked into; nothing of it is on another path.
+  # Of the benchmark's connections, which are used enough to be looked into; nothing of it is on
+  # another path.
   same "$name-server-says-$reason" "0 0 True" "$(json "$X/server.json" "'%s %s %s' % (
     it['cnt']['total']['shm'], it['cnt']['total']['rdma'], it['cnt']['reasons'].get('$reason', 0) >= 40)")"
   same "$name-client-stays-on-tcp" "('tcp', 'tcp')" "$(json "$X/client.json" "[(s['tx_path'], s['rx_path']) for s in it['sockets']][0]")"
@@ -37,7 +39,8 @@ set 2001" "status $STATUS out $OUT err $ERR $(cat "$X/calls")"
 as_before redis-two-without-device no-rdma-device --device none
 as_before redis-two-without-rdma-core rdma-core-missing --device rxe --without-rdma-core
 
-# on_shm NAME OPTIONS... : within a host it stays shared memory, by the loopback address and by the device's.
+# on_shm NAME OPTIONS... : within a host it stays shared memory, by the loopback address and by the
+# device's.
 on_shm() {
   local name=$1; shift
   rig one "$@" "$server

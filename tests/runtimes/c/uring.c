@@ -1,4 +1,5 @@
-/* liburing: an echo server. "poll": it waits by POLL_ADD and moves the bytes by recv and send; "all": the ring does everything. */
+/* liburing: an echo server. "poll": it waits by POLL_ADD and moves the bytes by recv and send;
+ * "all": the ring does everything. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
