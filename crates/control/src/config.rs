@@ -6,9 +6,10 @@
 //!
 //! `NACC_RDMA_MR_MIN_INC_SIZE` depends on `NACC_SOR_MSG_SIZE`, and `NACC_RDMA_MR_MAX_INC_SIZE` on
 //! the former. Where a stronger source changes the base alone (`netacc_run -s 65536` over a file
-//! that sets all three), the dependent value follows to the nearest valid one; so does the default
-//! in a file, as the installed one spells out all defaults, and one edited line has to be enough.
-//! Where another value comes from the same source, or from a stronger one, a mismatch is an error.
+//! that sets all three), the dependent value follows to the nearest valid one; the default in
+//! a file does the same, as the installed one spells out all defaults, and one edited line has to
+//! be enough. Where another value comes from the same source, or from a stronger one, a mismatch is
+//! an error.
 
 mod cpu_list;
 mod error;

@@ -94,8 +94,8 @@ pub(crate) fn create_sealed(name: &[u8], bytes: usize) -> Result<c_int, MemoryEr
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 
 /// Whether `fd` is a memfd of exactly `bytes` whose size is fixed for ever, so that touching its
-/// mapping cannot fault: not a file that can be truncated, not huge pages that can run out. Nor one
-/// that cannot be mapped for writing.
+/// mapping cannot fault. It is not a file that can be truncated, has no huge pages that can run
+/// out, and can be mapped for writing.
 pub(crate) fn is_sealed(fd: c_int, bytes: usize) -> bool {
     const FIXED: c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL;
     const READ_ONLY: c_int = libc::F_SEAL_WRITE | libc::F_SEAL_FUTURE_WRITE;

@@ -421,7 +421,7 @@ pub(crate) const DOORBELL_EVENTS: u32 = (libc::EPOLLOUT | libc::EPOLLET) as u32;
 ///
 /// A write can be made to wait: the other process holds the same open file, can clear its
 /// O_NONBLOCK, and can fill the counter up (by the completion of an AIO request, to a value to
-/// which even 0 cannot be added). With RWF_NOWAIT it is this call that says so, not a flag of the
+/// which even 0 cannot be added). With RWF_NOWAIT this call says so itself, not a flag of the
 /// file: a counter that is empty is EAGAIN (fs/eventfd.c: eventfd_read). Who empties it, or fills
 /// it up, silences himself.
 ///

@@ -267,7 +267,7 @@ bodies! {
 impl Proof {
     /// Nothing is known.
     pub const NONE: Self = Self { lowest: 0, span: u16::MAX };
-    /// It is said when the acceptor has committed itself, so that who answers in its place learns
+    /// It is said when the acceptor has committed itself. Whoever answers in its place learns
     /// nothing by which it could.
     pub const LATER: Self = Self { lowest: 0, span: u16::MAX - 1 };
     /// 4 s in milliseconds: a SYN that was lost twice leaves 3 s after the first one. A guess hits

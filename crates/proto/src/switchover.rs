@@ -15,8 +15,8 @@
 //! breaking without it):
 //! 1. The sender publishes an [`Announce`] (offsets first, epoch last, release) before the first
 //!    byte on the new path.
-//! 2. Promoting: publish, `fence(SeqCst)`, load [`Ack`] again, [`Tx::confirm`]. Only then may bytes
-//!    follow.
+//! 2. Promoting: publish, `fence(SeqCst)`, load [`Ack`] again, [`Tx::confirm`]. Bytes may
+//!    follow only then.
 //! 3. An armed receiver on the carrier peeks, *then* loads the announcement, then takes
 //!    ([`Rx::after_peek`]).
 //! 4. At the end of the carrier: see EOF or reset, *then* load the announcement, *then* look

@@ -653,7 +653,7 @@ impl<F: Fabric> Lanes<F> {
     }
 
     /// Closes the pair and the region of the receives. After it no device touches the memory of the
-    /// lanes: their owners' words are theirs again, and so are the rings.
+    /// lanes: their owners have their words and rings back.
     ///
     /// `pair`: the queue pair, where it was never started.
     pub fn dismantle(self, pair: Option<F::Pair>) -> Parts<F> {

@@ -315,7 +315,7 @@ fn a_pipe_in_the_place_of_a_program_or_a_library_is_not_waited_for() {
     let (told, status) = self::told::<&str>(&mut doctor(&pipe), &[]);
     assert_eq!(status, Some(1));
     says(finding(&told, "library", "problem"), "not a shared library");
-    // Nor is a configuration file that nobody writes.
+    // It does not wait for a configuration file that nobody writes either.
     let (told, status) = self::told::<&str>(doctor(&library).env("NACC_CONF", &pipe), &[]);
     assert_eq!(status, Some(1), "{told:#}");
     says(finding(&told, "config", "problem"), "is not a file");

@@ -317,7 +317,7 @@ pub enum Outcome {
     Received(u32),
     /// The peer wrote, with this immediate.
     Announced(u32),
-    /// It failed, and so has the pair.
+    /// It failed, and the pair with it.
     Failed(Failure),
 }
 

@@ -164,7 +164,7 @@ fn who_cannot_get_the_lock_gets_a_page() {
     assert!(
         !one.is_null() && !other.is_null() && (one as usize).abs_diff(other as usize) >= PAGE_BYTES
     );
-    // Nor does who gives back wait.
+    // A call that gives back does not wait either.
     class.give_back(one.cast());
     class.unlock();
     assert_eq!(class.allocate(64), one);

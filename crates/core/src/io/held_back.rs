@@ -20,8 +20,8 @@ pub(super) fn waits_for_more(s: &Socket, flags: c_int) -> bool {
 }
 
 /// As `send::sent_fast`, but the peer is not told before more has come, or a time has passed.
-/// False: it is to be told now. (Between hosts always: what this process has not handed to the
-/// device goes with it. Nor without the thread that would do it in time.)
+/// False: it is to be told now. (That is always so between hosts, where what this process has not
+/// handed to the device is lost with it, and without the thread that would tell in time.)
 #[cold]
 pub(super) fn hold_back(s: &Socket, h: &mut TxHeld<'_>, n: usize, flags: c_int) -> bool {
     let held = h.end.ring.unpublished();

@@ -35,7 +35,7 @@ pub(super) fn outlives_close(s: &'static Socket, h: &mut TxHeld<'_>, fd: c_int) 
 }
 
 /// How long a close waits for a peer on another host, which answers in some microseconds: TCP keeps
-/// the promise of a close also when the process is killed right after it, and so does this if the
+/// the promise of a close also when the process is killed right after it. This does the same if the
 /// peer has answered.
 const CLOSE_NS: u64 = 3_000_000;
 

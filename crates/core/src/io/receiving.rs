@@ -179,7 +179,7 @@ impl Receiving<'_> {
             Plan::Wait => match h.end.switch.on_announce(load_announce(h.words)) {
                 // No answer will come from a peer that is gone.
                 Ok(false) if peer_has_ended(s, fd) => ask_carrier(s, h, fd, self.flags),
-                // Nor is anything there before the answer.
+                // Nothing is there before the answer.
                 Ok(false)
                     if h.channel.far.is_shared() && carrier_unread(fd).is_some_and(|n| n > 0) =>
                 {
@@ -217,7 +217,7 @@ impl Receiving<'_> {
                 return Next::Done(0);
             }
         }
-        // Nor may it stop where the path changes.
+        // It may not stop where the path changes either.
         if on_carrier == matches!(h.end.switch.plan(), Plan::Fast { .. }) {
             Next::Again
         } else {

@@ -313,7 +313,7 @@ mod tests {
             assert_eq!(answer(&mut p, now, 5, 5), Verdict::Moves);
             assert!(p.is_done(5, 2));
         }
-        // Nor does what the peer's messages say has come.
+        // What the peer's messages say has come does not count either.
         assert_eq!(answer(&mut p, 10_000, 8, 5), Verdict::Moves);
         assert!(p.is_done(8, 8));
         assert_eq!(answer(&mut p, 20_000, 9, 8), Verdict::Moves);

@@ -1900,7 +1900,7 @@ fn memory_that_could_be_taken_away_ends_the_link() {
         assert!(h.r.is_ended(), "case {wrong}");
         assert_eq!(h.cs.offered.load(Acquire), 0);
         assert_eq!(h.c.state.lock().links[0].phase, Phase::Free, "case {wrong}");
-        // Nor is it called again for a while.
+        // It is not called again for a while.
         std::thread::sleep(core::time::Duration::from_millis(12));
         settle(&[h.c]);
         assert_eq!(h.c.state.lock().links[0].phase, Phase::Free, "case {wrong}");

@@ -35,7 +35,7 @@ fn a_reader_that_stops_does_not_stop_its_neighbours() {
                     assert_eq!(rig.ends[1].consume(lane, 512), 512, "round {round}");
                 }
             }
-            // And so does this one when it is read.
+            // This one goes on, too, when it is read.
             rig.drain();
             rig.check();
             rig.close();

@@ -60,8 +60,8 @@ pub(in crate::io) fn to_kernel_between_hosts(
 }
 
 /// A call that needs the carrier of a connection between hosts: waits, as it would wait for the
-/// peer, until both directions are there, or the connection is broken. In a forked child it is the
-/// maker who takes it there. `Err`: the call's result.
+/// peer, until both directions are there, or the connection is broken. For a forked child the
+/// maker takes it there. `Err`: the call's result.
 #[cold]
 pub(in crate::io) fn await_carrier(
     s: &'static Socket,

@@ -90,7 +90,7 @@ pub(crate) fn leave_dead_channel(channel: &Channel, slot: usize) -> Option<PullB
     if !core::ptr::eq(h.channel, channel) || h.slot != slot {
         return None;
     }
-    // Before it leaves the ring, so that who waits for room there hears of that.
+    // Before it leaves the ring, so that a thread that waits for room there hears of that.
     let _ = is_reset(s, s.fd.load(Acquire));
     serve(s, h, Reason::ChannelFailed, true)
 }

@@ -26,7 +26,7 @@ impl Rig {
             fd_table::set(listener, fd_table::Entry::None);
             let _ = sys::close(listener);
         }
-        // Of its epoll set only what the keeper has the descriptors of is left.
+        // Its epoll set has only those left of which the keeper has the descriptors.
         let epoll = epoll();
         assert!(watch(self.all, epoll, libc::EPOLLIN as u32, 0));
         let remote = self.remote(h);
