@@ -4,6 +4,7 @@
 // ORDERS and ANSWERS are named pipes. Before each counted call the server has done its part (sent
 // what there is to be read, read what was sent) and waits for the next order; so no call waits, and
 // it takes the same number of instructions every time.
+#define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -40,15 +41,39 @@ static void move(int fd, int size, int sends) {
     }
 }
 
-// What the server does: so many bytes on each of the first so many connections.
+// What the server does: so many bytes on each of the first so many connections; or its part of a
+// short connection.
 struct order {
     int sends, connections, size;
 };
+
+enum { RECEIVE, SEND, ACCEPT, CONNECT, END };
 
 static void peer(int sends, int connections, int size) {
     struct order o = {sends, connections, size};
     char done;
     check(write(orders, &o, sizeof o) != sizeof o || read(answers, &done, 1) != 1, "order");
+}
+
+// A short connection: its request, its reply, its end.
+static void short_one(struct order o, int listener) {
+    static int fd = -1;
+    struct sockaddr_in to = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK), .sin_port = (in_port_t)o.connections};
+    if (o.sends == ACCEPT) {
+        fd = accept(listener, NULL, NULL);
+        check(fd < 0, "accept");
+        move(fd, o.size, 0);
+        move(fd, o.size, 1);
+        close(fd);
+    } else if (o.sends == CONNECT) {
+        fd = socket(AF_INET, SOCK_STREAM, 0);
+        check(fd < 0 || connect(fd, (struct sockaddr *)&to, sizeof to), "connect");
+        move(fd, o.size, 1);
+    } else {
+        move(fd, o.size, 0);
+        check(read(fd, bytes, 1) != 0, "end");
+        close(fd);
+    }
 }
 
 static void serve(struct sockaddr_in *address) {
@@ -62,7 +87,9 @@ static void serve(struct sockaddr_in *address) {
         setsockopt(s[i], IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     }
     for (struct order o; read(orders, &o, sizeof o) == sizeof o;) {
-        for (int i = 0; i < o.connections; i++)
+        if (o.sends >= ACCEPT)
+            short_one(o, listener);
+        for (int i = 0; i < o.connections && o.sends < ACCEPT; i++)
             move(s[i], o.size, o.sends);
         check(write(answers, "", 1) != 1, "answer");
     }
@@ -75,6 +102,50 @@ static int set_of(int connections) {
         check(epoll_ctl(set, EPOLL_CTL_ADD, s[i], &e) < 0, "epoll_ctl");
     }
     return set;
+}
+
+static void change(int set, int op, int fd, unsigned events) {
+    struct epoll_event e = {.events = events, .data.fd = fd};
+    check(epoll_ctl(set, op, fd, &e) < 0, "epoll_ctl");
+}
+
+// The life of a connection of one request and one reply, as an event loop makes it; in three parts,
+// between which the server does its own.
+static int first_part(int set, struct sockaddr_in *address) {
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    check(fd < 0 || connect(fd, (struct sockaddr *)address, sizeof *address) == 0 || errno != EINPROGRESS, "connect");
+    change(set, EPOLL_CTL_ADD, fd, EPOLLOUT);
+    return fd;
+}
+
+static int second_part(int set, int fd) {
+    struct epoll_event e;
+    check(epoll_wait(set, &e, 1, 0) != 1, "epoll_wait");
+    change(set, EPOLL_CTL_DEL, fd, 0);
+    check(write(fd, bytes, 64) != 64, "write");
+    change(set, EPOLL_CTL_ADD, fd, EPOLLIN);
+    return 0;
+}
+
+static int third_part(int set, int fd) {
+    struct epoll_event e;
+    check(epoll_wait(set, &e, 1, 0) != 1, "epoll_wait");
+    check(read(fd, bytes, 4096) != 64, "read");
+    check(read(fd, bytes, 4096) != 0, "read");
+    change(set, EPOLL_CTL_DEL, fd, 0);
+    return close(fd);
+}
+
+// The same, of a server.
+static int accepted(int set, int listener) {
+    struct epoll_event e;
+    int fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    check(fd < 0, "accept4");
+    change(set, EPOLL_CTL_ADD, fd, EPOLLIN);
+    check(epoll_wait(set, &e, 1, 0) != 1, "epoll_wait");
+    check(recv(fd, bytes, 4096, 0) != 64, "recv");
+    check(send(fd, bytes, 64, 0) != 64, "send");
+    return close(fd);
 }
 
 // Some rounds uncounted: the first calls of a kind have more to do.
@@ -158,6 +229,24 @@ int main(int argc, char **argv) {
     COUNT("epoll_wait, nothing ready", , epoll_wait(set, events, CONNECTIONS, 0), 0, );
     struct epoll_event out = {.events = EPOLLIN | EPOLLOUT, .data.fd = s[0]};
     COUNT("epoll_ctl MOD", , epoll_ctl(set, EPOLL_CTL_MOD, s[0], &out), 0, out.events ^= EPOLLOUT);
+
+    close(set);
+
+    set = epoll_create1(0);
+    int fd;
+    COUNT("short connection: socket, connect, epoll_ctl", , (fd = first_part(set, &address)) < 0, 0, check(second_part(set, fd), "");
+          peer(ACCEPT, 0, 64); check(third_part(set, fd), ""));
+    COUNT("short connection: epoll_wait, epoll_ctl, write, epoll_ctl", fd = first_part(set, &address), second_part(set, fd), 0,
+          peer(ACCEPT, 0, 64); check(third_part(set, fd), ""));
+    COUNT("short connection: epoll_wait, two reads, epoll_ctl, close", fd = first_part(set, &address); second_part(set, fd);
+          peer(ACCEPT, 0, 64), third_part(set, fd), 0, );
+    struct sockaddr_in own = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t own_len = sizeof own;
+    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    check(bind(listener, (struct sockaddr *)&own, own_len) || listen(listener, 16), "listen");
+    check(getsockname(listener, (struct sockaddr *)&own, &own_len), "getsockname");
+    COUNT("short connection: accept4, epoll_ctl, epoll_wait, recv, send, close", peer(CONNECT, own.sin_port, 64),
+          accepted(set, listener), 0, peer(END, 0, 64));
 
     int pipe_fds[2];
     check(pipe(pipe_fds), "pipe");

@@ -96,7 +96,7 @@ pub(crate) fn begin_as(fd: c_int, origin: Origin) {
     let Some(s) = claim(fd) else { return };
     s.syn.set_began(began);
     fill(s, fd, origin);
-    fd_table::set(fd, Entry::Socket(s, s.generation16()));
+    let _ = fd_table::put(fd, Entry::Socket(s, s.generation16()));
     if s.is(State::Candidate) && !s.is_new() {
         start(s);
     }

@@ -6,7 +6,7 @@ use crate::outcome::{PASS, Ret};
 use crate::socket::{Event, NONE, Socket, State, close_books, end_life, flag, reuse};
 use crate::unconnected::{may_open_later, refusal, unconnected};
 use crate::wait::looks::{self, Habit, Looked, Sleep};
-use crate::{agent, carrier, channel, epoll, io, process, signals, syn, sys, user};
+use crate::{agent, carrier, channel, epoll, host, io, process, signals, syn, sys, user};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use libc::{sockaddr, socklen_t};
@@ -15,7 +15,7 @@ use netacc_control::stats::Reason;
 pub(crate) fn on_socket(fd: c_int, domain: c_int, ty: c_int, protocol: c_int) {
     let stream = ty & 0xf == libc::SOCK_STREAM && (protocol == 0 || protocol == libc::IPPROTO_TCP);
     if stream && (domain == libc::AF_INET || domain == libc::AF_INET6) && process::started() {
-        fd_table::set(fd, Entry::Fresh(refusal(NONE)));
+        let _ = fd_table::put(fd, Entry::Fresh(refusal(NONE)));
     }
 }
 
@@ -151,7 +151,10 @@ pub(crate) fn before_listen(fd: c_int) {
 }
 
 pub(crate) unsafe fn before_connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> Ret {
-    may_begin(fd);
+    // SAFETY: the caller's promise.
+    if host::may_have_devices() && !unsafe { is_loopback(addr, len) } {
+        may_begin(fd);
+    }
     if let Entry::Socket(s, g) = fd_table::get(fd) {
         // connect(AF_UNSPEC) dissolves the connection; the descriptor starts anew.
         // SAFETY: the caller says that two bytes are there.
@@ -169,6 +172,20 @@ pub(crate) unsafe fn before_connect(fd: c_int, addr: *const sockaddr, len: sockl
         }
     }
     PASS
+}
+
+/// Whether an address is one of IPv4's own host, which no device leads to.
+///
+/// # Safety
+/// As for connect(2).
+unsafe fn is_loopback(addr: *const sockaddr, len: socklen_t) -> bool {
+    const OWN_NET: u8 = 127;
+    // SAFETY: the caller's promise: at least as many bytes.
+    let start = (len as usize >= size_of::<[u8; 8]>())
+        .then(|| unsafe { user::read(addr.cast::<[u8; 8]>()) });
+    start.flatten().is_some_and(|[f0, f1, _, _, net, ..]| {
+        net == OWN_NET && u16::from_ne_bytes([f0, f1]) == libc::AF_INET as u16
+    })
 }
 
 /// A connect that was under way has failed: the socket is an unconnected one again. False: it is

@@ -129,10 +129,16 @@ pub(crate) fn encode(entry: Entry) -> u64 {
 
 /// Sets the entry and returns what was there.
 pub(crate) fn set(fd: c_int, entry: Entry) -> Entry {
+    decode(put(fd, entry))
+}
+
+/// As [`set`]: the word that was there.
+#[inline]
+pub(crate) fn put(fd: c_int, entry: Entry) -> u64 {
     if !matches!(entry, Entry::None | Entry::Internal) && (fd as u32 as usize) < CAPACITY {
         crate::faults::arm();
     }
-    decode(fd_words::set(fd, encode(entry)))
+    fd_words::set(fd, encode(entry))
 }
 
 /// Puts `entry` in the place of `raw`; false if something else stands there.

@@ -133,7 +133,7 @@ pub(crate) fn open(fd: i32, reason: Reason) -> *mut ConnRecord {
         n.fetch_add(1, Relaxed);
     }
     h.raise_high_water(i);
-    r.open(fd as u32, reason, sys::unix_ns());
+    r.open(fd as u32, reason, sys::unix_ns_coarse());
     r as *const ConnRecord as *mut ConnRecord
 }
 
@@ -209,8 +209,11 @@ pub(crate) fn add_bytes(r: &ConnRecord) {
         (Counter::ShmBytesTx, Counter::ShmBytesRx, Path::Shm),
         (Counter::RdmaBytesTx, Counter::RdmaBytesRx, Path::Rdma),
     ] {
-        h.add(tx, of(&r.tx_bytes, path));
-        h.add(rx, of(&r.rx_bytes, path));
+        for (counter, n) in [(tx, of(&r.tx_bytes, path)), (rx, of(&r.rx_bytes, path))] {
+            if n != 0 {
+                h.add(counter, n);
+            }
+        }
     }
 }
 

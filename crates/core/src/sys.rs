@@ -322,6 +322,10 @@ pub(crate) fn kernel_ns() -> u64 {
 pub(crate) fn unix_ns() -> u64 {
     clock(libc::CLOCK_REALTIME)
 }
+/// To some milliseconds, for a few nanoseconds.
+pub(crate) fn unix_ns_coarse() -> u64 {
+    clock(libc::CLOCK_REALTIME_COARSE)
+}
 fn clock(id: c_int) -> u64 {
     let mut ts = timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: clock_gettime(3) is a vDSO call, is not hooked, and only writes `ts`.

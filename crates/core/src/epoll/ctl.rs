@@ -125,11 +125,7 @@ fn ctl_candidate(
     }
     if !adds {
         match (op, here) {
-            (libc::EPOLL_CTL_DEL, Some(i)) if r == 0 => {
-                if let Some(item) = inner.remove(i) {
-                    leave(e, &item);
-                }
-            }
+            (libc::EPOLL_CTL_DEL, Some(i)) if r == 0 => take_record_out(e, &mut inner, i),
             (libc::EPOLL_CTL_MOD, Some(i)) if r == 0 => {
                 if let Some(item) = inner.item(i) {
                     (item.events, item.data) = (ev.events, ev.u64);
@@ -153,7 +149,8 @@ fn ctl_candidate(
     };
     make_home(e, s, i);
     drop(inner);
-    // An attach that did not find it home yet has left it to this thread.
+    // An attach that did not find it home yet has left it to this thread. (Both sides store, then
+    // load, in the one order of all that is SeqCst.)
     loop {
         match s.state.now() {
             State::Changing if crate::socket::await_change(s) => {}
@@ -163,6 +160,20 @@ fn ctl_candidate(
             }
             _ => return Some(r),
         }
+    }
+}
+
+/// What was recorded for a candidate goes.
+pub(super) fn take_record_out(e: &Epoll, inner: &mut Inner, index: u32) {
+    let Some(s) = inner.remove_record(index) else {
+        if let Some(item) = inner.remove(index) {
+            leave(e, &item);
+        }
+        return;
+    };
+    s.registrations.fetch_sub(1, SeqCst);
+    if is_in(s, e) {
+        s.epoll.store(core::ptr::null_mut(), Release);
     }
 }
 
@@ -201,7 +212,6 @@ fn put(e: &Epoll, inner: &mut Inner, item: Item) -> Option<u32> {
 fn make_home(e: &'static Epoll, s: &Socket, index: u32) {
     s.item.store(index as u64, Relaxed);
     s.epoll.store(core::ptr::from_ref(e).cast_mut().cast(), SeqCst);
-    fence(SeqCst);
 }
 
 /// Why a socket that is in a set already cannot be put into `e` as well.
@@ -325,6 +335,7 @@ fn add(e: &'static Epoll, epfd: c_int, on: Named, ev: epoll_event) -> Ret {
         }
         if extra.is_none() {
             make_home(e, s, i);
+            fence(SeqCst);
             if let Some(channel) = s.channel() {
                 post(e, s, channel);
             }

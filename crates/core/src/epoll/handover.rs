@@ -1,7 +1,7 @@
 //! Registrations change hands between the kernel and the library: a promotion, a demotion, a close,
 //! a set that is itself polled.
 
-use super::ctl::{register_carrier, take_out};
+use super::ctl::{register_carrier, take_out, take_record_out};
 use super::report::give_way;
 use super::{
     AGAIN_MAX_NS, AGAIN_NS, CALL_NS, DOORBELL, EXCLUSIVE, EXTRAS, Epoll, Inner, Item, ONESHOT,
@@ -202,6 +202,10 @@ fn forget_in(e: &'static Epoll, s: &'static Socket, fd: c_int, last: bool) {
         let Some(i) = its_next(&inner, e, s, from) else { return };
         from = i + 1;
         let Some(item) = inner.item(i) else { return };
+        if last && !item.attached && EXTRAS.load(Acquire) == 0 {
+            // Recorded here alone.
+            return take_record_out(e, &mut inner, i);
+        }
         if last {
             if let Some(item) = inner.remove(i) {
                 leave(e, &item);

@@ -133,22 +133,10 @@ impl Inner {
     /// reported has its room from here on.
     pub(super) fn insert(&mut self, item: Item) -> Option<u32> {
         let fd = item.fd as usize;
-        let all = self.items.len() + 1;
-        self.free.try_reserve(all.saturating_sub(self.free.len())).ok()?;
-        self.ready.reserve(all + 1).ok()?;
-        self.news.reserve(all + 1).ok()?;
-        self.extras.try_reserve(all.saturating_sub(self.extras.len())).ok()?;
-        self.items.try_reserve(1).ok()?;
         self.by_fd.try_reserve((fd + 1).saturating_sub(self.by_fd.len())).ok()?;
         let index = match self.free.pop() {
             Some(i) => i,
-            None => {
-                if self.items.len() >= DOORBELL as usize {
-                    return None;
-                }
-                self.items.push(None);
-                self.items.len() as u32 - 1
-            }
+            None => self.grow()?,
         };
         if self.by_fd.len() <= fd {
             self.by_fd.resize(fd + 1, NO_ITEM);
@@ -156,6 +144,22 @@ impl Inner {
         *self.by_fd.get_mut(fd)? = index;
         *self.items.get_mut(index as usize)? = Some(item);
         Some(index)
+    }
+    /// A place more, and room for all that can be said of so many.
+    #[cold]
+    #[inline(never)]
+    fn grow(&mut self) -> Option<u32> {
+        let all = self.items.len() + 1;
+        self.free.try_reserve(all.saturating_sub(self.free.len())).ok()?;
+        self.ready.reserve(all + 1).ok()?;
+        self.news.reserve(all + 1).ok()?;
+        self.extras.try_reserve(all.saturating_sub(self.extras.len())).ok()?;
+        self.items.try_reserve(1).ok()?;
+        if self.items.len() >= DOORBELL as usize {
+            return None;
+        }
+        self.items.push(None);
+        Some(self.items.len() as u32 - 1)
     }
     pub(super) fn remove(&mut self, index: u32) -> Option<Item> {
         let item = self.items.get_mut(index as usize)?.take()?;
@@ -169,6 +173,22 @@ impl Inner {
         }
         self.free.push(index);
         Some(item)
+    }
+    /// As [`Self::remove`], of one that the kernel has: its socket, if it is this process's and
+    /// still the same. `None`: nothing is removed.
+    #[inline]
+    pub(super) fn remove_record(&mut self, index: u32) -> Option<&'static Socket> {
+        let place = self.items.get_mut(index as usize)?;
+        let item = place.as_ref()?;
+        let (s, fd) = (item.socket, item.fd);
+        let is_record = !item.attached && !item.queued && !item.nameless && item.extra.is_none();
+        if !is_record || item.generation != s.generation16() || s.is_inherited() {
+            return None;
+        }
+        *place = None;
+        self.forget_number(fd, index);
+        self.free.push(index);
+        Some(s)
     }
     /// `fd` does not stand for the item any more.
     pub(super) fn forget_number(&mut self, fd: c_int, index: u32) {

@@ -173,7 +173,9 @@ fn finish(s: &'static Socket, fd: c_int, kernel_close: impl FnOnce() -> Ret) -> 
     if was_candidate && adoption::leave(s) {
         return r;
     }
-    s.state.change(State::Closing, Event::Refused);
+    if s.is(State::Closing) {
+        s.state.change(State::Closing, Event::Refused);
+    }
     // Threads that still know it find another generation when they look again; only then is its
     // slot given back.
     let tx = lock::lock_end(&s.tx_lock);
