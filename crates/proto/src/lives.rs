@@ -25,6 +25,10 @@
 //!    retired one, or one whose other end is gone, closes its own.
 //! 5. An acceptor whose listener is gone closes no connection by the word, and retires what it has
 //!    closed so; what waits to be accepted it resets.
+//! 6. Who leaves its ring, to go on by the carrier alone, closes no connection by the word any
+//!    more, nor does its peer. An end that has closed and hears that its peer leaves ends by the
+//!    kernel; who has left takes what lies in the ring where no answer comes any more: its peer has
+//!    closed, or is gone.
 //!
 //! What this module does not do: copy bytes, say that nothing more is taken, wake anybody, or
 //! decide *when* to retire. `docs/design/fast-connect.md` has the rest.

@@ -15,6 +15,8 @@ fn every_interleaving_of_small_worlds() {
         Config { deaths: true, forks: 1, sends: 1, ..Config::SMALL },
         Config { retires: 1, leaves_listener: true, ..Config::SMALL },
         Config { lives: 3, sends: 1, ..Config::SMALL },
+        Config { leaves: 1, deaths: true, sends: 1, ..Config::SMALL },
+        Config { leaves: 2, retires: 1, ..Config::SMALL },
     ] {
         let start = std::time::Instant::now();
         match explore(World::new(config)) {
@@ -28,7 +30,14 @@ fn every_interleaving_of_small_worlds() {
 #[test]
 #[ignore = "minutes in a debug build"]
 fn every_interleaving_of_larger_worlds() {
-    let all = Config { deaths: true, forks: 1, retires: 1, leaves_listener: true, ..Config::SMALL };
+    let all = Config {
+        deaths: true,
+        forks: 1,
+        retires: 1,
+        leaves_listener: true,
+        leaves: 1,
+        ..Config::SMALL
+    };
     for config in [all, Config { lives: 3, ..all }, Config { sends: 3, lives: 3, ..Config::SMALL }]
     {
         if let Err(failure) = explore(World::new(config)) {
@@ -45,6 +54,7 @@ fn each_rule_is_needed() {
         Config { deaths: true, forks: 1, sends: 1, ..Config::SMALL },
         Config { retires: 1, leaves_listener: true, sends: 1, ..Config::SMALL },
         Config { lives: 3, sends: 1, ..Config::SMALL },
+        Config { leaves: 1, sends: 1, ..Config::SMALL },
     ];
     for mutant in Mutant::ALL {
         let failure = worlds

@@ -7,8 +7,13 @@
 //!
 //! The oracle: byte `i` that an application receives in a life is byte `i` that the other one sent
 //! in that life; the end comes exactly where TCP would put it, and no error that nobody caused; a
-//! carrier is taken only while its other end is kept; and in every state there is a way to one
-//! where each descriptor is either closed or kept for the next life.
+//! carrier is taken only while its other end is kept; who reads on hears the end, once it has come;
+//! and in every state there is a way to one where each descriptor is either closed or kept for the
+//! next life.
+//!
+//! A receiver may leave its ring ([`Action::Leave`]): from then on it wants everything over the
+//! carrier, and asks its peer for that. An open peer answers: what is unread comes again over the
+//! carrier, and all that it sends later.
 
 use crate::explore::{Model, Violation};
 use netacc_proto::lives::{End, Event, Refused, Seen, State, Word};
@@ -44,10 +49,16 @@ pub enum Mutant {
     KeepUnheard,
     /// A forked child keeps the descriptors of what is parked.
     ChildKeeps,
+    /// (6) Who has left the ring waits for an answer, although its peer has closed or is gone.
+    LeaverWaits,
+    /// (6) An end that has closed does not hear that its peer leaves the ring.
+    KeptHearsNot,
+    /// (6) Who has answered one that has left the ring closes by the word.
+    AnsweredParks,
 }
 
 impl Mutant {
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 16] = [
         Self::NoReload,
         Self::NoUnreadCheck,
         Self::CheckBeforeEnds,
@@ -61,6 +72,9 @@ impl Mutant {
         Self::NoSweep,
         Self::KeepUnheard,
         Self::ChildKeeps,
+        Self::LeaverWaits,
+        Self::KeptHearsNot,
+        Self::AnsweredParks,
     ];
 }
 
@@ -75,6 +89,8 @@ pub struct Config {
     pub deaths: bool,
     /// The acceptor's listener may be closed.
     pub leaves_listener: bool,
+    /// How often an end may leave its ring.
+    pub leaves: u8,
     pub mutant: Mutant,
 }
 
@@ -86,6 +102,7 @@ impl Config {
         forks: 0,
         deaths: false,
         leaves_listener: false,
+        leaves: 0,
         mutant: Mutant::None,
     };
 }
@@ -131,6 +148,10 @@ pub enum Action {
     Retire(usize),
     CloseListener,
     Sweep(usize),
+    /// The receiver leaves its ring, and asks its peer for what is unread there.
+    Leave(usize),
+    /// The peer of one that has left hears of that.
+    Hear(usize),
     /// The next step of the call that an end is in.
     On(usize),
     TailDrains(usize),
@@ -170,6 +191,12 @@ struct Side {
     resets: bool,
     /// The application has heard the end of this life, or an error.
     over: bool,
+    /// Receives by the carrier alone; its peer was asked to.
+    left: bool,
+    /// The peer has heard that, and how much of the ring it has sent over the carrier; so much of
+    /// that, and of what it has sent since, is unread.
+    heard: bool,
+    carrier: u8,
     sent: [u8; LIVES],
     received: [u8; LIVES],
     how: [How; LIVES],
@@ -184,6 +211,7 @@ pub struct World {
     sides: [Side; 2],
     retires: u8,
     forks: u8,
+    leaves: u8,
     listens: bool,
 }
 
@@ -203,6 +231,9 @@ impl World {
             forked: false,
             resets: false,
             over: false,
+            left: false,
+            heard: false,
+            carrier: 0,
             sent: [0; LIVES],
             received: [0; LIVES],
             how: [How::Not; LIVES],
@@ -214,6 +245,7 @@ impl World {
             sides: [side(Role::Connector), side(Role::Acceptor)],
             retires: config.retires,
             forks: config.forks,
+            leaves: config.leaves,
             listens: true,
         }
     }
@@ -232,9 +264,25 @@ impl World {
         (peer.names == 0 && !peer.child).then_some(peer.resets)
     }
 
+    /// Of an end that has left the ring, too: what lies there for it, or on the carrier.
     fn unread(&self, e: usize) -> bool {
         let ring = &self.sides[1 - e];
-        ring.visible > ring.taken
+        ring.visible > ring.taken || self.sides[e].carrier > 0
+    }
+
+    /// Whether `e` may take what lies in the ring. Who has left it does where no answer comes any
+    /// more: its peer has closed, or is gone.
+    fn reads_ring(&self, e: usize) -> bool {
+        let side = &self.sides[e];
+        let is_last =
+            || side.end.look(self.word) == Ok(Seen::PeerClosed) || self.carrier_end(e).is_some();
+        !side.left || (!side.heard && is_last() && !self.is(Mutant::LeaverWaits))
+    }
+
+    /// Something can be received now.
+    fn readable(&self, e: usize) -> bool {
+        let ring = &self.sides[1 - e];
+        self.sides[e].carrier > 0 || (ring.visible > ring.taken && self.reads_ring(e))
     }
 
     fn drain(&mut self, e: usize) {
@@ -283,7 +331,10 @@ impl World {
     fn take_byte(&mut self, e: usize) -> Result<(), Violation> {
         let life = self.life(e);
         let ring = &mut self.sides[1 - e];
+        // (What comes again over the carrier is of the ring's order, and this model's own memory.)
         let byte = ring.ring[ring.taken as usize];
+        self.sides[e].carrier = self.sides[e].carrier.saturating_sub(1);
+        let ring = &mut self.sides[1 - e];
         ring.taken += 1;
         if usize::from(byte) != life {
             return Err(format!("end {e} in life {life} receives a byte of life {byte}"));
@@ -343,18 +394,21 @@ impl World {
             At::Empty => {
                 let seen = self.sides[e].end.look(self.word);
                 self.sides[e].at = match (seen, self.carrier_end(e)) {
+                    // Only the carrier says the end to who has left the ring.
+                    (Ok(Seen::PeerClosed), None) if self.sides[e].left => At::Idle,
                     (Ok(Seen::PeerClosed), _) if self.is(Mutant::NoReload) => {
                         return self.hear_end(e);
                     }
-                    (Ok(Seen::PeerClosed), _) => At::PeerClosed,
+                    (Ok(Seen::PeerClosed), _) if !self.sides[e].left => At::PeerClosed,
                     (Ok(_), Some(reset)) => At::PeerGone { reset },
                     (Ok(_), None) => At::Idle,
                     (Err(_), _) => return Err(format!("end {e}: the word is {:?}", self.word)),
                 };
             }
-            At::PeerClosed if self.unread(e) => return self.take_byte(e),
+            At::PeerClosed if self.readable(e) => return self.take_byte(e),
             At::PeerClosed => return self.hear_end(e),
-            At::PeerGone { .. } if self.unread(e) => return self.take_byte(e),
+            At::PeerGone { .. } if self.readable(e) => return self.take_byte(e),
+            At::PeerGone { .. } if self.unread(e) => self.sides[e].at = At::Idle,
             At::PeerGone { reset: true } => return self.hear_error(e),
             At::PeerGone { reset: false } => return self.hear_end(e),
             At::Looked => {
@@ -369,6 +423,7 @@ impl World {
                     self.sides[e].at = At::Checked;
                 }
             }
+            At::Checked if self.has_left(e) => self.end_by_kernel(e, How::Fin),
             At::Checked => match self.exchange(e, Event::Close { place: 0 }) {
                 Ok(()) => {
                     self.sides[e].how[life] = How::InOrder;
@@ -455,6 +510,67 @@ impl World {
         e == A && !self.listens && !self.is(Mutant::KeepUnheard)
     }
 
+    /// (6) Who has left the ring, or whose peer has, ends by the kernel.
+    fn has_left(&self, e: usize) -> bool {
+        self.sides[e].left || (self.sides[1 - e].heard && !self.is(Mutant::AnsweredParks))
+    }
+
+    /// `e` has left the ring, and its peer is still to hear of that.
+    fn is_to_hear(&self, e: usize) -> bool {
+        let (side, peer) = (&self.sides[e], &self.sides[1 - e]);
+        let lives = side.left && !side.heard && side.end.state == State::Open && peer.alive;
+        lives
+            && match peer.end.state {
+                // (Not in the middle of a send, which holds the end.)
+                State::Open => !matches!(peer.at, At::Stored | At::Fenced),
+                // What waits to be accepted is open by then.
+                State::Closed => {
+                    let taken = peer.end.look(self.word) == Ok(Seen::Taken);
+                    peer.at == At::Idle && !taken && !self.is(Mutant::KeptHearsNot)
+                }
+                State::Over => false,
+            }
+    }
+
+    fn hear(&mut self, e: usize) {
+        let peer = 1 - e;
+        if self.sides[peer].end.state == State::Closed {
+            return self.end_by_kernel(peer, How::Fin);
+        }
+        self.drain(peer);
+        self.sides[e].carrier = self.sides[peer].written - self.sides[peer].taken;
+        self.sides[e].heard = true;
+    }
+
+    /// Whether an application that only reads hears the end, where that has come.
+    fn hears_end(&self, e: usize) -> bool {
+        let (side, peer) = (&self.sides[e], &self.sides[1 - e]);
+        let has_come = !peer.alive || peer.how[self.life(e)] != How::Not;
+        if !side.alive || side.over || side.end.state != State::Open || side.at != At::Idle {
+            return true;
+        }
+        let mut world = *self;
+        for _ in 0..if has_come { 60 } else { 0 } {
+            world.drain(1 - e);
+            world.sides[1 - e].child = false;
+            let (at, peer) = (world.sides[e].at, world.sides[1 - e]);
+            let done = match at {
+                _ if peer.alive && peer.at != At::Idle => world.step(1 - e),
+                _ if world.is_to_hear(e) => {
+                    world.hear(e);
+                    Ok(())
+                }
+                At::Idle => world.apply_one(Action::Recv(e)),
+                _ => world.step(e),
+            };
+            // (What else is wrong is found elsewhere.)
+            if done.is_err() || world.sides[e].over {
+                return true;
+            }
+        }
+        !has_come
+    }
+
     /// There is something to sweep at a closed end.
     fn is_gone(&self, e: usize) -> bool {
         let side = &self.sides[e];
@@ -473,6 +589,9 @@ impl Model for World {
             let side = &self.sides[e];
             if side.child {
                 out.push(Action::ChildCloses(e));
+            }
+            if self.is_to_hear(e) {
+                out.push(Action::Hear(e));
             }
             if !side.alive {
                 continue;
@@ -500,6 +619,9 @@ impl Model for World {
                         out.push(Action::Recv(e));
                     }
                     out.extend([Action::Close(e), Action::CloseByKernel(e)]);
+                    if self.leaves > 0 && !side.left {
+                        out.push(Action::Leave(e));
+                    }
                 }
                 State::Closed => {
                     if self.is_gone(e) {
@@ -524,6 +646,49 @@ impl Model for World {
     }
 
     fn apply(&mut self, action: Action) -> Result<(), Violation> {
+        self.apply_one(action)?;
+        match [C, A].into_iter().find(|e| !self.hears_end(*e)) {
+            Some(e) => Err(format!("end {e} reads on, and never hears the end")),
+            None => Ok(()),
+        }
+    }
+
+    fn is_finished(&self) -> bool {
+        false
+    }
+
+    /// Each descriptor is closed, or kept for the next life.
+    fn is_settled(&self) -> bool {
+        [C, A].into_iter().all(|e| {
+            let side = &self.sides[e];
+            let kept = side.end.state == State::Closed
+                && matches!(side.end.look(self.word), Ok(Seen::Parked))
+                && self.carrier_end(e).is_none();
+            !side.child && side.at == At::Idle && (side.names == 0 || kept)
+        })
+    }
+
+    fn is_due(&self, action: Action) -> bool {
+        match action {
+            Action::ChildCloses(_) => !self.is(Mutant::ChildKeeps),
+            Action::Recv(_)
+            | Action::Close(_)
+            | Action::Accept
+            | Action::Sweep(_)
+            | Action::Hear(_)
+            | Action::On(_)
+            | Action::TailDrains(_) => true,
+            _ => false,
+        }
+    }
+
+    fn states(&self) -> (u32, u32) {
+        (self.sides[C].end.state as u32, self.sides[A].end.state as u32)
+    }
+}
+
+impl World {
+    fn apply_one(&mut self, action: Action) -> Result<(), Violation> {
         match action {
             Action::Send(e) => {
                 let life = self.sides[e].end.life as u8;
@@ -531,10 +696,17 @@ impl Model for World {
                 side.ring[side.written as usize] = life;
                 side.written += 1;
                 side.at = At::Stored;
+                if self.sides[1 - e].heard {
+                    // By the carrier.
+                    self.drain(e);
+                    self.sides[1 - e].carrier += 1;
+                }
             }
-            Action::Recv(e) if self.unread(e) => return self.take_byte(e),
+            Action::Recv(e) if self.readable(e) => return self.take_byte(e),
             Action::Recv(e) => self.sides[e].at = At::Empty,
-            Action::Close(e) if self.sides[e].forked || self.has_no_listener(e) => {
+            Action::Close(e)
+                if self.sides[e].forked || self.has_no_listener(e) || self.has_left(e) =>
+            {
                 self.end_by_kernel(e, if self.unread(e) { How::Reset } else { How::Fin })
             }
             Action::Close(e) if self.is(Mutant::CheckBeforeEnds) => {
@@ -569,6 +741,11 @@ impl Model for World {
             Action::Retire(e) => self.retire(e),
             Action::CloseListener => self.close_listener(),
             Action::Sweep(e) => self.sweep(e),
+            Action::Leave(e) => {
+                self.leaves -= 1;
+                self.sides[e].left = true;
+            }
+            Action::Hear(e) => self.hear(e),
             Action::On(e) => return self.step(e),
             Action::TailDrains(e) => self.drain(e),
             Action::Fork(e) => {
@@ -592,37 +769,5 @@ impl Model for World {
             }
         }
         Ok(())
-    }
-
-    fn is_finished(&self) -> bool {
-        false
-    }
-
-    /// Each descriptor is closed, or kept for the next life.
-    fn is_settled(&self) -> bool {
-        [C, A].into_iter().all(|e| {
-            let side = &self.sides[e];
-            let kept = side.end.state == State::Closed
-                && matches!(side.end.look(self.word), Ok(Seen::Parked))
-                && self.carrier_end(e).is_none();
-            !side.child && side.at == At::Idle && (side.names == 0 || kept)
-        })
-    }
-
-    fn is_due(&self, action: Action) -> bool {
-        match action {
-            Action::ChildCloses(_) => !self.is(Mutant::ChildKeeps),
-            Action::Recv(_)
-            | Action::Close(_)
-            | Action::Accept
-            | Action::Sweep(_)
-            | Action::On(_)
-            | Action::TailDrains(_) => true,
-            _ => false,
-        }
-    }
-
-    fn states(&self) -> (u32, u32) {
-        (self.sides[C].end.state as u32, self.sides[A].end.state as u32)
     }
 }
