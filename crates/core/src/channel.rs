@@ -79,7 +79,7 @@ pub(crate) mod quiet {
     pub(crate) const NOTIFY: usize = 0;
     /// Of NOTIFY, which a producer reads at each send: the consumer's last name is being closed, or
     /// it has shut down both halves, and nothing more is taken from the ring.
-    pub(crate) const ENDS: u64 = 1 << 32;
+    pub(crate) use netacc_ring::sleepers::ENDS;
     /// `netacc_proto::switchover::Ack::control`: the epoch that the consumer has followed, armed,
     /// frozen.
     pub(crate) const ACK: usize = 1;
@@ -276,11 +276,11 @@ impl Channel {
         self.far.consumed(slot, self.words(slot, self.side ^ 1).head.load(Relaxed));
     }
 
-    /// Tells the threads of this process that wait for a slot; `notify` is a NOTIFY word of theirs,
-    /// loaded after a SeqCst fence that followed the change.
-    pub(crate) fn announce_here(&self, slot: usize, notify: u64) {
+    /// Tells the threads of this process that wait for a slot, behind a change; `notify` is a
+    /// NOTIFY word of theirs.
+    pub(crate) fn announce_here(&self, slot: usize, notify: &AtomicU64) {
         sleepers::tell(
-            notify,
+            sleepers::whom_to_tell(notify),
             slot as u16,
             |place| self.my_place(place),
             |all| self.stamp(slot, self.side ^ 1, all),
@@ -325,15 +325,17 @@ impl Channel {
         self.words(slot, from).producer_user[announce::STAMP].store(stamp, Relaxed);
     }
 
-    /// Tells whoever waits at the peer's end of `slot`; `notify` is a NOTIFY word of the peer's,
-    /// loaded after a SeqCst fence that followed the publication.
+    /// Tells whoever waits at the peer's end of `slot`, behind a change; `notify` is a NOTIFY word
+    /// of the peer's. Returns what that says.
     #[inline(always)]
-    pub(crate) fn notify(&self, slot: usize, notify: u64) {
+    pub(crate) fn notify(&self, slot: usize, notify: &AtomicU64) -> u64 {
+        let notify = sleepers::whom_to_tell(notify);
         if !self.far.is_shared() {
             self.far.kick(slot);
         } else if notify as u32 != 0 {
             self.notify_places(slot, notify);
         }
+        notify
     }
 
     fn notify_places(&self, slot: usize, notify: u64) {

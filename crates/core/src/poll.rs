@@ -20,7 +20,6 @@ use crate::{adoption, epoll, io, signals, sleep, stats, sys, user, wait};
 use core::ffi::c_int;
 use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering::*;
-use core::sync::atomic::fence;
 use libc::pollfd;
 use netacc_control::stats::{Counter, Reason};
 pub(crate) use select::select;
@@ -387,7 +386,6 @@ fn sleep(
                 w.channel.my_place(p).prepare_sleep();
             }
         }
-        fence(SeqCst);
         Engines::of(wants.iter().map(|w| w.channel)).before_sleep();
     }
     let missed = wants.iter().any(|w| {

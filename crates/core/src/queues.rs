@@ -7,9 +7,7 @@ use crate::wire::{Lanes, Net, Wire};
 use crate::{process, rdma_thread, stats, sys};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::{
-    AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*, fence,
-};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 use netacc_control::stats::Counter;
 use netacc_rdma::{News, PollError};
 
@@ -42,22 +40,15 @@ fn tell(lanes: &Arc<Lanes>, news: News) {
     match news {
         News::Data { lane } => {
             if let Some(slot) = context.slot(lane) {
-                rdma_thread::watch_unread();
-                fence(SeqCst);
-                channel.announce_here(
-                    slot,
-                    channel.words(slot, channel.side ^ 1).quiet[quiet::NOTIFY].load(Relaxed),
-                );
+                let words = channel.words(slot, channel.side ^ 1);
+                channel.announce_here(slot, &words.quiet[quiet::NOTIFY]);
+                rdma_thread::watch_unread_fenced();
             }
         }
         News::Room { lane } => {
             if let Some(slot) = context.slot(lane) {
-                fence(SeqCst);
-                channel.announce_here(
-                    slot,
-                    channel.words(slot, channel.side).producer_quiet[producer_quiet::NOTIFY]
-                        .load(Relaxed),
-                );
+                let words = channel.words(slot, channel.side);
+                channel.announce_here(slot, &words.producer_quiet[producer_quiet::NOTIFY]);
             }
         }
         News::Released { lane } => {

@@ -3,7 +3,8 @@
 
 use crate::{config, fd_words, process, sys};
 use core::ffi::c_int;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::*, fence};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::*};
+use netacc_ring::sleepers;
 
 /// The process that the thread runs in; 0: none.
 pub(crate) static RUNNING: AtomicU32 = AtomicU32::new(0);
@@ -60,7 +61,7 @@ pub(crate) fn uncount_leaving() {
 /// What the thread looks at again and again while something happens, and not at all otherwise.
 pub(crate) struct Watch {
     /// The thread looks within the time.
-    on: AtomicBool,
+    on: sleepers::Watch,
     /// When it is to look, as long as it does not know; 0: it does.
     at: AtomicU64,
 }
@@ -75,18 +76,16 @@ const UNREAD_NS: u64 = 1_000_000_000;
 
 impl Watch {
     const fn new() -> Watch {
-        Watch { on: AtomicBool::new(false), at: AtomicU64::new(0) }
+        Watch { on: sleepers::Watch::new(), at: AtomicU64::new(0) }
     }
 
+    /// The thread is to look after so long; 0: never.
     #[cold]
     #[inline(never)]
-    fn begin(&self, after_ns: impl FnOnce() -> u64) {
-        if !self.on.swap(true, SeqCst) {
-            let after_ns = after_ns();
-            if after_ns != 0 {
-                self.at.store(sys::now_ns().saturating_add(after_ns), SeqCst);
-                wake();
-            }
+    fn begin(&self, after_ns: u64) {
+        if after_ns != 0 {
+            self.at.store(sys::now_ns().saturating_add(after_ns), SeqCst);
+            wake();
         }
     }
 
@@ -97,27 +96,28 @@ impl Watch {
 
     /// The thread begins to look; what happens from here on is looked at again.
     pub(crate) fn begin_look(&self) {
-        self.on.store(false, SeqCst);
-        fence(SeqCst);
+        self.on.begin_look();
     }
 
     /// The thread has found what is worth another look after so long. Returns when; 0: it will be
     /// told.
     pub(crate) fn look_again(&self, after_ns: u64) -> u64 {
-        if self.on.swap(true, SeqCst) { 0 } else { sys::now_ns().saturating_add(after_ns) }
+        if self.on.look_again() { sys::now_ns().saturating_add(after_ns) } else { 0 }
     }
 
     fn forget(&self) {
-        self.on.store(false, Relaxed);
+        self.on.forget();
         self.at.store(0, Relaxed);
     }
 }
 
-/// Bytes have come from another host: one load, nearly always.
+/// Bytes have come from another host, and somebody was looked for who waits for them
+/// ([`announce_here`](crate::channel::Channel::announce_here) has a fence): one load, nearly
+/// always.
 #[inline]
-pub(crate) fn watch_unread() {
-    if !UNREAD.on.load(Relaxed) {
-        UNREAD.begin(|| UNREAD_NS);
+pub(crate) fn watch_unread_fenced() {
+    if UNREAD.on.on_news_fenced() {
+        UNREAD.begin(UNREAD_NS);
     }
 }
 
@@ -131,8 +131,8 @@ pub(crate) fn look_at_unread_again() -> u64 {
 /// sees as posted.)
 #[inline]
 pub(crate) fn watch_posted() {
-    if !POSTED.on.load(Relaxed) {
-        POSTED.begin(posted_ns);
+    if POSTED.on.on_news_fenced() {
+        POSTED.begin(posted_ns());
     }
 }
 

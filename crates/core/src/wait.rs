@@ -14,7 +14,7 @@ mod spin;
 use crate::channel::{Channel, PLACES, Side, announce, producer_quiet, quiet};
 use crate::socket::{Socket, State, flag};
 use crate::{channel, control, engines, fd_words, numbers, process, sleep, stats, sys};
-use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::*, fence};
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::*};
 use libc::{epoll_event, pollfd};
 use netacc_control::stats::Counter;
 use netacc_ring::sleepers;
@@ -383,7 +383,6 @@ fn sleep(sleeper: &Sleeper<'_>, mut ready: impl FnMut() -> bool) -> Woke {
     let mut missed = false;
     if let Some(p) = place.filter(|_| posted) {
         channel.my_place(p).prepare_sleep();
-        fence(SeqCst);
         engines::before_sleep_for(channel, slot);
         let room = || side == Side::Send && send_room_or_ask(s, channel, slot, s.tx_ring_bytes());
         missed = (side == Side::Receive || !on_carrier) && (ready() || room());

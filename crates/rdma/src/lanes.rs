@@ -32,8 +32,7 @@ use core::ffi::c_int;
 use core::ptr::NonNull;
 use core::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64, AtomicUsize,
-    Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst},
-    fence,
+    Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 use netacc_ring::RingWords;
 use netacc_verbs::fabric::{Access, BATCH_MAX, Call, Error, Fabric, Failure, Piece, PostError};

@@ -9,7 +9,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::compiler_fence;
 
 use crate::ring::{Buffer, CopyError, PeerCorrupt, RingWords};
-use crate::sync::{Ordering, fence};
+use crate::sync::Ordering;
 
 /// The receiving end of a ring.
 ///
@@ -224,10 +224,7 @@ impl Consumer {
     #[cold]
     #[inline(never)]
     fn take_space_request_slow(&mut self) -> bool {
-        fence(Ordering::SeqCst);
-        let space_wanted = &self.words().space_wanted;
-        let wanted = space_wanted.load(Ordering::Relaxed) != 0
-            && space_wanted.swap(0, Ordering::Relaxed) != 0;
+        let wanted = self.words().take_space_request(|| true);
         self.fenced = self.published;
         wanted
     }

@@ -18,13 +18,16 @@
 //! | a receiver | NOTIFY, `sleeping` | the tail, and what else `prod` is called for |
 //! | a sender without room | NOTIFY, `sleeping`, `space_wanted` | the head |
 //! | a set that takes a connection over | NOTIFY | the connection |
+//! | a receiver that ends, by [`end`] | [`ENDS`] in NOTIFY | the tail |
+//! | a thread that looks now and then, by [`Watch`] | that it is not going to look again | what it watches |
 //! | a thread in the kernel's own wait | that it is there ([`Outside`]) | whether the set is active |
 //! | a thread with a new doorbell | the doorbell ([`hand_over`]) | whether the channel is dead |
 //!
 //! | who wakes | says | then looks at |
 //! |---|---|---|
-//! | a sender, by [`tell`] | the tail | NOTIFY, `sleeping` |
-//! | a consumer, by [`tell`] | the head | `space_wanted`, and behind it NOTIFY, `sleeping` |
+//! | a sender, by [`whom_to_tell`] and [`tell`] | the tail | NOTIFY, `sleeping` |
+//! | a consumer, by [`RingWords::take_space_request`] | the head | `space_wanted`, and behind it NOTIFY, `sleeping` |
+//! | who brings something that is watched | the tail | whether the thread is going to look |
 //! | this process, by [`Posted::awaited`] | any change that no peer announces | who is posted |
 //! | the set's first accelerated connection | that the set is active | who is there |
 //! | who finds the peer dead | that it is | which doorbells there are |
@@ -67,8 +70,26 @@ const fn place_of(field: u64) -> Option<usize> {
     if place != 0 && place <= PLACES { Some(place.wrapping_sub(1)) } else { None }
 }
 
-/// Tells those who wait for a slot. `notify` was loaded behind a `SeqCst` fence that followed the
-/// change. `place` is the [`ReadySet`] of a place, `stamp` as [`ReadySet::announce_in_order`] has
+/// Of a NOTIFY word: the consumer takes nothing more from the ring.
+pub const ENDS: u64 = 1 << 32;
+
+/// Of a consumer that is about to end: its producers find [`ENDS`], or have published before
+/// whatever the caller looks at next.
+pub fn end(notify: &AtomicU64) {
+    notify.fetch_or(ENDS, SeqCst);
+    fence_after_rmw();
+}
+
+/// What a NOTIFY word says, for who has just changed what its sleepers look at.
+#[inline(always)]
+#[must_use]
+pub fn whom_to_tell(notify: &AtomicU64) -> u64 {
+    fence(SeqCst);
+    notify.load(Relaxed)
+}
+
+/// Tells those who wait for a slot. `notify` is what [`whom_to_tell`] gave behind the change.
+/// `place` is the [`ReadySet`] of a place, `stamp` as [`ReadySet::announce_in_order`] has
 /// it, `ring` rings the doorbell of a place.
 #[inline(always)]
 pub fn tell<'a>(
@@ -101,8 +122,8 @@ impl RingWords {
     }
 
     /// As [`has_room`](Self::has_room); if there is none, the consumer is asked to tell when there
-    /// is, by [`Consumer::take_space_request`](crate::Consumer::take_space_request). Every look
-    /// that precedes a sleep asks.
+    /// is, by [`take_space_request`](Self::take_space_request). Every look that precedes a sleep
+    /// asks.
     #[inline]
     #[must_use]
     pub fn has_room_or_ask(&self, tail: impl Fn() -> u64, size: u64) -> bool {
@@ -112,6 +133,15 @@ impl RingWords {
         self.space_wanted.swap(1, SeqCst);
         fence_after_rmw();
         self.has_room(tail(), size)
+    }
+
+    /// Behind a head that was published: was the consumer asked to tell, and is there `room`? Then
+    /// the caller tells the producer.
+    #[inline]
+    #[must_use]
+    pub fn take_space_request(&self, room: impl FnOnce() -> bool) -> bool {
+        fence(SeqCst);
+        self.space_wanted.load(Relaxed) != 0 && room() && self.space_wanted.swap(0, Relaxed) != 0
     }
 }
 
@@ -340,6 +370,45 @@ impl Outside {
     pub fn forget(&self) {
         let next = |word: u64| Some((word >> 32).wrapping_add(1) << 32);
         let _ = self.0.fetch_update(SeqCst, Relaxed, next);
+    }
+}
+
+/// Whether a thread is going to look at something. It looks again and again while there is news,
+/// and not at all otherwise.
+#[derive(Debug, Default)]
+pub struct Watch(AtomicBool);
+
+impl Watch {
+    /// Nobody is going to look.
+    #[cfg(not(loom))]
+    #[must_use]
+    pub const fn new() -> Self {
+        Self(AtomicBool::new(false))
+    }
+
+    /// There is news, which a `SeqCst` fence followed. True: nobody was going to look, and the
+    /// caller wakes the thread. One load, nearly always.
+    #[inline]
+    #[must_use = "true: wake the thread"]
+    pub fn on_news_fenced(&self) -> bool {
+        !self.0.load(Relaxed) && !self.0.swap(true, SeqCst)
+    }
+
+    /// The thread begins to look. It is woken for what comes from here on.
+    pub fn begin_look(&self) {
+        self.0.store(false, SeqCst);
+        fence(SeqCst);
+    }
+
+    /// The thread has found what is worth another look. False: it is woken for that anyway.
+    #[must_use]
+    pub fn look_again(&self) -> bool {
+        !self.0.swap(true, SeqCst)
+    }
+
+    /// In a forked child there is no such thread.
+    pub fn forget(&self) {
+        self.0.store(false, Relaxed);
     }
 }
 

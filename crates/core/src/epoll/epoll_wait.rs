@@ -17,7 +17,6 @@ use crate::wait::looks::{self, Habit, Looked};
 use crate::{io, process, signals, sleep, stats, sys, user, wait};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
-use core::sync::atomic::fence;
 use libc::epoll_event;
 use netacc_control::stats::{Counter, Reason};
 
@@ -241,7 +240,6 @@ unsafe fn await_news(
         for c in &inner.channels {
             c.my_place(place.unwrap_or(0)).prepare_sleep();
         }
-        fence(SeqCst);
         inner.engines.before_sleep();
         let looks = inner.looks;
         inner.drain(e);

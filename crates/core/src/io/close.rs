@@ -26,7 +26,6 @@ use crate::socket::{
 use crate::{adoption, agent, channel, fd_table, lock, numbers, process, socket, sys};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
-use core::sync::atomic::fence;
 use netacc_control::stats::Reason;
 
 /// A descriptor of `s` is closed; with this process's last one the connection ends here.
@@ -310,13 +309,8 @@ pub(crate) fn after_close(s: &'static Socket) {
         return;
     }
     let (tx, rx) = (channel.words(slot, channel.side), channel.words(slot, channel.side ^ 1));
-    let (readers, writers) = (
-        tx.quiet[quiet::NOTIFY].load(Relaxed),
-        rx.producer_quiet[producer_quiet::NOTIFY].load(Relaxed),
-    );
-    fence(SeqCst);
-    channel.notify(slot, readers);
-    channel.notify(slot, writers);
+    channel.notify(slot, &tx.quiet[quiet::NOTIFY]);
+    channel.notify(slot, &rx.producer_quiet[producer_quiet::NOTIFY]);
     // Last: the slot may serve another connection from here on.
     rx.quiet[quiet::REQUEST].fetch_or(quiet::CLOSED, SeqCst);
     s.published.leave();

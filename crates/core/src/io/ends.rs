@@ -203,19 +203,14 @@ impl TxHeld<'_> {
     /// Wakes whoever waits for what was just published. False: nobody will take it.
     #[inline(always)]
     pub(super) fn notify(&self) -> bool {
-        fence(SeqCst);
-        let notify = self.words.quiet[quiet::NOTIFY].load(Relaxed);
-        self.channel.notify(self.slot, notify);
-        notify & quiet::ENDS == 0
+        self.channel.notify(self.slot, &self.words.quiet[quiet::NOTIFY]) & quiet::ENDS == 0
     }
 }
 
 impl RxHeld<'_> {
     #[inline]
     pub(super) fn notify_space(&self) {
-        fence(SeqCst);
-        self.channel
-            .notify(self.slot, self.words.producer_quiet[producer_quiet::NOTIFY].load(Relaxed));
+        self.channel.notify(self.slot, &self.words.producer_quiet[producer_quiet::NOTIFY]);
     }
 
     /// Bytes that only the ring has. (After a fail-over it still has what comes again over the

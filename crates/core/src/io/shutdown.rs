@@ -13,6 +13,7 @@ use core::sync::atomic::Ordering::*;
 use core::sync::atomic::fence;
 use netacc_control::stats::Reason;
 use netacc_proto::switchover::{Path as Way, TxState};
+use netacc_ring::sleepers;
 
 pub(crate) fn shutdown(s: &'static Socket, g: u16, fd: c_int, how: c_int) -> Ret {
     let inherited = s.is_inherited();
@@ -63,12 +64,8 @@ pub(crate) fn shutdown(s: &'static Socket, g: u16, fd: c_int, how: c_int) -> Ret
 fn wake_senders(s: &Socket) {
     if let Some(channel) = s.channel().filter(|c| c.far.is_shared()) {
         let slot = s.slot.load(Relaxed) as usize;
-        fence(SeqCst);
-        channel.notify(
-            slot,
-            channel.words(slot, channel.side ^ 1).producer_quiet[producer_quiet::NOTIFY]
-                .load(Relaxed),
-        );
+        let words = channel.words(slot, channel.side ^ 1);
+        channel.notify(slot, &words.producer_quiet[producer_quiet::NOTIFY]);
     }
 }
 
@@ -98,11 +95,9 @@ pub(super) fn say_shut(s: &Socket, fd: c_int, how: c_int) -> bool {
 /// The peer finds with its next send that nothing more is taken from the ring.
 pub(super) fn say_end(s: &Socket) {
     if let Some(channel) = s.channel().filter(|c| c.far.is_shared()) {
-        // A sender that does not find this has sent before whatever its caller looks at next
-        // (`sent_fast`).
-        channel.words(s.slot.load(Relaxed) as usize, channel.side ^ 1).quiet[quiet::NOTIFY]
-            .fetch_or(quiet::ENDS, SeqCst);
-        fence(SeqCst);
+        let words = channel.words(s.slot.load(Relaxed) as usize, channel.side ^ 1);
+        // (A sender that does not find it has sent before the caller looks: `sent_fast`.)
+        sleepers::end(&words.quiet[quiet::NOTIFY]);
     }
 }
 

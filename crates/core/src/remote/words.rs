@@ -8,7 +8,6 @@ use crate::channel::{announce, producer_quiet, quiet};
 use crate::sys;
 use crate::wire::parting;
 use core::sync::atomic::Ordering::*;
-use core::sync::atomic::fence;
 use netacc_control::stats::Reason;
 use netacc_proto::agreement::SlotState;
 use netacc_proto::rendezvous::{Message, Words, request};
@@ -159,9 +158,8 @@ impl Remote {
             channel.far.take_back(slot, Reason::PeerAskedForTcp, w.request & request::AGAIN != 0);
         }
         if changed {
-            fence(SeqCst);
-            channel.announce_here(slot, inb.quiet[quiet::NOTIFY].load(Relaxed));
-            channel.announce_here(slot, out.producer_quiet[producer_quiet::NOTIFY].load(Relaxed));
+            channel.announce_here(slot, &inb.quiet[quiet::NOTIFY]);
+            channel.announce_here(slot, &out.producer_quiet[producer_quiet::NOTIFY]);
             // It waits for the echo.
             channel.far.words_changed(slot);
         }

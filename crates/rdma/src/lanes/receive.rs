@@ -238,13 +238,8 @@ impl<F: Fabric> Lanes<F> {
         }
         lane.acked.store(head, Release);
         out.head.store(head, Release);
-        // Against `Producer::want_space`, which stores, fences and looks at the head.
-        fence(SeqCst);
-        let half = config.rings.size as u64 / 2;
-        if out.space_wanted.load(Relaxed) != 0
-            && out.tail.load(Relaxed).wrapping_sub(head) <= half
-            && out.space_wanted.swap(0, Relaxed) != 0
-        {
+        let room = || out.has_room(out.tail.load(Relaxed), config.rings.size as u64);
+        if out.take_space_request(room) {
             tell(News::Room { lane: n });
         }
         Ok(())

@@ -10,13 +10,13 @@ use std::boxed::Box;
 use std::vec::Vec;
 
 use loom::cell::UnsafeCell;
-use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use loom::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, fence};
+use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use loom::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 
 use super::util::{read, write};
-use crate::sleepers::{self, Doorbell, Outside, Posted, Side};
+use crate::sleepers::{self, Doorbell, Outside, Posted, Side, Watch};
 use crate::{Consumer, Producer, ReadySet, RingWords};
 
 const NOTIFY: usize = 0;
@@ -83,13 +83,15 @@ impl Connection {
     /// The sender: publishes, and tells whom NOTIFY names.
     fn send(&self, tail: u64) {
         self.words.tail.store(tail, Release);
-        fence(SeqCst);
-        self.tell(self.words.quiet[NOTIFY].load(Relaxed));
+        self.tell(&self.words.quiet[NOTIFY]);
     }
 
-    fn tell(&self, notify: u64) {
+    /// `Channel::notify`. What NOTIFY said.
+    fn tell(&self, notify: &AtomicU64) -> u64 {
+        let notify = sleepers::whom_to_tell(notify);
         let set = |place: usize| &self.places[place].set;
         sleepers::tell(notify, 0, set, |_| (), |place| self.places[place].bell.ring());
+        notify
     }
 
     /// `wait::prod`.
@@ -280,8 +282,7 @@ fn loom_a_place_that_changes_hands_keeps_its_next_thread_awake() {
             let place = first.clone();
             move || {
                 others.0.tail.store(1, Release);
-                fence(SeqCst);
-                place.tell(others.0.quiet[NOTIFY].load(Relaxed));
+                place.tell(&others.0.quiet[NOTIFY]);
             }
         });
         // A wait without time: it posts, looks, and is gone.
@@ -332,7 +333,7 @@ fn room(steps: &'static [usize]) {
                 assert_eq!(read(&mut c, *len).unwrap().len(), *len);
                 c.publish();
                 if c.take_space_request() {
-                    theirs.tell(theirs.words.producer_quiet[0].load(Relaxed));
+                    theirs.tell(&theirs.words.producer_quiet[0]);
                 }
             }
         });
@@ -353,6 +354,75 @@ fn loom_a_thread_that_waits_for_room_hears_of_it() {
 #[test]
 fn loom_a_thread_that_waits_for_room_hears_of_the_step_that_makes_it() {
     room(&[1, 1, 2]);
+}
+
+/// The same, where an engine brings how far the peer has read (`credit` of `netacc-rdma`).
+#[test]
+fn loom_a_thread_that_waits_for_room_hears_of_a_credit() {
+    loom::model(|| {
+        let connection = Connection::new();
+        connection.words.tail.store(4, Relaxed);
+        let theirs = connection.clone();
+        let engine = thread::spawn(move || {
+            let words = &theirs.words;
+            for head in [1, 4] {
+                words.head.store(head, Release);
+                let room = || words.has_room(words.tail.load(Relaxed), 4);
+                if words.take_space_request(room) {
+                    theirs.tell(&words.producer_quiet[0]);
+                }
+            }
+        });
+        let words = &connection.words;
+        let look = || words.has_room_or_ask(|| 4, 4);
+        connection.wait_or_ask(
+            Side::Send,
+            0,
+            &words.producer_quiet[0],
+            || words.has_room(4, 4),
+            look,
+        );
+        engine.join().unwrap();
+    });
+}
+
+/// A receiver ends as bytes are published: it finds them, or the sender finds that it has ended.
+#[test]
+fn loom_bytes_for_a_receiver_that_ends_are_seen_at_one_end() {
+    loom::model(|| {
+        let connection = Connection::new();
+        let theirs = connection.clone();
+        let sender = thread::spawn(move || {
+            theirs.words.tail.store(1, Release);
+            theirs.tell(&theirs.words.quiet[NOTIFY]) & sleepers::ENDS != 0
+        });
+        sleepers::end(&connection.words.quiet[NOTIFY]);
+        let seen = connection.words.tail.load(Acquire) == 1;
+        assert!(sender.join().unwrap() || seen);
+    });
+}
+
+/// A thread that looks at unread bytes now and then stops as some come: it finds them, or is woken.
+#[test]
+fn loom_a_thread_that_stops_watching_hears_of_bytes() {
+    loom::model(|| {
+        let shared = Arc::new((Connection::new(), Watch::default(), Bell::new()));
+        // It looks already.
+        assert!(shared.1.on_news_fenced());
+        let theirs = shared.clone();
+        let engine = thread::spawn(move || {
+            theirs.0.send(1);
+            if theirs.1.on_news_fenced() {
+                theirs.2.ring();
+            }
+        });
+        shared.1.begin_look();
+        if shared.0.words.tail.load(Acquire) == 0 {
+            shared.2.sleep();
+            assert_eq!(shared.0.words.tail.load(Acquire), 1);
+        }
+        engine.join().unwrap();
+    });
 }
 
 /// A doorbell comes while it is wanted: it is rung by one of the two.

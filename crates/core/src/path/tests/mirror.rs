@@ -9,7 +9,7 @@ use crate::lock::lock_end;
 use crate::path::{Far, PathId};
 use crate::socket::{Offer, Socket, State, flag, offer};
 use crate::sys;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*, fence};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use netacc_control::stats::Reason;
 use netacc_proto::rendezvous::Tuple;
 use netacc_proto::switchover::Peer;
@@ -135,12 +135,6 @@ fn copy(from: &[AtomicU64], to: &[AtomicU64], at: usize, n: usize) {
     }
 }
 
-/// Tells whoever waits, behind the change.
-fn tell(side: usize, slot: usize, notify: &AtomicU64) {
-    fence(SeqCst);
-    channel(side).announce_here(slot, notify.load(Relaxed));
-}
-
 impl Seat {
     /// The words of what `from` produces, at its own end and at the other one.
     fn words(slot: usize, from: usize) -> (&'static RingWords, &'static RingWords) {
@@ -159,11 +153,11 @@ impl Seat {
                 copy(self.ends[from].out, self.ends[from ^ 1].inb, at, n);
                 there.base.store(base, Relaxed);
                 there.tail.store(tail, Release);
-                tell(from ^ 1, slot, &there.quiet[quiet::NOTIFY]);
+                channel(from ^ 1).announce_here(slot, &there.quiet[quiet::NOTIFY]);
             }
             let head = there.head.load(Acquire);
             if here.head.swap(head, AcqRel) != head && here.space_wanted.swap(0, SeqCst) != 0 {
-                tell(from, slot, &here.producer_quiet[producer_quiet::NOTIFY]);
+                channel(from).announce_here(slot, &here.producer_quiet[producer_quiet::NOTIFY]);
             }
         }
     }
@@ -185,8 +179,8 @@ impl Seat {
             news |= here.quiet[quiet::ACK].swap(ack, AcqRel) != ack;
             self.ends[from ^ 1].seen_ack = ack;
             if news {
-                tell(from, slot, &here.producer_quiet[producer_quiet::NOTIFY]);
-                tell(from ^ 1, slot, &there.quiet[quiet::NOTIFY]);
+                channel(from).announce_here(slot, &here.producer_quiet[producer_quiet::NOTIFY]);
+                channel(from ^ 1).announce_here(slot, &there.quiet[quiet::NOTIFY]);
                 // The ends may have something to say to that.
                 wake();
             }
