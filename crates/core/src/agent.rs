@@ -15,6 +15,7 @@ use core::ffi::c_int;
 use core::net::SocketAddr;
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering::*};
 use netacc_control::stats::Reason;
+use netacc_proto::agreement::Why;
 use netacc_proto::rendezvous::Tuple;
 
 /// A call on a candidate that has moved bytes.
@@ -35,6 +36,17 @@ pub(crate) enum Noted {
     Now,
     /// There can be none.
     Never(Reason),
+}
+
+/// How the process ends.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ending {
+    /// At most so long it may be held up.
+    pub(crate) limit_ns: u64,
+    /// Forked children have connections, too, that only this process can serve.
+    pub(crate) shared: bool,
+    /// For good: it does not become another program, which may fail.
+    pub(crate) for_good: bool,
 }
 
 pub(crate) trait Agent: Sync {
@@ -101,6 +113,10 @@ pub(crate) trait Agent: Sync {
     /// The child changes its user: what it has of its parent's is closed.
     fn give_up_inherited(&self) {}
 
+    /// The process is about to end, or to become another program. Returns when the peers have what
+    /// the path still owes them, or somebody goes on with that who outlives the program.
+    fn finish(&self, _ending: Ending) {}
+
     // ---- the descriptor of a candidate ----------------------------------------------------------
 
     /// The descriptor that `s` is known by has just become another. When this returns the old one
@@ -165,6 +181,16 @@ pub(crate) fn each(call: impl Fn(&'static dyn Agent)) {
         if let Some(agent) = unsafe { agent.load(Acquire).as_ref() } {
             call(*agent);
         }
+    }
+}
+
+/// What the operator is told of a peer's answer.
+pub(crate) fn reason_of(why: Why) -> Reason {
+    match why {
+        Why::NoLibrary => Reason::PeerWithoutLibrary,
+        Why::NotClaimed => Reason::NotClaimed,
+        Why::Refused => Reason::PeerRefused,
+        Why::NotAuthenticated => Reason::NotAuthenticated,
     }
 }
 

@@ -33,6 +33,7 @@ mod io;
 mod io_uring;
 mod keeper;
 mod lifecycle;
+mod listens;
 mod lock;
 mod log;
 mod mapped;
@@ -62,6 +63,7 @@ mod sys;
 #[cfg(test)]
 mod testing;
 mod thread;
+mod tuple_table;
 mod unconnected;
 mod user;
 mod wait;

@@ -47,15 +47,15 @@ mod shares;
 mod tests;
 mod words;
 
-use crate::agent::{Agent, Noted, Used};
+use crate::agent::{Agent, Ending, Noted, Used};
 use crate::candidates::NOTED_AFTER;
 use crate::channel::Channel;
 use crate::lock::Mutex;
 use crate::path::PathId;
 use crate::policy::Asked;
 use crate::rdma_thread::{self, BELL, RUNNING, WOKEN, is_running, wake};
-use crate::rendezvous::table::Table;
 use crate::socket::{Socket, State, flag, offer};
+use crate::tuple_table::Table;
 use crate::{agent, config, fd_table, host, numbers, process, queues, sleep, sys, thread};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -231,6 +231,9 @@ impl Agent for BetweenHosts {
     fn accepting(&self, local: SocketAddr) -> bool {
         accepting(local)
     }
+    fn finish(&self, ending: Ending) {
+        keeper::finish(ending);
+    }
     fn listener_closed(&self) {
         if is_running() {
             let _ = ask(Ask::ListenerClosed);
@@ -377,8 +380,6 @@ fn close_own(fd: c_int) {
 static LOADED: AtomicBool = AtomicBool::new(false);
 /// The process that has.
 static LOADED_BY: AtomicU32 = AtomicU32::new(0);
-
-pub(crate) use keeper::finish;
 
 /// In a forked child: thread, links, pairs and queues are the parent's.
 fn after_fork_in_child(parent: u32) {

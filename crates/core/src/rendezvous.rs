@@ -21,12 +21,12 @@ mod finding;
 pub(crate) mod packet;
 pub(crate) mod possession;
 pub(crate) mod strangers;
-pub(crate) mod table;
 mod waiting;
 
 use crate::arena::{self, Mapping, Pair, Pool};
 use crate::channel::{Channel, ChannelMem, PLACES, SLOTS, quiet};
 use crate::socket::{self, Socket, offer};
+use crate::tuple_table::{Key, Table};
 use crate::{fd_table, stats, sys};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -34,15 +34,13 @@ use auth::Cred;
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU64, Ordering::*};
 use doorbell::learn_doorbell;
-pub(crate) use finding::Listens;
 #[cfg(test)]
 pub(crate) use finding::advert_name;
 use netacc_control::stats::{CHANNEL_SLOTS, Reason};
-use netacc_proto::agreement::{self, Agreement, Malformed, SlotAction, SlotEvent, Why};
+use netacc_proto::agreement::{self, Agreement, Malformed, SlotAction, SlotEvent};
 use netacc_proto::rendezvous::{Direction, Message, Peers, Role, Tuple};
 pub(crate) use possession::Look;
 use possession::{PROOFS, Proof};
-use table::{Key, Table};
 
 /// Control connections, and with them channels, of this process.
 pub(crate) const LINKS: usize = 64;
@@ -611,16 +609,6 @@ fn consumed_by(c: &Channel, slot: usize, side: usize) -> &AtomicU64 {
     let [.., request] = &c.words(slot, side ^ 1).quiet;
     const { assert!(quiet::REQUEST == 3) };
     request
-}
-
-/// What the operator is told.
-pub(crate) fn reason_of(why: Why) -> Reason {
-    match why {
-        Why::NoLibrary => Reason::PeerWithoutLibrary,
-        Why::NotClaimed => Reason::NotClaimed,
-        Why::Refused => Reason::PeerRefused,
-        Why::NotAuthenticated => Reason::NotAuthenticated,
-    }
 }
 
 /// Leaves the agreement for the application's threads. `c` is the offer's channel.

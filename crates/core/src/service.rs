@@ -18,14 +18,15 @@ mod search;
 
 use crate::channel::{Channel, SLOTS};
 use crate::io::{self, PullBack};
+use crate::listens::Listens;
 use crate::lock::{Guard, Mutex};
 use crate::log::warn_log;
 use crate::path::PathId;
 use crate::rendezvous::absent::Absent;
 use crate::rendezvous::packet::{self, Received};
 use crate::rendezvous::{
-    ADVERTS, EVENT_ADVERT, EVENT_CARRIER, EVENT_LINK, LINKS, Listens, State, TRY_PAUSE_NS, Then,
-    Violation, auth, carrier_event, link_of, slot_of, strangers,
+    ADVERTS, EVENT_ADVERT, EVENT_CARRIER, EVENT_LINK, LINKS, State, TRY_PAUSE_NS, Then, Violation,
+    auth, carrier_event, link_of, slot_of, strangers,
 };
 use crate::socket::{self, Socket, flag};
 use crate::{fd_table, heap, numbers, process, sleep, sys, thread};
@@ -734,14 +735,6 @@ extern "C" fn run_pulls(service: *mut c_void) -> *mut c_void {
     sys::name_thread(b"netacc-pull\0");
     service.serve_pulls();
     core::ptr::null_mut()
-}
-
-// ---- what the rest of the core calls ------------------------------------------------------------
-
-/// Waits, at most `limit_ns`, until what goes out again over the carriers is sent: nobody will go
-/// on with it.
-pub(crate) fn finish_pull_backs(limit_ns: u64) {
-    SERVICE.finish_pull_backs(limit_ns)
 }
 
 #[cfg(test)]

@@ -271,6 +271,37 @@ pub fn list() -> Vec<Scenario> {
             },
         )
         .demoted(),
+        pair(
+            "leaving/exit-while-bytes-go-again",
+            "a process ends by _exit while bytes of its go out again over TCP, where there is little room: all arrive, then EOF",
+            |t| {
+                let fd = t.server();
+                await_bytes(fd, SOME);
+                // What comes from now on finds little room.
+                sys::setopt(fd, SOL_SOCKET, libc::SO_RCVBUF, 8192).expect("SO_RCVBUF");
+                t.tell("there");
+                t.wait("small");
+                t.log("option", sys::setopt(fd, IPPROTO_TCP, TCP_INQ, 1));
+                t.tell("left");
+                t.wait("ends");
+                t.drain(fd, 9, SOME);
+                t.log("end", sys::recv(fd, &mut [0; 1], 0));
+            },
+            |t| {
+                let child = t.child(|t| {
+                    let fd = t.client();
+                    t.pour(fd, 9, SOME);
+                    t.wait("there");
+                    sys::setopt(fd, SOL_SOCKET, libc::SO_SNDBUF, 1).expect("SO_SNDBUF");
+                    t.tell("small");
+                    t.wait("left");
+                    t.tell("ends");
+                    sys::exit_now(0)
+                });
+                t.log("status", child.join());
+            },
+        )
+        .demoted(),
     ]
 }
 

@@ -1,10 +1,10 @@
 //! Before exec: what the new program goes on with, and the way back for the rest, because it cannot
 //! read a ring.
 
-use super::exit::{EXIT_NS, begin_to_leave_hosts, finish_leaving_hosts};
+use super::exit::{begin_to_leave_hosts, finish};
 use crate::adoption::exec::{Heir, hand_over};
 use crate::fd_table::{self, Entry};
-use crate::{adoption, io, keeper, process, service, socket, sys};
+use crate::{adoption, io, keeper, process, socket, sys};
 use netacc_control::stats::Reason;
 
 /// This very process becomes the new program, which `heir` says, if it is known.
@@ -15,8 +15,7 @@ pub(crate) fn before_exec(heir: impl FnOnce() -> Option<Heir>) {
         adoption::before_leaving(true);
         // The new program has no thread that goes on with them.
         let shared = begin_to_leave_hosts(false);
-        service::finish_pull_backs(EXIT_NS);
-        finish_leaving_hosts(shared, false);
+        finish(shared, false);
     }
 }
 

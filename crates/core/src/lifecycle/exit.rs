@@ -1,19 +1,19 @@
 //! The end of the process: what its peers do not have yet goes to them over the carriers.
 
+use crate::agent::{self, Ending};
 use crate::fd_table::{self, Entry};
-use crate::{adoption, io, process, rdma_thread, remote, service};
+use crate::{adoption, io, process, rdma_thread};
 use netacc_control::stats::Reason;
 
 /// How long the end of a process, or its exec, may be held up by peers that are slow to read what
 /// goes out again over the carrier.
-pub(super) const EXIT_NS: u64 = 2_000_000_000;
+const EXIT_NS: u64 = 2_000_000_000;
 
 pub(crate) fn at_exit() {
     write_counts();
     let shared = begin_to_leave_hosts(true);
     adoption::before_leaving(false);
-    service::finish_pull_backs(EXIT_NS);
-    finish_leaving_hosts(shared, true);
+    finish(shared, true);
     leave_local_peers();
 }
 
@@ -70,21 +70,17 @@ pub(crate) fn before_daemon() {
 /// peer, and stays there; what a peer on another host does not have yet goes with this process.
 pub(crate) fn before_end() {
     if process::started() && !process::in_vfork_child() {
-        write_counts();
-        let shared = begin_to_leave_hosts(true);
-        adoption::before_leaving(false);
-        finish_leaving_hosts(shared, true);
-        leave_local_peers();
+        at_exit();
     }
 }
 
 /// Bytes that a peer on another host may not have yet go over the carriers. True: of connections
-/// that forked children have, too. `ends`: as in [`finish_leaving_hosts`].
-pub(super) fn begin_to_leave_hosts(ends: bool) -> bool {
+/// that forked children have, too. `for_good`: as in [`Ending`].
+pub(super) fn begin_to_leave_hosts(for_good: bool) -> bool {
     let mut shared = false;
     if rdma_thread::is_running() {
         // First: what is a candidate now stays one.
-        process::is_about_to_end((!ends).then_some(2 * EXIT_NS));
+        process::is_about_to_end((!for_good).then_some(2 * EXIT_NS));
         fd_table::for_each(|_, entry| {
             if let Entry::Socket(s, _) = entry {
                 shared |= io::begin_exit(s) && s.names() > 1;
@@ -94,8 +90,8 @@ pub(super) fn begin_to_leave_hosts(ends: bool) -> bool {
     shared
 }
 
-pub(super) fn finish_leaving_hosts(shared: bool, ends: bool) {
-    if rdma_thread::is_running() {
-        remote::finish(EXIT_NS, shared, ends);
-    }
+/// What goes out over the carriers gets there.
+pub(super) fn finish(shared: bool, for_good: bool) {
+    let ending = Ending { limit_ns: EXIT_NS, shared, for_good };
+    agent::each(|agent| agent.finish(ending));
 }

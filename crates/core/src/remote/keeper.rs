@@ -13,6 +13,7 @@ use super::{
     EVENT_BELL, EVENT_KIND, EVENT_LINK, EVENT_SIGNAL, INBOX, Remote, TURN, close_own, leave,
     note_own, watch,
 };
+use crate::agent::Ending;
 use crate::io;
 use crate::keeper::{self, Life};
 use crate::rdma_thread::{self, BELL, RUNNING, WOKEN};
@@ -45,10 +46,11 @@ const SHARED_LOOK_NS: i64 = 5_000_000;
 const TERM_NS: u64 = 5_000_000_000;
 
 /// Connections that are on their way back to their carriers get there, by this process within a
-/// moment, or by one that outlives it. `shared`: forked children have some of them, too, and only
-/// this process can serve them; it waits for those. At most `limit_ns`. `ends`: the process is
-/// about to end, not to become another program, which may fail.
-pub(crate) fn finish(limit_ns: u64, shared: bool, ends: bool) {
+/// moment, or by one that outlives it. (It waits itself for those that children have, too.)
+pub(super) fn finish(Ending { limit_ns, shared, for_good }: Ending) {
+    if !rdma_thread::is_running() {
+        return;
+    }
     let began = sys::now_ns();
     let left = || limit_ns.saturating_sub(sys::now_ns().saturating_sub(began)).max(HAND_OVER_NS);
     if leave::finish(if shared { limit_ns } else { HAND_OVER_NS }) {
@@ -59,7 +61,7 @@ pub(crate) fn finish(limit_ns: u64, shared: bool, ends: bool) {
         leave::finish(left());
         return;
     }
-    let patience_ns = if ends { keeper::ENDS } else { EXEC_NS };
+    let patience_ns = if for_good { keeper::ENDS } else { EXEC_NS };
     if !keeper::ask(rdma_thread::wake, patience_ns, left()) {
         leave::finish(left());
     }

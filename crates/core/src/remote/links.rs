@@ -13,8 +13,8 @@ use super::{EVENT_LINK, Remote, Theirs, close_own, devices, keeper, net, note_ow
 use crate::carrier::sockaddr;
 use crate::channel::Channel;
 use crate::log::{debug_log, warn_of_peer};
-use crate::rendezvous::table::Key;
 use crate::socket::Socket;
+use crate::tuple_table::Key;
 use crate::wire::Wire;
 use crate::{config, numbers, stats, sys};
 use alloc::boxed::Box;

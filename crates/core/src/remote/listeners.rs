@@ -134,7 +134,7 @@ impl Remote {
         }
         self.listeners_at = 0;
         let verbs = self.devices.verbs();
-        let listens = crate::rendezvous::Listens::now();
+        let listens = crate::listens::Listens::now();
         let mut gone = false;
         for l in self.listeners.iter_mut().filter(|l| l.fd >= 0 && !listens.on(l.local.port())) {
             let used = |link: &Link| {

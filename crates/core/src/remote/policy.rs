@@ -4,8 +4,8 @@
 use super::Remote;
 use super::links::Link;
 use crate::policy::{self, Asked};
-use crate::rendezvous::table::Key;
 use crate::socket::Socket;
+use crate::tuple_table::Key;
 use crate::{config, sys};
 use core::net::IpAddr;
 use core::sync::atomic::Ordering::Relaxed;

@@ -14,8 +14,8 @@
 use super::Remote;
 use super::links::{Fault, Link};
 use crate::log::{debug_log, warn_of_peer};
-use crate::rendezvous::table::Key;
 use crate::syn::{Said, Syn};
+use crate::tuple_table::Key;
 use crate::{stats, sys};
 use netacc_control::stats::{Counter, Reason};
 use netacc_proto::agreement::Event;

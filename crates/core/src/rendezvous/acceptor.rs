@@ -1,7 +1,6 @@
 //! The acceptor's part: it owns all memory, and offers it.
 
 use super::possession::PeerVerified;
-use super::table::Key;
 use super::{
     CANDIDATES_PER_FOREIGN_LINK, CANDIDATES_PER_LINK, CHANNEL_BYTES, Mine, PUT_OFF, Phase, SWEEP,
     Slot, State, Theirs, Then, Violation, hand_over, record, strangers,
@@ -10,6 +9,7 @@ use crate::arena::{MemoryError, Pool};
 use crate::channel::{Channel, PLACES, SLOTS};
 use crate::path::PathId;
 use crate::socket::offer;
+use crate::tuple_table::Key;
 use crate::{arena, config, fd_table, socket, stats, sys};
 use core::sync::atomic::Ordering::*;
 use core::sync::atomic::{AtomicU64, fence};

@@ -1,10 +1,10 @@
 //! The connector's part: it checks what it is offered, and maps it.
 
 use super::possession::PeerVerified;
-use super::table::Key;
 use super::{CHANNEL_BYTES, Slot, State, Then, Violation, hand_over, record};
 use crate::arena::{ARENAS_MAX, MAPPED_BYTES_MAX, MemoryError, RING_MAX, RING_MIN};
 use crate::channel::{BY_KERNEL, PLACES, SLOTS};
+use crate::tuple_table::Key;
 use crate::{arena, socket, stats};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;

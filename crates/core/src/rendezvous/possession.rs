@@ -13,10 +13,10 @@
 //! proofs, and what is done where the kernel shows no options.
 
 use super::auth::Cred;
-use super::table::Key;
 use super::{LINKS, State, Then, Violation, auth, finding};
 use crate::rendezvous::auth::End;
 use crate::socket::Socket;
+use crate::tuple_table::Key;
 use crate::{socket, stats, sys};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;

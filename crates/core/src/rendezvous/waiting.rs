@@ -1,10 +1,10 @@
 //! Our sockets: noted and announced when they have shown to be used, forgotten when they are
 //! closed.
 
-use super::table::{Key, Table};
 use super::{ANNOUNCE_AT_ONCE, LINKS, Mine, Phase, Slot, State, consumed_by, record};
 use crate::channel::{Channel, quiet};
 use crate::socket::Socket;
+use crate::tuple_table::{Key, Table};
 use crate::{socket, sys};
 use core::sync::atomic::Ordering::*;
 use netacc_control::stats::Reason;

@@ -1,7 +1,7 @@
 //! The agent of shared memory: what the rest of the core calls.
 
 use super::{SERVICE, search};
-use crate::agent::{Agent, Noted, Used};
+use crate::agent::{Agent, Ending, Noted, Used};
 use crate::candidates::is_on_this_host;
 use crate::channel::Channel;
 use crate::config;
@@ -39,6 +39,10 @@ impl Agent for Here {
     }
     fn listener_closed(&self) {
         SERVICE.listener_closed();
+    }
+    /// What goes out again over the carriers is sent: nobody would go on with it.
+    fn finish(&self, ending: Ending) {
+        SERVICE.finish_pull_backs(ending.limit_ns);
     }
     fn attached(&self, channel: &Channel) {
         if channel.dead.load(SeqCst) != 0 {
