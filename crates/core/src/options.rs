@@ -216,7 +216,7 @@ fn on_policy(fd: c_int) {
         _ if !s.is(State::Attached) => {}
         Err(why) => io::need_kernel(fd, why),
         Ok(_) => match s.channel() {
-            Some(c) => c.far.take_back(s.slot.load(Relaxed) as usize, Reason::KernelPolicy, true),
+            Some(c) => c.far.demote(s.slot.load(Relaxed) as usize, Reason::KernelPolicy, true),
             None => io::need_kernel(fd, Reason::KernelPolicy),
         },
     }

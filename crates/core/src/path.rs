@@ -259,12 +259,12 @@ impl Far {
 
     /// Both directions of a slot are to go back to the carrier ([`Back::Agent`]); `again`: until
     /// the path is to be had once more. By any thread, with or without an end.
-    pub(crate) fn take_back(self, slot: usize, why: Reason, again: bool) {
+    pub(crate) fn demote(self, slot: usize, why: Reason, again: bool) {
         match self {
             Far::Process => {}
-            Far::Mirror(wire) => wire.take_back(slot, why, again),
+            Far::Mirror(wire) => wire.demote(slot, why, again),
             #[cfg(test)]
-            Far::Loop(engine) => engine.take_back(slot, why, again),
+            Far::Loop(engine) => engine.demote(slot, why, again),
         }
     }
 

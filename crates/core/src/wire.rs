@@ -124,7 +124,7 @@ impl Wire {
 
     /// Both directions of a slot are to go back to the carrier. `again`: until a better path is
     /// there.
-    pub(crate) fn take_back(&self, slot: usize, why: Reason, again: bool) {
+    pub(crate) fn demote(&self, slot: usize, why: Reason, again: bool) {
         let at = self.slot(slot);
         rdma_thread::count_leaving();
         let wanted = (why as u32) << parting::REASON

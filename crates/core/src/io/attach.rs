@@ -235,7 +235,7 @@ fn children_can_follow(s: &Socket) -> bool {
 fn put_off_offer(s: &'static Socket, channel: &'static Channel) {
     // SAFETY: as in `attach`.
     let slot = unsafe { (*s.offer.get()).slot } as usize;
-    channel.far.take_back(slot, Reason::KernelPolicy, true);
+    channel.far.demote(slot, Reason::KernelPolicy, true);
     // Before its calls can ask for another offer.
     agent::of(s.path()).released(channel, slot);
     s.set_reason(Reason::Negotiating);

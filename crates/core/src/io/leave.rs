@@ -128,7 +128,7 @@ pub(crate) fn to_kernel(s: &'static Socket, g: u16, fd: c_int, why: Reason, stri
         }
         return false;
     }
-    let mut way = Way::new(s, g, fd, pull_back_patience_ns(s, g, why, strict), strict);
+    let mut way = LeaveCall::new(s, g, fd, pull_back_patience_ns(s, g, why, strict), strict);
     match way.go() {
         None => true,
         Some(Action::Become) => become_plain(s, why),
@@ -152,7 +152,7 @@ fn break_off(s: &Socket, fd: c_int) {
 }
 
 /// A connection within the host on its way, in the thread that wants it.
-struct Way {
+struct LeaveCall {
     s: &'static Socket,
     g: u16,
     fd: c_int,
@@ -166,15 +166,15 @@ struct Way {
     heard: u32,
 }
 
-impl Way {
-    fn new(s: &'static Socket, g: u16, fd: c_int, patience_ns: u64, strict: bool) -> Way {
+impl LeaveCall {
+    fn new(s: &'static Socket, g: u16, fd: c_int, patience_ns: u64, strict: bool) -> LeaveCall {
         let coming_ns = match () {
             // (The calls of a child ask again and again: the first has waited.)
             _ if s.has(flag::LEAVING) => 0,
             _ if strict => PULL_BACK_NS,
             _ => patience_ns,
         };
-        Way {
+        LeaveCall {
             s,
             g,
             fd,
@@ -211,7 +211,7 @@ impl Way {
         let mut rx = hold_rx(s, self.g)?;
         self.heard = rx.words.producer_user[announce::EPOCH].load(Relaxed) as u32;
         let looked = look_at_rx(s, &mut rx, fd, &mut self.arrival, &limits);
-        ask_back(&mut rx);
+        pull_back(&mut rx);
         drop(rx);
         let Ok(rx) = looked else {
             let _ = corrupt(s, fd);
@@ -271,7 +271,7 @@ impl Way {
 
 /// A receiver that waits for the peer's answer has asked for it, however late it is: nobody else
 /// ever does. (That may fail for want of room in the control connection: again at the next look.)
-fn ask_back(h: &mut RxHeld<'_>) {
+fn pull_back(h: &mut RxHeld<'_>) {
     if h.end.switch.wants_pull_back() && !h.end.asked_back {
         h.end.asked_back = control::send_pull_back(h.channel, h.slot);
         if h.end.asked_back {
@@ -316,7 +316,7 @@ pub(super) fn leave_if_due(s: &'static Socket, g: u16, fd: c_int) {
     }
     // From the beginning: where a handler wanted it, not even the receiver has been told to freeze.
     // (To be told twice changes nothing.)
-    let mut way = Way { until: 0, ..Way::new(s, g, fd, 0, false) };
+    let mut way = LeaveCall { until: 0, ..LeaveCall::new(s, g, fd, 0, false) };
     if let Some(Action::Become) = way.go() {
         let why = s
             .record()

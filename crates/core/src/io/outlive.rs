@@ -96,7 +96,7 @@ fn leaves_behind(s: &'static Socket, h: &TxHeld<'_>, fd: c_int, why: Reason) -> 
     }
     s.waiters.fetch_add(1, SeqCst);
     socket::orphan(s, own, flag::CLOSE_LATER);
-    h.channel.far.take_back(h.slot, why, false);
+    h.channel.far.demote(h.slot, why, false);
     true
 }
 
@@ -126,7 +126,7 @@ pub(crate) fn begin_exit(s: &'static Socket) -> bool {
     if s.rx_lock.owner() != 0 || s.tx_lock.owner() != 0 {
         // What it has sent before the call that it is in has to arrive as well.
         let Some(channel) = s.channel() else { return false };
-        channel.far.take_back(s.slot.load(Relaxed) as usize, Reason::Disconnected, false);
+        channel.far.demote(s.slot.load(Relaxed) as usize, Reason::Disconnected, false);
         return true;
     }
     // A forked child may go on with it, and only this process can give it what is in the ring.
@@ -135,7 +135,7 @@ pub(crate) fn begin_exit(s: &'static Socket) -> bool {
     if let Ok(h) = hold_tx(s, s.generation16())
         && (shared || !is_clean(&h))
     {
-        h.channel.far.take_back(h.slot, Reason::Disconnected, false);
+        h.channel.far.demote(h.slot, Reason::Disconnected, false);
         return true;
     }
     false

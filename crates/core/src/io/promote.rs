@@ -165,7 +165,7 @@ pub(super) fn switch_if_ordered(s: &Socket, h: &mut TxHeld<'_>) {
     if h.end.switch.state() == TxState::Fast && x.is_multiple_of(16) {
         if s.path().leaves_by_agent() {
             if x.is_multiple_of(1024) {
-                h.channel.far.take_back(h.slot, s.path().traits().lost, true);
+                h.channel.far.demote(h.slot, s.path().traits().lost, true);
             }
         } else {
             demote_tx(s, h, false);

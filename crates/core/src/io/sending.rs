@@ -201,7 +201,7 @@ impl Sending<'_> {
             return Next::Again;
         }
         if !may_use_carrier(h) && (self.total > 0 || flags & libc::MSG_OOB != 0) {
-            h.channel.far.take_back(h.slot, s.path().traits().lost, true);
+            h.channel.far.demote(h.slot, s.path().traits().lost, true);
             return Next::Departure;
         }
         // What it says of a peer that was reset is not what the application is told: no signal

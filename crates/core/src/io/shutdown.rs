@@ -155,7 +155,7 @@ pub(super) fn shutdown_between_hosts(s: &'static Socket, g: u16, fd: c_int, how:
             return r;
         }
     }
-    channel.far.take_back(slot, Reason::Disconnected, false);
+    channel.far.demote(slot, Reason::Disconnected, false);
     wait::prod(s);
     0
 }

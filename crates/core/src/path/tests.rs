@@ -377,7 +377,7 @@ fn a_connection_leaves_an_added_path_for_a_while() {
         ends[C].send(C, 5000 * round);
         let s = ends[round % 2].socket;
         let slot = s.slot.load(SeqCst) as usize;
-        s.channel().unwrap().far.take_back(slot, s.path().traits().lost, true);
+        s.channel().unwrap().far.demote(slot, s.path().traits().lost, true);
         ends[A].receive_all(A, 5000 * round);
         let promotions = |e: &End| e.socket.record().map_or(0, |r| r.promotions.load(SeqCst));
         let before = ends.each_ref().map(promotions);

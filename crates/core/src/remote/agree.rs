@@ -424,7 +424,7 @@ impl Remote {
                 if let (Some(channel), true) =
                     (l.channel, c.socket.is_some_and(|s| s.tuple() == *tuple))
                 {
-                    channel.far.take_back(slot, Reason::NotAuthenticated, false);
+                    channel.far.demote(slot, Reason::NotAuthenticated, false);
                 }
             }
         }

@@ -102,7 +102,7 @@ impl Remote {
             .map(|(slot, _)| slot)
             .collect();
         for slot in slots {
-            channel.far.take_back(slot, Reason::RdmaLost, true);
+            channel.far.demote(slot, Reason::RdmaLost, true);
         }
         // Of those whose end is gone the peer will say no more.
         let left = |c: &links::Conn| c.pair == number && c.slot.state == SlotState::Left;
@@ -127,7 +127,7 @@ impl Remote {
             .map(|(slot, _)| slot)
             .collect();
         for slot in live {
-            channel.far.take_back(slot, Reason::RdmaLost, false);
+            channel.far.demote(slot, Reason::RdmaLost, false);
             wire.slot(slot).leave.fetch_or(parting::GONE, SeqCst);
         }
     }
@@ -151,7 +151,7 @@ impl Remote {
                 .map(|(slot, _)| slot)
                 .collect();
             for slot in slots {
-                channel.far.take_back(slot, Reason::InheritedByFork, false);
+                channel.far.demote(slot, Reason::InheritedByFork, false);
             }
         }
     }

@@ -155,7 +155,7 @@ impl Remote {
         });
         if let Some((channel, slot)) = rival {
             stats::count(Counter::AuthFailures);
-            channel.far.take_back(slot, Reason::NotAuthenticated, false);
+            channel.far.demote(slot, Reason::NotAuthenticated, false);
         }
         let refuse = |r: &mut Remote, reason| {
             stats::count(Counter::OffersRefused);
@@ -338,7 +338,7 @@ impl Remote {
     /// connection up, is to try again.
     pub(super) fn left_for_now(&mut self, i: usize, slot: usize) {
         if let Some(channel) = self.link(i).and_then(|l| l.channel) {
-            channel.far.take_back(slot, Reason::RdmaLost, true);
+            channel.far.demote(slot, Reason::RdmaLost, true);
         }
         self.left(i, slot);
     }

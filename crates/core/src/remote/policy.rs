@@ -137,7 +137,7 @@ impl Remote {
         let Some(channel) = l.channel.filter(|_| is_verdict) else { return };
         // They ask for an agreement anew: each socket says whether its own packets are concerned.
         for (slot, _) in l.conns.iter().enumerate().filter(|(_, c)| c.slot.is_live()) {
-            channel.far.take_back(slot, Reason::Ipsec, true);
+            channel.far.demote(slot, Reason::Ipsec, true);
         }
     }
 }

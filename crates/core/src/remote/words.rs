@@ -125,7 +125,7 @@ impl Remote {
             // (For good, unless it is on its way back for another reason: the peer's words may have
             // crossed ours.)
             if wire.slot(slot).leave.load(SeqCst) & parting::WANTED == 0 {
-                channel.far.take_back(slot, Reason::PeerAskedForTcp, false);
+                channel.far.demote(slot, Reason::PeerAskedForTcp, false);
             }
             channel.far.words_changed(slot);
             return Ok(());
@@ -155,7 +155,7 @@ impl Remote {
         if w.request & (request::LEAVE | request::LEFT) != 0
             && (leaves & parting::WANTED == 0 || (!again && leaves & parting::AGAIN != 0))
         {
-            channel.far.take_back(slot, Reason::PeerAskedForTcp, w.request & request::AGAIN != 0);
+            channel.far.demote(slot, Reason::PeerAskedForTcp, w.request & request::AGAIN != 0);
         }
         if changed {
             channel.announce_here(slot, &inb.quiet[quiet::NOTIFY]);

@@ -26,7 +26,7 @@ pub(in crate::io) fn to_kernel_between_hosts(
     let inherited = s.is_inherited();
     let (channel, slot) = (s.channel(), s.slot.load(Relaxed) as usize);
     let patience_ns = pull_back_patience_ns(s, g, why, strict);
-    ask_back(s, g, why);
+    ask_to_demote(s, g, why);
     let until = sys::now_ns().saturating_add(patience_ns);
     let abandoned = loop {
         if s.generation16() != g || !s.is(State::Attached) {
@@ -74,7 +74,7 @@ pub(in crate::io) fn await_carrier(
     let limit = if nonblocking { PULL_BACK_NS } else { timeout_ns.max(0) as u64 };
     let until = if limit == 0 { u64::MAX } else { sys::now_ns().saturating_add(limit) };
     let inherited = s.is_inherited();
-    ask_back(s, g, why);
+    ask_to_demote(s, g, why);
     loop {
         if s.generation16() != g || s.has(flag::BROKEN_OFF | flag::CORRUPT) {
             return Ok(());
@@ -120,9 +120,9 @@ pub(in crate::io) fn await_departure(s: &'static Socket, g: u16) -> Woke {
 }
 
 /// Both directions are to be the carrier's, for good.
-fn ask_back(s: &'static Socket, g: u16, why: Reason) {
+fn ask_to_demote(s: &'static Socket, g: u16, why: Reason) {
     match s.channel() {
-        Some(channel) => channel.far.take_back(s.slot.load(Relaxed) as usize, why, false),
+        Some(channel) => channel.far.demote(s.slot.load(Relaxed) as usize, why, false),
         None if s.is_inherited() && s.generation16() == g => {
             s.raise(flag::CALLED_BACK);
             s.path().call_maker(s.owner.load(Relaxed));

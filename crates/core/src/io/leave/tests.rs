@@ -67,7 +67,7 @@ fn a_leave_that_comes_too_late_has_asked_for_the_unread_bytes() {
     {
         // The thread did not run for as long as it was to wait, nor has the peer answered yet.
         let held = hold_tx(ends[C].socket, ends[C].socket.generation16());
-        let end = Way { until: 0, ..Way::new(s, g, fd, PULL_BACK_NS, false) }.go();
+        let end = LeaveCall { until: 0, ..LeaveCall::new(s, g, fd, PULL_BACK_NS, false) }.go();
         assert!(held.is_ok() && end == Some(Action::Later), "{end:?}");
     }
     leaves_later(s, Reason::SocketOption);

@@ -51,7 +51,7 @@ impl Engine {
         self.seen_epoch[slot].load(SeqCst)
     }
 
-    pub(crate) fn take_back(&self, slot: usize, why: Reason, again: bool) {
+    pub(crate) fn demote(&self, slot: usize, why: Reason, again: bool) {
         let mut wanted = self.wanted[slot].lock().unwrap();
         // Who asks first says why; who wants it for good has the last word.
         match &mut *wanted {
@@ -203,7 +203,7 @@ impl Seat {
             if (wanted.is_some() || self.ends[side].left)
                 && ENGINES[side ^ 1].wants(slot).is_none_or(|(_, too)| too && !again)
             {
-                ENGINES[side ^ 1].take_back(slot, Reason::PeerAskedForTcp, again);
+                ENGINES[side ^ 1].demote(slot, Reason::PeerAskedForTcp, again);
             }
         }
         self.leaving |= [A, C].iter().any(|side| ENGINES[*side].wants(slot).is_some());
