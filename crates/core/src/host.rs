@@ -4,8 +4,7 @@
 //!
 //! And whether this host has RDMA devices.
 
-use crate::heap::Scratch;
-use crate::{fd_words, numbers, sys};
+use crate::{fd_words, netlink, numbers, sys};
 use core::ffi::c_int;
 use core::net::IpAddr;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};
@@ -81,72 +80,27 @@ fn ask() {
 /// Writes the list that is not in use. `None`: the kernel did not say.
 fn list_into(fd: c_int) -> Option<usize> {
     let list = LISTS.get(CURRENT.load(Relaxed) & 1 ^ 1)?;
-    // struct nlmsghdr, and a struct ifaddrmsg that asks for every family.
-    let mut question = [0u8; 24];
-    let parts: [&[u8]; 3] = [
-        &24u32.to_ne_bytes(),
-        &libc::RTM_GETADDR.to_ne_bytes(),
-        &((libc::NLM_F_REQUEST | libc::NLM_F_DUMP) as u16).to_ne_bytes(),
-    ];
-    question.iter_mut().zip(parts.into_iter().flatten()).for_each(|(to, from)| *to = *from);
-    // SAFETY: a live buffer.
-    if unsafe { sys::sendto(fd, question.as_ptr(), question.len(), libc::MSG_DONTWAIT) } < 0 {
-        return None;
-    }
-    // (A smaller buffer would lose addresses.)
-    let mut answer = Scratch::filled(8192, 0u8)?;
     let mut count = 0;
-    // Each answer holds some tens of addresses.
-    for _ in 0..64 {
-        // SAFETY: a live buffer; the kernel has answered already, or does so within the call.
-        let got = unsafe {
-            sys::recvfrom(
-                fd,
-                answer.as_mut_ptr(),
-                answer.len(),
-                libc::MSG_DONTWAIT,
-                core::ptr::null_mut(),
-                core::ptr::null_mut(),
-            )
-        };
-        let mut rest = answer.get(..usize::try_from(got).ok()?)?;
-        while let Some((kind, body, next)) = message(rest) {
-            match i32::from(kind) {
-                libc::NLMSG_DONE => return Some(count),
-                libc::NLMSG_ERROR => return None,
-                _ if kind == libc::RTM_NEWADDR => {
-                    if let (Some(ip), Some(place)) = (address_of(body), list.get(count)) {
-                        place.store(hash(ip), Relaxed);
-                        count += 1;
-                    }
-                }
-                _ => {}
-            }
-            rest = next;
+    // (A struct ifaddrmsg that asks for every family.)
+    let all = libc::NLM_F_REQUEST | libc::NLM_F_DUMP;
+    netlink::talk(fd, libc::RTM_GETADDR, all, &[0; 8], |kind, body| {
+        if kind == libc::RTM_NEWADDR
+            && let (Some(ip), Some(place)) = (address_of(body), list.get(count))
+        {
+            place.store(hash(ip), Relaxed);
+            count += 1;
         }
-    }
-    None
-}
-
-/// The type of a netlink message, what it says, and what follows it.
-pub(crate) fn message(at: &[u8]) -> Option<(u16, &[u8], &[u8])> {
-    let len = u32::from_ne_bytes(*at.first_chunk()?) as usize;
-    let kind = u16::from_ne_bytes(*at.get(4..)?.first_chunk()?);
-    let body = at.get(16..len)?;
-    Some((kind, body, at.get(len.next_multiple_of(4)..).unwrap_or(&[])))
+        Some(())
+    })?;
+    Some(count)
 }
 
 /// The address that a `struct ifaddrmsg` with its attributes is about: IFA_LOCAL, which a
 /// point-to-point link has besides its peer's, or IFA_ADDRESS.
 pub(crate) fn address_of(body: &[u8]) -> Option<IpAddr> {
     let family = i32::from(*body.first()?);
-    let mut rest = body.get(8..)?;
     let mut found = None;
-    while let Some(len) =
-        rest.first_chunk().map(|l| usize::from(u16::from_ne_bytes(*l))).filter(|len| *len >= 4)
-    {
-        let kind = u16::from_ne_bytes(*rest.get(2..)?.first_chunk()?);
-        let value = rest.get(4..len)?;
+    netlink::attributes(body.get(8..)?, |kind, value| {
         let ip = match family {
             libc::AF_INET => value.first_chunk::<4>().map(|o| IpAddr::from(*o)),
             libc::AF_INET6 => value.first_chunk::<16>().map(|o| IpAddr::from(*o)),
@@ -155,8 +109,7 @@ pub(crate) fn address_of(body: &[u8]) -> Option<IpAddr> {
         if kind == libc::IFA_LOCAL || (kind == libc::IFA_ADDRESS && found.is_none()) {
             found = ip;
         }
-        rest = rest.get(len.next_multiple_of(4)..).unwrap_or(&[]);
-    }
+    })?;
     found
 }
 
@@ -206,8 +159,6 @@ mod tests {
 
     #[test]
     fn what_is_no_answer_is_none() {
-        assert_eq!(message(&[0; 15]), None);
-        assert_eq!(message(&[255; 32]), None, "longer than what there is");
         assert_eq!(address_of(&[]), None);
         assert_eq!(address_of(&[2, 0, 0, 0, 0, 0, 0, 0, 8, 0, 2, 0, 10, 0]), None, "cut off");
         let point_to_point =

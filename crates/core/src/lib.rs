@@ -37,6 +37,7 @@ mod listens;
 mod lock;
 mod log;
 mod mapped;
+mod netlink;
 mod numbers;
 mod options;
 mod outcome;

@@ -4,9 +4,9 @@
 //! Who is asked whether it takes links hears of it, by a packet that it has not asked for: a server
 //! of the neighbourhood may, one in the Internet shall not.
 
-use crate::heap::Scratch;
-use crate::host::{address_of, message};
+use crate::host::address_of;
 use crate::log::warn_log;
+use crate::netlink::{attributes, talk};
 use crate::{config, fd_words, numbers, sys};
 use alloc::vec::Vec;
 use core::ffi::c_int;
@@ -70,8 +70,6 @@ const IFLA_INFO_KIND: u16 = 1;
 const IFLA_INFO_SLAVE_KIND: u16 = 4;
 const IFLA_AF_SPEC: u16 = 26;
 const IFLA_INET6_CONF: u16 = 2;
-/// Without the bits that say how it is encoded.
-const NLA_TYPE_MASK: u16 = 0x3fff;
 
 #[cfg(test)]
 std::thread_local! {
@@ -348,77 +346,12 @@ fn mtu6_of(families: &[u8]) -> Option<u32> {
     mtu
 }
 
-/// Gives each attribute to `each`. `None`: one is cut off.
-fn attributes(mut rest: &[u8], mut each: impl FnMut(u16, &[u8])) -> Option<()> {
-    while let Some(len) =
-        rest.first_chunk().map(|l| usize::from(u16::from_ne_bytes(*l))).filter(|len| *len >= 4)
-    {
-        let what = u16::from_ne_bytes(*rest.get(2..)?.first_chunk()?);
-        each(what & NLA_TYPE_MASK, rest.get(4..len)?);
-        rest = rest.get(len.next_multiple_of(4)..).unwrap_or(&[]);
-    }
-    Some(())
-}
-
 fn first_u32(value: &[u8]) -> u32 {
     value.first_chunk().map_or(0, |v| u32::from_ne_bytes(*v))
 }
 
 fn family(ip: IpAddr) -> u8 {
     (if ip.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 }) as u8
-}
-
-/// Asks, and gives each message of the answer to `each`. `None`: the kernel says that it cannot
-/// tell, or `each` does not understand.
-fn talk(
-    fd: c_int,
-    kind: u16,
-    flags: c_int,
-    body: &[u8],
-    mut each: impl FnMut(u16, &[u8]) -> Option<()>,
-) -> Option<()> {
-    // struct nlmsghdr, and what is asked.
-    let mut question = Vec::new();
-    let len = 16 + body.len();
-    question.try_reserve(len).ok()?;
-    question.extend((len as u32).to_ne_bytes());
-    question.extend(kind.to_ne_bytes());
-    question.extend((flags as u16).to_ne_bytes());
-    question.extend([0; 8]);
-    question.extend(body);
-    // SAFETY: a live buffer.
-    if unsafe { sys::sendto(fd, question.as_ptr(), question.len(), libc::MSG_DONTWAIT) } < 0 {
-        return None;
-    }
-    let all = flags & libc::NLM_F_DUMP == libc::NLM_F_DUMP;
-    let mut answer = Scratch::filled(8192, 0u8)?;
-    // Each answer holds some tens of addresses.
-    for _ in 0..1024 {
-        // SAFETY: a live buffer; the kernel has answered already, or does so within the call.
-        let got = unsafe {
-            sys::recvfrom(
-                fd,
-                answer.as_mut_ptr(),
-                answer.len(),
-                libc::MSG_DONTWAIT,
-                core::ptr::null_mut(),
-                core::ptr::null_mut(),
-            )
-        };
-        let mut rest = answer.get(..usize::try_from(got).ok()?)?;
-        while let Some((kind, body, next)) = message(rest) {
-            match i32::from(kind) {
-                libc::NLMSG_DONE => return Some(()),
-                libc::NLMSG_ERROR => return None,
-                _ => each(kind, body)?,
-            }
-            rest = next;
-        }
-        if !all {
-            return Some(());
-        }
-    }
-    None
 }
 
 #[cfg(test)]
