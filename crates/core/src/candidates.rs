@@ -3,7 +3,7 @@
 
 use crate::fd_table::{self, Entry};
 use crate::path::{PathId, PathList};
-use crate::socket::{Event, Socket, State, flag, new_socket, offer};
+use crate::socket::{Event, OfferState, Socket, State, flag, new_socket, offered};
 use crate::unconnected::unconnected;
 use crate::{agent, carrier, config, host, lock, process, stats, sys};
 use core::ffi::c_int;
@@ -320,10 +320,12 @@ pub(crate) fn make_plain(s: &'static Socket, why: Reason) {
 /// The path that a candidate tries cannot be, because of `why`: it tries the next that it has left,
 /// and is plain where there is none.
 pub(crate) fn next_path(s: &'static Socket, g: u16, why: Reason) {
-    let (paths, said) = (s.paths(), s.offered.load(SeqCst));
-    if offer::is_never(said) && said != offer::never(paths.first()) {
+    let paths = s.paths();
+    if let OfferState::Never(refused) = s.offered.now()
+        && refused != paths.first()
+    {
         // Of the path before, in the moment in which it was left.
-        let _ = s.offered.compare_exchange(said, 0, SeqCst, Relaxed);
+        let _ = s.offered.happens(offered::Event::Passed(refused));
         return;
     }
     let rest = paths.rest();
@@ -335,12 +337,12 @@ pub(crate) fn next_path(s: &'static Socket, g: u16, why: Reason) {
         // What an agent leaves for a candidate it leaves under this lock, as long as the candidate
         // tries its path.
         let Some(_tx) = lock::lock_end(&s.tx_lock) else { return };
-        let offered = s.offered.load(SeqCst);
+        let offer = s.offered.now();
         // (Or both ends have agreed meanwhile.)
         if s.generation16() != g
             || !s.is(State::Candidate)
             || s.paths() != paths
-            || offered == offer::MADE
+            || offer == OfferState::Made
         {
             return;
         }
@@ -351,8 +353,8 @@ pub(crate) fn next_path(s: &'static Socket, g: u16, why: Reason) {
         s.set_paths(rest);
         s.lower(flag::NOTED | flag::FOUND);
         // Last: whoever finds an offer from here on finds one of the new path.
-        if offer::is_never(offered) {
-            let _ = s.offered.compare_exchange(offered, 0, SeqCst, Relaxed);
+        if let OfferState::Never(refused) = offer {
+            let _ = s.offered.happens(offered::Event::Passed(refused));
         }
     }
     if s.has(flag::CONNECTOR) {

@@ -194,7 +194,8 @@ fn was_never_one(s: &'static Socket) -> bool {
     if s.is_inherited() || !s.state.change(State::Candidate, Event::Claimed) {
         return false;
     }
-    let used = [&s.tx_inflight, &s.rx_inflight, &s.offered].iter().any(|n| n.load(SeqCst) != 0);
+    let in_flight = [&s.tx_inflight, &s.rx_inflight].iter().any(|n| n.load(SeqCst) != 0);
+    let used = in_flight || !s.offered.is_none();
     let moved = s.tx_bytes.load(Relaxed) != 0 || s.rx_bytes.load(Relaxed) != 0;
     let is_new = !used && !moved && !s.has(flag::NOTED);
     if is_new {

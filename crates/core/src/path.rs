@@ -71,7 +71,7 @@ pub(crate) enum Children {
 impl PathId {
     /// How many there are.
     pub(crate) const COUNT: usize = Self::ALL.len();
-    const ALL: &[PathId] = &[
+    pub(crate) const ALL: &[PathId] = &[
         PathId::Tcp,
         PathId::Shm,
         PathId::Rdma,

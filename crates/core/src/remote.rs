@@ -54,7 +54,7 @@ use crate::lock::Mutex;
 use crate::path::PathId;
 use crate::policy::Asked;
 use crate::rdma_thread::{self, BELL, RUNNING, WOKEN, is_running, wake};
-use crate::socket::{Socket, State, flag, offer};
+use crate::socket::{Socket, State, flag, offered};
 use crate::tuple_table::Table;
 use crate::{agent, config, fd_table, host, numbers, process, queues, sleep, sys, thread};
 use alloc::boxed::Box;
@@ -311,22 +311,20 @@ fn accepting(local: SocketAddr) -> bool {
 fn closing(s: &'static Socket) {
     if s.is_inherited() {
         // What is offered is its parent's to give back.
-        if s.offered.load(SeqCst) == offer::MADE {
+        if s.offered.is_made() {
             s.raise(flag::CALLED_BACK);
             rdma_thread::call_back(s.owner.load(Relaxed));
         }
         return;
     }
-    if s.offered.load(SeqCst) != offer::MADE {
+    if !s.offered.is_made() {
         return;
     }
     // SAFETY: complete since `offered` was set; not written again.
     let offer = unsafe { *s.offer.get() };
     // SAFETY: those of RDMA live for ever, and those of other paths as long as an offer of them.
     let channel = unsafe { &*offer.channel };
-    if channel.far.id() == PathId::Rdma
-        && s.offered.compare_exchange(offer::MADE, offer::TAKEN, SeqCst, Relaxed).is_ok()
-    {
+    if channel.far.id() == PathId::Rdma && s.offered.happens(offered::Event::Taken) {
         released(channel, offer.slot as usize);
     }
 }

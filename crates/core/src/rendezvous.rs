@@ -25,7 +25,7 @@ mod waiting;
 
 use crate::arena::{self, Mapping, Pair, Pool};
 use crate::channel::{Channel, ChannelMem, PLACES, SLOTS, quiet};
-use crate::socket::{self, Socket, offer};
+use crate::socket::{self, Socket};
 use crate::tuple_table::{Key, Table};
 use crate::{fd_table, stats, sys};
 use alloc::collections::VecDeque;
@@ -618,7 +618,7 @@ fn hand_over(s: &'static Socket, c: &'static Channel, offer: socket::Offer) {
     unsafe { *s.offer.get() = offer };
     s.put_on(c, offer.slot as usize);
     s.start(Reason::Negotiating);
-    s.offered.store(offer::MADE, Release);
+    s.offered.make_here();
 }
 
 fn record(i: usize, f: impl FnOnce(&netacc_control::stats::ChannelRecord)) {

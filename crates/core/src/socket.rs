@@ -16,6 +16,7 @@ use crate::{carrier, process, stats, syn};
 mod end;
 pub(crate) mod flag;
 mod memory;
+pub(crate) mod offered;
 mod state;
 
 use core::cell::UnsafeCell;
@@ -31,23 +32,8 @@ use netacc_control::stats::{ConnRecord, Reason};
 use netacc_proto::rendezvous::Tuple;
 use netacc_proto::switchover::{Rx, Tx};
 use netacc_ring::{Consumer, EndLock, Producer, RingWords};
+pub(crate) use offered::{OfferState, Offered};
 pub(crate) use state::{Event, Stage, State};
-
-/// Values of [`Socket::offered`]; 0: no agreement yet.
-pub(crate) mod offer {
-    /// Both ends have agreed; the offer is not taken yet.
-    pub(crate) const MADE: u32 = 1;
-    pub(crate) const TAKEN: u32 = 2;
-    const NEVER: u32 = 3;
-
-    /// There will be none on that path; the reason is in `Socket::verdict`.
-    pub(crate) const fn never(path: super::PathId) -> u32 {
-        NEVER | (path as u32) << 8
-    }
-    pub(crate) const fn is_never(offered: u32) -> bool {
-        offered & 0xff == NEVER
-    }
-}
 
 /// No reason against it.
 pub(crate) const NONE: u32 = Reason::None as u32;
@@ -153,8 +139,8 @@ pub(crate) struct Socket {
     pub(crate) look_at: AtomicU64,
     /// How often they have.
     pub(crate) looks: AtomicU32,
-    /// Set, last, by the service thread: `offer` is complete. A value of [`offer`].
-    pub(crate) offered: AtomicU32,
+    /// Set, last, by the service thread: `offer` is complete.
+    pub(crate) offered: Offered,
     /// Why there will be no offer.
     pub(crate) verdict: AtomicU32,
     /// The paths that it has left to try: a [`PathList`]. Of a candidate changed under the sending
@@ -195,7 +181,7 @@ pub(crate) struct Socket {
     pub(crate) next_free: AtomicPtr<Socket>,
 }
 
-/// What the service thread hands over when both ends have agreed: written while `offered` is 0,
+/// What the service thread hands over when both ends have agreed: written while there is none,
 /// read after it is 1.
 #[derive(Clone, Copy)]
 pub(crate) struct Offer {

@@ -9,7 +9,7 @@ use super::share::names_here;
 use super::{key_of, passed, refuse, stdio};
 use crate::fd_table::{self, Entry};
 use crate::log::debug_log;
-use crate::socket::{self, Event, Socket, State, flag, offer};
+use crate::socket::{self, Event, Socket, State, flag};
 use crate::{agent, candidates, carrier, numbers, process, sys, user};
 use core::ffi::{c_char, c_int};
 use core::sync::atomic::{AtomicBool, Ordering::*};
@@ -285,7 +285,7 @@ fn is_own_alone(s: &'static Socket, g: u16) -> bool {
         && s.children_follow()
         && (flags & unseen == 0 || flags & flag::TRACKED != 0)
         && !passed::never_waits(s)
-        && s.offered.load(SeqCst) != offer::MADE
+        && !s.offered.is_made()
 }
 
 /// The marks of a hand-over. While nobody forks.

@@ -73,7 +73,7 @@ unsafe fn ctl_ours(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event, r
         match s.state.now() {
             State::Unconnected if s.refused.load(Relaxed) != crate::socket::NONE => return PASS,
             State::Candidate | State::Unconnected => {
-                if op == libc::EPOLL_CTL_MOD && s.offered.load(Acquire) != 0 {
+                if op == libc::EPOLL_CTL_MOD && !s.offered.is_none() {
                     io::attach(s, g, fd);
                     if !s.is(State::Candidate) {
                         continue;

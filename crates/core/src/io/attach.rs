@@ -8,7 +8,7 @@ use crate::inject::Switches;
 use crate::lock::lock_end;
 use crate::log::debug_log;
 use crate::sets::sets;
-use crate::socket::{self, Event, Offer, RxEnd, Socket, State, TxEnd, flag, offer};
+use crate::socket::{self, Event, Offer, RxEnd, Socket, State, TxEnd, flag, offered};
 use crate::{agent, carrier, policy, process};
 use core::ffi::c_int;
 use core::ptr::NonNull;
@@ -36,8 +36,8 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
     }
     // An agent may take it back as long as nobody has taken it.
     let offered = match s.path().leaves_by_agent() {
-        true => s.offered.compare_exchange(offer::MADE, offer::TAKEN, SeqCst, Relaxed).is_ok(),
-        false => s.offered.load(SeqCst) == offer::MADE,
+        true => s.offered.happens(offered::Event::Taken),
+        false => s.offered.is_made(),
     };
     if !offered {
         s.state.happens(Event::Begun);
@@ -241,7 +241,7 @@ fn put_off_offer(s: &'static Socket, channel: &'static Channel) {
     s.set_reason(Reason::Negotiating);
     s.calls.store(0, Relaxed);
     s.lower(flag::NOTED);
-    s.offered.store(0, SeqCst);
+    s.offered.begin();
     s.state.happens(Event::Begun);
 }
 

@@ -14,7 +14,7 @@ use crate::channel::{self, Side};
 use crate::lock::{EndGuard, bump, lock_end, try_lock_end};
 use crate::outcome::{PASS, RESTART, Ret};
 use crate::sets::sets;
-use crate::socket::{self, Named, RxEnd, Socket, State, TxEnd, flag, offer};
+use crate::socket::{self, Named, OfferState, RxEnd, Socket, State, TxEnd, flag};
 use crate::wait::looks::{self, Habit, Looked};
 use crate::{adoption, agent, candidates, fd_table, process, signals, sleep, sys};
 use core::ffi::c_int;
@@ -329,7 +329,7 @@ fn leaves_nothing_to_do(s: &Socket, side: Side) -> bool {
     let flags = s.flags.load(SeqCst);
     let usual = flags & (ODD | CONNECTOR | flag::ACCEPTOR_KNOWN) == CONNECTOR
         || flags & (ODD | flag::CONNECTOR | flag::NOTED) == flag::NOTED;
-    if !usual || s.offered.load(Acquire) != 0 {
+    if !usual || !s.offered.is_none() {
         return false;
     }
     if side == Side::Receive && (s.in_vain.load(Relaxed) != 0 || s.looks.load(Relaxed) == 0) {
@@ -396,12 +396,12 @@ pub(super) fn after_candidate_call(
     if flags & (flag::LATE | flag::STDIO) != 0 && !is_due(s, flags) {
         return;
     }
-    let offered = s.offered.load(Acquire);
-    if offer::is_never(offered) {
+    let offer = s.offered.now();
+    if matches!(offer, OfferState::Never(_)) {
         let why = Reason::ALL.get(s.verdict.load(Relaxed) as usize).copied();
         return candidates::next_path(s, g, why.unwrap_or(Reason::PeerRefused));
     }
-    if offered != 0 {
+    if offer != OfferState::None {
         // A registration with ONESHOT may have fired: attached when it is armed again (epoll::ctl).
         if sets().may_attach(s) {
             attach(s, g, fd);
@@ -454,7 +454,7 @@ mod tests {
         let agreed = || {
             (0..20).any(|_| {
                 std::thread::sleep(Duration::from_millis(1));
-                s.offered.load(SeqCst) != 0
+                !s.offered.is_none()
             })
         };
         while !agreed() {

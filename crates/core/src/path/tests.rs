@@ -20,7 +20,7 @@ mod mirror;
 
 use super::*;
 use crate::candidates::{begin, look_up, next_path};
-use crate::socket::{NONE, Socket, State, flag, offer};
+use crate::socket::{NONE, Socket, State, flag, offered};
 use crate::{api, fd_table, io, sys, testing};
 use core::ffi::c_int;
 use core::sync::atomic::AtomicU32;
@@ -189,7 +189,7 @@ fn talk_until(ends: &mut [End; 2], mut done: impl FnMut(&[End; 2]) -> bool) {
 }
 
 fn describe(e: &End) -> (State, u32, PathId, u32) {
-    let offered = e.socket.offered.load(SeqCst);
+    let offered = e.socket.offered.word();
     let reason = e.socket.record().map_or(0, |r| r.reason.load(SeqCst));
     (e.socket.state.now(), offered, e.socket.path(), reason)
 }
@@ -435,8 +435,8 @@ fn a_verdict_on_the_path_before_says_nothing_of_the_next() {
     next_path(s, s.generation16(), Reason::PeerRefused);
     assert!(s.path() == PathId::Shm && !s.has(flag::NOTED));
     // Whoever says it has not seen yet that the connection has gone on.
-    s.offered.store(offer::never(PathId::Loop), SeqCst);
+    assert!(s.offered.happens(offered::Event::Refused(PathId::Loop)));
     next_path(s, s.generation16(), Reason::PeerRefused);
-    assert!(s.is(State::Candidate) && s.path() == PathId::Shm && s.offered.load(SeqCst) == 0);
+    assert!(s.is(State::Candidate) && s.path() == PathId::Shm && s.offered.is_none());
     close_both(ends);
 }

@@ -10,7 +10,7 @@ use crate::lock::lock_end;
 use crate::log::{debug_log, warn_of_peer};
 use crate::path::{Far, PathId};
 use crate::policy::{self, Asked};
-use crate::socket::{Socket, State, flag, offer};
+use crate::socket::{Socket, State, flag, offered};
 use crate::syn::Said;
 use crate::tuple_table::Key;
 use crate::wire::Wire;
@@ -37,7 +37,7 @@ pub(super) fn verdict(s: &'static Socket, generation: u32, why: Reason) {
     {
         s.set_reason(why);
         s.verdict.store(why as u32, Relaxed);
-        let _ = s.offered.compare_exchange(0, offer::never(PathId::Rdma), SeqCst, Relaxed);
+        let _ = s.offered.happens(offered::Event::Refused(PathId::Rdma));
     }
 }
 

@@ -10,7 +10,7 @@ use crate::channel::Channel;
 use crate::io::{self, Departure};
 use crate::log::debug_log;
 use crate::rdma_thread::{self, RUNNING};
-use crate::socket::{Socket, State, flag, offer};
+use crate::socket::{Socket, State, flag, offered};
 use crate::wire::parting;
 use crate::{process, stats, sys, wait};
 use alloc::vec::Vec;
@@ -32,14 +32,13 @@ const BACK_NS: u64 = 2_000_000_000;
 /// child, which cannot give it back.)
 fn was_not_taken_up(s: &Socket) -> bool {
     let is_there = s.is(State::Candidate) || s.is(State::Plain);
-    if !is_there || s.offered.compare_exchange(offer::MADE, offer::TAKEN, SeqCst, Relaxed).is_err()
-    {
+    if !is_there || !s.offered.happens(offered::Event::Taken) {
         return false;
     }
     if s.is(State::Candidate) {
         s.calls.store(0, Relaxed);
         s.lower(flag::NOTED);
-        s.offered.store(0, SeqCst);
+        s.offered.begin();
     }
     true
 }

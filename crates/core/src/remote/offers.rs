@@ -9,7 +9,7 @@ use super::{Mine, Remote, leave, net};
 use crate::channel::{BY_KERNEL, Channel};
 use crate::lock::lock_end;
 use crate::log::debug_log;
-use crate::socket::{Offer, State, flag, offer};
+use crate::socket::{Offer, State, flag, offered};
 use crate::syn::Said;
 use crate::tuple_table::Key;
 use crate::{policy, rdma_thread, stats, sys};
@@ -297,7 +297,7 @@ impl Remote {
             // Who takes a connection apart holds both.
             let _tx = lock_end(&s.tx_lock);
             let _rx = lock_end(&s.rx_lock);
-            if m.is_current() && s.offered.load(SeqCst) == 0 && !shared {
+            if m.is_current() && s.offered.is_none() && !shared {
                 let offer = Offer {
                     channel,
                     slot: slot as u32,
@@ -312,7 +312,7 @@ impl Remote {
                 unsafe { *s.offer.get() = offer };
                 s.put_on(channel, slot);
                 // (Within a host its connector may have turned to shared memory.)
-                if s.offered.compare_exchange(0, offer::MADE, SeqCst, Relaxed).is_err() {
+                if !s.offered.happens(offered::Event::Made) {
                     c.socket = None;
                 }
             } else {
@@ -326,10 +326,7 @@ impl Remote {
         // Closed in that moment: whoever closed it found no offer to give back.
         let over = s.generation.load(SeqCst) != m.generation
             || !matches!(s.state.now(), State::Candidate | State::Changing | State::Attached);
-        if !taken
-            || (over
-                && s.offered.compare_exchange(offer::MADE, offer::TAKEN, SeqCst, Relaxed).is_ok())
-        {
+        if !taken || (over && s.offered.happens(offered::Event::Taken)) {
             self.left(i, slot);
         }
     }
@@ -385,7 +382,7 @@ impl Remote {
 /// Nothing has come of an agreement: the connection's next calls ask for another one.
 fn ask_again(m: &Mine) {
     let _tx = lock_end(&m.socket.tx_lock);
-    if m.is_current() && m.socket.offered.load(SeqCst) == 0 {
+    if m.is_current() && m.socket.offered.is_none() {
         m.socket.calls.store(0, Relaxed);
         m.socket.lower(flag::NOTED);
     }

@@ -746,7 +746,7 @@ impl Rig {
                     e.socket.tuple(),
                     e.socket.state.now(),
                     e.socket.flags.load(Relaxed),
-                    e.socket.offered.load(Relaxed),
+                    e.socket.offered.word(),
                     e.socket.slot.load(Relaxed) as i32,
                     e.sent,
                     e.received,

@@ -8,7 +8,7 @@ use super::{
 use crate::arena::{MemoryError, Pool};
 use crate::channel::{Channel, PLACES, SLOTS};
 use crate::path::PathId;
-use crate::socket::offer;
+use crate::socket::offered;
 use crate::tuple_table::Key;
 use crate::{arena, config, fd_table, socket, stats, sys};
 use core::sync::atomic::Ordering::*;
@@ -68,8 +68,7 @@ impl State {
         {
             // It tries another path first, and its connector does so no more: its next call makes
             // it wait for this candidate.
-            let never = offer::never(m.socket.path());
-            let _ = m.socket.offered.compare_exchange(0, never, SeqCst, Relaxed);
+            let _ = m.socket.offered.happens(offered::Event::Refused(m.socket.path()));
             return;
         }
         let Some((tuple, theirs)) = t.candidates.remove(candidate) else { return };

@@ -196,7 +196,7 @@ impl State {
         }
         let taken_up =
             !socket.channel.load(Acquire).is_null() || socket.is(socket::State::Changing);
-        if socket.offered.load(Acquire) == 1 && !taken_up {
+        if socket.offered.is_made() && !taken_up {
             // SAFETY: complete since `offered` is 1; written by no one else while we hold the lock.
             let offer = unsafe { *socket.offer.get() };
             let held = self.link_with(offer.channel).filter(|i| {

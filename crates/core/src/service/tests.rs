@@ -61,7 +61,7 @@ fn socket_of(carrier: &TcpStream) -> &'static Socket {
 }
 
 fn offer_of(s: &Socket) -> socket::Offer {
-    assert_eq!(s.offered.load(Acquire), 1);
+    assert!(s.offered.is_made());
     // SAFETY: complete.
     unsafe { *s.offer.get() }
 }
@@ -213,7 +213,7 @@ fn the_order_of_candidate_and_accept_does_not_matter() {
             assert!(c.connect(cs));
         }
         settle(&[a, c]);
-        assert_eq!((cs.offered.load(Acquire), as_.offered.load(Acquire)), (1, 1));
+        assert_eq!((cs.offered.word(), as_.offered.word()), (1, 1));
     }
 }
 
@@ -279,7 +279,7 @@ fn who_only_sends_is_found_when_the_listener_accepts_late() {
     a.accepting(net.port());
     a.noted(as_);
     a.noted(as2);
-    wait_until(&[a, c], || cs2.offered.load(Acquire) == 1 && as2.offered.load(Acquire) == 1);
+    wait_until(&[a, c], || cs2.offered.is_made() && as2.offered.is_made());
     assert!(c.connected(cs2, true));
     assert_eq!(offer_of(cs2).slot, offer_of(as2).slot);
 }
@@ -298,7 +298,7 @@ fn the_advert_of_a_port_goes_when_nobody_listens() {
     settle(&[a]);
     assert!(used(a), "an accepted connection still waits");
     assert!(c.connect(cs));
-    wait_until(&[a, c], || cs.offered.load(Acquire) == 1 && !used(a));
+    wait_until(&[a, c], || cs.offered.is_made() && !used(a));
     nothing_is_due(a);
     // It comes back with the next accept.
     assert!(a.accepting(port) && used(a));
@@ -330,7 +330,7 @@ fn all_advertisers_are_told_and_only_the_acceptor_offers() {
         w.noted(socket_for(as_.tuple()));
         settle(&all);
     }
-    assert_eq!(cs.offered.load(Acquire), 1);
+    assert!(cs.offered.is_made());
 }
 
 #[test]
@@ -345,7 +345,7 @@ fn one_link_serves_all_ports_of_a_process() {
             assert!(a.accepting(net.port()));
             let (cs, as_, tcp) = net.connect();
             assert!(c.connect(cs) && a.noted(as_));
-            wait_until(&[a, c], || cs.offered.load(Acquire) == 1 && as_.offered.load(Acquire) == 1);
+            wait_until(&[a, c], || cs.offered.is_made() && as_.offered.is_made());
             (cs, as_, tcp)
         })
         .collect();
@@ -359,7 +359,7 @@ fn a_name_that_comes_back_leads_to_the_link_that_is_there() {
     assert!(a.accepting(net.port()));
     let (cs, as_, _tcp) = net.connect();
     assert!(c.connect(cs) && a.noted(as_));
-    wait_until(&[a, c], || cs.offered.load(Acquire) == 1 && as_.offered.load(Acquire) == 1);
+    wait_until(&[a, c], || cs.offered.is_made() && as_.offered.is_made());
     let mut s = a.state.lock();
     fd_table::close_internal(core::mem::replace(&mut s.adverts[0].fd, -1));
     s.adverts[0].port = 0;
@@ -391,7 +391,7 @@ fn the_port_that_was_advertised_first_makes_room() {
     assert!(a.accepting(nets[0].port()) && a.noted(as_));
     crate::testing::pass_ns(100_000_000);
     assert!(c.connected(cs, true) && c.noted(cs));
-    wait_until(&[a, c], || cs.offered.load(Acquire) == 1 && as_.offered.load(Acquire) == 1);
+    wait_until(&[a, c], || cs.offered.is_made() && as_.offered.is_made());
     // The last one is there still.
     let (cs, _, _tcp) = nets[ADVERTS + 39].connect();
     assert!(c.connect(cs));
@@ -403,7 +403,7 @@ fn who_is_noted_before_its_acceptor_advertises_is_looked_for() {
     a1.accepting(net.port());
     let (cs1, as1, _tcp1) = net.connect();
     assert!(c.connect(cs1) && a1.noted(as1));
-    wait_until(&[a1, c], || cs1.offered.load(Acquire) == 1);
+    wait_until(&[a1, c], || cs1.offered.is_made());
     nothing_is_due(c);
     // The port is known, and all its names were tried a moment ago: the second worker appears now.
     let (cs2, as2, _tcp2) = net.connect();
@@ -412,7 +412,7 @@ fn who_is_noted_before_its_acceptor_advertises_is_looked_for() {
     settle(&[a1, c]);
     assert!(a2.accepting(net.port()) && a2.noted(as2));
     assert!(c.noted(cs2));
-    wait_until(&[a1, a2, c], || cs2.offered.load(Acquire) == 1 && as2.offered.load(Acquire) == 1);
+    wait_until(&[a1, a2, c], || cs2.offered.is_made() && as2.offered.is_made());
 }
 
 #[test]
@@ -430,7 +430,7 @@ fn a_verdict_is_not_for_life() {
     a.state.lock().forget_candidates();
     assert!(a.noted(as_));
     settle(&[a, c]);
-    assert_eq!(cs.offered.load(Acquire), 0);
+    assert!(cs.offered.is_none());
     assert!(c.look_again(cs, cs.generation16()));
     settle(&[a, c]);
     assert_eq!(offer_of(cs).slot, offer_of(as_).slot);
@@ -470,7 +470,7 @@ fn a_closed_candidate_is_withdrawn() {
     settle(&[a, c]);
     assert!(a.noted(as_));
     settle(&[a, c]);
-    assert_eq!((cs.offered.load(Acquire), as_.offered.load(Acquire)), (0, 0));
+    assert_eq!((cs.offered.word(), as_.offered.word()), (0, 0));
 }
 
 #[test]
@@ -484,7 +484,7 @@ fn an_offer_that_crosses_a_close_is_refused_and_its_slot_reused() {
     until_offered(a, c, as_);
     c.closing(cs);
     settle(&[a, c]);
-    assert_eq!((cs.offered.load(Acquire), as_.offered.load(Acquire)), (0, 0));
+    assert_eq!((cs.offered.word(), as_.offered.word()), (0, 0));
     let (cs, as_, _tcp) = net.connect();
     c.connect(cs);
     a.noted(as_);
@@ -504,7 +504,7 @@ fn an_acceptor_that_closes_while_the_offer_travels_gives_its_end_back() {
     a.closing(as_);
     settle(&[a, c]);
     let o = offer_of(cs);
-    assert_eq!(as_.offered.load(Acquire), 0);
+    assert!(as_.offered.is_none());
     let cc = channel_of(cs);
     // The connector sees that the other end is closed.
     assert_ne!(cc.words(o.slot as usize, 1).quiet[quiet::REQUEST].load(Relaxed) & quiet::CLOSED, 0);
@@ -584,7 +584,7 @@ fn a_thread_that_is_late_to_give_a_slot_back_does_not_take_it_from_the_next() {
         let (cs, as_, _tcp) = agreed();
         if !late_acceptor {
             // Its books say that the slot is taken.
-            assert_eq!((cs.offered.load(Acquire), as_.offered.load(Acquire)), (0, 0));
+            assert_eq!((cs.offered.word(), as_.offered.word()), (0, 0));
             late.released(channel, slot);
             let (cs, as_, _tcp) = agreed();
             assert_eq!((offer_of(cs).slot as usize, offer_of(as_).slot as usize), (slot, slot));
@@ -1048,10 +1048,10 @@ fn a_forked_child_starts_anew_and_keeps_what_it_inherited() {
         let fresh = a.accepting(net.port()) && a.noted(as2);
         let told = (&says_so).write_all(b".").is_ok();
         let until = sys::now_ns() + LONG_NS;
-        while as2.offered.load(Acquire) == 0 && sys::now_ns() < until {
+        while as2.offered.is_none() && sys::now_ns() < until {
             a.turn(1_000_000);
         }
-        let agreed = as2.offered.load(Acquire) == 1;
+        let agreed = as2.offered.is_made();
         if agreed {
             bytes_at(offer_of(as2).tx_ring, 42);
         }
@@ -1067,7 +1067,7 @@ fn a_forked_child_starts_anew_and_keeps_what_it_inherited() {
         accepts.read_exact(&mut [0]).unwrap();
         assert!(c.connect(cs2));
         let until = sys::now_ns() + LONG_NS;
-        while (cs2.offered.load(Acquire) == 0 || byte_at(offer_of(cs2).rx_ring) != 42)
+        while (cs2.offered.is_none() || byte_at(offer_of(cs2).rx_ring) != 42)
             && sys::now_ns() < until
             && !child.is_finished()
         {
@@ -1194,9 +1194,7 @@ fn the_thread_does_it_by_itself() {
     }
     let until = sys::now_ns() + LONG_NS;
     while sys::now_ns() < until
-        && pairs
-            .iter()
-            .any(|(cs, as_, _)| cs.offered.load(Acquire) + as_.offered.load(Acquire) != 2)
+        && pairs.iter().any(|(cs, as_, _)| cs.offered.word() + as_.offered.word() != 2)
     {
         std::thread::sleep(core::time::Duration::from_millis(1));
     }
@@ -1441,7 +1439,7 @@ fn answers_that_do_not_fit_the_offer_end_the_link() {
         }
         settle(&[a]);
         assert!(r.is_ended(), "case {wrong}");
-        assert_eq!(as_.offered.load(Acquire), u32::from(wrong == 2), "case {wrong}");
+        assert_eq!(as_.offered.word(), u32::from(wrong == 2), "case {wrong}");
     }
 }
 
@@ -1452,7 +1450,7 @@ fn after_a_refusal_a_rival_gets_the_connection() {
     let cs = socket_of(&tcp.0);
     assert!(c.connect(cs));
     settle(&[a, c]);
-    assert_eq!(cs.offered.load(Acquire), 0, "the first claim is being tried");
+    assert!(cs.offered.is_none(), "the first claim is being tried");
     r.send(Message::Refuse { token: o.token, slot: o.slot, reason: refuse::UNKNOWN_TOKEN });
     settle(&[a, c]);
     assert_eq!(offer_of(cs).slot, offer_of(as_).slot);
@@ -1529,7 +1527,7 @@ fn who_stands_between_the_two_gets_nothing() {
     }
     assert!(passed >= 3, "{passed}");
     // The two find each other all the same.
-    wait_until(&[a, c], || (cs.offered.load(Acquire), as_.offered.load(Acquire)) == (1, 1));
+    wait_until(&[a, c], || (cs.offered.word(), as_.offered.word()) == (1, 1));
 }
 
 #[test]
@@ -1607,8 +1605,7 @@ fn more_than_there_is_room_for_are_proven_in_turn() {
             connects();
         }
         wait_until(&[a, c], || {
-            all.iter()
-                .all(|(cs, as_, _)| (cs.offered.load(Acquire), as_.offered.load(Acquire)) == (1, 1))
+            all.iter().all(|(cs, as_, _)| (cs.offered.word(), as_.offered.word()) == (1, 1))
         });
         assert!([a, c].iter().all(|s| s.state.lock().proofs.iter().all(Option::is_none)));
     }
@@ -1650,8 +1647,7 @@ fn a_connector_of_several_acceptors_has_turns_for_all() {
     all.iter().for_each(|k| assert!(c.connect(k.0)));
     let everybody = [c, workers[0], workers[1], workers[2]];
     wait_until(&everybody, || {
-        all.iter()
-            .all(|(cs, as_, _)| (cs.offered.load(Acquire), as_.offered.load(Acquire)) == (1, 1))
+        all.iter().all(|(cs, as_, _)| (cs.offered.word(), as_.offered.word()) == (1, 1))
     });
     assert!(everybody.iter().all(|s| s.state.lock().proofs.iter().all(Option::is_none)));
 }
@@ -1784,7 +1780,7 @@ fn an_offer_without_the_turns_is_refused() {
             Some(Message::Refuse { token: k.token, slot: 4, reason: refuse::NOT_AUTHENTICATED }),
             "after {turns}"
         );
-        assert_eq!(cs.offered.load(Acquire), 0);
+        assert!(cs.offered.is_none());
     }
 }
 
@@ -1824,7 +1820,7 @@ fn offers_that_do_not_hold_water_are_refused() {
             Some(Message::Refuse { token: o.token, slot: o.slot, reason: *reason }),
             "case {i}"
         );
-        assert_eq!(h.cs.offered.load(Acquire), 0, "case {i}");
+        assert!(h.cs.offered.is_none(), "case {i}");
     }
     h.r.send(Message::Offer(h.offer()));
     settle(&[h.c]);
@@ -1898,7 +1894,7 @@ fn memory_that_could_be_taken_away_ends_the_link() {
         }
         settle(&[h.c]);
         assert!(h.r.is_ended(), "case {wrong}");
-        assert_eq!(h.cs.offered.load(Acquire), 0);
+        assert!(h.cs.offered.is_none());
         assert_eq!(h.c.state.lock().links[0].phase, Phase::Free, "case {wrong}");
         // It is not called again for a while.
         std::thread::sleep(core::time::Duration::from_millis(12));

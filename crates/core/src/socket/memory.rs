@@ -66,7 +66,7 @@ pub(crate) fn new_socket(fd: c_int) -> Option<&'static Socket> {
     s.receive_timeout_ns.store(0, Relaxed);
     s.send_timeout_ns.store(0, Relaxed);
     s.kept_error.store(0, Relaxed);
-    s.offered.store(0, Relaxed);
+    s.offered.begin();
     s.set_paths(PathList::EMPTY);
     s.refs.store(u64::from(s.generation.load(Relaxed)) << 32 | 1, Relaxed);
     s.from.store(core::ptr::null_mut(), Relaxed);

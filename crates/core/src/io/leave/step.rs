@@ -198,7 +198,7 @@ impl Departure {
                 s.look_at.store(0, Relaxed);
                 s.looks.store(0, Relaxed);
                 s.lower(flag::NOTED);
-                s.offered.store(0, SeqCst);
+                s.offered.begin();
                 s.state.happens(Event::Begun);
             } else {
                 s.state.happens(Event::Refused);

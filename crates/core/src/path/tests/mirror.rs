@@ -7,7 +7,7 @@ use crate::channel::{Channel, ChannelMem, announce, producer_quiet, quiet};
 use crate::io::{Departure, Moved};
 use crate::lock::lock_end;
 use crate::path::{Far, PathId};
-use crate::socket::{Offer, Socket, State, flag, offer};
+use crate::socket::{Offer, Socket, State, flag, offered};
 use crate::sys;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use netacc_control::stats::Reason;
@@ -359,8 +359,7 @@ fn refuse(s: &'static Socket) {
     let _tx = lock_end(&s.tx_lock);
     if s.path() == PathId::Loop {
         s.verdict.store(Reason::PeerRefused as u32, Relaxed);
-        let never = offer::never(PathId::Loop);
-        let _ = s.offered.compare_exchange(0, never, SeqCst, Relaxed);
+        let _ = s.offered.happens(offered::Event::Refused(PathId::Loop));
     }
 }
 
@@ -420,7 +419,7 @@ fn leave_offer(s: &'static Socket, generation: u16, what: Offer) -> bool {
     if s.generation16() != generation
         || !s.is(State::Candidate)
         || s.path() != PathId::Loop
-        || s.offered.load(SeqCst) != 0
+        || !s.offered.is_none()
     {
         return false;
     }
@@ -429,12 +428,12 @@ fn leave_offer(s: &'static Socket, generation: u16, what: Offer) -> bool {
     unsafe { *s.offer.get() = what };
     // SAFETY: a channel of `channel`'s.
     s.put_on(unsafe { &*what.channel }, what.slot as usize);
-    s.offered.compare_exchange(0, offer::MADE, SeqCst, Relaxed).is_ok()
+    s.offered.happens(offered::Event::Made)
 }
 
 /// The slot that it was offered here.
 fn offered(s: &Socket, side: usize) -> Option<usize> {
-    if s.offered.load(SeqCst) != offer::MADE {
+    if !s.offered.is_made() {
         return None;
     }
     // SAFETY: complete since `offered` was set.
@@ -444,15 +443,13 @@ fn offered(s: &Socket, side: usize) -> Option<usize> {
 
 /// True: nobody has taken the offer up, or will. (A candidate seeks another one.)
 fn take_offer_back(s: &Socket, side: usize) -> bool {
-    if offered(s, side).is_none()
-        || s.offered.compare_exchange(offer::MADE, offer::TAKEN, SeqCst, Relaxed).is_err()
-    {
+    if offered(s, side).is_none() || !s.offered.happens(offered::Event::Taken) {
         return false;
     }
     if s.is(State::Candidate) {
         s.calls.store(0, Relaxed);
         s.lower(flag::NOTED);
-        s.offered.store(0, SeqCst);
+        s.offered.begin();
     }
     true
 }

@@ -66,7 +66,7 @@ impl Rounds {
             calls += 1;
             assert!(calls < if passes { 200 } else { 6 }, "no verdict\n{}", rig.describe());
             // (Its calls are what takes note of the verdict.)
-            if passes && rig.conns[i][C].socket.offered.load(Relaxed) == 0 {
+            if passes && rig.conns[i][C].socket.offered.is_none() {
                 rig.pass();
                 self.look(rig);
             }
@@ -232,7 +232,7 @@ impl Plain {
         self.chat();
         while !self.socket.is(crate::socket::State::Plain) {
             rig.settle();
-            if self.socket.offered.load(Relaxed) == 0 {
+            if self.socket.offered.is_none() {
                 rig.pass();
                 rig.settle();
             }

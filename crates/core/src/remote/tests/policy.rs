@@ -154,8 +154,7 @@ fn what_is_asked_for_when_all_is_agreed_counts() {
     for side in [C, A] {
         let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
         let i = rig.connect(0, 1);
-        let offered =
-            |r: &Rig| r.conns[i][side].socket.offered.load(SeqCst) == crate::socket::offer::MADE;
+        let offered = |r: &Rig| r.conns[i][side].socket.offered.is_made();
         for _ in 0..50 {
             if offered(&rig) {
                 break;
@@ -173,8 +172,7 @@ fn what_is_asked_for_when_all_is_agreed_counts() {
 /// Both ends are used until one of them has an offer.
 #[track_caller]
 fn agreed(rig: &mut Rig, i: usize, side: usize) {
-    let offered =
-        |r: &Rig| r.conns[i][side].socket.offered.load(SeqCst) == crate::socket::offer::MADE;
+    let offered = |r: &Rig| r.conns[i][side].socket.offered.is_made();
     for _ in 0..50 {
         if offered(rig) {
             return;
