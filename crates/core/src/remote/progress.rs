@@ -102,7 +102,8 @@ impl Progress {
             // Nothing had come from when that was first heard until this was asked, at least: that
             // is longer where answers take longer.
             let (awaited, since) = self.awaited;
-            if !reaches(messages, awaited)
+            if stall_ns != 0
+                && !reaches(messages, awaited)
                 && asked_at.saturating_sub(since) >= stall_ns
                 && asked_at.saturating_sub(self.stands_since) >= stall_ns / 2
             {
@@ -127,7 +128,8 @@ impl Progress {
 impl Remote {
     /// Something was posted; `at`: when to look, 0: nothing new.
     pub(super) fn watch_progress(&mut self, at: u64) {
-        if at != 0 && (self.progress_at == 0 || at < self.progress_at) {
+        let looks = rdma_thread::stall_ns() != 0;
+        if looks && at != 0 && (self.progress_at == 0 || at < self.progress_at) {
             self.progress_at = at;
             self.at(at);
         }
@@ -353,6 +355,16 @@ mod tests {
         assert_eq!(p.hears(6100, 3, 5, STALL), Verdict::Moves);
         assert_eq!(answer(&mut p, 6199, 5, 3), Verdict::Moves);
         assert_eq!(answer(&mut p, 6225, 5, 3), Verdict::Stalled);
+    }
+
+    #[test]
+    fn without_a_limit_nothing_is_stalled() {
+        let mut p = Progress::default();
+        assert!(p.moves(1000, 5));
+        for at in [2000, 3000, 900_000] {
+            assert!(p.asks(at, 5));
+            assert_eq!(p.hears(at + 1, 3, 5, 0), Verdict::Moves);
+        }
     }
 
     #[test]

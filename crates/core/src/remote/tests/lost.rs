@@ -4,6 +4,7 @@
 use super::*;
 use crate::channel::Side;
 use crate::socket::Named;
+use netacc_control::config::Config;
 
 #[derive(Clone, Copy, Debug)]
 enum Loss {
@@ -290,6 +291,31 @@ fn what_does_not_arrive_goes_over_tcp_within_a_quarter_of_a_second() {
             rig.finish();
         }
     }
+}
+
+/// `NACC_RDMA_STALL_MS=0`: that is the device's to find, also behind a link that was resumed, and
+/// nobody looks again and again meanwhile.
+#[test]
+fn without_a_limit_no_pair_is_given_up() {
+    testing::init();
+    let config = Config { rdma_stall_ms: 0, ..config::get().clone() };
+    config::with(config, || {
+        let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+        let i = rig.connect(0, 1);
+        rig.promoted(i);
+        rig.wires.mute(&rig.hosts[0].fabric, true);
+        rig.break_links(1);
+        for _ in 0..20 {
+            rig.send(i, C, 1000);
+            testing::pass_ns(1_000_000_000);
+            rig.settle();
+        }
+        assert!(rig.is_fast(i), "{}", rig.describe());
+        rig.wires.break_pairs(&rig.hosts[0].fabric);
+        rig.wires.mute(&rig.hosts[0].fabric, false);
+        rig.drain(i);
+        rig.finish();
+    });
 }
 
 /// Small packets come through and large ones are dropped: what a pair has moved shows nothing.
