@@ -7,7 +7,8 @@
 # make apps       real programs and other people's suites, plain against accelerated: docs/manual/applications.md
 # make test-rdma  in user-mode Linux kernels with RDMA devices, one built once: tests/rdma/README.md
 # make test-fresh make demo and make test in a new, minimal Debian; needs root
-# make soak       test-fresh, then conformance, kill and stress for hours, tests/mix, and the mutants
+# make soak       test-fresh, then conformance, kill and stress for hours, tests/mix, soak-rdma, and the mutants
+# make soak-rdma  500 random faults, 1 GB each way, 100,000 requests, many connections; hours
 # make starve     memory, mappings, descriptors and threads fail for the library, each in turn; an hour
 # make mutants    puts bugs into the code, one at a time: a test must fail for each; hours
 # make install    PREFIX=/usr/local DESTDIR=; SYSCONFDIR=/etc, or PREFIX/etc for a private PREFIX
@@ -27,7 +28,7 @@ PROGRAMS := netacc_run netacc_ss netacc
 CONF     := netacc.conf
 MAN      := $(wildcard man/*.[1-8])
 
-.PHONY: all build demo bench test check test-hostile apps test-rdma test-fresh soak starve mutants install uninstall clean
+.PHONY: all build demo bench test check test-hostile apps test-rdma test-fresh soak soak-rdma starve mutants install uninstall clean
 
 all: build
 
@@ -78,8 +79,14 @@ soak: export NETACC_FLAKY = 0
 soak: test-fresh
 	NETACC_SUITES="conformance kill stress" NETACC_REPEAT=20 NETACC_KILL_ROUNDS=3000 NETACC_STRESS_OPERATIONS=20000000 tests/run-all
 	NETACC_LIB_DIR="$(BIN_DIR)" tests/mix
+	$(MAKE) soak-rdma
 	$(MAKE) starve
 	$(MAKE) mutants
+
+soak-rdma: build
+	$(CARGO) test --release -p netacc-core --lib -- --ignored --nocapture ten_thousand
+	NETACC_LIB_DIR="$(BIN_DIR)" NETACC_RIG_LONG=1 tests/rdma/apps redis transfer many
+	NETACC_LIB_DIR="$(BIN_DIR)" NETACC_RIG_FAULTS=500 NETACC_RIG_SEED=$${NETACC_RIG_SEED:-1000} tests/rdma/faults
 
 starve: build
 	NETACC_LIB_DIR="$(BIN_DIR)" tests/starve --every

@@ -4,6 +4,7 @@ use super::hostile::{Stranger, hello};
 use super::*;
 use crate::remote::links::Phase;
 use crate::remote::shares::{PART, Source};
+use netacc_control::config::Config;
 use netacc_control::stats::Counter;
 use netacc_proto::agreement::SlotEvent;
 use netacc_proto::rendezvous::{
@@ -252,4 +253,62 @@ fn many_pairs_are_closed_in_no_time() {
         let limit = if cfg!(debug_assertions) { 2000 } else { 200 };
         assert!(many < limit, "4,000 pairs: {many} ms");
     }
+}
+
+/// How many descriptors this process may have.
+fn descriptors() -> usize {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    let _ = sys::getrlimit_nofile(&mut limit);
+    let most = limit.rlim_max;
+    let _ = sys::setrlimit_nofile(&libc::rlimit { rlim_cur: most, rlim_max: most });
+    most as usize
+}
+
+/// 10,000 connections of three processes to one, 32 on a queue pair: what it takes to open them, to
+/// move a message each way on each, and to close them. All of it in one thread: both kernels' TCP,
+/// the four processes' libraries, their applications and the fabric.
+#[test]
+#[ignore = "a benchmark, of some minutes: `make soak-rdma` runs it"]
+fn ten_thousand_connections_are_opened_used_and_closed() {
+    testing::init();
+    // (Both ends are this process's.)
+    let many = 10_000.min((descriptors() - 300) / 2);
+    let config = Config { connections_per_channel: 32, ..config::get().clone() };
+    crate::config::with(config, || {
+        let mut rig = Rig::new(Order::Prompt, Model::ROCE, 4);
+        let mut began = (cpu_ns(), std::time::Instant::now());
+        let mut took = |what: &str| {
+            let (cpu, time) = (cpu_ns() - began.0, began.1.elapsed());
+            std::eprintln!("{what}: {} ms of CPU, {} ms", cpu / 1_000_000, time.as_millis());
+            began = (cpu_ns(), std::time::Instant::now());
+        };
+        let mut conns: Vec<usize> = Vec::new();
+        while conns.len() < many {
+            let new: Vec<usize> = (0..250.min(many - conns.len()))
+                .map(|_| rig.connect(1 + rig.conns.len() % 3, 0))
+                .collect();
+            rig.until("these are on the ring", |r| {
+                let slow: Vec<usize> = new.iter().copied().filter(|i| !r.is_fast(*i)).collect();
+                slow.iter().for_each(|i| r.chat(*i));
+                slow.is_empty()
+            });
+            conns.extend(new);
+        }
+        took(&format!("{many} connections, on RDMA both ways"));
+        for i in &conns {
+            assert_eq!((rig.send(*i, C, 512), rig.send(*i, A, 512)), (512, 512));
+        }
+        rig.until("all has come", |r| {
+            for i in &conns {
+                for side in [C, A] {
+                    r.receive(*i, side, 5000);
+                }
+            }
+            conns.iter().all(|i| r.has_come(*i))
+        });
+        took("512 bytes each way on each");
+        assert!(conns.iter().all(|i| rig.is_fast(*i)));
+        rig.finish();
+        took("all are closed");
+    });
 }
