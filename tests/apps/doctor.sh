@@ -61,18 +61,20 @@ if ! command -v python3 >/dev/null; then skip watched "no python3"; elif wait_fo
   fail watched "$("$SS" -w 1 -n 1 -s cnt,sock "$PID_acc")"; fi
 kill "$plain_load" "${PIDS[-1]}"
 
-# A plain client that goes on: the server's side says why, and that is in its way.
+# A plain client that goes on: the server's side says why, and that is in its way. (Those that
+# were just killed must be gone.)
+reasoned() { "${DOCTOR[@]}" --json "$PID_acc" | grep -q '"found": "peer-without-library: .* [1-9][0-9]* of them open'; }
+gone() { ! reasoned; }
+wait_for 30 gone || true
 redis-cli -p "$PORT_acc" -r -1 -i 0.02 ping >/dev/null 2>&1 &
 client=$!
 PIDS+=("$client")
-reasoned() { "${DOCTOR[@]}" --json "$PID_acc" | grep -q '"found": "peer-without-library: .* [1-9][0-9]* of them open'; }
 if wait_for 30 reasoned; then
   told plain-client 1 'Start the peer with netacc_run' "${DOCTOR[@]}" "$PID_acc"
 else
   fail plain-client "$("${DOCTOR[@]}" "$PID_acc")"
 fi
 kill "$client"
-gone() { ! reasoned; }
 if wait_for 30 gone; then told plain-client-is-gone 0 'peer-without-library' "${DOCTOR[@]}" "$PID_acc"; else
   fail plain-client-is-gone "$("${DOCTOR[@]}" "$PID_acc")"; fi
 
