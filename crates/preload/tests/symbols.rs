@@ -92,11 +92,17 @@ fn library_does_not_call_its_own_hooks() {
 }
 
 #[test]
-fn library_needs_nothing_but_libc() {
+fn library_needs_libc_and_nothing_else() {
     let dynamic = tool("readelf", &["-dW"]);
     let needed: Vec<_> = dynamic.lines().filter(|line| line.contains("(NEEDED)")).collect();
     assert!(
         needed.iter().all(|line| line.contains("[libc.so.6]") || line.contains("[ld-linux")),
         "{needed:?}"
     );
+    // However it is built, alone or beside programs: what packages depend on is read from these.
+    assert!(needed.iter().any(|line| line.contains("[libc.so.6]")), "{needed:?}");
+    let names = tool("nm", &["-D", "--undefined-only"]);
+    let unversioned: Vec<_> =
+        names.lines().filter(|line| line.contains(" U ") && !line.contains("@GLIBC")).collect();
+    assert!(unversioned.is_empty(), "{unversioned:?}");
 }
