@@ -3,7 +3,7 @@
 
 use crate::selection::{Network, Order};
 use clap::builder::PossibleValuesParser;
-use clap::{Arg, ArgAction, Command, value_parser};
+use clap::{Arg, ArgAction, Command, ValueHint, value_parser};
 use netacc_control::config::{Cli, DEFAULT_FILE, Key, Kind, SETTINGS, Setting};
 use netacc_control::stats::{Path, Reason};
 use std::ffi::OsString;
@@ -27,20 +27,31 @@ pub fn run_command() -> Command {
         .disable_help_flag(true)
         .disable_version_flag(true)
         .args_override_self(true)
-        .arg(Arg::new("help").short('h').long("help").action(ArgAction::Help))
-        .arg(Arg::new("version").short('v').long("version").action(ArgAction::Version))
-        .arg(Arg::new("file").short('f').value_name("path").value_parser(value_parser!(PathBuf)))
-        .arg(Arg::new("debug").short('d').action(ArgAction::SetTrue))
+        .args(help_and_version())
+        .arg(
+            Arg::new("file")
+                .short('f')
+                .value_name("path")
+                .help("Configuration file")
+                .value_parser(value_parser!(PathBuf)),
+        )
+        .arg(
+            Arg::new("debug")
+                .short('d')
+                .help("Debug: log from level 1 on")
+                .action(ArgAction::SetTrue),
+        )
         .arg(
             Arg::new("command")
                 .value_name("COMMAND")
                 .required(true)
                 .num_args(1..)
                 .trailing_var_arg(true)
+                .value_hint(ValueHint::CommandWithArguments)
                 .value_parser(value_parser!(OsString)),
         );
     for (setting, option) in settings_with_options() {
-        let arg = Arg::new(setting.name);
+        let arg = Arg::new(setting.name).help(setting.brief);
         let arg = match option {
             Cli::Letter(letter) => arg.short(letter),
             Cli::Word(word) => arg.long(word),
@@ -51,6 +62,18 @@ pub fn run_command() -> Command {
         });
     }
     command
+}
+
+/// (Texts of such help are for completions: the tool's own help is written as a whole.)
+fn help_and_version() -> [Arg; 2] {
+    [
+        Arg::new("help").short('h').long("help").help("Show the help").action(ArgAction::Help),
+        Arg::new("version")
+            .short('v')
+            .long("version")
+            .help("Show the version")
+            .action(ArgAction::Version),
+    ]
 }
 
 /// The options that set a value, in the order of the configuration table.
@@ -170,12 +193,12 @@ pub fn ss_command() -> Command {
         .version(VERSION)
         .disable_help_flag(true)
         .disable_version_flag(true)
-        .arg(Arg::new("help").short('h').long("help").action(ArgAction::Help))
-        .arg(Arg::new("version").short('v').long("version").action(ArgAction::Version))
+        .args(help_and_version())
         .arg(
             Arg::new("option-pid")
                 .short('p')
                 .value_name("pid|name")
+                .help("Process, by its number or name")
                 .value_delimiter(',')
                 .action(ArgAction::Append),
         )
@@ -184,33 +207,52 @@ pub fn ss_command() -> Command {
             Arg::new("show")
                 .short('s')
                 .value_name("what")
+                .help("What to show")
                 .default_value("cnt")
                 .value_delimiter(',')
                 .action(ArgAction::Append)
                 .value_parser(["all", "cfg", "cnt", "mem", "qp", "sock"]),
         )
-        .arg(Arg::new("wide").long("wide").action(ArgAction::SetTrue))
-        .arg(Arg::new("clear").short('c').action(ArgAction::SetTrue))
-        .arg(json_flag())
+        .arg(
+            Arg::new("wide")
+                .long("wide")
+                .help("Every column, and counters that are 0")
+                .action(ArgAction::SetTrue),
+        )
+        .arg(
+            Arg::new("clear")
+                .short('c')
+                .help("Clear what ended processes left")
+                .action(ArgAction::SetTrue),
+        )
+        .arg(json_flag().help("Print JSON"))
         .args(selection_args())
         .args(watch_args())
 }
 
 /// Which connections are shown.
 fn selection_args() -> [Arg; 5] {
-    let list = |name: &'static str, value: &'static str| {
-        let arg = Arg::new(name).long(name).value_name(value);
+    let list = |name: &'static str, value: &'static str, help: &'static str| {
+        let arg = Arg::new(name).long(name).value_name(value).help(help);
         arg.value_delimiter(',').action(ArgAction::Append)
     };
     let paths = Path::ALL.map(Path::name);
     let reasons = Reason::ALL.iter().map(|reason| reason.name());
     let orders = Order::ALL.map(Order::word);
     [
-        list("port", "port").value_parser(value_parser!(u16).range(1..)),
-        list("peer", "address").value_parser(Network::parse),
-        list("path", "path").value_parser(PossibleValuesParser::new(paths)),
-        list("reason", "reason").value_parser(PossibleValuesParser::new(reasons)),
-        Arg::new("sort").long("sort").value_name("by").value_parser(orders),
+        list("port", "port", "Connections with that port")
+            .value_parser(value_parser!(u16).range(1..)),
+        list("peer", "address", "Connections with that peer, or with peers in that network")
+            .value_parser(Network::parse),
+        list("path", "path", "Connections with a direction on that path")
+            .value_parser(PossibleValuesParser::new(paths)),
+        list("reason", "reason", "Connections with that reason")
+            .value_parser(PossibleValuesParser::new(reasons)),
+        Arg::new("sort")
+            .long("sort")
+            .value_name("by")
+            .help("Order of the connections")
+            .value_parser(orders),
     ]
 }
 
@@ -221,10 +263,15 @@ fn watch_args() -> [Arg; 2] {
         seconds.ok_or_else(|| String::from("valid: 0.1 to 86400 seconds"))
     };
     [
-        Arg::new("watch").short('w').value_name("seconds").value_parser(seconds),
+        Arg::new("watch")
+            .short('w')
+            .value_name("seconds")
+            .help("Again and again")
+            .value_parser(seconds),
         Arg::new("times")
             .short('n')
             .value_name("times")
+            .help("How often")
             .requires("watch")
             .value_parser(value_parser!(u32).range(1..)),
     ]
@@ -285,6 +332,7 @@ pub fn doctor_command() -> Command {
                 .help("Command, process or place; none: this host")
                 .num_args(0..)
                 .trailing_var_arg(true)
+                .value_hint(ValueHint::CommandWithArguments)
                 .value_parser(value_parser!(OsString)),
         )
 }

@@ -35,7 +35,8 @@ pub fn netacc() -> c_int {
     }
 }
 
-fn netacc_command() -> Command {
+/// The command line of `netacc`.
+pub fn netacc_command() -> Command {
     let command = Command::new("netacc")
         .about("Tools for netacc, the TCP acceleration library")
         .version(options::VERSION)

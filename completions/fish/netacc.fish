@@ -1,0 +1,168 @@
+# Print an optspec for argparse to handle cmd's options that are independent of any subcommand.
+function __fish_netacc_global_optspecs
+    string join \n h/help V/version
+end
+
+function __fish_netacc_needs_command
+    # Figure out if the current invocation already has a command.
+    set -l cmd (commandline -opc)
+    set -e cmd[1]
+    argparse -s (__fish_netacc_global_optspecs) -- $cmd 2>/dev/null
+    or return
+    if set -q argv[1]
+        # Also print the command, so this can be used to figure out what it is.
+        echo $argv[1]
+        return 1
+    end
+    return 0
+end
+
+function __fish_netacc_using_subcommand
+    set -l cmd (__fish_netacc_needs_command)
+    test -z "$cmd"
+    and return 1
+    contains -- $cmd[1] $argv
+end
+
+complete -c netacc -n "__fish_netacc_needs_command" -s h -l help -d 'Print help'
+complete -c netacc -n "__fish_netacc_needs_command" -s V -l version -d 'Print version'
+complete -c netacc -n "__fish_netacc_needs_command" -f -a "run" -d 'Run COMMAND with its TCP connections accelerated by NetACC'
+complete -c netacc -n "__fish_netacc_needs_command" -f -a "ss" -d 'Show the NetACC connections of a process'
+complete -c netacc -n "__fish_netacc_needs_command" -f -a "ps" -d 'Show which processes of this host are accelerated'
+complete -c netacc -n "__fish_netacc_needs_command" -f -a "doctor" -d 'Say what keeps a program, a process, a connection or this host from acceleration'
+complete -c netacc -n "__fish_netacc_needs_command" -f -a "bench" -d 'Measure TCP connections with and without the library, side by side'
+complete -c netacc -n "__fish_netacc_needs_command" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
+complete -c netacc -n "__fish_netacc_using_subcommand run" -s f -d 'Configuration file' -r -F
+complete -c netacc -n "__fish_netacc_using_subcommand run" -s s -d 'size of a message buffer in bytes' -r
+complete -c netacc -n "__fish_netacc_using_subcommand run" -s p -d 'most connections per QP' -r
+complete -c netacc -n "__fish_netacc_using_subcommand run" -s t -d 'number of I/O threads' -r
+complete -c netacc -n "__fish_netacc_using_subcommand run" -s A -d 'CPUs for the I/O threads' -r
+complete -c netacc -n "__fish_netacc_using_subcommand run" -s F -d 'fast connect mode' -r
+complete -c netacc -n "__fish_netacc_using_subcommand run" -s P -d 'longest time to poll before a thread sleeps, in ms' -r
+complete -c netacc -n "__fish_netacc_using_subcommand run" -l poll-tcp -d 'longest time to poll the kernel\'s sockets before a thread sleeps, in us' -r
+complete -c netacc -n "__fish_netacc_using_subcommand run" -s i -d 'completion vector of the CQs' -r
+complete -c netacc -n "__fish_netacc_using_subcommand run" -l rdma-stall -d 'time without progress until a QP is given up, in ms' -r
+complete -c netacc -n "__fish_netacc_using_subcommand run" -l kernel-policy -d 'keep what the kernel treats specially on TCP' -r
+complete -c netacc -n "__fish_netacc_using_subcommand run" -l rdma-keeper -d 'how long what a process leaves under way may outlive it, in s' -r
+complete -c netacc -n "__fish_netacc_using_subcommand run" -l paths -d 'paths that connections may take, the preferred one first' -r
+complete -c netacc -n "__fish_netacc_using_subcommand run" -l io-uring -d 'what becomes of a program\'s io_uring' -r
+complete -c netacc -n "__fish_netacc_using_subcommand run" -s h -l help -d 'Show the help'
+complete -c netacc -n "__fish_netacc_using_subcommand run" -s v -l version -d 'Show the version'
+complete -c netacc -n "__fish_netacc_using_subcommand run" -s d -d 'Debug: log from level 1 on'
+complete -c netacc -n "__fish_netacc_using_subcommand run" -s T -d 'use TCP first in connect'
+complete -c netacc -n "__fish_netacc_using_subcommand ss" -s p -d 'Process, by its number or name' -r
+complete -c netacc -n "__fish_netacc_using_subcommand ss" -s s -d 'What to show' -r -f -a "all\t''
+cfg\t''
+cnt\t''
+mem\t''
+qp\t''
+sock\t''"
+complete -c netacc -n "__fish_netacc_using_subcommand ss" -l port -d 'Connections with that port' -r
+complete -c netacc -n "__fish_netacc_using_subcommand ss" -l peer -d 'Connections with that peer, or with peers in that network' -r
+complete -c netacc -n "__fish_netacc_using_subcommand ss" -l path -d 'Connections with a direction on that path' -r -f -a "tcp\t''
+shm\t''
+rdma\t''"
+complete -c netacc -n "__fish_netacc_using_subcommand ss" -l reason -d 'Connections with that reason' -r -f -a "none\t''
+negotiating\t''
+peer-remote\t''
+peer-without-library\t''
+listener-without-library\t''
+disabled-by-config\t''
+sampled-out\t''
+peer-refused\t''
+version-mismatch\t''
+not-authenticated\t''
+no-memory\t''
+no-descriptor\t''
+channel-full\t''
+inherited-by-fork\t''
+inherited-by-exec\t''
+passed-by-scm-rights\t''
+socket-option\t''
+urgent-data\t''
+stdio-stream\t''
+splice\t''
+several-epoll-sets\t''
+duplicate-in-epoll\t''
+peer-asked-for-tcp\t''
+peer-corrupt\t''
+disconnected\t''
+self-connect\t''
+uncounted-bytes\t''
+shutting-down\t''
+io-uring\t''
+not-stream\t''
+not-started\t''
+no-record\t''
+channel-failed\t''
+shared-by-threads\t''
+internal\t''
+rdma-core-missing\t''
+no-rdma-device\t''
+memlock\t''
+rdma-refused\t''
+rdma-lost\t''
+paths-exclude-it\t''
+forked-after-rdma\t''
+not-claimed\t''
+waits-unseen\t''
+not-in-reach\t''
+ipsec\t''
+kernel-policy\t''"
+complete -c netacc -n "__fish_netacc_using_subcommand ss" -l sort -d 'Order of the connections' -r -f -a "fd\t''
+peer\t''
+path\t''
+reason\t''
+sent\t''
+received\t''
+age\t''"
+complete -c netacc -n "__fish_netacc_using_subcommand ss" -s w -d 'Again and again' -r
+complete -c netacc -n "__fish_netacc_using_subcommand ss" -s n -d 'How often' -r
+complete -c netacc -n "__fish_netacc_using_subcommand ss" -s h -l help -d 'Show the help'
+complete -c netacc -n "__fish_netacc_using_subcommand ss" -s v -l version -d 'Show the version'
+complete -c netacc -n "__fish_netacc_using_subcommand ss" -l wide -d 'Every column, and counters that are 0'
+complete -c netacc -n "__fish_netacc_using_subcommand ss" -s c -d 'Clear what ended processes left'
+complete -c netacc -n "__fish_netacc_using_subcommand ss" -l json -d 'Print JSON'
+complete -c netacc -n "__fish_netacc_using_subcommand ps" -l json -d 'Print JSON'
+complete -c netacc -n "__fish_netacc_using_subcommand ps" -s h -l help -d 'Print help'
+complete -c netacc -n "__fish_netacc_using_subcommand ps" -s V -l version -d 'Print version'
+complete -c netacc -n "__fish_netacc_using_subcommand doctor" -l json -d 'Print JSON'
+complete -c netacc -n "__fish_netacc_using_subcommand doctor" -s h -l help -d 'Print help'
+complete -c netacc -n "__fish_netacc_using_subcommand doctor" -s V -l version -d 'Print version'
+complete -c netacc -n "__fish_netacc_using_subcommand bench" -l rounds -d 'Rounds; each runs every kind once, in turn' -r
+complete -c netacc -n "__fish_netacc_using_subcommand bench" -l seconds -d 'Measured seconds of each run' -r
+complete -c netacc -n "__fish_netacc_using_subcommand bench" -l warmup -d 'Seconds before measuring starts, in each run' -r
+complete -c netacc -n "__fish_netacc_using_subcommand bench" -l kinds -d 'Kinds of run to alternate; ratios are against the first [default: plain,accelerated; for `mixed` and `mixed-epoll` plain,server-only,client-only]' -r -f -a "plain\t'neither'
+accelerated\t'both'
+server-only\t'the server'
+client-only\t'the client'"
+complete -c netacc -n "__fish_netacc_using_subcommand bench" -l pin -d 'Where the two processes run' -r -f -a "auto\t'ping-pong: a CPU each; the others: wherever the scheduler puts them'
+apart\t'a CPU each, always'
+together\t'both on one CPU'
+none\t'wherever the scheduler puts them'"
+complete -c netacc -n "__fish_netacc_using_subcommand bench" -l load -d 'Keep N busy loops running beside everything' -r
+complete -c netacc -n "__fish_netacc_using_subcommand bench" -l size -d 'pingpong, mixed, both with -epoll, rate, idle: bytes of a message' -r
+complete -c netacc -n "__fish_netacc_using_subcommand bench" -l request -d 'reqrep: bytes of a request' -r
+complete -c netacc -n "__fish_netacc_using_subcommand bench" -l response -d 'reqrep: bytes of a response' -r
+complete -c netacc -n "__fish_netacc_using_subcommand bench" -s c -l connections -d 'reqrep: connections' -r
+complete -c netacc -n "__fish_netacc_using_subcommand bench" -s t -l threads -d 'reqrep, rate: client threads' -r
+complete -c netacc -n "__fish_netacc_using_subcommand bench" -s P -l pipeline -d 'reqrep: requests sent at once on a connection; the next batch follows when all are answered' -r
+complete -c netacc -n "__fish_netacc_using_subcommand bench" -l write-size -d 'bulk: bytes of a write' -r
+complete -c netacc -n "__fish_netacc_using_subcommand bench" -l idle-connections -d 'idle: connections' -r
+complete -c netacc -n "__fish_netacc_using_subcommand bench" -l idle-seconds -d 'idle: seconds over which CPU time is counted' -r
+complete -c netacc -n "__fish_netacc_using_subcommand bench" -l lib -d 'The library [default: $NETACC_LIB, or beside this program, then ../lib, /usr/local/lib, /usr/lib]' -r -F
+complete -c netacc -n "__fish_netacc_using_subcommand bench" -l ss -d 'netacc_ss [default: beside this program, then $PATH]' -r -F
+complete -c netacc -n "__fish_netacc_using_subcommand bench" -l json -d 'Write every run and the summary as JSON (- for standard output, instead of the table)' -r -F
+complete -c netacc -n "__fish_netacc_using_subcommand bench" -l svg -d 'Draw the latency distributions as SVG' -r -F
+complete -c netacc -n "__fish_netacc_using_subcommand bench" -s q -l quiet -d 'No progress on standard error'
+complete -c netacc -n "__fish_netacc_using_subcommand bench" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps doctor bench help" -f -a "run" -d 'Run COMMAND with its TCP connections accelerated by NetACC'
+complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps doctor bench help" -f -a "ss" -d 'Show the NetACC connections of a process'
+complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps doctor bench help" -f -a "ps" -d 'Show which processes of this host are accelerated'
+complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps doctor bench help" -f -a "doctor" -d 'Say what keeps a program, a process, a connection or this host from acceleration'
+complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps doctor bench help" -f -a "bench" -d 'Measure TCP connections with and without the library, side by side'
+complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps doctor bench help" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
+# Behind the options: the command line of the program that is started, or the processes that have the library.
+complete -c netacc -n '__fish_seen_subcommand_from run' -x -a '(__fish_complete_subcommand --fcs-skip=2 -f -s -p -t -A -F -P --poll-tcp -i --rdma-stall --kernel-policy --rdma-keeper --paths --io-uring)'
+complete -c netacc -n '__fish_seen_subcommand_from doctor' -x -a '(__fish_complete_subcommand --fcs-skip=2 )'
+complete -c netacc -n '__fish_seen_subcommand_from ss' -f -a "(netacc ps 2>/dev/null | string replace -rf '^ *(\d+) +(\S+) .*' '$1\t$2')"
