@@ -12,6 +12,9 @@
 # make starve     memory, mappings, descriptors and threads fail for the library, each in turn; an hour
 # make mutants    puts bugs into the code, one at a time: a test must fail for each; hours
 # make install    PREFIX=/usr/local DESTDIR=; SYSCONFDIR=/etc, or PREFIX/etc for a private PREFIX
+# make deb          Debian packages of the commit that is checked out, in out/deb
+# make tarball      the same as a tarball with an install.sh, in out
+# make test-deb     what happens with both in a new, minimal Debian; needs root
 # make clean
 
 CARGO      ?= cargo
@@ -24,9 +27,6 @@ LIBDIR     ?= $(PREFIX)/lib
 MANDIR     ?= $(PREFIX)/share/man
 
 BIN_DIR  := $(or $(CARGO_TARGET_DIR),target)/release
-PROGRAMS := netacc_run netacc_ss netacc
-CONF     := netacc.conf
-MAN      := $(wildcard man/*.[1-8])
 
 .PHONY: all build demo bench test check test-hostile apps test-rdma test-fresh soak soak-rdma starve mutants install uninstall clean
 
@@ -38,6 +38,9 @@ build:
 # What a machine lacks is installed before the build, which takes minutes: a linker, the
 # distribution's Redis, Python.
 NEEDED := cc:gcc ld:binutils "/usr/include/stdio.h:libc6-dev" python3:python3 redis-server:redis-server redis-benchmark:redis-tools
+
+PACKAGING := cc:gcc ld:binutils "/usr/include/stdio.h:libc6-dev" dh:debhelper dpkg-buildpackage:dpkg-dev fakeroot:fakeroot \
+  lintian:lintian git:git
 
 demo:
 	tests/packages $(NEEDED)
@@ -95,32 +98,31 @@ mutants:
 	tests/mutants/run
 
 # Installs what `make` has built (so that root builds nothing). An edited netacc.conf stays.
+INSTALL = BIN_DIR="$(BIN_DIR)" PREFIX="$(PREFIX)" DESTDIR="$(DESTDIR)" SYSCONFDIR="$(SYSCONFDIR)" BINDIR="$(BINDIR)" \
+  LIBDIR="$(LIBDIR)" MANDIR="$(MANDIR)" packaging/install.sh
+
 install:
-	@for file in libnetacc_preload.so $(PROGRAMS); do \
-	  [ -e "$(BIN_DIR)/$$file" ] || { echo "$(BIN_DIR)/$$file is missing: run make first" >&2; exit 1; }; done
-	install -d "$(DESTDIR)$(LIBDIR)" "$(DESTDIR)$(BINDIR)" "$(DESTDIR)$(SYSCONFDIR)"
-	@# A new file under the old name: running programs keep the library they have mapped.
-	install -m 755 "$(BIN_DIR)/libnetacc_preload.so" "$(DESTDIR)$(LIBDIR)/libnetacc-preload.so.new"
-	mv -f "$(DESTDIR)$(LIBDIR)/libnetacc-preload.so.new" "$(DESTDIR)$(LIBDIR)/libnetacc-preload.so"
-	install -m 755 $(addprefix $(BIN_DIR)/,$(PROGRAMS)) "$(DESTDIR)$(BINDIR)"
-	@if [ -e "$(DESTDIR)$(SYSCONFDIR)/netacc.conf" ] && ! cmp -s "$(CONF)" "$(DESTDIR)$(SYSCONFDIR)/netacc.conf"; then \
-	  echo "install -m 644 $(CONF) $(DESTDIR)$(SYSCONFDIR)/netacc.conf.new (netacc.conf differs and is kept)"; \
-	  install -m 644 "$(CONF)" "$(DESTDIR)$(SYSCONFDIR)/netacc.conf.new"; \
-	else \
-	  echo "install -m 644 $(CONF) $(DESTDIR)$(SYSCONFDIR)/netacc.conf"; \
-	  install -m 644 "$(CONF)" "$(DESTDIR)$(SYSCONFDIR)/netacc.conf"; \
-	fi
-	@for page in $(MAN); do \
-	  dir="$(DESTDIR)$(MANDIR)/man$${page##*.}"; \
-	  echo "install -m 644 $$page $$dir"; \
-	  install -d "$$dir" && install -m 644 "$$page" "$$dir" || exit 1; done
-	@# `ldconfig -p` lists the library then. Packages do so in their own scripts.
-	@if [ -z "$(DESTDIR)" ] && [ "$$(id -u)" = 0 ]; then PATH="$$PATH:/sbin:/usr/sbin" ldconfig || true; fi
+	$(INSTALL)
 
 # Everything but netacc.conf.
 uninstall:
-	rm -f "$(DESTDIR)$(LIBDIR)/libnetacc-preload.so" $(foreach p,$(PROGRAMS),"$(DESTDIR)$(BINDIR)/$(p)") \
-	  $(foreach m,$(MAN),"$(DESTDIR)$(MANDIR)/man$(lastword $(subst ., ,$(m)))/$(notdir $(m))")
+	$(INSTALL) --uninstall
+
+.PHONY: deb tarball test-deb
+
+# Of the commit that is checked out. The packages are installed, upgraded and removed by `make
+# test-deb`.
+deb:
+	tests/packages $(PACKAGING)
+	packaging/deb
+
+tarball:
+	tests/packages xz:xz-utils strip:binutils cc:gcc git:git "/usr/include/stdio.h:libc6-dev"
+	packaging/tarball
+
+# In new, minimal Debians. Needs root.
+test-deb:
+	tests/deb
 
 clean:
 	$(CARGO) clean
