@@ -291,8 +291,8 @@ fn what_allocates_asks_first() {
         ("process.rs", "NEXT.store(Box::into_raw("), // once, by the constructor
         ("peers.rs", "inner.channels.iter().copied().partition("), // 64 of them at most
         ("set.rs", "self.by_fd.resize("),            // reserved some lines above
-        ("table.rs", "t.by_tuple.resize("),          // likewise
-        ("table.rs", "t.by_number.resize("),         // likewise
+        ("tuple_table.rs", "t.by_tuple.resize("),    // likewise
+        ("tuple_table.rs", "t.by_number.resize("),   // likewise
         ("control_link.rs", "l.slots.resize("),      // likewise
         ("queue.rs", "places.resize("),              // likewise
     ];
