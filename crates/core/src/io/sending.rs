@@ -252,21 +252,27 @@ impl Sending<'_> {
         if done == 0 {
             return Next::Done(PASS);
         }
+        // (What went before stands, whatever becomes of the rest: tcp_sendmsg.)
+        let flags = self.flags | libc::MSG_NOSIGNAL;
         // SAFETY: the caller's buffers.
-        let send = |_| unsafe { kernel_send(fd, self.iov, done, self.flags) };
-        let r = if nonblocking {
+        let send = |_| unsafe { kernel_send(fd, self.iov, done, flags) };
+        let r = if nonblocking || s.generation16() != self.g {
+            // (Closed by another thread meanwhile: the number may be another connection's.)
             0
         } else if matches!(s.state.now(), State::Candidate | State::Changing) {
             // Between hosts: on TCP for a while, where its bytes are counted.
-            match candidate(Named { s, g: self.g, fd }, Side::Send, self.flags, send) {
+            match candidate(Named { s, g: self.g, fd }, Side::Send, flags, send) {
                 Some(r) if r != PASS => r,
                 _ => return Next::Anew,
             }
         } else {
             send(0)
         };
+        // Where the ring has taken part of a buffer, the kernel is given the rest of that one.
+        let rest = rest_of_buffer(self.iov, done);
         self.done += r.max(0) as usize;
-        Next::Done(0)
+        let goes_on = rest > 0 && r == rest as Ret && self.done < self.total;
+        if goes_on { Next::Anew } else { Next::Done(0) }
     }
 
     fn broken_pipe(&self) -> Next {
@@ -310,5 +316,32 @@ impl Sending<'_> {
             Woke::Signal => interrupted(patience.timeout_ns),
             _ => None,
         }
+    }
+}
+
+/// Bytes after byte `done` in the buffer that this is within; 0: a buffer begins there.
+fn rest_of_buffer(iov: &[iovec], done: usize) -> usize {
+    let mut ends = 0;
+    for v in iov {
+        let begins = ends;
+        ends += v.iov_len;
+        if done < ends {
+            return if done > begins { ends - done } else { 0 };
+        }
+    }
+    0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec::Vec;
+
+    #[test]
+    fn the_rest_of_a_buffer_is_sent_alone() {
+        let of = |iov_len| iovec { iov_base: core::ptr::null_mut(), iov_len };
+        let iov = [of(3), of(0), of(5), of(2)];
+        let rests: Vec<usize> = (0..=10).map(|done| rest_of_buffer(&iov, done)).collect();
+        assert_eq!(rests, [0, 2, 1, 0, 4, 3, 2, 1, 0, 1, 0]);
     }
 }
