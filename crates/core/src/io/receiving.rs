@@ -71,10 +71,12 @@ impl Receiving<'_> {
         // Dropped after `held`.
         let mut blocking = None;
         let mut held = Some(held);
+        let mut again = false;
         loop {
             // (Not in the middle of a call: what comes behind would be the kernel's, and might
-            // wait.)
-            if now.done == 0 && s.has(flag::LEAVING) {
+            // wait. Nor behind a look that has changed the plan, which it would change back: what a
+            // peer that is gone has left in the ring is taken first.)
+            if now.done == 0 && !again && s.has(flag::LEAVING) {
                 held = None;
                 leave_if_due(s, self.g, self.fd);
             }
@@ -92,7 +94,8 @@ impl Receiving<'_> {
                 // SAFETY: as above.
                 (None, _) => unsafe { self.elsewhere(&mut now) },
             };
-            if !matches!(next, Next::Again) {
+            again = matches!(next, Next::Again);
+            if !again {
                 held = None;
             }
             let end = match next {

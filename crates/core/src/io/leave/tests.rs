@@ -79,6 +79,24 @@ fn a_leave_that_comes_too_late_has_asked_for_the_unread_bytes() {
     close_both(ends);
 }
 
+/// (Without that the receive never returns.)
+#[test]
+fn what_a_killed_peer_has_left_in_the_ring_is_read_behind_a_leave() {
+    let mut ends = promoted_within_the_host();
+    ends[C].send(C, UNREAD);
+    let (c, a) = (ends[C].socket, ends[A].socket);
+    {
+        // It neither answers nor says that it ends; its kernel does.
+        let held = hold_tx(c, c.generation16());
+        assert!(held.is_ok() && sys::shutdown(ends[C].fd, libc::SHUT_WR) >= 0);
+        assert!(!leaves(&ends[A], Reason::SeveralEpollSets, false));
+        assert!(a.has(flag::LEAVING));
+        receives(&mut ends, A, UNREAD);
+        assert_eq!(ends[A].receive_now(A, 1), 0);
+    }
+    ends.iter_mut().for_each(End::close);
+}
+
 #[test]
 fn a_handlers_leave_is_completed_by_the_calls_that_receive() {
     for half in [Side::Send, Side::Receive] {
