@@ -92,6 +92,18 @@ pub fn before_vfork() {
 pub fn threads_are_cancelled() {
     crate::process::note_cancellation()
 }
+/// A thread has been cancelled. Returns the signal that ends its wait, once it has that.
+pub fn interrupts_cancelled() -> Option<c_int> {
+    crate::faults::front_cancellation()
+}
+/// The hook is about to look whether its thread is cancelled.
+pub fn hears_of_cancellation() {
+    crate::signals::hears_of_cancellation()
+}
+/// `pthread_setcancelstate` has succeeded.
+pub fn may_be_cancelled(may: bool) {
+    crate::signals::may_be_cancelled(may)
+}
 
 /// `daemon`: this process forks and ends, by private calls; the child goes on.
 pub fn before_daemon() {

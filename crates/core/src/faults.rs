@@ -100,7 +100,7 @@ const OWN_FLAGS: usize = libc::SA_ONSTACK as usize | libc::SA_RESTART as usize;
 
 /// Not of the two that nobody can handle, nor of the two that libc keeps for itself.
 fn known(signal: c_int) -> Option<&'static Signal> {
-    if matches!(signal, libc::SIGKILL | libc::SIGSTOP | 0 | 32 | 33) {
+    if matches!(signal, libc::SIGKILL | libc::SIGSTOP | 0 | SIGCANCEL | 33) {
         None
     } else {
         SIGNALS.get(usize::try_from(signal).ok()?)
@@ -259,8 +259,35 @@ unsafe extern "C" fn entry(signal: c_int, info: *mut siginfo_t, context: *mut c_
     )
 }
 
+/// libc's own signal for cancelled threads, which its public interface hides.
+const SIGCANCEL: c_int = 32;
+/// Its handler is libc's.
+static CANCELLATION: Signal = Signal::new();
+
+/// Threads are cancelled: puts the handler in front of libc's, which has one by now, so that a
+/// thread that is about to sleep does not ([`signals::cancel`]). Returns the signal that also ends
+/// a sleep.
+pub(crate) fn front_cancellation() -> Option<c_int> {
+    let _setting = Setting::of(&CANCELLATION);
+    let theirs = sys::signal_action(SIGCANCEL, None)?;
+    // (Without a handler the signal would kill.)
+    if theirs.handler <= libc::SIG_IGN {
+        return None;
+    }
+    if theirs.handler != entry_address() {
+        CANCELLATION.handler.store(theirs.handler, Release);
+        sys::signal_action(SIGCANCEL, Some(&ours_for(&theirs)))?;
+    }
+    Some(SIGCANCEL)
+}
+
 /// 0: done. Otherwise the application's handler.
 extern "C" fn decide(signal: c_int, info: *mut siginfo_t, context: *mut ucontext_t) -> usize {
+    if signal == SIGCANCEL {
+        // SAFETY: what the kernel gave us.
+        unsafe { signals::cancel(context) };
+        return CANCELLATION.handler.load(Acquire);
+    }
     let Some(s) = known(signal) else { return 0 };
     // SAFETY: the kernel's siginfo: the handler is installed with SA_SIGINFO.
     let code = unsafe { (*info).si_code };

@@ -36,6 +36,10 @@ struct Thread {
     stack: usize,
     /// What was blocked when the signal came.
     mask: u64,
+    /// 1: somebody has cancelled it (`pthread_cancel`), and it has not heard of that yet.
+    cancelled: u32,
+    /// 1: it does not want to hear of that (PTHREAD_CANCEL_DISABLE).
+    uncancellable: u32,
 }
 
 const RESTARTS: u32 = 1 << 8;
@@ -58,6 +62,8 @@ core::arch::global_asm!(
     ".text",
 );
 const _: () = assert!(size_of::<Thread>() <= 32);
+const _: () = assert!(core::mem::offset_of!(Thread, cancelled) == 24);
+const _: () = assert!(core::mem::offset_of!(Thread, uncancellable) == 28);
 
 #[inline(always)]
 fn thread() -> *mut Thread {
@@ -197,6 +203,66 @@ pub(crate) fn pending() -> Option<Interrupt> {
     (pending != 0).then_some(Interrupt { restarts: pending & RESTARTS != 0 })
 }
 
+/// The thread has been cancelled, and wants to hear of it: what waits is to end. The hook then ends
+/// the thread.
+pub(crate) fn is_cancelled() -> bool {
+    let t = thread();
+    // SAFETY: this thread's own memory.
+    unsafe {
+        (&raw const (*t).cancelled).read_volatile() != 0
+            && (&raw const (*t).uncancellable).read_volatile() == 0
+    }
+}
+
+/// The thread has been cancelled, and does not want to hear of it: what has interrupted it was
+/// perhaps that alone.
+pub(crate) fn is_cancelled_in_vain() -> bool {
+    let t = thread();
+    // SAFETY: this thread's own memory.
+    unsafe {
+        (&raw const (*t).cancelled).read_volatile() != 0
+            && (&raw const (*t).uncancellable).read_volatile() != 0
+    }
+}
+
+/// libc's signal for that has come, whose handler runs behind this. In a deferred cancellation it
+/// does nothing; but the thread is not to go to sleep, nor back to it (the kernel may be about to
+/// begin the call again).
+///
+/// # Safety
+/// Called in the handler, with what the kernel gave it.
+pub(crate) unsafe fn cancel(context: *mut ucontext_t) {
+    let t = thread();
+    // SAFETY: this thread's own memory, and the kernel's context, which it reads back when the
+    // handler returns.
+    unsafe {
+        (&raw mut (*t).cancelled).write_volatile(1);
+        let (pc, _) = registers(context);
+        if is_cancelled() && about_to_wait(*pc) {
+            *pc = waiting_refused as *const () as usize;
+        }
+    }
+}
+
+/// Whether a thread there is about to make a system call that may sleep.
+fn about_to_wait(pc: usize) -> bool {
+    (waiting_start as *const () as usize..waiting_end as *const () as usize).contains(&pc)
+}
+
+/// The hook is about to look whether the thread is cancelled: what it does behind that may wait.
+pub(crate) fn hears_of_cancellation() {
+    if is_cancelled() {
+        // SAFETY: this thread's own memory.
+        unsafe { (&raw mut (*thread()).cancelled).write_volatile(0) };
+    }
+}
+
+/// Whether the thread can be cancelled.
+pub(crate) fn may_be_cancelled(may: bool) {
+    // SAFETY: this thread's own memory.
+    unsafe { (&raw mut (*thread()).uncancellable).write_volatile(u32::from(!may)) };
+}
+
 /// What has interrupted a call.
 #[derive(Clone, Copy)]
 pub(crate) struct Interrupt {
@@ -270,7 +336,7 @@ pub(crate) unsafe fn put_back(
         (*t).mask = blocked & !sys::LIBC_OWN;
         mask.write_unaligned(!sys::FAULTS);
         (&raw mut (*t).pending).write_volatile(signal as u32 | if restarts { RESTARTS } else { 0 });
-        if (waiting_start as *const () as usize..waiting_end as *const () as usize).contains(&*pc) {
+        if about_to_wait(*pc) {
             *pc = waiting_refused as *const () as usize;
         }
     }
@@ -295,13 +361,14 @@ unsafe fn registers(context: *mut ucontext_t) -> (*mut usize, usize) {
     }
 }
 
-/// A system call that may sleep was not begun, because a signal waits; or the kernel would have
-/// begun it again behind the handler. (The kernel's own number for that, which no program sees.)
+/// A system call that may sleep was not begun, because a signal waits or the thread is cancelled;
+/// or the kernel would have begun it again behind the handler. (The kernel's own number for that,
+/// which no program sees.)
 pub(crate) const NOT_BEGUN: isize = -512;
 
-// One system call; NOT_BEGUN where a signal was put back. Between the look and the `syscall` no
-// signal gets lost: the handler moves whoever it finds in waiting_start..waiting_end to
-// waiting_refused. Who is behind it has the kernel's answer.
+// One system call; NOT_BEGUN where a signal was put back, or the thread is cancelled. Between the
+// look and the `syscall` no signal gets lost: the handler moves whoever it finds in
+// waiting_start..waiting_end to waiting_refused. Who is behind it has the kernel's answer.
 #[cfg(target_arch = "x86_64")]
 core::arch::global_asm!(
     ".globl netacc_waiting",
@@ -326,6 +393,9 @@ core::arch::global_asm!(
     "netacc_waiting_start:",
     "cmp dword ptr fs:[rcx + 4], 0",
     "jne netacc_waiting_refused",
+    // Cancelled, and not uncancellable.
+    "cmp qword ptr fs:[rcx + 24], 1",
+    "je netacc_waiting_refused",
     "syscall",
     "netacc_waiting_end:",
     "ret",
@@ -362,6 +432,10 @@ core::arch::global_asm!(
     "netacc_waiting_start:",
     "ldr w10, [x9, #4]",
     "cbnz w10, netacc_waiting_refused",
+    // Cancelled, and not uncancellable.
+    "ldr x10, [x9, #24]",
+    "cmp x10, #1",
+    "b.eq netacc_waiting_refused",
     "svc 0",
     "netacc_waiting_end:",
     "ret",

@@ -89,6 +89,9 @@ pub(super) fn interrupted(timeout_ns: i64) -> Option<Ret> {
     if let Some(by) = signals::pending() {
         return Some(if by.restarts && timeout_ns <= 0 { RESTART } else { -(libc::EINTR as Ret) });
     }
+    if signals::is_cancelled_in_vain() {
+        return None;
+    }
     // libc's own two signals, 32 and 33, are none of the application's.
     if timeout_ns > 0 || !(1..=64).filter(|n| !matches!(n, 32 | 33)).all(faults::handler_restarts) {
         return Some(-(libc::EINTR as Ret));

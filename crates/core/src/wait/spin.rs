@@ -182,7 +182,7 @@ pub(super) enum Polled {
     Found,
     /// The time is up, or others want the CPUs.
     InVain,
-    /// A handler of the application's is to run.
+    /// A handler of the application's is to run, or the thread is cancelled.
     Signal,
 }
 
@@ -217,7 +217,7 @@ pub(super) fn poll(
         }
         let now = sys::now_ns();
         let wall = now.wrapping_sub(start);
-        if signals::pending().is_some() {
+        if signals::pending().is_some() || signals::is_cancelled() {
             return Polled::Signal;
         }
         if wall.wrapping_sub(away) >= how.budget_ns || wall > SPIN_WALL_NS {

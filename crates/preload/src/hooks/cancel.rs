@@ -8,6 +8,7 @@
 
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use libc::{c_int, clockid_t, pthread_t};
+use netacc_core::api;
 
 /// True once any thread has been cancelled.
 static REQUESTED: AtomicBool = AtomicBool::new(false);
@@ -22,6 +23,7 @@ unsafe extern "C" {
 #[inline(always)]
 pub(crate) fn point() {
     if REQUESTED.load(Relaxed) {
+        api::hears_of_cancellation();
         // SAFETY: no frame between here and the application holds anything that needs dropping.
         unsafe { pthread_testcancel() };
     }
@@ -31,7 +33,7 @@ hook! {
     /// `pthread_cancel(3)`.
     fn pthread_cancel(thread: pthread_t) -> c_int |next| {
         REQUESTED.store(true, Relaxed);
-        netacc_core::api::threads_are_cancelled();
+        api::threads_are_cancelled();
         let result = next(thread);
         if result == 0 && thread != libc::pthread_self() {
             interrupt(thread);
@@ -40,11 +42,22 @@ hook! {
     }
 }
 
-/// Makes a system call that the thread sleeps in return EINTR, by libc's own cancellation signal,
-/// whose handler does nothing in a thread that is to be cancelled later.
+/// `bits/pthread.h`; not in the libc crate.
+const PTHREAD_CANCEL_DISABLE: c_int = 1;
+
+hook! {
+    /// `pthread_setcancelstate(3)`.
+    unchecked fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int |next| {
+        let result = next(state, old);
+        if result == 0 {
+            api::may_be_cancelled(state != PTHREAD_CANCEL_DISABLE);
+        }
+        result
+    }
+}
+/// Makes a system call that the thread sleeps in, or is about to, return EINTR, by libc's own
+/// cancellation signal, whose handler does nothing in a thread that is to be cancelled later.
 fn interrupt(thread: pthread_t) {
-    /// libc's SIGCANCEL, which its public interface hides.
-    const SIGCANCEL: usize = 32;
     let mut clock: clockid_t = 0;
     // SAFETY: the thread exists, for it has just been cancelled; `clock` is written only.
     if unsafe { libc::pthread_getcpuclockid(thread, &mut clock) } != 0 {
@@ -53,37 +66,13 @@ fn interrupt(thread: pthread_t) {
     // A thread's clock is its id, negated, above three bits of kind (clock_getcpuclockid in the
     // kernel's posix-timers.h).
     let thread_id = !(clock >> 3);
-    let mut action = [0usize; 4];
-    // SAFETY: a rt_sigaction that only reads, into room for the kernel's struct; without libc's
-    // handler the signal would kill.
-    let read = unsafe {
-        crate::raw::call(
-            libc::SYS_rt_sigaction,
-            [SIGCANCEL, 0, action.as_mut_ptr() as usize, 8, 0, 0],
-        )
-    };
-    // libc installs it once, with SA_RESTART: a receive would be restarted by the kernel.
-    if let [handler, flags, ..] = &mut action
-        && read == 0
-        && *handler > 1
-        && *flags & libc::SA_RESTART as usize != 0
-    {
-        *flags &= !(libc::SA_RESTART as usize);
-        // SAFETY: the action that was just read, but for one flag.
-        unsafe {
-            crate::raw::call(
-                libc::SYS_rt_sigaction,
-                [SIGCANCEL, action.as_ptr() as usize, 0, 8, 0, 0],
-            )
-        };
-    }
-    if read == 0 && action.first().is_some_and(|handler| *handler > 1) {
+    if let Some(signal) = api::interrupts_cancelled() {
         // SAFETY: a signal with a handler that expects it.
         unsafe {
             let process = crate::raw::call(libc::SYS_getpid, [0; 6]);
             crate::raw::call(
                 libc::SYS_tgkill,
-                [process as usize, thread_id as usize, SIGCANCEL, 0, 0, 0],
+                [process as usize, thread_id as usize, signal as usize, 0, 0, 0],
             );
         }
     }
