@@ -28,7 +28,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 const USAGE: &str = "usage:
-  netacc-conformance run [--mode plain|tcp|server-only|client-only|shm|early|switch|rdma]... [--twice] [--jobs N]
+  netacc-conformance run [--mode plain|tcp|server-only|client-only|shm|early|switch|looks|rdma]... [--twice] [--jobs N]
                          [--timeout S] [--verbose] [--except NAME]... [NAME...]
   netacc-conformance --list [--markdown]
   netacc-conformance kill [--rounds N] [--path shm|rdma]

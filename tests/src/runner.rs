@@ -30,6 +30,8 @@ pub enum Mode {
     Early,
     /// Both ends; the library demotes and promotes at random points by itself.
     Switch,
+    /// Both ends; connections stay on TCP, and each wait for one looks before it sleeps.
+    Looks,
     /// As `Shm`, but over an RDMA device, which the machine must have: only when it is asked for.
     Rdma,
     /// As `Shm`, with failures to order ([`crate::starve`]): a connection may be accelerated, or
@@ -37,7 +39,7 @@ pub enum Mode {
     Starved,
 }
 
-pub const MODES: [(Mode, &str); 8] = [
+pub const MODES: [(Mode, &str); 9] = [
     (Mode::Plain, "plain"),
     (Mode::Tcp, "tcp"),
     (Mode::ServerOnly, "server-only"),
@@ -45,12 +47,18 @@ pub const MODES: [(Mode, &str); 8] = [
     (Mode::Shm, "shm"),
     (Mode::Early, "early"),
     (Mode::Switch, "switch"),
+    (Mode::Looks, "looks"),
     (Mode::Rdma, "rdma"),
 ];
 
 impl Mode {
     fn name(self) -> &'static str {
         MODES.iter().find(|(m, _)| *m == self).map_or("", |(_, n)| n)
+    }
+
+    /// The library does something by order: it is the one of `tests/inject`.
+    fn is_ordered(self) -> bool {
+        matches!(self, Mode::Switch | Mode::Looks)
     }
 
     fn path(self) -> Path {
@@ -166,14 +174,16 @@ pub fn run(scenarios: Vec<Scenario>, options: &Options) -> bool {
         .collect();
     let totals = Totals::default();
     let failures = Mutex::new(Vec::new());
-    if modes.contains(&Mode::Switch) && !build.switching.exists() {
-        println!(
-            "test all [switch] ... FAILED\n    no library at {}: run tests/inject",
-            build.switching.display()
-        );
-        totals.fail();
-        failures.lock().expect("alone").push("all [switch]".into());
-        modes.retain(|m| *m != Mode::Switch);
+    if modes.iter().any(|mode| mode.is_ordered()) && !build.switching.exists() {
+        for mode in modes.iter().filter(|mode| mode.is_ordered()).map(|mode| mode.name()) {
+            println!(
+                "test all [{mode}] ... FAILED\n    no library at {}: run tests/inject",
+                build.switching.display()
+            );
+            totals.fail();
+            failures.lock().expect("alone").push(format!("all [{mode}]"));
+        }
+        modes.retain(|mode| !mode.is_ordered());
     }
     let next = AtomicUsize::new(0);
     let print = Mutex::new(());
@@ -345,7 +355,8 @@ pub fn own_program() -> PathBuf {
 /// The environment of a process that has the library, or has not.
 pub fn library_env(command: &mut Command, build: &Build, preload: bool) {
     for (key, _) in std::env::vars() {
-        let aid = ["NETACC_TEST_SWITCH", "NETACC_TEST_FAIL", "NETACC_TEST_COUNTS"];
+        let aid =
+            ["NETACC_TEST_SWITCH", "NETACC_TEST_LOOKS", "NETACC_TEST_FAIL", "NETACC_TEST_COUNTS"];
         if key.starts_with("NACC_") || key == "LD_PRELOAD" || aid.contains(&key.as_str()) {
             command.env_remove(key);
         }
@@ -389,6 +400,9 @@ pub fn take_log() -> Option<String> {
     text
 }
 
+/// For how long each wait looks in that mode, microseconds: most of what is waited for comes then.
+const LOOKS_US: &str = "2000";
+
 fn start(scenario: &Scenario, role: Role, mode: Mode, build: &Build) -> Side {
     let [mine, theirs] =
         sys::socketpair(libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC).expect("socketpair");
@@ -413,6 +427,9 @@ fn start(scenario: &Scenario, role: Role, mode: Mode, build: &Build) -> Side {
         // So that news mostly comes while a wait looks, also on a busy machine.
         Mode::ServerOnly | Mode::ClientOnly => drop(command.env("NACC_POLL_TCP_US", "1000")),
         Mode::Switch => switching_env(&mut command, build, 12345),
+        Mode::Looks => {
+            let _ = command.env("LD_PRELOAD", &build.switching).env("NETACC_TEST_LOOKS", LOOKS_US);
+        }
         _ => {}
     }
     let mut child = command.spawn().expect("start a scenario process");
@@ -500,11 +517,12 @@ impl Broker<'_> {
                 Some("ok".into())
             }
             ["L", pid] => {
-                let one_sided = matches!(self.mode, Mode::ServerOnly | Mode::ClientOnly);
+                let may_look =
+                    matches!(self.mode, Mode::ServerOnly | Mode::ClientOnly | Mode::Looks);
                 let pid = pid.parse().unwrap_or(0);
                 let counts = ["kernel_looks", "looks_won"].map(|name| self.build.count(pid, name));
                 Some(match counts {
-                    [Some(looks), Some(won)] if one_sided => format!("{looks} {won}"),
+                    [Some(looks), Some(won)] if may_look => format!("{looks} {won}"),
                     _ => "none".into(),
                 })
             }

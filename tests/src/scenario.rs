@@ -138,6 +138,7 @@ pub fn all() -> Vec<Scenario> {
     list.extend(scenarios::epoll::list());
     list.extend(scenarios::poll::list());
     list.extend(scenarios::looks::list());
+    list.extend(scenarios::looks_ends::list());
     list.extend(scenarios::fds::list());
     list.extend(scenarios::connect::list());
     list.extend(scenarios::options::list());

@@ -24,9 +24,9 @@ pub use data::{
     sendto, sendv, splice,
 };
 pub use descriptors::{
-    IoUringParams, Liburing, Sleep, after_number, before_accept, before_getsockopt,
-    before_io_uring_enter, before_io_uring_register, before_io_uring_setup, before_liburing_files,
-    before_liburing_submit, before_listen, before_number, close, close_range, closefrom, connect,
+    IoUringParams, Liburing, after_number, before_getsockopt, before_io_uring_enter,
+    before_io_uring_register, before_io_uring_setup, before_liburing_files, before_liburing_submit,
+    before_listen, before_number, before_private_close, close, close_range, closefrom, connect,
     dup, dup3, fcntl, ioctl, need_kernel, on_accept, on_connect, on_getsockopt, on_io_uring_setup,
     on_listen, on_new_fd, on_setsockopt, on_socket, onto_stdio, pass_number, setsockopt, shutdown,
 };
@@ -104,6 +104,11 @@ pub fn hears_of_cancellation() {
 pub fn may_be_cancelled(may: bool) {
     crate::signals::may_be_cancelled(may)
 }
+/// `pthread_setcanceltype`: a thread may end at any instruction (PTHREAD_CANCEL_ASYNCHRONOUS), also
+/// while it looks.
+pub fn ends_anywhere() {
+    crate::wait::looks::forbid()
+}
 
 /// `daemon`: this process forks and ends, by private calls; the child goes on.
 pub fn before_daemon() {
@@ -123,7 +128,7 @@ pub fn before_rights_change() {
 /// does, from here on.
 pub fn before_filter() {
     if !crate::process::in_vfork_child() {
-        crate::wait::looks::confine();
+        crate::wait::looks::forbid();
     }
 }
 /// Whether this option of prctl(2) takes rights from the process; it is about to be set.

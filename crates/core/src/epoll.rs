@@ -147,7 +147,7 @@ pub(crate) struct Epoll {
     barred: AtomicBool,
     /// Somebody has waited for it by a call that is seen.
     waited: AtomicBool,
-    /// It has had connections that the library follows.
+    /// It has, or has had, connections that the library follows.
     connections: AtomicBool,
     /// Threads in the kernel's own wait for it.
     outside: Outside,

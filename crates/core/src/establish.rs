@@ -5,8 +5,7 @@ use crate::fd_table::{self, Entry};
 use crate::outcome::{PASS, Ret};
 use crate::socket::{Event, NONE, Socket, State, close_books, end_life, flag, reuse};
 use crate::unconnected::{may_open_later, refusal, unconnected};
-use crate::wait::looks::{self, Habit, Looked, Sleep};
-use crate::{agent, carrier, channel, epoll, host, io, process, signals, syn, sys, user};
+use crate::{agent, carrier, channel, epoll, host, io, process, syn, user};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use libc::{sockaddr, socklen_t};
@@ -85,40 +84,6 @@ pub(crate) unsafe fn on_accept(
     if fd_table::socket(fd).is_some() {
         tell_accepted(listener, fd, peer);
     }
-}
-
-/// Before the kernel's accept. Where its thread has shown that this pays, it looks before it
-/// sleeps. `Err`: the call's result.
-#[inline]
-pub(crate) fn before_accept(listener: c_int) -> Result<Option<Sleep>, Ret> {
-    if !matches!(fd_table::get(listener), Entry::Listener(_)) {
-        return Ok(None);
-    }
-    let habit = looks::habit(listener);
-    if habit.looks(-1) && signals::held(|| is_interrupted(listener, habit)) {
-        return Err(-(libc::EINTR as Ret));
-    }
-    Ok(Some(habit.sleep()))
-}
-
-/// Whether a signal ends the call while it looks.
-#[cold]
-#[inline(never)]
-fn is_interrupted(listener: c_int, habit: &'static Habit) -> bool {
-    if sys::fcntl(listener, libc::F_GETFL, 0) & libc::O_NONBLOCK as Ret != 0 {
-        habit.in_vain();
-        return false;
-    }
-    match habit.look(|| sys::poll_now(listener, libc::POLLIN) != 0) {
-        // A call more, for nothing.
-        Looked::AtOnce => habit.in_vain(),
-        Looked::Signal => {
-            let restarts = signals::pending().is_some_and(|by| by.restarts);
-            return !restarts || sys::timeout_of(listener, libc::SO_RCVTIMEO) != 0;
-        }
-        Looked::Found | Looked::Nothing => {}
-    }
-    false
 }
 
 /// A copy of an address of the application's, and how much of it there is.

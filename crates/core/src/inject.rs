@@ -12,6 +12,9 @@
 //! `NETACC_TEST_SWITCH=SEED` has each sending direction change its path by itself, now and then, in
 //! an order that the seed decides.
 //!
+//! `NETACC_TEST_LOOKS=N` has each wait for a connection on TCP look for N microseconds before it
+//! sleeps, and no connection leave TCP.
+//!
 //! `NETACC_TEST_COUNTS` is a file to which a process that ends appends how many there were of both.
 
 /// What is ordered for an allocation.
@@ -43,6 +46,10 @@ mod off {
     }
     #[inline(always)]
     pub(crate) fn init(_: &dyn Fn(&str) -> Option<&'static str>) {}
+    #[inline(always)]
+    pub(crate) const fn looks_ns() -> Option<u64> {
+        None
+    }
     #[derive(Debug)]
     pub(crate) struct Switches;
 
@@ -81,6 +88,7 @@ mod on {
     static STARVED: AtomicBool = AtomicBool::new(false);
     static STARTED: AtomicBool = AtomicBool::new(false);
     static SEED: AtomicU32 = AtomicU32::new(0);
+    static LOOKS_US: AtomicU64 = AtomicU64::new(0);
     static COUNTS: [AtomicUsize; 2] = [AtomicUsize::new(0), AtomicUsize::new(0)];
 
     impl Kind {
@@ -122,12 +130,19 @@ mod on {
             kind.at.store(n.parse().unwrap_or(0), Relaxed);
         }
         SEED.store(env("NETACC_TEST_SWITCH").and_then(|v| v.parse().ok()).unwrap_or(0), Relaxed);
+        let looks_us = env("NETACC_TEST_LOOKS").and_then(|v| v.parse().ok());
+        LOOKS_US.store(looks_us.unwrap_or(0), Relaxed);
         if let Some(path) = env("NETACC_TEST_COUNTS") {
             let [at, len] = &COUNTS;
             len.store(path.len(), Relaxed);
             at.store(path.as_ptr() as usize, Relaxed);
         }
         STARTED.store(true, Relaxed);
+    }
+
+    /// For how long each wait looks, where that is ordered.
+    pub(crate) fn looks_ns() -> Option<u64> {
+        Some(LOOKS_US.load(Relaxed) * 1_000).filter(|ns| *ns != 0)
     }
 
     /// The changes of path of one direction.

@@ -5,6 +5,7 @@ use crate::log::warn_log;
 use crate::outcome::{NextSymbols, PASS, Ret};
 use crate::path::PathId;
 use crate::socket::State;
+use crate::wait::looks;
 use crate::{
     adoption, agent, config, epoll, host, io, io_uring, numbers, process, remote, rights, service,
     sets, signals, socket, stats, sys, unconnected, wait,
@@ -127,6 +128,7 @@ pub(crate) unsafe fn on_recvmsg(over: c_int, msg: *const msghdr, flags: c_int) {
 // ---- descriptors --------------------------------------------------------------------------------
 
 pub(crate) fn close(fd: c_int) -> Ret {
+    looks::before_close(fd, fd);
     let raw = fd_table::raw(fd);
     if raw == 0 { PASS } else { signals::held(|| close_ours(fd, raw)) }
 }
@@ -190,6 +192,12 @@ pub(crate) fn forget_stale(fd: c_int) {
     }
 }
 
+/// libc is about to close this number, by a private call.
+pub(crate) fn before_private_close(fd: c_int) {
+    looks::before_close(fd, fd);
+    forget_stale(fd);
+}
+
 #[cold]
 #[inline(never)]
 fn forget_stale_slow(fd: c_int, raw: u64) {
@@ -215,6 +223,10 @@ pub(crate) fn close_range(first: u32, last: u32, flags: u32) -> Ret {
     if only_marks || process::in_vfork_child() {
         return sys::close_range(first, last, flags);
     }
+    looks::before_close(
+        first.min(c_int::MAX as u32) as c_int,
+        last.min(c_int::MAX as u32) as c_int,
+    );
     if flags & libc::CLOSE_RANGE_UNSHARE != 0 && sys::unshare_files() < 0 {
         return -(libc::ENOMEM as Ret);
     }
@@ -307,6 +319,9 @@ pub(crate) fn dup(fd: c_int) -> Ret {
 }
 
 pub(crate) fn dup3(old: c_int, new: c_int, flags: c_int) -> Ret {
+    if old != new {
+        looks::before_close(new, new);
+    }
     let raw_old = fd_table::raw(old);
     let raw_new = fd_table::raw(new);
     if raw_old == 0 && raw_new == 0 {

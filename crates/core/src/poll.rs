@@ -15,7 +15,7 @@ use crate::fd_table::{self, Entry};
 use crate::heap::Scratch;
 use crate::outcome::{Mask, PASS, Ret};
 use crate::socket::{Socket, State};
-use crate::wait::looks::{self, Habit, Looked};
+use crate::wait::looks::{self, Looked};
 use crate::{adoption, epoll, io, signals, sleep, stats, sys, user, wait};
 use core::ffi::c_int;
 use core::mem::MaybeUninit;
@@ -284,13 +284,18 @@ fn poll_list(fds: &mut [pollfd], timeout_ns: i64, mask: Mask) -> Result<Ret, NoM
 /// before it sleeps.
 fn by_kernel(fds: &mut [pollfd], mut timeout_ns: i64, mask: Mask) -> Ret {
     let (list, count) = (fds.as_mut_ptr(), fds.len());
+    let mut numbers = [-1; looks::NUMBERS];
     // Of many a look costs much, and is never alone.
-    let named = fds.iter().find(|p| p.fd >= 0).filter(|_| count <= FEW && mask.is_null());
-    let habit = named.map(|p| looks::habit(p.fd));
-    if let Some(habit) = habit.filter(|h| h.looks(timeout_ns)) {
+    let numbers = numbers.get_mut(..count).filter(|_| mask.is_null());
+    let named = numbers.and_then(|numbers| {
+        numbers.iter_mut().zip(fds.iter()).for_each(|(n, p)| *n = p.fd);
+        let first = numbers.iter().copied().find(|n| *n >= 0)?;
+        Some((&*numbers, looks::habit(first)))
+    });
+    if let Some((numbers, habit)) = named.filter(|(_, h)| h.looks(timeout_ns)) {
         let began = sys::now_ns();
         let mut r = 0;
-        let looked = habit.look(|| {
+        let looked = habit.look(numbers, || {
             // SAFETY: the caller's array.
             r = unsafe { sleep::ppoll(list, count, 0, core::ptr::null()) };
             r != 0
@@ -305,7 +310,7 @@ fn by_kernel(fds: &mut [pollfd], mut timeout_ns: i64, mask: Mask) -> Ret {
             _ => return r,
         }
     }
-    let asleep = habit.map(Habit::sleep);
+    let asleep = named.map(|(_, habit)| habit.sleep());
     // SAFETY: the caller's array, and its mask.
     let r = unsafe { sleep::ppoll(list, count, timeout_ns, mask) };
     if let Some(asleep) = asleep {

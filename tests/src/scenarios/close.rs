@@ -664,6 +664,7 @@ pub fn list() -> Vec<Scenario> {
             ("client-only", "about a channel"),
             ("early", "about a channel"),
             ("switch", "about a channel"),
+            ("looks", "about a channel"),
             ("rdma", "minutes, where a system call costs 60 µs"),
         ]),
         pair(

@@ -31,6 +31,10 @@ pub fn pass_number() {
 pub fn on_new_fd(fd: c_int) {
     crate::lifecycle::forget_stale(fd)
 }
+/// libc is about to close this number by a private call: as [`on_new_fd`], before it.
+pub fn before_private_close(fd: c_int) {
+    held(|| crate::lifecycle::before_private_close(fd))
+}
 /// `socket` succeeded.
 pub fn on_socket(fd: c_int, domain: c_int, ty: c_int, protocol: c_int) {
     held(|| {
@@ -46,13 +50,6 @@ pub fn before_listen(fd: c_int) {
 pub fn on_listen(fd: c_int) {
     held(|| crate::establish::on_listen(fd))
 }
-/// `accept`/`accept4` on `listener` is about to be called, and may sleep. `Err`: its result;
-/// otherwise what it returns is for [`Sleep::over`].
-#[inline]
-pub fn before_accept(listener: c_int) -> Result<Option<Sleep>, Ret> {
-    crate::establish::before_accept(listener)
-}
-pub use crate::wait::looks::Sleep;
 /// `accept`/`accept4` on `listener` returned `fd`, and wrote the peer's address.
 ///
 /// # Safety

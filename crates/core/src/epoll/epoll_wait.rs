@@ -47,18 +47,16 @@ pub(crate) unsafe fn wait(
                 return PASS;
             }
             let habit = looks::habit(epfd);
-            if habit.looks(timeout_ns) {
-                match look_first(epfd, events, max, habit) {
-                    Some(0) => {}
-                    r => {
-                        *counted = Counted::default();
-                        if let Some(r) = r {
-                            return r;
-                        }
-                        // SAFETY: as it came.
-                        return unsafe { wait(epfd, events, max, timeout_ns, mask, counted) };
-                    }
+            if habit.looks(timeout_ns) && has_connections(e) {
+                let mut left = timeout_ns;
+                // SAFETY: as it came.
+                let r = unsafe { look_and_sleep(epfd, events, max, &mut left, habit) };
+                *counted = Counted::default();
+                if let Some(r) = r {
+                    return r;
                 }
+                // SAFETY: as it came.
+                return unsafe { wait(epfd, events, max, left, mask, counted) };
             }
             counted.sleep = Some(habit.sleep());
             return PASS;
@@ -87,34 +85,60 @@ pub(crate) unsafe fn wait(
     r
 }
 
-/// All that the set has is the kernel's. It looks there for as long as that pays. `Some(0)`: the
-/// thread sleeps; otherwise the call's result, or `None`: it is to be begun anew.
+/// Whether the set has connections that the library follows. Once they are gone its waits are not
+/// looked into any more.
 #[cold]
 #[inline(never)]
-fn look_first(
+fn has_connections(e: &Epoll) -> bool {
+    signals::held(|| {
+        let inner = e.inner.lock();
+        let has = inner.items.len() > inner.free.len();
+        e.connections.store(has, Relaxed);
+        has
+    })
+}
+
+/// All that the set has is the kernel's. It looks there for as long as that pays, and then sleeps,
+/// all in one section: nothing that would end the call gets lost between the two. The call's
+/// result, or `None`: it is to be begun anew, with what is left of its time.
+///
+/// # Safety
+/// The caller's buffer of `max` events.
+#[cold]
+#[inline(never)]
+unsafe fn look_and_sleep(
     epfd: c_int,
     events: *mut epoll_event,
     max: c_int,
+    left: &mut i64,
     habit: &'static Habit,
 ) -> Option<Ret> {
     signals::held(|| {
+        let deadline =
+            if *left < 0 { 0 } else { sys::now_ns().saturating_add(*left as u64).max(1) };
         let mut n = 0;
-        let looked = habit.look(|| {
-            // SAFETY: the caller's buffer of `max` events.
+        let looked = habit.look(&[epfd], || {
+            // SAFETY: the caller's promise.
             n = unsafe { sys::epoll_look(epfd, events, max, core::ptr::null()) };
             n != 0
         });
+        *left = wait::left(deadline);
         match looked {
-            Looked::Signal => Some(-(libc::EINTR as Ret)),
-            Looked::Nothing => Some(0),
-            // (An error is for the kernel to tell.)
-            _ if n < 0 => Some(0),
-            // SAFETY: the kernel has just written so many events.
-            _ => match unsafe { on_wait(epfd, events, n as c_int) } {
-                0 => None,
-                n => Some(n as Ret),
-            },
+            Looked::Signal => return Some(-(libc::EINTR as Ret)),
+            Looked::Nothing => {
+                let asleep = habit.sleep();
+                // SAFETY: as above.
+                n = unsafe { sleep::epoll_wait(epfd, events, max, *left, core::ptr::null()) };
+                asleep.over(n > 0);
+                *left = wait::left(deadline);
+            }
+            Looked::AtOnce | Looked::Found => {}
         }
+        if n <= 0 {
+            return Some(n);
+        }
+        // SAFETY: the kernel has just written so many events.
+        Some(unsafe { on_wait(epfd, events, n as c_int) } as Ret).filter(|n| *n != 0)
     })
 }
 

@@ -16,7 +16,7 @@ use crate::outcome::{PASS, RESTART, Ret};
 use crate::sets::sets;
 use crate::socket::{self, Named, OfferState, RxEnd, Socket, State, TxEnd, flag};
 use crate::wait::looks::{self, Habit, Looked};
-use crate::{adoption, agent, candidates, fd_table, process, signals, sleep, sys};
+use crate::{adoption, agent, candidates, fd_table, inject, process, signals, sleep, sys};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use core::sync::atomic::{AtomicU32, AtomicU64};
@@ -81,7 +81,10 @@ pub(crate) fn candidate(
             return Some(EAGAIN);
         }
     }
-    let r = if side == Side::Receive { receive(s, fd, flags, &mut call) } else { call(0) };
+    let r = match side {
+        Side::Receive => receive(s, fd, flags, &mut call),
+        Side::Send => call(0),
+    };
     let moved = if r > 0 && flags & libc::MSG_PEEK == 0 { r as u64 } else { 0 };
     end_call(s, g, side, moved);
     if s.generation16() != g {
@@ -143,15 +146,8 @@ fn look_first(
     habit: &'static Habit,
     call: &mut impl FnMut(c_int) -> isize,
 ) -> Option<isize> {
-    let mut r = call(libc::MSG_DONTWAIT);
-    if r != EAGAIN {
-        return Some(r);
-    }
-    if sys::fcntl(fd, libc::F_GETFL, 0) & libc::O_NONBLOCK as isize != 0 {
-        habit.in_vain();
-        return Some(r);
-    }
-    let looked = habit.look(|| {
+    let mut r = EAGAIN;
+    let looked = habit.look(&[fd], || {
         r = call(libc::MSG_DONTWAIT);
         r != EAGAIN
     });
@@ -424,6 +420,9 @@ pub(super) fn after_candidate_call(
         && !s.has(flag::NOTED)
         && !waits_seen::waits_seen(s, fd, call_flags, calls)
     {
+        return;
+    }
+    if inject::looks_ns().is_some() {
         return;
     }
     let paths = s.paths();

@@ -117,7 +117,9 @@ pub(crate) unsafe fn splice(
         _ if !input_offset.is_null() => -(libc::EINVAL as Ret),
         _ => splice_from(Named { s, g, fd: input }, out, len, flags),
     };
-    let r = dispatch(input, Side::Receive, 0, from_ring, |_| by_kernel(out, flags));
+    // (That it is no plain receive: it has no flag by which it would not wait.)
+    let from_kernel = |_| by_kernel(out, flags);
+    let r = dispatch(input, Side::Receive, libc::MSG_WAITALL, from_ring, from_kernel);
     if r != PASS {
         return r;
     }

@@ -118,3 +118,10 @@ pub(crate) fn thread_pointer() -> usize {
 pub(crate) unsafe fn unmap_foreign(from: usize, to: usize) {
     let _ = sys!(SYS_munmap, from, to.saturating_sub(from));
 }
+
+/// Whether the calling thread's CPU is shared out by time (SCHED_OTHER, SCHED_BATCH).
+pub(crate) fn is_time_shared() -> bool {
+    const RESET_ON_FORK: isize = 0x4000_0000;
+    let policy = sys!(SYS_sched_getscheduler, 0) & !RESET_ON_FORK;
+    policy == libc::SCHED_OTHER as isize || policy == libc::SCHED_BATCH as isize
+}

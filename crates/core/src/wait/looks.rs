@@ -13,9 +13,11 @@
 //! Not here: who else wants the CPU ([`mod@super::spin`]). `docs/design/waiting.md` has the policy.
 
 use super::spin::{self, Poll, Polled};
-use crate::{config, stats, sys};
+use crate::{config, inject, numbers, signals, stats, sys};
 use core::ffi::c_int;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
+use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::*};
+pub(crate) use lookers::NUMBERS;
+use lookers::{Lookers, SEATS};
 use netacc_control::stats::Counter;
 
 /// Longest time that a wait looks, nanoseconds: about what a wake-up costs, both ways.
@@ -65,57 +67,84 @@ const HABITS: usize = 256;
 static ALL: [Habit; HABITS] = [const { Habit::new() }; HABITS];
 static NOBODY: Habit = Habit::new();
 
-/// The process has confined itself: a system call that its program does not make may end it.
-static CONFINED: AtomicBool = AtomicBool::new(false);
+/// What is known of whether this process may look: nothing; that it may; that it must not.
+const UNKNOWN: u8 = 0;
+const ALLOWED: u8 = 1;
+const FORBIDDEN: u8 = 2;
+static MAY_LOOK: AtomicU8 = AtomicU8::new(UNKNOWN);
 
-/// From here on no wait of this process looks.
-pub(crate) fn confine() {
-    CONFINED.store(true, Relaxed);
+/// From here on no wait of this process looks: a system call that its program does not make may end
+/// it, or its threads may end at any instruction.
+pub(crate) fn forbid() {
+    MAY_LOOK.store(FORBIDDEN, Relaxed);
+}
+
+/// Whether the process has come with a filter of system calls (by exec). Asks in no other way than
+/// its libraries were loaded. Where nobody says, it has one.
+#[cold]
+fn find_out() -> bool {
+    let free = signals::held(|| {
+        let mut text = [0u8; 4096];
+        let n = numbers::exclusively(|| {
+            let fd = sys::open(b"/proc/self/status\0", libc::O_RDONLY | libc::O_CLOEXEC, 0);
+            let n = sys::read(fd as c_int, &mut text);
+            if fd >= 0 {
+                let _ = sys::close(fd as c_int);
+            }
+            n
+        });
+        let text = text.get(..usize::try_from(n).unwrap_or(0)).unwrap_or(&[]);
+        text.split(|c| *c == b'\n').any(|line| line == b"Seccomp:\t0")
+    });
+    let now = if free { ALLOWED } else { FORBIDDEN };
+    let _ = MAY_LOOK.compare_exchange(UNKNOWN, now, Relaxed, Relaxed);
+    MAY_LOOK.load(Relaxed) == ALLOWED
+}
+
+/// Whether this thread may look and make room for others: not in a process that filters its system
+/// calls; nor with a real-time policy, under which it would keep everybody else off the CPU (FIFO,
+/// RR), or lose the rest of its period when it yields (DEADLINE).
+fn may_look() -> bool {
+    match MAY_LOOK.load(Relaxed) {
+        ALLOWED => sys::is_time_shared(),
+        UNKNOWN => find_out() && sys::is_time_shared(),
+        _ => false,
+    }
 }
 
 /// The longest that a wait may look; 0: none does.
 fn cap_ns() -> u32 {
     let config = config::get();
-    if CONFINED.load(Relaxed) || config.poll_ms == Some(0) {
+    if MAY_LOOK.load(Relaxed) == FORBIDDEN || config.poll_ms == Some(0) {
         return 0;
     }
     config.poll_tcp_us.map_or(CAP_NS, |us| us.saturating_mul(1_000))
 }
 
 /// Threads of the process that look at this moment, and how many may.
-static LOOKING: AtomicU32 = AtomicU32::new(0);
+static LOOKERS: Lookers = Lookers::new();
 static MOST: AtomicU32 = AtomicU32::new(1);
-
-/// One of the threads that are counted there.
-struct Turn(&'static AtomicU32);
-
-impl Turn {
-    /// `None`: there are that many.
-    fn take(looking: &'static AtomicU32, most: u32) -> Option<Turn> {
-        let free = looking.fetch_add(1, Relaxed) < most;
-        // (Dropped, it gives back what was taken.)
-        Some(Turn(looking)).filter(|_| free)
-    }
-}
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Relaxed);
-    }
-}
 
 /// At most every second CPU is for threads that look: others wait for the rest.
 fn most_at_once() -> u32 {
     #[cfg(test)]
     if super::ALONE.get() {
-        return u32::MAX;
+        return SEATS as u32;
     }
-    MOST.load(Relaxed)
+    if inject::looks_ns().is_some() { SEATS as u32 } else { MOST.load(Relaxed) }
+}
+
+/// Numbers from `first` to `last` are about to be closed, or to become another file's.
+#[inline]
+pub(crate) fn before_close(first: c_int, last: c_int) {
+    if first >= 0 {
+        LOOKERS.call_off(first as u32, last as u32);
+    }
 }
 
 /// Nobody looks in a forked child.
 pub(crate) fn after_fork_in_child() {
-    LOOKING.store(0, Relaxed);
+    LOOKERS.after_fork_in_child();
 }
 
 /// How a wait's looks ended.
@@ -155,38 +184,49 @@ impl Habit {
     /// Whether a wait of at most `timeout_ns` (< 0: for ever) looks before it sleeps.
     #[inline]
     pub(crate) fn looks(&self, timeout_ns: i64) -> bool {
-        self.budget_ns.load(Relaxed) != 0 && !(0..SHORTEST_TIMEOUT_NS).contains(&timeout_ns)
+        (self.budget_ns.load(Relaxed) != 0 || inject::looks_ns().is_some())
+            && !(0..SHORTEST_TIMEOUT_NS).contains(&timeout_ns)
     }
 
-    /// Looks by `find`, which returns true when the wait is over.
+    /// Looks at `numbers` by `find`, which returns true when the wait is over. What follows
+    /// [`Looked::Nothing`] in the same section is the call that sleeps.
     #[cold]
     #[inline(never)]
-    pub(crate) fn look(&self, mut find: impl FnMut() -> bool) -> Looked {
+    pub(crate) fn look(&self, numbers: &[c_int], mut find: impl FnMut() -> bool) -> Looked {
         if find() {
             return Looked::AtOnce;
         }
-        if CONFINED.load(Relaxed) || spin::others_wait() {
+        let ordered = inject::looks_ns();
+        if !may_look() || (ordered.is_none() && spin::others_wait()) {
             self.give_up();
             return Looked::Nothing;
         }
-        // One that is not let in sleeps, and has learned nothing.
-        let Some(_one) = Turn::take(&LOOKING, most_at_once()) else { return Looked::Nothing };
+        // One that is not let in sleeps, and less and less of its waits try.
+        let Some(turn) = LOOKERS.take(numbers, most_at_once()) else {
+            self.in_vain();
+            return Looked::Nothing;
+        };
         let budget = self.budget_ns.load(Relaxed);
-        // (However much success there was: it is worth no slice.)
         let how = Poll {
-            budget_ns: u64::from(budget),
+            budget_ns: ordered.unwrap_or(u64::from(budget)),
             turn_ns: TURN_NS,
             looks: 1,
-            worth: u32::MAX,
-            gives_way: true,
+            // (However much success there was: it is worth no slice.)
+            worth: if ordered.is_some() { 0 } else { u32::MAX },
+            gives_way: ordered.is_none(),
         };
         let began = sys::ticks();
         let mut looks = 0;
+        let mut off = false;
         let polled = spin::poll(&how, sys::now_ns(), &self.won, || {
-            looks += 1;
-            find()
+            off = turn.is_called_off();
+            looks += u64::from(!off);
+            off || find()
         });
         stats::add(Counter::KernelLooks, looks);
+        if off {
+            return Looked::Nothing;
+        }
         match polled {
             Polled::Found => {
                 stats::count(Counter::LooksWon);
@@ -314,5 +354,6 @@ impl Sleep {
     }
 }
 
+mod lookers;
 #[cfg(test)]
 mod tests;

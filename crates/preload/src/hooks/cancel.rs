@@ -44,6 +44,7 @@ hook! {
 
 /// `bits/pthread.h`; not in the libc crate.
 const PTHREAD_CANCEL_DISABLE: c_int = 1;
+const PTHREAD_CANCEL_ASYNCHRONOUS: c_int = 1;
 
 hook! {
     /// `pthread_setcancelstate(3)`.
@@ -55,6 +56,16 @@ hook! {
         result
     }
 }
+hook! {
+    /// `pthread_setcanceltype(3)`.
+    unchecked fn pthread_setcanceltype(kind: c_int, old: *mut c_int) -> c_int |next| {
+        if kind == PTHREAD_CANCEL_ASYNCHRONOUS {
+            api::ends_anywhere();
+        }
+        next(kind, old)
+    }
+}
+
 /// Makes a system call that the thread sleeps in, or is about to, return EINTR, by libc's own
 /// cancellation signal, whose handler does nothing in a thread that is to be cancelled later.
 fn interrupt(thread: pthread_t) {

@@ -66,26 +66,13 @@ impl Peer {
     }
 }
 
-/// An accept that may have slept has returned `fd`.
-#[inline(always)]
-fn over(sleep: Option<api::Sleep>, fd: c_int) {
-    if let Some(sleep) = sleep {
-        sleep.over(fd >= 0);
-    }
-}
-
 hook! {
     /// `accept(2)`.
     fn accept(listener: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int |next| {
         api::pass_number();
         let mut own = Peer::new();
         let (addr, len) = own.or(addr, len);
-        let sleep = match api::before_accept(listener) {
-            Ok(sleep) => sleep,
-            Err(r) => return errno::ret_at_point(r) as c_int,
-        };
         let fd = next(listener, addr, len);
-        over(sleep, fd);
         if fd >= 0 {
             api::on_accept(listener, fd, addr, len);
         }
@@ -99,12 +86,7 @@ hook! {
         api::pass_number();
         let mut own = Peer::new();
         let (addr, len) = own.or(addr, len);
-        let sleep = match api::before_accept(listener) {
-            Ok(sleep) => sleep,
-            Err(r) => return errno::ret_at_point(r) as c_int,
-        };
         let fd = next(listener, addr, len, flags);
-        over(sleep, fd);
         if fd >= 0 {
             api::on_accept(listener, fd, addr, len);
         }

@@ -134,7 +134,7 @@ unsafe fn forget(stream: *mut FILE) {
     let fd = unsafe { descriptor(stream) };
     if fd >= 0 {
         api::need_kernel(fd, Reason::StdioStream);
-        api::on_new_fd(fd);
+        api::before_private_close(fd);
     }
 }
 

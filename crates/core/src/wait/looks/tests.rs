@@ -30,7 +30,7 @@ fn sleeps(habit: &Habit, count: u32, slept_ns: u64, worked_ns: u64) {
 /// Calls made by a wait of which the `finds`-th look finds something (0: none).
 fn looks_of(habit: &Habit, finds: u32) -> u32 {
     let mut calls = 0;
-    habit.look(|| {
+    habit.look(&[5], || {
         calls += 1;
         calls == finds
     });
@@ -114,12 +114,34 @@ fn success_lets_it_look_again_soon() {
 
 #[test]
 fn one_thread_too_many_sleeps() {
-    static THREADS: AtomicU32 = AtomicU32::new(0);
-    let one = Turn::take(&THREADS, 1);
-    assert!(one.is_some() && Turn::take(&THREADS, 1).is_none());
+    static LOOKERS: Lookers = Lookers::new();
+    let one = LOOKERS.take(&[5], 1);
+    assert!(one.is_some() && LOOKERS.take(&[6], 1).is_none());
     drop(one);
-    assert!(Turn::take(&THREADS, 1).is_some());
-    assert_eq!(THREADS.load(Relaxed), 0);
+    assert!(LOOKERS.take(&[6; NUMBERS + 1], 1).is_none());
+    assert!(LOOKERS.take(&[6; NUMBERS], 1).is_some());
+}
+
+#[test]
+fn who_closes_a_number_waits_until_nobody_looks_at_it() {
+    static LOOKERS: Lookers = Lookers::new();
+    static SLEEPS: AtomicU32 = AtomicU32::new(0);
+    let other = LOOKERS.take(&[3, 9], 2);
+    std::thread::scope(|scope| {
+        let (tell, hear) = std::sync::mpsc::channel();
+        scope.spawn(move || {
+            let turn = LOOKERS.take(&[4, 5], 2);
+            let _ = tell.send(());
+            while !turn.as_ref().is_some_and(|turn| turn.is_called_off()) {}
+            SLEEPS.store(1, Relaxed);
+        });
+        let _ = hear.recv();
+        LOOKERS.call_off(6, 8);
+        assert_eq!(SLEEPS.load(Relaxed), 0, "nobody looks at these");
+        LOOKERS.call_off(5, 5);
+        assert_eq!(SLEEPS.load(Relaxed), 1);
+    });
+    assert!(other.is_some_and(|turn| !turn.is_called_off()), "it looks at others");
 }
 
 #[test]
