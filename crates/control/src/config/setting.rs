@@ -239,7 +239,7 @@ settings! {
         "Longest time in milliseconds for which a waiting thread polls before it sleeps, where polling has paid; more than 10 counts as 10; 0 never polls; empty: at most 60 microseconds. Over RDMA it polls the completion queue, too.";
     PollTcpUs "NACC_POLL_TCP_US" = "0", Kind::OptionalNumber { min: 0, max: 1000 }, Some(Cli::Word("poll-tcp")), EVERYWHERE,
         "longest time to poll the kernel's sockets before a thread sleeps, in us",
-        "Longest time in microseconds for which a thread that waits for connections on TCP asks the kernel again before it sleeps, where that has paid, such as 60; 0 never does, nor does NACC_POLL_MS=0; empty: at most 60 microseconds, and not where more threads want a CPU than there are. Not for programs that cancel threads, rely on EINTR to leave a wait, or filter their system calls: see limits.md.";
+        "Longest time in microseconds for which a thread that waits for connections on TCP asks the kernel again before it sleeps, where that has paid, such as 60; 0 never does, nor does NACC_POLL_MS=0; empty: at most 60 microseconds, and not where more threads want a CPU than there are. What it does not go with: see limits.md.";
     CompVector "NACC_CQ_COMP_VECTOR" = "0", number(0, 1023), letter('i'), ON_RDMA,
         "completion vector of the CQs",
         "Completion vector of a device's first completion queue, which selects the interrupt and so the CPU that handles completions; further queues take the next ones. Counted modulo those that the device has.";
