@@ -117,7 +117,7 @@ deb:
 	packaging/deb
 
 tarball:
-	tests/packages xz:xz-utils strip:binutils cc:gcc git:git "/usr/include/stdio.h:libc6-dev"
+	tests/packages strip:binutils cc:gcc git:git "/usr/include/stdio.h:libc6-dev"
 	packaging/tarball
 
 # In new, minimal Debians. Needs root.
