@@ -16,7 +16,7 @@ no_debian() {
 leave_debian() {
   # --kill-child: with it ends the first process of the pid namespace, with that all others,
   # with those their mounts.
-  [ -z "$CHILD" ] || { kill "$CHILD" && wait "$CHILD"; } 2>/dev/null
+  [ -z "$CHILD" ] || { kill -KILL "$CHILD" && wait "$CHILD"; } 2>/dev/null
   [ -z "$DIR" ] || rm -rf --one-file-system "$DIR"
 }
 trap leave_debian EXIT
