@@ -116,8 +116,17 @@ impl Remote {
         }
     }
 
+    /// Writes what waits, if it is much, and if the peer is not known to have no room for it.
+    fn make_room(&mut self, i: usize) {
+        if self.is_busy(i) && self.link(i).is_some_and(|l| !l.blocked) {
+            self.flush(i);
+        }
+    }
+
     /// Tells a link of a candidate.
     fn announce(&mut self, i: usize, key: Key) {
+        // (What there is no room for is told of when the peer has read: `flush` sees to it.)
+        self.make_room(i);
         let Some((tuple, m)) = self.connected.get(key) else { return };
         let tuple = *tuple;
         let fits = |l: &&Link| l.is_up() && l.leads_to(tuple.local().ip(), tuple.peer());
@@ -329,13 +338,12 @@ impl Remote {
             self.drop_candidate(old);
         }
         let Some(source) = self.link(i).map(|l| Source::of(l.peer)) else { return };
-        // One host's must not push out the others'.
-        let has = self.shares.of(source).map_or(0, |s| s.candidates) as usize;
-        let share = PENDING as usize / PART / self.shares.count().max(1);
-        if has >= PENDING as usize / PART || (self.candidates.is_full() && has >= share) {
-            return;
-        }
         if self.candidates.is_full() {
+            // One host's must not push out the others'.
+            let has = self.shares.of(source).map_or(0, |s| s.candidates) as usize;
+            if has >= PENDING as usize / PART / self.shares.count().max(1) {
+                return;
+            }
             self.drop_candidate_of_most();
         }
         if self.candidates.insert(tuple, token, theirs).is_some() {

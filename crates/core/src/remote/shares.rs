@@ -25,7 +25,7 @@ const REMEMBERED: usize = 4096;
 /// Links that a process has, whatever its limits are; and as many as it can have.
 const LINKS_MIN: usize = 64;
 pub(super) const LINKS_MAX: usize = 4096;
-/// The largest part of all links, candidates, … that one host has.
+/// The largest part of all links that one host has; and of the candidates, where there is no room.
 pub(super) const PART: usize = 4;
 
 /// Who a peer counts as.

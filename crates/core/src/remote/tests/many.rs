@@ -86,6 +86,10 @@ fn who_has_most_gives_way_to_who_has_least() {
     rig.finish();
 }
 
+fn candidates_of(rig: &mut Rig, n: usize) -> u32 {
+    rig.remote(1).shares.of(Source::of(host(n))).map_or(0, |s| s.candidates)
+}
+
 #[test]
 fn the_candidates_of_some_hosts_do_not_push_out_anothers() {
     let (mut rig, at, port) = server(3);
@@ -109,15 +113,32 @@ fn the_candidates_of_some_hosts_do_not_push_out_anothers() {
             }
         }
         rig.settle();
+        if n < 2 {
+            assert_eq!(candidates_of(&mut rig, n), PENDING / 3, "there is room");
+        }
     }
-    let counts: Vec<u32> = (0..6)
-        .map(|n| rig.remote(1).shares.of(Source::of(host(n))).map_or(0, |s| s.candidates))
-        .collect();
-    assert!(counts.iter().all(|n| *n as usize <= PENDING as usize / PART), "{counts:?}");
+    let counts: Vec<u32> = (0..6).map(|n| candidates_of(&mut rig, n)).collect();
     assert!(counts.iter().all(|n| *n > 500), "each has some: {counts:?}");
     assert!(rig.remote(1).candidates.find(&tuple, |_| true).is_some(), "pushed out: {counts:?}");
     rig.promoted(i);
     drop(greedy);
+    rig.finish();
+}
+
+/// (10,000 connections that were opened at once: 6300 of them were never told of.)
+#[test]
+fn who_comes_when_much_is_to_be_said_to_the_peer_is_told_of() {
+    let (mut rig, ..) = server(2);
+    let i = rig.connect(0, 1);
+    // Noted, and the thread has not looked yet.
+    (0..LENGTH_BY).for_each(|_| rig.chat(i));
+    let remote = rig.remote(0);
+    let at = remote.links.iter().position(|l| l.is_some()).unwrap();
+    while !remote.is_busy(at) {
+        remote.send(at, Message::Withdraw { token: u64::MAX });
+    }
+    rig.promoted(i);
+    rig.exchange(0, 10_000);
     rig.finish();
 }
 
@@ -282,18 +303,12 @@ fn ten_thousand_connections_are_opened_used_and_closed() {
             std::eprintln!("{what}: {} ms of CPU, {} ms", cpu / 1_000_000, time.as_millis());
             began = (cpu_ns(), std::time::Instant::now());
         };
-        let mut conns: Vec<usize> = Vec::new();
-        while conns.len() < many {
-            let new: Vec<usize> = (0..250.min(many - conns.len()))
-                .map(|_| rig.connect(1 + rig.conns.len() % 3, 0))
-                .collect();
-            rig.until("these are on the ring", |r| {
-                let slow: Vec<usize> = new.iter().copied().filter(|i| !r.is_fast(*i)).collect();
-                slow.iter().for_each(|i| r.chat(*i));
-                slow.is_empty()
-            });
-            conns.extend(new);
-        }
+        let conns: Vec<usize> = (0..many).map(|n| rig.connect(1 + n % 3, 0)).collect();
+        rig.until("all are on the ring", |r| {
+            let slow: Vec<usize> = conns.iter().copied().filter(|i| !r.is_fast(*i)).collect();
+            slow.iter().for_each(|i| r.chat(*i));
+            slow.is_empty()
+        });
         took(&format!("{many} connections, on RDMA both ways"));
         for i in &conns {
             assert_eq!((rig.send(*i, C, 512), rig.send(*i, A, 512)), (512, 512));
