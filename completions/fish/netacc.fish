@@ -30,6 +30,8 @@ complete -c netacc -n "__fish_netacc_needs_command" -f -a "run" -d 'Run COMMAND 
 complete -c netacc -n "__fish_netacc_needs_command" -f -a "ss" -d 'Show the NetACC connections of a process'
 complete -c netacc -n "__fish_netacc_needs_command" -f -a "ps" -d 'Show which processes of this host are accelerated'
 complete -c netacc -n "__fish_netacc_needs_command" -f -a "doctor" -d 'Say what keeps a program, a process, a connection or this host from acceleration'
+complete -c netacc -n "__fish_netacc_needs_command" -f -a "metrics" -d 'Say what all processes do, for Prometheus and for a browser'
+complete -c netacc -n "__fish_netacc_needs_command" -f -a "top" -d 'Watch the accelerated processes of this host, and their connections'
 complete -c netacc -n "__fish_netacc_needs_command" -f -a "bench" -d 'Measure TCP connections with and without the library, side by side'
 complete -c netacc -n "__fish_netacc_needs_command" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
 complete -c netacc -n "__fish_netacc_using_subcommand run" -s f -d 'Configuration file' -r -F
@@ -129,6 +131,15 @@ complete -c netacc -n "__fish_netacc_using_subcommand ps" -s V -l version -d 'Pr
 complete -c netacc -n "__fish_netacc_using_subcommand doctor" -l json -d 'Print JSON'
 complete -c netacc -n "__fish_netacc_using_subcommand doctor" -s h -l help -d 'Print help'
 complete -c netacc -n "__fish_netacc_using_subcommand doctor" -s V -l version -d 'Print version'
+complete -c netacc -n "__fish_netacc_using_subcommand metrics" -l listen -d 'Serve them: PORT or ADDRESS:PORT of loopback, or unix:PATH' -r
+complete -c netacc -n "__fish_netacc_using_subcommand metrics" -l user -d 'Answer this user, too, by name or number; several with commas' -r
+complete -c netacc -n "__fish_netacc_using_subcommand metrics" -l textfile -d 'Write them to a file, for node_exporter' -r -F
+complete -c netacc -n "__fish_netacc_using_subcommand metrics" -l every -d 'Write the file again and again' -r
+complete -c netacc -n "__fish_netacc_using_subcommand metrics" -s h -l help -d 'Print help'
+complete -c netacc -n "__fish_netacc_using_subcommand metrics" -s V -l version -d 'Print version'
+complete -c netacc -n "__fish_netacc_using_subcommand top" -s d -l delay -d 'Look again after so long [default: 1]' -r
+complete -c netacc -n "__fish_netacc_using_subcommand top" -s h -l help -d 'Print help'
+complete -c netacc -n "__fish_netacc_using_subcommand top" -s V -l version -d 'Print version'
 complete -c netacc -n "__fish_netacc_using_subcommand bench" -l rounds -d 'Rounds; each runs every kind once, in turn' -r
 complete -c netacc -n "__fish_netacc_using_subcommand bench" -l seconds -d 'Measured seconds of each run' -r
 complete -c netacc -n "__fish_netacc_using_subcommand bench" -l warmup -d 'Seconds before measuring starts, in each run' -r
@@ -156,12 +167,14 @@ complete -c netacc -n "__fish_netacc_using_subcommand bench" -l json -d 'Write e
 complete -c netacc -n "__fish_netacc_using_subcommand bench" -l svg -d 'Draw the latency distributions as SVG' -r -F
 complete -c netacc -n "__fish_netacc_using_subcommand bench" -s q -l quiet -d 'No progress on standard error'
 complete -c netacc -n "__fish_netacc_using_subcommand bench" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps doctor bench help" -f -a "run" -d 'Run COMMAND with its TCP connections accelerated by NetACC'
-complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps doctor bench help" -f -a "ss" -d 'Show the NetACC connections of a process'
-complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps doctor bench help" -f -a "ps" -d 'Show which processes of this host are accelerated'
-complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps doctor bench help" -f -a "doctor" -d 'Say what keeps a program, a process, a connection or this host from acceleration'
-complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps doctor bench help" -f -a "bench" -d 'Measure TCP connections with and without the library, side by side'
-complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps doctor bench help" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
+complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps doctor metrics top bench help" -f -a "run" -d 'Run COMMAND with its TCP connections accelerated by NetACC'
+complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps doctor metrics top bench help" -f -a "ss" -d 'Show the NetACC connections of a process'
+complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps doctor metrics top bench help" -f -a "ps" -d 'Show which processes of this host are accelerated'
+complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps doctor metrics top bench help" -f -a "doctor" -d 'Say what keeps a program, a process, a connection or this host from acceleration'
+complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps doctor metrics top bench help" -f -a "metrics" -d 'Say what all processes do, for Prometheus and for a browser'
+complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps doctor metrics top bench help" -f -a "top" -d 'Watch the accelerated processes of this host, and their connections'
+complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps doctor metrics top bench help" -f -a "bench" -d 'Measure TCP connections with and without the library, side by side'
+complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps doctor metrics top bench help" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
 # Behind the options: the command line of the program that is started, or the processes that have the library.
 complete -c netacc -n '__fish_seen_subcommand_from run' -x -a '(__fish_complete_subcommand --fcs-skip=2 -f -s -p -t -A -F -P --poll-tcp -i --rdma-stall --kernel-policy --rdma-keeper --paths --io-uring)'
 complete -c netacc -n '__fish_seen_subcommand_from doctor' -x -a '(__fish_complete_subcommand --fcs-skip=2 )'

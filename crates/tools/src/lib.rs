@@ -14,6 +14,7 @@ pub mod launch;
 pub mod library;
 pub mod log;
 pub mod memory;
+pub mod metrics;
 pub mod options;
 pub mod processes;
 pub mod rates;

@@ -1,6 +1,7 @@
 //! The command lines of both tools. The options of `netacc_run` that set a value come from the
 //! configuration table.
 
+use crate::commands::metrics::Place;
 use crate::selection::{Network, Order};
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, Command, ValueHint, value_parser};
@@ -256,12 +257,13 @@ fn selection_args() -> [Arg; 5] {
     ]
 }
 
+fn seconds(text: &str) -> Result<f64, String> {
+    let seconds: Option<f64> = text.parse().ok().filter(|s| (0.1..=86_400.0).contains(s));
+    seconds.ok_or_else(|| String::from("valid: 0.1 to 86400 seconds"))
+}
+
 /// How often they are shown.
 fn watch_args() -> [Arg; 2] {
-    let seconds = |text: &str| {
-        let seconds: Option<f64> = text.parse().ok().filter(|s| (0.1..=86_400.0).contains(s));
-        seconds.ok_or_else(|| String::from("valid: 0.1 to 86400 seconds"))
-    };
     [
         Arg::new("watch")
             .short('w')
@@ -337,6 +339,67 @@ pub fn doctor_command() -> Command {
         )
 }
 
+/// The command line of `netacc top`.
+pub fn top_command() -> Command {
+    Command::new("top")
+        .about("Watch the accelerated processes of this host, and their connections")
+        .version(VERSION)
+        .arg(
+            Arg::new("delay")
+                .short('d')
+                .long("delay")
+                .value_name("seconds")
+                .help("Look again after so long [default: 1]")
+                .value_parser(seconds),
+        )
+        .arg(
+            Arg::new("pid")
+                .value_name("pid")
+                .help("Begin with the connections of this process")
+                .value_parser(value_parser!(u32).range(1..)),
+        )
+}
+
+/// The command line of `netacc metrics`.
+pub fn metrics_command() -> Command {
+    Command::new("metrics")
+        .about("Say what all processes do, for Prometheus and for a browser")
+        .version(VERSION)
+        .arg(
+            Arg::new("listen")
+                .long("listen")
+                .value_name("place")
+                .help("Serve them: PORT or ADDRESS:PORT of loopback, or unix:PATH")
+                .value_parser(Place::parse),
+        )
+        .arg(
+            Arg::new("user")
+                .long("user")
+                .value_name("user")
+                .help("Answer this user, too, by name or number; several with commas")
+                .value_delimiter(',')
+                .action(ArgAction::Append)
+                .requires("listen"),
+        )
+        .arg(
+            Arg::new("textfile")
+                .long("textfile")
+                .value_name("file")
+                .help("Write them to a file, for node_exporter")
+                .conflicts_with("listen")
+                .value_hint(ValueHint::FilePath)
+                .value_parser(value_parser!(PathBuf)),
+        )
+        .arg(
+            Arg::new("every")
+                .long("every")
+                .value_name("seconds")
+                .help("Write the file again and again")
+                .requires("textfile")
+                .value_parser(seconds),
+        )
+}
+
 fn json_flag() -> Arg {
     Arg::new("json").long("json").action(ArgAction::SetTrue)
 }
@@ -364,6 +427,8 @@ mod tests {
         ss_command().debug_assert();
         ps_command().debug_assert();
         doctor_command().debug_assert();
+        metrics_command().debug_assert();
+        top_command().debug_assert();
     }
 
     #[test]

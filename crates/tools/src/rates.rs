@@ -53,6 +53,15 @@ impl Change<'_> {
         })
     }
 
+    /// Bytes sent and received in a second, on all paths.
+    pub(crate) fn bytes_per_second(&self) -> (f64, f64) {
+        let bytes = self.bytes();
+        let all = |of: fn(&(u64, u64)) -> u64| {
+            self.rate(bytes.iter().map(of).fold(0, u64::saturating_add))
+        };
+        (all(|(tx, _)| *tx), all(|(_, rx)| *rx))
+    }
+
     /// Connections that are new on each path.
     fn new_by_path(&self) -> [u64; Path::ALL.len()] {
         let of = |process: &Process, path: usize| {
@@ -63,7 +72,7 @@ impl Change<'_> {
     }
 
     /// The open connections, with the bytes of this time alone.
-    fn connections(&self) -> Vec<Connection> {
+    pub(crate) fn connections(&self) -> Vec<Connection> {
         let key = |c: &Connection| (c.fd, c.opened_unix_ns);
         let before: HashMap<_, _> = self.before.connections.iter().map(|c| (key(c), c)).collect();
         let mut all = self.after.connections.clone();

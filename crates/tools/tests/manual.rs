@@ -126,6 +126,27 @@ fn counters(is_rdma: bool) -> String {
     tidy(&out)
 }
 
+/// The page of the manual that explains every reason and every counter.
+fn words_page() -> String {
+    let cell = |text: &str| text.replace('|', "\\|").replace('<', "\\<");
+    let mut out = String::from(
+        "# Every reason and every counter\n\nWritten by a test out of the library's own tables, as \
+         `netacc_ss(8)` is. What to do first, and\nabout which reasons, is in \
+         [observe.md](observe.md).\n\n## Reasons\n\nWhy a connection is on TCP: the column \
+         `Reason` of `netacc_ss -s sock`.\n\n| reason | what it means | what to do |\n|---|---|---|\n",
+    );
+    for reason in Reason::ALL {
+        let (meaning, remedy) = (cell(reason.explanation()), cell(reason.remedy()));
+        let _ = writeln!(out, "| `{}` | {meaning} | {remedy} |", reason.name());
+    }
+    out += "\n## Counters\n\nOf a process since its start: `netacc_ss -s cnt --wide`; for Prometheus \
+            `netacc_NAME_total`.\n\n| counter | what it counts |\n|---|---|\n";
+    for counter in Counter::ALL {
+        let _ = writeln!(out, "| `{}` | {} |", counter.name(), cell(counter.doc()));
+    }
+    out
+}
+
 fn tidy(text: &str) -> String {
     let lines: Vec<&str> = text.lines().filter(|line| !line.is_empty()).collect();
     lines.join("\n")
@@ -175,6 +196,11 @@ fn manual_pages_are_up_to_date() {
     let page = page.replace("@COUNTERS@", &counters(false));
     check("man/netacc_ss.8", &page.replace("@RDMA_COUNTERS@", &counters(true)));
     check("man/netacc.conf.5", &template("netacc.conf.5").replace("@SETTINGS@", &settings()));
+}
+
+#[test]
+fn the_page_of_reasons_and_counters_is_up_to_date() {
+    check("docs/manual/reasons.md", &words_page());
 }
 
 #[test]

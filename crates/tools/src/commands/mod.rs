@@ -5,9 +5,11 @@
 //! opens missing standard descriptors, and what [`run`] starts would inherit both.
 
 pub mod doctor;
+pub mod metrics;
 pub mod ps;
 pub mod run;
 pub mod ss;
+pub mod top;
 
 use crate::options;
 use clap::{ArgMatches, Command, FromArgMatches, Subcommand};
@@ -31,6 +33,8 @@ pub fn netacc() -> c_int {
         Some(("ss", matches)) => ss::main(matches),
         Some(("ps", matches)) => ps::main(matches),
         Some(("doctor", matches)) => doctor::main(matches),
+        Some(("metrics", matches)) => metrics::main(matches),
+        Some(("top", matches)) => top::main(matches),
         _ => bench(&matches),
     }
 }
@@ -45,7 +49,9 @@ pub fn netacc_command() -> Command {
         .subcommand(options::run_command().name("run"))
         .subcommand(options::ss_command().name("ss"))
         .subcommand(options::ps_command())
-        .subcommand(options::doctor_command());
+        .subcommand(options::doctor_command())
+        .subcommand(options::metrics_command())
+        .subcommand(options::top_command());
     Bench::augment_subcommands(command)
 }
 

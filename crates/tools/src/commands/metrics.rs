@@ -1,0 +1,74 @@
+//! `netacc metrics`: what all processes of this host say, for Prometheus and for a browser.
+//!
+//! Printed once, kept in a file for node_exporter, or served on loopback or a unix socket. Only who
+//! may read the processes himself is answered: this user, root, and those that `--user` names.
+
+mod serve;
+mod visitors;
+
+use super::{STATUS_FAILED, STATUS_USAGE, print};
+use crate::metrics::{Format, Past, render};
+use crate::processes;
+use clap::ArgMatches;
+pub use serve::Place;
+use serve::serve;
+use std::ffi::c_int;
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use visitors::Visitors;
+
+/// `netacc metrics …`, the command line read; the exit status.
+pub fn main(matches: &ArgMatches) -> c_int {
+    let users: Vec<String> = matches.get_many("user").into_iter().flatten().cloned().collect();
+    let every = matches.get_one::<f64>("every").copied().map(Duration::from_secs_f64);
+    let done = if let Some(place) = matches.get_one::<Place>("listen") {
+        let visitors = match Visitors::new(&users) {
+            Ok(visitors) => visitors,
+            Err(unknown) => return complain(&unknown, STATUS_USAGE),
+        };
+        serve(place, visitors)
+    } else if let Some(file) = matches.get_one::<PathBuf>("textfile") {
+        keep(file, every)
+    } else {
+        return print("netacc", &now(&mut Past::default(), Format::OpenMetrics));
+    };
+    match done {
+        Ok(()) => 0,
+        Err(error) => complain(&error.to_string(), STATUS_FAILED),
+    }
+}
+
+fn complain(text: &str, status: c_int) -> c_int {
+    let _ = writeln!(io::stderr(), "netacc metrics: {text}");
+    status
+}
+
+/// What there is to say at this moment.
+fn now(past: &mut Past, format: Format) -> String {
+    let (found, not_permitted) = processes::all();
+    render(&found, not_permitted, past, format)
+}
+
+/// Writes the file, once or again and again. A reader sees the old one or the new one, whole.
+fn keep(file: &Path, every: Option<Duration>) -> io::Result<()> {
+    let mut past = Past::default();
+    let mut name = file.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{}", std::process::id()));
+    let new = file.with_file_name(name);
+    loop {
+        let named =
+            |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", file.display()));
+        let written =
+            fs::write(&new, now(&mut past, Format::Text)).and_then(|()| fs::rename(&new, file));
+        if written.is_err() {
+            let _ = fs::remove_file(&new);
+        }
+        written.map_err(named)?;
+        match every {
+            Some(pause) => std::thread::sleep(pause),
+            None => return Ok(()),
+        }
+    }
+}

@@ -1,0 +1,311 @@
+//! As much of HTTP/1.1 as a scraper and a browser need: one request of a connection, GET, no body.
+//!
+//! A visitor costs a thread for a few seconds at most, and there are few at a time.
+
+use super::now;
+use super::visitors::Visitors;
+use crate::metrics::{Format, Past};
+use crate::{processes, show};
+use std::fs;
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+const REQUEST_MAX: usize = 8192;
+const VISITORS_MAX: usize = 16;
+/// For a request, and for taking the answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+const PAGE: &str = include_str!("page.html");
+const SCRIPT: &str = include_str!("page.js");
+const STYLE: &str = include_str!("page.css");
+
+/// Where it is served.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// On loopback.
+    Loopback(SocketAddr),
+    /// A unix socket.
+    Unix(PathBuf),
+}
+
+impl Place {
+    /// `unix:PATH`, `ADDRESS:PORT` of loopback, or a port of 127.0.0.1.
+    pub fn parse(word: &str) -> Result<Place, String> {
+        if let Some(path) = word.strip_prefix("unix:").filter(|path| !path.is_empty()) {
+            return Ok(Place::Unix(PathBuf::from(path)));
+        }
+        let port = word.parse::<u16>().map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
+        match port.ok().or_else(|| word.parse().ok()) {
+            Some(address) if address.ip().is_loopback() => Ok(Place::Loopback(address)),
+            Some(_) => {
+                Err(String::from("not an address of this host alone: 127.0.0.1:PORT, [::1]:PORT"))
+            }
+            None => Err(String::from("valid: ADDRESS:PORT, PORT or unix:PATH")),
+        }
+    }
+}
+
+struct Server {
+    visitors: Visitors,
+    past: Mutex<Past>,
+    busy: AtomicUsize,
+}
+
+/// Serves until the process is ended.
+pub(super) fn serve(place: &Place, visitors: Visitors) -> io::Result<()> {
+    let server = Arc::new(Server { visitors, past: Mutex::default(), busy: AtomicUsize::new(0) });
+    let named =
+        |error: io::Error, name: String| io::Error::new(error.kind(), format!("{name}: {error}"));
+    match place {
+        Place::Loopback(address) => {
+            let listener = TcpListener::bind(address).map_err(|e| named(e, address.to_string()))?;
+            let own = listener.local_addr()?;
+            announce(&format!("http://{own}/"));
+            loop {
+                let Ok((stream, visitor)) = listener.accept() else {
+                    pause();
+                    continue;
+                };
+                let server = Arc::clone(&server);
+                visit(&server.clone(), move || {
+                    let is_known = server.visitors.has(visitor, own);
+                    server.answer(stream, is_known, true);
+                });
+            }
+        }
+        Place::Unix(path) => {
+            let listener = bind(path).map_err(|e| named(e, path.display().to_string()))?;
+            announce(&format!("unix:{}", path.display()));
+            loop {
+                let Ok((stream, _)) = listener.accept() else {
+                    pause();
+                    continue;
+                };
+                let server = Arc::clone(&server);
+                visit(&server.clone(), move || {
+                    let is_known = server.visitors.has_unix(&stream);
+                    server.answer(stream, is_known, false);
+                });
+            }
+        }
+    }
+}
+
+/// (Too many descriptors are open, perhaps.)
+fn pause() {
+    std::thread::sleep(Duration::from_millis(100));
+}
+
+fn announce(place: &str) {
+    let _ = writeln!(io::stderr(), "netacc metrics: {place}");
+}
+
+/// What a server that is gone has left is taken away; what somebody serves is not.
+fn bind(path: &Path) -> io::Result<UnixListener> {
+    let is_socket = fs::symlink_metadata(path).is_ok_and(|data| data.file_type().is_socket());
+    if is_socket && UnixStream::connect(path).is_err() {
+        fs::remove_file(path)?;
+    }
+    let listener = UnixListener::bind(path)?;
+    // Anybody may knock: who he is decides.
+    fs::set_permissions(path, fs::Permissions::from_mode(0o666))?;
+    Ok(listener)
+}
+
+/// In a thread, unless there are too many: then the visitor is not answered.
+fn visit(server: &Arc<Server>, answer: impl FnOnce() + Send + 'static) {
+    struct Leave(Arc<Server>);
+    impl Drop for Leave {
+        fn drop(&mut self) {
+            self.0.busy.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+    let is_full = server.busy.fetch_add(1, Ordering::Relaxed) >= VISITORS_MAX;
+    let leave = Leave(Arc::clone(server));
+    if is_full {
+        return;
+    }
+    let thread = std::thread::Builder::new().name(String::from("visitor"));
+    let _ = thread.spawn(move || {
+        let _leave = leave;
+        answer();
+    });
+}
+
+/// A connection to a visitor.
+trait Stream: Read + Write {
+    fn be_patient(&self) -> io::Result<()>;
+}
+
+impl Stream for TcpStream {
+    fn be_patient(&self) -> io::Result<()> {
+        self.set_read_timeout(Some(PATIENCE)).and_then(|()| self.set_write_timeout(Some(PATIENCE)))
+    }
+}
+
+impl Stream for UnixStream {
+    fn be_patient(&self) -> io::Result<()> {
+        self.set_read_timeout(Some(PATIENCE)).and_then(|()| self.set_write_timeout(Some(PATIENCE)))
+    }
+}
+
+struct Answer {
+    status: &'static str,
+    content_type: &'static str,
+    body: String,
+}
+
+impl Server {
+    fn answer(&self, mut stream: impl Stream, is_known: bool, is_loopback: bool) {
+        if stream.be_patient().is_err() {
+            return;
+        }
+        let Some(request) = request(&mut stream) else { return };
+        let answer = match () {
+            () if !is_known => {
+                refused("403 Forbidden", "not for this user: see netacc metrics --user")
+            }
+            // A page of another site, whose name has been made to mean this host.
+            () if is_loopback && !request.is_for_loopback() => {
+                refused("421 Misdirected Request", "not this host")
+            }
+            () if request.method != "GET" => refused("405 Method Not Allowed", "GET only"),
+            () => self.page(&request),
+        };
+        let head = format!(
+            "HTTP/1.1 {}\r\nContent-Type: {}\r\nContent-Length: {}\r\nConnection: close\r\n\
+             Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n\
+             Content-Security-Policy: default-src 'self'; frame-ancestors 'none'\r\n\
+             Cross-Origin-Resource-Policy: same-origin\r\nReferrer-Policy: no-referrer\r\n\r\n",
+            answer.status,
+            answer.content_type,
+            answer.body.len()
+        );
+        let _ = stream.write_all(head.as_bytes());
+        let _ = stream.write_all(answer.body.as_bytes());
+    }
+
+    fn page(&self, request: &Request) -> Answer {
+        let ok = |content_type, body| Answer { status: "200 OK", content_type, body };
+        match request.path.split('?').next().unwrap_or_default() {
+            "/" => ok("text/html; charset=utf-8", PAGE.to_owned()),
+            "/page.js" => ok("text/javascript; charset=utf-8", SCRIPT.to_owned()),
+            "/page.css" => ok("text/css; charset=utf-8", STYLE.to_owned()),
+            "/processes.json" => {
+                ok("application/json", show::processes_json(&processes::all().0).to_string())
+            }
+            "/metrics" => {
+                let format = match request.accepts("application/openmetrics-text") {
+                    true => Format::OpenMetrics,
+                    false => Format::Text,
+                };
+                let mut past = self.past.lock().unwrap_or_else(PoisonError::into_inner);
+                ok(format.content_type(), now(&mut past, format))
+            }
+            _ => refused("404 Not Found", "there are / and /metrics"),
+        }
+    }
+}
+
+fn refused(status: &'static str, why: &str) -> Answer {
+    Answer { status, content_type: "text/plain; charset=utf-8", body: format!("{why}\n") }
+}
+
+struct Request {
+    method: String,
+    path: String,
+    headers: Vec<(String, String)>,
+}
+
+impl Request {
+    fn header(&self, name: &str) -> Option<&str> {
+        let found = self.headers.iter().find(|(is, _)| is.eq_ignore_ascii_case(name));
+        found.map(|(_, value)| value.as_str())
+    }
+
+    fn accepts(&self, content_type: &str) -> bool {
+        self.header("accept").is_some_and(|accepted| accepted.contains(content_type))
+    }
+
+    fn is_for_loopback(&self) -> bool {
+        let Some(host) = self.header("host") else { return true };
+        let name = match host.parse::<SocketAddr>() {
+            Ok(address) => return address.ip().is_loopback(),
+            Err(_) => host.split(':').next().unwrap_or_default(),
+        };
+        name == "localhost" || name.parse().is_ok_and(|ip: std::net::IpAddr| ip.is_loopback())
+    }
+}
+
+/// The request, up to its empty line; nothing where it is none, is too long, or takes too long.
+fn request(stream: &mut impl Stream) -> Option<Request> {
+    let (begin, mut bytes, mut block) = (Instant::now(), Vec::new(), [0; 1024]);
+    while !bytes.windows(4).any(|four| four == b"\r\n\r\n") {
+        let length = stream.read(&mut block).ok().filter(|length| *length > 0)?;
+        bytes.extend_from_slice(&block[..length]);
+        if bytes.len() > REQUEST_MAX || begin.elapsed() > PATIENCE {
+            return None;
+        }
+    }
+    parse(&String::from_utf8_lossy(&bytes))
+}
+
+fn parse(text: &str) -> Option<Request> {
+    let mut lines = text.split("\r\n");
+    let mut words = lines.next()?.split(' ');
+    let (method, path) = (words.next()?.to_owned(), words.next()?.to_owned());
+    words.next().filter(|version| version.starts_with("HTTP/1."))?;
+    let header = |line: &str| {
+        let (name, value) = line.split_once(':')?;
+        Some((name.to_owned(), value.trim().to_owned()))
+    };
+    let headers = lines.take_while(|line| !line.is_empty()).filter_map(header).collect();
+    Some(Request { method, path, headers })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_this_host_is_served() {
+        let loopback = |text: &str| Place::Loopback(text.parse().unwrap());
+        assert_eq!(Place::parse("9464"), Ok(loopback("127.0.0.1:9464")));
+        assert_eq!(Place::parse("[::1]:1"), Ok(loopback("[::1]:1")));
+        assert_eq!(Place::parse("unix:/run/x"), Ok(Place::Unix(PathBuf::from("/run/x"))));
+        for wrong in ["0.0.0.0:1", "[::]:1", "10.0.0.1:80", "unix:", "x", "", "127.0.0.1"] {
+            assert!(Place::parse(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn requests_are_read_with_care() {
+        let request = parse("GET /metrics?x HTTP/1.1\r\nHost: localhost:1\r\nAccept: a,b\r\n\r\n");
+        let request = request.unwrap();
+        assert_eq!((request.method.as_str(), request.path.as_str()), ("GET", "/metrics?x"));
+        assert!(request.accepts("b") && !request.accepts("c") && request.is_for_loopback());
+        for host in ["127.0.0.1", "127.0.0.1:9", "[::1]:9", "localhost"] {
+            assert!(
+                parse(&format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n"))
+                    .unwrap()
+                    .is_for_loopback()
+            );
+        }
+        for host in ["evil.example", "evil.example:9464", "10.0.0.1", "localhost.evil.example"] {
+            assert!(
+                !parse(&format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n"))
+                    .unwrap()
+                    .is_for_loopback()
+            );
+        }
+        for wrong in ["", "GET", "GET /", "GET / SPDY/3\r\n\r\n", "\u{fffd}\r\n\r\n"] {
+            assert!(parse(wrong).is_none(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! Who is answered. On loopback anybody of the host can connect; the kernel knows whose end it is.
+
+use rustix::net::sockopt::socket_peercred;
+use std::fs;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsFd;
+
+/// The users that are answered.
+#[derive(Debug)]
+pub(super) struct Visitors(Vec<u32>);
+
+impl Visitors {
+    /// This user, root, and the named ones; otherwise the complaint.
+    pub(super) fn new(names: &[String]) -> Result<Visitors, String> {
+        let mut users = vec![0, rustix::process::geteuid().as_raw()];
+        for name in names {
+            let passwd = fs::read_to_string("/etc/passwd").unwrap_or_default();
+            let user = name.parse().ok().or_else(|| number_of(name, &passwd));
+            users.push(user.ok_or_else(|| format!("{name}: no such user"))?);
+        }
+        Ok(Visitors(users))
+    }
+
+    /// Whether the other end of a unix socket is one of them.
+    pub(super) fn has_unix(&self, socket: impl AsFd) -> bool {
+        socket_peercred(socket).is_ok_and(|peer| self.0.contains(&peer.uid.as_raw()))
+    }
+
+    /// Whether the other end of a connection within this host is one of them. An end that the
+    /// kernel does not show is nobody's.
+    pub(super) fn has(&self, visitor: SocketAddr, own: SocketAddr) -> bool {
+        let table = match visitor {
+            SocketAddr::V4(_) => "/proc/net/tcp",
+            SocketAddr::V6(_) => "/proc/net/tcp6",
+        };
+        let table = fs::read_to_string(table).unwrap_or_default();
+        owner(&table, visitor, own).is_some_and(|user| self.0.contains(&user))
+    }
+}
+
+/// The number of a user in passwd(5).
+fn number_of(name: &str, passwd: &str) -> Option<u32> {
+    passwd.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        (fields.next() == Some(name)).then(|| fields.nth(1)?.parse().ok())?
+    })
+}
+
+/// Whose socket has these addresses, in proc_net_tcp's table.
+fn owner(table: &str, local: SocketAddr, peer: SocketAddr) -> Option<u32> {
+    let (local, peer) = (in_table(local), in_table(peer));
+    table.lines().find_map(|line| {
+        let mut words = line.split_whitespace().skip(1);
+        let is_it = words.next() == Some(&local) && words.next() == Some(&peer);
+        is_it.then(|| words.nth(4)?.parse().ok())?
+    })
+}
+
+/// An address as the table has it: words of 32 bits, each in the machine's order.
+fn in_table(address: SocketAddr) -> String {
+    let octets = match address.ip() {
+        IpAddr::V4(ip) => ip.octets().to_vec(),
+        IpAddr::V6(ip) => ip.octets().to_vec(),
+    };
+    let word =
+        |four: &[u8]| format!("{:08X}", u32::from_ne_bytes(four.try_into().unwrap_or([0; 4])));
+    let words: String = octets.chunks(4).map(word).collect();
+    format!("{words}:{:04X}", address.port())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn the_kernel_says_whose_end_it_is() {
+        for address in ["127.0.0.1:0", "[::1]:0"] {
+            let Ok(listener) = TcpListener::bind(address) else { continue };
+            let own = listener.local_addr().unwrap();
+            let visitor = TcpStream::connect(own).unwrap();
+            let visitors = Visitors::new(&[]).unwrap();
+            assert!(visitors.has(visitor.local_addr().unwrap(), own));
+            assert!(!Visitors(vec![u32::MAX]).has(visitor.local_addr().unwrap(), own));
+            let mut other = visitor.local_addr().unwrap();
+            other.set_port(1);
+            assert!(!visitors.has(other, own));
+        }
+        let (one, _other) = UnixStream::pair().unwrap();
+        assert!(Visitors::new(&[]).unwrap().has_unix(&one));
+        assert!(!Visitors(vec![u32::MAX]).has_unix(&one));
+    }
+
+    #[test]
+    fn users_have_names_and_numbers() {
+        let passwd =
+            "root:x:0:0:root:/root:/bin/sh\nprometheus:x:106:112::/var/lib:/bin/false\nbad:x\n";
+        assert_eq!(number_of("prometheus", passwd), Some(106));
+        assert_eq!(number_of("bad", passwd), None);
+        assert_eq!(number_of("nobody", passwd), None);
+        assert!(Visitors::new(&["no such user".to_owned()]).unwrap_err().contains("no such user"));
+        assert!(Visitors::new(&["4711".to_owned()]).unwrap().0.contains(&4711));
+    }
+}

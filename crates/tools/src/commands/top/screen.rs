@@ -1,0 +1,219 @@
+//! How it fits into a terminal: columns are left out, the last ones in rank first, until the rest
+//! has room.
+
+use super::app::{App, CONNECTIONS, Column, PROCESSES};
+use ratatui::Frame;
+use ratatui::layout::{Alignment, Constraint, Layout};
+use ratatui::style::{Modifier, Style};
+use ratatui::text::{Line, Text};
+use ratatui::widgets::{Cell, Paragraph, Row, Table, TableState};
+
+/// Which columns have room, in their order.
+fn fitting(columns: &[Column], width: u16) -> Vec<usize> {
+    let mut shown: Vec<usize> = (0..columns.len()).collect();
+    let needed = |shown: &[usize]| -> u16 {
+        shown.iter().filter_map(|at| columns.get(*at)).map(|column| column.width + 1).sum()
+    };
+    while needed(&shown) > width.saturating_add(1) {
+        let rank = |at: &usize| columns.get(*at).map_or(0, |column| column.rank);
+        let Some(last) = shown.iter().copied().max_by_key(rank).filter(|at| rank(at) > 0) else {
+            break;
+        };
+        shown.retain(|at| *at != last);
+    }
+    shown
+}
+
+/// One picture.
+pub(super) fn draw(frame: &mut Frame<'_>, app: &mut App) {
+    let [top, middle, bottom] =
+        Layout::vertical([Constraint::Length(1), Constraint::Min(1), Constraint::Length(1)])
+            .areas(frame.area());
+    let bold = Style::new().add_modifier(Modifier::BOLD);
+    let reversed = Style::new().add_modifier(Modifier::REVERSED);
+    frame.render_widget(Paragraph::new(app.title()).style(bold), top);
+
+    let columns: &[Column] = if app.pid.is_some() { &CONNECTIONS } else { &PROCESSES };
+    let shown = fitting(columns, middle.width);
+    let rows = app.rows();
+    app.row = app.row.min(rows.len().saturating_sub(1));
+    let of = |column: &Column, text: &str| {
+        let side = if column.heading.starts_with('>') { Alignment::Right } else { Alignment::Left };
+        Cell::from(Text::from(Line::from(text.to_owned())).alignment(side))
+    };
+    let shown_columns = || shown.iter().filter_map(|at| Some((*at, columns.get(*at)?)));
+    let head = shown_columns().map(|(_, c)| of(c, c.heading.trim_start_matches('>')));
+    let body = rows.iter().map(|row| {
+        Row::new(
+            shown_columns()
+                .map(|(at, column)| of(column, row.cells.get(at).map_or("", String::as_str))),
+        )
+    });
+    // What is left goes to the texts.
+    let width = |(_, column): (usize, &Column)| match column.heading.starts_with('>') {
+        true => Constraint::Length(column.width),
+        false => Constraint::Min(column.width),
+    };
+    let table = Table::new(body, shown_columns().map(width))
+        .header(Row::new(head).style(reversed))
+        .row_highlight_style(reversed)
+        .column_spacing(1);
+    let mut state = TableState::new().with_selected((!rows.is_empty()).then_some(app.row));
+    frame.render_stateful_widget(table, middle, &mut state);
+    frame.render_widget(Paragraph::new(help(app, bottom.width)), bottom);
+}
+
+/// As much of the help as has room.
+fn help(app: &App, width: u16) -> String {
+    let place = if app.pid.is_some() { "Esc back" } else { "Enter connections" };
+    let paused = if app.is_paused { "PAUSED, space goes on" } else { "space pauses" };
+    let parts =
+        ["q quits", place, &format!("s sorts: {}", app.order.word()), paused, "* old library"];
+    let mut help = String::new();
+    for part in parts {
+        let gap = if help.is_empty() { "" } else { "  " };
+        if help.len() + gap.len() + part.len() > usize::from(width) {
+            break;
+        }
+        help = help + gap + part;
+    }
+    help
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::app::Key;
+    use super::*;
+    use crate::processes::Found;
+    use crate::segment::Process;
+    use netacc_control::stats::{COUNTER_SLOTS, Connection, PATH_SLOTS, REASON_SLOTS, Snapshot};
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+    use std::time::{Duration, Instant};
+
+    fn connection(fd: u32, sent: u64) -> Connection {
+        Connection {
+            fd,
+            tx_path: 1,
+            rx_path: 1,
+            reason: 0,
+            peer_pid: 0,
+            local: "127.0.0.1:6379".parse().ok(),
+            peer: format!("[2001:db8::1234:5678]:{}", 40_000 + fd).parse().ok(),
+            tx_bytes: [0, sent, 0, 0],
+            rx_bytes: [0; PATH_SLOTS],
+            promotions: 2,
+            demotions: 0,
+            opened_unix_ns: 1,
+        }
+    }
+
+    fn process(pid: u32, name: &str, connections: Vec<Connection>) -> Found {
+        let header = Snapshot {
+            pid,
+            started_unix_ns: 1,
+            library: Some([0, 1, 0]),
+            conn_capacity: 8,
+            conn_high_water: 8,
+            open_by_path: [1, connections.len() as u64, 0, 0],
+            total_by_path: [1, 9, 0, 0],
+            reasons: [0; REASON_SLOTS],
+            counters: [0; COUNTER_SLOTS],
+            config: String::new(),
+            channels: Vec::new(),
+        };
+        let process = Process {
+            pid,
+            name: name.to_owned(),
+            uid: 105,
+            uptime: Some(Duration::from_secs(3700)),
+            container: None,
+            is_library_replaced: pid == 2,
+            header,
+            connections,
+            mappings: Vec::new(),
+        };
+        Found { pid, process: Ok(process) }
+    }
+
+    /// Two looks, a second apart.
+    fn app() -> App {
+        let mut app = App::new(None);
+        let begin = Instant::now();
+        for (sent, at) in [(0, begin), (2 << 20, begin + Duration::from_secs(1))] {
+            let connections = (3..200).map(|fd| connection(fd, sent * u64::from(fd == 150)));
+            let found = vec![
+                process(1, "redis\u{1b}[2J\nserver", connections.collect()),
+                process(2, "idle", Vec::new()),
+            ];
+            app.learn(found, 3, at);
+        }
+        app
+    }
+
+    fn picture(app: &mut App, width: u16, height: u16) -> Vec<String> {
+        let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+        terminal.draw(|frame| draw(frame, app)).unwrap();
+        let buffer = terminal.backend().buffer().clone();
+        let line = |row: u16| (0..width).map(|x| buffer[(x, row)].symbol()).collect();
+        (0..height).map(line).collect()
+    }
+
+    #[test]
+    fn it_fits_every_terminal() {
+        for width in (1..=250).step_by(3) {
+            for height in [1, 2, 3, 10, 60] {
+                let mut app = app();
+                picture(&mut app, width, height);
+                app.press(Key::Enter);
+                app.press(Key::Move(i64::MAX));
+                picture(&mut app, width, height);
+            }
+        }
+        let mut app = app();
+        let narrow = picture(&mut app, 40, 8).join("\n");
+        for word in ["Pid", "Program", "Shm", "redis?[2J?", "197", "q quits"] {
+            assert!(narrow.contains(word), "{word}: {narrow}");
+        }
+        assert!(!narrow.contains("Library"), "{narrow}");
+        let wide = picture(&mut app, 200, 8).join("\n");
+        for word in ["3 of other users", "0.1.0*", "1h1m", "90.0 %", "2.0 MiB", "Container"] {
+            assert!(wide.contains(word), "{word}: {wide}");
+        }
+    }
+
+    #[test]
+    fn keys_lead_from_a_process_to_its_connections_and_back() {
+        let mut app = app();
+        picture(&mut app, 80, 24);
+        app.press(Key::Enter);
+        let shown = picture(&mut app, 80, 24).join("\n");
+        assert!(shown.contains("197 open connections, 9 of 10 accelerated"), "{shown}");
+        assert!(shown.contains("[2001:db8::1234:5678]"), "{shown}");
+        assert!(!shown.contains("MiB"), "{shown}");
+        // The one with traffic comes first.
+        app.press(Key::Sort);
+        let shown = picture(&mut app, 160, 24);
+        assert!(shown[2].contains("2.0 MiB") && shown[2].contains(":40150"), "{shown:?}");
+        app.press(Key::Move(i64::MAX));
+        picture(&mut app, 80, 24);
+        assert_eq!(app.row, 196);
+        assert!(!app.press(Key::Back));
+        assert_eq!((app.pid, app.row), (None, 0));
+        app.press(Key::Pause);
+        assert!(picture(&mut app, 120, 24)[23].contains("PAUSED"));
+        assert!(app.press(Key::Back));
+    }
+
+    #[test]
+    fn a_process_that_is_gone_is_said_to_be() {
+        let mut app = app();
+        app.press(Key::Enter);
+        app.learn(Vec::new(), 0, Instant::now());
+        let shown = picture(&mut app, 80, 24).join("\n");
+        assert!(shown.contains("1: no process that may be read has the library"), "{shown}");
+        assert!(!app.press(Key::Back));
+        assert!(!app.press(Key::Enter));
+        assert_eq!(app.pid, None);
+    }
+}

@@ -1,0 +1,224 @@
+//! What all processes with the library say, as metrics for Prometheus.
+//!
+//! Names, types and texts are written by the client library of the OpenMetrics project, which is
+//! given the numbers anew each time. A series of a process has its number and its name as labels.
+
+use crate::processes::Found;
+use crate::segment::Process;
+use crate::show::{accelerated_total, bytes_by_path, connections_total, reason_name, version};
+use netacc_control::stats::{Counter as Count, Path};
+use prometheus_client::encoding::{prometheus_text, text};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::{Registry, Unit};
+use std::collections::HashMap;
+use std::time::Duration;
+
+/// How metrics are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// For Prometheus, which asks for it.
+    OpenMetrics,
+    /// For node_exporter's folder of text files, and for what asks for nothing.
+    Text,
+}
+
+impl Format {
+    /// The type of the content, for HTTP.
+    pub fn content_type(self) -> &'static str {
+        match self {
+            Format::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            Format::Text => prometheus_text::CONTENT_TYPE,
+        }
+    }
+}
+
+type Labels = Vec<(&'static str, String)>;
+
+/// Bytes sent and received by a path, of one process: its number, when its library began, the path.
+type Sums = HashMap<(u32, u64, Path), (u64, u64)>;
+
+/// What was said before. The bytes of a connection that ends while it is read may be missing once,
+/// and a counter that falls would be taken for one that began anew.
+#[derive(Debug, Default)]
+pub struct Past(Sums);
+
+impl Past {
+    fn at_least(&mut self, key: (u32, u64, Path), is: (u64, u64), now: &mut Sums) -> (u64, u64) {
+        let was = self.0.get(&key).copied().unwrap_or_default();
+        let sums = (is.0.max(was.0), is.1.max(was.1));
+        now.insert(key, sums);
+        sums
+    }
+}
+
+/// The metrics of these processes, and of so many that could not be asked.
+pub fn render(found: &[Found], not_permitted: usize, past: &mut Past, format: Format) -> String {
+    let registry = registry(found, not_permitted, past);
+    let mut out = String::new();
+    // (Writing into a string does not fail.)
+    let _ = match format {
+        Format::OpenMetrics => text::encode(&mut out, &registry),
+        Format::Text => prometheus_text::encode(&mut out, &registry),
+    };
+    out
+}
+
+/// Gauges and counters that are filled in, process by process.
+struct Families<'a> {
+    registry: &'a mut Registry,
+}
+
+impl Families<'_> {
+    fn gauge(&mut self, name: &str, help: &str) -> Family<Labels, Gauge> {
+        let family = Family::<Labels, Gauge>::default();
+        self.registry.register(name, help.trim_end_matches('.'), family.clone());
+        family
+    }
+
+    fn gauge_in(&mut self, name: &str, help: &str, unit: Unit) -> Family<Labels, Gauge> {
+        let family = Family::<Labels, Gauge>::default();
+        self.registry.register_with_unit(name, help, unit, family.clone());
+        family
+    }
+
+    fn counter(&mut self, name: &str, help: &str) -> Family<Labels, Counter> {
+        let family = Family::<Labels, Counter>::default();
+        self.registry.register(name, help.trim_end_matches('.'), family.clone());
+        family
+    }
+}
+
+fn set(family: &Family<Labels, Gauge>, labels: Labels, value: u64) {
+    family.get_or_create(&labels).set(i64::try_from(value).unwrap_or(i64::MAX));
+}
+
+fn count(family: &Family<Labels, Counter>, labels: Labels, value: u64) {
+    family.get_or_create(&labels).inc_by(value);
+}
+
+fn registry(found: &[Found], not_permitted: usize, past: &mut Past) -> Registry {
+    let mut registry = Registry::with_prefix("netacc");
+    let mut families = Families { registry: &mut registry };
+    let processes = families.gauge("processes", "Processes that have the library");
+    let help = "Processes of other users that could not be asked";
+    let hidden = families.gauge("processes_not_permitted", help);
+    set(&processes, Labels::new(), found.len() as u64);
+    set(&hidden, Labels::new(), not_permitted as u64);
+    let all: Vec<&Process> = found.iter().filter_map(|f| f.process.as_ref().ok()).collect();
+    about(&mut families, &all);
+    connections(&mut families, &all);
+    bytes(&mut families, &all, past);
+    memory(&mut families, &all);
+    counters(&mut families, &all);
+    registry
+}
+
+/// The labels of a process, and more.
+fn labels(process: &Process, more: &[(&'static str, String)]) -> Labels {
+    let mut labels = vec![("pid", process.pid.to_string()), ("program", process.name.clone())];
+    labels.extend_from_slice(more);
+    labels
+}
+
+fn about(families: &mut Families<'_>, all: &[&Process]) {
+    let info = families.gauge("process_info", "A process with the library; always 1");
+    let help = "For how long the process has been running";
+    let uptime = families.gauge_in("process_uptime", help, Unit::Seconds);
+    let help = "1 where the library's file has been replaced since the process started";
+    let replaced = families.gauge("process_library_replaced", help);
+    for process in all {
+        let about = [
+            ("uid", process.uid.to_string()),
+            ("container", process.container.clone().unwrap_or_default()),
+            ("library", process.header.library.map(version).unwrap_or_default()),
+        ];
+        set(&info, labels(process, &about), 1);
+        let seconds = process.uptime.as_ref().map_or(0, Duration::as_secs);
+        set(&uptime, labels(process, &[]), seconds);
+        set(&replaced, labels(process, &[]), u64::from(process.is_library_replaced));
+    }
+}
+
+fn connections(families: &mut Families<'_>, all: &[&Process]) {
+    let help = "Open connections, by the path of their better direction";
+    let open = families.gauge("connections", help);
+    let help = "All connections since the start, open and ended, by the best path they ever had";
+    let by_path = families.gauge("connections_by_best_path", help);
+    let help = "All connections since the start that were accelerated at some time";
+    let accelerated = families.gauge("connections_accelerated", help);
+    let help = "All connections since the start";
+    let total = families.gauge("connections_seen", help);
+    let help = "Connections, open and ended, by the reason why they are, or ended, on TCP";
+    let reasons = families.gauge("connections_by_reason", help);
+    for process in all {
+        let header = &process.header;
+        for path in Path::ALL {
+            let at = labels(process, &[("path", path.name().to_owned())]);
+            let of = |words: &[u64]| words.get(path as usize).copied().unwrap_or(0);
+            set(&open, at.clone(), of(&header.open_by_path));
+            set(&by_path, at, of(&header.total_by_path));
+        }
+        set(&accelerated, labels(process, &[]), accelerated_total(process));
+        set(&total, labels(process, &[]), connections_total(process));
+        for (code, number) in (0u32..).zip(header.reasons).filter(|(_, number)| *number != 0) {
+            set(&reasons, labels(process, &[("reason", reason_name(code))]), number);
+        }
+    }
+}
+
+fn bytes(families: &mut Families<'_>, all: &[&Process], past: &mut Past) {
+    let sent = families.counter("sent_bytes", "Bytes sent, by path");
+    let received = families.counter("received_bytes", "Bytes received, by path");
+    let mut now = Sums::new();
+    for process in all {
+        for (path, is) in Path::ALL.into_iter().zip(bytes_by_path(process)) {
+            let key = (process.pid, process.header.started_unix_ns, path);
+            let (tx, rx) = past.at_least(key, is, &mut now);
+            let at = labels(process, &[("path", path.name().to_owned())]);
+            count(&sent, at.clone(), tx);
+            count(&received, at, rx);
+        }
+    }
+    // Of processes that are gone nothing is kept.
+    past.0 = now;
+}
+
+fn memory(families: &mut Families<'_>, all: &[&Process]) {
+    let help = "Address space of the library's shared memory, by what it is for";
+    let reserved = families.gauge_in("memory_reserved", help, Unit::Bytes);
+    let help = "Bytes of it that the process has touched";
+    let touched = families.gauge_in("memory_touched", help, Unit::Bytes);
+    let help = "Channels to other processes, by path";
+    let channels = families.gauge("channels", help);
+    let pairs = families.gauge("queue_pairs", "Queue pairs to other hosts");
+    for process in all {
+        for mappings in &process.mappings {
+            let at = labels(process, &[("kind", mappings.kind.to_owned())]);
+            set(&reserved, at.clone(), mappings.reserved);
+            set(&touched, at, mappings.touched);
+        }
+        let open = &process.header.channels;
+        for path in [Path::Shm, Path::Rdma] {
+            let number = open.iter().filter(|channel| channel.path == path).count() as u64;
+            set(&channels, labels(process, &[("path", path.name().to_owned())]), number);
+        }
+        set(&pairs, labels(process, &[]), open.iter().map(|c| u64::from(c.pairs)).sum());
+    }
+}
+
+/// Each counter of the library but for the bytes, which are counted with those of open
+/// connections.
+fn counters(families: &mut Families<'_>, all: &[&Process]) {
+    let is_of_bytes = |counter: Count| {
+        Path::ALL.iter().any(|p| [Count::bytes_tx(*p), Count::bytes_rx(*p)].contains(&counter))
+    };
+    for counter in Count::ALL.iter().copied().filter(|counter| !is_of_bytes(*counter)) {
+        let family = families.counter(counter.name(), counter.doc());
+        for process in all {
+            let value = process.header.counters.get(counter as usize).copied().unwrap_or(0);
+            count(&family, labels(process, &[]), value);
+        }
+    }
+}
