@@ -3,6 +3,7 @@
 //! Names, types and texts are written by the client library of the OpenMetrics project, which is
 //! given the numbers anew each time. A series of a process has its number and its name as labels.
 
+use crate::memory;
 use crate::processes::Found;
 use crate::segment::Process;
 use crate::show::{accelerated_total, bytes_by_path, connections_total, reason_name, version};
@@ -110,7 +111,7 @@ fn registry(found: &[Found], not_permitted: usize, past: &mut Past) -> Registry 
     about(&mut families, &all);
     connections(&mut families, &all);
     bytes(&mut families, &all, past);
-    memory(&mut families, &all);
+    mapped(&mut families, &all);
     counters(&mut families, &all);
     registry
 }
@@ -185,7 +186,7 @@ fn bytes(families: &mut Families<'_>, all: &[&Process], past: &mut Past) {
     past.0 = now;
 }
 
-fn memory(families: &mut Families<'_>, all: &[&Process]) {
+fn mapped(families: &mut Families<'_>, all: &[&Process]) {
     let help = "Address space of the library's shared memory, by what it is for";
     let reserved = families.gauge_in("memory_reserved", help, Unit::Bytes);
     let help = "Bytes of it that the process has touched";
@@ -194,7 +195,8 @@ fn memory(families: &mut Families<'_>, all: &[&Process]) {
     let channels = families.gauge("channels", help);
     let pairs = families.gauge("queue_pairs", "Queue pairs to other hosts");
     for process in all {
-        for mappings in &process.mappings {
+        // (Of a process that has ended meanwhile there are none.)
+        for mappings in memory::of(process.pid).unwrap_or_default() {
             let at = labels(process, &[("kind", mappings.kind.to_owned())]);
             set(&reserved, at.clone(), mappings.reserved);
             set(&touched, at, mappings.touched);

@@ -3,8 +3,8 @@
 use crate::segment::Process;
 use crate::selection::{Selection, sum};
 use crate::show::{
-    Section, Table, View, accelerated_total, address, bytes_by_path, connections_total, path_name,
-    printable, reason_name, share, size, title, way,
+    Section, Table, View, accelerated_total, address, bytes_by_path, connections_total, one_line,
+    path_name, reason_name, share, size, title, way,
 };
 use netacc_control::stats::{Connection, Counter, Path};
 use serde_json::{Map, Value, json};
@@ -239,7 +239,7 @@ pub fn processes_text(changes: &[Change<'_>]) -> String {
         });
         table.row([
             change.after.pid.to_string(),
-            printable(&change.after.name),
+            one_line(&change.after.name),
             sum(&change.after.header.open_by_path).to_string(),
             change.per_s(change.new_connections()),
             change.bytes_per_s(tx),

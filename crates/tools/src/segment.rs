@@ -4,15 +4,17 @@
 //! what it exposes may be cut short, changing, or nonsense.
 
 use netacc_control::stats::{CONNS_OFFSET, Connection, MEMFD_LINK, ReadError, Snapshot};
+use rustix::fs::{AtFlags, MemfdFlags, Mode, OFlags, StatxFlags, memfd_create, statx};
+use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::fmt;
 use std::fs::{self, File};
 use std::io;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::memory::{self, Mappings};
 use crate::{addresses, library};
 
 /// What a process tells about itself.
@@ -34,8 +36,6 @@ pub struct Process {
     pub header: Snapshot,
     /// Its open connections.
     pub connections: Vec<Connection>,
-    /// What the library has mapped in it.
-    pub mappings: Vec<Mappings>,
 }
 
 /// Why there is nothing to tell.
@@ -100,7 +100,7 @@ impl From<io::Error> for SegmentError {
 /// Reads the segment of a process.
 pub fn read(pid: u32) -> Result<Process, SegmentError> {
     let directory = PathBuf::from(format!("/proc/{pid}"));
-    let status = fs::read_to_string(directory.join("status"))?;
+    let status = lossy(&directory.join("status"))?;
     if field(&status, "State:").is_some_and(|state| state.starts_with(['Z', 'X'])) {
         return Err(SegmentError::Zombie);
     }
@@ -143,11 +143,8 @@ pub fn read(pid: u32) -> Result<Process, SegmentError> {
         name: name(pid)?,
         uid: uid.unwrap_or(0),
         uptime: uptime(&directory),
-        container: fs::read_to_string(directory.join("cgroup"))
-            .ok()
-            .and_then(|groups| container(&groups)),
+        container: lossy(&directory.join("cgroup")).ok().and_then(|groups| container(&groups)),
         is_library_replaced: loaded_library(&directory)? == Some(Loaded::Replaced),
-        mappings: memory::of(pid)?,
         connections,
         header,
     })
@@ -163,13 +160,27 @@ pub fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
     status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim_start)
 }
 
+/// Opens what a link of `/proc/PID/fd` leads to, if it is a memfd. Whoever has mounts of their own
+/// can give another file that name, and one that is opened may keep us waiting: a pipe, a file of
+/// FUSE. Where it is, is asked without a question to its file system.
 fn open(link: &Path) -> Result<Option<File>, SegmentError> {
-    match File::open(link) {
-        Ok(file) if file.metadata()?.is_file() => Ok(Some(file)),
-        Ok(_) => Ok(None),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error.into()),
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let it = match rustix::fs::open(link, flags, Mode::empty()) {
+        Ok(it) => it,
+        Err(Errno::NOENT) => return Ok(None),
+        Err(error) => return Err(io::Error::from(error).into()),
+    };
+    let own = memfd_create(c"netacc-compared", MemfdFlags::CLOEXEC).map_err(io::Error::from)?;
+    if device(&it)? != device(&own)? {
+        return Ok(None);
     }
+    Ok(Some(File::open(format!("/proc/self/fd/{}", it.as_raw_fd()))?))
+}
+
+fn device(file: impl AsFd) -> io::Result<(u32, u32)> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let data = statx(file, c"", flags, StatxFlags::empty())?;
+    Ok((data.stx_dev_major, data.stx_dev_minor))
 }
 
 fn header(file: &File) -> Result<Snapshot, ReadError> {
@@ -200,7 +211,12 @@ fn connections(file: &File, header: &Snapshot) -> Result<Vec<Connection>, Segmen
 
 /// The name of a process, as the kernel has it.
 pub fn name(pid: u32) -> io::Result<String> {
-    Ok(fs::read_to_string(format!("/proc/{pid}/comm"))?.trim_end().to_owned())
+    Ok(lossy(&PathBuf::from(format!("/proc/{pid}/comm")))?.trim_end().to_owned())
+}
+
+/// A file of `/proc`: what a process calls itself and its files, in it too, need not be UTF-8.
+pub fn lossy(path: &Path) -> io::Result<String> {
+    Ok(String::from_utf8_lossy(&fs::read(path)?).into_owned())
 }
 
 /// The numbers of all processes that `/proc` shows, in order.
@@ -222,8 +238,7 @@ enum Loaded {
 }
 
 fn loaded_library(directory: &Path) -> Result<Option<Loaded>, SegmentError> {
-    let maps = fs::read(directory.join("maps"))?;
-    let maps = String::from_utf8_lossy(&maps);
+    let maps = lossy(&directory.join("maps"))?;
     Ok(maps.lines().find_map(|line| {
         let name = line.get(line.find('/')?..)?.rsplit('/').next()?;
         let (name, state) = match name.strip_suffix(" (deleted)") {
@@ -236,7 +251,7 @@ fn loaded_library(directory: &Path) -> Result<Option<Loaded>, SegmentError> {
 
 /// The time since a process was started, by field 22 of its `stat` (proc_pid_stat(5)).
 fn uptime(directory: &Path) -> Option<Duration> {
-    let stat = fs::read_to_string(directory.join("stat")).ok()?;
+    let stat = lossy(&directory.join("stat")).ok()?;
     // The name, in parentheses, may contain anything.
     let started = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse::<u64>().ok()?;
     let now = fs::read_to_string("/proc/uptime").ok()?;
@@ -268,6 +283,7 @@ fn may_trace() -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::FileType;
 
     #[test]
     fn own_pid_is_the_innermost() {
@@ -281,6 +297,23 @@ mod tests {
         let error = read(std::process::id()).unwrap_err();
         assert!(matches!(error, SegmentError::NotLoaded), "{error}");
         assert!(matches!(read(u32::MAX), Err(SegmentError::NoProcess)));
+    }
+
+    #[test]
+    fn only_a_memfd_is_opened() {
+        let place = std::env::temp_dir().join(format!("netacc-segment-{}", std::process::id()));
+        fs::create_dir_all(&place).unwrap();
+        // A pipe that nobody writes would keep its reader waiting.
+        let (pipe, file) = (place.join("pipe"), place.join("file"));
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, FileType::Fifo, Mode::RUSR, 0).unwrap();
+        fs::write(&file, "x").unwrap();
+        for other in [&pipe, &file, &place, &place.join("none")] {
+            assert!(open(other).unwrap().is_none(), "{other:?}");
+        }
+        fs::remove_dir_all(&place).unwrap();
+        let memfd = memfd_create(c"netacc-test", MemfdFlags::CLOEXEC).unwrap();
+        let link = PathBuf::from(format!("/proc/self/fd/{}", memfd.as_raw_fd()));
+        assert!(open(&link).unwrap().is_some());
     }
 
     #[test]

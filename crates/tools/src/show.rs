@@ -1,6 +1,6 @@
 //! Tables for people and JSON for programs. What JSON says is a contract; tables may change.
 
-use crate::memory::Mappings;
+use crate::memory::{self, Mappings};
 use crate::processes::Found;
 use crate::segment::Process;
 use crate::selection::{Selection, sum};
@@ -199,7 +199,7 @@ fn mappings_json(process: &Process) -> Vec<Value> {
             "locked_bytes": m.locked,
         })
     };
-    process.mappings.iter().map(mapping).collect()
+    mappings(process).iter().map(mapping).collect()
 }
 
 fn counts_text(process: &Process, is_wide: bool) -> String {
@@ -365,9 +365,15 @@ fn channels_text(process: &Process) -> String {
     format!("{}: {count} channels\n\n{}", title(process), table.render())
 }
 
+/// What the library has mapped in a process; nothing where it has ended.
+fn mappings(process: &Process) -> Vec<Mappings> {
+    memory::with_locked(process.pid).unwrap_or_default()
+}
+
 fn memory_text(process: &Process) -> String {
+    let mappings = mappings(process);
     let sum = |of: fn(&Mappings) -> u64| {
-        size(process.mappings.iter().fold(0, |sum: u64, m| sum.saturating_add(of(m))))
+        size(mappings.iter().fold(0, |sum: u64, m| sum.saturating_add(of(m))))
     };
     let mut out = format!(
         "{}: {} reserved within the host, {} touched, {} locked; {} registered for RDMA\n\n",
@@ -378,7 +384,7 @@ fn memory_text(process: &Process) -> String {
         size(memory(process, Path::Rdma)),
     );
     let mut table = Table::new(&["Kind", ">Mappings", ">Reserved", ">Touched", ">Locked"]);
-    for m in &process.mappings {
+    for m in &mappings {
         table.row([
             m.kind.to_owned(),
             m.count.to_string(),
@@ -418,7 +424,7 @@ pub(crate) fn size(bytes: u64) -> String {
 }
 
 pub(crate) fn title(process: &Process) -> String {
-    format!("Process {} ({})", process.pid, printable(&process.name))
+    format!("Process {} ({})", process.pid, one_line(&process.name))
 }
 
 /// The processes that have the library, as JSON.
@@ -467,7 +473,7 @@ pub fn processes_text(found: &[Found]) -> String {
             .map(|path| header.open_by_path.get(path as usize).copied().unwrap_or(0).to_string());
         table.row([
             process.pid.to_string(),
-            printable(&process.name),
+            one_line(&process.name),
             process.uid.to_string(),
             header.library.map_or_else(|| String::from("-"), version),
             process.uptime.map_or_else(|| String::from("-"), age),
@@ -586,6 +592,11 @@ fn pid(pid: u32) -> String {
 /// Text of another process must not drive our terminal.
 pub(crate) fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() && c != '\n' { '?' } else { c }).collect()
+}
+
+/// The same in one line: a name may have line feeds.
+pub(crate) fn one_line(text: &str) -> String {
+    printable(text).replace('\n', "?")
 }
 
 /// Columns as wide as their widest cell. A heading that starts with `>` is aligned to the right.

@@ -476,6 +476,26 @@ fn without_a_process_it_shows_which_there_are() {
 }
 
 #[test]
+fn a_name_may_be_any_bytes() {
+    let _alone = alone();
+    let id = std::process::id();
+    let _segment = Segment::filled(id);
+    let comm = "/proc/self/comm";
+    let before = std::fs::read(comm).unwrap();
+    std::fs::write(comm, b"\xff\nb").unwrap();
+    let (all, one) = (ss(&[]), ss(&[&id.to_string()]));
+    std::fs::write(comm, before.trim_ascii_end()).unwrap();
+    let row = all.out.lines().find(|line| line.contains(&id.to_string())).unwrap_or_default();
+    assert!(row.contains(" \u{fffd}?b "), "{}", all.out);
+    assert!(
+        one.out.starts_with(&format!("Process {id} (\u{fffd}?b): ")),
+        "{} {}",
+        one.out,
+        one.err
+    );
+}
+
+#[test]
 fn a_library_that_was_replaced_is_named() {
     let _alone = alone();
     let scratch = Scratch::new();

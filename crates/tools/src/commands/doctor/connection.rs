@@ -8,7 +8,7 @@ use super::{host, look};
 use crate::addresses;
 use crate::launch::Environment;
 use crate::segment::{self, SegmentError};
-use crate::show::printable;
+use crate::show::one_line;
 use netacc_control::stats::Reason;
 use std::fs;
 use std::io::ErrorKind;
@@ -194,7 +194,7 @@ fn here(to: SocketAddr, findings: &mut Findings) {
     }
     let mut with_library = 0;
     for pid in pids.iter().copied().take(NAMED) {
-        let name = printable(&segment::name(pid).unwrap_or_default());
+        let name = one_line(&segment::name(pid).unwrap_or_default());
         let who = format!("process {pid} ({name}) listens on {to}");
         match segment::read(pid) {
             Ok(_) | Err(SegmentError::NoSegment) => {
@@ -252,7 +252,7 @@ fn nobody(to: SocketAddr, findings: &mut Findings) {
         if any.is_empty() && listeners(&directory, to).is_empty() {
             continue;
         }
-        let name = printable(&segment::name(pid).unwrap_or_default());
+        let name = one_line(&segment::name(pid).unwrap_or_default());
         findings.problem(
             "listener",
             format!(

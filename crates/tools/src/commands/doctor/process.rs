@@ -9,7 +9,7 @@ use crate::library;
 use crate::options::VERSION;
 use crate::segment::{self, Process, SegmentError};
 use crate::show::{
-    accelerated_total, age, connections_total, printable, reason_name, share, version,
+    accelerated_total, age, connections_total, one_line, reason_name, share, version,
 };
 use netacc_control::config::parse_rendered;
 use netacc_control::stats::{Counter, Path as Way, Reason};
@@ -80,7 +80,7 @@ fn started(directory: &str) -> Option<u64> {
 
 fn not_loaded(pid: u32, directory: &str, findings: &mut Findings) {
     let name = segment::name(pid).unwrap_or_default();
-    let name = printable(&name);
+    let name = one_line(&name);
     let environment = fs::read(format!("{directory}/environ")).unwrap_or_default();
     let names_us = environment.split(|byte| *byte == 0).any(|entry| {
         let value = entry.strip_prefix(b"LD_PRELOAD=").map(String::from_utf8_lossy);
@@ -110,7 +110,7 @@ fn not_loaded(pid: u32, directory: &str, findings: &mut Findings) {
 
 /// What the library in it says.
 fn said(process: &Process, findings: &mut Findings) {
-    let name = printable(&process.name);
+    let name = one_line(&process.name);
     let uptime = process.uptime.map_or_else(|| String::from("unknown"), age);
     findings.ok("process", format!("{name} has the library; it has been running for {uptime}"));
     match process.header.library.map(version) {
@@ -147,7 +147,7 @@ fn configured(config: &str, findings: &mut Findings) {
         };
         findings.problem(
             "config",
-            format!("{key}={} ({}) leaves it on TCP", printable(value), printable(origin)),
+            format!("{key}={} ({}) leaves it on TCP", one_line(value), one_line(origin)),
             format!("{better}, and start it again"),
         );
     }

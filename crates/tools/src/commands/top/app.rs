@@ -5,7 +5,7 @@ use crate::rates::Change;
 use crate::segment::Process;
 use crate::selection::sum;
 use crate::show::{
-    accelerated_total, address, age, connections_total, printable, reason_name, share, size,
+    accelerated_total, address, age, connections_total, one_line, reason_name, share, size,
     version, way,
 };
 use netacc_control::stats::{Connection, Path};
@@ -37,7 +37,7 @@ const fn column(heading: &'static str, width: u16, rank: u8) -> Column {
 
 pub(super) const PROCESSES: [Column; 12] = [
     column(">Pid", 7, 0),
-    column("Program", 12, 0),
+    column("Program", 15, 0),
     column(">Uid", 6, 7),
     column("Library", 8, 8),
     column(">Uptime", 7, 6),
@@ -103,15 +103,21 @@ pub(super) struct App {
     pub(super) pid: Option<u32>,
     /// The row that the user is at.
     pub(super) row: usize,
+    /// What stood there: the user stays at it where rows come, go and change their order.
+    at: Option<Identity>,
     /// Of the process that was entered.
     row_outside: usize,
     pub(super) order: Order,
     pub(super) is_paused: bool,
 }
 
+/// Of a process its number, of a connection its descriptor, and since when.
+type Identity = (u32, u64);
+
 /// A row of a table, and what rows are ordered by.
 pub(super) struct Row {
     pub(super) cells: Vec<String>,
+    identity: Identity,
     pid: u32,
     traffic: f64,
     name: String,
@@ -124,6 +130,7 @@ impl App {
             now: None,
             pid,
             row: 0,
+            at: None,
             row_outside: 0,
             order: Order::Number,
             is_paused: false,
@@ -149,25 +156,34 @@ impl App {
             Key::Quit => return true,
             Key::Back if self.pid.is_none() => return true,
             Key::Back => {
-                self.pid = None;
+                (self.pid, self.at) = (None, None);
                 self.row = self.row_outside;
             }
             Key::Enter if self.pid.is_none() => {
                 if let Some(pid) = self.processes().get(self.row).map(|row| row.pid) {
                     self.row_outside = self.row;
-                    self.pid = Some(pid);
+                    (self.pid, self.at) = (Some(pid), None);
                     self.row = 0;
                 }
             }
             Key::Move(by) => {
                 let to = i64::try_from(self.row).unwrap_or(0).saturating_add(by);
                 self.row = usize::try_from(to).unwrap_or(0);
+                self.at = None;
             }
             Key::Sort => self.order = self.order.next(),
             Key::Pause => self.is_paused = !self.is_paused,
             Key::Enter | Key::Other => {}
         }
         false
+    }
+
+    /// Finds the row that the user is at.
+    pub(super) fn settle(&mut self, rows: &[Row]) {
+        let of = |at: Identity| rows.iter().position(|row| row.identity == at);
+        let row = self.at.and_then(of).unwrap_or(self.row);
+        self.row = row.min(rows.len().saturating_sub(1));
+        self.at = rows.get(self.row).map(|row| row.identity);
     }
 
     fn all(&self) -> impl Iterator<Item = &Process> {
@@ -256,7 +272,8 @@ impl App {
             size(received as u64),
             or_dash(process.container.clone()),
         ];
-        Row { cells, pid: process.pid, traffic: sent + received, name }
+        let identity = (process.pid, process.header.started_unix_ns);
+        Row { cells, identity, pid: process.pid, traffic: sent + received, name }
     }
 
     fn connections(&self, pid: u32) -> Vec<Row> {
@@ -285,12 +302,9 @@ impl App {
                 size(received as u64),
                 if opened.is_zero() { String::from("-") } else { age(now.saturating_sub(opened)) },
             ];
-            Row { cells, pid, traffic: sent + received, name: peer }
+            let identity = (connection.fd, connection.opened_unix_ns);
+            Row { cells, identity, pid, traffic: sent + received, name: peer }
         };
         process.connections.iter().enumerate().map(row).collect()
     }
-}
-
-fn one_line(name: &str) -> String {
-    printable(name).replace('\n', "?")
 }

@@ -36,7 +36,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, app: &mut App) {
     let columns: &[Column] = if app.pid.is_some() { &CONNECTIONS } else { &PROCESSES };
     let shown = fitting(columns, middle.width);
     let rows = app.rows();
-    app.row = app.row.min(rows.len().saturating_sub(1));
+    app.settle(&rows);
     let of = |column: &Column, text: &str| {
         let side = if column.heading.starts_with('>') { Alignment::Right } else { Alignment::Left };
         Cell::from(Text::from(Line::from(text.to_owned())).alignment(side))
@@ -131,7 +131,6 @@ mod tests {
             is_library_replaced: pid == 2,
             header,
             connections,
-            mappings: Vec::new(),
         };
         Found { pid, process: Ok(process) }
     }
@@ -161,7 +160,7 @@ mod tests {
 
     #[test]
     fn it_fits_every_terminal() {
-        for width in (1..=250).step_by(3) {
+        for width in (1..=250).step_by(9) {
             for height in [1, 2, 3, 10, 60] {
                 let mut app = app();
                 picture(&mut app, width, height);
@@ -198,6 +197,14 @@ mod tests {
         app.press(Key::Move(i64::MAX));
         picture(&mut app, 80, 24);
         assert_eq!(app.row, 196);
+        // Who is at a connection stays at it.
+        app.press(Key::Move(i64::MIN));
+        picture(&mut app, 80, 24);
+        for (order, row) in [("name", 147), ("number", 147), ("traffic", 0)] {
+            app.press(Key::Sort);
+            picture(&mut app, 80, 24);
+            assert_eq!((app.order.word(), app.row), (order, row));
+        }
         assert!(!app.press(Key::Back));
         assert_eq!((app.pid, app.row), (None, 0));
         app.press(Key::Pause);
