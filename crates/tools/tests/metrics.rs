@@ -215,17 +215,18 @@ fn another_user_is_not_answered_unless_named() {
         eprintln!("skipped: not root");
         return;
     }
-    let ask = |server: &Server| {
+    let asked = |server: &Server, says: &str| {
         let (host, port) = server.address().rsplit_once(':').unwrap();
-        let script = format!(
-            "exec 3<>/dev/tcp/{host}/{port}; printf 'GET /metrics HTTP/1.1\\r\\n\\r\\n' >&3; head -n 1 <&3"
-        );
+        let script = format!("exec 3<>/dev/tcp/{host}/{port}; printf '{says}' >&3; head -n 1 <&3");
         let mut command = Command::new("setpriv");
         command.args(["--reuid=65534", "--clear-groups", "bash", "-c", &script]);
         run(&mut command).out
     };
+    let ask = |server: &Server| asked(server, "GET /metrics HTTP/1.1\\r\\n\\r\\n");
     let server = Server::new(&["--listen", "0"]);
     assert!(ask(&server).starts_with("HTTP/1.1 403 "));
+    // Who says nothing is not waited for.
+    assert!(asked(&server, "").starts_with("HTTP/1.1 403 "));
     let server = Server::new(&["--listen", "0", "--user", "65534"]);
     assert!(ask(&server).starts_with("HTTP/1.1 200 "));
 }

@@ -13,7 +13,7 @@ use clap::ArgMatches;
 pub use serve::Place;
 use serve::serve;
 use std::ffi::c_int;
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -51,6 +51,14 @@ fn now(past: &mut Past, format: Format) -> String {
     render(&found, not_permitted, past, format)
 }
 
+/// Writes a file that is not there yet: nobody else's link is followed.
+fn write(file: &Path, text: &str) -> io::Result<()> {
+    match fs::remove_file(file) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => File::create_new(file)?.write_all(text.as_bytes()),
+    }
+}
+
 /// Writes the file, once or again and again. A reader sees the old one or the new one, whole.
 fn keep(file: &Path, every: Option<Duration>) -> io::Result<()> {
     let mut past = Past::default();
@@ -60,8 +68,8 @@ fn keep(file: &Path, every: Option<Duration>) -> io::Result<()> {
     loop {
         let named =
             |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", file.display()));
-        let written =
-            fs::write(&new, now(&mut past, Format::Text)).and_then(|()| fs::rename(&new, file));
+        let text = now(&mut past, Format::Text);
+        let written = write(&new, &text).and_then(|()| fs::rename(&new, file));
         if written.is_err() {
             let _ = fs::remove_file(&new);
         }

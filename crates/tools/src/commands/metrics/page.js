@@ -20,13 +20,14 @@ function age(s) {
 
 function plot(id, rows, word) {
   const svg = document.getElementById(id), make = (name) => document.createElementNS("http://www.w3.org/2000/svg", name);
-  const top = Math.max(1, ...rows.flat());
+  const top = Math.max(1, ...rows.flat()), width = svg.clientWidth || 600;
+  svg.setAttribute("viewBox", `0 0 ${width} 150`);
   svg.replaceChildren();
   PATHS.forEach((path, index) => {
     const line = make("polyline");
     line.setAttribute("class", path);
     line.setAttribute("points", rows.map((row, at) =>
-      `${600 - (rows.length - 1 - at) * 600 / (KEPT - 1)},${145 - row[index] / top * 125}`).join(" "));
+      `${width - (rows.length - 1 - at) * width / (KEPT - 1)},${145 - row[index] / top * 125}`).join(" "));
     svg.append(line);
   });
   const label = make("text");

@@ -20,6 +20,8 @@ const REQUEST_MAX: usize = 8192;
 const VISITORS_MAX: usize = 16;
 /// For a request, and for taking the answer.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// For the request of one who is not answered: he is not to keep others away.
+const PATIENCE_WITH_STRANGERS: Duration = Duration::from_millis(100);
 
 const PAGE: &str = include_str!("page.html");
 const SCRIPT: &str = include_str!("page.js");
@@ -109,7 +111,8 @@ fn announce(place: &str) {
 /// What a server that is gone has left is taken away; what somebody serves is not.
 fn bind(path: &Path) -> io::Result<UnixListener> {
     let is_socket = fs::symlink_metadata(path).is_ok_and(|data| data.file_type().is_socket());
-    if is_socket && UnixStream::connect(path).is_err() {
+    let is_gone = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
+    if is_socket && UnixStream::connect(path).is_err_and(is_gone) {
         fs::remove_file(path)?;
     }
     let listener = UnixListener::bind(path)?;
@@ -140,18 +143,18 @@ fn visit(server: &Arc<Server>, answer: impl FnOnce() + Send + 'static) {
 
 /// A connection to a visitor.
 trait Stream: Read + Write {
-    fn be_patient(&self) -> io::Result<()>;
+    fn wait_at_most(&self, time: Duration) -> io::Result<()>;
 }
 
 impl Stream for TcpStream {
-    fn be_patient(&self) -> io::Result<()> {
-        self.set_read_timeout(Some(PATIENCE)).and_then(|()| self.set_write_timeout(Some(PATIENCE)))
+    fn wait_at_most(&self, time: Duration) -> io::Result<()> {
+        self.set_read_timeout(Some(time)).and_then(|()| self.set_write_timeout(Some(time)))
     }
 }
 
 impl Stream for UnixStream {
-    fn be_patient(&self) -> io::Result<()> {
-        self.set_read_timeout(Some(PATIENCE)).and_then(|()| self.set_write_timeout(Some(PATIENCE)))
+    fn wait_at_most(&self, time: Duration) -> io::Result<()> {
+        self.set_read_timeout(Some(time)).and_then(|()| self.set_write_timeout(Some(time)))
     }
 }
 
@@ -163,25 +166,28 @@ struct Answer {
 
 impl Server {
     fn answer(&self, mut stream: impl Stream, is_known: bool, is_loopback: bool) {
-        if stream.be_patient().is_err() {
+        let patience = if is_known { PATIENCE } else { PATIENCE_WITH_STRANGERS };
+        if stream.wait_at_most(patience).is_err() {
             return;
         }
-        let Some(request) = request(&mut stream) else { return };
-        let answer = match () {
-            () if !is_known => {
+        let answer = match request(&mut stream, patience) {
+            _ if !is_known => {
                 refused("403 Forbidden", "not for this user: see netacc metrics --user")
             }
+            None => return,
             // A page of another site, whose name has been made to mean this host.
-            () if is_loopback && !request.is_for_loopback() => {
+            Some(request) if is_loopback && !request.is_for_loopback() => {
                 refused("421 Misdirected Request", "not this host")
             }
-            () if request.method != "GET" => refused("405 Method Not Allowed", "GET only"),
-            () => self.page(&request),
+            Some(request) if request.method != "GET" => {
+                refused("405 Method Not Allowed", "GET only")
+            }
+            Some(request) => self.page(&request),
         };
         let head = format!(
             "HTTP/1.1 {}\r\nContent-Type: {}\r\nContent-Length: {}\r\nConnection: close\r\n\
              Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n\
-             Content-Security-Policy: default-src 'self'; frame-ancestors 'none'\r\n\
+             Content-Security-Policy: default-src 'self'; img-src data:; frame-ancestors 'none'\r\n\
              Cross-Origin-Resource-Policy: same-origin\r\nReferrer-Policy: no-referrer\r\n\r\n",
             answer.status,
             answer.content_type,
@@ -244,12 +250,12 @@ impl Request {
 }
 
 /// The request, up to its empty line; nothing where it is none, is too long, or takes too long.
-fn request(stream: &mut impl Stream) -> Option<Request> {
+fn request(stream: &mut impl Stream, patience: Duration) -> Option<Request> {
     let (begin, mut bytes, mut block) = (Instant::now(), Vec::new(), [0; 1024]);
     while !bytes.windows(4).any(|four| four == b"\r\n\r\n") {
         let length = stream.read(&mut block).ok().filter(|length| *length > 0)?;
         bytes.extend_from_slice(&block[..length]);
-        if bytes.len() > REQUEST_MAX || begin.elapsed() > PATIENCE {
+        if bytes.len() > REQUEST_MAX || begin.elapsed() > patience {
             return None;
         }
     }

@@ -29,12 +29,21 @@ impl Visitors {
     /// Whether the other end of a connection within this host is one of them. An end that the
     /// kernel does not show is nobody's.
     pub(super) fn has(&self, visitor: SocketAddr, own: SocketAddr) -> bool {
-        let table = match visitor {
-            SocketAddr::V4(_) => "/proc/net/tcp",
-            SocketAddr::V6(_) => "/proc/net/tcp6",
+        let of = |table, visitor, own| owner(&fs::read_to_string(table).ok()?, visitor, own);
+        let user = match visitor {
+            SocketAddr::V6(_) => of("/proc/net/tcp6", visitor, own),
+            // A socket of IPv6 reaches IPv4 as well.
+            SocketAddr::V4(_) => of("/proc/net/tcp", visitor, own)
+                .or_else(|| of("/proc/net/tcp6", mapped(visitor), mapped(own))),
         };
-        let table = fs::read_to_string(table).unwrap_or_default();
-        owner(&table, visitor, own).is_some_and(|user| self.0.contains(&user))
+        user.is_some_and(|user| self.0.contains(&user))
+    }
+}
+
+fn mapped(address: SocketAddr) -> SocketAddr {
+    match address.ip() {
+        IpAddr::V4(ip) => SocketAddr::new(ip.to_ipv6_mapped().into(), address.port()),
+        IpAddr::V6(_) => address,
     }
 }
 
@@ -46,13 +55,15 @@ fn number_of(name: &str, passwd: &str) -> Option<u32> {
     })
 }
 
-/// Whose socket has these addresses, in proc_net_tcp's table.
+/// Whose socket has these addresses, in proc_net_tcp's table. One without an inode has been closed:
+/// it is shown as root's.
 fn owner(table: &str, local: SocketAddr, peer: SocketAddr) -> Option<u32> {
     let (local, peer) = (in_table(local), in_table(peer));
     table.lines().find_map(|line| {
         let mut words = line.split_whitespace().skip(1);
         let is_it = words.next() == Some(&local) && words.next() == Some(&peer);
-        is_it.then(|| words.nth(4)?.parse().ok())?
+        let user = is_it.then(|| words.nth(4)?.parse().ok())?;
+        words.nth(1).filter(|inode| *inode != "0").and(user)
     })
 }
 
@@ -90,6 +101,30 @@ mod tests {
         let (one, _other) = UnixStream::pair().unwrap();
         assert!(Visitors::new(&[]).unwrap().has_unix(&one));
         assert!(!Visitors(vec![u32::MAX]).has_unix(&one));
+    }
+
+    #[test]
+    fn an_end_that_was_closed_is_nobodys() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let own = listener.local_addr().unwrap();
+        let visitor = TcpStream::connect(own).unwrap();
+        let from = visitor.local_addr().unwrap();
+        let root = Visitors(vec![0, rustix::process::geteuid().as_raw()]);
+        assert!(root.has(from, own));
+        drop(visitor);
+        assert!(!root.has(from, own));
+    }
+
+    #[test]
+    fn a_socket_of_ipv6_reaches_ipv4() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let own = listener.local_addr().unwrap();
+        let Ok(visitor) = TcpStream::connect(mapped(own)) else { return };
+        let (_accepted, from) = listener.accept().unwrap();
+        assert!(from.is_ipv4());
+        assert!(Visitors::new(&[]).unwrap().has(from, own));
+        assert!(!Visitors(vec![u32::MAX]).has(from, own));
+        drop(visitor);
     }
 
     #[test]
