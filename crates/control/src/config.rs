@@ -14,11 +14,13 @@
 mod cpu_list;
 mod error;
 mod ini;
+mod live;
 mod paths;
 mod setting;
 
 pub use cpu_list::{CPU_MAX, CpuList};
 pub use error::{ConfigError, Place};
+pub use live::{Answer, REQUEST_BYTES_MAX, Request};
 pub use paths::Paths;
 pub use setting::{
     Cli, DEFAULT_FILE, ENV_FILE, ENV_FROM_COMMAND_LINE, Effect, Key, Kind, SECTION, SETTINGS,
@@ -139,16 +141,19 @@ pub enum Origin {
     Environment,
     /// The command line of `netacc_run`.
     CommandLine,
+    /// `netacc cfg set`, while the program runs.
+    Live,
 }
 
 impl Origin {
-    /// `default`, `file`, `environment` or `command-line`.
+    /// `default`, `file`, `environment`, `command-line` or `live`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Origin::Default => "default",
             Origin::File(_) => "file",
             Origin::Environment => "environment",
             Origin::CommandLine => "command-line",
+            Origin::Live => "live",
         }
     }
 
@@ -159,6 +164,7 @@ impl Origin {
             Origin::File(_) => 1,
             Origin::Environment => 2,
             Origin::CommandLine => 3,
+            Origin::Live => 4,
         }
     }
 }
@@ -424,7 +430,7 @@ impl Raw {
         match origin {
             Origin::Default => Place::Default,
             Origin::File(line) => Place::File { path: self.path.clone().unwrap_or_default(), line },
-            Origin::Environment => Place::Environment,
+            Origin::Environment | Origin::Live => Place::Environment,
             Origin::CommandLine => match key.and_then(Key::cli) {
                 Some(option) => Place::CommandLine(option),
                 None => Place::Environment,
@@ -561,7 +567,7 @@ impl Raw {
         let is_default = match origin {
             Origin::Default => true,
             Origin::File(_) => key.default_text().parse() == Ok(value),
-            Origin::Environment | Origin::CommandLine => false,
+            Origin::Environment | Origin::CommandLine | Origin::Live => false,
         };
         let follows = is_default || origin.strength() < base_strength;
         if follows {

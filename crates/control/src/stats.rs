@@ -22,7 +22,7 @@ pub use read::{Channel, Connection, ReadError, Snapshot};
 use core::mem::size_of;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
+use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, fence};
 
 /// Name given to memfd_create.
 pub const MEMFD_NAME: &str = "netacc-stats";
@@ -125,8 +125,14 @@ pub struct Header {
     pub config_len: AtomicU32,
     /// Version of the library, as three numbers of 16 bits (major, minor, patch); 0 unknown.
     pub library: AtomicU64,
-    /// Zero.
-    pub reserved: [AtomicU64; 2],
+    /// Where `netacc cfg set` writes its requests: the process's descriptor of a pipe, and the
+    /// pipe's inode number; 0: it hears none. (Zero before there were such, as what follows.)
+    pub requests_fd: AtomicU32,
+    /// See `requests_fd`.
+    pub requests_inode: AtomicU32,
+    /// The last answer, as [`crate::config::Answer::word`] has it; with a code of 0 while `config`
+    /// is being written.
+    pub answer: AtomicU64,
     /// Open connections by their better direction's path.
     pub open_by_path: [AtomicU64; PATH_SLOTS],
     /// All connections by the best path that they ever had.
@@ -280,6 +286,14 @@ impl Header {
             to.store(*from, Relaxed);
         }
         self.config_len.store(fits.len() as u32, Release);
+    }
+
+    /// Stores another configuration in the place of the one that is there. Its reader looks before
+    /// and after whether `answer` is the same: what comes next is the answer to that request.
+    pub fn replace_config(&self, text: &str, request: u64) {
+        self.answer.store(request << 8, Relaxed);
+        fence(Release);
+        self.set_config(text);
     }
 
     /// Adds to a counter.

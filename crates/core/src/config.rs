@@ -1,13 +1,18 @@
 //! The configuration: from the environment as it was at the start, and from the file, at the first
-//! use.
+//! use; later with what an operator has set (`docs/design/cfg.md`).
+//!
+//! Whoever has asked for it may look at it for as long as he likes. So each one that there ever was
+//! is kept, and serves again when the same one is wanted.
 
-use crate::sys;
+use crate::{heap, sys};
 use alloc::boxed::Box;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicPtr, Ordering::*};
-use netacc_control::config::{Config, DEFAULT_FILE, ENV_FILE, ENV_FROM_COMMAND_LINE, SETTINGS};
+use netacc_control::config::{
+    Answer, Config, DEFAULT_FILE, ENV_FILE, ENV_FROM_COMMAND_LINE, Origins, SETTINGS,
+};
 
 /// What the environment held when the process started; programs overwrite it later.
 struct Environment {
@@ -18,11 +23,20 @@ struct Environment {
 
 struct Resolved {
     config: Config,
+    origins: Origins,
     text: String,
+    /// The one that there was before this one was made.
+    before: Option<&'static Resolved>,
 }
 
+/// Most configurations that a process ever has.
+const KEPT: usize = 64;
+
 static ENVIRONMENT: AtomicPtr<Environment> = AtomicPtr::new(core::ptr::null_mut());
+/// The one in effect.
 static RESOLVED: AtomicPtr<Resolved> = AtomicPtr::new(core::ptr::null_mut());
+/// The one that was made last: all others are behind it. Null: the first is the only one.
+static LAST: AtomicPtr<Resolved> = AtomicPtr::new(core::ptr::null_mut());
 
 /// `warn` is told what is wrong with it, when it is resolved.
 pub(crate) fn init(env: &dyn Fn(&str) -> Option<&'static str>, warn: fn(&dyn core::fmt::Display)) {
@@ -96,7 +110,7 @@ fn resolve() -> &'static Resolved {
     let (config, origins, errors) =
         Config::resolve_lossy(text.as_deref().map(|t| (path.as_str(), t)), &get, &[]);
     let text = config.render(&origins);
-    let new = Box::into_raw(Box::new(Resolved { config, text }));
+    let new = Box::into_raw(Box::new(Resolved { config, origins, text, before: None }));
     match RESOLVED.compare_exchange(core::ptr::null_mut(), new, AcqRel, Acquire) {
         Ok(_) => {
             for e in &errors {
@@ -115,6 +129,36 @@ fn resolve() -> &'static Resolved {
             }
         }
     }
+}
+
+/// The parameter `name` has another value from here on. The service thread's alone.
+pub(crate) fn change(name: &str, value: &str) -> Answer {
+    let now = resolved();
+    if !heap::plenty() {
+        return Answer::NoMemory;
+    }
+    let (config, origins) = match now.config.changed(&now.origins, name, value) {
+        Ok(new) => new,
+        Err(answer) => return answer,
+    };
+    // SAFETY: only ever set to a leaked box.
+    let last = unsafe { LAST.load(Acquire).as_ref() }.unwrap_or(now);
+    let all = || core::iter::successors(Some(last), |r| r.before);
+    let known = all().find(|r| r.config == config && r.origins == origins);
+    let new = match known {
+        Some(known) => core::ptr::from_ref(known).cast_mut(),
+        None if all().count() >= KEPT => return Answer::TooMany,
+        None => {
+            let text = config.render(&origins);
+            Box::into_raw(Box::new(Resolved { config, origins, text, before: Some(last) }))
+        }
+    };
+    if known.is_none() {
+        LAST.store(new, Release);
+    }
+    // (Who turns acceleration off looks at every connection behind this.)
+    RESOLVED.store(new, SeqCst);
+    Answer::Done
 }
 
 fn read_file(path: &str) -> Option<String> {
@@ -146,4 +190,35 @@ fn read_file(path: &str) -> Option<String> {
         bytes.iter_mut().filter(|b| !b.is_ascii()).for_each(|b| *b = b'?');
     }
     String::from_utf8(bytes).ok()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests may fail loudly")]
+mod tests {
+    use super::*;
+    use netacc_control::config::Key;
+
+    /// One test: the configuration is the process's.
+    #[test]
+    fn another_value_is_in_effect_and_nothing_is_made_twice() {
+        crate::testing::init();
+        let level = |r: &Resolved| r.config.value_text(Key::LogLevel);
+        let (first, was) = (resolved(), level(resolved()));
+        let other = if was == "4" { "5" } else { "4" };
+        assert_eq!(change("NACC_LOG_LEVEL", other), Answer::Done);
+        assert_eq!((level(resolved()).as_str(), level(first)), (other, was.clone()));
+        assert!(text().contains(" # live\n"));
+        let made = || core::iter::successors(Some(resolved()), |r| r.before).count();
+        let before = made();
+        for _ in 0..2 * KEPT {
+            assert_eq!(change("NACC_LOG_LEVEL", &was), Answer::Done);
+            assert_eq!(change("NACC_LOG_LEVEL", other), Answer::Done);
+        }
+        assert_eq!(made(), before);
+        assert_eq!(change("NACC_SOR_MSG_SIZE", "4096"), Answer::AtRestart);
+        assert_eq!(level(resolved()), other, "nothing has changed");
+
+        assert_eq!(change("NACC_LOG_LEVEL", "6"), Answer::BadValue);
+        RESOLVED.store(core::ptr::from_ref(first).cast_mut(), SeqCst);
+    }
 }

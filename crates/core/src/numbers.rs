@@ -156,6 +156,20 @@ pub(crate) fn make(call: impl FnOnce() -> isize) -> c_int {
     })
 }
 
+/// As [`make`], a pipe: to read from, to write to.
+pub(crate) fn make_pipe() -> Option<[c_int; 2]> {
+    if crate::inject::call().is_some() {
+        return None;
+    }
+    exclusively(|| match sys::pipe().ok()?.map(adopt) {
+        [read, write] if read >= 0 && write >= 0 => Some([read, write]),
+        ends => {
+            ends.into_iter().filter(|end| *end >= 0).for_each(fd_words::close_internal);
+            None
+        }
+    })
+}
+
 /// A second name for `fd`, of the library's own, or `-errno`. Needs no low number.
 pub(crate) fn copy(fd: c_int) -> c_int {
     if let Some(error) = crate::inject::call() {

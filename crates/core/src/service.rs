@@ -14,6 +14,7 @@
 //! with their signals blocked, so that no handler can come in between and want it too.
 
 mod agent;
+mod requests;
 mod search;
 
 use crate::channel::{Channel, SLOTS};
@@ -37,6 +38,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::
 use libc::{epoll_event, pollfd};
 use netacc_control::stats::Reason;
 use netacc_proto::rendezvous::Tuple;
+use requests::{EVENT_REQUESTS, Requests};
 
 /// Messages of one link that are taken in a row.
 const MESSAGES_IN_A_ROW: usize = 64;
@@ -60,6 +62,7 @@ pub(crate) struct Service {
     woken: AtomicBool,
     /// The process that the thread runs in; 0: none.
     running: AtomicU32,
+    requests: Requests,
     /// Ports that nobody advertises, for a look without the lock.
     absent: Absent,
     /// Ports with an advert, as `1 << 48 | port << 32 | uid`, for a look without the lock.
@@ -98,6 +101,7 @@ impl Service {
             bell: AtomicI32::new(-1),
             woken: AtomicBool::new(false),
             running: AtomicU32::new(0),
+            requests: Requests::new(),
             absent: Absent::new(),
             advertised: [const { AtomicU64::new(0) }; ADVERTS],
             held_until: AtomicU64::new(0),
@@ -163,12 +167,16 @@ impl Service {
             state.epoll = epoll;
             self.bell.store(bell, Release);
             self.woken.store(false, Release);
+            if self.threaded {
+                self.requests.open(epoll);
+            }
             if !self.threaded || thread::spawn(run, core::ptr::from_ref(self).cast_mut().cast()) {
                 self.running.store(process::id(), Release);
                 return true;
             }
             state.epoll = -1;
             self.bell.store(-1, Release);
+            self.requests.close();
         }
         for fd in [epoll, bell] {
             if fd >= 0 {
@@ -231,6 +239,8 @@ impl Service {
                 if let Some(a) = self.advertised.get(advert).filter(|_| !kept) {
                     put_up(a, 0);
                 }
+            } else if what & EVENT_REQUESTS != 0 {
+                self.requests.hear();
             } else {
                 self.hear();
             }
@@ -699,6 +709,7 @@ impl Service {
         self.watch_at.store(0, Release);
         io::forget_watch();
         self.absent.forget_all();
+        self.requests.leave();
         let bell = self.bell.swap(-1, AcqRel);
         if bell >= 0 {
             fd_table::close_internal(bell);

@@ -3,6 +3,7 @@
 
 use crate::{config, fd_words, numbers, shared, sys};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
+use netacc_control::config::Answer;
 use netacc_control::stats::{
     CONN_CAPACITY, CONNS_OFFSET, ChannelRecord, ConnRecord, Counter, Header, Path, Reason,
 };
@@ -74,6 +75,24 @@ fn create() -> Option<&'static Header> {
     h.set_config(config::text());
     h.init(sys::getpid(), sys::unix_ns(), CONN_CAPACITY);
     Some(h)
+}
+
+/// Where requests are heard: a descriptor and its inode number.
+pub(crate) fn hear_requests(fd: u32, inode: u32) {
+    if let Some(h) = header() {
+        h.requests_fd.store(fd, Relaxed);
+        // Not 0: who reads it finds the other one.
+        h.requests_inode.store(inode, Release);
+    }
+}
+
+/// What became of a request; `Done`: the configuration is another one.
+pub(crate) fn answer(request: u64, answer: Answer) {
+    let Some(h) = header() else { return };
+    if answer == Answer::Done {
+        h.replace_config(config::text(), request);
+    }
+    h.answer.store(answer.word(request), Release);
 }
 
 /// A child has its own segment; the parent's stays mapped, because inherited sockets point into it.

@@ -12,6 +12,7 @@ pub mod commands;
 pub mod elf;
 pub mod launch;
 pub mod library;
+pub mod live;
 pub mod log;
 pub mod memory;
 pub mod metrics;

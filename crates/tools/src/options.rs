@@ -3,11 +3,11 @@
 
 use crate::commands::metrics::Place;
 use crate::selection::{Network, Order};
-use clap::builder::PossibleValuesParser;
-use clap::{Arg, ArgAction, Command, ValueHint, value_parser};
+use clap::builder::{PossibleValue, PossibleValuesParser, StringValueParser, TypedValueParser};
+use clap::{Arg, ArgAction, ArgGroup, Command, ValueHint, value_parser};
 use netacc_control::config::{Cli, DEFAULT_FILE, Key, Kind, SETTINGS, Setting};
 use netacc_control::stats::{Path, Reason};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
@@ -321,6 +321,96 @@ pub fn ps_command() -> Command {
         .arg(json_flag().help("Print JSON"))
 }
 
+/// The command line of `netacc cfg`.
+pub fn cfg_command() -> Command {
+    let json = || json_flag().help("Print JSON");
+    let name = Arg::new("name").value_name("NAME").help("Parameter").required(true);
+    let name = name.value_parser(Names).hide_possible_values(true);
+    let seconds = |text: &str| {
+        let seconds: Option<f64> = text.parse().ok().filter(|s| (0.01..=3600.0).contains(s));
+        seconds.ok_or_else(|| String::from("valid: 0.01 to 3600 seconds"))
+    };
+    Command::new("cfg")
+        .about("Show the parameters, or set one while a program runs")
+        .version(VERSION)
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .subcommand(
+            Command::new("list")
+                .about("Show every parameter, and when a change takes effect")
+                .args(whose())
+                .arg(json()),
+        )
+        .subcommand(
+            Command::new("get")
+                .about("Show some parameters; of one its value alone")
+                .arg(name.clone().num_args(1..).help("Parameters"))
+                .args(whose())
+                .arg(json()),
+        )
+        .subcommand(
+            Command::new("set")
+                .about("Set a parameter of processes that run")
+                .arg(name)
+                .arg(
+                    Arg::new("value")
+                        .value_name("VALUE")
+                        .help("Its value")
+                        .allow_negative_numbers(true)
+                        .required(true),
+                )
+                .args(whose())
+                .arg(
+                    Arg::new("wait")
+                        .long("wait")
+                        .value_name("seconds")
+                        .help("How long a process is waited for (default: 2)")
+                        .value_parser(seconds),
+                )
+                .group(ArgGroup::new("whose").args(["pid", "all"]).required(true))
+                .arg(json()),
+        )
+}
+
+/// The names of parameters, for completions. (Others pass: what is said of them has a hint.)
+#[derive(Debug, Clone, Copy)]
+struct Names;
+
+impl TypedValueParser for Names {
+    type Value = String;
+
+    fn parse_ref(
+        &self,
+        command: &Command,
+        arg: Option<&Arg>,
+        value: &OsStr,
+    ) -> Result<String, clap::Error> {
+        StringValueParser::new().parse_ref(command, arg, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(SETTINGS.iter().map(|setting| PossibleValue::new(setting.name))))
+    }
+}
+
+/// Of which processes.
+fn whose() -> [Arg; 2] {
+    [
+        Arg::new("pid")
+            .short('p')
+            .long("pid")
+            .value_name("pid|name")
+            .help("Process, by its number or name")
+            .value_delimiter(',')
+            .action(ArgAction::Append),
+        Arg::new("all")
+            .long("all")
+            .help("All processes of this host that have the library")
+            .conflicts_with("pid")
+            .action(ArgAction::SetTrue),
+    ]
+}
+
 /// The command line of `netacc doctor`.
 pub fn doctor_command() -> Command {
     Command::new("doctor")
@@ -426,6 +516,7 @@ mod tests {
         run_command().debug_assert();
         ss_command().debug_assert();
         ps_command().debug_assert();
+        cfg_command().debug_assert();
         doctor_command().debug_assert();
         metrics_command().debug_assert();
         top_command().debug_assert();
@@ -460,7 +551,13 @@ mod tests {
     #[test]
     fn help_fits_a_terminal() {
         let doctor = doctor_command().render_help().to_string();
-        for line in run_help().lines().chain(SS_HELP.lines()).chain(doctor.lines()) {
+        let mut cfg = cfg_command();
+        let mut help = vec![cfg.render_help().to_string()];
+        help.extend(cfg.get_subcommands_mut().map(|part| part.render_help().to_string()));
+        let cfg = help.join("\n");
+        let lines = run_help().lines().map(String::from).collect::<Vec<_>>();
+        let lines = lines.iter().map(String::as_str);
+        for line in lines.chain(SS_HELP.lines()).chain(doctor.lines()).chain(cfg.lines()) {
             assert!(line.chars().count() <= HELP_WIDTH, "{line}");
         }
     }

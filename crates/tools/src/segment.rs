@@ -97,17 +97,39 @@ impl From<io::Error> for SegmentError {
     }
 }
 
-/// Reads the segment of a process.
-pub fn read(pid: u32) -> Result<Process, SegmentError> {
-    let directory = PathBuf::from(format!("/proc/{pid}"));
+/// The segment of a process, open for reading.
+#[derive(Debug)]
+pub struct Segment {
+    /// The file.
+    pub file: File,
+    /// What its header said when it was found.
+    pub header: Snapshot,
+}
+
+impl Segment {
+    /// Finds that of a process.
+    pub fn of(pid: u32) -> Result<Segment, SegmentError> {
+        let directory = PathBuf::from(format!("/proc/{pid}"));
+        find(&directory, own_pid(&status(&directory)?).unwrap_or(pid))
+    }
+
+    /// What its header says now.
+    pub fn now(&self) -> Result<Snapshot, ReadError> {
+        header(&self.file)
+    }
+}
+
+/// What `/proc/PID/status` says of a process that is not over.
+fn status(directory: &Path) -> Result<String, SegmentError> {
     let status = lossy(&directory.join("status"))?;
     if field(&status, "State:").is_some_and(|state| state.starts_with(['Z', 'X'])) {
         return Err(SegmentError::Zombie);
     }
-    let own_pid = own_pid(&status).unwrap_or(pid);
-    let uid = field(&status, "Uid:").and_then(|ids| ids.split_whitespace().next()?.parse().ok());
+    Ok(status)
+}
 
-    let mut best: Option<(File, Snapshot)> = None;
+fn find(directory: &Path, own_pid: u32) -> Result<Segment, SegmentError> {
+    let mut best: Option<Segment> = None;
     let mut problem = None;
     for entry in fs::read_dir(directory.join("fd"))? {
         let link = entry?.path();
@@ -120,22 +142,30 @@ pub fn read(pid: u32) -> Result<Process, SegmentError> {
         match header(&file) {
             Ok(header) if header.pid != own_pid => {}
             Ok(header) => {
-                let newer =
-                    |(_, best): &(File, Snapshot)| header.started_unix_ns > best.started_unix_ns;
+                let newer = |best: &Segment| header.started_unix_ns > best.header.started_unix_ns;
                 if best.as_ref().is_none_or(newer) {
-                    best = Some((file, header));
+                    best = Some(Segment { file, header });
                 }
             }
             Err(error) => problem = Some(error),
         }
     }
-    let Some((file, header)) = best else {
-        return Err(match (problem, loaded_library(&directory)?) {
+    match (best, problem) {
+        (Some(segment), _) => Ok(segment),
+        (None, problem) => Err(match (problem, loaded_library(directory)?) {
             (Some(error), _) => SegmentError::Unreadable(error),
             (None, Some(_)) => SegmentError::NoSegment,
             (None, None) => SegmentError::NotLoaded,
-        });
-    };
+        }),
+    }
+}
+
+/// Reads the segment of a process.
+pub fn read(pid: u32) -> Result<Process, SegmentError> {
+    let directory = PathBuf::from(format!("/proc/{pid}"));
+    let status = status(&directory)?;
+    let uid = field(&status, "Uid:").and_then(|ids| ids.split_whitespace().next()?.parse().ok());
+    let Segment { file, header } = find(&directory, own_pid(&status).unwrap_or(pid))?;
     let mut connections = connections(&file, &header)?;
     addresses::complete(&mut connections, &directory);
     Ok(Process {
@@ -183,12 +213,27 @@ fn device(file: impl AsFd) -> io::Result<(u32, u32)> {
     Ok((data.stx_dev_major, data.stx_dev_minor))
 }
 
+/// A configuration that is being changed is read again, in the hope of a whole one.
 fn header(file: &File) -> Result<Snapshot, ReadError> {
-    let mut bytes = vec![0; CONNS_OFFSET];
-    match file.read_exact_at(&mut bytes, 0) {
-        Ok(()) => Snapshot::read(&bytes),
-        Err(_) => Err(ReadError::Short),
+    const LOOKS: u32 = 8;
+    let read = || {
+        let mut bytes = vec![0; CONNS_OFFSET];
+        match file.read_exact_at(&mut bytes, 0) {
+            Ok(()) => Snapshot::read(&bytes),
+            Err(_) => Err(ReadError::Short),
+        }
+    };
+    let mut seen = read()?;
+    for _ in 0..LOOKS {
+        let after = read()?;
+        // What was read whole has the same answer before and behind it.
+        if !seen.is_changing() && after.answer == seen.answer {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+        seen = read()?;
     }
+    Ok(seen)
 }
 
 fn connections(file: &File, header: &Snapshot) -> Result<Vec<Connection>, SegmentError> {

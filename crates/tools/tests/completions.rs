@@ -209,6 +209,8 @@ fn offered(words: &[&str]) -> Vec<String> {
 fn bash_completes_subcommands_options_values_and_commands() {
     assert_eq!(offered(&["netacc", "doc"]), ["doctor"]);
     assert_eq!(offered(&["netacc", "ps", "--j"]), ["--json"]);
+    assert_eq!(offered(&["netacc", "cfg", "g"]), ["get"]);
+    assert_eq!(offered(&["netacc", "cfg", "set", "--w"]), ["--wait"]);
     assert_eq!(offered(&["netacc_ss", "--path", "t"]), ["tcp"]);
     assert_eq!(offered(&["netacc", "ss", "--sort", "re"]), ["reason", "received"]);
     assert_eq!(offered(&["netacc_run", "--pa"]), ["--paths"]);

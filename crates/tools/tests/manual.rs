@@ -7,7 +7,7 @@
 //! NETACC_BLESS=1 cargo test -p netacc-tools --test manual
 //! ```
 
-use netacc_control::config::{Cli, Config, Key, Kind, SETTINGS, Setting};
+use netacc_control::config::{Cli, Config, Key, Kind, SETTINGS, Setting, TakesEffect};
 use netacc_control::stats::{Counter, Reason};
 use netacc_tools::options::{ORDER, VERSION, run_command, value_name};
 use std::fmt::Write as _;
@@ -105,6 +105,10 @@ fn settings() -> String {
             let _ = writeln!(out, "Option of\n.BR netacc_run :\n.BR {option} .");
         }
         let _ = writeln!(out, "{}", setting.effect.note());
+        if setting.takes_effect != TakesEffect::Restart {
+            let when = setting.takes_effect.as_str();
+            let _ = writeln!(out, "Can be set while a program runs;\ntakes effect {when}.");
+        }
     }
     tidy(&out)
 }

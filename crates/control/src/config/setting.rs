@@ -73,6 +73,10 @@ impl fmt::Display for Cli {
 /// When a changed value is honoured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TakesEffect {
+    /// At once, for what is open as well.
+    Now,
+    /// For connections that are made from then on.
+    NextConnection,
     /// When the program is started the next time.
     Restart,
 }
@@ -81,7 +85,18 @@ impl TakesEffect {
     /// The word for manuals.
     pub const fn as_str(self) -> &'static str {
         match self {
+            TakesEffect::Now => "at once",
+            TakesEffect::NextConnection => "for connections that are made from then on",
             TakesEffect::Restart => "at the next start of the program",
+        }
+    }
+
+    /// The word in tables and in JSON.
+    pub const fn word(self) -> &'static str {
+        match self {
+            TakesEffect::Now => "now",
+            TakesEffect::NextConnection => "next-connection",
+            TakesEffect::Restart => "restart",
         }
     }
 }
@@ -132,7 +147,7 @@ impl Effect {
 }
 
 macro_rules! settings {
-    ($($key:ident $name:literal = $default:literal, $kind:expr, $cli:expr, $effect:expr, $brief:literal, $doc:literal;)*) => {
+    ($($key:ident $name:literal = $default:literal, $kind:expr, $cli:expr, $effect:expr, $when:expr, $brief:literal, $doc:literal;)*) => {
         /// Names an option.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum Key { $(#[doc = $doc] $key),* }
@@ -146,7 +161,7 @@ macro_rules! settings {
             cli: $cli,
             brief: $brief,
             doc: $doc,
-            takes_effect: TakesEffect::Restart,
+            takes_effect: $when,
             effect: $effect,
         }),*];
 
@@ -169,6 +184,10 @@ macro_rules! settings {
             pub const fn cli(self) -> Option<Cli> {
                 match self { $(Key::$key => $cli),* }
             }
+            /// When another value takes effect that is set while the program runs.
+            pub const fn takes_effect(self) -> TakesEffect {
+                match self { $(Key::$key => $when),* }
+            }
         }
     };
 }
@@ -177,6 +196,9 @@ const MIB: i64 = 1 << 20;
 const EVERYWHERE: Effect = Effect::Everywhere;
 const ON_RDMA: Effect = Effect::OnRdma;
 const NOWHERE: Effect = Effect::Nowhere;
+const NOW: TakesEffect = TakesEffect::Now;
+const NEXT: TakesEffect = TakesEffect::NextConnection;
+const RESTART: TakesEffect = TakesEffect::Restart;
 
 const fn letter(letter: char) -> Option<Cli> {
     Some(Cli::Letter(letter))
@@ -187,75 +209,75 @@ const fn number(min: i64, max: i64) -> Kind {
 }
 
 settings! {
-    BufferBytes "NACC_SOR_MSG_SIZE" = "16384", Kind::Number { min: 4096, max: MIB, step: 4096 }, letter('s'), EVERYWHERE,
+    BufferBytes "NACC_SOR_MSG_SIZE" = "16384", Kind::Number { min: 4096, max: MIB, step: 4096 }, letter('s'), EVERYWHERE, RESTART,
         "size of a message buffer in bytes",
         "Size of a message buffer in bytes. On shared memory each direction of a connection has a ring of 16. Over RDMA a ring is 8, rounded up to a power of two, and each end locks two of them, one to send from and one to receive into. Give both hosts the same value.";
     ArenaFirstBytes "NACC_RDMA_MR_MIN_INC_SIZE" = "16384",
-        Kind::PowerOfTwoTimes { of: Key::BufferBytes, max: 512 * MIB }, None, EVERYWHERE,
+        Kind::PowerOfTwoTimes { of: Key::BufferBytes, max: 512 * MIB }, None, EVERYWHERE, RESTART,
         "first piece of memory for rings in bytes",
         "Size in bytes of the first piece of memory for the rings of the connections with one process, at least what one connection needs; each further piece is twice as large as the one before. Over RDMA a piece is a memory region, which is registered and locked as a whole.";
     ArenaGrowthMaxBytes "NACC_RDMA_MR_MAX_INC_SIZE" = "8388608",
-        Kind::PowerOfTwoTimes { of: Key::ArenaFirstBytes, max: 512 * MIB }, None, EVERYWHERE,
+        Kind::PowerOfTwoTimes { of: Key::ArenaFirstBytes, max: 512 * MIB }, None, EVERYWHERE, RESTART,
         "largest piece of memory for rings in bytes",
         "Largest size in bytes of one such piece, that is, of one growth step.";
-    ConnectionsPerChannel "NACC_SOR_CONN_PER_QP" = "1", number(1, 4096), letter('p'), ON_RDMA,
+    ConnectionsPerChannel "NACC_SOR_CONN_PER_QP" = "1", number(1, 4096), letter('p'), ON_RDMA, RESTART,
         "most connections per QP",
         "Most connections that share one queue pair. More save queue pairs and the time to make them, but share one send queue, and are lost together. Give both hosts the same value. On shared memory all connections between two processes share one channel in any case.";
-    IoThreads "NACC_SOR_IO_THREADS" = "1", number(1, 64), letter('t'), ON_RDMA,
+    IoThreads "NACC_SOR_IO_THREADS" = "1", number(1, 64), letter('t'), ON_RDMA, RESTART,
         "number of I/O threads",
         "Most I/O threads of the library. They serve the completion queues while no thread of the application polls them, and sleep otherwise; none is started before the first queue pair is needed. Shared memory works in the application's own threads.";
-    EmptyChannelExpireMs "NACC_EMPTY_QP_EXPIRE_MS" = "60000", number(-1, i32::MAX as i64), None, EVERYWHERE,
+    EmptyChannelExpireMs "NACC_EMPTY_QP_EXPIRE_MS" = "60000", number(-1, i32::MAX as i64), None, EVERYWHERE, RESTART,
         "how long an empty QP is kept, in ms",
         "Milliseconds for which the channel to a process with which no connection is left, or a queue pair without connections, is kept for the next one; 0 ends it at once, -1 keeps it for ever.";
-    EmptyChannelsMax "NACC_EMPTY_QP_MAX_ALL" = "100", number(0, 65536), None, ON_RDMA,
+    EmptyChannelsMax "NACC_EMPTY_QP_MAX_ALL" = "100", number(0, 65536), None, ON_RDMA, RESTART,
         "most empty QPs that are kept",
         "Most queue pairs without connections that a process keeps.";
-    EmptyChannelsMaxPerPeer "NACC_EMPTY_QP_MAX_PER" = "10", number(0, 65536), None, ON_RDMA,
+    EmptyChannelsMaxPerPeer "NACC_EMPTY_QP_MAX_PER" = "10", number(0, 65536), None, ON_RDMA, RESTART,
         "most empty QPs that are kept to one address",
         "Most queue pairs without connections that a process keeps to one address.";
-    AcceleratePercent "NACC_CONNECT_RDMA_PERCENT" = "100", number(0, 100), None, EVERYWHERE,
+    AcceleratePercent "NACC_CONNECT_RDMA_PERCENT" = "100", number(0, 100), None, EVERYWHERE, NEXT,
         "share of new connections that are accelerated, in percent",
         "Share of the new connections that are accelerated, in percent; the others stay on TCP.";
-    AccelerateByDefault "NACC_ENABLE_RDMA_DEFAULT" = "1", Kind::Flag, None, EVERYWHERE,
+    AccelerateByDefault "NACC_ENABLE_RDMA_DEFAULT" = "1", Kind::Flag, None, EVERYWHERE, RESTART,
         "accelerate TCP connections",
         "1 accelerates every TCP connection that can be; 0 accelerates nothing, every connection stays on TCP.";
-    LogLevel "NACC_LOG_LEVEL" = "3", number(0, 5), None, EVERYWHERE,
+    LogLevel "NACC_LOG_LEVEL" = "3", number(0, 5), None, EVERYWHERE, NOW,
         "log level",
         "Least severe message that is logged: 0 TRACE, 1 DEBUG, 2 INFO, 3 WARN, 4 ERROR, 5 FATAL.";
-    LogPath "NACC_LOG_PATH" = "/tmp/netacc.log", Kind::Path, None, EVERYWHERE,
+    LogPath "NACC_LOG_PATH" = "/tmp/netacc.log", Kind::Path, None, EVERYWHERE, RESTART,
         "log file",
         "File to which the library appends its messages; empty: no log. %p in it is the number of the process, %u that of its effective user, %% a %. A file belongs to the user whose program wrote first: programs of several users need several files.";
-    Affinity "NACC_SOR_AFFINITY" = "", Kind::CpuList, letter('A'), ON_RDMA,
+    Affinity "NACC_SOR_AFFINITY" = "", Kind::CpuList, letter('A'), ON_RDMA, RESTART,
         "CPUs for the I/O threads",
         "CPUs on which the library's I/O threads may run, such as 0, 1-3 or 1,3,4; empty: all.";
-    TcpFirst "NACC_CONN_TCP_FIRST" = "0", Kind::Flag, letter('T'), EVERYWHERE,
+    TcpFirst "NACC_CONN_TCP_FIRST" = "0", Kind::Flag, letter('T'), EVERYWHERE, NEXT,
         "use TCP first in connect",
         "The agreement with the peer starts when the connection has shown that it lives: by a third turn of sending and receiving, 8 calls, or 64 KiB. 1 waits besides for the peer's first answer, or some sends without one. Neither delays connect, and the first bytes are on TCP in both cases. Between hosts it has no effect.";
-    FastConnect "NACC_FAST_CONNECT" = "0", number(0, 1), letter('F'), NOWHERE,
+    FastConnect "NACC_FAST_CONNECT" = "0", number(0, 1), letter('F'), NOWHERE, RESTART,
         "fast connect mode",
         "NetACC's fast connect mode. Here no connection waits for the agreement, and the next one to a place finds what is kept in any case: there is nothing to switch on.";
-    PollMs "NACC_POLL_MS" = "", Kind::OptionalNumber { min: 0, max: 60_000 }, letter('P'), EVERYWHERE,
+    PollMs "NACC_POLL_MS" = "", Kind::OptionalNumber { min: 0, max: 60_000 }, letter('P'), EVERYWHERE, NOW,
         "longest time to poll before a thread sleeps, in ms",
         "Longest time in milliseconds for which a waiting thread polls before it sleeps, where polling has paid; more than 10 counts as 10; 0 never polls; empty: at most 60 microseconds. Over RDMA it polls the completion queue, too.";
-    PollTcpUs "NACC_POLL_TCP_US" = "0", Kind::OptionalNumber { min: 0, max: 1000 }, Some(Cli::Word("poll-tcp")), EVERYWHERE,
+    PollTcpUs "NACC_POLL_TCP_US" = "0", Kind::OptionalNumber { min: 0, max: 1000 }, Some(Cli::Word("poll-tcp")), EVERYWHERE, NOW,
         "longest time to poll the kernel's sockets before a thread sleeps, in us",
         "Longest time in microseconds for which a thread that waits for connections on TCP asks the kernel again before it sleeps, where that has paid, such as 60; 0 never does, nor does NACC_POLL_MS=0; empty: at most 60 microseconds, and not where more threads want a CPU than there are. What it does not go with: see limits.md.";
-    CompVector "NACC_CQ_COMP_VECTOR" = "0", number(0, 1023), letter('i'), ON_RDMA,
+    CompVector "NACC_CQ_COMP_VECTOR" = "0", number(0, 1023), letter('i'), ON_RDMA, RESTART,
         "completion vector of the CQs",
         "Completion vector of a device's first completion queue, which selects the interrupt and so the CPU that handles completions; further queues take the next ones. Counted modulo those that the device has.";
-    RdmaStallMs "NACC_RDMA_STALL_MS" = "200", number(0, 60_000), Some(Cli::Word("rdma-stall")), ON_RDMA,
+    RdmaStallMs "NACC_RDMA_STALL_MS" = "200", number(0, 60_000), Some(Cli::Word("rdma-stall")), ON_RDMA, RESTART,
         "time without progress until a QP is given up, in ms",
         "Milliseconds that what was posted on a queue pair may take to arrive while the peer's process answers, and nothing else arrives for half as long, before its connections go on over TCP. 0: only the device says that a queue pair is lost, which may take half a minute, or for ever.";
-    KernelPolicy "NACC_KERNEL_POLICY" = "1", number(0, 1), Some(Cli::Word("kernel-policy")), ON_RDMA,
+    KernelPolicy "NACC_KERNEL_POLICY" = "1", number(0, 1), Some(Cli::Word("kernel-policy")), ON_RDMA, RESTART,
         "keep what the kernel treats specially on TCP",
         "1 keeps connections on TCP whose packets the kernel was asked to treat in a way that RDMA does not: IPsec and other wrappings of packets, marks, priorities, pacing rates, other interfaces. 0 lets them go over RDMA all the same, past all of that: for networks that are protected otherwise. The traffic class goes with them in both cases.";
-    KeeperS "NACC_RDMA_KEEPER_S" = "600", number(0, 86_400), Some(Cli::Word("rdma-keeper")), ON_RDMA,
+    KeeperS "NACC_RDMA_KEEPER_S" = "600", number(0, 86_400), Some(Cli::Word("rdma-keeper")), ON_RDMA, RESTART,
         "how long what a process leaves under way may outlive it, in s",
         "Seconds for which a process netacc-keeper may outlive a program that has ended with bytes under way over RDMA to a peer that does not answer; then they are lost, and the connection is reset. It ends when all is handed over, mostly at once. 0: there is none, and a program that ends waits itself, 2 s at most.";
-    Paths "NACC_PATHS" = "shm,rdma", Kind::Paths, Some(Cli::Word("paths")), EVERYWHERE,
+    Paths "NACC_PATHS" = "shm,rdma", Kind::Paths, Some(Cli::Word("paths")), EVERYWHERE, RESTART,
         "paths that connections may take, the preferred one first",
         "Paths that connections may take, the preferred one first: each takes the first one that both of its ends can use. shm (shared memory) serves connections within one host, rdma those whose addresses belong to RDMA devices, never 127.0.0.0/8 or ::1. rdma alone or rdma,shm lets connections within one host go over RDMA. tcp accelerates nothing.";
-    IoUring "NACC_IO_URING" = "1", number(0, 2), Some(Cli::Word("io-uring")), EVERYWHERE,
+    IoUring "NACC_IO_URING" = "1", number(0, 2), Some(Cli::Word("io-uring")), EVERYWHERE, RESTART,
         "what becomes of a program's io_uring",
         "What becomes of an io_uring that a program makes through libc's syscall, as libuv (Node) does for its epoll sets, or by liburing, where that is a shared library. 1 follows it: changes of epoll sets are carried out by the library, and a connection that the ring itself reads, writes or polls goes back to TCP, alone; a ring that cannot be followed (SQPOLL, registered files; not liburing's) takes all connections of the process back to TCP. 0 refuses it: the program finds a kernel without io_uring, and most then do without. 2 takes all connections of the process back to TCP. Rings made by a liburing that is linked in are not seen.";
 }

@@ -49,6 +49,10 @@ pub struct Snapshot {
     pub started_unix_ns: u64,
     /// Version of the library: major, minor, patch; of an old one not known.
     pub library: Option<[u16; 3]>,
+    /// Where the process hears requests: its descriptor, and the inode number of the pipe there.
+    pub requests: Option<(u32, u32)>,
+    /// The last answer to one.
+    pub answer: u64,
     /// How many connections can be recorded.
     pub conn_capacity: u32,
     /// Records that were ever used.
@@ -140,8 +144,13 @@ impl Snapshot {
             .get(offset_of!(Header, config)..)
             .and_then(|from| from.get(..config_len.min(CONFIG_BYTES)))
             .unwrap_or(&[]);
+        let word = |at| u32_at(bytes, at);
+        let requests =
+            (word(offset_of!(Header, requests_fd)), word(offset_of!(Header, requests_inode)));
         Ok(Snapshot {
             pid: u32_at(bytes, offset_of!(Header, pid)),
+            requests: Some(requests).filter(|(_, inode)| *inode != 0),
+            answer: u64_at(bytes, offset_of!(Header, answer)),
             library: library(u64_at(bytes, offset_of!(Header, library))),
             started_unix_ns: u64_at(bytes, offset_of!(Header, started_unix_ns)),
             conn_capacity: u32_at(bytes, offset_of!(Header, conn_capacity)),
@@ -153,6 +162,11 @@ impl Snapshot {
             config: String::from_utf8_lossy(config).into_owned(),
             channels: Channel::read_all(bytes),
         })
+    }
+
+    /// Whether the configuration is being changed.
+    pub fn is_changing(&self) -> bool {
+        self.answer != 0 && self.answer & 0xff == 0
     }
 
     /// Bytes sent and received on a path, by the connections that have ended and those given, which

@@ -14,7 +14,9 @@ fn header() -> Box<Header> {
         channel_capacity: AtomicU32::new(0),
         config_len: AtomicU32::new(0),
         library: AtomicU64::new(0),
-        reserved: [const { AtomicU64::new(0) }; 2],
+        requests_fd: AtomicU32::new(0),
+        requests_inode: AtomicU32::new(0),
+        answer: AtomicU64::new(0),
         open_by_path: [const { AtomicU64::new(0) }; PATH_SLOTS],
         total_by_path: [const { AtomicU64::new(0) }; PATH_SLOTS],
         reasons: [const { AtomicU64::new(0) }; REASON_SLOTS],
@@ -70,7 +72,7 @@ fn conn() -> ConnRecord {
 #[test]
 fn layout_of_version_1() {
     assert_eq!(VERSION, 1);
-    let header: [(usize, usize); 16] = [
+    let header: [(usize, usize); 19] = [
         (offset_of!(Header, magic), 0),
         (offset_of!(Header, version), 8),
         (offset_of!(Header, pid), 12),
@@ -80,6 +82,9 @@ fn layout_of_version_1() {
         (offset_of!(Header, channel_capacity), 32),
         (offset_of!(Header, config_len), 36),
         (offset_of!(Header, library), 40),
+        (offset_of!(Header, requests_fd), 48),
+        (offset_of!(Header, requests_inode), 52),
+        (offset_of!(Header, answer), 56),
         (offset_of!(Header, open_by_path), 64),
         (offset_of!(Header, total_by_path), 96),
         (offset_of!(Header, reasons), 128),
@@ -130,6 +135,28 @@ fn layout_of_version_1() {
         assert_eq!(is, should);
     }
     assert_eq!((size_of::<ChannelRecord>(), align_of::<ChannelRecord>()), (64, 64));
+}
+
+#[test]
+fn a_configuration_that_is_being_replaced_shows() {
+    use crate::config::Answer;
+    let header = header();
+    let changes = || {
+        let mut bytes = vec![0; CONNS_OFFSET];
+        bytes[..8].copy_from_slice(&MAGIC.to_ne_bytes());
+        bytes[8..12].copy_from_slice(&VERSION.to_ne_bytes());
+        let at = offset_of!(Header, answer);
+        bytes[at..at + 8].copy_from_slice(&header.answer.load(Relaxed).to_ne_bytes());
+        let read = Snapshot::read(&bytes).unwrap();
+        assert_eq!(read.requests, None);
+        read.is_changing()
+    };
+    assert!(!changes());
+    header.replace_config("three\n", 5);
+    assert!(changes());
+    assert_eq!(header.config_len.load(Relaxed), 6);
+    header.answer.store(Answer::Done.word(5), Relaxed);
+    assert!(!changes());
 }
 
 #[test]

@@ -111,6 +111,8 @@ mod tests {
     fn process(pid: u32, name: &str, connections: Vec<Connection>) -> Found {
         let header = Snapshot {
             pid,
+            requests: None,
+            answer: 0,
             started_unix_ns: 1,
             library: Some([0, 1, 0]),
             conn_capacity: 8,

@@ -1,0 +1,84 @@
+//! What an operator asks of this process while it runs (`netacc cfg set`, `docs/design/cfg.md`).
+//!
+//! Requests come through a pipe of the process's own: who may open it in `/proc/PID/fd` may ask.
+//! Answers stand in the statistics segment. The thread "netacc" carries them out.
+
+use crate::log::log;
+use crate::{config, fd_table, numbers, stats, sys};
+use core::ffi::c_int;
+use core::sync::atomic::{AtomicI32, Ordering::*};
+use libc::epoll_event;
+use netacc_control::config::{Answer, LogLevel, REQUEST_BYTES_MAX, Request};
+
+/// The epoll item of the pipe.
+pub(super) const EVENT_REQUESTS: u64 = 1 << 59;
+
+/// Both ends of the pipe: without one of its own to write to it would end with the first that is
+/// closed. -1: there is none.
+pub(super) struct Requests([AtomicI32; 2]);
+
+impl Requests {
+    pub(super) const fn new() -> Requests {
+        Requests([const { AtomicI32::new(-1) }; 2])
+    }
+
+    /// Has `epoll` hear requests, and says where they go. Without a pipe there are none.
+    pub(super) fn open(&self, epoll: c_int) {
+        let Some([read, write]) = numbers::make_pipe() else { return };
+        let mut event = epoll_event { events: libc::EPOLLIN as u32, u64: EVENT_REQUESTS };
+        // SAFETY: a live event.
+        let heard = unsafe { sys::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, read, &mut event) } >= 0
+            // (Another process may take what the thread was told of.)
+            && sys::fcntl(read, libc::F_SETFL, libc::O_NONBLOCK as usize) >= 0;
+        let inode = sys::inode(read).map(|(_, inode)| inode as u32);
+        let (true, Some(inode)) = (heard, inode) else {
+            fd_table::close_internal(read);
+            fd_table::close_internal(write);
+            return;
+        };
+        for (place, end) in self.0.iter().zip([read, write]) {
+            place.store(end, Release);
+        }
+        stats::hear_requests(write as u32, inode);
+    }
+
+    /// Something is in the pipe.
+    pub(super) fn hear(&self) {
+        let [read, _] = &self.0;
+        let mut bytes = [0; REQUEST_BYTES_MAX];
+        let n = sys::read(read.load(Acquire), &mut bytes).max(0) as usize;
+        let text = core::str::from_utf8(bytes.get(..n).unwrap_or(&[])).unwrap_or("");
+        // (Of several that do not fit one is cut short: its tool asks again.)
+        for line in text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n')) {
+            if let Some(request) = Request::parse(line)
+                && request.until_unix_ns > sys::unix_ns()
+            {
+                stats::answer(request.number, carry_out(&request));
+            }
+        }
+    }
+
+    /// There is no thread to hear them.
+    pub(super) fn close(&self) {
+        stats::hear_requests(0, 0);
+        self.leave();
+    }
+
+    /// This is a forked child: the pipe, and where its name stands, are the parent's.
+    pub(super) fn leave(&self) {
+        for end in &self.0 {
+            let fd = end.swap(-1, AcqRel);
+            if fd >= 0 {
+                fd_table::close_internal(fd);
+            }
+        }
+    }
+}
+
+fn carry_out(request: &Request<'_>) -> Answer {
+    let answer = config::change(request.name, request.value);
+    if answer == Answer::Done {
+        log(LogLevel::Info, format_args!("{}={} from here on", request.name, request.value));
+    }
+    answer
+}

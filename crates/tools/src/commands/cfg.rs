@@ -1,0 +1,302 @@
+//! `netacc cfg`: the parameters, of this host or of running processes; and another value for one
+//! while a process runs.
+
+use super::{STATUS_FAILED, STATUS_USAGE, print};
+use crate::launch::{self, Environment};
+use crate::live::{self, Failure};
+use crate::processes::{self, Unknown};
+use crate::segment::SegmentError;
+use crate::show::{Table, printable};
+use clap::ArgMatches;
+use netacc_control::config::{Config, Key, TakesEffect};
+use serde_json::{Value, json};
+use std::ffi::c_int;
+use std::io::{self, Write};
+use std::time::Duration;
+
+const TOOL: &str = "netacc";
+
+/// `netacc cfg …`, the command line read; the exit status.
+pub fn main(matches: &ArgMatches) -> c_int {
+    match matches.subcommand() {
+        Some(("get", matches)) => get(matches),
+        Some(("set", matches)) => set(matches),
+        Some((_, matches)) => list(matches),
+        None => STATUS_USAGE,
+    }
+}
+
+fn complain(text: impl std::fmt::Display) {
+    let _ = writeln!(io::stderr(), "{TOOL}: {}", printable(&text.to_string()));
+}
+
+/// One parameter, as somebody has it.
+struct Parameter {
+    name: String,
+    value: String,
+    origin: String,
+}
+
+impl Parameter {
+    fn takes_effect(&self) -> Option<TakesEffect> {
+        Key::from_name(&self.name).map(Key::takes_effect)
+    }
+}
+
+/// What one process has, or a program that is started now.
+struct Parameters {
+    /// Number and name.
+    process: Option<(u32, String)>,
+    all: Vec<Parameter>,
+}
+
+impl Parameters {
+    /// What a program has that is started from here.
+    fn here() -> Result<Parameters, Vec<String>> {
+        let this_program = std::env::current_exe().ok();
+        let mut environment = Environment::inherited();
+        let (config, origins) =
+            launch::configure(None, this_program.as_deref(), &[], &mut environment)?;
+        let parameter = |key: &Key| Parameter {
+            name: key.name().to_owned(),
+            value: config.value_text(*key),
+            origin: origins.of(*key).as_str().to_owned(),
+        };
+        Ok(Parameters { process: None, all: Key::ALL.iter().map(parameter).collect() })
+    }
+
+    fn of(pid: u32) -> Result<Parameters, SegmentError> {
+        let (name, all) = live::parameters(pid)?;
+        let parameter = |[name, value, origin]: [String; 3]| Parameter { name, value, origin };
+        let all = all.into_iter().map(parameter).collect();
+        Ok(Parameters { process: Some((pid, name)), all })
+    }
+
+    fn only(&mut self, names: &[Key]) {
+        self.all.retain(|p| names.is_empty() || names.iter().any(|key| key.name() == p.name));
+    }
+
+    fn json(&self) -> Value {
+        let parameter = |p: &Parameter| {
+            let key = Key::from_name(&p.name);
+            let of = |text: fn(Key) -> String| key.map(text);
+            json!({
+                "name": p.name,
+                "value": p.value,
+                "origin": p.origin,
+                "takes_effect": p.takes_effect().map(TakesEffect::word),
+                "default": of(|key| key.default_text().to_owned()),
+                "valid": of(Key::valid),
+                "brief": key.and_then(Key::setting).map(|setting| setting.brief),
+            })
+        };
+        let parameters: Vec<Value> = self.all.iter().map(parameter).collect();
+        match &self.process {
+            Some((pid, name)) => json!({ "pid": pid, "name": name, "parameters": parameters }),
+            None => json!({ "parameters": parameters }),
+        }
+    }
+
+    fn text(&self) -> String {
+        let mut table = Table::new(&["Parameter", "Value", "Origin", "A change takes effect"]);
+        for p in &self.all {
+            let value = if p.value.is_empty() { "\"\"".to_owned() } else { printable(&p.value) };
+            let when = p.takes_effect().map_or("-", TakesEffect::word);
+            table.row([printable(&p.name), value, printable(&p.origin), when.to_owned()]);
+        }
+        match &self.process {
+            Some((pid, name)) => format!("{} ({pid})\n\n{}", printable(name), table.render()),
+            None => table.render(),
+        }
+    }
+}
+
+/// The processes that are meant, and those of them that could not be asked. `None`: it was said
+/// that there are none such.
+fn meant(matches: &ArgMatches) -> Result<Vec<u32>, c_int> {
+    if matches.get_flag("all") {
+        let (found, not_permitted) = processes::all();
+        if not_permitted > 0 && !rustix::process::geteuid().is_root() {
+            complain("processes of other users are left alone: root has them all");
+        }
+        return Ok(found.into_iter().map(|found| found.pid).collect());
+    }
+    let words: Vec<String> =
+        matches.get_many::<String>("pid").into_iter().flatten().cloned().collect();
+    match processes::named(&words) {
+        Ok(found) => Ok(found.into_iter().map(|found| found.pid).collect()),
+        Err(unknown) => {
+            complain(&unknown);
+            Err(match unknown {
+                Unknown::Number(_) => STATUS_USAGE,
+                Unknown::Name(_) => STATUS_FAILED,
+            })
+        }
+    }
+}
+
+fn is_of_processes(matches: &ArgMatches) -> bool {
+    matches.get_flag("all") || matches.contains_id("pid")
+}
+
+/// What is asked for, and a status that is not 0 if a part of it could not be had.
+fn read(matches: &ArgMatches, names: &[Key]) -> Result<(Vec<Parameters>, c_int), c_int> {
+    let mut all = Vec::new();
+    let mut status = 0;
+    if is_of_processes(matches) {
+        for pid in meant(matches)? {
+            match Parameters::of(pid) {
+                Ok(parameters) => all.push(parameters),
+                Err(error) => {
+                    complain(format_args!("{pid}: {error}"));
+                    status = STATUS_FAILED;
+                }
+            }
+        }
+    } else {
+        all.push(Parameters::here().map_err(|errors| {
+            errors.iter().for_each(complain);
+            STATUS_USAGE
+        })?);
+    }
+    all.iter_mut().for_each(|parameters| parameters.only(names));
+    Ok((all, status))
+}
+
+/// One object for what is here; a list for processes.
+fn shown(matches: &ArgMatches, all: &[Parameters]) -> String {
+    if !matches.get_flag("json") {
+        let all: Vec<String> = all.iter().map(Parameters::text).collect();
+        return all.join("\n");
+    }
+    let json: Vec<Value> = all.iter().map(Parameters::json).collect();
+    match is_of_processes(matches) {
+        true => format!("{:#}\n", Value::Array(json)),
+        false => json.iter().map(|one| format!("{one:#}\n")).collect(),
+    }
+}
+
+fn list(matches: &ArgMatches) -> c_int {
+    match read(matches, &[]) {
+        Ok((all, status)) => print(TOOL, &shown(matches, &all)).max(status),
+        Err(status) => status,
+    }
+}
+
+/// The parameters of these names; those that are none are said.
+fn keys<'a>(names: impl Iterator<Item = &'a String>) -> Option<Vec<Key>> {
+    let mut keys = Vec::new();
+    let mut is_clear = true;
+    for name in names {
+        match Key::from_name(name) {
+            Some(key) => keys.push(key),
+            None => {
+                complain(format_args!("{name}: no such parameter; {}", Key::suggest(name)));
+                is_clear = false;
+            }
+        }
+    }
+    is_clear.then_some(keys)
+}
+
+/// The value alone where one is asked for, for scripts.
+fn get(matches: &ArgMatches) -> c_int {
+    let names = matches.get_many::<String>("name").into_iter().flatten();
+    let Some(keys) = keys(names) else { return STATUS_USAGE };
+    let (all, status) = match read(matches, &keys) {
+        Ok(read) => read,
+        Err(status) => return status,
+    };
+    let text = match all.as_slice() {
+        [Parameters { all: one, .. }] if !matches.get_flag("json") && one.len() == 1 => {
+            one.iter().map(|p| format!("{}\n", printable(&p.value))).collect()
+        }
+        all => shown(matches, all),
+    };
+    print(TOOL, &text).max(status)
+}
+
+/// What became of it in one process.
+struct Outcome {
+    pid: u32,
+    name: String,
+    before: String,
+    done: Result<(), Failure>,
+}
+
+fn set(matches: &ArgMatches) -> c_int {
+    let word = |id| matches.get_one::<String>(id).map_or("", String::as_str);
+    let (name, value) = (word("name"), word("value"));
+    let Some(key) = keys([name.to_owned()].iter()).and_then(|keys| keys.first().copied()) else {
+        return STATUS_USAGE;
+    };
+    if let Err(problem) = Config::check(key, value) {
+        complain(problem);
+        return STATUS_USAGE;
+    }
+    if key.takes_effect() == TakesEffect::Restart {
+        complain(format_args!(
+            "{name} takes effect at restart: put it in /etc/netacc.conf. `netacc cfg list` shows \
+             what takes effect while a program runs"
+        ));
+        return STATUS_USAGE;
+    }
+    let pids = match meant(matches) {
+        Ok(pids) => pids,
+        Err(status) => return status,
+    };
+    let limit = matches.get_one::<f64>("wait").copied().unwrap_or(2.0);
+    let limit = Duration::from_secs_f64(limit);
+    let outcomes: Vec<Outcome> =
+        pids.into_iter().map(|pid| set_in(pid, key, value, limit)).collect();
+    let failed = outcomes.iter().any(|outcome| outcome.done.is_err());
+    let status = if failed { STATUS_FAILED } else { 0 };
+    if matches.get_flag("json") {
+        let all = outcomes.iter().map(|outcome| outcome_json(outcome, key, value)).collect();
+        return print(TOOL, &format!("{:#}\n", Value::Array(all))).max(status);
+    }
+    let mut text = String::new();
+    for outcome in &outcomes {
+        match &outcome.done {
+            Ok(()) => text += &outcome_text(outcome, key, value),
+            Err(failure) => complain(format_args!("{}: {failure}", outcome.pid)),
+        }
+    }
+    print(TOOL, &text).max(status)
+}
+
+fn set_in(pid: u32, key: Key, value: &str, limit: Duration) -> Outcome {
+    let (name, before) = live::parameters(pid)
+        .map(|(name, all)| {
+            let before = all.into_iter().find(|[name, ..]| name == key.name());
+            (name, before.map(|[_, value, _]| value).unwrap_or_default())
+        })
+        .unwrap_or_default();
+    Outcome { pid, name, before, done: live::set(pid, key, value, limit) }
+}
+
+fn outcome_json(outcome: &Outcome, key: Key, value: &str) -> Value {
+    json!({
+        "pid": outcome.pid,
+        "name": outcome.name,
+        "parameter": key.name(),
+        "before": outcome.before,
+        "value": value,
+        "is_set": outcome.done.is_ok(),
+        "takes_effect": key.takes_effect().word(),
+        "error": outcome.done.as_ref().err().map(ToString::to_string),
+    })
+}
+
+fn outcome_text(outcome: &Outcome, key: Key, value: &str) -> String {
+    let shown = |text: &str| if text.is_empty() { "\"\"".to_owned() } else { printable(text) };
+    format!(
+        "{} ({}): {} {} -> {}, {}\n",
+        printable(&outcome.name),
+        outcome.pid,
+        key.name(),
+        shown(&outcome.before),
+        shown(value),
+        key.takes_effect().as_str()
+    )
+}

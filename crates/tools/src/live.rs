@@ -1,0 +1,187 @@
+//! Another value for a parameter of a process that runs: asks its library (`docs/design/cfg.md`).
+
+use crate::segment::{self, Segment, SegmentError, field};
+use netacc_control::config::{Answer, Key, Request};
+use std::ffi::OsString;
+use std::fmt;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::PathBuf;
+use std::time::{Duration, Instant, SystemTime};
+
+/// How often it is looked whether there is an answer.
+const PAUSE: Duration = Duration::from_millis(1);
+/// How much longer than the process may take the request up its answer is waited for.
+const GRACE: Duration = Duration::from_millis(200);
+
+/// Why a value was not set.
+#[derive(Debug)]
+pub enum Failure {
+    /// The process says nothing of itself.
+    Segment(SegmentError),
+    /// Its library takes no requests.
+    Deaf,
+    /// Another tool is asking it all the time.
+    Busy,
+    /// It has ended meanwhile, or has become another program.
+    Ended,
+    /// There was no answer; what the kernel says of the process.
+    Silent(String),
+    /// The answer is no.
+    Refused(Answer),
+    /// The value has characters that cannot be said.
+    Unspeakable,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::Segment(error) => error.fmt(f),
+            Failure::Deaf => f.write_str(
+                "its library takes no requests: it is an older one, or no connection of the \
+                 process could be accelerated within this host so far; put the value in the \
+                 configuration file, and restart it",
+            ),
+            Failure::Busy => f.write_str("another `netacc cfg` is at work on it; nothing changed"),
+            Failure::Ended => f.write_str("the process has ended, or has become another program"),
+            Failure::Silent(state) => {
+                write!(f, "it does not answer{state}; the request has lapsed, and nothing changed")
+            }
+            Failure::Refused(Answer::AtRestart) => {
+                f.write_str("takes effect at restart alone: put it in the configuration file")
+            }
+            Failure::Refused(Answer::UnknownName) => {
+                f.write_str("its library, which is another version, has no such parameter")
+            }
+            Failure::Refused(Answer::BadValue) => {
+                f.write_str("its library, which is another version, does not take this value")
+            }
+            Failure::Refused(Answer::TooMany) => f.write_str(
+                "it has had too many configurations already: it can go back to one of them, \
+                 and take a new one after a restart",
+            ),
+            Failure::Refused(Answer::NoMemory) => f.write_str("it has no memory for that"),
+            Failure::Refused(Answer::Done) => f.write_str("done"),
+            Failure::Unspeakable => f.write_str("the value has control characters, or is too long"),
+        }
+    }
+}
+
+impl From<SegmentError> for Failure {
+    fn from(error: SegmentError) -> Failure {
+        Failure::Segment(error)
+    }
+}
+
+/// Sets a value in a process, which has so long to take it up.
+pub fn set(pid: u32, key: Key, value: &str, limit: Duration) -> Result<(), Failure> {
+    let until = Instant::now() + limit;
+    let segment = Segment::of(pid)?;
+    // One tool at a time, by the file that they all read: the next answer overwrites this one.
+    while segment.file.try_lock().is_err() {
+        if Instant::now() >= until {
+            return Err(Failure::Busy);
+        }
+        std::thread::sleep(PAUSE);
+    }
+    let link = requests(pid, &segment)?;
+    let mut pipe = open(&link)?;
+    let request = Request {
+        number: number(),
+        until_unix_ns: unix_ns().saturating_add(nanoseconds(limit)),
+        name: key.name(),
+        value,
+    };
+    let line = request.line().ok_or(Failure::Unspeakable)?;
+    match pipe.write(line.as_bytes()) {
+        Ok(_) => {}
+        // It is full of what others have asked.
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+            return Err(Failure::Silent(state(pid)));
+        }
+        Err(_) => return Err(Failure::Ended),
+    }
+    let until = Instant::now() + limit + GRACE;
+    loop {
+        let now = segment.now().map_err(SegmentError::Unreadable)?;
+        match Answer::of(now.answer, request.number) {
+            Some(Answer::Done) => return Ok(()),
+            Some(answer) => return Err(Failure::Refused(answer)),
+            None if fs::read_link(&link.path).ok().as_ref() != Some(&link.names) => {
+                return Err(Failure::Ended);
+            }
+            None if Instant::now() >= until => return Err(Failure::Silent(state(pid))),
+            None => std::thread::sleep(PAUSE),
+        }
+    }
+}
+
+/// Where a process hears requests.
+struct Link {
+    path: PathBuf,
+    /// What it names.
+    names: PathBuf,
+    inode: u32,
+}
+
+fn requests(pid: u32, segment: &Segment) -> Result<Link, Failure> {
+    let (fd, inode) = segment.header.requests.ok_or(Failure::Deaf)?;
+    let path = PathBuf::from(format!("/proc/{pid}/fd/{fd}"));
+    let names = fs::read_link(&path).map_err(SegmentError::from)?;
+    // (Another process may have the number by now.)
+    let is_pipe = names.as_os_str() == OsString::from(format!("pipe:[{inode}]"));
+    if is_pipe { Ok(Link { path, names, inode }) } else { Err(Failure::Ended) }
+}
+
+/// Opened only as what it was seen to be, and used only if it is that: to write elsewhere would be
+/// wrong.
+fn open(link: &Link) -> Result<File, Failure> {
+    let mut how = OpenOptions::new();
+    how.write(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY);
+    let pipe = how.open(&link.path).map_err(|error| match error.raw_os_error() {
+        // A pipe without a reader.
+        Some(libc::ENXIO) => Failure::Ended,
+        _ => SegmentError::from(error).into(),
+    })?;
+    let is = pipe.metadata().map_err(SegmentError::from)?;
+    match is.file_type().is_fifo() && is.ino() as u32 == link.inode {
+        true => Ok(pipe),
+        false => Err(Failure::Ended),
+    }
+}
+
+/// What keeps a process from answering, as far as the kernel says.
+fn state(pid: u32) -> String {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let text = match field(&status, "State:").and_then(|state| state.chars().next()) {
+        Some('T') => " because it is stopped",
+        Some('t') => " because a debugger holds it",
+        Some('D') => " and waits in the kernel",
+        Some('Z' | 'X') | None => " because it has ended",
+        _ => "",
+    };
+    text.to_owned()
+}
+
+/// A number that no other request has, for all that matters.
+fn number() -> u64 {
+    (unix_ns() ^ u64::from(std::process::id()).rotate_left(40)) & Answer::NUMBER_MAX
+}
+
+fn unix_ns() -> u64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    nanoseconds(now.unwrap_or_default())
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// The name and the parameters of a process: name, value, origin.
+pub fn parameters(pid: u32) -> Result<(String, Vec<[String; 3]>), SegmentError> {
+    let segment = Segment::of(pid)?;
+    let all = netacc_control::config::parse_rendered(&segment.header.config);
+    let all = all.map(|(name, value, origin)| [name, value, origin].map(str::to_owned));
+    Ok((segment::name(pid)?, all.collect()))
+}
