@@ -1,6 +1,7 @@
 //! Which processes are meant: by number, by name, or all that are accelerated.
 
 use crate::segment::{self, Process, SegmentError};
+use std::collections::HashMap;
 use std::fmt;
 
 /// A process that was found, or what is in the way of reading it.
@@ -65,19 +66,32 @@ pub fn named(words: &[String]) -> Result<Vec<Found>, Unknown> {
     Ok(found)
 }
 
-/// All processes that have the library, and how many could not be asked.
-pub fn all() -> (Vec<Found>, usize) {
-    let mut not_permitted = 0;
-    let mut found = Vec::new();
-    for pid in segment::pids().unwrap_or_default() {
-        let process = segment::read(pid);
-        if has_library(&process) {
-            found.push(Found { pid, process });
-        } else if matches!(process, Err(SegmentError::NotPermitted)) {
-            not_permitted += 1;
+/// Looks at all processes, again and again. A process may have ten thousand descriptors: which one
+/// is its segment's is found out once.
+#[derive(Debug, Default)]
+pub struct Looks {
+    /// By the processes' numbers.
+    at: HashMap<u32, u32>,
+}
+
+impl Looks {
+    /// All processes that have the library, and how many could not be asked. Addresses of
+    /// connections may be missing ([`Process::complete`]).
+    pub fn all(&mut self) -> (Vec<Found>, usize) {
+        let mut not_permitted = 0;
+        let mut found = Vec::new();
+        for pid in segment::pids().unwrap_or_default() {
+            let process = segment::look(pid, self.at.get(&pid).copied());
+            if has_library(&process) {
+                found.push(Found { pid, process });
+            } else if matches!(process, Err(SegmentError::NotPermitted)) {
+                not_permitted += 1;
+            }
         }
+        let known = found.iter().filter_map(|it| Some((it.pid, it.process.as_ref().ok()?.at)));
+        self.at = known.collect();
+        (found, not_permitted)
     }
-    (found, not_permitted)
 }
 
 fn has_library(process: &Result<Process, SegmentError>) -> bool {

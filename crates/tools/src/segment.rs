@@ -32,6 +32,8 @@ pub struct Process {
     pub container: Option<String>,
     /// The library's file has been replaced, or removed, since the process loaded it.
     pub is_library_replaced: bool,
+    /// The descriptor of its segment.
+    pub at: u32,
     /// Header of its segment.
     pub header: Snapshot,
     /// Its open connections.
@@ -100,6 +102,8 @@ impl From<io::Error> for SegmentError {
 /// The segment of a process, open for reading.
 #[derive(Debug)]
 pub struct Segment {
+    /// Its descriptor there.
+    pub at: u32,
     /// The file.
     pub file: File,
     /// What its header said when it was found.
@@ -128,47 +132,36 @@ fn status(directory: &Path) -> Result<String, SegmentError> {
     Ok(status)
 }
 
-fn find(directory: &Path, own_pid: u32) -> Result<Segment, SegmentError> {
-    let mut best: Option<Segment> = None;
-    let mut problem = None;
-    for entry in fs::read_dir(directory.join("fd"))? {
-        let link = entry?.path();
-        // A descriptor may be closed meanwhile.
-        match fs::read_link(&link) {
-            Ok(target) if target.as_os_str() == OsStr::new(MEMFD_LINK) => {}
-            _ => continue,
-        }
-        let Some(file) = open(&link)? else { continue };
-        match header(&file) {
-            Ok(header) if header.pid != own_pid => {}
-            Ok(header) => {
-                let newer = |best: &Segment| header.started_unix_ns > best.header.started_unix_ns;
-                if best.as_ref().is_none_or(newer) {
-                    best = Some(Segment { file, header });
-                }
-            }
-            Err(error) => problem = Some(error),
-        }
-    }
-    match (best, problem) {
-        (Some(segment), _) => Ok(segment),
-        (None, problem) => Err(match (problem, loaded_library(directory)?) {
-            (Some(error), _) => SegmentError::Unreadable(error),
-            (None, Some(_)) => SegmentError::NoSegment,
-            (None, None) => SegmentError::NotLoaded,
-        }),
+/// Reads the segment of a process.
+pub fn read(pid: u32) -> Result<Process, SegmentError> {
+    let mut process = look(pid, None)?;
+    process.complete();
+    Ok(process)
+}
+
+impl Process {
+    /// Asks the kernel for the addresses that the library has not asked for.
+    pub fn complete(&mut self) {
+        let directory = PathBuf::from(format!("/proc/{}", self.pid));
+        addresses::complete(&mut self.connections, &directory);
     }
 }
 
-/// Reads the segment of a process.
-pub fn read(pid: u32) -> Result<Process, SegmentError> {
+/// The same without the addresses of connections that the library has not asked for; where the
+/// segment was the last time is looked at first.
+pub fn look(pid: u32, at: Option<u32>) -> Result<Process, SegmentError> {
     let directory = PathBuf::from(format!("/proc/{pid}"));
     let status = status(&directory)?;
     let uid = field(&status, "Uid:").and_then(|ids| ids.split_whitespace().next()?.parse().ok());
-    let Segment { file, header } = find(&directory, own_pid(&status).unwrap_or(pid))?;
-    let mut connections = connections(&file, &header)?;
-    addresses::complete(&mut connections, &directory);
+    let own_pid = own_pid(&status).unwrap_or(pid);
+    let known = at.and_then(|at| segment(&directory, at, own_pid).ok().flatten());
+    let Segment { at, file, header } = match known {
+        Some(known) => known,
+        None => find(&directory, own_pid)?,
+    };
+    let connections = connections(&file, &header)?;
     Ok(Process {
+        at,
         pid,
         name: name(pid)?,
         uid: uid.unwrap_or(0),
@@ -178,6 +171,61 @@ pub fn read(pid: u32) -> Result<Process, SegmentError> {
         connections,
         header,
     })
+}
+
+/// So many segments of its own a process may have, or what looks like one. Each is looked at for
+/// some milliseconds where it does not keep still.
+const SEEN_MAX: u32 = 64;
+
+/// The newest segment of the process's own.
+fn find(directory: &Path, own_pid: u32) -> Result<Segment, SegmentError> {
+    let mut best: Option<Segment> = None;
+    let (mut problem, mut seen) = (None, 0);
+    for entry in fs::read_dir(directory.join("fd"))? {
+        if seen == SEEN_MAX {
+            break;
+        }
+        let Some(at) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else {
+            continue;
+        };
+        match segment(directory, at, own_pid) {
+            Ok(Some(found)) => {
+                seen += 1;
+                let newer =
+                    |best: &Segment| found.header.started_unix_ns > best.header.started_unix_ns;
+                if best.as_ref().is_none_or(newer) {
+                    best = Some(found);
+                }
+            }
+            Ok(None) => {}
+            Err(SegmentError::Unreadable(error)) => {
+                seen += 1;
+                problem = Some(error);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    if let Some(best) = best {
+        return Ok(best);
+    }
+    Err(match (problem, loaded_library(directory)?) {
+        (Some(error), _) => SegmentError::Unreadable(error),
+        (None, Some(_)) => SegmentError::NoSegment,
+        (None, None) => SegmentError::NotLoaded,
+    })
+}
+
+/// What a descriptor leads to, if it is a segment of the process's own.
+fn segment(directory: &Path, at: u32, own_pid: u32) -> Result<Option<Segment>, SegmentError> {
+    let link = directory.join("fd").join(at.to_string());
+    // A descriptor may be closed meanwhile.
+    match fs::read_link(&link) {
+        Ok(target) if target.as_os_str() == OsStr::new(MEMFD_LINK) => {}
+        _ => return Ok(None),
+    }
+    let Some(file) = open(&link)? else { return Ok(None) };
+    let header = header(&file).map_err(SegmentError::Unreadable)?;
+    Ok((header.pid == own_pid).then_some(Segment { at, file, header }))
 }
 
 /// The pid of a process in its own pid namespace: the last of `NSpid`.

@@ -7,6 +7,7 @@ use netacc_control::stats::{
     CHANNEL_SLOTS, CONNS_OFFSET, ChannelRecord, ConnRecord, Counter, Header, MAGIC, MEMFD_NAME,
     Reason, VERSION,
 };
+use netacc_tools::processes::Looks;
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde_json::{Value, json};
 use std::fs::File;
@@ -334,6 +335,32 @@ fn the_newest_segment_counts() {
     new.u64(offset_of!(Header, started_unix_ns), 2);
     new.u64(offset_of!(Header, total_by_path), 6);
     assert_eq!(json_of("cnt")["connections_total"], json!(6));
+}
+
+#[test]
+fn a_segment_may_move_between_two_looks() {
+    let _alone = alone();
+    let id = std::process::id();
+    let mut looks = Looks::default();
+    let mut look = || {
+        let found = looks.all().0.into_iter().find(|found| found.pid == id);
+        found.map(|found| found.process.map(|process| process.at).ok())
+    };
+    assert_eq!(look(), None);
+    let segment = Segment::filled(id);
+    let first = look().unwrap().unwrap();
+    assert_eq!(look(), Some(Some(first)));
+    // Something else gets the number.
+    let moved = segment.0.try_clone().unwrap();
+    drop(segment);
+    let _other = File::open("/dev/null").unwrap();
+    let second = look().unwrap().unwrap();
+    assert_ne!(first, second);
+    // And so does another process's segment.
+    let strangers = Segment::filled(id + 1);
+    let mut moved = std::os::fd::OwnedFd::from(moved);
+    rustix::io::dup2(&strangers.0, &mut moved).unwrap();
+    assert_eq!(look(), None);
 }
 
 #[test]
@@ -712,6 +739,37 @@ fn watching_has_80_columns_and_an_end() {
     assert_eq!(ss(&["-w", "0.1", "-n", "1", "no-such-process"]).status, Some(1));
 }
 
+#[test]
+fn garbage_is_counted_and_shown_as_it_is() {
+    let _alone = alone();
+    let segment = Segment::filled(std::process::id());
+    for seed in 1..20 {
+        segment.0.write_all_at(&garbage(seed)[16..], 16).unwrap();
+        segment.u32(offset_of!(Header, pid), std::process::id());
+        for arguments in [&["metrics"][..], &["ps"], &["ps", "--json"]] {
+            let ran = run(Command::new(env!("CARGO_BIN_EXE_netacc")).args(arguments));
+            assert_eq!((ran.status, ran.err.as_str()), (Some(0), ""), "{arguments:?} {seed}");
+            assert!(ran.out.contains(&std::process::id().to_string()), "{arguments:?} {seed}");
+        }
+        let ran = ss(&["-s", "all", "--wide", &std::process::id().to_string()]);
+        assert_eq!((ran.status, ran.err.as_str()), (Some(0), ""), "{seed}");
+        let unprintable = |c: char| c.is_control() && c != '\n';
+        assert!(!ran.out.contains(unprintable), "{seed}");
+    }
+}
+
+fn garbage(seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mut bytes = vec![0u8; CONNS_OFFSET + 64 * size_of::<ConnRecord>()];
+    for word in bytes.chunks_exact_mut(8) {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        word.copy_from_slice(&state.to_ne_bytes());
+    }
+    bytes
+}
+
 /// What `netacc doctor` says of this process.
 fn doctor() -> (Value, Option<i32>) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_netacc"));
@@ -759,16 +817,8 @@ fn the_doctor_is_not_misled_by_garbage() {
     assert!(found.contains("layout version"), "{found}");
     segment.u32(offset_of!(Header, version), VERSION);
     // Everything behind the two words that say what it is.
-    for seed in 1..20u64 {
-        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let mut bytes = vec![0u8; CONNS_OFFSET + 64 * size_of::<ConnRecord>()];
-        for word in bytes.chunks_exact_mut(8) {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            word.copy_from_slice(&state.to_ne_bytes());
-        }
-        segment.0.write_all_at(&bytes[16..], 16).unwrap();
+    for seed in 1..20 {
+        segment.0.write_all_at(&garbage(seed)[16..], 16).unwrap();
         let (_, status) = doctor();
         assert!(matches!(status, Some(0 | 1)), "{status:?}");
     }

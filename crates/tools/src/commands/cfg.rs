@@ -4,7 +4,7 @@
 use super::{STATUS_FAILED, STATUS_USAGE, print};
 use crate::launch::{self, Environment};
 use crate::live::{self, Failure};
-use crate::processes::{self, Unknown};
+use crate::processes::{self, Looks, Unknown};
 use crate::segment::SegmentError;
 use crate::show::{Table, printable};
 use clap::ArgMatches;
@@ -115,7 +115,7 @@ impl Parameters {
 /// that there are none such.
 fn meant(matches: &ArgMatches) -> Result<Vec<u32>, c_int> {
     if matches.get_flag("all") {
-        let (found, not_permitted) = processes::all();
+        let (found, not_permitted) = Looks::default().all();
         if not_permitted > 0 && !rustix::process::geteuid().is_root() {
             complain("processes of other users are left alone: root has them all");
         }

@@ -8,7 +8,7 @@ mod visitors;
 
 use super::{STATUS_FAILED, STATUS_USAGE, print};
 use crate::metrics::{Format, Past, render};
-use crate::processes;
+use crate::processes::Looks;
 use clap::ArgMatches;
 pub use serve::Place;
 use serve::serve;
@@ -32,7 +32,7 @@ pub fn main(matches: &ArgMatches) -> c_int {
     } else if let Some(file) = matches.get_one::<PathBuf>("textfile") {
         keep(file, every)
     } else {
-        return print("netacc", &now(&mut Past::default(), Format::OpenMetrics));
+        return print("netacc", &now(&mut State::default(), Format::OpenMetrics));
     };
     match done {
         Ok(()) => 0,
@@ -45,10 +45,17 @@ fn complain(text: &str, status: c_int) -> c_int {
     status
 }
 
+/// What is kept from one look to the next.
+#[derive(Debug, Default)]
+struct State {
+    looks: Looks,
+    past: Past,
+}
+
 /// What there is to say at this moment.
-fn now(past: &mut Past, format: Format) -> String {
-    let (found, not_permitted) = processes::all();
-    render(&found, not_permitted, past, format)
+fn now(state: &mut State, format: Format) -> String {
+    let (found, not_permitted) = state.looks.all();
+    render(&found, not_permitted, &mut state.past, format)
 }
 
 /// Writes a file that is not there yet: nobody else's link is followed.
@@ -61,14 +68,14 @@ fn write(file: &Path, text: &str) -> io::Result<()> {
 
 /// Writes the file, once or again and again. A reader sees the old one or the new one, whole.
 fn keep(file: &Path, every: Option<Duration>) -> io::Result<()> {
-    let mut past = Past::default();
+    let mut state = State::default();
     let mut name = file.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}", std::process::id()));
     let new = file.with_file_name(name);
     loop {
         let named =
             |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", file.display()));
-        let text = now(&mut past, Format::Text);
+        let text = now(&mut state, Format::Text);
         let written = write(&new, &text).and_then(|()| fs::rename(&new, file));
         if written.is_err() {
             let _ = fs::remove_file(&new);

@@ -1,7 +1,8 @@
 //! `netacc ps`: the processes of this host that have the library.
 
 use super::print;
-use crate::{processes, show};
+use crate::processes::Looks;
+use crate::show;
 use clap::ArgMatches;
 use std::ffi::c_int;
 use std::io::{self, Write};
@@ -13,7 +14,7 @@ pub fn main(matches: &ArgMatches) -> c_int {
 
 /// The same for `tool`.
 pub fn show(tool: &str, is_json: bool) -> c_int {
-    let (found, not_permitted) = processes::all();
+    let (found, not_permitted) = Looks::default().all();
     if is_json {
         return print(tool, &format!("{:#}\n", show::processes_json(&found)));
     }

@@ -2,7 +2,7 @@
 //! on TCP. Without a process it shows which there are, as `netacc ps` does.
 
 use super::{STATUS_FAILED, STATUS_USAGE, parse, print, ps};
-use crate::processes::{self, Found, Unknown};
+use crate::processes::{self, Found, Looks, Unknown};
 use crate::rates::{self, Change};
 use crate::segment::Process;
 use crate::selection::{Network, Order, Selection};
@@ -139,9 +139,9 @@ struct Watch<'a> {
 impl Watch<'_> {
     fn run(&self) -> c_int {
         let mut before: Option<(Instant, Vec<Process>)> = None;
-        let mut shown = 0;
+        let (mut shown, mut looks) = (0, Looks::default());
         loop {
-            let after = match self.look() {
+            let after = match self.look(&mut looks) {
                 Ok(after) => after,
                 Err(error) => return unknown(&error),
             };
@@ -161,9 +161,17 @@ impl Watch<'_> {
         }
     }
 
-    fn look(&self) -> Result<Vec<Process>, Unknown> {
+    fn look(&self, looks: &mut Looks) -> Result<Vec<Process>, Unknown> {
         match self.words {
-            [] => Ok(processes::all().0.into_iter().filter_map(|it| it.process.ok()).collect()),
+            [] => {
+                let mut all: Vec<Process> =
+                    looks.all().0.into_iter().filter_map(|it| it.process.ok()).collect();
+                // (For people, connections are not shown here.)
+                if self.is_json {
+                    all.iter_mut().for_each(Process::complete);
+                }
+                Ok(all)
+            }
             words => processes::named(words).map(|found| readable(found).0),
         }
     }

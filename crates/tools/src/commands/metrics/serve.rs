@@ -2,10 +2,10 @@
 //!
 //! A visitor costs a thread for a few seconds at most, and there are few at a time.
 
-use super::now;
 use super::visitors::Visitors;
-use crate::metrics::{Format, Past};
-use crate::{processes, show};
+use super::{State, now};
+use crate::metrics::Format;
+use crate::show;
 use std::fs;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -13,7 +13,7 @@ use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 const REQUEST_MAX: usize = 8192;
@@ -55,13 +55,13 @@ impl Place {
 
 struct Server {
     visitors: Visitors,
-    past: Mutex<Past>,
+    state: Mutex<State>,
     busy: AtomicUsize,
 }
 
 /// Serves until the process is ended.
 pub(super) fn serve(place: &Place, visitors: Visitors) -> io::Result<()> {
-    let server = Arc::new(Server { visitors, past: Mutex::default(), busy: AtomicUsize::new(0) });
+    let server = Arc::new(Server { visitors, state: Mutex::default(), busy: AtomicUsize::new(0) });
     let named =
         |error: io::Error, name: String| io::Error::new(error.kind(), format!("{name}: {error}"));
     match place {
@@ -197,6 +197,10 @@ impl Server {
         let _ = stream.write_all(answer.body.as_bytes());
     }
 
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn page(&self, request: &Request) -> Answer {
         let ok = |content_type, body| Answer { status: "200 OK", content_type, body };
         match request.path.split('?').next().unwrap_or_default() {
@@ -204,15 +208,15 @@ impl Server {
             "/page.js" => ok("text/javascript; charset=utf-8", SCRIPT.to_owned()),
             "/page.css" => ok("text/css; charset=utf-8", STYLE.to_owned()),
             "/processes.json" => {
-                ok("application/json", show::processes_json(&processes::all().0).to_string())
+                let found = self.state().looks.all().0;
+                ok("application/json", show::processes_json(&found).to_string())
             }
             "/metrics" => {
                 let format = match request.accepts("application/openmetrics-text") {
                     true => Format::OpenMetrics,
                     false => Format::Text,
                 };
-                let mut past = self.past.lock().unwrap_or_else(PoisonError::into_inner);
-                ok(format.content_type(), now(&mut past, format))
+                ok(format.content_type(), now(&mut self.state(), format))
             }
             _ => refused("404 Not Found", "there are / and /metrics"),
         }

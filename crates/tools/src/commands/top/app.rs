@@ -1,6 +1,6 @@
 //! What `netacc top` knows: two looks at every process, and where in them the user is.
 
-use crate::processes::{self, Found};
+use crate::processes::{Found, Looks};
 use crate::rates::Change;
 use crate::segment::Process;
 use crate::selection::sum;
@@ -97,6 +97,7 @@ struct Look {
 /// All that is known.
 #[derive(Debug)]
 pub(super) struct App {
+    looks: Looks,
     before: Option<Look>,
     now: Option<Look>,
     /// The process whose connections are shown.
@@ -126,6 +127,7 @@ pub(super) struct Row {
 impl App {
     pub(super) fn new(pid: Option<u32>) -> App {
         App {
+            looks: Looks::default(),
             before: None,
             now: None,
             pid,
@@ -142,7 +144,12 @@ impl App {
         if self.is_paused {
             return;
         }
-        let (found, not_permitted) = processes::all();
+        let (mut found, not_permitted) = self.looks.all();
+        if let Some(shown) = found.iter_mut().find(|found| Some(found.pid) == self.pid)
+            && let Ok(process) = &mut shown.process
+        {
+            process.complete();
+        }
         self.learn(found, not_permitted, Instant::now());
     }
 

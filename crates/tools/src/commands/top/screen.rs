@@ -131,6 +131,7 @@ mod tests {
             uptime: Some(Duration::from_secs(3700)),
             container: None,
             is_library_replaced: pid == 2,
+            at: 3,
             header,
             connections,
         };
