@@ -126,6 +126,8 @@ complete -c netacc -n "__fish_netacc_using_subcommand ss" -s v -l version -d 'Sh
 complete -c netacc -n "__fish_netacc_using_subcommand ss" -l wide -d 'Every column, and counters that are 0'
 complete -c netacc -n "__fish_netacc_using_subcommand ss" -s c -d 'Clear what ended processes left'
 complete -c netacc -n "__fish_netacc_using_subcommand ss" -l json -d 'Print JSON'
+complete -c netacc -n "__fish_netacc_using_subcommand ps" -s w -d 'Again and again' -r
+complete -c netacc -n "__fish_netacc_using_subcommand ps" -s n -d 'How often' -r
 complete -c netacc -n "__fish_netacc_using_subcommand ps" -l json -d 'Print JSON'
 complete -c netacc -n "__fish_netacc_using_subcommand ps" -s h -l help -d 'Print help'
 complete -c netacc -n "__fish_netacc_using_subcommand ps" -s V -l version -d 'Print version'

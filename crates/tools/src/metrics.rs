@@ -6,7 +6,9 @@
 use crate::memory;
 use crate::processes::Found;
 use crate::segment::Process;
-use crate::show::{accelerated_total, bytes_by_path, connections_total, reason_name, version};
+use crate::show::{
+    accelerated_total, bytes_by_path, connections_total, reason_name, reasons, version,
+};
 use netacc_control::stats::{Counter as Count, Path};
 use prometheus_client::encoding::{prometheus_text, text};
 use prometheus_client::metrics::counter::Counter;
@@ -152,7 +154,9 @@ fn connections(families: &mut Families<'_>, all: &[&Process]) {
     let help = "All connections since the start";
     let total = families.gauge("connections_seen", help);
     let help = "Connections, open and ended, by the reason why they are, or ended, on TCP";
-    let reasons = families.gauge("connections_by_reason", help);
+    let by_reason = families.gauge("connections_by_reason", help);
+    let help = "Open connections, by the reason why they are on TCP; none: they are not";
+    let open_by_reason = families.gauge("open_connections_by_reason", help);
     for process in all {
         let header = &process.header;
         for path in Path::ALL {
@@ -163,8 +167,10 @@ fn connections(families: &mut Families<'_>, all: &[&Process]) {
         }
         set(&accelerated, labels(process, &[]), accelerated_total(process));
         set(&total, labels(process, &[]), connections_total(process));
-        for (code, number) in (0u32..).zip(header.reasons).filter(|(_, number)| *number != 0) {
-            set(&reasons, labels(process, &[("reason", reason_name(code))]), number);
+        for (code, open, total) in reasons(process) {
+            let at = labels(process, &[("reason", reason_name(code))]);
+            set(&by_reason, at.clone(), total);
+            set(&open_by_reason, at, open);
         }
     }
 }

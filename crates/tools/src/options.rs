@@ -318,6 +318,7 @@ pub fn ps_command() -> Command {
     Command::new("ps")
         .about("Show which processes of this host are accelerated")
         .version(VERSION)
+        .args(watch_args())
         .arg(json_flag().help("Print JSON"))
 }
 

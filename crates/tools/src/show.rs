@@ -5,7 +5,9 @@ use crate::processes::Found;
 use crate::segment::Process;
 use crate::selection::{Selection, sum};
 use netacc_control::config::parse_rendered;
-use netacc_control::stats::{Channel, ChannelState, Connection, Counter, Path, Reason};
+use netacc_control::stats::{
+    Channel, ChannelState, Connection, Counter, Path, REASON_SLOTS, Reason,
+};
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
@@ -116,8 +118,13 @@ pub(crate) fn section_text(process: &Process, section: Section, view: &View<'_>)
 fn counts_json(process: &Process) -> Value {
     let header = &process.header;
     let (tx_bytes, rx_bytes): (Vec<u64>, Vec<u64>) = bytes_by_path(process).into_iter().unzip();
+    let all: Vec<_> = reasons(process).collect();
+    let ever = all.iter().filter(|(_, _, total)| *total != 0);
     let reasons: Map<String, Value> =
-        reasons(process).map(|(code, count)| (reason_name(code), json!(count))).collect();
+        ever.map(|(code, _, total)| (reason_name(*code), json!(total))).collect();
+    let open = all.iter().filter(|(_, open, _)| *open != 0);
+    let open_reasons: Map<String, Value> =
+        open.map(|(code, open, _)| (reason_name(*code), json!(open))).collect();
     let counters: Map<String, Value> = Counter::ALL
         .iter()
         .zip(header.counters)
@@ -132,6 +139,7 @@ fn counts_json(process: &Process) -> Value {
         "tx_bytes": by_path(&tx_bytes),
         "rx_bytes": by_path(&rx_bytes),
         "reasons": reasons,
+        "open_reasons": open_reasons,
         "counters": counters,
     })
 }
@@ -224,13 +232,8 @@ fn counts_text(process: &Process, is_wide: bool) -> String {
     }
     out += &paths.render();
 
-    let mut table = Table::new(&["Reason", ">Connections", "Meaning"]);
-    for (code, count) in reasons(process) {
-        let meaning = Reason::from_code(code).map_or("", Reason::explanation);
-        table.row([reason_name(code), count.to_string(), meaning.to_owned()]);
-    }
     out.push('\n');
-    out += &table.render();
+    out += &reasons_text(process, is_wide);
 
     let mut hidden = 0;
     for (heading, is_rdma) in [("Counter", false), ("RDMA counter", true)] {
@@ -252,6 +255,46 @@ fn counts_text(process: &Process, is_wide: bool) -> String {
         let _ = writeln!(out, "\n{hidden} more counters are 0: --wide shows them");
     }
     out
+}
+
+/// Open connections and all there have been, by reason, with its meaning: in 80 columns, or in one
+/// line.
+fn reasons_text(process: &Process, is_wide: bool) -> String {
+    let all: Vec<[String; 4]> = reasons(process)
+        .map(|(code, open, total)| {
+            let meaning = Reason::from_code(code).map_or("", Reason::explanation);
+            [reason_name(code), open.to_string(), total.to_string(), meaning.to_owned()]
+        })
+        .collect();
+    let headings = ["Reason", "Open", "Total"];
+    let width = |column: usize| {
+        let cells = all.iter().map(|row| row[column].len());
+        cells.chain([headings[column].len()]).max().unwrap_or(0) + 2
+    };
+    let left = if is_wide { usize::MAX } else { 80 - (width(0) + width(1) + width(2)).min(60) };
+    let mut table = Table::new(&["Reason", ">Open", ">Total", "Meaning"]);
+    for [name, open, total, meaning] in &all {
+        let mut lines = wrapped(meaning, left).into_iter();
+        let first = lines.next().unwrap_or_default();
+        table.row([name.clone(), open.clone(), total.clone(), first]);
+        lines.for_each(|line| table.row([String::new(), String::new(), String::new(), line]));
+    }
+    table.render()
+}
+
+/// Its words in lines of at most so many columns.
+fn wrapped(text: &str, columns: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if line.len() + 1 + word.len() <= columns => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
 }
 
 /// In 80 columns, where addresses are IPv4's.
@@ -547,10 +590,18 @@ fn memory(process: &Process, path: Path) -> u64 {
     channels.fold(0, |sum, channel| sum.saturating_add(channel.arena_bytes))
 }
 
-/// Code and number of each reason that occurred.
-fn reasons(process: &Process) -> impl Iterator<Item = (u32, u64)> + '_ {
-    let reasons = (0u32..).zip(process.header.reasons);
-    reasons.filter(|(_, count)| *count != 0)
+/// Of each reason that occurred its code, how many connections are open with it, and how many there
+/// have been.
+pub(crate) fn reasons(process: &Process) -> impl Iterator<Item = (u32, u64, u64)> {
+    let mut open = [0u64; REASON_SLOTS];
+    for connection in &process.connections {
+        if let Some(open) = open.get_mut(connection.reason as usize) {
+            *open += 1;
+        }
+    }
+    let reasons = (0u32..).zip(open).zip(process.header.reasons);
+    let reasons = reasons.map(|((code, open), total)| (code, open, total));
+    reasons.filter(|(_, open, total)| *open != 0 || *total != 0)
 }
 
 pub(crate) fn reason_name(code: u32) -> String {

@@ -167,6 +167,7 @@ fn json_is_as_agreed() {
     assert_eq!(cnt["rx_bytes"], json!({"tcp": 20, "shm": 2 + 2000, "rdma": 400 + 4000}));
     assert_eq!(cnt["counters"]["rdma_pairs_created"], json!(3));
     assert_eq!(cnt["reasons"], json!({"none": 6, "peer-without-library": 3, "unknown-60": 1}));
+    assert_eq!(cnt["open_reasons"], json!({"none": 1, "peer-remote": 1, "rdma-lost": 1}));
     assert_eq!(cnt["counters"]["accepted"], json!(10));
     assert_eq!(cnt["counters"].as_object().unwrap().len(), Counter::ALL.len());
 
@@ -232,7 +233,7 @@ fn tables_say_the_same() {
     assert!(cnt.contains("15 connections, 11 accelerated (73.3 %)"), "{cnt}");
     assert!(
         cnt.contains(
-            "peer-without-library            3  No process with the library has asked for this connection as its peer.\n"
+            "peer-without-library     0      3  No process with the library has asked for this connection as its peer.\n"
         ),
         "{cnt}"
     );
@@ -254,6 +255,11 @@ fn tables_say_the_same() {
     assert_eq!(cnt, text(&["-p", &pid, "-s", "cnt", "--wide"]));
     // In 80 columns: what is 0 is only counted.
     let short = text(&[&pid]);
+    assert!(short.lines().all(|line| line.chars().count() <= 80), "{short}");
+    assert!(
+        short.contains("\nnone                     1      6  The connection is accelerated.\n"),
+        "{short}"
+    );
     let zero = Counter::ALL.len() - 7;
     assert!(
         short.ends_with(&format!("\n{zero} more counters are 0: --wide shows them\n")),
@@ -736,6 +742,19 @@ fn watching_has_80_columns_and_an_end() {
     assert!(ran.out.lines().all(|line| line.chars().count() <= 80), "{}", ran.out);
     let all = ss(&["-w", "0.1", "-n", "1"]);
     assert!(all.out.contains(&pid) && all.out.contains("New/s"), "{}", all.out);
+    let ps = |arguments: &[&str]| {
+        run(Command::new(env!("CARGO_BIN_EXE_netacc")).arg("ps").args(arguments))
+    };
+    let all = ps(&["-w", "0.1", "-n", "1"]);
+    assert!(
+        all.status == Some(0) && all.out.contains(&pid) && all.out.contains("New/s"),
+        "{}",
+        all.out
+    );
+    let lines = ps(&["-w", "0.1", "-n", "2", "--json"]).out;
+    let own = |line: &&str| line.starts_with(&format!("{{\"pid\":{pid},"));
+    assert_eq!(lines.lines().filter(own).count(), 2, "{lines}");
+    assert_eq!(ps(&["-n", "1"]).status, Some(2));
     assert_eq!(ss(&["-w", "0.1", "-n", "1", "no-such-process"]).status, Some(1));
 }
 

@@ -1,6 +1,6 @@
 //! `netacc ps`: the processes of this host that have the library.
 
-use super::print;
+use super::{print, ss};
 use crate::processes::Looks;
 use crate::show;
 use clap::ArgMatches;
@@ -9,7 +9,11 @@ use std::io::{self, Write};
 
 /// `netacc ps …`, the command line read; the exit status.
 pub fn main(matches: &ArgMatches) -> c_int {
-    show("netacc", matches.get_flag("json"))
+    let is_json = matches.get_flag("json");
+    match ss::pause(matches) {
+        Some(pause) => ss::watch_all(matches, pause, is_json),
+        None => show("netacc", is_json),
+    }
 }
 
 /// The same for `tool`.

@@ -37,11 +37,11 @@ pub fn main(matches: &ArgMatches) -> c_int {
     let view =
         View { sections: &sections, is_wide: matches.get_flag("wide"), selection: &selection };
     let is_json = matches.get_flag("json");
-    match matches.get_one::<f64>("watch") {
-        Some(seconds) => {
+    match pause(matches) {
+        Some(pause) => {
             let watch = Watch {
                 words: &words,
-                pause: Duration::from_secs_f64(*seconds),
+                pause,
                 times: matches.get_one::<u32>("times").copied(),
                 is_json,
                 view: &view,
@@ -51,6 +51,18 @@ pub fn main(matches: &ArgMatches) -> c_int {
         None if words.is_empty() => ps::show(TOOL, is_json),
         None => once(&words, is_json, &view),
     }
+}
+
+/// How often it is shown, if not once.
+pub(super) fn pause(matches: &ArgMatches) -> Option<Duration> {
+    matches.get_one::<f64>("watch").copied().map(Duration::from_secs_f64)
+}
+
+/// `netacc ps -w …`.
+pub(super) fn watch_all(matches: &ArgMatches, pause: Duration, is_json: bool) -> c_int {
+    let (selection, times) = (Selection::default(), matches.get_one::<u32>("times").copied());
+    let view = View { sections: &[Section::Counts], is_wide: false, selection: &selection };
+    Watch { words: &[], pause, times, is_json, view: &view }.run()
 }
 
 /// What is asked for of the connections. (The parser lets only words through that mean something.)
