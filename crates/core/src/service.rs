@@ -708,6 +708,7 @@ impl Service {
         self.held_until.store(0, Release);
         self.watch_at.store(0, Release);
         io::forget_watch();
+        io::forget_off();
         self.absent.forget_all();
         self.requests.leave();
         let bell = self.bell.swap(-1, AcqRel);

@@ -2,6 +2,7 @@
 
 use crate::segment::{self, Segment, SegmentError, field};
 use netacc_control::config::{Answer, Key, Request};
+use netacc_control::stats::Path;
 use std::ffi::OsString;
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
@@ -114,6 +115,22 @@ pub fn set(pid: u32, key: Key, value: &str, limit: Duration) -> Result<(), Failu
             None if Instant::now() >= until => return Err(Failure::Silent(state(pid))),
             None => std::thread::sleep(PAUSE),
         }
+    }
+}
+
+/// Waits until a process has no connection left that is accelerated, but not for longer than that.
+/// How many there are; `None`: it does not say any more.
+pub fn await_tcp(pid: u32, limit: Duration) -> Option<u64> {
+    let until = Instant::now() + limit;
+    loop {
+        let segment = Segment::of(pid).ok()?;
+        let open = segment.header.open_by_path;
+        let left = Path::ALL.iter().filter(|path| **path != Path::Tcp);
+        let left = left.filter_map(|path| open.get(*path as usize)).sum();
+        if left == 0 || Instant::now() >= until {
+            return Some(left);
+        }
+        std::thread::sleep(PAUSE);
     }
 }
 

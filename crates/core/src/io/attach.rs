@@ -9,7 +9,7 @@ use crate::lock::lock_end;
 use crate::log::debug_log;
 use crate::sets::sets;
 use crate::socket::{self, Event, Offer, RxEnd, Socket, State, TxEnd, flag, offered};
-use crate::{agent, carrier, policy, process};
+use crate::{agent, carrier, config, policy, process};
 use core::ffi::c_int;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::*;
@@ -139,6 +139,9 @@ fn why_not(s: &'static Socket, g: u16, fd: c_int, moved: &Counted, asked: u32) -
     } else if process::is_ending() {
         // Whoever takes the connections back has begun, and may have passed it.
         Some(Reason::Disconnected)
+    } else if !config::get().accelerate_by_default {
+        // The same.
+        Some(Reason::DisabledByConfig)
     } else if !children_can_follow(s) || s.flags.load(SeqCst) & flag::CONTESTED != 0 {
         Some(Reason::InheritedByFork)
     } else if s.has(flag::STDIO) {

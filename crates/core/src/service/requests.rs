@@ -4,11 +4,11 @@
 //! Answers stand in the statistics segment. The thread "netacc" carries them out.
 
 use crate::log::log;
-use crate::{config, fd_table, numbers, stats, sys};
+use crate::{config, fd_table, io, numbers, stats, sys};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicI32, Ordering::*};
 use libc::epoll_event;
-use netacc_control::config::{Answer, LogLevel, REQUEST_BYTES_MAX, Request};
+use netacc_control::config::{Answer, Key, LogLevel, REQUEST_BYTES_MAX, Request};
 
 /// The epoll item of the pipe.
 pub(super) const EVENT_REQUESTS: u64 = 1 << 59;
@@ -79,6 +79,9 @@ fn carry_out(request: &Request<'_>) -> Answer {
     let answer = config::change(request.name, request.value);
     if answer == Answer::Done {
         log(LogLevel::Info, format_args!("{}={} from here on", request.name, request.value));
+        if request.name == Key::AccelerateByDefault.name() && !config::get().accelerate_by_default {
+            io::take_all_back();
+        }
     }
     answer
 }

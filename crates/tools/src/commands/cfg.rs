@@ -222,6 +222,8 @@ struct Outcome {
     name: String,
     before: String,
     done: Result<(), Failure>,
+    /// Of the off-switch: connections that have not gone back to TCP yet.
+    left: Option<u64>,
 }
 
 fn set(matches: &ArgMatches) -> c_int {
@@ -272,7 +274,10 @@ fn set_in(pid: u32, key: Key, value: &str, limit: Duration) -> Outcome {
             (name, before.map(|[_, value, _]| value).unwrap_or_default())
         })
         .unwrap_or_default();
-    Outcome { pid, name, before, done: live::set(pid, key, value, limit) }
+    let done = live::set(pid, key, value, limit);
+    let is_off = key == Key::AccelerateByDefault && value == "0" && done.is_ok();
+    let left = if is_off { live::await_tcp(pid, limit) } else { None };
+    Outcome { pid, name, before, done, left }
 }
 
 fn outcome_json(outcome: &Outcome, key: Key, value: &str) -> Value {
@@ -284,14 +289,20 @@ fn outcome_json(outcome: &Outcome, key: Key, value: &str) -> Value {
         "value": value,
         "is_set": outcome.done.is_ok(),
         "takes_effect": key.takes_effect().word(),
+        "left_accelerated": outcome.left,
         "error": outcome.done.as_ref().err().map(ToString::to_string),
     })
 }
 
 fn outcome_text(outcome: &Outcome, key: Key, value: &str) -> String {
     let shown = |text: &str| if text.is_empty() { "\"\"".to_owned() } else { printable(text) };
+    let left = match outcome.left {
+        None => String::new(),
+        Some(0) => String::from("; every connection is on TCP"),
+        Some(n) => format!("; {n} connections follow when what lies in their rings is read"),
+    };
     format!(
-        "{} ({}): {} {} -> {}, {}\n",
+        "{} ({}): {} {} -> {}, {}{left}\n",
         printable(&outcome.name),
         outcome.pid,
         key.name(),

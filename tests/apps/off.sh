@@ -1,0 +1,109 @@
+#!/usr/bin/env bash
+# The off-switch (`netacc cfg set NACC_ENABLE_RDMA_DEFAULT`), to and fro under load: no byte is
+# wrong, no client sees an error, nobody waits for ever.
+# NETACC_OFF_SECONDS: how long each load runs (default: 12).
+. "$(dirname "$0")/lib.sh"
+need_library
+command -v python3 >/dev/null || { skip all "no python3"; finish; exit; }
+CFG=("$LIB_DIR/netacc" cfg)
+APP=$(dirname "$0")/off_app.py
+SECONDS_EACH=${NETACC_OFF_SECONDS:-12}
+
+switch() { "${CFG[@]}" set --wait 5 NACC_ENABLE_RDMA_DEFAULT "$@" >>"$TMP/switched" 2>&1; }
+on_path() { "$SS" --path "$1" --json "$2" | grep -c '"fd"'; }
+test_is() { [ "$("${@:2}")" = "$1" ]; }
+some() { [ "$("$@")" -gt 0 ]; }
+because() { "$SS" --reason disabled-by-config --json "$1" | grep -c '"fd"'; }
+
+# One connection: off, and its reason; on, and the next one.
+PORT=$(free_port)
+become_accel python3 "$(dirname "$0")/cfg_app.py" server "$PORT" 2>"$TMP/server.err" &
+SERVER=$!; PIDS+=("$SERVER")
+listens() { (: <"/dev/tcp/127.0.0.1/$PORT") 2>/dev/null; }
+wait_for 10 listens || { fail start "$(cat "$TMP/server.err")"; finish; exit 1; }
+coproc CLIENT { become_accel python3 "$(dirname "$0")/cfg_app.py" client "$PORT" 2>"$TMP/client.err"; }
+read -r -t 20 -u "${CLIENT[0]}" PID; PIDS+=("$PID")
+tell() { local line; echo "$*" >&"${CLIENT[1]}"; read -r -t 60 -u "${CLIENT[0]}" line && echo "$line"; }
+tell open 3 >/dev/null
+if wait_for 20 test_is 3 on_path shm "$PID"; then ok accelerated; else fail accelerated "$("$SS" -s sock "$PID")"; fi
+out=$("${CFG[@]}" set NACC_ENABLE_RDMA_DEFAULT 0 -p "$PID" 2>&1)
+if grep -qF '1 -> 0, at once; every connection is on TCP' <<<"$out"; then ok off; else fail off "$out"; fi
+same reason 3 "$(because "$PID")"
+same goes-on done "$(tell use)"
+tell open 1 >/dev/null
+same new-ones-too 4 "$(because "$PID")"
+"${CFG[@]}" set NACC_ENABLE_RDMA_DEFAULT 1 -p "$PID" >/dev/null
+tell open 2 >/dev/null
+if wait_for 20 test_is 2 on_path shm "$PID"; then ok on-again; else fail on-again "$("$SS" -s sock "$PID")"; fi
+same goes-on-again done "$(tell use)"
+# A peer that is stopped gives nothing back: that is said, and its connections follow.
+kill -STOP "$SERVER"
+out=$("${CFG[@]}" set NACC_ENABLE_RDMA_DEFAULT 0 --wait 0.5 -p "$PID" 2>&1)
+kill -CONT "$SERVER"
+if grep -qF 'connections follow when what lies in their rings is read' <<<"$out"; then ok peer-stopped; else fail peer-stopped "$out"; fi
+same goes-on-behind-that done "$(tell use)"
+if wait_for 20 test_is 0 on_path shm "$PID"; then ok has-followed; else fail has-followed "$("$SS" -s sock "$PID")"; fi
+"${CFG[@]}" set NACC_ENABLE_RDMA_DEFAULT 1 -p "$PID" >/dev/null
+tell open 2 >/dev/null
+if wait_for 20 test_is 2 on_path shm "$PID"; then ok on-behind-that; else fail on-behind-that "$("$SS" -s sock "$PID")"; fi
+
+# The other end's process: this one's connections go back with it.
+"${CFG[@]}" set NACC_ENABLE_RDMA_DEFAULT 0 -p "$SERVER" >/dev/null
+same peer-off done "$(tell use)"
+if wait_for 20 test_is 0 on_path shm "$PID"; then ok both-ways; else fail both-ways "$("$SS" -s sock "$PID")"; fi
+"${CFG[@]}" set NACC_ENABLE_RDMA_DEFAULT 1 -p "$SERVER" >/dev/null
+
+# toggle SECONDS PID... : off and on, in one process, in the others, in all; prints how often.
+toggle() {
+  local end=$((SECONDS + $1)) n=0; shift
+  local all; all=$(IFS=,; echo "$*")
+  while [ $SECONDS -lt $end ]; do
+    for who in "$1" "$all" "${@: -1}" "$all"; do
+      switch 0 -p "$who"; switch 1 -p "$who"; n=$((n + 1))
+      # Long enough, now and then, for connections to be accelerated again.
+      [ $((n % 3)) = 0 ] && sleep 0.1
+    done
+  done
+  echo $n
+}
+
+# Threads in recv, poll, select and epoll, at both ends, whose bytes are compared.
+PORT=$(free_port)
+become_accel python3 "$APP" server "$PORT" 2>"$TMP/load-server.err" &
+SERVER=$!; PIDS+=("$SERVER")
+wait_for 10 listens || { fail start-load "$(cat "$TMP/load-server.err")"; finish; exit 1; }
+become_accel python3 "$APP" client "$PORT" $((SECONDS_EACH + 4)) >"$TMP/load" 2>"$TMP/load.err" &
+LOAD=$!; PIDS+=("$LOAD")
+wait_for 20 grep -q '^[0-9]*$' "$TMP/load"
+if wait_for 20 some on_path shm "$LOAD"; then ok load-is-accelerated; else fail load-is-accelerated "$("$SS" -s sock "$LOAD")"; fi
+times=$(toggle "$SECONDS_EACH" "$SERVER" "$LOAD")
+switch 1 -p "$SERVER,$LOAD"
+if wait "$LOAD"; then ok every-byte "$times times off and on, $(tail -n 1 "$TMP/load")"; else
+  fail every-byte "$(cat "$TMP/load" "$TMP/load.err" "$TMP/load-server.err")"; fi
+same load-without-complaints '' "$(cat "$TMP/load-server.err")"
+
+# Redis, with a benchmark that says each error.
+if command -v redis-server >/dev/null; then
+  PORT=$(free_port)
+  become_accel redis-server --port "$PORT" --bind 127.0.0.1 --save '' --dir "$TMP" >"$TMP/redis.out" 2>&1 &
+  SERVER=$!; PIDS+=("$SERVER")
+  wait_for 30 sh -c "redis-cli -p $PORT ping | grep -qx PONG"
+  bench() {
+    local end=$((SECONDS + SECONDS_EACH + 2))
+    while [ $SECONDS -lt $end ]; do
+      accel redis-benchmark -p "$PORT" -n 20000 -c 20 -d 300 -t set,get,lrange_100 -q || return 1
+    done
+  }
+  bench >"$TMP/bench" 2>&1 &
+  BENCH=$!
+  wait_for 20 some on_path shm "$SERVER"
+  before=$("$SS" --json "$SERVER" | tr -d ' \n' | grep -o '"shm":[0-9]*' | sed -n 2p)
+  times=$(toggle "$SECONDS_EACH" "$SERVER")
+  if wait "$BENCH" && ! grep -qiE 'error|could not|closed' "$TMP/bench"; then ok redis "$times times off and on; before $before"; else
+    fail redis "$(tail -n 20 "$TMP/bench")"; fi
+  after=$("$SS" --json "$SERVER" | tr -d ' \n' | grep -o '"shm":[0-9]*' | sed -n 2p)
+  if [ "${after#*:}" -gt "${before#*:}" ]; then ok accelerated-meanwhile "$after"; else fail accelerated-meanwhile "$before $after"; fi
+else skip redis "no redis-server"; fi
+if grep -v 'NACC_ENABLE_RDMA_DEFAULT [01] -> [01], at once' "$TMP/switched" | grep -q .; then
+  fail every-switch "$(grep -v 'at once' "$TMP/switched" | sort | uniq -c | head)"; else ok every-switch; fi
+finish

@@ -1,0 +1,129 @@
+"""Load for off.sh: a server that sends back what comes, and a client that compares it.
+
+off_app.py server PORT
+off_app.py client PORT SECONDS: threads that wait in recv, poll, select and epoll, each with
+connections of its own that it makes anew all the time, and some that stay and are mostly idle. At
+the end it says how much has gone to and fro.
+"""
+import os
+import random
+import select
+import selectors
+import socket
+import sys
+import threading
+import time
+
+STOP = threading.Event()
+MOVED = []
+
+
+def serve(port):
+    """Half of the connections in an epoll set, half with a thread each."""
+    listener = socket.create_server(("127.0.0.1", port), backlog=128)
+    events = selectors.DefaultSelector()
+
+    def echo(connection):
+        with connection:
+            while data := connection.recv(65536):
+                connection.sendall(data)
+
+    def look():
+        while True:
+            for key, _ in events.select(0.05):
+                data = key.fileobj.recv(65536)
+                if data:
+                    key.fileobj.sendall(data)
+                else:
+                    events.unregister(key.fileobj)
+                    key.fileobj.close()
+
+    threading.Thread(target=look, daemon=True).start()
+    for n in range(1 << 30):
+        connection, _ = listener.accept()
+        if n % 2:
+            events.register(connection, selectors.EVENT_READ)
+        else:
+            threading.Thread(target=echo, args=(connection,), daemon=True).start()
+
+
+def until_readable(how, connection):
+    """Waits as long as it takes; more than that is a lost wake-up."""
+    if how == "poll":
+        poll = select.poll()
+        poll.register(connection, select.POLLIN)
+        ready = poll.poll(20_000)
+    elif how == "select":
+        ready = select.select([connection], [], [], 20)[0]
+    elif how == "epoll":
+        with select.epoll() as epoll:
+            epoll.register(connection, select.EPOLLIN)
+            ready = epoll.poll(20)
+    else:
+        return
+    if not ready:
+        raise TimeoutError(f"{how} has waited for 20 s")
+
+
+def exchange(how, connection, size):
+    """Sends so much, and compares what comes back with it."""
+    sent = random.randbytes(size)
+    connection.sendall(sent)
+    got = bytearray()
+    while len(got) < size:
+        until_readable(how, connection)
+        part = connection.recv(65536)
+        if not part:
+            raise EOFError(f"{how}: the end after {len(got)} of {size} bytes")
+        got += part
+    if got != sent:
+        raise ValueError(f"{how}: other bytes have come back")
+    return size
+
+
+def use(how, port, moved):
+    keep = [socket.create_connection(("127.0.0.1", port), 20) for _ in range(2)]
+    while not STOP.is_set():
+        with socket.create_connection(("127.0.0.1", port), 20) as connection:
+            if how == "recv":
+                connection.settimeout(None)
+            for n in range(random.randrange(10, 200)):
+                moved[0] += exchange(how, connection, random.choice([1, 64, 3000, 40_000]))
+        moved[1] += 1
+        # Those that stay are used for long enough once to be accelerated, and now and then later.
+        for connection in keep:
+            moved[0] += sum(exchange(how, connection, 64) for _ in range(random.choice([1, 30])))
+
+
+def client(port, seconds):
+    failed = []
+
+    def run(how, moved):
+        try:
+            use(how, port, moved)
+        except Exception as error:
+            failed.append(f"{how}: {error!r}")
+            STOP.set()
+
+    threads = []
+    for how in ["recv", "poll", "select", "epoll"] * 2:
+        MOVED.append([0, 0])
+        threads.append(threading.Thread(target=run, args=(how, MOVED[-1]), daemon=True))
+    for thread in threads:
+        thread.start()
+    print(os.getpid(), flush=True)
+    STOP.wait(seconds)
+    STOP.set()
+    for thread in threads:
+        thread.join(30)
+        if thread.is_alive():
+            failed.append("a thread hangs")
+    print(*failed, sep="\n", end="\n" if failed else "")
+    print(f"{sum(m[0] for m in MOVED)} bytes, {sum(m[1] for m in MOVED)} connections", flush=True)
+    os._exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "server":
+        serve(int(sys.argv[2]))
+    client(int(sys.argv[2]), float(sys.argv[3]))
