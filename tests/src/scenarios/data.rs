@@ -930,6 +930,45 @@ pub fn list() -> Vec<Scenario> {
             },
         ),
         pair(
+            "data/splice-in-beside-a-receiver",
+            "a splice waits for room in its pipe while another thread receives: each byte goes one way",
+            |t| {
+                let fd = t.server();
+                let [from, to] = sys::pipe();
+                sys::set_nonblocking(to, true);
+                let mut full = 0;
+                while let Ok(n) = sys::write(to, &[b'-'; 4096]) {
+                    full += n;
+                }
+                sys::set_nonblocking(to, false);
+                t.tell("go");
+                await_bytes(fd, 80);
+                let splicer = blocked(move || sys::splice(fd, to, 100, 0));
+                t.log_text("received", &recv_exact(fd, 60));
+                assert!(recv_pipe(from, full).iter().all(|b| *b == b'-'));
+                t.log("spliced", splicer.join().expect("thread"));
+                t.log_text("through the pipe", &recv_pipe(from, 20));
+                t.log("no more", sys::recv(fd, &mut [0; 8], MSG_DONTWAIT));
+                // Nobody reads any more: nothing is taken.
+                t.tell("again");
+                await_bytes(fd, 5);
+                sys::ignore_signal(libc::SIGPIPE);
+                t.log("close", sys::close(from));
+                t.log("nobody reads", sys::splice(fd, to, 100, 0));
+                t.log_text("is still there", &recv_exact(fd, 5));
+                t.tell("end");
+            },
+            |t| {
+                let fd = t.client();
+                t.wait("go");
+                let bytes: Vec<u8> = (b'!'..b'!' + 80).collect();
+                send_all(fd, &bytes);
+                t.wait("again");
+                send_all(fd, b"after");
+                t.wait("end");
+            },
+        ),
+        pair(
             "data/stdio",
             "fdopen on the socket: stdio's own reads and writes, after bytes were waiting",
             |t| {

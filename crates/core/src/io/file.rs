@@ -8,7 +8,7 @@ use super::reset::is_reset;
 use super::send::{leave_to_send, send_broken, send_one};
 use super::send_again::send_again;
 use super::waits::{Patience, never_waits, renew};
-use super::{EAGAIN, EFAULT, dispatch, recv, send};
+use super::{EAGAIN, EFAULT, dispatch, send};
 use crate::channel::Side;
 use crate::heap::{PART_FEW, Part};
 use crate::outcome::{PASS, Ret};
@@ -17,6 +17,9 @@ use crate::{sleep, sys, user};
 use core::ffi::c_int;
 use netacc_control::stats::{Path, Reason};
 use netacc_proto::switchover::TxState;
+
+/// What a pipe that `poll` calls writable takes without waiting.
+const PAGE_BYTES: usize = 4096;
 
 /// From a file that can be read at an offset: read here, sent as any other bytes. Everything else
 /// is the kernel's.
@@ -86,8 +89,8 @@ unsafe fn sendfile_attached(on: Named, input: c_int, offset: *mut i64, count: us
     if sent > 0 { sent as Ret } else { result }
 }
 
-/// Out of a socket: the pipe is filled with what a peek shows, and so much is then taken. Into a
-/// socket: the kernel does it, on the carrier. One of the two is a pipe, or the kernel refuses.
+/// Out of a socket: what is received goes into the pipe. Into a socket: the kernel does it, on the
+/// carrier. One of the two is a pipe, or the kernel refuses.
 pub(crate) unsafe fn splice(
     input: c_int,
     input_offset: *mut i64,
@@ -140,78 +143,88 @@ pub(crate) unsafe fn splice(
     dispatch(out, Side::Send, 0, into_carrier, |_| by_kernel(out, flags))
 }
 
+/// As the kernel does it (splice_file_to_pipe): room in the pipe is waited for first, then bytes of
+/// the socket, unless its own O_NONBLOCK says otherwise (tcp_splice_read). What this call takes is
+/// its own: other threads may receive meanwhile.
 fn splice_from(on: Named, out: c_int, len: usize, flags: u32) -> Ret {
-    let input = on.fd;
+    let nonblocking = flags & libc::SPLICE_F_NONBLOCK != 0
+        || sys::fcntl(out, libc::F_GETFL, 0) as c_int & libc::O_NONBLOCK != 0;
     let mut few = [0u8; PART_FEW];
     let mut part = Part::new(&mut few);
     let part = part.bytes();
-    let room = len.min(part.len());
-    // That is about the pipe, and comes first (splice_file_to_pipe). Whether the socket's bytes are
-    // waited for, its own O_NONBLOCK says (tcp_splice_read).
-    let mut p = libc::pollfd { fd: out, events: libc::POLLOUT, revents: 0 };
-    let nonblocking = flags & libc::SPLICE_F_NONBLOCK != 0;
-    // SAFETY: one valid pollfd.
-    if nonblocking && unsafe { sleep::ppoll(&mut p, 1, 0, core::ptr::null()) } == 0 {
-        return EAGAIN;
+    let mut moved = 0;
+    while moved < len {
+        match room_in_pipe(out, nonblocking || moved > 0) {
+            Ok(()) => {}
+            Err(_) if moved > 0 => break,
+            Err(r) => return r,
+        }
+        // (A pipe that has room has it for a page.)
+        let want = (len - moved).min(part.len()).min(PAGE_BYTES);
+        let how = if moved > 0 { libc::MSG_DONTWAIT } else { 0 };
+        // SAFETY: within `part`.
+        let n = unsafe { recv_one(on.s, on.g, on.fd, sys::iov(part.as_mut_ptr(), want), how) };
+        if moved == 0 && n == PASS && !on.s.is(State::Candidate) {
+            let none = core::ptr::null_mut();
+            return sleep::splice(on.fd, none, out, none, len, flags);
+        }
+        if n <= 0 {
+            return if moved > 0 { moved as Ret } else { n };
+        }
+        let w = fill_pipe(out, part.get(..n as usize).unwrap_or(&[]));
+        if w <= 0 && moved == 0 {
+            return w;
+        }
+        moved += w.max(0) as usize;
+        if w < n {
+            break;
+        }
     }
-    // SAFETY: within `part`.
-    let n =
-        unsafe { recv_one(on.s, on.g, on.fd, sys::iov(part.as_mut_ptr(), room), libc::MSG_PEEK) };
-    if n == PASS && on.s.is(State::Candidate) {
-        return PASS;
-    }
-    if n == PASS {
-        return sleep::splice(input, core::ptr::null_mut(), out, core::ptr::null_mut(), len, flags);
-    }
-    if n <= 0 {
-        return n;
-    }
-    // One write: a pipe takes all of up to PIPE_BUF or blocks (or answers EAGAIN), of more perhaps
-    // a part.
-    // A page at a time while the pipe says that it has room: only the first may wait.
-    let mut w: isize = 0;
-    while w < n {
-        let end = (n as usize).min(w as usize + 4096);
+    moved as Ret
+}
+
+/// Waits until the pipe has room for a page. `Err`: the call ends with that.
+fn room_in_pipe(out: c_int, nonblocking: bool) -> Result<(), Ret> {
+    loop {
+        let mut p = libc::pollfd { fd: out, events: libc::POLLOUT, revents: 0 };
         // SAFETY: one valid pollfd.
-        if w > 0 && unsafe { sleep::ppoll(&mut p, 1, 0, core::ptr::null()) } == 0 {
-            break;
+        let r = unsafe { sleep::ppoll(&mut p, 1, 0, core::ptr::null()) };
+        if p.revents & libc::POLLERR != 0 {
+            // Nobody reads it.
+            sys::raise(libc::SIGPIPE);
+            return Err(-(libc::EPIPE as Ret));
         }
-        let r = sleep::write(out, part.get(w as usize..end).unwrap_or(&[]));
-        if r <= 0 {
-            if w == 0 {
-                return r;
+        if r > 0 {
+            return Ok(());
+        }
+        if nonblocking {
+            return Err(EAGAIN);
+        }
+        if let Some(r) = Patience::endless().wait(out, libc::POLLOUT, -1) {
+            return Err(r);
+        }
+    }
+}
+
+/// Puts bytes that nobody else has into a pipe that had room for them. (Another writer may have
+/// taken it: that is waited for, past signals.) How many went: fewer, or an error, where nobody
+/// reads it any more.
+fn fill_pipe(out: c_int, bytes: &[u8]) -> Ret {
+    let mut done = 0;
+    while let Some(rest) = bytes.get(done..).filter(|rest| !rest.is_empty()) {
+        match sleep::write(out, rest) {
+            n if n > 0 => done += n as usize,
+            r if r == -(libc::EINTR as isize) => {}
+            EAGAIN => {
+                let mut p = libc::pollfd { fd: out, events: libc::POLLOUT, revents: 0 };
+                // SAFETY: one valid pollfd.
+                let _ = unsafe { sleep::ppoll(&mut p, 1, -1, core::ptr::null()) };
             }
-            break;
+            r if done == 0 => return r,
+            _ => break,
         }
-        w += r;
     }
-    // SAFETY: within `part`; these bytes were just peeked, so this does not wait.
-    match unsafe {
-        recv_one(
-            on.s,
-            on.g,
-            on.fd,
-            sys::iov(part.as_mut_ptr(), w as usize),
-            libc::MSG_WAITALL | libc::MSG_TRUNC,
-        )
-    } {
-        // SAFETY: as above.
-        PASS => match unsafe { recv(input, part.as_mut_ptr(), w as usize, libc::MSG_TRUNC) } {
-            // SAFETY: as above.
-            PASS => unsafe {
-                sys::recvfrom(
-                    input,
-                    part.as_mut_ptr(),
-                    w as usize,
-                    libc::MSG_TRUNC,
-                    core::ptr::null_mut(),
-                    core::ptr::null_mut(),
-                )
-            },
-            r => r,
-        },
-        r => r,
-    }
+    done as Ret
 }
 
 /// A kernel call that sends: on the carrier, with its bytes counted; later sends may take the ring
