@@ -2,6 +2,7 @@
 //! item at the socket's home, or an extra item.
 
 use super::handover::{bar, light, set_of, take_over};
+use super::ready::may_report;
 use super::{
     CARRIER, EXCLUSIVE, EXCLUSIVE_OK, EXTRAS, Epoll, Inner, Item, activate, at, is_in, leave, post,
     prod, tag, take_place,
@@ -249,7 +250,9 @@ fn ctl_attached(e: &'static Epoll, epfd: c_int, op: c_int, on: Named, ev: epoll_
             }
             (item.events, item.data, item.present, item.disabled) =
                 (ev.events, ev.u64, true, false);
-            item.queue(ready, i);
+            if may_report(item, false) {
+                item.queue(ready, i);
+            }
             stats::count(Counter::EpollCtlSaved);
             prod(e, &inner);
             0
@@ -341,7 +344,9 @@ fn add(e: &'static Epoll, epfd: c_int, on: Named, ev: epoll_event) -> Ret {
             }
         }
         inner.fresh = true;
-        inner.queue(i);
+        if inner.item(i).is_some_and(|item| may_report(item, true)) {
+            inner.queue(i);
+        }
         prod(e, &inner);
         return 0;
     }

@@ -4,7 +4,7 @@ use super::{ALWAYS, ENDS, IN, Inner, Item, OUT};
 use crate::channel::{Channel, announce, says_end};
 use crate::socket::flag;
 use crate::{io, sys, wait};
-use core::sync::atomic::Ordering::*;
+use core::sync::atomic::{Ordering::*, fence};
 
 /// What changes in the ring of a socket whose news is not announced to this set.
 fn stamp(channel: &Channel, slot: usize) -> (u32, u64) {
@@ -40,13 +40,18 @@ impl Inner {
     }
 }
 
-/// What a kept item has to report; reads shared words, and asks the kernel only where the carrier
-/// matters.
-#[inline]
-pub(super) fn evaluate(item: &mut Item) -> u32 {
+/// What the ring alone says of an item.
+struct ByRing {
+    now: u32,
+    /// The carrier has to be asked as well.
+    ask: bool,
+    sends: bool,
+}
+
+#[inline(always)]
+fn by_ring(item: &Item, channel: &Channel) -> Option<ByRing> {
     let s = item.socket;
-    let Some(channel) = s.channel().filter(|_| !item.plain) else { return evaluate_plain(item) };
-    let Some((tx, rx)) = s.words() else { return 0 };
+    let (tx, rx) = s.words()?;
     let sends = s.published.sends_fast();
     let (readable, ask) = s.published.ring_says(rx, &s.rx_offset);
     // (All of them: none is worth a branch.)
@@ -62,10 +67,36 @@ pub(super) fn evaluate(item: &mut Item) -> u32 {
     {
         now |= OUT;
     }
+    Some(ByRing { now, ask, sends })
+}
+
+/// What a kept item has to report; reads shared words, and asks the kernel only where the carrier
+/// matters.
+#[inline]
+pub(super) fn evaluate(item: &mut Item) -> u32 {
+    let channel = item.socket.channel().filter(|_| !item.plain);
+    let Some(channel) = channel else { return evaluate_plain(item) };
+    let Some(ByRing { mut now, ask, sends }) = by_ring(item, channel) else { return 0 };
     if ask {
         now |= ask_carrier(item, sends);
     }
     now & (item.events | ALWAYS)
+}
+
+/// Whether an item may have something to report at this moment. What it has later is announced, or
+/// the kernel's to tell: an item that is not queued now takes its place when it becomes ready.
+/// `new`: the carrier is asked now, and not again by the first wait.
+pub(super) fn may_report(item: &mut Item, new: bool) -> bool {
+    // Behind the word by which the item's news is announced (`post`).
+    fence(SeqCst);
+    let announced = !item.plain && item.extra.is_none() && !item.socket.is_inherited();
+    if new && announced {
+        return evaluate(item) != 0;
+    }
+    let channel = item.socket.channel().filter(|_| announced);
+    channel
+        .and_then(|channel| by_ring(item, channel))
+        .is_none_or(|ring| ring.ask || ring.now & item.events != 0)
 }
 
 /// A nameless item of a socket that is the kernel's: the kernel says all.
