@@ -5,7 +5,8 @@
 //! I/O, or a panic: the code runs inside other people's processes. `ARCHITECTURE.md` has the map.
 #![no_std]
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
-#![cfg_attr(test, allow(clippy::indexing_slicing))]
+#![deny(clippy::large_stack_arrays)]
+#![cfg_attr(test, allow(clippy::indexing_slicing, clippy::large_stack_arrays))]
 
 extern crate alloc;
 #[cfg(test)]

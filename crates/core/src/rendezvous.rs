@@ -413,6 +413,7 @@ pub(crate) fn link_of(event: u64) -> (usize, u32) {
 }
 
 impl State {
+    #[allow(clippy::large_stack_arrays, reason = "the value of a static")]
     pub(crate) const fn new() -> State {
         State {
             process: 0,

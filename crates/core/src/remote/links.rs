@@ -522,7 +522,7 @@ impl Remote {
             else {
                 return Ok(());
             };
-            let mut part = [0u8; 16384];
+            let mut part = [0u8; 8192];
             // SAFETY: a live buffer.
             let r = unsafe {
                 sys::recvfrom(

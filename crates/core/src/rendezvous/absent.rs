@@ -15,6 +15,7 @@ const MASK: u64 = (1 << 24) - 1;
 const NEVER: u64 = 0;
 
 impl Absent {
+    #[allow(clippy::large_stack_arrays, reason = "the value of a static")]
     pub(crate) const fn new() -> Absent {
         Absent([const { AtomicU64::new(0) }; PLACES])
     }
