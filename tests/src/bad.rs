@@ -200,10 +200,10 @@ pub fn readv(fd: Fd, parts: &[Part]) -> R {
     call!(libc::readv(fd, iov.as_ptr(), iov.len() as c_int))
 }
 
-pub fn recvmsg(fd: Fd, parts: &[Part]) -> R {
+pub fn recvmsg(fd: Fd, parts: &[Part], flags: c_int) -> R {
     let iov = list(parts);
     let mut m = header(iov.as_ptr().cast(), iov.len());
-    call!(libc::recvmsg(fd, &mut m, 0))
+    call!(libc::recvmsg(fd, &mut m, flags))
 }
 
 pub fn writev_list(fd: Fd, at: *mut u8, count: c_int) -> R {

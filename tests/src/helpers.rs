@@ -23,6 +23,7 @@ pub fn run(name: &str, args: &[&str]) -> ExitCode {
         "use-all" => use_all(number(0) as Fd),
         "exec-again" => exec_again(number(0) as Fd, args.get(1).copied().unwrap_or_default()),
         "echoes" => echoes(number(0) as Fd, number(1)),
+        "echoes-first" => echoes_first(number(0) as Fd, number(1)),
         "say-on" => say_on(number(0) as Fd),
         "is-closed" => println!("{:?}", sys::fcntl(number(0) as Fd, libc::F_GETFD, 0)),
         "serve" => serve(number(0) as Fd, number(1)),
@@ -118,8 +119,8 @@ fn exec_again(fd: Fd, library: &str) {
     // SAFETY: this program has one thread.
     unsafe { std::env::set_var("LD_PRELOAD", library) };
     let (program, number) = (crate::ctx::own_program(), fd.to_string());
-    let e = sys::exec(&program, &[&program, "helper", "echoes", &number, "1000"], true);
-    println!("exec: {e:?}");
+    let args = [&program, "helper", "echoes-first", &number, "1000"];
+    println!("exec: {:?}", sys::exec(&program, &args, true));
 }
 
 /// Becomes the program that serves.
@@ -136,6 +137,12 @@ fn echoes(fd: Fd, count: usize) {
         let ask = recv_exact(fd, 4);
         send_all(fd, &ask);
     }
+}
+
+/// Answers so many messages, and has the connection until its child has answered its own.
+fn echoes_first(fd: Fd, count: usize) {
+    echoes(fd, count);
+    println!("child: {:?}", sys::wait_child(-1));
 }
 
 fn say_on(fd: Fd) {

@@ -309,7 +309,7 @@ pub fn list() -> Vec<Scenario> {
         .demoted(),
         pair(
             "adopt/exec-twice-without-the-library-between",
-            "a program without the library leaves the connection to a child, and becomes the same program with the library",
+            "a program without the library shares the connection with a child, and becomes the same program with the library",
             |t| {
                 let [to, from] = sys::socketpair(libc::SOCK_STREAM).expect("socketpair");
                 let library = std::env::var("LD_PRELOAD").unwrap_or_default();
@@ -781,6 +781,49 @@ pub fn list() -> Vec<Scenario> {
         .any_path()
         .demoted(),
         pair(
+            "adopt/passed-and-kept-under-another-name",
+            "the sender has a duplicate of what it passed, closes one of the two, and uses the other while the worker lives",
+            |t| {
+                let [to, from] = sys::socketpair(libc::SOCK_STREAM).expect("socketpair");
+                let (go, wait) = turn();
+                let (back, until) = turn();
+                let worker = t.child(|_| {
+                    let fd = take(from);
+                    echo(fd, 1500);
+                    give(go);
+                    await_turn(until);
+                    echo_to_end(fd)
+                });
+                let fd = accept_one(t);
+                pass(t, to, fd);
+                let other = sys::dup(fd).expect("dup");
+                t.log("close", sys::close(fd));
+                await_turn(wait);
+                echo(other, 100);
+                t.log("close the other", sys::close(other));
+                give(back);
+                t.log("worker", worker.join());
+            },
+            |t| client_of_echoes(t, 2000),
+        )
+        .any_path()
+        .demoted(),
+        pair(
+            "adopt/passed-and-closed-under-both-names",
+            "the sender has a duplicate of what it passed, closes the one before the worker uses it and the other one then: the worker is accelerated",
+            |t| {
+                let [to, from] = sys::socketpair(libc::SOCK_STREAM).expect("socketpair");
+                let worker = t.child(|t| serve_all(t, take(from)));
+                let fd = accept_one(t);
+                pass(t, to, fd);
+                let other = sys::dup(fd).expect("dup");
+                t.log("close", sys::close(fd));
+                t.log("close the other", sys::close(other));
+                t.log("worker", worker.join());
+            },
+            client_of_all,
+        ),
+        pair(
             "adopt/passed-while-a-thread-reads",
             "a thread of the sender's waits in recv while another passes the connection and closes it",
             |t| {
@@ -1188,6 +1231,33 @@ pub fn list() -> Vec<Scenario> {
                 t.log("shutdown", sys::shutdown(fd, libc::SHUT_WR));
                 t.log("end", sys::recv(fd, &mut [0; 1], 0));
             },
+        )
+        .any_path()
+        .demoted(),
+        pair(
+            "adopt/beside-a-sibling",
+            "two children have a connection, and use it in turn while both live",
+            |t| {
+                let fd = accept_one(t);
+                let (go, wait) = turn();
+                let (back, until) = turn();
+                let sibling = t.child(|_| {
+                    await_turn(wait);
+                    echo(fd, 500);
+                    give(back);
+                    "served".into()
+                });
+                let child = t.child(|_| {
+                    echo(fd, 20_000);
+                    give(go);
+                    await_turn(until);
+                    echo_to_end(fd)
+                });
+                t.log("close", sys::close(fd));
+                t.log("child", child.join());
+                t.log("sibling", sibling.join());
+            },
+            |t| client_of_echoes(t, 21_000),
         )
         .any_path()
         .demoted(),

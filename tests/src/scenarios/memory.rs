@@ -7,7 +7,7 @@ use crate::scenario::{Scenario, alone, pair};
 use crate::sys::{self, Addr, E, R};
 use libc::{
     EFAULT, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLET, EPOLLIN, MSG_DONTWAIT, MSG_PEEK,
-    MSG_TRUNC, POLLIN, SIGBUS, SIGSEGV,
+    MSG_TRUNC, MSG_WAITALL, POLLIN, SIGBUS, SIGSEGV,
 };
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -71,7 +71,8 @@ fn receive_into(t: &crate::ctx::Ctx, fd: i32, kind: Kind) {
     t.log(&say("peek that looks at nothing"), bad::recv(fd, bad.page(), 4, MSG_PEEK | MSG_TRUNC));
     let parts = [(bad.before(4), 4), (bad.page(), 8)];
     t.log(&say("readv"), bad::readv(fd, &parts));
-    t.log(&say("recvmsg"), bad::recvmsg(fd, &parts));
+    t.log(&say("recvmsg"), bad::recvmsg(fd, &parts, 0));
+    t.log(&say("recvmsg that waits for all"), bad::recvmsg(fd, &parts, MSG_WAITALL));
     t.log(&say("list of readv"), bad::readv_list(fd, bad.page(), 2));
     t.log(&say("list of recvmsg"), bad::recvmsg_list(fd, bad.page(), 2));
     if kind != Kind::ReadOnly {

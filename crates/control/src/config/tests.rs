@@ -304,6 +304,21 @@ fn sizes_of_one_source_have_to_fit_each_other() {
 }
 
 #[test]
+fn a_path_of_a_log_has_its_process_and_its_user() {
+    for (given, path) in [
+        ("/tmp/netacc.log", "/tmp/netacc.log"),
+        ("/tmp/%u/%p.log", "/tmp/1000/4711.log"),
+        ("%p%p%%u%", "47114711%u%"),
+        ("50%x/%", "50%x/%"),
+        ("", ""),
+    ] {
+        let mut written = String::new();
+        write_log_path(&mut written, given, 4711, 1000).unwrap();
+        assert_eq!(written, path, "of {given}");
+    }
+}
+
+#[test]
 fn levels_and_origins_have_their_names() {
     let words = ["TRACE", "DEBUG", "INFO", "WARN", "ERROR", "FATAL"];
     for (number, word) in words.iter().enumerate() {

@@ -255,7 +255,7 @@ impl Channel {
     }
 }
 
-fn library(packed: u64) -> Option<[u16; 3]> {
+pub(super) fn library(packed: u64) -> Option<[u16; 3]> {
     (packed != 0).then_some([(packed >> 32) as u16, (packed >> 16) as u16, packed as u16])
 }
 

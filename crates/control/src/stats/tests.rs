@@ -293,6 +293,10 @@ fn a_record_is_never_free_between_claim_and_close() {
     record.add_tx(Path::Shm, 4);
     assert_eq!(record.tx_bytes[1].load(Relaxed), 4);
     assert_eq!(record.rx_bytes[1].load(Relaxed), 0);
+    record.add_rx(Path::Shm, 3);
+    record.add_rx(Path::Shm, 2);
+    assert_eq!(record.tx_bytes[1].load(Relaxed), 4);
+    assert_eq!(record.rx_bytes[1].load(Relaxed), 5);
     assert_eq!(record.promotions.load(Relaxed), 0);
     record.close();
     assert!(!record.is_open() && record.claim());
@@ -318,6 +322,20 @@ fn a_version_is_three_numbers() {
     assert_eq!(packed(b"0.10.65535-rc1"), 0xa_ffff);
     assert_eq!(packed(b"7"), 7);
     assert_ne!(LIBRARY, 0);
+    // And back, as a reader has it.
+    assert_eq!(read::library(packed(b"1.2.3")), Some([1, 2, 3]));
+    assert_eq!(read::library(packed(b"65535.0.7")), Some([65535, 0, 7]));
+    assert_eq!(read::library(0), None);
+}
+
+#[test]
+fn states_of_channels_have_codes_and_names() {
+    use ChannelState::*;
+    let names = ["free", "open", "draining", "failed", "corrupt"];
+    for (state, name) in [Free, Open, Draining, Failed, Corrupt].into_iter().zip(names) {
+        assert_eq!((ChannelState::from_code(state as u32), state.name()), (Some(state), name));
+    }
+    assert_eq!(ChannelState::from_code(5), None);
 }
 
 #[test]

@@ -64,6 +64,39 @@ fn renew_now() -> bool {
 }
 
 #[test]
+fn what_the_kernel_refuses_comes_out_of_the_reserve() {
+    let _alone = alone();
+    assert!(renew_now());
+    // The limit is a process's: a child has it.
+    // SAFETY: a fork past libc; the child calls the heap, setrlimit(2) and _exit(2).
+    let pid = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) } as c_int;
+    if pid == 0 {
+        let none = libc::rlimit { rlim_cur: 4096, rlim_max: 4096 };
+        // SAFETY: setrlimit(2) with its argument.
+        let limited = unsafe { libc::setrlimit(libc::RLIMIT_AS, &none) } == 0;
+        let layout = Layout::new::<[u8; 4096]>();
+        // As many as a region has, and some more.
+        let had = (0..REGION_BYTES / 4096 + 8).all(|_| {
+            // SAFETY: the layout has a size.
+            let block = unsafe { Private.alloc(layout) };
+            if !block.is_null() {
+                // SAFETY: a block of that size.
+                unsafe { ptr::write_bytes(block, 0xa5, 4096) };
+            }
+            !block.is_null()
+        });
+        let used = reserve_used() >= 8 * 4096;
+        // SAFETY: _exit(2).
+        unsafe { libc::_exit(i32::from(!limited) + 2 * i32::from(!had) + 4 * i32::from(!used)) }
+    }
+    let mut status = -1;
+    // SAFETY: the child made above.
+    unsafe { libc::waitpid(pid, &mut status, 0) };
+    assert!(libc::WIFEXITED(status));
+    assert_eq!(libc::WEXITSTATUS(status), 0, "1: no limit, 2: no block, 4: not of the reserve");
+}
+
+#[test]
 fn the_first_reserve_lies_within_its_place() {
     let at = FIRST.0.get() as usize;
     let first = at.wrapping_add(RESERVE_BYTES - 1) & !(RESERVE_BYTES - 1);
