@@ -98,6 +98,8 @@ impl Sending<'_> {
                     await_carrier(s, self.g, self.fd, Reason::SocketOption, timeout, nonblocking)
                         .err()
                 }
+                // What the kernel says is told once: the next call is told.
+                Next::Gone if self.done > 0 => Some(0),
                 Next::Gone if carrier::is_closed(self.fd) => {
                     // SAFETY: as above.
                     Some(unsafe { kernel_send(self.fd, self.iov, self.done, self.flags) })

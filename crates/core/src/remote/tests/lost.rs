@@ -159,6 +159,40 @@ fn the_peers_process_is_killed() {
     }
 }
 
+/// A send that has taken a part of its bytes when it finds the peer gone leaves the carrier's error
+/// to the next call. (It took it along, nobody was told, and the stream ended as if in order.)
+#[test]
+fn a_send_in_part_leaves_the_error_to_the_next_call() {
+    for model in MODELS {
+        for receives in [true, false] {
+            let mut rig = Rig::new(Order::Prompt, model, 2);
+            let i = rig.connect(0, 1);
+            rig.promoted(i);
+            rig.drain(i);
+            let s = rig.conns[i][C].socket;
+            let channel = s.channel().unwrap();
+            let words = channel.words(s.slot.load(Relaxed) as usize, channel.side);
+            let used = s.published.tail.load(Relaxed) - words.head.load(Relaxed);
+            let mut room = (s.tx_ring_bytes() - used) as usize;
+            while room > 100 {
+                let part = 30_000.min(room - 100);
+                assert_eq!(rig.send(i, C, part), part);
+                room -= part;
+            }
+            rig.kill(1);
+            assert_eq!(rig.send(i, C, 5000), 100);
+            if receives {
+                rig.receive(i, C, 100);
+            } else {
+                rig.send(i, C, 100);
+            }
+            assert_eq!(rig.conns[i][C].over, Some(-(libc::ECONNRESET as isize)), "{receives}");
+            rig.close(i, C);
+            rig.settle();
+        }
+    }
+}
+
 /// A child of the killed process goes on with the connection, without the library. What was in the
 /// rings it lacks, so it must not see the end of a complete stream.
 #[test]
