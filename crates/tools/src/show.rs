@@ -132,6 +132,8 @@ fn counts_json(process: &Process) -> Value {
         .collect();
     json!({
         "pid": process.pid,
+        "program": process.name,
+        "library_version": header.library.map(version),
         "connections_total": connections_total(process),
         "accelerated_total": accelerated_total(process),
         "open": by_path(&header.open_by_path),

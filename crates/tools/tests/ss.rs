@@ -154,10 +154,16 @@ fn json_is_as_agreed() {
     let _alone = alone();
     let pid = std::process::id();
     let _inherited = Segment::filled(pid + 1);
-    let _segment = Segment::filled(pid);
+    let segment = Segment::filled(pid);
+    segment.u64(offset_of!(Header, library), 0x1_0002_0003);
 
     let cnt = json_of("cnt");
     assert_eq!(cnt["pid"], json!(pid));
+    assert_eq!(
+        cnt["program"],
+        json!(std::fs::read_to_string("/proc/self/comm").unwrap().trim_end())
+    );
+    assert_eq!(cnt["library_version"], json!("1.2.3"));
     assert_eq!(cnt["connections_total"], json!(15));
     assert_eq!(cnt["accelerated_total"], json!(11));
     assert_eq!(cnt["open"], json!({"tcp": 1, "shm": 2, "rdma": 1}));
