@@ -103,6 +103,9 @@ pub(crate) trait Agent: Sync {
 
     // ---- processes ------------------------------------------------------------------------------
 
+    /// Another path's thread runs in this process: from here on it takes an operator's requests,
+    /// too, which one agent does for all.
+    fn take_requests(&self) {}
     /// In the thread that forks, before it does: a child must not see a path in the middle of
     /// something.
     fn before_fork(&self) {}

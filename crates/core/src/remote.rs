@@ -124,6 +124,9 @@ fn start() -> bool {
         RUNNING.load(Acquire) == me || (FAILED.load(Relaxed) != me && start_now(me))
     };
     sys::restore_signals(signals);
+    if started {
+        agent::of(PathId::Shm).take_requests();
+    }
     started
 }
 

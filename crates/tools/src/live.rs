@@ -41,7 +41,7 @@ impl fmt::Display for Failure {
             Failure::Segment(error) => error.fmt(f),
             Failure::Deaf => f.write_str(
                 "its library takes no requests: it is an older one, or no connection of the \
-                 process could be accelerated within this host so far; put the value in the \
+                 process could be accelerated so far; put the value in the \
                  configuration file, and restart it",
             ),
             Failure::Busy => f.write_str("another `netacc cfg` is at work on it; nothing changed"),

@@ -75,6 +75,9 @@ impl Agent for Here {
         SERVICE.watch_at.store(time, SeqCst);
         SERVICE.wake();
     }
+    fn take_requests(&self) {
+        SERVICE.ensure_started();
+    }
     fn in_child(&self, _parent: u32) {
         // The thread, the adverts and the agreements are the parent's.
         SERVICE.after_fork_in_child();
