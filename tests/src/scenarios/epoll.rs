@@ -2023,6 +2023,9 @@ pub fn list() -> Vec<Scenario> {
                     while !sys::epoll_wait(e, 20, 0).expect("epoll_wait").is_empty() {}
                     let new = sys::accept(listener).expect("accept");
                     add(e, new, IN, 2);
+                    // (What is new in a set has the kernel asked. From here on only what the peer
+                    // says does.)
+                    while !sys::epoll_wait(e, 20, 0).expect("epoll_wait").is_empty() {}
                     t.tell("go");
                     t.wait("sent");
                     let mut seen = Vec::new();

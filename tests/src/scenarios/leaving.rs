@@ -3,6 +3,7 @@
 
 use crate::ctx::{Ctx, await_bytes, recv_exact, send_all};
 use crate::pattern::Pattern;
+use crate::raw;
 use crate::scenario::{Scenario, pair};
 use crate::sys::{self, Fd, Sets};
 use libc::{
@@ -299,6 +300,46 @@ pub fn list() -> Vec<Scenario> {
                     sys::exit_now(0)
                 });
                 t.log("status", child.join());
+            },
+        )
+        .demoted(),
+        pair(
+            "leaving/killed-while-bytes-go-again",
+            "a process is killed while bytes of its go out again over TCP, where there is little room: all arrive, or the connection is reset, but it never ends short of them",
+            |t| {
+                let fd = t.server();
+                await_bytes(fd, SOME);
+                // What comes from now on finds little room.
+                sys::setopt(fd, SOL_SOCKET, libc::SO_RCVBUF, 8192).expect("SO_RCVBUF");
+                t.tell("there");
+                t.wait("small");
+                t.log("option", sys::setopt(fd, IPPROTO_TCP, TCP_INQ, 1));
+                t.tell("left");
+                t.wait("killed");
+                // (Past libc: the library would know of the end that it comes too early. Who has
+                // the connection without it hears the kernel alone.)
+                let (mut got, mut buf) = (0, vec![0; SOME]);
+                let end = loop {
+                    match raw::read(fd, &mut buf) {
+                        Ok(n) if n > 0 => got += n,
+                        end => break end,
+                    }
+                };
+                t.log("ends short of them", end == Ok(0) && got < SOME);
+            },
+            |t| {
+                let child = t.child(|t| {
+                    let fd = t.client();
+                    t.pour(fd, 9, SOME);
+                    t.wait("there");
+                    sys::setopt(fd, SOL_SOCKET, libc::SO_SNDBUF, 1).expect("SO_SNDBUF");
+                    t.tell("small");
+                    t.wait("left");
+                    let _ = sys::kill(sys::getpid(), libc::SIGKILL);
+                    String::new()
+                });
+                t.log("status", child.join());
+                t.tell("killed");
             },
         )
         .demoted(),

@@ -56,6 +56,56 @@ fn shares(t: &Ctx) -> String {
     format!("memory: {memory}, sockets: {sockets}")
 }
 
+/// Whether a process sleeps.
+fn is_asleep(pid: i32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| stat.contains(") S "))
+}
+
+/// A server leaves a connection to a child that has it still, and is changing its rights: it closes
+/// it when the child sleeps in that call, and so waits for this. True: it did so in time, and the
+/// child has served the connection. (Without a fast path nobody waits.)
+fn leaves(t: &Ctx, listener: Fd) -> bool {
+    let fd = sys::accept(listener).expect("accept");
+    let ([from, to], [hear, say]) = (sys::pipe(), sys::pipe());
+    let child = t.child(|t| {
+        let _ = sys::write(say, b"b");
+        let began = sys::now_ns();
+        sys::set_own_group().expect("setgid");
+        // (The library waits five milliseconds at most.)
+        let is_early = sys::now_ns() - began < 4_000_000;
+        let _ = sys::write(say, if is_early { b"e" } else { b"l" });
+        let mut word = [0];
+        let _ = sys::read(from, &mut word);
+        if word != *b"s" {
+            return "late".into();
+        }
+        t.warm_server(fd);
+        echo(fd, 20);
+        t.still_fast(fd);
+        format!("{:?}", sys::recv(fd, &mut [0; 1], 0))
+    });
+    let mut word = [0];
+    let _ = sys::read(hear, &mut word);
+    let is_over = || sys::await_events(hear, libc::POLLIN, 0) != 0;
+    let mut slept = false;
+    while !slept && !is_over() {
+        slept = is_asleep(child.pid) && !is_over();
+    }
+    sys::close(fd).expect("close");
+    let _ = sys::read(hear, &mut word);
+    let served = (slept && word == *b"e") || !t.waits_until_fast();
+    t.tell(if served { "serves" } else { "again" });
+    let _ = sys::write(to, if served { b"s" } else { b"a" });
+    let said = child.join();
+    if served {
+        t.log("child", said);
+    }
+    for end in [from, to, hear, say] {
+        sys::close(end).expect("close");
+    }
+    served
+}
+
 pub fn list() -> Vec<Scenario> {
     vec![
         pair(
@@ -140,6 +190,31 @@ pub fn list() -> Vec<Scenario> {
                 ask(fd, 20);
                 t.log("shutdown", sys::shutdown(fd, libc::SHUT_WR));
                 t.log("end", sys::recv(fd, &mut [0; 1], 0));
+            },
+        )
+        .skip(OF_ITS_OWN),
+        pair(
+            "rights/left-to-a-child-in-its-call",
+            "as rights/left-to-a-child, where the server closes the connection while the child changes its rights",
+            |t| {
+                let listener = t.listener();
+                t.publish(listener);
+                t.log("left", (0..20).any(|_| leaves(t, listener)));
+            },
+            |t| {
+                let addr = t.hear_addr();
+                loop {
+                    let fd = sys::socket(addr.family(), libc::SOCK_STREAM, 0).expect("socket");
+                    sys::connect(fd, addr).expect("connect");
+                    if t.hear() == "serves" {
+                        t.warm_client(fd);
+                        ask(fd, 20);
+                        t.log("shutdown", sys::shutdown(fd, libc::SHUT_WR));
+                        t.log("end", sys::recv(fd, &mut [0; 1], 0));
+                        return;
+                    }
+                    sys::close(fd).expect("close");
+                }
             },
         )
         .skip(OF_ITS_OWN),

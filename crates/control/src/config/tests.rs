@@ -190,6 +190,9 @@ fn weaker_arena_sizes_follow_a_stronger_buffer_size() {
         assert_eq!(sizes(file, "4096"), (4096, 16384, 8 << 20));
         assert_eq!(sizes(file, "12288"), (12288, 24576, 12288 << 10));
     }
+    // Also where the file has other sizes than those that are installed.
+    let own = "[netacc]\nNACC_SOR_MSG_SIZE=32768\nNACC_RDMA_MR_MIN_INC_SIZE=32768\nNACC_RDMA_MR_MAX_INC_SIZE=4194304\n";
+    assert_eq!(sizes(own, "12288"), (12288, 12288 << 2, 12288 << 9));
 }
 
 #[test]

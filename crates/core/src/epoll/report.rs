@@ -367,3 +367,48 @@ impl Inner {
         self.ready.remove(at).is_some()
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests may fail loudly")]
+mod tests {
+    use super::*;
+    use crate::epoll::{Counted, at};
+    use crate::path::tests::{A, C, close_both, promoted_within_the_host};
+    use crate::{api, fd_table, numbers};
+
+    /// Whoever sleeps in a set, or polls for it, has to report what comes behind something that
+    /// another thread's wait has reported meanwhile.
+    #[test]
+    fn what_others_report_while_a_wait_is_away_is_no_report_of_its_own() {
+        let mut ends = promoted_within_the_host();
+        let epfd = numbers::make(|| sys::epoll_create1(libc::EPOLL_CLOEXEC));
+        api::on_epoll_create(epfd);
+        let mut event = epoll_event { events: libc::EPOLLIN as u32 | ET, u64: 7 };
+        // SAFETY: a live event.
+        let r = unsafe { api::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, ends[A].fd, &mut event) };
+        assert_eq!(r, 0);
+        let e = at(fd_table::epoll(epfd).unwrap());
+        let mut events = [epoll_event { events: 0, u64: 0 }; 4];
+        let at = events.as_mut_ptr();
+        // SAFETY: room for four events; no mask.
+        let look = || unsafe {
+            api::epoll_wait(epfd, at, 4, 0, core::ptr::null(), &mut Counted::default())
+        };
+        assert_eq!(look(), 0);
+        let mut inner = e.inner.lock();
+        give_way(&mut inner, || {
+            ends[C].send(C, 1);
+            assert_eq!(look(), 1);
+            ends[A].receive_all(A, 1);
+            ends[C].send(C, 1);
+        });
+        inner.drain(e);
+        let mut out = Out { events: at, max: 4, n: 0, bad: false };
+        collect(&mut inner, e, Kernel::Look(epfd), &mut out);
+        drop(inner);
+        assert_eq!(out.n, 1);
+        ends[A].receive_all(A, 1);
+        assert_eq!(api::close(epfd), 0);
+        close_both(ends);
+    }
+}

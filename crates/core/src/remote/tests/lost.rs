@@ -67,6 +67,34 @@ fn a_pair_is_lost_at_any_moment_and_the_connections_come_back() {
     }
 }
 
+/// Bytes that go again over the carrier find no room there. They wait for it, and nobody tells the
+/// sender's host that there is some.
+#[test]
+fn what_finds_no_room_on_the_carrier_goes_on_by_itself() {
+    for model in MODELS {
+        let mut rig = Rig::new(Order::Shuffled(3), model, 2);
+        rig.listen(1);
+        let few: c_int = 4096;
+        let listener = rig.hosts[1].listener;
+        assert!(sys::setsockopt(listener, libc::SOL_SOCKET, libc::SO_RCVBUF, &few) >= 0);
+        let i = rig.connect(0, 1);
+        let fd = rig.conns[i][C].fd;
+        assert!(sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, &few) >= 0);
+        rig.promoted(i);
+        while rig.send(i, C, 20_000) > 0 {
+            rig.settle();
+        }
+        rig.wires.break_pairs(&rig.hosts[0].fabric);
+        for _ in 0..10 {
+            rig.settle();
+            rig.pass();
+        }
+        assert!(!rig.is_fast(i), "{}", rig.describe());
+        rig.drain(i);
+        rig.finish();
+    }
+}
+
 #[test]
 fn a_port_goes_down_and_comes_up() {
     for model in MODELS {
