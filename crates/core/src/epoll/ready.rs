@@ -86,11 +86,12 @@ pub(super) fn evaluate(item: &mut Item) -> u32 {
 /// Whether an item may have something to report at this moment. What it has later is announced, or
 /// the kernel's to tell: an item that is not queued now takes its place when it becomes ready.
 /// `new`: the carrier is asked now, and not again by the first wait.
+#[inline]
 pub(super) fn may_report(item: &mut Item, new: bool) -> bool {
-    // Behind the word by which the item's news is announced (`post`).
-    fence(SeqCst);
     let announced = !item.plain && item.extra.is_none() && !item.socket.is_inherited();
     if new && announced {
+        // Behind the word by which the item's news is announced (`post`).
+        fence(SeqCst);
         return evaluate(item) != 0;
     }
     let channel = item.socket.channel().filter(|_| announced);
