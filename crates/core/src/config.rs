@@ -11,7 +11,7 @@ use alloc::vec::Vec;
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicPtr, Ordering::*};
 use netacc_control::config::{
-    Answer, Config, DEFAULT_FILE, ENV_FILE, ENV_FROM_COMMAND_LINE, Origins, SETTINGS,
+    Answer, Config, DEFAULT_FILE, ENV_FILE, ENV_FROM_COMMAND_LINE, Key, Origins, SETTINGS,
 };
 
 /// What the environment held when the process started; programs overwrite it later.
@@ -29,7 +29,7 @@ struct Resolved {
     before: Option<&'static Resolved>,
 }
 
-/// Most configurations that a process ever has.
+/// Most configurations that a process ever has; the off-switch adds at most two of each.
 const KEPT: usize = 64;
 
 static ENVIRONMENT: AtomicPtr<Environment> = AtomicPtr::new(core::ptr::null_mut());
@@ -147,7 +147,7 @@ pub(crate) fn change(name: &str, value: &str) -> Answer {
     let known = all().find(|r| r.config == config && r.origins == origins);
     let new = match known {
         Some(known) => core::ptr::from_ref(known).cast_mut(),
-        None if all().count() >= KEPT => return Answer::TooMany,
+        None if all().count() >= KEPT && !is_switch(name) => return Answer::TooMany,
         None => {
             let text = config.render(&origins);
             Box::into_raw(Box::new(Resolved { config, origins, text, before: Some(last) }))
@@ -159,6 +159,11 @@ pub(crate) fn change(name: &str, value: &str) -> Answer {
     // (Who turns acceleration off looks at every connection behind this.)
     RESOLVED.store(new, SeqCst);
     Answer::Done
+}
+
+/// The off-switch is for emergencies: it works however often others have been changed.
+fn is_switch(name: &str) -> bool {
+    name == Key::AccelerateByDefault.name()
 }
 
 fn read_file(path: &str) -> Option<String> {
@@ -196,7 +201,6 @@ fn read_file(path: &str) -> Option<String> {
 #[allow(clippy::unwrap_used, reason = "tests may fail loudly")]
 mod tests {
     use super::*;
-    use netacc_control::config::Key;
 
     /// One test: the configuration is the process's.
     #[test]
@@ -219,6 +223,16 @@ mod tests {
         assert_eq!(level(resolved()), other, "nothing has changed");
 
         assert_eq!(change("NACC_LOG_LEVEL", "6"), Answer::BadValue);
+
+        let polls = |n: usize| change("NACC_POLL_TCP_US", &n.to_string());
+        assert_eq!((0..=KEPT).map(polls).find(|answer| *answer != Answer::Done), {
+            Some(Answer::TooMany)
+        });
+        for _ in 0..KEPT {
+            let switch = |value| change(Key::AccelerateByDefault.name(), value);
+            assert_eq!((switch("0"), switch("1")), (Answer::Done, Answer::Done));
+        }
+        assert_eq!(polls(KEPT + 1), Answer::TooMany);
         RESOLVED.store(core::ptr::from_ref(first).cast_mut(), SeqCst);
     }
 }

@@ -48,12 +48,12 @@ impl Requests {
         let mut bytes = [0; REQUEST_BYTES_MAX];
         let n = sys::read(read.load(Acquire), &mut bytes).max(0) as usize;
         let text = core::str::from_utf8(bytes.get(..n).unwrap_or(&[])).unwrap_or("");
-        // (Of several that do not fit one is cut short: its tool asks again.)
+        // (Of several that do not fit one is cut short: it has no answer, and its tool says so.)
         for line in text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n')) {
             if let Some(request) = Request::parse(line)
                 && request.until_unix_ns > sys::unix_ns()
             {
-                stats::answer(request.number, carry_out(&request));
+                carry_out(&request);
             }
         }
     }
@@ -75,13 +75,15 @@ impl Requests {
     }
 }
 
-fn carry_out(request: &Request<'_>) -> Answer {
+/// The answer comes first: to take connections back may take long, where there is no thread for it,
+/// and a tool without an answer says that nothing has changed.
+fn carry_out(request: &Request<'_>) {
     let answer = config::change(request.name, request.value);
+    stats::answer(request.number, answer);
     if answer == Answer::Done {
         log(LogLevel::Info, format_args!("{}={} from here on", request.name, request.value));
         if request.name == Key::AccelerateByDefault.name() && !config::get().accelerate_by_default {
             io::take_all_back();
         }
     }
-    answer
 }
