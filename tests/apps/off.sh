@@ -53,6 +53,28 @@ same peer-off done "$(tell use)"
 if wait_for 20 test_is 0 on_path shm "$PID"; then ok both-ways; else fail both-ways "$("$SS" -s sock "$PID")"; fi
 "${CFG[@]}" set NACC_ENABLE_RDMA_DEFAULT 1 -p "$SERVER" >/dev/null
 
+# Many connections to a peer that is stopped do not keep the others (50 ms for each is 20 s).
+PORT=$(free_port)
+become_accel python3 "$APP" server "$PORT" 2>"$TMP/stopped.err" &
+STOPPED=$!; PIDS+=("$STOPPED")
+wait_for 10 listens || { fail start-stopped "$(cat "$TMP/stopped.err")"; finish; exit 1; }
+MANY=$PORT; PORT=$(free_port)
+become_accel python3 "$APP" server "$PORT" 2>"$TMP/other.err" &
+OTHER=$!; PIDS+=("$OTHER")
+wait_for 10 listens || { fail start-other "$(cat "$TMP/other.err")"; finish; exit 1; }
+mkfifo "$TMP/in"
+become_accel python3 "$APP" idle "$MANY" 400 "$PORT" <"$TMP/in" >"$TMP/idle" 2>"$TMP/idle.err" &
+PID=$!; PIDS+=("$PID")
+exec {IN}>"$TMP/in"
+wait_for 60 grep -q '^[0-9]' "$TMP/idle"
+if wait_for 20 test_is 403 on_path shm "$PID"; then ok idle-accelerated; else fail idle-accelerated "$(on_path shm "$PID")"; fi
+kill -STOP "$STOPPED"
+"${CFG[@]}" set NACC_ENABLE_RDMA_DEFAULT 0 -p "$PID" >/dev/null
+if wait_for 8 test_is 400 on_path shm "$PID"; then ok others-are-not-kept; else fail others-are-not-kept "$(on_path shm "$PID")"; fi
+exec {IN}>&-
+if wait_for 20 grep -q '^done' "$TMP/idle"; then ok others-go-on; else fail others-go-on "$(cat "$TMP/idle.err")"; fi
+kill -CONT "$STOPPED"
+
 # toggle SECONDS PID... : off and on, in one process, in the others, in all; prints how often.
 toggle() {
   local end=$((SECONDS + $1)) n=0; shift

@@ -4,6 +4,8 @@ off_app.py server PORT
 off_app.py client PORT SECONDS: threads that wait in recv, poll, select and epoll, each with
 connections of its own that it makes anew all the time, and some that stay and are mostly idle. At
 the end it says how much has gone to and fro.
+off_app.py idle PORT COUNT OTHER: so many connections to one port, three to the other, which have
+been used and stay open until the input ends.
 """
 import os
 import random
@@ -123,7 +125,23 @@ def client(port, seconds):
     os._exit(1 if failed else 0)
 
 
+def idle(port, count, other):
+    ports = [port] * count + [other] * 3
+    connections = [socket.create_connection(("127.0.0.1", to), 20) for to in ports]
+    for _ in range(30):
+        for connection in connections:
+            exchange("recv", connection, 100)
+        time.sleep(0.005)
+    print(os.getpid(), flush=True)
+    sys.stdin.read()
+    for connection in connections[-3:]:
+        exchange("recv", connection, 100)
+    print("done", flush=True)
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "server":
         serve(int(sys.argv[2]))
+    if sys.argv[1] == "idle":
+        sys.exit(idle(*map(int, sys.argv[2:])))
     client(int(sys.argv[2]), float(sys.argv[3]))

@@ -41,6 +41,30 @@ pub(super) fn pull_back_patience_ns(s: &'static Socket, g: u16, why: Reason, str
     }
 }
 
+/// How long a leave may take, and what becomes of it then.
+#[derive(Clone, Copy)]
+pub(super) enum Patience {
+    /// As is due, and the connection is broken where something is missing then.
+    Strict,
+    /// As is due.
+    Usual,
+    /// So many nanoseconds, also where it has been tried before.
+    Within(u64),
+}
+
+impl Patience {
+    fn is_strict(self) -> bool {
+        matches!(self, Patience::Strict)
+    }
+
+    fn ns(self, s: &'static Socket, g: u16, why: Reason) -> u64 {
+        match self {
+            Patience::Within(ns) => ns,
+            _ => pull_back_patience_ns(s, g, why, self.is_strict()),
+        }
+    }
+}
+
 /// A ring of the program's may do anything with any socket from now on: all are the kernel's.
 #[cold]
 pub(crate) fn lose_sight() {
@@ -99,6 +123,21 @@ fn leaves_sight(why: Reason) -> bool {
 #[cold]
 #[inline(never)]
 pub(crate) fn to_kernel(s: &'static Socket, g: u16, fd: c_int, why: Reason, strict: bool) -> bool {
+    let patience = if strict { Patience::Strict } else { Patience::Usual };
+    to_kernel_within(s, g, fd, why, patience)
+}
+
+/// As [`to_kernel`].
+#[cold]
+#[inline(never)]
+pub(super) fn to_kernel_within(
+    s: &'static Socket,
+    g: u16,
+    fd: c_int,
+    why: Reason,
+    patience: Patience,
+) -> bool {
+    let strict = patience.is_strict();
     loop {
         if s.generation16() != g {
             return true;
@@ -119,7 +158,7 @@ pub(crate) fn to_kernel(s: &'static Socket, g: u16, fd: c_int, why: Reason, stri
         }
     }
     if s.path().leaves_by_agent() {
-        return to_kernel_between_hosts(s, g, fd, why, strict);
+        return to_kernel_between_hosts(s, g, fd, why, patience);
     }
     if why != Reason::Disconnected && is_reset_now(s, g, fd) && owes_reset(s) {
         // The kernel could not tell: its socket is shut down, and its error was taken.
@@ -128,7 +167,10 @@ pub(crate) fn to_kernel(s: &'static Socket, g: u16, fd: c_int, why: Reason, stri
         }
         return false;
     }
-    let mut way = LeaveCall::new(s, g, fd, pull_back_patience_ns(s, g, why, strict), strict);
+    let mut way = LeaveCall::new(s, g, fd, patience.ns(s, g, why), strict);
+    if let Patience::Within(ns) = patience {
+        way.coming_ns = ns;
+    }
     match way.go() {
         None => true,
         Some(Action::Become) => become_plain(s, why),
