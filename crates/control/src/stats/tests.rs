@@ -238,6 +238,20 @@ fn counting() {
 }
 
 #[test]
+fn so_many_bytes_of_records_are_worth_reading() {
+    let mut bytes = vec![0; CONNS_OFFSET];
+    bytes[..8].copy_from_slice(&MAGIC.to_ne_bytes());
+    bytes[8..12].copy_from_slice(&VERSION.to_ne_bytes());
+    for (capacity, high_water, records) in [(9, 0, 0), (9, 5, 5), (9, 12, 9)] {
+        let mut put = |at: usize, word: u32| bytes[at..at + 4].copy_from_slice(&word.to_ne_bytes());
+        put(offset_of!(Header, conn_capacity), capacity);
+        put(offset_of!(Header, conn_high_water), high_water);
+        let snapshot = Snapshot::read(&bytes).unwrap();
+        assert_eq!(snapshot.conns_bytes(), records * size_of::<ConnRecord>());
+    }
+}
+
+#[test]
 fn channels_to_other_hosts_are_told_apart() {
     for (text, family) in [("10.1.2.3", 2), ("2001:db8::1", 10)] {
         let record = channel();
@@ -321,6 +335,7 @@ fn a_version_is_three_numbers() {
     assert_eq!(packed(b"1.2.3"), 0x1_0002_0003);
     assert_eq!(packed(b"0.10.65535-rc1"), 0xa_ffff);
     assert_eq!(packed(b"7"), 7);
+    assert_eq!(packed(b"1.2.3.4"), 0x1_0002_0003);
     assert_ne!(LIBRARY, 0);
     // And back, as a reader has it.
     assert_eq!(read::library(packed(b"1.2.3")), Some([1, 2, 3]));

@@ -141,6 +141,10 @@ fn ticks(mut a: Agreement, claimed: bool, known: bool) -> Vec<(String, Action)> 
 fn who_waits_is_looked_for_and_judged_in_time() {
     let at = |ms: u64| format!("{ms} ms");
     let mut a = Agreement::new(Peers::OneHost, Role::Connector, 0);
+    assert!(!a.was_looked_for());
+    a.step(Event::Tick { now: a.due(), claimed: false, known: false });
+    assert!(a.was_looked_for());
+    a = Agreement::new(Peers::OneHost, Role::Connector, 0);
     let looks = |last| {
         let mut all: Vec<_> =
             [10, 50, 200, 600].into_iter().map(|ms| (at(ms), Action::Seek)).collect();

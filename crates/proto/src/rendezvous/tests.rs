@@ -123,6 +123,7 @@ fn layout_is_as_reviewed() {
     for (message, row) in samples.iter().zip(TABLE) {
         let bytes = encoded(message);
         assert_eq!((message.kind(), bytes.len()), (row.kind, row.bytes));
+        assert_eq!(message.fds(), row.fds);
         let hex: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
         let on = row.on.map_or("any peers".into(), |on| format!("{on:?}"));
         let from = row.from.map_or("either".into(), |from| format!("{from:?}"));
