@@ -40,7 +40,7 @@ same goes-on-again done "$(tell use)"
 kill -STOP "$SERVER"
 out=$("${CFG[@]}" set NACC_ENABLE_RDMA_DEFAULT 0 --wait 0.5 -p "$PID" 2>&1)
 kill -CONT "$SERVER"
-if grep -qF 'connections follow when what lies in their rings is read' <<<"$out"; then ok peer-stopped; else fail peer-stopped "$out"; fi
+if grep -qF 'connections follow when their peers answer and what lies in their rings is read' <<<"$out"; then ok peer-stopped; else fail peer-stopped "$out"; fi
 same goes-on-behind-that done "$(tell use)"
 if wait_for 20 test_is 0 on_path shm "$PID"; then ok has-followed; else fail has-followed "$("$SS" -s sock "$PID")"; fi
 "${CFG[@]}" set NACC_ENABLE_RDMA_DEFAULT 1 -p "$PID" >/dev/null

@@ -299,7 +299,9 @@ fn outcome_text(outcome: &Outcome, key: Key, value: &str) -> String {
     let left = match outcome.left {
         None => String::new(),
         Some(0) => String::from("; every connection is on TCP"),
-        Some(n) => format!("; {n} connections follow when what lies in their rings is read"),
+        Some(n) => format!(
+            "; {n} connections follow when their peers answer and what lies in their rings is read"
+        ),
     };
     format!(
         "{} ({}): {} {} -> {}, {}{left}\n",
