@@ -51,6 +51,7 @@ class Program:
     limit: int = 120
     share: float = None
     ratio: float = None
+    p99: bool = False
     forks: bool = False
     quick: bool = False
 
@@ -58,8 +59,9 @@ class Program:
 def program(name, title, **settings):
     """Makes a function a program.
 
-    `share` and `ratio` are goals, `limit` is in seconds; `quick`: also in `make test`; `forks`: a
-    process that accepts connections and makes no call on them, as its children do, is not counted.
+    `share` and `ratio` are goals, and so is `p99`, not to be above plain's; `limit` is in seconds;
+    `quick`: also in `make test`; `forks`: a process that accepts connections and makes no call on
+    them, as its children do, is not counted.
     """
 
     def add(work):

@@ -163,6 +163,6 @@ def haproxy_small(job):
     return haproxy(job, "/1000")
 
 
-@program("haproxy-1m", "the same, 1 MB", packages=HAPROXY, share=95, ratio=1.0, rounds=5)
+@program("haproxy-1m", "the same, 1 MB", packages=HAPROXY, share=95, ratio=1.0, p99=True, rounds=5)
 def haproxy_large(job):
     return haproxy(job, "/1000000")
