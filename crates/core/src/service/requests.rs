@@ -44,9 +44,16 @@ impl Requests {
 
     /// Something is in the pipe.
     pub(super) fn hear(&self) {
-        let [read, _] = &self.0;
+        let [read, write] = &self.0;
         let mut bytes = [0; REQUEST_BYTES_MAX];
-        let n = sys::read(read.load(Acquire), &mut bytes).max(0) as usize;
+        let n = sys::read(read.load(Acquire), &mut bytes);
+        if n == 0 {
+            // The program has closed the end to write to past the library: the number is its own
+            // now. Heard on, the pipe would never be silent.
+            write.store(-1, Release);
+            return self.close();
+        }
+        let n = n.max(0) as usize;
         let text = core::str::from_utf8(bytes.get(..n).unwrap_or(&[])).unwrap_or("");
         // (Of several that do not fit one is cut short: it has no answer, and its tool says so.)
         for line in text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n')) {
@@ -84,6 +91,44 @@ fn carry_out(request: &Request<'_>) {
         log(LogLevel::Info, format_args!("{}={} from here on", request.name, request.value));
         if request.name == Key::AccelerateByDefault.name() && !config::get().accelerate_by_default {
             io::take_all_back();
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests may fail loudly")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pipe_that_the_program_has_closed_is_heard_no_more() {
+        // SAFETY: epoll_create1(2).
+        let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+        let requests = Requests::new();
+        requests.open(epoll);
+        let [read, write] = requests.0.each_ref().map(|end| end.load(Acquire));
+        assert!(read >= 0 && write >= 0);
+        let said = || {
+            let mut event = epoll_event { events: 0, u64: 0 };
+            // SAFETY: room for one event.
+            unsafe { libc::epoll_wait(epoll, &mut event, 1, 0) }
+        };
+        assert_eq!(said(), 0);
+        // Nothing is there, and the pipe stays.
+        requests.hear();
+        assert_eq!(requests.0.each_ref().map(|end| end.load(Acquire)), [read, write]);
+        // The program closes it, and has another file under its number.
+        // SAFETY: dup2(2); the number is this test's.
+        assert_eq!(unsafe { libc::dup2(epoll, write) }, write);
+        assert_eq!(said(), 1);
+        requests.hear();
+        assert_eq!(requests.0.each_ref().map(|end| end.load(Acquire)), [-1, -1]);
+        assert_eq!(said(), 0, "it is not told of for ever");
+        // SAFETY: fcntl(2); close(2) of the two numbers.
+        unsafe {
+            assert!(libc::fcntl(write, libc::F_GETFD) >= 0, "the program's file is not closed");
+            libc::close(write);
+            libc::close(epoll);
         }
     }
 }
