@@ -10,7 +10,7 @@ use core::ffi::c_int;
 use libc::pollfd;
 
 /// The names of the library's threads.
-const OWN_THREADS: [&[u8]; 8] = [
+const OWN_THREADS: [&[u8]; 9] = [
     b"netacc",
     b"netacc-rdma",
     b"netacc-io",
@@ -19,6 +19,7 @@ const OWN_THREADS: [&[u8]; 8] = [
     b"netacc-pull",
     b"netacc-close",
     b"netacc-files",
+    b"netacc-off",
 ];
 
 /// What `stat` (proc(5)) says of a thread. `Some(false)`: it is the library's; `None`: it does not
@@ -266,8 +267,37 @@ fn for_each_line(fd: c_int, mut f: impl FnMut(&[u8])) {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests may fail loudly")]
 mod tests {
     use super::*;
+
+    extern crate std;
+    use std::string::ToString;
+
+    /// The names that the code below `dir` gives to threads.
+    fn named(dir: &std::path::Path, found: &mut std::vec::Vec<std::string::String>) {
+        for entry in std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()) {
+            if entry.is_dir() {
+                named(&entry, found);
+                continue;
+            }
+            let text = std::fs::read_to_string(&entry).unwrap();
+            let calls = text.split("name_thread(b\"").skip(1);
+            found.extend(calls.filter_map(|rest| Some(rest.split_once("\\0")?.0.to_string())));
+        }
+    }
+
+    #[test]
+    fn all_threads_of_the_librarys_are_known() {
+        let mut names = std::vec::Vec::new();
+        named(&std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut names);
+        // (A process of its own.)
+        names.retain(|name| name != "netacc-keeper");
+        assert!(names.len() >= OWN_THREADS.len(), "{names:?}");
+        for name in names {
+            assert!(OWN_THREADS.contains(&name.as_bytes()), "{name}");
+        }
+    }
 
     #[test]
     fn what_the_kernel_says_of_a_thread_is_understood() {
