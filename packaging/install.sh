@@ -7,7 +7,7 @@
 # PREFIX=/usr/local       below which it is installed; may be below your home, without root
 # DESTDIR=                a directory that stands for the root of the file system
 # SYSCONFDIR=             of netacc.conf: /etc with the prefixes /usr and /usr/local, otherwise PREFIX/etc
-# BINDIR= SBINDIR= LIBDIR= MANDIR= DATADIR= ZSHDIR=     parts of it
+# BINDIR= SBINDIR= LIBDIR= INCLUDEDIR= MANDIR= DATADIR= ZSHDIR=     parts of it
 #
 # A changed netacc.conf is kept; the new one is put beside it. --uninstall takes away everything
 # but netacc.conf.
@@ -29,7 +29,7 @@ case $PREFIX in
   *) : "${SYSCONFDIR:=$PREFIX/etc}" ;;
 esac
 BINDIR=${BINDIR:-$PREFIX/bin} SBINDIR=${SBINDIR:-$PREFIX/sbin} LIBDIR=${LIBDIR:-$PREFIX/lib}
-DATADIR=${DATADIR:-$PREFIX/share}
+DATADIR=${DATADIR:-$PREFIX/share} INCLUDEDIR=${INCLUDEDIR:-$PREFIX/include}
 MANDIR=${MANDIR:-$DATADIR/man} ZSHDIR=${ZSHDIR:-$DATADIR/zsh/site-functions}
 programs="netacc_run netacc_ss netacc"
 
@@ -37,6 +37,7 @@ programs="netacc_run netacc_ss netacc"
 each() {
   for program in $programs; do "$1" 755 "$from_bin/$program" "$BINDIR"; done
   "$1" 755 "$from_sbin/netacc-enable" "$SBINDIR"
+  "$1" 644 "$root/include/netacc.h" "$INCLUDEDIR"
   for page in "$root"/man/*.[1-8]; do "$1" 644 "$page" "$MANDIR/man${page##*.}"; done
   for file in "$root"/completions/bash/*; do "$1" 644 "$file" "$DATADIR/bash-completion/completions"; done
   for file in "$root"/completions/zsh/*; do "$1" 644 "$file" "$ZSHDIR"; done

@@ -30,6 +30,7 @@ mod fd_words;
 pub mod heap;
 mod host;
 mod inject;
+mod introspect;
 mod io;
 mod io_uring;
 mod keeper;

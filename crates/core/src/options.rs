@@ -5,7 +5,7 @@ use crate::fd_table::{self, Entry};
 use crate::outcome::{PASS, Ret};
 use crate::rendezvous::possession;
 use crate::socket::{self, Named, State, flag};
-use crate::{agent, io, policy, syn, sys, unconnected, user};
+use crate::{agent, introspect, io, policy, syn, sys, unconnected, user};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicI64, Ordering::*};
 use libc::{socklen_t, timeval};
@@ -240,11 +240,19 @@ unsafe fn set_send_buffer(on: Named, name: c_int, value: *const c_void, len: soc
     r
 }
 
-pub(crate) fn before_getsockopt(fd: c_int, level: c_int, name: c_int) {
+pub(crate) unsafe fn getsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    len: *mut socklen_t,
+) -> Ret {
     leave_to_program(fd, level, name);
     if level == libc::IPPROTO_TCP && name == syn::TCP_SAVED_SYN {
         syn::before_asked(fd_table::socket(fd).map(|(s, _)| &s.syn), fd);
     }
+    // SAFETY: the caller's promise.
+    unsafe { introspect::getsockopt(fd, level, name, value, len) }
 }
 
 /// Between hosts the library's own SO_LINGER stands on the carrier, and an error of the connection

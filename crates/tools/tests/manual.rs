@@ -247,7 +247,9 @@ fn parser_help_and_pages_name_the_same_options() {
 
 #[test]
 fn pages_are_good_roff() {
-    for page in ["netacc.1", "netacc-enable.8", "netacc_run.8", "netacc_ss.8", "netacc.conf.5"] {
+    for page in
+        ["netacc.1", "netacc.3", "netacc-enable.8", "netacc_run.8", "netacc_ss.8", "netacc.conf.5"]
+    {
         let file = repository().join("man").join(page);
         let mut groff = Command::new("groff");
         match groff.args(["-man", "-Tutf8", "-ww", "-z"]).arg(&file).output() {

@@ -2,7 +2,7 @@
 
 use crate::ctx::{Ctx, await_bytes, recv_exact, send_all};
 use crate::scenario::{Scenario, alone, pair};
-use crate::sys::{self, Fd};
+use crate::sys::{self, E, Fd};
 use libc::{IPPROTO_IP, IPPROTO_TCP, MSG_DONTWAIT, SOL_SOCKET};
 
 /// Sets and reads back integer options on a connection, with an exchange after each.
@@ -33,6 +33,27 @@ const INTEGERS: &[(&str, i32, i32, i32)] = &[
     ("IP_TOS", IPPROTO_IP, libc::IP_TOS, 0x10),
     ("IP_TTL", IPPROTO_IP, libc::IP_TTL, 60),
 ];
+
+/// NETACC_LEVEL, NETACC_INFO.
+const ASKED: (i32, i32) = (0x6e61, 1);
+
+/// Asks what becomes of `fd`, and says whether that is so.
+fn asked(t: &Ctx, fd: Fd) {
+    let word =
+        |bytes: &[u8], at: usize| bytes[at * 4..].first_chunk().map(|w| i32::from_ne_bytes(*w));
+    let is_so = match sys::getopt_bytes(fd, ASKED.0, ASKED.1, 312) {
+        Err(E(libc::ENOPROTOOPT | libc::EOPNOTSUPP)) => !t.waits_until_fast(),
+        Ok(told) if told.len() == 312 && t.waits_until_fast() => {
+            let path = std::env::var("NACC_PATHS").unwrap_or_default();
+            let path = if path == "rdma" { 2 } else { 1 };
+            (0..6).map(|at| word(&told, at)).eq([1, 1, path, path, 0, 0].map(Some))
+                && told[24..].starts_with(b"none\0")
+        }
+        Ok(told) => told.len() == 312 && word(&told, 0) == Some(1) && told[24] != 0,
+        Err(_) => false,
+    };
+    t.log("is so", is_so);
+}
 
 /// The bytes of an int.
 const fn int(value: i32) -> [u8; 4] {
@@ -199,6 +220,22 @@ pub fn list() -> Vec<Scenario> {
         )
         // (Over RDMA the connections of a server that uses it stay on TCP: nothing proves them.)
         .only_shm(),
+        pair(
+            "options/asked",
+            "what becomes of the connection (netacc.h): the kernel's refusal, or the library's answer, at both ends",
+            |t| {
+                let fd = t.server();
+                asked(t, fd);
+                t.meet("asked");
+                sys::close(fd).expect("close");
+            },
+            |t| {
+                let fd = t.client();
+                asked(t, fd);
+                t.meet("asked");
+                t.log("closed", sys::getopt_bytes(fd + 100, ASKED.0, ASKED.1, 24));
+            },
+        ),
         pair(
             "options/integers",
             "integer options read back as from the kernel (SO_SNDBUF doubled), and bytes flow after each",

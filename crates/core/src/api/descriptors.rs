@@ -145,9 +145,19 @@ pub unsafe fn on_setsockopt(
     held(|| unsafe { crate::options::on_setsockopt(fd, level, name, value, len) })
 }
 /// `getsockopt` is about to be called: what only the library has had the kernel keep is not there
-/// for the application.
-pub fn before_getsockopt(fd: c_int, level: c_int, name: c_int) {
-    held(|| crate::options::before_getsockopt(fd, level, name))
+/// for the application. `PASS`: it is called. Otherwise the library has answered.
+///
+/// # Safety
+/// `value` and `len` are the caller's, as for getsockopt(2).
+pub unsafe fn getsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    len: *mut socklen_t,
+) -> Ret {
+    // SAFETY: the caller's promise.
+    held(|| unsafe { crate::options::getsockopt(fd, level, name, value, len) })
 }
 /// The next symbol's `getsockopt` succeeded: what the library itself has set is taken out of the
 /// answer.

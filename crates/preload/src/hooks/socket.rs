@@ -129,7 +129,10 @@ hook! {
 hook! {
     /// `getsockopt(2)`.
     fn getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int |next| {
-        api::before_getsockopt(fd, level, name);
+        let answer = api::getsockopt(fd, level, name, value, len);
+        if answer != PASS {
+            return errno::ret(answer) as c_int;
+        }
         let result = next(fd, level, name, value, len);
         if result == 0 {
             api::on_getsockopt(fd, level, name, value, len);

@@ -385,9 +385,12 @@ unsafe fn ask(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> Ret {
             SYS_setsockopt => {
                 api::setsockopt(fd, b as c_int, c as c_int, d as *const c_void, e as socklen_t)
             }
+            SYS_getsockopt => {
+                api::getsockopt(fd, b as c_int, c as c_int, d as *mut c_void, e as *mut socklen_t)
+            }
             SYS_io_uring_setup => api::before_io_uring_setup(),
             _ => {
-                warn(number, a, b, c);
+                warn(number, a, b);
                 PASS
             }
         }
@@ -397,11 +400,10 @@ unsafe fn ask(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> Ret {
 /// Tells the core of a system call, of which these are the first parameters, and which is made in
 /// any case.
 #[inline]
-fn warn(number: c_long, a: usize, b: usize, c: usize) {
+fn warn(number: c_long, a: usize, b: usize) {
     let fd = a as c_int;
     match number {
         SYS_listen => api::before_listen(fd),
-        SYS_getsockopt => api::before_getsockopt(fd, b as c_int, c as c_int),
         SYS_io_uring_enter => api::before_io_uring_enter(fd, b as u32),
         SYS_io_uring_register => api::before_io_uring_register(b as u32),
         SYS_execve | SYS_execveat => api::before_exec(),
