@@ -75,12 +75,15 @@ reported() {
   fi
 }
 
-# beside NAME SECONDS SELECT COMMAND... [-- ARGUMENT...]: begins a suite. `suite` with the same
-# arguments then waits for it.
+# beside NAME SECONDS SELECT COMMAND... [-- ARGUMENT...]: begins a suite, once the process $BEHIND
+# has ended, if there is one. `suite` with the same arguments then waits for it.
 beside() {
   local name=$1 seconds=$2 command=() word; shift 3
   for word; do [ "$word" = -- ] || command+=("$word"); done
-  timeout --kill-after=10 $((seconds * TIMES)) "${command[@]}" >"$OUT/$name.log" 2>&1 &
+  {
+    [ -z "${BEHIND:-}" ] || tail --pid="$BEHIND" -f /dev/null
+    exec timeout --kill-after=10 $((seconds * TIMES)) "${command[@]}"
+  } >"$OUT/$name.log" 2>&1 &
   BESIDE[$name]=$!
 }
 trap 'for begun in "${BESIDE[@]}"; do kill "$begun"; done' EXIT
