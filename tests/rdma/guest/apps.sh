@@ -179,7 +179,7 @@ traffic_server() {
   }
   [ "$bytes" -le $FEW ] || kill -USR1 $pid
   tell looked
-  [ "$bytes" -le $FEW ] || { await quiet && note idle "$(ticks $pid)"; tell rested; }
+  [ "$bytes" -le $FEW ] || { await quiet && note idle "$(rest $pid)"; tell rested; }
   await stopped
   ended status $pid
   note said "$(cat /tmp/server.out)"
@@ -187,13 +187,14 @@ traffic_server() {
   left_over
 }
 
-# CPU time that a process uses in 3 s, in ticks of 10 ms; what is due right after its last bytes is
-# over by then.
-ticks() {
-  local before after
+# How often a process' threads have a CPU in 3 s, and for how many ticks of 10 ms; what is due right
+# after its last bytes is over by then.
+activity() { awk '/ctxt_switches/ {times += $2} END {printf "%d ", times}' /proc/"$1"/task/*/status; awk '{print $14 + $15}' "/proc/$1/stat"; }
+rest() {
+  local before
   sleep 2
-  before=$(awk '{print $14 + $15}' "/proc/$1/stat"); sleep 3; after=$(awk '{print $14 + $15}' "/proc/$1/stat")
-  echo $((after - before))
+  before=$(activity "$1"); sleep 3
+  echo "$before $(activity "$1")" | awk '{print $3 - $1, $4 - $2}'
 }
 
 traffic_client() {
@@ -214,7 +215,7 @@ traffic_client() {
   [ "$HOW" != rdma ] || note counters "$(look counters $pid)"
   tell moved
   await looked
-  [ "$bytes" -le $FEW ] || { kill -USR1 $pid; tell quiet; note idle "$(ticks $pid)"; await rested; }
+  [ "$bytes" -le $FEW ] || { kill -USR1 $pid; tell quiet; note idle "$(rest $pid)"; await rested; }
   kill -TERM $pid
   ended status $pid
   tell stopped

@@ -7,6 +7,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -132,15 +133,17 @@ def both(connection, address, port):
     sys.exit(f"what one end sends the other one does not receive: {mine} {theirs}")
 
 
-def cpu_ticks():
-    """Of the library's threads."""
-    ticks = 0
+def activity():
+    """Of the library's threads: how often they have had a CPU, and the ticks that they used."""
+    times = ticks = 0
     for task in os.listdir("/proc/self/task"):
         text = open(f"/proc/self/task/{task}/stat").read()
         if "(netacc" in text:
             fields = text.rsplit(")", 1)[1].split()
             ticks += int(fields[11]) + int(fields[12])
-    return ticks
+            status = open(f"/proc/self/task/{task}/status").read()
+            times += sum(int(n) for n in re.findall(r"ctxt_switches:\s+(\d+)", status))
+    return times, ticks
 
 
 def ask(address, port, count):
@@ -174,9 +177,12 @@ def ask(address, port, count):
     for end, (old, new) in zip(("client", "server"), zip(after, again)):
         for name in ("rdma_pairs_created", "rdma_regions", "rdma_pairs_reused"):
             print(f"{end}_second_{name}={new[name] - old[name]}")
-    ticks = cpu_ticks()
+    # (Their last looks at what was posted are over by then.)
+    time.sleep(2)
+    before = activity()
     time.sleep(3)
-    print(f"idle_ticks={cpu_ticks() - ticks}")
+    times, ticks = (now - then for now, then in zip(activity(), before))
+    print(f"idle_wake_ups={times}", f"idle_ticks={ticks}", sep="\n")
 
 
 {"serve": serve, "ask": ask}[sys.argv[1]](*sys.argv[2:])
