@@ -36,6 +36,9 @@ complete -c netacc -n "__fish_netacc_needs_command" -f -a "top" -d 'Watch the ac
 complete -c netacc -n "__fish_netacc_needs_command" -f -a "bench" -d 'Measure TCP connections with and without the library, side by side'
 complete -c netacc -n "__fish_netacc_needs_command" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
 complete -c netacc -n "__fish_netacc_using_subcommand run" -s f -d 'Configuration file' -r -F
+complete -c netacc -n "__fish_netacc_using_subcommand run" -l profile -d 'Parameters that go together' -r -f -a "latency\t''
+throughput\t''
+polite\t''"
 complete -c netacc -n "__fish_netacc_using_subcommand run" -s s -d 'size of a message buffer in bytes' -r
 complete -c netacc -n "__fish_netacc_using_subcommand run" -s p -d 'most connections per QP' -r
 complete -c netacc -n "__fish_netacc_using_subcommand run" -s t -d 'number of I/O threads' -r
@@ -111,7 +114,8 @@ not-claimed\t''
 waits-unseen\t''
 not-in-reach\t''
 ipsec\t''
-kernel-policy\t''"
+kernel-policy\t''
+rule\t''"
 complete -c netacc -n "__fish_netacc_using_subcommand ss" -l sort -d 'Order of the connections' -r -f -a "fd\t''
 peer\t''
 path\t''
@@ -206,6 +210,6 @@ complete -c netacc -n "__fish_netacc_using_subcommand help; and __fish_seen_subc
 complete -c netacc -n "__fish_netacc_using_subcommand help; and __fish_seen_subcommand_from cfg" -f -a "get" -d 'Show some parameters; of one its value alone'
 complete -c netacc -n "__fish_netacc_using_subcommand help; and __fish_seen_subcommand_from cfg" -f -a "set" -d 'Set a parameter of processes that run'
 # Behind the options: the command line of the program that is started, or the processes that have the library.
-complete -c netacc -n '__fish_seen_subcommand_from run' -x -a '(__fish_complete_subcommand --fcs-skip=2 -f -s -p -t -A -F -P --poll-tcp -i --rdma-stall --kernel-policy --rdma-keeper --paths --io-uring)'
+complete -c netacc -n '__fish_seen_subcommand_from run' -x -a '(__fish_complete_subcommand --fcs-skip=2 -f --profile -s -p -t -A -F -P --poll-tcp -i --rdma-stall --kernel-policy --rdma-keeper --paths --io-uring)'
 complete -c netacc -n '__fish_seen_subcommand_from doctor' -x -a '(__fish_complete_subcommand --fcs-skip=2 )'
 complete -c netacc -n '__fish_seen_subcommand_from ss' -f -a "(netacc ps 2>/dev/null | string replace -rf '^ *(\d+) +(\S+) .*' '$1\t$2')"

@@ -1,4 +1,7 @@
 complete -c netacc_run -s f -d 'Configuration file' -r -F
+complete -c netacc_run -l profile -d 'Parameters that go together' -r -f -a "latency\t''
+throughput\t''
+polite\t''"
 complete -c netacc_run -s s -d 'size of a message buffer in bytes' -r
 complete -c netacc_run -s p -d 'most connections per QP' -r
 complete -c netacc_run -s t -d 'number of I/O threads' -r
@@ -17,4 +20,4 @@ complete -c netacc_run -s v -l version -d 'Show the version'
 complete -c netacc_run -s d -d 'Debug: log from level 1 on'
 complete -c netacc_run -s T -d 'use TCP first in connect'
 # Behind the options: the command line of the program that is started, or the processes that have the library.
-complete -c netacc_run -x -a '(__fish_complete_subcommand -f -s -p -t -A -F -P --poll-tcp -i --rdma-stall --kernel-policy --rdma-keeper --paths --io-uring)'
+complete -c netacc_run -x -a '(__fish_complete_subcommand -f --profile -s -p -t -A -F -P --poll-tcp -i --rdma-stall --kernel-policy --rdma-keeper --paths --io-uring)'

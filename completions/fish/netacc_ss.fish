@@ -56,7 +56,8 @@ not-claimed\t''
 waits-unseen\t''
 not-in-reach\t''
 ipsec\t''
-kernel-policy\t''"
+kernel-policy\t''
+rule\t''"
 complete -c netacc_ss -l sort -d 'Order of the connections' -r -f -a "fd\t''
 peer\t''
 path\t''

@@ -16,12 +16,16 @@ mod error;
 mod ini;
 mod live;
 mod paths;
+mod profile;
+mod rules;
 mod setting;
 
 pub use cpu_list::{CPU_MAX, CpuList};
 pub use error::{ConfigError, Place};
 pub use live::{Answer, REQUEST_BYTES_MAX, Request};
 pub use paths::Paths;
+pub use profile::{PROFILES, Profile};
+pub use rules::{Direction, Network, Program, RULES_MAX, Rule, Subject};
 pub use setting::{
     Cli, DEFAULT_FILE, ENV_FILE, ENV_FROM_COMMAND_LINE, Effect, Key, Kind, SECTION, SETTINGS,
     Setting, TakesEffect,
@@ -84,6 +88,8 @@ pub struct Config {
     pub io_uring: IoUring,
     /// `NACC_PATHS`: a connection takes the first of them that both of its ends can use.
     pub paths: Paths,
+    /// Which connections are accelerated, and over which paths: the first that holds counts.
+    pub rules: Vec<Rule>,
 }
 
 /// What becomes of a program's io_uring.
@@ -215,6 +221,7 @@ impl Default for Config {
             keeper_s: 600,
             io_uring: IoUring::default(),
             paths: Paths::default(),
+            rules: Vec::new(),
         }
     }
 }
@@ -300,7 +307,15 @@ impl Config {
                 _ => writeln!(out, "{}={value} # {}", key.name(), origin.as_str()),
             };
         }
+        for rule in &self.rules {
+            let _ = write!(out, "{rule}");
+        }
         out
+    }
+
+    /// The first rule that holds for a connection.
+    pub fn rule(&self, of: &Subject) -> Option<&Rule> {
+        self.rules.iter().find(|rule| rule.holds(of))
     }
 
     fn set(&mut self, key: Key, value: Value) {
@@ -383,14 +398,22 @@ impl Config {
 /// Reads back what [`Config::render`] wrote: name, value and origin of each option. Unknown names
 /// are kept, so that a tool can show the configuration of a newer library.
 pub fn parse_rendered(text: &str) -> impl Iterator<Item = (&str, &str, &str)> {
-    ini::lines(text).filter_map(|(_, raw, line)| match line {
-        ini::Line::Pair(name, value) => {
-            let origin = raw.rsplit_once('#').map_or("", |(_, origin)| origin.trim());
-            let origin = origin.split(':').next().unwrap_or("");
-            Some((name, value, origin))
+    let is_rule = |line: &ini::Line<'_>| matches!(line, ini::Line::Section(n) if *n != SECTION);
+    ini::lines(text).take_while(move |(_, _, line)| !is_rule(line)).filter_map(|(_, raw, line)| {
+        match line {
+            ini::Line::Pair(name, value) => {
+                let origin = raw.rsplit_once('#').map_or("", |(_, origin)| origin.trim());
+                let origin = origin.split(':').next().unwrap_or("");
+                Some((name, value, origin))
+            }
+            _ => None,
         }
-        _ => None,
     })
+}
+
+/// The rules that [`Config::render`] wrote; at most as many as were.
+pub fn rendered_rules(text: &str) -> Vec<Rule> {
+    Config::resolve_lossy(Some(("", text)), &|_| None, &[]).0.rules
 }
 
 /// Most errors that are kept of one configuration.
@@ -408,12 +431,32 @@ enum Value {
     Paths(Paths),
 }
 
+/// The section of the file that is read.
+enum Section {
+    /// None yet.
+    None,
+    Netacc,
+    /// Where it begins, the rule so far, and the keys that it has.
+    Rule(Place, Rule, Vec<String>),
+    Unknown,
+}
+
+impl Section {
+    /// A line of it cannot be understood.
+    fn spoil(&mut self) {
+        if let Section::Rule(_, rule, _) = self {
+            rule.spoil();
+        }
+    }
+}
+
 /// What the sources say, before it is put together.
 struct Raw {
     path: Option<String>,
     /// By key, what its strongest source gives; `None` where nobody gives it, or that value is bad:
     /// the default.
     given: Vec<Option<(Value, Origin)>>,
+    rules: Vec<Rule>,
     errors: Vec<ConfigError>,
 }
 
@@ -422,6 +465,7 @@ impl Raw {
         Raw {
             path: path.map(String::from),
             given: Key::ALL.iter().map(|_| None).collect(),
+            rules: Vec::new(),
             errors: Vec::new(),
         }
     }
@@ -445,52 +489,113 @@ impl Raw {
     }
 
     fn read_file(&mut self, path: &str, text: &str) {
-        let mut in_section = false;
-        let mut named_section = false;
+        let mut section = Section::None;
         let mut lines: Vec<Option<u32>> = Key::ALL.iter().map(|_| None).collect();
         for (number, raw, line) in ini::lines(text) {
             let place = Place::File { path: String::from(path), line: number };
-            let only_section = || format!("[{SECTION}]");
             match line {
                 ini::Line::Bad(problem) => {
                     let valid = "[section], KEY=VALUE, KEY=\"VALUE\" or # comment";
                     self.error(place, String::from(raw), problem, String::from(valid));
+                    section.spoil();
                 }
                 ini::Line::Section(name) => {
-                    named_section = true;
-                    in_section = name == SECTION;
-                    if !in_section {
-                        let text = format!("[{name}]");
-                        self.error(place, text, "unknown section", only_section());
-                    }
+                    self.end(section);
+                    section = self.begin(name, place);
                 }
-                // One error for the section is enough.
-                ini::Line::Pair(..) if !in_section && named_section => {}
-                ini::Line::Pair(name, value) => {
-                    let text = format!("{name}={value}");
-                    if !in_section {
-                        named_section = true;
-                        let valid = format!("[{SECTION}] on a line before it");
-                        self.error(place, text, "outside of a section", valid);
-                        continue;
-                    }
-                    let Some(key) = Key::from_name(name) else {
-                        let problem = format!("unknown key; {}", Key::suggest(name));
-                        self.error(place, text, &problem, String::new());
-                        continue;
-                    };
-                    if let Some(seen) = lines.get_mut(key as usize) {
-                        if let Some(first) = *seen {
-                            let problem = format!("given twice, first in line {first}");
-                            self.error(place, text, &problem, String::from("each key once"));
-                            continue;
+                ini::Line::Pair(name, value) => match &mut section {
+                    Section::Netacc => self.take(name, value, number, &mut lines),
+                    Section::Rule(_, rule, seen) => {
+                        let was_seen = seen.iter().any(|seen| seen == name);
+                        let wrong = match was_seen {
+                            true => Err(("given twice", String::from("each key once"))),
+                            false => rule.set(name, value),
+                        };
+                        seen.push(String::from(name));
+                        if let Err((problem, valid)) = wrong {
+                            rule.spoil();
+                            self.error(place, format!("{name}={value}"), problem, valid);
                         }
-                        *seen = Some(number);
                     }
-                    self.give(key, value, Origin::File(number));
+                    // One error for the section is enough.
+                    Section::Unknown => {}
+                    Section::None => {
+                        section = Section::Unknown;
+                        let valid = format!("[{SECTION}] on a line before it");
+                        let text = format!("{name}={value}");
+                        self.error(place, text, "outside of a section", valid);
+                    }
+                },
+            }
+        }
+        self.end(section);
+    }
+
+    /// A section begins.
+    fn begin(&mut self, name: &str, place: Place) -> Section {
+        let text = format!("[{name}]");
+        if name == SECTION {
+            return Section::Netacc;
+        }
+        let mut rule = Rule::default();
+        match rules::name_of(name) {
+            None => {
+                let valid = format!("[{SECTION}], [{} NAME]", rules::RULE);
+                self.error(place, text, "unknown section", valid);
+                return Section::Unknown;
+            }
+            Some(Err((problem, valid))) => {
+                rule.spoil();
+                self.error(place.clone(), text, problem, valid);
+            }
+            Some(Ok(name)) => {
+                rule.name = String::from(name);
+                if self.rules.iter().any(|rule| rule.name == name) {
+                    rule.spoil();
+                    self.error(place.clone(), text, "a second rule of that name", String::new());
                 }
             }
         }
+        Section::Rule(place, rule, Vec::new())
+    }
+
+    /// A section ends.
+    fn end(&mut self, section: Section) {
+        let Section::Rule(place, mut rule, _) = section else { return };
+        let text = format!("[{} {}]", rules::RULE, rule.name);
+        if let Err((problem, valid)) = rule.check() {
+            rule.spoil();
+            self.error(place.clone(), text.clone(), problem, valid);
+        }
+        match self.rules.len() {
+            0..RULES_MAX => self.rules.push(rule),
+            // (Behind the last one nothing counts.)
+            RULES_MAX => {
+                let problem = "one rule too many";
+                self.error(place, text, problem, format!("at most {RULES_MAX}"));
+                rule.spoil();
+                self.rules.push(rule);
+            }
+            _ => {}
+        }
+    }
+
+    /// A line of the section of parameters.
+    fn take(&mut self, name: &str, value: &str, number: u32, lines: &mut [Option<u32>]) {
+        let place = self.place(None, Origin::File(number));
+        let text = format!("{name}={value}");
+        let Some(key) = Key::from_name(name) else {
+            let problem = format!("unknown key; {}", Key::suggest(name));
+            return self.error(place, text, &problem, String::new());
+        };
+        if let Some(seen) = lines.get_mut(key as usize) {
+            if let Some(first) = *seen {
+                let problem = format!("given twice, first in line {first}");
+                return self.error(place, text, &problem, String::from("each key once"));
+            }
+            *seen = Some(number);
+        }
+        self.give(key, value, Origin::File(number));
     }
 
     fn read_env(&mut self, env: Env<'_>) {
@@ -551,6 +656,7 @@ impl Raw {
         }
         config.set(Key::ArenaFirstBytes, Value::Number(first));
         config.set(Key::ArenaGrowthMaxBytes, Value::Number(growth));
+        config.rules = self.rules;
         let file = self.path;
         (config, Origins { of, file }, self.errors)
     }
@@ -672,6 +778,12 @@ fn number(text: &str, min: i64, max: i64) -> Result<i64, &'static str> {
         _ if text.starts_with('-') => Err("too small"),
         _ => Err("too large"),
     }
+}
+
+/// All of them the defaults'.
+#[cfg(test)]
+fn tests_origins() -> Origins {
+    Origins { of: [Origin::Default; KEYS], file: None }
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use crate::{agent, carrier, config, host, lock, process, stats, sys};
 use core::ffi::c_int;
 use core::net::SocketAddr;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
-use netacc_control::config::Paths;
+use netacc_control::config::{Config, Direction, Paths, Subject};
 use netacc_control::stats::Reason;
 use netacc_proto::rendezvous::Tuple;
 
@@ -142,7 +142,7 @@ fn fill(s: &Socket, fd: c_int, origin: Origin) {
         why => (PathList::EMPTY, why),
     };
     if let Some(tuple) = tuple.filter(|_| why == Reason::NotStarted) {
-        match paths_for(&tuple) {
+        match paths_for(&tuple, connector) {
             Ok(paths) => list = paths,
             Err(reason) => why = reason,
         }
@@ -179,13 +179,35 @@ unsafe fn show(s: &Socket, tuple: Tuple) {
 }
 
 /// The paths that a candidate tries, or why it is none.
-fn paths_for(tuple: &Tuple) -> Result<PathList, Reason> {
+fn paths_for(tuple: &Tuple, connector: bool) -> Result<PathList, Reason> {
     let config = config::get();
     if tuple.local() == tuple.peer() {
         return Err(Reason::SelfConnect);
     }
-    let list = paths_of(tuple, config.paths)?;
+    let ruled = ruled(config, tuple, connector);
+    let list = match ruled {
+        None => paths_of(tuple, config.paths)?,
+        // It is the rule's doing only where there would be a path without it.
+        Some(paths) => paths_of(tuple, paths)
+            .or_else(|why| paths_of(tuple, config.paths).map_or(Err(why), |_| Err(Reason::Rule)))?,
+    };
     if sampled_out(config.accelerate_percent) { Err(Reason::SampledOut) } else { Ok(list) }
+}
+
+/// The paths that a rule leaves to a connection, of those of the configuration's. `None`: no rule
+/// says anything of them.
+fn ruled(config: &Config, tuple: &Tuple, connector: bool) -> Option<Paths> {
+    if config.rules.is_empty() {
+        return None;
+    }
+    let (direction, server) = match connector {
+        true => (Direction::Out, tuple.peer()),
+        false => (Direction::In, tuple.local()),
+    };
+    let peer = tuple.peer().ip();
+    let of = Subject { port: server.port(), peer, direction, user: sys::geteuid() };
+    let paths = config.rule(&of)?.paths()?;
+    Some(paths.within(config.paths))
 }
 
 /// A candidate has shown that it lives, by a call on `fd`: whom it connects is looked up, and its
@@ -214,7 +236,7 @@ pub(crate) fn look_up(s: &'static Socket, g: u16, fd: c_int) -> bool {
                 unsafe { show(s, tuple) };
                 // As in `io::shutdown_of`.
                 let whole = |list: &PathList| list.first().is_shared() || !s.has(flag::SHUT_WR);
-                let list = paths_for(&tuple);
+                let list = paths_for(&tuple, s.has(flag::CONNECTOR));
                 let list = list.and_then(|l| whole(&l).then_some(l).ok_or(Reason::Disconnected));
                 list.map(|list| s.set_paths(list))
             }

@@ -11,7 +11,8 @@ use alloc::vec::Vec;
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicPtr, Ordering::*};
 use netacc_control::config::{
-    Answer, Config, DEFAULT_FILE, ENV_FILE, ENV_FROM_COMMAND_LINE, Key, Origins, SETTINGS,
+    Answer, Config, DEFAULT_FILE, ENV_FILE, ENV_FROM_COMMAND_LINE, Key, Origins, Program, Rule,
+    SETTINGS,
 };
 
 /// What the environment held when the process started; programs overwrite it later.
@@ -107,8 +108,9 @@ fn resolve() -> &'static Resolved {
     };
     let path = get(ENV_FILE).unwrap_or_else(|| DEFAULT_FILE.to_string());
     let text = read_file(&path);
-    let (config, origins, errors) =
+    let (mut config, origins, errors) =
         Config::resolve_lossy(text.as_deref().map(|t| (path.as_str(), t)), &get, &[]);
+    keep_own(&mut config.rules);
     let text = config.render(&origins);
     let new = Box::into_raw(Box::new(Resolved { config, origins, text, before: None }));
     match RESOLVED.compare_exchange(core::ptr::null_mut(), new, AcqRel, Acquire) {
@@ -129,6 +131,30 @@ fn resolve() -> &'static Resolved {
             }
         }
     }
+}
+
+/// Of the rules those that may hold in this program.
+fn keep_own(rules: &mut Vec<Rule>) {
+    if rules.is_empty() {
+        return;
+    }
+    let (mut file, mut name) = ([0u8; 4096], [0u8; 16]);
+    let n = sys::readlink(b"/proc/self/exe\0", &mut file);
+    let file = file.get(..usize::try_from(n).unwrap_or(0)).unwrap_or(&[]);
+    let fd = sys::open(b"/proc/self/comm\0", libc::O_RDONLY | libc::O_CLOEXEC, 0) as c_int;
+    if fd < 0 {
+        // Without /proc, as in a chroot: the thread's, which is the program's as a rule.
+        sys::thread_name(&mut name);
+    } else {
+        let _ = sys::read(fd, &mut name);
+        let _ = sys::close(fd);
+    }
+    let name = name.split(|byte| matches!(byte, 0 | b'\n')).next().unwrap_or(&[]);
+    let text = |bytes| core::str::from_utf8(bytes).unwrap_or("");
+    // (A file that was replaced since: the kernel says so behind its name.)
+    let file = text(file);
+    let file = file.strip_suffix(" (deleted)").unwrap_or(file);
+    rules.retain(|rule| rule.is_of(Program { file, name: text(name) }));
 }
 
 /// The parameter `name` has another value from here on. The service thread's alone.

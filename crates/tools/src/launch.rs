@@ -8,7 +8,8 @@ use crate::options::{self, settings_with_options};
 use crate::raw;
 use clap::ArgMatches;
 use netacc_control::config::{
-    Config, ConfigError, DEFAULT_FILE, ENV_FILE, ENV_FROM_COMMAND_LINE, Key, Origin, Origins, Place,
+    Config, ConfigError, DEFAULT_FILE, ENV_FILE, ENV_FROM_COMMAND_LINE, Key, Origin, Origins,
+    Place, Profile,
 };
 use std::ffi::{OsStr, OsString};
 use std::io::Read;
@@ -125,6 +126,11 @@ pub(crate) fn describe_raw(found: &raw::Found) -> String {
 /// The settings on the command line.
 fn settings(matches: &ArgMatches) -> Vec<(Key, String)> {
     let mut given = Vec::new();
+    // (What stands there itself counts before what a profile brings.)
+    let profile = matches.get_one::<String>("profile").and_then(|name| Profile::from_name(name));
+    for (key, value) in profile.map_or(&[][..], |profile| profile.values) {
+        given.push((*key, String::from(*value)));
+    }
     if matches.get_flag("debug") {
         given.push((Key::LogLevel, String::from("1")));
     }

@@ -5,7 +5,7 @@ use crate::commands::metrics::Place;
 use crate::selection::{Network, Order};
 use clap::builder::{PossibleValue, PossibleValuesParser, StringValueParser, TypedValueParser};
 use clap::{Arg, ArgAction, ArgGroup, Command, ValueHint, value_parser};
-use netacc_control::config::{Cli, DEFAULT_FILE, Key, Kind, SETTINGS, Setting};
+use netacc_control::config::{Cli, DEFAULT_FILE, Key, Kind, PROFILES, SETTINGS, Setting};
 use netacc_control::stats::{Path, Reason};
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
@@ -41,6 +41,13 @@ pub fn run_command() -> Command {
                 .short('d')
                 .help("Debug: log from level 1 on")
                 .action(ArgAction::SetTrue),
+        )
+        .arg(
+            Arg::new("profile")
+                .long("profile")
+                .value_name("name")
+                .help("Parameters that go together")
+                .value_parser(PROFILES.map(|profile| profile.name)),
         )
         .arg(
             Arg::new("command")
@@ -118,6 +125,7 @@ pub const ORDER: &[Cli] = &[
     Cli::Letter('P'),
     Cli::Letter('A'),
     Cli::Letter('i'),
+    Cli::Word("profile"),
     Cli::Word("paths"),
     Cli::Word("io-uring"),
     Cli::Word("poll-tcp"),
@@ -141,6 +149,11 @@ fn run_help() -> String {
                 &format!("configuration file (default: {DEFAULT_FILE})"),
             ),
             Cli::Letter('d') => help_row(&mut help, "-d", "debug: log from level 1 on"),
+            Cli::Word("profile") => {
+                let names = PROFILES.map(|profile| profile.name).join(", ");
+                let text = format!("parameters that go together: {names}");
+                help_row(&mut help, "--profile <name>", &text);
+            }
             Cli::Letter('h') => help_row(&mut help, "-h", "show this help"),
             Cli::Letter('v') => help_row(&mut help, "-v", "show the version"),
             _ => {

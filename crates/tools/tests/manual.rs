@@ -7,7 +7,7 @@
 //! NETACC_BLESS=1 cargo test -p netacc-tools --test manual
 //! ```
 
-use netacc_control::config::{Cli, Config, Key, Kind, SETTINGS, Setting, TakesEffect};
+use netacc_control::config::{Cli, Config, Key, Kind, PROFILES, SETTINGS, Setting, TakesEffect};
 use netacc_control::stats::{Counter, Reason};
 use netacc_tools::options::{ORDER, VERSION, run_command, value_name};
 use std::fmt::Write as _;
@@ -66,6 +66,10 @@ fn options() -> String {
             Cli::Letter('d') => {
                 Some((".B \\-d", "Debug: log from level 1 on.\nSets NACC_LOG_LEVEL=1."))
             }
+            Cli::Word("profile") => {
+                let _ = write!(out, "\n.TP\n.BI \\-\\-profile \" name\"\n{}", profiles());
+                continue;
+            }
             Cli::Letter('h') => Some((".B \\-h", "Show a summary of the options.")),
             Cli::Letter('v') => Some((".B \\-v", "Show the version.")),
             _ => None,
@@ -91,6 +95,19 @@ fn options() -> String {
         }
     }
     tidy(&out)
+}
+
+fn profiles() -> String {
+    let mut out = String::from(
+        "Sets parameters that go together.\nOther options count before it, wherever they stand; it \
+         counts before the environment and the file.\n",
+    );
+    for profile in PROFILES {
+        let values = profile.values.iter().map(|(key, value)| format!("{}={value}", key.name()));
+        let values = values.collect::<Vec<_>>().join(", ");
+        let _ = writeln!(out, "{}: {};\n{}.", roff(profile.name), roff(profile.doc), roff(&values));
+    }
+    out
 }
 
 fn settings() -> String {

@@ -580,3 +580,26 @@ fn unknown_variables_are_pointed_out() {
         "netacc_run: warning: environment: NACC_SOR_MSGSIZE: unknown, ignored; did you mean NACC_SOR_MSG_SIZE?\n"
     );
 }
+
+#[test]
+fn a_profile_sets_what_nobody_else_does() {
+    let scratch = Scratch::new();
+    let library = scratch.library();
+    let with = |arguments: &[&str], name: &str| {
+        variable(netacc_run(&library).env("NACC_POLL_MS", "7").args(arguments), name)
+    };
+    let polling = "NACC_POLL_MS";
+    assert_eq!(with(&["--profile", "polite"], polling).as_deref(), Some("0"));
+    assert_eq!(with(&["--profile=latency"], "NACC_POLL_TCP_US").as_deref(), Some("60"));
+    assert_eq!(with(&["--profile", "throughput"], "NACC_SOR_MSG_SIZE").as_deref(), Some("65536"));
+    assert_eq!(with(&["--profile", "throughput"], polling).as_deref(), Some("7"));
+    for both in [["-P", "3", "--profile", "polite"], ["--profile", "polite", "-P", "3"]] {
+        assert_eq!(with(&both, polling).as_deref(), Some("3"));
+        assert_eq!(with(&both, "NACC_POLL_TCP_US").as_deref(), Some("0"));
+        let keys = with(&both, "NACC_CLI_KEYS").unwrap();
+        assert_eq!(keys, "NACC_POLL_MS,NACC_POLL_TCP_US");
+    }
+    let wrong = run(netacc_run(&library).args(["--profile", "fast", "true"]));
+    assert_eq!(wrong.status, Some(2));
+    assert!(wrong.err.contains("latency, throughput, polite"), "{}", wrong.err);
+}

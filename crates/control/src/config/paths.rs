@@ -74,6 +74,12 @@ impl Paths {
         self.iter().any(|is| is == path)
     }
 
+    /// Those of them that are among `others`, in this order.
+    pub fn within(self, others: Paths) -> Paths {
+        let mut kept = self.iter().filter(|path| others.contains(*path));
+        Paths { order: [kept.next(), kept.next()] }
+    }
+
     /// Whether no path is faster than TCP.
     pub const fn is_empty(self) -> bool {
         self.first().is_none()
@@ -125,6 +131,20 @@ mod tests {
         }
         assert_eq!(Paths::parse(" rdma , shm ").unwrap().to_string(), "rdma,shm");
         assert_eq!(Paths::parse("shm,rdma").unwrap(), Paths::default());
+    }
+
+    #[test]
+    fn what_is_left_keeps_its_order() {
+        let of = |text| Paths::parse(text).unwrap();
+        for (these, others, left) in [
+            ("rdma,shm", "shm,rdma", "rdma,shm"),
+            ("rdma,shm", "shm", "shm"),
+            ("rdma", "shm", "tcp"),
+            ("tcp", "shm,rdma", "tcp"),
+            ("shm,rdma", "tcp", "tcp"),
+        ] {
+            assert_eq!(of(these).within(of(others)), of(left), "{these} {others}");
+        }
     }
 
     #[test]

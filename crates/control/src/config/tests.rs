@@ -91,7 +91,7 @@ fn errors_say_where_what_why_and_what_is_valid() {
     );
     assert_eq!(
         error("[other]\nA=1\nB=2\n[netacc]\n", &[], &[]),
-        "/etc/netacc.conf:1: [other]: unknown section; valid: [netacc]"
+        "/etc/netacc.conf:1: [other]: unknown section; valid: [netacc], [rule NAME]"
     );
     assert_eq!(
         error("NACC_LOG_LEVEL=1\nB=2\n[netacc]\n", &[], &[]),

@@ -201,6 +201,8 @@ reasons! {
         "None needed; the connection is correct, at TCP's speed. Where RDMA may go in the clear: NACC_KERNEL_POLICY=0.";
     KernelPolicy "kernel-policy" "The kernel was asked to treat the connection's packets in a way that RDMA does not: a mark, a priority, a pacing rate, another interface or VRF; or its ends want different traffic classes.",
         "See which in the manual (rdma.md). Where RDMA may pass them by: NACC_KERNEL_POLICY=0.";
+    Rule "rule" "A rule of netacc.conf keeps the connection on TCP.",
+        "Change the rule, if that was not meant: netacc doctor with the number of the process names it.";
 }
 
 /// Number of reasons.

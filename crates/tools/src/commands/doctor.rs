@@ -14,6 +14,7 @@ mod look;
 mod process;
 mod program;
 mod rdma;
+mod rules;
 
 use super::{STATUS_FAILED, STATUS_USAGE, print};
 use clap::ArgMatches;
@@ -175,7 +176,7 @@ mod tests {
     #[test]
     fn what_hangs_is_not_waited_for_and_what_was_found_is_said() {
         let (_hold, never) = mpsc::channel::<()>();
-        let findings = within(Duration::from_millis(20), move |findings| {
+        let findings = within(Duration::from_secs(1), move |findings| {
             findings.ok("first", "found");
             let _ = never.recv();
             findings.ok("second", "found");

@@ -4,6 +4,7 @@
 use super::finding::Findings;
 use super::interfaces::{self, Own, Route};
 use super::rdma::{self, Port};
+use super::rules;
 use super::{host, look};
 use crate::addresses;
 use crate::launch::Environment;
@@ -41,6 +42,7 @@ pub fn look(host: &str, port: u16, findings: &mut Findings) {
     each(&found, &own, findings);
     if let Some(config) = host::config(&mut Environment::inherited(), findings) {
         host::effect(&config, findings);
+        found.iter().for_each(|to| rules::of_connection(&config.rules, *to, findings));
     }
 }
 
@@ -130,6 +132,16 @@ fn listeners(directory: &str, to: SocketAddr) -> Vec<Listener> {
     for name in ["tcp", "tcp6"] {
         let table = look::file(format!("{directory}/net/{name}")).unwrap_or_default();
         found.extend(table.lines().filter_map(listener).filter(|listener| listener.serves(to)));
+    }
+    found
+}
+
+/// The ports on which somebody listens in the network namespace of a process.
+pub fn listening_ports(directory: &str) -> Vec<u16> {
+    let mut found = Vec::new();
+    for name in ["tcp", "tcp6"] {
+        let table = look::file(format!("{directory}/net/{name}")).unwrap_or_default();
+        found.extend(table.lines().filter_map(listener).map(|listener| listener.local.port()));
     }
     found
 }

@@ -3,7 +3,7 @@
 use super::finding::Findings;
 use super::host;
 use super::look::{self, Status};
-use super::{program, rdma};
+use super::{program, rdma, rules};
 use crate::launch::Environment;
 use crate::library;
 use crate::options::VERSION;
@@ -133,6 +133,9 @@ fn said(process: &Process, findings: &mut Findings) {
     }
     configured(&process.header.config, findings);
     connections(process, findings);
+    let status = Status::of(&format!("/proc/{}", process.pid)).ok();
+    let user = status.and_then(|status| status.uid()).unwrap_or(process.uid);
+    rules::of_process(process, user, findings);
     counters(process, findings);
 }
 

@@ -1,11 +1,12 @@
 //! A program that has not been started: would the library serve it?
 
 use super::finding::Findings;
-use super::{host, look, rdma};
+use super::{host, look, rdma, rules};
 use crate::command::{self, Obstacle, Verdict};
 use crate::elf::{Elf, Target};
 use crate::launch::{self, Environment};
 use crate::{library, raw};
+use netacc_control::config::Program;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -39,6 +40,12 @@ pub fn look(words: &[OsString], findings: &mut Findings) {
     }
     if let Some(config) = host::config(&mut environment, findings) {
         host::effect(&config, findings);
+        let (file, name) = (program.canonicalize().unwrap_or(program.clone()), program.file_name());
+        let name = name.unwrap_or_default().to_string_lossy();
+        // (As the kernel has it.)
+        let name = name.get(..15).unwrap_or(&name);
+        let of = Program { file: &file.to_string_lossy(), name };
+        rules::of_program(&config.rules, of, findings);
     }
     host::limits("/proc/self", rdma::has_devices(), findings);
     host::confinement(findings);

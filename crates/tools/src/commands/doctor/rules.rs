@@ -1,0 +1,172 @@
+//! Which rule of `netacc.conf` holds: for the connections of a process, for a program that is to be
+//! started, for a connection that is not there yet.
+
+use super::connection::listening_ports;
+use super::finding::Findings;
+use crate::segment::Process;
+use netacc_control::config::{Direction, Program, Rule, Subject, rendered_rules};
+use netacc_control::stats::{CONFIG_BYTES, Connection, Reason};
+use std::net::SocketAddr;
+
+const REMEDY: &str =
+    "if that was not meant: correct the rule in netacc.conf, and start the program again";
+
+/// What a rule does, in words.
+fn effect(rule: &Rule) -> String {
+    match rule.paths() {
+        _ if rule.is_unreadable() => {
+            String::from("has a mistake, and so keeps all that comes to it on TCP")
+        }
+        None => String::from("lets it take any path of NACC_PATHS"),
+        Some(paths) if paths.is_empty() => String::from("keeps it on TCP"),
+        Some(paths) => format!("lets it take {paths} alone"),
+    }
+}
+
+/// The rules of a process, and how many of its open connections each of them holds for.
+pub fn of_process(process: &Process, user: u32, findings: &mut Findings) {
+    let config = &process.header.config;
+    let rules = rendered_rules(config);
+    if config.len() + 128 > CONFIG_BYTES {
+        let found = "the process has more rules than it can show: the last ones are not named here";
+        findings.note("rule", found, "");
+    }
+    if rules.is_empty() {
+        return;
+    }
+    let listening = listening_ports(&format!("/proc/{}", process.pid));
+    let mut counts = vec![(0usize, 0usize); rules.len()];
+    for connection in &process.connections {
+        let Some(of) = subject(connection, &listening, user) else { continue };
+        let first = rules.iter().position(|rule| rule.holds(&of));
+        if let Some((open, kept)) = first.and_then(|first| counts.get_mut(first)) {
+            *open += 1;
+            *kept += usize::from(connection.reason == Reason::Rule as u32);
+        }
+    }
+    for (rule, (open, kept)) in rules.iter().zip(counts) {
+        let found = format!(
+            "{} {}; it holds for {open} of the open connections, {kept} of them kept on TCP by it",
+            rule.name,
+            effect(rule)
+        );
+        match kept {
+            0 => findings.ok("rule", found),
+            _ => findings.note("rule", found, REMEDY),
+        }
+    }
+}
+
+/// What a rule is asked about an open connection. (Who began it does not show: it is taken for an
+/// accepted one where its port listens.)
+fn subject(connection: &Connection, listening: &[u16], user: u32) -> Option<Subject> {
+    let (local, peer) = (connection.local?, connection.peer?);
+    let (direction, port) = match listening.contains(&local.port()) {
+        true => (Direction::In, local.port()),
+        false => (Direction::Out, peer.port()),
+    };
+    Some(Subject { port, peer: peer.ip(), direction, user })
+}
+
+/// The rules that may hold in a program.
+pub fn of_program(rules: &[Rule], program: Program<'_>, findings: &mut Findings) {
+    for rule in rules.iter().filter(|rule| rule.is_of(program)) {
+        let found =
+            format!("{} may hold for a connection of it, and then {}", rule.name, effect(rule));
+        let keeps = rule.paths().is_some_and(|paths| paths.is_empty());
+        match keeps {
+            true => findings.note("rule", found, REMEDY),
+            false => findings.ok("rule", found),
+        }
+    }
+}
+
+/// The rules that hold for a connection from here, of this user's, up to the first that holds for
+/// all programs.
+pub fn of_connection(rules: &[Rule], to: SocketAddr, findings: &mut Findings) {
+    let user = rustix::process::geteuid().as_raw();
+    let of = Subject { port: to.port(), peer: to.ip(), direction: Direction::Out, user };
+    for rule in rules.iter().filter(|rule| rule.holds(&of)) {
+        let (programs, name) = (rule.programs(), &rule.name);
+        let keeps = rule.paths().is_some_and(|paths| paths.is_empty());
+        if !programs.is_empty() {
+            let found = format!("{name}, to {to} for {}: {}", programs.join(", "), effect(rule));
+            findings.note("rule", found, "");
+            continue;
+        }
+        let found = format!("{name}, to {to}: {}", effect(rule));
+        match keeps {
+            true => findings.problem("rule", found, REMEDY),
+            false => findings.ok("rule", found),
+        }
+        return;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use netacc_control::config::Config;
+
+    fn rules(text: &str) -> Vec<Rule> {
+        Config::resolve(Some(("f", text)), &|_| None, &[]).unwrap().0.rules
+    }
+
+    fn told(findings: &Findings) -> Vec<String> {
+        let json = findings.json("host", "h");
+        let all = json["findings"].as_array().unwrap().iter();
+        all.map(|f| format!("{}: {}", f["level"].as_str().unwrap(), f["found"].as_str().unwrap()))
+            .collect()
+    }
+
+    const RULES: &str = "[rule a]\nprogram=x\nport=80\naccelerate=0\n[rule b]\nport=80\npaths=shm\n\
+                         [rule c]\nport=80-90\naccelerate=0\n[rule d]\ndirection=in\naccelerate=0\n";
+
+    #[test]
+    fn a_connection_has_the_first_rule_that_holds_for_any_program() {
+        let of = |port: u16| {
+            let mut findings = Findings::default();
+            of_connection(&rules(RULES), SocketAddr::from(([127, 0, 0, 1], port)), &mut findings);
+            told(&findings)
+        };
+        assert_eq!(
+            of(80),
+            [
+                "note: a, to 127.0.0.1:80 for x: keeps it on TCP",
+                "ok: b, to 127.0.0.1:80: lets it take shm alone"
+            ]
+        );
+        assert_eq!(of(81), ["problem: c, to 127.0.0.1:81: keeps it on TCP"]);
+        assert!(of(91).is_empty());
+    }
+
+    #[test]
+    fn a_program_has_the_rules_that_name_it_or_none() {
+        let mut findings = Findings::default();
+        of_program(&rules(RULES), Program { file: "/bin/y", name: "y" }, &mut findings);
+        let names: Vec<_> = told(&findings).iter().map(|f| f.replace(" may hold", "|")).collect();
+        let names: Vec<_> = names.iter().filter_map(|f| f.split('|').next()).collect();
+        assert_eq!(names, ["ok: b", "note: c", "note: d"]);
+    }
+
+    #[test]
+    fn who_accepted_shows_by_the_port_that_listens() {
+        let connection = |local: u16, peer: u16| Connection {
+            fd: 1,
+            tx_path: 0,
+            rx_path: 0,
+            reason: Reason::Rule as u32,
+            peer_pid: 0,
+            local: Some(SocketAddr::from(([127, 0, 0, 1], local))),
+            peer: Some(SocketAddr::from(([127, 0, 0, 1], peer))),
+            tx_bytes: [0; 4],
+            rx_bytes: [0; 4],
+            promotions: 0,
+            demotions: 0,
+            opened_unix_ns: 0,
+        };
+        let of = |local, peer| subject(&connection(local, peer), &[80], 0).unwrap();
+        assert_eq!((of(80, 5000).direction, of(80, 5000).port), (Direction::In, 80));
+        assert_eq!((of(5000, 81).direction, of(5000, 81).port), (Direction::Out, 81));
+    }
+}

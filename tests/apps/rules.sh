@@ -1,0 +1,172 @@
+#!/usr/bin/env bash
+# The rules of netacc.conf: which connections they keep on TCP, at which end, and what the tools say
+# of that.
+. "$(dirname "$0")/lib.sh"
+need_library
+command -v python3 >/dev/null || { skip all "no python3"; finish; exit; }
+APP=$here/rules_app.py
+NETACC=$LIB_DIR/netacc
+PYTHON=$(python3 -c 'import sys; print(sys.executable)')
+ln -s "$PYTHON" "$TMP/other-name"
+PORT=$(free_port)
+
+# ends NAME: starts a server and a client, each with the rules of $SERVER and $CLIENT, and sets what
+# they say: SAYS[server], SAYS[client]. They stay until `over`.
+declare -A SAYS
+ends() {
+  local address=${ADDRESS:-127.0.0.1} listen=${LISTEN:-${ADDRESS:-127.0.0.1}} run=${RUN:-$PYTHON}
+  printf '[netacc]\n%s\n' "$SERVER" >"$TMP/server.conf"
+  printf '[netacc]\n%s\n' "$CLIENT" >"$TMP/client.conf"
+  rm -f "$TMP/in.server" "$TMP/in.client"; mkfifo "$TMP/in.server" "$TMP/in.client"
+  : >"$TMP/said.server"; : >"$TMP/said.client"
+  NACC_CONF=$TMP/server.conf become_accel "$PYTHON" "$APP" server "$listen" "$PORT" <"$TMP/in.server" >"$TMP/said.server" 2>"$TMP/err.server" &
+  SERVER_PID=$!; PIDS+=("$SERVER_PID"); exec {IN_SERVER}>"$TMP/in.server"
+  wait_for 10 grep -q ready "$TMP/said.server" || return
+  NACC_CONF=$TMP/client.conf become_accel "$run" "$APP" client "$address" "$PORT" <"$TMP/in.client" >"$TMP/said.client" 2>"$TMP/err.client" &
+  CLIENT_PID=$!; PIDS+=("$CLIENT_PID"); exec {IN_CLIENT}>"$TMP/in.client"
+  wait_for 30 grep -q . "$TMP/said.client"
+  wait_for 10 grep -qv ready "$TMP/said.server"
+  SAYS[client]=$(cat "$TMP/said.client" "$TMP/err.client")
+  SAYS[server]=$(tail -n +2 "$TMP/said.server"; cat "$TMP/err.server")
+}
+over() {
+  echo >&"$IN_SERVER"; echo >&"$IN_CLIENT"
+  exec {IN_SERVER}>&- {IN_CLIENT}>&-
+  wait "$SERVER_PID" "$CLIENT_PID"
+}
+# both NAME EXPECTED RULES: the same rules at both ends.
+both() { SERVER=$3 CLIENT=$3; ends; same "$1" "$2" "${SAYS[client]}"; same "$1-server" "$2" "${SAYS[server]}"; over; }
+# client NAME EXPECTED RULES: at the client alone.
+client() { SERVER='' CLIENT=$3; ends; same "$1" "$2" "${SAYS[client]}"; over; }
+
+both none 'shm none' ''
+both port 'tcp rule' "[rule r]
+port=$PORT
+accelerate=0"
+both other-port 'shm none' "[rule r]
+port=1-$((PORT - 1)),$((PORT + 1))-65535
+accelerate=0"
+both network 'tcp rule' '[rule r]
+address=127.0.0.0/8
+accelerate=0'
+both other-network 'shm none' '[rule r]
+address=10.0.0.0/8,::/0
+accelerate=0'
+if (exec 2>/dev/null; python3 -c 'import socket; socket.create_server(("::1", 0), family=socket.AF_INET6)'); then
+  ADDRESS=::1 both ipv6 'tcp rule' '[rule r]
+address=::1
+accelerate=0'
+  ADDRESS=::1 both other-ipv6 'shm none' '[rule r]
+address=0.0.0.0/0,fd00::/8
+accelerate=0'
+  # An IPv4 address in an IPv6 socket, at one end or at both, is an IPv4 address.
+  ADDRESS=::ffff:127.0.0.1 LISTEN=:: both mapped 'tcp rule' '[rule r]
+address=127.0.0.1
+accelerate=0'
+  ADDRESS=127.0.0.1 LISTEN=:: both dual-stack 'tcp rule' '[rule r]
+address=::ffff:127.0.0.0/104
+accelerate=0'
+  ADDRESS=::ffff:127.0.0.1 LISTEN=:: both mapped-is-no-ipv6 'shm none' '[rule r]
+address=::/0
+accelerate=0'
+else
+  skip ipv6 "no IPv6 here"
+fi
+client program 'tcp rule' "[rule r]
+program=none-such,$(basename "$(readlink -f "$PYTHON")")
+accelerate=0"
+client program-path 'tcp rule' "[rule r]
+program=$(readlink -f "$PYTHON")
+accelerate=0"
+RUN=$TMP/other-name client program-link 'tcp rule' '[rule r]
+program=other-name
+accelerate=0'
+client other-program 'shm none' '[rule r]
+program=other-name
+accelerate=0'
+client user 'tcp rule' "[rule r]
+user=$(id -u)
+accelerate=0"
+client other-user 'shm none' "[rule r]
+user=$(($(id -u) + 1))-4294967295
+accelerate=0"
+client out 'tcp rule' '[rule r]
+direction=out
+accelerate=0'
+client not-in 'shm none' '[rule r]
+direction=in
+accelerate=0'
+SERVER='[rule r]
+direction=in
+accelerate=0' CLIENT=''
+ends; same in 'tcp rule' "${SAYS[server]}"; over
+both paths-tcp 'tcp rule' '[rule r]
+paths=tcp'
+both paths-shm 'shm none' '[rule r]
+paths=shm'
+both paths-that-serve-none 'tcp rule' '[rule r]
+paths=rdma'
+# (Nor would it be without the rule.)
+both paths-within-those-of-all 'tcp paths-exclude-it' 'NACC_PATHS=rdma
+[rule r]
+paths=shm'
+both first-allows 'shm none' "[rule a]
+port=$PORT
+accelerate=1
+[rule rest]
+accelerate=0"
+both first-denies 'tcp rule' "[rule rest]
+accelerate=0
+[rule a]
+port=$PORT
+accelerate=1"
+both off-is-off 'tcp disabled-by-config' 'NACC_ENABLE_RDMA_DEFAULT=0
+[rule r]
+accelerate=1'
+
+# A mistake: netacc_run starts nothing; the library keeps on TCP what comes to the rule.
+BAD="[rule a]
+port=$((PORT + 1))
+accelerate=1
+[rule b]
+port=http
+accelerate=1"
+printf '[netacc]\n%s\n' "$BAD" >"$TMP/bad.conf"
+out=$(NACC_CONF=$TMP/bad.conf "$LIB_DIR/netacc_run" true 2>&1); status=$?
+same mistake-status 2 "$status"
+same mistake "netacc_run: $TMP/bad.conf:6: port=http: not a number that can be; valid: ports, such as 1000 or 1000-1999" "$out"
+client mistake-in-the-library 'tcp rule' "$BAD"
+check mistake-is-logged grep -F 'port=http: not a number that can be' "$TMP/netacc.log"
+
+# The tools.
+SERVER='' CLIENT="[rule of-nobody]
+program=nobody
+accelerate=0
+[rule web]
+port=$PORT
+accelerate=0
+[rule rest]
+paths=shm"
+ends
+same tools 'tcp rule' "${SAYS[client]}"
+said() { printf '%s\n' "$1" | tr -s ' \n' ' ' | grep -F -- "$2"; }
+doctor=$("$NETACC" doctor "$CLIENT_PID")
+check doctor-names-the-rule said "$doctor" 'rule: web keeps it on TCP; it holds for 1 of the open connections, 1 of them kept on TCP by it'
+check doctor-names-the-others said "$doctor" 'rule: rest lets it take shm alone; it holds for 0 of the open connections'
+same doctor-leaves-out-those-of-others 0 "$(grep -c of-nobody <<<"$doctor")"
+check ss-shows-the-reason grep -E '^rule +1 ' <("$SS" "$CLIENT_PID")
+check ss-shows-the-rules grep -xF '[rule web]' <("$SS" -s cfg "$CLIENT_PID")
+same cfg-lists-parameters-alone 0 "$("$NETACC" cfg list -p "$CLIENT_PID" | grep -cE '^(port|accelerate|paths) ')"
+connection=$(NACC_CONF=$TMP/client.conf "$NETACC" doctor "127.0.0.1:$PORT")
+check doctor-of-a-connection said "$connection" "rule: web, to 127.0.0.1:$PORT: keeps it on TCP"
+check doctor-of-a-program said "$(NACC_CONF=$TMP/client.conf "$NETACC" doctor true)" 'rule: web may hold for a connection of it, and then keeps it on TCP'
+over
+# Another value while the program runs: its rules stay.
+SERVER='' CLIENT='[rule rest]
+paths=shm'
+ends
+same accelerated-by-a-rule 'shm none' "${SAYS[client]}"
+check cfg-set "$NETACC" cfg set NACC_LOG_LEVEL 2 -p "$CLIENT_PID"
+check rules-stay-behind-cfg-set grep -xF '[rule rest]' <("$SS" -s cfg "$CLIENT_PID")
+over
+finish
