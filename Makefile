@@ -15,6 +15,7 @@
 # make deb          Debian packages of the commit that is checked out, in out/deb
 # make tarball      the same as a tarball with an install.sh, in out
 # make test-deb     what happens with both in a new, minimal Debian; needs root
+# make site         the manual as a site, in out/site; takes mdBook, which is built where it is missing
 # make clean
 
 CARGO      ?= cargo
@@ -108,7 +109,7 @@ install:
 uninstall:
 	$(INSTALL) --uninstall
 
-.PHONY: deb tarball test-deb
+.PHONY: deb tarball test-deb site
 
 # Of the commit that is checked out. The packages are installed, upgraded and removed by `make
 # test-deb`.
@@ -119,6 +120,10 @@ deb:
 tarball:
 	tests/packages strip:binutils cc:gcc git:git "/usr/include/stdio.h:libc6-dev"
 	packaging/tarball
+
+site:
+	tests/packages python3:python3 groff:groff-base git:git cc:gcc
+	packaging/site
 
 # In new, minimal Debians. Needs root.
 test-deb:
