@@ -1,18 +1,19 @@
-//! A link whose TCP connection is gone, the peer perhaps not: data goes on, and the link is resumed
-//! or given up.
+//! A link that ends, or whose TCP connection is gone, the peer perhaps not: then data goes on, and
+//! the link is resumed or given up.
 
+use super::leave::BACK_LOST_NS;
 use super::links::{ANSWER_NS, Fault, Link, Phase, bind, set_up, tcp_socket};
 use super::shares::Source;
 use super::{Remote, close_own, destinations, links, pairs, watch};
 use crate::carrier::sockaddr;
-use crate::log::debug_log;
-use crate::sys;
+use crate::log::{debug_log, warn_of_peer};
+use crate::{stats, sys};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::net::SocketAddr;
-use netacc_control::stats::Reason;
+use netacc_control::stats::{Counter, Reason};
 use netacc_proto::agreement::SlotState;
-use netacc_proto::rendezvous::{Message, OfferLane, Role};
+use netacc_proto::rendezvous::{MAX_MESSAGE, Message, OfferLane, Role};
 
 /// One that has had connections is kept for so long, at both ends.
 const KEPT_NS: u64 = 3_000_000_000;
@@ -20,6 +21,8 @@ const KEPT_NS: u64 = 3_000_000_000;
 /// Whether the carriers of its connections are over is looked at every so long. As long as one is
 /// not, it may be resumed.
 const LOOK_NS: u64 = 1_000_000_000;
+/// And where the peer's process is gone, until theirs have been told as well.
+const LOOK_SOON_NS: u64 = 5_000_000;
 
 /// To resume a link that broke the connector tries after so long, then again, and at last every so
 /// long.
@@ -27,13 +30,78 @@ const RETRY_NS: [u64; 6] =
     [1_000_000, 100_000_000, 500_000_000, 1_500_000_000, 3_000_000_000, 5_000_000_000];
 
 impl Remote {
+    /// Ends a link. What was on its pairs has nobody to agree with any more.
+    pub(super) fn end_link(&mut self, i: usize, why: Fault) {
+        let Some(l) = self.link_mut(i).filter(|l| l.phase != Phase::Gone) else { return };
+        let of_use = l.in_use() || !l.pairs.is_empty() || l.connections > 0;
+        if matches!(why, Fault::Ended | Fault::Closed | Fault::NotFound | Fault::Stuck)
+            && (l.is_up() || l.broken_at != 0)
+            && of_use
+        {
+            let deserted = why == Fault::Closed && l.is_up();
+            return self.break_link(i, deserted);
+        }
+        let was_up = l.is_up() || l.broken_at != 0;
+        let was_of_use = was_up && l.connections > 0;
+        let (role, local, peer) = (l.role, l.local, SocketAddr::new(l.peer, l.port));
+        if why == Fault::Malformed {
+            stats::count(Counter::PeerCorrupt);
+            warn_of_peer!(
+                "the library at {peer} broke the rules of the link: what was agreed with it is given up"
+            );
+        } else if why == Fault::Impostor {
+            stats::count(Counter::AuthFailures);
+            warn_of_peer!(
+                "who answers for {peer} does not know what who accepts there does: it is left alone"
+            );
+        } else if was_up {
+            debug_log!("link to {peer} ended: {why:?}");
+        }
+        let Some(l) = self.link_mut(i) else { return };
+        l.phase = Phase::Gone;
+        // In the middle of another frame it would be none.
+        let is_over = matches!(why, Fault::Over | Fault::Ended | Fault::Closed);
+        let bye = was_up && !is_over && l.output.is_empty();
+        l.output = VecDeque::new();
+        let fd = core::mem::replace(&mut l.fd, -1);
+        if fd >= 0 {
+            if bye {
+                let mut bytes = [0u8; MAX_MESSAGE];
+                let n = Message::Bye.encode(&mut bytes);
+                // SAFETY: a live buffer. Whether it can be sent does not matter any more.
+                let _ = unsafe {
+                    sys::sendto(
+                        fd,
+                        bytes.as_ptr(),
+                        n.min(bytes.len()),
+                        libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
+                    )
+                };
+            }
+            close_own(fd);
+        }
+        if was_up {
+            self.forget_link(i);
+            self.free_done(i);
+            self.end_all_pairs(i);
+            self.abandon(i);
+        }
+        if self.link(i).is_some_and(|l| !l.in_use()) {
+            self.drop_link(i);
+        }
+        if role == Role::Connector {
+            self.destination_is_lost(local, peer, was_of_use, why == Fault::OtherVersion);
+        }
+    }
+
     /// The TCP connection is gone, the peer perhaps not. Data goes on; what needs the link waits.
-    pub(super) fn break_link(&mut self, i: usize) {
+    /// `deserted`: or so is the peer.
+    pub(super) fn break_link(&mut self, i: usize, deserted: bool) {
         let now = sys::now_ns();
         let Some(l) = self.link_mut(i) else { return };
         debug_log!("the link to {} broke", l.peer);
         let fd = core::mem::replace(&mut l.fd, -1);
-        (l.phase, l.blocked) = (Phase::Broken, false);
+        (l.phase, l.blocked, l.deserted) = (Phase::Broken, false, l.deserted | deserted);
         (l.input, l.output) = (Vec::new(), VecDeque::new());
         if l.broken_at == 0 {
             (l.broken_at, l.retries) = (now, 0);
@@ -45,6 +113,9 @@ impl Remote {
             .map(|p| p.number)
             .collect();
         if fd >= 0 {
+            // The peer is not to take this process for one that is gone (Fault::Closed).
+            let reset = libc::linger { l_onoff: 1, l_linger: 0 };
+            let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &reset);
             close_own(fd);
         }
         self.forget_candidates(i);
@@ -63,12 +134,17 @@ impl Remote {
         if !l.in_use() && (l.connections == 0 || now.saturating_sub(l.broken_at) > KEPT_NS) {
             return self.end_link(i, Fault::Over);
         }
-        let (since, retries, role) = (l.broken_at, l.retries, l.role);
+        let (since, retries, role, deserted) = (l.broken_at, l.retries, l.role, l.deserted);
         let [.., last] = RETRY_NS;
         let after: u64 = (0..=retries).map(|n| RETRY_NS.get(n).copied().unwrap_or(last)).sum();
         let next = since.saturating_add(after);
         self.look_at_carriers(i);
-        self.at(now + LOOK_NS);
+        let soon = since + BACK_LOST_NS + 1;
+        self.at(match now < soon {
+            true if deserted => now + LOOK_SOON_NS,
+            true => soon,
+            false => now + LOOK_NS,
+        });
         if role == Role::Acceptor || now < next {
             if role == Role::Connector {
                 self.at(next);
@@ -107,7 +183,7 @@ impl Remote {
     pub(super) fn take_over(&mut self, earlier: usize, new: usize) -> Result<(), Fault> {
         if self.link(earlier).is_some_and(Link::is_up) {
             // It has noticed before we did.
-            self.break_link(earlier);
+            self.break_link(earlier, false);
         }
         let Some(fd) = self.link_mut(new).map(|l| core::mem::replace(&mut l.fd, -1)) else {
             return Ok(());
@@ -132,7 +208,7 @@ impl Remote {
     pub(super) fn resume(&mut self, i: usize) {
         let Some(l) = self.link_mut(i) else { return };
         debug_log!("the link to {} is resumed", l.peer);
-        (l.phase, l.broken_at, l.blocked) = (Phase::Up, 0, false);
+        (l.phase, l.broken_at, l.blocked, l.deserted) = (Phase::Up, 0, false, false);
         let mut frames = Vec::new();
         for p in l.pairs.iter_mut().filter(|p| p.state == pairs::PairState::Ready) {
             p.forget_peer();

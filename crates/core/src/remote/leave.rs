@@ -27,6 +27,8 @@ pub(super) const RESEND_MAX_NS: u64 = 50_000_000;
 
 /// A peer whose link has broken and whose carrier has ended has so long to come back.
 const BACK_NS: u64 = 2_000_000_000;
+/// As that, where the pair is lost, too: all three at once is what a process's death looks like.
+pub(super) const BACK_LOST_NS: u64 = 200_000_000;
 
 /// An offer that nobody has taken up, and now it is too late for that. (State::Plain: by a forked
 /// child, which cannot give it back.)
@@ -173,7 +175,7 @@ impl Remote {
     /// Goes on with a connection that leaves, as far as that is possible now.
     pub(super) fn step(&mut self, i: usize, slot: usize) {
         let Some(l) = self.link(i) else { return };
-        let (serial, up, broken_at) = (l.serial, l.is_up(), l.broken_at);
+        let serial = l.serial;
         let Some((channel, wire)) = l.channel.zip(l.wire()) else { return };
         let Some(c) = l.conns.get(slot).filter(|c| c.slot.is_live()) else { return };
         let (Some(s), generation, number, peer_left) =
@@ -196,6 +198,8 @@ impl Remote {
         if l.pair(number).is_some_and(|p| p.state == PairState::Lost && (p.engine.is_some())) {
             return;
         }
+        let is_ready = l.pair(number).is_some_and(|p| p.state == PairState::Ready);
+        let gone = leaves & parting::GONE != 0 || has_lost_its_peer(l, s, is_ready);
         let known =
             self.leaving.iter().position(|x| x.link == i && x.serial == serial && x.slot == slot);
         let index = match known {
@@ -215,11 +219,6 @@ impl Remote {
                 self.leaving.len() - 1
             }
         };
-        // A carrier that ends while the link is broken: the peer's process is gone. (Not at once:
-        // it may have shut down, and be back soon.)
-        let late = broken_at != 0 && sys::now_ns().saturating_sub(broken_at) > BACK_NS;
-        let gone = leaves & parting::GONE != 0
-            || (!up && (late || io::carrier_is_reset(s)) && io::carrier_is_over(s));
         let seen = (at.seen_epoch.load(SeqCst), at.seen_ack.load(SeqCst));
         let peer = match () {
             _ if gone => Peer::Gone,
@@ -316,4 +315,12 @@ fn uncount_leaving_of(channel: &Channel, slot: usize) {
             rdma_thread::uncount_leaving();
         }
     }
+}
+
+/// A carrier that ends while the link is broken: the peer's process is gone. (Where nothing else
+/// says so, not at once: it may have shut down, and be back soon.)
+fn has_lost_its_peer(l: &links::Link, s: &Socket, is_ready: bool) -> bool {
+    let patience = if is_ready { BACK_NS } else { BACK_LOST_NS };
+    let late = l.broken_at != 0 && sys::now_ns().saturating_sub(l.broken_at) > patience;
+    !l.is_up() && (l.deserted || late || io::carrier_is_reset(s)) && io::carrier_is_over(s)
 }

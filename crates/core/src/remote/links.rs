@@ -9,10 +9,10 @@ use super::pairs::{self, Pair};
 use super::policy::Packets;
 use super::proof::Trust;
 use super::shares::{LINKS_MAX, Source};
-use super::{EVENT_LINK, Remote, Theirs, close_own, devices, keeper, net, note_own, watch};
+use super::{EVENT_LINK, Remote, Theirs, devices, keeper, net, note_own, watch};
 use crate::carrier::sockaddr;
 use crate::channel::Channel;
-use crate::log::{debug_log, warn_of_peer};
+use crate::log::debug_log;
 use crate::socket::Socket;
 use crate::tuple_table::Key;
 use crate::wire::Wire;
@@ -59,6 +59,9 @@ pub(super) enum Phase {
 pub(super) enum Fault {
     /// It ended.
     Ended,
+    /// The peer's process is gone, and its kernel has closed it: who lives says so first, or resets
+    /// it.
+    Closed,
     /// The peer has said so, or has not come back.
     Over,
     /// Nobody is there, or somebody else.
@@ -141,6 +144,9 @@ pub(super) struct Link {
     /// When it broke, and how often it was tried to resume since.
     pub(super) broken_at: u64,
     pub(super) retries: usize,
+    /// While it is broken: the peer's process is gone, or, for a connector, nobody listens any more
+    /// where it did.
+    pub(super) deserted: bool,
     pub(super) input: Vec<u8>,
     pub(super) output: VecDeque<u8>,
     pub(super) blocked: bool,
@@ -306,6 +312,7 @@ impl Remote {
             cm_port: 0,
             key,
             broken_at: 0,
+            deserted: false,
             retries: 0,
             input: Vec::new(),
             output: VecDeque::new(),
@@ -489,6 +496,9 @@ impl Remote {
             if asked < 0 || error != 0 {
                 let refused = asked >= 0 && error == libc::ECONNREFUSED;
                 self.port_answers(i, if refused { Answer::Refused } else { Answer::Silent });
+                if let Some(l) = self.link_mut(i) {
+                    l.deserted |= refused && l.broken_at != 0;
+                }
                 self.end_link(i, Fault::NotFound);
                 return;
             }
@@ -536,7 +546,7 @@ impl Remote {
             };
             let n = match r {
                 1.. => r as usize,
-                0 => return Err(Fault::Ended),
+                0 => return Err(Fault::Closed),
                 e if e == -(libc::EAGAIN as isize) || e == -(libc::EINTR as isize) => return Ok(()),
                 _ => return Err(Fault::Ended),
             };
@@ -705,68 +715,6 @@ impl Remote {
             if self.link(other).is_some_and(is_over) {
                 self.end_link(other, Fault::Ended);
             }
-        }
-    }
-
-    /// Ends a link. What was on its pairs has nobody to agree with any more.
-    pub(super) fn end_link(&mut self, i: usize, why: Fault) {
-        let Some(l) = self.link_mut(i).filter(|l| l.phase != Phase::Gone) else { return };
-        let of_use = l.in_use() || !l.pairs.is_empty() || l.connections > 0;
-        if matches!(why, Fault::Ended | Fault::NotFound | Fault::Stuck)
-            && (l.is_up() || l.broken_at != 0)
-            && of_use
-        {
-            return self.break_link(i);
-        }
-        let was_up = l.is_up() || l.broken_at != 0;
-        let was_of_use = was_up && l.connections > 0;
-        let (role, local, peer) = (l.role, l.local, SocketAddr::new(l.peer, l.port));
-        if why == Fault::Malformed {
-            stats::count(Counter::PeerCorrupt);
-            warn_of_peer!(
-                "the library at {peer} broke the rules of the link: what was agreed with it is given up"
-            );
-        } else if why == Fault::Impostor {
-            stats::count(Counter::AuthFailures);
-            warn_of_peer!(
-                "who answers for {peer} does not know what who accepts there does: it is left alone"
-            );
-        } else if was_up {
-            debug_log!("link to {peer} ended: {why:?}");
-        }
-        let Some(l) = self.link_mut(i) else { return };
-        l.phase = Phase::Gone;
-        // In the middle of another frame it would be none.
-        let bye = was_up && !matches!(why, Fault::Over | Fault::Ended) && l.output.is_empty();
-        l.output = VecDeque::new();
-        let fd = core::mem::replace(&mut l.fd, -1);
-        if fd >= 0 {
-            if bye {
-                let mut bytes = [0u8; MAX_MESSAGE];
-                let n = Message::Bye.encode(&mut bytes);
-                // SAFETY: a live buffer. Whether it can be sent does not matter any more.
-                let _ = unsafe {
-                    sys::sendto(
-                        fd,
-                        bytes.as_ptr(),
-                        n.min(bytes.len()),
-                        libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
-                    )
-                };
-            }
-            close_own(fd);
-        }
-        if was_up {
-            self.forget_link(i);
-            self.free_done(i);
-            self.end_all_pairs(i);
-            self.abandon(i);
-        }
-        if self.link(i).is_some_and(|l| !l.in_use()) {
-            self.drop_link(i);
-        }
-        if role == Role::Connector {
-            self.destination_is_lost(local, peer, was_of_use, why == Fault::OtherVersion);
         }
     }
 

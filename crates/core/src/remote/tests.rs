@@ -851,7 +851,8 @@ impl Rig {
                 )
             } > 0
             {}
-            let _ = sys::shutdown(l.fd, libc::SHUT_RDWR);
+            // (As `ss -K`. Shut down it would be that of a process which is gone.)
+            crate::carrier::dissolve(l.fd);
         }
     }
 

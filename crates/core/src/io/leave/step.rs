@@ -95,6 +95,11 @@ impl Departure {
                     freeze(&mut rx);
                 }
                 Action::Sender(due) => match carry_out(s, &mut tx, fd, due, ack) {
+                    // The carrier takes no byte any more: the calls that follow say so, as on TCP.
+                    Ok(_) if s.has(flag::BROKEN_OFF) => {
+                        s.raise(flag::CARRIER_SPOKE);
+                        return Moved::Broken;
+                    }
                     Ok(has_room) => room = has_room,
                     Err(()) => return Moved::Broken,
                 },
