@@ -492,6 +492,8 @@ impl Broker<'_> {
                         peer.parse().unwrap_or(0),
                     ) {
                         Ok(c) if c.is_on(self.build.path) => {}
+                        // It has filled small rings, and comes back with whole ones.
+                        Ok(c) if c.has_outgrown_its_rings() => {}
                         Ok(c) => {
                             self.problems.push(format!("the connection left the fast path: {c:?}"))
                         }

@@ -152,6 +152,7 @@ pub fn all() -> Vec<Scenario> {
     list.extend(scenarios::signals::list());
     list.extend(scenarios::promotion::list());
     list.extend(scenarios::leaving::list());
+    list.extend(scenarios::outgrown::list());
     list.extend(scenarios::adopt::list());
     list
 }

@@ -15,6 +15,7 @@ pub mod looks;
 pub mod looks_ends;
 pub mod memory;
 pub mod options;
+pub mod outgrown;
 pub mod poll;
 pub mod process;
 pub mod promotion;

@@ -25,6 +25,13 @@ impl Connection {
         self.tx_path == path.name() && self.rx_path == path.name()
     }
 
+    /// Between hosts: one of its ends has filled small rings, and it waits for whole ones.
+    pub fn has_outgrown_its_rings(&self) -> bool {
+        self.demotions > 0
+            && self.tx_rdma_bytes > 0
+            && matches!(&self.reason[..], "negotiating" | "peer-asked-for-tcp")
+    }
+
     /// What this end has sent on this path.
     pub fn tx_bytes(&self, path: Path) -> u64 {
         match path {

@@ -75,6 +75,7 @@ fn claim(fd: c_int) -> Option<&'static Socket> {
     s.state.change(State::Unconnected, Event::Claimed).then_some(())?;
     s.fd.store(fd, Relaxed);
     s.syn.reset();
+    s.fills.store(false, Relaxed);
     Some(s)
 }
 

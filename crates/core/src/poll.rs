@@ -397,7 +397,7 @@ fn sleep(
         fds.get(w.index).is_some_and(|p| {
             let room = p.events & OUT != 0
                 && w.socket.published.sends_fast()
-                && wait::send_room_or_ask(w.socket, w.channel, w.slot, w.socket.tx_ring_bytes());
+                && wait::send_room_or_ask(w.socket, w.channel, w.slot, w.socket.room_bytes());
             room || w.look(p.events).0 != 0
         })
     });

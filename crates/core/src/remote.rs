@@ -45,6 +45,7 @@ mod proof;
 mod shares;
 #[cfg(test)]
 mod tests;
+mod whole;
 mod words;
 
 use crate::agent::{Agent, Ending, Noted, Used};
@@ -426,6 +427,11 @@ impl Mine {
             && self.socket.is(State::Candidate)
             && self.socket.path() == PathId::Rdma
     }
+
+    /// This end fills small rings.
+    fn fills(&self) -> bool {
+        self.socket.fills.load(Relaxed)
+    }
 }
 
 /// A peer's candidate.
@@ -435,6 +441,14 @@ struct Theirs {
     token: u64,
     proof: Proof,
     class: u8,
+    /// It, or our end, fills small rings.
+    fills: bool,
+    /// There is no memory for whole ones there.
+    has_less: bool,
+    /// It is to have whole rings, and there were none: when that is tried again (0: it was not),
+    /// and how often it was.
+    again_at: u64,
+    tries: u8,
 }
 
 /// Everything that the thread owns.
@@ -474,6 +488,11 @@ struct Remote {
     stall_logged_at: u64,
     /// When to look at what the kernel does with packets; 0: no connection is on RDMA.
     policy_at: u64,
+    /// When connections that wait for whole rings are looked at; 0: there are none.
+    whole_at: u64,
+    /// Connections whose way back to TCP waits a moment for what is to be read here: link, its
+    /// serial number, slot.
+    readers: Vec<(usize, u32, usize)>,
     /// What a process that outlives this one keeps; there, what it still has.
     keeping: Option<keeper::Keeping>,
     /// When another keeper is to be made, and how often that was so.
@@ -513,6 +532,8 @@ impl Remote {
             progress_at: 0,
             stall_logged_at: 0,
             policy_at: 0,
+            whole_at: 0,
+            readers: Vec::new(),
             keeping: None,
             keeper_at: 0,
             keepers: 0,
@@ -615,6 +636,8 @@ impl Remote {
         self.time_destinations();
         self.time_devices();
         self.time_waiting();
+        self.time_whole();
+        self.time_readers();
         self.sweep();
         self.time_listeners();
         self.time_unread();

@@ -17,11 +17,14 @@ mod end;
 pub(crate) mod flag;
 mod memory;
 pub(crate) mod offered;
+mod spill;
 mod state;
 
 use core::cell::UnsafeCell;
 use core::ffi::c_int;
-use core::sync::atomic::{AtomicI32, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
+use core::sync::atomic::{
+    AtomicBool, AtomicI32, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering::*,
+};
 pub(crate) use end::{
     LastName, await_change, await_close, close_books, end_life, forget_orphan, free_left,
     look_at_options, orphan, recycle, reuse, set_corked, set_nonblock,
@@ -33,6 +36,8 @@ use netacc_proto::rendezvous::Tuple;
 use netacc_proto::switchover::{Rx, Tx};
 use netacc_ring::{Consumer, EndLock, Producer, RingWords};
 pub(crate) use offered::{OfferState, Offered};
+#[cfg(test)]
+pub(crate) use spill::NO_MEMORY;
 pub(crate) use state::{Event, Stage, State};
 
 /// No reason against it.
@@ -151,6 +156,13 @@ pub(crate) struct Socket {
     // Rare.
     /// What it asked of its packets when a pair was sought for it ([`crate::policy::Asked::key`]).
     pub(crate) asked: AtomicU32,
+    /// Between hosts: it has filled a small ring, and is to have a whole one.
+    pub(crate) fills: AtomicBool,
+    /// Of how many bytes half must be free for a send to find room.
+    pub(crate) room: AtomicU32,
+    /// What a small ring has no room for is here until the connection has left it
+    /// ([`Spill`](spill::Spill)).
+    pub(crate) spill: spill::Spill,
     /// While unconnected: the reason why it must never be accelerated, or `Reason::None`.
     pub(crate) refused: AtomicU32,
     /// Between hosts: what is known of its SYN.
@@ -195,6 +207,8 @@ pub(crate) struct Offer {
     pub(crate) rx_bytes: u32,
     /// What was asked of its packets when the pair was sought: as [`Socket::asked`].
     pub(crate) asked: u32,
+    /// Bytes of a whole ring: more than `tx_bytes` only between hosts, where the ring may be small.
+    pub(crate) whole: u32,
 }
 
 // SAFETY: the UnsafeCells are governed by the locks and flags named beside them; everything else is
@@ -208,6 +222,15 @@ impl Socket {
     pub(crate) fn tx_ring_bytes(&self) -> u64 {
         // SAFETY: written before the socket was attached, read-only afterwards.
         unsafe { (*self.offer.get()).tx_bytes as u64 }
+    }
+    /// Of how many bytes half must be free for a send to find room.
+    pub(crate) fn room_bytes(&self) -> u64 {
+        self.room.load(Relaxed).into()
+    }
+    /// Bytes of a whole ring of its path.
+    pub(crate) fn whole_ring_bytes(&self) -> usize {
+        // SAFETY: as above.
+        unsafe { (*self.offer.get()).whole as usize }
     }
     pub(crate) fn generation16(&self) -> u16 {
         self.generation.load(Acquire) as u16

@@ -317,7 +317,7 @@ pub(crate) fn send_room_or_ask(
 pub(crate) fn block(s: &Socket, fd: i32, side: Side, on_carrier: bool, deadline: u64) -> Woke {
     let Some(channel) = s.channel() else { return Woke::News };
     let slot = s.slot.load(Relaxed) as usize;
-    let ring_bytes = s.tx_ring_bytes();
+    let ring_bytes = s.room_bytes();
     // Besides news, whatever `prod` is called for: it may come between the caller's look and the
     // sleep.
     let ready = || {
@@ -384,7 +384,7 @@ fn sleep(sleeper: &Sleeper<'_>, mut ready: impl FnMut() -> bool) -> Woke {
     if let Some(p) = place.filter(|_| posted) {
         channel.my_place(p).prepare_sleep();
         engines::before_sleep_for(channel, slot);
-        let room = || side == Side::Send && send_room_or_ask(s, channel, slot, s.tx_ring_bytes());
+        let room = || side == Side::Send && send_room_or_ask(s, channel, slot, s.room_bytes());
         missed = (side == Side::Receive || !on_carrier) && (ready() || room());
     }
     if !missed {

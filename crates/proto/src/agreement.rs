@@ -357,7 +357,7 @@ impl Agreement {
                 self.state = State::Waiting;
                 match (self.peers, reason) {
                     (Peers::TwoHosts, refuse::NO_MEMORY) => self.over(Action::End(Why::Refused)),
-                    (Peers::TwoHosts, refuse::BUSY) => Action::SeeClaimsSoon,
+                    (Peers::TwoHosts, refuse::BUSY | refuse::LESS_MEMORY) => Action::SeeClaimsSoon,
                     _ => Action::SeeClaims,
                 }
             }

@@ -50,7 +50,7 @@ pub use tuple::{Family, FamilyMismatch, Tuple};
 
 /// Version of the rendezvous, of the shared memory's layout, and of what travels on queue pairs
 /// (`netacc_rdma::wire`). Both ends must have the same.
-pub const VERSION: u16 = 7;
+pub const VERSION: u16 = 8;
 /// What a [`Hello`] begins with.
 pub const MAGIC: [u8; 8] = *b"netacc\r\n";
 /// Version of the layout; changes only together with everything but [`Hello`]. (1 was that of two
@@ -178,6 +178,8 @@ bodies! {
         proof: Proof,
         /// Between hosts: the traffic class that the connector's application wants for it; 0: none.
         class: u8,
+        /// Between hosts: it fills small rings.
+        fills: bool,
     }
     /// What a connector knows of the time stamp in its connection's SYN: it is one of `span + 1`
     /// values from `lowest` on.
@@ -242,6 +244,10 @@ bodies! {
         pair: u32,
         /// As above.
         lane: u16,
+        /// Two to this power is the size of its rings, at both ends.
+        ring_log2: u8,
+        /// The connection fills small rings, as one of its ends has found: whole ones or none.
+        fills: bool,
     }
     /// The present state of one end's words of a connection. A later one makes an earlier one
     /// superfluous.
@@ -364,6 +370,8 @@ pub mod refuse {
     pub const BUSY: u16 = 6;
     /// The acceptor could not prove that it holds the connection.
     pub const NOT_AUTHENTICATED: u16 = 7;
+    /// Between hosts: no memory for whole rings, for now; there may be some for small ones.
+    pub const LESS_MEMORY: u16 = 8;
 }
 
 /// What there is to know of a kind of message.

@@ -93,8 +93,8 @@ fn samples() -> Vec<Sample> {
     let hello = Hello::new([1, 2, 3], 77, Role::Acceptor);
     let candidate = |six| {
         let proof = Proof { lowest: 0xdead_beef, span: 3 };
-        let candidate = Candidate { tuple: tuple(six), token, proof, class: 0 };
-        with_tuple(encoded(Message::Candidate(candidate)), 4, six)
+        let candidate = Candidate { tuple: tuple(six), token, proof, class: 0, fills: false };
+        with_tuple(encoded(Message::Candidate(candidate)), 4, six).one_of(56, &[0, 1])
     };
     let offer = |six| {
         let (ring_offset, ring_bytes) = ([0x1000, 0x2000], [0x1000, 0x800]);
@@ -157,7 +157,15 @@ fn samples() -> Vec<Sample> {
         encoded(Message::PairEnd { pair: 9 }),
         encoded(Message::PairAsk { pair: 9 }),
         encoded(Message::PairHas { pair: 9, messages: 7 }),
-        encoded(Message::OfferLane(OfferLane { token, slot, pair: 9, lane: 31 })),
+        encoded(Message::OfferLane(OfferLane {
+            token,
+            slot,
+            pair: 9,
+            lane: 31,
+            ring_log2: 17,
+            fills: true,
+        }))
+        .one_of(21, flags),
         // Of the acknowledgement's control word two bits mean something beside the epoch.
         encoded(Message::Words(words)).one_of(46, &[0, 1, 2, 3]).same(47..50),
         encoded(Message::Freed { slot }),

@@ -162,6 +162,12 @@ impl<F: Fabric> Pool<F> {
         self.arenas.len()
     }
 
+    /// There are rings that nobody uses.
+    #[must_use]
+    pub fn has_free(&self) -> bool {
+        !self.free.is_empty()
+    }
+
     /// Bytes of the next arena.
     #[must_use]
     pub fn next_bytes(&self) -> usize {

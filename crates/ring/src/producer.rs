@@ -24,6 +24,8 @@ const LOOK_EVERY: u64 = if cfg!(loom) { 1 } else { 4096 };
 #[repr(C)]
 pub struct Producer {
     words: NonNull<RingWords>,
+    /// Where base and tail are published: `words`, until it has moved.
+    told: NonNull<RingWords>,
     buffer: Buffer,
     /// Stream position of the ring's position 0.
     start: u64,
@@ -61,7 +63,17 @@ impl Producer {
     ) -> Self {
         // SAFETY: the caller's promise is the buffer's.
         let buffer = unsafe { Buffer::new(data, size) };
-        Self { words, buffer, start, tail: 0, published: 0, base: 0, head_seen: 0, budget: 0 }
+        Self {
+            words,
+            told: words,
+            buffer,
+            start,
+            tail: 0,
+            published: 0,
+            base: 0,
+            head_seen: 0,
+            budget: 0,
+        }
     }
 
     #[inline]
@@ -154,7 +166,8 @@ impl Producer {
         // Private first: a head that answers the store below must be in range even if we are killed
         // in between.
         self.published = self.tail;
-        let words = self.words();
+        // SAFETY: as `words` (move_to).
+        let words = unsafe { self.told.as_ref() };
         words.base.store(self.base, Ordering::Relaxed);
         words.tail.store(self.tail, Ordering::Release);
         self.tail
@@ -163,7 +176,8 @@ impl Producer {
     /// What is written and not published waits for more. Should this process be killed meanwhile,
     /// the consumer finds it by [`Consumer::take_held`](crate::Consumer::take_held).
     pub fn hold(&mut self) {
-        let words = self.words();
+        // SAFETY: as `words` (move_to).
+        let words = unsafe { self.told.as_ref() };
         words.base.store(self.base, Ordering::Relaxed);
         words.held.store(self.tail, Ordering::Release);
     }
@@ -240,6 +254,34 @@ impl Producer {
     #[inline]
     pub fn continue_at(&mut self, pos: u64) {
         self.start = pos.wrapping_sub(self.tail);
+    }
+
+    /// Goes on in a larger buffer, which the consumer does not see: it is told of nothing more, but
+    /// for `own`. What it has been told of stays where it is, and is copied as far as it is not
+    /// consumed. False: it cannot be copied, and nothing has changed.
+    ///
+    /// # Safety
+    /// - `own` points to a [`RingWords`], `data` to `size` bytes, both valid for as long as this is
+    ///   used, and this end's alone; `size` is a power of two.
+    pub unsafe fn move_to(
+        &mut self,
+        own: NonNull<RingWords>,
+        data: NonNull<u8>,
+        size: usize,
+    ) -> bool {
+        let (from, held) = (self.head_seen, self.tail.wrapping_sub(self.head_seen));
+        if (size as u64) < self.buffer.size() {
+            return false;
+        }
+        // SAFETY: held <= the old size <= the new one, and the buffers are apart.
+        let copied = unsafe { self.buffer.copy_out(from, self.base, data.as_ptr(), held as usize) };
+        if copied.is_err() {
+            return false;
+        }
+        // SAFETY: the caller's promise.
+        self.buffer = unsafe { Buffer::new(data, size) };
+        (self.told, self.base, self.budget) = (own, from, 0);
+        true
     }
 
     /// This end in the state `[tail, published, base, head_seen]`.

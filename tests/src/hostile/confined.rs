@@ -207,8 +207,8 @@ fn candidate(port: u16, local: u16, token: u64) -> Vec<u8> {
         all.extend(end.to_le_bytes());
     }
     all.extend(token.to_le_bytes());
-    // Nothing is known of its SYN; no traffic class.
-    all.extend([0, 0, 0, 0, 0xff, 0xff, 0]);
+    // Nothing is known of its SYN; no traffic class, no wish for larger rings.
+    all.extend([0, 0, 0, 0, 0xff, 0xff, 0, 0]);
     message(2, &all)
 }
 

@@ -63,7 +63,7 @@ fn by_ring(item: &Item, channel: &Channel) -> Option<ByRing> {
     let mut now = if readable { IN } else { 0 };
     if sends
         && item.events & OUT != 0
-        && wait::send_room_or_ask(s, channel, s.slot.load(Relaxed) as usize, s.tx_ring_bytes())
+        && wait::send_room_or_ask(s, channel, s.slot.load(Relaxed) as usize, s.room_bytes())
     {
         now |= OUT;
     }

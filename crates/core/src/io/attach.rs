@@ -187,6 +187,9 @@ fn put_ends(
     }
     s.rx_offset.store(rx.offset(), Relaxed);
     s.published.begin(s.generation.load(Acquire));
+    // In a small ring there is always room: who fills it leaves it for the carrier.
+    let small = offer.tx_bytes < offer.whole;
+    s.room.store(offer.tx_bytes << u32::from(small), Relaxed);
     // SAFETY: this thread holds both ends' locks. The words and rings live in mappings that outlive
     // the attachment; their sizes were checked by the service thread; both start at 0.
     unsafe {

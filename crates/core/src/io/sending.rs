@@ -14,7 +14,7 @@ use crate::channel::Side;
 use crate::outcome::{PASS, Ret};
 use crate::socket::{Named, Socket, State, flag};
 use crate::wait::Woke;
-use crate::{carrier, channel, sys};
+use crate::{carrier, channel, sys, wait};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use libc::iovec;
@@ -185,6 +185,9 @@ impl Sending<'_> {
             Err(CopyError::PeerCorrupt) => return Next::Done(corrupt(s, self.fd)),
         }
         publish_held(h);
+        if h.end.ring.size() < s.whole_ring_bytes() && self.outgrows(h) {
+            return Next::Again;
+        }
         match h.end.ring.want_space(1) {
             Ok(true) => return Next::Again,
             Ok(false) => {}
@@ -282,6 +285,21 @@ impl Sending<'_> {
             sys::raise(libc::SIGPIPE);
         }
         Next::Done(EPIPE)
+    }
+
+    /// A small ring is full. It holds no stream up: the connection goes back to its carrier, and
+    /// its calls ask for whole rings (`docs/design/rings.md`). What is sent before it is there goes
+    /// into memory of its own, as much as into a whole ring. False: there is none.
+    #[cold]
+    fn outgrows(&self, h: &mut TxHeld<'_>) -> bool {
+        let s = self.s;
+        s.fills.store(true, Relaxed);
+        let spills = s.spill.take_over(&mut h.end.ring, s.whole_ring_bytes());
+        s.room.store(h.end.ring.size() as u32, Relaxed);
+        h.channel.far.demote(h.slot, Reason::Negotiating, true);
+        // Who has just looked for room may have found none.
+        wait::prod(s);
+        spills
     }
 
     fn no_room(&self, h: &TxHeld<'static>, nonblocking: bool) -> Next {

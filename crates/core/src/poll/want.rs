@@ -36,8 +36,7 @@ impl Want {
         }
         if !self.socket.published.sends_fast() {
             ask = true;
-        } else if wait::send_room(self.socket, self.channel, self.slot, self.socket.tx_ring_bytes())
-        {
+        } else if wait::send_room(self.socket, self.channel, self.slot, self.socket.room_bytes()) {
             now |= events & OUT;
         }
         (now, ask)

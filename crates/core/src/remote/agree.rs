@@ -134,7 +134,7 @@ impl Remote {
         if m.agreement.is_told(number) || self.is_busy(i) {
             return;
         }
-        let class = m.asked.class;
+        let (class, fills) = (m.asked.class, m.fills());
         let Some(proof) = self.link(i).map(|l| l.says(&m.socket.syn)) else { return };
         if let Some(m) = self.connected.get_mut(key) {
             m.agreement.step(Event::Told(number));
@@ -142,7 +142,8 @@ impl Remote {
                 m.socket.start(Reason::Negotiating);
             }
         }
-        self.send(i, Message::Candidate(proto::Candidate { tuple, token: key.0, proof, class }));
+        let said = proto::Candidate { tuple, token: key.0, proof, class, fills };
+        self.send(i, Message::Candidate(said));
     }
 
     /// Whether link `i` was told of a candidate.
@@ -326,8 +327,10 @@ impl Remote {
             return Ok(());
         }
         self.open_commitment(i, &c);
-        let (token, proof, class) = (c.token, c.proof, c.class);
-        self.add_candidate(tuple, Theirs { link: i, token, proof, class });
+        let (token, proof, class, fills) = (c.token, c.proof, c.class, c.fills);
+        let (has_less, again_at, tries) = (false, 0, 0);
+        let claim = Theirs { link: i, token, proof, class, fills, has_less, again_at, tries };
+        self.add_candidate(tuple, claim);
         self.agree(tuple);
         Ok(())
     }
@@ -466,7 +469,10 @@ impl Remote {
             return;
         }
         let Some(candidate) = self.candidates.find(&tuple, |_| true) else { return };
-        let Some(theirs) = self.candidates.get(candidate).map(|(_, t)| *t) else { return };
+        let Some(mut theirs) = self.candidates.get(candidate).map(|(_, t)| *t) else { return };
+        if theirs.again_at > sys::now_ns() {
+            return self.at(theirs.again_at);
+        }
         if let Some((_, m)) = self.accepted.get(waiting) {
             m.socket.start(Reason::Negotiating);
         }
@@ -503,13 +509,19 @@ impl Remote {
             self.at(sys::now_ns() + BUSY_NS * 20);
             return self.want_pairs(i);
         };
-        let Some(slot) = self.free_slot(i) else {
-            return self.decline(waiting, candidate, Reason::ChannelFull);
-        };
-        let rings = match self.take_rings(i) {
-            Ok(rings) => rings,
+        theirs.fills |= self.accepted.get(waiting).is_some_and(|(_, m)| m.fills());
+        let (slot, rings) = match self.room_for(i, &theirs) {
+            Ok(room) => room,
+            // It was on RDMA, and comes back.
+            Err(why) if theirs.fills => {
+                if let Some((_, m)) = self.accepted.get(waiting).filter(|(_, m)| m.is_current()) {
+                    m.socket.set_reason(why);
+                }
+                return self.wait_for_whole(candidate);
+            }
             Err(why) => return self.decline(waiting, candidate, why),
         };
+        let ring_log2 = rings.ring_bytes().trailing_zeros() as u8;
         self.drop_candidate(candidate);
         if let Some(m) = self.accepted.get_mut(waiting) {
             m.agreement.step(Event::Offered(i));
@@ -522,12 +534,20 @@ impl Remote {
             p.take(lane);
         }
         if let Some(c) = l.conns.get_mut(slot) {
-            let (theirs, rings) = (Some(theirs), Some(rings));
-            *c = Conn { theirs, waiting, pair, lane, rings, ..Conn::FREE };
+            *c = Conn {
+                theirs: Some(theirs),
+                rings: Some(rings),
+                waiting,
+                pair,
+                lane,
+                ..Conn::FREE
+            };
         }
         let _ = self.slot_is(i, slot, SlotEvent::Offer, token);
         stats::count(Counter::OffersSent);
-        self.send(i, Message::OfferLane(proto::OfferLane { token, slot: slot as u16, pair, lane }));
+        let fills = theirs.fills;
+        let offer = proto::OfferLane { token, slot: slot as u16, pair, lane, ring_log2, fills };
+        self.send(i, Message::OfferLane(offer));
     }
 
     /// Whether a claim to a connection says of its SYN what the kernel has kept of it. (Where
@@ -584,7 +604,7 @@ impl Remote {
         Some((p.number, lane as u16))
     }
 
-    fn free_slot(&mut self, i: usize) -> Option<usize> {
+    pub(super) fn free_slot(&mut self, i: usize) -> Option<usize> {
         let l = self.link_mut(i)?;
         let free = |c: &Conn| c.slot.is_free();
         if let Some(at) = l.conns.iter().skip(l.refused).position(free) {

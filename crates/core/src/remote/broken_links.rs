@@ -217,8 +217,14 @@ impl Remote {
         }
         for (slot, c) in l.conns.iter_mut().enumerate() {
             c.published = None;
-            let offer =
-                OfferLane { token: c.slot.token, slot: slot as u16, pair: c.pair, lane: c.lane };
+            let offer = OfferLane {
+                token: c.slot.token,
+                slot: slot as u16,
+                pair: c.pair,
+                lane: c.lane,
+                ring_log2: c.rings.as_ref().map_or(0, |r| r.ring_bytes().trailing_zeros()) as u8,
+                fills: c.theirs.is_some_and(|t| t.fills),
+            };
             match (l.role, c.slot.state) {
                 (Role::Acceptor, SlotState::Offered) => frames.push(Message::OfferLane(offer)),
                 (Role::Connector, SlotState::Free) => {

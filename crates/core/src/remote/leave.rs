@@ -30,6 +30,11 @@ const BACK_NS: u64 = 2_000_000_000;
 /// As that, where the pair is lost, too: all three at once is what a process's death looks like.
 pub(super) const BACK_LOST_NS: u64 = 200_000_000;
 
+/// An application has so long for what it may have been told is there; and how often that is looked
+/// at.
+const READ_NS: u64 = 20_000_000;
+const READ_LOOK_NS: u64 = 1_000_000;
+
 /// An offer that nobody has taken up, and now it is too late for that. (State::Plain: by a forked
 /// child, which cannot give it back.)
 fn was_not_taken_up(s: &Socket) -> bool {
@@ -202,6 +207,10 @@ impl Remote {
         let gone = leaves & parting::GONE != 0 || has_lost_its_peer(l, s, is_ready);
         let known =
             self.leaving.iter().position(|x| x.link == i && x.serial == serial && x.slot == slot);
+        let waits = known.is_none() && !gone && is_ready && leaves & parting::AGAIN != 0;
+        if waits && (self.awaits_peer(i, slot, leaves) || self.awaits_reader(i, slot, s, leaves)) {
+            return;
+        }
         let index = match known {
             Some(index) => index,
             None => {
@@ -253,6 +262,9 @@ impl Remote {
                     .unwrap_or(Reason::RdmaLost);
                 let again =
                     leaves & parting::AGAIN != 0 && !s.has(flag::SHUT_WR | flag::SHUT_RD) && !gone;
+                // It was to come back with larger rings.
+                let over = why == Reason::Negotiating && !again;
+                let why = if over { Reason::ShuttingDown } else { why };
                 debug_log!(
                     "slot {slot}: back on the carrier ({}){}",
                     why.name(),
@@ -262,6 +274,52 @@ impl Remote {
                     self.left(i, slot);
                 }
                 forget_leave(channel, slot);
+            }
+        }
+    }
+
+    /// It has outgrown its rings, and its peer has not said yet that it leaves, too. Until then
+    /// nothing freezes: should the peer stand still, what has come is read, and what is sent
+    /// spills.
+    fn awaits_peer(&self, i: usize, slot: usize, leaves: u32) -> bool {
+        const HEARD: u32 = request::LEAVE | request::LEFT;
+        let asked = self.link(i).and_then(|l| Some(l.conns.get(slot)?.asked));
+        leaves >> parting::REASON == Reason::Negotiating as u32
+            && asked.is_some_and(|asked| asked & HEARD == 0)
+    }
+
+    /// One of the two ends has outgrown its rings, and the application here may have been told that
+    /// there are bytes for it. It has a moment for them, before they are taken back and come again.
+    fn awaits_reader(&mut self, i: usize, slot: usize, s: &Socket, leaves: u32) -> bool {
+        let why = leaves >> parting::REASON;
+        let grows = why == Reason::Negotiating as u32 || why == Reason::PeerAskedForTcp as u32;
+        let now = sys::now_ns();
+        let room = self.readers.try_reserve(1).is_ok();
+        let Some(l) = self.link_mut(i).filter(|_| grows && room) else { return false };
+        let (serial, Some(channel)) = (l.serial, l.channel) else { return false };
+        let Some(c) = l.conns.get_mut(slot) else { return false };
+        let inbound = channel.words(slot, channel.side ^ 1);
+        if c.leaves_since == 0 {
+            c.leaves_since = now;
+        }
+        let late = now.saturating_sub(c.leaves_since) > READ_NS;
+        if late || !s.published.ring_says(inbound, &s.rx_offset).0 {
+            return false;
+        }
+        if !core::mem::replace(&mut c.awaits_reader, true) {
+            self.readers.push((i, serial, slot));
+        }
+        self.at(now + READ_LOOK_NS);
+        true
+    }
+
+    /// Looks again at those whose readers are waited for.
+    pub(super) fn time_readers(&mut self) {
+        for (i, serial, slot) in core::mem::take(&mut self.readers) {
+            let link = self.link_mut(i).filter(|l| l.serial == serial);
+            if let Some(c) = link.and_then(|l| l.conns.get_mut(slot)) {
+                c.awaits_reader = false;
+                self.step(i, slot);
             }
         }
     }
@@ -307,6 +365,14 @@ impl Remote {
     }
 }
 
+/// A carrier that ends while the link is broken: the peer's process is gone. (Where nothing else
+/// says so, not at once: it may have shut down, and be back soon.)
+fn has_lost_its_peer(l: &links::Link, s: &Socket, is_ready: bool) -> bool {
+    let patience = if is_ready { BACK_NS } else { BACK_LOST_NS };
+    let late = l.broken_at != 0 && sys::now_ns().saturating_sub(l.broken_at) > patience;
+    !l.is_up() && (l.deserted || late || io::carrier_is_reset(s)) && io::carrier_is_over(s)
+}
+
 /// Whoever waits for it need not any more, although the slot stays as it is.
 fn uncount_leaving_of(channel: &Channel, slot: usize) {
     if let Some(w) = channel.far.mirror() {
@@ -315,12 +381,4 @@ fn uncount_leaving_of(channel: &Channel, slot: usize) {
             rdma_thread::uncount_leaving();
         }
     }
-}
-
-/// A carrier that ends while the link is broken: the peer's process is gone. (Where nothing else
-/// says so, not at once: it may have shut down, and be back soon.)
-fn has_lost_its_peer(l: &links::Link, s: &Socket, is_ready: bool) -> bool {
-    let patience = if is_ready { BACK_NS } else { BACK_LOST_NS };
-    let late = l.broken_at != 0 && sys::now_ns().saturating_sub(l.broken_at) > patience;
-    !l.is_up() && (l.deserted || late || io::carrier_is_reset(s)) && io::carrier_is_over(s)
 }

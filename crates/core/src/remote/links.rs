@@ -96,6 +96,10 @@ pub(super) struct Conn {
     pub(super) published: Option<netacc_proto::rendezvous::Words>,
     /// The peer's last request.
     pub(super) asked: u32,
+    /// When its way back began to wait for its reader; 0: it has not.
+    pub(super) leaves_since: u64,
+    /// It is in [`Remote::readers`].
+    pub(super) awaits_reader: bool,
 }
 
 impl Conn {
@@ -110,6 +114,8 @@ impl Conn {
         rings: None,
         published: None,
         asked: 0,
+        leaves_since: 0,
+        awaits_reader: false,
     };
 }
 
@@ -351,8 +357,7 @@ impl Remote {
             r.slots_used
                 .store(l.conns.iter().filter(|c| !c.slot.is_free()).count() as u32, Relaxed);
             r.slots_total.store(crate::channel::SLOTS as u32, Relaxed);
-            r.arena_bytes
-                .store(l.arenas.as_ref().map_or(0, |a| a.pool.registered() as u64), Relaxed);
+            r.arena_bytes.store(l.arenas.as_ref().map_or(0, |a| a.registered() as u64), Relaxed);
             r.connections_total.store(l.connections, Relaxed);
             r.opened_unix_ns.store(l.opened_unix_ns, Relaxed);
             r.pairs.store(

@@ -16,6 +16,10 @@ use netacc_verbs::fabric::Fabric as _;
 /// two.
 const RING_BUFFERS: usize = 8;
 const RING_MAX: usize = 16 << 20;
+/// A small ring, for a connection that is one of many and has not filled it.
+const SMALL_RING: usize = 8 << 10;
+/// The first connections of a process have whole rings, up to so many of the largest regions.
+const WHOLE_REGIONS: usize = 8;
 /// A process registers no more than this part of the host's memory, whatever its limits: it is
 /// locked, and peers ask for it.
 const MEMORY_SHARE: u64 = 2;
@@ -30,10 +34,46 @@ pub(super) fn ring_bytes(config: &Config) -> usize {
         .next_power_of_two()
 }
 
-/// The rings of one peer, and the memory that they are cut from.
+/// The two sizes of a link's rings, which both ends know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Sizes {
+    pub(super) small: usize,
+    pub(super) whole: usize,
+}
+
+/// The rings of one peer, and the memory that they are cut from: small ones, and whole ones.
 pub(super) struct Arenas {
-    pub(super) pool: Pool<Net>,
+    pools: [Pool<Net>; 2],
     logged_at: u64,
+}
+
+impl Arenas {
+    fn new(sizes: Sizes, config: &Config) -> Arenas {
+        let pool = |ring| {
+            Pool::new(
+                ring,
+                config.arena_first_bytes as usize,
+                config.arena_growth_max_bytes as usize,
+            )
+        };
+        Arenas { pools: [pool(sizes.small), pool(sizes.whole)], logged_at: 0 }
+    }
+
+    /// Where rings of that size are.
+    fn pool(&mut self, ring: usize) -> Option<&mut Pool<Net>> {
+        self.pools.iter_mut().rev().find(|p| p.ring_bytes() == ring)
+    }
+
+    /// Bytes that are registered.
+    pub(super) fn registered(&self) -> usize {
+        self.pools.iter().map(Pool::registered).sum()
+    }
+
+    pub(super) fn give_back(&mut self, rings: Rings<Net>) {
+        if let Some(pool) = self.pool(rings.ring_bytes()) {
+            pool.give_back(rings);
+        }
+    }
 }
 
 impl Remote {
@@ -70,72 +110,102 @@ impl Remote {
         Ok(())
     }
 
-    /// Rings for one connection.
-    pub(super) fn take_rings(&mut self, i: usize) -> Result<Rings<Net>, Reason> {
-        let verbs = self.devices.verbs().ok_or(Reason::RdmaCoreMissing)?;
+    /// The sizes of rings on a link that has greeted.
+    pub(super) fn ring_sizes(&self, i: usize) -> Sizes {
+        let theirs = self.link(i).and_then(|l| l.hello).map_or(usize::MAX, |h| 1 << h.ring_log2);
+        let whole = ring_bytes(config::get()).min(theirs);
+        Sizes { small: SMALL_RING.min(whole), whole }
+    }
+
+    /// Acceptor: rings for one connection. Whole ones for one of the first and for one that `fills`
+    /// small ones; that one would stand still on others.
+    pub(super) fn take_rings(&mut self, i: usize, fills: bool) -> Result<Rings<Net>, Reason> {
+        let Sizes { small, whole } = self.ring_sizes(i);
+        if fills {
+            return self.take_rings_of(i, whole);
+        }
+        if self.may_be_whole(i)
+            && let Ok(rings) = self.take_rings_of(i, whole)
+        {
+            return Ok(rings);
+        }
+        self.take_rings_of(i, small)
+    }
+
+    /// Whether a connection of link `i` that has filled nothing may have whole rings: one of the
+    /// first of this process may.
+    pub(super) fn may_be_whole(&self, i: usize) -> bool {
+        let whole = self.ring_sizes(i).whole;
+        let arenas = self.links.iter().flatten().filter_map(|l| l.arenas.as_ref());
+        let of = |a: &Arenas| a.pools.last().map_or(0, Pool::registered);
+        let registered: usize = arenas.map(of).sum();
+        let most = (config::get().arena_growth_max_bytes as usize).saturating_mul(WHOLE_REGIONS);
+        // Where little may be locked the others are to have their part. (Root may lock all.)
+        let limit = if sys::geteuid() == 0 { u64::MAX } else { sys::memlock_limit() / 2 };
+        let most = most.min(usize::try_from(limit).unwrap_or(usize::MAX));
+        let pool = self.link(i).and_then(|l| l.arenas.as_ref()).and_then(|a| a.pools.last());
+        let next = pool.map_or(whole * 2, Pool::next_bytes);
+        pool.is_some_and(Pool::has_free) || registered.saturating_add(next) <= most
+    }
+
+    /// Rings of that size for one connection.
+    pub(super) fn take_rings_of(&mut self, i: usize, ring: usize) -> Result<Rings<Net>, Reason> {
         self.ensure_domain(i)?;
-        let config = config::get();
+        let sizes = self.ring_sizes(i);
         let registered: usize = self
             .links
             .iter()
             .flatten()
             .filter_map(|l| l.arenas.as_ref())
-            .map(|a| a.pool.registered())
+            .map(Arenas::registered)
             .sum();
+        let verbs = self.devices.verbs().ok_or(Reason::RdmaCoreMissing)?;
         let l = self.link_mut(i).ok_or(Reason::RdmaRefused)?;
-        let theirs = l.hello.map_or(usize::MAX, |h| 1 << h.ring_log2);
-        let ring = ring_bytes(config).min(theirs);
-        let arenas = l.arenas.get_or_insert_with(|| Arenas {
-            pool: Pool::new(
-                ring,
-                config.arena_first_bytes as usize,
-                config.arena_growth_max_bytes as usize,
-            ),
-            logged_at: 0,
-        });
-        if let Some(rings) = arenas.pool.take() {
+        let arenas = l.arenas.get_or_insert_with(|| Arenas::new(sizes, config::get()));
+        let pool = arenas.pool(ring).ok_or(Reason::RdmaRefused)?;
+        if let Some(rings) = pool.take() {
             return Ok(rings);
         }
-        let bytes = arenas.pool.next_bytes();
-        if registered.saturating_add(bytes) as u64 > sys::host_memory() / MEMORY_SHARE {
-            let now = sys::now_ns();
-            if arenas.logged_at == 0 || now.saturating_sub(arenas.logged_at) > LOG_EVERY_NS {
-                arenas.logged_at = now;
-                warn_of_peer!(
-                    "{registered} bytes are registered with RDMA devices: a process may lock half of the host's memory for them"
-                );
-            }
-            return Err(Reason::NoMemory);
-        }
-        let memory = NonNull::new(sys::map_own(bytes)).ok_or(Reason::NoMemory)?;
         let Some(domain) = l.domain.as_ref() else { return Err(Reason::RdmaRefused) };
-        // SAFETY: mapped just now, for this alone; unmapped when the pool hands it back.
-        match unsafe { arenas.pool.grow(&verbs, domain, memory, bytes) } {
-            Ok(()) => {
-                stats::count(Counter::RdmaRegions);
-                stats::add(Counter::RdmaRegisteredBytes, bytes as u64);
-                arenas.pool.take().ok_or(Reason::NoMemory)
-            }
-            Err(e) => {
-                // SAFETY: it was not registered.
-                unsafe { sys::unmap(memory.as_ptr(), bytes) };
-                let now = sys::now_ns();
-                if arenas.logged_at == 0 || now.saturating_sub(arenas.logged_at) > LOG_EVERY_NS {
-                    arenas.logged_at = now;
-                    warn_of_peer!("{e}; the limit is {} bytes", sys::memlock_limit());
+        let left = usize::try_from(sys::host_memory() / MEMORY_SHARE).unwrap_or(usize::MAX);
+        let mut bytes = pool.next_bytes();
+        let mut why = None;
+        // Where there is no room for the next region there may be for a smaller one.
+        while bytes >= ring * 2 {
+            why = if registered.saturating_add(bytes) > left {
+                None
+            } else {
+                match grow(pool, &verbs, domain, bytes) {
+                    Ok(()) => return pool.take().ok_or(Reason::NoMemory),
+                    Err(e @ (GrowError::Locked { .. } | GrowError::NoMemory)) => Some(e),
+                    Err(e) => {
+                        why = Some(e);
+                        break;
+                    }
                 }
-                Err(match e {
-                    GrowError::Locked { .. } => Reason::MemlockLimit,
-                    GrowError::Refused(e) => devices::reason_of(e),
-                    _ => Reason::NoMemory,
-                })
+            };
+            bytes /= 2;
+        }
+        let now = sys::now_ns();
+        if arenas.logged_at == 0 || now.saturating_sub(arenas.logged_at) > LOG_EVERY_NS {
+            arenas.logged_at = now;
+            match why {
+                Some(e) => warn_of_peer!("{e}; the limit is {} bytes", sys::memlock_limit()),
+                None => warn_of_peer!(
+                    "{registered} bytes are registered with RDMA devices: a process may lock half of the host's memory for them"
+                ),
             }
         }
+        Err(match why {
+            Some(GrowError::Locked { .. }) => Reason::MemlockLimit,
+            Some(GrowError::Refused(e)) => devices::reason_of(e),
+            _ => Reason::NoMemory,
+        })
     }
 
     pub(super) fn give_rings_back(&mut self, i: usize, rings: Rings<Net>) {
         if let Some(a) = self.link_mut(i).and_then(|l| l.arenas.as_mut()) {
-            a.pool.give_back(rings);
+            a.give_back(rings);
         }
     }
 
@@ -144,7 +214,7 @@ impl Remote {
         let verbs = self.devices.verbs();
         for p in l.pairs.take_all() {
             if let Some(a) = l.arenas.as_mut() {
-                p.rings.into_iter().for_each(|r| a.pool.give_back(r));
+                p.rings.into_iter().for_each(|r| a.give_back(r));
             }
         }
         close_memory(verbs, l.arenas.take(), l.domain.take());
@@ -155,15 +225,36 @@ impl Remote {
     }
 }
 
+/// So many bytes more, which are mapped and registered for it.
+fn grow(
+    pool: &mut Pool<Net>,
+    verbs: &Net,
+    domain: &net::Domain,
+    bytes: usize,
+) -> Result<(), GrowError> {
+    let memory = NonNull::new(sys::map_own(bytes)).ok_or(GrowError::NoMemory)?;
+    // SAFETY: mapped just now, for this alone; unmapped when the pool hands it back.
+    let grown = unsafe { pool.grow(verbs, domain, memory, bytes) };
+    match grown {
+        Ok(()) => {
+            stats::count(Counter::RdmaRegions);
+            stats::add(Counter::RdmaRegisteredBytes, bytes as u64);
+        }
+        // SAFETY: it was not registered.
+        Err(_) => unsafe { sys::unmap(memory.as_ptr(), bytes) },
+    }
+    grown
+}
+
 pub(super) fn close_memory(
     verbs: Option<Net>,
     arenas: Option<Arenas>,
     domain: Option<net::Domain>,
 ) {
     let Some(verbs) = verbs else { return };
-    if let Some(a) = arenas {
+    for pool in arenas.into_iter().flat_map(|a| a.pools) {
         // SAFETY: the pool hands back what was mapped for it, and is done with.
-        a.pool.close(&verbs, |at, bytes| unsafe { sys::unmap(at.as_ptr(), bytes) });
+        pool.close(&verbs, |at, bytes| unsafe { sys::unmap(at.as_ptr(), bytes) });
     }
     if let Some(d) = domain {
         let _ = verbs.close_domain(d);

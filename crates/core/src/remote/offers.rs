@@ -92,6 +92,11 @@ impl Remote {
         };
         match action {
             Action::End(_) => self.end(waiting, action),
+            // It has no memory for whole rings.
+            _ if reason == refuse::LESS_MEMORY && current => {
+                let Some(theirs) = theirs else { return Ok(()) };
+                self.offer_less(tuple, theirs);
+            }
             // What it was offered is not free there yet: again in a moment.
             Action::SeeClaimsSoon if current => {
                 let Some(theirs) = theirs else { return Ok(()) };
@@ -123,10 +128,12 @@ impl Remote {
     pub(super) fn on_offer(&mut self, i: usize, o: proto::OfferLane) -> Result<(), Fault> {
         stats::count(Counter::OffersReceived);
         let slot = usize::from(o.slot);
-        let Some(l) = self.link_mut(i) else { return Ok(()) };
-        if slot >= BY_KERNEL {
+        let sizes = self.ring_sizes(i);
+        let ring = 1usize.checked_shl(o.ring_log2.into()).unwrap_or(0);
+        if slot >= BY_KERNEL || ![sizes.small, sizes.whole].contains(&ring) {
             return Err(Fault::Malformed);
         }
+        let Some(l) = self.link_mut(i) else { return Ok(()) };
         while l.conns.len() <= slot {
             if l.conns.try_reserve(1).is_err() {
                 return Err(Fault::NoMemory);
@@ -171,13 +178,21 @@ impl Remote {
         } else if !self.is_believed_offer(i, key) {
             Some(refuse::WITHDRAWN)
         } else {
-            match self.take_rings(i) {
-                Ok(taken) => rings = Some(taken),
-                Err(reason) => why = reason,
+            let fills = o.fills || self.connected.get(key).is_some_and(|(_, m)| m.fills());
+            let small = ring == sizes.small;
+            if small || fills || self.may_be_whole(i) {
+                match self.take_rings_of(i, ring) {
+                    Ok(taken) => rings = Some(taken),
+                    Err(reason) => why = reason,
+                }
             }
-            rings.is_none().then_some(refuse::NO_MEMORY)
+            let flaw = if small { refuse::NO_MEMORY } else { refuse::LESS_MEMORY };
+            rings.is_none().then_some(flaw)
         };
         let Some(m) = self.connected.get_mut(key) else { return Ok(()) };
+        if flaw == Some(refuse::LESS_MEMORY) && why != Reason::None {
+            m.socket.set_reason(why);
+        }
         let action = m.agreement.step(Event::Offer { link: number, flaw });
         if m.agreement.is_over()
             && let Some((tuple, m)) = self.connected.remove(key)
@@ -287,6 +302,7 @@ impl Remote {
         m: &Mine,
         (tx_ring, rx_ring, bytes): (*mut u8, *mut u8, usize),
     ) {
+        let whole = self.ring_sizes(i).whole as u32;
         let Some(l) = self.link_mut(i) else { return };
         let Some(channel) = l.channel else { return };
         let Some(c) = l.conns.get_mut(slot) else { return };
@@ -306,6 +322,7 @@ impl Remote {
                     rx_ring,
                     rx_bytes: bytes as u32,
                     asked: m.asked.key(),
+                    whole,
                 };
                 // SAFETY: `offered` is 0: nobody reads it yet, and only this thread writes the
                 // offers of such a socket.

@@ -186,7 +186,7 @@ impl Remote {
         }
         let Some(p) = l.pairs.remove(number) else { return };
         if let Some(a) = l.arenas.as_mut() {
-            p.rings.into_iter().for_each(|r| a.pool.give_back(r));
+            p.rings.into_iter().for_each(|r| a.give_back(r));
         }
     }
 
@@ -321,7 +321,7 @@ impl Remote {
             heed(Kicked::Lost(why));
         }
         if let (Some(rings), Some(a)) = (taken.rings, l.arenas.as_mut()) {
-            a.pool.give_back(rings);
+            a.give_back(rings);
         }
         let slot = l
             .conns

@@ -121,9 +121,9 @@ impl Remote {
     pub(super) fn on_commit(&mut self, i: usize, token: u64, digest: [u8; 16]) {
         let key = Key(token);
         let known = self.connected.get(key).filter(|(_, m)| m.is_current());
-        let Some((tuple, proof, class)) = known
+        let Some((tuple, proof, class, fills)) = known
             .filter(|_| self.was_told(i, key))
-            .map(|(t, m)| (*t, m.socket.syn.proof(), m.asked.class))
+            .map(|(t, m)| (*t, m.socket.syn.proof(), m.asked.class, m.fills()))
         else {
             return self.send(i, Message::Withdraw { token });
         };
@@ -132,7 +132,7 @@ impl Remote {
             return;
         }
         l.trust = Trust::Heard { token, digest, proof };
-        self.send(i, Message::Candidate(proto::Candidate { tuple, token, proof, class }));
+        self.send(i, Message::Candidate(proto::Candidate { tuple, token, proof, class, fills }));
     }
 
     pub(super) fn on_open(

@@ -30,6 +30,7 @@ mod peers;
 mod policy;
 mod random;
 mod resumed;
+mod rings;
 mod squatter;
 
 use super::net::Net;

@@ -119,6 +119,7 @@ impl Remote {
             }
             return Ok(());
         };
+        let asks = w.request & !c.asked & request::LEAVE != 0;
         c.asked = w.request;
         if w.request & request::FORGOTTEN != 0 {
             c.asked |= request::LEFT;
@@ -149,7 +150,7 @@ impl Remote {
         let at = wire.slot(slot);
         changed |= at.seen_epoch.swap(w.seen_epoch, SeqCst) != w.seen_epoch;
         changed |= at.seen_ack.swap(w.seen_ack, SeqCst) != w.seen_ack;
-        changed |= w.request & request::LEFT != 0;
+        changed |= asks || w.request & request::LEFT != 0;
         // (What one end wants for good is for good at the other, too.)
         let (leaves, again) = (at.leave.load(SeqCst), w.request & request::AGAIN != 0);
         if w.request & (request::LEAVE | request::LEFT) != 0

@@ -275,6 +275,7 @@ impl State {
                     rx_ring: to_us,
                     rx_bytes: ring,
                     asked: 0,
+                    whole: ring,
                 };
                 hand_over(m.socket, c, offer);
             }

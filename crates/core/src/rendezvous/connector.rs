@@ -129,6 +129,7 @@ impl State {
             rx_ring: rx,
             rx_bytes,
             asked: 0,
+            whole: tx_bytes,
         };
         hand_over(m.socket, c, rings);
         self.withdraw(others, offer.token);

@@ -106,6 +106,7 @@ impl State {
             token: key.0,
             proof: proto::Proof::NONE,
             class: 0,
+            fills: false,
         });
         if !self.try_send(i, sent) {
             return false;

@@ -1206,7 +1206,13 @@ fn the_thread_does_it_by_itself() {
 // ---- hostile peers ------------------------------------------------------------------------------
 
 fn candidate(tuple: Tuple, token: u64) -> Message {
-    Message::Candidate(proto::Candidate { tuple, token, proof: proto::Proof::NONE, class: 0 })
+    Message::Candidate(proto::Candidate {
+        tuple,
+        token,
+        proof: proto::Proof::NONE,
+        class: 0,
+        fills: false,
+    })
 }
 
 /// A control connection by hand.

@@ -135,6 +135,7 @@ pub(crate) fn recycle(s: &'static Socket) {
             && s.waiters.load(SeqCst) == 0
     };
     if s.is(State::Over) && unused() && s.state.change(State::Over, Event::Freed) {
+        s.spill.free();
         push_free(s);
     }
 }

@@ -75,6 +75,7 @@ pub(crate) fn new_socket(fd: c_int) -> Option<&'static Socket> {
     s.forks.store(process::forks(), Relaxed);
     s.carrier_asked.store(0, Relaxed);
     s.syn.reset();
+    s.fills.store(false, Relaxed);
     s.item.store(0, Relaxed);
     s.epoll.store(core::ptr::null_mut(), Relaxed);
     s.refused.store(NONE, Relaxed);

@@ -31,12 +31,13 @@ fn states(role: Role) -> Vec<(State, Links)> {
 }
 
 fn events(role: Role) -> Vec<Event> {
-    let flaws = [None, Some(refuse::BAD_MEMORY), Some(refuse::BUSY), Some(refuse::NO_MEMORY)];
+    let flaws = [refuse::BAD_MEMORY, refuse::BUSY, refuse::NO_MEMORY, refuse::LESS_MEMORY];
     let tick = |claimed, known| Event::Tick { now: NOW, claimed, known };
     let mut all = match role {
         Role::Connector => {
             let mut all = vec![Event::Told(1), Event::Again { now: NOW }, Event::NoOffer(1)];
-            all.extend(flaws.map(|flaw| Event::Offer { link: 1, flaw }));
+            all.push(Event::Offer { link: 1, flaw: None });
+            all.extend(flaws.map(|flaw| Event::Offer { link: 1, flaw: Some(flaw) }));
             all
         }
         Role::Acceptor => {
@@ -44,7 +45,8 @@ fn events(role: Role) -> Vec<Event> {
                 vec![Event::Claims(0), Event::Claims(bit(1)), Event::Claims(bit(1) | bit(2))];
             all.extend([Event::Unproven(1), Event::Offered(1)]);
             all.extend([Event::Accepted(1), Event::Accepted(2)]);
-            for reason in [refuse::WITHDRAWN, refuse::BUSY, refuse::NO_MEMORY] {
+            for reason in [refuse::WITHDRAWN, refuse::BUSY, refuse::NO_MEMORY, refuse::LESS_MEMORY]
+            {
                 all.push(Event::Refused { link: 1, reason });
             }
             all.extend([Event::Contested, tick(true, false), tick(false, true)]);

@@ -60,6 +60,7 @@ fn samples() -> Vec<Message> {
             token: 5,
             proof: Proof { lowest: 0xdead_beef, span: 3 },
             class: 104,
+            fills: true,
         }),
         Message::Withdraw { token: 5 },
         Message::Channel(Channel { channel_bytes: 0x10000, slots: 256, places: 16 }),
@@ -97,7 +98,14 @@ fn samples() -> Vec<Message> {
         Message::PairEnd { pair: u32::MAX },
         Message::PairAsk { pair: 7 },
         Message::PairHas { pair: 7, messages: u32::MAX },
-        Message::OfferLane(OfferLane { token: 1 << 40, slot: 4095, pair: 9, lane: 31 }),
+        Message::OfferLane(OfferLane {
+            token: 1 << 40,
+            slot: 4095,
+            pair: 9,
+            lane: 31,
+            ring_log2: 17,
+            fills: false,
+        }),
         Message::Words(Words {
             slot: 3,
             token: 4,
@@ -349,7 +357,7 @@ proptest! {
         if let Ok(message) = decoded(&bytes) {
             prop_assert_eq!(encoded(&message), bytes);
         }
-        let candidate = Message::Candidate(Candidate { tuple, token: 1, proof: Proof::NONE, class: 0 });
+        let candidate = Message::Candidate(Candidate { tuple, token: 1, proof: Proof::NONE, class: 0, fills: false });
         prop_assert_eq!(decoded(&encoded(&candidate)), Ok(candidate));
     }
 

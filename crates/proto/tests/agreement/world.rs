@@ -571,6 +571,7 @@ impl World {
                 Some(refuse::BUSY)
             }
             _ if !self.calm && self.random.below(8) == 0 => Some(refuse::NO_MEMORY),
+            _ if !self.calm && self.random.below(8) == 0 => Some(refuse::LESS_MEMORY),
             _ => None,
         };
         match self.step(conn, C, Event::Offer { link, flaw }) {

@@ -135,6 +135,39 @@ fn unread_bytes_can_be_copied_out_again() {
 }
 
 #[test]
+fn a_producer_that_has_moved_keeps_what_is_unread_and_shows_nothing_more() {
+    for unread in [0usize, 3, 8] {
+        let (ring, larger) = (Ring::new(8), Ring::new(32));
+        let (mut p, mut c) = ring.ends(500);
+        write(&mut p, b"vwxyz").unwrap();
+        p.publish();
+        read(&mut c, 5).unwrap();
+        c.publish();
+        write(&mut p, &b"01234567"[..unread]).unwrap();
+        p.publish();
+        let (words, data, size) = larger.memory();
+        // SAFETY: both live to the end of the test.
+        assert!(unsafe { p.move_to(words, data, size) });
+        let all = &b"01234567abcdefghijklmnopqrstuvwxyz"[8 - unread..];
+        let all = if unread == 3 { &b"012abcdefghijklmnopqrstuvwxyz"[..] } else { all };
+        let rest = &all[unread..];
+        let took = write(&mut p, rest).unwrap();
+        assert_eq!(took, rest.len().min(32 - unread));
+        p.publish();
+        assert_eq!(copy_out(&p, 505, 100), &all[..unread + took]);
+        // The consumer finds what it was told of; and what it has read is known.
+        assert_eq!(read(&mut c, 100).unwrap(), &all[..unread]);
+        c.publish();
+        assert_eq!(p.in_flight(), Ok(took));
+        assert_eq!(p.tail(), 505 + (unread + took) as u64);
+        assert_eq!(copy_out(&p, 505 + unread as u64, 100), &rest[..took]);
+        assert_eq!(write(&mut p, &[b'-'; 32]), Ok(32 - took));
+        // SAFETY: as above.
+        assert!(!unsafe { p.move_to(words, data, 16) }, "to a smaller one");
+    }
+}
+
+#[test]
 fn skip_consumes_and_continue_at_renumbers() {
     let ring = Ring::new(8);
     let (mut p, mut c) = ring.ends(0);

@@ -40,6 +40,11 @@ mod ring {
             unsafe { self.words.as_ref() }
         }
 
+        /// For an end that is not made here.
+        pub(in crate::tests) fn memory(&self) -> (NonNull<RingWords>, NonNull<u8>, usize) {
+            (self.words, self.data.cast(), self.data.len())
+        }
+
         /// The two ends; to be made once.
         pub(in crate::tests) fn ends(&self, start: u64) -> (Producer, Consumer) {
             self.ends_after(start, 0)

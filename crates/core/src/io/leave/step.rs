@@ -216,6 +216,8 @@ impl Departure {
             {
                 let _ = sys::shutdown(fd, libc::SHUT_WR);
             }
+            // (Nobody finds the end any more.)
+            s.spill.free();
             drop(tx);
             own
         };

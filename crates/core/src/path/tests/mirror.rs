@@ -407,6 +407,7 @@ fn seat(s: &'static Socket, generation: u16, other: (&'static Socket, u16)) {
             rx_ring: inb.as_ptr().cast_mut().cast(),
             rx_bytes: RING_BYTES as u32,
             asked: 0,
+            whole: RING_BYTES as u32,
         };
         if !leave_offer(s, generation, offer) {
             AGENT.released(channel(side), slot);

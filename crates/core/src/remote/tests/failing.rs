@@ -142,7 +142,7 @@ fn memory_that_cannot_be_pinned_is_a_reason() {
     for model in MODELS {
         for h in [0, 1] {
             // Enough for the receives of a pair, and not for rings.
-            let mut rig = Rig::new(Order::Prompt, Model { registered_max: 100_000, ..model }, 2);
+            let mut rig = Rig::new(Order::Prompt, Model { registered_max: 16_000, ..model }, 2);
             let other = rig.wires.host(rig.hosts[1 - h].address, model);
             rig.hosts[1 - h].fabric = other;
             let i = rig.connect(0, 1);

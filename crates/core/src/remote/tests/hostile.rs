@@ -112,7 +112,14 @@ fn frames_that_no_connector_sends_end_its_link_and_no_other() {
     let ends = [
         Message::HostHello(hello(Role::Connector, port)),
         Message::Pair(Pair { pair: 0, nonce: [0; 16], port: 1, lanes: 1, class: 0 }),
-        Message::OfferLane(OfferLane { token: 0, slot: 0, pair: 0, lane: 0 }),
+        Message::OfferLane(OfferLane {
+            token: 0,
+            slot: 0,
+            pair: 0,
+            lane: 0,
+            ring_log2: 15,
+            fills: false,
+        }),
         Message::Resume { known: true, key: [9; 16] },
         Message::Accept { token: 1, slot: 0 },
         Message::Accept { token: 1, slot: u16::MAX },
@@ -128,6 +135,7 @@ fn frames_that_no_connector_sends_end_its_link_and_no_other() {
             token: 1,
             proof: Proof::NONE,
             class: 0,
+            fills: false,
         }),
         Message::Withdraw { token: 77 },
         Message::PairReady { pair: 0 },
@@ -146,18 +154,21 @@ fn frames_that_no_connector_sends_end_its_link_and_no_other() {
             token: 1,
             proof: Proof::NONE,
             class: 0,
+            fills: false,
         }),
         Message::Candidate(Candidate {
             tuple: tuple(stranger(), port ^ 1),
             token: 1,
             proof: Proof::NONE,
             class: 0,
+            fills: false,
         }),
         Message::Candidate(Candidate {
             tuple: rig.conns[i][C].socket.tuple(),
             token: 1,
             proof: Proof::NONE,
             class: 0,
+            fills: false,
         }),
     ];
     let all =
@@ -276,9 +287,21 @@ fn as_acceptor(frames: &[Message]) -> Result<Vec<Message>, Vec<Message>> {
     for frame in frames {
         let frame = match *frame {
             // Its token stands for the true one.
-            Message::OfferLane(OfferLane { token: 0, slot, pair, lane }) => {
-                Message::OfferLane(OfferLane { token, slot, pair, lane })
-            }
+            Message::OfferLane(OfferLane {
+                token: 0,
+                slot,
+                pair,
+                lane,
+                ring_log2: 15,
+                fills: false,
+            }) => Message::OfferLane(OfferLane {
+                token,
+                slot,
+                pair,
+                lane,
+                ring_log2: 15,
+                fills: false,
+            }),
             other => other,
         };
         peer.say(frame);
@@ -311,12 +334,25 @@ fn frames_that_no_acceptor_sends_end_its_link() {
     let tuple = Tuple::new(SocketAddr::new(stranger(), 1), SocketAddr::new(stranger(), 2)).unwrap();
     let bad: [&[Message]; 10] = [
         &[Message::HostHello(hello(Role::Acceptor, 1))],
-        &[Message::Candidate(Candidate { tuple, token: 1, proof: Proof::NONE, class: 0 })],
+        &[Message::Candidate(Candidate {
+            tuple,
+            token: 1,
+            proof: Proof::NONE,
+            class: 0,
+            fills: false,
+        })],
         &[Message::Accept { token: 1, slot: 0 }],
         &[Message::Refuse { token: 1, slot: 0, reason: 1 }],
         &[Message::Freed { slot: 0 }],
         &[Message::Resume { known: true, key: [9; 16] }],
-        &[Message::OfferLane(OfferLane { token: 0, slot: 4095, pair: 0, lane: 0 })],
+        &[Message::OfferLane(OfferLane {
+            token: 0,
+            slot: 4095,
+            pair: 0,
+            lane: 0,
+            ring_log2: 15,
+            fills: false,
+        })],
         &[Message::Pair(Pair { lanes: 0, ..pair })],
         &[Message::Pair(Pair { lanes: 4097, ..pair })],
         &[Message::Bye],
@@ -330,9 +366,15 @@ fn frames_that_no_acceptor_sends_end_its_link() {
 fn what_an_acceptor_may_say_and_does_not_mean_is_answered() {
     let pair = Pair { pair: 0, nonce: [0; 16], port: 1, lanes: 4, class: 0 };
     // Offers of a pair that is none; of a connection that nobody knows.
-    let said =
-        as_acceptor(&[Message::OfferLane(OfferLane { token: 0, slot: 0, pair: 0, lane: 0 })])
-            .unwrap();
+    let said = as_acceptor(&[Message::OfferLane(OfferLane {
+        token: 0,
+        slot: 0,
+        pair: 0,
+        lane: 0,
+        ring_log2: 15,
+        fills: false,
+    })])
+    .unwrap();
     assert!(
         matches!(said[..], [Message::Refuse { slot: 0, reason: refuse::BUSY, .. }]),
         "{said:?}"
@@ -342,6 +384,8 @@ fn what_an_acceptor_may_say_and_does_not_mean_is_answered() {
         slot: 4094,
         pair: 9,
         lane: 9,
+        ring_log2: 15,
+        fills: false,
     })])
     .unwrap();
     assert!(
@@ -408,7 +452,9 @@ fn what_is_said_twice_changes_nothing() {
         rig.promoted(i);
         let (slot, token) = rig.named(1);
         rig.inject(0, 1, Message::Accept { token, slot });
-        rig.inject(1, 0, Message::OfferLane(OfferLane { token, slot, pair: 0, lane: 0 }));
+        let ring_log2 = rig.conns[i][C].socket.tx_ring_bytes().trailing_zeros() as u8;
+        let offer = OfferLane { token, slot, pair: 0, lane: 0, ring_log2, fills: false };
+        rig.inject(1, 0, Message::OfferLane(offer));
         rig.inject(0, 1, Message::PairReady { pair: 0 });
         rig.inject(1, 0, Message::PairReady { pair: 0 });
         rig.inject(1, 0, Message::PairEnd { pair: 55 });
@@ -569,7 +615,7 @@ fn claims(rig: &mut Rig, i: usize, at: SocketAddr, proof: Proof) -> Stranger {
     rig.settle();
     rival.hear().unwrap();
     let tuple = rig.conns[i][C].socket.tuple();
-    rival.say(Message::Candidate(Candidate { tuple, token: 3, proof, class: 0 }));
+    rival.say(Message::Candidate(Candidate { tuple, token: 3, proof, class: 0, fills: false }));
     rig.settle();
     rival
 }
@@ -622,6 +668,7 @@ fn claimed(early: bool, proof: impl Fn(Said) -> Proof) -> (Rig, usize, Vec<Messa
         token: 3,
         proof: proof(accepted.socket.syn.said()),
         class: 0,
+        fills: false,
     };
     let mut rival = Stranger::call(rig.hosts[0].address, at);
     rival.say(Message::HostHello(hello(Role::Connector, port)));
@@ -710,7 +757,7 @@ fn frame(random: &mut Random, token: u64) -> Message {
         }),
         2 => Message::PairReady { pair },
         3 => Message::PairEnd { pair },
-        4 => Message::OfferLane(OfferLane { token, slot, pair, lane }),
+        4 => Message::OfferLane(OfferLane { token, slot, pair, lane, ring_log2: 15, fills: false }),
         5 => Message::Accept { token, slot },
         6 => Message::Refuse { token, slot, reason: number(8) as u16 },
         7 => Message::Freed { slot },

@@ -53,7 +53,7 @@ impl Rig {
     }
 
     /// Time goes by.
-    fn stand_still(&mut self, ns: u64) {
+    pub(super) fn stand_still(&mut self, ns: u64) {
         for _ in 0..20 {
             testing::pass_ns(ns / 20);
             self.settle();
@@ -91,6 +91,12 @@ fn read_to_the_end(rig: &mut Rig, i: usize) -> isize {
 
 #[test]
 fn a_process_that_ends_while_its_peer_is_stopped_loses_nothing() {
+    ends_while_its_peer_is_stopped();
+    // The same with bytes for which a small ring has no room.
+    crate::config::with(rings::none(), ends_while_its_peer_is_stopped);
+}
+
+fn ends_while_its_peer_is_stopped() {
     for model in MODELS {
         for seed in seeds(0..20) {
             let (mut rig, conns) = with_bytes_under_way(model, seed, 3);

@@ -106,7 +106,8 @@ fn the_candidates_of_some_hosts_do_not_push_out_anothers() {
         for k in 0..PENDING as u16 / 3 {
             let from = SocketAddr::new(host(n), 1024 + k);
             let tuple = Tuple::new(from, SocketAddr::new(at.ip(), port)).unwrap();
-            let claim = Candidate { tuple, token: k.into(), proof: Proof::NONE, class: 0 };
+            let claim =
+                Candidate { tuple, token: k.into(), proof: Proof::NONE, class: 0, fills: false };
             peer.say(Message::Candidate(claim));
             if k % 256 == 0 {
                 rig.settle();
@@ -162,7 +163,7 @@ fn wrong_claims_lock_their_host_out_and_are_told_of_once_a_second() {
         let crate::syn::Said::Stamp(stamp) = accepted.socket.syn.said() else { panic!() };
         let proof = Proof::new(stamp.wrapping_add(by), stamp.wrapping_add(by + 3));
         let tuple = rig.conns[i][C].socket.tuple();
-        liar.say(Message::Candidate(Candidate { tuple, token, proof, class: 0 }));
+        liar.say(Message::Candidate(Candidate { tuple, token, proof, class: 0, fills: false }));
         for _ in 0..4 {
             rig.chat(i);
         }
@@ -200,11 +201,24 @@ fn whatever_strangers_do_is_one_line_a_second() {
     let (began, before) = (sys::now_ns(), crate::log::LINES_OF_PEERS.load(Relaxed));
     for n in 0..60 {
         let peer = greeted(&mut rig, n, host(n % 7), at, port);
-        peer.say(Message::OfferLane(OfferLane { token: 0, slot: 0, pair: 0, lane: 0 }));
+        peer.say(Message::OfferLane(OfferLane {
+            token: 0,
+            slot: 0,
+            pair: 0,
+            lane: 0,
+            ring_log2: 15,
+            fills: false,
+        }));
         rig.settle();
         let peer = greeted(&mut rig, n, from, at, port);
         let tuple = rig.conns[0][C].socket.tuple();
-        peer.say(Message::Candidate(Candidate { tuple, token: 3, proof: Proof::NONE, class: 0 }));
+        peer.say(Message::Candidate(Candidate {
+            tuple,
+            token: 3,
+            proof: Proof::NONE,
+            class: 0,
+            fills: false,
+        }));
         rig.settle();
     }
     let seconds = (sys::now_ns() - began) / 1_000_000_000;
@@ -310,6 +324,12 @@ fn ten_thousand_connections_are_opened_used_and_closed() {
             slow.is_empty()
         });
         took(&format!("{many} connections, on RDMA both ways"));
+        let locked = [0, 1].map(|h| rings::registered(&mut rig, h) >> 20);
+        std::eprintln!(
+            "for rings {} MiB are locked at the server, {} at a client",
+            locked[0],
+            locked[1]
+        );
         for i in &conns {
             assert_eq!((rig.send(*i, C, 512), rig.send(*i, A, 512)), (512, 512));
         }

@@ -102,3 +102,14 @@ fn anything_may_happen_at_any_time() {
     assert!(back > 0, "TCP is no answer to everything");
     std::println!("{back} connections came back");
 }
+
+/// With rings that connections outgrow.
+#[test]
+fn anything_may_happen_to_small_rings() {
+    let mut back = 0;
+    for seed in seeds(1..25) {
+        std::println!("seed {seed}");
+        back += crate::config::with(rings::none(), || anything(seed));
+    }
+    assert!(back > 0, "TCP is no answer to everything");
+}

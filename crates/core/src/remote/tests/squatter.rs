@@ -205,7 +205,13 @@ fn who_calls_in_another_processs_name_keeps_nobody_out() {
         if claims {
             let tuple = rig.conns[i][C].socket.tuple();
             let proof = Proof::LATER;
-            caller.say(Message::Candidate(Candidate { tuple, token: 5, proof, class: 0 }));
+            caller.say(Message::Candidate(Candidate {
+                tuple,
+                token: 5,
+                proof,
+                class: 0,
+                fills: false,
+            }));
         }
         rig.settle();
         assert!(caller.hear().is_ok());
