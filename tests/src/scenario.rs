@@ -136,6 +136,7 @@ pub fn all() -> Vec<Scenario> {
     list.extend(scenarios::memory::list());
     list.extend(scenarios::exhausted::list());
     list.extend(scenarios::epoll::list());
+    list.extend(scenarios::sets::list());
     list.extend(scenarios::poll::list());
     list.extend(scenarios::looks::list());
     list.extend(scenarios::looks_ends::list());

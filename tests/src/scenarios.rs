@@ -23,6 +23,7 @@ pub mod raw;
 pub mod rendezvous;
 pub mod rights;
 pub mod rings;
+pub mod sets;
 pub mod signals;
 pub mod threads;
 pub mod unread;

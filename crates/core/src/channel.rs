@@ -74,8 +74,8 @@ pub(crate) struct SlotMem {
 
 /// The meaning of `RingWords::quiet` (written by a direction's consumer, read by its producer).
 pub(crate) mod quiet {
-    /// Whom to notify of new bytes: bits 0-15 an epoll place + 1, bits 16-31 a blocked thread's
-    /// place + 1; [`ENDS`].
+    /// Whom to notify of new bytes: the places of epoll sets and of a blocked thread
+    /// ([`netacc_ring::sleepers`]); [`ENDS`].
     pub(crate) const NOTIFY: usize = 0;
     /// Of NOTIFY, which a producer reads at each send: the consumer's last name is being closed, or
     /// it has shut down both halves, and nothing more is taken from the ring.
@@ -332,16 +332,14 @@ impl Channel {
         let notify = sleepers::whom_to_tell(notify);
         if !self.far.is_shared() {
             self.far.kick(slot);
-        } else if notify as u32 != 0 {
+        } else if notify != 0 {
             self.notify_places(slot, notify);
         }
         notify
     }
 
     fn notify_places(&self, slot: usize, notify: u64) {
-        if let Some(set) = sleepers::set_of(notify) {
-            self.tell_of_kernel(set);
-        }
+        sleepers::for_each_set(notify, |set| self.tell_of_kernel(set));
         sleepers::tell(
             notify,
             slot as u16,

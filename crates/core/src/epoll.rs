@@ -11,10 +11,13 @@
 //! system call. The instance's doorbell (an eventfd) stands there too. A tag is a random 40-bit
 //! number of this process's and an item's index.
 //!
-//! What a set cannot carry here (a socket in several sets, an inherited set, a set that is itself
-//! polled) sends its sockets back to the kernel first. A socket whose unread bytes do not follow at
-//! once stays an item, in each of its sets: the first is its *home*, which the peer notifies; the
-//! others hold *extra* items, looked at in every wait, until all that is in the ring has been read.
+//! A socket may be in several sets, its *homes* ([`homes`]): the peer notifies each of them.
+//!
+//! What a set cannot carry here (a socket in more sets than that, duplicates of it in one, an
+//! inherited set, a set that is itself polled) sends its sockets back to the kernel first. A socket
+//! whose unread bytes do not follow at once stays an item, in each of its sets: those that are not
+//! its homes hold *extra* items, looked at in every wait, until all that is in the ring has been
+//! read.
 
 use crate::engines::Engines;
 use crate::fd_table::{self, Entry, Place};
@@ -68,12 +71,13 @@ const LOOK_NS: i64 = 1_000_000;
 const AGAIN_NS: u64 = 1_000_000;
 const AGAIN_MAX_NS: u64 = 1_000_000_000;
 
-/// Extra items of all sets: while there are none a socket is in no set but its home.
+/// Extra items of all sets: while there are none a socket is in no set but its homes.
 static EXTRAS: AtomicU32 = AtomicU32::new(0);
 
 mod ctl;
 mod epoll_wait;
 mod handover;
+mod homes;
 mod news;
 mod peers;
 mod queue;
@@ -126,12 +130,6 @@ impl Sets for Instances {
 pub(crate) fn at(place: Place) -> &'static Epoll {
     // SAFETY: entries of that kind are made of references to instances, which are never freed.
     unsafe { &*(place.address() as *const Epoll) }
-}
-
-/// Whether the socket's home is that set.
-#[inline(always)]
-fn is_in(s: &Socket, e: &Epoll) -> bool {
-    core::ptr::eq(s.epoll.load(Acquire).cast::<Epoll>(), e)
 }
 
 /// An epoll instance. Type-stable: never freed, reused through a pool.

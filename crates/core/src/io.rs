@@ -83,7 +83,9 @@ use send::*;
 pub(crate) use shutdown::shutdown;
 pub(crate) use waits::{carrier_is_due, carrier_was_asked};
 pub(crate) use waits_seen::{CLOCK_CALLS, on_polled};
-pub(crate) use watch::{forget as forget_watch, hear_unread, look_at_unread, look_at_unread_here};
+pub(crate) use watch::{
+    forget as forget_watch, has_fired, hear_unread, look_at_unread, look_at_unread_here,
+};
 
 // ---- entry points -------------------------------------------------------------------------------
 

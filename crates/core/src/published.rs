@@ -183,7 +183,7 @@ mod tests {
             w.store(u64::MAX, Relaxed);
         }
         said.epoch.store(u32::MAX, Relaxed);
-        said.posted.post_set(5, [&word, &word]);
+        said.posted.post_set(0, 5, [&word, &word]);
         assert!(said.posted.post_thread(Side::Send, 6, &word, || true));
         said.doubt((3, 100));
         said.leave();
@@ -201,7 +201,7 @@ mod tests {
                 && !said.has_left(2)
         );
         assert_eq!([&said.head, &said.ack, &said.tail].map(|w| w.load(Relaxed)), [0; 3]);
-        assert_eq!(said.posted.awaited(), Awaited { set: 0, threads: [0, 0] });
+        assert_eq!(said.posted.awaited(), Awaited { sets: [0; 4], threads: [0, 0] });
     }
 
     /// Generations begin again at 0.

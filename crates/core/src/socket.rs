@@ -34,6 +34,7 @@ use netacc_control::config::LogLevel;
 use netacc_control::stats::{ConnRecord, Reason};
 use netacc_proto::rendezvous::Tuple;
 use netacc_proto::switchover::{Rx, Tx};
+use netacc_ring::sleepers::SETS;
 use netacc_ring::{Consumer, EndLock, Producer, RingWords};
 pub(crate) use offered::{OfferState, Offered};
 #[cfg(test)]
@@ -90,6 +91,13 @@ pub(crate) struct Named {
     pub(crate) fd: c_int,
 }
 
+/// An epoll set that a socket is in, and its item there (`epoll/homes.rs`).
+#[repr(C)]
+pub(crate) struct Home {
+    pub(crate) set: AtomicPtr<()>,
+    pub(crate) item: AtomicU64,
+}
+
 #[repr(C, align(64))]
 pub(crate) struct Socket {
     // Read at every call.
@@ -115,9 +123,8 @@ pub(crate) struct Socket {
     pub(crate) rx_offset: AtomicU64,
     /// What this end has said in the shared words.
     pub(crate) published: Published,
-    /// The epoll set that it is in, and its item there ([`crate::epoll`]).
-    pub(crate) epoll: AtomicPtr<()>,
-    pub(crate) item: AtomicU64,
+    /// The epoll sets that it is in.
+    pub(crate) homes: [Home; SETS],
     pub(crate) tx: UnsafeCell<TxEnd>,
     pub(crate) rx: UnsafeCell<RxEnd>,
     // While a candidate. (Calls that began then can last longer: `unsettled`. Changed under the
@@ -179,8 +186,7 @@ pub(crate) struct Socket {
     /// What is under way on it in this process: calls that block, a pull-back. It is not taken
     /// apart before that ends.
     pub(crate) waiters: AtomicU32,
-    /// Epoll registrations (pairs of set and descriptor) that name it; more than one cannot be
-    /// attached.
+    /// Epoll registrations (pairs of set and descriptor) that name it.
     pub(crate) registrations: AtomicU32,
     /// When a call that did not wait last asked the carrier ([`crate::io::carrier_is_due`]).
     pub(crate) carrier_asked: AtomicU64,

@@ -17,7 +17,7 @@ use crate::{channel, control, engines, fd_words, numbers, process, sleep, stats,
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::*};
 use libc::{epoll_event, pollfd};
 use netacc_control::stats::Counter;
-use netacc_ring::sleepers;
+use netacc_ring::sleepers::{self, THREAD_PLACES};
 #[cfg(test)]
 pub(crate) use spin::ALONE;
 pub(crate) use spin::spin;
@@ -34,9 +34,6 @@ struct Place {
 static POOL: [Place; PLACES] = [const {
     Place { taken: AtomicU32::new(0), gather: AtomicI32::new(-1), own: AtomicI32::new(-1) }
 }; PLACES];
-
-/// Places below are for threads, the others for epoll instances.
-const THREAD_PLACES: usize = PLACES / 2;
 
 /// Adds a doorbell to an epoll set, under `data`; it may be there already.
 fn listen(set: i32, doorbell: i32, data: u64) -> bool {
@@ -272,10 +269,12 @@ pub(crate) fn prod_on(s: &Socket, channel: &Channel, slot: usize) {
     // A forked child has no doorbell: what it announced nobody would be woken for, neither by it
     // nor by the peer, who would find it announced. (Signalled is the place's own, which no peer
     // holds.)
-    let Some(set) = awaited.set.checked_sub(1).map(|place| place as usize) else { return };
-    let doorbell = channel.own_doorbells.get(set).map_or(-1, |d| d.load(Acquire));
-    if doorbell >= 0 && channel.my_place(set).announce_fenced(slot as u16) {
-        wake_own(set);
+    for set in awaited.sets.iter().filter_map(|place| place.checked_sub(1)) {
+        let set = set as usize;
+        let doorbell = channel.own_doorbells.get(set).map_or(-1, |d| d.load(Acquire));
+        if doorbell >= 0 && channel.my_place(set).announce_fenced(slot as u16) {
+            wake_own(set);
+        }
     }
 }
 

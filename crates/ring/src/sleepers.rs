@@ -5,7 +5,9 @@
 //!
 //! A *place* is where one epoll set or one thread is woken: a [`ReadySet`] in memory that is shared
 //! with the peer, and a doorbell. A connection's *NOTIFY* word says in which places somebody waits
-//! for a direction's news: bits 0 to 15 a set's place + 1, bits 16 to 31 a thread's.
+//! for a direction's news: bits 0 to 15 a set's place + 1, bits 16 to 31 a thread's. A connection
+//! may be in some sets more ([`SETS`]): bits 40 to 63 are a byte for each of these, which counts
+//! the places of sets from 1.
 //!
 //! # Why nobody sleeps through what was said
 //!
@@ -43,10 +45,22 @@ use crate::sync::{
 
 /// Places of one side.
 pub const PLACES: usize = 256;
+/// Those below are for threads, the others for sets.
+pub const THREAD_PLACES: usize = PLACES / 2;
+/// So many sets can be told of one connection.
+pub const SETS: usize = 4;
 
 const THREAD_SHIFT: u32 = 16;
 /// A place in a NOTIFY word.
 const PLACE_MASK: u64 = 0xffff;
+/// Where the sets but the first begin.
+const MORE_SHIFT: u32 = 40;
+const MORE_BITS: u32 = 8;
+const MORE_MASK: u64 = (1 << MORE_BITS) - 1;
+const _: () = {
+    assert!(PLACES - THREAD_PLACES < 1 << MORE_BITS);
+    assert!(MORE_SHIFT + MORE_BITS * (SETS as u32 - 1) == u64::BITS);
+};
 
 /// Which direction's news a blocked thread waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -57,11 +71,37 @@ pub enum Side {
     Send,
 }
 
-/// The set's place that a NOTIFY word names.
+/// Calls `f` with the place of each set that a NOTIFY word names.
 #[inline(always)]
-#[must_use]
-pub const fn set_of(notify: u64) -> Option<usize> {
-    place_of(notify)
+pub fn for_each_set(notify: u64, mut f: impl FnMut(usize)) {
+    if let Some(set) = place_of(notify) {
+        f(set);
+    }
+    if notify >> MORE_SHIFT != 0 {
+        for_each_more(notify, &mut f);
+    }
+}
+
+/// As [`for_each_set`], of those but the first.
+#[cold]
+fn for_each_more(notify: u64, f: &mut impl FnMut(usize)) {
+    for byte in (notify >> MORE_SHIFT).to_le_bytes() {
+        let place = usize::from(byte);
+        if place != 0 && place <= PLACES.wrapping_sub(THREAD_PLACES) {
+            f(place.wrapping_sub(1).wrapping_add(THREAD_PLACES));
+        }
+    }
+}
+
+/// What stands in a NOTIFY word for a set's `place` (+ 1; 0: none), the connection's `at`-th.
+fn set_field(at: usize, place: u32) -> u64 {
+    let byte = u64::from(place.saturating_sub(THREAD_PLACES as u32)) & MORE_MASK;
+    match at & (SETS - 1) {
+        0 => u64::from(place),
+        1 => byte << MORE_SHIFT,
+        2 => byte << (MORE_SHIFT + MORE_BITS),
+        _ => byte << (MORE_SHIFT + 2 * MORE_BITS),
+    }
 }
 
 #[inline(always)]
@@ -96,14 +136,14 @@ pub fn tell<'a>(
     notify: u64,
     slot: u16,
     place: impl Fn(usize) -> &'a ReadySet,
-    stamp: impl FnOnce(bool),
+    stamp: impl Fn(bool),
     ring: impl Fn(usize),
 ) {
-    if let Some(set) = set_of(notify)
-        && place(set).announce_in_order(slot, stamp)
-    {
-        ring(set);
-    }
+    for_each_set(notify, |set| {
+        if place(set).announce_in_order(slot, &stamp) {
+            ring(set);
+        }
+    });
     if let Some(thread) = place_of(notify >> THREAD_SHIFT)
         && place(thread).wake_fenced()
     {
@@ -150,8 +190,8 @@ impl RingWords {
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Posted {
-    /// A set's place + 1.
-    set: AtomicU32,
+    /// Sets' places + 1.
+    sets: [AtomicU32; SETS],
     /// A blocked thread's place + 1, one for each direction.
     threads: [AtomicU32; 2],
 }
@@ -159,8 +199,8 @@ pub struct Posted {
 /// Who waits for a connection in this process; each a place + 1, or 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Awaited {
-    /// In a set.
-    pub set: u32,
+    /// In sets.
+    pub sets: [u32; SETS],
     /// Threads for each direction.
     pub threads: [u32; 2],
 }
@@ -183,7 +223,7 @@ fn change(word: &AtomicU64, to: impl Fn(u64) -> Option<u64>) -> bool {
 impl Posted {
     /// Nobody waits: the memory serves another connection.
     pub fn begin(&self) {
-        for word in core::iter::once(&self.set).chain(&self.threads) {
+        for word in self.sets.iter().chain(&self.threads) {
             word.store(0, Relaxed);
         }
     }
@@ -199,10 +239,15 @@ impl Posted {
         self.thread_of(side).load(SeqCst)
     }
 
-    /// The set's place + 1 that stands in the NOTIFY words; 0: none.
+    #[expect(clippy::indexing_slicing, reason = "masked: there are four")]
+    fn set_at(&self, at: usize) -> &AtomicU32 {
+        &self.sets[at & (SETS - 1)]
+    }
+
+    /// The place + 1 of the connection's `at`-th set that stands in the NOTIFY words; 0: none.
     #[must_use]
-    pub fn set(&self) -> u32 {
-        self.set.load(SeqCst)
+    pub fn set(&self, at: usize) -> u32 {
+        self.set_at(at).load(SeqCst)
     }
 
     /// Who has to look, because something has changed that no peer announces.
@@ -210,7 +255,7 @@ impl Posted {
     pub fn awaited(&self) -> Awaited {
         fence(SeqCst);
         let threads = self.threads.each_ref().map(|thread| thread.load(Relaxed));
-        Awaited { set: self.set.load(Relaxed), threads }
+        Awaited { sets: self.sets.each_ref().map(|set| set.load(Relaxed)), threads }
     }
 
     /// Puts a thread there, before its [`ReadySet::prepare_sleep`] and its last look. False:
@@ -249,12 +294,14 @@ impl Posted {
         }
     }
 
-    /// Sets the set's place, in the NOTIFY words of both directions. The caller looks at the
-    /// connection afterwards: what was announced to the set before is not announced again.
-    pub fn post_set(&self, place: u32, words: [&AtomicU64; 2]) {
-        let old = self.set.swap(place, SeqCst);
+    /// Sets the place of the connection's `at`-th set, in the NOTIFY words of both directions. The
+    /// caller looks at the connection afterwards: what was announced to the set before is not
+    /// announced again.
+    pub fn post_set(&self, at: usize, place: u32, words: [&AtomicU64; 2]) {
+        let old = self.set_at(at).swap(place, SeqCst);
+        let change = set_field(at, old) ^ set_field(at, place);
         for word in words {
-            word.fetch_xor(u64::from(old ^ place), SeqCst);
+            word.fetch_xor(change, SeqCst);
         }
         fence_after_rmw();
     }
@@ -496,13 +543,48 @@ mod tests {
         assert_eq!((word.load(SeqCst), posted.thread(Side::Send)), (0xffff_0000_0001, 0));
     }
 
+    /// Each of a connection's sets has its own part of the words, and is told, whichever others
+    /// there are.
+    #[test]
+    fn each_of_several_sets_is_told() {
+        let sets: Vec<ReadySet> = (0..PLACES).map(|_| ReadySet::default()).collect();
+        let (posted, words) = (Posted::default(), [ENDS, 7 << 16].map(AtomicU64::new));
+        let mut now = [0; SETS];
+        let first = THREAD_PLACES as u32 + 1;
+        for (i, place) in [first, 0, PLACES as u32, first + 1, first + 77]
+            .into_iter()
+            .cycle()
+            .take(60)
+            .enumerate()
+        {
+            let at = i * 7 % SETS;
+            posted.post_set(at, place, [&words[0], &words[1]]);
+            now[at] = place;
+            assert_eq!((posted.set(at), posted.awaited().sets), (place, now));
+            for word in &words {
+                sets.iter().for_each(ReadySet::prepare_sleep);
+                let rung = core::cell::RefCell::new(Vec::new());
+                let notify = whom_to_tell(word) & !(PLACE_MASK << THREAD_SHIFT);
+                tell(notify, 7, |p| &sets[p], |_| (), |p| rung.borrow_mut().push(p as u32 + 1));
+                let (mut rung, mut expected) = (rung.take(), now.to_vec());
+                expected.retain(|place| *place != 0);
+                expected.sort_unstable();
+                expected.dedup();
+                rung.sort_unstable();
+                assert_eq!(rung, expected);
+            }
+        }
+        (0..SETS).for_each(|at| posted.post_set(at, 0, [&words[0], &words[1]]));
+        assert_eq!(words.map(|w| w.load(SeqCst)), [ENDS, 7 << 16]);
+    }
+
     /// The place of a set stands in both words, beside what else stands there.
     #[test]
     fn one_set_takes_anothers_place() {
         let (posted, words) = (Posted::default(), [0x7_0000, 0x9_0000].map(AtomicU64::new));
         for place in [0x15, 0x2a, 0x2a, 0, 1] {
-            posted.post_set(place, [&words[0], &words[1]]);
-            assert_eq!(posted.set(), place);
+            posted.post_set(0, place, [&words[0], &words[1]]);
+            assert_eq!(posted.set(0), place);
             assert_eq!(
                 words.each_ref().map(|w| w.load(SeqCst)),
                 [0x7_0000 | u64::from(place), 0x9_0000 | u64::from(place)]

@@ -38,16 +38,16 @@ fn names(result: Result<(usize, Vec<i16>), E>) -> Result<(usize, Vec<String>), E
     result.map(|(n, r)| (n, r.into_iter().map(sys::poll_names).collect()))
 }
 
-/// Puts a connection into two epoll sets, which both stay: from then on it is the kernel's, but for
-/// what is in the ring unread.
-fn into_two_sets(fd: Fd) {
-    for _ in 0..2 {
+/// Puts a connection into more epoll sets than the library serves, which all stay: from then on it
+/// is the kernel's, but for what is in the ring unread.
+fn into_many_sets(fd: Fd) {
+    for _ in 0..5 {
         let set = sys::epoll_create1(libc::EPOLL_CLOEXEC).expect("epoll_create1");
         sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, 0, 1).expect("EPOLL_CTL_ADD");
     }
 }
 
-/// A client that sends a byte for each `b`, puts its end into two sets at `l`, and ends with any
+/// A client that sends a byte for each `b`, puts its end into many sets at `l`, and ends with any
 /// other word.
 fn sender(t: &Ctx) {
     let fd = t.client();
@@ -55,7 +55,7 @@ fn sender(t: &Ctx) {
     loop {
         match t.hear().as_str() {
             "b" => send_all(fd, b"!"),
-            "l" => into_two_sets(fd),
+            "l" => into_many_sets(fd),
             _ => break,
         }
         t.tell("did");
@@ -118,7 +118,7 @@ pub fn list() -> Vec<Scenario> {
                 ask(t, "b");
                 ask(t, "l");
                 await_bytes(fd, 1);
-                into_two_sets(fd);
+                into_many_sets(fd);
                 both(t, "left", fds, 5000);
                 t.log("recv", sys::recv(fds[1], &mut [0; 8], 0));
                 both(t, "read", fds, 20);
@@ -142,7 +142,7 @@ pub fn list() -> Vec<Scenario> {
                 ask(t, "b");
                 await_bytes(fd, 1);
                 t.log("stop", sys::kill(peer, libc::SIGSTOP));
-                into_two_sets(fd);
+                into_many_sets(fd);
                 let waiter = blocked(move || {
                     let ready = names(sys::poll(&fds.map(|fd| (fd, POLLIN)), 10_000));
                     (ready, sys::recv(fds[1], &mut [0; 8], libc::MSG_DONTWAIT))
@@ -166,7 +166,7 @@ pub fn list() -> Vec<Scenario> {
                 await_bytes(fd, 1);
                 t.log("first", sys::recv(fd, &mut [0; 8], libc::MSG_PEEK));
                 t.log("stop", sys::kill(peer, libc::SIGSTOP));
-                into_two_sets(fd);
+                into_many_sets(fd);
                 let begin = sys::now_ns();
                 // Waits for the second byte too, which nobody has sent yet: plain TCP sleeps just
                 // as well.

@@ -113,7 +113,7 @@ reasons! {
         "Wait a second: then it is accelerated by the next calls of both ends, or another reason says why not.";
     PeerRemote "peer-remote" "The peer is on another host, or in another network namespace of this one, and no path leads there.",
         "Shared memory serves connections within one host, RDMA those whose addresses belong to RDMA devices at both ends.";
-    PeerWithoutLibrary "peer-without-library" "No process with the library has asked for this connection as its peer.",
+    PeerWithoutLibrary "peer-without-library" "No process with the library has asked for this connection as its peer: the peer has none, or keeps the connection on TCP.",
         "Start the peer with netacc_run as well, and with acceleration turned on. The search goes on as long as the connection is used.";
     ListenerWithoutLibrary "listener-without-library" "No process with the library is known to accept connections at the peer's port.",
         "Start the server with netacc_run as well. The search goes on as long as the connection is used.";
@@ -147,7 +147,7 @@ reasons! {
         "None; stdio calls inside libc cannot be followed.";
     Splice "splice" "The program used splice, which moves data inside the kernel.",
         "None, or turn off the feature of the program that uses it.";
-    SeveralEpollSets "several-epoll-sets" "The socket is in several epoll sets.",
+    SeveralEpollSets "several-epoll-sets" "The socket is in more than four epoll sets, in several with EPOLLEXCLUSIVE, or its set is itself polled or passed on.",
         "None needed; the connection is correct, at TCP's speed.";
     DuplicateInEpoll "duplicate-in-epoll" "A duplicate of the socket's descriptor is in an epoll set beside the first.",
         "None needed; the connection is correct, at TCP's speed.";

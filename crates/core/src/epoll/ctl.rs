@@ -1,10 +1,10 @@
 //! epoll_ctl: a registration is the kernel's (of a candidate, or of what is not connected yet), an
 //! item at the socket's home, or an extra item.
 
-use super::handover::{bar, light, set_of, take_over};
+use super::handover::{bar, light, may_attach_when_armed, take_over};
 use super::ready::may_report;
 use super::{
-    CARRIER, EXCLUSIVE, EXCLUSIVE_OK, EXTRAS, Epoll, Inner, Item, activate, at, is_in, leave, post,
+    CARRIER, EXCLUSIVE, EXCLUSIVE_OK, EXTRAS, Epoll, Inner, Item, activate, at, homes, leave, post,
     prod, tag, take_place,
 };
 use crate::fd_table::{self, Entry};
@@ -74,7 +74,11 @@ unsafe fn ctl_ours(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event, r
         match s.state.now() {
             State::Unconnected if s.refused.load(Relaxed) != crate::socket::NONE => return PASS,
             State::Candidate | State::Unconnected => {
-                if op == libc::EPOLL_CTL_MOD && !s.offered.is_none() {
+                if op == libc::EPOLL_CTL_MOD
+                    && ev.events & EXCLUSIVE == 0
+                    && !s.offered.is_none()
+                    && may_attach_when_armed(s, e)
+                {
                     io::attach(s, g, fd);
                     if !s.is(State::Candidate) {
                         continue;
@@ -107,16 +111,27 @@ fn ctl_candidate(
     let mut inner = e.inner.lock();
     let here = inner.index_of(fd).filter(|i| inner.item_of(*i, s).is_some());
     let adds = op == libc::EPOLL_CTL_ADD && here.is_none();
-    let others = if adds { s.registrations.fetch_add(1, SeqCst) } else { 0 };
-    if !matches!(s.state.now(), State::Candidate | State::Unconnected) || others > 0 {
-        if adds {
-            s.registrations.fetch_sub(1, SeqCst);
+    let mut home = None;
+    if adds {
+        match homes::take(s, e, ev.events) {
+            Ok(taken) => home = Some(taken),
+            Err(why) => {
+                drop(inner);
+                if !s.is(State::Attached) {
+                    // What the kernel keeps under several names is not followed.
+                    let _ = io::to_kernel(s, g, fd, why, false);
+                }
+                return None;
+            }
         }
-        drop(inner);
-        if others > 0 {
-            // What the kernel keeps under several names is not followed.
-            let _ = io::to_kernel(s, g, fd, several(e, s), false);
-        }
+        s.registrations.fetch_add(1, SeqCst);
+    }
+    let not_put = || {
+        home.into_iter().for_each(|taken| homes::give_back(s, taken));
+        s.registrations.fetch_sub(u32::from(adds), SeqCst);
+    };
+    if !matches!(s.state.now(), State::Candidate | State::Unconnected) {
+        not_put();
         return None;
     }
     // SAFETY: one valid event.
@@ -130,25 +145,23 @@ fn ctl_candidate(
             (libc::EPOLL_CTL_MOD, Some(i)) if r == 0 => {
                 if let Some(item) = inner.item(i) {
                     (item.events, item.data) = (ev.events, ev.u64);
+                    (item.fired, item.asked) = (false, 0);
                 }
             }
             _ => {}
         }
         return Some(r);
     }
-    let mut home = None;
-    if r == 0 {
-        home = put(e, &mut inner, new_item(on, ev));
-    }
-    let Some(i) = home else {
-        s.registrations.fetch_sub(1, SeqCst);
+    let item = (r == 0).then(|| put(e, &mut inner, new_item(on, ev))).flatten();
+    let (Some(i), Some(home)) = (item, home) else {
+        not_put();
         if r == 0 {
             drop(inner);
             let _ = io::to_kernel(s, g, fd, Reason::NoMemory, false);
         }
         return Some(r);
     };
-    make_home(e, s, i);
+    homes::move_in(s, home, e, i);
     drop(inner);
     // An attach that did not find it home yet has left it to this thread. (Both sides store, then
     // load, in the one order of all that is SeqCst.)
@@ -156,7 +169,7 @@ fn ctl_candidate(
         match s.state.now() {
             State::Changing if crate::socket::await_change(s) => {}
             State::Attached => {
-                take_over(e, s, fd, true);
+                take_over(e, s, fd);
                 return Some(r);
             }
             _ => return Some(r),
@@ -172,10 +185,8 @@ pub(super) fn take_record_out(e: &Epoll, inner: &mut Inner, index: u32) {
         }
         return;
     };
+    homes::at(s, e).into_iter().for_each(|home| homes::give_back(s, home));
     s.registrations.fetch_sub(1, SeqCst);
-    if is_in(s, e) {
-        s.epoll.store(core::ptr::null_mut(), Release);
-    }
 }
 
 fn new_item(on: Named, ev: epoll_event) -> Item {
@@ -193,6 +204,8 @@ fn new_item(on: Named, ev: epoll_event) -> Item {
         plain: false,
         queued: false,
         disabled: false,
+        fired: false,
+        asked: 0,
         carrier_news: true,
         ended: 0,
         reported_in: 0,
@@ -209,17 +222,6 @@ fn put(e: &Epoll, inner: &mut Inner, item: Item) -> Option<u32> {
     inner.insert(item)
 }
 
-/// The peer, and whoever looks for the socket's set, finds it here from now on.
-fn make_home(e: &'static Epoll, s: &Socket, index: u32) {
-    s.item.store(index as u64, Relaxed);
-    s.epoll.store(core::ptr::from_ref(e).cast_mut().cast(), SeqCst);
-}
-
-/// Why a socket that is in a set already cannot be put into `e` as well.
-fn several(e: &Epoll, s: &Socket) -> Reason {
-    if is_in(s, e) { Reason::DuplicateInEpoll } else { Reason::SeveralEpollSets }
-}
-
 fn ctl_attached(e: &'static Epoll, epfd: c_int, op: c_int, on: Named, ev: epoll_event) -> Ret {
     let Named { s, fd, .. } = on;
     if op != libc::EPOLL_CTL_DEL {
@@ -229,7 +231,15 @@ fn ctl_attached(e: &'static Epoll, epfd: c_int, op: c_int, on: Named, ev: epoll_
         }
     }
     let mut inner = e.inner.lock();
-    let index = inner.index_of(fd).filter(|i| inner.item_of(*i, s).is_some());
+    let mut index = inner.index_of(fd).filter(|i| inner.item_of(*i, s).is_some());
+    if let (libc::EPOLL_CTL_ADD, Some(i)) = (op, index)
+        && ev.events & EXCLUSIVE != 0
+        && inner.item(i).is_some_and(|item| !item.present)
+    {
+        // Not as it was: that it is exclusive has to be known where it comes into other sets.
+        take_out(e, &mut inner, i);
+        index = None;
+    }
     let r = match (op, index) {
         (libc::EPOLL_CTL_ADD, None) => {
             drop(inner);
@@ -261,7 +271,8 @@ fn ctl_attached(e: &'static Epoll, epfd: c_int, op: c_int, on: Named, ev: epoll_
             let Some(item) = inner.item(i).filter(|item| item.present) else {
                 return -(libc::ENOENT as Ret);
             };
-            if item.extra.is_some() {
+            // (Nobody tells a set of what only others of the socket's are to report.)
+            if item.extra.is_some() || s.registrations.load(SeqCst) > 1 {
                 take_out(e, &mut inner, i);
             } else {
                 item.present = false;
@@ -280,32 +291,40 @@ fn ctl_attached(e: &'static Epoll, epfd: c_int, op: c_int, on: Named, ev: epoll_
     r
 }
 
-/// Puts an attached socket into the set: at home, if it is in no other; otherwise it goes to the
-/// kernel, and only if it cannot go at once becomes an extra item.
+/// Puts an attached socket into the set: as a home of it, if there is one left; otherwise it goes
+/// to the kernel, and only if it cannot go at once becomes an extra item.
 fn add(e: &'static Epoll, epfd: c_int, on: Named, ev: epoll_event) -> Ret {
     let Named { s, g, fd } = on;
     let counts = !s.is_inherited();
     let mut extra = (!counts).then_some(Reason::InheritedByFork);
     loop {
+        // Counted before others are looked at: a set that the application takes it out of from here
+        // on does not keep it.
+        if counts && s.registrations.fetch_add(1, SeqCst) > 0 {
+            evict(s);
+        }
         let mut inner = e.inner.lock();
+        let mut home = None;
+        let uncount = |home: Option<usize>| {
+            home.into_iter().for_each(|taken| homes::give_back(s, taken));
+            s.registrations.fetch_sub(u32::from(counts), SeqCst)
+        };
         if s.generation16() != g || !s.is(State::Attached) {
+            uncount(home);
             return PASS;
         }
-        let others = if counts { s.registrations.fetch_add(1, SeqCst) } else { 0 };
-        let uncount = || if counts { s.registrations.fetch_sub(1, SeqCst) } else { 0 };
         if extra.is_none() {
-            let why = if others > 0 {
-                Some(several(e, s))
-            } else {
-                let here = s.channel().is_some_and(|channel| activate(e, &mut inner, channel));
-                (!here).then_some(Reason::NoDescriptor)
+            let why = match homes::take(s, e, ev.events) {
+                Ok(taken) => {
+                    home = Some(taken);
+                    let here = s.channel().is_some_and(|channel| activate(e, &mut inner, channel));
+                    (!here).then_some(Reason::NoDescriptor)
+                }
+                Err(why) => Some(why),
             };
             if let Some(why) = why {
-                uncount();
+                uncount(home);
                 drop(inner);
-                if others > 0 && evict(s) {
-                    continue;
-                }
                 if io::to_kernel(s, g, fd, why, false) {
                     return PASS;
                 }
@@ -316,7 +335,7 @@ fn add(e: &'static Epoll, epfd: c_int, on: Named, ev: epoll_event) -> Ret {
         let mut item = new_item(on, ev);
         (item.attached, item.extra) = (true, extra);
         let Some(i) = put(e, &mut inner, item) else {
-            uncount();
+            uncount(home);
             drop(inner);
             return if io::to_kernel(s, g, fd, Reason::NoMemory, false) {
                 PASS
@@ -333,11 +352,11 @@ fn add(e: &'static Epoll, epfd: c_int, on: Named, ev: epoll_event) -> Ret {
         let r = register_carrier(epfd, fd, i);
         if r < 0 {
             inner.remove(i);
-            uncount();
+            uncount(home);
             return r;
         }
-        if extra.is_none() {
-            make_home(e, s, i);
+        if let Some(home) = home {
+            homes::move_in(s, home, e, i);
             fence(SeqCst);
             if let Some(channel) = s.channel() {
                 post(e, s, channel);
@@ -364,16 +383,16 @@ pub(super) fn take_out(e: &Epoll, inner: &mut Inner, index: u32) {
     leave(e, &item);
 }
 
-/// The socket leaves its home if the application has taken it out there. True: look again.
-fn evict(s: &'static Socket) -> bool {
-    let Some(home) = set_of(s) else { return false };
-    let mut inner = home.inner.lock();
-    let index = s.item.load(Relaxed) as u32;
-    if inner.item_of(index, s).is_none_or(|item| item.present || !item.attached || item.nameless) {
-        return false;
+/// The socket leaves the homes that the application has taken it out of.
+fn evict(s: &'static Socket) {
+    for home in homes::sets_of(s) {
+        let mut inner = home.inner.lock();
+        let Some(index) = homes::item(s, home) else { continue };
+        let has_left = |item: &mut Item| !item.present && item.attached && !item.nameless;
+        if inner.item_of(index, s).is_some_and(has_left) {
+            take_out(home, &mut inner, index);
+        }
     }
-    take_out(home, &mut inner, index);
-    true
 }
 
 /// Puts the carrier into the kernel's set under a tag, whatever stands there for it.

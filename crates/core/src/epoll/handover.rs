@@ -5,7 +5,7 @@ use super::ctl::{register_carrier, take_out, take_record_out};
 use super::report::give_way;
 use super::{
     AGAIN_MAX_NS, AGAIN_NS, CALL_NS, DOORBELL, EXCLUSIVE, EXTRAS, Epoll, Inner, Item, ONESHOT,
-    activate, at, is_in, leave, leave_channels, post, prod, prune, tag, unpost,
+    activate, at, homes, leave, leave_channels, post, prod, prune, tag, unpost,
 };
 use crate::fd_table::Entry;
 use crate::lock::Guard;
@@ -15,12 +15,6 @@ use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use libc::epoll_event;
 use netacc_control::stats::Reason;
-
-/// The socket's home. (An inherited socket's is its maker's.)
-pub(super) fn set_of(s: &Socket) -> Option<&'static Epoll> {
-    // SAFETY: null or a type-stable instance of this process.
-    if s.is_inherited() { None } else { unsafe { s.epoll.load(SeqCst).cast::<Epoll>().as_ref() } }
-}
 
 /// Calls `f` for every set that may hold the socket, some perhaps twice.
 fn for_each_set_of(s: &Socket, mut f: impl FnMut(&'static Epoll)) {
@@ -33,28 +27,58 @@ fn for_each_set_of(s: &Socket, mut f: impl FnMut(&'static Epoll)) {
                 f(e);
             }
         });
-    } else if let Some(e) = set_of(s) {
-        f(e);
+    } else {
+        homes::sets_of(s).for_each(f);
     }
 }
 
-/// Whether the socket can be attached now as far as its set is concerned.
+/// Whether the socket can be attached now as far as its sets are concerned.
 pub(crate) fn may_attach(s: &Socket) -> bool {
-    let Some(e) = set_of(s) else { return true };
+    homes::sets_of(s).all(|e| may_be_taken_over(s, e))
+}
+
+/// As [`may_attach`], in a call that arms the registration in `armed`.
+pub(super) fn may_attach_when_armed(s: &Socket, armed: &Epoll) -> bool {
+    homes::sets_of(s).all(|e| {
+        if !core::ptr::eq(e, armed) {
+            return may_be_taken_over(s, e);
+        }
+        let Some(mut inner) = e.inner.try_lock() else { return false };
+        // Whatever it has done, it reports nothing before that call is through.
+        let item = homes::item(s, e).and_then(|index| inner.item_of(index, s));
+        item.into_iter().for_each(|item| item.fired = true);
+        true
+    })
+}
+
+/// Calls on a candidate with ONESHOT, which usually arms it in between, before the kernel is asked
+/// whether it has fired; after that as many again.
+const FIRED_AFTER: u32 = 16;
+
+/// Whether it is known how the kernel's registration in that set stands, if there is one: one with
+/// ONESHOT must have fired, which it does in waits that nobody here sees.
+fn may_be_taken_over(s: &Socket, e: &Epoll) -> bool {
     // Not in a signal handler that interrupted a call on the set.
     let Some(mut inner) = e.inner.try_lock() else { return false };
-    let index = s.item.load(Relaxed) as u32;
-    inner.item_of(index, s).is_none_or(|item| item.events & ONESHOT == 0)
+    let item = homes::item(s, e).and_then(|index| inner.item_of(index, s));
+    let Some(item) = item.filter(|item| item.events & ONESHOT != 0 && !item.fired) else {
+        return true;
+    };
+    item.asked = item.asked.saturating_add(1);
+    if item.asked >= FIRED_AFTER && item.asked.is_power_of_two() {
+        item.fired = io::has_fired(e.fd.load(Relaxed), item.fd) == Some(true);
+    }
+    item.fired
 }
 
 /// Whether the socket is in a set for which somebody has waited by a call that is seen.
 pub(crate) fn is_waited_for(s: &Socket) -> bool {
-    set_of(s).is_some_and(|e| e.waited.load(Relaxed))
+    homes::sets_of(s).any(|e| e.waited.load(Relaxed))
 }
 
-/// The set is the socket's home.
+/// The set is a home of the socket's.
 pub(crate) fn is_home(e: &Epoll, s: &Socket) -> bool {
-    set_of(s).is_some_and(|home| core::ptr::eq(home, e))
+    homes::sets_of(s).any(|home| core::ptr::eq(home, e))
 }
 
 /// A thread is asleep in a wait for the set that is seen. (True also where that cannot be told.)
@@ -62,34 +86,25 @@ pub(crate) fn is_slept_in(e: &Epoll) -> bool {
     e.inner.try_lock().is_none_or(|inner| inner.sleepers > 0)
 }
 
-/// As [`is_slept_in`], of the set that the peer notifies of `s`, if there is one.
+/// As [`is_slept_in`], of any set that the peer notifies of `s`.
 pub(crate) fn is_slept_for(s: &Socket) -> bool {
-    set_of(s).is_some_and(is_slept_in)
+    homes::sets_of(s).any(is_slept_in)
 }
 
 /// A candidate became attached: what the kernel kept for it is kept here from now on.
 pub(crate) fn on_attached(s: &'static Socket, fd: c_int) {
-    if let Some(e) = set_of(s) {
-        // Attached only by the call that arms it (`ctl_ours`).
-        take_over(e, s, fd, false);
-    }
+    homes::sets_of(s).for_each(|e| take_over(e, s, fd));
 }
 
-/// Takes an attached socket's registration over from the kernel. `armed`: one with ONESHOT has not
-/// fired.
-pub(super) fn take_over(e: &'static Epoll, s: &'static Socket, fd: c_int, armed: bool) {
+/// Takes an attached socket's registration over from the kernel.
+pub(super) fn take_over(e: &'static Epoll, s: &'static Socket, fd: c_int) {
     let mut inner = e.inner.lock();
-    let index = s.item.load(Relaxed) as u32;
     let Some(channel) = s.channel() else { return };
-    let Some((item_fd, attached)) = inner.item_of(index, s).map(|i| (i.fd, i.attached)) else {
+    let Some(index) = homes::item(s, e) else { return };
+    let Some(item_fd) = inner.item_of(index, s).filter(|i| !i.attached).map(|i| i.fd) else {
         return;
     };
-    if attached && !armed {
-        return;
-    }
-    if !attached
-        && (!activate(e, &mut inner, channel)
-            || register_carrier(e.fd.load(Relaxed), item_fd, index) < 0)
+    if !activate(e, &mut inner, channel) || register_carrier(e.fd.load(Relaxed), item_fd, index) < 0
     {
         drop(inner);
         io::need_kernel(fd, Reason::NoDescriptor);
@@ -98,7 +113,7 @@ pub(super) fn take_over(e: &'static Epoll, s: &'static Socket, fd: c_int, armed:
     if let Some(item) = inner.item(index) {
         item.attached = true;
         item.carrier_news = true;
-        item.disabled = !armed && item.events & ONESHOT != 0;
+        item.disabled = item.fired && item.events & ONESHOT != 0;
     }
     inner.fresh = true;
     post(e, s, channel);
@@ -124,12 +139,10 @@ fn its_next(inner: &Inner, e: &Epoll, s: &Socket, from: u32) -> Option<u32> {
     if EXTRAS.load(Relaxed) != 0 {
         return inner.next_of(s, from);
     }
-    // Only its home, under a known index.
-    let index = s.item.load(Relaxed) as u32;
-    let home = from <= index && is_in(s, e);
+    // Only in its homes, under a known index.
+    let index = homes::item(s, e).filter(|index| from <= *index)?;
     let its = |item: &Item| core::ptr::eq(item.socket, s) && item.generation == s.generation16();
-    (home && inner.items.get(index as usize).is_some_and(|item| item.as_ref().is_some_and(its)))
-        .then_some(index)
+    inner.items.get(index as usize)?.as_ref().filter(|item| its(item)).map(|_| index)
 }
 
 /// Registers an item's descriptor in the kernel's set as the application asked for it.
@@ -169,7 +182,10 @@ pub(super) fn hand_back(e: &Epoll, inner: &mut Inner, index: u32) {
         give_to_kernel(e.fd.load(Relaxed), item);
         item.attached = false;
         item.queued = false;
-        unpost(item.socket);
+        (item.fired, item.asked) = (item.disabled, 0);
+        if let Some(at) = homes::at(item.socket, e) {
+            unpost(item.socket, at);
+        }
         inner.ready.forget(index);
         return;
     }

@@ -1,6 +1,6 @@
 //! Whom the set hears: the channels that it has joined, and what their peers are told of it.
 
-use super::{DOORBELL, Epoll, Inner, Item, WATCHED, call_in, is_in, tag};
+use super::{DOORBELL, Epoll, Inner, Item, WATCHED, call_in, homes, tag};
 use crate::channel::{Channel, producer_quiet, quiet};
 use crate::engines::Engines;
 use crate::socket::Socket;
@@ -69,29 +69,31 @@ pub(super) fn leave(e: &Epoll, item: &Item) {
     if s.generation16() != item.generation || s.is_inherited() {
         return;
     }
-    s.registrations.fetch_sub(1, SeqCst);
-    if item.extra.is_none() && is_in(s, e) {
-        s.epoll.store(core::ptr::null_mut(), Release);
+    if let Some(at) = homes::at(s, e).filter(|_| item.extra.is_none()) {
+        // Before the home is another set's.
         if item.attached {
-            unpost(s);
+            unpost(s, at);
         }
+        homes::give_back(s, at);
     }
+    s.registrations.fetch_sub(1, SeqCst);
 }
 
-/// Nobody waits for the socket's news in a set any more.
-pub(super) fn unpost(s: &Socket) {
+/// Nobody waits for the socket's news in its `at`-th home any more.
+pub(super) fn unpost(s: &Socket, at: usize) {
     if let Some(channel) = s.channel() {
-        let slot = s.slot.load(Relaxed) as usize;
-        set_notify(s, channel, slot, 0);
+        set_notify(s, channel, at, 0);
     }
 }
 
-/// Sets the epoll place (+1; 0: none) in the NOTIFY words, leaving the blocked threads' as they
-/// are.
-pub(super) fn set_notify(s: &Socket, channel: &Channel, slot: usize, place: u32) {
+/// Sets the place (+1; 0: none) of the socket's `at`-th home in the NOTIFY words, leaving all
+/// others as they are.
+fn set_notify(s: &Socket, channel: &Channel, at: usize, place: u32) {
+    let slot = s.slot.load(Relaxed) as usize;
     let (receiving, sending) =
         (channel.words(slot, channel.side ^ 1), channel.words(slot, channel.side));
     s.published.posted.post_set(
+        at,
         place,
         [&receiving.quiet[quiet::NOTIFY], &sending.producer_quiet[producer_quiet::NOTIFY]],
     );
@@ -151,9 +153,9 @@ pub(super) fn activate(e: &'static Epoll, inner: &mut Inner, channel: &'static C
     true
 }
 
-/// Tells the peer whom to notify of this socket's news.
+/// Tells the peer to notify this set, too, of the socket's news, if it is a home of it.
 pub(super) fn post(e: &Epoll, s: &Socket, channel: &Channel) {
-    let slot = s.slot.load(Relaxed) as usize;
-    let place = e.place.load(Relaxed);
-    set_notify(s, channel, slot, place);
+    if let Some(at) = homes::at(s, e) {
+        set_notify(s, channel, at, e.place.load(Relaxed));
+    }
 }

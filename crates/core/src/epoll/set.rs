@@ -2,7 +2,7 @@
 
 use super::news::{News, place_in_time};
 use super::queue::Queue;
-use super::{DOORBELL, EXTRAS, Epoll, KERNEL, NO_ITEM, is_in};
+use super::{DOORBELL, EXTRAS, Epoll, KERNEL, NO_ITEM, homes};
 use crate::channel::{BY_KERNEL, Channel, announce};
 use crate::engines::Engines;
 use crate::socket::Socket;
@@ -24,7 +24,7 @@ pub(super) struct Item {
     /// Kept here; otherwise the kernel has it as the application put it, and this is only the
     /// record of that.
     pub(super) attached: bool,
-    /// Why it is here although this is not the socket's home: the peer does not announce its news
+    /// Why it is here although this is no home of the socket's: the peer does not announce its news
     /// to this set.
     pub(super) extra: Option<Reason>,
     /// The announcement and the tail when an extra item was last looked at.
@@ -37,6 +37,10 @@ pub(super) struct Item {
     pub(super) queued: bool,
     /// ONESHOT has fired.
     pub(super) disabled: bool,
+    /// Of a candidate with ONESHOT, which the kernel has: it is known that it has fired; how many
+    /// calls have asked since it was armed.
+    pub(super) fired: bool,
+    pub(super) asked: u32,
     /// The carrier has said something since it was last found silent.
     pub(super) carrier_news: bool,
     /// What the carrier last said of its end (RDHUP, HUP, ERR): said again it is no new edge.
@@ -247,10 +251,9 @@ impl Inner {
                     }
                     return;
                 };
-                if is_in(s, e) {
+                if let Some(index) = homes::item(s, e) {
                     let stamp = c.words(slot as usize, c.side ^ 1).producer_user[announce::STAMP]
                         .load(Relaxed);
-                    let index = s.item.load(Relaxed) as u32;
                     // (There is room for all items once. A peer can say the same again.)
                     if !news.push(place_in_time(stamp, by_clock), index) {
                         queue(items, ready, index)

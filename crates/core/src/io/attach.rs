@@ -146,8 +146,6 @@ fn why_not(s: &'static Socket, g: u16, fd: c_int, moved: &Counted, asked: u32) -
         Some(Reason::InheritedByFork)
     } else if s.has(flag::STDIO) {
         Some(Reason::StdioStream)
-    } else if s.registrations.load(Acquire) > 1 {
-        Some(Reason::SeveralEpollSets)
     } else if !counts() {
         Some(Reason::UncountedBytes)
     } else if !s.path().is_shared() && carrier::peer_ended(fd) {

@@ -270,13 +270,13 @@ impl RxHeld<'_> {
         show_path(s, false, self.end.switch.path());
         // An edge may have been taken for a spurious one while the other path was the stream's.
         let awaited = self.published.posted.awaited();
-        let (set, [thread, _]) = (awaited.set as usize, awaited.threads.map(|t| t as usize));
-        // (A forked child cannot wake its parent's set: see `wait::prod_on`.)
-        if set != 0
-            && !s.is_inherited()
-            && self.channel.my_place(set - 1).announce_fenced(self.slot as u16)
-        {
-            crate::wait::wake_own(set - 1);
+        let [thread, _] = awaited.threads.map(|t| t as usize);
+        // (A forked child cannot wake its parent's sets: see `wait::prod_on`.)
+        let sets = awaited.sets.iter().filter_map(|place| place.checked_sub(1));
+        for set in sets.map(|set| set as usize).filter(|_| !s.is_inherited()) {
+            if self.channel.my_place(set).announce_fenced(self.slot as u16) {
+                crate::wait::wake_own(set);
+            }
         }
         if thread != 0 {
             crate::wait::wake_own(thread - 1);

@@ -79,7 +79,7 @@ pub(super) unsafe fn look_fast(
         Err(_) => return Look::Corrupt,
     }
     let now = sys::now_ns();
-    let pause = if s.epoll.load(Relaxed).is_null() || s.is_inherited() {
+    let pause = if s.registrations.load(Relaxed) == 0 || s.is_inherited() {
         ASK_CARRIER_NS
     } else {
         ASK_CARRIER_IN_SET_NS

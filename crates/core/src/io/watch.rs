@@ -31,6 +31,7 @@ use crate::lock::try_lock_end;
 use crate::path::PathId;
 use crate::sets::sets;
 use crate::socket::{RxEnd, Socket, State, TxEnd};
+use crate::wait::looks;
 use crate::{agent, control, sys, thread};
 use alloc::vec::Vec;
 use core::ffi::{c_int, c_void};
@@ -226,6 +227,12 @@ fn look() {
         );
         let _ = to_kernel(l.socket, l.generation, l.fd, Reason::WaitsUnseen, false);
     }
+}
+
+/// Whether the kernel's registration of `fd` in `set`, with EPOLLONESHOT, has fired. `None`: it
+/// does not say.
+pub(crate) fn has_fired(set: c_int, fd: c_int) -> Option<bool> {
+    looks::may_make_more_calls().then(|| tasks::has_fired(set, fd)).flatten()
 }
 
 /// Where in the stream the bytes lie that are to be read and are in the ring alone.

@@ -101,15 +101,21 @@ fn find_out() -> bool {
     MAY_LOOK.load(Relaxed) == ALLOWED
 }
 
+/// Whether a call of the program's may make system calls that the program does not make: not in a
+/// process that filters them.
+pub(crate) fn may_make_more_calls() -> bool {
+    match MAY_LOOK.load(Relaxed) {
+        ALLOWED => true,
+        UNKNOWN => find_out(),
+        _ => false,
+    }
+}
+
 /// Whether this thread may look and make room for others: not in a process that filters its system
 /// calls; nor with a real-time policy, under which it would keep everybody else off the CPU (FIFO,
 /// RR), or lose the rest of its period when it yields (DEADLINE).
 fn may_look() -> bool {
-    match MAY_LOOK.load(Relaxed) {
-        ALLOWED => sys::is_time_shared(),
-        UNKNOWN => find_out() && sys::is_time_shared(),
-        _ => false,
-    }
+    may_make_more_calls() && sys::is_time_shared()
 }
 
 /// The longest that a wait may look; 0: none does.

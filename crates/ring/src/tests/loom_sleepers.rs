@@ -89,8 +89,9 @@ impl Connection {
     /// `Channel::notify`. What NOTIFY said.
     fn tell(&self, notify: &AtomicU64) -> u64 {
         let notify = sleepers::whom_to_tell(notify);
-        let set = |place: usize| &self.places[place].set;
-        sleepers::tell(notify, 0, set, |_| (), |place| self.places[place].bell.ring());
+        // (The places of sets begin at an even number.)
+        let set = |place: usize| &self.places[place & 1].set;
+        sleepers::tell(notify, 0, set, |_| (), |place| self.places[place & 1].bell.ring());
         notify
     }
 
@@ -100,10 +101,10 @@ impl Connection {
         for thread in awaited.threads.iter().filter_map(|place| place.checked_sub(1)) {
             self.places[thread as usize].bell.ring();
         }
-        if let Some(set) = awaited.set.checked_sub(1)
-            && self.places[set as usize].set.announce_fenced(0)
-        {
-            self.places[set as usize].bell.ring();
+        for set in awaited.sets.iter().filter_map(|place| place.checked_sub(1)) {
+            if self.places[set as usize & 1].set.announce_fenced(0) {
+                self.places[set as usize & 1].bell.ring();
+            }
         }
     }
 
@@ -157,7 +158,11 @@ impl Connection {
     }
 
     fn post_set(&self, place: u32) {
-        self.posted.post_set(place, [&self.words.quiet[NOTIFY], &self.words.producer_quiet[0]]);
+        self.post_set_at(0, place);
+    }
+
+    fn post_set_at(&self, at: usize, place: u32) {
+        self.posted.post_set(at, place, [&self.words.quiet[NOTIFY], &self.words.producer_quiet[0]]);
     }
 }
 
@@ -250,6 +255,23 @@ fn loom_a_set_that_takes_a_connection_over_hears_of_bytes() {
         let sender = thread::spawn(move || theirs.send(1));
         connection.post_set(1);
         connection.wait_in_set(0, 1, true);
+        sender.join().unwrap();
+    });
+}
+
+/// A second set takes it as well, while bytes come: both hear of them.
+#[test]
+fn loom_a_second_set_takes_nothing_from_the_first() {
+    bounded(|| {
+        let connection = Connection::new();
+        connection.post_set(1);
+        let set = connection.clone();
+        let first = thread::spawn(move || set.wait_in_set(0, 1, true));
+        let theirs = connection.clone();
+        let sender = thread::spawn(move || theirs.send(1));
+        connection.post_set_at(1, sleepers::THREAD_PLACES as u32 + 2);
+        connection.wait_in_set(1, 1, true);
+        first.join().unwrap();
         sender.join().unwrap();
     });
 }

@@ -86,6 +86,13 @@ fn hex(text: &[u8]) -> Option<u64> {
     value.1.then_some(value.0)
 }
 
+fn decimal(text: &[u8]) -> Option<u64> {
+    let digits = text.iter().map_while(|b| char::from(*b).to_digit(10));
+    digits.fold(None, |n: Option<u64>, d| {
+        Some(n.unwrap_or(0).wrapping_mul(10).wrapping_add(u64::from(d)))
+    })
+}
+
 /// What follows `label` in the text.
 fn after<'a>(text: &'a [u8], label: &[u8]) -> Option<&'a [u8]> {
     let at = text.windows(label.len()).position(|w| w == label)?;
@@ -220,6 +227,24 @@ const SELECTS: [i64; 2] = [
     libc::SYS_pselect6,
 ];
 
+/// As [`super::has_fired`].
+pub(super) fn has_fired(set: c_int, fd: c_int) -> Option<bool> {
+    let (_, inode) = sys::inode(fd)?;
+    let mut found = None;
+    for_each_line(set, |line| {
+        let number = after(line, b"tfd:").map(<[u8]>::trim_ascii_start).and_then(decimal);
+        let events = after(line, b"events:").map(<[u8]>::trim_ascii_start).and_then(hex);
+        if number == Some(fd as u64) && after(line, b" ino:").and_then(hex) == Some(inode) {
+            found = events;
+        }
+    });
+    // The kernel leaves it nothing to wait for, not even errors.
+    found.map(|events| events & ANY_EVENT == 0)
+}
+
+/// Of what a registration asks for: events, and no other flags.
+const ANY_EVENT: u64 = 0xffff;
+
 /// Something is polled for in this io_uring: its `PollList` has an entry (`  op=6, task_works=0`).
 pub(super) fn has_polls(ring: c_int) -> bool {
     let (mut polls, mut inside) = (false, false);
@@ -316,5 +341,7 @@ mod tests {
         let line = b"tfd:        7 events:       1 data:                7  pos:0 ino:1f sdev:8";
         assert_eq!(after(line, b" ino:").and_then(hex), Some(0x1f));
         assert_eq!(after(line, b"events:").map(<[u8]>::trim_ascii_start).and_then(hex), Some(1));
+        assert_eq!(after(line, b"tfd:").map(<[u8]>::trim_ascii_start).and_then(decimal), Some(7));
+        assert_eq!((decimal(b"10 "), decimal(b" "), decimal(b"")), (Some(10), None, None));
     }
 }

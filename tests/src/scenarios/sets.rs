@@ -1,0 +1,352 @@
+//! One connection in several epoll sets, and on its way from one to another.
+
+use super::epoll::{ET, EXCLUSIVE, IN, ONESHOT, OUT, add, ask, four_bytes, obedient, set, show};
+use crate::ctx::{await_bytes, blocked, recv_exact};
+use crate::scenario::{Scenario, pair};
+use crate::sys::{self, Fd};
+use libc::{EPOLL_CTL_DEL as DEL, EPOLL_CTL_MOD as MOD};
+
+/// A thread that sleeps in a set until it has an event.
+fn asleep_in(set: Fd) -> std::thread::JoinHandle<Result<Vec<(u32, u64)>, sys::E>> {
+    blocked(move || sys::epoll_wait(set, 8, 10_000))
+}
+
+pub fn list() -> Vec<Scenario> {
+    vec![
+        pair(
+            "epoll/two-sets",
+            "one connection in two sets: both report it",
+            |t| {
+                let fd = t.server();
+                let (a, b) = (set(), set());
+                add(a, fd, IN, 1);
+                add(b, fd, IN | ET, 2);
+                ask(t, "b0");
+                show(t, "a", sys::epoll_wait(a, 8, 5000));
+                show(t, "b", sys::epoll_wait(b, 8, 5000));
+                show(t, "a again", sys::epoll_wait(a, 8, 0));
+                t.log("del from a", sys::epoll_ctl(a, DEL, fd, 0, 0));
+                ask(t, "b0");
+                show(t, "b", sys::epoll_wait(b, 8, 5000));
+                show(t, "a", sys::epoll_wait(a, 8, 0));
+                t.log("del again", sys::epoll_ctl(a, DEL, fd, 0, 0));
+                t.log("mod in a", sys::epoll_ctl(a, MOD, fd, IN, 3));
+                t.log("twice", sys::epoll_ctl(b, libc::EPOLL_CTL_ADD, fd, IN, 4));
+                t.still_fast(fd);
+                t.tell("x");
+            },
+            |t| obedient(t, 1),
+        ),
+        pair(
+            "epoll/moves-between-sets",
+            "a connection that is put into a second set, and taken out of the first when that reports it: again and again",
+            |t| {
+                let fd = t.server();
+                let (mut old, mut new) = (set(), set());
+                add(old, fd, IN, 0);
+                for round in 1..20 {
+                    add(new, fd, IN, round);
+                    ask(t, "b0");
+                    show(t, "new", sys::epoll_wait(new, 8, 5000));
+                    show(t, "old", sys::epoll_wait(old, 8, 5000));
+                    t.log("del", sys::epoll_ctl(old, DEL, fd, 0, 0));
+                    recv_exact(fd, 1);
+                    show(t, "read", sys::epoll_wait(new, 8, 0));
+                    show(t, "gone", sys::epoll_wait(old, 8, 0));
+                    (old, new) = (new, old);
+                }
+                t.still_fast(fd);
+                t.tell("x");
+            },
+            |t| obedient(t, 1),
+        ),
+        pair(
+            "epoll/moves-between-many-sets",
+            "a connection that goes through seven sets, deleted in each when the next has it",
+            |t| {
+                let fd = t.server();
+                let sets = [(); 7].map(|()| set());
+                add(sets[0], fd, IN, 0);
+                for i in 1..28 {
+                    let (before, now) = (sets[(i - 1) % 7], sets[i % 7]);
+                    add(now, fd, IN | ET, i as u64);
+                    t.log("del", sys::epoll_ctl(before, DEL, fd, 0, 0));
+                    ask(t, "b0");
+                    show(t, "now", sys::epoll_wait(now, 8, 5000));
+                    show(t, "before", sys::epoll_wait(before, 8, 0));
+                    recv_exact(fd, 1);
+                }
+                t.still_fast(fd);
+                t.tell("x");
+            },
+            |t| obedient(t, 1),
+        ),
+        pair(
+            "epoll/asleep-in-several-sets",
+            "threads asleep in each of four sets are woken by one byte, and by room",
+            |t| {
+                let fd = t.server();
+                let sets = [set(), set(), set(), set()];
+                let kinds = [IN, IN | ET, IN | ONESHOT, IN | OUT | ET];
+                for (set, kind) in sets.iter().zip(kinds) {
+                    add(*set, fd, kind, 7);
+                }
+                show(t, "room", sys::epoll_wait(sets[3], 8, 5000));
+                let sleepers = sets.map(asleep_in);
+                t.tell("b0");
+                for sleeper in sleepers {
+                    show(t, "woken", sleeper.join().expect("thread"));
+                }
+                t.wait("did");
+                recv_exact(fd, 1);
+                show(t, "read", sys::epoll_wait(sets[0], 8, 0));
+                show(t, "fired", sys::epoll_wait(sets[2], 8, 0));
+                let sleeper = asleep_in(sets[1]);
+                t.tell("s0");
+                show(t, "end", sleeper.join().expect("thread"));
+                t.wait("did");
+                show(t, "end", sys::epoll_wait(sets[0], 8, 5000));
+                show(t, "fired", sys::epoll_wait(sets[2], 8, 0));
+                t.still_fast(fd);
+                t.tell("x");
+            },
+            |t| obedient(t, 1),
+        ),
+        pair(
+            "epoll/one-of-several-sets-closed",
+            "a set that is closed takes nothing from the others; nor does the end of its connection",
+            |t| {
+                let fd = t.server();
+                let (a, b, c) = (set(), set(), set());
+                add(a, fd, IN, 1);
+                add(b, fd, IN, 2);
+                t.log("close a", sys::close(a));
+                ask(t, "b0");
+                show(t, "b", sys::epoll_wait(b, 8, 5000));
+                add(c, fd, IN, 3);
+                show(t, "c", sys::epoll_wait(c, 8, 5000));
+                t.still_fast(fd);
+                t.log("close", sys::close(fd));
+                show(t, "b, closed", sys::epoll_wait(b, 8, 20));
+                show(t, "c, closed", sys::epoll_wait(c, 8, 20));
+                t.tell("x");
+            },
+            |t| obedient(t, 1),
+        ),
+        pair(
+            "epoll/deleted-and-put-elsewhere",
+            "a connection that is deleted in one set and added to another, and back, while it is in a third",
+            |t| {
+                let fd = t.server();
+                let (a, b, c) = (set(), set(), set());
+                add(a, fd, IN, 1);
+                t.log("del", sys::epoll_ctl(a, DEL, fd, 0, 0));
+                add(b, fd, IN, 2);
+                add(c, fd, IN | ET, 3);
+                ask(t, "b0");
+                show(t, "a", sys::epoll_wait(a, 8, 0));
+                show(t, "b", sys::epoll_wait(b, 8, 5000));
+                show(t, "c", sys::epoll_wait(c, 8, 5000));
+                t.log("del", sys::epoll_ctl(b, DEL, fd, 0, 0));
+                add(a, fd, IN, 4);
+                show(t, "a", sys::epoll_wait(a, 8, 5000));
+                show(t, "b", sys::epoll_wait(b, 8, 0));
+                recv_exact(fd, 1);
+                show(t, "read", sys::epoll_wait(a, 8, 0));
+                ask(t, "b0");
+                show(t, "a", sys::epoll_wait(a, 8, 5000));
+                show(t, "c", sys::epoll_wait(c, 8, 5000));
+                t.still_fast(fd);
+                t.tell("x");
+            },
+            |t| obedient(t, 1),
+        ),
+        pair(
+            "epoll/five-sets",
+            "one connection in five sets: all report it",
+            |t| {
+                let fd = t.server();
+                let sets = [set(), set(), set(), set(), set()];
+                for (i, set) in (0..).zip(sets) {
+                    add(set, fd, IN, i);
+                }
+                ask(t, "b0");
+                for set in sets {
+                    show(t, "each", sys::epoll_wait(set, 8, 5000));
+                }
+                t.went_back(fd, "several-epoll-sets");
+                t.tell("x");
+            },
+            |t| obedient(t, 1),
+        )
+        .demoted(),
+        pair(
+            "epoll/two-sets-exclusive",
+            "one connection in two sets, in one of them with EPOLLEXCLUSIVE: whoever sleeps there is woken",
+            |t| {
+                let fd = t.server();
+                let (a, b) = (set(), set());
+                add(a, fd, IN | EXCLUSIVE, 1);
+                add(b, fd, IN, 2);
+                let sleepers = [a, b].map(asleep_in);
+                t.tell("b0");
+                for sleeper in sleepers {
+                    show(t, "woken", sleeper.join().expect("thread"));
+                }
+                t.wait("did");
+                t.went_back(fd, "several-epoll-sets");
+                t.tell("x");
+            },
+            |t| obedient(t, 1),
+        )
+        .demoted(),
+        pair(
+            "epoll/two-sets-before-connected",
+            "a socket in two sets before it is connected: both report",
+            four_bytes,
+            |t| {
+                let addr = t.hear_addr();
+                let fd = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).expect("socket");
+                let (one, other) = (set(), set());
+                add(one, fd, IN, 1);
+                add(other, fd, IN, 2);
+                t.log("connect", sys::connect(fd, addr));
+                t.warm_client(fd);
+                t.tell("go");
+                await_bytes(fd, 4);
+                show(t, "one", sys::epoll_wait(one, 8, 5000));
+                show(t, "other", sys::epoll_wait(other, 8, 5000));
+                t.log_text("data", &recv_exact(fd, 4));
+                t.still_fast(fd);
+                t.tell("seen");
+            },
+        ),
+        pair(
+            "epoll/left-one-of-two-sets-before-connected",
+            "a socket that is in two sets, and taken out of one of them, before it is connected",
+            four_bytes,
+            |t| {
+                let addr = t.hear_addr();
+                let fd = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).expect("socket");
+                let (one, other) = (set(), set());
+                add(one, fd, IN, 1);
+                add(other, fd, IN, 2);
+                t.log("del", sys::epoll_ctl(one, DEL, fd, 0, 0));
+                t.log("connect", sys::connect(fd, addr));
+                t.warm_client(fd);
+                t.tell("go");
+                await_bytes(fd, 4);
+                show(t, "one", sys::epoll_wait(one, 8, 0));
+                show(t, "other", sys::epoll_wait(other, 8, 5000));
+                t.log_text("data", &recv_exact(fd, 4));
+                t.still_fast(fd);
+                t.tell("seen");
+            },
+        ),
+        pair(
+            "epoll/oneshot-in-two-sets-before-promotion",
+            "ONESHOT in two sets before the connection is accelerated, one armed when it may be: each fires once",
+            four_bytes,
+            |t| {
+                let addr = t.hear_addr();
+                let fd = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).expect("socket");
+                let (one, other) = (set(), set());
+                t.log("connect", sys::connect(fd, addr));
+                add(one, fd, IN | ONESHOT, 1);
+                add(other, fd, IN | OUT | ONESHOT, 2);
+                show(t, "room", sys::epoll_wait(other, 8, 5000));
+                t.warm_client(fd);
+                t.log("mod", sys::epoll_ctl(other, MOD, fd, IN | ONESHOT, 3));
+                t.log("mod", sys::epoll_ctl(one, MOD, fd, IN | ONESHOT, 4));
+                t.log("mod", sys::epoll_ctl(other, MOD, fd, IN | ONESHOT, 5));
+                t.tell("go");
+                await_bytes(fd, 4);
+                for set in [one, other] {
+                    show(t, "data", sys::epoll_wait(set, 8, 5000));
+                    show(t, "fired", sys::epoll_wait(set, 8, 20));
+                }
+                t.log_text("data", &recv_exact(fd, 4));
+                t.tell("seen");
+            },
+        )
+        .any_path(),
+        pair(
+            "epoll/oneshot-fired-then-blocking-calls",
+            "a registration with ONESHOT has fired, and its program goes on in blocking calls: armed again, it fires again",
+            four_bytes,
+            |t| {
+                let addr = t.hear_addr();
+                let fd = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).expect("socket");
+                let (one, other) = (set(), set());
+                t.log("connect", sys::connect(fd, addr));
+                add(one, fd, OUT | ONESHOT, 1);
+                add(other, fd, OUT | ET | ONESHOT, 2);
+                show(t, "fires", sys::epoll_wait(one, 8, 5000));
+                show(t, "fires", sys::epoll_wait(other, 8, 5000));
+                t.warm_client(fd);
+                show(t, "fired", sys::epoll_wait(one, 8, 20));
+                t.log("mod", sys::epoll_ctl(one, MOD, fd, IN | ONESHOT, 3));
+                show(t, "nothing", sys::epoll_wait(one, 8, 20));
+                t.tell("go");
+                show(t, "data", sys::epoll_wait(one, 8, 5000));
+                show(t, "fired", sys::epoll_wait(one, 8, 20));
+                show(t, "fired", sys::epoll_wait(other, 8, 20));
+                t.log("mod", sys::epoll_ctl(other, MOD, fd, IN | OUT | ET | ONESHOT, 4));
+                show(t, "both", sys::epoll_wait(other, 8, 5000));
+                t.log_text("data", &recv_exact(fd, 4));
+                t.still_fast(fd);
+                t.tell("seen");
+            },
+        ),
+        pair(
+            "epoll/several-sets-in-a-child",
+            "a connection in two sets, of which a forked child waits for one",
+            |t| {
+                let fd = t.server();
+                let (a, b) = (set(), set());
+                add(a, fd, IN, 1);
+                add(b, fd, IN, 2);
+                ask(t, "b0");
+                let child = t.child(move |_| format!("{:?}", sys::epoll_wait(b, 8, 5000)));
+                t.log("child", child.join());
+                show(t, "a", sys::epoll_wait(a, 8, 5000));
+                show(t, "b", sys::epoll_wait(b, 8, 5000));
+                recv_exact(fd, 1);
+                show(t, "a, read", sys::epoll_wait(a, 8, 20));
+                ask(t, "b0");
+                show(t, "a", sys::epoll_wait(a, 8, 5000));
+                show(t, "b", sys::epoll_wait(b, 8, 5000));
+                t.tell("x");
+            },
+            |t| obedient(t, 1),
+        )
+        .any_path(),
+        pair(
+            "epoll/two-threads-move-it",
+            "two threads put a connection into their sets and take it out of them at the same time: each is told of what comes",
+            |t| {
+                let fd = t.server();
+                let threads = [(); 2].map(|()| {
+                    std::thread::spawn(move || {
+                        let mine = set();
+                        (0..500).all(|i| {
+                            let there = sys::epoll_ctl(mine, libc::EPOLL_CTL_ADD, fd, IN, i).is_ok();
+                            there && sys::epoll_ctl(mine, DEL, fd, 0, 0).is_ok()
+                        }) && {
+                            add(mine, fd, IN, 9);
+                            sys::epoll_wait(mine, 8, 10_000) == Ok(vec![(IN, 9)])
+                        }
+                    })
+                });
+                t.tell("b0");
+                for thread in threads {
+                    t.log("told", thread.join().expect("thread"));
+                }
+                t.wait("did");
+                t.still_fast(fd);
+                t.tell("x");
+            },
+            |t| obedient(t, 1),
+        ),
+    ]
+}
