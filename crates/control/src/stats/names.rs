@@ -113,7 +113,7 @@ reasons! {
         "Wait a second: then it is accelerated by the next calls of both ends, or another reason says why not.";
     PeerRemote "peer-remote" "The peer is on another host, or in another network namespace of this one, and no path leads there.",
         "Shared memory serves connections within one host, RDMA those whose addresses belong to RDMA devices at both ends.";
-    PeerWithoutLibrary "peer-without-library" "No process with the library has asked for this connection as its peer: the peer has none, or keeps the connection on TCP.",
+    PeerWithoutLibrary "peer-without-library" "No process with the library has asked for this connection as its peer.",
         "Start the peer with netacc_run as well, and with acceleration turned on. The search goes on as long as the connection is used.";
     ListenerWithoutLibrary "listener-without-library" "No process with the library is known to accept connections at the peer's port.",
         "Start the server with netacc_run as well. The search goes on as long as the connection is used.";
