@@ -86,6 +86,8 @@ pub struct Config {
     pub keeper_s: u32,
     /// `NACC_IO_URING`
     pub io_uring: IoUring,
+    /// `NACC_TRACE`: what becomes of connections is recorded.
+    pub trace: bool,
     /// `NACC_PATHS`: a connection takes the first of them that both of its ends can use.
     pub paths: Paths,
     /// Which connections are accelerated, and over which paths: the first that holds counts.
@@ -220,6 +222,7 @@ impl Default for Config {
             kernel_policy: true,
             keeper_s: 600,
             io_uring: IoUring::default(),
+            trace: true,
             paths: Paths::default(),
             rules: Vec::new(),
         }
@@ -287,6 +290,7 @@ impl Config {
             Key::KeeperS => self.keeper_s.to_string(),
             Key::Paths => self.paths.to_string(),
             Key::IoUring => (self.io_uring as u8).to_string(),
+            Key::Trace => u8::from(self.trace).to_string(),
         }
     }
 
@@ -384,6 +388,7 @@ impl Config {
                     self.paths = paths;
                 }
             }
+            Key::Trace => self.trace = number(&value) != 0,
             Key::IoUring => {
                 self.io_uring = match number(&value) {
                     0 => IoUring::Refuse,

@@ -1,9 +1,9 @@
 //! The contract between the library and the tools.
 //!
 //! Responsible for: the configuration (one table of options, its parser and its resolved form), and
-//! the layout of the statistics segment that an accelerated process exposes. Deliberately not: any
-//! I/O. Callers read files, environment and memory and hand the text in, so the same code runs
-//! inside the host application and in the tools.
+//! the layouts of the statistics segment that an accelerated process exposes and of its trace.
+//! Deliberately not: any I/O. Callers read files, environment and memory and hand the text in, so
+//! the same code runs inside the host application and in the tools.
 //!
 //! Invariant: nothing in here panics on any input, because the library runs it in other people's
 //! processes.
@@ -18,6 +18,7 @@ extern crate alloc;
 
 pub mod config;
 pub mod stats;
+pub mod trace;
 
 pub use config::{Config, ConfigError, Key, Origin, Origins};
 pub use stats::{ChannelRecord, ConnRecord, Counter, Header, Path, Reason};

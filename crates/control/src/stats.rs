@@ -356,7 +356,7 @@ impl ChannelRecord {
             IpAddr::V6(_) => AF_INET6,
         };
         self.peer_family.store(family, Relaxed);
-        store_addr(&self.peer_addr, host);
+        store_ip(&self.peer_addr, host);
     }
 }
 
@@ -411,8 +411,8 @@ impl ConnRecord {
         self.family.store(family(&local), Relaxed);
         self.local_port.store(u32::from(local.port()), Relaxed);
         self.peer_port.store(u32::from(peer.port()), Relaxed);
-        store_addr(&self.local_addr, local.ip());
-        store_addr(&self.peer_addr, peer.ip());
+        store_ip(&self.local_addr, local.ip());
+        store_ip(&self.peer_addr, peer.ip());
     }
 
     /// Adds sent bytes.
@@ -454,7 +454,8 @@ fn family(addr: &SocketAddr) -> u32 {
     }
 }
 
-fn store_addr(to: &[AtomicU64; 2], ip: IpAddr) {
+/// Stores an address as two numbers.
+pub(crate) fn store_ip(to: &[AtomicU64; 2], ip: IpAddr) {
     let words = match ip {
         IpAddr::V4(ip) => u128::from(ip.to_bits()) << 96,
         IpAddr::V6(ip) => ip.to_bits(),
@@ -464,7 +465,8 @@ fn store_addr(to: &[AtomicU64; 2], ip: IpAddr) {
     low.store(words as u64, Relaxed);
 }
 
-fn unpack_addr(family: u32, high: u64, low: u64) -> Option<IpAddr> {
+/// The address that two numbers are.
+pub(crate) fn unpack_ip(family: u32, high: u64, low: u64) -> Option<IpAddr> {
     match family {
         AF_INET => Some(Ipv4Addr::from_bits((high >> 32) as u32).into()),
         AF_INET6 => Some(Ipv6Addr::from_bits((u128::from(high) << 64) | u128::from(low)).into()),

@@ -5,7 +5,7 @@ use crate::fd_table::{self, Entry};
 use crate::path::{PathId, PathList};
 use crate::socket::{Event, OfferState, Socket, State, flag, new_socket, offered};
 use crate::unconnected::unconnected;
-use crate::{agent, carrier, config, host, lock, process, stats, sys};
+use crate::{agent, carrier, config, host, lock, process, stats, sys, trace};
 use core::ffi::c_int;
 use core::net::SocketAddr;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
@@ -150,6 +150,11 @@ fn fill(s: &Socket, fd: c_int, origin: Origin) {
     }
     let record = stats::open(fd, why);
     s.record.store(record, Relaxed);
+    s.begin_trace(match connector {
+        _ if made && moved != (0, 0) => trace::Event::Found,
+        true => trace::Event::Connected,
+        false => trace::Event::Accepted,
+    });
     if let Some(tuple) = tuple {
         // SAFETY: nobody else looks at this socket's addresses yet.
         unsafe { show(s, tuple) };
@@ -177,6 +182,7 @@ unsafe fn show(s: &Socket, tuple: Tuple) {
     if let Some(r) = s.record() {
         r.set_addresses(tuple.local(), tuple.peer());
     }
+    s.show_in_trace(tuple);
 }
 
 /// The paths that a candidate tries, or why it is none.

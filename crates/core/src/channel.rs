@@ -18,8 +18,8 @@
 //! heard of the peer.
 
 use crate::path::Far;
-use crate::sys;
 pub(crate) use crate::wire::SLOTS;
+use crate::{sys, trace};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 use netacc_control::stats::Path;
@@ -345,8 +345,14 @@ impl Channel {
             slot as u16,
             |place| self.peer_place(place),
             |all| self.stamp(slot, self.side, all),
-            |place| self.wake_peer(place),
+            |place| self.ring_for(slot, place),
         );
+    }
+
+    #[cold]
+    fn ring_for(&self, slot: usize, place: usize) {
+        self.wake_peer(place);
+        trace::rang(self.sockets.get(slot).map_or(core::ptr::null_mut(), |s| s.load(Acquire)));
     }
 
     /// Before news is announced to the peer's set: whether something went by the kernel before it.

@@ -25,7 +25,7 @@
 
 use crate::lock::{Guard, Mutex};
 use crate::sys::KernelSigaction;
-use crate::{process, signals, sys};
+use crate::{process, signals, sys, trace};
 use core::ffi::{c_int, c_void};
 use core::mem::ManuallyDrop;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering::*};
@@ -298,6 +298,11 @@ extern "C" fn decide(signal: c_int, info: *mut siginfo_t, context: *mut ucontext
         let range = netacc_ring::copy::fault_range();
         if (range.start..range.end).contains(pc) {
             *pc = range.resume;
+            return 0;
+        }
+        // SAFETY: the kernel's siginfo, of a fault.
+        let address = unsafe { (*info).si_addr() } as usize;
+        if signal == libc::SIGBUS && trace::lost(address) {
             return 0;
         }
     }

@@ -66,6 +66,7 @@ mod sys;
 #[cfg(test)]
 mod testing;
 mod thread;
+mod trace;
 mod tuple_table;
 mod unconnected;
 mod user;

@@ -8,7 +8,7 @@ use crate::socket::State;
 use crate::wait::looks;
 use crate::{
     adoption, agent, config, epoll, host, io, io_uring, numbers, process, remote, rights, service,
-    sets, signals, socket, stats, sys, unconnected, wait,
+    sets, signals, socket, stats, sys, trace, unconnected, wait,
 };
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::SeqCst;
@@ -27,6 +27,7 @@ pub(crate) fn init(env: &dyn Fn(&str) -> Option<&'static str>, next: NextSymbols
     agent::register(PathId::Shm, &service::AGENT);
     agent::register(PathId::Rdma, &remote::AGENT);
     sets::register(&epoll::SETS);
+    trace::set_bell(&socket::RANG);
     process::start(next);
     adoption::exec::start(env("LD_PRELOAD"));
 }
@@ -105,6 +106,7 @@ pub(crate) fn fork_child() {
     host::after_fork_in_child();
     crate::faults::after_fork_in_child();
     stats::after_fork_in_child();
+    trace::after_fork_in_child();
     rights::after_fork_in_child();
     if let Some(foreign) = foreign {
         // Nothing stays shared.

@@ -16,7 +16,7 @@ use crate::heap::Scratch;
 use crate::outcome::{Mask, PASS, Ret};
 use crate::socket::{Socket, State};
 use crate::wait::looks::{self, Looked};
-use crate::{adoption, epoll, io, signals, sleep, stats, sys, user, wait};
+use crate::{adoption, epoll, io, signals, sleep, stats, sys, trace, user, wait};
 use core::ffi::c_int;
 use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering::*;
@@ -424,8 +424,11 @@ fn sleep(
             left.min(1_000_000)
         };
         stats::count(Counter::Sleeps);
+        let many = fds.len() as u64 & u64::from(u32::MAX);
+        trace::process(trace::Event::SleepInPoll, many);
         // SAFETY: a buffer of that many pollfds; the caller's mask.
         r = unsafe { sleep::ppoll(kernel.as_mut_ptr(), kernel.len(), left, mask) };
+        trace::process(trace::Event::WakeInPoll, many | (r.max(0) as u64) << 32);
         for w in wants.iter() {
             if let (Some(k), Some(p)) = (kernel.get(w.index), fds.get(w.index)) {
                 let _ = w.translate(k.fd, k.revents, p.events);

@@ -27,7 +27,7 @@ use crate::arena::{self, Mapping, Pair, Pool};
 use crate::channel::{Channel, ChannelMem, PLACES, SLOTS, quiet};
 use crate::socket::{self, Socket};
 use crate::tuple_table::{Key, Table};
-use crate::{fd_table, stats, sys};
+use crate::{fd_table, stats, sys, trace};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use auth::Cred;
@@ -619,6 +619,7 @@ fn hand_over(s: &'static Socket, c: &'static Channel, offer: socket::Offer) {
     unsafe { *s.offer.get() = offer };
     s.put_on(c, offer.slot as usize);
     s.start(Reason::Negotiating);
+    s.trace(trace::Event::Offered, u64::from(offer.slot) << 8 | c.path() as u64);
     s.offered.make_here();
 }
 

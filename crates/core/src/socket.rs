@@ -12,7 +12,7 @@ use crate::channel::Channel;
 use crate::log::{self, debug_log};
 use crate::path::{Children, PathId, PathList};
 use crate::published::Published;
-use crate::{carrier, process, stats, syn};
+use crate::{carrier, process, stats, syn, trace};
 mod end;
 pub(crate) mod flag;
 mod memory;
@@ -32,6 +32,7 @@ pub(crate) use end::{
 pub(crate) use memory::{after_fork_in_child, give_up_slab, new_socket};
 use netacc_control::config::LogLevel;
 use netacc_control::stats::{ConnRecord, Reason};
+use netacc_control::trace::Ring;
 use netacc_proto::rendezvous::Tuple;
 use netacc_proto::switchover::{Rx, Tx};
 use netacc_ring::sleepers::SETS;
@@ -161,6 +162,8 @@ pub(crate) struct Socket {
     pub(crate) offer: UnsafeCell<Offer>,
     pub(crate) tuple: UnsafeCell<Tuple>,
     // Rare.
+    /// Its trace: [`Socket::trace`].
+    pub(crate) ring: AtomicPtr<Ring>,
     /// What it asked of its packets when a pair was sought for it ([`crate::policy::Asked::key`]).
     pub(crate) asked: AtomicU32,
     /// Between hosts: it has filled a small ring, and is to have a whole one.
@@ -413,6 +416,69 @@ impl Socket {
             }
         }
     }
+    /// Records what happens to it, for `netacc trace`.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn trace(&self, event: trace::Event, what: u64) {
+        if trace::is_on()
+            && let Some(ring) = self.ring()
+        {
+            trace::record(ring, self.record(), event, what);
+        }
+    }
+    /// As [`Socket::trace`], unless the same was recorded last: what a program can ask for again
+    /// and again must not push everything else out.
+    #[cold]
+    pub(crate) fn trace_once(&self, event: trace::Event, what: u64) {
+        if self.known_ring().is_none_or(|ring| !ring.ends_in(event)) {
+            self.trace(event, what);
+        }
+    }
+    fn known_ring(&self) -> Option<&'static Ring> {
+        let ring = self.ring.load(Acquire);
+        // SAFETY: null, `RING_OVER`, or a ring of a trace, which is never unmapped.
+        if ring == RING_OVER { None } else { unsafe { ring.as_ref() } }
+    }
+    /// Its ring. One that was there before tracing was turned on gets it now.
+    fn ring(&self) -> Option<&'static Ring> {
+        let lives = || matches!(self.state.now(), State::Candidate | State::Attached);
+        let may = || !self.is_inherited() && lives() && trace::has_begun();
+        if self.ring.load(Acquire).is_null() && may() {
+            self.begin_trace(trace::Event::Found);
+        }
+        self.known_ring()
+    }
+    /// It gets a ring, of which `event` is the first.
+    pub(crate) fn begin_trace(&self, event: trace::Event) {
+        let new = trace::open(self.fd.load(Relaxed), event);
+        // SAFETY: null, or a ring of a trace, which is never unmapped.
+        let Some(ring) = (unsafe { new.as_ref() }) else { return };
+        if let Some(t) = self.known_tuple() {
+            ring.set_addresses(t.local(), t.peer());
+        }
+        if self.ring.compare_exchange(core::ptr::null_mut(), new, AcqRel, Relaxed).is_err() {
+            trace::close(ring, false);
+        }
+    }
+    /// Its addresses are known from here on.
+    pub(crate) fn show_in_trace(&self, tuple: Tuple) {
+        if let Some(ring) = self.known_ring() {
+            ring.set_addresses(tuple.local(), tuple.peer());
+        }
+    }
+    /// Its trace is over.
+    fn end_trace(&self) {
+        let ring = self.known_ring();
+        if ring.is_some() && !self.is_inherited() {
+            self.trace(trace::Event::Closed, 0);
+        }
+        let badly = self.has(flag::BROKEN_OFF | flag::CORRUPT);
+        if self.ring.swap(RING_OVER, AcqRel) != RING_OVER
+            && let Some(ring) = ring
+        {
+            trace::close(ring, badly);
+        }
+    }
     /// It ends, or its process does. (Other reasons were said when they came.)
     pub(crate) fn say_at_end(&self) {
         if !log::says(LogLevel::Debug) {
@@ -423,8 +489,10 @@ impl Socket {
             self.say(why);
         }
     }
-    /// Says in the log, to those who look for it, why the connection is where it is.
+    /// Says in the log, to those who look for it, why the connection is where it is, and in its
+    /// trace.
     pub(crate) fn say(&self, why: Reason) {
+        self.trace(trace::Event::Reason, u64::from(why as u32));
         let (fd, name, text) = (self.fd.load(Relaxed), why.name(), why.explanation());
         match self.known_tuple() {
             Some(t) => debug_log!("fd {fd} {} > {}: {name}: {text}", t.local(), t.peer()),
@@ -432,6 +500,17 @@ impl Socket {
         }
     }
 }
+
+/// A connection whose trace is over.
+const RING_OVER: *mut Ring = core::ptr::dangling_mut();
+
+/// A peer was woken, by the socket that a channel has on a slot.
+pub(crate) static RANG: fn(*mut ()) = |socket| {
+    // SAFETY: null, or a socket of a type-stable slab (`Socket::put_on`).
+    if let Some(s) = unsafe { socket.cast::<Socket>().as_ref() } {
+        s.trace(trace::Event::Doorbell, 0);
+    }
+};
 
 /// What the kernel says of a connection's position agrees with what was counted as sent and as
 /// received (`None`: not to be asked, as somebody sends or receives); otherwise bytes moved unseen.

@@ -6,16 +6,21 @@
 
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::AtomicU32;
-pub(crate) use files::{file_of, file_system, inode, inode_as_known, readlink, status};
+pub(crate) use files::{
+    allocate, file_of, file_system, flock, inode, inode_as_known, memory_left, memory_of, readlink,
+    status, unlink,
+};
 use libc::{epoll_event, iovec, msghdr, pollfd, sigset_t, timespec};
-pub(crate) use machine::{allowed_cpus, cpu_time_ns, host_memory, memlock_limit, set_affinity};
+pub(crate) use machine::{
+    allowed_cpus, cpu_time_ns, file_size_limit, host_memory, memlock_limit, set_affinity,
+};
 pub(crate) use memory::{
     fchmod, file_size, ftruncate, map_over, map_own, map_private, map_ring, map_shared,
     memfd_create, move_over, punch, unmap,
 };
 pub(crate) use process::{
     await_input, clone, detach, exit_process, is_memory_shared, is_time_shared, pipe, poll_blocked,
-    reap, signal_fd, thread_pointer, unmap_foreign,
+    program, reap, signal_fd, thread_pointer, unmap_foreign,
 };
 
 /// One system call with up to six arguments.

@@ -13,6 +13,7 @@ mod spin;
 
 use crate::channel::{Channel, PLACES, Side, announce, producer_quiet, quiet};
 use crate::socket::{Socket, State, flag};
+use crate::trace::Event;
 use crate::{channel, control, engines, fd_words, numbers, process, sleep, stats, sys};
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::*};
 use libc::{epoll_event, pollfd};
@@ -402,6 +403,7 @@ fn sleep(sleeper: &Sleeper<'_>, mut ready: impl FnMut() -> bool) -> Woke {
             timeout.min(1_000_000)
         };
         stats::count(Counter::Sleeps);
+        s.trace(Event::Sleep, side as u64);
         // SAFETY: two valid pollfds; no mask.
         let r = unsafe { sleep::ppoll(fds.as_mut_ptr(), 2, limit, core::ptr::null()) };
         if r == -(libc::EINTR as isize) {
@@ -409,6 +411,7 @@ fn sleep(sleeper: &Sleeper<'_>, mut ready: impl FnMut() -> bool) -> Woke {
         } else if r == 0 && posted && limit == timeout {
             woke = Woke::Timeout;
         }
+        s.trace(Event::Wake, side as u64 | (woke as u64) << 8);
     }
     if let Some(p) = place {
         if posted {

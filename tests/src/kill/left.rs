@@ -86,11 +86,18 @@ fn fds(path: &Path) -> Vec<(PathBuf, String)> {
         .collect()
 }
 
+/// The trace of a process, which is kept on purpose when it was killed (`tests/apps/trace.sh`).
+fn is_trace(path: &Path) -> bool {
+    path.to_string_lossy().starts_with("/dev/shm/netacc-trace.")
+}
+
 /// Files with a name that a process could write: opened for writing, or mapped shared and writable.
 /// What has no name (memfd, deleted) goes with its last user.
 pub fn writable_files(pid: i32) -> BTreeSet<PathBuf> {
     let path = PathBuf::from(format!("/proc/{pid}"));
-    let regular = |target: &str| fs::metadata(target).is_ok_and(|m| m.is_file());
+    let regular = |target: &str| {
+        !is_trace(Path::new(target)) && fs::metadata(target).is_ok_and(|m| m.is_file())
+    };
     let mut found: BTreeSet<PathBuf> = BTreeSet::new();
     for (link, target) in fds(&path) {
         // The permissions of the link in /proc are the mode that it was opened with.
@@ -147,7 +154,8 @@ pub fn new_names(before: &BTreeSet<PathBuf>, ours: &BTreeSet<i32>) -> Vec<String
                 .filter_map(|digits| digits.parse().ok())
                 .any(|n: i32| ours.contains(&n));
             let common = path.starts_with("/tmp") || path.starts_with(std::env::temp_dir());
-            pid || !common && (name.contains("nacc") || name.contains("netacc"))
+            let is_named = !common && (name.contains("nacc") || name.contains("netacc"));
+            !is_trace(path) && (pid || is_named)
         })
         .map(|path| format!("file {}", path.display()))
         .collect()

@@ -6,7 +6,7 @@
 
 use super::{
     CHANNEL_SLOTS, CONFIG_BYTES, CONNS_OFFSET, COUNTER_SLOTS, ChannelRecord, ConnRecord, Counter,
-    Header, MAGIC, PATH_SLOTS, Path, REASON_SLOTS, RECORD_OPEN, REMOTE_SLOTS, VERSION, unpack_addr,
+    Header, MAGIC, PATH_SLOTS, Path, REASON_SLOTS, RECORD_OPEN, REMOTE_SLOTS, VERSION, unpack_ip,
 };
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -204,7 +204,7 @@ impl Connection {
         let family = word(offset_of!(ConnRecord, family));
         let address = |addr, port| {
             let [high, low] = u64s_at(bytes, addr);
-            let ip: IpAddr = unpack_addr(family, high, low)?;
+            let ip: IpAddr = unpack_ip(family, high, low)?;
             Some(SocketAddr::new(ip, u16::try_from(word(port)).ok()?))
         };
         Some(Connection {
@@ -242,7 +242,7 @@ impl Channel {
         let [high, low] = u64s_at(bytes, offset_of!(ChannelRecord, peer_addr));
         (state != 0).then(|| Channel {
             path,
-            peer: unpack_addr(family, high, low),
+            peer: unpack_ip(family, high, low),
             pairs: u32_at(bytes, offset_of!(ChannelRecord, pairs)),
             state,
             peer_pid: u32_at(bytes, offset_of!(ChannelRecord, peer_pid)),

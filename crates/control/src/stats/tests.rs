@@ -205,11 +205,11 @@ fn addresses_pack_and_unpack() {
     ] {
         let addr: SocketAddr = text.parse().unwrap();
         let words = [AtomicU64::new(0), AtomicU64::new(0)];
-        store_addr(&words, addr.ip());
+        store_ip(&words, addr.ip());
         let [high, low] = words.map(AtomicU64::into_inner);
-        assert_eq!(unpack_addr(family(&addr), high, low), Some(addr.ip()));
+        assert_eq!(unpack_ip(family(&addr), high, low), Some(addr.ip()));
     }
-    assert_eq!(unpack_addr(0, 1, 2), None);
+    assert_eq!(unpack_ip(0, 1, 2), None);
 }
 
 #[test]

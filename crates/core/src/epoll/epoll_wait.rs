@@ -14,7 +14,7 @@ use crate::lock::Guard;
 use crate::outcome::{Mask, PASS, Ret};
 use crate::socket::State;
 use crate::wait::looks::{self, Habit, Looked};
-use crate::{io, process, signals, sleep, stats, sys, user, wait};
+use crate::{io, process, signals, sleep, stats, sys, trace, user, wait};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use libc::epoll_event;
@@ -293,7 +293,9 @@ unsafe fn await_news(
         let room = out.writable(out.max.min(64)).max(1);
         stats::count(Counter::Sleeps);
         let began = sys::ticks();
+        trace::process(trace::Event::SleepInSet, epfd as u64);
         let r = give_way(inner, || local.fill(epfd, room, left, mask));
+        trace::process(trace::Event::WakeInSet, epfd as u64 | (r.max(0) as u64) << 32);
         inner.sleepers = inner.sleepers.saturating_sub(1);
         inner.last_visit = sys::ticks();
         wake_up(inner, place);

@@ -9,6 +9,7 @@ use crate::lock::lock_end;
 use crate::log::debug_log;
 use crate::sets::sets;
 use crate::socket::{self, Event, Offer, RxEnd, Socket, State, TxEnd, flag, offered};
+use crate::trace::Event as Trace;
 use crate::{agent, carrier, config, policy, process};
 use core::ffi::c_int;
 use core::ptr::NonNull;
@@ -70,6 +71,7 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
     }
     s.lower(flag::TOLD | flag::BROKEN_OFF | flag::RESET);
     s.state.happens(Event::Attached);
+    trace_attached(s, channel.peer_pid, offer.slot);
     drop(locks);
     if moved.tx_idle && s.has(flag::SHUT_WR) {
         say_shut(s, fd, libc::SHUT_WR);
@@ -95,6 +97,12 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
         moved.received,
         open(moved.rx_idle)
     );
+}
+
+#[cold]
+fn trace_attached(s: &Socket, peer_pid: u32, slot: u32) {
+    let path = s.channel().map_or(0, |channel| channel.path() as u64);
+    s.trace(Trace::Attached, path | u64::from(slot & 0xff_ffff) << 8 | u64::from(peer_pid) << 32);
 }
 
 /// What has gone over the carrier, and whether a call is under way that may add to it.

@@ -16,7 +16,7 @@ use crate::outcome::{PASS, RESTART, Ret};
 use crate::sets::sets;
 use crate::socket::{self, Named, OfferState, RxEnd, Socket, State, TxEnd, flag};
 use crate::wait::looks::{self, Habit, Looked};
-use crate::{adoption, agent, candidates, fd_table, inject, process, signals, sleep, sys};
+use crate::{adoption, agent, candidates, fd_table, inject, process, signals, sleep, sys, trace};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use core::sync::atomic::{AtomicU32, AtomicU64};
@@ -426,7 +426,11 @@ pub(super) fn after_candidate_call(
         return;
     }
     let paths = s.paths();
-    match agent::of(paths.first()).used(s, &Used { generation: g, fd, side, calls }) {
+    let noted = agent::of(paths.first()).used(s, &Used { generation: g, fd, side, calls });
+    if noted == Noted::Now {
+        s.trace(trace::Event::Noted, paths.first().traits().shown as u64);
+    }
+    match noted {
         Noted::No => {}
         // It is the connector that goes on to another path, and this end is found there.
         Noted::Now if !s.has(flag::CONNECTOR) => {

@@ -23,7 +23,7 @@ use crate::outcome::{PASS, Ret};
 use crate::socket::{
     Event, LastName, Socket, State, await_change, close_books, end_life, flag, forget_orphan, reuse,
 };
-use crate::{adoption, agent, channel, fd_table, lock, numbers, process, socket, sys};
+use crate::{adoption, agent, channel, fd_table, lock, numbers, process, socket, sys, trace};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use netacc_control::stats::Reason;
@@ -198,6 +198,7 @@ fn finish(s: &'static Socket, fd: c_int, kernel_close: impl FnOnce() -> Ret) -> 
 
 pub(crate) fn shutdown_of(fd: c_int, how: c_int) -> Ret {
     let Some((s, g)) = fd_table::socket(fd) else { return PASS };
+    s.trace_once(trace::Event::Shutdown, how as u64 & 0xff);
     loop {
         match s.state.now() {
             State::Attached => return super::shutdown(s, g, fd, how),

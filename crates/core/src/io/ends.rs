@@ -8,6 +8,7 @@ use crate::lock::{EndGuard, lock_end, try_lock_end};
 use crate::outcome::Ret;
 use crate::published::Published;
 use crate::socket::{RxEnd, Socket, State, TxEnd, flag};
+use crate::trace::Event;
 use crate::{agent, carrier, stats, sys};
 use core::cell::UnsafeCell;
 use core::ffi::c_int;
@@ -267,7 +268,7 @@ impl RxHeld<'_> {
             let _ = self.skip(u64::MAX);
         }
         store_ack(self);
-        show_path(s, false, self.end.switch.path());
+        show_path(s, false, self.end.switch.path(), self.end.switch.offset());
         // An edge may have been taken for a spurious one while the other path was the stream's.
         let awaited = self.published.posted.awaited();
         let [thread, _] = awaited.threads.map(|t| t as usize);
@@ -284,9 +285,9 @@ impl RxHeld<'_> {
     }
 }
 
-/// Shows a direction's path in the statistics.
+/// Shows a direction's path in the statistics; it is the one from byte `at` of the stream on.
 #[cold]
-pub(super) fn show_path(s: &Socket, tx: bool, way: Way) {
+pub(super) fn show_path(s: &Socket, tx: bool, way: Way, at: u64) {
     let Some(r) = s.record() else { return };
     let fast = s.channel().map_or(Path::Shm, Channel::path);
     let new = if way == Way::Fast { fast } else { Path::Tcp };
@@ -294,6 +295,8 @@ pub(super) fn show_path(s: &Socket, tx: bool, way: Way) {
     if mine.swap(new as u32, Relaxed) == new as u32 {
         return;
     }
+    let event = if way == Way::Fast { Event::Promoted } else { Event::Demoted };
+    s.trace(event, u64::from(tx) | at << 8);
     let mut first = None;
     if way == Way::Fast {
         first = (r.promotions.fetch_add(1, Relaxed) == 0).then_some(fast);
@@ -317,6 +320,7 @@ pub(super) fn corrupt(s: &Socket, fd: c_int) -> Ret {
     stats::count(Counter::PeerCorrupt);
     s.set_reason(Reason::PeerCorrupt);
     s.raise(flag::CORRUPT);
+    s.trace_once(Event::Corrupt, 0);
     if let Some(channel) = s.channel() {
         agent::of(s.path()).accuse(channel);
     }

@@ -8,6 +8,7 @@ use crate::fd_table::Entry;
 use crate::log::debug_log;
 use crate::sets::sets;
 use crate::socket::{Event, Socket, State, flag};
+use crate::trace::Event as Trace;
 use crate::{
     adoption, agent, candidates, carrier, control, fd_table, sleep, socket, stats, sys, wait,
 };
@@ -157,6 +158,9 @@ pub(super) fn to_kernel_within(
             _ => return true,
         }
     }
+    if !s.has(flag::LEAVING) {
+        s.trace_once(Trace::Leaves, u64::from(why as u32) | u64::from(strict) << 16);
+    }
     if s.path().leaves_by_agent() {
         return to_kernel_between_hosts(s, g, fd, why, patience);
     }
@@ -190,6 +194,7 @@ pub(super) fn to_kernel_within(
 /// has the descriptor next. (First what is said of it: nobody makes another end of it any more.)
 fn break_off(s: &Socket, fd: c_int) {
     s.raise(flag::BROKEN_OFF | flag::RESET | flag::CARRIER_SPOKE);
+    s.trace(Trace::BrokenOff, 0);
     carrier::dissolve(fd);
 }
 
@@ -336,6 +341,7 @@ fn become_plain(s: &'static Socket, why: Reason) -> bool {
     debug_log!("fd {}: back to the kernel for good ({})", s.fd.load(Relaxed), why.name());
     if s.state.change(State::Attached, Event::Refused) {
         s.set_reason(why);
+        s.trace(Trace::Plain, u64::from(why as u32));
         wait::prod(s);
         if !s.is_inherited() {
             sets().on_plain(s);

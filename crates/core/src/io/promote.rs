@@ -49,7 +49,7 @@ pub(super) fn demote_tx(s: &Socket, h: &mut TxHeld<'_>, for_good: bool) {
     publish_held(h);
     if let Ok(a) = h.end.switch.demote() {
         publish_announce(h, a);
-        show_path(s, true, Way::Carrier);
+        show_path(s, true, Way::Carrier, h.end.switch.offset());
         h.notify();
     }
 }
@@ -114,7 +114,7 @@ pub(super) fn promote(s: &Socket, h: &mut TxHeld<'_>, fd: c_int, flags: c_int) -
     h.end.ring.continue_at(h.end.switch.offset());
     match h.end.switch.confirm(load_ack(h.words)) {
         Ok(None) => {
-            show_path(s, true, Way::Fast);
+            show_path(s, true, Way::Fast, h.end.switch.offset());
             push_carrier(fd);
             true
         }

@@ -11,6 +11,7 @@ use super::{EAGAIN, ECONNRESET};
 use crate::channel::{Side, announce};
 use crate::outcome::{PASS, Ret};
 use crate::socket::{Named, Socket, State, flag};
+use crate::trace::Event;
 use crate::wait::{self, Woke};
 use crate::{sleep, sys};
 use core::ffi::c_int;
@@ -131,6 +132,7 @@ impl Receiving<'_> {
             Look::Corrupt => return Next::Done(corrupt(s, fd)),
             Look::Failed(r) => return Next::Done(r),
             Look::Kernel(r) => {
+                trace_end(s, r);
                 if now.done > 0 && r < 0 {
                     // It belongs to the next call.
                     h.end.pending_error = r as i32;
@@ -288,6 +290,16 @@ impl Receiving<'_> {
         // SAFETY: one valid pollfd.
         let r = unsafe { sleep::ppoll(&mut p, 1, 1_000_000, core::ptr::null()) };
         (r != 0 || (deadline != 0 && sys::now_ns() >= deadline)).then_some(0)
+    }
+}
+
+/// The program is told of the end of the stream, or of an error.
+#[cold]
+fn trace_end(s: &Socket, r: Ret) {
+    if r == 0 {
+        s.trace_once(Event::Eof, 0);
+    } else {
+        s.trace_once(Event::Error, r.unsigned_abs() as u64);
     }
 }
 

@@ -16,7 +16,7 @@ use super::send::is_broken;
 use crate::channel::quiet;
 use crate::log::debug_log;
 use crate::socket::{Socket, flag};
-use crate::{carrier, sys};
+use crate::{carrier, sys, trace};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 
@@ -106,6 +106,7 @@ pub(super) fn is_reset_by(s: &Socket, fd: c_int, error: c_int) -> bool {
 
 fn declare(s: &Socket, fd: c_int) {
     if s.flags.fetch_or(flag::RESET | flag::CARRIER_SPOKE, AcqRel) & flag::RESET == 0 {
+        s.trace(trace::Event::PeerGone, 0);
         debug_log!("fd {fd}: the peer is gone with bytes unread: reset");
         // (Of a carrier that was dissolved a shutdown would make a clean end, to whoever has it
         // without the library.)

@@ -7,6 +7,7 @@ use crate::heap::{PART_FEW, Part};
 use crate::log::debug_log;
 use crate::outcome::Ret;
 use crate::socket::{Socket, flag};
+use crate::trace::Event;
 use crate::{carrier, sys};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
@@ -52,6 +53,7 @@ pub(super) fn send_again(s: &Socket, h: &mut TxHeld<'_>, fd: c_int) -> Ret {
             // connection is reset, if it is not yet.
             h.end.linger = None;
             s.raise(flag::BROKEN_OFF);
+            s.trace_once(Event::BrokenOff, 0);
             let _ = h.end.switch.on_resent(left);
             carrier::dissolve(fd);
             return 0;

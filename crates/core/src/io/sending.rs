@@ -13,6 +13,7 @@ use super::{ASK_CARRIER_TICKS, EAGAIN, ECONNRESET, EFAULT, SEND_FLAGS};
 use crate::channel::Side;
 use crate::outcome::{PASS, Ret};
 use crate::socket::{Named, Socket, State, flag};
+use crate::trace::Event;
 use crate::wait::Woke;
 use crate::{carrier, channel, sys, wait};
 use core::ffi::c_int;
@@ -107,6 +108,7 @@ impl Sending<'_> {
                 // No byte may follow where some are missing, and no FIN: the close resets it.
                 Next::Gone => {
                     s.raise(flag::BROKEN_OFF);
+                    s.trace_once(Event::BrokenOff, 0);
                     None
                 }
             };
@@ -303,6 +305,7 @@ impl Sending<'_> {
     }
 
     fn no_room(&self, h: &TxHeld<'static>, nonblocking: bool) -> Next {
+        self.s.trace_once(Event::Full, Side::Send as u64);
         if nonblocking {
             Next::Done(EAGAIN)
         } else {

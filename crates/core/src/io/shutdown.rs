@@ -126,7 +126,7 @@ pub(super) fn announce_end(s: &Socket, h: &mut TxHeld<'_>) {
     publish_held(h);
     if let Ok(Some(a)) = h.end.switch.shutdown() {
         publish_announce(h, a);
-        show_path(s, true, Way::Carrier);
+        show_path(s, true, Way::Carrier, h.end.switch.offset());
         h.notify();
     }
 }

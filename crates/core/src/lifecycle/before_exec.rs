@@ -4,7 +4,7 @@
 use super::exit::{begin_to_leave_hosts, finish};
 use crate::adoption::exec::{Heir, hand_over};
 use crate::fd_table::{self, Entry};
-use crate::{adoption, io, keeper, process, socket, sys};
+use crate::{adoption, io, keeper, process, socket, sys, trace};
 use netacc_control::stats::Reason;
 
 /// This very process becomes the new program, which `heir` says, if it is known.
@@ -12,6 +12,7 @@ pub(crate) fn before_exec(heir: impl FnOnce() -> Option<Heir>) {
     let ends = !process::in_vfork_child();
     prepare(|| if ends { heir() } else { None });
     if ends {
+        trace::process(trace::Event::Exec, 0);
         adoption::before_leaving(true);
         // The new program has no thread that goes on with them.
         let shared = begin_to_leave_hosts(false);

@@ -2,7 +2,7 @@
 
 use crate::agent::{self, Ending};
 use crate::fd_table::{self, Entry};
-use crate::{adoption, io, process, rdma_thread};
+use crate::{adoption, io, process, rdma_thread, trace};
 use netacc_control::stats::Reason;
 
 /// How long the end of a process, or its exec, may be held up by peers that are slow to read what
@@ -15,6 +15,7 @@ pub(crate) fn at_exit() {
     adoption::before_leaving(false);
     finish(shared, true);
     leave_local_peers();
+    trace::at_exit();
 }
 
 /// For tests that count what can fail (`inject`).

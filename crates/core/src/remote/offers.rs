@@ -12,7 +12,7 @@ use crate::log::debug_log;
 use crate::socket::{Offer, State, flag, offered};
 use crate::syn::Said;
 use crate::tuple_table::Key;
-use crate::{policy, rdma_thread, stats, sys};
+use crate::{policy, rdma_thread, stats, sys, trace};
 use core::ptr::NonNull;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::*;
@@ -329,6 +329,8 @@ impl Remote {
                 unsafe { *s.offer.get() = offer };
                 s.put_on(channel, slot);
                 // (Within a host its connector may have turned to shared memory.)
+                let what = (slot as u64) << 8 | netacc_control::stats::Path::Rdma as u64;
+                s.trace(trace::Event::Offered, what);
                 if !s.offered.happens(offered::Event::Made) {
                     c.socket = None;
                 }

@@ -4,7 +4,7 @@
 //! Answers stand in the statistics segment. The thread "netacc" carries them out.
 
 use crate::log::log;
-use crate::{config, fd_table, io, numbers, stats, sys};
+use crate::{config, fd_table, io, numbers, stats, sys, trace};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicI32, Ordering::*};
 use libc::epoll_event;
@@ -91,6 +91,11 @@ fn carry_out(request: &Request<'_>) {
         log(LogLevel::Info, format_args!("{}={} from here on", request.name, request.value));
         if request.name == Key::AccelerateByDefault.name() && !config::get().accelerate_by_default {
             io::take_all_back();
+        }
+        // (Connections that are there get their place in it with their next events, where no file
+        // could be made.)
+        if request.name == Key::Trace.name() {
+            trace::turned();
         }
     }
 }

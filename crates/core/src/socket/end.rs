@@ -76,6 +76,7 @@ pub(crate) fn forget_orphan() {
 /// The connection is this process's no more: it goes from the statistics.
 pub(crate) fn close_books(s: &Socket) {
     s.say_at_end();
+    s.end_trace();
     // SAFETY: as in `record`; the swap gives it to one caller.
     let Some(rec) = (unsafe { s.record.swap(core::ptr::null_mut(), AcqRel).as_ref() }) else {
         return;

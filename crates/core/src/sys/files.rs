@@ -41,3 +41,36 @@ pub(crate) fn readlink(path: &[u8], out: &mut [u8]) -> isize {
     debug_assert!(path.last() == Some(&0));
     sys!(SYS_readlinkat, libc::AT_FDCWD, path.as_ptr(), out.as_mut_ptr(), out.len())
 }
+/// Takes a name away (`path` ends in NUL).
+pub(crate) fn unlink(path: &[u8]) -> isize {
+    debug_assert!(path.last() == Some(&0));
+    sys!(SYS_unlinkat, libc::AT_FDCWD, path.as_ptr(), 0)
+}
+/// flock(2).
+pub(crate) fn flock(fd: c_int, how: c_int) -> isize {
+    sys!(SYS_flock, fd, how)
+}
+/// Gives a part of a file memory, which it has from then on.
+pub(crate) fn allocate(fd: c_int, at: usize, len: usize) -> isize {
+    sys!(SYS_fallocate, fd, 0, at, len)
+}
+/// Of the file system behind `fd`, if it is memory: how much is free, and how much there may be (0:
+/// as much as there is).
+pub(crate) fn memory_left(fd: c_int) -> Option<(u64, u64)> {
+    // SAFETY: all zero is a valid `statfs`.
+    let mut s: libc::statfs = unsafe { core::mem::zeroed() };
+    let known = sys!(SYS_fstatfs, fd, &mut s as *mut libc::statfs) >= 0;
+    (known && s.f_type as i64 == TMPFS_MAGIC).then_some((s.f_bavail as u64, s.f_blocks as u64))
+}
+/// linux/magic.h.
+const TMPFS_MAGIC: i64 = 0x0102_1994;
+/// How much memory the file `path` (which ends in NUL) takes, if it is one of that user's.
+pub(crate) fn memory_of(path: &[u8], user: u32) -> Option<u64> {
+    debug_assert!(path.last() == Some(&0));
+    // SAFETY: all zero is a valid `stat`.
+    let mut st: libc::stat = unsafe { core::mem::zeroed() };
+    let flags = libc::AT_SYMLINK_NOFOLLOW;
+    let r = sys!(SYS_newfstatat, libc::AT_FDCWD, path.as_ptr(), &mut st as *mut libc::stat, flags);
+    let is_theirs = r >= 0 && st.st_uid == user && st.st_mode & libc::S_IFMT == libc::S_IFREG;
+    is_theirs.then_some((st.st_blocks as u64).saturating_mul(512))
+}

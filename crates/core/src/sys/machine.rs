@@ -22,19 +22,18 @@ pub(crate) fn allowed_cpus() -> u64 {
 
 /// How many bytes this process may lock in memory (RLIMIT_MEMLOCK, soft).
 pub(crate) fn memlock_limit() -> u64 {
+    soft_limit(libc::RLIMIT_MEMLOCK as usize)
+}
+
+/// How large it may make a file (RLIMIT_FSIZE, soft).
+pub(crate) fn file_size_limit() -> u64 {
+    soft_limit(libc::RLIMIT_FSIZE as usize)
+}
+
+fn soft_limit(of: usize) -> u64 {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: a live rlimit; prlimit64(2) of this process, which sets nothing.
-    let r = unsafe {
-        syscall(
-            libc::SYS_prlimit64,
-            0,
-            libc::RLIMIT_MEMLOCK as usize,
-            0,
-            &raw mut limit as usize,
-            0,
-            0,
-        )
-    };
+    let r = unsafe { syscall(libc::SYS_prlimit64, 0, of, 0, &raw mut limit as usize, 0, 0) };
     if r >= 0 { limit.rlim_cur } else { 0 }
 }
 

@@ -121,7 +121,7 @@ fn pull_back(s: &Socket, h: &mut TxHeld<'_>, fd: c_int, ack: Ack) {
         stats::count(Counter::PulledBack);
     }
     publish_announce(h, over.announce);
-    show_path(s, true, Way::Carrier);
+    show_path(s, true, Way::Carrier, h.end.switch.offset());
     if within_the_host {
         sys::futex_wake(low_epoch(h.words), i32::MAX, false);
         h.notify();

@@ -13,7 +13,7 @@ use crate::channel::Channel;
 use crate::log::debug_log;
 use crate::sets::sets;
 use crate::socket::{Event, Socket, flag};
-use crate::{carrier, socket, sys, wait};
+use crate::{carrier, socket, sys, trace, wait};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use core::sync::atomic::fence;
@@ -207,6 +207,7 @@ impl Departure {
                 s.state.happens(Event::Begun);
             } else {
                 s.state.happens(Event::Refused);
+                s.trace(trace::Event::Plain, u64::from(why as u32));
             }
             // A child that has shut it down meanwhile looks at the state behind that
             // (`shutdown_of_parents`).

@@ -1,0 +1,253 @@
+//! The trace of a process that runs the library: the layout of its file, and nothing else
+//! (`docs/design/trace.md`).
+//!
+//! A [`Header`] of [`HEADER_BYTES`], in which a table in words says what the events mean, is
+//! followed by rings of [`RING_BYTES`] each: the process's own, and one for each connection. A ring
+//! holds [`EVENTS`] events of two words each: the first [`EVENTS_FIRST`], and the last ones.
+//!
+//! Rules: only atomics; all zero is an empty ring; writers never format. A reader takes sizes and
+//! meanings from the file itself, so it reads what another version has written; the container alone
+//! has a [`VERSION`].
+
+mod read;
+mod table;
+
+pub use read::{Head, ReadError, RingText, State};
+pub use table::{Event, Field, Meaning, Table, write_table};
+
+use crate::stats::{LIBRARY, store_ip};
+use core::mem::size_of;
+use core::net::SocketAddr;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
+
+/// What file names and the name of a memfd begin with.
+pub const NAME: &str = "netacc-trace";
+/// Where the files are: memory, which outlives a process, and no reboot.
+pub const DIRECTORY: &str = "/dev/shm";
+/// First word of a file: "NETACCTR", little endian.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"NETACCTR");
+/// Version of the container.
+pub const VERSION: u32 = 1;
+/// Bytes before the first ring.
+pub const HEADER_BYTES: usize = 16384;
+/// Bytes of a ring with its head.
+pub const RING_BYTES: usize = 2240;
+/// Bytes of a ring's head.
+pub const RING_HEAD_BYTES: usize = 256;
+/// Bytes of an event.
+pub const EVENT_BYTES: usize = 16;
+/// Events that a ring holds: the first ones, how the connection came to be, and the last ones.
+pub const EVENTS: usize = (RING_BYTES - RING_HEAD_BYTES) / EVENT_BYTES;
+/// So many are the first ones.
+pub const EVENTS_FIRST: usize = 24;
+/// Most rings of a process, the first of which is its own.
+pub const RINGS: usize = 16384;
+/// Bytes of a file with all of them.
+pub const FILE_BYTES: usize = HEADER_BYTES + RINGS * RING_BYTES;
+/// How many files of ended processes a user keeps.
+pub const FILES_KEPT: usize = 16;
+/// How large they may be together.
+pub const BYTES_KEPT: u64 = 64 << 20;
+
+const TABLE_AT: usize = 256;
+const TABLE_BYTES: usize = HEADER_BYTES - TABLE_AT;
+const PATHS: usize = 3;
+
+/// Start of the file.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct Header {
+    /// [`MAGIC`]; stored last, with release.
+    pub magic: AtomicU64,
+    /// [`VERSION`].
+    pub version: AtomicU32,
+    /// [`HEADER_BYTES`].
+    pub header_bytes: AtomicU32,
+    /// [`RING_BYTES`].
+    pub ring_bytes: AtomicU32,
+    /// [`RING_HEAD_BYTES`].
+    pub ring_head_bytes: AtomicU32,
+    /// Rings from here on were never used.
+    pub rings: AtomicU32,
+    /// The process's own pid, as it sees itself.
+    pub pid: AtomicU32,
+    /// When the trace began.
+    pub began_unix_ns: AtomicU64,
+    /// The same moment by the clock of the events (CLOCK_MONOTONIC).
+    pub began_ns: AtomicU64,
+    /// As of the statistics segment.
+    pub library: AtomicU64,
+    /// Where the table begins.
+    pub table_at: AtomicU32,
+    /// How long it is.
+    pub table_bytes: AtomicU32,
+    /// Connections that got no ring.
+    pub missed: AtomicU64,
+    /// 0: the process runs, or was killed; 1: it has ended in order.
+    pub ended: AtomicU32,
+    /// Connections that went badly.
+    pub troubles: AtomicU32,
+    /// The name of the program; NUL behind it.
+    pub program: [AtomicU8; 16],
+    /// [`EVENTS_FIRST`].
+    pub events_first: AtomicU32,
+    /// Zero.
+    pub reserved_half: AtomicU32,
+    /// Zero.
+    pub reserved: [AtomicU64; 19],
+    /// The events in words ([`write_table`]).
+    pub table: [AtomicU8; TABLE_BYTES],
+}
+
+/// One connection's events, or the process's.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct Ring {
+    /// Events that were ever recorded.
+    pub head: AtomicU64,
+    /// [`State`] code.
+    pub state: AtomicU32,
+    /// Descriptor in the process; of the process's own ring none.
+    pub fd: AtomicU32,
+    /// Counts the connections of the process; 0: the process's own ring.
+    pub number: AtomicU64,
+    /// When the connection came to be, by the clock of the events.
+    pub began_ns: AtomicU64,
+    /// AF_INET (2), AF_INET6 (10), or 0: not known yet.
+    pub family: AtomicU32,
+    /// In host order.
+    pub local_port: AtomicU32,
+    /// In host order.
+    pub peer_port: AtomicU32,
+    /// Pid of the peer process as the process sees it; 0: not known.
+    pub peer_pid: AtomicU32,
+    /// As in the statistics' record.
+    pub local_addr: [AtomicU64; 2],
+    /// As `local_addr`.
+    pub peer_addr: [AtomicU64; 2],
+    /// What was sent by path, as far as it is recorded.
+    pub sent: [AtomicU64; PATHS],
+    /// What was received.
+    pub received: [AtomicU64; PATHS],
+    /// The event that was recorded last.
+    pub last: AtomicU32,
+    /// Zero.
+    pub reserved: [AtomicU32; 31],
+    /// [`word`] and what belongs to it.
+    pub events: [[AtomicU64; 2]; EVENTS],
+}
+
+const _: () = {
+    assert!(size_of::<Header>() == HEADER_BYTES);
+    assert!(size_of::<Ring>() == RING_BYTES);
+    assert!(core::mem::offset_of!(Header, table) == TABLE_AT);
+    assert!(core::mem::offset_of!(Ring, events) == RING_HEAD_BYTES);
+    assert!(Event::ALL.len() < 1 << KIND_BITS);
+};
+
+const KIND_BITS: u32 = 6;
+const LAP_BITS: u32 = 2;
+const TIME_AT: u32 = KIND_BITS + LAP_BITS;
+
+/// Where the event of that index is in a ring of so many, of which so many are the first ones; and
+/// its lap.
+const fn place(index: u64, events: u64, first: u64) -> (u64, u64) {
+    let (Some(behind), Some(cycle)) = (index.checked_sub(first), events.checked_sub(first)) else {
+        return (index, 0);
+    };
+    match (behind.checked_rem(cycle), behind.checked_div(cycle)) {
+        (Some(at), Some(lap)) => (first.saturating_add(at), lap & ((1 << LAP_BITS) - 1)),
+        _ => (index, 0),
+    }
+}
+
+/// The first word of an event: which one it is, its time, and which lap of the ring it belongs to:
+/// what was not written yet is of another.
+const fn word(event: Event, lap: u64, ns: u64) -> u64 {
+    ns << TIME_AT | lap << KIND_BITS | event as u64
+}
+
+impl Header {
+    /// Fills in a fresh file.
+    pub fn init(&self, pid: u32, program: &[u8], unix_ns: u64, ns: u64) {
+        self.version.store(VERSION, Relaxed);
+        self.header_bytes.store(HEADER_BYTES as u32, Relaxed);
+        self.ring_bytes.store(RING_BYTES as u32, Relaxed);
+        self.ring_head_bytes.store(RING_HEAD_BYTES as u32, Relaxed);
+        self.events_first.store(EVENTS_FIRST as u32, Relaxed);
+        self.pid.store(pid, Relaxed);
+        self.began_unix_ns.store(unix_ns, Relaxed);
+        self.began_ns.store(ns, Relaxed);
+        self.library.store(LIBRARY, Relaxed);
+        for (to, from) in self.program.iter().zip(program) {
+            to.store(*from, Relaxed);
+        }
+        let mut bytes = 0;
+        write_table(&mut |text| {
+            for (to, from) in self.table.iter().skip(bytes).zip(text.as_bytes()) {
+                to.store(*from, Relaxed);
+            }
+            bytes += text.len();
+        });
+        self.table_at.store(TABLE_AT as u32, Relaxed);
+        self.table_bytes.store(bytes.min(TABLE_BYTES) as u32, Relaxed);
+        self.magic.store(MAGIC, Release);
+    }
+}
+
+impl Ring {
+    /// Records an event. Any thread, and a signal handler: one atomic step takes the place.
+    pub fn record(&self, event: Event, ns: u64, what: u64) {
+        let index = self.head.fetch_add(1, Acquire);
+        let (at, lap) = place(index, EVENTS as u64, EVENTS_FIRST as u64);
+        let Some([first, second]) = self.events.get(at as usize) else { return };
+        second.store(what, Relaxed);
+        first.store(word(event, lap, ns), Release);
+        self.last.store(event as u32, Relaxed);
+    }
+
+    /// Whether it is the event that was recorded last.
+    pub fn ends_in(&self, event: Event) -> bool {
+        self.last.load(Relaxed) == event as u32
+    }
+
+    /// Begins a connection's trace in a ring that its caller has claimed ([`Ring::claim`]).
+    pub fn open(&self, number: u64, fd: u32, ns: u64) {
+        self.number.store(number, Release);
+        self.head.store(0, Release);
+        for word in [&self.family, &self.local_port, &self.peer_port, &self.peer_pid, &self.last] {
+            word.store(0, Relaxed);
+        }
+        for words in [&self.local_addr, &self.peer_addr] {
+            words.iter().for_each(|word| word.store(0, Relaxed));
+        }
+        for words in [&self.sent, &self.received] {
+            words.iter().for_each(|word| word.store(0, Relaxed));
+        }
+        // (What a connection before has left is of no lap of this one's.)
+        for [first, _] in &self.events {
+            first.store(0, Relaxed);
+        }
+        self.fd.store(fd, Relaxed);
+        self.began_ns.store(ns, Relaxed);
+        self.state.store(State::Open as u32, Release);
+    }
+
+    /// Takes a ring that has this state; only its claimant opens it.
+    pub fn claim(&self, from: State) -> bool {
+        self.state.compare_exchange(from as u32, State::Claimed as u32, Acquire, Relaxed).is_ok()
+    }
+
+    /// Stores both addresses.
+    pub fn set_addresses(&self, local: SocketAddr, peer: SocketAddr) {
+        self.local_port.store(u32::from(local.port()), Relaxed);
+        self.peer_port.store(u32::from(peer.port()), Relaxed);
+        store_ip(&self.local_addr, local.ip());
+        store_ip(&self.peer_addr, peer.ip());
+        self.family.store(if local.is_ipv4() { 2 } else { 10 }, Release);
+    }
+}
+
+#[cfg(test)]
+mod tests;

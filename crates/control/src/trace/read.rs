@@ -1,0 +1,266 @@
+//! Reading a trace. What is read may be cut short, changing, or nonsense: nothing in it is used as
+//! a size or an index before it is checked.
+
+use super::{KIND_BITS, LAP_BITS, MAGIC, TIME_AT, Table, VERSION};
+use crate::stats::unpack_ip;
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::fmt;
+use core::net::SocketAddr;
+
+/// Why a file cannot be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReadError {
+    /// Too short.
+    Short,
+    /// It does not begin as a trace does.
+    NoTrace,
+    /// A newer container, of this version.
+    Version(u32),
+    /// Its sizes contradict each other.
+    Sizes,
+}
+
+impl fmt::Display for ReadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ReadError::Short => f.write_str("the trace is cut short"),
+            ReadError::NoTrace => f.write_str("this is no trace"),
+            ReadError::Version(version) => {
+                write!(f, "the trace is of version {version}, this reads version {VERSION}")
+            }
+            ReadError::Sizes => f.write_str("the trace is damaged: its sizes cannot be"),
+        }
+    }
+}
+
+impl core::error::Error for ReadError {}
+
+/// What a ring is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum State {
+    /// Never used.
+    Free = 0,
+    /// Of a connection, or of the process.
+    Open = 1,
+    /// The connection is over; the ring may serve another one.
+    Closed = 2,
+    /// The connection is over and went badly: kept for longer.
+    Kept = 3,
+    /// About to be used.
+    Claimed = 4,
+}
+
+/// What a file says of itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Head {
+    /// Pid of the process, as it saw itself.
+    pub pid: u32,
+    /// Its program.
+    pub program: String,
+    /// When the trace began.
+    pub began_unix_ns: u64,
+    /// The same by the clock of the events.
+    pub began_ns: u64,
+    /// The library's version; 0: unknown.
+    pub library: u64,
+    /// Where the first ring lies.
+    pub rings_at: usize,
+    /// How long each is.
+    pub ring_bytes: usize,
+    ring_head_bytes: usize,
+    events_first: u64,
+    /// How many there are.
+    pub rings: usize,
+    /// Connections that got none.
+    pub missed: u64,
+    /// The process has ended in order.
+    pub is_ended: bool,
+    /// Connections that went badly.
+    pub troubles: u32,
+    /// What the events mean.
+    pub table: Table,
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    let word = bytes.get(at..at.checked_add(4)?)?;
+    Some(u32::from_le_bytes(word.try_into().ok()?))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    let word = bytes.get(at..at.checked_add(8)?)?;
+    Some(u64::from_le_bytes(word.try_into().ok()?))
+}
+
+/// Where things lie in a header and in a ring's head: `super::Header`, `super::Ring`.
+mod at {
+    use crate::trace::{Header, Ring};
+    use core::mem::offset_of;
+
+    pub(super) const PROGRAM: usize = offset_of!(Header, program);
+    pub(super) const VERSION: usize = offset_of!(Header, version);
+    pub(super) const HEADER_BYTES: usize = offset_of!(Header, header_bytes);
+    pub(super) const RING_BYTES: usize = offset_of!(Header, ring_bytes);
+    pub(super) const RING_HEAD_BYTES: usize = offset_of!(Header, ring_head_bytes);
+    pub(super) const RINGS: usize = offset_of!(Header, rings);
+    pub(super) const EVENTS_FIRST: usize = offset_of!(Header, events_first);
+    pub(super) const PID: usize = offset_of!(Header, pid);
+    pub(super) const BEGAN_UNIX_NS: usize = offset_of!(Header, began_unix_ns);
+    pub(super) const BEGAN_NS: usize = offset_of!(Header, began_ns);
+    pub(super) const LIBRARY: usize = offset_of!(Header, library);
+    pub(super) const TABLE_AT: usize = offset_of!(Header, table_at);
+    pub(super) const TABLE_BYTES: usize = offset_of!(Header, table_bytes);
+    pub(super) const MISSED: usize = offset_of!(Header, missed);
+    pub(super) const ENDED: usize = offset_of!(Header, ended);
+    pub(super) const TROUBLES: usize = offset_of!(Header, troubles);
+
+    pub(super) const STATE: usize = offset_of!(Ring, state);
+    pub(super) const FD: usize = offset_of!(Ring, fd);
+    pub(super) const NUMBER: usize = offset_of!(Ring, number);
+    pub(super) const RING_BEGAN: usize = offset_of!(Ring, began_ns);
+    pub(super) const FAMILY: usize = offset_of!(Ring, family);
+    pub(super) const LOCAL_PORT: usize = offset_of!(Ring, local_port);
+    pub(super) const PEER_PORT: usize = offset_of!(Ring, peer_port);
+    pub(super) const PEER_PID: usize = offset_of!(Ring, peer_pid);
+    pub(super) const LOCAL_ADDR: usize = offset_of!(Ring, local_addr);
+    pub(super) const PEER_ADDR: usize = offset_of!(Ring, peer_addr);
+}
+
+/// No header is longer, nor a ring.
+const HEADER_MAX: usize = 1 << 20;
+const RING_MAX: usize = 1 << 20;
+const RINGS_MAX: usize = 1 << 20;
+
+impl Head {
+    /// How many bytes of a file its header has, by the file's first bytes.
+    pub fn bytes(first: &[u8]) -> Result<usize, ReadError> {
+        let word = |at| u32_at(first, at).ok_or(ReadError::Short);
+        if u64_at(first, 0).ok_or(ReadError::Short)? != MAGIC {
+            return Err(ReadError::NoTrace);
+        }
+        match word(at::VERSION)? {
+            VERSION => {}
+            other => return Err(ReadError::Version(other)),
+        }
+        let bytes = word(at::HEADER_BYTES)? as usize;
+        if (256..=HEADER_MAX).contains(&bytes) { Ok(bytes) } else { Err(ReadError::Sizes) }
+    }
+
+    /// Reads a header of that many bytes.
+    pub fn read(bytes: &[u8]) -> Result<Head, ReadError> {
+        let rings_at = Head::bytes(bytes)?;
+        let header = bytes.get(..rings_at).ok_or(ReadError::Short)?;
+        let word = |at| u32_at(header, at).ok_or(ReadError::Short);
+        let long = |at| u64_at(header, at).ok_or(ReadError::Short);
+        let size = |at| word(at).map(|size| size as usize);
+        let (ring_bytes, ring_head_bytes) = (size(at::RING_BYTES)?, size(at::RING_HEAD_BYTES)?);
+        if !(128..=RING_MAX).contains(&ring_bytes)
+            || ring_head_bytes < 128
+            || ring_bytes.saturating_sub(ring_head_bytes) < super::EVENT_BYTES
+        {
+            return Err(ReadError::Sizes);
+        }
+        let (table_at, table_bytes) = (size(at::TABLE_AT)?, size(at::TABLE_BYTES)?);
+        let table =
+            header.get(table_at..table_at.saturating_add(table_bytes)).ok_or(ReadError::Sizes)?;
+        let program = header.get(at::PROGRAM..at::PROGRAM + 16).ok_or(ReadError::Short)?;
+        let program = program.split(|byte| *byte == 0).next().unwrap_or(&[]);
+        Ok(Head {
+            pid: word(at::PID)?,
+            program: String::from_utf8_lossy(program).into_owned(),
+            began_unix_ns: long(at::BEGAN_UNIX_NS)?,
+            began_ns: long(at::BEGAN_NS)?,
+            library: long(at::LIBRARY)?,
+            rings_at,
+            ring_bytes,
+            ring_head_bytes,
+            events_first: u64::from(word(at::EVENTS_FIRST)?),
+            rings: size(at::RINGS)?.min(RINGS_MAX),
+            missed: long(at::MISSED)?,
+            is_ended: word(at::ENDED)? != 0,
+            troubles: word(at::TROUBLES)?,
+            table: Table::parse(&String::from_utf8_lossy(table)),
+        })
+    }
+
+    /// When an event was, by the system's clock.
+    pub fn unix_ns(&self, ns: u64) -> u64 {
+        self.began_unix_ns.wrapping_add(ns.wrapping_sub(self.began_ns))
+    }
+}
+
+/// What a ring says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RingText {
+    /// [`State`] code.
+    pub state: u32,
+    /// Its number among the connections of the process; 0: the process's own.
+    pub number: u64,
+    /// Descriptor in the process.
+    pub fd: u32,
+    /// When it began, by the clock of the events.
+    pub began_ns: u64,
+    /// This end's address, where it is known.
+    pub local: Option<SocketAddr>,
+    /// The peer's.
+    pub peer: Option<SocketAddr>,
+    /// Pid of the peer process, as the process saw it; 0: not known.
+    pub peer_pid: u32,
+    /// Events that were recorded, those that are overwritten as well.
+    pub recorded: u64,
+    /// The index among them, the event's number, its time, and its second word.
+    pub events: Vec<(u64, u32, u64, u64)>,
+}
+
+impl RingText {
+    /// Reads a ring of a file with that head. `again`: its head, as it was read behind that, if
+    /// somebody may be writing. `None`: nothing was ever in it, or it changed under the reader.
+    pub fn read(head: &Head, bytes: &[u8], again: Option<&[u8]>) -> Option<RingText> {
+        let bytes = bytes.get(..head.ring_bytes)?;
+        let word = |at| u32_at(bytes, at);
+        let long = |at| u64_at(bytes, at);
+        let recorded = long(0)?;
+        let (state, number) = (word(at::STATE)?, long(at::NUMBER)?);
+        if state == State::Free as u32 || state == State::Claimed as u32 {
+            return None;
+        }
+        let now = match again {
+            None => recorded,
+            Some(again) if u64_at(again, at::NUMBER)? == number => u64_at(again, 0)?,
+            Some(_) => return None,
+        };
+        let room = head.ring_bytes.checked_sub(head.ring_head_bytes)? / super::EVENT_BYTES;
+        let room = u64::try_from(room).ok()?;
+        let kept = head.events_first;
+        let last = room.checked_sub(kept).filter(|last| *last != 0)?;
+        let from = recorded.max(now).saturating_sub(last).max(kept);
+        let mut events = Vec::new();
+        for index in (0..kept.min(recorded)).chain(from..recorded) {
+            let (place, lap) = super::place(index, room, kept);
+            let at = head.ring_head_bytes + usize::try_from(place).ok()? * super::EVENT_BYTES;
+            let (first, what) = (long(at)?, long(at + 8)?);
+            // (Taken and not written yet: its writer is at it, or was killed.)
+            if first >> KIND_BITS & ((1 << LAP_BITS) - 1) != lap || first == 0 {
+                continue;
+            }
+            let number = first & ((1 << KIND_BITS) - 1);
+            events.push((index, number as u32, first >> TIME_AT, what));
+        }
+        let address = |address: usize, port: usize| {
+            let ip = unpack_ip(word(at::FAMILY)?, long(address)?, long(address + 8)?)?;
+            Some(SocketAddr::new(ip, word(port)? as u16))
+        };
+        Some(RingText {
+            state,
+            number,
+            fd: word(at::FD)?,
+            began_ns: long(at::RING_BEGAN)?,
+            local: address(at::LOCAL_ADDR, at::LOCAL_PORT),
+            peer: address(at::PEER_ADDR, at::PEER_PORT),
+            peer_pid: word(at::PEER_PID)?,
+            recorded,
+            events,
+        })
+    }
+}

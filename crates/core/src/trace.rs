@@ -1,0 +1,256 @@
+//! The trace of this process: what has become of its connections, for `netacc trace`
+//! (`docs/design/trace.md`).
+//!
+//! A ring of events for each connection, in memory that has a name (`file.rs`) and so is there when
+//! the process was killed. To record takes no lock, no memory and no system call; signal handlers
+//! may. A ring is found for a connection when it begins, or later, when tracing is turned on.
+
+use crate::{config, sys};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
+use netacc_control::stats::{ConnRecord, Path};
+pub(crate) use netacc_control::trace::Event;
+use netacc_control::trace::{Header, RINGS, Ring, State};
+
+mod file;
+
+static HEADER: AtomicPtr<Header> = AtomicPtr::new(core::ptr::null_mut());
+/// It was tried to make the file.
+static TRIED: AtomicU32 = AtomicU32::new(0);
+/// Rings up to here have memory.
+static READY: AtomicU32 = AtomicU32::new(0);
+/// Rings from here on were never used.
+static UNUSED: AtomicU32 = AtomicU32::new(0);
+/// Where the search for a ring begins that is used again: the one that was given back first comes
+/// first, more or less.
+static HAND: AtomicU32 = AtomicU32::new(0);
+/// A thread is at the file.
+static GROWING: AtomicU32 = AtomicU32::new(0);
+/// Connections that got a ring.
+static NUMBER: AtomicU64 = AtomicU64::new(0);
+/// Rings that are kept because their connections went badly.
+static KEPT: AtomicU32 = AtomicU32::new(0);
+
+/// So many rings there may be before those of connections that are over serve again.
+const HISTORY: u32 = 256;
+/// How many are looked at for one.
+const LOOKS: u32 = 32;
+/// Most that are kept.
+const KEPT_MAX: u32 = 1024;
+
+/// Whether anything is recorded.
+#[inline]
+pub(crate) fn is_on() -> bool {
+    config::get().trace
+}
+
+fn header() -> Option<&'static Header> {
+    // SAFETY: once set it points to a mapping of a Header that is never unmapped; all its fields
+    // are atomics.
+    unsafe { HEADER.load(Acquire).as_ref() }
+}
+
+/// The ring of that number, if it has memory.
+fn ring(i: u32) -> Option<&'static Ring> {
+    let base = HEADER.load(Acquire);
+    if base.is_null() || i >= READY.load(Acquire) {
+        return None;
+    }
+    // SAFETY: the mapping holds RINGS rings behind the header, of which those below READY have
+    // memory; all atomics, all zero valid.
+    unsafe {
+        let rings = base.cast::<u8>().add(netacc_control::trace::HEADER_BYTES).cast::<Ring>();
+        rings.add(i as usize).as_ref()
+    }
+}
+
+/// There is a file.
+pub(crate) fn has_begun() -> bool {
+    header().is_some()
+}
+
+/// Tracing was turned on or off: where it is on the file is made, if there is none.
+pub(crate) fn turned() {
+    if is_on() && header().is_none() {
+        begin();
+    }
+}
+
+/// The file is made with the first connection.
+#[cold]
+#[inline(never)]
+fn begin() -> Option<&'static Header> {
+    if TRIED.swap(1, AcqRel) != 0 {
+        return header();
+    }
+    let (at, ready) = file::make()?;
+    HEADER.store(at, Release);
+    READY.store(ready, Release);
+    let own = ring(0)?;
+    UNUSED.store(1, Release);
+    if own.claim(State::Free) {
+        own.open(0, u32::MAX, sys::now_ns());
+    }
+    header()
+}
+
+/// A ring for a connection: one that was never used, or that of a connection that is over.
+fn take() -> Option<&'static Ring> {
+    if UNUSED.load(Relaxed) < HISTORY
+        && let Some(new) = never_used()
+    {
+        return Some(new);
+    }
+    used_again(State::Closed).or_else(never_used)
+}
+
+fn used_again(state: State) -> Option<&'static Ring> {
+    let rings = UNUSED.load(Relaxed);
+    for _ in 0..LOOKS.min(rings) {
+        let i = HAND.fetch_add(1, Relaxed) % rings.max(1);
+        if let Some(ring) = ring(i).filter(|ring| i != 0 && ring.claim(state)) {
+            return Some(ring);
+        }
+    }
+    None
+}
+
+fn never_used() -> Option<&'static Ring> {
+    loop {
+        let n = UNUSED.load(Acquire);
+        if n as usize >= RINGS || (n >= READY.load(Acquire) && !grow(n)) {
+            return None;
+        }
+        if UNUSED.compare_exchange(n, n + 1, AcqRel, Relaxed).is_ok() {
+            if let Some(h) = header() {
+                h.rings.fetch_max(n + 1, Release);
+            }
+            return ring(n).filter(|ring| ring.claim(State::Free));
+        }
+    }
+}
+
+/// More rings get memory. False: there is none, or another thread is at it.
+#[cold]
+fn grow(from: u32) -> bool {
+    if GROWING.swap(1, Acquire) != 0 {
+        return false;
+    }
+    let ready = READY.load(Acquire);
+    let done = ready > from || {
+        let more = file::grow(ready);
+        READY.store(ready + more, Release);
+        more != 0
+    };
+    GROWING.store(0, Release);
+    done
+}
+
+/// A ring for a connection that begins, or is there. Null: there is none.
+pub(crate) fn open(fd: i32, event: Event) -> *mut Ring {
+    if !is_on() {
+        return core::ptr::null_mut();
+    }
+    let Some(h) = header().or_else(begin) else { return core::ptr::null_mut() };
+    let Some(ring) = take() else {
+        // (One that was there before tries again with each event.)
+        if event != Event::Found {
+            h.missed.fetch_add(1, Relaxed);
+        }
+        return core::ptr::null_mut();
+    };
+    let now = sys::now_ns();
+    ring.open(NUMBER.fetch_add(1, Relaxed) + 1, fd as u32, now);
+    ring.record(event, now, u64::from(fd as u32));
+    core::ptr::from_ref(ring).cast_mut()
+}
+
+/// Records an event of a connection, and before it what has moved since the last one.
+pub(crate) fn record(ring: &Ring, moved: Option<&ConnRecord>, event: Event, what: u64) {
+    let now = sys::now_ns();
+    if let Some(moved) = moved {
+        for (count, said, event) in [
+            (&moved.tx_bytes, &ring.sent, Event::Sent),
+            (&moved.rx_bytes, &ring.received, Event::Received),
+        ] {
+            for (path, (count, said)) in Path::ALL.iter().zip(count.iter().zip(said)) {
+                let n = count.load(Relaxed);
+                let before = said.load(Relaxed);
+                if n != before && said.swap(n, Relaxed) < n {
+                    ring.record(event, now, *path as u64 | n.wrapping_sub(before) << 8);
+                }
+            }
+        }
+    }
+    ring.record(event, now, what);
+}
+
+/// The connection is over; `badly`: its ring is kept for longer than others.
+pub(crate) fn close(ring: &Ring, badly: bool) {
+    let keep =
+        badly && KEPT.fetch_update(Relaxed, Relaxed, |n| (n < KEPT_MAX).then_some(n + 1)).is_ok();
+    if let Some(h) = header().filter(|_| badly) {
+        h.troubles.fetch_add(1, Relaxed);
+    }
+    ring.state.store(if keep { State::Kept } else { State::Closed } as u32, Release);
+}
+
+/// Records an event of the process, if it has connections that are traced.
+pub(crate) fn process(event: Event, what: u64) {
+    if header().is_some()
+        && is_on()
+        && let Some(own) = ring(0)
+    {
+        own.record(event, sys::now_ns(), what);
+    }
+}
+
+/// What is told of a doorbell: by the channel, of whom it has on the slot ([`set_bell`]).
+pub(crate) fn rang(socket: *mut ()) {
+    // SAFETY: null, or what was set, for ever.
+    if let Some(told) = unsafe { BELL.load(Acquire).as_ref() } {
+        told(socket);
+    }
+}
+
+static BELL: AtomicPtr<fn(*mut ())> = AtomicPtr::new(core::ptr::null_mut());
+
+/// Who knows what a channel's sockets are. Once, before the first socket.
+pub(crate) fn set_bell(told: &'static fn(*mut ())) {
+    BELL.store(core::ptr::from_ref(told).cast_mut(), Release);
+}
+
+/// The process ends in order: its trace goes, unless a connection went badly.
+pub(crate) fn at_exit() {
+    // (A child that nobody saw being made has its parent's.)
+    let Some(h) = header().filter(|_| file::is_ours()) else { return };
+    process(Event::Exit, 0);
+    h.ended.store(1, Relaxed);
+    if KEPT.load(Relaxed) == 0 {
+        file::remove();
+    }
+}
+
+/// There is no memory at `address`: true, if it was the trace's. Somebody has made the file
+/// shorter; the process goes on, and records nothing any more.
+pub(crate) fn lost(address: usize) -> bool {
+    if !file::lose(address) {
+        return false;
+    }
+    HEADER.store(core::ptr::null_mut(), Release);
+    true
+}
+
+/// A child has a trace of its own; the parent's stays mapped, because inherited sockets point into
+/// it.
+pub(crate) fn after_fork_in_child() {
+    HEADER.store(core::ptr::null_mut(), Release);
+    file::forget();
+    for word in [&TRIED, &READY, &UNUSED, &HAND, &GROWING, &KEPT] {
+        word.store(0, Relaxed);
+    }
+    NUMBER.store(0, Relaxed);
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic, reason = "tests may fail loudly")]
+mod tests;
