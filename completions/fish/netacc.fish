@@ -33,6 +33,7 @@ complete -c netacc -n "__fish_netacc_needs_command" -f -a "cfg" -d 'Show the par
 complete -c netacc -n "__fish_netacc_needs_command" -f -a "doctor" -d 'Say what keeps a program, a process, a connection or this host from acceleration'
 complete -c netacc -n "__fish_netacc_needs_command" -f -a "metrics" -d 'Say what all processes do, for Prometheus and for a browser'
 complete -c netacc -n "__fish_netacc_needs_command" -f -a "top" -d 'Watch the accelerated processes of this host, and their connections'
+complete -c netacc -n "__fish_netacc_needs_command" -f -a "trace" -d 'Show what has become of connections, also of killed processes'
 complete -c netacc -n "__fish_netacc_needs_command" -f -a "bench" -d 'Measure TCP connections with and without the library, side by side'
 complete -c netacc -n "__fish_netacc_needs_command" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
 complete -c netacc -n "__fish_netacc_using_subcommand run" -s f -d 'Configuration file' -r -F
@@ -170,6 +171,40 @@ complete -c netacc -n "__fish_netacc_using_subcommand metrics" -s V -l version -
 complete -c netacc -n "__fish_netacc_using_subcommand top" -s d -l delay -d 'Look again after so long [default: 1]' -r
 complete -c netacc -n "__fish_netacc_using_subcommand top" -s h -l help -d 'Print help'
 complete -c netacc -n "__fish_netacc_using_subcommand top" -s V -l version -d 'Print version'
+complete -c netacc -n "__fish_netacc_using_subcommand trace; and not __fish_seen_subcommand_from list show histogram export help" -s h -l help -d 'Print help'
+complete -c netacc -n "__fish_netacc_using_subcommand trace; and not __fish_seen_subcommand_from list show histogram export help" -s V -l version -d 'Print version'
+complete -c netacc -n "__fish_netacc_using_subcommand trace; and not __fish_seen_subcommand_from list show histogram export help" -f -a "list" -d 'Show which traces there are'
+complete -c netacc -n "__fish_netacc_using_subcommand trace; and not __fish_seen_subcommand_from list show histogram export help" -f -a "show" -d 'Show the events of connections'
+complete -c netacc -n "__fish_netacc_using_subcommand trace; and not __fish_seen_subcommand_from list show histogram export help" -f -a "histogram" -d 'Show how long sleeps, wake-ups and agreements took'
+complete -c netacc -n "__fish_netacc_using_subcommand trace; and not __fish_seen_subcommand_from list show histogram export help" -f -a "export" -d 'Write the events for the viewers of Chrome and Perfetto'
+complete -c netacc -n "__fish_netacc_using_subcommand trace; and not __fish_seen_subcommand_from list show histogram export help" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
+complete -c netacc -n "__fish_netacc_using_subcommand trace; and __fish_seen_subcommand_from list" -l json -d 'Print JSON'
+complete -c netacc -n "__fish_netacc_using_subcommand trace; and __fish_seen_subcommand_from list" -s h -l help -d 'Print help'
+complete -c netacc -n "__fish_netacc_using_subcommand trace; and __fish_seen_subcommand_from show" -s p -l pid -d 'Process, running or not, by its number or name' -r
+complete -c netacc -n "__fish_netacc_using_subcommand trace; and __fish_seen_subcommand_from show" -l file -d 'A file that holds a trace' -r -F
+complete -c netacc -n "__fish_netacc_using_subcommand trace; and __fish_seen_subcommand_from show" -l port -d 'Connections with that port, here or at the peer' -r
+complete -c netacc -n "__fish_netacc_using_subcommand trace; and __fish_seen_subcommand_from show" -l peer -d 'Connections with that peer; also a network: 10.0.0.0/8' -r
+complete -c netacc -n "__fish_netacc_using_subcommand trace; and __fish_seen_subcommand_from show" -l event -d 'Events of that name' -r
+complete -c netacc -n "__fish_netacc_using_subcommand trace; and __fish_seen_subcommand_from show" -l last -d 'So many events of each connection, the last ones' -r
+complete -c netacc -n "__fish_netacc_using_subcommand trace; and __fish_seen_subcommand_from show" -l follow -d 'Go on with what is new, as long as a process runs'
+complete -c netacc -n "__fish_netacc_using_subcommand trace; and __fish_seen_subcommand_from show" -l json -d 'Print JSON'
+complete -c netacc -n "__fish_netacc_using_subcommand trace; and __fish_seen_subcommand_from show" -s h -l help -d 'Print help'
+complete -c netacc -n "__fish_netacc_using_subcommand trace; and __fish_seen_subcommand_from histogram" -s p -l pid -d 'Process, running or not, by its number or name' -r
+complete -c netacc -n "__fish_netacc_using_subcommand trace; and __fish_seen_subcommand_from histogram" -l file -d 'A file that holds a trace' -r -F
+complete -c netacc -n "__fish_netacc_using_subcommand trace; and __fish_seen_subcommand_from histogram" -l json -d 'Print JSON'
+complete -c netacc -n "__fish_netacc_using_subcommand trace; and __fish_seen_subcommand_from histogram" -s h -l help -d 'Print help'
+complete -c netacc -n "__fish_netacc_using_subcommand trace; and __fish_seen_subcommand_from export" -s p -l pid -d 'Process, running or not, by its number or name' -r
+complete -c netacc -n "__fish_netacc_using_subcommand trace; and __fish_seen_subcommand_from export" -l file -d 'A file that holds a trace' -r -F
+complete -c netacc -n "__fish_netacc_using_subcommand trace; and __fish_seen_subcommand_from export" -l port -d 'Connections with that port, here or at the peer' -r
+complete -c netacc -n "__fish_netacc_using_subcommand trace; and __fish_seen_subcommand_from export" -l peer -d 'Connections with that peer; also a network: 10.0.0.0/8' -r
+complete -c netacc -n "__fish_netacc_using_subcommand trace; and __fish_seen_subcommand_from export" -l event -d 'Events of that name' -r
+complete -c netacc -n "__fish_netacc_using_subcommand trace; and __fish_seen_subcommand_from export" -l last -d 'So many events of each connection, the last ones' -r
+complete -c netacc -n "__fish_netacc_using_subcommand trace; and __fish_seen_subcommand_from export" -s h -l help -d 'Print help'
+complete -c netacc -n "__fish_netacc_using_subcommand trace; and __fish_seen_subcommand_from help" -f -a "list" -d 'Show which traces there are'
+complete -c netacc -n "__fish_netacc_using_subcommand trace; and __fish_seen_subcommand_from help" -f -a "show" -d 'Show the events of connections'
+complete -c netacc -n "__fish_netacc_using_subcommand trace; and __fish_seen_subcommand_from help" -f -a "histogram" -d 'Show how long sleeps, wake-ups and agreements took'
+complete -c netacc -n "__fish_netacc_using_subcommand trace; and __fish_seen_subcommand_from help" -f -a "export" -d 'Write the events for the viewers of Chrome and Perfetto'
+complete -c netacc -n "__fish_netacc_using_subcommand trace; and __fish_seen_subcommand_from help" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
 complete -c netacc -n "__fish_netacc_using_subcommand bench" -l rounds -d 'Rounds; each runs every kind once, in turn' -r
 complete -c netacc -n "__fish_netacc_using_subcommand bench" -l seconds -d 'Measured seconds of each run' -r
 complete -c netacc -n "__fish_netacc_using_subcommand bench" -l warmup -d 'Seconds before measuring starts, in each run' -r
@@ -197,18 +232,23 @@ complete -c netacc -n "__fish_netacc_using_subcommand bench" -l json -d 'Write e
 complete -c netacc -n "__fish_netacc_using_subcommand bench" -l svg -d 'Draw the latency distributions as SVG' -r -F
 complete -c netacc -n "__fish_netacc_using_subcommand bench" -s q -l quiet -d 'No progress on standard error'
 complete -c netacc -n "__fish_netacc_using_subcommand bench" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps cfg doctor metrics top bench help" -f -a "run" -d 'Run COMMAND with its TCP connections accelerated by NetACC'
-complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps cfg doctor metrics top bench help" -f -a "ss" -d 'Show the NetACC connections of a process'
-complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps cfg doctor metrics top bench help" -f -a "ps" -d 'Show which processes of this host are accelerated'
-complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps cfg doctor metrics top bench help" -f -a "cfg" -d 'Show the parameters, or set one while a program runs'
-complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps cfg doctor metrics top bench help" -f -a "doctor" -d 'Say what keeps a program, a process, a connection or this host from acceleration'
-complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps cfg doctor metrics top bench help" -f -a "metrics" -d 'Say what all processes do, for Prometheus and for a browser'
-complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps cfg doctor metrics top bench help" -f -a "top" -d 'Watch the accelerated processes of this host, and their connections'
-complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps cfg doctor metrics top bench help" -f -a "bench" -d 'Measure TCP connections with and without the library, side by side'
-complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps cfg doctor metrics top bench help" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
+complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps cfg doctor metrics top trace bench help" -f -a "run" -d 'Run COMMAND with its TCP connections accelerated by NetACC'
+complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps cfg doctor metrics top trace bench help" -f -a "ss" -d 'Show the NetACC connections of a process'
+complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps cfg doctor metrics top trace bench help" -f -a "ps" -d 'Show which processes of this host are accelerated'
+complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps cfg doctor metrics top trace bench help" -f -a "cfg" -d 'Show the parameters, or set one while a program runs'
+complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps cfg doctor metrics top trace bench help" -f -a "doctor" -d 'Say what keeps a program, a process, a connection or this host from acceleration'
+complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps cfg doctor metrics top trace bench help" -f -a "metrics" -d 'Say what all processes do, for Prometheus and for a browser'
+complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps cfg doctor metrics top trace bench help" -f -a "top" -d 'Watch the accelerated processes of this host, and their connections'
+complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps cfg doctor metrics top trace bench help" -f -a "trace" -d 'Show what has become of connections, also of killed processes'
+complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps cfg doctor metrics top trace bench help" -f -a "bench" -d 'Measure TCP connections with and without the library, side by side'
+complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps cfg doctor metrics top trace bench help" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
 complete -c netacc -n "__fish_netacc_using_subcommand help; and __fish_seen_subcommand_from cfg" -f -a "list" -d 'Show every parameter, and when a change takes effect'
 complete -c netacc -n "__fish_netacc_using_subcommand help; and __fish_seen_subcommand_from cfg" -f -a "get" -d 'Show some parameters; of one its value alone'
 complete -c netacc -n "__fish_netacc_using_subcommand help; and __fish_seen_subcommand_from cfg" -f -a "set" -d 'Set a parameter of processes that run'
+complete -c netacc -n "__fish_netacc_using_subcommand help; and __fish_seen_subcommand_from trace" -f -a "list" -d 'Show which traces there are'
+complete -c netacc -n "__fish_netacc_using_subcommand help; and __fish_seen_subcommand_from trace" -f -a "show" -d 'Show the events of connections'
+complete -c netacc -n "__fish_netacc_using_subcommand help; and __fish_seen_subcommand_from trace" -f -a "histogram" -d 'Show how long sleeps, wake-ups and agreements took'
+complete -c netacc -n "__fish_netacc_using_subcommand help; and __fish_seen_subcommand_from trace" -f -a "export" -d 'Write the events for the viewers of Chrome and Perfetto'
 # Behind the options: the command line of the program that is started, or the processes that have the library.
 complete -c netacc -n '__fish_seen_subcommand_from run' -x -a '(__fish_complete_subcommand --fcs-skip=2 -f --profile -s -p -t -A -F -P --poll-tcp -i --rdma-stall --kernel-policy --rdma-keeper --paths --io-uring)'
 complete -c netacc -n '__fish_seen_subcommand_from doctor' -x -a '(__fish_complete_subcommand --fcs-skip=2 )'

@@ -1,8 +1,8 @@
 //! What `netacc`, `netacc_run` and `netacc_ss` are made of.
 //!
 //! Responsible for: finding the library and the command, seeing from outside whether the command
-//! can be accelerated, and reading the statistics of a running process. Deliberately not: any part
-//! of the data plane; of the library the tools know the contract in `netacc-control` alone.
+//! can be accelerated, and reading statistics and traces of processes. Deliberately not: any
+//! part of the data plane; of the library the tools know the contract in `netacc-control` alone.
 //! (`netacc bench` is `netacc-bench`, an ordinary sockets program.)
 #![deny(unsafe_code)]
 
@@ -23,3 +23,4 @@ pub mod raw;
 pub mod segment;
 pub mod selection;
 pub mod show;
+pub mod trace;

@@ -464,6 +464,89 @@ pub fn top_command() -> Command {
         )
 }
 
+/// The command line of `netacc trace`.
+pub fn trace_command() -> Command {
+    let json = || json_flag().help("Print JSON");
+    let of = || {
+        [
+            Arg::new("pid")
+                .short('p')
+                .long("pid")
+                .value_name("pid|name")
+                .help("Process, running or not, by its number or name")
+                .value_delimiter(',')
+                .action(ArgAction::Append),
+            Arg::new("file")
+                .long("file")
+                .value_name("file")
+                .help("A file that holds a trace")
+                .action(ArgAction::Append)
+                .value_hint(ValueHint::FilePath)
+                .value_parser(value_parser!(PathBuf)),
+        ]
+    };
+    let which = || {
+        [
+            Arg::new("port")
+                .long("port")
+                .value_name("port")
+                .help("Connections with that port, here or at the peer")
+                .value_delimiter(',')
+                .action(ArgAction::Append)
+                .value_parser(value_parser!(u16).range(1..)),
+            Arg::new("peer")
+                .long("peer")
+                .value_name("address")
+                .help("Connections with that peer; also a network: 10.0.0.0/8")
+                .value_delimiter(',')
+                .action(ArgAction::Append)
+                .value_parser(Network::parse),
+            Arg::new("event")
+                .long("event")
+                .value_name("event")
+                .help("Events of that name")
+                .value_delimiter(',')
+                .action(ArgAction::Append),
+            Arg::new("last")
+                .long("last")
+                .value_name("number")
+                .help("So many events of each connection, the last ones")
+                .value_parser(value_parser!(usize)),
+        ]
+    };
+    Command::new("trace")
+        .about("Show what has become of connections, also of killed processes")
+        .version(VERSION)
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .subcommand(Command::new("list").about("Show which traces there are").arg(json()))
+        .subcommand(
+            Command::new("show")
+                .about("Show the events of connections")
+                .args(of())
+                .args(which())
+                .arg(
+                    Arg::new("follow")
+                        .long("follow")
+                        .help("Go on with what is new, as long as a process runs")
+                        .action(ArgAction::SetTrue),
+                )
+                .arg(json()),
+        )
+        .subcommand(
+            Command::new("histogram")
+                .about("Show how long sleeps, wake-ups and agreements took")
+                .args(of())
+                .arg(json()),
+        )
+        .subcommand(
+            Command::new("export")
+                .about("Write the events for the viewers of Chrome and Perfetto")
+                .args(of())
+                .args(which()),
+        )
+}
+
 /// The command line of `netacc metrics`.
 pub fn metrics_command() -> Command {
     Command::new("metrics")
@@ -534,6 +617,7 @@ mod tests {
         doctor_command().debug_assert();
         metrics_command().debug_assert();
         top_command().debug_assert();
+        trace_command().debug_assert();
     }
 
     #[test]

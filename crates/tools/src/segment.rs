@@ -229,7 +229,7 @@ fn segment(directory: &Path, at: u32, own_pid: u32) -> Result<Option<Segment>, S
 }
 
 /// The pid of a process in its own pid namespace: the last of `NSpid`.
-fn own_pid(status: &str) -> Option<u32> {
+pub fn own_pid(status: &str) -> Option<u32> {
     field(status, "NSpid:")?.split_whitespace().last()?.parse().ok()
 }
 
@@ -248,11 +248,15 @@ fn open(link: &Path) -> Result<Option<File>, SegmentError> {
         Err(Errno::NOENT) => return Ok(None),
         Err(error) => return Err(io::Error::from(error).into()),
     };
-    let own = memfd_create(c"netacc-compared", MemfdFlags::CLOEXEC).map_err(io::Error::from)?;
-    if device(&it)? != device(&own)? {
+    if device(&it)? != device_of_memory()? {
         return Ok(None);
     }
     Ok(Some(File::open(format!("/proc/self/fd/{}", it.as_raw_fd()))?))
+}
+
+/// The device that memfds are on.
+pub fn device_of_memory() -> io::Result<(u32, u32)> {
+    device(memfd_create(c"netacc-compared", MemfdFlags::CLOEXEC).map_err(io::Error::from)?)
 }
 
 fn device(file: impl AsFd) -> io::Result<(u32, u32)> {

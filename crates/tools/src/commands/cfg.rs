@@ -183,12 +183,17 @@ fn list(matches: &ArgMatches) -> c_int {
     }
 }
 
+/// What libtpa calls it.
+fn of_libtpa(name: &str) -> Option<Key> {
+    (name == "trace.enable").then_some(Key::Trace)
+}
+
 /// The parameters of these names; those that are none are said.
 fn keys<'a>(names: impl Iterator<Item = &'a String>) -> Option<Vec<Key>> {
     let mut keys = Vec::new();
     let mut is_clear = true;
     for name in names {
-        match Key::from_name(name) {
+        match Key::from_name(name).or_else(|| of_libtpa(name)) {
             Some(key) => keys.push(key),
             None => {
                 complain(format_args!("{name}: no such parameter; {}", Key::suggest(name)));

@@ -11,6 +11,7 @@ pub mod ps;
 pub mod run;
 pub mod ss;
 pub mod top;
+pub mod trace;
 
 use crate::options;
 use clap::{ArgMatches, Command, FromArgMatches, Subcommand};
@@ -37,6 +38,7 @@ pub fn netacc() -> c_int {
         Some(("doctor", matches)) => doctor::main(matches),
         Some(("metrics", matches)) => metrics::main(matches),
         Some(("top", matches)) => top::main(matches),
+        Some(("trace", matches)) => trace::main(matches),
         _ => bench(&matches),
     }
 }
@@ -54,7 +56,8 @@ pub fn netacc_command() -> Command {
         .subcommand(options::cfg_command())
         .subcommand(options::doctor_command())
         .subcommand(options::metrics_command())
-        .subcommand(options::top_command());
+        .subcommand(options::top_command())
+        .subcommand(options::trace_command());
     Bench::augment_subcommands(command)
 }
 

@@ -1,0 +1,162 @@
+//! `netacc trace`: what has become of connections, of processes that run and of killed ones.
+
+use super::{STATUS_FAILED, STATUS_USAGE, print};
+use crate::selection::Network;
+use crate::show::printable;
+use crate::trace::{self, Trace, Wanted};
+use clap::ArgMatches;
+use std::collections::HashMap;
+use std::ffi::c_int;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::time::Duration;
+
+mod chrome;
+mod histogram;
+mod text;
+
+const TOOL: &str = "netacc";
+
+/// `netacc trace …`, the command line read; the exit status.
+pub fn main(matches: &ArgMatches) -> c_int {
+    match matches.subcommand() {
+        Some(("list", matches)) => list(matches),
+        Some(("show", matches)) => show(matches),
+        Some(("histogram", matches)) => histogram(matches),
+        Some(("export", matches)) => export(matches),
+        _ => STATUS_USAGE,
+    }
+}
+
+fn complain(text: impl std::fmt::Display) {
+    let _ = writeln!(io::stderr(), "{TOOL}: {}", printable(&text.to_string()));
+}
+
+fn list(matches: &ArgMatches) -> c_int {
+    let traces = trace::all();
+    print(
+        TOOL,
+        &match matches.get_flag("json") {
+            true => format!("{:#}\n", text::list_json(&traces)),
+            false => text::list(&traces),
+        },
+    )
+}
+
+/// The traces that are meant; otherwise what is wrong has been said, and this is the status.
+fn meant(matches: &ArgMatches) -> Result<Vec<Trace>, c_int> {
+    let files: Vec<&PathBuf> = matches.get_many("file").into_iter().flatten().collect();
+    let words: Vec<&String> = matches.get_many("pid").into_iter().flatten().collect();
+    let mut traces = Vec::new();
+    for file in &files {
+        traces.push(Trace::open(file).map_err(|error| {
+            complain(format_args!("{}: {error}", file.display()));
+            STATUS_FAILED
+        })?);
+    }
+    if files.is_empty() || !words.is_empty() {
+        let all = trace::all();
+        for word in &words {
+            if !all.iter().any(|trace| is_called(trace, word)) {
+                complain(format_args!(
+                    "{word}: no trace of this process may be read: `netacc trace list` shows \
+                     those that there are"
+                ));
+                return Err(STATUS_FAILED);
+            }
+        }
+        let named = |trace: &Trace| words.iter().any(|word| is_called(trace, word));
+        traces.extend(all.into_iter().filter(|trace| words.is_empty() || named(trace)));
+    }
+    Ok(traces)
+}
+
+fn is_called(trace: &Trace, word: &str) -> bool {
+    match word.parse::<u32>() {
+        Ok(pid) => trace.pid == pid,
+        Err(_) => trace.head.program == word,
+    }
+}
+
+fn wanted(matches: &ArgMatches) -> Wanted {
+    Wanted {
+        ports: matches.get_many("port").into_iter().flatten().copied().collect(),
+        peers: matches.get_many::<Network>("peer").into_iter().flatten().copied().collect(),
+        events: matches.get_many("event").into_iter().flatten().cloned().collect(),
+        last: matches.get_one::<usize>("last").copied(),
+    }
+}
+
+fn show(matches: &ArgMatches) -> c_int {
+    let traces = match meant(matches) {
+        Ok(traces) => traces,
+        Err(status) => return status,
+    };
+    let wanted = wanted(matches);
+    let is_json = matches.get_flag("json");
+    if matches.get_flag("follow") {
+        return follow(traces, &wanted, is_json);
+    }
+    print(
+        TOOL,
+        &match is_json {
+            true => format!("{:#}\n", text::json(&traces, &wanted)),
+            false => text::text(&traces, &wanted),
+        },
+    )
+}
+
+/// Says what is new, again and again, as long as one of the processes runs.
+fn follow(mut traces: Vec<Trace>, wanted: &Wanted, is_json: bool) -> c_int {
+    const PAUSE: Duration = Duration::from_millis(100);
+    // Of each ring: of which connection it was, and up to where it was said.
+    let mut said: HashMap<(usize, u64), u64> = HashMap::new();
+    loop {
+        let is_last = !traces.iter().any(|trace| trace.is_live);
+        let mut lines = Vec::new();
+        for (at, trace) in traces.iter().enumerate() {
+            for ring in trace.rings() {
+                let before = said.insert((at, ring.number), ring.recorded).unwrap_or(0);
+                if wanted.has(&ring) {
+                    lines.extend(text::lines(trace, &ring, wanted, before, is_json));
+                }
+            }
+        }
+        lines.sort();
+        let text: String = lines.into_iter().map(|(_, line)| line).collect();
+        let mut out = io::stdout().lock();
+        if out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_err() || is_last {
+            return 0;
+        }
+        drop(out);
+        std::thread::sleep(PAUSE);
+        for trace in traces.iter_mut().filter(|trace| trace.is_live) {
+            if let Err(error) = trace.look_again() {
+                complain(format_args!("{}: {error}", trace.pid));
+                trace.is_live = false;
+            }
+        }
+    }
+}
+
+fn histogram(matches: &ArgMatches) -> c_int {
+    let traces = match meant(matches) {
+        Ok(traces) => traces,
+        Err(status) => return status,
+    };
+    let all = histogram::of(&traces);
+    print(
+        TOOL,
+        &match matches.get_flag("json") {
+            true => format!("{:#}\n", histogram::json(&all)),
+            false => histogram::text(&all),
+        },
+    )
+}
+
+fn export(matches: &ArgMatches) -> c_int {
+    match meant(matches) {
+        Ok(traces) => print(TOOL, &format!("{}\n", chrome::events(&traces, &wanted(matches)))),
+        Err(status) => status,
+    }
+}

@@ -1,0 +1,139 @@
+//! How long things took, by what the traces have of them: a share of all, the last ones.
+
+use super::chrome::slept;
+use super::text::{Said, said};
+use crate::show::Table;
+use crate::trace::{Trace, Wanted};
+use netacc_control::trace::RingText;
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+
+/// Times of one kind.
+pub(super) struct Times {
+    name: &'static str,
+    ns: Vec<u64>,
+}
+
+/// What is further apart has nothing to do with each other.
+const APART_NS: u64 = 1_000_000_000;
+
+struct Known<'a> {
+    trace: usize,
+    ring: RingText,
+    events: Vec<Said<'a>>,
+}
+
+/// All kinds.
+pub(super) fn of(traces: &[Trace]) -> Vec<Times> {
+    let mut all = Vec::new();
+    for (i, trace) in traces.iter().enumerate() {
+        for ring in trace.rings() {
+            let events = said(trace, &ring, &Wanted::default());
+            all.push(Known { trace: i, ring, events });
+        }
+    }
+    let mut sleeps = Times { name: "sleep to wake", ns: Vec::new() };
+    let mut doorbells = Times { name: "doorbell to wake", ns: Vec::new() };
+    let mut agreed = Times { name: "beginning to promotion", ns: Vec::new() };
+    for known in &all {
+        let events = &known.events;
+        sleeps.ns.extend((0..events.len()).filter_map(|i| slept(events, i)));
+        doorbells.ns.extend(woken(&all, known));
+        let promoted = events.iter().find(|said| said.meaning.name == "promoted");
+        let is_whole = known.ring.recorded == events.len() as u64;
+        if let Some(said) = promoted.filter(|_| is_whole) {
+            agreed.ns.extend(said.ns.checked_sub(known.ring.began_ns));
+        }
+    }
+    vec![doorbells, sleeps, agreed]
+}
+
+/// How long after each of its doorbells the peer's thread went on.
+fn woken(all: &[Known<'_>], from: &Known<'_>) -> Vec<u64> {
+    let ends = |known: &Known<'_>| -> Option<(SocketAddr, SocketAddr)> {
+        Some((known.ring.local?, known.ring.peer?))
+    };
+    let Some((local, peer)) = ends(from) else { return Vec::new() };
+    let Some(there) = all.iter().find(|known| ends(known) == Some((peer, local))) else {
+        return Vec::new();
+    };
+    let own = all.iter().find(|known| known.trace == there.trace && known.ring.number == 0);
+    let mut wakes: Vec<u64> = [Some(there), own]
+        .into_iter()
+        .flatten()
+        .flat_map(|known| &known.events)
+        .filter(|said| said.meaning.name.starts_with("wake"))
+        .map(|said| said.ns)
+        .collect();
+    wakes.sort_unstable();
+    let rung = from.events.iter().filter(|said| said.meaning.name == "doorbell");
+    rung.filter_map(|said| {
+        let next = wakes.get(wakes.partition_point(|ns| *ns < said.ns))?;
+        next.checked_sub(said.ns).filter(|ns| *ns < APART_NS)
+    })
+    .collect()
+}
+
+impl Times {
+    /// The time that so many of a thousand do not exceed.
+    fn quantile(&self, of_thousand: usize) -> Option<u64> {
+        let mut ns = self.ns.clone();
+        ns.sort_unstable();
+        ns.get((ns.len().saturating_sub(1)) * of_thousand / 1000).copied()
+    }
+
+    /// How many there are up to each power of two, from the smallest that has some.
+    fn buckets(&self) -> Vec<(u64, usize)> {
+        let power = |ns: &u64| ns.max(&1).next_power_of_two();
+        let mut powers: Vec<u64> = self.ns.iter().map(power).collect();
+        powers.sort_unstable();
+        powers
+            .chunk_by(|a, b| a == b)
+            .filter_map(|same| Some((*same.first()?, same.len())))
+            .collect()
+    }
+}
+
+/// As tables.
+pub(super) fn text(all: &[Times]) -> String {
+    const BAR: usize = 40;
+    let mut out = String::new();
+    for times in all {
+        let [median, p99, max] = [500, 990, 1000].map(|of| times.quantile(of).unwrap_or(0));
+        out += &format!(
+            "{}: {} times, median {median} ns, p99 {p99} ns, max {max} ns\n",
+            times.name,
+            times.ns.len()
+        );
+        let buckets = times.buckets();
+        let most = buckets.iter().map(|(_, count)| *count).max().unwrap_or(1);
+        let mut table = Table::new(&["UP TO ns", "TIMES", ""]);
+        for (up_to, count) in &buckets {
+            let bar = "#".repeat((count * BAR).div_ceil(most));
+            table.row([up_to.to_string(), count.to_string(), bar]);
+        }
+        if !buckets.is_empty() {
+            out += &table.render();
+        }
+        out.push('\n');
+    }
+    out
+}
+
+/// As JSON.
+pub(super) fn json(all: &[Times]) -> Value {
+    let one = |times: &Times| {
+        let buckets = times.buckets().into_iter();
+        let buckets: Vec<Value> =
+            buckets.map(|(up_to, count)| json!({ "up_to_ns": up_to, "count": count })).collect();
+        json!({
+            "name": times.name,
+            "count": times.ns.len(),
+            "median_ns": times.quantile(500),
+            "p99_ns": times.quantile(990),
+            "max_ns": times.quantile(1000),
+            "buckets": buckets,
+        })
+    };
+    all.iter().map(one).collect()
+}

@@ -1,0 +1,217 @@
+//! Traces as tables, lines and JSON.
+
+use crate::show::{Table, address, printable, size};
+use crate::trace::{Trace, Wanted};
+use netacc_control::trace::{Meaning, RingText, State};
+use serde_json::{Map, Value, json};
+use std::fmt::Write as _;
+
+/// `netacc trace list`.
+pub(super) fn list(traces: &[Trace]) -> String {
+    let mut table =
+        Table::new(&["PID", "PROGRAM", "STATE", "CONNECTIONS", "MISSED", "MEMORY", "TRACE"]);
+    for trace in traces {
+        table.row([
+            trace.pid.to_string(),
+            printable(&trace.head.program),
+            trace.state().to_owned(),
+            trace.head.rings.saturating_sub(1).to_string(),
+            trace.head.missed.to_string(),
+            size(trace.bytes),
+            printable(&trace.path.to_string_lossy()),
+        ]);
+    }
+    match traces {
+        [] => "no traces\n".to_owned(),
+        _ => table.render(),
+    }
+}
+
+fn head_json(trace: &Trace) -> Map<String, Value> {
+    let head = &trace.head;
+    let Value::Object(map) = json!({
+        "pid": trace.pid,
+        "program": head.program,
+        "state": trace.state(),
+        "uid": trace.uid,
+        "began_unix_ns": head.began_unix_ns,
+        "rings": head.rings,
+        "missed": head.missed,
+        "troubles": head.troubles,
+        "memory_bytes": trace.bytes,
+        "path": trace.path.to_string_lossy(),
+    }) else {
+        return Map::new();
+    };
+    map
+}
+
+/// The same as JSON.
+pub(super) fn list_json(traces: &[Trace]) -> Value {
+    traces.iter().map(|trace| Value::Object(head_json(trace))).collect()
+}
+
+/// An event of a ring: its index, its time by the clock of the events, and what it means.
+pub(super) struct Said<'a> {
+    pub(super) index: u64,
+    pub(super) ns: u64,
+    pub(super) meaning: Meaning<'a>,
+}
+
+/// The events of a ring that are wanted, in their order.
+pub(super) fn said<'a>(trace: &'a Trace, ring: &RingText, wanted: &Wanted) -> Vec<Said<'a>> {
+    let mut all = Vec::new();
+    for (index, number, ns, what) in &ring.events {
+        let meaning = trace.head.table.meaning(*number, *what);
+        let meaning = meaning.unwrap_or(Meaning {
+            name: "unknown",
+            fields: vec![("number", u64::from(*number), None), ("what", *what, None)],
+        });
+        if wanted.events.is_empty() || wanted.events.iter().any(|name| name == meaning.name) {
+            all.push(Said { index: *index, ns: *ns, meaning });
+        }
+    }
+    let first = wanted.last.map_or(0, |last| all.len().saturating_sub(last));
+    all.split_off(first)
+}
+
+fn event_json(trace: &Trace, said: &Said<'_>) -> Map<String, Value> {
+    let mut map = Map::new();
+    map.insert("unix_ns".to_owned(), json!(trace.head.unix_ns(said.ns)));
+    map.insert("ns".to_owned(), json!(said.ns));
+    map.insert("event".to_owned(), json!(said.meaning.name));
+    for (name, value, word) in &said.meaning.fields {
+        map.insert((*name).to_owned(), word.map_or(json!(value), |word| json!(word)));
+    }
+    map
+}
+
+fn ring_json(trace: &Trace, ring: &RingText, wanted: &Wanted) -> Value {
+    let events: Vec<Value> =
+        said(trace, ring, wanted).iter().map(|s| Value::Object(event_json(trace, s))).collect();
+    json!({
+        "number": ring.number,
+        "fd": if ring.number == 0 { Value::Null } else { json!(ring.fd) },
+        "local": address_json(ring.local),
+        "peer": address_json(ring.peer),
+        "peer_pid": ring.peer_pid,
+        "is_open": ring.state == State::Open as u32,
+        "recorded": ring.recorded,
+        "events": events,
+    })
+}
+
+fn address_json(end: Option<std::net::SocketAddr>) -> Value {
+    end.map_or(Value::Null, |end| json!(end.to_string()))
+}
+
+/// `netacc trace show --json`.
+pub(super) fn json(traces: &[Trace], wanted: &Wanted) -> Value {
+    let one = |trace: &Trace| {
+        let mut map = head_json(trace);
+        let rings: Vec<Value> = trace
+            .rings()
+            .iter()
+            .filter(|ring| wanted.has(ring))
+            .map(|ring| ring_json(trace, ring, wanted))
+            .collect();
+        map.insert("connections".to_owned(), Value::Array(rings));
+        Value::Object(map)
+    };
+    traces.iter().map(one).collect()
+}
+
+/// `12.000345678`: since the trace began.
+fn time(trace: &Trace, ns: u64) -> String {
+    let since = ns.saturating_sub(trace.head.began_ns);
+    format!("{:>6}.{:09}", since / 1_000_000_000, since % 1_000_000_000)
+}
+
+fn event_text(said: &Said<'_>) -> String {
+    let mut text = said.meaning.name.to_owned();
+    for (name, value, word) in &said.meaning.fields {
+        let _ = match word {
+            Some(word) => write!(text, " {word}"),
+            None => write!(text, " {name} {value}"),
+        };
+    }
+    text
+}
+
+fn ring_title(ring: &RingText) -> String {
+    if ring.number == 0 {
+        return "process".to_owned();
+    }
+    let state = if ring.state == State::Open as u32 { "open" } else { "closed" };
+    format!(
+        "connection {}, fd {}, {} > {}, {state}",
+        ring.number,
+        ring.fd,
+        address(ring.local),
+        address(ring.peer)
+    )
+}
+
+/// Where events of a ring are missing, between its first and its last ones: the index behind, and
+/// how many.
+fn gap(ring: &RingText) -> Option<(u64, u64)> {
+    let mut pairs = ring.events.iter().zip(ring.events.iter().skip(1));
+    pairs.find_map(|((before, ..), (behind, ..))| {
+        let lost = behind.checked_sub(before + 1)?;
+        (lost > 0).then_some((*behind, lost))
+    })
+}
+
+/// `netacc trace show`.
+pub(super) fn text(traces: &[Trace], wanted: &Wanted) -> String {
+    let mut out = String::new();
+    for trace in traces {
+        let _ =
+            writeln!(out, "{} ({}), {}", printable(&trace.head.program), trace.pid, trace.state());
+        for ring in trace.rings().iter().filter(|ring| wanted.has(ring)) {
+            let events = said(trace, ring, wanted);
+            if events.is_empty() {
+                continue;
+            }
+            let _ = writeln!(out, "\n{}", ring_title(ring));
+            let mut gap = gap(ring);
+            for event in &events {
+                if let Some((_, lost)) = gap.take_if(|(behind, _)| event.index >= *behind) {
+                    let _ = writeln!(out, "  ({lost} events are not kept)");
+                }
+                let _ = writeln!(out, "  {}  {}", time(trace, event.ns), event_text(event));
+            }
+        }
+        out.push('\n');
+    }
+    if out.is_empty() { "no traces\n".to_owned() } else { out }
+}
+
+/// What a ring says from the event of that index on: each line with its time.
+pub(super) fn lines(
+    trace: &Trace,
+    ring: &RingText,
+    wanted: &Wanted,
+    from: u64,
+    is_json: bool,
+) -> Vec<(u64, String)> {
+    let all = said(trace, ring, wanted);
+    let new = all.iter().filter(|said| said.index >= from);
+    new.map(|said| {
+        let line = if is_json {
+            let mut map = Map::new();
+            map.insert("pid".to_owned(), json!(trace.pid));
+            map.insert("connection".to_owned(), json!(ring.number));
+            map.extend(event_json(trace, said));
+            format!("{}\n", Value::Object(map))
+        } else {
+            let of = match ring.number {
+                0 => "process".to_owned(),
+                number => format!("{number} {} > {}", address(ring.local), address(ring.peer)),
+            };
+            format!("{}  {} {of}: {}\n", time(trace, said.ns), trace.pid, event_text(said))
+        };
+        (said.ns, line)
+    })
+    .collect()
+}

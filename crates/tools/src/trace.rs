@@ -1,0 +1,280 @@
+//! Finds and reads traces: of processes that run, and what killed ones have left
+//! (`docs/design/trace.md`).
+//!
+//! Whoever wrote a trace is not trusted, and the file may be cut short, changing, or nonsense. It
+//! is never mapped (a file that is made shorter would end the reader), and never written.
+
+use crate::segment;
+use crate::selection::Network;
+use netacc_control::trace::{DIRECTORY, Head, NAME, RingText};
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, statx};
+use std::collections::HashSet;
+use std::fmt;
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// A trace, open for reading.
+#[derive(Debug)]
+pub struct Trace {
+    /// The process's number as we see it; of one that is gone, as it saw itself.
+    pub pid: u32,
+    /// The process runs.
+    pub is_live: bool,
+    /// Its user.
+    pub uid: u32,
+    /// Memory that it takes.
+    pub bytes: u64,
+    /// Where it is.
+    pub path: PathBuf,
+    /// What it says of itself.
+    pub head: Head,
+    file: File,
+}
+
+/// Why a file cannot be read as a trace.
+#[derive(Debug)]
+pub enum TraceError {
+    /// By what it holds.
+    Content(netacc_control::trace::ReadError),
+    /// It is no plain file.
+    NoFile,
+    /// The system says so.
+    Io(io::Error),
+}
+
+impl fmt::Display for TraceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            TraceError::Content(error) => error.fmt(f),
+            TraceError::NoFile => f.write_str("this is no plain file"),
+            TraceError::Io(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for TraceError {}
+
+impl From<io::Error> for TraceError {
+    fn from(error: io::Error) -> TraceError {
+        TraceError::Io(error)
+    }
+}
+
+impl Trace {
+    /// Reads the head of a file.
+    pub fn open(path: &Path) -> Result<Trace, TraceError> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = rustix::fs::open(path, flags, Mode::empty()).map_err(io::Error::from)?;
+        Trace::of(File::from(file), path.to_owned())
+    }
+
+    fn of(file: File, path: PathBuf) -> Result<Trace, TraceError> {
+        let data = file.metadata()?;
+        if !data.is_file() {
+            return Err(TraceError::NoFile);
+        }
+        let head = head(&file)?;
+        let (uid, bytes) = (data.uid(), data.blocks().saturating_mul(512));
+        // Its writer holds a lock for as long as it lives.
+        let is_live = file.try_lock_shared().is_err();
+        let _ = file.unlock();
+        Ok(Trace { pid: head.pid, is_live, uid, bytes, path, head, file })
+    }
+
+    fn identity(&self) -> Option<(u64, u64)> {
+        self.file.metadata().ok().map(|data| (data.dev(), data.ino()))
+    }
+
+    /// Whether its process has gone since, and what it says of itself now.
+    pub fn look_again(&mut self) -> Result<(), TraceError> {
+        self.head = head(&self.file)?;
+        if self.is_live && self.file.try_lock_shared().is_ok() {
+            let _ = self.file.unlock();
+            self.is_live = false;
+        }
+        Ok(())
+    }
+
+    /// Every ring that says something; the process's own is the first.
+    pub fn rings(&self) -> Vec<RingText> {
+        const BYTES_MAX: u64 = 256 << 20;
+        let mut rings = Vec::new();
+        let there = self.file.metadata().map_or(0, |data| data.len()).min(BYTES_MAX);
+        let (mut bytes, mut again) = (vec![0; self.head.ring_bytes], [0; 64]);
+        for i in 0..self.head.rings.max(1) {
+            let at = (self.head.rings_at as u64).saturating_add(i as u64 * bytes.len() as u64);
+            if at.saturating_add(bytes.len() as u64) > there
+                || self.file.read_exact_at(&mut bytes, at).is_err()
+            {
+                break;
+            }
+            let behind = self.file.read_exact_at(&mut again, at).is_ok() && self.is_live;
+            let again = behind.then_some(again.as_slice());
+            rings.extend(RingText::read(&self.head, &bytes, again));
+        }
+        rings
+    }
+
+    /// `killed`, `exited` or `live`.
+    pub fn state(&self) -> &'static str {
+        match (self.is_live, self.head.is_ended) {
+            (true, _) => "live",
+            (false, true) => "exited",
+            (false, false) => "killed",
+        }
+    }
+}
+
+fn head(file: &File) -> Result<Head, TraceError> {
+    let mut first = vec![0; 256];
+    let short = |_| TraceError::Content(netacc_control::trace::ReadError::Short);
+    file.read_exact_at(&mut first, 0).map_err(short)?;
+    let mut bytes = vec![0; Head::bytes(&first).map_err(TraceError::Content)?];
+    file.read_exact_at(&mut bytes, 0).map_err(short)?;
+    Head::read(&bytes).map_err(TraceError::Content)
+}
+
+/// What a link in `/proc/PID/fd` of the library's file begins with.
+fn is_trace(link: &Path) -> bool {
+    let text = link.to_string_lossy();
+    let file = text.strip_prefix(DIRECTORY).and_then(|name| name.strip_prefix('/'));
+    file.or(text.strip_prefix("/memfd:")).is_some_and(|name| name.starts_with(NAME))
+}
+
+/// The trace of a process that runs. `None`: it has none, or may not be read.
+pub fn of_process(pid: u32) -> Option<Trace> {
+    let directory = PathBuf::from(format!("/proc/{pid}"));
+    let status = segment::lossy(&directory.join("status")).ok()?;
+    let own = segment::own_pid(&status).unwrap_or(pid);
+    for entry in fs::read_dir(directory.join("fd")).ok()? {
+        let link = entry.ok()?.path();
+        if !fs::read_link(&link).is_ok_and(|target| is_trace(&target)) {
+            continue;
+        }
+        let Some(file) = open_memory(&link, &directory) else { continue };
+        let Ok(trace) = Trace::of(file, link) else { continue };
+        // (A child that was made past libc has its parent's.)
+        if trace.head.pid == own {
+            return Some(Trace { pid, is_live: true, ..trace });
+        }
+    }
+    None
+}
+
+/// Opens what a link of `/proc/PID/fd` leads to, if it is memory. Whoever has mounts of their own
+/// can give another file that name, and one that is opened may keep us waiting: where it is, is
+/// asked without a question to its file system.
+fn open_memory(link: &Path, directory: &Path) -> Option<File> {
+    let it = rustix::fs::open(link, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let data = statx(it.as_fd(), c"", flags, StatxFlags::empty()).ok()?;
+    let device = (data.stx_dev_major, data.stx_dev_minor);
+    let is_memory = segment::device_of_memory().ok() == Some(device)
+        || is_tmpfs(&segment::lossy(&directory.join("mountinfo")).unwrap_or_default(), device);
+    is_memory.then(|| File::open(format!("/proc/self/fd/{}", it.as_raw_fd())).ok()).flatten()
+}
+
+/// Whether a device is a tmpfs among these mounts (proc_pid_mountinfo(5)).
+fn is_tmpfs(mounts: &str, (major, minor): (u32, u32)) -> bool {
+    let device = format!("{major}:{minor}");
+    mounts.lines().any(|line| {
+        let (before, behind) = line.split_once(" - ").unwrap_or((line, ""));
+        before.split(' ').nth(2) == Some(device.as_str()) && behind.starts_with("tmpfs ")
+    })
+}
+
+/// What lies in the directory and may be read: those of this user, for root all.
+fn files() -> Vec<Trace> {
+    /// More than any honest host has.
+    const MOST: usize = 4096;
+    let me = rustix::process::geteuid().as_raw();
+    let Ok(entries) = fs::read_dir(DIRECTORY) else { return Vec::new() };
+    let named = entries
+        .filter_map(Result::ok)
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with(&format!("{NAME}.")));
+    let traces = named.take(MOST).filter_map(|entry| Trace::open(&entry.path()).ok());
+    // (Who makes a file of this name for others to read is not the process that it tells of.)
+    traces.filter(|trace| me == 0 || trace.uid == me).collect()
+}
+
+/// All traces that may be read, the oldest first.
+pub fn all() -> Vec<Trace> {
+    let pids = segment::pids().unwrap_or_default();
+    let mut traces: Vec<Trace> = pids.into_iter().filter_map(of_process).collect();
+    let known: HashSet<_> = traces.iter().filter_map(Trace::identity).collect();
+    let left = files().into_iter();
+    traces.extend(left.filter(|t| t.identity().is_none_or(|it| !known.contains(&it))));
+    traces.sort_by_key(|trace| trace.head.began_unix_ns);
+    traces
+}
+
+/// Which traces, connections and events are meant.
+#[derive(Debug, Default, Clone)]
+pub struct Wanted {
+    /// Ports at either end; empty: all.
+    pub ports: Vec<u16>,
+    /// Peers; empty: all.
+    pub peers: Vec<Network>,
+    /// Names of events; empty: all.
+    pub events: Vec<String>,
+    /// So many of each connection, the last ones.
+    pub last: Option<usize>,
+}
+
+impl Wanted {
+    /// Whether a connection is meant. The process's own ring is where no connection is asked for.
+    pub fn has(&self, ring: &RingText) -> bool {
+        let ports = [ring.local, ring.peer].map(|end| end.map(|end| end.port()));
+        let port =
+            self.ports.is_empty() || ports.iter().flatten().any(|port| self.ports.contains(port));
+        let peer = self.peers.is_empty()
+            || ring.peer.is_some_and(|peer| self.peers.iter().any(|net| net.contains(peer.ip())));
+        port && peer
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_is_found_among_mounts() {
+        let mounts =
+            "22 1 0:21 / /dev/shm rw - tmpfs tmpfs rw\n23 1 0:30 / /x rw - fuse.x tmpfs rw\n";
+        assert!(is_tmpfs(mounts, (0, 21)));
+        assert!(!is_tmpfs(mounts, (0, 30)), "what calls itself so");
+        assert!(!is_tmpfs("", (0, 21)));
+    }
+
+    #[test]
+    fn only_the_librarys_names_are_traces() {
+        for (link, is) in [
+            ("/dev/shm/netacc-trace.0011.1", true),
+            ("/dev/shm/netacc-trace.0011.1 (deleted)", true),
+            ("/memfd:netacc-trace (deleted)", true),
+            ("/dev/shm/other", false),
+            ("/tmp/netacc-trace.1", false),
+        ] {
+            assert_eq!(is_trace(Path::new(link)), is, "{link}");
+        }
+    }
+
+    #[test]
+    fn garbage_is_no_trace() {
+        let directory = std::env::temp_dir().join(format!("netacc-trace-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        let file = directory.join("x");
+        for bytes in [&b""[..], b"NETACCTR", &[0; 512], &[255; 20_000]] {
+            fs::write(&file, bytes).unwrap();
+            assert!(Trace::open(&file).is_err());
+        }
+        let link = directory.join("link");
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        assert!(Trace::open(&link).is_err(), "links are not followed");
+        assert!(matches!(Trace::open(&directory), Err(TraceError::NoFile)));
+        fs::remove_dir_all(&directory).unwrap();
+    }
+}

@@ -1,0 +1,125 @@
+#!/usr/bin/env bash
+# `netacc trace` about processes that run and about killed ones: a trace tells what has become of
+# each connection, nobody else may read it, and nothing that happens to it hurts the program.
+#
+# The traces are in /dev/shm. Where that may be, this has one of its own.
+if [ -z "${NETACC_TEST_SHM:-}" ] && unshare -m true 2>/dev/null; then
+  NETACC_TEST_SHM=own exec unshare -m bash -c 'mount -t tmpfs tmpfs /dev/shm && exec bash "$0"' "$0"
+fi
+. "$(dirname "$0")/lib.sh"
+need_library
+command -v python3 >/dev/null || { skip all "no python3"; finish; exit; }
+TRACE=("$LIB_DIR/netacc" trace)
+APP=$(dirname "$0")/trace_app.py
+
+# ask FILTER ARGUMENTS... : what `netacc trace show` says as JSON, as a line of Python has it, in
+# which `t` is the first trace, `c` its connections without the process itself.
+ask() {
+  local filter=$1; shift
+  "${TRACE[@]}" show --json "$@" 2>&1 | python3 -c '
+import json, sys
+traces = json.load(sys.stdin)
+t = traces[0] if traces else None
+c = [c for c in t["connections"] if c["number"]] if t else []
+names = lambda c: [e["event"] for e in c["events"]]
+print('"$filter"')'
+}
+becomes() { local want=$1; shift; wait_for 20 test_is "$want" "$@"; }
+test_is() { [ "$("${@:2}")" = "$1" ]; }
+# begin COUNT [--epoll]: a server and a client with so many connections.
+begin() {
+  PORT=$(free_port)
+  become_accel python3 "$APP" server "$PORT" "${@:2}" 2>"$TMP/server.err" &
+  SERVER=$!; PIDS+=("$SERVER")
+  listens() { (: <"/dev/tcp/127.0.0.1/$PORT") 2>/dev/null; }
+  wait_for 10 listens || { fail start "$(cat "$TMP/server.err")"; finish; exit 1; }
+  mkfifo "$TMP/go.$PORT"
+  become_accel python3 "$APP" client "$PORT" "$1" <>"$TMP/go.$PORT" >"$TMP/client.$PORT" 2>&1 &
+  CLIENT=$!; PIDS+=("$CLIENT")
+  wait_for 60 grep -q ready "$TMP/client.$PORT" || { fail client "$(cat "$TMP/client.$PORT")"; finish; exit 1; }
+}
+killed() { kill -9 "$1"; wait "$1" 2>/dev/null; }
+
+for kind in threads epoll; do
+  begin 8 $([ $kind = epoll ] && echo --epoll)
+  # (The probe of `listens` is a ninth.)
+  talking='sum("promoted" in names(x) for x in c)'
+  if becomes 8 ask "$talking" -p "$SERVER"; then ok $kind-live; else
+    fail $kind-live "$("${TRACE[@]}" show -p "$SERVER"; "$SS" -s sock "$SERVER")"; fi
+  same $kind-listed live "$("${TRACE[@]}" list --json | python3 -c '
+import json, sys
+print(*[t["state"] for t in json.load(sys.stdin) if t["pid"] == '"$SERVER"'])')"
+  killed "$SERVER"
+  same $kind-killed killed "$(ask 't["state"]' -p "$SERVER")"
+  # The last hundred events of each connection, or all that there were.
+  same $kind-last-hundred True "$(ask 'len(c) >= 8 and all(len(x["events"]) >= min(100, x["recorded"]) for x in c)' -p "$SERVER")"
+  same $kind-how-it-began True "$(ask 'all(names(x)[0] == "accepted" for x in c)' -p "$SERVER")"
+  same $kind-in-order True "$(ask 'all(x["events"] == sorted(x["events"], key=lambda e: e["ns"]) for x in c)' -p "$SERVER")"
+  wait_for 20 grep -q over "$TMP/client.$PORT"
+  same $kind-client-was-told True "$(ask 'all(set(names(x)) & {"eof", "error", "peer-gone"} for x in c)' -p "$CLIENT")"
+  same $kind-by-port 8 "$(ask 'len(c)' -p "$CLIENT" --port "$PORT")"
+  same $kind-by-another-port 0 "$(ask 'len(c)' -p "$CLIENT" --port 1)"
+  same $kind-by-peer 8 "$(ask 'len(c)' -p "$CLIENT" --peer 127.0.0.0/8)"
+  same $kind-by-event "{'reason'}" "$(ask 'set(sum(map(names, c), []))' -p "$CLIENT" --event reason)"
+  same $kind-last 3 "$(ask 'max(len(x["events"]) for x in c)' -p "$CLIENT" --last 3)"
+  check $kind-export python3 -c 'import json, sys; assert len(json.load(sys.stdin)["traceEvents"]) > 20' \
+    < <("${TRACE[@]}" export -p "$CLIENT")
+  check $kind-histogram grep -q 'doorbell to wake' <("${TRACE[@]}" histogram)
+  # Who ends in order leaves nothing.
+  file=$(ask 't["path"]' -p "$CLIENT")
+  if [ -e "$file" ]; then ok $kind-there; else fail $kind-there "$file"; fi
+  echo >"$TMP/go.$PORT"; wait "$CLIENT" 2>/dev/null
+  same $kind-gone "" "$(find /dev/shm -name "netacc-trace.*.$CLIENT")"
+done
+
+# Turned off and on while the program runs.
+begin 2
+recorded() { ask 'sum(x["recorded"] for x in c)' -p "$SERVER"; }
+"$LIB_DIR/netacc" cfg set NACC_TRACE 0 -p "$SERVER" >"$TMP/cfg" || fail set "$(cat "$TMP/cfg")"
+sleep 0.2; before=$(recorded); sleep 0.3
+same turned-off "$before" "$(recorded)"
+"$LIB_DIR/netacc" cfg set trace.enable 1 -p "$SERVER" >"$TMP/cfg" || fail set-again "$(cat "$TMP/cfg")"
+more() { [ "$(recorded)" -gt "$before" ]; }
+check turned-on wait_for 20 more
+
+# Followed until it is killed.
+timeout 60 "${TRACE[@]}" show -p "$SERVER" --follow >"$TMP/followed" & FOLLOWER=$!
+wait_for 20 test -s "$TMP/followed"
+killed "$SERVER"
+if wait "$FOLLOWER"; then ok followed; else fail followed "$(tail -3 "$TMP/followed")"; fi
+killed "$CLIENT"
+
+# Other users.
+if [ "$(id -u)" = 0 ] && setpriv --reuid 65534 --clear-groups true 2>/dev/null; then
+  chmod o+x "$TMP" 2>/dev/null
+  same others-see-nothing "no traces" "$(setpriv --reuid 65534 --clear-groups "${TRACE[@]}" list 2>&1)"
+else
+  skip others-see-nothing "needs root"
+fi
+
+# A file of another's making, and one that was made shorter under a program that runs.
+head -c 20000 /dev/urandom >/dev/shm/netacc-trace.0000000000000001.1
+mkfifo /dev/shm/netacc-trace.0000000000000002.2
+ln -s /etc/passwd /dev/shm/netacc-trace.0000000000000003.3
+check garbage timeout 20 "${TRACE[@]}" list
+check garbage-shown timeout 20 "${TRACE[@]}" show
+rm -f /dev/shm/netacc-trace.000000000000000[123].[123]
+begin 4
+: >"$(ask 't["path"]' -p "$SERVER" | sed "s|/proc/[0-9]*/fd.*|$(find /dev/shm -name "netacc-trace.*.$SERVER")|")"
+sleep 0.5
+if kill -0 "$SERVER" && ! grep -q over "$TMP/client.$PORT"; then ok made-shorter; else
+  fail made-shorter "$(cat "$TMP/server.err" "$TMP/client.$PORT")"; fi
+killed "$SERVER"; killed "$CLIENT"
+
+# So many are kept of killed processes when the next one begins, and no more.
+for _ in $(seq 20); do
+  become_accel python3 -c '
+import os, socket
+l = socket.create_server(("127.0.0.1", 0))
+a = socket.create_connection(l.getsockname())
+os.kill(os.getpid(), 9)' 2>/dev/null &
+  wait $! 2>/dev/null
+done
+same kept 17 "$(find /dev/shm -name 'netacc-trace.*' | wc -l)"
+
+finish

@@ -1,0 +1,65 @@
+"""A server with a thread for each connection, and a client, for trace.sh.
+
+server PORT [--epoll]: echoes messages. client PORT CONNECTIONS: goes to and fro on all of them for
+ever, in one thread each, and prints a dot line when each has gone so a hundred times.
+"""
+
+import select, socket, sys, threading
+
+
+def echo(connection):
+    while message := connection.recv(65536):
+        connection.sendall(message)
+
+
+def serve(port, with_epoll):
+    listener = socket.create_server(("127.0.0.1", port), backlog=200)
+    if not with_epoll:
+        while True:
+            threading.Thread(target=echo, args=[listener.accept()[0]], daemon=True).start()
+    epoll, known = select.epoll(), {}
+    epoll.register(listener, select.EPOLLIN)
+    while True:
+        for fd, _ in epoll.poll():
+            if fd == listener.fileno():
+                connection = listener.accept()[0]
+                known[connection.fileno()] = connection
+                epoll.register(connection, select.EPOLLIN)
+            elif message := known[fd].recv(65536):
+                known[fd].sendall(message)
+            else:
+                epoll.unregister(fd)
+                known.pop(fd).close()
+
+
+def talk(connection, ready):
+    for n in range(sys.maxsize):
+        try:
+            connection.sendall(b"x" * 64)
+            if not connection.recv(64):
+                return
+        except OSError:
+            return
+        if n == 100:
+            ready.release()
+
+
+def call(port, count):
+    ready = threading.Semaphore(0)
+    connections = [socket.create_connection(("127.0.0.1", port)) for _ in range(count)]
+    threads = [threading.Thread(target=talk, args=[c, ready], daemon=True) for c in connections]
+    for thread in threads:
+        thread.start()
+    for _ in threads:
+        ready.acquire()
+    print("ready", flush=True)
+    for thread in threads:
+        thread.join()
+    print("over", flush=True)
+    sys.stdin.readline()
+
+
+if sys.argv[1] == "server":
+    serve(int(sys.argv[2]), "--epoll" in sys.argv)
+else:
+    call(int(sys.argv[2]), int(sys.argv[3]))
