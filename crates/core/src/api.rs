@@ -90,7 +90,8 @@ pub fn before_vfork() {
 /// The program cancels threads (`pthread_cancel`): from now on calls that the kernel would restart
 /// answer [`RESTART`].
 pub fn threads_are_cancelled() {
-    crate::process::note_cancellation()
+    crate::process::note_cancellation();
+    crate::wait::looks::before_end_anywhere()
 }
 /// A thread has been cancelled. Returns the signal that ends its wait, once it has that.
 pub fn interrupts_cancelled() -> Option<c_int> {
@@ -104,10 +105,10 @@ pub fn hears_of_cancellation() {
 pub fn may_be_cancelled(may: bool) {
     crate::signals::may_be_cancelled(may)
 }
-/// `pthread_setcanceltype`: a thread may end at any instruction (PTHREAD_CANCEL_ASYNCHRONOUS), also
-/// while it looks.
+/// `pthread_setcanceltype`: a thread that is cancelled ends at any instruction
+/// (PTHREAD_CANCEL_ASYNCHRONOUS), also while it looks.
 pub fn ends_anywhere() {
-    crate::wait::looks::forbid()
+    crate::wait::looks::note_asynchronous()
 }
 
 /// `daemon`: this process forks and ends, by private calls; the child goes on.

@@ -199,12 +199,12 @@ fn new_mark() -> u32 {
 static CANCELS: AtomicBool = AtomicBool::new(false);
 
 pub(crate) fn note_cancellation() {
-    CANCELS.store(true, Relaxed);
+    CANCELS.store(true, SeqCst);
 }
 
 /// The program has cancelled a thread, this or another.
 pub(crate) fn threads_are_cancelled() -> bool {
-    CANCELS.load(Relaxed)
+    CANCELS.load(SeqCst)
 }
 
 /// Until when no connection comes onto a faster path, by the monotonic clock: the process ends, or

@@ -5,6 +5,7 @@
 
 use crate::ctx::{Ctx, send_all};
 use crate::scenario::{Scenario, pair};
+use crate::scenarios::looks_ends;
 use crate::sys::{self, Fd, Sets};
 use libc::{EPOLLIN, POLLIN, SO_RCVTIMEO};
 
@@ -91,12 +92,25 @@ fn exchange(t: &Ctx, way: &Way, fd: Fd, first: bool) {
     t.wait("done");
 }
 
+/// Both ends in threads that may end at any instruction, as those of Redis, and never do.
+fn serve_asynchronous(t: &Ctx) {
+    looks_ends::be_asynchronous();
+    exchange(t, &EPOLL_WAIT, t.server(), false);
+}
+
+fn ask_asynchronous(t: &Ctx) {
+    looks_ends::be_asynchronous();
+    exchange(t, &EPOLL_WAIT, t.client(), true);
+}
+
 /// Both ends ask that at once. (The one without the library has nothing to count.)
 fn both_have_looked(t: &Ctx) -> bool {
     let mine = if t.looks().1 > 0 { "yes" } else { "no" };
     t.tell(mine);
     t.hear() == "yes" && mine == "yes"
 }
+
+const ALL_LOOK: [(&str, &str); 1] = [("looks", "each of its waits looks, also idle ones")];
 
 macro_rules! ways {
     ($($name:literal $about:literal $way:ident;)*) => {
@@ -108,12 +122,12 @@ macro_rules! ways {
         )
         .any_path()
         .passed_through()
-        .skip(&[("looks", "each of its waits looks, also idle ones")])),*]
+        .skip(&ALL_LOOK)),*]
     };
 }
 
 pub fn list() -> Vec<Scenario> {
-    ways! {
+    let mut all = ways! {
         "epoll" "epoll_wait looks again before it sleeps, and an idle one does not" EPOLL_WAIT;
         "poll" "the same of poll" POLL;
         "select" "the same of select" SELECT;
@@ -121,5 +135,17 @@ pub fn list() -> Vec<Scenario> {
         "read" "the same of read" READ;
         "readv" "the same of readv" READV;
         "recvmsg" "the same of recvmsg" RECVMSG;
-    }
+    };
+    all.push(
+        pair(
+            "looks/asynchronous",
+            "threads that may end at any instruction look again as long as none is cancelled",
+            serve_asynchronous,
+            ask_asynchronous,
+        )
+        .any_path()
+        .passed_through()
+        .skip(&ALL_LOOK),
+    );
+    all
 }

@@ -225,6 +225,12 @@ fn cancelled_anywhere(t: &Ctx) {
     t.log("readable", sys::poll(&[(near, libc::POLLIN)], 5000).map(|r| r.0));
 }
 
+/// This thread may end at any instruction from here on.
+pub fn be_asynchronous() {
+    // SAFETY: nobody cancels it.
+    unsafe { pthread_setcanceltype(1, &mut 0) };
+}
+
 extern "C" fn handle(_: c_int) {}
 
 fn interrupted(t: &Ctx) {

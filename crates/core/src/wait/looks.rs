@@ -13,9 +13,9 @@
 //! Not here: who else wants the CPU ([`mod@super::spin`]). `docs/design/waiting.md` has the policy.
 
 use super::spin::{self, Poll, Polled};
-use crate::{config, inject, numbers, signals, stats, sys};
+use crate::{config, inject, numbers, process, signals, stats, sys};
 use core::ffi::c_int;
-use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::*};
 pub(crate) use lookers::NUMBERS;
 use lookers::{Lookers, SEATS};
 use netacc_control::stats::Counter;
@@ -76,7 +76,28 @@ static MAY_LOOK: AtomicU8 = AtomicU8::new(UNKNOWN);
 /// From here on no wait of this process looks: a system call that its program does not make may end
 /// it, or its threads may end at any instruction.
 pub(crate) fn forbid() {
-    MAY_LOOK.store(FORBIDDEN, Relaxed);
+    MAY_LOOK.store(FORBIDDEN, SeqCst);
+}
+
+/// A thread has asked to be cancelled at any instruction.
+static ASYNCHRONOUS: AtomicBool = AtomicBool::new(false);
+
+/// A thread that is cancelled from here on may end at any instruction. (It asks for that, and is
+/// cancelled later or never, as those of Redis; as long as nobody is, it may look.)
+pub(crate) fn note_asynchronous() {
+    ASYNCHRONOUS.store(true, SeqCst);
+    if process::threads_are_cancelled() {
+        forbid();
+    }
+}
+
+/// A thread is about to be cancelled, which is noted ([`process::note_cancellation`]): where it may
+/// end at any instruction nobody looks any more when this returns.
+pub(crate) fn before_end_anywhere() {
+    if ASYNCHRONOUS.load(SeqCst) {
+        forbid();
+        LOOKERS.call_off(0, c_int::MAX as u32);
+    }
 }
 
 /// Whether the process has come with a filter of system calls (by exec). Asks in no other way than
@@ -212,6 +233,10 @@ impl Habit {
             self.in_vain();
             return Looked::Nothing;
         };
+        // Either this sees that it must not look any more, or who forbids it sees the turn.
+        if MAY_LOOK.load(SeqCst) == FORBIDDEN {
+            return Looked::Nothing;
+        }
         let budget = self.budget_ns.load(Relaxed);
         let how = Poll {
             budget_ns: ordered.unwrap_or(u64::from(budget)),
