@@ -150,6 +150,7 @@ pub fn all() -> Vec<Scenario> {
     list.extend(scenarios::rendezvous::list());
     list.extend(scenarios::threads::list());
     list.extend(scenarios::unread::list());
+    list.extend(scenarios::left::list());
     list.extend(scenarios::signals::list());
     list.extend(scenarios::promotion::list());
     list.extend(scenarios::leaving::list());

@@ -11,6 +11,7 @@ pub mod epoll;
 pub mod exhausted;
 pub mod fds;
 pub mod leaving;
+pub mod left;
 pub mod looks;
 pub mod looks_ends;
 pub mod memory;

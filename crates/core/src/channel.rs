@@ -95,6 +95,9 @@ pub(crate) mod quiet {
     /// Of REQUEST: the FIN that comes is that of a shutdown, and says nothing of what is unread
     /// here.
     pub(crate) const FIN: u64 = 1 << 35;
+    /// Of REQUEST: it is heard that the producer has left the ring for good. Should this process
+    /// end with bytes of the ring unread, its kernel resets the connection.
+    pub(crate) const RESETS: u64 = 1 << 36;
 }
 
 /// The meaning of `RingWords::producer_user` (written by the producer, on the line of the tail).

@@ -102,6 +102,13 @@ pub(crate) fn send_unread(channel: &Channel, slot: usize) -> bool {
     send_on(channel, &Message::Unread { slot }, -1)
 }
 
+/// Tells the peer that this end has left the ring for good, with bytes unread. One nonblocking
+/// system call, in any thread.
+pub(crate) fn send_left(channel: &Channel, slot: usize) -> bool {
+    let Ok(slot) = u16::try_from(slot) else { return false };
+    send_on(channel, &Message::Left { slot }, -1)
+}
+
 fn send_on(channel: &Channel, message: &Message, fd: c_int) -> bool {
     let control = channel.control.load(Acquire);
     control >= 0 && send(control, message, fd) == 0

@@ -70,7 +70,7 @@ pub(crate) use leave::serve::{
 };
 pub(crate) use leave::step::{Departure, Moved};
 pub(crate) use leave::{lose_sight, need_kernel, to_kernel};
-pub(crate) use linger::{application_linger, never_linger, on_linger};
+pub(crate) use linger::{application_linger, hear_left, never_linger, on_linger, set_linger};
 pub(crate) use message::{before_passing, for_each_passed, recvmmsg, recvmsg, sendmmsg, sendmsg};
 pub(crate) use off::{forget as forget_off, take_all_back};
 pub(crate) use outlive::begin_exit;

@@ -109,6 +109,14 @@ pub(crate) unsafe fn setsockopt(
         io::need_kernel(fd, Reason::InheritedByFork);
     }
     if level == libc::SOL_SOCKET
+        && name == libc::SO_LINGER
+        && let Some((s, g)) =
+            fd_table::socket(fd).filter(|(s, _)| socket::await_change(s) && s.is(State::Attached))
+    {
+        // SAFETY: the caller's promise.
+        return unsafe { io::set_linger(Named { s, g, fd }, value, len) };
+    }
+    if level == libc::SOL_SOCKET
         && matches!(name, libc::SO_SNDBUF | libc::SO_SNDBUFFORCE)
         && let Some((s, g)) = fd_table::socket(fd).filter(|(s, _)| s.is(State::Attached))
     {
@@ -255,7 +263,7 @@ pub(crate) unsafe fn getsockopt(
     unsafe { introspect::getsockopt(fd, level, name, value, len) }
 }
 
-/// Between hosts the library's own SO_LINGER stands on the carrier, and an error of the connection
+/// The library's own SO_LINGER may stand on the carrier, and an error of the connection
 /// may be one that the kernel does not know.
 pub(crate) unsafe fn on_getsockopt(
     fd: c_int,
@@ -292,9 +300,6 @@ pub(crate) unsafe fn on_getsockopt(
             return;
         }
     }
-    if !s.is(State::Attached) {
-        return;
-    }
     if name == libc::SO_LINGER {
         if let Some(linger) = io::application_linger(s, g, fd) {
             // SAFETY: the kernel has just written that many bytes there.
@@ -306,7 +311,7 @@ pub(crate) unsafe fn on_getsockopt(
                 )
             };
         }
-    } else if room == size_of::<c_int>() {
+    } else if s.is(State::Attached) && room == size_of::<c_int>() {
         // SAFETY: as above.
         let error = unsafe { value.cast::<c_int>().read_unaligned() };
         if let Some(error) = io::on_error_taken(s, g, fd, error) {

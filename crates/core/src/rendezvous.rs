@@ -257,6 +257,8 @@ pub(crate) enum Then {
     PullBack(usize),
     /// Bytes are said to lie unread.
     Unread,
+    /// The peer has left this slot's ring, with bytes unread.
+    Left(usize),
 }
 
 /// What this process knows of a port that it connects to.
@@ -493,7 +495,10 @@ impl State {
         // but agrees on nothing.
         let from_child = matches!(
             message,
-            Message::Place { .. } | Message::PullBack { .. } | Message::Unread { .. }
+            Message::Place { .. }
+                | Message::PullBack { .. }
+                | Message::Unread { .. }
+                | Message::Left { .. }
         );
         if sender.uid != l.peer.uid || (sender.pid != l.peer.pid && !from_child) {
             return Err(Violation::Impostor);
@@ -550,6 +555,9 @@ impl State {
                 Ok(Then::PullBack(slot as usize))
             }
             Message::Unread { slot } if (slot as usize) < SLOTS => Ok(Then::Unread),
+            Message::Left { slot } if (slot as usize) < SLOTS && l.channel.is_some() => {
+                Ok(Then::Left(slot as usize))
+            }
             Message::Bye => {
                 l.phase = Phase::Leaving;
                 Ok(Then::Nothing)

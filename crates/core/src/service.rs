@@ -422,6 +422,12 @@ impl Service {
                 }
             }
             Then::Unread => io::hear_unread(),
+            Then::Left(slot) => {
+                let channel = self.state.lock().channel(i);
+                if let Some(channel) = channel {
+                    io::hear_left(channel, slot);
+                }
+            }
         }
         Ok(())
     }

@@ -59,10 +59,23 @@ pub(crate) struct TxEnd {
     pub(crate) unsettled: bool,
     /// While bytes are sent again: what the carrier had taken before the send that is under way.
     pub(crate) resend_mark: Option<u64>,
-    /// While bytes are sent again: the application's SO_LINGER.
-    pub(crate) linger: Option<libc::linger>,
+    /// While the library's own SO_LINGER stands on the carrier ([`crate::io`]'s `linger`).
+    pub(crate) linger: Option<Linger>,
+    /// The peer was told that this end has left the ring for good (within the host).
+    pub(crate) told_left: bool,
     /// Changes of path to order (tests only).
     pub(crate) switches: crate::inject::Switches,
+}
+
+/// What stands on the carrier is the library's own SO_LINGER.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Linger {
+    /// The application's.
+    pub(crate) theirs: libc::linger,
+    /// It is there for bytes that were sent.
+    pub(crate) sending: bool,
+    /// It is there for bytes that are unread.
+    pub(crate) unread: bool,
 }
 
 /// The receiving half. Owned by whoever holds `Socket::rx_lock`.
@@ -81,6 +94,8 @@ pub(crate) struct RxEnd {
     pub(crate) read_until: u64,
     /// The peer's library was asked to pull back (within the host).
     pub(crate) asked_back: bool,
+    /// The library's own SO_LINGER stands on the carrier for what is unread in the ring.
+    pub(crate) resets: bool,
 }
 
 /// A socket under one of its descriptors. The generation says that it is still the one that the

@@ -28,7 +28,7 @@
 //! | 4 | A → C | `Offer` (within a host), `OfferLane` (between hosts) | a slot, and where its rings are; A owns the slot until C answers |
 //! | 5 | C → A | `Accept`, `Refuse` | from `Accept` on both may arm and promote; after `Refuse` the slot is free |
 //! | 6 | both | `Place` + fd | within a host: a doorbell; any time before the first offer that may sleep there |
-//! | 6 | both | `PullBack`, `Unread` | within a host, nudges only: the truth is in the slot's shared words |
+//! | 6 | both | `PullBack`, `Unread`, `Left` | within a host, nudges only: the truth is in the slot's shared words |
 //! | 6 | both | `Words` | between hosts: the present state of one end's words |
 //! | 6 | both | `PairAsk`, `PairHas` | how many messages have come on a ready pair? and the answer |
 //! | 6 | both | `PairEnd` | it is lost, never came to be, or ends empty: answered then |
@@ -50,7 +50,7 @@ pub use tuple::{Family, FamilyMismatch, Tuple};
 
 /// Version of the rendezvous, of the shared memory's layout, and of what travels on queue pairs
 /// (`netacc_rdma::wire`). Both ends must have the same.
-pub const VERSION: u16 = 9;
+pub const VERSION: u16 = 10;
 /// What a [`Hello`] begins with.
 pub const MAGIC: [u8; 8] = *b"netacc\r\n";
 /// Version of the layout; changes only together with everything but [`Hello`]. (1 was that of two
@@ -480,6 +480,7 @@ messages! {
     Synced = 25, TWO, BOTH, 0;
     Commit { token: u64, digest: [u8; 16] } = 26, TWO, A, 0;
     Open { token: u64, nonce: [u8; 16], stamp: u32 } = 27, TWO, A, 0;
+    Left { slot: u16 } = 28, ONE, BOTH, 0;
 }
 
 const _: () = {

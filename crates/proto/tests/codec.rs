@@ -173,6 +173,7 @@ fn samples() -> Vec<Sample> {
         encoded(Message::Synced),
         encoded(Message::Commit { token, digest: [5; 16] }),
         encoded(Message::Open { token, nonce: [6; 16], stamp: 7 }),
+        encoded(Message::Left { slot }),
     ]
 }
 

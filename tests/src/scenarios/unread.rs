@@ -94,7 +94,7 @@ fn sends(fd: Fd, flags: i32, pause_ms: u64) -> String {
 }
 
 /// What is left to be heard: each thing once.
-fn rest(t: &Ctx, name: &str, fd: Fd) {
+pub(super) fn rest(t: &Ctx, name: &str, fd: Fd) {
     let polled = || sys::poll_names(poll_now(fd, POLLIN | POLLOUT | POLLRDHUP));
     t.log(name, polled());
     t.log(name, (recv(fd, 0), recv(fd, 0), so_error(fd), polled()));

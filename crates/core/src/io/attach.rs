@@ -207,6 +207,7 @@ fn put_ends(
             unsettled: !moved.tx_idle,
             resend_mark: None,
             linger: None,
+            told_left: false,
             switches: Switches::new(),
         });
         s.rx.get().write(RxEnd {
@@ -217,6 +218,7 @@ fn put_ends(
             pending_error: 0,
             read_until: 0,
             asked_back: false,
+            resets: false,
         });
     }
     s.tx_words.store((tx_words as *const RingWords).cast_mut(), Release);

@@ -13,7 +13,7 @@
 use super::ends::{hold_rx, hold_tx};
 use super::held_back::{publish_held, send_held};
 use super::leave::to_kernel;
-use super::linger::{RESET_ON_CLOSE, never_linger};
+use super::linger::{RESET_ON_CLOSE, closes_as_ever, leaves_unread, never_linger};
 use super::outlive::{await_peer, outlives_close, outlives_for_child};
 use super::shutdown::{announce_end, say_end};
 use crate::candidates::{look_up, make_plain};
@@ -245,6 +245,8 @@ pub(crate) fn before_close(s: &'static Socket, fd: c_int, for_good: bool) {
         // Closing with unread data resets the connection (RFC 9293 3.6.1; Linux: tcp_close); the
         // kernel cannot see the ring's.
         let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &RESET_ON_CLOSE);
+    } else if fd >= 0 {
+        closes_as_ever(s, g, fd);
     }
 }
 
@@ -266,6 +268,7 @@ pub(crate) fn last_name(s: &'static Socket, fd: c_int, for_child: bool) -> LastN
         return LastName::Outlived;
     }
     if for_child {
+        leaves_unread(s, &mut h, fd);
         s.fd.store(-1, Release);
         return LastName::LeftToChild;
     }

@@ -1,7 +1,8 @@
 //! The way back to the carrier (`docs/design/leave.md`), and who wants it.
 
-use super::ends::{NotHeld, RxHeld, corrupt, hold_rx, hold_tx};
-use super::reset::{is_reset_now, owes_reset};
+use super::ends::{NotHeld, RxHeld, TxHeld, corrupt, hold_rx, hold_tx};
+use super::linger::{all_is_read, reset_while_unread};
+use super::reset::{is_reset_now, owes_reset, would_end_in_order};
 use super::waits::renew;
 use crate::channel::{announce, quiet};
 use crate::fd_table::Entry;
@@ -17,7 +18,9 @@ use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use halves::{Limits, carry_out, freeze, has_hung_up, look_at_rx, look_at_tx, low_epoch};
 use netacc_control::stats::{Counter, Reason};
-use netacc_proto::switchover::{Ack, Action, Arrival, Await, Leave, Receiving, Sending, TxView};
+use netacc_proto::switchover::{
+    Ack, Action, Arrival, Await, Leave, Receiving, Sending, TxState, TxView,
+};
 
 pub(crate) mod between_hosts;
 mod halves;
@@ -164,11 +167,7 @@ pub(super) fn to_kernel_within(
     if s.path().leaves_by_agent() {
         return to_kernel_between_hosts(s, g, fd, why, patience);
     }
-    if why != Reason::Disconnected && is_reset_now(s, g, fd) && owes_reset(s) {
-        // The kernel could not tell: its socket is shut down, and its error was taken.
-        if strict {
-            break_off(s, fd);
-        }
+    if why != Reason::Disconnected && is_reset_untold(s, g, fd, strict) {
         return false;
     }
     let mut way = LeaveCall::new(s, g, fd, patience.ns(s, g, why), strict);
@@ -177,7 +176,17 @@ pub(super) fn to_kernel_within(
     }
     match way.go() {
         None => true,
-        Some(Action::Become) => become_plain(s, why),
+        Some(Action::Become) => {
+            let heard = way.await_heard();
+            if why != Reason::Disconnected && is_reset_untold(s, g, way.fd, strict) {
+                return false;
+            }
+            // (Who waits for nothing comes again.)
+            if !heard && matches!(patience, Patience::Within(0)) {
+                return leaves_later(s, why);
+            }
+            become_plain(s, way.fd, why)
+        }
         Some(Action::BreakOff) => {
             crate::log::warn_of_peer!(
                 "fd {fd}: unread or unsent bytes cannot follow the descriptor ({}): the connection is broken off",
@@ -188,6 +197,16 @@ pub(super) fn to_kernel_within(
         }
         _ => leaves_later(s, why),
     }
+}
+
+/// The peer was killed with bytes unread in the ring, and the application has not heard of that.
+/// The kernel could not tell it: its socket is shut down, and its error was taken.
+fn is_reset_untold(s: &'static Socket, g: u16, fd: c_int, strict: bool) -> bool {
+    let untold = is_reset_now(s, g, fd) && owes_reset(s);
+    if untold && strict {
+        break_off(s, fd);
+    }
+    untold
 }
 
 /// An error that is seen, never a gap in the stream: by this process, by the peer, and by whoever
@@ -259,12 +278,18 @@ impl LeaveCall {
         self.heard = rx.words.producer_user[announce::EPOCH].load(Relaxed) as u32;
         let looked = look_at_rx(s, &mut rx, fd, &mut self.arrival, &limits);
         pull_back(&mut rx);
+        let resets = rx.end.resets;
         drop(rx);
         let Ok(rx) = looked else {
             let _ = corrupt(s, fd);
             return Ok(Action::Later);
         };
+        if rx.unread && !resets {
+            // Who has left it asks the kernel alone.
+            reset_while_unread(s, self.g, fd);
+        }
         let mut tx = hold_tx(s, self.g)?;
+        tell_left(s, &mut tx);
         // (What the peer wants back the thread "netacc" gives it: nobody asks here.)
         let view = TxView { room: self.room, ..look_at_tx(&mut tx, None) };
         let action = self.leave.step(view, rx, late);
@@ -285,6 +310,32 @@ impl LeaveCall {
             _ => {}
         }
         Ok(action)
+    }
+
+    /// Both directions are the carrier's, and bytes of ours may be unread in the ring: waits until
+    /// the peer's library has heard that, or they are read. False: it has not answered.
+    fn await_heard(&mut self) -> bool {
+        let (s, g) = (self.s, self.g);
+        let until = self.until.min(sys::now_ns().saturating_add(PULL_BACK_NS));
+        while would_end_in_order(s) {
+            {
+                let Ok(mut h) = hold_tx(s, g) else { break };
+                tell_left(s, &mut h);
+                let nobody_hears = h.channel.control.load(Acquire) < 0;
+                if nobody_hears && !h.end.told_left {
+                    break;
+                }
+            }
+            renew(s, &mut self.fd);
+            if carrier::has_ended(self.fd) {
+                break;
+            }
+            if sys::now_ns() >= until {
+                return false;
+            }
+            sys::pause_ns(20_000);
+        }
+        true
     }
 
     fn wait(&mut self, sending: Sending, receiving: Receiving) {
@@ -316,6 +367,16 @@ impl LeaveCall {
     }
 }
 
+/// What the peer leaves unread in a ring this end does not see when it has left that: the peer's
+/// kernel has to tell. (That may fail for want of room in the control connection: again at the next
+/// look.)
+fn tell_left(s: &Socket, h: &mut TxHeld<'_>) {
+    let on_carrier = matches!(h.end.switch.state(), TxState::Carrier | TxState::Shut);
+    if on_carrier && !h.end.told_left && would_end_in_order(s) {
+        h.end.told_left = control::send_left(h.channel, h.slot);
+    }
+}
+
 /// A receiver that waits for the peer's answer has asked for it, however late it is: nobody else
 /// ever does. (That may fail for want of room in the control connection: again at the next look.)
 fn pull_back(h: &mut RxHeld<'_>) {
@@ -337,7 +398,9 @@ fn leaves_later(s: &Socket, why: Reason) -> bool {
 }
 
 /// The socket is plain.
-fn become_plain(s: &'static Socket, why: Reason) -> bool {
+fn become_plain(s: &'static Socket, fd: c_int, why: Reason) -> bool {
+    // (The call that has read the last byte of the ring may not have come to that.)
+    all_is_read(s, s.generation16(), fd);
     debug_log!("fd {}: back to the kernel for good ({})", s.fd.load(Relaxed), why.name());
     if s.state.change(State::Attached, Event::Refused) {
         s.set_reason(why);
@@ -365,13 +428,16 @@ pub(super) fn leave_if_due(s: &'static Socket, g: u16, fd: c_int) {
     // From the beginning: where a handler wanted it, not even the receiver has been told to freeze.
     // (To be told twice changes nothing.)
     let mut way = LeaveCall { until: 0, ..LeaveCall::new(s, g, fd, 0, false) };
-    if let Some(Action::Become) = way.go() {
+    if let Some(Action::Become) = way.go()
+        && way.await_heard()
+        && !is_reset_untold(s, g, way.fd, false)
+    {
         let why = s
             .record()
             .and_then(|r| Reason::ALL.get(r.reason.load(Relaxed) as usize))
             .copied()
             .unwrap_or(Reason::SocketOption);
-        become_plain(s, why);
+        become_plain(s, way.fd, why);
     }
 }
 

@@ -2,7 +2,7 @@
 //! bytes are in the ring that the peer does not have, or nobody knows whether it does.
 
 use super::ends::{TxHeld, hold_rx, hold_tx};
-use super::linger::RESET_ON_CLOSE;
+use super::linger::{For, RESET_ON_CLOSE, end_as_ever};
 use super::promote::may_use_carrier;
 use super::reset::carrier_is_over;
 use crate::socket::{Socket, State, flag};
@@ -21,9 +21,7 @@ pub(super) fn outlives_close(s: &'static Socket, h: &mut TxHeld<'_>, fd: c_int) 
         return false;
     }
     if is_clean(h) {
-        if let Some(linger) = h.end.linger.take() {
-            let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
-        }
+        end_as_ever(h, fd, For::Sending);
         return false;
     }
     if carrier_is_over(s) {

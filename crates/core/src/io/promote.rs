@@ -3,7 +3,7 @@
 use super::SEND_FLAGS;
 use super::ends::{TxHeld, hold_tx, load_ack, publish_announce, show_path};
 use super::held_back::{publish_held, waits_for_more};
-use super::linger::end_in_reset;
+use super::linger::{For, end_in_reset};
 use super::reset::is_reset;
 use super::reset::peer_has_ended;
 use crate::channel::quiet;
@@ -106,7 +106,7 @@ pub(super) fn promote(s: &Socket, h: &mut TxHeld<'_>, fd: c_int, flags: c_int) -
     }
     let delivery = h.channel.far.id().traits().delivery;
     if delivery == Delivery::Lossy {
-        end_in_reset(h, s.fd.load(Acquire));
+        end_in_reset(h, s.fd.load(Acquire), For::Sending);
     }
     let Ok(a) = h.end.switch.promote(ack, delivery) else { return false };
     publish_announce(h, a);

@@ -19,7 +19,7 @@ use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use libc::{iovec, msghdr};
 use netacc_control::stats::{Path, Reason};
-use netacc_proto::switchover::Plan;
+use netacc_proto::switchover::{Plan, RxState};
 use netacc_ring::{Consumer, CopyError, PeerCorrupt};
 
 /// Takes `n` bytes, which are there, out of the ring.
@@ -174,7 +174,8 @@ fn rx_for_ring(s: &'static Socket, g: u16, total: usize, flags: c_int) -> Option
     if s.is_inherited() || flags & !(libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) != 0 || total == 0 {
         return None;
     }
-    try_hold::<RxEnd>(s, g).filter(|held| matches!(held.end.switch.plan(), Plan::Fast { .. }))
+    // (Where the sender has left it there is more to do when it is empty: `Receiving::run`.)
+    try_hold::<RxEnd>(s, g).filter(|held| held.end.switch.state() == RxState::Fast)
 }
 
 /// How many bytes of the ring the receive gets; 0: it needs a closer look.

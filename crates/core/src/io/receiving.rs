@@ -3,6 +3,7 @@
 use super::candidate::{candidate, settle_rx};
 use super::ends::{NotHeld, RxHeld, carrier_unread, corrupt, hold_rx, load_announce};
 use super::leave::leave_if_due;
+use super::linger::all_is_read;
 use super::message::kept_error;
 use super::receive_once::{Destination, Look, ask_carrier, kernel_recv, look_carrier, look_fast};
 use super::reset::peer_has_ended;
@@ -97,7 +98,11 @@ impl Receiving<'_> {
             };
             again = matches!(next, Next::Again);
             if !again {
+                let read = held.as_mut().is_some_and(has_read);
                 held = None;
+                if read {
+                    all_is_read(s, self.g, self.fd);
+                }
             }
             let end = match next {
                 Next::Done(r) => Some(r),
@@ -301,6 +306,11 @@ fn trace_end(s: &Socket, r: Ret) {
     } else {
         s.trace_once(Event::Error, r.unsigned_abs() as u64);
     }
+}
+
+/// Nothing is unread any more of what the peer has left in the ring, for good.
+fn has_read(h: &mut RxHeld<'static>) -> bool {
+    h.end.resets && !h.unread().is_ok_and(|n| n > 0)
 }
 
 /// A look under the lock has found nothing, while the receiver is about to change paths, and a look

@@ -19,6 +19,7 @@ use crate::socket::{Socket, flag};
 use crate::{carrier, sys, trace};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
+use netacc_ring::RingWords;
 
 /// The peer's end was closed with bytes unread in the ring. Finds that out, if the carrier has
 /// ended; the caller holds one of the ends.
@@ -54,11 +55,27 @@ pub(crate) fn settled(fd: c_int, asked: i16, said: i16) -> i16 {
 /// The head is the peer's word, and may be anything: that costs its own connection. (It may be
 /// ahead of what is said here, for a moment.)
 pub(super) fn lies_unread(s: &Socket) -> bool {
-    let Some(channel) = s.channel().filter(|c| c.far.is_shared()) else { return false };
+    unread_words(s).is_some_and(|words| {
+        words.quiet[quiet::REQUEST].load(Acquire) & quiet::FIN == 0
+            && words.quiet[quiet::NOTIFY].load(Acquire) & quiet::ENDS == 0
+    })
+}
+
+/// The words of the direction that we produce, if the peer has not taken all of it from the ring.
+fn unread_words(s: &Socket) -> Option<&RingWords> {
+    let channel = s.channel().filter(|c| c.far.is_shared())?;
     let words = channel.words(s.slot.load(Relaxed) as usize, channel.side);
-    s.published.tail.load(Relaxed).wrapping_sub(words.head.load(Acquire)).cast_signed() > 0
-        && words.quiet[quiet::REQUEST].load(Acquire) & quiet::FIN == 0
-        && words.quiet[quiet::NOTIFY].load(Acquire) & quiet::ENDS == 0
+    let unread = s.published.tail.load(Relaxed).wrapping_sub(words.head.load(Acquire));
+    (unread.cast_signed() > 0).then_some(words)
+}
+
+/// Bytes of ours are unread in the ring, and should the peer's process end like that its kernel
+/// would not know: the peer has not heard that we have left it, nor is closing it.
+pub(super) fn would_end_in_order(s: &Socket) -> bool {
+    unread_words(s).is_some_and(|words| {
+        words.quiet[quiet::REQUEST].load(Acquire) & (quiet::CLOSED | quiet::RESETS) == 0
+            && words.quiet[quiet::NOTIFY].load(Acquire) & quiet::ENDS == 0
+    })
 }
 
 #[cold]

@@ -2,6 +2,7 @@
 
 use super::EAGAIN;
 use super::ends::{TxHeld, corrupt, hold_tx};
+use super::linger::{For, end_as_ever};
 use super::shutdown::announce_end;
 use crate::heap::{PART_FEW, Part};
 use crate::log::debug_log;
@@ -68,9 +69,7 @@ pub(super) fn send_again(s: &Socket, h: &mut TxHeld<'_>, fd: c_int) -> Ret {
 /// The carrier goes on as usual: what was put off is done.
 pub(super) fn all_is_sent_again(s: &Socket, h: &mut TxHeld<'_>, fd: c_int) {
     debug_log!("fd {fd}: all is sent again");
-    if let Some(linger) = h.end.linger.take() {
-        let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
-    }
+    end_as_ever(h, fd, For::Sending);
     if s.has(flag::FIN_LATER) {
         announce_end(s, h);
         let _ = sys::shutdown(fd, libc::SHUT_WR);

@@ -1117,6 +1117,7 @@ fn on_the_ring(of: &Socket) -> &'static Socket {
             unsettled: false,
             resend_mark: None,
             linger: None,
+            told_left: false,
             switches: crate::inject::Switches::new(),
         });
         s.rx.get().write(RxEnd {
@@ -1127,6 +1128,7 @@ fn on_the_ring(of: &Socket) -> &'static Socket {
             pending_error: 0,
             read_until: 0,
             asked_back: false,
+            resets: false,
         });
         let mut peer =
             Producer::new(NonNull::from(rx_words), at(o.rx_ring), o.rx_bytes as usize, 0);

@@ -120,6 +120,7 @@ fn samples() -> Vec<Message> {
         Message::Synced,
         Message::Commit { token: 7, digest: [5; 16] },
         Message::Open { token: 7, nonce: [6; 16], stamp: u32::MAX },
+        Message::Left { slot: 9 },
     ]
 }
 

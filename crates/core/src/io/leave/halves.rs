@@ -6,7 +6,7 @@ use super::super::ends::{
     RxHeld, TxHeld, carrier_unread, load_announce, publish_announce, show_path, store_ack,
 };
 use super::super::held_back::publish_held;
-use super::super::linger::end_in_reset;
+use super::super::linger::{For, end_in_reset};
 use super::super::promote::demote_tx;
 use super::super::send_again::send_again;
 use crate::channel::announce;
@@ -110,7 +110,7 @@ fn pull_back(s: &Socket, h: &mut TxHeld<'_>, fd: c_int, ack: Ack) {
     debug_log!("fd {fd}: bytes {:?} go again over the carrier", over.resend);
     if !over.resend.is_empty() {
         // Until all is sent again the end of this process must not look like the end of the stream.
-        end_in_reset(h, fd);
+        end_in_reset(h, fd, For::Sending);
     }
     let within_the_host = h.channel.far.is_shared();
     if within_the_host {

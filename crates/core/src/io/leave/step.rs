@@ -4,7 +4,7 @@
 //! `docs/design/switchover.md`, "Between hosts", has the rules; [`crate::remote`] says when.
 
 use super::super::ends::{RxHeld, TxHeld, corrupt, hold_rx, hold_tx, load_ack};
-use super::super::linger::RESET_ON_CLOSE;
+use super::super::linger::{For, RESET_ON_CLOSE, end_as_ever};
 use super::super::waits::Blocking;
 use super::PULL_BACK_STRICT_NS;
 use super::between_hosts::wake_leavers;
@@ -173,16 +173,14 @@ impl Departure {
         let Blocking(s, g) = self.held;
         let fd;
         let own = {
-            let (Ok(tx), Ok(rx)) = (hold_tx(s, g), hold_rx(s, g)) else { return false };
+            let (Ok(mut tx), Ok(rx)) = (hold_tx(s, g), hold_rx(s, g)) else { return false };
             // What is called on the carrier is called before the state changes: after that a close
             // gives the number away.
             fd = s.fd.load(Acquire);
             // First: a close that finds another state than State::Attached finds nothing to give
             // back.
             let own = !s.channel.swap(core::ptr::null_mut(), AcqRel).is_null();
-            if let Some(linger) = tx.end.linger.take() {
-                let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
-            }
+            end_as_ever(&mut tx, fd, For::Sending);
             let counts = if again && s.names() > 0 && !s.has(flag::ORPHAN | flag::FIN_LATER) {
                 self.offsets(&tx, &rx, fd)
             } else {

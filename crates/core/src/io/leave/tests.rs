@@ -4,6 +4,7 @@ extern crate std;
 use super::serve::PullBack;
 use super::*;
 use crate::channel::Side;
+use crate::io::linger::{For, end_as_ever, end_in_reset};
 use crate::io::promote::demote_tx;
 use crate::io::waits::Blocking;
 use crate::path::tests::{A, C, End, close_both, promoted_within_the_host};
@@ -211,4 +212,123 @@ fn who_waits_for_room_since_before_a_fork_sees_what_the_child_does() {
     until("the sender goes on", || sender.is_finished());
     a.receive_all(A, n);
     [a, sender.join().unwrap()].iter_mut().for_each(End::close);
+}
+
+/// What the kernel does with the end's carrier when it is closed.
+fn linger_of(end: &End) -> (c_int, c_int) {
+    let mut linger = libc::linger { l_onoff: 9, l_linger: 9 };
+    assert!(sys::getsockopt(end.fd, libc::SOL_SOCKET, libc::SO_LINGER, &mut linger) >= 0);
+    (linger.l_onoff, linger.l_linger)
+}
+
+fn application_linger_of(end: &End) -> (c_int, c_int) {
+    let (s, g) = (end.socket, end.socket.generation16());
+    let linger = crate::io::application_linger(s, g, end.fd).unwrap();
+    (linger.l_onoff, linger.l_linger)
+}
+
+fn application_sets(end: &End, linger: (c_int, c_int)) {
+    let (s, g, fd) = (end.socket, end.socket.generation16(), end.fd);
+    let value = libc::linger { l_onoff: linger.0, l_linger: linger.1 };
+    let at = (&raw const value).cast();
+    let on = crate::socket::Named { s, g, fd };
+    // SAFETY: a value of ours.
+    assert_eq!(unsafe { crate::io::set_linger(on, at, size_of_val(&value) as u32) }, 0);
+}
+
+/// The peer's word that it has left; whether it may count on a reset.
+fn hears_that_it_is_left(end: &End) -> bool {
+    let (s, channel) = (end.socket, end.socket.channel().unwrap());
+    let slot = s.slot.load(Relaxed) as usize;
+    crate::io::hear_left(channel, slot);
+    let said = channel.words(slot, channel.side ^ 1).quiet[quiet::REQUEST].load(Relaxed);
+    said & quiet::RESETS != 0
+}
+
+const RESETS: (c_int, c_int) = (1, 0);
+
+#[test]
+fn who_is_left_with_bytes_unread_ends_in_a_reset_until_they_are_read() {
+    let mut ends = promoted_within_the_host();
+    ends[C].send(C, UNREAD);
+    // The peer's word comes before it is true, and when it is.
+    assert!(hears_that_it_is_left(&ends[A]));
+    assert_eq!(linger_of(&ends[A]), (0, 0));
+    demote(ends[C].socket);
+    assert!(hears_that_it_is_left(&ends[A]));
+    for read in [1, UNREAD - 2] {
+        assert_eq!((linger_of(&ends[A]), application_linger_of(&ends[A])), (RESETS, (0, 0)));
+        receives(&mut ends, A, read);
+    }
+    assert_eq!(linger_of(&ends[A]), RESETS);
+    receives(&mut ends, A, 1);
+    assert_eq!((linger_of(&ends[A]), application_linger_of(&ends[A])), ((0, 0), (0, 0)));
+    close_both(ends);
+}
+
+#[test]
+fn the_application_s_so_linger_is_its_own_all_the_while() {
+    for (before, meanwhile) in [((0, 0), (1, 9)), ((1, 0), (0, 0)), ((0, 0), RESETS)] {
+        let mut ends = promoted_within_the_host();
+        application_sets(&ends[A], before);
+        assert_eq!(linger_of(&ends[A]), before);
+        ends[C].send(C, UNREAD);
+        demote(ends[C].socket);
+        assert!(hears_that_it_is_left(&ends[A]));
+        assert_eq!((linger_of(&ends[A]), application_linger_of(&ends[A])), (RESETS, before));
+        application_sets(&ends[A], meanwhile);
+        assert_eq!((linger_of(&ends[A]), application_linger_of(&ends[A])), (RESETS, meanwhile));
+        receives(&mut ends, A, UNREAD);
+        assert_eq!((linger_of(&ends[A]), application_linger_of(&ends[A])), (meanwhile, meanwhile));
+        ends.iter_mut().for_each(End::close);
+    }
+}
+
+#[test]
+fn a_reset_for_two_reasons_is_due_until_neither_is_left() {
+    for read_first in [false, true] {
+        let mut ends = promoted_within_the_host();
+        let (s, g) = (ends[A].socket, ends[A].socket.generation16());
+        ends[C].send(C, UNREAD);
+        demote(ends[C].socket);
+        let sending = |begins: bool| {
+            let Ok(mut h) = hold_tx(s, g) else { return };
+            let fd = s.fd.load(Relaxed);
+            match begins {
+                true => end_in_reset(&mut h, fd, For::Sending),
+                false => end_as_ever(&mut h, fd, For::Sending),
+            }
+        };
+        sending(true);
+        assert!(hears_that_it_is_left(&ends[A]));
+        if read_first {
+            receives(&mut ends, A, UNREAD);
+        } else {
+            sending(false);
+        }
+        assert_eq!((linger_of(&ends[A]), application_linger_of(&ends[A])), (RESETS, (0, 0)));
+        if read_first {
+            sending(false);
+        } else {
+            receives(&mut ends, A, UNREAD);
+        }
+        assert_eq!(linger_of(&ends[A]), (0, 0));
+        close_both(ends);
+    }
+}
+
+#[test]
+fn who_leaves_itself_what_it_is_left_with_ends_in_a_reset_too() {
+    let mut ends = promoted_within_the_host();
+    ends[C].send(C, UNREAD);
+    demote(ends[C].socket);
+    assert!(!leaves(&ends[A], Reason::SeveralEpollSets, false));
+    assert_eq!(linger_of(&ends[A]), RESETS);
+    receives(&mut ends, A, UNREAD);
+    assert_eq!(linger_of(&ends[A]), (0, 0));
+    until("the move is completed", || {
+        ends[A].receive_now(A, 1);
+        ends[A].socket.is(State::Plain)
+    });
+    close_both(ends);
 }
