@@ -205,7 +205,7 @@ mod tests {
     use crate::tests::random::Random;
     use crate::wire::Endpoint;
     use core::net::{Ipv4Addr, Ipv6Addr};
-    use std::collections::HashMap;
+    use std::collections::{HashMap, HashSet};
 
     fn flow(random: &mut Random) -> Flow {
         let mut end = |v6: bool| {
@@ -256,6 +256,28 @@ mod tests {
                 theirs.write(&(word * 0x0123_4567_89ab_cdef).to_le_bytes());
             }
             assert_eq!(ours.finish(), theirs.finish());
+        }
+    }
+
+    /// Each bit of both ends has a part in a flow's home, whatever flows differ in.
+    #[test]
+    fn every_bit_of_a_flow_counts() {
+        let table = Table::new(1 << 15, [11, 13]).unwrap();
+        for (v6, bits) in [(false, 32), (true, 128)] {
+            let end = |address: u128, port| {
+                let v4 = IpAddr::V4(Ipv4Addr::from(address as u32));
+                let address = if v6 { IpAddr::V6(Ipv6Addr::from(address)) } else { v4 };
+                Endpoint { address, port }
+            };
+            let none = end(0, 0);
+            let ends = (0..bits).map(|bit| end(1 << bit, 0));
+            let ends: Vec<_> = ends.chain((0..16).map(|bit| end(0, 1 << bit))).collect();
+            let there = ends.iter().map(|&source| Flow { source, destination: none });
+            let back = ends.iter().map(|&destination| Flow { source: none, destination });
+            let homes: HashSet<_> = there.chain(back).map(|flow| table.home_of(&flow)).collect();
+            // Of some hundred in 65536 places hardly two meet by chance.
+            assert!(homes.len() >= 2 * ends.len() - 3, "{} of {}", homes.len(), 2 * ends.len());
+            assert!(homes.iter().all(|&home| home < table.places.len()));
         }
     }
 

@@ -212,7 +212,14 @@ mod tests {
             bad[at] = value;
             packet(&bad, Checksums::Trusted).map(|_| ())
         };
-        assert_eq!(with(0, 0x46), Err(NotRead::IpOptions));
+        for words in 0..16 {
+            let expected = match words {
+                ..5 => Err(NotRead::Truncated),
+                5 => Ok(()),
+                _ => Err(NotRead::IpOptions),
+            };
+            assert_eq!(with(0, 0x40 | words), expected, "{words}");
+        }
         assert_eq!(with(0, 0x55), Err(NotRead::Version));
         assert_eq!(with(6, 0x20), Err(NotRead::Fragment));
         assert_eq!(with(7, 1), Err(NotRead::Fragment));

@@ -140,6 +140,30 @@ fn keep_alive_is_silent_while_something_is_outstanding() {
     assert!(script.next_timer().unwrap() > 100);
 }
 
+#[test]
+fn keep_alive_that_is_set_later_begins_with_what_was_heard_last() {
+    let keep_alive = KeepAlive { idle: 1000 * MS, interval: 100 * MS, count: 2 };
+    let mut script = Script::new(|_| {});
+    assert_eq!(script.next_timer(), None);
+    script.at(300).ack(0, &[]);
+    script.connection.set_keep_alive(Some(keep_alive));
+    assert_eq!(script.next_timer(), Some(1300));
+    script.at(1300).timer();
+    assert!(script.answer().is_some());
+    assert_eq!(script.next_timer(), Some(1400));
+    // Set anew, it counts no probe of before, and sends none that was due.
+    script.at(1400).timer();
+    script.connection.set_keep_alive(Some(keep_alive));
+    assert_eq!(script.answer(), None);
+    assert_eq!(script.next_timer(), Some(1300));
+    for at in [1400, 1500] {
+        assert_eq!(script.at(at).timer(), None);
+        assert!(script.answer().is_some());
+    }
+    script.connection.set_keep_alive(None);
+    assert_eq!((script.at(9000).timer(), script.next_timer()), (None, None));
+}
+
 /// RFC 5482: also where the retransmission timeout would come later.
 #[test]
 fn the_user_timeout_ends_the_patience() {

@@ -37,6 +37,27 @@ fn bytes_out_of_order_are_written_in_their_place_and_reported() {
 }
 
 #[test]
+fn what_came_out_of_order_and_twice_and_without_a_place_is_counted() {
+    let mut script = Script::new(|parameters| parameters.bounds.ranges = 2);
+    let counted = |script: &Script| {
+        let counters = script.connection.figures().counters;
+        (counters.out_of_order, counters.duplicates, counters.not_kept)
+    };
+    script.data(0, 1000);
+    assert_eq!(counted(&script), (0, 0, 0));
+    script.data(2000, 3000);
+    assert_eq!(counted(&script), (1, 0, 0));
+    // Behind a gap, and again; then the same before one.
+    script.data(2000, 3000);
+    assert_eq!(counted(&script), (2, 1, 0));
+    script.data(0, 500);
+    assert_eq!(counted(&script), (2, 2, 0));
+    script.data(4000, 5000);
+    script.data(6000, 7000);
+    assert_eq!(counted(&script), (4, 2, 1));
+}
+
+#[test]
 fn beside_time_stamps_there_are_three_blocks() {
     let mut script = Script::stamped(1, |_| {});
     for n in [1_u32, 3, 5, 7, 9] {

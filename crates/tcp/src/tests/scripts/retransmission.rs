@@ -1,6 +1,6 @@
 //! RFC 6298 (timeouts), RFC 8985 (RACK-TLP), RFC 2018, 8 (reneging).
 
-use super::super::script::{SEND, Script, ack, stamped};
+use super::super::script::{SEND, Script, ack, data, stamped};
 use crate::Congestion;
 use crate::wire::Segment;
 
@@ -186,6 +186,26 @@ fn a_probe_that_mended_a_loss_counts_as_one() {
     script.sent();
     script.at(402).ack(4000, &[]);
     assert_eq!(script.connection.figures().counters.reductions, 1);
+}
+
+/// RFC 8985, 7.4.2: a duplicate acknowledgement says that the probe was one too many. A segment
+/// that brings bytes of the peer's repeats the number all the same, and says nothing.
+#[test]
+fn only_an_acknowledgement_without_bytes_says_that_a_probe_was_not_needed() {
+    for (length, reductions) in [(0, 0), (1, 1)] {
+        let mut script = Script::new(|_| {});
+        script.written(3000);
+        script.sent();
+        script.at(202).timer();
+        assert_eq!(script.sent(), [(2000, 3000)]);
+        script.at(250).ack(3000, &[]);
+        script.at(302).takes(Segment { ack: SEND + 3000, ..data(0) }, length);
+        script.written(4000);
+        script.sent();
+        script.at(402).takes(Segment { ack: SEND + 4000, ..data(length) }, 0);
+        let counters = script.connection.figures().counters;
+        assert_eq!(counters.reductions, reductions, "{length}");
+    }
 }
 
 /// RFC 2018, 8: what was reported and is not acknowledged after a timeout was thrown away.
