@@ -1,6 +1,7 @@
 //! netacc-packet: packets in and out of a device, past the kernel's TCP.
 //!
-//! **Nothing uses this crate yet**: see `docs/design/user-space-tcp.md`.
+//! **Nothing uses this crate yet** but `netacc-utcp`, which nothing uses: see
+//! `docs/design/utcp.md`.
 //!
 //! - [`port`]: the trait [`Port`], which the engine sends and receives by;
 //! - [`device`]: a device of the kernel's, by AF_PACKET;

@@ -1,0 +1,329 @@
+//! A connection while it is out of the kernel: the data path, and the bytes of both streams.
+//!
+//! Offsets of the data path are counted from the take-over; places in the buffers are, too, but
+//! that of the receiving stream begins with what the application had not read then.
+
+use crate::buffer::Buffer;
+use crate::kernel::{Frozen, Kept, Queues, Refusal};
+use alloc::vec::Vec;
+use netacc_packet::port::{Frame, LinkAddress, Port, Sent};
+use netacc_tcp::wire::emit::{Checksum, HEADERS_MAX, Service, headers};
+use netacc_tcp::wire::{Flags, Options, Segment};
+use netacc_tcp::{
+    Bounds, Connection, Nanos, Negotiated, Parameters, Reason, ReceiveStart, Repair, SendStart,
+    StampStart, Verdict, Wishes,
+};
+
+/// The smallest buffers.
+const BUFFER: usize = 1 << 18;
+/// So many packets wait for the kernel at most: what is lost then is sent again.
+const STASH: usize = 256;
+const MS: Nanos = 1_000_000;
+
+/// What the socket's options ask for, and how its packets are made.
+#[derive(Clone, Debug)]
+pub struct Asked {
+    /// What the application wants.
+    pub wishes: Wishes,
+    /// What the IP header says.
+    pub service: Service,
+}
+
+/// A connection before its socket is changed.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    connection: Connection,
+    service: Service,
+    send: Buffer,
+    written: u64,
+    receive: Buffer,
+    base: u64,
+    nxt: u32,
+}
+
+/// A connection that is out.
+#[derive(Debug)]
+pub struct Carried {
+    pub(crate) kept: Kept,
+    connection: Connection,
+    service: Service,
+    to: LinkAddress,
+    /// Places of the stream that is sent: `acknowledged <= written`.
+    send: Buffer,
+    written: u64,
+    /// Places of the stream that came: what is before `base` came to the kernel.
+    receive: Buffer,
+    base: u64,
+    read: u64,
+    /// RCV.NXT of the take-over, until what came before it has been passed over.
+    beginning: Option<u32>,
+    /// Packets that are the kernel's.
+    pub(crate) stash: Vec<Vec<u8>>,
+}
+
+impl Carried {
+    /// What it takes to go on with what the kernel says.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal`]: the connection stays with the kernel.
+    pub(crate) fn prepare(
+        kept: &Kept,
+        asked: &Asked,
+        frozen: &Frozen,
+        now: Nanos,
+    ) -> Result<Prepared, Refusal> {
+        let (info, window) = (&kept.info, &frozen.window);
+        // What was offered has to find room.
+        let offered = window.rcv_wup.wrapping_add(window.rcv_wnd).wrapping_sub(frozen.nxt);
+        if offered > 1 << 30 {
+            return Err(Refusal::DataPath(netacc_tcp::Refusal::Window));
+        }
+        let unread = frozen.unread.len();
+        let needed = unread.saturating_add(usize::try_from(offered).unwrap_or(usize::MAX));
+        let buffer = |size: usize| Buffer::new(size.max(BUFFER)).ok_or(Refusal::NoMemory);
+        let (mut send, mut receive) = (buffer(frozen.queued.len())?, buffer(needed)?);
+        send.put(0, &frozen.queued);
+        receive.put(0, &frozen.unread);
+        let short = |value: u32| u16::try_from(value).unwrap_or(u16::MAX);
+        let stamps = StampStart { value: frozen.stamp, tick: MS, recent: None };
+        let parameters = Parameters {
+            now,
+            send: SendStart {
+                una: frozen.una,
+                in_flight: frozen.in_flight,
+                queued: u32::try_from(frozen.queued.len()).unwrap_or(u32::MAX),
+                window: window.snd_wnd,
+                window_max: window.max_window.max(window.snd_wnd),
+                scale: info.send_scale,
+                mss: short(info.send_mss),
+                cwnd: info.cwnd,
+                ssthresh: info.ssthresh,
+                srtt: Nanos::from(info.rtt) * 1000,
+                rttvar: Nanos::from(info.rtt_variance) * 1000,
+                rto_min: 200 * MS,
+            },
+            receive: ReceiveStart {
+                nxt: frozen.nxt,
+                acked: window.rcv_wup,
+                window: window.rcv_wnd,
+                scale: info.receive_scale,
+                room: receive.capacity() - unread as u64,
+                capacity: receive.capacity(),
+                segment: short(info.receive_mss),
+                segment_max: short(info.advertised_mss),
+            },
+            options: Negotiated {
+                sack: info.sack,
+                stamps: info.stamps.then_some(stamps),
+                ecn: info.ecn,
+            },
+            wishes: asked.wishes.clone(),
+            bounds: Bounds::default(),
+        };
+        let connection = Connection::taken_over(&parameters).map_err(Refusal::DataPath)?;
+        Ok(Prepared {
+            connection,
+            service: asked.service,
+            send,
+            written: frozen.queued.len() as u64,
+            receive,
+            base: unread as u64,
+            nxt: frozen.nxt,
+        })
+    }
+
+    /// Goes on with it.
+    pub(crate) fn new(kept: Kept, to: LinkAddress, prepared: Prepared) -> Self {
+        let Prepared { connection, service, send, written, receive, base, nxt } = prepared;
+        Self {
+            kept,
+            connection,
+            service,
+            to,
+            send,
+            written,
+            receive,
+            base,
+            read: 0,
+            beginning: Some(nxt),
+            stash: Vec::new(),
+        }
+    }
+
+    /// The data path.
+    #[must_use]
+    pub const fn connection(&self) -> &Connection {
+        &self.connection
+    }
+
+    /// How many bytes can be read.
+    #[must_use]
+    pub const fn readable(&self) -> u64 {
+        self.base + self.connection.readable() - self.read
+    }
+
+    /// How many bytes can be written.
+    #[must_use]
+    pub const fn writable(&self) -> u64 {
+        self.connection.acknowledged() + self.send.capacity() - self.written
+    }
+
+    /// Takes bytes to be sent: how many.
+    pub fn write(&mut self, now: Nanos, bytes: &[u8]) -> usize {
+        let room = usize::try_from(self.writable()).unwrap_or(usize::MAX);
+        let bytes = bytes.get(..room).unwrap_or(bytes);
+        self.send.put(self.written, bytes);
+        self.written += bytes.len() as u64;
+        self.connection.on_written(now, self.written, false);
+        bytes.len()
+    }
+
+    /// Gives bytes that came: how many.
+    pub fn read(&mut self, bytes: &mut [u8]) -> usize {
+        let mut count = 0;
+        for part in self.receive.get(self.read, self.readable().min(bytes.len() as u64)) {
+            if let Some(place) = bytes.get_mut(count..count + part.len()) {
+                place.copy_from_slice(part);
+                count += part.len();
+            }
+        }
+        self.read += count as u64;
+        if count > 0 {
+            self.connection.on_room(self.read + self.receive.capacity() - self.base);
+        }
+        count
+    }
+
+    /// The application waits for bytes.
+    pub const fn on_waiting(&mut self) {
+        self.connection.on_waiting();
+    }
+
+    /// What came before the take-over has come out of the device.
+    pub(crate) const fn begins(&mut self) {
+        self.beginning = None;
+    }
+
+    /// A packet of this flow.
+    pub(crate) fn on_packet(&mut self, now: Nanos, packet: &[u8], read: (&Segment, &[u8])) {
+        let (segment, payload) = read;
+        let length = u32::try_from(payload.len()).unwrap_or(u32::MAX);
+        if let Some(nxt) = self.beginning
+            && length > 0
+            && nxt.wrapping_sub(segment.seq.wrapping_add(length)) < 1 << 31
+        {
+            // A copy of what the kernel had, and has acknowledged: nothing to report.
+            return;
+        }
+        match self.connection.on_segment(now, segment, length) {
+            Verdict::Taken { write: Some(write) } => {
+                let part = usize::try_from(write.skip).ok().and_then(|from| payload.get(from..));
+                let length = usize::try_from(write.length).unwrap_or(0);
+                if let Some(bytes) = part.and_then(|part| part.get(..length)) {
+                    self.receive.put(self.base + write.offset, bytes);
+                }
+            }
+            Verdict::Taken { write: None } | Verdict::Dropped => {}
+            Verdict::GiveBack(_) => self.stash(packet),
+        }
+    }
+
+    /// A packet for the kernel, once it has the connection.
+    pub(crate) fn stash(&mut self, packet: &[u8]) {
+        if self.stash.len() < STASH {
+            self.stash.push(packet.to_vec());
+        }
+    }
+
+    /// Does what is due, and says why the kernel should go on.
+    pub(crate) fn on_timer(&mut self, now: Nanos) -> Option<Reason> {
+        if self.connection.next_timer().is_some_and(|at| at <= now) {
+            let _ = self.connection.on_timer(now);
+        }
+        self.connection.over()
+    }
+
+    /// Sends what there is to be sent.
+    pub(crate) fn transmit(&mut self, port: &mut impl Port, now: Nanos) {
+        while let Some(out) = self.connection.poll_send(now) {
+            let service = Service { ecn_capable: out.ecn_capable, ..self.service };
+            let payload = self.send.get(out.offset, out.length);
+            let segment = usize::try_from(out.segment_size).unwrap_or(0);
+            if self.emit(port, (&out.segment, &service), payload, segment) == Sent::Full {
+                // It counts as lost, and the rest comes when the device has room.
+                break;
+            }
+        }
+    }
+
+    fn emit(
+        &self,
+        port: &mut impl Port,
+        (segment, service): (&Segment, &Service),
+        payload: [&[u8]; 2],
+        size: usize,
+    ) -> Sent {
+        let mut out = [0; HEADERS_MAX];
+        let flow = self.kept.flow.reversed();
+        let length = payload.iter().map(|part| part.len()).sum();
+        let sum = Checksum::ByTheDevice;
+        let written = headers((&flow, service), segment, length, sum, &mut out);
+        let Some(headers) = written.and_then(|length| out.get(..length)) else {
+            return Sent::Refused(netacc_packet::sys::Errno(libc::EMSGSIZE));
+        };
+        let ip_header = if flow.source.address.is_ipv4() { 20 } else { 40 };
+        port.send(&Frame { to: self.to, headers, ip_header, payload, segment: size })
+    }
+
+    /// The connection as the kernel gets it: its numbers, its queues, what was never sent, and the
+    /// packets that wait.
+    pub(crate) fn end(self, now: Nanos) -> Ended {
+        let Self { kept, connection, service, to, send, receive, base, read, stash, .. } = self;
+        let repair = connection.give_back(now);
+        let bytes = |buffer: &Buffer, from: u64, to: u64| buffer.get(from, to - from).concat();
+        let queues = Queues {
+            in_flight: bytes(&send, repair.send_from, repair.send_sent),
+            unread: bytes(&receive, read, base + repair.receive_to),
+        };
+        let unsent = bytes(&send, repair.send_sent, repair.send_to);
+        Ended { kept, repair, queues, unsent, stash, service, to }
+    }
+}
+
+/// What is left of a connection when it is no longer out.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) kept: Kept,
+    pub(crate) repair: Repair,
+    pub(crate) queues: Queues,
+    pub(crate) unsent: Vec<u8>,
+    pub(crate) stash: Vec<Vec<u8>>,
+    service: Service,
+    to: LinkAddress,
+}
+
+impl Ended {
+    /// Resets the peer: the kernel cannot go on with the connection, and nobody else would tell.
+    pub(crate) fn reset(&self, port: &mut impl Port) {
+        let repair = &self.repair;
+        let sent = u32::try_from(repair.send_sent - repair.send_from).unwrap_or(0);
+        let segment = Segment {
+            seq: repair.send_seq.wrapping_add(sent),
+            ack: repair.receive_seq,
+            flags: Flags::RST.with(Flags::ACK),
+            window: 0,
+            options: Options::default(),
+            congested: false,
+        };
+        let mut out = [0; HEADERS_MAX];
+        let flow = self.kept.flow.reversed();
+        let of = (&flow, &self.service);
+        let written = headers(of, &segment, 0, Checksum::ByTheDevice, &mut out);
+        let ip_header = if flow.source.address.is_ipv4() { 20 } else { 40 };
+        if let Some(headers) = written.and_then(|length| out.get(..length)) {
+            let payload = [&[][..]; 2];
+            port.send(&Frame { to: self.to, headers, ip_header, payload, segment: 0 });
+        }
+    }
+}

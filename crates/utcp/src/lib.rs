@@ -1,0 +1,30 @@
+//! netacc-utcp: live connections of the kernel's, taken over into user space and given back.
+//!
+//! **Nothing uses this crate yet**: no program is served by it, and the library does not contain
+//! it. `docs/design/utcp.md` says what it does, in which order, and what is missing.
+//!
+//! - [`kernel`]: a socket, by `TCP_REPAIR`: what may be taken over, what the kernel says of it,
+//!   and how it goes on at other numbers;
+//! - [`carried`]: a connection while it is out: `netacc-tcp`'s data path and its two buffers;
+//! - [`engine`]: many of them over a device of `netacc-packet`'s;
+//! - [`inject`]: packets that the kernel gets after all.
+#![no_std]
+#![forbid(unsafe_code)]
+#![warn(missing_debug_implementations, unreachable_pub)]
+#![cfg_attr(
+    not(test),
+    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing,)
+)]
+
+extern crate alloc;
+#[cfg(test)]
+extern crate std;
+
+mod buffer;
+pub mod carried;
+pub mod engine;
+pub mod inject;
+pub mod kernel;
+
+pub use engine::{Engine, GivenBack, Lost, NotTaken};
+pub use kernel::Refusal;
