@@ -9,6 +9,7 @@ fi
 . "$(dirname "$0")/lib.sh"
 need_library
 command -v python3 >/dev/null || { skip all "no python3"; finish; exit; }
+export NACC_TRACE=1
 TRACE=("$LIB_DIR/netacc" trace)
 APP=$(dirname "$0")/trace_app.py
 

@@ -222,7 +222,7 @@ impl Default for Config {
             kernel_policy: true,
             keeper_s: 600,
             io_uring: IoUring::default(),
-            trace: true,
+            trace: false,
             paths: Paths::default(),
             rules: Vec::new(),
         }
