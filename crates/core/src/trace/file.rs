@@ -3,12 +3,14 @@
 //!
 //! Everybody may make files in `/dev/shm`, and only their owner can take them away. So a file is
 //! made anew under a name that nobody has, for its owner alone. As much of it as is used gets
-//! memory before it is used: a write to memory that cannot be had would be a SIGBUS. Its maker
-//! holds a lock on it: whoever gets one knows that the process is gone.
+//! memory before it is used: a write to memory that cannot be had would be a SIGBUS. It is no
+//! longer than that: what is mapped behind its end is an address, and no memory, for a program that
+//! locks all of its own. Its maker holds a lock on it: whoever gets one knows that the process is
+//! gone.
 
 use crate::{fd_words, numbers, shared, sys};
 use core::ffi::c_int;
-use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 use netacc_control::trace::{
     BYTES_KEPT, DIRECTORY, FILE_BYTES, FILES_KEPT, HEADER_BYTES, Header, NAME, RING_BYTES, RINGS,
 };
@@ -16,9 +18,11 @@ use netacc_control::trace::{
 /// Where it is mapped.
 static AT: AtomicUsize = AtomicUsize::new(0);
 static FD: AtomicI32 = AtomicI32::new(-1);
-/// Device and inode of the file in the directory; 0: it is none there.
+/// Device and inode; 0: there is none.
 static DEVICE: AtomicU64 = AtomicU64::new(0);
 static INODE: AtomicU64 = AtomicU64::new(0);
+/// It has a name in the directory.
+static NAMED: AtomicBool = AtomicBool::new(false);
 /// What its name is made of.
 static BEGAN: AtomicU64 = AtomicU64::new(0);
 static PID: AtomicU32 = AtomicU32::new(0);
@@ -99,7 +103,7 @@ fn unnamed() -> Option<c_int> {
         return None;
     }
     let _ = sys::fchmod(fd, 0o600);
-    if FILE_BYTES as u64 > sys::file_size_limit() || sys::ftruncate(fd, FILE_BYTES) < 0 {
+    if !get_first(fd) {
         fd_words::close_internal(fd);
         return None;
     }
@@ -107,10 +111,6 @@ fn unnamed() -> Option<c_int> {
 }
 
 fn named(began: u64, pid: u32) -> Option<c_int> {
-    // (More would be a signal.)
-    if FILE_BYTES as u64 > sys::file_size_limit() {
-        return None;
-    }
     clean();
     let name = name(began, pid);
     let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW | libc::O_CLOEXEC;
@@ -119,18 +119,28 @@ fn named(began: u64, pid: u32) -> Option<c_int> {
         return None;
     }
     let _ = sys::fchmod(fd, 0o600);
-    let ready = is_roomy(fd)
-        && sys::ftruncate(fd, FILE_BYTES) >= 0
-        && sys::allocate(fd, 0, HEADER_BYTES + FEW as usize * RING_BYTES) >= 0;
-    let Some((device, inode)) = sys::inode(fd).filter(|_| ready) else {
+    if !is_roomy(fd) || !get_first(fd) {
         let _ = sys::unlink(&name);
         fd_words::close_internal(fd);
         return None;
-    };
+    }
+    BEGAN.store(began, Relaxed);
+    NAMED.store(true, Relaxed);
+    Some(fd)
+}
+
+/// A new file has its first memory, and is known.
+fn get_first(fd: c_int) -> bool {
+    let Some((device, inode)) = sys::inode(fd) else { return false };
     DEVICE.store(device, Relaxed);
     INODE.store(inode, Relaxed);
-    BEGAN.store(began, Relaxed);
-    Some(fd)
+    extend(fd, 0, HEADER_BYTES + FEW as usize * RING_BYTES)
+}
+
+/// A piece of the file gets memory, and the file the length for it.
+fn extend(fd: c_int, at: usize, bytes: usize) -> bool {
+    // (More than the limit would be a signal.)
+    at.saturating_add(bytes) as u64 <= sys::file_size_limit() && sys::allocate(fd, at, bytes) >= 0
 }
 
 /// It is memory, and half of what there may be is free: other programs use it, too.
@@ -141,15 +151,13 @@ fn is_roomy(fd: c_int) -> bool {
 /// More rings get memory, behind so many. How many do.
 pub(super) fn grow(ready: u32) -> u32 {
     let more = if ready < MANY { FEW } else { MANY }.min((RINGS as u32).saturating_sub(ready));
-    let inode = INODE.load(Relaxed);
-    if inode == 0 || more == 0 {
-        return more;
-    }
-    let fd = FD.load(Relaxed);
+    let (fd, inode) = (FD.load(Relaxed), INODE.load(Relaxed));
     // (A program that closes descriptors past libc may have another file there.)
-    let is_ours = sys::inode(fd) == Some((DEVICE.load(Relaxed), inode));
+    let is_ours = inode != 0 && sys::inode(fd) == Some((DEVICE.load(Relaxed), inode));
     let at = HEADER_BYTES + ready as usize * RING_BYTES;
-    let done = is_ours && is_roomy(fd) && sys::allocate(fd, at, more as usize * RING_BYTES) >= 0;
+    let done = is_ours
+        && (!NAMED.load(Relaxed) || is_roomy(fd))
+        && extend(fd, at, more as usize * RING_BYTES);
     if done { more } else { 0 }
 }
 
@@ -160,7 +168,7 @@ pub(super) fn is_ours() -> bool {
 
 /// Takes its name away.
 pub(super) fn remove() {
-    if INODE.swap(0, Relaxed) != 0 {
+    if NAMED.swap(false, Relaxed) {
         let _ = sys::unlink(&name(BEGAN.load(Relaxed), PID.load(Relaxed)));
     }
 }
@@ -178,35 +186,59 @@ pub(super) fn lose(address: usize) -> bool {
 /// This process has none (any more).
 pub(super) fn forget() {
     INODE.store(0, Relaxed);
+    NAMED.store(false, Relaxed);
     let fd = FD.swap(-1, Relaxed);
     if fd >= 0 {
         fd_words::close_internal(fd);
     }
 }
 
-/// So many files are looked at.
-const SEEN: usize = 128;
+/// So many of the user's files are looked at.
+const SEEN: usize = 512;
 
-/// What is left of processes that have ended goes, the oldest first, where it is too much.
+/// A file that a process has left: when its trace began, the process's number, the memory it takes.
+type Left = (u64, u32, u64);
+
+/// What is left of processes that have ended goes, the oldest first, where it is too much. Whether
+/// they have, their locks say alone: their numbers may be other processes' by now, or this one's.
 fn clean() {
-    let mut seen = [(0u64, 0u32); SEEN];
-    let count = list(&mut seen);
-    let Some(found) = seen.get_mut(..count) else { return };
-    found.sort_unstable();
-    let (mut kept, mut bytes) = (0, 0);
     let me = sys::geteuid();
-    // (Whoever has the number by now: what is not taken for left today is one day. Who is in
-    // another namespace holds its file.)
-    for (began, pid) in found.iter().rev().filter(|(_, pid)| !sys::alive(*pid)) {
-        let name = name(*began, *pid);
-        let Some(size) = sys::memory_of(&name, me) else { continue };
-        if kept < FILES_KEPT && bytes + size <= BYTES_KEPT {
-            kept += 1;
-            bytes += size;
-        } else if is_left(&name) {
-            let _ = sys::unlink(&name);
+    let (mut newest, mut count, mut seen) = ([Left::default(); FILES_KEPT], 0, 0);
+    each(|began, pid| {
+        let file = name(began, pid);
+        // (Others' do not count, however many they are.)
+        let Some(bytes) = sys::memory_of(&file, me).filter(|_| seen < SEEN) else { return };
+        seen += 1;
+        if is_left(&file) {
+            give_way(&mut newest, &mut count, (began, pid, bytes));
+        }
+    });
+    let Some(kept) = newest.get_mut(..count) else { return };
+    kept.sort_unstable();
+    let mut all = 0u64;
+    for left in kept.iter().rev() {
+        all = all.saturating_add(left.2);
+        if all > BYTES_KEPT {
+            take_away(left);
         }
     }
+}
+
+/// Keeps one more of the newest; the oldest goes where there are too many.
+fn give_way(newest: &mut [Left], count: &mut usize, mut left: Left) {
+    if let Some(place) = newest.get_mut(*count) {
+        *place = left;
+        *count += 1;
+        return;
+    }
+    if let Some(oldest) = newest.iter_mut().min().filter(|oldest| **oldest < left) {
+        core::mem::swap(oldest, &mut left);
+    }
+    take_away(&left);
+}
+
+fn take_away((began, pid, _): &Left) {
+    let _ = sys::unlink(&name(*began, *pid));
 }
 
 /// Whether the process that made the file is gone.
@@ -221,10 +253,10 @@ fn is_left(name: &[u8]) -> bool {
     is_free
 }
 
-/// The traces in the directory; how many there are.
-fn list(seen: &mut [(u64, u32)]) -> usize {
+/// Calls `found` with the parts of each trace's name in the directory.
+fn each(mut found: impl FnMut(u64, u32)) {
     /// So many bytes of names are looked at.
-    const NAMES: usize = 64;
+    const NAMES: usize = 256;
     let mut path = [0u8; 16];
     for (to, from) in path.iter_mut().zip(DIRECTORY.bytes()) {
         *to = from;
@@ -232,9 +264,9 @@ fn list(seen: &mut [(u64, u32)]) -> usize {
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
     let directory = numbers::make(|| sys::open(&path, flags, 0));
     if directory < 0 {
-        return 0;
+        return;
     }
-    let (mut count, mut block) = (0, [0u8; 4096]);
+    let mut block = [0u8; 4096];
     for _ in 0..NAMES {
         let n = sys::getdents(directory, &mut block);
         let Some(mut rest) = usize::try_from(n).ok().and_then(|n| block.get(..n)) else { break };
@@ -249,14 +281,12 @@ fn list(seen: &mut [(u64, u32)]) -> usize {
             };
             rest = behind;
             let name = entry.split(|byte| *byte == 0).next().unwrap_or(&[]);
-            if let (Some(found), Some(place)) = (parts(name), seen.get_mut(count)) {
-                *place = found;
-                count += 1;
+            if let Some((began, pid)) = parts(name) {
+                found(began, pid);
             }
         }
     }
     fd_words::close_internal(directory);
-    count
 }
 
 #[cfg(test)]
