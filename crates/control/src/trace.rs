@@ -236,7 +236,12 @@ impl Ring {
 
     /// Takes a ring that has this state; only its claimant opens it.
     pub fn claim(&self, from: State) -> bool {
-        self.state.compare_exchange(from as u32, State::Claimed as u32, Acquire, Relaxed).is_ok()
+        // (Most that are looked at have another: a load leaves their lines where they are.)
+        self.state.load(Relaxed) == from as u32
+            && self
+                .state
+                .compare_exchange(from as u32, State::Claimed as u32, Acquire, Relaxed)
+                .is_ok()
     }
 
     /// Stores both addresses.

@@ -177,8 +177,8 @@ pub(crate) struct Socket {
     pub(crate) offer: UnsafeCell<Offer>,
     pub(crate) tuple: UnsafeCell<Tuple>,
     // Rare.
-    /// Its trace: [`Socket::trace`].
-    pub(crate) ring: AtomicPtr<Ring>,
+    /// The number of its ring in its maker's trace ([`Socket::trace`]); 0: none.
+    pub(crate) ring: AtomicU32,
     /// What it asked of its packets when a pair was sought for it ([`crate::policy::Asked::key`]).
     pub(crate) asked: AtomicU32,
     /// Between hosts: it has filled a small ring, and is to have a whole one.
@@ -445,20 +445,23 @@ impl Socket {
     /// and again must not push everything else out.
     #[cold]
     pub(crate) fn trace_once(&self, event: trace::Event, what: u64) {
-        if self.known_ring().is_none_or(|ring| !ring.ends_in(event)) {
+        if trace::is_on() && self.known_ring().is_none_or(|ring| !ring.ends_in(event)) {
             self.trace(event, what);
         }
     }
+    /// Its ring, if it has one. A forked child looks at no ring of what it has inherited: the
+    /// number is of its maker's trace, and counts there alone.
     fn known_ring(&self) -> Option<&'static Ring> {
-        let ring = self.ring.load(Acquire);
-        // SAFETY: null, `RING_OVER`, or a ring of a trace, which is never unmapped.
-        if ring == RING_OVER { None } else { unsafe { ring.as_ref() } }
+        match self.ring.load(Acquire) {
+            0 | RING_OVER => None,
+            i => trace::ring(i).filter(|_| !self.is_inherited()),
+        }
     }
     /// Its ring. One that was there before tracing was turned on gets it now.
     fn ring(&self) -> Option<&'static Ring> {
         let lives = || matches!(self.state.now(), State::Candidate | State::Attached);
         let may = || !self.is_inherited() && lives() && trace::has_begun();
-        if self.ring.load(Acquire).is_null() && may() {
+        if self.ring.load(Acquire) == 0 && may() {
             self.begin_trace(trace::Event::Found);
         }
         self.known_ring()
@@ -466,12 +469,11 @@ impl Socket {
     /// It gets a ring, of which `event` is the first.
     pub(crate) fn begin_trace(&self, event: trace::Event) {
         let new = trace::open(self.fd.load(Relaxed), event);
-        // SAFETY: null, or a ring of a trace, which is never unmapped.
-        let Some(ring) = (unsafe { new.as_ref() }) else { return };
+        let Some(ring) = trace::ring(new).filter(|_| new != 0) else { return };
         if let Some(t) = self.known_tuple() {
             ring.set_addresses(t.local(), t.peer());
         }
-        if self.ring.compare_exchange(core::ptr::null_mut(), new, AcqRel, Relaxed).is_err() {
+        if self.ring.compare_exchange(0, new, AcqRel, Relaxed).is_err() {
             trace::close(ring, false);
         }
     }
@@ -483,8 +485,11 @@ impl Socket {
     }
     /// Its trace is over.
     fn end_trace(&self) {
+        if self.is_inherited() {
+            return;
+        }
         let ring = self.known_ring();
-        if ring.is_some() && !self.is_inherited() {
+        if ring.is_some() {
             self.trace(trace::Event::Closed, 0);
         }
         let badly = self.has(flag::BROKEN_OFF | flag::CORRUPT);
@@ -517,7 +522,7 @@ impl Socket {
 }
 
 /// A connection whose trace is over.
-const RING_OVER: *mut Ring = core::ptr::dangling_mut();
+const RING_OVER: u32 = u32::MAX;
 
 /// A peer was woken, by the socket that a channel has on a slot.
 pub(crate) static RANG: fn(*mut ()) = |socket| {

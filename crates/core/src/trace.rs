@@ -27,6 +27,10 @@ static HAND: AtomicU32 = AtomicU32::new(0);
 static GROWING: AtomicU32 = AtomicU32::new(0);
 /// Connections that got a ring.
 static NUMBER: AtomicU64 = AtomicU64::new(0);
+/// When memory for rings is asked for again, after there was none.
+static NOT_BEFORE: AtomicU64 = AtomicU64::new(0);
+/// When a connection that was there before asks for a ring again, after one got none.
+static FOUND_NOT_BEFORE: AtomicU64 = AtomicU64::new(0);
 /// Rings that are kept because their connections went badly.
 static KEPT: AtomicU32 = AtomicU32::new(0);
 
@@ -34,6 +38,8 @@ static KEPT: AtomicU32 = AtomicU32::new(0);
 const HISTORY: u32 = 256;
 /// How many are looked at for one.
 const LOOKS: u32 = 32;
+/// After a search in vain the next one is so much later.
+const PAUSE_NS: u64 = 1_000_000_000;
 /// Most that are kept.
 const KEPT_MAX: u32 = 1024;
 
@@ -49,8 +55,9 @@ fn header() -> Option<&'static Header> {
     unsafe { HEADER.load(Acquire).as_ref() }
 }
 
-/// The ring of that number, if it has memory.
-fn ring(i: u32) -> Option<&'static Ring> {
+/// The ring of that number, if it has memory in this process: one that another process has given a
+/// number to is never looked at by address.
+pub(crate) fn ring(i: u32) -> Option<&'static Ring> {
     let base = HEADER.load(Acquire);
     if base.is_null() || i >= READY.load(Acquire) {
         return None;
@@ -93,46 +100,48 @@ fn begin() -> Option<&'static Header> {
     header()
 }
 
-/// A ring for a connection: one that was never used, or that of a connection that is over.
-fn take() -> Option<&'static Ring> {
-    if UNUSED.load(Relaxed) < HISTORY
-        && let Some(new) = never_used()
+/// A ring for a connection: one that was never used, or that of a connection that is over. With its
+/// number.
+fn take(now: u64) -> Option<(u32, &'static Ring)> {
+    let rings = UNUSED.load(Relaxed);
+    if rings < HISTORY
+        && let Some(new) = never_used(now)
     {
         return Some(new);
     }
-    used_again(State::Closed).or_else(never_used)
+    used_again(State::Closed).or_else(|| never_used(now))
 }
 
-fn used_again(state: State) -> Option<&'static Ring> {
+fn used_again(state: State) -> Option<(u32, &'static Ring)> {
     let rings = UNUSED.load(Relaxed);
     for _ in 0..LOOKS.min(rings) {
         let i = HAND.fetch_add(1, Relaxed) % rings.max(1);
         if let Some(ring) = ring(i).filter(|ring| i != 0 && ring.claim(state)) {
-            return Some(ring);
+            return Some((i, ring));
         }
     }
     None
 }
 
-fn never_used() -> Option<&'static Ring> {
+fn never_used(now: u64) -> Option<(u32, &'static Ring)> {
     loop {
         let n = UNUSED.load(Acquire);
-        if n as usize >= RINGS || (n >= READY.load(Acquire) && !grow(n)) {
+        if n as usize >= RINGS || (n >= READY.load(Acquire) && !grow(n, now)) {
             return None;
         }
         if UNUSED.compare_exchange(n, n + 1, AcqRel, Relaxed).is_ok() {
             if let Some(h) = header() {
                 h.rings.fetch_max(n + 1, Release);
             }
-            return ring(n).filter(|ring| ring.claim(State::Free));
+            return ring(n).filter(|ring| ring.claim(State::Free)).map(|ring| (n, ring));
         }
     }
 }
 
 /// More rings get memory. False: there is none, or another thread is at it.
 #[cold]
-fn grow(from: u32) -> bool {
-    if GROWING.swap(1, Acquire) != 0 {
+fn grow(from: u32, now: u64) -> bool {
+    if now < NOT_BEFORE.load(Relaxed) || GROWING.swap(1, Acquire) != 0 {
         return false;
     }
     let ready = READY.load(Acquire);
@@ -141,27 +150,35 @@ fn grow(from: u32) -> bool {
         READY.store(ready + more, Release);
         more != 0
     };
+    if !done {
+        NOT_BEFORE.store(now.saturating_add(PAUSE_NS), Relaxed);
+    }
     GROWING.store(0, Release);
     done
 }
 
-/// A ring for a connection that begins, or is there. Null: there is none.
-pub(crate) fn open(fd: i32, event: Event) -> *mut Ring {
+/// The number of a ring for a connection that begins, or is there. 0: there is none.
+pub(crate) fn open(fd: i32, event: Event) -> u32 {
     if !is_on() {
-        return core::ptr::null_mut();
+        return 0;
     }
-    let Some(h) = header().or_else(begin) else { return core::ptr::null_mut() };
-    let Some(ring) = take() else {
-        // (One that was there before tries again with each event.)
-        if event != Event::Found {
+    let Some(h) = header().or_else(begin) else { return 0 };
+    let (now, is_new) = (sys::now_ns(), event != Event::Found);
+    // (One that was there before asks with each event.)
+    if !is_new && now < FOUND_NOT_BEFORE.load(Relaxed) {
+        return 0;
+    }
+    let Some((i, ring)) = take(now) else {
+        if is_new {
             h.missed.fetch_add(1, Relaxed);
+        } else {
+            FOUND_NOT_BEFORE.store(now.saturating_add(PAUSE_NS), Relaxed);
         }
-        return core::ptr::null_mut();
+        return 0;
     };
-    let now = sys::now_ns();
     ring.open(NUMBER.fetch_add(1, Relaxed) + 1, fd as u32, now);
     ring.record(event, now, u64::from(fd as u32));
-    core::ptr::from_ref(ring).cast_mut()
+    i
 }
 
 /// Records an event of a connection, and before it what has moved since the last one.
@@ -240,15 +257,18 @@ pub(crate) fn lost(address: usize) -> bool {
     true
 }
 
-/// A child has a trace of its own; the parent's stays mapped, because inherited sockets point into
-/// it.
+/// A child has a trace of its own. It records nothing of sockets that it has inherited: the numbers
+/// of their rings are their maker's. (The parent's stays mapped: a handler that has interrupted an
+/// event may be what forks.)
 pub(crate) fn after_fork_in_child() {
     HEADER.store(core::ptr::null_mut(), Release);
     file::forget();
     for word in [&TRIED, &READY, &UNUSED, &HAND, &GROWING, &KEPT] {
         word.store(0, Relaxed);
     }
-    NUMBER.store(0, Relaxed);
+    for word in [&NUMBER, &NOT_BEFORE, &FOUND_NOT_BEFORE] {
+        word.store(0, Relaxed);
+    }
 }
 
 #[cfg(test)]

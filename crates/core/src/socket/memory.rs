@@ -59,7 +59,7 @@ pub(crate) fn new_socket(fd: c_int) -> Option<&'static Socket> {
     s.owner.store(process::id(), Relaxed);
     s.flags.store(0, Relaxed);
     s.slot.store(u32::MAX, Relaxed);
-    s.ring.store(core::ptr::null_mut(), Relaxed);
+    s.ring.store(0, Relaxed);
     s.fd.store(fd, Relaxed);
     s.channel.store(core::ptr::null_mut(), Relaxed);
     s.tx_inflight.store(0, Relaxed);

@@ -2,12 +2,15 @@ use super::*;
 use crate::testing::alone_in_child;
 use netacc_control::trace::EVENTS;
 
+fn some(i: u32) -> Option<&'static Ring> {
+    ring(i).filter(|_| i != 0)
+}
+
 fn opened() -> &'static Ring {
     crate::testing::init();
     // (Another test's thread may be about to make the file.)
     for _ in 0..100_000 {
-        // SAFETY: a ring of the trace, which is never unmapped.
-        if let Some(ring) = unsafe { open(7, Event::Accepted).as_ref() } {
+        if let Some(ring) = some(open(7, Event::Accepted)) {
             return ring;
         }
         std::thread::yield_now();
@@ -90,9 +93,7 @@ fn a_child_has_a_trace_of_its_own() {
     assert!(alone_in_child(|| {
         after_fork_in_child();
         let none = header().is_none();
-        let own = open(3, Event::Connected);
-        // SAFETY: null, or a ring of the trace, which is never unmapped.
-        let own = unsafe { own.as_ref() };
+        let own = some(open(3, Event::Connected));
         let done = none
             && own.is_some_and(|own| own.number.load(Relaxed) == 1)
             && header().is_some_and(|h| h.pid.load(Relaxed) == sys::getpid());
@@ -101,6 +102,66 @@ fn a_child_has_a_trace_of_its_own() {
     }));
     assert_eq!(of(ring, Event::Connected), 0);
     close(ring, false);
+}
+
+/// A number is of its maker's trace: in the child's own it would be another connection's ring.
+#[test]
+fn a_child_looks_at_no_ring_of_what_it_has_inherited() {
+    crate::testing::init();
+    let s = crate::socket::new_socket(-1).unwrap();
+    while s.ring.load(Relaxed) == 0 {
+        s.begin_trace(Event::Accepted);
+    }
+    let number = s.ring.load(Relaxed);
+    assert!(alone_in_child(|| {
+        crate::process::become_child();
+        after_fork_in_child();
+        let own: std::vec::Vec<_> = (0..4).map(|_| open(3, Event::Connected)).collect();
+        for event in [Event::Doorbell, Event::Shutdown] {
+            s.trace(event, 0);
+            s.trace_once(event, 0);
+        }
+        // The parent's trace is longer than the child's.
+        s.ring.store(RINGS as u32 - 1, Relaxed);
+        s.trace_once(Event::Doorbell, 0);
+        s.ring.store(number, Relaxed);
+        crate::socket::close_books(s);
+        file::remove();
+        own.iter().all(|i| ring(*i).is_some_and(|ring| ring.head.load(Relaxed) == 1))
+    }));
+    let ring = ring(number).unwrap();
+    assert_eq!((s.ring.load(Relaxed), ring.head.load(Relaxed)), (number, 1));
+    assert_eq!(ring.state.load(Relaxed), State::Open as u32, "it is its maker's to close");
+    close(ring, false);
+}
+
+#[test]
+fn where_no_memory_is_left_nobody_asks_at_each_event() {
+    use crate::testing::{calls, pass_ns, with_frozen_clock};
+    crate::testing::init();
+    let limit = |bytes: u64| {
+        let limit = libc::rlimit { rlim_cur: bytes, rlim_max: libc::RLIM_INFINITY };
+        // SAFETY: setrlimit(2) with a live rlimit.
+        unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &limit) };
+    };
+    assert!(alone_in_child(|| {
+        after_fork_in_child();
+        with_frozen_clock(|| {
+            limit(40_000);
+            let begun = (0..7).all(|_| open(3, Event::Connected) != 0);
+            let ends = open(3, Event::Connected) == 0;
+            let before = calls();
+            let events = [Event::Found, Event::Connected, Event::Found];
+            let none = events.map(|event| open(3, event)) == [0; 3];
+            let quiet = calls() == before;
+            limit(libc::RLIM_INFINITY);
+            let still = open(3, Event::Connected) == 0;
+            pass_ns(PAUSE_NS);
+            let again = open(3, Event::Found) != 0;
+            file::remove();
+            begun && ends && none && quiet && still && again
+        })
+    }));
 }
 
 #[test]
@@ -121,5 +182,5 @@ fn who_loses_its_memory_goes_on() {
 fn what_is_turned_off_records_nothing() {
     crate::testing::init();
     let config = netacc_control::Config { trace: false, ..crate::config::get().clone() };
-    crate::config::with(config, || assert!(open(7, Event::Accepted).is_null()));
+    crate::config::with(config, || assert!(open(7, Event::Accepted) == 0));
 }
