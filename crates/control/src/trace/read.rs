@@ -127,9 +127,9 @@ mod at {
     pub(super) const PEER_ADDR: usize = offset_of!(Ring, peer_addr);
 }
 
-/// No header is longer, nor a ring.
+/// No header is longer, nor a ring: of few bytes there is not to be much text.
 const HEADER_MAX: usize = 1 << 20;
-const RING_MAX: usize = 1 << 20;
+const RING_MAX: usize = 64 << 10;
 const RINGS_MAX: usize = 1 << 20;
 
 impl Head {

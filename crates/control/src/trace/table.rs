@@ -126,6 +126,8 @@ pub struct Table {
 
 /// No table has more of anything.
 const MOST: usize = 256;
+/// No event has more.
+const FIELDS_MAX: usize = 8;
 
 impl Table {
     /// Reads it. What is no line of a table does not count.
@@ -135,7 +137,8 @@ impl Table {
             let mut parts = line.split(' ').filter(|part| !part.is_empty());
             match (parts.next(), parts.next()) {
                 (Some("event"), Some(name)) => {
-                    table.events.push((tidy(name), parts.take(MOST).filter_map(field).collect()));
+                    let fields = parts.take(FIELDS_MAX).filter_map(field).collect();
+                    table.events.push((tidy(name), fields));
                 }
                 (Some("words"), Some(name)) => {
                     table.words.push((tidy(name), parts.take(MOST).map(tidy).collect()));

@@ -244,6 +244,19 @@ fn a_table_of_another_version_is_understood() {
     assert_eq!(table.meaning(2, 0), None);
 }
 
+/// A small file of somebody's making is no gigabyte of text.
+#[test]
+fn what_a_file_can_say_is_bounded() {
+    let many = "event e".to_owned() + &" f:1".repeat(200);
+    assert_eq!(Table::parse(&many).meaning(0, u64::MAX).unwrap().fields.len(), 8);
+    let mut head = File::new(1).head_bytes();
+    let at = core::mem::offset_of!(Header, ring_bytes);
+    for (bytes, is_read) in [(64u32 << 10, true), ((64 << 10) + 16, false)] {
+        head[at..at + 4].copy_from_slice(&bytes.to_le_bytes());
+        assert_eq!(Head::read(&head).is_ok(), is_read, "{bytes}");
+    }
+}
+
 #[test]
 fn the_table_fits_and_says_all() {
     let mut text = String::new();
