@@ -7,7 +7,7 @@
 use crate::segment;
 use crate::selection::Network;
 use netacc_control::trace::{DIRECTORY, Head, NAME, RingText};
-use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, statx};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags, statx};
 use std::collections::HashSet;
 use std::fmt;
 use std::fs::{self, File};
@@ -165,16 +165,22 @@ pub fn of_process(pid: u32) -> Option<Trace> {
 }
 
 /// Opens what a link of `/proc/PID/fd` leads to, if it is memory. Whoever has mounts of their own
-/// can give another file that name, and one that is opened may keep us waiting: where it is, is
-/// asked without a question to its file system.
+/// can give another file that name, and one that is opened may keep us waiting: what and where it
+/// is, is asked without a question to its file system.
 fn open_memory(link: &Path, directory: &Path) -> Option<File> {
     let it = rustix::fs::open(link, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    let data = statx(it.as_fd(), c"", flags, StatxFlags::empty()).ok()?;
+    let data = statx(it.as_fd(), c"", flags, StatxFlags::TYPE).ok()?;
+    if FileType::from_raw_mode(data.stx_mode.into()) != FileType::RegularFile {
+        return None;
+    }
     let device = (data.stx_dev_major, data.stx_dev_minor);
     let is_memory = segment::device_of_memory().ok() == Some(device)
         || is_tmpfs(&segment::lossy(&directory.join("mountinfo")).unwrap_or_default(), device);
-    is_memory.then(|| File::open(format!("/proc/self/fd/{}", it.as_raw_fd())).ok()).flatten()
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let open =
+        || rustix::fs::open(format!("/proc/self/fd/{}", it.as_raw_fd()), flags, Mode::empty()).ok();
+    is_memory.then(open).flatten().map(File::from)
 }
 
 /// Whether a device is a tmpfs among these mounts (proc_pid_mountinfo(5)).

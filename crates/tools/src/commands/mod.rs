@@ -16,6 +16,7 @@ pub mod trace;
 use crate::options;
 use clap::{ArgMatches, Command, FromArgMatches, Subcommand};
 use netacc_bench::Command as Bench;
+use std::borrow::Cow;
 use std::ffi::c_int;
 use std::io::{self, Write};
 
@@ -98,7 +99,7 @@ fn parse(tool: &str, command: Command) -> Result<ArgMatches, c_int> {
 /// A reader that has seen enough is no error.
 fn print(tool: &str, text: &str) -> c_int {
     let mut out = io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+    match out.write_all(tame(text).as_bytes()).and_then(|()| out.flush()) {
         Ok(()) => 0,
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => 0,
         Err(error) => {
@@ -108,8 +109,28 @@ fn print(tool: &str, text: &str) -> c_int {
     }
 }
 
+/// JSON escapes what is below a blank. What else drives a terminal stands in strings alone, and is
+/// escaped as there.
+fn tame(text: &str) -> Cow<'_, str> {
+    let drives = |c: char| ('\u{7f}'..='\u{9f}').contains(&c);
+    if !text.contains(drives) {
+        return text.into();
+    }
+    let one = |c: char| if drives(c) { format!("\\u{:04x}", u32::from(c)) } else { c.into() };
+    text.chars().map(one).collect()
+}
+
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn json_does_not_drive_a_terminal() {
+        let value = serde_json::json!("a\u{1b}\u{7f}\u{9b}2J\u{a0}é");
+        let text = value.to_string();
+        let tamed = super::tame(&text);
+        assert!(!tamed.chars().any(char::is_control), "{tamed}");
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&tamed).unwrap(), value);
+    }
+
     #[test]
     fn the_command_line_is_well_formed() {
         super::netacc_command().debug_assert();

@@ -1,8 +1,8 @@
 //! `netacc trace`: what has become of connections, of processes that run and of killed ones.
 
-use super::{STATUS_FAILED, STATUS_USAGE, print};
+use super::{STATUS_FAILED, STATUS_USAGE, print, tame};
 use crate::selection::Network;
-use crate::show::printable;
+use crate::show::one_line;
 use crate::trace::{self, Trace, Wanted};
 use clap::ArgMatches;
 use std::collections::HashMap;
@@ -29,7 +29,7 @@ pub fn main(matches: &ArgMatches) -> c_int {
 }
 
 fn complain(text: impl std::fmt::Display) {
-    let _ = writeln!(io::stderr(), "{TOOL}: {}", printable(&text.to_string()));
+    let _ = writeln!(io::stderr(), "{TOOL}: {}", one_line(&text.to_string()));
 }
 
 fn list(matches: &ArgMatches) -> c_int {
@@ -125,7 +125,7 @@ fn follow(mut traces: Vec<Trace>, wanted: &Wanted, is_json: bool) -> c_int {
         lines.sort();
         let text: String = lines.into_iter().map(|(_, line)| line).collect();
         let mut out = io::stdout().lock();
-        if out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_err() || is_last {
+        if out.write_all(tame(&text).as_bytes()).and_then(|()| out.flush()).is_err() || is_last {
             return 0;
         }
         drop(out);

@@ -1,6 +1,6 @@
 //! Traces as tables, lines and JSON.
 
-use crate::show::{Table, address, printable, size};
+use crate::show::{Table, address, one_line, size};
 use crate::trace::{Trace, Wanted};
 use netacc_control::trace::{Meaning, RingText, State};
 use serde_json::{Map, Value, json};
@@ -13,12 +13,12 @@ pub(super) fn list(traces: &[Trace]) -> String {
     for trace in traces {
         table.row([
             trace.pid.to_string(),
-            printable(&trace.head.program),
+            one_line(&trace.head.program),
             trace.state().to_owned(),
             trace.head.rings.saturating_sub(1).to_string(),
             trace.head.missed.to_string(),
             size(trace.bytes),
-            printable(&trace.path.to_string_lossy()),
+            one_line(&trace.path.to_string_lossy()),
         ]);
     }
     match traces {
@@ -167,7 +167,7 @@ pub(super) fn text(traces: &[Trace], wanted: &Wanted) -> String {
     let mut out = String::new();
     for trace in traces {
         let _ =
-            writeln!(out, "{} ({}), {}", printable(&trace.head.program), trace.pid, trace.state());
+            writeln!(out, "{} ({}), {}", one_line(&trace.head.program), trace.pid, trace.state());
         for ring in trace.rings().iter().filter(|ring| wanted.has(ring)) {
             let events = said(trace, ring, wanted);
             if events.is_empty() {
