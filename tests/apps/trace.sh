@@ -102,9 +102,18 @@ fi
 head -c 20000 /dev/urandom >/dev/shm/netacc-trace.0000000000000001.1
 mkfifo /dev/shm/netacc-trace.0000000000000002.2
 ln -s /etc/passwd /dev/shm/netacc-trace.0000000000000003.3
+# (A FIFO of that name that somebody holds: who opens it may wait for ever.)
+python3 -c '
+import os, sys, time
+os.mkfifo("/dev/shm/netacc-trace.x")
+os.open("/dev/shm/netacc-trace.x", os.O_RDONLY | os.O_NONBLOCK)
+print(flush=True)
+time.sleep(1000)' >"$TMP/holds" & HOLDER=$!; PIDS+=("$HOLDER")
+wait_for 10 test -s "$TMP/holds"
 check garbage timeout 20 "${TRACE[@]}" list
 check garbage-shown timeout 20 "${TRACE[@]}" show
-rm -f /dev/shm/netacc-trace.000000000000000[123].[123]
+killed "$HOLDER"
+rm -f /dev/shm/netacc-trace.000000000000000[123].[123] /dev/shm/netacc-trace.x
 begin 4
 : >"$(ask 't["path"]' -p "$SERVER" | sed "s|/proc/[0-9]*/fd.*|$(find /dev/shm -name "netacc-trace.*.$SERVER")|")"
 sleep 0.5
@@ -112,7 +121,39 @@ if kill -0 "$SERVER" && ! grep -q over "$TMP/client.$PORT"; then ok made-shorter
   fail made-shorter "$(cat "$TMP/server.err" "$TMP/client.$PORT")"; fi
 killed "$SERVER"; killed "$CLIENT"
 
-# So many are kept of killed processes when the next one begins, and no more.
+# A program that locks all its memory has no more of it locked than there are rings, and its name
+# forges nothing.
+become_accel python3 -c '
+import ctypes, os, socket
+libc = ctypes.CDLL(None)
+libc.prctl(15, b"a\nb \x7f\xc2\x9bc")
+libc.mlockall(2)
+l = socket.create_server(("127.0.0.1", 0))
+a = socket.create_connection(l.getsockname())
+os.kill(os.getpid(), 9)' 2>/dev/null &
+LOCKED=$!; wait "$LOCKED" 2>/dev/null
+locked=$(find /dev/shm -name "netacc-trace.*.$LOCKED")
+small() { [ "$(stat -c %s "$1")" -lt 100000 ] && [ $(("$(stat -c %b "$1")" * 512)) -lt 100000 ]; }
+check locked-small small "$locked"
+check one-line grep -q "^$LOCKED  *a?b " <("${TRACE[@]}" list)
+controls() { LC_ALL=C grep -q $'[\x7f\x9b]' <("${TRACE[@]}" "$@"); }
+same no-controls "1 1 1" "$(for words in list 'list --json' export; do
+  controls $words; echo $?; done | xargs)"
+
+# A child leaves what it has inherited alone, whoever begins to trace later.
+become_accel env NACC_TRACE=0 python3 "$(dirname "$0")/trace_fork.py" "$LIB_DIR/netacc" \
+  >"$TMP/fork" 2>&1 & FORKED=$!; PIDS+=("$FORKED")
+if wait "$FORKED"; then ok forked; else fail forked "$(tail -3 "$TMP/fork")"; fi
+
+# So many are kept of killed processes when the next one begins, and no more: of numbers that are
+# in use again, too, and however many others have.
+for n in $(seq 10 30); do : >/dev/shm/netacc-trace.00000000000000$n.$$; done
+others=0
+if [ "$(id -u)" = 0 ]; then
+  for n in $(seq 100 700); do : >/dev/shm/netacc-trace.ffffffffffffff00.$n; done
+  others=$(find /dev/shm -name 'netacc-trace.ffff*' | wc -l)
+  chown 65534 /dev/shm/netacc-trace.ffff*
+fi
 for _ in $(seq 20); do
   become_accel python3 -c '
 import os, socket
@@ -121,6 +162,7 @@ a = socket.create_connection(l.getsockname())
 os.kill(os.getpid(), 9)' 2>/dev/null &
   wait $! 2>/dev/null
 done
-same kept 17 "$(find /dev/shm -name 'netacc-trace.*' | wc -l)"
+same kept $((17 + others)) "$(find /dev/shm -name 'netacc-trace.*' | wc -l)"
+rm -f /dev/shm/netacc-trace.ffffffffffffff00.*
 
 finish
