@@ -348,5 +348,44 @@ pub fn list() -> Vec<Scenario> {
             },
             |t| obedient(t, 1),
         ),
+        pair(
+            "epoll/oneshot-fired-then-back-on-tcp",
+            "ONESHOT has fired in four sets, a fifth takes the connection back to TCP, and it is reset: none fires before it is armed",
+            |t| {
+                let fd = t.server();
+                let sets = [set(), set(), set(), set()];
+                for (i, set) in (0..).zip(sets) {
+                    add(set, fd, IN | ONESHOT, i);
+                }
+                ask(t, "b0");
+                for set in sets {
+                    show(t, "fires", sys::epoll_wait(set, 8, 5000));
+                }
+                recv_exact(fd, 1);
+                add(set(), fd, IN, 4);
+                t.went_back(fd, "several-epoll-sets");
+                let [a, b, c, d] = sets;
+                t.log("again", sys::epoll_ctl(a, libc::EPOLL_CTL_ADD, fd, IN, 5));
+                t.log("mod, exclusive", sys::epoll_ctl(a, MOD, fd, IN | EXCLUSIVE, 5));
+                t.log("mod", sys::epoll_ctl(b, MOD, fd, IN | ONESHOT, 6));
+                t.log("del", sys::epoll_ctl(c, DEL, fd, 0, 0));
+                t.log("del again", sys::epoll_ctl(c, DEL, fd, 0, 0));
+                ask(t, "b0");
+                show(t, "armed", sys::epoll_wait(b, 8, 5000));
+                // (A byte that its peer has not read makes this end a reset.)
+                t.log("send", sys::send(fd, b"z", libc::MSG_NOSIGNAL));
+                ask(t, "c0");
+                t.log("reset", sys::await_events(fd, libc::POLLHUP, 5000) != 0);
+                for set in sets {
+                    show(t, "fired", sys::epoll_wait(set, 8, 20));
+                }
+                t.log("mod", sys::epoll_ctl(d, MOD, fd, IN | ONESHOT, 7));
+                show(t, "armed", sys::epoll_wait(d, 8, 5000));
+                show(t, "fired", sys::epoll_wait(d, 8, 20));
+                t.tell("x");
+            },
+            |t| obedient(t, 1),
+        )
+        .demoted(),
     ]
 }

@@ -1,7 +1,7 @@
 //! epoll_ctl: a registration is the kernel's (of a candidate, or of what is not connected yet), an
 //! item at the socket's home, or an extra item.
 
-use super::handover::{bar, light, may_attach_when_armed, take_over};
+use super::handover::{bar, hand_back, light, may_attach_when_armed, take_over};
 use super::ready::may_report;
 use super::{
     CARRIER, EXCLUSIVE, EXCLUSIVE_OK, EXTRAS, Epoll, Inner, Item, activate, at, homes, leave, post,
@@ -66,7 +66,7 @@ unsafe fn ctl_ours(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event, r
     if e.owner.load(Relaxed) != process::id() || s.is_inherited() {
         io::need_kernel(fd, Reason::InheritedByFork);
         if e.owner.load(Relaxed) != process::id() || !s.is(State::Attached) {
-            return PASS;
+            return ctl_plain(e, epfd, op, on, ev);
         }
         return ctl_attached(e, epfd, op, on, ev);
     }
@@ -93,10 +93,50 @@ unsafe fn ctl_ours(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event, r
             }
             State::Changing if crate::socket::await_change(s) => {}
             State::Attached => break,
-            _ => return PASS,
+            _ => return ctl_plain(e, epfd, op, on, ev),
         }
     }
     ctl_attached(e, epfd, op, on, ev)
+}
+
+/// The kernel keeps it, but for one that had fired when it went there ([`Item::absent`]).
+fn ctl_plain(e: &'static Epoll, epfd: c_int, op: c_int, on: Named, ev: epoll_event) -> Ret {
+    let Named { s, fd, .. } = on;
+    if !e.connections.load(Relaxed) {
+        return PASS;
+    }
+    let mut inner = e.inner.lock();
+    let Some(i) = inner.index_of(fd).filter(|i| inner.item_of(*i, s).is_some()) else {
+        return PASS;
+    };
+    let mine = e.owner.load(Relaxed) == process::id();
+    if mine && s.is(State::Plain) && inner.item(i).is_some_and(|item| item.attached) {
+        // Who made it plain has not come by here yet.
+        hand_back(e, &mut inner, i);
+    }
+    if !inner.item_of(i, s).is_some_and(|item| item.absent) {
+        return PASS;
+    }
+    let r = ctl_absent(epfd, op, fd, ev);
+    if r == 0 {
+        take_record_out(e, &mut inner, i);
+    }
+    r
+}
+
+/// What the kernel would answer, if it had the registration. (Another process that shares the set
+/// may have armed it.)
+fn ctl_absent(epfd: c_int, op: c_int, fd: c_int, mut ev: epoll_event) -> Ret {
+    match op {
+        libc::EPOLL_CTL_MOD if ev.events & EXCLUSIVE == 0 => register(epfd, fd, ev),
+        libc::EPOLL_CTL_ADD => -(libc::EEXIST as Ret),
+        libc::EPOLL_CTL_DEL => {
+            // SAFETY: one valid event.
+            let _ = unsafe { sys::epoll_ctl(epfd, op, fd, &mut ev) };
+            0
+        }
+        _ => -(libc::EINVAL as Ret),
+    }
 }
 
 /// The kernel keeps it; recorded for the day it is attached. `None`: it is no candidate any more.
@@ -134,8 +174,12 @@ fn ctl_candidate(
         not_put();
         return None;
     }
-    // SAFETY: one valid event.
-    let r = unsafe { sys::epoll_ctl(epfd, op, fd, &mut ev) };
+    let r = if here.and_then(|i| inner.item(i)).is_some_and(|item| item.absent) {
+        ctl_absent(epfd, op, fd, ev)
+    } else {
+        // SAFETY: one valid event.
+        unsafe { sys::epoll_ctl(epfd, op, fd, &mut ev) }
+    };
     if r == 0 && op != libc::EPOLL_CTL_DEL && e.active.load(Acquire) {
         inner.mark_kernel(e);
     }
@@ -145,7 +189,7 @@ fn ctl_candidate(
             (libc::EPOLL_CTL_MOD, Some(i)) if r == 0 => {
                 if let Some(item) = inner.item(i) {
                     (item.events, item.data) = (ev.events, ev.u64);
-                    (item.fired, item.asked) = (false, 0);
+                    (item.absent, item.fired, item.asked) = (false, false, 0);
                 }
             }
             _ => {}
@@ -204,6 +248,7 @@ fn new_item(on: Named, ev: epoll_event) -> Item {
         plain: false,
         queued: false,
         disabled: false,
+        absent: false,
         fired: false,
         asked: 0,
         carrier_news: true,
@@ -397,7 +442,10 @@ fn evict(s: &'static Socket) {
 
 /// Puts the carrier into the kernel's set under a tag, whatever stands there for it.
 pub(super) fn register_carrier(epfd: c_int, fd: c_int, index: u32) -> isize {
-    let mut ev = epoll_event { events: CARRIER, u64: tag(index) };
+    register(epfd, fd, epoll_event { events: CARRIER, u64: tag(index) })
+}
+
+fn register(epfd: c_int, fd: c_int, mut ev: epoll_event) -> isize {
     // SAFETY: one valid event.
     let r = unsafe { sys::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, &mut ev) };
     if r == -(libc::EEXIST as isize) {

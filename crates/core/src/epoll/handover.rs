@@ -112,6 +112,7 @@ pub(super) fn take_over(e: &'static Epoll, s: &'static Socket, fd: c_int) {
     }
     if let Some(item) = inner.item(index) {
         item.attached = true;
+        item.absent = false;
         item.carrier_news = true;
         item.disabled = item.fired && item.events & ONESHOT != 0;
     }
@@ -164,6 +165,12 @@ pub(super) fn give_to_kernel(epfd: c_int, item: &Item) {
     }
 }
 
+fn take_from_kernel(epfd: c_int, fd: c_int) {
+    let mut ev = epoll_event { events: 0, u64: 0 };
+    // SAFETY: one valid event.
+    let _ = unsafe { sys::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, &mut ev) };
+}
+
 pub(super) fn hand_back(e: &Epoll, inner: &mut Inner, index: u32) {
     if let Some(item) = inner.item(index).filter(|item| item.nameless) {
         item.plain = true;
@@ -171,15 +178,24 @@ pub(super) fn hand_back(e: &Epoll, inner: &mut Inner, index: u32) {
         prod(e, inner);
         return;
     }
+    let stays = |item: &Item| {
+        let fired = item.absent || (item.attached && item.disabled);
+        fired || item.socket.is(State::Candidate)
+    };
     if let Some(item) = inner
         .item(index)
-        .filter(|item| item.present && item.extra.is_none() && item.socket.is(State::Candidate))
+        .filter(|item| item.present && item.extra.is_none() && stays(item))
     {
-        // It may come back: recorded for that day, as any candidate's.
+        // It may come back: recorded for that day, as any candidate's. Or it is armed one day.
         if !item.attached {
             return;
         }
-        give_to_kernel(e.fd.load(Relaxed), item);
+        if item.disabled {
+            item.absent = true;
+            take_from_kernel(e.fd.load(Relaxed), item.fd);
+        } else {
+            give_to_kernel(e.fd.load(Relaxed), item);
+        }
         item.attached = false;
         item.queued = false;
         (item.fired, item.asked) = (item.disabled, 0);

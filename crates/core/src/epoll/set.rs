@@ -37,6 +37,10 @@ pub(super) struct Item {
     pub(super) queued: bool,
     /// ONESHOT has fired.
     pub(super) disabled: bool,
+    /// Of one that had fired when the socket went back to the kernel: the kernel has no
+    /// registration until it is armed again. (It would report an end of the connection by one that
+    /// it has not fired itself.)
+    pub(super) absent: bool,
     /// Of a candidate with ONESHOT, which the kernel has: it is known that it has fired; how many
     /// calls have asked since it was armed.
     pub(super) fired: bool,
