@@ -288,9 +288,29 @@ pub(crate) fn on_dup(e: &'static Epoll) {
     e.refs.fetch_add(1, AcqRel);
 }
 
-/// One of its descriptors is closed; with the last one (of this process) everything kept here goes.
-pub(crate) fn on_close(e: &'static Epoll) {
-    if e.refs.fetch_sub(1, AcqRel) > 1 || e.owner.load(Relaxed) != process::id() {
+/// The set goes on without its number `fd`: it is known by another that names it.
+#[cold]
+fn lose_number(e: &'static Epoll, fd: c_int) {
+    // Who uses the number under the lock is through with it before it is another file's. (A signal
+    // handler that interrupted a call on the set cannot wait for that.)
+    let mine = e.owner.load(Relaxed) == process::id();
+    let _inner = mine.then(|| e.inner.lock_unless_mine());
+    if e.fd.load(Relaxed) != fd {
+        return;
+    }
+    fd_table::for_each(|other, entry| {
+        if other != fd && matches!(entry, Entry::Epoll(named) if named == Place::of(e)) {
+            e.fd.store(other, Relaxed);
+        }
+    });
+}
+
+/// Its descriptor `fd` is closed; with the last one (of this process) everything kept here goes.
+pub(crate) fn on_close(e: &'static Epoll, fd: c_int) {
+    if e.refs.fetch_sub(1, AcqRel) > 1 {
+        return lose_number(e, fd);
+    }
+    if e.owner.load(Relaxed) != process::id() {
         return;
     }
     let mut inner = e.inner.lock();

@@ -75,7 +75,7 @@ pub(crate) fn closed_by_kernel(fd: c_int) {
             epoll::forget(s, g, fd);
             let _ = io::close(s, g, fd, false);
         }
-        Entry::Epoll(e) => epoll::on_close(epoll::at(e)),
+        Entry::Epoll(e) => epoll::on_close(epoll::at(e), fd),
         Entry::Ring(ring) => on_close(at(ring)),
         _ => {}
     }

@@ -163,7 +163,7 @@ fn close_ours(fd: c_int, raw: u64) -> Ret {
         }
         Entry::Epoll(e) => {
             if fd_table::take(fd, raw) {
-                epoll::on_close(epoll::at(e));
+                epoll::on_close(epoll::at(e), fd);
             }
             sys::close(fd)
         }
@@ -211,7 +211,7 @@ fn forget_stale_slow(fd: c_int, raw: u64) {
             epoll::forget(s, g, -1);
             let _ = io::close(s, g, -1, false);
         }
-        Entry::Epoll(e) => epoll::on_close(epoll::at(e)),
+        Entry::Epoll(e) => epoll::on_close(epoll::at(e), fd),
         Entry::Ring(ring) => io_uring::on_close(io_uring::at(ring)),
         _ => {}
     }

@@ -387,5 +387,36 @@ pub fn list() -> Vec<Scenario> {
             |t| obedient(t, 1),
         )
         .demoted(),
+        pair(
+            "epoll/set-known-by-its-second-number",
+            "a set goes on under a duplicate, and its number is another set's: what is deleted in it stays in the other",
+            |t| {
+                let fd = t.server();
+                let (a, b, c) = (set(), set(), set());
+                add(a, fd, IN, 1);
+                add(b, fd, IN, 2);
+                let other = sys::dup(a).expect("dup");
+                t.log("close", sys::close(a));
+                t.log("dup2", sys::dup2(c, a).map(|to| to == a));
+                add(a, fd, IN, 3);
+                t.log("del", sys::epoll_ctl(other, DEL, fd, 0, 0));
+                t.log("del again", sys::epoll_ctl(other, DEL, fd, 0, 0));
+                t.still_fast(fd);
+                // The kernel's again, which has what the library has left it.
+                let sets = [set(), set(), set()];
+                for set in sets {
+                    add(set, fd, IN, 4);
+                }
+                ask(t, "b0");
+                show(t, "gone", sys::epoll_wait(other, 8, 20));
+                for set in [b, c, a].iter().chain(&sets) {
+                    show(t, "each", sys::epoll_wait(*set, 8, 5000));
+                }
+                t.went_back(fd, "several-epoll-sets");
+                t.tell("x");
+            },
+            |t| obedient(t, 1),
+        )
+        .demoted(),
     ]
 }

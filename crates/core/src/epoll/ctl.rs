@@ -282,7 +282,7 @@ fn ctl_attached(e: &'static Epoll, epfd: c_int, op: c_int, on: Named, ev: epoll_
         && inner.item(i).is_some_and(|item| !item.present)
     {
         // Not as it was: that it is exclusive has to be known where it comes into other sets.
-        take_out(e, &mut inner, i);
+        take_out(e, epfd, &mut inner, i);
         index = None;
     }
     let r = match (op, index) {
@@ -318,7 +318,7 @@ fn ctl_attached(e: &'static Epoll, epfd: c_int, op: c_int, on: Named, ev: epoll_
             };
             // (Nobody tells a set of what only others of the socket's are to report.)
             if item.extra.is_some() || s.registrations.load(SeqCst) > 1 {
-                take_out(e, &mut inner, i);
+                take_out(e, epfd, &mut inner, i);
             } else {
                 item.present = false;
                 stats::count(Counter::EpollCtlSaved);
@@ -416,14 +416,13 @@ fn add(e: &'static Epoll, epfd: c_int, on: Named, ev: epoll_event) -> Ret {
     }
 }
 
-/// Takes an item out of the set and of the kernel's; it has a name.
-pub(super) fn take_out(e: &Epoll, inner: &mut Inner, index: u32) {
+/// Takes an item out of the set and of the kernel's, which `epfd` names; it has a name.
+pub(super) fn take_out(e: &Epoll, epfd: c_int, inner: &mut Inner, index: u32) {
     let Some(item) = inner.remove(index) else { return };
     if item.attached {
         let mut ev = epoll_event { events: 0, u64: 0 };
         // SAFETY: one valid event; the descriptor is open.
-        let _ =
-            unsafe { sys::epoll_ctl(e.fd.load(Relaxed), libc::EPOLL_CTL_DEL, item.fd, &mut ev) };
+        let _ = unsafe { sys::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, item.fd, &mut ev) };
     }
     leave(e, &item);
 }
@@ -435,7 +434,7 @@ fn evict(s: &'static Socket) {
         let Some(index) = homes::item(s, home) else { continue };
         let has_left = |item: &mut Item| !item.present && item.attached && !item.nameless;
         if inner.item_of(index, s).is_some_and(has_left) {
-            take_out(home, &mut inner, index);
+            take_out(home, home.fd.load(Relaxed), &mut inner, index);
         }
     }
 }

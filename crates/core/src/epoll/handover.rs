@@ -256,7 +256,7 @@ fn forget_in(e: &'static Epoll, s: &'static Socket, fd: c_int, last: bool) {
             continue;
         }
         if !item.present {
-            take_out(e, &mut inner, i);
+            take_out(e, e.fd.load(Relaxed), &mut inner, i);
             continue;
         }
         // The kernel goes on reporting a closed descriptor whose file lives on (epoll(7), Q6): let
@@ -296,7 +296,7 @@ fn lose_name(e: &Epoll, inner: &mut Inner, index: u32) {
         }
     });
     if other < 0 && !was_nameless {
-        take_out(e, inner, index);
+        take_out(e, e.fd.load(Relaxed), inner, index);
     } else if other < 0 {
         if let Some(item) = inner.remove(index) {
             leave(e, &item);
