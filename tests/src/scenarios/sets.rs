@@ -418,5 +418,25 @@ pub fn list() -> Vec<Scenario> {
             |t| obedient(t, 1),
         )
         .demoted(),
+        pair(
+            "epoll/exclusive-no-more",
+            "a registration with EPOLLEXCLUSIVE is deleted and made anew without it: a second set is nothing special",
+            |t| {
+                let fd = t.server();
+                let (a, b) = (set(), set());
+                add(a, fd, IN | EXCLUSIVE, 1);
+                t.log("del", sys::epoll_ctl(a, DEL, fd, 0, 0));
+                add(a, fd, IN, 2);
+                add(b, fd, IN, 3);
+                ask(t, "b0");
+                show(t, "a", sys::epoll_wait(a, 8, 5000));
+                show(t, "b", sys::epoll_wait(b, 8, 5000));
+                t.log("mod", sys::epoll_ctl(a, MOD, fd, IN | ET, 4));
+                show(t, "a", sys::epoll_wait(a, 8, 5000));
+                t.still_fast(fd);
+                t.tell("x");
+            },
+            |t| obedient(t, 1),
+        ),
     ]
 }

@@ -278,10 +278,11 @@ fn ctl_attached(e: &'static Epoll, epfd: c_int, op: c_int, on: Named, ev: epoll_
     let mut inner = e.inner.lock();
     let mut index = inner.index_of(fd).filter(|i| inner.item_of(*i, s).is_some());
     if let (libc::EPOLL_CTL_ADD, Some(i)) = (op, index)
-        && ev.events & EXCLUSIVE != 0
-        && inner.item(i).is_some_and(|item| !item.present)
+        && inner
+            .item(i)
+            .is_some_and(|item| !item.present && (item.events | ev.events) & EXCLUSIVE != 0)
     {
-        // Not as it was: that it is exclusive has to be known where it comes into other sets.
+        // Not as it was: whether it is exclusive has to be known where it comes into other sets.
         take_out(e, epfd, &mut inner, i);
         index = None;
     }
