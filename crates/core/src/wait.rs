@@ -17,7 +17,7 @@ use crate::trace::Event;
 use crate::{channel, control, engines, fd_words, numbers, process, sleep, stats, sys};
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::*};
 use libc::{epoll_event, pollfd};
-use netacc_control::stats::Counter;
+use netacc_control::stats::{Counter, Reason};
 use netacc_ring::sleepers::{self, THREAD_PLACES};
 #[cfg(test)]
 pub(crate) use spin::ALONE;
@@ -79,17 +79,17 @@ pub(crate) fn claim_for_thread() -> Option<usize> {
 }
 
 /// Takes a waiting place for the epoll instance `set`, whose doorbells come with `data`.
-pub(crate) fn claim_for_epoll(set: i32, data: u64) -> Option<usize> {
-    let i = claim(THREAD_PLACES..PLACES)?;
-    let p = POOL.get(i)?;
+pub(crate) fn claim_for_epoll(set: i32, data: u64) -> Result<usize, Reason> {
+    let i = claim(THREAD_PLACES..PLACES).ok_or(Reason::SeveralEpollSets)?;
+    let p = POOL.get(i).ok_or(Reason::SeveralEpollSets)?;
     if p.own.load(Acquire) < 0 {
         p.own.store(channel::new_doorbell(), Release);
     }
     if p.own.load(Acquire) < 0 || !listen(set, p.own.load(Acquire), data) {
         p.taken.store(0, Release);
-        return None;
+        return Err(Reason::NoDescriptor);
     }
-    Some(i)
+    Ok(i)
 }
 
 /// Gives a place back; its doorbells are kept for the next.

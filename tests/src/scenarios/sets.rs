@@ -438,5 +438,24 @@ pub fn list() -> Vec<Scenario> {
             },
             |t| obedient(t, 1),
         ),
+        pair(
+            "epoll/second-set-is-polled",
+            "a connection is put into a second set, which is in a third",
+            |t| {
+                let fd = t.server();
+                let (a, b, outer) = (set(), set(), set());
+                add(a, fd, IN, 1);
+                add(outer, b, IN, 2);
+                add(b, fd, IN, 3);
+                ask(t, "b0");
+                show(t, "a", sys::epoll_wait(a, 8, 5000));
+                show(t, "outer", sys::epoll_wait(outer, 8, 5000));
+                show(t, "b", sys::epoll_wait(b, 8, 5000));
+                t.went_back(fd, "several-epoll-sets");
+                t.tell("x");
+            },
+            |t| obedient(t, 1),
+        )
+        .demoted(),
     ]
 }

@@ -147,7 +147,7 @@ reasons! {
         "None; stdio calls inside libc cannot be followed.";
     Splice "splice" "The program used splice, which moves data inside the kernel.",
         "None, or turn off the feature of the program that uses it.";
-    SeveralEpollSets "several-epoll-sets" "The socket is in more than four epoll sets, in several with EPOLLEXCLUSIVE, or its set is itself polled or passed on.",
+    SeveralEpollSets "several-epoll-sets" "The socket is in more than four epoll sets, in several with EPOLLEXCLUSIVE, or in one that is itself polled or passed on, has 64 peers already, or is one more than the 128 that are served.",
         "None needed; the connection is correct, at TCP's speed.";
     DuplicateInEpoll "duplicate-in-epoll" "A duplicate of the socket's descriptor is in an epoll set beside the first.",
         "None needed; the connection is correct, at TCP's speed.";

@@ -363,8 +363,8 @@ fn add(e: &'static Epoll, epfd: c_int, on: Named, ev: epoll_event) -> Ret {
             let why = match homes::take(s, e, ev.events) {
                 Ok(taken) => {
                     home = Some(taken);
-                    let here = s.channel().is_some_and(|channel| activate(e, &mut inner, channel));
-                    (!here).then_some(Reason::NoDescriptor)
+                    let activated = s.channel().map(|channel| activate(e, &mut inner, channel));
+                    activated.unwrap_or(Err(Reason::ChannelFailed)).err()
                 }
                 Err(why) => Some(why),
             };

@@ -104,10 +104,13 @@ pub(super) fn take_over(e: &'static Epoll, s: &'static Socket, fd: c_int) {
     let Some(item_fd) = inner.item_of(index, s).filter(|i| !i.attached).map(|i| i.fd) else {
         return;
     };
-    if !activate(e, &mut inner, channel) || register_carrier(e.fd.load(Relaxed), item_fd, index) < 0
-    {
+    let registered = activate(e, &mut inner, channel).and_then(|()| {
+        let r = register_carrier(e.fd.load(Relaxed), item_fd, index);
+        if r < 0 { Err(Reason::NoDescriptor) } else { Ok(()) }
+    });
+    if let Err(why) = registered {
         drop(inner);
-        io::need_kernel(fd, Reason::NoDescriptor);
+        io::need_kernel(fd, why);
         return;
     }
     if let Some(item) = inner.item(index) {

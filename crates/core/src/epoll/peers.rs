@@ -7,6 +7,7 @@ use crate::socket::Socket;
 use crate::{agent, wait};
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering::*;
+use netacc_control::stats::Reason;
 use netacc_ring::ReadySet;
 
 /// Lets go of channels whose peer is gone and that no item of the set uses.
@@ -101,13 +102,16 @@ fn set_notify(s: &Socket, channel: &Channel, at: usize, place: u32) {
 
 /// Makes sure that the set has a waiting place, by which its own process's threads wake those that
 /// sleep on it.
-pub(super) fn take_place(e: &'static Epoll, inner: &mut Inner) -> Option<u32> {
+pub(super) fn take_place(e: &'static Epoll, inner: &mut Inner) -> Result<u32, Reason> {
     // First: from here on the kernel's set may report a tag to a thread that sleeps in it.
     e.tagged.store(true, Relaxed);
     let mut place = e.place.load(Relaxed);
+    let mut why = Reason::NoDescriptor;
     if place == 0 {
-        place =
-            wait::claim_for_epoll(e.fd.load(Relaxed), tag(DOORBELL)).map_or(0, |p| p as u32 + 1);
+        match wait::claim_for_epoll(e.fd.load(Relaxed), tag(DOORBELL)) {
+            Ok(claimed) => place = claimed as u32 + 1,
+            Err(none) => why = none,
+        }
         e.place.store(place, Release);
     }
     // (A thread that came into a set without a place would go back to the kernel's wait.)
@@ -116,24 +120,29 @@ pub(super) fn take_place(e: &'static Epoll, inner: &mut Inner) -> Option<u32> {
     if called > 0 && ours && !e.barred.load(SeqCst) {
         call_in(e, inner, called);
     }
-    (place != 0).then_some(place)
+    if place != 0 { Ok(place) } else { Err(why) }
 }
 
-/// Makes the set one that has attached sockets, on `channel`.
-pub(super) fn activate(e: &'static Epoll, inner: &mut Inner, channel: &'static Channel) -> bool {
+/// Makes the set one that has attached sockets, on `channel`. `Err`: why it cannot be one.
+pub(super) fn activate(
+    e: &'static Epoll,
+    inner: &mut Inner,
+    channel: &'static Channel,
+) -> Result<(), Reason> {
     if e.barred.load(Relaxed) {
-        return false;
+        return Err(Reason::SeveralEpollSets);
     }
-    let Some(place) = take_place(e, inner) else { return false };
+    let place = take_place(e, inner)?;
     if inner.channels.try_reserve(1).is_err() {
-        return false;
+        return Err(Reason::NoMemory);
     }
     if !inner.channels.iter().any(|c| core::ptr::eq(*c, channel)) {
         prune(e, inner, place as usize - 1);
-        if inner.channels.len() >= WATCHED
-            || !wait::introduce(channel, place as usize - 1, e.fd.load(Relaxed), tag(DOORBELL))
-        {
-            return false;
+        if inner.channels.len() >= WATCHED {
+            return Err(Reason::SeveralEpollSets);
+        }
+        if !wait::introduce(channel, place as usize - 1, e.fd.load(Relaxed), tag(DOORBELL)) {
+            return Err(Reason::NoDescriptor);
         }
         agent::of(channel.far.id()).joined(channel);
         let n = inner.channels.len();
@@ -150,7 +159,7 @@ pub(super) fn activate(e: &'static Epoll, inner: &mut Inner, channel: &'static C
             channel.my_place(place as usize - 1).prepare_sleep();
         }
     }
-    true
+    Ok(())
 }
 
 /// Tells the peer to notify this set, too, of the socket's news, if it is a home of it.
