@@ -31,7 +31,7 @@ const SETS_SERVED: usize = 128;
 const ENDING: usize = 4;
 /// Bytes, each for the one of two threads that comes first.
 const BESIDE: u64 = 1500;
-const UNORDERED: &[(&str, &str)] = &[BETWEEN_HOSTS];
+pub(super) const UNORDERED: &[(&str, &str)] = &[BETWEEN_HOSTS];
 
 /// A transcript line with the events by name, sorted by data: the order within one call is not
 /// promised.

@@ -1,6 +1,6 @@
 //! One connection in several epoll sets, and on its way from one to another.
 
-use super::epoll::{ET, EXCLUSIVE, IN, ONESHOT, OUT, add, ask, four_bytes, obedient, set, show};
+use super::epoll::{ET, EXCLUSIVE, IN, ONESHOT, OUT, UNORDERED, add, ask, four_bytes, obedient, set, show};
 use crate::ctx::{await_bytes, blocked, recv_exact};
 use crate::scenario::{Scenario, pair};
 use crate::sys::{self, Fd};
@@ -457,5 +457,33 @@ pub fn list() -> Vec<Scenario> {
             |t| obedient(t, 1),
         )
         .demoted(),
+        pair(
+            "epoll/order-of-what-is-armed",
+            "what is put into a set, or armed, while it is ready comes behind what has come before",
+            |t| {
+                let fds = t.servers(2);
+                let e = set();
+                let order = || sys::epoll_wait(e, 1, 5000).map(|all| {
+                    all.iter().map(|event| event.1).collect::<Vec<_>>()
+                });
+                add(e, fds[1], IN | ET, 1);
+                for round in 0..5 {
+                    ask(t, "b1");
+                    await_bytes(fds[1], 1);
+                    if round == 0 {
+                        add(e, fds[0], OUT | ONESHOT, 0);
+                    } else {
+                        t.log("mod", sys::epoll_ctl(e, MOD, fds[0], OUT | ONESHOT, 0));
+                    }
+                    t.log("first", order());
+                    t.log("second", order());
+                    recv_exact(fds[1], 1);
+                }
+                fds.iter().for_each(|fd| t.still_fast(*fd));
+                t.tell("x");
+            },
+            |t| obedient(t, 2),
+        )
+        .skip(UNORDERED),
     ]
 }

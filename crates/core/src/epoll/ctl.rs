@@ -294,8 +294,7 @@ fn ctl_attached(e: &'static Epoll, epfd: c_int, op: c_int, on: Named, ev: epoll_
             r
         }
         (libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD, Some(i)) => {
-            let Inner { items, ready, .. } = &mut *inner;
-            let Some(Some(item)) = items.get_mut(i as usize) else {
+            let Some(item) = inner.item(i) else {
                 return -(libc::ENOENT as Ret);
             };
             if item.present == (op == libc::EPOLL_CTL_ADD) {
@@ -306,8 +305,10 @@ fn ctl_attached(e: &'static Epoll, epfd: c_int, op: c_int, on: Named, ev: epoll_
             }
             (item.events, item.data, item.present, item.disabled) =
                 (ev.events, ev.u64, true, false);
+            // (What came before it is in front of it.)
             if may_report(item, false) {
-                item.queue(ready, i);
+                inner.drain(e);
+                inner.queue(i);
             }
             stats::count(Counter::EpollCtlSaved);
             prod(e, &inner);
@@ -410,6 +411,7 @@ fn add(e: &'static Epoll, epfd: c_int, on: Named, ev: epoll_event) -> Ret {
         }
         inner.fresh = true;
         if inner.item(i).is_some_and(|item| may_report(item, true)) {
+            inner.drain(e);
             inner.queue(i);
         }
         prod(e, &inner);
