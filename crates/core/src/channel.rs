@@ -106,9 +106,9 @@ pub(crate) mod announce {
     pub(crate) const FAST_FROM: usize = 1;
     pub(crate) const CARRIER_FROM: usize = 2;
     pub(crate) const RESEND_TO: usize = 3;
-    /// When the peer's last news was announced, if others' stood there: see
-    /// [`netacc_ring::ReadySet`]. A count of the channel's, or, with [`BY_CLOCK`], the CPU's time
-    /// stamp counter.
+    /// When the peer's last news was announced to the first of the connection's sets, if others'
+    /// stood there: see [`netacc_ring::ReadySet`]. A count of the channel's, or, with [`BY_CLOCK`],
+    /// the CPU's time stamp counter.
     pub(crate) const STAMP: usize = 4;
     pub(crate) const BY_CLOCK: u64 = 1 << 63;
     /// Of [`BY_KERNEL`](super::BY_KERNEL): when that was sent.
@@ -120,6 +120,19 @@ pub(crate) mod announce {
 pub(crate) mod producer_quiet {
     /// Whom to notify of room in the ring: as `quiet::NOTIFY`.
     pub(crate) const NOTIFY: usize = 0;
+    /// The words behind this one: as `announce::STAMP`, for the connection's other sets.
+    pub(crate) const STAMPS: usize = 0;
+}
+
+/// Where the news that the producer of `words` announces to the `at`-th of the connection's sets
+/// has its place in time.
+#[inline(always)]
+pub(crate) fn stamp_of(words: &RingWords, at: usize) -> &AtomicU64 {
+    let first = &words.producer_user[announce::STAMP];
+    if at == 0 {
+        return first;
+    }
+    words.producer_quiet.get(producer_quiet::STAMPS + at).unwrap_or(first)
 }
 
 /// [`Channel::peer_ends`], by the words of the direction that we produce.
@@ -286,7 +299,7 @@ impl Channel {
             sleepers::whom_to_tell(notify),
             slot as u16,
             |place| self.my_place(place),
-            |all| self.stamp(slot, self.side ^ 1, all),
+            |at, all| self.stamp(at, slot, self.side ^ 1, all),
             |place| self.wake_own(place),
         );
     }
@@ -315,17 +328,18 @@ impl Channel {
         if cpu == sys::cpu().wrapping_add(1) { Peers::SameCpu } else { Peers::OtherCpus }
     }
 
-    /// The news of `slot` that side `from` is about to announce is of now: by the clock where it is
-    /// compared with other channels' news, by this channel's count otherwise, which is cheaper.
+    /// The news of `slot` that side `from` is about to announce to the `at`-th of its sets is of
+    /// now: by the clock where it is compared with other channels' news, by this channel's count
+    /// otherwise, which is cheaper.
     #[inline]
-    pub(crate) fn stamp(&self, slot: usize, from: usize, by_clock: bool) {
+    pub(crate) fn stamp(&self, at: usize, slot: usize, from: usize, by_clock: bool) {
         // (0 is what a slot has that never had one.)
         let stamp = if by_clock {
             sys::ticks() | announce::BY_CLOCK
         } else {
             self.stamps.0.fetch_add(1, Relaxed).wrapping_add(1)
         };
-        self.words(slot, from).producer_user[announce::STAMP].store(stamp, Relaxed);
+        stamp_of(self.words(slot, from), at).store(stamp, Relaxed);
     }
 
     /// Tells whoever waits at the peer's end of `slot`, behind a change; `notify` is a NOTIFY word
@@ -342,12 +356,12 @@ impl Channel {
     }
 
     fn notify_places(&self, slot: usize, notify: u64) {
-        sleepers::for_each_set(notify, |set| self.tell_of_kernel(set));
+        sleepers::for_each_set(notify, |_, set| self.tell_of_kernel(set));
         sleepers::tell(
             notify,
             slot as u16,
             |place| self.peer_place(place),
-            |all| self.stamp(slot, self.side, all),
+            |at, all| self.stamp(at, slot, self.side, all),
             |place| self.ring_for(slot, place),
         );
     }
@@ -367,7 +381,8 @@ impl Channel {
             if place.looked() < sent {
                 self.words(BY_KERNEL, self.side).producer_user[announce::SENT]
                     .fetch_max(sent, Relaxed);
-                let _ = place.mark(BY_KERNEL as u16, |all| self.stamp(BY_KERNEL, self.side, all));
+                let _ =
+                    place.mark(BY_KERNEL as u16, |all| self.stamp(0, BY_KERNEL, self.side, all));
             }
             // Behind the mark: no other thread's news comes between.
             told.store(sent, Relaxed);

@@ -71,11 +71,11 @@ pub enum Side {
     Send,
 }
 
-/// Calls `f` with the place of each set that a NOTIFY word names.
+/// Calls `f` for each set that a NOTIFY word names: which of the connection's it is, and its place.
 #[inline(always)]
-pub fn for_each_set(notify: u64, mut f: impl FnMut(usize)) {
+pub fn for_each_set(notify: u64, mut f: impl FnMut(usize, usize)) {
     if let Some(set) = place_of(notify) {
-        f(set);
+        f(0, set);
     }
     if notify >> MORE_SHIFT != 0 {
         for_each_more(notify, &mut f);
@@ -84,11 +84,11 @@ pub fn for_each_set(notify: u64, mut f: impl FnMut(usize)) {
 
 /// As [`for_each_set`], of those but the first.
 #[cold]
-fn for_each_more(notify: u64, f: &mut impl FnMut(usize)) {
-    for byte in (notify >> MORE_SHIFT).to_le_bytes() {
+fn for_each_more(notify: u64, f: &mut impl FnMut(usize, usize)) {
+    for (at, byte) in (1..SETS).zip((notify >> MORE_SHIFT).to_le_bytes()) {
         let place = usize::from(byte);
         if place != 0 && place <= PLACES.wrapping_sub(THREAD_PLACES) {
-            f(place.wrapping_sub(1).wrapping_add(THREAD_PLACES));
+            f(at, place.wrapping_sub(1).wrapping_add(THREAD_PLACES));
         }
     }
 }
@@ -129,18 +129,18 @@ pub fn whom_to_tell(notify: &AtomicU64) -> u64 {
 }
 
 /// Tells those who wait for a slot. `notify` is what [`whom_to_tell`] gave behind the change.
-/// `place` is the [`ReadySet`] of a place, `stamp` as [`ReadySet::announce_in_order`] has
-/// it, `ring` rings the doorbell of a place.
+/// `place` is the [`ReadySet`] of a place, `stamp` as [`ReadySet::announce_in_order`] has it, for
+/// that of the connection's sets, `ring` rings the doorbell of a place.
 #[inline(always)]
 pub fn tell<'a>(
     notify: u64,
     slot: u16,
     place: impl Fn(usize) -> &'a ReadySet,
-    stamp: impl Fn(bool),
+    stamp: impl Fn(usize, bool),
     ring: impl Fn(usize),
 ) {
-    for_each_set(notify, |set| {
-        if place(set).announce_in_order(slot, &stamp) {
+    for_each_set(notify, |at, set| {
+        if place(set).announce_in_order(slot, |all| stamp(at, all)) {
             ring(set);
         }
     });
@@ -477,7 +477,7 @@ mod tests {
                 for above in [0, 1 << 32, u64::MAX << 32] {
                     for (set, thread) in [(field, other), (other, field)] {
                         let word = above | thread << THREAD_SHIFT | set;
-                        tell(word, 7, |p| &sets[p], |_| (), |p| rung.borrow_mut().push(p));
+                        tell(word, 7, |p| &sets[p], |_, _| (), |p| rung.borrow_mut().push(p));
                         let mut expected: Vec<_> = valid(set).into_iter().collect();
                         // (Who is woken once does not sleep any more.)
                         expected.extend(valid(thread).filter(|t| Some(*t) != valid(set)));
@@ -565,7 +565,8 @@ mod tests {
                 sets.iter().for_each(ReadySet::prepare_sleep);
                 let rung = core::cell::RefCell::new(Vec::new());
                 let notify = whom_to_tell(word) & !(PLACE_MASK << THREAD_SHIFT);
-                tell(notify, 7, |p| &sets[p], |_| (), |p| rung.borrow_mut().push(p as u32 + 1));
+                let stamp = |at: usize, _| assert_ne!(now[at], 0);
+                tell(notify, 7, |p| &sets[p], stamp, |p| rung.borrow_mut().push(p as u32 + 1));
                 let (mut rung, mut expected) = (rung.take(), now.to_vec());
                 expected.retain(|place| *place != 0);
                 expected.sort_unstable();

@@ -1,6 +1,8 @@
 //! One connection in several epoll sets, and on its way from one to another.
 
-use super::epoll::{ET, EXCLUSIVE, IN, ONESHOT, OUT, UNORDERED, add, ask, four_bytes, obedient, set, show};
+use super::epoll::{
+    ET, EXCLUSIVE, IN, ONESHOT, OUT, UNORDERED, add, ask, four_bytes, obedient, set, show,
+};
 use crate::ctx::{await_bytes, blocked, recv_exact};
 use crate::scenario::{Scenario, pair};
 use crate::sys::{self, Fd};
@@ -477,6 +479,37 @@ pub fn list() -> Vec<Scenario> {
                     }
                     t.log("first", order());
                     t.log("second", order());
+                    recv_exact(fds[1], 1);
+                }
+                fds.iter().for_each(|fd| t.still_fast(*fd));
+                t.tell("x");
+            },
+            |t| obedient(t, 2),
+        )
+        .skip(UNORDERED),
+        pair(
+            "epoll/order-in-two-sets",
+            "what one set has taken changes nothing of the order in which another has it",
+            |t| {
+                let fds = t.servers(2);
+                let (a, b) = (set(), set());
+                for (i, fd) in (0..).zip(&fds) {
+                    add(a, *fd, IN | ET, i);
+                    add(b, *fd, IN | ET, i);
+                }
+                let order = |set| sys::epoll_wait(set, 8, 5000).map(|all| {
+                    all.iter().map(|event| event.1).collect::<Vec<_>>()
+                });
+                for _ in 0..5 {
+                    ask(t, "b0");
+                    t.log("b", order(b));
+                    ask(t, "b1");
+                    ask(t, "b0");
+                    await_bytes(fds[0], 2);
+                    await_bytes(fds[1], 1);
+                    t.log("a", order(a));
+                    t.log("b", order(b));
+                    recv_exact(fds[0], 2);
                     recv_exact(fds[1], 1);
                 }
                 fds.iter().for_each(|fd| t.still_fast(*fd));

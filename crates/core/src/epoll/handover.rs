@@ -185,9 +185,8 @@ pub(super) fn hand_back(e: &Epoll, inner: &mut Inner, index: u32) {
         let fired = item.absent || (item.attached && item.disabled);
         fired || item.socket.is(State::Candidate)
     };
-    if let Some(item) = inner
-        .item(index)
-        .filter(|item| item.present && item.extra.is_none() && stays(item))
+    if let Some(item) =
+        inner.item(index).filter(|item| item.present && item.extra.is_none() && stays(item))
     {
         // It may come back: recorded for that day, as any candidate's. Or it is armed one day.
         if !item.attached {

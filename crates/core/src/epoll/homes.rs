@@ -28,18 +28,24 @@ pub(super) fn at(s: &Socket, e: &Epoll) -> Option<usize> {
 /// The socket's item in the set, if that is a home of it.
 #[inline(always)]
 pub(super) fn item(s: &Socket, e: &Epoll) -> Option<u32> {
+    home(s, e).map(|(_, item)| item)
+}
+
+/// As [`item`], behind which of the socket's homes the set is.
+#[inline(always)]
+pub(super) fn home(s: &Socket, e: &Epoll) -> Option<(usize, u32)> {
     let [first, ..] = &s.homes;
     if ptr::eq(first.set.load(Acquire), address(e)) {
-        return Some(first.item.load(Relaxed) as u32);
+        return Some((0, first.item.load(Relaxed) as u32));
     }
-    item_of_others(s, e)
+    one_of_others(s, e)
 }
 
 #[cold]
 #[inline(never)]
-fn item_of_others(s: &Socket, e: &Epoll) -> Option<u32> {
-    let home = s.homes.get(at(s, e)?)?;
-    Some(home.item.load(Relaxed) as u32)
+fn one_of_others(s: &Socket, e: &Epoll) -> Option<(usize, u32)> {
+    let at = at(s, e)?;
+    Some((at, s.homes.get(at)?.item.load(Relaxed) as u32))
 }
 
 /// The sets that have an item of the socket. (An inherited socket's are its maker's.)

@@ -3,7 +3,7 @@
 use super::news::{News, place_in_time};
 use super::queue::Queue;
 use super::{DOORBELL, EXTRAS, Epoll, KERNEL, NO_ITEM, homes};
-use crate::channel::{BY_KERNEL, Channel, announce};
+use crate::channel::{BY_KERNEL, Channel, announce, stamp_of};
 use crate::engines::Engines;
 use crate::socket::Socket;
 use crate::sys;
@@ -255,9 +255,8 @@ impl Inner {
                     }
                     return;
                 };
-                if let Some(index) = homes::item(s, e) {
-                    let stamp = c.words(slot as usize, c.side ^ 1).producer_user[announce::STAMP]
-                        .load(Relaxed);
+                if let Some((at, index)) = homes::home(s, e) {
+                    let stamp = stamp_of(c.words(slot as usize, c.side ^ 1), at).load(Relaxed);
                     // (There is room for all items once. A peer can say the same again.)
                     if !news.push(place_in_time(stamp, by_clock), index) {
                         queue(items, ready, index)

@@ -91,7 +91,7 @@ impl Connection {
         let notify = sleepers::whom_to_tell(notify);
         // (The places of sets begin at an even number.)
         let set = |place: usize| &self.places[place & 1].set;
-        sleepers::tell(notify, 0, set, |_| (), |place| self.places[place & 1].bell.ring());
+        sleepers::tell(notify, 0, set, |_, _| (), |place| self.places[place & 1].bell.ring());
         notify
     }
 
