@@ -13,6 +13,7 @@
 
 mod cpu_list;
 mod error;
+mod file;
 mod ini;
 mod live;
 mod paths;
@@ -436,25 +437,6 @@ enum Value {
     Paths(Paths),
 }
 
-/// The section of the file that is read.
-enum Section {
-    /// None yet.
-    None,
-    Netacc,
-    /// Where it begins, the rule so far, and the keys that it has.
-    Rule(Place, Rule, Vec<String>),
-    Unknown,
-}
-
-impl Section {
-    /// A line of it cannot be understood.
-    fn spoil(&mut self) {
-        if let Section::Rule(_, rule, _) = self {
-            rule.spoil();
-        }
-    }
-}
-
 /// What the sources say, before it is put together.
 struct Raw {
     path: Option<String>,
@@ -491,116 +473,6 @@ impl Raw {
         if self.errors.len() < ERRORS_MAX {
             self.errors.push(ConfigError { place, text, problem: String::from(problem), valid });
         }
-    }
-
-    fn read_file(&mut self, path: &str, text: &str) {
-        let mut section = Section::None;
-        let mut lines: Vec<Option<u32>> = Key::ALL.iter().map(|_| None).collect();
-        for (number, raw, line) in ini::lines(text) {
-            let place = Place::File { path: String::from(path), line: number };
-            match line {
-                ini::Line::Bad(problem) => {
-                    let valid = "[section], KEY=VALUE, KEY=\"VALUE\" or # comment";
-                    self.error(place, String::from(raw), problem, String::from(valid));
-                    section.spoil();
-                }
-                ini::Line::Section(name) => {
-                    self.end(section);
-                    section = self.begin(name, place);
-                }
-                ini::Line::Pair(name, value) => match &mut section {
-                    Section::Netacc => self.take(name, value, number, &mut lines),
-                    Section::Rule(_, rule, seen) => {
-                        let was_seen = seen.iter().any(|seen| seen == name);
-                        let wrong = match was_seen {
-                            true => Err(("given twice", String::from("each key once"))),
-                            false => rule.set(name, value),
-                        };
-                        seen.push(String::from(name));
-                        if let Err((problem, valid)) = wrong {
-                            rule.spoil();
-                            self.error(place, format!("{name}={value}"), problem, valid);
-                        }
-                    }
-                    // One error for the section is enough.
-                    Section::Unknown => {}
-                    Section::None => {
-                        section = Section::Unknown;
-                        let valid = format!("[{SECTION}] on a line before it");
-                        let text = format!("{name}={value}");
-                        self.error(place, text, "outside of a section", valid);
-                    }
-                },
-            }
-        }
-        self.end(section);
-    }
-
-    /// A section begins.
-    fn begin(&mut self, name: &str, place: Place) -> Section {
-        let text = format!("[{name}]");
-        if name == SECTION {
-            return Section::Netacc;
-        }
-        let mut rule = Rule::default();
-        match rules::name_of(name) {
-            None => {
-                let valid = format!("[{SECTION}], [{} NAME]", rules::RULE);
-                self.error(place, text, "unknown section", valid);
-                return Section::Unknown;
-            }
-            Some(Err((problem, valid))) => {
-                rule.spoil();
-                self.error(place.clone(), text, problem, valid);
-            }
-            Some(Ok(name)) => {
-                rule.name = String::from(name);
-                if self.rules.iter().any(|rule| rule.name == name) {
-                    rule.spoil();
-                    self.error(place.clone(), text, "a second rule of that name", String::new());
-                }
-            }
-        }
-        Section::Rule(place, rule, Vec::new())
-    }
-
-    /// A section ends.
-    fn end(&mut self, section: Section) {
-        let Section::Rule(place, mut rule, _) = section else { return };
-        let text = format!("[{} {}]", rules::RULE, rule.name);
-        if let Err((problem, valid)) = rule.check() {
-            rule.spoil();
-            self.error(place.clone(), text.clone(), problem, valid);
-        }
-        match self.rules.len() {
-            0..RULES_MAX => self.rules.push(rule),
-            // (Behind the last one nothing counts.)
-            RULES_MAX => {
-                let problem = "one rule too many";
-                self.error(place, text, problem, format!("at most {RULES_MAX}"));
-                rule.spoil();
-                self.rules.push(rule);
-            }
-            _ => {}
-        }
-    }
-
-    /// A line of the section of parameters.
-    fn take(&mut self, name: &str, value: &str, number: u32, lines: &mut [Option<u32>]) {
-        let place = self.place(None, Origin::File(number));
-        let text = format!("{name}={value}");
-        let Some(key) = Key::from_name(name) else {
-            let problem = format!("unknown key; {}", Key::suggest(name));
-            return self.error(place, text, &problem, String::new());
-        };
-        if let Some(seen) = lines.get_mut(key as usize) {
-            if let Some(first) = *seen {
-                let problem = format!("given twice, first in line {first}");
-                return self.error(place, text, &problem, String::from("each key once"));
-            }
-            *seen = Some(number);
-        }
-        self.give(key, value, Origin::File(number));
     }
 
     fn read_env(&mut self, env: Env<'_>) {
