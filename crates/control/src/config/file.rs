@@ -10,8 +10,8 @@ enum Section {
     /// None yet.
     None,
     Netacc,
-    /// Where it begins, the rule so far, and the keys that it has.
-    Rule(Place, Rule, Vec<String>),
+    /// Where it begins, the rule so far, and which of its keys it has: a bit for each.
+    Rule(Place, Rule, u32),
     Unknown,
 }
 
@@ -33,8 +33,13 @@ impl Raw {
             match line {
                 ini::Line::Bad(problem) => {
                     let valid = "[section], KEY=VALUE, KEY=\"VALUE\" or # comment";
-                    self.error(place, String::from(raw), problem, String::from(valid));
-                    section.spoil();
+                    self.error(place.clone(), String::from(raw), problem, String::from(valid));
+                    if rules::may_begin_in(raw) {
+                        self.end(section);
+                        section = Section::Rule(place, Rule::unreadable(""), 0);
+                    } else {
+                        section.spoil();
+                    }
                 }
                 ini::Line::Section(name) => {
                     self.end(section);
@@ -43,12 +48,13 @@ impl Raw {
                 ini::Line::Pair(name, value) => match &mut section {
                     Section::Netacc => self.take(name, value, number, &mut lines),
                     Section::Rule(_, rule, seen) => {
-                        let was_seen = seen.iter().any(|seen| seen == name);
-                        let wrong = match was_seen {
-                            true => Err(("given twice", String::from("each key once"))),
-                            false => rule.set(name, value),
+                        let bit = rules::KEYS.iter().position(|key| *key == name);
+                        let bit = bit.map_or(0, |key| 1 << key);
+                        let wrong = match *seen & bit {
+                            0 => rule.set(name, value),
+                            _ => Err(("given twice", String::from("each key once"))),
                         };
-                        seen.push(String::from(name));
+                        *seen |= bit;
                         if let Err((problem, valid)) = wrong {
                             rule.spoil();
                             self.error(place, format!("{name}={value}"), problem, valid);
@@ -93,7 +99,7 @@ impl Raw {
                 }
             }
         }
-        Section::Rule(place, rule, Vec::new())
+        Section::Rule(place, rule, 0)
     }
 
     /// A section ends.

@@ -155,6 +155,11 @@ pub struct Rule {
 }
 
 impl Rule {
+    /// A rule of which nothing but its name is known.
+    pub fn unreadable(name: &str) -> Rule {
+        Rule { name: String::from(name), is_unreadable: true, ..Rule::default() }
+    }
+
     /// Whether it cannot be understood, and so holds for everything.
     pub fn is_unreadable(&self) -> bool {
         self.is_unreadable
@@ -235,8 +240,7 @@ impl Rule {
 
     /// Something in it is wrong.
     pub(super) fn spoil(&mut self) {
-        *self = Rule { name: core::mem::take(&mut self.name), ..Rule::default() };
-        self.is_unreadable = true;
+        *self = Rule::unreadable(&self.name);
     }
 
     /// What is wrong with it as a whole.
@@ -297,6 +301,11 @@ fn said<T: fmt::Display + PartialEq>(range: &RangeInclusive<T>) -> String {
 
 /// How the name of a section begins.
 pub const RULE: &str = "rule";
+
+/// Whether a line that is no section's name may have been meant to begin a rule.
+pub(super) fn may_begin_in(line: &str) -> bool {
+    line.strip_prefix('[').is_some_and(|name| name.trim_start().starts_with(RULE))
+}
 
 /// The name of a rule, if that is the name of its section.
 pub(super) fn name_of(section: &str) -> Option<Result<&str, Wrong>> {

@@ -142,6 +142,24 @@ fn a_rule_with_a_mistake_keeps_everything_behind_it_on_tcp() {
     }
 }
 
+/// It has the mistake, and not the section before it.
+#[test]
+fn a_broken_header_begins_a_rule_with_a_mistake() {
+    for bad in ["[rule web", "[rule web] port=1", "[ rule web", "[rule", "[ruleweb"] {
+        for before in ["", "[netacc]\nNACC_LOG_LEVEL=2\n", "[rule a]\nport=1\naccelerate=1\n"] {
+            let text = format!("{before}{bad}\nport=7\naccelerate=0\n[rule c]\naccelerate=1\n");
+            let (config, _, errors) = Config::resolve_lossy(Some(("/f", &text)), &|_| None, &[]);
+            assert_eq!(errors.len(), 1, "{errors:?}");
+            assert!(errors[0].to_string().contains(bad), "{errors:?}");
+            let rule = config.rule(&subject("::1", 7)).unwrap();
+            assert!(rule.is_unreadable() && rule.is_of(Program::default()), "{text}");
+            let first = config.rules.first().filter(|rule| rule.name == "a");
+            assert_eq!(first.is_some(), before.contains("rule"));
+            assert!(first.is_none_or(|a| a.holds(&subject("::1", 1)) && a.paths().is_none()));
+        }
+    }
+}
+
 const FULL: &str = "[rule web.1]\nprogram=nginx,/opt/x\nuser=0,1000-1999\nport=80,8000-8099\n\
                     address=10.0.0.0/8,::1,fd00::/8\ndirection=in\naccelerate=1\npaths=shm\n\
                     [rule rest]\naccelerate=0\n";
