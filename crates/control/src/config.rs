@@ -32,6 +32,7 @@ pub use setting::{
     Setting, TakesEffect,
 };
 
+use crate::stats::CONFIG_BYTES;
 use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
@@ -296,7 +297,8 @@ impl Config {
     }
 
     /// The configuration as text: `KEY=VALUE # origin` lines that [`parse_rendered`] and the file
-    /// parser read back. A comment line names the file.
+    /// parser read back. A comment line names the file. It ends with the rule at which it comes to
+    /// be longer than a process shows.
     pub fn render(&self, origins: &Origins) -> String {
         let mut out = String::new();
         if let Some(file) = origins.file() {
@@ -313,7 +315,14 @@ impl Config {
             };
         }
         for rule in &self.rules {
+            // (Nobody shows more of it.)
+            if out.len() >= CONFIG_BYTES {
+                return out;
+            }
             let _ = write!(out, "{rule}");
+        }
+        if !self.rules.is_empty() {
+            out.push_str(RULES_END);
         }
         out
     }
@@ -417,9 +426,21 @@ pub fn parse_rendered(text: &str) -> impl Iterator<Item = (&str, &str, &str)> {
     })
 }
 
-/// The rules that [`Config::render`] wrote; at most as many as were.
-pub fn rendered_rules(text: &str) -> Vec<Rule> {
-    Config::resolve_lossy(Some(("", text)), &|_| None, &[]).0.rules
+/// What stands behind the rules: who reads a part of the text misses it.
+const RULES_END: &str = "# end of the rules\n";
+/// Room for a rule's header.
+const HEADER_BYTES: usize = 64;
+
+/// The rules that [`Config::render`] wrote, and whether these are all: where there was no room for
+/// the whole text, the one that was cut is left out as well.
+pub fn rendered_rules(text: &str) -> (Vec<Rule>, bool) {
+    let mut rules = Config::resolve_lossy(Some(("", text)), &|_| None, &[]).0.rules;
+    let has_room = text.len() + HEADER_BYTES <= CONFIG_BYTES;
+    let is_whole = text.ends_with(RULES_END) || (rules.is_empty() && has_room);
+    if !is_whole {
+        rules.pop();
+    }
+    (rules, is_whole)
 }
 
 /// Most errors that are kept of one configuration.

@@ -136,7 +136,7 @@ fn a_rule_with_a_mistake_keeps_everything_behind_it_on_tcp() {
         assert_eq!((of(1), of(2)), (Some(None), Some(Some(Paths::TCP))), "{bad}");
         let rule = config.rule(&subject("::1", 2)).unwrap();
         assert!(rule.is_unreadable() && rule.is_of(Program::default()));
-        let again = rendered_rules(&config.render(&super::super::tests_origins()));
+        let again = rendered_rules(&config.render(&super::super::tests_origins())).0;
         let paths: Vec<_> = again.iter().map(Rule::paths).collect();
         assert_eq!(paths, [None, Some(Paths::TCP), None], "{bad}");
     }
@@ -170,8 +170,41 @@ fn what_is_rendered_reads_back() {
     assert_eq!(rules.iter().map(ToString::to_string).collect::<String>(), FULL);
     let config = Config { rules, ..Config::default() };
     let text = config.render(&super::super::tests_origins());
-    assert_eq!(rendered_rules(&text), config.rules);
+    assert_eq!(rendered_rules(&text), (config.rules, true));
     assert_eq!(parse_rendered(&text).count(), Key::ALL.len(), "rules are no parameters");
+}
+
+/// A process shows as much of its configuration as there is room for, in whole lines.
+#[test]
+fn a_rule_that_was_cut_is_not_taken_for_another() {
+    let rules = resolve(FULL).unwrap();
+    let config = Config { rules: rules.clone(), ..Config::default() };
+    let text = config.render(&super::super::tests_origins());
+    let first = text.find("[rule web.1]").unwrap();
+    for (end, _) in
+        text.match_indices('\n').filter(|(end, _)| (first..text.len() - 1).contains(end))
+    {
+        let (left, is_whole) = rendered_rules(&text[..=end]);
+        assert!(!is_whole && left.len() < rules.len() && rules.starts_with(&left), "{left:?}");
+    }
+    assert_eq!(rendered_rules(&text[..first]), (Vec::new(), true));
+}
+
+/// As much as a process shows is made, and is known to be a part.
+#[test]
+fn many_rules_are_not_rendered_in_vain() {
+    let ports = (0..64).map(|n| (10_000 + n).to_string()).collect::<Vec<_>>().join(",");
+    let many = (0..64).map(|n| format!("[rule r{n}]\nport={ports}\naccelerate=0\n"));
+    let config = Config { rules: resolve(&many.collect::<String>()).unwrap(), ..Config::default() };
+    let text = config.render(&super::super::tests_origins());
+    let most = crate::stats::CONFIG_BYTES;
+    assert!((most..most + 512).contains(&text.len()), "{}", text.len());
+    let shown = &text[..=text[..most].rfind('\n').unwrap()];
+    let (rules, is_whole) = rendered_rules(shown);
+    assert!(!is_whole && rules.len() > 2 && config.rules.starts_with(&rules));
+    // Room for the parameters alone.
+    let full = format!("[{SECTION}]\nNACC_LOG_PATH={}\n", "x".repeat(most - 40));
+    assert_eq!(rendered_rules(&full), (Vec::new(), false));
 }
 
 #[test]

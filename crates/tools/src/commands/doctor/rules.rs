@@ -5,7 +5,7 @@ use super::connection::listening_ports;
 use super::finding::Findings;
 use crate::segment::Process;
 use netacc_control::config::{Direction, Program, Rule, Subject, rendered_rules};
-use netacc_control::stats::{CONFIG_BYTES, Connection, Reason};
+use netacc_control::stats::{Connection, Reason};
 use std::net::SocketAddr;
 
 const REMEDY: &str =
@@ -25,11 +25,10 @@ fn effect(rule: &Rule) -> String {
 
 /// The rules of a process, and how many of its open connections each of them holds for.
 pub fn of_process(process: &Process, user: u32, findings: &mut Findings) {
-    let config = &process.header.config;
-    let rules = rendered_rules(config);
-    if config.len() + 128 > CONFIG_BYTES {
+    let (rules, is_whole) = rendered_rules(&process.header.config);
+    if !is_whole {
         let found = "the process has more rules than it can show: the last ones are not named here";
-        findings.note("rule", found, "");
+        findings.note("rule", found, "look at the file: netacc.conf(5)");
     }
     if rules.is_empty() {
         return;
