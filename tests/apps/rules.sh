@@ -14,7 +14,8 @@ PORT=$(free_port)
 # they say: SAYS[server], SAYS[client]. They stay until `over`.
 declare -A SAYS
 ends() {
-  local address=${ADDRESS:-127.0.0.1} listen=${LISTEN:-${ADDRESS:-127.0.0.1}} run=${RUN:-$PYTHON}
+  local address=${ADDRESS:-127.0.0.1} listen=${LISTEN:-${ADDRESS:-127.0.0.1}} run=("${RUN:-$PYTHON}" "$APP")
+  [ -z "${SCRIPT:-}" ] || run=("$SCRIPT")
   printf '[netacc]\n%s\n' "$SERVER" >"$TMP/server.conf"
   printf '[netacc]\n%s\n' "$CLIENT" >"$TMP/client.conf"
   rm -f "$TMP/in.server" "$TMP/in.client"; mkfifo "$TMP/in.server" "$TMP/in.client"
@@ -22,7 +23,7 @@ ends() {
   NACC_CONF=$TMP/server.conf become_accel "$PYTHON" "$APP" server "$listen" "$PORT" <"$TMP/in.server" >"$TMP/said.server" 2>"$TMP/err.server" &
   SERVER_PID=$!; PIDS+=("$SERVER_PID"); exec {IN_SERVER}>"$TMP/in.server"
   wait_for 10 grep -q ready "$TMP/said.server" || return
-  NACC_CONF=$TMP/client.conf become_accel "$run" "$APP" client "$address" "$PORT" <"$TMP/in.client" >"$TMP/said.client" 2>"$TMP/err.client" &
+  NACC_CONF=$TMP/client.conf become_accel "${run[@]}" client "$address" "$PORT" <"$TMP/in.client" >"$TMP/said.client" 2>"$TMP/err.client" &
   CLIENT_PID=$!; PIDS+=("$CLIENT_PID"); exec {IN_CLIENT}>"$TMP/in.client"
   wait_for 30 grep -q . "$TMP/said.client"
   wait_for 10 grep -qv ready "$TMP/said.server"
@@ -137,6 +138,26 @@ same mistake-status 2 "$status"
 same mistake "netacc_run: $TMP/bad.conf:6: port=http: not a number that can be; valid: ports, such as 1000 or 1000-1999" "$out"
 client mistake-in-the-library 'tcp rule' "$BAD"
 check mistake-is-logged grep -F 'port=http: not a number that can be' "$TMP/netacc.log"
+
+# A file that is gone, as in a chroot, when the first connection begins.
+LOSES=1 both read-before-it-is-gone 'tcp rule' '[rule r]
+accelerate=0'
+# And one that cannot be read as a whole: it may have a rule that nobody has seen.
+client not-text 'tcp rule' $'[rule r]\nport=1\naccelerate=1\n# \xff'
+check not-text-is-logged grep -F 'client.conf: not UTF-8: all stays on TCP' "$TMP/netacc.log"
+
+# A script is known by its own name, and by the file of its interpreter; where env starts that, by
+# the latter alone.
+scripted() { # NAME EXPECTED HOLDS FIRST
+  { echo "#!$4"; cat "$APP"; } >"$TMP/a-script-of-more-bytes"
+  chmod +x "$TMP/a-script-of-more-bytes"
+  SCRIPT=$TMP/a-script-of-more-bytes client "$1" "$2" '[rule r]
+program=a-script-of-more-bytes
+accelerate=0'
+  same "doctor-of-$1" "$3" "$(NACC_CONF=$TMP/client.conf "$NETACC" doctor "$TMP/a-script-of-more-bytes" | grep -c 'rule: r may hold')"
+}
+scripted script 'tcp rule' 1 "$PYTHON"
+PATH=$(dirname "$PYTHON"):$PATH scripted script-of-env 'shm none' 0 "/usr/bin/env $(basename "$PYTHON")"
 
 # The tools.
 SERVER='' CLIENT="[rule of-nobody]

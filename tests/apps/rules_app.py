@@ -2,8 +2,11 @@
 
 rules_app.py server ADDRESS PORT: serves one connection, says `ready` before and its reason behind.
 rules_app.py client ADDRESS PORT: goes to and fro until the library has decided; says its reason.
+With LOSES in the environment the file of the rules is gone when their first connection begins, as
+in a chroot: the server has listened before that, the client has set its user.
 Both end when a line comes from standard input: what they are can be looked at until then.
 """
+import os
 import socket
 import struct
 import sys
@@ -25,6 +28,11 @@ def told(connection):
     sys.stdin.readline()
 
 
+def lose():
+    if "LOSES" in os.environ:
+        os.unlink(os.environ["NACC_CONF"])
+
+
 def serve(family, place):
     listener = socket.socket(family)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -32,6 +40,7 @@ def serve(family, place):
         listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
     listener.bind(place)
     listener.listen()
+    lose()
     print("ready", flush=True)
     connection, _ = listener.accept()
     while data := connection.recv(100):
@@ -42,6 +51,8 @@ def serve(family, place):
 
 
 def client(family, place):
+    os.setuid(os.getuid())
+    lose()
     connection = socket.socket(family)
     connection.connect(place)
     end = time.monotonic() + 20

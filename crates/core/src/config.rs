@@ -4,11 +4,11 @@
 //! Whoever has asked for it may look at it for as long as he likes. So each one that there ever was
 //! is kept, and serves again when the same one is wanted.
 
-use crate::{heap, sys};
+use crate::{heap, process, sys};
 use alloc::boxed::Box;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
-use core::ffi::c_int;
+use core::ffi::{CStr, c_int};
 use core::sync::atomic::{AtomicPtr, Ordering::*};
 use netacc_control::config::{
     Answer, Config, DEFAULT_FILE, ENV_FILE, ENV_FROM_COMMAND_LINE, Key, Origins, Program, Rule,
@@ -18,6 +18,9 @@ use netacc_control::config::{
 /// What the environment held when the process started; programs overwrite it later.
 struct Environment {
     values: Vec<(&'static str, &'static str)>,
+    /// The name of the file that was started. (The kernel's, `comm`, is a thread's, which renames
+    /// itself; `argv` is the program's to write to.)
+    started: String,
     /// Whom errors are said to.
     warn: fn(&dyn core::fmt::Display),
 }
@@ -47,7 +50,22 @@ pub(crate) fn init(env: &dyn Fn(&str) -> Option<&'static str>, warn: fn(&dyn cor
             values.push((name, value));
         }
     }
-    ENVIRONMENT.store(Box::into_raw(Box::new(Environment { values, warn })), Release);
+    let started = started();
+    ENVIRONMENT.store(Box::into_raw(Box::new(Environment { values, started, warn })), Release);
+}
+
+/// The last part of AT_EXECFN.
+fn started() -> String {
+    // SAFETY: getauxval has no preconditions.
+    let path = unsafe { libc::getauxval(libc::AT_EXECFN) } as *const core::ffi::c_char;
+    if path.is_null() {
+        return String::new();
+    }
+    // SAFETY: the kernel has put a C string there, on the main thread's stack, which nobody has
+    // written to yet.
+    let path = unsafe { CStr::from_ptr(path) }.to_bytes();
+    let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(&[]);
+    core::str::from_utf8(name).unwrap_or("").to_string()
 }
 
 #[cfg(test)]
@@ -85,6 +103,15 @@ pub(crate) fn text() -> &'static str {
     &resolved().text
 }
 
+/// What the file says is read, if it was not: before a call behind which it may not be there any
+/// more, or not for this process.
+#[inline]
+pub(crate) fn settle() {
+    if RESOLVED.load(Relaxed).is_null() && process::started() {
+        let _ = resolved();
+    }
+}
+
 fn resolved() -> &'static Resolved {
     // SAFETY: only ever set to a leaked box.
     if let Some(r) = unsafe { RESOLVED.load(Acquire).as_ref() } {
@@ -106,19 +133,25 @@ fn resolve() -> &'static Resolved {
             .and_then(|e| e.values.iter().find(|(n, _)| *n == name))
             .map(|(_, v)| v.to_string())
     };
-    let path = get(ENV_FILE).unwrap_or_else(|| DEFAULT_FILE.to_string());
-    let text = read_file(&path);
+    let path = get(ENV_FILE).filter(|path| !path.is_empty());
+    let path = path.unwrap_or_else(|| DEFAULT_FILE.to_string());
+    let (text, problem) = read_file(&path);
     let (mut config, origins, errors) =
         Config::resolve_lossy(text.as_deref().map(|t| (path.as_str(), t)), &get, &[]);
-    keep_own(&mut config.rules);
+    if problem.is_some() {
+        // It may have a rule that nobody has seen (ADR 0019).
+        config.rules.insert(0, Rule::unreadable("unreadable-file"));
+    }
+    keep_own(&mut config.rules, environment.map_or("", |e| &e.started));
     let text = config.render(&origins);
     let new = Box::into_raw(Box::new(Resolved { config, origins, text, before: None }));
     match RESOLVED.compare_exchange(core::ptr::null_mut(), new, AcqRel, Acquire) {
         Ok(_) => {
-            for e in &errors {
-                if let Some(environment) = environment {
-                    (environment.warn)(e);
+            if let Some(environment) = environment {
+                if let Some(problem) = problem {
+                    (environment.warn)(&format_args!("{path}: {problem}: all stays on TCP"));
                 }
+                errors.iter().for_each(|e| (environment.warn)(e));
             }
             // SAFETY: leaked.
             unsafe { &*new }
@@ -133,28 +166,18 @@ fn resolve() -> &'static Resolved {
     }
 }
 
-/// Of the rules those that may hold in this program.
-fn keep_own(rules: &mut Vec<Rule>) {
+/// Of the rules those that may hold in this program, which was started by `name`.
+fn keep_own(rules: &mut Vec<Rule>, name: &str) {
     if rules.is_empty() {
         return;
     }
-    let (mut file, mut name) = ([0u8; 4096], [0u8; 16]);
+    let mut file = [0u8; 4096];
     let n = sys::readlink(b"/proc/self/exe\0", &mut file);
     let file = file.get(..usize::try_from(n).unwrap_or(0)).unwrap_or(&[]);
-    let fd = sys::open(b"/proc/self/comm\0", libc::O_RDONLY | libc::O_CLOEXEC, 0) as c_int;
-    if fd < 0 {
-        // Without /proc, as in a chroot: the thread's, which is the program's as a rule.
-        sys::thread_name(&mut name);
-    } else {
-        let _ = sys::read(fd, &mut name);
-        let _ = sys::close(fd);
-    }
-    let name = name.split(|byte| matches!(byte, 0 | b'\n')).next().unwrap_or(&[]);
-    let text = |bytes| core::str::from_utf8(bytes).unwrap_or("");
+    let file = core::str::from_utf8(file).unwrap_or("");
     // (A file that was replaced since: the kernel says so behind its name.)
-    let file = text(file);
     let file = file.strip_suffix(" (deleted)").unwrap_or(file);
-    rules.retain(|rule| rule.is_of(Program { file, name: text(name) }));
+    rules.retain(|rule| rule.is_of(Program { file, name }));
 }
 
 /// The parameter `name` has another value from here on. The service thread's alone.
@@ -192,41 +215,92 @@ fn is_switch(name: &str) -> bool {
     name == Key::AccelerateByDefault.name()
 }
 
-fn read_file(path: &str) -> Option<String> {
+/// Most that a file may have.
+const FILE_BYTES_MAX: usize = 1 << 20;
+
+/// What the file says, as far as it can be read, and why that is not all. A file that is not there
+/// says nothing.
+fn read_file(path: &str) -> (Option<String>, Option<Problem>) {
     let mut name = Vec::from(path.as_bytes());
     name.push(0);
     let fd = sys::open(&name, libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK, 0) as c_int;
     if fd < 0 {
-        return None;
+        let problem = Problem::Unread(-fd);
+        return (None, (fd != -libc::ENOENT).then_some(problem));
     }
+    let bytes = read_all(fd);
+    let _ = sys::close(fd);
+    match bytes {
+        Ok(bytes) => {
+            let (text, whole) = text_of(bytes);
+            (text, (!whole).then_some(Problem::NotText))
+        }
+        // (A part of it could say the opposite of the whole.)
+        Err(problem) => (None, Some(problem)),
+    }
+}
+
+/// Why a file is not read.
+#[derive(Debug, PartialEq, Eq)]
+enum Problem {
+    /// The kernel's error.
+    Unread(c_int),
+    TooLong,
+    NotText,
+}
+
+impl core::fmt::Display for Problem {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Problem::Unread(error) => write!(f, "cannot be read (errno {error})"),
+            Problem::TooLong => f.write_str("longer than 1 MiB"),
+            Problem::NotText => f.write_str("not UTF-8"),
+        }
+    }
+}
+
+fn read_all(fd: c_int) -> Result<Vec<u8>, Problem> {
     let mut bytes = Vec::new();
     let mut part = [0u8; 512];
-    let whole = loop {
+    loop {
         let n = sys::read(fd, &mut part);
-        if n <= 0 || bytes.len() > 1 << 20 {
-            break true;
+        let read = match usize::try_from(n) {
+            Ok(0) => return Ok(bytes),
+            Ok(n) => part.get(..n).unwrap_or(&[]),
+            Err(_) => return Err(Problem::Unread(-n as c_int)),
+        };
+        if bytes.len() + read.len() > FILE_BYTES_MAX {
+            return Err(Problem::TooLong);
         }
-        if bytes.try_reserve(n as usize).is_err() {
-            break false;
+        if bytes.try_reserve(read.len()).is_err() {
+            return Err(Problem::Unread(libc::ENOMEM));
         }
-        bytes.extend_from_slice(part.get(..n as usize).unwrap_or(&[]));
-    };
-    let _ = sys::close(fd);
-    // (A part of it could say the opposite of the whole.)
-    if !whole {
-        return None;
+        bytes.extend_from_slice(read);
     }
-    if core::str::from_utf8(&bytes).is_err() {
-        // The keys that are understood count.
-        bytes.iter_mut().filter(|b| !b.is_ascii()).for_each(|b| *b = b'?');
+}
+
+/// The text with a `?` in the place of each byte that is none, and whether there is no such byte.
+fn text_of(mut bytes: Vec<u8>) -> (Option<String>, bool) {
+    let (mut from, mut whole) = (0, true);
+    while let Some(rest) = bytes.get_mut(from..)
+        && let Err(error) = core::str::from_utf8(rest)
+    {
+        whole = false;
+        let good = error.valid_up_to();
+        let end = error.error_len().map_or(rest.len(), |bad| good + bad);
+        if let Some(bad) = rest.get_mut(good..end) {
+            bad.fill(b'?');
+        }
+        from += end;
     }
-    String::from_utf8(bytes).ok()
+    (String::from_utf8(bytes).ok(), whole)
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests may fail loudly")]
 mod tests {
     use super::*;
+    extern crate std;
 
     /// One test: the configuration is the process's.
     #[test]
@@ -260,5 +334,39 @@ mod tests {
         }
         assert_eq!(polls(KEPT + 1), Answer::TooMany);
         RESOLVED.store(core::ptr::from_ref(first).cast_mut(), SeqCst);
+    }
+
+    fn written(name: &str, bytes: &[u8]) -> String {
+        let path = std::env::temp_dir().join(std::format!("netacc-{name}-{}", std::process::id()));
+        std::fs::write(&path, bytes).unwrap();
+        path.to_str().unwrap().to_string()
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_not_one_that_says_nothing() {
+        let path = written("config", b"a\xc3\xa9b\xffc\xc3");
+        assert_eq!(read_file(&path), (Some("a\u{e9}b?c?".to_string()), Some(Problem::NotText)));
+        std::fs::write(&path, "\u{e9}".repeat(FILE_BYTES_MAX / 2)).unwrap();
+        let (text, problem) = read_file(&path);
+        assert_eq!((text.unwrap().len(), problem), (FILE_BYTES_MAX, None));
+        std::fs::write(&path, "x".repeat(FILE_BYTES_MAX + 1)).unwrap();
+        assert_eq!(read_file(&path), (None, Some(Problem::TooLong)));
+        let below = std::format!("{path}/x");
+        assert_eq!(read_file(&below), (None, Some(Problem::Unread(libc::ENOTDIR))));
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(read_file(&path), (None, None));
+        let directory = std::env::temp_dir();
+        let directory = read_file(directory.to_str().unwrap());
+        assert_eq!(directory, (None, Some(Problem::Unread(libc::EISDIR))));
+    }
+
+    #[test]
+    fn what_was_started_is_known() {
+        let path = std::env::args_os().next().unwrap();
+        let name = std::path::Path::new(&path).file_name().unwrap().to_str().unwrap();
+        assert_eq!(started(), name);
+        let mut rules = std::vec![Rule::unreadable("r")];
+        keep_own(&mut rules, name);
+        assert_eq!(rules.len(), 1);
     }
 }

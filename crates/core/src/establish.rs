@@ -5,7 +5,7 @@ use crate::fd_table::{self, Entry};
 use crate::outcome::{PASS, Ret};
 use crate::socket::{Event, NONE, Socket, State, close_books, end_life, flag, reuse};
 use crate::unconnected::{may_open_later, refusal, unconnected};
-use crate::{agent, carrier, channel, epoll, host, io, process, syn, user};
+use crate::{agent, carrier, channel, config, epoll, host, io, process, syn, user};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use libc::{sockaddr, socklen_t};
@@ -111,6 +111,8 @@ fn adopt(listener: c_int) {
 /// `listen` is about to be called.
 pub(crate) fn before_listen(fd: c_int) {
     if unconnected(fd).map(of_connections) == Some(NONE) {
+        // (Daemons confine themselves behind this, and accept then.)
+        config::settle();
         syn::keep(fd);
     }
 }

@@ -9,12 +9,15 @@
 //!
 //! Known by the calls that change a user or its capabilities. A process that was not forked, or was
 //! forked by one without connections, has nothing to give up, and pays one load.
+//!
+//! The configuration is read before that, too: where the process goes it may not find the file, or
+//! not be allowed to read it, and a rule in it would be lost.
 
 use crate::fd_table::{self, Entry};
 use crate::lock::Mutex;
 use crate::log::{debug_log, warn_log};
 use crate::socket::{self, Socket, State, flag};
-use crate::{adoption, agent, candidates, io, process, shared, sys};
+use crate::{adoption, agent, candidates, config, io, process, shared, sys};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, Ordering::*};
 use netacc_control::stats::Reason;
@@ -36,6 +39,9 @@ pub(crate) fn after_fork_in_child() {
 /// The process is about to change its user, a group, a capability or its user namespace.
 #[inline]
 pub(crate) fn before_change() {
+    if !process::may_be_vfork_child() {
+        config::settle();
+    }
     // What peers were told, they were told as that user.
     agent::forget_told();
     if HAS.load(Relaxed) {

@@ -348,10 +348,6 @@ pub(crate) fn name_thread(name: &[u8]) {
     debug_assert!(name.last() == Some(&0));
     let _ = sys!(SYS_prctl, libc::PR_SET_NAME, name.as_ptr());
 }
-/// The calling thread's name, which ends in NUL.
-pub(crate) fn thread_name(name: &mut [u8; 16]) {
-    let _ = sys!(SYS_prctl, libc::PR_GET_NAME, name.as_mut_ptr());
-}
 /// One `iovec` over a byte range.
 #[inline(always)]
 pub(crate) fn iov(base: *const u8, len: usize) -> iovec {

@@ -157,6 +157,12 @@ pub fn interpreter(program: &Path, path: Option<&OsStr>) -> Option<PathBuf> {
     find(&env_program(&arguments)?, path)
 }
 
+/// Whether a script's first line has `env` find its interpreter, which so is a program of its own.
+pub fn is_started_by_env(program: &Path) -> bool {
+    let Some(Content::Script { interpreter, .. }) = Content::of(program) else { return false };
+    interpreter.file_name() == Some(OsStr::new("env"))
+}
+
 enum Content {
     Elf(Elf),
     Script { interpreter: PathBuf, argument: Option<OsString> },

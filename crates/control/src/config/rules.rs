@@ -135,7 +135,7 @@ pub struct Subject {
 pub struct Program<'a> {
     /// Its file: `/proc/PID/exe`.
     pub file: &'a str,
-    /// Its name: `/proc/PID/comm`, of the file that was started (a link, or a script).
+    /// The name of the file that was started (a link, or a script): the last part of AT_EXECFN.
     pub name: &'a str,
 }
 
@@ -184,8 +184,9 @@ impl Rule {
             true => wanted == program.file,
             false => {
                 let file = program.file.rsplit('/').next().unwrap_or("");
-                let kept = wanted.get(..COMM_BYTES).unwrap_or(wanted);
-                wanted == file || (kept == program.name && !kept.is_empty())
+                // (As ps shows it.)
+                let kept = program.name.get(..COMM_BYTES);
+                wanted == file || wanted == program.name || Some(wanted.as_str()) == kept
             }
         };
         self.is_unreadable || self.programs.is_empty() || self.programs.iter().any(is_it)

@@ -67,13 +67,15 @@ fn the_first_rule_that_holds_counts() {
 
 #[test]
 fn a_program_is_named_by_its_file_or_by_what_was_started() {
-    let rule = one("program=redis-server,/opt/app/bin/run,a-name-of-20-bytes-x");
+    let rule = one("program=redis-server,/opt/app/bin/run,a-name-of-20-bytes-x,a-cut-name-of-1");
     let is = |file, name| rule.is_of(Program { file, name });
     assert!(is("/usr/bin/redis-server", "redis-server"));
     assert!(is("/usr/bin/redis-check-rdb", "redis-server"), "started by a link");
     assert!(is("/usr/bin/redis-server", "worker"), "renamed since");
     assert!(is("/opt/app/bin/run", "x") && !is("/opt/other/bin/run", "x"));
-    assert!(is("/usr/bin/python3", "a-name-of-20-by"), "the kernel keeps 15");
+    assert!(is("/usr/bin/python3", "a-name-of-20-bytes-x"));
+    assert!(!is("/usr/bin/python3", "a-name-of-20-bytes-y"));
+    assert!(is("/usr/bin/python3", "a-cut-name-of-16-bytes"), "the kernel keeps 15");
     assert!(!is("/usr/bin/redis-server-2", "redis") && !is("", ""));
     assert!(one("").is_of(Program::default()));
 }

@@ -40,12 +40,8 @@ pub fn look(words: &[OsString], findings: &mut Findings) {
     }
     if let Some(config) = host::config(&mut environment, findings) {
         host::effect(&config, findings);
-        let (file, name) = (program.canonicalize().unwrap_or(program.clone()), program.file_name());
-        let name = name.unwrap_or_default().to_string_lossy();
-        // (As the kernel has it.)
-        let name = name.get(..15).unwrap_or(&name);
-        let of = Program { file: &file.to_string_lossy(), name };
-        rules::of_program(&config.rules, of, findings);
+        let (file, name) = known_as(&program, path.as_deref());
+        rules::of_program(&config.rules, Program { file: &file, name: &name }, findings);
     }
     host::limits("/proc/self", rdma::has_devices(), findings);
     host::confinement(findings);
@@ -163,6 +159,18 @@ fn ends_in(program: &Path, path: Option<&OsStr>) -> Option<(PathBuf, PathBuf)> {
         program = command::interpreter(&program, path)?;
     }
     None
+}
+
+/// The file that the library finds itself in, and the name by which that was started: of a script
+/// its interpreter's file and its own name, unless it is `env` that starts the interpreter.
+fn known_as(program: &Path, path: Option<&OsStr>) -> (String, String) {
+    let file = ends_in(program, path).map_or_else(|| program.to_path_buf(), |(file, _)| file);
+    let started = match command::is_started_by_env(program) {
+        true => file.as_path(),
+        false => program,
+    };
+    let name = started.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    (file.canonicalize().unwrap_or(file.clone()).to_string_lossy().into_owned(), name)
 }
 
 /// Nothing is run that only a program names.
