@@ -196,7 +196,7 @@ fn paths_for(tuple: &Tuple, connector: bool) -> Result<PathList, Reason> {
         None => paths_of(tuple, config.paths)?,
         // It is the rule's doing only where there would be a path without it.
         Some(paths) => paths_of(tuple, paths)
-            .or_else(|why| paths_of(tuple, config.paths).map_or(Err(why), |_| Err(Reason::Rule)))?,
+            .or_else(|_| paths_of(tuple, config.paths).and(Err(Reason::Rule)))?,
     };
     if sampled_out(config.accelerate_percent) { Err(Reason::SampledOut) } else { Ok(list) }
 }
@@ -388,5 +388,30 @@ pub(crate) fn next_path(s: &'static Socket, g: u16, why: Reason) {
     }
     if s.has(flag::CONNECTOR) {
         agent::of(rest.first()).began(s);
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests may fail loudly")]
+mod tests {
+    use super::*;
+    use netacc_control::config::Rule;
+    use std::vec;
+
+    #[test]
+    fn a_rule_is_to_blame_where_there_would_be_a_path_without_it() {
+        crate::testing::init();
+        let why = |local: &str, peer: &str, rules| {
+            let tuple = Tuple::new(local.parse().unwrap(), peer.parse().unwrap()).unwrap();
+            let config = Config { rules, paths: Paths::default(), ..config::get().clone() };
+            config::with(config, || paths_for(&tuple, true).err())
+        };
+        let rules = vec![Rule::unreadable("r")];
+        assert_eq!(why("127.0.0.1:1", "127.0.0.1:2", vec![]), None);
+        assert_eq!(why("127.0.0.1:1", "127.0.0.1:2", rules.clone()), Some(Reason::Rule));
+        // RDMA has a reason of its own why it leads to no other host here.
+        let far = ("192.0.2.1:1", "203.0.113.1:2");
+        assert_eq!(why(far.0, far.1, rules), why(far.0, far.1, vec![]));
+        assert_ne!(why(far.0, far.1, vec![]), Some(Reason::PeerRemote));
     }
 }
