@@ -16,6 +16,15 @@
 #include <string.h>
 #include <sys/socket.h>
 
+/* C++ and C99 have this word; so have GNU's compilers in C89, under another name. */
+#if defined(__GNUC__) && !defined(__cplusplus)
+#define NETACC_INLINE static __inline__
+#elif defined(__cplusplus) || (defined(__STDC_VERSION__) && __STDC_VERSION__ >= 199901L)
+#define NETACC_INLINE static inline
+#else
+#define NETACC_INLINE static
+#endif
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -31,7 +40,8 @@ extern "C" {
 
 /* Reasons; all others by their names: docs/manual/reasons.md. Their numbers never change. */
 #define NETACC_REASON_NONE 0        /* it is accelerated */
-#define NETACC_REASON_NEGOTIATING 1 /* not yet: a second of use decides */
+#define NETACC_REASON_NEGOTIATING 1 /* both ends are about to agree: a second of use decides */
+#define NETACC_REASON_NOT_STARTED 30 /* it is new: it has carried too little yet */
 #define NETACC_REASON_ABSENT 0xffffffffu /* no library answers in this process */
 
 /* What is known of a connection. Later versions add fields at the end, and change none. */
@@ -48,7 +58,7 @@ struct netacc_info {
 
 /* Fills *info for the connected socket fd. Returns 0; or -1 and sets errno as getpeername(2) does:
  * EBADF, ENOTSOCK, ENOTCONN. */
-static inline int netacc_get_info(int fd, struct netacc_info *info)
+NETACC_INLINE int netacc_get_info(int fd, struct netacc_info *info)
 {
     static const char name[] = "no-library";
     static const char text[] = "No netacc library answers in this process.";
@@ -74,7 +84,7 @@ static inline int netacc_get_info(int fd, struct netacc_info *info)
 }
 
 /* 1: fd is a connection that is accelerated; 0: it is not, now; -1: as netacc_get_info(). */
-static inline int netacc_is_accelerated(int fd)
+NETACC_INLINE int netacc_is_accelerated(int fd)
 {
     struct netacc_info info;
 
@@ -82,7 +92,7 @@ static inline int netacc_is_accelerated(int fd)
 }
 
 /* "tcp", "shm", "rdma"; "unknown" for the path of a later version. */
-static inline const char *netacc_path_name(uint32_t path)
+NETACC_INLINE const char *netacc_path_name(uint32_t path)
 {
     switch (path) {
     case NETACC_TCP: return "tcp";

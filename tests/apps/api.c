@@ -106,7 +106,7 @@ static void decide(int fd)
     while (time(NULL) < end && to_and_fro(fd) && netacc_get_info(fd, &info) == 0) {
         if (info.version == 0 || (info.tx_path != NETACC_TCP && info.rx_path != NETACC_TCP))
             return;
-        if (strcmp(info.reason_name, "not-started") != 0 && info.reason > NETACC_REASON_NEGOTIATING)
+        if (info.reason != NETACC_REASON_NOT_STARTED && info.reason > NETACC_REASON_NEGOTIATING)
             return;
     }
 }

@@ -8,6 +8,9 @@ ROOT=$(cd "$here/../.." && pwd)
 build() { cc -Wall -Wextra -Werror -I "$ROOT/include" "$@"; }
 
 check compiles build -std=c99 -D_GNU_SOURCE -pedantic -o "$TMP/api" "$here/api.c"
+check compiles-c89 build -std=c89 -D_GNU_SOURCE -pedantic -c -o "$TMP/c89.o" -x c - <<<'#include <netacc.h>
+int asked(int fd);
+int asked(int fd) { return netacc_is_accelerated(fd); }'
 check compiles-fortified build -std=gnu17 -O2 -D_FORTIFY_SOURCE=2 -o "$TMP/fortified" "$here/api.c"
 if build -static -o "$TMP/static" "$here/api.c" 2>"$TMP/static.err"; then ok compiles-static; else skip compiles-static "$(head -n 1 "$TMP/static.err")"; fi
 if command -v c++ >/dev/null; then

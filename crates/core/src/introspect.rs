@@ -227,7 +227,7 @@ mod tests {
         for reason in Reason::ALL {
             assert!(reason.name().len() < 32 && reason.explanation().len() < 256, "{reason:?}");
         }
-        assert_eq!(Reason::Negotiating as u32, 1);
+        assert_eq!((Reason::Negotiating as u32, Reason::NotStarted as u32), (1, 30));
     }
 
     #[test]
