@@ -114,7 +114,7 @@ reasons! {
     PeerRemote "peer-remote" "The peer is on another host, or in another network namespace of this one, and no path leads there.",
         "Shared memory serves connections within one host, RDMA those whose addresses belong to RDMA devices at both ends.";
     PeerWithoutLibrary "peer-without-library" "No process with the library has asked for this connection as its peer.",
-        "Start the peer with netacc_run as well, and with acceleration turned on. The search goes on as long as the connection is used.";
+        "Start the peer with netacc_run as well, with acceleration turned on and no rule of netacc.conf that keeps the connection on TCP. The search goes on as long as the connection is used.";
     ListenerWithoutLibrary "listener-without-library" "No process with the library is known to accept connections at the peer's port.",
         "Start the server with netacc_run as well. The search goes on as long as the connection is used.";
     DisabledByConfig "disabled-by-config" "The configuration turns acceleration off.",
@@ -192,7 +192,7 @@ reasons! {
     ForkedAfterRdma "forked-after-rdma" "The process was forked from one that had used RDMA, whose device a child cannot use.",
         "None needed; the connection is correct, at TCP's speed. Fork before the first connection to another host, or exec.";
     NotClaimed "not-claimed" "Processes with the library accept on the peer's port, but none of them has asked for this connection.",
-        "Look with netacc_ss at the process that has the other end: it may not use the connection yet, have got it from another process, have set a socket option that only the kernel's TCP has, or have acceleration turned off.";
+        "Look with netacc_ss at the process that has the other end: it may not use the connection yet, have got it from another process, have set a socket option that only the kernel's TCP has, have acceleration turned off, or a rule of netacc.conf there keeps it on TCP.";
     WaitsUnseen "waits-unseen" "The program waits for the connection in a way that the library does not see: by system calls of its own instead of libc's.",
         "None needed; the connection is correct, at TCP's speed. netacc_run names programs and libraries that have such calls.";
     NotInReach "not-in-reach" "This end's RDMA device does not lead to the peer: packets leave by another interface, over a gateway of IPoIB, to an address that is translated on the way, or are under way for more than 10 ms behind a gateway.",
