@@ -104,6 +104,17 @@ over_ssh() {
 }
 for mix in plain:plain plain:accel accel:plain accel:accel; do if wanted "ssh-$mix"; then over_ssh $mix; fi; done
 
+# A program of another C library: netacc_run leaves the library out; where a shell hands LD_PRELOAD
+# on to it its loader refuses the library (docs/manual/limits.md).
+musl() {
+  command -v musl-gcc >/dev/null || { skip musl "no musl-gcc"; return; }
+  printf '#include <stdio.h>\nint main(void) { puts("musl"); return 3; }\n' >"$TMP/musl.c"
+  musl-gcc -o "$TMP/musl" "$TMP/musl.c"
+  same musl-by-netacc_run "musl"$'\n'"status 3" "$("$LIB_DIR/netacc_run" "$TMP/musl" 2>/dev/null; echo "status $?")"
+  same musl-by-a-shell "status 127" "$(LD_PRELOAD=$LIB sh -c "$TMP/musl; exit \$?" 2>/dev/null; echo "status $?")"
+}
+if wanted musl; then musl; fi
+
 # counted NAME PROGRAM SECONDS NEEDED... : a Python program that says what it has found, where all
 # that it needs is there.
 counted() {

@@ -5,7 +5,7 @@ use crate::raw;
 use crate::ring::{self, Entry, Ring};
 use crate::scenario::{Scenario, pair};
 use crate::sys::{self, E, Fd};
-use libc::POLLIN;
+use libc::{POLLIN, c_int};
 
 /// Accepts one connection and closes the listener. Nobody has used it.
 fn accept_one(t: &Ctx) -> Fd {
@@ -68,6 +68,18 @@ fn echo_to_end(fd: Fd) -> String {
             end => return format!("{n} echoes, then {end:?}"),
         }
         n += 1;
+    }
+}
+
+/// A record lock, from the first byte on. 0: to the end.
+fn record_lock(fd: Fd, kind: c_int, bytes: i64) -> Result<(), E> {
+    // SAFETY: all zero is a valid lock.
+    let mut lock: libc::flock = unsafe { core::mem::zeroed() };
+    (lock.l_type, lock.l_len) = (kind as libc::c_short, bytes);
+    // SAFETY: it is read.
+    match unsafe { libc::fcntl(fd, libc::F_SETLK, &raw const lock) } {
+        0 => Ok(()),
+        _ => Err(E(std::io::Error::last_os_error().raw_os_error().unwrap_or(0))),
     }
 }
 
@@ -388,6 +400,39 @@ pub fn list() -> Vec<Scenario> {
                 use_all(t, fd);
             },
         ),
+        pair(
+            "adopt/record-locks",
+            "record locks of a program's on a connection that a child uses: its own below 2^61",
+            |t| {
+                let (go, wait) = turn();
+                let (done, until_done) = turn();
+                let fd = accept_one(t);
+                let child = t.child(|_| {
+                    echo(fd, 20);
+                    give(done);
+                    await_turn(wait);
+                    "used".into()
+                });
+                await_turn(until_done);
+                t.log("some bytes", record_lock(fd, libc::F_WRLCK, 1000));
+                t.log("none of them", record_lock(fd, libc::F_UNLCK, 1000));
+                // Those of the library's are behind them, as long as it may go on in the child.
+                let all = record_lock(fd, libc::F_WRLCK, 0);
+                t.log("all, or somebody has some", matches!(all, Ok(()) | Err(E(libc::EAGAIN))));
+                let _ = record_lock(fd, libc::F_UNLCK, 0);
+                give(go);
+                t.log("child", child.join());
+                echo(fd, 5);
+                t.log("end", sys::recv(fd, &mut [0; 1], 0));
+            },
+            |t| {
+                let fd = connect_one(t);
+                ask(fd, 25);
+                t.log("shutdown", sys::shutdown(fd, libc::SHUT_WR));
+                t.log("end", sys::recv(fd, &mut [0; 1], 0));
+            },
+        )
+        .any_path(),
         pair(
             "adopt/shared-and-kept",
             "a child that has given up its rights leaves the connection to a child of its own, which uses it late",
