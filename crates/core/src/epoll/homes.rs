@@ -28,22 +28,21 @@ pub(super) fn at(s: &Socket, e: &Epoll) -> Option<usize> {
 /// The socket's item in the set, if that is a home of it.
 #[inline(always)]
 pub(super) fn item(s: &Socket, e: &Epoll) -> Option<u32> {
-    home(s, e).map(|(_, item)| item)
+    item_of_first(s, e).or_else(|| item_of_others(s, e).map(|(_, item)| item))
+}
+
+/// As [`item`], if the set is the socket's first home.
+#[inline(always)]
+pub(super) fn item_of_first(s: &Socket, e: &Epoll) -> Option<u32> {
+    let [first, ..] = &s.homes;
+    let here = ptr::eq(first.set.load(Acquire), address(e));
+    here.then(|| first.item.load(Relaxed) as u32)
 }
 
 /// As [`item`], behind which of the socket's homes the set is.
-#[inline(always)]
-pub(super) fn home(s: &Socket, e: &Epoll) -> Option<(usize, u32)> {
-    let [first, ..] = &s.homes;
-    if ptr::eq(first.set.load(Acquire), address(e)) {
-        return Some((0, first.item.load(Relaxed) as u32));
-    }
-    one_of_others(s, e)
-}
-
 #[cold]
 #[inline(never)]
-fn one_of_others(s: &Socket, e: &Epoll) -> Option<(usize, u32)> {
+pub(super) fn item_of_others(s: &Socket, e: &Epoll) -> Option<(usize, u32)> {
     let at = at(s, e)?;
     Some((at, s.homes.get(at)?.item.load(Relaxed) as u32))
 }

@@ -255,8 +255,13 @@ impl Inner {
                     }
                     return;
                 };
-                if let Some((at, index)) = homes::home(s, e) {
-                    let stamp = stamp_of(c.words(slot as usize, c.side ^ 1), at).load(Relaxed);
+                let words = c.words(slot as usize, c.side ^ 1);
+                let its = match homes::item_of_first(s, e) {
+                    Some(index) => Some((&words.producer_user[announce::STAMP], index)),
+                    None => homes::item_of_others(s, e).map(|(at, i)| (stamp_of(words, at), i)),
+                };
+                if let Some((stamp, index)) = its {
+                    let stamp = stamp.load(Relaxed);
                     // (There is room for all items once. A peer can say the same again.)
                     if !news.push(place_in_time(stamp, by_clock), index) {
                         queue(items, ready, index)
