@@ -2,12 +2,19 @@ use super::*;
 use crate::testing::alone_in_child;
 use netacc_control::trace::EVENTS;
 
+/// In this thread connections are recorded.
+fn on() {
+    crate::testing::init();
+    let config = crate::config::get().clone();
+    crate::config::from_here_on(netacc_control::Config { trace: true, ..config });
+}
+
 fn some(i: u32) -> Option<&'static Ring> {
     ring(i).filter(|_| i != 0)
 }
 
 fn opened() -> &'static Ring {
-    crate::testing::init();
+    on();
     // (Another test's thread may be about to make the file.)
     for _ in 0..100_000 {
         if let Some(ring) = some(open(7, Event::Accepted)) {
@@ -61,7 +68,7 @@ fn what_has_moved_is_told_with_the_next_event() {
 
 #[test]
 fn rings_of_connections_that_are_over_serve_again() {
-    crate::testing::init();
+    on();
     for _ in 0..10 * HISTORY {
         close(opened(), false);
     }
@@ -107,7 +114,7 @@ fn a_child_has_a_trace_of_its_own() {
 /// A number is of its maker's trace: in the child's own it would be another connection's ring.
 #[test]
 fn a_child_looks_at_no_ring_of_what_it_has_inherited() {
-    crate::testing::init();
+    on();
     let s = crate::socket::new_socket(-1).unwrap();
     while s.ring.load(Relaxed) == 0 {
         s.begin_trace(Event::Accepted);
@@ -138,7 +145,7 @@ fn a_child_looks_at_no_ring_of_what_it_has_inherited() {
 #[test]
 fn where_no_memory_is_left_nobody_asks_at_each_event() {
     use crate::testing::{calls, pass_ns, with_frozen_clock};
-    crate::testing::init();
+    on();
     let limit = |bytes: u64| {
         let limit = libc::rlimit { rlim_cur: bytes, rlim_max: libc::RLIM_INFINITY };
         // SAFETY: setrlimit(2) with a live rlimit.
@@ -180,7 +187,7 @@ fn who_loses_its_memory_goes_on() {
 
 #[test]
 fn what_is_turned_off_records_nothing() {
-    crate::testing::init();
+    on();
     let config = netacc_control::Config { trace: false, ..crate::config::get().clone() };
     crate::config::with(config, || assert!(open(7, Event::Accepted) == 0));
 }
