@@ -11,7 +11,8 @@ listening() { ss -Hltn 'sport = 7000' | grep -q .; }
 wait_for 30 listening || exit
 \$memory hold 10.0.0.1 7000 64 $2 >held & client=\$!
 wait_for 200 grep -qs server_reasons held
-{ kill -9 \$server \$client; wait; } 2>/dev/null
+exec 2>/dev/null # (The shell says of each that it was killed, when it likes.)
+kill -9 \$server \$client; wait
 awk -F= '/on_/ { print } /pinned/ { print \$1, \$2 <= 64 * 16 * 2 ? \"small\" : \$2 <= 64 * 320 ? \"more\" : \$2 }' held"
 }
 for kind in rxe siw; do

@@ -32,6 +32,11 @@ const ENDING: usize = 4;
 /// Bytes, each for the one of two threads that comes first.
 const BESIDE: u64 = 1500;
 pub(super) const UNORDERED: &[(&str, &str)] = &[BETWEEN_HOSTS];
+/// The same where connections are on their way back to TCP all the time.
+pub(super) const UNORDERED_ON_THE_WAY: &[(&str, &str)] = &[
+    BETWEEN_HOSTS,
+    ("switch", "bytes that were in the ring when its sender left it are sent again over TCP"),
+];
 
 /// A transcript line with the events by name, sorted by data: the order within one call is not
 /// promised.
