@@ -59,8 +59,9 @@ fn meant(matches: &ArgMatches) -> Result<Vec<Trace>, c_int> {
         for word in &words {
             if !all.iter().any(|trace| is_called(trace, word)) {
                 complain(format_args!(
-                    "{word}: no trace of this process may be read: `netacc trace list` shows \
-                     those that there are"
+                    "{word}: no trace of this process may be read: a process records one with \
+                     NACC_TRACE=1 (`netacc cfg set NACC_TRACE 1 -p PID`); `netacc trace list` \
+                     shows those that there are"
                 ));
                 return Err(STATUS_FAILED);
             }
