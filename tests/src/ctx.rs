@@ -325,9 +325,16 @@ impl Ctx {
     /// Asks the runner to check, in the modes with that warm-up, that a connection still is on the
     /// fast path.
     pub fn still_fast(&self, fd: Fd) {
-        if let (Ok(local), Ok(peer)) = (sys::getsockname(fd), sys::getpeername(fd)) {
-            self.ask(&format!("S {} {} {}", sys::getpid(), local.port(), peer.port()));
-        }
+        self.outgrows(fd);
+    }
+
+    /// The same, and whether it has outgrown its small rings: what it sends is TCP's then, until
+    /// it comes back with whole ones.
+    pub fn outgrows(&self, fd: Fd) -> bool {
+        let (Ok(local), Ok(peer)) = (sys::getsockname(fd), sys::getpeername(fd)) else {
+            return false;
+        };
+        self.ask(&format!("S {} {} {}", sys::getpid(), local.port(), peer.port())) == "outgrown"
     }
 
     /// Asks the runner to check, in the modes that are named, that `netacc_ss` comes to show this

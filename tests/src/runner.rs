@@ -493,7 +493,7 @@ impl Broker<'_> {
                     ) {
                         Ok(c) if c.is_on(self.build.path) => {}
                         // It has filled small rings, and comes back with whole ones.
-                        Ok(c) if c.has_outgrown_its_rings() => {}
+                        Ok(c) if c.has_outgrown_its_rings() => return Some("outgrown".into()),
                         Ok(c) => {
                             self.problems.push(format!("the connection left the fast path: {c:?}"))
                         }

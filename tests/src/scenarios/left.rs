@@ -111,8 +111,9 @@ fn dies(t: &Ctx) {
     t.wait("ended");
 }
 
-/// How a connection has ended.
+/// How a connection has ended. (Between hosts the news takes a moment.)
 fn heard(t: &Ctx, name: &str, fd: Fd) {
+    sys::await_events(fd, POLLRDHUP, 10_000);
     t.log(name, sys::poll_names(poll_now(fd, POLLIN | POLLOUT | POLLRDHUP)));
     let recv = || sys::recv(fd, &mut [0; 8], 0);
     t.log(name, (recv(), recv()));
