@@ -190,10 +190,11 @@ impl Drop for Counted {
     }
 }
 
-/// The random part of this process's tags, in the upper 40 bits.
+/// The random part of this process's tags, in the upper 40 bits; 0: not chosen yet.
+static TAG_BASE: AtomicU64 = AtomicU64::new(0);
+
 fn tag_base() -> u64 {
-    static BASE: AtomicU64 = AtomicU64::new(0);
-    let base = BASE.load(Relaxed);
+    let base = TAG_BASE.load(Relaxed);
     if base != 0 {
         return base;
     }
@@ -201,7 +202,7 @@ fn tag_base() -> u64 {
     sys::random(&mut bytes);
     let mut new = u64::from_ne_bytes(bytes) ^ sys::ticks().rotate_left(32);
     new = (new | 1 << 63) & !0xff_ffff;
-    match BASE.compare_exchange(0, new, Relaxed, Relaxed) {
+    match TAG_BASE.compare_exchange(0, new, Relaxed, Relaxed) {
         Ok(_) => new,
         Err(other) => other,
     }
@@ -215,6 +216,12 @@ fn tag(index: u32) -> u64 {
 #[inline]
 fn untag(data: u64) -> Option<u32> {
     (data & !0xff_ffff == tag_base()).then_some(data as u32 & 0xff_ffff)
+}
+
+/// Parent and child have the same sets, and each hears what the other puts into them later: both
+/// have to know a tag when they see one.
+pub(crate) fn before_fork() {
+    tag_base();
 }
 
 pub(crate) fn on_create(fd: c_int) {
@@ -375,5 +382,21 @@ fn prod(e: &Epoll, inner: &Inner) {
     let place = e.place.load(Relaxed);
     if inner.sleepers > 0 && place != 0 {
         wait::wake_own(place as usize - 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::in_child;
+
+    #[test]
+    fn a_child_knows_what_its_parent_puts_into_their_sets_behind_the_fork() {
+        let is_chosen = in_child(|| {
+            TAG_BASE.store(0, Relaxed);
+            before_fork();
+            TAG_BASE.load(Relaxed) != 0
+        });
+        assert!(is_chosen);
     }
 }

@@ -39,6 +39,7 @@ pub(crate) fn fork_prepare() {
     process::before_fork();
     agent::each(|agent| agent.before_fork());
     adoption::before_fork();
+    epoll::before_fork();
     process::count_fork();
     // Both processes will hold every socket: counted before either can close.
     fd_table::for_each(|fd, entry| {

@@ -26,6 +26,5 @@ pub mod engine;
 pub mod inject;
 pub mod kernel;
 
-pub use carried::Over;
-pub use engine::{Engine, GivenBack, NotBack, NotTaken};
+pub use engine::{Engine, GivenBack, Lost, NotTaken};
 pub use kernel::Refusal;

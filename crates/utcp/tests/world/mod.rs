@@ -19,8 +19,7 @@ pub fn address(own: bool, v6: bool) -> IpAddr {
     text.parse().expect("an address")
 }
 
-/// Runs `ip` in the namespace of the calling thread.
-pub fn ip(arguments: &str) -> bool {
+fn ip(arguments: &str) -> bool {
     let status = Command::new("ip").args(arguments.split(' ')).status();
     status.is_ok_and(|status| status.success())
 }
