@@ -373,6 +373,12 @@ impl Ctx {
         self.check_reason('D', fd, reason);
     }
 
+    /// In mode rdma, where the way back to TCP takes an answer of the peer's library: waits until
+    /// this process's end is on TCP both ways.
+    pub fn is_back(&self, fd: Fd) {
+        self.check_reason('G', fd, "");
+    }
+
     fn check_reason(&self, kind: char, fd: Fd, reason: &str) {
         let local = sys::getsockname(fd).expect("getsockname");
         let peer = sys::getpeername(fd).expect("getpeername");

@@ -543,6 +543,18 @@ impl Broker<'_> {
                 }
                 Some("ok".into())
             }
+            ["G", pid, local, peer, ""] => {
+                if self.mode == Mode::Rdma {
+                    self.shows(
+                        pid.parse().unwrap_or(0),
+                        local.parse().unwrap_or(0),
+                        peer.parse().unwrap_or(0),
+                        "on TCP both ways",
+                        |c| c.tx_path == "tcp" && c.rx_path == "tcp",
+                    );
+                }
+                Some("ok".into())
+            }
             _ => {
                 self.problems.push(format!("unknown message {message:?}"));
                 None

@@ -25,11 +25,12 @@ impl Connection {
         self.tx_path == path.name() && self.rx_path == path.name()
     }
 
-    /// Between hosts: one of its ends has filled small rings, and it waits for whole ones.
+    /// Between hosts: one of its ends has filled small rings, and it waits for whole ones, or has
+    /// them, and takes them with its next send.
     pub fn has_outgrown_its_rings(&self) -> bool {
         self.demotions > 0
             && self.tx_rdma_bytes > 0
-            && matches!(&self.reason[..], "negotiating" | "peer-asked-for-tcp")
+            && matches!(&self.reason[..], "negotiating" | "peer-asked-for-tcp" | "none")
     }
 
     /// What this end has sent on this path.

@@ -76,6 +76,18 @@ fn fill(fd: Fd) -> usize {
     }
 }
 
+/// Between hosts a connection on its way back to TCP, as one that has ended is, has no room for a
+/// moment (docs/manual/limits.md, "No room for a moment over RDMA").
+fn await_room(fd: Fd) {
+    let begin = sys::now_ns();
+    while sys::await_events(fd, libc::POLLOUT, 5000) & libc::POLLOUT == 0 {
+        if sys::now_ns() - begin > 10_000_000_000 {
+            break;
+        }
+        sys::sleep_ms(1);
+    }
+}
+
 /// Whether the connection may change its path in the middle of the scenario (the modes early and
 /// switch).
 fn path_moves() -> bool {
@@ -501,6 +513,7 @@ pub fn list() -> Vec<Scenario> {
                 ask(t, "b0");
                 show(t, "after an arrival", sys::epoll_wait(e, 8, 5000));
                 ask(t, "s0");
+                sys::await_events(fd, libc::POLLRDHUP, 5000);
                 show(t, "disabled for EOF too", sys::epoll_wait(e, 8, 20));
                 t.log("mod", sys::epoll_ctl(e, MOD, fd, IN | RDHUP, 5));
                 show(t, "level", sys::epoll_wait(e, 8, 5000));
@@ -520,11 +533,13 @@ pub fn list() -> Vec<Scenario> {
                 show(t, "data is not asked for", sys::epoll_wait(e, 8, 20));
                 ask(t, "s0");
                 show(t, "half-closed", sys::epoll_wait(e, 8, 5000));
+                await_room(fd);
                 t.log("mod", sys::epoll_ctl(e, MOD, fd, IN | RDHUP | OUT, 2));
                 show(t, "all", sys::epoll_wait(e, 8, 0));
                 recv_exact(fd, 1);
                 show(t, "eof", sys::epoll_wait(e, 8, 0));
                 t.log("shutdown", sys::shutdown(fd, libc::SHUT_WR));
+                await_room(fd);
                 show(t, "both closed", sys::epoll_wait(e, 8, 5000));
                 t.log("mod", sys::epoll_ctl(e, MOD, fd, 0, 3));
                 show(t, "nothing asked", sys::epoll_wait(e, 8, 0));
@@ -541,6 +556,7 @@ pub fn list() -> Vec<Scenario> {
                 add(e, fd, 0, 1);
                 t.tell("go");
                 show(t, "reset", sys::epoll_wait(e, 8, 5000));
+                await_room(fd);
                 t.log("mod", sys::epoll_ctl(e, MOD, fd, IN | OUT | RDHUP, 1));
                 show(t, "all", sys::epoll_wait(e, 8, 0));
                 t.log("recv", sys::recv(fd, &mut [0; 8], 0));
@@ -818,6 +834,7 @@ pub fn list() -> Vec<Scenario> {
                 let (inner, outer) = (set(), set());
                 add(inner, fd, IN, 1);
                 add(outer, inner, IN, 2);
+                t.is_back(fd);
                 let sets = sys::Sets {
                     read: vec![inner],
                     ..sys::Sets::default()
@@ -873,6 +890,7 @@ pub fn list() -> Vec<Scenario> {
                 let e = set();
                 add(e, fd, IN, 1);
                 add(e, twin, IN | OUT, 2);
+                t.is_back(fd);
                 ask(t, "b0");
                 await_bytes(fd, 1);
                 show(t, "both", sys::epoll_wait(e, 8, 0));

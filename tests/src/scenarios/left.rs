@@ -557,6 +557,7 @@ fn others() -> Vec<Scenario> {
                         format!("{first:?} {:?} {:?}", recv(), recv())
                     });
                     let _ = sys::read(from, &mut [0]);
+                    t.is_back(fd);
                     t.log("close", sys::close(fd));
                     t.tell("left");
                     t.wait("done");
