@@ -9,7 +9,7 @@ fi
 . "$(dirname "$0")/lib.sh"
 need_library
 command -v python3 >/dev/null || { skip all "no python3"; finish; exit; }
-export NACC_TRACE=1
+# (It is on by itself.)
 TRACE=("$LIB_DIR/netacc" trace)
 APP=$(dirname "$0")/trace_app.py
 
@@ -73,6 +73,30 @@ print(*[t["state"] for t in json.load(sys.stdin) if t["pid"] == '"$SERVER"'])')"
   same $kind-gone "" "$(find /dev/shm -name "netacc-trace.*.$CLIENT")"
 done
 
+# What is over after one request has cost nothing, and left nothing: there is no file.
+PORT=$(free_port)
+become_accel python3 "$APP" server "$PORT" & SERVER=$!; PIDS+=("$SERVER")
+wait_for 10 listens
+accel python3 "$APP" short "$PORT" 300 || fail short
+same short-connections "" "$(find /dev/shm -name "netacc-trace.*.$SERVER")"
+killed "$SERVER"
+
+# Who only receives, or only sends, and never sleeps for long, is looked at all the same: bytes, and
+# calls.
+PORT=$(free_port)
+become_accel python3 "$APP" sink "$PORT" & SERVER=$!; PIDS+=("$SERVER")
+# (Asked of the kernel: the one connection that the sink accepts is the stream's.)
+bound() { ss -Htln "sport = :$PORT" | grep -q .; }
+wait_for 10 bound
+become_accel python3 "$APP" stream "$PORT" & CLIENT=$!; PIDS+=("$CLIENT")
+moved() {
+  ask "any(sum(e['event'] == '$1' and e['messages'] > 0 and e['bytes'] > 0 and e['path'] == 'shm'
+               for e in x['events']) >= 5 for x in c)" -p "$2"
+}
+if becomes True moved received "$SERVER"; then ok receives; else fail receives "$("${TRACE[@]}" show -p "$SERVER" | tail)"; fi
+if becomes True moved sent "$CLIENT"; then ok sends; else fail sends "$("${TRACE[@]}" show -p "$CLIENT" | tail)"; fi
+killed "$CLIENT"; killed "$SERVER"
+
 # Turned off and on while the program runs.
 begin 2
 recorded() { ask 'sum(x["recorded"] for x in c)' -p "$SERVER"; }
@@ -123,14 +147,7 @@ killed "$SERVER"; killed "$CLIENT"
 
 # A program that locks all its memory has no more of it locked than there are rings, and its name
 # forges nothing.
-become_accel python3 -c '
-import ctypes, os, socket
-libc = ctypes.CDLL(None)
-libc.prctl(15, b"a\nb \x7f\xc2\x9bc")
-libc.mlockall(2)
-l = socket.create_server(("127.0.0.1", 0))
-a = socket.create_connection(l.getsockname())
-os.kill(os.getpid(), 9)' 2>/dev/null &
+become_accel python3 "$APP" alone 'a\nb \x7f\xc2\x9bc' 2>/dev/null &
 LOCKED=$!; wait "$LOCKED" 2>/dev/null
 locked=$(find /dev/shm -name "netacc-trace.*.$LOCKED")
 small() { [ "$(stat -c %s "$1")" -lt 100000 ] && [ $(("$(stat -c %b "$1")" * 512)) -lt 100000 ]; }
@@ -155,11 +172,7 @@ if [ "$(id -u)" = 0 ]; then
   chown 65534 /dev/shm/netacc-trace.ffff*
 fi
 for _ in $(seq 20); do
-  become_accel python3 -c '
-import os, socket
-l = socket.create_server(("127.0.0.1", 0))
-a = socket.create_connection(l.getsockname())
-os.kill(os.getpid(), 9)' 2>/dev/null &
+  become_accel python3 "$APP" alone 2>/dev/null &
   wait $! 2>/dev/null
 done
 same kept $((17 + others)) "$(find /dev/shm -name 'netacc-trace.*' | wc -l)"

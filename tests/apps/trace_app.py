@@ -1,10 +1,13 @@
 """A server with a thread for each connection, and a client, for trace.sh.
 
 server PORT [--epoll]: echoes messages. client PORT CONNECTIONS: goes to and fro on all of them for
-ever, in one thread each, and prints a dot line when each has gone so a hundred times.
+ever, in one thread each, and prints a dot line when each has gone so a hundred times. alone
+[NAME]: has a connection with itself, under that name and with all its memory locked, until it is
+traced, and is killed. sink PORT: receives, and sends nothing. stream PORT: sends for ever. short
+PORT COUNT: makes so many connections of one request each.
 """
 
-import select, socket, sys, threading
+import ctypes, glob, os, select, socket, sys, threading, time
 
 
 def echo(connection):
@@ -59,7 +62,50 @@ def call(port, count):
     sys.stdin.readline()
 
 
+def alone(name):
+    libc = ctypes.CDLL(None)
+    if name:
+        libc.prctl(15, name)
+        libc.mlockall(2)
+    listener = socket.create_server(("127.0.0.1", 0))
+    a = socket.create_connection(listener.getsockname())
+    b = listener.accept()[0]
+    deadline = time.monotonic() + 20
+    while not glob.glob(f"/dev/shm/netacc-trace.*.{os.getpid()}") and time.monotonic() < deadline:
+        for one, other in (a, b), (b, a):
+            one.sendall(b"x")
+            other.recv(1)
+    os.kill(os.getpid(), 9)
+
+
+def stream(port):
+    connection = socket.create_connection(("127.0.0.1", port))
+    while True:
+        connection.sendall(b"x" * 65536)
+
+
+def sink(port):
+    connection = socket.create_server(("127.0.0.1", port)).accept()[0]
+    while connection.recv(65536):
+        pass
+
+
+def short(port, count):
+    for _ in range(count):
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            connection.sendall(b"x" * 64)
+            assert connection.recv(64)
+
+
 if sys.argv[1] == "server":
     serve(int(sys.argv[2]), "--epoll" in sys.argv)
+elif sys.argv[1] == "alone":
+    alone(" ".join(sys.argv[2:]).encode().decode("unicode_escape").encode("latin-1"))
+elif sys.argv[1] == "sink":
+    sink(int(sys.argv[2]))
+elif sys.argv[1] == "stream":
+    stream(int(sys.argv[2]))
+elif sys.argv[1] == "short":
+    short(int(sys.argv[2]), int(sys.argv[3]))
 else:
     call(int(sys.argv[2]), int(sys.argv[3]))

@@ -224,7 +224,7 @@ impl Default for Config {
             kernel_policy: true,
             keeper_s: 600,
             io_uring: IoUring::default(),
-            trace: false,
+            trace: true,
             paths: Paths::default(),
             rules: Vec::new(),
         }

@@ -191,8 +191,17 @@ pub struct ConnRecord {
     pub opened_unix_ns: AtomicU64,
     /// [`Reason`] code under which the header counts it; its owner's alone.
     pub counted_reason: AtomicU64,
+    /// Calls that have sent something, on any path. (Zero before there was such a count.)
+    pub tx_messages: AtomicU64,
+    /// Calls that have received something.
+    pub rx_messages: AtomicU64,
+    /// Bytes of the rings that this side sends and receives by; 0: none, or not known.
+    pub ring_bytes: [AtomicU32; 2],
+    /// Bytes in them that were unread when the library last looked, which it does once a second
+    /// while it sends: within the host of what is sent, between hosts of what is received.
+    pub ring_used: [AtomicU32; 2],
     /// Zero.
-    pub reserved_tail: [AtomicU64; 12],
+    pub reserved_tail: [AtomicU64; 8],
 }
 
 /// One channel: the shared memory between this process and another of this host, or the queue pairs
@@ -389,6 +398,9 @@ impl ConnRecord {
         for words in [&self.tx_bytes, &self.rx_bytes] {
             words.iter().for_each(|word| word.store(0, Relaxed));
         }
+        self.tx_messages.store(0, Relaxed);
+        self.rx_messages.store(0, Relaxed);
+        self.set_rings([0; 2]);
         self.fd.store(fd, Relaxed);
         self.reason.store(reason as u32, Relaxed);
         self.counted_reason.store(reason as u64, Relaxed);
@@ -415,20 +427,30 @@ impl ConnRecord {
         store_ip(&self.peer_addr, peer.ip());
     }
 
-    /// Adds sent bytes.
+    /// It is on rings of so many bytes from here on, which are empty.
+    pub fn set_rings(&self, bytes: [u32; 2]) {
+        for (to, from) in self.ring_bytes.iter().zip(bytes) {
+            to.store(from, Relaxed);
+        }
+        self.ring_used.iter().for_each(|word| word.store(0, Relaxed));
+    }
+
+    /// Adds sent bytes, of one call.
     #[inline]
     pub fn add_tx(&self, path: Path, bytes: u64) {
         if let Some(slot) = self.tx_bytes.get(path as usize) {
             slot.fetch_add(bytes, Relaxed);
         }
+        self.tx_messages.fetch_add(1, Relaxed);
     }
 
-    /// Adds received bytes.
+    /// Adds received bytes, of one call.
     #[inline]
     pub fn add_rx(&self, path: Path, bytes: u64) {
         if let Some(slot) = self.rx_bytes.get(path as usize) {
             slot.fetch_add(bytes, Relaxed);
         }
+        self.rx_messages.fetch_add(1, Relaxed);
     }
 }
 

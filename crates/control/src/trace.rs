@@ -132,8 +132,12 @@ pub struct Ring {
     pub received: [AtomicU64; PATHS],
     /// The event that was recorded last.
     pub last: AtomicU32,
+    /// When what has moved was last recorded for itself, in coarse milliseconds.
+    pub looked_at_ms: AtomicU32,
+    /// Of the messages that were sent, and of those received, as many as are recorded.
+    pub messages: [AtomicU64; 2],
     /// Zero.
-    pub reserved: [AtomicU32; 31],
+    pub reserved: [AtomicU32; 26],
     /// [`word`] and what belongs to it.
     pub events: [[AtomicU64; 2]; EVENTS],
 }
@@ -216,9 +220,12 @@ impl Ring {
     pub fn open(&self, number: u64, fd: u32, ns: u64) {
         self.number.store(number, Release);
         self.head.store(0, Release);
-        for word in [&self.family, &self.local_port, &self.peer_port, &self.peer_pid, &self.last] {
+        for word in [&self.family, &self.local_port, &self.peer_port, &self.peer_pid] {
             word.store(0, Relaxed);
         }
+        self.last.store(0, Relaxed);
+        self.looked_at_ms.store(0, Relaxed);
+        self.messages.iter().for_each(|word| word.store(0, Relaxed));
         for words in [&self.local_addr, &self.peer_addr] {
             words.iter().for_each(|word| word.store(0, Relaxed));
         }

@@ -5,7 +5,7 @@ use crate::fd_table::{self, Entry};
 use crate::path::{PathId, PathList};
 use crate::socket::{Event, OfferState, Socket, State, flag, new_socket, offered};
 use crate::unconnected::unconnected;
-use crate::{agent, carrier, config, host, lock, process, stats, sys, trace};
+use crate::{agent, carrier, config, host, lock, process, stats, sys};
 use core::ffi::c_int;
 use core::net::SocketAddr;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
@@ -150,12 +150,8 @@ fn fill(s: &Socket, fd: c_int, origin: Origin) {
     }
     let record = stats::open(fd, why);
     s.record.store(record, Relaxed);
-    s.begin_trace(match connector {
-        _ if made && moved != (0, 0) => trace::Event::Found,
-        true => trace::Event::Connected,
-        false => trace::Event::Accepted,
-    });
     if let Some(tuple) = tuple {
+        s.begin_trace(made && moved != (0, 0));
         // SAFETY: nobody else looks at this socket's addresses yet.
         unsafe { show(s, tuple) };
     }
@@ -239,6 +235,7 @@ pub(crate) fn look_up(s: &'static Socket, g: u16, fd: c_int) -> bool {
         match tuple {
             None => Err(Reason::Disconnected),
             Some(tuple) => {
+                s.begin_trace(false);
                 // SAFETY: under the lock, and the paths are not set yet.
                 unsafe { show(s, tuple) };
                 // As in `io::shutdown_of`.

@@ -11,8 +11,8 @@ use alloc::vec::Vec;
 use core::ffi::{CStr, c_int};
 use core::sync::atomic::{AtomicPtr, Ordering::*};
 use netacc_control::config::{
-    Answer, Config, DEFAULT_FILE, ENV_FILE, ENV_FROM_COMMAND_LINE, Key, Origins, Program, Rule,
-    SETTINGS,
+    Answer, Config, DEFAULT_FILE, ENV_FILE, ENV_FROM_COMMAND_LINE, Key, Origin, Origins, Program,
+    Rule, SETTINGS,
 };
 
 /// What the environment held when the process started; programs overwrite it later.
@@ -96,6 +96,11 @@ pub(crate) fn get() -> &'static Config {
         return config;
     }
     &resolved().config
+}
+
+/// Whether somebody has set the option for this process. (Files as they are shipped set all.)
+pub(crate) fn is_asked_for(key: Key) -> bool {
+    !matches!(resolved().origins.of(key), Origin::Default | Origin::File(_))
 }
 
 /// The configuration as `netacc_ss -s cfg` shows it.

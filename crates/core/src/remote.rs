@@ -57,6 +57,7 @@ use crate::policy::Asked;
 use crate::rdma_thread::{self, BELL, RUNNING, WOKEN, is_running, wake};
 use crate::socket::{Socket, State, flag, offered};
 use crate::tuple_table::Table;
+use crate::wait::looks;
 use crate::{agent, config, fd_table, host, numbers, process, queues, sleep, sys, thread};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -570,6 +571,7 @@ impl Remote {
         if turn {
             end_turn();
         }
+        looks::keep_trace_ready();
         true
     }
 

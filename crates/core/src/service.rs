@@ -30,6 +30,7 @@ use crate::rendezvous::{
     auth, carrier_event, link_of, slot_of, strangers,
 };
 use crate::socket::{self, Socket, flag};
+use crate::wait::looks;
 use crate::{fd_table, heap, numbers, process, sleep, sys, thread};
 pub(crate) use agent::AGENT;
 use alloc::vec::Vec;
@@ -250,6 +251,7 @@ impl Service {
         }
         self.agree_on_more();
         self.watch_carriers();
+        looks::keep_trace_ready();
         true
     }
 

@@ -441,6 +441,16 @@ impl Socket {
             trace::record(ring, self.record(), event, what);
         }
     }
+    /// Records what has moved on it.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn trace_moved(&self) {
+        if trace::is_on()
+            && let (Some(ring), Some(moved)) = (self.ring(), self.record())
+        {
+            trace::look(ring, moved);
+        }
+    }
     /// As [`Socket::trace`], unless the same was recorded last: what a program can ask for again
     /// and again must not push everything else out.
     #[cold]
@@ -459,16 +469,24 @@ impl Socket {
     }
     /// Its ring. One that was there before tracing was turned on gets it now.
     fn ring(&self) -> Option<&'static Ring> {
-        let lives = || matches!(self.state.now(), State::Candidate | State::Attached);
-        let may = || !self.is_inherited() && lives() && trace::has_begun();
-        if self.ring.load(Acquire) == 0 && may() {
-            self.begin_trace(trace::Event::Found);
+        let lives = || match self.state.now() {
+            State::Candidate => !self.is_new(),
+            state => state == State::Attached,
+        };
+        if self.ring.load(Acquire) == 0 && !self.is_inherited() && lives() {
+            self.begin_trace(false);
         }
         self.known_ring()
     }
-    /// It gets a ring, of which `event` is the first.
-    pub(crate) fn begin_trace(&self, event: trace::Event) {
-        let new = trace::open(self.fd.load(Relaxed), event);
+    /// It gets a ring, if there is one. `found`: it was there before this process had it.
+    pub(crate) fn begin_trace(&self, found: bool) {
+        let event = match self.has(flag::CONNECTOR) {
+            _ if found => trace::Event::Found,
+            true => trace::Event::Connected,
+            false => trace::Event::Accepted,
+        };
+        let opened = self.record().map_or(0, |r| r.opened_unix_ns.load(Relaxed));
+        let new = trace::open(self.fd.load(Relaxed), event, opened);
         let Some(ring) = trace::ring(new).filter(|_| new != 0) else { return };
         if let Some(t) = self.known_tuple() {
             ring.set_addresses(t.local(), t.peer());
@@ -493,10 +511,11 @@ impl Socket {
             self.trace(trace::Event::Closed, 0);
         }
         let badly = self.has(flag::BROKEN_OFF | flag::CORRUPT);
-        if self.ring.swap(RING_OVER, AcqRel) != RING_OVER
-            && let Some(ring) = ring
-        {
-            trace::close(ring, badly);
+        match (self.ring.swap(RING_OVER, AcqRel), ring) {
+            (RING_OVER, _) => {}
+            (_, Some(ring)) => trace::close(ring, badly),
+            (_, None) if self.is_new() => {}
+            (_, None) => trace::missed(),
         }
     }
     /// It ends, or its process does. (Other reasons were said when they came.)

@@ -234,6 +234,14 @@ pub(crate) fn add_bytes(r: &ConnRecord) {
             }
         }
     }
+    for (counter, n) in
+        [(Counter::MessagesTx, &r.tx_messages), (Counter::MessagesRx, &r.rx_messages)]
+    {
+        let n = n.load(Relaxed);
+        if n != 0 {
+            h.add(counter, n);
+        }
+    }
 }
 
 /// A connection on `path` is gone.

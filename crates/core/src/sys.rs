@@ -20,7 +20,7 @@ pub(crate) use memory::{
 };
 pub(crate) use process::{
     await_input, clone, detach, exit_process, is_memory_shared, is_time_shared, pipe, poll_blocked,
-    program, reap, signal_fd, thread_pointer, unmap_foreign,
+    reap, signal_fd, thread_pointer, unmap_foreign,
 };
 
 /// One system call with up to six arguments.

@@ -25,6 +25,7 @@ pub(crate) fn init() {
         "NACC_SOR_MSG_SIZE" => Some("4096"),
         "NACC_SOR_CONN_PER_QP" => Some("4"),
         "NACC_RDMA_MR_MIN_INC_SIZE" => Some("262144"),
+        "NACC_TRACE" => Some("0"),
         "NACC_LOG_PATH" | "NACC_LOG_LEVEL" => std::env::var(name).ok().map(|value| &*value.leak()),
         _ => None,
     };

@@ -3,10 +3,13 @@
 //!
 //! A ring of events for each connection, in memory that has a name (`file.rs`) and so is there when
 //! the process was killed. To record takes no lock, no memory and no system call; signal handlers
-//! may. A ring is found for a connection when it begins, or later, when tracing is turned on.
+//! may. A connection has a ring when it has shown that it lives: one of a single request and its
+//! reply costs nothing. What takes system calls (the file, more of it) the library's own threads
+//! do, beside their other work ([`keep_ready`]): a connection that finds no ring has one with a
+//! later event.
 
 use crate::{config, sys};
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 use netacc_control::stats::{ConnRecord, Path};
 pub(crate) use netacc_control::trace::Event;
 use netacc_control::trace::{Header, RINGS, Ring, State};
@@ -25,12 +28,14 @@ static UNUSED: AtomicU32 = AtomicU32::new(0);
 static HAND: AtomicU32 = AtomicU32::new(0);
 /// A thread is at the file.
 static GROWING: AtomicU32 = AtomicU32::new(0);
+/// A connection has found no ring, or no file.
+static WANTED: AtomicBool = AtomicBool::new(false);
+/// When tracing was turned on while the process ran: what is older was found.
+static SINCE_UNIX: AtomicU64 = AtomicU64::new(0);
 /// Connections that got a ring.
 static NUMBER: AtomicU64 = AtomicU64::new(0);
-/// When memory for rings is asked for again, after there was none.
+/// When a ring, or memory for more, is asked for again, after there was none.
 static NOT_BEFORE: AtomicU64 = AtomicU64::new(0);
-/// When a connection that was there before asks for a ring again, after one got none.
-static FOUND_NOT_BEFORE: AtomicU64 = AtomicU64::new(0);
 /// Rings that are kept because their connections went badly.
 static KEPT: AtomicU32 = AtomicU32::new(0);
 
@@ -70,46 +75,75 @@ pub(crate) fn ring(i: u32) -> Option<&'static Ring> {
     }
 }
 
-/// There is a file.
-pub(crate) fn has_begun() -> bool {
-    header().is_some()
-}
-
-/// Tracing was turned on or off: where it is on the file is made, if there is none.
+/// Tracing was turned on or off. A thread of the library's own.
 pub(crate) fn turned() {
-    if is_on() && header().is_none() {
-        begin();
+    if is_on() {
+        SINCE_UNIX.store(sys::unix_ns(), Relaxed);
+        WANTED.store(true, Relaxed);
+        keep_ready();
     }
 }
 
-/// The file is made with the first connection.
-#[cold]
-#[inline(never)]
-fn begin() -> Option<&'static Header> {
-    if TRIED.swap(1, AcqRel) != 0 {
-        return header();
+/// Makes room for what comes, and the file when the first connection has asked for it. The threads
+/// of the library's own alone do so, when they have worked: nobody else makes system calls for the
+/// trace.
+pub(crate) fn keep_ready() {
+    if !is_on() || !is_due() || GROWING.swap(1, Acquire) != 0 {
+        return;
     }
-    let (at, ready) = file::make()?;
+    WANTED.store(false, Relaxed);
+    if header().is_none() {
+        begin();
+    } else {
+        grow();
+    }
+    GROWING.store(0, Release);
+}
+
+/// Somebody has found no ring, or a quarter of them is left.
+fn is_due() -> bool {
+    let (unused, ready) = (UNUSED.load(Relaxed), READY.load(Relaxed));
+    WANTED.load(Relaxed)
+        || (ready != 0
+            && (ready as usize) < RINGS
+            && unused.saturating_add(ready / 4) > ready
+            && sys::now_ns() >= NOT_BEFORE.load(Relaxed))
+}
+
+#[cold]
+fn begin() {
+    if TRIED.swap(1, AcqRel) != 0 {
+        return;
+    }
+    let Some((at, ready)) = file::make() else { return };
     HEADER.store(at, Release);
     READY.store(ready, Release);
-    let own = ring(0)?;
+    let Some(own) = ring(0) else { return };
     UNUSED.store(1, Release);
     if own.claim(State::Free) {
         own.open(0, u32::MAX, sys::now_ns());
     }
-    header()
+}
+
+#[cold]
+fn grow() {
+    let ready = READY.load(Acquire);
+    let more = file::grow(ready);
+    READY.store(ready + more, Release);
+    let next = if more == 0 { sys::now_ns().saturating_add(PAUSE_NS) } else { 0 };
+    NOT_BEFORE.store(next, Relaxed);
 }
 
 /// A ring for a connection: one that was never used, or that of a connection that is over. With its
 /// number.
-fn take(now: u64) -> Option<(u32, &'static Ring)> {
+fn take() -> Option<(u32, &'static Ring)> {
     let rings = UNUSED.load(Relaxed);
     if rings < HISTORY
-        && let Some(new) = never_used(now)
+        && let Some(new) = never_used()
     {
         return Some(new);
     }
-    used_again(State::Closed).or_else(|| never_used(now))
+    used_again(State::Closed).or_else(never_used)
 }
 
 fn used_again(state: State) -> Option<(u32, &'static Ring)> {
@@ -123,10 +157,10 @@ fn used_again(state: State) -> Option<(u32, &'static Ring)> {
     None
 }
 
-fn never_used(now: u64) -> Option<(u32, &'static Ring)> {
+fn never_used() -> Option<(u32, &'static Ring)> {
     loop {
         let n = UNUSED.load(Acquire);
-        if n as usize >= RINGS || (n >= READY.load(Acquire) && !grow(n, now)) {
+        if n as usize >= RINGS || n >= READY.load(Acquire) {
             return None;
         }
         if UNUSED.compare_exchange(n, n + 1, AcqRel, Relaxed).is_ok() {
@@ -138,67 +172,96 @@ fn never_used(now: u64) -> Option<(u32, &'static Ring)> {
     }
 }
 
-/// More rings get memory. False: there is none, or another thread is at it.
-#[cold]
-fn grow(from: u32, now: u64) -> bool {
-    if now < NOT_BEFORE.load(Relaxed) || GROWING.swap(1, Acquire) != 0 {
-        return false;
-    }
-    let ready = READY.load(Acquire);
-    let done = ready > from || {
-        let more = file::grow(ready);
-        READY.store(ready + more, Release);
-        more != 0
-    };
-    if !done {
-        NOT_BEFORE.store(now.saturating_add(PAUSE_NS), Relaxed);
-    }
-    GROWING.store(0, Release);
-    done
-}
-
-/// The number of a ring for a connection that begins, or is there. 0: there is none.
-pub(crate) fn open(fd: i32, event: Event) -> u32 {
+/// The number of a ring for a connection that has shown that it lives, and that came to be at that
+/// time. 0: there is none now, and the library's own thread will make room.
+pub(crate) fn open(fd: i32, event: Event, opened_unix_ns: u64) -> u32 {
     if !is_on() {
         return 0;
     }
-    let Some(h) = header().or_else(begin) else { return 0 };
-    let (now, is_new) = (sys::now_ns(), event != Event::Found);
-    // (One that was there before asks with each event.)
-    if !is_new && now < FOUND_NOT_BEFORE.load(Relaxed) {
-        return 0;
-    }
-    let Some((i, ring)) = take(now) else {
-        if is_new {
-            h.missed.fetch_add(1, Relaxed);
-        } else {
-            FOUND_NOT_BEFORE.store(now.saturating_add(PAUSE_NS), Relaxed);
-        }
+    let Some(h) = header() else {
+        WANTED.store(true, Relaxed);
         return 0;
     };
-    ring.open(NUMBER.fetch_add(1, Relaxed) + 1, fd as u32, now);
-    ring.record(event, now, u64::from(fd as u32));
+    let now = sys::now_ns();
+    // (One without a ring asks with each event.)
+    if now < NOT_BEFORE.load(Relaxed) {
+        return 0;
+    }
+    let Some((i, ring)) = take() else {
+        WANTED.store(true, Relaxed);
+        NOT_BEFORE.store(now.saturating_add(PAUSE_NS), Relaxed);
+        return 0;
+    };
+    let since = opened_unix_ns.saturating_sub(h.began_unix_ns.load(Relaxed));
+    let opened = h.began_ns.load(Relaxed).saturating_add(since).min(now);
+    let (event, opened) = match event {
+        Event::Found => (event, now),
+        _ if opened_unix_ns < SINCE_UNIX.load(Relaxed) => (Event::Found, now),
+        _ => (event, opened),
+    };
+    ring.open(NUMBER.fetch_add(1, Relaxed) + 1, fd as u32, opened);
+    ring.record(event, opened, u64::from(fd as u32));
     i
+}
+
+/// A connection that has ended, and had shown that it lived, had no ring.
+pub(crate) fn missed() {
+    if let Some(h) = header().filter(|_| is_on()) {
+        h.missed.fetch_add(1, Relaxed);
+    }
 }
 
 /// Records an event of a connection, and before it what has moved since the last one.
 pub(crate) fn record(ring: &Ring, moved: Option<&ConnRecord>, event: Event, what: u64) {
     let now = sys::now_ns();
     if let Some(moved) = moved {
-        for (count, said, event) in [
-            (&moved.tx_bytes, &ring.sent, Event::Sent),
-            (&moved.rx_bytes, &ring.received, Event::Received),
-        ] {
-            for (path, (count, said)) in Path::ALL.iter().zip(count.iter().zip(said)) {
-                let n = count.load(Relaxed);
-                let before = said.load(Relaxed);
-                if n != before && said.swap(n, Relaxed) < n {
-                    ring.record(event, now, *path as u64 | n.wrapping_sub(before) << 8);
-                }
+        record_moved(ring, moved, now);
+    }
+    ring.record(event, now, what);
+}
+
+/// Records what has moved, without an event, if that was not done in the same few milliseconds.
+pub(crate) fn look(ring: &Ring, moved: &ConnRecord) {
+    let ms = (sys::unix_ns_coarse() / 1_000_000) as u32;
+    if ring.looked_at_ms.swap(ms, Relaxed) != ms {
+        record_moved(ring, moved, sys::now_ns());
+    }
+}
+
+/// An event has so many bits for messages, and for bytes.
+const MESSAGES_MAX: u64 = (1 << 24) - 1;
+const BYTES_MAX: u64 = (1 << 36) - 1;
+
+fn record_moved(ring: &Ring, moved: &ConnRecord, now: u64) {
+    let [sent, received] = &ring.messages;
+    for (count, said, all, all_said, event) in [
+        (&moved.tx_bytes, &ring.sent, &moved.tx_messages, sent, Event::Sent),
+        (&moved.rx_bytes, &ring.received, &moved.rx_messages, received, Event::Received),
+    ] {
+        for (path, (count, said)) in Path::ALL.iter().zip(count.iter().zip(said)) {
+            let bytes = told(count, said, BYTES_MAX);
+            if bytes != 0 {
+                // (Those of several paths count for the first.)
+                let messages = told(all, all_said, MESSAGES_MAX);
+                ring.record(event, now, *path as u64 | messages << 4 | bytes << 28);
             }
         }
     }
-    ring.record(event, now, what);
+}
+
+/// By how much a count has grown since it was said; it is said now. (Two threads may be at it.)
+fn told(count: &AtomicU64, said: &AtomicU64, most: u64) -> u64 {
+    let before = said.load(Relaxed);
+    let more = count.load(Relaxed).wrapping_sub(before);
+    // (In the other half of all numbers: somebody else has said more.)
+    if more == 0 || more > u64::MAX >> 1 {
+        return 0;
+    }
+    let more = more.min(most);
+    match said.compare_exchange(before, before.wrapping_add(more), Relaxed, Relaxed) {
+        Ok(_) => more,
+        Err(_) => 0,
+    }
 }
 
 /// The connection is over; `badly`: its ring is kept for longer than others.
@@ -266,9 +329,10 @@ pub(crate) fn after_fork_in_child() {
     for word in [&TRIED, &READY, &UNUSED, &HAND, &GROWING, &KEPT] {
         word.store(0, Relaxed);
     }
-    for word in [&NUMBER, &NOT_BEFORE, &FOUND_NOT_BEFORE] {
+    for word in [&NUMBER, &NOT_BEFORE] {
         word.store(0, Relaxed);
     }
+    WANTED.store(false, Relaxed);
 }
 
 #[cfg(test)]

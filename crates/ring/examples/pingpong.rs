@@ -149,14 +149,14 @@ fn main() {
                 announce(&there.set);
                 await_ready(&back.set);
                 receive_message(&mut back.consumer, &mut [0; MESSAGE]);
-                assert!(!back.consumer.take_space_request());
+                assert!(!back.consumer.take_space_request(|| {}));
             }
         },
         || {
             for _ in 0..TRIPS {
                 await_ready(&there.set);
                 receive_message(&mut there.consumer, &mut [0; MESSAGE]);
-                assert!(!there.consumer.take_space_request());
+                assert!(!there.consumer.take_space_request(|| {}));
                 send_message(&mut back.producer, &message);
                 announce(&back.set);
             }

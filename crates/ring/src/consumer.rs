@@ -209,21 +209,22 @@ impl Consumer {
 
     /// To be asked after each [`publish`](Self::publish): does the producer wait for room, and is
     /// half of the ring free by now? Then the caller wakes it. Costs two comparisons, and a fence
-    /// per half a ring of bytes.
+    /// per half a ring of bytes: `seldom` is called then, for who has to look from time to time.
     #[inline]
-    pub fn take_space_request(&mut self) -> bool {
+    pub fn take_space_request(&mut self, seldom: impl FnOnce()) -> bool {
         let half = self.buffer.size() >> 1;
         if self.tail_seen.wrapping_sub(self.fenced) <= half
             || self.tail_seen.wrapping_sub(self.published) > half
         {
             return false;
         }
-        self.take_space_request_slow()
+        self.take_space_request_slow(seldom)
     }
 
     #[cold]
     #[inline(never)]
-    fn take_space_request_slow(&mut self) -> bool {
+    fn take_space_request_slow(&mut self, seldom: impl FnOnce()) -> bool {
+        seldom();
         let wanted = self.words().take_space_request(|| true);
         self.fenced = self.published;
         wanted

@@ -81,6 +81,11 @@ impl Change<'_> {
             let (tx, rx) = (&mut connection.tx_bytes, &mut connection.rx_bytes);
             let words = tx.iter_mut().zip(&was.tx_bytes).chain(rx.iter_mut().zip(&was.rx_bytes));
             words.for_each(|(is, was)| *is = is.saturating_sub(*was));
+            let messages = [
+                (&mut connection.tx_messages, was.tx_messages),
+                (&mut connection.rx_messages, was.rx_messages),
+            ];
+            messages.into_iter().for_each(|(is, was)| *is = is.saturating_sub(was));
         }
         all
     }
@@ -223,6 +228,8 @@ fn sockets_json(change: &Change<'_>, selection: &Selection) -> Value {
             "rx_bytes": sum(&connection.rx_bytes),
             "tx_bytes_per_s": change.rate(sum(&connection.tx_bytes)),
             "rx_bytes_per_s": change.rate(sum(&connection.rx_bytes)),
+            "tx_messages_per_s": change.rate(connection.tx_messages),
+            "rx_messages_per_s": change.rate(connection.rx_messages),
         })
     };
     Value::Array(selection.of(&connections).iter().map(socket).collect())

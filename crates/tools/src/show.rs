@@ -118,6 +118,7 @@ pub(crate) fn section_text(process: &Process, section: Section, view: &View<'_>)
 fn counts_json(process: &Process) -> Value {
     let header = &process.header;
     let (tx_bytes, rx_bytes): (Vec<u64>, Vec<u64>) = bytes_by_path(process).into_iter().unzip();
+    let (tx_messages, rx_messages) = header.messages(&process.connections);
     let all: Vec<_> = reasons(process).collect();
     let ever = all.iter().filter(|(_, _, total)| *total != 0);
     let reasons: Map<String, Value> =
@@ -140,6 +141,8 @@ fn counts_json(process: &Process) -> Value {
         "total": by_path(&header.total_by_path),
         "tx_bytes": by_path(&tx_bytes),
         "rx_bytes": by_path(&rx_bytes),
+        "tx_messages": tx_messages,
+        "rx_messages": rx_messages,
         "reasons": reasons,
         "open_reasons": open_reasons,
         "counters": counters,
@@ -167,6 +170,12 @@ fn sockets_json(process: &Process, view: &View<'_>) -> Vec<Value> {
             "rx_shm_bytes": bytes(&connection.rx_bytes, Path::Shm),
             "tx_rdma_bytes": bytes(&connection.tx_bytes, Path::Rdma),
             "rx_rdma_bytes": bytes(&connection.rx_bytes, Path::Rdma),
+            "tx_messages": connection.tx_messages,
+            "rx_messages": connection.rx_messages,
+            "tx_ring_used": connection.tx_ring().map(|(used, _)| used),
+            "tx_ring_bytes": connection.tx_ring().map(|(_, bytes)| bytes),
+            "rx_ring_used": connection.rx_ring().map(|(used, _)| used),
+            "rx_ring_bytes": connection.rx_ring().map(|(_, bytes)| bytes),
             "promotions": connection.promotions,
             "demotions": connection.demotions,
             "peer_pid": connection.peer_pid,
@@ -233,6 +242,8 @@ fn counts_text(process: &Process, is_wide: bool) -> String {
         ]);
     }
     out += &paths.render();
+    let (tx, rx) = header.messages(&process.connections);
+    let _ = writeln!(out, "\nMessages: {tx} sent, {rx} received");
 
     out.push('\n');
     out += &reasons_text(process, is_wide);
@@ -344,6 +355,9 @@ fn sockets_text(process: &Process, view: &View<'_>) -> String {
         ">Rx-Tcp",
         ">Rx-Shm",
         ">Rx-Rdma",
+        ">Tx-Msgs",
+        ">Rx-Msgs",
+        ">Ring-Used",
         ">Promoted",
         ">Demoted",
         ">Age",
@@ -368,12 +382,24 @@ fn sockets_text(process: &Process, view: &View<'_>) -> String {
             bytes(&connection.rx_bytes, Path::Tcp),
             bytes(&connection.rx_bytes, Path::Shm),
             bytes(&connection.rx_bytes, Path::Rdma),
+            connection.tx_messages.to_string(),
+            connection.rx_messages.to_string(),
+            ring_text(connection),
             connection.promotions.to_string(),
             connection.demotions.to_string(),
             if opened.is_zero() { String::from("-") } else { age(now.saturating_sub(opened)) },
         ]);
     }
     format!("{}\n\n{}", open_connections(process, view, shown.len()), table.render())
+}
+
+/// How full the ring is that is known, and how large.
+fn ring_text(connection: &Connection) -> String {
+    let ring = connection.tx_ring().or_else(|| connection.rx_ring());
+    ring.map_or_else(
+        || String::from("-"),
+        |(used, bytes)| format!("{}/{}", size(used.into()), size(bytes.into())),
+    )
 }
 
 fn config_text(process: &Process) -> String {

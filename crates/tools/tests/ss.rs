@@ -72,6 +72,7 @@ impl Segment {
             (Counter::RdmaBytesRx, 400),
             (Counter::RdmaPairsCreated, 3),
             (Counter::FailOvers, 2),
+            (Counter::MessagesTx, 100),
         ] {
             segment.u64(word(offset_of!(Header, counters), counter as usize), value);
         }
@@ -102,6 +103,10 @@ impl Segment {
         segment.u64(at + offset_of!(ConnRecord, tx_bytes) + 8, 1000);
         segment.u64(at + offset_of!(ConnRecord, rx_bytes), 20);
         segment.u64(at + offset_of!(ConnRecord, rx_bytes) + 8, 2000);
+        segment.u64(at + offset_of!(ConnRecord, tx_messages), 11);
+        segment.u64(at + offset_of!(ConnRecord, rx_messages), 22);
+        segment.u32(at + offset_of!(ConnRecord, ring_bytes), 65536);
+        segment.u32(at + offset_of!(ConnRecord, ring_used), 512);
         segment.u32(at + offset_of!(ConnRecord, promotions), 2);
         let at = record(1);
         segment.u32(at + offset_of!(ConnRecord, tx_path), 2);
@@ -171,6 +176,7 @@ fn json_is_as_agreed() {
     // Of the connections that have ended, and of the open ones.
     assert_eq!(cnt["tx_bytes"], json!({"tcp": 1 + 10, "shm": 1000, "rdma": 300 + 3000}));
     assert_eq!(cnt["rx_bytes"], json!({"tcp": 20, "shm": 2 + 2000, "rdma": 400 + 4000}));
+    assert_eq!((&cnt["tx_messages"], &cnt["rx_messages"]), (&json!(111), &json!(22)));
     assert_eq!(cnt["counters"]["rdma_pairs_created"], json!(3));
     assert_eq!(cnt["reasons"], json!({"none": 6, "peer-without-library": 3, "unknown-60": 1}));
     assert_eq!(cnt["open_reasons"], json!({"none": 1, "peer-remote": 1, "rdma-lost": 1}));
@@ -184,14 +190,20 @@ fn json_is_as_agreed() {
             {"fd": 5, "local": "[::1]:0", "peer": "[2001:db8::]:0", "tx_path": "tcp", "rx_path": "tcp",
              "reason": "peer-remote", "tx_tcp_bytes": 0, "tx_shm_bytes": 0, "rx_tcp_bytes": 0, "rx_shm_bytes": 0,
              "tx_rdma_bytes": 0, "rx_rdma_bytes": 0,
+             "tx_messages": 0, "rx_messages": 0, "tx_ring_used": null, "tx_ring_bytes": null,
+             "rx_ring_used": null, "rx_ring_bytes": null,
              "promotions": 0, "demotions": 1, "peer_pid": 0, "opened_unix_ns": 0},
             {"fd": 7, "local": "127.0.0.1:6379", "peer": "127.0.0.2:40000", "tx_path": "shm", "rx_path": "shm",
              "reason": "none", "tx_tcp_bytes": 10, "tx_shm_bytes": 1000, "rx_tcp_bytes": 20, "rx_shm_bytes": 2000,
              "tx_rdma_bytes": 0, "rx_rdma_bytes": 0,
+             "tx_messages": 11, "rx_messages": 22, "tx_ring_used": 512, "tx_ring_bytes": 65536,
+             "rx_ring_used": null, "rx_ring_bytes": null,
              "promotions": 2, "demotions": 0, "peer_pid": 99, "opened_unix_ns": 0},
             {"fd": 8, "local": "-", "peer": "-", "tx_path": "rdma", "rx_path": "tcp",
              "reason": "rdma-lost", "tx_tcp_bytes": 0, "tx_shm_bytes": 0, "rx_tcp_bytes": 0, "rx_shm_bytes": 0,
              "tx_rdma_bytes": 3000, "rx_rdma_bytes": 4000,
+             "tx_messages": 0, "rx_messages": 0, "tx_ring_used": null, "tx_ring_bytes": null,
+             "rx_ring_used": null, "rx_ring_bytes": null,
              "promotions": 0, "demotions": 0, "peer_pid": 0, "opened_unix_ns": 0},
         ]})
     );
@@ -266,7 +278,8 @@ fn tables_say_the_same() {
         short.contains("\nnone                     1      6  The connection is accelerated.\n"),
         "{short}"
     );
-    let zero = Counter::ALL.len() - 7;
+    assert!(short.contains("\nMessages: 111 sent, 22 received\n"), "{short}");
+    let zero = Counter::ALL.len() - 8;
     assert!(
         short.ends_with(&format!("\n{zero} more counters are 0: --wide shows them\n")),
         "{short}"
@@ -282,8 +295,8 @@ fn tables_say_the_same() {
     assert!(sock.lines().all(|line| line.chars().count() <= 80), "{sock}");
     let sock = text(&["-s", "sock", &pid, "--wide"]);
     for row in [
-        "7 127.0.0.1:6379 127.0.0.2:40000 99 shm shm none 10 1000 0 20 2000 0 2 0 -",
-        "8 - - - rdma tcp rdma-lost 0 0 3000 0 0 4000 0 0 -",
+        "7 127.0.0.1:6379 127.0.0.2:40000 99 shm shm none 10 1000 0 20 2000 0 11 22 512 B/64.0 KiB 2 0 -",
+        "8 - - - rdma tcp rdma-lost 0 0 3000 0 0 4000 0 0 - 0 0 -",
     ] {
         assert!(words(&sock).contains(&row.to_owned()), "{sock}");
     }

@@ -76,6 +76,8 @@ counters! {
     KernelLooks "kernel_looks" "Looks at the kernel's sockets, beyond the first, that waits made instead of sleeping.";
     LooksWon "looks_won" "Waits in which such a look found what it waited for.";
     LooksLost "looks_lost" "Waits in which such looks were in vain and the thread slept after all.";
+    MessagesTx "messages_tx" "Calls in which connections which have ended have sent something, of those that the library follows.";
+    MessagesRx "messages_rx" "Calls in which connections which have ended have received something, of those that the library follows.";
 }
 
 /// Number of counters.

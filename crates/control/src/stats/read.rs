@@ -118,6 +118,14 @@ pub struct Connection {
     pub tx_bytes: [u64; PATH_SLOTS],
     /// By path.
     pub rx_bytes: [u64; PATH_SLOTS],
+    /// Calls that have sent something.
+    pub tx_messages: u64,
+    /// Calls that have received something.
+    pub rx_messages: u64,
+    /// Of the rings that it sends and receives by.
+    pub ring_bytes: [u32; 2],
+    /// What of them was unread at the last look.
+    pub ring_used: [u32; 2],
     /// Directions that left TCP.
     pub promotions: u32,
     /// Directions that went back.
@@ -183,6 +191,16 @@ impl Snapshot {
         })
     }
 
+    /// Calls of the connections that have ended and of those given, which are open, that have sent
+    /// something, and received something.
+    pub fn messages(&self, open: &[Connection]) -> (u64, u64) {
+        let ended = |counter: Counter| self.counters.get(counter as usize).copied().unwrap_or(0);
+        let all = (ended(Counter::MessagesTx), ended(Counter::MessagesRx));
+        open.iter().fold(all, |(tx, rx), c| {
+            (tx.saturating_add(c.tx_messages), rx.saturating_add(c.rx_messages))
+        })
+    }
+
     /// How many bytes of connection records follow the header that are worth reading.
     pub fn conns_bytes(&self) -> usize {
         let records = self.conn_high_water.min(self.conn_capacity) as usize;
@@ -191,6 +209,22 @@ impl Snapshot {
 }
 
 impl Connection {
+    /// How full the ring is by which it sends, of how many bytes: known within the host.
+    pub fn tx_ring(&self) -> Option<(u32, u32)> {
+        self.ring(0, Path::Shm)
+    }
+
+    /// The same of what it receives: known between hosts.
+    pub fn rx_ring(&self) -> Option<(u32, u32)> {
+        self.ring(1, Path::Rdma)
+    }
+
+    fn ring(&self, side: usize, path: Path) -> Option<(u32, u32)> {
+        let on = [self.tx_path, self.rx_path].get(side).copied()?;
+        let (used, bytes) = (*self.ring_used.get(side)?, *self.ring_bytes.get(side)?);
+        (on == path as u32 && bytes != 0).then_some((used.min(bytes), bytes))
+    }
+
     /// Reads the open connections from the bytes after the header.
     pub fn read_all(bytes: &[u8]) -> Vec<Connection> {
         bytes.chunks_exact(size_of::<ConnRecord>()).filter_map(Connection::read).collect()
@@ -217,6 +251,10 @@ impl Connection {
             peer: address(offset_of!(ConnRecord, peer_addr), offset_of!(ConnRecord, peer_port)),
             tx_bytes: u64s_at(bytes, offset_of!(ConnRecord, tx_bytes)),
             rx_bytes: u64s_at(bytes, offset_of!(ConnRecord, rx_bytes)),
+            ring_bytes: u32s_at(bytes, offset_of!(ConnRecord, ring_bytes)),
+            ring_used: u32s_at(bytes, offset_of!(ConnRecord, ring_used)),
+            tx_messages: u64_at(bytes, offset_of!(ConnRecord, tx_messages)),
+            rx_messages: u64_at(bytes, offset_of!(ConnRecord, rx_messages)),
             promotions: word(offset_of!(ConnRecord, promotions)),
             demotions: word(offset_of!(ConnRecord, demotions)),
             opened_unix_ns: u64_at(bytes, offset_of!(ConnRecord, opened_unix_ns)),
@@ -267,6 +305,10 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
 fn u64_at(bytes: &[u8], at: usize) -> u64 {
     let word = bytes.get(at..).and_then(|from| from.first_chunk());
     word.map_or(0, |word| u64::from_ne_bytes(*word))
+}
+
+fn u32s_at<const N: usize>(bytes: &[u8], at: usize) -> [u32; N] {
+    core::array::from_fn(|index| u32_at(bytes, at + index * 4))
 }
 
 fn u64s_at<const N: usize>(bytes: &[u8], at: usize) -> [u64; N] {

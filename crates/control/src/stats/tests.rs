@@ -64,7 +64,11 @@ fn conn() -> ConnRecord {
         rx_bytes: [const { AtomicU64::new(7) }; PATH_SLOTS],
         opened_unix_ns: AtomicU64::new(0),
         counted_reason: AtomicU64::new(0),
-        reserved_tail: [const { AtomicU64::new(0) }; 12],
+        tx_messages: AtomicU64::new(5),
+        rx_messages: AtomicU64::new(5),
+        ring_bytes: [const { AtomicU32::new(6) }; 2],
+        ring_used: [const { AtomicU32::new(6) }; 2],
+        reserved_tail: [const { AtomicU64::new(0) }; 8],
     }
 }
 
@@ -114,6 +118,10 @@ fn layout_of_version_1() {
         (offset_of!(ConnRecord, tx_bytes), 80),
         (offset_of!(ConnRecord, rx_bytes), 112),
         (offset_of!(ConnRecord, opened_unix_ns), 144),
+        (offset_of!(ConnRecord, tx_messages), 160),
+        (offset_of!(ConnRecord, rx_messages), 168),
+        (offset_of!(ConnRecord, ring_bytes), 176),
+        (offset_of!(ConnRecord, ring_used), 184),
     ];
     for (is, should) in conn {
         assert_eq!(is, should);
@@ -312,6 +320,10 @@ fn a_record_is_never_free_between_claim_and_close() {
     assert_eq!(record.tx_bytes[1].load(Relaxed), 4);
     assert_eq!(record.rx_bytes[1].load(Relaxed), 5);
     assert_eq!(record.promotions.load(Relaxed), 0);
+    for words in [&record.ring_bytes, &record.ring_used] {
+        assert!(words.iter().all(|word| word.load(Relaxed) == 0));
+    }
+    assert_eq!((record.tx_messages.load(Relaxed), record.rx_messages.load(Relaxed)), (0, 0));
     record.close();
     assert!(!record.is_open() && record.claim());
 }

@@ -50,8 +50,8 @@ events! {
     Demoted "demoted" "side:8:side offset:56" "A direction went back to TCP, at that byte.";
     Leaves "leaves" "reason:16:reason strict:1" "It is about to go back to TCP for good.";
     Plain "plain" "reason:16:reason" "It is the kernel's alone.";
-    Sent "sent" "path:8:path bytes:56" "So much was sent since the event before that says so.";
-    Received "received" "path:8:path bytes:56" "So much was received since the event before that says so.";
+    Sent "sent" "path:4:path messages:24 bytes:36" "So much was sent since the event before that says so, by so many calls.";
+    Received "received" "path:4:path messages:24 bytes:36" "So much was received since the event before that says so, by so many calls.";
     Full "full" "side:8:side" "A send found no room.";
     Sleep "sleep" "side:8:side" "A thread sleeps in a call on it.";
     Wake "wake" "side:8:side woke:8:woke" "That thread goes on.";

@@ -26,7 +26,9 @@ fn empty_ring() -> Ring {
         sent: [long(), long(), long()],
         received: [long(), long(), long()],
         last: word(),
-        reserved: [const { AtomicU32::new(0) }; 31],
+        looked_at_ms: AtomicU32::new(0),
+        messages: [const { AtomicU64::new(0) }; 2],
+        reserved: [const { AtomicU32::new(0) }; 26],
         events: [const { [AtomicU64::new(0), AtomicU64::new(0)] }; EVENTS],
     }
 }

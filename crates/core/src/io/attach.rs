@@ -68,6 +68,7 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
     put_ends(s, &offer, (tx_ring, rx_ring), &moved, s.path().traits().delivery);
     if let Some(r) = s.record() {
         r.peer_pid.store(channel.peer_pid, Relaxed);
+        r.set_rings([offer.tx_bytes, offer.rx_bytes]);
     }
     s.lower(flag::TOLD | flag::BROKEN_OFF | flag::RESET);
     s.state.happens(Event::Attached);

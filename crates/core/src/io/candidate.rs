@@ -257,9 +257,13 @@ fn settle_after(
 /// Counts for the operator what went over the carrier.
 fn count(s: &Socket, side: Side, moved: u64, alone: bool) {
     if let Some(r) = s.record().filter(|_| moved != 0) {
-        let all = if side == Side::Send { &r.tx_bytes } else { &r.rx_bytes };
+        let (all, messages) = match side {
+            Side::Send => (&r.tx_bytes, &r.tx_messages),
+            Side::Receive => (&r.rx_bytes, &r.rx_messages),
+        };
         if let Some(w) = all.get(Path::Tcp as usize) {
             add(w, moved, alone);
+            add(messages, 1, alone);
         }
     }
 }

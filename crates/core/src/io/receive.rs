@@ -256,13 +256,14 @@ pub(super) fn received_fast(s: &Socket, held: &mut RxHeld<'_>, n: usize) -> bool
     }
     if !held.channel.far.is_shared() {
         held.channel.consumed(held.slot);
-    } else if held.end.ring.take_space_request() {
+    } else if held.end.ring.take_space_request(|| s.trace_moved()) {
         held.notify_space();
     }
     if let Some(r) = s.record()
         && let Some(w) = r.rx_bytes.get(held.channel.path() as usize)
     {
         bump(w, n as u64);
+        bump(&r.rx_messages, 1);
     }
     true
 }

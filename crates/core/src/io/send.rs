@@ -234,6 +234,7 @@ pub(super) fn sent_fast(s: &Socket, held: &mut TxHeld<'_>, n: usize) -> bool {
         && let Some(w) = r.tx_bytes.get(held.channel.path() as usize)
     {
         bump(w, n as u64);
+        bump(&r.tx_messages, 1);
     }
     true
 }

@@ -25,7 +25,7 @@ mod tasks;
 
 use super::ends::held;
 use super::leave::to_kernel;
-use crate::channel::Channel;
+use crate::channel::{Channel, Side};
 use crate::fd_table::{self, Entry};
 use crate::lock::try_lock_end;
 use crate::path::PathId;
@@ -111,6 +111,15 @@ fn count_look(s: &Socket, head: Option<u64>, more: &mut bool) -> bool {
     looks > 1 && (looks - 1).is_power_of_two()
 }
 
+/// For the operator: how much of a ring is unread. (What the peer says of it may be anything.)
+fn show_used(s: &Socket, side: Side, unread: u64) {
+    if let Some(r) = s.record()
+        && let Some((used, all)) = r.ring_used.iter().zip(&r.ring_bytes).nth(side as usize ^ 1)
+    {
+        used.store(unread.min(all.load(Relaxed).into()) as u32, Relaxed);
+    }
+}
+
 /// As [`count_look`], where the end is somebody's at the moment, or its owner has left a call by a
 /// jump: it is asked next time.
 fn count_vain_look(s: &Socket, more: &mut bool) {
@@ -131,10 +140,12 @@ pub(crate) fn look_at_unread(path: PathId) -> u64 {
         if !is_watched(s, fd, path) {
             return;
         }
+        s.trace_moved();
         // Under the lock the words and the channel stay.
         let Some(free) = try_lock_end(&s.tx_lock) else { return count_vain_look(s, &mut more) };
         let Ok(h) = held::<TxEnd>(s, s.generation16(), (free, false)) else { return };
         let (head, tail) = (h.words.head.load(Relaxed), h.published.tail.load(Relaxed));
+        show_used(s, Side::Send, tail.wrapping_sub(head));
         if count_look(s, (head != tail).then_some(head), &mut more) {
             let _ = control::send_unread(h.channel, h.slot);
         }
@@ -152,9 +163,12 @@ pub(crate) fn look_at_unread_here(path: PathId) -> bool {
         if !is_watched(s, fd, path) {
             return;
         }
+        s.trace_moved();
         let Some(free) = try_lock_end(&s.rx_lock) else { return count_vain_look(s, &mut more) };
         let Ok(mut h) = held::<RxEnd>(s, g, (free, false)) else { return };
-        let head = h.unread().is_ok_and(|n| n > 0).then(|| h.end.switch.offset());
+        let unread = h.unread().unwrap_or(0);
+        show_used(s, Side::Receive, unread as u64);
+        let head = (unread > 0).then(|| h.end.switch.offset());
         due |= count_look(s, head, &mut more);
     });
     if due {

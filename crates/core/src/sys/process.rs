@@ -125,8 +125,3 @@ pub(crate) fn is_time_shared() -> bool {
     let policy = sys!(SYS_sched_getscheduler, 0) & !RESET_ON_FORK;
     policy == libc::SCHED_OTHER as isize || policy == libc::SCHED_BATCH as isize
 }
-
-/// The name of the calling thread, which is the program's in its first one.
-pub(crate) fn program(name: &mut [u8; 16]) {
-    let _ = sys!(SYS_prctl, libc::PR_GET_NAME, name.as_mut_ptr(), 0, 0, 0);
-}

@@ -8,7 +8,7 @@
 //! locks all of its own. Its maker holds a lock on it: whoever gets one knows that the process is
 //! gone.
 
-use crate::{fd_words, numbers, shared, sys};
+use crate::{fd_words, numbers, shared, stats, sys};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 use netacc_control::trace::{
@@ -27,9 +27,9 @@ static NAMED: AtomicBool = AtomicBool::new(false);
 static BEGAN: AtomicU64 = AtomicU64::new(0);
 static PID: AtomicU32 = AtomicU32::new(0);
 
-/// So many rings get memory at a time: a few at first.
+/// So many rings get memory at first; later as many as there are, and never more than these.
 const FEW: u32 = 8;
-const MANY: u32 = 64;
+const MANY: u32 = 256;
 
 /// A file's name: `/dev/shm/netacc-trace.`, its beginning in 16 hexadecimal digits, a dot, the
 /// process's number; NUL behind it.
@@ -88,13 +88,29 @@ pub(super) fn make() -> Option<(*mut Header, u32)> {
         return None;
     }
     let at = at.cast::<Header>();
-    let mut program = [0u8; 16];
-    sys::program(&mut program);
+    let program = program();
+    // It begins with the process's first connection, whose events come later.
+    let began = stats::header().map_or(unix_ns, |h| h.started_unix_ns.load(Relaxed)).min(unix_ns);
+    let ns = sys::now_ns().saturating_sub(unix_ns - began);
     // SAFETY: a fresh mapping, whose first bytes have memory; all zero is a valid Header.
-    unsafe { &*at }.init(pid, &program, unix_ns, sys::now_ns());
+    unsafe { &*at }.init(pid, &program, began, ns);
     FD.store(fd, Relaxed);
     AT.store(at as usize, Release);
     Some((at, FEW))
+}
+
+/// The name of the process's first thread; NUL behind it. (This is another one.)
+fn program() -> [u8; 16] {
+    let mut name = [0u8; 16];
+    let flags = libc::O_RDONLY | libc::O_CLOEXEC;
+    let fd = numbers::make(|| sys::open(b"/proc/self/comm\0", flags, 0));
+    if fd >= 0 {
+        let n = usize::try_from(sys::read(fd, &mut name)).unwrap_or(0);
+        // (A line feed is behind it.)
+        name.iter_mut().skip(n.saturating_sub(1)).for_each(|byte| *byte = 0);
+        fd_words::close_internal(fd);
+    }
+    name
 }
 
 fn unnamed() -> Option<c_int> {
@@ -150,7 +166,7 @@ fn is_roomy(fd: c_int) -> bool {
 
 /// More rings get memory, behind so many. How many do.
 pub(super) fn grow(ready: u32) -> u32 {
-    let more = if ready < MANY { FEW } else { MANY }.min((RINGS as u32).saturating_sub(ready));
+    let more = ready.clamp(FEW, MANY).min((RINGS as u32).saturating_sub(ready));
     let (fd, inode) = (FD.load(Relaxed), INODE.load(Relaxed));
     // (A program that closes descriptors past libc may have another file there.)
     let is_ours = inode != 0 && sys::inode(fd) == Some((DEVICE.load(Relaxed), inode));
@@ -293,6 +309,21 @@ fn each(mut found: impl FnMut(u64, u32)) {
 #[allow(clippy::unwrap_used, reason = "tests may fail loudly")]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_program_is_the_first_threads_name() {
+        std::thread::Builder::new()
+            .name("another".into())
+            .spawn(|| {
+                let comm = std::fs::read("/proc/self/comm").unwrap();
+                let name = program();
+                let name = name.split(|byte| *byte == 0).next().unwrap();
+                assert_eq!([name, b"\n"].concat(), comm);
+            })
+            .unwrap()
+            .join()
+            .unwrap();
+    }
 
     #[test]
     fn a_name_has_its_parts() {

@@ -13,16 +13,23 @@ fn some(i: u32) -> Option<&'static Ring> {
     ring(i).filter(|_| i != 0)
 }
 
-fn opened() -> &'static Ring {
-    on();
-    // (Another test's thread may be about to make the file.)
+/// A ring for a connection of this moment, as it gets one sooner or later.
+fn opens(event: Event) -> u32 {
     for _ in 0..100_000 {
-        if let Some(ring) = some(open(7, Event::Accepted)) {
-            return ring;
+        // (Another test's thread may have looked in vain.)
+        NOT_BEFORE.store(0, Relaxed);
+        match open(7, event, sys::unix_ns()) {
+            0 => keep_ready(),
+            i => return i,
         }
         std::thread::yield_now();
     }
     panic!("no ring")
+}
+
+fn opened() -> &'static Ring {
+    on();
+    some(opens(Event::Accepted)).unwrap()
 }
 
 fn of(ring: &Ring, event: Event) -> usize {
@@ -53,17 +60,119 @@ fn what_has_moved_is_told_with_the_next_event() {
     record(ring, Some(&moved), Event::Sleep, 0);
     assert_eq!(of(ring, Event::Sent), 0);
     moved.add_tx(Path::Shm, 100);
+    moved.tx_messages.store(3, Relaxed);
     moved.add_rx(Path::Tcp, 7);
+    moved.rx_messages.store(1, Relaxed);
     record(ring, Some(&moved), Event::Wake, 0);
     record(ring, Some(&moved), Event::Sleep, 0);
     let what = |event: Event| {
         let events = ring.events.iter().map(|[a, b]| (a.load(Relaxed), b.load(Relaxed)));
         events.filter(|(first, _)| first & 63 == event as u64).map(|(_, what)| what).next()
     };
-    assert_eq!(what(Event::Sent), Some(Path::Shm as u64 | 100 << 8));
-    assert_eq!(what(Event::Received), Some(Path::Tcp as u64 | 7 << 8));
+    assert_eq!(what(Event::Sent), Some(Path::Shm as u64 | 3 << 4 | 100 << 28));
+    assert_eq!(what(Event::Received), Some(Path::Tcp as u64 | 1 << 4 | 7 << 28));
     assert_eq!((of(ring, Event::Sent), of(ring, Event::Received)), (1, 1));
     close(ring, false);
+}
+
+#[test]
+fn more_than_an_event_can_say_is_said_in_several() {
+    let ring = opened();
+    // SAFETY: all zero is a valid record.
+    let moved: ConnRecord = unsafe { core::mem::zeroed() };
+    moved.add_rx(Path::Shm, BYTES_MAX + 5);
+    moved.rx_messages.store(MESSAGES_MAX + 2, Relaxed);
+    record(ring, Some(&moved), Event::Sleep, 0);
+    record(ring, Some(&moved), Event::Wake, 0);
+    record(ring, Some(&moved), Event::Sleep, 0);
+    let events = ring.events.iter().map(|[a, b]| (a.load(Relaxed), b.load(Relaxed)));
+    let said = events.filter(|(first, _)| first & 63 == Event::Received as u64);
+    let said: std::vec::Vec<_> =
+        said.map(|(_, what)| (what >> 4 & MESSAGES_MAX, what >> 28)).collect();
+    assert_eq!(said, [(MESSAGES_MAX, BYTES_MAX), (2, 5)]);
+    close(ring, false);
+}
+
+#[test]
+fn a_look_records_what_has_moved_and_not_all_the_time() {
+    let ring = opened();
+    // SAFETY: all zero is a valid record.
+    let moved: ConnRecord = unsafe { core::mem::zeroed() };
+    let look_again = || {
+        ring.looked_at_ms.store(0, Relaxed);
+        look(ring, &moved);
+    };
+    look_again();
+    assert_eq!(ring.head.load(Relaxed), 1, "nothing has moved");
+    moved.add_tx(Path::Shm, 1);
+    look_again();
+    assert_eq!(ring.head.load(Relaxed), 2);
+    for _ in 0..10_000 {
+        moved.add_tx(Path::Shm, 1);
+        look(ring, &moved);
+    }
+    assert!(ring.head.load(Relaxed) < 5_000);
+    close(ring, false);
+}
+
+#[test]
+fn what_is_older_than_the_trace_was_found() {
+    on();
+    opened();
+    let open_at = |ns| some(open(7, Event::Connected, ns));
+    let of_before = |ns| {
+        SINCE_UNIX.store(sys::unix_ns() - 1_000_000, Relaxed);
+        let ring = opens_by(|| open_at(ns));
+        SINCE_UNIX.store(0, Relaxed);
+        ring
+    };
+    let old = of_before(1);
+    assert_eq!((of(old, Event::Found), of(old, Event::Connected)), (1, 0));
+    let new = opens_by(|| open_at(sys::unix_ns()));
+    assert_eq!((of(new, Event::Found), of(new, Event::Connected)), (0, 1));
+    assert!(new.began_ns.load(Relaxed) <= sys::now_ns());
+    [old, new].into_iter().for_each(|ring| close(ring, false));
+}
+
+fn opens_by(open: impl Fn() -> Option<&'static Ring>) -> &'static Ring {
+    let mut turns = 0..100_000;
+    turns
+        .find_map(|_| {
+            NOT_BEFORE.store(0, Relaxed);
+            let ring = open();
+            keep_ready();
+            ring
+        })
+        .unwrap()
+}
+
+/// The thread of the library's own makes the file, and more of it; the program's calls never do.
+#[test]
+fn no_call_of_the_programs_makes_a_system_call_for_it() {
+    use crate::testing::calls;
+    on();
+    assert!(alone_in_child(|| {
+        after_fork_in_child();
+        let before = calls();
+        let none = open(3, Event::Connected, sys::unix_ns()) == 0 && header().is_none();
+        let quiet = calls() == before;
+        keep_ready();
+        let begun = header().is_some();
+        let all = (1..FIRST).all(|_| opens_once());
+        let before = calls();
+        let ends = !opens_once() && calls() == before;
+        keep_ready();
+        let more = opens_once();
+        file::remove();
+        none && quiet && begun && all && ends && more
+    }));
+}
+
+/// So many rings a new file has, with the process's own.
+const FIRST: u32 = 8;
+
+fn opens_once() -> bool {
+    open(3, Event::Connected, sys::unix_ns()) != 0
 }
 
 #[test]
@@ -100,7 +209,7 @@ fn a_child_has_a_trace_of_its_own() {
     assert!(alone_in_child(|| {
         after_fork_in_child();
         let none = header().is_none();
-        let own = some(open(3, Event::Connected));
+        let own = some(opens(Event::Connected));
         let done = none
             && own.is_some_and(|own| own.number.load(Relaxed) == 1)
             && header().is_some_and(|h| h.pid.load(Relaxed) == sys::getpid());
@@ -117,13 +226,15 @@ fn a_child_looks_at_no_ring_of_what_it_has_inherited() {
     on();
     let s = crate::socket::new_socket(-1).unwrap();
     while s.ring.load(Relaxed) == 0 {
-        s.begin_trace(Event::Accepted);
+        NOT_BEFORE.store(0, Relaxed);
+        s.begin_trace(false);
+        keep_ready();
     }
     let number = s.ring.load(Relaxed);
     assert!(alone_in_child(|| {
         crate::process::become_child();
         after_fork_in_child();
-        let own: std::vec::Vec<_> = (0..4).map(|_| open(3, Event::Connected)).collect();
+        let own: std::vec::Vec<_> = (0..4).map(|_| opens(Event::Connected)).collect();
         for event in [Event::Doorbell, Event::Shutdown] {
             s.trace(event, 0);
             s.trace_once(event, 0);
@@ -155,16 +266,20 @@ fn where_no_memory_is_left_nobody_asks_at_each_event() {
         after_fork_in_child();
         with_frozen_clock(|| {
             limit(40_000);
-            let begun = (0..7).all(|_| open(3, Event::Connected) != 0);
-            let ends = open(3, Event::Connected) == 0;
+            WANTED.store(true, Relaxed);
+            keep_ready();
+            let begun = (1..FIRST).all(|_| opens_once());
+            let ends = !opens_once();
+            keep_ready();
             let before = calls();
-            let events = [Event::Found, Event::Connected, Event::Found];
-            let none = events.map(|event| open(3, event)) == [0; 3];
+            let none = (0..3).all(|_| !opens_once());
+            keep_ready();
             let quiet = calls() == before;
             limit(libc::RLIM_INFINITY);
-            let still = open(3, Event::Connected) == 0;
             pass_ns(PAUSE_NS);
-            let again = open(3, Event::Found) != 0;
+            let still = !opens_once();
+            keep_ready();
+            let again = opens_once();
             file::remove();
             begun && ends && none && quiet && still && again
         })
@@ -189,5 +304,5 @@ fn who_loses_its_memory_goes_on() {
 fn what_is_turned_off_records_nothing() {
     on();
     let config = netacc_control::Config { trace: false, ..crate::config::get().clone() };
-    crate::config::with(config, || assert!(open(7, Event::Accepted) == 0));
+    crate::config::with(config, || assert!(open(7, Event::Accepted, 1) == 0));
 }

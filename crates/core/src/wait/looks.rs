@@ -13,11 +13,12 @@
 //! Not here: who else wants the CPU ([`mod@super::spin`]). `docs/design/waiting.md` has the policy.
 
 use super::spin::{self, Poll, Polled};
-use crate::{config, inject, numbers, process, signals, stats, sys};
+use crate::{config, inject, numbers, process, signals, stats, sys, trace};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::*};
 pub(crate) use lookers::NUMBERS;
 use lookers::{Lookers, SEATS};
+use netacc_control::config::Key;
 use netacc_control::stats::Counter;
 
 /// Longest time that a wait looks, nanoseconds: about what a wake-up costs, both ways.
@@ -129,6 +130,14 @@ pub(crate) fn may_make_more_calls() -> bool {
         ALLOWED => true,
         UNKNOWN => find_out(),
         _ => false,
+    }
+}
+
+/// A thread of the library's own has worked: room is made for the trace. In a process that filters
+/// its system calls only where somebody has asked for it.
+pub(crate) fn keep_trace_ready() {
+    if trace::is_on() && (may_make_more_calls() || config::is_asked_for(Key::Trace)) {
+        trace::keep_ready();
     }
 }
 

@@ -338,7 +338,7 @@ fn a_request_for_room_is_taken_where_half_is_free() {
                         let mut c = memory.consumer(state);
                         let due =
                             tail_seen - fenced > size / 2 && tail_seen - published <= size / 2;
-                        assert_eq!(c.take_space_request(), due && wanted != 0);
+                        assert_eq!(c.take_space_request(|| {}), due && wanted != 0);
                         let left = memory.words.space_wanted.load(Relaxed);
                         assert_eq!(left, if due { 0 } else { wanted });
                         let now = c.state()[4];

@@ -72,7 +72,7 @@ fn consume(c: &mut Consumer, op: &Op) {
         Op::Skip(len) => c.skip(len).inspect(|&n| assert!(n <= len)).map_err(CopyError::from),
         Op::GiveBack => {
             c.publish();
-            Ok(usize::from(c.take_space_request()))
+            Ok(usize::from(c.take_space_request(|| {})))
         }
         _ => Ok(usize::from(c.peek_published())),
     };

@@ -354,7 +354,7 @@ fn room(steps: &'static [usize]) {
             for len in steps {
                 assert_eq!(read(&mut c, *len).unwrap().len(), *len);
                 c.publish();
-                if c.take_space_request() {
+                if c.take_space_request(|| {}) {
                     theirs.tell(&theirs.words.producer_quiet[0]);
                 }
             }

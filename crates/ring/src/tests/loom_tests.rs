@@ -271,7 +271,7 @@ fn space(first: usize, steps: &'static [usize]) {
             assert_eq!(bytes, stream(from, bytes.len()));
             if !bytes.is_empty() {
                 c.publish();
-                called |= c.take_space_request();
+                called |= c.take_space_request(|| {});
             }
             bytes.len()
         };

@@ -149,7 +149,7 @@ fn check(size: usize, start: u64, past: u64, ops: &[Op]) {
             Op::GiveBack => {
                 c.publish();
                 given_back = consumed;
-                sleeping &= !c.take_space_request();
+                sleeping &= !c.take_space_request(|| {});
                 assert!(!sleeping || consumed < written, "all is read and the writer still sleeps");
             }
         }

@@ -209,7 +209,7 @@ fn blocked_writer_is_called_once_at_half() {
     for (len, call) in [(1, false), (2, false), (1, true), (1, false), (3, false)] {
         read(&mut c, len).unwrap();
         c.publish();
-        assert_eq!(c.take_space_request(), call);
+        assert_eq!(c.take_space_request(|| {}), call);
     }
     assert_eq!(p.want_space(100), Ok(true));
     assert_eq!(ring.words().space_wanted.load(Relaxed), 0);

@@ -59,9 +59,10 @@ fn meant(matches: &ArgMatches) -> Result<Vec<Trace>, c_int> {
         for word in &words {
             if !all.iter().any(|trace| is_called(trace, word)) {
                 complain(format_args!(
-                    "{word}: no trace of this process may be read: a process records one with \
-                     NACC_TRACE=1 (`netacc cfg set NACC_TRACE 1 -p PID`); `netacc trace list` \
-                     shows those that there are"
+                    "{word}: no trace of this process may be read: a process has one when a \
+                     connection of its lives for more than a request, unless NACC_TRACE is 0 or \
+                     system calls are filtered (`netacc cfg set NACC_TRACE 1 -p PID`); `netacc \
+                     trace list` shows those that there are"
                 ));
                 return Err(STATUS_FAILED);
             }

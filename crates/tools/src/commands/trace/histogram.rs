@@ -34,15 +34,15 @@ pub(super) fn of(traces: &[Trace]) -> Vec<Times> {
     }
     let mut sleeps = Times { name: "sleep to wake", ns: Vec::new() };
     let mut doorbells = Times { name: "doorbell to wake", ns: Vec::new() };
-    let mut agreed = Times { name: "beginning to promotion", ns: Vec::new() };
+    let mut agreed = Times { name: "in use to promotion", ns: Vec::new() };
     for known in &all {
         let events = &known.events;
         sleeps.ns.extend((0..events.len()).filter_map(|i| slept(events, i)));
         doorbells.ns.extend(woken(&all, known));
-        let promoted = events.iter().find(|said| said.meaning.name == "promoted");
-        let is_whole = known.ring.recorded == events.len() as u64;
-        if let Some(said) = promoted.filter(|_| is_whole) {
-            agreed.ns.extend(said.ns.checked_sub(known.ring.began_ns));
+        // (The first events of a connection are kept.)
+        let first = |name| events.iter().find(|said| said.meaning.name == name);
+        if let (Some(noted), Some(promoted)) = (first("noted"), first("promoted")) {
+            agreed.ns.extend(promoted.ns.checked_sub(noted.ns));
         }
     }
     vec![doorbells, sleeps, agreed]
