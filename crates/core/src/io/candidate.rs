@@ -261,9 +261,14 @@ fn count(s: &Socket, side: Side, moved: u64, alone: bool) {
             Side::Send => (&r.tx_bytes, &r.tx_messages),
             Side::Receive => (&r.rx_bytes, &r.rx_messages),
         };
-        if let Some(w) = all.get(Path::Tcp as usize) {
-            add(w, moved, alone);
-            add(messages, 1, alone);
+        if let Some(bytes) = all.get(Path::Tcp as usize) {
+            if alone {
+                bump(bytes, moved);
+                bump(messages, 1);
+            } else {
+                bytes.fetch_add(moved, Relaxed);
+                messages.fetch_add(1, Relaxed);
+            }
         }
     }
 }
