@@ -503,7 +503,8 @@ impl Socket {
     }
     /// Its trace is over.
     fn end_trace(&self) {
-        if self.is_inherited() {
+        // (Most that ever come to be are over before they have one.)
+        if (self.is_new() && self.ring.load(Relaxed) == 0) || self.is_inherited() {
             return;
         }
         let ring = self.known_ring();
@@ -514,7 +515,6 @@ impl Socket {
         match (self.ring.swap(RING_OVER, AcqRel), ring) {
             (RING_OVER, _) => {}
             (_, Some(ring)) => trace::close(ring, badly),
-            (_, None) if self.is_new() => {}
             (_, None) => trace::missed(),
         }
     }

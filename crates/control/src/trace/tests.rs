@@ -118,6 +118,8 @@ impl File {
             long(&mut bytes, w);
         }
         word(&mut bytes, &r.last);
+        word(&mut bytes, &r.looked_at_ms);
+        r.messages.iter().for_each(|w| long(&mut bytes, w));
         r.reserved.iter().for_each(|w| word(&mut bytes, w));
         r.events.iter().flatten().for_each(|w| long(&mut bytes, w));
         assert_eq!(bytes.len(), RING_BYTES);
