@@ -183,7 +183,11 @@ impl Port for Device {
         }
         let [first, second] = frame.payload;
         let parts = [&vnet[..], &ethernet, frame.headers, first, second];
-        let result = send_parts(&self.socket, &parts);
+        let mut result = send_parts(&self.socket, &parts);
+        if result == Err(Errno(libc::ENETDOWN)) {
+            // It was down: that is said once. If it is, it is said again.
+            result = send_parts(&self.socket, &parts);
+        }
         match result {
             Ok(_) => {
                 self.told.sent += 1;
@@ -205,7 +209,10 @@ impl Port for Device {
             if place.status & TP_STATUS_COPY != 0 {
                 // All of it waits in the socket's queue; the place has its beginning.
                 self.ring.free();
-                let got = sys::receive(self.socket.number(), &mut self.large, libc::MSG_DONTWAIT);
+                let fd = self.socket.number();
+                let mut fetch = || sys::receive(fd, &mut self.large, libc::MSG_DONTWAIT);
+                // (Once for an error of the past, as below: else the next fetch would get this.)
+                let got = fetch().or_else(|_| fetch());
                 let Some(packet) = got.ok().and_then(|got| self.large.get(..got)) else { continue };
                 let Some((head, packet)) = packet.split_at_checked(vnet::SIZE) else { continue };
                 let Some((_, packet)) = packet.split_at_checked(vnet::ETHERNET) else { continue };

@@ -1,9 +1,10 @@
 //! Over which device, and to whom on it, the packets of a flow go: what the kernel's tables say
-//! now, by rtnetlink. Nothing is followed: who wants to know of changes asks again.
+//! now, by rtnetlink. [`Watch`] hears that something has changed; what, is asked again.
 
 use crate::port::LinkAddress;
 use crate::sys::{self, Errno, Fd};
 use alloc::vec::Vec;
+use core::ffi::c_int;
 use core::net::IpAddr;
 
 /// Where packets go.
@@ -53,6 +54,55 @@ pub fn find(own: IpAddr, peer: IpAddr) -> Result<Route, NoRoute> {
     let next_hop = ask_neighbour(&socket, interface, gateway.unwrap_or(peer))?;
     let mtu = route_mtu.map_or(link_mtu, |mtu| mtu.min(link_mtu));
     Ok(Route { interface, own, next_hop, mtu })
+}
+
+/// Hears when the kernel's tables change.
+#[derive(Debug)]
+pub struct Watch {
+    socket: Fd,
+}
+
+impl Watch {
+    /// Of links, neighbours, addresses, routes and rules of this network namespace.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel said.
+    pub fn new() -> Result<Self, Errno> {
+        /// Multicast groups, counted from 1: links, neighbours; addresses, routes and rules of IPv4
+        /// and of IPv6.
+        const GROUPS: [u32; 8] = [1, 3, 5, 7, 8, 9, 11, 19];
+        let socket = sys::socket(libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_ROUTE)?;
+        let groups = GROUPS.iter().fold(0, |bits, group| bits | 1_u32 << (group - 1));
+        // struct sockaddr_nl: family, padding, a number that the kernel chooses, groups.
+        let family = u16::try_from(libc::AF_NETLINK).unwrap_or(0);
+        let mut address = family.to_ne_bytes().to_vec();
+        address.extend([0; 6]);
+        address.extend(groups.to_ne_bytes());
+        sys::bind(socket.number(), &address)?;
+        Ok(Self { socket })
+    }
+
+    /// The descriptor by which to wait for changes (`POLLIN`).
+    #[must_use]
+    pub const fn descriptor(&self) -> c_int {
+        self.socket.number()
+    }
+
+    /// Whether something has changed since the last time.
+    pub fn has_changed(&mut self) -> bool {
+        const AT_ONCE: usize = 1000;
+        let (mut changed, mut bytes) = (false, [0; 64]);
+        for _ in 0..AT_ONCE {
+            match sys::receive(self.socket.number(), &mut bytes, libc::MSG_DONTWAIT) {
+                Ok(_) => changed = true,
+                Err(Errno(libc::EAGAIN)) => break,
+                // Some are lost (ENOBUFS): the same.
+                Err(_) => return true,
+            }
+        }
+        changed
+    }
 }
 
 fn octets(address: IpAddr) -> Vec<u8> {
@@ -237,6 +287,13 @@ mod tests {
             let bytes = [&length.to_ne_bytes()[..], &[1, 0]].concat();
             each(&bytes, |_, _| panic!("{length}"));
         }
+    }
+
+    #[test]
+    fn a_watch_hears_of_changes_once() {
+        let mut watch = Watch::new().unwrap();
+        // (Something else may change on this machine: but not always.)
+        assert!((0..1000).any(|_| !watch.has_changed()));
     }
 
     #[test]

@@ -90,6 +90,14 @@ impl Drop for Fd {
     }
 }
 
+/// The number of this process.
+#[must_use]
+pub fn process() -> c_int {
+    // SAFETY: integers only.
+    let ret = unsafe { syscall(libc::SYS_getpid, [0; 6]) };
+    c_int::try_from(ret).unwrap_or(0)
+}
+
 /// A new socket, closed by exec, that never waits.
 ///
 /// # Errors

@@ -7,6 +7,8 @@ use crate::buffer::Buffer;
 use crate::kernel::{Frozen, Kept, Queues, Refusal};
 use alloc::vec::Vec;
 use netacc_packet::port::{Frame, LinkAddress, Port, Sent};
+use netacc_packet::route::Route;
+use netacc_packet::sys::Errno;
 use netacc_tcp::wire::emit::{Checksum, HEADERS_MAX, Service, headers};
 use netacc_tcp::wire::{Flags, Options, Segment};
 use netacc_tcp::{
@@ -29,6 +31,17 @@ pub struct Asked {
     pub service: Service,
 }
 
+/// Why a connection should be the kernel's again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Over {
+    /// The data path says so.
+    Tcp(Reason),
+    /// The device does not take its packets.
+    Device(Errno),
+    /// They go another way, or in shorter pieces, as the kernel's tables say.
+    Rerouted,
+}
+
 /// A connection before its socket is changed.
 #[derive(Debug)]
 pub(crate) struct Prepared {
@@ -47,7 +60,14 @@ pub struct Carried {
     pub(crate) kept: Kept,
     connection: Connection,
     service: Service,
-    to: LinkAddress,
+    /// Where its packets go.
+    pub(crate) route: Route,
+    /// What it has met outside of its data path.
+    trouble: Option<Over>,
+    /// It was said that it is over.
+    pub(crate) told: bool,
+    /// When that is said again: it could not be given back.
+    again_at: Option<Nanos>,
     /// Places of the stream that is sent: `acknowledged <= written`.
     send: Buffer,
     written: u64,
@@ -134,13 +154,16 @@ impl Carried {
     }
 
     /// Goes on with it.
-    pub(crate) fn new(kept: Kept, to: LinkAddress, prepared: Prepared) -> Self {
+    pub(crate) fn new(kept: Kept, route: Route, prepared: Prepared) -> Self {
         let Prepared { connection, service, send, written, receive, base, nxt } = prepared;
         Self {
             kept,
             connection,
             service,
-            to,
+            route,
+            trouble: None,
+            told: false,
+            again_at: None,
             send,
             written,
             receive,
@@ -155,6 +178,27 @@ impl Carried {
     #[must_use]
     pub const fn connection(&self) -> &Connection {
         &self.connection
+    }
+
+    /// Why the kernel should go on with it, if it should.
+    #[must_use]
+    pub fn over(&self) -> Option<Over> {
+        self.connection.over().map(Over::Tcp).or(self.trouble)
+    }
+
+    /// Its packets should go another way.
+    pub(crate) fn reroute(&mut self) {
+        self.trouble.get_or_insert(Over::Rerouted);
+    }
+
+    /// It could not be given back: that it should is said again then.
+    pub(crate) const fn later(&mut self, at: Nanos) {
+        self.again_at = Some(at);
+    }
+
+    /// When something is due.
+    pub(crate) fn next_timer(&self) -> Option<Nanos> {
+        [self.connection.next_timer(), self.again_at].into_iter().flatten().min()
     }
 
     /// How many bytes can be read.
@@ -236,12 +280,15 @@ impl Carried {
         }
     }
 
-    /// Does what is due, and says why the kernel should go on.
-    pub(crate) fn on_timer(&mut self, now: Nanos) -> Option<Reason> {
+    /// Does what is due.
+    pub(crate) fn on_timer(&mut self, now: Nanos) {
         if self.connection.next_timer().is_some_and(|at| at <= now) {
             let _ = self.connection.on_timer(now);
         }
-        self.connection.over()
+        if self.again_at.is_some_and(|at| at <= now) {
+            self.again_at = None;
+            self.told = false;
+        }
     }
 
     /// Sends what there is to be sent.
@@ -250,9 +297,14 @@ impl Carried {
             let service = Service { ecn_capable: out.ecn_capable, ..self.service };
             let payload = self.send.get(out.offset, out.length);
             let segment = usize::try_from(out.segment_size).unwrap_or(0);
-            if self.emit(port, (&out.segment, &service), payload, segment) == Sent::Full {
+            match self.emit(port, (&out.segment, &service), payload, segment) {
+                Sent::Taken => {}
                 // It counts as lost, and the rest comes when the device has room.
-                break;
+                Sent::Full => break,
+                Sent::Refused(errno) => {
+                    self.trouble.get_or_insert(Over::Device(errno));
+                    break;
+                }
             }
         }
     }
@@ -270,24 +322,26 @@ impl Carried {
         let sum = Checksum::ByTheDevice;
         let written = headers((&flow, service), segment, length, sum, &mut out);
         let Some(headers) = written.and_then(|length| out.get(..length)) else {
-            return Sent::Refused(netacc_packet::sys::Errno(libc::EMSGSIZE));
+            return Sent::Refused(Errno(libc::EMSGSIZE));
         };
         let ip_header = if flow.source.address.is_ipv4() { 20 } else { 40 };
-        port.send(&Frame { to: self.to, headers, ip_header, payload, segment: size })
+        port.send(&Frame { to: self.route.next_hop, headers, ip_header, payload, segment: size })
     }
 
     /// The connection as the kernel gets it: its numbers, its queues, what was never sent, and the
     /// packets that wait.
     pub(crate) fn end(self, now: Nanos) -> Ended {
-        let Self { kept, connection, service, to, send, receive, base, read, stash, .. } = self;
+        let reason = self.over();
+        let Self { kept, connection, service, route, send, receive, base, read, stash, .. } = self;
         let repair = connection.give_back(now);
         let bytes = |buffer: &Buffer, from: u64, to: u64| buffer.get(from, to - from).concat();
+        let unsent = bytes(&send, repair.send_sent, repair.send_to);
         let queues = Queues {
             in_flight: bytes(&send, repair.send_from, repair.send_sent),
             unread: bytes(&receive, read, base + repair.receive_to),
+            unsent: unsent.len(),
         };
-        let unsent = bytes(&send, repair.send_sent, repair.send_to);
-        Ended { kept, repair, queues, unsent, stash, service, to }
+        Ended { kept, reason, repair, queues, unsent, stash, service, to: route.next_hop }
     }
 }
 
@@ -295,6 +349,7 @@ impl Carried {
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) kept: Kept,
+    pub(crate) reason: Option<Over>,
     pub(crate) repair: Repair,
     pub(crate) queues: Queues,
     pub(crate) unsent: Vec<u8>,

@@ -3,36 +3,51 @@
 //! One thread drives it: [`Engine::turn`] again and again, while there is something to do. Which
 //! connections come and go is the caller's business.
 
-use crate::carried::{Asked, Carried, Ended};
+use crate::carried::{Asked, Carried, Ended, Over};
 use crate::inject::Injector;
 use crate::kernel::{Kept, Refusal};
 use alloc::vec::Vec;
 use core::ffi::c_int;
 use netacc_packet::Device;
 use netacc_packet::port::Port;
-use netacc_packet::route::{self, NoRoute};
+use netacc_packet::route::{self, NoRoute, Route, Watch};
 use netacc_packet::sys::{self, Errno};
 use netacc_tcp::table::Table;
 use netacc_tcp::wheel::Wheel;
 use netacc_tcp::wire::Flow;
 use netacc_tcp::wire::emit::Service;
 use netacc_tcp::wire::parse::{Checksums, packet};
-use netacc_tcp::{KeepAlive, Nanos, Reason, Wishes};
+use netacc_tcp::{KeepAlive, Nanos, Wishes};
 
 /// So many packets are taken in one turn.
 const TURN: usize = 256;
 /// So many have room in a device's ring.
 const RING: usize = 2048;
 
+/// The kernel's tables are looked at so often.
+const LOOK: Nanos = 10_000_000;
+/// A connection that could not be given back is tried again so often.
+const AGAIN: Nanos = 100_000_000;
+
 /// The connections of a device.
+///
+/// What is out when it is dropped is given back. (Not where the process is a child that was forked:
+/// its parent has them.)
 #[derive(Debug)]
-pub struct Engine<P> {
+pub struct Engine<P: Steered> {
     port: P,
     interface: u32,
     table: Table,
     wheel: Wheel,
     places: Vec<Option<Carried>>,
+    free: Vec<u32>,
+    /// Connections that are over, each once.
+    over: Vec<u32>,
     injector: Injector,
+    watch: Option<Watch>,
+    look_at: Nanos,
+    now: Nanos,
+    process: c_int,
 }
 
 /// Why a connection was not taken over.
@@ -56,15 +71,21 @@ pub enum NotTaken {
 #[derive(Debug)]
 pub struct GivenBack {
     /// Why the kernel had to go on, if it had to.
-    pub reason: Option<Reason>,
-    /// What the application had written and the kernel has not taken. It comes before anything
-    /// that is written from now on.
+    pub reason: Option<Over>,
+    /// What the application had written and the kernel has not taken: only where it lacks memory.
+    /// It comes before anything that is written from now on.
     pub unsent: Vec<u8>,
 }
 
-/// A connection that the kernel could not go on with. The peer was reset; the socket is closed.
+/// Why a connection is not the kernel's again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lost(pub Errno);
+pub enum NotBack {
+    /// The kernel has no way to the peer now, so it cannot have it. It is out as before, and is
+    /// said to be over again in a moment.
+    NoWay(Errno),
+    /// The kernel could not go on with it. The peer was reset; the socket is closed.
+    Lost(Errno),
+}
 
 /// A device, or one behind something that plays the network, for tests.
 pub trait Steered: Port {
@@ -84,16 +105,38 @@ impl<P: Steered> Engine<P> {
     #[must_use]
     pub fn new(port: P, interface: u32, capacity: u32, key: [u64; 2]) -> Option<Self> {
         let count = usize::try_from(capacity).ok()?;
-        let mut places = Vec::new();
+        let (mut places, mut free, mut over) = (Vec::new(), Vec::new(), Vec::new());
         places.try_reserve_exact(count).ok()?;
         places.resize_with(count, || None);
-        let (table, wheel) = (Table::new(count, key)?, Wheel::new(count, 0)?);
-        Some(Self { port, interface, table, wheel, places, injector: Injector::new() })
+        free.try_reserve_exact(count).ok()?;
+        free.extend((0..capacity).rev());
+        over.try_reserve_exact(count).ok()?;
+        Some(Self {
+            port,
+            interface,
+            table: Table::new(count, key)?,
+            wheel: Wheel::new(count, 0)?,
+            places,
+            free,
+            over,
+            injector: Injector::new(),
+            // (Without it a change is met as a loss.)
+            watch: Watch::new().ok(),
+            look_at: 0,
+            now: 0,
+            process: sys::process(),
+        })
     }
 
     /// The port.
     pub const fn port(&mut self) -> &mut P {
         &mut self.port
+    }
+
+    /// The descriptors by which to wait for something to do (`POLLIN`).
+    pub fn descriptors(&self) -> impl Iterator<Item = c_int> + '_ {
+        let watch = self.watch.as_ref().map(Watch::descriptor);
+        core::iter::once(self.port.device().descriptor()).chain(watch)
     }
 
     /// Takes a connection over: its number here. `settle` waits until no packet is under way in
@@ -113,27 +156,12 @@ impl<P: Steered> Engine<P> {
         if route.interface != self.interface {
             return Err(NotTaken::OtherDevice(route.interface));
         }
-        let free = self.places.iter().position(Option::is_none).ok_or(NotTaken::Full)?;
-        let index = u32::try_from(free).map_err(|_| NotTaken::Full)?;
         let asked = asked(fd, &flow).map_err(|errno| NotTaken::Refused(Refusal::Other(errno)))?;
-        self.port.device().copy(&flow).map_err(NotTaken::Steering)?;
-        if settle {
-            // (Not allowed somewhere: then it is as without.)
-            let _ = sys::settle();
-        }
-        let held = self.port.device().hold(&flow).map_err(NotTaken::Steering);
-        let taken = held
-            .and_then(|()| freeze((kept, route.next_hop), &asked, now).map_err(NotTaken::Refused));
-        let added = taken.and_then(|carried| match self.table.add(flow, index) {
-            Ok(()) => Ok(carried),
-            Err(_) => {
-                carried.kept.leave();
-                Err(NotTaken::Full)
-            }
-        });
-        match added {
+        let index = self.free.pop().ok_or(NotTaken::Full)?;
+        let taken = self.hold((kept, route), (&asked, settle), index, now);
+        match taken {
             Ok(carried) => {
-                if let Some(place) = self.places.get_mut(free) {
+                if let Some(place) = place_of(index).and_then(|at| self.places.get_mut(at)) {
                     *place = Some(carried);
                 }
                 // (A ring has no more than that.)
@@ -149,32 +177,75 @@ impl<P: Steered> Engine<P> {
                 Ok(index)
             }
             Err(why) => {
+                self.table.remove(&flow);
                 self.port.device().release(&flow);
+                self.free.push(index);
                 self.turn(now);
                 Err(why)
             }
         }
     }
 
+    /// From the kernel to a connection that is out. Where it does not work the socket is as it
+    /// was, and the caller takes back what else there is.
+    fn hold(
+        &mut self,
+        (kept, route): (Kept, Route),
+        (asked, settle): (&Asked, bool),
+        index: u32,
+        now: Nanos,
+    ) -> Result<Carried, NotTaken> {
+        let flow = kept.flow;
+        self.table.add(flow, index).map_err(|_| NotTaken::Full)?;
+        let device = self.port.device();
+        device.copy(&flow).map_err(NotTaken::Steering)?;
+        if settle {
+            // (Not allowed somewhere: then it is as without.)
+            let _ = sys::settle();
+        }
+        device.hold(&flow).map_err(NotTaken::Steering)?;
+        freeze((kept, route), asked, now).map_err(NotTaken::Refused)
+    }
+
     /// A connection that is out.
     pub fn carried(&mut self, index: u32) -> Option<&mut Carried> {
-        self.places.get_mut(usize::try_from(index).ok()?)?.as_mut()
+        self.places.get_mut(place_of(index)?)?.as_mut()
+    }
+
+    /// A connection that should be given back, and why: each once, and again where that could not
+    /// be done.
+    pub fn next_over(&mut self) -> Option<(u32, Over)> {
+        loop {
+            let index = self.over.pop()?;
+            if let Some(why) = self.carried(index).and_then(|carried| carried.over()) {
+                return Some((index, why));
+            }
+        }
     }
 
     /// Sends what its application has given it to be sent, or has made room for.
     pub fn after(&mut self, index: u32, now: Nanos) {
-        let Some(place) = usize::try_from(index).ok().and_then(|at| self.places.get_mut(at)) else {
-            return;
-        };
+        let Some(place) = place_of(index).and_then(|at| self.places.get_mut(at)) else { return };
         if let Some(carried) = place {
             carried.transmit(&mut self.port, now);
-            self.wheel.set(index, carried.connection().next_timer());
+            self.wheel.set(index, carried.next_timer());
+            if carried.over().is_some() && !carried.told {
+                carried.told = true;
+                self.over.push(index);
+            }
         }
     }
 
     /// Takes packets that came, and does what is due: whether there was anything.
     pub fn turn(&mut self, now: Nanos) -> bool {
         let mut busy = false;
+        self.now = now;
+        if now >= self.look_at {
+            self.look_at = now.saturating_add(LOOK);
+            if self.watch.as_mut().is_some_and(Watch::has_changed) {
+                self.follow(now);
+            }
+        }
         for _ in 0..TURN {
             let Some(index) = self.receive(now) else { break };
             busy = true;
@@ -200,7 +271,7 @@ impl<P: Steered> Engine<P> {
             // Damaged, or nothing that the filter should have let through.
             let Ok(read) = packet(came.packet, sums) else { return None };
             let index = table.find(&read.flow);
-            let place = index.and_then(|index| places.get_mut(usize::try_from(index).ok()?));
+            let place = index.and_then(|index| places.get_mut(place_of(index)?));
             match place.and_then(Option::as_mut) {
                 Some(carried) => {
                     carried.on_packet(now, came.packet, (&read.segment, read.payload));
@@ -214,6 +285,28 @@ impl<P: Steered> Engine<P> {
         })
     }
 
+    /// The kernel's tables have changed: where do packets go now?
+    fn follow(&mut self, now: Nanos) {
+        for at in 0..self.places.len() {
+            let Some(Some(carried)) = self.places.get_mut(at) else { continue };
+            let flow = carried.kept.flow;
+            match route::find(flow.destination.address, flow.source.address) {
+                Ok(route)
+                    if route.interface == self.interface && route.mtu >= carried.route.mtu =>
+                {
+                    // (A larger one it leaves alone.)
+                    carried.route.next_hop = route.next_hop;
+                }
+                // It was known, and the kernel does not ask for it while it sends nothing.
+                Err(NoRoute::NoNeighbour | NoRoute::NotAsked(_)) => {}
+                Ok(_) | Err(_) => carried.reroute(),
+            }
+            if let Ok(index) = u32::try_from(at) {
+                self.after(index, now);
+            }
+        }
+    }
+
     /// When something is due, if nothing happens before.
     #[must_use]
     pub fn next_timer(&self) -> Option<Nanos> {
@@ -224,20 +317,35 @@ impl<P: Steered> Engine<P> {
     ///
     /// # Errors
     ///
-    /// [`Lost`]. Nothing where there is none of that number.
-    pub fn give_back(&mut self, index: u32, now: Nanos) -> Option<Result<GivenBack, Lost>> {
+    /// [`NotBack`]. Nothing where there is none of that number.
+    pub fn give_back(&mut self, index: u32, now: Nanos) -> Option<Result<GivenBack, NotBack>> {
         self.turn(now);
-        let place = self.places.get_mut(usize::try_from(index).ok()?)?;
-        let mut ended = place.take()?.end(now);
+        let carried = self.carried(index)?;
+        if let Err(errno) = carried.kept.can_connect() {
+            carried.later(now.saturating_add(AGAIN));
+            let due = carried.next_timer();
+            self.wheel.set(index, due);
+            return Some(Err(NotBack::NoWay(errno)));
+        }
+        self.end(index, now).map(|ended| ended.map_err(NotBack::Lost))
+    }
+
+    fn end(&mut self, index: u32, now: Nanos) -> Option<Result<GivenBack, Errno>> {
+        let mut ended = self.places.get_mut(place_of(index)?)?.take()?.end(now);
         self.wheel.set(index, None);
+        self.over.retain(|&other| other != index);
+        self.free.push(index);
         let flow = ended.kept.flow;
         self.table.remove(&flow);
-        if let Err(errno) = ended.kept.refill(&ended.repair, &ended.queues) {
-            ended.reset(&mut self.port);
-            ended.kept.leave();
-            self.port.device().release(&flow);
-            return Some(Err(Lost(errno)));
-        }
+        let buffers = match ended.kept.refill(&ended.repair, &ended.queues) {
+            Ok(buffers) => buffers,
+            Err(errno) => {
+                ended.reset(&mut self.port);
+                ended.kept.leave();
+                self.port.device().release(&flow);
+                return Some(Err(errno));
+            }
+        };
         // From here on the kernel has its packets, those first that were held.
         self.port.device().release(&flow);
         let waits = !ended.queues.in_flight.is_empty() || !ended.unsent.is_empty();
@@ -246,26 +354,40 @@ impl<P: Steered> Engine<P> {
             let _ = self.injector.inject(&flow, packet);
         }
         self.turn(now);
-        let Ended { kept, mut unsent, repair, .. } = ended;
+        let Ended { kept, mut unsent, reason, .. } = ended;
         let taken = kept.write(&unsent);
+        kept.restore(buffers);
         unsent.drain(..taken.min(unsent.len()));
-        Some(Ok(GivenBack { reason: repair.reason, unsent }))
+        Some(Ok(GivenBack { reason, unsent }))
     }
+}
+
+impl<P: Steered> Drop for Engine<P> {
+    fn drop(&mut self) {
+        if sys::process() != self.process {
+            return;
+        }
+        self.turn(self.now);
+        for index in 0..self.places.len() {
+            // (Where the kernel has no way to the peer, the peer cannot be told either.)
+            let _ = u32::try_from(index).ok().and_then(|index| self.end(index, self.now));
+        }
+    }
+}
+
+fn place_of(index: u32) -> Option<usize> {
+    usize::try_from(index).ok()
 }
 
 /// From the kernel's socket to a connection that is out. Where it does not work the socket is as
 /// it was.
-fn freeze(
-    (mut kept, to): (Kept, netacc_packet::LinkAddress),
-    asked: &Asked,
-    now: Nanos,
-) -> Result<Carried, Refusal> {
+fn freeze((mut kept, route): (Kept, Route), asked: &Asked, now: Nanos) -> Result<Carried, Refusal> {
     let frozen = kept.freeze()?;
     let prepared = Carried::prepare(&kept, asked, &frozen, now).inspect_err(|_| kept.leave())?;
     // Where the kernel does not do this the connection is out all the same; it is tried again when
     // it is given back.
     let _ = kept.hollow(&frozen);
-    Ok(Carried::new(kept, to, prepared))
+    Ok(Carried::new(kept, route, prepared))
 }
 
 /// What the socket's options ask for.

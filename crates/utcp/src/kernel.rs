@@ -100,6 +100,15 @@ pub struct Queues {
     pub in_flight: Vec<u8>,
     /// What the application has not read.
     pub unread: Vec<u8>,
+    /// So many bytes more will be written behind what is in flight.
+    pub unsent: usize,
+}
+
+/// How a socket's buffers were.
+#[derive(Clone, Copy, Debug)]
+pub struct Buffers {
+    lock: c_int,
+    send: c_int,
 }
 
 /// What must be the same before and after the queues are read.
@@ -137,6 +146,10 @@ impl Kept {
                 if self.numbers()? != before {
                     continue;
                 }
+                // What has ended since it was examined ends in the kernel.
+                if examine::is_in_trouble(fd)? {
+                    return Ok(None);
+                }
                 let size = |n: c_int| u32::try_from(n).unwrap_or(0);
                 let frozen = Frozen {
                     una: before.end.wrapping_sub(size(before.queued)),
@@ -158,7 +171,9 @@ impl Kept {
             }
             other => {
                 self.leave();
-                Err(other.err().map_or(Refusal::Restless, Refusal::Other))
+                let ended = examine::is_in_trouble(fd).unwrap_or(false);
+                let why = if ended { Refusal::State } else { Refusal::Restless };
+                Err(other.err().map_or(why, Refusal::Other))
             }
         }
     }
@@ -269,12 +284,25 @@ impl Kept {
         Ok(())
     }
 
-    /// The socket goes on from there. It is still in repair mode.
+    /// Whether the kernel could connect the socket again: it has a route to the peer, and the own
+    /// address. Nothing is sent, and the socket is not touched.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel said of a connection that is like it.
+    pub fn can_connect(&self) -> Result<(), Errno> {
+        let other = sys::socket(self.peer.family(), libc::SOCK_DGRAM, 0)?;
+        sys::bind(other.number(), self.local.with_any_port().as_bytes())?;
+        sys::connect(other.number(), self.peer.as_bytes())
+    }
+
+    /// The socket goes on from there. It is still in repair mode. Says how its buffers were, for
+    /// [`Kept::restore`].
     ///
     /// # Errors
     ///
     /// What the kernel said: it cannot go on with this connection.
-    pub fn refill(&self, repair: &Repair, queues: &Queues) -> Result<(), Errno> {
+    pub fn refill(&self, repair: &Repair, queues: &Queues) -> Result<Buffers, Errno> {
         let fd = self.fd.number();
         let unread = u32::try_from(queues.unread.len()).unwrap_or(0);
         self.rebuild(repair.send_seq, repair.receive_seq.wrapping_sub(unread), repair.stamp)?;
@@ -288,40 +316,40 @@ impl Kept {
             }
         }
         sys::set(fd, REPAIR_QUEUE, NO_QUEUE)?;
-        self.restore(room)?;
         let w = &repair.window;
         let words = [w.snd_wl1, w.snd_wnd, w.max_window, w.rcv_wnd, w.rcv_wup];
-        sys::set_bytes(fd, REPAIR_WINDOW, words.map(u32::to_ne_bytes).as_flattened())
+        sys::set_bytes(fd, REPAIR_WINDOW, words.map(u32::to_ne_bytes).as_flattened())?;
+        Ok(room)
     }
 
     /// The queues take no more than the socket's buffers have room for. Says how these were.
-    fn make_room(&self, queues: &Queues) -> Result<[c_int; 2], Errno> {
+    fn make_room(&self, queues: &Queues) -> Result<Buffers, Errno> {
         let fd = self.fd.number();
         let lock = sys::get(fd, of_socket(libc::SO_BUF_LOCK))?;
         let send = sys::get(fd, of_socket(libc::SO_SNDBUF))?;
         let receive = sys::get(fd, of_socket(libc::SO_RCVBUF))?;
         for (bytes, now, option) in [
-            (&queues.in_flight, send, libc::SO_SNDBUFFORCE),
+            (queues.in_flight.len() + queues.unsent, send, libc::SO_SNDBUFFORCE),
             // (What was offered to the peer has to find room as well: this one stays large.)
-            (&queues.unread, receive, libc::SO_RCVBUFFORCE),
+            (queues.unread.len(), receive, libc::SO_RCVBUFFORCE),
         ] {
             // The kernel counts its own overhead, and doubles what it is told for that.
-            let needed =
-                c_int::try_from(bytes.len()).unwrap_or(c_int::MAX / 4).saturating_add(1 << 17);
-            if !bytes.is_empty() && now / 2 < needed {
+            let needed = c_int::try_from(bytes).unwrap_or(c_int::MAX / 4).saturating_add(1 << 17);
+            if bytes > 0 && now / 2 < needed {
                 sys::set(fd, of_socket(option), needed)?;
             }
         }
-        Ok([lock, send])
+        Ok(Buffers { lock, send })
     }
 
-    fn restore(&self, [lock, send]: [c_int; 2]) -> Result<(), Errno> {
+    /// The socket's buffers are as they were, and the kernel fits them to the connection again.
+    pub fn restore(&self, Buffers { lock, send }: Buffers) {
         let fd = self.fd.number();
-        if sys::get(fd, of_socket(libc::SO_SNDBUF))? != send {
-            sys::set(fd, of_socket(libc::SO_SNDBUFFORCE), send / 2)?;
+        // (This and the rest are of a socket that has them.)
+        if sys::get(fd, of_socket(libc::SO_SNDBUF)).is_ok_and(|now| now != send) {
+            let _ = sys::set(fd, of_socket(libc::SO_SNDBUFFORCE), send / 2);
         }
-        // Else the kernel would not fit the buffers to the connection any more.
-        sys::set(fd, of_socket(libc::SO_BUF_LOCK), lock)
+        let _ = sys::set(fd, of_socket(libc::SO_BUF_LOCK), lock);
     }
 
     /// It is an ordinary socket again. With `probe` it asks the peer where it is: the answer mends

@@ -26,5 +26,6 @@ pub mod engine;
 pub mod inject;
 pub mod kernel;
 
-pub use engine::{Engine, GivenBack, Lost, NotTaken};
+pub use carried::Over;
+pub use engine::{Engine, GivenBack, NotBack, NotTaken};
 pub use kernel::Refusal;

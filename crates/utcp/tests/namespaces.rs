@@ -1,6 +1,7 @@
 //! Connections of a plain peer's that are taken over and given back: every byte is compared. The
 //! peer is the kernel's TCP in a network namespace of its own.
 
+mod streams;
 mod world;
 
 use libc::c_int;
@@ -8,47 +9,14 @@ use netacc_packet::memory::{Impaired, Impairment};
 use netacc_packet::{Arrived, Device, Frame, Port, Sent, route};
 use netacc_tcp::Reason;
 use netacc_utcp::engine::{Engine, NotTaken, Steered};
-use netacc_utcp::{GivenBack, Refusal};
+use netacc_utcp::{GivenBack, Over, Refusal};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::thread;
 use std::time::{Duration, Instant};
+use streams::{Random, bytes, check, device, now};
 use world::{accept, address, connect};
-
-/// Nanoseconds since this program's first look.
-fn now() -> u64 {
-    static FIRST: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
-    u64::try_from(FIRST.get_or_init(Instant::now).elapsed().as_nanos()).unwrap() + 1
-}
-
-/// Random numbers that a seed says.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 11) % end
-    }
-}
-
-/// The byte at that place of a stream.
-fn byte(seed: u64, at: u64) -> u8 {
-    ((at ^ seed << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48) as u8
-}
-
-fn bytes(seed: u64, at: u64, length: u64) -> Vec<u8> {
-    (at..at + length).map(|at| byte(seed, at)).collect()
-}
-
-fn check(seed: u64, at: u64, got: &[u8]) {
-    if got != bytes(seed, at, got.len() as u64) {
-        let wrong = got.iter().zip(at..).find(|(got, at)| **got != byte(seed, *at));
-        panic!("not the byte that was sent: {wrong:?}, read from {at} on");
-    }
-}
 
 /// The plain end: writes and reads so many bytes at once.
 fn plain(stream: &TcpStream, seed: u64, total: u64) {
@@ -93,20 +61,6 @@ impl Port for Rough {
 impl Steered for Rough {
     fn device(&self) -> &Device {
         &self.0.port
-    }
-}
-
-/// The device of the namespace. None: not on this machine; it has been said why.
-fn device(interface: u32, v6: bool) -> Option<Device> {
-    let (own, peer) = (address(true, v6), address(false, v6));
-    let route = route::find(own, peer).expect("the peer is a neighbour");
-    assert_eq!(route.interface, interface);
-    match Device::open(interface, route.own, 64) {
-        Ok(device) => Some(device),
-        Err(why) => {
-            eprintln!("skipped: {why:?}");
-            None
-        }
     }
 }
 
@@ -222,7 +176,7 @@ fn exact(plan: Plan, socket: TcpStream, interface: u32) -> Option<u64> {
         unsent: Vec::new(),
         random: Random(plan.seed + 5),
     };
-    let last = Instant::now() + Duration::from_secs(60);
+    let last = Instant::now() + Duration::from_secs(60 * times());
     let mut takes = 0;
     while !subject.is_done() {
         assert!(Instant::now() < last, "{} written, {} read", subject.written, subject.read);
@@ -257,8 +211,14 @@ fn exact(plan: Plan, socket: TcpStream, interface: u32) -> Option<u64> {
     Some(takes)
 }
 
-fn streams(plan: Plan, at_least: u64) {
+/// How much longer than usual the streams are, for who has the time.
+fn times() -> u64 {
+    std::env::var("NETACC_UTCP_TIMES").ok().and_then(|n| n.parse().ok()).unwrap_or(1)
+}
+
+fn streams(mut plan: Plan, at_least: u64) {
     let port = 7000;
+    plan.total *= times();
     let there = move || {
         let stream = if plan.accepted {
             connect(address(true, plan.v6), port)
@@ -379,7 +339,7 @@ fn the_kernel_gets_the_end_of_a_stream_and_what_came_before_it() {
         engine.after(index, now());
         assert_eq!(until_over(&mut engine, index), Reason::Fin);
         let given = engine.give_back(index, now()).unwrap().unwrap();
-        assert_eq!((given.reason, given.unsent.len()), (Some(Reason::Fin), 0));
+        assert_eq!((given.reason, given.unsent.len()), (Some(Over::Tcp(Reason::Fin)), 0));
         let mut got = Vec::new();
         socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         socket.read_to_end(&mut got).unwrap();
@@ -426,7 +386,7 @@ fn a_reset_is_the_kernels_to_tell() {
         engine.after(index, now());
         assert_eq!(until_over(&mut engine, index), Reason::Reset);
         let given = engine.give_back(index, now()).unwrap().unwrap();
-        assert_eq!(given.reason, Some(Reason::Reset));
+        assert_eq!(given.reason, Some(Over::Tcp(Reason::Reset)));
         socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         let failure = socket.read(&mut [0; 5]).unwrap_err();
         assert_eq!(failure.kind(), ErrorKind::ConnectionReset);

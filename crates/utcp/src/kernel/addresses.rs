@@ -44,6 +44,21 @@ impl Address {
         self.bytes.get(..self.length).unwrap_or(&[])
     }
 
+    /// Its family.
+    #[must_use]
+    pub fn family(&self) -> c_int {
+        let [f0, f1, ..] = self.bytes;
+        c_int::from(u16::from_ne_bytes([f0, f1]))
+    }
+
+    /// The same address, with a port that the kernel chooses.
+    #[must_use]
+    pub const fn with_any_port(mut self) -> Self {
+        let [_, _, p0, p1, ..] = &mut self.bytes;
+        (*p0, *p1) = (0, 0);
+        self
+    }
+
     /// As packets have it: an IPv4 address is never an IPv6 one. Nothing if it is of another
     /// family.
     #[must_use]

@@ -107,16 +107,13 @@ impl Kept {
     /// [`Refusal`].
     pub fn examine(fd: c_int) -> Result<Self, Refusal> {
         const SO_PROTOCOL: c_int = 38;
-        const ESTABLISHED: u8 = 1;
-        const TROUBLE: i16 = libc::POLLERR | libc::POLLHUP | libc::POLLRDHUP | libc::POLLPRI;
         let other = Refusal::Other;
         let protocol = sys::get(fd, of_socket(SO_PROTOCOL)).map_err(other)?;
         if protocol != libc::IPPROTO_TCP {
             return Err(Refusal::NotTcp);
         }
         let info = Info::of(fd).map_err(other)?;
-        let trouble = sys::poll(fd, TROUBLE, 0).map_err(other)?;
-        if info.state != ESTABLISHED || trouble != 0 {
+        if is_in_trouble(fd).map_err(other)? {
             return Err(Refusal::State);
         }
         if info.ecn || info.microseconds || !info.sack {
@@ -140,6 +137,13 @@ impl Kept {
         let fd = Fd::duplicate_of(fd).map_err(other)?;
         Ok(Self { fd, local, peer, flow, info, mss: 0, reuse, keep_alive })
     }
+}
+
+/// It is not established, or there is an error, an end or an urgent byte.
+pub(super) fn is_in_trouble(fd: c_int) -> Result<bool, Errno> {
+    const ESTABLISHED: u8 = 1;
+    const TROUBLE: i16 = libc::POLLERR | libc::POLLHUP | libc::POLLRDHUP | libc::POLLPRI;
+    Ok(Info::of(fd)?.state != ESTABLISHED || sys::poll(fd, TROUBLE, 0)? != 0)
 }
 
 /// `TCP_ULP`: kernel TLS and its like. (Where none is set its name is empty.)

@@ -19,7 +19,8 @@ pub fn address(own: bool, v6: bool) -> IpAddr {
     text.parse().expect("an address")
 }
 
-fn ip(arguments: &str) -> bool {
+/// Runs `ip` in the namespace of the calling thread.
+pub fn ip(arguments: &str) -> bool {
     let status = Command::new("ip").args(arguments.split(' ')).status();
     status.is_ok_and(|status| status.success())
 }
