@@ -100,6 +100,12 @@ impl Device {
         self.socket.number()
     }
 
+    /// The steering of its flows.
+    #[must_use]
+    pub const fn steering(&self) -> &Steering {
+        &self.steering
+    }
+
     /// The packets of a flow come here as well as to the kernel.
     ///
     /// # Errors

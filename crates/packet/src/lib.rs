@@ -7,6 +7,7 @@
 //! - [`device`]: a device of the kernel's, by AF_PACKET;
 //! - [`steering`]: which flows leave the kernel, and that it is silent on them;
 //! - [`route`]: over which device and to whom packets of a flow go;
+//! - [`shared`], [`rights`]: memory and messages that a process shares with its keeper;
 //! - `memory` (feature `memory`, for tests): a network in memory that loses, reorders, duplicates,
 //!   corrupts, delays and throttles, and the same between a real device and its user.
 //!
@@ -28,7 +29,9 @@ pub mod device;
 #[cfg(feature = "memory")]
 pub mod memory;
 pub mod port;
+pub mod rights;
 pub mod route;
+pub mod shared;
 pub mod steering;
 pub mod sys;
 pub mod vnet;

@@ -53,8 +53,29 @@ pub enum NoSteering {
 pub struct Steering {
     map: Fd,
     filter: Fd,
-    _ingress: Fd,
-    _egress: Fd,
+    ingress: Fd,
+    egress: Fd,
+}
+
+/// What a keeper has of it: flows stay as they are as long as it lives.
+#[derive(Debug)]
+pub struct Held {
+    map: Fd,
+    _links: [Fd; 2],
+}
+
+impl Held {
+    /// From the descriptors of another process's [`Steering`], in their order.
+    #[must_use]
+    pub const fn given(map: Fd, links: [Fd; 2]) -> Self {
+        Self { map, _links: links }
+    }
+
+    /// The flow is the kernel's alone again.
+    pub fn release(&self, flow: &Flow) {
+        // (It was not there: so it is.)
+        let _ = delete(self.map.number(), &key(flow));
+    }
 }
 
 /// Both addresses with 16 bytes each, both ports, the family: the peer's first.
@@ -126,7 +147,13 @@ impl Steering {
         };
         let egress = attach(Part::Egress, TCX_EGRESS)?;
         let ingress = attach(Part::Ingress, TCX_INGRESS)?;
-        Ok(Self { map, filter, _ingress: ingress, _egress: egress })
+        Ok(Self { map, filter, ingress, egress })
+    }
+
+    /// Map and links, for [`Held`].
+    #[must_use]
+    pub const fn descriptors(&self) -> [c_int; 3] {
+        [self.map.number(), self.ingress.number(), self.egress.number()]
     }
 
     /// The program that a packet socket takes as its filter.

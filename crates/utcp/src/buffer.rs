@@ -1,25 +1,26 @@
 //! The bytes of one direction, by their place in the stream.
 
-use alloc::vec::Vec;
+use netacc_packet::shared::{Mapping, PAGE};
 
 /// A ring of bytes. A place of the stream is always at the same place of the memory.
 #[derive(Debug)]
 pub(crate) struct Buffer {
-    memory: Vec<u8>,
+    memory: Mapping,
 }
 
 impl Buffer {
-    /// For so many bytes; nothing where there is no memory.
-    pub(crate) fn new(capacity: usize) -> Option<Self> {
-        let size = capacity.max(1).checked_next_power_of_two()?;
-        let mut memory = Vec::new();
-        memory.try_reserve_exact(size).ok()?;
-        memory.resize(size, 0);
-        Some(Self { memory })
+    /// How much memory one for so many bytes takes: a power of two.
+    pub(crate) fn size(capacity: usize) -> Option<usize> {
+        capacity.max(PAGE).checked_next_power_of_two()
+    }
+
+    /// In memory whose length is a power of two.
+    pub(crate) const fn new(memory: Mapping) -> Self {
+        Self { memory }
     }
 
     pub(crate) const fn capacity(&self) -> u64 {
-        self.memory.len() as u64
+        self.memory.bytes().len() as u64
     }
 
     fn place(&self, at: u64) -> usize {
@@ -30,10 +31,10 @@ impl Buffer {
     /// Puts bytes there, as many as the whole buffer has at most.
     pub(crate) fn put(&mut self, at: u64, bytes: &[u8]) {
         let from = self.place(at);
-        let (first, rest) = bytes.split_at(bytes.len().min(self.memory.len() - from));
+        let (first, rest) = bytes.split_at(bytes.len().min(self.memory.bytes().len() - from));
         let to = [(from, first), (0, rest)];
         for (from, part) in to {
-            if let Some(place) = self.memory.get_mut(from..from + part.len()) {
+            if let Some(place) = self.memory.bytes_mut().get_mut(from..from + part.len()) {
                 place.copy_from_slice(part);
             }
         }
@@ -42,9 +43,10 @@ impl Buffer {
     /// So many bytes from there on, in two parts.
     pub(crate) fn get(&self, at: u64, length: u64) -> [&[u8]; 2] {
         let from = self.place(at);
-        let length = usize::try_from(length).unwrap_or(0).min(self.memory.len());
-        let first = length.min(self.memory.len() - from);
-        let part = |from, length| self.memory.get(from..from + length).unwrap_or(&[]);
+        let memory = self.memory.bytes();
+        let length = usize::try_from(length).unwrap_or(0).min(memory.len());
+        let first = length.min(memory.len() - from);
+        let part = |from, length| memory.get(from..from + length).unwrap_or(&[]);
         [part(from, first), part(0, length - first)]
     }
 }
@@ -55,11 +57,13 @@ mod tests {
 
     #[test]
     fn what_was_put_is_there_also_around_the_end() {
-        let mut buffer = Buffer::new(10).unwrap();
+        let mut buffer = Buffer::new(Mapping::new(16).unwrap());
         assert_eq!(buffer.capacity(), 16);
+        assert_eq!(Buffer::size(PAGE + 1), Some(2 * PAGE));
         for at in (0..100).chain(u64::MAX - 100..u64::MAX - 20) {
             for length in 0..=16 {
-                let bytes: Vec<u8> = (0..length).map(|n| (at as u8).wrapping_add(n)).collect();
+                let bytes: std::vec::Vec<u8> =
+                    (0..length).map(|n| (at as u8).wrapping_add(n)).collect();
                 buffer.put(at, &bytes);
                 assert_eq!(buffer.get(at, u64::from(length)).concat(), bytes);
             }

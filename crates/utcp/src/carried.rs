@@ -5,9 +5,11 @@
 
 use crate::buffer::Buffer;
 use crate::kernel::{Frozen, Kept, Queues, Refusal};
+use crate::record::{Numbers, Record, Stage};
 use alloc::vec::Vec;
 use netacc_packet::port::{Frame, LinkAddress, Port, Sent};
 use netacc_packet::route::Route;
+use netacc_packet::shared::Mapping;
 use netacc_packet::sys::Errno;
 use netacc_tcp::wire::emit::{Checksum, HEADERS_MAX, Service, headers};
 use netacc_tcp::wire::{Flags, Options, Segment};
@@ -40,6 +42,8 @@ pub enum Over {
     Device(Errno),
     /// They go another way, or in shorter pieces, as the kernel's tables say.
     Rerouted,
+    /// There is no keeper any more.
+    NotKept,
 }
 
 /// A connection before its socket is changed.
@@ -52,6 +56,7 @@ pub(crate) struct Prepared {
     receive: Buffer,
     base: u64,
     nxt: u32,
+    record: Option<Record>,
 }
 
 /// A connection that is out.
@@ -79,6 +84,10 @@ pub struct Carried {
     beginning: Option<u32>,
     /// Packets that are the kernel's.
     pub(crate) stash: Vec<Vec<u8>>,
+    /// What a keeper needs.
+    record: Option<Record>,
+    /// When that was written last.
+    now: Nanos,
 }
 
 impl Carried {
@@ -88,7 +97,7 @@ impl Carried {
     ///
     /// [`Refusal`]: the connection stays with the kernel.
     pub(crate) fn prepare(
-        kept: &Kept,
+        (kept, record): (&Kept, Option<Record>),
         asked: &Asked,
         frozen: &Frozen,
         now: Nanos,
@@ -101,8 +110,7 @@ impl Carried {
         }
         let unread = frozen.unread.len();
         let needed = unread.saturating_add(usize::try_from(offered).unwrap_or(usize::MAX));
-        let buffer = |size: usize| Buffer::new(size.max(BUFFER)).ok_or(Refusal::NoMemory);
-        let (mut send, mut receive) = (buffer(frozen.queued.len())?, buffer(needed)?);
+        let [mut send, mut receive] = buffers(record.as_ref(), [frozen.queued.len(), needed])?;
         send.put(0, &frozen.queued);
         receive.put(0, &frozen.unread);
         let short = |value: u32| u16::try_from(value).unwrap_or(u16::MAX);
@@ -150,12 +158,13 @@ impl Carried {
             receive,
             base: unread as u64,
             nxt: frozen.nxt,
+            record,
         })
     }
 
     /// Goes on with it.
     pub(crate) fn new(kept: Kept, route: Route, prepared: Prepared) -> Self {
-        let Prepared { connection, service, send, written, receive, base, nxt } = prepared;
+        let Prepared { connection, service, send, written, receive, base, nxt, record } = prepared;
         Self {
             kept,
             connection,
@@ -171,7 +180,30 @@ impl Carried {
             read: 0,
             beginning: Some(nxt),
             stash: Vec::new(),
+            record,
+            now: 0,
         }
+    }
+
+    /// From here on the socket may be changed: who is left goes on by the numbers.
+    pub(crate) fn is_out(&mut self, now: Nanos) {
+        self.publish(now);
+        if let Some(record) = &self.record {
+            record.set_mss(u64::from(self.kept.mss().unsigned_abs()));
+            record.set_stage(Stage::Out);
+        }
+    }
+
+    /// Says where it has come to, for who is left if this process is killed.
+    fn publish(&mut self, now: Nanos) {
+        self.now = now;
+        if let Some(record) = &self.record {
+            record.publish(&self.numbers(now));
+        }
+    }
+
+    fn numbers(&self, now: Nanos) -> Numbers {
+        Numbers { repair: self.connection.repair(now), read: self.read, base: self.base }
     }
 
     /// The data path.
@@ -189,6 +221,11 @@ impl Carried {
     /// Its packets should go another way.
     pub(crate) fn reroute(&mut self) {
         self.trouble.get_or_insert(Over::Rerouted);
+    }
+
+    /// Nobody would give it back if this process were killed.
+    pub(crate) fn not_kept(&mut self) {
+        self.trouble.get_or_insert(Over::NotKept);
     }
 
     /// It could not be given back: that it should is said again then.
@@ -220,6 +257,7 @@ impl Carried {
         self.send.put(self.written, bytes);
         self.written += bytes.len() as u64;
         self.connection.on_written(now, self.written, false);
+        self.publish(now);
         bytes.len()
     }
 
@@ -235,6 +273,7 @@ impl Carried {
         self.read += count as u64;
         if count > 0 {
             self.connection.on_room(self.read + self.receive.capacity() - self.base);
+            self.publish(self.now);
         }
         count
     }
@@ -271,6 +310,8 @@ impl Carried {
             Verdict::Taken { write: None } | Verdict::Dropped => {}
             Verdict::GiveBack(_) => self.stash(packet),
         }
+        // (What was acknowledged may be written over from here on.)
+        self.publish(now);
     }
 
     /// A packet for the kernel, once it has the connection.
@@ -294,6 +335,8 @@ impl Carried {
     /// Sends what there is to be sent.
     pub(crate) fn transmit(&mut self, port: &mut impl Port, now: Nanos) {
         while let Some(out) = self.connection.poll_send(now) {
+            // Before the peer sees it.
+            self.publish(now);
             let service = Service { ecn_capable: out.ecn_capable, ..self.service };
             let payload = self.send.get(out.offset, out.length);
             let segment = usize::try_from(out.segment_size).unwrap_or(0);
@@ -331,18 +374,27 @@ impl Carried {
     /// The connection as the kernel gets it: its numbers, its queues, what was never sent, and the
     /// packets that wait.
     pub(crate) fn end(self, now: Nanos) -> Ended {
-        let reason = self.over();
-        let Self { kept, connection, service, route, send, receive, base, read, stash, .. } = self;
-        let repair = connection.give_back(now);
-        let bytes = |buffer: &Buffer, from: u64, to: u64| buffer.get(from, to - from).concat();
-        let unsent = bytes(&send, repair.send_sent, repair.send_to);
-        let queues = Queues {
-            in_flight: bytes(&send, repair.send_from, repair.send_sent),
-            unread: bytes(&receive, read, base + repair.receive_to),
-            unsent: unsent.len(),
-        };
-        Ended { kept, reason, repair, queues, unsent, stash, service, to: route.next_hop }
+        let (reason, numbers) = (self.over(), self.numbers(now));
+        let Self { kept, service, route, send, receive, stash, record, .. } = self;
+        if let Some(record) = &record {
+            record.publish(&numbers);
+        }
+        let (queues, unsent) = numbers.queues(&send, &receive);
+        let (repair, to) = (numbers.repair, route.next_hop);
+        Ended { kept, reason, repair, queues, unsent, stash, service, to, record }
     }
+}
+
+/// Buffers for so many bytes at least: in the record's file, where a keeper is to find them.
+fn buffers(record: Option<&Record>, least: [usize; 2]) -> Result<[Buffer; 2], Refusal> {
+    let [send, receive] = least.map(|least| Buffer::size(least.max(BUFFER)));
+    let (send, receive) = send.zip(receive).ok_or(Refusal::NoMemory)?;
+    let of = |size| Mapping::new(size).map(Buffer::new);
+    let made = match record {
+        Some(record) => record.make_buffers([send, receive]),
+        None => of(send).and_then(|send| Ok([send, of(receive)?])),
+    };
+    made.map_err(|_| Refusal::NoMemory)
 }
 
 /// What is left of a connection when it is no longer out.
@@ -354,6 +406,7 @@ pub(crate) struct Ended {
     pub(crate) queues: Queues,
     pub(crate) unsent: Vec<u8>,
     pub(crate) stash: Vec<Vec<u8>>,
+    pub(crate) record: Option<Record>,
     service: Service,
     to: LinkAddress,
 }

@@ -5,13 +5,15 @@
 
 use crate::carried::{Asked, Carried, Ended, Over};
 use crate::inject::Injector;
+use crate::keeper::Link;
 use crate::kernel::{Kept, Refusal};
+use crate::record::{Record, Stage};
 use alloc::vec::Vec;
 use core::ffi::c_int;
 use netacc_packet::Device;
 use netacc_packet::port::Port;
 use netacc_packet::route::{self, NoRoute, Route, Watch};
-use netacc_packet::sys::{self, Errno};
+use netacc_packet::sys::{self, Errno, Fd};
 use netacc_tcp::table::Table;
 use netacc_tcp::wheel::Wheel;
 use netacc_tcp::wire::Flow;
@@ -44,6 +46,7 @@ pub struct Engine<P: Steered> {
     /// Connections that are over, each once.
     over: Vec<u32>,
     injector: Injector,
+    keeper: Option<Link>,
     watch: Option<Watch>,
     look_at: Nanos,
     now: Nanos,
@@ -65,6 +68,8 @@ pub enum NotTaken {
     Full,
     /// The steering does not take it.
     Steering(Errno),
+    /// There is to be a keeper, and it does not answer.
+    NoKeeper(Errno),
 }
 
 /// A connection that is the kernel's again.
@@ -120,6 +125,7 @@ impl<P: Steered> Engine<P> {
             free,
             over,
             injector: Injector::new(),
+            keeper: None,
             // (Without it a change is met as a loss.)
             watch: Watch::new().ok(),
             look_at: 0,
@@ -131,6 +137,17 @@ impl<P: Steered> Engine<P> {
     /// The port.
     pub const fn port(&mut self) -> &mut P {
         &mut self.port
+    }
+
+    /// From here on a keeper ([`crate::keeper::run`]) has the other end of this link: what is taken
+    /// over is given back if this process is killed.
+    ///
+    /// # Errors
+    ///
+    /// It does not answer: there is none, as before.
+    pub fn keep(&mut self, link: Fd) -> Result<(), Errno> {
+        self.keeper = Some(Link::begin(link, self.port.device().steering())?);
+        Ok(())
     }
 
     /// The descriptors by which to wait for something to do (`POLLIN`).
@@ -179,6 +196,7 @@ impl<P: Steered> Engine<P> {
             Err(why) => {
                 self.table.remove(&flow);
                 self.port.device().release(&flow);
+                self.not_kept(index);
                 self.free.push(index);
                 self.turn(now);
                 Err(why)
@@ -203,8 +221,20 @@ impl<P: Steered> Engine<P> {
             // (Not allowed somewhere: then it is as without.)
             let _ = sys::settle();
         }
+        let mut record = None;
+        if let Some(keeper) = &mut self.keeper {
+            let new = Record::new().map_err(|errno| NotTaken::Refused(Refusal::Other(errno)))?;
+            keeper.take(index, &kept, &new).map_err(NotTaken::NoKeeper)?;
+            record = Some(new);
+        }
         device.hold(&flow).map_err(NotTaken::Steering)?;
-        freeze((kept, route), asked, now).map_err(NotTaken::Refused)
+        freeze((kept, route), (asked, record), now).map_err(NotTaken::Refused)
+    }
+
+    /// The keeper closes its copies, before anybody may close the socket.
+    fn not_kept(&mut self, index: u32) {
+        // (One that does not answer is noticed by the next look at it.)
+        let _ = self.keeper.as_mut().map(|keeper| keeper.drop(index));
     }
 
     /// A connection that is out.
@@ -244,6 +274,9 @@ impl<P: Steered> Engine<P> {
             self.look_at = now.saturating_add(LOOK);
             if self.watch.as_mut().is_some_and(Watch::has_changed) {
                 self.follow(now);
+            }
+            if self.keeper.as_ref().is_some_and(|keeper| !keeper.lives()) {
+                self.all_are_over(now);
             }
         }
         for _ in 0..TURN {
@@ -307,6 +340,17 @@ impl<P: Steered> Engine<P> {
         }
     }
 
+    /// The keeper is gone: nothing stays out without it.
+    fn all_are_over(&mut self, now: Nanos) {
+        for at in 0..self.places.len() {
+            let Some(Some(carried)) = self.places.get_mut(at) else { continue };
+            carried.not_kept();
+            if let Ok(index) = u32::try_from(at) {
+                self.after(index, now);
+            }
+        }
+    }
+
     /// When something is due, if nothing happens before.
     #[must_use]
     pub fn next_timer(&self) -> Option<Nanos> {
@@ -343,9 +387,13 @@ impl<P: Steered> Engine<P> {
                 ended.reset(&mut self.port);
                 ended.kept.leave();
                 self.port.device().release(&flow);
+                self.not_kept(index);
                 return Some(Err(errno));
             }
         };
+        if let Some(record) = &ended.record {
+            record.set_stage(Stage::Back);
+        }
         // From here on the kernel has its packets, those first that were held.
         self.port.device().release(&flow);
         let waits = !ended.queues.in_flight.is_empty() || !ended.unsent.is_empty();
@@ -357,6 +405,7 @@ impl<P: Steered> Engine<P> {
         let Ended { kept, mut unsent, reason, .. } = ended;
         let taken = kept.write(&unsent);
         kept.restore(buffers);
+        self.not_kept(index);
         unsent.drain(..taken.min(unsent.len()));
         Some(Ok(GivenBack { reason, unsent }))
     }
@@ -381,13 +430,20 @@ fn place_of(index: u32) -> Option<usize> {
 
 /// From the kernel's socket to a connection that is out. Where it does not work the socket is as
 /// it was.
-fn freeze((mut kept, route): (Kept, Route), asked: &Asked, now: Nanos) -> Result<Carried, Refusal> {
+fn freeze(
+    (mut kept, route): (Kept, Route),
+    (asked, record): (&Asked, Option<Record>),
+    now: Nanos,
+) -> Result<Carried, Refusal> {
     let frozen = kept.freeze()?;
-    let prepared = Carried::prepare(&kept, asked, &frozen, now).inspect_err(|_| kept.leave())?;
+    let prepared = Carried::prepare((&kept, record), asked, &frozen, now);
+    let prepared = prepared.inspect_err(|_| kept.leave())?;
+    let mut carried = Carried::new(kept, route, prepared);
+    carried.is_out(now);
     // Where the kernel does not do this the connection is out all the same; it is tried again when
     // it is given back.
-    let _ = kept.hollow(&frozen);
-    Ok(Carried::new(kept, route, prepared))
+    let _ = carried.kept.hollow(&frozen);
+    Ok(carried)
 }
 
 /// What the socket's options ask for.

@@ -59,6 +59,21 @@ pub struct Kept {
     keep_alive: c_int,
 }
 
+/// What another process needs of a [`Kept`], beside its descriptor.
+#[derive(Clone, Copy, Debug)]
+pub struct Passed {
+    /// The own address.
+    pub local: Address,
+    /// The peer's.
+    pub peer: Address,
+    /// Of this only what the SYNs have said.
+    pub info: Info,
+    /// SO_REUSEADDR.
+    pub reuse: c_int,
+    /// SO_KEEPALIVE.
+    pub keep_alive: c_int,
+}
+
 /// `struct tcp_repair_window`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
@@ -384,6 +399,58 @@ impl Kept {
             }
         }
         taken
+    }
+
+    /// A socket that another process has examined, and taken over.
+    #[must_use]
+    pub fn given(fd: Fd, passed: &Passed) -> Option<Self> {
+        let Passed { local, peer, info, reuse, keep_alive } = *passed;
+        let flow = Flow { source: peer.endpoint()?, destination: local.endpoint()? };
+        Some(Self { fd, local, peer, flow, info, mss: 0, reuse, keep_alive })
+    }
+
+    /// What another process needs to go on with it.
+    #[must_use]
+    pub const fn passed(&self) -> Passed {
+        let Self { local, peer, info, reuse, keep_alive, .. } = *self;
+        Passed { local, peer, info, reuse, keep_alive }
+    }
+
+    /// What `TCP_MAXSEG` said in repair mode.
+    #[must_use]
+    pub const fn mss(&self) -> c_int {
+        self.mss
+    }
+
+    /// See [`Kept::mss`].
+    pub const fn set_mss(&mut self, mss: c_int) {
+        self.mss = mss;
+    }
+
+    /// How many of the last of these bytes it has not been given: it should have got them all, and
+    /// then its stream would have ended at that number.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel said.
+    pub fn missing(&self, end: u32, most: usize) -> Result<usize, Errno> {
+        let fd = self.fd.number();
+        sys::set(fd, REPAIR, 1)?;
+        sys::set(fd, REPAIR_QUEUE, SEND_QUEUE)?;
+        let written = sys::get(fd, QUEUE_SEQ)?.cast_unsigned();
+        sys::set(fd, REPAIR_QUEUE, NO_QUEUE)?;
+        let missing = usize::try_from(end.wrapping_sub(written)).unwrap_or(usize::MAX);
+        // (More: somebody else has written since, so all of it was there.)
+        Ok(if missing <= most { missing } else { 0 })
+    }
+
+    /// It is in repair mode, also if it was not.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel said.
+    pub fn repair(&self) -> Result<(), Errno> {
+        sys::set(self.fd.number(), REPAIR, 1)
     }
 
     /// The socket's number, of this value's own.

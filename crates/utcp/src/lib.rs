@@ -7,6 +7,7 @@
 //!   and how it goes on at other numbers;
 //! - [`carried`]: a connection while it is out: `netacc-tcp`'s data path and its two buffers;
 //! - [`engine`]: many of them over a device of `netacc-packet`'s;
+//! - [`keeper`]: a process that outlives one which is killed, and gives its connections back;
 //! - [`inject`]: packets that the kernel gets after all.
 #![no_std]
 #![forbid(unsafe_code)]
@@ -24,7 +25,9 @@ mod buffer;
 pub mod carried;
 pub mod engine;
 pub mod inject;
+pub mod keeper;
 pub mod kernel;
+mod record;
 
 pub use carried::Over;
 pub use engine::{Engine, GivenBack, NotBack, NotTaken};

@@ -50,6 +50,13 @@ impl Connection {
     /// Ends the connection here. From now on its segments are the kernel's.
     #[must_use]
     pub fn give_back(self, now: Nanos) -> Repair {
+        self.repair(now)
+    }
+
+    /// Where it has come to by now. Who could be left to go on from here without it asks for that
+    /// before each segment is sent: so nothing that the peer has seen is beyond it.
+    #[must_use]
+    pub fn repair(&self, now: Nanos) -> Repair {
         let (send, receive) = (&self.send, &self.receive);
         let window = RepairWindow {
             snd_wl1: receive.numbers.number(send.wl1),

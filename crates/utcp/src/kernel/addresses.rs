@@ -38,6 +38,14 @@ impl Address {
         Ok(Self { bytes, length })
     }
 
+    /// From what [`Address::as_bytes`] has said.
+    #[must_use]
+    pub fn given(from: &[u8]) -> Option<Self> {
+        let mut bytes = [0; 28];
+        bytes.get_mut(..from.len())?.copy_from_slice(from);
+        Some(Self { bytes, length: from.len() })
+    }
+
     /// As the kernel has it.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {

@@ -42,7 +42,7 @@ impl Refusal {
 }
 
 /// What is used of `struct tcp_info`.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 #[allow(missing_docs, reason = "the kernel's names")]
 pub struct Info {
     pub state: u8,
