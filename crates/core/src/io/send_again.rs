@@ -48,15 +48,14 @@ pub(super) fn send_again(s: &Socket, h: &mut TxHeld<'_>, fd: c_int) -> Ret {
             0 | libc::EAGAIN | libc::EINTR | libc::ENOBUFS | libc::ENOMEM
         ) {
             return EAGAIN;
+        } else if is_of_the_way(r) && !carrier::is_closed(fd) {
+            // The connection lives. The error is the application's, and was told to this call.
+            s.kept_error.store(r as i32, Relaxed);
+            return EAGAIN;
         } else {
             debug_log!("fd {fd}: {left} bytes that were to go out again are lost: errno {}", -r);
-            // The carrier takes no byte any more. The peer must not take what it got for all: the
-            // connection is reset, if it is not yet.
-            h.end.linger = None;
-            s.raise(flag::BROKEN_OFF);
-            s.trace_once(Event::BrokenOff, 0);
+            cannot_go_on(s, h, fd, r);
             let _ = h.end.switch.on_resent(left);
-            carrier::dissolve(fd);
             return 0;
         }
         if h.end.switch.state() != TxState::Resending {
@@ -64,6 +63,42 @@ pub(super) fn send_again(s: &Socket, h: &mut TxHeld<'_>, fd: c_int) -> Ret {
         }
     }
     0
+}
+
+/// An error of the way to the peer (ip(7), IP_RECVERR), told by whichever call comes first.
+fn is_of_the_way(r: Ret) -> bool {
+    matches!(
+        -r as c_int,
+        libc::ENETUNREACH
+            | libc::EHOSTUNREACH
+            | libc::EHOSTDOWN
+            | libc::ENONET
+            | libc::ENOPROTOOPT
+            | libc::EOPNOTSUPP
+            | libc::ECONNREFUSED
+            | libc::EMSGSIZE
+            | libc::EPROTO
+    )
+}
+
+/// The carrier takes no byte any more, and has said `r` to this call alone. The peer must not take
+/// what it got for all: the connection is reset, if it is not yet. (What came before a reset is
+/// still to be read, and then the error.)
+#[cold]
+fn cannot_go_on(s: &Socket, h: &mut TxHeld<'_>, fd: c_int, r: Ret) {
+    h.end.linger = None;
+    let over = carrier::is_closed(fd);
+    match -r as c_int {
+        libc::ECONNRESET if over => s.raise(flag::RESET),
+        libc::EPIPE => s.raise(flag::TOLD),
+        _ if over => s.kept_error.store(r as i32, Relaxed),
+        _ => {}
+    }
+    s.raise(flag::BROKEN_OFF | flag::CARRIER_SPOKE);
+    s.trace_once(Event::BrokenOff, 0);
+    if !over {
+        carrier::dissolve(fd);
+    }
 }
 
 /// The carrier goes on as usual: what was put off is done.
